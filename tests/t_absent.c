@@ -1,5 +1,5 @@
-/* t_absent.c: gradients that are absent, layers that are frozen for a while.  The oracle of a layer that is left
- * out is its memory from before, bit for bit, and of the others a run of the same steps in which only they are. */
+/* t_absent.c: missing gradients and frozen layers.  The weights of such a layer keep their bits; all other weights
+ * have the bits of a run without that layer. */
 #include "unit_test.h"
 
 #include <math.h>
@@ -31,7 +31,7 @@ static void absent(model *m, int32_t k) {
   fixture_ok(&m->f, ng_bind(m->f.p, &b, 1));
 }
 
-/* One of the two layers, or the tensor, has no gradient; the others go as if it were not there. */
+/* A layer or the tensor has no gradient. */
 static void absent_gradients(void **state) {
   static const char *const methods[] = {
       "damping=0.1", "method=kaisa damping=0.1", "method=eva damping=0.1",
@@ -74,7 +74,7 @@ static void absent_gradients(void **state) {
         assert_int_equal(report_of(&m).kept, 1);
         assert_int_equal(layer_of(&m, k).kept, t + 1);
       }
-      /* it comes back: observed now, stepped from here on */
+      /* from now on the gradient is bound */
       fixture_ok(&m.f, bind_one(&m, k, m.grad[k], NULL, NG_HOLD));
       draw_gradients(&m, 9);
       model before = m;
@@ -89,7 +89,7 @@ static void absent_gradients(void **state) {
   }
 }
 
-/* One that was forgotten is not one that is absent; a layer of which a part has a gradient is a mistake. */
+/* An expired binding is an error, and so is a layer with a gradient of only its weight or only its bias. */
 static void a_missing_gradient_is_declared_not_forgotten(void **state) {
   model m;
   fixture_ok(&m.f, open_model(&m, "damping=0.1 missing=keep", NULL));
@@ -119,9 +119,9 @@ static void a_missing_gradient_is_declared_not_forgotten(void **state) {
   fixture_close(&f);
 }
 
-/* ---- frozen for a while ----------------------------------------------------------------------*/
+/* ---- frozen layers ---------------------------------------------------------------------------*/
 
-/* t_left_out compares with a run without those steps. */
+/* t_left_out.c compares weights with a run without the frozen steps. */
 static void frozen_is_reported(void **state) {
   model m;
   fixture_ok(&m.f, open_model(&m, "damping=0.1 update=sgd", NULL));
@@ -134,7 +134,8 @@ static void frozen_is_reported(void **state) {
     assert_int_equal(layer_of(&m, k % ENTRIES).frozen, frozen);
     draw_gradients(&m, t);
     const model before = m;
-    fixture_ok(&m.f, observe_layers(&m, t, 3)); /* the observation of a frozen layer is not read */
+    fixture_ok(&m.f,
+               observe_layers(&m, t, 3)); /* the library ignores observations of a frozen layer */
     fixture_ok(&m.f, step_sgd(&m));
     if (!frozen) continue;
     assert_memory_equal(m.weight[k], before.weight[k], sizeof m.weight[k]);
@@ -156,8 +157,8 @@ static void frozen_is_reported(void **state) {
   fixture_close(&f);
 }
 
-/* Updates are counted by parameter, as torch does: with a gradient of 1 AdamW's first step is lr whenever it
- * comes, and SGD's buffer starts as the gradient.  Through a save, too. */
+/* The library counts updates of each parameter, as PyTorch does, and saves the counts: with a gradient of 1 the first
+ * step of AdamW is lr, and the buffer of SGD starts as the gradient. */
 static ng_status open_pair(fixture *f, const char *update, float g[2], float w[2]) {
   char text[64];
   (void)snprintf(text, sizeof text, "update=%s", update);
@@ -196,7 +197,7 @@ static void updates_are_counted_by_parameter(void **state) {
       fixture_ok(&f, ng_freeze(f.p, 1, t < 10));
       fixture_ok(&f, update(&f, adamw));
       if (t < 3) path[0][t] = at[0];
-      if (t == 5) { /* a skipped step is no update that the other parameter missed */
+      if (t == 5) { /* a skipped step does not count for the other parameter */
         g[0] = NAN;
         assert_int_equal(update(&f, adamw), NG_SKIPPED);
         g[0] = 1;
@@ -212,7 +213,7 @@ static void updates_are_counted_by_parameter(void **state) {
       }
     }
     assert_memory_equal(path[0], path[1], sizeof path[0]);
-    assert_true(fabs((double)path[1][0] + 0.1) < 1e-7); /* eps is 1e-8 of the root */
+    assert_true(fabs((double)path[1][0] + 0.1) < 1e-7); /* AdamW's eps is 1e-8 */
     fixture_close(&f);
     stream_drop(&b);
   }
@@ -221,7 +222,7 @@ static void updates_are_counted_by_parameter(void **state) {
 /* ---- ranks -----------------------------------------------------------------------------------*/
 
 typedef struct odd {
-  int what; /* 0: no gradient, 1: frozen, on the last rank only; 2, 3: the same on all of them */
+  int what; /* 0: no gradient, 1: frozen, on the last rank only; 2, 3: the same on all ranks */
   char message[3][256];
   ng_status st[3];
 } odd;

@@ -1,10 +1,9 @@
-/* t_alloc.c: no memory.  A small training run, from ng_context_create to ng_load and on, is played
- * once for every allocation it makes, with that one allocation failing; then once for every k with
- * all allocations from the k-th on failing.  The call that met the failure must say NG_ERR_NOMEM
- * with a message and leave its object usable: called again it succeeds, and the run ends with the
- * same bits as an undisturbed one.  Nothing may be left over.
+/* t_alloc.c: failed allocations.  Run a small training once for every allocation, with that allocation failing, and
+ * once for every seventh k, with all allocations from the k-th on failing.  The call with the failure must return
+ * NG_ERR_NOMEM with a message.  Called again it succeeds, and the run ends with the bits of a run without
+ * failures.  No memory is left.
  *
- * Counted and failed are the context's allocator, and (the linker wraps them) malloc, calloc and realloc of io/ and posix_memalign of what has no context (a regular expression). */
+ * The allocations are those of the context, and malloc, calloc, realloc and posix_memalign, which the linker wraps. */
 #include "unit_test.h"
 
 #include <errno.h>
@@ -23,10 +22,10 @@
 
 static struct {
   bool on;
-  _Atomic int64_t calls; /* two threads may allocate at the same time */
+  _Atomic int64_t calls; /* from two threads */
   int64_t fail_at;       /* 0: none */
   bool for_ever;
-  _Atomic int64_t blocks, bytes; /* held; bytes of the context's allocator only */
+  _Atomic int64_t blocks, bytes; /* in use; bytes: of the context's allocator only */
 } mem;
 
 static bool refuse(void) {
@@ -82,7 +81,7 @@ void __wrap_free(void *ptr) {
 static void *take(void *user, size_t bytes) {
   void *ptr = NULL;
   if (refuse() || __real_posix_memalign(&ptr, 64, bytes) != 0) return NULL;
-  memset(ptr, 0xa5, bytes < 4096 ? bytes : 4096); /* nobody promised zeros */
+  memset(ptr, 0xa5, bytes < 4096 ? bytes : 4096); /* not zeros */
   mem.bytes += (int64_t)bytes;
   return counted(ptr);
 }
@@ -98,7 +97,7 @@ static void give(void *user, void *ptr, size_t bytes) {
 enum { B = 3, IN = 3, OUT = 2, C = 2, H = 3 };
 
 typedef struct run {
-  fixture f; /* made call by call, each of them again after a failure */
+  fixture f;
   int32_t fc, conv, norm, threads;
   const char *options;
   float w[OUT * IN + OUT + OUT * C * 4 + 2], dw[OUT * IN + OUT + OUT * C * 4 + 2];
@@ -109,7 +108,7 @@ typedef struct run {
 
 static float number(int64_t i) { return (float)((i * 31 + 7) % 23 - 11) / 8.0f; }
 
-/* All of the model, or of some layers beside factors. */
+/* All layers have windows. */
 static bool windows(const run *r) {
   return strstr(r->options, "window=") != NULL && strstr(r->options, "per_layer=") == NULL;
 }
@@ -119,7 +118,8 @@ static ng_status make_options(run *r) {
   ng_status st = ng_options_create(r->options, r->message, sizeof r->message, &o);
   if (st == NG_OK) {
     st = ng_options_copy(o, &copy);
-    if (st != NG_OK) (void)snprintf(r->message, sizeof r->message, "no copy"); /* has no message */
+    if (st != NG_OK)
+      (void)snprintf(r->message, sizeof r->message, "no copy"); /* ng_options_copy has no message */
   }
   if ((st == NG_OK) != (copy != NULL)) st = NG_ERR_STATE;
   ng_options_destroy(&o);
@@ -199,8 +199,8 @@ static ng_status step(run *r) {
   return st;
 }
 
-/* A larger image than was told: the room for it is taken by the call that shows it, which may fail; what it
- * was asked for then has not been folded, so the same call again is not a second observation. */
+/* An image that is larger than declared: the observing call allocates scratch.  After a failure the image is not in the
+ * sum, so calling again is not a second observation. */
 static ng_status larger(run *r) {
   enum { SIDE = 41 };
   static float x[C * SIDE * SIDE];
@@ -211,14 +211,14 @@ static ng_status larger(run *r) {
   return st == NG_OK ? plane_input(r->f.p, r->conv, &a, NG_COPY) : st;
 }
 
-/* A window has no averages, and one block, so that a layer has no options of its own. */
+/* A window has no averages and one block, so layers cannot have their own options. */
 static ng_status set(run *r) {
   return windows(r) ? ng_set(r->f.p, "damping", "0.8") : ng_set(r->f.p, "stat_decay", "0.8");
 }
 static ng_status save(run *r) { return ng_save(r->f.p, r->file); }
 static ng_status load(run *r) { return ng_load(r->f.p, r->file); }
 
-/* Room that nobody counts. */
+/* Not an allocation. */
 static char kept[1 << 16];
 static int64_t kept_bytes, kept_read;
 
@@ -296,9 +296,9 @@ static void stop(run *r) {
   mem.on = false;
 }
 
-/* Plays it; a call that meets a failure is made `tries` times.  Returns the failures met, and
- * through `stuck` whether one went on. */
-static int play(run *r, int tries, bool *stuck, const char **where) {
+/* Make all calls, a failing call up to `tries` times.  Return the number of failures; `stuck`: a call failed every
+ * time. */
+static int make_calls(run *r, int tries, bool *stuck, const char **where) {
   int met = 0;
   *stuck = false;
   *where = "";
@@ -322,7 +322,6 @@ static int play(run *r, int tries, bool *stuck, const char **where) {
   return met;
 }
 
-/* One by one; failing from there on, every seventh of them. */
 static void every_allocation(const char *options, int32_t threads) {
   const char *file = in_folder("state"), *part = in_folder("state.natgrad-part");
   run r;
@@ -331,7 +330,7 @@ static void every_allocation(const char *options, int32_t threads) {
   float expected[sizeof r.w / sizeof r.w[0]];
   mem.fail_at = 0;
   start(&r, options, threads, file);
-  assert_int_equal(play(&r, 1, &stuck, &where), 0);
+  assert_int_equal(make_calls(&r, 1, &stuck, &where), 0);
   stop(&r);
   assert_int_equal(mem.blocks, 0);
   assert_int_equal(mem.bytes, 0);
@@ -343,12 +342,12 @@ static void every_allocation(const char *options, int32_t threads) {
     mem.fail_at = k;
     mem.for_ever = false;
     start(&r, options, threads, file);
-    const int met = play(&r, 2, &stuck, &where);
+    const int met = make_calls(&r, 2, &stuck, &where);
     stop(&r);
     if (met != 1 || stuck)
       fail_msg("allocation %d of %d: %d calls failed", (int)k, (int)total, met);
     if (memcmp(expected, r.w, sizeof expected) != 0) {
-      fail_msg("allocation %d failed in %s: the run ends otherwise", (int)k, where);
+      fail_msg("allocation %d failed in %s: the weights differ", (int)k, where);
     }
     if (mem.blocks != 0 || mem.bytes != 0) {
       fail_msg("allocation %d failed in %s: %d blocks left", (int)k, where, (int)mem.blocks);
@@ -360,9 +359,9 @@ static void every_allocation(const char *options, int32_t threads) {
     if (k % 7 != 0) continue;
     mem.for_ever = true;
     start(&r, options, threads, file);
-    (void)play(&r, 2, &stuck, &where);
+    (void)make_calls(&r, 2, &stuck, &where);
     stop(&r);
-    if (!stuck) fail_msg("allocation %d and all after it failed: nobody noticed", (int)k);
+    if (!stuck) fail_msg("allocation %d and all after it failed: no call failed", (int)k);
     if (mem.blocks != 0 || mem.bytes != 0) {
       fail_msg("from allocation %d on, in %s: %d blocks left", (int)k, where, (int)mem.blocks);
     }
@@ -381,7 +380,7 @@ static void eigen_allocations(void **state) {
 
 static void rank_one_allocations(void **state) { every_allocation("method=eva", 1); }
 
-/* Every store; with momentum, a mask and groups. */
+/* Every store, with momentum, a mask and groups. */
 static void windows_allocations(void **state) {
   static const char *const options[] = {
       "method=mfac window=3 window_momentum=0.5 window_mask=1 window_scope=group",

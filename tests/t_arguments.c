@@ -1,7 +1,6 @@
-/* t_arguments: every function of the header, with nothing where something is needed.  NG_ERR_ARG, or
- * the harmless answer of those that return no status; where there is a context to tell it to, a
- * message.  The header is read as text: a function that is not called here
- * fails the test. */
+/* t_arguments.c: call every public function without a required argument.  It returns NG_ERR_ARG, with a message if
+ * there is a context; functions without a status do no harm.  The test reads natgrad.h as text and fails if a function
+ * is not called here. */
 #include "unit_test.h"
 
 #include <stdio.h>
@@ -13,7 +12,7 @@
 static ng_context *ctx;
 static ng_precond *p;
 
-/* ---- what was called -------------------------------------------------------------------------*/
+/* ---- functions that were called --------------------------------------------------------------*/
 
 enum { MOST = 320 };
 static char called[MOST][48];
@@ -31,7 +30,7 @@ static void is_arg(const char *expression, ng_status st) {
   if (st != NG_ERR_ARG) fail_msg("%s: %s", expression, ng_status_name(st));
 }
 
-/* Leaves a message of its own, so that the next one is seen to be new. */
+/* Set another message first, to recognise a new one. */
 static const char other[] = "no such option";
 static int provoke(void) {
   assert_int_equal(ng_set(p, other, "1"), NG_ERR_ARG);
@@ -45,7 +44,7 @@ static void is_told(const char *expression, ng_status st) {
   if (message[0] == 0 || strstr(message, other) != NULL) fail_msg("%s: no message", expression);
 }
 
-/* The object is missing, or there is none; or it is there, and its context has the message. */
+/* ARG: the call has no context.  TOLD: it has one, with the message. */
 #define ARG(call) is_arg(#call, call)
 #define TOLD(call) is_told(#call, provoke() ? call : NG_OK)
 
@@ -172,7 +171,9 @@ static void null_arguments_are_refused(void **state) {
   assert_string_equal(text, "natgrad");
   ng_batch batch;
   ng_batch_init(&batch, sizeof batch);
-  TOLD(ng_begin(p, &batch)); /* samples must be set: 1 would be wrong and fit nearly everything */
+  TOLD(ng_begin(
+      p,
+      &batch)); /* samples must be set: a default of 1 would be valid for nearly every array, and wrong */
   batch.samples = 1;
   assert_int_equal(ng_begin(p, &batch), NG_OK);
   ARG(ng_begin(NULL, &(ng_batch){0}));
@@ -273,8 +274,8 @@ static void null_arguments_are_refused(void **state) {
   fixture_close(&f);
 }
 
-/* An initialiser writes struct_size and nothing behind `size`; what lies inside is the library's struct
- * cut (an older header) or padded with zeros (a newer one); NULL and too small a size are left alone. */
+/* An initialiser writes `size` bytes: the library's struct, truncated for an older header, padded with zeros for a
+ * newer one.  It does nothing with NULL or a size that is too small. */
 static void cut_and_padded(const unsigned char *whole, size_t ours, void (*init)(void *, size_t)) {
   unsigned char byte[sizeof(ng_layer) + 64];
   assert_true(ours + 16 < sizeof byte);
@@ -327,14 +328,14 @@ static void initialisers(void **state) {
   assert_int_equal(config.log_level, NG_LOG_WARN);
   ng_adamw how;
   ng_adamw_init(&how, sizeof how);
-  assert_true(how.lr != how.lr); /* it has to be given */
+  assert_true(how.lr != how.lr); /* NaN: the caller must set it */
   assert_true(how.beta1 == 0.9 && how.beta2 == 0.999 && how.eps == 1e-8);
   ng_batch batch;
   ng_batch_init(&batch, sizeof batch);
   assert_true(batch.samples == -1 && batch.reduction == NG_MEAN && batch.loss_scale == 1.0);
 }
 
-/* Runs after the calls. */
+/* After the calls: every function of the header was called. */
 static void every_function(void **state) {
   char line[256];
   int functions = 0;

@@ -1,10 +1,8 @@
-/* t_arrays.c: arrays however they lie: what is observed, gradients and weights, images of several
- * sizes.
+/* t_arrays.c: strides, gaps and axis orders of observations, gradients and weights; images of several sizes.
  *
- * The oracle is the same training on dense arrays in the plain order.  What is written (gradients,
- * weights) is compared bit for bit, because only the reading and the writing differ; what is observed may be
- * summed in another order, so results are compared to 2e-5 of the largest entry, some 300 roundings,
- * which a wrong element exceeds by far. */
+ * The oracle is the same training on dense arrays.  Gradients and weights must have the same bits.  Observations may be
+ * summed in another order, so results are compared to 2e-5 of the largest entry, about 300 roundings; a wrong element
+ * gives a much larger error. */
 #include "unit_test.h"
 
 #include <math.h>
@@ -30,15 +28,15 @@ static const struct slot {
                  {CONV, NG_WEIGHT, 4, {6, 2, 3, 2}}, {CONV, NG_BIAS, 1, {6}},
                  {SEQ, NG_WEIGHT, 2, {3, 5}},        {TENSOR, NG_WEIGHT, 3, {2, 3, 4}}};
 
-/* How things lie: axes from the innermost, a gap. */
-typedef struct lie {
+/* A layout: the axes from the innermost, and a gap. */
+typedef struct layout {
   const char *name;
   int two[2], three[3], four[4]; /* parameters by their number of axes */
   int64_t gap;
   ng_dtype grads, weights;
-} lie;
+} layout;
 
-static const lie dense = {"dense", {1, 0}, {2, 1, 0}, {3, 2, 1, 0}, 0, NG_F32, NG_F32};
+static const layout dense = {"dense", {1, 0}, {2, 1, 0}, {3, 2, 1, 0}, 0, NG_F32, NG_F32};
 
 typedef struct model {
   fixture f;
@@ -47,7 +45,7 @@ typedef struct model {
 
 static const int one[1] = {0};
 
-static const int *inner_of(const lie *l, int32_t ndim) {
+static const int *inner_of(const layout *l, int32_t ndim) {
   return ndim == 1 ? one : ndim == 2 ? l->two : ndim == 3 ? l->three : l->four;
 }
 
@@ -72,7 +70,7 @@ static ng_status describe(ng_precond *p) {
   return st == NG_OK ? ng_add_tensor(p, "gamma", 24, NULL) : st;
 }
 
-static void open_model(model *m, const char *options, const lie *l) {
+static void open_model(model *m, const char *options, const layout *l) {
   ng_binding list[SLOTS];
   fixture_ok(&m->f, fixture_open(&m->f, options, &(fixture_how){.threads = 2}));
   fixture_ok(&m->f, describe(m->f.p));
@@ -97,18 +95,18 @@ static void close_model(model *m) {
   }
 }
 
-/* ---- what is observed ------------------------------------------------------------------------*/
+/* ---- observed arrays -------------------------------------------------------------------------*/
 
-typedef struct seen {
+typedef struct observed_array {
   int32_t index;
   bool grad;
   int32_t ndim;
   int64_t shape[4];
   int plain[4];
-} seen;
+} observed_array;
 
-/* The second image size comes with an output of its own. */
-static const seen shows[] = {
+/* With the second image size the output has another size, too. */
+static const observed_array observed[] = {
     {FC, false, 2, {B, 6}, {1, 0}},
     {FC, true, 2, {B, 7}, {1, 0}},
     {CONV, false, 4, {B, 4, 5, 6}, {3, 2, 1, 0}},
@@ -116,10 +114,10 @@ static const seen shows[] = {
     {SEQ, false, 4, {2, B, 3, 5}, {3, 2, 1, 0}},
     {SEQ, true, 4, {2, B, 3, 3}, {3, 2, 1, 0}},
 };
-enum { SHOWS = sizeof shows / sizeof shows[0] };
+enum { OBSERVED = sizeof observed / sizeof observed[0] };
 
-static void show_one(model *m, const seen *s, int64_t key, ng_dtype dtype, const int *inner,
-                     int64_t gap) {
+static void observe_one(model *m, const observed_array *s, int64_t key, ng_dtype dtype,
+                        const int *inner, int64_t gap) {
   strided x;
   strided_make(&x, s->ndim, s->shape, dtype, inner, gap, 0);
   for (int64_t i = 0; i < x.count; i++) {
@@ -131,10 +129,10 @@ static void show_one(model *m, const seen *s, int64_t key, ng_dtype dtype, const
   assert_true(strided_close(&x));
 }
 
-static void show_dense(model *m, int step) {
+static void observe_dense(model *m, int step) {
   fixture_ok(&m->f, fixture_begin(&m->f, B));
-  for (int k = 0; k < SHOWS; k++) {
-    show_one(m, &shows[k], step * 100 + k, NG_F32, shows[k].plain, 0);
+  for (int k = 0; k < OBSERVED; k++) {
+    observe_one(m, &observed[k], step * 100 + k, NG_F32, observed[k].plain, 0);
   }
 }
 
@@ -160,7 +158,7 @@ static ng_status step(model *m, const char *update) {
 
 /* ---- parameters ------------------------------------------------------------------------------*/
 
-static const lie lies[] = {
+static const layout lies[] = {
     {"last axis first", {0, 1}, {0, 1, 2}, {0, 1, 2, 3}, 0, NG_F32, NG_F32},
     {"channels last", {1, 0}, {1, 2, 0}, {1, 3, 2, 0}, 0, NG_F32, NG_F32},
     {"slices", {1, 0}, {2, 1, 0}, {3, 2, 1, 0}, 3, NG_F32, NG_F32},
@@ -190,12 +188,12 @@ static void same(const model *m, const model *d, const char *what) {
 }
 
 /* dtypes: f32; gradients of bf16 and weights of f16. */
-static void parameters_lie_as_they_like(void **state) {
+static void parameters_have_any_layout(void **state) {
   for (size_t a = 0; a < sizeof methods / sizeof methods[0]; a++) {
     for (size_t u = 0; u < 3; u++) {
       for (size_t k = 0; k < 2 * sizeof lies / sizeof lies[0]; k++) {
         char options[200], what[300];
-        lie here = lies[k / 2], plain = dense;
+        layout here = lies[k / 2], plain = dense;
         here.grads = plain.grads = k % 2 ? NG_BF16 : NG_F32;
         here.weights = plain.weights = k % 2 ? NG_F16 : NG_F32;
         (void)snprintf(options, sizeof options, "%s update=%s", methods[a], updates[u]);
@@ -204,8 +202,8 @@ static void parameters_lie_as_they_like(void **state) {
         open_model(&m, options, &here);
         open_model(&d, options, &plain);
         for (int t = 0; t < STEPS; t++) {
-          show_dense(&m, t);
-          show_dense(&d, t);
+          observe_dense(&m, t);
+          observe_dense(&d, t);
           new_gradients(&m, t);
           new_gradients(&d, t);
           const ng_status st = step(&m, updates[u]);
@@ -233,9 +231,8 @@ static void largest_gap(const model *m, const model *d, double *gap, double *mos
   }
 }
 
-/* Every order of the axes of every array, with and without gaps, f32 and bf16 (the numbers are shown in
- * bf16 to both). */
-static void observations_lie_as_they_like(void **state) {
+/* Every order of the axes of every array, with and without gaps, in f32 and bf16 (both runs have the same numbers). */
+static void observations_have_any_layout(void **state) {
   rng r = {test_seed()};
   for (size_t a = 0; a < sizeof methods / sizeof methods[0]; a++) {
     for (int round = 0; round < 24; round++) {
@@ -254,15 +251,15 @@ static void observations_lie_as_they_like(void **state) {
       open_model(&d, options, &dense);
       fixture_ok(&m.f, fixture_begin(&m.f, B));
       fixture_ok(&d.f, fixture_begin(&d.f, B));
-      for (int k = 0; k < SHOWS; k++) {
+      for (int k = 0; k < OBSERVED; k++) {
         int inner[4] = {0, 1, 2, 3};
-        for (int i = shows[k].ndim - 1; i > 0; i--) {
+        for (int i = observed[k].ndim - 1; i > 0; i--) {
           const int j = (int)rng_below(&r, i + 1), swap = inner[i];
           inner[i] = inner[j];
           inner[j] = swap;
         }
-        show_one(&m, &shows[k], k, dtype, inner, rng_below(&r, 3));
-        show_one(&d, &shows[k], k, dtype, shows[k].plain, 0);
+        observe_one(&m, &observed[k], k, dtype, inner, rng_below(&r, 3));
+        observe_one(&d, &observed[k], k, dtype, observed[k].plain, 0);
       }
       new_gradients(&m, 0);
       new_gradients(&d, 0);
@@ -276,11 +273,11 @@ static void observations_lie_as_they_like(void **state) {
   }
 }
 
-/* An axis of stride 0 repeats: samples that are all alike, positions, features. */
+/* Stride 0 repeats samples, positions or features. */
 static void expanded_axes(void **state) {
   for (unsigned axis = 0; axis < 4; axis++) {
-    for (int k = 0; k < SHOWS; k++) {
-      const seen *s = &shows[k];
+    for (int k = 0; k < OBSERVED; k++) {
+      const observed_array *s = &observed[k];
       if (axis >= (unsigned)s->ndim) continue;
       model m = {0}, d = {0};
       strided x, y;
@@ -296,7 +293,7 @@ static void expanded_axes(void **state) {
       }
       model *of[2] = {&m, &d};
       for (int which = 0; which < 2; which++) {
-        show_dense(of[which], 0);
+        observe_dense(of[which], 0);
         const ng_array *a = which == 0 ? &x.a : &y.a;
         fixture_ok(&of[which]->f, s->grad
                                       ? ng_observe_output_grad(of[which]->f.p, s->index, a, NG_COPY)
@@ -306,7 +303,7 @@ static void expanded_axes(void **state) {
       }
       double gap, most;
       largest_gap(&m, &d, &gap, &most);
-      if (!(gap <= 2e-5 * most)) fail_msg("show %d, axis %u: %g of %g", k, axis, gap, most);
+      if (!(gap <= 2e-5 * most)) fail_msg("array %d, axis %u: %g of %g", k, axis, gap, most);
       assert_true(strided_close(&x) && strided_close(&y));
       close_model(&m);
       close_model(&d);
@@ -314,7 +311,7 @@ static void expanded_axes(void **state) {
   }
 }
 
-/* A NaN is found wherever it is, and what lies between the elements is not looked at. */
+/* A NaN is found in every element; gaps are not read. */
 static void not_finite_is_found(void **state) {
   const int orders[4][4] = {{3, 2, 1, 0}, {1, 3, 2, 0}, {0, 1, 2, 3}, {2, 0, 3, 1}};
   for (int o = 0; o < 4; o++) {
@@ -323,7 +320,7 @@ static void not_finite_is_found(void **state) {
       strided x;
       open_model(&m, "damping=0.1", &dense);
       fixture_ok(&m.f, fixture_begin(&m.f, B));
-      strided_make(&x, 4, shows[2].shape, NG_F32, orders[o], 1, 0);
+      strided_make(&x, 4, observed[2].shape, NG_F32, orders[o], 1, 0);
       for (int64_t i = 0; i < x.count; i++) {
         strided_set(&x, i, i == at ? NAN : 1.0f);
       }
@@ -337,13 +334,13 @@ static void not_finite_is_found(void **state) {
 /* ---- images ----------------------------------------------------------------------------------*/
 
 static int64_t scratch_of(const ng_precond *p) {
-  ng_report held = {.struct_size = sizeof held};
-  assert_int_equal(ng_report_read(p, &held), NG_OK);
-  return held.scratch;
+  ng_report report = {.struct_size = sizeof report};
+  assert_int_equal(ng_report_read(p, &report), NG_OK);
+  return report.scratch;
 }
 
-/* A 1x1 kernel over an image is a linear layer whose positions are the pixels: of any size, of another
- * one in each micro-batch. */
+/* A 1x1 convolution equals a linear layer whose positions are the pixels, also if the image size differs in each
+ * micro-batch. */
 static void image_sizes_vary(void **state) {
   const int64_t kernel[2] = {1, 1}, sizes[4][2] = {{3, 5}, {9, 4}, {1, 1}, {20, 31}};
   static float x[2 * 3 * 620], g[2 * 4 * 620], dw[2][12];
@@ -382,7 +379,7 @@ static void image_sizes_vary(void **state) {
         fixture_ok(&f[i], ng_step(f[i].p, 0.1));
       }
       assert_memory_equal(dw[0], dw[1], sizeof dw[0]);
-      /* more scratch for a larger image, none for a smaller one; all of it is counted */
+      /* a larger image needs more scratch, a smaller one does not; reports count the scratch */
       int64_t bytes, more;
       ng_context_allocated(f[0].ctx, &bytes, NULL, &more);
       assert_true(scratch_of(f[0].p) >= before);
@@ -413,11 +410,11 @@ static void shapes_are_judged(void **state) {
   WRONG(ng_observe_input(p, FC, &a, NG_COPY), NG_ERR_SHAPE, "[5, 5]");
   a = ng_array_matrix(x, B + 1, 6, NG_F32);
   WRONG(ng_observe_input(p, FC, &a, NG_COPY), NG_ERR_SHAPE, "5 samples");
-  a = ng_array_matrix(x, 3 * B, 6, NG_F32); /* three positions: right */
+  a = ng_array_matrix(x, 3 * B, 6, NG_F32); /* three positions: accepted */
   fixture_ok(&m.f, ng_observe_input(p, FC, &a, NG_COPY));
-  a = ng_array_nchw(x, 2, B, 2, 6, NG_F32); /* the first axis counts samples */
+  a = ng_array_nchw(x, 2, B, 2, 6, NG_F32); /* axis 0 must count samples */
   WRONG(ng_observe_input(p, FC, &a, NG_COPY), NG_ERR_SHAPE, "samples, ..., 6");
-  a = ng_array_nchw(x, B, 2, 2, 5, NG_F32); /* seq: the second does */
+  a = ng_array_nchw(x, B, 2, 2, 5, NG_F32); /* axis 1 of seq must count samples */
   WRONG(ng_observe_input(p, SEQ, &a, NG_COPY), NG_ERR_SHAPE, "positions, samples, ..., 5");
   a = ng_array_matrix(x, B, 4 * 30, NG_F32);
   WRONG(ng_observe_input(p, CONV, &a, NG_COPY), NG_ERR_SHAPE, "[5, 4, height, width]");
@@ -448,7 +445,7 @@ static void shapes_are_judged(void **state) {
   close_model(&m);
 }
 
-/* A single sample needs no axis; one-dimensional arrays and negative strides are arrays, too. */
+/* One sample as an array without the sample axis; one-dimensional arrays; negative strides. */
 static void vectors_and_negative_strides(void **state) {
   float x[6] = {1, 2, 3, 4, 5, 6}, back[6] = {6, 5, 4, 3, 2, 1}, g[7] = {1, 1, 2, 2, 3, 3, 4};
   model m = {0}, d = {0};
@@ -475,8 +472,8 @@ static void vectors_and_negative_strides(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(parameters_lie_as_they_like),
-      cmocka_unit_test(observations_lie_as_they_like),
+      cmocka_unit_test(parameters_have_any_layout),
+      cmocka_unit_test(observations_have_any_layout),
       cmocka_unit_test(expanded_axes),
       cmocka_unit_test(not_finite_is_found),
       cmocka_unit_test(image_sizes_vary),

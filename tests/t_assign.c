@@ -1,6 +1,5 @@
-/* t_assign.c: who gets what, by each placement: the worked examples of the published programs number by number
- * (KAISA, SC'21, arXiv 2107.01739; lzhangbv/kfac_pytorch; chainerkfac), brute force for the best contiguous
- * partition, and random models for ours. */
+/* t_assign.c: owners by each placement: examples of the published programs (KAISA, SC'21, arXiv 2107.01739;
+ * lzhangbv/kfac_pytorch; chainerkfac), brute force for the best contiguous partition, random models for `balanced`. */
 #include "draw.h"
 #include "model/assign.h"
 #include "resnet50.h"
@@ -26,13 +25,13 @@ static void add(model *m, const char *name, int tasks, const double *cost, doubl
   m->work[i] =
       (ng_assign_block){.name = name, .task = m->task[i], .tasks = tasks, .step_cost = each};
   for (int k = 0; k < tasks; k++) {
-    /* two are a layer's, "A" and "G" */
+    /* a layer has two tasks, "A" and "G" */
     m->task[i][k] = (ng_task){.name = letter[tasks == 2 && k == 1 ? 6 : k], .cost = cost[k]};
   }
   m->a.tasks += tasks;
 }
 
-/* On W ranks, of which m are in a column. */
+/* Assign on W ranks, `rows` of them in a column; check that the result is legal. */
 static void assign(model *m, ng_placement how, int32_t W, int32_t rows, bool together) {
   m->a.placement = how;
   m->a.one_owner = together;
@@ -42,7 +41,7 @@ static void assign(model *m, ng_placement how, int32_t W, int32_t rows, bool tog
   m->a.scratch = malloc(ng_assign_scratch(&m->a));
   assert_non_null(m->a.scratch);
   ng_assign(&m->a);
-  for (int32_t i = 0; i < m->a.blocks; i++) { /* whatever it is, it is legal */
+  for (int32_t i = 0; i < m->a.blocks; i++) {
     const ng_assign_block *w = &m->work[i];
     assert_in_range(w->column, 0, m->a.n - 1);
     assert_in_range(w->owner, 0, W - 1);
@@ -78,12 +77,12 @@ static void done(model *m) {
 
 /* ---- KAISA -----------------------------------------------------------------------------------*/
 
-/* Owners of two layers as text: factors in the order of their letters. */
+/* Owners of two layers as text: one digit per factor. */
 static void examples_of_kaisa(void **state) {
   static const struct {
-    double cost[2][MOST_TASKS]; /* 0: no more */
+    double cost[2][MOST_TASKS]; /* 0: no further task */
     int32_t W, m;
-    int together; /* 2: either */
+    int together; /* 2: both ways */
     const char *owner[2];
   } row[] = {
       {{{1, 1}, {1, 1}}, 1, 1, 2, {"00", "00"}},
@@ -181,13 +180,13 @@ static void resnet50_of_kaisa(void **state) {
   }
 }
 
-/* ---- by order and number ---------------------------------------------------------------------*/
+/* ---- round-robin, by name --------------------------------------------------------------------*/
 
-/* Block i is rank i mod W's on every grid.  Apart, and MPD-KFAC's on more ranks than layers: A of layer k on
- * rank 2 k mod W, G on the next; inside a column where there are several. */
+/* Rank i mod W owns block i on every grid.  As in MPD-KFAC, with more ranks than layers A and G have different owners:
+ * A of layer k is on rank 2 k mod W, G on the next rank; with several columns both are in one column. */
 static void round_robin(void **state) {
   static const double one[2] = {5, 3};
-  model mixed = {0}; /* a block without tasks takes one turn */
+  model mixed = {0}; /* a block without tasks counts, too */
   for (int i = 0; i < 3; i++)
     add(&mixed, "layer", i == 1 ? 0 : 2, one, 0);
   assign(&mixed, NG_PLACEMENT_ROUND_ROBIN, 4, 4, false);
@@ -214,23 +213,24 @@ static void round_robin(void **state) {
       done(&m);
       assign(&m, NG_PLACEMENT_MPD_KFAC, W, rows, true);
       for (int32_t i = 0; i < 7; i++) {
-        const bool apart = W > 7;
-        if (!apart) assert_int_equal(m.work[i].owner, i % W);
-        if (rows == 1 || !apart) assert_int_equal(m.task[i][0].owner, m.task[i][1].owner);
-        if (apart && rows == W) assert_int_equal(m.task[i][0].owner, 2 * i % W);
-        if (apart && rows > 1) assert_true(m.task[i][0].owner != m.task[i][1].owner);
+        const bool separate = W > 7;
+        if (!separate) assert_int_equal(m.work[i].owner, i % W);
+        if (rows == 1 || !separate) assert_int_equal(m.task[i][0].owner, m.task[i][1].owner);
+        if (separate && rows == W) assert_int_equal(m.task[i][0].owner, 2 * i % W);
+        if (separate && rows > 1) assert_true(m.task[i][0].owner != m.task[i][1].owner);
       }
       done(&m);
     }
   }
 }
 
-/* Sorted by name, then runs of nearly equal number; ranks beyond the blocks have nothing. */
+/* Sort by name, then assign runs with nearly equal numbers of blocks; with fewer blocks than ranks some ranks have
+ * none. */
 static void blocks_of_equal_number_in_name_order(void **state) {
   static const char *const name[7] = {"g", "b", "a", "f", "c", "e", "d"};
   static const struct {
     int32_t W;
-    const char *owner; /* of a, b, c, ... */
+    const char *owner; /* of blocks a, b, c, ... */
   } row[] = {{1, "0000000"}, {2, "0000111"}, {3, "0001122"},
              {4, "0011223"}, {7, "0123456"}, {8, "0123456"}};
   static const double one[2] = {5, 3};
@@ -282,7 +282,7 @@ static void examples_of_partition(void **state) {
     for (int32_t k = 0; k < row[i].parts; k++)
       assert_true(load[k] == row[i].load[k]);
   }
-  /* A orders, then G orders from the last to the first */
+  /* orders of A, then orders of G from the last layer to the first */
   static const double four[] = {20627, 19968, 20969, 20928};
   static const double eight[] = {10387, 11264, 10752, 8192, 11776, 11753, 11776, 6592};
   double w[MOST_N], sum = 0;
@@ -301,7 +301,7 @@ static void examples_of_partition(void **state) {
   assert_true(split(MOST_N, w, 32, part, load) == 4608);
 }
 
-/* The least largest sum over all ways to cut. */
+/* The smallest largest sum of all partitions. */
 static double best_cut(int32_t n, const double *w, int32_t parts) {
   double sum = 0, best = -1;
   if (parts == 1) {
@@ -309,7 +309,7 @@ static double best_cut(int32_t n, const double *w, int32_t parts) {
       sum += w[i];
     return sum;
   }
-  for (int32_t i = 0; i <= n; i++) { /* the first part has i of them */
+  for (int32_t i = 0; i <= n; i++) { /* i blocks in the first part */
     const double rest = best_cut(n - i, w + i, parts - 1), most = rest > sum ? rest : sum;
     if (best < 0 || most < best) best = most;
     if (i < n) sum += w[i];
@@ -329,7 +329,7 @@ static void partition_is_best(void **state) {
   }
 }
 
-/* Runs of blocks; apart, of first factors, then of the others from the last block to the first. */
+/* Runs of blocks; if A and G are separate, runs of A, then of G from the last block to the first. */
 static void contiguous_runs_have_the_least_load(void **state) {
   static const double cost[5][2] = {{1, 1}, {2, 1}, {3, 1}, {4, 1}, {9, 1}};
   model m = {0};
@@ -353,7 +353,7 @@ static void contiguous_runs_have_the_least_load(void **state) {
   done(&m);
 }
 
-/* ---- ours ------------------------------------------------------------------------------------*/
+/* ---- balanced --------------------------------------------------------------------------------*/
 
 static void draw_model(rng *r, model *m) {
   const int64_t works = rng_between(r, 0, 24), kind = rng_below(r, 3);
@@ -363,7 +363,7 @@ static void draw_model(rng *r, model *m) {
     const int tasks = (int)(rng_below(r, 8) == 0 ? rng_below(r, 4) : 2);
     for (int k = 0; k < tasks; k++) {
       const double n = (double)rng_between(r, 1, kind == 0 ? 8 : kind == 1 ? 4608 : 64);
-      cost[k] = kind == 2 ? rng_real(r) : n * n * n; /* whole numbers, or any */
+      cost[k] = kind == 2 ? rng_real(r) : n * n * n; /* whole numbers, or real ones */
     }
     add(m, "layer", tasks, cost, rng_below(r, 4) == 0 ? 0 : rng_real(r) * 1e9);
   }
@@ -371,7 +371,7 @@ static void draw_model(rng *r, model *m) {
   m->a.weight = weight[rng_below(r, 5)];
 }
 
-/* Move a block as a whole, to a rank of any column. */
+/* Move all tasks of a block to a rank. */
 static void move(ng_assign_block *w, int32_t rank, int32_t columns) {
   w->column = rank % columns;
   w->owner = rank;
@@ -379,7 +379,7 @@ static void move(ng_assign_block *w, int32_t rank, int32_t columns) {
     w->task[k].owner = rank;
 }
 
-/* The search ends where no move of one block lowers the price. */
+/* The search ends when no move of one block lowers the price. */
 static void no_single_move_is_cheaper(void **state) {
   rng r = {test_seed() + 1};
   for (int64_t t = 0; t < test_times(300); t++) {
@@ -424,13 +424,13 @@ static void never_dearer_than_kaisa(void **state) {
     assign(&m, NG_PLACEMENT_BALANCED, W, rows, together);
     assign(&again, NG_PLACEMENT_BALANCED, W, rows, together);
     const double ours = price(&m);
-    /* sums are made up as blocks come and go: 100 roundings of the total */
+    /* sums change as blocks move: 100 roundings of the total */
     if (!(ours <= kaisa * (1 + 1e-12)))
       fail_msg("%d blocks on %d ranks, columns of %d: %.17g, and KAISA %.17g", m.a.blocks, W, rows,
                ours, kaisa);
     better += ours < 0.999 * kaisa;
     all++;
-    for (int32_t i = 0; i < m.a.blocks; i++) { /* the same again, whatever lay in the memory */
+    for (int32_t i = 0; i < m.a.blocks; i++) { /* a second call gives the same result */
       assert_int_equal(m.work[i].column, again.work[i].column);
       for (int32_t k = 0; k < m.work[i].tasks; k++)
         assert_int_equal(m.task[i][k].owner, again.task[i][k].owner);

@@ -1,4 +1,4 @@
-/* t_bindings.c: how long bindings hold, and lists of them.  What has no gradient or is frozen is in t_absent.c. */
+/* t_bindings.c: when bindings expire, and lists of bindings.  t_absent.c tests missing gradients and frozen layers. */
 #include "unit_test.h"
 
 #include <math.h>
@@ -8,7 +8,7 @@
 
 #include "bound.h"
 
-/* ---- until when ------------------------------------------------------------------------------*/
+/* ---- expiry ----------------------------------------------------------------------------------*/
 
 static void one_step_and_no_more(void **state) {
   for (int32_t k = 0; k < ENTRIES; k++) {
@@ -30,7 +30,7 @@ static void one_step_and_no_more(void **state) {
                                                                 : "fc2"));
       assert_memory_equal(before.weight, m.weight, sizeof m.weight);
       assert_memory_equal(before.grad, m.grad, sizeof m.grad);
-      /* bound again the step goes on with the same observations; what holds was not forgotten */
+      /* after ng_bind the step succeeds with the same observations; bindings with NG_HOLD are still valid */
       fixture_ok(&m.f, ng_bind(m.f.p, &b, 1));
       fixture_ok(&m.f, step_sgd(&m));
       fixture_close(&m.f);
@@ -38,7 +38,7 @@ static void one_step_and_no_more(void **state) {
   }
 }
 
-/* A step that is skipped has returned, too; one that was refused has not begun. */
+/* A skipped step ends a binding; a rejected call does not. */
 static void skipped_steps_end_a_binding_refused_ones_do_not(void **state) {
   model m;
   fixture_ok(&m.f, open_model(&m, "damping=0.1", NULL));
@@ -54,8 +54,7 @@ static void skipped_steps_end_a_binding_refused_ones_do_not(void **state) {
   fixture_close(&m.f);
 }
 
-/* As a framework does it: every gradient is new memory in every step, and the old one is freed.  Under the
- * address sanitizer a single stale read or write ends the test. */
+/* Every step has newly allocated gradients, and the old ones are freed.  The address sanitizer finds stale accesses. */
 static void gradients_come_and_go(void **state) {
   enum { STEPS = 10000 };
   const char *const settings[] = {"damping=0.1 update=sgd solve_period=50 stat_period=10",
@@ -83,7 +82,7 @@ static void gradients_come_and_go(void **state) {
       for (int32_t k = 0; k < ENTRIES; k++) {
         free(grad[k]);
       }
-      if (t % 7 == 3) assert_int_equal(step_sgd(&m), NG_ERR_STATE); /* not bound again */
+      if (t % 7 == 3) assert_int_equal(step_sgd(&m), NG_ERR_STATE); /* expired */
     }
     assert_memory_equal(m.weight, d.weight, sizeof m.weight);
     fixture_close(&m.f);
@@ -125,7 +124,7 @@ static void all_of_a_list_or_nothing(void **state) {
   draw_gradients(&m, 0);
   fixture_ok(&m.f, observe_layers(&m, 0, 3));
   fixture_ok(&m.f, step_sgd(&m));
-  for (int32_t k = 0; k < ENTRIES; k++) { /* nothing of those lists was bound */
+  for (int32_t k = 0; k < ENTRIES; k++) { /* nothing in the refused lists was bound */
     for (int64_t i = 0; i < count[k]; i++) {
       assert_true(other[k][i] == 0.0f);
     }

@@ -1,6 +1,6 @@
-/* t_comm.c: one conformance suite over the transports self, user and threads, and in a program of its own
- * over MPI (transports.h): what comm.h promises for every one of them, what natgrad.h says of
- * ng_transport.run, and the bits of threads and MPI.  t_comm_faults.c has what goes wrong. */
+/* t_comm.c: conformance of the transports self, user and threads, and of MPI in its own program (transports.h): the
+ * contracts of comm.h and of ng_transport.run, and the bits of sums with threads and MPI.  t_comm_faults.c tests
+ * errors. */
 #include "draw.h"
 #include "transports.h"
 #include "unit_test.h"
@@ -17,7 +17,7 @@
 static const ng_dtype summed[] = {NG_F32, NG_F64, NG_F16, NG_BF16};
 static const ng_dtype moved[] = {NG_F32, NG_F64, NG_F16, NG_BF16, NG_I32, NG_I64, NG_U8};
 
-/* `ranks`: of the members, so that values are those of ranks of the whole. */
+/* `ranks`: world ranks of the members; values depend on them. */
 static ng_status sum_case(ng_comm *c, const ng_group *g, const int32_t *ranks, ng_dtype t,
                           int64_t count) {
   guarded b = guarded_new(count, t);
@@ -104,7 +104,7 @@ static ng_status parts_case(ng_comm *c, const ng_group *g, const int32_t *ranks,
   return NG_OK;
 }
 
-/* All that members of a group can do with each other. */
+/* Every collective on a group. */
 static ng_status group_case(ng_comm *c, const ng_group *g, const int32_t *ranks) {
   static const int64_t count[] = {0, 1, 300};
   NEED(ranks[g->index] == c->rank);
@@ -146,7 +146,7 @@ static void test_world(void **state) { on_all_transports(world_body); }
 
 /* ---- groups ----------------------------------------------------------------------------------*/
 
-/* Group `k` of a fixed list: columns and rows of grids of 2 and 3 columns, and an irregular one. */
+/* Group `k` of a list: columns and rows of grids with 2 and 3 columns, and an irregular group. */
 static int32_t group_of(int32_t k, int32_t n, int32_t *ranks) {
   int32_t count = 0;
   for (int32_t r = 0; r < n; r++) {
@@ -169,7 +169,7 @@ static ng_status groups_body(ng_comm *c, const ng_transport *t, const comm_case 
     if (n == 0) continue;
     const ng_status st = ng_group_create(c, ranks[k], n, &g[k]);
     if (how->which == USER_NO_GROUPS && n > 1 && n < how->n) {
-      NEED(st == NG_ERR_ABSENT); /* and nothing is broken by it */
+      NEED(st == NG_ERR_ABSENT); /* later calls work */
       g[k] = (ng_group){.index = -1};
       continue;
     }
@@ -177,7 +177,7 @@ static ng_status groups_body(ng_comm *c, const ng_transport *t, const comm_case 
     NEED(g[k].n == n);
     NEED((g[k].handle != NULL) == (n > 1 && n < how->n && g[k].index >= 0));
   }
-  /* A rank outside does nothing, whatever it asks for. */
+  /* Calls of a rank outside the group do nothing. */
   for (int32_t k = 0; k < 13; k++) {
     if (g[k].index >= 0) {
       DO(group_case(c, &g[k], ranks[k]));
@@ -187,7 +187,7 @@ static ng_status groups_body(ng_comm *c, const ng_transport *t, const comm_case 
       NEED(x == 1.0);
     }
   }
-  /* Disjoint groups at different paces: column 0 of two calls three times as often. */
+  /* Disjoint groups with different numbers of calls: column 0 calls three times as often. */
   for (int32_t k = 0; k < 2; k++) {
     for (int32_t turn = 0; g[k].index >= 0 && turn < 90 >> (k * 2); turn++) {
       DO(sum_case(c, &g[k], ranks[k], NG_F32, 5 + turn % 3));
@@ -203,7 +203,7 @@ static ng_status groups_body(ng_comm *c, const ng_transport *t, const comm_case 
 
 static void test_groups(void **state) { on_all_transports(groups_body); }
 
-/* More members than one message of the front desk's "who is member i" tells (64). */
+/* More members than one message that exchanges member ranks holds (64). */
 static ng_status wide_body(int32_t rank, ng_transport *t, void *arg) {
   ng_comm c;
   int32_t ranks[70];
@@ -211,7 +211,7 @@ static ng_status wide_body(int32_t rank, ng_transport *t, void *arg) {
   t->kinds = 0;
   DO(ng_comm_init(&c, t, NULL, 0));
   for (int32_t i = 0; i < 67; i++) {
-    ranks[i] = i + i / 30; /* leaves out 30 and 61 */
+    ranks[i] = i + i / 30; /* without 30 and 61 */
   }
   DO(ng_group_create(&c, ranks, 67, &g));
   NEED((g.index < 0) == (rank == 30 || rank == 61 || rank == 69));
@@ -226,7 +226,7 @@ static void test_wide_group(void **state) {
   assert_int_equal(ranks_run(70, wide_body, NULL, NULL), NG_OK);
 }
 
-/* No message is larger than the transport can count. */
+/* No message is larger than the limit of the transport. */
 static ng_status post_pieces_body(ng_comm *c, const ng_transport *t, const comm_case *how) {
   const ng_group world = ng_group_world(c);
   ng_request q;
@@ -243,7 +243,7 @@ static void test_pieces(void **state) {
     comm_case how = {.which = w, .n = at_most_ranks(w, 3), .piece = 7};
     assert_int_equal(run_comm_case(&how, post_pieces_body, taps, NULL), NG_OK);
     assert_int_equal(taps[1].most, 7);
-    how.piece = 0; /* the same calls do have more */
+    how.piece = 0; /* without the limit messages are larger */
     assert_int_equal(run_comm_case(&how, post_pieces_body, taps, NULL), NG_OK);
     assert_true(taps[1].most > 7);
   }
@@ -251,15 +251,15 @@ static void test_pieces(void **state) {
 
 /* ---- post and wait ---------------------------------------------------------------------------*/
 
-/* All have posted; one rank asks, a chunk each time, until it is done; then it is whole, for all, and nothing
- * is left to wait for.  A transport that cannot be asked does it all in wait, or has done it already. */
-static ng_status ask_body(ng_comm *c, const ng_transport *t, const comm_case *how) {
+/* After all ranks have posted, one rank calls ng_comm_test, which sums a chunk each time, until the sum is complete on
+ * all ranks.  Transports without `test` do the sum in wait or in start. */
+static ng_status test_body(ng_comm *c, const ng_transport *t, const comm_case *how) {
   enum { CHUNKS = 5, MANY = CHUNKS << 15 }; /* of threads.c */
   const ng_group world = ng_group_world(c);
   const bool can = how->which != SELF && t->test != NULL && c->size > 1 && how->piece == 0;
   const bool exact = how->which == THREADS;
   const int64_t many =
-      how->piece == 0 ? MANY : 100; /* in pieces of seven it is thousands of calls */
+      how->piece == 0 ? MANY : 100; /* pieces of seven would need thousands of calls */
   double word = 0.0;
   ng_request q;
   ng_status st = NG_OK;
@@ -276,10 +276,10 @@ static ng_status ask_body(ng_comm *c, const ng_transport *t, const comm_case *ho
     if (st == NG_OK) st = ng_comm_test(c, &q);
   }
   if (st == NG_OK && c->rank == 0 && can && exact && asked != CHUNKS) {
-    st = NG_ERR_STATE; /* somebody helped */
+    st = NG_ERR_STATE; /* another rank took part */
   }
   if (st == NG_OK) st = ng_comm_sum(c, &world, &word, 1, NG_F64);
-  if (st == NG_OK) st = ng_comm_test(c, &q); /* of rank 0: again, which is nothing */
+  if (st == NG_OK) st = ng_comm_test(c, &q); /* on rank 0 a second time: no effect */
   if (st == NG_OK && can && !q.done && (exact || c->rank == 0)) st = NG_ERR_STATE;
   if (st == NG_OK && can && !q.done) st = ng_comm_wait(c, &q);
   if (st == NG_OK && !can) st = ng_comm_wait(c, &q);
@@ -295,7 +295,7 @@ static ng_status ask_body(ng_comm *c, const ng_transport *t, const comm_case *ho
   return st;
 }
 
-/* Two ranks, and the second posts only when the first has asked in vain. */
+/* Two ranks; the second posts after a test of the first returned "not complete". */
 static ng_status early_body(ng_comm *c, const ng_transport *t, const comm_case *how) {
   atomic_int *asked = how->more;
   const ng_group world = ng_group_world(c);
@@ -323,15 +323,15 @@ static void test_early(void **state) {
   assert_int_equal(run_comm_case(&how, early_body, NULL, NULL), NG_OK);
 }
 
-static void test_ask(void **state) { on_all_transports(ask_body); }
+static void test_ask(void **state) { on_all_transports(test_body); }
 
-/* Long, short and empty sums under way together, in all ranks and in a group, a broadcast between them; every rank waits in
- * another order, and twice, which is once: what a transport makes of several messages stays apart. */
+/* Several requests at the same time: long, short and empty sums of all ranks and of a group, and a broadcast.  Every
+ * rank waits in another order, and waits twice, which has no effect. */
 static ng_status post_body(ng_comm *c, const ng_transport *t, const comm_case *how) {
   enum { POSTS = 6, MANY = 20011 };
   const ng_group world = ng_group_world(c);
   const int64_t many = how->piece == 0 ? MANY : 211;
-  const int64_t count[POSTS] = {5, many, 0, many, 5, many}; /* 4: of the group */
+  const int64_t count[POSTS] = {5, many, 0, many, 5, many}; /* number 4: in the group */
   const int32_t last = how->n - 1, most[2] = {0, last};
   ng_group ends = {.index = -1};
   ng_request q[POSTS];
@@ -367,7 +367,7 @@ static ng_status post_body(ng_comm *c, const ng_transport *t, const comm_case *h
   return NG_OK;
 }
 
-/* What is over at once says so, whatever the request was used for before. */
+/* Requests that complete in the post, with a request struct that was used before. */
 static ng_status nothing_body(ng_comm *c, const ng_transport *t, const comm_case *how) {
   const ng_group world = ng_group_world(c);
   const ng_request used = {.started = true};
@@ -388,8 +388,8 @@ static void test_post(void **state) {
 
 /* ---- the contract of ng_transport.run itself -------------------------------------------------*/
 
-/* One call of any kind, in place or not; send is as it was, recv is as the header says. */
-static ng_status raw_case(const ng_transport *t, ng_coll_kind kind, ng_dtype d, bool in_place,
+/* One call of any kind, in place or not: send does not change, recv has the result. */
+static ng_status run_case(const ng_transport *t, ng_coll_kind kind, ng_dtype d, bool in_place,
                           int32_t root) {
   int64_t counts[MOST_RANKS], total = 0, begin = 0;
   for (int32_t m = 0; m < t->size; m++) {
@@ -441,46 +441,46 @@ static ng_status raw_case(const ng_transport *t, ng_coll_kind kind, ng_dtype d, 
   return NG_OK;
 }
 
-static ng_status raw_body(ng_comm *c, const ng_transport *t, const comm_case *how) {
-  if (how->which == SELF) return NG_OK; /* has no run */
+static ng_status run_body(ng_comm *c, const ng_transport *t, const comm_case *how) {
+  if (how->which == SELF) return NG_OK; /* no ng_transport.run */
   for (int32_t in_place = 0; in_place < 2; in_place++) {
     for (size_t d = 0; d < 7; d++) {
-      if (d < 4) DO(raw_case(t, NG_ALL_REDUCE, moved[d], in_place, 0));
+      if (d < 4) DO(run_case(t, NG_ALL_REDUCE, moved[d], in_place, 0));
       for (int32_t root = 0; root < t->size; root++) {
-        DO(raw_case(t, NG_BROADCAST, moved[d], in_place, root));
+        DO(run_case(t, NG_BROADCAST, moved[d], in_place, root));
       }
       if ((t->kinds >> NG_ALL_GATHER & 1u) == 0) continue;
-      if (d < 4) DO(raw_case(t, NG_REDUCE_SCATTER, moved[d], in_place, 0));
-      DO(raw_case(t, NG_ALL_GATHER, moved[d], in_place, 0));
+      if (d < 4) DO(run_case(t, NG_REDUCE_SCATTER, moved[d], in_place, 0));
+      DO(run_case(t, NG_ALL_GATHER, moved[d], in_place, 0));
     }
   }
   return NG_OK;
 }
 
-static void test_run(void **state) { on_all_transports(raw_body); }
+static void test_run(void **state) { on_all_transports(run_body); }
 
-/* ---- threads, MPI: the same bits ------------------------------------------------------------------*/
+/* ---- threads, MPI: the same bits -------------------------------------------------------------*/
 
-enum { LONG = 70001 }; /* three chunks of threads.c, the last one odd */
+enum { LONG = 70001 }; /* three chunks of threads.c, the last one of odd length */
 
-/* Numbers of very different size: the order of a sum shows. */
-static double wild(rng *r) {
+/* Numbers of very different magnitudes: a sum depends on its order. */
+static double any_magnitude(rng *r) {
   const double x = 2.0 * rng_real(r) - 1.0;
   const int64_t size = rng_below(r, 4);
   return size == 0 ? x : size == 1 ? x * 1e6 : size == 2 ? x * 1e-6 : x * 1e17;
 }
 
-/* The oracle: rank 0's + rank 1's + ..., in double, rounded once. */
+/* The oracle adds the ranks' numbers in rank order in double and rounds once. */
 static ng_status bits_body(ng_comm *c, const ng_transport *t, const comm_case *how) {
   const ng_group world = ng_group_world(c);
   double *x = malloc(LONG * sizeof *x), *want = calloc(LONG, sizeof *want);
   float *y = malloc(LONG * sizeof *y);
-  double *narrow = calloc(LONG, sizeof *narrow); /* of the same numbers as f32 */
+  double *narrow = calloc(LONG, sizeof *narrow); /* the sums of f32 */
   ng_status st = x && want && y && narrow ? NG_OK : NG_ERR_NOMEM;
   for (int32_t r = 0; r < how->n && st == NG_OK; r++) {
     rng s = {how->seed + 977u * (uint64_t)r};
     for (int64_t i = 0; i < LONG; i++) {
-      const double v = wild(&s);
+      const double v = any_magnitude(&s);
       want[i] = r == 0 ? v : want[i] + v;
       narrow[i] += (double)(float)v;
       if (r == c->rank) x[i] = v;
@@ -502,8 +502,7 @@ static ng_status bits_body(ng_comm *c, const ng_transport *t, const comm_case *h
 
 static void test_bits(void **state) {
   const uint64_t seed = test_seed();
-  for (int32_t i = 3; rank_count(LAST_WHICH, i / 3) > 0;
-       i++) { /* each number of ranks three times */
+  for (int32_t i = 3; rank_count(LAST_WHICH, i / 3) > 0; i++) { /* three repetitions */
     const comm_case how = {.which = LAST_WHICH, .n = rank_count(LAST_WHICH, i / 3), .seed = seed};
     const ng_status st = run_comm_case(&how, bits_body, NULL, NULL);
     if (st != NG_OK)
@@ -511,8 +510,8 @@ static void test_bits(void **state) {
   }
 }
 
-/* A large number on rank 0 and ones elsewhere: summed in the narrow type itself the ones are lost.  With
- * 8 ranks 263, 2055 and 16777223 lie half way between two neighbours of the type; ties go to even. */
+/* A large number on rank 0 and ones on the other ranks: a sum in the narrow type would lose the ones.  With 8 ranks
+ * 263, 2055 and 16777223 lie half way between two numbers of the type; ties round to even. */
 static ng_status narrow_body(ng_comm *c, const ng_transport *t, const comm_case *how) {
   static const ng_dtype type[] = {NG_BF16, NG_F16, NG_F32};
   static const double large[] = {256.0, 2048.0, 16777216.0};
@@ -537,7 +536,7 @@ static void test_narrow_sums(void **state) {
 
 /* ---- ranks.h ---------------------------------------------------------------------------------*/
 
-/* The helper of ranks.h: the worst status, each rank's own. */
+/* ranks_run returns the worst status, and the status of each rank. */
 static ng_status say(int32_t rank, ng_transport *t, void *arg) {
   return t->rank == rank ? ((const ng_status *)arg)[rank] : NG_ERR_STATE;
 }
@@ -551,7 +550,7 @@ static void test_ranks_run(void **state) {
   assert_int_equal(ranks_run(3, say, (void *)(uintptr_t)good, NULL), NG_SKIPPED);
 }
 
-/* Over MPI what needs threads of one process is left out. */
+/* The MPI program has no tests that need threads in one process. */
 int main(void) {
   const struct CMUnitTest tests[] = {
 #if !defined(NG_TEST_MPI)

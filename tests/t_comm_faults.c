@@ -1,6 +1,6 @@
-/* t_comm_faults.c: what goes wrong between ranks: tables that cannot be, calls that do not match, a
- * rank that gives up, one that fails at its k-th call for every k.  Nobody hangs (ranks.h has the
- * watchdog), nothing is written where it should not be, all_ranks is told. */
+/* t_comm_faults.c: errors between ranks: invalid transports, calls that do not match, a rank that aborts, a rank whose
+ * k-th call fails, for every k.  No rank hangs (ranks.h has a timeout) or writes outside its buffers; all ranks get an
+ * error. */
 #include "transports.h"
 #include "unit_test.h"
 
@@ -48,7 +48,7 @@ static void test_table(void **state) {
   WITHOUT(struct_size, offsetof(ng_transport, start) - 1, "sizeof(ng_transport)");
 #undef WITHOUT
 
-  /* A newer caller's table: taken if the part unknown here is not used. */
+  /* The struct of a newer header: accepted if its unknown part is zero. */
   struct {
     ng_transport t;
     int64_t more;
@@ -58,7 +58,7 @@ static void test_table(void **state) {
   newer.more = 1;
   assert_int_equal(table(&newer.t, "struct_size"), NG_ERR_ARG);
 
-  /* An older one's: what is behind its end is not looked at. */
+  /* The struct of an older header: bytes after its end are not read. */
   ng_comm c;
   t = whole;
   t.struct_size = offsetof(ng_transport, start);
@@ -123,8 +123,8 @@ typedef enum oddity {
   ODDITIES
 } oddity;
 
-/* The last rank calls something else than the others; 64 elements of room are more than any call
- * means, and what is not a rank's own stays as it was. */
+/* The call of the last rank does not match those of the others.  A buffer of 64 elements is larger than any call
+ * needs; the rest must not change. */
 static ng_status odd_call(const ng_transport *t, oddity what, void *group, double *room) {
   const bool odd = t->rank == t->size - 1;
   int64_t counts[MOST_RANKS] = {1, 1, 1, 1, 1, 1, 1, 1};
@@ -156,8 +156,7 @@ static ng_status odd_call(const ng_transport *t, oddity what, void *group, doubl
     if (odd && what == ODD_LIST) list[1] = 2;
     return t->group_create(t->user, list, odd && what == ODD_LIST_LENGTH ? 1 : 2, &made);
   }
-  case ODD_GROUP: /* all members but one call on the group, that one on all ranks: for ever, but for
-                     threads.c noticing that nobody is left */
+  case ODD_GROUP: /* all members but one call on the group, that one on all ranks: a deadlock, which threads.c finds */
     if (!odd) c.group = group;
     break;
   case ODD_VERSUS_LIST:
@@ -186,7 +185,7 @@ static ng_status odd_body(ng_comm *c, const ng_transport *t, const comm_case *ho
   for (int64_t i = 0; i < 64; i++) {
     NEED(room[i] == value(t->rank, i));
   }
-  /* Over for good, in every group. */
+  /* All later calls fail, in every group. */
   ng_collective again = collective_of(NG_ALL_REDUCE, NG_F64, room, room);
   void *request;
   again.count = 1;
@@ -210,7 +209,7 @@ static void test_mismatch(void **state) {
   }
 }
 
-/* A call that is wrong in itself fails at once on its rank, and on the others because of it. */
+/* An invalid call fails on its rank, and then on the others. */
 static ng_status wrong_body(ng_comm *c, const ng_transport *t, const comm_case *how) {
   const int wrong = *(const int *)how->more;
   double x[4] = {1, 2, 3, 4};
@@ -223,7 +222,7 @@ static ng_status wrong_body(ng_comm *c, const ng_transport *t, const comm_case *
   if (t->rank == 1) {
     if (wrong == 0) k.kind = (ng_coll_kind)5;
     if (wrong == 1) k.kind = (ng_coll_kind)0;
-    if (wrong == 2) k.dtype = NG_U8; /* is not summed */
+    if (wrong == 2) k.dtype = NG_U8; /* no sum of this type */
     if (wrong == 3) k.dtype = (ng_dtype)99;
     if (wrong == 4) k.count = -1;
     if (wrong == 5) k.kind = NG_BROADCAST, k.root = t->size;
@@ -252,7 +251,7 @@ static void test_wrong_calls(void **state) {
   }
 }
 
-/* A rank calls on a group that it is no member of. */
+/* A rank calls with a group of which it is not a member. */
 static ng_status stranger_body(ng_comm *c, const ng_transport *t, const comm_case *how) {
   const int32_t list[] = {0, 1};
   void **shared = how->more;
@@ -263,7 +262,7 @@ static ng_status stranger_body(ng_comm *c, const ng_transport *t, const comm_cas
   DO(t->group_create(t->user, list, 2, &made));
   NEED((made != NULL) == (t->rank < 2));
   if (t->rank == 0) *shared = made;
-  DO(t->run(t->user, &k)); /* and now rank 2 has seen it */
+  DO(t->run(t->user, &k)); /* rank 2 has returned from its call */
   if (t->rank == 2) {
     k.group = *shared;
     NEED(t->run(t->user, &k) == NG_ERR_ARG);
@@ -280,9 +279,9 @@ static void test_stranger(void **state) {
   assert_int_equal(run_comm_case(&how, stranger_body, NULL, NULL), NG_OK);
 }
 
-/* ---- giving up -------------------------------------------------------------------------------*/
+/* ---- abort -----------------------------------------------------------------------------------*/
 
-/* Rank 0 gives up while others wait: in all ranks, in a group, for a post. */
+/* Rank 0 aborts while others wait: for all ranks, for a group, for a request. */
 static ng_status abort_body(ng_comm *c, const ng_transport *t, const comm_case *how) {
   const ng_group world = ng_group_world(c);
   const int32_t pair[] = {0, 1};
@@ -293,10 +292,10 @@ static ng_status abort_body(ng_comm *c, const ng_transport *t, const comm_case *
   if (grouped) DO(ng_group_create(c, pair, 2, &g));
   ng_status st = NG_OK;
   if (c->rank == 0) {
-    struct timespec nap = {0, 20000000}; /* others are most likely asleep by then */
+    struct timespec nap = {0, 20000000}; /* so that the others are likely to wait */
     nanosleep(&nap, NULL);
     t->abort(t->user);
-    t->abort(t->user); /* twice is once */
+    t->abort(t->user); /* a second abort has no effect */
     st = ng_comm_sum(c, &world, x, 3, NG_F32);
   } else if (c->rank == 1 && grouped) {
     st = ng_comm_sum(c, &g, x, 3, NG_F32);
@@ -319,12 +318,11 @@ static void test_abort(void **state) {
   }
 }
 
-/* A rank may free its buffers once it was told of a failure, though other ranks were inside the
- * collective: freed so long they are given back to the system, and a late write ends the program.
- * Rank 0 gives up while a long sum that all have posted is being done by the others.  Without the
- * front desk, whose own abort would wait as well. */
+/* A rank may free its buffers when its call returns an error, although other ranks are still in the collective.  The
+ * buffers are so large that free unmaps them, so a late write ends the program.  Rank 0 aborts while the others do a
+ * long sum that all have posted.  The calls go to the transport directly, because the abort of ng_comm waits. */
 static ng_status early_free_body(ng_comm *c, const ng_transport *t, const comm_case *how) {
-  enum { MANY = 2000000 }; /* some 20 ms */
+  enum { MANY = 2000000 }; /* about 20 ms */
   float *x = calloc(MANY, sizeof *x);
   NEED(x);
   ng_collective k = collective_of(NG_ALL_REDUCE, NG_F32, x, x);
@@ -339,7 +337,7 @@ static ng_status early_free_body(ng_comm *c, const ng_transport *t, const comm_c
     st = t->wait(t->user, request);
   }
   free(x);
-  return st == NG_ERR_COMM ? NG_OK : st; /* done before rank 0 gave up, or not: both are right */
+  return st == NG_ERR_COMM ? NG_OK : st; /* the sum may be complete before the abort */
 }
 
 static void test_early_free(void **state) {
@@ -351,7 +349,7 @@ static void test_early_free(void **state) {
 
 /* ---- one rank fails at its k-th call ---------------------------------------------------------*/
 
-/* A little of everything; the last word is one that all ranks wait for. */
+/* Each kind of collective; all ranks wait for the last one. */
 static ng_status work_once(ng_comm *c, ng_group *g, bool groups) {
   const ng_group world = ng_group_world(c);
   const int32_t first[] = {0, 1};
@@ -384,7 +382,7 @@ static ng_status fault_body(ng_comm *c, const ng_transport *t, const comm_case *
   const bool groups = how->which != USER_NO_GROUPS && how->n > 2;
   const ng_status st = work_once(c, &g, groups);
   if (st != NG_OK) {
-    /* Broken: one abort, and whatever is asked fails without a word to the transport. */
+    /* After the error: one abort, and all calls fail without calling the transport. */
     const int64_t calls = p->calls;
     const int64_t counts[MOST_RANKS] = {1, 1, 1, 1, 1, 1, 1, 1};
     const ng_group world = ng_group_world(c);
@@ -433,13 +431,13 @@ static void test_every_fault(void **state) {
           if (st == NG_OK) assert_true(taps[culprit].calls < k);
         }
         assert_true(w != THREADS || tested > 0);
-        assert_true(k > 6); /* it did fail at many calls before it could not any more */
+        assert_true(k > 6); /* the number of calls */
       }
     }
   }
 }
 
-/* Over MPI what is of the threads alone is left out: they check that calls agree. */
+/* Only threads.c checks that calls match, so the MPI program has no such tests. */
 int main(void) {
   const struct CMUnitTest tests[] = {
 #if !defined(NG_TEST_MPI)

@@ -1,5 +1,5 @@
-/* t_compare.c: what a comparison works out, on runs made by hand: statistics, targets, the choice
- * among points of a grid; lists and grids from text; tables.  Whole comparisons are in tests/cli/compare.sh. */
+/* t_compare.c: computations of `natgrad compare` with given runs: statistics, targets, the best point of a grid;
+ * parsing of lists and grids; tables.  tests/cli/compare.sh tests whole comparisons. */
 #include "train/compare.h"
 #include "train/table.h"
 #include "trainer_help.h"
@@ -18,7 +18,7 @@ static void near(double got, double expected, double tolerance) {
 
 /* ---- statistics ------------------------------------------------------------------------------*/
 
-/* Sums of a few doubles of like size. */
+/* Sums of a few doubles of similar magnitude. */
 #define NEAR 1e-12
 
 static void spreads(void **state) {
@@ -41,7 +41,7 @@ static void spreads(void **state) {
   near(compare_spread(close, 3).deviation, 1.0, 1e-7);
 }
 
-/* A run of `n` epochs, a second each: its losses and accuracies. */
+/* A run of `n` epochs of one second, with these losses and accuracies. */
 static train_result make_run(int n, const double *loss, const double *accuracy) {
   train_result r = {.epochs = n, .epoch = cli_take((size_t)n, sizeof(train_epoch))};
   for (int i = 0; i < n; i++) {
@@ -63,13 +63,13 @@ static void targets_are_reached_at_the_first_epoch(void **state) {
   near(compare_best(TRAIN_ACCURACY, &run[0]), 0.375, 0);
   near(compare_best(TRAIN_LOSS, &run[0]), 1.0, 0);
   near(compare_best(TEST_LOSS, &run[0]), 2.0, 0);
-  assert_int_equal(compare_reaches(TEST_ACCURACY, &run[0], 0.75), 1); /* equal is enough */
+  assert_int_equal(compare_reaches(TEST_ACCURACY, &run[0], 0.75), 1); /* equal counts as reached */
   assert_int_equal(compare_reaches(TEST_ACCURACY, &run[0], 0.76), -1);
   assert_int_equal(compare_reaches(TEST_LOSS, &run[0], 4.5), 1);
   assert_int_equal(compare_reaches(TEST_ACCURACY, &run[0], (double)NAN), -1);
   assert_true(isnan(compare_best(TEST_ACCURACY, &(train_result){.epochs = 0})));
 
-  /* Means of the two: 0.375, 0.625, 0.8125.  The third diverged and is left out. */
+  /* Means of two runs: 0.375, 0.625, 0.8125.  The third diverged and does not count. */
   run[2].diverged = true;
   plot_curve curve[2] = {compare_curve(TEST_ACCURACY, run, 3),
                          compare_curve(TEST_ACCURACY, &run[2], 1)};
@@ -81,14 +81,14 @@ static void targets_are_reached_at_the_first_epoch(void **state) {
   near(point[2].loss.mean, 1.0, NEAR);
   near(point[2].seconds, 3.0, NEAR);
   near(point[2].epoch, 3.0, 0);
-  /* Only it: shown as far as it came. */
+  /* Without other runs the curve of a diverged run ends at its last epoch. */
   assert_true(!curve[0].lost && curve[1].lost && curve[1].n == 2);
-  /* Best means 0.8125 and 0.75. */
+  /* The best means are 0.8125 and 0.75. */
   near(compare_target(TEST_ACCURACY, curve, 2), 0.8125, NEAR);
   curve[1].lost = false;
   near(compare_target(TEST_ACCURACY, curve, 2), 0.75, NEAR);
   near(compare_target(TEST_ACCURACY, curve, 1), 0.8125, NEAR);
-  near(compare_target(TEST_LOSS, curve, 2), 0.5, NEAR); /* the larger of the least */
+  near(compare_target(TEST_LOSS, curve, 2), 0.5, NEAR); /* the larger of the two smallest losses */
   assert_true(isnan(compare_target(TEST_ACCURACY, curve, 0)));
   for (int i = 0; i < 3; i++)
     train_result_free(&run[i]);
@@ -103,27 +103,27 @@ static void best_point(void **state) {
                        make_run(2, low, good),
                        make_run(2, low, good),
                        {.diverged = true}};
-  assert_int_equal(compare_best_point(r, 5, 1, false), 2); /* score, then loss, then the first */
+  assert_int_equal(compare_best_point(r, 5, 1, false), 2); /* by score, then loss, then the first */
   assert_int_equal(compare_best_point(r, 2, 1, false), 1);
-  assert_int_equal(compare_best_point(r, 2, 1, true), 0); /* the least validation loss */
-  r[2].diverged = r[3].diverged = true;                   /* however good it was before */
+  assert_int_equal(compare_best_point(r, 2, 1, true), 0); /* by the smallest validation loss */
+  r[2].diverged = r[3].diverged = true;                   /* a diverged run is never the best */
   assert_int_equal(compare_best_point(r, 5, 1, false), 1);
   assert_int_equal(compare_best_point(r + 2, 3, 1, false), 0);
   for (int i = 0; i < 5; i++)
     train_result_free(&r[i]);
 }
 
-/* Two points of two seeds: the best single run is not of the best point. */
+/* Two points with two seeds: the best single run belongs to the other point. */
 static void best_point_of_seeds(void **state) {
   const double loss[] = {3, 1}, high[] = {0.5, 0.9}, low[] = {0.5, 0.6}, even[] = {0.5, 0.8};
   train_result r[4] = {make_run(2, loss, high), make_run(2, loss, low), make_run(2, loss, even),
                        make_run(2, loss, even)};
   assert_int_equal(compare_best_point(r, 2, 2, false), 1); /* 0.75 and 0.8 */
-  r[2].diverged = true;                                    /* one of its two runs */
+  r[2].diverged = true;                                    /* one of the two runs of point 1 */
   assert_int_equal(compare_best_point(r, 2, 2, false), 0);
-  r[0].diverged = r[1].diverged = true; /* two against one */
+  r[0].diverged = r[1].diverged = true; /* points are ranked by runs that did not diverge first */
   assert_int_equal(compare_best_point(r, 2, 2, false), 1);
-  r[0].diverged = false; /* one each: 0.9 of the other counts, not the mean 0.75 */
+  r[0].diverged = false; /* one run each: point 0 has 0.9, not the mean 0.75 */
   assert_int_equal(compare_best_point(r, 2, 2, false), 0);
   for (int i = 0; i < 4; i++)
     train_result_free(&r[i]);
@@ -131,7 +131,7 @@ static void best_point_of_seeds(void **state) {
 
 /* ---- pairs -----------------------------------------------------------------------------------*/
 
-/* Tables of Student's distribution, 0.975; they have nine digits. */
+/* Tabulated quantiles of Student's distribution at 0.975, with nine digits. */
 static void student_quantiles_match_tables(void **state) {
   static const struct {
     int freedom;
@@ -144,7 +144,7 @@ static void student_quantiles_match_tables(void **state) {
 }
 
 static void paired_differences_by_hand(void **state) {
-  /* Final losses 1 2 3 4 5 and 0.5 1.75 2.25 4 4: less by 1/2 1/4 3/4 0 1, mean 1/2, squares sum to 5/8;
+  /* Final losses 1 2 3 4 5 and 0.5 1.75 2.25 4 4: differences 1/2 1/4 3/4 0 1, mean 1/2, squares sum to 5/8;
    * half of the interval is 2.776445105 sqrt(5/8 / 4 / 5) = 0.4908107897.  Test losses are twice as large;
    * the best accuracy, not the last, differs by 1/8 every time. */
   const double loss[][2] = {{9, 1}, {9, 2}, {9, 3}, {9, 4}, {9, 5}};
@@ -157,7 +157,7 @@ static void paired_differences_by_hand(void **state) {
     run[i] = make_run(2, less[i], more[i]);
   }
   base[5] = make_run(2, loss[0], accuracy[0]);
-  run[5] = make_run(2, less[4], more[0]); /* it diverged: no pair */
+  run[5] = make_run(2, less[4], more[0]); /* diverged: no pair */
   run[5].diverged = true;
   difference d = compare_difference(TEST_ACCURACY, END_TRAIN_LOSS, run, base, 6);
   assert_int_equal(d.n, 5);
@@ -170,9 +170,10 @@ static void paired_differences_by_hand(void **state) {
   d = compare_difference(TEST_ACCURACY, END_BEST_ACCURACY, run, base, 5);
   near(d.mean, 0.125, NEAR);
   near(d.low, 0.125, NEAR);
-  d = compare_difference(TRAIN_ACCURACY, END_BEST_ACCURACY, run, base, 5); /* half of the other */
+  d = compare_difference(TRAIN_ACCURACY, END_BEST_ACCURACY, run, base,
+                         5); /* half of the difference of test accuracies */
   near(d.mean, 0.0625, NEAR);
-  base[0].diverged = true; /* of the baseline counts as well */
+  base[0].diverged = true; /* a diverged run of the baseline: no pair */
   assert_int_equal(compare_difference(TEST_ACCURACY, END_TRAIN_LOSS, run, base, 6).n, 4);
   d = compare_difference(TEST_ACCURACY, END_TRAIN_LOSS, run + 1, base + 1, 1);
   assert_int_equal(d.n, 1);
@@ -297,13 +298,14 @@ static void grids_multiply_the_methods(void **state) {
   assert_int_equal(compare_grid_add(&p, "lr=0.1,0.3,1"), CLI_OK);
   assert_int_equal(compare_grid_add(&p, "damping=0.01,0.001"), CLI_OK);
   assert_int_equal(compare_grid_add(&p, "nesterov=true,false"), CLI_OK);
-  static const int points[] = {12, 6, 6}; /* no damping of sgd; its own damping stands */
+  static const int points[] = {
+      12, 6, 6}; /* sgd has no damping; a damping given for the method replaces the grid */
   for (int i = 0; i < 3; i++) {
     assert_int_equal(compare_count_points(&p, &p.method[i]), CLI_OK);
     assert_int_equal(p.method[i].points, points[i]);
     assert_int_equal(p.method[i].use[1], i == 0);
   }
-  for (int k = 0; k < 12; k++) { /* every combination once, in order */
+  for (int k = 0; k < 12; k++) { /* every combination, in order */
     assert_int_equal(compare_point(&p, &p.method[0], k, 0), k / 4);
     assert_int_equal(compare_point(&p, &p.method[0], k, 1), k / 2 % 2);
     assert_int_equal(compare_point(&p, &p.method[0], k, 2), k % 2);
@@ -313,7 +315,8 @@ static void grids_multiply_the_methods(void **state) {
   assert_int_equal(compare_edge(&p.grid[0], 0), -1);
   assert_int_equal(compare_edge(&p.grid[0], 1), 0);
   assert_int_equal(compare_edge(&p.grid[0], 2), 1);
-  assert_int_equal(compare_edge(&p.grid[1], 0), 1); /* by value, not by place */
+  assert_int_equal(compare_edge(&p.grid[1], 0),
+                   1); /* the edge is found by value, not by position */
   assert_int_equal(compare_edge(&p.grid[2], 0), 0);
   compare_plan_free(&p);
 

@@ -1,4 +1,4 @@
-/* t_context: contexts and what needs none: wrong arguments, the environment, names of statuses and types, components. */
+/* t_context.c: contexts: wrong arguments, the environment; names of statuses and types, components. */
 #include "unit_test.h"
 
 #include <math.h>
@@ -69,22 +69,22 @@ static void test_environment(void **state) {
   free(keep);
 }
 
-/* Lines about the environment, one after the other; nothing else is of interest here. */
-typedef struct heard {
+/* Log lines about the environment. */
+typedef struct log_lines {
   char text[2048];
   int lines;
-} heard;
+} log_lines;
 
 static void hear(void *user, ng_log_level level, const char *line) {
-  heard *h = user;
+  log_lines *h = user;
   if (strncmp(line, "environment: ", 13) != 0) return;
   const size_t n = strlen(h->text);
   (void)snprintf(h->text + n, sizeof h->text - n, "%d %s\n", (int)level, line);
   h->lines++;
 }
 
-static heard heard_of(const char *const *variable, int n, ng_log_level level) {
-  heard h = {.lines = 0};
+static log_lines log_lines_of(const char *const *variable, int n, ng_log_level level) {
+  log_lines h = {.lines = 0};
   ng_context *ctx = NULL;
   ng_context_config c;
   ng_context_config_init(&c, sizeof c);
@@ -105,7 +105,7 @@ static heard heard_of(const char *const *variable, int n, ng_log_level level) {
 
 #define LONG_NAME "NG_A_NAME_THAT_GOES_ON_AND_ON_AND_IS_LONGER_THAN_ANY_THAT_A_LIBRARY_WOULD_CHOOSE"
 
-/* A line for each that nobody reads, with the nearest that somebody does; capitals and all. */
+/* A line for each unknown variable, with the nearest known name. */
 static void test_unknown_variables(void **state) {
   static const char *const known[] = {"NG_THREADS", "NG_DAMPING", "NG_TEST_WHATEVER", "NGO",
                                       "NG",         "NG_KL_CLIP", "XNG_DAMPNG"};
@@ -119,18 +119,19 @@ static void test_unknown_variables(void **state) {
       "2 environment: NG_ZZZZZZZZ is set, and nothing reads it\n",
       "2 environment: NG_ is set, and nothing reads it\n",
       "2 environment: NG_A_NAME_THAT_GOES_ON_"};
-  const heard before = heard_of(NULL, 0, NG_LOG_WARN); /* what this test was started with */
-  heard h = heard_of(known, 7, NG_LOG_WARN);
+  const log_lines before =
+      log_lines_of(NULL, 0, NG_LOG_WARN); /* variables of the environment of this test */
+  log_lines h = log_lines_of(known, 7, NG_LOG_WARN);
   assert_int_equal(h.lines, before.lines);
-  h = heard_of(unknown, 7, NG_LOG_WARN);
+  h = log_lines_of(unknown, 7, NG_LOG_WARN);
   assert_int_equal(h.lines, before.lines + 7);
   for (int i = 0; i < 7; i++) {
     if (strstr(h.text, says[i]) == NULL) fail_msg("%s does not say %s", h.text, says[i]);
   }
-  assert_int_equal(heard_of(unknown, 7, NG_LOG_ERROR).lines, 0);
+  assert_int_equal(log_lines_of(unknown, 7, NG_LOG_ERROR).lines, 0);
 }
 
-/* Every option is in the list, under the name by which it is read. */
+/* Every option is in the list of variables. */
 static void test_known_variables(void **state) {
   ng_variable_info v = {.struct_size = sizeof v};
   int found = 0;

@@ -1,6 +1,6 @@
-/* t_convert.c: bf16 and f16 from and to f32, and the scan for Inf and NaN, against the definition
- * of a binary floating-point format (IEEE 754-2008, 3.4) evaluated in double.  All 2^16 patterns of
- * either format, every tie between two neighbours.  Everything here is exact. */
+/* t_convert.c: bf16 and f16 from and to f32, and the scan for Inf and NaN, compared with the definition of a binary
+ * floating-point format (IEEE 754-2008, 3.4) in double: all 2^16 patterns, and every tie between two neighbours.  All
+ * comparisons are exact. */
 #include "unit_test.h"
 
 #include <float.h>
@@ -24,7 +24,7 @@ static void *need(int64_t bytes) {
   return p;
 }
 
-/* The value of a binary format with `e` exponent and `f` fraction bits, by its definition. */
+/* The value of a format with `e` exponent bits and `f` fraction bits, by definition. */
 static double value_of(uint32_t bits, int e, int f) {
   const int bias = (1 << (e - 1)) - 1, exponent = (int)(bits >> f) & ((1 << e) - 1);
   const double fraction = (double)(bits & ((1u << f) - 1)), sign = bits >> (e + f) ? -1 : 1;
@@ -77,9 +77,8 @@ static void check_narrow(const format *m, float from, uint32_t want) {
   }
 }
 
-/* Every value goes to itself; what lies half way between two neighbours goes to the even one, and
- * a hair beside it to the nearer.  Above the largest value the neighbour is Inf, whose pattern
- * continues the sequence, and the half way point is where 1 more exponent would put it. */
+/* Every value converts to itself, the middle of two neighbours to the even one, and the next f32 beside the middle to
+ * the nearer one.  The neighbour above the largest value is Inf, as if the format had one more exponent. */
 static void narrowing_rounds_to_nearest_even(void **unused) {
   for (size_t k = 0; k < 2; k++) {
     const format *m = &formats[k];
@@ -94,14 +93,14 @@ static void narrowing_rounds_to_nearest_even(void **unused) {
         const double next =
             h + 1 < inf ? value_of(h + 1, m->e, m->f) : 2 * here - value_of(h - 1, m->e, m->f);
         const double middle = here + (next - here) / 2;
-        if (middle < 0x1p-149) continue; /* f32 has nothing between */
+        if (middle < 0x1p-149) continue; /* f32 has no number there */
         const float half = (float)middle;
         assert_true((double)half == middle);
         check_narrow(m, sign * half, (h & 1 ? h + 1 : h) | s << 15);
         check_narrow(m, sign * nextafterf(half, 0), h | s << 15);
         check_narrow(m, sign * nextafterf(half, INFINITY), (h + 1) | s << 15);
       }
-      const int largest = (1 << (m->e - 1)) - 1; /* exponents above it are Inf, whatever follows */
+      const int largest = (1 << (m->e - 1)) - 1; /* larger exponents give Inf */
       for (int x = largest + 1; x < 128; x++) {
         check_narrow(m, sign * ldexpf(1.0f, x), inf | s << 15);
         check_narrow(m, sign * ldexpf(1.37f, x), inf | s << 15);
@@ -121,13 +120,12 @@ static void narrowing_rounds_to_nearest_even(void **unused) {
   }
 }
 
-/* The loops, whatever instructions they run on, do what the single functions do; no element before
- * or after the range is touched. */
+/* Conversions of arrays equal conversions of single numbers; elements outside the range do not change. */
 static void many_equal_one_by_one(void **unused) {
   uint16_t *half = need(65536 * 2), *back = need(65600 * 2);
   float *wide = need(65600 * 4), *narrow = need(65536 * 4);
   for (uint32_t i = 0; i < 65536; i++) {
-    half[i] = (uint16_t)(i * 40503u); /* odd: every pattern once */
+    half[i] = (uint16_t)(i * 40503u); /* an odd factor gives every pattern once */
     narrow[i] = float_of((uint32_t)draw());
     if (i % 4 == 0) narrow[i] = (float)((uniform() - 0.5) * ldexp(1, (int)between(-30, 20)));
   }
@@ -176,7 +174,7 @@ static void scan_finds_what_is_not_finite(void **unused) {
     const size_t size = (size_t)ng_dtype_size(row[k].t);
     for (size_t i = 0; i < MOST; i++) {
       const uint32_t v = row[k].largest | (i % 2 ? 1u << (size * 8 - 1) : 0);
-      memcpy(a + i * size, &v, size); /* little endian, as the formats on disk */
+      memcpy(a + i * size, &v, size); /* little endian */
     }
     assert_true(ng_all_finite(a, row[k].t, MOST));
     assert_true(ng_all_finite(a, row[k].t, 0));
@@ -189,7 +187,7 @@ static void scan_finds_what_is_not_finite(void **unused) {
       }
       if (!ng_all_finite(a, row[k].t, (int64_t)i) ||
           !ng_all_finite(a + (i + 1) * size, row[k].t, MOST - (int64_t)i - 1)) {
-        fail_msg("%s: the scan looked beyond its range at %zu", ng_dtype_name(row[k].t), i);
+        fail_msg("%s: the scan read outside its range at %zu", ng_dtype_name(row[k].t), i);
       }
       memcpy(a + i * size, &keep, size);
     }
@@ -197,8 +195,7 @@ static void scan_finds_what_is_not_finite(void **unused) {
   free(a);
 }
 
-/* Doubles of which the upper and the lower half look like anything; whole numbers are finite, and nothing is
- * read beyond them (asan). */
+/* Doubles with any pattern in either half; integers are always finite.  The address sanitizer finds reads outside. */
 static void scans_doubles_and_whole_numbers(void **state) {
   double x[33];
   uint8_t *bytes = malloc(33);

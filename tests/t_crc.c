@@ -1,5 +1,5 @@
-/* t_crc.c: CRC-32 against zlib's: every length up to 600 at every place in a line, begun with several sums; every
- * single bit, of which all other sums are made; in pieces. */
+/* t_crc.c: CRC-32 compared with zlib: every length up to 600 at every offset in a cache line, with several initial
+ * sums; every single bit, because CRC-32 is linear; in pieces. */
 #include "unit_test.h"
 
 #include <stdlib.h>

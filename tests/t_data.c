@@ -1,5 +1,4 @@
-/* t_data: readers of good and damaged files, batches, augmentation, validation samples.  The test writes its files to a
- * scratch folder. */
+/* t_data.c: data sets from good and damaged files, batches, augmentation, validation samples. */
 #include "data/data.h"
 #include "common/random.h"
 #include "trainer_help.h"
@@ -117,7 +116,7 @@ static void damaged_idx(void **state) {
     put(image_file, bad, sizeof images, false);
     refuses_folder("mnist", "expected 0 0 8 3");
   }
-  for (int axis = 0; axis < 3; axis++) { /* lengths that lie: huge, negative, zero */
+  for (int axis = 0; axis < 3; axis++) { /* wrong lengths: huge, negative, zero */
     for (int kind = 0; kind < 3; kind++) {
       memcpy(bad, images, sizeof images);
       memset(bad + 4 + 4 * axis, kind == 0 ? 0x7f : kind == 1 ? 0xff : 0, 4);
@@ -141,7 +140,7 @@ static void damaged_idx(void **state) {
   bad[15] = H;
   put("t10k-images-idx3-ubyte", bad, sizeof images, false);
   refuses_folder("mnist", "images of 2x3, the training images have 3x2");
-  /* A zipped file cut anywhere. */
+  /* A zipped file truncated anywhere. */
   clean();
   good_idx(true);
   struct stat about;
@@ -155,7 +154,8 @@ static void damaged_idx(void **state) {
   refuses_folder("mnist", "not a regular file");
   assert_int_equal(rmdir(in_folder("train-images-idx3-ubyte.gz")), 0);
   assert_int_equal(mkfifo(in_folder("train-images-idx3-ubyte.gz"), 0600), 0);
-  refuses_folder("mnist", "train-images-idx3-ubyte.gz: not a regular file"); /* and at once */
+  refuses_folder(
+      "mnist", "train-images-idx3-ubyte.gz: not a regular file"); /* without waiting for a writer */
   assert_int_equal(unlink(in_folder("train-images-idx3-ubyte.gz")), 0);
   must_refuse("mnist:/nowhere", "/nowhere: no file");
 }
@@ -274,7 +274,7 @@ static void generated_sets(void **state) {
   assert_int_equal(data_open("synthetic:seed=5", &b), 0);
   assert_true(b.train.n == 1000 && b.test.n == 200 && b.channels == 20 && b.classes == 10);
   data_close(&b);
-  /* The nearest of the class means over the training split names most test samples: it can be learned. */
+  /* The nearest class mean of the training split classifies most test samples: the data can be learned. */
   double mean[3][60] = {{0}};
   int count[3] = {0}, right = 0;
   for (int i = 0; i < 50; i++) {
@@ -336,7 +336,7 @@ static void unknown_sets(void **state) {
 
 /* ---- batches -----------------------------------------------------------------------------------*/
 
-/* Windows of an image with four zeros around it, shifted and mirrored as the random words of its sample and epoch say. */
+/* Windows of an image padded by four zeros; shift and reflection are a function of sample and epoch. */
 static void augmentation(void **state) {
   enum { HH = 9, WW = 8, C = 3, PER = HH * WW * C, MANY = 40 };
   data_set d;
@@ -365,7 +365,7 @@ static void augmentation(void **state) {
         assert_true(fabs(want - (double)x[i * PER + k]) < 1e-5);
       }
     }
-    /* Alone, in another batch: the same bits. */
+    /* A sample has the same bits in another batch. */
     const int32_t one = 17;
     data_fill_batch(&d, &d.train, &one, 0, 1, &how, again, &z);
     assert_memory_equal(again, x + 17 * PER, sizeof again);
@@ -386,7 +386,7 @@ static void held_out_samples_partition_the_training_set(void **state) {
     seen[d.validation.index[i]]++;
   for (int i = 0; i < 100; i++)
     assert_int_equal(seen[i], 1);
-  for (int64_t k = 0; k < d.channels; k++) { /* of the remaining samples only */
+  for (int64_t k = 0; k < d.channels; k++) { /* of training samples only */
     double sum = 0.0;
     for (int i = 0; i < 70; i++)
       sum += (double)d.train.reals[d.train.index[i] * d.channels + k] / 70;

@@ -1,5 +1,5 @@
-/* t_describe: describing a model: layers and sizes that are wrong, each with a message that names the culprit,
- * and nothing changed; structs of other headers; sizes that no memory is taken for. */
+/* t_describe.c: registration of layers: each wrong layer or size gives a message with its name and changes nothing;
+ * structs of other headers; sizes that are too large. */
 #include "unit_test.h"
 
 #include <math.h>
@@ -66,7 +66,7 @@ static void test_layers(void **state) {
   WRONG(ng_add_layer(f.p, &d, &i), NG_ERR_ARG, "groups");
   d.groups = 1;
   assert_int_equal(i, -7);
-  assert_int_equal(ng_explain_count(f.p), 3); /* nothing of all that was registered */
+  assert_int_equal(ng_explain_count(f.p), 3); /* nothing was registered */
   bind_all(&f);
   assert_int_equal(ng_ready(f.p), NG_OK);
   WRONG(ng_add_linear(f.p, "late", 3, 2, 0, &i), NG_ERR_STATE, "ng_ready");
@@ -75,7 +75,7 @@ static void test_layers(void **state) {
   destroy(&f);
 }
 
-/* A struct that nobody initialised says that it is endless: nothing is read or written there. */
+/* An uninitialised struct with a huge struct_size: nothing is read or written. */
 static void test_struct_size(void **state) {
   misused f;
   create(&f, "");
@@ -96,12 +96,12 @@ static void test_struct_size(void **state) {
   destroy(&f);
 }
 
-/* Described sizes whose products do not fit 64 bits: refused by name, or without memory; nothing
- * divides by zero, none of it takes for ever. */
+/* Sizes whose products overflow 64 bits: an error with the layer's name, or no memory; no division by zero, no endless
+ * loop. */
 static void test_sizes(void **state) {
   static const struct {
     int64_t in, out, kernel, stride, padding, dilation, image;
-    const char *word; /* NULL: it may be registered, and ng_ready finds no memory, or takes it */
+    const char *word; /* NULL: registration may succeed, and then ng_ready may fail */
   } size[] = {
       {INT64_C(1) << 30, 4, INT64_C(1) << 17, 1, 0, 1, INT64_C(1) << 20, "in/groups * kernel"},
       {INT64_C(1) << 30, 4, INT64_C(1) << 34, 1, 0, 1, 8, "kernel[0]"},

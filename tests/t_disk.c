@@ -1,4 +1,4 @@
-/* t_disk.c: what a training run writes to a disk: the log, cut and read back; files, whole or not at all; folders. */
+/* t_disk.c: files of a training run: the log, truncated and read back; complete files or none; folders. */
 #include "train/disk.h"
 #include "train/log.h"
 #include "trainer_help.h"
@@ -54,7 +54,7 @@ static void the_log_is_cut_and_read_back(void **state) {
   char *whole = NULL, *again = NULL;
   assert_int_equal(disk_read(path, &whole), CLI_OK);
   assert_non_null(strstr(whole, "\"forward\": 2.0000")); /* (18 - 10) ms over 4 steps */
-  station[0].ms = 10.0; /* cut after the first epoch and told again: the same bytes */
+  station[0].ms = 10.0; /* truncate after the first epoch and write again: the same bytes */
   t.steps = 4;
   assert_int_equal(log_reopen(path, bytes, &t, &l), CLI_OK);
   station[0].ms = 18.0;
@@ -81,7 +81,7 @@ static void the_log_is_cut_and_read_back(void **state) {
   assert_non_null(strstr(said(), "the checkpoint was made when the log had"));
 }
 
-/* A limit to the size of a file stands for the full disk. */
+/* RLIMIT_FSIZE simulates a full disk. */
 static void a_full_disk_is_an_error(void **state) {
   char path[512];
   (void)snprintf(path, sizeof path, "%s", in_folder("full.jsonl"));
@@ -99,7 +99,7 @@ static void a_full_disk_is_an_error(void **state) {
   assert_int_equal(setrlimit(RLIMIT_FSIZE, &little), 0);
   int rc = log_write_step(l, 1, 1, (const train_number[]){{"lr", 0.1}, {"train_loss", 0.4}}, 2, &t);
   if (rc == CLI_OK) rc = log_sync(l, &bytes, &crc);
-  (void)setrlimit(RLIMIT_FSIZE, &was); /* before anything else is said into a file */
+  (void)setrlimit(RLIMIT_FSIZE, &was); /* before other output goes to a file */
   (void)signal(SIGXFSZ, handler);
   log_drop(&l);
   (void)said();
@@ -109,7 +109,7 @@ static void a_full_disk_is_an_error(void **state) {
   assert_non_null(strstr(said(), "/dev/null: is a device or a socket, expected a regular file"));
 }
 
-/* Nothing is followed and nothing is waited for. */
+/* Writing does not follow links or wait for pipes. */
 static void only_regular_files(void **state) {
   char path[512], target[512], *text = NULL;
   (void)snprintf(path, sizeof path, "%s", in_folder("odd"));
@@ -121,7 +121,7 @@ static void only_regular_files(void **state) {
   assert_non_null(strstr(said(), "odd: is a symbolic link, expected a regular file"));
   disk_remove(path);
   assert_true(disk_exists(path));
-  assert_int_equal(disk_read(path, &text), CLI_OK); /* what only is read may lie elsewhere */
+  assert_int_equal(disk_read(path, &text), CLI_OK); /* reading follows links */
   assert_string_equal(text, "kept");
   free(text);
   assert_int_equal(unlink(path), 0);
@@ -136,7 +136,7 @@ static void only_regular_files(void **state) {
   assert_true(disk_exists(path));
 }
 
-/* One at a time; who is refused holds nothing that he could close. */
+/* Only one run has the lock; a refused run gets no descriptor. */
 static void a_folder_is_locked(void **state) {
   char path[512];
   int first = -1, second = -1;
@@ -157,7 +157,7 @@ static void a_folder_is_locked(void **state) {
 
 /* ---- files -----------------------------------------------------------------------------------*/
 
-/* A disk that writes and then refuses the last act. */
+/* Simulated failures of rename and close. */
 static bool no_rename;
 int __real_rename(const char *from, const char *to);
 int __wrap_rename(const char *from, const char *to);
@@ -169,7 +169,7 @@ int __wrap_rename(const char *from, const char *to) {
 
 static bool bad_close;
 int __real_close(int fd);
-/* Visible: the library of the thread sanitizer calls it, too. */
+/* Visible, because the thread sanitizer calls it, too. */
 __attribute__((visibility("default"))) int __wrap_close(int fd);
 int __wrap_close(int fd) {
   const int rc = __real_close(fd);
@@ -178,7 +178,7 @@ int __wrap_close(int fd) {
   return -1;
 }
 
-/* What the disk says when a file is closed is part of writing it. */
+/* An error of close is an error of writing. */
 static void must_fail_to_close(const char *path) {
   quiet();
   bad_close = true;
@@ -210,7 +210,7 @@ static void files_are_written_whole_or_not(void **state) {
   assert_non_null(strstr(said(), "c/f: cannot be written: Permission denied"));
   assert_int_equal(rc, CLI_BAD);
   assert_false(disk_exists(part));
-  assert_int_equal(mkdir(part, 0700), 0); /* in the way of the next */
+  assert_int_equal(mkdir(part, 0700), 0); /* a folder with the name of the temporary file */
   quiet();
   assert_int_equal(disk_write(file, "three", 5), CLI_BAD);
   assert_non_null(strstr(said(), "c/f.natgrad-part: is a folder, expected a regular file"));

@@ -1,6 +1,5 @@
-/* t_edges: the rank-one family where f32 ends.  A gradient that lies along g a', of which little is
- * left; results that fit no f32 or f16, which skip the step; products that fit no f32 on the way.
- * The oracle is the formula in double, of the numbers that the library was given. */
+/* t_edges.c: the rank-one family at the limits of f32: gradients parallel to g a', where digits cancel; results out of
+ * the range of f32 or f16; products out of range.  The oracle is the formula in double. */
 #include "unit_test.h"
 
 #include <math.h>
@@ -15,16 +14,16 @@
 
 enum { Q = 10, IN = 784, P = IN + 1, ALL = Q * P }; /* rows of d: the weight, then the bias */
 
-typedef struct trial {
+typedef struct rank_one_step {
   const char *method, *damping, *update;
   ng_dtype dtype;       /* of the gradient */
-  float a[P], g[Q];     /* the last of a is 1: the bias */
-  float d[ALL], w[ALL]; /* in: the gradient, the weight; out: what the step made of them */
+  float a[P], g[Q];     /* the last element of a is 1, for the bias */
+  float d[ALL], w[ALL]; /* gradient and weight before and after the step */
   double inner;
-} trial;
+} rank_one_step;
 
-/* One sample, so a is the input and g the output gradient; one step without a clip. */
-static ng_status play(trial *t) {
+/* One step with one sample, so a is the input and g the output gradient, and without a clip. */
+static ng_status take_step(rank_one_step *t) {
   static uint16_t narrow[ALL];
   fixture f;
   char set[128];
@@ -63,9 +62,9 @@ static ng_status play(trial *t) {
   return st;
 }
 
-/* PD of a trial that was not played yet; rows is Eva-f.  Returns the condition number of the curvature,
- * by which a rounding of double grows. */
-static double predict(const trial *t, bool rows, double lambda, double *pd) {
+/* PD before the step; rows: Eva-f.  Return the condition number of the curvature, the growth of a rounding in double.
+ */
+static double predict(const rank_one_step *t, bool rows, double lambda, double *pd) {
   double alpha = 0, beta = 0, s = 0, line[Q] = {0};
   for (int i = 0; i < P; i++)
     alpha += (double)t->a[i] * (double)t->a[i];
@@ -91,7 +90,7 @@ static double norm(const double *x) {
   return sqrt(sum);
 }
 
-static void make(trial *t, float inputs, bool along, uint64_t salt) {
+static void make(rank_one_step *t, float inputs, bool along, uint64_t salt) {
   rng r = {test_seed() + salt};
   for (int i = 0; i < P; i++)
     t->a[i] = i == IN ? 1 : inputs * (float)rng_real(&r);
@@ -103,19 +102,19 @@ static void make(trial *t, float inputs, bool along, uint64_t salt) {
   }
 }
 
-/* A batch of one: D is g a' but for its own rounding, alpha beta / lambda up to 1e10.  Everything that
- * survives is computed in double and rounded once: half a unit of f32 an entry, doubled.  In f32
- * throughout the error is as large as PD itself, and <D, PD> may be negative. */
+/* With one sample D is g a' up to rounding, with alpha beta / lambda up to 1e10.  The library computes in double and
+ * rounds once: half a unit of f32 per entry; the test allows twice that.  In f32 the error would be as large as PD,
+ * and <D, PD> could be negative. */
 static void gradients_along_the_curvature(void **state) {
   static const char *const methods[] = {"eva", "eva-natgrad", "eva-f"}, *const damping[] = {
                                                                             "0.03", "0.001"};
-  static trial t, sgd;
+  static rank_one_step t, sgd;
   static double pd[ALL];
   for (int k = 0; k < 12; k++) {
-    t = (trial){.method = methods[k % 3],
-                .damping = damping[k / 3 % 2],
-                .update = "gradient",
-                .dtype = NG_F32};
+    t = (rank_one_step){.method = methods[k % 3],
+                        .damping = damping[k / 3 % 2],
+                        .update = "gradient",
+                        .dtype = NG_F32};
     make(&t, k < 6 ? 255 : 16, true, (uint64_t)k);
     sgd = t;
     sgd.update = "sgd";
@@ -123,8 +122,8 @@ static void gradients_along_the_curvature(void **state) {
     double inner = 0, gap = 0;
     for (int i = 0; i < ALL; i++)
       inner += pd[i] * (double)t.d[i];
-    assert_int_equal(play(&t), NG_OK);
-    assert_int_equal(play(&sgd), NG_OK);
+    assert_int_equal(take_step(&t), NG_OK);
+    assert_int_equal(take_step(&sgd), NG_OK);
     for (int i = 0; i < ALL; i++) {
       gap = fmax(gap, fabs((double)t.d[i] - pd[i]));
       gap = fmax(gap, fabs((double)sgd.w[i] + pd[i]));
@@ -136,29 +135,30 @@ static void gradients_along_the_curvature(void **state) {
   }
 }
 
-/* A result that does not fit is not written: that gradient or weight stays. */
+/* If a result is out of range, its gradient or weight stays. */
 static void results_out_of_range(void **state) {
-  static trial t, before;
+  static rank_one_step t, before;
   const struct {
     const char *update;
     ng_dtype dtype;
     float d;
     ng_status st;
   } row[] = {
-      {"gradient", NG_F16, 3072, NG_RESCUED}, /* / 0.03 is above 65504 */
-      {"gradient", NG_F16, 1792, NG_OK},      /* just below; the norm of all is above */
+      {"gradient", NG_F16, 3072, NG_RESCUED}, /* 3072 / 0.03 is above 65504 */
+      {"gradient", NG_F16, 1792, NG_OK}, /* 1792 / 0.03 is below 65504, the norm of all entries above */
       {"gradient", NG_F32, 3072, NG_OK},       {"sgd", NG_F16, 3072, NG_OK}, /* into f32 weights */
       {"gradient", NG_F32, 3e37f, NG_RESCUED}, {"sgd", NG_F32, 3e37f, NG_RESCUED},
       {"gradient", NG_F32, 1e35f, NG_OK},
   };
   for (size_t k = 0; k < sizeof row / sizeof row[0]; k++) {
-    t = (trial){.method = "eva", .damping = "0.03", .update = row[k].update, .dtype = row[k].dtype};
+    t = (rank_one_step){
+        .method = "eva", .damping = "0.03", .update = row[k].update, .dtype = row[k].dtype};
     for (int i = 0; i < P; i++)
       t.a[i] = i == 0 || i == IN;
     for (int i = 0; i < ALL; i++)
       t.d[i] = i % P == 0 ? 0 : i % 2 ? row[k].d : -row[k].d;
     before = t;
-    const ng_status st = play(&t);
+    const ng_status st = take_step(&t);
     if (st != row[k].st) fail_msg("case %d: %s", (int)k, ng_status_name(st));
     const bool gradient = strcmp(t.update, "gradient") == 0;
     for (int i = 0; i < ALL; i++) {
@@ -173,29 +173,29 @@ static void results_out_of_range(void **state) {
   }
 }
 
-/* x u fits no f32, 1 / lambda fits none. */
+/* x u and 1 / lambda are out of the range of f32. */
 static void numbers_out_of_range_on_the_way(void **state) {
-  static trial t;
+  static rank_one_step t;
   static double pd[ALL];
-  t = (trial){.method = "eva", .damping = "0.03", .update = "gradient", .dtype = NG_F32};
+  t = (rank_one_step){.method = "eva", .damping = "0.03", .update = "gradient", .dtype = NG_F32};
   make(&t, 1, false, 99);
   for (int i = 0; i < IN; i++)
     t.a[i] *= 1e30f;
   for (int i = 0; i < ALL; i++)
     t.d[i] *= 1e10f;
   (void)predict(&t, false, 0.03, pd);
-  assert_int_equal(play(&t), NG_OK);
+  assert_int_equal(take_step(&t), NG_OK);
   for (int i = 0; i < ALL; i++)
     assert_true(fabs((double)t.d[i] - pd[i]) <= 1e-6 * norm(pd));
   t.damping = "1e-39";
   memset(t.d, 0, sizeof t.d);
-  assert_int_equal(play(&t), NG_OK);
+  assert_int_equal(take_step(&t), NG_OK);
   for (int i = 0; i < ALL; i++)
     assert_true(t.d[i] == 0);
   make(&t, 0, false, 100);
   memset(t.d, 0, sizeof t.d);
-  t.d[5] = 1e-6f; /* times 1e39: large, and right */
-  assert_int_equal(play(&t), NG_OK);
+  t.d[5] = 1e-6f; /* times 1e39: large, but in range */
+  assert_int_equal(take_step(&t), NG_OK);
   assert_true(fabs((double)t.d[5] / 1e33 - 1) < 1e-6);
 }
 

@@ -6,11 +6,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A is a vector: its memory does not grow with the square of the vocabulary. */
+/* A is a vector, so its memory grows linearly with the vocabulary. */
 static void a_is_a_vector(void **state) {
   fixture f;
   ng_layer l;
-  int64_t held = 0;
+  int64_t factors = 0;
   ng_layer_init(&l, NG_EMBEDDING, sizeof l);
   l.name = "words";
   l.in = 50000;
@@ -24,8 +24,8 @@ static void a_is_a_vector(void **state) {
   fixture_ok(&f, ng_ready(f.p));
   ng_report report = {.struct_size = sizeof report};
   assert_int_equal(ng_report_read(f.p, &report), NG_OK);
-  held = report.factors;
-  assert_in_range(held, 4 * 50000, 4 * 50000 + 4096);
+  factors = report.factors;
+  assert_in_range(factors, 4 * 50000, 4 * 50000 + 4096);
   ng_explain_row row = {.struct_size = sizeof row};
   assert_int_equal(ng_explain(f.p, 0, &row), NG_OK);
   assert_string_equal(row.why, "A diagonal of 50000, G 16x16");
@@ -67,7 +67,7 @@ static void refuses_by_name(void **state) {
   refused("method=natgrad", l, NG_ERR_ARG, "in is 0");
 }
 
-/* A token beyond the vocabulary changes nothing; another dtype, another shape.  -1 is NG_NO_TOKEN. */
+/* Tokens outside the vocabulary, wrong dtypes and shapes are refused and change nothing.  -1 is NG_NO_TOKEN. */
 static void refuses_tokens(void **state) {
   fixture f;
   float d[10] = {1}, y[8] = {0};
@@ -79,7 +79,7 @@ static void refuses_tokens(void **state) {
   l.in = 5;
   l.out = 2;
   const plane grad = plane_of(d, 5, 2, NG_F32);
-  /* all of them, also those that stat_batch leaves out of A */
+  /* also tokens of samples that stat_batch excludes from A */
   fixture_ok(&f, fixture_open(&f, "method=natgrad stat_batch=1", NULL));
   fixture_ok(&f, ng_add_layer(f.p, &l, NULL));
   fixture_ok(&f, plane_bind_grad(f.p, 0, NG_WEIGHT, &grad));

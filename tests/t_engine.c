@@ -1,6 +1,6 @@
-/* t_engine: the front desk of a model that is ready.  Every public function with every wrong argument, order or NULL:
- * its status, a message that names the culprit, nothing changed; what skipping, memory and reports promise. Contexts are
- * in t_context.c, describing a model in t_describe.c. */
+/* t_engine.c: public functions after ng_ready: each wrong argument or order of calls gives its status, a message with
+ * the name, and changes nothing; skipped steps, memory, reports.  t_context.c tests contexts, t_describe.c
+ * registration. */
 #include "unit_test.h"
 
 #include <math.h>
@@ -72,13 +72,13 @@ static void test_never_observed(void **state) {
   assert_int_equal(plane_input(f.p, f.fc, &a, NG_COPY), NG_OK);
   WRONG(ng_step(f.p, 0.1), NG_ERR_STATE, "output gradient");
   assert_memory_equal(before, f.dw, sizeof before);
-  assert_int_equal(observe(&f), NG_OK); /* and it goes on */
+  assert_int_equal(observe(&f), NG_OK); /* later calls work */
   assert_int_equal(ng_step(f.p, 0.1), NG_OK);
-  assert_int_equal(ng_step(f.p, 0.1), NG_UNOBSERVED); /* the average stays: t_unobserved */
+  assert_int_equal(ng_step(f.p, 0.1), NG_UNOBSERVED); /* t_unobserved.c tests such steps */
   destroy(&f);
 }
 
-/* The short form is the long one with a mean loss, bit for bit; samples and scale are told apart. */
+/* ng_begin_samples equals ng_begin with a mean loss, bit for bit. */
 static void test_begin_samples(void **state) {
   float got[3][OUT * IN];
   for (int k = 0; k < 3; k++) {
@@ -89,7 +89,7 @@ static void test_begin_samples(void **state) {
     b.loss_scale = 0.3;
     WRONG(ng_begin_samples(f.p, 0, 0.3), NG_ERR_ARG, "ng_begin_samples: samples is 0");
     WRONG(ng_begin_samples(f.p, B, 0.0), NG_ERR_ARG, "ng_begin_samples: loss_scale is 0");
-    WRONG(plane_input(f.p, f.fc, &a, NG_COPY), NG_ERR_STATE, "ng_begin"); /* it has not begun */
+    WRONG(plane_input(f.p, f.fc, &a, NG_COPY), NG_ERR_STATE, "ng_begin"); /* no batch has begun */
     assert_int_equal(k == 0 ? ng_begin(f.p, &b) : ng_begin_samples(f.p, B, k == 1 ? 0.3 : 1.0),
                      NG_OK);
     assert_int_equal(plane_input(f.p, f.fc, &a, NG_COPY), NG_OK);
@@ -137,12 +137,12 @@ static void test_observe(void **state) {
 
 /* ---- not finite ------------------------------------------------------------------------------*/
 
-/* A refused value: the step says so and why, the gradient stays, and it goes on.  With which bits is in
- * t_properties_life.c. */
+/* A non-finite value: the step is skipped with a message, the gradient stays, and later steps
+ * count.  t_properties_life.c compares their bits. */
 static void check_skipped(int where, float value) {
   misused f;
   ready(&f, "");
-  assert_int_equal(observe(&f), NG_OK); /* one good step */
+  assert_int_equal(observe(&f), NG_OK); /* a step that counts */
   assert_int_equal(ng_step(f.p, 0.1), NG_OK);
   fill_arrays(&f);
   if (where == 0) f.a[5] = value;
@@ -177,7 +177,7 @@ static void test_not_finite(void **state) {
   }
 }
 
-/* What a family does not read cannot be refused. */
+/* Values that a family does not read may be non-finite. */
 static void test_not_read(void **state) {
   misused f;
   ready(&f, "stat_batch=2");
@@ -193,14 +193,14 @@ static void test_not_read(void **state) {
   destroy(&f);
 }
 
-/* Every value is finite, their squares are not: the average must not be touched. */
+/* Finite values whose squares overflow: the average must not change. */
 static void test_overflow(void **state) {
   misused f;
   ready(&f, "");
   observed_step(&f, NG_OK);
   fill_arrays(&f);
   const bool kronecker =
-      strcmp(misuse_method, "natgrad") == 0; /* the other makes no squares, but weighs */
+      strcmp(misuse_method, "natgrad") == 0; /* Eva has no squares, only weighted sums */
   f.a[0] = kronecker ? 3e30f : 3e38f;
   if (!kronecker) f.a[IN] = f.a[2 * IN] = f.a[3 * IN] = 3e38f;
   observed_step(&f, NG_SKIPPED);
@@ -253,7 +253,7 @@ static void test_wrong_update(void **state) {
   bind_all(&f);
   assert_int_equal(ng_step_sgd(f.p, &s, 1), NG_OK);
   destroy(&f);
-  /* clip = ratio looks at the weights whatever the step writes */
+  /* clip = ratio reads weights with every kind of update */
   ready(&f, "");
   assert_int_equal(observe(&f), NG_OK);
   assert_int_equal(plane_bind_weight(f.p, f.fc, NG_WEIGHT, &none), NG_OK);
@@ -299,7 +299,7 @@ static void test_set(void **state) {
   assert_int_equal(ng_get(f.p, "damping", value, sizeof value), NG_OK);
   assert_true(strtod(value, NULL) == 0.5); /* nothing changed */
   assert_int_equal(ng_get(f.p, "nothing", value, sizeof value), NG_ERR_ARG);
-  assert_int_equal(ng_get(f.p, "damping", value, 2), NG_ERR_ARG); /* no room */
+  assert_int_equal(ng_get(f.p, "damping", value, 2), NG_ERR_ARG); /* the buffer is too small */
   destroy(&f);
 }
 
@@ -317,7 +317,7 @@ static void test_memory_is_what_was_allocated(void **state) {
   ng_report m = {.struct_size = sizeof m};
   assert_int_equal(ng_report_read(f.p, &m), NG_OK);
   sum = m.factors + m.sums + m.results + m.direction + m.moments + m.scratch + m.objects;
-  /* 4 bytes per element of the triangles, each rounded up to a cache line:
+  /* 4 bytes per element of each triangle, rounded up to a cache line:
    * A: 4*5/2 * 4 = 40, G: 2*3/2 * 4 = 12 */
   assert_int_equal(m.factors, 64 + 64);
   assert_int_equal(sum, full - empty);
@@ -342,7 +342,7 @@ static void test_reports(void **state) {
   assert_true(r.stations > 8);
   for (int32_t i = 0; i < r.stations; i++) {
     assert_int_equal(ng_report_station(f.p, i, &s), NG_OK);
-    /* no family here observes gradients, and no owner updates weights for others */
+    /* no family here reads gradients, and update_ranks is all */
     assert_int_equal(s.runs, strstr("gradients weights", s.name) == NULL);
     assert_int_equal(s.total_bytes, 0); /* one rank sends nothing */
   }

@@ -1,5 +1,5 @@
-/* t_factor_files.c: a folder of factors.  What comes back are the averages to the bit, on other ranks and
- * statistics, too; what is not there is skipped; what is damaged is refused, by its file, and nothing changed. */
+/* t_factor_files.c: factor folders.  Averages come back with the same bits, also with other ranks or `statistics`;
+ * missing files are skipped; a damaged file is refused by its name, and nothing changes. */
 #include "unit_test.h"
 
 #include <dirent.h>
@@ -48,7 +48,7 @@ static int32_t load(sim *s, const path *dir) {
   return n;
 }
 
-/* Bytes of all averages: the same memory layout wherever they are all kept. */
+/* Hash all averages. */
 static uint64_t averages(const sim *s) {
   uint64_t h = UINT64_C(14695981039346656037);
   for (int32_t i = 0; i < s->p->blocks; i++) {
@@ -68,7 +68,7 @@ static uint64_t averages(const sim *s) {
   return h;
 }
 
-/* ---- they come back --------------------------------------------------------------------------*/
+/* ---- load ------------------------------------------------------------------------------------*/
 
 static const sim_setup rows[] = {
     {.method = "natgrad", .set = "stat_period=1 solve_period=1"},
@@ -78,14 +78,14 @@ static const sim_setup rows[] = {
     {.method = "mpd-kfac", .set = "stat_period=1 solve_period=1"},
 };
 
-/* Steps are those of a run that never ended: schedules and periods apart, which begin anew. */
+/* After a load, steps equal those of the run that saved, except for periods, which start again. */
 static void a_loaded_run_equals_one_that_never_ended(void **state) {
   for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
     const path dir = path_of("factors");
     sim a, b, fresh;
     open_at(&a, &rows[i], 3);
     save(&a, &dir);
-    save(&a, &dir); /* over what is there */
+    save(&a, &dir); /* over existing files */
     open_at(&b, &rows[i], 0);
     open_at(&fresh, &rows[i], 0);
     assert_int_equal(load(&b, &dir), FILES);
@@ -100,7 +100,7 @@ static void a_loaded_run_equals_one_that_never_ended(void **state) {
   }
 }
 
-/* Without a new observation: a layer whose factors were loaded was seen, and is solved for. */
+/* A layer with loaded factors counts as observed, so it is solved without a new observation. */
 static void loaded_factors_count_as_observed(void **state) {
   static const sim_setup how = {.method = "natgrad", .set = "", .vary = SIM_SMALL};
   const path dir = path_of("deep/er");
@@ -121,7 +121,7 @@ static void loaded_factors_count_as_observed(void **state) {
   sim_close(&a);
 }
 
-/* Off the period too: results of before are not kept. */
+/* A load recomputes the results, also between periods. */
 static void loading_recomputes_inverses(void **state) {
   static const sim_setup how = {.method = "natgrad", .set = "stat_period=10 solve_period=10"};
   const path dir = path_of("factors");
@@ -144,7 +144,7 @@ static void loading_recomputes_inverses(void **state) {
 
 typedef struct passing {
   const sim_setup *how;
-  const char *from, *to; /* a folder each; from NULL: three steps */
+  const char *from, *to; /* folders; from NULL: take three steps instead */
   int32_t layers[8];
   uint64_t hash[8];
 } passing;
@@ -197,7 +197,7 @@ static void other_ranks(void **state) {
   }
 }
 
-/* ---- what is not there, what is damaged -------------------------------------------------------*/
+/* ---- missing and damaged files ---------------------------------------------------------------*/
 
 static void missing_files_change_nothing(void **state) {
   const path dir = path_of("factors");
@@ -207,7 +207,7 @@ static void missing_files_change_nothing(void **state) {
   assert_int_equal(load(&b, &dir), 0);
   assert_true(sim_fingerprint(&b) == before);
   open_at(&a, &plain, 0);
-  save(&a, &dir); /* no sample: no file */
+  save(&a, &dir); /* without samples: no file */
   assert_int_equal(load(&b, &dir), 0);
   assert_true(sim_fingerprint(&b) == before);
   assert_true(sim_step(&a, 0) >= NG_OK);
@@ -227,7 +227,7 @@ static void refused(sim *s, const char *dir, ng_status st, const char *says, uin
   assert_int_equal(layers, -7);
 }
 
-/* The last file of the folder that is read: those before it were whole, and are not taken. */
+/* The damaged file is the last one that is read; averages of the files before it are not used. */
 static void damaged_files_are_refused(void **state) {
   const path dir = path_of("factors"), file = below(&dir, files[3]);
   sim a, b;
@@ -300,7 +300,7 @@ static void other_models(void **state) {
   sim_close(&a);
 }
 
-/* One rank cannot read its file: all refuse, with its message. */
+/* One rank cannot read its file: all ranks refuse with its message. */
 typedef struct failing {
   const char *folder;
   char message[4][256];

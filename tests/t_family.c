@@ -1,10 +1,8 @@
-/* t_family.c: families that the library does not know, mixed with those that it has: what a family owes
- * is all that it owes.  The toys of toys.c run beside Kronecker and rank-one layers, on 1 to 4 ranks, at
- * every fraction of workers, they are saved, resumed, skipped and reported by code that
- * has never heard of them.
+/* t_family.c: families that a test registers (toys.c), in one model with Kronecker and rank-one layers, on 1 to 4
+ * ranks, with every fraction of workers: save, resume, skipped steps, reports, refused families.
  *
- * Tolerance.  Ranks that see the same samples have the statistics of one rank but for the rounding of
- * a sum and a division: 1e-5 is some 80 roundings.  Everything else is compared bit for bit. */
+ * Tolerance.  Ranks with the same samples have the statistics of one rank up to the rounding of a sum and a division:
+ * 1e-5 is about 80 roundings.  All other comparisons are exact. */
 #include "draw.h"
 #include "fixture.h"
 #include "folder.h"
@@ -20,7 +18,7 @@
 /* ---- a model of every family -----------------------------------------------------------------*/
 
 enum { FC, CONV, R1, TOY, TOY2, ALL, ALL_FC, PLAIN, ENTRIES, STEPS = 5, MOST_RANKS = 4 };
-enum { B = 4, SHOWN = 4 * 3 * 5 * 5, BIGGEST = 130, PARAMETERS = 2 * BIGGEST };
+enum { B = 4, MOST_OBSERVED = 4 * 3 * 5 * 5, BIGGEST = 130, PARAMETERS = 2 * BIGGEST };
 
 typedef struct entry {
   const char *name;
@@ -34,24 +32,25 @@ static const entry model[ENTRIES] = {
     [ALL_FC] = {"all.fc", 5, 6, 30, 6}, [PLAIN] = {"plain", 0, 0, 11, 0},
 };
 
-typedef struct life {
+typedef struct family_run {
   const char *set; /* options "name=value ..." */
   int32_t ranks;
-  const char *save, *load;     /* after step 2; before step 2, of a life that begins there */
-  int32_t bad_step, bad_entry; /* a NaN in this gradient, at this step and again not; -1: none */
-  bool plain;                  /* no toys are registered */
-  const ng_family *extra;      /* one more family, asked first */
-  ng_status (*hook)(int32_t rank, ng_precond *p, int32_t step); /* just before each ng_step */
+  const char *save, *load; /* save before step 2; load and begin with step 2 */
+  int32_t bad_step,
+      bad_entry; /* a NaN in this gradient at this step, which is then repeated; -1: none */
+  bool plain;    /* do not register the toys */
+  const ng_family *extra;                                       /* one more family, with priority */
+  ng_status (*hook)(int32_t rank, ng_precond *p, int32_t step); /* before each ng_step */
   void (*place)(ng_block *b, ng_stat *s);
   float out[MOST_RANKS][STEPS][ENTRIES][PARAMETERS];
   double clip[MOST_RANKS][STEPS];
   ng_status status[MOST_RANKS][STEPS];
-  char why[MOST_RANKS][256];
+  char message[MOST_RANKS][256];
   toy_commits commits[MOST_RANKS];
   double reported[MOST_RANKS];
   char explained[MOST_RANKS][ENTRIES][32];
   int32_t changed[MOST_RANKS];
-} life;
+} family_run;
 
 static void draw(float *x, int64_t n, int32_t step, int32_t at) {
   rng r = {test_seed() ^ (uint64_t)(step * 100 + at)};
@@ -76,8 +75,8 @@ static ng_status bind(ng_precond *p, int32_t i, float *grad) {
   return st == NG_OK && e->biases > 0 ? plane_bind_grad(p, i, NG_BIAS, &b) : st;
 }
 
-static ng_status show(ng_precond *p, int32_t i, int32_t step) {
-  float a[SHOWN], g[SHOWN];
+static ng_status observe_entry(ng_precond *p, int32_t i, int32_t step) {
+  float a[MOST_OBSERVED], g[MOST_OBSERVED];
   const entry *e = &model[i];
   const int64_t pixels = i == CONV ? 25 : 1;
   if (e->out == 0 || i == ALL_FC) return NG_OK;
@@ -92,131 +91,131 @@ static ng_status show(ng_precond *p, int32_t i, int32_t step) {
   return st == NG_OK ? plane_output_grad(p, i, &out, NG_COPY) : st;
 }
 
-/* ---- living ----------------------------------------------------------------------------------*/
+/* ---- runs ------------------------------------------------------------------------------------*/
 
-static ng_status one_step(life *l, int32_t rank, fixture *f, int32_t step, int32_t bad) {
+static ng_status one_step(family_run *run, int32_t rank, fixture *f, int32_t step, int32_t bad) {
   ng_status st = fixture_begin(f, B);
   for (int32_t i = 0; i < ENTRIES && st == NG_OK; i++) {
-    float *mine = l->out[rank][step][i];
+    float *mine = run->out[rank][step][i];
     draw(mine, model[i].weights + model[i].biases, step, i);
-    if (step == l->bad_step && i == bad) mine[model[i].weights - 1] = NAN;
+    if (step == run->bad_step && i == bad) mine[model[i].weights - 1] = NAN;
     st = bind(f->p, i, mine);
-    if (st == NG_OK) st = show(f->p, i, step);
+    if (st == NG_OK) st = observe_entry(f->p, i, step);
   }
-  if (st == NG_OK && l->hook != NULL) st = l->hook(rank, f->p, step);
+  if (st == NG_OK && run->hook != NULL) st = run->hook(rank, f->p, step);
   return st == NG_OK ? ng_step(f->p, 0.1) : st;
 }
 
-/* Gradients that are not what was drawn. */
-static int32_t changed(const life *l, int32_t rank, int32_t step) {
+/* Count elements of gradients that differ from the drawn ones. */
+static int32_t changed(const family_run *run, int32_t rank, int32_t step) {
   int32_t n = 0;
   for (int32_t i = 0; i < ENTRIES; i++) {
     float d[PARAMETERS];
     draw(d, model[i].weights + model[i].biases, step, i);
     for (int64_t e = 0; e < model[i].weights + model[i].biases; e++) {
-      const float x = l->out[rank][step][i][e];
+      const float x = run->out[rank][step][i][e];
       n += x - x == 0.0f && memcmp(&x, &d[e], sizeof x) != 0;
     }
   }
   return n;
 }
 
-static void look_at(life *l, int32_t rank, const ng_precond *p) {
+static void read_reports(family_run *run, int32_t rank, const ng_precond *p) {
   ng_explain_row row = {.struct_size = sizeof row};
   ng_layer_report report = {.struct_size = sizeof report};
   for (int32_t i = 0; ng_explain(p, i, &row) == NG_OK; i++) {
-    (void)snprintf(l->explained[rank][row.index], sizeof l->explained[0][0], "%s", row.family);
+    (void)snprintf(run->explained[rank][row.index], sizeof run->explained[0][0], "%s", row.family);
     if (i + 1 == ng_explain_count(p)) break;
   }
-  if (l->plain) return;
+  if (run->plain) return;
   for (int32_t i = 0; i < p->blocks; i++) {
-    if (p->block[i]->family == &toy_total) l->commits[rank] = toy_total_commits(p->block[i]);
+    if (p->block[i]->family == &toy_total) run->commits[rank] = toy_total_commits(p->block[i]);
   }
-  if (ng_report_layer(p, ALL, &report) == NG_OK) l->reported[rank] = report.pi;
+  if (ng_report_layer(p, ALL, &report) == NG_OK) run->reported[rank] = report.pi;
 }
 
-static ng_status life_of(int32_t rank, ng_transport *t, void *arg) {
-  life *l = arg;
+static ng_status run_rank(int32_t rank, ng_transport *t, void *arg) {
+  family_run *run = arg;
   const ng_family beside = toy_beside();
   const ng_family *const toy[] = {&toy_diagonal, &toy_total, &beside};
-  char *why = l->why[rank];
+  char *why = run->message[rank];
   fixture f;
   const fixture_how how = {
-      .linalg = "ref", .threads = 1 + rank % 2, .transport = l->ranks > 1 ? t : NULL};
-  ng_status st = fixture_open(&f, l->set, &how);
-  for (int i = 0; i < 3 && st == NG_OK && !l->plain; i++)
+      .linalg = "ref", .threads = 1 + rank % 2, .transport = run->ranks > 1 ? t : NULL};
+  ng_status st = fixture_open(&f, run->set, &how);
+  for (int i = 0; i < 3 && st == NG_OK && !run->plain; i++)
     ng_family_register(f.ctx, toy[i]);
-  if (st == NG_OK && l->extra != NULL) ng_family_register(f.ctx, l->extra);
-  if (st == NG_OK) f.ctx->place = l->place;
+  if (st == NG_OK && run->extra != NULL) ng_family_register(f.ctx, run->extra);
+  if (st == NG_OK) f.ctx->place = run->place;
   for (int32_t i = 0; i < ENTRIES && st == NG_OK; i++)
     st = add(f.p, &model[i]);
   if (st == NG_OK) st = ng_ready(f.p);
-  if (st == NG_OK && l->load != NULL) st = ng_load(f.p, l->load);
-  for (int32_t step = l->load != NULL ? 2 : 0; step < STEPS && st == NG_OK; step++) {
-    if (step == 2 && l->save != NULL) st = ng_save(f.p, l->save);
-    if (st == NG_OK) st = one_step(l, rank, &f, step, l->bad_entry);
-    l->status[rank][step] = st;
-    if (st == NG_SKIPPED) { /* and again, as it should have been */
-      l->changed[rank] += changed(l, rank, step);
+  if (st == NG_OK && run->load != NULL) st = ng_load(f.p, run->load);
+  for (int32_t step = run->load != NULL ? 2 : 0; step < STEPS && st == NG_OK; step++) {
+    if (step == 2 && run->save != NULL) st = ng_save(f.p, run->save);
+    if (st == NG_OK) st = one_step(run, rank, &f, step, run->bad_entry);
+    run->status[rank][step] = st;
+    if (st == NG_SKIPPED) { /* repeat without the NaN */
+      run->changed[rank] += changed(run, rank, step);
       (void)snprintf(why, 256, "%s", ng_last_error(f.ctx));
-      st = one_step(l, rank, &f, step, -1);
+      st = one_step(run, rank, &f, step, -1);
     }
     ng_report r = {.struct_size = sizeof r};
     if (st == NG_OK) st = ng_report_read(f.p, &r);
-    l->clip[rank][step] = r.clip;
+    run->clip[rank][step] = r.clip;
   }
   if (st < NG_OK && why[0] == 0)
     (void)snprintf(why, 256, "%.255s", f.ctx != NULL ? ng_last_error(f.ctx) : f.message);
-  if (st == NG_OK) look_at(l, rank, f.p);
+  if (st == NG_OK) read_reports(run, rank, f.p);
   fixture_close(&f);
   return st;
 }
 
-static life *new_life(const char *set, int32_t ranks) {
-  life *l = calloc(1, sizeof *l);
-  assert_non_null(l);
-  l->set = set;
-  l->ranks = ranks;
-  l->bad_step = l->bad_entry = -1;
-  return l;
+static family_run *new_run(const char *set, int32_t ranks) {
+  family_run *run = calloc(1, sizeof *run);
+  assert_non_null(run);
+  run->set = set;
+  run->ranks = ranks;
+  run->bad_step = run->bad_entry = -1;
+  return run;
 }
 
-static life *life_with(const ng_family *extra, const char *set, int32_t ranks) {
-  life *l = new_life(set, ranks);
-  l->extra = extra;
-  return l;
+static family_run *new_run_with(const ng_family *extra, const char *set, int32_t ranks) {
+  family_run *run = new_run(set, ranks);
+  run->extra = extra;
+  return run;
 }
 
-/* Every rank ends well and with the same bits. */
-static life *lived(life *l) {
-  if (ranks_run(l->ranks, life_of, l, NULL) != NG_OK) {
-    for (int32_t r = 0; r < l->ranks; r++) {
-      print_error("%s, rank %d: %s\n", l->set, r, l->why[r]);
+/* Run; all ranks succeed with the same bits. */
+static family_run *completed(family_run *run) {
+  if (ranks_run(run->ranks, run_rank, run, NULL) != NG_OK) {
+    for (int32_t r = 0; r < run->ranks; r++) {
+      print_error("%s, rank %d: %s\n", run->set, r, run->message[r]);
     }
     fail();
   }
-  for (int32_t r = 1; r < l->ranks; r++) {
-    assert_memory_equal(l->out[0], l->out[r], sizeof l->out[0]);
-    assert_memory_equal(l->clip[0], l->clip[r], sizeof l->clip[0]);
+  for (int32_t r = 1; r < run->ranks; r++) {
+    assert_memory_equal(run->out[0], run->out[r], sizeof run->out[0]);
+    assert_memory_equal(run->clip[0], run->clip[r], sizeof run->clip[0]);
   }
-  return l;
+  return run;
 }
 
-static void same_from(const life *x, const life *y, int32_t step) {
+static void same_from(const family_run *x, const family_run *y, int32_t step) {
   assert_memory_equal(x->out[0][step], y->out[0][step],
                       sizeof x->out[0][0] * (size_t)(STEPS - step));
 }
 
-/* Two lives give the same bits from that step on. */
-static void same_lives(life *x, life *y, int32_t step) {
-  (void)lived(x);
-  (void)lived(y);
+/* Two runs have the same bits from this step on. */
+static void must_equal(family_run *x, family_run *y, int32_t step) {
+  (void)completed(x);
+  (void)completed(y);
   same_from(x, y, step);
   free(x);
   free(y);
 }
 
-/* ---- what the toys should give ---------------------------------------------------------------*/
+/* ---- expected results of the toys ------------------------------------------------------------*/
 
 static const double LAMBDA = 0.3, RHO = 0.9;
 
@@ -240,16 +239,16 @@ static void predict(int32_t i, int32_t step, double v[PARAMETERS], double *out) 
   }
 }
 
-static void as_predicted(const life *l) {
+static void as_predicted(const family_run *run) {
   static const int32_t toys[] = {TOY, TOY2, ALL, ALL_FC};
   for (int k = 0; k < 4; k++) {
     double v[PARAMETERS] = {0}, want[PARAMETERS];
     for (int32_t step = 0; step < STEPS; step++) {
       predict(toys[k], step, v, want);
       for (int64_t e = 0; e < model[toys[k]].weights + model[toys[k]].biases; e++) {
-        const double got = (double)l->out[0][step][toys[k]][e], w = want[e] * l->clip[0][step];
+        const double got = (double)run->out[0][step][toys[k]][e], w = want[e] * run->clip[0][step];
         if (!(fabs(got - w) <= 1e-5 * fabs(w))) {
-          fail_msg("%s, %d ranks, step %d, %s[%d]: %g, expected %g", l->set, l->ranks, step,
+          fail_msg("%s, %d ranks, step %d, %s[%d]: %g, expected %g", run->set, run->ranks, step,
                    model[toys[k]].name, (int)e, got, w);
         }
       }
@@ -257,7 +256,7 @@ static void as_predicted(const life *l) {
   }
 }
 
-static void close_to(const life *x, const life *y) {
+static void close_to(const family_run *x, const family_run *y) {
   for (int32_t step = 0; step < STEPS; step++) {
     for (int32_t i = 0; i < ENTRIES; i++) {
       double most = 0, gap = 0;
@@ -284,43 +283,43 @@ static void test_explained(void **state) {
   static const char *const family[ENTRIES] = {
       [FC] = "kronecker",  [CONV] = "kronecker", [R1] = "beside",    [TOY] = "diagonal",
       [TOY2] = "diagonal", [ALL] = "total",      [ALL_FC] = "total", [PLAIN] = "none"};
-  life *l = lived(new_life(COMMON, 1));
+  family_run *run = completed(new_run(COMMON, 1));
   for (int32_t i = 0; i < ENTRIES; i++) {
-    assert_string_equal(l->explained[0][i], family[i]);
+    assert_string_equal(run->explained[0][i], family[i]);
   }
-  assert_true(l->reported[0] > 0);
-  assert_int_equal(l->commits[0].taken, STEPS);
-  assert_int_equal(l->commits[0].skipped, 0);
-  /* Without toys the others are the library's, and the tensor of a toy stays as it is. */
-  life *plain = new_life(COMMON, 1);
+  assert_true(run->reported[0] > 0);
+  assert_int_equal(run->commits[0].taken, STEPS);
+  assert_int_equal(run->commits[0].skipped, 0);
+  /* Without toys, their layers belong to families of the library, and the tensor of a toy is not preconditioned. */
+  family_run *plain = new_run(COMMON, 1);
   plain->plain = true;
-  (void)ranks_run(1, life_of, plain, NULL); /* "all.fc" is never observed: refused by name */
-  assert_non_null(strstr(plain->why[0], "'all.fc' was never observed"));
+  (void)ranks_run(1, run_rank, plain, NULL); /* "all.fc" is not observed: an error with its name */
+  assert_non_null(strstr(plain->message[0], "'all.fc' was never observed"));
   free(plain);
-  free(l);
+  free(run);
 }
 
-/* 1 to 4 ranks, every fraction: formulas hold, fractions do not matter to a bit. */
+/* 1 to 4 ranks, every fraction: results equal the formulas, and have the same bits with all fractions. */
 static void test_ranks_and_fractions(void **state) {
   static const char *const fraction[] = {"grad_worker_fraction=0", "grad_worker_fraction=0.5",
                                          "grad_worker_fraction=1"};
   static const char *const clip[] = {"clip=kl", "clip=rms clip_bound=0.1", "clip=none"};
   char text[512], more[512];
   for (int c = 0; c < 3; c++) {
-    life *one = lived(new_life(with(more, COMMON, clip[c]), 1));
+    family_run *one = completed(new_run(with(more, COMMON, clip[c]), 1));
     if (c != 1) as_predicted(one);
     for (int32_t ranks = 2; ranks <= MOST_RANKS; ranks++) {
-      life *whole = NULL;
+      family_run *whole = NULL;
       for (int k = 2; k >= 0; k--) {
         if (k == 1 && ranks % 2 != 0) continue;
-        life *l = lived(new_life(with(text, more, fraction[k]), ranks));
-        close_to(l, one);
+        family_run *run = completed(new_run(with(text, more, fraction[k]), ranks));
+        close_to(run, one);
         if (whole == NULL) {
-          whole = l;
+          whole = run;
           continue;
         }
-        same_from(l, whole, 0);
-        free(l);
+        same_from(run, whole, 0);
+        free(run);
       }
       free(whole);
     }
@@ -328,27 +327,27 @@ static void test_ranks_and_fractions(void **state) {
   }
 }
 
-/* clip = norm over families that measure in every way, an ascent (SAM) among them: all that leaves has
- * the norm that was asked for. */
+/* clip = norm over families with different `measure`, also with solver = product: the norm of all directions is
+ * clip_bound. */
 static void test_norm(void **state) {
   static const char *const set[] = {
       COMMON "clip=norm clip_bound=0.01",
       "solver=product radius=0.5 solve_period=1 clip=norm clip_bound=0.01"};
   for (int k = 0; k < 2; k++) {
     for (int32_t ranks = 1; ranks <= 3; ranks++) {
-      life *l = lived(new_life(set[k], ranks));
+      family_run *run = completed(new_run(set[k], ranks));
       for (int32_t step = 0; step < STEPS; step++) {
         double sum = 0;
         for (int32_t i = 0; i < PLAIN; i++) {
           for (int64_t e = 0; e < model[i].weights + model[i].biases; e++) {
-            const double x = (double)l->out[0][step][i][e];
+            const double x = (double)run->out[0][step][i][e];
             sum += x * x;
           }
         }
-        assert_true(l->clip[0][step] < 1);
+        assert_true(run->clip[0][step] < 1);
         assert_true(fabs(sqrt(sum) - 0.01) <= 1e-5 * 0.01);
       }
-      free(l);
+      free(run);
     }
   }
 }
@@ -358,45 +357,46 @@ static void test_resume(void **state) {
   char text[512];
   for (int32_t ranks = 1; ranks <= MOST_RANKS; ranks++) {
     const char *set = with(text, COMMON, ranks % 2 == 0 ? "grad_worker_fraction=0.5" : "");
-    life *whole = new_life(set, ranks), *rest = new_life(set, ranks);
-    whole->save = rest->load = path;
-    same_lives(whole, rest, 2);
+    family_run *whole = new_run(set, ranks), *resumed = new_run(set, ranks);
+    whole->save = resumed->load = path;
+    must_equal(whole, resumed, 2);
   }
 }
 
-/* A NaN in the gradient of each kind of entry: the step is skipped on all ranks and gradients stay.  What
- * was observed counts (twice, as the step is taken again), but not the gradient that was refused. */
+/* A NaN in the gradient of each kind of entry: the step is skipped on all ranks and gradients stay.  Observations
+ * enter the averages (twice, as the step is repeated), the gradient with the NaN does not. */
 static void test_skip(void **state) {
   static const int32_t bad[] = {FC, R1, TOY, ALL, ALL_FC};
   char text[512];
   for (int32_t ranks = 1; ranks <= MOST_RANKS; ranks += 3) {
     for (int k = 0; k < 5; k++) {
       const char *set = with(text, COMMON, "grad_worker_fraction=0 clip=none");
-      life *good = lived(new_life(set, ranks)), *l = new_life(set, ranks);
-      l->bad_step = 2;
-      l->bad_entry = bad[k];
-      (void)lived(l);
+      family_run *good = completed(new_run(set, ranks)), *run = new_run(set, ranks);
+      run->bad_step = 2;
+      run->bad_entry = bad[k];
+      (void)completed(run);
       for (int32_t r = 0; r < ranks; r++) {
-        assert_int_equal(l->status[r][2], NG_SKIPPED);
-        assert_int_equal(l->commits[r].skipped, 1);
-        assert_int_equal(l->commits[r].taken, STEPS);
-        assert_int_equal(l->changed[r], 0);
+        assert_int_equal(run->status[r][2], NG_SKIPPED);
+        assert_int_equal(run->commits[r].skipped, 1);
+        assert_int_equal(run->commits[r].taken, STEPS);
+        assert_int_equal(run->changed[r], 0);
       }
       for (int32_t step = 0; step < STEPS; step++) {
         for (int32_t i = 0; i < ENTRIES; i++) {
           const bool forgetful = i == ALL || i == ALL_FC || i == PLAIN;
           if (step >= 2 && !forgetful && i != bad[k]) continue;
           if (step >= 2 && (bad[k] == FC || bad[k] == R1) && i == bad[k]) continue;
-          assert_memory_equal(l->out[0][step][i], good->out[0][step][i], sizeof l->out[0][step][i]);
+          assert_memory_equal(run->out[0][step][i], good->out[0][step][i],
+                              sizeof run->out[0][step][i]);
         }
       }
       free(good);
-      free(l);
+      free(run);
     }
   }
 }
 
-/* Who sums and who keeps: averages with the owner only, or made by every rank for itself. */
+/* Averages on the owner only, or on every rank from equal sums. */
 static ng_spread spread_of_v;
 
 static void spread_v(ng_block *b, ng_stat *s) {
@@ -408,11 +408,11 @@ static void test_spreads(void **state) {
   char text[512];
   for (int k = 0; k < 2; k++) {
     for (int32_t ranks = 1; ranks <= MOST_RANKS; ranks++) {
-      life *l = new_life(with(text, COMMON, "grad_worker_fraction=0"), ranks);
+      family_run *run = new_run(with(text, COMMON, "grad_worker_fraction=0"), ranks);
       spread_of_v = spreads[k];
-      l->place = spread_v;
-      as_predicted(lived(l));
-      free(l);
+      run->place = spread_v;
+      as_predicted(completed(run));
+      free(run);
     }
   }
 }
@@ -421,7 +421,7 @@ static void only_owner(ng_block *b, ng_stat *s) {
   if (s->rule.averaged) s->spread = NG_SPREAD_OWNER;
 }
 
-/* PD as values and a factor: what is delivered has the factor in it. */
+/* The scale of an emitted direction is in the delivered values. */
 static void emit_twice(const ng_block *b, int32_t k, int32_t g, double factor, ng_direction *e) {
   toy_diagonal.emit(b, k, g, factor, e);
   e->scale = 2.0 * factor;
@@ -431,8 +431,8 @@ static void test_delivered_values(void **state) {
   ng_family twice = toy_diagonal;
   twice.name = "twice";
   twice.emit = emit_twice;
-  same_lives(life_with(&twice, UNCLIPPED "grad_worker_fraction=1", 2),
-             life_with(&twice, UNCLIPPED "grad_worker_fraction=0", 2), 0);
+  must_equal(new_run_with(&twice, UNCLIPPED "grad_worker_fraction=1", 2),
+             new_run_with(&twice, UNCLIPPED "grad_worker_fraction=0", 2), 0);
 }
 
 /* ---- ranks -----------------------------------------------------------------------------------*/
@@ -441,29 +441,29 @@ static bool first_fits(const ng_settings *o, const ng_entry *e) {
   return strcmp(e->d.name, "fc") == 0;
 }
 
-/* Sums that are sent, around sums that only their owner has: every rank cuts the same messages.  (Three
- * ranks failed: who had the local sums sent one message more.) */
+/* Sums that travel and sums that only their owner has alternate: all ranks have the same messages. */
 static void test_messages(void **state) {
-  ng_family first = toy_total; /* of its own statistic: before conv, whose factors are local */
+  ng_family first = toy_total; /* its statistic comes before conv, whose factors are local */
   first.name = "first";
   first.scope = NG_SCOPE_LAYER;
   first.fits = first_fits;
-  life *one = life_with(&first, UNCLIPPED, 1);
-  (void)lived(one);
+  family_run *one = new_run_with(&first, UNCLIPPED, 1);
+  (void)completed(one);
   for (int32_t ranks = 2; ranks <= MOST_RANKS; ranks++) {
-    life *l = life_with(&first, UNCLIPPED "statistics=local grad_worker_fraction=0", ranks);
-    close_to(lived(l), one); /* all ranks see the same */
-    free(l);
+    family_run *run =
+        new_run_with(&first, UNCLIPPED "statistics=local grad_worker_fraction=0", ranks);
+    close_to(completed(run), one); /* all ranks have the same samples */
+    free(run);
   }
   free(one);
-  /* only the owner computes the norms of a rank-one layer; they use the delivered direction */
-  free(lived(
-      new_life("damping=0.3 clip=rms clip_bound=0.1 statistics=local grad_worker_fraction=0", 2)));
+  /* only the owner of a rank-one layer computes the norms for clip = rms */
+  free(completed(
+      new_run("damping=0.3 clip=rms clip_bound=0.1 statistics=local grad_worker_fraction=0", 2)));
 }
 
-/* A and G on different ranks: what divides ahead is made when the block was solved, not when another
- * was. */
-static void apart(ng_block *b, ng_stat *s) {
+/* A and G on different ranks: with eigen-prediv the divisors are computed when their own block is solved, not when
+ * another block is. */
+static void separate_owners(ng_block *b, ng_stat *s) {
   const ng_grid *g = &b->p->grid;
   s->owner = b->column + (int32_t)(s - b->stat + b->index) % g->m * g->n;
 }
@@ -477,43 +477,43 @@ static ng_status own_period(int32_t rank, ng_precond *p, int32_t step) {
 static void test_divided_ahead(void **state) {
   const char *set = "solver=eigen-prediv damping_split=joint damping=0.3 clip=none solve_period=3";
   for (int32_t ranks = 2; ranks <= 3; ranks++) {
-    life *l = new_life(set, ranks), *together = new_life(set, ranks);
-    l->place = apart;
-    l->hook = together->hook = own_period;
-    same_lives(l, together, 0);
+    family_run *run = new_run(set, ranks), *together = new_run(set, ranks);
+    run->place = separate_owners;
+    run->hook = together->hook = own_period;
+    must_equal(run, together, 0);
   }
 }
 
-/* ---- steps that do not begin -----------------------------------------------------------------*/
+/* ---- failed observations ---------------------------------------------------------------------*/
 
-/* One rank cannot observe. */
-static _Thread_local bool blind;
+/* The family fails to observe on one rank. */
+static _Thread_local bool cannot_observe;
 static ng_status observe_or_not(ng_block *b, const ng_obs *o) {
-  return blind ? ng_fail(b->ctx, NG_ERR_NOMEM, "'%s' is blind", b->name)
-               : toy_diagonal.observe(b, o);
+  return cannot_observe ? ng_fail(b->ctx, NG_ERR_NOMEM, "'%s' cannot observe", b->name)
+                        : toy_diagonal.observe(b, o);
 }
 
-static ng_status blind_one(int32_t rank, ng_precond *p, int32_t step) {
+static ng_status fail_on_one_rank(int32_t rank, ng_precond *p, int32_t step) {
   if (step != 1) return NG_OK;
-  blind = rank == 1;
+  cannot_observe = rank == 1;
   const ng_status st = ng_step(p, 0.1);
-  blind = false;
+  cannot_observe = false;
   return st == NG_ERR_NOMEM ? NG_OK : NG_ERR_STATE;
 }
 
-static void test_blind(void **state) {
+static void test_failed_observation(void **state) {
   ng_family sees = toy_diagonal;
   sees.name = "sees";
   sees.observe = observe_or_not;
   for (int32_t ranks = 2; ranks <= 3; ranks++) {
-    life *l = new_life(UNCLIPPED, ranks);
-    l->hook = blind_one;
-    l->extra = &sees;
-    same_lives(l, new_life(UNCLIPPED, ranks), 0);
+    family_run *run = new_run(UNCLIPPED, ranks);
+    run->hook = fail_on_one_rank;
+    run->extra = &sees;
+    must_equal(run, new_run(UNCLIPPED, ranks), 0);
   }
 }
 
-/* A family refuses what it observes, though PD could be made: the step does not count. */
+/* A family returns NG_SKIPPED from `observe`: the step does not count. */
 static ng_status refuses(ng_block *b, const ng_obs *o) {
   return b->p->steps == 1 && b->ctx->rank == 0 ? NG_SKIPPED : toy_diagonal.observe(b, o);
 }
@@ -523,22 +523,23 @@ static void test_observation_refused(void **state) {
   f.name = "refuses";
   f.observe = refuses;
   for (int32_t ranks = 1; ranks <= 2; ranks++) {
-    life *l = life_with(&f, UNCLIPPED, ranks);
-    assert_int_equal(ranks_run(ranks, life_of, l, NULL), NG_SKIPPED);
+    family_run *run = new_run_with(&f, UNCLIPPED, ranks);
+    assert_int_equal(ranks_run(ranks, run_rank, run, NULL), NG_SKIPPED);
     for (int32_t r = 0; r < ranks; r++)
-      assert_true(l->status[r][0] == NG_OK && l->status[r][1] == NG_SKIPPED);
-    free(l);
+      assert_true(run->status[r][0] == NG_OK && run->status[r][1] == NG_SKIPPED);
+    free(run);
   }
 }
 
-/* ---- refused at ng_ready, by name ------------------------------------------------------------*/
+/* ---- refused by ng_ready, with the name ------------------------------------------------------*/
 
-static void refused_life(life *l, ng_status st, const char *says) {
-  assert_int_equal(ranks_run(l->ranks, life_of, l, NULL), st);
-  for (int32_t r = 0; r < l->ranks; r++) {
-    if (strstr(l->why[r], says) == NULL) fail_msg("rank %d: '%s', not '%s'", r, l->why[r], says);
+static void must_be_refused(family_run *run, ng_status st, const char *says) {
+  assert_int_equal(ranks_run(run->ranks, run_rank, run, NULL), st);
+  for (int32_t r = 0; r < run->ranks; r++) {
+    if (strstr(run->message[r], says) == NULL)
+      fail_msg("rank %d: '%s', not '%s'", r, run->message[r], says);
   }
-  free(l);
+  free(run);
 }
 
 static void far_owner(ng_block *b, ng_stat *s) { s->owner = b->ctx->ranks; }
@@ -547,8 +548,8 @@ static void split_owners(ng_block *b, ng_stat *s) {
   if (b->stats == 2) s->spread = NG_SPREAD_OWNER;
   s->owner = (int32_t)(s - b->stat) % b->ctx->ranks;
 }
-/* One rank thinks that another solves: its messages would be other ones. */
-static void own_idea(ng_block *b, ng_stat *s) {
+/* One rank has other owners, so its messages would differ. */
+static void shifted_owner(ng_block *b, ng_stat *s) {
   if (b->ctx->rank == 1) s->owner = (s->owner + 1) % b->ctx->ranks;
 }
 
@@ -562,7 +563,7 @@ static void sees_two(ng_block *b, ng_stat *s) {
   s->observed = NG_OBSERVED_INPUT | NG_OBSERVED_OUTGRAD;
 }
 
-static void test_refused_life(void **state) {
+static void test_refused_families(void **state) {
   static const struct {
     void (*place)(ng_block *b, ng_stat *s);
     const char *set, *says;
@@ -576,27 +577,27 @@ static void test_refused_life(void **state) {
       {sees_two, UNCLIPPED, "exactly one kind of observation"},
   };
   for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
-    life *l = new_life(wrong[i].set, 2);
-    l->place = wrong[i].place;
-    refused_life(l, NG_ERR_ARG, wrong[i].says);
+    family_run *run = new_run(wrong[i].set, 2);
+    run->place = wrong[i].place;
+    must_be_refused(run, NG_ERR_ARG, wrong[i].says);
   }
-  life *l = new_life(UNCLIPPED "grad_worker_fraction=1", 3);
-  l->place = own_idea;
-  refused_life(l, NG_ERR_COMM, "owners of blocks of 1 of 3 ranks differ from rank 0");
-  ng_family named = toy_total; /* "plain" is a tensor of the model: two keys of one name */
+  family_run *run = new_run(UNCLIPPED "grad_worker_fraction=1", 3);
+  run->place = shifted_owner;
+  must_be_refused(run, NG_ERR_COMM, "owners of blocks of 1 of 3 ranks differ from rank 0");
+  ng_family named = toy_total; /* "plain" is a tensor of the model: two entries of one name */
   named.name = "plain";
   named.fits = first_fits;
-  refused_life(life_with(&named, UNCLIPPED, 1), NG_ERR_ARG,
-               "'plain': a block of several layers has this name");
+  must_be_refused(new_run_with(&named, UNCLIPPED, 1), NG_ERR_ARG,
+                  "'plain': a block of several layers has this name");
   ng_family shares = toy_diagonal;
   shares.name = "shares";
-  shares.create = toy_total.create; /* partial, and something to solve */
+  shares.create = toy_total.create; /* partial sums and a solve */
   shares.fits = first_fits;
-  refused_life(life_with(&shares, UNCLIPPED "grad_worker_fraction=0", 2), NG_ERR_ARG,
-               "needs grad_worker_fraction = 1");
+  must_be_refused(new_run_with(&shares, UNCLIPPED "grad_worker_fraction=0", 2), NG_ERR_ARG,
+                  "needs grad_worker_fraction = 1");
 }
 
-/* A family is asked about its options, and about values that ng_set would give its block. */
+/* `check` of a family sees its options and values from ng_set. */
 static ng_status no_half(const ng_options *o, char *message, size_t size) {
   if (o->base.damping != 0.5) return NG_OK;
   return ng_fail_to(message, size, NG_ERR_ARG, "damping = 0.5 is not for toys");
@@ -614,11 +615,11 @@ static void test_set(void **state) {
   ng_family picky = toy_diagonal;
   picky.name = "picky";
   picky.check = no_half;
-  life *l = life_with(&picky, UNCLIPPED, 1);
-  l->hook = set_half;
-  free(lived(l));
-  refused_life(life_with(&picky, "damping=0.5 clip=none", 1), NG_ERR_ARG,
-               "layer 'toy': options: damping = 0.5 is not for toys");
+  family_run *run = new_run_with(&picky, UNCLIPPED, 1);
+  run->hook = set_half;
+  free(completed(run));
+  must_be_refused(new_run_with(&picky, "damping=0.5 clip=none", 1), NG_ERR_ARG,
+                  "layer 'toy': options: damping = 0.5 is not for toys");
 }
 
 /* solve_period applies to a family with NG_TRAIT_SOLVES, also under a method whose family lacks the trait. */
@@ -637,15 +638,15 @@ static ng_status every_second(int32_t rank, ng_precond *p, int32_t step) {
 
 static void test_solve_period(void **state) {
   static const uint32_t traits[] = {0, NG_TRAIT_SOLVES};
-  static const int32_t solves[] = {STEPS, (STEPS + 1) / 2}; /* of a block */
+  static const int32_t solves[] = {STEPS, (STEPS + 1) / 2}; /* per block */
   ng_family periodic = toy_diagonal;
   periodic.solve = solve_counted;
   for (int k = 0; k < 2; k++) {
     periodic.traits = traits[k];
-    life *l = life_with(&periodic, "method=eva-natgrad damping=0.3 clip=none", 1);
-    l->hook = every_second;
+    family_run *run = new_run_with(&periodic, "method=eva-natgrad damping=0.3 clip=none", 1);
+    run->hook = every_second;
     solved = 0;
-    free(lived(l));
+    free(completed(run));
     assert_int_equal(solved, 2 * solves[k]); /* toy and toy2 */
   }
 }
@@ -662,8 +663,8 @@ int main(void) {
       cmocka_unit_test(test_observation_refused),
       cmocka_unit_test(test_messages),
       cmocka_unit_test(test_divided_ahead),
-      cmocka_unit_test(test_blind),
-      cmocka_unit_test(test_refused_life),
+      cmocka_unit_test(test_failed_observation),
+      cmocka_unit_test(test_refused_families),
       cmocka_unit_test(test_set),
       cmocka_unit_test(test_solve_period),
   };

@@ -1,6 +1,6 @@
-/* t_finite.c: random steps at the ends of f32, f16 and bf16 leave everything finite, on 1 and 4 ranks; averages and
- * inverses stay in the range of their dtype.  A step that is skipped changes nothing.  A state that is not finite is
- * rejected by name.  t_huge.c has the rule of single elements. */
+/* t_finite.c: random steps at the limits of f32, f16 and bf16 leave all values finite, on 1 and 4 ranks; averages and
+ * inverses stay in the range of their dtype.  A skipped step changes nothing.  A non-finite state is rejected with the
+ * name of the array.  t_huge.c tests single elements. */
 #include "unit_test.h"
 
 #include <float.h>
@@ -13,11 +13,11 @@
 #include "folder.h"
 #include "ranks.h"
 #include "step/step.h"
-#include "wild.h"
+#include "huge_model.h"
 
 static const how in_place = {.lr = 0.1, .in_place = true};
 
-/* Gradients and weights of about these sizes. */
+/* Gradients and weights of about these magnitudes. */
 static void fill_sizes(model *m, double grad, double weight) {
   rng r = {test_seed()};
   for (int i = 0; i < ALL; i++) {
@@ -50,9 +50,9 @@ static bool all_finite(const model *m) {
   return fine;
 }
 
-/* ---- one number too many ---------------------------------------------------------------------*/
+/* ---- overflow in intermediate results --------------------------------------------------------*/
 
-/* clip = ratio multiplies by up to 50: |PD| alone is far inside f16. */
+/* clip = ratio multiplies by up to 50; |PD| alone is in the range of f16. */
 static void clip_ratio_may_overflow_f16(void **state) {
   model m;
   open_ok(&m, "method=eva clip=ratio clip_bound=1e6 damping=1", &in_place, NG_F16);
@@ -62,11 +62,11 @@ static void clip_ratio_may_overflow_f16(void **state) {
   assert_true(get(m.grad, NG_F16, 2) == 2000);
   put(m.grad, NG_F16, 2, 1000);
   assert_int_equal(step(&m, &in_place), NG_OK);
-  assert_true(fabs((double)get(m.grad, NG_F16, 2)) > 40000); /* 50 it was */
+  assert_true(fabs((double)get(m.grad, NG_F16, 2)) > 40000); /* the factor was 50 */
   fixture_close(&m.f);
 }
 
-/* PD is inside f32, but what multiplies g in the row of the bias is about PD over |g|. */
+/* PD is in the range of f32, the factor of g in the bias column, about PD / |g|, is not. */
 static void a_factor_beyond_f32(void **state) {
   static const how updates[] = {{.lr = 0.1, .in_place = true}, {.lr = 1e-30}};
   for (int u = 0; u < 2; u++) {
@@ -80,7 +80,7 @@ static void a_factor_beyond_f32(void **state) {
   }
 }
 
-/* D a of a row is, though D and PD are not. */
+/* D and PD are in the range of f32, the sum D a of a row is not. */
 static void a_row_sum_beyond_f32(void **state) {
   model m;
   open_ok(&m, "method=eva-f clip=none damping=100", &in_place, NG_F32);
@@ -91,14 +91,14 @@ static void a_row_sum_beyond_f32(void **state) {
   fixture_close(&m.f);
 }
 
-/* ---- at random -------------------------------------------------------------------------------*/
+/* ---- random models ---------------------------------------------------------------------------*/
 
 static double any_size(rng *r) {
   static const double size[] = {0, 1e-42, 1e-20, 1e-3, 1, 100, 6e4, 1e10, 1e19, 1e30, 1e38};
   return size[rng_below(r, 11)];
 }
 
-/* Numbers of any size for the update with number u. */
+/* Numbers of any magnitude for update u. */
 static how any_update(rng *r, int64_t u) {
   how by = {.lr = u == 0 ? 0.1 : any_size(r),
             .in_place = u == 0,
@@ -113,7 +113,7 @@ static how any_update(rng *r, int64_t u) {
   return by;
 }
 
-/* Gradients and weights of any size, but finite. */
+/* Finite gradients and weights of any magnitude. */
 static void any_numbers(model *m, rng *r) {
   if (rng_below(r, 2)) fill_sizes(m, any_size(r), any_size(r));
   for (int i = 0; i < ALL; i++) {
@@ -123,16 +123,16 @@ static void any_numbers(model *m, rng *r) {
   }
 }
 
-typedef struct attack {
+typedef struct random_case {
   uint64_t seed;
-  int64_t went, stayed; /* steps, of rank 0 */
-} attack;
+  int64_t counted, rejected; /* steps of rank 0 */
+} random_case;
 
-static ng_status attack_rank(int32_t rank, ng_transport *t, void *arg) {
+static ng_status random_rank(int32_t rank, ng_transport *t, void *arg) {
   static const char *const method[] = {"eva", "natgrad", "eva-f",
                                        "natgrad solver=eigen damping_split=joint"};
   static const ng_dtype dtype[] = {NG_F32, NG_F16, NG_BF16};
-  attack *x = arg;
+  random_case *x = arg;
   rng r = {x->seed};
   model m;
   char options[160];
@@ -157,34 +157,34 @@ static ng_status attack_rank(int32_t rank, ng_transport *t, void *arg) {
       fine = fine && memcmp(&is, &was[i], sizeof is) == 0;
     }
     fine = fine && (st != NG_SKIPPED || memcmp(grad, m.grad, sizeof grad) == 0);
-    if (rank == 0 && st == NG_OK) x->went++;
-    if (rank == 0 && (st == NG_SKIPPED || st == NG_RESCUED)) x->stayed++;
+    if (rank == 0 && st == NG_OK) x->counted++;
+    if (rank == 0 && (st == NG_SKIPPED || st == NG_RESCUED)) x->rejected++;
     if (fine) continue;
     (void)fprintf(stderr, "rank %d, step %d (%s): %s (%s), %s\n", (int)rank, k, options,
                   ng_status_name(st), ng_last_error(m.f.ctx),
                   all_finite(&m) ? "finite" : "not finite");
     st = NG_ERR_STATE;
-    if (t != NULL) t->abort(t->user); /* no rank waits for this one */
+    if (t != NULL) t->abort(t->user); /* so that no rank waits for this one */
   }
   fixture_close(&m.f);
   return st < NG_OK ? st : NG_OK;
 }
 
 static void random_models_keep_finite_weights(void **state) {
-  attack x = {.seed = 0};
+  random_case x = {.seed = 0};
   for (int64_t i = 0; i < test_times(600); i++) {
     x.seed = rng_mix(test_seed() + (uint64_t)i);
     const ng_status st =
-        i % 10 == 0 ? ranks_run(4, attack_rank, &x, NULL) : attack_rank(0, NULL, &x);
-    if (st != NG_OK) fail_msg("trial %d: %s", (int)i, ng_status_name(st));
+        i % 10 == 0 ? ranks_run(4, random_rank, &x, NULL) : random_rank(0, NULL, &x);
+    if (st != NG_OK) fail_msg("case %d: %s", (int)i, ng_status_name(st));
   }
-  if (x.went < 100 || x.stayed < 100)
-    fail_msg("%d steps went, %d stayed", (int)x.went, (int)x.stayed);
+  if (x.counted < 100 || x.rejected < 100)
+    fail_msg("%d steps without, %d with values out of range", (int)x.counted, (int)x.rejected);
 }
 
 /* ---- averages --------------------------------------------------------------------------------*/
 
-/* Of each statistic of the layer, as it is kept. */
+/* Copy the averages of the layer. */
 static void averages(const model *m, unsigned char *to, size_t size) {
   const ng_block *b = m->f.p->block[0];
   size_t at = 0;
@@ -198,8 +198,8 @@ static void averages(const model *m, unsigned char *to, size_t size) {
   }
 }
 
-/* Inputs and output gradients of such sizes after two ordinary steps: either average may be what stays; then
- * ordinary ones again. */
+/* After two ordinary steps multiply an input by a and an output gradient by g; then two ordinary steps.  Without
+ * `taken` one of the averages overflows, and the step is skipped. */
 static void one_too_large(const char *options, float a, float g, bool taken) {
   unsigned char before[4096] = {0}, after[4096] = {0};
   model m;
@@ -217,7 +217,7 @@ static void one_too_large(const char *options, float a, float g, bool taken) {
   averages(&m, after, sizeof after);
   if (!taken && memcmp(before, after, sizeof before) == 0)
     fail_msg("%s: nothing was folded", options);
-  if (!taken) { /* A was refused, or A was folded */
+  if (!taken) { /* A is unchanged if A overflows, and folded if G overflows */
     const size_t A = (size_t)ng_sym_count(6) * (strstr(options, "16") != NULL ? 2 : 4);
     assert_int_equal(memcmp(before, after, A) == 0, a > 1);
   }
@@ -250,7 +250,7 @@ static void averages_stay_in_range(void **state) {
     one_too_large(options, 1e30f, 1, false);
     one_too_large(options, 1, 1e30f, false);
   }
-  /* a shift that leaks into the average */
+  /* damping_leak adds the damping to the average */
   unsigned char now[4096];
   model m;
   open_ok(&m,
@@ -263,7 +263,7 @@ static void averages_stay_in_range(void **state) {
   fixture_close(&m.f);
 }
 
-/* A has the number of positions in its corner: 65536 are one too many for f16. */
+/* The last entry of A is the number of positions: 65536 is out of the range of f16. */
 static void many_positions(void **state) {
   enum { MANY = 65536 };
   static float a[MANY], g[MANY];
@@ -285,7 +285,7 @@ static void many_positions(void **state) {
   }
 }
 
-/* An inverse of 1e5 is none in f16: the ladder raises the damping until there is one. */
+/* An inverse of 1e5 is out of the range of f16: the ladder raises the damping. */
 static void inverses_stay_in_range(void **state) {
   model m;
   open_ok(&m, "method=natgrad inverse_dtype=f16 damping=1e-5 damping_split=full clip=none",
@@ -295,7 +295,7 @@ static void inverses_stay_in_range(void **state) {
   fixture_close(&m.f);
 }
 
-/* ---- states that are not finite --------------------------------------------------------------*/
+/* ---- non-finite states -----------------------------------------------------------------------*/
 
 enum { FAULTY = 2 };
 
@@ -320,7 +320,7 @@ static void average(ng_precond *p) {
 static void second(ng_precond *p) { p->entry[0]->slot[0].v[2] = -FLT_TRUE_MIN; }
 static void squares(ng_precond *p) { ng_window_of(p->block[0])->s[ALL - 1] = -1.0F; }
 
-/* A mean of squares is never below 0: its square root would be NaN in every later step. */
+/* The square root of a negative mean of squares would be NaN. */
 #define FIRST "method=mfac window=1 window_store=topk window_density=0.5 window_function="
 static const fault faults[] = {
     {"method=natgrad", "'fc/A' holds a number that is not finite", &in_place, average},
@@ -330,7 +330,7 @@ static const fault faults[] = {
 };
 #undef FIRST
 
-/* What a fault put there, saved as it is, and loaded by another model. */
+/* Save a state with the fault, and load it into another model. */
 static ng_status save_and_load(int32_t rank, ng_transport *t, void *arg) {
   faulty *x = arg;
   model m;

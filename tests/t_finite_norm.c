@@ -1,9 +1,6 @@
-/* t_finite_norm.c: averages of norm blocks, embeddings and diagonal factors stay finite.  One gradient of a
- * single sample whose square leaves the range of an average is refused on all ranks, the average and the
- * gradient stay as they were, and ordinary steps go on after it.
- *
- * The oracle is the promise itself: after every step every average and every gradient is finite; a step that
- * was refused has changed no gradient and no average of what it refused. */
+/* t_finite_norm.c: averages of norm blocks, embeddings and diagonal factors stay finite.  If the square of a gradient
+ * of one sample overflows an average, all ranks skip the step, the average and the gradient do not change, and later
+ * steps count. After every step every average and every gradient is finite. */
 #include "unit_test.h"
 
 #include <math.h>
@@ -14,27 +11,27 @@
 #include "ranks.h"
 #include "step/step.h"
 
-enum { B = 2, S = 2, C = 4, ALL = B * S * C, VOCABULARY = 5, STEPS = 6, WILD = 2, RANKS = 4 };
+enum { B = 2, S = 2, C = 4, ALL = B * S * C, VOCABULARY = 5, STEPS = 6, HUGE_STEP = 2, RANKS = 4 };
 
 typedef enum kind { BATCH, LAYER, GROUP, WORDS, LINEAR, KINDS } kind;
 static const char *const kind_name[] = {"batch", "layer", "group", "embedding", "linear"};
 
-typedef struct trial {
+typedef struct norm_case {
   kind kind;
   ng_norm_input input;
   int32_t ranks;
-  float huge;   /* what one element of g is in step WILD, on the last rank */
-  int calls;    /* of a step */
-  bool refused; /* whether step WILD has to be: else a 2x2 block may be singular after it */
+  float huge;   /* an element of g in step HUGE_STEP, on the last rank */
+  int calls;    /* micro-batches of a step */
+  bool refused; /* step HUGE_STEP must be skipped; if not, a 2x2 block may be singular after it */
   char options[160];
-  ng_status status[RANKS];        /* of step WILD */
-  char why[RANKS][200];           /* what is not as promised; "" if all is */
-  float D[STEPS][VOCABULARY * C]; /* the gradients that come in: all alike */
-} trial;
+  ng_status status[RANKS];        /* of step HUGE_STEP */
+  char message[RANKS][200];       /* the fault; "" if there is none */
+  float D[STEPS][VOCABULARY * C]; /* gradients, the same in all steps */
+} norm_case;
 
 /* ---- the layer -------------------------------------------------------------------------------*/
 
-static ng_status describe(const trial *n, ng_precond *p) {
+static ng_status describe(const norm_case *n, ng_precond *p) {
   ng_layer l;
   ng_layer_init(&l,
                 n->kind == WORDS    ? NG_EMBEDDING
@@ -55,11 +52,11 @@ static ng_status describe(const trial *n, ng_precond *p) {
   return ng_add_layer(p, &l, NULL);
 }
 
-static int64_t count(const trial *n) {
+static int64_t count(const norm_case *n) {
   return n->kind == WORDS ? VOCABULARY * C : n->kind == LINEAR ? C * C : 2 * C;
 }
 
-static ng_status bind(const trial *n, fixture *f, float *grad) {
+static ng_status bind(const norm_case *n, fixture *f, float *grad) {
   const bool norm = n->kind < WORDS;
   const plane whole = plane_of(grad, n->kind == WORDS ? VOCABULARY : C, C, NG_F32);
   if (!norm) return plane_bind_grad(f->p, 0, NG_WEIGHT, &whole);
@@ -68,7 +65,7 @@ static ng_status bind(const trial *n, fixture *f, float *grad) {
   return st == NG_OK ? ng_bind_grad(f->p, 0, NG_BIAS, &D[1]) : st;
 }
 
-static ng_status show(const trial *n, ng_precond *p, int32_t rank, bool wild) {
+static ng_status observe(const norm_case *n, ng_precond *p, int32_t rank, bool huge) {
   static const float x[ALL] = {1, -2, 3, 4, -1, 2, 0, 5, 2, 1, -3, 1, 4, -2, 2, 1};
   static const float y[ALL] = {1, 2, -1, 1, 3, 0, 2, -2, -1, 1, 2, 3, 1, -2, 1, 2};
   static const int64_t tokens[B * S] = {0, 3, 1, 3};
@@ -78,7 +75,7 @@ static ng_status show(const trial *n, ng_precond *p, int32_t rank, bool wild) {
   memcpy(a, x, sizeof a);
   memcpy(g, y, sizeof g);
   memcpy(token, tokens, sizeof token);
-  if (wild && rank == n->ranks - 1) g[5] = n->huge;
+  if (huge && rank == n->ranks - 1) g[5] = n->huge;
   const bool image = n->kind == BATCH || n->kind == GROUP;
   const ng_array in =
       n->kind == WORDS
@@ -94,9 +91,9 @@ static ng_status show(const trial *n, ng_precond *p, int32_t rank, bool wild) {
   return st;
 }
 
-/* ---- a life ----------------------------------------------------------------------------------*/
+/* ---- a run -----------------------------------------------------------------------------------*/
 
-/* The last statistic of the layer: F, or G. */
+/* Copy the average of the last statistic of the layer, F or G. */
 static size_t average(const fixture *f, unsigned char *to, size_t size, bool *finite) {
   const ng_block *b = f->p->block[0];
   size_t bytes = 0;
@@ -117,13 +114,13 @@ static size_t average(const fixture *f, unsigned char *to, size_t size, bool *fi
   return bytes;
 }
 
-static ng_status play(int32_t rank, ng_transport *t, void *arg) {
-  trial *n = arg;
+static ng_status run_rank(int32_t rank, ng_transport *t, void *arg) {
+  norm_case *n = arg;
   fixture f;
   float grad[VOCABULARY * C];
   unsigned char before[512], after[512];
   bool finite;
-  char *why = n->why[rank];
+  char *why = n->message[rank];
   const fixture_how how = {.threads = 1, .transport = t};
   ng_status st = fixture_open(&f, n->options, &how);
   if (st == NG_OK) st = describe(n, f.p);
@@ -137,13 +134,13 @@ static ng_status play(int32_t rank, ng_transport *t, void *arg) {
     const size_t size = average(&f, before, sizeof before, &finite);
     memcpy(grad, n->D[s], sizeof grad);
     for (int c = 0; c < n->calls && st >= NG_OK; c++)
-      st = show(n, f.p, rank, s == WILD && c == 0);
+      st = observe(n, f.p, rank, s == HUGE_STEP && c == 0);
     if (st < NG_OK) break;
     st = ng_step(f.p, 0.1);
     (void)average(&f, after, sizeof after, &finite);
     const bool kept = memcmp(grad, n->D[s], sizeof grad) == 0;
     if (size > sizeof before) (void)snprintf(why, 200, "no room for %zu bytes", size);
-    if (s == WILD) n->status[rank] = st;
+    if (s == HUGE_STEP) n->status[rank] = st;
     if (!finite) (void)snprintf(why, 200, "step %d: an average is not finite", s);
     if (!ng_all_finite(grad, NG_F32, count(n)))
       (void)snprintf(why, 200, "step %d: PD is not finite", s);
@@ -151,7 +148,7 @@ static ng_status play(int32_t rank, ng_transport *t, void *arg) {
       (void)snprintf(why, 200, "step %d was skipped, and wrote a gradient", s);
     if (st == NG_SKIPPED && memcmp(before, after, sizeof before) != 0)
       (void)snprintf(why, 200, "step %d was skipped, and moved an average", s);
-    if (s != WILD && st != NG_OK && !(s > WILD && st == NG_RESCUED && !n->refused))
+    if (s != HUGE_STEP && st != NG_OK && !(s > HUGE_STEP && st == NG_RESCUED && !n->refused))
       (void)snprintf(why, 200, "step %d: %s, %.150s", s, ng_status_name(st), ng_last_error(f.ctx));
     if (st != NG_SKIPPED && kept) (void)snprintf(why, 200, "step %d left the plain gradient", s);
     if (st == NG_SKIPPED) st = NG_OK;
@@ -161,46 +158,46 @@ static ng_status play(int32_t rank, ng_transport *t, void *arg) {
   return st;
 }
 
-static void live(trial n, bool refused) {
+static void check_case(norm_case n, bool refused) {
   n.refused = refused;
   for (int s = 0; s < STEPS; s++)
     for (int i = 0; i < VOCABULARY * C; i++)
       n.D[s][i] = (float)(1 + i % 7);
-  ng_status st = n.ranks > 1 ? ranks_run(n.ranks, play, &n, NULL) : play(0, NULL, &n);
+  ng_status st = n.ranks > 1 ? ranks_run(n.ranks, run_rank, &n, NULL) : run_rank(0, NULL, &n);
   for (int r = 0; r < n.ranks; r++) {
-    if (st < NG_OK || n.why[r][0] != 0 || (n.status[r] == NG_SKIPPED) != refused)
+    if (st < NG_OK || n.message[r][0] != 0 || (n.status[r] == NG_SKIPPED) != refused)
       fail_msg("%s, %s, %d ranks, %g, '%s': rank %d of step %d: %s; %s", kind_name[n.kind],
                n.input == NG_NORM_RAW ? "raw" : "normalised", n.ranks, (double)n.huge, n.options, r,
-               WILD, ng_status_name(n.status[r]), n.why[r]);
+               HUGE_STEP, ng_status_name(n.status[r]), n.message[r]);
   }
 }
 
-/* The squares of 1e8 are in f32, with whatever a mean loss and two samples make of them; those of 1e25 and
- * 1e30 are not; f16 ends at 65504, of which 30 squared is far, and a twentieth of 3e4 squared beyond. */
+/* The square of 1e8 is in the range of f32, those of 1e25 and 1e30 are not.  f16 ends at 65504: 30^2 is in its range,
+ * 3e4^2 times the weight 1/20 is not. */
 static void each(const char *with, int32_t ranks, bool half) {
   static const char *const block[] = {"unit", "full", "diagonal"};
   for (int k = 0; k < KINDS; k++)
     for (int b = 0; b < (k < WORDS ? 3 : 2); b++)
       for (int i = 0; i < (k < WORDS ? 2 : 1); i++) {
-        trial n = {.kind = (kind)k,
-                   .input = i ? NG_NORM_NORMALISED : NG_NORM_RAW,
-                   .ranks = ranks,
-                   .calls = 1};
+        norm_case n = {.kind = (kind)k,
+                       .input = i ? NG_NORM_NORMALISED : NG_NORM_RAW,
+                       .ranks = ranks,
+                       .calls = 1};
         (void)snprintf(n.options, sizeof n.options, "method=natgrad clip=none damping=0.1 %s=%s %s",
                        k < WORDS ? "norm_block" : "output_factor",
                        k < WORDS ? block[b]
                        : b       ? "full"
                                  : "diagonal",
                        with);
-        const bool narrow = half && k >= WORDS; /* norm blocks are kept in f32 */
+        const bool narrow = half && k >= WORDS; /* norm blocks are stored in f32 */
         n.huge = narrow ? 30 : 1e8f;
-        live(n, false);
+        check_case(n, false);
         n.huge = narrow ? 3e4f : 1e25f;
-        live(n, true);
+        check_case(n, true);
         n.huge = 1e30f;
-        live(n, true);
-        n.calls = 2; /* an ordinary call comes behind the huge one */
-        live(n, true);
+        check_case(n, true);
+        n.calls = 2; /* an ordinary micro-batch follows the huge one */
+        check_case(n, true);
       }
 }
 

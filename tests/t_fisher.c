@@ -1,7 +1,7 @@
-/* t_fisher.c: the Fisher matrix of given gradients against a dense inverse in long double.
+/* t_fisher.c: the Fisher matrix of given gradients, compared with a dense inverse in long double.
  *
- * Tolerance.  Both sides of a block are factored in double by Cholesky, whose result is that of a system at
- * most k eps |S| away: 8 k 2.2e-16 cond of the largest entry, cond = 1 + |G|^2 / (lambda m), k the order. */
+ * Tolerance.  The library factors a matrix of order k = min(m, size of the block) in double by Cholesky, with a
+ * backward error of at most k eps |S|: 8 k 2.2e-16 cond of the largest entry, cond = 1 + |G|^2 / (lambda m). */
 #include "unit_test.h"
 #include "fixture.h"
 #include "natgrad.h"
@@ -39,7 +39,7 @@ static ng_fisher *make(const float *g, int64_t m, int64_t d, int64_t ld, double 
   return f;
 }
 
-/* The inverse of the blocks of F by Gauss and Jordan: [d, d], zeros outside of them. */
+/* The inverse of the blocks of F by Gauss-Jordan elimination: [d, d], zeros outside the blocks. */
 static void dense(const float *g, int64_t m, int64_t d, double damping, const int64_t *end,
                   int64_t blocks, long double *inverse) {
   static long double A[DENSE][2 * DENSE];
@@ -56,7 +56,7 @@ static void dense(const float *g, int64_t m, int64_t d, double damping, const in
         A[i][B + j] = i == j ? 1.0L : 0.0L;
       }
     }
-    for (int64_t i = 0; i < B; i++) { /* positive definite: no exchange of rows */
+    for (int64_t i = 0; i < B; i++) { /* positive definite: no pivoting */
       for (int64_t k = 0; k < B; k++) {
         const long double by = k == i ? 1.0L : A[k][i] / A[i][i];
         for (int64_t j = 0; j < 2 * B && k != i; j++) {
@@ -117,12 +117,12 @@ static void test_dense(void **state) {
     check(1, DENSE, damping, whole, 1);
     check(7, DENSE, damping, whole, 1);
     check(M, DENSE, damping, whole, 1);
-    check(20, DENSE, damping, four, 4); /* narrower and wider than m */
+    check(20, DENSE, damping, four, 4); /* blocks narrower and wider than m */
     check(3, 1, damping, one, 1);
   }
 }
 
-/* Rows apart, so many numbers that threads have pieces: the same as the whole by blocks of one gradient. */
+/* Rows with gaps, and enough elements for several threads; compared with the published recursion. */
 static void test_large(void **state) {
   static float g[M * (D + 5)];
   static double diagonal[D], x[D], out[D], V[M][D], q[M];
@@ -135,7 +135,6 @@ static void test_large(void **state) {
   for (int64_t i = 0; i < D; i++) {
     x[i] = wave(2.0, i);
   }
-  /* the published recursion */
   for (int64_t r = 0; r < M; r++) {
     const float *row = g + r * (D + 5);
     for (int64_t i = 0; i < D; i++) {
@@ -170,7 +169,7 @@ static void test_large(void **state) {
       d -= V[r][i] * V[r][i] / q[r];
       u -= along[r] / q[r] * V[r][i];
     }
-    /* cond = 1 + |G|^2 / (lambda m) is 1.2e5 here, and 100 the largest number */
+    /* cond = 1 + |G|^2 / (lambda m) is 1.2e5 here, and 100 is the largest number */
     assert_true(fabs(diagonal[i] - d) <= 1e-9 * 100.0);
     assert_true(fabs(out[i] - u) <= 1e-9 * 100.0);
   }
@@ -219,7 +218,7 @@ static void test_refused(void **state) {
   refuse(&rows, 0.1, NULL, 1, NG_ERR_ARG, "gradient 1 is not finite");
 }
 
-/* One coordinate that one gradient explains whole: 1 - |L^-1 g|^2 is rounding, the entry is not. */
+/* One gradient with one coordinate: 1 - |L^-1 g|^2 would be rounding error, the diagonal entry must be positive. */
 static void test_positive(void **state) {
   float g[4] = {1e4f, 0.0f, 0.0f, 0.0f};
   double out[4];

@@ -1,9 +1,8 @@
-/* t_fork: a forked child and its parent's context.  The child is told by one line that it needs a context
- * of its own, gets rid of its copies without waiting for anybody, and makes its own; the parent, and the
- * ranks it works with, notice nothing.
+/* t_fork.c: a context after fork().  Calls of the child fail with one message; the child destroys its copies without
+ * waiting, and creates its own context.  Nothing changes for the parent and for other ranks.
  *
- * A child never asserts: it ends with the line of its first complaint (modulo 200, and 1 if that is 0), and
- * with a signal where it hangs. */
+ * A child never asserts: its exit code is the line of the first failure (modulo 200, and 1 instead of 0), or a signal
+ * ends it if it hangs. */
 #include "unit_test.h"
 
 #include <stdio.h>
@@ -44,7 +43,7 @@ static ng_status open_model(model *m, const char *options, const fixture_how *ho
   return st == NG_OK ? ng_ready(m->f.p) : st;
 }
 
-static ng_status show(model *m, int step) {
+static ng_status observe(model *m, int step) {
   fill(m->a, B * IN, 10 + step);
   fill(m->g, B * OUT, 20 + step);
   const plane a = plane_of(m->a, B, IN, NG_F32), g = plane_of(m->g, B, OUT, NG_F32);
@@ -53,13 +52,13 @@ static ng_status show(model *m, int step) {
 
 static ng_status one_step(model *m, int step) {
   const ng_sgd how = fixture_sgd(0.1, 0.9);
-  const ng_status st = show(m, step);
+  const ng_status st = observe(m, step);
   return st == NG_OK ? ng_step_sgd(m->f.p, &how, 1) : st;
 }
 
 /* ---- in the child ----------------------------------------------------------------------------*/
 
-static bool told(const ng_context *ctx, ng_status st, pid_t parent) {
+static bool is_refused(const ng_context *ctx, ng_status st, pid_t parent) {
   char line[128];
   (void)snprintf(line, sizeof line,
                  "this context belongs to process %lld; create a context in this process",
@@ -69,7 +68,7 @@ static bool told(const ng_context *ctx, ng_status st, pid_t parent) {
   return fits;
 }
 
-/* Every kind of call, and what there is still to be read. */
+/* Every kind of call fails. */
 static int refused(model *m, pid_t parent) {
   ng_context *ctx = m->f.ctx;
   ng_precond *p = m->f.p, *other = NULL;
@@ -81,34 +80,34 @@ static int refused(model *m, pid_t parent) {
   const plane grad = plane_of(m->grad, OUT, IN, NG_F32);
   ng_batch_init(&batch, sizeof batch);
   batch.samples = B;
-  CHILD(told(ctx, ng_precond_create(ctx, NULL, &other), parent) && other == NULL);
-  CHILD(told(ctx, ng_add_linear(p, "two", 2, 2, 0, &index), parent));
-  CHILD(told(ctx, ng_add_tensor(p, "three", 2, &index), parent));
-  CHILD(told(ctx, plane_bind_grad(p, 0, NG_WEIGHT, &grad), parent));
-  CHILD(told(ctx, plane_bind_weight(p, 0, NG_WEIGHT, &grad), parent));
-  CHILD(told(ctx, ng_bind(p, NULL, 0), parent));
-  CHILD(told(ctx, ng_freeze(p, 0, 1), parent));
-  CHILD(told(ctx, ng_set_group(p, 0, NG_BOTH, 0), parent));
-  CHILD(told(ctx, ng_ready(p), parent));
-  CHILD(told(ctx, ng_begin(p, &batch), parent));
+  CHILD(is_refused(ctx, ng_precond_create(ctx, NULL, &other), parent) && other == NULL);
+  CHILD(is_refused(ctx, ng_add_linear(p, "two", 2, 2, 0, &index), parent));
+  CHILD(is_refused(ctx, ng_add_tensor(p, "three", 2, &index), parent));
+  CHILD(is_refused(ctx, plane_bind_grad(p, 0, NG_WEIGHT, &grad), parent));
+  CHILD(is_refused(ctx, plane_bind_weight(p, 0, NG_WEIGHT, &grad), parent));
+  CHILD(is_refused(ctx, ng_bind(p, NULL, 0), parent));
+  CHILD(is_refused(ctx, ng_freeze(p, 0, 1), parent));
+  CHILD(is_refused(ctx, ng_set_group(p, 0, NG_BOTH, 0), parent));
+  CHILD(is_refused(ctx, ng_ready(p), parent));
+  CHILD(is_refused(ctx, ng_begin(p, &batch), parent));
   CHILD(ng_wants(p, 0) == 0);
-  CHILD(told(ctx, plane_input(p, 0, &a, NG_COPY), parent));
-  CHILD(told(ctx, plane_output_grad(p, 0, &g, NG_COPY), parent));
-  CHILD(told(ctx, ng_reset_batch(p), parent));
-  CHILD(told(ctx, ng_step(p, 0.1), parent));
-  CHILD(told(ctx, ng_step_sgd(p, &how, 1), parent));
-  CHILD(told(ctx, ng_set(p, "damping", "0.5"), parent));
-  CHILD(told(ctx, ng_set_real(p, "damping", 0.5), parent));
-  CHILD(told(ctx, ng_get(p, "damping", value, sizeof value), parent));
-  CHILD(told(ctx, ng_save(p, "/nonexistent/fork"), parent));
-  CHILD(told(ctx, ng_load(p, "/nonexistent/fork"), parent));
+  CHILD(is_refused(ctx, plane_input(p, 0, &a, NG_COPY), parent));
+  CHILD(is_refused(ctx, plane_output_grad(p, 0, &g, NG_COPY), parent));
+  CHILD(is_refused(ctx, ng_reset_batch(p), parent));
+  CHILD(is_refused(ctx, ng_step(p, 0.1), parent));
+  CHILD(is_refused(ctx, ng_step_sgd(p, &how, 1), parent));
+  CHILD(is_refused(ctx, ng_set(p, "damping", "0.5"), parent));
+  CHILD(is_refused(ctx, ng_set_real(p, "damping", 0.5), parent));
+  CHILD(is_refused(ctx, ng_get(p, "damping", value, sizeof value), parent));
+  CHILD(is_refused(ctx, ng_save(p, "/nonexistent/fork"), parent));
+  CHILD(is_refused(ctx, ng_load(p, "/nonexistent/fork"), parent));
   ng_report r = {.struct_size = sizeof r};
-  CHILD(told(ctx, ng_report_read(p, &r), parent));
+  CHILD(is_refused(ctx, ng_report_read(p, &r), parent));
   CHILD(ng_context_threads(ctx) >= 1);
   return 0;
 }
 
-/* A context of the child's own does what the parent's would have done. */
+/* A new context of the child works. */
 static int own_model(int32_t threads, const model *parent) {
   model m = {.f = {.p = NULL}};
   CHILD(open_model(&m, "method=eva update=sgd",
@@ -116,22 +115,22 @@ static int own_model(int32_t threads, const model *parent) {
   for (int s = 0; s < STEPS; s++) {
     CHILD(one_step(&m, s) == NG_OK);
   }
-  CHILD(memcmp(m.w, parent->w, sizeof m.w) != 0); /* the parent is a step behind */
+  CHILD(memcmp(m.w, parent->w, sizeof m.w) != 0); /* the parent has made one step less */
   fixture_close(&m.f);
   return 0;
 }
 
-static int live_in_child(model *m, allocator *lent, int32_t threads, pid_t parent) {
-  const int64_t before = lent->held;
+static int test_in_child(model *m, allocator *memory, int32_t threads, pid_t parent) {
+  const int64_t before = memory->held;
   int line = refused(m, parent);
 #if defined(__SANITIZE_THREAD__)
-  threads = 1; /* that sanitizer cannot follow threads which a child starts */
+  threads = 1; /* the thread sanitizer does not support threads of a child */
 #endif
   if (line == 0) line = own_model(threads, m);
   if (line != 0) return line;
-  CHILD(lent->held == before); /* nothing was given back by halves */
+  CHILD(memory->held == before); /* no memory was freed */
   fixture_close(&m->f);
-  CHILD(m->f.p == NULL && m->f.ctx == NULL && lent->held == 0);
+  CHILD(m->f.p == NULL && m->f.ctx == NULL && memory->held == 0);
   return 0;
 }
 
@@ -142,14 +141,14 @@ static void ended_well(pid_t child) {
   assert_int_equal(waitpid(child, &status, 0), child);
   if (WIFSIGNALED(status)) fail_msg("the child was ended by signal %d", WTERMSIG(status));
   if (WEXITSTATUS(status) != 0)
-    fail_msg("the child complains in line %d or so", WEXITSTATUS(status));
+    fail_msg("the child failed in line %d (modulo 200)", WEXITSTATUS(status));
 }
 
-/* `numbered`: without the page that a child finds empty, as on a system that has none. */
+/* `numbered`: detect a fork by process id only, as on systems without MADV_WIPEONFORK. */
 static void fork_and_go_on(int32_t threads, bool numbered) {
   model plain = {.f = {.p = NULL}}, m = {.f = {.p = NULL}};
-  allocator lent = {0};
-  const ng_context_config c = allocator_config(&lent);
+  allocator memory = {0};
+  const ng_context_config c = allocator_config(&memory);
   const fixture_how how = {.linalg = "ref", .threads = threads, .config = &c};
   fixture_ok(&plain.f, open_model(&plain, "method=eva update=sgd",
                                   &(fixture_how){.linalg = "ref", .threads = threads}));
@@ -157,12 +156,12 @@ static void fork_and_go_on(int32_t threads, bool numbered) {
   if (numbered) ng_process_unmark(m.f.ctx);
   for (int s = 0; s < STEPS; s++) {
     fixture_ok(&plain.f, one_step(&plain, s));
-    fixture_ok(&m.f, show(&m, s));
-    if (s == STEPS - 1) { /* in the middle of a step */
+    fixture_ok(&m.f, observe(&m, s));
+    if (s == STEPS - 1) { /* fork within a step */
       const pid_t parent = getpid(), child = fork();
       if (child == 0) {
         (void)alarm((unsigned)ranks_patience());
-        _exit(live_in_child(&m, &lent, threads, parent));
+        _exit(test_in_child(&m, &memory, threads, parent));
       }
       ended_well(child);
     }
@@ -172,7 +171,7 @@ static void fork_and_go_on(int32_t threads, bool numbered) {
   assert_memory_equal(m.w, plain.w, sizeof m.w);
   fixture_close(&m.f);
   fixture_close(&plain.f);
-  assert_int_equal(lent.held, 0);
+  assert_int_equal(memory.held, 0);
 }
 
 static void test_child(void **state) {
@@ -184,49 +183,50 @@ static void test_child(void **state) {
 
 /* ---- ranks -----------------------------------------------------------------------------------*/
 
-/* A grid of two by two, whose groups the child must not give back: the ranks are still in them. */
-typedef struct team {
+/* A grid of two by two ranks; the child must not destroy its groups, which the ranks still use. */
+typedef struct fork_run {
   pid_t child;
-  void (*give)(void *user, void *group); /* of the transport */
+  void (*destroy)(void *user, void *group); /* of the transport */
   float w[RANKS][OUT * IN];
-} team;
+} fork_run;
 
-/* Called in a child, it would change what the parent's ranks share, or wait for a lock that nobody gives up. */
-static _Thread_local team *here;
-static _Thread_local int given;
-static void give_and_count(void *user, void *group) {
-  given++;
-  here->give(user, group);
+/* In a child, group_destroy would change data of the parent's ranks, or wait for a lock for ever. */
+static _Thread_local fork_run *current;
+static _Thread_local int destroyed;
+static void count_destroy(void *user, void *group) {
+  destroyed++;
+  current->destroy(user, group);
 }
 
-static ng_status rank_life(int32_t rank, ng_transport *t, void *arg) {
-  team *all = arg;
+static ng_status run_rank(int32_t rank, ng_transport *t, void *arg) {
+  fork_run *all = arg;
   ng_transport mine = *t;
   model m = {.f = {.p = NULL}};
-  here = all;
-  mine.group_destroy = give_and_count;
+  current = all;
+  mine.group_destroy = count_destroy;
   ng_status st = open_model(&m, "method=natgrad grad_worker_fraction=0.5 update=sgd",
                             &(fixture_how){.linalg = "ref", .threads = 1, .transport = &mine});
   for (int s = 0; s < STEPS && st == NG_OK; s++) {
     if (rank == 0 && s == 1) {
-      (void)usleep(50000); /* the others wait for this one in the middle of their step by now */
+      (void)usleep(50000); /* until the other ranks wait in their step */
       all->child = fork();
       if (all->child == 0) {
         (void)alarm((unsigned)ranks_patience());
-        const int before = given, bad = ng_step(m.f.p, 0.1) != NG_ERR_STATE;
+        const int before = destroyed, bad = ng_step(m.f.p, 0.1) != NG_ERR_STATE;
         fixture_close(&m.f);
-        _exit(bad ? 1 : given > before ? 2 : 0);
+        _exit(bad ? 1 : destroyed > before ? 2 : 0);
       }
     }
     st = one_step(&m, s);
   }
   memcpy(all->w[rank], m.w, sizeof m.w);
   fixture_close(&m.f);
-  return st == NG_OK && given == 0 ? NG_ERR_STATE : st; /* there were groups */
+  return st == NG_OK && destroyed == 0 ? NG_ERR_STATE
+                                       : st; /* groups were destroyed after the run */
 }
 
 static void test_ranks(void **state) {
-  team *all = calloc(1, sizeof *all);
+  fork_run *all = calloc(1, sizeof *all);
   assert_non_null(all);
   ng_threads *group;
   ng_transport t[RANKS];
@@ -234,8 +234,8 @@ static void test_ranks(void **state) {
   for (int32_t r = 0; r < RANKS; r++) {
     assert_int_equal(ng_threads_transport(group, r, &t[r], sizeof t[r]), NG_OK);
   }
-  all->give = t[0].group_destroy;
-  assert_int_equal(ranks_run_on(RANKS, t, rank_life, all, NULL), NG_OK);
+  all->destroy = t[0].group_destroy;
+  assert_int_equal(ranks_run_on(RANKS, t, run_rank, all, NULL), NG_OK);
   ng_threads_destroy(&group);
   ended_well(all->child);
   for (int r = 1; r < RANKS; r++) {

@@ -1,5 +1,5 @@
-/* t_gather.c: update_ranks = owner: one rank updates each weight, keeps its moments and sends the
- * weight to all ranks.  The oracle is update_ranks = all: the same arithmetic on every rank, so the same bits. */
+/* t_gather.c: update_ranks = owner: one rank updates each weight, stores its moments and sends the weight to all
+ * ranks.  The results have the bits of update_ranks = all. */
 #include "draw.h"
 #include "fixture.h"
 #include "ranks.h"
@@ -15,14 +15,14 @@ enum { FC, BN, PLAIN, ENTRIES };
 enum { SLOTS = 5 };
 static const int64_t rows[SLOTS] = {3, 1, 1, 1, 1}, cols[SLOTS] = {4, 3, 5, 5, 7};
 
-typedef struct life {
+typedef struct gather_run {
   const char *options;
   int32_t ranks;
   bool adamw;
   float w[MOST_RANKS][STEPS][SLOTS][ROOM];
   int64_t moments[MOST_RANKS];
-  char why[512];
-} life;
+  char message[512];
+} gather_run;
 
 typedef struct mine {
   float grad[SLOTS][ROOM], w[SLOTS][ROOM];
@@ -39,7 +39,7 @@ static ng_status bind(ng_precond *p, mine *m) {
   for (int k = 0; k < SLOTS && st == NG_OK; k++) {
     const ng_array g = ng_array_matrix(m->grad[k], rows[k], cols[k], NG_F32);
     ng_array w = ng_array_matrix(m->w[k], rows[k], cols[k], NG_F32);
-    if (k == 0) { /* [3,4] that lies as [4,3] */
+    if (k == 0) { /* [3,4], transposed in memory */
       w.room[4] = 1;
       w.room[5] = 3;
     }
@@ -50,7 +50,7 @@ static ng_status bind(ng_precond *p, mine *m) {
   return st;
 }
 
-static ng_status step(ng_precond *p, const life *l, mine *m, int t) {
+static ng_status step(ng_precond *p, const gather_run *l, mine *m, int t) {
   float a[2][B * 5], g[2][B * 5];
   for (int i = 0; i < B * 5; i++) {
     for (int k = 0; k < 2; k++) {
@@ -79,8 +79,8 @@ static ng_status step(ng_precond *p, const life *l, mine *m, int t) {
   return l->adamw ? ng_step_adamw(p, &w, 1) : ng_step_sgd(p, &s, 1);
 }
 
-static ng_status live(int32_t rank, ng_transport *t, void *arg) {
-  life *l = arg;
+static ng_status run_rank(int32_t rank, ng_transport *t, void *arg) {
+  gather_run *l = arg;
   fixture f;
   mine m;
   memset(&m, 0, sizeof m);
@@ -97,21 +97,21 @@ static ng_status live(int32_t rank, ng_transport *t, void *arg) {
       memcpy(l->w[rank][s][k], k == SLOTS - 1 ? (void *)m.half : (void *)m.w[k],
              k == SLOTS - 1 ? sizeof m.half : sizeof m.w[k]);
   }
-  ng_report held = {.struct_size = sizeof held};
-  if (st == NG_OK) st = ng_report_read(f.p, &held);
-  l->moments[rank] = held.moments;
+  ng_report report = {.struct_size = sizeof report};
+  if (st == NG_OK) st = ng_report_read(f.p, &report);
+  l->moments[rank] = report.moments;
   if (rank == 0 && st != NG_OK)
-    (void)snprintf(l->why, sizeof l->why, "%s", f.ctx ? ng_last_error(f.ctx) : f.message);
+    (void)snprintf(l->message, sizeof l->message, "%s", f.ctx ? ng_last_error(f.ctx) : f.message);
   fixture_close(&f);
   return st;
 }
 
-static ng_status play(life *l) {
-  return l->ranks > 1 ? ranks_run(l->ranks, live, l, NULL) : live(0, NULL, l);
+static ng_status run_all(gather_run *l) {
+  return l->ranks > 1 ? ranks_run(l->ranks, run_rank, l, NULL) : run_rank(0, NULL, l);
 }
 
-static life *new_life(const char *options, int32_t ranks, bool adamw) {
-  life *l = calloc(1, sizeof *l);
+static gather_run *new_run(const char *options, int32_t ranks, bool adamw) {
+  gather_run *l = calloc(1, sizeof *l);
   assert_non_null(l);
   l->options = options;
   l->ranks = ranks;
@@ -119,8 +119,8 @@ static life *new_life(const char *options, int32_t ranks, bool adamw) {
   return l;
 }
 
-static void lived(life *l) {
-  if (play(l) != NG_OK) fail_msg("%s", l->why);
+static void must_run(gather_run *l) {
+  if (run_all(l) != NG_OK) fail_msg("%s", l->message);
   for (int32_t r = 1; r < l->ranks; r++)
     assert_memory_equal(l->w[r], l->w[0], sizeof l->w[0]);
 }
@@ -130,17 +130,17 @@ static void lived(life *l) {
 static void the_same_weights(void **state) {
   for (int adamw = 0; adamw < 2; adamw++) {
     for (int32_t ranks = 1; ranks <= MOST_RANKS; ranks++) {
-      life *all = new_life(adamw ? LINE "adamw" : LINE "sgd", ranks, adamw);
-      life *own = new_life(adamw ? LINE "adamw update_ranks=owner statistics=owner"
-                                 : LINE "sgd update_ranks=owner statistics=owner",
-                           ranks, adamw);
+      gather_run *all = new_run(adamw ? LINE "adamw" : LINE "sgd", ranks, adamw);
+      gather_run *own = new_run(adamw ? LINE "adamw update_ranks=owner statistics=owner"
+                                      : LINE "sgd update_ranks=owner statistics=owner",
+                                ranks, adamw);
       int64_t moments = 0;
-      lived(all);
-      lived(own);
+      must_run(all);
+      must_run(own);
       assert_memory_equal(own->w[0], all->w[0], sizeof all->w[0]);
       for (int32_t r = 0; r < ranks; r++)
         moments += own->moments[r];
-      assert_int_equal(moments, all->moments[0]); /* each once, over all ranks */
+      assert_int_equal(moments, all->moments[0]); /* one rank stores each moment */
       if (ranks > 1) assert_true(own->moments[0] < all->moments[0]);
       free(all);
       free(own);
@@ -148,11 +148,11 @@ static void the_same_weights(void **state) {
   }
 }
 
-/* A clip that needs each preconditioned gradient on all ranks is refused. */
+/* clip = ratio needs each preconditioned gradient on all ranks, so it is refused. */
 static void clips_of_one_tensor_are_refused(void **state) {
-  life *l = new_life(LINE "sgd update_ranks=owner clip=ratio clip_bound=0.1", 2, false);
-  assert_int_equal(play(l), NG_ERR_ARG);
-  assert_non_null(strstr(l->why, "update_ranks = owner: clip = ratio"));
+  gather_run *l = new_run(LINE "sgd update_ranks=owner clip=ratio clip_bound=0.1", 2, false);
+  assert_int_equal(run_all(l), NG_ERR_ARG);
+  assert_non_null(strstr(l->message, "update_ranks = owner: clip = ratio"));
   free(l);
 }
 

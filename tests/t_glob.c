@@ -61,7 +61,7 @@ static void join(uint64_t *s, const char *const *piece, uint64_t pieces, uint64_
     strcat(out, piece[draw(s, pieces)]);
 }
 
-/* Sets without backslashes: fnmatch(3) reads those differently in some libraries. */
+/* Without backslashes in sets, which C libraries treat differently. */
 static void globs_match_as_fnmatch(void **state) {
   static const char *const piece[] = {"a",    "b",     "*",   "?",   "[ab]",
                                       "[!a]", "[a-b]", "\\*", "\\b", "."};
@@ -107,7 +107,7 @@ static void regular_expressions_are_refused(void **state) {
   assert_int_equal(ng_globs_check_text("a\\|b, x\\(1\\), [(|)]", NULL, 0), NG_OK);
 }
 
-/* A translated expression matches the names that the expression finds. */
+/* The translated globs match the same names as the expression. */
 static void translated_expressions_match_as_regexec(void **state) {
   static const char *const piece[] = {"a",    "b",    "|",   "^", "$", ".", ".*",
                                       "[ab]", "[^a]", "\\.", ",", "(", "+"};

@@ -1,9 +1,9 @@
-/* t_golden.c: numbers of published K-FAC programs that no recording in tests/golden has: a schedule of the damping, of
- * the decay, periods that differ, sequences, a loss scale; and local statistics, which the programs of MPI repeat.
- * First the oracle against the list, then the library in each linear algebra with the published names.
+/* t_golden.c: results of published K-FAC programs for cases without a recording in tests/golden: schedules of the
+ * damping and of the decay, different periods, sequences, a loss scale, local statistics.  Compare the oracle with
+ * these numbers, then the library with published option names and each linear algebra.
  *
- * The list has nine significant digits of a computation in double.  T1 is a linear layer 3 -> 2 with a bias; T3 has
- * two of them on two ranks. */
+ * The numbers have nine significant digits of a computation in double.  T1 is a linear layer 3 -> 2 with a bias; T3
+ * has two such layers on two ranks. */
 #include "fixture.h"
 #include "oracle.h"
 #include "ranks.h"
@@ -17,12 +17,11 @@
 
 /* The largest listed numbers are about 1. */
 static const double digits = 6e-9;
-/* From the list itself: 1e-6 is what the f32 originals reach, 3e-6 at the worst nearly singular
- * steps, "so test with 1e-5". */
+/* The published programs in f32 differ from the numbers by 1e-6, and by 3e-6 in nearly singular steps. */
 static const double tolerance = 1e-5;
 static const double kl_clip = 1e-3;
 
-/* ---- the numbers: of each step nu, then of each listed layer the rows w1 w2 w3 b -------------*/
+/* ---- numbers of each step: nu, then the rows w1 w2 w3 b of each listed layer -----------------*/
 
 static const double t1_k_eigen[] = {
     0.966638501,  -0.0355264528, -0.0365448741, -0.0359629191, -0.000581955025, -0.0590351916,
@@ -110,7 +109,7 @@ static const double t3_dp_eigen[] = {
 
 typedef struct golden {
   const char *name, *system, *variant;
-  int32_t positions, ranks, layers, listed, steps; /* layers run, layers whose results are listed */
+  int32_t positions, ranks, layers, listed, steps; /* layers; layers with results in the list */
   int64_t stat_period, solve_period;
   int special;
   const double *expect;
@@ -189,7 +188,7 @@ static test_case *case_of(const golden *c) {
   return s;
 }
 
-/* ---- options, once by hand for the oracle, once by the published names for the library --------*/
+/* ---- options for the oracle; published names for the library ---------------------------------*/
 
 static ng_options by_hand(const golden *c) {
   ng_options o;
@@ -215,7 +214,7 @@ static ng_options by_hand(const golden *c) {
   fixture_set(&o, "clip", "kl");
   fixture_real(&o, "kl_clip", kl_clip);
   fixture_set(&o, "statistics", strstr(c->variant, "_dp") != NULL ? "local" : "all");
-  fixture_set(&o, "placement", "round-robin"); /* as the oracle has owners */
+  fixture_set(&o, "placement", "round-robin"); /* the owners of the oracle */
   return o;
 }
 
@@ -244,7 +243,7 @@ static ng_options by_name(const golden *c) {
 
 /* ---- comparing -------------------------------------------------------------------------------*/
 
-/* The largest difference of nu and of results to the list; *where says at which step and layer. */
+/* The largest difference of nu and of results from the list; `where`: its step and layer. */
 static double error_of(const test_case *s, const golden *c, const case_result *r, char where[64]) {
   const double *e = c->expect;
   double worst = 0;
@@ -318,7 +317,7 @@ static void test_library(void **state) {
   }
 }
 
-/* Over MPI the numbers of the library only; the rest is of one process. */
+/* The MPI program compares the library only. */
 int main(void) {
   const struct CMUnitTest tests[] = {
 #if !defined(NG_TEST_MPI)

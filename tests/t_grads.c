@@ -1,7 +1,6 @@
-/* t_grads: gradients of several ranks travel in buckets while backward goes on.  The bits of sums that are
- * made by hand, whatever the cut; the messages that leave, and when; a rank whose loss is lost, and one whose
- * transport fails at each of its calls in turn: all end alike, and nobody waits for ever (ranks.h has the
- * watchdog). */
+/* t_grads.c: ranks send gradients in buckets during backward.  Sums have the bits of a direct sum for every bucket
+ * size; the number and time of messages; after a non-finite loss of one rank, or a transport that fails at call k, for
+ * every k, all ranks end with the same result, and none hangs (ranks.h has a timeout). */
 #include "unit_test.h"
 
 #include <math.h>
@@ -26,7 +25,7 @@ typedef struct sums {
   double cap;
   tap_way wire;
   float own[RANKS][MICRO][WEIGHTS], out[RANKS][WEIGHTS];
-  int starts[RANKS], before_first[RANKS]; /* before the first layer saw its output's gradient */
+  int starts[RANKS], before_first[RANKS]; /* before the output gradient of the first layer */
   int64_t count[RANKS][TAP_STARTS];
 } sums;
 
@@ -49,14 +48,14 @@ static void take_grads(const nn *n, float *to) {
   }
 }
 
-typedef struct eye {
+typedef struct first_layer_watch {
   const tap *wire;
   int starts;
-} eye;
+} first_layer_watch;
 
-static int look(void *user, int layer, const float *x, int64_t samples, int64_t columns,
-                bool grad) {
-  eye *e = user;
+static int record_starts(void *user, int layer, const float *x, int64_t samples, int64_t columns,
+                         bool grad) {
+  first_layer_watch *e = user;
   if (grad && layer == 0) e->starts = e->wire->starts;
   return 0;
 }
@@ -78,8 +77,8 @@ static ng_status add_up(int32_t rank, ng_transport *t, void *arg) {
   tap line = {.inner = *t};
   const ng_transport table = tapped(&line, s->wire);
   const run_ranks ranks = ranks_of(&table);
-  eye e = {&line, -1};
-  const nn_watch watch = {&e, look};
+  first_layer_watch e = {&line, -1};
+  const nn_watch watch = {&e, record_starts};
   nn *plain = three_layers(), *n = three_layers();
   grads g;
   int rc = plain != NULL && n != NULL ? grads_create(n, &ranks, MICRO, share[rank], s->cap, &g)
@@ -89,7 +88,7 @@ static ng_status add_up(int32_t rank, ng_transport *t, void *arg) {
     take_grads(plain, s->own[rank][i]);
     grads_begin(&g, i);
     if (rc == CLI_OK) rc = one_batch(n, rank, i, &watch);
-    if (i < MICRO - 1 && line.starts > 0) rc = CLI_BAD; /* nothing is complete yet */
+    if (i < MICRO - 1 && line.starts > 0) rc = CLI_BAD; /* no bucket is complete */
   }
   if (rc == CLI_OK) rc = grads_end(&g);
   take_grads(n, s->out[rank]);
@@ -102,7 +101,7 @@ static ng_status add_up(int32_t rank, ng_transport *t, void *arg) {
   return rc == CLI_OK ? NG_OK : NG_ERR_STATE;
 }
 
-/* What travels is f32; sums over ranks are made in double, in the order of ranks, and rounded once. */
+/* Messages are f32; ranks sum in double, in rank order, and round once. */
 static float expected(const sums *s, int k) {
   double all = 0.0;
   for (int r = 0; r < RANKS; r++) {
@@ -121,9 +120,9 @@ static const struct {
   int messages, before_first;
   int64_t count[PARAMS];
 } cut_at[] = {
-    {0.0, 6, 4, {3, 33, 11, 121, 11, 77}},      /* each parameter its own      */
-    {4.0 * 36, 5, 3, {36, 11, 121, 11, 77}},    /* just a layer's two          */
-    {4.0 * 35, 6, 4, {3, 33, 11, 121, 11, 77}}, /* ... and one element too few */
+    {0.0, 6, 4, {3, 33, 11, 121, 11, 77}},      /* one parameter per message     */
+    {4.0 * 36, 5, 3, {36, 11, 121, 11, 77}},    /* exactly weight and bias       */
+    {4.0 * 35, 6, 4, {3, 33, 11, 121, 11, 77}}, /* ... and one element less      */
     {4.0 * 168, 2, 1, {168, 88}},
     {1e9, 1, 0, {WEIGHTS}},
 };
@@ -156,7 +155,7 @@ static void test_bits(void **state) {
 
 /* ---- runs ----------------------------------------------------------------------------------------*/
 
-typedef struct lives {
+typedef struct training_runs {
   settings s;
   data_set d;
   tap_way wire;
@@ -164,11 +163,11 @@ typedef struct lives {
   int rc[RANKS];
   bool diverged[RANKS];
   int64_t steps[RANKS];
-} lives;
+} training_runs;
 
 static ng_status live(int32_t rank, ng_transport *t, void *arg) {
   static const train_show nothing = {.label = ""};
-  lives *l = arg;
+  training_runs *l = arg;
   tap line = {.inner = *t, .fail_at = rank == RANKS - 1 ? l->fail_at : 0};
   const ng_transport table = tapped(&line, l->wire);
   train_result r;
@@ -182,7 +181,7 @@ static ng_status live(int32_t rank, ng_transport *t, void *arg) {
   return NG_OK;
 }
 
-static void begin(lives *l, const char *method, const char *micro) {
+static void begin(training_runs *l, const char *method, const char *micro) {
   memset(l, 0, sizeof *l);
   settings_init(&l->s);
   must_set(&l->s, "model", "mlp");
@@ -195,14 +194,14 @@ static void begin(lives *l, const char *method, const char *micro) {
                    CLI_OK);
 }
 
-static void end(lives *l) {
+static void end(training_runs *l) {
   data_close(&l->d);
   settings_free(&l->s);
 }
 
-/* Whatever a rank was about to do, all of them hear of it, and end with the same. */
+/* All ranks end with the same code, whichever call fails. */
 static void every_call_fails(const char *method, tap_way w) {
-  lives l;
+  training_runs l;
   begin(&l, method, "2");
   l.wire = w;
   assert_int_equal(ranks_run(RANKS, live, &l, NULL), NG_OK);
@@ -216,7 +215,7 @@ static void every_call_fails(const char *method, tap_way w) {
     const ng_status st = ranks_run(RANKS, live, &l, NULL);
     const char *words = said();
     assert_int_equal(st, NG_OK);
-    const bool came = l.calls >= k; /* how often a rank asks depends on the others */
+    const bool came = l.calls >= k; /* the number of tests depends on timing */
     for (int r = 0; r < RANKS; r++) {
       if (l.rc[r] == (came ? CLI_BAD : CLI_OK)) continue;
       fail_msg("%s, wire %d: call %d of %d failed: rank %d ended with %d: %s", method, (int)w,
@@ -231,13 +230,13 @@ static void test_every_call_fails(void **state) {
   every_call_fails("sgd", NO_START);
 }
 
-/* The loss of one rank is lost, in a step's first batch or its last: the others are told when all have
- * sent what they owe. */
+/* The loss of one rank is not finite, in the first or the last micro-batch of a step: the other ranks learn of it
+ * after all have sent their buckets. */
 static void test_one_diverges(void **state) {
   static const char *const method[] = {"natgrad", "mfac", "sgd"};
   for (int m = 0; m < 3; m++) {
     for (int32_t sample = 0; sample < 36; sample += 11) {
-      lives l;
+      training_runs l;
       begin(&l, method[m], "2");
       must_set(&l.s, "epochs", "1"); /* all of them */
       ((float *)(uintptr_t)l.d.train.reals)[6 * sample] = NAN;

@@ -1,10 +1,10 @@
-/* t_groups.c: the fused updates, ng_step_sgd and ng_step_adamw, and their parameter groups: each parameter moves by the
- * numbers of its group, the kl clip counts each layer with the learning rate of its weight, and numbers that are wrong
- * on one rank are an error on all.
+/* t_groups.c: the fused updates, ng_step_sgd and ng_step_adamw, and their parameter groups: each parameter uses the
+ * numbers of its group, the kl clip uses the learning rate of each layer's weight, and wrong numbers on one rank are
+ * an error on all.
  *
- * Two layers with biases and a tensor; the direction comes from a second model that only writes gradients.
- * Tolerance: 2e-6 (1 + |w|), of values and steps around 1: a dozen operations in f32 (2^-24 each) in each of four
- * updates; in bf16 half a unit, 2^-8 |w|, more.  Wide rows are compared after each update: 3e-7 (1 + |w|). */
+ * Two layers with biases and a tensor; the direction comes from a second model that writes gradients. Tolerance: 2e-6
+ * (1 + |w|), of values and steps around 1: a dozen operations in f32 (2^-24 each) in each of four updates; in bf16
+ * half a unit, 2^-8 |w|, more.  Wide rows are compared after each update: 3e-7 (1 + |w|). */
 #include "unit_test.h"
 
 #include <math.h>
@@ -22,7 +22,7 @@
 
 enum { B = 6, LAYERS = 2, SLOTS = 5, STEPS = 4, GROUPS = 3, NARROW = 46 };
 
-/* Slots: weight and bias of each layer, the tensor; `wide`: rows that are cut into tiles. */
+/* Slots: weight and bias of each layer, the tensor; `wide`: rows longer than a tile. */
 typedef struct shape {
   int64_t rows[SLOTS], cols[SLOTS];
 } shape;
@@ -37,7 +37,7 @@ typedef struct model {
   ng_dtype grads, weights;
   int64_t pad; /* between rows of weights, NaN */
   void *grad[SLOTS], *weight[SLOTS];
-  void *memory; /* all gradients, then all weights, without gaps */
+  void *memory; /* all gradients, then all weights */
 } model;
 
 static int64_t size(const model *m, int k) { return m->s->rows[k] * m->s->cols[k]; }
@@ -57,7 +57,7 @@ static double weight(model *m, int k, int64_t i) {
   return (double)x;
 }
 
-/* Any multiple of 1/128 in [-1, 1], which bf16 holds, of the place and the step. */
+/* A multiple of 1/128 in [-1, 1], exact in bf16. */
 static float value(int step, int what, int64_t i) {
   return rintf(128 * sinf((float)(1 + 37 * step + 11 * what) + 2.3f * (float)i)) / 128;
 }
@@ -79,7 +79,7 @@ static void allocate(model *m) {
   }
 }
 
-/* Sets s, grads, weights and pad before. */
+/* Before the call the caller sets s, grads, weights and pad. */
 static ng_status open_as(model *m, const char *set, const int32_t group[SLOTS],
                          const fixture_how *how) {
   int32_t index;
@@ -112,8 +112,8 @@ static void model_close(model *m) {
   free(m->memory);
 }
 
-/* The same on every rank: what ranks see does not matter here. */
-static ng_status model_show(model *m, int step) {
+/* The same samples on every rank. */
+static ng_status model_observe(model *m, int step) {
   ng_status st = fixture_begin(&m->f, B);
   for (int l = 0; l < LAYERS && st == NG_OK; l++) {
     const int64_t in = m->s->cols[2 * l], out = m->s->rows[2 * l];
@@ -133,7 +133,7 @@ static ng_status model_show(model *m, int step) {
   return st;
 }
 
-/* Numbers of an update; sgd or adamw, as the option says. */
+/* Numbers of an update, SGD or AdamW. */
 typedef struct numbers {
   bool adamw;
   ng_sgd sgd[GROUPS];
@@ -145,7 +145,7 @@ static ng_status model_step(model *m, const numbers *how, int32_t count) {
                     : ng_step_sgd(m->f.p, how->sgd, count);
 }
 
-/* Weights; all biases and the tensor, which do not decay; the second layer's weight. */
+/* Groups: the first weight; biases and the tensor, without decay; the second weight. */
 static const int32_t three[SLOTS] = {0, 1, 2, 1, 1};
 
 /* Every combination that torch.optim.SGD allows: nesterov needs momentum and no dampening.  AdamW of four kinds. */
@@ -169,7 +169,6 @@ static numbers numbers_of(bool adamw, int first) {
   return n;
 }
 
-/* One set of numbers for each group. */
 static numbers make(bool adamw) { return numbers_of(adamw, 4); }
 
 static void ok(const model *m, ng_status st) { fixture_ok(&m->f, st); }
@@ -182,17 +181,17 @@ static const char *const method[] = {"natgrad", "eva-natgrad"};
 
 /* ---- formulas --------------------------------------------------------------------------------*/
 
-typedef struct trial {
+typedef struct update_case {
   const char *method;
   numbers how;
   const shape *s;
   ng_dtype grads, weights;
   int64_t pad;
   bool still; /* lr is 0 in the first steps: moments move, weights keep their bits */
-} trial;
+} update_case;
 
-/* Against the formulas of PyTorch.  Momentum without Nesterov is 0 in step 2: v = d. */
-static void one_formula(const trial *c) {
+/* Compare with the formulas of PyTorch.  In step 2 momentum without Nesterov is 0, so v = d. */
+static void one_formula(const update_case *c) {
   char set[128], plain_set[128];
   model m = {.s = c->s, .grads = c->grads, .weights = c->weights, .pad = c->pad};
   model plain = {.s = c->s, .grads = NG_F32, .weights = NG_F32};
@@ -215,8 +214,8 @@ static void one_formula(const trial *c) {
     how.adam[0].lr = stays ? 0 : c->how.adam[0].lr;
     for (int g = 0; g < GROUPS; g++)
       how.sgd[g].momentum = t == 2 && !how.sgd[g].nesterov ? 0 : c->how.sgd[g].momentum;
-    ok(&m, model_show(&m, t));
-    ok(&plain, model_show(&plain, t));
+    ok(&m, model_observe(&m, t));
+    ok(&plain, model_observe(&plain, t));
     ok(&m, model_step(&m, &how, GROUPS));
     ok(&plain, ng_step(plain.f.p, 0.1));
     for (int k = 0; k < SLOTS; k++) {
@@ -237,7 +236,7 @@ static void one_formula(const trial *c) {
           fail_msg("%s %s: step %d slot %d entry %d: %.9g, should be %.9g", c->method,
                    how.adamw ? "adamw" : "sgd", t, k, (int)i, x, w[k][i]);
         }
-        if (half > 0 || c->s == &wide) w[k][i] = x; /* what the type kept */
+        if (half > 0 || c->s == &wide) w[k][i] = x; /* the rounded value */
       }
       for (int64_t i = 0; i < c->s->rows[k] * stride && c->weights == NG_F32; i++)
         assert_true(isnan(((const float *)m.weight[k])[i]) == (i % stride >= cols));
@@ -251,7 +250,7 @@ static void one_formula(const trial *c) {
 
 static void formulas(void **state) {
   for (int i = 0; i < 2 * 2 * 6; i++) {
-    trial c = {
+    update_case c = {
         method[i / 2 % 2], numbers_of(i % 2 == 1, 3 * (i / 4)), &narrow, NG_F32, NG_F32, i % 3,
         i / 4 == 1};
     one_formula(&c);
@@ -265,8 +264,8 @@ static void formulas(void **state) {
 static void formulas_of_wide_rows(void **state) {
   static const ng_dtype type[2] = {NG_F32, NG_BF16};
   for (int i = 0; i < 8; i++) {
-    one_formula(&(trial){"eva-natgrad", numbers_of(i >= 4, i), &wide, type[i % 2], type[i / 2 % 2],
-                         0, false});
+    one_formula(&(update_case){"eva-natgrad", numbers_of(i >= 4, i), &wide, type[i % 2],
+                               type[i / 2 % 2], 0, false});
   }
 }
 
@@ -275,7 +274,7 @@ static void nan_skips_the_step(void **state) {
   model m = {.s = &wide, .grads = NG_F32, .weights = NG_F32};
   const numbers how = make(false);
   ok(&m, open_as(&m, "method=eva-natgrad update=sgd", three, NULL));
-  ok(&m, model_show(&m, 1));
+  ok(&m, model_observe(&m, 1));
   *(float *)grad_at(&m, SLOTS - 1, size(&m, SLOTS - 1) - 1) = NAN;
   assert_int_equal(model_step(&m, &how, GROUPS), NG_SKIPPED);
   for (int k = 0; k < SLOTS; k++) {
@@ -285,7 +284,7 @@ static void nan_skips_the_step(void **state) {
   model_close(&m);
 }
 
-/* A parameter that moves between groups takes its moments along; NG_BOTH moves weight and bias. */
+/* A parameter that changes its group keeps its moments; NG_BOTH changes weight and bias. */
 static void a_moved_parameter_keeps_its_moments(void **state) {
   model m, other;
   char set[128];
@@ -297,8 +296,8 @@ static void a_moved_parameter_keeps_its_moments(void **state) {
   ok(&m, model_open(&m, set, first, NULL));
   ok(&other, model_open(&other, set, first, NULL));
   for (int t = 1; t <= 3; t++) {
-    ok(&m, model_show(&m, t));
-    ok(&other, model_show(&other, t));
+    ok(&m, model_observe(&m, t));
+    ok(&other, model_observe(&other, t));
     if (t == 2) {
       assert_int_equal(ng_set_group(m.f.p, 0, NG_BOTH, 1), NG_OK);
     }
@@ -308,7 +307,7 @@ static void a_moved_parameter_keeps_its_moments(void **state) {
   for (int k = 0; k < SLOTS; k++) {
     const bool same =
         memcmp(m.weight[k], other.weight[k], (size_t)size(&m, k) * sizeof(float)) == 0;
-    assert_int_equal(same, last[k] != 0); /* group 0 went on with its own numbers */
+    assert_int_equal(same, last[k] != 0); /* group 0 has other numbers */
   }
   model_close(&m);
   model_close(&other);
@@ -316,11 +315,11 @@ static void a_moved_parameter_keeps_its_moments(void **state) {
 
 /* ---- the clip --------------------------------------------------------------------------------*/
 
-/* <PD, D> of each layer in the first step, as the formula wants it. */
+/* <PD, D> of each layer in the first step. */
 static void inners(const char *set, double inner[LAYERS]) {
   model m;
   ok(&m, model_open(&m, set, NULL, NULL));
-  ok(&m, model_show(&m, 1));
+  ok(&m, model_observe(&m, 1));
   ok(&m, ng_step(m.f.p, 1));
   inner[0] = inner[1] = 0;
   for (int k = 0; k < 4; k++) {
@@ -338,14 +337,14 @@ static ng_report clipped(const char *set, const int32_t *group, const double lr[
     how.sgd[g].lr = lr[g];
   }
   ok(m, model_open(m, set, group, NULL));
-  ok(m, model_show(m, 1));
+  ok(m, model_observe(m, 1));
   ok(m, model_step(m, &how, group == NULL ? 1 : GROUPS));
   ok(m, ng_report_read(m->f.p, &r));
   return r;
 }
 
-/* nu = sqrt(kl_clip / sum lr^2 <PD, D>), lr of the layer's weight: that of biases and of tensors is
- * not in it.  PD of the formula is f32, hence 1e-6; of a sum whose parts have one sign. */
+/* nu = sqrt(kl_clip / sum lr^2 <PD, D>), with lr of each layer's weight; biases and tensors do not count.  Tolerance
+ * 1e-6: PD in the formula is f32, and all terms have one sign. */
 static void clip_weighs_layers_by_their_rate(void **state) {
   static const char *const way[] = {"method=natgrad", "method=eva-natgrad",
                                     "method=natgrad solver=product radius=0.5"};
@@ -370,7 +369,7 @@ static void clip_weighs_layers_by_their_rate(void **state) {
   }
 }
 
-/* ---- what is refused -------------------------------------------------------------------------*/
+/* ---- errors ----------------------------------------------------------------------------------*/
 
 #define WRONG(call, word, which)                                                                   \
   do {                                                                                             \
@@ -386,7 +385,7 @@ static void wrong_numbers_are_refused(void **state) {
   for (int adamw = 0; adamw < 2; adamw++) {
     options(set, sizeof set, "natgrad", "clip=none", adamw == 1);
     ok(&m, model_open(&m, set, three, NULL));
-    ok(&m, model_show(&m, 1));
+    ok(&m, model_observe(&m, 1));
     float before[NARROW];
     const int64_t bias = size(&m, 0);
     memcpy(before, m.weight[0], sizeof before);
@@ -421,7 +420,7 @@ static void wrong_numbers_are_refused(void **state) {
     }
     assert_memory_equal(before, m.weight[0], sizeof before);
     how = make(adamw == 1);
-    how.sgd[1].lr = how.adam[1].lr = 0;   /* said, so it is meant */
+    how.sgd[1].lr = how.adam[1].lr = 0;   /* 0 is a valid learning rate */
     ok(&m, model_step(&m, &how, GROUPS)); /* with the same observations */
     assert_memory_equal(before + bias, m.weight[1], (size_t)size(&m, 1) * sizeof *before);
     assert_memory_not_equal(before, m.weight[0], (size_t)bias * sizeof *before);
@@ -429,7 +428,7 @@ static void wrong_numbers_are_refused(void **state) {
   }
 }
 
-/* A newer header's array: elements lie further apart, and what is behind them is zero. */
+/* An array of larger structs of a newer header, whose new fields are zero. */
 static void larger_structs_of_a_newer_header(void **state) {
   struct {
     ng_sgd how;
@@ -446,8 +445,8 @@ static void larger_structs_of_a_newer_header(void **state) {
     larger[g].how.struct_size = sizeof larger[g];
     larger[g].newer = 0;
   }
-  ok(&m, model_show(&m, 1));
-  ok(&same, model_show(&same, 1));
+  ok(&m, model_observe(&m, 1));
+  ok(&same, model_observe(&same, 1));
   larger[2].newer = 1;
   WRONG(ng_step_sgd(m.f.p, &larger[0].how, GROUPS), "struct_size", "knows only");
   larger[2].newer = 0;
@@ -472,7 +471,8 @@ static void numbers_of_groups(void **state) {
   WRONG(ng_set_group(m.f.p, 0, NG_WEIGHT, 1024), "group is 1024", "0 to 1023");
   WRONG(ng_set_group(m.f.p, 0, NG_WEIGHT, 1025), "group is 1025", "0 to 1023");
   WRONG(plane_bind_grad(m.f.p, 0, NG_BOTH, &none), "'fc'", "no such parameter");
-  assert_int_equal(ng_set_group(m.f.p, 0, NG_BOTH, 1023), NG_OK); /* it has no bias: the weight */
+  assert_int_equal(ng_set_group(m.f.p, 0, NG_BOTH, 1023),
+                   NG_OK); /* without a bias NG_BOTH is the weight */
   assert_int_equal(ng_set_group(m.f.p, 0, NG_BOTH, 2), NG_OK);
   assert_int_equal(ng_ready(m.f.p), NG_OK);
   WRONG(ng_set_group(m.f.p, 0, NG_WEIGHT, 3), "group is 3", "expected 0 to 2");
@@ -495,7 +495,7 @@ typedef struct job {
   bool changed[RANKS];
 } job;
 
-static ng_status life(int32_t rank, ng_transport *t, void *arg) {
+static ng_status run_rank(int32_t rank, ng_transport *t, void *arg) {
   job *j = arg;
   model m;
   const fixture_how where = {.linalg = "ref", .threads = 1, .transport = t};
@@ -504,7 +504,7 @@ static ng_status life(int32_t rank, ng_transport *t, void *arg) {
   memcpy(group, three, sizeof group);
   if (what == OTHER_GROUP) group[3] = 2;
   ng_status st = model_open(&m, j->set, group, &where);
-  if (st == NG_OK) st = model_show(&m, 1);
+  if (st == NG_OK) st = model_observe(&m, 1);
   float before[NARROW];
   memcpy(before, m.weight[0], sizeof before);
   numbers how = make(false);
@@ -519,7 +519,7 @@ static ng_status life(int32_t rank, ng_transport *t, void *arg) {
   if (m.f.ctx != NULL) {
     (void)snprintf(j->said[rank], sizeof j->said[rank], "%s", ng_last_error(m.f.ctx));
   }
-  /* Put right, with what was observed. */
+  /* The corrected call, with the same observations. */
   how = make(false);
   if (st == NG_ERR_ARG) st = ng_step_sgd(m.f.p, how.sgd, GROUPS);
   j->last[rank] = st;
@@ -533,30 +533,29 @@ static ng_status life(int32_t rank, ng_transport *t, void *arg) {
 
 static const char ranks_set[] = "update=sgd clip=kl kl_clip=1e-6 grad_worker_fraction=0";
 
-/* A number that is wrong on one rank: all return it, nothing moves, and the step can be taken again. */
+/* A wrong number on one rank: all ranks return the error, nothing changes, and a correct call succeeds. */
 static void wrong_numbers_of_one_rank_are_refused_by_all(void **state) {
   static const char *const word[FAULTS] = {
       "", "lr was not given", "how is NULL", "count", "weight_decay", "nesterov", "layers"};
   for (int what = NO_LR; what < FAULTS; what++) {
     job j = {.what = (fault)what, .set = ranks_set};
     const ng_status want = what == OTHER_GROUP ? NG_ERR_COMM : NG_ERR_ARG;
-    assert_int_equal(ranks_run(RANKS, life, &j, NULL), NG_OK);
+    assert_int_equal(ranks_run(RANKS, run_rank, &j, NULL), NG_OK);
     for (int r = 0; r < RANKS; r++) {
       assert_int_equal(j.first[r], want);
       assert_false(j.changed[r]);
       assert_int_equal(j.last[r], what == OTHER_GROUP ? NG_ERR_COMM : NG_OK);
     }
     if (!strstr(j.said[ODD], word[what])) fail_msg("'%s' lacks '%s'", j.said[ODD], word[what]);
-    if (!strstr(j.said[0], "1 of 3 ranks")) fail_msg("'%s' says nothing of ranks", j.said[0]);
+    if (!strstr(j.said[0], "1 of 3 ranks")) fail_msg("'%s' does not name the ranks", j.said[0]);
   }
 }
 
-/* Blocks have owners, and the sums that the clip weighs come from them: one rank's, to the rounding of
- * sums in another order. */
+/* The clip sums terms of all owners: the result of one rank up to rounding. */
 static void clip_over_ranks(void **state) {
   job alone = {.set = ranks_set}, j = {.set = ranks_set};
-  assert_int_equal(ranks_run(1, life, &alone, NULL), NG_OK);
-  assert_int_equal(ranks_run(RANKS, life, &j, NULL), NG_OK);
+  assert_int_equal(ranks_run(1, run_rank, &alone, NULL), NG_OK);
+  assert_int_equal(ranks_run(RANKS, run_rank, &j, NULL), NG_OK);
   assert_true(alone.nu[0] > 0 && alone.nu[0] < 1);
   for (int r = 0; r < RANKS; r++) {
     assert_int_equal(j.first[r], NG_OK);
@@ -565,8 +564,8 @@ static void clip_over_ranks(void **state) {
   }
 }
 
-/* A block over parameters of several groups counts with the largest of their learning rates, whichever comes
- * first: PD = D / (damping + |D|^2), of 14 and 77. */
+/* A block with parameters of several groups counts with their largest learning rate: PD = D / (damping + |D|^2), with
+ * 14 and 77 elements. */
 static void one_block_of_two_groups(void **state) {
   for (int32_t first = 0; first < 2; first++) {
     fixture f;
@@ -587,8 +586,7 @@ static void one_block_of_two_groups(void **state) {
     ng_report r = {.struct_size = sizeof r};
     fixture_ok(&f, ng_report_read(f.p, &r));
     const double nu = sqrt(1e-4 / (0.3 * 0.3 * 91.0 / 91.5));
-    assert_true(fabs(r.clip - nu) <=
-                1e-12 * nu); /* in double, but for the squares of small integers */
+    assert_true(fabs(r.clip - nu) <= 1e-12 * nu); /* computed in double */
     fixture_close(&f);
   }
 }

@@ -1,10 +1,10 @@
-/* t_huge.c: numbers of any size in gradients, observations, weights and learning rates, on 1 and 4 ranks.
+/* t_huge.c: numbers of any magnitude in gradients, observations, weights and learning rates, on 1 and 4 ranks.
  *
- * An element whose update is not finite in its dtype keeps its old value; everything else moves as without it.
+ * An element whose update is not finite in its dtype keeps its old value; all other elements change as without it.
  * Oracles: the formulas of SGD and AdamW for the huge element; for all other elements the same run with an ordinary
- * number in its place; for gradients of 16 bits the same step in f32, rounded.
+ * number instead; for gradients of 16 bits the same step in f32, rounded.
  *
- * Every method: weights and all arrays of the state stay finite after one huge number, and later steps are taken. */
+ * With every method, weights and all arrays of the state stay finite after one huge number, and later steps count. */
 #include "unit_test.h"
 
 #include <math.h>
@@ -14,7 +14,7 @@
 #include <string.h>
 #include "kernel/kernel.h"
 #include "ranks.h"
-#include "wild.h"
+#include "huge_model.h"
 
 enum { BEFORE = 3, AFTER = 40, REFUSED = 3, ROWS = 4, RANKS = 4 };
 
@@ -38,19 +38,19 @@ static const how in_place = {.name = "ng_step", .lr = 0.1, .in_place = true};
 
 /* ---- one element -----------------------------------------------------------------------------*/
 
-/* x if it is finite in dtype t, else `old`: the rule.  Counts an old value that stays. */
+/* x if it is finite in dtype t, else `old`; then set *stayed. */
 static float keep(float x, float old, ng_dtype t, int *stayed) {
-  uint32_t room;
-  ng_from_f32(&room, t, &x, 1);
-  if (!ng_all_finite(&room, t, 1)) {
+  uint32_t bits;
+  ng_from_f32(&bits, t, &x, 1);
+  if (!ng_all_finite(&bits, t, 1)) {
     *stayed = 1;
     return old;
   }
-  ng_to_f32(&x, &room, t, 1);
+  ng_to_f32(&x, &bits, t, 1);
   return x;
 }
 
-/* The update with number BEFORE, counted from 0, of an element with gradient d. */
+/* Update BEFORE (counted from 0) of an element with gradient d. */
 static element oracle(const how *by, element e, float d, ng_dtype t, int *stayed) {
   const float lr = (float)by->lr, mu = (float)by->momentum, b1 = (float)by->beta1,
               b2 = (float)by->beta2, n = BEFORE + 1;
@@ -72,7 +72,7 @@ static element oracle(const how *by, element e, float d, ng_dtype t, int *stayed
   return (element){keep(w, e.w, t, stayed), keep(m, e.m, NG_F32, stayed), e.v};
 }
 
-typedef struct trial {
+typedef struct element_run {
   const char *line;
   const how *by;
   ng_dtype type;
@@ -82,49 +82,49 @@ typedef struct trial {
   ng_status status[RANKS], next[RANKS];
   int64_t overflowed[RANKS];
   char said[RANKS][200];
-} trial;
+} element_run;
 
 static ng_status run(int32_t rank, ng_transport *t, void *arg) {
-  trial *x = arg;
+  element_run *x = arg;
   model m;
   ng_status st = begin(&m, x->line, x->by, NG_F32, x->type, t);
   for (int i = 0; i < BEFORE && st == NG_OK; i++)
-    st = play(&m, x->by, NOWHERE, 0);
+    st = fill_and_step(&m, x->by, NOWHERE, 0);
   if (st == NG_OK) {
     ng_report r = {.struct_size = sizeof r};
     x->before[rank] = element_of(&m, x->place);
-    x->status[rank] = play(&m, x->by, x->place, x->size);
+    x->status[rank] = fill_and_step(&m, x->by, x->place, x->size);
     (void)snprintf(x->said[rank], sizeof x->said[rank], "%s", ng_last_error(m.f.ctx));
     for (int i = 0; i < ALL; i++)
       x->after[rank][i] = element_of(&m, i);
     st = ng_report_read(m.f.p, &r);
     x->overflowed[rank] = r.overflowed;
-    x->next[rank] = play(&m,
-                         &(how){.lr = 1e-300,
-                                .momentum = x->by->momentum,
-                                .beta1 = x->by->beta1,
-                                .beta2 = x->by->beta2,
-                                .eps = x->by->eps},
-                         NOWHERE, 0);
+    x->next[rank] = fill_and_step(&m,
+                                  &(how){.lr = 1e-300,
+                                         .momentum = x->by->momentum,
+                                         .beta1 = x->by->beta1,
+                                         .beta2 = x->by->beta2,
+                                         .eps = x->by->eps},
+                                  NOWHERE, 0);
   }
   fixture_close(&m.f);
   return st;
 }
 
-/* The tensor is entry 1, so rank 1 owns its update; its gradient needs no curvature, so other elements do not depend
- * on it. */
+/* An element of the tensor: rank 1 owns its update, and other elements do not depend on it. */
 static void one_element(const how *by, ng_dtype type, double size, int32_t ranks, bool owned) {
-  static trial x, y;
+  static element_run x, y;
   int stayed;
-  x = (trial){.line = owned ? "method=eva clip=none update_ranks=owner" : "method=eva clip=none",
-              .by = by,
-              .type = type,
-              .place = ALL - 2,
-              .size = size};
+  x = (element_run){.line =
+                        owned ? "method=eva clip=none update_ranks=owner" : "method=eva clip=none",
+                    .by = by,
+                    .type = type,
+                    .place = ALL - 2,
+                    .size = size};
   y = x;
   y.size = 0;
   if (ranks_run(ranks, run, &x, NULL) < NG_OK || ranks_run(ranks, run, &y, NULL) < NG_OK)
-    fail_msg("%s: it did not run", by->name);
+    fail_msg("%s: a run failed", by->name);
   for (int r = 0; r < ranks; r++) {
     const bool writes = !owned || r == 1 % ranks;
     const element e = oracle(by, x.before[owned ? 1 % ranks : r], (float)size, type, &stayed);
@@ -134,7 +134,7 @@ static void one_element(const how *by, ng_dtype type, double size, int32_t ranks
       same = same && (i == x.place || memcmp(&x.after[r][i], &y.after[r][i], sizeof *is) == 0);
     same = same && x.overflowed[r] == (stayed && writes) && y.status[r] == NG_OK &&
            x.status[r] == (stayed && writes ? NG_RESCUED : NG_OK) &&
-           /* a momentum of 3e38 over a small second moment is Inf once more */
+           /* AdamW: a momentum of 3e38 over a small second moment overflows again */
            (by->beta2 > 0 || x.next[r] == (stayed && owned && ranks > 1 ? NG_RESCUED : NG_OK));
     if (same && (!stayed || !writes || strstr(x.said[r], "'t': elements whose") != NULL)) continue;
     fail_msg("%s, %s weights, %g, rank %d of %d: %s, then %s (%s), %d elements; %g %g %g, "
@@ -156,7 +156,7 @@ static void one_element_keeps_its_value(void **state) {
 
 /* ---- gradients in place ----------------------------------------------------------------------*/
 
-/* The step in f32, rounded, or the raw gradient where that does not fit. */
+/* The gradient is the step in f32, rounded; an element out of range stays. */
 static ng_status write_gradient(int32_t rank, ng_transport *t, void *arg) {
   const char *line = arg;
   bool fine = true;
@@ -184,7 +184,7 @@ static ng_status write_gradient(int32_t rank, ng_transport *t, void *arg) {
         fine = fine && get(m.grad, type, i) == keep(get(wide.grad, NG_F32, i), old, type, &mine);
         stayed += mine;
       }
-      /* the arrays of K-FAC overflow on the way to PD */
+      /* intermediate arrays of K-FAC overflow */
       const bool refused = is == NG_SKIPPED && type == NG_BF16 && strstr(line, "eva") == NULL;
       fine = fine && (is == NG_RESCUED || refused) && r.overflowed == stayed;
       fine = fine && refused == (stayed == 0);
@@ -207,21 +207,21 @@ static void gradients_that_do_not_fit(void **state) {
       assert_int_equal(ranks_run(ranks, write_gradient, line[i], NULL), NG_OK);
 }
 
-/* ---- a weight that is not finite -------------------------------------------------------------*/
+/* ---- a non-finite weight ---------------------------------------------------------------------*/
 
-/* The caller's NaN or Inf stays, the other elements move, until the caller mends it. */
+/* A NaN or Inf that the caller wrote stays, and the other elements change; after a correction all change. */
 static void a_weight_that_is_not_finite(void **state) {
   for (int i = 0; i < 3 * 3; i++) {
     const float strange[] = {NAN, INFINITY, -INFINITY}, one = 1;
     const ng_dtype type = types[i / 3];
     model m;
     fixture_ok(&m.f, begin(&m, "method=eva", &hows[2], NG_F32, type, NULL));
-    assert_int_equal(play(&m, &hows[2], NOWHERE, 0), NG_OK);
+    assert_int_equal(fill_and_step(&m, &hows[2], NOWHERE, 0), NG_OK);
     for (int k = 0; k < 3; k++) {
       uint32_t was[ALL];
       ng_from_f32(at(m.weight, type, 7), type, k < 2 ? &strange[i % 3] : &one, 1);
       memcpy(was, m.weight, sizeof was);
-      assert_int_equal(play(&m, &(how){.lr = 1, .momentum = 0.9}, NOWHERE, 0),
+      assert_int_equal(fill_and_step(&m, &(how){.lr = 1, .momentum = 0.9}, NOWHERE, 0),
                        k < 2 ? NG_RESCUED : NG_OK);
       int moved = 0; /* a small gradient may round away */
       for (int j = 0; j < ALL; j++)
@@ -234,21 +234,21 @@ static void a_weight_that_is_not_finite(void **state) {
   }
 }
 
-/* ---- one wild step between ordinary ones -----------------------------------------------------*/
+/* ---- one huge step between ordinary steps ----------------------------------------------------*/
 
-typedef struct story {
+typedef struct huge_run {
   const char *line;
-  how by, wild; /* of ordinary steps, of the wild one */
+  how by, huge; /* of ordinary steps, of the huge step */
   ng_dtype type;
-  int place, before, after; /* of the number; how many ordinary steps */
+  int place, before, after; /* of the huge number; numbers of ordinary steps */
   double size;
-  bool state;              /* every array of the state stays finite, too */
-  ng_status status[RANKS]; /* of the wild step */
-  int skipped[RANKS];      /* ordinary steps */
-  char said[RANKS][200];   /* about the wild step */
-} story;
+  bool state;              /* check every array of the state, too */
+  ng_status status[RANKS]; /* of the huge step */
+  int skipped[RANKS];      /* ordinary steps that were skipped */
+  char said[RANKS][200];   /* message of the huge step */
+} huge_run;
 
-/* The name of an array of the state that is not finite; NULL: there is none. */
+/* The name of a non-finite array of the state, or NULL. */
 static const char *bad_array(const model *m) {
   static _Thread_local ng_field_info info;
   unsigned char bytes[8192];
@@ -257,22 +257,22 @@ static const char *bad_array(const model *m) {
     if (ng_state_at(m->f.p, i, &info) != NG_OK) return "ng_state_at";
     if (info.dtype == NG_U8 || info.dtype == NG_I32) continue;
     const ng_status st = ng_state_read(m->f.p, i, bytes, info.bytes);
-    if (st == NG_ERR_STATE) continue; /* another rank holds it */
+    if (st == NG_ERR_STATE) continue; /* another rank stores it */
     if (st != NG_OK) return "ng_state_read";
     if (!ng_all_finite(bytes, info.dtype, info.bytes / ng_dtype_size(info.dtype))) return info.name;
   }
   return NULL;
 }
 
-static ng_status live(int32_t rank, ng_transport *t, void *arg) {
-  story *x = arg;
+static ng_status run_rank(int32_t rank, ng_transport *t, void *arg) {
+  huge_run *x = arg;
   model m;
   ng_status st = begin(&m, x->line, &x->by, NG_F32, x->type, t);
   x->skipped[rank] = 0;
   for (int i = 0; i <= x->before + x->after && st >= NG_OK; i++) {
-    const bool wild = i == x->before;
-    st = play(&m, wild ? &x->wild : &x->by, wild ? x->place : NOWHERE, x->size);
-    if (wild) {
+    const bool huge = i == x->before;
+    st = fill_and_step(&m, huge ? &x->huge : &x->by, huge ? x->place : NOWHERE, x->size);
+    if (huge) {
       x->status[rank] = st;
       (void)snprintf(x->said[rank], sizeof x->said[rank], "%s", ng_last_error(m.f.ctx));
     }
@@ -284,20 +284,20 @@ static ng_status live(int32_t rank, ng_transport *t, void *arg) {
                     x->size, bad, i);
       st = NG_ERR_STATE;
     }
-    x->skipped[rank] += !wild && st == NG_SKIPPED;
+    x->skipped[rank] += !huge && st == NG_SKIPPED;
   }
   if (st < NG_OK) {
     (void)fprintf(stderr, "%s, %s, %g: %s (%s)\n", x->line, x->by.name, x->size, ng_status_name(st),
                   m.f.ctx == NULL ? m.f.message : ng_last_error(m.f.ctx));
-    if (t != NULL) t->abort(t->user); /* no rank waits for this one */
+    if (t != NULL) t->abort(t->user); /* so that no rank waits for this one */
   }
   fixture_close(&m.f);
   return st < NG_OK ? st : NG_OK;
 }
 
-/* How many ordinary steps were skipped, on all ranks alike. */
-static int lived(story *x, int32_t ranks) {
-  assert_int_equal(ranks > 1 ? ranks_run(ranks, live, x, NULL) : live(0, NULL, x), NG_OK);
+/* Run; return the number of ordinary steps that were skipped, which is the same on all ranks. */
+static int count_skipped(huge_run *x, int32_t ranks) {
+  assert_int_equal(ranks > 1 ? ranks_run(ranks, run_rank, x, NULL) : run_rank(0, NULL, x), NG_OK);
   for (int32_t r = 1; r < ranks; r++) {
     assert_int_equal(x->skipped[r], x->skipped[0]);
     assert_int_equal(x->status[r], x->status[0]);
@@ -305,31 +305,31 @@ static int lived(story *x, int32_t ranks) {
   return x->skipped[0];
 }
 
-static void none_skipped(story *x, int32_t ranks) {
-  const int n = lived(x, ranks);
+static void none_skipped(huge_run *x, int32_t ranks) {
+  const int n = count_skipped(x, ranks);
   if (n > 0)
     fail_msg("%s, %g, %d ranks: %d ordinary steps were skipped", x->line, x->size, ranks, n);
 }
 
-/* A huge gradient, on one rank and, in 1 of 61 runs, on four. */
+/* A huge gradient, on one rank and, in 1 of 61 runs, on four ranks. */
 static void huge_gradients(const char *line) {
   for (int k = 0; k < HOWS * 3; k++) {
     const how *by = &hows[k / 3];
     const bool window = strstr(line, "window") != NULL;
-    story x = {.line = line,
-               .by = *by,
-               .wild = *by,
-               .type = types[k % 3],
-               .place = NOWHERE,
-               .before = BEFORE,
-               .after = AFTER};
-    const int calm = lived(&x, 1);
+    huge_run x = {.line = line,
+                  .by = *by,
+                  .huge = *by,
+                  .type = types[k % 3],
+                  .place = NOWHERE,
+                  .before = BEFORE,
+                  .after = AFTER};
+    const int calm = count_skipped(&x, 1);
     for (int i = 0; i < 2 * SIZES; i++) {
       x.place = i % 2 ? 3 : ALL - 2;
       x.size = sizes[i / 2];
       const int32_t ranks = (16 * k + i) % 61 == 0 ? RANKS : 1;
       x.after = ranks == 1 ? AFTER : AFTER / 5;
-      const int n = lived(&x, ranks);
+      const int n = count_skipped(&x, ranks);
       if (n > calm + (window ? REFUSED + ROWS : 0))
         fail_msg("%s, %s, %s weights: after a gradient of %g %d of %d steps were skipped (%d "
                  "without it)",
@@ -338,20 +338,20 @@ static void huge_gradients(const char *line) {
   }
 }
 
-/* A number of any size in a gradient or an observation. */
-static void wild_numbers(const char *line) {
+/* A huge number in a gradient or an observation. */
+static void huge_numbers(const char *line) {
   static const int place[] = {3, IN * OUT + 1, ALL - 2, ALL + 1, ALL + IN + 1};
-  static const double wild[] = {1e10, 1e20, 1e25, 1e37, 3e38};
+  static const double huge[] = {1e10, 1e20, 1e25, 1e37, 3e38};
   for (int i = 0; i < 5 * 5; i++) {
-    story x = {.line = line,
-               .by = in_place,
-               .wild = in_place,
-               .type = NG_F32,
-               .place = place[i % 5],
-               .size = wild[i / 5],
-               .before = 2,
-               .after = 8,
-               .state = true};
+    huge_run x = {.line = line,
+                  .by = in_place,
+                  .huge = in_place,
+                  .type = NG_F32,
+                  .place = place[i % 5],
+                  .size = huge[i / 5],
+                  .before = 2,
+                  .after = 8,
+                  .state = true};
     none_skipped(&x, 1);
     if (i % 8 == 0) none_skipped(&x, RANKS);
   }
@@ -365,11 +365,11 @@ static void after_all_methods(void **state) {
     const bool rows = strcmp(info.family, "window") == 0 && strncmp(info.name, "topk", 4) != 0;
     (void)snprintf(line, sizeof line, "method=%s%s", info.name, rows ? " window=4" : "");
     huge_gradients(line);
-    wild_numbers(line);
+    huge_numbers(line);
   }
 }
 
-/* Stores, momenta and dtypes that no method has by itself. */
+/* Stores, momenta and dtypes that are no method's default. */
 static void overflow_of_combined_options(void **state) {
   static const char *const keeps[] = {
       "method=topk-sgd window_momentum=0.9",
@@ -406,33 +406,33 @@ static void overflow_of_combined_options(void **state) {
   for (size_t i = 0; i < sizeof keeps / sizeof *keeps; i++)
     huge_gradients(keeps[i]);
   for (size_t i = 0; i < sizeof line / sizeof *line; i++)
-    wild_numbers(line[i]);
+    huge_numbers(line[i]);
 }
 
-/* One step with a wild learning rate where lr x enters. */
-static void a_wild_rate(void **state) {
+/* One step with a huge learning rate, with which rows are lr x. */
+static void a_huge_rate(void **state) {
   static const char *const line[] = {
       "method=topk-adam window_density=0.3 window_feedback_lr=1",
       "method=topk-adam window_density=0.01 window_feedback_lr=1 window_dtype=bf16",
       "method=topk-adagrad window_function=step window_density=0.1 window_feedback_lr=1"};
   static const double lr[] = {1e10, 1e20, 1e27, 1e29, 1e37, 1e38, 1e300};
   for (int i = 0; i < 3 * 7; i++) {
-    story x = {.line = line[i / 7],
-               .by = {.name = "ng_step", .lr = i % 2 ? 1e-10 : 0.01, .in_place = true},
-               .wild = {.lr = lr[i % 7], .in_place = true},
-               .type = NG_F32,
-               .place = NOWHERE,
-               .before = 1,
-               .after = 8,
-               .state = true};
+    huge_run x = {.line = line[i / 7],
+                  .by = {.name = "ng_step", .lr = i % 2 ? 1e-10 : 0.01, .in_place = true},
+                  .huge = {.lr = lr[i % 7], .in_place = true},
+                  .type = NG_F32,
+                  .place = NOWHERE,
+                  .before = 1,
+                  .after = 8,
+                  .state = true};
     none_skipped(&x, i % 2 ? 1 : RANKS);
     assert_int_equal(x.status[0], lr[i % 7] < 1e28 ? NG_OK : NG_RESCUED);
     if (x.status[0] == NG_RESCUED) assert_non_null(strstr(x.said[0], "kept their old value"));
   }
 }
 
-/* What error feedback or momentum on x keeps is in every later direction, and AdamW squares it.  M-FAC's and GGT's
- * windows, in steps in which rows enter and in others. */
+/* Error feedback and momentum of x are in every later direction, and AdamW squares the direction.  Windows of M-FAC
+ * and GGT, in steps with and without a new row. */
 static void stored_overflow_is_reset_under_adamw(void **state) {
   static const char *const line[] = {
       "damping=1e-5 method=ggt window=8 window_store=lowrank",
@@ -446,21 +446,21 @@ static void stored_overflow_is_reset_under_adamw(void **state) {
   static const double size[] = {1e11, 1e13, 1e16, 1e20, 1e25, 1e30, 1e37, 3e38};
   for (int i = 0; i < 2 * 7 * 8; i++) {
     const int before = 2 + i / 8 % 2;
-    story x = {.line = line[i / 16],
-               .by = hows[7],
-               .wild = hows[7],
-               .type = NG_F32,
-               .place = 3,
-               .size = size[i % 8],
-               .before = before,
-               .after = 19 - before,
-               .state = true};
+    huge_run x = {.line = line[i / 16],
+                  .by = hows[7],
+                  .huge = hows[7],
+                  .type = NG_F32,
+                  .place = 3,
+                  .size = size[i % 8],
+                  .before = before,
+                  .after = 19 - before,
+                  .state = true};
     none_skipped(&x, i % 9 == 1 ? RANKS : 1);
     assert_true(x.status[0] != NG_SKIPPED || x.size > 1e12);
   }
 }
 
-/* With lr = 0 nothing is sent, and the momentum that would overflow keeps its value. */
+/* With lr = 0 rows are 0, and a momentum that would overflow keeps its value. */
 static void a_zero_rate_keeps_the_momentum(void **state) {
   const how at_rest = {.in_place = true};
   model m;
@@ -468,8 +468,8 @@ static void a_zero_rate_keeps_the_momentum(void **state) {
                          "method=topk-adagrad window_function=step window_momentum=0.9 "
                          "window_momentum_form=heavy-ball window_feedback_lr=1",
                          &in_place, NG_F32, NG_F32, NULL));
-  assert_int_equal(play(&m, &at_rest, 3, 3e38), NG_OK);
-  assert_int_equal(play(&m, &at_rest, 3, 3e38), NG_RESCUED);
+  assert_int_equal(fill_and_step(&m, &at_rest, 3, 3e38), NG_OK);
+  assert_int_equal(fill_and_step(&m, &at_rest, 3, 3e38), NG_RESCUED);
   assert_null(bad_array(&m));
   fixture_close(&m.f);
 }
@@ -481,7 +481,7 @@ int main(void) {
       cmocka_unit_test(a_weight_that_is_not_finite),
       cmocka_unit_test(after_all_methods),
       cmocka_unit_test(overflow_of_combined_options),
-      cmocka_unit_test(a_wild_rate),
+      cmocka_unit_test(a_huge_rate),
       cmocka_unit_test(a_zero_rate_keeps_the_momentum),
       cmocka_unit_test(stored_overflow_is_reset_under_adamw),
   };

@@ -1,7 +1,7 @@
-/* t_idle.c: ng_options_idle names an option that can have no effect beside the others, and no other option.
+/* t_idle.c: ng_options_idle returns exactly the options without an effect.
  *
- * Each option is set to other values and run.  An idle option changes no bit.  Of an option of the window family, beside
- * every kind of window, that is not idle, at least one value changes the directions, or all values are refused. */
+ * Run with other values of each option.  An idle option changes no bit.  For every kind of window, a window option
+ * that is not idle has at least one value that changes the directions, or all its values are refused. */
 #include "unit_test.h"
 #include "draw.h"
 #include "fixture.h"
@@ -12,12 +12,12 @@
 
 enum { B = 2, ROWS = 6, COLS = 5, D = ROWS * COLS + ROWS + 4, STEPS = 7 };
 
-typedef struct life {
+typedef struct directions {
   float P[STEPS][D];
-} life;
+} directions;
 
-/* Learning rates fall by half; weights that are 0; two groups. */
-static void live(const ng_options *o, life *l) {
+/* A learning rate that falls by more than half, weights that are 0, two groups. */
+static void run_options(const ng_options *o, directions *l) {
   float g[D], w[D], x[B * COLS], y[B * ROWS];
   fixture f;
   const plane in = plane_of(x, B, COLS, NG_F32), out = plane_of(y, B, ROWS, NG_F32);
@@ -49,13 +49,15 @@ static void live(const ng_options *o, life *l) {
   fixture_close(&f);
 }
 
-static bool same(const life *a, const life *b) { return memcmp(a->P, b->P, sizeof a->P) == 0; }
+static bool same(const directions *a, const directions *b) {
+  return memcmp(a->P, b->P, sizeof a->P) == 0;
+}
 
-/* What other values do: changed: some gives other bits; tried: how many are taken. */
-static void try_all(const ng_options *o, const ng_option_info *info, const life *as_it_is,
+/* Run with other values.  tried: accepted values; changed: values that give other bits. */
+static void try_all(const ng_options *o, const ng_option_info *info, const directions *standard,
                     int *tried, int *changed) {
   static const char *const number[] = {"1", "2", "0.25", "0", "0.9", "5"};
-  static life other;
+  static directions other;
   char before[64], word[64], message[512];
   const char *choice = info->choices;
   assert_int_equal(ng_options_get(o, info->name, before, sizeof before), NG_OK);
@@ -70,9 +72,9 @@ static void try_all(const ng_options *o, const ng_option_info *info, const life 
         ng_options_set(&now, info->name, value, message, sizeof message) != NG_OK ||
         ng_options_check(&now, message, sizeof message) != NG_OK)
       continue;
-    live(&now, &other);
+    run_options(&now, &other);
     ++*tried;
-    *changed += !same(as_it_is, &other);
+    *changed += !same(standard, &other);
   }
 }
 
@@ -104,7 +106,7 @@ static const char *const setups[] = {
 };
 
 static void idle_options_have_no_effect(void **state) {
-  static life as_it_is;
+  static directions standard;
   int idle = 0, bad = 0;
   for (size_t k = 0; k < sizeof setups / sizeof setups[0]; k++) {
     char line[300];
@@ -112,7 +114,7 @@ static void idle_options_have_no_effect(void **state) {
     (void)snprintf(line, sizeof line, "%s%s", setups[k],
                    first || !window ? "" : " window=3 damping=0.1");
     const ng_options o = fixture_parse(line);
-    live(&o, &as_it_is);
+    run_options(&o, &standard);
     for (int32_t i = 0; i < ng_option_count(); i++) {
       ng_option_info info = {.struct_size = sizeof info};
       char needs[128];
@@ -122,7 +124,7 @@ static void idle_options_have_no_effect(void **state) {
       const bool known =
           window && (strcmp(info.trait, "a window") == 0 || strcmp(info.name, "damping") == 0);
       if (needs[0] == 0 && !known) continue;
-      try_all(&o, &info, &as_it_is, &tried, &changed);
+      try_all(&o, &info, &standard, &tried, &changed);
       idle += needs[0] != 0;
       if (needs[0] != 0 ? changed == 0 : tried == 0 || changed > 0) continue;
       bad++;

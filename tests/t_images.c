@@ -1,4 +1,4 @@
-/* t_images: image sets: files found, errors, contents of batches; batches do not depend on decoding threads or on the
+/* t_images.c: image sets: files, errors, contents of batches; batches do not depend on decoding threads or on the
  * first step of a run. */
 #include "data/images.h"
 #include "picture_files.h"
@@ -65,7 +65,7 @@ static const char *spec(const char *path, const char *more) {
   return text;
 }
 
-/* ---- which files -------------------------------------------------------------------------------*/
+/* ---- files -------------------------------------------------------------------------------------*/
 
 static void folders_are_classes(void **state) {
   data_set d, e;
@@ -76,7 +76,7 @@ static void folders_are_classes(void **state) {
   for (int i = 0; i < d.train.n; i++)
     assert_int_equal(d.train.labels[i], i / EACH);
   assert_non_null(strstr(d.train.images->path[EACH + 3], "all/train/bee/03.png"));
-  /* The same set through links, which are followed, has the same checksum; another size has not. */
+  /* The set through symbolic links has the same checksum; a set with another image size has not. */
   run("cd '%s' && mkdir linked && ln -s ../all/train linked/train && ln -s ../all/val linked/%s",
       "val");
   assert_int_equal(data_open(spec("linked", ""), &e), 0);
@@ -88,12 +88,12 @@ static void folders_are_classes(void **state) {
   assert_int_equal(data_open(spec("all", ",mean=0.5/0.5/0.5"), &e), 0);
   assert_int_not_equal(data_checksum(&d), data_checksum(&e));
   data_close(&e);
-  /* Without train/ a folder is one split; files that are no images are counted. */
+  /* Without train/ a folder is one split; other files are ignored and counted. */
   run("cd '%s' && touch all/train/bee/notes.txt all/train/README && touch all/train/bee/.hid%s",
       "den");
   quiet();
   assert_int_equal(data_open(spec("all/train", ""), &e), 0);
-  assert_string_equal(said(), ""); /* of several ranks one tells */
+  assert_string_equal(said(), ""); /* only rank 0 prints */
   quiet();
   data_print_notes(&e);
   assert_non_null(
@@ -125,8 +125,7 @@ static void lists_name_files(void **state) {
   (void)snprintf(more, sizeof more, ",root=%s", in_folder("all"));
   assert_int_equal(data_open(spec("list", more), &d), 0);
   data_close(&d);
-  const size_t n =
-      strlen(more); /* a test split has its own folder, and may have labels of its own */
+  const size_t n = strlen(more); /* a test split may have its own folder and labels */
   static const char tested[] = "/ant/00.png 0\nbee/00.png 7\n";
   put_file("all/train/tested", tested + 1, sizeof tested - 2);
   (void)snprintf(more + n, sizeof more - n, ",test=%s", in_folder("all/train/tested"));
@@ -179,7 +178,7 @@ static void errors_name_the_entry(void **state) {
       {"mkfifo set/a/pipe", "set", "set/a/pipe: is neither a file nor a folder"},
       {"ln -s . set/a/again", "set", "folders deep"},
       {"ln -s .. set/a/up", "set", "folders deep"},
-      {"ln -s a set/b", "set", ""}, /* a second name is no circle */
+      {"ln -s a set/b", "set", ""}, /* a link, but no cycle */
       {"ln -s gone set/a/x.png", "set", "set/a/x.png: No such file or directory"},
       {"ln -s x.png set/a/x.png", "set", "set/a/x.png: Too many levels of symbolic links"},
       {"mkdir set/empty", "set", "set/empty: a class without .jpg, .jpeg or .png files"},
@@ -202,7 +201,7 @@ static void errors_name_the_entry(void **state) {
   }
 }
 
-/* ---- what a batch holds ------------------------------------------------------------------------*/
+/* ---- contents of batches -----------------------------------------------------------------------*/
 
 static void feed_of(const data_set *d, const char *augment, settings *s, feed *f) {
   settings_init(s);
@@ -249,8 +248,7 @@ static void windows_are_drawn(void **state) {
   int32_t good = 0;
   assert_int_equal(feed_test(&f, 1, 2, &good), CLI_OK);
   assert_int_equal(good, 2);
-  for (int k = 0; k < SIDE * SIDE * 3;
-       k++) { /* the middle, as it is: rows 2 to 11, columns 4 to 13 */
+  for (int k = 0; k < SIDE * SIDE * 3; k++) { /* the centre: rows 2 to 11, columns 4 to 13 */
     const double v = pixel(1001, 2 + k / 3 / SIDE, 4 + k / 3 % SIDE, k % 3) / 255.0;
     assert_true(fabs((double)f.x[k] - (v - mean[k % 3]) / deviation[k % 3]) < 2e-6);
   }
@@ -304,7 +302,7 @@ static uint64_t digest(uint64_t sum, const feed *f, int count) {
 }
 
 /* Three epochs of 7 steps of 2 batches, with evaluations between epochs; `first`: the first step. */
-static void play(const char *path, const char *more, int first, uint64_t sums[42]) {
+static void run_epochs(const char *path, const char *more, int first, uint64_t sums[42]) {
   data_set d;
   settings s;
   feed f;
@@ -331,11 +329,11 @@ static void threads_change_no_bit(void **state) {
   run("cd '%s' && rm -rf hurt && cp -r all hurt && head -c 60 all/train/bee/07.png >%s",
       "hurt/train/bee/07.png"); /* one of 123 is damaged */
   quiet();
-  play("hurt", ",threads=2", 0, one);
+  run_epochs("hurt", ",threads=2", 0, one);
   for (int k = 0; k < 3; k++) {
-    play("hurt", more[k], 0, other);
+    run_epochs("hurt", more[k], 0, other);
     assert_memory_equal(one, other, sizeof one);
-    play("hurt", more[k], 17, other); /* in the middle of an epoch */
+    run_epochs("hurt", more[k], 17, other); /* in the middle of an epoch */
     assert_memory_equal(one + 17, other + 17, 25 * sizeof one[0]);
   }
   data_set d;
@@ -352,7 +350,7 @@ static void threads_change_no_bit(void **state) {
   feed_free(&f);
   settings_free(&s);
   data_close(&d);
-  assert_non_null(strstr(said(), "07.png: left out, 1 of 123 files: ")); /* it had a part in it */
+  assert_non_null(strstr(said(), "07.png: left out, 1 of 123 files: ")); /* a batch contained it */
 }
 
 /* A damaged file, its replacement, and the message. */
@@ -368,23 +366,24 @@ static void damaged_files_are_skipped(void **state) {
   feed_of(&d, "none", &s, &f);
   quiet();
   int replaced = 0, late = 0;
-  for (int i = 0; i < 42; i++) { /* three epochs say it once */
+  for (int i = 0; i < 42; i++) { /* one message in three epochs */
     const int32_t *order = f.order + i % 14 * 8;
     assert_int_equal(feed_train(&f, i / 2, i % 2), CLI_OK);
     for (int k = 0; k < 8; k++) {
-      assert_int_equal(f.rows[k], order[k] == BAD ? order[k + 1] : order[k]); /* the next one */
+      assert_int_equal(f.rows[k],
+                       order[k] == BAD ? order[k + 1] : order[k]); /* replaced by the next image */
       replaced += order[k] == BAD;
       late += order[k] == BAD && k > 0;
     }
   }
   const char *line = said();
-  assert_true(replaced > 1 && late > 0); /* 8 of 120 are left over in an epoch */
+  assert_true(replaced > 1 && late > 0); /* 8 of 120 are in no batch of an epoch */
   assert_non_null(strstr(line, "hurt/train/bee/07.png: left out, 1 of 123 files: "));
   assert_ptr_equal(strchr(line, '\n'), line + strlen(line) - 1);
   feed_free(&f);
   settings_free(&s);
   data_close(&d);
-  /* In the test split the others move up. */
+  /* The test split gets shorter. */
   run("cd '%s' && rm -rf hurt && cp -r all hurt && echo no >%s", "hurt/val/bee/x.png");
   assert_int_equal(data_open(spec("hurt", ""), &d), 0);
   feed_of(&d, "none", &s, &f);

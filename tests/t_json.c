@@ -1,5 +1,5 @@
-/* t_json.c: the JSON writer against known texts, the reader against tables of texts that RFC 8259 allows and
- * forbids, and both against each other. */
+/* t_json.c: the JSON writer with known texts, the reader with tables of texts that RFC 8259 allows and forbids, and
+ * both together. */
 #include "unit_test.h"
 #include "json_edit.h"
 
@@ -43,8 +43,8 @@ static void strings_are_escaped(void **state) {
   is_text(&o, expected);
 }
 
-/* Random texts of any length, with escapes anywhere, come back from the reader.  Each has a block of its own,
- * so that the address sanitizer sees a byte too many. */
+/* The reader returns random texts of any length with escapes.  Each text has its own allocation, for the address
+ * sanitizer. */
 static void any_string(void **state) {
   static const char *const piece[] = {
       "a", "bc", "\"", "\\", "/", "\n", "\x01", "\xc3\xa9", "\xf0\x9f\x98\x80", "lmnopqr"};
@@ -52,7 +52,7 @@ static void any_string(void **state) {
   uint64_t seed = 22;
   for (int i = 0; i < 20000; i++) {
     char text[400] = "";
-    const int plain = i % 3 == 0; /* long runs, and hardly any */
+    const int plain = i % 3 == 0; /* long or short runs without escapes */
     seed = seed * UINT64_C(6364136223846793005) + 1442695040888963407;
     for (int n = (int)(seed >> 40) % 48; n > 0; n--) {
       seed = seed * UINT64_C(6364136223846793005) + 1442695040888963407;
@@ -134,7 +134,7 @@ static void numbers_are_written_shortest(void **state) {
   }
 }
 
-/* Commas, indentation and digits; more text than one block of memory. */
+/* Commas, indentation, digits; more text than one allocation. */
 static void members_and_lists_are_nested(void **state) {
   for (int indent = 0; indent < 2; indent++) {
     ngio_out o = {.digits = 6, .indent = indent};
@@ -180,8 +180,8 @@ static void members_and_lists_are_nested(void **state) {
 
 /* ---- reading ---------------------------------------------------------------------------------*/
 
-/* The text as the writer shows its values; NULL: refused, with a message. */
-static char *shown(const char *text, size_t n) {
+/* Parse and write; NULL if the reader refuses the text, with a message. */
+static char *rewritten(const char *text, size_t n) {
   ngio_json *json;
   ngio_out o = {0};
   char message[160] = "";
@@ -202,11 +202,11 @@ static char *shown(const char *text, size_t n) {
   return o.text;
 }
 
-/* Accepted texts are shown in one form, which is shown as itself. */
-static bool taken(const char *text, size_t n) {
-  char *one = shown(text, n);
+/* Whether the reader accepts a text; writing it twice gives the same text. */
+static bool accepts(const char *text, size_t n) {
+  char *one = rewritten(text, n);
   if (one == NULL) return false;
-  char *two = shown(one, strlen(one));
+  char *two = rewritten(one, strlen(one));
   assert_non_null(two);
   assert_string_equal(one, two);
   free(one);
@@ -280,13 +280,13 @@ static void texts_are_parsed_or_refused(void **state) {
       "[Infinity]",
       "// x\n1"};
   for (size_t i = 0; i < sizeof good / sizeof good[0]; i++) {
-    char *is = shown(good[i][0], strlen(good[i][0]));
+    char *is = rewritten(good[i][0], strlen(good[i][0]));
     if (is == NULL || strcmp(is, good[i][1]) != 0)
       fail_msg("%s: %s", good[i][0], is != NULL ? is : "refused");
     free(is);
   }
   for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
-    if (taken(bad[i], strlen(bad[i]))) fail_msg("taken: %s", bad[i]);
+    if (accepts(bad[i], strlen(bad[i]))) fail_msg("accepted: %s", bad[i]);
 }
 
 static void errors_have_lines(void **state) {
@@ -306,7 +306,7 @@ static void errors_have_lines(void **state) {
   }
 }
 
-/* Every byte becomes every other, and is left out, and is where the text ends. */
+/* Replace every byte by every other one, delete it, end the text there. */
 static void damaged(void **state) {
   static const char good[] =
       "{\"a\":[1,-2.5e3,true],\"b\":{\"c\\u00e9\":null,\"\xc3\xa9\":\"x\\n\"},"
@@ -314,19 +314,19 @@ static void damaged(void **state) {
   const size_t n = sizeof good - 1;
   char text[sizeof good];
   int accepted = 0;
-  assert_true(taken(good, n));
+  assert_true(accepts(good, n));
   for (size_t at = 0; at < n; at++) {
     for (int c = 0; c < 256; c++) {
       memcpy(text, good, n);
       text[at] = (char)(unsigned char)c;
-      accepted += taken(text, n);
+      accepted += accepts(text, n);
     }
     memcpy(text, good, at);
     memcpy(text + at, good + at + 1, n - at - 1);
-    accepted += taken(text, n - 1);
-    assert_false(taken(good, at));
+    accepted += accepts(text, n - 1);
+    assert_false(accepts(good, at));
   }
-  assert_true(accepted > 1000); /* other letters in strings, other digits */
+  assert_true(accepted > 1000); /* letters in strings, digits */
 }
 
 static void deep_nesting_is_refused(void **state) {

@@ -1,9 +1,10 @@
-/* t_kernels_emit.c: conformance of the entries that measure gradients and emit directions: `cpu` against `ref`, with one
- * and three pieces, for every kind of direction, dtype and layout.
+/* t_kernels_emit.c: conformance of the entries that measure gradients and emit directions: `cpu` against `ref`, with
+ * one and three pieces, for every kind of direction, dtype and layout.
  *
- * Tolerances: cpu combines two products in f32 (3 roundings of 2^-24 of the sum of magnitudes) and updates in f32 (at most
- * 8 more), ref in double; both round to the dtype of the array, where they may be neighbours. Sums are compared with 4 n 2^-53 of the sum of
- * magnitudes. Functions that compute in double on both sides must agree to the last bit. */
+ * Tolerances: cpu combines two products in f32 (3 roundings of 2^-24 of the sum of magnitudes) and updates in f32 (at
+ * most 8 more), ref in double; both round to the dtype of the array, where they may be neighbours. Sums are compared
+ * with 4 n 2^-53 of the sum of magnitudes. Functions that compute in double on both sides must agree to the last bit.
+ */
 #include "unit_test.h"
 
 #include <math.h>
@@ -26,7 +27,7 @@ typedef enum kind {
   KINDS
 } kind;
 
-/* The memory of one descriptor. `gradient` and `weight` are drawn once and copied for every queue. */
+/* The arrays of one descriptor; `gradient` and `weight` are copied for every queue. */
 typedef struct item {
   ng_place grad, weight;
   int64_t rows, cols, bytes;
@@ -276,7 +277,7 @@ static void test_store_norm2_ratios(void **state) {
   }
 }
 
-/* Sums of every form; a NaN is found wherever it is. */
+/* Sums of every kind of direction; a NaN in any element is found. */
 static void test_measure_and_finite(void **state) {
   rng r = {test_seed()};
   for (int round = 0; round < test_times(ROUNDS) / 4; round++) {

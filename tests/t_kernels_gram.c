@@ -3,8 +3,8 @@
  * allows.
  *
  * Values are k / 8, |k| <= 15, which f32, bf16 and f16 hold exactly; their products are multiples of 1/64, and sums of
- * fewer than 2^24 / 225 of them are exact in f32 in any order.  So there is no tolerance, except for means and for values
- * with all their bits.  The recordings in tests/golden have a convolution, t_properties_data the threads.
+ * fewer than 2^24 / 225 of them are exact in f32 in any order.  So there is no tolerance, except for means and for
+ * values with all their bits.  The recordings in tests/golden have a convolution, t_properties_data the threads.
  *
  * Values that must not be read (gaps, samples beyond `take`, channels outside the range, scratch) are NaN. */
 #include "unit_test.h"
@@ -21,7 +21,7 @@
 #include "kernel/pixels.h"
 #include "late.h"
 
-/* NULL: the choice of the library; late: ref, with each entry as late as the queue allows (late.h). */
+/* NULL: the default; late: ref behind late.h. */
 enum { NAMES = 3 };
 static const char *const names[NAMES] = {"ref", "late", NULL};
 
@@ -59,7 +59,7 @@ static float *guarded(int64_t floats) {
 
 static void release(float *p, int64_t floats, const char *what) {
   for (int64_t i = floats; i < floats + GUARD; i++)
-    if (p[i] != 4711.0f) fail_msg("%s: written %d beyond its end", what, (int)(i - floats));
+    if (p[i] != 4711.0f) fail_msg("%s: written %d elements after its end", what, (int)(i - floats));
   free(p);
 }
 
@@ -104,18 +104,18 @@ static ng_dtype any_dtype(void) {
 /* ---- pictures --------------------------------------------------------------------------------*/
 
 /* An array of [samples, channels, height, width] in memory, innermost axis first, with gaps between. */
-typedef enum lie { LIE_NCHW, LIE_NHWC, LIE_HNWC, LIE_ANY, LIES } lie;
+typedef enum axis_order { LIE_NCHW, LIE_NHWC, LIE_HNWC, LIE_ANY, LIES } axis_order;
 
 typedef struct picture {
   ng_conv c;
-  lie how;
+  axis_order how;
   ng_dtype t;
   int64_t samples, take, c0, c1;
   bool one;
   int reduce;
 } picture;
 
-static lie any_lie(void) { return (lie)between(0, LIES - 1); }
+static axis_order any_lie(void) { return (axis_order)between(0, LIES - 1); }
 
 static const char *title(const picture *g, const char *way, const char *linalg) {
   static char text[300];
@@ -201,19 +201,19 @@ static picture any_rows(int64_t samples, int64_t height, int64_t width, int64_t 
 
 /* ---- in memory -------------------------------------------------------------------------------*/
 
-typedef struct shown {
+typedef struct image_array {
   void *data;
   ng_view v;
   int64_t by[4]; /* elements from one sample, channel, row, pixel to the next */
-} shown;
+} image_array;
 
-static shown lay_out(const picture *g) {
+static image_array layout_of(const picture *g) {
   static const int inner[3][4] = {{3, 2, 1, 0}, {1, 3, 2, 0}, {1, 3, 0, 2}};
   const int64_t height = g->c.height, width = g->c.width;
   const int64_t extent[4] = {g->samples, g->c.channels, height, width};
   const bool any = g->how == LIE_ANY;
   int order[4] = {0, 1, 2, 3};
-  shown s;
+  image_array s;
   for (int i = 0; i < 4; i++) {
     const int k = (int)between(i, 3), swap = order[i];
     order[i] = any ? order[k] : inner[g->how][i];
@@ -246,8 +246,8 @@ static shown lay_out(const picture *g) {
   return s;
 }
 
-static shown images(const picture *g, double (*next)(void)) {
-  const shown v = lay_out(g);
+static image_array images(const picture *g, double (*next)(void)) {
+  const image_array v = layout_of(g);
   for (int64_t n = 0; n < g->samples; n++) {
     for (int64_t c = 0; c < g->c.channels; c++) {
       for (int64_t s = 0; s < v.v.positions; s++) {
@@ -286,7 +286,7 @@ static bool fits(int k, const picture *g) {
                       c->padding[0] + c->padding[1] == 0);
 }
 
-/* Return the matrix of one way. */
+/* Return the matrix of one algorithm. */
 static ng_sym gram_by(int k, ng_queue *q, const picture *g, const ng_view *x) {
   const int64_t floats = k >= ROWS ? ng_gram_rows_scratch(x->columns)
                                    : ng_gram_conv_scratch(q, &g->c, x->columns, g->c.outputs);
@@ -310,8 +310,8 @@ static ng_sym gram_by(int k, ng_queue *q, const picture *g, const ng_view *x) {
 
 /* ---- sums ----------------------------------------------------------------------------------------*/
 
-/* `cpu` and `ref` sum the same patches and squares. The sums are exact, except for squares of means: at most 4 roundings
- * of 2^-53 in each square, and one in each addition. */
+/* `cpu` and `ref` sum the same patches and squares. The sums are exact, except for squares of means: at most 4
+ * roundings of 2^-53 in each square, and one in each addition. */
 static void sums_match(ng_queue *q, const picture *g, const ng_view *x) {
   ng_conv c = g->c;
   ng_view v = *x;
@@ -341,9 +341,9 @@ static void sums_match(ng_queue *q, const picture *g, const ng_view *x) {
   free(out);
 }
 
-/* Every way to the matrix equals `ref`, exactly, or within `tolerance` of its largest entry. */
+/* Every algorithm equals `ref`, exactly, or within `tolerance` times the largest entry. */
 static void must_match(ng_context *ctx, const picture *g, double (*next)(void), double tolerance) {
-  shown x = images(g, next);
+  image_array x = images(g, next);
   const ng_sym want = gram_by(REF, ctx->queue, g, &x.v);
   for (int k = PLAIN; k < WAYS; k++) {
     if (!fits(k, g)) continue;
@@ -369,13 +369,13 @@ static void rows_match_ref(void **unused) {
   for (int k = 0; k < NAMES; k++) {
     fixture f = opened(names[k], 3);
     for (int i = 0; i < 500; i++) {
-      const bool image = i >= 300, wide = image && i % 5 == 1; /* more than one chunk of columns */
+      const bool image = i >= 300, wide = image && i % 5 == 1; /* several chunks of columns */
       const picture g =
           any_rows(between(1, 9), image ? between(1, 9) : 1, draw() % 3 ? between(1, 9) : 1,
                    wide ? between(60, 150) : between(1, 12));
       must_be_exact(f.ctx, &g);
     }
-    for (int i = 0; i < 6; i++) { /* more than one tile, more than one chunk of column sums */
+    for (int i = 0; i < 6; i++) { /* several tiles, several chunks of column sums */
       picture g[] = {any_rows(150, 1, 130, between(1, 5)), any_rows(20, 1, 20, 280),
                      any_rows(4, 70, 70, 3)};
       g[2].one = false; /* 4900^2 is above 2^24 */
@@ -399,7 +399,7 @@ static void images_match_ref(void **unused) {
   }
 }
 
-/* Several tiles of samples (shift: 16384 pixels; plain: 16384 patches), uneven; and work enough for
+/* Several tiles of different numbers of samples (shift: 16384 pixels; plain: 16384 patches), and enough work for
  * several threads, each with its own scratch. */
 static void large_images_match_ref(void **unused) {
   for (int k = 0; k < 6 * NAMES; k++) {
@@ -429,8 +429,8 @@ static void large_images_match_ref(void **unused) {
   }
 }
 
-/* One sample is wider than a tile of the shift way: fits() says no, and scratch still serves
- * narrower ranges that do fit. */
+/* One sample is larger than a tile of the shift algorithm: fits() returns false; scratch suffices for smaller ranges.
+ */
 static void wide_inputs_do_not_fit(void **unused) {
   fixture f = opened(names[NAMES - 1], 2);
   const picture g = {.c = conv_of(700, 80, 80, 2),
@@ -447,7 +447,7 @@ static void wide_inputs_do_not_fit(void **unused) {
   fixture_close(&f);
 }
 
-/* The choice by size: displacements where they save arithmetic, patches elsewhere. */
+/* The library selects shifts if they need fewer operations, else patches. */
 static void choice_follows_size(void **unused) {
   const ng_conv large = conv_of(64, 32, 32, 3);
   ng_conv small = conv_of(64, 2, 2, 3);
@@ -462,11 +462,10 @@ static void choice_follows_size(void **unused) {
 
 static double rectified(void) { return fmax(0, uniform() + uniform() + uniform() - 1.3); }
 
-/* Values with all their bits.  A sum of n like-signed f32 terms, one after the other, is off by a random walk of n
- * roundings of the partial sums, each at most 2^-24 of them and 0.41 2^-24 on average: 0.41 2^-24 sqrt(n / 3) of the whole.
- * No way sums more than 1024 at a time before it starts anew (gram_shift.c's PART; SYRK some 400), here n = 2048, so a way is
- * off by 3.2e-7 at most (one standard deviation, if every addition were made in turn).  What the shift way subtracts is
- * 1/16 of its sums and adds nothing that counts. */
+/* Values with all bits.  In a sum of n f32 terms of one sign the n rounding errors form a random walk; each is at most
+ * 2^-24 of its partial sum, 0.41 2^-24 on average: 0.41 2^-24 sqrt(n / 3) of the sum.  An algorithm sums at most 1024
+ * terms before it starts a new partial sum (PART of gram_shift.c; SYRK about 400); with n = 2048 its error has a
+ * standard deviation of at most 3.2e-7.  The shift algorithm subtracts 1/16 of its sums, which adds little. */
 static void all_bits_match_in_f32(void **unused) {
   for (int k = 0; k < NAMES; k++) {
     fixture f = opened(names[k], 2);
@@ -485,7 +484,7 @@ static void all_bits_match_in_f32(void **unused) {
   }
 }
 
-/* One infinite pixel, in or outside all patches, or not in a sample that is taken. */
+/* One infinite pixel: in a patch, outside all patches, or in a sample beyond `take`. */
 static void box_sums_report_what_is_not_finite(void **unused) {
   fixture f = opened(NULL, 3);
   for (int k = 0; k < 12; k++) {
@@ -495,7 +494,7 @@ static void box_sums_report_what_is_not_finite(void **unused) {
     g.c1 = 3;
     g.c.stride[0] = g.c.stride[1] = 2;
     assert_true(finish(&g.c));
-    shown x = images(&g, grid_value);
+    image_array x = images(&g, grid_value);
     put(x.data, NG_F32, x.by[0] + x.by[1] + (patch ? 2 : 3) * x.by[2] + 4 * x.by[3], INFINITY);
     double out[3];
     double *scratch = need(ng_box_scratch(f.ctx->queue, &g.c) * 8);

@@ -1,5 +1,5 @@
-/* t_kernels_norm.c: the sums of norm layers (norm_sums.c, norm_products.c) equal `ref` and loops in double, for every
- * kind, layout and dtype, and do not depend on threads. */
+/* t_kernels_norm.c: sums of norm layers (norm_sums.c, norm_products.c) equal `ref` and loops in double, for every kind,
+ * layout and dtype, and do not depend on threads. */
 #include "unit_test.h"
 
 #include <math.h>
@@ -17,10 +17,10 @@
 /* norm_squares of a batch norm with raw input, computed in one pass relative to a guess of the mean
  * (kernel/norm_products.c), equals loops in double.
  *
- * Tolerance.  Sums of a sample are in f32 over blocks of 64 rows; four rows are added first.  So a term has at most
- * 20 additions and 2 roundings, relative to |g| |x - guess|.  With M = sum_t |g| (|x - mean| + |off|) / deviation the error
- * of one dgamma is at most 22 units of 2^-24 M, of dbeta 22 units of sum |g|, and of the variance, in which
- * off counts squared, 22 units of 1 + (off / deviation)^2; of a product of two of these their sum. */
+ * Tolerance.  Sums of a sample are in f32 over blocks of 64 rows; four rows are added first.  So a term has at most 20
+ * additions and 2 roundings, relative to |g| |x - guess|.  With M = sum_t |g| (|x - mean| + |off|) / deviation the
+ * error of one dgamma is at most 22 units of 2^-24 M, of dbeta 22 units of sum |g|, and of the variance, in which off
+ * counts squared, 22 units of 1 + (off / deviation)^2; of a product of two of these their sum. */
 
 enum { MOST = 300, ALL = 160000 };
 /* Narrow rows; strips of 64 columns and some that are left, rows that make no fours; wide rows; strips alone. Then, for
@@ -41,11 +41,11 @@ static void shape(size_t k) {
 
 static const double unit = 0x1p-24, EPS = 1e-3;
 
-/* [B, S, C] of f32, bf16 or f16; `apart`: [B, C, S] in memory. */
+/* [B, S, C] of f32, bf16 or f16; `planar`: [B, C, S] in memory. */
 typedef struct data {
   float x[ALL], g[ALL];
   ng_dtype t;
-  bool apart;
+  bool planar;
 } data;
 
 /* Multiples of 1/64 that every dtype holds exactly. Rows that the guess reads are `off` deviations away. */
@@ -65,13 +65,13 @@ static data *data_of(rng *r, double off, double mean) {
 }
 
 /* Return a copy in another layout and dtype. */
-static data *changed(const data *d, bool apart, ng_dtype t) {
+static data *changed(const data *d, bool planar, ng_dtype t) {
   data *to = calloc(1, sizeof *to);
   assert_non_null(to);
   to->t = t;
-  to->apart = apart;
+  to->planar = planar;
   for (int i = 0; i < B * S * C; i++) {
-    const int at = apart ? i / (S * C) * S * C + i % C * S + i / C % S : i;
+    const int at = planar ? i / (S * C) * S * C + i % C * S + i / C % S : i;
     ng_from_f32((char *)to->x + at * ng_dtype_size(t), t, &d->x[i], 1);
     ng_from_f32((char *)to->g + at * ng_dtype_size(t), t, &d->g[i], 1);
   }
@@ -85,8 +85,8 @@ static ng_view view_of(const data *d, const float *x) {
                    .positions = S,
                    .columns = C,
                    .sample_stride = S * C,
-                   .position_stride = d->apart ? 1 : C,
-                   .column_stride = d->apart ? S : 1,
+                   .position_stride = d->planar ? 1 : C,
+                   .column_stride = d->planar ? S : 1,
                    .run_length = S};
 }
 
@@ -132,7 +132,7 @@ static bool products(const data *d, int32_t threads, int64_t take, double X[3 * 
   return sums("cpu", d, &of, threads, take, X, NULL);
 }
 
-/* X of channel c, and how much of each may be wrong. */
+/* X of channel c, and the tolerance of each. */
 static void dense(const data *d, int64_t take, int c, double X[3], double may[3]) {
   double mean = 0, var = 0, guess = 0, most[2] = {0, 0}, size[3] = {0};
   for (int i = 0; i < B * S; i++)
@@ -167,15 +167,15 @@ static void dense(const data *d, int64_t take, int c, double X[3], double may[3]
     may[k] = 22 * unit * (may[k] + size[k] * (1 + off * off * r * r));
 }
 
-/* In other layouts and by any number of threads. */
+/* Other layouts and any number of threads give the same bits. */
 static void same_bits(const data *d, int64_t take, const double X[3 * MOST]) {
-  data *apart = changed(d, true, NG_F32);
+  data *planar = changed(d, true, NG_F32);
   double Y[3 * MOST];
   for (int k = 1; k < 8; k++) {
-    assert_true(products(k % 2 ? apart : d, 1 + k / 2, take, Y));
+    assert_true(products(k % 2 ? planar : d, 1 + k / 2, take, Y));
     assert_memory_equal(X, Y, 3 * (size_t)C * sizeof *X);
   }
-  free(apart);
+  free(planar);
 }
 
 static void one_pass_is_dense(void **state) {
@@ -205,10 +205,10 @@ static void one_pass_is_dense(void **state) {
     if (k == 5) same_bits(d, how[k].take, X);
     free(d);
   }
-  print_message("worst = %.3g of what is allowed\n", worst);
+  print_message("worst = %.3g of the tolerance\n", worst);
 }
 
-/* A value that is not finite is refused: the last samples have a part in the moments only. */
+/* Non-finite values are found; the last samples are in the moments only. */
 static void non_finite_arrays_are_refused(void **state) {
   static const float bad[] = {INFINITY, -INFINITY, NAN};
   rng r = {test_seed()};
@@ -220,7 +220,7 @@ static void non_finite_arrays_are_refused(void **state) {
     const int middle = S + S / 2, last = (B - 1) * S + S / 2;
     in[(k / 3 % 3 == 2 ? last : middle) * C + 5] = bad[k % 3];
     assert_false(products(d, 1, 2, X));
-    if (k / 3 % 3 == 1) { /* an output gradient of samples that are not taken is not read */
+    if (k / 3 % 3 == 1) { /* output gradients of samples beyond `take` are not read */
       d->g[middle * C + 5] = 1;
       d->g[(middle + S) * C + 5] = bad[k % 3];
       assert_true(products(d, 1, 2, X));
@@ -232,7 +232,8 @@ static void non_finite_arrays_are_refused(void **state) {
 /* ---- every kind ------------------------------------------------------------------------------*/
 
 /* f32 sums of at most 70 terms in a sample are off by 70 units of 2^-24 of the sums of magnitudes, the moments by as
- * much again, and products of two sums by twice the sum of both; sums of magnitudes are below 4 times the largest sum. */
+ * much again, and products of two sums by twice the sum of both; sums of magnitudes are below 4 times the largest sum.
+ */
 static void near(const ng_norm_layer *of, const double *x, const double *want, int64_t n) {
   double largest = 0;
   for (int64_t i = 0; i < n; i++)

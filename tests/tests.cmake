@@ -181,7 +181,7 @@ natgrad_share(io_check t_npy t_safetensors_read t_safetensors_write)
 natgrad_share(late t_kernels_gram t_queue t_strides)
 natgrad_share(linalg_check t_linalg t_linalg_long t_sym t_twosided t_vector)
 natgrad_share(misuse t_describe t_engine)
-natgrad_share(wild t_finite t_huge)
+natgrad_share(huge_model t_finite t_huge)
 natgrad_share(toys t_family t_groups t_left_out)
 # Over MPI once more: the contract of transports, published numbers of several ranks, shared batches.
 set(natgrad_mpi_tests t_comm t_comm_faults t_golden t_placements t_properties_life t_shared_batch t_shards t_to_owner t_stages t_mpi_leave)

@@ -1,6 +1,5 @@
-/* fake_openblas.c: linked into a second copy of the program, whose own symbols are found before
- * those of the real BLAS: an OpenBLAS that picks AVX2 kernels unless it is told otherwise, and with
- * FAKE_DEAF set does not listen even then. */
+/* fake_openblas.c: symbols of a second copy of the program that replace those of the real BLAS: an OpenBLAS that
+ * selects AVX2 kernels unless OPENBLAS_CORETYPE names others; with FAKE_DEAF it ignores that variable. */
 #include <stdio.h>
 #include <stdlib.h>
 

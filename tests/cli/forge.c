@@ -1,10 +1,10 @@
-/* forge.c: recordings that a stranger forged, from one that is whole.
+/* forge.c: make damaged recordings from a valid one.
  *
  *   forge FILE FOLDER SEED COUNT     FOLDER/forged-K.safetensors, from 0 on
  *
- * Each has one to four changes: of the tree of case.json (types, numbers, texts, lists, depth, keys that are
- * missing, new or there twice), of its text, of the header (names, types, shapes, places of arrays) or of any byte.
- * The same seed makes the same files. */
+ * Each file has one to four changes: in the tree of case.json (types, numbers, texts, lists, depth; missing, new or
+ * repeated keys), in its text, in the header (names, types, shapes, offsets of arrays) or in any byte.  The same seed
+ * gives the same files. */
 #include "json_edit.h"
 
 #include <stdbool.h>
@@ -40,7 +40,7 @@ static void put_letters(ngio_out *o, size_t n) {
   free(text);
 }
 
-/* The text of a value that is seldom right. */
+/* JSON text of a value that is usually invalid. */
 static char *strange(void) {
   static const int64_t whole[] = {0,      1,          -1,         2,          3,         7,
                                   64,     1000,       4096,       65536,      1 << 20,   1 << 24,
@@ -77,7 +77,7 @@ static char *strange(void) {
   case 7:
     put_depth(&o, (int)(draw(3) == 0 ? draw(2100) : draw(4)));
     break;
-  default: /* of texts, as skip_layers is */
+  default: /* texts, as of skip_layers */
     ngio_open(&o, NULL, '[');
     for (uint64_t n = draw(5) == 0 ? draw(5000) : draw(5); n > 0; n--) {
       if (draw(20) == 0) {
@@ -92,7 +92,7 @@ static char *strange(void) {
   return o.text;
 }
 
-/* `text` with one place changed, chosen by going down from the root. */
+/* Change one value of `text`, at a random path from the root. */
 static char *change(char *text) {
   static const char *const name[] = {"damping",
                                      "skip_layers",
@@ -159,7 +159,7 @@ static char *change(char *text) {
   return o.text;
 }
 
-/* Bytes: turned, left out, doubled, cut off; in JSON also a key that is there twice. */
+/* Change, delete or repeat bytes, or truncate; in JSON also repeat a key. */
 static char *change_text(char *text, size_t *n) {
   static const char twice[] = "{\"steps\":1,\"config\":{},";
   char *out = calloc(*n + sizeof twice + 1, 1);
@@ -215,7 +215,7 @@ static int write_file(const char *path, const char *head, size_t n, const char *
   return fclose(f) != 0 || bad;
 }
 
-/* One forgery; the rest of the file follows its header wherever that ends. */
+/* Write one damaged file. */
 static int forge(const base *b, const char *path) {
   char *header = strdup(b->header), *text;
   size_t bytes = b->bytes;
@@ -233,7 +233,7 @@ static int forge(const base *b, const char *path) {
   if (kind < 7 && draw(10) == 0 && n > 1) text = change_text(text, &n);
   if (kind < 6) {
     ngio_out o = {0};
-    ngio_put_text(&o, NULL, text); /* lost: bytes that are not UTF-8 */
+    ngio_put_text(&o, NULL, text); /* fails for bytes that are not UTF-8 */
     ngio_out_bytes(&o, "", 1);
     if (!o.lost) json_change(&header, "__metadata__|case.json", o.text);
     ngio_out_free(&o);

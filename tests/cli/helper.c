@@ -1,16 +1,16 @@
-/* helper.c: what the shell scripts in this folder cannot do themselves.
+/* helper.c: commands for the shell scripts of this folder.
  *
- *   helper json KEY...          every line of standard input is a JSON object; those that have the
- *                               first KEY have all of them, and there is at least one.  A KEY with
- *                               ":n" at the end must be a number or null
- *   helper unpack FILE DIR      a recording's file as case.json and .npy files in DIR
+ *   helper json KEY...          every line of standard input is a JSON object; at least one has the
+ *                               first KEY, and each of these has all KEYs.  The value of a KEY that
+ *                               ends with ":n" is a number or null
+ *   helper unpack FILE DIR      write a recording as case.json and .npy files in DIR
  *   helper pack DIR FILE        the reverse
- *   helper same FILE FILE [HEAD]  two safetensors files have the same tensors, bit for bit; only those whose names
- *                               begin with HEAD, or with "!HEAD" those whose names do not
- *   helper hurt FILE TENSOR      changes the last byte of that tensor
- *   helper finite FILE          the f32 tensors of a safetensors file are finite
+ *   helper same FILE FILE [HEAD]  two safetensors files have the same tensors, bit for bit; HEAD: only names that begin
+ *                               with HEAD; "!HEAD": only names that do not
+ *   helper hurt FILE TENSOR      change the last byte of that tensor
+ *   helper finite FILE          all f32 tensors of a safetensors file are finite
  *
- * Silent and 0, or one line on stderr and 1. */
+ * Exit code 0 without output, or 1 with one line on stderr. */
 #include "json.h"
 #include "npy.h"
 #include "safetensors.h"

@@ -1,10 +1,10 @@
 /* pictures.c: a folder of generated images for the scripts of this folder.
  *
- *   cli_pictures DIR CLASSES EACH     DIR/class_K/image_N.jpg or .png: EACH of every class, 20 to 60
- *                                     pixels each way, every fifth grey, the others in a colour of their
- *                                     class; JPEG and PNG by turns
+ *   cli_pictures DIR CLASSES EACH     write DIR/class_K/image_N.jpg or .png: EACH images of every class,
+ *                                     20 to 60 pixels wide and high, every fifth grey, the others in a
+ *                                     colour of their class; JPEG and PNG alternate
  *
- * Silent and 0; 77 without one of the two libraries; one line on stderr and 1. */
+ * Exit code 0; 77 without libjpeg or libpng; 1 with one line on stderr. */
 #include "picture_files.h"
 
 #include <errno.h>
@@ -13,7 +13,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
-/* A colour of the class, darker to one side, with some grain. */
+/* The colour of the class with a gradient and noise. */
 static void paint(int class, int number, int width, int height, bool grey, uint8_t *to) {
   uint32_t grain = (uint32_t)(class * 7919 + number);
   for (int y = 0; y < height; y++) {

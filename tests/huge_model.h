@@ -1,21 +1,21 @@
-/* wild.h: a small model for tests of numbers of any size: a linear layer with a bias, and a tensor.
+/* huge_model.h: a linear layer with a bias and a tensor, for tests with numbers of any magnitude.
  *
- * Gradients have one dtype, weights another.  Elements count through: the weight of the layer, its bias, the tensor.
- * Functions that ranks call return a status and assert nothing. */
-#ifndef TESTS_WILD_H
-#define TESTS_WILD_H
+ * Gradients have one dtype, weights another.  Element i counts the weight of the layer, its bias, then the tensor.
+ * Functions for ranks return a status and assert nothing. */
+#ifndef TESTS_HUGE_MODEL_H
+#define TESTS_HUGE_MODEL_H
 
 #include "draw.h"
 #include "fixture.h"
 
 enum { IN = 5, OUT = 3, COUNT = 7, FC = IN * OUT + OUT, ALL = FC + COUNT, NOWHERE = -1 };
 
-/* The numbers of an update: of SGD, of AdamW if beta2 > 0, or of ng_step. */
+/* The numbers of an update: SGD; AdamW if beta2 > 0; ng_step if in_place. */
 typedef struct how {
   const char *name;
   double lr, momentum, dampening, decay, beta1, beta2, eps;
   int32_t nesterov, decoupled;
-  bool in_place; /* ng_step */
+  bool in_place;
 } how;
 
 typedef struct model {
@@ -26,7 +26,7 @@ typedef struct model {
   float a[IN], g[OUT];
 } model;
 
-/* Weight, momentum and second moment of an element, as they are stored. */
+/* Stored weight, momentum and second moment of an element. */
 typedef struct element {
   float w, m, v;
 } element;
@@ -39,10 +39,11 @@ element element_of(const model *m, int i);
 /* `line` has options; `transport` may be NULL. */
 ng_status begin(model *m, const char *line, const how *by, ng_dtype grads, ng_dtype type,
                 const ng_transport *transport);
-/* Fill with ordinary numbers, exact in all dtypes, and at `place` one of that size: in a gradient, or in an observation. */
+/* Fill with ordinary numbers, exact in all dtypes, and with `size` at `place`: an element of a gradient; ALL and more:
+ * of an observation. */
 void fill(model *m, int place, double size);
 /* Observe one sample and take the step. */
 ng_status step(model *m, const how *by);
-ng_status play(model *m, const how *by, int place, double size); /* fill and step */
+ng_status fill_and_step(model *m, const how *by, int place, double size);
 
 #endif

@@ -1,5 +1,5 @@
-/* wild.c: see wild.h. */
-#include "wild.h"
+/* huge_model.c: see huge_model.h. */
+#include "huge_model.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -82,7 +82,7 @@ ng_status step(model *m, const how *by) {
   return ng_step_sgd(m->f.p, &h, 1);
 }
 
-ng_status play(model *m, const how *by, int place, double size) {
+ng_status fill_and_step(model *m, const how *by, int place, double size) {
   fill(m, place, size);
   return step(m, by);
 }
