@@ -95,6 +95,9 @@ LATE3(factor64, i64, double *, int *)
 LATE3(invert64, i64, double *, int *)
 LATE3(solve64, i64, const double *, double *)
 LATE5(eigen64, i64, double *, double *, void *, int *)
+LATE6(qr, i64, i64, float *, i64, void *, int *)
+LATE5(power, i64, in, double, double, float *)
+LATE6(divide_by, i64, float *, in, double, bool, double)
 LATE4(shift, i64, void *, ng_dtype, double)
 LATE4(trace, i64, in_any, ng_dtype, double *)
 LATE3(unpack, ng_sym, float *, i64)
@@ -132,6 +135,9 @@ static void late_gemm(ng_queue *q, bool ta, bool tb, int64_t m, int64_t n, int64
 
 /* Sizes are known at once. */
 static int64_t late_eigen_work(const ng_queue *q, int64_t n) { return real->eigen_work(q, n); }
+static int64_t late_qr_work(const ng_queue *q, int64_t m, int64_t n) {
+  return real->qr_work(q, m, n);
+}
 static int64_t late_eigen64_work(const ng_queue *q, int64_t n) { return real->eigen64_work(q, n); }
 
 static const ng_linalg_ops late = {
@@ -148,6 +154,10 @@ static const ng_linalg_ops late = {
     .mul_left = late_mul_left,
     .eigen = late_eigen,
     .eigen_work = late_eigen_work,
+    .qr = late_qr,
+    .qr_work = late_qr_work,
+    .power = late_power,
+    .divide_by = late_divide_by,
     .factor64 = late_factor64,
     .invert64 = late_invert64,
     .solve64 = late_solve64,

@@ -14,7 +14,7 @@
 #define U32 ((double)FLT_EPSILON / 2) /* unit roundoff */
 #define U64 (DBL_EPSILON / 2)
 
-enum { PRODUCT, SUMMED, FACTOR, INVERSE, SOLVE, EIGEN, ORTHOGONAL, VALUES, PROBED, LIMITS };
+enum { PRODUCT, SUMMED, FACTOR, INVERSE, SOLVE, EIGEN, ORTHOGONAL, VALUES, PROBED, QR, LIMITS };
 
 /* Fail the test, with the seed and the case, if `ratio` is above the limit of `kind` or NaN. */
 void check_ratio(int kind, const ng_linalg_ops *la, double ratio);

@@ -469,6 +469,70 @@ static void eigen_decomposes(void **arg) {
   }
 }
 
+/* ---- QR --------------------------------------------------------------------------------------*/
+
+/* Row i of X is column i of A, so A = Q R with R = Q'A, which is upper triangular. */
+static void qr_case(const ng_linalg_ops *la, mat X) {
+  ng_queue queue = queue_of(la), *q = &queue;
+  const int64_t n = X.rows, m = X.cols, bytes = la->qr_work(q, m, n);
+  void *work = work_new(bytes);
+  double *A = dense_mat(X);
+  const double size = frobenius(A, n * m);
+  CHECK(INFO(q, qr, m, n, X.a, X.ld, work) == 0);
+  work_free(work, bytes);
+  mat_check(X);
+  double *Q = dense_mat(X), most = 0.0;
+  for (int64_t i = 0; i < n; i++) {
+    for (int64_t j = 0; j < n; j++) {
+      double sum = i == j ? -1.0 : 0.0;
+      for (int64_t l = 0; l < m; l++)
+        sum += Q[i * m + l] * Q[j * m + l];
+      most = fmax(most, fabs(sum));
+    }
+  }
+  check_ratio(ORTHOGONAL, la, most / ((double)m * U32));
+  for (int64_t j = 0; j < n;
+       j++) { /* A_j -= sum over i <= j of Q_i R_ij, with R of the whole A_j */
+    double *R = doubles(j + 1);
+    for (int64_t i = 0; i <= j; i++) {
+      for (int64_t l = 0; l < m; l++)
+        R[i] += Q[i * m + l] * A[j * m + l];
+    }
+    for (int64_t i = 0; i <= j; i++) {
+      for (int64_t l = 0; l < m; l++)
+        A[j * m + l] -= R[i] * Q[i * m + l];
+    }
+    free(R);
+  }
+  const double r = frobenius(A, n * m);
+  check_ratio(QR, la, r == 0.0 ? 0.0 : r / ((double)(m + 4) * U32 * size));
+  free(A);
+  free(Q);
+  mat_free(X);
+}
+
+static void qr_is_orthogonal(void **arg) {
+  static const char *const kind[] = {"random", "rank one", "zero", "tiny", "graded"};
+  EACH_SIZE(n) {
+    for (int k = 0; k < 5; k++) {
+      for (int64_t more = 0; more < 8; more += 7) {
+        CASE("qr %s n = %" PRId64 " m = %" PRId64, kind[k], n, n + more);
+        mat X = mat_random(n, n + more, 3);
+        for (int64_t i = 0; i < n; i++) {
+          for (int64_t l = 0; l < X.cols && k > 0; l++) {
+            float *x = &X.a[i * X.ld + l];
+            *x = k == 1   ? X.a[l] * (float)(1 + i % 3)
+                 : k == 2 ? 0.0f
+                 : k == 3 ? *x * 1e-30f
+                          : *x * ldexpf(1.0f, (int)(-i % 40));
+          }
+        }
+        qr_case(*arg, X);
+      }
+    }
+  }
+}
+
 /* Beyond the range of squares in double. */
 static void eigen_of_extremes_in_double(void **arg) {
   const ng_linalg_ops *la = *arg;
@@ -511,6 +575,7 @@ int main(void) {
       EACH(symmetric_multiplies),    EACH(factor_invert_solve),
       EACH(factor_invert_in_double), EACH(indefinite_matrices_report_their_minor),
       EACH(eigen_decomposes),        EACH(eigen_of_extremes_in_double),
+      EACH(qr_is_orthogonal),
   };
   return cmocka_run_group_tests_name("linalg", tests, seed_begin, print_largest_ratios);
 }

@@ -300,6 +300,48 @@ static void divides_by_eigenvalues(void **arg) {
   }
 }
 
+static void powers_of_a_spectrum(void **arg) {
+  ng_queue queue = queue_of(*arg), *q = &queue;
+  static const double damping[] = {0.0, 1e-12, 0.1}, exponent[] = {-1.0, -0.25, 0.5, -1.0 / 3.0};
+  EACH_SIZE(n) {
+    mat d = mat_random(1, n, 0), to = mat_new(1, n, 0);
+    d.a[0] = 0.0f;
+    for (int k = 0; k < 12; k++) {
+      CASE("power n = %" PRId64 " of %g to %g", n, damping[k % 3], exponent[k / 3]);
+      for (int64_t i = 0; i < n; i++)
+        d.a[i] = fabsf(d.a[i]);
+      DO(q, power, n, d.a, damping[k % 3], exponent[k / 3], to.a);
+      for (int64_t i = 0; i < n; i++)
+        CHECK(same(to.a[i], (float)pow((double)d.a[i] + damping[k % 3], exponent[k / 3])));
+    }
+    mat_check(to);
+    mat_free(d);
+    mat_free(to);
+  }
+}
+
+static void divides_by_elements(void **arg) {
+  ng_queue queue = queue_of(*arg), *q = &queue;
+  EACH_LENGTH(n) {
+    for (int root = 0; root < 2; root++) {
+      CASE("divide_by n = %" PRId64 " root %d", n, root);
+      mat U = mat_random(1, n, 0), V = mat_random(1, n, 0);
+      double *old = dense_mat(U);
+      for (int64_t i = 0; i < n; i++)
+        V.a[i] = V.a[i] < -0.5f ? 0.0f : fabsf(V.a[i]);
+      DO(q, divide_by, n, U.a, V.a, 1.25, root != 0, 1e-8);
+      for (int64_t i = 0; i < n; i++) {
+        const double v = 1.25 * (double)V.a[i];
+        CHECK(same(U.a[i], (float)(old[i] / ((root != 0 ? sqrt(v) : v) + 1e-8))));
+      }
+      mat_check(U);
+      free(old);
+      mat_free(U);
+      mat_free(V);
+    }
+  }
+}
+
 static void sums_rows(void **arg) {
   ng_queue queue = queue_of(*arg), *q = &queue;
   EACH_LENGTH(n) {
@@ -389,6 +431,8 @@ int main(void) {
       EACH(shifts_and_traces),
       EACH(copy_keeps_bits_and_padding),
       EACH(divides_by_eigenvalues),
+      EACH(powers_of_a_spectrum),
+      EACH(divides_by_elements),
       EACH(sums_rows),
       EACH(sums_squares),
   };

@@ -32,6 +32,8 @@ typedef size_t length;
 #define dpftrs_ NG_BLAS_NAME(dpftrs_)
 #define ssyevd_ NG_BLAS_NAME(ssyevd_)
 #define dsyevd_ NG_BLAS_NAME(dsyevd_)
+#define sgeqrf_ NG_BLAS_NAME(sgeqrf_)
+#define sorgqr_ NG_BLAS_NAME(sorgqr_)
 #endif
 
 /* Names: s, d: f32, f64; pf: rectangular full packed. Arguments are as in the manuals of BLAS and LAPACK. */
@@ -64,6 +66,12 @@ extern void ssyevd_(const char *jobz, const char *uplo, const integer *n, float 
 extern void dsyevd_(const char *jobz, const char *uplo, const integer *n, double *a,
                     const integer *lda, double *w, double *work, const integer *lwork,
                     integer *iwork, const integer *liwork, integer *info, length, length);
+
+extern void sgeqrf_(const integer *m, const integer *n, float *a, const integer *lda, float *tau,
+                    float *work, const integer *lwork, integer *info);
+extern void sorgqr_(const integer *m, const integer *n, const integer *k, float *a,
+                    const integer *lda, const float *tau, float *work, const integer *lwork,
+                    integer *info);
 
 /* ---- BLAS calls with arguments by value, column-major, with 64-bit sizes ---------------------------------------
  * A BLAS call has ended when it returns, so the queue has nothing to wait for. BLAS has threads of its own, so the
@@ -343,6 +351,26 @@ static void eigen64(ng_queue *q, int64_t n, double *V, double *w, void *work, in
   *info = found;
 }
 
+/* ---- QR --------------------------------------------------------------------------------------*/
+
+enum { QR_BLOCK = 64 }; /* columns that LAPACK reduces at once, at most */
+
+static int64_t qr_work(const ng_queue *q, int64_t m, int64_t n) {
+  (void)q, (void)m;
+  return (1 + QR_BLOCK) * n * (int64_t)sizeof(float);
+}
+
+/* The rows of X are the columns of LAPACK's matrix. */
+static void qr(ng_queue *q, int64_t m, int64_t n, float *X, int64_t ldx, void *work, int *info) {
+  (void)q;
+  const integer m_ = (integer)m, n_ = (integer)n, ld = (integer)ldx, size = (integer)(QR_BLOCK * n);
+  float *tau = work, *block = tau + n;
+  integer found = 0;
+  sgeqrf_(&m_, &n_, X, &ld, tau, block, &size, &found);
+  if (found == 0) sorgqr_(&m_, &n_, &n_, X, &ld, tau, block, &size, &found);
+  *info = found;
+}
+
 const ng_linalg_ops ng_linalg_cpu = {
     .name = "cpu",
     .gemm = cpu_gemm,
@@ -355,6 +383,8 @@ const ng_linalg_ops ng_linalg_cpu = {
     .mul_left = mul_left,
     .eigen = eigen,
     .eigen_work = eigen_work,
+    .qr = qr,
+    .qr_work = qr_work,
     .factor64 = factor64,
     .invert64 = invert64,
     .solve64 = solve64,

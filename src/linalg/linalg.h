@@ -145,6 +145,10 @@ struct ng_linalg_ops {
    * eigen_work(n) bytes, aligned to 64. *info: 0, or LAPACK's info. */
   void (*eigen)(ng_queue *q, int64_t n, float *V, float *w, void *work, int *info);
   int64_t (*eigen_work)(const ng_queue *q, int64_t n);
+  /* qr: row i of X [n, m], n <= m, is column i of a matrix A. X <- Q' of A = Q R by Householder reflections, whatever the
+   * rank of A. `work`: qr_work(m, n) bytes, aligned to 64. *info: 0, or LAPACK's info. */
+  void (*qr)(ng_queue *q, int64_t m, int64_t n, float *X, int64_t ldx, void *work, int *info);
+  int64_t (*qr_work)(const ng_queue *q, int64_t m, int64_t n);
   /* The same operations in double, for the ladder and for small systems; `a` in ng_sym order. solve64: x <- (L L')^-1
    * x, L from factor64. */
   void (*factor64)(ng_queue *q, int64_t n, double *a, int *info);
@@ -167,6 +171,11 @@ struct ng_linalg_ops {
    * to f32. */
   void (*fold)(ng_queue *q, int64_t n, void *F, ng_dtype t, float *S, float keep, float c);
   void (*fold_wide)(ng_queue *q, int64_t n, float *F, float *S, double keep, double c);
+  /* Powers of a spectrum: to[i] <- (d[i] + damping)^exponent, in double. */
+  void (*power)(ng_queue *q, int64_t n, const float *d, double damping, double exponent, float *to);
+  /* U[i] <- U[i] / (c V[i] + on), with root: U[i] / (sqrt(c V[i]) + on); in double; V >= 0. */
+  void (*divide_by)(ng_queue *q, int64_t n, float *U, const float *V, double c, bool root,
+                    double on);
   /* *out: 1 if no element is Inf or NaN, else 0. */
   void (*finite)(ng_queue *q, int64_t n, const void *x, ng_dtype t, int *out);
   /* *out: the largest |element| of x, ignoring NaN (call `finite` to detect NaN). */

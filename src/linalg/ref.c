@@ -296,6 +296,57 @@ static void eigen(ng_queue *q, int64_t n, float *V, float *w, void *work, int *i
   }
 }
 
+/* ---- QR --------------------------------------------------------------------------------------
+ * Reflection k is H_k = I - 2 v v' / v'v with v = a - beta e_k, a: column k from entry k down, beta = -+|a| with the sign
+ * that does not cancel; Q = H_0 H_1 ... (Golub & Van Loan, 5.2). */
+
+/* x <- H x, for the n entries of x from entry k down. */
+static void reflect(int64_t n, const double *v, double *x) {
+  double vv = 0.0, vx = 0.0;
+  for (int64_t i = 0; i < n; i++) {
+    vv += v[i] * v[i];
+    vx += v[i] * x[i];
+  }
+  for (int64_t i = 0; i < n && vv > 0.0; i++) {
+    x[i] -= 2.0 * vx / vv * v[i];
+  }
+}
+
+static int64_t qr_work(const ng_queue *q, int64_t m, int64_t n) {
+  (void)q;
+  return (n + 1) * m * (int64_t)sizeof(double);
+}
+
+static void qr(ng_queue *q, int64_t m, int64_t n, float *X, int64_t ldx, void *work, int *info) {
+  (void)q;
+  double *V = work, *x = V + n * m; /* row k of V: column k, then v of reflection k */
+  for (int64_t i = 0; i < n * m; i++) {
+    V[i] = (double)X[i / m * ldx + i % m];
+  }
+  for (int64_t k = 0; k < n; k++) {
+    double *v = V + k * m + k, norm2 = 0.0;
+    for (int64_t i = 0; i < m - k; i++) {
+      norm2 += v[i] * v[i];
+    }
+    v[0] += copysign(sqrt(norm2), v[0]);
+    for (int64_t j = k + 1; j < n; j++) {
+      reflect(m - k, v, V + j * m + k);
+    }
+  }
+  for (int64_t j = 0; j < n; j++) {
+    for (int64_t i = 0; i < m; i++) {
+      x[i] = i == j ? 1.0 : 0.0;
+    }
+    for (int64_t k = j; k >= 0; k--) { /* H_k with k > j keeps e_j */
+      reflect(m - k, V + k * m + k, x + k);
+    }
+    for (int64_t i = 0; i < m; i++) {
+      X[j * ldx + i] = (float)x[i];
+    }
+  }
+  *info = 0;
+}
+
 const ng_linalg_ops ng_linalg_ref = {
     .name = "ref",
     .gemm = gemm,
@@ -308,6 +359,8 @@ const ng_linalg_ops ng_linalg_ref = {
     .mul_left = mul_left,
     .eigen = eigen,
     .eigen_work = eigen_work,
+    .qr = qr,
+    .qr_work = qr_work,
     .factor64 = factor64,
     .invert64 = invert64,
     .solve64 = solve64,

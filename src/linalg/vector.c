@@ -173,6 +173,29 @@ void ng_host_fold_wide(ng_queue *q, int64_t n, float *F, float *S, double keep, 
   memset(S, 0, (size_t)n * sizeof *S);
 }
 
+/* A power costs about 50 ns; a spectrum is short. */
+void ng_host_power(ng_queue *q, int64_t n, const float *d, double damping, double exponent,
+                   float *to) {
+  (void)q;
+  for (int64_t i = 0; i < n; i++) {
+    to[i] = (float)pow((double)d[i] + damping, exponent);
+  }
+}
+
+NG_CLONES static void divide_elements(float *restrict U, const float *restrict V, int64_t n,
+                                      double c, bool root, double on) {
+  for (int64_t i = 0; i < n; i++) {
+    const double v = c * (double)V[i];
+    U[i] = (float)((double)U[i] / ((root ? sqrt(v) : v) + on));
+  }
+}
+
+void ng_host_divide_by(ng_queue *q, int64_t n, float *U, const float *V, double c, bool root,
+                       double on) {
+  (void)q;
+  divide_elements(U, V, n, c, root, on);
+}
+
 /* ---- scans ----------------------------------------------------------------------------*/
 
 void ng_host_finite(ng_queue *q, int64_t n, const void *x, ng_dtype t, int *out) {

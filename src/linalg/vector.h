@@ -18,6 +18,10 @@ void ng_host_narrow(ng_queue *q, int64_t n, const float *x, void *to, ng_dtype t
 void ng_host_scale(ng_queue *q, int64_t n, float *x, double by);
 void ng_host_fold(ng_queue *q, int64_t n, void *F, ng_dtype t, float *S, float keep, float c);
 void ng_host_fold_wide(ng_queue *q, int64_t n, float *F, float *S, double keep, double c);
+void ng_host_power(ng_queue *q, int64_t n, const float *d, double damping, double exponent,
+                   float *to);
+void ng_host_divide_by(ng_queue *q, int64_t n, float *U, const float *V, double c, bool root,
+                       double on);
 void ng_host_finite(ng_queue *q, int64_t n, const void *x, ng_dtype t, int *out);
 void ng_host_largest(ng_queue *q, int64_t n, const void *x, ng_dtype t, double *out);
 void ng_host_copy(ng_queue *q, int64_t rows, int64_t cols, const float *x, int64_t ldx, float *to,
@@ -35,7 +39,7 @@ void ng_host_norm2(ng_queue *q, int64_t rows, int64_t cols, const void *X, ng_dt
   .narrow = ng_host_narrow, .scale = ng_host_scale, .fold = ng_host_fold,                          \
   .fold_wide = ng_host_fold_wide, .finite = ng_host_finite, .largest = ng_host_largest,            \
   .copy = ng_host_copy, .divide = ng_host_divide, .row_sums = ng_host_row_sums,                    \
-  .norm2 = ng_host_norm2
+  .norm2 = ng_host_norm2, .power = ng_host_power, .divide_by = ng_host_divide_by
 /* clang-format on */
 
 #endif
