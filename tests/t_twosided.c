@@ -14,10 +14,10 @@
 #include "twosided/twosided.h"
 
 enum { GROUPS = 2, BLOCKS = 2, ROWS = 5, COLS = 7, MOST = 5, ALL = GROUPS * ROWS * COLS };
-enum { SCRATCH = 1 << 14 };
+enum { SCRATCH = 1 << 16 };
 static const int64_t rows_of[BLOCKS] = {3, 2}, cols_of[BLOCKS] = {2, 5};
 static const char *const form_name[] = {"symmetric", "diagonal", "absent"};
-static const char *const result_name[] = {"inverse", "cholesky", "eigen", "copy"};
+static const char *const result_name[] = {"inverse", "cholesky", "eigen", "copy", "root"};
 
 /* One side: its matrices, and each of them dense. */
 typedef struct flank {
@@ -54,6 +54,7 @@ static void fill_side(flank *f, bool left, ng_form form, ng_result result, ng_dt
     const int64_t first = block == 0 ? 0 : left ? rows_of[0] : cols_of[0];
     f->m[i] = (ng_matrix){.form = form,
                           .result = result,
+                          .p = 1.0, /* a root of order 1 is the inverse */
                           .n = n,
                           .row = left ? group * ROWS + first : group * ROWS,
                           .col = left ? 0 : first,
@@ -185,6 +186,22 @@ static void one_case(ng_queue *q, ng_form lf, ng_form rf, ng_result result, ng_d
     for (int64_t c = i * COLS; c < (i + 1) * COLS; c++)
       CHECK(fabs((double)(again[c] - out[c])) <= 1e-6 * most);
   }
+  if (eigen && t == NG_F32) { /* by a full matrix: rotated, divided, rotated back */
+    float divisor[ROWS * COLS], U[ROWS * COLS], back[ROWS * COLS];
+    for (int64_t i = 0; i < ROWS * COLS; i++)
+      divisor[i] = 1.0f + (float)i / 8.0f;
+    damping[0].on_both = 0.5;
+    two.divisor = divisor;
+    ng_twosided_apply(q, &two, 0, ROWS, D, again, scratch);
+    ng_twosided_rotate(q, &two, false, D, U, scratch);
+    ng_queue_wait(q);
+    for (int64_t i = 0; i < ROWS * COLS; i++)
+      U[i] /= divisor[i] + 0.5f;
+    ng_twosided_rotate(q, &two, true, U, back, scratch);
+    ng_queue_wait(q);
+    for (int64_t i = 0; i < ROWS * COLS; i++)
+      CHECK(fabs((double)(again[i] - back[i])) <= 1e-6 * most);
+  }
   two.is_good = false;
   ng_twosided_apply(q, &two, 0, ROWS, D, again, scratch);
   ng_queue_wait(q);
@@ -200,11 +217,174 @@ static void every_form_and_result(void **arg) {
   static const ng_dtype dtypes[] = {NG_F32, NG_BF16};
   for (int l = NG_FORM_SYMMETRIC; l <= NG_FORM_ABSENT; l++) {
     for (int r = NG_FORM_SYMMETRIC; r <= NG_FORM_ABSENT; r++) {
-      for (int result = NG_RESULT_INVERSE; result <= NG_RESULT_COPY; result++) {
+      for (int result = NG_RESULT_INVERSE; result <= NG_RESULT_ROOT; result++) {
         for (int t = 0; t < 2; t++)
           one_case(&queue, (ng_form)l, (ng_form)r, (ng_result)result, dtypes[t]);
       }
     }
+  }
+}
+
+/* ---- roots, refreshed bases ------------------------------------------------------------------*/
+
+/* Z <- X Y, all [n, n]. */
+static void replace_by_product(double **Z, const double *Y, int64_t n) {
+  double *old = *Z;
+  *Z = times(old, Y, n, n, n);
+  free(old);
+}
+
+/* X = (F + d I)^(-1/p): X^a (F + d I)^b = I with a / b = p. Order of the error: a times that of X, which is n u cond. */
+static void roots(void **arg) {
+  ng_queue queue = queue_of(*arg), *q = &queue;
+  static const struct {
+    double p;
+    int a, b;
+  } powers[] = {{1.0, 1, 1}, {2.0, 2, 1}, {4.0, 4, 1}, {2.5, 5, 2}, {0.5, 1, 2}};
+  EACH_SIZE(n) {
+    if (n > 70) continue;
+    for (int k = 0; k < 5; k++) {
+      for (int zero = 0; zero < 2; zero++) {
+        ng_sym F = sym_positive(n, 0.5), X = sym_new(n);
+        if (zero != 0) sym_diagonal(F, 0.0f); /* X = d^(-1/p) I */
+        const double shift = 0.125, on = 0.25;
+        ng_matrix m = {.result = NG_RESULT_ROOT, .n = n, .p = powers[k].p, .F = F.a, .R = X.a};
+        m.average_dtype = m.result_dtype = NG_F32;
+        CASE("root n = %" PRId64 " p = %g zero %d", n, m.p, zero);
+        const int64_t floats = ng_matrix_scratch(q, &m);
+        float *scratch = work_new(floats * (int64_t)sizeof *scratch);
+        CHECK(ng_matrix_solve(q, &m, shift, on, 0.0, scratch) == 0);
+        ng_queue_wait(q);
+        work_free(scratch, floats * (int64_t)sizeof *scratch);
+        sym_check(X);
+        double *A = dense(F), *R = dense(X), *Z = doubles(n * n);
+        for (int64_t i = 0; i < n; i++) {
+          A[i * (n + 1)] += shift + on;
+          Z[i * (n + 1)] = 1.0;
+        }
+        for (int i = 0; i < powers[k].a; i++)
+          replace_by_product(&Z, R, n);
+        for (int i = 0; i < powers[k].b; i++)
+          replace_by_product(&Z, A, n);
+        for (int64_t i = 0; i < n * n; i++)
+          CHECK(fabs(Z[i] - (i % (n + 1) == 0 ? 1.0 : 0.0)) <= 2e-5);
+        free(A);
+        free(R);
+        free(Z);
+        sym_free(F);
+        sym_free(X);
+      }
+    }
+  }
+}
+
+static void diagonal_roots(void **arg) {
+  ng_queue queue = queue_of(*arg);
+  float F[3] = {0.5f, 2.0f, 0.0f}, d[3], scratch[16];
+  ng_matrix m = {.form = NG_FORM_DIAGONAL, .result = NG_RESULT_ROOT, .n = 3, .p = 4.0, .F = F};
+  m.d = d;
+  CHECK(ng_matrix_solve(&queue, &m, 0.125, 0.25, 0.0, scratch) == 0);
+  for (int i = 0; i < 3; i++)
+    CHECK(fabs((double)d[i] * pow((double)F[i] + 0.375, 0.25) - 1.0) <= 1e-6);
+}
+
+/* A root that f16 cannot hold fails, and the result stays. */
+static void root_out_of_range(void **arg) {
+  ng_queue queue = queue_of(*arg), *q = &queue;
+  ng_sym F = sym_new(3);
+  uint16_t R[6] = {1, 2, 3, 4, 5, 6}, old[6] = {1, 2, 3, 4, 5, 6};
+  ng_matrix m = {.result = NG_RESULT_ROOT, .n = 3, .p = 2.0, .F = F.a, .R = R};
+  sym_diagonal(F, 0.0f);
+  m.average_dtype = NG_F32;
+  m.result_dtype = NG_F16;
+  float *scratch = work_new(SCRATCH);
+  CHECK(ng_matrix_solve(q, &m, 0.0, 1e-12, 0.0, scratch) == NG_DAMPED_NONE); /* 1e6 > 65504 */
+  CHECK(ng_matrix_solve(q, &m, 0.0, 0.0, 0.0, scratch) == NG_DAMPED_NONE);   /* Inf */
+  CHECK(memcmp(R, old, sizeof R) == 0);
+  work_free(scratch, SCRATCH);
+  sym_free(F);
+}
+
+/* Largest |element| of B = Q_i' S Q_j over i != j, or only below the diagonal of Q' X (rows of X: columns). */
+static double largest_off(const double *B, int64_t n, bool below) {
+  double most = 0.0;
+  for (int64_t i = 0; i < n; i++) {
+    for (int64_t j = 0; j < n; j++) {
+      if (below ? i > j : i != j) most = fmax(most, fabs(B[i * n + j]));
+    }
+  }
+  return most;
+}
+
+/* B = Q F X', rows of Q and X: vectors. */
+static double *between(const double *Q, const double *F, const double *X, int64_t n) {
+  double *QF = times(Q, F, n, n, n), *T = doubles(n * n);
+  for (int64_t i = 0; i < n * n; i++)
+    T[i] = X[i % n * n + i / n];
+  double *B = times(QF, T, n, n, n);
+  free(QF);
+  free(T);
+  return B;
+}
+
+/* One iteration from a cold basis of another matrix, then many; the properties and limits are those of the recordings of
+ * SOAP: |Q'Q - I| <= 5e-6, and Q'(F Q_old, sorted) is upper triangular to 5e-6 of the largest entry of F. */
+static void refreshes(void **arg) {
+  ng_queue queue = queue_of(*arg), *q = &queue;
+  EACH_SIZE(n) {
+    if (n > 40) continue;
+    ng_sym F = sym_positive(n, 0.0), older = sym_positive(n, 0.0);
+    for (int64_t i = 0; i < n; i++) /* separated eigenvalues: the iterations converge */
+      sym_set(F, i, i, ng_sym_get(F, i, i) + ldexpf(1.0f, (int)(i % 7)));
+    mat V = mat_new(n, n, 0), d = mat_new(1, n, 0);
+    int32_t order[40];
+    ng_matrix m = {.result = NG_RESULT_EIGEN, .n = n, .F = older.a, .R = V.a, .d = d.a};
+    m.average_dtype = m.result_dtype = NG_F32;
+    CASE("refresh n = %" PRId64, n);
+    const int64_t floats = ng_matrix_scratch(q, &m);
+    float *scratch = work_new(floats * (int64_t)sizeof *scratch);
+    CHECK(ng_matrix_solve(q, &m, 0.0, 1.0, 0.0, scratch) == 0);
+    ng_queue_wait(q);
+    m.F = F.a;
+    double *A = dense(F), top = 0.0, first = 0.0, last = 0.0;
+    for (int step = 0; step < 60; step++) {
+      double *old = dense_mat(V), *sorted = doubles(n * n), *I = doubles(n * n);
+      CHECK(ng_matrix_refresh(q, &m, order, scratch));
+      ng_queue_wait(q);
+      mat_check(V);
+      double *Q = dense_mat(V), *rayleigh = between(old, A, old, n);
+      for (int64_t i = 0; i < n; i++) {
+        const double e = rayleigh[order[i] * (n + 1)];
+        I[i * (n + 1)] = 1.0;
+        top = fmax(top, e);
+        CHECK(fabs((double)d.a[i] - e) <= 5e-6 * top);
+        CHECK(i == 0 || d.a[i] <= d.a[i - 1]);
+        memcpy(sorted + i * n, old + order[i] * n, (size_t)n * sizeof *old);
+      }
+      double *B = between(Q, A, sorted, n), *one = between(Q, I, Q, n), *off = between(Q, A, Q, n);
+      CHECK(largest_off(B, n, true) <= 5e-6 * top);
+      for (int64_t i = 0; i < n * n; i++)
+        CHECK(fabs(one[i] - I[i]) <= 5e-6);
+      last = largest_off(off, n, false) / top;
+      if (step == 0) first = last;
+      double *all[] = {old, sorted, I, Q, rayleigh, B, one, off};
+      for (int i = 0; i < 8; i++)
+        free(all[i]);
+    }
+    CHECK(n == 1 || last <= 0.5 * first);
+    float *kept = malloc((size_t)(n * n) * sizeof *kept);
+    memcpy(kept, V.a, (size_t)(n * n) * sizeof *kept);
+    sym_set(F, n - 1, 0, NAN);
+    CHECK(!ng_matrix_refresh(q, &m, order, scratch));
+    CHECK(memcmp(kept, V.a, (size_t)(n * n) * sizeof *kept) == 0);
+    work_free(scratch, floats * (int64_t)sizeof *scratch);
+    free(kept);
+    free(A);
+    mat_free(V);
+    mat_free(d);
+    sym_free(older);
+    F.a[ng_sym_at(n, n - 1, 0)] = 0.0f;
+    sym_free(F);
   }
 }
 
@@ -231,8 +411,8 @@ static void directions(void **arg) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      EACH(every_form_and_result),
-      cmocka_unit_test(directions),
+      EACH(every_form_and_result), EACH(roots),     EACH(diagonal_roots),
+      EACH(root_out_of_range),     EACH(refreshes), cmocka_unit_test(directions),
   };
   return cmocka_run_group_tests_name("twosided", tests, seed_begin, NULL);
 }

@@ -88,8 +88,9 @@ static ng_status plan(ng_block *b, ng_plan *plan) {
   ng_matrix *m = k->side;
   const ng_dtype t = b->stat->average_dtype;
   m[0] = (ng_matrix){.n = k->width, .average_dtype = t, .result_dtype = t};
-  m[1] = (ng_matrix){.n = 1, .form = NG_FORM_ABSENT};
-  k->both = (ng_twosided){1, k->width, 1, &m[0], &m[1], 1, 1, NULL, false};
+  m[1].form = NG_FORM_ABSENT;
+  k->both = (ng_twosided){.groups = 1, .rows = k->width, .cols = 1, .left = m, .right = m + 1};
+  k->both.left_count = k->both.right_count = 1;
   int64_t floats = ng_round16(k->width);
   if (k->is_full) {
     floats = ng_max64(floats + ng_twosided_scratch(&k->both, k->width),
@@ -132,10 +133,10 @@ static ng_status solve(ng_block *b) {
   int32_t rung = 0;
   if (!b->has_averages) return NG_OK;
   if (b->stat->owner == b->ctx->rank) {
-    const bool had = k->solve_info[NG_NORM_GOOD] != 0.0f;
     k->side->F = b->stat->part->average;
     rung = ng_matrix_solve(b->ctx->queue, k->side, 0.0, k->shift + d, 0.0, ng_scratch(b));
     ng_queue_wait(b->ctx->queue);
+    const bool had = k->solve_info[NG_NORM_GOOD] != 0.0f;
     if (rung == NG_DAMPED_NONE) rung = had ? NG_RUNG_LAST : NG_RUNG_PLAIN;
     k->solve_info[NG_NORM_RUNG] = (float)rung;
     if (rung < NG_RUNG_LAST) k->solve_info[NG_NORM_GOOD] = 1.0f;

@@ -2,7 +2,9 @@
  *
  *   inverse, cholesky   PD = L^-1 D R^-1, both damped
  *   eigen               PD = Q_L ((Q_L' D Q_R) / s) Q_R', s: the damped products of eigenvalues (ng_spectrum)
+ *                       or a given matrix plus damping (EKFAC: George et al. 2018, arXiv 1806.03884)
  *   copy                PD = L D R
+ *   root                PD = L^(-1/p) D R^(-1/p)
  *
  * A diagonal matrix has the identity as eigenbasis, so it needs no rotation. For D [q, p], stored inverses cost
  * 2 q p (p + q) operations, eigenbases twice that. */
@@ -112,9 +114,15 @@ static void act_both(const row_chunk *c, action a, const float *from, float *to)
   }
 }
 
-/* Divide each entry of U = Q_L' D Q_R by its damped product of eigenvalues, for all pairs of matrices in one group. */
+/* Divide each entry of U = Q_L' D Q_R by its damped product of eigenvalues, for all pairs of matrices in one group; or by
+ * t->divisor. */
 static void divide_spectrum(const row_chunk *c, float *U) {
   const ng_twosided *t = c->t;
+  if (t->divisor != NULL) {
+    ng_on(c->q)->divide_by(c->q, c->rows * t->cols, U, t->divisor + c->row * t->cols, 1.0, false,
+                           t->damping->on_both);
+    return;
+  }
   for (int64_t i = 0; i < t->groups * t->left_count; i++) {
     const int64_t group = i / t->left_count;
     const ng_matrix *l = &t->left[i], *r = &t->right[group * t->right_count];
@@ -128,15 +136,26 @@ static void divide_spectrum(const row_chunk *c, float *U) {
   }
 }
 
+static row_chunk chunk_of(ng_queue *q, const ng_twosided *t, int64_t row, int64_t count,
+                          float *scratch) {
+  return (row_chunk){.q = q,
+                     .t = t,
+                     .row = row,
+                     .rows = count,
+                     .group_rows = ng_min64(t->rows, count),
+                     .T = scratch,
+                     .as_f32 = scratch + ng_round16(count * t->cols)};
+}
+
+void ng_twosided_rotate(ng_queue *q, const ng_twosided *t, bool back, const float *D, float *out,
+                        float *scratch) {
+  const row_chunk c = chunk_of(q, t, 0, t->groups * t->rows, scratch);
+  act_both(&c, back ? ROTATE_BACK : ROTATE, D, out);
+}
+
 void ng_twosided_apply(ng_queue *q, const ng_twosided *t, int64_t row, int64_t count,
                        const float *D, float *out, float *scratch) {
-  const row_chunk c = {.q = q,
-                       .t = t,
-                       .row = row,
-                       .rows = count,
-                       .group_rows = ng_min64(t->rows, count),
-                       .T = scratch,
-                       .as_f32 = scratch + ng_round16(count * t->cols)};
+  const row_chunk c = chunk_of(q, t, row, count, scratch);
   const ng_result result = t->left->result;
   if (!t->is_good && result == NG_RESULT_COPY) {
     ng_on(q)->scale(q, count * t->cols, out, 0.0);

@@ -1,7 +1,7 @@
 /* solve.c: compute the result of one matrix.
  *
  * In: the average F, a shift and damping; d is their sum. Out: (F + d I)^-1, or L of F + d I = L L', or F = Q diag(e) Q',
- * or F itself; and the first rung of the ladder that succeeds.
+ * or F itself, or (F + d I)^(-1/p); and the first rung of the ladder that succeeds.
  *
  * LAPACK reports success on NaN. So the caller scans F before the solve (ng_matrix_measure), and the result is checked
  * after the solve: by one column (linalg/damped.c) or by three eigenpairs. */
@@ -32,18 +32,22 @@ void ng_matrix_measure(ng_queue *q, ng_matrix *m) {
   ng_on(q)->trace(q, m->n, m->F, m->average_dtype, &m->trace);
 }
 
-/* ---- scratch: cholesky  ng_damped_scratch
- *               eigen     f32: V [n, n], work;  double: V64 [n, n] doubles, V, work64 -------- */
+static bool is_decomposed(const ng_matrix *m) {
+  return m->result == NG_RESULT_EIGEN || m->result == NG_RESULT_ROOT;
+}
+
+/* ---- scratch: cholesky     ng_damped_scratch
+ *               eigen, root  f32: V [n, n], work;  double: V64 [n, n] doubles, V, work64
+ *               refresh      V, F V, work -------- */
 
 int64_t ng_matrix_scratch(const ng_queue *q, const ng_matrix *m) {
   const int64_t n = m->n, vectors = 6 * ng_round16(2 * n), tri = ng_sym_count(n);
   if (m->form != NG_FORM_SYMMETRIC) return n;
-  if (m->result != NG_RESULT_EIGEN) return ng_damped_scratch(n);
-  const int64_t single =
-      ng_round16(n * n) + ng_round16(tri) + ng_round16(q->la->eigen_work(q, n) / 4 + 16);
-  const int64_t twice =
-      3 * ng_round16(n * n) + ng_round16(tri) + ng_round16(q->la->eigen64_work(q, n) / 4 + 16);
-  return ng_max64(single, twice) + vectors;
+  if (!is_decomposed(m)) return ng_damped_scratch(n);
+  const int64_t single = ng_round16(n * n) + ng_round16(q->la->eigen_work(q, n) / 4 + 16);
+  const int64_t twice = 3 * ng_round16(n * n) + ng_round16(q->la->eigen64_work(q, n) / 4 + 16);
+  const int64_t refresh = 2 * ng_round16(n * n) + ng_round16(q->la->qr_work(q, n, n) / 4 + 16);
+  return ng_max64(ng_max64(single, twice), refresh) + ng_round16(tri) + vectors;
 }
 
 /* ---- inverse, copy ---------------------------------------------------------------------------*/
@@ -109,16 +113,33 @@ static bool check_eigen(ng_sym F, ng_dtype average_dtype, const float *V, const 
 
 /* An eigenvalue below -lambda would reverse the direction, so eigenvalues at or below `floor` become 0 (KAISA: 0,
  * MPD-KFAC: 1e-10). */
-static void store_eigenvalues(ng_matrix *m, const float *e, double shift, double floor) {
-  for (int64_t i = 0; i < m->n; i++) {
+static void shift_eigenvalues(int64_t n, const float *e, double shift, double floor, float *to) {
+  for (int64_t i = 0; i < n; i++) {
     const float x = (float)((double)e[i] + shift);
-    m->d[i] = (double)x <= floor || x < 0.0f ? 0.0f : x;
+    to[i] = (double)x <= floor || x < 0.0f ? 0.0f : x;
   }
 }
 
-/* Compute and store eigenvectors and eigenvalues, in f32 or (twice) in double; *top <- the largest eigenvalue. Return
- * false if LAPACK or check_eigen fails. */
-static bool decompose(ng_queue *q, ng_matrix *m, double shift, double floor, bool twice,
+/* R <- (V' diag(e) V + d I)^(-1/p) = B'B, row i of B: (e_i + d)^(-1/2p) v_i. B replaces V; root [n], S [tri]: scratch.
+ * Return false if the result does not fit its dtype. */
+static bool store_root(ng_queue *q, ng_matrix *m, float *V, const float *e, double d, float *root,
+                       float *S) {
+  const int64_t n = m->n, tri = ng_sym_count(n);
+  ng_on(q)->power(q, n, e, d, 0.5 / m->p, root);
+  ng_on(q)->divide(q, n, n, (ng_spectrum){.g = root}, V, n);
+  ng_on(q)->scale(q, tri, S, 0.0);
+  ng_on(q)->add_gram(q, (ng_sym){S, n}, 0, n, V, n, n, 1.0f);
+  ng_on(q)->finite(q, tri, S, NG_F32, &m->info[1]);
+  ng_queue_wait(q);
+  if (ng_info_read(q, &m->info[1]) == 0 || !ng_fits_dtype(q, tri, S, m->result_dtype, &m->largest))
+    return false;
+  ng_on(q)->narrow(q, tri, S, m->R, m->result_dtype);
+  return true;
+}
+
+/* Compute eigenvectors and eigenvalues, in f32 or (twice) in double, and store them or the root; *top <- the largest
+ * eigenvalue. Return false if LAPACK or check_eigen fails, or the root does not fit. */
+static bool decompose(ng_queue *q, ng_matrix *m, double shift, double on, double floor, bool twice,
                       double *top, float *scratch) {
   const int64_t n = m->n;
   double *V64 = (double *)(void *)scratch;
@@ -146,28 +167,76 @@ static bool decompose(ng_queue *q, ng_matrix *m, double shift, double floor, boo
     e[i] = (float)x[i];
   }
   if (!check_eigen(F, m->average_dtype, V, e, x, y)) return false;
-  ng_on(q)->narrow(q, n * n, V, m->R, m->result_dtype);
-  store_eigenvalues(m, e, shift, floor);
   *top = (double)e[n - 1];
+  if (m->result == NG_RESULT_ROOT) {
+    shift_eigenvalues(n, e, shift, floor, e);
+    return store_root(q, m, V, e, on, (float *)(void *)x, room);
+  }
+  ng_on(q)->narrow(q, n * n, V, m->R, m->result_dtype);
+  shift_eigenvalues(n, e, shift, floor, m->d);
   return true;
 }
 
 /* The ladder without its damping rungs: more damping shifts the eigenvalues and does not change the decomposition. */
-static int32_t solve_eigen(ng_queue *q, ng_matrix *m, double shift, double least, double floor,
+static int32_t solve_eigen(ng_queue *q, ng_matrix *m, double shift, double on, double floor,
                            float *scratch) {
   double top = 0.0;
-  const bool single = decompose(q, m, shift, floor, false, &top, scratch);
-  if (single && 0x1p-24 * top <= EIGEN_ERROR_MOST * least) return 0;
-  if (decompose(q, m, shift, floor, true, &top, scratch)) return single ? 0 : NG_DAMPED_DOUBLE;
+  const bool single = decompose(q, m, shift, on, floor, false, &top, scratch);
+  if (single && 0x1p-24 * top <= EIGEN_ERROR_MOST * on) return 0;
+  if (decompose(q, m, shift, on, floor, true, &top, scratch)) return single ? 0 : NG_DAMPED_DOUBLE;
   return single ? 0 : NG_DAMPED_NONE;
+}
+
+/* ---- refresh ---------------------------------------------------------------------------------*/
+
+/* order[i] <- index of the i-th largest of the numbers rayleigh[3 i]; ties keep their order. Insertion sort, because
+ * averages change slowly. Return whether all numbers are finite. */
+static bool sort_descending(int64_t n, const double *rayleigh, int32_t *order) {
+  double sum = 0.0;
+  for (int32_t i = 0; i < n; i++) {
+    int32_t at = i;
+    sum += rayleigh[3 * i];
+    for (; at > 0 && rayleigh[3 * order[at - 1]] < rayleigh[3 * i]; at--) {
+      order[at] = order[at - 1];
+    }
+    order[at] = i;
+  }
+  return sum - sum == 0.0;
+}
+
+/* Orthogonal iteration: Golub & Van Loan, 8.2.4; to refresh a basis: Vyas et al. 2024, arXiv 2409.11321. */
+bool ng_matrix_refresh(ng_queue *q, ng_matrix *m, int32_t *order, float *scratch) {
+  const int64_t n = m->n;
+  float *V = scratch, *FV = V + ng_round16(n * n), *room = FV + ng_round16(n * n);
+  double *rayleigh = (double *)(void *)(room + ng_round16(ng_sym_count(n)));
+  void *work = rayleigh + 3 * ng_round16(n);
+  const ng_sym F = ng_sym_load(q, n, m->F, m->average_dtype, room);
+  ng_on(q)->widen(q, n * n, m->R, m->result_dtype, V);
+  ng_on(q)->mul_right(q, F, n, V, n, FV, n);
+  ng_on(q)->row_sums(q, n, n, FV, n, V, n, rayleigh);
+  ng_queue_wait(q);
+  if (!sort_descending(n, ng_numbers_read(q, rayleigh), order)) return false;
+  for (int64_t i = 0; i < n; i++) {
+    ng_on(q)->copy(q, 1, n, FV + order[i] * n, n, V + i * n, n);
+  }
+  ng_on(q)->qr(q, n, n, V, n, work, &m->info[0]);
+  ng_on(q)->finite(q, n * n, V, NG_F32, &m->info[1]);
+  ng_queue_wait(q);
+  if (ng_info_read(q, &m->info[0]) != 0 || ng_info_read(q, &m->info[1]) == 0) return false;
+  ng_on(q)->narrow(q, n * n, V, m->R, m->result_dtype);
+  for (int64_t i = 0; i < n; i++) {
+    m->d[i] = (float)fmax(0.0, rayleigh[3 * order[i]]);
+  }
+  return true;
 }
 
 /* ---- diagonal --------------------------------------------------------------------------------*/
 
-/* out <- 1 / (F_i + d) for all i; return false if a result is not a positive f32. */
-static bool invert_diagonal(const float *F, int64_t n, double d, float *out) {
-  for (int64_t i = 0; i < n; i++) {
-    out[i] = (float)(1.0 / ((double)F[i] + d));
+/* out <- 1 / (F_i + d), or its p-th root, for all i; return false if a result is not a positive f32. */
+static bool invert_diagonal(const ng_matrix *m, double d, float *out) {
+  for (int64_t i = 0; i < m->n; i++) {
+    const double x = 1.0 / ((double)((const float *)m->F)[i] + d);
+    out[i] = (float)(m->result == NG_RESULT_ROOT ? pow(x, 1.0 / m->p) : x);
     if (!(out[i] > 0.0f) || !(out[i] - out[i] == 0.0f)) return false;
   }
   return true;
@@ -177,10 +246,10 @@ static bool invert_diagonal(const float *F, int64_t n, double d, float *out) {
 static int32_t solve_diagonal(ng_matrix *m, double shift, double on, double floor, float *scratch) {
   const size_t bytes = (size_t)m->n * sizeof *m->d;
   if (m->result == NG_RESULT_COPY) memcpy(m->d, m->F, bytes);
-  if (m->result == NG_RESULT_EIGEN) store_eigenvalues(m, m->F, shift, floor);
+  if (m->result == NG_RESULT_EIGEN) shift_eigenvalues(m->n, m->F, shift, floor, m->d);
   if (m->result == NG_RESULT_COPY || m->result == NG_RESULT_EIGEN) return 0;
   for (int32_t rung = 0; rung < NG_DAMPED_DOUBLE; rung++, on *= 10.0) {
-    if (!invert_diagonal(m->F, m->n, shift + on, scratch)) continue;
+    if (!invert_diagonal(m, shift + on, scratch)) continue;
     memcpy(m->d, scratch, bytes);
     return rung;
   }
@@ -194,6 +263,6 @@ int32_t ng_matrix_solve(ng_queue *q, ng_matrix *m, double shift, double on, doub
   if (m->form == NG_FORM_ABSENT) return 0;
   if (m->form == NG_FORM_DIAGONAL) return solve_diagonal(m, shift, on, floor, scratch);
   if (m->result == NG_RESULT_COPY) return copy_average(q, m, scratch);
-  if (m->result == NG_RESULT_EIGEN) return solve_eigen(q, m, shift, on, floor, scratch);
+  if (is_decomposed(m)) return solve_eigen(q, m, shift, on, floor, scratch);
   return solve_damped(q, m, shift + on, scratch);
 }
