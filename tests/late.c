@@ -280,6 +280,11 @@ LIST(norm_gram, ng_norm_sum, void)
 LIST_ALONE(flat, ng_flat_pass)
 LIST_ALONE(row_products, ng_rows)
 LIST_ALONE(row_combine, ng_rows)
+LIST(largest_select, ng_largest, int32_t)
+LIST_ALONE(largest_count, ng_largest)
+LIST_ALONE(largest_collect, ng_largest)
+LIST_ALONE(largest_store, ng_largest)
+LIST_ALONE(largest_pack, ng_largest_pack)
 
 static const ng_kernel_ops late_kernels = {
     .name = "late",
@@ -301,6 +306,11 @@ static const ng_kernel_ops late_kernels = {
     .flat = late_flat,
     .row_products = late_row_products,
     .row_combine = late_row_combine,
+    .largest_select = late_largest_select,
+    .largest_count = late_largest_count,
+    .largest_collect = late_largest_collect,
+    .largest_store = late_largest_store,
+    .largest_pack = late_largest_pack,
 };
 
 void late_queue(ng_queue *q, const ng_linalg_ops *under) {

@@ -79,6 +79,7 @@ typedef struct ng_window {
   ng_window_view *view;   /* [segments] */
   int32_t *segment_order; /* [segments] segment numbers in flat order */
   ng_flat *flat;          /* [segments] the elements of segments in flat order */
+  ng_flat *cut_flat;      /* [segments] a part of `flat`: scratch of ng_window_count_selectable */
   double *u_scales;       /* [parts] factors of u in the direction */
   double input_scale;     /* factor of the vector that enters (window_feedback_lr: lr, else 1) */
   double head, count;     /* the free place; number of rows in the window */
@@ -141,45 +142,25 @@ ng_status ng_window_read_gradients(ng_block *b, float *to);
 /* to <- to + decay * weights.  Return false if an element is not finite. */
 bool ng_window_add_decay(ng_block *b, double decay, float *to);
 /* Return the number of elements in [at, at + n) that are neither masked nor excluded. */
-int64_t ng_window_count_selectable(const ng_block *b, int64_t at, int64_t n);
+int64_t ng_window_count_selectable(ng_block *b, int64_t at, int64_t n);
 /* Return k of a top-k selection from n elements: window_density if above 1; else window_density * n, rounded down
  * (window_store = topk-block: rounded up). */
 int64_t ng_window_topk_size(const ng_block *b, int64_t n);
-/* ---- window_largest.c ------------------------------------------------------------------------*/
+/* ---- window_topk_choose.c --------------------------------------------------------------------*/
 
-enum { NG_WINDOW_BINS = 2048, NG_WINDOW_COUNTS = 4 * NG_WINDOW_BINS };
-/* Arguments of x <- error + by x; error NULL: x stays unchanged. */
-typedef struct ng_window_sum {
-  float *x;
-  const float *error;
-  float by;
-} ng_window_sum;
-/* x <- error + by x, then chosen[0..k) <- the indices of the k largest |x_i|, ascending; of equal magnitudes the first.
- * chosen [n] and count [pieces, NG_WINDOW_COUNTS] are also scratch. */
-void ng_window_select_largest(ng_context *ctx, const ng_window_sum *v, int64_t n, int64_t k,
-                              int32_t pieces, int32_t *count, int32_t *chosen);
-
-static inline uint32_t ng_window_magnitude_bits(float x) { /* ordered as |x|, 31 bits */
-  uint32_t bits;
-  memcpy(&bits, &x, sizeof bits);
-  return bits & 0x7fffffffU;
-}
-void ng_window_add_error(const ng_window_sum *v, int64_t n); /* x <- error + by x */
-
+/* A selection over all ranks.  `of`: the elements of this rank, and the known leading digits of the k-th largest key. */
 enum { NG_WINDOW_JOINT_ROUNDS = 4 };
 typedef struct ng_window_joint {
-  const float *x; /* [n] elements of this rank */
-  int64_t n, k;   /* k: number of elements to select over all ranks */
+  ng_largest of;
   int32_t rank;
-  uint32_t prefix;                  /* known leading digits of the k-th largest key */
   int64_t rank_in_prefix;           /* rank of the k-th largest key among keys with these digits */
-  int32_t *chosen;                  /* [n] scratch; at the end [selected] indices in x, ascending */
   int64_t selected, selected_below; /* elements selected on this rank; on all lower ranks */
 } ng_window_joint;
 /* Return the number of doubles that round `round` sums over ranks. */
 int64_t ng_window_joint_count(int32_t round, int32_t ranks);
 /* Read from x the sums of the previous round and, except in round NG_WINDOW_JOINT_ROUNDS, write this rank's numbers. */
-void ng_window_joint_round(ng_window_joint *j, int32_t round, int32_t ranks, double *x);
+void ng_window_joint_round(ng_queue *q, ng_window_joint *j, int32_t round, int32_t ranks,
+                           double *x);
 
 /* ---- window_moments.c ------------------------------------------------------------------------*/
 

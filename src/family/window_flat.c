@@ -12,8 +12,10 @@ int64_t ng_window_pass(ng_block *b, ng_flat_pass *p) {
   for (int32_t i = 0; i < w->segments; i++) {
     w->flat[i].is_excluded = b->segment[w->segment_order[i]].slot->is_excluded;
   }
-  p->range = w->flat;
-  p->ranges = w->segments;
+  if (p->range == NULL) {
+    p->range = w->flat;
+    p->ranges = w->segments;
+  }
   p->mask = w->mask;
   p->out = w->sums;
   p->unit = w->sums + 3;
@@ -46,19 +48,22 @@ bool ng_window_has_excluded(const ng_block *b) {
   return false;
 }
 
-int64_t ng_window_count_selectable(const ng_block *b, int64_t at, int64_t n) {
+int64_t ng_window_count_selectable(ng_block *b, int64_t at, int64_t n) {
   const ng_window *w = ng_window_of(b);
-  int64_t some = 0;
-  for (int32_t k = 0; k < b->segments; k++) {
-    const ng_window_view *v = &w->view[k];
-    const int64_t from = ng_max64(at, v->at), to = ng_min64(at + n, v->at + v->n);
-    if (b->segment[k].slot->is_excluded || from >= to) continue;
-    some += w->mask == NULL ? to - from : 0;
-    for (int64_t i = from; i < to && w->mask != NULL; i++) {
-      some += w->mask[i];
-    }
+  ng_flat_pass p = {.op = NG_FLAT_COUNT, .range = w->cut_flat};
+  int64_t chunks = 0;
+  for (int32_t i = 0; i < w->segments; i++) {
+    ng_flat r = w->flat[i];
+    const int64_t from = ng_max64(at, r.at), to = ng_min64(at + n, r.at + r.n);
+    if (from >= to) continue;
+    r.is_excluded = b->segment[w->segment_order[i]].slot->is_excluded;
+    r.at = from;
+    r.n = to - from;
+    r.first_chunk = chunks;
+    chunks += ng_flat_chunks(r.n);
+    w->cut_flat[p.ranges++] = r;
   }
-  return some;
+  return ng_window_pass(b, &p);
 }
 
 void ng_window_clear_excluded(ng_block *b, float *to) {

@@ -13,12 +13,18 @@ enum { BLOCK = NG_WINDOW_BLOCK };
 
 /* ---- geometry --------------------------------------------------------------------------------*/
 
+/* Elements [at, at + n) in flat order. */
+typedef struct run_of_elements {
+  int64_t at, n;
+  int32_t part;
+} run_of_elements;
+
 /* *run <- the next run of elements of all ranks: a parameter (topk-layer) or a part; false: there was no next run. */
-static bool next_run(const ng_block *b, int32_t *i, ng_window_range *run) {
+static bool next_run(const ng_block *b, int32_t *i, run_of_elements *run) {
   const ng_window *w = ng_window_of(b);
   if (*i == w->segments) return false;
   const ng_window_view *first = &w->view[w->segment_order[*i]];
-  *run = (ng_window_range){.at = first->at_all, .part = first->part};
+  *run = (run_of_elements){.at = first->at_all, .part = first->part};
   do {
     const ng_segment *g = &b->segment[w->segment_order[(*i)++]];
     run->n += g->to - g->from;
@@ -36,7 +42,7 @@ static bool is_joint(const ng_block *b) {
 static int64_t nearest_border(const ng_block *b, int64_t at) {
   const bool blocks = b->base.window_store == NG_STORE_TOPK_BLOCK || is_joint(b);
   int64_t best = 0;
-  ng_window_range run;
+  run_of_elements run;
   for (int32_t i = 0; next_run(b, &i, &run);) {
     const int64_t step = blocks ? BLOCK : run.n;
     const int64_t below = ng_max64(0, ng_min64(at - run.at, run.n - 1)) / step * step;
@@ -56,33 +62,30 @@ static void set_layout(ng_block *b) {
   const bool fill = s->block != NULL, by_block = b->base.window_store == NG_STORE_TOPK_BLOCK;
   const int32_t ranks = b->ctx->ranks + 1;
   int32_t owner = 0; /* 1 + the rank in whose slice a block begins */
-  ng_window_range run;
+  run_of_elements run;
   s->is_joint = is_joint(b);
   s->k = s->k_all = s->groups = s->blocks = s->all_blocks = s->first_block = 0;
   memset(s->cut, 0, (size_t)(3 * ranks) * sizeof *s->cut);
   for (int32_t i = 0; next_run(b, &i, &run);) {
     for (int64_t at = 0; at < run.n; at += BLOCK) {
-      ng_window_range r = {run.at + at, ng_min64(BLOCK, run.n - at), 0, s->k, run.part};
-      const bool here = r.at >= w->first_element && r.at < w->first_element + w->d;
-      const bool chosen = by_block || at == 0;
-      ng_window_range g = by_block ? r : run;
-      g.k = chosen ? ng_window_topk_size(b, g.n) : 0;
-      g.first = s->k;
-      g.at -= w->first_element;
+      const int64_t n = ng_min64(BLOCK, run.n - at), from = run.at + at - w->first_element;
+      const bool here = from >= 0 && from < w->d, chosen = by_block || at == 0;
+      ng_largest g = {.n = by_block ? n : run.n, .dtype = s->value_dtype};
+      g.size = chosen ? ng_window_topk_size(b, g.n) : 0;
+      g.blocks = (g.n + BLOCK - 1) / BLOCK;
       if (s->is_joint && here && s->blocks == 0) s->first_block = s->all_blocks;
       if (fill && here && chosen && !s->is_joint) s->group[s->groups] = g;
-      if (fill && here)
-        s->block[s->blocks] = (ng_flat){.at = r.at - w->first_element, .n = r.n, .part = r.part};
+      if (fill && here) s->block[s->blocks] = (ng_flat){.at = from, .n = n, .part = run.part};
       while (w->sliced && run.at + at >= w->cut[owner]) {
         owner++;
       }
-      s->cut[owner] += w->sliced ? g.k : 0;
-      s->cut[ranks + owner] += w->sliced ? 2 * g.k : 0;
+      s->cut[owner] += w->sliced ? g.size : 0;
+      s->cut[ranks + owner] += w->sliced ? 2 * g.size : 0;
       s->cut[2 * ranks + owner] += w->sliced;
       s->groups += here && chosen && !s->is_joint;
       s->blocks += here;
-      s->k += here || s->is_joint ? g.k : 0;
-      s->k_all += g.k;
+      s->k += here || s->is_joint ? g.size : 0;
+      s->k_all += g.size;
       s->all_blocks++;
     }
   }
@@ -132,7 +135,7 @@ static ng_status plan(ng_block *b, ng_plan *plan) {
   s->error = ng_plan_take(plan, NG_USE_FACTORS, vector);
   s->next_error = ng_plan_take(plan, NG_USE_SUMS, vector);
   s->count =
-      ng_plan_take(plan, NG_USE_SUMS, s->pieces * NG_WINDOW_COUNTS * (int64_t)sizeof *s->count);
+      ng_plan_take(plan, NG_USE_SUMS, s->pieces * NG_LARGEST_COUNTS * (int64_t)sizeof *s->count);
   s->tile = ng_plan_take(plan, NG_USE_SUMS, s->pieces * BLOCK * (int64_t)sizeof *s->tile);
   return NG_OK;
 }

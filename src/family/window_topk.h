@@ -4,12 +4,6 @@
 
 #include "family/window.h"
 
-/* Elements [at, at + n) in flat order: a group, from which a step selects k elements. */
-typedef struct ng_window_range {
-  int64_t at, n, k, first; /* first: position of the first selected entry in a row */
-  int32_t part;
-} ng_window_range;
-
 typedef struct ng_topk_rows {
   int64_t k, k_all, k_before; /* entries of a row: on this rank, on all ranks, on lower ranks */
   /* All ranks select k of all elements jointly.  A slice may have any number of entries, so every rank stores whole rows,
@@ -19,7 +13,7 @@ typedef struct ng_topk_rows {
   ng_window_joint selection;
   int64_t *cut; /* [3, ranks + 1] slices: of values, of indices (in bytes), of blocks */
   int32_t groups, blocks, all_blocks, pieces;
-  ng_window_range *group;
+  ng_largest *group; /* the elements from which a step selects, in flat order */
   ng_flat *block;
   ng_dtype value_dtype;
   uint16_t *index;      /* [places, k] */
@@ -27,8 +21,7 @@ typedef struct ng_topk_rows {
   int32_t *block_begin; /* [places, row_blocks] position of a block's first entry, over all ranks */
   float *error, *next_error; /* [d] error feedback before and after this step */
   float gradient_factor;     /* factor of the gradient g in a = e + by g */
-  bool k_excludes;           /* the last step's k of groups excluded masked or missing elements */
-  int32_t *count;            /* [pieces, NG_WINDOW_COUNTS] */
+  int32_t *count;            /* [pieces, NG_LARGEST_COUNTS] */
   double *tile;              /* [pieces, BLOCK] */
 } ng_topk_rows;
 

@@ -2,95 +2,8 @@
  *
  * In: the gradient g in `next`, the error feedback e in `error`.  Out: the row at head (k values, their indices in
  * blocks, the begin of each block), and the new residual in `next`.  Each rank selects in its own groups; if one group
- * spans all slices, all ranks select jointly (window_largest.c).  ng_window_select_largest adds e to g. */
+ * spans all slices, all ranks select jointly. */
 #include "family/window_topk.h"
-
-enum { WIDE = 2 * NG_WINDOW_BLOCK, VALUES = 256 };
-
-/* ---- choosing --------------------------------------------------------------------------------*/
-
-static ng_window_sum sum_of(const ng_window *w, const ng_window_range *g) {
-  const ng_topk_rows *s = w->state;
-  return (ng_window_sum){s->next_error + g->at, s->error + g->at, s->gradient_factor};
-}
-
-/* Return the memory for the selected indices of group g: part of u, which is unused before `measure`. */
-static int32_t *selected_of(const ng_window *w, const ng_window_range *g) {
-  return (int32_t *)(void *)w->u + g->at;
-}
-
-/* Return whether a group is so large that all threads work on its selection. */
-static bool is_wide(const ng_topk_rows *s, const ng_window_range *g) {
-  return s->pieces > 1 && g->n >= s->pieces * WIDE;
-}
-
-static void select_piece(void *arg, int32_t piece) {
-  ng_block *b = arg;
-  const ng_window *w = ng_window_of(b);
-  const ng_topk_rows *s = w->state;
-  int64_t from, to;
-  ng_piece_bounds(s->groups, s->pieces, piece, &from, &to);
-  for (int64_t i = from; i < to; i++) {
-    const ng_window_range *g = &s->group[i];
-    const ng_window_sum v = sum_of(w, g);
-    if (is_wide(s, g)) continue;
-    ng_window_select_largest(b->ctx, &v, g->n, g->k, 1,
-                             s->count + (int64_t)piece * NG_WINDOW_COUNTS, selected_of(w, g));
-  }
-}
-
-static void select_groups(ng_block *b) {
-  const ng_window *w = ng_window_of(b);
-  const ng_topk_rows *s = w->state;
-  ng_parallel(b->ctx, s->pieces, select_piece, b);
-  for (int32_t i = 0; i < s->groups; i++) {
-    const ng_window_range *g = &s->group[i];
-    const ng_window_sum v = sum_of(w, g);
-    if (!is_wide(s, g)) continue;
-    ng_window_select_largest(b->ctx, &v, g->n, g->k, s->pieces, s->count, selected_of(w, g));
-  }
-}
-
-/* Store the n chosen elements of a, rounded to s->type, from entry `to` of the row on; a <- the rounding errors. */
-static void store_values(const ng_topk_rows *s, int64_t head, int64_t to, float *a,
-                         const int32_t *chosen, int64_t n) {
-  char *value = s->value + (head * s->k + to) * ng_dtype_size(s->value_dtype);
-  float exact[VALUES], rounded[VALUES];
-  for (int64_t j = 0; j < n; j++) {
-    exact[j] = a[chosen[j]];
-  }
-  ng_from_f32(value, s->value_dtype, exact, n);
-  ng_to_f32(rounded, value, s->value_dtype, n);
-  for (int64_t j = 0; j < n; j++) {
-    a[chosen[j]] = exact[j] - rounded[j];
-  }
-}
-
-static void write_row(ng_window *w) {
-  const ng_topk_rows *s = w->state;
-  const int64_t head = ng_window_head(w);
-  uint16_t *index = s->index + head * s->k;
-  int32_t *begin = s->block_begin + head * s->row_blocks, block = 0;
-  if (s->blocks > 0) begin[0] = (int32_t)s->k_before;
-  for (int32_t i = 0; i < s->groups; i++) {
-    const ng_window_range *g = &s->group[i];
-    const int32_t *chosen = selected_of(w, g);
-    for (int64_t j = 0; j < g->k; j++) {
-      const int64_t at = g->at + chosen[j], to = g->first + j;
-      while (at >= s->block[block].at + s->block[block].n) {
-        begin[++block] = (int32_t)(s->k_before + to);
-      }
-      index[to] = (uint16_t)(at - s->block[block].at);
-    }
-    for (int64_t j = 0; j < g->k; j += VALUES) {
-      store_values(s, head, g->first + j, s->next_error + g->at, chosen + j,
-                   ng_min64(VALUES, g->k - j));
-    }
-  }
-  for (block++; block < s->blocks; block++) {
-    begin[block] = (int32_t)(s->k_before + s->k);
-  }
-}
 
 /* ---- parameters without a gradient ------------------------------------------------------------ */
 
@@ -110,67 +23,151 @@ static void restore_excluded(ng_block *b) {
   if (ng_window_has_excluded(b)) ng_window_pass(b, &p);
 }
 
-/* Set k of each group from its unmasked, included elements; in every step, because a load may change the mask. */
-static void count_groups(ng_block *b) {
+/* ---- selecting alone -------------------------------------------------------------------------*/
+
+/* Return the elements from `at` on; their entries are stored from entry `to` of the row at head on.  The indices are in
+ * the memory of u, which is unused before `measure`. */
+static ng_largest elements(const ng_window *w, int64_t at, int64_t to) {
+  const ng_topk_rows *s = w->state;
+  const int64_t entry = ng_window_head(w) * s->k + to;
+  return (ng_largest){.x = s->next_error + at,
+                      .error = s->error + at,
+                      .by = s->gradient_factor,
+                      .chosen = (int32_t *)(void *)w->u + at,
+                      .dtype = s->value_dtype,
+                      .value = s->value + entry * ng_dtype_size(s->value_dtype),
+                      .index = s->index + entry,
+                      .first = s->k_before + to};
+}
+
+/* Describe the groups.  k is the number of entries of a row, unless elements are masked or excluded; it is computed in
+ * every step, because a load may change the mask. */
+static void describe_groups(ng_block *b) {
   const ng_window *w = ng_window_of(b);
-  ng_topk_rows *s = w->state;
+  const ng_topk_rows *s = w->state;
   const bool some = w->mask != NULL || ng_window_has_excluded(b);
-  for (int32_t i = 0; i < s->groups && (some || s->k_excludes); i++) {
-    ng_window_range *g = &s->group[i];
-    g->k = ng_window_topk_size(b, ng_window_count_selectable(b, g->at, g->n));
+  int32_t *begin = s->block_begin + ng_window_head(w) * s->row_blocks;
+  int64_t at = 0, to = 0;
+  for (int32_t i = 0; i < s->groups; i++) {
+    const ng_largest g = s->group[i];
+    s->group[i] = elements(w, at, to);
+    s->group[i].n = g.n;
+    s->group[i].size = g.size;
+    s->group[i].blocks = g.blocks;
+    s->group[i].begin = begin;
+    s->group[i].k = some ? ng_window_topk_size(b, ng_window_count_selectable(b, at, g.n)) : g.size;
+    at += g.n;
+    to += g.size;
+    begin += g.blocks;
   }
-  s->k_excludes = some;
 }
 
 void ng_window_topk_enter(ng_block *b) {
-  count_groups(b);
+  const ng_topk_rows *s = ng_window_of(b)->state;
+  ng_queue *q = b->ctx->queue;
   save_excluded(b);
-  select_groups(b);
-  write_row(ng_window_of(b));
+  describe_groups(b);
+  ng_kernels(q)->largest_select(q, s->group, s->groups, s->count);
+  ng_kernels(q)->largest_store(q, s->group, s->groups);
   restore_excluded(b);
+  ng_queue_wait(q);
 }
 
-/* ---- choosing together -----------------------------------------------------------------------*/
+/* ---- selecting together ----------------------------------------------------------------------*/
 
-/* x <- entries of this rank, 0 for entries of other ranks; then the number of entries in each block.  An entry is one
- * exact double: the bits of the value + 2^32 * index in the block. */
+/* Each rank has a slice of the elements.  From sums over ranks of small histograms, every rank finds the selection that
+ * one rank with all elements would make.  Of equal magnitudes the lower rank comes first, as in the flat order.
+ *
+ *   round 0       sum the histograms of first digits (11 bits)
+ *   round 1, 2    sum the histograms of the next digit (10 bits) of keys that begin like the k-th largest key
+ *   round 3       gather from each rank the numbers of keys above and equal to the k-th largest key
+ *   round 4       each rank lists its selected elements */
+
+enum { FIRST_DIGITS = 11, DIGITS = 10 };
+
+int64_t ng_window_joint_count(int32_t round, int32_t ranks) {
+  return round == 0 ? 1 << FIRST_DIGITS : round < 3 ? 1 << DIGITS : 2 * (int64_t)ranks;
+}
+
+/* Return the bin of the k-th largest key, from counts over all ranks; *k <- its rank within the bin. */
+static uint32_t find_bin(const double *count, int32_t bins, int64_t *k) {
+  int32_t bin = bins - 1;
+  while (bin > 0 && (int64_t)count[bin] < *k) {
+    *k -= (int64_t)count[bin--];
+  }
+  return (uint32_t)bin;
+}
+
+/* List this rank's keys above the k-th largest key, and those among the first equal keys of all ranks. */
+static void collect(ng_queue *q, ng_window_joint *j, const double *count) {
+  int64_t rest = j->rank_in_prefix;
+  j->selected_below = 0;
+  for (int32_t r = 0; r <= j->rank; r++) {
+    j->of.equal = ng_min64((int64_t)count[2 * r + 1], rest);
+    rest -= j->of.equal;
+    if (r < j->rank) j->selected_below += (int64_t)count[2 * r] + j->of.equal;
+  }
+  j->of.selected = &j->selected;
+  ng_kernels(q)->largest_collect(q, &j->of, 1);
+  ng_queue_wait(q);
+}
+
+void ng_window_joint_round(ng_queue *q, ng_window_joint *j, int32_t round, int32_t ranks,
+                           double *x) {
+  ng_largest *of = &j->of;
+  if (round == 0) j->rank_in_prefix = of->k;
+  if (round == 1) of->prefix = find_bin(x, 1 << FIRST_DIGITS, &j->rank_in_prefix);
+  if (round == 2 || round == 3)
+    of->prefix = of->prefix << DIGITS | find_bin(x, 1 << DIGITS, &j->rank_in_prefix);
+  if (round > 0) of->error = NULL; /* round 0 adds the error */
+  if (round == NG_WINDOW_JOINT_ROUNDS) {
+    collect(q, j, x);
+    return;
+  }
+  memset(x, 0, (size_t)ng_window_joint_count(round, ranks) * sizeof *x);
+  of->digits = round == 0 ? FIRST_DIGITS : round < 3 ? DIGITS : 0;
+  of->shift = round == 0 ? 2 * DIGITS : round == 1 ? DIGITS : 0;
+  of->count = round == 3 ? x + 2 * j->rank : x;
+  ng_kernels(q)->largest_count(q, of, 1);
+  ng_queue_wait(q);
+}
+
+static ng_largest_pack pack(const ng_window *w, int64_t to, int64_t n, double *x) {
+  const ng_largest row = elements(w, 0, to);
+  return (ng_largest_pack){
+      .dtype = row.dtype, .n = n, .value = row.value, .index = row.index, .entry = x + to};
+}
+
+/* x <- entries of this rank, 0 for entries of other ranks; then the number of entries in each block. */
 static void write_entries(const ng_block *b, double *x) {
   const ng_window *w = ng_window_of(b);
-  const ng_topk_rows *s = w->state;
-  const ng_window_joint *j = &s->selection;
-  const size_t size = (size_t)ng_dtype_size(s->value_dtype);
-  const int64_t head = ng_window_head(w);
-  int32_t block = 0;
+  ng_topk_rows *s = w->state;
+  ng_queue *q = b->ctx->queue;
+  const int64_t n = s->selection.selected, below = s->selection.selected_below;
+  ng_largest mine = elements(w, 0, below);
+  const ng_largest_pack p = pack(w, below, n, x);
   memset(x, 0, (size_t)(s->k + s->all_blocks) * sizeof *x);
-  for (int64_t i = 0; i < j->selected; i += VALUES) {
-    store_values(s, head, j->selected_below + i, s->next_error, j->chosen + i,
-                 ng_min64(VALUES, j->selected - i));
-  }
-  for (int64_t i = 0; i < j->selected; i++) {
-    const int64_t to = j->selected_below + i;
-    uint32_t bits = 0; /* bf16 sets the low 16 bits */
-    memcpy(&bits, s->value + (size_t)(head * s->k + to) * size, size);
-    while (j->chosen[i] >= s->block[block].at + s->block[block].n) {
-      block++;
-    }
-    x[to] = (double)bits + 0x1p32 * (double)(j->chosen[i] - s->block[block].at);
-    x[s->k + s->first_block + block] += 1.0;
+  mine.k = mine.size = n;
+  mine.blocks = s->blocks;
+  mine.begin = s->block_begin + ng_window_head(w) * s->row_blocks + s->first_block;
+  ng_kernels(q)->largest_store(q, &mine, 1);
+  ng_kernels(q)->largest_pack(q, &p, 1);
+  ng_queue_wait(q);
+  for (int32_t i = 0; i < s->blocks; i++) {
+    const int64_t end = i + 1 < s->blocks ? mine.begin[i + 1] : below + n;
+    x[s->k + s->first_block + i] = (double)(end - mine.begin[i]);
   }
 }
 
-static void read_entries(const ng_block *b, const double *x) {
+static void read_entries(const ng_block *b, double *x) {
   const ng_window *w = ng_window_of(b);
   const ng_topk_rows *s = w->state;
-  const size_t size = (size_t)ng_dtype_size(s->value_dtype);
-  const int64_t head = ng_window_head(w);
-  int32_t *begin = s->block_begin + head * s->row_blocks;
-  for (int64_t i = 0; i < s->k; i++) {
-    const uint64_t entry = (uint64_t)x[i];
-    const uint32_t bits = (uint32_t)(entry & 0xffffffffU);
-    memcpy(s->value + (size_t)(head * s->k + i) * size, &bits, size);
-    s->index[head * s->k + i] = (uint16_t)(entry >> 32);
-  }
-  int32_t at = 0;
+  ng_queue *q = b->ctx->queue;
+  int32_t *begin = s->block_begin + ng_window_head(w) * s->row_blocks, at = 0;
+  ng_largest_pack p = pack(w, 0, s->k, x);
+  p.unpacks = true;
+  ng_kernels(q)->largest_pack(q, &p, 1);
+  ng_queue_wait(q);
   for (int32_t i = 0; i < s->row_blocks; i++) {
     begin[i] = at;
     at += (int32_t)x[s->k + i];
@@ -182,23 +179,19 @@ void ng_window_topk_select(ng_block *b, int32_t round, double *x) {
   ng_topk_rows *s = w->state;
   if (round == 0) {
     save_excluded(b);
-    const ng_window_sum v = {s->next_error, s->error, s->gradient_factor};
-    ng_window_add_error(&v, w->d);
-    s->selection = (ng_window_joint){.x = s->next_error,
-                                     .n = w->d,
-                                     .k = s->k,
-                                     .rank = b->ctx->rank,
-                                     .chosen = (int32_t *)(void *)w->u};
+    s->selection = (ng_window_joint){.of = elements(w, 0, 0), .rank = b->ctx->rank};
+    s->selection.of.n = w->d;
+    s->selection.of.k = s->k;
   }
   /* x[included], after the counts of round 0: the number of unmasked, included elements. */
   const int64_t included = ng_window_joint_count(0, b->ctx->ranks);
   const bool some = w->mask != NULL || ng_window_has_excluded(b);
   if (round == 1 && some) {
-    s->selection.k = s->selection.rank_in_prefix =
+    s->selection.of.k = s->selection.rank_in_prefix =
         ng_min64(s->k, ng_window_topk_size(b, (int64_t)x[included]));
   }
   if (round <= NG_WINDOW_JOINT_ROUNDS)
-    ng_window_joint_round(&s->selection, round, b->ctx->ranks, x);
+    ng_window_joint_round(b->ctx->queue, &s->selection, round, b->ctx->ranks, x);
   if (round == 0) x[included] = some ? (double)ng_window_count_selectable(b, 0, w->d) : 0.0;
   if (round == NG_WINDOW_JOINT_ROUNDS) {
     write_entries(b, x);

@@ -36,6 +36,11 @@ void ng_norm_gram(ng_queue *q, const ng_norm_sum *k, int64_t n, void *scratch);
 void ng_flat_run(ng_queue *q, const ng_flat_pass *p, int64_t n);
 void ng_rows_products(ng_queue *q, const ng_rows *G, int64_t n);
 void ng_rows_combine(ng_queue *q, const ng_rows *G, int64_t n);
+void ng_largest_select(ng_queue *q, const ng_largest *v, int64_t n, int32_t *count);
+void ng_largest_count(ng_queue *q, const ng_largest *v, int64_t n);
+void ng_largest_collect(ng_queue *q, const ng_largest *v, int64_t n);
+void ng_largest_store(ng_queue *q, const ng_largest *v, int64_t n);
+void ng_largest_pack_entries(ng_queue *q, const ng_largest_pack *p, int64_t n);
 
 void ng_ref_gram_rows(ng_queue *q, const ng_gram *g, int64_t n, float *scratch);
 void ng_ref_gram_conv(ng_queue *q, const ng_gram *g, int64_t n, float *scratch);
@@ -46,5 +51,9 @@ void ng_ref_norm_gram(ng_queue *q, const ng_norm_sum *k, int64_t n, void *scratc
 void ng_ref_flat(ng_queue *q, const ng_flat_pass *p, int64_t n);
 void ng_ref_row_products(ng_queue *q, const ng_rows *G, int64_t n);
 void ng_ref_row_combine(ng_queue *q, const ng_rows *G, int64_t n);
+void ng_ref_largest_select(ng_queue *q, const ng_largest *v, int64_t n, int32_t *count);
+void ng_ref_largest_count(ng_queue *q, const ng_largest *v, int64_t n);
+void ng_ref_largest_collect(ng_queue *q, const ng_largest *v, int64_t n);
+void ng_ref_largest_store(ng_queue *q, const ng_largest *v, int64_t n);
 
 #endif

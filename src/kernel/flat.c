@@ -175,6 +175,14 @@ static int64_t limit_line(const line *l) {
   return kept;
 }
 
+static int64_t count_selectable(const line *l) {
+  int64_t some = 0;
+  for (int64_t k = 0; k < l->n && !l->range->is_excluded; k++) {
+    some += !is_masked(&l->p, k);
+  }
+  return some;
+}
+
 static void measure_line(const line *l, double sum[3]) {
   const float *u = l->p.to;
   float g[NG_FLAT_LINE];
@@ -188,10 +196,12 @@ static void measure_line(const line *l, double sum[3]) {
 /* ---- chunks ----------------------------------------------------------------------------------*/
 
 static int64_t (*const count_line[NG_FLAT_OPS])(const line *l) = {
-    [NG_FLAT_READ] = read_line,   [NG_FLAT_DECAY] = decay_line, [NG_FLAT_MASK] = mask_line,
-    [NG_FLAT_CLEAR] = clear_line, [NG_FLAT_SAVE] = save_line,   [NG_FLAT_FILL] = fill_line,
-    [NG_FLAT_MIX] = mix_line,     [NG_FLAT_ADAM] = adam_line,   [NG_FLAT_DIVIDE] = divide_line,
-    [NG_FLAT_LIMIT] = limit_line, [NG_FLAT_MEASURE] = NULL};
+    [NG_FLAT_READ] = read_line,         [NG_FLAT_DECAY] = decay_line,
+    [NG_FLAT_MASK] = mask_line,         [NG_FLAT_CLEAR] = clear_line,
+    [NG_FLAT_SAVE] = save_line,         [NG_FLAT_FILL] = fill_line,
+    [NG_FLAT_MIX] = mix_line,           [NG_FLAT_ADAM] = adam_line,
+    [NG_FLAT_DIVIDE] = divide_line,     [NG_FLAT_LIMIT] = limit_line,
+    [NG_FLAT_COUNT] = count_selectable, [NG_FLAT_MEASURE] = NULL};
 
 static void move_to(ng_flat_pass *p, int64_t at) {
   p->to = p->to == NULL ? NULL : p->to + at;

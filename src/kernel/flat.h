@@ -46,6 +46,7 @@ typedef enum ng_flat_op {
                     * x <- m to / (sqrt(m2 next_s) + eps); excluded: to <- v, next_s <- s. s NULL: x <- to */
   NG_FLAT_DIVIDE,  /* next_s <- s + to^2, or s; to <- to / (sqrt(next_s) + eps) */
   NG_FLAT_LIMIT,   /* to <- 0 where |to| take > limit; counts these */
+  NG_FLAT_COUNT,   /* counts elements that are neither masked nor excluded */
   NG_FLAT_MEASURE, /* out <- <g, to>, <g, g>, <to, to>, unless excluded */
   NG_FLAT_OPS
 } ng_flat_op;
@@ -101,5 +102,46 @@ typedef struct ng_rows {
   const double *by;          /* [parts] */
   float *u;
 } ng_rows;
+
+/* ---- top-k selection -------------------------------------------------------------------------*/
+
+/* The key of a float is its 31 bits without the sign: keys are ordered as magnitudes. NG_LARGEST_COUNTS: scratch of one
+ * thread. */
+enum { NG_LARGEST_BINS = 2048, NG_LARGEST_COUNTS = 4 * NG_LARGEST_BINS };
+
+/* A group of elements x from which k are selected:
+ *     largest_select   x <- error + by x; chosen[0..k) <- the indices of the k largest |x_i|, ascending; of equal
+ *                   magnitudes the first
+ *     largest_count    the same sum; count[digit] <- the number of keys that begin with `prefix`, by their next `digits`
+ *                   bits, which end at bit `shift`; digits = 0: count[0], count[1] <- keys above and equal to prefix
+ *     largest_collect  chosen[0..selected) <- the indices of keys above `prefix` and of the first `equal` keys equal to it
+ *     largest_store    value[j], index[j] <- x[chosen[j]], rounded, and its index in its block; x <- the rounding error;
+ *                   begin[i] <- first + the number of entries before block i; first + size if no entry is behind */
+typedef struct ng_largest {
+  float *x;
+  int64_t n, k;
+  const float *error; /* NULL: x is the sum already; x_i <- error_i if the sum is not finite */
+  float by;
+  int32_t *chosen; /* [n], ascending */
+  uint32_t prefix;
+  int32_t shift, digits;
+  double *count;
+  int64_t equal, *selected;
+  ng_dtype dtype;
+  void *value;
+  uint16_t *index;
+  int32_t *begin;
+  int64_t blocks, first, size;
+} ng_largest;
+
+/* n entries of a sparse row as doubles, for a sum over ranks: the bits of the value + 2^32 * index. */
+typedef struct ng_largest_pack {
+  ng_dtype dtype;
+  int64_t n;
+  void *value;
+  uint16_t *index;
+  double *entry;
+  bool unpacks; /* read the entries; else write them */
+} ng_largest_pack;
 
 #endif

@@ -21,6 +21,11 @@ static const ng_kernel_ops cpu = {
     .flat = ng_flat_run,
     .row_products = ng_rows_products,
     .row_combine = ng_rows_combine,
+    .largest_select = ng_largest_select,
+    .largest_count = ng_largest_count,
+    .largest_collect = ng_largest_collect,
+    .largest_store = ng_largest_store,
+    .largest_pack = ng_largest_pack_entries,
 };
 
 static const ng_kernel_ops ref = {
@@ -43,6 +48,11 @@ static const ng_kernel_ops ref = {
     .flat = ng_ref_flat,
     .row_products = ng_ref_row_products,
     .row_combine = ng_ref_row_combine,
+    .largest_select = ng_ref_largest_select,
+    .largest_count = ng_ref_largest_count,
+    .largest_collect = ng_ref_largest_collect,
+    .largest_store = ng_ref_largest_store,
+    .largest_pack = ng_largest_pack_entries,
 };
 
 const ng_kernel_ops *ng_kernels_find(const char *name) {

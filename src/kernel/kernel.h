@@ -161,6 +161,12 @@ typedef struct ng_kernel_ops {
   /* rows.c: products of the rows of windows with a vector; combinations of rows (flat.h). */
   void (*row_products)(ng_queue *q, const ng_rows *G, int64_t n);
   void (*row_combine)(ng_queue *q, const ng_rows *G, int64_t n);
+  /* largest.c: see ng_largest. count: [threads, NG_LARGEST_COUNTS] scratch. */
+  void (*largest_select)(ng_queue *q, const ng_largest *v, int64_t n, int32_t *count);
+  void (*largest_count)(ng_queue *q, const ng_largest *v, int64_t n);
+  void (*largest_collect)(ng_queue *q, const ng_largest *v, int64_t n);
+  void (*largest_store)(ng_queue *q, const ng_largest *v, int64_t n);
+  void (*largest_pack)(ng_queue *q, const ng_largest_pack *p, int64_t n);
 } ng_kernel_ops;
 
 /* Return the table for one call: ng_kernels(q)->scan(q, ...), and count the call as pending, as ng_on does. */

@@ -88,6 +88,8 @@ static int pass(const element *e) {
     if (fabs((double)*to) * p->take <= p->limit) return 0;
     *to = 0.0F;
     return 1;
+  case NG_FLAT_COUNT:
+    return !is_skipped(e);
   case NG_FLAT_MEASURE:
     p->out[0] += g * (double)*to;
     p->out[1] += g * g;

@@ -252,6 +252,10 @@ void ng_whole_products(const ng_rows *G, int32_t i) {
   double *k = G->unit + i * G->used, out[AT_ONCE];
   for (int64_t j = 0; j < G->used; j += AT_ONCE) {
     const void *row[AT_ONCE], *next[AT_ONCE];
+    if (j + 1 == G->used && G->dtype == NG_F32) {
+      k[j] = dot(ng_row_at(G, G->place[j], c.at), G->x + c.at, c.n);
+      break;
+    }
     rows_from(G, j, AT_ONCE, c.at, c.n, row);
     rows_from(G, j + AT_ONCE, AT_ONCE, c.at, c.n, next);
     (G->dtype == NG_F32 ? dots_f32 : dots_bf16)(row, next, G->x + c.at, c.n, out);
