@@ -1,5 +1,5 @@
-/* bits_case.c: see bits.h.  Parse the text of a case; make its arrays.  A number is a function of its place and uses all
- * bits of an f32, so another order of summation gives other results. */
+/* bits_case.c: see bits.h.  Parse the text of a case; make its arrays.  A number is a function of its place and uses
+ * all bits of an f32, so another order of summation gives other results. */
 #include "bits.h"
 
 #include <math.h>
@@ -203,8 +203,8 @@ static uint64_t key_of(int64_t step, int64_t who, int64_t layer, int64_t what) {
   return rng_mix(rng_mix((uint64_t)(step * 1000 + who)) + (uint64_t)(layer * 16 + what));
 }
 
-/* Number i of an array: term `place` of `count` terms of a sum, which are `step` elements apart.  In every group of four
- * terms two large ones cancel, with a small one between them: the rounding of the sum depends on its order. */
+/* Number i of an array: term `place` of `count` terms of a sum, which are `step` elements apart.  In every group of
+ * four terms two large ones cancel, with a small one between them: the rounding of the sum depends on its order. */
 static float cancelling(uint64_t key, int64_t i, int64_t place, int64_t count, int64_t step,
                         float most) {
   const int64_t in_group = place % 4;

@@ -1,6 +1,6 @@
 /* bits_run.c: see bits.h.  Run a case and hash the results: gradients and weights after every step (with the elements
- * between their rows), statuses, reports, live options, owners.  Times, bytes and messages are not hashed.  Only natgrad.h
- * is used, so the program runs with the library of another build, too. */
+ * between their rows), statuses, reports, live options, owners.  Times, bytes and messages are not hashed.  Only
+ * natgrad.h is used, so the program runs with the library of another build, too. */
 #include "bits.h"
 
 #include <pthread.h>
@@ -34,8 +34,7 @@ typedef struct rank_run {
   ng_precond *p;
   int32_t index[BITS_LAYERS];
   plane grad[BITS_LAYERS][2], weight[BITS_LAYERS][2]; /* of weight and bias                    */
-  plane observed
-      [MOST_OBSERVED]; /* of this step */
+  plane observed[MOST_OBSERVED];                      /* of this step */
   int32_t observations;
   uint64_t hash;
 } rank_run;

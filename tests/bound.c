@@ -70,8 +70,3 @@ ng_status step_sgd(model *m) {
   const ng_sgd s = fixture_sgd(0.1, 0.9);
   return fixture_step(&m->f, &s);
 }
-
-void assert_error(const model *m, ng_status got, ng_status want, const char *word) {
-  assert_int_equal(got, want);
-  if (strstr(ng_last_error(m->f.ctx), word) == NULL) fail_msg("%s", ng_last_error(m->f.ctx));
-}

@@ -22,7 +22,5 @@ void draw_gradients(model *m, int32_t t);
 /* Begin step t and observe the layers whose bit is in `which`. */
 ng_status observe_layers(model *m, int32_t t, unsigned which);
 ng_status step_sgd(model *m);
-/* `got` is the status `want`, with this word in the message. */
-void assert_error(const model *m, ng_status got, ng_status want, const char *word);
 
 #endif

@@ -94,8 +94,8 @@ static void rankone_norms(const test_case *s, const ng_options *o, case_result *
 #define INVERSE (LINEAR | SYMMETRIC | IN_GROUPS)
 #define FACTORS (INVERSE | HALVES | FRACTIONS | READS_INPUT | READS_OUTPUT)
 
-/* `tail`, from |F| < 1e3 for the factors of these tests and lambda = 1e10: |A| |G| / lambda for joint (and for vectors),
- * |F| / sqrt(lambda) for pi, |F| / lambda for full. */
+/* `tail`, from |F| < 1e3 for the factors of these tests and lambda = 1e10: |A| |G| / lambda for joint (and for
+ * vectors), |F| / sqrt(lambda) for pi, |F| / lambda for full. */
 #define JOINT 1e-4
 #define PI 1e-2
 #define FULL 1e-7
@@ -273,8 +273,8 @@ static void every_method_has_a_row(void **state) {
   }
 }
 
-/* Of OpenBLAS; NULL with another BLAS.  Ranks are threads here: with threads of BLAS in addition the tests take four times
- * as long on two processors. */
+/* Of OpenBLAS; NULL with another BLAS.  Ranks are threads here: with threads of BLAS in addition the tests take four
+ * times as long on two processors. */
 void openblas_set_num_threads(int n) __attribute__((weak));
 
 int properties_main(const char *group, const property *list, size_t n) {

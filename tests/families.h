@@ -1,10 +1,10 @@
-/* families.h: the table of methods with the properties that each promises.  t_properties*.c check each property for every
- * row that promises it, with every linear algebra.
+/* families.h: the table of methods with the properties that each promises.  t_properties*.c check each property for
+ * every row that promises it, with every linear algebra.
  *
  * To add a family, a method or a solver: a row in families.c, and a prediction function if it promises exact results.
  *
- * Tolerance.  Two runs that are equal in exact arithmetic differ by rounding of the curvature in f32.  The error of the
- * result is that error times the condition of the damped curvature, which the prediction returns.  `growth` is the
+ * Tolerance.  Two runs that are equal in exact arithmetic differ by rounding of the curvature in f32.  The error of
+ * the result is that error times the condition of the damped curvature, which the prediction returns.  `growth` is the
  * allowed error of one run in units of 2^-24 times that condition: 64 for factors (measured in t_oracle.c), 8 for mean
  * vectors (layer_oracle.h). */
 #ifndef TESTS_FAMILIES_H
@@ -13,8 +13,8 @@
 #include "fixture.h"
 #include "test_case.h"
 
-/* Promises of a row, in addition to those of every row (positive, zero gives zero, any order of samples, the same bits with
- * any number of threads, ...).
+/* Promises of a row, in addition to those of every row (positive, zero gives zero, any order of samples, the same bits
+ * with any number of threads, ...).
  *
  *   LINEAR     P is linear in D, and D / damping^power without curvature or with a large damping
  *   SYMMETRIC  <y, Px> = <Py, x>
@@ -61,8 +61,9 @@ typedef struct family {
   unsigned promises;
   parts calls;  /* micro-batches of one rank */
   parts shards; /* batches of several ranks */
-  /* If a batch contains every sample twice, and the loss is a mean (so g halves), the curvature is divided by `repeat`; 0:
-   * no promise.  `knob` is an option with the unit of curvature ("damping") or of its inverse ("radius"). */
+  /* If a batch contains every sample twice, and the loss is a mean (so g halves), the curvature is divided by
+   * `repeat`; 0: no promise.  `knob` is an option with the unit of curvature ("damping") or of its inverse ("radius").
+   */
   double repeat;
   const char *knob;
   /* LINEAR: at damping 1e10, damping^power P differs from D by at most `tail` times its largest entry. */
@@ -84,8 +85,8 @@ typedef struct property {
   void (*check)(const variant *v);
 } property;
 
-/* Run every property for every variant that promises it.  Fail if there is none, or if a method of the library has no row.
- * For main(). */
+/* Run every property for every variant that promises it.  Fail if there is none, or if a method of the library has no
+ * row. For main(). */
 int properties_main(const char *group, const property *list, size_t n);
 #define PROPERTIES_MAIN(group, list) properties_main(group, list, sizeof(list) / sizeof((list)[0]))
 
@@ -113,8 +114,8 @@ void v_equal(const variant *v, const char *what, const test_case *x, const ng_op
 /* v_run equals the prediction, with half the tolerance, because the prediction is in double. */
 void v_predicted(const variant *v, const char *what, const test_case *s, const ng_options *o);
 
-/* Two linear layers (one with positions) and two convolutions (one grouped, strided, dilated); with NORMS, one of each with
- * norms (and an embedding) between them. */
+/* Two linear layers (one with positions) and two convolutions (one grouped, strided, dilated); with NORMS, one of each
+ * with norms (and an embedding) between them. */
 test_case *v_layers_of(const variant *v, int32_t steps, int32_t ranks);
 /* The same, filled, with summed losses.  Uneven: ranks have different numbers and sizes of micro-batches.  Even: one
  * micro-batch of three samples. */

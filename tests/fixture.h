@@ -6,8 +6,8 @@
  *   st = fixture_begin_and_observe(&f, 4, 0, &a, &g);           st = fixture_step(&f, &sgd);
  *   fixture_close(&f);
  *
- * Functions return the status of the library and assert nothing, so ranks may call them in their threads.  The functions
- * at the end assert, on the main thread only. */
+ * Functions return the status of the library and assert nothing, so ranks may call them in their threads.  The
+ * functions at the end assert, on the main thread only. */
 #ifndef TESTS_FIXTURE_H
 #define TESTS_FIXTURE_H
 
@@ -29,15 +29,15 @@ typedef struct fixture_how {
   const ng_context_config *config; /* further settings: an allocator, a log */
 } fixture_how;
 
-/* Create a context and a preconditioner without layers.  `options`: lines separated by ';'; a later line replaces values of
- * an earlier one.  fixture_close in any case. */
+/* Create a context and a preconditioner without layers.  `options`: lines separated by ';'; a later line replaces
+ * values of an earlier one.  fixture_close in any case. */
 ng_status fixture_open(fixture *f, const char *options, const fixture_how *how);
 ng_status fixture_open_options(fixture *f, const ng_options *o, const fixture_how *how);
 void fixture_close(fixture *f);
 
 /* Add and bind a linear layer or a tensor; arrays with data = NULL are not bound.  grad and weight of a layer are
- * [NG_WEIGHT], [NG_BIAS]; the layer has the shape of grad[NG_WEIGHT], and a bias if grad[NG_BIAS] has rows; weight may be
- * NULL.  Indices count from 0 in the order of these calls. */
+ * [NG_WEIGHT], [NG_BIAS]; the layer has the shape of grad[NG_WEIGHT], and a bias if grad[NG_BIAS] has rows; weight may
+ * be NULL.  Indices count from 0 in the order of these calls. */
 ng_status fixture_linear(fixture *f, const char *name, const plane grad[2], const plane weight[2]);
 ng_status fixture_tensor(fixture *f, const char *name, const plane *grad, const plane *weight);
 ng_status fixture_bind(fixture *f, int32_t index, ng_param which, const plane *grad,

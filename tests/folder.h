@@ -6,7 +6,7 @@
 
 extern char test_folder[64];
 
-/* Fixtures of a group of tests: drop_folder fails if a test left a file behind, delete_folder deletes all files. */
+/* Fixtures of a group of tests: drop_folder fails if the folder has files, delete_folder deletes them. */
 int make_folder(void **state);
 int drop_folder(void **state);
 int delete_folder(void **state);

@@ -51,10 +51,8 @@ void fill(model *m, int place, double size) {
     const float x = (float)rng_value(&m->r) / 16;
     put(m->grad, m->grads, i, i == place && size > 0 ? (float)size : x);
   }
-  for (int i = 0; i < IN; i++)
-    m->a[i] = (float)rng_value(&m->r);
-  for (int i = 0; i < OUT; i++)
-    m->g[i] = (float)rng_value(&m->r);
+  rng_values(&m->r, m->a, IN);
+  rng_values(&m->r, m->g, OUT);
   if (place >= ALL && place < ALL + IN) m->a[place - ALL] = (float)size;
   if (place >= ALL + IN) m->g[place - ALL - IN] = (float)size;
 }

@@ -5,10 +5,10 @@
 #include "folder.h"
 #include "safetensors.h"
 
-extern char message[512];              /* handed to every reader and writer */
-void expect_message(const char *part); /* it has this part, and one line */
+extern char message[512];              /* buffer for every reader and writer */
+void expect_message(const char *part); /* the message is one line with this part */
 
-/* What a reader returned must hold together whatever the file was. */
+/* The tensors of a reader are consistent, also if the file was damaged. */
 void assert_consistent(const ngio_tensors *f, size_t file_bytes);
 
 #endif

@@ -1,7 +1,7 @@
 /* late.c: see late.h.
  *
- * LATEn makes, for an entry of n arguments beside the queue, a record of them, a function that carries
- * it out, and the entry that notes it. */
+ * LATEn defines, for an entry with a queue and n arguments, a struct of the arguments, a function that runs the call,
+ * and the entry that stores it. */
 #include "late.h"
 
 #include <stdlib.h>
@@ -17,9 +17,9 @@ static _Thread_local const ng_linalg_ops *real;
 static _Thread_local note *first, **end;
 static _Thread_local int64_t waiting;
 
-/* A record of an exact size: a sanitizer sees what is read after it was freed. */
-static void take_down(void (*work)(ng_queue *q, const void *record), const void *record,
-                      size_t size) {
+/* An allocation of the exact size, so a sanitizer finds later reads. */
+static void store_call(void (*work)(ng_queue *q, const void *record), const void *record,
+                       size_t size) {
   note *n = malloc(sizeof *n);
   void *copy = malloc(size);
   if (n == NULL || copy == NULL) abort();
@@ -51,7 +51,7 @@ static void late_wait(ng_queue *q) {
   }
 #define NOTE(e, ...)                                                                               \
   const e##_args x = {__VA_ARGS__};                                                                \
-  take_down(e##_work, &x, sizeof x)
+  store_call(e##_work, &x, sizeof x)
 #define LATE2(e, A, B)                                                                             \
   typedef struct { A a; B b; } e##_args;                                                           \
   WORK(e, x->a, x->b)                                                                              \
@@ -133,7 +133,7 @@ static void late_gemm(ng_queue *q, bool ta, bool tb, int64_t m, int64_t n, int64
   NOTE(gemm, ta, tb, m, n, k, lda, ldb, ldc, alpha, beta, C, A, B);
 }
 
-/* Sizes are known at once. */
+/* Sizes do not depend on earlier calls. */
 static int64_t late_eigen_work(const ng_queue *q, int64_t n) { return real->eigen_work(q, n); }
 static int64_t late_qr_work(const ng_queue *q, int64_t m, int64_t n) {
   return real->qr_work(q, m, n);
@@ -219,7 +219,7 @@ static void drop(const call *x) {
   }
 #define CALL(e, ...)                                                                               \
   const call x = {__VA_ARGS__};                                                                    \
-  take_down(run_##e, &x, sizeof x)
+  store_call(run_##e, &x, sizeof x)
 
 /* An entry with a list and scratch. */
 #define LIST(e, T, S)                                                                              \

@@ -1,8 +1,9 @@
 /* late.h: linear algebra and kernels that do all work as late as the queue allows.
  *
- * An entry only notes its arguments, with copies of its lists of descriptors; ng_queue_wait runs the noted calls in order,
- * with another implementation. Code that reads a result, or changes an input, without a wait gets other numbers than with
- * that implementation, on a machine without a device. Each thread has its own list, so ranks may be threads. */
+ * An entry only notes its arguments, with copies of its lists of descriptors; ng_queue_wait runs the noted calls in
+ * order, with another implementation. Code that reads a result, or changes an input, without a wait gets other numbers
+ * than with that implementation, on a machine without a device. Each thread has its own list, so ranks may be threads.
+ */
 #ifndef TESTS_LATE_H
 #define TESTS_LATE_H
 

@@ -1,7 +1,8 @@
 /* linalg_check.h: helpers for tests of linear algebra: limits of errors, random matrices, dense products in double.
  *
- * The executor of the queue runs the pieces of a loop from the last to the first.  Every matrix has canaries before it,
- * after it, and in the padding of its rows: NaN with a fixed bit pattern, so a read spreads NaN and a write is found. */
+ * The executor of the queue runs the pieces of a loop from the last to the first.  Every matrix has canaries before
+ * it, after it, and in the padding of its rows: NaN with a fixed bit pattern, so a read spreads NaN and a write is
+ * found. */
 #ifndef TESTS_LINALG_CHECK_H
 #define TESTS_LINALG_CHECK_H
 
@@ -26,8 +27,8 @@ void fail_case(const char *what, int line);
 extern char case_text[200];
 #define CASE(...) (void)snprintf(case_text, sizeof case_text, __VA_ARGS__)
 
-/* Fixtures of cmocka: set the seed; restart the generator before each test, so a test gives the same numbers when it runs
- * alone; print the largest ratios. */
+/* Fixtures of cmocka: set the seed; restart the generator before each test, so a test gives the same numbers when it
+ * runs alone; print the largest ratios. */
 int seed_begin(void **state);
 int seed_restart(void **state);
 int print_largest_ratios(void **state);

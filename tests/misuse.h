@@ -1,5 +1,5 @@
-/* misuse.h: a linear layer "fc" and a tensor "norm", for tests of wrong arguments and wrong orders of calls.  Main thread
- * only: failures of these functions fail the test. */
+/* misuse.h: a linear layer "fc" and a tensor "norm", for tests of wrong arguments and wrong orders of calls.  Main
+ * thread only: failures of these functions fail the test. */
 #ifndef TESTS_MISUSE_H
 #define TESTS_MISUSE_H
 
@@ -26,12 +26,6 @@ ng_batch batch_of(int64_t samples);
 ng_status observe(misused *f);
 void destroy(misused *f); /* check that no memory is left */
 
-#define WRONG(call, status, word)                                                                  \
-  do {                                                                                             \
-    assert_int_equal(call, status);                                                                \
-    if (strstr(ng_last_error(f.ctx), word) == NULL) {                                              \
-      fail_msg("'%s' does not name '%s'", ng_last_error(f.ctx), word);                             \
-    }                                                                                              \
-  } while (0)
+#define WRONG(call, status, word) fixture_fails(&f.f, call, status, word)
 
 #endif

@@ -1,8 +1,9 @@
-/* mpi_patience.c: blocking collectives of MPI that give the core to other processes, for tests with more ranks than cores.
+/* mpi_patience.c: blocking collectives of MPI that give the core to other processes, for tests with more ranks than
+ * cores.
  *
- * MPICH polls while it waits, so a rank that waits for a rank without a core keeps its own core for its whole time slice.  These
- * functions replace MPI's in the tests, by its profiling interface: they start the collective, then poll and sleep.
- * Splitting a communicator still waits inside MPI.
+ * MPICH polls while it waits, so a rank that waits for a rank without a core keeps its own core for its whole time
+ * slice.  These functions replace MPI's in the tests, by its profiling interface: they start the collective, then poll
+ * and sleep. Splitting a communicator still waits inside MPI.
  *
  * For MPICH only: the tests call the collectives of other MPIs directly. */
 #include "mpi_patience.h"

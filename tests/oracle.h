@@ -1,12 +1,12 @@
 /* oracle.h: a plain implementation of K-FAC, with which tests compare the library.
  *
- * All numbers are double and all matrices dense; every rank has its own copy of every running average, as in the published
- * programs.  It shares no code with the library, only the structs of the public header.  Functions abort on misuse or
- * without memory; call them from one thread.
+ * All numbers are double and all matrices dense; every rank has its own copy of every running average, as in the
+ * published programs.  It shares no code with the library, only the structs of the public header.  Functions abort on
+ * misuse or without memory; call them from one thread.
  *
- * Arrays are in published order: linear inputs [B, S, in], convolutions [B, C, H, W], tokens [B, S],
- * gradients and results D [q, p] with the bias as last column.  A token is a unit vector of a linear layer, NG_NO_TOKEN a
- * zero vector.  Norms must be frozen; layer_oracle.h predicts them. */
+ * Arrays are in published order: linear inputs [B, S, in], convolutions [B, C, H, W], tokens [B, S], gradients and
+ * results D [q, p] with the bias as last column.  A token is a unit vector of a linear layer, NG_NO_TOKEN a zero
+ * vector.  Norms must be frozen; layer_oracle.h predicts them. */
 #ifndef TESTS_ORACLE_H
 #define TESTS_ORACLE_H
 
@@ -23,12 +23,12 @@ void oracle_destroy(oracle **o);
 /* Register a layer; the index counts from 0.  ng_layer.options is ignored. */
 int32_t oracle_add(oracle *o, const ng_layer *l);
 
-/* The options of one layer, to change damping, stat_decay, ... between steps.  `clip`, `kl_clip` and the periods of layer
- * 0 are used. */
+/* The options of one layer, to change damping, stat_decay, ... between steps.  `clip`, `kl_clip` and the periods of
+ * layer 0 are used. */
 ng_options *oracle_options(oracle *o, int32_t layer);
 
-/* Begin a micro-batch of one rank; observe.  As in the library, observations outside the period, and those of ranks that
- * a local statistic does not use, are ignored. */
+/* Begin a micro-batch of one rank; observe.  As in the library, observations outside the period, and those of ranks
+ * that a local statistic does not use, are ignored. */
 void oracle_begin(oracle *o, int32_t rank, const ng_batch *b);
 void oracle_input(oracle *o, int32_t rank, int32_t layer, const double *a, int64_t positions);
 void oracle_output_grad(oracle *o, int32_t rank, int32_t layer, const double *g, int64_t positions);
@@ -41,8 +41,8 @@ double oracle_inner(const oracle *o); /* sum <PD, D> of the last step */
 const double *oracle_factor(const oracle *o, int32_t rank, int32_t layer, int64_t group, bool grad,
                             int64_t *n);
 
-/* The growth of a relative error of the factors in P, for the worst group of the layer: largest over smallest denominator
- * (eigen), sum of the condition numbers of both damped factors (Cholesky). */
+/* The growth of a relative error of the factors in P, for the worst group of the layer: largest over smallest
+ * denominator (eigen), sum of the condition numbers of both damped factors (Cholesky). */
 double oracle_condition(const oracle *o, int32_t layer);
 
 /* The rows of the statistic of one group, [samples * positions, n]: patches, vectors, unit vectors of tokens. */

@@ -11,8 +11,8 @@ typedef struct made {
   size_t n;
 } made;
 
-/* `rows`: packed as in PNG, `row_bytes` each.  type: the colour type of PNG (0 grey, 2 RGB, 3 palette, 4 grey and alpha,
- * 6 RGBA).  Entry i of the palette is (i, 255 - i, 7 i); entries below 3 are transparent. */
+/* `rows`: packed as in PNG, `row_bytes` each.  type: the colour type of PNG (0 grey, 2 RGB, 3 palette, 4 grey and
+ * alpha, 6 RGBA).  Entry i of the palette is (i, 255 - i, 7 i); entries below 3 are transparent. */
 bool make_png(int width, int height, int type, int depth, bool interlaced, const uint8_t *rows,
               size_t row_bytes, made *out);
 

@@ -20,7 +20,7 @@ extern const sharded_layer layer[LAYERS];
 
 typedef struct shard_run {
   const char *
-      options; /* behind a '|': the mistake of rank `wrong` in the first call of step 1: rows, shape or nan */
+      options; /* after a '|': the fault of rank `wrong` in the first call of step 1: rows, shape or nan */
   int32_t data, model;
   bool data_adjacent; /* adjacent ranks form a data group; false: a model group */
   bool bias;          /* false: no layer has a bias */
@@ -65,7 +65,7 @@ double initial_weight(int i, int64_t k);
 void store_shard(const shard_run *x, int32_t rank, int i, const float *from, double *whole);
 void copy_shard(const shard_run *x, int32_t rank, int i, const double *whole, float *to);
 
-bool has_ranks(int32_t ranks); /* over MPI: whether there are so many processes */
+bool has_ranks(int32_t ranks); /* over MPI: there are at least so many processes */
 /* Two model groups of two ranks, biases, rows first, no fault. */
 shard_run usual_run(const char *options);
 shard_run *new_run(const shard_run *how); /* a copy; free() */

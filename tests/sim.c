@@ -191,8 +191,7 @@ ng_status sim_step(sim *s, int64_t step) {
   char update[32] = "";
   ng_status st = observe(s, step);
   if (st != NG_OK) return st;
-  for (int64_t i = 0; i < s->weight_count;
-       i++) { /* gradients depend on weights, so errors of a step reach the next one */
+  for (int64_t i = 0; i < s->weight_count; i++) { /* gradients depend on weights */
     s->grad[i] = number(step, -1, 0, i) + 0.05f * s->weight[i];
   }
   st = ng_get(s->p, "update", update, sizeof update);

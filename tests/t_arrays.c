@@ -333,12 +333,6 @@ static void not_finite_is_found(void **state) {
 
 /* ---- images ----------------------------------------------------------------------------------*/
 
-static int64_t scratch_of(const ng_precond *p) {
-  ng_report report = {.struct_size = sizeof report};
-  assert_int_equal(ng_report_read(p, &report), NG_OK);
-  return report.scratch;
-}
-
 /* A 1x1 convolution equals a linear layer whose positions are the pixels, also if the image size differs in each
  * micro-batch. */
 static void image_sizes_vary(void **state) {
@@ -358,7 +352,7 @@ static void image_sizes_vary(void **state) {
       fixture_ok(&f[i], ng_bind_grad(f[i].p, 0, NG_WEIGHT, &w));
       fixture_ok(&f[i], ng_ready(f[i].p));
     }
-    before = scratch_of(f[0].p);
+    before = fixture_report(&f[0]).scratch;
     for (int s = 0; s < 4; s++) {
       const int64_t S = sizes[s][0] * sizes[s][1];
       for (int64_t i = 0; i < 2 * 4 * S; i++) {
@@ -382,10 +376,10 @@ static void image_sizes_vary(void **state) {
       /* a larger image needs more scratch, a smaller one does not; reports count the scratch */
       int64_t bytes, more;
       ng_context_allocated(f[0].ctx, &bytes, NULL, &more);
-      assert_true(scratch_of(f[0].p) >= before);
+      assert_true(fixture_report(&f[0]).scratch >= before);
       if (s == 2) assert_int_equal(more, calls);
       calls = more;
-      before = scratch_of(f[0].p);
+      before = fixture_report(&f[0]).scratch;
     }
     fixture_close(&f[0]);
     fixture_close(&f[1]);
@@ -394,11 +388,7 @@ static void image_sizes_vary(void **state) {
 
 /* ---- refused ---------------------------------------------------------------------------------*/
 
-#define WRONG(call, status, word)                                                                  \
-  do {                                                                                             \
-    assert_int_equal(call, status);                                                                \
-    if (strstr(ng_last_error(m.f.ctx), word) == NULL) fail_msg("%s", ng_last_error(m.f.ctx));      \
-  } while (0)
+#define WRONG(call, status, word) fixture_fails(&m.f, call, status, word)
 
 static void shapes_are_judged(void **state) {
   float x[2048] = {0};

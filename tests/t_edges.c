@@ -49,9 +49,7 @@ static ng_status take_step(rank_one_step *t) {
   fixture_ok(&f, fixture_begin_and_observe(&f, 1, 0, &in, &out));
   const ng_sgd how = fixture_sgd(1, 0);
   const ng_status st = fixture_step(&f, &how);
-  ng_report report = {.struct_size = sizeof report};
-  fixture_ok(&f, ng_report_read(f.p, &report));
-  t->inner = report.inner;
+  t->inner = fixture_report(&f).inner;
   for (int r = 0; r < Q; r++) {
     t->d[r * P + IN] = db[r];
     t->w[r * P + IN] = wb[r];
@@ -94,8 +92,7 @@ static void make(rank_one_step *t, float inputs, bool along, uint64_t salt) {
   rng r = {test_seed() + salt};
   for (int i = 0; i < P; i++)
     t->a[i] = i == IN ? 1 : inputs * (float)rng_real(&r);
-  for (int i = 0; i < Q; i++)
-    t->g[i] = (float)rng_value(&r);
+  rng_values(&r, t->g, Q);
   for (int i = 0; i < ALL; i++) {
     t->d[i] = along ? t->g[i / P] * t->a[i % P] : (float)rng_value(&r);
     t->w[i] = 0;

@@ -54,9 +54,7 @@ typedef struct family_run {
 
 static void draw(float *x, int64_t n, int32_t step, int32_t at) {
   rng r = {test_seed() ^ (uint64_t)(step * 100 + at)};
-  for (int64_t i = 0; i < n; i++) {
-    x[i] = (float)rng_value(&r);
-  }
+  rng_values(&r, x, n);
 }
 
 static ng_status add(ng_precond *p, const entry *e) {

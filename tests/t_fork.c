@@ -36,10 +36,9 @@ static void fill(float *x, int n, int salt) {
 static ng_status open_model(model *m, const char *options, const fixture_how *how) {
   fill(m->w, OUT * IN, 3);
   fill(m->grad, OUT * IN, 4);
-  const plane grad[2] = {plane_of(m->grad, OUT, IN, NG_F32), plane_of(NULL, 0, 0, NG_F32)};
-  const plane weight[2] = {plane_of(m->w, OUT, IN, NG_F32), plane_of(NULL, 0, 0, NG_F32)};
   ng_status st = fixture_open(&m->f, options, how);
-  if (st == NG_OK) st = fixture_linear(&m->f, "fc", grad, weight);
+  if (st == NG_OK)
+    st = fixture_add(&m->f, &(fixture_entry){"fc", OUT, IN, false}, 1, m->grad, m->w);
   return st == NG_OK ? ng_ready(m->f.p) : st;
 }
 

@@ -332,15 +332,13 @@ static void inners(const char *set, double inner[LAYERS]) {
 
 static ng_report clipped(const char *set, const int32_t *group, const double lr[GROUPS], model *m) {
   numbers how = make(false);
-  ng_report r = {.struct_size = sizeof r};
   for (int g = 0; g < GROUPS; g++) {
     how.sgd[g].lr = lr[g];
   }
   ok(m, model_open(m, set, group, NULL));
   ok(m, model_observe(m, 1));
   ok(m, model_step(m, &how, group == NULL ? 1 : GROUPS));
-  ok(m, ng_report_read(m->f.p, &r));
-  return r;
+  return fixture_report(&m->f);
 }
 
 /* nu = sqrt(kl_clip / sum lr^2 <PD, D>), with lr of each layer's weight; biases and tensors do not count.  Tolerance
@@ -583,8 +581,7 @@ static void one_block_of_two_groups(void **state) {
     fixture_ok(&f, ng_ready(f.p));
     ng_sgd how[2] = {fixture_sgd(0.1, 0.0), fixture_sgd(0.3, 0.0)};
     fixture_ok(&f, ng_step_sgd(f.p, how, 2));
-    ng_report r = {.struct_size = sizeof r};
-    fixture_ok(&f, ng_report_read(f.p, &r));
+    const ng_report r = fixture_report(&f);
     const double nu = sqrt(1e-4 / (0.3 * 0.3 * 91.0 / 91.5));
     assert_true(fabs(r.clip - nu) <= 1e-12 * nu); /* computed in double */
     fixture_close(&f);

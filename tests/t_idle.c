@@ -21,15 +21,11 @@ static void run_options(const ng_options *o, directions *l) {
   float g[D], w[D], x[B * COLS], y[B * ROWS];
   fixture f;
   const plane in = plane_of(x, B, COLS, NG_F32), out = plane_of(y, B, ROWS, NG_F32);
-  const int64_t bias = (int64_t)ROWS * COLS, vector = bias + ROWS;
-  const plane grad[2] = {plane_of(g, ROWS, COLS, NG_F32), plane_of(g + bias, 1, ROWS, NG_F32)};
-  const plane weight[2] = {plane_of(w, ROWS, COLS, NG_F32), plane_of(w + bias, 1, ROWS, NG_F32)};
-  const plane gv = plane_of(g + vector, 1, 4, NG_F32), wv = plane_of(w + vector, 1, 4, NG_F32);
+  static const fixture_entry entries[] = {{"fc", ROWS, COLS, true}, {"scale", 1, 4, false}};
   for (int i = 0; i < D; i++)
     w[i] = i % 4 == 0 ? 0.0F : 0.125F * (float)(i % 7) - 0.4F;
   fixture_ok(&f, fixture_open_options(&f, o, NULL));
-  fixture_ok(&f, fixture_linear(&f, "fc", grad, weight));
-  fixture_ok(&f, fixture_tensor(&f, "scale", &gv, &wv));
+  fixture_ok(&f, fixture_add(&f, entries, 2, g, w));
   fixture_ok(&f, ng_set_group(f.p, 1, NG_WEIGHT, 1));
   fixture_ok(&f, ng_ready(f.p));
   for (int t = 0; t < STEPS; t++) {

@@ -115,8 +115,7 @@ static void numbers_are_written_shortest(void **state) {
     is_text(&o, real[i].text);
   }
   uint64_t bits = 1;
-  for (int i = 0; i < 20000;
-       i++) { /* the same double comes back, from our reader and from the C library */
+  for (int i = 0; i < 20000; i++) { /* our reader and strtod return the same double */
     double x;
     bits = bits * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
     memcpy(&x, &bits, sizeof x);

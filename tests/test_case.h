@@ -1,9 +1,9 @@
 /* test_case.h: a test case: one small training run, given to the library and to the oracle.
  *
- * A test case holds the layers, the observations of every step, rank and micro-batch, and the averaged
- * gradient of every step.  Numbers, tokens included, are doubles in the oracle's (published) order.
- * D of a norm is [C, gamma beta], D of an embedding [out, in].  A case_setup sets the types, strides,
- * layouts, threads and linear algebra of the arrays that the library receives. */
+ * It has the layers, the observations of every step, rank and micro-batch, and the averaged gradient of every step.
+ * Numbers and tokens are doubles in the oracle's (published) order.  D of a norm is [C, gamma beta], D of an embedding
+ * [out, in].  A case_setup has the types, strides and layouts of the arrays for the library, threads and linear
+ * algebra. */
 #ifndef TESTS_TEST_CASE_H
 #define TESTS_TEST_CASE_H
 

@@ -2,9 +2,9 @@
  *
  *   torture_train FOLDER STEPS
  *
- * Load the newest pair FOLDER/weights.N, FOLDER/state.N, if there is one; train the model of sim.h; save a pair every third
- * step; write the weights to FOLDER/final.  scripts/torture.sh kills the program repeatedly and compares `final` with the
- * file of a run without kills.  Print "resumed = N steps = M". */
+ * Load the newest pair FOLDER/weights.N, FOLDER/state.N, if there is one; train the model of sim.h; save a pair every
+ * third step; write the weights to FOLDER/final.  scripts/torture.sh kills the program repeatedly and compares `final`
+ * with the file of a run without kills.  Print "resumed = N steps = M". */
 #include <dirent.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -2,9 +2,9 @@
  *
  * diagonal   a block for each tensor "toy...": v the running average of its squared gradient,
  *            PD = D / (damping + sqrt(v)); the owner computes and shares the divisors
- * total      one block over all of "all...", tensors and layers: PD = D / (damping + |D|^2 of all of them),
- *            each rank adding the squares of its share of the elements, in double
- * beside     the library's rank-one family under another name, for linear layers "r1..." of any method */
+ * total      one block with all tensors and layers "all...": PD = D / (damping + |D|^2) with the norm of the block;
+ *            each rank sums the squares of some elements, in double
+ * beside     the library's rank-one family with another name, for linear layers "r1...", with any method */
 #ifndef TESTS_TOYS_H
 #define TESTS_TOYS_H
 

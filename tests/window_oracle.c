@@ -149,8 +149,7 @@ static void send_topk(window_oracle *k, double *a) {
   const ng_store_kind mode = k->o.base.window_store;
   const int32_t n = mode == NG_STORE_TOPK_LAYER ? k->parameters : k->parts;
   int64_t from = 0;
-  for (int32_t i = 0; i < n;
-       i++) { /* topk-block: a block is larger than all parameters of the tests */
+  for (int32_t i = 0; i < n; i++) { /* topk-block: one block */
     const int64_t size = mode == NG_STORE_TOPK_LAYER ? k->size[i] : k->part[i + 1] - k->part[i];
     int64_t some = 0; /* elements that are not excluded */
     for (int64_t c = from; c < from + size; c++)
@@ -376,7 +375,7 @@ void window_oracle_step(window_oracle *k, const double *g, const double *w, doub
   const ng_settings *o = &k->o.base;
   const double mu = o->window_momentum, decay = o->window_decay;
   const ng_momentum_form form = o->window_momentum_form;
-  double *x = zeros(k->d), *y = zeros(k->d); /* y: what is added to the direction */
+  double *x = zeros(k->d), *y = zeros(k->d); /* y: added to the direction */
   for (int64_t i = 0; i < k->d; i++) {
     const bool l2 = decay > 0 && o->window_decay_form == NG_DECAY_GRADIENT;
     x[i] =

@@ -4,9 +4,9 @@
  *   M-FAC  F_i^-1 = F_{i-1}^-1 - V_i V_i' / q_i,  V_i = F_{i-1}^-1 g_i,  q_i = M + g_i'V_i  (the static algorithm)
  *   GGT    U (1 / (S + eps) - 1 / eps) U' x + x / eps,  U, d by n, from the eigenvectors of Jacobi's method
  *
- * Tolerance.  Both are evaluated with 113 bits if the compiler has them, else in long double.  The library sums in double
- * and rounds the direction once, to f32.  Its solve in double adds the condition, at most |G|^2 / (lambda M) = 1e10 unless
- * a test states another bound, times 1e-16. */
+ * Tolerance.  Both are evaluated with 113 bits if the compiler has them, else in long double.  The library sums in
+ * double and rounds the direction once, to f32.  Its solve in double adds the condition, at most |G|^2 / (lambda M) =
+ * 1e10 unless a test states another bound, times 1e-16. */
 #ifndef TESTS_WINDOW_ORACLE_H
 #define TESTS_WINDOW_ORACLE_H
 
