@@ -57,6 +57,7 @@ set(natgrad_unit_tests
     t_engine
     t_factor_files
     t_family
+    t_family_matrix
     t_finite
     t_finite_norm
     t_fisher
@@ -182,6 +183,9 @@ natgrad_share(late t_kernels_gram t_queue t_strides)
 natgrad_share(linalg_check t_linalg t_linalg_long t_sym t_twosided t_vector)
 natgrad_share(misuse t_describe t_engine)
 natgrad_share(huge_model t_finite t_huge)
+natgrad_share(matrix_families t_family_matrix)
+natgrad_share(family_shampoo t_family_matrix)
+natgrad_share(family_soap t_family_matrix)
 natgrad_share(toys t_family t_groups t_left_out)
 # Over MPI once more: the contract of transports, published numbers of several ranks, shared batches.
 set(natgrad_mpi_tests t_comm t_comm_faults t_golden t_placements t_properties_life t_shared_batch t_shards t_to_owner t_stages t_mpi_leave)

@@ -1,0 +1,71 @@
+/* family_shampoo.c: Shampoo of matrices (matrix_families.h). */
+#include "matrix_families.h"
+
+#include <math.h>
+
+static bool fits(const ng_settings *o, const ng_entry *e) { return matrices_fit(e, "shampoo"); }
+static ng_status create(ng_block *b) { return matrices_create(b, NG_RESULT_ROOT); }
+
+/* (L / c + e I)^(-1/4) = c^(1/4) (L + c e I)^(-1/4), c = 1 - decay^t; grafting cancels the factor. */
+static ng_status solve(ng_block *b) {
+  matrices *k = matrices_of(b);
+  ng_queue *q = b->ctx->queue;
+  const double c = 1.0 - pow(b->base.stat_decay, k->steps + 1.0);
+  int32_t worst = 0;
+  if (!b->has_averages || b->stat->owner != b->ctx->rank) return NG_OK;
+  for (int i = 0; i < 2; i++) {
+    k->of[i].F = b->stat->part[i].average;
+    const int32_t rung =
+        ng_matrix_solve(q, &k->of[i], 0.0, c * b->base.damping, 0.0, ng_scratch(b));
+    worst = rung > worst ? rung : worst;
+  }
+  ng_queue_wait(q);
+  return matrices_count(b, worst);
+}
+
+static void read_results(ng_block *b, bool fresh) {
+  matrices_of(b)->both.is_good = matrices_of(b)->says[SAYS_GOOD] != 0.0f;
+}
+
+static ng_status measure(ng_block *b) {
+  const matrices *k = matrices_of(b);
+  float *D = matrices_read(b);
+  if (D == NULL) return NG_SKIPPED;
+  ng_twosided_apply(b->ctx->queue, &k->both, 0, k->m, D, b->direction, D + k->m * k->n);
+  return matrices_sums(b, D, 1.0, true);
+}
+
+static void commit(ng_block *b, bool taken) { matrices_of(b)->steps += taken ? 1.0 : 0.0; }
+
+static ng_status fields(ng_block *b, ng_field_visit visit, void *arg) {
+  const matrices *k = matrices_of(b);
+  ng_field f = ng_field_plain("solve", NG_F32, 1, SAYS, k->says, b->stat->owner);
+  ng_status st = visit(arg, &f);
+  for (int i = 0; i < 2 && st == NG_OK; i++) {
+    const int64_t n = k->of[i].n;
+    f = ng_part_field(b->stat, i, "_root", NG_F32, n, n, k->of[i].R);
+    f.is_symmetric = true;
+    st = visit(arg, &f);
+  }
+  return st;
+}
+
+const ng_family family_shampoo = {
+    .name = "shampoo",
+    .observed = NG_OBSERVED_FLATGRAD,
+    .traits = NG_TRAIT_SOLVES,
+    .fits = fits,
+    .check = matrices_check,
+    .create = create,
+    .statistics = matrices_statistics,
+    .plan = matrices_plan,
+    .observe = matrices_observe,
+    .measure = measure,
+    .emit = matrices_emit,
+    .fields = fields,
+    .numbers = matrices_numbers,
+    .solve = solve,
+    .read_results = read_results,
+    .commit = commit,
+    .report = matrices_report,
+};

@@ -1,0 +1,141 @@
+/* family_soap.c: SOAP of matrices (matrix_families.h).
+ *
+ * `basis` and the moments belong to the last counted step. A solve refreshes a copy of `basis`; if the step counts, commit
+ * moves the moments to the new bases: the first is rotated, the second permuted. */
+#include "matrix_families.h"
+
+#include <math.h>
+#include <string.h>
+
+static const double BETA = 0.95;
+
+static bool fits(const ng_settings *o, const ng_entry *e) { return matrices_fit(e, "soap"); }
+
+static ng_status create(ng_block *b) {
+  const ng_status st = matrices_create(b, NG_RESULT_EIGEN);
+  if (st != NG_OK) return st;
+  matrices *k = matrices_of(b);
+  const size_t bytes = (size_t)(k->m * k->n) * sizeof(float);
+  for (int i = 0; i < 2; i++) {
+    k->basis[i] = ng_object(b->p, (size_t)(k->of[i].n * k->of[i].n) * sizeof(float));
+    k->moment[i] = ng_object(b->p, bytes);
+    k->next[i] = ng_object(b->p, bytes);
+  }
+  return ng_objects_status(b->p);
+}
+
+/* The first basis is that of the first gradient; later ones follow from the present basis. */
+static ng_status solve(ng_block *b) {
+  matrices *k = matrices_of(b);
+  ng_queue *q = b->ctx->queue;
+  int32_t worst = 0;
+  if (!b->has_averages || b->stat->owner != b->ctx->rank) return NG_OK;
+  for (int i = 0; i < 2; i++) {
+    ng_matrix *m = &k->of[i];
+    int32_t rung = 0;
+    m->F = b->stat->part[i].average;
+    for (int32_t j = 0; j < m->n; j++)
+      k->order[i][j] = j;
+    if (k->steps == 0.0) {
+      rung = ng_matrix_solve(q, m, 0.0, b->base.damping, 0.0, ng_scratch(b));
+    } else {
+      memcpy(m->R, k->basis[i], (size_t)(m->n * m->n) * sizeof(float));
+      if (!ng_matrix_refresh(q, m, k->order[i], ng_scratch(b))) rung = NG_DAMPED_NONE;
+    }
+    worst = rung > worst ? rung : worst;
+  }
+  ng_queue_wait(q);
+  return matrices_count(b, worst);
+}
+
+static void read_results(ng_block *b, bool fresh) { matrices_of(b)->is_solved = fresh; }
+
+/* Rotate by the bases of the last counted step. */
+static void rotate(const ng_block *b, bool back, const float *from, float *to) {
+  const matrices *k = matrices_of(b);
+  ng_matrix now[2] = {k->of[0], k->of[1]};
+  ng_twosided t = k->both;
+  for (int i = 0; i < 2; i++)
+    now[i].R = k->basis[i];
+  t.left = &now[0];
+  t.right = &now[1];
+  ng_twosided_rotate(b->ctx->queue, &t, back, from, to, (float *)ng_scratch(b) + 2 * k->m * k->n);
+  ng_queue_wait(b->ctx->queue);
+}
+
+/* M <- EMA of U = Q_L' D Q_R, V <- EMA of U^2; PD = Q_L (M / (sqrt(V) + damping)) Q_R', corrected for the start from 0. */
+static ng_status measure(ng_block *b) {
+  matrices *k = matrices_of(b);
+  ng_queue *q = b->ctx->queue;
+  const int64_t count = k->m * k->n;
+  float *D = matrices_read(b), *M = k->next[0], *V = k->next[1];
+  if (D == NULL) return NG_SKIPPED;
+  float *U = D + count;
+  k->is_measured = k->steps > 0.0;
+  if (!k->is_measured) return matrices_sums(b, D, 0.0, false);
+  rotate(b, false, D, U);
+  for (int64_t i = 0; i < count; i++) {
+    const double u = (double)U[i];
+    M[i] = (float)(BETA * (double)k->moment[0][i] + (1.0 - BETA) * u);
+    V[i] = (float)(BETA * (double)k->moment[1][i] + (1.0 - BETA) * u * u);
+  }
+  memcpy(U, M, (size_t)count * sizeof *U);
+  ng_on(q)->divide_by(q, count, U, V, 1.0, true, b->base.damping);
+  rotate(b, true, U, b->direction);
+  const double bias = 1.0 - pow(BETA, k->steps); /* beta1 = beta2 */
+  return matrices_sums(b, D, sqrt(bias) / bias, false);
+}
+
+static void commit(ng_block *b, bool taken) {
+  matrices *k = matrices_of(b);
+  const bool is_solved = k->is_solved, is_measured = k->is_measured;
+  k->is_solved = k->is_measured = false;
+  if (!taken) return;
+  k->steps += 1.0;
+  for (int i = 0; i < 2 && is_measured; i++)
+    memcpy(k->moment[i], k->next[i], (size_t)(k->m * k->n) * sizeof(float));
+  if (!is_solved || k->says[SAYS_RUNG] >= (float)NG_RUNG_LAST) return;
+  rotate(b, true, k->moment[0], k->next[0]);
+  memcpy(k->next[1], k->moment[1], (size_t)(k->m * k->n) * sizeof(float));
+  for (int i = 0; i < 2; i++)
+    memcpy(k->basis[i], k->of[i].R, (size_t)(k->of[i].n * k->of[i].n) * sizeof(float));
+  rotate(b, false, k->next[0], k->moment[0]);
+  for (int64_t i = 0; i < k->m * k->n; i++)
+    k->moment[1][i] = k->next[1][k->order[0][i / k->n] * k->n + k->order[1][i % k->n]];
+}
+
+static ng_status fields(ng_block *b, ng_field_visit visit, void *arg) {
+  static const char *const moment[] = {"first_moment", "second_moment"};
+  const matrices *k = matrices_of(b);
+  ng_field f = ng_field_plain("solve", NG_F32, 1, SAYS, k->says, b->stat->owner);
+  ng_status st = visit(arg, &f);
+  for (int i = 0; i < 2 && st == NG_OK; i++) {
+    const int64_t n = k->of[i].n;
+    f = ng_part_field(b->stat, i, "_basis", NG_F32, n, n, b->is_worker ? k->basis[i] : NULL);
+    st = visit(arg, &f);
+    f = ng_field_plain(moment[i], NG_F32, k->m, k->n, b->is_worker ? k->moment[i] : NULL,
+                       b->stat->owner);
+    if (st == NG_OK) st = visit(arg, &f);
+  }
+  return st;
+}
+
+const ng_family family_soap = {
+    .name = "soap",
+    .observed = NG_OBSERVED_FLATGRAD,
+    .traits = NG_TRAIT_SOLVES,
+    .fits = fits,
+    .check = matrices_check,
+    .create = create,
+    .statistics = matrices_statistics,
+    .plan = matrices_plan,
+    .observe = matrices_observe,
+    .measure = measure,
+    .emit = matrices_emit,
+    .fields = fields,
+    .numbers = matrices_numbers,
+    .solve = solve,
+    .read_results = read_results,
+    .commit = commit,
+    .report = matrices_report,
+};

@@ -1,0 +1,51 @@
+/* matrix_families.h: two families for tests, made of src/twosided/, for linear layers without bias: PD of a gradient D [m, n]
+ * from L = average of D D' and R = average of D'D. Both follow published optimizers; damping is their epsilon.
+ *
+ * shampoo  layers "shampoo...": PD = |D| P / |P|, P = L_c^(-1/4) D R_c^(-1/4), L_c = L / (1 - decay^t) + damping I
+ *          (Gupta et al. 2018, arXiv 1802.09568; beta1 = 0, SGD grafting, bias correction: facebookresearch/optimizers)
+ * soap     layers "soap...": Adam in the eigenbases of L and R, refreshed by one orthogonal iteration every solve_period
+ *          steps, PD = 0 in the first step (Vyas et al. 2024, arXiv 2409.11321; nikhilvyas/SOAP, beta1 = beta2 = 0.95) */
+#ifndef TESTS_MATRIX_FAMILIES_H
+#define TESTS_MATRIX_FAMILIES_H
+
+#include "family/family.h"
+#include "twosided/twosided.h"
+
+/* The state of both families. */
+typedef struct matrices {
+  int64_t m, n;
+  int32_t finite;
+  double steps;    /* counted steps */
+  float *says;     /* results: [SAYS] */
+  ng_matrix of[2]; /* L and R with their results */
+  ng_twosided both;
+  /* soap: the bases of this step; Adam's moments in these bases, before and after this step */
+  float *basis[2], *moment[2], *next[2];
+  int32_t *order[2]; /* results: index in `basis` of every vector of the new basis */
+  bool is_measured, is_solved;
+} matrices;
+
+enum { SAYS_RUNG, SAYS_GOOD, SAYS };
+
+static inline matrices *matrices_of(const ng_block *b) { return b->state; }
+/* What both families share. */
+ng_status matrices_check(const ng_options *o, char *message, size_t size);
+bool matrices_fit(const ng_entry *e, const char *prefix);
+ng_status matrices_create(ng_block *b, ng_result result);
+ng_status matrices_statistics(ng_block *b);
+ng_status matrices_observe(ng_block *b, const ng_obs *o);
+int64_t matrices_scratch(const ng_block *b); /* floats */
+ng_status matrices_plan(ng_block *b, ng_plan *plan);
+/* Read D into the scratch. Return NULL, with PD = 0, if it is not finite. */
+float *matrices_read(ng_block *b);
+/* Set the sums of PD = `by` direction, and scale it; graft: by |D| / |direction|. */
+ng_status matrices_sums(ng_block *b, const float *D, double by, bool graft);
+void matrices_emit(const ng_block *b, int32_t k, int32_t g, double factor, ng_direction *e);
+void matrices_report(const ng_block *b, ng_layer_report *r);
+ng_status matrices_numbers(ng_block *b, ng_number_visit visit, void *arg);
+/* Count a rung of a solve; return NG_RESCUED if it is not 0. */
+ng_status matrices_count(ng_block *b, int32_t rung);
+
+extern const ng_family family_shampoo, family_soap;
+
+#endif
