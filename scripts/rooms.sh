@@ -88,6 +88,28 @@ while read -r line; do
 done < <(grep -rnE '"(kronecker|rankone)"|\bfamily\b.*"(norm|window)"|ng_family_(kronecker|rankone|norm|window)\b' src cli python/natgrad \
   --include='*.[ch]' --include='*.py' 2>/dev/null | grep -vE '^src/(family/|option/methods\.c)' | cut -c1-100)
 
+# Vectorised functions and parallel loops stand in kernel/ and linalg/ only (design D2). core/memory.c and api/context.c
+# hand the threads to the queue. save.c and load.c of state/ overlap reading, writing and checksums of files, on lanes
+# that need no queue. The other files still have loops over the elements of windows: delete a line with its last loop.
+loops_outside="
+src/api/context.c src/core/memory.c
+src/state/load.c src/state/save.c
+src/family/window_gram.c
+src/family/window_largest.c
+src/family/window_lowrank.c
+src/family/window_topk_choose.c
+"
+loops='\b(NG_CLONES|ng_parallel|ng_queue_run)\b'
+while IFS=: read -r file line _; do
+  [[ " ${loops_outside//$'\n'/ } " == *" $file "* ]] ||
+    complain "$file:$line: a vectorised function or a parallel loop: only kernel/ and linalg/ may have one"
+done < <(grep -rnE "$loops" src --include='*.[ch]' | grep -vE '^src/(kernel/|linalg/|core/core\.h)' |
+  grep -vE '^[^:]*:[0-9]+: *(/\*|\*)' || true)
+for file in $loops_outside; do
+  [[ ! -f $file ]] || grep -qE "$loops" "$file" ||
+    complain "$file: has no vectorised function and no parallel loop: delete it from loops_outside in scripts/rooms.sh"
+done
+
 # The program: cli/common, then cli/nn and cli/data, then cli/train; the other commands in cli/*.c use all of them.
 declare -A cli_below=([common]="" [nn]="common" [data]="common" [train]="common nn data")
 while IFS=: read -r file line included; do
