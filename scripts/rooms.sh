@@ -95,9 +95,7 @@ loops_outside="
 src/api/context.c src/core/memory.c
 src/state/load.c src/state/save.c
 src/family/window_gram.c
-src/family/window_largest.c
 src/family/window_lowrank.c
-src/family/window_topk_choose.c
 "
 loops='\b(NG_CLONES|ng_parallel|ng_queue_run)\b'
 while IFS=: read -r file line _; do

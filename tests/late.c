@@ -285,6 +285,11 @@ LIST_ALONE(largest_count, ng_largest)
 LIST_ALONE(largest_collect, ng_largest)
 LIST_ALONE(largest_store, ng_largest)
 LIST_ALONE(largest_pack, ng_largest_pack)
+ENTRY(copy, x->list, x->n)
+static void late_copies(ng_queue *q, const ng_copy *list, int64_t n) {
+  CALL(copy, .n = n, .list = copy_of(list, n, sizeof *list));
+}
+LIST_ALONE(wire, ng_wire)
 
 static const ng_kernel_ops late_kernels = {
     .name = "late",
@@ -311,6 +316,8 @@ static const ng_kernel_ops late_kernels = {
     .largest_collect = late_largest_collect,
     .largest_store = late_largest_store,
     .largest_pack = late_largest_pack,
+    .copy = late_copies,
+    .wire = late_wire,
 };
 
 void late_queue(ng_queue *q, const ng_linalg_ops *under) {

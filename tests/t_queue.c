@@ -245,6 +245,7 @@ static void steps_on_ranks_wait_for_their_results(void **state) {
       {.method = "natgrad", .set = "grad_worker_fraction=0 update=sgd"},
       {.method = "kaisa", .set = "grad_worker_fraction=0 " PERIODS},
       {.method = "natgrad", .set = "statistics=local grad_worker_fraction=1"},
+      {.method = "natgrad", .set = "wire_dtype=bf16 calls=ema", .micro = 2},
   };
   for (size_t i = 0; i < sizeof spread / sizeof spread[0]; i++) {
     compare(&spread[i], &ng_linalg_ref, RANKS);

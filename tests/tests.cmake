@@ -68,6 +68,7 @@ set(natgrad_unit_tests
     t_huge
     t_idle
     t_json
+    t_kernels_copy
     t_kernels_emit
     t_kernels_gram
     t_kernels_norm

@@ -26,6 +26,8 @@ static const ng_kernel_ops cpu = {
     .largest_collect = ng_largest_collect,
     .largest_store = ng_largest_store,
     .largest_pack = ng_largest_pack_entries,
+    .copy = ng_copy_arrays,
+    .wire = ng_copy_wire,
 };
 
 static const ng_kernel_ops ref = {
@@ -53,6 +55,8 @@ static const ng_kernel_ops ref = {
     .largest_collect = ng_ref_largest_collect,
     .largest_store = ng_ref_largest_store,
     .largest_pack = ng_largest_pack_entries,
+    .copy = ng_ref_copy,
+    .wire = ng_ref_wire,
 };
 
 const ng_kernel_ops *ng_kernels_find(const char *name) {

@@ -125,6 +125,22 @@ typedef struct ng_ratios {
   double *out;     /* [4] these sums over all elements */
 } ng_ratios;
 
+/* Copy elements of any dtype to other strides: element (i, j, ...) of `from` to element (i, j, ...) of `to`. The arrays
+ * share no memory; `from` has at least one axis. */
+typedef struct ng_copy {
+  ng_strided from;
+  void *to;
+  int64_t to_stride[NG_DIMS];
+} ng_copy;
+
+/* Convert n f32 at x to 16-bit numbers of `dtype` in the first half of the same memory, or (widens) back. */
+typedef struct ng_wire {
+  void *x;
+  int64_t n;
+  ng_dtype dtype;
+  bool widens;
+} ng_wire;
+
 /* ---- the table -------------------------------------------------------------------------------*/
 
 typedef struct ng_kernel_ops {
@@ -167,6 +183,9 @@ typedef struct ng_kernel_ops {
   void (*largest_collect)(ng_queue *q, const ng_largest *v, int64_t n);
   void (*largest_store)(ng_queue *q, const ng_largest *v, int64_t n);
   void (*largest_pack)(ng_queue *q, const ng_largest_pack *p, int64_t n);
+  /* copy.c: copies of arrays, for shards; sums converted to 16 bits while they travel between ranks, and back. */
+  void (*copy)(ng_queue *q, const ng_copy *c, int64_t n);
+  void (*wire)(ng_queue *q, const ng_wire *w, int64_t n);
 } ng_kernel_ops;
 
 /* Return the table for one call: ng_kernels(q)->scan(q, ...), and count the call as pending, as ng_on does. */

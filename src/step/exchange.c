@@ -77,6 +77,7 @@ ng_status ng_exchange_plan(ng_precond *p) {
   const int64_t small = ng_max64(ng_exchange_check_count(p), ng_exchange_agree_count(p));
   x->check_buffer = ng_object(p, (size_t)small * sizeof *x->check_buffer);
   x->message = ng_object(p, messages * sizeof *x->message);
+  x->wire = ng_object(p, messages * sizeof *x->wire);
   x->span_requests = ng_object(p, (size_t)x->span_capacity * sizeof *x->span_requests);
   x->traces_count = ng_traces_count(p);
   if (p->owned_stats > 0)

@@ -32,40 +32,24 @@ static bool grow_buffer(ng_precond *p, int64_t bytes) {
 }
 
 /* Copy the elements of `s` to dense row-major memory at `to`. */
-static void pack(const ng_strided *s, char *to) {
-  const int64_t size = ng_dtype_size(s->dtype), cols = s->shape[s->ndim - 1];
-  const int64_t by = s->stride[s->ndim - 1];
-  int64_t at[NG_DIMS] = {0}, offset = 0;
-  for (;;) {
-    const char *from = (const char *)s->data + offset * size;
-    if (by == 1) {
-      memcpy(to, from, (size_t)(cols * size));
-    } else {
-      for (int64_t c = 0; c < cols; c++) {
-        memcpy(to + c * size, from + c * by * size, (size_t)size);
-      }
-    }
-    to += cols * size;
-    int32_t k = s->ndim - 2;
-    for (; k >= 0 && ++at[k] == s->shape[k]; k--) {
-      offset -= (s->shape[k] - 1) * s->stride[k];
-      at[k] = 0;
-    }
-    if (k < 0) return;
-    offset += s->stride[k];
+static void pack(ng_queue *q, const ng_strided *s, char *to) {
+  ng_copy c = {.from = *s, .to = to};
+  for (int64_t i = s->ndim - 1, by = 1; i >= 0; by *= s->shape[i--]) {
+    c.to_stride[i] = by;
   }
+  ng_kernels(q)->copy(q, &c, 1);
 }
 
-/* to <- rows of the whole array. parts: shard after shard, each with `rows` rows; size: bytes of an element. */
-static void interleave(const ng_layer_shard *s, const char *parts, int64_t rows, int64_t size,
+/* to <- rows of the whole array. parts: shard after shard, each with `rows` rows. */
+static void interleave(ng_queue *q, const ng_layer_shard *s, char *parts, int64_t rows, ng_dtype t,
                        char *to) {
-  const int64_t total = s->first_element[s->members];
+  const int64_t total = s->first_element[s->members], size = ng_dtype_size(t);
   for (int32_t i = 0; i < s->members; i++) {
-    const int64_t width = (s->first_element[i + 1] - s->first_element[i]) * size;
-    const char *from = parts + rows * s->first_element[i] * size;
-    for (int64_t r = 0; r < rows; r++) {
-      memcpy(to + (r * total + s->first_element[i]) * size, from + r * width, (size_t)width);
-    }
+    const int64_t at = s->first_element[i], width = s->first_element[i + 1] - at;
+    const ng_copy c = {.from = {parts + rows * at * size, t, 2, {rows, width}, {width, 1}},
+                       .to = to + at * size,
+                       .to_stride = {total, 1}};
+    ng_kernels(q)->copy(q, &c, 1);
   }
 }
 
@@ -104,10 +88,12 @@ static ng_status gather_observation(ng_precond *p, ng_layer_shard *shard, const 
                                     int64_t rows) {
   const ng_group all = ng_group_world(p->ctx->model);
   char *room = p->step->shards.buffer;
-  pack(s, room + rows * shard->first_element[shard->member] * ng_dtype_size(s->dtype));
+  pack(p->ctx->queue, s,
+       room + rows * shard->first_element[shard->member] * ng_dtype_size(s->dtype));
   for (int32_t i = 0; i < shard->members; i++) {
     shard->counts[i] = rows * (shard->first_element[i + 1] - shard->first_element[i]);
   }
+  ng_queue_wait(p->ctx->queue); /* the transport reads the shard */
   if (ng_comm_gather(p->ctx->model, &all, room, shard->counts, s->dtype) == NG_OK) return NG_OK;
   return ng_exchange_failed(p, "observe");
 }
@@ -136,7 +122,8 @@ ng_status ng_shard_gather_observation(ng_precond *p, ng_entry *e, bool grad, con
   if (st != NG_OK) return st;
   if (!shard->is_primary) return NG_OK;
   char *room = p->step->shards.buffer;
-  if (rows > 0) interleave(shard, room, rows, size, room + apart);
+  if (rows > 0) interleave(p->ctx->queue, shard, room, rows, s->dtype, room + apart);
+  ng_queue_wait(p->ctx->queue); /* a family may read the array on the host */
   *whole = *s;
   whole->data = room + apart;
   whole->shape[s->ndim - 1] = total;
@@ -149,16 +136,25 @@ ng_status ng_shard_gather_observation(ng_precond *p, ng_entry *e, bool grad, con
 /* ---- gradients: a station --------------------------------------------------------------------*/
 
 /* Read a bound gradient as dense f32 rows. */
-static void read_rows(const ng_slot *s, float *to) {
-  for (int64_t r = 0; r < s->rows; r++) {
-    ng_slot_read(s, r, 0, s->cols, to + r * s->cols);
-  }
+static void read_rows(ng_precond *p, const ng_slot *s, float *to) {
+  const ng_read r = {.D = {&s->grad, 0, s->rows, 0, s->cols},
+                     .to = to,
+                     .to_row = s->cols,
+                     .to_col = 1,
+                     .finite = &p->step->shards.finite};
+  ng_kernels(p->ctx->queue)->read(p->ctx->queue, &r, 1);
+}
+
+static void copy_floats(ng_queue *q, float *from, int64_t n, float *to) {
+  const ng_copy c = {.from = {from, NG_F32, 1, {n}, {1}}, .to = to, .to_stride = {1}};
+  ng_kernels(q)->copy(q, &c, 1);
 }
 
 /* Gather the gradient of a layer into shard->grad.  If outputs are sharded, a rank sends its rows of the weight, then
  * of the bias. */
 static ng_status gather(ng_precond *p, ng_entry *e) {
   ng_layer_shard *shard = e->shard;
+  ng_queue *q = p->ctx->queue;
   const ng_layer *d = &shard->whole.d;
   const bool outputs = e->d.shard_axis == 0;
   const int64_t each =
@@ -166,10 +162,11 @@ static ng_status gather(ng_precond *p, ng_entry *e) {
   float *room = (float *)(void *)p->arena[NG_USE_SCRATCH];
   float *mine = room + shard->first_element[shard->member] * each;
   float *bias = shard->whole_grad + d->out * d->in;
-  read_rows(&e->slot[NG_WEIGHT], mine);
+  read_rows(p, &e->slot[NG_WEIGHT], mine);
   if (d->bias != 0) {
-    read_rows(&e->slot[NG_BIAS], outputs ? mine + e->d.out * d->in : bias);
+    read_rows(p, &e->slot[NG_BIAS], outputs ? mine + e->d.out * d->in : bias);
   }
+  ng_queue_wait(q); /* the transport reads the rows */
   for (int32_t i = 0; i < shard->members; i++) {
     shard->counts[i] = (shard->first_element[i + 1] - shard->first_element[i]) * each;
   }
@@ -178,15 +175,14 @@ static ng_status gather(ng_precond *p, ng_entry *e) {
     return ng_exchange_failed(p, "shards of gradients");
   }
   if (!outputs) {
-    interleave(shard, (const char *)room, d->out, (int64_t)sizeof(float),
-               (char *)shard->whole_grad);
+    interleave(q, shard, (char *)room, d->out, NG_F32, (char *)shard->whole_grad);
     return NG_OK;
   }
   for (int32_t i = 0; i < shard->members; i++) {
     const int64_t from = shard->first_element[i], n = shard->first_element[i + 1] - from;
-    const float *part = room + from * each;
-    memcpy(shard->whole_grad + from * d->in, part, (size_t)(n * d->in) * sizeof *part);
-    if (d->bias != 0) memcpy(bias + from, part + n * d->in, (size_t)n * sizeof *part);
+    float *part = room + from * each;
+    copy_floats(q, part, n * d->in, shard->whole_grad + from * d->in);
+    if (d->bias != 0) copy_floats(q, part + n * d->in, n, bias + from);
   }
   return NG_OK;
 }
@@ -201,6 +197,7 @@ ng_status ng_shards_gather(ng_precond *p) {
       continue;
     st = gather(p, e);
   }
+  ng_queue_wait(p->ctx->queue);
   return st;
 }
 

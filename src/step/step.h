@@ -12,7 +12,6 @@
  *   observe.c    add activations and gradients to the sums of statistics
  *   agree.c      sum statuses over ranks, so that all ranks have one status
  *   sums.c       reduce the sums of statistics over ranks
- *   wire.c       convert these sums to 16 bits and back
  *   topk.c       select the top-k entries of a sliced window jointly
  *   exchange.c   send results, directions and traces
  *   clip.c       compute the clip factor
@@ -109,13 +108,10 @@ typedef struct ng_message {
   ng_request request;
 } ng_message;
 
-/* Convert n f32 at x to 16-bit numbers of dtype t in the first half of the same memory, and back. */
-void ng_wire_narrow(char *x, int64_t n, ng_dtype t);
-void ng_wire_widen(char *x, int64_t n, ng_dtype t);
-
 typedef struct ng_exchange {
   double *check_buffer; /* buffer of check and agree */
   ng_message *message;  /* [statistics + 1] in the order of posting */
+  ng_wire *wire;        /* [statistics + 1] messages to be converted */
   int64_t *counts; /* [messages x ranks] memory of `counts`; NULL: no sum goes to its owner only */
   int32_t messages, messages_waited; /* the first `messages_waited` messages are complete */
   int32_t blocks_ahead; /* blocks [0, ahead) wait for observations of the last micro-batch */
@@ -257,6 +253,7 @@ typedef struct ng_shards {
   int32_t *holder;         /* [members] world rank of each member of rank 0's model group */
   char *buffer;            /* buffer: gathered shards, then the whole array */
   int64_t buffer_bytes;
+  int32_t finite; /* written by the copies of gradients, not used */
 } ng_shards;
 
 ng_status ng_shards_check(ng_precond *p);

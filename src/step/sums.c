@@ -70,14 +70,27 @@ static void add_message(ng_precond *p, const ng_stat *before, const ng_stat *s) 
                                            .request = {.done = true}};
 }
 
-/* Post the messages from index `first` on.  A transport without `start` completes each message here. */
+/* Convert the sums of the messages from index `first` on, to 16 bits or (widens) back. Wait for the queue. */
+static void convert(ng_precond *p, int32_t first, bool widens) {
+  const ng_exchange *x = &p->step->exchange;
+  ng_queue *q = p->ctx->queue;
+  int64_t n = 0;
+  for (const ng_message *m = x->message + first; m < x->message + x->messages; m++) {
+    if (m->is_narrowed) x->wire[n++] = (ng_wire){m->buffer, m->count, m->dtype, widens};
+  }
+  if (n > 0) ng_kernels(q)->wire(q, x->wire, n);
+  ng_queue_wait(q);
+}
+
+/* Post the messages from index `first` on, which the transport reads.  A transport without `start` completes each
+ * message here. */
 static ng_status post(ng_precond *p, int32_t first) {
   ng_comm *c = p->ctx->comm;
   ng_exchange *x = &p->step->exchange;
   const ng_group world = ng_group_world(c);
+  convert(p, first, false);
   for (int32_t i = first; i < x->messages; i++) {
     ng_message *m = &x->message[i];
-    if (m->is_narrowed) ng_wire_narrow(m->buffer, m->count, m->dtype);
     const ng_status st =
         m->owner_counts == NULL
             ? ng_comm_post_sum(c, &world, m->buffer, m->count, m->dtype, &m->request)
@@ -98,13 +111,12 @@ static const ng_stat *add_stat(ng_precond *p, const ng_block *b, ng_stat *s,
   return s->own_message ? NULL : s;
 }
 
-/* Add the all-reduced statistics of a block.  Wait for the queue, because the transport reads the sums. */
+/* Add the all-reduced statistics of a block. */
 static const ng_stat *add_block(ng_precond *p, ng_block *b, const ng_stat *before) {
   for (int32_t k = 0; k < b->stats; k++) {
     ng_stat *s = &b->stat[k];
     before = ng_stat_goes_to_owner(s) ? NULL : add_stat(p, b, s, before);
   }
-  ng_queue_wait(p->ctx->queue);
   return before;
 }
 
@@ -115,7 +127,6 @@ static void add_owned(ng_precond *p, bool ahead) {
     const ng_owned_stat *o = &p->owned[i];
     before = !ahead || o->block->in_present_message ? add_stat(p, o->block, o->stat, before) : NULL;
   }
-  ng_queue_wait(p->ctx->queue);
 }
 
 /* Post all due sums in memory order: first by blocks, then by owners. */
@@ -243,10 +254,7 @@ ng_status ng_exchange_wait_statistics(ng_precond *p) {
       return ng_exchange_failed(p, "statistics");
     }
   }
-  for (int32_t i = 0; i < x->messages; i++) {
-    const ng_message *m = &x->message[i];
-    if (m->is_narrowed) ng_wire_widen(m->buffer, m->count, m->dtype);
-  }
+  convert(p, 0, true);
   x->messages = x->messages_waited = 0;
   return NG_OK;
 }

@@ -1,0 +1,45 @@
+/* ref_copy.c: the entries of copy.c, element by element. */
+#include "kernel/entries.h"
+
+void ng_ref_copy(ng_queue *q, const ng_copy *c, int64_t n) {
+  (void)q;
+  for (const ng_copy *end = c + n; c < end; c++) {
+    const ng_strided *s = &c->from;
+    const int64_t size = ng_dtype_size(s->dtype);
+    int64_t count = 1;
+    for (int32_t a = 0; a < s->ndim; a++) {
+      count *= s->shape[a];
+    }
+    for (int64_t k = 0; k < count; k++) {
+      int64_t from = 0, to = 0, rest = k;
+      for (int32_t a = s->ndim - 1; a >= 0; a--) {
+        from += rest % s->shape[a] * s->stride[a];
+        to += rest % s->shape[a] * c->to_stride[a];
+        rest /= s->shape[a];
+      }
+      memcpy((char *)c->to + to * size, (const char *)s->data + from * size, (size_t)size);
+    }
+  }
+}
+
+/* Narrowing goes up and widening goes down, so no number is overwritten before it is read. */
+void ng_ref_wire(ng_queue *q, const ng_wire *w, int64_t n) {
+  (void)q;
+  for (const ng_wire *end = w + n; w < end; w++) {
+    char *x = w->x;
+    for (int64_t k = 0; k < w->n; k++) {
+      const int64_t i = w->widens ? w->n - 1 - k : k;
+      float wide;
+      uint16_t half;
+      memcpy(&half, x + 2 * i, sizeof half);
+      if (w->widens) {
+        wide = w->dtype == NG_BF16 ? ng_bf16_to_f32(half) : ng_f16_to_f32(half);
+        memcpy(x + 4 * i, &wide, sizeof wide);
+        continue;
+      }
+      memcpy(&wide, x + 4 * i, sizeof wide);
+      half = w->dtype == NG_BF16 ? ng_f32_to_bf16(wide) : ng_f32_to_f16(wide);
+      memcpy(x + 2 * i, &half, sizeof half);
+    }
+  }
+}

@@ -1,0 +1,121 @@
+/* t_kernels_copy.c: conformance of the entries of copy.c: `cpu` and `ref`, with one and three pieces, give exactly the
+ * expected elements, for every dtype and layout, and write nothing else. */
+#include "unit_test.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "draw.h"
+#include "kernels.h"
+
+enum { ROUNDS = 60, MOST = 1 << 19 };
+static uint8_t source[MOST], target[MOST], expected[MOST];
+
+static void fill(rng *r, uint8_t *x) {
+  for (int64_t i = 0; i < MOST; i += (int64_t)sizeof(uint64_t)) {
+    const uint64_t word = rng_next(r);
+    memcpy(x + i, &word, sizeof word);
+  }
+}
+
+/* Draw strides for a shape: axes in a drawn order, a gap after some; return the number of elements from first to last. */
+static int64_t draw_strides(rng *r, int32_t ndim, const int64_t *shape, int64_t *stride) {
+  int64_t by = 1;
+  const int32_t first = (int32_t)rng_below(r, ndim);
+  for (int32_t i = 0; i < ndim; i++) {
+    const int32_t axis = (first + ndim - i) % ndim;
+    stride[axis] = by;
+    by *= shape[axis] + rng_below(r, 2);
+  }
+  return by;
+}
+
+static void test_copy(void **state) {
+  static const ng_dtype types[] = {NG_F64, NG_F32, NG_BF16, NG_I32, NG_I64, NG_U8};
+  rng r = {test_seed()};
+  fill(&r, source);
+  for (int round = 0; round < test_times(ROUNDS); round++) {
+    ng_copy list[2];
+    memset(target, 0xA5, sizeof target);
+    for (int i = 0; i < 2; i++) {
+      ng_copy *c = &list[i];
+      ng_strided *s = &c->from;
+      int64_t *n = s->shape;
+      s->ndim = (int32_t)rng_between(&r, 1, 3), s->dtype = types[rng_below(&r, 6)];
+      for (int32_t a = 0; a < s->ndim; a++) {
+        n[a] = rng_between(&r, 1, round % 4 == 3 ? 30 : 7);
+      }
+      if (round % 8 == 7) s->ndim = 2, n[0] = 40, n[1] = 400 + i; /* several pieces */
+      s->data = source + i * MOST / 2, c->to = target + i * MOST / 2;
+      const int64_t size = ng_dtype_size(s->dtype);
+      assert_true(draw_strides(&r, s->ndim, n, s->stride) * size <= MOST / 2);
+      assert_true(draw_strides(&r, s->ndim, n, c->to_stride) * size <= MOST / 2);
+    }
+    for (int k = 3; k >= 0; k--) { /* ref first */
+      ng_queue q = kernels_queue(k);
+      if (k == 3) {
+        memcpy(expected, target, sizeof expected);
+        for (int i = 0; i < 2; i++) {
+          const ng_copy *c = &list[i];
+          const int64_t *n = c->from.shape, *by = c->from.stride, *to = c->to_stride;
+          const int64_t size = ng_dtype_size(c->from.dtype);
+          for (int64_t x = 0; x < n[0]; x++)
+            for (int64_t y = 0; y < (c->from.ndim > 1 ? n[1] : 1); y++)
+              for (int64_t z = 0; z < (c->from.ndim > 2 ? n[2] : 1); z++) {
+                const int64_t in = x * by[0] + (y > 0 ? y * by[1] : 0) + (z > 0 ? z * by[2] : 0);
+                const int64_t out = x * to[0] + (y > 0 ? y * to[1] : 0) + (z > 0 ? z * to[2] : 0);
+                memcpy(expected + i * MOST / 2 + out * size, source + i * MOST / 2 + in * size,
+                       (size_t)size);
+              }
+        }
+      }
+      memset(target, 0xA5, sizeof target);
+      ng_kernels(&q)->copy(&q, list, 2);
+      ng_queue_wait(&q);
+      assert_memory_equal(target, expected, sizeof target);
+    }
+  }
+}
+
+/* Sums of several lines of a buffer and one of no element; converted, then converted back. */
+static void test_wire(void **state) {
+  rng r = {test_seed()};
+  for (int round = 0; round < test_times(ROUNDS); round++) {
+    const ng_dtype t = round % 2 == 0 ? NG_BF16 : NG_F16;
+    const int64_t n = round == 0 ? 0 : rng_between(&r, 1, round % 3 == 0 ? 5000 : 700);
+    float sum[2][5001], x[2][5001];
+    uint16_t half[2][5001];
+    for (int64_t i = 0; i <= n; i++) {
+      sum[0][i] = (float)(rng_value(&r) * (1.0 + 0x1p-14)), sum[1][i] = (float)rng_real(&r) * 7e4F;
+    }
+    for (int i = 0; i < 2; i++) {
+      ng_from_f32(half[i], t, sum[i], n);
+    }
+    EACH_QUEUE(q) {
+      memcpy(x, sum, sizeof x);
+      ng_wire list[] = {{x[0], n, t, false}, {x[1], n, t, false}};
+      ng_kernels(&q)->wire(&q, list, 2);
+      ng_queue_wait(&q);
+      for (int i = 0; i < 2; i++) {
+        assert_memory_equal(x[i], half[i], (size_t)n * sizeof half[i][0]);
+        list[i].widens = true;
+      }
+      ng_kernels(&q)->wire(&q, list, 2);
+      ng_queue_wait(&q);
+      for (int i = 0; i < 2; i++) {
+        float wide[5001];
+        ng_to_f32(wide, half[i], t, n);
+        assert_memory_equal(x[i], wide, (size_t)n * sizeof wide[0]);
+        assert_true(x[i][n] == sum[i][n]); /* the element behind stays */
+      }
+    }
+  }
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_copy),
+      cmocka_unit_test(test_wire),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
