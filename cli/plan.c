@@ -14,7 +14,7 @@
 enum { MOST_RANKS = 1 << 16, MOST_COUNTS = 32, MOST_ROWS = 160 };
 
 typedef struct plan_command {
-  plan_task wish;
+  plan_task task;
   const char *model;
   int32_t ranks[MOST_COUNTS];
   int counts;
@@ -56,7 +56,7 @@ static void add_strategy(plan_strategy *row, int *n, const char *name, const cha
  * inverses of a block (KAISA's COMM-OPT, HYBRID-OPT, MEM-OPT); then rows for `statistics`, and rows of published
  * programs.  With sharded layers, omit rows with local statistics and with weights updated by owners. */
 static int list_strategies(const plan_command *c, int32_t ranks, plan_strategy *row) {
-  const bool whole = c->wish.group_ranks == 1;
+  const bool whole = c->task.group_ranks == 1;
   int n = 0;
   for (int32_t m = ranks; m >= 1; m--) {
     char name[40];
@@ -99,7 +99,7 @@ static int print_line(ngio_out *line) {
 
 static int print_json(const plan_command *c, int32_t ranks, const plan_strategy *s,
                       const plan_cost *a) {
-  ngio_out line = begin_line(&c->wish, ranks);
+  ngio_out line = begin_line(&c->task, ranks);
   ngio_put_text(&line, "strategy", s->name);
   ngio_put_text(&line, "options", s->options);
   ngio_put_integer(&line, "held_most", a->held_most);
@@ -124,16 +124,16 @@ static int print_json(const plan_command *c, int32_t ranks, const plan_strategy 
 }
 
 static int count_parts(const plan_command *c) {
-  return c->wish.group_ranks > 1 ? PLAN_PARTS : PLAN_SHARDS;
+  return c->task.group_ranks > 1 ? PLAN_PARTS : PLAN_SHARDS;
 }
 
 static void print_head(const plan_command *c, int32_t ranks, const plan_cost *a) {
   char groups[48] = "";
-  if (c->wish.group_ranks > 1)
-    (void)snprintf(groups, sizeof groups, " in model groups of %d", (int)c->wish.group_ranks);
+  if (c->task.group_ranks > 1)
+    (void)snprintf(groups, sizeof groups, " in model groups of %d", (int)c->task.group_ranks);
   printf(
       "\n%s on %d rank%s%s, %lld samples each: forward and backward %.3g ms, gradients %.3g ms\n",
-      c->wish.model->name, ranks, ranks == 1 ? "" : "s", groups, (long long)c->wish.batch,
+      c->task.model->name, ranks, ranks == 1 ? "" : "s", groups, (long long)c->task.batch,
       a->compute, a->ms[PLAN_GRADIENT]);
   printf("%-28s %8s %8s %9s", "strategy", "held", "mean", "sent");
   for (int i = PLAN_OBSERVE; i < count_parts(c); i++)
@@ -155,7 +155,7 @@ static void print_row(const plan_command *c, const plan_strategy *s, const plan_
 static int recommend_periods(const plan_command *c, int32_t ranks, const plan_strategy *best) {
   static const int64_t every[] = {1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000};
   enum { EVERY = sizeof every / sizeof every[0] };
-  plan_task w = c->wish;
+  plan_task w = c->task;
   bool below = false;
   double added = 0.0;
   for (int i = 0; i < EVERY && !below; i++) {
@@ -195,12 +195,12 @@ static const char *origin_of_rates(bool measured, double one, double other) {
 }
 
 static void print_machine(const plan_command *c, int32_t ranks) {
-  const plan_machine *m = &c->wish.machine, *g = &c->given;
+  const plan_machine *m = &c->task.machine, *g = &c->given;
   printf("%s: products %.4g GFLOP/s, factorisations %.4g GFLOP/s; network, %s: %.4g GB/s, %.4g us; "
          "stat_period %lld, solve_period %lld\n",
          origin_of_rates(c->calibrate, g->gemm, g->solve), 1e-9 * m->gemm, 1e-9 * m->solve,
          origin_of_rates(c->calibrate && ranks > 1, g->bandwidth, g->latency), 1e-9 * m->bandwidth,
-         1e6 * m->latency, (long long)c->wish.period[0], (long long)c->wish.period[1]);
+         1e6 * m->latency, (long long)c->task.period[0], (long long)c->task.period[1]);
 }
 
 static int plan_for_ranks(plan_command *c, int32_t ranks) {
@@ -212,7 +212,7 @@ static int plan_for_ranks(plan_command *c, int32_t ranks) {
   int rc = CLI_OK;
   for (int i = 0; i < n && rc == CLI_OK; i++) {
     plan_cost a;
-    rc = plan_strategy_cost(&c->wish, &row[i], ranks, &a);
+    rc = plan_strategy_cost(&c->task, &row[i], ranks, &a);
     if (rc != CLI_OK) return rc;
     if (i == 0 && !c->json) {
       if (c->started > 0)
@@ -234,7 +234,7 @@ static int plan_for_ranks(plan_command *c, int32_t ranks) {
   if (rc != CLI_OK) return rc;
   if (best != NULL) return recommend_periods(c, ranks, best);
   if (c->json) {
-    ngio_out line = begin_line(&c->wish, ranks);
+    ngio_out line = begin_line(&c->task, ranks);
     ngio_put_null(&line, "fastest");
     ngio_put_integer(&line, "least_held", smallest);
     return print_line(&line);
@@ -256,7 +256,7 @@ static int measure_rates(plan_machine *m) {
 }
 
 static void override_rates(plan_command *c) {
-  plan_machine *m = &c->wish.machine;
+  plan_machine *m = &c->task.machine;
   const plan_machine *g = &c->given;
   if (g->gemm >= 0) m->gemm = g->gemm;
   if (g->solve >= 0) m->solve = g->solve;
@@ -269,8 +269,8 @@ static int plan_for_all_ranks(plan_command *c) {
   launch l;
   int rc = launch_begin("auto", &l);
   const ng_transport *t = launch_transport(&l);
-  if (rc == CLI_OK && c->calibrate) rc = measure_rates(&c->wish.machine);
-  if (rc == CLI_OK && c->calibrate && t != NULL) rc = plan_measure_link(t, &c->wish.machine);
+  if (rc == CLI_OK && c->calibrate) rc = measure_rates(&c->task.machine);
+  if (rc == CLI_OK && c->calibrate && t != NULL) rc = plan_measure_link(t, &c->task.machine);
   override_rates(c);
   if (rc == CLI_OK && l.table.rank == 0) {
     c->started = l.table.size;
@@ -283,15 +283,15 @@ static int plan_for_all_ranks(plan_command *c) {
 
 /* Check that --model-parallel M > 1 has layers with a split, and that M divides each number of ranks. */
 static int check_groups(const plan_command *c) {
-  const int32_t M = (int32_t)c->wish.group_ranks;
+  const int32_t M = (int32_t)c->task.group_ranks;
   int cut = 0;
-  for (int i = 0; i < c->wish.model->n; i++)
-    cut += c->wish.model->layer[i].split != SPLIT_NONE;
+  for (int i = 0; i < c->task.model->n; i++)
+    cut += c->task.model->layer[i].split != SPLIT_NONE;
   if (M == 1) return CLI_OK;
   if (cut == 0) {
     return cli_bad(
         "plan: --model-parallel: no layer of '%s' has a split; a FILE.json may have \"split\"",
-        c->wish.model->name);
+        c->task.model->name);
   }
   for (int i = 0; i < c->counts; i++) {
     if (c->ranks[i] % M == 0) continue;
@@ -313,15 +313,15 @@ static int run(void *user, const cli_args *args) {
   }
   c->given.latency *= 1e-6;
   if (rc == CLI_OK) rc = shapes_list(c->model, &model);
-  c->wish.model = &model;
-  c->wish.args = args;
+  c->task.model = &model;
+  c->task.args = args;
   if (rc == CLI_OK) rc = check_groups(c);
   if (rc == CLI_OK) rc = plan_for_all_ranks(c);
   shapes_free(&model);
   return rc;
 }
 
-static const plan_command standard = {.wish = {.group_ranks = 1,
+static const plan_command standard = {.task = {.group_ranks = 1,
                                                .batch = 32,
                                                .period = {10, 100},
                                                .machine = {10e12, 500e9, 12.5e9, 10e-6}},
@@ -337,13 +337,13 @@ static const cli_option options[] = {
      CLI_TEXT, .field = offsetof(plan_command, model)},
     {"ranks", "N,N,...", "numbers of ranks (1,4,16,64)", .kind = CLI_OWN},
     {"batch", "N", "samples of a rank, or of a model group, in a step (32)", CLI_WHOLE,
-     offsetof(plan_command, wish.batch), 1, 1 << 20},
+     offsetof(plan_command, task.batch), 1, 1 << 20},
     {"model-parallel", "N", "ranks of a model group, which shard each layer that has a split (1)",
-     CLI_WHOLE, offsetof(plan_command, wish.group_ranks), 1, MOST_RANKS},
+     CLI_WHOLE, offsetof(plan_command, task.group_ranks), 1, MOST_RANKS},
     {"stat-period", "N", "steps between refreshes of the statistics (10)", CLI_WHOLE,
-     offsetof(plan_command, wish.period[0]), 1, 1 << 20},
+     offsetof(plan_command, task.period[0]), 1, 1 << 20},
     {"solve-period", "N", "steps between refreshes of the inverses (100)", CLI_WHOLE,
-     offsetof(plan_command, wish.period[1]), 1, 1 << 20},
+     offsetof(plan_command, task.period[1]), 1, 1 << 20},
     {"memory", "SIZE", "largest memory of a rank, as 16GB or 8GiB (no limit)", CLI_SIZE,
      .field = offsetof(plan_command, memory)},
     {"overhead", "PERCENT",

@@ -1,8 +1,8 @@
 /* plan_cost.c: the cost of a strategy.
  *
- * Bytes, messages and orders come from ng_plan_ranks, as in a run.  Seconds are the time of the slowest rank: products at
- * the rate `gemm`, factorisations at the rate `solve`, messages by latency and bandwidth, without overlap (a run that
- * overlaps messages with backward, ng_batch.last, is faster).
+ * Bytes, messages and orders come from ng_plan_ranks, as in a run.  Seconds are the time of the slowest rank: products
+ * at the rate `gemm`, factorisations at the rate `solve`, messages by latency and bandwidth, without overlap (a run
+ * that overlaps messages with backward, ng_batch.last, is faster).
  *
  * p and q are the orders of A and G of a layer, or of one group of a convolution; B counts the samples of a rank, W the
  * ranks.  p = 0 for an embedding: its A is a diagonal of counts.  Products of norms are not counted.
@@ -176,7 +176,7 @@ static void estimate_shards(const plan_task *w, const ng_rank_plan *r, double *s
                             plan_cost *out) {
   const plan_machine *m = &w->machine;
   const double F = (double)w->period[0], M = (double)w->group_ranks, hops = ceil(log2(M));
-  const double shown = (double)w->batch * (double)r->shown_bytes;
+  const double observed = (double)w->batch * (double)r->shown_bytes;
   double layers = 0.0;
   for (int i = 0; i < w->model->n; i++)
     layers += w->model->layer[i].split != SPLIT_NONE;
@@ -185,7 +185,7 @@ static void estimate_shards(const plan_task *w, const ng_rank_plan *r, double *s
              (M - 1) / M * (double)r->shards_bytes / m->bandwidth;
   if (r->shown_bytes == 0) return;
   *seconds += (2 * hops * m->latency * layers +
-               ((M - 1) / M * shown + hops * (double)r->verdict_bytes) / m->bandwidth) /
+               ((M - 1) / M * observed + hops * (double)r->verdict_bytes) / m->bandwidth) /
               F;
 }
 

@@ -1,7 +1,7 @@
 /* plan_link.c: measure the link by sums over the ranks of a launcher.
  *
- * plan_measure_link chooses latency and bandwidth so that the model of plan_cost.c gives the least measured times of a sum of
- * one number and of a sum of 16 MB.  All ranks call plan_measure_link and get the result of rank 0. */
+ * plan_measure_link chooses latency and bandwidth so that the model of plan_cost.c gives the least measured times of a
+ * sum of one number and of a sum of 16 MB.  All ranks call plan_measure_link and get the result of rank 0. */
 #include "clock.h"
 #include "plan.h"
 #include "train/ranks.h"

@@ -18,8 +18,8 @@ typedef struct request {
 
 /* ---- configuration ---------------------------------------------------------------------------*/
 
-/* Append a value of the configuration as text; join a list of texts (regular expressions of skip_layers) by '|'.  Return
- * false if the value is another list or an object. */
+/* Append a value of the configuration as text; join a list of texts (regular expressions of skip_layers) by '|'.
+ * Return false if the value is another list or an object. */
 static bool append_text(ngio_out *to, const ngio_value *v) {
   char number[32];
   const char *one = ngio_is(v, NGIO_NULL) ? "none" : cli_json_text(v, number, sizeof number);
@@ -214,8 +214,7 @@ static int run(void *user, const cli_args *args) {
 static const request standard = {-1, NULL};
 static const cli_option own[] = {
     {"tolerance", "X",
-     "largest accepted error, relative to the largest recorded entry (that of the recording, or "
-     "1e-5)",
+     "largest accepted error, relative to the largest recorded entry (the recording's, or 1e-5)",
      CLI_REAL, offsetof(request, tolerance), 0, 1e300},
     {"linalg", "NAME", "linear algebra: cpu, ref", CLI_TEXT, .field = offsetof(request, linalg)},
 };

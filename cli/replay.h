@@ -14,7 +14,8 @@ typedef struct replay_job {
   bool feedback; /* the error feedback is compared */
 } replay_job;
 
-/* DIRECTION_ERRORS: errors of preconditioned gradients; STATE_ERRORS: of weights and momentum, or of the error feedback. */
+/* DIRECTION_ERRORS: errors of preconditioned gradients; STATE_ERRORS: of weights and momentum, or of the error
+ * feedback. */
 enum { DIRECTION_ERRORS, STATE_ERRORS, ERROR_KINDS };
 
 /* Arrays that are bound for a weight or bias: its gradient, and its value (NULL: not bound). */

@@ -82,10 +82,10 @@ static void targets_are_reached_at_the_first_epoch(void **state) {
   near(point[2].seconds, 3.0, NEAR);
   near(point[2].epoch, 3.0, 0);
   /* Without other runs the curve of a diverged run ends at its last epoch. */
-  assert_true(!curve[0].lost && curve[1].lost && curve[1].n == 2);
+  assert_true(!curve[0].diverged && curve[1].diverged && curve[1].n == 2);
   /* The best means are 0.8125 and 0.75. */
   near(compare_target(TEST_ACCURACY, curve, 2), 0.8125, NEAR);
-  curve[1].lost = false;
+  curve[1].diverged = false;
   near(compare_target(TEST_ACCURACY, curve, 2), 0.75, NEAR);
   near(compare_target(TEST_ACCURACY, curve, 1), 0.8125, NEAR);
   near(compare_target(TEST_LOSS, curve, 2), 0.5, NEAR); /* the larger of the two smallest losses */

@@ -166,7 +166,7 @@ typedef struct training_runs {
 } training_runs;
 
 static ng_status live(int32_t rank, ng_transport *t, void *arg) {
-  static const train_show nothing = {.label = ""};
+  static const train_output nothing = {.label = ""};
   training_runs *l = arg;
   tap line = {.inner = *t, .fail_at = rank == RANKS - 1 ? l->fail_at : 0};
   const ng_transport table = tapped(&line, l->wire);

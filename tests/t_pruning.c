@@ -61,7 +61,7 @@ static void step_is_dense(int64_t size, int block_size) {
   enum { DROP = 5 };
   float G[GRADIENTS * N];
   double w[N], expected[N], score[N], inverse[N][N], t[N] = {0.0};
-  bool gone[N], out[N] = {false};
+  bool pruned[N], out[N] = {false};
   int block[N];
   for (int i = 0; i < GRADIENTS * N; i++)
     G[i] = (float)wave(0.3 + 0.9 * (double)(i / N), i % N);
@@ -88,10 +88,10 @@ static void step_is_dense(int64_t size, int block_size) {
     if (out[i]) expected[i] = 0.0;
   }
   const pruning how = {.gradients = GRADIENTS, .steps = 1, .damping = 0.05, .block = size};
-  const pruning_set s = {.n = N, .drop = DROP, .G = G, .w = w, .gone = gone};
+  const pruning_set s = {.n = N, .drop = DROP, .G = G, .w = w, .pruned = pruned};
   assert_int_equal(pruning_step(ctx, &how, &s), CLI_OK);
   for (int i = 0; i < N; i++) {
-    assert_int_equal(gone[i], out[i]);
+    assert_int_equal(pruned[i], out[i]);
     assert_true(out[i] ? w[i] == 0.0 : fabs(w[i] - expected[i]) < 1e-10);
   }
 }
@@ -107,7 +107,7 @@ static void step_is_the_published_one(void **state) {
   static const double after[] = {0.604278621, -1.039811836, 1.231898664, 0.0, 0.0, 0.705931968};
   float G[18];
   double w[6];
-  bool gone[6];
+  bool pruned[6];
   for (int i = 0; i < 18; i++)
     G[i] = (float)wave(0.3 + 0.9 * (double)(i / 6), i % 6);
   for (int i = 0; i < 6; i++)
@@ -117,7 +117,7 @@ static void step_is_the_published_one(void **state) {
       .steps = 1,
       .damping = 0.1,
   };
-  const pruning_set s = {.n = 6, .drop = 2, .G = G, .w = w, .gone = gone};
+  const pruning_set s = {.n = 6, .drop = 2, .G = G, .w = w, .pruned = pruned};
   assert_int_equal(pruning_step(ctx, &how, &s), CLI_OK);
   for (int i = 0; i < 6; i++)
     assert_true(fabs(w[i] - after[i]) < 3e-6);
@@ -125,9 +125,9 @@ static void step_is_the_published_one(void **state) {
 
 static void magnitude_drops_the_smallest_weights(void **state) {
   double w[5] = {-3.0, 1.0, -1.0, 0.5, 1.0};
-  bool gone[5];
+  bool pruned[5];
   const pruning how = {.score = PRUNING_MAGNITUDE, .gradients = 1, .steps = 1};
-  const pruning_set s = {.n = 5, .drop = 2, .w = w, .gone = gone};
+  const pruning_set s = {.n = 5, .drop = 2, .w = w, .pruned = pruned};
   assert_int_equal(pruning_step(ctx, &how, &s), CLI_OK);
   assert_true(w[0] == -3.0 && w[1] == 0.0 && w[2] == -1.0 && w[3] == 0.0 && w[4] == 1.0);
 }
@@ -185,7 +185,7 @@ static void sparsity_is_met(void **state) {
                          .block = 50};
     float *first = nn_param_at(p.net, 0)->value;
     for (int i = 0; i < 7; i++)
-      first[i] = 0.0F; /* gone before */
+      first[i] = 0.0F; /* pruned before */
     float bias[4];
     memcpy(bias, nn_param_at(p.net, 1)->value, sizeof bias);
     assert_int_equal(nn_param_at(p.net, 1)->role, NN_BIAS);

@@ -310,7 +310,7 @@ static void the_fourth_skipped_step_in_a_row_ends_the_run(void **state) {
     train(&d, i == 0 ? "skipped" : "skipped-some", set, &r);
     if (r.r.diverged != row[i].diverges || r.r.skipped != row[i].skipped ||
         r.r.steps != row[i].steps)
-      fail_msg("%d steps, %d skipped, lost: %s", (int)r.r.steps, (int)r.r.skipped, r.r.lost);
+      fail_msg("%d steps, %d skipped, lost: %s", (int)r.r.steps, (int)r.r.skipped, r.r.reason);
     drop_trained(&r);
     data_close(&d);
   }

@@ -31,7 +31,7 @@ void train(const data_set *d, const char *name, const char *set, trained *out) {
   (void)snprintf(out->folder, sizeof out->folder, "%s", in_folder(name));
   must_set(&out->s, "out", out->folder);
   must_set_line(&out->s, set);
-  const train_show show = {.label = ""};
+  const train_output show = {.label = ""};
   assert_int_equal(train_run(&out->s, d, &show, &out->r), CLI_OK);
   read_log(out);
   if (out->r.diverged) return; /* without a checkpoint */

@@ -67,7 +67,7 @@ int cli_run(const cli_command *command, int argc, char **argv);
 /* Print an error, "natgrad: ...", in one line on stderr; return CLI_BAD. */
 __attribute__((format(printf, 1, 2))) int cli_bad(const char *format, ...);
 /* Threads that pass the same flag (initially false) print only the first line of cli_bad; NULL: print all lines. */
-void cli_report_once(atomic_bool *told);
+void cli_report_once(atomic_bool *printed);
 /* Print a note, "natgrad: ...", in one line on stderr. */
 __attribute__((format(printf, 1, 2))) void cli_note(const char *format, ...);
 
@@ -94,7 +94,7 @@ char *cli_copy(const char *text);
 char *cli_join(const char *folder, const char *name); /* "folder/name" */
 char *cli_folder_of(const char *path);                /* the text before the last '/', "/" or "." */
 char *cli_path_beside(const char *name);              /* "name" in the folder of the program file */
-/* Return the path of a shipped file: "../share/natgrad/INSTALLED" beside the program, else SOURCE in the source tree. */
+/* Return the path "../share/natgrad/INSTALLED" beside the program if it exists, else SOURCE in the source tree. */
 char *cli_shipped_path(const char *installed, const char *source);
 /* Copy `name` and replace each '-' and '_' by `with`: names of the library and in JSON have '_', command lines '-'. */
 void cli_spell(char *to, size_t size, const char *name, char with);
@@ -103,9 +103,9 @@ bool cli_ends_in(const char *path, const char *ending);
 /* Find an option of the library in either spelling or by its short name (such as "rank"); false: not found. */
 bool cli_option_find(const char *name, ng_option_info *out);
 int32_t cli_method_find(const char *name, ng_method_info *out); /* its index, or -1 */
-/* Does a method have this option of the library (ng_option_info.trait)? */
+/* Return whether a method has this option of the library (ng_option_info.trait). */
 bool cli_method_has(const char *method, const char *option);
-int cli_method_names(const char **names, int room);             /* returns the number of names */
+int cli_method_names(const char **names, int capacity); /* returns the number of names */
 
 /* ---- arguments -------------------------------------------------------------------------------*/
 
@@ -117,7 +117,7 @@ int cli_parse(cli_kind kind, const char *text, double lower, double upper, void 
 /* The same; report a wrong value and the option. */
 int cli_parse_option(const char *option, cli_kind kind, const char *text, double lower,
                      double upper, void *to);
-/* Parse n whole numbers from 1 to 99,999 separated by `between`, as in "32x32x3"; false: not so, without a report. */
+/* Parse n whole numbers from 1 to 99,999 separated by `between`, as in "32x32x3"; false, not reported: another text. */
 bool cli_parse_counts(const char *text, char between, int n, int64_t *out);
 
 /* ---- fields.c: JSON --------------------------------------------------------------------------*/
@@ -136,10 +136,10 @@ typedef struct cli_fields {
 } cli_fields;
 
 __attribute__((format(printf, 2, 3))) void cli_field_error(cli_fields *f, const char *format, ...);
-/* Return a whole number from `lower` to `upper`; `absent` if there is no such key (negative: that is a mistake). */
+/* Return a whole number from `lower` to `upper`; `absent` if the key is missing (negative: the key is required). */
 int64_t cli_field_whole(cli_fields *f, const ngio_value *object, const char *key, int64_t lower,
                         int64_t upper, int64_t absent);
-/* Set `out` to a pair of whole numbers from `lower` to 2^20, or to one number twice. */
+/* Set `out` to a pair of whole numbers from `lower` to 2^20; one number sets both. */
 void cli_field_pair(cli_fields *f, const ngio_value *object, const char *key, int64_t lower,
                     int64_t absent, int64_t out[2]);
 

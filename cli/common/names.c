@@ -76,9 +76,9 @@ bool cli_method_has(const char *method, const char *option) {
          strstr(m.traits, o.trait) != NULL;
 }
 
-int cli_method_names(const char **names, int room) {
+int cli_method_names(const char **names, int capacity) {
   int n = 0;
-  for (int32_t i = 0; i < ng_method_count() && n < room; i++) {
+  for (int32_t i = 0; i < ng_method_count() && n < capacity; i++) {
     ng_method_info info = {.struct_size = sizeof info};
     if (ng_method_at(i, &info) == NG_OK) names[n++] = info.name;
   }

@@ -18,13 +18,13 @@ static void print_message(const char *format, va_list args) {
   (void)fprintf(stderr, "natgrad: %s\n", line);
 }
 
-static _Thread_local atomic_bool *together;
+static _Thread_local atomic_bool *printed_once;
 
-void cli_report_once(atomic_bool *told) { together = told; }
+void cli_report_once(atomic_bool *printed) { printed_once = printed; }
 
 int cli_bad(const char *format, ...) {
   va_list args;
-  if (together != NULL && atomic_exchange(together, true)) return CLI_BAD;
+  if (printed_once != NULL && atomic_exchange(printed_once, true)) return CLI_BAD;
   va_start(args, format);
   /* The analyzer loses va_start when it inlines a variadic function.
    * NOLINTNEXTLINE(clang-analyzer-valist.Uninitialized) */
@@ -50,12 +50,12 @@ void *cli_take(size_t count, size_t size) {
 }
 
 void *cli_grown(void *list, size_t count, size_t size) {
-  size_t room = 1;
-  while (room <= count)
-    room *= 2;
-  char *more = realloc(list, room * size); /* realloc to the same size is cheap */
+  size_t capacity = 1;
+  while (capacity <= count)
+    capacity *= 2;
+  char *more = realloc(list, capacity * size); /* realloc to the same size is cheap */
   if (more == NULL) {
-    (void)cli_bad("no memory for %zu x %zu bytes", room, size);
+    (void)cli_bad("no memory for %zu x %zu bytes", capacity, size);
     exit(CLI_BAD);
   }
   memset(more + count * size, 0, size);

@@ -264,7 +264,7 @@ static int open_set(data_set *d, const settings *w) {
     set_split(d, &splits[0], &d->train);
     set_split(d, &splits[1], &d->test);
     d->images->crc = settings_crc(d);
-    d->images->told = data_alloc(d, d->images->total, (int64_t)sizeof *d->images->told);
+    d->images->reported = data_alloc(d, d->images->total, (int64_t)sizeof *d->images->reported);
   }
   return rc;
 }

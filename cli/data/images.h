@@ -40,15 +40,15 @@ typedef struct image_set {
   image_list list[2]; /* training, test */
   uint32_t crc;       /* of names, sizes and labels of all files, and of the settings */
   int32_t total;      /* number of files in both lists */
-  atomic_uchar *told; /* [total]: 1 if the file is unreadable and was reported */
-  atomic_int unreadable; /* number of unreadable files */
+  atomic_uchar *reported; /* [total]: 1 if the file is unreadable and was reported */
+  atomic_int unreadable;  /* number of unreadable files */
 } image_set;
 
 /* Decode sample `row` of a list and cut its window, [side, side, 3] bytes, not mirrored.  false: `why` has the
  * reason. */
 bool image_decode(const image_set *set, const image_list *list, int32_t row, const data_how *how,
                   uint8_t *to, char why[PICTURE_WHY]);
-/* Convert the bytes of image_decode to x [side, side, 3]: normalise, and mirror if the random draw says so. */
+/* Convert the bytes of image_decode to x [side, side, 3]: normalise, and mirror with the sample's random word. */
 void image_to_input(const data_set *d, int32_t row, const data_how *how, const uint8_t *bytes,
                     float *x);
 

@@ -7,7 +7,7 @@
  *   alpha            dropped, not blended
  *   CMYK, YCCK       R = C K / 255, G and B alike, for inverted inks as Adobe writes; other files are inverted first
  *   EXIF's rotation  ignored, as PyTorch's and the published loaders do; colour profiles and gamma are ignored, too
- *   truncated files, and damage that changes pixels: an error; extra bytes between two parts: accepted
+ *   truncated files, and damage that changes pixels: an error; extra bytes between two markers: accepted
  *   more than PICTURE_SIDE in height or width, or PICTURE_PIXELS pixels: an error before memory is allocated */
 #ifndef DATA_PICTURE_H
 #define DATA_PICTURE_H

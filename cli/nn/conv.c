@@ -170,7 +170,7 @@ static int64_t scratch_bytes(const nn *n, const node *v) {
 }
 
 /* The weights as [o][k][c]. */
-static int64_t kept_bytes(const nn *n, const node *v) {
+static int64_t saved_bytes(const nn *n, const node *v) {
   return weight_count(n, v) * (int64_t)sizeof(float);
 }
 
@@ -258,12 +258,12 @@ static job make_job(nn *n, node *v, int64_t samples) {
 typedef struct tiles {
   const job *j;
   const float *image, *p; /* image: NHWC array of all samples; p: rows [at, at + rows) of P */
-  float *room;
+  float *tile;
   int64_t width, from, to, step, at, rows;
 } tiles;
 
 static tiles tiles_of_piece(const job *j, const float *image, int64_t per_sample, int32_t i) {
-  tiles t = {.j = j, .image = image, .room = j->tiles + j->tile * i, .width = patches_width(&j->p)};
+  tiles t = {.j = j, .image = image, .tile = j->tiles + j->tile * i, .width = patches_width(&j->p)};
   nn_range(j->samples, j->pieces, i, 1, &t.from, &t.to); /* whole samples */
   t.from *= per_sample;
   t.to *= per_sample;
@@ -278,8 +278,8 @@ static bool next_tile(tiles *t) {
   t->rows = t->to - t->at < t->step ? t->to - t->at : t->step;
   t->p = t->image + t->at * t->width;
   if (is_pointwise(t->j->v)) return true;
-  patches_gather(&t->j->p, t->image, t->at, t->rows, t->room);
-  t->p = t->room;
+  patches_gather(&t->j->p, t->image, t->at, t->rows, t->tile);
+  t->p = t->tile;
   return true;
 }
 
@@ -300,7 +300,7 @@ static void forward_piece(void *arg, int32_t i) {
   const int64_t out = v->shape.channels;
   tiles t = tiles_of_piece(j, j->n->nodes[v->input[0]].out, v->shape.height * v->shape.width, i);
   while (next_tile(&t)) {
-    nn_gemm(false, true, t.rows, out, t.width, 1.0F, t.p, t.width, v->kept, t.width, 0.0F,
+    nn_gemm(false, true, t.rows, out, t.width, 1.0F, t.p, t.width, v->saved, t.width, 0.0F,
             v->out + t.at * out, out);
     add_bias(j, t.at, t.at + t.rows);
   }
@@ -308,7 +308,7 @@ static void forward_piece(void *arg, int32_t i) {
 
 static void forward(nn *n, node *v, int64_t samples, nn_mode mode) {
   (void)mode;
-  reorder_job order = make_reorder_job(n, v, n->params[v->param[0]].value, v->kept);
+  reorder_job order = make_reorder_job(n, v, n->params[v->param[0]].value, v->saved);
   nn_parallel(n, order.pieces, transpose_weights, &order); /* [o][c][k] -> [o][k][c] */
   job j = make_job(n, v, samples);
   run_over_samples(&j, forward_piece);
@@ -353,7 +353,7 @@ static void scatter_piece(void *arg, int32_t i) {
     memset(x->grad + first * image, 0, (size_t)((last - first) * image) * sizeof *x->grad);
   for (int64_t r = first * per_sample, to = last * per_sample; r < to; r += j->rows) {
     const int64_t rows = to - r < j->rows ? to - r : j->rows;
-    nn_gemm(false, false, rows, width, out, 1.0F, v->grad + r * out, out, v->kept, width, 0.0F,
+    nn_gemm(false, false, rows, width, out, 1.0F, v->grad + r * out, out, v->saved, width, 0.0F,
             tile, width);
     patches_scatter(&j->p, tile, r, rows, x->grad);
   }
@@ -379,7 +379,7 @@ static void backward(nn *n, node *v, int64_t samples, bool params) {
     return;
   }
   float *reversed = j.sums + weight_count(n, v) * n->threads;
-  reorder_job order = make_reorder_job(n, v, v->kept, reversed);
+  reorder_job order = make_reorder_job(n, v, v->saved, reversed);
   nn_parallel(n, order.pieces, reverse_kernel, &order);
   j.reversed = reversed;
   j.p = grad_patches(n, v);
@@ -391,7 +391,7 @@ static const nn_op op = {.name = "conv",
                          .forward = forward,
                          .backward = backward,
                          .scratch = scratch_bytes,
-                         .kept = kept_bytes};
+                         .saved = saved_bytes};
 
 int nn_conv(nn *n, const char *name, int x, int64_t out, int64_t kernel, int64_t stride,
             int64_t padding, bool bias) {

@@ -32,8 +32,7 @@ void nn_gemm(bool ta, bool tb, int64_t m, int64_t n, int64_t k, float alpha, con
 #endif
 }
 
-/* OpenBLAS can change its number of threads cheaply.  With another BLAS, one thread of the pool computes all
- * products. */
+/* Only OpenBLAS changes its number of threads cheaply; with another BLAS, one thread computes all products. */
 bool nn_blas_use_one_thread(nn *n) {
   void (*set)(int threads);
   int (*get)(void);

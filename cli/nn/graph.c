@@ -1,6 +1,6 @@
 /* graph.c: make a network node by node, and run it forward and backward.
  *
- * Constructors of the kinds call nn_add_node, nn_add_param etc.  nn_ready reports the first mistake.  plan.c allocates. */
+ * Constructors of the kinds call nn_add_node, nn_add_param etc.; nn_ready reports the first mistake, plan.c allocates. */
 #include "common/cli.h"
 #include "node.h"
 

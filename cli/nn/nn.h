@@ -141,9 +141,9 @@ int64_t nn_weights(const nn *n); /* number of all weights, biases, gammas and be
 void nn_fix_norms(nn *n, bool fixed);
 
 /* A function that a pass calls for each layer, and for norm i as layer nn_layers + i: in forward with x = the input, in
- * backward (`grad`) with x = d(loss)/d(output), both [samples, columns], columns = height * width * channels.  The array
- * is valid during the call; the input of a norm is valid until the call in backward ends.  A nonzero result ends the
- * pass, which returns this result. */
+ * backward (`grad`) with x = d(loss)/d(output), both [samples, columns], columns = height * width * channels.  The
+ * array is valid during the call; the input of a norm is valid until the call in backward ends.  A nonzero result ends
+ * the pass, which returns this result. */
 typedef struct nn_watch {
   void *user;
   int (*observe)(void *user, int layer, const float *x, int64_t samples, int64_t columns,

@@ -29,8 +29,8 @@ typedef struct nn_op {
   /* Return the bytes of n->scratch that a call needs, for n->batch samples; NULL: 0.  All nodes use the same
    * scratch. */
   int64_t (*scratch)(const nn *n, const node *v);
-  /* Return the bytes of v->kept, memory of this node only (64-byte aligned, initially zero); NULL: 0. */
-  int64_t (*kept)(const nn *n, const node *v);
+  /* Return the bytes of v->saved, memory of this node only (64-byte aligned, initially zero); NULL: 0. */
+  int64_t (*saved)(const nn *n, const node *v);
 } nn_op;
 
 struct node {
@@ -50,7 +50,7 @@ struct node {
   bool adds[2];        /* backward adds to the gradient of input i: another reader has written it */
   bool wants_grad;     /* this node, or a node before it on a path to it, has parameters */
   float *out, *grad;   /* grad NULL: not needed */
-  void *kept;
+  void *saved;
 };
 
 struct nn {
@@ -119,7 +119,7 @@ void nn_column_sums(const float *x, int64_t rows, int64_t columns, float *sums);
 /* gemm.c: C [m, n] = alpha op(A) op(B) + beta C, row-major; ta, tb: op transposes.  Without BLAS: nn_gemm_plain. */
 void nn_gemm(bool ta, bool tb, int64_t m, int64_t n, int64_t k, float alpha, const float *a,
              int64_t lda, const float *b, int64_t ldb, float beta, float *c, int64_t ldc);
-/* Set OpenBLAS to one thread a call, so that several threads may call it at once; false: not possible.
+/* Set OpenBLAS to one thread a call, so that several threads may call OpenBLAS in parallel; false: not possible.
  * nn_blas_restore_threads restores the number of threads.  Call both on the main thread, and do not nest the calls. */
 bool nn_blas_use_one_thread(nn *n);
 void nn_blas_restore_threads(nn *n);

@@ -16,11 +16,11 @@
 enum { BLOCK = 64, WIDE = 64 };
 static const double eps = 1e-5;
 
-/* Arrays in v->kept, for C channels and W = row_floats(C): mean [C], r [C]; factors a [W], b [W] and shift [W] of a wide
- * row. */
-typedef struct kept_values {
+/* Arrays in v->saved, for C channels and W = row_floats(C): mean [C], r [C]; factors a [W], b [W] and shift [W] of a
+ * wide row. */
+typedef struct saved_values {
   float *mean, *r, *a, *b, *shift;
-} kept_values;
+} saved_values;
 
 /* Return the number of positions in a wide row. */
 static int64_t wide_positions(int64_t channels, int64_t rows) {
@@ -30,13 +30,13 @@ static int64_t wide_positions(int64_t channels, int64_t rows) {
 
 static int64_t row_floats(int64_t channels) { return channels > WIDE ? channels : WIDE; }
 
-static kept_values kept_of(const node *v) {
+static saved_values saved_of(const node *v) {
   const int64_t c = v->shape.channels, w = row_floats(c);
-  float *f = v->kept;
-  return (kept_values){f, f + c, f + 2 * c, f + 2 * c + w, f + 2 * c + 2 * w};
+  float *f = v->saved;
+  return (saved_values){f, f + c, f + 2 * c, f + 2 * c + w, f + 2 * c + 2 * w};
 }
 
-static int64_t kept_bytes(const nn *n, const node *v) {
+static int64_t saved_bytes(const nn *n, const node *v) {
   (void)n;
   return (2 * v->shape.channels + 3 * row_floats(v->shape.channels)) * (int64_t)sizeof(float);
 }
@@ -162,7 +162,7 @@ static void widen_row(float *row, int64_t channels, int64_t width) {
 
 static void batch_moments(nn *n, node *v, pass *p) {
   const int64_t c = v->shape.channels, rows = p->rows * p->width / c;
-  const kept_values s = kept_of(v);
+  const saved_values s = saved_of(v);
   const double keep = n->norm_keep;
   float *running = n->buffers[v->buffer].value, *spread = n->buffers[v->buffer + 1].value;
   memcpy(s.shift, p->x, (size_t)c * sizeof *p->x);
@@ -184,7 +184,7 @@ static void batch_moments(nn *n, node *v, pass *p) {
 
 static void forward(nn *n, node *v, int64_t samples, nn_mode mode) {
   const int64_t c = v->shape.channels;
-  const kept_values s = kept_of(v);
+  const saved_values s = saved_of(v);
   const float *gamma = n->params[v->param[0]].value, *beta = n->params[v->param[1]].value;
   const float *running = n->buffers[v->buffer].value, *spread = n->buffers[v->buffer + 1].value;
   pass p = make_pass(n, v, samples);
@@ -210,7 +210,7 @@ static void forward(nn *n, node *v, int64_t samples, nn_mode mode) {
 
 static void backward(nn *n, node *v, int64_t samples, bool params) {
   const int64_t c = v->shape.channels;
-  const kept_values s = kept_of(v);
+  const saved_values s = saved_of(v);
   const float *gamma = n->params[v->param[0]].value;
   const node *x = input_of(n, v, 0);
   pass p = make_pass(n, v, samples);
@@ -250,7 +250,7 @@ static const nn_op op = {.name = "norm",
                          .forward = forward,
                          .backward = backward,
                          .scratch = scratch_bytes,
-                         .kept = kept_bytes};
+                         .saved = saved_bytes};
 
 int nn_norm(nn *n, const char *name, int x) {
   if (x < 0) return -1;

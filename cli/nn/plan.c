@@ -1,6 +1,6 @@
 /* plan.c: one block of memory for a network.
  *
- * Parameters, their gradients, `kept` and outputs have separate memory, except that a node that works in place
+ * Parameters, their gradients, `saved` and outputs have separate memory, except that a node that works in place
  * shares its input's output.  The gradient of an output is in use from the backward of the node's last reader to the
  * backward of the node.  In the order of the backward pass, each gradient gets the lowest free gap that is large
  * enough. */
@@ -88,7 +88,7 @@ static void release_gradient(alive *a, int number) {
   }
 }
 
-/* Return the node under whose number the gradient of node i is placed: the last node of its in-place chain. */
+/* Return the last node of the in-place chain of node i; place_gradient stores the chain's gradient under its number. */
 static int last_in_chain(const int *heir, int i) {
   while (heir[i] != i)
     i = heir[i];
@@ -154,7 +154,7 @@ static void assign_memory(nn *n, cursor *c, const int64_t *offset, int64_t gradi
   for (int i = 1; i < n->n_nodes; i++) {
     node *v = &n->nodes[i];
     v->out = v->works_in_place ? input_of(n, v, 0)->out : take_memory(c, output_bytes(n, v));
-    v->kept = v->op->kept != NULL ? take_memory(c, v->op->kept(n, v)) : NULL;
+    v->saved = v->op->saved != NULL ? take_memory(c, v->op->saved(n, v)) : NULL;
     v->grad = offset[i] >= 0 && grads != NULL ? (float *)(void *)(grads + offset[i]) : NULL;
     const int64_t wants = v->op->scratch != NULL ? v->op->scratch(n, v) : 0;
     if (wants > n->scratch_bytes) n->scratch_bytes = wants;

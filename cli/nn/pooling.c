@@ -79,7 +79,7 @@ static void backward(nn *n, node *v, int64_t samples, bool params) {
   if (dx != NULL) run(n, v, samples, v->adds[0] ? NULL : dx, kind_of(v)->backward);
 }
 
-/* ---- maximum: kept has the image position of each maximum --------------------------------------- */
+/* ---- maximum: saved has the image position of each maximum --------------------------------------- */
 
 NG_CLONES static void take_larger(const float *x, int32_t position, int64_t c, float *y,
                                   int32_t *which) {
@@ -94,7 +94,7 @@ static void max_window(const job *j, const window *w) {
   const float *x = j->n->nodes[j->v->input[0]].out;
   const int64_t c = j->x.channels;
   float *y = j->v->out + w->out;
-  int32_t *which = (int32_t *)j->v->kept + w->out;
+  int32_t *which = (int32_t *)j->v->saved + w->out;
   const int32_t start = (int32_t)(w->y0 * j->x.width + w->x0);
   memcpy(y, x + offset_of(j, w->sample, w->y0, w->x0), (size_t)c * sizeof *y);
   for (int64_t k = 0; k < c; k++)
@@ -108,7 +108,7 @@ static void max_window(const job *j, const window *w) {
 static void max_window_back(const job *j, const window *w) {
   const int64_t c = j->x.channels;
   const float *dy = j->v->grad + w->out;
-  const int32_t *which = (const int32_t *)j->v->kept + w->out;
+  const int32_t *which = (const int32_t *)j->v->saved + w->out;
   float *dx = j->n->nodes[j->v->input[0]].grad + offset_of(j, w->sample, 0, 0);
   for (int64_t k = 0; k < c; k++)
     dx[which[k] * c + k] += dy[k];
@@ -145,11 +145,11 @@ static void mean_window_back(const job *j, const window *w) {
 
 /* ---- kinds ------------------------------------------------------------------------------------ */
 
-static int64_t max_kept_bytes(const nn *n, const node *v) {
+static int64_t max_saved_bytes(const nn *n, const node *v) {
   return n->batch * nn_count(v->shape) * (int64_t)sizeof(int32_t);
 }
 static const kind max_kind = {
-    {"max pool", false, false, false, forward, backward, NULL, max_kept_bytes},
+    {"max pool", false, false, false, forward, backward, NULL, max_saved_bytes},
     max_window,
     max_window_back};
 static const kind mean_kind = {{"average pool", false, false, false, forward, backward, NULL, NULL},

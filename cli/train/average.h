@@ -1,5 +1,5 @@
 /* average.h: the mean of a run's weights over its last epochs (stochastic weight averaging, Izmailov et al. 2018,
- * arXiv 1803.05407; the wrapper SWA of EFCP).
+ * arXiv 1803.05407; SWA in EFCP).
  *
  *   from step S = average_weights epochs on, after every step s > S with s divisible by average_every
  *       n <- n + 1,  mean <- mean + (w - mean) / n

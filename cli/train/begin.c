@@ -144,7 +144,7 @@ static int receive_run(run *r) {
   const checkpoint c = run_checkpoint(r);
   rc = checkpoint_load(&c, step);
   if (rc == CLI_OK) rc = share_loaded(r);
-  r->out->kept = r->state.step;
+  r->out->saved_step = r->state.step;
   return rc;
 }
 
@@ -159,12 +159,12 @@ int run_share_buffers(run *r) {
   return rc;
 }
 
-/* Start a run again that had no checkpoint yet. All random numbers depend on the seed only. */
+/* Restart a run without a checkpoint. The result is the same, because all random numbers depend on the seed only. */
 static int restart_run(run *r, const char *config, const char *log) {
   bool ended = false;
   int rc = log_ended(log, &ended);
   if (rc == CLI_OK && ended) {
-    rc = cli_bad("%s: has the end of the run, but %s has no checkpoint; put the checkpoint back, "
+    rc = cli_bad("%s: has the end of the run, but %s has no checkpoint; restore the checkpoint, "
                  "or begin in another folder",
                  log, r->s->out);
   }
@@ -187,7 +187,7 @@ static int continue_run(run *r, int64_t step, const char *config, const char *lo
   if (rc == CLI_OK) rc = check_fit(r, data);
   const run_state *s = &r->state;
   if (rc == CLI_OK) rc = log_epochs(log, s->log_bytes, &r->out->epoch, &r->out->epochs);
-  r->out->kept = s->step;
+  r->out->saved_step = s->step;
   r->seconds_before = s->seconds;
   r->before = *s;
   const log_times t = run_times(r);
@@ -252,7 +252,7 @@ static int set_up_rank(run *r) {
   if (rc == CLI_OK) rc = build_net(r);
   if (rc == CLI_OK) rc = feed_create(r->s, r->d, k, r->reconstructs, r->pool, &r->feed);
   r->total = steps_of(r->s, r->feed.per_epoch);
-  if (rc == CLI_OK) rc = nn_ready(r->net, r->feed.room);
+  if (rc == CLI_OK) rc = nn_ready(r->net, r->feed.capacity);
   if (rc == CLI_OK) nn_set_first_sample(r->net, first);
   if (rc == CLI_OK) rc = average_create(r->s, r->net, r->feed.per_epoch, &r->mean);
   const double share = (double)batch / (double)r->s->batch;

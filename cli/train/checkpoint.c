@@ -1,4 +1,5 @@
-/* checkpoint.c: the checkpoints of a run directory: find, save, load, remove.  Format and order of events: checkpoint.h. */
+/* checkpoint.c: the checkpoints of a run directory: find, save, load, remove.  Format and order of events:
+ * checkpoint.h. */
 #include "checkpoint.h"
 #include "checkpoint_file.h"
 #include "disk.h"
@@ -38,7 +39,7 @@ static char *state_path(const char *dir, int64_t step) {
 
 typedef enum kind { OTHER, WHOLE, TEMPORARY, STATE } kind;
 
-/* Return which file of a checkpoint has this name.  STATE: a part of the state, complete or not. */
+/* Return the kind of file that has this name.  STATE: a part of the state, complete or incomplete. */
 static kind kind_of(const char *name, int64_t *step) {
   static const char head[] = "checkpoint-", state[] = ".natgrad-state";
   const char *digits = name + sizeof head - 1;
@@ -282,7 +283,7 @@ static int read_average(file_reader *r, const run_state *s, average *mean) {
   return file_read_tensor(r, &t, mean->mean);
 }
 
-/* Read on rank 0, without communication, all but the library's state. */
+/* Read everything except the library's state on rank 0, without communication. */
 static int read_run(file_reader *r, const checkpoint *c, const ngio_tensor mixup[2]) {
   int rc = file_read_state(r, c->state);
   if (rc == CLI_OK) rc = file_read_net(r, c->net);

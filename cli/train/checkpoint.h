@@ -9,13 +9,12 @@
  *                                   checkpoint that it replaced ("replaces"), length and CRC-32 of log.jsonl, the
  *                                   CRC-32 of each f32 tensor ("crc32 NAME") and of the metadata ("crc32")
  *
- * With --checkpoint-parts each rank writes its own part of the library's state, DIR/checkpoint-STEP.natgrad-state with the
- * suffixes of io/part_files.h; the metadata then has "state_id" instead of natgrad.state.
+ * With --checkpoint-parts each rank writes its own part of the library's state, DIR/checkpoint-STEP.natgrad-state with
+ * the suffixes of io/part_files.h; the metadata then has "state_id" instead of natgrad.state.
  *
  * The file is written as NAME.natgrad-part, flushed and renamed, after its parts; then the previous checkpoint is
  * removed.  So a run that is killed at any moment has a complete checkpoint, or none yet.  If there are several
- * checkpoints, the one with the highest step is valid.
- * Only regular files are read, replaced or removed. */
+ * checkpoints, the one with the highest step is valid. Only regular files are read, replaced or removed. */
 #ifndef CHECKPOINT_H
 #define CHECKPOINT_H
 
@@ -53,8 +52,8 @@ void checkpoint_differs(const run_state *was, const run_state *now, char *text, 
 
 /* The functions below return CLI_BAD after one line that names the file. */
 
-/* Find the checkpoint in DIR and check that its header, config.json and log.jsonl belong together; *step is -1 if there is
- * none. `was` (initialised, or NULL) receives the settings that the run had. */
+/* Find the checkpoint in DIR and check that its header, config.json and log.jsonl belong together; *step is -1 if there
+ * is none. `was` (initialised, or NULL) receives the settings that the run had. */
 int checkpoint_find(const char *dir, int64_t *step, settings *was);
 char *checkpoint_path(const char *dir, int64_t step); /* for free() */
 
@@ -71,8 +70,8 @@ typedef struct checkpoint {
 
 /* Write the checkpoint on rank 0; `config`: the text of config.json.  Collective. */
 int checkpoint_save(const checkpoint *c, const char *config, bool in_parts);
-/* Load the checkpoint of `step`, after checkpoint_find on rank 0.  Other ranks get the library's state and their part of
- * the batch; share_loaded (begin.c) sends the weights.  After a failure only a part of the network may be loaded.
+/* Load the checkpoint of `step`, after checkpoint_find on rank 0.  Other ranks get the library's state and their part
+ * of the batch; share_loaded (begin.c) sends the weights.  After a failure only a part of the network may be loaded.
  * Collective. */
 int checkpoint_load(const checkpoint *c, int64_t step);
 /* Remove temporary files, parts that do not belong to the checkpoint of `step` (-1: none), and the checkpoint that the
@@ -91,7 +90,7 @@ const char *checkpoint_lost(const nn *net);
 /* Check that DIR/average.safetensors, which the end of a run replaces, does not exist or (`resumed`) is a regular
  * file. */
 int checkpoint_check_average(const char *dir, bool resumed);
-/* Is the file name of `path` the name of a log, a configuration or a checkpoint of a run? */
+/* Return whether the file name of `path` is the name of a log, a configuration or a checkpoint of a run. */
 bool checkpoint_owns(const char *path);
 
 #endif

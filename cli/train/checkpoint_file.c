@@ -1,4 +1,4 @@
-/* checkpoint_file.c: see checkpoint_file.h.  Doubles of the metadata are hexadecimal, so that they come back exactly. */
+/* checkpoint_file.c: see checkpoint_file.h.  Doubles of the metadata are hexadecimal, so that no bit is lost. */
 #include "checkpoint_file.h"
 #include "disk.h"
 

@@ -99,7 +99,7 @@ static int train_one(compare_plan *p, compare_method *m, int k, const data_set *
   return rc;
 }
 
-static int stopped(const compare_plan *p, const char *what) {
+static int report_stop(const compare_plan *p, const char *what) {
   cli_note("stopped %s; continue with the same command and --out %s --resume", what, p->dir);
   return CLI_NO;
 }
@@ -115,7 +115,7 @@ static int train_all(compare_plan *p, const data_set *d) {
       if (train_interrupted() && done < all) {
         char what[64];
         (void)snprintf(what, sizeof what, "after %d of %d runs", done, all);
-        return stopped(p, what);
+        return report_stop(p, what);
       }
     }
   }
@@ -136,7 +136,7 @@ static int compare(compare_plan *p) {
   if (rc == CLI_OK) rc = compare_open(p);
   train_catch_signals();
   if (rc == CLI_OK && p->grids > 0) rc = compare_tune(p);
-  if (rc == CLI_OK && p->grids > 0 && train_interrupted()) rc = stopped(p, "while tuning");
+  if (rc == CLI_OK && p->grids > 0 && train_interrupted()) rc = report_stop(p, "while tuning");
   if (rc == CLI_OK) rc = train_all(p, &d);
   if (rc == CLI_OK) rc = compare_report(p, &d);
   data_close(&d);
@@ -159,7 +159,7 @@ static const cli_option own[] = {
      .field = offsetof(compare_plan, list)},
     {"seeds", "N", "runs of each method (3)", CLI_WHOLE, offsetof(compare_plan, seeds), 1,
      COMPARE_SEEDS},
-    {"grid", "OPTION=A,B,C", "tune every method on it first; given again: the product",
+    {"grid", "OPTION=A,B,C", "tune every method on this grid first; several grids: their product",
      .kind = CLI_OWN},
     {"grid-epochs", "E", "epochs of a tuning run (as the other runs)", CLI_REAL,
      offsetof(compare_plan, grid_epochs), 1e-6, 1e6},

@@ -27,7 +27,7 @@ typedef struct compare_method {
   train_result *run; /* [seeds] */
   /* the grids that apply: the option has an effect, and the method's own settings lack the option */
   bool use[COMPARE_GRIDS];
-  int points, tuned;   /* points of the method's grid, 1 if no grid applies; the chosen point */
+  int points, tuned;   /* points of the method's grid, 1 if no grid applies; the best point */
   train_result *point; /* [points][grid_seeds] runs of tuning; NULL: none */
 } compare_method;
 
@@ -64,7 +64,7 @@ typedef struct compare_plan {
  * starts a method; an item that starts with a digit continues the previous value (step:5,8). A shared setting
  * without effect on a method is dropped for this method, with a note. CLI_BAD after a message. */
 int compare_methods(compare_plan *p, const char *list);
-/* Has the setting an effect in the method's runs? Was the setting given after the method's name? */
+/* Return whether the setting has an effect in the method's runs, and whether it was given after the method's name. */
 bool compare_uses(const compare_plan *p, const compare_method *m, const char *name);
 bool compare_owns(const compare_method *m, const char *name);
 /* Add a grid "option=a,b,c"; before compare_methods. */
@@ -80,7 +80,7 @@ int compare_point(const compare_plan *p, const compare_method *m, int k, int g);
 /* Return the point with the best runs r[point * seeds ...] on the validation split: fewest diverged runs, then best
  * mean score, then lowest mean training loss, then first in order. */
 int compare_best_point(const train_result *r, int points, int seeds, bool squared_error);
-/* Return -1 if value i is the smallest number of the grid, 1 if the largest, 0 if neither or if a value is no number. */
+/* Return -1 if value i is the smallest number of the grid, 1 if the largest; 0: neither, or a value is no number. */
 int compare_edge(const compare_grid *g, int i);
 /* Check every point of the grid; CLI_BAD after a message. */
 int compare_check_points(const compare_plan *p, const compare_method *m, const data_set *d);

@@ -84,7 +84,7 @@ static void print_run(compare_metric metric, const char *place, const char *labe
 
 int compare_run(const compare_plan *p, settings *s, const data_set *d, const char *place,
                 const char *label, train_result *r) {
-  const train_show show = {.bar = !p->quiet, .label = label};
+  const train_output output = {.bar = !p->quiet, .label = label};
   int64_t step = -1;
   bool over = false;
   memset(r, 0, sizeof *r);
@@ -94,7 +94,7 @@ int compare_run(const compare_plan *p, settings *s, const data_set *d, const cha
     rc = checkpoint_find(s->out, &step, NULL);
     s->resume = step >= 0;
     if (rc == CLI_OK && !s->resume) remove_unfinished(s->out);
-    if (rc == CLI_OK) rc = train_run(s, d, &show, r);
+    if (rc == CLI_OK) rc = train_run(s, d, &output, r);
     if (rc == CLI_OK && !r->stopped) { /* read the log, as a later --resume does */
       train_result_free(r);
       rc = read_result(s, r, &over);
@@ -105,7 +105,7 @@ int compare_run(const compare_plan *p, settings *s, const data_set *d, const cha
   return rc;
 }
 
-/* Does DIR have the folder of the runs of a comparison? */
+/* Return whether DIR has the folder of the runs of a comparison. */
 static bool has_runs(const compare_plan *p) {
   char *runs = compare_path(p, "runs");
   const bool has = disk_exists(runs);

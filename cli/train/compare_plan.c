@@ -1,8 +1,8 @@
-/* compare_plan.c: parse and check the methods with their settings, and the grid. Every name and value is tried
- * before a run begins.
+/* compare_plan.c: parse and check the methods with their settings, and the grid. Every name and value is tried before a
+ * run begins.
  *
- * A shared setting or grid may have no effect on a method (damping on SGD): then the setting is dropped for this method,
- * with one note. The same setting given after the method's name is an error. */
+ * A shared setting or grid may have no effect on a method (damping on SGD): then the setting is dropped for this
+ * method, with one note. The same setting given after the method's name is an error. */
 #include "compare.h"
 
 #include <stdio.h>
@@ -28,7 +28,7 @@ static void drop_option(compare_plan *p, compare_method *m, int i) {
   memmove(s->library + i, s->library + i + 1, (size_t)(s->n_library - i) * sizeof *s->library);
 }
 
-/* Is there an option whose effect depends on this option? */
+/* Return whether the effect of another option depends on this option. */
 static bool has_dependents(const char *name) {
   for (int32_t i = 0; i < ng_option_count(); i++) {
     ng_option_info info = {.struct_size = sizeof info};
@@ -37,7 +37,7 @@ static bool has_dependents(const char *name) {
   return false;
 }
 
-/* settings_idle; false if the grid contains an option on which others depend. */
+/* Return settings_idle; false if the effect of options depends on an option of the grid. */
 static bool is_idle(const compare_plan *p, const compare_method *m, const char *name, char *needs,
                     size_t size) {
   for (int g = 0; g < p->grids; g++)
@@ -123,7 +123,7 @@ static int add_own(compare_plan *p, char *text) {
   return CLI_OK;
 }
 
-/* Does the item have a ':' before any '=', or no '='? */
+/* Return whether the item has a ':' before any '=', or no '='. */
 static bool begins_method(const char *item) {
   const size_t word = strcspn(item, ":=");
   return item[word] != '=';

@@ -54,7 +54,7 @@ static void sum_up(report *r, int i) {
   summary *s = &r->sum[i];
   const int runs = r->seeds;
   double *x = cli_take(5 * (size_t)runs, sizeof *x);
-  int sound = 0;
+  int valid = 0;
   for (int k = 0; k < runs; k++) {
     const train_result *run = &m->run[k];
     s->diverged += run->diverged;
@@ -66,25 +66,25 @@ static void sum_up(report *r, int i) {
     if (run->diverged || run->epochs == 0) continue;
     const int at = compare_reaches(r->p->metric, run, r->target);
     s->reached += at >= 0;
-    x[sound] = at >= 0 ? (double)run->epoch[at].epoch : (double)NAN;
-    x[runs + sound] = at >= 0 ? run->epoch[at].seconds : (double)NAN;
-    x[2 * runs + sound] = compare_best(r->p->metric, run);
-    x[3 * runs + sound] = run->epoch[run->epochs - 1].train_loss;
-    x[4 * runs + sound] = step_ms(run);
+    x[valid] = at >= 0 ? (double)run->epoch[at].epoch : (double)NAN;
+    x[runs + valid] = at >= 0 ? run->epoch[at].seconds : (double)NAN;
+    x[2 * runs + valid] = compare_best(r->p->metric, run);
+    x[3 * runs + valid] = run->epoch[run->epochs - 1].train_loss;
+    x[4 * runs + valid] = step_ms(run);
     for (int t = 0; t < run->stations; t++) {
       const int column = station_of(r, run->station[t].name);
       if (column >= 0 && run->steps > 0)
         s->station[column] += run->station[t].ms / (double)run->steps;
     }
-    sound++;
+    valid++;
   }
-  for (int t = 0; t < SHOWN && sound > 0; t++)
-    s->station[t] /= sound;
-  s->epochs = compare_spread(x, sound);
-  s->seconds = compare_spread(x + runs, sound);
-  s->best = compare_spread(x + 2 * runs, sound);
-  s->loss = compare_spread(x + 3 * runs, sound);
-  s->step_ms = compare_spread(x + 4 * runs, sound);
+  for (int t = 0; t < SHOWN && valid > 0; t++)
+    s->station[t] /= valid;
+  s->epochs = compare_spread(x, valid);
+  s->seconds = compare_spread(x + runs, valid);
+  s->best = compare_spread(x + 2 * runs, valid);
+  s->loss = compare_spread(x + 3 * runs, valid);
+  s->step_ms = compare_spread(x + 4 * runs, valid);
   free(x);
 }
 
@@ -161,7 +161,7 @@ static void results_table(const report *r, table *t) {
   }
 }
 
-/* Is the time at this station above 1 % of the step of some method? */
+/* Return whether this station takes more than 1 % of the step of some method. */
 static bool station_shown(const report *r, int column) {
   for (int i = 0; i < r->p->methods; i++)
     if (r->sum[i].station[column] > 0.01 * r->sum[i].step_ms.mean) return true;
@@ -255,7 +255,7 @@ static void note_runs(const report *r) {
       comma = ",";
     }
     (void)fprintf(r->p->notes, "); %s\n",
-                  r->sum[i].diverged < r->seeds ? "means are over the others" : "no run is left");
+                  r->sum[i].diverged < r->seeds ? "means exclude these" : "all runs diverged");
   }
   note_steps(r, r->skipped, "were skipped, a value was not finite");
   note_steps(r, r->rescued, "were rescued: more damping, the last good result, or old values kept");
@@ -322,7 +322,7 @@ static int draw(const report *r) {
   const int rc = plot_write(&picture, script);
   bool any = false; /* gnuplot fails on an empty picture */
   for (int i = 0; i < r->p->methods; i++)
-    any = any || !r->curve[i].lost;
+    any = any || !r->curve[i].diverged;
   if (rc == CLI_OK && any) plot_draw(r->p->dir);
   free(script);
   return rc;

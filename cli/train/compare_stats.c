@@ -18,7 +18,7 @@ static double score_of(compare_metric m, const train_epoch *e) {
                                : e->train_loss;
 }
 
-/* Is a better than b? Any number is better than NaN. */
+/* Return whether score a is better than score b. Any number is better than NaN. */
 bool compare_better(compare_metric m, double a, double b) {
   if (isnan(b)) return !isnan(a);
   return compare_is_accuracy(m) ? a > b : a < b;
@@ -61,19 +61,19 @@ spread compare_spread(const double *x, int n) {
 
 plot_curve compare_curve(compare_metric m, const train_result *run, int runs) {
   plot_curve out = {.n = 0};
-  int sound = 0;
+  int valid = 0;
   for (int i = 0; i < runs; i++)
-    sound += !run[i].diverged;
+    valid += !run[i].diverged;
   for (int i = 0; i < runs; i++)
-    if ((sound == 0 || !run[i].diverged) && run[i].epochs > out.n) out.n = run[i].epochs;
+    if ((valid == 0 || !run[i].diverged) && run[i].epochs > out.n) out.n = run[i].epochs;
   double *x = cli_take(3 * (size_t)runs, sizeof *x);
-  out.lost = sound == 0;
+  out.diverged = valid == 0;
   out.point = cli_take((size_t)out.n, sizeof *out.point);
   for (int e = 0; e < out.n; e++) {
     plot_point *p = &out.point[e];
     int n = 0;
     for (int i = 0; i < runs; i++) {
-      if ((sound > 0 && run[i].diverged) || e >= run[i].epochs) continue;
+      if ((valid > 0 && run[i].diverged) || e >= run[i].epochs) continue;
       p->epoch = (double)run[i].epoch[e].epoch;
       x[n] = run[i].epoch[e].seconds;
       x[runs + n] = run[i].epoch[e].train_loss;
@@ -90,7 +90,7 @@ plot_curve compare_curve(compare_metric m, const train_result *run, int runs) {
 double compare_target(compare_metric m, const plot_curve *curve, int n) {
   double target = (double)NAN;
   for (int i = 0; i < n; i++) {
-    if (curve[i].lost) continue;
+    if (curve[i].diverged) continue;
     double best = (double)NAN;
     for (int e = 0; e < curve[i].n; e++)
       if (compare_better(m, curve[i].point[e].score.mean, best))
@@ -156,7 +156,7 @@ static const struct {
     [END_BEST_ACCURACY] = {"best accuracy, points", false, true},
 };
 
-/* Is there such a number?  Without a test split there is no test loss; autoencoders have no accuracy. */
+/* Return whether the runs have this number: a test loss needs a test split; autoencoders have no accuracy. */
 static bool exists(compare_metric m, int what) {
   if (ends[what].of_test) return m == TEST_ACCURACY || m == TEST_LOSS;
   return !ends[what].accuracy || compare_is_accuracy(m);

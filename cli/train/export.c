@@ -109,12 +109,12 @@ static void print_csv(FILE *f, const void *what) {
   }
 }
 
-typedef struct wish {
+typedef struct request {
   const char *csv;
-} wish;
+} request;
 
 static int run(void *user, const cli_args *args) {
-  const char *csv = ((const wish *)user)->csv;
+  const char *csv = ((const request *)user)->csv;
   if (args->operands == 0)
     return cli_bad("export: expected the folder of a run (natgrad train --out)");
   if (csv == NULL) return cli_bad("export: --csv is missing");
@@ -142,7 +142,7 @@ static int run(void *user, const cli_args *args) {
 
 static const cli_option own[] = {
     {"csv", "FILE", "a row per line of the log, a column per field", CLI_TEXT,
-     .field = offsetof(wish, csv)},
+     .field = offsetof(request, csv)},
 };
 
 const cli_command cli_export = {
@@ -155,6 +155,6 @@ const cli_command cli_export = {
     .options = own,
     .n_options = (int)(sizeof own / sizeof own[0]),
     .operands = 1,
-    .size = sizeof(wish),
+    .size = sizeof(request),
     .run = run,
 };

@@ -31,14 +31,14 @@ int feed_create(const settings *s, const data_set *d, const run_ranks *ranks, bo
     return cli_bad("--augment: %s needs images, %s has rows of features", s->augment, d->name);
   const int64_t first = ranks == NULL ? 0 : ranks_first(ranks, ranks->rank, s->batch);
   const int64_t end = ranks == NULL ? s->batch : ranks_first(ranks, ranks->rank + 1, s->batch);
-  const int64_t batch = end - first, room = batch > 0 ? batch : 1;
-  const size_t values = (size_t)room * (size_t)(d->height * d->width * d->channels);
+  const int64_t batch = end - first, capacity = batch > 0 ? batch : 1;
+  const size_t values = (size_t)capacity * (size_t)(d->height * d->width * d->channels);
   *out = (feed){.d = d,
                 .test = s->validation > 0 ? &d->validation : &d->test,
                 .how = how,
                 .pool = pool,
                 .batch = (int32_t)batch,
-                .room = (int32_t)room,
+                .capacity = (int32_t)capacity,
                 .whole = s->batch,
                 .first = first,
                 .acc_iters = s->acc_iters,
@@ -46,8 +46,8 @@ int feed_create(const settings *s, const data_set *d, const run_ranks *ranks, bo
                 .order = cli_take((size_t)d->train.n, sizeof(int32_t)),
                 .ordered = -1,
                 .x = cli_take(values, sizeof(float)),
-                .labels = cli_take((size_t)room, sizeof(int32_t)),
-                .rows = cli_take((size_t)room, sizeof(int32_t)),
+                .labels = cli_take((size_t)capacity, sizeof(int32_t)),
+                .rows = cli_take((size_t)capacity, sizeof(int32_t)),
                 .next_taken = -1};
   const int rc = mix_create(s, d, ranks, reconstructs, &out->mix);
   if (rc != CLI_OK) feed_free(out);
@@ -107,7 +107,7 @@ static void put_image(feed *f, const piece *p, int32_t at, int32_t row, const ui
 /* Count and report an unreadable file once in this process. CLI_BAD: more than 1 % of all files are unreadable. */
 static int report_unreadable(const feed *f, const image_list *list, int32_t row, const char *why) {
   image_set *set = f->d->images;
-  if (atomic_exchange(&set->told[list->first + row], 1) != 0) return CLI_OK;
+  if (atomic_exchange(&set->reported[list->first + row], 1) != 0) return CLI_OK;
   const int n = atomic_fetch_add(&set->unreadable, 1) + 1;
   if (n * 100LL > set->total)
     return cli_bad(
@@ -218,7 +218,7 @@ int feed_evaluate(feed *f, nn *net, bool reconstructs, int32_t first, int32_t en
   const int32_t *labels = reconstructs ? NULL : f->labels;
   for (int32_t at = first, count, good; at < end; at += count) {
     int64_t correct = 0;
-    count = end - at < f->room ? end - at : f->room;
+    count = end - at < f->capacity ? end - at : f->capacity;
     if (feed_test(f, at, count, &good) != CLI_OK) return CLI_BAD;
     if (good == 0) continue;
     if (nn_forward(net, NN_EVALUATE, f->x, good, 0, NULL) != CLI_OK) return CLI_BAD;

@@ -14,7 +14,7 @@ typedef struct feed {
   ng_pool *pool;
   int32_t batch;        /* samples of a batch on this rank, may be 0 */
   int64_t whole, first; /* samples of the whole batch; the first of this rank */
-  int32_t room;         /* capacity, at least 1 */
+  int32_t capacity;     /* samples that the arrays hold, at least 1 */
   int64_t acc_iters;    /* micro-batches of a step */
   int64_t per_epoch;    /* complete steps of an epoch; the remaining samples are left out */
   int32_t *order;       /* the permutation of the epoch `ordered` */
@@ -36,10 +36,10 @@ typedef struct feed {
 int feed_create(const settings *s, const data_set *d, const run_ranks *ranks, bool reconstructs,
                 ng_pool *pool, feed *out);
 void feed_free(feed *f);
-/* Fill micro-batch 0 .. acc_iters - 1 of step 0, 1, .... An unreadable image is named once and replaced by the next
- * one in the order of the epoch. CLI_BAD after a message: this process has met too many unreadable images. */
+/* Fill micro-batch 0 .. acc_iters - 1 of step 0, 1, .... An unreadable image is reported once and replaced by the next
+ * image in the order of the epoch. CLI_BAD after a message: this process has found too many unreadable images. */
 int feed_train(feed *f, int64_t step, int64_t micro);
-/* Fill samples first .. first + count of the test split, count <= room; the *good readable samples come first,
+/* Fill samples first .. first + count of the test split, count <= capacity; the *good readable samples come first,
  * in order. CLI_BAD as feed_train. */
 int feed_test(feed *f, int32_t first, int32_t count, int32_t *good);
 

@@ -1,9 +1,9 @@
 /* grads.h: the mean gradient of a step over micro-batches and ranks.
  *
- * Gradients travel in buckets: parameters from last to first, each bucket at most `cap` bytes (a larger parameter
- * has its own). A bucket is sent as soon as the backward pass has computed its gradients; the step waits for
- * all buckets. The cuts depend on the network and the cap only, so all ranks start the same sums in the same order; each
- * element is summed by itself, so cuts change no bit.
+ * Gradients travel in buckets: parameters from last to first, each bucket at most `cap` bytes (a larger parameter has
+ * its own). A bucket is sent as soon as the backward pass has computed its gradients; the step waits for all buckets.
+ * The cuts depend on the network and the cap only, so all ranks start the same sums in the same order; each element is
+ * summed by itself, so cuts change no bit.
  *
  * All ranks run the backward pass, even if their loss is not finite. A rank that cannot run the pass aborts. */
 #ifndef GRADS_H

@@ -63,8 +63,8 @@ static int begin_mpi(launch *l) {
   const int32_t want = launched_processes();
   if (want == 0 || want == l->table.size) return CLI_OK;
   return cli_bad(
-      "ranks over MPI: the launcher started %d, this program's MPI knows %d: they are of two "
-      "different MPIs",
+      "ranks over MPI: the launcher started %d ranks, this program's MPI has %d: launcher and "
+      "program use different MPIs",
       want, l->table.size);
 }
 

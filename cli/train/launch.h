@@ -21,9 +21,9 @@ const ng_transport *launch_transport(const launch *l);
 /* Release the launch. If this rank `failed`, abort MPI, because other ranks may be waiting for this rank. */
 void launch_end(launch *l, bool failed);
 
-/* Run `work` on n ranks, threads of this process; the calling thread is rank 0.  Only the first
- * error message of all ranks is printed.  If a thread cannot be created, all ranks give up.  Return CLI_BAD if a rank returns CLI_BAD
- * or cannot begin. */
+/* Run `work` on n ranks, threads of this process; the calling thread is rank 0.  Only the first error message of all
+ * ranks is printed.  If a thread cannot be created, all ranks fail.  Return CLI_BAD if a rank returns CLI_BAD or cannot
+ * begin. */
 int launch_threads(int32_t n, int (*work)(void *user, const ng_transport *t), void *user);
 
 /* Return how many of the run's `size` ranks run on this machine. */

@@ -275,7 +275,7 @@ int log_epochs(const char *path, int64_t bytes, train_epoch **out, int *n) {
 
 /* ---- a finished run --------------------------------------------------------------------------*/
 
-/* Does the checksum in the last line match config.json and the log before this line? */
+/* Return whether the checksum in the last line matches config.json and the log before this line. */
 static bool checksum_matches(const char *text, const char *last, const char *config) {
   char want[sizeof checksum_member + 16];
   const char *mark = strstr(last, checksum_member);

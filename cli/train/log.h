@@ -30,7 +30,7 @@ typedef struct log_times { /* totals; the log computes differences */
   int64_t steps;
 } log_times;
 
-/* Do the first `bytes` have this CRC-32, which the checkpoint `where` contains? */
+/* Check that the first `bytes` have this CRC-32, which the checkpoint `where` contains. */
 int log_check(const char *path, int64_t bytes, uint32_t crc, const char *where);
 /* After log_check: reopen the log and remove the text after its first `bytes`. `t`: the times at this point. */
 int log_reopen(const char *path, int64_t bytes, const log_times *t, run_log **out);
@@ -44,7 +44,7 @@ int log_write_end(run_log *l, const char *why, const train_epoch *last, const tr
 /* Flush the log to disk; write its length and its CRC-32. */
 int log_sync(run_log *l, int64_t *bytes, uint32_t *crc);
 
-/* Does the log contain the end of a run? */
+/* Set *ended to whether the log contains the end of a run. */
 int log_ended(const char *path, bool *ended);
 /* Read the result of a finished run (done or diverged); *over is false if the run is not finished. The checksum in the
  * last line must fit the log and `config`, the text of config.json. */

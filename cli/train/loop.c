@@ -104,8 +104,8 @@ static int end_epoch(run *r, double lr) {
 
 /* ---- checkpoints ---------------------------------------------------------------------------------*/
 
-/* Diverged with finite numbers: the mean loss is far above the loss of the first step. The loss of a step belongs to
- * the weights before it, so the effect of the very last step is not included. */
+/* Return whether the run has diverged with finite numbers: the mean loss is far above the loss of the first step. The
+ * loss of a step belongs to the weights before the step, so the effect of the last step is not included. */
 static bool loss_is_far(const run *r) {
   const double limit = TRAIN_FAR * fmax(1.0, r->state.first_loss);
   return r->steps_since > 0 && r->loss_since / (double)r->steps_since > limit;
@@ -116,16 +116,16 @@ static int save(run *r) {
   if (loss_is_far(r)) { /* the same on all ranks, as the loss is */
     r->out->diverged = true;
     (void)snprintf(
-        r->out->lost, sizeof r->out->lost,
+        r->out->reason, sizeof r->out->reason,
         "the mean loss since the last checkpoint, %.3g, is above %d times the first loss",
         r->loss_since / (double)r->steps_since, TRAIN_FAR);
     return CLI_OK;
   }
   if (run_share_buffers(r) != CLI_OK) return CLI_BAD;
-  const char *lost = checkpoint_lost(r->net); /* the same on all ranks, as the weights are */
-  if (lost != NULL) {
+  const char *name = checkpoint_lost(r->net); /* the same on all ranks, as the weights are */
+  if (name != NULL) {
     r->out->diverged = true;
-    (void)snprintf(r->out->lost, sizeof r->out->lost, "%s is not finite", lost);
+    (void)snprintf(r->out->reason, sizeof r->out->reason, "%s is not finite", name);
     return CLI_OK;
   }
   const log_times t = run_times(r);
@@ -141,7 +141,7 @@ static int save(run *r) {
     rc = checkpoint_save(&c, r->config, r->s->checkpoint_parts && r->ranks.size > 1);
   if (rc != CLI_OK) return rc;
   r->requests_served = train_checkpoint_requests(); /* this checkpoint serves all requests so far */
-  r->out->kept = s->step;
+  r->out->saved_step = s->step;
   r->loss_since = 0.0;
   r->steps_since = 0;
   return CLI_OK;
@@ -150,12 +150,13 @@ static int save(run *r) {
 /* Serve SIGUSR1, sent to any rank. */
 static int save_requested(run *r) {
   int rc = CLI_OK;
-  if (r->s->out[0] != 0 && r->out->kept != r->state.step) rc = save(r);
+  if (r->s->out[0] != 0 && r->out->saved_step != r->state.step) rc = save(r);
   r->requests_served = train_checkpoint_requests();
   if (rc != CLI_OK || r->out->diverged || r->ranks.rank > 0) return rc;
   progress_end(&r->progress); /* end the line of the bar */
   if (r->s->out[0] != 0)
-    cli_note("SIGUSR1: the checkpoint of step %lld is in %s", (long long)r->out->kept, r->s->out);
+    cli_note("SIGUSR1: the checkpoint of step %lld is in %s", (long long)r->out->saved_step,
+             r->s->out);
   else
     cli_note("SIGUSR1: no checkpoint without --out");
   return CLI_OK;
@@ -207,9 +208,9 @@ static int take_steps(run *r) {
     if (rc != CLI_OK || r->out->diverged) return rc;
     rc = after_step(r, lr, correct);
     if (rc != CLI_OK || r->out->diverged) return rc;
-    r->out->unheard = r->progress.show.lines && ferror(stdout) != 0;
+    r->out->output_failed = r->progress.output.lines && ferror(stdout) != 0;
     const bool stop =
-        r->ranks.size > 1 ? r->stop_requested : train_interrupted() || r->out->unheard;
+        r->ranks.size > 1 ? r->stop_requested : train_interrupted() || r->out->output_failed;
     if (stop && r->state.step < r->total) {
       r->out->stopped = true;
       return CLI_OK;
@@ -248,7 +249,7 @@ static int test_average(run *r) {
 static int finish(run *r) {
   int rc = CLI_OK;
   /* A diverged run keeps its last checkpoint. */
-  if (r->s->out[0] != 0 && !r->out->diverged && r->out->kept != r->state.step) rc = save(r);
+  if (r->s->out[0] != 0 && !r->out->diverged && r->out->saved_step != r->state.step) rc = save(r);
   if (rc == CLI_OK && !r->out->diverged && !r->out->stopped && r->mean.count > 0)
     rc = ranks_agree(&r->ranks, test_average(r));
   train_epoch last = {.epoch = r->state.step / r->feed.per_epoch,
@@ -257,8 +258,8 @@ static int finish(run *r) {
   if (r->out->epochs > 0) last = r->out->epoch[r->out->epochs - 1];
   if (r->out->diverged) last.train_loss = r->loss;
   last.seconds = seconds(r);
-  if (r->out->lost[0] == 0)
-    (void)snprintf(r->out->lost, sizeof r->out->lost, "the loss is not finite");
+  if (r->out->reason[0] == 0)
+    (void)snprintf(r->out->reason, sizeof r->out->reason, "the loss is not finite");
   r->out->steps = r->state.step;
   r->out->skipped = r->state.skipped;
   r->out->rescued = r->state.rescued;
@@ -273,12 +274,12 @@ static int finish(run *r) {
   return rc;
 }
 
-int train_run(const settings *s, const data_set *d, const train_show *show, train_result *out) {
-  return train_run_on(NULL, s, d, show, out);
+int train_run(const settings *s, const data_set *d, const train_output *output, train_result *out) {
+  return train_run_on(NULL, s, d, output, out);
 }
 
 int train_run_on(const ng_transport *t, const settings *s, const data_set *d,
-                 const train_show *show, train_result *out) {
+                 const train_output *output, train_result *out) {
   memset(out, 0, sizeof *out);
   run r;
   settings decided = *s; /* a shallow copy, never freed */
@@ -289,14 +290,15 @@ int train_run_on(const ng_transport *t, const settings *s, const data_set *d,
   r.out = out;
   r.loss = (double)NAN;
   r.lock = -1;
-  out->kept = -1;
+  out->saved_step = -1;
   checkpoint_init(&r.state);
   checkpoint_init(&r.before);
   r.ranks = ranks_of(t);
   int rc = run_begin(&r);
   if (rc == CLI_OK) {
     out->first = r.state.step;
-    progress_begin(&r.progress, show, r.state.step, r.total, r.feed.per_epoch, settings_samples(s));
+    progress_begin(&r.progress, output, r.state.step, r.total, r.feed.per_epoch,
+                   settings_samples(s));
     rc = take_steps(&r);
     progress_end(&r.progress);
     if (rc == CLI_OK) rc = finish(&r);

@@ -17,7 +17,7 @@ typedef struct plot_point { /* statistics over seeds after an epoch; NaN: no val
 
 typedef struct plot_curve {
   char label[128];
-  bool lost; /* every run diverged */
+  bool diverged; /* every run diverged */
   int n;
   plot_point *point;
 } plot_curve;

@@ -272,10 +272,10 @@ int precond_numbers(const precond *p, train_number out[PRECOND_NUMBERS]) {
   return n;
 }
 
-int precond_stations(const precond *p, train_station *out, int room) {
+int precond_stations(const precond *p, train_station *out, int capacity) {
   const ng_report r = precond_report(p);
   int n = 0;
-  for (int32_t i = 0; i < r.stations && n < room; i++) {
+  for (int32_t i = 0; i < r.stations && n < capacity; i++) {
     ng_station_report one = {.struct_size = sizeof one};
     if (ng_report_station(p->p, i, &one) < 0) continue;
     train_station *s = &out[n++];
@@ -317,16 +317,15 @@ int64_t precond_bytes(const precond *p) {
   return bytes;
 }
 
-/* Report the last message of the library, with `path` in place of "the stream" (NULL: unchanged). */
+/* Report the last message of the library, with `path` in place of "the stream". */
 static int report_failure_of(const precond *p, const char *path) {
   static const char stream[] = "the stream: ";
   const char *text = ng_last_error(p->ctx);
-  if (path == NULL) return cli_bad("%s", text);
   if (strncmp(text, stream, sizeof stream - 1) == 0) text += sizeof stream - 1;
   return cli_bad("%s: natgrad.state: %s", path, text);
 }
 
-/* An error of a file is the same on all ranks and reported once. */
+/* Report an error; a file error is the same on all ranks, so one rank reports it. */
 static int check_saved(const precond *p, ng_status st, bool reports) {
   if (st >= 0) return CLI_OK;
   return st == NG_ERR_FILE && !reports ? CLI_BAD : report_failure(p);

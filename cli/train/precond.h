@@ -4,8 +4,8 @@
 
 #include "train.h"
 
-typedef struct precond
-    precond; /* functions that return int return CLI_OK, or CLI_BAD after one line */
+/* Functions that return int return CLI_OK, or CLI_BAD after one line. */
+typedef struct precond precond;
 
 /* Create the preconditioner of `net`, which is ready (nn_ready). The pool also runs the loops of the library; transport
  * NULL: one rank. The caller owns all arguments. */
@@ -31,7 +31,7 @@ double precond_observe_ms(const precond *p); /* time spent observing */
  * many there are. */
 enum { PRECOND_NUMBERS = 11 };
 int precond_numbers(const precond *p, train_number out[PRECOND_NUMBERS]);
-int precond_stations(const precond *p, train_station *out, int room);
+int precond_stations(const precond *p, train_station *out, int capacity);
 int precond_refreshed(const precond *p, train_refreshed out[TRAIN_KINDS]);
 ng_report precond_report(const precond *p);
 int64_t precond_bytes(const precond *p); /* bytes in use */

@@ -9,18 +9,18 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
-void progress_begin(progress *p, const train_show *show, int64_t first, int64_t total,
+void progress_begin(progress *p, const train_output *output, int64_t first, int64_t total,
                     int64_t per_epoch, int64_t batch) {
   memset(p, 0, sizeof *p);
-  p->show = *show;
-  p->bar = show->bar && isatty(STDERR_FILENO) == 1;
+  p->output = *output;
+  p->bar = output->bar && isatty(STDERR_FILENO) == 1;
   p->first = first;
   p->total = total;
   p->per_epoch = per_epoch;
   p->batch = batch;
   p->epochs = ceil((double)total / (double)per_epoch);
   p->began_ms = ng_now_ms();
-  (void)snprintf(p->head, sizeof p->head, "%s%s", show->label, show->label[0] != 0 ? ": " : "");
+  (void)snprintf(p->head, sizeof p->head, "%s%s", output->label, output->label[0] != 0 ? ": " : "");
 }
 
 static int columns(void) {
@@ -65,7 +65,7 @@ void progress_step(progress *p, int64_t step, double loss, double accuracy) {
 
 void progress_epoch(progress *p, const train_epoch *e, double samples_per_second) {
   erase(p);
-  if (!p->show.lines) return;
+  if (!p->output.lines) return;
   char train[48], test[48];
   percent(train, sizeof train, "", e->train_accuracy);
   percent(test, sizeof test, "test ", e->test_accuracy);

@@ -5,7 +5,7 @@
 #include "train.h"
 
 typedef struct progress {
-  train_show show;
+  train_output output;
   char head[128]; /* the label and ": ", or "" */
   bool bar;       /* the caller wants a bar, and stderr is a terminal */
   bool drawn;
@@ -16,7 +16,7 @@ typedef struct progress {
   double began_ms;
 } progress;
 
-void progress_begin(progress *p, const train_show *show, int64_t first, int64_t total,
+void progress_begin(progress *p, const train_output *output, int64_t first, int64_t total,
                     int64_t per_epoch, int64_t batch);
 /* Draw the bar after `step` steps, at most ten times a second. loss and accuracy are means of the epoch so far;
  * accuracy is NaN if undefined. */

@@ -13,11 +13,11 @@
 #include <string.h>
 #include <unistd.h>
 
-typedef struct wish {
+typedef struct request {
   const char *data, *weights, *out, *score;
   int64_t batch;
   pruning how;
-} wish;
+} request;
 
 typedef struct subject {
   settings s;
@@ -31,7 +31,7 @@ typedef struct subject {
   char *weights; /* the checkpoint; NULL: none */
 } subject;
 
-static int read_run(const char *dir, const wish *w, subject *p) {
+static int read_run(const char *dir, const request *w, subject *p) {
   int64_t step = -1;
   int lock = -1;
   char *config = cli_join(dir, "config.json");
@@ -55,7 +55,7 @@ static int read_run(const char *dir, const wish *w, subject *p) {
   return rc == CLI_OK ? settings_set(&p->s, NULL, "augment", "none") : rc;
 }
 
-static int open_subject(const wish *w, subject *p) {
+static int open_subject(const request *w, subject *p) {
   int threads = 1;
   settings *s = &p->s;
   int rc = cli_threads(&threads);
@@ -110,7 +110,7 @@ static int check_out(const char *path) {
   return rc;
 }
 
-static int prune(const char *dir, const wish *w) {
+static int prune(const char *dir, const request *w) {
   subject p;
   memset(&p, 0, sizeof p);
   checkpoint_init(&p.state);
@@ -135,7 +135,7 @@ static int prune(const char *dir, const wish *w) {
 }
 
 static int run(void *user, const cli_args *args) {
-  wish *w = user;
+  request *w = user;
   if (strcmp(w->score, "magnitude") == 0) w->how.score = PRUNING_MAGNITUDE;
   if (args->operands == 0)
     return cli_bad("prune: expected the folder of a run (natgrad train --out)");
@@ -146,28 +146,28 @@ static int run(void *user, const cli_args *args) {
   return prune(args->operand[0], w);
 }
 
-static const wish standard = {
+static const request standard = {
     .batch = 32,
     .score = "mfac",
     .how = {.sparsity = -1.0, .steps = 16, .gradients = 64, .damping = 1e-5, .block = 128}};
 static const cli_option own[] = {
     {"sparsity", "S", "final part of zero weights, 0 <= S < 1", CLI_REAL,
-     offsetof(wish, how.sparsity), 0, 0.999999},
+     offsetof(request, how.sparsity), 0, 0.999999},
     {"out", "FILE", "file for the pruned weights (.safetensors)", CLI_TEXT,
-     .field = offsetof(wish, out)},
-    {"score", "WHICH", "mfac | magnitude (mfac)", CLI_TEXT, .field = offsetof(wish, score)},
+     .field = offsetof(request, out)},
+    {"score", "WHICH", "mfac | magnitude (mfac)", CLI_TEXT, .field = offsetof(request, score)},
     {"steps", "K", "steps; each keeps the same part of the weights (16)", CLI_WHOLE,
-     offsetof(wish, how.steps), 1, 100000},
+     offsetof(request, how.steps), 1, 100000},
     {"gradients", "M", "mini-batch gradients of each step (64)", CLI_WHOLE,
-     offsetof(wish, how.gradients), 1, 16384},
-    {"batch", "N", "samples of a mini-batch (32)", CLI_WHOLE, offsetof(wish, batch), 1, 1 << 20},
-    {"damping", "X", "lambda of lambda I + G'G / M (1e-5)", CLI_REAL, offsetof(wish, how.damping),
-     1e-12, 1e6},
+     offsetof(request, how.gradients), 1, 16384},
+    {"batch", "N", "samples of a mini-batch (32)", CLI_WHOLE, offsetof(request, batch), 1, 1 << 20},
+    {"damping", "X", "lambda of lambda I + G'G / M (1e-5)", CLI_REAL,
+     offsetof(request, how.damping), 1e-12, 1e6},
     {"block", "N", "weights of a diagonal block; 0: one block (128)", CLI_WHOLE,
-     offsetof(wish, how.block), 0, 1 << 30},
-    {"data", "SPEC", "the data set, if it has moved", CLI_TEXT, .field = offsetof(wish, data)},
+     offsetof(request, how.block), 0, 1 << 30},
+    {"data", "SPEC", "the data set, if it has moved", CLI_TEXT, .field = offsetof(request, data)},
     {"weights", "FILE", "weights to start from instead of the checkpoint, as of --out", CLI_TEXT,
-     .field = offsetof(wish, weights)},
+     .field = offsetof(request, weights)},
 };
 
 const cli_command cli_prune = {
@@ -184,7 +184,7 @@ const cli_command cli_prune = {
     .options = own,
     .n_options = (int)(sizeof own / sizeof own[0]),
     .operands = 1,
-    .size = sizeof(wish),
+    .size = sizeof(request),
     .standard = &standard,
     .run = run,
 };

@@ -19,12 +19,12 @@ static int by_score(const void *a, const void *b) {
 /* Mark the s->drop weights with the smallest scores. */
 static void mark_smallest(const pruning_set *s, const double *score) {
   scored *list = cli_take((size_t)s->n, sizeof *list);
-  memset(s->gone, 0, (size_t)s->n * sizeof *s->gone);
+  memset(s->pruned, 0, (size_t)s->n * sizeof *s->pruned);
   for (int64_t i = 0; i < s->n; i++)
     list[i] = (scored){score[i], i};
   qsort(list, (size_t)s->n, sizeof *list, by_score);
   for (int64_t i = 0; i < s->drop; i++)
-    s->gone[list[i].at] = true;
+    s->pruned[list[i].at] = true;
   free(list);
 }
 
@@ -54,11 +54,11 @@ int pruning_step(ng_context *ctx, const pruning *how, const pruning_set *s) {
   if (rc == CLI_OK) mark_smallest(s, score);
   double *t = score; /* the same memory */
   for (int64_t i = 0; i < s->n && rc == CLI_OK && mfac; i++)
-    t[i] = s->gone[i] ? -s->w[i] / diagonal[i] : 0.0;
+    t[i] = s->pruned[i] ? -s->w[i] / diagonal[i] : 0.0;
   if (rc == CLI_OK && mfac && ng_fisher_solve(f, t, t) != NG_OK)
     rc = cli_bad("prune: %s", ng_last_error(ctx));
   for (int64_t i = 0; i < s->n && rc == CLI_OK; i++)
-    s->w[i] = s->gone[i] ? 0.0 : s->w[i] + (mfac ? t[i] : 0.0);
+    s->w[i] = s->pruned[i] ? 0.0 : s->w[i] + (mfac ? t[i] : 0.0);
   ng_fisher_destroy(&f);
   free(diagonal);
   free(score);
@@ -83,8 +83,8 @@ int64_t pruning_share(int64_t d, int64_t began, int64_t zeros, double sparsity, 
   if (wanted >= was) return 0;
   const double left = was * pow(wanted / was, (double)k / (double)K);
   /* 1e-9: rounding must not lose a weight */
-  const int64_t gone = (int64_t)((double)d * (1.0 - (k == K ? wanted : left)) + 1e-9);
-  return gone > zeros ? gone - zeros : 0;
+  const int64_t pruned = (int64_t)((double)d * (1.0 - (k == K ? wanted : left)) + 1e-9);
+  return pruned > zeros ? pruned - zeros : 0;
 }
 
 /* Copy the remaining weights (`value`), which are not 0, or their gradients into x. */
@@ -131,7 +131,7 @@ static int prune_network_step(ng_context *ctx, const pruning *how, bool reconstr
   if (s.drop == 0) return rc;
   float *x = cli_take((size_t)left, sizeof *x), *G = NULL;
   s.w = cli_take((size_t)left, sizeof *s.w);
-  s.gone = cli_take((size_t)left, sizeof *s.gone);
+  s.pruned = cli_take((size_t)left, sizeof *s.pruned);
   if (how->score == PRUNING_MFAC) {
     s.G = G = cli_take((size_t)(left * how->gradients), sizeof *G);
     rc = collect_gradients(how, reconstructs, f, (k - 1) * how->gradients, net, left, G);
@@ -141,7 +141,7 @@ static int prune_network_step(ng_context *ctx, const pruning *how, bool reconstr
     s.w[i] = (double)x[i];
   if (rc == CLI_OK) rc = pruning_step(ctx, how, &s);
   if (rc == CLI_OK) scatter(net, s.w);
-  free(s.gone);
+  free(s.pruned);
   free(s.w);
   free(G);
   free(x);

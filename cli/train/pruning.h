@@ -29,7 +29,7 @@ typedef struct pruning_set {
   int64_t n, drop; /* remaining weights; weights to prune */
   const float *G;  /* [gradients, n]; NULL for magnitude */
   double *w;       /* [n]; pruned weights become 0 */
-  bool *gone;      /* [n] */
+  bool *pruned;    /* [n] */
 } pruning_set;
 
 /* Prune one step; among equal scores, prune the first weight. After CLI_BAD (with a message), w is unchanged. */

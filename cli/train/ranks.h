@@ -29,7 +29,7 @@ run_ranks ranks_of(const ng_transport *t);
 /* Return the index of the first of n samples that belongs to `rank`; n for rank = size. */
 int64_t ranks_first(const run_ranks *r, int32_t rank, int64_t n);
 
-/* Sum x [n] over ranks, in place. Collective; CLI_BAD after a message if a rank gave up or the transport failed. */
+/* Sum x [n] over ranks, in place. Collective; CLI_BAD after a message if a rank or the transport failed. */
 int ranks_sum(const run_ranks *r, double *x, int64_t n);
 int ranks_sum_floats(const run_ranks *r, float *x, int64_t n);
 /* Sum without blocking. The request and x must stay valid until the sum is complete. ranks_test advances the sum and

@@ -63,7 +63,8 @@ const settings_row *settings_find(const char *name) {
   return NULL;
 }
 
-const char *settings_name(const char *name) {
+/* Return the canonical name of a setting or library option; NULL: unknown. */
+static const char *canonical_name(const char *name) {
   const settings_row *row = settings_find(name);
   ng_option_info info;
   if (row != NULL) return row->name;
@@ -71,7 +72,7 @@ const char *settings_name(const char *name) {
 }
 
 bool settings_same_name(const char *a, const char *b) {
-  const char *of_a = settings_name(a), *of_b = settings_name(b);
+  const char *of_a = canonical_name(a), *of_b = canonical_name(b);
   return cli_same_name(of_a != NULL ? of_a : a, of_b != NULL ? of_b : b);
 }
 

@@ -44,15 +44,13 @@ bool settings_get(const settings *s, const char *name, char *value, size_t size)
 int settings_check(const settings *s);
 /* Build the options for ng_precond_create_from: method, then NG_<NAME> of the environment, then `library`. */
 int settings_options(const settings *s, ng_options **out);
-/* Is the word in the list "a|b|c"? */
+/* Return whether the word is in the list "a|b|c". */
 bool settings_among(const char *word, const char *list);
-/* Return the canonical name of a setting or library option; NULL: unknown. */
-const char *settings_name(const char *name);
-/* Do two names denote the same setting? Spellings and short names are equal. */
+/* Return whether two names denote the same setting: spellings and short names are equal. */
 bool settings_same_name(const char *a, const char *b);
-/* Does this setting or library option apply to the method? */
+/* Return whether this setting or library option applies to the method. */
 bool settings_knows(const settings *s, const char *name);
-/* Is this library option without effect in the run? Write the condition of an effect to `needs` ("clip = kl"). */
+/* Return whether this library option has no effect in the run; write the condition ("clip = kl") to `needs`. */
 enum { SETTINGS_NEEDS = 128 };
 bool settings_idle(const settings *s, const char *name, char *needs, size_t size);
 bool settings_first_order(const settings *s); /* method is sgd or adamw */
@@ -67,8 +65,8 @@ int settings_parse(settings *s, const char *text, const char *path);
 /* Write all settings, with the version and all options of the library, as in DIR/config.json; `path` is for messages.
  * The caller frees *text. */
 int settings_text(const settings *s, const char *path, char **text);
-/* May a run that began as `was` continue as `now`? CLI_BAD names the first setting that differs and may not
- * change, and the file `path` of `now` (NULL: the command line); `where` names the file of `was`. */
+/* Check that a run with the settings `was` may continue with the settings `now`. CLI_BAD names the first setting that
+ * differs and may not change, the file `path` of `now` (NULL: the command line), and the file `where` of `was`. */
 int settings_same(const settings *was, const settings *now, const char *path, const char *where);
 
 /* ---- the table as an array -------------------------------------------------------------------*/

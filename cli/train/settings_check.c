@@ -15,7 +15,7 @@ bool settings_adamw(const settings *s) {
 
 int64_t settings_samples(const settings *s) { return s->batch * s->acc_iters; }
 
-/* Does this library option apply without curvature, too? */
+/* Return whether this library option also applies to methods without curvature. */
 static bool applies_to_all(const char *option) { return strcmp(option, "quantify") == 0; }
 
 bool settings_knows(const settings *s, const char *name) {
@@ -187,7 +187,7 @@ static bool same_data(const char *was, const char *now) {
   return was[n] == ':' && strncmp(was, now, n + 1) == 0 && strncmp(was, "synthetic:", n + 1) != 0;
 }
 
-/* Does the change only move work or memory between ranks?  Such options do not change results (ng_load). */
+/* Return whether the change only moves work or memory between ranks, so that results stay the same (ng_load). */
 static bool only_moves_work(const char *option, const char *was, const char *now) {
   static const char whole[] = "all|sharded";
   if (settings_among(option, "placement|colocate|grad_worker_fraction")) return true;

@@ -52,7 +52,7 @@ int settings_parse(settings *s, const char *text, const char *path) {
 
 /* ---- writing ---------------------------------------------------------------------------------*/
 
-/* Numbers keep the short form that reads back as the same number. */
+/* A number is written in the short form, which reads back as the same number. */
 static void add(ngio_out *o, const char *name, const char *value, bool quoted) {
   char key[64];
   cli_spell(key, sizeof key, name, '_');

@@ -93,18 +93,17 @@
   X(FLAG, resume, "resume", NULL, "false", 0, 0, 0,                                                \
     "continue from the checkpoint in DIR, with the same bits")                                     \
   X(REAL, average_weights, "average-weights", "E", "0", 0, 1e6, 1,                                 \
-    "from epoch E on average the weights; tested at the end, in DIR/average.safetensors (0: not)") \
+    "average the weights from epoch E on, test the mean, write DIR/average.safetensors (0: off)")  \
   X(WHOLE, average_every, "average-every", "N", "0", 0, SETTINGS_MANY, 1,                          \
-    "after every step that N divides (0: at the end of every epoch)")                              \
+    "steps between averaged weights (0: the end of every epoch)")                                  \
   X(REAL, average_lr, "average-lr", "R", "default", 0, 1e6, 1,                                     \
     "lr from epoch E on (the schedule's)")                                                         \
   X(REAL, bucket_mb, "bucket-mb", "MB", "1", 0, 1e6, 0,                                            \
-    "ranks sum gradients in messages of at most so many MB, of whole parameters, while backward "  \
-    "goes on (1)")                                                                                 \
+    "largest message of gradients, in MB of whole parameters, sent during backward (1)")           \
   X(FLAG, checkpoint_parts, "checkpoint-parts", NULL, "false", 0, 0, 0,                            \
     "every rank writes its part of the library's state; DIR is shared by all ranks")               \
   X(FLAG, own_batches, "own-batches", NULL, "false", 0, 0, 1,                                      \
-    "a rank's samples are a batch of their own for stat_batch, published scales and "              \
+    "count a rank's samples as a whole batch for stat_batch, published scales and "                \
     "damping_leak, as in the published programs; losses then depend on the number of ranks")
 
 #define SETTINGS_TABLE(X) SETTINGS_SHARED(X) SETTINGS_SINGLE(X)

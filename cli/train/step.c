@@ -41,7 +41,7 @@ static int backward(run *r, bool wants, int64_t micro, double *loss, int64_t *co
 
 /* Run a micro-batch: compute its loss, and add its gradient to the sum. */
 static int run_batch(run *r, int64_t micro, int64_t *correct) {
-  const double t0 = ng_now_ms(), seen = precond_observe_ms(r->p);
+  const double t0 = ng_now_ms(), observed = precond_observe_ms(r->p);
   int rc = feed_train(&r->feed, r->state.step, micro);
   const double t1 = ng_now_ms();
   double loss = 0.0;
@@ -53,24 +53,24 @@ static int run_batch(run *r, int64_t micro, int64_t *correct) {
     rc = nn_forward(r->net, NN_TRAIN, r->feed.x, r->feed.batch, batch_number(r, micro),
                     wants ? precond_watch(r->p) : NULL);
   }
-  const double t2 = ng_now_ms(), seen_forward = precond_observe_ms(r->p);
+  const double t2 = ng_now_ms(), observed_forward = precond_observe_ms(r->p);
   grads_begin(&r->grads, micro);
   if (rc == CLI_OK) rc = backward(r, wants, micro, &loss, &right);
-  const double t3 = ng_now_ms(), seen_all = precond_observe_ms(r->p);
+  const double t3 = ng_now_ms(), observed_all = precond_observe_ms(r->p);
   *correct += right;
   r->loss = micro == 0 ? loss : r->loss + loss;
   r->own_ms[RUN_DATA] += t1 - t0;
-  r->own_ms[RUN_FORWARD] += t2 - t1 - (seen_forward - seen);
-  r->own_ms[RUN_BACKWARD] += t3 - t2 - (seen_all - seen_forward);
-  r->own_ms[RUN_OBSERVE] += seen_all - seen;
+  r->own_ms[RUN_FORWARD] += t2 - t1 - (observed_forward - observed);
+  r->own_ms[RUN_BACKWARD] += t3 - t2 - (observed_all - observed_forward);
+  r->own_ms[RUN_OBSERVE] += observed_all - observed;
   return rc;
 }
 
-/* Average loss and requests over the ranks, so that all ranks take the same decisions. A failed rank has left the run,
- * because other ranks may wait for messages that the failed rank did not send. */
+/* Average loss and requests over the ranks, so that all ranks take the same decisions. A failed rank has aborted the
+ * transport, because other ranks may wait for its messages. */
 static int agree_on_step(run *r, int64_t *correct) {
   const double share = (double)r->feed.batch / (double)r->feed.whole;
-  const bool stop = train_interrupted() || r->out->unheard;
+  const bool stop = train_interrupted() || r->out->output_failed;
   const bool keep = train_checkpoint_requests() != r->requests_served;
   double x[] = {r->out->diverged ? 0.0 : r->loss * share, (double)*correct, r->out->diverged, stop,
                 keep};
@@ -85,8 +85,8 @@ static int agree_on_step(run *r, int64_t *correct) {
   return CLI_OK;
 }
 
-/* The library skips a step whose gradients are not finite. After so many skipped steps in a row the run ends as
- * diverged. */
+/* The library skips a step whose gradients are not finite. After MOST_SKIPPED skipped steps in a row the run
+ * ends as diverged. */
 enum { MOST_SKIPPED = 4 };
 
 /* Set the options that --schedule changes to their values for this step, before the step observes. */
@@ -130,7 +130,7 @@ static int take_step(run *r, double lr, double before, int64_t *correct) {
   r->state.skipped_in_a_row = outcome.skipped ? r->state.skipped_in_a_row + 1 : 0;
   if (rc == CLI_OK && r->state.skipped_in_a_row >= MOST_SKIPPED) {
     r->out->diverged = true;
-    (void)snprintf(r->out->lost, sizeof r->out->lost,
+    (void)snprintf(r->out->reason, sizeof r->out->reason,
                    "the gradient of each of the last %d steps is not finite", MOST_SKIPPED);
   }
   r->state.rescued += outcome.rescued;

@@ -14,8 +14,8 @@
 
 enum { TRAIN_STATIONS = 32 };
 
-typedef struct
-    train_station { /* forward, backward, ..., then the stations of ng_report_station: totals */
+/* Totals of a station: forward, backward, ..., then the stations of ng_report_station. */
+typedef struct train_station {
   char name[24];
   double ms, wait_ms, bytes, messages;
 } train_station;

@@ -12,19 +12,18 @@
 #include <string.h>
 #include <unistd.h>
 
-typedef struct wish {
+typedef struct request {
   const char *config, *ranks;
   bool quiet, list;
-} wish;
+} request;
 
 /* The path of --config: a file, or a configuration shipped with the program (resnet50-bs32k, with or without
  * .json). */
 static char *config_path(const char *given) {
   if (access(given, F_OK) == 0 || strchr(given, '/') != NULL) return cli_copy(given);
   char name[256];
-  const size_t n = strlen(given);
-  const bool ends = n > 5 && strcmp(given + n - 5, ".json") == 0;
-  if (snprintf(name, sizeof name, "configs/%s%s", given, ends ? "" : ".json") >= (int)sizeof name)
+  const char *ending = cli_ends_in(given, ".json") ? "" : ".json";
+  if (snprintf(name, sizeof name, "configs/%s%s", given, ending) >= (int)sizeof name)
     return cli_copy(given);
   char *path = cli_shipped_path(name, name);
   if (access(path, F_OK) == 0) return path;
@@ -33,7 +32,7 @@ static char *config_path(const char *given) {
 }
 
 /* Apply the file, then the command line. */
-static int apply(settings *s, const wish *w, const cli_args *args) {
+static int apply(settings *s, const request *w, const cli_args *args) {
   char *path = w->config != NULL ? config_path(w->config) : NULL;
   int rc = path != NULL ? settings_read(s, path) : CLI_OK;
   free(path);
@@ -52,7 +51,7 @@ static int find_checkpoint(const char *dir) {
 
 /* A resumed run starts from the settings of its config.json; the command line may repeat them. train_run refuses
  * differences. */
-static int read_settings(settings *s, const wish *w, const cli_args *args, bool first) {
+static int read_settings(settings *s, const request *w, const cli_args *args, bool first) {
   settings_init(s);
   int rc = apply(s, w, args);
   if (rc != CLI_OK || !s->resume || s->out[0] == 0) return rc;
@@ -77,23 +76,24 @@ static int read_settings(settings *s, const wish *w, const cli_args *args, bool 
 /* The exit code, the same on every rank. */
 static int exit_code(const train_result *r) {
   if (r->diverged) return CLI_NO;
-  if (r->unheard && r->stopped) return CLI_BAD;
+  if (r->output_failed && r->stopped) return CLI_BAD;
   return r->stopped ? CLI_NO : CLI_OK;
 }
 
 /* Report why the run ended early. */
 static void report_end(const settings *s, const train_result *r) {
   /* the last checkpoint of this run, or the resumed checkpoint */
-  const long long steps = (long long)r->steps,
-                  kept = (long long)(r->kept < 0 && r->first > 0 ? r->first : r->kept);
+  const int64_t saved = r->saved_step < 0 && r->first > 0 ? r->first : r->saved_step;
+  const long long steps = (long long)r->steps;
   char then[4096] = "nothing was saved without --out";
   if (s->out[0] != 0)
     (void)snprintf(then, sizeof then, "continue with natgrad train --resume --out %s", s->out);
   if (r->diverged) {
     then[0] = 0;
-    if (kept >= 0) (void)snprintf(then, sizeof then, "; the checkpoint of step %lld stays", kept);
-    cli_note("diverged after step %lld: %s%s", steps, r->lost, then);
-  } else if (r->unheard) {
+    if (saved >= 0)
+      (void)snprintf(then, sizeof then, "; the checkpoint of step %lld stays", (long long)saved);
+    cli_note("diverged after step %lld: %s%s", steps, r->reason, then);
+  } else if (r->output_failed) {
     cli_note("standard output could not be written; stopped after step %lld; %s", steps, then);
   } else {
     cli_note("stopped after step %lld; %s", steps, then);
@@ -162,19 +162,19 @@ static int check_given(const settings *s, const cli_args *args) {
 typedef struct rank_runs {
   const settings *s;
   const data_set *d;
-  const train_show *show; /* of rank 0 */
-  train_result *result;   /* [ranks] */
+  const train_output *output; /* of rank 0 */
+  train_result *result;       /* [ranks] */
 } rank_runs;
 
 static int run_rank(void *user, const ng_transport *t) {
-  static const train_show nothing = {.label = ""};
+  static const train_output nothing = {.label = ""};
   const rank_runs *r = user;
-  return train_run_on(t, r->s, r->d, t->rank == 0 ? r->show : &nothing, &r->result[t->rank]);
+  return train_run_on(t, r->s, r->d, t->rank == 0 ? r->output : &nothing, &r->result[t->rank]);
 }
 
-static int run_threads(int32_t n, const settings *s, const data_set *d, const train_show *show,
+static int run_threads(int32_t n, const settings *s, const data_set *d, const train_output *output,
                        train_result *out) {
-  rank_runs r = {s, d, show, cli_take((size_t)n, sizeof *r.result)};
+  rank_runs r = {s, d, output, cli_take((size_t)n, sizeof *r.result)};
   const int rc = launch_threads(n, run_rank, &r);
   for (int32_t i = rc == CLI_OK ? 1 : 0; i < n; i++)
     train_result_free(&r.result[i]);
@@ -203,11 +203,11 @@ static int train(const settings *s, bool quiet, const launch *l) {
   }
   if (rc == CLI_OK) {
     train_result r;
-    const bool shown = !quiet && k.rank == 0;
-    const train_show show = {.bar = shown, .lines = shown, .label = ""};
+    const bool prints = !quiet && k.rank == 0;
+    const train_output output = {.bar = prints, .lines = prints, .label = ""};
     train_catch_signals();
-    rc = l->threads > 1 ? run_threads(l->threads, s, &d, &show, &r)
-                        : train_run_on(t, s, &d, &show, &r);
+    rc = l->threads > 1 ? run_threads(l->threads, s, &d, &output, &r)
+                        : train_run_on(t, s, &d, &output, &r);
     if (rc == CLI_OK) {
       rc = k.rank == 0 ? report(s, &r, quiet) : exit_code(&r);
       train_result_free(&r);
@@ -220,7 +220,8 @@ static int train(const settings *s, bool quiet, const launch *l) {
 }
 
 /* Rank 0 checks the directory before the other ranks read it. */
-static int settings_on_ranks(settings *s, const wish *w, const cli_args *args, const run_ranks *k) {
+static int settings_on_ranks(settings *s, const request *w, const cli_args *args,
+                             const run_ranks *k) {
   int rc = k->rank == 0 ? read_settings(s, w, args, true) : CLI_OK;
   rc = ranks_agree(k, rc);
   if (rc == CLI_OK && k->rank > 0) rc = read_settings(s, w, args, false);
@@ -229,7 +230,7 @@ static int settings_on_ranks(settings *s, const wish *w, const cli_args *args, c
 }
 
 static int run(void *user, const cli_args *args) {
-  const wish *w = user;
+  const request *w = user;
   settings s;
   launch l;
   for (int i = 0; w->list && i < model_count(); i++)
@@ -245,7 +246,7 @@ static int run(void *user, const cli_args *args) {
   return rc;
 }
 
-static const wish standard = {.ranks = "auto"};
+static const request standard = {.ranks = "auto"};
 static const cli_option own[] = {
 #define ROW(kind, field, name, takes, standard, lower, upper, shapes, help)                        \
   {name, takes, help, CLI_SETTING, 0, 0, 0},
@@ -254,12 +255,12 @@ static const cli_option own[] = {
         {"config", "FILE.json",
          "an object of settings, {\"model\": \"lenet\", \"damping\": 0.01}, or the name of a "
          "shipped one",
-         CLI_TEXT, .field = offsetof(wish, config)},
+         CLI_TEXT, .field = offsetof(request, config)},
     {"ranks", "WHO",
      "auto | mpi | N: N threads; auto: mpi under a launcher of MPI, else one (auto)", CLI_TEXT,
-     .field = offsetof(wish, ranks)},
-    {"quiet", NULL, "no bar, no lines", CLI_FLAG, .field = offsetof(wish, quiet)},
-    {"models", NULL, "only list the networks", CLI_FLAG, .field = offsetof(wish, list)},
+     .field = offsetof(request, ranks)},
+    {"quiet", NULL, "no bar, no lines", CLI_FLAG, .field = offsetof(request, quiet)},
+    {"models", NULL, "only list the networks", CLI_FLAG, .field = offsetof(request, list)},
 };
 
 const cli_command cli_train = {
@@ -298,35 +299,35 @@ const cli_command cli_train = {
         "Momentum that follows lr, for the update v <- m v - lr PD, w <- w + v of chainerkfac\n"
         "  ratio                     m = momentum min(1, lr / lr of the step before)\n"
         "  proportional              m = momentum lr / --lr\n"
-        "  The sgd update here keeps lr out of v, so it is given m lr_before / lr: with a falling\n"
-        "  lr ratio is the same as none.\n"
+        "  The sgd update here keeps lr out of v, so its momentum is m lr_before / lr: with a\n"
+        "  falling lr, ratio equals none.\n"
         "\n"
         "mpirun -np N natgrad train ... splits every batch of --batch samples over N ranks,\n"
         "which average gradients and statistics. Results equal a run on one rank up to\n"
         "rounding; batch norms use the samples of their own rank. Rank 0 prints and writes\n"
         "DIR. Open MPI needs --allow-run-as-root for root, and --oversubscribe for more ranks\n"
         "than cores. At the end a table shows the mean step by station: time, time of the\n"
-        "slowest rank, wait in collectives, idle (wait beyond the rank that waits least),\n"
+        "slowest rank, wait in collectives, idle (wait minus the least wait of a rank),\n"
         "bytes, messages. DIR/log.jsonl has all ranks.\n"
         "\n"
         "DIR/log.jsonl has one JSON object a line: \"event\" is step, epoch or end.\n"
         "DIR/checkpoint-STEP.safetensors has the weights under PyTorch's names, and in\n"
-        "natgrad.* what else a resumed run needs. It belongs to config.json and log.jsonl:\n"
+        "natgrad.* the other state of the run. It belongs to config.json and log.jsonl:\n"
         "missing, mixed or edited files are refused by name. A resumed run has the settings of\n"
         "DIR/config.json and gives the same bits as an uninterrupted one; only --epochs or\n"
         "--steps may change.\n"
         "\n"
-        "SIGINT and SIGTERM write a checkpoint and end the run, a second one ends it at once;\n"
+        "SIGINT and SIGTERM write a checkpoint and end the run; a second signal ends it at once;\n"
         "SIGUSR1 writes a checkpoint. Signal any rank or mpirun (Open MPI kills its ranks one\n"
         "second after SIGTERM; OMPI_MCA_odls_base_sigkill_timeout changes that). Exit code 1:\n"
         "stopped by a signal, or diverged: the loss or a weight is not finite, or at a\n"
-        "checkpoint the mean loss since the last one is above 1000 and above 1000 times that\n"
-        "of the first step. The last checkpoint stays. Test losses are without label\n"
+        "checkpoint the mean loss since the last one is above 1000 and above 1000 times the\n"
+        "loss of the first step. The last checkpoint stays. Test losses are without label\n"
         "smoothing.\n",
     .options = own,
     .n_options = (int)(sizeof own / sizeof own[0]),
     .library = true,
-    .size = sizeof(wish),
+    .size = sizeof(request),
     .standard = &standard,
     .run = run,
 };

@@ -34,9 +34,9 @@ typedef struct train_number { /* a member of a line of log.jsonl */
 /* A run has diverged if its mean training loss exceeds this factor times max(1, loss of the first step). */
 enum { TRAIN_FAR = 1000 };
 
-/* The effect of refresh_tolerance on a kind of statistic ("A", "G", "F" of norms, means): the number of refreshes and of
- * refreshes passed over, and the bytes of sums that rank 0 sent or did not need to send. Totals over layers and steps,
- * including the steps before a resume. */
+/* The effect of refresh_tolerance on a kind of statistic ("A", "G", "F" of norms, means): the number of refreshes and
+ * of refreshes passed over, and the bytes of sums that rank 0 sent or did not need to send. Totals over layers and
+ * steps, including the steps before a resume. */
 enum { TRAIN_KINDS = 8 };
 typedef struct train_refreshed {
   char name[16];
@@ -47,14 +47,14 @@ typedef struct train_result {
   int epochs;
   train_epoch *epoch; /* [epochs] */
   int64_t steps, skipped, rescued, unobserved;
-  int64_t first;    /* steps done before this run resumed */
-  bool stopped;     /* stopped by a signal */
-  bool diverged;    /* the loss or a weight is not finite, or many steps in a row were skipped */
-  bool unheard;     /* stopped because stdout is full or closed */
-  char lost[128];   /* diverged: "the loss is not finite" */
-  int64_t averaged; /* number of averaged weights; 0: none, or the run is not over */
+  int64_t first;      /* steps done before this run resumed */
+  bool stopped;       /* stopped by a signal */
+  bool diverged;      /* the loss or a weight is not finite, or many steps in a row were skipped */
+  bool output_failed; /* stopped because stdout is full or closed */
+  char reason[128];   /* diverged: "the loss is not finite" */
+  int64_t averaged;   /* number of averaged weights; 0: none, or the run is not over */
   double average_loss, average_accuracy; /* of the averaged network, on the test split */
-  int64_t kept;                          /* step of the last checkpoint; -1: none */
+  int64_t saved_step;                    /* step of the last checkpoint; -1: none */
   int stations;
   train_station station[TRAIN_STATIONS];
   int kinds; /* of adaptive statistics */
@@ -63,11 +63,11 @@ typedef struct train_result {
   int64_t network_bytes, precond_bytes; /* memory of the model; of the library between steps */
 } train_result;
 
-typedef struct train_show { /* output during the run */
-  bool bar;                 /* a progress bar on stderr, if it is a terminal */
-  bool lines;               /* one line per epoch on stdout */
-  const char *label;        /* before both: "natgrad seed 1", or "" */
-} train_show;
+typedef struct train_output { /* output during the run */
+  bool bar;                   /* a progress bar on stderr, if it is a terminal */
+  bool lines;                 /* one line per epoch on stdout */
+  const char *label;          /* before both: "natgrad seed 1", or "" */
+} train_output;
 
 /* Check that settings and data fit, before the run takes a directory or memory. CLI_BAD after a message. */
 int train_check(const settings *s, const data_set *d);
@@ -79,19 +79,19 @@ int train_network(const settings *s, const data_set *d, ng_pool *pool, nn **net,
 int train_open(const settings *s, data_set *d);
 /* Run the training. `d` is open and may serve many runs. CLI_OK also after a signal or divergence (see the
  * result); CLI_BAD after a message. */
-int train_run(const settings *s, const data_set *d, const train_show *show, train_result *out);
+int train_run(const settings *s, const data_set *d, const train_output *output, train_result *out);
 /* Run the training on several ranks; each rank calls this function with its transport (NULL: one rank). Results equal
  * the results of one rank with the whole batch, up to the order of sums; batch norms use the samples of their own rank,
  * running statistics are averaged. Rank 0 has the directory and shows progress. */
 int train_run_on(const ng_transport *t, const settings *s, const data_set *d,
-                 const train_show *show, train_result *out);
+                 const train_output *output, train_result *out);
 void train_result_free(train_result *r);
 
-/* SIGINT and SIGTERM set a flag that the loop reads between steps: the loop saves a checkpoint and ends. A second signal
- * at least half a second later ends the process at once. SIGUSR1 requests a checkpoint. */
+/* SIGINT and SIGTERM set a flag that the loop reads between steps: the loop saves a checkpoint and ends. A second
+ * signal at least half a second later ends the process at once. SIGUSR1 requests a checkpoint. */
 void train_catch_signals(void);
 void train_restore_signals(void); /* SIGINT and SIGTERM end the process again */
 bool train_interrupted(void);
-int train_checkpoint_requests(void); /* SIGUSR1 so far */
+int train_checkpoint_requests(void); /* number of SIGUSR1 received */
 
 #endif
