@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "late.h"
 #include "linalg_check.h"
 #include "twosided/twosided.h"
 
@@ -18,6 +19,11 @@ enum { SCRATCH = 1 << 16 };
 static const int64_t rows_of[BLOCKS] = {3, 2}, cols_of[BLOCKS] = {2, 5};
 static const char *const form_name[] = {"symmetric", "diagonal", "absent"};
 static const char *const result_name[] = {"inverse", "cholesky", "eigen", "copy", "root"};
+
+/* NULL: a queue that does all work late. */
+static ng_queue queue_for(const ng_linalg_ops *la) {
+  return queue_of(la != NULL ? la : late_over(&ng_linalg_ref));
+}
 
 /* One side: its matrices, and each of them dense. */
 typedef struct flank {
@@ -213,7 +219,7 @@ static void one_case(ng_queue *q, ng_form lf, ng_form rf, ng_result result, ng_d
 }
 
 static void every_form_and_result(void **arg) {
-  ng_queue queue = queue_of(*arg);
+  ng_queue queue = queue_for(*arg);
   static const ng_dtype dtypes[] = {NG_F32, NG_BF16};
   for (int l = NG_FORM_SYMMETRIC; l <= NG_FORM_ABSENT; l++) {
     for (int r = NG_FORM_SYMMETRIC; r <= NG_FORM_ABSENT; r++) {
@@ -236,7 +242,7 @@ static void replace_by_product(double **Z, const double *Y, int64_t n) {
 
 /* X = (F + d I)^(-1/p): X^a (F + d I)^b = I with a / b = p. Order of the error: a times that of X, which is n u cond. */
 static void roots(void **arg) {
-  ng_queue queue = queue_of(*arg), *q = &queue;
+  ng_queue queue = queue_for(*arg), *q = &queue;
   static const struct {
     double p;
     int a, b;
@@ -279,7 +285,7 @@ static void roots(void **arg) {
 }
 
 static void diagonal_roots(void **arg) {
-  ng_queue queue = queue_of(*arg);
+  ng_queue queue = queue_for(*arg);
   float F[3] = {0.5f, 2.0f, 0.0f}, d[3], scratch[16];
   ng_matrix m = {.form = NG_FORM_DIAGONAL, .result = NG_RESULT_ROOT, .n = 3, .p = 4.0, .F = F};
   m.d = d;
@@ -290,7 +296,7 @@ static void diagonal_roots(void **arg) {
 
 /* A root that f16 cannot hold fails, and the result stays. */
 static void root_out_of_range(void **arg) {
-  ng_queue queue = queue_of(*arg), *q = &queue;
+  ng_queue queue = queue_for(*arg), *q = &queue;
   ng_sym F = sym_new(3);
   uint16_t R[6] = {1, 2, 3, 4, 5, 6}, old[6] = {1, 2, 3, 4, 5, 6};
   ng_matrix m = {.result = NG_RESULT_ROOT, .n = 3, .p = 2.0, .F = F.a, .R = R};
@@ -330,7 +336,7 @@ static double *between(const double *Q, const double *F, const double *X, int64_
 /* One iteration from a cold basis of another matrix, then many; the properties and limits are those of the recordings of
  * SOAP: |Q'Q - I| <= 5e-6, and Q'(F Q_old, sorted) is upper triangular to 5e-6 of the largest entry of F. */
 static void refreshes(void **arg) {
-  ng_queue queue = queue_of(*arg), *q = &queue;
+  ng_queue queue = queue_for(*arg), *q = &queue;
   EACH_SIZE(n) {
     if (n > 40) continue;
     ng_sym F = sym_positive(n, 0.0), older = sym_positive(n, 0.0);
@@ -401,7 +407,9 @@ static void directions(void **arg) {
 }
 
 #define REF(f)                                                                                     \
-  { "ref: " #f, f, seed_restart, NULL, (void *)(uintptr_t)&ng_linalg_ref }
+  {"late: " #f, f, seed_restart, NULL, NULL}, {                                                    \
+    "ref: " #f, f, seed_restart, NULL, (void *)(uintptr_t)&ng_linalg_ref                           \
+  }
 #if defined(NG_HAVE_BLAS)
 #define EACH(f)                                                                                    \
   REF(f), { "cpu: " #f, f, seed_restart, NULL, (void *)(uintptr_t)&ng_linalg_cpu }
