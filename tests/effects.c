@@ -89,7 +89,7 @@ static ng_status observe(struct outcome *r, fixture *f, int32_t rank, int32_t st
   return NG_OK;
 }
 
-/* The step that the run names; option `update` may say another. */
+/* The call that `what->step` names; it is wrong if option `update` differs. */
 static ng_status one_step(const run *what, ng_precond *p, int32_t step) {
   const ng_sgd s = fixture_sgd(1, 0.9);
   ng_adamw a;

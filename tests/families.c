@@ -415,28 +415,25 @@ test_case *v_layers_of(const variant *v, int32_t steps, int32_t ranks) {
   return s;
 }
 
-test_case *v_uneven(const variant *v, int32_t steps, int32_t ranks, uint64_t salt) {
+static test_case *filled(const variant *v, int32_t steps, int32_t ranks, uint64_t salt, bool even) {
   rng r = {test_seed() ^ salt};
   test_case *s = v_layers_of(v, steps, ranks);
   for (int32_t t = 0; t < steps; t++) {
     for (int32_t k = 0; k < ranks; k++) {
-      for (int64_t c = 1 + (k + t) % 2; c > 0; c--)
-        case_add_micro(s, t, k, 1 + (3 * k + t + c) % 5)->batch.reduction = NG_SUM;
+      for (int64_t c = even ? 1 : 1 + (k + t) % 2; c > 0; c--)
+        case_add_micro(s, t, k, even ? 3 : 1 + (3 * k + t + c) % 5)->batch.reduction = NG_SUM;
     }
   }
   case_fill(s, &r);
   return s;
 }
 
+test_case *v_uneven(const variant *v, int32_t steps, int32_t ranks, uint64_t salt) {
+  return filled(v, steps, ranks, salt, false);
+}
+
 test_case *v_even(const variant *v, int32_t steps, int32_t ranks, uint64_t salt) {
-  rng r = {test_seed() ^ salt};
-  test_case *s = v_layers_of(v, steps, ranks);
-  for (int32_t t = 0; t < steps; t++) {
-    for (int32_t k = 0; k < ranks; k++)
-      case_add_micro(s, t, k, 3)->batch.reduction = NG_SUM;
-  }
-  case_fill(s, &r);
-  return s;
+  return filled(v, steps, ranks, salt, true);
 }
 
 static void scale(test_case *s, double c, bool by_samples) {

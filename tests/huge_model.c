@@ -23,17 +23,17 @@ element element_of(const model *m, int i) {
                    s->v == NULL ? 0 : s->v[k]};
 }
 
-ng_status begin(model *m, const char *line, const how *by, ng_dtype grads, ng_dtype type,
-                const ng_transport *transport) {
+ng_status model_open(model *m, const char *line, const update *by, ng_dtype grads, ng_dtype type,
+                     const ng_transport *transport) {
   static const int64_t rows[] = {OUT, 1, 1}, cols[] = {IN, OUT, COUNT}, from[] = {0, IN * OUT, FC};
-  const char *update = by->beta2 > 0 ? "adamw" : by->in_place ? "gradient" : "sgd";
+  const char *kind = by->beta2 > 0 ? "adamw" : by->in_place ? "gradient" : "sgd";
   char options[200];
   plane grad[3], weight[3];
   memset(m, 0, sizeof *m);
   m->r.state = test_seed();
   m->grads = grads;
   m->type = type;
-  (void)snprintf(options, sizeof options, "%s update=%s", line, update);
+  (void)snprintf(options, sizeof options, "%s update=%s", line, kind);
   ng_status st = fixture_open(&m->f, options, &(fixture_how){.threads = 1, .transport = transport});
   for (int i = 0; i < ALL; i++)
     put(m->weight, type, i, (float)rng_value(&m->r));
@@ -57,7 +57,7 @@ void fill(model *m, int place, double size) {
   if (place >= ALL + IN) m->g[place - ALL - IN] = (float)size;
 }
 
-ng_status step(model *m, const how *by) {
+ng_status step(model *m, const update *by) {
   const plane a = plane_of(m->a, 1, IN, NG_F32), g = plane_of(m->g, 1, OUT, NG_F32);
   const ng_status st = fixture_begin_and_observe(&m->f, 1, 0, &a, &g);
   if (st < NG_OK) return st;
@@ -80,7 +80,7 @@ ng_status step(model *m, const how *by) {
   return ng_step_sgd(m->f.p, &h, 1);
 }
 
-ng_status fill_and_step(model *m, const how *by, int place, double size) {
+ng_status fill_and_step(model *m, const update *by, int place, double size) {
   fill(m, place, size);
   return step(m, by);
 }

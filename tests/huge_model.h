@@ -11,12 +11,12 @@
 enum { IN = 5, OUT = 3, COUNT = 7, FC = IN * OUT + OUT, ALL = FC + COUNT, NOWHERE = -1 };
 
 /* The numbers of an update: SGD; AdamW if beta2 > 0; ng_step if in_place. */
-typedef struct how {
+typedef struct update {
   const char *name;
   double lr, momentum, dampening, decay, beta1, beta2, eps;
   int32_t nesterov, decoupled;
   bool in_place;
-} how;
+} update;
 
 typedef struct model {
   fixture f;
@@ -37,13 +37,13 @@ void put(uint32_t *of, ng_dtype t, int64_t i, float x);
 element element_of(const model *m, int i);
 
 /* `line` has options; `transport` may be NULL. */
-ng_status begin(model *m, const char *line, const how *by, ng_dtype grads, ng_dtype type,
-                const ng_transport *transport);
+ng_status model_open(model *m, const char *line, const update *by, ng_dtype grads, ng_dtype type,
+                     const ng_transport *transport);
 /* Fill with ordinary numbers, exact in all dtypes, and with `size` at `place`: an element of a gradient; ALL and more:
  * of an observation. */
 void fill(model *m, int place, double size);
 /* Observe one sample and take the step. */
-ng_status step(model *m, const how *by);
-ng_status fill_and_step(model *m, const how *by, int place, double size);
+ng_status step(model *m, const update *by);
+ng_status fill_and_step(model *m, const update *by, int place, double size);
 
 #endif

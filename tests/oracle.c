@@ -572,6 +572,15 @@ int64_t oracle_cols(const ng_layer *l) {
 
 /* ---- dense tools -----------------------------------------------------------------------------*/
 
+/* Rotate two rows or columns, whose elements are `step` apart. */
+static void rotate(int64_t n, double *x, double *y, int64_t step, double c, double s) {
+  for (int64_t k = 0; k < n * step; k += step) {
+    const double a = x[k], b = y[k];
+    x[k] = c * a - s * b;
+    y[k] = s * a + c * b;
+  }
+}
+
 void oracle_eigen(int64_t n, const double *M, double *d, double *Q) {
   double *S = copy_of(M, n * n);
   for (int64_t i = 0; i < n; i++) {
@@ -594,27 +603,23 @@ void oracle_eigen(int64_t n, const double *M, double *d, double *Q) {
         double theta = (S[j * n + j] - S[i * n + i]) / (2 * sij);
         double t = (theta >= 0 ? 1 : -1) / (fabs(theta) + sqrt(theta * theta + 1));
         double c = 1 / sqrt(t * t + 1), s = t * c;
-        for (int64_t k = 0; k < n; k++) {
-          double x = S[k * n + i], y = S[k * n + j];
-          S[k * n + i] = c * x - s * y;
-          S[k * n + j] = s * x + c * y;
-        }
-        for (int64_t k = 0; k < n; k++) {
-          double x = S[i * n + k], y = S[j * n + k];
-          S[i * n + k] = c * x - s * y;
-          S[j * n + k] = s * x + c * y;
-        }
-        for (int64_t k = 0; k < n; k++) {
-          double x = Q[k * n + i], y = Q[k * n + j];
-          Q[k * n + i] = c * x - s * y;
-          Q[k * n + j] = s * x + c * y;
-        }
+        rotate(n, S + i, S + j, n, c, s);
+        rotate(n, S + i * n, S + j * n, 1, c, s);
+        rotate(n, Q + i, Q + j, n, c, s);
       }
     }
   }
   for (int64_t i = 0; i < n; i++)
     d[i] = S[i * n + i];
   free(S);
+}
+
+static void swap(double *x, double *y, int64_t n) {
+  for (int64_t j = 0; j < n; j++) {
+    const double kept = x[j];
+    x[j] = y[j];
+    y[j] = kept;
+  }
 }
 
 void oracle_solve(int64_t n, const double *M, int64_t m, double *R) {
@@ -625,16 +630,8 @@ void oracle_solve(int64_t n, const double *M, int64_t m, double *R) {
       if (fabs(S[i * n + k]) > fabs(S[best * n + k])) best = i;
     }
     require(S[best * n + k] != 0, "singular matrix");
-    for (int64_t j = 0; j < n; j++) {
-      double x = S[k * n + j];
-      S[k * n + j] = S[best * n + j];
-      S[best * n + j] = x;
-    }
-    for (int64_t j = 0; j < m; j++) {
-      double x = R[k * m + j];
-      R[k * m + j] = R[best * m + j];
-      R[best * m + j] = x;
-    }
+    swap(S + k * n, S + best * n, n);
+    swap(R + k * m, R + best * m, m);
     for (int64_t i = 0; i < n; i++) {
       if (i == k) continue;
       double f = S[i * n + k] / S[k * n + k];

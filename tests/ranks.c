@@ -20,16 +20,16 @@
 #include <unistd.h>
 #endif
 
-typedef struct crew {
+typedef struct rank_group {
   pthread_mutex_t lock;
   pthread_cond_t ended;
   int32_t running;
   rank_fn fn;
   void *arg;
-} crew;
+} rank_group;
 
 typedef struct rank_job {
-  crew *crew;
+  rank_group *rank_group;
   ng_transport *t;
   int32_t rank;
   pthread_t thread;
@@ -39,18 +39,18 @@ typedef struct rank_job {
 
 static void *rank_main(void *arg) {
   rank_job *j = arg;
-  ng_status st = j->crew->fn(j->rank, j->t, j->crew->arg);
-  pthread_mutex_lock(&j->crew->lock);
+  ng_status st = j->rank_group->fn(j->rank, j->t, j->rank_group->arg);
+  pthread_mutex_lock(&j->rank_group->lock);
   j->status = st;
   j->done = true;
-  j->crew->running--;
-  pthread_cond_signal(&j->crew->ended);
-  pthread_mutex_unlock(&j->crew->lock);
+  j->rank_group->running--;
+  pthread_cond_signal(&j->rank_group->ended);
+  pthread_mutex_unlock(&j->rank_group->lock);
   return NULL;
 }
 
 /* True when every rank has ended. */
-static bool wait_for(crew *c, long seconds) {
+static bool wait_for(rank_group *c, long seconds) {
   struct timespec until;
   clock_gettime(CLOCK_MONOTONIC, &until);
   until.tv_sec += seconds;
@@ -76,7 +76,7 @@ static ng_status worse(ng_status a, ng_status b) {
 }
 
 ng_status ranks_run_on(int32_t n, ng_transport *t, rank_fn fn, void *arg, ng_status *per_rank) {
-  crew c = {.running = n, .fn = fn, .arg = arg};
+  rank_group c = {.running = n, .fn = fn, .arg = arg};
   rank_job *job = calloc((size_t)n, sizeof *job);
   if (!job) fail_msg("ranks: no memory");
   pthread_condattr_t monotonic;
@@ -87,7 +87,7 @@ ng_status ranks_run_on(int32_t n, ng_transport *t, rank_fn fn, void *arg, ng_sta
   pthread_condattr_destroy(&monotonic);
 
   for (int32_t r = 0; r < n; r++) {
-    job[r] = (rank_job){.crew = &c, .t = &t[r], .rank = r};
+    job[r] = (rank_job){.rank_group = &c, .t = &t[r], .rank = r};
     if (pthread_create(&job[r].thread, NULL, rank_main, &job[r])) {
       /* Ranks already started would wait for this one. */
       fprintf(stderr, "ranks: no thread for rank %d\n", (int)r);

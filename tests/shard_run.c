@@ -97,26 +97,23 @@ static ng_status add(rank_run *run, int i) {
 
 double initial_weight(int i, int64_t k) { return rng_place(-1, i, 0, k); }
 
+/* The index in the whole of element k of a shard: the weights, then the bias. */
+static int64_t index_in_whole(const shard_run *x, const shard *p, int i, int64_t k) {
+  const int64_t cols = layer[i].in + has_bias(x, i), weights = p->out * p->in;
+  return k < weights ? (p->row + k / p->in) * cols + p->col + k % p->in
+                     : (p->row + k - weights + 1) * cols - 1;
+}
+
 void copy_shard(const shard_run *x, int32_t rank, int i, const double *whole, float *to) {
   const shard p = shard_of(x, rank, i);
-  const int64_t cols = layer[i].in + has_bias(x, i);
-  for (int64_t r = 0; r < p.out; r++) {
-    for (int64_t c = 0; c < p.in; c++) {
-      to[r * p.in + c] = (float)whole[(p.row + r) * cols + p.col + c];
-    }
-    if (has_bias(x, i)) to[p.out * p.in + r] = (float)whole[(p.row + r) * cols + cols - 1];
-  }
+  for (int64_t k = 0; k < p.out * (p.in + has_bias(x, i)); k++)
+    to[k] = (float)whole[index_in_whole(x, &p, i, k)];
 }
 
 void store_shard(const shard_run *x, int32_t rank, int i, const float *from, double *whole) {
   const shard p = shard_of(x, rank, i);
-  const int64_t cols = layer[i].in + has_bias(x, i);
-  for (int64_t r = 0; r < p.out; r++) {
-    for (int64_t c = 0; c < p.in; c++) {
-      whole[(p.row + r) * cols + p.col + c] = (double)from[r * p.in + c];
-    }
-    if (has_bias(x, i)) whole[(p.row + r) * cols + cols - 1] = (double)from[p.out * p.in + r];
-  }
+  for (int64_t k = 0; k < p.out * (p.in + has_bias(x, i)); k++)
+    whole[index_in_whole(x, &p, i, k)] = (double)from[k];
 }
 
 static bool is_wrong(const rank_run *run, int64_t t, int64_t call, const char *how) {

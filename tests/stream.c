@@ -47,7 +47,7 @@ static ng_status field_at(ng_precond *p, int32_t i, ng_field_info *info) {
   return ng_state_at(p, i, info);
 }
 
-ng_status walk_take(ng_precond *p, int32_t rank, walked *mine) {
+ng_status state_arrays_read(ng_precond *p, int32_t rank, state_arrays *mine) {
   memset(mine, 0, sizeof *mine);
   mine->fields = ng_state_count(p);
   mine->data = calloc((size_t)mine->fields + 1, sizeof *mine->data);
@@ -72,7 +72,7 @@ ng_status walk_take(ng_precond *p, int32_t rank, walked *mine) {
   return ng_state_manifest(p, mine->manifest, (size_t)n + 1) == n ? st : NG_ERR_STATE;
 }
 
-ng_status walk_compose(ng_precond *p, const walked *all, stream *to) {
+ng_status state_arrays_write(ng_precond *p, const state_arrays *all, stream *to) {
   static const char *const dtype[] = {"", "F32", "F64", "F16", "BF16", "I32", "I64", "U8"};
   ngio_out o = {0};
   char sum[16];
@@ -118,7 +118,7 @@ ng_status walk_compose(ng_precond *p, const walked *all, stream *to) {
   return st;
 }
 
-void walk_drop(walked *w) {
+void state_arrays_free(state_arrays *w) {
   for (int32_t i = 0; i < w->fields && w->data != NULL; i++)
     free(w->data[i]);
   free(w->data);

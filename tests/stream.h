@@ -22,17 +22,18 @@ int64_t stream_read(void *user, void *data, int64_t bytes);
 void stream_rewind(stream *s); /* read from the start, without faults */
 void stream_drop(stream *s);
 
-/* The arrays of one rank. */
-typedef struct walked {
+/* All fields of a state, as read by one rank. */
+typedef struct state_arrays {
   int32_t fields;
   void **data; /* NULL: another rank stores the array */
   char *manifest;
-} walked;
+} state_arrays;
 
 /* Collective.  NG_ERR_STATE also if answers of the library are inconsistent; assert nothing. */
-ng_status walk_take(ng_precond *p, int32_t rank, walked *mine);
-/* On rank 0, after walk_take on all ranks: write a safetensors file of all arrays, without the library's writer. */
-ng_status walk_compose(ng_precond *p, const walked *all, stream *to);
-void walk_drop(walked *w);
+ng_status state_arrays_read(ng_precond *p, int32_t rank, state_arrays *mine);
+/* On rank 0, after state_arrays_read on all ranks: write a safetensors file of all arrays, without the library's
+ * writer. */
+ng_status state_arrays_write(ng_precond *p, const state_arrays *all, stream *to);
+void state_arrays_free(state_arrays *w);
 
 #endif

@@ -20,7 +20,7 @@ static void absent(model *m, int32_t k) {
 }
 
 /* A layer or the tensor has no gradient. */
-static void absent_gradients(void **state) {
+static void missing_gradients_keep_weights(void **state) {
   static const char *const methods[] = {
       "damping=0.1", "method=kaisa damping=0.1", "method=eva damping=0.1",
       "damping=0.1 clip=ratio clip_bound=0.1", "damping=0.1 clip=rms clip_bound=0.1"};
@@ -78,7 +78,7 @@ static void absent_gradients(void **state) {
 }
 
 /* An expired binding is an error, and so is a layer with a gradient of only its weight or only its bias. */
-static void a_missing_gradient_is_declared_not_forgotten(void **state) {
+static void an_expired_binding_is_no_missing_gradient(void **state) {
   model m;
   fixture_ok(&m.f, open_model(&m, "damping=0.1 missing=keep", NULL));
   fixture_ok(&m.f, bind_one(&m, FC1, m.grad[FC1], NULL, NG_ONE_STEP));
@@ -232,7 +232,7 @@ static ng_status odd_rank(int32_t rank, ng_transport *t, void *arg) {
   return NG_OK;
 }
 
-static void ranks_agree_who_is_left_out(void **state) {
+static void ranks_must_exclude_the_same_layers(void **state) {
   for (int what = 0; what < 4; what++) {
     odd o = {.what = what};
     assert_int_equal(ranks_run(3, odd_rank, &o, NULL), NG_OK);
@@ -245,10 +245,10 @@ static void ranks_agree_who_is_left_out(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(absent_gradients),
-      cmocka_unit_test(a_missing_gradient_is_declared_not_forgotten),
+      cmocka_unit_test(missing_gradients_keep_weights),
+      cmocka_unit_test(an_expired_binding_is_no_missing_gradient),
       cmocka_unit_test(frozen_is_reported),
-      cmocka_unit_test(ranks_agree_who_is_left_out),
+      cmocka_unit_test(ranks_must_exclude_the_same_layers),
       cmocka_unit_test(updates_are_counted_by_parameter),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -105,7 +105,6 @@ typedef struct observed_array {
   int plain[4];
 } observed_array;
 
-/* With the second image size the output has another size, too. */
 static const observed_array observed[] = {
     {FC, false, 2, {B, 6}, {1, 0}},
     {FC, true, 2, {B, 7}, {1, 0}},
@@ -312,7 +311,7 @@ static void expanded_axes(void **state) {
 }
 
 /* A NaN is found in every element; gaps are not read. */
-static void not_finite_is_found(void **state) {
+static void non_finite_values_are_found(void **state) {
   const int orders[4][4] = {{3, 2, 1, 0}, {1, 3, 2, 0}, {0, 1, 2, 3}, {2, 0, 3, 1}};
   for (int o = 0; o < 4; o++) {
     for (int64_t at = 0; at < B * 4 * 30; at += 37) {
@@ -390,7 +389,7 @@ static void image_sizes_vary(void **state) {
 
 #define WRONG(call, status, word) fixture_fails(&m.f, call, status, word)
 
-static void shapes_are_judged(void **state) {
+static void wrong_shapes_are_refused(void **state) {
   float x[2048] = {0};
   model m = {0};
   open_model(&m, "damping=0.1", &dense);
@@ -465,9 +464,9 @@ int main(void) {
       cmocka_unit_test(parameters_have_any_layout),
       cmocka_unit_test(observations_have_any_layout),
       cmocka_unit_test(expanded_axes),
-      cmocka_unit_test(not_finite_is_found),
+      cmocka_unit_test(non_finite_values_are_found),
       cmocka_unit_test(image_sizes_vary),
-      cmocka_unit_test(shapes_are_judged),
+      cmocka_unit_test(wrong_shapes_are_refused),
       cmocka_unit_test(vectors_and_negative_strides),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

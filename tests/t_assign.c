@@ -10,12 +10,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MOST_WORKS = 64, MOST_TASKS = 8 };
+enum { MOST_BLOCKS = 64, MOST_TASKS = 8 };
 
 typedef struct model {
   ng_assignment a;
-  ng_assign_block work[MOST_WORKS];
-  ng_task task[MOST_WORKS][MOST_TASKS];
+  ng_assign_block work[MOST_BLOCKS];
+  ng_task task[MOST_BLOCKS][MOST_TASKS];
 } model;
 
 static const char *const letter[] = {"A", "B", "C", "D", "E", "F", "G", "H"};
@@ -70,7 +70,7 @@ static double price(const model *m) {
   return m->a.weight * most[0] + most[1];
 }
 
-static void done(model *m) {
+static void free_scratch(model *m) {
   free(m->a.scratch);
   m->a.scratch = NULL;
 }
@@ -118,7 +118,7 @@ static void examples_of_kaisa(void **state) {
         if (strcmp(got, row[i].owner[l]) != 0)
           fail_msg("example %d, layer %d: owners %s, not %s", (int)i, l, got, row[i].owner[l]);
       }
-      done(&m);
+      free_scratch(&m);
     }
   }
 }
@@ -164,11 +164,11 @@ static void resnet50_of_kaisa(void **state) {
   for (int r = 0; r < 4; r++)
     assert_true(load[r] == loads[r]); /* whole numbers below 2^53 */
   assert_true(over_mean(&m, 4) > 1.00005 && over_mean(&m, 4) < 1.00015);
-  done(&m);
+  free_scratch(&m);
   assign(&m, NG_PLACEMENT_KAISA, 4, 2, true);
   for (int i = 0; i < 54; i++)
     assert_int_equal(m.work[i].owner, hybrid[i] - '0');
-  done(&m);
+  free_scratch(&m);
   static const double ratio[] = {1.1177, 1.7311}; /* eight ranks: n^2, n^3 */
   for (int power = 2; power <= 3; power++) {
     model eight = {0};
@@ -176,7 +176,7 @@ static void resnet50_of_kaisa(void **state) {
     assign(&eight, NG_PLACEMENT_KAISA, 8, 8, true);
     assert_true(over_mean(&eight, 8) > ratio[power - 2] - 5e-5 &&
                 over_mean(&eight, 8) < ratio[power - 2] + 5e-5);
-    done(&eight);
+    free_scratch(&eight);
   }
 }
 
@@ -192,7 +192,7 @@ static void round_robin(void **state) {
   assign(&mixed, NG_PLACEMENT_ROUND_ROBIN, 4, 4, false);
   for (int32_t i = 0; i < 3; i++)
     assert_int_equal(mixed.work[i].owner, i == 0 ? 0 : i + 1);
-  done(&mixed);
+  free_scratch(&mixed);
   for (int32_t W = 1; W <= 12; W++) {
     for (int32_t rows = 1; rows <= W; rows++) {
       if (W % rows != 0) continue;
@@ -202,7 +202,7 @@ static void round_robin(void **state) {
       assign(&m, NG_PLACEMENT_ROUND_ROBIN, W, rows, true);
       for (int32_t i = 0; i < 7; i++)
         assert_int_equal(m.work[i].owner, i % W);
-      done(&m);
+      free_scratch(&m);
       assign(&m, NG_PLACEMENT_ROUND_ROBIN, W, rows, false);
       for (int32_t i = 0; i < 7 && rows == W; i++) {
         assert_int_equal(m.task[i][0].owner, 2 * i % W);
@@ -210,7 +210,7 @@ static void round_robin(void **state) {
       }
       for (int32_t i = 0; i < 7; i++)
         assert_int_equal(m.work[i].column, i % (W / rows));
-      done(&m);
+      free_scratch(&m);
       assign(&m, NG_PLACEMENT_MPD_KFAC, W, rows, true);
       for (int32_t i = 0; i < 7; i++) {
         const bool separate = W > 7;
@@ -219,7 +219,7 @@ static void round_robin(void **state) {
         if (separate && rows == W) assert_int_equal(m.task[i][0].owner, 2 * i % W);
         if (separate && rows > 1) assert_true(m.task[i][0].owner != m.task[i][1].owner);
       }
-      done(&m);
+      free_scratch(&m);
     }
   }
 }
@@ -241,7 +241,7 @@ static void blocks_of_equal_number_in_name_order(void **state) {
     assign(&m, NG_PLACEMENT_SPNGD, row[i].W, 1, true);
     for (int k = 0; k < 7; k++)
       assert_int_equal(m.work[k].owner, row[i].owner[name[k][0] - 'a'] - '0');
-    done(&m);
+    free_scratch(&m);
   }
 }
 
@@ -339,18 +339,18 @@ static void contiguous_runs_have_the_least_load(void **state) {
   static const int32_t owner[5] = {0, 0, 0, 1, 2}; /* 9 5 10 */
   for (int i = 0; i < 5; i++)
     assert_int_equal(m.work[i].owner, owner[i]);
-  done(&m);
+  free_scratch(&m);
   assign(&m, NG_PLACEMENT_CONTIGUOUS, 3, 3, false); /* 1 2 3 4, 9 1, 1 1 1 1 */
   static const int32_t first[5] = {0, 0, 0, 0, 1}, second[5] = {2, 2, 2, 2, 1};
   for (int i = 0; i < 5; i++) {
     assert_int_equal(m.task[i][0].owner, first[i]);
     assert_int_equal(m.task[i][1].owner, second[i]);
   }
-  done(&m);
+  free_scratch(&m);
   assign(&m, NG_PLACEMENT_CONTIGUOUS, 4, 2, false); /* columns of 2 3 4 5 and 10 */
   for (int i = 0; i < 5; i++)
     assert_int_equal(m.work[i].column, i < 4 ? 0 : 1);
-  done(&m);
+  free_scratch(&m);
 }
 
 /* ---- balanced --------------------------------------------------------------------------------*/
@@ -399,11 +399,11 @@ static void no_single_move_is_cheaper(void **state) {
       }
       move(&m.work[i], owner, m.a.n);
     }
-    done(&m);
+    free_scratch(&m);
   }
 }
 
-static void never_dearer_than_kaisa(void **state) {
+static void never_costlier_than_kaisa(void **state) {
   rng r = {test_seed()};
   static const int32_t ranks[] = {1, 2, 3, 4, 6, 8, 16, 64};
   int64_t better = 0, all = 0;
@@ -417,7 +417,7 @@ static void never_dearer_than_kaisa(void **state) {
     const bool together = rng_below(&r, 2) == 0;
     assign(&m, NG_PLACEMENT_KAISA, W, rows, together);
     const double kaisa = price(&m);
-    done(&m);
+    free_scratch(&m);
     again = m;
     for (int32_t i = 0; i < m.a.blocks; i++)
       again.work[i].task = again.task[i];
@@ -435,8 +435,8 @@ static void never_dearer_than_kaisa(void **state) {
       for (int32_t k = 0; k < m.work[i].tasks; k++)
         assert_int_equal(m.task[i][k].owner, again.task[i][k].owner);
     }
-    done(&m);
-    done(&again);
+    free_scratch(&m);
+    free_scratch(&again);
   }
   printf("better than KAISA's by more than 0.1 %% in %lld of %lld\n", (long long)better,
          (long long)all);
@@ -452,6 +452,6 @@ int main(void) {
                                      cmocka_unit_test(partition_is_best),
                                      cmocka_unit_test(contiguous_runs_have_the_least_load),
                                      cmocka_unit_test(no_single_move_is_cheaper),
-                                     cmocka_unit_test(never_dearer_than_kaisa)};
+                                     cmocka_unit_test(never_costlier_than_kaisa)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

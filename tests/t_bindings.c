@@ -10,7 +10,7 @@
 
 /* ---- expiry ----------------------------------------------------------------------------------*/
 
-static void one_step_and_no_more(void **state) {
+static void bindings_of_one_step_expire(void **state) {
   for (int32_t k = 0; k < ENTRIES; k++) {
     for (int weight = 0; weight < 2; weight++) {
       model m;
@@ -39,7 +39,7 @@ static void one_step_and_no_more(void **state) {
 }
 
 /* A skipped step ends a binding; a rejected call does not. */
-static void skipped_steps_end_a_binding_refused_ones_do_not(void **state) {
+static void skipped_steps_end_a_binding(void **state) {
   model m;
   fixture_ok(&m.f, open_model(&m, "damping=0.1", NULL));
   fixture_ok(&m.f, bind_one(&m, FC1, m.grad[FC1], NULL, NG_ONE_STEP));
@@ -55,7 +55,7 @@ static void skipped_steps_end_a_binding_refused_ones_do_not(void **state) {
 }
 
 /* Every step has newly allocated gradients, and the old ones are freed.  The address sanitizer finds stale accesses. */
-static void gradients_come_and_go(void **state) {
+static void gradients_in_new_memory(void **state) {
   enum { STEPS = 10000 };
   const char *const settings[] = {"damping=0.1 update=sgd solve_period=50 stat_period=10",
                                   "method=eva damping=0.1 update=sgd"};
@@ -92,7 +92,7 @@ static void gradients_come_and_go(void **state) {
 
 /* ---- lists -----------------------------------------------------------------------------------*/
 
-static void all_of_a_list_or_nothing(void **state) {
+static void a_list_is_bound_whole_or_not(void **state) {
   model m;
   float other[ENTRIES][MID * IN] = {{0}};
   fixture_ok(&m.f, open_model(&m, "damping=0.1 update=sgd", NULL));
@@ -134,10 +134,10 @@ static void all_of_a_list_or_nothing(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(one_step_and_no_more),
-      cmocka_unit_test(skipped_steps_end_a_binding_refused_ones_do_not),
-      cmocka_unit_test(gradients_come_and_go),
-      cmocka_unit_test(all_of_a_list_or_nothing),
+      cmocka_unit_test(bindings_of_one_step_expire),
+      cmocka_unit_test(skipped_steps_end_a_binding),
+      cmocka_unit_test(gradients_in_new_memory),
+      cmocka_unit_test(a_list_is_bound_whole_or_not),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -17,22 +17,23 @@
 static const ng_dtype summed[] = {NG_F32, NG_F64, NG_F16, NG_BF16};
 static const ng_dtype moved[] = {NG_F32, NG_F64, NG_F16, NG_BF16, NG_I32, NG_I64, NG_U8};
 
-/* `ranks`: world ranks of the members; values depend on them. */
-static ng_status sum_case(ng_comm *c, const ng_group *g, const int32_t *ranks, ng_dtype t,
-                          int64_t count) {
+/* Sum, or broadcast from `root` >= 0.  `ranks`: world ranks of the members; values depend on them. */
+static ng_status reduce_case(ng_comm *c, const ng_group *g, const int32_t *ranks, int32_t root,
+                             ng_dtype t, int64_t count) {
   guarded b = guarded_new(count, t);
   for (int64_t i = 0; i < count; i++) {
     put(b.data, t, i, value(c->rank, i));
   }
   const int64_t before = c->bytes;
-  const ng_status st = ng_comm_sum(c, g, b.data, count, t);
+  const ng_status st = root < 0 ? ng_comm_sum(c, g, b.data, count, t)
+                                : ng_comm_broadcast(c, g, b.data, count, t, root);
   bool right = guarded_intact(&b);
   for (int64_t i = 0; i < count; i++) {
-    double sum = 0.0;
-    for (int32_t m = 0; m < g->n; m++) {
-      sum += value(ranks[m], i);
+    double want = root < 0 ? 0.0 : value(root, i);
+    for (int32_t m = 0; m < g->n && root < 0; m++) {
+      want += value(ranks[m], i);
     }
-    right = right && get(b.data, t, i) == sum;
+    right = right && get(b.data, t, i) == want;
   }
   free(b.base);
   DO(st);
@@ -40,31 +41,9 @@ static ng_status sum_case(ng_comm *c, const ng_group *g, const int32_t *ranks, n
   NEED(c->bytes - before == (g->n > 1 ? count * ng_dtype_size(t) : 0));
   return NG_OK;
 }
-
-static ng_status broadcast_case(ng_comm *c, const ng_group *g, int32_t root, ng_dtype t,
-                                int64_t count) {
-  guarded b = guarded_new(count, t);
-  for (int64_t i = 0; i < count; i++) {
-    put(b.data, t, i, value(c->rank, i));
-  }
-  const int64_t before = c->bytes;
-  const ng_status st = ng_comm_broadcast(c, g, b.data, count, t, root);
-  bool right = guarded_intact(&b);
-  for (int64_t i = 0; i < count; i++) {
-    right = right && get(b.data, t, i) == value(root, i);
-  }
-  free(b.base);
-  DO(st);
-  NEED(right);
-  NEED(c->bytes - before == (g->n > 1 ? count * ng_dtype_size(t) : 0));
-  return NG_OK;
-}
-
-typedef enum parts { GATHERED, SCATTERED, POSTED } parts;
 
 static ng_status parts_case(ng_comm *c, const ng_group *g, const int32_t *ranks, ng_dtype t,
-                            int32_t pattern, parts how) {
-  const bool gather = how == GATHERED;
+                            int32_t pattern, bool gather) {
   int64_t counts[128], total = 0, begin = 0;
   for (int32_t m = 0; m < g->n; m++) {
     counts[m] = element_count(pattern, m);
@@ -77,14 +56,8 @@ static ng_status parts_case(ng_comm *c, const ng_group *g, const int32_t *ranks,
     put(b.data, t, i, gather && !mine ? 77.0 : value(c->rank, i));
   }
   const int64_t before = c->bytes;
-  ng_request q;
-  ng_status st = NG_OK;
-  if (how == POSTED) {
-    st = ng_comm_post_scatter_sum(c, g, b.data, counts, t, &q);
-    if (st == NG_OK) st = ng_comm_wait(c, &q);
-  } else {
-    st = gather ? ng_comm_gather(c, g, b.data, counts, t) : scatter_sum(c, g, b.data, counts, t);
-  }
+  const ng_status st =
+      gather ? ng_comm_gather(c, g, b.data, counts, t) : scatter_sum(c, g, b.data, counts, t);
   bool right = guarded_intact(&b);
   for (int64_t i = 0, m = 0, end = counts[0]; i < total; i++) {
     while (i >= end) {
@@ -110,17 +83,16 @@ static ng_status group_case(ng_comm *c, const ng_group *g, const int32_t *ranks)
   NEED(ranks[g->index] == c->rank);
   for (size_t k = 0; k < 3; k++) {
     for (size_t d = 0; d < 4; d++) {
-      DO(sum_case(c, g, ranks, summed[d], count[k]));
+      DO(reduce_case(c, g, ranks, -1, summed[d], count[k]));
     }
     for (int32_t m = 0; m < g->n; m++) {
-      DO(broadcast_case(c, g, ranks[m], moved[(k + (size_t)m) % 7], count[k]));
+      DO(reduce_case(c, g, ranks, ranks[m], moved[(k + (size_t)m) % 7], count[k]));
     }
   }
   for (int32_t pattern = 0; pattern < 3; pattern++) {
     for (size_t d = 0; d < 7; d++) {
-      DO(parts_case(c, g, ranks, moved[d], pattern, GATHERED));
-      if (d < 4) DO(parts_case(c, g, ranks, summed[d], pattern, SCATTERED));
-      if (d < 4) DO(parts_case(c, g, ranks, summed[d], pattern, POSTED));
+      DO(parts_case(c, g, ranks, moved[d], pattern, true));
+      if (d < 4) DO(parts_case(c, g, ranks, summed[d], pattern, false));
     }
   }
   return NG_OK;
@@ -131,15 +103,15 @@ static ng_status world_body(ng_comm *c, const ng_transport *t, const comm_case *
   NEED(g.n == how->n && g.index == c->rank);
   for (int32_t root = 0; root < g.n; root++) {
     for (size_t d = 0; d < 7; d++) {
-      DO(broadcast_case(c, &g, root, moved[d], 33));
+      DO(reduce_case(c, &g, all_ranks, root, moved[d], 33));
     }
   }
   DO(group_case(c, &g, all_ranks));
   if (how->piece) return NG_OK;
-  DO(sum_case(c, &g, all_ranks, NG_F32, 100000));
-  DO(broadcast_case(c, &g, g.n - 1, NG_U8, 100000));
-  DO(parts_case(c, &g, all_ranks, NG_BF16, 3, GATHERED));
-  return parts_case(c, &g, all_ranks, NG_F64, 3, POSTED);
+  DO(reduce_case(c, &g, all_ranks, -1, NG_F32, 100000));
+  DO(reduce_case(c, &g, all_ranks, g.n - 1, NG_U8, 100000));
+  DO(parts_case(c, &g, all_ranks, NG_BF16, 3, true));
+  return parts_case(c, &g, all_ranks, NG_F64, 3, false);
 }
 
 static void test_world(void **state) { on_all_transports(world_body); }
@@ -190,7 +162,7 @@ static ng_status groups_body(ng_comm *c, const ng_transport *t, const comm_case 
   /* Disjoint groups with different numbers of calls: column 0 calls three times as often. */
   for (int32_t k = 0; k < 2; k++) {
     for (int32_t turn = 0; g[k].index >= 0 && turn < 90 >> (k * 2); turn++) {
-      DO(sum_case(c, &g[k], ranks[k], NG_F32, 5 + turn % 3));
+      DO(reduce_case(c, &g[k], ranks[k], -1, NG_F32, 5 + turn % 3));
     }
   }
   for (int32_t k = 0; k < 13; k++) {
@@ -198,7 +170,7 @@ static ng_status groups_body(ng_comm *c, const ng_transport *t, const comm_case 
     NEED(g[k].handle == NULL && g[k].index < 0);
   }
   const ng_group world = ng_group_world(c);
-  return sum_case(c, &world, all_ranks, NG_F64, 3);
+  return reduce_case(c, &world, all_ranks, -1, NG_F64, 3);
 }
 
 static void test_groups(void **state) { on_all_transports(groups_body); }
@@ -216,7 +188,7 @@ static ng_status wide_body(int32_t rank, ng_transport *t, void *arg) {
   DO(ng_group_create(&c, ranks, 67, &g));
   NEED((g.index < 0) == (rank == 30 || rank == 61 || rank == 69));
   ng_status st = NG_OK;
-  if (g.index >= 0) st = parts_case(&c, &g, ranks, NG_I32, 1, GATHERED);
+  if (g.index >= 0) st = parts_case(&c, &g, ranks, NG_I32, 1, true);
   ng_group_destroy(&c, &g);
   if (st != NG_OK) t->abort(t->user);
   return st;
@@ -323,7 +295,7 @@ static void test_early(void **state) {
   assert_int_equal(run_comm_case(&how, early_body, NULL, NULL), NG_OK);
 }
 
-static void test_ask(void **state) { on_all_transports(test_body); }
+static void test_progress(void **state) { on_all_transports(test_body); }
 
 /* Several requests at the same time: long, short and empty sums of all ranks and of a group, and a broadcast.  Every
  * rank waits in another order, and waits twice, which has no effect. */
@@ -345,7 +317,7 @@ static ng_status post_body(ng_comm *c, const ng_transport *t, const comm_case *h
   }
   for (int64_t k = 0; k < POSTS && st == NG_OK; k++) {
     st = ng_comm_post_sum(c, k == 4 ? &ends : &world, x + k * MANY, count[k], NG_F32, &q[k]);
-    if (st == NG_OK && k == 3) st = broadcast_case(c, &world, last, NG_I64, 5);
+    if (st == NG_OK && k == 3) st = reduce_case(c, &world, all_ranks, last, NG_I64, 5);
   }
   for (int64_t j = 0; j < 2 * POSTS && st == NG_OK; j++) {
     const int64_t at = j / 2;
@@ -561,7 +533,7 @@ int main(void) {
     cmocka_unit_test(test_world),
     cmocka_unit_test(test_groups),
     cmocka_unit_test(test_pieces),
-    cmocka_unit_test(test_ask),
+    cmocka_unit_test(test_progress),
     cmocka_unit_test(test_post),
     cmocka_unit_test(test_run),
     cmocka_unit_test(test_bits),

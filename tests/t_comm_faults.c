@@ -252,7 +252,7 @@ static void test_wrong_calls(void **state) {
 }
 
 /* A rank calls with a group of which it is not a member. */
-static ng_status stranger_body(ng_comm *c, const ng_transport *t, const comm_case *how) {
+static ng_status wrong_group_body(ng_comm *c, const ng_transport *t, const comm_case *how) {
   const int32_t list[] = {0, 1};
   void **shared = how->more;
   double x = 1.0;
@@ -273,10 +273,10 @@ static ng_status stranger_body(ng_comm *c, const ng_transport *t, const comm_cas
   return NG_OK;
 }
 
-static void test_stranger(void **state) {
+static void test_wrong_group(void **state) {
   void *shared = NULL;
   const comm_case how = {.which = THREADS, .n = 3, .more = &shared};
-  assert_int_equal(run_comm_case(&how, stranger_body, NULL, NULL), NG_OK);
+  assert_int_equal(run_comm_case(&how, wrong_group_body, NULL, NULL), NG_OK);
 }
 
 /* ---- abort -----------------------------------------------------------------------------------*/
@@ -444,7 +444,7 @@ int main(void) {
     cmocka_unit_test(test_threads_arguments),
     cmocka_unit_test(test_table),
     cmocka_unit_test(test_mismatch),
-    cmocka_unit_test(test_stranger),
+    cmocka_unit_test(test_wrong_group),
 #endif
     cmocka_unit_test(test_wrong_calls),
     cmocka_unit_test(test_abort),

@@ -21,7 +21,7 @@ static void near(double got, double expected, double tolerance) {
 /* Sums of a few doubles of similar magnitude. */
 #define NEAR 1e-12
 
-static void spreads(void **state) {
+static void statistics_of_runs(void **state) {
   /* 2 4 4 4 5 5 7 9: mean 5, squares sum to 32, so 32 / 7. */
   const double x[] = {2, 4, 4, (double)NAN, 4, 5, 5, 7, 9};
   const spread s = compare_spread(x, 9);
@@ -376,7 +376,7 @@ static void tables_align_their_columns(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(spreads),
+      cmocka_unit_test(statistics_of_runs),
       cmocka_unit_test(targets_are_reached_at_the_first_epoch),
       cmocka_unit_test(best_point),
       cmocka_unit_test(best_point_of_seeds),

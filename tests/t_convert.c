@@ -121,7 +121,7 @@ static void narrowing_rounds_to_nearest_even(void **unused) {
 }
 
 /* Conversions of arrays equal conversions of single numbers; elements outside the range do not change. */
-static void many_equal_one_by_one(void **unused) {
+static void arrays_equal_single_numbers(void **unused) {
   uint16_t *half = need(65536 * 2), *back = need(65600 * 2);
   float *wide = need(65600 * 4), *narrow = need(65536 * 4);
   for (uint32_t i = 0; i < 65536; i++) {
@@ -161,7 +161,7 @@ static void many_equal_one_by_one(void **unused) {
   free(narrow);
 }
 
-static void scan_finds_what_is_not_finite(void **unused) {
+static void scan_finds_non_finite_values(void **unused) {
   static const struct {
     ng_dtype t;
     uint32_t largest, strange[4];
@@ -218,8 +218,8 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(widening_is_exact),
       cmocka_unit_test(narrowing_rounds_to_nearest_even),
-      cmocka_unit_test(many_equal_one_by_one),
-      cmocka_unit_test(scan_finds_what_is_not_finite),
+      cmocka_unit_test(arrays_equal_single_numbers),
+      cmocka_unit_test(scan_finds_non_finite_values),
       cmocka_unit_test(scans_doubles_and_whole_numbers),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -14,7 +14,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-static void the_log_is_cut_and_read_back(void **state) {
+static void the_log_is_truncated_and_read(void **state) {
   char path[512];
   (void)snprintf(path, sizeof path, "%s", in_folder("log.jsonl"));
   train_station station[2] = {{.name = "forward", .ms = 10.0}, {.name = "emit", .ms = 4.0}};
@@ -226,7 +226,7 @@ static void files_are_written_whole_or_not(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(the_log_is_cut_and_read_back),
+      cmocka_unit_test(the_log_is_truncated_and_read),
       cmocka_unit_test(a_full_disk_is_an_error),
       cmocka_unit_test(only_regular_files),
       cmocka_unit_test(a_folder_is_locked),

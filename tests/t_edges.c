@@ -171,7 +171,7 @@ static void results_out_of_range(void **state) {
 }
 
 /* x u and 1 / lambda are out of the range of f32. */
-static void numbers_out_of_range_on_the_way(void **state) {
+static void intermediate_numbers_out_of_range(void **state) {
   static rank_one_step t;
   static double pd[ALL];
   t = (rank_one_step){.method = "eva", .damping = "0.03", .update = "gradient", .dtype = NG_F32};
@@ -200,7 +200,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(gradients_along_the_curvature),
       cmocka_unit_test(results_out_of_range),
-      cmocka_unit_test(numbers_out_of_range_on_the_way),
+      cmocka_unit_test(intermediate_numbers_out_of_range),
   };
   return cmocka_run_group_tests_name("edges", tests, NULL, NULL);
 }

@@ -6,14 +6,19 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A is a vector, so its memory grows linearly with the vocabulary. */
-static void a_is_a_vector(void **state) {
-  fixture f;
+static ng_layer words(int64_t in, int64_t out) {
   ng_layer l;
   ng_layer_init(&l, NG_EMBEDDING, sizeof l);
   l.name = "words";
-  l.in = 50000;
-  l.out = 16;
+  l.in = in;
+  l.out = out;
+  return l;
+}
+
+/* A is a vector, so its memory grows linearly with the vocabulary. */
+static void a_is_a_vector(void **state) {
+  fixture f;
+  ng_layer l = words(50000, 16);
   fixture_ok(&f, fixture_open(&f, "method=natgrad", NULL));
   assert_int_equal(ng_add_layer(f.p, &l, NULL), NG_OK);
   float *grad = calloc(50000 * 16, sizeof *grad);
@@ -43,11 +48,7 @@ static void refused(const char *options, ng_layer l, ng_status want, const char 
 }
 
 static void refuses_by_name(void **state) {
-  ng_layer l;
-  ng_layer_init(&l, NG_EMBEDDING, sizeof l);
-  l.name = "words";
-  l.in = 5;
-  l.out = 2;
+  ng_layer l = words(5, 2);
   refused("method=eva", l, NG_ERR_ABSENT, "'words': method eva takes no embeddings");
   refused("method=natgrad positions=reduce", l, NG_ERR_ARG,
           "positions = reduce is not for embeddings");
@@ -68,11 +69,7 @@ static void refuses_tokens(void **state) {
   float d[10] = {1}, y[8] = {0};
   int64_t token[2] = {1, 5};
   const int64_t shape[3] = {2, 1, 2};
-  ng_layer l;
-  ng_layer_init(&l, NG_EMBEDDING, sizeof l);
-  l.name = "words";
-  l.in = 5;
-  l.out = 2;
+  ng_layer l = words(5, 2);
   const plane grad = plane_of(d, 5, 2, NG_F32);
   /* also tokens of samples that stat_batch excludes from A */
   fixture_ok(&f, fixture_open(&f, "method=natgrad stat_batch=1", NULL));

@@ -79,7 +79,7 @@ static const sim_setup rows[] = {
 };
 
 /* After a load, steps equal those of the run that saved, except for periods, which start again. */
-static void a_loaded_run_equals_one_that_never_ended(void **state) {
+static void a_loaded_run_equals_the_saved_run(void **state) {
   for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
     const path dir = path_of("factors");
     sim a, b, fresh;
@@ -338,7 +338,7 @@ static void a_fault_on_one_rank_is_refused_by_all(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(a_loaded_run_equals_one_that_never_ended),
+      cmocka_unit_test(a_loaded_run_equals_the_saved_run),
       cmocka_unit_test(loaded_factors_count_as_observed),
       cmocka_unit_test(loading_recomputes_inverses),
       cmocka_unit_test(other_ranks),

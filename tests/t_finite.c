@@ -15,7 +15,7 @@
 #include "step/step.h"
 #include "huge_model.h"
 
-static const how in_place = {.lr = 0.1, .in_place = true};
+static const update in_place = {.lr = 0.1, .in_place = true};
 
 /* Gradients and weights of about these magnitudes. */
 static void fill_sizes(model *m, double grad, double weight) {
@@ -26,9 +26,9 @@ static void fill_sizes(model *m, double grad, double weight) {
   }
 }
 
-static ng_status open_model(model *m, const char *options, const how *by, ng_dtype grads,
+static ng_status open_model(model *m, const char *options, const update *by, ng_dtype grads,
                             ng_dtype weights, const ng_transport *t) {
-  const ng_status st = begin(m, options, by, grads, weights, t);
+  const ng_status st = model_open(m, options, by, grads, weights, t);
   fill_sizes(m, 1, 1);
   for (int i = 0; i < IN; i++)
     m->a[i] = i % 3 == 0 ? 0.5f : -0.25f;
@@ -37,7 +37,7 @@ static ng_status open_model(model *m, const char *options, const how *by, ng_dty
   return st;
 }
 
-static void open_ok(model *m, const char *options, const how *by, ng_dtype grads) {
+static void open_ok(model *m, const char *options, const update *by, ng_dtype grads) {
   fixture_ok(&m->f, open_model(m, options, by, grads, NG_F32, NULL));
 }
 
@@ -67,8 +67,8 @@ static void clip_ratio_may_overflow_f16(void **state) {
 }
 
 /* PD is in the range of f32, the factor of g in the bias column, about PD / |g|, is not. */
-static void a_factor_beyond_f32(void **state) {
-  static const how updates[] = {{.lr = 0.1, .in_place = true}, {.lr = 1e-30}};
+static void a_factor_out_of_range(void **state) {
+  static const update updates[] = {{.lr = 0.1, .in_place = true}, {.lr = 1e-30}};
   for (int u = 0; u < 2; u++) {
     model m;
     open_ok(&m, "method=eva clip=none damping=1e-35", &updates[u], NG_F32);
@@ -81,7 +81,7 @@ static void a_factor_beyond_f32(void **state) {
 }
 
 /* D and PD are in the range of f32, the sum D a of a row is not. */
-static void a_row_sum_beyond_f32(void **state) {
+static void a_row_sum_out_of_range(void **state) {
   model m;
   open_ok(&m, "method=eva-f clip=none damping=100", &in_place, NG_F32);
   for (int i = 0; i < FC; i++)
@@ -99,15 +99,15 @@ static double any_size(rng *r) {
 }
 
 /* Numbers of any magnitude for update u. */
-static how any_update(rng *r, int64_t u) {
-  how by = {.lr = u == 0 ? 0.1 : any_size(r),
-            .in_place = u == 0,
-            .momentum = rng_below(r, 2) ? 0.9 : any_size(r),
-            .beta1 = 0.9,
-            .beta2 = u == 2 ? 0.999 : 0,
-            .eps = rng_below(r, 2) ? 1e-8 : any_size(r),
-            .decay = rng_below(r, 2) ? 1e-3 : any_size(r),
-            .decoupled = rng_below(r, 2) != 0};
+static update any_update(rng *r, int64_t u) {
+  update by = {.lr = u == 0 ? 0.1 : any_size(r),
+               .in_place = u == 0,
+               .momentum = rng_below(r, 2) ? 0.9 : any_size(r),
+               .beta1 = 0.9,
+               .beta2 = u == 2 ? 0.999 : 0,
+               .eps = rng_below(r, 2) ? 1e-8 : any_size(r),
+               .decay = rng_below(r, 2) ? 1e-3 : any_size(r),
+               .decoupled = rng_below(r, 2) != 0};
   by.nesterov = by.momentum > 0 && rng_below(r, 3) == 0;
   if (!by.nesterov && rng_below(r, 2)) by.dampening = any_size(r) * (rng_below(r, 2) ? 1 : -1);
   return by;
@@ -139,7 +139,7 @@ static ng_status random_rank(int32_t rank, ng_transport *t, void *arg) {
   const int64_t u = rng_below(&r, 3);
   (void)snprintf(options, sizeof options, "method=%s clip=%s damping=%g", method[rng_below(&r, 4)],
                  rng_below(&r, 2) ? "none" : "rescale", pow(10, (double)rng_between(&r, -12, 2)));
-  how by = any_update(&r, u);
+  update by = any_update(&r, u);
   const ng_dtype grads = dtype[rng_below(&r, 3)], weights = dtype[rng_below(&r, 3)];
   ng_status st = open_model(&m, options, &by, grads, weights, t);
   for (int k = 0; k < 4 && st >= NG_OK; k++) {
@@ -298,11 +298,11 @@ static void inverses_stay_in_range(void **state) {
 
 enum { FAULTY = 2 };
 
-static const how adamw = {.lr = 1e-3, .decay = 0.01, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8};
+static const update adamw = {.lr = 1e-3, .decay = 0.01, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8};
 
 typedef struct fault {
   const char *line, *says;
-  const how *by;
+  const update *by;
   void (*make)(ng_precond *p);
 } fault;
 
@@ -333,11 +333,11 @@ static const fault faults[] = {
 static ng_status save_and_load(int32_t rank, ng_transport *t, void *arg) {
   faulty *x = arg;
   model m;
-  ng_status st = begin(&m, x->is->line, x->is->by, NG_F32, NG_F32, t);
+  ng_status st = model_open(&m, x->is->line, x->is->by, NG_F32, NG_F32, t);
   if (st == NG_OK) x->is->make(m.f.p);
   if (st == NG_OK) st = x->parts ? ng_save_parts(m.f.p, x->path) : ng_save(m.f.p, x->path);
   fixture_close(&m.f);
-  if (st == NG_OK) st = begin(&m, x->is->line, x->is->by, NG_F32, NG_F32, t);
+  if (st == NG_OK) st = model_open(&m, x->is->line, x->is->by, NG_F32, NG_F32, t);
   if (st != NG_OK) return st;
   st = ng_load(m.f.p, x->path);
   (void)snprintf(x->why[rank], sizeof x->why[rank], "%s", ng_last_error(m.f.ctx));
@@ -364,8 +364,8 @@ static void states_with_invalid_values_are_refused(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(clip_ratio_may_overflow_f16),
-      cmocka_unit_test(a_factor_beyond_f32),
-      cmocka_unit_test(a_row_sum_beyond_f32),
+      cmocka_unit_test(a_factor_out_of_range),
+      cmocka_unit_test(a_row_sum_out_of_range),
       cmocka_unit_test(random_models_keep_finite_weights),
       cmocka_unit_test(averages_stay_in_range),
       cmocka_unit_test(many_positions),

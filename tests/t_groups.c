@@ -2,8 +2,9 @@
  * numbers of its group, the kl clip uses the learning rate of each layer's weight, and wrong numbers on one rank are
  * an error on all.
  *
- * Two layers with biases and a tensor; the direction comes from a second model that writes gradients. Tolerance: 2e-6
- * (1 + |w|), of values and steps around 1: a dozen operations in f32 (2^-24 each) in each of four updates; in bf16
+ * Two layers with biases and a tensor; the direction comes from a second model that writes gradients.
+ *
+ * Tolerance: 2e-6 (1 + |w|), of values and steps around 1: a dozen operations in f32 (2^-24 each) in each of four updates; in bf16
  * half a unit, 2^-8 |w|, more.  Wide rows are compared after each update: 3e-7 (1 + |w|). */
 #include "unit_test.h"
 

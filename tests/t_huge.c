@@ -18,7 +18,7 @@
 
 enum { BEFORE = 3, AFTER = 40, REFUSED = 3, ROWS = 4, RANKS = 4 };
 
-static const how hows[] = {
+static const update updates[] = {
     {"plain", .lr = 0.1},
     {"decoupled", .lr = 0.1, .decay = 1e-3, .decoupled = 1},
     {"momentum", .lr = 1e-3, .momentum = 0.9, .decay = 1e-4},
@@ -30,11 +30,11 @@ static const how hows[] = {
     {"short adamw", .lr = 0.1, .beta1 = 0.9, .beta2 = 0.5, .eps = 1e-8},
     {"adamw, large rate", .lr = 1e38, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8},
 };
-enum { HOWS = sizeof hows / sizeof *hows };
+enum { UPDATES = sizeof updates / sizeof *updates };
 static const double sizes[] = {1e5, 1e7, 1e10, 1e15, 1e19, 1e25, 1e38, 3e38};
 enum { SIZES = sizeof sizes / sizeof *sizes };
 static const ng_dtype types[] = {NG_F32, NG_BF16, NG_F16};
-static const how in_place = {.name = "ng_step", .lr = 0.1, .in_place = true};
+static const update in_place = {.name = "ng_step", .lr = 0.1, .in_place = true};
 
 /* ---- one element -----------------------------------------------------------------------------*/
 
@@ -51,7 +51,7 @@ static float keep(float x, float old, ng_dtype t, int *stayed) {
 }
 
 /* Update BEFORE (counted from 0) of an element with gradient d. */
-static element oracle(const how *by, element e, float d, ng_dtype t, int *stayed) {
+static element oracle(const update *by, element e, float d, ng_dtype t, int *stayed) {
   const float lr = (float)by->lr, mu = (float)by->momentum, b1 = (float)by->beta1,
               b2 = (float)by->beta2, n = BEFORE + 1;
   *stayed = 0;
@@ -74,7 +74,7 @@ static element oracle(const how *by, element e, float d, ng_dtype t, int *stayed
 
 typedef struct element_run {
   const char *line;
-  const how *by;
+  const update *by;
   ng_dtype type;
   int place;
   double size;
@@ -87,7 +87,7 @@ typedef struct element_run {
 static ng_status run(int32_t rank, ng_transport *t, void *arg) {
   element_run *x = arg;
   model m;
-  ng_status st = begin(&m, x->line, x->by, NG_F32, x->type, t);
+  ng_status st = model_open(&m, x->line, x->by, NG_F32, x->type, t);
   for (int i = 0; i < BEFORE && st == NG_OK; i++)
     st = fill_and_step(&m, x->by, NOWHERE, 0);
   if (st == NG_OK) {
@@ -100,11 +100,11 @@ static ng_status run(int32_t rank, ng_transport *t, void *arg) {
     st = ng_report_read(m.f.p, &r);
     x->overflowed[rank] = r.overflowed;
     x->next[rank] = fill_and_step(&m,
-                                  &(how){.lr = 1e-300,
-                                         .momentum = x->by->momentum,
-                                         .beta1 = x->by->beta1,
-                                         .beta2 = x->by->beta2,
-                                         .eps = x->by->eps},
+                                  &(update){.lr = 1e-300,
+                                            .momentum = x->by->momentum,
+                                            .beta1 = x->by->beta1,
+                                            .beta2 = x->by->beta2,
+                                            .eps = x->by->eps},
                                   NOWHERE, 0);
   }
   fixture_close(&m.f);
@@ -112,7 +112,7 @@ static ng_status run(int32_t rank, ng_transport *t, void *arg) {
 }
 
 /* An element of the tensor: rank 1 owns its update, and other elements do not depend on it. */
-static void one_element(const how *by, ng_dtype type, double size, int32_t ranks, bool owned) {
+static void one_element(const update *by, ng_dtype type, double size, int32_t ranks, bool owned) {
   static element_run x, y;
   int stayed;
   x = (element_run){.line =
@@ -146,8 +146,8 @@ static void one_element(const how *by, ng_dtype type, double size, int32_t ranks
 }
 
 static void one_element_keeps_its_value(void **state) {
-  for (int i = 0; i < HOWS * 3 * SIZES; i++) {
-    const how *by = &hows[i / (3 * SIZES)];
+  for (int i = 0; i < UPDATES * 3 * SIZES; i++) {
+    const update *by = &updates[i / (3 * SIZES)];
     if (by->lr > 1e5) continue; /* every element overflows */
     one_element(by, types[i / SIZES % 3], sizes[i % SIZES], 1, false);
     if (i % 2 == 0) one_element(by, types[i / SIZES % 3], sizes[i % SIZES], RANKS, i % 4 == 0);
@@ -166,8 +166,8 @@ static ng_status write_gradient(int32_t rank, ng_transport *t, void *arg) {
     model m, wide;
     uint32_t raw[ALL];
     ng_report r = {.struct_size = sizeof r}, of_wide = {.struct_size = sizeof r};
-    ng_status st = begin(&m, line, &in_place, type, NG_F32, t);
-    if (st == NG_OK) st = begin(&wide, line, &in_place, NG_F32, NG_F32, t);
+    ng_status st = model_open(&m, line, &in_place, type, NG_F32, t);
+    if (st == NG_OK) st = model_open(&wide, line, &in_place, NG_F32, NG_F32, t);
     if (st == NG_OK) {
       fill(&m, 3, size);
       fill(&wide, 3, size);
@@ -199,7 +199,7 @@ static ng_status write_gradient(int32_t rank, ng_transport *t, void *arg) {
   return fine ? NG_OK : NG_ERR_STATE;
 }
 
-static void gradients_that_do_not_fit(void **state) {
+static void gradients_out_of_range(void **state) {
   static char line[][80] = {"method=eva clip=none damping=0.5",
                             "method=natgrad clip=none damping=0.5"};
   for (size_t i = 0; i < sizeof line / sizeof *line; i++)
@@ -210,18 +210,18 @@ static void gradients_that_do_not_fit(void **state) {
 /* ---- a non-finite weight ---------------------------------------------------------------------*/
 
 /* A NaN or Inf that the caller wrote stays, and the other elements change; after a correction all change. */
-static void a_weight_that_is_not_finite(void **state) {
+static void a_non_finite_weight(void **state) {
   for (int i = 0; i < 3 * 3; i++) {
     const float strange[] = {NAN, INFINITY, -INFINITY}, one = 1;
     const ng_dtype type = types[i / 3];
     model m;
-    fixture_ok(&m.f, begin(&m, "method=eva", &hows[2], NG_F32, type, NULL));
-    assert_int_equal(fill_and_step(&m, &hows[2], NOWHERE, 0), NG_OK);
+    fixture_ok(&m.f, model_open(&m, "method=eva", &updates[2], NG_F32, type, NULL));
+    assert_int_equal(fill_and_step(&m, &updates[2], NOWHERE, 0), NG_OK);
     for (int k = 0; k < 3; k++) {
       uint32_t was[ALL];
       ng_from_f32(at(m.weight, type, 7), type, k < 2 ? &strange[i % 3] : &one, 1);
       memcpy(was, m.weight, sizeof was);
-      assert_int_equal(fill_and_step(&m, &(how){.lr = 1, .momentum = 0.9}, NOWHERE, 0),
+      assert_int_equal(fill_and_step(&m, &(update){.lr = 1, .momentum = 0.9}, NOWHERE, 0),
                        k < 2 ? NG_RESCUED : NG_OK);
       int moved = 0; /* a small gradient may round away */
       for (int j = 0; j < ALL; j++)
@@ -238,7 +238,7 @@ static void a_weight_that_is_not_finite(void **state) {
 
 typedef struct huge_run {
   const char *line;
-  how by, huge; /* of ordinary steps, of the huge step */
+  update by, huge; /* of ordinary steps, of the huge step */
   ng_dtype type;
   int place, before, after; /* of the huge number; numbers of ordinary steps */
   double size;
@@ -267,7 +267,7 @@ static const char *bad_array(const model *m) {
 static ng_status run_rank(int32_t rank, ng_transport *t, void *arg) {
   huge_run *x = arg;
   model m;
-  ng_status st = begin(&m, x->line, &x->by, NG_F32, x->type, t);
+  ng_status st = model_open(&m, x->line, &x->by, NG_F32, x->type, t);
   x->skipped[rank] = 0;
   for (int i = 0; i <= x->before + x->after && st >= NG_OK; i++) {
     const bool huge = i == x->before;
@@ -313,8 +313,8 @@ static void none_skipped(huge_run *x, int32_t ranks) {
 
 /* A huge gradient, on one rank and, in 1 of 61 runs, on four ranks. */
 static void huge_gradients(const char *line) {
-  for (int k = 0; k < HOWS * 3; k++) {
-    const how *by = &hows[k / 3];
+  for (int k = 0; k < UPDATES * 3; k++) {
+    const update *by = &updates[k / 3];
     const bool window = strstr(line, "window") != NULL;
     huge_run x = {.line = line,
                   .by = *by,
@@ -357,7 +357,7 @@ static void huge_numbers(const char *line) {
   }
 }
 
-static void after_all_methods(void **state) {
+static void huge_numbers_with_all_methods(void **state) {
   for (int32_t i = 0; i < ng_method_count(); i++) {
     ng_method_info info = {.struct_size = sizeof info};
     char line[128];
@@ -447,8 +447,8 @@ static void stored_overflow_is_reset_under_adamw(void **state) {
   for (int i = 0; i < 2 * 7 * 8; i++) {
     const int before = 2 + i / 8 % 2;
     huge_run x = {.line = line[i / 16],
-                  .by = hows[7],
-                  .huge = hows[7],
+                  .by = updates[7],
+                  .huge = updates[7],
                   .type = NG_F32,
                   .place = 3,
                   .size = size[i % 8],
@@ -462,12 +462,12 @@ static void stored_overflow_is_reset_under_adamw(void **state) {
 
 /* With lr = 0 rows are 0, and a momentum that would overflow keeps its value. */
 static void a_zero_rate_keeps_the_momentum(void **state) {
-  const how at_rest = {.in_place = true};
+  const update at_rest = {.in_place = true};
   model m;
-  fixture_ok(&m.f, begin(&m,
-                         "method=topk-adagrad window_function=step window_momentum=0.9 "
-                         "window_momentum_form=heavy-ball window_feedback_lr=1",
-                         &in_place, NG_F32, NG_F32, NULL));
+  fixture_ok(&m.f, model_open(&m,
+                              "method=topk-adagrad window_function=step window_momentum=0.9 "
+                              "window_momentum_form=heavy-ball window_feedback_lr=1",
+                              &in_place, NG_F32, NG_F32, NULL));
   assert_int_equal(fill_and_step(&m, &at_rest, 3, 3e38), NG_OK);
   assert_int_equal(fill_and_step(&m, &at_rest, 3, 3e38), NG_RESCUED);
   assert_null(bad_array(&m));
@@ -477,9 +477,9 @@ static void a_zero_rate_keeps_the_momentum(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(one_element_keeps_its_value),
-      cmocka_unit_test(gradients_that_do_not_fit),
-      cmocka_unit_test(a_weight_that_is_not_finite),
-      cmocka_unit_test(after_all_methods),
+      cmocka_unit_test(gradients_out_of_range),
+      cmocka_unit_test(a_non_finite_weight),
+      cmocka_unit_test(huge_numbers_with_all_methods),
       cmocka_unit_test(overflow_of_combined_options),
       cmocka_unit_test(a_huge_rate),
       cmocka_unit_test(a_zero_rate_keeps_the_momentum),

@@ -38,7 +38,7 @@ static bool put_image_file(const char *name, int n) {
   return true;
 }
 
-/* all/train/{ant,bee,cat}/NN.png and all/val: image n = class * EACH + i; val has one of each, n + 1000. */
+/* Write all/train/{ant,bee,cat}/NN.png with image n = class * EACH + i, and all/val with image n + 1000, one per class. */
 static bool made_folder(void) {
   static int state;
   if (state != 0) return state > 0;
@@ -339,8 +339,7 @@ static void threads_change_no_bit(void **state) {
   data_set d;
   settings s;
   feed f;
-  static const int jumps[] = {17, 16, 20,
-                              2,  1,  27}; /* no test between, within an epoch and across */
+  static const int jumps[] = {17, 16, 20, 2, 1, 27}; /* within an epoch and across epochs */
   assert_int_equal(data_open(spec("hurt", ""), &d), 0);
   feed_of(&d, "auto", &s, &f);
   for (size_t i = 0; i < sizeof jumps / sizeof jumps[0]; i++) {

@@ -103,7 +103,7 @@ static ng_dtype any_dtype(void) {
 
 /* ---- pictures --------------------------------------------------------------------------------*/
 
-/* An array of [samples, channels, height, width] in memory, innermost axis first, with gaps between. */
+/* Orders of the axes of [samples, channels, height, width] in memory; rows may have gaps. */
 typedef enum axis_order { LIE_NCHW, LIE_NHWC, LIE_HNWC, LIE_ANY, LIES } axis_order;
 
 typedef struct picture {
@@ -145,7 +145,7 @@ static bool finish(ng_conv *c) {
   return true;
 }
 
-/* As many outputs as channels, strides and dilations of 1; an odd kernel keeps the size. */
+/* As many outputs as channels, strides and dilations 1, padding for the size of the input. */
 static ng_conv conv_of(int64_t channels, int64_t height, int64_t width, int64_t kernel) {
   const int64_t padding = (kernel - 1) / 2;
   ng_conv c = {.channels = channels,
@@ -405,7 +405,7 @@ static void large_images_match_ref(void **unused) {
   for (int k = 0; k < 6 * NAMES; k++) {
     fixture f = opened(names[k / 6], 3);
     const int i = k % 6, odd = i % 2;
-    const bool tall = i < 4; /* sums of taps take more scratch than rows of the image */
+    const bool tall = i < 4; /* sums over kernel offsets need more scratch than rows of the image */
     picture g = {.c = tall ? conv_of(2, 300, 4, 5) : conv_of(3, 61, 80, 3),
                  .how = odd ? LIE_NHWC : LIE_NCHW,
                  .t = !odd   ? NG_F32
@@ -485,7 +485,7 @@ static void all_bits_match_in_f32(void **unused) {
 }
 
 /* One infinite pixel: in a patch, outside all patches, or in a sample beyond `take`. */
-static void box_sums_report_what_is_not_finite(void **unused) {
+static void box_sums_find_non_finite_values(void **unused) {
   fixture f = opened(NULL, 3);
   for (int k = 0; k < 12; k++) {
     const bool taken = k % 3 != 2, patch = k % 3 == 0, ref = k >= 6;
@@ -516,7 +516,7 @@ int main(void) {
       cmocka_unit_test(wide_inputs_do_not_fit),
       cmocka_unit_test(choice_follows_size),
       cmocka_unit_test(all_bits_match_in_f32),
-      cmocka_unit_test(box_sums_report_what_is_not_finite),
+      cmocka_unit_test(box_sums_find_non_finite_values),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -23,8 +23,8 @@
  * counts squared, 22 units of 1 + (off / deviation)^2; of a product of two of these their sum. */
 
 enum { MOST = 300, ALL = 160000 };
-/* Narrow rows; strips of 64 columns and some that are left, rows that make no fours; wide rows; strips alone. Then, for
- * every kind: more than one chunk of samples, and more than one block of rows. */
+/* Narrow rows; strips of 64 columns with and without a remainder, a number of rows that is no multiple of four; wide rows.
+ * Then, for every kind: several chunks of samples, several blocks of rows. */
 static const struct shape {
   int B, S, C;
 } shapes[] = {{9, 802, 21}, {9, 67, 150}, {9, 50, 300}, {9, 3, 64},

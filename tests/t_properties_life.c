@@ -170,7 +170,7 @@ static void resumed(const variant *v) {
     setup.resume = file.text;
     setup.resume_after = k == 0 || k == 4 ? 2 : k == 2 ? 1 : 0;
     setup.in_parts = k == 5;
-    setup.by_walk = k == 2 || k == 6;
+    setup.by_arrays = k == 2 || k == 6;
     case_result y = v_run_as(v, s, &o, setup);
     v_same(v, "resumed", s, &y, &x, 0);
     case_free_result(&x);

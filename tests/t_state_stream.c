@@ -259,7 +259,7 @@ typedef struct pair {
   ng_status got[RANKS];
   char message[RANKS][512];
   bool changed[RANKS];
-  walked walk[RANKS];
+  state_arrays walk[RANKS];
   int32_t lacks[RANKS];
 } pair;
 
@@ -345,7 +345,7 @@ static ng_status walk_together(int32_t rank, ng_transport *t, void *arg) {
   ng_status st = sim_open(&a, &spread, t, NULL);
   for (int64_t i = 0; i < 3 && st >= NG_OK; i++)
     st = sim_step(&a, i);
-  if (st >= NG_OK) st = walk_take(a.p, rank, &x->walk[rank]);
+  if (st >= NG_OK) st = state_arrays_read(a.p, rank, &x->walk[rank]);
   for (int32_t i = 0; i < ng_state_count(a.p) && st == NG_OK; i++) {
     ng_field_info info;
     double room[2048];
@@ -361,7 +361,7 @@ static ng_status walk_together(int32_t rank, ng_transport *t, void *arg) {
       st = NG_ERR_STATE;
     x->lacks[rank]++;
   }
-  if (st == NG_OK && rank == 0) st = walk_compose(a.p, x->walk, &x->s);
+  if (st == NG_OK && rank == 0) st = state_arrays_write(a.p, x->walk, &x->s);
   if (st == NG_OK) st = sim_open(&b, &other, t, NULL);
   if (st == NG_OK) st = ng_load_from(b.p, rank == 0 ? stream_read : NULL, &x->s);
   if (st != NG_OK)
@@ -389,7 +389,7 @@ static void two_ranks_walk_together(void **state) {
   assert_string_equal(x.walk[0].manifest, x.walk[1].manifest);
   assert_false(x.changed[0] || x.changed[1]);
   for (int r = 0; r < RANKS; r++)
-    walk_drop(&x.walk[r]);
+    state_arrays_free(&x.walk[r]);
   stream_drop(&x.s);
 }
 

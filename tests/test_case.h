@@ -67,7 +67,7 @@ typedef struct case_setup {
       resume; /* a file: after step `resume_after` save to it and load it into a new preconditioner */
   int32_t resume_after;
   bool in_parts;    /* resume from one file per rank; they are not deleted */
-  bool by_walk;     /* resume from single arrays and a manifest, without a file */
+  bool by_arrays;   /* resume from single arrays and a manifest, without a file */
   case_fault fault; /* before step `fault_step` the same step is tried with this fault */
   int32_t fault_step;
 } case_setup;

@@ -90,8 +90,8 @@ typedef struct case_job {
   const test_case *s;
   const ng_options *opt;
   const case_setup *setup;
-  case_result *result; /* [rank] */
-  walked *walk;        /* [rank] */
+  case_result *result;  /* [rank] */
+  state_arrays *arrays; /* [rank] */
   stream *kept;
 } case_job;
 
@@ -315,17 +315,17 @@ static ng_status take_step(rank_run *run, int32_t t) {
 /* Save the state and load it into a new preconditioner. */
 static ng_status resume(rank_run *run, const ng_transport *transport) {
   const char *file = run->job->setup->resume;
-  const bool walk = run->job->setup->by_walk;
-  ng_status st = walk ? walk_take(run->f.p, run->rank, &run->job->walk[run->rank])
+  const bool arrays = run->job->setup->by_arrays;
+  ng_status st = arrays ? state_arrays_read(run->f.p, run->rank, &run->job->arrays[run->rank])
                  : run->job->setup->in_parts ? ng_save_parts(run->f.p, file)
                                              : ng_save(run->f.p, file);
-  if (st == NG_OK && walk && run->rank == 0)
-    st = walk_compose(run->f.p, run->job->walk, run->job->kept);
+  if (st == NG_OK && arrays && run->rank == 0)
+    st = state_arrays_write(run->f.p, run->job->arrays, run->job->kept);
   if (st != NG_OK) return st;
   close_rank(run);
   st = open_rank(run, transport);
   if (st != NG_OK) return st;
-  return walk ? ng_load_from(run->f.p, stream_read, run->job->kept) : ng_load(run->f.p, file);
+  return arrays ? ng_load_from(run->f.p, stream_read, run->job->kept) : ng_load(run->f.p, file);
 }
 
 static ng_status run_rank(int32_t rank, ng_transport *transport, void *arg) {
@@ -341,7 +341,7 @@ static ng_status run_rank(int32_t rank, ng_transport *transport, void *arg) {
     ng_context_allocated(run.f.ctx, NULL, NULL, &after);
     out->allocations += after - before;
     if (st > worst) worst = st;
-    if (st >= NG_OK && (setup->resume || setup->by_walk) && setup->resume_after == t)
+    if (st >= NG_OK && (setup->resume || setup->by_arrays) && setup->resume_after == t)
       st = resume(&run, transport);
   }
   if (st < NG_OK) {
@@ -376,9 +376,9 @@ static void share_results(const test_case *s, case_result *result) {
 void case_run(const test_case *s, const ng_options *opt, const case_setup *setup,
               case_result *out) {
   case_result *result = must_calloc(sizeof *result * (size_t)s->ranks);
-  walked walk[CASE_RANKS] = {{0}};
+  state_arrays arrays[CASE_RANKS] = {{0}};
   stream kept = {0};
-  case_job job = {s, opt, setup, result, walk, &kept};
+  case_job job = {s, opt, setup, result, arrays, &kept};
   ng_status worst =
       s->ranks > 1 ? ranks_run(s->ranks, run_rank, &job, NULL) : run_rank(0, NULL, &job);
 #if defined(NG_TEST_MPI)
@@ -402,7 +402,7 @@ void case_run(const test_case *s, const ng_options *opt, const case_setup *setup
     case_free_result(&result[r]);
   }
   for (int32_t r = 0; r < s->ranks; r++)
-    walk_drop(&walk[r]);
+    state_arrays_free(&arrays[r]);
   stream_drop(&kept);
   *out = result[0];
   out->status = worst;
