@@ -106,7 +106,7 @@ typedef struct ng_family {
   uint32_t observed;
   uint32_t traits; /* NG_TRAIT_...: options that the family has */
   ng_scope scope;
-  bool scans; /* observe detects non-finite values itself; otherwise the engine scans */
+  bool scans; /* observe detects non-finite values if the block does not solve; else the engine */
   /* NG_SCOPE_MODEL: a step may exclude some parameters of the block, because the family reads slot->is_excluded. */
   bool can_exclude;
   /* Layers may be sharded. Ranks that observe or compute PD receive whole observations and gradients; the other ranks

@@ -90,5 +90,5 @@ void ng_kron_emit(const ng_block *b, int32_t segment, int32_t g, double factor, 
     ng_direction_store(e, b->direction, k->p, 1, k->offsets > 1 ? k->unmap : NULL);
   }
   e->is_stored = !k->is_product;
-  e->k = k->is_product ? factor * b->ascent : 0.0;
+  e->k = k->is_product ? factor : 0.0;
 }

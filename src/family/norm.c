@@ -45,7 +45,6 @@ static ng_status create(ng_block *b) {
                              .has_beta = d->bias != 0};
   k->width = (int64_t)b->entry->slots * d->in;
   k->is_full = b->solves = b->base.norm_block == NG_NORM_FULL;
-  b->scans = !k->is_full;
   if (!k->layer.has_gamma) b->observed &= ~(uint32_t)NG_OBSERVED_INPUT;
   if (k->is_full && !ng_linalg_fits(k->width)) {
     return ng_fail(b->ctx, NG_ERR_ARG,

@@ -73,7 +73,7 @@ static ng_status add_units(ng_block *b, ng_norm_sum *k, void *scratch) {
   return NG_OK;
 }
 
-/* x and g are finite: the engine has scanned them, because b->scans is false for a full block. */
+/* x and g are finite: the engine has scanned them, because a full block solves. */
 static void add_full(ng_block *b, ng_norm_sum *k, void *scratch) {
   ng_queue *q = b->ctx->queue;
   k->S = b->stat->part->sum;

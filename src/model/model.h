@@ -181,11 +181,11 @@ struct ng_block {
   double *traces;           /* [stats x traces_per_stat] */
   bool averages_everywhere; /* every rank stores all averages of the block */
   bool has_period;          /* solve_period applies; false: the block is solved in every step */
-  bool solves, scans;   /* copies of ng_family.solve != NULL and .scans; `create` may clear them */
-  bool is_worker;       /* this rank stores the results of the solve and can compute PD */
-  bool is_partial_sum;  /* inner, d2, pd2 are this rank's part of a sum over ranks */
-  bool measures_ascent; /* `measure` measures H, not PD; PD = D + ascent H, the clip sets ascent */
-  void *state;          /* memory of the family */
+  bool solves;              /* ng_family.solve != NULL; `create` may clear it */
+  bool is_worker;           /* this rank stores the results of the solve and can compute PD */
+  bool is_partial_sum;      /* inner, d2, pd2 are this rank's part of a sum over ranks */
+  bool measures_ascent;     /* `measure` measures H, not PD = D + ascent H (ng_engine.ascent) */
+  void *state;              /* memory of the family */
   int64_t curvature_bytes;
   /* PD, if stored.  A family that stores PD plans `direction` in the family's order (ng_plan_direction).  For other
    * families the engine stores PD, segment after segment, if some rank lacks the results (`is_delivered`). */
@@ -199,18 +199,13 @@ struct ng_block {
   int32_t topk_rounds;
   int64_t topk_counts[NG_TOPK_ROUNDS];
   /* this step */
-  bool
-      is_selecting; /* the gradient is observed, and the joint top-k selection is still to be done */
+  bool is_selecting; /* the gradient is observed, but its top-k selection is still to be done */
   bool is_excluded; /* excluded: the layer is frozen, or its gradient is missing (missing = keep) */
   double inner, d2, pd2;
-  double ascent;
-  bool may_post_ahead; /* the sums of this block may be posted before the step */
-  bool
-      in_present_message; /* the messages that post_held builds now contain these sums (step/sums.c) */
-  double *sum;            /* [groups of all segments x 2] results of ng_family.sums */
+  double *sum; /* [groups of all segments x 2] results of ng_family.sums */
   /* since ng_ready */
-  bool was_observed
-      [NG_OBSERVED_KINDS]; /* some rank observed this kind, or the block does not use it */
+  /* [kind] some rank observed this kind, or the block does not use it */
+  bool was_observed[NG_OBSERVED_KINDS];
   int64_t observation_count[NG_OBSERVED_KINDS];
   int32_t unobserved_now;   /* statistics that were due in this step and that no rank observed */
   int64_t unobserved_steps; /* steps with unobserved_now > 0 */

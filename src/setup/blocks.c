@@ -148,7 +148,6 @@ static ng_status fill_block(ng_block *b) {
   b->solves = b->family->solve != NULL;
   b->has_period =
       ((b->family->traits | (method == NULL ? 0 : method->traits)) & NG_TRAIT_SOLVES) != 0;
-  b->scans = b->family->scans;
   ng_status st = b->family->create(b);
   if (st == NG_OK) st = b->family->statistics(b);
   if (st == NG_OK) set_rules(b);

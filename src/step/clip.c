@@ -83,36 +83,19 @@ double ng_clip_weight(const ng_block *b) {
 
 /* ---- the common factor -----------------------------------------------------------------------*/
 
-/* Blocks with ascent have PD = D + k H with k = radius / |D|; |D| is the norm over all these blocks. h: their sums <D,
- * H>, |D|^2, |H|^2.  Set b->ascent = k; return the sums <D, PD>, |D|^2, |PD|^2. */
-static ng_sums set_ascent(ng_precond *p, ng_sums h) {
-  const double MOST = (double)FLT_MAX / 64.0; /* k times a clip factor up to 64 fits f32 */
-  const double k = h.d2 > 0.0 ? fmin(p->opt.base.radius / sqrt(h.d2), MOST) : 0.0;
-  for (int32_t i = 0; i < p->blocks; i++) {
-    p->block[i]->ascent = p->block[i]->measures_ascent ? k : 0.0;
-  }
-  return (ng_sums){.inner = h.d2 + k * h.inner,
-                   .d2 = h.d2,
-                   .pd2 = h.d2 + 2.0 * k * h.inner + k * k * h.pd2,
-                   .weighted_inner = h.weighted_d2 + k * h.weighted_inner,
-                   .weighted_d2 = h.weighted_d2};
-}
-
-/* Return the sums over all blocks; sums[0] is of blocks without ascent, sums[1] of blocks with ascent. */
+/* Return the sums over all blocks: sums[0] of blocks without ascent, sums[1] of blocks with PD = D + k H, as <D, H>,
+ * |D|^2, |H|^2.  Set the ascent k = radius / |D|, with the norm over all these blocks, also of other stages. */
 static ng_sums combine_sums(ng_precond *p, const ng_sums sums[2]) {
-  bool plain = false, ascends = sums[1].d2 > 0.0; /* true also if blocks of another stage ascend */
-  for (int32_t i = 0; i < p->blocks; i++) {
-    plain = plain || !p->block[i]->measures_ascent;
-    ascends = ascends || p->block[i]->measures_ascent;
-  }
-  if (!ascends) return sums[0];
-  const ng_sums up = set_ascent(p, sums[1]);
-  if (!plain) return up;
-  return (ng_sums){.inner = sums[0].inner + up.inner,
-                   .d2 = sums[0].d2 + up.d2,
-                   .pd2 = sums[0].pd2 + up.pd2,
-                   .weighted_inner = sums[0].weighted_inner + up.weighted_inner,
-                   .weighted_d2 = sums[0].weighted_d2 + up.weighted_d2};
+  const double MOST = (double)FLT_MAX / 64.0; /* k times a clip factor up to 64 fits f32 */
+  const ng_sums h = sums[1];
+  const double k = h.d2 > 0.0 ? fmin(p->opt.base.radius / sqrt(h.d2), MOST) : 0.0;
+  p->step->ascent = k;
+  return (ng_sums){.inner = sums[0].inner + (h.d2 + k * h.inner),
+                   .d2 = sums[0].d2 + h.d2,
+                   .pd2 = sums[0].pd2 + (h.d2 + 2.0 * k * h.inner + k * k * h.pd2),
+                   .weighted_inner =
+                       sums[0].weighted_inner + (h.weighted_d2 + k * h.weighted_inner),
+                   .weighted_d2 = sums[0].weighted_d2 + h.weighted_d2};
 }
 
 /* kl: Ba, Grosse & Martens (ICLR 2017), with <PD, D> as in all published codes instead of the Fisher norm PD' F PD. For

@@ -79,6 +79,7 @@ ng_status ng_exchange_plan(ng_precond *p) {
   x->message = ng_object(p, messages * sizeof *x->message);
   x->wire = ng_object(p, messages * sizeof *x->wire);
   x->span_requests = ng_object(p, (size_t)x->span_capacity * sizeof *x->span_requests);
+  x->may_post_ahead = ng_object(p, (size_t)p->blocks * sizeof *x->may_post_ahead);
   x->traces_count = ng_traces_count(p);
   if (p->owned_stats > 0)
     x->counts = ng_object(p, messages * (size_t)p->ctx->ranks * sizeof *x->counts);

@@ -257,6 +257,8 @@ static void mark_observed(ng_block *b, uint32_t what) {
   }
 }
 
+static bool scans_itself(const ng_block *b) { return b->family->scans && !b->solves; }
+
 /* Return the largest magnitude in an array; Inf if an element is not finite. */
 static double largest_of(ng_precond *p, const ng_strided *s) {
   ng_queue *q = p->ctx->queue;
@@ -286,7 +288,7 @@ static ng_status add_array(ng_precond *p, ng_entry *e, const ng_strided *s, bool
   ng_block *b = e->block;
   if (o->samples == 0) return add_observation(b, o);
   const bool tokens = e->d.kind == NG_EMBEDDING && !grad; /* tokens stand for one-hot vectors */
-  o->largest = tokens ? 1.0 : b->scans ? 0.0 : largest_of(p, s);
+  o->largest = tokens ? 1.0 : scans_itself(b) ? 0.0 : largest_of(p, s);
   const bool finite = o->loss_scale - o->loss_scale == 0.0 && o->largest - o->largest == 0.0;
   const ng_status st = finite ? grow_scratch(b, o) : NG_SKIPPED;
   return st == NG_OK ? add_observation(b, o) : st;
@@ -327,7 +329,7 @@ static ng_status observe(ng_precond *p, int32_t layer, const ng_strided *s, bool
   /* A non-finite array is no error: loss scalers cause such arrays now and then. */
   if (st != NG_SKIPPED) return st;
   step->refused = true;
-  const bool pair = e->d.kind == NG_NORM && b->scans; /* the family scans both together */
+  const bool pair = e->d.kind == NG_NORM && scans_itself(b); /* the family scans both together */
   return ng_fail(
       p->ctx, NG_SKIPPED,
       "layer '%s': the %s is not finite; it is not added to the statistics, and the step will be "
@@ -372,7 +374,7 @@ ng_status ng_gradients_observe(ng_precond *p) {
                       .lr = p->step->lr};
     if (!ng_block_observes_gradients(p, b)) continue;
     const double t0 = ng_now_ms();
-    const bool scans = b->scans && b->slice == NULL; /* a rank scans only its own slice */
+    const bool scans = scans_itself(b) && b->slice == NULL; /* a rank scans only its own slice */
     const ng_status st = scans || grads_finite(b) ? add_observation(b, &o) : NG_SKIPPED;
     b->step_observe_ms += ng_now_ms() - t0;
     if (st == NG_SKIPPED) p->step->refused = true;

@@ -117,6 +117,7 @@ typedef struct ng_exchange {
   int32_t blocks_ahead; /* blocks [0, ahead) wait for observations of the last micro-batch */
   int32_t blocks_held;  /* blocks [ahead, held) are complete; their message is not full yet */
   int64_t held_bytes;   /* of blocks [ahead, held) */
+  bool *may_post_ahead; /* [blocks] the sums of the block may be posted before the step */
   double *traces;       /* [traces_count] traces of blocks whose A and G have different owners */
   int64_t traces_count;
   double *topk_sums; /* sums of one round of topk.c */
@@ -220,7 +221,7 @@ bool ng_clip_reads_weights(const ng_precond *p);
 /* Return (lr of the block / largest lr of all groups)^2. */
 double ng_clip_weight(const ng_block *b);
 void ng_clip_measure(ng_precond *p); /* clip = ratio: set |weight|^2 of every segment */
-/* Compute the clip factor nu, and b->ascent of the blocks, from the sums over all ranks. */
+/* Compute the clip factor nu and the ascent from the sums over all ranks. */
 void ng_clip_compute(ng_precond *p, const ng_sums sums[2]);
 void ng_clip_factors(ng_precond *p); /* set the clip factor of each segment */
 
@@ -327,6 +328,7 @@ typedef struct ng_engine {
   /* Elements that kept their old value on this rank in the last emit; the next check clears the number. */
   int64_t overflowed;
   double nu, inner, d2, pd2;             /* clip factor, <D, PD>, |D|^2, |PD|^2 of the last step */
+  double ascent;                         /* of blocks with `measures_ascent` */
   double *norms;                         /* |PD|^2 of each segment of one block */
   ng_traffic early_traffic[NG_STATIONS]; /* traffic before the step, counted at each station */
   ng_station_time time[NG_STATIONS];

@@ -120,12 +120,15 @@ static const ng_stat *add_block(ng_precond *p, ng_block *b, const ng_stat *befor
   return before;
 }
 
-/* Add the statistics that go to their owners; with `ahead`, only of blocks that post_held put in the present message. */
+/* Add the statistics that go to their owners; with `ahead`, only of the held blocks. */
 static void add_owned(ng_precond *p, bool ahead) {
+  const ng_exchange *x = &p->step->exchange;
   const ng_stat *before = NULL;
   for (int32_t i = 0; i < p->owned_stats; i++) {
     const ng_owned_stat *o = &p->owned[i];
-    before = !ahead || o->block->in_present_message ? add_stat(p, o->block, o->stat, before) : NULL;
+    const int32_t at = o->block->index;
+    const bool held = x->may_post_ahead[at] && at >= x->blocks_ahead && at < x->blocks_held;
+    before = !ahead || held ? add_stat(p, o->block, o->stat, before) : NULL;
   }
 }
 
@@ -144,16 +147,18 @@ ng_status ng_exchange_post_statistics(ng_precond *p) {
 
 /* ---- ahead of the step -----------------------------------------------------------------------*/
 
-/* Set b->may_post_ahead: the block's sums may be posted before `check`.  Decide at the begin of the micro-batch, because a
+/* Set may_post_ahead: the block's sums may be posted before `check`.  Decide at the begin of the micro-batch, because a
  * period may change before its end.  Never for families that read gradients, or blocks of several layers. */
 void ng_exchange_begin_last_batch(ng_precond *p) {
+  ng_exchange *x = &p->step->exchange;
   for (int32_t i = 0; i < p->blocks; i++) {
-    ng_block *b = p->block[i];
-    b->may_post_ahead = p->ctx->ranks > 1 && b->entry != NULL &&
-                        (b->observed & NG_OBSERVED_FLATGRAD) == 0 && ng_block_statistics_due(p, b);
+    const ng_block *b = p->block[i];
+    x->may_post_ahead[i] = p->ctx->ranks > 1 && b->entry != NULL &&
+                           (b->observed & NG_OBSERVED_FLATGRAD) == 0 &&
+                           ng_block_statistics_due(p, b);
   }
-  p->step->exchange.blocks_ahead = p->step->exchange.blocks_held = p->blocks;
-  p->step->exchange.held_bytes = 0;
+  x->blocks_ahead = x->blocks_held = p->blocks;
+  x->held_bytes = 0;
 }
 
 void ng_exchange_reset(ng_precond *p) {
@@ -174,7 +179,7 @@ static bool is_complete(const ng_block *b) {
 /* Return the bytes that the block sends ahead of the step, with gaps between its arrays. */
 static int64_t sum_bytes(const ng_precond *p, const ng_block *b) {
   int64_t bytes = 0;
-  for (int32_t k = 0; k < b->stats && b->may_post_ahead; k++) {
+  for (int32_t k = 0; k < b->stats && p->step->exchange.may_post_ahead[b->index]; k++) {
     const ng_stat *s = &b->stat[k];
     const int64_t size = ng_dtype_size(s->sum_dtype);
     if (!is_sent_to_ranks(s) || !ng_statistic_due(p, b, s)) continue;
@@ -193,13 +198,9 @@ static ng_status post_held(ng_precond *p) {
   const ng_stat *before = NULL;
   for (int32_t i = x->blocks_ahead; i < x->blocks_held; i++) {
     ng_block *b = p->block[i];
-    b->in_present_message = b->may_post_ahead;
-    if (b->stats > 0) before = b->may_post_ahead ? add_block(p, b, before) : NULL;
+    if (b->stats > 0) before = x->may_post_ahead[i] ? add_block(p, b, before) : NULL;
   }
   if (x->blocks_held > x->blocks_ahead) add_owned(p, true);
-  for (int32_t i = x->blocks_ahead; i < x->blocks_held; i++) {
-    p->block[i]->in_present_message = false;
-  }
   x->blocks_held = x->blocks_ahead;
   x->held_bytes = 0;
   return post(p, first);
@@ -216,7 +217,7 @@ static ng_status post_ahead(ng_precond *p, bool all) {
     const ng_block *b = p->block[x->blocks_ahead - 1];
     const int64_t more = sum_bytes(p, b);
     if (more > 0 && x->held_bytes > 0 && x->held_bytes + more > bucket_bytes(p)) st = post_held(p);
-    if (st != NG_OK || (b->may_post_ahead && !all && !is_complete(b))) break;
+    if (st != NG_OK || (x->may_post_ahead[b->index] && !all && !is_complete(b))) break;
     x->held_bytes += more;
   }
   if (st == NG_OK && x->blocks_ahead == 0) st = post_held(p);
