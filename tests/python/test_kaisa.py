@@ -11,6 +11,7 @@ from torch import nn
 
 import natgrad.compat as compat
 from front import Case, batch, grads, loss_of, net
+from natgrad import Preconditioner
 from natgrad.compat import AssignmentStrategy, ComputeMethod, DistributedStrategy, KFACPreconditioner
 
 # name: (default, another value and whether it changes the numbers of net(), or None, a wrong value)
@@ -92,6 +93,18 @@ class Table(Case):
             after_steps(**{name: lambda t: seen.append(t) or default})
             self.assertEqual(set(seen), {0, 1, 2, 3, 4}, name)
         self.same(after_steps(damping=lambda t: 0.001), after_steps())
+
+    def test_memory_usage_has_the_keys_of_kaisa(self):
+        for model, a, g in ((nn.Linear(3, 2), 4 * 5, 2 * 3), (nn.Conv2d(4, 6, 3, groups=2, bias=False), 18 * 19, 3 * 4)):
+            k = KFACPreconditioner(nn.Sequential(model))
+            found, whole = k.memory_usage(), Preconditioner.memory_usage(k)
+            keys = {f"{side}_{key}" for side in "ag" for key in ("factors", "batch", "inverses")}
+            self.assertEqual(set(found), keys | {"direction", "moments", "scratch", "objects", "total"})
+            self.assertEqual(found["total"], whole["total"])
+            self.assertEqual(found["total"], sum(n for key, n in found.items() if key != "total"))
+            for key, use in (("factors", "factors"), ("batch", "sums"), ("inverses", "results")):
+                self.assertEqual(found[f"a_{key}"] + found[f"g_{key}"], whole[use])
+                self.assertAlmostEqual(found[f"a_{key}"], whole[use] * a / (a + g), delta=1)
 
 
 class ColumnParallelLinear(nn.Module):

@@ -11,7 +11,7 @@ import warnings
 import torch
 from torch import nn
 
-from .. import _abi, _core
+from .. import _abi, _core, _layers
 from .._core import failure
 from ..preconditioner import Preconditioner
 
@@ -153,6 +153,25 @@ class KFACPreconditioner(Preconditioner):
         if value is not None:  # the base class passes None
             self._of_step.pop("lr", None)
             self._values["lr"] = value
+
+    def memory_usage(self):
+        """Return the bytes on this rank under KAISA's keys, the bytes of natgrad's other uses, and their `total`.
+
+        The library reports A and G together.  They share the bytes as p (p + 1) to q (q + 1), the ratio of their triangles
+        and of their eigenbases with eigenvalues, summed over layers; p and q are the orders of A and G.
+        """
+        found, a, g = super().memory_usage(), 0, 0
+        for entry in self.entries:
+            if isinstance(entry, _layers.Layer):
+                weight, groups = entry.modules[0].weight, getattr(entry.modules[0], "groups", 1)
+                p, q = weight[0].numel() + entry.bias, len(weight) // groups
+                a, g = a + groups * p * (p + 1), g + groups * q * (q + 1)
+        split = {}
+        for key, use in (("factors", "factors"), ("batch", "sums"), ("inverses", "results")):
+            both = found.pop(use)
+            split[f"a_{key}"] = both * a // max(a + g, 1)
+            split[f"g_{key}"] = both - split[f"a_{key}"]
+        return {**split, **found}
 
     # ---- state
 
