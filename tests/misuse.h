@@ -14,6 +14,7 @@ typedef struct misused {
   ng_context *ctx; /* f.ctx */
   ng_precond *p;   /* f.p */
   int32_t fc, norm;
+  /* fc: input, output gradient, gradients, weights; norm: weight, gradient */
   float a[B * IN], g[B * OUT], dw[OUT * IN], db[OUT], w[OUT * IN], b[OUT], t[5], dt[5];
 } misused;
 

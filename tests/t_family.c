@@ -504,9 +504,8 @@ static void test_failed_observation(void **state) {
   sees.name = "sees";
   sees.observe = observe_or_not;
   for (int32_t ranks = 2; ranks <= 3; ranks++) {
-    family_run *run = new_run(UNCLIPPED, ranks);
+    family_run *run = new_run_with(&sees, UNCLIPPED, ranks);
     run->hook = fail_on_one_rank;
-    run->extra = &sees;
     must_equal(run, new_run(UNCLIPPED, ranks), 0);
   }
 }

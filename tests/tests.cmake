@@ -346,7 +346,7 @@ foreach(ranks 2 4)
   set_tests_properties(cli_mixup_ranks_mpi${ranks} PROPERTIES PROCESSORS ${ranks})
 endforeach()
 
-# What scripts/same_bits.sh plays on two builds of the shared library.
+# scripts/same_bits.sh runs this program with two builds of the shared library.
 add_executable(bits tests/bits.c tests/bits_case.c tests/bits_run.c tests/plane.c)
 target_include_directories(bits PRIVATE tests)
 target_link_libraries(bits PRIVATE natgrad Threads::Threads m)
