@@ -1,10 +1,10 @@
-/* 10_digits_mlp: train a perceptron 64-64-10 on the UCI digits in plain C, with SGD and with natgrad,
- * side by side.
+/* 10_digits_mlp: train a perceptron 64-64-10 on the UCI digits in plain C, with SGD and with natgrad, and print
+ * both.
  *
- *   10_digits_mlp [data/digits.csv [epochs [learning-rate]]]
+ *     10_digits_mlp [data/digits.csv [epochs [learning-rate]]]
  *
- * Both runs have the same batches, initial weights and decay of the learning rate.  Of 0.01, 0.03, 0.1,
- * 0.2, 0.3, 0.5, 1 the rate 0.5 has the lowest final training loss in both. */
+ * Both runs have the same batches, initial weights and decay of the learning rate.  Of 0.01, 0.03, 0.1, 0.2, 0.3,
+ * 0.5, 1 the rate 0.5 has the lowest final training loss in both. */
 #include <natgrad.h>
 
 #include <math.h>
@@ -94,7 +94,7 @@ static void forward(net *n, int rows) {
   }
 }
 
-/* Softmax cross-entropy, mean over rows; fills gy.  Returns the summed loss. */
+/* Softmax cross-entropy, mean over rows.  Write gy, and return the summed loss. */
 static double loss(net *n, int rows, const int *want) {
   double sum = 0.0;
   for (int r = 0; r < rows; r++) {

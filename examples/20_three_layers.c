@@ -1,8 +1,8 @@
-/* 20_three_layers: train a perceptron with fused SGD, two micro-batches a step; then repeat the run,
- * destroy everything half way and resume from memory: the weights are equal, bit for bit.
+/* 20_three_layers: train a perceptron with fused SGD, two micro-batches a step; then repeat the run, destroy
+ * everything half way and resume from memory: the weights are equal, bit for bit.
  *
- * The numbered lines are all that natgrad needs beside an ordinary training loop; a test counts them.
- * (Other calls are for errors and saving.)  The loop's matrices are ng_arrays. */
+ * The comments 1 to 12 count the lines that natgrad adds to a training loop; tests/twelve_lines.sh checks them.
+ * Lines for errors and for saving are not counted.  The loop's matrices are ng_arrays. */
 #include <natgrad.h>
 
 #include <math.h>
@@ -17,7 +17,7 @@ static const int width[LAYERS + 1] = {8, 24, 24, 4};
 static ng_context *ctx;
 static char why[256];
 
-/* Error handling of this program.  A positive status is a note; the run continues. */
+/* Exit with a message if a call failed.  A positive status is a note; the run continues. */
 static void must(ng_status status) {
   if (status >= NG_OK) return;
   fprintf(stderr, "20_three_layers: %s\n", ctx == NULL ? why : ng_last_error(ctx));
@@ -72,7 +72,7 @@ static void start(net *n) {
   n->want = matrix(n, ROWS, width[LAYERS]);
 }
 
-/* Micro-batch m of a step: targets are products and sines of the inputs. */
+/* Read micro-batch m of a step: the targets are products and sines of the inputs. */
 static void fetch(net *n, int step, int m) {
   seed = (unsigned long long)(step * MICRO + m + 100);
   for (int r = 0; r < ROWS; r++) {
@@ -102,7 +102,7 @@ static void forward(net *n) {
   }
 }
 
-/* Half the squared error, mean over the rows; its derivative, times scale, becomes the last dy. */
+/* Return half the squared error, mean over the rows, and write its derivative, times scale, to the last dy. */
 static double loss(net *n, float scale) {
   double sum = 0.0;
   for (int r = 0; r < ROWS; r++) {
@@ -115,7 +115,7 @@ static double loss(net *n, float scale) {
   return sum;
 }
 
-/* Add to the gradients. */
+/* Add the gradients of this micro-batch. */
 static void backward(net *n) {
   for (int i = LAYERS - 1; i >= 0; i--) {
     layer *l = &n->l[i];
@@ -186,8 +186,8 @@ static void save(ng_precond *p, state *s) {
 
 /* ---- the training loop -----------------------------------------------------------------------*/
 
-/* Run steps [from, to).  Resume from the state in `kept`, if any, and save the new state there.  Return
- * the loss of the last step. */
+/* Run steps [from, to).  Resume from the state in `kept`, if any, and save the new state there.  Return the loss
+ * of the last step. */
 static double train(net *n, int from, int to, state *kept) {
   ng_precond *p = NULL;
   double mean = 0.0;

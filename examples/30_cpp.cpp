@@ -30,7 +30,7 @@ struct closer {
 };
 template <class T> using handle = std::unique_ptr<T, closer>;
 
-/* Errors are exceptions; a positive status is a note, which is handed on. */
+/* Errors become exceptions; a positive status is a note, which is returned. */
 ng_status check(ng_status status, const char *why) {
   if (status < NG_OK) throw std::runtime_error(std::string(ng_status_name(status)) + ": " + why);
   return status;
@@ -42,14 +42,14 @@ template <class T> T filled(void (*init)(T *, std::size_t)) {
   return value;
 }
 
-/* A struct for the library to fill. */
+/* A struct with its size, for the library to fill. */
 template <class T> T empty() {
   T value{};
   value.struct_size = sizeof value;
   return value;
 }
 
-/* Memory and its description; no copies, since the description points at the memory. */
+/* Memory and its ng_array; not copyable, since the ng_array points at the memory. */
 class tensor {
 public:
   using layout = decltype(&ng_array_nchw);
@@ -80,8 +80,7 @@ public:
   preconditioner() {
     char why[256] = "";
     auto config = filled(ng_context_config_init);
-    /* Callbacks are lambdas that capture nothing; what they need comes as `user`.  No exception may
-     * leave one. */
+    /* Callbacks are lambdas without captures; `user` has their data.  They must not throw. */
     config.log_user = &warnings;
     config.log = [](void *user, ng_log_level, const char *line) {
       std::fprintf(stderr, "natgrad: %s\n", line);
@@ -108,7 +107,7 @@ public:
     precond.reset(p);
   }
 
-  /* The status of a call on get(), with the library's reason when it is an error. */
+  /* Check the status of a call on get(), with the library's message. */
   ng_status done(ng_status status) const { return check(status, ng_last_error(context.get())); }
   ng_precond *get() const { return precond.get(); }
 
@@ -116,7 +115,7 @@ public:
   std::int64_t tasks = 0;
 
 private:
-  handle<ng_context> context; /* goes after what was made from it: members end in reverse order */
+  handle<ng_context> context; /* destroyed after precond: members are destroyed in reverse order */
   handle<ng_precond> precond;
 };
 
@@ -139,7 +138,7 @@ struct network {
       fc_w.value(i / MID, i % MID) = uniform(draw, 0.5f);
   }
 
-  /* Not a std:: distribution: those differ from one standard library to the next. */
+  /* std:: distributions differ between standard libraries. */
   static float uniform(std::mt19937 &draw, float limit) {
     return limit * (static_cast<float>(draw() >> 8) / 8388608.0f - 1.0f);
   }
@@ -158,7 +157,7 @@ struct network {
     }
   }
 
-  /* visit(input row, input column, kernel row, kernel column) for what lies in the image. */
+  /* Call visit(input row, input column, kernel row, kernel column) for positions inside the image. */
   template <class F> static void patch(std::int64_t h, std::int64_t w, F visit) {
     for (std::int64_t i = 0; i < K; i++)
       for (std::int64_t j = 0; j < K; j++)
@@ -188,7 +187,7 @@ struct network {
     }
   }
 
-  /* Cross-entropy, mean over the samples, and every derivative of it. */
+  /* Cross-entropy, mean over the samples, and all its derivatives. */
   double backward() {
     double loss = 0.0;
     for (auto *p : {&conv_w, &conv_b, &fc_w, &fc_b})
@@ -230,8 +229,8 @@ struct network {
 
 /* ---- training --------------------------------------------------------------------------------*/
 
-/* What became of every parameter, and whether the counts are those of this run. */
-bool tell(const preconditioner &ng) {
+/* Print each parameter, and return whether the counters are those of this run. */
+bool print_report(const preconditioner &ng) {
   bool right = true;
   for (std::int32_t i = 0; i < ng_explain_count(ng.get()); i++) {
     auto row = empty<ng_explain_row>();
@@ -281,7 +280,7 @@ std::vector<double> train(tensor::layout how, const char *name) {
     ng.done(ng_step_sgd(ng.get(), &sgd, 1));
   }
   std::printf("%s: loss %.4f, after %d steps %.4f\n", name, losses.front(), STEPS, losses.back());
-  if (!tell(ng)) throw std::runtime_error("the report does not tell of this run");
+  if (!print_report(ng)) throw std::runtime_error("the report is not of this run");
   return losses;
 }
 
@@ -291,8 +290,8 @@ int main() {
   try {
     const auto last = train(ng_array_nhwc, "channels last"),
                first = train(ng_array_nchw, "channels first");
-    double apart =
-        0.0; /* sums may be taken in another order, which the last bits of f32 would show */
+    /* Sums may be added in another order, which changes the last bits of f32. */
+    double apart = 0.0;
     for (std::size_t i = 0; i < last.size(); i++)
       apart = std::fmax(apart, std::fabs(last[i] - first[i]));
     std::printf("losses at most %.1e apart\n", apart);

@@ -1,6 +1,5 @@
-/* driver.c: runs a fuzz entry over files and folders, so that what a fuzzer once found is an
- * ordinary test wherever there is no fuzzer.  Each input is also tried cut in half, without its
- * first byte, and with one byte changed. */
+/* driver.c: run a fuzz entry on files and folders, so that inputs found by a fuzzer are ordinary tests without a
+ * fuzzer. Each input is also run cut in half, without its first byte, and with one byte changed. */
 #include "fuzz.h"
 
 #include <dirent.h>

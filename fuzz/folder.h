@@ -1,5 +1,5 @@
-/* folder.h: for entries that fuzz a reader of folders.  A folder in memory where that is possible; a
- * reader's lines are caught, and its answer is held against them and against itself. */
+/* folder.h: helpers for entries that fuzz a reader of folders: a folder in memory if possible, and checks of the
+ * reader's result and of its messages. */
 #ifndef FUZZ_FOLDER_H
 #define FUZZ_FOLDER_H
 
@@ -14,7 +14,7 @@
 
 static char folder[64];
 
-/* At exit; after a broken promise the folder stays, with the files that broke it. */
+/* Runs at exit; after a failed NEED the folder stays, with the files that caused the failure. */
 static void folder_close(void) {
   DIR *d = opendir(folder);
   if (d == NULL) return;
@@ -53,12 +53,13 @@ static void split_holds(const data_set *d, const data_split *s) {
     NEED(s->labels[i] >= 0 && s->labels[i] < d->classes);
   }
   for (int64_t i = 0; i < s->n * values; i++) {
-    sum += s->bytes[i]; /* every byte is there: a sanitizer looks */
+    sum += s->bytes[i]; /* read every byte, so that a sanitizer checks it */
   }
   NEED(sum <= 255 * (uint64_t)(s->n * values));
 }
 
-/* Opens SET:folder.  Refused with one line, or whole, and then what `same` says of the input, too. */
+/* Open SET:folder.  The reader must refuse it with one line, or return a whole data set; `same` compares that with
+ * the input. */
 static void folder_try(const char *set, void (*same)(const data_set *, const uint8_t *, size_t),
                        const uint8_t *data, size_t size_in) {
   char spec[96], *text = NULL;

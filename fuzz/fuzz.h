@@ -1,7 +1,6 @@
 /* fuzz.h: one fuzz entry, as libFuzzer calls it.  driver.c calls it without a fuzzer.
  *
- * An entry stops the program (NEED) when a promise is broken; anything else is a crash that the
- * sanitizers find. */
+ * An entry aborts (NEED) if a documented property fails; sanitizers find other faults. */
 #ifndef FUZZ_FUZZ_H
 #define FUZZ_FUZZ_H
 

@@ -1,15 +1,15 @@
-/* fuzz_cifar.c: any bytes as a file of CIFAR.  The first byte says which: one bit for CIFAR-10 or
- * CIFAR-100, one for training or test; the other file is good. */
+/* fuzz_cifar.c: any bytes as a CIFAR file.  The first byte selects the file: one bit for CIFAR-10 or CIFAR-100,
+ * one for training or test.  The other file is valid. */
 #include "folder.h"
 
 enum { PIXELS = 1024, IMAGE = 3 * PIXELS };
 
-/* Every label and every value is where the format has it; a row's label is its last label byte. */
+/* Labels and values are at their places in the format; the last label byte of a row is its label. */
 static void same(const data_set *d, const uint8_t *data, size_t size) {
   const data_split *s = (data[0] & 2) != 0 ? &d->test : &d->train;
   const int labels = d->classes == 100 ? 2 : 1;
   const uint8_t *row = data + 1;
-  if (size > 2 && row[0] == 0x1f && row[1] == 0x8b) return; /* zipped */
+  if (size > 2 && row[0] == 0x1f && row[1] == 0x8b) return; /* compressed */
   NEED(size - 1 == (size_t)s->n * (size_t)(labels + IMAGE));
   for (int32_t i = 0; i < s->n; i++, row += labels + IMAGE) {
     NEED(s->labels[i] == row[labels - 1]);

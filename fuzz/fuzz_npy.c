@@ -1,4 +1,4 @@
-/* fuzz_npy.c: any bytes as an npy file.  What is accepted must hold together. */
+/* fuzz_npy.c: any bytes as an npy file.  An accepted array must be consistent. */
 #include "fuzz.h"
 
 #include <string.h>

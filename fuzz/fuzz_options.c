@@ -1,8 +1,7 @@
-/* fuzz_options.c: lines through every door that text enters by: "name=value" and "method" through
- * ng_options_set, the published names (lines with ':'), whole lines of options (with '+'), a layer's
- * own (with '@').  Whatever is accepted must come back from ng_options_get as text that is accepted
- * again, what is refused must change nothing, and a preconditioner must be made of it or refuse with a
- * message. */
+/* fuzz_options.c: text lines through all functions that read options: ng_options_set ("name=value", or a method),
+ * the published names (lines with ':'), whole lines (with '+'), options of a layer (with '@').  An accepted value
+ * must be readable by ng_options_get as text that is accepted again.  A refused line must change nothing.  A
+ * preconditioner with these options must be created or refused with a message. */
 #include "fuzz.h"
 
 #include <stdbool.h>

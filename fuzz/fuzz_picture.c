@@ -1,5 +1,5 @@
-/* fuzz_picture.c: any bytes as a JPEG or PNG file, and what comes of it as a scaled window.  Built without
- * the two libraries everything is refused. */
+/* fuzz_picture.c: any bytes as a JPEG or PNG file, and a scaled window of the picture.  Without the two libraries
+ * every file is refused. */
 #include "fuzz.h"
 
 #include <string.h>

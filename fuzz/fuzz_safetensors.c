@@ -1,4 +1,4 @@
-/* fuzz_safetensors.c: any bytes as a safetensors file.  What is accepted must hold together. */
+/* fuzz_safetensors.c: any bytes as a safetensors file.  Accepted tensors must be consistent. */
 #include "fuzz.h"
 
 #include <string.h>

@@ -1,13 +1,13 @@
-/* fuzz_state.c: any file given to ng_load, and as a stream to ng_load_from.  A refused one changes
- * nothing and says why, both ways; an accepted one leaves a preconditioner that takes a step, saves, and loads its own file.
+/* fuzz_state.c: any file for ng_load, and as a stream for ng_load_from.  A refused file changes nothing and has a
+ * message.  After an accepted file, the preconditioner takes a step, saves, and loads its own file.
  *
- * The first byte says how the rest is used.  'M', 'D', 'H' are lists of edits (three bytes: place,
- * place, value) of a good file made here:
- *   M  of the manifest, whose checksum is then made to fit
- *   D  of the tensors' data, whose checksums are then made to fit
- *   H  of the whole file, checksums and all
+ * The first byte selects the use of the rest.  'M', 'D', 'H' are lists of edits (position, position, value) of a
+ * valid file:
+ *   M  of the manifest, which gets a valid checksum
+ *   D  of the tensors' data, which get valid checksums
+ *   H  of the whole file, without new checksums
  *   J  the rest is a manifest
- * anything else: the bytes are the file. */
+ * with any other byte all bytes are the file. */
 #include "json_edit.h"
 #include "fuzz.h"
 
@@ -46,16 +46,16 @@ static void write_file(const void *bytes, size_t n) {
   NEED(pwrite(base.fd, bytes, n, 0) == (ssize_t)n);
 }
 
-/* A file with a folder: writers rename theirs. */
-static void make_real(char real[32]) {
+/* Make a file in a folder, since writers rename their files. */
+static void make_disk_file(char real[32]) {
   (void)snprintf(real, 32, "/tmp/fuzz_state-XXXXXX");
   const int fd = mkstemp(real);
   NEED(fd >= 0);
   (void)close(fd);
 }
 
-/* The bytes of this file become the file without a folder. */
-static void take_real(const char *real) {
+/* Move the bytes of this file to the file in memory. */
+static void move_to_memory(const char *real) {
   static uint8_t bytes[MOST];
   const int from = open(real, O_RDONLY);
   const ssize_t n = read(from, bytes, sizeof bytes);
@@ -65,13 +65,13 @@ static void take_real(const char *real) {
   write_file(bytes, (size_t)n);
 }
 
-/* The file as a stream, in pieces of 1 to 7 bytes. */
-typedef struct drip {
+/* The file as a stream, with 1 to 7 bytes per read. */
+typedef struct slow_stream {
   int64_t at;
-} drip;
+} slow_stream;
 
-static int64_t read_drip(void *user, void *data, int64_t bytes) {
-  drip *d = user;
+static int64_t slow_read(void *user, void *data, int64_t bytes) {
+  slow_stream *d = user;
   const int64_t most = 1 + d->at % 7;
   const ssize_t n = pread(base.fd, data, (size_t)(bytes < most ? bytes : most), (off_t)d->at);
   NEED(n >= 0);
@@ -92,15 +92,15 @@ static void make_base(void) {
   (void)snprintf(base.name, sizeof base.name, "/proc/self/fd/%d", base.fd);
   char real[32];
   make_model();
-  make_real(real);
+  make_disk_file(real);
   NEED(ng_save(base.s.p, real) == NG_OK);
-  take_real(real);
+  move_to_memory(real);
   base.size = read_file(base.good);
   base.ready = true;
 }
 
-/* A file of these tensors and this manifest with checksums that fit. */
-static void publish(const ngio_tensors *f, const char *manifest, bool fix_tensors) {
+/* Write a file with these tensors and this manifest, and valid checksums. */
+static void write_state(const ngio_tensors *f, const char *manifest, bool fix_tensors) {
   char sum[16], *text = NULL;
   ngio_tensor t[32];
   const int32_t n = ngio_tensors_count(f);
@@ -123,10 +123,10 @@ static void publish(const ngio_tensors *f, const char *manifest, bool fix_tensor
   const char *final = text == NULL ? manifest : text;
   (void)snprintf(sum, sizeof sum, "%08lx", crc32(0, (const Bytef *) final, (uInt)strlen(final)));
   const ngio_text meta[2] = {{"natgrad", final}, {"natgrad.crc32", sum}};
-  char real[32]; /* stays empty if an edit made the manifest something that JSON cannot hold */
-  make_real(real);
+  char real[32]; /* remains empty if JSON cannot hold the edited manifest */
+  make_disk_file(real);
   (void)ngio_tensors_write(real, t, n, meta, 2, NULL, 0);
-  take_real(real);
+  move_to_memory(real);
   free(text);
 }
 
@@ -162,13 +162,13 @@ static void prepare(const uint8_t *data, size_t size) {
   memcpy(text, manifest, n);
   text[n] = 0;
   if (mode == 'M') edit((uint8_t *)text, n, data + 1, size - 1);
-  if (mode == 'D') { /* the reader's copy is ours to change */
+  if (mode == 'D') { /* the reader's copy may be changed */
     for (int32_t i = 0; i < ngio_tensors_count(f); i++) {
       const ngio_tensor *t = ngio_tensors_at(f, i);
       edit((uint8_t *)(uintptr_t)t->data, (size_t)t->bytes, data + 1, size - 1);
     }
   }
-  publish(f, text, mode == 'D');
+  write_state(f, text, mode == 'D');
   free(text);
   ngio_tensors_close(&f);
 }
@@ -183,21 +183,21 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     NEED(st == NG_ERR_FILE);
     NEED(ng_last_error(base.s.ctx)[0] != 0 && strchr(ng_last_error(base.s.ctx), '\n') == NULL);
     NEED(sim_fingerprint(&base.s) == before);
-    drip d = {0};
-    NEED(ng_load_from(base.s.p, read_drip, &d) == NG_ERR_FILE);
+    slow_stream d = {0};
+    NEED(ng_load_from(base.s.p, slow_read, &d) == NG_ERR_FILE);
     NEED(sim_fingerprint(&base.s) == before);
     return 0;
   }
-  drip d = {0};
+  slow_stream d = {0};
   const uint64_t loaded = sim_fingerprint(&base.s);
-  NEED(ng_load_from(base.s.p, read_drip, &d) == NG_OK);
+  NEED(ng_load_from(base.s.p, slow_read, &d) == NG_OK);
   NEED(sim_fingerprint(&base.s) == loaded);
-  (void)sim_step(&base.s, 3); /* numbers may be absurd: any status will do */
+  (void)sim_step(&base.s, 3); /* numbers may have any size, so any status is allowed */
   if (ng_reset_batch(base.s.p) == NG_OK) {
     char real[32];
-    make_real(real);
+    make_disk_file(real);
     const ng_status saved = ng_save(base.s.p, real);
-    NEED(saved == NG_OK || saved == NG_ERR_FILE); /* a number of a block may have overflowed */
+    NEED(saved == NG_OK || saved == NG_ERR_FILE); /* a number of a block may overflow */
     if (saved == NG_OK) NEED(ng_load(base.s.p, real) == NG_OK);
     NEED(unlink(real) == 0);
   }
