@@ -220,8 +220,8 @@ static void test_wrong_inverse(void **state) {
 static struct {
   const ng_linalg_ops *real;
   float entry;
-  bool factor,
-      in_double; /* factor: the entry of L, not of the inverse; in_double: the double solve, too */
+  /* factor: the entry of L, not of the inverse; in_double: the double solve, too */
+  bool factor, in_double;
 } wrong;
 
 static void wrong_factor(ng_queue *q, ng_sym S, int *info) {

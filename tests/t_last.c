@@ -151,12 +151,11 @@ static ng_status run_rank(int32_t rank, ng_transport *t, void *arg) {
   const fixture_how how = {
       .linalg = "ref", .threads = 1 + rank % 2, .transport = l->ranks > 1 ? &mine : NULL};
   fixture f;
-  int32_t index;
   l->sums[rank] = (ng_station_report){.struct_size = sizeof l->sums[rank]};
   ng_status st = fixture_open(&f, l->set, &how);
   if (st == NG_OK && l->family != NULL) ng_family_register(f.ctx, l->family);
   for (int32_t i = 0; i < LAYERS && st == NG_OK; i++) {
-    st = ng_add_linear(f.p, layer[i].name, inputs_of(l, i), layer[i].out, 0, &index);
+    st = ng_add_linear(f.p, layer[i].name, inputs_of(l, i), layer[i].out, 0, NULL);
   }
   if (st == NG_OK) st = ng_ready(f.p);
   for (int32_t step = 0; step < STEPS && st >= NG_OK; step++) {
@@ -427,9 +426,8 @@ static void test_misuse(void **state) {
     fixture_ok(&f, ng_ready(f.p));
     fixture_ok(&f, begin(f.p, 0));
     fixture_ok(&f, fixture_observe(&f, 0, &x, &y));
-    fixture_ok(&f,
-               fixture_observe(&f, 0, &x,
-                               &y)); /* a layer may be observed often before the last micro-batch */
+    /* a layer may be observed often before the last micro-batch */
+    fixture_ok(&f, fixture_observe(&f, 0, &x, &y));
     fixture_fails(&f, begin(f.p, 2), NG_ERR_ARG, "last is 2, expected 0 or 1");
     fixture_ok(&f, begin(f.p, 1));
     fixture_ok(&f, fixture_observe(&f, 0, &x, &y));

@@ -1,5 +1,5 @@
-/* t_linalg.c: the contract of linalg.h.  One suite, run by every implementation, against dense
- * loops in double written here, and against identities: A X = B, A V = V w, V V' = I. */
+/* t_linalg.c: the contract of linalg.h.  Every implementation runs the same cases, against dense loops in double
+ * and against identities: A X = B, A V = V w, V V' = I. */
 #include "unit_test.h"
 
 #include <math.h>
@@ -8,7 +8,7 @@
 
 #include "linalg_check.h"
 
-/* One element of a product: `got` against `exact`, the sum of |terms| of it `terms`, k of them. */
+/* Check one element of a product of k terms: `got` against `exact`; terms: the sum of their magnitudes. */
 static void product_element(const ng_linalg_ops *la, float got, double exact, double terms,
                             int64_t k) {
   const double err = fabs((double)got - exact);
@@ -30,7 +30,8 @@ static void gemm_case(const ng_linalg_ops *la, bool ta, bool tb, int64_t m, int6
        tb, m, n, k, (double)alpha, (double)beta, pad);
   mat A = ta ? mat_random(k, m, pad) : mat_random(m, k, pad);
   mat B = tb ? mat_random(n, k, 2 * pad) : mat_random(k, n, 2 * pad);
-  mat C = beta == 0.0f ? mat_new(m, n, 3 * pad) : mat_random(m, n, 3 * pad); /* 0: C is all NaN */
+  /* beta = 0 must overwrite NaN */
+  mat C = beta == 0.0f ? mat_new(m, n, 3 * pad) : mat_random(m, n, 3 * pad);
   double *old = dense_mat(C);
   DO(q, gemm, ta, tb, m, n, k, alpha, A.a, A.ld, B.a, B.ld, beta, C.a, C.ld);
   mat_check(A);
@@ -123,8 +124,8 @@ static void blocks_accumulate(void **arg) {
     block_case(la, n, 0, n, 19, 0.125f);
     if (n < 16) continue;
     const int64_t a = n / 5, b = 3 * n / 4;
-    block_case(la, n, a, b - a, 70, 1.0f);  /* over the middle */
-    block_case(la, n, b, n - b, 33, -1.0f); /* right of it */
+    block_case(la, n, a, b - a, 70, 1.0f);  /* across the middle */
+    block_case(la, n, b, n - b, 33, -1.0f); /* to the last column */
   }
 }
 
@@ -174,7 +175,7 @@ static void symmetric_multiplies(void **arg) {
 
 /* ---- Cholesky --------------------------------------------------------------------------------*/
 
-/* Largest |A - L L'| / sqrt(a_ii a_jj), L the lower triangle held in `l` by position. */
+/* Largest |A - L L'| / sqrt(a_ii a_jj); L: the lower triangle of a dense matrix. */
 static double factor_error(const double *A, const double *L, int64_t n) {
   double most = 0.0;
   for (int64_t i = 0; i < n; i++) {
@@ -190,7 +191,7 @@ static double factor_error(const double *A, const double *L, int64_t n) {
   return most;
 }
 
-/* ||A X - B|| / (||A|| ||X||); A [n,n], X, B [n,m]; B NULL: the identity. */
+/* ||A X - B|| / (||A|| ||X||) with A [n,n], X and B [n,m]; B = NULL: the identity. */
 static double residual(const double *A, const double *X, const double *B, int64_t n, int64_t m) {
   double *R = times(A, X, n, n, m);
   for (int64_t i = 0; i < n * m; i++) {
@@ -201,7 +202,7 @@ static double residual(const double *A, const double *X, const double *B, int64_
   return r;
 }
 
-/* Right-hand sides as columns: the columns of B, or its rows. */
+/* Return the right-hand sides as columns; they are the columns of B (left) or its rows. */
 static double *columns(mat B, bool left) {
   const int64_t n = left ? B.rows : B.cols, m = left ? B.cols : B.rows;
   double *d = doubles(n * m);
@@ -307,8 +308,8 @@ static void factor_invert_in_double(void **arg) {
   }
 }
 
-/* A = L D L' with small integers, D = 1 but for entry k: the first bad leading minor is k + 1, and
- * elimination is exact, so every implementation must say just that. */
+/* A = L D L' with small integers and D = 1 except entry k, which is 0 or -1.  Elimination is exact, so every
+ * implementation must report leading minor k + 1. */
 static void indefinite_matrices_report_their_minor(void **arg) {
   const ng_linalg_ops *la = *arg;
   ng_queue queue = queue_of(la), *q = &queue;
@@ -321,7 +322,7 @@ static void indefinite_matrices_report_their_minor(void **arg) {
         ng_sym s = sym_new(n);
         double *a = doubles(ng_sym_count(n));
         sym_diagonal(s, 0.0f);
-        for (int64_t r = 0; r < n; r++) { /* L: ones on the diagonal and below it */
+        for (int64_t r = 0; r < n; r++) { /* L: ones on the diagonal and just below */
           const double d = r != k ? 1.0 : zero ? 0.0 : -1.0;
           const double below = r > 0 ? (r - 1 != k ? 1.0 : zero ? 0.0 : -1.0) : 0.0;
           sym_set(s, r, r, (float)(d + below));
@@ -347,7 +348,7 @@ static void indefinite_matrices_report_their_minor(void **arg) {
 
 /* ---- eigen -----------------------------------------------------------------------------------*/
 
-/* A [n,n], V [n,n] with row i the vector of w[i]; u of the type; known (ascending) or NULL. */
+/* Row i of V [n,n] is the vector of w[i]; u: unit of rounding; known: eigenvalues, ascending, or NULL. */
 static void eigen_check(const ng_linalg_ops *la, const double *A, const double *V, const double *w,
                         const double *known, int64_t n, double u) {
   const double size = frobenius(A, n * n), nu = (double)n * u;
@@ -491,8 +492,8 @@ static void qr_case(const ng_linalg_ops *la, mat X) {
     }
   }
   check_ratio(ORTHOGONAL, la, most / ((double)m * U32));
-  for (int64_t j = 0; j < n;
-       j++) { /* A_j -= sum over i <= j of Q_i R_ij, with R of the whole A_j */
+  /* A_j -= sum over i <= j of Q_i R_ij, where R is computed from A_j before the subtraction */
+  for (int64_t j = 0; j < n; j++) {
     double *R = doubles(j + 1);
     for (int64_t i = 0; i <= j; i++) {
       for (int64_t l = 0; l < m; l++)
@@ -533,7 +534,7 @@ static void qr_is_orthogonal(void **arg) {
   }
 }
 
-/* Beyond the range of squares in double. */
+/* Squares of these entries leave the range of double. */
 static void eigen_of_extremes_in_double(void **arg) {
   const ng_linalg_ops *la = *arg;
   static const double scales[] = {1e-200, 1e200};
@@ -551,7 +552,7 @@ static void eigen_of_extremes_in_double(void **arg) {
       for (int64_t i = 0; i < n; i++) {
         w[i] /= scales[k];
       }
-      eigen_check(la, A, V, w, NULL, n, 2.0 * U64); /* twice: scaled there and back by us */
+      eigen_check(la, A, V, w, NULL, n, 2.0 * U64); /* 2: the scaling rounds again */
       free(A);
       free(V);
       free(w);

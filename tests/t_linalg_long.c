@@ -1,10 +1,10 @@
-/* t_linalg_long.c: factors of real networks: n = 4608 is a 3x3 convolution of 512 channels, and
- * with NG_TEST_LONG=1 n = 9216 as well.  769 and 770 (odd and even) are there for the threads and
- * the blocking of a BLAS, which small matrices do not reach.
+/* t_linalg_long.c: factors of real networks.  n = 4608 is a 3x3 convolution of 512 channels; with NG_TEST_LONG=1,
+ * n = 9216, too.  n = 769 and 770 (odd and even) reach the threads and the blocking of a BLAS, which small
+ * matrices do not.
  *
- * The matrix is what K-FAC would hand over: X'X / rows with fewer rows than columns, plus damping.
- * Nothing dense in double fits beside it, so identities are probed with vectors in double: for a
- * random z, S (S^-1 z) = z, L (L' z) = S z, V'(V z) = z, V'(w (V z)) = S z. */
+ * The matrix is a factor of K-FAC: X'X / rows, with fewer rows than columns, plus damping.  A dense copy in double
+ * does not fit in memory, so identities are tested with vectors in double: for a random z, S (S^-1 z) = z, L (L'
+ * z) = S z, V'(V z) = z, V'(w (V z)) = S z. */
 #include "unit_test.h"
 
 #include <math.h>
@@ -22,7 +22,7 @@ static double now(void) {
   return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* A random vector of entries in [-1, 1): norm about sqrt(n / 3). */
+/* A random vector of entries in [-1, 1); its norm is about sqrt(n / 3). */
 static double *probe(int64_t n) {
   double *z = doubles(n);
   for (int64_t i = 0; i < n; i++) {
@@ -39,8 +39,8 @@ static double distance(const double *x, const double *y, int64_t n) {
   return sqrt(sum);
 }
 
-/* Largest eigenvalue of a positive matrix by power iteration: from below, so ratios come out larger
- * rather than smaller. */
+/* Largest eigenvalue of a positive matrix by power iteration.  The estimate is too small, so ratios are too large,
+ * never too small. */
 static double largest(ng_sym s) {
   double *x = probe(s.n), *y = doubles(s.n), size = 0.0;
   for (int i = 0; i < 12; i++) {
@@ -59,13 +59,13 @@ static ng_sym damped(int64_t n) {
   mat X = mat_random(rows, n, 0);
   sym_diagonal(s, 0.0f);
   ng_queue queue = queue_of(&ng_linalg_cpu), *q = &queue;
-  DO(q, add_gram, s, 0, n, X.a, rows, X.ld, 3.0f / (float)rows); /* diagonal: about 1 */
+  DO(q, add_gram, s, 0, n, X.a, rows, X.ld, 3.0f / (float)rows); /* the diagonal is about 1 */
   DO(q, shift, n, s.a, NG_F32, 1e-2);
   mat_free(X);
   return s;
 }
 
-static void probed(const double *got, const double *exact, double scale, int64_t n) {
+static void check_probe(const double *got, const double *exact, double scale, int64_t n) {
   check_ratio(PROBED, &ng_linalg_cpu, distance(got, exact, n) / (sqrt((double)n) * U32 * scale));
 }
 
@@ -100,7 +100,7 @@ static void cholesky(int64_t n) {
   sym_check(l);
   through_factor(l, z, x, y);
   ng_sym_vector(s, z, x);
-  probed(y, x, size * frobenius(z, n), n);
+  check_probe(y, x, size * frobenius(z, n), n);
 
   mat B = mat_random(M, n, 5), C = mat_new(M, n, 1);
   double *b = dense_mat(B);
@@ -109,7 +109,7 @@ static void cholesky(int64_t n) {
   double *c = dense_mat(B);
   for (int64_t k = 0; k < M; k++) {
     ng_sym_vector(s, c + k * n, y);
-    probed(y, b + k * n, size * frobenius(c + k * n, n), n);
+    check_probe(y, b + k * n, size * frobenius(c + k * n, n), n);
   }
 
   t = now();
@@ -118,7 +118,7 @@ static void cholesky(int64_t n) {
   sym_check(l);
   ng_sym_vector(l, z, x);
   ng_sym_vector(s, x, y);
-  probed(y, z, size * frobenius(x, n), n);
+  check_probe(y, z, size * frobenius(x, n), n);
 
   DO(q, mul_right, l, M, B.a, B.ld, C.a, C.ld);
   mat_check(C);
@@ -126,7 +126,7 @@ static void cholesky(int64_t n) {
   const double inverse_size = largest(l);
   for (int64_t k = 0; k < M; k++) {
     ng_sym_vector(l, c + k * n, y);
-    probed(d + k * n, y, inverse_size * frobenius(c + k * n, n), n);
+    check_probe(d + k * n, y, inverse_size * frobenius(c + k * n, n), n);
   }
   print_message("n = %" PRId64 ": factor %.2f s, inverse from it %.2f s\n", n, factor_s, invert_s);
   free(b);
@@ -141,7 +141,7 @@ static void cholesky(int64_t n) {
   sym_free(l);
 }
 
-/* x = V z, row by row; y = V'(w x), w NULL: ones. */
+/* x = V z, row by row; y = V'(w x); w = NULL: y = V' x. */
 static void through_vectors(int64_t n, const float *V, const float *w, const double *z, double *x,
                             double *y) {
   for (int64_t i = 0; i < n; i++) {
@@ -182,10 +182,10 @@ static void eigen(int64_t n) {
   DO(q, trace, n, s.a, NG_F32, &known);
   CHECK(fabs(trace - known) <= (double)n * U32 * known);
   through_vectors(n, V.a, NULL, z, x, y);
-  probed(y, z, frobenius(z, n), n);
+  check_probe(y, z, frobenius(z, n), n);
   through_vectors(n, V.a, w.a, z, x, y);
   ng_sym_vector(s, z, x);
-  probed(y, x, size * frobenius(z, n), n);
+  check_probe(y, x, size * frobenius(z, n), n);
   print_message("n = %" PRId64 ": eigen %.2f s\n", n, seconds);
   free(x);
   free(y);

@@ -194,8 +194,8 @@ static void gradient_uses_soft_targets(void **state) {
   }
   int64_t correct = -1, plain_correct = -1;
   const double plain = nn_loss(n, NN_TRAIN, labels, NULL, &plain_correct);
-  assert_true(nn_loss(n, NN_TRAIN, labels, t, &correct) ==
-              plain); /* the loss value is that of the labels */
+  /* the loss value is that of the labels */
+  assert_true(nn_loss(n, NN_TRAIN, labels, t, &correct) == plain);
   assert_int_equal(correct, plain_correct);
   assert_int_equal(nn_backward(n, true, NULL), 0);
   for (int k = 0; k < K; k++) /* bias: f32 numbers of order 1 */

@@ -1,11 +1,11 @@
-/* t_nn: gradients of every kind against central differences of the loss, the memory plan, watches and mistakes.  t_nn_forward
- * has the outputs.
+/* t_nn.c: gradients of every kind of node against central differences of the loss, memory plan, watches, mistakes.
+ * t_nn_forward.c tests the outputs.
  *
- * Central differences: for a random direction d of one parameter, (L(w + h d) - L(w - h d)) / 2 h is
- * compared with <dL/dw, d>, whose typical size is ||dL/dw||.  L is summed in double over f32 outputs,
- * so its error is about 1e-7 L, or 1e-6 L / h after the division; terms of third order in h and kinks
- * within h may contribute 1e-2 of ||dL/dw||.  A wrong element of n
- * changes <dL/dw, d> by about ||dL/dw|| / sqrt(n), so parameters here are small. */
+ * Central differences: for a random direction d of one parameter, (L(w + h d) - L(w - h d)) / 2 h must equal
+ * <dL/dw, d>, which is about as large as ||dL/dw||.  L is summed in double over f32 outputs, so its error is about
+ * 1e-7 L, or 1e-6 L / h after the division.  Terms of third order in h and kinks within h may contribute 1e-2 of
+ * ||dL/dw||.  One wrong element of n changes <dL/dw, d> by about ||dL/dw|| / sqrt(n), so parameters are small
+ * here. */
 #include "draw.h"
 #include "nn/models.h"
 #include "nn/node.h"
@@ -16,15 +16,15 @@
 #include <stdlib.h>
 #include <string.h>
 
-static int64_t taken; /* calls to an allocator from our own code */
+static int64_t taken; /* allocations by our own code */
 void *__real_malloc(size_t bytes);
 void *__real_calloc(size_t n, size_t bytes);
 void *__real_aligned_alloc(size_t to, size_t bytes);
-/* Linked libraries call these, too. */
-#define SEEN __attribute__((visibility("default")))
-SEEN void *__wrap_malloc(size_t bytes);
-SEEN void *__wrap_calloc(size_t n, size_t bytes);
-SEEN void *__wrap_aligned_alloc(size_t to, size_t bytes);
+/* Linked libraries use these, too. */
+#define EXPORTED __attribute__((visibility("default")))
+EXPORTED void *__wrap_malloc(size_t bytes);
+EXPORTED void *__wrap_calloc(size_t n, size_t bytes);
+EXPORTED void *__wrap_aligned_alloc(size_t to, size_t bytes);
 void *__wrap_malloc(size_t bytes) { return taken++, __real_malloc(bytes); }
 void *__wrap_calloc(size_t n, size_t bytes) { return taken++, __real_calloc(n, bytes); }
 void *__wrap_aligned_alloc(size_t to, size_t bytes) {
@@ -33,7 +33,7 @@ void *__wrap_aligned_alloc(size_t to, size_t bytes) {
 
 /* ---- central differences -----------------------------------------------------------------------*/
 
-typedef struct kase {
+typedef struct net_case {
   const char *name;
   nn_shape input;
   int64_t samples;
@@ -41,7 +41,7 @@ typedef struct kase {
   nn_loss_kind loss;
   double smoothing;
   bool fixed; /* norms use their running statistics */
-} kase;
+} net_case;
 
 static void b_linear(nn *n, int x) {
   (void)nn_linear(n, "b", nn_linear(n, "a", x, 4, true), 3, true);
@@ -54,8 +54,8 @@ static void b_activations(nn *n, int x) {
 static void b_dropout(nn *n, int x) {
   (void)nn_linear(n, "b", nn_dropout(n, nn_linear(n, "a", x, 30, true), 0.4), 3, true);
 }
-static void b_conv_relu_chain(nn *n,
-                              int x) { /* in place on in place is not allowed: must be right */
+/* A node after a node that works in place must not work in place, too. */
+static void b_conv_relu_chain(nn *n, int x) {
   x = nn_relu(n, nn_norm(n, "n", nn_conv(n, "a", x, 3, 3, 1, 1, true)));
   (void)nn_linear(n, "b", nn_dropout(n, nn_tanh(n, x), 0.2), 2, true);
 }
@@ -108,7 +108,7 @@ CONV(b_conv2s3, 3, 2, 3, 1, true)
 CONV(b_conv3p3, 2, 3, 1, 3, true)
 CONV(b_conv7s2p3, 2, 7, 2, 3, false)
 
-static const kase cases[] = {
+static const net_case cases[] = {
     {"linear", {1, 1, 5}, 7, b_linear, NN_SQUARED_ERROR, 0, false},
     {"linear, no bias, one sample", {1, 1, 5}, 1, b_linear_plain, NN_CROSS_ENTROPY, 0, false},
     {"cross entropy, smoothed", {1, 1, 5}, 6, b_linear, NN_CROSS_ENTROPY, 0.1, false},
@@ -135,15 +135,15 @@ static const kase cases[] = {
     {"conv 7 / 2 on a smaller image", {4, 5, 2}, 2, b_conv7s2p3, NN_SQUARED_ERROR, 0, false},
 };
 
-typedef struct scene {
+typedef struct test_net {
   nn *n;
-  const kase *k;
+  const net_case *k;
   float *x, *targets;
   int32_t *labels;
-} scene;
+} test_net;
 
-static scene open_scene(const kase *k, ng_pool *pool) {
-  scene s = {nn_create(pool, test_seed()), k, NULL, NULL, NULL};
+static test_net open_net(const net_case *k, ng_pool *pool) {
+  test_net s = {nn_create(pool, test_seed()), k, NULL, NULL, NULL};
   nn_set_initializer(s.n, NN_GLOROT);
   nn_set_loss(s.n, k->loss, k->smoothing);
   k->build(s.n, nn_input(s.n, k->input));
@@ -156,7 +156,7 @@ static scene open_scene(const kase *k, ng_pool *pool) {
   random_normal(test_seed(), RANDOM_DATA, 2, 1.0, 0, out, s.targets);
   for (int64_t i = 0; i < k->samples; i++)
     s.labels[i] = (int32_t)((i * 5 + 1) % nn_outputs(s.n));
-  for (int i = 0; i < nn_params(s.n); i++) { /* away from 0 and 1, where much would not show */
+  for (int i = 0; i < nn_params(s.n); i++) { /* far from 0 and 1, where errors could cancel */
     const nn_param *p = nn_param_at(s.n, i);
     if (p->role != NN_WEIGHT)
       random_uniform(9, RANDOM_DATA, (uint32_t)i, 0.3, 1.2, p->count, p->value);
@@ -168,14 +168,14 @@ static scene open_scene(const kase *k, ng_pool *pool) {
   return s;
 }
 
-static void close_scene(scene *s) {
+static void close_net(test_net *s) {
   nn_destroy(&s->n);
   free(s->x);
   free(s->targets);
   free(s->labels);
 }
 
-static double loss_now(const scene *s) {
+static double loss_now(const test_net *s) {
   const float running = s->k->fixed ? nn_buffer_at(s->n, 0)->value[0] : 0.0F;
   float evaluated = 0.0F;
   if (s->k->fixed) {
@@ -185,12 +185,12 @@ static double loss_now(const scene *s) {
   assert_int_equal(nn_forward(s->n, NN_TRAIN, s->x, s->k->samples, 3, NULL), 0);
   if (s->k->fixed)
     assert_true(nn_output(s->n)[0] == evaluated && nn_buffer_at(s->n, 0)->value[0] == running);
-  const bool soft = s->k->loss == NN_SQUARED_ERROR; /* cross entropy would take both */
+  const bool soft = s->k->loss == NN_SQUARED_ERROR; /* cross entropy accepts both */
   return nn_loss(s->n, NN_TRAIN, s->labels, soft ? s->targets : NULL, NULL);
 }
 
-/* Central and both one-sided slopes. */
-static void slopes_along(const scene *s, const nn_param *p, const float *d, double h,
+/* The central slope and both one-sided slopes. */
+static void slopes_along(const test_net *s, const nn_param *p, const float *d, double h,
                          double slope[3]) {
   const size_t bytes = (size_t)p->count * sizeof(float);
   float *keep = malloc(bytes);
@@ -208,7 +208,7 @@ static void slopes_along(const scene *s, const nn_param *p, const float *d, doub
   slope[2] = (value[1] - value[0]) / h;
 }
 
-static void check_param(const scene *s, int i, double loss) {
+static void check_param(const test_net *s, int i, double loss) {
   const nn_param *p = nn_param_at(s->n, i);
   float *d = malloc((size_t)p->count * sizeof *d);
   for (uint32_t trial = 0; trial < 3; trial++) {
@@ -218,8 +218,8 @@ static void check_param(const scene *s, int i, double loss) {
       product += (double)p->grad[k] * (double)d[k];
       norm += (double)p->grad[k] * (double)p->grad[k];
     }
-    /* A kink between w and w + h d is not between w and w - h d, or not for a smaller h; a wrong
-     * gradient is wrong for all. */
+    /* A kink lies on one side of w only, or vanishes with a smaller h.  A wrong gradient is wrong on both sides
+     * and for all h. */
     bool good = false;
     double slope[3] = {0, 0, 0};
     for (double h = 1e-3; h > 1e-4 && !good; h *= 0.5) {
@@ -239,16 +239,15 @@ static void check_param(const scene *s, int i, double loss) {
 static void gradients_match_central_differences(void **state) {
   ng_pool *pool = ng_pool_create(2, NULL);
   for (size_t c = 0; c < sizeof cases / sizeof cases[0]; c++) {
-    scene s = open_scene(&cases[c], pool);
+    test_net s = open_net(&cases[c], pool);
     const double loss = loss_now(&s);
     assert_int_equal(nn_backward(s.n, true, NULL), 0);
-    /* All gradients are taken before the first parameter moves. */
     for (int i = 0; i < nn_params(s.n); i++) {
       check_param(&s, i, loss);
       (void)loss_now(&s);
       assert_int_equal(nn_backward(s.n, true, NULL), 0);
     }
-    close_scene(&s);
+    close_net(&s);
   }
   ng_pool_destroy(pool);
 }
@@ -256,7 +255,7 @@ static void gradients_match_central_differences(void **state) {
 /* ---- the plan of memory ------------------------------------------------------------------------*/
 
 /* Concatenate loss, output and all gradients of a step, to compare bits. */
-static float *record(const scene *s, int64_t *count) {
+static float *record(const test_net *s, int64_t *count) {
   const int64_t out = s->k->samples * nn_outputs(s->n);
   *count = out + nn_weights(s->n);
   float *r = malloc((size_t)*count * sizeof *r), *at = r + out;
@@ -271,16 +270,16 @@ static float *record(const scene *s, int64_t *count) {
   return r;
 }
 
-static void replan(scene *s, bool share) {
+static void replan(test_net *s, bool share) {
   assert_true(nn_allocate(s->n, share));
   nn_init_parameters(s->n);
 }
 
-/* Parts of memory that are shared or not, another batch in between: the same bits, and nothing is allocated. */
-static void same_bits_again(void **state) {
+/* Shared and separate memory give the same bits, also after another batch, and nothing is allocated. */
+static void memory_plans_do_not_change_results(void **state) {
   ng_pool *pool = ng_pool_create(2, NULL);
   for (size_t c = 0; c < sizeof cases / sizeof cases[0]; c++) {
-    scene s = open_scene(&cases[c], pool);
+    test_net s = open_net(&cases[c], pool);
     int64_t count = 0;
     replan(&s, false);
     const int64_t apart = nn_bytes(s.n);
@@ -289,7 +288,7 @@ static void same_bits_again(void **state) {
     assert_true(nn_bytes(s.n) <= apart);
     float *first = record(&s, &count);
     assert_memory_equal(first, oracle, (size_t)count * sizeof *first);
-    /* Another batch, another size, an evaluation, drawn targets: none of it may be seen later. */
+    /* Another batch, another size, an evaluation, sampled targets: all must leave the next step unchanged. */
     s.x[0] += 1.0F;
     assert_int_equal(nn_forward(s.n, NN_TRAIN, s.x, 1, 9, NULL), 0);
     nn_sampled_loss(s.n, 4);
@@ -305,24 +304,25 @@ static void same_bits_again(void **state) {
     free(oracle);
     free(first);
     free(again);
-    close_scene(&s);
+    close_net(&s);
   }
   ng_pool_destroy(pool);
 }
 
 /* ---- watching ----------------------------------------------------------------------------------*/
 
-typedef struct seen {
+typedef struct observed {
   nn *n;
   int inputs, outputs, stop_at;
   int norm_inputs, norm_outputs;
-  double
-      beta; /* sum of the output gradients of the first norm's first channel: its beta's gradient */
-  double product; /* of the last layer's input and output gradient: its weight gradient */
+  /* sum of the output gradients of the first norm's first channel, which is its beta's gradient */
+  double beta;
+  /* input times output gradient of the last layer, which is its weight's gradient */
+  double product;
   const float *a;
-} seen;
+} observed;
 
-static int see_input(seen *s, int layer, const float *a, int64_t samples, int64_t columns) {
+static int on_input(observed *s, int layer, const float *a, int64_t samples, int64_t columns) {
   if (layer >= nn_layers(s->n)) {
     const nn_norm_layer *v = nn_norm_at(s->n, s->norm_inputs);
     assert_int_equal(layer, nn_layers(s->n) + s->norm_inputs++);
@@ -337,7 +337,7 @@ static int see_input(seen *s, int layer, const float *a, int64_t samples, int64_
   return ++s->inputs == s->stop_at ? 77 : 0;
 }
 
-static int see_output(seen *s, int layer, const float *g, int64_t samples, int64_t columns) {
+static int on_output(observed *s, int layer, const float *g, int64_t samples, int64_t columns) {
   if (layer >= nn_layers(s->n)) {
     assert_int_equal(layer, nn_layers(s->n) + nn_norms(s->n) - 1 - s->norm_outputs++);
     const int64_t channels = nn_norm_at(s->n, layer - nn_layers(s->n))->channels;
@@ -358,13 +358,13 @@ static int see_output(seen *s, int layer, const float *g, int64_t samples, int64
 }
 
 static int see(void *user, int layer, const float *x, int64_t samples, int64_t columns, bool grad) {
-  return (grad ? see_output : see_input)(user, layer, x, samples, columns);
+  return (grad ? on_output : on_input)(user, layer, x, samples, columns);
 }
 
-static void a_watch_sees_every_layer(void **state) {
-  const kase k = {"residual", {8, 8, 3}, 3, b_residual, NN_CROSS_ENTROPY, 0, false};
-  scene s = open_scene(&k, NULL);
-  seen w = {.n = s.n};
+static void watches_receive_every_layer(void **state) {
+  const net_case k = {"residual", {8, 8, 3}, 3, b_residual, NN_CROSS_ENTROPY, 0, false};
+  test_net s = open_net(&k, NULL);
+  observed w = {.n = s.n};
   const nn_watch watch = {&w, see};
   assert_int_equal(nn_forward(s.n, NN_TRAIN, s.x, 3, 0, &watch), 0);
   (void)nn_loss(s.n, NN_TRAIN, s.labels, NULL, NULL);
@@ -377,9 +377,9 @@ static void a_watch_sees_every_layer(void **state) {
   assert_true(fabs(w.beta - (double)beta->grad[0]) < 1e-5);
   const nn_layer *l = nn_layer_at(s.n, 5);
   assert_true(fabs(w.product - (double)nn_param_at(s.n, l->weight_param)->grad[0]) < 1e-5);
-  w = (seen){.n = s.n, .stop_at = 2};
+  w = (observed){.n = s.n, .stop_at = 2};
   assert_int_equal(nn_forward(s.n, NN_TRAIN, s.x, 3, 0, &watch), 77);
-  close_scene(&s);
+  close_net(&s);
 }
 
 /* ---- mistakes ----------------------------------------------------------------------------------*/
@@ -408,8 +408,8 @@ static void first_mistake_is_reported(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(gradients_match_central_differences),
-      cmocka_unit_test(same_bits_again),
-      cmocka_unit_test(a_watch_sees_every_layer),
+      cmocka_unit_test(memory_plans_do_not_change_results),
+      cmocka_unit_test(watches_receive_every_layer),
       cmocka_unit_test(first_mistake_is_reported),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,5 +1,5 @@
-/* t_nn_forward: outputs of every kind of node against plain loops in double, random numbers against their distributions, and
- * losses by hand. */
+/* t_nn_forward.c: outputs of every kind of node against plain loops in double, random numbers against their
+ * distributions, losses by hand. */
 #include "nn/models.h"
 #include "nn/node.h"
 #include "common/random.h"
@@ -47,7 +47,7 @@ static void convolution_matches_plain_loops(void **state) {
           const int64_t o = i % to.channels, c = i / to.channels % to.width;
           const int64_t y = i / to.channels / to.width % to.height, s = i / nn_count(to);
           const double want = conv_at(l, x + s * nn_count(in), w, b, y, c, o);
-          /* f32 sums of at most 7 * 7 * 3 terms of about 1 / sqrt(their number) */
+          /* f32 sums of n <= 7 * 7 * 3 terms of about 1 / sqrt(n) */
           if (!(fabs((double)nn_output(n)[i] - want) <= 1e-5)) {
             fail_msg("kernel %lld stride %lld padding %lld: %g instead of %g", (long long)kernel,
                      (long long)stride, (long long)padding, (double)nn_output(n)[i], want);
@@ -73,7 +73,7 @@ static void normalisation_matches_plain_loops(void **state) {
     assert_int_equal(nn_ready(n, samples), 0);
     float *x = malloc((size_t)(rows * c) * sizeof *x);
     random_normal(6, RANDOM_DATA, 1, 0.5, 0, rows * c, x);
-    for (int64_t i = 0; i < rows * c; i++) /* far from 0: channel k around 100 k; one is constant */
+    for (int64_t i = 0; i < rows * c; i++) /* channel k lies around 100 k; one is constant */
       x[i] = i % c == 2 ? 7.0F : x[i] + 100.0F * (float)(i % c % 5);
     assert_int_equal(nn_forward(n, NN_TRAIN, x, samples, 0, NULL), 0);
     for (int64_t k = 0; k < c; k++) {
@@ -84,14 +84,14 @@ static void normalisation_matches_plain_loops(void **state) {
         var += pow((double)x[r * c + k] - mean, 2.0) / (double)rows;
       for (int64_t r = 0; r < rows; r++) {
         const double want = ((double)x[r * c + k] - mean) / sqrt(var + 1e-5);
-        /* values near 400 carry 3e-5; divided by a deviation of 0.5 (or 3e-3, where constant) */
+        /* values near 400 are exact to 3e-5; divided by a deviation of 0.5 (3e-3 if constant) */
         assert_true(fabs((double)nn_output(n)[r * c + k] - want) <= (k == 2 ? 2e-2 : 2e-4));
       }
       assert_true(fabs((double)nn_buffer_at(n, 0)->value[k] - 0.1 * mean) <= 1e-5 * (1.0 + mean));
       const double unbiased = var * (double)rows / (double)(rows - 1);
       assert_true(fabs((double)nn_buffer_at(n, 1)->value[k] - 0.9 - 0.1 * unbiased) <= 1e-5);
     }
-    /* Evaluation uses the running values and changes nothing. */
+    /* Evaluation uses the running values and does not change them. */
     const float keep = nn_buffer_at(n, 0)->value[0];
     assert_int_equal(nn_forward(n, NN_EVALUATE, x, samples, 0, NULL), 0);
     assert_true(nn_buffer_at(n, 0)->value[0] == keep);
@@ -118,7 +118,7 @@ static void one_value_has_no_unbiased_variance(void **state) {
 
 static void pools_ignore_positions_outside(void **state) {
   const float x[9] = {1, 2, 3, 4, 9, 6, 7, 8, 5};
-  /* 3x3 windows, stride 2, padding 1: four corners of 2x2 values each; 2x2 windows: 4, 2, 2 and 1 values */
+  /* 3x3 windows with stride 2, padding 1: four corners of 2x2 values; 2x2 windows: 4, 2, 2 and 1 values */
   const float most[4] = {9, 9, 9, 9}, mean[4] = {4, 4.5F, 7.5F, 5};
   for (int kind = 0; kind < 2; kind++) {
     nn *n = nn_create(NULL, 5);
@@ -132,9 +132,9 @@ static void pools_ignore_positions_outside(void **state) {
   }
 }
 
-/* Dropout drops the same values of samples 3 to 6 alone as in the batch of seven; 5 values a sample, so that no
- * share begins with a new block of random words. */
-static void part_of_a_batch_draws_as_the_whole(void **state) {
+/* Dropout drops the same values of samples 3 to 6 alone as in the batch of seven.  With 5 values per sample, no
+ * part begins at a block of random words. */
+static void parts_of_a_batch_draw_the_same_numbers(void **state) {
   enum { ALL = 7, FROM = 3, WIDE = 5 };
   float x[ALL * WIDE], whole[ALL * WIDE];
   nn *n = nn_create(NULL, 5);
@@ -172,7 +172,7 @@ static void dropout_keeps_the_mean(void **state) {
     }
   }
   free(was);
-  assert_true(abs(both - MANY / 16) < 200); /* another step, another draw */
+  assert_true(abs(both - MANY / 16) < 200); /* each step draws again */
   /* four deviations of a binomial with 40000 draws of 1/4: 350 */
   assert_true(abs(zeros[0] - MANY / 4) < 350 && abs(zeros[1] - MANY / 4) < 350);
   assert_int_equal(nn_forward(n, NN_EVALUATE, x, 1, 0, NULL), 0);
@@ -190,8 +190,9 @@ static void gemm_matches_plain_loops(void **state) {
   for (int kind = 0; kind < 8; kind++) {
     const bool ta = (kind & 1) != 0, tb = (kind & 2) != 0;
     const float beta = (kind & 4) != 0 ? 0.5F : 0.0F;
+    /* beta = 0 must not read C */
     for (int i = 0; i < LD * LD; i++)
-      c[i] = want[i] = beta > 0.0F ? (float)i : (float)NAN; /* beta 0 does not read C */
+      c[i] = want[i] = beta > 0.0F ? (float)i : (float)NAN;
     nn_gemm(ta, tb, M, N, K, 2.0F, a, LD, b, LD, beta, c, LD);
     nn_gemm_plain(ta, tb, M, N, K, 2.0F, a, LD, b, LD, beta, want, LD);
     for (int i = 0; i < M; i++) {
@@ -209,26 +210,27 @@ static void losses_by_hand(void **state) {
   (void)nn_linear(n, "a", nn_input(n, (nn_shape){1, 1, 3}), 3, false);
   assert_int_equal(nn_ready(n, 2), 0);
   float *w = nn_param_at(n, 0)->value;
+  /* identity */
   for (int i = 0; i < 9; i++)
-    w[i] = i % 4 == 0 ? 1.0F : 0.0F;          /* identity */
-  const float x[6] = {1, 2, 3, 500, 0, -500}; /* the second would overflow without care */
+    w[i] = i % 4 == 0 ? 1.0F : 0.0F;
+  const float x[6] = {1, 2, 3, 500, 0, -500}; /* exp of the second sample overflows */
   const int32_t labels[2] = {2, 0};
   int64_t correct = 0;
   assert_int_equal(nn_forward(n, NN_TRAIN, x, 2, 0, NULL), 0);
   const double loss = nn_loss(n, NN_TRAIN, labels, NULL, &correct);
   const double all = log(exp(1) + exp(2) + exp(3));
   const double first = all - (0.9 * 3 + 0.1 / 3 * (1 + 2 + 3));
-  const double second = 500 - 0.9 * 500; /* smoothing's 500 and -500 cancel */
+  const double second = 500 - 0.9 * 500; /* the 500 and -500 of smoothing cancel */
   assert_true(fabs(loss - 0.5 * (first + second)) < 1e-9 * 50);
   assert_int_equal(correct, 2);
-  assert_int_equal(nn_forward(n, NN_EVALUATE, x, 2, 0, NULL),
-                   0); /* a test's labels are as they are */
+  /* evaluation does not smooth labels */
+  assert_int_equal(nn_forward(n, NN_EVALUATE, x, 2, 0, NULL), 0);
   assert_true(fabs(nn_loss(n, NN_EVALUATE, labels, NULL, NULL) - 0.5 * (all - 3)) < 1e-9);
   nn_destroy(&n);
 }
 
-/* Gradients of drawn targets have the second moment diag(s) - s s' of a softmax (per sample, times 1/B^2). */
-static void drawn_targets_have_the_fisher_moment(void **state) {
+/* Sampled gradients have the second moment diag(s) - s s' of a softmax (per sample, times 1/B^2). */
+static void sampled_targets_have_the_fisher_moment(void **state) {
   enum { DRAWS = 20000 };
   nn *n = nn_create(NULL, 11);
   (void)nn_linear(n, "a", nn_input(n, (nn_shape){1, 1, 3}), 3, false);
@@ -262,10 +264,10 @@ int main(void) {
       cmocka_unit_test(one_value_has_no_unbiased_variance),
       cmocka_unit_test(pools_ignore_positions_outside),
       cmocka_unit_test(dropout_keeps_the_mean),
-      cmocka_unit_test(part_of_a_batch_draws_as_the_whole),
+      cmocka_unit_test(parts_of_a_batch_draw_the_same_numbers),
       cmocka_unit_test(gemm_matches_plain_loops),
       cmocka_unit_test(losses_by_hand),
-      cmocka_unit_test(drawn_targets_have_the_fisher_moment),
+      cmocka_unit_test(sampled_targets_have_the_fisher_moment),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

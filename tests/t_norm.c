@@ -1,5 +1,5 @@
-/* t_norm.c: norm layers by hand: refusals, rescues, explanations. t_kernels_norm.c has the sums, t_oracle.c
- * compares random norm layers with a dense solve. */
+/* t_norm.c: one norm layer by hand: refusals, fallbacks, explanations.  t_kernels_norm.c tests the sums,
+ * t_oracle.c random norm layers against a dense solve. */
 #include "fixture.h"
 #include "core/core.h"
 #include "model/model.h"
@@ -12,14 +12,14 @@
 
 /* ---- one layer by hand -----------------------------------------------------------------------*/
 
-typedef struct hand {
+typedef struct norm_run {
   fixture f;
   float grad[4], a[8], g[8];
   ng_array in, out;
-} hand;
+} norm_run;
 
 /* Two channels, two samples, two positions. */
-static void hand_open(hand *h, const char *options) {
+static void open_run(norm_run *h, const char *options) {
   static const float a[8] = {1, -2, 3, 4, -1, 2, 0, 5}, g[8] = {1, 2, -1, 1, 3, 0, 2, -2};
   memcpy(h->a, a, sizeof a);
   memcpy(h->g, g, sizeof g);
@@ -37,14 +37,14 @@ static void hand_open(hand *h, const char *options) {
   fixture_ok(&h->f, ng_begin_samples(h->f.p, 2, 1));
 }
 
-static void observe(hand *h) {
+static void observe(norm_run *h) {
   fixture_ok(&h->f, ng_observe_input(h->f.p, 0, &h->in, NG_BORROW));
   fixture_ok(&h->f, ng_observe_output_grad(h->f.p, 0, &h->out, NG_COPY));
 }
 
 static void refuses_what_does_not_fit(void **state) {
-  hand h;
-  hand_open(&h, "method=natgrad");
+  norm_run h;
+  open_run(&h, "method=natgrad");
   fixture_fails(&h.f, ng_observe_input(h.f.p, 0, &h.in, NG_COPY), NG_ERR_ARG, "NG_BORROW");
   fixture_fails(&h.f, ng_observe_output_grad(h.f.p, 0, &h.out, NG_COPY), NG_ERR_STATE,
                 "without its input");
@@ -59,7 +59,7 @@ static void refuses_what_does_not_fit(void **state) {
     fixture_ok(&h.f, ng_observe_input(h.f.p, 0, &h.in, NG_BORROW));
   fixture_fails(&h.f, ng_observe_input(h.f.p, 0, &h.in, NG_BORROW), NG_ERR_STATE,
                 "9 inputs without an output gradient");
-  /* an input of a micro-batch that is over has nothing to say in the next */
+  /* an input does not count in the next micro-batch */
   fixture_ok(&h.f, ng_begin_samples(h.f.p, 2, 1));
   assert_int_equal(ng_observe_output_grad(h.f.p, 0, &h.out, NG_COPY), NG_ERR_STATE);
   observe(&h); /* the limit of 8 inputs starts again */
@@ -80,10 +80,10 @@ static void refuses_what_does_not_fit(void **state) {
   fixture_close(&h.f);
 }
 
-/* Only one sample has a gradient, so F of a channel has rank one, and the damping is lost beside F. */
+/* Only one sample has a gradient, so F of a channel has rank one, and rounding of F exceeds the damping. */
 static void a_singular_unit_is_rescued(void **state) {
-  hand h;
-  hand_open(&h, "method=natgrad clip=none damping=1e-9");
+  norm_run h;
+  open_run(&h, "method=natgrad clip=none damping=1e-9");
   memset(h.g, 0, sizeof h.g);
   h.g[0] = h.g[2] = 100;
   observe(&h);
@@ -95,8 +95,9 @@ static void a_singular_unit_is_rescued(void **state) {
   fixture_close(&h.f);
 }
 
-/* One step of a block whose average, kept by stat_decay = 1, is put by hand; its rung is reported, and counted once. */
-static void expect_rung(hand *h, const char *what, int32_t rung) {
+/* Take a step.  The average is written by the test and kept by stat_decay = 1.  The step must report this rung,
+ * and count it once. */
+static void expect_rung(norm_run *h, const char *what, int32_t rung) {
   static const float D[4] = {1, 2, 3, 4};
   memcpy(h->grad, D, sizeof D);
   const ng_report before = fixture_report(&h->f);
@@ -114,7 +115,7 @@ static void expect_rung(hand *h, const char *what, int32_t rung) {
 }
 
 static void rungs_are_reported(void **state) {
-  hand h;
+  norm_run h;
   for (int full = 0; full < 2; full++) {
     static const float average[] = {-5, -0.005F, 3, -5, 3};
     const int32_t rungs[2][5] = {{6, 1, 0, 6, 0}, {6, 1, 0, 5, 0}};
@@ -123,7 +124,7 @@ static void rungs_are_reported(void **state) {
                    "method=natgrad norm_block=%s clip=none damping=0.001 norm_damping=1 "
                    "stat_decay=1 stat_start=identity solve_period=1",
                    full ? "full" : "unit");
-    hand_open(&h, set);
+    open_run(&h, set);
     const ng_stat *s = h.f.p->block[0]->stat;
     const int64_t last = full ? ng_sym_at(4, 3, 3) : 3; /* beta of the second channel */
     for (int k = 0; k < 5; k++) {
@@ -135,10 +136,10 @@ static void rungs_are_reported(void **state) {
   }
 }
 
-/* none: registered, named, left alone; and never asked for. */
+/* With norm_block = none the layer is registered and named, and its gradient stays.  Statistics are never due. */
 static void norm_block_none_keeps_the_gradient(void **state) {
-  hand h;
-  hand_open(&h, "method=natgrad norm_block=none");
+  norm_run h;
+  open_run(&h, "method=natgrad norm_block=none");
   assert_int_equal(ng_wants(h.f.p, 0), 0);
   fixture_ok(&h.f, ng_step(h.f.p, 0.1));
   for (int i = 0; i < 4; i++)
@@ -148,7 +149,7 @@ static void norm_block_none_keeps_the_gradient(void **state) {
   assert_string_equal(row.family, "none");
   assert_string_equal(row.name, "bn.weight");
   fixture_close(&h.f);
-  hand_open(&h, "method=natgrad");
+  open_run(&h, "method=natgrad");
   row = (ng_explain_row){.struct_size = sizeof row};
   assert_int_equal(ng_explain(h.f.p, 1, &row), NG_OK);
   assert_string_equal(row.family, "norm");
@@ -158,8 +159,8 @@ static void norm_block_none_keeps_the_gradient(void **state) {
   fixture_close(&h.f);
 }
 
-/* F + norm_damping damping I. */
-static double damping_of_step(hand *h, int t) {
+/* Take step t and return the reported damping of F. */
+static double damping_of_step(norm_run *h, int t) {
   if (t == 2) fixture_ok(&h->f, ng_begin_samples(h->f.p, 2, 1));
   if (t % 2 == 0) observe(h);
   fixture_ok(&h->f, ng_step(h->f.p, 0.1));
@@ -168,7 +169,8 @@ static double damping_of_step(hand *h, int t) {
   return r.damping_f;
 }
 
-/* The damping changes after step 0; with damping_leak it is added when the average changes, at steps 0 and 2. */
+/* The damping doubles after step 0.  damping_leak = owner adds it to the average when that changes, at steps 0 and
+ * 2. */
 static void reports_its_damping(void **state) {
   static const struct {
     const char *options;
@@ -178,8 +180,8 @@ static void reports_its_damping(void **state) {
               "damping_split=full",
               {1.6, 1.6, 3.2}}};
   for (size_t i = 0; i < sizeof row / sizeof row[0]; i++) {
-    hand h;
-    hand_open(&h, row[i].options);
+    norm_run h;
+    open_run(&h, row[i].options);
     for (int t = 0; t < 3; t++) {
       if (t == 1) fixture_ok(&h.f, ng_set_real(h.f.p, "damping", 0.2));
       const double d = damping_of_step(&h, t);

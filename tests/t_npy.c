@@ -1,6 +1,5 @@
-/* t_npy.c: the reader of npy: files of numpy (their bytes are below), and damaged files: wrong headers, truncation at every
- * length, every bit flipped.  The reader must fail or return a consistent array; the address sanitizer checks its memory
- * accesses. */
+/* t_npy.c: the reader of npy: files of numpy, wrong headers, truncation at every length, every bit flipped.  The
+ * reader must fail or return a consistent array; the address sanitizer checks its memory accesses. */
 #include "unit_test.h"
 
 #include <stdlib.h>
@@ -24,7 +23,7 @@ static size_t npy_compose(unsigned char *b, int version, const char *header, con
 }
 
 static ngio_status npy_parse(const void *bytes, size_t n, ngio_npy *a) {
-  /* a copy of exactly n bytes, for the sanitizer */
+  /* exactly n bytes, for the sanitizer */
   void *exact = malloc(n ? n : 1);
   assert_non_null(exact);
   if (n) memcpy(exact, bytes, n);
@@ -36,7 +35,7 @@ static ngio_status npy_parse(const void *bytes, size_t n, ngio_npy *a) {
   return st;
 }
 
-/* numpy 2.4: write_array([[1.5, -2, 3]], versions 1.0, 2.0, 3.0), and save(uint8(9)). */
+/* Bytes of numpy 2.4: write_array([[1.5, -2, 3]]) in versions 1.0, 2.0, 3.0, and save(uint8(9)). */
 #define SHAPE13 "{'descr': '<f8', 'fortran_order': False, 'shape': (1, 3), }"
 #define BLANKS56 "                                                        "
 #define DATA3 "\0\0\0\0\0\0\xf8?\0\0\0\0\0\0\0\xc0\0\0\0\0\0\0\x08@"
@@ -159,12 +158,12 @@ static void npy_bad_headers(void **state) {
   assert_int_equal(npy_parse(b, sizeof npy1 - 1, &a), NGIO_ERR_FILE);
   expect_message("version is 4.0");
   memcpy(b, npy2, sizeof npy2);
-  b[11] = 0xff; /* a header of four thousand million bytes */
+  b[11] = 0xff; /* a header of 4 GB */
   assert_int_equal(npy_parse(b, sizeof npy2 - 1, &a), NGIO_ERR_FILE);
   expect_message("truncated");
 }
 
-static void npy_cut_and_turned(void **state) {
+static void truncated_and_flipped_npy_files(void **state) {
   const char *all[] = {npy1, npy2, npy_byte};
   const size_t size[] = {sizeof npy1 - 1, sizeof npy2 - 1, sizeof npy_byte - 1};
   for (int v = 0; v < 3; v++) {
@@ -192,7 +191,7 @@ int main(void) {
       cmocka_unit_test(npy_reads_numpy),
       cmocka_unit_test(npy_dtypes_and_shapes),
       cmocka_unit_test(npy_bad_headers),
-      cmocka_unit_test(npy_cut_and_turned),
+      cmocka_unit_test(truncated_and_flipped_npy_files),
   };
   return cmocka_run_group_tests(tests, make_folder, drop_folder);
 }

@@ -1,14 +1,14 @@
-/* t_option_effects.c: every option has an effect: a table of values that give different results, in the whole model, in one
- * layer (per-layer options) and from one step to the next (live options).
+/* t_option_effects.c: every option has an effect.  A table gives values with different results, in the whole
+ * model, in one layer (per-layer options) and from one step to the next (live options).
  *
- * Directions differ if the largest difference exceeds 1e-3 of the largest entry, a thousand times what f32 rounding (6e-8)
- * makes of condition numbers below 1e3, which a damping of 0.1 on factors of order 1 keeps. */
+ * Directions differ if the largest difference exceeds 1e-3 of the largest entry.  That is a thousand times the
+ * rounding of f32 (6e-8) at condition numbers below 1e3, which a damping of 0.1 on factors of order 1 ensures. */
 #include "effects.h"
 
 #define D "damping=0.1 clip=none "
 #define JOINT D "solver=eigen damping_split=joint "
 #define EACH D "solve_period=1 "
-#define ONE "method=mfac window=2 damping=0.1 " /* one window */
+#define ONE "method=mfac window=2 damping=0.1 "
 #define MFAC ONE "window_scope=parameter "
 #define TOPK MFAC "window_store=topk window_density=0.3 "
 #define LOWRANK MFAC "window_store=lowrank window_rank=2 "
@@ -17,17 +17,20 @@
 
 enum { ALL = STEPS };
 
-/* Every two values give the same directions in the first `same` steps and others in the next. */
+/* All pairs of values give the same directions in the first `same` steps, and different ones in the next. */
 typedef struct effect {
   const char *option, *settings;
-  const char *values; /* '|' between; a value may be followed by further options */
-  int32_t same;  /* ALL: the directions agree, and `less` changes or, without it, their last bits */
-  int32_t ranks; /* 0: one */
-  number less;   /* less with each further value than with the first; NONE: no number is compared */
-  double least, most; /* of a difference; 0: 1e-3, finite */
-  const char *move;   /* ng_set damping before the second step */
-  bool only_fc1;      /* weights of the other layers are 0 */
-  bool falls;         /* lr is 0.5, and 0.05 in the last step */
+  const char *values; /* separated by '|'; further options may follow a value */
+  /* ALL: the directions agree, but `less` differs or, without it, their last bits */
+  int32_t same;
+  int32_t ranks; /* 0: one rank */
+  /* a number that is smaller with each further value than with the first; NONE: no comparison */
+  number less;
+  /* bounds of the difference; 0: 1e-3, infinity */
+  double least, most;
+  const char *move; /* the damping that ng_set sets before the second step */
+  bool only_fc1;    /* the weights of other layers are 0 */
+  bool falls;       /* lr is 0.5, in the last step 0.05 */
 } effect;
 
 static const effect effects[] = {
@@ -121,7 +124,7 @@ static const effect effects[] = {
 };
 enum { EFFECTS = sizeof effects / sizeof effects[0] };
 
-/* The k-th value of a list; false behind the last. */
+/* Value k of a list; return false after the last. */
 static bool value_at(const char *values, int k, char out[100]) {
   for (; k > 0 && values != NULL; k--) {
     values = strchr(values, '|');
@@ -145,8 +148,8 @@ static run run_of(const effect *e) {
   return r;
 }
 
-/* With the k-th value of the option; false behind the last. */
-static bool play_value(const effect *e, int k, run *out) {
+/* Run with value k of the option; return false after the last. */
+static bool run_value(const effect *e, int k, run *out) {
   char value[100], settings[300];
   if (!value_at(e->values, k, value)) return false;
   (void)snprintf(settings, sizeof settings, "%s; %s=%s", e->settings, e->option, value);
@@ -174,7 +177,7 @@ static void option_values_have_different_effects(void **state) {
   for (const effect *e = effects; e < effects + EFFECTS; e++) {
     static run r[5];
     int n = 0;
-    while (play_value(e, n, &r[n]))
+    while (run_value(e, n, &r[n]))
       n++;
     for (int k = 1; k < n; k++) {
       for (int i = 0; i < k; i++)
@@ -195,10 +198,10 @@ static ng_option_info info_of(const char *option) {
   return info;
 }
 
-/* update has a test below, t_absent has missing, t_plan_places has colocate. */
+/* These tests have them: effect_update, t_absent (missing), t_plan_places (colocate). */
 static const char *const elsewhere[] = {"update", "missing", "colocate"};
 
-static bool named(const char *option, const char *choice) {
+static bool is_tested(const char *option, const char *choice) {
   for (size_t i = 0; i < sizeof elsewhere / sizeof elsewhere[0]; i++) {
     if (strcmp(elsewhere[i], option) == 0) return true;
   }
@@ -216,17 +219,17 @@ static void every_option_and_choice_is_named(void **state) {
   ng_option_info info = {.struct_size = sizeof info};
   for (int32_t i = 0; ng_option_at(i, &info) == NG_OK; i++) {
     char choice[100];
-    if (!named(info.name, NULL)) fail_msg("%s", info.name);
+    if (!is_tested(info.name, NULL)) fail_msg("%s", info.name);
     for (int k = 0; info.choices[0] != 0 && value_at(info.choices, k, choice); k++) {
-      if (!named(info.name, choice)) fail_msg("%s = %s", info.name, choice);
+      if (!is_tested(info.name, choice)) fail_msg("%s = %s", info.name, choice);
     }
   }
 }
 
 /* ---- one layer -------------------------------------------------------------------------------*/
 
-/* A layer's own value: only this layer changes. */
-static void only_own(const run *base, const run *over, const char *what) {
+/* A layer's own value changes this layer only. */
+static void expect_own_layer_changes(const run *base, const run *over, const char *what) {
   bool changed = false;
   for (int32_t step = 0; step < STEPS; step++) {
     for (int32_t i = 0; i < LAYERS; i++) {
@@ -239,7 +242,7 @@ static void only_own(const run *base, const run *over, const char *what) {
   if (!changed) fail_msg("%s changes nothing", what);
 }
 
-/* Not one window of all layers, not sam, which is of the whole model. */
+/* Options of a window over all layers and of sam belong to the whole model. */
 static bool fits_a_layer(const effect *e) {
   const bool window = strstr(e->settings, "method=mfac") != NULL;
   return strstr(e->settings, "method=sam") == NULL && !e->only_fc1 &&
@@ -259,11 +262,12 @@ static void per_layer_options_change_one_layer(void **state) {
     const run base = must_run(r);
     r.layer_options = own;
     const run over = must_run(r);
-    only_own(&base, &over, own);
+    expect_own_layer_changes(&base, &over, own);
   }
 }
 
-/* Lines of per_layer are ng_layer.options by name or by kind; the first line that matches counts, behind the layer's own. */
+/* A line of per_layer equals ng_layer.options of the layers that it names, by name or kind.  The first matching
+ * line counts, after the layer's own options. */
 static void lines_of_per_layer(void **state) {
   static const char *const one[] = {"fc1: damping=3", "fc1:\tdamping=3 ",
                                     "[a-f]?1: damping=3; fc*: damping=0.1; conv*: damping=0.1"};
@@ -282,7 +286,7 @@ static void lines_of_per_layer(void **state) {
   assert_true(layer_gap(&mine, &own, 0, FC1) == 0 && layer_gap(&mine, &own, 0, FC2) > 1e-3);
 }
 
-/* A method of its own: the layer has the values of that row, whatever those of the model are. */
+/* A layer with a method of its own has that method's values, whatever the model's values are. */
 static void method_of_a_layer(void **state) {
   static const char *const model[] = {"", "solver=eigen damping_split=joint stat_decay=0.5"};
   static const char *const row[][2] = {
@@ -297,7 +301,7 @@ static void method_of_a_layer(void **state) {
     (void)snprintf(mixed, sizeof mixed, "%s per_layer='fc1: %s'", base, row[i][0]);
     (void)snprintf(alone, sizeof alone, "%s skip_layers='conv*,fc2,bn'", row[i][1]);
     const run a = run_with(base), b = run_with(mixed), c = run_with(alone);
-    only_own(&a, &b, mixed);
+    expect_own_layer_changes(&a, &b, mixed);
     for (int32_t step = 0; step < STEPS; step++)
       assert_true(layer_gap(&b, &c, step, FC1) == 0);
   }
@@ -334,7 +338,7 @@ static void live_options_move(void **state) {
 
 /* ---- effects elsewhere -----------------------------------------------------------------------*/
 
-/* The option says which step there will be, and so how much memory its moments need. */
+/* `update` decides which step function is allowed, and how much memory the moments need. */
 static void effect_update(void **state) {
   static const char *const name[] = {"gradient", "sgd", "adamw"};
   static run out[3];
@@ -356,7 +360,7 @@ static void effect_update(void **state) {
   assert_int_equal(out[0].rank[0].number[MOMENTS], 0);
 }
 
-/* Option values that only a model with layers refuses; t_options_check has the others. */
+/* These values are refused only with layers; t_options_check has the others. */
 static void layer_options_are_refused_with_a_model(void **state) {
   static const char *const row[][3] = {
       {"damping=0.1", "solver=product", "solver"},

@@ -1,4 +1,4 @@
-/* t_option_questions: which layers an option leaves out, and which options have no effect (t_idle has the effects). */
+/* t_option_questions.c: which layers skip_layers excludes, and which options are idle (t_idle tests the effects). */
 #include "options_help.h"
 
 #include <stdbool.h>
@@ -36,7 +36,7 @@ static ng_layer conv(const char *name, int64_t out) {
 }
 
 /* A 1 for each layer that the globs match. */
-static void skipped_as_matched(void **state) {
+static void skip_layers_excludes_matching_layers(void **state) {
   static const char *const skip[][2] = {{"", "0000"},
                                         {"fc*", "1000"},
                                         {"fc1", "1000"},
@@ -65,7 +65,8 @@ static void skipped_as_matched(void **state) {
     for (int32_t k = 0, index; k < LAYERS; k++)
       assert_int_equal(ng_add_layer(p, &layer[k], &index), NG_OK);
     assert_int_equal(ng_ready(p), NG_OK);
-    assert_true(ng_explain_count(p) >= LAYERS); /* no bias; behind: globs without a layer */
+    /* layers without bias; then globs without a layer */
+    assert_true(ng_explain_count(p) >= LAYERS);
     for (int32_t k = LAYERS; k < ng_explain_count(p); k++) {
       ng_explain_row row = {.struct_size = sizeof row};
       assert_int_equal(ng_explain(p, k, &row), NG_OK);
@@ -141,7 +142,7 @@ static void idle_options_name_what_they_need(void **state) {
   assert_int_equal(ng_options_idle(&o, "no_such_option", text, sizeof text), NG_ERR_ARG);
 }
 
-/* ng_option_info.needs names the option that the sentence begins with, and only where there is one. */
+/* ng_option_info.needs names the option at the start of the sentence, if there is one. */
 static void needs_is_the_option_of_the_sentence(void **state) {
   int32_t named = 0;
   for (int32_t i = 0; i < ng_option_count(); i++) {
@@ -163,7 +164,7 @@ static void needs_is_the_option_of_the_sentence(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(skipped_as_matched),
+      cmocka_unit_test(skip_layers_excludes_matching_layers),
       cmocka_unit_test(idle_options_name_what_they_need),
       cmocka_unit_test(needs_is_the_option_of_the_sentence),
   };

@@ -1,7 +1,6 @@
-/* t_options.c: the option table and texts: every row, what each takes, how it reads back, what is near.  Options against
- * each other, the environment, a layer's overrides and any text at all are in t_options_check.c, the
- * object, its lines and its methods in t_options_object.c; published names and globs have programs of their own;
- * that an option has an effect is in t_option_effects.c. */
+/* t_options.c: the option table: complete rows, accepted values, text of values, hints.  Other tests: options
+ * together, environment, overrides of a layer, random text: t_options_check.c; the object, its lines and methods:
+ * t_options_object.c; effects: t_option_effects.c; published names: t_published.c; globs: t_glob.c. */
 #include "options_help.h"
 
 #include <locale.h>
@@ -11,7 +10,7 @@ static char message[512];
 
 /* ---- the table -------------------------------------------------------------------------------*/
 
-/* A help that describes values describes each of them. */
+/* A help text with a list of values describes all of them. */
 static void helps_name_every_value(void **state) {
   int32_t listed = 0;
   for (int32_t i = 0; i < ng_option_count(); i++) {
@@ -49,7 +48,7 @@ static void rows_are_complete(void **state) {
 
 /* ---- set and get -----------------------------------------------------------------------------*/
 
-/* A failure changes no byte. */
+/* A refused value changes no byte. */
 static void refused(const char *name, const char *value, ng_status st, const char *part) {
   ng_options o = standard_options(), before = o;
   message[0] = 0;
@@ -60,7 +59,6 @@ static void refused(const char *name, const char *value, ng_status st, const cha
   assert_contains(message, name);
   assert_contains(message, part);
   assert_null(strchr(message, '\n'));
-  /* without a message buffer the status is the same */
   assert_int_equal(ng_options_set(&o, name, value, NULL, 0), st);
 }
 
@@ -70,13 +68,12 @@ static void accepted(const char *name, const char *value, const char *reads) {
   if (st != NG_OK) print_error("%s\n", message);
   assert_int_equal(st, NG_OK);
   assert_option(&o, name, reads);
-  /* get and set are a round trip */
   char text[256];
   ng_options again = standard_options();
   assert_int_equal(ng_options_get(&o, name, text, sizeof text), NG_OK);
   assert_int_equal(ng_options_set(&again, name, text, NULL, 0), NG_OK);
   assert_option(&again, name, reads);
-  /* no other option moved */
+  /* no other option changed */
   for (int32_t i = 0; i < ng_option_count(); i++) {
     const ng_option_info info = option_info(i);
     if (strcmp(info.name, name) != 0) assert_option(&o, info.name, info.standard);
@@ -108,15 +105,15 @@ static void a_number(const ng_option_info *a) {
                                      : nextafter(a->lower, -INFINITY);
   refused(a->name, number(above, a->type), NG_ERR_ARG, text);
   refused(a->name, number(under, a->type), NG_ERR_ARG, text);
-  char shown[64];
-  (void)snprintf(shown, sizeof shown, whole ? "%.0f" : "%.15g", a->upper);
-  accepted(a->name, number(a->upper, a->type), shown);
+  char text_of_value[64];
+  (void)snprintf(text_of_value, sizeof text_of_value, whole ? "%.0f" : "%.15g", a->upper);
+  accepted(a->name, number(a->upper, a->type), text_of_value);
   if (a->lower_open) {
     assert_true(nextafter(a->lower, 1) > a->lower);
     accepted(a->name, number(1e-300, a->type), "1e-300");
   } else {
-    (void)snprintf(shown, sizeof shown, "%.0f", a->lower);
-    accepted(a->name, number(a->lower, a->type), shown);
+    (void)snprintf(text_of_value, sizeof text_of_value, "%.0f", a->lower);
+    accepted(a->name, number(a->lower, a->type), text_of_value);
   }
 }
 
@@ -131,7 +128,8 @@ static void a_choice(const ng_option_info *a) {
   assert_true(n >= 1);
   refused(a->name, "", NG_ERR_ARG, a->choices);
   refused(a->name, "zzz", NG_ERR_ARG, a->choices);
-  if (n > 1) refused(a->name, a->choices, NG_ERR_ARG, a->choices); /* the list is not a choice */
+  /* the list of choices is not a choice */
+  if (n > 1) refused(a->name, a->choices, NG_ERR_ARG, a->choices);
 }
 
 static void every_row_accepts_its_values_only(void **state) {
@@ -171,33 +169,34 @@ static void numbers_read_back(void **state) {
   accepted("damping", ".5", "0.5");
   accepted("damping", "5.", "5");
   accepted("damping", "0.1", "0.1");
-  accepted("damping", "0.30000000000000004", "0.30000000000000004"); /* 15 digits are not enough */
+  accepted("damping", "0.30000000000000004", "0.30000000000000004"); /* needs 17 digits */
   accepted("eigen_floor", "-0", "0");                                /* not "-0" */
   accepted("stat_period", "+12", "12");
   accepted("stat_period", "007", "7");
   const uint64_t seed = test_seed();
   rng r = {seed};
-  for (int i = 0; i < 2000; i++) { /* any double in range reads back to the bit */
+  for (int i = 0; i < 2000; i++) { /* any double in range reads back with the same bits */
     ng_options o = standard_options();
     const double v = ldexp((double)(rng_next(&r) >> 11) + 1, (int)rng_below(&r, 100) - 100);
-    char text[64], shown[64];
+    char text[64], text_of_value[64];
     (void)snprintf(text, sizeof text, "%.17g", v);
     CHECK_SEED(seed, ng_options_set(&o, "damping", text, NULL, 0) == NG_OK, text);
-    CHECK_SEED(seed, ng_options_get(&o, "damping", shown, sizeof shown) == NG_OK, text);
-    CHECK_SEED(seed, ng_options_set(&o, "damping", shown, NULL, 0) == NG_OK, shown);
+    CHECK_SEED(seed, ng_options_get(&o, "damping", text_of_value, sizeof text_of_value) == NG_OK,
+               text);
+    CHECK_SEED(seed, ng_options_set(&o, "damping", text_of_value, NULL, 0) == NG_OK, text_of_value);
     CHECK_SEED(seed, memcmp(&o.base.damping, &v, sizeof v) == 0, text);
   }
 }
 
-/* A program that speaks German writes 0,5; options do not.  Without such a locale on the machine
- * the lines hold all the same. */
+/* Options have a decimal point even if the program's locale has a comma.  Without the German locale the test still
+ * passes. */
 static void numbers_have_a_point_in_every_locale(void **state) {
   const bool comma = setlocale(LC_NUMERIC, "de_DE.UTF-8") != NULL;
   accepted("damping", "0.5", "0.5");
   refused("damping", "0,5", NG_ERR_ARG, "finite number");
   char text[16];
   (void)snprintf(text, sizeof text, "%.1f", 0.5);
-  assert_string_equal(text, comma ? "0,5" : "0.5"); /* the program's own locale is left alone */
+  assert_string_equal(text, comma ? "0,5" : "0.5"); /* the program's locale is unchanged */
   assert_non_null(setlocale(LC_NUMERIC, "C"));
 }
 
@@ -225,13 +224,14 @@ static void names_have_hyphens_and_hints(void **state) {
     assert_memory_equal(&o, &before, sizeof o);
   }
   assert_int_equal(ng_options_set(&o, "frobnicate", "1", message, sizeof message), NG_ERR_ARG);
-  assert_null(strstr(message, "did you mean")); /* nothing is near */
+  assert_null(strstr(message, "did you mean")); /* no option has a similar name */
   assert_int_equal(ng_options_set(&o, NULL, "1", message, sizeof message), NG_ERR_ARG);
   assert_int_equal(ng_options_set(NULL, "damping", "1", message, sizeof message), NG_ERR_ARG);
   refused("solver", "eigne", NG_ERR_ARG, "did you mean 'eigen'?");
   refused("solver", "chol", NG_ERR_ARG, "did you mean 'cholesky'?");
   char text[4];
-  assert_int_equal(ng_options_get(&o, "solver", text, sizeof text), NG_ERR_ARG); /* no room */
+  /* buffer too small */
+  assert_int_equal(ng_options_get(&o, "solver", text, sizeof text), NG_ERR_ARG);
   assert_string_equal(text, "");
   assert_int_equal(ng_options_get(&o, "nothing", text, sizeof text), NG_ERR_ARG);
   assert_int_equal(ng_options_get(&o, "solver", NULL, 0), NG_ERR_ARG);
@@ -243,7 +243,7 @@ static void known_but_not_supported(void **state) {
     refused(later[i][0], later[i][1], NG_ERR_ABSENT, "not supported yet");
     refused(later[i][0], later[i][1], NG_ERR_ABSENT, later[i][1]);
     const ng_option_info info = option_info(ng_option_find(later[i][0]));
-    assert_null(strstr(info.choices, later[i][1])); /* and not listed */
+    assert_null(strstr(info.choices, later[i][1])); /* and not in the list */
     char whole[256];
     (void)snprintf(whole, sizeof whole, "%s: '%s' is not supported yet, expected %s", later[i][0],
                    later[i][1], info.choices);

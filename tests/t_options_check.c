@@ -1,5 +1,5 @@
-/* t_options_check.c: options that each are right, judged: numbers and options against each other, against the base of a
- * schedule, from the environment, and as overrides of a layer; any text at all is taken, or refused without a change. */
+/* t_options_check.c: checks beyond single values: ng_options_check, numbers, the environment, overrides of a
+ * layer, and random text, which must be accepted, or refused without a change. */
 #include "options_help.h"
 
 #include "model/model.h"
@@ -10,7 +10,7 @@ static char message[512];
 
 /* ---- check -----------------------------------------------------------------------------------*/
 
-static void check_is(const ng_options *o, ng_status st, const char *part) {
+static void expect_status(const ng_options *o, ng_status st, const char *part) {
   ng_options before = *o;
   message[0] = 0;
   const ng_status got = ng_options_check(o, message, sizeof message);
@@ -20,10 +20,10 @@ static void check_is(const ng_options *o, ng_status st, const char *part) {
   assert_memory_equal(o, &before, sizeof before);
 }
 
-/* A number gets the judgement that its text would get; what is refused changes nothing. */
-static void numbers_are_judged(void **state) {
+/* ng_options_set_real accepts the numbers that ng_options_set accepts as text.  A refused value changes nothing. */
+static void numbers_equal_their_text(void **state) {
   ng_options o = standard_options();
-  check_is(&o, NG_OK, "");
+  expect_status(&o, NG_OK, "");
   const ng_options before = o;
   static const struct {
     const char *name;
@@ -47,7 +47,7 @@ static void numbers_are_judged(void **state) {
   }
   assert_int_equal(ng_options_set_real(&o, NULL, 1, message, sizeof message), NG_ERR_ARG);
   assert_int_equal(ng_options_set_real(NULL, "damping", 1, message, sizeof message), NG_ERR_ARG);
-  /* every number of the table, as text and as number: the same bytes */
+  /* for every number of the table, text and number set the same bytes */
   const uint64_t seed = test_seed();
   rng r = {seed};
   for (int32_t i = 0; i < ng_option_count(); i++) {
@@ -92,7 +92,7 @@ static void options_against_each_other(void **state) {
       {"method=sam", ""},
       {"method=sam damping=7", "damping = 7: solver = product inverts nothing"},
       {"damping_split=joint", "joint needs solver = eigen"},
-      {"damping_split=joint solver=eigen", ""}, /* in any order */
+      {"damping_split=joint solver=eigen", ""}, /* the order has no effect */
       {EIGEN, ""},
       {EIGEN "damping_leak=owner", "damping_leak = owner needs damping_split"},
       {"solver=eigen damping_leak=owner damping_split=pi", ""},
@@ -117,7 +117,7 @@ static void options_against_each_other(void **state) {
   for (size_t i = 0; i < sizeof line / sizeof line[0]; i++) {
     ng_options o = standard_options();
     assert_int_equal(ng_options_set_line(&o, line[i][0], message, sizeof message), NG_OK);
-    check_is(&o, line[i][1][0] == 0 ? NG_OK : NG_ERR_ARG, line[i][1]);
+    expect_status(&o, line[i][1][0] == 0 ? NG_OK : NG_ERR_ARG, line[i][1]);
   }
   assert_int_equal(ng_options_check(NULL, message, sizeof message), NG_ERR_ARG);
 }
@@ -125,7 +125,7 @@ static void options_against_each_other(void **state) {
 /* ---- environment -----------------------------------------------------------------------------*/
 
 static void environment(void **state) {
-  for (int32_t i = 0; i < ng_option_count(); i++) { /* every row is read */
+  for (int32_t i = 0; i < ng_option_count(); i++) { /* all options */
     const ng_option_info info = option_info(i);
     char variable[64];
     size_t n = (size_t)snprintf(variable, sizeof variable, "NG_%s", info.name);
@@ -154,7 +154,7 @@ static void environment(void **state) {
   assert_contains(
       message, "NG_SCHEDULE in the environment: option 'schedule' was removed: call ng_set_real");
   assert_int_equal(unsetenv("NG_SCHEDULE"), 0);
-  /* one bad variable: none is taken */
+  /* one bad variable: no variable is applied */
   ng_options o = standard_options(), before = o;
   assert_int_equal(setenv("NG_SOLVER", "eigen", 1), 0);
   assert_int_equal(setenv("NG_UPDATE", "sgdd", 1), 0);
@@ -164,7 +164,7 @@ static void environment(void **state) {
   assert_memory_equal(&o, &before, sizeof o);
   assert_int_equal(unsetenv("NG_SOLVER"), 0);
   assert_int_equal(unsetenv("NG_UPDATE"), 0);
-  /* the method: its row, under what else is there and what was given before */
+  /* NG_METHOD sets its row, below other variables and values given before */
   assert_int_equal(setenv("NG_METHOD", "eva", 1), 0);
   assert_int_equal(setenv("NG_STAT_BATCH", "7", 1), 0);
   fixture_real(&o, "stat_decay", 0.5);
@@ -199,7 +199,7 @@ static void overrides_set_a_whole_line(void **state) {
   assert_option(&o, "stat_decay", "0.5");
   assert_int_equal(ng_options_override(&o, "", NULL, 0), NG_OK);
   assert_int_equal(ng_options_override(&o, NULL, NULL, 0), NG_OK);
-  /* together or not at all, and checked together; t_options_object has the lines that cannot be read */
+  /* all of a line or nothing; options are checked together; t_options_object has malformed lines */
   assert_int_equal(ng_options_override(&o, "damping_split=joint solver=eigen", NULL, 0), NG_OK);
   o = standard_options();
   const ng_options before = o;
@@ -218,7 +218,7 @@ static void overrides_set_a_whole_line(void **state) {
     assert_memory_equal(&o, &before, sizeof o);
   }
   o = before;
-  /* per_layer and only per_layer options */
+  /* only per-layer options are accepted */
   for (int32_t i = 0; i < ng_option_count(); i++) {
     const ng_option_info info = option_info(i);
     char text[128];
@@ -230,7 +230,7 @@ static void overrides_set_a_whole_line(void **state) {
 /* ---- any text at all -------------------------------------------------------------------------*/
 
 static void random_text(rng *r, char *text, int64_t most) {
-  static const char words[] =
+  static const char vocabulary[] =
       "damping stat_decay solve_period solver = * *= @ , ~ 0.5 1e-3 2 10 inf - + eigen cholesky "
       "pi joint nan . e 0 %s%n 1e400 99999999999999999999 | [ none kl_clip =' damping=' \n "
       "\x01\xff";
@@ -238,8 +238,8 @@ static void random_text(rng *r, char *text, int64_t most) {
   size_t n = 0;
   text[0] = 0;
   while (pieces-- > 0) {
-    const char *p = words + rng_below(r, (int64_t)sizeof words - 1);
-    while (p > words && p[-1] != ' ')
+    const char *p = vocabulary + rng_below(r, (int64_t)sizeof vocabulary - 1);
+    while (p > vocabulary && p[-1] != ' ')
       p--;
     size_t length = strcspn(p, " ");
     const char one = (char)(1 + rng_below(r, 255));
@@ -257,7 +257,7 @@ static ng_status any_published(rng *r, ng_options *o, const char *name, const ch
   ng_method_info method = {.struct_size = sizeof method};
   ng_published_info p = {.struct_size = sizeof p, .name = name};
   ng_status st = ng_method_at(m, &method);
-  *o = standard_options(); /* what was given before need not go with the method */
+  *o = standard_options(); /* earlier options may not fit the method */
   if (st == NG_OK) st = ng_options_set(o, "method", method.name, NULL, 0);
   if (st != NG_OK) return st;
   const ng_options before = *o;
@@ -272,7 +272,6 @@ static ng_status any_published(rng *r, ng_options *o, const char *name, const ch
   return st;
 }
 
-/* A message is one line. */
 static bool is_line(const char *text) {
   for (; *text != 0; text++) {
     if ((unsigned char)*text < 32 || *text == 127) return false;
@@ -280,12 +279,12 @@ static bool is_line(const char *text) {
   return true;
 }
 
-static void any_text(void **state) {
+static void random_text_is_accepted_or_refused(void **state) {
   const uint64_t seed = test_seed();
   rng r = {seed};
   int64_t taken = 0, published = 0;
   for (int i = 0; i < 60000; i++) {
-    char name[128], value[128], shown[160];
+    char name[128], value[128], text_of_value[160];
     ng_options o = standard_options();
     random_text(&r, value, sizeof value);
     random_text(&r, name, sizeof name);
@@ -298,8 +297,9 @@ static void any_text(void **state) {
     const ng_status st = ng_options_set(&o, name, value, message, sizeof message);
     if (st == NG_OK) {
       taken++;
-      CHECK_SEED(seed, ng_options_get(&o, name, shown, sizeof shown) == NG_OK, value);
-      CHECK_SEED(seed, ng_options_set(&o, name, shown, NULL, 0) == NG_OK, shown);
+      CHECK_SEED(seed, ng_options_get(&o, name, text_of_value, sizeof text_of_value) == NG_OK,
+                 value);
+      CHECK_SEED(seed, ng_options_set(&o, name, text_of_value, NULL, 0) == NG_OK, text_of_value);
     } else {
       CHECK_SEED(seed, st == NG_ERR_ARG || st == NG_ERR_ABSENT, value);
       CHECK_SEED(seed, memcmp(&o, &before, sizeof o) == 0, value);
@@ -320,17 +320,19 @@ static void any_text(void **state) {
     CHECK_SEED(seed, ng_options_set_system(&o, name, value, message, sizeof message) != NG_OK,
                name);
     if (any_published(&r, &o, name, value) == NG_OK) published++;
-    /* whatever a published option says, the methods stay consistent */
+    /* a published option keeps the methods consistent */
     CHECK_SEED(seed, ng_options_check(&o, message, sizeof message) == NG_OK, message);
   }
-  assert_true(taken > 100 && published > 100); /* the generator does find values that are right */
+  assert_true(taken > 100 && published > 100); /* the generator finds valid values */
 }
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(numbers_are_judged), cmocka_unit_test(options_against_each_other),
-      cmocka_unit_test(environment),        cmocka_unit_test(overrides_set_a_whole_line),
-      cmocka_unit_test(any_text),
+      cmocka_unit_test(numbers_equal_their_text),
+      cmocka_unit_test(options_against_each_other),
+      cmocka_unit_test(environment),
+      cmocka_unit_test(overrides_set_a_whole_line),
+      cmocka_unit_test(random_text_is_accepted_or_refused),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,19 +1,19 @@
-/* t_options_object.c: options as an object that a program holds by a pointer: order without effect,
- * lines, copies, texts of its own.  What a single value may be is in t_options.c. */
+/* t_options_object.c: options as an opaque object: the order of calls has no effect; lines, copies, own memory.
+ * t_options.c tests single values. */
 #include "options_help.h"
 
 #include <stdbool.h>
 
 static char message[512];
 
-static ng_options *made(const char *line) {
+static ng_options *options_of(const char *line) {
   ng_options *o = NULL;
   const ng_status st = ng_options_create(line, message, sizeof message, &o);
   if (st != NG_OK) fail_msg("%s: %s", line == NULL ? "NULL" : line, message);
   return o;
 }
 
-/* By name, as a program would: every option, and the method. */
+/* Compare all options and the method by name. */
 static bool same(const ng_options *x, const ng_options *y) {
   char a[NG_TEXT_SIZE], b[NG_TEXT_SIZE];
   for (int32_t i = -1; i < ng_option_count(); i++) {
@@ -30,12 +30,12 @@ static bool same(const ng_options *x, const ng_options *y) {
 
 /* ---- order -----------------------------------------------------------------------------------*/
 
-typedef struct words {
+typedef struct option_set {
   const char *name[3], *value[3];
-} words;
+} option_set;
 
-/* In the order of place[]: by calls, one after the other; and as one line. */
-static void set_in_order(ng_options *by_calls, ng_options *by_line, const words *w,
+/* Set the options in the order place[]: one call each, and as one line. */
+static void set_in_order(ng_options *by_calls, ng_options *by_line, const option_set *w,
                          const int place[3]) {
   char line[512] = "";
   for (int k = 0; k < 3; k++) {
@@ -47,11 +47,11 @@ static void set_in_order(ng_options *by_calls, ng_options *by_line, const words 
   assert_int_equal(ng_options_set_line(by_line, line, message, sizeof message), NG_OK);
 }
 
-/* Every method with every pair of options, in all six orders, by calls and by a line: what was given
- * has its value, all else that of the row.  A method that was chosen before leaves no trace. */
+/* For every method and pair of options, in all six orders, by calls and by a line: given options have their value,
+ * all others that of the row.  A method chosen before leaves no trace. */
 static void order_has_no_effect(void **state) {
   static const int order[6][3] = {{0, 1, 2}, {0, 2, 1}, {1, 0, 2}, {1, 2, 0}, {2, 0, 1}, {2, 1, 0}};
-  int64_t tried = 0, moved = 0;
+  int64_t tried = 0, differ = 0;
   for (int32_t m = 0; m < ng_method_count(); m++) {
     ng_method_info method = {.struct_size = sizeof method}, other = method;
     assert_int_equal(ng_method_at(m, &method), NG_OK);
@@ -61,11 +61,11 @@ static void order_has_no_effect(void **state) {
     for (int32_t i = 0; i < ng_option_count(); i++) {
       for (int32_t j = i + 1; j < ng_option_count(); j++) {
         const ng_option_info a = option_info(i), b = option_info(j);
-        char x[64], y[64], shown[NG_TEXT_SIZE];
+        char x[64], y[64], text[NG_TEXT_SIZE];
         unusual(&a, x, sizeof x);
         unusual(&b, y, sizeof y);
-        const words w = {{"method", a.name, b.name}, {method.name, x, y}};
-        ng_options expected = row; /* the row, and the two over it */
+        const option_set w = {{"method", a.name, b.name}, {method.name, x, y}};
+        ng_options expected = row; /* the row with the two values */
         assert_int_equal(ng_option_read(&ng_option_table[i], x, &expected, NULL, 0), NG_OK);
         assert_int_equal(ng_option_read(&ng_option_table[j], y, &expected, NULL, 0), NG_OK);
         for (int k = 0; k < 6; k++) {
@@ -73,7 +73,7 @@ static void order_has_no_effect(void **state) {
           if (k % 2 == 1) fixture_set(&calls, "method", other.name);
           set_in_order(&calls, &line, &w, order[k]);
           tried++;
-          /* the same bytes are the same; others may still be the same values */
+          /* the values may be equal although the bytes differ */
           if (memcmp(&calls, &expected, sizeof expected) == 0 &&
               memcmp(&line, &expected, sizeof expected) == 0) {
             continue;
@@ -82,43 +82,43 @@ static void order_has_no_effect(void **state) {
             fail_msg("method=%s %s=%s %s=%s, order %d", method.name, a.name, x, b.name, y, k);
           }
         }
-        assert_true(ng_option_write(&ng_option_table[i], &row, shown, sizeof shown));
-        moved += strcmp(shown, x) != 0;
+        assert_true(ng_option_write(&ng_option_table[i], &row, text, sizeof text));
+        differ += strcmp(text, x) != 0;
       }
     }
   }
-  assert_true(tried >= 30000 && moved > 4000); /* the values do differ from the rows' */
+  assert_true(tried >= 30000 && differ > 4000); /* many values differ from the rows */
 }
 
-/* Of two calls for one option the last counts, whichever way the value came. */
+/* The last call for an option counts, whichever function set it. */
 static void the_last_call_counts(void **state) {
-  ng_options *o = made("damping=0.5 method=eva");
+  ng_options *o = options_of("damping=0.5 method=eva");
   assert_int_equal(ng_options_set_real(o, "damping", 0.25, message, sizeof message), NG_OK);
   assert_option(o, "damping", "0.25");
   assert_int_equal(ng_options_set_line(o, "damping=0.75", message, sizeof message), NG_OK);
   assert_int_equal(ng_options_set(o, "method", "kaisa", message, sizeof message), NG_OK);
   assert_option(o, "damping", "0.75");
   assert_option(o, "method", "kaisa");
-  assert_option(o, "solver", "eigen-prediv"); /* of kaisa, and nothing of eva */
+  assert_option(o, "solver", "eigen-prediv"); /* from kaisa; nothing remains from eva */
   assert_option(o, "stat_batch", "0");
-  /* given the value that it had anyway, it is given all the same */
+  /* the value equals the current one, but counts as given */
   assert_int_equal(ng_options_set(o, "solver", "eigen", message, sizeof message), NG_OK);
   assert_int_equal(ng_options_set(o, "method", "natgrad", message, sizeof message), NG_OK);
   assert_option(o, "solver", "eigen");
   assert_option(o, "damping_split", "pi");
-  /* a system is where options begin anew */
+  /* a system replaces all options */
   assert_int_equal(ng_options_set_system(o, "KAISA", "inverse", message, sizeof message), NG_OK);
   assert_option(o, "damping", "0.001");
   assert_int_equal(ng_options_set(o, "method", "natgrad", message, sizeof message), NG_OK);
-  ng_options *standard = made(NULL);
+  ng_options *standard = options_of(NULL);
   assert_true(same(o, standard));
   ng_options_destroy(&standard);
   ng_options_destroy(&o);
 }
 
-/* What was given before a method that has no such option is not forgotten: it is refused. */
-static void stale_words_are_refused(void **state) {
-  ng_options *o = made("solver=eigen");
+/* An option that the new method does not have is refused, not dropped. */
+static void options_of_another_method_are_refused(void **state) {
+  ng_options *o = options_of("solver=eigen");
   assert_int_equal(ng_options_set(o, "method", "eva", message, sizeof message), NG_OK);
   assert_int_equal(ng_options_check(o, message, sizeof message), NG_ERR_ARG);
   assert_contains(message, "solver = eigen: method eva does not use this option");
@@ -139,13 +139,13 @@ static void stale_words_are_refused(void **state) {
 /* ---- lines -----------------------------------------------------------------------------------*/
 
 static void line_gives(const char *line, const char *name, const char *value) {
-  ng_options *o = made(line);
+  ng_options *o = options_of(line);
   assert_option(o, name, value);
   ng_options_destroy(&o);
 }
 
 static void lines_are_read(void **state) {
-  ng_options *standard = made(NULL), *empty = made(""), *blank = made(" \t\r\n ");
+  ng_options *standard = options_of(NULL), *empty = options_of(""), *blank = options_of(" \t\r\n ");
   assert_true(same(standard, empty) && same(standard, blank));
   ng_options_destroy(&standard);
   ng_options_destroy(&empty);
@@ -159,13 +159,13 @@ static void lines_are_read(void **state) {
   line_gives("damping=1 skip_layers=\"a b\"", "skip_layers", "a b");
   line_gives("skip_layers='say \"x\"'", "skip_layers", "say \"x\"");
   line_gives("skip_layers=\"it's\"", "skip_layers", "it's");
-  line_gives("skip_layers=it's", "skip_layers", "it's"); /* only the first character is a quote */
+  line_gives("skip_layers=it's", "skip_layers", "it's"); /* only a first character is a quote */
   line_gives("skip_layers=a=b", "skip_layers", "a=b");
   line_gives("damping='0.5'", "damping", "0.5");
   line_gives("method=\"eva\"", "method", "eva");
 }
 
-/* Each with a good word before and behind it: nothing of the line is taken. */
+/* A bad word makes the whole line fail; the good words before and after it are not applied. */
 static void all_of_a_line_or_nothing(void **state) {
   static const struct {
     const char *words, *part;
@@ -196,7 +196,7 @@ static void all_of_a_line_or_nothing(void **state) {
       if (strstr(bad[i].words, "skip_layers") != NULL) good = "update=sgd radius=0.5";
       (void)snprintf(line, sizeof line, "%s %s", behind ? bad[i].words : good,
                      behind ? good : bad[i].words);
-      ng_options *o = made("method=eva damping=0.5"), *before = NULL;
+      ng_options *o = options_of("method=eva damping=0.5"), *before = NULL;
       assert_int_equal(ng_options_copy(o, &before), NG_OK);
       message[0] = 0;
       const ng_status st = ng_options_set_line(o, line, message, sizeof message);
@@ -213,7 +213,7 @@ static void all_of_a_line_or_nothing(void **state) {
       ng_options_destroy(&before);
     }
   }
-  /* of all options at once */
+  /* every option given twice */
   for (int32_t i = 0; i < ng_option_count(); i++) {
     const ng_option_info info = option_info(i);
     char line[256], value[64];
@@ -229,8 +229,8 @@ static void all_of_a_line_or_nothing(void **state) {
 
 /* ---- texts, copies, memory -------------------------------------------------------------------*/
 
-/* The caller's text may go, and what is too long is refused by name, by every way in. */
-static void texts_are_our_own(void **state) {
+/* The object copies texts, so the caller may free them.  Longer texts are refused by name, by calls and by lines. */
+static void texts_are_copied(void **state) {
   static const char *const name[] = {"skip_layers", "per_layer"};
   enum { ROOM = 8192 };
   char *text = malloc(ROOM), *line = malloc(ROOM), *back = malloc(ROOM);
@@ -238,7 +238,7 @@ static void texts_are_our_own(void **state) {
   for (int k = 0; k < 2; k++) {
     for (int length = 4094; length <= 4097; length++) {
       const bool fits = length <= 4095;
-      ng_options *o = made(NULL), *before = made(NULL), *by_line = NULL;
+      ng_options *o = options_of(NULL), *before = options_of(NULL), *by_line = NULL;
       memset(text, 'a', ROOM);
       if (k == 1) memcpy(text, "a: damping=1 ", 13);
       if (k == 1) memset(text + 13, ' ', ROOM - 13);
@@ -274,13 +274,13 @@ static void texts_are_our_own(void **state) {
   free(back);
 }
 
-/* Neither sees what is set in the other, nor misses the other when it is gone. */
+/* A change of the original does not change the copy, nor does its destruction. */
 static void a_copy_is_another_object(void **state) {
   for (int32_t i = 0; i < ng_option_count(); i++) {
     const ng_option_info info = option_info(i);
     char value[64];
-    ng_options *o = made("skip_layers=conv* kl_clip=0.25 method=eva"), *copy = NULL;
-    ng_options *as_it_was = made("method=eva kl_clip=0.25 skip_layers=conv*");
+    ng_options *o = options_of("skip_layers=conv* kl_clip=0.25 method=eva"), *copy = NULL;
+    ng_options *as_it_was = options_of("method=eva kl_clip=0.25 skip_layers=conv*");
     unusual(&info, value, sizeof value);
     assert_int_equal(ng_options_copy(o, &copy), NG_OK);
     assert_true(copy != o && same(copy, as_it_was));
@@ -288,11 +288,11 @@ static void a_copy_is_another_object(void **state) {
     assert_int_equal(ng_options_set(o, "method", "natgrad", message, sizeof message), NG_OK);
     assert_option(o, info.name, value);
     assert_true(same(copy, as_it_was));
-    memset(o, 'x', sizeof *o); /* a pointer into it would show */
+    memset(o, 'x', sizeof *o); /* reveals pointers into the original */
     ng_options_destroy(&o);
     assert_null(o);
     assert_true(same(copy, as_it_was));
-    /* what was given is known to a copy, too */
+    /* a copy knows which options were given */
     assert_int_equal(ng_options_set(copy, "method", "natgrad", message, sizeof message), NG_OK);
     assert_option(copy, "kl_clip", "0.25");
     assert_option(copy, "stat_batch", "0");
@@ -304,17 +304,17 @@ static void a_copy_is_another_object(void **state) {
   assert_null(none);
 }
 
-/* A preconditioner has a copy of its own; a context counts it and gives back every byte. */
-static void a_preconditioner_keeps_its_own(void **state) {
+/* A preconditioner owns a copy.  The context counts its memory and frees every byte. */
+static void preconditioners_own_their_options(void **state) {
   ng_context *ctx = NULL;
   ng_precond *p = NULL;
   char text[64];
   int64_t before, with, after, held = 0;
   assert_int_equal(ng_context_create(NG_VERSION, NULL, message, sizeof message, &ctx), NG_OK);
   ng_context_allocated(ctx, &before, NULL, NULL);
-  ng_options *o = made("skip_layers=fc2* damping=0.5");
+  ng_options *o = options_of("skip_layers=fc2* damping=0.5");
   ng_context_allocated(ctx, &with, NULL, NULL);
-  assert_int_equal(with, before); /* options are nobody's */
+  assert_int_equal(with, before); /* options belong to no context */
   assert_int_equal(ng_precond_create_from(ctx, o, &p), NG_OK);
   memset(o, 'x', sizeof *o);
   ng_options_destroy(&o);
@@ -324,7 +324,7 @@ static void a_preconditioner_keeps_its_own(void **state) {
   assert_string_equal(text, "0.5");
   assert_int_equal(ng_get(p, "method", text, sizeof text), NG_OK);
   assert_string_equal(text, "natgrad");
-  assert_int_equal(ng_set(p, "method", "eva"), NG_ERR_STATE); /* the family is chosen */
+  assert_int_equal(ng_set(p, "method", "eva"), NG_ERR_STATE); /* the family is fixed */
   assert_contains(ng_last_error(ctx), "'method' is given to ng_precond_create");
   assert_int_equal(ng_get(p, "method", text, sizeof text), NG_OK);
   assert_string_equal(text, "natgrad");
@@ -341,10 +341,14 @@ static void a_preconditioner_keeps_its_own(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(order_has_no_effect),      cmocka_unit_test(the_last_call_counts),
-      cmocka_unit_test(stale_words_are_refused),  cmocka_unit_test(lines_are_read),
-      cmocka_unit_test(all_of_a_line_or_nothing), cmocka_unit_test(texts_are_our_own),
-      cmocka_unit_test(a_copy_is_another_object), cmocka_unit_test(a_preconditioner_keeps_its_own),
+      cmocka_unit_test(order_has_no_effect),
+      cmocka_unit_test(the_last_call_counts),
+      cmocka_unit_test(options_of_another_method_are_refused),
+      cmocka_unit_test(lines_are_read),
+      cmocka_unit_test(all_of_a_line_or_nothing),
+      cmocka_unit_test(texts_are_copied),
+      cmocka_unit_test(a_copy_is_another_object),
+      cmocka_unit_test(preconditioners_own_their_options),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,16 +1,14 @@
-/* t_oracle.c: the library against the oracle, over random models, data, options, ranks and setups.
+/* t_oracle.c: the library against the oracle, with random models, data, options, ranks and setups.
  *
- * A failure prints the seed, the options and the setup; NG_TEST_SEED runs that case again,
- * NG_TEST_MULT multiplies how many are tried.
+ * A failure prints the seed, the options and the setup.  NG_TEST_SEED repeats this case, NG_TEST_MULT multiplies
+ * the number of cases.
  *
- * Tolerance.  P solves M P = D with M = G (x) A + damping.  Errors of relative size e in the
- * factors and in the solve change P by at most e condition(M) |P|, in the norm; the oracle reports
- * that condition.  In f32, e is a few units of u = 2^-24 a sum, times the square root of the
- * dimension for going from entries to norms (at most 8 here), twice for the two factors; computed
- * eigenvectors are orthogonal to about as much, four times over: GROWTH u.  The clip adds half the
- * error of all layers together.  GROWTH is twice the largest value seen in 20,000 cases (31; it
- * is printed as `worst`).
- */
+ * Tolerance.  P solves M P = D with M = G (x) A + damping.  A relative error e in the factors and in the solve
+ * changes P by at most e condition(M) |P|, in the norm; the oracle returns the condition.  In f32, e has these
+ * parts: a few units u = 2^-24 per sum, times the square root of the dimension (entries to norms, at most 8 here),
+ * twice for two factors; eigenvectors are orthogonal to about as much, which counts four times.  All parts
+ * together: GROWTH u.  The clip adds half the error of all layers.  GROWTH is twice the largest value seen in
+ * 20,000 cases (31; printed as `worst`). */
 #include "fixture.h"
 #include "folder.h"
 #include "oracle.h"
@@ -25,8 +23,8 @@
 #include <string.h>
 
 static const double GROWTH = 64;
-/* Above it the bound says little: the damping is raised until the condition is below. */
-static const double WELL = 3e4;
+/* With a larger condition the bound is of no use, so the damping is raised. */
+static const double MOST_CONDITION = 3e4;
 
 static const char *pick(rng *r, const char *words) {
   static _Thread_local char word[4][32];
@@ -64,7 +62,7 @@ static void random_factors(rng *r, ng_options *o) {
   fixture_real(o, "kl_clip", pow(10, -4 * rng_real(r)));
   fixture_set(o, "output_factor", pick(r, "full full full diagonal"));
   fixture_set(o, "statistics", pick(r, "all all owner local"));
-  fixture_set(o, "placement", "round-robin"); /* as the oracle has owners */
+  fixture_set(o, "placement", "round-robin"); /* the oracle's owners */
 }
 
 static void random_vectors(rng *r, ng_options *o) {
@@ -82,7 +80,7 @@ static void random_vectors(rng *r, ng_options *o) {
   fixture_real(o, "kl_clip", pow(10, -4 * rng_real(r)));
 }
 
-/* As norm_predict requires them, beside factors or vectors. */
+/* Options as norm_predict requires, together with factors or vectors. */
 static void random_norms(rng *r, ng_options *o) {
   fixture_set(o, "norm_block", pick(r, "unit full diagonal"));
   fixture_set(o, "norm_damping", pick(r, "1 16"));
@@ -135,7 +133,7 @@ static void random_layer(rng *r, test_case *s, const ng_options *o, bool norms) 
   ng_layer *l = case_conv(s, groups * (1 + rng_below(r, 4)), groups * (1 + rng_below(r, 3)), k, kw,
                           3 + rng_below(r, 4), 3 + rng_below(r, 4), bias);
   l->groups = groups;
-  bool plain = rng_below(r, 2); /* the shape with its own fast way: 3x3, stride 1, padding 1 */
+  bool plain = rng_below(r, 2); /* 3x3, stride 1, padding 1 has a fast implementation */
   for (int i = 0; i < 2; i++) {
     if (plain) {
       l->kernel[i] = 3;
@@ -176,7 +174,7 @@ static test_case *random_case(rng *r, const ng_options *o, bool norms) {
     }
   }
   case_fill(s, r);
-  for (int32_t t = 0; t < s->steps; t++) { /* g as scaled as the batch says */
+  for (int32_t t = 0; t < s->steps; t++) { /* scale g by loss_scale */
     for (int32_t k = 0; k < s->ranks; k++) {
       for (int32_t c = 0; c < s->calls[t][k]; c++) {
         case_micro *m = &s->micro[t][k][c];
@@ -227,7 +225,6 @@ static double condition_of(const test_case *s, const case_result *r, int32_t t) 
   return c;
 }
 
-/* More damping until every step is well conditioned. */
 static void factors_predict(const test_case *s, const ng_options *o, case_result *out) {
   case_predict(s, o, out, NULL);
 }
@@ -242,7 +239,7 @@ static void predict(test_case *s, ng_options *o, bool norms, case_result *out) {
     double c = 0;
     for (int32_t t = 0; t < s->steps; t++)
       c = fmax(c, condition_of(s, out, t));
-    if (c < WELL) return;
+    if (c < MOST_CONDITION) return;
     case_free_result(out);
     o->base.damping *= 10;
     for (int32_t t = 0; t < s->steps; t++)
@@ -251,17 +248,17 @@ static void predict(test_case *s, ng_options *o, bool norms, case_result *out) {
   fail_msg("no damping is enough");
 }
 
-/* 0, or what is wrong: the largest error in units of `unit` condition. */
+/* Return the largest error in units of `unit` condition, and describe it in `why`. */
 static double compare(const test_case *s, const case_result *x, const case_result *y,
-                      char why[160]) {
+                      char message[160]) {
   double worst = 0;
-  why[0] = '\0';
+  message[0] = '\0';
   for (int32_t t = 0; t < s->steps; t++) {
     double all = condition_of(s, y, t);
     double e = fabs(x->nu[t] - y->nu[t]) / y->nu[t] / (unit * fmax(all, 1));
     if (!(e <= worst)) {
       worst = e;
-      snprintf(why, 160, "step %d: nu %.9g, should be %.9g", t, x->nu[t], y->nu[t]);
+      snprintf(message, 160, "step %d: nu %.9g, should be %.9g", t, x->nu[t], y->nu[t]);
     }
     for (int32_t l = 0; l < s->layers; l++) {
       e = case_gap(s, t, l, x, y) / (unit * fmax(all, 1));
@@ -271,14 +268,14 @@ static double compare(const test_case *s, const case_result *x, const case_resul
       for (int64_t i = 0; i < n; i++) {
         if (fabs(x->P[t][l][i] - y->P[t][l][i]) > fabs(x->P[t][l][at] - y->P[t][l][at])) at = i;
       }
-      snprintf(why, 160, "step %d layer %d entry %d: %.9g, should be %.9g; condition %.3g", t, l,
-               (int)at, x->P[t][l][at], y->P[t][l][at], y->condition[t][l]);
+      snprintf(message, 160, "step %d layer %d entry %d: %.9g, should be %.9g; condition %.3g", t,
+               l, (int)at, x->P[t][l][at], y->P[t][l][at], y->condition[t][l]);
     }
   }
   return worst;
 }
 
-/* Inputs far from 0: the f32 next to their mean is 0.4 % of a deviation off. */
+/* Move some inputs far from 0, where the spacing of f32 is 0.4 % of a deviation. */
 static void move_inputs(test_case *s, rng *r, case_setup *setup) {
   for (int32_t t = 0; t < s->steps; t++) {
     for (int32_t k = 0; k < s->ranks; k++) {
@@ -296,7 +293,7 @@ static void move_inputs(test_case *s, rng *r, case_setup *setup) {
   }
 }
 
-/* family: 0 factors, 1 vectors, 2 and 3 the same with norms beside. */
+/* family: 0 factors, 1 vectors, 2 factors with norms, 3 vectors with norms. */
 static double family_case(uint64_t seed, int family) {
   rng r = {seed};
   ng_options o;
@@ -310,11 +307,11 @@ static double family_case(uint64_t seed, int family) {
   if (s->ranks > 1 && family % 2 == 0) fixture_set(&o, "grad_worker_fraction", fraction);
   const double allowed = family == 1 ? R1_GROWTH : GROWTH;
   case_result want, got;
-  char why[160];
+  char message[160];
   predict(s, &o, norms, &want);
   case_run(s, &o, &setup, &got);
   double e = INFINITY;
-  if (got.status == NG_OK) e = compare(s, &got, &want, why);
+  if (got.status == NG_OK) e = compare(s, &got, &want, message);
   for (int32_t t = 0; t < s->steps && family == 1 && want.inner[t] > 0; t++) {
     const double gap = fabs(got.inner[t] - want.inner[t]) / want.inner[t];
     e = fmax(e, gap / (unit * fmax(condition_of(s, &want, t), 1)));
@@ -322,10 +319,10 @@ static double family_case(uint64_t seed, int family) {
   if (got.status != NG_OK || !(e <= allowed) || got.rank_gap > 0) {
     describe(s, &o, &setup);
     if (got.status != NG_OK) {
-      snprintf(why, sizeof why, "%s %.120s", ng_status_name(got.status), got.message);
+      snprintf(message, sizeof message, "%s %.120s", ng_status_name(got.status), got.message);
     }
-    print_message("NG_TEST_SEED=%" PRIu64 ": %s (%.3g units, ranks differ by %.3g)\n", seed, why, e,
-                  got.rank_gap);
+    print_message("NG_TEST_SEED=%" PRIu64 ": %s (%.3g units, ranks differ by %.3g)\n", seed,
+                  message, e, got.rank_gap);
     e = INFINITY;
   }
   case_free_result(&want);
@@ -344,8 +341,8 @@ static void vectors(void **state) { test_cases(vectors_case, 200, R1_GROWTH); }
 
 static void norms(void **state) { test_cases(norms_case, 200, GROWTH); }
 
-/* Full norm blocks of few samples and a damping of 1e-1 to 1e-4 are nearly singular, so their sums, averages and
- * solves are doubles up to order 128.  Gradients of samples are f32: 1e-5 of the largest entry. */
+/* Full norm blocks of few samples with dampings of 1e-1 to 1e-4 are nearly singular, so the library keeps them in
+ * double up to order 128.  Gradients of samples are f32: 1e-5 of the largest entry. */
 static double singular_case(uint64_t seed) {
   rng r = {seed};
   ng_options o = fixture_parse("method=natgrad norm_block=full norm_damping=1 clip=none "

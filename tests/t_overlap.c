@@ -73,8 +73,8 @@ static ng_status slow_test(void *user, void *request, int32_t *done) {
 typedef struct outcome {
   double sent, hidden;                       /* of each step */
   double ms[NG_STATIONS], wait[NG_STATIONS]; /* of the last step */
-  int under_way_before_last,
-      under_way_after_all; /* messages under way when the last array is observed */
+  /* messages under way when the last array is observed */
+  int under_way_before_last, under_way_after_all;
 } outcome;
 
 static void one_step(fixture *f, const slow *wire, int32_t last, float weight[LAYERS][20],

@@ -1,8 +1,7 @@
-/* t_parts.c: a state in as many files as there are ranks.
+/* t_parts.c: a state in one file per rank.
  *
- * The oracle is the state in one file, which t_state.c holds to a run that was not interrupted: what any number of
- * ranks reads from parts, wherever results are kept, and saves in one file, has the bytes of one that came that
- * way.  Bytes are compared: no tolerance. */
+ * The oracle is the state in one file, which t_state.c compares with an uninterrupted run.  Any number of ranks
+ * with any placement loads the parts and saves one file; its bytes equal those of a state that was never in parts. */
 #include "unit_test.h"
 
 #include <dirent.h>
@@ -23,7 +22,7 @@ enum { MOST = 4 };
 #define ALL "update=sgd grad_worker_fraction=1 "
 #define WINDOW "update=sgd window=3 damping=0.1 "
 
-/* Saved with one, loaded with the other. */
+/* Options of the run that saves, and of the run that loads. */
 static const struct {
   sim_setup from, to;
 } rows[] = {
@@ -87,20 +86,20 @@ static void any_ranks(void **state) {
 
 enum { WIDE = 256, LAYERS = 6, ONE = WIDE * (WIDE + 1) / 2 * (int)sizeof(float) };
 
-typedef struct weigh {
+typedef struct memory_use {
   const char *parts;
-  int64_t saving[MOST], loading[MOST],
-      held[MOST];     /* bytes above those held before; held in arrays */
-  int64_t said[MOST]; /* bytes handed to collectives by both */
-} weigh;
+  int64_t saving[MOST], loading[MOST]; /* largest additional memory */
+  int64_t held[MOST];                  /* bytes of averages and inverses */
+  int64_t sent[MOST];                  /* bytes of collectives of both calls */
+} memory_use;
 
-/* Linear layers with A and G of WIDE each, on their owners alone. */
-static ng_status weigh_rank(int32_t rank, ng_transport *t, void *arg) {
-  weigh *x = arg;
+/* Linear layers with A and G of order WIDE, which only their owners store. */
+static ng_status measure_rank(int32_t rank, ng_transport *t, void *arg) {
+  memory_use *x = arg;
   allocator memory = {0};
-  tap ear = {.inner = *t};
-  ng_transport mine = tapped(&ear, NO_START);
-  mine.kinds = 0; /* all-reduce and broadcast, without groups: every byte is counted */
+  tap counted = {.inner = *t};
+  ng_transport mine = tapped(&counted, NO_START);
+  mine.kinds = 0; /* without other collectives and groups, `tap` counts every byte */
   mine.group_create = NULL;
   mine.group_destroy = NULL;
   const ng_context_config config = allocator_config(&memory);
@@ -133,7 +132,7 @@ static ng_status weigh_rank(int32_t rank, ng_transport *t, void *arg) {
   ng_report held = {.struct_size = sizeof held};
   if (st >= NG_OK) st = ng_report_read(f.p, &held);
   x->held[rank] += held.factors + held.results;
-  ear.bytes = 0;
+  counted.bytes = 0;
   memory.most = memory.held;
   int64_t before = memory.held;
   if (st >= NG_OK) st = ng_save_parts(f.p, x->parts);
@@ -142,38 +141,38 @@ static ng_status weigh_rank(int32_t rank, ng_transport *t, void *arg) {
   before = memory.held;
   if (st >= NG_OK) st = ng_load(f.p, x->parts);
   x->loading[rank] = memory.most - before;
-  x->said[rank] = ear.bytes;
+  x->sent[rank] = counted.bytes;
   fixture_close(&f);
   free(a);
   free(g);
   return st;
 }
 
-/* Twelve averages and as many inverses of 131,584 bytes on three ranks.  Saving takes one of these and lists of
- * 24 arrays; loading what a rank holds, a buffer of 256 kB, lists and the manifest.  64 kB are three times what the
- * lists were seen to take.  What is said is shorter than one array. */
+/* Three ranks store twelve averages and inverses of 131,584 bytes.  Saving needs one of them and lists of 24
+ * arrays.  Loading needs the arrays of the rank, a buffer of 256 kB, lists and the manifest.  64 kB are three
+ * times the lists' size seen.  Messages are shorter than one array in total. */
 static void memory_of_saving_and_loading_is_bounded(void **state) {
   const path parts = path_of("parts");
-  weigh x = {.parts = parts.text};
-  assert_int_equal(ranks_run(3, weigh_rank, &x, NULL), NG_OK);
+  memory_use x = {.parts = parts.text};
+  assert_int_equal(ranks_run(3, measure_rank, &x, NULL), NG_OK);
   for (int r = 0; r < 3; r++) {
     const int64_t lists = 65536, held = x.held[r];
     if (getenv("NG_TEST_SHOW") != NULL)
       printf("rank %d: holds %lld saving %lld loading %lld said %lld\n", r, (long long)held,
-             (long long)x.saving[r], (long long)x.loading[r], (long long)x.said[r]);
+             (long long)x.saving[r], (long long)x.loading[r], (long long)x.sent[r]);
     assert_true(held >= 2 * ONE && held < 24LL * ONE / 2);
     assert_true(x.saving[r] >= ONE && x.saving[r] < ONE + lists);
     assert_true(x.loading[r] < held + (1 << 18) + ONE + lists);
-    assert_true(x.said[r] < ONE);
+    assert_true(x.sent[r] < ONE);
   }
   clear_folder();
 }
 
 /* ---- who writes what all have ----------------------------------------------------------------*/
 
-/* Moments of weights that every rank moves are in so many parts at least, the largest of which is less than `ratio`
- * times the least. */
-static void shared_out(const sim_setup *how, int32_t parts_with, double ratio) {
+/* At least `parts_with` parts hold moments of weights that every rank updates, and the largest part is at most
+ * `ratio` times the smallest. */
+static void expect_shared_moments(const sim_setup *how, int32_t parts_with, double ratio) {
   const path parts = path_of("parts");
   must_transfer(3, (transfer){.how = how, .steps = 3, .parts = parts.text});
   int64_t least = INT64_MAX, most = 0;
@@ -204,17 +203,19 @@ static void shared_out(const sim_setup *how, int32_t parts_with, double ratio) {
   clear_folder();
 }
 
-/* Beside factors that owners have; and beside next to nothing, when rank 0 has its share, too. */
-static void moments_are_shared_out(void **state) {
-  shared_out(&(sim_setup){.method = "natgrad", .set = "update=adamw update_ranks=all"}, 2, 2.0);
-  shared_out(&(sim_setup){.method = "eva", .set = "update=adamw update_ranks=all"}, 3, 2.0);
+/* Together with factors on their owners, and with almost no other data, so that rank 0 has a share, too. */
+static void parts_share_the_moments(void **state) {
+  expect_shared_moments(&(sim_setup){.method = "natgrad", .set = "update=adamw update_ranks=all"},
+                        2, 2.0);
+  expect_shared_moments(&(sim_setup){.method = "eva", .set = "update=adamw update_ranks=all"}, 3,
+                        2.0);
 }
 
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(any_ranks),
       cmocka_unit_test(memory_of_saving_and_loading_is_bounded),
-      cmocka_unit_test(moments_are_shared_out),
+      cmocka_unit_test(parts_share_the_moments),
   };
   return cmocka_run_group_tests(tests, make_folder, drop_folder);
 }

@@ -1,6 +1,6 @@
-/* t_parts_faults.c: parts of a state that are missing, mixed, renamed, edited or cut, a disk that is full for one
- * rank, a rank that is gone at any word: all ranks get the same status, the message names the file, and what
- * was there before, in memory and on the disk, is as it was. */
+/* t_parts_faults.c: parts that are missing, mixed, renamed, edited or truncated; a full disk on one rank; a rank
+ * whose transport or allocator fails.  All ranks return the same status, the message names the file, and the
+ * earlier state is unchanged in memory and on disk. */
 #include "unit_test.h"
 
 #include <dirent.h>
@@ -35,11 +35,11 @@ static void loads(const char *base) {
     must_transfer(n, (transfer){.load = file.text});
 }
 
-/* On more ranks and on fewer; with a step behind them, which would be gone. */
-static void refused(const char *base, const char *says) {
+/* On fewer ranks and on as many, each after one step, which must not be undone. */
+static void refused(const char *base, const char *message) {
   const path file = path_of(base);
   for (int32_t n = 1; n <= RANKS; n++) {
-    transfer x = {.load = file.text, .steps = 1, .says = says};
+    transfer x = {.load = file.text, .steps = 1, .says = message};
     ng_status each[RANKS];
     assert_int_equal(ranks_run(n, run_transfer, &x, each), NG_ERR_FILE);
     for (int32_t r = 0; r < n; r++) {
@@ -65,7 +65,7 @@ static void parts_that_do_not_belong(void **state) {
     move(aside.text, p.text);
   }
   const path one = part("a", 1), two = part("a", 2), other = part("b", 1);
-  move(one.text, aside.text); /* one under the name of another: of the same whole, and of another */
+  move(one.text, aside.text); /* parts under other names: of the same state, of another state */
   move(two.text, one.text);
   move(aside.text, two.text);
   refused("a", "is a part of another state");
@@ -75,20 +75,20 @@ static void parts_that_do_not_belong(void **state) {
   loads("a");
   move(one.text, aside.text);
   move(other.text, one.text);
-  char says[256];
-  (void)snprintf(says, sizeof says, "%s: is a part of another state", one.text);
-  refused("a", says);
+  char message[256];
+  (void)snprintf(message, sizeof message, "%s: is a part of another state", one.text);
+  refused("a", message);
   move(one.text, other.text);
   move(aside.text, one.text);
   refused("a.none", "a.none");
-  const char *name = strrchr(two.text, '/') + 1; /* a part by itself */
+  const char *name = strrchr(two.text, '/') + 1; /* a single part */
   refused(name, "is part 2 of 3 of a state");
   loads("a");
   loads("b");
   clear_folder();
 }
 
-/* One layer, and its owner is one rank: the others have nothing to write, and are missed all the same. */
+/* One layer has one owner; parts of other ranks have no arrays, but are required all the same. */
 static void a_part_without_arrays(void **state) {
   static const sim_setup small = {
       .method = "natgrad", .set = "grad_worker_fraction=0", .vary = SIM_SMALL};
@@ -113,7 +113,7 @@ static void a_part_without_arrays(void **state) {
   clear_folder();
 }
 
-/* Bytes of the manifest, of each header, and of every array. */
+/* One bit of the manifest, of the header and of the data of each part. */
 static void parts_that_were_edited(void **state) {
   save("a", 2);
   for (int32_t r = 0; r < RANKS; r++) {
@@ -147,7 +147,7 @@ static int64_t size_of(const char *name) {
   return (int64_t)at.st_size;
 }
 
-/* Only the largest part does not fit, whichever rank has it; or one cannot be begun. */
+/* The largest part does not fit on the disk, or one part cannot be created. */
 static void a_part_that_does_not_fit_leaves_the_old_state(void **state) {
   int64_t most = 0;
   save("new", 3);
@@ -196,16 +196,16 @@ static void a_part_that_does_not_fit_leaves_the_old_state(void **state) {
 
 /* ---- a rank that is gone, memory that is not there -------------------------------------------*/
 
-typedef struct hurt {
+typedef struct rank_fault {
   const char *file;
   bool loading, memory;
   int32_t who;
-  int64_t k; /* its transport, or its allocator, fails at this call */
+  int64_t k; /* the call at which the transport or allocator fails */
   ng_status got[RANKS];
-} hurt;
+} rank_fault;
 
-static ng_status hurt_one(int32_t rank, ng_transport *t, void *arg) {
-  hurt *x = arg;
+static ng_status fail_one_rank(int32_t rank, ng_transport *t, void *arg) {
+  rank_fault *x = arg;
   const bool memory = rank == x->who && x->memory, gone = rank == x->who && !x->memory;
   tap between = {.inner = *t};
   allocator mine = {0};
@@ -230,24 +230,25 @@ static ng_status hurt_one(int32_t rank, ng_transport *t, void *arg) {
   return st < NG_OK || mine.held == 0 ? st : NG_ERR_STATE;
 }
 
-/* At each message, and at each allocation, of one rank while it saves or loads: all ranks get the same status, one whole
- * state is there, and nothing is lost. */
+/* A rank fails at each message or allocation of a save or load.  All ranks return the same status, one whole state
+ * exists, and no memory is lost. */
 static void a_failing_rank_fails_all_and_loses_nothing(void **state) {
   const path a = path_of("a");
   for (int way = 0; way < 8; way++) {
-    hurt x = {.file = a.text, .memory = way >= 4, .loading = way / 2 % 2 != 0, .who = way % 2};
-    const ng_status told = x.memory ? NG_ERR_NOMEM : NG_ERR_COMM;
-    bool through = false;
+    rank_fault x = {
+        .file = a.text, .memory = way >= 4, .loading = way / 2 % 2 != 0, .who = way % 2};
+    const ng_status expected = x.memory ? NG_ERR_NOMEM : NG_ERR_COMM;
+    bool completed = false;
     save("a", 2);
-    while (!through) {
+    while (!completed) {
       x.k++;
-      assert_true(ranks_run(RANKS, hurt_one, &x, NULL) >= NG_OK);
-      through = x.got[x.who] == NG_OK;
+      assert_true(ranks_run(RANKS, fail_one_rank, &x, NULL) >= NG_OK);
+      completed = x.got[x.who] == NG_OK;
       for (int32_t r = 0; r < RANKS; r++)
-        assert_int_equal(x.got[r], through ? NG_OK : told);
+        assert_int_equal(x.got[r], completed ? NG_OK : expected);
       if (!x.memory) {
         loads("a");
-        save("a", 2); /* removes the remains */
+        save("a", 2); /* deletes partial files */
       }
       assert_int_equal(list_folder().n, RANKS);
     }
@@ -257,8 +258,8 @@ static void a_failing_rank_fails_all_and_loses_nothing(void **state) {
   clear_folder();
 }
 
-/* Hosts that do not share their folder: rank 0 does not see what another wrote, and the state before stays. */
-static void folders_apart(void **state) {
+/* If hosts do not share their folder, rank 0 does not find the parts of others; the earlier state stays. */
+static void hosts_need_a_shared_folder(void **state) {
   const path file = path_of("state"), other = path_of("other");
   save("state", 2);
   const path before = part("state", RANKS - 1);
@@ -281,7 +282,7 @@ int main(void) {
       cmocka_unit_test(a_part_without_arrays),
       cmocka_unit_test(a_part_that_does_not_fit_leaves_the_old_state),
       cmocka_unit_test(a_failing_rank_fails_all_and_loses_nothing),
-      cmocka_unit_test(folders_apart),
+      cmocka_unit_test(hosts_need_a_shared_folder),
   };
   return cmocka_run_group_tests(tests, make_folder, drop_folder);
 }

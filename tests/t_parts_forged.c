@@ -1,5 +1,5 @@
-/* t_parts_forged.c: parts whose manifest was changed by somebody who also made its checksum, the names of the parts and what
- * they say of their whole anew: on any ranks the same verdict, and nothing changed.  Addresses are for `make asan`. */
+/* t_parts_forged.c: manifests of parts that are changed and then get valid checksums and part names.  Any number
+ * of ranks refuses them with the same status and changes nothing.  `make asan` checks memory accesses. */
 #include "unit_test.h"
 
 #include <stdio.h>
@@ -21,20 +21,20 @@ static const sim_setup hows[] = {
      .linalg = "ref"},
 };
 
-/* A file as its manifest and what is in front of it and behind. */
-typedef struct parted {
+/* All parts; the first is divided into text before the manifest, the manifest, and the rest. */
+typedef struct saved_parts {
   unsigned char *bytes[RANKS];
   size_t n[RANKS];
-  const char *text, *rest; /* escaped; from the quote behind it */
+  const char *text, *rest; /* text: the escaped manifest; rest: from its closing quote */
   char id[NG_HEX + 1];
-} parted;
+} saved_parts;
 
 static const char head[] = "{\"__metadata__\":{\"natgrad\":\"", tail[] = "\",\"natgrad.crc32\":\"";
 
-/* Saved by all ranks, read, and removed. */
-static parted take_parts(const sim_setup *how) {
+/* Save on all ranks, read the parts and delete them. */
+static saved_parts take_parts(const sim_setup *how) {
   const path a = path_of("a");
-  parted x;
+  saved_parts x;
   must_transfer(RANKS, (transfer){.how = how, .steps = 2, .parts = a.text});
   for (int32_t r = 0; r < RANKS; r++) {
     const path p = file_of_part("a", r, RANKS);
@@ -50,27 +50,27 @@ static parted take_parts(const sim_setup *how) {
   return x;
 }
 
-static void drop_parts(parted *x) {
+static void drop_parts(saved_parts *x) {
   for (int32_t q = 0; q < RANKS; q++)
     free(x->bytes[q]);
 }
 
 static char text[ROOM], room[ROOM];
 
-/* Puts wrong numbers and words into the manifest in `text`; most keep it JSON. */
-static size_t forge(const parted *x, rng *r) {
-  static const char *const lie[] = {"-1",        "0",         "1",  "2",
-                                    "3",         "7",         "64", "2147483648",
-                                    "16777217",  "1e3",       "[]", "9223372036854775807",
-                                    "\\\"1\\\"", "null",      "{}", "-9223372036854775808",
-                                    "false",     "4294967296"};
+/* Put wrong numbers and words into the manifest in `text`; it usually remains JSON. */
+static size_t change_manifest(const saved_parts *x, rng *r) {
+  static const char *const wrong_value[] = {"-1",        "0",         "1",  "2",
+                                            "3",         "7",         "64", "2147483648",
+                                            "16777217",  "1e3",       "[]", "9223372036854775807",
+                                            "\\\"1\\\"", "null",      "{}", "-9223372036854775808",
+                                            "false",     "4294967296"};
   const size_t n = (size_t)(x->rest - x->text);
   const char *from = memmem(x->text, n, "\\\"tensors\\\":{", 13);
   assert_non_null(from);
   size_t used = n;
   for (int64_t edits = rng_between(r, 1, 2); edits > 0; edits--) {
     size_t at = (size_t)(from - x->text) + (size_t)rng_below(r, (int64_t)used - (from - x->text));
-    if (rng_below(r, 3) > 0) { /* a number that is alone: not part of a name or a checksum */
+    if (rng_below(r, 3) > 0) { /* a number that is no part of a name or a checksum */
       while (at < used &&
              !(strchr(":[,", text[at - 1]) != NULL && text[at] >= '0' && text[at] <= '9'))
         at++;
@@ -78,7 +78,8 @@ static size_t forge(const parted *x, rng *r) {
       while (end < used && text[end] >= '0' && text[end] <= '9')
         end++;
       if (at >= used) continue;
-      const char *word = lie[rng_below(r, (int64_t)(sizeof lie / sizeof lie[0]))];
+      const char *word =
+          wrong_value[rng_below(r, (int64_t)(sizeof wrong_value / sizeof wrong_value[0]))];
       const size_t m = strlen(word);
       memmove(text + at + m, text + end, used - end);
       memcpy(text + at, word, m);
@@ -91,8 +92,8 @@ static size_t forge(const parted *x, rng *r) {
   return used;
 }
 
-/* Rank 0's file with this manifest, and the others under their new names. */
-static void put(const parted *x, size_t n) {
+/* Write rank 0's part with the manifest in `text`, and the others under their new names. */
+static void write_parts(const saved_parts *x, size_t n) {
   size_t m = 0;
   for (size_t i = 0; i < n; i++) {
     if (text[i] != '\\') room[m++] = text[i];
@@ -130,14 +131,14 @@ static void edited_manifests_are_refused(void **state) {
   int64_t refused = 0;
   for (size_t k = 0; k < sizeof hows / sizeof hows[0]; k++) {
     const path a = path_of("a");
-    parted x = take_parts(&hows[k]);
+    saved_parts x = take_parts(&hows[k]);
     const size_t whole = (size_t)(x.rest - x.text);
     for (int64_t trial = 0; trial < test_times(TRIALS); trial++) {
       size_t n = whole;
       memcpy(text, x.text, whole);
-      if (trial > 0) n = forge(&x, &r);
+      if (trial > 0) n = change_manifest(&x, &r);
       assert_true(n < ROOM / 2);
-      put(&x, n);
+      write_parts(&x, n);
       ng_status each[RANKS];
       transfer load = {.how = &hows[k], .steps = 2, .load = a.text};
       const int32_t ranks = 1 + (int32_t)(trial % RANKS);
@@ -158,18 +159,18 @@ static void edited_manifests_are_refused(void **state) {
   printf("forged manifests of parts: %lld, each refused\n", (long long)refused);
 }
 
-/* An array is said to be in another file than it is: the one that has it has one more than it should. */
-static void moved(void **state) {
+/* The manifest lists an array in the wrong part, so the right part has one array too many. */
+static void arrays_in_the_wrong_part_are_refused(void **state) {
   static const char piece[] = "\\\"pieces\\\":[{\\\"part\\\":1,\\\"crc32";
   const path a = path_of("a");
-  parted x = take_parts(&hows[0]);
+  saved_parts x = take_parts(&hows[0]);
   transfer load = {.how = &hows[0], .steps = 2, .load = a.text};
   const size_t n = (size_t)(x.rest - x.text);
   memcpy(text, x.text, n);
   char *at = memmem(text, n, piece, sizeof piece - 1);
   assert_non_null(at);
   *strchr(at, '1') = '2';
-  put(&x, n);
+  write_parts(&x, n);
   assert_int_equal(ranks_run(1, run_transfer, &load, NULL), NG_ERR_FILE);
   if (strstr(load.message, "-1of3: tensor '") == NULL ||
       strstr(load.message, "' is not listed in the manifest for this part") == NULL)
@@ -181,6 +182,6 @@ static void moved(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {cmocka_unit_test(edited_manifests_are_refused),
-                                     cmocka_unit_test(moved)};
+                                     cmocka_unit_test(arrays_in_the_wrong_part_are_refused)};
   return cmocka_run_group_tests(tests, make_folder, drop_folder);
 }

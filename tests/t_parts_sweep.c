@@ -1,8 +1,8 @@
-/* t_parts_sweep.c: parts that nobody needs any more go, and nothing else does: neither what another job writes to the
- * same path at that very moment, nor files of others with such names.
+/* t_parts_sweep.c: saving deletes old parts of the same state and no other file: neither files that another job
+ * writes to the same path at that moment, nor unrelated files with similar names.
  *
- * This program has its own opendir and rename, which let another job in at the two places where it would do
- * most harm: as the old parts are looked for, and between the new name and that. */
+ * This program replaces opendir and rename, so that another job saves at the two worst moments: when old parts are
+ * listed, and between the rename and that. */
 #include "unit_test.h"
 
 #include <dirent.h>
@@ -28,15 +28,15 @@ static struct {
   ng_status got;
 } other;
 
-static void let_in(void) {
-  other.at = NOWHERE; /* the other one is alone */
+static void run_other_job(void) {
+  other.at = NOWHERE; /* run the job once */
   other.got = ranks_run(RANKS, run_transfer, &other.job, NULL);
 }
 
 DIR *opendir(const char *name) {
   DIR *(*real)(const char *);
   *(void **)(void *)&real = dlsym(RTLD_NEXT, "opendir");
-  if (other.at == AT_OPENDIR) let_in();
+  if (other.at == AT_OPENDIR) run_other_job();
   return real(name);
 }
 
@@ -44,7 +44,7 @@ int rename(const char *from, const char *to) {
   int (*real)(const char *, const char *);
   *(void **)(void *)&real = dlsym(RTLD_NEXT, "rename");
   const int done = real(from, to);
-  if (other.at == AT_RENAME && strcmp(to, other.job.parts) == 0) let_in();
+  if (other.at == AT_RENAME && strcmp(to, other.job.parts) == 0) run_other_job();
   return done;
 }
 
@@ -55,14 +55,14 @@ static void loads(const char *file, int32_t ranks) {
 static void two_jobs_may_save_to_one_name(void **state) {
   const path a = path_of("a");
   for (int first = 0; first < 2; first++) { /* in parts, in one file */
-    for (int late = 0; late < 2; late++) {  /* as parts are looked for, or before */
+    for (int late = 0; late < 2; late++) {  /* when old parts are listed, before */
       must_transfer(RANKS, (transfer){.parts = a.text, .steps = 1});
       other.job = (transfer){.parts = a.text, .steps = 3};
       other.got = NG_ERR_COMM;
       other.at = late == 0 ? AT_OPENDIR : AT_RENAME;
       must_transfer(RANKS, first == 0 ? (transfer){.parts = a.text, .steps = 2}
                                       : (transfer){.one = a.text, .steps = 2});
-      /* Who holds the lock keeps the other away; before, the other is the later one, and all of it is there. */
+      /* after the listing the first job holds the lock; before it, the other job saves last and completely */
       assert_int_equal(other.got, late == 0 ? NG_ERR_FILE : NG_OK);
       loads(a.text, RANKS);
       loads(a.text, 1);
@@ -74,11 +74,11 @@ static void two_jobs_may_save_to_one_name(void **state) {
 
 /* ---- what is ours, and what is not -----------------------------------------------------------*/
 
-static void put(const char *name, const void *bytes, size_t n) {
+static void put_file(const char *name, const void *bytes, size_t n) {
   write_file(path_of(name).text, bytes, n);
 }
 
-static bool there(const char *name) {
+static bool exists(const char *name) {
   struct stat at;
   return lstat(path_of(name).text, &at) == 0;
 }
@@ -108,16 +108,16 @@ static void only_old_parts_of_the_same_state_are_deleted(void **state) {
   save_parts("a", 2);
   assert_int_equal(list_folder().n, RANKS);
 
-  /* Names without a mark, marks of other files; another state; what is no file; what is being written. */
-  put("a.01234567-1of3", "", 0);
-  put("a.01234568-1of3", "a letter", 8);
-  put("a.01234569-1of3.natgrad-part", "a letter, longer than the length", 32);
-  put("a.01234567-1of", part, n);
-  put("a.01234567-1of3.bak", part, n);
-  put("a.0123456-1of3", part, n);
-  put("a.0123456a-1of3", part, n);
-  put(elsewhere, part, n);
-  put(swapped, part, n);
+  /* Not parts of this state: other contents, other names, another state, no regular files, a file being written. */
+  put_file("a.01234567-1of3", "", 0);
+  put_file("a.01234568-1of3", "a letter", 8);
+  put_file("a.01234569-1of3.natgrad-part", "a letter, longer than the length", 32);
+  put_file("a.01234567-1of", part, n);
+  put_file("a.01234567-1of3.bak", part, n);
+  put_file("a.0123456-1of3", part, n);
+  put_file("a.0123456a-1of3", part, n);
+  put_file(elsewhere, part, n);
+  put_file(swapped, part, n);
   save_one("a.0123abcd-1of2", 1);
   assert_int_equal(symlink("swapped", path_of("a.0123456b-1of3").text), 0);
   assert_int_equal(mkfifo(path_of("a.0123456c-1of3").text, 0666), 0);
@@ -127,21 +127,21 @@ static void only_old_parts_of_the_same_state_are_deleted(void **state) {
   assert_int_equal(
       ngio_writer_create(path_of("a.0123456f-1of3").text, NULL, 0, NULL, 0, &busy, NULL, 0),
       NGIO_OK);
-  const names strangers = list_folder();
-  /* Of a state before, and what a killed rank left at any moment. */
-  put(name, part, n);
-  put(passing, part, n);
-  put(cut, "", 0);
-  put(begun, part, 40);
+  const names others = list_folder();
+  /* Old parts of this state, and partial files of a killed rank. */
+  put_file(name, part, n);
+  put_file(passing, part, n);
+  put_file(cut, "", 0);
+  put_file(begun, part, 40);
   free(part);
-  assert_int_equal(list_folder().n, strangers.n + 4);
+  assert_int_equal(list_folder().n, others.n + 4);
   save_parts("a", 2);
   const names after = list_folder();
-  for (int32_t i = 0; i < strangers.n; i++) {
-    if (!there(strangers.text[i])) fail_msg("%s is gone", strangers.text[i]);
+  for (int32_t i = 0; i < others.n; i++) {
+    if (!exists(others.text[i])) fail_msg("%s is gone", others.text[i]);
   }
   for (int32_t i = 0; i < after.n; i++) {
-    if (i >= strangers.n || strcmp(after.text[i], strangers.text[i]) != 0)
+    if (i >= others.n || strcmp(after.text[i], others.text[i]) != 0)
       fail_msg("%s is there", after.text[i]);
   }
   loads(path_of("a").text, 2);
@@ -150,7 +150,7 @@ static void only_old_parts_of_the_same_state_are_deleted(void **state) {
   clear_folder();
 }
 
-/* A state in one file takes the place of one in parts. */
+/* A state in one file replaces a state in parts. */
 static void one_file_after_parts(void **state) {
   for (int32_t ranks = 1; ranks <= RANKS; ranks += RANKS - 1) {
     save_parts("a", 1);
@@ -163,7 +163,7 @@ static void one_file_after_parts(void **state) {
   }
 }
 
-/* In the folder where the program stands, and in one whose name is a slash behind another. */
+/* Relative paths, and a path with a doubled slash. */
 static void relative_and_doubled_paths(void **state) {
   char was[4096], twice[160];
   assert_non_null(getcwd(was, sizeof was));

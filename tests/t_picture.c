@@ -1,5 +1,5 @@
-/* t_picture: decoded pixels equal the written ones, every kind of file has its defined result, damage gives an error;
- * scaling against a plain version in double. */
+/* t_picture.c: PNG and JPEG: decoded pixels equal the written ones, each kind of file has its defined result,
+ * damaged files are refused; scaling against a plain version in double. */
 #include "data/picture.h"
 #include "folder.h"
 #include "picture_files.h"
@@ -15,38 +15,38 @@
 #include <zlib.h>
 
 enum { W = 37, H = 29 };
-static uint8_t noise[H * W * 8];
+static uint8_t random_pixels[H * W * 8];
 
-static void make_noise(void) {
+static void make_random_pixels(void) {
   uint32_t v = 1;
-  for (size_t i = 0; i < sizeof noise; i++) {
+  for (size_t i = 0; i < sizeof random_pixels; i++) {
     v = v * 1664525U + 1013904223U;
-    noise[i] = (uint8_t)(v >> 24);
+    random_pixels[i] = (uint8_t)(v >> 24);
   }
 }
 
-static void gives(const made *m, picture *p) {
+static void decode(const made *m, picture *p) {
   char why[PICTURE_WHY] = "";
   if (!picture_decode(m->bytes, m->n, p, why)) fail_msg("refused: %s", why);
 }
 
-static void refused(const uint8_t *bytes, size_t n, const char *says) {
+static void refused(const uint8_t *bytes, size_t n, const char *announced) {
   char why[PICTURE_WHY] = "";
   picture p;
-  if (picture_decode(bytes, n, &p, why)) fail_msg("taken, and not '%s'", says);
-  if (strstr(why, says) == NULL) fail_msg("'%s' is not in: %s", says, why);
+  if (picture_decode(bytes, n, &p, why)) fail_msg("taken, and not '%s'", announced);
+  if (strstr(why, announced) == NULL) fail_msg("'%s' is not in: %s", announced, why);
   assert_true(p.rgb == NULL && p.width == 0);
 }
 
 /* ---- PNG ---------------------------------------------------------------------------------------*/
 
-/* The value of a packed row at x, 16 bits at most. */
+/* Value number x of a packed row, at most 16 bits. */
 static unsigned packed(const uint8_t *row, int depth, int x) {
   if (depth == 16) return (unsigned)row[2 * x] << 8 | row[2 * x + 1];
   return (unsigned)row[x * depth / 8] >> (8 - depth - x * depth % 8) & ((1U << depth) - 1);
 }
 
-/* Rounded to 8 bits: v * 255 / (2^depth - 1). */
+/* Round to 8 bits: v * 255 / (2^depth - 1). */
 static unsigned eight(unsigned v, int depth) {
   const double most = (double)((1U << depth) - 1);
   return (unsigned)floor((double)v * 255.0 / most + 0.5);
@@ -64,12 +64,12 @@ static void png_pixels_are_those_written(void **state) {
     const size_t row_bytes = (size_t)(W * channels * depth + 7) / 8;
     made m;
     picture p;
-    if (!make_png(W, H, type, depth, i % 2 == 1, noise, row_bytes, &m)) skip();
-    gives(&m, &p);
+    if (!make_png(W, H, type, depth, i % 2 == 1, random_pixels, row_bytes, &m)) skip();
+    decode(&m, &p);
     assert_true(p.width == W && p.height == H);
     for (int at = 0; at < W * H * 3; at++) {
       const int x = at / 3 % W, c = at % 3;
-      const uint8_t *row = noise + (size_t)(at / 3 / W) * row_bytes;
+      const uint8_t *row = random_pixels + (size_t)(at / 3 / W) * row_bytes;
       const unsigned v = packed(row, depth, x * channels + (channels > 2 ? c : 0));
       const unsigned want = type == 3 ? (c == 0   ? v
                                          : c == 1 ? 255 - v
@@ -92,7 +92,7 @@ static void large_png_headers_are_refused(void **state) {
   static const uint32_t sizes[][2] = {
       {65535, 65535}, {0x7fffffff, 1}, {1, 0x7fffffff}, {8193, 8193}};
   made m;
-  if (!make_png(W, H, 2, 8, false, noise, 3 * W, &m)) skip();
+  if (!make_png(W, H, 2, 8, false, random_pixels, 3 * W, &m)) skip();
   for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
     put32(m.bytes + 16, sizes[i][0]);
     put32(m.bytes + 20, sizes[i][1]);
@@ -116,8 +116,8 @@ static void make_smooth(int components) {
   }
 }
 
-/* Quality 100 and slow slopes: quantisation by 1, the transform and two changes of colours round; 4
- * levels have been seen, colours are halved in resolution. */
+/* At quality 100 with small slopes, quantisation by 1, the transform and two colour conversions round: 4 levels
+ * are seen.  Colours have half the resolution. */
 static void near(const picture *p, int at, double want, double within) {
   if (fabs((double)p->rgb[at] - want) > within)
     fail_msg("pixel %d, colour %d: %d, not %g", at / 3, at % 3, p->rgb[at], want);
@@ -136,9 +136,9 @@ static void jpeg_colours(void **state) {
     if (!make_jpeg(W, H, smooth, &how, &m)) skip();
     again.progressive = true;
     assert_true(make_jpeg(W, H, smooth, &again, &scans));
-    gives(&m, &p);
-    gives(&scans, &q);
-    assert_true(p.width == W && p.height == H); /* as stored, whatever EXIF says */
+    decode(&m, &p);
+    decode(&scans, &q);
+    assert_true(p.width == W && p.height == H); /* as stored; EXIF does not rotate it */
     assert_memory_equal(p.rgb, q.rgb, W * H * 3);
     for (int at = 0; at < W * H * 3; at++) {
       const uint8_t *v = smooth + at / 3 * n;
@@ -154,8 +154,8 @@ static void jpeg_colours(void **state) {
   }
 }
 
-/* The file with a chunk behind its header: what it says, and what there is of it. */
-static made with_chunk(const made *m, const char *type, uint32_t says, const uint8_t *data,
+/* The file with a chunk after its header, which announces `announced` bytes and has n. */
+static made with_chunk(const made *m, const char *type, uint32_t announced, const uint8_t *data,
                        size_t n) {
   enum { HEADER = 33 };
   made out = {malloc(m->n + n + 12), m->n + n + 12};
@@ -164,7 +164,7 @@ static made with_chunk(const made *m, const char *type, uint32_t says, const uin
   memcpy(out.bytes, m->bytes, HEADER);
   memcpy(to + 4, type, 4);
   memcpy(to + 8, data, n);
-  put32(to, says);
+  put32(to, announced);
   put32(to + 8 + n, (uint32_t)crc32(0, to + 4, (uInt)n + 4));
   memcpy(to + 12 + n, m->bytes + HEADER, m->n - HEADER);
   return out;
@@ -176,7 +176,7 @@ static long most_kb(void) {
   return u.ru_maxrss;
 }
 
-/* Zeros, so many MB of them, behind a keyword and what a text of that kind has in front of the packed part. */
+/* `mb` MB of zeros, compressed, after the fixed part of such a text chunk. */
 static made packed_text(const char *front, size_t front_n, int mb) {
   static uint8_t zeros[1 << 20];
   made out = {malloc((size_t)mb * 1200 + 4096), 0};
@@ -195,18 +195,18 @@ static made packed_text(const char *front, size_t front_n, int mb) {
   return out;
 }
 
-/* Neither a chunk longer than the file nor one that expands when unpacked may cause large allocations. */
+/* A chunk longer than the file, or one that expands, must not cause large allocations. */
 static void png_chunks_take_no_memory(void **state) {
   enum { MB = 300 };
   static const char *const types[] = {"zTXt", "iTXt", "tEXt", "iCCP", "eXIf", "sPLT",
                                       "teSt", "tRNS", "PLTE", "hIST", "sCAL", "pCAL"};
   made m;
-  if (!make_png(W, H, 2, 8, false, noise, (size_t)3 * W, &m)) skip();
+  if (!make_png(W, H, 2, 8, false, random_pixels, (size_t)3 * W, &m)) skip();
   const long before = most_kb();
   for (size_t i = 0; i < sizeof types / sizeof types[0]; i++) {
     static const uint32_t lengths[] = {0x7fffffff, 0x40000000, 0x00ffffff};
     for (int k = 0; k < 3; k++) {
-      made x = with_chunk(&m, types[i], lengths[k], noise, 100);
+      made x = with_chunk(&m, types[i], lengths[k], random_pixels, 100);
       refused(x.bytes, x.n, "cut short");
       free(x.bytes);
     }
@@ -216,8 +216,8 @@ static void png_chunks_take_no_memory(void **state) {
     made text = k == 0 ? packed_text(z, 3, MB) : packed_text(it, 6, MB);
     made x = with_chunk(&m, k == 0 ? "zTXt" : "iTXt", (uint32_t)text.n, text.bytes, text.n);
     picture p;
-    gives(&x, &p);
-    assert_memory_equal(p.rgb, noise, (size_t)3 * W * H);
+    decode(&x, &p);
+    assert_memory_equal(p.rgb, random_pixels, (size_t)3 * W * H);
     free(p.rgb);
     free(x.bytes);
     free(text.bytes);
@@ -227,7 +227,7 @@ static void png_chunks_take_no_memory(void **state) {
   if (took > MB * 1024 / 4) fail_msg("%ld kB for files of %d kB at most", took, MB * 2);
 }
 
-/* The two bytes FF `code` behind `from`. */
+/* The position of the bytes FF `code` from `from` on. */
 static size_t marker(const made *m, uint8_t code, size_t from) {
   for (size_t i = from; i + 1 < m->n; i++) {
     if (m->bytes[i] == 0xff && m->bytes[i + 1] == code) return i;
@@ -236,14 +236,14 @@ static size_t marker(const made *m, uint8_t code, size_t from) {
   return 0;
 }
 
-static void jpeg_bombs(void **state) {
+static void large_jpeg_headers_are_refused(void **state) {
   const jpeg_how how = {.components = 3, .quality = 90};
   made m;
   make_smooth(3);
   if (!make_jpeg(W, H, smooth, &how, &m)) skip();
   const size_t at = marker(&m, 0xc0, 0); /* SOF0: length 2, precision 1, height 2, width 2 */
   memset(m.bytes + at + 5, 0xff, 4);
-  refused(m.bytes, m.n, ""); /* the library's own limit is 65500 */
+  refused(m.bytes, m.n, ""); /* the JPEG library's limit is 65500 */
   m.bytes[at + 5] = m.bytes[at + 7] = 0xf0;
   refused(m.bytes, m.n, "61695 x 61695 pixels, expected at most");
   free(m.bytes);
@@ -261,21 +261,22 @@ static void damage_is_reported(void **state) {
     made m;
     make_smooth(4);
     const jpeg_how how = {.components = k == 2 ? 4 : 3, .quality = 80, .progressive = k == 1};
-    if (k < 3 ? !make_jpeg(W, H, k == 0 ? noise : smooth, &how, &m)
-              : !make_png(W, H, k == 3 ? 2 : 3, 8, k == 4, noise, (size_t)(k == 3 ? 3 * W : W), &m))
+    if (k < 3 ? !make_jpeg(W, H, k == 0 ? random_pixels : smooth, &how, &m)
+              : !make_png(W, H, k == 3 ? 2 : 3, 8, k == 4, random_pixels,
+                          (size_t)(k == 3 ? 3 * W : W), &m))
       continue;
     tried++;
-    for (size_t n = 0; n < m.n; n += 1 + m.n / 200) /* cut anywhere */
+    for (size_t n = 0; n < m.n; n += 1 + m.n / 200) /* truncated */
       refused(m.bytes, n, "");
     refused(m.bytes, m.n - 2, "");
-    if (k >= 3) { /* the checksum of the last IDAT, before the 12 bytes of IEND */
+    if (k >= 3) { /* the checksum of the last IDAT is before the 12 bytes of IEND */
       m.bytes[m.n - 13] ^= 1;
       refused(m.bytes, m.n, "CRC");
       m.bytes[m.n - 13] ^= 1;
     }
     uint8_t *copy = malloc(m.n);
     assert_non_null(copy);
-    for (size_t i = 0; i < m.n; i += 1 + m.n / 400) { /* a byte is another: an answer, no crash */
+    for (size_t i = 0; i < m.n; i += 1 + m.n / 400) { /* one bit flipped: a picture or an error */
       char why[PICTURE_WHY] = "";
       picture p;
       memcpy(copy, m.bytes, m.n);
@@ -295,14 +296,14 @@ static void damage_is_reported(void **state) {
   if (tried == 0) skip();
 }
 
-static void no_files(void **state) {
+static void invalid_paths_are_refused(void **state) {
   const char *path = in_folder("pipe");
   char why[PICTURE_WHY] = "";
   picture p;
   assert_false(picture_read(test_folder, &p, why));
   assert_string_equal(why, "not a regular file");
   assert_int_equal(mkfifo(path, 0600), 0);
-  assert_false(picture_read(path, &p, why)); /* nobody writes to it: it would hang */
+  assert_false(picture_read(path, &p, why)); /* a pipe without a writer would block */
   assert_string_equal(why, "not a regular file");
   assert_int_equal(unlink(path), 0);
   assert_false(picture_read(path, &p, why));
@@ -341,20 +342,20 @@ static void scaling_is_the_triangle_filter(void **state) {
                                      {1, 1, 9, 9, 0, 0, 9},         {28, 36, 27, 35, 1, 2, 25}};
   for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
     const int64_t *k = cases[i], side = k[6];
-    const picture p = {k[0], k[1], noise};
+    const picture p = {k[0], k[1], random_pixels};
     uint8_t got[64 * 64 * 3];
     picture_cut_window(&p, k[2], k[3], k[4], k[5], side, got);
     for (int64_t at = 0; at < side * side * 3; at++) {
       const int64_t y = at / 3 / side, x = at / 3 % side;
       const double want = plain(&p, k[2], k[3], k[4] + y, k[5] + x, (int)(at % 3));
-      /* rounded once, from f32 sums of a few dozen products of 255: 1e-4 */
+      /* one rounding, and f32 sums of a few dozen products of 255: 1e-4 */
       if (fabs((double)got[at] - want) > 0.5 + 1e-3)
         fail_msg("case %zu, %lld %lld: %d, not %g", i, (long long)y, (long long)x, got[at], want);
     }
   }
   int64_t h, w;
   picture_scaled_size(375, 500, 256, &h, &w);
-  assert_true(h == 256 && w == 342); /* 341.3 rounded up */
+  assert_true(h == 256 && w == 342); /* 341.3 is rounded up */
   picture_scaled_size(500, 100, 224, &h, &w);
   assert_true(h == 1120 && w == 224);
   picture_scaled_size(65500, 1, 4096, &h, &w);
@@ -367,11 +368,11 @@ int main(void) {
       cmocka_unit_test(large_png_headers_are_refused),
       cmocka_unit_test(png_chunks_take_no_memory),
       cmocka_unit_test(jpeg_colours),
-      cmocka_unit_test(jpeg_bombs),
+      cmocka_unit_test(large_jpeg_headers_are_refused),
       cmocka_unit_test(damage_is_reported),
-      cmocka_unit_test(no_files),
+      cmocka_unit_test(invalid_paths_are_refused),
       cmocka_unit_test(scaling_is_the_triangle_filter),
   };
-  make_noise();
+  make_random_pixels();
   return cmocka_run_group_tests(tests, make_folder, drop_folder);
 }

@@ -32,16 +32,7 @@ static bool has_embedding(const char *options) {
 }
 
 static ng_status add(ng_precond *p, const char *options) {
-  ng_layer conv;
-  ng_layer_init(&conv, NG_CONV2D, sizeof conv);
-  conv.name = "conv";
-  conv.in = 3;
-  conv.out = 4;
-  conv.bias = 1;
-  conv.kernel[0] = conv.kernel[1] = 3;
-  conv.padding[0] = conv.padding[1] = 1;
-  conv.image[0] = conv.image[1] = 5;
-  ng_status st = ng_add_layer(p, &conv, NULL);
+  ng_status st = plane_conv2d(p, "conv", 3, 4, 3, 1, 1, 5, 5, 1, NULL);
   if (st == NG_OK) st = ng_add_linear(p, "fc1", 10, 6, 1, NULL);
   if (st == NG_OK) st = ng_add_linear(p, "fc2", 6, 3, 1, NULL);
   if (st == NG_OK) st = ng_add_norm(p, "bn", NG_BATCH_NORM, 4, 1, 1e-5, NULL);

@@ -1,5 +1,5 @@
-/* t_plan_link.c: `natgrad plan --calibrate` measures latency and bandwidth.  The clock and the transport are fakes whose calls
- * take at least the times of the model, so the measurement must return the model's numbers. */
+/* t_plan_link.c: `natgrad plan --calibrate` measures latency and bandwidth.  The clock and the transport are fakes
+ * whose calls take at least the times of the model, so the measurement must return the model's numbers. */
 #include "unit_test.h"
 
 #include <math.h>
@@ -22,8 +22,8 @@ static ng_status slow(void *user, const ng_collective *c) {
   const double seconds = c->kind == NG_BROADCAST
                              ? plan_broadcast_seconds(&w->truth, w->ranks, bytes, 1)
                              : plan_sum_seconds(&w->truth, w->ranks, bytes, 1);
-  now += 1e3 * seconds *
-         (1 + w->calls % 4); /* the machine is busy: one call of four is as quick as it can be */
+  /* load on the machine: only one call of four takes the model's time */
+  now += 1e3 * seconds * (1 + w->calls % 4);
   return NG_OK;
 }
 
@@ -35,7 +35,7 @@ static ng_transport table_of(wire *w) {
   return t;
 }
 
-/* Other load only makes calls longer: the least time counts. */
+/* Other load only makes calls longer, so the shortest times count. */
 static void link_fit_takes_the_least_times(void **state) {
   static const int32_t ranks[] = {2, 4, 6};
   for (int i = 0; i < 3; i++) {
@@ -44,14 +44,14 @@ static void link_fit_takes_the_least_times(void **state) {
     const ng_transport t = table_of(&w);
     assert_int_equal(plan_measure_link(&t, &m), CLI_OK);
     assert_true(m.gemm == 1 && m.solve == 2);
-    assert_true(fabs(m.latency - 1e-3) <
-                1e-8); /* one number is four bytes, which take 4 ns and are not looked at */
+    /* the fit ignores the 4 ns that one number of four bytes takes */
+    assert_true(fabs(m.latency - 1e-3) < 1e-8);
     assert_true(fabs(m.bandwidth - 1e9) < 1e4);
   }
 }
 
 /* plan_fit_link inverts the model for every latency and bandwidth. */
-static void inverts_the_model(void **state) {
+static void fit_inverts_the_model(void **state) {
   for (int32_t ranks = 2; ranks < 70; ranks++) {
     for (int e = -7; e < -2; e++) {
       const plan_machine truth = {.bandwidth = 3e8 * ranks, .latency = pow(10, e)};
@@ -65,7 +65,7 @@ static void inverts_the_model(void **state) {
   }
 }
 
-static void fails(void **state) {
+static void measurement_fails_with_the_transport(void **state) {
   for (int at = 1; at < 212; at += 5) {
     wire w = {.truth = {.bandwidth = 1e12, .latency = 1e-9}, .ranks = 2, .fails_at = at};
     plan_machine m = {0};
@@ -77,8 +77,8 @@ static void fails(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(link_fit_takes_the_least_times),
-      cmocka_unit_test(inverts_the_model),
-      cmocka_unit_test(fails),
+      cmocka_unit_test(fit_inverts_the_model),
+      cmocka_unit_test(measurement_fails_with_the_transport),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,8 +1,8 @@
-/* t_plan_places.c: what each rank holds and sends under every placement and fraction, planned, against the published
- * formula (KAISA, SC'21, arXiv 2107.01739: averages of all layers, results of the layers of its column), with one
- * triangle of a symmetric matrix instead of all of it, pieces rounded up to 64 bytes, and averages on their owners
- * where they are nowhere else.  Columns and owners are those of the pure assignment, of which t_assign has examples.
- * That planned bytes are counted bytes is t_plan's. */
+/* t_plan_places.c: the planned memory and messages of each rank under every placement and fraction, against the
+ * published formula (KAISA, SC'21, arXiv 2107.01739): averages of all layers, results of the layers of its column.
+ * Differences: one triangle of a symmetric matrix, pieces rounded up to 64 bytes, averages on their owners with
+ * statistics = owner or local.  Columns and owners come from ng_assign, which t_assign tests.  t_plan compares
+ * planned with counted bytes. */
 #include "fixture.h"
 #include "model/assign.h"
 #include "model/model.h"
@@ -27,11 +27,12 @@ typedef struct plan_case {
 
 static int64_t piece(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 static int64_t triangle(int64_t n) { return piece(n * (n + 1) / 2 * (int64_t)sizeof(float)); }
-/* An inverse, and a line that says how the solve went. */
+/* An inverse, and a cache line about its solve. */
 static int64_t results(int64_t n) { return triangle(n) + 64; }
 static double cube(int64_t n) { return (double)n * (double)n * (double)n; }
 
-/* The same with the library's inputs written down again: n^3 (n^2 if placed by memory), products of each step, 20 / solve_period. */
+/* The assignment, from its inputs computed again: costs n^3 (n^2 if placed by memory), the products of each step,
+ * the weight 20 / solve_period. */
 static void assign(const plan_case *c, ng_assign_block work[LAYERS], ng_task task[LAYERS][2]) {
   ng_assignment a = {.placement = c->placement,
                      .one_owner = c->together,
@@ -85,7 +86,7 @@ static void check(const plan_case *c) {
         want.solve_cost += own ? cube(order[i][k]) : 0;
         if (c->m > 1) want.share_bytes += held ? results(order[i][k]) : 0;
       }
-      /* a mean of A and one of G, to the other's owner */
+      /* traces: one number of A and one of G, to the other side's owner */
       if (held && owner && task[i][0].owner != task[i][1].owner) want.trace_bytes += 16;
       const int64_t pd = piece(order[i][0] * order[i][1] * 4);
       want.direction += pd;
@@ -95,7 +96,7 @@ static void check(const plan_case *c) {
     }
     const struct {
       const char *what;
-      int64_t is, should;
+      int64_t planned, expected;
     } row[] = {{"factors", plan.factors, want.factors},
                {"sums", plan.sums, want.sums},
                {"results", plan.results, want.results},
@@ -108,16 +109,16 @@ static void check(const plan_case *c) {
                {"scattered", plan.scatter_bytes, all || local ? 0 : plan.sums_bytes},
                {"solve", (int64_t)plan.solve_cost, (int64_t)want.solve_cost}};
     for (size_t i = 0; i < sizeof row / sizeof row[0]; i++) {
-      if (row[i].is != row[i].should)
+      if (row[i].planned != row[i].expected)
         fail_msg("%s, rank %d: %s is %lld, expected %lld", options, r, row[i].what,
-                 (long long)row[i].is, (long long)row[i].should);
+                 (long long)row[i].planned, (long long)row[i].expected);
     }
     if (local) assert_int_equal(plan.sums_bytes, 0);
   }
   fixture_close(&f);
 }
 
-static void as_published(void **state) {
+static void plans_match_the_published_formula(void **state) {
   static const struct {
     ng_placement placement;
     const char *name;
@@ -139,7 +140,7 @@ static void as_published(void **state) {
                      .statistics = statistics[k / 7 % 3]};
       const bool one = strcmp(c.statistics, "local") == 0;
       if (!c.together && (c.placement == NG_PLACEMENT_SPNGD || (one && m > 1))) continue;
-      /* takes A and G apart by itself where there are more ranks than layers, and their sums are of all samples */
+      /* mpd-kfac separates A and G if there are more ranks than layers, but local sums need one owner */
       if (c.placement == NG_PLACEMENT_MPD_KFAC && one) c.placement = NG_PLACEMENT_ROUND_ROBIN;
       check(&c);
       checked++;
@@ -149,6 +150,6 @@ static void as_published(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(as_published)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(plans_match_the_published_formula)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

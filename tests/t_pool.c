@@ -1,5 +1,5 @@
-/* t_pool.c: the pool of threads (base/pool.c): every piece once, neighbours in one thread, and nobody waits for
- * a thread that is asleep. */
+/* t_pool.c: the thread pool (base/pool.c): each piece runs once, adjacent pieces run in one thread, and no round
+ * waits for a thread that is asleep. */
 #include "unit_test.h"
 
 #include <errno.h>
@@ -23,7 +23,7 @@ typedef struct job {
   long tid[PIECES];
 } job;
 
-static void note(void *arg, int32_t i) {
+static void record_thread(void *arg, int32_t i) {
   job *j = arg;
   atomic_fetch_add(&j->done[i], 1);
   j->by[i] = pthread_self();
@@ -37,11 +37,11 @@ static void each_piece_runs_once(void **state) {
     for (int round = 0; round < 2000; round++) {
       job j = {.done = {0}};
       const int32_t n = round % (PIECES + 1);
-      ng_pool_run(pool, n, note, &j);
+      ng_pool_run(pool, n, record_thread, &j);
       for (int32_t i = 0; i < PIECES; i++) {
         if (j.done[i] != (i < n)) fail_msg("piece %d of %d: %d times", i, n, j.done[i]);
       }
-      for (int32_t k = 0; k < threads; k++) { /* a share is one thread's */
+      for (int32_t k = 0; k < threads; k++) { /* one thread runs a whole share */
         for (int32_t i = k * n / threads + 1; i < (k + 1) * n / threads; i++)
           assert_true(pthread_equal(j.by[i], j.by[i - 1]));
       }
@@ -63,7 +63,7 @@ static void wait_at_gate(int signal) {
   errno = was;
 }
 
-/* Asleep, so that it holds no lock. */
+/* A thread that sleeps holds no lock of the pool. */
 static bool sleeps(long tid) {
   char path[64], line[256] = "";
   (void)snprintf(path, sizeof path, "/proc/self/task/%ld/stat", tid);
@@ -75,41 +75,42 @@ static bool sleeps(long tid) {
   return read && end != NULL && end[2] == 'S';
 }
 
-/* Which thread runs the last share: tried until it is not the caller. */
-static job met(ng_pool *pool) {
+/* Run rounds until the other thread runs the last share, and return that round. */
+static job round_of_the_worker(ng_pool *pool) {
   for (int round = 0; round < 1000000; round++) {
     job j = {.done = {0}};
-    ng_pool_run(pool, 2, note, &j);
+    ng_pool_run(pool, 2, record_thread, &j);
     if (!pthread_equal(j.by[1], pthread_self())) return j;
   }
   fail_msg("the other thread never runs anything");
   return (job){.done = {0}};
 }
 
-/* Its only worker is held in a handler: rounds go on without it, and with it when it is let go. */
-static void goes_on_without_a_late_thread(void **state) {
+/* Signal the only worker and hold it in the handler.  Rounds finish without the worker, and with it after its
+ * release. */
+static void rounds_finish_without_a_sleeping_thread(void **state) {
   struct sigaction hold = {.sa_handler = wait_at_gate, .sa_flags = SA_RESTART}, was;
   ng_pool *pool = ng_pool_create(2, NULL);
   assert_non_null(pool);
   assert_int_equal(pipe(gate), 0);
   assert_int_equal(sigaction(SIGUSR1, &hold, &was), 0);
-  const job first = met(pool);
+  const job first = round_of_the_worker(pool);
   while (!sleeps(first.tid[1])) {
     (void)usleep(1000);
   }
   assert_int_equal(pthread_kill(first.by[1], SIGUSR1), 0);
-  (void)usleep(
-      50000); /* so that it is in the handler; before, its round would only be an ordinary one */
-  (void)alarm((unsigned)ranks_patience()); /* who waits for it waits for ever */
+  /* let the worker enter the handler; otherwise the round is an ordinary one */
+  (void)usleep(50000);
+  (void)alarm((unsigned)ranks_patience()); /* a round that waits for the worker would never end */
   for (int round = 0; round < 3; round++) {
     job j = {.done = {0}};
-    ng_pool_run(pool, PIECES, note, &j);
+    ng_pool_run(pool, PIECES, record_thread, &j);
     for (int32_t i = 0; i < PIECES; i++)
       assert_int_equal(j.done[i], 1);
   }
   (void)alarm(0);
   assert_int_equal(write(gate[1], "x", 1), 1);
-  (void)met(pool);
+  (void)round_of_the_worker(pool);
   ng_pool_destroy(pool);
   assert_int_equal(sigaction(SIGUSR1, &was, NULL), 0);
   (void)close(gate[0]);
@@ -119,7 +120,7 @@ static void goes_on_without_a_late_thread(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(each_piece_runs_once),
-      cmocka_unit_test(goes_on_without_a_late_thread),
+      cmocka_unit_test(rounds_finish_without_a_sleeping_thread),
   };
   return cmocka_run_group_tests_name("pool", tests, NULL, NULL);
 }

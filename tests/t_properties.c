@@ -1,7 +1,6 @@
-/* t_properties.c: what must hold of the operator itself, for any data: few lines, many inputs, no
- * stored answers.  Each property runs on every row of families.c that promises it and on every linear
- * algebra built in; tolerances are explained in families.h.  Order and shape of the data are in
- * t_properties_data.c, ranks, resuming and refusals in t_properties_life.c. */
+/* t_properties.c: properties of the operator P for any data: many inputs, no stored answers.  Each property runs
+ * on every row of families.c that promises it, with every linear algebra; families.h explains the tolerances.
+ * t_properties_data.c tests order and shape of the data, t_properties_life.c ranks, resuming and faults. */
 #include "families.h"
 #include "unit_test.h"
 
@@ -9,7 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* The row's options, not clipped. */
+/* The row's options without clip. */
 static ng_options unclipped(const variant *v) {
   ng_options o = v_options(v);
   fixture_set(&o, "clip", "none");
@@ -18,7 +17,7 @@ static ng_options unclipped(const variant *v) {
 
 /* ---- the whole answer ------------------------------------------------------------------------*/
 
-/* Micro-batches of any size, sums and means, layers used twice, a new damping on the way. */
+/* Micro-batches of any size, sums and means, layers used twice, a changed damping. */
 static void as_predicted(const variant *v) {
   rng r = {test_seed() + 21};
   test_case *s = v_layers_of(v, 3, 1);
@@ -37,16 +36,16 @@ static void as_predicted(const variant *v) {
   case_destroy(&s);
 }
 
-/* One sample, one input, one output, with and without a bias; and numbers that are zero. */
+/* One sample, input and output, with and without bias; zero inputs or gradients. */
 static void sizes_of_one(const variant *v) {
   enum { PLAIN, BIAS, CONV, NORM, WORDS, KINDS };
   for (int k = 0; k < KINDS * 2 * 3; k++) {
     rng r = {test_seed() + 22};
     test_case *s = case_create(2, 1);
-    const int kind = k % KINDS, zero = k / KINDS / 2; /* none, a, g */
+    const int kind = k % KINDS, zero = k / KINDS / 2; /* zero: none, inputs, output gradients */
     if ((kind == NORM && !(v->f->promises & NORMS)) ||
         (kind == WORDS && !(v->f->promises & TOKENS)))
-      case_linear(s, 1, 1, true, 1); /* once more */
+      case_linear(s, 1, 1, true, 1); /* this kind is not promised */
     else if (kind == NORM)
       case_norm(s, NG_BATCH_NORM, 1, 1, 1)->norm_input = NG_NORM_NORMALISED;
     else if (kind == WORDS)
@@ -68,9 +67,9 @@ static void sizes_of_one(const variant *v) {
   }
 }
 
-/* P put back into curvature and damping gives D: A and G are added up here, sample by sample, from
- * the definition; of vectors they are products of means. */
-static void put_back(const variant *v, int B, int in, int q, bool bias) {
+/* Curvature plus damping, applied to P, gives D.  A and G are summed here by definition; for vectors they are
+ * products of means. */
+static void expect_inverse(const variant *v, int B, int in, int q, bool bias) {
   enum { MOST = 4 };
   const int p = in + bias, n = p * q;
   rng r = {test_seed() + 4};
@@ -92,7 +91,8 @@ static void put_back(const variant *v, int B, int in, int q, bool bias) {
     for (int i = 0; i < q; i++)
       g[i] += y[i];
   }
-  double each = o.base.damping, mean_a = 0, mean_g = 0; /* beside G (x) A; of the diagonals */
+  /* each: damping in addition to G (x) A; mean_a, mean_g: means of the diagonals */
+  double each = o.base.damping, mean_a = 0, mean_g = 0;
   for (int i = 0; i < p; i++)
     mean_a += A[i * p + i] / p;
   for (int i = 0; i < q; i++)
@@ -109,7 +109,7 @@ static void put_back(const variant *v, int B, int in, int q, bool bias) {
       A[i * p + i] += full ? o.base.damping : root * pi;
     for (int i = 0; i < q; i++)
       G[i * q + i] += full ? o.base.damping : root / pi;
-    each = 0; /* it is in both */
+    each = 0; /* it is in both factors */
   }
   case_result result = v_run(v, s, &o);
   const double *PD = result.P[0][0], *D = s->D[0][0];
@@ -125,21 +125,22 @@ static void put_back(const variant *v, int B, int in, int q, bool bias) {
 }
 
 static void solves(const variant *v) {
-  put_back(v, 9, 3, 2, true);
-  put_back(v, 1, 1, 1, false); /* numbers: P = D / (a^2 g^2 + lambda), or as they are damped */
-  put_back(v, 1, 1, 1, true);
+  expect_inverse(v, 9, 3, 2, true);
+  /* scalars: P = D / (a^2 g^2 + lambda), or with damped factors */
+  expect_inverse(v, 1, 1, 1, false);
+  expect_inverse(v, 1, 1, 1, true);
 }
 
 /* ---- linear, symmetric, positive -------------------------------------------------------------*/
 
-/* P of x, of y and of 2 x - y / 2, unclipped. */
+/* PD of D = x, y and 2 x - y / 2, unclipped. */
 typedef struct three {
   test_case *s[3];
   case_result r[3];
   double tolerance;
 } three;
 
-static three play_three(const variant *v) {
+static three run_three(const variant *v) {
   three x;
   rng other = {test_seed() + 77};
   const ng_options o = unclipped(v);
@@ -157,7 +158,7 @@ static three play_three(const variant *v) {
   return x;
 }
 
-static void forget_three(three *x) {
+static void free_three(three *x) {
   for (int k = 0; k < 3; k++) {
     case_free_result(&x->r[k]);
     case_destroy(&x->s[k]);
@@ -165,7 +166,7 @@ static void forget_three(three *x) {
 }
 
 static void linear(const variant *v) {
-  three x = play_three(v);
+  three x = run_three(v);
   for (int32_t l = 0; l < x.s[0]->layers; l++) {
     const int64_t n = case_weight_count(x.s[0], l);
     const double *Px = x.r[0].P[0][l], *Py = x.r[1].P[0][l], *Pz = x.r[2].P[0][l];
@@ -176,11 +177,11 @@ static void linear(const variant *v) {
                2 * Px[i] - Py[i] / 2);
     }
   }
-  forget_three(&x);
+  free_three(&x);
 }
 
 static void symmetric(const variant *v) {
-  three z = play_three(v);
+  three z = run_three(v);
   for (int32_t l = 0; l < z.s[0]->layers; l++) {
     const int64_t n = case_weight_count(z.s[0], l);
     const double *x = z.s[0]->D[0][l], *y = z.s[1]->D[0][l];
@@ -190,11 +191,11 @@ static void symmetric(const variant *v) {
     if (!(fabs(v_dot(y, Px, n) - v_dot(x, Py, n)) <= z.tolerance * size))
       v_fail(v, "%s: <y, Px> %g, <x, Py> %g", z.s[0]->name[l], v_dot(y, Px, n), v_dot(x, Py, n));
   }
-  forget_three(&z);
+  free_three(&z);
 }
 
 static void positive(const variant *v) {
-  three x = play_three(v);
+  three x = run_three(v);
   for (int k = 0; k < 3; k++) {
     double inner = 0;
     for (int32_t l = 0; l < x.s[k]->layers; l++) {
@@ -205,7 +206,7 @@ static void positive(const variant *v) {
     if (!(fabs(x.r[k].inner[0] - inner) <= x.tolerance * inner))
       v_fail(v, "reported <x, Px> is %g, not %g", x.r[k].inner[0], inner);
   }
-  forget_three(&x);
+  free_three(&x);
 }
 
 /* ---- limits ----------------------------------------------------------------------------------*/
@@ -238,7 +239,7 @@ static void zero_gives_zero(const variant *v) {
   }
 }
 
-/* damping^power P is D, up to a part of the largest entry; norms have a damping of their own. */
+/* damping^power P must be D, up to `part` of the largest entry; norms have a damping of their own. */
 static void is_plain(const variant *v, const char *what, const test_case *s, const ng_options *o,
                      double part) {
   case_result r = v_run(v, s, o);
@@ -262,15 +263,15 @@ static void large_damping(const variant *v) {
   case_destroy(&s);
 }
 
-/* Nothing comes in, nothing comes back, or neither: there is damping only.  One of them is enough where
- * the damping stands beside the product of both.  A bias has an input of its own, so there is none. */
+/* Zero inputs, zero output gradients or both leave only the damping.  One of them is enough if the damping is
+ * added to the product of A and G.  Without bias, whose input is 1. */
 static void no_curvature(const variant *v) {
   for (int k = 0; k < 3; k++) {
     test_case *s = v_even(v, 1, 1, 23);
     case_micro *m = &s->micro[0][0][0];
     ng_options o = unclipped(v);
     const bool product = v->f->promises & VECTORS || o.base.damping_split == NG_SPLIT_JOINT;
-    fixture_real(&o, "stat_decay", 0); /* of an average that began as the identity nothing stays */
+    fixture_real(&o, "stat_decay", 0); /* otherwise a part of the initial identity remains */
     for (int32_t l = 0; l < s->layers; l++) {
       s->layer[l].bias = 0;
       if (k != 1) v_silence(s, m, l, false);
@@ -282,7 +283,7 @@ static void no_curvature(const variant *v) {
   }
 }
 
-/* Gradients whose squares f32 cannot hold give what the same gradients near 1 give, times that. */
+/* Gradients whose squares f32 cannot hold give the results of gradients near 1, scaled. */
 static void far_from_one(const variant *v) {
   static const double size[] = {1e25, 1e-30};
   test_case *s = v_uneven(v, 1, 1, 24);
@@ -308,7 +309,8 @@ static void far_from_one(const variant *v) {
 
 /* ---- clips -----------------------------------------------------------------------------------*/
 
-/* A weight (its bias is the last column) and a bias are clipped apart: what entry i of D counts as. */
+/* Return whether entry i of D belongs to the slot: 0 the weight, 1 the bias, its last column.  Slots are clipped
+ * apart. */
 static bool in_slot(const test_case *s, int32_t l, int64_t i, int slot) {
   const int64_t p = oracle_cols(&s->layer[l]);
   return (s->layer[l].bias && i % p == p - 1) == (slot == 1);
@@ -325,7 +327,7 @@ static double slot_norm(const test_case *s, int32_t l, const double *x, int slot
   return sqrt(sum);
 }
 
-/* The factor of one slot by the formula of natgrad.h, from the unclipped direction and the gradient; lr = 0.1. */
+/* The clip factor of one slot by the formula of natgrad.h, from the unclipped PD and the gradient; lr = 0.1. */
 static double factor(const ng_options *o, const test_case *s, const case_result *plain, int32_t t,
                      int32_t l, int slot) {
   double inner = 0, d2 = 0, pd2 = 0;
@@ -346,7 +348,7 @@ static double factor(const ng_options *o, const test_case *s, const case_result 
   return 1 / fmax(1, length / sqrt((double)n) / o->base.clip_bound);
 }
 
-/* Each kind by its formula: tight bounds, and one that clips nothing (a ratio is at most fifty). */
+/* Each clip against its formula, with tight bounds and with bounds that clip nothing (a ratio is at most 50). */
 static void clips_by_their_formulas(const variant *v) {
   static const struct {
     const char *clip;
@@ -358,7 +360,7 @@ static void clips_by_their_formulas(const variant *v) {
   ng_options o = unclipped(v);
   v_weights(s);
   case_result plain = v_run(v, s, &o);
-  /* Sums of a few hundred f32 products; who does not keep PD makes it anew, with nu in it. */
+  /* Sums of a few hundred f32 products.  Families that do not store PD compute it again, with nu in it. */
   const double part = 64 * unit + (v->f->promises & VECTORS ? v_tolerance(v, s, &o) : 0);
   assert_true(plain.nu[0] == 1 && plain.nu[1] == 1);
   for (size_t k = 0; k < sizeof how / sizeof how[0]; k++) {
@@ -386,8 +388,8 @@ static void clips_by_their_formulas(const variant *v) {
         v_fail(v, "%s: nu is %g, not %g", how[k].clip, r.nu[t], least);
       const bool one = how[k].bound == 0 || o.base.clip == NG_CLIP_NORM;
       for (int32_t l = 0; l < s->layers && one && v->f->promises & HALVES; l++) {
-        for (int64_t i = 0; i < case_weight_count(s, l);
-             i++) { /* what is kept is rounded once more */
+        /* stored PD is rounded once more */
+        for (int64_t i = 0; i < case_weight_count(s, l); i++) {
           const double want = r.nu[t] * plain.P[t][l][i];
           if (!(fabs(r.P[t][l][i] - want) <= 4 * unit * fabs(want)))
             v_fail(v, "%s, %s: %g, not nu PD = %g", how[k].clip, s->name[l], r.P[t][l][i], want);
@@ -400,7 +402,7 @@ static void clips_by_their_formulas(const variant *v) {
   case_destroy(&s);
 }
 
-/* Where a norm is 0, tiny or huge results are finite; a tensor whose weights are 0 is not clipped by their ratio. */
+/* Zero, tiny and huge norms give finite results.  A tensor with zero weights is not clipped by the ratio. */
 static void clips_at_the_ends(const variant *v) {
   static const double size[] = {1e-44, 1e-30, 1e25};
   for (int k = 4 * V_BOUNDED; k < 4 * V_CLIPS; k++) {
@@ -429,10 +431,9 @@ static void clips_at_the_ends(const variant *v) {
 
 /* ---- what is kept in half precision ----------------------------------------------------------*/
 
-/* Each entry is rounded by at most half a unit in the last place (2^-9 to 2^-8 of itself in bf16,
- * 2^-12 to 2^-11 in f16), twice (two folds; or an inverse and its factor's own rounding), on both
- * sides, and acts through the condition. */
-static void halves(const variant *v) {
+/* Each entry is rounded by half a unit in the last place (2^-9 to 2^-8 of its value in bf16, 2^-12 to 2^-11 in
+ * f16), twice (two folds, or an inverse and its factor), on both sides, and the condition multiplies this. */
+static void half_precision(const variant *v) {
   static const char *const name[] = {"bf16", "f16"};
   static const double half[] = {0x1p-8, 0x1p-11};
   test_case *s = v_uneven(v, 2, 1, 15);
@@ -470,7 +471,7 @@ int main(void) {
       {"far from one", LINEAR, far_from_one},
       {"clips by their formulas", EVERYONE, clips_by_their_formulas},
       {"clips at the ends", READS_INPUT, clips_at_the_ends},
-      {"kept in half precision", HALVES, halves},
+      {"kept in half precision", HALVES, half_precision},
   };
   return PROPERTIES_MAIN("properties", list);
 }

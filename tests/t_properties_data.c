@@ -1,7 +1,6 @@
-/* t_properties_data.c: what of the data may not matter, or in a known way: how a batch is cut, in
- * which order and shape it is shown, by how many threads, how its loss is scaled, layers in groups,
- * a bias, a layer that is frozen.  Each property runs on every row of families.c that promises it and
- * on every linear algebra built in; tolerances are explained in families.h. */
+/* t_properties_data.c: changes of the data that must not matter, or in a known way: micro-batches, order and
+ * layout of observations, threads, scale of the loss, groups, bias, frozen layers.  Each property runs on every
+ * row of families.c that promises it, with every linear algebra; families.h explains the tolerances. */
 #include "families.h"
 #include "unit_test.h"
 
@@ -15,7 +14,7 @@ static void copy(double *to, const double *from, int64_t n) {
 
 /* ---- what a batch is -------------------------------------------------------------------------*/
 
-/* One rank, several micro-batches, as one micro-batch; with summed losses, then with means. */
+/* Micro-batches of one rank equal one micro-batch: with summed losses, then with mean losses. */
 static void micro_batches(const variant *v) {
   if (v->f->calls == NO_PARTS) return;
   rng r = {test_seed() + 5};
@@ -39,7 +38,7 @@ static void micro_batches(const variant *v) {
   case_destroy(&whole);
 }
 
-/* Two uses in a micro-batch are two calls; together they are one batch of both. */
+/* Two uses of a layer in a micro-batch count as one batch of both. */
 static void shared_weights(const variant *v) {
   if (v->f->calls == NO_PARTS) return;
   rng r = {test_seed() + 8};
@@ -66,8 +65,8 @@ static void shared_weights(const variant *v) {
 
 /* ---- how the loss is scaled ------------------------------------------------------------------*/
 
-/* An average that began as the identity is not of the data's scale: nothing of it may be left. */
-static ng_options of_the_data(const variant *v) {
+/* Options without influence of an initial identity, which does not scale with the data. */
+static ng_options options_without_identity(const variant *v) {
   ng_options o = v_options(v);
   fixture_set(&o, "clip", "none");
   if (o.base.stat_start == NG_START_IDENTITY) fixture_real(&o, "stat_decay", 0);
@@ -83,10 +82,10 @@ static void times(const test_case *s, case_result *r, double c) {
   }
 }
 
-/* `other` has `by` times the curvature of `s`. */
-static void curvature_is(const variant *v, const char *what, const test_case *s,
-                         const test_case *other, double by) {
-  const ng_options o = of_the_data(v);
+/* `other` must have `by` times the curvature of `s`. */
+static void expect_curvature(const variant *v, const char *what, const test_case *s,
+                             const test_case *other, double by) {
+  const ng_options o = options_without_identity(v);
   ng_options turned = o;
   const double factor = v_turn(v, &turned, by);
   case_result x = v_run(v, s, &o), y = v_run(v, other, &turned);
@@ -96,7 +95,7 @@ static void curvature_is(const variant *v, const char *what, const test_case *s,
   case_free_result(&y);
 }
 
-/* A batch twice over, its loss a mean (so that g halves): the curvature is what the row says. */
+/* Doubling a batch with a mean loss halves g; the row states the curvature. */
 static void duplicate_batch(const variant *v) {
   if (v->f->repeat == 0) return;
   rng r = {test_seed() + 9};
@@ -112,12 +111,12 @@ static void duplicate_batch(const variant *v) {
       w->g[l][0][i] = m->g[l][0][i % ng] / 2;
     copy(twice->D[0][l], s->D[0][l], case_weight_count(s, l));
   }
-  curvature_is(v, "duplicate batch", s, twice, 1 / v->f->repeat);
+  expect_curvature(v, "duplicate batch", s, twice, 1 / v->f->repeat);
   case_destroy(&s);
   case_destroy(&twice);
 }
 
-/* g times a power of two, told as loss_scale, gives the same bits. */
+/* g times a power of two, with loss_scale set, gives the same bits. */
 static void loss_scale(const variant *v) {
   test_case *s = v_uneven(v, 2, 1, 10), *scaled = v_uneven(v, 2, 1, 10);
   v_scale_losses(scaled, 8);
@@ -131,17 +130,17 @@ static void loss_scale(const variant *v) {
   case_destroy(&scaled);
 }
 
-/* Not told: a loss c times as large has c^2 times the curvature, and the gradient stays. */
+/* g times c without loss_scale gives c^2 times the curvature and the same gradient. */
 static void scaled_loss(const variant *v) {
   test_case *s = v_uneven(v, 2, 1, 10), *scaled = v_uneven(v, 2, 1, 10);
   v_scale_losses(scaled, 8);
-  curvature_is(v, "scaled loss", s, scaled, 64);
+  expect_curvature(v, "scaled loss", s, scaled, 64);
   case_destroy(&s);
   case_destroy(&scaled);
 }
 
-/* What is not read may be anything: not even a NaN matters.  Nor does a layer that is frozen. */
-static void spoil(test_case *s, int32_t l, bool grad) {
+/* Arrays that a method does not read may hold NaN; the same for a frozen layer. */
+static void fill_with_nan(test_case *s, int32_t l, bool grad) {
   for (int32_t t = 0; t < s->steps; t++) {
     for (int32_t c = 0; c < s->calls[t][0]; c++) {
       case_micro *m = &s->micro[t][0][c];
@@ -160,8 +159,8 @@ static void not_read(const variant *v) {
   test_case *s = v_uneven(v, 2, 1, 25), *other = v_uneven(v, 2, 1, 25);
   const ng_options o = v_options(v);
   for (int32_t l = 0; l < s->layers; l++) {
-    if (!input) spoil(other, l, false);
-    if (!output) spoil(other, l, true);
+    if (!input) fill_with_nan(other, l, false);
+    if (!output) fill_with_nan(other, l, true);
   }
   case_result x = v_run(v, s, &o),
               y = v_run_as(v, other, &o, (case_setup){.observe_unwanted = true});
@@ -175,10 +174,11 @@ static void not_read(const variant *v) {
 static void frozen(const variant *v) {
   test_case *s = v_uneven(v, 2, 1, 26), *other = v_uneven(v, 2, 1, 26);
   s->layer[1].frozen = other->layer[1].frozen = 1;
-  spoil(other, 1, false);
-  spoil(other, 1, true);
+  fill_with_nan(other, 1, false);
+  fill_with_nan(other, 1, true);
+  /* the gradient of the frozen layer may be anything */
   for (int64_t i = 0; i < case_weight_count(s, 1); i++)
-    other->D[0][1][i] = 4 - other->D[0][1][i]; /* a gradient is there, and nobody's business */
+    other->D[0][1][i] = 4 - other->D[0][1][i];
   const ng_options o = v_options(v);
   case_result x = v_run(v, s, &o),
               y = v_run_as(v, other, &o, (case_setup){.observe_unwanted = true});
@@ -197,9 +197,9 @@ static void frozen(const variant *v) {
 
 /* ---- order and shape -------------------------------------------------------------------------*/
 
-/* Of equal gradients a window of the largest takes those in front, and which these are is the order of layers:
- * all are made different, by less than what the test case's numbers are apart. */
-static void part_ties(test_case *s) {
+/* Top-k selects the first of equal gradients, which depends on the order of layers.  So make all gradients
+ * different, by less than the spacing of the numbers. */
+static void make_all_different(test_case *s) {
   int64_t at = 0;
   for (int32_t l = 0; l < s->layers; l++) {
     for (int64_t i = 0; i < case_weight_count(s, l); i++, at++) {
@@ -212,13 +212,13 @@ static void part_ties(test_case *s) {
 static void order(const variant *v) {
   rng r = {test_seed() + 7};
   test_case *s = v_uneven(v, 2, 1, 7);
-  part_ties(s);
+  make_all_different(s);
   test_case *shuffled = case_shuffle(s, &r);
   const ng_options o = v_options(v);
   case_result x = v_run(v, s, &o), y = v_run(v, shuffled, &o),
               z = v_run_as(v, s, &o, (case_setup){.reverse = true});
   v_same(v, "order of samples", s, &y, &x, v_tolerance(v, s, &o));
-  /* Layers meet only in the clip's sums, which are in double. */
+  /* Layers interact only in the sums of the clip, which are in double. */
   v_same(v, "order of layers", s, &z, &x, 8 * unit);
   case_free_result(&x);
   case_free_result(&y);
@@ -227,8 +227,8 @@ static void order(const variant *v) {
   case_destroy(&shuffled);
 }
 
-/* Where a number stands makes no difference to any bit.  In which type it comes may change the order
- * in which scales and sums are rounded, although the test case's numbers are exact in all three. */
+/* The layout changes no bit.  The dtype may change the order in which scales and sums are rounded, although the
+ * numbers are exact in all dtypes. */
 static void setups(const variant *v) {
   static const struct {
     const char *name;
@@ -260,8 +260,8 @@ static void setups(const variant *v) {
   case_destroy(&s);
 }
 
-/* Gradients in half precision, exact in both types, are computed in f32 and rounded once, to nearest:
- * half a unit of bf16 or f16 of each entry, or half of the smallest step of f16. */
+/* Half-precision gradients that are exact in both dtypes are computed in f32 and rounded once, to nearest: half a
+ * unit of bf16 or f16, or half of the smallest step of f16. */
 static void half_gradients(const variant *v) {
   static const ng_dtype type[] = {NG_BF16, NG_F16};
   test_case *s = v_uneven(v, 2, 1, 12);
@@ -286,16 +286,15 @@ static void half_gradients(const variant *v) {
   case_destroy(&s);
 }
 
-/* The same bits for any number of threads, in layers wide and high enough to be cut.  Vectors: rows
- * longer than a tile, and what is predicted; matrices, for which that would take too long: a factor and
- * a gradient that are each shared by the threads. */
+/* Any number of threads gives the same bits, in layers large enough to be cut.  Vectors have rows longer than a
+ * tile and are compared with the prediction.  Matrices, where that would take too long, have a factor and a
+ * gradient that threads share. */
 static void threads(const variant *v) {
   rng r = {test_seed() + 3};
   const bool vectors = v->f->promises & VECTORS;
   const int32_t steps = vectors ? 2 : 1;
   ng_options o = v_options(v);
-  if (vectors)
-    fixture_real(&o, "damping", 1000); /* well conditioned, so that the tolerance is a tight one */
+  if (vectors) fixture_real(&o, "damping", 1000); /* well conditioned, so the tolerance is tight */
   test_case *s = case_create(steps, 1);
   case_linear(s, vectors ? 20011 : 190, vectors ? 3 : 50, true, 1);
   case_linear(s, vectors ? 130 : 30, vectors ? 400 : 20, true, 2);
@@ -327,7 +326,7 @@ static void threads(const variant *v) {
 
 /* ---- layers ----------------------------------------------------------------------------------*/
 
-/* A bias is a column of ones that the caller did not write; of a 1x1 convolution, an image of ones. */
+/* A bias equals an additional input of ones; for a 1x1 convolution, an image of ones. */
 static void bias(const variant *v) {
   if (v->f->promises & SHAPED) return;
   for (int k = 0; k < 3 * 2; k++) {
@@ -354,7 +353,7 @@ static void bias(const variant *v) {
     for (int32_t t = 0; t < 2; t++) {
       const double *from = s->micro[t][0][0].a[0][0];
       double *to = ones->micro[t][0][0].a[0][0];
-      /* the 1 is the last of each row, or the last plane of each image */
+      /* the 1 is the last number of each row, or the last plane of each image */
       const int64_t row = conv ? IN * HW : IN, one = conv ? HW : 1, rows = conv ? B : B * S;
       for (int64_t i = 0; i < rows * (row + one); i++) {
         const int64_t j = i % (row + one);
@@ -372,8 +371,7 @@ static void bias(const variant *v) {
   }
 }
 
-/* A convolution in two groups is two convolutions beside each other: the same results, the groups'
- * channels apart. */
+/* A convolution in two groups equals two convolutions on the channels of each group. */
 static void groups(const variant *v) {
   for (int one_by_one = 0; one_by_one < 2; one_by_one++) {
     rng r = {test_seed() + 16};

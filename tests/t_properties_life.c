@@ -1,8 +1,7 @@
-/* t_properties_life.c: what happens to a run may not change its results: how many ranks share the
- * work and how, that it is repeated, stopped and resumed, that a step is refused or abandoned on the
- * way.  Each property runs on every row of families.c that promises it and on every linear algebra
- * built in; tolerances are explained in families.h.  That a step allocates nothing and that ranks
- * have the same bits is looked at in every run (v_run). */
+/* t_properties_life.c: changes of a run that must not change its results: the number of ranks and their work,
+ * resuming, skipped and discarded steps.  Each property runs on every row of families.c that promises it, with
+ * every linear algebra; families.h explains the tolerances.  v_run checks in every run that steps allocate nothing
+ * and that ranks have the same bits. */
 #include "families.h"
 #include "ranks.h"
 #include "state_help.h"
@@ -14,23 +13,23 @@
 #include <string.h>
 
 #if defined(NG_TEST_MPI)
-enum { CROWDS = 2 };
-static int32_t crowd_of(int k) { return k == 0 ? 1 : ranks_there(); } /* all processes */
+enum { RANK_COUNTS = 2 };
+static int32_t rank_count(int k) { return k == 0 ? 1 : ranks_there(); } /* all processes */
 #else
-static const int32_t crowd[] = {1, 2, 3, 4, 8};
-enum { CROWDS = sizeof crowd / sizeof crowd[0] };
-static int32_t crowd_of(int k) { return crowd[k]; }
+static const int32_t rank_counts[] = {1, 2, 3, 4, 8};
+enum { RANK_COUNTS = sizeof rank_counts / sizeof rank_counts[0] };
+static int32_t rank_count(int k) { return rank_counts[k]; }
 #endif
 
 static bool has(const variant *v, unsigned promise) { return (v->f->promises & promise) != 0; }
 
-/* A shift that stays in the average of its owner is divided by the ranks (as published): it shows from the second
- * step on. */
+/* A damping that leaks into the owner's average is divided by the number of ranks (as published), which changes
+ * results from the second step on. */
 static int32_t steps_of(const ng_options *o) {
   return o->base.damping_leak == NG_LEAK_OWNER ? 1 : 2;
 }
 
-/* Two ways to divide the work: every rank holds every result, or its owner only. */
+/* Two divisions of the work: all ranks store every result, or the owner only. */
 static int ways(const variant *v) { return has(v, FRACTIONS) ? 2 : 1; }
 
 static ng_options divided(const variant *v, int way) {
@@ -41,10 +40,11 @@ static ng_options divided(const variant *v, int way) {
 
 /* ---- ranks -----------------------------------------------------------------------------------*/
 
-/* Shards of any size that every rank has for itself, as the prediction has them. */
+/* Ranks with shards of any size, against the prediction. */
 static void ranks_as_predicted(const variant *v) {
-  for (int k = 1; k < CROWDS; k++) {
-    test_case *s = has(v, ALIKE) ? v_even(v, 2, crowd_of(k), 6) : v_uneven(v, 2, crowd_of(k), 6);
+  for (int k = 1; k < RANK_COUNTS; k++) {
+    test_case *s =
+        has(v, ALIKE) ? v_even(v, 2, rank_count(k), 6) : v_uneven(v, 2, rank_count(k), 6);
     for (int way = 0; way < ways(v); way++) {
       const ng_options o = divided(v, way);
       v_predicted(v, "prediction for ranks", s, &o);
@@ -53,20 +53,20 @@ static void ranks_as_predicted(const variant *v) {
   }
 }
 
-/* A row with stat_batch = 16 reads more samples on more ranks. */
+/* A row with stat_batch = 16 would read more samples on more ranks. */
 static ng_options of_all_samples(ng_options o) {
   fixture_real(&o, "stat_batch", 0);
   return o;
 }
 
-/* N ranks with a shard each are one rank with everything. */
+/* N ranks with a shard each equal one rank with the whole batch. */
 static void ranks_share_a_batch(const variant *v) {
   if (v->f->shards == NO_PARTS) return;
-  for (int k = 0; k < CROWDS; k++) {
+  for (int k = 0; k < RANK_COUNTS; k++) {
     const ng_options usual = of_all_samples(v_options(v));
     const int32_t steps = steps_of(&usual);
-    test_case *s = v->f->shards == ANY_PARTS ? v_uneven(v, steps, crowd_of(k), 6)
-                                             : v_even(v, steps, crowd_of(k), 6);
+    test_case *s = v->f->shards == ANY_PARTS ? v_uneven(v, steps, rank_count(k), 6)
+                                             : v_even(v, steps, rank_count(k), 6);
     test_case *whole = case_merge(s);
     if (v->f->shards == EVEN_MEANS) {
       v_means(s);
@@ -86,7 +86,7 @@ static void ranks_share_a_batch(const variant *v) {
   }
 }
 
-/* The batch of `one`, on every rank. */
+/* The batch of `one` on every rank. */
 static test_case *on_every_rank(const variant *v, const test_case *one, int32_t ranks) {
   test_case *s = v_even(v, one->steps, ranks, 28);
   v_means(s);
@@ -105,15 +105,15 @@ static test_case *on_every_rank(const variant *v, const test_case *one, int32_t 
   return s;
 }
 
-/* Ranks that all have the same batch are one rank with it. */
-static void ranks_see_the_same(const variant *v) {
+/* Ranks that all have the same batch equal one rank with this batch. */
+static void ranks_with_the_same_batch(const variant *v) {
   const ng_options usual = v_options(v);
   test_case *one = v_even(v, steps_of(&usual), 1, 27);
   v_means(one);
-  v_weights(one); /* some begin with them */
+  v_weights(one); /* some rows start with the weights */
   const double tolerance = v_tolerance(v, one, &usual);
-  for (int k = 1; k < CROWDS; k++) {
-    test_case *s = on_every_rank(v, one, crowd_of(k));
+  for (int k = 1; k < RANK_COUNTS; k++) {
+    test_case *s = on_every_rank(v, one, rank_count(k));
     for (int way = 0; way < ways(v); way++) {
       const ng_options o = divided(v, way);
       v_equal(v, "ranks with one batch", s, &o, one, &usual, tolerance);
@@ -123,7 +123,7 @@ static void ranks_see_the_same(const variant *v) {
   case_destroy(&one);
 }
 
-/* Each kind of clip sums over the blocks of all ranks. */
+/* Each clip sums over the blocks of all ranks. */
 static void ranks_clip_together(const variant *v) {
   test_case *one = v_even(v, 1, 1, 27), *s;
   v_means(one);
@@ -143,29 +143,29 @@ static void ranks_clip_together(const variant *v) {
 
 /* ---- the same again --------------------------------------------------------------------------*/
 
-/* One rank with threads, three ranks: what was played before. */
-static test_case *party(const variant *v, int32_t ranks) {
+/* One rank with threads, or three ranks. */
+static test_case *usual_case(const variant *v, int32_t ranks) {
   return has(v, ALIKE) ? v_even(v, 4, ranks, 13) : v_uneven(v, 4, ranks, 13);
 }
 
-static case_setup stage(int32_t ranks) { return (case_setup){.threads = ranks == 1 ? 3 : 1}; }
+static case_setup usual_setup(int32_t ranks) { return (case_setup){.threads = ranks == 1 ? 3 : 1}; }
 
-/* Saved, and continued by a new preconditioner: the same bits.  The state is one file, a file for each rank, or single
- * arrays of the ranks that hold them, put together by the test.  With every layer observed in every second step only, the
- * running average decides the other steps. */
+/* A new preconditioner that loads the state continues with the same bits.  The state is one file, one file per
+ * rank, or single arrays that the test collects from their ranks.  If every layer is observed in every second step
+ * only, the running average decides the other steps. */
 static void resumed(const variant *v) {
   assert_int_equal(make_folder(NULL), 0);
   const path file = path_of("state");
   for (int k = 0; k < 7; k++) {
     const int32_t ranks = k < 3 ? 1 : 3;
-    test_case *s = party(v, ranks);
+    test_case *s = usual_case(v, ranks);
     ng_options o = v_options(v);
-    if (k == 6 && o.base.statistics == NG_STATISTICS_SHARDED) { /* no rank holds all of an array */
+    if (k == 6 && o.base.statistics == NG_STATISTICS_SHARDED) { /* no rank stores whole arrays */
       case_destroy(&s);
       continue;
     }
     if (strncmp(o.base.method, "topk-", 5) != 0) fixture_real(&o, "stat_period", 1 + k % 2);
-    case_setup setup = stage(ranks);
+    case_setup setup = usual_setup(ranks);
     case_result x = v_run_as(v, s, &o, setup);
     setup.resume = file.text;
     setup.resume_after = k == 0 || k == 4 ? 2 : k == 2 ? 1 : 0;
@@ -183,31 +183,31 @@ static void resumed(const variant *v) {
 
 /* ---- refused ---------------------------------------------------------------------------------*/
 
-/* A step with a value that is not finite, on one rank, is refused on every rank and changes no
- * gradient; the array with that value is in no average: what follows has the bits of a run in which it
- * was not shown, and the step was refused for another reason.  (What else that step was shown does go
- * into the averages, in both runs.) */
+/* A non-finite value on one rank skips the step on all ranks and changes no gradient.  The array with this value
+ * enters no average: later steps have the bits of a run that did not observe it and skipped the step for another
+ * reason.  Other observations of the step do enter the averages, in both runs. */
 static void refused(const variant *v) {
   static const struct {
     const char *name;
     case_fault what, as;
-    unsigned reads; /* who does not read it cannot refuse it */
+    unsigned reads; /* rows that do not read the array cannot detect the NaN */
   } fault[] = {{"input", CASE_BAD_INPUT, CASE_NO_INPUT, READS_INPUT},
                {"output gradient", CASE_BAD_OUTPUT_GRAD, CASE_NO_OUTPUT_GRAD, READS_OUTPUT},
                {"gradient", CASE_BAD_GRADIENT, CASE_BAD_SCALE, EVERYONE}};
   for (int k = 0; k < 3 * 2; k++) {
     if (fault[k % 3].reads != EVERYONE && !has(v, fault[k % 3].reads)) continue;
     const int32_t ranks = k < 3 ? 1 : 3;
-    test_case *s = party(v, ranks);
+    test_case *s = usual_case(v, ranks);
     ng_options o = v_options(v);
-    fixture_set(&o, "damping_leak", "0"); /* a gradient is looked at after the solve, which leaks */
+    /* gradients are checked after the solve, whose damping would leak */
+    fixture_set(&o, "damping_leak", "0");
     for (int32_t at = 0; at < 3; at++) {
-      case_setup setup = stage(ranks);
+      case_setup setup = usual_setup(ranks);
       setup.fault = fault[k % 3].what;
       setup.fault_step = at;
       case_result x = v_run_as(v, s, &o, setup), y;
       setup.fault = fault[k % 3].as;
-      /* before there is an average, who was not shown is missed */
+      /* without an average, a missing observation is an error */
       if (at > 0 || setup.fault == CASE_BAD_SCALE) {
         y = v_run_as(v, s, &o, setup);
         v_same(v, fault[k % 3].name, s, &x, &y, 0);
@@ -221,12 +221,12 @@ static void refused(const variant *v) {
   }
 }
 
-/* What was observed before ng_reset_batch was never there. */
-static void abandoned(const variant *v) {
+/* Observations before ng_reset_batch have no effect. */
+static void discarded(const variant *v) {
   for (int32_t ranks = 1; ranks <= 3; ranks += 2) {
-    test_case *s = party(v, ranks);
+    test_case *s = usual_case(v, ranks);
     const ng_options o = v_options(v);
-    case_setup setup = stage(ranks);
+    case_setup setup = usual_setup(ranks);
     case_result clean = v_run_as(v, s, &o, setup);
     setup.fault = CASE_ABANDONED;
     for (setup.fault_step = 0; setup.fault_step < 4; setup.fault_step += 2) {
@@ -239,7 +239,7 @@ static void abandoned(const variant *v) {
   }
 }
 
-/* Without curvature P is D / damping; beyond the range of what it goes to, the gradient stays. */
+/* Without curvature, P = D / damping overflows the gradient's dtype; the gradient stays. */
 static void out_of_range(const variant *v) {
   static const struct {
     ng_dtype type;
@@ -271,17 +271,17 @@ static void out_of_range(const variant *v) {
   }
 }
 
-/* Over MPI what ranks say to each other; what is kept in files is of one process. */
+/* Over MPI only what ranks exchange; files belong to one process. */
 int main(void) {
   static const property list[] = {
     {"ranks share a batch", EVERYONE, ranks_share_a_batch},
 #if !defined(NG_TEST_MPI)
     {"ranks as predicted", PREDICTED, ranks_as_predicted},
-    {"ranks see the same", EVERYONE, ranks_see_the_same},
+    {"ranks see the same", EVERYONE, ranks_with_the_same_batch},
     {"ranks clip together", EVERYONE, ranks_clip_together},
     {"resumed", EVERYONE, resumed},
     {"refused", EVERYONE, refused},
-    {"abandoned", EVERYONE, abandoned},
+    {"abandoned", EVERYONE, discarded},
     {"out of range", LINEAR, out_of_range},
 #endif
   };

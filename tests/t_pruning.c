@@ -1,8 +1,8 @@
-/* t_pruning.c: one step of pruning against dense formulas and golden numbers of the published program; a
- * network, step by step.
+/* t_pruning.c: one step of pruning against dense formulas and golden numbers of the published program; then
+ * networks.
  *
- * Tolerance: gradients are f32 in both, everything else double; what a dense inverse of order 12 with a
- * condition of some 100 loses is below 1e-11. */
+ * Tolerance: gradients are f32 in both, everything else is double.  A dense inverse of order 12 with a condition
+ * of about 100 loses less than 1e-11. */
 #include "nn/models.h"
 #include "train/pruning.h"
 #include "trainer_help.h"
@@ -29,7 +29,7 @@ static int close_context(void **state) {
 /* x_s(i) = sin((i + 1)(s + 0.5)) */
 static double wave(double s, int i) { return sin((double)(i + 1) * (s + 0.5)); }
 
-/* [n, n], by Gauss and Jordan, of what is in one block: coordinates of the same number. */
+/* Invert the damped block-diagonal matrix by Gauss-Jordan; coordinates with the same block number form a block. */
 static void invert(const float *G, const int *block, double damping, double inverse[N][N]) {
   double A[N][N];
   memset(inverse, 0, sizeof(double[N][N]));
@@ -102,7 +102,8 @@ static void steps_are_dense(void **state) {
   step_is_dense(100, N);
 }
 
-/* The published program in double: 6 weights, 3 gradients, damping 0.1, 2 weights go; gradients here are f32. */
+/* From the published program in double: 6 weights, 3 gradients, damping 0.1, 2 weights dropped.  Gradients here
+ * are f32. */
 static void step_is_the_published_one(void **state) {
   static const double after[] = {0.604278621, -1.039811836, 1.231898664, 0.0, 0.0, 0.705931968};
   float G[18];
@@ -135,24 +136,25 @@ static void magnitude_drops_the_smallest_weights(void **state) {
 static void steps_are_geometric(void **state) {
   assert_int_equal(pruning_share(1000, 0, 0, 0.75, 1, 2), 500);
   assert_int_equal(pruning_share(1000, 0, 500, 0.75, 2, 2), 250);
-  assert_int_equal(pruning_share(1000, 200, 200, 0.9, 1, 3), 400); /* 0.8, 0.4, 0.2, 0.1 are left */
+  /* 0.8, 0.4, 0.2 and 0.1 remain */
+  assert_int_equal(pruning_share(1000, 200, 200, 0.9, 1, 3), 400);
   assert_int_equal(pruning_share(1000, 200, 600, 0.9, 2, 3), 200);
   assert_int_equal(pruning_share(1000, 200, 800, 0.9, 3, 3), 100);
-  assert_int_equal(pruning_share(1000, 600, 600, 0.5, 1, 1), 0); /* is sparser already */
+  assert_int_equal(pruning_share(1000, 600, 600, 0.5, 1, 1), 0); /* it is already sparser */
   for (int i = 0; i < 1000; i++)
     assert_int_equal(pruning_share(1000, 0, 0, i * 0.001, 1, 1), i);
 }
 
 /* ---- networks --------------------------------------------------------------------------------*/
 
-typedef struct scene {
+typedef struct pruning_run_setup {
   settings s;
   data_set d;
   nn *net;
   feed feed;
-} scene;
+} pruning_run_setup;
 
-static void open_scene(scene *p, const char *model, const char *data) {
+static void open_setup(pruning_run_setup *p, const char *model, const char *data) {
   const model_task task = {.input = {8, 8, 1}, .classes = 10};
   bool reconstructs;
   settings_init(&p->s);
@@ -165,18 +167,18 @@ static void open_scene(scene *p, const char *model, const char *data) {
   assert_int_equal(nn_ready(p->net, 16), CLI_OK);
 }
 
-static void close_scene(scene *p) {
+static void close_setup(pruning_run_setup *p) {
   feed_free(&p->feed);
   nn_destroy(&p->net);
   data_close(&p->d);
   settings_free(&p->s);
 }
 
-/* The given part of all weights is pruned; zeros stay 0, and biases stay as they were. */
+/* The given share of all weights is zero afterwards.  Earlier zeros and all biases are unchanged. */
 static void sparsity_is_met(void **state) {
   for (int turn = 0; turn < 2; turn++) {
-    scene p;
-    open_scene(&p, "mlp", "digits");
+    pruning_run_setup p;
+    open_setup(&p, "mlp", "digits");
     const pruning how = {.score = turn == 0 ? PRUNING_MFAC : PRUNING_MAGNITUDE,
                          .sparsity = 0.9,
                          .steps = 3,
@@ -184,8 +186,9 @@ static void sparsity_is_met(void **state) {
                          .damping = 1e-3,
                          .block = 50};
     float *first = nn_param_at(p.net, 0)->value;
+    /* zero before the run */
     for (int i = 0; i < 7; i++)
-      first[i] = 0.0F; /* pruned before */
+      first[i] = 0.0F;
     float bias[4];
     memcpy(bias, nn_param_at(p.net, 1)->value, sizeof bias);
     assert_int_equal(nn_param_at(p.net, 1)->role, NN_BIAS);
@@ -195,7 +198,7 @@ static void sparsity_is_met(void **state) {
     for (int i = 0; i < 7; i++)
       assert_true(first[i] == 0.0F);
     assert_memory_equal(bias, nn_param_at(p.net, 1)->value, sizeof bias);
-    close_scene(&p);
+    close_setup(&p);
   }
 }
 

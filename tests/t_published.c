@@ -1,21 +1,21 @@
-/* t_published.c: published option names: what a value means here, by the option that it sets; what is refused; and that
- * every argument of the published programs has a meaning or a reason. */
+/* t_published.c: published option names: the meaning of values, refused values, and a meaning or a reason for
+ * every argument of the published programs. */
 #include "options_help.h"
 
 #include "option/option.h"
 
 static char message[512];
 
-#define LR "lr"           /* in `option`: the learning rate of the caller */
-#define NOTHING NULL      /* taken, and nothing changes */
-#define REFUSED "refused" /* `reads`: part of the message; NULL: the name */
+#define LR "lr"           /* `option`: the caller's learning rate */
+#define NOTHING NULL      /* accepted without effect */
+#define REFUSED "refused" /* `reads`: a part of the message; NULL: the name */
 #define ABSENT "absent"   /* not supported */
 
 typedef struct meaning {
   const char *who; /* "system/variant", or a method */
   const char *name, *value;
   const char *option, *reads;
-  const char *first; /* "name=value" set before; NULL: none */
+  const char *first; /* "name=value" to set first; NULL: none */
 } meaning;
 
 static const meaning meanings[] = {
@@ -47,7 +47,7 @@ static const meaning meanings[] = {
     {"KAISA/eigen", "compute_eigenvalue_outer_product", "False", "solver", "eigen", NULL},
     {"KAISA/eigen", "compute_eigenvalue_outer_product", "maybe", REFUSED, NULL, NULL},
     {"KAISA/eigen", "compute_method", "EIGEN", "solver", "eigen",
-     "compute_eigenvalue_outer_product=False"}, /* it is already: no prediv stays */
+     "compute_eigenvalue_outer_product=False"}, /* it has this value already: prediv must not stay */
     {"KAISA/eigen", "compute_method", "inverse", "solver", "cholesky", NULL},
     {"KAISA/eigen", "compute_method", "inverse", "damping_split", "full", NULL},
     {"KAISA/inverse", "compute_eigenvalue_outer_product", "true", "solver", "cholesky", NULL},
@@ -85,7 +85,7 @@ static const meaning meanings[] = {
     {"KAISA/eigen", "skip_layers", "(?i)fc", ABSENT, NULL, NULL},
     {"KAISA/eigen", "fac_update_freq", "1", REFUSED, NULL, NULL},
     {"natgrad", "damping", "0.5", REFUSED, "no published names", NULL},
-    /* kfac_pytorch of lzhangbv, where factor_decay weighs the new sample */
+    /* kfac_pytorch of lzhangbv: factor_decay is the weight of the new sample */
     {"lzhangbv/inverse", "factor_decay", "0.05", "stat_decay", "0.95", NULL},
     {"lzhangbv/inverse", "factor_decay", "1", "stat_decay", "0", NULL},
     {"lzhangbv/inverse", "factor_decay", "1.5", REFUSED, NULL, NULL},
@@ -124,7 +124,7 @@ static const meaning meanings[] = {
     {"lzhangbv/eigen", "hook_enabled", "False", ABSENT, NULL, NULL},
     {"lzhangbv/eigen", "exclude_parts", "", NOTHING, NULL, NULL},
     {"lzhangbv/eigen", "exclude_parts", "ComputeFactor", ABSENT, NULL, NULL},
-    /* Eva: the third meaning of kl_clip = 0 */
+    /* Eva: a third meaning of kl_clip = 0 */
     {"Eva/", "kl_clip", "0.002", "kl_clip", "0.002", NULL},
     {"Eva/", "kl_clip", "none", "clip", "none", NULL},
     {"Eva/", "kl_clip", "-0.5", "clip", "none", NULL},
@@ -134,22 +134,22 @@ static const meaning meanings[] = {
     {"Eva/", "factor_decay", "0.75", "stat_decay", "0.25", NULL},
     {"Eva/", "fac_update_freq", "3", "stat_period", "3", NULL},
     {"Eva/", "kfac_batch_size", "8", "stat_batch", "8", NULL},
-    {"Eva/", "kfac_batch_size", "0", REFUSED, NULL, NULL}, /* 0 would be all of them here */
+    {"Eva/", "kfac_batch_size", "0", REFUSED, NULL, NULL}, /* 0 would be all samples here */
     {"Eva/", "exclude_vocabulary_size", "100", "skip_layers", "linear/100", NULL},
-    {"Eva/", "kfac_update_freq", "7", NOTHING, NULL, NULL}, /* the published Eva does not read it */
+    {"Eva/", "kfac_update_freq", "7", NOTHING, NULL, NULL}, /* the published Eva ignores it */
     {"Eva/", "kfac_update_freq", "0", REFUSED, NULL, NULL},
     {"Eva/", "diag_blocks", "2", REFUSED, NULL, NULL},
     {"Eva/kfac", "kfac_update_freq", "7", "solve_period", "7", NULL},
     {"Eva/kfac", "diag_blocks", "2", "factor_blocks", "2", NULL},
-    {"Eva/sam", "kl_clip", "0.5", "radius", "0.5", NULL}, /* rho there */
+    {"Eva/sam", "kl_clip", "0.5", "radius", "0.5", NULL}, /* rho in the paper */
     {"Eva/sam", "kl_clip", "0", "radius", "0.01", "kl_clip=0.5"},
     {"Eva/sam", "kl_clip", "-1", "radius", "0.01", "kl_clip=0.5"},
-    {"Eva/sam", "kfac_update_freq", "7", "solve_period", "1",
-     NULL}, /* takes averages as they are */
+    /* takes averages as they are */
+    {"Eva/sam", "kfac_update_freq", "7", "solve_period", "1", NULL},
     {"Eva/adasgd", "damping", "0.5", "damping", "0.5", NULL},
     {"Eva/adasgd", "kl_clip", "0.5", NOTHING, NULL, NULL},
     {"Eva/adasgd", "factor_decay", "0.5", NOTHING, NULL, NULL},
-    /* chainerkfac: cov_ema_decay weighs the new sample, pi_type none is pi = 1 */
+    /* chainerkfac: cov_ema_decay is the weight of the new sample; pi_type none is pi = 1 */
     {"chainerkfac/spngd", "cov_ema_decay", "0.3", "stat_decay", "0.7", NULL},
     {"chainerkfac/spngd", "cov_ema_decay", "1.0", "stat_decay", "0", NULL},
     {"chainerkfac/spngd", "cov_ema_decay", "1.5", REFUSED, NULL, NULL},
@@ -195,7 +195,7 @@ static const meaning meanings[] = {
     {"efcp", "clip_bound", "0", "clip", "none", NULL},
     {"efcp", "use_bf16", "true", "window_dtype", "bf16", NULL},
     {"efcp", "use_ef", "0", ABSENT, "cannot be switched off", NULL},
-    /* devices: None of all, and the empty list of M-FAC */
+    /* devices: none given, and the empty list of M-FAC */
     {"mfac", "moddev", "None", NOTHING, NULL, NULL},
     {"mfac", "optdev", "[]", NOTHING, NULL, NULL},
     {"mfac", "gpus", "[]", NOTHING, NULL, NULL},
@@ -257,13 +257,13 @@ static void check(const meaning *m) {
   }
 }
 
-static void values_mean_what_they_meant(void **state) {
+static void published_values_have_their_meaning(void **state) {
   for (int i = 0; i < MEANINGS; i++)
     check(&meanings[i]);
 }
 
-/* Every published name takes some value: none is listed that cannot be given. */
-static void every_published_name(void **state) {
+/* Every published name accepts at least one value. */
+static void every_published_name_accepts_a_value(void **state) {
   static const char *const some[] = {"1", "true", "none", "0.5", "eigen", "compute", "", "false"};
   for (int32_t m = 0; m < ng_method_count(); m++) {
     ng_method_info info = {.struct_size = sizeof info};
@@ -282,8 +282,8 @@ static void every_published_name(void **state) {
   }
 }
 
-/* Arguments of constructors and of the programs around them (main.py, the custom section of the FFCV script, the scripts of
- * ASDL and HuggingFace): each has a meaning here, or is refused with a reason. */
+/* Arguments of constructors and programs (main.py, the custom section of the FFCV script, scripts of ASDL and
+ * HuggingFace): each has a meaning here, or is refused with a reason. */
 static const char *const programs[][2] = {
     {"kaisa", "factor_update_steps inv_update_steps damping factor_decay kl_clip lr "
               "accumulation_steps allreduce_bucket_cap_mb assignment_strategy colocate_factors "
@@ -337,8 +337,8 @@ static void every_argument_has_a_meaning_or_a_reason(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(values_mean_what_they_meant),
-      cmocka_unit_test(every_published_name),
+      cmocka_unit_test(published_values_have_their_meaning),
+      cmocka_unit_test(every_published_name_accepts_a_value),
       cmocka_unit_test(every_argument_has_a_meaning_or_a_reason),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

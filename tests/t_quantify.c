@@ -1,6 +1,7 @@
-/* t_quantify.c: quantify = 1 against a plain sort in double: quartiles, least, largest and mean of |PD / (D + 1e-8)|,
- * for every family, on several ranks, and the numbers of EFCP's own function.  Where nothing is preconditioned, PD is
- * what lr multiplies in SGD and AdamW; it may be anything, so quartiles are tried on hard ones. */
+/* t_quantify.c: quantify = 1 against a plain sort in double: quartiles, minimum, maximum and mean of |PD / (D +
+ * 1e-8)|, for every family, on several ranks, and the numbers of EFCP's own function.  Without preconditioned
+ * blocks, PD is the direction that SGD or AdamW multiplies by lr.  Since this can be any number, quartiles are
+ * also tested on hard distributions. */
 #include "unit_test.h"
 #include "draw.h"
 #include "fixture.h"
@@ -13,8 +14,8 @@
 
 /* ---- a sort ----------------------------------------------------------------------------------*/
 
-/* Numbers of nine magnitudes, some of them 0. */
-static float uneven(int64_t at, int64_t i) {
+/* Numbers of nine magnitudes and zeros. */
+static float random_of_many_magnitudes(int64_t at, int64_t i) {
   rng r = {(uint64_t)at * UINT64_C(0x9e3779b97f4a7c15) + test_seed()};
   const float x = (float)rng_value(&r);
   return i % 97 == 5 ? 0.0f : x * powf(10.0f, (float)(i % 9) - 4.0f);
@@ -25,7 +26,7 @@ static void near(const char *name, const char *what, double got, double expected
     fail_msg("%s: %s is %.17g instead of %.17g", name, what, got, expected);
 }
 
-static int by_size(const void *a, const void *b) {
+static int compare_doubles(const void *a, const void *b) {
   const double x = *(const double *)a, y = *(const double *)b;
   return (x > y) - (x < y);
 }
@@ -35,33 +36,34 @@ static double midpoint(const double *sorted, int64_t n, double q) {
   return (sorted[(int64_t)floor(at)] + sorted[(int64_t)ceil(at)]) / 2.0;
 }
 
-/* Quartiles are the mean of the two around (n - 1) q, numpy's "midpoint", each the middle of a bin: 2^-18 of it, or
- * 2^-114 of what is small.  `bits`: what f32 leaves of any number, relative; `rest`: of one that is near 0; `most`: what
- * the largest is off, relative. */
-static void quartiles_must_be(const char *name, const ng_report *r, double *x, int64_t n,
-                              double bits, double rest, double most) {
+/* A quartile is the mean of the two values around (n - 1) q, numpy's "midpoint".  Each is the middle of a bin: off
+ * by 2^-18 of the value, or 2^-114 of tiny values.  `bits`: relative rounding of f32 in any value; `near_zero`:
+ * absolute rounding of values near 0; `most`: relative error of the largest value. */
+static void expect_quartiles(const char *name, const ng_report *r, double *x, int64_t n,
+                             double bits, double near_zero, double most) {
   static const char *const what[] = {"25 %", "50 %", "75 %"};
   const double got[] = {r->scaling_25, r->scaling_50, r->scaling_75};
-  qsort(x, (size_t)n, sizeof *x, by_size);
+  qsort(x, (size_t)n, sizeof *x, compare_doubles);
   assert_int_equal(r->scaled, n);
   for (int k = 0; k < 3; k++) {
     const double q = midpoint(x, n, 0.25 * (k + 1));
-    near(name, what[k], got[k], q, (0x1p-18 + bits) * q + 0x1p-114 + rest);
+    near(name, what[k], got[k], q, (0x1p-18 + bits) * q + 0x1p-114 + near_zero);
   }
-  near(name, "max", r->scaling_max, x[n - 1], most * x[n - 1] + rest);
+  near(name, "max", r->scaling_max, x[n - 1], most * x[n - 1] + near_zero);
 }
 
-static void all_must_be(const char *name, const ng_report *r, double *x, int64_t n, double bits,
-                        double rest) {
+static void expect_all(const char *name, const ng_report *r, double *x, int64_t n, double bits,
+                       double near_zero) {
   double sum = 0.0;
-  quartiles_must_be(name, r, x, n, bits, rest, bits);
+  expect_quartiles(name, r, x, n, bits, near_zero, bits);
   for (int64_t i = 0; i < n; i++)
     sum += x[i];
-  near(name, "min", r->scaling_min, x[0], bits * x[0] + rest);
-  near(name, "mean", r->scaling_mean, sum / (double)n, (bits + 1e-12) * sum / (double)n + rest);
+  near(name, "min", r->scaling_min, x[0], bits * x[0] + near_zero);
+  near(name, "mean", r->scaling_mean, sum / (double)n,
+       (bits + 1e-12) * sum / (double)n + near_zero);
 }
 
-/* ---- a life ----------------------------------------------------------------------------------*/
+/* ---- one run ---------------------------------------------------------------------------------*/
 
 enum { SAMPLES = 8, TALL = 700, D = 37730, STEPS = 4, MOST = 3, PARTS = 3 };
 static const fixture_entry layers[PARTS] = {
@@ -69,23 +71,26 @@ static const fixture_entry layers[PARTS] = {
 static const fixture_entry tensors[PARTS] = {
     {"short", 1, 3500, false}, {"bias", 1, 33, false}, {"long", 1, 34197, false}};
 
-typedef struct life {
+typedef struct test_run {
   const char *name, *options;
   double mu, decay, b1, b2, eps, lr;
   bool layers, nesterov, decoupled;
-  int32_t threads, misses; /* the first has no gradient in that step, from 1; 0: always one */
+  /* misses: the step, from 1, in which the first parameter has no gradient; 0: none */
+  int32_t threads, misses;
   float g[STEPS][D];
-  float before[D],
-      P[D]; /* of rank 0: the weights before the last step, nu PD of layers behind it */
+  /* of rank 0: weights before the last step; nu PD of layers after it */
+  float before[D], P[D];
   float a[SAMPLES * TALL];
   ng_report report[MOST];
   char message[512];
-} life;
+} test_run;
 
-static bool is_adamw(const life *l) { return strstr(l->options, "update=adamw") != NULL; }
-static float weight(const life *l, int64_t i) { return l->layers ? 0.0f : sinf((float)(i + 1)); }
+static bool is_adamw(const test_run *l) { return strstr(l->options, "update=adamw") != NULL; }
+static float weight(const test_run *l, int64_t i) {
+  return l->layers ? 0.0f : sinf((float)(i + 1));
+}
 
-static ng_status observe(fixture *f, const life *l) {
+static ng_status observe(fixture *f, const test_run *l) {
   bool wants = false;
   for (int32_t i = 0; i < PARTS && l->layers; i++)
     wants = wants || ng_wants(f->p, i) != 0;
@@ -98,7 +103,7 @@ static ng_status observe(fixture *f, const life *l) {
   return st;
 }
 
-static ng_status take_step(fixture *f, const life *l) {
+static ng_status take_step(fixture *f, const test_run *l) {
   if (is_adamw(l)) {
     ng_adamw how;
     ng_adamw_init(&how, sizeof how);
@@ -116,9 +121,9 @@ static ng_status take_step(fixture *f, const life *l) {
   return fixture_step(f, &how);
 }
 
-/* Weights of layers begin each step at 0 and move by lr 1: what a fused update leaves is -nu PD. */
-static ng_status rank_life(int32_t rank, ng_transport *t, void *arg) {
-  life *l = arg;
+/* Weights of layers begin each step at 0 and move with lr 1, so a fused update leaves -nu PD. */
+static ng_status run_rank(int32_t rank, ng_transport *t, void *arg) {
+  test_run *l = arg;
   const fixture_how how = {.threads = l->threads, .transport = t};
   float *g = calloc(2 * D, sizeof *g), *w = g + D;
   fixture f;
@@ -150,8 +155,8 @@ static ng_status rank_life(int32_t rank, ng_transport *t, void *arg) {
   return st;
 }
 
-/* u of element i in the last step.  Weights are those that were there: decay is read of them. */
-static double direction_of(const life *l, int64_t i) {
+/* The direction u of element i in the last step, in double.  Weight decay reads the weights before that step. */
+static double direction_of(const test_run *l, int64_t i) {
   double m = 0.0, v = 0.0, u = 0.0;
   int64_t updates = 0;
   for (int step = 0; step < STEPS; step++) {
@@ -165,7 +170,7 @@ static double direction_of(const life *l, int64_t i) {
           (sqrt(v / (1.0 - pow(l->b2, (double)updates))) + l->eps);
       continue;
     }
-    if (!l->decoupled) g += l->decay * (double)l->before[i]; /* lr = 0: they do not move */
+    if (!l->decoupled) g += l->decay * (double)l->before[i]; /* lr = 0: weights do not move */
     m = updates == 1 || l->mu == 0.0 ? g : l->mu * m + g;
     u = l->nesterov ? g + l->mu * m : m;
   }
@@ -179,7 +184,7 @@ static double direction_of(const life *l, int64_t i) {
 #define OWNER " update=sgd update_ranks=owner"
 #define SGD "update=sgd quantify=1 clip=none"
 #define ADAMW "update=adamw quantify=1 clip=none"
-static const life lives[] = {
+static const test_run runs[] = {
     {.options = NATGRAD "clip=kl", .layers = true},
     {.options = NATGRAD "clip=kl grad_worker_fraction=0", .layers = true},
     {.options = NATGRAD "clip=kl" OWNER, .layers = true},
@@ -202,26 +207,26 @@ static const life lives[] = {
     {"missed, sgd", SGD " missing=keep", .mu = 0.9, .misses = 1},
     {.name = "owner", .options = SGD " update_ranks=owner", .mu = 0.9},
 };
-enum { LIVES = sizeof lives / sizeof lives[0] };
+enum { RUNS = sizeof runs / sizeof runs[0] };
 
-static life *live(int which, int32_t ranks, int32_t threads) {
-  life *l = malloc(sizeof *l);
+static test_run *run_ranks(int which, int32_t ranks, int32_t threads) {
+  test_run *l = malloc(sizeof *l);
   assert_non_null(l);
-  *l = lives[which];
+  *l = runs[which];
   if (l->layers) l->name = l->options;
   l->threads = threads;
   for (int64_t i = 0; i < STEPS * D; i++)
-    l->g[i / D][i % D] = uneven(i, i % D);
+    l->g[i / D][i % D] = random_of_many_magnitudes(i, i % D);
   for (int i = 0; i < SAMPLES * TALL; i++)
     l->a[i] = sinf((float)(i + 1));
-  if (ranks_run(ranks, rank_life, l, NULL) != NG_OK) fail_msg("%s: %s", l->name, l->message);
+  if (ranks_run(ranks, run_rank, l, NULL) != NG_OK) fail_msg("%s: %s", l->name, l->message);
   return l;
 }
 
-/* Of layers PD is told in f32, nu times it once more: 1e-6 has room.  Where it is D / damping and a term that nearly
- * cancels it, with a damping of 0.1, f32 is off by 2^-24 of 10 D each, and r by twice that.  Of updates moments are f32,
- * and four of them may nearly cancel: 1e-5 of the largest r, where u is 1e-3 of its terms. */
-static void must_be_sorted(const life *l, const ng_report *r) {
+/* Tolerance.  PD of layers is rounded to f32, and again times nu: 1e-6 is enough.  If PD = D / damping - x and
+ * both terms nearly cancel, then with damping 0.1 f32 is off by 2^-24 of 10 D in each, and r by twice that.
+ * Updates have f32 moments, of which four may nearly cancel: 1e-5 of the largest r, where u is 1e-3 of its terms. */
+static void expect_numbers_of_a_sort(const test_run *l, const ng_report *r) {
   static double x[D];
   double sum[3] = {0};
   for (int64_t i = 0; i < D; i++) {
@@ -233,22 +238,22 @@ static void must_be_sorted(const life *l, const ng_report *r) {
     sum[2] += u * u;
   }
   if (l->layers) {
-    all_must_be(l->name, r, x, D, 1e-6, 10 * 0x1p-23);
+    expect_all(l->name, r, x, D, 1e-6, 10 * 0x1p-23);
     return;
   }
   near(l->name, "d2", r->d2, sum[1], 1e-12 * sum[1]);
   near(l->name, "pd2", r->pd2, sum[2], 1e-6 * sum[2]);
   near(l->name, "inner", r->inner, sum[0], 1e-6 * sqrt(sum[1] * sum[2]));
-  quartiles_must_be(l->name, r, x, D, 1e-6, 0.0, 1e-5);
+  expect_quartiles(l->name, r, x, D, 1e-6, 0.0, 1e-5);
   if (l->mu == 0.0 && l->decay == 0.0 && !is_adamw(l)) assert_true(r->inner == r->d2);
 }
 
 static void quartiles_are_those_of_a_sort(void **state) {
-  for (int k = 0; k < LIVES; k++) {
-    life *one = live(k, 1, 1), *threads = live(k, 1, 3), *all = live(k, MOST, 1);
+  for (int k = 0; k < RUNS; k++) {
+    test_run *one = run_ranks(k, 1, 1), *threads = run_ranks(k, 1, 3), *all = run_ranks(k, MOST, 1);
     const ng_report *r = &one->report[0], *t = &threads->report[0];
-    must_be_sorted(one, r);
-    must_be_sorted(all, &all->report[0]);
+    expect_numbers_of_a_sort(one, r);
+    expect_numbers_of_a_sort(all, &all->report[0]);
     for (int32_t q = 1; q < MOST; q++)
       assert_memory_equal(&all->report[q].scaled, &all->report[0].scaled, 7 * sizeof(double));
     assert_memory_equal(&t->scaled, &r->scaled, 7 * sizeof(double));
@@ -261,12 +266,12 @@ static void quartiles_are_those_of_a_sort(void **state) {
 
 /* ---- the published function ------------------------------------------------------------------*/
 
-static void of_published(const char *what, double got, double expected, double allowed) {
+static void expect_published(const char *what, double got, double expected, double allowed) {
   near("published", what, got, expected, allowed * expected + 10 * 0x1p-23);
 }
 
-/* EFCP's quantify_preconditioning of g = sin((i+1) 0.8) and u = sin((i+1) 1.6), 8 of them, in float64.  u is
- * made of two gradients: v = (v + x) / 2 twice, from 0. */
+/* EFCP's quantify_preconditioning of g = sin((i+1) 0.8) and u = sin((i+1) 1.6) for i < 8, in float64.  Two
+ * gradients make u: v = (v + x) / 2 twice, from 0. */
 static void published_numbers(void **state) {
   float g[8], first[8];
   fixture f;
@@ -289,18 +294,18 @@ static void published_numbers(void **state) {
   }
   r = fixture_report(&f);
   assert_int_equal(r.scaled, 8);
-  of_published("min", r.scaling_min, 0.058399050,
-               1e-5); /* u there is 0.06: of f32 sums of 4 and 2 */
-  of_published("max", r.scaling_max, 1.996589894, 1e-6);
-  of_published("mean", r.scaling_mean, 1.242872052, 1e-6);
-  /* the published angle, 90 (1 - cos), is 88.893897518 degrees; cos of sums of f32 of 4 and 2 */
+  /* u is 0.06 there, from f32 sums of 4 and 2 */
+  expect_published("min", r.scaling_min, 0.058399050, 1e-5);
+  expect_published("max", r.scaling_max, 1.996589894, 1e-6);
+  expect_published("mean", r.scaling_mean, 1.242872052, 1e-6);
+  /* the published angle, 90 (1 - cos), is 88.893897518 degrees; cos comes from f32 sums of 4 and 2 */
   const double cosine = r.inner / sqrt(r.d2) / sqrt(r.pd2);
   assert_true(fabs(cosine - 0.012290028) <= 1e-6);
   assert_true(fabs(90.0 * (1.0 - cosine) - 88.893897518) <= 1e-4);
-  of_published("25 %", r.scaling_25, 0.741142614, 0x1p-18 + 1e-6);
-  of_published("50 %", r.scaling_50, 1.434100404, 0x1p-18 + 1e-6);
-  of_published("75 %", r.scaling_75, 1.768750724, 0x1p-18 + 1e-6);
-  /* A step that does not count leaves the numbers of the one before. */
+  expect_published("25 %", r.scaling_25, 0.741142614, 0x1p-18 + 1e-6);
+  expect_published("50 %", r.scaling_50, 1.434100404, 0x1p-18 + 1e-6);
+  expect_published("75 %", r.scaling_75, 1.768750724, 0x1p-18 + 1e-6);
+  /* A step that does not count leaves the last numbers. */
   g[3] = NAN;
   assert_int_equal(ng_step(f.p, 1.0), NG_SKIPPED);
   const double before = r.scaling_75;
@@ -311,7 +316,7 @@ static void published_numbers(void **state) {
 
 /* ---- hard distributions ----------------------------------------------------------------------*/
 
-/* SGD with decay 1 and lr 0: u = g + w, so with g = 0 r is |w| / 1e-8, whatever w is. */
+/* SGD with decay 1 and lr 0 has u = g + w, so g = 0 gives r = |w| / 1e-8 for any w. */
 static ng_report measure(float *w, int64_t n) {
   float *g = calloc((size_t)n, sizeof *g);
   assert_non_null(g);
@@ -347,7 +352,7 @@ static float drawn(shape s, int64_t i, int64_t n, rng *r) {
   case SMALL:
     return sign * powf(10.0f, -44.0f + 10.0f * fabsf(fmodf(u * 7.0f, 1.0f)));
   case CLOSE:
-    return 1.0f + (float)i * 0x1p-23f; /* all in few bins of the first pass */
+    return 1.0f + (float)i * 0x1p-23f; /* all in a few bins of the first pass */
   default:
     return i < n / 4 + 1 ? 1e-30f : 3e38f;
   }
@@ -371,7 +376,7 @@ static void hard_distributions_equal_a_sort(void **state) {
       }
       const ng_report r = measure(w, n);
       (void)snprintf(what, sizeof what, "%s, %lld", name[s], (long long)n);
-      all_must_be(what, &r, x, n, 0x1p-50, 0.0);
+      expect_all(what, &r, x, n, 0x1p-50, 0.0);
       if (s == EQUAL || s == ZEROS) assert_true(r.scaling_25 == x[0] && r.scaling_75 == x[0]);
       if (s == HALF_ZEROS && n > 5) assert_true(r.scaling_25 == 0.0);
       free(w);
@@ -380,7 +385,7 @@ static void hard_distributions_equal_a_sort(void **state) {
   }
 }
 
-/* Where something is preconditioned, what is not is not counted; without being asked, nothing is. */
+/* Without quantify nothing is counted.  With preconditioned blocks, other parameters are not counted. */
 static void only_without_blocks(void **state) {
   for (int k = 0; k < 2; k++) {
     fixture f;

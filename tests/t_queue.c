@@ -1,8 +1,7 @@
-/* t_queue.c: the rule of the queue: results are read, and what entries read is changed, after a wait.
+/* t_queue.c: the rule of the queue: a caller reads results, and changes inputs, only after ng_queue_wait.
  *
- * The rule itself, and then everything that uses a queue, once with a linear algebra that is done when
- * an entry returns and once with one that is as late as it may be (late.h): the same bits, or somebody
- * forgot to wait. */
+ * First the rule alone, then every user of a queue, with two linear algebras: one completes each entry before it
+ * returns, one as late as allowed (late.h).  Both must give the same bits. */
 #include "unit_test.h"
 
 #include <math.h>
@@ -20,17 +19,17 @@
 
 /* ---- the rule --------------------------------------------------------------------------------*/
 
-static const ng_linalg_ops *const found[] = {
+static const ng_linalg_ops *const algebras[] = {
     &ng_linalg_ref,
 #if defined(NG_HAVE_BLAS)
     &ng_linalg_cpu,
 #endif
 };
-enum { FOUND = sizeof found / sizeof found[0] };
+enum { ALGEBRAS = sizeof algebras / sizeof algebras[0] };
 
 static void entries_are_pending_until_the_wait(void **state) {
-  for (int i = 0; i < FOUND; i++) {
-    ng_queue q = {.la = found[i], .threads = 1};
+  for (int i = 0; i < ALGEBRAS; i++) {
+    ng_queue q = {.la = algebras[i], .threads = 1};
     float x[3] = {1.0f, 2.0f, 3.0f};
     int finite = -1;
     assert_true(ng_queue_settled(&q));
@@ -41,12 +40,11 @@ static void entries_are_pending_until_the_wait(void **state) {
     ng_queue_wait(&q);
     assert_true(ng_queue_settled(&q));
     assert_int_equal(ng_info_read(&q, &finite), 1);
-    (void)q.la->eigen_work(&q, 3); /* a size is no work */
+    (void)q.la->eigen_work(&q, 3); /* a size query is not pending work */
     assert_true(ng_queue_settled(&q));
   }
 }
 
-/* Late, and in order. */
 static void late_entries_run_in_order_at_the_wait(void **state) {
   ng_queue q = {.la = late_over(&ng_linalg_ref), .threads = 1};
   float a[3] = {4.0f, 2.0f, 5.0f};
@@ -69,8 +67,8 @@ static void late_entries_run_in_order_at_the_wait(void **state) {
 }
 
 #if defined(NG_DEBUG)
-/* How a process ends that reads an info (or a number), having waited or not: its signal, or 0. */
-static int reading(bool wait, bool number) {
+/* Read an info or a number in a child process, with or without waiting.  Return the signal that ended it, or 0. */
+static int signal_of_a_read(bool wait, bool number) {
   const pid_t child = fork();
   assert_true(child >= 0);
   if (child == 0) {
@@ -79,7 +77,7 @@ static int reading(bool wait, bool number) {
     const ng_sym S = {a, 1};
     double trace = 0.0;
     int info = 1;
-    (void)close(STDERR_FILENO); /* of what assert says nothing is wanted */
+    (void)close(STDERR_FILENO); /* hide the message of assert */
     (void)signal(SIGABRT, SIG_DFL);
     ng_on(&q)->trace(&q, 1, a, NG_F32, &trace);
     ng_on(&q)->factor(&q, S, &info);
@@ -98,11 +96,11 @@ static int reading(bool wait, bool number) {
 static void forgotten_wait_is_noticed(void **state) {
 #if defined(NG_DEBUG)
   for (int number = 0; number < 2; number++) {
-    assert_int_equal(reading(true, number), 0);
-    assert_int_equal(reading(false, number), SIGABRT);
+    assert_int_equal(signal_of_a_read(true, number), 0);
+    assert_int_equal(signal_of_a_read(false, number), SIGABRT);
   }
 #else
-  skip(); /* a release does not assert; asan, tsan and dev do */
+  skip(); /* release builds do not assert; asan, tsan and dev do */
 #endif
 }
 
@@ -110,14 +108,15 @@ static void forgotten_wait_is_noticed(void **state) {
 
 enum { STEPS = 6, RANKS = 3 };
 
-typedef struct both {
+typedef struct comparison {
   sim_setup how;
   const ng_linalg_ops *table;
-  uint64_t seen[2][RANKS][STEPS]; /* hashes of state, gradients and weights: at once, and late */
-  atomic_bool unsettled;          /* a public function returned with something undone */
-} both;
+  uint64_t hash[2][RANKS][STEPS]; /* hashes of state, gradients and weights: at once, late */
+  atomic_bool unsettled;          /* a public function returned with pending work */
+} comparison;
 
-static uint64_t hash_floats(uint64_t h, const float *x, int64_t n) { /* FNV-1a over words */
+/* FNV-1a over words. */
+static uint64_t hash_floats(uint64_t h, const float *x, int64_t n) {
   for (int64_t i = 0; i < n; i++) {
     uint32_t word;
     memcpy(&word, &x[i], sizeof word);
@@ -126,13 +125,13 @@ static uint64_t hash_floats(uint64_t h, const float *x, int64_t n) { /* FNV-1a o
   return h;
 }
 
-/* Before a step that observes: one observation that is taken back, and one step that is skipped, both
- * with sums to forget. */
-static ng_status interrupted(sim *s, int64_t k, both *b) {
+/* Before a step: one observation that ng_reset_batch discards, and one skipped step; both have sums to discard. */
+static ng_status interrupt_step(sim *s, int64_t k, comparison *b) {
   const ng_layer *l = &s->layer[0];
   const ng_sgd how = fixture_sgd(0.1, 0);
   ng_status st = NG_OK;
-  if (ng_in_list("adasgd|eva-f|mfac|efcp|ggt", b->how.method)) return st; /* observe no G */
+  /* these do not observe output gradients */
+  if (ng_in_list("adasgd|eva-f|mfac|efcp|ggt", b->how.method)) return st;
   for (int skip = 0; skip < 2 && st == NG_OK; skip++) {
     st = sim_begin(s, k);
     const int64_t samples = 4 + s->rank + k % 2;
@@ -145,7 +144,7 @@ static ng_status interrupted(sim *s, int64_t k, both *b) {
       st = plane_input(s->p, s->index[0], &a, NG_COPY);
       s->observation[0] = INFINITY;
       if (st == NG_OK && skip) st = plane_output_grad(s->p, s->index[0], &g, NG_COPY);
-      if (st == NG_SKIPPED) st = NG_OK; /* it says so at once, too */
+      if (st == NG_SKIPPED) st = NG_OK; /* the call may report the fault itself */
     }
     if (st != NG_OK) return st;
     st = skip ? fixture_step(&s->f, &how) : ng_reset_batch(s->p);
@@ -155,8 +154,8 @@ static ng_status interrupted(sim *s, int64_t k, both *b) {
   return st;
 }
 
-static ng_status play(int32_t rank, ng_transport *t, void *arg) {
-  both *b = arg;
+static ng_status run_rank(int32_t rank, ng_transport *t, void *arg) {
+  comparison *b = arg;
   ng_status st = NG_OK;
   for (int late = 0; late < 2 && st >= NG_OK; late++) {
     sim s;
@@ -167,10 +166,10 @@ static ng_status play(int32_t rank, ng_transport *t, void *arg) {
       if (!late) s.ctx->queue->la = b->table;
     }
     for (int64_t k = 0; k < STEPS && st >= NG_OK; k++) {
-      if (k == 2) st = interrupted(&s, k, b);
+      if (k == 2) st = interrupt_step(&s, k, b);
       if (st >= NG_OK) st = sim_step(&s, k);
       if (!ng_queue_settled(s.ctx->queue) || late_waiting() > 0) b->unsettled = true;
-      b->seen[late][rank][k] = hash_floats(sim_fingerprint(&s), s.grad, s.weight_count);
+      b->hash[late][rank][k] = hash_floats(sim_fingerprint(&s), s.grad, s.weight_count);
     }
     if (st < NG_OK) {
       fprintf(stderr, "%s %s: %s%s\n", b->how.method, b->how.set, s.message,
@@ -182,16 +181,16 @@ static ng_status play(int32_t rank, ng_transport *t, void *arg) {
 }
 
 static void compare(const sim_setup *how, const ng_linalg_ops *table, int32_t ranks) {
-  both b = {.how = *how, .table = table};
+  comparison b = {.how = *how, .table = table};
   b.how.linalg = table == &ng_linalg_ref || ranks > 1 ? "ref" : NULL;
-  assert_true(ranks_run(ranks, play, &b, NULL) >= NG_OK);
+  assert_true(ranks_run(ranks, run_rank, &b, NULL) >= NG_OK);
   for (int32_t r = 0; r < ranks; r++) {
     for (int k = 0; k < STEPS; k++) {
-      if (b.seen[0][r][k] != b.seen[1][r][k]) {
+      if (b.hash[0][r][k] != b.hash[1][r][k]) {
         fail_msg("%s %s: %d ranks: step %d differs on rank %d", how->method, how->set, ranks, k, r);
       }
     }
-    assert_true(b.seen[0][r][STEPS - 1] != b.seen[0][r][STEPS - 2]);
+    assert_true(b.hash[0][r][STEPS - 1] != b.hash[0][r][STEPS - 2]);
   }
   if (b.unsettled) fail_msg("%s %s: %d ranks: something is undone", how->method, how->set, ranks);
 }
@@ -231,8 +230,8 @@ enum { ROWS = sizeof rows / sizeof rows[0] };
 
 static void steps_wait_for_their_results(void **state) {
   for (int i = 0; i < ROWS; i++) {
-    for (int k = 0; k < FOUND; k++) {
-      compare(&rows[i], found[k], 1);
+    for (int k = 0; k < ALGEBRAS; k++) {
+      compare(&rows[i], algebras[k], 1);
     }
   }
 }
@@ -252,16 +251,16 @@ static void steps_on_ranks_wait_for_their_results(void **state) {
   }
 }
 
-/* The ladder: single precision always fails, in its info; then in what it left. */
-static void fails(ng_queue *q, ng_sym S, int *info) {
+/* For the ladder: single precision always fails, first by its info, then by its result. */
+static void report_failure(ng_queue *q, ng_sym S, int *info) {
   (void)S;
   *info = 1;
 }
-static void leaves_nothing(ng_queue *q, ng_sym S, int *info) {
+static void return_zeros(ng_queue *q, ng_sym S, int *info) {
   ng_linalg_ref.scale(q, ng_sym_count(S.n), S.a, 0.0);
   *info = 0;
 }
-static void no_vectors(ng_queue *q, int64_t n, float *V, float *w, void *work, int *info) {
+static void return_no_vectors(ng_queue *q, int64_t n, float *V, float *w, void *work, int *info) {
   memset(V, 0, (size_t)(n * n) * sizeof *V);
   memset(w, 0, (size_t)n * sizeof *w);
   *info = n % 2 == 0;
@@ -275,8 +274,8 @@ static void fallbacks_wait_for_their_results(void **state) {
   };
   for (int way = 0; way < 2; way++) {
     ng_linalg_ops broken = ng_linalg_ref;
-    broken.factor = way == 0 ? fails : leaves_nothing;
-    broken.eigen = no_vectors;
+    broken.factor = way == 0 ? report_failure : return_zeros;
+    broken.eigen = return_no_vectors;
     for (size_t i = 0; i < sizeof hard / sizeof hard[0]; i++) {
       compare(&hard[i], &broken, 1);
     }

@@ -1,4 +1,4 @@
-/* t_random: the generator against Random123's known answers (kat_vectors, philox4x32 10), and its distributions. */
+/* t_random.c: the generator against Random123's known answers (kat_vectors, philox4x32 10), and its distributions. */
 #include "common/random.h"
 #include "unit_test.h"
 
@@ -41,7 +41,7 @@ static void uniform_and_normal(void **state) {
     mean += (double)x[i] / MANY;
     square += ((double)x[i] + 0.5) * ((double)x[i] + 0.5) / MANY;
   }
-  /* five deviations: sqrt(0.75 / n) = 2.7e-3, of the square sqrt(0.45 / n) = 2.1e-3 */
+  /* five deviations: sqrt(0.75 / n) = 2.7e-3, for the square sqrt(0.45 / n) = 2.1e-3 */
   assert_true(fabs(mean + 0.5) < 0.014 && fabs(square - 0.75) < 0.011);
   random_normal(3, RANDOM_INIT, 2, 2.0, 0, MANY, x);
   mean = square = 0.0;
@@ -52,13 +52,13 @@ static void uniform_and_normal(void **state) {
     third += z * z * z / MANY;
     fourth += z * z * z * z / MANY;
   }
-  /* deviations of the four: 1, sqrt 2, sqrt 15, sqrt 96, over sqrt n */
+  /* five deviations of the four moments: 1, sqrt 2, sqrt 15, sqrt 96, each over sqrt n */
   assert_true(fabs(mean) < 0.016 && fabs(square - 1.0) < 0.023);
   assert_true(fabs(third) < 0.062 && fabs(fourth - 3.0) < 0.16);
 }
 
 /* A number depends on its index only, not on the first index or the count. */
-static void a_number_has_its_place(void **state) {
+static void numbers_depend_on_their_index(void **state) {
   float few[7];
   random_normal(5, RANDOM_DATA, 9, 1.0, 0, MANY, x);
   random_normal(5, RANDOM_DATA, 9, 1.0, 0, 7, few);
@@ -88,8 +88,8 @@ static void order_is_a_fair_permutation(void **state) {
   double chi = 0.0;
   for (int i = 0; i < N * N; i++)
     chi += pow(count[i / N][i % N] - TRIALS / N, 2.0) / (TRIALS / (double)N);
-  /* 25 degrees of freedom; rows and columns of a permutation hang together: times N / (N - 1).  One in a
-   * thousand is above 52.6 * 1.2. */
+  /* 25 degrees of freedom; rows and columns of a permutation depend on each other: times N / (N - 1).  One in a
+   * thousand exceeds 52.6 * 1.2. */
   assert_true(chi < 63.1);
   int32_t one = 7;
   random_order(8, RANDOM_ORDER, 0, 1, &one);
@@ -100,7 +100,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(known_answers),
       cmocka_unit_test(uniform_and_normal),
-      cmocka_unit_test(a_number_has_its_place),
+      cmocka_unit_test(numbers_depend_on_their_index),
       cmocka_unit_test(order_is_a_fair_permutation),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -39,8 +39,8 @@ static test_case *golden_case(void) {
     free(w);
     free(b);
     s->D[t][1] = wave(24, 1.1 + o, 0.2);
-    case_micro *conv =
-        case_add_micro(s, t, 0, 2); /* another number of samples: another micro-batch */
+    /* another number of samples makes a new micro-batch */
+    case_micro *conv = case_add_micro(s, t, 0, 2);
     conv->a[1][0] = wave(80, 0.2 + o, 1);
     conv->g[1][0] = wave(36, 0.6 + o, 1);
   }
@@ -59,13 +59,12 @@ static void played(const test_case *s, const ng_options *o, case_result *r) {
   assert_int_equal(r->status, NG_OK);
 }
 
-/* The spec's digits: agreement of f32 with them to about 1e-6 is normal, relative to entries of
- * half. */
+/* f32 agrees with the specification's digits to about 1e-6 of entries near 0.5. */
 static void near(double x, double y, const char *what) {
   if (!(fabs(x - y) <= 1e-6)) fail_msg("%s: %.9g, should be %.9g", what, x, y);
 }
 
-/* Eva-f, not clipped: the linear layer of the first step. */
+/* Eva-f without clip: the linear layer in the first step. */
 static void golden_eva_f(void **state) {
   static const double want[8] = {4.49795021,   6.23377827,  4.75516723,  -0.615276684,
                                  -0.405750378, -4.95952117, -6.64931057, 0.488469587};
@@ -74,13 +73,13 @@ static void golden_eva_f(void **state) {
   ng_options o = fixture_parse("method=eva-f");
   fixture_set(&o, "clip", "none");
   played(s, &o, &r);
-  for (int i = 0; i < 8; i++) /* entries of six: six times the 1e-6 of the others */
+  for (int i = 0; i < 8; i++) /* entries near 6: six times 1e-6 */
     assert_true(fabs(r.P[0][0][i] - want[i]) <= 6e-6);
   case_free_result(&r);
   case_destroy(&s);
 }
 
-/* The baseline K-FAC of the same program: V, nu, the linear layer. */
+/* The baseline K-FAC of the program: V, nu, the linear layer. */
 static void golden_eva_kfac(void **state) {
   static const double want[3][10] = {
       {0.165126877, 0.0778199803, 0.108319547, 0.224548081, 0.251249696, -0.00448208058,
@@ -107,8 +106,8 @@ static void golden_eva_kfac(void **state) {
   }
 }
 
-/* The rest of the program: AdaSGD and SAM, the linear layer of the first step. */
-static void golden_neighbours(void **state) {
+/* AdaSGD and SAM of the program: the linear layer in the first step. */
+static void golden_adasgd_and_sam(void **state) {
   static const struct {
     const char *system;
     double linear[8];
@@ -134,7 +133,7 @@ static void golden_neighbours(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(golden_eva_kfac),
-      cmocka_unit_test(golden_neighbours),
+      cmocka_unit_test(golden_adasgd_and_sam),
       cmocka_unit_test(golden_eva_f),
   };
   return cmocka_run_group_tests_name("rankone", tests, NULL, NULL);

@@ -1,5 +1,5 @@
-/* t_recipe: what large batches need around a step, each piece against its published formula worked out
- * here step by step, and whole runs cut into micro-batches against whole batches. */
+/* t_recipe.c: the recipe for large batches: each part of a step against its published formula, and whole runs with
+ * micro-batches against whole batches. */
 #include "nn/models.h"
 #include "common/random.h"
 #include "train/schedule.h"
@@ -19,7 +19,7 @@
 
 /* ---- polynomial decay --------------------------------------------------------------------------*/
 
-/* Three published configurations of ResNet-50, and what their formula gave (7 digits) at five epochs. */
+/* Three published configurations of ResNet-50; their formula gives these 7 digits at five epochs. */
 static void lr_is_the_published_polynomial(void **state) {
   static const double epoch[5] = {0.5, 2.5, 10, 20, 35};
   static const struct {
@@ -46,10 +46,10 @@ static void lr_is_the_published_polynomial(void **state) {
     must_set(&s, "lr-schedule", known[i].schedule);
     for (int k = 0; k < 5; k++) {
       const double got = recipe_lr(&s, epoch[k], known[i].epochs);
-      if (fabs(got / known[i].eta[k] - 1.0) > 1e-6) /* the seven digits that are known */
+      if (fabs(got / known[i].eta[k] - 1.0) > 1e-6) /* seven known digits */
         fail_msg("%s at %g: %.7g, not %.7g", known[i].schedule, epoch[k], got, known[i].eta[k]);
     }
-    /* A run longer than END: END is the run's (max(epoch, polynomial_epoch)). */
+    /* In a run longer than END, END is the run's length: max(epoch, polynomial_epoch). */
     assert_true(recipe_lr(&s, 100, 200) > 0.0 && recipe_lr(&s, 200, 200) == 0.0);
     settings_free(&s);
   }
@@ -57,8 +57,7 @@ static void lr_is_the_published_polynomial(void **state) {
 
 /* ---- configurations ----------------------------------------------------------------------------*/
 
-/* Every key of every file is a setting or an option, which settings_read checks, and has an effect in that run; the model
- * can be built. */
+/* Each key of each configuration is a known setting or option and has an effect, and the model can be built. */
 static void every_key_of_every_configuration_is_used(void **state) {
   int keys = 0;
   DIR *d = opendir(NG_SOURCE_DIR "/configs");
@@ -97,7 +96,7 @@ static void every_key_of_every_configuration_is_used(void **state) {
 
 /* ---- momentum ----------------------------------------------------------------------------------*/
 
-/* Both updates on one number, over a rate that rises, falls and jumps. */
+/* Our update and the published one on one number, with a rate that rises, falls and jumps. */
 static void momentum_follows_lr(void **state) {
   static const char *const how[] = {"ratio", "proportional", "none"};
   const double first = 0.2, m0 = 0.9;
@@ -113,7 +112,7 @@ static void momentum_follows_lr(void **state) {
       const double g = sin(t) + 0.3;
       const double m = k == 0   ? m0 * fmin(1.0, lr / before)
                        : k == 1 ? m0 / first * lr
-                                : m0 * lr / before; /* ours, in the published form */
+                                : m0 * lr / before; /* our rule in the published form */
       v = m * v - lr * g;
       w += v;
       u = recipe_momentum(&s, lr, before) * u + g; /* ng_step_sgd */
@@ -121,7 +120,7 @@ static void momentum_follows_lr(void **state) {
       largest = fmax(largest, fabs(w - x));
       before = lr;
     }
-    /* 60 steps on numbers up to 10, each with a few roundings of 1e-16. */
+    /* 60 steps on numbers up to 10, each with a few roundings of 1e-16 */
     if (largest > 1e-13) fail_msg("%s: %g apart", how[k], largest);
     settings_free(&s);
   }
@@ -129,7 +128,7 @@ static void momentum_follows_lr(void **state) {
 
 /* ---- damping -----------------------------------------------------------------------------------*/
 
-/* EFCP's KeepRatio: lr / (lr0 / damp0), by hand. */
+/* EFCP's KeepRatio is lr / (lr0 / damp0). */
 static void damping_keeps_its_ratio(void **state) {
   settings s;
   settings_init(&s);
@@ -161,7 +160,7 @@ static void weights_are_rescaled(void **state) {
     settings s;
     settings_init(&s);
     must_set(&s, "rescale-weights", when[k]);
-    for (int length = 1; length <= 10; length++) { /* from a third to three times it */
+    for (int length = 1; length <= 10; length++) { /* from a third to three times the target */
       for (int i = 0; i < nn_params(n); i++) {     /* conv: 8 outputs, sqrt(8) = 2.8284 */
         const nn_param *p = nn_param_at(n, i);
         random_normal(5, RANDOM_DATA, (uint32_t)i, 1.0, 0, p->count, p->value);
@@ -175,7 +174,7 @@ static void weights_are_rescaled(void **state) {
         const double target = p->layer >= 0 ? sqrt(2.0 * (double)p->shape[0]) : 0.0;
         const bool changes = p->role == NN_WEIGHT && (k == 2 || (k == 1 && length > target));
         const double want = changes ? target : length;
-        /* sums of at most 720 rounded squares: 1e-6 covers the f32 the values are kept in */
+        /* sums of at most 720 rounded squares of f32 values: 1e-6 */
         if (fabs(norm(p) / want - 1.0) > 1e-6)
           fail_msg("%s, %s from %d: %g, not %g", when[k], p->name, length, norm(p), want);
       }
@@ -189,7 +188,6 @@ static void weights_are_rescaled(void **state) {
 
 #define RUN_DATA "synthetic:classes=3,features=12,train=110,test=40,seed=2"
 
-/* The last epoch of a run with settings "name=value ...". */
 static train_epoch last_epoch(const data_set *d, const char *set) {
   static int runs;
   char name[16];
@@ -201,8 +199,8 @@ static train_epoch last_epoch(const data_set *d, const char *set) {
   return e;
 }
 
-/* A network without norms, a method whose statistics do not depend on how a batch is cut: the same run.
- * 110 samples: 3 steps of 32, 14 left over. */
+/* Without norms, and with a method whose statistics do not depend on micro-batches, both runs are the same.  110
+ * samples are 3 steps of 32; 14 remain. */
 static void micro_batches_make_a_batch(void **state) {
   static const char *const methods[] = {"sgd", "natgrad", "eva-natgrad"};
   data_set d;
@@ -216,7 +214,7 @@ static void micro_batches_make_a_batch(void **state) {
       e[cut] = last_epoch(&d, set);
       assert_int_equal(e[cut].step, 9);
     }
-    /* f32 sums in another order, 9 steps: 1e-5 of losses of order 1, and one sample of 40 on an edge */
+    /* 9 steps with f32 sums in another order: 1e-5 of losses of order 1; one sample of 40 may change its class */
     if (fabs(e[0].train_loss - e[1].train_loss) > 1e-5 ||
         fabs(e[0].test_loss - e[1].test_loss) > 1e-5 ||
         fabs(e[0].train_accuracy - e[1].train_accuracy) > 0.011) {
@@ -227,13 +225,14 @@ static void micro_batches_make_a_batch(void **state) {
   data_close(&d);
 }
 
-/* Each setting reaches the step: the same run without it ends elsewhere. */
+/* Each setting changes the result of a run. */
 static void every_setting_has_an_effect(void **state) {
   static const char *const with[][2] = {
       {"", "adjust-momentum=proportional"},
-      {"warm-up=2", "adjust-momentum=ratio"}, /* with a falling lr the same as none */
+      {"warm-up=2", "adjust-momentum=ratio"}, /* with a falling lr it equals none */
       {"", "rescale-weights=always"},
-      {"method=sgd lr=5", "rescale-weights=shrink"}, /* fresh weights are short */
+      {"method=sgd lr=5",
+       "rescale-weights=shrink"}, /* initial weights are shorter than the target */
       {"solve-period=1", "damping-rule=keep-ratio"}, /* lr falls to 0 */
       {"", "acc-iters=2"},
       {"", "mixup-alpha=1"},

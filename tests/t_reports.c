@@ -1,6 +1,6 @@
-/* t_reports.c: what the library tells of itself, against values known another way: pi, dampings, the sum
- * and the clip from the arrays that were shown, bytes from the orders, times by a clock of the test's
- * own, the form of a result from its rule. */
+/* t_reports.c: reports against values computed independently: pi, dampings, inner and the clip factor from the
+ * observed arrays; bytes from the matrix orders; times from a clock of the test; the stored form of a result from
+ * its cost rule. */
 #include "fixture.h"
 #include "ranks.h"
 #include "unit_test.h"
@@ -9,77 +9,77 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Each question is answered one millisecond later than the one before. */
+/* Each call of the clock advances it by one millisecond. */
 static _Thread_local double now;
 double __wrap_ng_now_ms(void);
 double __wrap_ng_now_ms(void) { return now += 1.0; }
 
-enum { IN = 3, OUT = 2, SAMPLES = 4 };
+enum { IN = 3, OUT = 2, SAMPLES = 4, COUNT = OUT * IN + OUT };
 
-typedef struct scene {
+typedef struct report_run {
   fixture f;
-  float grad[OUT * IN], bias[OUT], d[OUT * IN], d_bias[OUT]; /* d: as it was before the step */
+  float grad[COUNT], d[COUNT]; /* weights, then biases; d: the gradient before the step */
   float a[SAMPLES * IN], g[SAMPLES * OUT];
-} scene;
+} report_run;
 
-static void open_scene(scene *s, const char *options) {
+static void open_run(report_run *s, const char *options) {
   memset(s, 0, sizeof *s);
   for (int i = 0; i < OUT * IN; i++)
     s->d[i] = sinf((float)(3 * i + 1));
   for (int i = 0; i < OUT; i++)
-    s->d_bias[i] = cosf((float)(5 * i + 2));
+    s->d[OUT * IN + i] = cosf((float)(5 * i + 2));
   for (int i = 0; i < SAMPLES * IN; i++)
     s->a[i] = 2.0f * sinf((float)(7 * i + 3));
   for (int i = 0; i < SAMPLES * OUT; i++)
     s->g[i] = 0.1f * cosf((float)(11 * i + 4));
-  const plane grad[2] = {plane_of(s->grad, OUT, IN, NG_F32), plane_of(s->bias, 1, OUT, NG_F32)};
+  const plane grad[2] = {plane_of(s->grad, OUT, IN, NG_F32),
+                         plane_of(s->grad + OUT * IN, 1, OUT, NG_F32)};
   fixture_ok(&s->f, fixture_open(&s->f, options, NULL));
   fixture_ok(&s->f, fixture_linear(&s->f, "fc", grad, NULL));
   fixture_ok(&s->f, ng_ready(s->f.p));
 }
 
-static void step(scene *s, double lr, int shows) {
+static void step(report_run *s, double lr, int calls) {
   const plane a = plane_of(s->a, SAMPLES, IN, NG_F32), g = plane_of(s->g, SAMPLES, OUT, NG_F32);
   memcpy(s->grad, s->d, sizeof s->d);
-  memcpy(s->bias, s->d_bias, sizeof s->d_bias);
-  for (int i = 0; i < shows; i++)
+  for (int i = 0; i < calls; i++)
     fixture_ok(&s->f, fixture_begin_and_observe(&s->f, SAMPLES, 0, &a, &g));
   fixture_ok(&s->f, ng_step(s->f.p, lr));
 }
 
 static void near(const char *what, double got, double expected) {
-  /* f32 on the way */
+  /* f32 intermediates */
   if (!(fabs(got - expected) <= 1e-6 * fabs(expected)))
     fail_msg("%s is %.9g instead of %.9g", what, got, expected);
 }
 
 /* ---- numbers ---------------------------------------------------------------------------------*/
 
-/* tr A / p with A = (1/B) sum a a', a 1 for the bias; tr G / q with G = (1/B) sum delta delta', delta = B g. */
-static double mean_a(const scene *s) {
+/* tr A / p with A = (1/B) sum a a', a ends with 1 for the bias; tr G / q with G = (1/B) sum delta delta', delta =
+ * B g. */
+static double mean_a(const report_run *s) {
   double sum = SAMPLES;
   for (int i = 0; i < SAMPLES * IN; i++)
     sum += (double)s->a[i] * (double)s->a[i];
   return sum / SAMPLES / (IN + 1);
 }
-static double mean_g(const scene *s) {
+static double mean_g(const report_run *s) {
   double sum = 0.0;
   for (int i = 0; i < SAMPLES * OUT; i++)
     sum += SAMPLES * SAMPLES * (double)s->g[i] * (double)s->g[i];
   return sum / SAMPLES / OUT;
 }
 
-static void pi_and_damping_are_of_the_traces(void **state) {
+static void pi_and_damping_follow_from_the_traces(void **state) {
   static const char *const split[] = {"pi", "full"};
   for (int full = 0; full < 2; full++) {
     char options[128];
-    scene s;
+    report_run s;
     (void)snprintf(options, sizeof options, "damping=0.04 solve_period=2 damping_split=%s",
                    split[full]);
-    open_scene(&s, options);
+    open_run(&s, options);
     ng_layer_report r = fixture_layer_report(&s.f, 0);
-    assert_true(r.pi == 0.0 && r.damping_a == 0.0 &&
-                r.damping_g == 0.0); /* nothing is solved yet */
+    assert_true(r.pi == 0.0 && r.damping_a == 0.0 && r.damping_g == 0.0); /* no solve yet */
     const double pi = sqrt(mean_a(&s) / mean_g(&s));
     assert_true(pi > 1.5 || pi < 0.6);
     for (int k = 0; k < 2; k++) {
@@ -88,7 +88,7 @@ static void pi_and_damping_are_of_the_traces(void **state) {
       near("pi", r.pi, pi);
       near("damping_a", r.damping_a, full == 1 ? 0.04 : 0.2 * pi);
       near("damping_g", r.damping_g, full == 1 ? 0.04 : 0.2 / pi);
-      fixture_ok(&s.f, ng_set(s.f.p, "damping", "0.09")); /* of the last solve: not of this step */
+      fixture_ok(&s.f, ng_set(s.f.p, "damping", "0.09")); /* counts from the next solve on */
     }
     step(&s, 0.1, 1);
     r = fixture_layer_report(&s.f, 0);
@@ -98,34 +98,26 @@ static void pi_and_damping_are_of_the_traces(void **state) {
   }
 }
 
-/* The gradient that a step leaves is nu PD. */
-static void inner_and_clip_are_of_the_gradients(void **state) {
+/* A step leaves nu PD in the gradient. */
+static void inner_and_clip_follow_from_the_gradients(void **state) {
   static const double kl[] = {0.001, 1000.0};
   for (int loose = 0; loose < 2; loose++) {
     char options[128];
-    scene s;
+    report_run s;
     (void)snprintf(options, sizeof options, "damping=0.04 clip=kl kl_clip=%g", kl[loose]);
-    open_scene(&s, options);
+    open_run(&s, options);
     assert_true(fixture_report(&s.f).clip == 1.0 && fixture_report(&s.f).inner == 0.0 &&
                 fixture_report(&s.f).d2 == 0.0 && fixture_report(&s.f).pd2 == 0.0);
     for (int k = 0; k < 3; k++) {
       const double lr = 0.5 + k;
-      double inner = 0.0; /* nu sum <PD, D> */
+      double inner = 0.0, d2 = 0.0, pd2 = 0.0; /* inner: nu <PD, D>, pd2: nu^2 |PD|^2 */
       step(&s, lr, 1);
-      for (int i = 0; i < OUT * IN; i++)
+      for (int i = 0; i < COUNT; i++) {
         inner += (double)s.grad[i] * (double)s.d[i];
-      for (int i = 0; i < OUT; i++)
-        inner += (double)s.bias[i] * (double)s.d_bias[i];
-      const ng_report r = fixture_report(&s.f);
-      double d2 = 0.0, pd2 = 0.0; /* pd2: nu^2 of it */
-      for (int i = 0; i < OUT * IN; i++) {
         d2 += (double)s.d[i] * (double)s.d[i];
         pd2 += (double)s.grad[i] * (double)s.grad[i];
       }
-      for (int i = 0; i < OUT; i++) {
-        d2 += (double)s.d_bias[i] * (double)s.d_bias[i];
-        pd2 += (double)s.bias[i] * (double)s.bias[i];
-      }
+      const ng_report r = fixture_report(&s.f);
       near("d2", r.d2, d2);
       near("pd2", r.pd2, pd2 / (r.clip * r.clip));
       near("inner", r.inner, inner / r.clip);
@@ -140,16 +132,17 @@ static void inner_and_clip_are_of_the_gradients(void **state) {
 
 /* ---- times -----------------------------------------------------------------------------------*/
 
-/* What is between two questions takes 1 ms: an array that is shown, folding, solving, measuring. */
-static void times_are(const char *options, double solve_ms, double measure_ms) {
-  scene s;
-  open_scene(&s, options);
+/* Each observation, fold, solve and measure takes one millisecond: the time between two calls of the clock. */
+static void expect_times(const char *options, double solve_ms, double measure_ms) {
+  report_run s;
+  open_run(&s, options);
   double sum[32] = {0.0};
   int64_t runs[32] = {0};
   for (int k = 0; k < 4; k++) {
     step(&s, 0.1, k % 2 == 0 ? 1 + k : 0);
     const ng_layer_report l = fixture_layer_report(&s.f, 0);
-    near("observe_ms", l.observe_ms, k < 2 ? 2 + 1 : 2 * 3 + 1); /* kept while nothing is due */
+    /* the last time stays while no statistic is due */
+    near("observe_ms", l.observe_ms, k < 2 ? 2 + 1 : 2 * 3 + 1);
     near("solve_ms", l.solve_ms, solve_ms);
     near("measure_ms", l.measure_ms, measure_ms);
     for (int32_t i = 0; i < fixture_report(&s.f).stations; i++) {
@@ -161,7 +154,7 @@ static void times_are(const char *options, double solve_ms, double measure_ms) {
       if (ran) sum[i] += t.last_ms;
       near(t.name, t.total_ms, sum[i]);
       if (!ran) continue;
-      /* each asks before and after; in between are the questions of its block, and of all tiles */
+      /* the station calls the clock before and after; its block and the tiles call it in between */
       const double inside = strcmp(t.name, "statistics") == 0 || strcmp(t.name, "solve") == 0 ? 2
                             : strcmp(t.name, "measure") == 0                                  ? 4
                                                                                               : 0;
@@ -173,17 +166,17 @@ static void times_are(const char *options, double solve_ms, double measure_ms) {
   fixture_close(&s.f);
 }
 
-/* K-FAC is measured as a whole, Eva by tiles and then from their sums. */
-static void times_are_what_the_clock_said(void **state) {
-  times_are("method=natgrad damping=0.04 stat_period=2 solve_period=4", 1, 1);
-  times_are("method=eva damping=0.04 stat_period=2", 0, 2);
+/* K-FAC measures a block as a whole, Eva its tiles and then their sums. */
+static void times_follow_the_clock(void **state) {
+  expect_times("method=natgrad damping=0.04 stat_period=2 solve_period=4", 1, 1);
+  expect_times("method=eva damping=0.04 stat_period=2", 0, 2);
 }
 
 /* ---- bytes -----------------------------------------------------------------------------------*/
 
 static int64_t lines_of(int64_t bytes) { return (bytes + 63) / 64 * 64; } /* whole cache lines */
 static int64_t triangle(int64_t n) { return lines_of(4 * (n * (n + 1) / 2)); }
-/* The average, the sum and the inverse of each side, and the few words that its owner says. */
+/* The average, the sum and the inverse of each side, and four words about each solve. */
 static int64_t kronecker_bytes(int64_t p, int64_t q) {
   return 3 * (triangle(p) + triangle(q)) + 2 * lines_of(4 * 4);
 }
@@ -191,12 +184,12 @@ static int64_t rankone_bytes(int64_t p, int64_t q) {
   return 2 * (lines_of(4 * p) + lines_of(4 * q));
 }
 
-/* A convolution, a layer that is left out, a tensor, a linear layer without bias. */
-static void explain_says_what_is_held(void **state) {
+/* Rows of a convolution, an excluded layer, a tensor, and a linear layer without bias. */
+static void explain_reports_memory(void **state) {
   static const struct {
     const char *name;
     int32_t index;
-    int64_t count, p, q; /* p 0: its layer's bytes are said already, or there are none */
+    int64_t count, p, q; /* p = 0: the bytes are in another row, or there are none */
     int32_t covered;
   } row[] = {{"conv.weight", 0, 5 * 3 * 9, 28, 5, 1},
              {"conv.bias", 0, 5, 0, 0, 1},
@@ -207,13 +200,12 @@ static void explain_says_what_is_held(void **state) {
   enum { ROWS = sizeof row / sizeof row[0] };
   for (int rankone = 0; rankone < 2; rankone++) {
     fixture f;
-    int32_t index;
     int64_t all = 0, moments = 0;
     fixture_ok(&f, fixture_open(&f,
                                 rankone == 1 ? "method=eva; skip_layers=out update=adamw"
                                              : "skip_layers=out update=adamw",
                                 NULL));
-    fixture_ok(&f, plane_conv2d(f.p, "conv", 3, 5, 3, 1, 1, 6, 6, 1, &index));
+    fixture_ok(&f, plane_conv2d(f.p, "conv", 3, 5, 3, 1, 1, 6, 6, 1, NULL));
     fixture_ok(&f, ng_add_linear(f.p, "out", 11, 7, 1, NULL));
     fixture_ok(&f, ng_add_tensor(f.p, "scale", 13, NULL));
     fixture_ok(&f, ng_add_linear(f.p, "fc", 30, 10, 0, NULL));
@@ -253,18 +245,19 @@ static void explain_says_what_is_held(void **state) {
   }
 }
 
-/* Sums travel where statistics are due, results where something is solved. */
+/* Sums travel when statistics are due, results when a block is solved. */
 enum { SENT_STEPS = 4 };
 typedef struct sent {
   int64_t sums[SENT_STEPS], share[SENT_STEPS], agree[SENT_STEPS];
 } sent;
 
 static ng_status send(int32_t rank, ng_transport *t, void *arg) {
-  scene s;
+  report_run s;
   sent *out = (sent *)arg + rank;
   int64_t total[16] = {0};
   memset(&s, 0, sizeof s);
-  const plane grad[2] = {plane_of(s.grad, OUT, IN, NG_F32), plane_of(s.bias, 1, OUT, NG_F32)};
+  const plane grad[2] = {plane_of(s.grad, OUT, IN, NG_F32),
+                         plane_of(s.grad + OUT * IN, 1, OUT, NG_F32)};
   const plane a = plane_of(s.a, SAMPLES, IN, NG_F32), g = plane_of(s.g, SAMPLES, OUT, NG_F32);
   ng_status st = fixture_open(&s.f, "stat_period=2 solve_period=4 grad_worker_fraction=1",
                               &(fixture_how){.transport = t, .threads = 1});
@@ -280,7 +273,7 @@ static ng_status send(int32_t rank, ng_transport *t, void *arg) {
       st = ng_report_station(s.f.p, i, &one);
       const int64_t now_sent = one.total_bytes - total[i];
       total[i] = one.total_bytes;
-      /* of its last run: where it was not due nothing is added, and the last is told again */
+      /* last_bytes belong to the station's last run; a station that does not run adds nothing to total_bytes */
       if (st == NG_OK && now_sent != 0 && now_sent != one.last_bytes) st = NG_ERR_STATE;
       if (strcmp(one.name, "statistics") == 0) out->sums[k] = now_sent;
       if (strcmp(one.name, "share") == 0) out->share[k] = now_sent;
@@ -291,9 +284,9 @@ static ng_status send(int32_t rank, ng_transport *t, void *arg) {
   return st;
 }
 
-/* Two triangles, the first in whole cache lines, to all ranks; inverses of both sides, each with the words
- * of its owner, to the other. */
-static void bytes_are_those_that_were_sent(void **state) {
+/* Sums: two triangles, the first in whole cache lines, to all ranks.  Results: the inverses of both sides, each
+ * with the words about its solve, to the other rank. */
+static void reported_bytes_were_sent(void **state) {
   sent got[2];
   memset(got, 0, sizeof got);
   assert_int_equal(ranks_run(2, send, got, NULL), NG_OK);
@@ -309,13 +302,14 @@ static void bytes_are_those_that_were_sent(void **state) {
 
 /* ---- the form of a result --------------------------------------------------------------------*/
 
-/* solver = cholesky keeps L of order n, applied to m vectors a step, where inverting costs more than
- * solving loses: 2 n^3 / 3 > solve_period n^2 m.  At the bound, and one beyond it. */
+/* solver = cholesky stores the Cholesky factor L instead of the inverse of order n, applied to m vectors per step,
+ * if inverting costs more than the triangular solves: 2 n^3 / 3 > solve_period n^2 m.  Rows at this bound and just
+ * above. */
 static void stored_forms_follow_the_cost_rule(void **state) {
   static const struct {
     int64_t in, out;
     int32_t bias, period;
-    bool a, g; /* L is kept */
+    bool a, g; /* L is stored */
   } row[] = {{3, 2, 0, 1, false, false}, {4, 2, 0, 1, true, false},  {3, 2, 1, 1, true, false},
              {2, 3, 0, 1, false, false}, {2, 4, 0, 1, false, true},  {6, 2, 0, 2, false, false},
              {7, 2, 0, 2, true, false},  {2, 6, 0, 2, false, false}, {2, 7, 0, 2, false, true},
@@ -324,10 +318,10 @@ static void stored_forms_follow_the_cost_rule(void **state) {
   for (size_t i = 0; i < sizeof row / sizeof row[0]; i++) {
     char options[64];
     fixture f;
-    int32_t index, found = 0;
+    int32_t found = 0;
     (void)snprintf(options, sizeof options, "solve_period=%d", row[i].period);
     fixture_ok(&f, fixture_open(&f, options, NULL));
-    fixture_ok(&f, ng_add_linear(f.p, "fc", row[i].in, row[i].out, row[i].bias, &index));
+    fixture_ok(&f, ng_add_linear(f.p, "fc", row[i].in, row[i].out, row[i].bias, NULL));
     fixture_ok(&f, ng_ready(f.p));
     for (int32_t k = 0; k < ng_state_count(f.p); k++) {
       ng_field_info info = {.struct_size = sizeof info};
@@ -344,11 +338,11 @@ static void stored_forms_follow_the_cost_rule(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(pi_and_damping_are_of_the_traces),
-      cmocka_unit_test(inner_and_clip_are_of_the_gradients),
-      cmocka_unit_test(times_are_what_the_clock_said),
-      cmocka_unit_test(explain_says_what_is_held),
-      cmocka_unit_test(bytes_are_those_that_were_sent),
+      cmocka_unit_test(pi_and_damping_follow_from_the_traces),
+      cmocka_unit_test(inner_and_clip_follow_from_the_gradients),
+      cmocka_unit_test(times_follow_the_clock),
+      cmocka_unit_test(explain_reports_memory),
+      cmocka_unit_test(reported_bytes_were_sent),
       cmocka_unit_test(stored_forms_follow_the_cost_rule),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,5 +1,5 @@
-/* t_run.c: what a training run writes down, against values known another way: a whole run of softmax regression in double,
- * whose labels curvature observes.  Runs step by step are in t_run_steps.c, weights that are kept in t_run_kept.c. */
+/* t_run.c: the log of a training run against softmax regression in double, and which labels the curvature
+ * observes.  t_run_steps.c tests single steps, t_run_kept.c the kept weights. */
 #include "common/cli.h"
 #include "train/feed.h"
 #include "train/precond.h"
@@ -47,7 +47,7 @@ static void weights_by_hand(const nn *net, double w[CLASSES][WIDE]) {
   }
 }
 
-/* The gradient of the mean loss; a column for b. */
+/* The gradient of the mean loss; the last column belongs to b. */
 static void gradient_of(double w[CLASSES][WIDE], const feed *f, double smoothing,
                         double g[CLASSES][WIDE]) {
   memset(g, 0, sizeof(double[CLASSES][WIDE]));
@@ -65,7 +65,7 @@ static void gradient_of(double w[CLASSES][WIDE], const feed *f, double smoothing
   }
 }
 
-/* How an update makes w of its gradient: as options.update of natgrad.h has it, in double. */
+/* The update of weights as documented for options.update in natgrad.h, in double. */
 typedef struct update {
   bool adamw, nesterov, decoupled;
   double momentum, decay, beta1, beta2, eps;
@@ -94,7 +94,7 @@ static void learn(weights *l, const feed *f, const update *u, double lr, int ste
   }
 }
 
-/* Means of a step by part; together not more than the seconds of a run of `steps` steps. */
+/* The times of the parts of a step; their sum is at most the seconds of `steps` steps. */
 static void times_add_up(const ngio_value *line, double steps) {
   static const char *const own[] = {"data", "forward", "backward", "observe"};
   const ngio_value *ms = ngio_get(line, "ms");
@@ -106,14 +106,14 @@ static void times_add_up(const ngio_value *line, double steps) {
     sum += ngio_number_of(v);
   }
   assert_true(k >= 4 && sum > 0.0);
-  /* four decimals are written */
+  /* times are written with four decimals */
   assert_true(steps * (sum - k * 1e-4) <= 1e3 * number_of(line, "seconds"));
 }
 
-/* Every number of every line; 8 steps, the third epoch has two. */
-static void by_hand(const char *name, const char *set, const update *u) {
-  const double NEAR = 1e-6; /* f32 against double: 4e-8 was seen */
-  char words[256];
+/* Compare every number of every line of a run with 8 steps; the third epoch has two steps. */
+static void compare_with_hand_computation(const char *name, const char *set, const update *u) {
+  const double NEAR = 1e-6; /* f32 against double: 4e-8 is seen */
+  char line[256];
   data_set d;
   trained r;
   feed f;
@@ -122,10 +122,10 @@ static void by_hand(const char *name, const char *set, const update *u) {
   weights l;
   memset(&l, 0, sizeof l);
   assert_int_equal(data_open("synthetic:classes=4,features=6,train=30,test=7,noise=3", &d), CLI_OK);
-  (void)snprintf(words, sizeof words,
+  (void)snprintf(line, sizeof line,
                  "model=logreg batch=8 steps=8 lr=0.4 label-smoothing=0.1 log-every=2 seed=5 %s",
                  set);
-  train(&d, name, words, &r);
+  train(&d, name, line, &r);
   nn *net = network_of(&r, &d, BATCH, 5);
   weights_by_hand(net, l.w);
   assert_int_equal(feed_create(&r.s, &d, NULL, false, NULL, &f), CLI_OK);
@@ -148,7 +148,7 @@ static void by_hand(const char *name, const char *set, const update *u) {
       must_be_near(o, "train_loss", loss, NEAR);
       must_be_near(o, "train_accuracy", accuracy, 1e-9);
       must_be_near(o, "clip", 1, 0);
-      assert_true(ngio_is(ngio_get(o, "cosine"), NGIO_NULL)); /* there is no curvature */
+      assert_true(ngio_is(ngio_get(o, "cosine"), NGIO_NULL)); /* no curvature */
     }
     if (step % EACH == 0 || step == STEPS) {
       const ngio_value *o = r.line[at++];
@@ -183,7 +183,7 @@ static void by_hand(const char *name, const char *set, const update *u) {
   must_be_near(end, "rescued", 0, 0);
   must_be_near(end, "unobserved", 0, 0);
   must_be_near(end, "network_bytes", (double)nn_bytes(net), 0);
-  /* What such a model holds, whatever saving it took on top. */
+  /* The report counts the memory of the model, not that of saving. */
   assert_int_equal(cli_threads(&threads), CLI_OK);
   ng_pool *pool = threads > 1 ? ng_pool_create(threads, NULL) : NULL;
   assert_int_equal(precond_create(&r.s, NULL, net, pool, &p), CLI_OK);
@@ -204,20 +204,24 @@ static void by_hand(const char *name, const char *set, const update *u) {
 }
 
 static void softmax_regression_by_hand(void **state) {
-  by_hand("plain", "method=sgd momentum=0 weight-decay=0.02", &(update){.decay = 0.02});
-  by_hand("momentum", "method=sgd momentum=0.8 weight-decay=0.02",
-          &(update){.momentum = 0.8, .decay = 0.02});
-  by_hand("nesterov", "method=sgd momentum=0.8 weight-decay=0.02 nesterov=true",
-          &(update){.momentum = 0.8, .decay = 0.02, .nesterov = true});
-  by_hand("decoupled", "method=sgd momentum=0.8 weight-decay=0.2 decoupled=true",
-          &(update){.momentum = 0.8, .decay = 0.2, .decoupled = true});
-  by_hand("adamw", "method=adamw beta1=0.7 beta2=0.95 eps=0.01 weight-decay=0.2",
-          &(update){.adamw = true, .beta1 = 0.7, .beta2 = 0.95, .eps = 0.01, .decay = 0.2});
+  compare_with_hand_computation("plain", "method=sgd momentum=0 weight-decay=0.02",
+                                &(update){.decay = 0.02});
+  compare_with_hand_computation("momentum", "method=sgd momentum=0.8 weight-decay=0.02",
+                                &(update){.momentum = 0.8, .decay = 0.02});
+  compare_with_hand_computation("nesterov",
+                                "method=sgd momentum=0.8 weight-decay=0.02 nesterov=true",
+                                &(update){.momentum = 0.8, .decay = 0.02, .nesterov = true});
+  compare_with_hand_computation("decoupled",
+                                "method=sgd momentum=0.8 weight-decay=0.2 decoupled=true",
+                                &(update){.momentum = 0.8, .decay = 0.2, .decoupled = true});
+  compare_with_hand_computation(
+      "adamw", "method=adamw beta1=0.7 beta2=0.95 eps=0.01 weight-decay=0.2",
+      &(update){.adamw = true, .beta1 = 0.7, .beta2 = 0.95, .eps = 0.01, .decay = 0.2});
 }
 
 /* ---- whose labels ----------------------------------------------------------------------------*/
 
-/* The sum over samples of (s - onehot(label)) (s - onehot(label))', s = softmax(y), lower triangle. */
+/* Sum over samples of (s - onehot(label)) (s - onehot(label))', s = softmax(y); the lower triangle. */
 static void moment_of(double w[CLASSES][WIDE], const feed *f, int code,
                       double g[CLASSES * (CLASSES + 1) / 2]) {
   memset(g, 0, sizeof(double[CLASSES * (CLASSES + 1) / 2]));
@@ -233,8 +237,8 @@ static void moment_of(double w[CLASSES][WIDE], const feed *f, int code,
   }
 }
 
-/* fisher = empirical observes softmax - onehot(label of the batch), sampled the same of labels that are drawn: G of the
- * first step is that of some labels.  The update is that of the batch's in both. */
+/* fisher = empirical observes softmax - onehot(label), fisher = sampled the same with drawn labels.  So G of the
+ * first step belongs to exactly one set of labels.  The update uses the labels of the batch in both cases. */
 static void fisher_says_whose_labels_are_observed(void **state) {
   static const char *const fisher[] = {"empirical", "sampled"};
   enum { CODES = 65536, PAIRS = CLASSES * (CLASSES + 1) / 2 }; /* CODES = CLASSES^BATCH */
@@ -246,7 +250,7 @@ static void fisher_says_whose_labels_are_observed(void **state) {
     double w[CLASSES][WIDE], g[CLASSES][WIDE], moment[PAIRS];
     char set[200];
     int found = 0, labels = 0, of_batch = 0;
-    /* so large a damping that the step is that of SGD with lr / damping */
+    /* with such a damping the step is that of SGD with lr / damping */
     (void)snprintf(set, sizeof set,
                    "model=logreg method=natgrad fisher=%s batch=8 steps=1 lr=1e5 damping=1e6 "
                    "clip=none momentum=0 seed=5",
@@ -264,7 +268,7 @@ static void fisher_says_whose_labels_are_observed(void **state) {
     assert_int_equal(G->shape[0], PAIRS);
     for (int i = BATCH - 1; i >= 0; i--)
       of_batch = of_batch * CLASSES + f.labels[i];
-    for (int code = 0; code < CODES; code++) { /* G = B sum of g g', g = (s - onehot) / B */
+    for (int code = 0; code < CODES; code++) { /* G = B sum g g' with g = (s - onehot) / B */
       double most = 0.0;
       moment_of(w, &f, code, moment);
       for (int k = 0; k < PAIRS; k++)
@@ -278,7 +282,7 @@ static void fisher_says_whose_labels_are_observed(void **state) {
     gradient_of(w, &f, 0.0, g);
     const float *kept = ngio_tensors_find(r.model, nn_param_at(net, 0)->name)->data;
     for (int k = 0; k < CLASSES; k++) {
-      for (int c = 0; c < FEATURES; c++) /* a curvature of 10 beside a damping of 1e6 */
+      for (int c = 0; c < FEATURES; c++) /* a curvature of 10 against a damping of 1e6 */
         assert_true(fabs((double)kept[k * FEATURES + c] - (w[k][c] - 0.1 * g[k][c])) < 1e-3);
     }
     ngio_tensors_close(&saved);
@@ -289,8 +293,8 @@ static void fisher_says_whose_labels_are_observed(void **state) {
   data_close(&d);
 }
 
-/* Squares of activations leave f16 while the loss is finite: with a huge lr at every step, with a huge sample in three
- * only at some steps, of which no four follow each other. */
+/* Squares of activations overflow f16 while the loss is finite: with a huge lr in every step, with huge samples in
+ * some steps only, never four in a row. */
 static void the_fourth_skipped_step_in_a_row_ends_the_run(void **state) {
   static const struct {
     const char *set;

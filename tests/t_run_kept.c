@@ -1,5 +1,5 @@
-/* t_run_kept.c: the weights that a training run keeps, and those that it averages: what it says of their losses and
- * accuracies is what they give sample by sample. */
+/* t_run_kept.c: the weights that a training run keeps or averages.  Their reported losses and accuracies equal an
+ * evaluation sample by sample. */
 #include "train/feed.h"
 #include "trained.h"
 #include "trainer_help.h"
@@ -11,8 +11,7 @@
 
 /* ---- the test pass ---------------------------------------------------------------------------*/
 
-/* The weights that were kept, in a network of batch 1, show every sample by itself, as it is in the
- * data set. */
+/* Evaluate the kept weights in a network of batch 1, on each sample as it is in the data set. */
 static void evaluate(const trained *r, const data_set *d, const data_split *split, double *loss,
                      double *accuracy) {
   enum { CLASSES = 8 };
@@ -40,14 +39,14 @@ static void evaluate(const trained *r, const data_set *d, const data_split *spli
   nn_destroy(&net);
 }
 
-/* Dropout, batch normalisation, augmentation and smoothed labels: of all that the test pass sees
- * nothing.  Batches of the run are of 8 and one of 5 (validation: one of 5, too). */
+/* The test pass does not use dropout, batch statistics, augmentation or smoothed labels.  The run has batches of 8
+ * and one of 5, also in validation. */
 #define IMAGES "synthetic:classes=3,image=8x8x3,train=45,test=21,noise=2"
 #define HARD                                                                                       \
   "model=wrn-10-1 method=sgd batch=8 epochs=2 lr=0.05 dropout=0.5 label-smoothing=0.2 "            \
   "augment=crop+flip"
 
-static void tests_are_of_the_weights_that_are_kept(void **state) {
+static void tests_evaluate_the_kept_weights(void **state) {
   for (int held = 0; held < 2; held++) {
     data_set d;
     trained r;
@@ -57,17 +56,18 @@ static void tests_are_of_the_weights_that_are_kept(void **state) {
     train(&d, held == 1 ? "held" : "tested", held == 1 ? HARD " validation=13" : HARD, &r);
     evaluate(&r, &d, held == 1 ? &d.validation : &d.test, &loss, &accuracy);
     const ngio_value *epoch = last_event(&r, "epoch"), *end = last_event(&r, "end");
-    /* f32 sums of up to 576 terms, added in another order for another batch: 5e-8 was seen */
+    /* f32 sums of up to 576 terms in another order: 5e-8 is seen */
     must_be_near(epoch, "test_loss", loss, 1e-6);
     must_be_near(epoch, "test_accuracy", accuracy, 1e-9);
     must_be_near(end, "test_accuracy", accuracy, 1e-9);
-    assert_true(accuracy > 0.0 && accuracy < 1.0); /* or one could be another */
+    /* otherwise all evaluations could agree by chance */
+    assert_true(accuracy > 0.0 && accuracy < 1.0);
     drop_trained(&r);
     data_close(&d);
   }
 }
 
-/* Without a test the same weights and running statistics, bit for bit, and the same training. */
+/* A run without test data has the same weights and running statistics, bit for bit, and the same training losses. */
 static void testing_leaves_training_unchanged(void **state) {
   data_set d;
   trained with, without;
@@ -107,8 +107,8 @@ static ngio_tensors *average_of(const trained *r) {
   return file;
 }
 
-/* Running statistics of the network with these weights: each batch's own, their mean in double. */
-static void statistics_are_means(const trained *r, const data_set *d, const ngio_tensors *file) {
+/* Running statistics of the averaged weights are means over the batches of one epoch, here in double. */
+static void expect_mean_statistics(const trained *r, const data_set *d, const ngio_tensors *file) {
   enum { MOST = 64 };
   feed f;
   nn *net = network_of(r, d, r->s.batch, (uint64_t)r->s.seed);
@@ -137,7 +137,8 @@ static void statistics_are_means(const trained *r, const data_set *d, const ngio
   nn_destroy(&net);
 }
 
-/* From epoch 1 to 4, after every one: the mean of what shorter runs keep; the run itself is as without. */
+/* Average after each of the epochs 2 to 4: the mean of the weights of shorter runs.  Averaging leaves the run
+ * unchanged. */
 static void weights_are_averaged(void **state) {
   static const char *const set[] = {STEADY " epochs=2", STEADY " epochs=3", STEADY " epochs=4"};
   static const char *const name[] = {"two", "three", "four"};
@@ -162,7 +163,7 @@ static void weights_are_averaged(void **state) {
     assert_memory_equal(ngio_tensors_find(r.model, of)->data, w[2],
                         (size_t)nn_param_at(net, i)->count * sizeof(float));
   }
-  statistics_are_means(&r, &d, file);
+  expect_mean_statistics(&r, &d, file);
   ngio_tensors_close(&r.model);
   r.model = file;
   evaluate(&r, &d, &d.test, &loss, &accuracy);
@@ -178,8 +179,8 @@ static void weights_are_averaged(void **state) {
   data_close(&d);
 }
 
-/* A run that goes on has the same mean, bit for bit; and lr is what it is told from there on. */
-static void averages_go_on(void **state) {
+/* A resumed run has the same average, bit for bit.  average-lr is the learning rate after averaging starts. */
+static void averages_resume(void **state) {
   data_set d;
   trained whole, part, rest;
 #define OFTEN AVERAGED " average-every=2 average-lr=0.02 mixup-alpha=0.4 acc-iters=2 log-every=1"
@@ -209,10 +210,10 @@ static void averages_go_on(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(tests_are_of_the_weights_that_are_kept),
+      cmocka_unit_test(tests_evaluate_the_kept_weights),
       cmocka_unit_test(testing_leaves_training_unchanged),
       cmocka_unit_test(weights_are_averaged),
-      cmocka_unit_test(averages_go_on),
+      cmocka_unit_test(averages_resume),
   };
   return cmocka_run_group_tests(tests, make_folder, delete_folder);
 }

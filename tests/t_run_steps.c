@@ -1,5 +1,5 @@
-/* t_run_steps.c: training runs step by step, from the weights of runs that end at every step: the clip, learning
- * rate, momentum and damping of the published recipe. */
+/* t_run_steps.c: training runs step by step.  The weights of each step come from a run that ends there: the clip,
+ * learning rate, momentum and damping of the published recipe. */
 #include "common/cli.h"
 #include "json_edit.h"
 #include "train/feed.h"
@@ -12,22 +12,23 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Weights and gradients before every step: those of runs that end there. */
-typedef struct path {
+/* The weights before each step, and its gradient.  Step k is read from a run of k steps. */
+typedef struct trajectory {
   int64_t count;
   int steps;
-  double *w[16], *g[16]; /* of step k, from 0; w of `steps`, too */
-} path;
+  /* w[k], g[k]: weights and gradient before step k; w[steps]: final weights */
+  double *w[16], *g[16];
+} trajectory;
 
-static path path_of(const data_set *d, const char *name, const char *set, int steps) {
-  path p = {.steps = steps};
+static trajectory trajectory_of(const data_set *d, const char *name, const char *set, int steps) {
+  trajectory p = {.steps = steps};
   feed f;
   for (int k = 0; k <= steps; k++) {
     trained r;
-    char run[32], words[600];
+    char run[32], line[600];
     (void)snprintf(run, sizeof run, "%s-%d", name, k);
-    (void)snprintf(words, sizeof words, "%s steps=%d", set, k > 0 ? k : 1);
-    train(d, run, words, &r);
+    (void)snprintf(line, sizeof line, "%s steps=%d", set, k > 0 ? k : 1);
+    train(d, run, line, &r);
     nn *net = network_of(&r, d, r.s.batch, (uint64_t)r.s.seed);
     if (k > 0) load_weights(net, r.model);
     p.count = nn_weights(net);
@@ -53,16 +54,16 @@ static path path_of(const data_set *d, const char *name, const char *set, int st
   return p;
 }
 
-static void drop_path(path *p) {
+static void drop_trajectory(trajectory *p) {
   for (int k = 0; k <= p->steps; k++) {
     free(p->w[k]);
     free(p->g[k]);
   }
 }
 
-/* w moved by -lr nu PD, so with S = sum D (w before - w after) = lr nu <PD, D> a step that was clipped has
- * nu = kl_clip / (lr S), any other lr S <= kl_clip. */
-static void clip_is_what_the_weights_did(void **state) {
+/* w moves by -lr nu PD, so S = sum D (w before - w after) = lr nu <PD, D>.  A clipped step has nu = kl_clip / (lr
+ * S), any other step lr S <= kl_clip. */
+static void reported_clip_matches_the_weights(void **state) {
 #define CLIPPED                                                                                    \
   "model=mlp-5-1 method=natgrad clip=kl kl_clip=0.02 damping=0.1 batch=8 lr=0.4 momentum=0 "       \
   "log-every=1 lr-schedule=step:0.5@0.05"
@@ -72,7 +73,7 @@ static void clip_is_what_the_weights_did(void **state) {
   int clipped = 0, whole = 0, step = 0;
   assert_int_equal(data_open("synthetic:classes=4,features=6,train=80,test=7,noise=3", &d), CLI_OK);
   train(&d, "clip", CLIPPED " steps=10", &r);
-  path p = path_of(&d, "clip-path", CLIPPED, MOVES);
+  trajectory p = trajectory_of(&d, "clip-path", CLIPPED, MOVES);
   for (int i = 0; i < r.lines; i++) {
     if (!is_event(r.line[i], "step")) continue;
     double s = 0.0, d2 = 0.0, w2 = 0.0;
@@ -85,7 +86,7 @@ static void clip_is_what_the_weights_did(void **state) {
     step++;
     const double lr = number_of(r.line[i], "lr");
     const double clip = fmin(1.0, 0.02 / (lr * s)), cosine = s / sqrt(d2 * w2);
-    /* differences of f32 weights, which move by a hundredth or more: 6e-8 was seen */
+    /* differences of f32 weights that move by 0.01 or more: 6e-8 is seen */
     must_be_near(r.line[i], "clip", clip, 1e-5);
     must_be_near(r.line[i], "cosine", cosine, 1e-5);
     must_be_near(r.line[i], "rotation", 90 * (1 - cosine), 1e-3);
@@ -96,7 +97,7 @@ static void clip_is_what_the_weights_did(void **state) {
   }
   assert_int_equal(step, MOVES);
   if (clipped == 0 || whole == 0) fail_msg("%d steps are clipped, %d are not", clipped, whole);
-  drop_path(&p);
+  drop_trajectory(&p);
   drop_trained(&r);
   data_close(&d);
 }
@@ -106,15 +107,15 @@ static void clip_is_what_the_weights_did(void **state) {
 enum { RECIPE = 15, EPOCH = 5 };
 #define RECIPE_DATA "synthetic:classes=4,features=6,train=40,test=7,noise=3"
 
-/* eta(e) of chainerkfac with p = 3, from epoch 0.5 to 4. */
-static double eta(int step) {
+/* The learning rate of chainerkfac with p = 3, from epoch 0.5 to 4. */
+static double published_lr(int step) {
   const double e = (double)step / EPOCH;
   return 0.2 * (e < 0.5 ? 1 : pow(1 - (e - 0.5) / 3.5, 3));
 }
 
-/* Learning rate and momentum of every step of SGD.  Published: v <- m v - lr g, w <- w + v with m = 0.9 / 0.2 lr.  t_recipe has
- * the other rules of momentum. */
-static void momentum_is_the_published_one(void **state) {
+/* Learning rate and momentum of each SGD step.  Published: v <- m v - lr g, w <- w + v with m = 0.9 / 0.2 lr.
+ * t_recipe tests the other rules of momentum. */
+static void momentum_matches_the_published_rule(void **state) {
 #define RECIPE_RUN                                                                                 \
   "model=mlp-5-1 method=sgd batch=8 lr=0.2 momentum=0.9 weight-decay=0 log-every=1 "               \
   "lr-schedule=polynomial:3@0.5,4 adjust-momentum=proportional"
@@ -122,11 +123,11 @@ static void momentum_is_the_published_one(void **state) {
   trained r;
   int step = 0;
   assert_int_equal(data_open(RECIPE_DATA, &d), CLI_OK);
-  path p = path_of(&d, "recipe", RECIPE_RUN, RECIPE);
+  trajectory p = trajectory_of(&d, "recipe", RECIPE_RUN, RECIPE);
   double *v = calloc((size_t)p.count, sizeof *v);
   assert_non_null(v);
   for (; step < RECIPE; step++) {
-    const double lr = eta(step), m = 0.9 / 0.2 * lr;
+    const double lr = published_lr(step), m = 0.9 / 0.2 * lr;
     double most = 0.0, gap = 0.0;
     for (int64_t i = 0; i < p.count; i++) {
       v[i] = m * v[i] - lr * p.g[step][i];
@@ -139,16 +140,16 @@ static void momentum_is_the_published_one(void **state) {
   train(&d, "recipe-log", RECIPE_RUN " steps=15", &r);
   step = 0;
   for (int i = 0; i < r.lines; i++) {
-    if (is_event(r.line[i], "step")) must_be_near(r.line[i], "lr", eta(step++), 1e-14);
+    if (is_event(r.line[i], "step")) must_be_near(r.line[i], "lr", published_lr(step++), 1e-14);
   }
   assert_int_equal(step, RECIPE);
   free(v);
-  drop_path(&p);
+  drop_trajectory(&p);
   drop_trained(&r);
   data_close(&d);
 }
 
-/* The state of a checkpoint has the damping of its last step. */
+/* The damping in the state of the last checkpoint. */
 static double damping_of(const trained *r) {
   ngio_tensors *saved = state_of(r);
   const char *text = ngio_tensors_text(saved, "natgrad");
@@ -160,7 +161,8 @@ static double damping_of(const trained *r) {
   return damping;
 }
 
-/* damping lr / 0.2, with the linear schedule of lr, in a whole run and in one that goes on from any step. */
+/* The damping is lr / 0.2 of its start, with the linear schedule of lr, in a whole run and in a run that resumes
+ * at any step. */
 static void damping_keeps_its_ratio(void **state) {
 #define DAMPED                                                                                     \
   "model=mlp-5-1 method=spngd damping=0.01 damping-rule=keep-ratio batch=4 acc-iters=2 lr=0.2 "    \
@@ -186,8 +188,8 @@ static void damping_keeps_its_ratio(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(clip_is_what_the_weights_did),
-      cmocka_unit_test(momentum_is_the_published_one),
+      cmocka_unit_test(reported_clip_matches_the_weights),
+      cmocka_unit_test(momentum_matches_the_published_rule),
       cmocka_unit_test(damping_keeps_its_ratio),
   };
   return cmocka_run_group_tests(tests, make_folder, delete_folder);

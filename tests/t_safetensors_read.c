@@ -1,7 +1,6 @@
-/* t_safetensors_read.c: the reader of safetensors.  A witness written by another program (the
- * Python package safetensors; its bytes are below), and damage of every kind: cut at every length,
- * every bit of the header turned, headers that lie.  The reader may refuse or may return something
- * consistent; under the address sanitizer this program also shows that it does nothing else. */
+/* t_safetensors_read.c: the reader of safetensors: a file of the Python package, truncation at every length, every
+ * bit of the header flipped, invalid headers.  The reader must fail or return consistent tensors; the address
+ * sanitizer checks its memory accesses. */
 #include "unit_test.h"
 
 #include <stdlib.h>
@@ -11,14 +10,14 @@
 #include "fixture.h"
 #include "io_check.h"
 
-/* Five bytes at a time. */
-typedef struct drip {
+/* A stream that returns at most five bytes per call. */
+typedef struct slow_stream {
   const unsigned char *bytes;
   size_t left;
-} drip;
+} slow_stream;
 
-static int64_t drip_read(void *user, void *data, int64_t bytes) {
-  drip *d = user;
+static int64_t slow_read(void *user, void *data, int64_t bytes) {
+  slow_stream *d = user;
   size_t n = bytes < 5 ? (size_t)bytes : 5;
   if (n > d->left) n = d->left;
   memcpy(data, d->bytes, n);
@@ -27,22 +26,22 @@ static int64_t drip_read(void *user, void *data, int64_t bytes) {
   return (int64_t)n;
 }
 
-/* The allocator of a reader that takes from p. */
+/* An allocator for a reader, counted by p. */
 static ngio_alloc alloc_of(allocator *p) {
   const ng_context_config c = allocator_config(p);
   return (ngio_alloc){c.alloc, c.free, p};
 }
 
-/* As a stream the same bytes are taken or refused as they are in memory. */
+/* A stream gives the same result as the bytes in memory. */
 static void same_as_a_stream(const void *bytes, size_t n, const ngio_tensors *f) {
-  allocator largest = {.largest = 4096}; /* of any test here: a stream may announce any amount */
-  const ngio_alloc little = alloc_of(&largest);
-  drip d = {bytes, n};
+  allocator largest = {.largest = 4096}; /* a stream may announce any length */
+  const ngio_alloc alloc = alloc_of(&largest);
+  slow_stream d = {bytes, n};
   ngio_source s;
   ngio_tensors *g = NULL;
   char why[256] = "";
-  ngio_source_stream(&s, "drip", drip_read, &d);
-  ngio_status st = ngio_tensors_begin(&s, &little, &g, why, sizeof why);
+  ngio_source_stream(&s, "drip", slow_read, &d);
+  ngio_status st = ngio_tensors_begin(&s, &alloc, &g, why, sizeof why);
   if (st == NGIO_OK) {
     for (int32_t i = 0; i < ngio_tensors_count(g); i++)
       assert_null(ngio_tensors_at(g, i)->data);
@@ -72,7 +71,7 @@ static ngio_status parse(const void *bytes, size_t n, ngio_tensors **f) {
   return st;
 }
 
-static unsigned char *compose(const char *header, size_t data, size_t *n) {
+static unsigned char *file_of(const char *header, size_t data, size_t *n) {
   size_t h = strlen(header);
   unsigned char *b = calloc(1, 8 + h + data);
   assert_non_null(b);
@@ -87,19 +86,19 @@ static unsigned char *compose(const char *header, size_t data, size_t *n) {
 
 /* Written by the Python package safetensors: w = arange(6, f32) [2,3], h = f16 [1.5, -2],
  * n = i64 7, metadata {"note": 'a "b" é'}. */
-static const char witness[] =
+static const char python_file[] =
     "\xd0\0\0\0\0\0\0\0"
     "{\"__metadata__\":{\"note\":\"a \\\"b\\\" \xc3\xa9\"},"
     "\"n\":{\"dtype\":\"I64\",\"shape\":[],\"data_offsets\":[0,8]},"
     "\"w\":{\"dtype\":\"F32\",\"shape\":[2,3],\"data_offsets\":[8,32]},"
     "\"h\":{\"dtype\":\"F16\",\"shape\":[2],\"data_offsets\":[32,36]}}       "
     "\x07\0\0\0\0\0\0\0\0\0\0\0\0\0\x80?\0\0\0@\0\0@@\0\0\x80@\0\0\xa0@\0>\0\xc0";
-static const uint16_t half[] = {0x3e00, 0xc000}; /* its h */
+static const uint16_t half[] = {0x3e00, 0xc000}; /* tensor h */
 
 static void reads_python(void **state) {
   ngio_tensors *f;
-  assert_int_equal(parse(witness, sizeof witness - 1, &f), NGIO_OK);
-  assert_consistent(f, sizeof witness);
+  assert_int_equal(parse(python_file, sizeof python_file - 1, &f), NGIO_OK);
+  assert_consistent(f, sizeof python_file);
   const ngio_tensor *w = ngio_tensors_find(f, "w");
   assert_int_equal(w->ndim, 2);
   assert_int_equal(w->shape[0], 2);
@@ -112,15 +111,15 @@ static void reads_python(void **state) {
   ngio_tensors_close(&f);
 }
 
-static void cut_and_grown(void **state) {
+static void truncated_and_extended_files_are_refused(void **state) {
   const char *path = in_folder("cut");
-  size_t whole = sizeof witness - 1;
+  size_t whole = sizeof python_file - 1;
   for (size_t n = 0; n <= whole + 1; n++) {
     ngio_tensors *f;
-    /* a copy of exactly n bytes, so that the sanitizer sees a read of the next one */
+    /* exactly n bytes, so that the sanitizer detects a read of the next one */
     char *b = malloc(n + 1);
     assert_non_null(b);
-    memcpy(b, witness, n < whole ? n : whole);
+    memcpy(b, python_file, n < whole ? n : whole);
     if (n > whole) b[whole] = 0;
     char *exact = malloc(n ? n : 1);
     assert_non_null(exact);
@@ -130,7 +129,8 @@ static void cut_and_grown(void **state) {
     write_file(path, b, n);
     ngio_status st = ngio_tensors_read(path, NULL, &f, message, sizeof message);
     assert_int_equal(st, n == whole ? NGIO_OK : NGIO_ERR_FILE);
-    if (n < whole && n >= whole - 4) expect_message("'h'"); /* the tensor that was cut is named */
+    /* the message names the truncated tensor */
+    if (n < whole && n >= whole - 4) expect_message("'h'");
     ngio_tensors_close(&f);
     free(exact);
     free(b);
@@ -139,12 +139,12 @@ static void cut_and_grown(void **state) {
 }
 
 static void headers_with_a_flipped_bit(void **state) {
-  size_t n = sizeof witness - 1;
+  size_t n = sizeof python_file - 1;
   int refused = 0;
   for (size_t bit = 0; bit < 8 * (8 + 0xd0); bit++) {
     char *b = malloc(n);
     assert_non_null(b);
-    memcpy(b, witness, n);
+    memcpy(b, python_file, n);
     b[bit / 8] = (char)(b[bit / 8] ^ (1 << (bit % 8)));
     ngio_tensors *f;
     if (parse(b, n, &f) == NGIO_OK) {
@@ -155,19 +155,19 @@ static void headers_with_a_flipped_bit(void **state) {
     ngio_tensors_close(&f);
     free(b);
   }
-  /* Survivors only rename something, swap a dtype for one of its width, turn blanks, or reshape
-   * consistently; everything structural is refused. */
+  /* A flip is accepted only if it renames something, swaps a dtype for one of the same width, changes blanks, or
+   * reshapes consistently. */
   assert_true(refused > 8 * 100);
 }
 
-static void headers_that_lie(void **state) {
+static void invalid_headers_are_refused(void **state) {
 #define T(dtype, shape, b, e)                                                                      \
   "{\"dtype\":\"" dtype "\",\"shape\":" shape ",\"data_offsets\":[" #b "," #e "]}"
   static const struct {
     const char *header;
     size_t data;
-    const char *says;
-  } lies[] = {
+    const char *message;
+  } invalid[] = {
       {"[]", 0, "no JSON map"},
       {" {}", 0, "no JSON map"},
       {"{} x", 0, "header"},
@@ -214,16 +214,16 @@ static void headers_that_lie(void **state) {
       {"{\"a\xff\":" T("F32", "[2]", 0, 8) "}", 8, "header"},
       {"{\"\\u001b[2J\\n\":" T("F32", "[2]", 0, 4) "}", 4, "'?[2J?'"},
   };
-  for (size_t i = 0; i < sizeof lies / sizeof lies[0]; i++) {
+  for (size_t i = 0; i < sizeof invalid / sizeof invalid[0]; i++) {
     size_t n;
-    unsigned char *b = compose(lies[i].header, lies[i].data, &n);
+    unsigned char *b = file_of(invalid[i].header, invalid[i].data, &n);
     ngio_tensors *f;
-    if (parse(b, n, &f) != NGIO_ERR_FILE) fail_msg("accepted: %s", lies[i].header);
-    expect_message(lies[i].says);
+    if (parse(b, n, &f) != NGIO_ERR_FILE) fail_msg("accepted: %s", invalid[i].header);
+    expect_message(invalid[i].message);
     free(b);
   }
 #undef T
-  /* Header lengths out of this world. */
+  /* Impossible header lengths. */
   static const uint64_t lengths[] = {0,
                                      1,
                                      100000001,
@@ -240,7 +240,7 @@ static void headers_that_lie(void **state) {
     ngio_tensors *f;
     assert_int_equal(parse(b, sizeof b, &f), NGIO_ERR_FILE);
   }
-  /* Deep nesting ends in an error, not on the end of the stack. */
+  /* Deep nesting is an error, not a stack overflow. */
   size_t deep = 400000;
   char *h = malloc(deep + 1);
   assert_non_null(h);
@@ -248,7 +248,7 @@ static void headers_that_lie(void **state) {
   memcpy(h, "{\"a\":", 5);
   h[deep] = 0;
   size_t n;
-  unsigned char *b = compose(h, 0, &n);
+  unsigned char *b = file_of(h, 0, &n);
   ngio_tensors *f;
   assert_int_equal(parse(b, n, &f), NGIO_ERR_FILE);
   free(b);
@@ -261,33 +261,34 @@ static void payload_memory(void **state) {
   allocator memory = {0};
   const ngio_alloc alloc = alloc_of(&memory);
   ngio_tensors *f;
-  assert_int_equal(
-      ngio_tensors_parse(witness, sizeof witness - 1, "x", &alloc, &f, message, sizeof message),
-      NGIO_OK);
+  assert_int_equal(ngio_tensors_parse(python_file, sizeof python_file - 1, "x", &alloc, &f, message,
+                                      sizeof message),
+                   NGIO_OK);
   assert_int_equal(memory.held, 36);
   ngio_tensors_close(&f);
   assert_int_equal(memory.held, 0);
   memory.largest = 1;
-  assert_int_equal(
-      ngio_tensors_parse(witness, sizeof witness - 1, "x", &alloc, &f, message, sizeof message),
-      NGIO_ERR_NOMEM);
+  assert_int_equal(ngio_tensors_parse(python_file, sizeof python_file - 1, "x", &alloc, &f, message,
+                                      sizeof message),
+                   NGIO_ERR_NOMEM);
   expect_message("36 bytes");
   assert_null(f);
-  /* Messages may be unwanted, or cut. */
+  /* Without a message buffer, and with a short one. */
   assert_int_equal(ngio_tensors_parse("", 0, "x", NULL, &f, NULL, 0), NGIO_ERR_FILE);
   char tiny[4] = "????";
   assert_int_equal(ngio_tensors_parse("", 0, "x", NULL, &f, tiny, sizeof tiny), NGIO_ERR_FILE);
   assert_string_equal(tiny, "x: ");
 }
 
-/* Lanes from the last to the first, and how many there were. */
-static void backward(void *user, int32_t n, void (*each)(void *arg, int32_t i), void *arg) {
+/* Run the lanes in reverse order, and count them. */
+static void run_lanes_backwards(void *user, int32_t n, void (*each)(void *arg, int32_t i),
+                                void *arg) {
   *(int32_t *)user += n;
   for (int32_t i = n - 1; i >= 0; i--)
     each(arg, i);
 }
 
-/* A large file, read by threads: the same bytes, and told when it got shorter meanwhile. */
+/* Threads read a large file with the same bytes, and report a file that is truncated meanwhile. */
 static void threads_read_one_large_file(void **state) {
   enum { N = 9 * 1000 * 1000 + 5, FROM = 3 };
   const char *file = in_folder("large");
@@ -298,7 +299,7 @@ static void threads_read_one_large_file(void **state) {
   ngio_source s;
   int32_t lanes = 0;
   assert_int_equal(ngio_source_open(&s, file, message, sizeof message), NGIO_OK);
-  s.threads = (ngio_threads){backward, &lanes};
+  s.threads = (ngio_threads){run_lanes_backwards, &lanes};
   assert_int_equal(ngio_source_read(&s, FROM, got, N - FROM, message, sizeof message), NGIO_OK);
   assert_true(lanes > 1);
   assert_memory_equal(got, bytes + FROM, N - FROM);
@@ -316,9 +317,9 @@ static void threads_read_one_large_file(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(reads_python),
-      cmocka_unit_test(cut_and_grown),
+      cmocka_unit_test(truncated_and_extended_files_are_refused),
       cmocka_unit_test(headers_with_a_flipped_bit),
-      cmocka_unit_test(headers_that_lie),
+      cmocka_unit_test(invalid_headers_are_refused),
       cmocka_unit_test(payload_memory),
       cmocka_unit_test(threads_read_one_large_file),
   };

@@ -1,5 +1,5 @@
-/* t_safetensors_write.c: the writer of safetensors.  Round trips; what is refused; places that
- * cannot be written, or read (npy among them); a full disk; what another writer left or is at. */
+/* t_safetensors_write.c: the writer of safetensors: round trips, misuse, invalid paths (also for the readers of
+ * safetensors and npy), a full disk, files of killed and of running writers. */
 #include "unit_test.h"
 
 #include <errno.h>
@@ -74,7 +74,7 @@ static void written_tensors_are_read_back(void **state) {
   assert_memory_equal(first, again, a);
   free(first);
   free(again);
-  /* ... and with no tensors and no texts there is still a file. */
+  /* a file without tensors and texts */
   assert_int_equal(ngio_tensors_write(path, NULL, 0, NULL, 0, message, sizeof message), NGIO_OK);
   assert_int_equal(ngio_tensors_read(path, NULL, &f, message, sizeof message), NGIO_OK);
   assert_int_equal(ngio_tensors_count(f), 0);
@@ -91,7 +91,7 @@ static void tensors_are_written_in_pieces(void **state) {
   assert_int_equal(ngio_writer_put(w, two, 5, message, sizeof message), NGIO_OK);
   assert_int_equal(ngio_writer_put(w, (const char *)two + 5, 11, message, sizeof message), NGIO_OK);
   assert_int_equal(ngio_writer_put(w, three, 12, message, sizeof message), NGIO_OK);
-  assert_int_equal(access(path, F_OK), -1); /* nothing under the name before the end */
+  assert_int_equal(access(path, F_OK), -1); /* the name appears at the end */
   assert_int_equal(ngio_writer_finish(&w, message, sizeof message), NGIO_OK);
   assert_null(w);
   ngio_tensors *f;
@@ -101,7 +101,7 @@ static void tensors_are_written_in_pieces(void **state) {
   assert_memory_equal(ngio_tensors_find(f, "f")->data, three, sizeof three);
   ngio_tensors_close(&f);
 
-  /* Misuse is refused and leaves the file as it is. */
+  /* Misuse is refused and leaves the file unchanged. */
   size_t n;
   unsigned char *before = read_file(path, &n);
   assert_int_equal(ngio_writer_create(path, t, 2, NULL, 0, &w, message, sizeof message), NGIO_OK);
@@ -133,7 +133,7 @@ static void tensors_are_written_in_pieces(void **state) {
   assert_int_equal(unlink(path), 0);
 }
 
-/* A stream gets the bytes of the file, in order; nothing after a failure. */
+/* The stream gets the bytes of the file in order, and nothing after a failure. */
 typedef struct sink {
   unsigned char bytes[4096];
   int64_t n;
@@ -187,7 +187,7 @@ static void refused_places(void **state) {
   char under[200];
   (void)snprintf(under, sizeof under, "%s/under", file);
   struct {
-    const char *path, *says;
+    const char *path, *message;
   } places[] = {{NULL, "no path"},
                 {"", "no path"},
                 {in_folder("absent/file"), strerror(ENOENT)},
@@ -198,11 +198,11 @@ static void refused_places(void **state) {
   for (size_t i = 0; i < sizeof places / sizeof places[0]; i++) {
     assert_int_equal(ngio_tensors_write(places[i].path, &t, 1, NULL, 0, message, sizeof message),
                      NGIO_ERR_FILE);
-    expect_message(places[i].says);
+    expect_message(places[i].message);
   }
   assert_int_equal(unlink(file), 0);
 
-  /* A folder that may not be written; the superuser may write everywhere. */
+  /* A folder without write permission; the superuser may write everywhere. */
   const char *locked = in_folder("locked");
   assert_int_equal(mkdir(locked, 0500), 0);
   if (geteuid() != 0) {
@@ -213,7 +213,7 @@ static void refused_places(void **state) {
   }
   assert_int_equal(rmdir(locked), 0);
 
-  /* Not files to read either; a pipe must not make the reader wait. */
+  /* These are no regular files; a pipe must not block the reader. */
   ngio_tensors *f;
   const char *pipe_path = in_folder("pipe");
   assert_int_equal(mkfifo(pipe_path, 0600), 0);
@@ -228,7 +228,7 @@ static void refused_places(void **state) {
   assert_int_equal(unlink(pipe_path), 0);
 }
 
-/* A disk that is full after `limit` bytes: the limit on file sizes, whose signal is ignored. */
+/* RLIMIT_FSIZE, with its signal ignored, acts like a disk that is full after `limit` bytes. */
 static void full_disk(void **state) {
   static float large[5000];
   const char *path = in_folder("full"), *part = in_folder("full.natgrad-part");
@@ -260,7 +260,7 @@ static void full_disk(void **state) {
 static void files_of_killed_and_running_writers(void **state) {
   ngio_tensor t = {"f", NGIO_F32, 1, {3}, three, 0};
   const char *path = in_folder("again"), *part = in_folder("again.natgrad-part");
-  /* What a killed writer left is taken over, however long it was. */
+  /* The next writer replaces the partial file of a killed writer, whatever its length. */
   char rubbish[3000];
   memset(rubbish, 'x', sizeof rubbish);
   write_file(part, rubbish, sizeof rubbish);
@@ -269,7 +269,7 @@ static void files_of_killed_and_running_writers(void **state) {
   ngio_tensors *f;
   assert_int_equal(ngio_tensors_read(path, NULL, &f, message, sizeof message), NGIO_OK);
   ngio_tensors_close(&f);
-  /* What a living writer is at is left alone. */
+  /* The partial file of a running writer is refused. */
   ngio_writer *w;
   assert_int_equal(ngio_writer_create(path, &t, 1, NULL, 0, &w, message, sizeof message), NGIO_OK);
   assert_int_equal(ngio_tensors_write(path, &t, 1, NULL, 0, message, sizeof message),
@@ -277,7 +277,7 @@ static void files_of_killed_and_running_writers(void **state) {
   expect_message("another program is writing");
   assert_int_equal(ngio_writer_put(w, three, 12, message, sizeof message), NGIO_OK);
   assert_int_equal(ngio_writer_finish(&w, message, sizeof message), NGIO_OK);
-  /* A link under the temporary name is not followed. */
+  /* A symbolic link with the temporary name is not followed. */
   const char *precious = in_folder("precious");
   write_file(precious, "keep", 4);
   assert_int_equal(symlink(precious, part), 0);

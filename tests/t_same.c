@@ -1,9 +1,9 @@
-/* t_same.c: a description or a number that differs on one rank alone is the same error on all ranks: every field of
- * ng_layer, groups, frozen layers, tensors, the order of layers, the method, the linear algebra; every option of the
- * table, with every method that takes it; then, of a step, ng_set, the learning rate, every number of an update, in any
- * group, and the dtype that it writes.
+/* t_same.c: if a description or a number differs on one rank, all ranks return the same error: fields of ng_layer,
+ * groups, frozen layers, tensors, the order of layers, the method, the linear algebra; every option, with each
+ * method that accepts it; in a step: ng_set, the learning rate, each number of an update in any group, and the
+ * dtype of the output.
  *
- * That no field is forgotten here is what the size of the struct is for: the last one ends it. */
+ * The last test fails if ng_layer gets another field. */
 #include "unit_test.h"
 
 #include <stdbool.h>
@@ -15,8 +15,8 @@
 
 enum { RANKS = 3, ODD = 1 };
 
-/* What the odd rank has otherwise: nothing; fields of ng_layer, in its order, digits are axes; then what else describes
- * a model. */
+/* The change on the odd rank: none; fields of ng_layer in its order (a digit is an axis); other changes of a
+ * model. */
 static const char changes[] =
     "|name|in|out|bias|frozen|positions|order|kernel0|kernel1|stride0|stride1|padding0|"
     "padding1|dilation0|dilation1|groups|image0|image1|norm_eps|norm_input|token_dtype|"
@@ -25,13 +25,13 @@ static const char changes[] =
 
 static bool is(const char *c, const char *name) { return strcmp(c, name) == 0; }
 
-/* One value on every rank, another one on the odd rank. */
+/* Return `other` if c names this axis, else `usual`. */
 static int64_t axis(const char *c, const char *name, int i, int64_t usual, int64_t other) {
   const size_t n = strlen(name);
   return strncmp(c, name, n) == 0 && c[n] == '0' + i ? other : usual;
 }
 
-/* A convolution that is legal with any one of the changes. */
+/* A convolution that is valid with any single change. */
 static void describe(ng_layer *l, const char *c) {
   ng_layer_init(l, is(c, "kind") ? NG_LINEAR : NG_CONV2D, sizeof *l);
   l->name = is(c, "name") ? "other" : "conv";
@@ -84,25 +84,60 @@ static ng_status make(fixture *f, const char *c) {
   return st;
 }
 
-typedef struct life {
-  const char *what; /* a change */
-  char message[RANKS][512];
-} life;
+enum { TEXT = 160 };
 
-static ng_status live(int32_t rank, ng_transport *t, void *arg) {
-  life *l = arg;
+typedef struct difference {
+  const char *change;            /* of the odd rank's layers; NULL: the layers of add_layers */
+  char usual[TEXT], other[TEXT]; /* options of all ranks, of the odd rank */
+  const char *layer;             /* options of the odd rank's norm layer */
+  bool words;                    /* with an embedding */
+  char message[RANKS][512];
+} difference;
+
+static ng_status add_layers(fixture *f, const char *of_norm, bool words) {
+  ng_layer l;
+  ng_status st = ng_add_linear(f->p, "fc", 4, 3, 1, NULL);
+  ng_layer_init(&l, NG_NORM, sizeof l);
+  l.name = "norm";
+  l.in = l.out = 3;
+  l.bias = 1;
+  l.options = of_norm;
+  if (st == NG_OK) st = ng_add_layer(f->p, &l, NULL);
+  ng_layer_init(&l, NG_EMBEDDING, sizeof l);
+  l.name = "words";
+  l.in = 5;
+  l.out = 3;
+  if (st == NG_OK && words) st = ng_add_layer(f->p, &l, NULL);
+  return st == NG_OK ? ng_add_tensor(f->p, "gamma", 7, NULL) : st;
+}
+
+static ng_status make_ready(int32_t rank, ng_transport *t, void *arg) {
+  difference *l = arg;
   fixture f;
-  const char *c = rank == ODD ? l->what : "";
+  const bool odd = rank == ODD;
+  const char *c = odd && l->change != NULL ? l->change : "";
   const fixture_how how = {
       .linalg = is(c, "linear algebra") ? "cpu" : "ref", .threads = 1, .transport = t};
-  ng_status st = fixture_open(&f, is(c, "method") ? "method=eva-natgrad" : "method=natgrad", &how);
-  if (st == NG_OK) st = make(&f, c);
+  ng_status st = fixture_open(&f, odd ? l->other : l->usual, &how);
+  if (st == NG_OK && l->change != NULL) st = make(&f, c);
+  if (st == NG_OK && l->change == NULL) st = add_layers(&f, odd ? l->layer : NULL, l->words);
   if (st == NG_OK) st = ng_ready(f.p);
   (void)snprintf(l->message[rank], sizeof l->message[0], "%s", ng_last_error(f.ctx));
-  /* Only destroy is left: a micro-batch says why, and not that ng_ready was not called. */
+  /* After this error a micro-batch returns it again, not that ng_ready was not called. */
   if (st == NG_ERR_COMM && ng_begin_samples(f.p, 1, 1) != NG_ERR_COMM) st = NG_ERR_STATE;
   fixture_close(&f);
   return st;
+}
+
+static void expect_refusal(difference *l, bool differs, const char *message) {
+  ng_status st[RANKS];
+  (void)ranks_run(RANKS, make_ready, l, st);
+  for (int r = 0; r < RANKS; r++) {
+    const bool named = strstr(l->message[r], message) != NULL;
+    if (st[r] == (differs ? NG_ERR_COMM : NG_OK) && named == differs) continue;
+    fail_msg("%s, '%s' and '%s', rank %d: %s (%s)", l->change != NULL ? l->change : "options",
+             l->usual, l->other, r, ng_status_name(st[r]), l->message[r]);
+  }
 }
 
 static bool has_cpu(void) {
@@ -113,95 +148,39 @@ static bool has_cpu(void) {
   return false;
 }
 
-static void one_rank_that_differs_is_refused(void **state) {
+static void differing_layers_are_refused(void **state) {
   for (const char *at = changes, *end = at; *end != 0; at = end + 1) {
     char c[32];
     end = at + strcspn(at, "|");
     (void)snprintf(c, sizeof c, "%.*s", (int)(end - at), at);
-    const bool algebra = is(c, "linear algebra"), differs = c[0] != 0;
-    life l = {.what = c};
-    ng_status st[RANKS];
+    const bool algebra = is(c, "linear algebra");
+    difference l = {.change = c, .usual = "method=natgrad"};
+    (void)snprintf(l.other, TEXT, "method=%s", is(c, "method") ? "eva-natgrad" : "natgrad");
     if (algebra && !has_cpu()) continue; /* a build without BLAS */
-    (void)ranks_run(RANKS, live, &l, st);
-    const char *const what = algebra           ? "ng_ready: linear algebra of 1 of 3"
-                             : is(c, "method") ? "ng_ready: options of 1 of 3"
-                                               : "ng_ready: layers of 1 of 3";
-    for (int r = 0; r < RANKS; r++) {
-      const bool told = strstr(l.message[r], what) != NULL;
-      if (st[r] == (differs ? NG_ERR_COMM : NG_OK) && told == differs) continue;
-      fail_msg("%s, rank %d: %s (%s)", c, r, ng_status_name(st[r]), l.message[r]);
-    }
+    expect_refusal(&l, c[0] != 0,
+                   algebra           ? "ng_ready: linear algebra of 1 of 3"
+                   : is(c, "method") ? "ng_ready: options of 1 of 3"
+                                     : "ng_ready: layers of 1 of 3");
   }
 }
 
-/* A new field of ng_layer needs a row in the table above, and the hash of setup/ready.c needs the field. */
+/* A new field of ng_layer needs a row in `changes`, and setup/ready.c must hash the field. */
 static void no_field_was_added(void **state) {
   assert_int_equal(offsetof(ng_layer, norm_no_weight) + sizeof(int32_t), sizeof(ng_layer));
 }
 
 /* ---- every option of the table ---------------------------------------------------------------*/
 
-enum { TEXT = 160 };
-
-typedef struct options_life {
-  char usual[TEXT], other[TEXT]; /* options, of all and of the odd rank */
-  const char *layer;             /* of the odd rank's norm layer */
-  bool words;                    /* with an embedding */
-  char message[RANKS][512];
-} options_life;
-
-static ng_status add_layers(fixture *f, const char *of_norm, bool words) {
-  ng_layer l;
-  int32_t index;
-  ng_status st = ng_add_linear(f->p, "fc", 4, 3, 1, &index);
-  ng_layer_init(&l, NG_NORM, sizeof l);
-  l.name = "norm";
-  l.in = l.out = 3;
-  l.bias = 1;
-  l.options = of_norm;
-  if (st == NG_OK) st = ng_add_layer(f->p, &l, &index);
-  ng_layer_init(&l, NG_EMBEDDING, sizeof l);
-  l.name = "words";
-  l.in = 5;
-  l.out = 3;
-  if (st == NG_OK && words) st = ng_add_layer(f->p, &l, &index);
-  return st == NG_OK ? ng_add_tensor(f->p, "gamma", 7, &index) : st;
-}
-
-static ng_status live_with(int32_t rank, ng_transport *t, void *arg) {
-  options_life *l = arg;
-  fixture f;
-  const bool odd = rank == ODD;
-  const fixture_how how = {.linalg = "ref", .threads = 1, .transport = t};
-  ng_status st = fixture_open(&f, odd ? l->other : l->usual, &how);
-  if (st == NG_OK) st = add_layers(&f, odd ? l->layer : NULL, l->words);
-  if (st == NG_OK) st = ng_ready(f.p);
-  (void)snprintf(l->message[rank], sizeof l->message[0], "%s", ng_last_error(f.ctx));
-  fixture_close(&f);
-  return st;
-}
-
-static void must_be_refused(options_life *l, bool differ, const char *what) {
-  ng_status st[RANKS];
-  (void)ranks_run(RANKS, live_with, l, st);
-  for (int r = 0; r < RANKS; r++) {
-    const bool told = strstr(l->message[r], what) != NULL;
-    if (st[r] == (differ ? NG_ERR_COMM : NG_OK) && (told || !differ)) continue;
-    fail_msg("'%s' and '%s', rank %d: %s (%s)", l->usual, l->other, r, ng_status_name(st[r]),
-             l->message[r]);
-  }
-}
-
-/* All ranks can be made with these options. */
+/* Return whether a model with these options becomes ready on all ranks. */
 static bool works(const char *options, bool words) {
-  options_life l = {.words = words};
+  difference l = {.words = words};
   ng_status st[RANKS];
   (void)snprintf(l.usual, TEXT, "%s", options);
   (void)snprintf(l.other, TEXT, "%s", options);
-  return ranks_run(RANKS, live_with, &l, st) == NG_OK && st[0] == NG_OK;
+  return ranks_run(RANKS, make_ready, &l, st) == NG_OK && st[0] == NG_OK;
 }
 
-/* The i-th value that is worth trying, or none: all choices, numbers of any size, names. */
+/* Candidate i for another value: choices, numbers of any size, names.  Return false after the last. */
 static bool candidate(const ng_option_info *o, int i, char *value) {
   static const char *const number[] = {"3", "0.5", "1", "0", "7", "0.001", "-1", "100"};
   static const char *const text[] = {"fc", "*: damping=0.7"};
@@ -222,7 +201,7 @@ static bool candidate(const ng_option_info *o, int i, char *value) {
   return true;
 }
 
-/* What the model has of it; false: the options cannot be made. */
+/* Read the model's value; return false if the options are invalid. */
 static bool text_of(const char *options, const char *name, char *value) {
   ng_options *o = NULL;
   char why[256];
@@ -233,11 +212,11 @@ static bool text_of(const char *options, const char *name, char *value) {
   return good;
 }
 
-/* The first value that differs from the method's own and goes with the rest. */
-static bool other_value(const ng_option_info *o, const char *method, options_life *l) {
+/* The first value that differs from the method's own and is valid with the other options. */
+static bool other_value(const ng_option_info *o, const char *method, difference *l) {
   char value[64], own[TEXT], got[TEXT];
   (void)snprintf(l->usual, TEXT, "method=%s", method);
-  l->words = works(l->usual, true); /* some methods take no embeddings */
+  l->words = works(l->usual, true); /* some methods do not support embeddings */
   if (!text_of(l->usual, o->name, own)) return false;
   for (int i = 0; candidate(o, i, value); i++) {
     (void)snprintf(l->other, TEXT, "method=%s %s='%s'", method, o->name, value);
@@ -247,7 +226,7 @@ static bool other_value(const ng_option_info *o, const char *method, options_lif
   return false;
 }
 
-static void every_option(void **state) {
+static void differing_options_are_refused(void **state) {
   static const char *const method[] = {"natgrad", "kaisa", "spngd",        "eva",     "mfac",
                                        "ggt",     "efcp",  "lowrank-mfac", "mpd-kfac"};
   int tried = 0;
@@ -257,9 +236,9 @@ static void every_option(void **state) {
     if (strcmp(o.name, "method") == 0) continue;
     int here = 0;
     for (size_t m = 0; m < sizeof method / sizeof *method; m++) {
-      options_life l = {.layer = NULL};
+      difference l = {.layer = NULL};
       if (!other_value(&o, method[m], &l)) continue;
-      must_be_refused(&l, true, "ng_ready: options of");
+      expect_refusal(&l, true, "ng_ready: options of");
       here++;
     }
     const bool known = strcmp(o.name, "window_mask") == 0 || strcmp(o.name, "radius") == 0;
@@ -267,47 +246,46 @@ static void every_option(void **state) {
     tried += here;
   }
   printf("%d options of a rank\n", tried);
-  for (size_t m = 0; m < sizeof method / sizeof *method; m++) { /* the same: nothing to refuse */
-    options_life l = {.layer = NULL};
+  for (size_t m = 0; m < sizeof method / sizeof *method; m++) { /* equal options are accepted */
+    difference l = {.layer = NULL};
     (void)snprintf(l.usual, TEXT, "method=%s", method[m]);
     (void)snprintf(l.other, TEXT, "method=%s", method[m]);
-    must_be_refused(&l, false, "");
+    expect_refusal(&l, false, "ng_ready: options of");
   }
 }
 
-/* A radius goes with one solver only (the mask, not tried here, wants bound weights); a norm layer has its own options. */
-static void of_one_solver_and_layer(void **state) {
-  options_life radius = {.usual = "method=natgrad solver=product norm_block=none radius=0.3",
-                         .other = "method=natgrad solver=product norm_block=none radius=0.7"},
-               norm = {
-                   .usual = "method=natgrad", .other = "method=natgrad", .layer = "damping=0.5"};
-  must_be_refused(&radius, true, "ng_ready: options of");
-  must_be_refused(&norm, true, "ng_ready: layers of");
+/* A radius needs one solver (window_mask, not tested here, needs weights); options of a norm layer. */
+static void differing_radius_and_layer_options_are_refused(void **state) {
+  difference radius = {.usual = "method=natgrad solver=product norm_block=none radius=0.3",
+                       .other = "method=natgrad solver=product norm_block=none radius=0.7"},
+             norm = {.usual = "method=natgrad", .other = "method=natgrad", .layer = "damping=0.5"};
+  expect_refusal(&radius, true, "ng_ready: options of");
+  expect_refusal(&norm, true, "ng_ready: layers of");
 }
 
 /* ---- after ng_ready --------------------------------------------------------------------------*/
 
 enum { WIDE = 3, TALL = 2, SAMPLES = 4, GROUPS_HERE = 2 };
 
-/* What the odd rank has otherwise in its one step. */
+/* What differs on the odd rank in its one step. */
 typedef struct odd_step {
   const char *options;     /* of all ranks */
-  const char *set, *value; /* ng_set */
-  double lr;               /* added to ng_step's */
-  ng_sgd sgd;              /* added to group 1's */
+  const char *set, *value; /* for ng_set */
+  double lr;               /* added to the learning rate */
+  ng_sgd sgd;              /* added to the update of group 1 */
   ng_adamw adamw;
-  bool regroup; /* its weight, to group 1 */
-  bool half;    /* what the step writes is bound as bf16 */
-  const char *told;
+  bool regroup; /* moves the weight to group 1 */
+  bool half;    /* binds the output of the step as bf16 */
+  const char *message;
 } odd_step;
 
-typedef struct step_life {
+typedef struct step_run {
   const odd_step *odd;
-  bool none; /* no rank is odd */
+  bool none; /* no rank differs */
   ng_status again[RANKS];
   bool moved[RANKS];
   char message[RANKS][512];
-} step_life;
+} step_run;
 
 static ng_status take_step(fixture *f, const odd_step *o, bool odd) {
   ng_sgd sgd[GROUPS_HERE];
@@ -336,8 +314,8 @@ static ng_status take_step(fixture *f, const odd_step *o, bool odd) {
                                             : ng_step_adamw(f->p, adamw, GROUPS_HERE);
 }
 
-static ng_status live_a_step(int32_t rank, ng_transport *t, void *arg) {
-  step_life *l = arg;
+static ng_status run_step(int32_t rank, ng_transport *t, void *arg) {
+  step_run *l = arg;
   const odd_step *o = l->odd;
   const bool odd = rank == ODD && !l->none;
   float w[TALL * WIDE + TALL] = {1, 2, 3, 4, 5, 6, 7, 8}, d[TALL * WIDE + TALL], before[2][8];
@@ -367,7 +345,7 @@ static ng_status live_a_step(int32_t rank, ng_transport *t, void *arg) {
   if (st == NG_OK) st = take_step(&f, o, odd);
   l->moved[rank] = memcmp(before[0], w, sizeof w) != 0 || memcmp(before[1], d, sizeof d) != 0;
   (void)snprintf(l->message[rank], sizeof l->message[0], "%s", ng_last_error(f.ctx));
-  /* ... and with the same numbers it goes on. */
+  /* Equal numbers succeed afterwards. */
   l->again[rank] = o->set != NULL && odd ? ng_set(f.p, o->set, was) : NG_OK;
   if (l->again[rank] == NG_OK && o->regroup) l->again[rank] = ng_set_group(f.p, 0, NG_WEIGHT, 0);
   const ng_array as_others = ng_array_matrix(fused ? w : d, TALL, WIDE, NG_F32);
@@ -381,44 +359,47 @@ static ng_status live_a_step(int32_t rank, ng_transport *t, void *arg) {
   return st;
 }
 
-static void each_number_alone(void **state) {
+static void differing_steps_are_refused(void **state) {
 #define NUMBERS "the learning rate, the update, its numbers or its groups differ"
 #define SGD(field)                                                                                 \
-  { .options = "update=sgd", .sgd = {.field = 1}, .told = NUMBERS }
+  { .options = "update=sgd", .sgd = {.field = 1}, .message = NUMBERS }
 #define ADAMW(field)                                                                               \
-  { .options = "update=adamw", .adamw = {.field = 0.01}, .told = NUMBERS }
+  { .options = "update=adamw", .adamw = {.field = 0.01}, .message = NUMBERS }
   static const odd_step odd[] = {
-      {.options = "method=natgrad", .set = "damping", .value = "0.7", .told = "options differ"},
-      {.options = "method=eva", .set = "stat_decay", .value = "0.25", .told = "options differ"},
-      {.options = "method=natgrad", .set = "solve_period", .value = "7", .told = "options differ"},
-      {.options = "method=natgrad", .set = "kl_clip", .value = "0.5", .told = "options differ"},
-      {.options = "method=natgrad", .set = "clip", .value = "none", .told = "options differ"},
-      {.options = "method=natgrad", .lr = 1e-9, .told = NUMBERS},
-      {.options = "method=mfac window=4", .lr = 0.1, .told = NUMBERS},
+      {.options = "method=natgrad", .set = "damping", .value = "0.7", .message = "options differ"},
+      {.options = "method=eva", .set = "stat_decay", .value = "0.25", .message = "options differ"},
+      {.options = "method=natgrad",
+       .set = "solve_period",
+       .value = "7",
+       .message = "options differ"},
+      {.options = "method=natgrad", .set = "kl_clip", .value = "0.5", .message = "options differ"},
+      {.options = "method=natgrad", .set = "clip", .value = "none", .message = "options differ"},
+      {.options = "method=natgrad", .lr = 1e-9, .message = NUMBERS},
+      {.options = "method=mfac window=4", .lr = 0.1, .message = NUMBERS},
       SGD(lr),
       SGD(momentum),
       SGD(weight_decay),
       SGD(nesterov),
       SGD(decoupled),
-      {.options = "update=sgd", .sgd = {.dampening = 0.5}, .told = NUMBERS},
+      {.options = "update=sgd", .sgd = {.dampening = 0.5}, .message = NUMBERS},
       ADAMW(lr),
       ADAMW(beta1),
       ADAMW(eps),
       ADAMW(weight_decay),
-      {.options = "update=adamw", .adamw = {.beta2 = -0.01}, .told = NUMBERS},
-      {.options = "update=sgd", .regroup = true, .told = NUMBERS},
-      {.options = "update=sgd", .half = true, .told = NUMBERS},
-      {.options = "method=eva update=adamw", .half = true, .told = NUMBERS},
-      {.options = "method=natgrad", .half = true, .told = NUMBERS}};
+      {.options = "update=adamw", .adamw = {.beta2 = -0.01}, .message = NUMBERS},
+      {.options = "update=sgd", .regroup = true, .message = NUMBERS},
+      {.options = "update=sgd", .half = true, .message = NUMBERS},
+      {.options = "method=eva update=adamw", .half = true, .message = NUMBERS},
+      {.options = "method=natgrad", .half = true, .message = NUMBERS}};
   for (size_t i = 0; i < sizeof odd / sizeof odd[0]; i++) {
     for (int none = 0; none < 2; none++) {
-      step_life l = {.odd = &odd[i], .none = none != 0};
+      step_run l = {.odd = &odd[i], .none = none != 0};
       ng_status st[RANKS];
-      (void)ranks_run(RANKS, live_a_step, &l, st);
+      (void)ranks_run(RANKS, run_step, &l, st);
       for (int r = 0; r < RANKS; r++) {
-        const bool told = strstr(l.message[r], odd[i].told) != NULL;
-        const bool good =
-            none != 0 ? st[r] >= NG_OK && l.moved[r] : st[r] == NG_ERR_STATE && told && !l.moved[r];
+        const bool named = strstr(l.message[r], odd[i].message) != NULL;
+        const bool good = none != 0 ? st[r] >= NG_OK && l.moved[r]
+                                    : st[r] == NG_ERR_STATE && named && !l.moved[r];
         if (good && l.again[r] >= NG_OK) continue;
         fail_msg("number %zu, none %d, rank %d: %s, %s, then %s (%s)", i, none, r,
                  ng_status_name(st[r]), l.moved[r] ? "moved" : "not moved",
@@ -430,8 +411,9 @@ static void each_number_alone(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(one_rank_that_differs_is_refused), cmocka_unit_test(no_field_was_added),
-      cmocka_unit_test(every_option), cmocka_unit_test(of_one_solver_and_layer),
-      cmocka_unit_test(each_number_alone)};
+      cmocka_unit_test(differing_layers_are_refused), cmocka_unit_test(no_field_was_added),
+      cmocka_unit_test(differing_options_are_refused),
+      cmocka_unit_test(differing_radius_and_layer_options_are_refused),
+      cmocka_unit_test(differing_steps_are_refused)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

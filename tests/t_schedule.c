@@ -1,5 +1,5 @@
-/* t_schedule.c: natgrad train --schedule: values against the published programs' own tables and formulas, the grammar,
- * the check against the other options. */
+/* t_schedule.c: natgrad train --schedule: values against tables and formulas of the published programs, the
+ * grammar, checks with other options. */
 #include "unit_test.h"
 #include "train/schedule.h"
 
@@ -20,7 +20,7 @@ static double value(const char *text, const char *option, double of, int64_t t) 
   return isnan(v[k]) ? of : v[k];
 }
 
-/* KAISA's exp_decay_factor_averaging, its own test's table. */
+/* The table of KAISA's own test of exp_decay_factor_averaging. */
 static void averaging_of_kaisa(void **state) {
   static const struct {
     const char *m;
@@ -36,8 +36,8 @@ static void averaging_of_kaisa(void **state) {
   }
 }
 
-/* Expected values at steps 0, 1, ...: MPD-KFAC counts the points that have passed, KAISA multiplies what it finds;
- * KAISA's own test has the factors 2, 3, 5 and 9. */
+/* Values at steps 0 to 4.  MPD-KFAC counts the points passed; KAISA multiplies the current value.  KAISA's own
+ * test has the factors 2, 3, 5 and 9. */
 static void schedules_multiply_at_their_points(void **state) {
   static const char *const kaisa =
       "stat_period*=2@1,2,3,4 solve-period*=3@1,2,3,4\tdamping*=5@1,2,3,4 kl_clip*=9@1,2,3,4\n";
@@ -55,7 +55,7 @@ static void schedules_multiply_at_their_points(void **state) {
              {kaisa, "kl_clip", 1, {1, 9, 81, 729, 6561}},
              {"solve_period*1.5@1,2,3", "solve_period", 3, {3, 4, 6, 10, 10}},
              {"solve_period*=1.5@1,2,3", "solve_period", 3, {3, 4, 6, 9, 9}},
-             /* the published periods reach 0 */
+             /* the published periods become 0 */
              {"stat_period*0.1@1,2", "stat_period", 10, {10, 1, 1, 1, 1}},
              {"stat_period*=0.4@1,2", "stat_period", 2, {2, 1, 1, 1, 1}}};
   for (size_t i = 0; i < sizeof row / sizeof row[0]; i++) {
@@ -67,12 +67,12 @@ static void schedules_multiply_at_their_points(void **state) {
   assert_true(value(kaisa, "damping", 1, 1000000) == 625);
 }
 
-/* EFCP's rules at x = 1/4, 1/2, 3/4 and the end, by hand from their formulas: 1 - sqrt(15)/4, 1 - sqrt(3)/2,
- * 1 - sqrt(7)/4; e^-3, e^-2, e^-1; 1/(1 + e), 1/2, 1/(1 + 1/e), 1/(1 + e^-2). */
+/* EFCP's rules at x = 1/4, 1/2, 3/4 and the end, from their formulas: 1 - sqrt(15)/4, 1 - sqrt(3)/2, 1 -
+ * sqrt(7)/4; e^-3, e^-2, e^-1; 1/(1 + e), 1/2, 1/(1 + 1/e), 1/(1 + e^-2). */
 static void curves_of_efcp(void **state) {
   static const struct {
     const char *rule;
-    double up[4], down[4]; /* down: x stops at 3/4 where the rule ends at 0 */
+    double up[4], down[4]; /* down: if the rule ends at 0, x stops at 3/4 */
   } table[] = {
       {"L", {0.25, 0.5, 0.75, 1}, {0.75, 0.5, 0.25, 0.25}},
       {"Q", {0.0625, 0.25, 0.5625, 1}, {0.9375, 0.75, 0.4375, 0.4375}},
@@ -90,7 +90,7 @@ static void curves_of_efcp(void **state) {
   for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
     (void)snprintf(up, sizeof up, "damping~%s-up@4", table[i].rule);
     (void)snprintf(down, sizeof down, "damping~%s-down@4", table[i].rule);
-    for (int64_t t = 0; t < 9; t++) { /* steps after the last are like it */
+    for (int64_t t = 0; t < 9; t++) { /* later steps equal the last */
       const int64_t k = t < 4 ? t : 3;
       /* 16 digits above, and a few roundings of 2^-53 */
       assert_true(fabs(value(up, "damping", 3, t) - 3 * table[i].up[k]) < 4e-15);
@@ -148,7 +148,7 @@ static void grammar(void **state) {
     assert_true(strcmp(schedule_option[k], "kl_clip") == 0 ? v[k] == 1 : isnan(v[k]));
 }
 
-/* A value out of range, or against another option, is found before the run. */
+/* Values out of range, also together with other options, are reported before the run. */
 static void schedules_are_checked_before_the_run(void **state) {
   static const char *const row[][4] = {
       {"natgrad", "", "stat_decay*1.02@5,6,7",

@@ -1,5 +1,5 @@
-/* t_settings.c: the trainer's settings from every side: each alone, against each other, as options
- * of the library, from JSON and back, and against those of the run that is to go on. */
+/* t_settings.c: the trainer's settings: each alone, all together, as options of the library, from and to JSON, and
+ * against the settings of a resumed run. */
 #include "train/disk.h"
 #include "train/settings.h"
 #include "trainer_help.h"
@@ -12,7 +12,7 @@
 
 /* ---- settings --------------------------------------------------------------------------------*/
 
-/* For every row a value that is not the default, as settings_get gives it back. */
+/* For every row a value that differs from the default, as settings_get returns it. */
 static const char *const other[][2] = {
     {"data", "mnist:a \"b\"\\c"},
     {"model", "lenet"},
@@ -65,7 +65,7 @@ static void every_setting_is_set_and_got(void **state) {
   assert_int_equal(OTHERS, settings_rows_count);
   settings s, copy;
   settings_init(&s);
-  for (int i = 0; i < settings_rows_count; i++) { /* defaults are written as they are shown */
+  for (int i = 0; i < settings_rows_count; i++) { /* settings_get returns the documented default */
     char text[256];
     assert_true(settings_get(&s, settings_rows[i].name, text, sizeof text));
     assert_string_equal(text, settings_rows[i].standard);
@@ -83,7 +83,7 @@ static void every_setting_is_set_and_got(void **state) {
     assert_string_equal(after, before);
     settings_free(&copy);
   }
-  assert_true(s.epochs == 0 && s.steps == 12); /* the later of the two decides */
+  assert_true(s.epochs == 0 && s.steps == 12); /* the last of both counts */
   must_set(&s, "epochs", "3");
   assert_true(s.epochs == 3 && s.steps == 0);
   settings_free(&s);
@@ -185,46 +185,45 @@ static void settings_are_checked_together(void **state) {
   }
 }
 
-/* The options of the settings have this value. */
-static void options_have(const settings *s, const char *name, const char *value) {
+static void expect_option(const settings *s, const char *name, const char *value) {
   ng_options *o = NULL;
   assert_int_equal(settings_options(s, &o), CLI_OK);
   assert_string_equal(cli_option_text(o, name).text, value);
   ng_options_destroy(&o);
 }
 
-static void the_options_are_row_then_environment_then_ours(void **state) {
+static void settings_override_environment_and_method(void **state) {
   settings s;
   settings_init(&s);
   must_set(&s, "method", "kaisa");
-  options_have(&s, "solver", "eigen-prediv");
-  options_have(&s, "update", "sgd");
+  expect_option(&s, "solver", "eigen-prediv");
+  expect_option(&s, "update", "sgd");
   assert_int_equal(setenv("NG_DAMPING", "0.25", 1), 0);
-  options_have(&s, "damping", "0.25");
+  expect_option(&s, "damping", "0.25");
   must_set(&s, "damping", "0.5");
-  must_set(&s, "damping", "0.75"); /* replaces */
+  must_set(&s, "damping", "0.75"); /* replaces the value */
   assert_int_equal(s.n_library, 1);
-  options_have(&s, "damping", "0.75");
+  expect_option(&s, "damping", "0.75");
   must_set(&s, "optimizer", "adamw");
-  options_have(&s, "update", "adamw");
+  expect_option(&s, "update", "adamw");
   assert_int_equal(unsetenv("NG_DAMPING"), 0);
   settings_free(&s);
 }
 
-/* NG_METHOD is the method of a run that was given none. */
+/* NG_METHOD sets the method if none is given. */
 static void the_method_of_the_environment(void **state) {
   settings s;
   ng_options *o = NULL;
   assert_int_equal(setenv("NG_METHOD", "eva", 1), 0);
   settings_init(&s);
   assert_string_equal(s.method, "eva");
-  options_have(&s, "method", "eva");
-  options_have(&s, "stat_batch", "16");
-  must_set(&s, "method", "kaisa"); /* said here, it wins */
-  options_have(&s, "method", "kaisa");
-  options_have(&s, "solver", "eigen-prediv");
+  expect_option(&s, "method", "eva");
+  expect_option(&s, "stat_batch", "16");
+  must_set(&s, "method", "kaisa"); /* a given method replaces NG_METHOD */
+  expect_option(&s, "method", "kaisa");
+  expect_option(&s, "solver", "eigen-prediv");
   settings_free(&s);
-  assert_int_equal(setenv("NG_METHOD", "adamw", 1), 0); /* the trainer's own */
+  assert_int_equal(setenv("NG_METHOD", "adamw", 1), 0); /* a method of the trainer */
   settings_init(&s);
   assert_true(settings_first_order(&s) && settings_adamw(&s));
   settings_free(&s);
@@ -242,7 +241,7 @@ static void the_method_of_the_environment(void **state) {
 
 /* ---- JSON ------------------------------------------------------------------------------------*/
 
-static void what_is_written_is_read_back(void **state) {
+static void written_settings_are_read_back(void **state) {
   settings s, back;
   settings_init(&s);
   for (int i = 0; i < OTHERS; i++)
@@ -255,13 +254,13 @@ static void what_is_written_is_read_back(void **state) {
   assert_int_equal(settings_text(&s, "config.json", &text), CLI_OK);
   assert_int_equal(disk_write(in_folder("config.json"), text, strlen(text)), CLI_OK);
   free(text);
-  assert_int_equal(unsetenv("NG_KL_CLIP"), 0); /* the file pins it */
+  assert_int_equal(unsetenv("NG_KL_CLIP"), 0); /* the file stores its value */
   settings_init(&back);
   assert_int_equal(settings_read(&back, in_folder("config.json")), CLI_OK);
   for (int i = 0; i < settings_rows_count; i++) {
     char a[256], b[256];
     const char *name = settings_rows[i].name;
-    if (strcmp(name, "resume") == 0) continue; /* how a run was started is not kept */
+    if (strcmp(name, "resume") == 0) continue; /* `resume` is not stored */
     assert_true(settings_get(&s, name, a, sizeof a) && settings_get(&back, name, b, sizeof b));
     if (strcmp(a, b) != 0) fail_msg("%s: %s became %s", name, a, b);
   }
@@ -277,7 +276,7 @@ static void what_is_written_is_read_back(void **state) {
   settings_free(&back);
 }
 
-/* Work grows with the keys and not with their pairs, of which each was some 30 microseconds: 138 s for as many as here. */
+/* Time grows with the number of keys, not of pairs; at 30 microseconds per pair these would take 138 s. */
 static void many_unknown_keys(void **state) {
   enum { KEYS = 3000 };
   FILE *f = fopen(in_folder("many.json"), "w");
@@ -345,7 +344,7 @@ static void bad_files_are_refused(void **state) {
 
 /* ---- going on --------------------------------------------------------------------------------*/
 
-static void a_run_goes_on_as_it_began(void **state) {
+static void resumed_runs_keep_their_settings(void **state) {
   for (int i = 0; i < OTHERS; i++) {
     settings was, now;
     settings_init(&was);
@@ -369,7 +368,7 @@ static void a_run_goes_on_as_it_began(void **state) {
   assert_non_null(strstr(said(), "--damping: is '0.5', but "));
   settings_free(&now);
   settings_copy(&now, &was);
-  must_set(&now, "lr", "0.03"); /* what the default is */
+  must_set(&now, "lr", "0.03"); /* the default value */
   assert_int_equal(settings_same(&was, &now, NULL, "FILE"), CLI_OK);
   settings_free(&was);
   settings_free(&now);
@@ -380,12 +379,12 @@ int main(void) {
       cmocka_unit_test(every_setting_is_set_and_got),
       cmocka_unit_test(bad_values_are_refused),
       cmocka_unit_test(settings_are_checked_together),
-      cmocka_unit_test(the_options_are_row_then_environment_then_ours),
+      cmocka_unit_test(settings_override_environment_and_method),
       cmocka_unit_test(the_method_of_the_environment),
-      cmocka_unit_test(what_is_written_is_read_back),
+      cmocka_unit_test(written_settings_are_read_back),
       cmocka_unit_test(bad_files_are_refused),
       cmocka_unit_test(many_unknown_keys),
-      cmocka_unit_test(a_run_goes_on_as_it_began),
+      cmocka_unit_test(resumed_runs_keep_their_settings),
   };
   return cmocka_run_group_tests(tests, make_folder, delete_folder);
 }

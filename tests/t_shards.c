@@ -1,9 +1,9 @@
-/* t_shards.c: linear layers of which ranks have parts.
+/* t_shards.c: sharded linear layers.
  *
- * The oracle is K-FAC in double over whole layers, with one rank for each model group (oracle.h): every rank's part of
- * P, of what updates make of weights, and nu.  P agrees to 1e-5 of its largest number, what the issue of a rounding in f32
- * is at this damping; nu, of sums in double over such P, too.  What is replicated (biases of layers cut by inputs, layers that are
- * not cut) has the same bits on all ranks. */
+ * The oracle is K-FAC in double over whole layers, with one rank per model group (oracle.h): each rank's shard of
+ * PD, or of the updated weights, and nu.  PD and nu agree to 1e-5 of the largest number, the rounding of f32 at
+ * this damping.  Replicated data (biases of layers sharded by inputs, unsharded layers) has the same bits on all
+ * ranks. */
 #include "unit_test.h"
 
 #include <math.h>
@@ -20,7 +20,7 @@ typedef struct whole {
   double P[STEPS][LAYERS][MOST_WEIGHTS], nu[STEPS];
 } whole;
 
-static void remember(const shard_run *x, whole *w) {
+static void compute_oracle(const shard_run *x, whole *w) {
   char options[256];
   (void)snprintf(options, sizeof options, "%.*s", (int)strcspn(x->options, "|"), x->options);
   ng_options opt = fixture_parse(options);
@@ -64,7 +64,7 @@ static void remember(const shard_run *x, whole *w) {
   oracle_destroy(&o);
 }
 
-/* What P makes of the weights. */
+/* The weights after the updates. */
 static void update(const shard_run *x, whole *w) {
   const bool sgd = strstr(x->options, "=sgd") != NULL;
   if (!sgd && strstr(x->options, "=adamw") == NULL) return;
@@ -89,8 +89,8 @@ static void update(const shard_run *x, whole *w) {
   }
 }
 
-/* The largest difference of this rank's parts beside the largest number of a layer. */
-static double far_off(const shard_run *x, const whole *w, int32_t rank, int t) {
+/* The largest difference of this rank's shards, relative to the largest number of the layer. */
+static double largest_error(const shard_run *x, const whole *w, int32_t rank, int t) {
   double worst = fabs(x->nu[rank][t] - w->nu[t]) / w->nu[t];
   for (int i = 0; i < LAYERS; i++) {
     const shard p = shard_of(x, rank, i);
@@ -107,8 +107,8 @@ static double far_off(const shard_run *x, const whole *w, int32_t rank, int t) {
   return worst;
 }
 
-/* Eigenvectors come in f32, and how near depends on the kernels of the LAPACK at hand: 1.1e-5 was seen, with AVX-512, of
- * one rank and no parts. */
+/* Eigenvectors are f32, and their accuracy depends on the LAPACK: 1.1e-5 is seen with AVX-512 on one rank without
+ * shards. */
 static double bound_of(const shard_run *x) {
   return strstr(x->options, "eigen") != NULL ? 3e-5 : 1e-5;
 }
@@ -116,20 +116,20 @@ static double bound_of(const shard_run *x) {
 static void compare(const shard_run *x) {
   whole w;
   memset(&w, 0, sizeof w);
-  remember(x, &w);
+  compute_oracle(x, &w);
   update(x, &w);
   for (int32_t r = 0; r < x->data * x->model; r++) {
     for (int t = x->first; t < STEPS; t++) {
-      const double far = far_off(x, &w, r, t);
-      if (!(far < bound_of(x))) {
+      const double error = largest_error(x, &w, r, t);
+      if (!(error < bound_of(x))) {
         fail_msg("%s, data %d model %d: rank %d is off by %g in step %d (nu %g, %g)", x->options,
-                 x->data, x->model, r, far, t, x->nu[r][t], w.nu[t]);
+                 x->data, x->model, r, error, t, x->nu[r][t], w.nu[t]);
       }
       assert_true(x->nu[r][t] == x->nu[0][t]);
-      const float *mine = x->out[r][t][3], *first = x->out[0][t][3]; /* not cut */
+      const float *mine = x->out[r][t][3], *first = x->out[0][t][3]; /* not sharded */
       assert_memory_equal(mine, first, (size_t)(layer[3].out * layer[3].in) * sizeof *mine);
       const shard p = shard_of(x, r, 1), q = shard_of(x, 0, 1);
-      if (has_bias(x, 1)) { /* whole on all */
+      if (has_bias(x, 1)) { /* whole on all ranks */
         assert_memory_equal(x->out[r][t][1] + p.out * p.in, x->out[0][t][1] + q.out * q.in,
                             (size_t)p.out * sizeof *mine);
       }
@@ -149,7 +149,7 @@ static const char *const places[] = {
     "grad_worker_fraction=1", "grad_worker_fraction=0", "grad_worker_fraction=0.5",
     "grad_worker_fraction=0 statistics=owner", "statistics=owner colocate=0 placement=round-robin"};
 
-static void equal_to_whole(void **state) {
+static void shards_equal_whole_layers(void **state) {
   static const int32_t grid[][2] = {{1, 1}, {1, 2}, {1, 3}, {2, 2}, {2, 3}, {4, 2}};
   for (size_t m = 0; m < sizeof methods / sizeof methods[0]; m++) {
     for (size_t g = 0; g < sizeof grid / sizeof grid[0]; g++) {
@@ -157,8 +157,8 @@ static void equal_to_whole(void **state) {
         const int32_t W = grid[g][0] * grid[g][1];
         char options[256];
         (void)snprintf(options, sizeof options, "%s %s", methods[m], places[k]);
-        const bool half =
-            m > 0 && (W == RANKS || (m + g + k) % 2 == 0); /* the first method everywhere */
+        /* the first method runs everywhere */
+        const bool half = m > 0 && (W == RANKS || (m + g + k) % 2 == 0);
         if ((k == 2 && W % 2 != 0) || half || !has_ranks(W)) continue;
         shard_run how = usual_run(options);
         how.data = grid[g][0];
@@ -175,7 +175,7 @@ static void equal_to_whole(void **state) {
   }
 }
 
-/* What the oracle does not know, beside a group of one rank each: that has no parts to bring together. */
+/* Options that the oracle does not have: compare with model groups of one rank each. */
 static void shards_equal_groups_of_one_rank(void **state) {
   if (!has_ranks(6)) skip();
   static const char *const more[] = {
@@ -217,7 +217,7 @@ static void shards_equal_groups_of_one_rank(void **state) {
 
 /* ---- a group that some ranks were not given --------------------------------------------------*/
 
-/* Whoever they are: all ranks say so, and nobody waits. */
+/* For any set of ranks without a model group, all ranks return the error, and no rank hangs. */
 static void model_groups_on_some_ranks_are_refused(void **state) {
   for (int32_t data = 1; data < 3; data++) {
     const int32_t W = 2 * data;
@@ -228,15 +228,15 @@ static void model_groups_on_some_ranks_are_refused(void **state) {
       how.unsharded = without;
       shard_run *x = new_run(&how);
       ng_status each[RANKS];
-      char says[64];
+      char message[64];
       const bool fine = without == 0;
       const int given = W - __builtin_popcount(without);
-      (void)snprintf(says, sizeof says, "model_group is given on %d of %d ranks", given, W);
+      (void)snprintf(message, sizeof message, "model_group is given on %d of %d ranks", given, W);
       (void)train(x, each);
       for (int32_t r = 0; r < W; r++) {
         assert_int_equal(each[r], fine ? NG_OK : NG_ERR_COMM);
-        const bool here = x->message[r][0] != 0; /* over MPI of this rank alone */
-        if (!fine && here && strstr(x->message[r], says) == NULL) fail_msg("%s", x->message[r]);
+        const bool here = x->message[r][0] != 0; /* over MPI only this rank's message */
+        if (!fine && here && strstr(x->message[r], message) == NULL) fail_msg("%s", x->message[r]);
       }
       free(x);
     }
@@ -244,7 +244,7 @@ static void model_groups_on_some_ranks_are_refused(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(equal_to_whole),
+  const struct CMUnitTest tests[] = {cmocka_unit_test(shards_equal_whole_layers),
                                      cmocka_unit_test(shards_equal_groups_of_one_rank),
                                      cmocka_unit_test(model_groups_on_some_ranks_are_refused)};
   return RANKS_TESTS("shards", tests);

@@ -1,5 +1,5 @@
-/* t_shards_faults.c: layers in shards, and what is wrong with them: a rank that shows what does not fit, a collective
- * that fails, methods and options that do not go with parts.  Ranks fail together, and by name. */
+/* t_shards_faults.c: faults with sharded layers: wrong observations of one rank, failing allocations and
+ * collectives, unsupported methods and options.  Ranks fail together, with a message that names the cause. */
 #include "unit_test.h"
 
 #include <stdio.h>
@@ -8,15 +8,15 @@
 
 #include "shard_run.h"
 
-/* ---- what goes wrong -------------------------------------------------------------------------*/
+/* ---- faults ----------------------------------------------------------------------------------*/
 
 #define BASE "method=natgrad damping=0.3 stat_period=1 solve_period=1"
 
-/* A rank shows what does not fit, or no number: its model group hears of it in that call, all others at most in
- * the step. */
+/* One rank observes a NaN or an array that does not fit.  Its model group gets the error from that call, all other
+ * ranks at the latest from the step. */
 static void wrong_arrays_of_one_rank_reach_all(void **state) {
   static const struct {
-    const char *options, *says;
+    const char *options, *message;
     ng_status st;
   } how[] = {{BASE "|nan", "", NG_SKIPPED},
              {BASE "|shape", "layer 'up'", NG_ERR_SHAPE},
@@ -32,7 +32,7 @@ static void wrong_arrays_of_one_rank_reach_all(void **state) {
         const bool beside = group_of(x, r) == group_of(x, wrong);
         assert_int_equal(x->observed[r][1], beside ? how[k].st : NG_OK);
         assert_int_equal(x->status[r][1], beside || k == 0 ? how[k].st : NG_OK);
-        if (k > 0 && beside) assert_non_null(strstr(x->message[r], how[k].says));
+        if (k > 0 && beside) assert_non_null(strstr(x->message[r], how[k].message));
         assert_int_equal(x->status[r][0], NG_OK);
         assert_int_equal(x->status[r][2], NG_OK);
       }
@@ -41,10 +41,10 @@ static void wrong_arrays_of_one_rank_reach_all(void **state) {
   }
 }
 
-/* A rank gets no memory for parts brought together, the one that adds them up among them: its model group hears of it
- * in that call, and all show it again. */
-static void no_memory_for_the_whole(void **state) {
-  int32_t met = 0;
+/* One rank has no memory to gather shards or to sum them.  Its model group gets the error from that call, and all
+ * ranks observe again. */
+static void failed_allocations_reach_the_model_group(void **state) {
+  int32_t failures = 0;
   for (int32_t wrong = 0; wrong < 4; wrong++) {
     for (int32_t k = 1;; k++) {
       shard_run how = usual_run(BASE);
@@ -63,13 +63,13 @@ static void no_memory_for_the_whole(void **state) {
       const bool through = !x->alloc_failed;
       free(x);
       if (through) break;
-      met++;
+      failures++;
     }
   }
-  assert_true(met > 4); /* parts, and the whole on the rank that adds it up */
+  assert_true(failures > 4); /* gathering, and the sum on its rank */
 }
 
-/* Whatever collective fails, on whichever of the two transports: all ranks end, with NG_ERR_COMM. */
+/* Each collective in turn fails, in the data group or in the model group: all ranks return NG_ERR_COMM. */
 static void any_collective_fails(void **state) {
   for (int which = 0; which < 2; which++) {
     int32_t k = 1;
@@ -95,28 +95,28 @@ static void any_collective_fails(void **state) {
   }
 }
 
-/* ---- what is refused -------------------------------------------------------------------------*/
+/* ---- unsupported -----------------------------------------------------------------------------*/
 
-static void refused_by_name(void **state) {
+static void unsupported_options_are_refused(void **state) {
   static const struct {
-    const char *options, *says;
+    const char *options, *message;
     ng_status st;
-  } no[] = {{"method=eva", "family rankone does not support sharded", NG_ERR_ABSENT},
-            {"method=mfac", "family window does not support sharded", NG_ERR_ABSENT},
-            {BASE " statistics=local", "statistics = local", NG_ERR_ABSENT},
-            {BASE " update=sgd update_ranks=owner", "update_ranks = owner", NG_ERR_ABSENT},
-            {BASE " quantify=1", "quantify = 1", NG_ERR_ABSENT},
-            {BASE " clip=ratio clip_bound=1", "clip = ratio", NG_ERR_ABSENT}};
-  for (size_t i = 0; i < sizeof no / sizeof no[0]; i++) {
-    shard_run how = usual_run(no[i].options);
+  } unsupported[] = {{"method=eva", "family rankone does not support sharded", NG_ERR_ABSENT},
+                     {"method=mfac", "family window does not support sharded", NG_ERR_ABSENT},
+                     {BASE " statistics=local", "statistics = local", NG_ERR_ABSENT},
+                     {BASE " update=sgd update_ranks=owner", "update_ranks = owner", NG_ERR_ABSENT},
+                     {BASE " quantify=1", "quantify = 1", NG_ERR_ABSENT},
+                     {BASE " clip=ratio clip_bound=1", "clip = ratio", NG_ERR_ABSENT}};
+  for (size_t i = 0; i < sizeof unsupported / sizeof unsupported[0]; i++) {
+    shard_run how = usual_run(unsupported[i].options);
     how.save = "/tmp/never-written";
     shard_run *x = new_run(&how);
     ng_status each[RANKS];
     (void)train(x, each);
     for (int32_t r = 0; r < 4; r++) {
-      assert_int_equal(each[r], no[i].st);
-      if (strstr(x->message[r], no[i].says) == NULL)
-        fail_msg("%s: %s", no[i].options, x->message[r]);
+      assert_int_equal(each[r], unsupported[i].st);
+      if (strstr(x->message[r], unsupported[i].message) == NULL)
+        fail_msg("%s: %s", unsupported[i].options, x->message[r]);
     }
     free(x);
   }
@@ -124,10 +124,11 @@ static void refused_by_name(void **state) {
 
 static void refused_layers(void **state) {
   static const struct {
-    bool group, shard_group, words; /* a model group; a group of the layer; an embedding */
+    /* group: the context has a model group; shard_group: the layer has its own; words: an embedding */
+    bool group, shard_group, embedding;
     int32_t axis;
     ng_status st;
-    const char *says;
+    const char *message;
   } row[] = {{false, false, false, 1, NG_ERR_ARG, "model_group was not given"},
              {true, false, false, 2, NG_ERR_ARG, "shard_axis is 2"},
              {true, true, false, 0, NG_ERR_ABSENT, "shard_group is not NULL"},
@@ -145,17 +146,14 @@ static void refused_layers(void **state) {
     fixture f;
     fixture_ok(&f, fixture_open(&f, BASE, &(fixture_how){.config = &c}));
     ng_layer d;
-    ng_layer_init(&d, row[i].words ? NG_EMBEDDING : NG_LINEAR, sizeof d);
+    ng_layer_init(&d, row[i].embedding ? NG_EMBEDDING : NG_LINEAR, sizeof d);
     d.name = "fc";
     d.in = d.out = 4;
     d.shard_axis = row[i].axis;
     if (row[i].shard_group) d.shard_group = &t;
-    assert_int_equal(ng_add_layer(f.p, &d, NULL), row[i].st);
-    if (row[i].st == NG_OK) {
+    fixture_fails(&f, ng_add_layer(f.p, &d, NULL), row[i].st, row[i].message);
+    if (row[i].st == NG_OK)
       fixture_fails(&f, ng_plan_ranks(f.p, 4, 0, 1, &plan), NG_ERR_ABSENT, "layer 'fc' is sharded");
-    } else {
-      assert_non_null(strstr(ng_last_error(f.ctx), row[i].says));
-    }
     fixture_close(&f);
   }
   ng_threads_destroy(&alone);
@@ -164,7 +162,7 @@ static void refused_layers(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(wrong_arrays_of_one_rank_reach_all), cmocka_unit_test(any_collective_fails),
-      cmocka_unit_test(no_memory_for_the_whole), cmocka_unit_test(refused_by_name),
-      cmocka_unit_test(refused_layers)};
+      cmocka_unit_test(failed_allocations_reach_the_model_group),
+      cmocka_unit_test(unsupported_options_are_refused), cmocka_unit_test(refused_layers)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,9 +1,9 @@
-/* t_shards_state.c: states of layers in shards whose weights are moved here, so they have moments: those of whole layers.
+/* t_shards_state.c: states of sharded layers whose weights are updated, so that they have moments.
  *
- * Saved by 2 x 2 ranks, in one file and in parts, a state is read by every other split, by ranks that have all of each
- * layer, and by groups that are cut in other places each: saved again it is the same file, byte for byte.  The oracle
- * is what the run does that was not interrupted: on the same split the same bits in the next step; on others, whose
- * gathers and kernels are of other sizes, 1e-5 of a layer's largest weight, as in t_shards.c. */
+ * 2 x 2 ranks save a state in one file and in parts.  Every other split loads it, also ranks with whole layers and
+ * groups with uneven shards, and saves the same bytes again.  The oracle is the uninterrupted run: the next step
+ * has the same bits on the same split; on other splits, whose messages and kernels have other sizes, it agrees to
+ * 1e-5 of a layer's largest weight, as in t_shards.c. */
 #include "unit_test.h"
 
 #include <math.h>
@@ -20,7 +20,7 @@ static const char *const updates[] = {BASE "update=sgd",
                                       BASE "update=adamw grad_worker_fraction=0 statistics=owner",
                                       BASE "update=adamw calls=ema factor_dtype=bf16"};
 
-/* Who goes on; the first as those who saved. */
+/* The ranks that load; the first row equals the ranks that saved. */
 static const struct {
   int32_t model;
   bool data_adjacent, skewed, whole;
@@ -36,8 +36,8 @@ static shard_run saver(const char *options, const char *one, const char *parts) 
   return how;
 }
 
-/* The same goes on from `start`, and saves again. */
-static void begins_at(shard_run *how, double start[LAYERS][MOST_WEIGHTS], const char *again) {
+/* Continue from the weights `start`, and save again. */
+static void continue_from(shard_run *how, double start[LAYERS][MOST_WEIGHTS], const char *again) {
   how->save = how->parts = NULL;
   how->resave = again;
   how->first = 2;
@@ -52,26 +52,26 @@ static void whole_of(const shard_run *x, int t, double to[LAYERS][MOST_WEIGHTS])
   }
 }
 
-static void goes_on(const shard_run *went, const shard_run *x, bool same) {
-  double expected[LAYERS][MOST_WEIGHTS], is[LAYERS][MOST_WEIGHTS];
+static void expect_continuation(const shard_run *uninterrupted, const shard_run *x, bool same) {
+  double expected[LAYERS][MOST_WEIGHTS], got[LAYERS][MOST_WEIGHTS];
   const int last = STEPS - 1;
-  whole_of(went, last, expected);
+  whole_of(uninterrupted, last, expected);
   for (int32_t r = 0; r < x->data * x->model && same; r++)
-    assert_memory_equal(x->out[r][last], went->out[r][last], sizeof x->out[r][last]);
-  whole_of(x, last, is);
+    assert_memory_equal(x->out[r][last], uninterrupted->out[r][last], sizeof x->out[r][last]);
+  whole_of(x, last, got);
   for (int i = 0; i < LAYERS; i++) {
     double most = 0.0;
     for (int k = 0; k < MOST_WEIGHTS; k++)
       most = fmax(most, fabs(expected[i][k]));
     for (int k = 0; k < MOST_WEIGHTS; k++) {
-      if (fabs(is[i][k] - expected[i][k]) < 1e-5 * most || is[i][k] == expected[i][k]) continue;
+      if (fabs(got[i][k] - expected[i][k]) < 1e-5 * most || got[i][k] == expected[i][k]) continue;
       fail_msg("%s, %d ranks a group: '%s' [%d] is %g, expected %g", x->options, x->model,
-               layer[i].name, k, is[i][k], expected[i][k]);
+               layer[i].name, k, got[i][k], expected[i][k]);
     }
   }
 }
 
-static void read_by_any_split(void **state) {
+static void states_are_read_by_any_split(void **state) {
   const path one = path_of("one"), parts = path_of("parts"), again = path_of("again");
   for (size_t u = 0; u < sizeof updates / sizeof updates[0]; u++) {
     for (int across = 0; across < 2; across++) {
@@ -80,10 +80,10 @@ static void read_by_any_split(void **state) {
       how.skewed = u == 1;
       how.bias = u != 2;
       double start[LAYERS][MOST_WEIGHTS];
-      shard_run *went = trained_run(&how);
-      whole_of(went, 1, start);
+      shard_run *uninterrupted = trained_run(&how);
+      whole_of(uninterrupted, 1, start);
       assert_int_equal(list_folder().n, 1 + 2 * how.model);
-      begins_at(&how, start, again.text);
+      continue_from(&how, start, again.text);
       for (int k = 0; k < 2 * OTHERS; k++) {
         how.model = others[k / 2].model;
         how.data_adjacent = others[k / 2].data_adjacent;
@@ -92,28 +92,29 @@ static void read_by_any_split(void **state) {
         how.load = k % 2 == 0 ? one.text : parts.text;
         shard_run *x = trained_run(&how);
         assert_same_file(one.text, again.text);
-        goes_on(went, x,
-                how.model == went->model && how.data_adjacent == went->data_adjacent &&
-                    how.skewed == went->skewed);
+        expect_continuation(uninterrupted, x,
+                            how.model == uninterrupted->model &&
+                                how.data_adjacent == uninterrupted->data_adjacent &&
+                                how.skewed == uninterrupted->skewed);
         free(x);
       }
-      free(went);
+      free(uninterrupted);
       clear_folder();
     }
   }
 }
 
-/* One who has all of every layer saves; ranks with parts read it. */
-static void read_from_whole(void **state) {
+/* Ranks with whole layers save, ranks with shards load. */
+static void states_of_whole_layers_are_read_by_shards(void **state) {
   const path one = path_of("one"), parts = path_of("parts"), again = path_of("again");
   for (size_t u = 0; u < sizeof updates / sizeof updates[0]; u++) {
     shard_run how = saver(updates[u], one.text, parts.text);
     how.model = 1;
     how.whole = true;
     double start[LAYERS][MOST_WEIGHTS];
-    shard_run *went = trained_run(&how);
-    whole_of(went, 1, start);
-    begins_at(&how, start, again.text);
+    shard_run *uninterrupted = trained_run(&how);
+    whole_of(uninterrupted, 1, start);
+    continue_from(&how, start, again.text);
     how.whole = false;
     how.model = 3;
     how.data_adjacent = true;
@@ -121,15 +122,15 @@ static void read_from_whole(void **state) {
       how.load = k == 0 ? one.text : parts.text;
       shard_run *x = trained_run(&how);
       assert_same_file(one.text, again.text);
-      goes_on(went, x, false);
+      expect_continuation(uninterrupted, x, false);
       free(x);
     }
-    free(went);
+    free(uninterrupted);
     clear_folder();
   }
 }
 
-/* Pieces are rows or columns, of all of an array and once; their parts are in any order. */
+/* Pieces are ranges of rows or of columns, and cover the array exactly once.  Their parts are in any order. */
 #define PIECE(part, kind, from, to)                                                                \
   "{\"part\":" #part ",\"from" kind "\":" #from ",\"to" kind "\":" #to                             \
   ",\"crc32\":\"01234567\",\"finite\":true}"
@@ -139,7 +140,7 @@ static void read_from_whole(void **state) {
 static void pieces_cover_once(void **state) {
   static const struct {
     const char *pieces;
-    bool good;
+    bool valid;
   } table[] = {
       {ROWS(0, 0, 3) "," ROWS(1, 3, 5), true},
       {ROWS(2, 0, 3) "," ROWS(0, 3, 5), true},
@@ -166,14 +167,14 @@ static void pieces_cover_once(void **state) {
     (void)snprintf(text, sizeof text, "{\"shape\":[5,7],\"pieces\":[%s]}", table[i].pieces);
     assert_int_equal(ngio_json_parse(text, strlen(text), &json, why, sizeof why), NGIO_OK);
     const ngio_value *v = ng_pieces_read(ngio_json_root(json), &f, 3);
-    if ((v != NULL) != table[i].good) fail_msg("%s", table[i].pieces);
+    if ((v != NULL) != table[i].valid) fail_msg("%s", table[i].pieces);
     ngio_json_free(&json);
   }
 }
 
 int main(void) {
   const struct CMUnitTest tests[] = {cmocka_unit_test(pieces_cover_once),
-                                     cmocka_unit_test(read_by_any_split),
-                                     cmocka_unit_test(read_from_whole)};
+                                     cmocka_unit_test(states_are_read_by_any_split),
+                                     cmocka_unit_test(states_of_whole_layers_are_read_by_shards)};
   return cmocka_run_group_tests(tests, make_folder, drop_folder);
 }

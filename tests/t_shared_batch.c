@@ -1,6 +1,6 @@
-/* t_shared_batch.c: ranks that share a micro-batch (ng_batch.whole) equal one rank with the whole batch, in every row
- * whose statistics are summed over ranks: uneven shards, ranks without samples, means and sums, every stat_batch.
- * Over threads, and over MPI. */
+/* t_shared_batch.c: ranks that share a micro-batch (ng_batch.whole) equal one rank with the whole batch, for every
+ * row whose statistics are summed over ranks: uneven shards, ranks without samples, means and sums, every
+ * stat_batch.  On threads and over MPI. */
 #include "families.h"
 #include "ranks.h"
 #include "unit_test.h"
@@ -12,15 +12,16 @@
 enum { STEPS = 2 };
 
 #if defined(NG_TEST_MPI)
-enum { CROWDS = 1, PATTERNS = 1, MANNERS = 2, TAKES = 1 };
-static int32_t crowd_of(int k) { return k + ranks_there(); } /* all processes */
+enum { RANK_COUNTS = 1, PATTERNS = 1, DESCRIPTIONS = 2, TAKES = 1 };
+static int32_t rank_count(int k) { return k + ranks_there(); } /* all processes */
 #else
-static const int32_t crowd[] = {2, 3, 5};
-enum { CROWDS = sizeof crowd / sizeof crowd[0], PATTERNS = 3, MANNERS = 4, TAKES = 4 };
-static int32_t crowd_of(int k) { return crowd[k]; }
+static const int32_t rank_counts[] = {2, 3, 5};
+enum { RANK_COUNTS = sizeof rank_counts / sizeof rank_counts[0] };
+enum { PATTERNS = 3, DESCRIPTIONS = 4, TAKES = 4 };
+static int32_t rank_count(int k) { return rank_counts[k]; }
 #endif
 
-/* Every second rank, in turn; all but the last; SHARED: every rank has its own number. */
+/* Every second rank has samples, in turn; only the last rank has samples; SHARED: each rank has its own number. */
 enum { SHARED = 2 };
 static int64_t samples_of(int pattern, int32_t t, int32_t rank, int32_t ranks) {
   if (pattern == SHARED) return 1 + (3 * rank + t) % 5;
@@ -39,12 +40,12 @@ static test_case *shards(const variant *v, int32_t steps, int32_t ranks, int pat
   return s;
 }
 
-/* How the same is said. */
-typedef struct manner {
-  bool mean, last, silent, whole; /* silent: what is not there is not shown either */
-} manner;
+/* Equivalent descriptions of a batch. */
+typedef struct description {
+  bool mean, last, silent, whole; /* silent: ranks without samples do not observe */
+} description;
 
-static void say(test_case *s, const manner *m) {
+static void describe(test_case *s, const description *m) {
   for (int32_t t = 0; t < s->steps; t++) {
     int64_t whole = 0;
     for (int32_t k = 0; k < s->ranks; k++) {
@@ -53,7 +54,7 @@ static void say(test_case *s, const manner *m) {
       x->batch.last = m->last;
       whole += x->batch.samples;
       if (x->batch.samples > 0) continue;
-      if (m->mean) x->batch.loss_scale = 0; /* its part of all samples */
+      if (m->mean) x->batch.loss_scale = 0; /* its share of all samples */
       for (int32_t l = 0; l < s->layers && m->silent; l++) {
         free(x->a[l][0]);
         free(x->g[l][0]);
@@ -65,35 +66,36 @@ static void say(test_case *s, const manner *m) {
   }
 }
 
-static void as_one_rank(const variant *v) {
-  static const manner row[] = {{true, true, true, true},
-                               {true, false, true, false},
-                               {false, false, false, true},
-                               {false, true, false, false}};
+static void ranks_equal_one_rank(const variant *v) {
+  static const description row[] = {{true, true, true, true},
+                                    {true, false, true, false},
+                                    {false, false, false, true},
+                                    {false, true, false, false}};
   static const double take[] = {-1, 0, 2, 5};
   const ng_options usual = v_options(v);
-  if (v->f->shards == NO_PARTS)
-    return; /* an owner's samples alone; batches that normalise themselves */
-  for (int i = 0; i < CROWDS * PATTERNS; i++) {
-    for (size_t k = 0; k < MANNERS; k++) {
+  /* DP-KFAC observes the owner's samples only; batch norms depend on the shard */
+  if (v->f->shards == NO_PARTS) return;
+  for (int i = 0; i < RANK_COUNTS * PATTERNS; i++) {
+    for (size_t k = 0; k < DESCRIPTIONS; k++) {
       const bool shared = i % PATTERNS == SHARED;
       if (!row[k].whole && (v->f->shards != ANY_PARTS || shared)) continue;
-      /* The shift that stays in an average is divided by the ranks (as published), which shows from the second step on;
-       * ranks that share a batch keep it whole. */
+      /* A damping that leaks into an average is divided by the number of ranks (as published), which changes
+       * results from the second step on; ranks that share a batch add it whole. */
       const int32_t steps = usual.base.damping_leak != NG_LEAK_NONE && !row[k].whole ? 1 : STEPS;
-      test_case *s = shards(v, steps, crowd_of(i / PATTERNS), i % PATTERNS), *whole = case_merge(s);
+      test_case *s = shards(v, steps, rank_count(i / PATTERNS), i % PATTERNS),
+                *whole = case_merge(s);
       if (row[k].mean) {
         v_means(s);
         v_means(whole);
       }
-      say(s, &row[k]);
+      describe(s, &row[k]);
       char what[80];
       (void)snprintf(what, sizeof what, "%d ranks, pattern %d, manner %d", s->ranks, i % PATTERNS,
                      (int)k);
       v_equal(v, what, s, &usual, whole, &usual, v_tolerance(v, whole, &usual));
       for (int n = 1; n < TAKES && shared && s->ranks != 3; n++) {
-        ng_options o = usual; /* the first samples of the whole batch */
-        if (take[n] == (double)usual.base.stat_batch) continue; /* that is as published */
+        ng_options o = usual; /* of the first samples of the whole batch */
+        if (take[n] == (double)usual.base.stat_batch) continue; /* the row's own value */
         fixture_real(&o, "stat_batch", take[n]);
         v_equal(v, what, s, &o, whole, &o, v_tolerance(v, whole, &o));
       }
@@ -103,13 +105,14 @@ static void as_one_rank(const variant *v) {
   }
 }
 
-/* calls = last: of a rank that has none in the last call nothing counts, as of one rank nothing before it does. */
+/* calls = last: a rank without samples in the last call contributes nothing, as one rank's earlier calls
+ * contribute nothing. */
 static void last_call(const variant *v) {
   enum { RANKS = 2, B = 4 };
   rng r = {test_seed() ^ 44};
-  const ng_options usual = v_options(v); /* of one call the same */
+  const ng_options usual = v_options(v); /* the same with one call */
   ng_options o = usual;
-  if (v->f->shards != ANY_PARTS || crowd_of(0) != RANKS) return;
+  if (v->f->shards != ANY_PARTS || rank_count(0) != RANKS) return;
   fixture_set(&o, "calls", "last");
   test_case *s = v_layers_of(v, 1, RANKS), *one = v_layers_of(v, 1, 1);
   for (int32_t k = 0; k < RANKS; k++) {
@@ -130,7 +133,7 @@ static void last_call(const variant *v) {
   case_destroy(&one);
 }
 
-static void must_refuse(const variant *v, test_case *s, ng_status st, const char *message) {
+static void expect_refusal(const variant *v, test_case *s, ng_status st, const char *message) {
   const ng_options o = v_options(v);
   case_result r;
   case_run(s, &o, &(case_setup){.linalg = v->linalg}, &r);
@@ -140,7 +143,7 @@ static void must_refuse(const variant *v, test_case *s, ng_status st, const char
   case_destroy(&s);
 }
 
-/* A single rank needs samples, and a place within the whole batch; nothing has begun. */
+/* A single rank needs samples, and a range within the whole batch. */
 static void refused(const variant *v) {
   static const struct {
     int64_t samples, whole, first;
@@ -160,30 +163,30 @@ static void refused(const variant *v) {
     b->samples = bad[i].samples;
     b->whole = bad[i].whole;
     b->first = bad[i].first;
-    must_refuse(v, s, NG_ERR_ARG, bad[i].message);
+    expect_refusal(v, s, NG_ERR_ARG, bad[i].message);
   }
 }
 
 #if !defined(NG_TEST_MPI)
-/* The wholes of the ranks differ: 3 more, or none, of one rank. */
-static void of_one_batch(const variant *v) {
+/* Ranks with different sizes of the whole batch: 3 more, or none, on one rank. */
+static void different_wholes_are_refused(const variant *v) {
   for (int more = 0; more < 2; more++) {
     test_case *s = v_even(v, 2, 3, 43);
     ng_batch *b = &s->micro[1][1][0].batch;
-    say(s, &(manner){.whole = true});
+    describe(s, &(description){.whole = true});
     b->whole = more ? b->whole + 3 : 0;
     if (!more) b->first = 0;
-    must_refuse(v, s, NG_ERR_STATE, "ng_batch.whole differs");
+    expect_refusal(v, s, NG_ERR_STATE, "ng_batch.whole differs");
   }
 }
 #endif
 
 int main(void) {
   static const property list[] = {
-    {"as one rank", READS_INPUT, as_one_rank},
+    {"as one rank", READS_INPUT, ranks_equal_one_rank},
     {"the last call", READS_INPUT, last_call},
 #if !defined(NG_TEST_MPI)
-    {"of one batch", READS_INPUT, of_one_batch},
+    {"of one batch", READS_INPUT, different_wholes_are_refused},
 #endif
     {"refused", EVERYONE, refused}
   };

@@ -1,14 +1,14 @@
-/* t_sizes.c: descriptions of any size are refused by name or planned; and the plan of a ResNet-50.
+/* t_sizes.c: layers of any size are refused by name or planned; the plan of a ResNet-50.
  *
- * Random sizes: the oracle is in 128 bits.  A layer that is accepted has a weight of at most 2^40 elements and rows
- * below 2^31; the allocator gives nothing above 16 MiB.  The undefined sanitizer (make asan) ends the test at an overflow.
+ * Random sizes: the oracle computes in 128 bits.  An accepted layer has a weight of at most 2^40 elements and rows
+ * below 2^31; the allocator refuses more than 16 MiB.  `make asan` detects integer overflows.
  *
- * Limits: each row is asked of ng_plan_ranks and of ng_ready with an allocator that has ROOM bytes.  A list whose length
- * grew with the size would not fit, and be NG_ERR_NOMEM where NG_OK or a refusal by name is expected; at a limit whose
- * lists are larger than ROOM, NG_ERR_NOMEM says that the size was taken.
+ * Limits: each row runs ng_plan_ranks and ng_ready with ROOM bytes of memory.  A list that grows with the size
+ * would exceed ROOM and return NG_ERR_NOMEM instead of NG_OK or a named refusal.  At a limit whose own lists
+ * exceed ROOM, NG_ERR_NOMEM shows that the size was accepted.
  *
- * ResNet-50: bytes of the statistics on the wire of two ranks, beside the 615 MB of whole matrices in f32, KAISA's
- * default (SC'21, arXiv 2107.01739).  t_plan and t_last compare plans with what is sent. */
+ * ResNet-50: bytes of the statistics sent by two ranks, relative to 615 MB of whole f32 matrices, KAISA's default
+ * (SC'21, arXiv 2107.01739).  t_plan and t_last compare plans with messages. */
 #include "unit_test.h"
 
 #include <stdbool.h>
@@ -27,8 +27,8 @@
 
 __extension__ typedef __int128 wide;
 
-/* Ordinary, at an edge, or anywhere. */
-static int64_t any(rng *r) {
+/* Ordinary sizes, limits, or any number. */
+static int64_t any_size(rng *r) {
   static const int64_t edge[] = {0,
                                  1,
                                  65535,
@@ -49,18 +49,18 @@ static int64_t any(rng *r) {
 }
 
 static void pair_of(rng *r, int64_t to[2]) {
-  to[0] = any(r);
-  to[1] = any(r);
+  to[0] = any_size(r);
+  to[1] = any_size(r);
 }
 
 static void describe(rng *r, ng_layer *l, const char *name) {
   ng_layer_init(l, rng_below(r, 3) == 0 ? NG_LINEAR : NG_CONV2D, sizeof *l);
   l->name = name;
-  l->in = any(r);
-  l->out = any(r);
+  l->in = any_size(r);
+  l->out = any_size(r);
   l->bias = rng_below(r, 2) != 0;
   if (l->kind == NG_LINEAR) {
-    l->positions = any(r);
+    l->positions = any_size(r);
     return;
   }
   pair_of(r, l->kernel);
@@ -69,10 +69,10 @@ static void describe(rng *r, ng_layer *l, const char *name) {
   pair_of(r, l->dilation);
   pair_of(r, l->image);
   if (rng_below(r, 2)) l->image[0] = l->image[1] = 0;
-  l->groups = rng_below(r, 2) ? 1 : any(r);
+  l->groups = rng_below(r, 2) ? 1 : any_size(r);
 }
 
-static void sound(const fixture *f, int32_t i) {
+static void expect_sound(const fixture *f, int32_t i) {
   const ng_entry *e = f->p->entry[i];
   const bool conv = e->d.kind == NG_CONV2D && !e->is_tensor;
   const wide cols = e->is_tensor ? e->slot[0].cols
@@ -105,7 +105,7 @@ static void random_sizes_fit_or_are_refused(void **state) {
       ng_layer l;
       (void)snprintf(name, sizeof name, "l%d", k);
       describe(&r, &l, name);
-      const ng_status st = rng_below(&r, 4) == 0 ? ng_add_tensor(f.p, name, any(&r), NULL)
+      const ng_status st = rng_below(&r, 4) == 0 ? ng_add_tensor(f.p, name, any_size(&r), NULL)
                                                  : ng_add_layer(f.p, &l, NULL);
       assert_true(st == NG_OK || st == NG_ERR_ARG || st == NG_ERR_NOMEM);
       if (st != NG_OK) assert_non_null(strstr(ng_last_error(f.ctx), name));
@@ -113,7 +113,7 @@ static void random_sizes_fit_or_are_refused(void **state) {
       refused += st != NG_OK;
     }
     for (int32_t i = 0; i < f.p->entries; i++)
-      sound(&f, i);
+      expect_sound(&f, i);
     if (f.p->entries > 0) {
       const ng_status st = ng_ready(f.p);
       assert_true(st == NG_OK || st == NG_ERR_ARG || st == NG_ERR_NOMEM);
@@ -136,12 +136,12 @@ typedef struct limit {
   ng_kind kind;
   int64_t in, out, groups, kernel;
   int32_t bias, ranks;
-  ng_status want;   /* of ng_plan_ranks, or of ng_add_layer */
-  const char *says; /* what a refusal names */
+  ng_status want;      /* of ng_plan_ranks or ng_add_layer */
+  const char *message; /* a part of the message */
 } limit;
 
 static const limit limits[] = {
-    /* Diagonal blocks of factors: 2^22 of a side. */
+    /* Diagonal blocks of factors: at most 2^22 per side. */
     {"method=natgrad max_factor=7", NG_LINEAR, TWO(29), 8, 1, 1, 0, 4, NG_ERR_ARG,
      "76695845 diagonal blocks of A, at most 4194304"},
     {"method=natgrad max_factor=7", NG_LINEAR, 8, TWO(29), 1, 1, 1, 4, NG_ERR_ARG, "blocks of G"},
@@ -157,7 +157,7 @@ static const limit limits[] = {
      "4194305 diagonal blocks of A"},
     {"method=natgrad max_factor=30000", NG_LINEAR, TWO(31) - 1, 8, 1, 1, 0, 4, NG_OK, NULL},
     {"method=natgrad max_factor=16384", NG_EMBEDDING, TWO(31) - 1, 512, 1, 1, 0, 4, NG_OK, NULL},
-    /* Columns of a convolution that is permuted. */
+    /* Columns of a permuted convolution. */
     {"method=natgrad max_factor=4096", NG_CONV2D, TWO(20), 8, 1, 2, 0, 4, NG_OK, NULL},
     {"method=natgrad max_factor=4096", NG_CONV2D, TWO(20), 8, 1, 2, 1, 4, NG_ERR_ARG,
      "4194305 columns, at most 4194304"},
@@ -167,13 +167,13 @@ static const limit limits[] = {
     {"method=eva", NG_CONV2D, TWO(22) + 1, TWO(22) + 1, TWO(22) + 1, 3, 0, 4, NG_ERR_ARG,
      "groups is 4194305, expected 1 to 4194304"},
     {"method=mfac", NG_CONV2D, TWO(30), TWO(30), TWO(30), 3, 0, 4, NG_ERR_ARG, "groups is"},
-    /* Eva, whose vectors are memory that is counted, but for Eva-f's two. */
+    /* Eva: its vectors are counted memory, except two of Eva-f. */
     {"method=eva", NG_LINEAR, TWO(30), 8, 1, 1, 1, 4, NG_OK, NULL},
     {"method=eva", NG_LINEAR, TWO(20), TWO(18), 1, 1, 0, 4, NG_OK, NULL},
     {"method=eva sides=input", NG_LINEAR, 8, TWO(22), 1, 1, 1, 4, NG_ERR_NOMEM, "no memory"},
     {"method=eva sides=input", NG_LINEAR, 8, TWO(22) + 1, 1, 1, 1, 4, NG_ERR_ARG,
      "out is 4194305, at most 4194304 with sides = input"},
-    /* Windows of 10^12 parameters, by one rank and in slices. */
+    /* Windows of 10^12 parameters, on one rank and in slices. */
     {"method=mfac", NG_LINEAR, TWO(20), TWO(20), 1, 1, 1, 4, NG_OK, NULL},
     {"method=mfac window_scope=parameter", NG_LINEAR, TWO(20), TWO(20), 1, 1, 1, 4, NG_OK, NULL},
     {"method=mfac statistics=sharded", NG_LINEAR, TWO(20), TWO(20), 1, 1, 1, 4096, NG_OK, NULL},
@@ -203,11 +203,11 @@ static void describe_row(const limit *r, ng_layer *l) {
   l->image[0] = l->image[1] = 8;
 }
 
-/* 15 s of one processor were 65,536 slices of 2^31 entries when each looked at all blocks; now 0.01 s. */
+/* 65,536 slices of 2^31 entries took 15 s of CPU when each slice visited all blocks, and take 0.01 s now. */
 static const double MOST_SECONDS = 5.0;
 
-/* NG_OK of ng_plan_ranks; ng_ready of the same takes the memory, which is not there. */
-static int judge(const limit *r, bool ready) {
+/* If ng_plan_ranks returns NG_OK, ng_ready must fail to allocate. */
+static int check_limit(const limit *r, bool ready) {
   allocator memory = {.room = ROOM};
   fixture f;
   ng_layer l;
@@ -222,23 +222,23 @@ static int judge(const limit *r, bool ready) {
   if (st == NG_OK) st = ready ? ng_ready(f.p) : ng_plan_ranks(f.p, r->ranks, 1, 1, &plan);
   const double took = (double)(clock() - before) / CLOCKS_PER_SEC;
   const ng_status want = ready && r->want == NG_OK ? NG_ERR_NOMEM : r->want;
-  const char *says = r->says == NULL ? "no memory" : r->says;
-  const bool named = st == NG_OK || strstr(ng_last_error(f.ctx), says) != NULL;
-  const bool sound = st == want && named && took < MOST_SECONDS;
-  if (!sound) {
+  const char *message = r->message == NULL ? "no memory" : r->message;
+  const bool named = st == NG_OK || strstr(ng_last_error(f.ctx), message) != NULL;
+  const bool expect_sound = st == want && named && took < MOST_SECONDS;
+  if (!expect_sound) {
     print_error("%s, %lld by %lld, %s: status %d in %.1f s: %s\n", r->options, (long long)r->in,
                 (long long)r->out, ready ? "ready" : "planned", (int)st, took,
                 st == NG_OK ? "" : ng_last_error(f.ctx));
   }
   fixture_close(&f);
   assert_int_equal(memory.held, 0);
-  return !sound;
+  return !expect_sound;
 }
 
 static void planning_and_ready_agree_on_limits(void **state) {
   int wrong = 0;
   for (size_t i = 0; i < 2 * sizeof limits / sizeof *limits; i++)
-    wrong += judge(&limits[i / 2], i % 2 == 1);
+    wrong += check_limit(&limits[i / 2], i % 2 == 1);
   assert_int_equal(wrong, 0);
 }
 
@@ -246,7 +246,8 @@ static void planning_and_ready_agree_on_limits(void **state) {
 
 enum { LAYERS = 54 };
 
-/* The orders tell the kernel: 7 x 7 of three channels, 3 x 3, 1 x 1; and a linear layer with a bias. */
+/* The matrix orders determine the kernel: 7 x 7 of three channels, 3 x 3, 1 x 1; the last layer is linear with a
+ * bias. */
 static ng_status add(ng_precond *p, int i) {
   const int32_t a = resnet50[i][0], kernel = a == 147 ? 7 : a % 9 == 0 ? 3 : 1;
   char name[24];
@@ -257,7 +258,7 @@ static ng_status add(ng_precond *p, int i) {
                        image, 0, NULL);
 }
 
-/* Of what whole matrices in f32 take. */
+/* The sent bytes as a share of whole f32 matrices. */
 static double part_of_whole(const char *more) {
   fixture f;
   ng_rank_plan r = {.struct_size = sizeof r};

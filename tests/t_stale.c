@@ -1,12 +1,13 @@
-/* t_stale.c: refresh_tolerance above 0: at which steps a statistic is refreshed, and PD between refreshes, on one rank and several, and after a resume.
+/* t_stale.c: refresh_tolerance above 0: the steps of refreshes, and PD between refreshes, on one rank, on several,
+ * and after a resume.
  *
- * The layer is 1 x 1 without a bias, one sample a step and stat_decay = 0: A = a^2, G = g^2, and with
- * damping_split = full PD = D / ((A + lambda) (G + lambda)), of which every number is scripted.  The oracle is
- * the rule once more, on those numbers.
+ * Scripted steps: the layer is 1 x 1 without bias, with one sample per step and stat_decay = 0, so A = a^2, G =
+ * g^2 and, with damping_split = full, PD = D / ((A + lambda) (G + lambda)).  The oracle applies the rule of
+ * stat/stale.h to these numbers.
  *
- * The distance of two averages is checked in every form in which they are stored: the oracle writes the matrices out
- * in double and follows the rule of stat/stale.h.  Random walks have steps of about the tolerance, so a wrong weight
- * of one form changes verdicts.  Walks closer to the tolerance than rounding (CLOSE) are not judged. */
+ * Random walks: the distance of two averages is tested in every stored form.  The oracle applies the rule to whole
+ * matrices in double.  Steps of a walk are about as large as the tolerance, so a wrong weight in one form changes
+ * verdicts.  A walk whose distance is within CLOSE of the tolerance is not compared. */
 #include "draw.h"
 #include "fixture.h"
 #include "folder.h"
@@ -25,7 +26,7 @@ static const double TOLERANCE = 0.1;
 
 /* ---- the oracle ------------------------------------------------------------------------------*/
 
-static double gap(const double *a, const double *b, int64_t n) {
+static double relative_distance(const double *a, const double *b, int64_t n) {
   double d = 0, of = 0;
   for (int64_t i = 0; i < n; i++) {
     d += (a[i] - b[i]) * (a[i] - b[i]);
@@ -34,24 +35,24 @@ static double gap(const double *a, const double *b, int64_t n) {
   return sqrt(d / of);
 }
 
-/* The rule on matrices of n entries: X1, X2 and the last two intervals. */
+/* The rule on matrices of n entries: the last two refreshed averages and intervals. */
 typedef struct rule {
   double x[DENSE], older[DENSE];
   int refreshed, next, last, before;
-  double closest; /* to the tolerance, of all that was compared */
+  double closest; /* smallest difference between a distance and the tolerance */
 } rule;
 
-static const rule begin = {.last = 1, .before = 1, .closest = INFINITY};
+static const rule initial_rule = {.last = 1, .before = 1, .closest = INFINITY};
 
-static bool like(rule *r, const double *now, const double *was, int64_t n) {
-  const double d = gap(now, was, n);
+static bool is_similar(rule *r, const double *now, const double *was, int64_t n) {
+  const double d = relative_distance(now, was, n);
   r->closest = fmin(r->closest, fabs(d - TOLERANCE));
   return d < TOLERANCE;
 }
 
 static ng_verdict rule_refresh(rule *r, int t, const double *now, int64_t n) {
-  const bool one = r->refreshed > 0 && like(r, now, r->x, n),
-             two = r->refreshed > 1 && like(r, now, r->older, n);
+  const bool one = r->refreshed > 0 && is_similar(r, now, r->x, n),
+             two = r->refreshed > 1 && is_similar(r, now, r->older, n);
   const int d = !one ? (r->last > 3 ? r->last / 2 : 1) : !two ? r->last : r->last + r->before;
   memcpy(r->older, r->x, sizeof r->x);
   memcpy(r->x, now, (size_t)n * sizeof *now);
@@ -72,8 +73,8 @@ typedef struct form {
   ng_dtype kept;
 } form;
 
-/* What a part stands for, from its stored numbers; how many entries. */
-static int64_t written_out(const form *f, const float *x, double *to) {
+/* Write the stored part as a whole matrix in double; return the number of entries. */
+static int64_t to_matrix(const form *f, const float *x, double *to) {
   const int64_t n = f->rows, C = f->cols - f->diagonal;
   if (f->symmetric) {
     for (int64_t i = 0; i < n * n; i++)
@@ -83,12 +84,13 @@ static int64_t written_out(const form *f, const float *x, double *to) {
   int64_t k = 0;
   for (int64_t i = 0; i < n * f->cols; i++)
     to[k++] = (double)x[i];
-  for (int64_t i = 0; i < C && f->diagonal > 0; i++) /* gamma beta is beta gamma, too */
+  for (int64_t i = 0; i < C && f->diagonal > 0;
+       i++) /* both off-diagonal entries of each 2x2 unit */
     to[k++] = (double)x[f->diagonal + i];
   return k;
 }
 
-/* Entry i of a part is on the diagonal of what it stands for. */
+/* Return whether stored entry i of a part is a diagonal entry of its matrix. */
 static bool on_diagonal(const form *f, int64_t i) {
   if (!f->symmetric) return f->diagonal == 0 || i < f->diagonal;
   for (int64_t k = 0; k < f->rows; k++) {
@@ -97,15 +99,15 @@ static bool on_diagonal(const form *f, int64_t i) {
   return false;
 }
 
-typedef struct by_hand {
+typedef struct statistic {
   ng_stat s;
   ng_stat_part part[PARTS];
-  float value[PARTS][STORED]; /* as stored */
+  float value[PARTS][STORED]; /* rounded as stored */
   float average[PARTS][STORED], older[PARTS][STORED], scratch[PARTS * STORED];
-} by_hand;
+} statistic;
 
-/* A step of the walk: those of `which` entries (0: all, 1: on the diagonal, 2: beside it), so far. */
-static void walk(by_hand *b, const form *f, rng *r, int which, double far) {
+/* One step of the walk, of relative length `far`, on some entries (which = 0: all, 1: diagonal, 2: others). */
+static void walk(statistic *b, const form *f, rng *r, int which, double far) {
   for (int32_t p = 0; p < f->parts; p++) {
     const int64_t n = ng_stat_part_count(&b->s, &b->part[p]);
     double d[STORED], most = 0, of = 0;
@@ -121,19 +123,19 @@ static void walk(by_hand *b, const form *f, rng *r, int which, double far) {
   }
 }
 
-static int64_t all_written_out(const by_hand *b, const form *f, double *to) {
+static int64_t to_matrices(const statistic *b, const form *f, double *to) {
   int64_t n = 0;
   for (int32_t p = 0; p < f->parts; p++)
-    n += written_out(f, b->value[p], to + n);
+    n += to_matrix(f, b->value[p], to + n);
   return n;
 }
 
-/* How often each verdict came; a walk too close to the tolerance is left where it is. */
-static void one_walk(const form *f, rng *r, int seen[4]) {
-  static by_hand b;
+/* Count the verdicts of one walk; end the walk if a distance is too close to the tolerance. */
+static void compare_walk(const form *f, rng *r, int counts[4]) {
+  static statistic b;
   static rule want;
   memset(&b, 0, sizeof b);
-  want = begin;
+  want = initial_rule;
   b.s = (ng_stat){
       .symmetric = f->symmetric,
       .average_dtype = f->kept,
@@ -147,23 +149,24 @@ static void one_walk(const form *f, rng *r, int seen[4]) {
                                .diagonal = f->diagonal,
                                .average = b.average[p],
                                .older = b.older[p]};
-    for (int64_t i = 0; i < STORED; i++) /* what an average was before its first sample is no X1 */
+    for (int64_t i = 0; i < STORED;
+         i++) /* the average before the first sample is no earlier refresh */
       b.value[p][i] = (float)(1 + fabs(rng_value(r)));
   }
   walk(&b, f, r, 0, 0.01);
   assert_true(ng_stat_stale_scratch(&b.s) <= (int64_t)sizeof b.scratch);
   for (int t = 0; t < 12; t++) {
     double now[DENSE];
-    const int64_t n = (ng_stat_copy_average(&b.s, b.scratch),
-                       walk(&b, f, r, (int)rng_below(r, 3), 0.02 + 0.12 * rng_real(r)),
-                       all_written_out(&b, f, now));
+    const int64_t n =
+        (ng_stat_copy_average(&b.s, b.scratch),
+         walk(&b, f, r, (int)rng_below(r, 3), 0.02 + 0.12 * rng_real(r)), to_matrices(&b, f, now));
     assert_true(n <= DENSE);
     ng_stat_compare(&b.s, b.scratch);
     const ng_verdict verdict = rule_refresh(&want, t, now, n);
     if (want.closest < 1e-9) return;
     if (b.s.stale.verdict != verdict)
       fail_msg("%s, refresh %d: verdict %d, not %d", f->name, t, b.s.stale.verdict, verdict);
-    seen[verdict]++;
+    counts[verdict]++;
     ng_stale_advance(&b.s.stale, b.s.stale.verdict, t);
     assert_int_equal(b.s.stale.interval, want.last);
     assert_int_equal(b.s.stale.previous_interval, want.before);
@@ -186,17 +189,17 @@ static void verdicts_match_the_formula(void **state) {
                                {"rows", false, 4, 5, 0, 2, NG_F32}};
   for (size_t k = 0; k < sizeof forms / sizeof forms[0]; k++) {
     rng r = {test_seed() + k};
-    int seen[4] = {0};
+    int counts[4] = {0};
     for (int64_t trial = 0; trial < test_times(40); trial++)
-      one_walk(&forms[k], &r, seen);
+      compare_walk(&forms[k], &r, counts);
     for (int v = NG_UNLIKE; v <= NG_LIKE_BOTH; v++) {
-      if (seen[v] < 5) fail_msg("%s: verdict %d only %d times", forms[k].name, v, seen[v]);
+      if (counts[v] < 5) fail_msg("%s: verdict %d only %d times", forms[k].name, v, counts[v]);
     }
   }
 }
 
-/* X1 and X2 are those of refreshes: what the average was before, the identity of some rows say, is neither, however
- * like it the samples are. */
+/* The rule compares with refreshed averages only, never with the initial average (such as the identity), however
+ * similar the samples are. */
 static void the_start_average_is_no_refresh(void **state) {
   float average[3] = {1, 0, 1}, older[3] = {0}, scratch[16];
   ng_stat_part part = {.rows = 1, .cols = 3, .diagonal = 2, .average = average, .older = older};
@@ -218,8 +221,8 @@ static void the_start_average_is_no_refresh(void **state) {
 
 /* ---- through the library ---------------------------------------------------------------------*/
 
-/* A layer of three inputs and two outputs, or a norm of three channels that is shown what it multiplies by gamma, one
- * sample a step: q = [g h; g] of each. */
+/* A layer of three inputs and two outputs, or a norm of three channels that observes its normalised input h; one
+ * sample per step: q = [g h; g] of each. */
 enum { IN = 3, OUT = 2, C = 3 };
 typedef struct kind {
   const char *options;
@@ -242,7 +245,7 @@ static void draw(samples *s, rng *r) {
   }
 }
 
-/* X of one sample, statistic i of the kind, as a whole matrix. */
+/* Statistic i of one sample as a whole matrix. */
 static int64_t sample_of(const kind *k, const samples *s, int t, int i, double *to) {
   double q[2 * C];
   int n = 0;
@@ -256,14 +259,14 @@ static int64_t sample_of(const kind *k, const samples *s, int t, int i, double *
   for (int j = 0; j < C && k->norm && k->beta; j++)
     q[n++] = (double)s->g[t][j];
   for (int a = 0; a < n * n; a++) {
-    const bool same = a / n % C == a % n % C; /* channel */
+    const bool same = a / n % C == a % n % C; /* same channel */
     const bool there = !k->norm || k->full || a / n == a % n || (same && !k->diagonal);
     to[a] = there ? q[a / n] * q[a % n] : 0;
   }
   return n * n;
 }
 
-static void show(fixture *f, const kind *k, const samples *s, int t, float *grad) {
+static void observe_and_step(fixture *f, const kind *k, const samples *s, int t, float *grad) {
   float x[IN], g[C];
   memcpy(x, s->x[t], sizeof x);
   memcpy(g, s->g[t], sizeof g);
@@ -303,25 +306,25 @@ static void open_kind(fixture *f, const kind *k, float *grad) {
   fixture_ok(f, ng_ready(f->p));
 }
 
-/* Averages are f32: a few roundings of 6e-8 each, in both of what is compared. */
+/* Averages are f32: a few roundings of 6e-8 in both averages of a comparison. */
 enum { KEPT = 2 };
 static const double CLOSE = 1e-5;
 
-/* false: too close to say. */
-static bool kind_as_the_rule(const kind *k, const samples *s, int *passed) {
+/* Return false if a distance is too close to the tolerance. */
+static bool follows_the_rule(const kind *k, const samples *s, int *passed) {
   static rule want[KEPT];
   static double average[KEPT][DENSE];
   const double keep = strstr(k->options, "stat_decay=0.5") != NULL ? 0.5 : 0;
   const int stats = k->norm ? 1 : 2;
   float grad[2 * IN * OUT];
-  bool sure = true;
+  bool is_clear = true;
   fixture f;
   open_kind(&f, k, grad);
   for (int i = 0; i < stats; i++)
-    want[i] = begin;
-  for (int t = 0; t < STEPS && sure; t++) {
-    show(&f, k, s, t, grad);
-    for (int i = 0; i < stats && sure; i++) {
+    want[i] = initial_rule;
+  for (int t = 0; t < STEPS && is_clear; t++) {
+    observe_and_step(&f, k, s, t, grad);
+    for (int i = 0; i < stats && is_clear; i++) {
       double X[DENSE];
       rule *w = &want[i];
       const int64_t n = sample_of(k, s, t, i, X);
@@ -330,17 +333,17 @@ static bool kind_as_the_rule(const kind *k, const samples *s, int *passed) {
           average[i][e] = w->refreshed == 0 ? X[e] : keep * average[i][e] + (1 - keep) * X[e];
         (void)rule_refresh(w, t, average[i], n);
       }
-      sure = w->closest > CLOSE;
+      is_clear = w->closest > CLOSE;
       ng_statistic_report r = {.struct_size = sizeof r};
       fixture_ok(&f, ng_report_statistic(f.p, i, &r));
-      if (sure && (r.refreshed != w->refreshed || r.next != w->next || r.interval != w->last))
+      if (is_clear && (r.refreshed != w->refreshed || r.next != w->next || r.interval != w->last))
         fail_msg("%s, %s, step %d: refreshed %d times, next %d; not %d, %d", k->options, r.name, t,
                  (int)r.refreshed, (int)r.next, w->refreshed, w->next);
-      *passed += sure && t < w->next - 1;
+      *passed += is_clear && t < w->next - 1;
     }
   }
   fixture_close(&f);
-  return sure;
+  return is_clear;
 }
 
 static void intervals_follow_the_rule_of_SP_NGD(void **state) {
@@ -356,14 +359,14 @@ static void intervals_follow_the_rule_of_SP_NGD(void **state) {
       {"method=natgrad stat_decay=0.5 norm_block=diagonal", true, true, true, false, true}};
   for (size_t k = 0; k < sizeof kinds / sizeof kinds[0]; k++) {
     rng r = {test_seed() + k};
-    int sure = 0, passed = 0;
+    int is_clear = 0, passed = 0;
     for (int64_t trial = 0; trial < test_times(40); trial++) {
       samples s;
       draw(&s, &r);
-      sure += kind_as_the_rule(&kinds[k], &s, &passed);
+      is_clear += follows_the_rule(&kinds[k], &s, &passed);
     }
-    if (sure < test_times(20) || passed < 20)
-      fail_msg("%s: %d lives were sure, %d steps passed over", kinds[k].options, sure, passed);
+    if (is_clear < test_times(20) || passed < 20)
+      fail_msg("%s: %d lives were sure, %d steps passed over", kinds[k].options, is_clear, passed);
   }
 }
 
@@ -373,14 +376,14 @@ enum { RANKS = 2 };
 
 /* ---- scripted steps --------------------------------------------------------------------------*/
 
-/* Whether the statistic is due at step t; then X is `now`. */
+/* Return whether the statistic is due at step t; then its average is `now`. */
 static bool rule_step(rule *r, int t, double now) {
   if (t < r->next) return false;
   (void)rule_refresh(r, t, &now, 1);
   return true;
 }
 
-/* Scripts: still; a jump; a slow drift of 3 % a step; every step another. */
+/* Scripts: constant; a jump; a drift of 3 % per step; alternating. */
 static double script(int which, int t) {
   switch (which) {
   case 0:
@@ -396,19 +399,19 @@ static double script(int which, int t) {
 
 /* ---- the library -----------------------------------------------------------------------------*/
 
-typedef struct life {
-  int a, g; /* scripts */
+typedef struct test_run {
+  int a, g; /* scripts of the input and of the output gradient */
   int32_t ranks;
-  int from, to, bad; /* steps; one whose gradient is NaN first, -1: none */
+  int from, to, bad; /* bad: a step that is skipped first for a NaN; -1: none */
   const char *options, *save, *load;
   float P[RANKS][STEPS];
-  ng_statistic_report seen[RANKS][STEPS][2];
+  ng_statistic_report reports[RANKS][STEPS][2];
   int32_t wanted[RANKS][STEPS];
   int64_t factors;
-} life;
+} test_run;
 
-static ng_status live(int32_t rank, ng_transport *t, void *arg) {
-  life *l = arg;
+static ng_status run_rank(int32_t rank, ng_transport *t, void *arg) {
+  test_run *l = arg;
   fixture f;
   float D, x, y;
   const plane grad[2] = {plane_of(&D, 1, 1, NG_F32), {0}}, a = plane_of(&x, 1, 1, NG_F32),
@@ -430,8 +433,8 @@ static ng_status live(int32_t rank, ng_transport *t, void *arg) {
     }
     l->P[rank][s] = D;
     for (int k = 0; k < 2 && st >= NG_OK; k++) {
-      l->seen[rank][s][k].struct_size = sizeof l->seen[0][0][0];
-      st = ng_report_statistic(f.p, k, &l->seen[rank][s][k]);
+      l->reports[rank][s][k].struct_size = sizeof l->reports[0][0][0];
+      st = ng_report_statistic(f.p, k, &l->reports[rank][s][k]);
     }
   }
   if (st >= NG_OK && l->save != NULL) st = ng_save(f.p, l->save);
@@ -442,20 +445,20 @@ static ng_status live(int32_t rank, ng_transport *t, void *arg) {
   return st;
 }
 
-static void play(life *l) {
+static void run(test_run *l) {
   if (l->options == NULL) l->options = SPLIT("full");
   if (l->to == 0) l->to = STEPS;
-  const ng_status st = l->ranks > 1 ? ranks_run(l->ranks, live, l, NULL) : live(0, NULL, l);
+  const ng_status st = l->ranks > 1 ? ranks_run(l->ranks, run_rank, l, NULL) : run_rank(0, NULL, l);
   if (st != NG_OK) fail_msg("%s", ng_status_name(st));
 }
 
-/* Every step of a life is what the rule says, of A and of G apart. */
-static void as_the_rule(const life *l, int from) {
+/* Each step of a run follows the rule, for A and for G separately. */
+static void expect_rule(const test_run *l, int from) {
   static rule A, G;
-  A = G = begin;
+  A = G = initial_rule;
   const double lambda = 0.5;
   const bool pi = strstr(l->options, "damping_split=pi") != NULL;
-  double on[2] = {lambda, lambda}; /* of the last solve of each side */
+  double on[2] = {lambda, lambda}; /* damping of the last solve of each side */
   int due[2] = {0, 0};
   for (int t = 0; t < l->to; t++) {
     const double a = script(l->a, t), g = script(l->g, t);
@@ -472,7 +475,7 @@ static void as_the_rule(const life *l, int from) {
         fail_msg("step %d: %g, not %g", t, (double)l->P[rank][t], want);
       assert_int_equal(l->wanted[rank][t], now[0] || now[1]);
       for (int k = 0; k < 2; k++) {
-        const ng_statistic_report *s = &l->seen[rank][t][k];
+        const ng_statistic_report *s = &l->reports[rank][t][k];
         assert_string_equal(s->name, k == 0 ? "A" : "G");
         assert_int_equal(s->refreshed, due[k]);
         assert_int_equal(s->passed, t + 1 - due[k]);
@@ -487,17 +490,17 @@ static void as_the_rule(const life *l, int from) {
 
 /* ---- tests -----------------------------------------------------------------------------------*/
 
-/* Still: d = 1, 1, then sums: steps 0, 1, 2, 4, 7, 12, 20, 33. */
+/* Constant: intervals 1, 1, then sums of two: steps 0, 1, 2, 4, 7, 12, 20, 33. */
 static void refresh_steps_by_hand(void **state) {
   static const int steps[] = {0, 1, 2, 4, 7, 12, 20, 33};
-  rule r = begin;
+  rule r = initial_rule;
   ng_stale s = {.interval = 1, .previous_interval = 1};
   for (int t = 0, k = 0; t < STEPS; t++) {
     const bool due = rule_step(&r, t, 5);
     assert_int_equal(due, k < 8 && steps[k] == t);
     k += due;
   }
-  /* the library's own rule, from verdicts */
+  /* ng_stale_advance with given verdicts */
   static const struct {
     ng_verdict verdict;
     int64_t next, last;
@@ -514,15 +517,15 @@ static void refresh_steps_by_hand(void **state) {
 static void intervals_of_scripted_changes(void **state) {
   for (int k = 0; k < 16; k++) {
     for (int32_t ranks = 1; ranks <= RANKS; ranks++) {
-      life l = {.a = k / 4, .g = k % 4, .ranks = ranks, .bad = -1};
-      play(&l);
-      as_the_rule(&l, 0);
+      test_run l = {.a = k / 4, .g = k % 4, .ranks = ranks, .bad = -1};
+      run(&l);
+      expect_rule(&l, 0);
     }
   }
 }
 
-/* statistics = owner: the other rank stores nothing to compare, or the other statistic, and follows the same rule.
- * A side that was not refreshed keeps its inverse, with the pi of its last solve. */
+/* With statistics = owner a rank stores no average of the other owner's statistic, but follows the same rule.  A
+ * side that is not refreshed keeps its inverse with the pi of its last solve. */
 static void owners_and_sides(void **state) {
   static const struct {
     int32_t ranks;
@@ -532,22 +535,22 @@ static void owners_and_sides(void **state) {
              {1, SPLIT("pi")},
              {2, SPLIT("pi statistics=owner colocate=0 placement=round-robin")}};
   for (size_t k = 0; k < sizeof row / sizeof row[0]; k++) {
-    life l = {.a = 1, .g = 2, .ranks = row[k].ranks, .bad = -1, .options = row[k].options};
-    play(&l);
-    as_the_rule(&l, 0);
+    test_run l = {.a = 1, .g = 2, .ranks = row[k].ranks, .bad = -1, .options = row[k].options};
+    run(&l);
+    expect_rule(&l, 0);
   }
 }
 
-/* A step that is skipped after a refresh does not refresh again, and the next one is at its time. */
+/* A step that is skipped after a refresh does not refresh again, and the schedule stays. */
 static void skipped_steps(void **state) {
   for (int bad = 0; bad < 8; bad++) {
-    life l = {.a = 0, .g = 0, .ranks = 1, .bad = bad, .to = 12},
-         m = {.a = 0, .g = 0, .ranks = 1, .bad = -1, .to = 12};
-    play(&l);
-    play(&m);
+    test_run l = {.a = 0, .g = 0, .ranks = 1, .bad = bad, .to = 12},
+             m = {.a = 0, .g = 0, .ranks = 1, .bad = -1, .to = 12};
+    run(&l);
+    run(&m);
     for (int t = 0; t < 12; t++) {
-      assert_int_equal(l.seen[0][t][0].refreshed, m.seen[0][t][0].refreshed);
-      assert_int_equal(l.seen[0][t][0].next, m.seen[0][t][0].next);
+      assert_int_equal(l.reports[0][t][0].refreshed, m.reports[0][t][0].refreshed);
+      assert_int_equal(l.reports[0][t][0].next, m.reports[0][t][0].next);
     }
   }
 }
@@ -555,25 +558,25 @@ static void skipped_steps(void **state) {
 static void intervals_resume_from_a_state(void **state) {
   const char *file = in_folder("state");
   for (int at = 1; at < 30; at += 4) {
-    life whole = {.a = 1, .g = 2, .ranks = 2, .bad = -1}, first = whole, second = whole;
+    test_run whole = {.a = 1, .g = 2, .ranks = 2, .bad = -1}, first = whole, second = whole;
     first.to = at;
     first.save = second.load = file;
     second.from = at;
-    play(&whole);
-    play(&first);
-    play(&second);
-    as_the_rule(&second, at);
+    run(&whole);
+    run(&first);
+    run(&second);
+    expect_rule(&second, at);
     for (int32_t r = 0; r < 2; r++)
       assert_memory_equal(&second.P[r][at], &whole.P[r][at], sizeof(float) * (size_t)(STEPS - at));
   }
 }
 
-/* One more array a statistic, where asked for; two arrays of 64 bytes each here. */
+/* refresh_tolerance adds one array per statistic; each of the two arrays has 64 bytes here. */
 static void memory_is_counted(void **state) {
-  life l = {.ranks = 1, .bad = -1, .to = 2}, m = l;
+  test_run l = {.ranks = 1, .bad = -1, .to = 2}, m = l;
   m.options = "method=natgrad clip=none stat_decay=0 damping_split=full";
-  play(&l);
-  play(&m);
+  run(&l);
+  run(&m);
   assert_int_equal(m.factors, 2 * 64);
   assert_int_equal(l.factors, 4 * 64);
 }

@@ -1,7 +1,6 @@
-/* t_state.c: k steps + save + load + (N-k) steps equal N steps, bit for bit; the file is the same
- * for other ranks, layouts and linear algebras, and in the published order.  Everything here
- * compares bytes: no tolerance but one, which is explained there.  What is refused is in
- * t_state_refused.c, what fails in t_state_faults.c. */
+/* t_state.c: k steps, save, load and N - k steps equal N steps, bit for bit.  The file is the same for other
+ * ranks, layouts and linear algebras, and in the published order.  Tests compare bytes, with one documented
+ * exception.  Other tests: refused files t_state_refused.c, faults t_state_faults.c. */
 #include "unit_test.h"
 
 #include <math.h>
@@ -21,10 +20,11 @@ enum { STEPS = 7, RANKS = 3 };
 
 typedef struct resume {
   sim_setup how;
-  int64_t k;         /* saved after so many steps */
-  int64_t set_at;    /* live options are changed before this step; -1: never */
-  const char *wrong; /* live options that the resumed run starts with: the state's must win */
-  uint64_t first[RANKS][STEPS], again[RANKS][STEPS]; /* gradients and weights after each step */
+  int64_t k;         /* steps before the save */
+  int64_t set_at;    /* live options change before this step; -1: never */
+  const char *wrong; /* live options of the resumed run, which the state replaces */
+  /* hashes of gradients and weights after each step */
+  uint64_t first[RANKS][STEPS], again[RANKS][STEPS];
   path at_k, loaded, end, end_again;
 } resume;
 
@@ -42,8 +42,8 @@ static uint64_t hash_run(const sim *s) {
   return hash_floats(s->grad, s->weight_count) * 3 + hash_floats(s->weight, s->weight_count);
 }
 
-/* Reports what only this process measures are not part of the state; everything else is. */
-static ng_status steps(sim *s, const resume *r, int64_t from, int64_t to, uint64_t *seen) {
+/* Take the steps [from, to); the reports of a process alone are not part of the state. */
+static ng_status steps(sim *s, const resume *r, int64_t from, int64_t to, uint64_t *hashes) {
   ng_status st = NG_OK;
   for (int64_t t = from; t < to && st >= NG_OK; t++) {
     if (t == r->set_at) {
@@ -52,7 +52,7 @@ static ng_status steps(sim *s, const resume *r, int64_t from, int64_t to, uint64
       if (st == NG_OK) st = ng_set(s->p, "stat_decay", "0.7");
     }
     if (st >= NG_OK) st = sim_step(s, t);
-    if (seen != NULL) seen[t] = hash_run(s);
+    if (hashes != NULL) hashes[t] = hash_run(s);
   }
   return st < NG_OK ? st : NG_OK;
 }
@@ -111,7 +111,7 @@ static void resume_once(const sim_setup *how, int32_t ranks, int64_t k, int64_t 
                  how->set, ranks, (int)k, (int)t, rank);
       }
     }
-    /* Were the steps different from each other at all? */
+    /* the steps differ from each other */
     assert_true(r.first[rank][STEPS - 1] != r.first[rank][STEPS - 2]);
   }
   assert_same_file(r.at_k.text, r.loaded.text);
@@ -164,13 +164,13 @@ static void resume_one_rank(void **state) {
     how.threads = 1 + (int32_t)(i % 4);
     resume_once(&how, 1, ks[i % 2], i % 3 == 0 ? 0 : -1);
   }
-  /* every k of one, and a save before the first step */
+  /* one row with every k, also a save before the first step */
   for (int64_t k = 0; k < STEPS; k++) {
     resume_once(&rows[2], 1, k, 2);
   }
 }
 
-/* Ranks are threads: the reference linear algebra, because BLAS may have threads of its own. */
+/* Ranks are threads, so the linear algebra is ref: a BLAS may start threads of its own. */
 static void resume_ranks(void **state) {
   for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
     sim_setup how = rows[i];
@@ -182,7 +182,7 @@ static void resume_ranks(void **state) {
       {.method = "kaisa", .set = "grad_worker_fraction=0 " PERIODS, .linalg = "ref"},
       {.method = "natgrad", .set = "statistics=local grad_worker_fraction=0", .linalg = "ref"},
       {.method = "natgrad", .set = "statistics=local grad_worker_fraction=1", .linalg = "ref"},
-      {.method = "mpd-kfac", /* with numbers that the owner of G alone has */
+      {.method = "mpd-kfac", /* only the owner of G stores these numbers */
        .set = "solver=cholesky eigen_floor=0 damping_split=pi damping_leak=owner statistics=owner "
               "colocate=0 placement=round-robin " PERIODS,
        .linalg = "ref"},
@@ -190,7 +190,7 @@ static void resume_ranks(void **state) {
   for (size_t i = 0; i < sizeof placed / sizeof placed[0]; i++) {
     resume_once(&placed[i], 3, 4, -1);
   }
-  /* the damping of the last solve, which the owners of A and G keep, and the damping that was set later */
+  /* both the damping of the last solve, which the owners of A and G store, and a damping set later */
   const sim_setup kept = {
       .method = "natgrad",
       .set = "solver=eigen-prediv damping_split=joint colocate=0 placement=round-robin " PERIODS,
@@ -200,8 +200,8 @@ static void resume_ranks(void **state) {
 
 /* ---- other readers of the same file ----------------------------------------------------------*/
 
-/* The file does not know how many ranks wrote it, in which layout images came, where results were
- * kept or which linear algebra was used. */
+/* The file does not depend on the number of ranks that wrote it, the layout of images, the owners of results or
+ * the linear algebra. */
 static void other_ranks_layouts_linalg(void **state) {
   static const sim_setup how[] = {
       {.method = "natgrad", .set = "update=sgd grad_worker_fraction=0", .linalg = "ref"},
@@ -211,21 +211,18 @@ static void other_ranks_layouts_linalg(void **state) {
       {.method = "natgrad", .set = "update=sgd grad_worker_fraction=0", .linalg = "ref"},
   };
   const path a = path_of("three"), b = path_of("one"), c = path_of("two");
-  transfer r = {.how = &how[0], .steps = 3, .one = a.text};
-  assert_int_equal(ranks_run(3, run_transfer, &r, NULL), NG_OK);
-  r = (transfer){.how = &how[1], .load = a.text, .one = b.text};
-  assert_int_equal(ranks_run(1, run_transfer, &r, NULL), NG_OK);
-  r = (transfer){.how = &how[2], .load = b.text, .one = c.text};
-  assert_int_equal(ranks_run(2, run_transfer, &r, NULL), NG_OK);
-  /* only the option itself differs between a and b */
+  must_transfer(3, (transfer){.how = &how[0], .steps = 3, .one = a.text});
+  must_transfer(1, (transfer){.how = &how[1], .load = a.text, .one = b.text});
+  must_transfer(2, (transfer){.how = &how[2], .load = b.text, .one = c.text});
+  /* files a and b differ in the option only */
   assert_same_file(a.text, c.text);
   assert_int_equal(unlink(a.text), 0);
   assert_int_equal(unlink(b.text), 0);
   assert_int_equal(unlink(c.text), 0);
 }
 
-/* A of a convolution in the file, against the definition: A = (1/B) sum over samples and positions
- * of the patch in (channel, kernel row, kernel column) order with a 1 behind it. */
+/* A of a convolution in the file is by definition (1/B) sum over samples and positions of p p', p: the patch in
+ * (channel, kernel row, kernel column) order, with a 1 at the end. */
 static void published_order(void **state) {
   enum { B = 2, C = 2, K = 3, H = 4, W = 3, O = 2, P = C * K * K + 1 };
   fixture f;
@@ -276,7 +273,7 @@ static void published_order(void **state) {
   int at = 0;
   for (int i = 0; i < P; i++) {
     for (int j = 0; j <= i; j++, at++) {
-      /* sums of at most 24 products below 4, in f32: 24 * 4 * 2^-24 < 1e-5 */
+      /* f32 sums of at most 24 products below 4: 24 * 4 * 2^-24 < 1e-5 */
       if (!(fabs((double)((const float *)t->data)[at] - A[i * P + j]) <= 1e-5)) {
         fail_msg("A[%d,%d] is %g, expected %g", i, j, (double)((const float *)t->data)[at],
                  A[i * P + j]);
@@ -288,14 +285,15 @@ static void published_order(void **state) {
   fixture_close(&f);
 }
 
-/* Published index i, in memory's order: (channel, offset) there is (offset, channel) here, a bias is last. */
-static int64_t in_memory(int64_t i, int64_t offsets, int64_t channels) {
+/* The memory index of published index i: published (channel, offset) is stored as (offset, channel); a bias is
+ * last. */
+static int64_t memory_index(int64_t i, int64_t offsets, int64_t channels) {
   if (offsets <= 1 || i >= offsets * channels) return i;
   return i % offsets * channels + i / offsets;
 }
 
-/* Every size, kernel and width by the definition, element by element, and back. */
-static void every_order(void **state) {
+/* Compare exported elements with the definition, for every size, kernel and width, and import them again. */
+static void exported_order_matches_the_definition(void **state) {
   static const ng_dtype type[] = {NG_U8, NG_BF16, NG_F32, NG_F64};
   for (int64_t n = 1; n <= 24; n++) {
     for (int64_t offsets = 1; offsets <= 6; offsets++) {
@@ -322,8 +320,8 @@ static void every_order(void **state) {
           int64_t at = 0;
           for (int64_t r = 0; r < n; r++) {
             for (int64_t c = 0; c < (sym ? r + 1 : n); c++, at++) {
-              const int64_t i = in_memory(r, f.row_offsets, f.row_channels);
-              const int64_t j = in_memory(c, offsets, channels);
+              const int64_t i = memory_index(r, f.row_offsets, f.row_channels);
+              const int64_t j = memory_index(c, offsets, channels);
               const int64_t from = sym ? ng_sym_at(n, i, j) : i * n + j;
               assert_memory_equal(file + (size_t)at * size, memory + (size_t)from * size, size);
             }
@@ -343,7 +341,7 @@ int main(void) {
       cmocka_unit_test(resume_ranks),
       cmocka_unit_test(other_ranks_layouts_linalg),
       cmocka_unit_test(published_order),
-      cmocka_unit_test(every_order),
+      cmocka_unit_test(exported_order_matches_the_definition),
   };
   return cmocka_run_group_tests(tests, make_folder, drop_folder);
 }

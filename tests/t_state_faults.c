@@ -1,6 +1,5 @@
-/* t_state_faults.c: what a save or a load meets outside the file: calls out of order, bad places, a
- * full disk, ranks that fail, a transport that fails.  The earlier file stays, nothing changes, all
- * ranks are told the same. */
+/* t_state_faults.c: faults outside the file: calls out of order, invalid paths, a full disk, failing ranks, a
+ * failing transport.  The earlier file stays, nothing changes, and all ranks return the same status. */
 #include "unit_test.h"
 
 #include <errno.h>
@@ -41,16 +40,16 @@ static void states_need_a_ready_model(void **state) {
   assert_int_equal(unlink(file.text), 0);
 }
 
-static void refused_save(sim *s, const char *file, const char *says) {
-  const uint64_t before = sim_fingerprint(s); /* memory held is part of it */
+static void expect_refused_save(sim *s, const char *file, const char *messages) {
+  const uint64_t before = sim_fingerprint(s); /* it covers allocated memory */
   assert_int_equal(ng_save(s->p, file), NG_ERR_FILE);
   const char *message = ng_last_error(s->ctx);
-  if (strstr(message, says) == NULL) fail_msg("message \"%s\" lacks \"%s\"", message, says);
+  if (strstr(message, messages) == NULL) fail_msg("message \"%s\" lacks \"%s\"", message, messages);
   if (sim_fingerprint(s) != before) fail_msg("\"%s\", and yet something changed", message);
 }
 
-/* What could not be read back does not replace what can. */
-static void counts_beyond_doubles(void **state) {
+/* Counters above 2^53 could not be read back, so they are not saved over an earlier state. */
+static void counters_above_doubles_are_not_saved(void **state) {
   sim s;
   const path file = path_of("file");
   open_at(&s, &plain, 2);
@@ -58,7 +57,7 @@ static void counts_beyond_doubles(void **state) {
   assert_int_equal(ng_save(s.p, file.text), NG_OK);
   assert_int_equal(ng_load(s.p, file.text), NG_OK);
   assert_true(sim_step(&s, 2) >= NG_OK);
-  refused_save(&s, file.text, "number of steps exceeds 2^53");
+  expect_refused_save(&s, file.text, "number of steps exceeds 2^53");
   assert_int_equal(ng_load(s.p, file.text), NG_OK);
   assert_int_equal(s.p->steps, INT64_C(1) << 53);
   sim_close(&s);
@@ -69,10 +68,10 @@ static void unwritable_paths_are_refused(void **state) {
   sim s;
   const path sub = path_of("none/file");
   open_at(&s, &plain, 2);
-  refused_save(&s, sub.text, strerror(ENOENT));
-  refused_save(&s, "/dev/full", "not a regular file");
-  refused_save(&s, test_folder, "not a regular file");
-  refused_save(&s, "/proc/self/natgrad-test", "cannot write");
+  expect_refused_save(&s, sub.text, strerror(ENOENT));
+  expect_refused_save(&s, "/dev/full", "not a regular file");
+  expect_refused_save(&s, test_folder, "not a regular file");
+  expect_refused_save(&s, "/proc/self/natgrad-test", "cannot write");
   sim_close(&s);
 }
 
@@ -80,15 +79,15 @@ static void unwritable_paths_are_refused(void **state) {
 
 enum { LOAD_DAMAGED, SAVE_NOWHERE, SAVE_ON_A_FULL_DISK, SAVE_BETWEEN, FAILURES };
 
-typedef struct together {
+typedef struct common_faults {
   const char *good, *bad, *nowhere;
-  rlim_t limit; /* bytes that fit on the disk */
+  rlim_t limit; /* the disk is full after these bytes */
   char message[RANKS][FAILURES][512];
   bool changed[RANKS];
-} together;
+} common_faults;
 
-/* The disk of rank 0 is full in the middle of the data: the others are still sending. */
-static ng_status save_on_a_full_disk(sim *s, const together *x) {
+/* The disk of rank 0 is full while the other ranks still send. */
+static ng_status save_on_a_full_disk(sim *s, const common_faults *x) {
   struct rlimit unlimited = {0, 0};
   if (s->rank != 0) return ng_save(s->p, x->good);
   if (getrlimit(RLIMIT_FSIZE, &unlimited) != 0) return NG_ERR_STATE;
@@ -99,7 +98,7 @@ static ng_status save_on_a_full_disk(sim *s, const together *x) {
 }
 
 static ng_status fail_together(int32_t rank, ng_transport *t, void *arg) {
-  together *x = arg;
+  common_faults *x = arg;
   sim s;
   ng_status st = sim_open(&s, &spread, t, NULL);
   for (int64_t i = 0; i < 3 && st >= NG_OK; i++)
@@ -126,15 +125,14 @@ static ng_status fail_together(int32_t rank, ng_transport *t, void *arg) {
 static void ranks_fail_together(void **state) {
   const path good = path_of("good"), bad = path_of("bad"), nowhere = path_of("no/where"),
              copy = path_of("copy");
-  const char *const says[FAILURES] = {"is damaged", strerror(ENOENT), strerror(EFBIG),
-                                      "between ng_begin and a step"};
-  together x = {.good = good.text, .bad = bad.text, .nowhere = nowhere.text};
-  transfer first = {.steps = 3, .one = good.text};
+  const char *const messages[FAILURES] = {"is damaged", strerror(ENOENT), strerror(EFBIG),
+                                          "between ng_begin and a step"};
+  common_faults x = {.good = good.text, .bad = bad.text, .nowhere = nowhere.text};
   size_t n;
-  assert_int_equal(ranks_run(1, run_transfer, &first, NULL), NG_OK);
+  must_transfer(1, (transfer){.steps = 3, .one = good.text});
   unsigned char *bytes = read_file(good.text, &n);
   write_file(copy.text, bytes, n);
-  bytes[n - 1] ^= 1; /* which rank 0 reads when all others wait */
+  bytes[n - 1] ^= 1; /* rank 0 reads this byte while the others wait */
   write_file(bad.text, bytes, n);
   free(bytes);
   void (*handler)(int) = signal(SIGXFSZ, SIG_IGN);
@@ -144,7 +142,7 @@ static void ranks_fail_together(void **state) {
     for (int r = 0; r < RANKS; r++) {
       for (int k = 0; k < FAILURES; k++) {
         assert_string_equal(x.message[r][k], x.message[0][k]);
-        assert_non_null(strstr(x.message[r][k], says[k]));
+        assert_non_null(strstr(x.message[r][k], messages[k]));
       }
       assert_false(x.changed[r]);
     }
@@ -160,12 +158,12 @@ static void ranks_fail_together(void **state) {
 typedef struct broken {
   const char *file;
   bool loading;
-  int32_t who; /* the rank whose transport fails ... */
-  int64_t k;   /* ... at this call of the save or load */
-  bool never[RANKS];
+  int32_t who; /* the rank whose transport fails */
+  int64_t k;   /* at this call of the save or load */
+  bool completed[RANKS];
 } broken;
 
-static ng_status break_it(int32_t rank, ng_transport *t, void *arg) {
+static ng_status fail_at_call(int32_t rank, ng_transport *t, void *arg) {
   broken *x = arg;
   tap between = {.inner = *t};
   const ng_transport mine = tapped(&between, NO_START);
@@ -182,10 +180,10 @@ static ng_status break_it(int32_t rank, ng_transport *t, void *arg) {
     if (rank == x->who) between.fail_at = calls + x->k;
     const ng_status got = x->loading ? ng_load(s.p, x->file) : ng_save(s.p, x->file);
     ng_context_allocated(s.ctx, &after, NULL, NULL);
-    x->never[rank] = got == NG_OK;
+    x->completed[rank] = got == NG_OK;
     if (before != after) st = NG_ERR_NOMEM;
     if (got != NG_OK && got != NG_ERR_COMM) st = NG_ERR_STATE;
-    /* ... and it stays broken */
+    /* the transport stays broken */
     if (got == NG_ERR_COMM && ng_save(s.p, x->file) != NG_ERR_COMM) st = NG_ERR_STATE;
   }
   sim_close(&s);
@@ -200,18 +198,18 @@ static void transport_fails(void **state) {
       int64_t k = 1;
       for (;; k++) {
         broken x = {.file = file.text, .loading = loading != 0, .who = who, .k = k};
-        const ng_status st = ranks_run(RANKS, break_it, &x, NULL);
+        const ng_status st = ranks_run(RANKS, fail_at_call, &x, NULL);
         if (st != NG_OK) fail_msg("call %d of rank %d: %s", (int)k, who, ng_status_name(st));
         for (int r = 1; r < RANKS; r++) {
-          assert_int_equal(x.never[r], x.never[0]);
+          assert_int_equal(x.completed[r], x.completed[0]);
         }
         assert_int_equal(access(part.text, F_OK), -1);
         ngio_tensors *f;
         assert_int_equal(ngio_tensors_read(file.text, NULL, &f, message, sizeof message), NGIO_OK);
         ngio_tensors_close(&f);
-        if (x.never[0]) break;
+        if (x.completed[0]) break;
       }
-      assert_true(k > 5); /* a save and a load have more than so many collectives */
+      assert_true(k > 5); /* the number of collectives */
     }
   }
   assert_int_equal(unlink(file.text), 0);
@@ -219,8 +217,10 @@ static void transport_fails(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(states_need_a_ready_model), cmocka_unit_test(unwritable_paths_are_refused),
-      cmocka_unit_test(counts_beyond_doubles),     cmocka_unit_test(ranks_fail_together),
+      cmocka_unit_test(states_need_a_ready_model),
+      cmocka_unit_test(unwritable_paths_are_refused),
+      cmocka_unit_test(counters_above_doubles_are_not_saved),
+      cmocka_unit_test(ranks_fail_together),
       cmocka_unit_test(transport_fails),
   };
   return cmocka_run_group_tests(tests, make_folder, drop_folder);

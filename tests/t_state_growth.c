@@ -1,6 +1,6 @@
-/* t_state_growth.c: saving and loading cost in proportion to the layers, and few calls of the system.  One model of many
- * layers takes about the processor's time of sixteen that have them together: 0.6 to 1.4 times were seen, 13 where
- * something is quadratic.  One thread. */
+/* t_state_growth.c: saving and loading take time in proportion to the layers, and few system calls.  One model of
+ * many layers takes about as long as 16 models with the same layers in total: 0.6 to 1.4 times is seen, and 13
+ * times if any part is quadratic.  One thread. */
 #include "unit_test.h"
 
 #include <math.h>
@@ -28,12 +28,12 @@ static const char *const part_name[PARTS] = {"saving", "loading",
 typedef struct subject {
   fixture f;
   float *grad;
-  stream saved,
-      other; /* a state, and the same with the tensors of the manifest from the last to the first */
-  int64_t room; /* for a file */
+  /* a state, and the same state with the manifest's tensors in reverse order */
+  stream saved, other;
+  int64_t room; /* bytes reserved for a state */
 } subject;
 
-/* tests/stream.c grows by each piece; this one has room. */
+/* A stream with reserved memory, which tests/stream.c has not. */
 typedef struct sink {
   unsigned char *bytes;
   int64_t n, room;
@@ -47,8 +47,8 @@ static int32_t take(void *user, const void *data, int64_t bytes) {
   return 0;
 }
 
-/* One step has been made: averages and inverses are there. */
-static void make(subject *s, int32_t layers) {
+/* A ready model after one step, with averages and inverses. */
+static void open_model(subject *s, int32_t layers) {
   static float a[SAMPLES * WIDTH] = {1, 2, -1, 3, 0, 1, 2, -2},
                            g[SAMPLES * WIDTH] = {2, 1, 1, -1, 3, 0, -2, 1};
   const plane in = plane_of(a, SAMPLES, WIDTH, NG_F32), out = plane_of(g, SAMPLES, WIDTH, NG_F32);
@@ -70,7 +70,7 @@ static void make(subject *s, int32_t layers) {
   fixture_ok(&s->f, ng_step(s->f.p, 0.1));
 }
 
-/* The members of `path` from the last to the first. */
+/* Reverse the members of `path`. */
 static void reverse(char **text, const char *path) {
   ngio_json *json = json_must(*text, strlen(*text));
   ngio_out o = {0};
@@ -97,7 +97,7 @@ static void reorder(subject *s) {
   const int32_t n = ngio_tensors_count(f);
   ngio_tensor *t = calloc((size_t)n, sizeof *t);
   assert_non_null(t);
-  for (int32_t i = 0; i < n; i++) /* the data as well: all are floats */
+  for (int32_t i = 0; i < n; i++) /* the data, too; all tensors are floats */
     t[i] = *ngio_tensors_at(f, n - 1 - i);
   sink to = {malloc((size_t)s->saved.n + 4096), 0, s->saved.n + 4096};
   assert_non_null(to.bytes);
@@ -113,7 +113,7 @@ static void reorder(subject *s) {
   ngio_tensors_close(&f);
 }
 
-static void run(subject *s, int part) {
+static void save_or_load(subject *s, int part) {
   if (part == SAVE) {
     sink to = {s->saved.bytes == NULL ? malloc((size_t)s->room) : s->saved.bytes, 0, s->room};
     assert_non_null(to.bytes);
@@ -127,9 +127,9 @@ static void run(subject *s, int part) {
   fixture_ok(&s->f, ng_load_from(s->f.p, stream_read, from));
 }
 
-/* ---- pieces ----------------------------------------------------------------------------------*/
+/* ---- system calls ----------------------------------------------------------------------------*/
 
-/* Calls of the system that this process made to read and write so far; -1: the system does not count. */
+/* Read and write calls of this process so far; -1: the system does not count. */
 static int64_t system_calls(void) {
   long long read = 0, written = 0;
   FILE *f = fopen("/proc/self/io", "r");
@@ -139,12 +139,12 @@ static int64_t system_calls(void) {
   return found == 2 ? read + written : -1;
 }
 
-/* Thousands of small arrays are few calls of the system: one for 256 KB and some more. */
+/* Thousands of small arrays need few system calls: about one per 256 KB. */
 static void states_take_few_system_calls(void **state) {
   const char *file = in_folder("state");
   struct stat is;
   subject s;
-  make(&s, FEW);
+  open_model(&s, FEW);
   for (int loading = 0; loading < 2; loading++) {
     const int64_t before = system_calls();
     if (before < 0) break;
@@ -165,7 +165,7 @@ static void states_take_few_system_calls(void **state) {
 static double time_of(subject *s, int32_t models, int part) {
   const clock_t begun = clock();
   for (int32_t m = 0; m < models; m++)
-    run(&s[m], part);
+    save_or_load(&s[m], part);
   return (double)(clock() - begun) / CLOCKS_PER_SEC;
 }
 
@@ -173,12 +173,12 @@ static void time_grows_with_the_model_only(void **state) {
   static subject all[MODELS + 1];
   subject *few = all, *many = &all[MODELS];
   for (int32_t m = 0; m <= MODELS; m++) {
-    make(&all[m], m < MODELS ? FEW : MANY);
-    run(&all[m], SAVE);
+    open_model(&all[m], m < MODELS ? FEW : MANY);
+    save_or_load(&all[m], SAVE);
     reorder(&all[m]);
   }
   for (int part = 0; part < PARTS; part++) {
-    double a = INFINITY, b = INFINITY; /* the least of ROUNDS: other programs only add to it */
+    double a = INFINITY, b = INFINITY; /* the minimum of ROUNDS: other programs only add time */
     for (int r = 0; r < ROUNDS; r++) {
       a = fmin(a, time_of(few, MODELS, part));
       b = fmin(b, time_of(many, 1, part));

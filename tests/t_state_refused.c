@@ -1,6 +1,6 @@
-/* t_state_refused.c: a file that is damaged, of another model, or whole and yet a lie is refused by
- * name and changes nothing; what only looks like a lie is taken.  What a save or a load meets
- * outside the file is in t_state_faults.c. */
+/* t_state_refused.c: files that are damaged, of another model, or inconsistent are refused with a message that
+ * names the fault, and change nothing.  A file of an older version with fewer options is accepted.
+ * t_state_faults.c tests faults outside the file. */
 #include "unit_test.h"
 
 #include <errno.h>
@@ -20,7 +20,7 @@
 
 /* ---- refused, and nothing changed ------------------------------------------------------------*/
 
-/* A load that must fail with NG_ERR_FILE, say `says`, and leave everything as it is. */
+/* Load a file that must fail with NG_ERR_FILE and a message with `says`, and change nothing. */
 static void refused(sim *s, const char *file, const char *says) {
   const uint64_t before = sim_fingerprint(s);
   const ng_status st = ng_load(s->p, file);
@@ -28,21 +28,21 @@ static void refused(sim *s, const char *file, const char *says) {
   assert_refusal(s, says, before);
 }
 
-/* A file without a disk, so that thousands of damaged ones are quick to make. */
-typedef struct quick {
+/* A file in memory, so that thousands of damaged files are tested quickly. */
+typedef struct memory_file {
   int fd;
   path name;
-} quick;
+} memory_file;
 
-static quick quick_file(void) {
-  quick q;
+static memory_file open_memory_file(void) {
+  memory_file q;
   q.fd = memfd_create("state", 0);
   assert_true(q.fd >= 0);
   (void)snprintf(q.name.text, sizeof q.name.text, "/proc/self/fd/%d", q.fd);
   return q;
 }
 
-static void quick_set(const quick *q, const void *bytes, size_t n) {
+static void fill_memory_file(const memory_file *q, const void *bytes, size_t n) {
   assert_int_equal(ftruncate(q->fd, 0), 0);
   assert_int_equal(pwrite(q->fd, bytes, n, 0), (ssize_t)n);
 }
@@ -63,13 +63,13 @@ static void damaged_states_are_refused(void **state) {
   for (int32_t i = 0; i < ngio_tensors_count(f); i++)
     data -= (size_t)ngio_tensors_at(f, i)->bytes;
   open_at(&b, &small, 1);
-  const quick q = quick_file();
-  /* cut at every length */
+  const memory_file q = open_memory_file();
+  /* truncated at every length */
   for (size_t cut = 0; cut < n; cut++) {
-    quick_set(&q, bytes, cut);
+    fill_memory_file(&q, bytes, cut);
     refused(&b, q.name.text, "");
   }
-  /* a bit of every byte; in the data, the tensor is named */
+  /* one bit of every byte flipped; in the data, the message names the tensor */
   for (size_t i = 0; i < n; i++) {
     const unsigned char was = bytes[i];
     char says[340] = "";
@@ -83,13 +83,13 @@ static void damaged_states_are_refused(void **state) {
       at += (size_t)t->bytes;
     }
     assert_true(i < data || says[0] != 0);
-    quick_set(&q, bytes, n);
+    fill_memory_file(&q, bytes, n);
     refused(&b, q.name.text, says);
     bytes[i] = was;
   }
-  /* the undamaged one is taken by the same object */
+  /* the same object accepts the undamaged file */
   assert_untouched(&b, &small, 1);
-  quick_set(&q, bytes, n);
+  fill_memory_file(&q, bytes, n);
   assert_int_equal(ng_load(b.p, q.name.text), NG_OK);
   const path again = path_of("again");
   assert_int_equal(ng_save(b.p, again.text), NG_OK);
@@ -152,7 +152,7 @@ typedef struct forgery {
   char *manifest;
 } forgery;
 
-static void forge(forgery *f, const ngio_tensors *from) {
+static void copy_to_forgery(forgery *f, const ngio_tensors *from) {
   f->n = ngio_tensors_count(from);
   assert_true(f->n < 63);
   for (int32_t i = 0; i < f->n; i++)
@@ -161,8 +161,8 @@ static void forge(forgery *f, const ngio_tensors *from) {
   assert_non_null(f->manifest);
 }
 
-/* Write the file with checksums that fit, unless `crc` is given, and free the forgery. */
-static void publish(forgery *f, const char *name, const char *crc) {
+/* Write the file with correct checksums, or with `crc` as checksum of the manifest, and free the forgery. */
+static void write_forgery(forgery *f, const char *name, const char *crc) {
   char message[256], sum[16], place[128];
   for (int32_t i = 0; i < f->n; i++) {
     ngio_json *json = json_must(f->manifest, strlen(f->manifest));
@@ -182,9 +182,9 @@ static void publish(forgery *f, const char *name, const char *crc) {
 }
 
 /* Changes of the tensor fc1/A. */
-enum { KEPT, MISSING, FURTHER, OLDER, OTHER_TYPE, OTHER_RANK, SHORTER, NOT_A_NUMBER, INFINITE };
+enum { KEPT, MISSING, ADDED, OLD_NAME, OTHER_TYPE, OTHER_RANK, SHORTER, NOT_A_NUMBER, INFINITE };
 
-static void spoil(forgery *f, int how, float *room) {
+static void change_tensor(forgery *f, int how, float *room) {
   int32_t i = 0;
   while (strcmp(f->t[i].name, "fc1/A") != 0)
     i++;
@@ -192,10 +192,10 @@ static void spoil(forgery *f, int how, float *room) {
   case MISSING:
     f->t[i] = f->t[--f->n];
     break;
-  case FURTHER:
-  case OLDER:
+  case ADDED:
+  case OLD_NAME:
     f->t[f->n] = f->t[i];
-    f->t[f->n++].name = how == OLDER ? "window/gram_rest" : "fc1/B";
+    f->t[f->n++].name = how == OLD_NAME ? "window/gram_rest" : "fc1/B";
     break;
   case OTHER_TYPE:
     f->t[i].dtype = NGIO_I32;
@@ -219,13 +219,13 @@ static void spoil(forgery *f, int how, float *room) {
 }
 
 static const struct {
-  int tensor;              /* what happens to fc1/A */
-  const char *path, *with; /* what happens to the manifest; with = NULL: removed */
+  int tensor;              /* the change of fc1/A */
+  const char *path, *with; /* the change of the manifest; with = NULL: remove `path` */
   const char *says;
-} lies[] = {
+} changes[] = {
     {MISSING, NULL, NULL, "tensor 'fc1/A' is missing"},
-    {FURTHER, NULL, NULL, "tensor 'fc1/B' does not belong"},
-    {OLDER, NULL, NULL,
+    {ADDED, NULL, NULL, "tensor 'fc1/B' does not belong"},
+    {OLD_NAME, NULL, NULL,
      "tensor 'window/gram_rest' was written by an older version (0.2.0); this version cannot load"},
     {OTHER_TYPE, NULL, NULL, "tensor 'fc1/A' has another dtype"},
     {OTHER_RANK, NULL, NULL, "tensor 'fc1/A' has another shape"},
@@ -262,15 +262,14 @@ static const struct {
     {KEPT, "method", NULL, "no method"},
 };
 
-/* JSON has UTF-8 only: a state that could not be read back is not written. */
+/* JSON cannot hold text that is not UTF-8, so such a state is not written. */
 static void texts_that_json_cannot_hold(void **state) {
   static const char *const option[] = {"skip_layers", "layer"};
   for (int i = 0; i < 2; i++) {
     fixture f;
-    int32_t index;
     fixture_ok(&f, fixture_open(&f, i == 0 ? "skip_layers='no\xff'" : "", NULL));
-    fixture_ok(&f, ng_add_linear(f.p, "fc", 3, 2, 0, &index));
-    fixture_ok(&f, ng_add_linear(f.p, i == 0 ? "second" : "second\xff", 3, 2, 0, &index));
+    fixture_ok(&f, ng_add_linear(f.p, "fc", 3, 2, 0, NULL));
+    fixture_ok(&f, ng_add_linear(f.p, i == 0 ? "second" : "second\xff", 3, 2, 0, NULL));
     fixture_ok(&f, ng_ready(f.p));
     const path file = path_of("no_utf8");
     fixture_fails(&f, ng_save(f.p, file.text), NG_ERR_FILE, option[i]);
@@ -280,7 +279,7 @@ static void texts_that_json_cannot_hold(void **state) {
   }
 }
 
-static void false_headers_are_refused(void **state) {
+static void inconsistent_files_are_refused(void **state) {
   const path good = path_of("good"), bad = path_of("bad");
   sim a, b;
   char message[256];
@@ -292,15 +291,15 @@ static void false_headers_are_refused(void **state) {
   ngio_tensors *from;
   assert_int_equal(ngio_tensors_read(good.text, NULL, &from, message, sizeof message), NGIO_OK);
   forgery f;
-  for (size_t i = 0; i < sizeof lies / sizeof lies[0]; i++) {
-    forge(&f, from);
-    spoil(&f, lies[i].tensor, room);
-    if (lies[i].path != NULL) json_change(&f.manifest, lies[i].path, lies[i].with);
-    publish(&f, bad.text, NULL);
-    refused(&b, bad.text, lies[i].says);
+  for (size_t i = 0; i < sizeof changes / sizeof changes[0]; i++) {
+    copy_to_forgery(&f, from);
+    change_tensor(&f, changes[i].tensor, room);
+    if (changes[i].path != NULL) json_change(&f.manifest, changes[i].path, changes[i].with);
+    write_forgery(&f, bad.text, NULL);
+    refused(&b, bad.text, changes[i].says);
   }
-  forge(&f, from);
-  publish(&f, bad.text, "00000000");
+  copy_to_forgery(&f, from);
+  write_forgery(&f, bad.text, "00000000");
   refused(&b, bad.text, "the manifest is damaged");
   assert_int_equal(ngio_tensors_write(bad.text, f.t, f.n, NULL, 0, message, sizeof message),
                    NGIO_OK);
@@ -325,12 +324,12 @@ static void false_headers_are_refused(void **state) {
   ngio_tensors_close(&from);
   assert_untouched(&b, &plain, 1);
 
-  /* An old state without an option: what the option's default does. */
+  /* A state of an older version without an option has the option's default. */
   assert_int_equal(ngio_tensors_read(good.text, NULL, &from, message, sizeof message), NGIO_OK);
-  forge(&f, from);
+  copy_to_forgery(&f, from);
   json_change(&f.manifest, "options|kl_clip", NULL);
   json_change(&f.manifest, "options|positions", NULL);
-  publish(&f, bad.text, NULL);
+  write_forgery(&f, bad.text, NULL);
   assert_int_equal(ng_load(b.p, bad.text), NG_OK);
   ngio_tensors_close(&from);
   sim_close(&b);
@@ -338,30 +337,27 @@ static void false_headers_are_refused(void **state) {
   assert_int_equal(unlink(bad.text), 0);
 }
 
-/* Rungs are counted by the rank that climbed them; a file keeps the sum, whoever reads it. */
-static void counters_come_back(void **state) {
+/* Each rank counts its own fallbacks.  The file stores the sum, and all ranks read it. */
+static void counters_are_restored(void **state) {
   static const char *const name[] = {"more_damping", "in_double", "kept_last", "plain", "skipped"};
   const path good = path_of("good"), forged = path_of("forged"), again = path_of("again");
   static const sim_setup how = {.method = "natgrad", .set = "update=sgd", .linalg = "ref"};
   char message[256];
-  transfer r = {.how = &how, .steps = 3, .one = good.text};
-  assert_int_equal(ranks_run(1, run_transfer, &r, NULL), NG_OK);
+  must_transfer(1, (transfer){.how = &how, .steps = 3, .one = good.text});
   ngio_tensors *from;
   forgery f;
   assert_int_equal(ngio_tensors_read(good.text, NULL, &from, message, sizeof message), NGIO_OK);
-  forge(&f, from);
+  copy_to_forgery(&f, from);
   for (int i = 0; i < 5; i++) {
     char counter[64], value[16];
     (void)snprintf(counter, sizeof counter, "counters|%s", name[i]);
     (void)snprintf(value, sizeof value, "%d", 11 + i);
     json_change(&f.manifest, counter, value);
   }
-  publish(&f, forged.text, NULL);
+  write_forgery(&f, forged.text, NULL);
   ngio_tensors_close(&from);
-  r = (transfer){.how = &how, .load = forged.text, .one = good.text};
-  assert_int_equal(ranks_run(1, run_transfer, &r, NULL), NG_OK);
-  r = (transfer){.how = &how, .load = good.text, .one = again.text};
-  assert_int_equal(ranks_run(3, run_transfer, &r, NULL), NG_OK);
+  must_transfer(1, (transfer){.how = &how, .load = forged.text, .one = good.text});
+  must_transfer(3, (transfer){.how = &how, .load = good.text, .one = again.text});
   assert_same_file(good.text, again.text);
   sim s;
   open_at(&s, &how, 0);
@@ -381,9 +377,11 @@ static void counters_come_back(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(damaged_states_are_refused), cmocka_unit_test(other_models),
-      cmocka_unit_test(false_headers_are_refused),  cmocka_unit_test(texts_that_json_cannot_hold),
-      cmocka_unit_test(counters_come_back),
+      cmocka_unit_test(damaged_states_are_refused),
+      cmocka_unit_test(other_models),
+      cmocka_unit_test(inconsistent_files_are_refused),
+      cmocka_unit_test(texts_that_json_cannot_hold),
+      cmocka_unit_test(counters_are_restored),
   };
   return cmocka_run_group_tests(tests, make_folder, drop_folder);
 }

@@ -1,6 +1,6 @@
-/* t_state_stream.c: a state without a file.  A stream has the bytes of a file and is taken like one;
- * whatever its functions do, a failure leaves everything as it was, on all ranks; arrays that were
- * walked and a manifest make a state, too.  Bytes and bits are compared: no tolerance. */
+/* t_state_stream.c: a state without a file.  A stream has the bytes of the file.  If a callback fails, all ranks
+ * return an error and nothing changes.  Single arrays (ng_state_read) and the manifest make a state, too.  Tests
+ * compare bytes. */
 #include "unit_test.h"
 
 #include <stdio.h>
@@ -26,27 +26,35 @@ static const sim_setup rows[] = {
 };
 enum { ROWS = sizeof rows / sizeof rows[0] };
 
-static void saved(sim *s, stream *to) {
+static void save(sim *s, stream *to) {
   const ng_status st = ng_save_to(s->p, stream_write, to);
   if (st != NG_OK) fail_msg("%s", ng_last_error(s->ctx));
 }
 
+/* The state of a model after three steps. */
+static void save_at(const sim_setup *how, stream *to) {
+  sim a;
+  open_at(&a, how, 3);
+  save(&a, to);
+  sim_close(&a);
+}
+
 /* ---- the bytes -------------------------------------------------------------------------------*/
 
-static void bytes_of_a_file(void **state) {
+static void streams_have_the_bytes_of_a_file(void **state) {
   const path file = path_of("file");
   for (int i = 0; i < ROWS; i++) {
     sim a;
     stream s = {0};
     size_t n;
     open_at(&a, &rows[i], 3);
-    saved(&a, &s);
+    save(&a, &s);
     assert_int_equal(ng_save(a.p, file.text), NG_OK);
     unsigned char *bytes = read_file(file.text, &n);
     assert_int_equal(s.n, n);
     assert_memory_equal(s.bytes, bytes, n);
     free(bytes);
-    for (int64_t piece = 0; piece <= 9; piece += 3) { /* in pieces of any size */
+    for (int64_t piece = 0; piece <= 9; piece += 3) { /* with different lengths of a read */
       sim b;
       stream again = {0};
       open_at(&b, &rows[i], 1);
@@ -54,10 +62,10 @@ static void bytes_of_a_file(void **state) {
       s.piece = piece;
       if (ng_load_from(b.p, stream_read, &s) != NG_OK) fail_msg("%s", ng_last_error(b.ctx));
       assert_int_equal(s.at, s.n);
-      saved(&b, &again);
+      save(&b, &again);
       assert_int_equal(again.n, s.n);
       assert_memory_equal(again.bytes, s.bytes, (size_t)s.n);
-      if (piece == 0) { /* and goes on as the first does */
+      if (piece == 0) { /* and the next step has the same bits */
         sim c;
         open_at(&c, &rows[i], 3);
         memcpy(b.weight, c.weight, (size_t)c.weight_count * sizeof *c.weight);
@@ -78,11 +86,9 @@ static void bytes_of_a_file(void **state) {
 /* ---- what goes wrong -------------------------------------------------------------------------*/
 
 static void every_read_fails(void **state) {
-  sim a, b;
+  sim b;
   stream s = {0};
-  open_at(&a, &plain, 3);
-  saved(&a, &s);
-  sim_close(&a);
+  save_at(&plain, &s);
   static const struct {
     int64_t value;
     const char *says;
@@ -101,14 +107,14 @@ static void every_read_fails(void **state) {
       s.fail_at = k;
       s.says = wrong[i].value;
       const ng_status st = ng_load_from(b.p, stream_read, &s);
-      const bool last = s.at == s.n; /* the end was asked for: 0 is right, and more is too much */
+      const bool last = s.at == s.n; /* the read after the last byte must return 0 */
       if (st == NG_OK) break;
       assert_int_equal(st, NG_ERR_FILE);
       assert_refusal(&b, last && wrong[i].value > 0 ? "has data after" : wrong[i].says, before);
       if (last) break;
     }
     assert_true(k > 20);
-    if (wrong[i].value == 0) { /* taken: `b` is another one now */
+    if (wrong[i].value == 0) { /* the state was loaded */
       sim_close(&b);
       open_at(&b, &plain, 1);
     }
@@ -118,13 +124,11 @@ static void every_read_fails(void **state) {
   sim_close(&b);
 }
 
-/* What is damaged in a file is damaged in a stream (t_state_refused.c); a stream may end early, or never. */
+/* Streams that end early or never end.  t_state_refused.c tests damaged bytes. */
 static void too_short_and_too_long(void **state) {
-  sim a, b;
+  sim b;
   stream good = {0}, zeros = {.endless = 1};
-  open_at(&a, &small, 3);
-  saved(&a, &good);
-  sim_close(&a);
+  save_at(&small, &good);
   open_at(&b, &small, 1);
   const uint64_t before = sim_fingerprint(&b);
   const int64_t n = good.n;
@@ -135,7 +139,7 @@ static void too_short_and_too_long(void **state) {
     assert_refusal(&b, "the stream: ends too early", before);
   }
   good.n = n;
-  stream_rewind(&good); /* a whole state, and the stream goes on for ever */
+  stream_rewind(&good); /* a whole state, then endless data */
   good.endless = 1;
   assert_int_equal(ng_load_from(b.p, stream_read, &good), NG_ERR_FILE);
   assert_refusal(&b, "has data after its last byte", before);
@@ -148,18 +152,16 @@ static void too_short_and_too_long(void **state) {
   sim_close(&b);
 }
 
-/* A stream does not say how long it is, and may announce any length: that is believed only of a state
- * of this model.  Until then nothing of the data is asked for, and no memory is taken for it. */
+/* A stream may announce any length.  The reader accepts it only for the arrays of this model; before that, it
+ * reads no data and allocates no memory for data. */
 static void announced_lengths_are_not_trusted(void **state) {
   static const sim_setup wider = {
       .method = "natgrad", .set = "update=sgd", .vary = SIM_SMALL | SIM_WIDER};
-  sim a, b;
+  sim b;
   stream other = {0}, good = {0};
-  open_at(&a, &wider, 3);
-  saved(&a, &other);
-  sim_close(&a);
+  save_at(&wider, &other);
   open_at(&b, &small, 1);
-  saved(&b, &good);
+  save(&b, &good);
   const uint64_t before = sim_fingerprint(&b);
   int64_t header = 8;
   for (int i = 0; i < 8; i++)
@@ -168,7 +170,7 @@ static void announced_lengths_are_not_trusted(void **state) {
   assert_refusal(&b, "layer 'fc1' is 'linear in=4", before);
   assert_int_equal(other.at, header);
 
-  /* The good header, but its first array has 2^56 bytes and all others come behind it. */
+  /* The valid header, except that its first array has 2^56 bytes and the others follow it. */
   int64_t length = 0;
   for (int i = 0; i < 8; i++)
     length += (int64_t)good.bytes[i] << (8 * i);
@@ -198,18 +200,18 @@ static void announced_lengths_are_not_trusted(void **state) {
     first = false;
   }
   ngio_json_free(&json);
-  stream lie = {.endless = 1};
+  stream huge = {.endless = 1};
   unsigned char eight[8];
   for (int i = 0; i < 8; i++)
     eight[i] = (unsigned char)(strlen(text) >> (8 * i));
-  assert_int_equal(stream_write(&lie, eight, 8), 0);
-  assert_int_equal(stream_write(&lie, text, (int64_t)strlen(text)), 0);
-  lie.calls = 0;
-  assert_int_equal(ng_load_from(b.p, stream_read, &lie), NG_ERR_FILE);
+  assert_int_equal(stream_write(&huge, eight, 8), 0);
+  assert_int_equal(stream_write(&huge, text, (int64_t)strlen(text)), 0);
+  huge.calls = 0;
+  assert_int_equal(ng_load_from(b.p, stream_read, &huge), NG_ERR_FILE);
   assert_refusal(&b, "has another shape than in this model", before);
-  assert_int_equal(lie.calls, 2); /* the length, the header */
+  assert_int_equal(huge.calls, 2); /* the length, the header */
   free(text);
-  stream_drop(&lie);
+  stream_drop(&huge);
   stream_drop(&other);
   stream_drop(&good);
   sim_close(&b);
@@ -255,7 +257,7 @@ enum { RANKS = 2 };
 
 typedef struct pair {
   stream s;
-  bool loading, none; /* none: rank 0 gives no function */
+  bool loading, no_callback; /* none: rank 0 has no callback */
   ng_status got[RANKS];
   char message[RANKS][512];
   bool changed[RANKS];
@@ -266,7 +268,7 @@ typedef struct pair {
 static ng_status fail_at_k(int32_t rank, ng_transport *t, void *arg) {
   pair *x = arg;
   sim s;
-  const bool first = (rank == 0) != x->none; /* functions of other ranks are not called */
+  const bool first = (rank == 0) != x->no_callback; /* callbacks of other ranks are not called */
   ng_status st = sim_open(&s, &spread, t, NULL);
   for (int64_t i = 0; i < 2 && st >= NG_OK; i++)
     st = sim_step(&s, i);
@@ -276,7 +278,7 @@ static ng_status fail_at_k(int32_t rank, ng_transport *t, void *arg) {
                               : ng_save_to(s.p, first ? stream_write : NULL, first ? &x->s : NULL);
     (void)snprintf(x->message[rank], sizeof x->message[0], "%s", ng_last_error(s.ctx));
     x->changed[rank] = sim_fingerprint(&s) != before;
-    st = sim_step(&s, 2); /* still usable */
+    st = sim_step(&s, 2); /* the model is still usable */
   }
   sim_close(&s);
   return st < NG_OK ? st : NG_OK;
@@ -308,11 +310,10 @@ static void ranks_fail_together(void **state) {
     }
     assert_true(k > 10);
   }
-  /* What two ranks wrote is what they write to a file; */
+  /* two ranks write to a file what they write to a stream */
   const path file = path_of("two");
-  transfer x = {.steps = 2, .one = file.text};
   size_t n;
-  assert_int_equal(ranks_run(RANKS, run_transfer, &x, NULL), NG_OK);
+  must_transfer(RANKS, (transfer){.steps = 2, .one = file.text});
   unsigned char *bytes = read_file(file.text, &n);
   assert_int_equal(n, whole.n);
   assert_memory_equal(bytes, whole.bytes, n);
@@ -323,7 +324,7 @@ static void ranks_fail_together(void **state) {
 
 static void no_function_on_rank_0(void **state) {
   for (int loading = 0; loading < 2; loading++) {
-    pair x = {.loading = loading != 0, .none = true};
+    pair x = {.loading = loading != 0, .no_callback = true};
     assert_int_equal(ranks_run(RANKS, fail_at_k, &x, NULL), NG_OK);
     for (int r = 0; r < RANKS; r++) {
       assert_int_equal(x.got[r], NG_ERR_ARG);
@@ -341,7 +342,7 @@ static ng_status walk_together(int32_t rank, ng_transport *t, void *arg) {
   pair *x = arg;
   sim a, b;
   sim_setup other = spread;
-  other.set = "damping=0.9 update=sgd grad_worker_fraction=0"; /* the state's damping must win */
+  other.set = "damping=0.9 update=sgd grad_worker_fraction=0"; /* the state replaces this damping */
   ng_status st = sim_open(&a, &spread, t, NULL);
   for (int64_t i = 0; i < 3 && st >= NG_OK; i++)
     st = sim_step(&a, i);
@@ -393,18 +394,18 @@ static void two_ranks_walk_together(void **state) {
   stream_drop(&x.s);
 }
 
-/* The walk says what the file says, in the file's order; from any number to any other. */
-static void walk_is_the_file(void **state) {
+/* ng_state_at lists the arrays in the file's order, from any index to any other. */
+static void arrays_equal_the_file(void **state) {
   for (int row = 0; row < ROWS; row++) {
     sim a;
     stream s = {0};
     ngio_tensors *f;
     open_at(&a, &rows[row], 3);
-    saved(&a, &s);
+    save(&a, &s);
     assert_int_equal(ngio_tensors_parse(s.bytes, (size_t)s.n, "x", NULL, &f, NULL, 0), NGIO_OK);
     const int32_t n = ng_state_count(a.p);
     assert_int_equal(n, ngio_tensors_count(f));
-    for (int32_t turn = 0; turn < 3 * n; turn++) { /* up, down, hither and thither */
+    for (int32_t turn = 0; turn < 3 * n; turn++) { /* forwards, backwards, mixed */
       const int32_t i = turn < n       ? turn
                         : turn < 2 * n ? 2 * n - 1 - turn
                                        : (int32_t)((int64_t)turn * 7919 % n);
@@ -478,7 +479,7 @@ static void walk_arguments(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(bytes_of_a_file),
+      cmocka_unit_test(streams_have_the_bytes_of_a_file),
       cmocka_unit_test(every_read_fails),
       cmocka_unit_test(too_short_and_too_long),
       cmocka_unit_test(announced_lengths_are_not_trusted),
@@ -486,7 +487,7 @@ int main(void) {
       cmocka_unit_test(ranks_fail_together),
       cmocka_unit_test(no_function_on_rank_0),
       cmocka_unit_test(two_ranks_walk_together),
-      cmocka_unit_test(walk_is_the_file),
+      cmocka_unit_test(arrays_equal_the_file),
       cmocka_unit_test(walk_arguments),
   };
   return cmocka_run_group_tests(tests, make_folder, drop_folder);

@@ -1,5 +1,5 @@
-/* t_sym.c: symmetric storage, that is everything of sym.c, and the names of linalg.c: which linear
- * algebras there are, what fits them, which BLAS is at work. */
+/* t_sym.c: symmetric storage (sym.c) and the names of linalg.c: available linear algebras, their limits, the
+ * loaded BLAS. */
 #include "unit_test.h"
 
 #include <math.h>
@@ -41,7 +41,7 @@ static void pieces_cover_once(void **arg) {
           for (int64_t k = 0; c0 + k <= n; k++) {
             const bool diagonal = r0 == c0 && m == k;
             if (!diagonal && r0 < c0 + k) continue;
-            if (!diagonal && r0 == c0) continue; /* k = 0 beside itself: neither kind of block */
+            if (!diagonal && r0 == c0) continue; /* an empty block at c0 is of neither kind */
             CASE("n = %" PRId64 " block %" PRId64 "+%" PRId64 ", %" PRId64 "+%" PRId64, n, r0, m,
                  c0, k);
             memset(seen, 0, (size_t)ng_sym_count(n) * sizeof *seen);
@@ -79,7 +79,7 @@ static void pieces_cover_once(void **arg) {
   }
 }
 
-static void elementwise(void **arg) {
+static void vectors_are_multiplied(void **arg) {
   EACH_SIZE(n) {
     CASE("n = %" PRId64, n);
     ng_sym s = sym_random(n);
@@ -94,7 +94,8 @@ static void elementwise(void **arg) {
       for (int64_t j = 0; j < n; j++) {
         exact += d[i * n + j] * x[j];
       }
-      CHECK(fabs(y[i] - exact) <= 4.0 * (double)n * (double)n * U64); /* (3.5), |terms| <= 1 */
+      /* Higham (3.5) with |terms| <= 1 */
+      CHECK(fabs(y[i] - exact) <= 4.0 * (double)n * (double)n * U64);
     }
     free(x);
     free(y);
@@ -173,9 +174,8 @@ static void fits_32_bits(void **arg) {
   assert_true(la->eigen64_work(&q, 32766) > INT64_C(8) * 2 * 32766 * 32766 || la == &ng_linalg_ref);
 }
 
-/* Runs this program again as "NAME kernel", which prints kernel and hint, with another core type.
- */
-static bool ask(const char *core, char *kernel, char *hint, size_t size) {
+/* Run this program again as "NAME kernel" with another core type; it prints kernel and hint. */
+static bool kernel_of_core(const char *core, char *kernel, char *hint, size_t size) {
   char self[400], line[600] = "";
   const ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
   if (n <= 0) return false;
@@ -196,7 +196,7 @@ static void blas_is_described(void **arg) {
   ng_blas_describe(name, sizeof name, kernel, sizeof kernel, &threads);
   assert_true(strlen(name) > 0 && strchr(name, '?') == NULL && strchr(kernel, '?') == NULL);
   assert_true(threads >= 0);
-  ng_blas_describe(small, sizeof small, NULL, 0, NULL); /* cut, and nothing asked for */
+  ng_blas_describe(small, sizeof small, NULL, 0, NULL); /* a small buffer, and missing ones */
   assert_int_equal(strlen(small), 3);
   assert_memory_equal(small, name, 3);
   ng_blas_hint(hint, sizeof hint);
@@ -209,12 +209,12 @@ static void blas_is_described(void **arg) {
   assert_true(threads >= 1);
   assert_true(strlen(kernel) > 0);
   if (strstr(name, "DYNAMIC_ARCH") == NULL) return;
-  assert_true(ask("Haswell", kernel, hint, sizeof kernel));
+  assert_true(kernel_of_core("Haswell", kernel, hint, sizeof kernel));
 #if defined(__x86_64__)
   if (__builtin_cpu_supports("avx2")) assert_string_equal(kernel, "Haswell");
   if (__builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")) {
     assert_non_null(strstr(hint, "OPENBLAS_CORETYPE=SkylakeX"));
-    assert_true(ask("SkylakeX", kernel, hint, sizeof kernel));
+    assert_true(kernel_of_core("SkylakeX", kernel, hint, sizeof kernel));
     assert_string_equal(kernel, "SkylakeX");
   }
 #endif
@@ -235,7 +235,7 @@ int main(int argc, char **argv) {
   const struct CMUnitTest tests[] = {
       TEST(positions_are_a_bijection),
       TEST(pieces_cover_once),
-      TEST(elementwise),
+      TEST(vectors_are_multiplied),
       TEST(rows_are_added),
       TEST(found_by_name),
       TEST(fits_32_bits),

@@ -89,8 +89,9 @@ static ng_status observe_layer(const test_run *l, ng_precond *p, int32_t rank, i
   if (l->alike) rank = micro = 0;
   draw(a, B * layer[k].in, rank, step, 10 + 2 * k + 20 * micro);
   draw(g, B * layer[k].out, rank, step, 11 + 2 * k + 20 * micro);
+  /* finite, but its square is not */
   for (int64_t i = 0; i < B * layer[k].in && k == 1 && step == l->huge; i++)
-    a[i] = 1e30f; /* finite, but its square is not */
+    a[i] = 1e30f;
   const ng_array in = ng_array_matrix(a, B, layer[k].in, NG_F32),
                  out = ng_array_matrix(g, B, layer[k].out, NG_F32);
   const ng_status st = ng_observe_input(p, k, &in, k < LINEAR ? NG_COPY : NG_BORROW);

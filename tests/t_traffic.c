@@ -1,5 +1,5 @@
-/* t_traffic: what ranks of a run say they did: gathered from three, read back, told; and how long messages of
- * the trainer's own are under way, on a clock of the test's. */
+/* t_traffic.c: traffic reports of a run: gathered from three ranks, printed and read back; times of the trainer's
+ * own messages, on a clock of the test. */
 #include "unit_test.h"
 
 #include <math.h>
@@ -19,37 +19,37 @@ double __wrap_ng_now_ms(void) { return now; }
 
 /* ---- a table -----------------------------------------------------------------------------------*/
 
-static const traffic_rank made_up[RANKS] = {
+static const traffic_rank reported[RANKS] = {
     {40, 30, {{"sums", 50, 20, 4000, 20}, {"solve", 300, 0, 0, 0}}},
     {50, 10, {{"sums", 60, 35, 4000, 20}, {"solve", 100, 0, 0, 0}}},
     {10, 5, {{"sums", 20, 5, 4000, 20}, {"solve", 200, 0, 0, 0}}},
 };
 
-static ng_status tell(int32_t rank, ng_transport *t, void *arg) {
+static ng_status gather(int32_t rank, ng_transport *t, void *arg) {
   traffic *all = arg;
   const run_ranks ranks = ranks_of(t);
-  return traffic_gather(&ranks, &made_up[rank], STATIONS, STEPS, &all[rank]) == CLI_OK
+  return traffic_gather(&ranks, &reported[rank], STATIONS, STEPS, &all[rank]) == CLI_OK
              ? NG_OK
              : NG_ERR_COMM;
 }
 
-static void must_be(double is, double want) {
+static void expect_equal(double is, double want) {
   if (!(fabs(is - want) < 1e-12)) fail_msg("%.17g, expected %.17g", is, want);
 }
 
 static void test_gathered(void **state) {
   traffic all[RANKS];
-  assert_int_equal(ranks_run(RANKS, tell, all, NULL), NG_OK);
+  assert_int_equal(ranks_run(RANKS, gather, all, NULL), NG_OK);
   for (int r = 0; r < RANKS; r++) {
     const traffic *t = &all[r];
     assert_int_equal(t->ranks, RANKS);
     assert_int_equal(t->stations, STATIONS);
     for (int k = 0; k < RANKS; k++)
-      assert_memory_equal(&t->rank[k], &made_up[k], sizeof made_up[k]);
-    must_be(traffic_idle(t, 0, 0), 15); /* 20 - 5 */
-    must_be(traffic_idle(t, 1, 0), 30);
-    must_be(traffic_idle(t, 2, 0), 0);
-    must_be(traffic_hidden(t), 0.45); /* 45 of 100 */
+      assert_memory_equal(&t->rank[k], &reported[k], sizeof reported[k]);
+    expect_equal(traffic_idle(t, 0, 0), 15); /* 20 - 5 */
+    expect_equal(traffic_idle(t, 1, 0), 30);
+    expect_equal(traffic_idle(t, 2, 0), 0);
+    expect_equal(traffic_hidden(t), 0.45); /* 45 of 100 */
   }
   char *text = NULL;
   size_t size = 0;
@@ -70,10 +70,10 @@ static void test_gathered(void **state) {
   const ngio_value *json = ngio_json_root(doc);
   assert_int_equal(ngio_count(json), RANKS);
   const ngio_value *second = ngio_at(json, 1);
-  must_be(ngio_number_of(ngio_get(second, "hidden_ms")), 10);
+  expect_equal(ngio_number_of(ngio_get(second, "hidden_ms")), 10);
   const ngio_value *sums = ngio_get(ngio_get(second, "stations"), "sums");
-  must_be(ngio_number_of(ngio_get(sums, "idle_ms")), 30);
-  must_be(ngio_number_of(ngio_get(sums, "bytes")), 4000);
+  expect_equal(ngio_number_of(ngio_get(sums, "idle_ms")), 30);
+  expect_equal(ngio_number_of(ngio_get(sums, "bytes")), 4000);
   ngio_json_free(&doc);
   free(text);
   for (int r = 0; r < RANKS; r++)
@@ -127,29 +127,29 @@ static void test_hidden(void **state) {
   ranks.count = &count;
   now = 0;
   assert_int_equal(ranks_post_floats(&ranks, x, 5, &q), CLI_OK);
-  now += 4; /* at work */
+  now += 4; /* work while the message is under way */
   assert_int_equal(ranks_test(&ranks, &q, &done), CLI_OK);
   assert_false(done);
-  assert_int_equal(ranks_sum(&ranks, &small, 1), CLI_OK); /* beside it */
+  assert_int_equal(ranks_sum(&ranks, &small, 1), CLI_OK); /* another collective at the same time */
   assert_int_equal(ranks_wait(&ranks, &q), CLI_OK);
-  must_be(count.meter.sent_ms, WIRE);
-  must_be(count.meter.wait_ms, SMALL + WIRE - SMALL - 4);
-  must_be(ng_meter_hidden(&count.meter), 4);
+  expect_equal(count.meter.sent_ms, WIRE);
+  expect_equal(count.meter.wait_ms, SMALL + WIRE - SMALL - 4);
+  expect_equal(ng_meter_hidden(&count.meter), 4);
   assert_int_equal(count.messages, 2);
   assert_int_equal(count.bytes, 5 * 4 + 8);
   assert_int_equal(ranks_post_floats(&ranks, x, 5, &q), CLI_OK);
-  now += 13; /* it is over by then, but only now known to be */
+  now += 13; /* the message ends earlier, but the end is noticed only now */
   assert_int_equal(ranks_test(&ranks, &q, &done), CLI_OK);
   assert_true(done);
   assert_int_equal(ranks_wait(&ranks, &q), CLI_OK);
-  must_be(count.meter.sent_ms, WIRE + 13);
-  must_be(ng_meter_hidden(&count.meter), 4 + 13);
-  t.start = NULL; /* does it at once */
+  expect_equal(count.meter.sent_ms, WIRE + 13);
+  expect_equal(ng_meter_hidden(&count.meter), 4 + 13);
+  t.start = NULL; /* without `start` the collective blocks */
   t.wait = NULL;
   assert_int_equal(ranks_post_floats(&ranks, x, 5, &q), CLI_OK);
   assert_int_equal(ranks_wait(&ranks, &q), CLI_OK);
-  must_be(count.meter.sent_ms, WIRE + 13 + SMALL);
-  must_be(ng_meter_hidden(&count.meter), 4 + 13);
+  expect_equal(count.meter.sent_ms, WIRE + 13 + SMALL);
+  expect_equal(ng_meter_hidden(&count.meter), 4 + 13);
 }
 
 int main(void) {

@@ -1,5 +1,6 @@
-/* t_train.c: the trainer's rooms below a run: threads, the order of samples, a step that was not observed.  The learning
- * rate is in t_lr.c, log and files are in t_disk.c, settings in t_settings.c, whole runs in tests/cli/train.sh and resume.sh. */
+/* t_train.c: parts of the trainer below a run: threads, the order of samples, a step without observations.  Other
+ * tests: learning rate t_lr.c, logs and files t_disk.c, settings t_settings.c, whole runs tests/cli/train.sh and
+ * resume.sh. */
 #include "nn/models.h"
 #include "train/feed.h"
 #include "train/precond.h"
@@ -13,8 +14,8 @@
 
 /* ---- threads ---------------------------------------------------------------------------------*/
 
-/* The same variable, read by the same code, means the library's loops and the trainer's. */
-static void threads_are_the_library_s(void **state) {
+/* NG_THREADS sets the threads of the library's loops and of the trainer, with the same rules. */
+static void trainer_and_library_use_the_same_threads(void **state) {
   const char *kept = getenv("NG_THREADS");
   char before[32] = "";
   (void)snprintf(before, sizeof before, "%s", kept != NULL ? kept : "");
@@ -44,7 +45,7 @@ static void threads_are_the_library_s(void **state) {
 
 /* ---- the order of samples --------------------------------------------------------------------*/
 
-/* Row i is (i, 2 i), its label i mod 5; 53 rows in batches of 8 leave 5 out of an epoch. */
+/* Row i is (i, 2 i) with label i mod 5.  53 rows in batches of 8 leave out 5 rows per epoch. */
 enum { ROWS = 53, BATCH = 8, EACH = ROWS / BATCH };
 static void batches_cover_an_epoch(void **state) {
   float reals[2 * ROWS], shift[2] = {0, 0}, scale[2] = {1, 1};
@@ -91,9 +92,9 @@ static void batches_cover_an_epoch(void **state) {
     int same = 0;
     for (int i = 0; i < BATCH; i++)
       same += f.x[2 * i] == first[i];
-    assert_true(same < BATCH); /* all in their place by chance: 1 in 53!/45! */
+    assert_true(same < BATCH); /* the first batch equals that of epoch 0 by chance: 1 in 53!/45! */
   }
-  /* Begun anywhere, and without a pool: the same. */
+  /* A feed without a pool, started at any step, gives the same batches. */
   static const int64_t step[] = {17, 3, 23, 0};
   for (size_t i = 0; i < sizeof step / sizeof step[0]; i++) {
     assert_int_equal(feed_train(&f, step[i], 0), CLI_OK);
@@ -125,8 +126,8 @@ static void batches_cover_an_epoch(void **state) {
 
 /* ---- a step ----------------------------------------------------------------------------------*/
 
-/* A step of which no layer was observed, though it was due, is no error: it is counted, and said once. */
-static void steps_say_what_was_not_observed(void **state) {
+/* If no layer was observed although statistics were due, the step is counted and reported once, without an error. */
+static void unobserved_steps_are_reported(void **state) {
   enum { SAMPLES = 4, FEATURES = 3, CLASSES = 2 };
   const model_task task = {.input = {1, 1, FEATURES}, .classes = CLASSES, .dropout = -1.0};
   const float x[SAMPLES * FEATURES] = {1, 2, -1, 0.5f, 1, 0, -2, 1, 1, 0.25f, 3, -1};
@@ -164,9 +165,9 @@ static void steps_say_what_was_not_observed(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(threads_are_the_library_s),
+      cmocka_unit_test(trainer_and_library_use_the_same_threads),
       cmocka_unit_test(batches_cover_an_epoch),
-      cmocka_unit_test(steps_say_what_was_not_observed),
+      cmocka_unit_test(unobserved_steps_are_reported),
   };
   return cmocka_run_group_tests(tests, make_folder, delete_folder);
 }

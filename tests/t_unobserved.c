@@ -41,11 +41,10 @@ static ng_status observe(fixture *f, int what) {
 static ng_status run_rank(int32_t rank, ng_transport *t, void *arg) {
   plan *job = arg;
   fixture f;
-  int32_t index;
   const fixture_how how = {.linalg = "ref", .threads = 1, .transport = job->ranks > 1 ? t : NULL};
   ng_status st = fixture_open(&f, job->set, &how);
-  if (st == NG_OK) st = ng_add_linear(f.p, "a", N, N, 0, &index);
-  if (st == NG_OK) st = ng_add_linear(f.p, "b", N, N, 0, &index);
+  if (st == NG_OK) st = ng_add_linear(f.p, "a", N, N, 0, NULL);
+  if (st == NG_OK) st = ng_add_linear(f.p, "b", N, N, 0, NULL);
   if (st == NG_OK) st = ng_ready(f.p);
   for (int s = 0; s < STEPS && st == NG_OK; s++) {
     for (int32_t i = 0; i < LAYERS && st == NG_OK; i++) {
@@ -161,14 +160,13 @@ typedef struct pair {
 } pair;
 
 static void open_pair(pair *m, const char *set) {
-  int32_t index;
   fixture_ok(&m->f, fixture_open(&m->f, set, &(fixture_how){.linalg = "ref", .threads = 1}));
   for (int32_t i = 0; i < LAYERS; i++) {
     const plane v = plane_of(m->d[i], N, N, NG_F32);
     for (int k = 0; k < N * N; k++) {
       m->d[i][k] = (float)(k + 1);
     }
-    fixture_ok(&m->f, ng_add_linear(m->f.p, i == 0 ? "a" : "b", N, N, 0, &index));
+    fixture_ok(&m->f, ng_add_linear(m->f.p, i == 0 ? "a" : "b", N, N, 0, NULL));
     fixture_ok(&m->f, fixture_bind(&m->f, i, NG_WEIGHT, &v, NULL));
   }
   fixture_ok(&m->f, ng_ready(m->f.p));
@@ -217,7 +215,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(unobserved_statistics_are_counted),
       cmocka_unit_test(only_due_statistics_count),
-      
+
       cmocka_unit_test(skips_and_errors_take_precedence),
       cmocka_unit_test(rescued_and_unobserved_in_one_step),
   };

@@ -1,9 +1,8 @@
-/* t_vector.c: the entries of a queue that work on vectors, rows and symmetric storage: every linear
- * algebra, every dtype, against plain loops written here.
+/* t_vector.c: the entries of a queue for vectors, rows and symmetric storage: every linear algebra and dtype
+ * against plain loops.
  *
- * What is computed element by element must have the bits of its formula.  Sums of n terms may be off
- * from ours by 2 (n + 4) u64 times the sum of magnitudes (Higham (3.5), theirs and ours), and must have
- * the same bits however many pieces a loop is cut into. */
+ * Elementwise results must have the bits of their formula.  Sums of n terms may differ from ours by 2 (n + 4) u64
+ * times the sum of magnitudes (Higham (3.5), for both sums), and must have the same bits for any number of pieces. */
 #include "unit_test.h"
 
 #include <math.h>
@@ -18,7 +17,7 @@ static const ng_dtype types[] = {NG_F32, NG_BF16, NG_F16};
   for (int t_ = 0, on_ = 1; t_ < 3; t_++, on_ = 1)                                                 \
     for (const ng_dtype t = types[t_]; on_; on_ = 0)
 
-/* Sizes above what a loop is cut at, odd, and around the tiles of a conversion. */
+/* Odd sizes, sizes above the cut of a loop, and sizes near the tiles of a conversion. */
 static const int64_t lengths[] = {1, 2, 3, 7, 8, 9, 31, 255, 256, 257, 513, 8191, 16385, 33001};
 enum { LENGTHS = sizeof lengths / sizeof lengths[0] };
 #define EACH_LENGTH(n)                                                                             \
@@ -70,7 +69,7 @@ static void drop(void *x, int64_t n, ng_dtype t) {
   free(x);
 }
 
-/* The same value; any NaN is the same as any other. */
+/* Return whether the bits are equal, or both are NaN. */
 static bool same(float x, float y) {
   uint32_t a, b;
   memcpy(&a, &x, sizeof a);
@@ -78,8 +77,8 @@ static bool same(float x, float y) {
   return a == b || (isnan(x) && isnan(y));
 }
 
-/* v as type t would keep it. */
-static float kept_as(ng_dtype t, float v) {
+/* Round v to type t. */
+static float rounded_to(ng_dtype t, float v) {
   uint32_t room;
   ng_from_f32(&room, t, &v, 1);
   ng_to_f32(&v, &room, t, 1);
@@ -121,7 +120,7 @@ static void scale_is_exact(void **arg) {
       x[n / 3] = odd_values[(n + k) % ODD_VALUES];
       float *old = stored_copy(x, n, NG_F32);
       DO(q, scale, n, x, factors[k]);
-      for (int64_t i = 0; i < n; i++) { /* zero forgets even what is not finite */
+      for (int64_t i = 0; i < n; i++) { /* a factor of 0 removes NaN and infinities */
         CHECK(same(x[i], k == 0 ? 0.0f : (float)(factors[k] * (double)old[i])));
       }
       drop(x, n, NG_F32);
@@ -145,7 +144,7 @@ static void folds(void **arg) {
         DO(q, fold, n, F, t, S, keep, c);
         for (int64_t i = 0; i < n; i++) {
           const float sum = keep * get(F0, t, i) + c * get(S0, NG_F32, i);
-          CHECK(same(get(F, t, i), kept_as(t, sum)) && same(S[i], 0.0f));
+          CHECK(same(get(F, t, i), rounded_to(t, sum)) && same(S[i], 0.0f));
         }
         drop(F, n, t);
         drop(F0, n, t);
@@ -168,8 +167,8 @@ static void folds(void **arg) {
   }
 }
 
-/* Every place in turn, or every 97th of many. */
-static void finds_what_is_not_finite(void **arg) {
+/* Each position in turn; every 97th in long arrays. */
+static void finds_non_finite_values(void **arg) {
   ng_queue queue = queue_of(*arg), *q = &queue;
   int finite;
   EACH_LENGTH(n) {
@@ -192,7 +191,7 @@ static void finds_what_is_not_finite(void **arg) {
         DO(q, finite, n, x, t, &finite);
         DO(q, largest, n, x, t, &largest);
         CHECK(ng_info_read(q, &finite) == 1);
-        CHECK(*ng_numbers_read(q, &largest) == (double)kept_as(t, 60000.0f));
+        CHECK(*ng_numbers_read(q, &largest) == (double)rounded_to(t, 60000.0f));
         set(x, t, i, old);
       }
       DO(q, largest, 0, x, t, &largest);
@@ -217,7 +216,7 @@ static void shifts_and_traces(void **arg) {
         for (int64_t j = 0; j <= i; j++) {
           const int64_t at = ng_sym_at(n, i, j);
           const float was = get(old, t, at);
-          CHECK(same(get(S, t, at), i == j ? kept_as(t, (float)((double)was + 0.3)) : was));
+          CHECK(same(get(S, t, at), i == j ? rounded_to(t, (float)((double)was + 0.3)) : was));
         }
         exact += (double)get(S, t, ng_sym_at(n, i, i));
         terms += fabs((double)get(S, t, ng_sym_at(n, i, i)));
@@ -271,7 +270,7 @@ static void copy_keeps_bits_and_padding(void **arg) {
   }
 }
 
-/* Sums of a damping on both factors, on their product, or none: 1 / 0 is Inf, as it should be. */
+/* The damping is added to both factors, to their product, or is 0; 1 / 0 must be Inf. */
 static void divides_by_eigenvalues(void **arg) {
   ng_queue queue = queue_of(*arg), *q = &queue;
   static const double damping[][3] = {{0.1, 0.02, 0.0}, {0.0, 0.0, 0.003}, {0.0, 0.0, 0.0}};
@@ -279,7 +278,7 @@ static void divides_by_eigenvalues(void **arg) {
     for (int k = 0; k < 3; k++) {
       const int64_t rows = 1 + n % 4;
       mat g = mat_random(1, rows, 0), a = mat_random(1, n, 0), U = mat_random(rows, n, 2);
-      for (int64_t i = 0; i < rows + n; i++) { /* not negative, some of them 0 */
+      for (int64_t i = 0; i < rows + n; i++) { /* not negative, some are 0 */
         float *x = i < rows ? &g.a[i] : &a.a[i - rows];
         *x = *x < -0.5f ? 0.0f : fabsf(*x);
       }
@@ -370,7 +369,7 @@ static void sums_rows(void **arg) {
       DO(q, row_sums, rows, n, P.a, P.ld, D.a, D.ld, again);
       CHECK(memcmp(first, again, (size_t)(3 * rows) * sizeof *first) == 0);
     }
-    P.a[n - 1] = INFINITY; /* found in its row, and in no other */
+    P.a[n - 1] = INFINITY; /* changes its row only */
     DO(q, row_sums, rows, n, P.a, P.ld, D.a, D.ld, again);
     CHECK(!isfinite(again[0]) && isinf(again[2]) && again[1] == first[1]);
     CHECK(memcmp(first + 3, again + 3, (size_t)(3 * rows - 3) * sizeof *first) == 0);
@@ -392,7 +391,7 @@ static void sums_squares(void **arg) {
       for (int64_t i = 0; i < rows * ld; i++) {
         const double x = (double)get(X, t, i);
         if (i % ld < n) exact += x * x;
-        if (i % ld >= n) set(X, t, i, NAN); /* not to be read */
+        if (i % ld >= n) set(X, t, i, NAN); /* must not be read */
       }
       DO(q, norm2, rows, n, X, t, ld, &first);
       CHECK(fabs(*ng_numbers_read(q, &first) - exact) <=
@@ -427,7 +426,7 @@ int main(void) {
       EACH(converts),
       EACH(scale_is_exact),
       EACH(folds),
-      EACH(finds_what_is_not_finite),
+      EACH(finds_non_finite_values),
       EACH(shifts_and_traces),
       EACH(copy_keeps_bits_and_padding),
       EACH(divides_by_eigenvalues),

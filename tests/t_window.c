@@ -15,17 +15,16 @@
 /* ---- the harness -----------------------------------------------------------------------------*/
 
 enum { ENTRIES = 2, D_MOST = 80 };
-static const double ULP = 0x1p-24, RAISED = -1;
+static const double ULP = 0x1p-24, DAMPING_RAISED = -1;
 
-/* A linear layer with a bias, and a tensor. */
 typedef struct trial {
   char options[600];
   int64_t in, out, count, steps;
   bool grid;       /* gradients are multiples of 1/512 */
   bool moves;      /* weights change between steps */
-  bool feeds_back; /* low rank: a rounding error returns with the warm start and grows */
-  bool deficient;  /* as many rows as elements are allowed, so NG_RESCUED is, too */
-  double later;    /* damping from the middle on; 0: as before */
+  bool feeds_back; /* low rank: a rounding error grows through the warm start */
+  bool deficient;  /* some parameter has no more elements than rows, so NG_RESCUED is allowed */
+  double later;    /* damping of the second half; 0: unchanged */
 } trial;
 
 typedef struct model {
@@ -45,7 +44,7 @@ static void open_model(model *k, const trial *c, const char *linalg) {
   fixture_ok(&k->f, fixture_add(&k->f, k->entry, ENTRIES, k->g, k->w));
 }
 
-/* Return how far rounding of the gradient moves the direction of `near`; u: the direction without rounding. */
+/* Return the change of the direction if the gradient is rounded; u: the direction without rounding. */
 static double rounding_response(window_oracle *near, const double *g, const double *w, double lr,
                                 bool enters, const double *u) {
   double rounded[D_MOST], v[D_MOST];
@@ -59,9 +58,9 @@ static double rounding_response(window_oracle *near, const double *g, const doub
   return window_gap(moved, u, near->d);
 }
 
-/* Return the largest error over the steps of one run, relative to the largest element of the step, or RAISED.  If
- * `feeds_back`, subtract 16 times the response to rounding: where rounding grows to 1e-5, at most 5 times is seen. */
-static double play(const trial *c, const char *linalg, uint64_t seed) {
+/* Return the largest error over the steps of a run, relative to the largest element of each step, or RAISED.  With
+ * `feeds_back`, subtract 16 times the response to rounding; at most 5 times is seen where rounding grows to 1e-5. */
+static double run_trial(const trial *c, const char *linalg, uint64_t seed) {
   model k = {0};
   rng r = {seed};
   double common[D_MOST], g[D_MOST], w[D_MOST], u[D_MOST], most = 0, response = 0;
@@ -93,7 +92,7 @@ static double play(const trial *c, const char *linalg, uint64_t seed) {
     if (c->feeds_back) response = fmax(response, rounding_response(near, g, w, lr, enters, u));
     const ng_status st = ng_step(k.f.p, lr);
     if (st == NG_RESCUED && c->deficient) {
-      most = RAISED;
+      most = DAMPING_RAISED;
       break;
     }
     fixture_ok(&k.f, st);
@@ -108,13 +107,14 @@ static double play(const trial *c, const char *linalg, uint64_t seed) {
   return most;
 }
 
-/* Return false if the library raised the damping of a deficient window: then nothing is compared. */
-static bool hold(const trial *c, const char *linalg, uint64_t seed, double tolerance) {
-  const double e = play(c, linalg, seed);
+/* Return false if the library raised the damping of a deficient window, so nothing was compared. */
+static bool expect_small_error(const trial *c, const char *linalg, uint64_t seed,
+                               double tolerance) {
+  const double e = run_trial(c, linalg, seed);
   if (!(e <= tolerance))
     fail_msg("%s, in %d out %d and %d, %d steps, seed %" PRIu64 ": off by %g, allowed %g",
              c->options, (int)c->in, (int)c->out, (int)c->count, (int)c->steps, seed, e, tolerance);
-  return e != RAISED;
+  return e != DAMPING_RAISED;
 }
 
 static trial any_size(rng *r) {
@@ -124,8 +124,8 @@ static trial any_size(rng *r) {
 
 /* ---- random windows --------------------------------------------------------------------------*/
 
-/* Partly filled and full windows, some that pass the ring many times, so that their factor is updated often; steps with
- * and without a row; damping that changes.  1e-5 is required; 3e-7 is seen. */
+/* Partly filled and full windows; some pass the ring many times, so their factor is updated often.  Steps with and
+ * without a new row, and a changed damping.  1e-5 is required, 3e-7 is seen. */
 static void inverts_the_window(void **state) {
   rng r = {test_seed()};
   for (int64_t n = 0; n < test_times(120); n++) {
@@ -139,12 +139,12 @@ static void inverts_the_window(void **state) {
                    (int)m, pow(10, -1 - 7 * rng_real(&r)), 1 + (int)rng_below(&r, 2),
                    rng_below(&r, 3) > 0 ? "model" : "parameter",
                    rng_below(&r, 3) > 0 ? "mfac" : "mfac-filled");
-    hold(&c, *state, rng_next(&r), 1e-5);
+    expect_small_error(&c, *state, rng_next(&r), 1e-5);
   }
 }
 
-/* Momentum in f32: x / eps amplifies its rounding by up to Sigma / eps, Sigma below 10.  A Gram matrix of as many rows as
- * elements is singular but for its 1e-6: in one draw of 200 the library raises the damping. */
+/* With f32 momentum, x / eps amplifies rounding by up to Sigma / eps, Sigma below 10.  A Gram matrix with as many
+ * rows as elements is singular up to its 1e-6: in one draw of 200 the library raises the damping. */
 static void divides_by_singular_values(void **state) {
   rng r = {test_seed() + 1};
   const int64_t draws = test_times(80);
@@ -161,7 +161,7 @@ static void divides_by_singular_values(void **state) {
                    "stat_period=%d window_scope=%s",
                    (int)m, eps, plain ? 0.0 : 0.8, plain ? 1.0 : 0.9, plain ? 1 : 2,
                    rng_below(&r, 3) > 0 ? "model" : "parameter");
-    raised += !hold(&c, *state, rng_next(&r), plain ? 1e-6 : 1e-6 + 10 * ULP / eps);
+    raised += !expect_small_error(&c, *state, rng_next(&r), plain ? 1e-6 : 1e-6 + 10 * ULP / eps);
   }
   assert_true(raised <= 2 + draws / 40);
 }
@@ -173,12 +173,12 @@ static void rows_in_bf16(void **state) {
     trial c = {.in = 5, .out = 4, .count = 7, .steps = 9};
     (void)snprintf(c.options, sizeof c.options, "method=mfac window=4 damping=%g window_dtype=bf16",
                    pow(10, -4 * rng_real(&r)));
-    hold(&c, *state, rng_next(&r), 1e-5);
+    expect_small_error(&c, *state, rng_next(&r), 1e-5);
   }
 }
 
-/* Top-k with error feedback.  Rounding of e could change a selection between nearly equal elements, so gradients and e are
- * multiples of 1/512: f32 holds them, bf16 the upper 8 bits of the sent value. */
+/* Top-k with error feedback.  Rounding of e could change the selection between nearly equal elements, so gradients
+ * and e are multiples of 1/512: f32 holds them, bf16 the upper 8 bits of the sent value. */
 static void largest_entries(void **state) {
   static const char *const modes[] = {"topk", "topk-layer", "topk-block"}, *const fills[] = {
                                                                                "none", "gradient",
@@ -200,22 +200,23 @@ static void largest_entries(void **state) {
                    rng_below(&r, 3) ? "model" : "parameter", rng_below(&r, 2) ? "f32" : "bf16",
                    "mfac", rng_below(&r, 2) ? 0.5 : 0.0, 1 + (int)rng_below(&r, 2),
                    (int)rng_below(&r, 2), fills[rng_below(&r, 5)], rng_below(&r, 3) ? 0.0 : 0.6);
-    hold(&c, *state, rng_next(&r), 1e-5);
+    expect_small_error(&c, *state, rng_next(&r), 1e-5);
   }
   for (int64_t n = 0; n < test_times(30); n++) {
     trial c = {.in = 4, .out = 5, .count = 7, .steps = 8, .grid = true};
-    const bool plain = n % 2 == 0; /* else x / eps is of momentum in f32, as in the dense window */
+    /* otherwise x / eps is of f32 momentum, as in the dense window */
+    const bool plain = n % 2 == 0;
     const double eps = pow(10, -3 * rng_real(&r));
     (void)snprintf(
         c.options, sizeof c.options, "method=sparse-ggt window=3 damping=%g window_density=%g%s",
         eps, 0.02 + 0.5 * rng_real(&r),
         plain ? "" : " window_forget=0.9 window_momentum=0.8 window_momentum_form=gradient");
-    hold(&c, *state, rng_next(&r), plain ? 1e-5 : 1e-5 + 10 * ULP / eps);
+    expect_small_error(&c, *state, rng_next(&r), plain ? 1e-5 : 1e-5 + 10 * ULP / eps);
   }
 }
 
-/* SGD, Adam and AdaGrad with error feedback.  A decay of 1/8 keeps elements on a grid, where equal ones are frequent.
- * Momentum and Adam are on none; nearly equal elements are rare. */
+/* SGD, Adam and AdaGrad with error feedback.  A decay of 1/8 keeps elements on the grid, where equal elements are
+ * frequent.  With momentum and Adam they leave the grid; nearly equal elements are rare. */
 static void first_order(void **state) {
   static const char *const methods[] = {
       "topk-sgd",
@@ -236,16 +237,16 @@ static void first_order(void **state) {
     trial c = {.in = 5, .out = 4, .count = 7, .steps = 9, .grid = true};
     (void)snprintf(c.options, sizeof c.options, "method=%s%s", method,
                    topk ? " window_density=0.3" : "");
-    hold(&c, *state, rng_next(&r), 1e-5);
+    expect_small_error(&c, *state, rng_next(&r), 1e-5);
   }
 }
 
-/* Three times the same gradient: u = g / (lambda + k |g|^2 / m) in step k.  With |g|^2 / (lambda m) above 1e10 double does
- * not resolve u: the damping is raised, and where that does not help the direction is g. */
+/* Three equal gradients: u = g / (lambda + k |g|^2 / m) in step k.  If |g|^2 / (lambda m) exceeds 1e10, double
+ * cannot resolve u: the library raises the damping or, if that does not help, returns g. */
 static void equal_rows(void **state) {
   static const struct {
     double scale;
-    int least, most; /* how often lambda is raised by 10; -1: the direction is g */
+    int least, most; /* how often lambda is multiplied by 10; -1: the direction is g */
   } cases[] = {{0.1, 0, 0}, {3, 1, 3}, {1e15, -1, -1}};
   const fixture_how how = {.linalg = *state, .threads = 1};
   for (size_t s = 0; s < sizeof cases / sizeof cases[0]; s++) {
@@ -285,7 +286,7 @@ static void equal_rows(void **state) {
 
 static double coin(rng *r, double x) { return rng_below(r, 2) > 0 ? x : 0; }
 
-/* Options that the published classes accept.  False: low rank. */
+/* Draw options that the published classes accept.  Return false for low rank. */
 static bool draw(rng *r, char *to, size_t size) {
   static const char *const forms[] = {"average", "heavy-ball", "gradient"};
   static const char *const decays[] = {"gradient", "direction", "none"};
@@ -324,18 +325,19 @@ static bool draw(rng *r, char *to, size_t size) {
   return !low;
 }
 
-/* Damping 0.1 amplifies the rounding of an average, or of a sum with the weight, by at most 200. */
+/* At a damping of 0.1, the rounding of an average or of a sum with the weight grows by at most 200. */
 static void as_published(void **state) {
   rng r = {test_seed()};
   for (int64_t n = 0; n < test_times(400); n++) {
     trial c = {.in = 6, .out = 5, .count = 7, .steps = 9, .grid = true};
     c.feeds_back = !draw(&r, c.options, sizeof c.options);
-    hold(&c, NULL, rng_next(&r), 200 * ULP);
+    expect_small_error(&c, NULL, rng_next(&r), 200 * ULP);
   }
 }
 
-/* window_decay_form = direction at small dampings, in every store.  u is rounded once, then again with its decay: 16 units.
- * Low rank has P and Q in f32: 200 units and, where the rest is added, a unit per column over lambda. */
+/* window_decay_form = direction with small dampings, in every store.  u is rounded once, and again with its decay:
+ * 16 units.  Low rank has P and Q in f32: 200 units and, if the residual is added, one unit per column over
+ * lambda. */
 static void decay_of_directions(void **state) {
   static const char *const store[] = {
       "mfac",
@@ -362,7 +364,7 @@ static void decay_of_directions(void **state) {
                        "window_decay_form=direction%s",
                        store[s], lambda, more[k]);
         const double columns = low && rest ? 6 * ULP * pow(10, lambda) : 0;
-        hold(&c, NULL, test_seed() + s, (low ? 200 : 16) * ULP + columns);
+        expect_small_error(&c, NULL, test_seed() + s, (low ? 200 : 16) * ULP + columns);
       }
     }
   }

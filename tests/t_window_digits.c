@@ -1,11 +1,11 @@
-/* t_window_digits.c: the relative error of a window's direction, and what ng_step returns for it.
+/* t_window_digits.c: the relative error of a window's direction, and the status of ng_step.
  *
- * The oracle evaluates the published formulas (window_oracle.h) in 113 bits on the rows as the store keeps them.
- * They amplify rounding by |G|^2 / (lambda M), at most 1e24 here, so the oracle itself is exact to 1e-9.
+ * The oracle evaluates the published formulas (window_oracle.h) in 113 bits on the rows as stored.  The formulas
+ * amplify rounding by |G|^2 / (lambda M), at most 1e24 here, so the oracle is exact to 1e-9.
  *
- * Tolerance.  The library bounds the loss to rounding, and raises the damping where the bound is above 1e-5
- * (window_solve.c).  The bound is of first order and counts roundings as independent, so the test allows ten times
- * as much: a step that returns NG_OK is within 1e-4 of the oracle, in the 2-norm of each Gram matrix's elements. */
+ * Tolerance.  The library bounds its rounding error and raises the damping if the bound exceeds 1e-5
+ * (window_solve.c).  The bound is of first order and assumes independent roundings, so the test allows ten times
+ * as much: a step that returns NG_OK is within 1e-4 of the oracle, in the 2-norm over each Gram matrix's elements. */
 #include "unit_test.h"
 #include "draw.h"
 #include "fixture.h"
@@ -19,7 +19,7 @@ static const double TOLERANCE = 1e-4;
 
 enum { ROWS_MOST = 4, COLS_MOST = 30, D = ROWS_MOST * COLS_MOST + ROWS_MOST, M_MOST = 8 };
 
-/* One Gram matrix: elements [at, at + d) of the model, rows with the oldest first, the average of gradients. */
+/* The data of one Gram matrix: elements [at, at + d) of the model, rows from old to new, averaged gradient. */
 typedef struct history {
   wide G[M_MOST][D], v[D];
   int at, d, count;
@@ -42,15 +42,15 @@ static const char *const kind_name[KINDS] = {
 
 typedef struct trial {
   const char *options;
-  int rows, cols; /* a linear layer; with a bias, if `bias` */
+  int rows, cols; /* a linear layer, with or without bias */
   bool bias;
   kind kind;
-  double scale, spike; /* of all gradients; of gradient number `at` beside the others */
+  double scale, spike; /* of all gradients; of gradient number `at` in addition */
   int at, steps;
   uint64_t seed;
 } trial;
 
-/* Gradient number t: the d elements in f32. */
+/* Write the d elements of gradient number t. */
 static void gradient(const trial *c, int t, int d, float *g) {
   static float before[2][D];
   const bool repeats = c->kind != ANY && c->kind != SPIKE && c->kind != ZEROS;
@@ -78,7 +78,7 @@ static float to_bf16(float x) {
   return x == 0 ? 0 : ldexpf(nearbyintf(ldexpf(x, 8 - e)), e - 8);
 }
 
-/* The row that entered as row number n: of low rank, P Q' as the store keeps it. */
+/* Row n as stored: P Q' in a low-rank store. */
 static void row_of(const fixture *f, const trial *c, const ng_options *o, int n, const float *g,
                    int d, wide *row) {
   const bool half = o->base.window_dtype == NG_BF16;
@@ -99,7 +99,7 @@ static void row_of(const fixture *f, const trial *c, const ng_options *o, int n,
 /* ---- a run -----------------------------------------------------------------------------------*/
 
 typedef struct outcome {
-  double silent, loud; /* the largest error of steps that returned NG_OK, NG_RESCUED */
+  double error_ok, error_rescued; /* largest error of steps that return NG_OK, NG_RESCUED */
   int rescued;
 } outcome;
 
@@ -119,7 +119,7 @@ static double error_of(const history *h, const wide *x, const float *g) {
   return all > 0 ? gap / all : gap;
 }
 
-/* A step's worst error over all Gram matrices. */
+/* The largest error of a step over all Gram matrices. */
 static double compare(history *h, int parts, const ng_options *o, bool enters, const wide *row,
                       const float *g) {
   const bool averages =
@@ -143,7 +143,7 @@ static double compare(history *h, int parts, const ng_options *o, bool enters, c
   return worst;
 }
 
-static outcome play(const trial *c, const char *linalg, bool check) {
+static outcome run_trial(const trial *c, const char *linalg, bool check) {
   static history h[2];
   static float g[D], raw[D];
   static wide row[D];
@@ -180,7 +180,7 @@ static outcome play(const trial *c, const char *linalg, bool check) {
         row[i] = raw[i];
     }
     const double error = compare(h, split ? 2 : 1, &o, enters, row, g);
-    double *worst = st == NG_OK ? &out.silent : &out.loud;
+    double *worst = st == NG_OK ? &out.error_ok : &out.error_rescued;
     *worst = fmax(*worst, error);
     if (st == NG_OK && !(error <= TOLERANCE)) fail_trial(c, t, "returned NG_OK, off by", error);
     if (!isfinite(g[0])) fail_trial(c, t, "wrote", (double)g[0]);
@@ -191,7 +191,7 @@ static outcome play(const trial *c, const char *linalg, bool check) {
 
 /* ---- the tests -------------------------------------------------------------------------------*/
 
-/* `well`: gradients of one size in random directions, more elements than rows. */
+/* well: gradients of one size in random directions, with more elements than rows. */
 static trial draw(rng *r, bool well, char options[256]) {
   static const char *const mfac_store[] = {"method=mfac", "method=mfac window_dtype=bf16",
                                            "method=efcp window_momentum=0 window_density=1",
@@ -222,29 +222,30 @@ static trial draw(rng *r, bool well, char options[256]) {
              .at = (int)rng_below(r, m),
              .steps = 2 * m + 2,
              .seed = rng_next(r)};
-  if (well) c.cols = COLS_MOST; /* every part has at least 3 elements a row */
+  if (well) c.cols = COLS_MOST; /* at least 3 elements per row in each part */
   if (well) c.bias = false;
   if (well && c.rows == 1 && strstr(options, "lowrank") != NULL) c.rows = 2;
   return c;
 }
 
-static void property(void **state) {
+static void random_windows(void **state) {
   char options[256];
   rng r = {test_seed()};
   int rescued = 0, steps = 0;
-  double silent = 0;
+  double error_ok = 0;
   if (!WIDE_EXACT) skip();
   for (int64_t i = 0; i < test_times(600); i++) {
     const trial c = draw(&r, false, options);
-    const outcome o = play(&c, *state, true);
+    const outcome o = run_trial(&c, *state, true);
     rescued += o.rescued;
     steps += c.steps;
-    silent = fmax(silent, o.silent);
+    error_ok = fmax(error_ok, o.error_ok);
   }
-  print_message("%d of %d steps rescued, NG_OK within %.1e\n", rescued, steps, silent);
+  print_message("%d of %d steps rescued, NG_OK within %.1e\n", rescued, steps, error_ok);
 }
 
-/* One gradient 2^k times as long as the others, all parallel: for some k the error was 68 % and the status NG_OK. */
+/* One gradient is 2^k times as long as the others, and all are parallel.  For some k the error was 68 % with
+ * NG_OK. */
 static void one_long_row(void **state) {
   if (!WIDE_EXACT) skip();
   for (int k = 0; k <= 20; k++) {
@@ -261,7 +262,7 @@ static void one_long_row(void **state) {
       c.scale = 1;
       c.spike = ldexp(1, k);
       c.steps = 9;
-      (void)play(&c, *state, true);
+      (void)run_trial(&c, *state, true);
     }
   }
 }
@@ -273,7 +274,7 @@ static void well_conditioned(void **state) {
   const int64_t windows = test_times(2000);
   for (int64_t i = 0; i < windows; i++) {
     const trial c = draw(&r, true, options);
-    const outcome o = play(&c, *state, false);
+    const outcome o = run_trial(&c, *state, false);
     if (o.rescued > 0)
       print_message("%s, %d x %d, scale %g: %d of %d steps rescued\n", c.options, c.rows, c.cols,
                     c.scale, o.rescued, c.steps);
@@ -286,16 +287,16 @@ static void well_conditioned(void **state) {
                       .scale = 1e-25,
                       .spike = 1,
                       .steps = 6};
-  assert_int_equal(play(&tiny, *state, WIDE_EXACT).rescued, 0);
+  assert_int_equal(run_trial(&tiny, *state, WIDE_EXACT).rescued, 0);
 }
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-    {"random windows on ref", property, NULL, NULL, (void *)(uintptr_t) "ref"},
+    {"random windows on ref", random_windows, NULL, NULL, (void *)(uintptr_t) "ref"},
     {"one long row on ref", one_long_row, NULL, NULL, (void *)(uintptr_t) "ref"},
     {"well-conditioned windows on ref", well_conditioned, NULL, NULL, (void *)(uintptr_t) "ref"},
 #if defined(NG_HAVE_BLAS)
-    {"random windows on cpu", property, NULL, NULL, (void *)(uintptr_t) "cpu"},
+    {"random windows on cpu", random_windows, NULL, NULL, (void *)(uintptr_t) "cpu"},
     {"one long row on cpu", one_long_row, NULL, NULL, (void *)(uintptr_t) "cpu"},
     {"well-conditioned windows on cpu", well_conditioned, NULL, NULL, (void *)(uintptr_t) "cpu"},
 #endif

@@ -1,8 +1,8 @@
 /* t_window_golden.c: recordings of the published programs of the window methods (IST-DASLab/M-FAC and EFCP)
- * from three sides: what they answered in f32, the same formulas in double (window_oracle.h), the library.
+ * against the formulas in double (window_oracle.h) and against the library.
  *
- * The library stays within the recording's own tolerance, of the largest entry of the step; and it is closer to the
- * formulas than the programs were. */
+ * The library is within the recording's own tolerance of the recorded f32 results, relative to the largest entry
+ * of the step, and closer to the formulas than the program. */
 #include "unit_test.h"
 #include "family/family.h"
 #include "fixture.h"
@@ -41,14 +41,15 @@ static const float *array_of(const recording *r, const char *format, int step, c
   return t == NULL ? NULL : t->data;
 }
 
-/* All parameters of a step, one behind the other; false: not recorded of the weights. */
+/* Concatenate the parameters of a step; return false if a weight is not recorded. */
 static bool flat(const recording *r, const char *format, int step, float *out) {
   for (int32_t i = 0; i < r->parameters; i++) {
     const fixture_entry *e = &r->entry[i];
     const float *x = array_of(r, format, step, e->name);
     if (x == NULL && e->rows > 1) return false;
+    /* error feedback that is not stored */
     for (int64_t k = 0; k < e->rows * e->cols; k++)
-      *out++ = x == NULL ? 0 : x[k]; /* an error that is not kept */
+      *out++ = x == NULL ? 0 : x[k];
   }
   return true;
 }
@@ -111,7 +112,7 @@ static recording open_recording(const char *name) {
 
 /* ---- the library -----------------------------------------------------------------------------*/
 
-/* Low rank begins with a matrix that the program drew: here, and so in the oracle, the recorded one. */
+/* Low rank starts with a random matrix; use the recorded one, here and in the oracle. */
 static void begin_as_recorded(const recording *r, const fixture *f) {
   float *factors = window_field(f, "factors");
   int64_t floats = 0, at = 0;
@@ -130,7 +131,7 @@ static void begin_as_recorded(const recording *r, const fixture *f) {
   }
 }
 
-static double apart(const float *x, const float *y, int64_t n) {
+static double gap_of(const float *x, const float *y, int64_t n) {
   static double y64[D_MOST];
   for (int64_t i = 0; i < n; i++)
     y64[i] = (double)y[i];
@@ -138,11 +139,11 @@ static double apart(const float *x, const float *y, int64_t n) {
 }
 
 typedef struct distances {
-  double recorded, ours, between, error; /* the worst of all steps */
-  int errors;                            /* steps of which the error feedback is recorded */
+  double recorded, library, between, error; /* the largest of all steps */
+  int errors;                               /* steps with recorded error feedback */
 } distances;
 
-static distances play(const recording *r, const char *linalg) {
+static distances run_recording(const recording *r, const char *linalg) {
   static float g[D_MOST], w[D_MOST], raw[D_MOST], out[D_MOST], e[D_MOST];
   static double grad[D_MOST], weights[D_MOST], u[D_MOST];
   const fixture_how how = {.linalg = linalg, .threads = 1};
@@ -166,11 +167,11 @@ static distances play(const recording *r, const char *linalg) {
     window_oracle_step(k, grad, weights, r->lr, true, u);
     fixture_ok(&f, ng_step(f.p, r->lr));
     worst.recorded = fmax(worst.recorded, window_gap(out, u, r->d));
-    worst.ours = fmax(worst.ours, window_gap(g, u, r->d));
-    worst.between = fmax(worst.between, apart(g, out, r->d));
+    worst.library = fmax(worst.library, window_gap(g, u, r->d));
+    worst.between = fmax(worst.between, gap_of(g, out, r->d));
     if (!flat(r, "s%d.%s.error", step, e)) continue;
     worst.errors++;
-    worst.error = fmax(worst.error, apart(window_field(&f, "error"), e, r->d));
+    worst.error = fmax(worst.error, gap_of(window_field(&f, "error"), e, r->d));
   }
   fixture_close(&f);
   window_oracle_close(&k);
@@ -190,14 +191,14 @@ static void recordings(void **state) {
     (void)snprintf(name, sizeof name, "window-%s", cases[i]);
     recording r = open_recording(name);
     const bool lowrank = strncmp(cases[i], "lowrank", 7) == 0;
-    const distances x = play(&r, *state);
+    const distances x = run_recording(&r, *state);
     print_message("%-24s recorded %.1e, ours %.1e, between %.1e, error feedback %.1e\n", name,
-                  x.recorded, x.ours, x.between, x.error);
+                  x.recorded, x.library, x.between, x.error);
     const double most = real_of(&r, "tolerance", 1e-5);
     if (!(x.between <= most)) fail_msg("%s: off by %g", name, x.between);
-    /* of rank 1 by far: without the last Q in 48 bits it would be a sixth */
-    if (!(x.ours <= (strcmp(cases[i], "lowrank-1") == 0 ? 0.03 : 1.0) * x.recorded))
-      fail_msg("%s: %g from the formula, the program %g", name, x.ours, x.recorded);
+    /* of rank 1: without extended precision of Q the ratio would be a sixth */
+    if (!(x.library <= (strcmp(cases[i], "lowrank-1") == 0 ? 0.03 : 1.0) * x.recorded))
+      fail_msg("%s: %g from the formula, the program %g", name, x.library, x.recorded);
     if (x.errors != (r.o.base.window_store == NG_STORE_DENSE ? 0 : r.steps))
       fail_msg("%s: error feedback of %d steps", name, x.errors);
     if (!(x.error <= (lowrank ? real_of(&r, "state_tolerance", most) : 1e-6)))

@@ -1,5 +1,5 @@
-/* t_window_layers.c: options of windows: which layers share a window (per_layer, ng_layer.options), combinations that
- * are refused by name, ng_set, the plan and the state. */
+/* t_window_layers.c: options of windows: which layers share a window (per_layer, ng_layer.options), refused
+ * combinations, ng_set, the plan and the state. */
 #include "unit_test.h"
 #include "fixture.h"
 #include "folder.h"
@@ -14,7 +14,7 @@ typedef struct model {
   float grad[MOST][N];
 } model;
 
-/* Layers "a" to ..., in the order of `names`; a capital is a tensor. */
+/* Add a layer for each letter of `names`; a capital is a tensor. */
 static ng_status open_model(model *m, const char *options, const char *names,
                             const fixture_how *how) {
   memset(m, 0, sizeof *m);
@@ -29,18 +29,18 @@ static ng_status open_model(model *m, const char *options, const char *names,
   return st;
 }
 
-static const char *told(const model *m) {
+static const char *error_of(const model *m) {
   return m->f.ctx == NULL ? m->f.message : ng_last_error(m->f.ctx);
 }
 
 /* ---- blocks ----------------------------------------------------------------------------------*/
 
-/* "block/family/method" of each parameter, in the order of registration. */
-static void blocks_are(const char *options, const char *names, const char *expected) {
+/* Compare "block/family/method" of each parameter, in the order of registration. */
+static void expect_blocks(const char *options, const char *names, const char *expected) {
   model m;
   char text[512] = "";
   if (open_model(&m, options, names, NULL) != NG_OK || ng_ready(m.f.p) != NG_OK)
-    fail_msg("%s: %s", options, told(&m));
+    fail_msg("%s: %s", options, error_of(&m));
   for (int32_t i = 0; i < ng_explain_count(m.f.p); i++) {
     ng_explain_row e = {.struct_size = sizeof e};
     const size_t n = strlen(text);
@@ -55,27 +55,30 @@ static void blocks_are(const char *options, const char *names, const char *expec
   fixture_close(&m.f);
 }
 
-/* The same line is the same window, whatever the order; another is another; without one it is the model's. */
+/* Layers of one per_layer line share a window, in any order; other lines have other windows; layers without a line
+ * use the model's. */
 static void lines_make_windows_of_layers(void **state) {
-  blocks_are("per_layer='b,c: method=mfac window=3'", "abc",
-             "a/kronecker/natgrad window.b/window/mfac window.b/window/mfac");
-  blocks_are("per_layer='b,c: method=mfac window=3'", "cab",
-             "window.b/window/mfac a/kronecker/natgrad window.b/window/mfac");
-  blocks_are("method=mfac per_layer='b,d: window=3; c: method=efcp window=3'", "abcde",
-             "window/window/mfac window.b/window/mfac window.c/window/efcp window.b/window/mfac "
-             "window/window/mfac");
-  blocks_are("per_layer='a: method=mfac; b: method=eva; X: method=ggt; c: norm_damping=2'", "abcXY",
-             "window.a/window/mfac b/rankone/eva c/kronecker/natgrad window.X/window/ggt /none/");
-  blocks_are("method=ggt per_layer='linear: method=natgrad'", "aX",
-             "a/kronecker/natgrad window/window/ggt");
-  blocks_are("method=mfac skip_layers='*a*,X'", "aXY", "/none/ /none/ window/window/mfac");
-  blocks_are("method=mfac skip_layers=a per_layer='[ab]: window=3'", "abc",
-             "/none/ window.b/window/mfac window/window/mfac");
+  expect_blocks("per_layer='b,c: method=mfac window=3'", "abc",
+                "a/kronecker/natgrad window.b/window/mfac window.b/window/mfac");
+  expect_blocks("per_layer='b,c: method=mfac window=3'", "cab",
+                "window.b/window/mfac a/kronecker/natgrad window.b/window/mfac");
+  expect_blocks("method=mfac per_layer='b,d: window=3; c: method=efcp window=3'", "abcde",
+                "window/window/mfac window.b/window/mfac window.c/window/efcp window.b/window/mfac "
+                "window/window/mfac");
+  expect_blocks(
+      "per_layer='a: method=mfac; b: method=eva; X: method=ggt; c: norm_damping=2'", "abcXY",
+      "window.a/window/mfac b/rankone/eva c/kronecker/natgrad window.X/window/ggt /none/");
+  expect_blocks("method=ggt per_layer='linear: method=natgrad'", "aX",
+                "a/kronecker/natgrad window/window/ggt");
+  expect_blocks("method=mfac skip_layers='*a*,X'", "aXY", "/none/ /none/ window/window/mfac");
+  expect_blocks("method=mfac skip_layers=a per_layer='[ab]: window=3'", "abc",
+                "/none/ window.b/window/mfac window/window/mfac");
 }
 
 /* ---- refused ---------------------------------------------------------------------------------*/
 
-/* When the options are read, or by ng_ready of the layers `names`.  An option of per_layer names that option. */
+/* Refused when options are read, or by ng_ready with the layers `names`.  The message for a per_layer option names
+ * per_layer. */
 #define NO_ERROR "window_fill = error: window_store = dense"
 static void wrong_lines_are_refused(void **state) {
   static const struct {
@@ -136,13 +139,13 @@ static void wrong_lines_are_refused(void **state) {
     ng_status st = open_model(&m, bad[i].options, bad[i].names, NULL);
     if (st == NG_OK && bad[i].names[0] != 0) st = ng_ready(m.f.p);
     const bool by_layer = strstr(bad[i].options, "per_layer") != NULL;
-    if (st >= NG_OK || strstr(told(&m), bad[i].message) == NULL ||
-        (by_layer && strstr(told(&m), "per_layer") == NULL))
-      fail_msg("%s: %s '%s', expected '%s'", bad[i].options, ng_status_name(st), told(&m),
+    if (st >= NG_OK || strstr(error_of(&m), bad[i].message) == NULL ||
+        (by_layer && strstr(error_of(&m), "per_layer") == NULL))
+      fail_msg("%s: %s '%s', expected '%s'", bad[i].options, ng_status_name(st), error_of(&m),
                bad[i].message);
     fixture_close(&m.f);
   }
-  /* A name that a window has; and ng_set, when a model lives. */
+  /* A layer with the name of a window; ng_set after ng_ready. */
   fixture f;
   float g[N];
   const plane v[2] = {plane_of(g, OUT, IN, NG_F32), {0}};
@@ -154,7 +157,7 @@ static void wrong_lines_are_refused(void **state) {
   fixture_close(&f);
 }
 
-/* An option that needs weights names a parameter without one. */
+/* An option that needs weights is refused with the name of a parameter without weight. */
 static void weights_needed(void **state) {
   for (int k = 0; k < 2; k++) {
     fixture f;
@@ -181,9 +184,9 @@ static void set_gradients(model *m, int t, int n) {
       m->grad[i][k] = (float)((k * 7 + i * 3 + t * 5) % 11 - 5);
 }
 
-/* ng_set moves the damping of the model: windows without a line follow, and one with a
- * method of its own, which did not say any, does not. */
-static void live_damping_reaches_windows_without_a_line(void **state) {
+/* ng_set changes the damping of windows without a line, but not of a window whose line has its own method without
+ * a damping. */
+static void live_damping_changes_windows_without_a_line(void **state) {
   float out[2][2][5][N];
   const char *options =
       "method=mfac window=3 damping=0.1 window_scope=parameter per_layer='b: method=mfac window=3'";
@@ -208,7 +211,7 @@ static void live_damping_reaches_windows_without_a_line(void **state) {
 
 /* ---- planned, saved --------------------------------------------------------------------------*/
 
-/* A plan counts the windows of lines; asking for it leaves the model as it was. */
+/* A plan counts the windows of lines and leaves the model unchanged. */
 static void plans_count_windows_of_lines(void **state) {
   model m;
   ng_rank_plan plan = {.struct_size = sizeof plan};
@@ -222,11 +225,11 @@ static void plans_count_windows_of_lines(void **state) {
   assert_int_equal(plan.factors, held.factors);
   assert_int_equal(plan.sums, held.sums);
   assert_int_equal(plan.results, held.results);
-  assert_true(plan.factors > 2 * N * 10 * (int64_t)sizeof(float)); /* the window's rows at least */
+  assert_true(plan.factors > 2 * N * 10 * (int64_t)sizeof(float)); /* at least the rows */
   fixture_close(&m.f);
 }
 
-/* A state is that of its lines, and another is refused by its name. */
+/* A state belongs to its lines; other lines are refused by name. */
 static void states_belong_to_their_lines(void **state) {
   static const char *const options[] = {"method=mfac window=3 per_layer='b: window=4'",
                                         "method=mfac window=3 per_layer='a: window=4'",
@@ -250,7 +253,7 @@ int main(void) {
       cmocka_unit_test(lines_make_windows_of_layers),
       cmocka_unit_test(wrong_lines_are_refused),
       cmocka_unit_test(weights_needed),
-      cmocka_unit_test(live_damping_reaches_windows_without_a_line),
+      cmocka_unit_test(live_damping_changes_windows_without_a_line),
       cmocka_unit_test(plans_count_windows_of_lines),
       cmocka_unit_test(states_belong_to_their_lines),
   };

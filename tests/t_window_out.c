@@ -1,9 +1,9 @@
-/* t_window_out.c: parameters of a window that have no part in some steps, frozen or without a gradient: zeros in the
- * row, no direction, and what is kept for them stays.  Against float64 (window_oracle.h): every store and function, on
- * one rank and in slices on three; ranks that do not agree.
+/* t_window_out.c: entries that are excluded from some steps, frozen or without a gradient: their elements of the
+ * row are 0, they get no direction, and their memory stays.  Every store and function against float64
+ * (window_oracle.h), on one rank and in slices on three; ranks that disagree.
  *
- * Gradients are on a grid of 1/64, so that top-k chooses the same in f32.  Tolerance as in t_window: 200 units
- * of f32 with damping 0.1, 5e-4 for low rank, which has rows in f32 and goes round. */
+ * Gradients are multiples of 1/64, so top-k selects the same in f32.  Tolerance as in t_window: 200 units of f32
+ * with damping 0.1; 5e-4 for low rank, which has f32 rows and a warm start. */
 #include "unit_test.h"
 #include "draw.h"
 #include "fixture.h"
@@ -21,16 +21,17 @@ static const fixture_entry entries[] = {
     {"fc", OUT, IN, true}, {"scale", 1, VECTOR, false}, {"last", LAST, OUT, false}};
 static const int64_t begin[ENTRIES + 1] = {0, FC + OUT, FC + OUT + VECTOR, D};
 
-/* Of each step and entry: f frozen, a absent. */
-static const char *const who[STEPS] = {"   ", "  f", " af", "a  ", "   ",
-                                       "fff", " f ", "aff", "   "};
+/* For each step and entry: f frozen, a absent gradient. */
+static const char *const excluded[STEPS] = {"   ", "  f", " af", "a  ", "   ",
+                                            "fff", " f ", "aff", "   "};
 
-typedef struct life {
+typedef struct test_run {
   const char *options;
-  bool odd; /* rank 1 alone freezes an entry */
+  bool complete; /* no entry is excluded */
+  bool odd;      /* rank 1 alone freezes an entry before step 1: refused on all ranks */
   float P[MOST][STEPS][D];
   char message[512];
-} life;
+} test_run;
 
 static float number(int64_t step, int64_t i) {
   rng r = {(uint64_t)(step * D + i + 1) * UINT64_C(0x9e3779b97f4a7c15) + test_seed()};
@@ -55,7 +56,7 @@ static void fill_weights(const char *options, float *w) {
     w[i] = masks && i % 3 == 0 ? 0 : number(-1, i) + 3;
 }
 
-/* All gradients of an entry, or none of them. */
+/* Bind all gradients of an entry, or none. */
 static ng_status bind_entry(fixture *f, int32_t entry, float *g, bool absent) {
   const plane v[ENTRIES] = {plane_of(g, OUT, IN, NG_F32), plane_of(g + begin[1], 1, VECTOR, NG_F32),
                             plane_of(g + begin[2], LAST, OUT, NG_F32)};
@@ -67,17 +68,17 @@ static ng_status bind_entry(fixture *f, int32_t entry, float *g, bool absent) {
   return st;
 }
 
-static ng_status arrange(fixture *f, int64_t step, float *g) {
+static ng_status exclude_entries(fixture *f, int64_t step, float *g) {
   ng_status st = NG_OK;
   for (int32_t k = 0; k < ENTRIES && st == NG_OK; k++) {
-    st = ng_freeze(f->p, k, who[step][k] == 'f');
-    if (st == NG_OK) st = bind_entry(f, k, g, who[step][k] == 'a');
+    st = ng_freeze(f->p, k, excluded[step][k] == 'f');
+    if (st == NG_OK) st = bind_entry(f, k, g, excluded[step][k] == 'a');
   }
   return st;
 }
 
-static ng_status live(int32_t rank, ng_transport *t, void *arg) {
-  life *l = arg;
+static ng_status run_rank(int32_t rank, ng_transport *t, void *arg) {
+  test_run *l = arg;
   const fixture_how how = {.transport = t};
   float g[D], w[D];
   fixture f;
@@ -86,7 +87,12 @@ static ng_status live(int32_t rank, ng_transport *t, void *arg) {
   if (st == NG_OK) st = describe(&f, g, w);
   for (int64_t step = 0; step < STEPS && st >= NG_OK; step++) {
     fill(step, g);
-    st = arrange(&f, step, g);
+    if (!l->complete) st = exclude_entries(&f, step, g);
+    if (st >= NG_OK && l->odd && step == 1) {
+      st = ng_freeze(f.p, 1, rank == 1);
+      if (st == NG_OK && ng_step(f.p, 1) != NG_ERR_STATE) st = NG_ERR_COMM;
+      if (st == NG_OK) st = ng_freeze(f.p, 1, 0);
+    }
     if (st >= NG_OK) st = ng_step(f.p, lr_of(step));
     memcpy(l->P[rank][step], g, sizeof g);
   }
@@ -97,8 +103,8 @@ static ng_status live(int32_t rank, ng_transport *t, void *arg) {
   return st;
 }
 
-/* Every step of rank 0; where an entry is out its gradient stays, bit for bit. */
-static void must_be_zeros(const life *l) {
+/* Check every step of rank 0.  The gradients of excluded entries stay, bit for bit. */
+static void expect_zeros(const test_run *l) {
   const ng_options o = fixture_parse(l->options);
   float g[D], w[D];
   double weight[D];
@@ -118,7 +124,7 @@ static void must_be_zeros(const life *l) {
     memcpy(got, l->P[0][step], sizeof got);
     for (int64_t i = 0; i < D; i++) {
       grad[i] = (double)g[i];
-      out[i] = who[step][i < begin[1] ? 0 : i < begin[2] ? 1 : 2] != ' ';
+      out[i] = excluded[step][i < begin[1] ? 0 : i < begin[2] ? 1 : 2] != ' ';
       some = some || !out[i];
     }
     k->out = out;
@@ -139,7 +145,7 @@ static void must_be_zeros(const life *l) {
 }
 
 #define COMMON " damping=0.1 clip=none missing=keep"
-static const char *const each[] = {
+static const char *const options_of[] = {
     "method=mfac window=4" COMMON,
     "method=mfac window=3 window_dtype=bf16" COMMON,
     "method=mfac window=4 window_function=mfac-filled stat_period=2" COMMON,
@@ -167,34 +173,34 @@ static const char *const each[] = {
     "method=topk-adam window_density=0.3" COMMON,
     "method=topk-adagrad window_density=0.3" COMMON,
 };
-enum { CASES = sizeof each / sizeof each[0] };
+enum { CASES = sizeof options_of / sizeof options_of[0] };
 
-static life *live_all(const char *options, int32_t ranks) {
-  life *l = calloc(1, sizeof *l);
+static test_run *run_ranks(const char *options, int32_t ranks) {
+  test_run *l = calloc(1, sizeof *l);
   assert_non_null(l);
   l->options = options;
-  if (ranks_run(ranks, live, l, NULL) < NG_OK)
+  if (ranks_run(ranks, run_rank, l, NULL) < NG_OK)
     fail_msg("%s, %d ranks: %s", options, (int)ranks, l->message);
   return l;
 }
 
-/* On one rank, and in slices on three. */
-static void zeros_in_every_store(void **state) {
+/* On one rank, and in slices on three ranks. */
+static void excluded_entries_are_zeros_in_every_store(void **state) {
   for (int k = 0; k < 2 * CASES; k++) {
     const int32_t ranks = k < CASES ? 1 : MOST;
     char options[256];
-    (void)snprintf(options, sizeof options, "%s%s", each[k % CASES],
+    (void)snprintf(options, sizeof options, "%s%s", options_of[k % CASES],
                    ranks > 1 ? " statistics=sharded" : "");
-    life *l = live_all(options, ranks);
-    must_be_zeros(l);
+    test_run *l = run_ranks(options, ranks);
+    expect_zeros(l);
     for (int r = 1; r < ranks; r++)
       assert_memory_equal(l->P[r], l->P[0], sizeof l->P[0]);
     free(l);
   }
 }
 
-/* Low rank keeps more digits than f32 in second arrays: those of what is out stay, too. */
-static void low_bits_stay(void **state) {
+/* Low rank stores extended precision in second arrays; those of excluded entries stay, too. */
+static void low_bits_of_excluded_entries_stay(void **state) {
   static const struct {
     const char *field;
     int64_t n; /* of the first weight: error feedback; two columns of P and of Q */
@@ -208,12 +214,12 @@ static void low_bits_stay(void **state) {
     for (int k = 0; k < 3; k++)
       memcpy(was[k], window_field(&f, kept[k].field), (size_t)kept[k].n * sizeof(float));
     fill(step, g);
-    fixture_ok(&f, arrange(&f, step, g));
+    fixture_ok(&f, exclude_entries(&f, step, g));
     fixture_ok(&f, ng_step(f.p, lr_of(step)));
     for (int k = 0; k < 3; k++) {
       const bool same =
           memcmp(was[k], window_field(&f, kept[k].field), (size_t)kept[k].n * sizeof(float)) == 0;
-      if (same != (who[step][0] != ' '))
+      if (same != (excluded[step][0] != ' '))
         fail_msg("step %d: %s has %s", (int)step, kept[k].field, same ? "stayed" : "changed");
     }
   }
@@ -222,51 +228,29 @@ static void low_bits_stay(void **state) {
 
 /* ---- ranks that do not agree -----------------------------------------------------------------*/
 
-/* Rank 1 alone freezes an entry before step 1: refused on both, nothing has moved, and the step is taken once it is
- * thawed. */
-static ng_status disagree(int32_t rank, ng_transport *t, void *arg) {
-  life *l = arg;
-  const fixture_how how = {.transport = t};
-  float g[D], w[D] = {0};
-  fixture f;
-  ng_status st = fixture_open(&f, l->options, &how);
-  if (st == NG_OK) st = describe(&f, g, w);
-  for (int64_t step = 0; step < 4 && st >= NG_OK; step++) {
-    fill(step, g);
-    if (l->odd && step == 1) {
-      st = ng_freeze(f.p, 1, rank == 1);
-      if (st == NG_OK && ng_step(f.p, 1) != NG_ERR_STATE) st = NG_ERR_COMM;
-      if (st == NG_OK) st = ng_freeze(f.p, 1, 0);
-    }
-    if (st >= NG_OK) st = ng_step(f.p, 1);
-    memcpy(l->P[rank][step], g, sizeof g);
-  }
-  fixture_close(&f);
-  return st;
-}
-
-static void ranks_agree(void **state) {
+/* The refused step changes nothing, and succeeds when the ranks agree again. */
+static void ranks_must_freeze_the_same_entries(void **state) {
   static const char *const lines[] = {
       "method=mfac window=3 damping=0.1",
       "method=efcp window=3 damping=0.1 window_density=0.3 statistics=sharded",
       "method=lowrank-mfac window=3 damping=0.1 statistics=sharded"};
   for (int k = 0; k < 3; k++) {
-    life *a = calloc(2, sizeof *a), *b = a + 1;
+    test_run *a = calloc(2, sizeof *a), *b = a + 1;
     assert_non_null(a);
     a->options = b->options = lines[k];
-    a->odd = true;
-    assert_int_equal(ranks_run(2, disagree, a, NULL), NG_OK);
-    assert_int_equal(ranks_run(2, disagree, b, NULL), NG_OK);
+    a->complete = b->complete = a->odd = true;
+    assert_int_equal(ranks_run(2, run_rank, a, NULL), NG_OK);
+    assert_int_equal(ranks_run(2, run_rank, b, NULL), NG_OK);
     assert_memory_equal(a->P, b->P, sizeof a->P);
     free(a);
   }
 }
 
-/* ---- what is out may be bound to nothing -----------------------------------------------------*/
+/* ---- excluded entries may be unbound ---------------------------------------------------------*/
 
-/* A clip by the norms of weights and a decay read those of what takes part; a step without missing = keep is refused
- * by name, with what helps. */
-static void neither_gradient_nor_weight(void **state) {
+/* Clips by the norm of weights and decays read the weights of the other entries only.  Without missing = keep the
+ * step is refused by name, and the message names this option. */
+static void excluded_entries_need_no_gradient_or_weight(void **state) {
   static const char *const lines[] = {
       "method=mfac window=3 damping=0.1 clip=ratio clip_bound=0.1 missing=keep",
       "method=mfac window=3 damping=0.1 clip=none window_decay=0.1 window_decay_form=direction "
@@ -308,10 +292,10 @@ static void neither_gradient_nor_weight(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(zeros_in_every_store),
-      cmocka_unit_test(low_bits_stay),
-      cmocka_unit_test(ranks_agree),
-      cmocka_unit_test(neither_gradient_nor_weight),
+      cmocka_unit_test(excluded_entries_are_zeros_in_every_store),
+      cmocka_unit_test(low_bits_of_excluded_entries_stay),
+      cmocka_unit_test(ranks_must_freeze_the_same_entries),
+      cmocka_unit_test(excluded_entries_need_no_gradient_or_weight),
   };
   return cmocka_run_group_tests_name("parameters without a part in a step", tests, NULL, NULL);
 }

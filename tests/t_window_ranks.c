@@ -1,8 +1,8 @@
 /* t_window_ranks.c: windows on several ranks: whole on each rank, and in slices (statistics = sharded).
  *
- * All ranks have the same averaged gradients.  A whole window gives the bits of one rank.  Slices add products in another
- * order, in double, which changes the last bit of an f32 direction; with f32 momentum the limit is 1e-6 of the largest
- * entry.  A stored row depends on its gradient alone, so slices do not change its bits. */
+ * All ranks have the same averaged gradients.  A whole window gives the bits of one rank.  Slices add products in
+ * another order, in double, which changes the last bit of an f32 direction; with f32 momentum the limit is 1e-6 of
+ * the largest entry.  A stored row depends on its gradient alone, so slices do not change its bits. */
 #include "unit_test.h"
 #include "draw.h"
 #include "family/window.h"
@@ -23,18 +23,17 @@ enum { FC1 = IN * OUT, FC2 = OUT * LAST, D = FC1 + OUT + LONG + FC2 };
 
 #define SHARDED "statistics=sharded"
 
-/* One life on several ranks; what rank 0 saw. */
-typedef struct life {
+/* A run on several ranks.  P: the directions of rank 0. */
+typedef struct test_run {
   const char *options;
-  const char *load, *save; /* files: loaded before step AT, saved before it */
-  bool slices;             /* of several ranks */
+  const char *load, *save; /* files: load before step AT, save before step AT */
+  bool slices;             /* the window is sliced */
   float P[STEPS][D];
-  /* of each rank */
   int64_t factors[MOST];
-  int32_t wrong[MOST]; /* a refusal that was none */
-  float *mine[MOST];
+  int32_t wrong[MOST]; /* errors that a rank found */
+  float *directions[MOST];
   char message[512];
-} life;
+} test_run;
 
 static float number(int64_t step, int64_t i) {
   rng r = {(uint64_t)(step * D + i) * UINT64_C(0x9e3779b97f4a7c15) + test_seed()};
@@ -45,18 +44,19 @@ static ng_status describe(fixture *f, float *g, float *w) {
   static const fixture_entry entry[] = {
       {"fc1", OUT, IN, true}, {"long", 1, LONG, false}, {"fc2", LAST, OUT, false}};
   ng_status st = fixture_add(f, entry, 3, g, w);
-  if (st == NG_OK) st = ng_set_group(f->p, 0, NG_BIAS, 3); /* beside "long", and not in order */
+  /* adjacent to "long" in the group, not in the model */
+  if (st == NG_OK) st = ng_set_group(f->p, 0, NG_BIAS, 3);
   if (st == NG_OK) st = ng_set_group(f->p, 1, NG_WEIGHT, 3);
   return st == NG_OK ? ng_set_group(f->p, 2, NG_WEIGHT, 1) : st;
 }
 
-static ng_status step(const life *l, fixture *f) {
+static ng_status step(const test_run *l, fixture *f) {
   const ng_sgd one = fixture_sgd(0.5, 0.9), all[4] = {one, one, one, one};
   return strstr(l->options, "update=sgd") != NULL ? ng_step_sgd(f->p, all, 4) : ng_step(f->p, 0.5);
 }
 
-/* Arrays of which this rank has a part: nobody reads all of one. */
-static int32_t in_parts(ng_precond *p) {
+/* Count the arrays that ng_state_read refuses because this rank stores only a part. */
+static int32_t refused_reads(ng_precond *p) {
   int32_t refused = 0;
   for (int32_t i = 0; i < ng_state_count(p); i++) {
     ng_field_info info = {.struct_size = sizeof info};
@@ -68,7 +68,7 @@ static int32_t in_parts(ng_precond *p) {
   return refused;
 }
 
-static ng_status live_on(life *l, fixture *f, int32_t rank, float *g, float *w) {
+static ng_status train(test_run *l, fixture *f, int32_t rank, float *g, float *w) {
   const bool fused = strstr(l->options, "update=sgd") != NULL;
   ng_status st = describe(f, g, w);
   for (int64_t i = 0; i < D; i++) {
@@ -81,29 +81,29 @@ static ng_status live_on(life *l, fixture *f, int32_t rank, float *g, float *w) 
       g[i] = number(t, i);
       if (fused) w[i] = number(100 + t, i);
     }
-    if (l->slices) { /* not finite in the slice of one rank: the step changes nothing */
+    if (l->slices) { /* a NaN in the slice of one rank skips the step on all ranks */
       const int64_t at = (D - 1) * (t % 4) / 3;
       g[at] = NAN;
       l->wrong[rank] += step(l, f) != NG_SKIPPED || !isnan(g[at]);
       g[at] = number(t, at);
     }
     st = step(l, f);
-    memcpy(l->mine[rank] + t * D, fused ? w : g, D * sizeof *g);
+    memcpy(l->directions[rank] + t * D, fused ? w : g, D * sizeof *g);
     if (t == AT - 1 && l->save != NULL && st >= NG_OK) st = ng_save(f->p, l->save);
   }
-  if (l->slices) l->wrong[rank] += in_parts(f->p) == 0;
+  if (l->slices) l->wrong[rank] += refused_reads(f->p) == 0;
   ng_report held = {.struct_size = sizeof held};
   if (ng_report_read(f->p, &held) == NG_OK) l->factors[rank] = held.factors;
   return st < NG_OK ? st : NG_OK;
 }
 
-static ng_status live(int32_t rank, ng_transport *t, void *arg) {
-  life *l = arg;
+static ng_status run_rank(int32_t rank, ng_transport *t, void *arg) {
+  test_run *l = arg;
   float *room = calloc(2 * D, sizeof *room);
   fixture f = {0};
   const fixture_how how = {.linalg = "ref", .threads = rank == 1 ? 2 : 1, .transport = t};
   ng_status st = room == NULL ? NG_ERR_NOMEM : fixture_open(&f, l->options, &how);
-  if (st == NG_OK) st = live_on(l, &f, rank, room, room + D);
+  if (st == NG_OK) st = train(l, &f, rank, room, room + D);
   if (st < NG_OK && rank == 0)
     (void)snprintf(l->message, sizeof l->message, "%s",
                    f.ctx == NULL ? f.message : ng_last_error(f.ctx));
@@ -112,11 +112,11 @@ static ng_status live(int32_t rank, ng_transport *t, void *arg) {
   return st;
 }
 
-/* All ranks end with the same bits. */
-static life *lived(int32_t ranks, const char *options, const char *more, const char *load,
-                   const char *save) {
+/* Run, and check that all ranks have the same bits. */
+static test_run *run_ranks(int32_t ranks, const char *options, const char *more, const char *load,
+                           const char *save) {
   char text[300];
-  life *l = calloc(1, sizeof *l);
+  test_run *l = calloc(1, sizeof *l);
   assert_non_null(l);
   (void)snprintf(text, sizeof text, "%s %s", options, more);
   l->options = text;
@@ -124,23 +124,23 @@ static life *lived(int32_t ranks, const char *options, const char *more, const c
   l->save = save;
   l->slices = ranks > 1 && strcmp(more, SHARDED) == 0;
   for (int32_t r = 0; r < ranks; r++)
-    assert_non_null(l->mine[r] = calloc(STEPS * D, sizeof(float)));
-  const ng_status st = ranks == 1 ? live(0, NULL, l) : ranks_run(ranks, live, l, NULL);
+    assert_non_null(l->directions[r] = calloc(STEPS * D, sizeof(float)));
+  const ng_status st = ranks == 1 ? run_rank(0, NULL, l) : ranks_run(ranks, run_rank, l, NULL);
   if (st != NG_OK) fail_msg("%s, %d ranks: %s: %s", text, ranks, ng_status_name(st), l->message);
-  memcpy(l->P, l->mine[0], sizeof l->P);
+  memcpy(l->P, l->directions[0], sizeof l->P);
   for (int32_t r = 0; r < ranks; r++) {
-    if (memcmp(l->mine[r], l->mine[0], sizeof l->P) != 0)
+    if (memcmp(l->directions[r], l->directions[0], sizeof l->P) != 0)
       fail_msg("%s: rank %d of %d has other bits", text, r, ranks);
     if (l->wrong[r] != 0)
       fail_msg("%s: %d times something was taken that is refused", text, l->wrong[r]);
   }
   for (int32_t r = 0; r < ranks; r++)
-    free(l->mine[r]);
+    free(l->directions[r]);
   l->options = NULL;
   return l;
 }
 
-static double gap(const life *a, const life *b, int64_t from) {
+static double gap(const test_run *a, const test_run *b, int64_t from) {
   double worst = 0;
   for (int64_t t = from; t < STEPS; t++) {
     double most = 0, e = 0;
@@ -192,13 +192,13 @@ static const char *const windows[] = {
     "method=lowrank-mfac window=3 damping=0.1 window_rank=2 window_scope=group stat_period=2"};
 enum { WINDOWS = sizeof windows / sizeof windows[0] };
 
-/* Each window runs on 2, 3 or 4 ranks in turn: whole rows give the bits of one rank, slices the same numbers. */
-static void ranks_are_one(void **state) {
+/* Each window runs on 2, 3 or 4 ranks in turn: whole windows have the bits of one rank, slices agree. */
+static void ranks_equal_one_rank(void **state) {
   for (int k = 0; k < WINDOWS; k++) {
-    life *one = lived(1, windows[k], "", NULL, NULL);
+    test_run *one = run_ranks(1, windows[k], "", NULL, NULL);
     const int32_t ranks = 2 + k % (MOST - 1);
-    life *all = lived(ranks, windows[k], "", NULL, NULL),
-         *part = lived(ranks, windows[k], SHARDED, NULL, NULL);
+    test_run *all = run_ranks(ranks, windows[k], "", NULL, NULL),
+             *part = run_ranks(ranks, windows[k], SHARDED, NULL, NULL);
     if (memcmp(one->P, all->P, sizeof one->P) != 0)
       fail_msg("%s: %d ranks compute other bits than one", windows[k], ranks);
     const double e = gap(part, one, 0);
@@ -209,20 +209,20 @@ static void ranks_are_one(void **state) {
   }
 }
 
-/* A W-th of rows, errors and momentum, and all of the Gram matrix; slices of `long`, of a parameter or of a
- * block of it are as uneven as those are.  2,000: each array begins on a line of 64 bytes. */
-static void memory_is_shared_out(void **state) {
+/* Each rank stores 1/W of rows, errors and momentum, and the whole Gram matrix.  Slices begin inside `long`, at
+ * borders of parameters or of blocks, so they are uneven.  2,000: arrays begin on lines of 64 bytes. */
+static void ranks_share_the_memory(void **state) {
   static const struct {
     const char *options;
-    int64_t row, rest; /* bytes of all of a row, and of the rest */
+    int64_t row, rest; /* bytes of a row, and of everything else */
   } want[] = {{"method=mfac window=15 damping=0.1 window_momentum=0.5", 4 * D, 4 * D},
               {"method=mfac window=15 damping=0.1 window_dtype=bf16 window_mask=1", 2 * D, D}};
   for (int k = 0; k < 2; k++) {
     for (int32_t ranks = 1; ranks <= MOST; ranks++) {
-      life *l = lived(ranks, want[k].options, SHARDED, NULL, NULL);
+      test_run *l = run_ranks(ranks, want[k].options, SHARDED, NULL, NULL);
       for (int32_t r = 0; r < ranks; r++) {
-        const int64_t bytes = (16 * want[k].row + want[k].rest) / ranks +
-                              2 * 16 * 16 * 8; /* Gram matrix and factor */
+        /* Gram matrix and factor */
+        const int64_t bytes = (16 * want[k].row + want[k].rest) / ranks + 2 * 16 * 16 * 8;
         if (llabs(l->factors[r] - bytes) > 2000)
           fail_msg("%s: rank %d of %d has %lld bytes, expected %lld", want[k].options, r, ranks,
                    (long long)l->factors[r], (long long)bytes);
@@ -230,9 +230,10 @@ static void memory_is_shared_out(void **state) {
       free(l);
     }
   }
-  for (int32_t ranks = 2; ranks <= MOST;
-       ranks++) { /* any of the k may be in any slice: whole rows */
-    life *l = lived(ranks, "method=efcp window=15 window_density=0.1", SHARDED, NULL, NULL);
+  for (
+      int32_t ranks = 2; ranks <= MOST;
+      ranks++) { /* the k entries may all be in one slice, so each slice has memory for whole rows */
+    test_run *l = run_ranks(ranks, "method=efcp window=15 window_density=0.1", SHARDED, NULL, NULL);
     int64_t error = 0;
     for (int32_t r = 0; r < ranks; r++) {
       const int64_t rows = 16 * (6 * (D / 10) + 4 * 3) + 2 * 16 * 16 * 8;
@@ -246,31 +247,31 @@ static void memory_is_shared_out(void **state) {
   }
 }
 
-static ngio_tensors *opened(const char *file) {
+static ngio_tensors *read_tensors(const char *file) {
   char message[512];
   ngio_tensors *t;
   assert_int_equal(ngio_tensors_read(file, NULL, &t, message, sizeof message), NGIO_OK);
   return t;
 }
 
-/* A state of several ranks resumes on as many, on fewer, or from one rank.  The number of slices does not change the stored
- * rows. */
+/* A state of several ranks resumes on as many, on fewer, or on one rank.  The number of slices does not change the
+ * stored rows. */
 static void states_resume_on_other_ranks(void **state) {
   const char *file[2] = {in_folder("whole"), in_folder("slices")};
   for (int k = 0; k < WINDOWS; k++) {
-    if (strstr(windows[k], "=owner") != NULL) continue; /* its moments are on other ranks */
-    life *one = lived(1, windows[k], "", NULL, file[0]);
-    ngio_tensors *whole = opened(file[0]);
+    if (strstr(windows[k], "=owner") != NULL) continue; /* moments are on other ranks */
+    test_run *one = run_ranks(1, windows[k], "", NULL, file[0]);
+    ngio_tensors *whole = read_tensors(file[0]);
     const int32_t ranks = 2 + k % (MOST - 1);
-    life *part = lived(ranks, windows[k], SHARDED, NULL, file[1]);
-    life *same = lived(ranks, windows[k], SHARDED, file[1], NULL);
-    life *less = lived(ranks - 1, windows[k], ranks == 3 ? "" : SHARDED, file[1], NULL);
-    life *more = lived(ranks, windows[k], SHARDED, file[0], NULL);
+    test_run *part = run_ranks(ranks, windows[k], SHARDED, NULL, file[1]);
+    test_run *same = run_ranks(ranks, windows[k], SHARDED, file[1], NULL);
+    test_run *less = run_ranks(ranks - 1, windows[k], ranks == 3 ? "" : SHARDED, file[1], NULL);
+    test_run *more = run_ranks(ranks, windows[k], SHARDED, file[0], NULL);
     if (memcmp(part->P[AT], same->P[AT], (STEPS - AT) * sizeof part->P[0]) != 0)
       fail_msg("%s, %d slices: other bits after a resume", windows[k], ranks);
     const double e = fmax(gap(less, one, AT), gap(more, one, AT));
     if (!(e <= 1e-6)) fail_msg("%s, %d slices: off by %g after a resume", windows[k], ranks, e);
-    ngio_tensors *slices = opened(file[1]);
+    ngio_tensors *slices = read_tensors(file[1]);
     assert_int_equal(ngio_tensors_count(slices), ngio_tensors_count(whole));
     for (int32_t i = 0; i < ngio_tensors_count(whole); i++) {
       const ngio_tensor *a = ngio_tensors_at(whole, i), *b = ngio_tensors_at(slices, i);
@@ -290,7 +291,7 @@ static void states_resume_on_other_ranks(void **state) {
   }
 }
 
-/* Groups are those of ng_ready, and belong to the state. */
+/* The window's groups are those of ng_ready, and belong to the state. */
 static void states_belong_to_their_groups(void **state) {
   const char *file = in_folder("groups");
   float g[6] = {1, 2, 3, 4, 5, 6};
@@ -304,7 +305,7 @@ static void states_belong_to_their_groups(void **state) {
     fixture_ok(&f, ng_ready(f.p));
     if (k == 0) {
       fixture_ok(&f, ng_step(f.p, 1));
-      fixture_ok(&f, ng_set_group(f.p, 1, NG_WEIGHT, 1)); /* of updates only */
+      fixture_ok(&f, ng_set_group(f.p, 1, NG_WEIGHT, 1)); /* changes the groups of updates only */
       fixture_ok(&f, ng_save(f.p, file));
     } else {
       fixture_fails(&f, ng_load(f.p, file), NG_ERR_FILE, "group=1");
@@ -315,8 +316,8 @@ static void states_belong_to_their_groups(void **state) {
 
 /* ---- where slices begin ----------------------------------------------------------------------*/
 
-/* Slices begin as near to equal shares as the store allows, at the first of two positions: top-k by layer and low rank between
- * parameters, other top-k between blocks, dense rows anywhere. */
+/* Slices begin as near to equal shares as the store allows, at the first of two positions: top-k by layer and low
+ * rank at parameters, other top-k at blocks, dense rows anywhere. */
 enum { TENSORS = 4, BLOCK = 32768, BORDERS = 64 };
 
 typedef struct cutting {
@@ -351,7 +352,7 @@ static int64_t nearest(const int64_t *border, int n, int64_t at) {
   return best;
 }
 
-/* Every `step` of a run, and its end; 0: its end alone. */
+/* Append each multiple of `step` within [from, to), and the end; step = 0: only the end. */
 static int put_borders(int64_t *border, int n, int64_t from, int64_t to, int64_t step) {
   for (int64_t at = from + step; step > 0 && at < to; at += step)
     border[n++] = at;
@@ -400,8 +401,8 @@ static void near_equal_shares(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(near_equal_shares),
-      cmocka_unit_test(ranks_are_one),
-      cmocka_unit_test(memory_is_shared_out),
+      cmocka_unit_test(ranks_equal_one_rank),
+      cmocka_unit_test(ranks_share_the_memory),
       cmocka_unit_test(states_resume_on_other_ranks),
       cmocka_unit_test(states_belong_to_their_groups),
   };

@@ -1,5 +1,5 @@
-/* t_window_state.c: the state of windows: a loaded run continues with the bits of the run that saved, M-FAC's factor
- * included; a skipped step changes nothing. */
+/* t_window_state.c: the state of windows.  A resumed run has the bits of the run that saved, including M-FAC's
+ * factor.  A skipped step changes nothing. */
 #include "unit_test.h"
 #include "draw.h"
 #include "fixture.h"
@@ -12,12 +12,14 @@
 
 enum { LONG = 40, STEPS = 30 };
 
-typedef struct life {
+typedef struct directions {
   float P[STEPS][LONG];
-} life;
+} directions;
 
-/* Steps [from, to); gone on with from `load`, left in `save`.  `bad`: before each a gradient that is not finite. */
-static void live(int from, int to, const char *load, const char *save, bool bad, life *l) {
+/* Take the steps [from, to): load `load` first, save to `save` at the end.  `bad`: before each step, skip a step
+ * with a NaN. */
+static void run_steps(int from, int to, const char *load, const char *save, bool bad,
+                      directions *l) {
   float g[LONG];
   fixture f;
   const plane v = plane_of(g, 1, LONG, NG_F32);
@@ -60,15 +62,15 @@ static void same_factor(const char *a, const char *b) {
 
 static void factors_resume_from_a_state(void **state) {
   static const int at[] = {1, 6, 7, 8, 16, 17, 18, 25};
-  static life whole, parts, refused;
+  static directions whole, parts, refused;
   const char *file[] = {in_folder("whole"), in_folder("first"), in_folder("second")};
-  live(0, STEPS, NULL, file[0], false, &whole);
-  live(0, STEPS, NULL, file[1], true, &refused);
+  run_steps(0, STEPS, NULL, file[0], false, &whole);
+  run_steps(0, STEPS, NULL, file[1], true, &refused);
   assert_memory_equal(&whole, &refused, sizeof whole);
   same_factor(file[0], file[1]);
   for (size_t i = 0; i < sizeof at / sizeof at[0]; i++) {
-    live(0, at[i], NULL, file[1], false, &parts);
-    live(at[i], STEPS, file[1], file[2], false, &parts);
+    run_steps(0, at[i], NULL, file[1], false, &parts);
+    run_steps(at[i], STEPS, file[1], file[2], false, &parts);
     assert_memory_equal(&whole, &parts, sizeof whole);
     same_factor(file[0], file[2]);
   }
@@ -76,10 +78,11 @@ static void factors_resume_from_a_state(void **state) {
 
 /* ---- refused after the solve -----------------------------------------------------------------*/
 
-enum { LATE = 14 };
+enum { STEPS_TO_SAVE = 14 };
 
-/* A parameter without curvature has a NaN for a gradient: the window is solved, then the step is skipped. */
-static void refuse(fixture *f, float *plain, const float g[LONG], const float w[LONG]) {
+/* The gradient of a layer without curvature is NaN, so the step is skipped after the window is solved. */
+static void skip_after_the_solve(fixture *f, float *plain, const float g[LONG],
+                                 const float w[LONG]) {
   const ng_sgd far = fixture_sgd(1, 0);
   float g0[LONG], w0[LONG];
   memcpy(g0, g, sizeof g0);
@@ -91,9 +94,9 @@ static void refuse(fixture *f, float *plain, const float g[LONG], const float w[
   assert_memory_equal(w, w0, sizeof w0);
 }
 
-/* Weights after each step.  Refused before it, if at all, is one of this damping, 0: of none. */
-static void live_refused(const char *store, double damping, const char *save,
-                         float out[LATE][LONG]) {
+/* Write the weights after each step to `out`.  Before each step, skip a step with this damping; 0: none. */
+static void run_with_skipped_steps(const char *store, double damping, const char *save,
+                                   float out[STEPS_TO_SAVE][LONG]) {
   const ng_sgd sgd = fixture_sgd(0.1, 0);
   float g[LONG] = {0}, w[LONG] = {0}, plain[2] = {0};
   const plane vg = plane_of(g, 1, LONG, NG_F32), vw = plane_of(w, 1, LONG, NG_F32);
@@ -107,16 +110,16 @@ static void live_refused(const char *store, double damping, const char *save,
   fixture_ok(&f, fixture_tensor(&f, "w", &vg, &vw));
   fixture_ok(&f, fixture_linear(&f, "plain", pg, pw));
   fixture_ok(&f, ng_ready(f.p));
-  for (int t = 0; t <= LATE; t++) {
+  for (int t = 0; t <= STEPS_TO_SAVE; t++) {
     rng r = {(uint64_t)t + test_seed()};
     for (int i = 0; i < LONG; i++)
       g[i] = (float)(cos(i) + 0.3 * rng_value(&r));
     if (damping > 0) {
       fixture_ok(&f, ng_set_real(f.p, "damping", damping));
-      refuse(&f, &plain[0], g, w);
+      skip_after_the_solve(&f, &plain[0], g, w);
       fixture_ok(&f, ng_set_real(f.p, "damping", 1e-3));
     }
-    if (t == LATE) break; /* a refused step is the last before the file */
+    if (t == STEPS_TO_SAVE) break; /* the last step before the save is a skipped one */
     fixture_ok(&f, ng_step_sgd(f.p, &sgd, 1));
     memcpy(out[t], w, sizeof w);
   }
@@ -124,18 +127,19 @@ static void live_refused(const char *store, double damping, const char *save,
   fixture_close(&f);
 }
 
-/* Of the same damping: the same bits.  Of another one S was factorised with it, over what was kept, and the next
- * step does that once more: the same coefficients but for rounding in double, of which f32 weights see their last
- * bit, 14 times; 1e-5 of the largest is ten times that. */
-static void refused_late_with(const char *store) {
-  static float whole[LATE][LONG], same[LATE][LONG], other[LATE][LONG];
+/* Skipped steps with the same damping do not change any bit.  With another damping, S is factorised with it over
+ * the stored factor, and the next step factorises again: the coefficients agree up to rounding in double, so f32
+ * weights may change in the last bit, 14 times; 1e-5 of the largest weight is ten times that. */
+static void compare_with_skipped_steps(const char *store) {
+  static float whole[STEPS_TO_SAVE][LONG], same[STEPS_TO_SAVE][LONG], other[STEPS_TO_SAVE][LONG];
   const char *file[] = {in_folder("refused"), in_folder("late")};
-  live_refused(store, 0, file[0], whole);
-  live_refused(store, 1e-3, file[1], same);
+  run_with_skipped_steps(store, 0, file[0], whole);
+  run_with_skipped_steps(store, 1e-3, file[1], same);
   assert_memory_equal(whole, same, sizeof whole);
   same_factor(file[0], file[1]);
-  live_refused(store, 1e-5, file[1], other); /* smaller: what is kept then looks good enough */
-  for (int t = 0; t < LATE; t++) {
+  /* a smaller damping: the stored factor then looks accurate enough */
+  run_with_skipped_steps(store, 1e-5, file[1], other);
+  for (int t = 0; t < STEPS_TO_SAVE; t++) {
     double most = 0;
     for (int i = 0; i < LONG; i++)
       most = fmax(most, fabs((double)whole[t][i]));
@@ -145,9 +149,9 @@ static void refused_late_with(const char *store) {
 }
 
 static void steps_skipped_after_the_solve(void **state) {
-  refused_late_with("");
-  refused_late_with("window_store=topk window_density=0.2");
-  refused_late_with("window_store=lowrank");
+  compare_with_skipped_steps("");
+  compare_with_skipped_steps("window_store=topk window_density=0.2");
+  compare_with_skipped_steps("window_store=lowrank");
 }
 
 int main(void) {
