@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Check rules of this project that no compiler checks, in base/, src/, io/ and cli/ of this tree or of the given folder.
+# Check rules of this project that no compiler checks, in base/, src/, io/, cuda/ and cli/ of this tree or of the given folder.
 # Print one line "file:line: rule: text" for each mistake; exit code 1 if there is any.
 set -euo pipefail
 cd "${1:-$(dirname "$0")/..}"
@@ -41,12 +41,12 @@ report() {
 forbid() { report "$1" "$2" < <(grep -nE "(^|[^A-Za-z0-9_.>])($3)" "$work/bare" || true); }
 
 files=()
-for folder in base src io cli; do
+for folder in base src io cuda cli; do
   if [[ -d $folder ]]; then
     while IFS= read -r file; do files+=("$file"); done < <(find $folder -name '*.[ch]' | LC_ALL=C sort)
   fi
 done
-[[ ${#files[@]} -gt 0 ]] || { echo "house.sh: no files under base, src, io, cli in $PWD" >&2; exit 1; }
+[[ ${#files[@]} -gt 0 ]] || { echo "house.sh: no files under base, src, io, cuda, cli in $PWD" >&2; exit 1; }
 
 for file in "${files[@]}"; do
   code "$file" >"$work/code"
@@ -71,7 +71,7 @@ for file in "${files[@]}"; do
     bad=1
   fi
   case $file in
-    base/* | src/* | io/*)
+    base/* | src/* | io/* | cuda/*)
       forbid "$file" "a library does not end the process" '(_?exit|_Exit|quick_exit|abort|raise)[[:space:]]*\('
       forbid "$file" "a library does not print" '(fputs|fputc|putc|fwrite|v?fprintf)[[:space:]]*\([^;]*(stdout|stderr)'
       forbid "$file" "a library does not print" '(v?printf|puts|putchar|perror)[[:space:]]*\('
@@ -89,7 +89,7 @@ for file in "${files[@]}"; do
   esac
   case $file in
     src/core/core.h) ;; # NG_ASSERT
-    base/* | src/* | io/*) forbid "$file" "use NG_ASSERT for invariants, a status for the rest" 'assert[[:space:]]*\(' ;;
+    base/* | src/* | io/* | cuda/*) forbid "$file" "use NG_ASSERT for invariants, a status for the rest" 'assert[[:space:]]*\(' ;;
   esac
 done
 exit $bad

@@ -9,7 +9,7 @@ record=scripts/sizes.txt
 
 # room lines: a room is a folder with C files
 sizes() {
-  find src include base io cli tests fuzz examples bench -name '*.[ch]' -o -name '*.cu' | while read -r file; do
+  find src include base io cuda cli tests fuzz examples bench -name '*.[ch]' -o -name '*.cu' | while read -r file; do
     echo "$(dirname "$file") $(wc -l <"$file")"
   done | awk '{ lines[$1] += $2 } END { for (room in lines) print room, lines[room] }' | sort
 }

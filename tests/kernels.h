@@ -1,4 +1,4 @@
-/* kernels.h: loop over every implementation of kernel/kernel.h, with one piece and with three pieces of a loop.
+/* kernels.h: loop over the implementations of kernel/kernel.h, on the host with one piece and with three pieces of a loop.
  *
  *     EACH_QUEUE(q) { ng_kernels(&q)->scan(&q, &array, 1, &out); ng_queue_wait(&q); assert... }
  */
@@ -18,5 +18,22 @@ static inline ng_queue kernels_queue(int i) {
 #define EACH_QUEUE(q)                                                                              \
   for (int q_ = 0; q_ < 4; q_++)                                                                   \
     for (ng_queue q = kernels_queue(q_), *in_ = &q; in_ != NULL; in_ = NULL)
+
+/* The thread sanitizer does not know the fibers of the stand-in. */
+#if defined(__SANITIZE_THREAD__)
+enum { KERNELS_FIRST = 0 };
+#else
+enum { KERNELS_FIRST = -1 };
+#endif
+/* The same, and first on a device: the stand-in of standin.c, or a GPU (bench/gpu.sh). It has no window kernels. */
+ng_queue kernels_device(void);
+static inline ng_queue kernels_queue_or_device(int i) {
+  return i < 0 ? kernels_device() : kernels_queue(i);
+}
+#define EACH_QUEUE_AND_DEVICE(q)                                                                   \
+  for (int q_ = KERNELS_FIRST; q_ < 4; q_++)                                                       \
+    for (ng_queue q = kernels_queue_or_device(q_), *in_ = &q; in_ != NULL; in_ = NULL)
+/* Fail if an entry of the device failed. */
+void kernels_check_device(void);
 
 #endif

@@ -77,12 +77,13 @@ static char *draw_array(rng *r, ng_dtype t, int64_t n) {
 }
 
 static void make(rng *r, item *a, int i) {
-  const int64_t cols[] = {1, 9, 144, 577, 513, 17001};
-  a->cols = cols[rng_below(r, 6)];
+  const int64_t cols[] = {1, 9, 144, 512, 577, 513, 2048, 17001};
+  const bool is_flat = i % 5 == 0; /* rows that a device reads 4 elements at once */
+  a->cols = is_flat ? 512 : cols[rng_below(r, 8)];
   a->rows = rng_between(r, 1, MOST / a->cols < 70 ? MOST / a->cols : 70);
   const int64_t n = a->rows * a->cols;
-  lay_out(&a->grad, types[rng_below(r, 3)], a->cols, i % 2 == 1);
-  lay_out(&a->weight, types[rng_below(r, 3)], a->cols, rng_below(r, 2) == 1);
+  lay_out(&a->grad, types[is_flat ? 0 : rng_below(r, 3)], a->cols, i % 2 == 1);
+  lay_out(&a->weight, types[is_flat ? 0 : rng_below(r, 3)], a->cols, rng_below(r, 2) == 1);
   a->gradient = draw_array(r, a->grad.dtype, n), a->weights = draw_array(r, a->weight.dtype, n);
   a->g = take((size_t)n, 4), a->w = take((size_t)n, 4);
   a->grad.data = a->g, a->weight.data = a->w;
@@ -175,6 +176,12 @@ static void make_list(rng *r, list *l, kind k, int round) {
     item *a = &l->item[i];
     make(r, a, round + i);
     l->e[i] = describe(a, k, round % 5 == 4 ? 0.25f : 0.0f);
+    if (round % 3 != 2 && rng_below(r, 3) == 0) { /* SGD; k y does not fit f32, k y u does */
+      l->e[i].k = 1e39, l->e[i].largest_u = 0.0;
+      for (int64_t c = 0; c < a->cols; c++) {
+        a->x[c] *= 1e-3f;
+      }
+    }
     if (k == RIGHT_WIDE) {
       l->e[i].u_double = take((size_t)a->cols, sizeof(double));
       for (int64_t c = 0; c < a->cols; c++) {
@@ -223,8 +230,8 @@ static void test_emit_and_update(void **state) {
     used = 0;
     make_list(&r, &l, (kind)(round % KINDS), round);
     make_list(&again, &is, (kind)(round % KINDS), round);
-    for (int k = QUEUES - 1; k >= 0; k--) { /* ref first */
-      ng_queue q = kernels_queue(k);
+    for (int k = QUEUES - 1; k >= KERNELS_FIRST; k--) { /* ref first */
+      ng_queue q = kernels_queue_or_device(k);
       run(&q, &l, update);
       for (int i = 0; i < LISTED; i++) {
         if (k == QUEUES - 1) keep(&l.item[i], &is.item[i]);
@@ -247,8 +254,8 @@ static void test_store_norm2_ratios(void **state) {
     float *want[LISTED];
     used = reserved;
     make_list(&r, &l, (kind)(round % KINDS), 7 * round);
-    for (int k = QUEUES - 1; k >= 0; k--) {
-      ng_queue q = kernels_queue(k);
+    for (int k = QUEUES - 1; k >= KERNELS_FIRST; k--) {
+      ng_queue q = kernels_queue_or_device(k);
       double extreme[6], sum[4];
       const ng_ratios ratios = {.count = count, .extreme = extreme, .sum = parts, .out = sum};
       for (int i = 0; i < LISTED; i++) {
@@ -286,8 +293,8 @@ static void test_measure_and_finite(void **state) {
     ng_measure m[LISTED];
     used = 0;
     make_list(&r, &l, PLAIN, round);
-    for (int k = QUEUES - 1; k >= 0; k--) {
-      ng_queue q = kernels_queue(k);
+    for (int k = QUEUES - 1; k >= KERNELS_FIRST; k--) {
+      ng_queue q = kernels_queue_or_device(k);
       int32_t finite[LISTED], copied[LISTED] = {1, 1, 1};
       ng_region region[LISTED];
       ng_read copy[LISTED];
@@ -340,11 +347,62 @@ static void test_measure_and_finite(void **state) {
   }
 }
 
+/* Emit f32 numbers as f16 and bf16: every number of 16 bits, its neighbours in f32, and the middle between two, which
+ * rounds to even. Numbers out of range keep the gradient. */
+static void test_rounding_to_16_bits(void **state) {
+  enum { EACH = 4, N = 65536 * EACH };
+  static const ng_dtype half[] = {NG_F16, NG_BF16};
+  for (int t = 0; t < 2; t++) {
+    used = 0;
+    float *u = take(N, sizeof *u);
+    uint16_t *got = take(N, sizeof *got), *want = take(N, sizeof *want);
+    int64_t stay = 0;
+    for (uint32_t i = 0; i < N; i++) {
+      const uint16_t h[2] = {(uint16_t)(i / EACH), (uint16_t)(i / EACH + 1)};
+      float x[2];
+      ng_to_f32(x, h, half[t], 2);
+      u[i] = i % EACH == 0   ? x[0]
+             : i % EACH == 1 ? (float)(0.5 * ((double)x[0] + (double)x[1]))
+                             : nextafterf(x[0], i % EACH == 2 ? INFINITY : -INFINITY);
+      ng_from_f32(&want[i], half[t], &u[i], 1);
+      if (ng_all_finite(&want[i], half[t], 1)) continue;
+      want[i] = 1;
+      stay++;
+    }
+    for (int k = QUEUES - 1; k >= KERNELS_FIRST; k--) {
+      ng_queue q = kernels_queue_or_device(k);
+      ng_place place = {.data = got, .dtype = half[t]};
+      lay_out(&place, half[t], N, false);
+      place.data = got;
+      _Atomic int64_t *overflowed = take(1, sizeof *overflowed);
+      const ng_direction e = {.D = {&place, 0, 1, 0, N},
+                              .scale = 1.0,
+                              .is_stored = true,
+                              .u = u,
+                              .u_col = 1,
+                              .overflowed = overflowed};
+      for (int64_t i = 0; i < N; i++) {
+        got[i] = 1;
+      }
+      ng_kernels(&q)->emit(&q, &e, 1);
+      ng_queue_wait(&q);
+      assert_memory_equal(got, want, N * sizeof *got);
+      assert_int_equal(*overflowed, stay);
+    }
+  }
+}
+
+static int device_failed(void **state) {
+  kernels_check_device();
+  return 0;
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_emit_and_update),
       cmocka_unit_test(test_store_norm2_ratios),
       cmocka_unit_test(test_measure_and_finite),
+      cmocka_unit_test(test_rounding_to_16_bits),
   };
-  return cmocka_run_group_tests(tests, NULL, NULL);
+  return cmocka_run_group_tests(tests, NULL, device_failed);
 }

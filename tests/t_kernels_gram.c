@@ -19,6 +19,7 @@
 #include "fixture.h"
 #include "kernel/gram_shift.h"
 #include "kernel/pixels.h"
+#include "kernels.h"
 #include "late.h"
 
 /* NULL: the default; late: ref behind late.h. */
@@ -271,16 +272,42 @@ static void by_shift(ng_queue *q, const ng_gram *g, int64_t n, float *scratch) {
   ng_gram_conv_shift(q, g, scratch);
 }
 
-enum { REF, PLAIN, FAST, SHIFT, ROWS, REF_ROWS, WAYS };
+/* The kernels of the device; the queue of the test waits, so the device waits here. */
+static void on_device(const ng_gram *g, bool has_patches) {
+  ng_queue q = kernels_device();
+  (has_patches ? q.kernels->gram_conv : q.kernels->gram_rows)(&q, g, 1, NULL);
+  ng_queue_wait(&q);
+  kernels_check_device();
+}
+static void device_conv(ng_queue *q, const ng_gram *g, int64_t n, float *scratch) {
+  ng_queue_wait(q);
+  on_device(g, true);
+}
+static void device_rows(ng_queue *q, const ng_gram *g, int64_t n, float *scratch) {
+  ng_queue_wait(q);
+  on_device(g, false);
+}
+
+enum { REF, PLAIN, FAST, SHIFT, DEVICE, ROWS, REF_ROWS, DEVICE_ROWS, WAYS };
 static const struct {
   const char *name;
   void (*run)(ng_queue *q, const ng_gram *g, int64_t n, float *scratch);
-} way[WAYS] = {{"ref", ng_ref_gram_conv}, {"plain", plain},       {"fast", ng_gram_conv},
-               {"shift", by_shift},       {"rows", ng_gram_rows}, {"ref rows", ng_ref_gram_rows}};
+} way[WAYS] = {{"ref", ng_ref_gram_conv},      {"plain", plain},
+               {"fast", ng_gram_conv},         {"shift", by_shift},
+               {"device", device_conv},        {"rows", ng_gram_rows},
+               {"ref rows", ng_ref_gram_rows}, {"device rows", device_rows}};
 static int64_t used[WAYS];
+
+/* Whether the device takes part: its stand-in is slow, so it gets small pictures. */
+static bool for_device(const picture *g) {
+  if (KERNELS_FIRST == 0) return false;
+  const int64_t p = ng_conv_taps(&g->c) * g->c.channels;
+  return g->samples * g->c.height * g->c.width * p <= 3000;
+}
 
 static bool fits(int k, const picture *g) {
   const ng_conv *c = &g->c;
+  if ((k == DEVICE || k == DEVICE_ROWS) && (!for_device(g) || used[REF] % 4 != 0)) return false;
   if (k == SHIFT) return g->reduce == 0 && ng_conv_shift_fits(c, g->c1 - g->c0);
   return k < ROWS || (c->kernel[0] * c->kernel[1] * c->stride[0] * c->stride[1] == 1 &&
                       c->padding[0] + c->padding[1] == 0);
@@ -310,33 +337,39 @@ static ng_sym gram_by(int k, ng_queue *q, const picture *g, const ng_view *x) {
 
 /* ---- sums ----------------------------------------------------------------------------------------*/
 
-/* `cpu` and `ref` sum the same patches and squares. The sums are exact, except for squares of means: at most 4
- * roundings of 2^-53 in each square, and one in each addition. */
+/* `ref`, `cpu` and the device sum the same patches and squares. The sums are exact, except for squares of means: at
+ * most 4 roundings of 2^-53 in each square, and one in each addition. */
 static void sums_match(ng_queue *q, const picture *g, const ng_view *x) {
   ng_conv c = g->c;
   ng_view v = *x;
   c.channels = v.columns = g->c1 - g->c0;
   v.data = ng_view_at(x, 0, 0, g->c0);
   const int64_t n = c.channels * ng_conv_taps(&c), room = ng_box_scratch(q, &c);
-  double *out = need(4 * n * 8);
+  double *out = need(6 * n * 8);
   float *scratch = guarded(2 * room);
   const char *what = title(g, "sums", q->la->name);
-  for (int k = 0; k < 2; k++) {
-    const ng_kernel_ops *kernels = ng_kernels_find(k == 0 ? "cpu" : "ref");
-    const ng_box box = {.x = v, .samples = g->take, .conv = c, .out = out + k * n};
+  const int implementations = for_device(g) ? 3 : 2; /* ref, cpu, the device */
+  for (int k = 0; k < implementations; k++) {
+    ng_queue on = k < 2 ? *q : kernels_device();
+    if (k < 2) on.kernels = ng_kernels_find(k == 0 ? "ref" : "cpu");
+    const ng_box box = {.x = v, .samples = g->take, .conv = c, .out = out + 2 * k * n};
     const ng_squares squares = {
-        .x = v, .samples = g->take, .reduce = g->reduce, .out = out + (2 + k) * n};
-    kernels->box_sums(q, &box, 1, (double *)(void *)scratch);
-    kernels->square_sums(q, &squares, 1);
+        .x = v, .samples = g->take, .reduce = g->reduce, .out = out + (2 * k + 1) * n};
+    on.kernels->box_sums(&on, &box, 1, (double *)(void *)scratch);
+    on.kernels->square_sums(&on, &squares, 1);
+    ng_queue_wait(&on);
+    for (int64_t i = 0; i < n; i++) {
+      const double got = out[2 * k * n + i];
+      if (got != out[i]) fail_msg("%s: sum %d is %g", what, (int)i, got);
+    }
+    for (int64_t i = 0; i < c.channels; i++) {
+      const double got = out[(2 * k + 1) * n + i], want = out[n + i];
+      const double tolerance = g->reduce == 1 ? (double)(2 * (4 + g->take)) * 0x1p-53 : 0;
+      if (!(fabs(got - want) <= tolerance * want))
+        fail_msg("%s: square %d is %g", what, (int)i, got);
+    }
   }
-  for (int64_t i = 0; i < n; i++) {
-    if (out[i] != out[n + i]) fail_msg("%s: sum %d is %g", what, (int)i, out[i]);
-  }
-  for (int64_t i = 0; i < c.channels; i++) {
-    const double got = out[2 * n + i], want = out[3 * n + i];
-    const double tolerance = g->reduce == 1 ? (double)(2 * (4 + g->take)) * 0x1p-53 : 0;
-    if (!(fabs(got - want) <= tolerance * want)) fail_msg("%s: square %d is %g", what, (int)i, got);
-  }
+  kernels_check_device();
   release(scratch, 2 * room, what);
   free(out);
 }
@@ -487,8 +520,9 @@ static void all_bits_match_in_f32(void **unused) {
 /* One infinite pixel: in a patch, outside all patches, or in a sample beyond `take`. */
 static void box_sums_find_non_finite_values(void **unused) {
   fixture f = opened(NULL, 3);
-  for (int k = 0; k < 12; k++) {
-    const bool taken = k % 3 != 2, patch = k % 3 == 0, ref = k >= 6;
+  const int devices = KERNELS_FIRST < 0 ? 1 : 0;
+  for (int k = 0; k < 12 + 6 * devices; k++) {
+    const bool taken = k % 3 != 2, patch = k % 3 == 0;
     picture g = {.c = conv_of(3, 6, 6, 1), .how = k / 3 % 2 ? LIE_NHWC : LIE_NCHW, .t = NG_F32};
     g.samples = g.take = 2;
     g.c1 = 3;
@@ -499,7 +533,10 @@ static void box_sums_find_non_finite_values(void **unused) {
     double out[3];
     double *scratch = need(ng_box_scratch(f.ctx->queue, &g.c) * 8);
     const ng_box box = {.x = x.v, .samples = taken ? 2 : 1, .conv = g.c, .out = out};
-    ng_kernels_find(ref ? "ref" : "cpu")->box_sums(f.ctx->queue, &box, 1, scratch);
+    ng_queue q = k < 12 ? *f.ctx->queue : kernels_device();
+    if (k < 12) q.kernels = ng_kernels_find(k < 6 ? "cpu" : "ref");
+    q.kernels->box_sums(&q, &box, 1, scratch);
+    ng_queue_wait(&q);
     assert_true(isnan(out[0]) == taken);
     free(scratch);
     free(x.data);

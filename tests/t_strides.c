@@ -194,7 +194,7 @@ static void gathered_lines_are_scattered_back(void **state) {
 /* Return the largest magnitude of an array. All implementations must return the same number. */
 static double largest(const ng_strided *s) {
   double expected = -1.0;
-  EACH_QUEUE(q) {
+  EACH_QUEUE_AND_DEVICE(q) {
     double out = -1.0;
     ng_kernels(&q)->scan(&q, s, 1, &out);
     ng_queue_wait(&q);

@@ -116,6 +116,7 @@ set(natgrad_unit_tests
     t_sizes
     t_stages
     t_stale
+    t_standin
     t_state
     t_state_faults
     t_state_growth
@@ -179,6 +180,16 @@ function(natgrad_share file)
 endfunction()
 natgrad_share(bound t_absent t_bindings t_left_out)
 natgrad_share(effects t_option_effects)
+# Kernels of a device, on the stand-in of standin.c. bench/gpu.sh runs them on a GPU.
+foreach(test t_kernels_emit t_kernels_gram t_kernels_norm t_strides)
+  target_sources(${test} PRIVATE cuda/backend.c cuda/backend_sums.c cuda/stage.c tests/kernels.c tests/standin.c)
+  target_include_directories(${test} PRIVATE cuda)
+endforeach()
+target_sources(t_standin PRIVATE tests/standin.c)
+target_include_directories(t_standin PRIVATE cuda)
+add_executable(gpu_eva bench/gpu_eva.c tests/standin.c)
+target_include_directories(gpu_eva PRIVATE cuda tests)
+target_link_libraries(gpu_eva PRIVATE m)
 natgrad_share(io_check t_npy t_safetensors_read t_safetensors_write)
 natgrad_share(late t_family_matrix t_kernels_gram t_queue t_strides t_twosided)
 natgrad_share(linalg_check t_linalg t_linalg_long t_sym t_twosided t_vector)
@@ -485,3 +496,7 @@ foreach(test IN LISTS natgrad_quick_tests)
     message(FATAL_ERROR "tests/tests.cmake: natgrad_quick_tests names '${test}', which is no test")
   endif()
 endforeach()
+
+# The kernels for GPUs: a fused step of Eva on the stand-in; the compiler's report.
+natgrad_test(gpu_eva LABEL unit COMMAND gpu_eva tiny)
+natgrad_test(cuda_kernels LABEL unit COMMAND ${PROJECT_SOURCE_DIR}/tests/cuda_kernels.sh)

@@ -57,6 +57,7 @@ typedef struct ng_queue {
   void *executor;
   int32_t threads; /* number of threads: pieces of a loop */
   int64_t pending; /* number of entries called since the last wait */
+  struct ng_device *device; /* of a backend with a device (cuda/backend.h); NULL: the host */
 } ng_queue;
 
 /* Return the table for one call: ng_on(q)->factor(q, S, &info), and count the call as pending. Only the thread that

@@ -1,0 +1,305 @@
+/* gpu_eva.c: the time of one step of Eva with SGD on a device, beside the time to move 24 bytes a parameter at the copy
+ * bandwidth: gradients twice, weights and momentum read and written.
+ *
+ * usage: gpu_eva resnet18 | resnet50 | tiny
+ *
+ * The step has four launches and no number that the host reads: dv_eva_fold, dv_measure_tiles, dv_eva_decide,
+ * dv_update_tiles. Its result is compared with double on the host; the exit code is 1 if they differ. Arrays are random. */
+#include <math.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "desk.h"
+#include "device.h"
+
+enum { MOST = 400, WARM_UP = 10, RUNS = 50, DECIDE_THREADS = 1024 };
+static const double DAMPING = 0.03, CLIP = 1e-3, LR = 0.1, DECAY = 5e-4, MU = 0.9;
+
+/* A parameter [rows, cols]; a norm parameter or a bias has one row and no curvature. */
+typedef struct parameter {
+  int64_t rows, cols, count;
+  bool has_curvature;
+  float *D, *w, *m, *a, *g; /* on the host */
+  float *device_w;
+} parameter;
+static parameter list[MOST];
+static int64_t n;
+static dv_desk *desk;
+
+static void check(const char *error) {
+  if (error == NULL) return;
+  (void)fprintf(stderr, "gpu_eva: %s\n", error);
+  exit(1);
+}
+
+/* ---- models ----------------------------------------------------------------------------------*/
+
+static void add(int64_t rows, int64_t cols, bool has_curvature) {
+  list[n++] =
+      (parameter){.rows = rows, .cols = cols, .count = rows * cols, .has_curvature = has_curvature};
+}
+static void add_conv(int64_t out, int64_t in, int64_t kernel) {
+  add(out, in * kernel * kernel, true);
+  add(1, out, false);
+  add(1, out, false);
+}
+
+/* ResNet-18 or ResNet-50 for 1,000 classes; tiny: one block of the first stage. */
+static void add_resnet(bool deep, bool tiny) {
+  static const int64_t blocks[2][4] = {{2, 2, 2, 2}, {3, 4, 6, 3}};
+  int64_t in = tiny ? 8 : 64;
+  add_conv(in, 3, 7);
+  for (int64_t stage = 0; stage < (tiny ? 1 : 4); stage++) {
+    const int64_t width = in < 64 ? in : 64 << stage, out = deep ? 4 * width : width;
+    for (int64_t b = 0; b < (tiny ? 1 : blocks[deep][stage]); b++) {
+      if (deep) add_conv(width, in, 1);
+      add_conv(width, deep ? width : in, 3);
+      add_conv(out, width, deep ? 1 : 3);
+      if (b == 0 && in != out) add_conv(out, in, 1);
+      in = out;
+    }
+  }
+  add(tiny ? 10 : 1000, in, true);
+  add(1, tiny ? 10 : 1000, false);
+}
+
+/* ---- arrays ----------------------------------------------------------------------------------*/
+
+static float *random_array(int64_t count, double scale) {
+  static uint64_t state = 1;
+  float *x = malloc((size_t)count * sizeof *x);
+  if (x == NULL) check("out of memory");
+  for (int64_t i = 0; i < count; i++) {
+    state = state * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+    x[i] = (float)(((double)(state >> 40) * 0x1p-24 - 0.5) * scale);
+  }
+  return x;
+}
+
+/* Return a copy of `count` objects on the device. */
+static void *on_device(const void *x, int64_t count, size_t size) {
+  void *at;
+  check(dv_alloc(desk, (size_t)count * size, &at));
+  check(dv_copy(desk, at, x, (size_t)count * size));
+  check(dv_wait(desk));
+  return at;
+}
+static void *floats_on_device(const float *x, int64_t count) {
+  return on_device(x, count, sizeof *x);
+}
+
+/* ---- the step --------------------------------------------------------------------------------*/
+
+/* Lists on the device. */
+static const dv_mean *means;
+static const dv_layer *layers;
+static const dv_measure *measures;
+static dv_direction *directions;
+static const dv_update *updates;
+static const int64_t *first, *first_measured;
+static double *sums, *inner, *c;
+static int32_t *skipped;
+static int64_t curved, tiles, measured_tiles;
+
+static dv_region whole(float *data, const parameter *p) {
+  const dv_place place = {
+      .data = (char *)data, .dtype = DV_F32, .rows_adjacent = 1, .axes = 1, .row_stride = p->cols};
+  return (dv_region){place, 0, p->rows, 0, p->cols, p->cols % 4 == 0};
+}
+
+static void make_lists(int64_t *overflowed) {
+  static dv_mean mean[2 * MOST];
+  static dv_layer layer[MOST];
+  static dv_measure measure[MOST];
+  static dv_direction direction[MOST];
+  static dv_update update[MOST];
+  static int64_t starts[MOST + 1], measured_starts[MOST + 1];
+  double *norm2;
+  check(dv_alloc(desk, 2 * MOST * sizeof *norm2, (void **)&norm2));
+  for (int64_t i = 0; i < n; i++) {
+    parameter *p = &list[i];
+    const int64_t here = (p->count + DV_TILE - 1) / DV_TILE;
+    p->D = random_array(p->count, 1e-2), p->w = random_array(p->count, 0.1);
+    p->m = random_array(p->count, 1e-2);
+    p->device_w = floats_on_device(p->w, p->count);
+    const dv_region D = whole(floats_on_device(p->D, p->count), p);
+    direction[i] = (dv_direction){
+        .D = D, .scale = 1.0, .u_col = 1, .overflowed = overflowed, .is_rank_one = true};
+    update[i] = (dv_update){.weight = whole(p->device_w, p).place,
+                            .m = floats_on_device(p->m, p->count),
+                            .cols = p->cols,
+                            .lr = (float)LR,
+                            .mu = (float)MU,
+                            .keep = 1.0f,
+                            .decay = (float)DECAY,
+                            .coefficients = {1.0f, (float)MU},
+                            .is_sgd = true,
+                            .is_flat = D.is_flat};
+    starts[i + 1] = starts[i] + here;
+    if (!p->has_curvature) continue;
+    p->a = random_array(p->cols, 1.0), p->g = random_array(p->rows, 1e-2);
+    const int64_t k = curved++;
+    float *a = floats_on_device(p->a, p->cols), *g = floats_on_device(p->g, p->rows);
+    mean[2 * k] = (dv_mean){a, floats_on_device(p->a, p->cols), p->cols, 0.05, 0.95, &norm2[2 * k]};
+    mean[2 * k + 1] =
+        (dv_mean){g, floats_on_device(p->g, p->rows), p->rows, 0.05, 0.95, &norm2[2 * k + 1]};
+    measured_starts[k + 1] = measured_starts[k] + here;
+    layer[k] =
+        (dv_layer){&norm2[2 * k], &norm2[2 * k + 1], i, measured_starts[k], measured_starts[k + 1]};
+    measure[k] = (dv_measure){.D = D, .x = a, .y = g};
+    direction[i].u = a, direction[i].y = g;
+  }
+  tiles = starts[n], measured_tiles = measured_starts[curved];
+  means = on_device(mean, 2 * curved, sizeof *mean);
+  layers = on_device(layer, curved, sizeof *layer);
+  measures = on_device(measure, curved, sizeof *measure);
+  directions = on_device(direction, n, sizeof *direction);
+  updates = on_device(update, n, sizeof *update);
+  first = on_device(starts, n + 1, sizeof *starts);
+  first_measured = on_device(measured_starts, curved + 1, sizeof *measured_starts);
+  check(dv_alloc(desk, (size_t)measured_tiles * 2 * sizeof *sums, (void **)&sums));
+  check(dv_alloc(desk, MOST * sizeof *inner, (void **)&inner));
+  check(dv_alloc(desk, MOST * sizeof *c, (void **)&c));
+  check(dv_alloc(desk, sizeof *skipped, (void **)&skipped));
+}
+
+static void fold(void) {
+  check(dv_launch(desk, "dv_eva_fold", 2 * curved, DV_THREADS, (void *[]){&means}));
+}
+static void measure_tiles(void) {
+  check(dv_launch(desk, "dv_measure_tiles", measured_tiles, DV_THREADS,
+                  (void *[]){&measures, &first_measured, &curved, &sums}));
+}
+static void decide(void) {
+  double damping = DAMPING, bound = CLIP / (LR * LR);
+  check(dv_launch(
+      desk, "dv_eva_decide", 1, DECIDE_THREADS,
+      (void *[]){&layers, &curved, &sums, &directions, &damping, &bound, &inner, &c, &skipped}));
+}
+static void update(void) {
+  check(dv_launch(desk, "dv_update_tiles", tiles, DV_THREADS,
+                  (void *[]){&directions, &updates, &first, &n, &skipped}));
+}
+static void step(void) {
+  fold();
+  measure_tiles();
+  decide();
+  update();
+}
+
+/* ---- the check -------------------------------------------------------------------------------*/
+
+/* Return s = g' D a / (alpha beta + damping), and add <D, PD> to *inner_sum. */
+static double coefficient(const parameter *p, double *inner_sum) {
+  double s = 0.0, d2 = 0.0, alpha = 0.0, beta = 0.0;
+  for (int64_t k = 0; k < p->count; k++) {
+    const double x = (double)p->D[k];
+    d2 += x * x;
+    s += x * (double)p->g[k / p->cols] * (double)p->a[k % p->cols];
+  }
+  for (int64_t k = 0; k < p->cols; k++) {
+    alpha += (double)p->a[k] * (double)p->a[k];
+  }
+  for (int64_t k = 0; k < p->rows; k++) {
+    beta += (double)p->g[k] * (double)p->g[k];
+  }
+  const double by = s / (alpha * beta + DAMPING);
+  *inner_sum += (d2 - s * by) / DAMPING;
+  return by;
+}
+
+/* Return the largest difference between the weights on the device after one step and the same step in double. */
+static double largest_error(void) {
+  double by[MOST] = {0.0}, inner_sum = 0.0, worst = 0.0;
+  for (int64_t i = 0; i < n; i++) {
+    if (list[i].has_curvature) by[i] = coefficient(&list[i], &inner_sum);
+  }
+  const double clip = fmin(1.0, sqrt(CLIP / (LR * LR) / inner_sum));
+  for (int64_t i = 0; i < n; i++) {
+    const parameter *p = &list[i];
+    float *got;
+    check(dv_alloc_host(desk, (size_t)p->count * sizeof *got, (void **)&got));
+    check(dv_copy(desk, got, p->device_w, (size_t)p->count * sizeof *got));
+    check(dv_wait(desk));
+    for (int64_t k = 0; k < p->count; k++) {
+      double d = (double)p->D[k];
+      if (p->has_curvature)
+        d = clip / DAMPING * (d - by[i] * (double)p->g[k / p->cols] * (double)p->a[k % p->cols]);
+      const double w = (double)p->w[k], m = MU * (double)p->m[k] + d + DECAY * w;
+      worst = fmax(worst, fabs((double)got[k] - (w - LR * m)));
+    }
+    dv_free_host(desk, got);
+  }
+  return worst;
+}
+
+/* ---- times -----------------------------------------------------------------------------------*/
+
+static int by_value(const void *a, const void *b) {
+  const double x = *(const double *)a, y = *(const double *)b;
+  return (x > y) - (x < y);
+}
+
+/* Return the median time of a function in microseconds. */
+static double time_of(void (*run)(void)) {
+  double seconds[RUNS], unused;
+  for (int i = 0; i < WARM_UP + RUNS; i++) {
+    check(dv_mark(desk, 0));
+    run();
+    check(dv_mark(desk, 1));
+    check(dv_marked(desk, i < WARM_UP ? &unused : &seconds[i - WARM_UP]));
+  }
+  qsort(seconds, RUNS, sizeof seconds[0], by_value);
+  return seconds[RUNS / 2] * 1e6;
+}
+
+static void *copied[2];
+static const size_t COPIED = (size_t)512 << 20;
+static void copy(void) { check(dv_copy(desk, copied[1], copied[0], COPIED)); }
+static void replay(void) { check(dv_graph_replay(desk)); }
+
+static void print_times(int64_t parameters) {
+  check(dv_alloc(desk, COPIED, &copied[0]));
+  check(dv_alloc(desk, COPIED, &copied[1]));
+  const double bytes_per_us = 2.0 * (double)COPIED / time_of(copy);
+  const double bound = 24.0 * (double)parameters / bytes_per_us, whole_step = time_of(step);
+  printf(
+      "  copy %.0f GB/s; bound (24 bytes a parameter) %.1f us; step %.1f us = %.2f of the bound\n",
+      bytes_per_us * 1e-3, bound, whole_step, whole_step / bound);
+  printf("  fold %.1f us, measure %.1f us, decide %.1f us, update %.1f us\n", time_of(fold),
+         time_of(measure_tiles), time_of(decide), time_of(update));
+  check(dv_graph_begin(desk));
+  step();
+  check(dv_graph_end(desk));
+  const double graph = time_of(replay);
+  printf("  step as a CUDA graph %.1f us = %.2f of the bound\n", graph, graph / bound);
+}
+
+int main(int argc, char **argv) {
+  const char *model = argc > 1 ? argv[1] : "";
+  const bool tiny = strcmp(model, "tiny") == 0, deep = strcmp(model, "resnet50") == 0;
+  if (argc != 2 || (!tiny && !deep && strcmp(model, "resnet18") != 0)) {
+    (void)fprintf(stderr, "usage: gpu_eva resnet18 | resnet50 | tiny\n");
+    return 2;
+  }
+  int64_t parameters = 0, *overflowed;
+  check(dv_open(0, &desk));
+  check(dv_alloc(desk, sizeof *overflowed, (void **)&overflowed));
+  add_resnet(deep, tiny);
+  for (int64_t i = 0; i < n; i++) {
+    parameters += list[i].count;
+  }
+  make_lists(overflowed);
+  step();
+  check(dv_wait(desk));
+  /* Weights are below 0.05 and change by less than 0.05: a few roundings of 2^-24 of 0.1. */
+  const double error = largest_error(), tolerance = 4.0 * 0x1p-24 * 0.1;
+  printf("%s: %lld parameters of %lld tensors, %lld layers, on %s; largest error %.2g of %.2g\n",
+         model, (long long)parameters, (long long)n, (long long)curved, dv_name(desk), error,
+         tolerance);
+  if (!(error <= tolerance)) return 1;
+  if (!tiny) print_times(parameters);
+  return 0;
+}

@@ -1,0 +1,255 @@
+/* backend.c: the kernel table `device`: descriptors of kernel/kernel.h, rewritten for the device and copied there, then
+ * one or a few launches for a whole list. Entries return before their work is done. */
+#include <math.h>
+#include <string.h>
+
+#include "device_entries.h"
+
+/* ---- descriptors -----------------------------------------------------------------------------*/
+
+static dv_place place_of(const ng_place *v) {
+  dv_place p = {.data = v->data,
+                .dtype = (int32_t)v->dtype,
+                .rows_adjacent = v->rows_adjacent,
+                .axes = v->axes,
+                .row_stride = v->row_stride};
+  memcpy(p.extent, v->extent, sizeof p.extent);
+  memcpy(p.stride, v->stride, sizeof p.stride);
+  return p;
+}
+
+static bool is_aligned(const void *at) { return (uintptr_t)at % 16 == 0; }
+
+static bool is_flat(const ng_place *v, const ng_region *D) {
+  return v->dtype == NG_F32 && v->rows_adjacent && v->row_stride == D->cols && D->row == 0 &&
+         D->col == 0 && D->cols % 4 == 0 && D->rows * D->cols <= INT32_MAX && is_aligned(v->data);
+}
+
+static dv_region region_of(const ng_region *D) {
+  return (dv_region){place_of(D->place), D->row, D->rows, D->col, D->cols, is_flat(D->place, D)};
+}
+static int64_t tiles_of(const ng_region *D) { return blocks_of(D->rows * D->cols, DV_TILE); }
+
+static dv_direction direction_of(const ng_direction *e, float *to) {
+  const bool one_u =
+      e->u == NULL || (e->map == NULL && e->u_row == 0 && e->u_col == 1 && is_aligned(e->u));
+  return (dv_direction){.D = region_of(&e->D),
+                        .scale = e->scale,
+                        .k = e->k,
+                        .u = e->u,
+                        .u_row = e->u_row,
+                        .u_col = e->u_col,
+                        .map = e->map,
+                        .u_double = e->u_double,
+                        .y_double = e->y_double,
+                        .y = e->y,
+                        .to = to,
+                        .overflowed = (int64_t *)(void *)e->overflowed,
+                        .clip_bound = e->clip_bound,
+                        .is_stored = e->is_stored,
+                        .is_rank_one =
+                            one_u && !e->is_stored && e->u_double == NULL && e->y_double == NULL,
+                        .in_double = e->in_double};
+}
+
+static dv_update update_of(const ng_direction *e, const ng_weight_update *s) {
+  dv_update to = {.weight = place_of(s->weight),
+                  .m = s->m,
+                  .v = s->v,
+                  .cols = s->cols,
+                  .coefficients = {s->coefficients[0], s->coefficients[1]},
+                  .is_sgd = s->sgd != NULL,
+                  .is_flat = is_flat(s->weight, &e->D) && s->m != NULL && is_aligned(s->m) &&
+                             s->cols == e->D.cols};
+  if (s->sgd != NULL) {
+    to.lr = s->sgd->lr, to.mu = s->sgd->mu, to.keep = s->sgd->keep, to.decay = s->sgd->decay;
+    to.nesterov = s->sgd->nesterov;
+  } else {
+    to.b1 = s->adamw->b1, to.b2 = s->adamw->b2, to.n1 = s->adamw->n1, to.n2 = s->adamw->n2;
+    to.keep = s->adamw->keep, to.eps = s->adamw->eps;
+  }
+  return to;
+}
+
+/* Lists of directions and updates on the device; `list` NULL: an error. */
+typedef struct emission {
+  void *list, *updates;
+  cut cut;
+} emission;
+
+static emission emission_of(ng_device *d, const ng_direction *e, float *const *to,
+                            const ng_weight_update *s, int64_t n) {
+  emission x = {0};
+  if (!ng_stage_begin(d)) return x;
+  dv_direction *list = ng_stage_take(d, n, sizeof *list);
+  dv_update *updates = s == NULL ? NULL : ng_stage_take(d, n, sizeof *updates);
+  if (list == NULL || (s != NULL && updates == NULL) || !cut_begin(d, n, &x.cut)) return x;
+  for (int64_t i = 0; i < n; i++) {
+    list[i] = direction_of(&e[i], to == NULL ? NULL : to[i]);
+    if (s != NULL) updates[i] = update_of(&e[i], &s[i]);
+    cut_add(&x.cut, tiles_of(&e[i].D));
+  }
+  x.list = ng_stage_address(d, list);
+  if (s != NULL) x.updates = ng_stage_address(d, updates);
+  return x;
+}
+
+/* ---- gradients -------------------------------------------------------------------------------*/
+
+static void scan(ng_queue *q, const ng_strided *a, int64_t n, double *out) {
+  ng_device *d = q->device;
+  cut c;
+  if (!ng_stage_begin(d)) return;
+  dv_array *list = ng_stage_take(d, n, sizeof *list);
+  if (list == NULL || !cut_begin(d, n, &c)) return;
+  for (int64_t i = 0; i < n; i++, a++) {
+    dv_array *to = &list[i];
+    *to = (dv_array){
+        .data = a->data, .dtype = (int32_t)a->dtype, .ndim = a->ndim, .count = 1, .out = &out[i]};
+    for (int32_t k = 0; k < a->ndim; k++) {
+      to->count *= a->shape[k];
+    }
+    memcpy(to->shape, a->shape, sizeof to->shape);
+    memcpy(to->stride, a->stride, sizeof to->stride);
+    cut_add(&c, blocks_of(to->count, DV_TILE));
+  }
+  void *at = ng_stage_address(d, list);
+  ng_stage_check(d, dv_zero(d->desk, out, (size_t)n * sizeof *out));
+  LAUNCH(d, dv_scan_tiles, cut_blocks(&c), &at, &c.on_device, &n);
+}
+
+static void measure(ng_queue *q, const ng_measure *m, int64_t n, double *unused) {
+  (void)unused;
+  ng_device *d = q->device;
+  cut tiles, rows;
+  if (!ng_stage_begin(d)) return;
+  dv_measure *list = ng_stage_take(d, n, sizeof *list);
+  if (list == NULL || !cut_begin(d, n, &tiles) || !cut_begin(d, n, &rows)) return;
+  for (int64_t i = 0; i < n; i++, m++) {
+    list[i] = (dv_measure){region_of(&m->D), m->x, m->y, m->y_all, m->t, m->out};
+    list[i].D.is_flat = list[i].D.is_flat && is_aligned(m->x);
+    cut_add(&tiles, tiles_of(&m->D));
+    cut_add(&rows, m->t != NULL ? m->D.rows : 0);
+  }
+  void *at = ng_stage_address(d, list), *none = NULL;
+  double *sums = ng_stage_scratch(d, 2 * cut_blocks(&tiles), sizeof *sums);
+  int32_t two = 2;
+  LAUNCH(d, dv_measure_tiles, cut_blocks(&tiles), &at, &tiles.on_device, &n, &sums);
+  LAUNCH(d, dv_measure_rows, cut_blocks(&rows), &at, &rows.on_device, &n);
+  LAUNCH(d, dv_add_tiles, n, &at, &tiles.on_device, &two, &sums, &none);
+}
+
+static void check_finite(ng_queue *q, const ng_region *a, int64_t n, int32_t *out) {
+  ng_device *d = q->device;
+  cut c;
+  int32_t one = 1;
+  if (!ng_stage_begin(d)) return;
+  dv_read *list = ng_stage_take(d, n, sizeof *list);
+  if (list == NULL || !cut_begin(d, n, &c)) return;
+  for (int64_t i = 0; i < n; i++) {
+    list[i] = (dv_read){.D = region_of(&a[i]), .finite = &out[i]};
+    cut_add(&c, tiles_of(&a[i]));
+  }
+  void *at = ng_stage_address(d, list);
+  LAUNCH(d, dv_fill, blocks_of(n, DV_THREADS), &out, &n, &one);
+  LAUNCH(d, dv_read_tiles, cut_blocks(&c), &at, &c.on_device, &n);
+}
+
+static void copy(ng_queue *q, const ng_read *r, int64_t n) {
+  ng_device *d = q->device;
+  cut c;
+  if (!ng_stage_begin(d)) return;
+  dv_read *list = ng_stage_take(d, n, sizeof *list);
+  if (list == NULL || !cut_begin(d, n, &c)) return;
+  for (int64_t i = 0; i < n; i++, r++) {
+    list[i] = (dv_read){region_of(&r->D), r->to, r->to_row, r->to_col, r->map, r->finite};
+    cut_add(&c, tiles_of(&r->D));
+  }
+  void *at = ng_stage_address(d, list);
+  LAUNCH(d, dv_read_tiles, cut_blocks(&c), &at, &c.on_device, &n);
+}
+
+/* ---- directions ------------------------------------------------------------------------------*/
+
+static void emit(ng_queue *q, const ng_direction *e, int64_t n) {
+  ng_device *d = q->device;
+  emission x = emission_of(d, e, NULL, NULL, n);
+  if (x.list == NULL) return;
+  LAUNCH(d, dv_emit_tiles, cut_blocks(&x.cut), &x.list, &x.cut.on_device, &n);
+}
+
+static void store(ng_queue *q, const ng_direction *e, float *const *to, int64_t n) {
+  ng_device *d = q->device;
+  emission x = emission_of(d, e, to, NULL, n);
+  if (x.list == NULL) return;
+  LAUNCH(d, dv_store_tiles, cut_blocks(&x.cut), &x.list, &x.cut.on_device, &n);
+}
+
+static void norm2(ng_queue *q, const ng_direction *e, int64_t n, double *unused, double *out) {
+  (void)unused;
+  ng_device *d = q->device;
+  emission x = emission_of(d, e, NULL, NULL, n);
+  if (x.list == NULL) return;
+  double *sums = ng_stage_scratch(d, cut_blocks(&x.cut), sizeof *sums);
+  void *none = NULL;
+  int32_t one = 1;
+  LAUNCH(d, dv_norm2_tiles, cut_blocks(&x.cut), &x.list, &x.cut.on_device, &n, &sums);
+  LAUNCH(d, dv_add_tiles, n, &none, &x.cut.on_device, &one, &sums, &out);
+}
+
+static void update(ng_queue *q, const ng_direction *e, const ng_weight_update *s, int64_t n) {
+  ng_device *d = q->device;
+  emission x = emission_of(d, e, NULL, s, n);
+  if (x.list == NULL) return;
+  void *none = NULL;
+  LAUNCH(d, dv_update_tiles, cut_blocks(&x.cut), &x.list, &x.updates, &x.cut.on_device, &n, &none);
+}
+
+static void ratios(ng_queue *q, const ng_direction *e, const ng_weight_update *s, int64_t n,
+                   const ng_ratios *to) {
+  ng_device *d = q->device;
+  emission x = emission_of(d, e, NULL, s, n);
+  dv_ratios *of = ng_stage_take(d, 1, sizeof *of);
+  if (x.list == NULL || of == NULL) return;
+  *of = (dv_ratios){to->bin, to->bins, to->count, to->extreme};
+  const int64_t counts = to->bins == 0 ? NG_RATIO_BINS : (int64_t)to->bins * NG_RATIO_FINE_BINS;
+  double *sums = ng_stage_scratch(d, 4 * cut_blocks(&x.cut), sizeof *sums), *out = to->out;
+  int64_t *all = ng_stage_take(d, 2, sizeof *all), one = 1;
+  if (sums == NULL || all == NULL) return;
+  all[0] = 0, all[1] = cut_blocks(&x.cut);
+  void *at = ng_stage_address(d, of), *every = ng_stage_address(d, all), *none = NULL;
+  double *ends = to->extreme;
+  int32_t dropped = NG_RATIO_DROPPED_BITS, fine = NG_RATIO_FINE_BINS, four = 4;
+  ng_stage_check(d, dv_zero(d->desk, to->count, (size_t)counts * sizeof *to->count));
+  LAUNCH(d, dv_ratio_begin, one, &ends);
+  LAUNCH(d, dv_ratio_tiles, cut_blocks(&x.cut), &x.list, &x.updates, &x.cut.on_device, &n, &at,
+         &sums, &dropped, &fine);
+  LAUNCH(d, dv_add_tiles, one, &none, &every, &four, &sums, &out);
+}
+
+/* ---- the table -------------------------------------------------------------------------------*/
+
+static const ng_kernel_ops table = {
+    .name = "device",
+    .scan = scan,
+    .measure = measure,
+    .finite = check_finite,
+    .read = copy,
+    .emit = emit,
+    .store = store,
+    .norm2 = norm2,
+    .update = update,
+    .ratios = ratios,
+    .gram_rows = ng_device_gram_rows,
+    .gram_conv = ng_device_gram_conv,
+    .box_sums = ng_device_box_sums,
+    .square_sums = ng_device_square_sums,
+    .norm_squares = ng_device_norm_squares,
+    .norm_gram = ng_device_norm_gram,
+};
+
+void ng_device_attach(ng_device *d, ng_queue *q) {
+  q->la = &d->la;
+  q->kernels = &table;
+  q->device = d;
+}

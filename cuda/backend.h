@@ -1,0 +1,22 @@
+/* backend.h: a queue whose kernels run on a device.
+ *
+ * In:   a queue, and lists of descriptors as every implementation of kernel/kernel.h gets them; arrays that the device can
+ *       access (desk.h). Out: the same results as of `ref`. May call: src/kernel, src/linalg, the desk. */
+#ifndef NG_BACKEND_H
+#define NG_BACKEND_H
+
+#include "desk.h"
+#include "kernel/kernel.h"
+
+typedef struct ng_device ng_device;
+
+/* Open device `index`. Return NULL, or the text of an error that is valid until the next call. */
+const char *ng_device_open(int32_t index, ng_device **out);
+void ng_device_close(ng_device *d); /* waits for its work; d may be NULL */
+dv_desk *ng_device_desk(ng_device *d);
+/* Let the kernels of queue q run on the device, and its linear algebra on the host, by `ref`. */
+void ng_device_attach(ng_device *d, ng_queue *q);
+/* Return the text of the first error of an entry since the device was opened, or NULL. After an error no work runs. */
+const char *ng_device_error(const ng_device *d);
+
+#endif

@@ -1,0 +1,158 @@
+/* backend_sums.c: the entries of backend.c over observed arrays: patches, squares, Gram matrices, norm layers. */
+#include <string.h>
+
+#include "device_entries.h"
+
+static dv_view view_of(const ng_view *v) {
+  dv_view x = {.data = v->data,
+               .dtype = (int32_t)v->dtype,
+               .axes = v->axes,
+               .samples = v->samples,
+               .positions = v->positions,
+               .columns = v->columns,
+               .sample_stride = v->sample_stride,
+               .position_stride = v->position_stride,
+               .column_stride = v->column_stride,
+               .run_length = v->run_length};
+  memcpy(x.extent, v->extent, sizeof x.extent);
+  memcpy(x.stride, v->stride, sizeof x.stride);
+  return x;
+}
+
+/* c NULL: no patches */
+static dv_sum sum_of(const ng_view *v, int64_t samples, const ng_conv *c) {
+  dv_sum s = {.x = view_of(v), .samples = samples, .taps = 1};
+  if (c == NULL) return s;
+  s.height = c->height, s.width = c->width;
+  s.out_height = c->out_height, s.out_width = c->out_width, s.taps = ng_conv_taps(c);
+  memcpy(s.kernel, c->kernel, sizeof s.kernel);
+  memcpy(s.stride, c->stride, sizeof s.stride);
+  memcpy(s.padding, c->padding, sizeof s.padding);
+  memcpy(s.dilation, c->dilation, sizeof s.dilation);
+  return s;
+}
+
+void ng_device_box_sums(ng_queue *q, const ng_box *b, int64_t n, double *unused) {
+  (void)unused;
+  ng_device *d = q->device;
+  cut c;
+  if (!ng_stage_begin(d)) return;
+  dv_sum *list = ng_stage_take(d, n, sizeof *list);
+  int32_t *bad = ng_stage_scratch(d, n, sizeof *bad);
+  if (list == NULL || bad == NULL || !cut_begin(d, n, &c)) return;
+  for (int64_t i = 0; i < n; i++, b++) {
+    list[i] = sum_of(&b->x, b->samples, &b->conv);
+    list[i].out = b->out;
+    list[i].bad = &bad[i];
+    cut_add(&c, b->conv.channels * blocks_of(list[i].taps, DV_TAPS));
+  }
+  void *at = ng_stage_address(d, list);
+  ng_stage_check(d, dv_zero(d->desk, bad, (size_t)n * sizeof *bad));
+  LAUNCH(d, dv_box_channels, cut_blocks(&c), &at, &c.on_device, &n);
+  LAUNCH(d, dv_box_mark, blocks_of(n, DV_THREADS), &at, &n);
+}
+
+void ng_device_square_sums(ng_queue *q, const ng_squares *s, int64_t n) {
+  ng_device *d = q->device;
+  cut c;
+  if (!ng_stage_begin(d)) return;
+  dv_sum *list = ng_stage_take(d, n, sizeof *list);
+  if (list == NULL || !cut_begin(d, n, &c)) return;
+  for (int64_t i = 0; i < n; i++, s++) {
+    list[i] = sum_of(&s->x, s->samples, NULL);
+    list[i].reduce = s->reduce;
+    list[i].out = s->out;
+    cut_add(&c, s->x.columns);
+  }
+  void *at = ng_stage_address(d, list);
+  LAUNCH(d, dv_square_columns, cut_blocks(&c), &at, &c.on_device, &n);
+}
+
+static void gram(ng_device *d, const ng_gram *g, int64_t n, bool has_patches) {
+  cut c;
+  if (!ng_stage_begin(d)) return;
+  dv_gram *list = ng_stage_take(d, n, sizeof *list);
+  if (list == NULL || !cut_begin(d, n, &c)) return;
+  for (int64_t i = 0; i < n; i++, g++) {
+    dv_gram *to = &list[i];
+    *to = (dv_gram){.of = sum_of(&g->x, g->samples, has_patches ? &g->conv : NULL),
+                    .c0 = g->c0,
+                    .c1 = g->c1,
+                    .has_patches = has_patches,
+                    .has_ones = g->has_ones,
+                    .alpha = g->alpha,
+                    .S = g->S.a};
+    to->of.reduce = g->reduce;
+    to->p = to->of.taps * (g->c1 - g->c0) + (g->has_ones ? 1 : 0);
+    const int64_t across = g->samples > 0 ? blocks_of(to->p, DV_GRAM) : 0;
+    cut_add(&c, across * (across + 1) / 2);
+  }
+  void *at = ng_stage_address(d, list);
+  LAUNCH(d, dv_gram_squares, cut_blocks(&c), &at, &c.on_device, &n);
+}
+void ng_device_gram_rows(ng_queue *q, const ng_gram *g, int64_t n, float *unused) {
+  (void)unused;
+  gram(q->device, g, n, false);
+}
+void ng_device_gram_conv(ng_queue *q, const ng_gram *g, int64_t n, float *unused) {
+  (void)unused;
+  gram(q->device, g, n, true);
+}
+
+/* ---- norm layers -----------------------------------------------------------------------------*/
+
+/* Compute the gradients q of the samples of k. Return the address of the descriptor on the device, or NULL after an
+ * error. */
+static void *norm_gradients(ng_device *d, const ng_norm_sum *k, double **q) {
+  const ng_norm_layer *l = &k->layer;
+  if (!ng_stage_begin(d)) return NULL;
+  const int64_t width = ng_norm_width(l), raw = l->input == NG_NORM_RAW && l->has_gamma;
+  const int64_t sets = l->kind == NG_BATCH_NORM   ? l->channels
+                       : l->kind == NG_LAYER_NORM ? k->x.samples * k->x.positions
+                                                  : k->x.samples * l->groups;
+  dv_norm *to = ng_stage_take(d, 1, sizeof *to);
+  double *moments = raw ? ng_stage_scratch(d, 2 * sets, sizeof *moments) : NULL;
+  *q = ng_stage_scratch(d, k->samples * width, sizeof **q);
+  if (to == NULL || *q == NULL || (raw && moments == NULL)) return NULL;
+  *to = (dv_norm){.x = view_of(&k->x),
+                  .g = view_of(&k->g),
+                  .eps = l->eps,
+                  .samples = k->samples,
+                  .channels = l->channels,
+                  .groups = l->kind == NG_GROUP_NORM ? l->groups : 1,
+                  .width = width,
+                  .kind = (int32_t)l->kind,
+                  .has_gamma = l->has_gamma,
+                  .has_beta = l->has_beta,
+                  .products = k->products};
+  void *at = ng_stage_address(d, to);
+  if (raw) LAUNCH(d, dv_norm_moments, sets, &at, &moments);
+  LAUNCH(d, dv_norm_gradients, k->samples * l->channels, &at, &moments, q);
+  return at;
+}
+
+void ng_device_norm_squares(ng_queue *queue, const ng_norm_sum *k, int64_t n, void *unused) {
+  (void)unused;
+  ng_device *d = queue->device;
+  for (const ng_norm_sum *end = k + n; k < end; k++) {
+    double *q, *X = k->X;
+    void *at = norm_gradients(d, k, &q);
+    int32_t *bad = ng_stage_scratch(d, 1, sizeof *bad);
+    if (at == NULL || bad == NULL) return;
+    ng_stage_check(d, dv_zero(d->desk, bad, sizeof *bad));
+    LAUNCH(d, dv_norm_squares, blocks_of(3 * k->layer.channels, DV_THREADS), &at, &q, &X, &bad);
+    LAUNCH(d, dv_norm_mark, 1, &bad, &X);
+  }
+}
+
+void ng_device_norm_gram(ng_queue *queue, const ng_norm_sum *k, int64_t n, void *unused) {
+  (void)unused;
+  ng_device *d = queue->device;
+  for (const ng_norm_sum *end = k + n; k < end; k++) {
+    double *q, alpha = k->alpha;
+    int32_t dtype = (int32_t)k->dtype;
+    void *at = norm_gradients(d, k, &q), *S = k->S;
+    if (at == NULL) return;
+    LAUNCH(d, dv_norm_gram, ng_norm_width(&k->layer), &at, &q, &alpha, &S, &dtype);
+  }
+}

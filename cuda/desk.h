@@ -1,0 +1,40 @@
+/* desk.h: the operations of one device: memory, copies, launches, waits.
+ *
+ * Two implementations: desk_cuda.c by the CUDA driver, tests/standin.c without a device. Work goes to one stream, in the
+ * order of calls, and may run later; dv_wait waits for all of it. A call returns NULL, or the text of an error, which is
+ * valid until the next call. */
+#ifndef NG_DESK_H
+#define NG_DESK_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+typedef struct dv_desk dv_desk;
+
+const char *dv_open(int32_t index, dv_desk **out); /* *out: NULL after an error */
+void dv_close(dv_desk *d);                         /* d may be NULL */
+const char *dv_name(const dv_desk *d);
+
+/* Memory of the device; memory of the host that the device can read; existing memory of the host, made accessible. */
+const char *dv_alloc(dv_desk *d, size_t bytes, void **out);
+const char *dv_alloc_host(dv_desk *d, size_t bytes, void **out);
+void dv_free(dv_desk *d, void *at);
+void dv_free_host(dv_desk *d, void *at);
+const char *dv_register_host(dv_desk *d, void *at, size_t bytes);
+
+const char *dv_copy(dv_desk *d, void *to, const void *from,
+                    size_t bytes); /* host or device, both ways */
+const char *dv_zero(dv_desk *d, void *at, size_t bytes);
+/* Run `blocks` blocks of `threads` threads of a kernel; args: addresses of its arguments, read before the return. */
+const char *dv_launch(dv_desk *d, const char *kernel, int64_t blocks, int32_t threads, void **args);
+const char *dv_wait(dv_desk *d);
+
+/* For benchmarks. dv_mark: note the time at mark 0 or 1 of the stream. dv_marked: wait, and set *seconds between both.
+ * Launches between dv_graph_begin and dv_graph_end are recorded; dv_graph_replay runs them. */
+const char *dv_mark(dv_desk *d, int32_t mark);
+const char *dv_marked(dv_desk *d, double *seconds);
+const char *dv_graph_begin(dv_desk *d);
+const char *dv_graph_end(dv_desk *d);
+const char *dv_graph_replay(dv_desk *d);
+
+#endif

@@ -1,0 +1,218 @@
+/* desk_cuda.c: the operations of desk.h by the CUDA driver.
+ *
+ * libcuda.so.1 is opened by dlopen, so a build needs only nvcc. Functions and numbers are those of the CUDA Driver API. The
+ * context is the primary context of the device, which PyTorch uses, too. */
+#include "desk.h"
+
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* X(name, symbol, arguments): the functions of the driver. */
+#define DRIVER(X)                                                                                  \
+  X(init, "cuInit", (unsigned))                                                                    \
+  X(device, "cuDeviceGet", (int *, int))                                                           \
+  X(device_name, "cuDeviceGetName", (char *, int, int))                                            \
+  X(context, "cuDevicePrimaryCtxRetain", (void **, int))                                           \
+  X(use, "cuCtxSetCurrent", (void *))                                                              \
+  X(load, "cuModuleLoadData", (void **, const void *))                                             \
+  X(function, "cuModuleGetFunction", (void **, void *, const char *))                              \
+  X(launch, "cuLaunchKernel",                                                                      \
+    (void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *,         \
+     void **, void **))                                                                            \
+  X(alloc, "cuMemAlloc_v2", (unsigned long long *, size_t))                                        \
+  X(alloc_host, "cuMemHostAlloc", (void **, size_t, unsigned))                                     \
+  X(release, "cuMemFree_v2", (unsigned long long))                                                 \
+  X(release_host, "cuMemFreeHost", (void *))                                                       \
+  X(unload, "cuModuleUnload", (void *))                                                            \
+  X(end_stream, "cuStreamDestroy_v2", (void *))                                                    \
+  X(end_event, "cuEventDestroy_v2", (void *))                                                      \
+  X(end_graph, "cuGraphExecDestroy", (void *))                                                     \
+  X(end_context, "cuDevicePrimaryCtxRelease_v2", (int))                                            \
+  X(register_host, "cuMemHostRegister_v2", (void *, size_t, unsigned))                             \
+  X(copy, "cuMemcpyAsync", (unsigned long long, unsigned long long, size_t, void *))               \
+  X(set, "cuMemsetD8Async", (unsigned long long, unsigned char, size_t, void *))                   \
+  X(stream, "cuStreamCreate", (void **, unsigned))                                                 \
+  X(wait, "cuStreamSynchronize", (void *))                                                         \
+  X(event, "cuEventCreate", (void **, unsigned))                                                   \
+  X(record, "cuEventRecord", (void *, void *))                                                     \
+  X(elapsed, "cuEventElapsedTime", (float *, void *, void *))                                      \
+  X(capture, "cuStreamBeginCapture_v2", (void *, int))                                             \
+  X(captured, "cuStreamEndCapture", (void *, void **))                                             \
+  X(instantiate, "cuGraphInstantiateWithFlags", (void **, void *, unsigned long long))             \
+  X(replay, "cuGraphLaunch", (void *, void *))                                                     \
+  X(error_name, "cuGetErrorName", (int, const char **))
+
+enum { KERNELS = 64, MAPPED = 2, NO_DEFAULT_STREAM = 1, THREAD_LOCAL_CAPTURE = 1 };
+struct dv_desk {
+#define FIELD(name, symbol, arguments) int(*name) arguments;
+  DRIVER(FIELD)
+  int device_index;
+  void *primary, *module, *queue, *mark[2], *graph; /* NULL: not made */
+  char title[100], message[200];
+  struct {
+    const char *name;
+    void *function;
+  } kernel[KERNELS];
+  int32_t kernels;
+};
+
+extern const char dv_kernels[]; /* the compiled kernels: kernels.S */
+
+static const char *failed(dv_desk *d, const char *what, int code) {
+  const char *name = NULL;
+  if (d->error_name != NULL) (void)d->error_name(code, &name);
+  (void)snprintf(d->message, sizeof d->message, "%s failed: %s", what, name != NULL ? name : "?");
+  return d->message;
+}
+/* Call a function of the driver; return its error text from the calling function. */
+#define TRY(d, name, ...)                                                                          \
+  do {                                                                                             \
+    const int code_ = (d)->name(__VA_ARGS__);                                                      \
+    if (code_ != 0) return failed(d, #name, code_);                                                \
+  } while (0)
+
+static unsigned long long address(const void *p) { return (unsigned long long)(uintptr_t)p; }
+
+static const char *load_driver(dv_desk *d) {
+  void *library = dlopen("libcuda.so.1", RTLD_NOW);
+  if (library == NULL) return "no CUDA driver: libcuda.so.1 is not installed";
+#define LOAD(name, symbol, arguments)                                                              \
+  {                                                                                                \
+    void *at = dlsym(library, symbol);                                                             \
+    if (at == NULL) return "the CUDA driver is too old: it has no " symbol;                        \
+    memcpy(&d->name, &at, sizeof at);                                                              \
+  }
+  DRIVER(LOAD)
+  return NULL;
+}
+
+static const char *open_device(dv_desk *d, int32_t index) {
+  const char *error = load_driver(d);
+  if (error != NULL) return error;
+  TRY(d, init, 0);
+  TRY(d, device, &d->device_index, index);
+  TRY(d, device_name, d->title, (int)sizeof d->title, d->device_index);
+  TRY(d, context, &d->primary, d->device_index);
+  TRY(d, use, d->primary);
+  TRY(d, load, &d->module, dv_kernels);
+  TRY(d, stream, &d->queue, NO_DEFAULT_STREAM);
+  TRY(d, event, &d->mark[0], 0);
+  TRY(d, event, &d->mark[1], 0);
+  return NULL;
+}
+
+const char *dv_open(int32_t index, dv_desk **out) {
+  static _Thread_local char message[sizeof(((dv_desk *)0)->message)];
+  dv_desk *d = calloc(1, sizeof *d);
+  *out = NULL;
+  if (d == NULL) return "out of memory";
+  const char *error = open_device(d, index);
+  if (error == NULL) {
+    *out = d;
+    return NULL;
+  }
+  (void)snprintf(message, sizeof message, "%s", error);
+  dv_close(d);
+  return message;
+}
+
+void dv_close(dv_desk *d) {
+  if (d == NULL) return;
+  if (d->graph != NULL) (void)d->end_graph(d->graph);
+  for (int i = 0; i < 2; i++) {
+    if (d->mark[i] != NULL) (void)d->end_event(d->mark[i]);
+  }
+  if (d->queue != NULL) (void)d->end_stream(d->queue);
+  if (d->module != NULL) (void)d->unload(d->module);
+  if (d->primary != NULL) (void)d->end_context(d->device_index);
+  free(d);
+}
+
+const char *dv_name(const dv_desk *d) { return d->title; }
+
+const char *dv_alloc(dv_desk *d, size_t bytes, void **out) {
+  unsigned long long at;
+  TRY(d, alloc, &at, bytes);
+  *out = (void *)(uintptr_t)at;
+  return NULL;
+}
+const char *dv_alloc_host(dv_desk *d, size_t bytes, void **out) {
+  TRY(d, alloc_host, out, bytes, MAPPED);
+  return NULL;
+}
+const char *dv_register_host(dv_desk *d, void *at, size_t bytes) {
+  TRY(d, register_host, at, bytes, MAPPED);
+  return NULL;
+}
+void dv_free(dv_desk *d, void *at) {
+  if (at != NULL) (void)d->release(address(at));
+}
+void dv_free_host(dv_desk *d, void *at) {
+  if (at != NULL) (void)d->release_host(at);
+}
+const char *dv_copy(dv_desk *d, void *to, const void *from, size_t bytes) {
+  TRY(d, copy, address(to), address(from), bytes, d->queue);
+  return NULL;
+}
+const char *dv_zero(dv_desk *d, void *at, size_t bytes) {
+  TRY(d, set, address(at), 0, bytes, d->queue);
+  return NULL;
+}
+
+/* Set *function to a kernel; names are looked up in the module once. */
+static const char *find(dv_desk *d, const char *name, void **function) {
+  for (int32_t i = 0; i < d->kernels; i++) {
+    if (strcmp(d->kernel[i].name, name) == 0) {
+      *function = d->kernel[i].function;
+      return NULL;
+    }
+  }
+  const int code = d->function(function, d->module, name);
+  if (code != 0) return failed(d, name, code);
+  if (d->kernels == KERNELS) return NULL;
+  d->kernel[d->kernels].name = name;
+  d->kernel[d->kernels++].function = *function;
+  return NULL;
+}
+
+const char *dv_launch(dv_desk *d, const char *kernel, int64_t blocks, int32_t threads,
+                      void **args) {
+  void *function;
+  if (blocks == 0) return NULL;
+  const char *error = find(d, kernel, &function);
+  if (error != NULL) return error;
+  const int code =
+      d->launch(function, (unsigned)blocks, 1, 1, (unsigned)threads, 1, 1, 0, d->queue, args, NULL);
+  return code == 0 ? NULL : failed(d, kernel, code);
+}
+const char *dv_wait(dv_desk *d) {
+  TRY(d, wait, d->queue);
+  return NULL;
+}
+const char *dv_mark(dv_desk *d, int32_t i) {
+  TRY(d, record, d->mark[i], d->queue);
+  return NULL;
+}
+const char *dv_marked(dv_desk *d, double *seconds) {
+  float ms;
+  TRY(d, wait, d->queue);
+  TRY(d, elapsed, &ms, d->mark[0], d->mark[1]);
+  *seconds = (double)ms * 1e-3;
+  return NULL;
+}
+const char *dv_graph_begin(dv_desk *d) {
+  TRY(d, capture, d->queue, THREAD_LOCAL_CAPTURE);
+  return NULL;
+}
+const char *dv_graph_end(dv_desk *d) {
+  void *graph;
+  TRY(d, captured, d->queue, &graph);
+  TRY(d, instantiate, &d->graph, graph, 0);
+  return NULL;
+}
+const char *dv_graph_replay(dv_desk *d) {
+  TRY(d, replay, d->graph, d->queue);
+  return NULL;
+}

@@ -1,0 +1,146 @@
+/* device.h: the descriptors that kernels of a device read.
+ *
+ * A kernel takes lists of descriptors; its blocks cut the list: `first` [n + 1] has the number of blocks before each
+ * descriptor. All pointers are addresses that the device can read and write. */
+#ifndef NG_DEVICE_H
+#define NG_DEVICE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* DV_TILE: elements of a gradient that one block of DV_THREADS threads reads. */
+enum { DV_AXES = 8, DV_THREADS = 256, DV_TILE = 4096, DV_TAPS = 9, DV_GRAM = 32 };
+enum { DV_F32 = 1, DV_F64, DV_F16, DV_BF16 }; /* as ng_dtype */
+
+/* ng_place (kernel/kernel.h) */
+typedef struct dv_place {
+  char *data;
+  int32_t dtype, rows_adjacent, axes;
+  int64_t row_stride;
+  int64_t extent[DV_AXES], stride[DV_AXES];
+} dv_place;
+
+/* ng_region. is_flat: the range is the whole place, f32 without gaps, aligned to 16 bytes, with fewer than 2^31
+ * elements and a multiple of 4 columns; x or u of the descriptor is aligned, too. Threads read 4 elements at once. */
+typedef struct dv_region {
+  dv_place place;
+  int64_t row, rows, col, cols;
+  bool is_flat;
+} dv_region;
+
+/* ng_measure */
+typedef struct dv_measure {
+  dv_region D;
+  const float *x, *y;
+  double y_all;
+  double *t, *out;
+} dv_measure;
+
+/* ng_read; to NULL: only `finite` is set */
+typedef struct dv_read {
+  dv_region D;
+  float *to;
+  int64_t to_row, to_col;
+  const int32_t *map;
+  int32_t *finite;
+} dv_read;
+
+/* ng_direction; `to` is the destination of `store`. is_rank_one: scale D + k y u, y NULL or f32, the same u in all rows, or
+ * no u. */
+typedef struct dv_direction {
+  dv_region D;
+  double scale, k;
+  const float *u;
+  int64_t u_row, u_col;
+  const int32_t *map;
+  const double *u_double, *y_double;
+  const float *y;
+  float *to;
+  int64_t *overflowed;
+  float clip_bound;
+  bool is_stored, is_rank_one, in_double;
+} dv_direction;
+
+/* ng_weight_update. is_flat: as in dv_region, with a dense momentum aligned to 16 bytes. */
+typedef struct dv_update {
+  dv_place weight;
+  float *m, *v;
+  int64_t cols;
+  float lr, mu, keep, decay, b1, b2, n1, n2, eps;
+  float coefficients[2];
+  bool is_sgd, nesterov, is_flat;
+} dv_update;
+
+/* ng_strided, for `scan` */
+typedef struct dv_array {
+  const char *data;
+  int32_t dtype, ndim;
+  int64_t count;
+  int64_t shape[DV_AXES], stride[DV_AXES];
+  double *out;
+} dv_array;
+
+/* ng_view (kernel/observed.h) */
+typedef struct dv_view {
+  const char *data;
+  int32_t dtype, axes;
+  int64_t samples, positions, columns;
+  int64_t sample_stride, position_stride, column_stride, run_length;
+  int64_t extent[DV_AXES], stride[DV_AXES];
+} dv_view;
+
+/* ng_box and ng_squares; taps: number of kernel offsets. A thread sets *bad to 1 if an input is not finite. */
+typedef struct dv_sum {
+  dv_view x;
+  int64_t samples, width, height, out_height, out_width;
+  int64_t kernel[2], stride[2], padding[2], dilation[2];
+  int64_t taps;
+  int32_t reduce;
+  double *out;
+  int32_t *bad;
+} dv_sum;
+
+/* ng_gram: rows of p numbers, of positions or (has_patches) of patches; `of` has the array, the geometry and `reduce`. */
+typedef struct dv_gram {
+  dv_sum of;
+  int64_t c0, c1, p;
+  bool has_patches, has_ones;
+  float alpha;
+  float *S;
+} dv_gram;
+
+/* ng_norm_sum; width: numbers of q_i. moments of the input are needed if is_raw. */
+enum { DV_BATCH_NORM = 1, DV_LAYER_NORM, DV_GROUP_NORM }; /* as ng_norm_kind */
+typedef struct dv_norm {
+  dv_view x, g;
+  double eps;
+  int64_t samples, channels, groups, width;
+  int32_t kind;
+  bool is_raw, has_gamma, has_beta, products;
+} dv_norm;
+
+/* ng_ratios; extreme [2]: smallest and largest ratio */
+typedef struct dv_ratios {
+  const uint32_t *bin;
+  int32_t bins;
+  int64_t *count;
+  double *extreme;
+} dv_ratios;
+
+/* A running mean of Eva [n]: mean <- keep mean + take sum, where `sum` is the mean of this step; *norm2 <- |mean|^2. */
+typedef struct dv_mean {
+  float *mean;
+  const float *sum;
+  int64_t n;
+  double keep, take;
+  double *norm2;
+} dv_mean;
+
+/* A layer of Eva: alpha = |a|^2, beta = |g|^2, the index of its direction, its tiles [from, to) in the measured list. */
+typedef struct dv_layer {
+  const double *alpha, *beta;
+  int64_t direction, from, to;
+} dv_layer;
+
+#endif

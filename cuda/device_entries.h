@@ -1,0 +1,42 @@
+/* device_entries.h: shared by backend.c and backend_sums.c. */
+#ifndef NG_DEVICE_ENTRIES_H
+#define NG_DEVICE_ENTRIES_H
+
+#include "stage.h"
+
+#define LAUNCH(d, kernel, blocks, ...)                                                             \
+  do {                                                                                             \
+    void *args_[] = {__VA_ARGS__};                                                                 \
+    ng_stage_launch(d, #kernel, blocks, args_);                                                    \
+  } while (0)
+
+/* Return the number of blocks for n threads, or for a tile of n elements each. */
+static inline int64_t blocks_of(int64_t n, int64_t each) { return (n + each - 1) / each; }
+
+/* The numbers of blocks before each descriptor, [n + 1]; host and device addresses. */
+typedef struct cut {
+  int64_t *first, n;
+  void *on_device;
+} cut;
+
+static inline bool cut_begin(ng_device *d, int64_t n, cut *c) {
+  *c = (cut){.first = ng_stage_take(d, n + 1, sizeof *c->first)};
+  if (c->first == NULL) return false;
+  c->first[0] = 0;
+  c->on_device = ng_stage_address(d, c->first);
+  return true;
+}
+static inline void cut_add(cut *c, int64_t blocks) {
+  c->first[c->n + 1] = c->first[c->n] + blocks;
+  c->n++;
+}
+static inline int64_t cut_blocks(const cut *c) { return c->first[c->n]; }
+
+void ng_device_gram_rows(ng_queue *q, const ng_gram *g, int64_t n, float *unused);
+void ng_device_gram_conv(ng_queue *q, const ng_gram *g, int64_t n, float *unused);
+void ng_device_box_sums(ng_queue *q, const ng_box *b, int64_t n, double *unused);
+void ng_device_square_sums(ng_queue *q, const ng_squares *s, int64_t n);
+void ng_device_norm_squares(ng_queue *queue, const ng_norm_sum *k, int64_t n, void *unused);
+void ng_device_norm_gram(ng_queue *queue, const ng_norm_sum *k, int64_t n, void *unused);
+
+#endif

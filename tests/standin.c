@@ -1,0 +1,297 @@
+/* standin.c: a device for tests: the operations of cuda/desk.h by the host, which runs the kernels of cuda/kernels.cu.
+ *
+ * The threads of a block are fibers of one thread of the host. A fiber runs until a barrier or a shuffle, or to its end. A
+ * warp goes on when all its 32 threads are at a shuffle, a block when all its threads are at a barrier. If a thread ends,
+ * or waits elsewhere, while others wait for it, the launch fails with a text that names the kernel. Blocks run
+ * forward, backward or in a random order. Launches run at once. */
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "standin.h"
+
+#include "desk.h"
+#include "kernels.cu"
+
+#include <setjmp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <ucontext.h>
+
+enum { MOST_THREADS = 1024, WARP = 32, STACK = 64 << 10 };
+
+typedef enum fiber_state { READY, AT_BARRIER, AT_SHUFFLE, ENDED } fiber_state;
+typedef struct fiber {
+  jmp_buf at; /* where it goes on */
+  fiber_state state;
+  double lane; /* the value of a shuffle */
+  char *stack;
+} fiber;
+
+int64_t standin_block;
+int32_t standin_thread, standin_threads;
+static fiber fibers[MOST_THREADS];
+static jmp_buf scheduler;
+static void (*body)(void **);
+static void **body_args;
+static standin_order block_order;
+static uint64_t order_seed = 1;
+static char fault[200];
+
+/* ---- fibers ----------------------------------------------------------------------------------*/
+
+/* Leave the fiber in `state`; return when the scheduler resumes it. Jumps are ten times faster than swapcontext, which
+ * makes system calls. */
+static void leave(fiber_state state) {
+  fiber *f = &fibers[standin_thread];
+  f->state = state;
+  if (_setjmp(f->at) == 0) _longjmp(scheduler, 1);
+}
+
+void standin_barrier(void) { leave(AT_BARRIER); }
+
+/* Every lane writes its value, waits, reads, and waits again before a value is overwritten. */
+double standin_shuffle_down(double x, int32_t by) {
+  const int32_t me = standin_thread;
+  fibers[me].lane = x;
+  leave(AT_SHUFFLE);
+  const double y = me % WARP + by < WARP ? fibers[me + by].lane : x;
+  leave(AT_SHUFFLE);
+  return y;
+}
+
+/* A fiber serves one thread of every block: it waits for the first block, and after each block for the next. */
+static void run_fiber(void) {
+  for (;;) {
+    leave(ENDED);
+    body(body_args);
+  }
+}
+
+/* Make the stack of fiber i, and run it until it waits for a block. */
+static bool make_fiber(int32_t i) {
+  fiber *f = &fibers[i];
+  ucontext_t made, here;
+  if (f->stack != NULL) return true;
+  f->stack = malloc(STACK);
+  if (f->stack == NULL || getcontext(&made) != 0) return false;
+  made.uc_stack.ss_sp = f->stack;
+  made.uc_stack.ss_size = STACK;
+  made.uc_link = NULL;
+  makecontext(&made, run_fiber, 0);
+  standin_thread = i;
+  if (_setjmp(scheduler) == 0) (void)swapcontext(&here, &made);
+  return true;
+}
+
+static void go_on(int32_t i) {
+  standin_thread = i;
+  if (_setjmp(scheduler) == 0) _longjmp(fibers[i].at, 1);
+}
+
+/* ---- blocks ----------------------------------------------------------------------------------*/
+
+/* Return the number of threads [from, to) in `state`. */
+static int32_t count(int32_t from, int32_t to, fiber_state state) {
+  int32_t n = 0;
+  for (int32_t i = from; i < to; i++) {
+    n += fibers[i].state == state ? 1 : 0;
+  }
+  return n;
+}
+static void resume(int32_t from, int32_t to) {
+  for (int32_t i = from; i < to; i++) {
+    fibers[i].state = READY;
+  }
+}
+
+/* Run all ready threads; then let complete warps and a complete block go on. Return false if no thread can go on. */
+static bool advance(int32_t threads) {
+  for (int32_t i = 0; i < threads; i++) {
+    if (fibers[i].state == READY) go_on(i);
+  }
+  bool moved = false;
+  for (int32_t w = 0; w < threads; w += WARP) {
+    if (count(w, w + WARP, AT_SHUFFLE) != WARP) continue;
+    resume(w, w + WARP);
+    moved = true;
+  }
+  if (count(0, threads, AT_BARRIER) == threads) {
+    resume(0, threads);
+    moved = true;
+  }
+  return moved;
+}
+
+static const char *run_block(const char *name, int32_t threads) {
+  resume(0, threads);
+  while (advance(threads)) {
+  }
+  const int32_t ended = count(0, threads, ENDED);
+  if (ended == threads) return NULL;
+  (void)snprintf(fault, sizeof fault,
+                 "%s, block %lld: %d threads wait at a barrier and %d at a shuffle, but %d ended",
+                 name, (long long)standin_block, (int)count(0, threads, AT_BARRIER),
+                 (int)count(0, threads, AT_SHUFFLE), (int)ended);
+  for (int32_t i = 0; i < threads; i++) { /* the fibers are in the middle of a kernel */
+    free(fibers[i].stack);
+    fibers[i].stack = NULL;
+  }
+  return fault;
+}
+
+void standin_set_order(standin_order order, uint64_t seed) {
+  block_order = order;
+  order_seed = seed | 1;
+}
+const char *standin_fault(void) { return fault[0] != '\0' ? fault : NULL; }
+
+/* Return block i of n in the chosen order; random: steps of an odd number, modulo a power of 2, that skip numbers >= n. */
+static int64_t block_at(int64_t i, int64_t n, int64_t *state) {
+  if (block_order == STANDIN_FORWARD) return i;
+  if (block_order == STANDIN_BACKWARD) return n - 1 - i;
+  int64_t power = 1;
+  while (power < n) {
+    power *= 2;
+  }
+  do {
+    *state = (int64_t)(((uint64_t)*state * 5 + order_seed) % (uint64_t)power);
+  } while (*state >= n);
+  return *state;
+}
+
+const char *standin_run(const char *name, void (*kernel)(void **), int64_t blocks, int32_t threads,
+                        void **args) {
+  int64_t state = 0;
+  body = kernel;
+  body_args = args;
+  standin_threads = threads;
+  fault[0] = '\0';
+  for (int32_t i = 0; i < threads; i++) {
+    if (!make_fiber(i)) return "out of memory";
+  }
+  for (int64_t i = 0; i < blocks; i++) {
+    standin_block = block_at(i, blocks, &state);
+    const char *error = run_block(name, threads);
+    if (error != NULL) return error;
+  }
+  return NULL;
+}
+
+/* ---- kernels ---------------------------------------------------------------------------------*/
+
+/* CALLn(kernel, types) defines run_kernel, which reads n arguments from their addresses. */
+#define A(T, i) (*(T *)args[i])
+#define CALL1(k, a)                                                                                \
+  static void run_##k(void **args) { k(A(a, 0)); }
+#define CALL2(k, a, b)                                                                             \
+  static void run_##k(void **args) { k(A(a, 0), A(b, 1)); }
+#define CALL3(k, a, b, c)                                                                          \
+  static void run_##k(void **args) { k(A(a, 0), A(b, 1), A(c, 2)); }
+#define CALL4(k, a, b, c, d)                                                                       \
+  static void run_##k(void **args) { k(A(a, 0), A(b, 1), A(c, 2), A(d, 3)); }
+#define CALL5(k, a, b, c, d, e)                                                                    \
+  static void run_##k(void **args) { k(A(a, 0), A(b, 1), A(c, 2), A(d, 3), A(e, 4)); }
+#define CALL8(k, a, b, c, d, e, f, g, h)                                                           \
+  static void run_##k(void **args) {                                                               \
+    k(A(a, 0), A(b, 1), A(c, 2), A(d, 3), A(e, 4), A(f, 5), A(g, 6), A(h, 7));                     \
+  }
+#define CALL9(k, a, b, c, d, e, f, g, h, i)                                                        \
+  static void run_##k(void **args) {                                                               \
+    k(A(a, 0), A(b, 1), A(c, 2), A(d, 3), A(e, 4), A(f, 5), A(g, 6), A(h, 7), A(i, 8));            \
+  }
+typedef const int64_t *starts;
+typedef int64_t i64;
+CALL4(dv_measure_tiles, const dv_measure *, starts, i64, double *)
+CALL3(dv_measure_rows, const dv_measure *, starts, i64)
+CALL5(dv_add_tiles, const dv_measure *, starts, int32_t, const double *, double *)
+CALL3(dv_scan_tiles, const dv_array *, starts, i64)
+CALL3(dv_fill, int32_t *, i64, int32_t)
+CALL3(dv_read_tiles, const dv_read *, starts, i64)
+CALL3(dv_emit_tiles, const dv_direction *, starts, i64)
+CALL3(dv_store_tiles, const dv_direction *, starts, i64)
+CALL4(dv_norm2_tiles, const dv_direction *, starts, i64, double *)
+CALL5(dv_update_tiles, const dv_direction *, const dv_update *, starts, i64, const int32_t *)
+CALL1(dv_ratio_begin, double *)
+CALL8(dv_ratio_tiles, const dv_direction *, const dv_update *, starts, i64, const dv_ratios *,
+      double *, int32_t, int32_t)
+CALL1(dv_eva_fold, const dv_mean *)
+CALL9(dv_eva_decide, const dv_layer *, i64, const double *, dv_direction *, double, double,
+      double *, double *, int32_t *)
+CALL3(dv_box_channels, const dv_sum *, starts, i64)
+CALL2(dv_box_mark, const dv_sum *, i64)
+CALL3(dv_square_columns, const dv_sum *, starts, i64)
+CALL3(dv_gram_squares, const dv_gram *, starts, i64)
+CALL2(dv_norm_moments, const dv_norm *, double *)
+CALL3(dv_norm_gradients, const dv_norm *, const double *, double *)
+CALL4(dv_norm_squares, const dv_norm *, const double *, double *, int32_t *)
+CALL2(dv_norm_mark, const int32_t *, double *)
+CALL5(dv_norm_gram, const dv_norm *, const double *, double, void *, int32_t)
+
+#define KERNEL(k)                                                                                  \
+  { #k, run_##k }
+static const struct {
+  const char *name;
+  void (*run)(void **args);
+} kernels[] = {KERNEL(dv_measure_tiles), KERNEL(dv_measure_rows),   KERNEL(dv_add_tiles),
+               KERNEL(dv_scan_tiles),    KERNEL(dv_fill),           KERNEL(dv_read_tiles),
+               KERNEL(dv_emit_tiles),    KERNEL(dv_store_tiles),    KERNEL(dv_norm2_tiles),
+               KERNEL(dv_update_tiles),  KERNEL(dv_ratio_begin),    KERNEL(dv_ratio_tiles),
+               KERNEL(dv_eva_fold),      KERNEL(dv_eva_decide),     KERNEL(dv_box_channels),
+               KERNEL(dv_box_mark),      KERNEL(dv_square_columns), KERNEL(dv_gram_squares),
+               KERNEL(dv_norm_moments),  KERNEL(dv_norm_gradients), KERNEL(dv_norm_squares),
+               KERNEL(dv_norm_mark),     KERNEL(dv_norm_gram)};
+
+/* ---- the desk --------------------------------------------------------------------------------*/
+
+struct dv_desk {
+  int32_t unused;
+};
+
+const char *dv_open(int32_t index, dv_desk **out) {
+  *out = index == 0 ? calloc(1, sizeof **out) : NULL;
+  return *out != NULL ? NULL : "the stand-in has one device";
+}
+void dv_close(dv_desk *d) { free(d); }
+const char *dv_name(const dv_desk *d) { return "stand-in"; }
+
+/* New memory is filled with NaN. */
+const char *dv_alloc(dv_desk *d, size_t bytes, void **out) {
+  *out = malloc(bytes);
+  if (*out == NULL) return "out of memory";
+  memset(*out, 0xff, bytes);
+  return NULL;
+}
+const char *dv_alloc_host(dv_desk *d, size_t bytes, void **out) { return dv_alloc(d, bytes, out); }
+void dv_free(dv_desk *d, void *at) { free(at); }
+void dv_free_host(dv_desk *d, void *at) { free(at); }
+const char *dv_register_host(dv_desk *d, void *at, size_t bytes) { return NULL; }
+
+const char *dv_copy(dv_desk *d, void *to, const void *from, size_t bytes) {
+  memcpy(to, from, bytes);
+  return NULL;
+}
+const char *dv_zero(dv_desk *d, void *at, size_t bytes) {
+  memset(at, 0, bytes);
+  return NULL;
+}
+
+const char *dv_launch(dv_desk *d, const char *kernel, int64_t blocks, int32_t threads,
+                      void **args) {
+  for (size_t i = 0; i < sizeof kernels / sizeof kernels[0]; i++) {
+    if (strcmp(kernels[i].name, kernel) == 0)
+      return standin_run(kernel, kernels[i].run, blocks, threads, args);
+  }
+  return "no kernel of this name";
+}
+const char *dv_wait(dv_desk *d) { return NULL; }
+
+/* Nothing is timed or recorded here. */
+const char *dv_mark(dv_desk *d, int32_t mark) { return NULL; }
+const char *dv_marked(dv_desk *d, double *seconds) {
+  *seconds = 1.0;
+  return NULL;
+}
+const char *dv_graph_begin(dv_desk *d) { return NULL; }
+const char *dv_graph_end(dv_desk *d) { return NULL; }
+const char *dv_graph_replay(dv_desk *d) { return NULL; }

@@ -1,0 +1,73 @@
+/* standin.h: the words of cuda/device.h for the host compiler; standin.c runs the kernels. */
+#ifndef TESTS_STANDIN_H
+#define TESTS_STANDIN_H
+
+#include <math.h>
+#include <string.h>
+
+#define NG_GLOBAL void
+#define NG_INLINE static inline
+#define NG_SHARED static
+#define NG_UNROLL
+#define NG_BARRIER() standin_barrier()
+#define NG_BLOCK standin_block
+#define NG_THREAD standin_thread
+#define NG_THREADS standin_threads
+#define NG_ADD(at, x) standin_add(at, (int64_t)(x))
+#define NG_LARGEST(at, x) standin_largest(at, x)
+#define NG_SMALLEST(at, x) standin_smallest(at, x)
+#define NG_SHUFFLE_DOWN(x, by) standin_shuffle_down(x, by)
+#define NG_FLOAT_OF_BITS(b) standin_float(b)
+#define NG_BITS_OF_FLOAT(x) standin_bits32(x)
+#define NG_DOUBLE_OF_BITS(b) standin_double(b)
+#define NG_BITS_OF_DOUBLE(x) standin_bits64(x)
+
+typedef struct float4 {
+  float x, y, z, w;
+} float4;
+
+extern int64_t standin_block;
+extern int32_t standin_thread, standin_threads;
+void standin_barrier(void);
+double standin_shuffle_down(double x, int32_t by);
+
+static inline float standin_float(uint32_t b) {
+  float x;
+  memcpy(&x, &b, sizeof x);
+  return x;
+}
+static inline uint32_t standin_bits32(float x) {
+  uint32_t b;
+  memcpy(&b, &x, sizeof b);
+  return b;
+}
+static inline double standin_double(uint64_t b) {
+  double x;
+  memcpy(&x, &b, sizeof x);
+  return x;
+}
+static inline uint64_t standin_bits64(double x) {
+  uint64_t b;
+  memcpy(&b, &x, sizeof b);
+  return b;
+}
+static inline void standin_add(void *at, int64_t x) { *(int64_t *)at += x; }
+static inline void standin_largest(void *at, uint64_t x) {
+  uint64_t *to = at;
+  if (x > *to) *to = x;
+}
+static inline void standin_smallest(void *at, uint64_t x) {
+  uint64_t *to = at;
+  if (x < *to) *to = x;
+}
+
+/* What the next blocks run like; see standin.c. */
+typedef enum standin_order { STANDIN_FORWARD, STANDIN_BACKWARD, STANDIN_RANDOM } standin_order;
+void standin_set_order(standin_order order, uint64_t seed);
+/* Return the error text of the last launch whose threads did not meet at a barrier or a shuffle, or NULL. */
+const char *standin_fault(void);
+/* Run a kernel of the test: `body` is called in every thread. */
+const char *standin_run(const char *name, void (*body)(void **), int64_t blocks, int32_t threads,
+                        void **args);
+
+#endif
