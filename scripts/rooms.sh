@@ -95,7 +95,6 @@ loops_outside="
 src/api/context.c src/core/memory.c
 src/state/load.c src/state/save.c
 src/family/window_gram.c
-src/family/window_lowrank.c
 "
 loops='\b(NG_CLONES|ng_parallel|ng_queue_run)\b'
 while IFS=: read -r file line _; do

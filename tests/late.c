@@ -290,6 +290,7 @@ static void late_copies(ng_queue *q, const ng_copy *list, int64_t n) {
   CALL(copy, .n = n, .list = copy_of(list, n, sizeof *list));
 }
 LIST_ALONE(wire, ng_wire)
+LIST_ALONE(low_rank, ng_low_rank)
 
 static const ng_kernel_ops late_kernels = {
     .name = "late",
@@ -318,6 +319,7 @@ static const ng_kernel_ops late_kernels = {
     .largest_pack = late_largest_pack,
     .copy = late_copies,
     .wire = late_wire,
+    .low_rank = late_low_rank,
 };
 
 void late_queue(ng_queue *q, const ng_linalg_ops *under) {

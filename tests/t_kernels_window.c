@@ -1,6 +1,7 @@
 /* t_kernels_window.c: conformance of the entries for windows: `cpu` against `ref`, with one and three pieces.
  *
  *   rows        products and combinations of whole (f32, bf16), sparse and low-rank rows
+ *   power       power iterations of low-rank rows: P is orthonormal, P Q' + the residual is the matrix
  *   largest     the k largest elements are those of a full sort; their rows, counts and packed entries
  *   flat        every pass over vectors, for gradients and weights of every dtype and layout, masked and excluded
  *
@@ -456,10 +457,103 @@ static void counts_of_keys(void **state) {
   }
 }
 
+/* ---- power iterations ------------------------------------------------------------------------*/
+
+enum { SIDE = 60, RANK = 3, FACTORS = 2 * RANK * SIDE };
+
+/* Memory of one power iteration of one queue. */
+typedef struct powers {
+  float a[2][SIDE * SIDE], e[2][SIDE * SIDE], from[2][FACTORS], to[2][FACTORS];
+  double work[FACTORS];
+} powers;
+
+/* A random matrix with error feedback, or a matrix of rank 1, which has one column of P. */
+static ng_low_rank draw_power(rng *r, powers *p) {
+  ng_low_rank w = {.by = 1.5, .is_excluded = rng_below(r, 5) == 0};
+  const bool rank_one = rng_below(r, 4) == 0;
+  w.shape.rows = rng_between(r, 1, SIDE), w.shape.cols = rng_between(r, 1, SIDE);
+  w.shape.rank = rng_below(r, 1 + ng_min64(RANK, ng_min64(w.shape.rows, w.shape.cols)));
+  memset(p, 0, sizeof *p);
+  for (int i = 0; i < SIDE * SIDE; i++) {
+    const int64_t row = i / w.shape.cols, col = i % w.shape.cols;
+    p->a[0][i] = rank_one ? (float)((1 + row % 5) * (1 + col % 7)) : value(r);
+    p->e[0][i] = rank_one ? 0.0F : value(r);
+    p->e[1][i] = 0x1p-26F * p->e[0][i];
+  }
+  for (int i = 0; i < FACTORS; i++) {
+    p->from[0][i] = value(r);
+    p->from[1][i] = 0x1p-26F * value(r);
+  }
+  return w;
+}
+
+/* Errors of a sum of up to 60 products of numbers up to 100 are below 1e-11; f32 numbers may be neighbours. */
+static void compare_pairs(float p[2][SIDE * SIDE], float w[2][SIDE * SIDE], int64_t n) {
+  for (int64_t i = 0; i < n; i++) {
+    const double one = (double)p[0][i] + (double)p[1][i], two = (double)w[0][i] + (double)w[1][i];
+    assert_true(fabs(one - two) <= 1e-9);
+    assert_true(fabs((double)p[0][i] - (double)w[0][i]) <= 0x1p-23 * fabs(two) + 1e-9);
+  }
+}
+
+static void check_power(const ng_low_rank *w, const powers *p, const powers *before) {
+  const int64_t rows = w->shape.rows, cols = w->shape.cols, behind = w->shape.rank * rows;
+  for (int64_t i = 0; i < rows * cols; i++) {
+    double sum = (double)p->a[0][i] + (double)p->a[1][i];
+    for (int64_t a = 0; a < w->shape.rank; a++) {
+      sum += p->work[a * rows + i / cols] * p->work[behind + a * cols + i % cols];
+    }
+    double want = (double)before->a[0][i];
+    if (w->e.x != NULL)
+      want = (double)before->e[0][i] + (double)before->e[1][i] + w->by * (double)before->a[0][i];
+    assert_true(fabs(sum - want) <= 1e-9);
+  }
+  for (int64_t a = 0; a < w->shape.rank * w->shape.rank; a++) {
+    const double *one = p->work + a / w->shape.rank * rows,
+                 *two = p->work + a % w->shape.rank * rows;
+    double sum = 0.0, square = 0.0;
+    for (int64_t r = 0; r < rows; r++) {
+      sum += one[r] * two[r], square += one[r] * one[r];
+    }
+    assert_true(fabs(sum - (one == two && square > 0.0 ? 1.0 : 0.0)) <= 1e-6);
+  }
+}
+
+static void power_iterations(void **state) {
+  static powers drawn_power, done[QUEUES];
+  rng r = {test_seed()};
+  for (int64_t t = 0; t < test_times(100); t++) {
+    const bool sums = rng_below(&r, 3) > 0;
+    ng_low_rank w = draw_power(&r, &drawn_power);
+    int i = 0;
+    EACH_QUEUE(q) {
+      powers *p = &done[i++];
+      memcpy(p, &drawn_power, sizeof *p);
+      w.a = (ng_pair){p->a[0], p->a[1]}, w.e = (ng_pair){p->e[0], p->e[1]};
+      if (!sums && w.shape.rank > 0 && !w.is_excluded) w.e.x = NULL;
+      w.from = (ng_pair){p->from[0], p->from[1]}, w.to = (ng_pair){p->to[0], p->to[1]};
+      w.work = p->work;
+      const ng_low_rank list[2] = {w, {.shape = {0, 0, 0, 0}}};
+      ng_kernels(&q)->low_rank(&q, list, 2);
+      ng_queue_wait(&q);
+    }
+    assert_memory_equal(&done[0], &done[1], sizeof done[0]);
+    assert_memory_equal(&done[2], &done[3], sizeof done[0]);
+    compare_pairs(done[0].a, done[2].a, w.shape.rows * w.shape.cols);
+    for (int64_t k = 0; k < FACTORS; k++) {
+      const double one = (double)done[0].to[0][k], two = (double)done[2].to[0][k];
+      assert_true(fabs(one - two) <= 0x1p-23 * fabs(two) + 1e-9);
+      assert_true(fabs(one + (double)done[0].to[1][k] - two - (double)done[2].to[1][k]) <=
+                  (k < w.shape.rank * w.shape.rows ? 1e-6 : 1e-9));
+    }
+    if (w.shape.rank > 0 && !w.is_excluded) check_power(&w, &done[0], &drawn_power);
+  }
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(products_of_rows), cmocka_unit_test(combinations_of_rows),
+      cmocka_unit_test(products_of_rows),    cmocka_unit_test(combinations_of_rows),
       cmocka_unit_test(passes_over_vectors), cmocka_unit_test(selection_and_rows),
-      cmocka_unit_test(counts_of_keys)};
+      cmocka_unit_test(counts_of_keys),      cmocka_unit_test(power_iterations)};
   return cmocka_run_group_tests_name("kernels of windows", tests, fill_memory, NULL);
 }

@@ -18,18 +18,6 @@
 
 #include "family/family.h"
 
-/* Elements of a chunk (the unit of loops over all parameters), and of a buffer on the stack. */
-enum { NG_WINDOW_CHUNK = NG_FLAT_CHUNK, NG_WINDOW_LINE = NG_FLAT_LINE };
-
-/* Elements of a block of sparse rows; an index within a block has 16 bits. */
-enum { NG_WINDOW_BLOCK = NG_FLAT_BLOCK };
-
-/* A chunk of a segment: elements [from, from + n) of the segment's slot, at `at` in flat order. */
-typedef struct ng_window_chunk {
-  int32_t segment, part;
-  int64_t from, n, at;
-} ng_window_chunk;
-
 /* The elements of a segment on this rank: n elements from element `from` of its parameter, at `at` in flat order.
  * flat: the beginning of the segment in the flat order of all ranks. */
 typedef struct ng_window_view {
@@ -122,8 +110,6 @@ static inline bool ng_window_feeds_lr(const ng_block *b) {
 /* ---- window_cut.c ----------------------------------------------------------------------------*/
 
 ng_status ng_window_set_layout(ng_block *b); /* set the layout; the caller has set w->store */
-/* Compute chunk i of w->chunks; a stored list would grow with the model. */
-ng_window_chunk ng_window_chunk_at(const ng_window *w, int32_t i);
 /* For ng_window_store.nearest_border: return the border between two parameters that is nearest to `at`. */
 int64_t ng_window_nearest_segment(const ng_block *b, int64_t at);
 /* Return a field of `rows` rows with one number per element of the window. */

@@ -97,12 +97,6 @@ static int64_t number_chunks(ng_block *b) {
   return chunks;
 }
 
-ng_window_chunk ng_window_chunk_at(const ng_window *w, int32_t i) {
-  const ng_flat_chunk c = ng_flat_chunk_at(w->flat, w->segments, i);
-  const int32_t k = w->segment_order[c.range - w->flat];
-  return (ng_window_chunk){k, c.range->part, w->view[k].from + c.from, c.n, c.at};
-}
-
 ng_status ng_window_set_layout(ng_block *b) {
   ng_window *w = ng_window_of(b);
   w->segments = b->segments;
@@ -127,7 +121,7 @@ ng_status ng_window_set_layout(ng_block *b) {
   const int64_t chunks = number_chunks(b);
   if (chunks > MOST_CHUNKS) {
     return ng_fail(b->ctx, NG_ERR_ARG, "'%s': %lld parameters on one rank, at most about %lld",
-                   b->name, (long long)w->d, (long long)MOST_CHUNKS * NG_WINDOW_CHUNK);
+                   b->name, (long long)w->d, (long long)MOST_CHUNKS * NG_FLAT_CHUNK);
   }
   w->chunks = (int32_t)chunks;
   return NG_OK;

@@ -9,7 +9,7 @@
  * A row is k values, their 16-bit indices within blocks, ascending, and the position where each block begins. */
 #include "family/window_topk.h"
 
-enum { BLOCK = NG_WINDOW_BLOCK };
+enum { BLOCK = NG_FLAT_BLOCK };
 
 /* ---- geometry --------------------------------------------------------------------------------*/
 

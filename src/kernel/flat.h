@@ -103,6 +103,27 @@ typedef struct ng_rows {
   float *u;
 } ng_rows;
 
+/* ---- low-rank rows ---------------------------------------------------------------------------*/
+
+/* 48-bit numbers x_i + rest_i, two f32 each. */
+typedef struct ng_pair {
+  float *x, *rest;
+} ng_pair;
+
+/* One power iteration for a parameter a [rows, cols], PowerSGD (Vogels et al. 2019, arXiv 1905.13727):
+ *     a <- e + by a;  P <- orthonormal columns of a Q;  Q <- a' P;  a <- a - P Q'
+ * from has the old Q, to receives the new P and Q; both have the layout of ng_factors. A column of P that is only the
+ * rounding error of earlier columns becomes 0, and its column of Q stays. Products are in double.
+ * excluded: P <- 0, Q stays, a <- e. rank 0: to <- by a, a <- 0. */
+typedef struct ng_low_rank {
+  ng_factors shape;
+  bool is_excluded;
+  double by;
+  ng_pair a, e; /* [rows * cols]; e.x NULL: a is the sum already */
+  ng_pair from, to;
+  double *work; /* [rank (rows + cols)] scratch */
+} ng_low_rank;
+
 /* ---- top-k selection -------------------------------------------------------------------------*/
 
 /* The key of a float is its 31 bits without the sign: keys are ordered as magnitudes. NG_LARGEST_COUNTS: scratch of one

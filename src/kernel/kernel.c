@@ -28,6 +28,7 @@ static const ng_kernel_ops cpu = {
     .largest_pack = ng_largest_pack_entries,
     .copy = ng_copy_arrays,
     .wire = ng_copy_wire,
+    .low_rank = ng_low_rank_steps,
 };
 
 static const ng_kernel_ops ref = {
@@ -57,6 +58,7 @@ static const ng_kernel_ops ref = {
     .largest_pack = ng_largest_pack_entries,
     .copy = ng_ref_copy,
     .wire = ng_ref_wire,
+    .low_rank = ng_ref_low_rank,
 };
 
 const ng_kernel_ops *ng_kernels_find(const char *name) {

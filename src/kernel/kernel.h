@@ -186,6 +186,7 @@ typedef struct ng_kernel_ops {
   /* copy.c: copies of arrays, for shards; sums converted to 16 bits while they travel between ranks, and back. */
   void (*copy)(ng_queue *q, const ng_copy *c, int64_t n);
   void (*wire)(ng_queue *q, const ng_wire *w, int64_t n);
+  void (*low_rank)(ng_queue *q, const ng_low_rank *w, int64_t n); /* low_rank.c: power iterations */
 } ng_kernel_ops;
 
 /* Return the table for one call: ng_kernels(q)->scan(q, ...), and count the call as pending, as ng_on does. */

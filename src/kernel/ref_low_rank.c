@@ -1,0 +1,112 @@
+/* ref_low_rank.c: the entry of low_rank.c, element by element in double. */
+#include <math.h>
+
+#include "kernel/entries.h"
+
+static double get(ng_pair p, int64_t i) { return (double)p.x[i] + (double)p.rest[i]; }
+static void set(ng_pair p, int64_t i, double y) {
+  p.x[i] = (float)y;
+  p.rest[i] = (float)(y - (double)p.x[i]);
+}
+
+static double inner(const double *x, const double *y, int64_t n) {
+  double sum = 0.0;
+  for (int64_t i = 0; i < n; i++) {
+    sum += x[i] * y[i];
+  }
+  return sum;
+}
+
+/* Make column a of P orthogonal to the columns before; make it 0 if only rounding errors are left. */
+static void orthogonal(double *P, int64_t n, int64_t a) {
+  double *p = P + a * n, lost = 1e-10 * sqrt(inner(p, p, n));
+  for (const double *c = P; c < p; c += n) {
+    const double along = inner(p, c, n);
+    lost += 2.0 * fabs(along) * (1.0 - inner(c, c, n));
+    for (int64_t i = 0; i < n; i++) {
+      p[i] -= along * c[i];
+    }
+  }
+  const double left = sqrt(inner(p, p, n));
+  for (int64_t i = 0; i < n; i++) {
+    p[i] = left > lost ? p[i] / (left + 1e-8) : 0.0;
+  }
+}
+
+static void iterate(const ng_low_rank *w) {
+  const ng_factors *v = &w->shape;
+  const int64_t n = v->rows, cols = v->cols, behind = v->rank * n;
+  double *P = w->work, *Q = w->work + behind;
+  for (int64_t a = 0; a < v->rank; a++) {
+    for (int64_t r = 0; r < n; r++) {
+      P[a * n + r] = 0.0;
+      for (int64_t c = 0; c < cols; c++) {
+        P[a * n + r] += get(w->a, r * cols + c) * get(w->from, behind + a * cols + c);
+      }
+    }
+    orthogonal(P, n, a);
+    for (int64_t c = 0; c < cols; c++) {
+      Q[a * cols + c] = 0.0;
+      for (int64_t r = 0; r < n; r++) {
+        Q[a * cols + c] += P[a * n + r] * get(w->a, r * cols + c);
+      }
+    }
+  }
+  for (int64_t i = 0; i < behind; i++) {
+    w->to.x[i] = (float)P[i];
+  }
+}
+
+/* Store column a of Q, minus sum over c of <R_a, R_c - P_c> Q_c, where R is the rounded P. */
+static void round_Q(const ng_low_rank *w, int64_t a) {
+  const ng_factors *v = &w->shape;
+  const int64_t n = v->rows, cols = v->cols, behind = v->rank * n;
+  const double *P = w->work, *Q = w->work + behind;
+  const float *R = w->to.x;
+  const bool none = inner(P + a * n, P + a * n, n) == 0.0;
+  for (int64_t c = 0; c < cols; c++) {
+    const int64_t at = behind + a * cols + c;
+    const double old = get(w->from, at);
+    double sum = Q[a * cols + c];
+    for (int64_t k = 0; k < v->rank; k++) {
+      double error = 0.0;
+      for (int64_t r = 0; r < n; r++) {
+        error += (double)R[a * n + r] * ((double)R[k * n + r] - P[k * n + r]);
+      }
+      sum -= error * Q[k * cols + c];
+    }
+    w->to.x[at] = (float)(none ? old : sum);
+    w->to.rest[at] = (float)((none ? old : Q[a * cols + c]) - (double)w->to.x[at]);
+  }
+}
+
+void ng_ref_low_rank(ng_queue *q, const ng_low_rank *w, int64_t n) {
+  (void)q;
+  for (const ng_low_rank *end = w + n; w < end; w++) {
+    const ng_factors *v = &w->shape;
+    const int64_t P = v->rank * v->rows, all = P + v->rank * v->cols;
+    const bool iterates = v->rank > 0 && !w->is_excluded;
+    for (int64_t i = 0; i < v->rows * v->cols; i++) {
+      if (v->rank == 0) w->to.x[i] = (float)(w->by * (double)w->a.x[i]);
+      const double e = w->e.x == NULL || v->rank == 0 ? 0.0 : get(w->e, i);
+      const double by = v->rank == 0 || w->is_excluded ? 0.0 : w->by;
+      if (w->e.x != NULL || !iterates) set(w->a, i, e + by * (double)w->a.x[i]);
+    }
+    for (int64_t i = 0; i < all && !iterates; i++) {
+      w->to.x[i] = i < P ? 0.0F : w->from.x[i];
+      w->to.rest[i] = w->from.rest[i];
+    }
+    if (!iterates) continue;
+    iterate(w);
+    for (int64_t a = 0; a < v->rank; a++) {
+      round_Q(w, a);
+    }
+    for (int64_t i = 0; i < v->rows * v->cols; i++) {
+      double left = get(w->a, i);
+      for (int64_t a = 0; a < v->rank; a++) {
+        left -= w->work[a * v->rows + i / v->cols] * w->work[P + a * v->cols + i % v->cols];
+      }
+      set(w->a, i, left);
+    }
+  }
+}
