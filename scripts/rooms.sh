@@ -90,11 +90,10 @@ done < <(grep -rnE '"(kronecker|rankone)"|\bfamily\b.*"(norm|window)"|ng_family_
 
 # Vectorised functions and parallel loops stand in kernel/ and linalg/ only (design D2). core/memory.c and api/context.c
 # hand the threads to the queue. save.c and load.c of state/ overlap reading, writing and checksums of files, on lanes
-# that need no queue. The other files still have loops over the elements of windows: delete a line with its last loop.
+# that need no queue.
 loops_outside="
 src/api/context.c src/core/memory.c
 src/state/load.c src/state/save.c
-src/family/window_gram.c
 "
 loops='\b(NG_CLONES|ng_parallel|ng_queue_run)\b'
 while IFS=: read -r file line _; do

@@ -1,5 +1,5 @@
-/* t_window_kernels.c: several ranks select the k largest elements that one rank selects; the memory of a large sparse
- * window. */
+/* t_window_kernels.c: several ranks select the k largest elements that one rank selects; the Cholesky factor of a ring of
+ * rows solves as a dense factor; the memory of a large sparse window. */
 #include "unit_test.h"
 #include "draw.h"
 #include "family/window.h"
@@ -67,6 +67,72 @@ static void selection_on_ranks_equals_one_rank(void **state) {
   }
 }
 
+/* ---- the factor of a ring ----------------------------------------------------------------------*/
+
+enum { RING = 41, DRAWN = 60 };
+
+/* x <- S^-1 x of order n, by Gauss without pivots, which a positive definite S does not need. */
+static void solve_dense(double S[RING][RING], int n, double *x) {
+  for (int k = 0; k < n; k++) {
+    for (int i = k + 1; i < n; i++) {
+      const double f = S[i][k] / S[k][k];
+      for (int j = k; j < n; j++)
+        S[i][j] -= f * S[k][j];
+      x[i] -= f * x[k];
+    }
+  }
+  for (int k = n - 1; k >= 0; k--) {
+    for (int j = k + 1; j < n; j++)
+      x[k] -= S[k][j] * x[j];
+    x[k] /= S[k][k];
+  }
+}
+
+/* Rows of K + I, K = V V' with eigenvalues up to 1230, enter and leave; the condition is below 1e4, so
+ * errors of 1e-16 grow to less than 1e-10. */
+static void factor_of_a_ring(void **state) {
+  rng r = {test_seed()};
+  for (int64_t t = 0; t < test_times(20); t++) {
+    const int64_t places = rng_between(&r, 2, RING);
+    double L[RING * RING] = {0.0}, V[RING][30], row[RING], z[RING], x[RING], S[RING][RING];
+    int64_t place[RING];
+    ng_ring ring = {L, places, place, 0};
+    for (int step = 0; step < DRAWN; step++) {
+      const int64_t head = step % places;
+      const bool last = rng_below(&r, 2) == 0;
+      if (ring.n == places) {
+        ng_ring_drop(&ring);
+        for (int64_t j = 0, old = place[0]; j < places; j++)
+          assert_true(L[old * places + j] == 0.0 && L[j * places + old] == 0.0);
+        memmove(place, place + 1, (size_t)--ring.n * sizeof *place);
+      }
+      place[ring.n++] = head;
+      for (int k = 0; k < 30; k++)
+        V[head][k] = 2 * rng_real(&r) - 1;
+      for (int i = 0; i < ring.n; i++) {
+        for (int j = 0; j < ring.n; j++) {
+          S[i][j] = i == j;
+          for (int k = 0; k < 30; k++)
+            S[i][j] += V[place[i]][k] * V[place[j]][k];
+        }
+        z[place[i]] = x[i] = last && i + 1 < ring.n ? 0.0 : 2 * rng_real(&r) - 1;
+      }
+      static double before[RING * RING];
+      memcpy(before, L, sizeof L);
+      for (int refused = 1; refused >= 0; refused--) { /* a pivot is at least 1 */
+        for (int i = 0; i < ring.n; i++)
+          row[place[i]] = S[ring.n - 1][i];
+        assert_true(ng_ring_append(&ring, refused ? 1e6 : 0.5, row) == !refused);
+        if (refused) assert_memory_equal(before, L, sizeof L);
+      }
+      ng_ring_solve(&ring, last, z);
+      solve_dense(S, (int)ring.n, x);
+      for (int i = 0; i < ring.n; i++)
+        assert_true(fabs(z[place[i]] - x[i]) <= 1e-10);
+    }
+  }
+}
+
 /* ---- memory ---*/
 
 /* 11.2 million parameters (ResNet-18), 1,024 rows of 1 % in bf16 and error feedback: at most 0.5 GiB.  The memory
@@ -94,6 +160,7 @@ static void memory_of_a_sparse_window(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {cmocka_unit_test(selection_on_ranks_equals_one_rank),
+                                     cmocka_unit_test(factor_of_a_ring),
                                      cmocka_unit_test(memory_of_a_sparse_window)};
   return cmocka_run_group_tests_name("selection of windows", tests, NULL, NULL);
 }

@@ -18,19 +18,17 @@
 
 #include "family/family.h"
 
-/* The elements of a segment on this rank: n elements from element `from` of its parameter, at `at` in flat order.
- * flat: the beginning of the segment in the flat order of all ranks. */
+/* A segment: its part, and its first element in the flat order of all ranks. */
 typedef struct ng_window_view {
   int32_t part;
-  int64_t at_all, from, at, n;
+  int64_t at_all;
 } ng_window_view;
 
 typedef struct ng_window_part {
-  int64_t at, n; /* elements [at, at + n) in flat order */
-  double *gram;  /* [places, places] the Gram matrix */
-  double *c;     /* [places] coefficients of the rows in the direction u_scale u + G' c */
-  double *u_scale;
-  double *factor; /* [places, places] Cholesky factor of S (window_gram.c); NULL: not stored */
+  double *gram;    /* [places, places] the Gram matrix */
+  double *c;       /* [places] coefficients of the rows in the direction u_scale u + G' c */
+  double *u_scale; /* points into ng_window.u_scales */
+  double *factor;  /* [places, places] Cholesky factor of S (window_gram.c); NULL: not stored */
   /* [places] coefficients of the rows in the average x: before and after this step; NULL: x is no average. */
   double *row_coefficient, *next_row_coefficient;
 } ng_window_part;
@@ -121,7 +119,7 @@ ng_field ng_window_field(const ng_block *b, const char *name, ng_dtype t, int64_
  * Q stay unchanged. */
 bool ng_window_has_excluded(const ng_block *b);        /* some parameter is excluded in this step */
 void ng_window_clear_excluded(ng_block *b, float *to); /* to <- 0 for excluded parameters */
-int64_t ng_window_pass(ng_block *b, ng_flat_pass *p);
+double ng_window_pass(ng_block *b, ng_flat_pass *p);
 /* to <- the bound gradients, 0 for masked and excluded elements.  NG_SKIPPED: an element is not finite, or too large
  * for error feedback or momentum (STORED_MOST). */
 ng_status ng_window_read_gradients(ng_block *b, float *to);
@@ -178,10 +176,8 @@ void ng_window_list_used(ng_window *w, bool fresh);
 void ng_window_gram_set_row(ng_window *w, const double *row);
 void ng_window_gram_clear_row(ng_window *w, int64_t place);
 
-bool ng_window_factor_append(const ng_window *w, ng_window_part *p, double lambda, double M,
-                             double *y);
-void ng_window_factor_store(const ng_window *w, ng_window_part *p, const double *S);
-void ng_window_factor_solve(const ng_window *w, const ng_window_part *p, bool last, double *z);
+ng_ring ng_window_ring(const ng_window *w, const ng_window_part *p); /* p->factor, rows in use */
+/* Update p->factor of all parts at the end of a step with a row at head. */
 void ng_window_factor_commit(ng_window *w, bool taken);
 
 /* ---- window_check.c --------------------------------------------------------------------------*/

@@ -69,30 +69,25 @@ static int64_t own_elements(const ng_window *w, const ng_segment *g, int64_t fla
   return ng_max64(0, end - first);
 }
 
-/* Set w->view and w->part for this rank's elements; return the number of chunks. */
+/* Set w->flat and w->part for this rank's elements; return the number of chunks. */
 static int64_t number_chunks(ng_block *b) {
   ng_window *w = ng_window_of(b);
   int64_t at = 0, chunks = 0;
   for (int32_t i = 0; i < w->segments; i++) {
     const int32_t k = w->segment_order[i];
-    ng_window_view *v = &w->view[k];
-    ng_window_part *p = &w->part[v->part];
-    if (i == 0 || v->part != w->view[w->segment_order[i - 1]].part)
-      *p = (ng_window_part){.at = at, .u_scale = &w->u_scales[v->part]};
-    v->at = at;
-    v->n = own_elements(w, &b->segment[k], v->at_all, &v->from);
     const ng_slot *slot = b->segment[k].slot;
-    p->n += v->n;
-    w->flat[i] = (ng_flat){.at = at,
-                           .n = v->n,
-                           .first_chunk = chunks,
-                           .part = v->part,
-                           .grad = &slot->grad,
-                           .weight = &slot->weight,
-                           .cols = slot->cols,
-                           .from = v->from};
-    at += v->n;
-    chunks += ng_flat_chunks(v->n);
+    const int32_t part = w->view[k].part;
+    ng_flat r = {.at = at,
+                 .first_chunk = chunks,
+                 .part = part,
+                 .grad = &slot->grad,
+                 .weight = &slot->weight,
+                 .cols = slot->cols};
+    r.n = own_elements(w, &b->segment[k], w->view[k].at_all, &r.from);
+    w->part[part].u_scale = &w->u_scales[part];
+    w->flat[i] = r;
+    at += r.n;
+    chunks += ng_flat_chunks(r.n);
   }
   return chunks;
 }

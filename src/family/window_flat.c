@@ -6,8 +6,8 @@
 /* Largest element for error feedback or momentum: 1e12 / (damping = 1e-6) = 1e18, whose square fits f32 (AdamW). */
 static const double STORED_MOST = 1e12;
 
-/* Fill the fields that all passes share; return the result of the pass: a number of elements or lines. */
-int64_t ng_window_pass(ng_block *b, ng_flat_pass *p) {
+/* Fill the fields that all passes share; return the first result of the pass. */
+double ng_window_pass(ng_block *b, ng_flat_pass *p) {
   ng_window *w = ng_window_of(b);
   for (int32_t i = 0; i < w->segments; i++) {
     w->flat[i].is_excluded = b->segment[w->segment_order[i]].slot->is_excluded;
@@ -21,7 +21,7 @@ int64_t ng_window_pass(ng_block *b, ng_flat_pass *p) {
   p->unit = w->sums + 3;
   ng_kernels(b->ctx->queue)->flat(b->ctx->queue, p, 1);
   ng_queue_wait(b->ctx->queue);
-  return (int64_t)*ng_numbers_read(b->ctx->queue, p->out);
+  return *ng_numbers_read(b->ctx->queue, p->out);
 }
 
 /* Rows may be large, because a row leaves the window after m steps and the solve scales its direction down.  But error
@@ -30,7 +30,7 @@ ng_status ng_window_read_gradients(ng_block *b, float *to) {
   const bool keeps = b->base.window_store != NG_STORE_DENSE || ng_window_x_is_average(b);
   const bool bounded = keeps && !ng_window_is_adaptive(&b->base);
   const double limit = bounded ? STORED_MOST : ng_dtype_largest(NG_F32);
-  if (ng_window_pass(b, &(ng_flat_pass){.op = NG_FLAT_READ, .to = to, .limit = limit}) == 0) {
+  if (ng_window_pass(b, &(ng_flat_pass){.op = NG_FLAT_READ, .to = to, .limit = limit}) == 0.0) {
     return NG_OK;
   }
   return ng_fail(b->ctx, NG_SKIPPED, "%s: a gradient is not finite%s", b->name,
@@ -38,7 +38,7 @@ ng_status ng_window_read_gradients(ng_block *b, float *to) {
 }
 
 bool ng_window_add_decay(ng_block *b, double decay, float *to) {
-  return ng_window_pass(b, &(ng_flat_pass){.op = NG_FLAT_DECAY, .to = to, .take = decay}) == 0;
+  return ng_window_pass(b, &(ng_flat_pass){.op = NG_FLAT_DECAY, .to = to, .take = decay}) == 0.0;
 }
 
 bool ng_window_has_excluded(const ng_block *b) {
@@ -63,7 +63,7 @@ int64_t ng_window_count_selectable(ng_block *b, int64_t at, int64_t n) {
     chunks += ng_flat_chunks(r.n);
     w->cut_flat[p.ranges++] = r;
   }
-  return ng_window_pass(b, &p);
+  return (int64_t)ng_window_pass(b, &p);
 }
 
 void ng_window_clear_excluded(ng_block *b, float *to) {

@@ -19,7 +19,7 @@ typedef struct lowrank {
   int64_t floats;          /* floats of a row on this rank */
   int64_t all, *cut;       /* floats of a row on all ranks; [ranks + 1] the slices of ranks */
   ng_factors *factors;     /* [segments] in flat order */
-  ng_low_rank *power;         /* [segments] the power iterations of a step */
+  ng_low_rank *power;      /* [segments] the power iterations of a step */
   float *rows;             /* [places, floats] */
   float *rest, *next_rest; /* [floats] low part of Q of the newest row; of the row at head */
   float *error, *next;     /* [d] e before and after this step */
@@ -62,7 +62,7 @@ static ng_status create_factors(ng_block *b) {
     for (int32_t r = 0; r <= b->ctx->ranks && w->sliced; r++) {
       if (w->view[k].at_all < w->cut[r]) s->cut[r] = s->all;
     }
-    if (w->view[k].n == 0) continue;
+    if (w->flat[i].n == 0) continue;
     s->factors[i] = (ng_factors){slot->rows, slot->cols, rank_of(b, k), s->floats};
     s->floats += floats_of(b, k);
   }
@@ -99,13 +99,13 @@ static ng_low_rank power_of(const ng_block *b, int32_t i, int64_t last) {
   const ng_factors *v = &s->factors[i];
   const int64_t at = w->flat[i].at;
   return (ng_low_rank){.shape = *v,
-                    .is_excluded = b->segment[w->segment_order[i]].slot->is_excluded,
-                    .by = w->input_scale,
-                    .a = {s->next + at, s->next_error_rest + at},
-                    .e = {s->error + at, s->error_rest + at},
-                    .from = {factors_at(s, last, v), s->rest + v->at},
-                    .to = {factors_at(s, ng_window_head(w), v), s->next_rest + v->at},
-                    .work = s->work + v->at};
+                       .is_excluded = b->segment[w->segment_order[i]].slot->is_excluded,
+                       .by = w->input_scale,
+                       .a = {s->next + at, s->next_error_rest + at},
+                       .e = {s->error + at, s->error_rest + at},
+                       .from = {factors_at(s, last, v), s->rest + v->at},
+                       .to = {factors_at(s, ng_window_head(w), v), s->next_rest + v->at},
+                       .work = s->work + v->at};
 }
 
 static void enter(ng_block *b) {

@@ -10,7 +10,7 @@ static const double INPUT_MOST = 1e28;
 
 void ng_window_mix(ng_block *b, float *to, const float *v, float *x, double old, double take) {
   ng_flat_pass p = {.op = NG_FLAT_MIX, .to = to, .v = v, .x = x, .old = old, .take = take};
-  ng_window_of(b)->overflowed += ng_window_pass(b, &p);
+  ng_window_of(b)->overflowed += (int64_t)ng_window_pass(b, &p);
 }
 
 /* ---- first-order methods ---------------------------------------------------------------------*/
@@ -45,11 +45,11 @@ void ng_window_adaptive_enter(ng_block *b) {
                     .m = 1.0 / (1.0 - pow(mu, t)),
                     .m2 = forget < 1.0 ? 1.0 / (1.0 - pow(forget, t)) : 1.0,
                     .eps = b->base.damping};
-  if (w->v != NULL) w->overflowed += ng_window_pass(b, &p);
+  if (w->v != NULL) w->overflowed += (int64_t)ng_window_pass(b, &p);
   if (!ng_window_feeds_lr(b)) return;
   ng_flat_pass limit = {
       .op = NG_FLAT_LIMIT, .to = w->x, .take = w->input_scale, .limit = INPUT_MOST};
-  w->overflowed += ng_window_pass(b, &limit);
+  w->overflowed += (int64_t)ng_window_pass(b, &limit);
 }
 
 void ng_window_read_head(ng_block *b, double by) {
@@ -72,7 +72,7 @@ void ng_window_adaptive_direct(ng_block *b) {
   if (b->base.window_function != NG_WINDOW_ADAGRAD) return;
   ng_flat_pass p = {
       .op = NG_FLAT_DIVIDE, .to = w->u, .next_s = w->next_s, .s = w->s, .eps = b->base.damping};
-  w->overflowed += ng_window_pass(b, &p);
+  w->overflowed += (int64_t)ng_window_pass(b, &p);
 }
 
 void ng_window_adaptive_commit(ng_block *b) {

@@ -174,7 +174,8 @@ static void solve_system(ng_block *b, const ng_window_part *p, const double *S, 
   ng_queue *q = b->ctx->queue;
   double *x = ng_scratch(b);
   if (S == NULL) {
-    ng_window_factor_solve(w, p, last, z);
+    const ng_ring r = ng_window_ring(w, p);
+    ng_ring_solve(&r, last, z);
     return;
   }
   for (int64_t i = 0; i < w->rows; i++) {
@@ -192,7 +193,14 @@ static bool append_to_factor(ng_block *b, ng_window_part *p, double lambda, doub
   const ng_window *w = ng_window_of(b);
   const bool fresh = w->row_place[w->rows - 1] == ng_window_head(w);
   const bool same = w->factor_damping == lambda && M == (double)w->m;
-  return fresh && (same || w->rows == 1) && ng_window_factor_append(w, p, lambda, M, ng_scratch(b));
+  const ng_ring r = ng_window_ring(w, p);
+  double *row = ng_scratch(b);
+  if (!fresh || !(same || w->rows == 1)) return false;
+  for (int64_t k = 0; k < w->rows; k++) {
+    row[w->row_place[k]] = gram_entry(w, p, w->rows - 1, k) / lambda;
+  }
+  row[ng_window_head(w)] += M;
+  return ng_ring_append(&r, M / 2.0, row); /* in exact arithmetic the pivot is at least M */
 }
 
 /* Store the new factor S in p->factor for later steps; `whole`: the factorisation succeeded. */
@@ -200,7 +208,8 @@ static void store_factor(ng_window *w, ng_window_part *p, bool whole, const doub
   if (w->row_place[w->rows - 1] != ng_window_head(w)) return;
   w->factor_replaced = true;
   if (whole) {
-    ng_window_factor_store(w, p, S);
+    const ng_ring r = ng_window_ring(w, p);
+    ng_ring_store(&r, S);
   } else {
     w->next_factor_damping = 0.0;
   }

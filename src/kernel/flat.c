@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "kernel/entries.h"
+#include "kernel/row_loops.h"
 
 ng_flat_chunk ng_flat_chunk_at(const ng_flat *range, int64_t ranges, int64_t i) {
   int64_t low = 0, high = ranges; /* find the last range whose first chunk is <= i */

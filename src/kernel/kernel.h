@@ -218,10 +218,6 @@ static inline void *ng_place_at(const ng_place *v, int64_t row, int64_t col) {
   return (char *)v->data + (row * v->row_stride + col) * ng_dtype_size(v->dtype);
 }
 
-/* row_loops.c: return <x, y> in double; acc += c x. */
-double ng_row_dot(const float *x, const float *y, int64_t n);
-void ng_row_add(double *acc, const float *x, int64_t n, double c);
-
 /* transpose.c: dst[j * ldd + i] = src[i * lds + j] for i < m, j < n; lds, ldd: elements between rows of src, dst. */
 void ng_transpose(const float *src, int64_t lds, int64_t m, int64_t n, float *dst, int64_t ldd);
 

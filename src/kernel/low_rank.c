@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "kernel/entries.h"
+#include "kernel/row_loops.h"
 
 static inline void split(double y, float *x, float *rest) {
   *x = (float)y;

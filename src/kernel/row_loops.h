@@ -1,9 +1,11 @@
-/* row_loops.h: whole rows of a window (row_loops.c), for rows.c. */
+/* row_loops.h: products and sums of rows of a window (row_loops.c). */
 #ifndef NG_ROW_LOOPS_H
 #define NG_ROW_LOOPS_H
 
 #include "kernel/kernel.h"
 
+double ng_row_dot(const float *x, const float *y, int64_t n);      /* return <x, y> in double */
+void ng_row_add(double *acc, const float *x, int64_t n, double c); /* acc += c x */
 /* Return the address of element `at` of the row at `place`. */
 static inline const void *ng_row_at(const ng_rows *G, int64_t place, int64_t at) {
   return (const char *)G->value + (place * G->stride + at) * ng_dtype_size(G->dtype);

@@ -250,6 +250,24 @@ ng_sym ng_sym_load(ng_queue *q, int64_t n, const void *F, ng_dtype kept, float *
  * can write. */
 bool ng_fits_dtype(ng_queue *q, int64_t n, const float *x, ng_dtype t, double *largest);
 
+/* ---- ring.c: a Cholesky factor whose rows enter and leave, computed by the calling thread at once ----------------*/
+
+/* L of S = L L' [n, n]; row k of S is at place[k] of the ring, the oldest first. Other places are 0. */
+typedef struct ng_ring {
+  double *L; /* [places, places] L[column's place][row's place] */
+  int64_t places;
+  const int64_t *place; /* [n], consecutive around the ring */
+  int64_t n;
+} ng_ring;
+/* Append row n - 1, row [places] of S, which is overwritten. Return false, and leave L unchanged, if the square of its pivot
+ * is below `least` or not finite. */
+bool ng_ring_append(const ng_ring *r, double least, double *row);
+void ng_ring_store(const ng_ring *r, const double *L); /* store a factor in ng_sym order */
+/* z [places] <- S^-1 z; last: z is 0 except for row n - 1. */
+void ng_ring_solve(const ng_ring *r, bool last, double *z);
+void ng_ring_drop(const ng_ring *r);                 /* remove row 0 */
+void ng_ring_clear(const ng_ring *r, int64_t place); /* set the entries of a place to 0 */
+
 /* ---- fisher.c: lambda I + G'G / m of given rows, inverted: ng_fisher of natgrad.h ---------------*/
 
 struct ng_strided;
