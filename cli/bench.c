@@ -19,7 +19,7 @@ static int compare_doubles(const void *x, const void *y) {
   return (a > b) - (a < b);
 }
 
-double bench_median(double *x, int n) {
+double bench_find_median(double *x, int n) {
   qsort(x, (size_t)n, sizeof *x, compare_doubles);
   return n % 2 == 1 ? x[n / 2] : 0.5 * (x[n / 2 - 1] + x[n / 2]);
 }
@@ -42,13 +42,13 @@ int bench_fail(const bench *b, const char *what, ng_status st) {
 }
 
 int bench_add_row(bench *b, const char *format, ...) {
-  b->row = cli_grown(b->row, (size_t)b->rows, sizeof *b->row);
+  b->row = cli_grow(b->row, (size_t)b->rows, sizeof *b->row);
   bench_row *row = &b->row[b->rows];
   va_list args;
   va_start(args, format);
   (void)vsnprintf(row->name, sizeof row->name, format, args);
   va_end(args);
-  row->ms = cli_take((size_t)b->repeat, sizeof *row->ms);
+  row->ms = cli_alloc((size_t)b->repeat, sizeof *row->ms);
   return b->rows++;
 }
 
@@ -56,7 +56,7 @@ void bench_set_time(bench *b, int row, int r, double ms) {
   if (r >= 0) b->row[row].ms[r] = ms;
 }
 
-void bench_note(bench *b, const char *format, ...) {
+void bench_add_note(bench *b, const char *format, ...) {
   const size_t n = strlen(b->notes);
   va_list args;
   va_start(args, format);
@@ -69,13 +69,13 @@ void bench_add_member(bench *b, const char *key, int64_t value) {
   b->member[b->members++].value = value;
 }
 
-double bench_sgemm_gflops(bench *b) {
-  if (b->gflops == 0 && floors_have_blas()) b->gflops = floor_sgemm_gflops(4096);
+double bench_measure_sgemm(bench *b) {
+  if (b->gflops == 0 && floors_have_blas()) b->gflops = floor_measure_sgemm(4096);
   return b->gflops;
 }
 
-double bench_copy_gbs(bench *b) {
-  if (b->copy_gbs == 0) b->copy_gbs = floor_copy_gbs();
+double bench_measure_copy(bench *b) {
+  if (b->copy_gbs == 0) b->copy_gbs = floor_measure_copy();
   return b->copy_gbs;
 }
 
@@ -92,7 +92,7 @@ int bench_list_layers(const char *model, int64_t rows, int64_t cols, shapes *out
   const int64_t all = (int64_t)(number / (double)cols);
   memset(out, 0, sizeof *out);
   (void)snprintf(out->name, sizeof out->name, "%s", model);
-  out->layer = cli_take((size_t)((all + rows - 1) / rows), sizeof *out->layer);
+  out->layer = cli_alloc((size_t)((all + rows - 1) / rows), sizeof *out->layer);
   for (int64_t left = all; left > 0; left -= rows) {
     shape *l = &out->layer[out->n];
     (void)snprintf(l->name, sizeof l->name, "layer%d", out->n++);
@@ -131,7 +131,7 @@ ng_status bench_observe(ng_precond *p, const shapes *list, float *x, int64_t sam
   return st;
 }
 
-int64_t bench_parameters(const shapes *list) {
+int64_t bench_count_parameters(const shapes *list) {
   int64_t count = 0;
   for (int i = 0; i < list->n; i++)
     count += list->layer[i].out * list->layer[i].p;
@@ -155,17 +155,17 @@ static const char *const build_lines[] = {"blas", "kernel", "blas threads", "com
 static const char *const build_keys[] = {"blas", "kernel", "blas_threads", "commit"};
 enum { BUILD_LINES = sizeof build_lines / sizeof build_lines[0] };
 
-void bench_title(const bench *b, const char *format, ...) {
+void bench_print_title(const bench *b, const char *format, ...) {
   if (b->json) return;
   char text[256];
   va_list args;
   va_start(args, format);
   (void)vprintf(format, args);
   va_end(args);
-  cli_processor(text, sizeof text);
-  printf("\nprocessor = %s; threads = %d", text, cli_cores());
+  cli_get_processor(text, sizeof text);
+  printf("\nprocessor = %s; threads = %d", text, cli_count_cores());
   for (int i = 0; i < BUILD_LINES; i++) {
-    cli_build_value(build_lines[i], text, sizeof text);
+    cli_read_build(build_lines[i], text, sizeof text);
     printf("; %s = %s", build_lines[i], text[0] != 0 ? text : "unknown");
   }
   printf("\n");
@@ -178,11 +178,11 @@ static int print_machine(const bench *b, const bench_case *c) {
   ngio_open(&line, NULL, '{');
   ngio_put_text(&line, "bench", c->name);
   ngio_open(&line, "machine", '{');
-  cli_processor(text, sizeof text);
+  cli_get_processor(text, sizeof text);
   ngio_put_text(&line, "processor", text);
-  ngio_put_integer(&line, "threads", cli_cores());
+  ngio_put_integer(&line, "threads", cli_count_cores());
   for (int i = 0; i < BUILD_LINES; i++) {
-    cli_build_value(build_lines[i], text, sizeof text);
+    cli_read_build(build_lines[i], text, sizeof text);
     ngio_put_text(&line, build_keys[i], text);
   }
   if (b->options != NULL)
@@ -197,7 +197,7 @@ static int print_machine(const bench *b, const bench_case *c) {
 
 static int print_row(const bench *b, const bench_case *c, bench_row *row) {
   const int n = (int)b->repeat;
-  const double median = bench_median(row->ms, n); /* sorts row->ms */
+  const double median = bench_find_median(row->ms, n); /* sorts row->ms */
   const double spread = row->ms[(3 * n - 1) / 4] - row->ms[n / 4];
   if (!b->json) {
     printf("%-32s %10.3f %9.3f %10.3f", row->name, median, spread, row->ms[0]);
@@ -265,8 +265,8 @@ static int run_model(bench *b, const bench_case *c) {
   ng_context_config config;
   ng_context_config_init(&config, sizeof config);
   config.linalg = b->linalg;
-  int rc = cli_context(&config, &b->ctx);
-  b->user = cli_take(1, c->size);
+  int rc = cli_create_context(&config, &b->ctx);
+  b->user = cli_alloc(1, c->size);
   if (rc == CLI_OK) rc = c->open(b);
   for (int r = -1; r < b->repeat && rc == CLI_OK; r++)
     rc = c->round(b, r);
@@ -309,7 +309,7 @@ static int run(void *user, const cli_args *args) {
     names[i] = cases[i]->name;
     if (strcmp(args->operand[0], names[i]) == 0) return run_case(b, cases[i]);
   }
-  return cli_unknown("bench: unknown bench", args->operand[0], names, CASES, NULL);
+  return cli_report_unknown("bench: unknown bench", args->operand[0], names, CASES, NULL);
 }
 
 static const bench standard = {.batch = 32, .repeat = 5};

@@ -46,7 +46,7 @@ typedef struct bench_case {
   const char *models[4]; /* models to run if --model is not given; NULL at the end */
   const char *needs, *expected; /* an option that the method must have (NULL: none); such methods */
   int (*list)(const bench *b);  /* print the layers for --list; NULL: the case ignores --list */
-  int (*open)(bench *b);        /* prepare the data, add rows, call bench_title */
+  int (*open)(bench *b);        /* prepare the data, add rows, call bench_print_title */
   int (*round)(bench *b, int r); /* r = -1: the warm-up, which is not counted */
   int (*bounds)(bench *b);       /* set the lower bounds of the rows, add notes */
   int (*finish)(bench *b);       /* add notes after the last round; NULL: none */
@@ -60,16 +60,17 @@ __attribute__((format(printf, 2, 3))) int bench_add_row(bench *b, const char *fo
 /* Record the time of `row` in round r; do nothing in the warm-up (r = -1). */
 void bench_set_time(bench *b, int row, int r, double ms);
 /* Print the title of the table and the machine; open calls it before the first round. */
-__attribute__((format(printf, 2, 3))) void bench_title(const bench *b, const char *format, ...);
-__attribute__((format(printf, 2, 3))) void bench_note(bench *b, const char *format, ...);
+__attribute__((format(printf, 2, 3))) void bench_print_title(const bench *b, const char *format,
+                                                             ...);
+__attribute__((format(printf, 2, 3))) void bench_add_note(bench *b, const char *format, ...);
 /* Add "key": value to every row's JSON. */
 void bench_add_member(bench *b, const char *key, int64_t value);
 
 int bench_fail(const bench *b, const char *what, ng_status st);
-double bench_median(double *x, int n); /* sorts x */
+double bench_find_median(double *x, int n); /* sorts x */
 /* Return a rate, measured at the first call; <= 0: not measurable. */
-double bench_sgemm_gflops(bench *b); /* GFLOP/s of SGEMM of order 4096 */
-double bench_copy_gbs(bench *b);     /* GB/s that a copy reads and writes */
+double bench_measure_sgemm(bench *b); /* GFLOP/s of SGEMM of order 4096 */
+double bench_measure_copy(bench *b);  /* GB/s that a copy reads and writes */
 
 /* Return the next of a sequence of numbers in [-1, 1) that is the same in every run. */
 #define BENCH_SEED UINT64_C(88172645463325252)
@@ -89,8 +90,8 @@ int bench_list_layers(const char *model, int64_t rows, int64_t cols, shapes *out
 ng_status bench_add_layers(ng_precond *p, const shapes *list, float *grad, float *weight);
 /* For each layer, observe the first elements of x [samples * bench_largest_order] as input and as output gradient. */
 ng_status bench_observe(ng_precond *p, const shapes *list, float *x, int64_t samples);
-int64_t bench_parameters(const shapes *list);    /* number of parameters */
-int64_t bench_largest_order(const shapes *list); /* the largest order of a factor */
+int64_t bench_count_parameters(const shapes *list); /* number of parameters */
+int64_t bench_largest_order(const shapes *list);    /* the largest order of a factor */
 
 /* ---- floors.c: lower bounds, measured in this process with the BLAS that natgrad uses, on all threads ----------
  *
@@ -99,9 +100,9 @@ int64_t bench_largest_order(const shapes *list); /* the largest order of a facto
 
 bool floors_have_blas(void); /* false in a build without BLAS */
 
-double floor_sgemm_gflops(int order); /* 2 order^3 operations / time         */
-double floor_copy_gbs(void);          /* bytes read and written / time       */
-int64_t floor_cache_bytes(void);      /* size of the last-level cache        */
-double floor_cholesky_ms(int64_t n);  /* ms of spotrf and spotri of order n  */
+double floor_measure_sgemm(int order);    /* 2 order^3 operations / time         */
+double floor_measure_copy(void);          /* bytes read and written / time       */
+int64_t floor_read_cache_bytes(void);     /* size of the last-level cache        */
+double floor_measure_cholesky(int64_t n); /* ms of spotrf and spotri of order n  */
 
 #endif

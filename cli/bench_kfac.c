@@ -50,7 +50,7 @@ static void make_pool(const bench *b, work *k) {
     for (int j = 0; j < 3; j++)
       if (sizes[j] > most) most = sizes[j];
   }
-  k->pool_floats = most + 4 * floor_cache_bytes() / (int64_t)sizeof(float);
+  k->pool_floats = most + 4 * floor_read_cache_bytes() / (int64_t)sizeof(float);
   k->pool = bench_alloc(k->pool_floats);
   bench_fill_random(k->pool, k->pool_floats, 1.0F);
 }
@@ -59,7 +59,7 @@ static void make_pool(const bench *b, work *k) {
 
 static ng_status make_precond(const bench *b, work *k) {
   ng_status st = ng_precond_create_from(b->ctx, b->options, &k->p);
-  k->grad = cli_take((size_t)k->model.n, sizeof *k->grad);
+  k->grad = cli_alloc((size_t)k->model.n, sizeof *k->grad);
   for (int i = 0; i < k->model.n && st >= 0; i++) {
     const shape *l = &k->model.layer[i];
     const int64_t in = l->p - (l->bias ? 1 : 0);
@@ -67,7 +67,7 @@ static ng_status make_precond(const bench *b, work *k) {
     int32_t index = -1;
     shapes_set_layer(l, &layer);
     st = ng_add_layer(k->p, &layer, &index);
-    k->grad[i] = cli_take((size_t)(l->out * l->p), sizeof(float));
+    k->grad[i] = cli_alloc((size_t)(l->out * l->p), sizeof(float));
     const ng_array w = ng_array_matrix(k->grad[i], l->out, in, NG_F32);
     const ng_array bias = ng_array_matrix(k->grad[i] + l->out * in, 1, l->out, NG_F32);
     if (st >= 0) st = ng_bind_grad(k->p, index, NG_WEIGHT, &w);
@@ -92,9 +92,9 @@ static int open_kfac(bench *b) {
   }
   (void)bench_add_row(b, "sum/step");
   (void)snprintf(b->prefix, sizeof b->prefix, "%.64s/%lld/", k->model.name, (long long)b->batch);
-  bench_title(b, "bench kfac: %s, batch %lld, method %s, solver %s", k->model.name,
-              (long long)b->batch, cli_option_text(b->options, "method").text,
-              cli_option_text(b->options, "solver").text);
+  bench_print_title(b, "bench kfac: %s, batch %lld, method %s, solver %s", k->model.name,
+                    (long long)b->batch, cli_option_text(b->options, "method").text,
+                    cli_option_text(b->options, "solver").text);
   return CLI_OK;
 }
 
@@ -171,7 +171,7 @@ static double find_solve_bound(solve_bounds *m, int64_t n) {
     i++;
   if (i == m->orders) {
     m->order[m->orders] = n;
-    m->solve[m->orders++] = floor_cholesky_ms(n);
+    m->solve[m->orders++] = floor_measure_cholesky(n);
   }
   return m->solve[i];
 }
@@ -179,11 +179,12 @@ static double find_solve_bound(solve_bounds *m, int64_t n) {
 static int set_bounds(bench *b) {
   const work *k = b->user;
   const int n = k->model.n;
-  if (!floors_have_blas() || bench_sgemm_gflops(b) <= 0 || bench_copy_gbs(b) <= 0) return CLI_OK;
+  if (!floors_have_blas() || bench_measure_sgemm(b) <= 0 || bench_measure_copy(b) <= 0)
+    return CLI_OK;
   const bool eigen = strncmp(cli_option_text(b->options, "solver").text, "eigen", 5) == 0;
   solve_bounds m = {.orders = 0};
-  m.order = cli_take((size_t)(2 * n), sizeof *m.order);
-  m.solve = cli_take((size_t)(2 * n), sizeof *m.solve);
+  m.order = cli_alloc((size_t)(2 * n), sizeof *m.order);
+  m.solve = cli_alloc((size_t)(2 * n), sizeof *m.solve);
   for (int i = 0; i < n; i++) {
     const shape *l = &k->model.layer[i];
     const double p = (double)l->p, q = (double)l->q, groups = (double)l->out / q;
@@ -202,15 +203,15 @@ static int set_bounds(bench *b) {
   free(m.solve);
   if (!cli_option_is(b->options, "max_factor", "0") ||
       !cli_option_is(b->options, "factor_blocks", "1"))
-    bench_note(b, "bounds: of whole factors; this run cuts factors into blocks\n");
+    bench_add_note(b, "bounds: of whole factors; this run cuts factors into blocks\n");
   return CLI_OK;
 }
 
 static int add_notes(bench *b) {
   const work *k = b->user;
   if (k->rescued > 0)
-    bench_note(b, "%lld steps raised the damping of a factor\n", (long long)k->rescued);
-  bench_note(b, "bytes held:");
+    bench_add_note(b, "%lld steps raised the damping of a factor\n", (long long)k->rescued);
+  bench_add_note(b, "bytes held:");
   ng_report r = {.struct_size = sizeof r};
   const ng_status st = ng_report_read(k->p, &r);
   const struct {
@@ -220,7 +221,7 @@ static int add_notes(bench *b) {
               {"direction", r.direction}, {"moments", r.moments}, {"scratch", r.scratch},
               {"objects", r.objects}};
   for (size_t i = 0; i < sizeof held / sizeof *held; i++)
-    if (held[i].bytes > 0) bench_note(b, " %s %lld", held[i].use, (long long)held[i].bytes);
+    if (held[i].bytes > 0) bench_add_note(b, " %s %lld", held[i].use, (long long)held[i].bytes);
   return st == NG_OK ? CLI_OK : bench_fail(b, "kfac", st);
 }
 

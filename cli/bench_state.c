@@ -47,7 +47,7 @@ static int make_folder(work *k) {
 
 /* Read the saved file into new memory. */
 static int read_file(const work *k) {
-  char message[256], *bytes = cli_take((size_t)k->bytes, 1);
+  char message[256], *bytes = cli_alloc((size_t)k->bytes, 1);
   ngio_source file;
   const bool done = ngio_source_open(&file, k->saved, message, sizeof message) == NGIO_OK &&
                     ngio_source_read(&file, 0, bytes, k->bytes, message, sizeof message) == NGIO_OK;
@@ -62,7 +62,7 @@ static int open_state(bench *b) {
   work *k = b->user;
   if (bench_list_layers(b->model, WIDTH, WIDTH, &k->list) != CLI_OK || make_folder(k) != CLI_OK)
     return CLI_BAD;
-  const int64_t weights = bench_parameters(&k->list),
+  const int64_t weights = bench_count_parameters(&k->list),
                 observed = SAMPLES * bench_largest_order(&k->list);
   k->grad = bench_alloc(weights);
   k->observed = bench_alloc(observed);
@@ -77,15 +77,15 @@ static int open_state(bench *b) {
   struct stat info;
   if (stat(k->saved, &info) != 0) return cli_bad("bench state: %s: no such file", k->saved);
   k->bytes = info.st_size;
-  k->content = cli_take((size_t)k->bytes, 1);
+  k->content = cli_alloc((size_t)k->bytes, 1);
   memset(k->content, 1, (size_t)k->bytes);
   (void)bench_add_row(b, "save");
   (void)bench_add_row(b, "load");
   bench_add_member(b, "layers", k->list.n);
   bench_add_member(b, "bytes", k->bytes);
-  bench_title(b, "bench state: method %s, %s, %d layers, %.1f MB",
-              cli_option_text(b->options, "method").text, k->list.name, k->list.n,
-              1e-6 * (double)k->bytes);
+  bench_print_title(b, "bench state: method %s, %s, %d layers, %.1f MB",
+                    cli_option_text(b->options, "method").text, k->list.name, k->list.n,
+                    1e-6 * (double)k->bytes);
   return CLI_OK;
 }
 

@@ -29,12 +29,12 @@ static int make_arrays(bench *b, int64_t rows, int64_t cols) {
   work *k = b->user;
   if (bench_list_layers(b->model, rows, cols, &k->list) != CLI_OK) return CLI_BAD;
   k->state = BENCH_SEED;
-  k->count = bench_parameters(&k->list);
+  k->count = bench_count_parameters(&k->list);
   k->grad = bench_alloc(k->count);
   k->weight = bench_alloc(k->count);
   bench_fill_random(k->weight, k->count, 0.1F);
-  k->flush_bytes = 2 * floor_cache_bytes();
-  k->flush = cli_take((size_t)k->flush_bytes, 1);
+  k->flush_bytes = 2 * floor_read_cache_bytes();
+  k->flush = cli_alloc((size_t)k->flush_bytes, 1);
   bench_add_member(b, "parameters", k->count);
   return CLI_OK;
 }
@@ -90,7 +90,7 @@ static int run_round(bench *b, int r) {
 
 static int set_bounds(bench *b) {
   const work *k = b->user;
-  for (int i = 0; i < b->rows && bench_copy_gbs(b) > 0; i++)
+  for (int i = 0; i < b->rows && bench_measure_copy(b) > 0; i++)
     b->row[i].bound = 1e-6 * k->bytes[i] / b->copy_gbs;
   return CLI_OK;
 }
@@ -129,11 +129,11 @@ static int open_eva(bench *b) {
   free(x);
   if (st < 0) return message[0] != 0 ? cli_bad("%s", message) : bench_fail(b, "a model", st);
   (void)snprintf(b->prefix, sizeof b->prefix, "%.90s/", k->list.name);
-  bench_title(b,
-              "bench fused-eva: method %s, SGD with momentum and weight decay, f32\n%s, %lld "
-              "parameters in %d layers",
-              cli_option_text(b->options, "method").text, k->list.name, (long long)k->count,
-              k->list.n);
+  bench_print_title(b,
+                    "bench fused-eva: method %s, SGD with momentum and weight decay, f32\n%s, %lld "
+                    "parameters in %d layers",
+                    cli_option_text(b->options, "method").text, k->list.name, (long long)k->count,
+                    k->list.n);
   return CLI_OK;
 }
 
@@ -165,11 +165,11 @@ static int open_window(bench *b) {
   bench_add_member(b, "kept_bytes", r.factors);
   bench_add_member(b, "other_bytes", other);
   const cli_value method = cli_option_text(b->options, "method");
-  bench_title(b, "bench window: method %s, store %s, %s: %lld parameters, window %lld", method.text,
-              cli_option_text(b->options, "window_store").text, k->list.name, (long long)k->count,
-              (long long)k->window);
-  bench_note(b, "bytes: %.1f MiB of the window, %.1f MiB of everything else",
-             (double)r.factors / 1048576, (double)other / 1048576);
+  bench_print_title(b, "bench window: method %s, store %s, %s: %lld parameters, window %lld",
+                    method.text, cli_option_text(b->options, "window_store").text, k->list.name,
+                    (long long)k->count, (long long)k->window);
+  bench_add_note(b, "bytes: %.1f MiB of the window, %.1f MiB of everything else",
+                 (double)r.factors / 1048576, (double)other / 1048576);
   return CLI_OK;
 }
 

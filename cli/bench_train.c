@@ -33,15 +33,15 @@ static int make_network(work *k, const char *model, int64_t samples) {
   bool reconstructs = false;
   k->samples = samples;
   if (model_default_task(model, &k->task) != CLI_OK) return CLI_BAD;
-  k->pool = cli_cores() > 1 ? ng_pool_create(cli_cores(), NULL) : NULL;
+  k->pool = cli_count_cores() > 1 ? ng_pool_create(cli_count_cores(), NULL) : NULL;
   k->n = nn_create(k->pool, 1);
   int rc = model_build(model, &k->task, k->n, &reconstructs);
   if (rc == CLI_OK) rc = nn_ready(k->n, samples);
   if (rc != CLI_OK) return rc;
   const int64_t in = samples * nn_count(k->task.input);
-  k->x = cli_take((size_t)in, sizeof *k->x);
-  k->targets = cli_take((size_t)(samples * nn_outputs(k->n)), sizeof *k->targets);
-  k->labels = cli_take((size_t)samples, sizeof *k->labels);
+  k->x = cli_alloc((size_t)in, sizeof *k->x);
+  k->targets = cli_alloc((size_t)(samples * nn_outputs(k->n)), sizeof *k->targets);
+  k->labels = cli_alloc((size_t)samples, sizeof *k->labels);
   random_normal(1, RANDOM_DATA, 0, 1.0, 0, in, k->x);
   for (int64_t i = 0; i < samples; i++)
     k->labels[i] = (int32_t)(i % nn_outputs(k->n));
@@ -58,7 +58,7 @@ static void free_network(work *k) {
 
 /* Run forward, loss and backward; set *middle (may be NULL) to the clock after forward, ms. */
 static int run_pass(work *k, int r, const nn_watch *watch, double *middle) {
-  const float *targets = nn_loss_of(k->n) == NN_SQUARED_ERROR ? k->targets : NULL;
+  const float *targets = nn_get_loss(k->n) == NN_SQUARED_ERROR ? k->targets : NULL;
   int rc = nn_forward(k->n, NN_TRAIN, k->x, k->samples, (uint64_t)(r + 1), watch);
   if (middle != NULL) *middle = ng_now_ms();
   (void)nn_loss(k->n, NN_TRAIN, k->labels, targets, NULL);
@@ -147,16 +147,16 @@ static int open_train(bench *b) {
   work *k = b->user;
   k->b = b;
   int rc = make_network(k, b->model, b->batch);
-  const bool norms = rc == CLI_OK && nn_norms(k->n) > 0 && nn_loss_of(k->n) == NN_CROSS_ENTROPY;
+  const bool norms = rc == CLI_OK && nn_norms(k->n) > 0 && nn_get_loss(k->n) == NN_CROSS_ENTROPY;
   if (norms) rc = make_norms(b, k);
   if (rc != CLI_OK) return rc;
   for (int i = 0; i < (norms ? STALE_NORMS : BOTH) + 1; i++)
     (void)bench_add_row(b, "%s", names[i]);
   count_operations(k, &forward, &backward);
   bench_add_member(b, "parameters", nn_weights(k->n));
-  bench_title(b, "bench train: %s, batch %lld, %lld parameters, %.1f GFLOP forward and backward",
-              b->model, (long long)b->batch, (long long)nn_weights(k->n),
-              (forward + backward) * 1e-9);
+  bench_print_title(
+      b, "bench train: %s, batch %lld, %lld parameters, %.1f GFLOP forward and backward", b->model,
+      (long long)b->batch, (long long)nn_weights(k->n), (forward + backward) * 1e-9);
   return CLI_OK;
 }
 
@@ -170,7 +170,7 @@ static int set_bounds(bench *b) {
   const work *k = b->user;
   double forward, backward;
   count_operations(k, &forward, &backward);
-  if (bench_sgemm_gflops(b) > 0) {
+  if (bench_measure_sgemm(b) > 0) {
     b->row[FORWARD].bound = 1e-6 * forward / b->gflops;
     b->row[BACKWARD].bound = 1e-6 * backward / b->gflops;
     b->row[BOTH].bound = b->row[FORWARD].bound + b->row[BACKWARD].bound;
@@ -180,7 +180,7 @@ static int set_bounds(bench *b) {
     const nn_norm_layer *l = nn_norm_at(k->n, i);
     floats += 2.0 * (double)(k->samples * l->channels * l->height * l->width);
   }
-  if (k->norms != NULL && bench_copy_gbs(b) > 0)
+  if (k->norms != NULL && bench_measure_copy(b) > 0)
     b->row[NORMS].bound = 1e-6 * sizeof(float) * floats / b->copy_gbs;
   return CLI_OK;
 }
@@ -188,9 +188,9 @@ static int set_bounds(bench *b) {
 static int add_notes(bench *b) {
   const work *k = b->user;
   if (k->norms != NULL)
-    bench_note(b, "norm blocks: %.2f %% of forward and backward",
-               100 * bench_median(b->row[NORMS].ms, (int)b->repeat) /
-                   bench_median(b->row[BOTH].ms, (int)b->repeat));
+    bench_add_note(b, "norm blocks: %.2f %% of forward and backward",
+                   100 * bench_find_median(b->row[NORMS].ms, (int)b->repeat) /
+                       bench_find_median(b->row[BOTH].ms, (int)b->repeat));
   return CLI_OK;
 }
 

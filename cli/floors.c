@@ -49,7 +49,7 @@ static double time_copy(void *arg) {
 }
 
 /* Ask the kernel before the C library: in a virtual machine, the C library can report the cache of the host. */
-int64_t floor_cache_bytes(void) {
+int64_t floor_read_cache_bytes(void) {
   int64_t largest = 0;
   for (int i = 0; i < 8; i++) {
     char path[80];
@@ -67,9 +67,9 @@ int64_t floor_cache_bytes(void) {
   return largest > 0 ? largest : 32 << 20;
 }
 
-double floor_copy_gbs(void) {
-  const int64_t floats = floor_cache_bytes();
-  copy_job t = {.threads = cli_cores(), .bytes = floats * (int64_t)sizeof(float)};
+double floor_measure_copy(void) {
+  const int64_t floats = floor_read_cache_bytes();
+  copy_job t = {.threads = cli_count_cores(), .bytes = floats * (int64_t)sizeof(float)};
   t.pool = ng_pool_create(t.threads, NULL);
   t.from = bench_alloc(floats);
   t.to = bench_alloc(floats);
@@ -116,7 +116,7 @@ static double sgemm_run(void *arg) {
   return ng_now_ms() - start;
 }
 
-double floor_sgemm_gflops(int order) {
+double floor_measure_sgemm(int order) {
   const double ms = least_ms_of(sgemm_run, make_matrices(order));
   return ms > 0 ? 2e-6 * (double)order * order * order / ms : -1;
 }
@@ -134,7 +134,7 @@ static double cholesky_run(void *arg) {
 }
 
 /* LAPACK reads one triangle.  Off the diagonal, magnitudes below 1/n make the matrix positive definite. */
-double floor_cholesky_ms(int64_t n) {
+double floor_measure_cholesky(int64_t n) {
   const matrices m = make_matrices(n);
   for (int64_t i = 0; i < n * n; i++)
     m.a[i] = i % (n + 1) == 0 ? 1.0F : m.a[i] * 0.9F / (float)n;
@@ -144,11 +144,11 @@ double floor_cholesky_ms(int64_t n) {
 #else
 
 bool floors_have_blas(void) { return false; }
-double floor_sgemm_gflops(int order) {
+double floor_measure_sgemm(int order) {
   (void)order;
   return -1;
 }
-double floor_cholesky_ms(int64_t n) {
+double floor_measure_cholesky(int64_t n) {
   (void)n;
   return -1;
 }

@@ -15,8 +15,8 @@ static int print_machine(void) {
   char text[2048], processor[256];
   (void)ng_build_info(text, sizeof text);
   fputs(text, stdout);
-  cli_processor(processor, sizeof processor);
-  printf("processor = %s\nthreads = %d\n", processor, cli_cores());
+  cli_get_processor(processor, sizeof processor);
+  printf("processor = %s\nthreads = %d\n", processor, cli_count_cores());
   ng_component c = {.struct_size = sizeof c};
   for (int32_t i = 0; ng_component_info(i, &c) == NG_OK; i++)
     printf("%s %s = %s%s%s\n", c.kind, c.name, c.built_in ? "built in" : "absent",
@@ -124,8 +124,9 @@ static int print_published(const char *name) {
   const int32_t index = cli_method_find(name, &m);
   if (index < 0) {
     const char *names[CLI_METHODS];
-    return cli_unknown("info: unknown method", name, names, cli_method_names(names, CLI_METHODS),
-                       "`natgrad info --methods` lists them");
+    return cli_report_unknown("info: unknown method", name, names,
+                              cli_list_methods(names, CLI_METHODS),
+                              "`natgrad info --methods` lists them");
   }
   if (m.published == 0) printf("%s has no published names\n", m.name);
   for (int32_t k = 0; k < m.published; k++) {

@@ -38,8 +38,8 @@ static const cli_command *find_command(const char *name) {
     names[i] = cli_commands[i]->name;
     if (strcmp(names[i], name) == 0) return cli_commands[i];
   }
-  (void)cli_unknown("unknown command", name, names, cli_commands_count,
-                    "`natgrad --help` lists them");
+  (void)cli_report_unknown("unknown command", name, names, cli_commands_count,
+                           "`natgrad --help` lists them");
   return NULL;
 }
 
@@ -82,8 +82,8 @@ static void restart_with_blas_environment(char **argv) {
   /* NATGRAD_STARTED_AGAIN prevents an endless restart if OpenBLAS ignores the variable. */
   if (getenv("NATGRAD_STARTED_AGAIN") != NULL) return;
   char hint[256], blas[256];
-  cli_build_value("hint", hint, sizeof hint);
-  cli_build_value("blas", blas, sizeof blas);
+  cli_read_build("hint", hint, sizeof hint);
+  cli_read_build("blas", blas, sizeof blas);
   if (strstr(blas, "OpenBLAS") == NULL) return;
   char *value = strchr(hint, '=');
   if (value != NULL) {
@@ -121,11 +121,11 @@ int main(int argc, char **argv) {
     usage();
   } else if (strcmp(word, "--version") == 0) {
     char version[128];
-    cli_version(version, sizeof version);
+    cli_write_version(version, sizeof version);
     printf("natgrad %s\n", version);
   } else if (word[0] == '-') {
     static const char *const known[] = {"--help", "--version"};
-    rc = cli_unknown("unknown option", word, known, 2, "`natgrad --help` lists the options");
+    rc = cli_report_unknown("unknown option", word, known, 2, "`natgrad --help` lists the options");
   } else {
     const cli_command *command = find_command(word);
     if (command != NULL && command != &cli_help_command) restart_with_blas_environment(argv);

@@ -143,8 +143,8 @@ static void print_head(const plan_command *c, int32_t ranks, const plan_cost *a)
 
 static void print_row(const plan_command *c, const plan_strategy *s, const plan_cost *a) {
   char held[16], mean[16], sent[16];
-  printf("%-28s %8s %8s %9s", s->name, cli_bytes((double)a->held_most, held),
-         cli_bytes(a->held_mean, mean), cli_bytes(a->sent, sent));
+  printf("%-28s %8s %8s %9s", s->name, cli_format_bytes((double)a->held_most, held),
+         cli_format_bytes(a->held_mean, mean), cli_format_bytes(a->sent, sent));
   for (int i = PLAN_OBSERVE; i < count_parts(c); i++)
     printf(" %8.3g", a->ms[i]);
   printf(" %9.3g %8.4g\n", a->added, a->step);
@@ -162,7 +162,7 @@ static int recommend_periods(const plan_command *c, int32_t ranks, const plan_st
     plan_cost a;
     w.period[1] = every[i];
     w.period[0] = every[i] >= 10 ? every[i] / 10 : 1;
-    const int rc = plan_strategy_cost(&w, best, ranks, &a);
+    const int rc = plan_estimate_cost(&w, best, ranks, &a);
     if (rc != CLI_OK) return rc;
     added = 100 * a.added / (a.compute + a.ms[PLAN_GRADIENT]);
     below = added <= c->overhead;
@@ -212,7 +212,7 @@ static int plan_for_ranks(plan_command *c, int32_t ranks) {
   int rc = CLI_OK;
   for (int i = 0; i < n && rc == CLI_OK; i++) {
     plan_cost a;
-    rc = plan_strategy_cost(&c->task, &row[i], ranks, &a);
+    rc = plan_estimate_cost(&c->task, &row[i], ranks, &a);
     if (rc != CLI_OK) return rc;
     if (i == 0 && !c->json) {
       if (c->started > 0)
@@ -240,7 +240,8 @@ static int plan_for_ranks(plan_command *c, int32_t ranks) {
     return print_line(&line);
   }
   char text[16];
-  printf("nothing fits into --memory: the smallest needs %s\n", cli_bytes((double)smallest, text));
+  printf("nothing fits into --memory: the smallest needs %s\n",
+         cli_format_bytes((double)smallest, text));
   return CLI_OK;
 }
 
@@ -248,7 +249,7 @@ static int plan_for_ranks(plan_command *c, int32_t ranks) {
 static int measure_rates(plan_machine *m) {
   enum { ORDER = 1024 };
   if (!floors_have_blas()) return cli_bad("plan: --calibrate needs a build with BLAS");
-  const double gflops = floor_sgemm_gflops(ORDER), ms = floor_cholesky_ms(ORDER);
+  const double gflops = floor_measure_sgemm(ORDER), ms = floor_measure_cholesky(ORDER);
   if (gflops <= 0 || ms <= 0) return cli_bad("plan: --calibrate: the rates could not be measured");
   m->gemm = 1e9 * gflops;
   m->solve = (double)ORDER * ORDER * ORDER / (1e-3 * ms);
@@ -268,7 +269,7 @@ static void override_rates(plan_command *c) {
 static int plan_for_all_ranks(plan_command *c) {
   launch l;
   int rc = launch_begin("auto", &l);
-  const ng_transport *t = launch_transport(&l);
+  const ng_transport *t = launch_get_transport(&l);
   if (rc == CLI_OK && c->calibrate) rc = measure_rates(&c->task.machine);
   if (rc == CLI_OK && c->calibrate && t != NULL) rc = plan_measure_link(t, &c->task.machine);
   override_rates(c);

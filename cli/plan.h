@@ -58,9 +58,9 @@ typedef struct plan_task {
 
 /* Return the seconds of `messages` messages with `bytes` bytes in all over `ranks` ranks: an all-reduce by the faster
  * of two algorithms; a reduce-scatter; a broadcast. */
-double plan_sum_seconds(const plan_machine *m, int32_t ranks, double bytes, double messages);
-double plan_scatter_seconds(const plan_machine *m, int32_t ranks, double bytes, double messages);
-double plan_broadcast_seconds(const plan_machine *m, int32_t ranks, double bytes, double messages);
+double plan_estimate_sum(const plan_machine *m, int32_t ranks, double bytes, double messages);
+double plan_estimate_scatter(const plan_machine *m, int32_t ranks, double bytes, double messages);
+double plan_estimate_broadcast(const plan_machine *m, int32_t ranks, double bytes, double messages);
 
 /* Measure latency and bandwidth by all-reduces over the ranks of t (at least two); all ranks must call this function.
  * CLI_BAD: reported. */
@@ -69,6 +69,6 @@ int plan_measure_link(const ng_transport *t, plan_machine *m);
 void plan_fit_link(int32_t ranks, double small, double large, double bytes, plan_machine *m);
 
 /* Compute the cost of strategy s on `ranks` ranks.  CLI_BAD: reported. */
-int plan_strategy_cost(const plan_task *w, const plan_strategy *s, int32_t ranks, plan_cost *out);
+int plan_estimate_cost(const plan_task *w, const plan_strategy *s, int32_t ranks, plan_cost *out);
 
 #endif

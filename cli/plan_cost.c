@@ -31,7 +31,7 @@ const char *const plan_part_name[PLAN_PARTS] = {"gradients", "observe", "sums", 
                                                 "share",     "apply",   "deliver", "weights",
                                                 "small",     "shards"};
 
-double plan_sum_seconds(const plan_machine *m, int32_t ranks, double bytes, double messages) {
+double plan_estimate_sum(const plan_machine *m, int32_t ranks, double bytes, double messages) {
   if (ranks < 2 || bytes <= 0) return 0.0;
   const double W = ranks, steps = ceil(log2(W));
   const double halves = 2 * steps * m->latency * messages + 2 * (W - 1) / W * bytes / m->bandwidth;
@@ -39,13 +39,14 @@ double plan_sum_seconds(const plan_machine *m, int32_t ranks, double bytes, doub
   return halves < whole ? halves : whole;
 }
 
-double plan_scatter_seconds(const plan_machine *m, int32_t ranks, double bytes, double messages) {
+double plan_estimate_scatter(const plan_machine *m, int32_t ranks, double bytes, double messages) {
   if (ranks < 2 || bytes <= 0) return 0.0;
   return ceil(log2((double)ranks)) * messages * m->latency +
          (ranks - 1.0) / ranks * bytes / m->bandwidth;
 }
 
-double plan_broadcast_seconds(const plan_machine *m, int32_t ranks, double bytes, double messages) {
+double plan_estimate_broadcast(const plan_machine *m, int32_t ranks, double bytes,
+                               double messages) {
   if (ranks < 2 || bytes <= 0) return 0.0;
   return ceil(log2((double)ranks)) * messages * m->latency + bytes / m->bandwidth;
 }
@@ -131,7 +132,7 @@ static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 
 static int read_rank_plans(ng_context *ctx, const plan_strategy *s, ng_precond *p, int32_t ranks,
                            totals *t, plan_cost *out) {
-  ng_rank_plan *all = cli_take((size_t)ranks, sizeof *all);
+  ng_rank_plan *all = cli_alloc((size_t)ranks, sizeof *all);
   out->held_least = INT64_MAX;
   for (int32_t r = 0; r < ranks; r++)
     all[r] = (ng_rank_plan){.struct_size = sizeof all[r]};
@@ -209,24 +210,24 @@ static void estimate_times(const plan_task *w, bool eigen, int32_t ranks, const 
                 : l->embedding ? (double)l->in * q
                                : groups * p * q);
   }
-  s[PLAN_GRADIENT] = plan_sum_seconds(m, ranks / (int32_t)w->group_ranks, weights, 1);
+  s[PLAN_GRADIENT] = plan_estimate_sum(m, ranks / (int32_t)w->group_ranks, weights, 1);
   s[PLAN_OBSERVE] = squares * (all_sums > 0 ? t->sums / all_sums : 1.0) / m->gemm / F;
   s[PLAN_SUMS] =
-      (plan_sum_seconds(m, ranks, (double)(r->sums_bytes - r->scatter_bytes),
-                        r->sums_messages > r->scatter_messages ? 1 : 0) +
-       plan_scatter_seconds(m, ranks, (double)r->scatter_bytes, r->scatter_messages > 0 ? 1 : 0)) /
+      (plan_estimate_sum(m, ranks, (double)(r->sums_bytes - r->scatter_bytes),
+                         r->sums_messages > r->scatter_messages ? 1 : 0) +
+       plan_estimate_scatter(m, ranks, (double)r->scatter_bytes, r->scatter_messages > 0 ? 1 : 0)) /
       F;
   s[PLAN_SOLVE] = (eigen ? 9 : 1) * t->solve / m->solve / I;
   s[PLAN_SHARE] =
-      plan_broadcast_seconds(m, r->workers, (double)r->share_bytes, (double)r->share_messages) / I;
+      plan_estimate_broadcast(m, r->workers, (double)r->share_bytes, (double)r->share_messages) / I;
   s[PLAN_APPLY] = (eigen ? 4 : 2) * t->apply / m->gemm;
   s[PLAN_DELIVER] =
-      plan_broadcast_seconds(m, columns, (double)r->deliver_bytes, (double)r->deliver_messages);
+      plan_estimate_broadcast(m, columns, (double)r->deliver_bytes, (double)r->deliver_messages);
   s[PLAN_WEIGHTS] =
-      plan_broadcast_seconds(m, ranks, (double)r->weights_bytes, (double)r->weights_messages);
-  s[PLAN_SMALL] = plan_sum_seconds(m, ranks, (double)r->check_bytes, 1) +
-                  plan_sum_seconds(m, ranks, (double)r->agree_bytes, 1) +
-                  plan_sum_seconds(m, r->workers, (double)r->trace_bytes, r->trace_bytes > 0) / I;
+      plan_estimate_broadcast(m, ranks, (double)r->weights_bytes, (double)r->weights_messages);
+  s[PLAN_SMALL] = plan_estimate_sum(m, ranks, (double)r->check_bytes, 1) +
+                  plan_estimate_sum(m, ranks, (double)r->agree_bytes, 1) +
+                  plan_estimate_sum(m, r->workers, (double)r->trace_bytes, r->trace_bytes > 0) / I;
   estimate_shards(w, r, &s[PLAN_SHARDS], out);
   out->compute = 1e3 * 3 * products / m->gemm;
   out->sent = (double)r->sums_bytes / F + (double)r->share_bytes / I + (double)r->deliver_bytes +
@@ -240,7 +241,7 @@ static void estimate_times(const plan_task *w, bool eigen, int32_t ranks, const 
   out->step = out->compute + out->ms[PLAN_GRADIENT] + out->added;
 }
 
-int plan_strategy_cost(const plan_task *w, const plan_strategy *s, int32_t ranks, plan_cost *out) {
+int plan_estimate_cost(const plan_task *w, const plan_strategy *s, int32_t ranks, plan_cost *out) {
   ng_context_config config;
   ng_context *ctx = NULL;
   ng_precond *p = NULL;
@@ -251,7 +252,7 @@ int plan_strategy_cost(const plan_task *w, const plan_strategy *s, int32_t ranks
   out->largest.workers = 1;
   ng_context_config_init(&config, sizeof config);
   config.threads = 1;
-  int rc = cli_context(&config, &ctx);
+  int rc = cli_create_context(&config, &ctx);
   if (rc != CLI_OK) return rc;
   rc = add_layers(ctx, w, s, &p);
   if (rc == CLI_OK) t.tables = has_norm_blocks(p);

@@ -35,8 +35,8 @@ void plan_fit_link(int32_t ranks, double small, double large, double bytes, plan
 }
 
 int plan_measure_link(const ng_transport *t, plan_machine *m) {
-  const run_ranks ranks = ranks_of(t);
-  float *x = cli_take(LARGE, sizeof *x);
+  const run_ranks ranks = ranks_make(t);
+  float *x = cli_alloc(LARGE, sizeof *x);
   double least[2];
   least[0] = least_seconds(&ranks, x, SMALL, SMALL_TIMES);
   least[1] = least[0] < 0 ? -1.0 : least_seconds(&ranks, x, LARGE, LARGE_TIMES);

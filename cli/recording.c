@@ -55,7 +55,7 @@ static void read_layer(cli_fields *f, const ngio_value *o, shape *l) {
   const char *kind = read_text(f, o, "kind");
   if (strcmp(kind, "batchnorm") == 0) {
     l->norm = l->bias = true;
-    l->in = l->out = cli_field_whole(f, o, "num_features", 1, MOST, -1);
+    l->in = l->out = cli_read_whole(f, o, "num_features", 1, MOST, -1);
     l->eps = ngio_number_of(ngio_get(o, "eps"));
     if (!(l->eps > 0)) cli_field_error(f, "eps is not a number above 0");
     return;
@@ -66,12 +66,12 @@ static void read_layer(cli_fields *f, const ngio_value *o, shape *l) {
   l->conv = strcmp(kind, "conv2d") == 0;
   if (!l->conv && strcmp(kind, "linear") != 0)
     cli_field_error(f, "kind '%.40s' is not supported, expected conv2d, linear or batchnorm", kind);
-  l->in = cli_field_whole(f, o, l->conv ? "in_channels" : "in_features", 1, MOST, -1);
-  l->out = cli_field_whole(f, o, l->conv ? "out_channels" : "out_features", 1, MOST, -1);
+  l->in = cli_read_whole(f, o, l->conv ? "in_channels" : "in_features", 1, MOST, -1);
+  l->out = cli_read_whole(f, o, l->conv ? "out_channels" : "out_features", 1, MOST, -1);
   if (!l->conv) return;
-  cli_field_pair(f, o, "kernel", 1, -1, l->kernel);
-  cli_field_pair(f, o, "stride", 1, -1, l->stride);
-  cli_field_pair(f, o, "padding", 0, -1, l->padding);
+  cli_read_pair(f, o, "kernel", 1, -1, l->kernel);
+  cli_read_pair(f, o, "stride", 1, -1, l->stride);
+  cli_read_pair(f, o, "padding", 0, -1, l->padding);
 }
 
 /* Describe a parameter [rows, ...] as a linear layer with `rows` outputs; a parameter of one axis has one output. */
@@ -106,7 +106,7 @@ static void read_layers(reader *in) {
     cli_field_error(f, "parameters of several ranks or micro-batches are not supported");
   if (f->rc != CLI_OK) return;
   r->layers = (int)ngio_count(list);
-  r->layer = cli_take((size_t)r->layers, sizeof *r->layer);
+  r->layer = cli_alloc((size_t)r->layers, sizeof *r->layer);
   for (int i = 0; f->rc == CLI_OK && i < r->layers; i++) {
     const ngio_value *o = ngio_at(list, (size_t)i);
     shape *l = &r->layer[i];
@@ -141,10 +141,10 @@ static void read_case(reader *in, const char *text) {
   r->tolerance = read_real(f, r->root, "tolerance", 1e-5);
   r->state_tolerance = read_real(f, r->root, "state_tolerance", r->tolerance);
   r->reason = read_optional(f, r->root, "tolerance_reason");
-  r->steps = (int)cli_field_whole(f, r->root, "steps", 1, 100000, -1);
-  r->micro_batches = (int)cli_field_whole(f, r->root, "micro_batches", 1, 1000, 1);
-  r->ranks = (int)cli_field_whole(f, r->root, "ranks", 1, 64, 1);
-  (void)cli_field_whole(f, r->root, "batch", 1, 1 << 24, -1);
+  r->steps = (int)cli_read_whole(f, r->root, "steps", 1, 100000, -1);
+  r->micro_batches = (int)cli_read_whole(f, r->root, "micro_batches", 1, 1000, 1);
+  r->ranks = (int)cli_read_whole(f, r->root, "ranks", 1, 64, 1);
+  (void)cli_read_whole(f, r->root, "batch", 1, 1 << 24, -1);
   r->parameters = ngio_get(r->root, "parameters") != NULL;
   read_layers(in);
   f->where = "case.json: config: ";
@@ -163,7 +163,7 @@ static void read_case(reader *in, const char *text) {
 
 /* ---- the arrays ------------------------------------------------------------------------------*/
 
-const ngio_tensor *recording_array(const recording *r, const char *format, ...) {
+const ngio_tensor *recording_find_array(const recording *r, const char *format, ...) {
   char name[160];
   va_list args;
   va_start(args, format);
@@ -182,7 +182,7 @@ static void shape_text(const int64_t *lengths, int32_t n, char text[128]) {
 /* Return the float32 array `name` with the shape expect[n] (an entry < 0: any length; expect NULL: any shape). */
 static const ngio_tensor *find_array(reader *in, const char *name, const int64_t *expect,
                                      int32_t n) {
-  const ngio_tensor *t = in->fields.rc == CLI_OK ? recording_array(in->r, "%s", name) : NULL;
+  const ngio_tensor *t = in->fields.rc == CLI_OK ? recording_find_array(in->r, "%s", name) : NULL;
   if (t == NULL) cli_field_error(&in->fields, "array %s is missing", name);
   if (t != NULL && t->dtype != NGIO_F32)
     cli_field_error(&in->fields, "array %s is not float32", name);
@@ -302,7 +302,7 @@ static void read_micro_batch(reader *in, int rank, int step, int micro, recordin
  * errors, because a division by them overflows f32. */
 static double *read_rates(reader *in, const char *key) {
   const ngio_value *list = ngio_get(in->r->root, key);
-  double *rate = cli_take((size_t)in->r->steps, sizeof *rate);
+  double *rate = cli_alloc((size_t)in->r->steps, sizeof *rate);
   for (int i = 0; i < in->r->steps; i++) {
     const ngio_value *x = ngio_at(list, (size_t)i);
     rate[i] = ngio_number_of(x);
@@ -327,15 +327,15 @@ static void allocate_arrays(reader *in) {
                     (long long)needs, (long long)arrays);
     return;
   }
-  r->step = cli_take((size_t)r->steps, 2 * (size_t)r->layers * sizeof *r->step);
-  r->observed = cli_take((size_t)batches, (size_t)r->layers * sizeof *r->observed);
+  r->step = cli_alloc((size_t)r->steps, 2 * (size_t)r->layers * sizeof *r->step);
+  r->observed = cli_alloc((size_t)batches, (size_t)r->layers * sizeof *r->observed);
 }
 
 static void read_arrays(reader *in) {
   recording *r = in->r;
   char after[160];
   step_name(r, 0, &r->layer[0], 0, AFTER, after);
-  r->updates = !r->parameters && recording_array(r, "%s", after) != NULL;
+  r->updates = !r->parameters && recording_find_array(r, "%s", after) != NULL;
   in->fields.where = "case.json: ";
   allocate_arrays(in);
   if (in->fields.rc == CLI_OK && r->updates) {

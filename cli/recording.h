@@ -60,8 +60,8 @@ int recording_open(const char *path, recording *out);
 void recording_close(recording *r);
 
 /* Return the array with this name, or NULL. */
-__attribute__((format(printf, 2, 3))) const ngio_tensor *recording_array(const recording *r,
-                                                                         const char *format, ...);
+__attribute__((format(printf, 2, 3))) const ngio_tensor *
+recording_find_array(const recording *r, const char *format, ...);
 
 static inline const recording_observed *recording_observed_at(const recording *r, int rank,
                                                               int step, int micro, int layer) {

@@ -19,11 +19,11 @@
 
 replay_rank *replay_ranks_create(const replay_job *job) {
   const recording *r = job->r;
-  replay_rank *ranks = cli_take((size_t)r->ranks, sizeof *ranks);
+  replay_rank *ranks = cli_alloc((size_t)r->ranks, sizeof *ranks);
   for (int i = 0; i < r->ranks; i++) {
     ranks[i] = (replay_rank){.job = job, .rank = i};
     for (int k = 0; k < ERROR_KINDS; k++)
-      ranks[i].errors[k] = cli_take((size_t)r->steps, (size_t)r->layers * sizeof(double));
+      ranks[i].errors[k] = cli_alloc((size_t)r->steps, (size_t)r->layers * sizeof(double));
   }
   return ranks;
 }
@@ -82,11 +82,11 @@ static ng_status bind_arrays(ng_precond *p, int32_t index, const shape *l, int b
                              const float *before, replay_arrays *to) {
   const int64_t n = count_elements(l, bias), rows = bias ? 1 : l->out;
   const ng_param which = bias ? NG_BIAS : NG_WEIGHT;
-  to->grad = cli_take((size_t)n, sizeof(float));
+  to->grad = cli_alloc((size_t)n, sizeof(float));
   const ng_array g = ng_array_matrix(to->grad, rows, n / rows, NG_F32);
   const ng_status st = ng_bind_grad(p, index, which, &g);
   if (before == NULL || st < 0) return st;
-  to->value = cli_take((size_t)n, sizeof(float));
+  to->value = cli_alloc((size_t)n, sizeof(float));
   memcpy(to->value, before, (size_t)n * sizeof(float));
   const ng_array w = ng_array_matrix(to->value, rows, n / rows, NG_F32);
   return ng_bind_weight(p, index, which, &w);
@@ -152,7 +152,7 @@ static ng_sgd recorded_sgd(const recording *r, int step) {
 static ng_status compare_momentum(ng_precond *p, const char *name, double lr, const float *recorded,
                                   int64_t n, double *gap, double *scale) {
   bool there;
-  float *v = cli_take((size_t)n, sizeof *v);
+  float *v = cli_alloc((size_t)n, sizeof *v);
   ng_status st = replay_read_field(p, name, v, n, &there);
   for (int64_t k = 0; k < n && there && st >= 0; k++)
     v[k] = (float)(-lr * (double)v[k]);
@@ -251,7 +251,7 @@ static int run_rank(void *user, const ng_transport *t) {
   ng_precond *p = NULL;
   char message[512] = "";
   int step = -1;
-  me->arrays = cli_take((size_t)r->layers, sizeof *me->arrays);
+  me->arrays = cli_alloc((size_t)r->layers, sizeof *me->arrays);
   ng_context_config_init(&config, sizeof config);
   config.linalg = me->job->linalg;
   config.transport = t;
@@ -281,5 +281,6 @@ static int run_rank(void *user, const ng_transport *t) {
 int replay_run(const replay_job *j, replay_rank *ranks, bool fused) {
   for (int i = 0; i < j->r->ranks; i++)
     ranks[i].fused = fused;
-  return j->r->ranks == 1 ? run_rank(ranks, NULL) : launch_threads(j->r->ranks, run_rank, ranks);
+  return j->r->ranks == 1 ? run_rank(ranks, NULL)
+                          : launch_run_threads(j->r->ranks, run_rank, ranks);
 }

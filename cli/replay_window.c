@@ -18,7 +18,7 @@ static int64_t count_elements(const recording *r, int i) {
 }
 
 static const ngio_tensor *find_error_array(const recording *r, int step, int i) {
-  return recording_array(r, "s%d.%s.error", step, r->layer[i].name);
+  return recording_find_array(r, "s%d.%s.error", step, r->layer[i].name);
 }
 
 void replay_add_error(const float *ours, const float *recorded, int64_t n, double *gap,
@@ -41,7 +41,7 @@ static int64_t low_rank_columns(const shape *l, int64_t rank) {
 int replay_check_start(const recording *r, const char *path, int64_t rank) {
   for (int i = 0; i < r->layers; i++) {
     const shape *l = &r->layer[i];
-    const ngio_tensor *q = recording_array(r, "init.%s.q", l->name);
+    const ngio_tensor *q = recording_find_array(r, "init.%s.q", l->name);
     if (l->out == 1) continue;
     if (!r->parameters || q == NULL)
       return cli_bad("%s: array init.%s.q is missing: the low-rank iteration starts from it", path,
@@ -84,7 +84,7 @@ static bool write_crc(char *header, size_t size, const char *key, const void *da
 static void write_start(const recording *r, float *row) {
   for (int i = 0; i < r->layers; i++) {
     const shape *l = &r->layer[i];
-    const ngio_tensor *q = recording_array(r, "init.%s.q", l->name);
+    const ngio_tensor *q = recording_find_array(r, "init.%s.q", l->name);
     const int64_t rank = l->out == 1 ? 0 : q->shape[1];
     const float *from = l->out == 1 ? NULL : q->data;
     for (int64_t a = 0; a < rank; a++) {
@@ -172,7 +172,7 @@ ng_status replay_compare_feedback(const recording *r, ng_precond *p, int step, d
   bool there;
   for (int i = 0; i < r->layers; i++)
     all += count_elements(r, i);
-  float *ours = cli_take((size_t)all, sizeof *ours);
+  float *ours = cli_alloc((size_t)all, sizeof *ours);
   const ng_status st = replay_read_field(p, "window/error", ours, all, &there);
   for (int i = 0; i < r->layers && st >= 0; i++) {
     const ngio_tensor *e = find_error_array(r, step, i);

@@ -107,18 +107,18 @@ static void check_keys(cli_fields *in, const ngio_value *o, layer_kind kind) {
       char what[512];
       (void)snprintf(what, sizeof what, "%s: %s%s has no key", in->path, in->where,
                      kinds[kind].name);
-      in->rc = cli_unknown(what, v->key, keys, n, NULL);
+      in->rc = cli_report_unknown(what, v->key, keys, n, NULL);
     }
   }
 }
 
 static void read_conv(cli_fields *in, const ngio_value *o, shape *l) {
-  cli_field_pair(in, o, "kernel", 1, -1, l->kernel);
-  cli_field_pair(in, o, "stride", 1, 1, l->stride);
-  cli_field_pair(in, o, "padding", 0, 0, l->padding);
-  cli_field_pair(in, o, "image", 1, -1, l->image);
-  cli_field_pair(in, o, "dilation", 1, 1, l->dilation);
-  l->groups = cli_field_whole(in, o, "groups", 1, LARGEST, 1);
+  cli_read_pair(in, o, "kernel", 1, -1, l->kernel);
+  cli_read_pair(in, o, "stride", 1, 1, l->stride);
+  cli_read_pair(in, o, "padding", 0, 0, l->padding);
+  cli_read_pair(in, o, "image", 1, -1, l->image);
+  cli_read_pair(in, o, "dilation", 1, 1, l->dilation);
+  l->groups = cli_read_whole(in, o, "groups", 1, LARGEST, 1);
   if (l->in % l->groups != 0 || l->out % l->groups != 0)
     cli_field_error(in, "groups is not a divisor of in and out");
   for (int k = 0; k < 2; k++)
@@ -144,13 +144,13 @@ static void read_layer(cli_fields *in, const ngio_value *o, shape *l) {
   if (bias != NULL && !ngio_is_flag(bias)) cli_field_error(in, "bias is not true or false");
   if (in->rc != CLI_OK) return;
   (void)snprintf(l->name, sizeof l->name, "%s", name);
-  l->in = cli_field_whole(in, o, "in", 1, LARGEST, -1);
+  l->in = cli_read_whole(in, o, "in", 1, LARGEST, -1);
   if (kind == NORM) {
     shapes_set_norm(l, l->in, NG_BATCH_NORM, 1e-5);
     return;
   }
-  l->out = cli_field_whole(in, o, "out", 1, LARGEST, -1);
-  l->positions = cli_field_whole(in, o, "positions", 1, LARGEST, 1);
+  l->out = cli_read_whole(in, o, "out", 1, LARGEST, -1);
+  l->positions = cli_read_whole(in, o, "positions", 1, LARGEST, 1);
   if (kind == EMBEDDING) {
     shapes_set_embedding(l, l->in, l->out, l->positions);
     return;
@@ -191,7 +191,7 @@ static int list_file(const char *path, shapes *out) {
 
 int shapes_list(const char *model, shapes *out) {
   memset(out, 0, sizeof *out);
-  out->layer = cli_take(MOST_LAYERS, sizeof *out->layer);
+  out->layer = cli_alloc(MOST_LAYERS, sizeof *out->layer);
   (void)snprintf(out->name, sizeof out->name, "%s", model);
   const bool file = strchr(model, '.') != NULL || strchr(model, '/') != NULL;
   const int rc = file                                  ? list_file(model, out)

@@ -21,7 +21,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   if (!good) return 0;
   NEED(p.height >= 1 && p.height <= PICTURE_SIDE && p.width >= 1 && p.width <= PICTURE_SIDE);
   NEED(p.height * p.width <= PICTURE_PIXELS);
-  picture_scaled_size(p.height, p.width, SIDE + 2, &height, &width);
+  picture_scale_size(p.height, p.width, SIDE + 2, &height, &width);
   NEED(height >= SIDE + 2 && width >= SIDE + 2 && (height == SIDE + 2 || width == SIDE + 2));
   picture_cut_window(&p, height, width, height - SIDE, width - SIDE, SIDE, window);
   free(p.rgb);

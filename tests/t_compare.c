@@ -24,13 +24,13 @@ static void near(double got, double expected, double tolerance) {
 static void statistics_of_runs(void **state) {
   /* 2 4 4 4 5 5 7 9: mean 5, squares sum to 32, so 32 / 7. */
   const double x[] = {2, 4, 4, (double)NAN, 4, 5, 5, 7, 9};
-  const spread s = compare_spread(x, 9);
+  const spread s = compare_summarise(x, 9);
   assert_int_equal(s.n, 8);
   near(s.mean, 5.0, NEAR);
   near(s.deviation, 2.1380899352993952, NEAR);
   near(s.min, 2.0, 0);
   near(s.max, 9.0, 0);
-  const spread one = compare_spread(x, 1), none = compare_spread(x + 3, 1);
+  const spread one = compare_summarise(x, 1), none = compare_summarise(x + 3, 1);
   assert_int_equal(one.n, 1);
   assert_true(isnan(one.deviation));
   near(one.mean, 2.0, 0);
@@ -38,12 +38,12 @@ static void statistics_of_runs(void **state) {
   assert_true(isnan(none.mean) && isnan(none.min) && isnan(none.max));
   /* Without a second pass this gives 0 or worse: 1e8 + {1, 2, 3}. */
   const double close[] = {1e8 + 1, 1e8 + 2, 1e8 + 3};
-  near(compare_spread(close, 3).deviation, 1.0, 1e-7);
+  near(compare_summarise(close, 3).deviation, 1.0, 1e-7);
 }
 
 /* A run of `n` epochs of one second, with these losses and accuracies. */
 static train_result make_run(int n, const double *loss, const double *accuracy) {
-  train_result r = {.epochs = n, .epoch = cli_take((size_t)n, sizeof(train_epoch))};
+  train_result r = {.epochs = n, .epoch = cli_alloc((size_t)n, sizeof(train_epoch))};
   for (int i = 0; i < n; i++) {
     r.epoch[i] = (train_epoch){.epoch = i + 1,
                                .step = 10 * (i + 1),
@@ -59,20 +59,20 @@ static train_result make_run(int n, const double *loss, const double *accuracy) 
 static void targets_are_reached_at_the_first_epoch(void **state) {
   const double loss[] = {4, 2, 1}, acc1[] = {0.5, 0.75, 0.625}, acc2[] = {0.25, 0.5, 1.0};
   train_result run[3] = {make_run(3, loss, acc1), make_run(3, loss, acc2), make_run(2, loss, acc1)};
-  near(compare_best(TEST_ACCURACY, &run[0]), 0.75, 0);
-  near(compare_best(TRAIN_ACCURACY, &run[0]), 0.375, 0);
-  near(compare_best(TRAIN_LOSS, &run[0]), 1.0, 0);
-  near(compare_best(TEST_LOSS, &run[0]), 2.0, 0);
-  assert_int_equal(compare_reaches(TEST_ACCURACY, &run[0], 0.75), 1); /* equal counts as reached */
-  assert_int_equal(compare_reaches(TEST_ACCURACY, &run[0], 0.76), -1);
-  assert_int_equal(compare_reaches(TEST_LOSS, &run[0], 4.5), 1);
-  assert_int_equal(compare_reaches(TEST_ACCURACY, &run[0], (double)NAN), -1);
-  assert_true(isnan(compare_best(TEST_ACCURACY, &(train_result){.epochs = 0})));
+  near(compare_find_best(TEST_ACCURACY, &run[0]), 0.75, 0);
+  near(compare_find_best(TRAIN_ACCURACY, &run[0]), 0.375, 0);
+  near(compare_find_best(TRAIN_LOSS, &run[0]), 1.0, 0);
+  near(compare_find_best(TEST_LOSS, &run[0]), 2.0, 0);
+  assert_int_equal(compare_find_reached(TEST_ACCURACY, &run[0], 0.75), 1); /* equal counts */
+  assert_int_equal(compare_find_reached(TEST_ACCURACY, &run[0], 0.76), -1);
+  assert_int_equal(compare_find_reached(TEST_LOSS, &run[0], 4.5), 1);
+  assert_int_equal(compare_find_reached(TEST_ACCURACY, &run[0], (double)NAN), -1);
+  assert_true(isnan(compare_find_best(TEST_ACCURACY, &(train_result){.epochs = 0})));
 
   /* Means of two runs: 0.375, 0.625, 0.8125.  The third diverged and does not count. */
   run[2].diverged = true;
-  plot_curve curve[2] = {compare_curve(TEST_ACCURACY, run, 3),
-                         compare_curve(TEST_ACCURACY, &run[2], 1)};
+  plot_curve curve[2] = {compare_make_curve(TEST_ACCURACY, run, 3),
+                         compare_make_curve(TEST_ACCURACY, &run[2], 1)};
   const plot_point *point = curve[0].point;
   assert_int_equal(curve[0].n, 3);
   near(point[1].score.mean, 0.625, NEAR);
@@ -84,12 +84,12 @@ static void targets_are_reached_at_the_first_epoch(void **state) {
   /* Without other runs the curve of a diverged run ends at its last epoch. */
   assert_true(!curve[0].diverged && curve[1].diverged && curve[1].n == 2);
   /* The best means are 0.8125 and 0.75. */
-  near(compare_target(TEST_ACCURACY, curve, 2), 0.8125, NEAR);
+  near(compare_find_target(TEST_ACCURACY, curve, 2), 0.8125, NEAR);
   curve[1].diverged = false;
-  near(compare_target(TEST_ACCURACY, curve, 2), 0.75, NEAR);
-  near(compare_target(TEST_ACCURACY, curve, 1), 0.8125, NEAR);
-  near(compare_target(TEST_LOSS, curve, 2), 0.5, NEAR); /* the larger of the two smallest losses */
-  assert_true(isnan(compare_target(TEST_ACCURACY, curve, 0)));
+  near(compare_find_target(TEST_ACCURACY, curve, 2), 0.75, NEAR);
+  near(compare_find_target(TEST_ACCURACY, curve, 1), 0.8125, NEAR);
+  near(compare_find_target(TEST_LOSS, curve, 2), 0.5, NEAR); /* the larger minimum */
+  assert_true(isnan(compare_find_target(TEST_ACCURACY, curve, 0)));
   for (int i = 0; i < 3; i++)
     train_result_free(&run[i]);
   free(curve[0].point);
@@ -103,12 +103,12 @@ static void best_point(void **state) {
                        make_run(2, low, good),
                        make_run(2, low, good),
                        {.diverged = true}};
-  assert_int_equal(compare_best_point(r, 5, 1, false), 2); /* by score, then loss, then the first */
-  assert_int_equal(compare_best_point(r, 2, 1, false), 1);
-  assert_int_equal(compare_best_point(r, 2, 1, true), 0); /* by the smallest validation loss */
-  r[2].diverged = r[3].diverged = true;                   /* a diverged run is never the best */
-  assert_int_equal(compare_best_point(r, 5, 1, false), 1);
-  assert_int_equal(compare_best_point(r + 2, 3, 1, false), 0);
+  assert_int_equal(compare_choose(r, 5, 1, false), 2); /* by score, then loss, then the first */
+  assert_int_equal(compare_choose(r, 2, 1, false), 1);
+  assert_int_equal(compare_choose(r, 2, 1, true), 0); /* by the smallest validation loss */
+  r[2].diverged = r[3].diverged = true;               /* a diverged run is never the best */
+  assert_int_equal(compare_choose(r, 5, 1, false), 1);
+  assert_int_equal(compare_choose(r + 2, 3, 1, false), 0);
   for (int i = 0; i < 5; i++)
     train_result_free(&r[i]);
 }
@@ -118,13 +118,13 @@ static void best_point_of_seeds(void **state) {
   const double loss[] = {3, 1}, high[] = {0.5, 0.9}, low[] = {0.5, 0.6}, even[] = {0.5, 0.8};
   train_result r[4] = {make_run(2, loss, high), make_run(2, loss, low), make_run(2, loss, even),
                        make_run(2, loss, even)};
-  assert_int_equal(compare_best_point(r, 2, 2, false), 1); /* 0.75 and 0.8 */
-  r[2].diverged = true;                                    /* one of the two runs of point 1 */
-  assert_int_equal(compare_best_point(r, 2, 2, false), 0);
+  assert_int_equal(compare_choose(r, 2, 2, false), 1); /* 0.75 and 0.8 */
+  r[2].diverged = true;                                /* one of the two runs of point 1 */
+  assert_int_equal(compare_choose(r, 2, 2, false), 0);
   r[0].diverged = r[1].diverged = true; /* points are ranked by runs that did not diverge first */
-  assert_int_equal(compare_best_point(r, 2, 2, false), 1);
+  assert_int_equal(compare_choose(r, 2, 2, false), 1);
   r[0].diverged = false; /* one run each: point 0 has 0.9, not the mean 0.75 */
-  assert_int_equal(compare_best_point(r, 2, 2, false), 0);
+  assert_int_equal(compare_choose(r, 2, 2, false), 0);
   for (int i = 0; i < 4; i++)
     train_result_free(&r[i]);
 }
@@ -139,8 +139,8 @@ static void student_quantiles_match_tables(void **state) {
   } known[] = {{1, 12.7062047362}, {2, 4.30265272991}, {3, 3.18244630528},  {4, 2.77644510520},
                {5, 2.57058183661}, {9, 2.26215716280}, {29, 2.04522964213}, {999, 1.96234146113}};
   for (size_t i = 0; i < sizeof known / sizeof known[0]; i++)
-    near(compare_student(known[i].freedom), known[i].t, 1e-9);
-  assert_true(isnan(compare_student(0)));
+    near(compare_find_quantile(known[i].freedom), known[i].t, 1e-9);
+  assert_true(isnan(compare_find_quantile(0)));
 }
 
 static void paired_differences_by_hand(void **state) {
@@ -190,17 +190,17 @@ static void paired_differences_by_hand(void **state) {
   size_t size = 0;
   FILE *f = open_memstream(&text, &size);
   assert_non_null(f);
-  compare_paired_heading(&p, f);
-  compare_paired_table(&p, &t);
-  table_text(&t, f);
+  compare_print_pairs(&p, f);
+  compare_fill_pairs(&p, &t);
+  table_print(&t, f);
   table_free(&t);
   compare_method swapped[2] = {m[1], m[0]};
   p.method = swapped;
   p.seeds = 1;
-  compare_paired_heading(&p, f);
+  compare_print_pairs(&p, f);
   p.metric = TRAIN_LOSS;
-  compare_paired_table(&p, &t);
-  table_text(&t, f);
+  compare_fill_pairs(&p, &t);
+  table_print(&t, f);
   table_free(&t);
   (void)fclose(f);
   assert_string_equal(
@@ -226,7 +226,7 @@ static int parse(compare_plan *p, const char *list) {
   settings_init(&p->base);
   p->seeds = 1;
   p->notes = open_memstream(&p->note, &p->note_size);
-  return compare_methods(p, list);
+  return compare_parse_methods(p, list);
 }
 
 static void method_lists_are_parsed(void **state) {
@@ -282,7 +282,7 @@ static void settings_that_a_method_ignores_are_reported(void **state) {
   p.notes = open_memstream(&p.note, &p.note_size);
   assert_int_equal(settings_set(&p.base, NULL, "damping", "0.5"), CLI_OK);
   assert_int_equal(settings_set(&p.base, NULL, "fisher", "sampled"), CLI_OK);
-  assert_int_equal(compare_methods(&p, "sgd,natgrad"), CLI_OK);
+  assert_int_equal(compare_parse_methods(&p, "sgd,natgrad"), CLI_OK);
   assert_int_equal(p.method[0].s.n_library, 0);
   assert_string_equal(p.method[0].s.fisher, "empirical");
   assert_int_equal(p.method[1].s.n_library, 1);
@@ -295,9 +295,9 @@ static void settings_that_a_method_ignores_are_reported(void **state) {
 static void grids_multiply_the_methods(void **state) {
   compare_plan p;
   assert_int_equal(parse(&p, "natgrad,sgd,natgrad:damping=0.5"), CLI_OK);
-  assert_int_equal(compare_grid_add(&p, "lr=0.1,0.3,1"), CLI_OK);
-  assert_int_equal(compare_grid_add(&p, "damping=0.01,0.001"), CLI_OK);
-  assert_int_equal(compare_grid_add(&p, "nesterov=true,false"), CLI_OK);
+  assert_int_equal(compare_add_grid(&p, "lr=0.1,0.3,1"), CLI_OK);
+  assert_int_equal(compare_add_grid(&p, "damping=0.01,0.001"), CLI_OK);
+  assert_int_equal(compare_add_grid(&p, "nesterov=true,false"), CLI_OK);
   static const int points[] = {
       12, 6, 6}; /* sgd has no damping; a damping given for the method replaces the grid */
   for (int i = 0; i < 3; i++) {
@@ -306,18 +306,18 @@ static void grids_multiply_the_methods(void **state) {
     assert_int_equal(p.method[i].use[1], i == 0);
   }
   for (int k = 0; k < 12; k++) { /* every combination, in order */
-    assert_int_equal(compare_point(&p, &p.method[0], k, 0), k / 4);
-    assert_int_equal(compare_point(&p, &p.method[0], k, 1), k / 2 % 2);
-    assert_int_equal(compare_point(&p, &p.method[0], k, 2), k % 2);
+    assert_int_equal(compare_find_value(&p, &p.method[0], k, 0), k / 4);
+    assert_int_equal(compare_find_value(&p, &p.method[0], k, 1), k / 2 % 2);
+    assert_int_equal(compare_find_value(&p, &p.method[0], k, 2), k % 2);
   }
   for (int k = 0; k < 6; k++)
-    assert_int_equal(compare_point(&p, &p.method[1], k, 0), k / 2);
-  assert_int_equal(compare_edge(&p.grid[0], 0), -1);
-  assert_int_equal(compare_edge(&p.grid[0], 1), 0);
-  assert_int_equal(compare_edge(&p.grid[0], 2), 1);
-  assert_int_equal(compare_edge(&p.grid[1], 0),
+    assert_int_equal(compare_find_value(&p, &p.method[1], k, 0), k / 2);
+  assert_int_equal(compare_find_edge(&p.grid[0], 0), -1);
+  assert_int_equal(compare_find_edge(&p.grid[0], 1), 0);
+  assert_int_equal(compare_find_edge(&p.grid[0], 2), 1);
+  assert_int_equal(compare_find_edge(&p.grid[1], 0),
                    1); /* the edge is found by value, not by position */
-  assert_int_equal(compare_edge(&p.grid[2], 0), 0);
+  assert_int_equal(compare_find_edge(&p.grid[2], 0), 0);
   compare_plan_free(&p);
 
   static const char *const wrong[][2] = {
@@ -334,15 +334,15 @@ static void grids_multiply_the_methods(void **state) {
   for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
     assert_int_equal(parse(&p, "sgd"), CLI_OK);
     quiet();
-    const int rc = compare_grid_add(&p, wrong[i][0]);
+    const int rc = compare_add_grid(&p, wrong[i][0]);
     assert_string_equal(said(), wrong[i][1]);
     assert_int_equal(rc, CLI_BAD);
     compare_plan_free(&p);
   }
   assert_int_equal(parse(&p, "sgd"), CLI_OK);
-  assert_int_equal(compare_grid_add(&p, "weight-decay=0,1"), CLI_OK);
+  assert_int_equal(compare_add_grid(&p, "weight-decay=0,1"), CLI_OK);
   quiet();
-  assert_int_equal(compare_grid_add(&p, "weight_decay=2"), CLI_BAD);
+  assert_int_equal(compare_add_grid(&p, "weight_decay=2"), CLI_BAD);
   assert_string_equal(said(), "natgrad: --grid: weight_decay comes twice\n");
   compare_plan_free(&p);
 }
@@ -352,11 +352,11 @@ static void grids_multiply_the_methods(void **state) {
 static void tables_align_their_columns(void **state) {
   table t;
   table_begin(&t, (const char *const[]){"method", "epochs", "best %", "settings", NULL});
-  table_row(&t);
+  table_add(&t);
   table_put(&t, 0, "sgd");
   table_put(&t, 1, "%d", 12);
   table_put(&t, 2, "93.15 ± 0.42");
-  table_row(&t);
+  table_add(&t);
   table_put(&t, 0, "natgrad|2");
   table_put(&t, 1, "-");
   table_put(&t, 2, "9.00 ± 10.00");
@@ -365,7 +365,7 @@ static void tables_align_their_columns(void **state) {
   size_t size = 0;
   FILE *f = open_memstream(&text, &size);
   assert_non_null(f);
-  table_text(&t, f);
+  table_print(&t, f);
   (void)fclose(f);
   assert_string_equal(text, "method     epochs        best %  settings\n"
                             "sgd            12  93.15 ± 0.42\n"

@@ -39,7 +39,7 @@ static void the_log_is_truncated_and_read(void **state) {
 
   train_epoch *all = NULL;
   int n = 0;
-  assert_int_equal(log_epochs(path, longer, &all, &n), CLI_OK);
+  assert_int_equal(log_read_epochs(path, longer, &all, &n), CLI_OK);
   assert_int_equal(n, 2);
   assert_true(all[0].epoch == 1 && all[0].step == 4 && all[0].lr == e[0].lr);
   assert_true(all[0].train_loss == e[0].train_loss && all[0].test_accuracy == e[0].test_accuracy);
@@ -47,7 +47,7 @@ static void the_log_is_truncated_and_read(void **state) {
   assert_true(all[0].seconds == e[0].seconds);
   assert_true(all[1].epoch == 2 && all[1].step == 8 && isnan(all[1].test_loss));
   free(all);
-  assert_int_equal(log_epochs(path, bytes, &all, &n), CLI_OK);
+  assert_int_equal(log_read_epochs(path, bytes, &all, &n), CLI_OK);
   assert_int_equal(n, 1);
   free(all);
 
@@ -67,8 +67,8 @@ static void the_log_is_truncated_and_read(void **state) {
   assert_int_equal(log_close(&l), CLI_OK);
   assert_int_equal(disk_read(path, &again), CLI_OK);
   assert_string_equal(whole, again);
-  assert_int_equal(crc_longer, disk_crc(whole, (size_t)longer));
-  assert_int_equal(crc, disk_crc(whole, (size_t)bytes));
+  assert_int_equal(crc_longer, disk_compute_crc(whole, (size_t)longer));
+  assert_int_equal(crc, disk_compute_crc(whole, (size_t)bytes));
   assert_int_equal(log_check(path, bytes, crc, "checkpoint-8"), CLI_OK);
   assert_int_equal(log_check(path, longer, crc_longer, "checkpoint-8"), CLI_OK);
   quiet();
@@ -141,7 +141,7 @@ static void a_folder_is_locked(void **state) {
   char path[512];
   int first = -1, second = -1;
   (void)snprintf(path, sizeof path, "%s", in_folder("locked"));
-  assert_int_equal(disk_folder(path), CLI_OK);
+  assert_int_equal(disk_make_folder(path), CLI_OK);
   assert_int_equal(disk_lock(path, "train", &first), CLI_OK);
   assert_true(first >= 0);
   quiet();
@@ -191,8 +191,8 @@ static void must_fail_to_close(const char *path) {
 static void files_are_written_whole_or_not(void **state) {
   char *text = NULL, path[512];
   (void)snprintf(path, sizeof path, "%s", in_folder("a/b/c"));
-  assert_int_equal(disk_folder(path), CLI_OK);
-  assert_int_equal(disk_folder(path), CLI_OK);
+  assert_int_equal(disk_make_folder(path), CLI_OK);
+  assert_int_equal(disk_make_folder(path), CLI_OK);
   char *file = cli_join(path, "f");
   assert_int_equal(disk_write(file, "one", 3), CLI_OK);
   assert_int_equal(disk_write(file, "two and more", 12), CLI_OK);
@@ -218,7 +218,7 @@ static void files_are_written_whole_or_not(void **state) {
   assert_string_equal(text, "two and more");
   free(text);
   quiet();
-  assert_int_equal(disk_folder(file), CLI_BAD);
+  assert_int_equal(disk_make_folder(file), CLI_BAD);
   assert_non_null(strstr(said(), "c/f: cannot be made a folder"));
   free(file);
   free(part);

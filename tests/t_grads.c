@@ -76,7 +76,7 @@ static ng_status add_up(int32_t rank, ng_transport *t, void *arg) {
   sums *s = arg;
   tap line = {.inner = *t};
   const ng_transport table = tapped(&line, s->wire);
-  const run_ranks ranks = ranks_of(&table);
+  const run_ranks ranks = ranks_make(&table);
   first_layer_watch e = {&line, -1};
   const nn_watch watch = {&e, record_starts};
   nn *plain = three_layers(), *n = three_layers();

@@ -80,13 +80,13 @@ static void folders_are_classes(void **state) {
   run("cd '%s' && mkdir linked && ln -s ../all/train linked/train && ln -s ../all/val linked/%s",
       "val");
   assert_int_equal(data_open(spec("linked", ""), &e), 0);
-  assert_int_equal(data_checksum(&d), data_checksum(&e));
+  assert_int_equal(data_compute_crc(&d), data_compute_crc(&e));
   data_close(&e);
   assert_int_equal(data_open(spec("all", ",resize=13"), &e), 0);
-  assert_int_not_equal(data_checksum(&d), data_checksum(&e));
+  assert_int_not_equal(data_compute_crc(&d), data_compute_crc(&e));
   data_close(&e);
   assert_int_equal(data_open(spec("all", ",mean=0.5/0.5/0.5"), &e), 0);
-  assert_int_not_equal(data_checksum(&d), data_checksum(&e));
+  assert_int_not_equal(data_compute_crc(&d), data_compute_crc(&e));
   data_close(&e);
   /* Without train/ a folder is one split; other files are ignored and counted. */
   run("cd '%s' && touch all/train/bee/notes.txt all/train/README && touch all/train/bee/.hid%s",
@@ -224,7 +224,7 @@ static void windows_are_drawn(void **state) {
   int mirrored = 0, last = 0;
   for (int batch = 0; batch < 28; batch++) {
     const uint32_t epoch = (uint32_t)(batch / 14);
-    assert_int_equal(feed_train(&f, batch / 2, batch % 2), CLI_OK);
+    assert_int_equal(feed_fill_train(&f, batch / 2, batch % 2), CLI_OK);
     for (int i = 0; i < 8; i++) {
       uint32_t w[4];
       const int n = f.rows[i];
@@ -246,7 +246,7 @@ static void windows_are_drawn(void **state) {
   }
   assert_true(mirrored > 80 && mirrored < 144 && last > 20); /* of 224: 112 and 45 expected */
   int32_t good = 0;
-  assert_int_equal(feed_test(&f, 1, 2, &good), CLI_OK);
+  assert_int_equal(feed_fill_test(&f, 1, 2, &good), CLI_OK);
   assert_int_equal(good, 2);
   for (int k = 0; k < SIDE * SIDE * 3; k++) { /* the centre: rows 2 to 11, columns 4 to 13 */
     const double v = pixel(1001, 2 + k / 3 / SIDE, 4 + k / 3 % SIDE, k % 3) / 255.0;
@@ -276,7 +276,7 @@ static void means_are_files_too(void **state) {
   (void)snprintf(more + n, sizeof more - (size_t)n, ",std=%s", in_folder("std.npy"));
   assert_int_equal(data_open(spec("all", more), &d), 0);
   feed_of(&d, "none", &s, &f);
-  assert_int_equal(feed_test(&f, 0, 1, &good), CLI_OK);
+  assert_int_equal(feed_fill_test(&f, 0, 1, &good), CLI_OK);
   for (int k = 0; k < SIDE * SIDE * 3; k++) {
     const int y = k / 3 / SIDE, x = k / 3 % SIDE, c = k % 3;
     const double want = (pixel(1000, 2 + y, 4 + x, c) - mean[(c * MH + y) * MW + x]) / std[c];
@@ -310,10 +310,10 @@ static void run_epochs(const char *path, const char *more, int first, uint64_t s
   feed_of(&d, "auto", &s, &f);
   for (int i = first; i < 42; i++) {
     int32_t good = 0;
-    assert_int_equal(feed_train(&f, i / 2, i % 2), CLI_OK);
+    assert_int_equal(feed_fill_train(&f, i / 2, i % 2), CLI_OK);
     sums[i] = digest(14695981039346656037U, &f, 8);
     if (i % 5 != 3) continue;
-    assert_int_equal(feed_test(&f, 0, 3, &good), CLI_OK);
+    assert_int_equal(feed_fill_test(&f, 0, 3, &good), CLI_OK);
     sums[i] = digest(sums[i], &f, good);
   }
   feed_free(&f);
@@ -343,7 +343,7 @@ static void threads_change_no_bit(void **state) {
   assert_int_equal(data_open(spec("hurt", ""), &d), 0);
   feed_of(&d, "auto", &s, &f);
   for (size_t i = 0; i < sizeof jumps / sizeof jumps[0]; i++) {
-    assert_int_equal(feed_train(&f, jumps[i] / 2, jumps[i] % 2), CLI_OK);
+    assert_int_equal(feed_fill_train(&f, jumps[i] / 2, jumps[i] % 2), CLI_OK);
     assert_true(digest(14695981039346656037U, &f, 8) == one[jumps[i]]);
   }
   feed_free(&f);
@@ -367,7 +367,7 @@ static void damaged_files_are_skipped(void **state) {
   int replaced = 0, late = 0;
   for (int i = 0; i < 42; i++) { /* one message in three epochs */
     const int32_t *order = f.order + i % 14 * 8;
-    assert_int_equal(feed_train(&f, i / 2, i % 2), CLI_OK);
+    assert_int_equal(feed_fill_train(&f, i / 2, i % 2), CLI_OK);
     for (int k = 0; k < 8; k++) {
       assert_int_equal(f.rows[k],
                        order[k] == BAD ? order[k + 1] : order[k]); /* replaced by the next image */
@@ -388,7 +388,7 @@ static void damaged_files_are_skipped(void **state) {
   feed_of(&d, "none", &s, &f);
   int32_t good = -1;
   quiet();
-  assert_int_equal(feed_test(&f, 0, 3, &good), CLI_OK);
+  assert_int_equal(feed_fill_test(&f, 0, 3, &good), CLI_OK);
   assert_non_null(strstr(said(), "x.png: left out, 1 of 123 files: its first bytes are neither"));
   assert_int_equal(good, 2);
   assert_true(f.labels[0] == 0 && f.labels[1] == 2);
@@ -400,7 +400,7 @@ static void damaged_files_are_skipped(void **state) {
   settings_free(&s);
   feed_of(&d, "none", &s, &f);
   quiet();
-  assert_int_equal(feed_test(&f, 0, 3, &good), CLI_BAD);
+  assert_int_equal(feed_fill_test(&f, 0, 3, &good), CLI_BAD);
   assert_non_null(
       strstr(said(), "--data: images: 2 of 123 files are unreadable, more than 1 %; the last is "));
   feed_free(&f);

@@ -18,7 +18,7 @@ static void check_lr(const char *schedule, const char *warm_up, double epoch, do
   must_set(&s, "lr", "0.5");
   must_set(&s, "lr-schedule", schedule);
   must_set(&s, "warm-up", warm_up);
-  const double got = recipe_lr(&s, epoch, total);
+  const double got = recipe_get_lr(&s, epoch, total);
   if (fabs(got - 0.5 * expected) > NEAR)
     fail_msg("%s at %g of %g: %.17g instead of %.17g", schedule, epoch, total, got, 0.5 * expected);
   settings_free(&s);
@@ -80,9 +80,9 @@ static void lr_is_continuous_and_bounded(void **state) {
       must_set(&s, "lr-schedule", schedule[k]);
       must_set(&s, "warm-up", w == 1 ? "1.5" : "0");
       int jumps = 0;
-      double last = recipe_lr(&s, 0, 10);
+      double last = recipe_get_lr(&s, 0, 10);
       for (int i = 1; i <= STEPS; i++) {
-        const double lr = recipe_lr(&s, 10.0 * i / STEPS, 10);
+        const double lr = recipe_get_lr(&s, 10.0 * i / STEPS, 10);
         assert_true(lr >= 0 && lr <= 1 + NEAR);
         /* The steepest is cyclic:0.5: 1.8 in half a period of 0.25, 0.0036 per step. */
         jumps += fabs(lr - last) > 0.005;
@@ -138,8 +138,8 @@ static void default_lr_depends_on_the_update(void **state) {
   settings_init(&s);
   for (size_t i = 0; i < sizeof row / sizeof row[0]; i++) {
     must_set(&s, row[i].set, row[i].value);
-    if (settings_lr(&s) != row[i].lr)
-      fail_msg("%s = %s: %g", row[i].set, row[i].value, settings_lr(&s));
+    if (settings_choose_lr(&s) != row[i].lr)
+      fail_msg("%s = %s: %g", row[i].set, row[i].value, settings_choose_lr(&s));
   }
   settings_free(&s);
 }

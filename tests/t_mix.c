@@ -27,7 +27,7 @@ static void mixing_weights_have_a_beta_distribution(void **state) {
   for (int a = 0; a < 5; a++) {
     double square = 0.0, fourth = 0.0;
     for (int32_t i = 0; i < N; i++) {
-      const double l = mix_weight(alphas[a], 11, 3, i);
+      const double l = mix_draw_weight(alphas[a], 11, 3, i);
       assert_true(l >= 0.5 && l <= 1.0);
       square += pow(2.0 * l - 1.0, 2.0) / N;
       fourth += pow(2.0 * l - 1.0, 4.0) / N;
@@ -40,7 +40,7 @@ static void mixing_weights_have_a_beta_distribution(void **state) {
   }
   /* smallest alpha: both powers are 0, and one sample has the whole weight */
   for (int32_t i = 0; i < 1000; i++)
-    assert_true(mix_weight(5e-324, 11, 3, i) == 1.0);
+    assert_true(mix_draw_weight(5e-324, 11, 3, i) == 1.0);
 }
 
 /* The published rectangle, from the same random words. */
@@ -72,7 +72,7 @@ static void rectangles_match_the_published_formula(void **state) {
   must_set_line(&s, "erase-rate=0.5 seed=9");
   int erased = 0, tall = 0, last = 0;
   for (int32_t i = 0; i < N; i++) {
-    const mix_box got = mix_erased(&s, 4, i, SIDE, SIDE + 8);
+    const mix_box got = mix_draw_box(&s, 4, i, SIDE, SIDE + 8);
     const mix_box want = published(0.5, 0.02, 0.25, 0.3, 9, 4, i, SIDE, SIDE + 8);
     assert_memory_equal(&got, &want, sizeof got);
     if (got.height == 0) continue;
@@ -110,7 +110,7 @@ static void batches_are_mixed_and_erased(void **state) {
       double want[B * PER], t[B * K];
       random_normal(1, RANDOM_DATA, (uint32_t)n, 1.0, 0, (int64_t)B * PER, x);
       for (int i = 0; i < B; i++) {
-        const double l = n == 0 ? 1.0 : mix_weight(0.4, 5, (uint32_t)n, rows[i]);
+        const double l = n == 0 ? 1.0 : mix_draw_weight(0.4, 5, (uint32_t)n, rows[i]);
         const mix_box b = erases ? published(0.7, 0.02, 0.25, 0.3, 5, (uint32_t)n, rows[i], H, W)
                                  : (mix_box){0, 0, 0, 0};
         for (int k = 0; k < PER; k++) {
@@ -154,7 +154,7 @@ static void erasing_without_mixup(void **state) {
     x[k] = 1.0F;
   mix_batch(&m, 0, rows, labels, x);
   for (int i = 0; i < B; i++) {
-    const mix_box b = mix_erased(&s, 0, rows[i], H, W);
+    const mix_box b = mix_draw_box(&s, 0, rows[i], H, W);
     double sum = 0.0;
     for (int k = 0; k < PER; k++)
       sum += (double)x[i * PER + k];
@@ -220,8 +220,8 @@ static void checkpoints_store_the_previous_batch(void **state) {
   }
   ngio_tensor whole[2];
   assert_int_equal(mix_gather(&m, whole), 0);
-  assert_int_equal(mix_spread(&again, whole), 0);
-  mix_drop(whole);
+  assert_int_equal(mix_scatter(&again, whole), 0);
+  mix_free_tensors(whole);
   random_normal(1, RANDOM_DATA, 9, 1.0, 0, (int64_t)B * PER, x[0]);
   memcpy(x[1], x[0], sizeof x[0]);
   mix_batch(&m, 3, rows, labels, x[0]);

@@ -291,7 +291,7 @@ static void memory_plans_do_not_change_results(void **state) {
     /* Another batch, another size, an evaluation, sampled targets: all must leave the next step unchanged. */
     s.x[0] += 1.0F;
     assert_int_equal(nn_forward(s.n, NN_TRAIN, s.x, 1, 9, NULL), 0);
-    nn_sampled_loss(s.n, 4);
+    nn_sample_loss(s.n, 4);
     const int64_t before = taken;
     assert_int_equal(nn_backward(s.n, true, NULL), 0);
     assert_int_equal(nn_forward(s.n, NN_EVALUATE, s.x, s.k->samples, 0, NULL), 0);

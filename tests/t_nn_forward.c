@@ -39,7 +39,7 @@ static void convolution_matches_plain_loops(void **state) {
         random_normal(5, RANDOM_DATA, 1, 1.0, 0, 3 * nn_count(in), x);
         assert_int_equal(nn_forward(n, NN_EVALUATE, x, 3, 0, NULL), 0);
         const nn_layer *l = nn_layer_at(n, 0);
-        const nn_shape to = nn_shape_of(n, 1);
+        const nn_shape to = nn_get_shape(n, 1);
         assert_int_equal(l->positions, to.height * to.width);
         const float *w = nn_param_at(n, l->weight_param)->value;
         const float *b = l->bias ? nn_param_at(n, l->bias_param)->value : NULL;
@@ -246,7 +246,7 @@ static void sampled_targets_have_the_fisher_moment(void **state) {
     s[k] = exp((double)x[k]) / sum;
   assert_int_equal(nn_forward(n, NN_TRAIN, x, 1, 0, NULL), 0);
   for (int d = 0; d < DRAWS; d++) {
-    nn_sampled_loss(n, (uint64_t)d);
+    nn_sample_loss(n, (uint64_t)d);
     for (int i = 0; i < 9; i++)
       moment[i] += (double)n->loss_grad[i / 3] * (double)n->loss_grad[i % 3] / DRAWS;
   }

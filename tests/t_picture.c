@@ -354,11 +354,11 @@ static void scaling_is_the_triangle_filter(void **state) {
     }
   }
   int64_t h, w;
-  picture_scaled_size(375, 500, 256, &h, &w);
+  picture_scale_size(375, 500, 256, &h, &w);
   assert_true(h == 256 && w == 342); /* 341.3 is rounded up */
-  picture_scaled_size(500, 100, 224, &h, &w);
+  picture_scale_size(500, 100, 224, &h, &w);
   assert_true(h == 1120 && w == 224);
-  picture_scaled_size(65500, 1, 4096, &h, &w);
+  picture_scale_size(65500, 1, 4096, &h, &w);
   assert_true(h == (int64_t)65500 * 4096 && w == 4096);
 }
 

@@ -20,8 +20,8 @@ static ng_status slow(void *user, const ng_collective *c) {
   if (++w->calls == w->fails_at) return NG_ERR_COMM;
   const double bytes = (double)c->count * (c->dtype == NG_F64 ? 8 : 4);
   const double seconds = c->kind == NG_BROADCAST
-                             ? plan_broadcast_seconds(&w->truth, w->ranks, bytes, 1)
-                             : plan_sum_seconds(&w->truth, w->ranks, bytes, 1);
+                             ? plan_estimate_broadcast(&w->truth, w->ranks, bytes, 1)
+                             : plan_estimate_sum(&w->truth, w->ranks, bytes, 1);
   /* load on the machine: only one call of four takes the model's time */
   now += 1e3 * seconds * (1 + w->calls % 4);
   return NG_OK;
@@ -57,8 +57,8 @@ static void fit_inverts_the_model(void **state) {
       const plan_machine truth = {.bandwidth = 3e8 * ranks, .latency = pow(10, e)};
       plan_machine m;
       const double bytes = 1 << 24;
-      plan_fit_link(ranks, plan_sum_seconds(&truth, ranks, 1e-9, 1),
-                    plan_sum_seconds(&truth, ranks, bytes, 1), bytes, &m);
+      plan_fit_link(ranks, plan_estimate_sum(&truth, ranks, 1e-9, 1),
+                    plan_estimate_sum(&truth, ranks, bytes, 1), bytes, &m);
       assert_true(fabs(m.latency - truth.latency) < 1e-6 * truth.latency);
       assert_true(fabs(m.bandwidth - truth.bandwidth) < 1e-6 * truth.bandwidth);
     }

@@ -134,15 +134,15 @@ static void magnitude_drops_the_smallest_weights(void **state) {
 }
 
 static void steps_are_geometric(void **state) {
-  assert_int_equal(pruning_share(1000, 0, 0, 0.75, 1, 2), 500);
-  assert_int_equal(pruning_share(1000, 0, 500, 0.75, 2, 2), 250);
+  assert_int_equal(pruning_count_next(1000, 0, 0, 0.75, 1, 2), 500);
+  assert_int_equal(pruning_count_next(1000, 0, 500, 0.75, 2, 2), 250);
   /* 0.8, 0.4, 0.2 and 0.1 remain */
-  assert_int_equal(pruning_share(1000, 200, 200, 0.9, 1, 3), 400);
-  assert_int_equal(pruning_share(1000, 200, 600, 0.9, 2, 3), 200);
-  assert_int_equal(pruning_share(1000, 200, 800, 0.9, 3, 3), 100);
-  assert_int_equal(pruning_share(1000, 600, 600, 0.5, 1, 1), 0); /* it is already sparser */
+  assert_int_equal(pruning_count_next(1000, 200, 200, 0.9, 1, 3), 400);
+  assert_int_equal(pruning_count_next(1000, 200, 600, 0.9, 2, 3), 200);
+  assert_int_equal(pruning_count_next(1000, 200, 800, 0.9, 3, 3), 100);
+  assert_int_equal(pruning_count_next(1000, 600, 600, 0.5, 1, 1), 0); /* it is already sparser */
   for (int i = 0; i < 1000; i++)
-    assert_int_equal(pruning_share(1000, 0, 0, i * 0.001, 1, 1), i);
+    assert_int_equal(pruning_count_next(1000, 0, 0, i * 0.001, 1, 1), i);
 }
 
 /* ---- networks --------------------------------------------------------------------------------*/
@@ -193,7 +193,7 @@ static void sparsity_is_met(void **state) {
     memcpy(bias, nn_param_at(p.net, 1)->value, sizeof bias);
     assert_int_equal(nn_param_at(p.net, 1)->role, NN_BIAS);
     assert_int_equal(pruning_run(ctx, &how, false, &p.feed, p.net), CLI_OK);
-    const pruning_count c = pruning_counted(p.net);
+    const pruning_count c = pruning_count_zeros(p.net);
     assert_int_equal(c.zeros, (int64_t)(0.9 * (double)c.weights + 1e-9));
     for (int i = 0; i < 7; i++)
       assert_true(first[i] == 0.0F);

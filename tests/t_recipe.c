@@ -45,12 +45,12 @@ static void lr_is_the_published_polynomial(void **state) {
     must_set(&s, "lr", known[i].lr);
     must_set(&s, "lr-schedule", known[i].schedule);
     for (int k = 0; k < 5; k++) {
-      const double got = recipe_lr(&s, epoch[k], known[i].epochs);
+      const double got = recipe_get_lr(&s, epoch[k], known[i].epochs);
       if (fabs(got / known[i].eta[k] - 1.0) > 1e-6) /* seven known digits */
         fail_msg("%s at %g: %.7g, not %.7g", known[i].schedule, epoch[k], got, known[i].eta[k]);
     }
     /* In a run longer than END, END is the run's length: max(epoch, polynomial_epoch). */
-    assert_true(recipe_lr(&s, 100, 200) > 0.0 && recipe_lr(&s, 200, 200) == 0.0);
+    assert_true(recipe_get_lr(&s, 100, 200) > 0.0 && recipe_get_lr(&s, 200, 200) == 0.0);
     settings_free(&s);
   }
 }
@@ -82,7 +82,7 @@ static void every_key_of_every_configuration_is_used(void **state) {
     const ngio_value *object = ngio_json_root(json);
     for (const ngio_value *v = ngio_first(object); v != NULL; v = ngio_next(object, v), keys++) {
       if (!settings_knows(&s, v->key)) fail_msg("%s: nobody uses %s", e->d_name, v->key);
-      if (settings_idle(&s, v->key, needs, sizeof needs))
+      if (settings_is_idle(&s, v->key, needs, sizeof needs))
         fail_msg("%s: %s needs %s", e->d_name, v->key, needs);
     }
     ngio_json_free(&json);
@@ -115,7 +115,7 @@ static void momentum_follows_lr(void **state) {
                                 : m0 * lr / before; /* our rule in the published form */
       v = m * v - lr * g;
       w += v;
-      u = recipe_momentum(&s, lr, before) * u + g; /* ng_step_sgd */
+      u = recipe_get_momentum(&s, lr, before) * u + g; /* ng_step_sgd */
       x -= lr * u;
       largest = fmax(largest, fabs(w - x));
       before = lr;
@@ -133,10 +133,10 @@ static void damping_keeps_its_ratio(void **state) {
   settings s;
   settings_init(&s);
   must_set(&s, "lr", "0.5");
-  assert_true(recipe_damping_ratio(&s, 0.01, 0.5) == 0.01);
-  assert_true(recipe_damping_ratio(&s, 0.01, 0.125) == 0.0025);
-  assert_true(recipe_damping_ratio(&s, 0.01, 2.0) == 0.04);
-  assert_true(recipe_damping_ratio(&s, 0.01, 0.0) < 0.0);
+  assert_true(recipe_scale_damping(&s, 0.01, 0.5) == 0.01);
+  assert_true(recipe_scale_damping(&s, 0.01, 0.125) == 0.0025);
+  assert_true(recipe_scale_damping(&s, 0.01, 2.0) == 0.04);
+  assert_true(recipe_scale_damping(&s, 0.01, 0.0) < 0.0);
   settings_free(&s);
 }
 

@@ -133,7 +133,7 @@ static void compare_with_hand_computation(const char *name, const char *set, con
   int at = 0;
   for (int step = 1; step <= STEPS; step++) {
     const double lr = 0.4 * (1.0 - (step - 1.0) / STEPS); /* linear, the default */
-    assert_int_equal(feed_train(&f, step - 1, 0), CLI_OK);
+    assert_int_equal(feed_fill_train(&f, step - 1, 0), CLI_OK);
     scan(l.w, &f, BATCH, SMOOTHING, &loss, &accuracy);
     learn(&l, &f, u, lr, step);
     loss_sum += loss;
@@ -154,7 +154,7 @@ static void compare_with_hand_computation(const char *name, const char *set, con
       const ngio_value *o = r.line[at++];
       const double n = step % EACH == 0 ? EACH : step % EACH;
       int32_t good = 0;
-      assert_int_equal(feed_test(&f, 0, d.test.n, &good), CLI_OK);
+      assert_int_equal(feed_fill_test(&f, 0, d.test.n, &good), CLI_OK);
       assert_int_equal(good, d.test.n);
       scan(l.w, &f, d.test.n, 0.0, &test_loss, &test_accuracy);
       assert_true(is_event(o, "epoch"));
@@ -187,7 +187,7 @@ static void compare_with_hand_computation(const char *name, const char *set, con
   assert_int_equal(cli_threads(&threads), CLI_OK);
   ng_pool *pool = threads > 1 ? ng_pool_create(threads, NULL) : NULL;
   assert_int_equal(precond_create(&r.s, NULL, net, pool, &p), CLI_OK);
-  must_be_near(end, "precond_bytes", (double)precond_bytes(p), 0);
+  must_be_near(end, "precond_bytes", (double)precond_count_bytes(p), 0);
   precond_destroy(&p);
   ng_pool_destroy(pool);
   assert_string_equal(ngio_text_of(ngio_get(end, "why")), "done");
@@ -259,7 +259,7 @@ static void fisher_says_whose_labels_are_observed(void **state) {
     nn *net = network_of(&r, &d, BATCH, 5);
     weights_by_hand(net, w);
     assert_int_equal(feed_create(&r.s, &d, NULL, false, NULL, &f), CLI_OK);
-    assert_int_equal(feed_train(&f, 0, 0), CLI_OK);
+    assert_int_equal(feed_fill_train(&f, 0, 0), CLI_OK);
     ngio_tensors *saved = state_of(&r);
     char name[80];
     (void)snprintf(name, sizeof name, "%s/G", nn_layer_at(net, 0)->name);

@@ -125,7 +125,7 @@ static void expect_mean_statistics(const trained *r, const data_set *d, const ng
     double mean[MOST] = {0};
     assert_true(one->count <= MOST);
     for (int64_t i = 0; i < f.per_epoch; i++) {
-      assert_int_equal(feed_train(&f, r->r.steps - f.per_epoch + i, 0), CLI_OK);
+      assert_int_equal(feed_fill_train(&f, r->r.steps - f.per_epoch + i, 0), CLI_OK);
       assert_int_equal(nn_forward(net, NN_TRAIN, f.x, f.batch, (uint64_t)i, NULL), CLI_OK);
       for (int64_t k = 0; k < one->count; k++)
         mean[k] += (double)one->value[k] / (double)f.per_epoch;

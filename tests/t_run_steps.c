@@ -33,7 +33,7 @@ static trajectory trajectory_of(const data_set *d, const char *name, const char 
     if (k > 0) load_weights(net, r.model);
     p.count = nn_weights(net);
     assert_int_equal(feed_create(&r.s, d, NULL, false, NULL, &f), CLI_OK);
-    assert_int_equal(feed_train(&f, k, 0), CLI_OK);
+    assert_int_equal(feed_fill_train(&f, k, 0), CLI_OK);
     assert_int_equal(nn_forward(net, NN_TRAIN, f.x, f.batch, (uint64_t)k, NULL), CLI_OK);
     (void)nn_loss(net, NN_TRAIN, f.labels, NULL, NULL);
     assert_int_equal(nn_backward(net, true, NULL), CLI_OK);

@@ -15,7 +15,7 @@ static double value(const char *text, const char *option, double of, int64_t t) 
     k++;
   for (int i = 0; i < SCHEDULED; i++)
     base[i] = of;
-  if (schedule_at(text, base, t, v, message, sizeof message) != CLI_OK)
+  if (schedule_evaluate(text, base, t, v, message, sizeof message) != CLI_OK)
     fail_msg("%s: %s", text, message);
   return isnan(v[k]) ? of : v[k];
 }
@@ -138,12 +138,12 @@ static void grammar(void **state) {
   for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
     double v[SCHEDULED];
     char message[256] = "";
-    assert_int_equal(schedule_at(wrong[i][0], base, 3, v, message, sizeof message), CLI_BAD);
+    assert_int_equal(schedule_evaluate(wrong[i][0], base, 3, v, message, sizeof message), CLI_BAD);
     if (strstr(message, wrong[i][1]) == NULL) fail_msg("%s: %s", wrong[i][0], message);
   }
   double v[SCHEDULED];
   char message[256];
-  assert_int_equal(schedule_at("kl-clip*2@5", base, 0, v, message, sizeof message), CLI_OK);
+  assert_int_equal(schedule_evaluate("kl-clip*2@5", base, 0, v, message, sizeof message), CLI_OK);
   for (int k = 0; k < SCHEDULED; k++)
     assert_true(strcmp(schedule_option[k], "kl_clip") == 0 ? v[k] == 1 : isnan(v[k]));
 }

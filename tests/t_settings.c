@@ -251,7 +251,7 @@ static void written_settings_are_read_back(void **state) {
   must_set(&s, "skip-layers", "a\"\\\\b");
   assert_int_equal(setenv("NG_KL_CLIP", "0.5", 1), 0);
   char *text;
-  assert_int_equal(settings_text(&s, "config.json", &text), CLI_OK);
+  assert_int_equal(settings_format(&s, "config.json", &text), CLI_OK);
   assert_int_equal(disk_write(in_folder("config.json"), text, strlen(text)), CLI_OK);
   free(text);
   assert_int_equal(unsetenv("NG_KL_CLIP"), 0); /* the file stores its value */
@@ -351,7 +351,7 @@ static void resumed_runs_keep_their_settings(void **state) {
     settings_init(&now);
     must_set(&now, other[i][0], other[i][1]);
     quiet();
-    const int rc = settings_same(&was, &now, NULL, "FILE");
+    const int rc = settings_check_same(&was, &now, NULL, "FILE");
     const char *text = said();
     const bool shapes = settings_find(other[i][0])->shapes;
     if (rc != (shapes ? CLI_BAD : CLI_OK)) fail_msg("%s: %d %s", other[i][0], rc, text);
@@ -364,12 +364,12 @@ static void resumed_runs_keep_their_settings(void **state) {
   settings_copy(&now, &was);
   must_set(&now, "damping", "0.5");
   quiet();
-  assert_int_equal(settings_same(&was, &now, NULL, "FILE"), CLI_BAD);
+  assert_int_equal(settings_check_same(&was, &now, NULL, "FILE"), CLI_BAD);
   assert_non_null(strstr(said(), "--damping: is '0.5', but "));
   settings_free(&now);
   settings_copy(&now, &was);
   must_set(&now, "lr", "0.03"); /* the default value */
-  assert_int_equal(settings_same(&was, &now, NULL, "FILE"), CLI_OK);
+  assert_int_equal(settings_check_same(&was, &now, NULL, "FILE"), CLI_OK);
   settings_free(&was);
   settings_free(&now);
 }

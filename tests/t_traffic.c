@@ -27,7 +27,7 @@ static const traffic_rank reported[RANKS] = {
 
 static ng_status gather(int32_t rank, ng_transport *t, void *arg) {
   traffic *all = arg;
-  const run_ranks ranks = ranks_of(t);
+  const run_ranks ranks = ranks_make(t);
   return traffic_gather(&ranks, &reported[rank], STATIONS, STEPS, &all[rank]) == CLI_OK
              ? NG_OK
              : NG_ERR_COMM;
@@ -46,10 +46,10 @@ static void test_gathered(void **state) {
     assert_int_equal(t->stations, STATIONS);
     for (int k = 0; k < RANKS; k++)
       assert_memory_equal(&t->rank[k], &reported[k], sizeof reported[k]);
-    expect_equal(traffic_idle(t, 0, 0), 15); /* 20 - 5 */
-    expect_equal(traffic_idle(t, 1, 0), 30);
-    expect_equal(traffic_idle(t, 2, 0), 0);
-    expect_equal(traffic_hidden(t), 0.45); /* 45 of 100 */
+    expect_equal(traffic_find_idle(t, 0, 0), 15); /* 20 - 5 */
+    expect_equal(traffic_find_idle(t, 1, 0), 30);
+    expect_equal(traffic_find_idle(t, 2, 0), 0);
+    expect_equal(traffic_find_hidden(t), 0.45); /* 45 of 100 */
   }
   char *text = NULL;
   size_t size = 0;
@@ -64,7 +64,7 @@ static void test_gathered(void **state) {
   free(text);
   f = open_memstream(&text, &size);
   assert_non_null(f);
-  traffic_json(&all[0], f);
+  traffic_print_json(&all[0], f);
   (void)fclose(f);
   ngio_json *doc = json_must(text, strlen(text));
   const ngio_value *json = ngio_json_root(doc);
@@ -123,7 +123,7 @@ static void test_hidden(void **state) {
   ng_transport t = slow_wire(&done_at);
   ranks_count count = {0};
   ranks_request q;
-  run_ranks ranks = ranks_of(&t);
+  run_ranks ranks = ranks_make(&t);
   ranks.count = &count;
   now = 0;
   assert_int_equal(ranks_post_floats(&ranks, x, 5, &q), CLI_OK);

@@ -35,7 +35,7 @@ static void trainer_and_library_use_the_same_threads(void **state) {
                       "natgrad: NG_THREADS is '1025', expected a whole number from 1 to 1024\n");
   assert_int_equal(setenv("NG_THREADS", "", 1), 0);
   assert_int_equal(cli_threads(&threads), CLI_OK);
-  assert_int_equal(threads, cli_cores());
+  assert_int_equal(threads, cli_count_cores());
   if (kept != NULL) {
     assert_int_equal(setenv("NG_THREADS", before, 1), 0);
   } else {
@@ -78,7 +78,7 @@ static void batches_cover_an_epoch(void **state) {
   for (int64_t epoch = 0; epoch < 4; epoch++) {
     int seen[ROWS] = {0};
     for (int64_t k = 0; k < EACH; k++) {
-      assert_int_equal(feed_train(&f, epoch * EACH + k, 0), CLI_OK);
+      assert_int_equal(feed_fill_train(&f, epoch * EACH + k, 0), CLI_OK);
       for (int i = 0; i < BATCH; i++) {
         const int row = (int)lroundf(f.x[2 * i]);
         assert_in_range(row, 0, ROWS - 1);
@@ -88,7 +88,7 @@ static void batches_cover_an_epoch(void **state) {
       }
     }
     if (epoch == 0) continue;
-    assert_int_equal(feed_train(&f, epoch * EACH, 0), CLI_OK);
+    assert_int_equal(feed_fill_train(&f, epoch * EACH, 0), CLI_OK);
     int same = 0;
     for (int i = 0; i < BATCH; i++)
       same += f.x[2 * i] == first[i];
@@ -97,13 +97,13 @@ static void batches_cover_an_epoch(void **state) {
   /* A feed without a pool, started at any step, gives the same batches. */
   static const int64_t step[] = {17, 3, 23, 0};
   for (size_t i = 0; i < sizeof step / sizeof step[0]; i++) {
-    assert_int_equal(feed_train(&f, step[i], 0), CLI_OK);
-    assert_int_equal(feed_train(&alone, step[i], 0), CLI_OK);
+    assert_int_equal(feed_fill_train(&f, step[i], 0), CLI_OK);
+    assert_int_equal(feed_fill_train(&alone, step[i], 0), CLI_OK);
     assert_memory_equal(f.x, alone.x, 2 * BATCH * sizeof(float));
     assert_memory_equal(f.labels, alone.labels, BATCH * sizeof(int32_t));
   }
   int32_t good = 0;
-  assert_int_equal(feed_test(&f, 48, 5, &good), CLI_OK);
+  assert_int_equal(feed_fill_test(&f, 48, 5, &good), CLI_OK);
   assert_int_equal(good, 5);
   for (int i = 0; i < 5; i++)
     assert_true(f.x[2 * i] == (float)(48 + i) && f.labels[i] == (48 + i) % 5);

@@ -42,7 +42,7 @@ static bool find_option(const cli_command *command, const char *name, const cli_
 
 static int report_unknown(const cli_command *command, const char *name) {
   const int own = command->n_options, options = command->library ? ng_option_count() : 0;
-  const char **names = cli_take((size_t)(own + options + 2), sizeof *names);
+  const char **names = cli_alloc((size_t)(own + options + 2), sizeof *names);
   char near[CLI_NAME] = "";
   int n = 0;
   for (int i = 0; i < own; i++)
@@ -53,7 +53,7 @@ static int report_unknown(const cli_command *command, const char *name) {
   }
   names[n++] = "help";
   if (command->library) names[n++] = "method";
-  const char *nearest = cli_nearest(name, names, n);
+  const char *nearest = cli_find_nearest(name, names, n);
   if (nearest != NULL) cli_spell(near, sizeof near, nearest, '-');
   free(names);
   if (near[0] != 0)
@@ -129,10 +129,10 @@ static int parse_option(const cli_command *command, int argc, char **argv, int *
 int cli_run(const cli_command *command, int argc, char **argv) {
   bool options = true, help = false;
   int rc = CLI_OK;
-  char *values = cli_take(command->size, 1);
+  char *values = cli_alloc(command->size, 1);
   cli_args args = {.operand = argv + 1,
-                   .settings = cli_take((size_t)argc, sizeof *args.settings),
-                   .own = cli_take((size_t)argc, sizeof *args.own)};
+                   .settings = cli_alloc((size_t)argc, sizeof *args.settings),
+                   .own = cli_alloc((size_t)argc, sizeof *args.own)};
   if (command->standard != NULL) memcpy(values, command->standard, command->size);
   for (int i = 1; i < argc && rc == CLI_OK && !help; i++) {
     char *arg = argv[i];

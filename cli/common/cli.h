@@ -78,11 +78,11 @@ void cli_require_address_space(int callers);
 void cli_require_stack(void);
 
 /* Return the nearest of n names to `word`, or NULL if every name needs more than length / 3 + 1 changes of letters. */
-const char *cli_nearest(const char *word, const char *const *names, int n);
+const char *cli_find_nearest(const char *word, const char *const *names, int n);
 /* Report "WHAT 'WORD'" and the nearest of n names.  If no name is near, report `otherwise` (NULL: all names). */
-int cli_unknown(const char *what, const char *word, const char *const *names, int n,
-                const char *otherwise);
-const char *cli_bytes(double bytes, char text[16]); /* write and return a text such as "1.23 MB" */
+int cli_report_unknown(const char *what, const char *word, const char *const *names, int n,
+                       const char *otherwise);
+const char *cli_format_bytes(double bytes, char text[16]); /* write a text such as "1.23 MB" */
 
 /* ---- names.c ---------------------------------------------------------------------------------*/
 
@@ -95,7 +95,7 @@ char *cli_join(const char *folder, const char *name); /* "folder/name" */
 char *cli_folder_of(const char *path);                /* the text before the last '/', "/" or "." */
 char *cli_path_beside(const char *name);              /* "name" in the folder of the program file */
 /* Return the path "../share/natgrad/INSTALLED" beside the program if it exists, else SOURCE in the source tree. */
-char *cli_shipped_path(const char *installed, const char *source);
+char *cli_find_shipped(const char *installed, const char *source);
 /* Copy `name` and replace each '-' and '_' by `with`: names of the library and in JSON have '_', command lines '-'. */
 void cli_spell(char *to, size_t size, const char *name, char with);
 bool cli_same_name(const char *a, const char *b); /* '-' equals '_' */
@@ -105,7 +105,7 @@ bool cli_option_find(const char *name, ng_option_info *out);
 int32_t cli_method_find(const char *name, ng_method_info *out); /* its index, or -1 */
 /* Return whether a method has this option of the library (ng_option_info.trait). */
 bool cli_method_has(const char *method, const char *option);
-int cli_method_names(const char **names, int capacity); /* returns the number of names */
+int cli_list_methods(const char **names, int capacity); /* returns the number of names */
 
 /* ---- arguments -------------------------------------------------------------------------------*/
 
@@ -137,11 +137,11 @@ typedef struct cli_fields {
 
 __attribute__((format(printf, 2, 3))) void cli_field_error(cli_fields *f, const char *format, ...);
 /* Return a whole number from `lower` to `upper`; `absent` if the key is missing (negative: the key is required). */
-int64_t cli_field_whole(cli_fields *f, const ngio_value *object, const char *key, int64_t lower,
-                        int64_t upper, int64_t absent);
+int64_t cli_read_whole(cli_fields *f, const ngio_value *object, const char *key, int64_t lower,
+                       int64_t upper, int64_t absent);
 /* Set `out` to a pair of whole numbers from `lower` to 2^20; one number sets both. */
-void cli_field_pair(cli_fields *f, const ngio_value *object, const char *key, int64_t lower,
-                    int64_t absent, int64_t out[2]);
+void cli_read_pair(cli_fields *f, const ngio_value *object, const char *key, int64_t lower,
+                   int64_t absent, int64_t out[2]);
 
 /* Set `options` to the values of --method and of the library's options on the command line. */
 int cli_set_options(const cli_args *args, ng_options *options);
@@ -154,21 +154,21 @@ bool cli_option_is(const ng_options *o, const char *name, const char *choice);
 double cli_option_real(const ng_options *o, const char *name);
 
 /* Copy the value of the line "key = value" of ng_build_info; "" if there is no such line. */
-void cli_build_value(const char *key, char *value, size_t size);
-void cli_version(char *text, size_t size); /* write "MAJOR.MINOR.PATCH (COMMIT)" */
+void cli_read_build(const char *key, char *value, size_t size);
+void cli_write_version(char *text, size_t size); /* write "MAJOR.MINOR.PATCH (COMMIT)" */
 /* Set the function pointer *out to a function of `module` (NULL: of the program); false: no such function. */
 bool cli_find_function(void *module, const char *name, void *out);
-void cli_processor(char *name, size_t size); /* the processor's name, from the operating system */
-int cli_cores(void);                         /* processors available to this process */
-/* Set *threads to the number of threads of the trainer's loops: NG_THREADS, or cli_cores() if it is not set. */
+void cli_get_processor(char *name, size_t size); /* the name of the processor */
+int cli_count_cores(void);                       /* processors available to this process */
+/* Set *threads to the number of threads of the trainer's loops: NG_THREADS, or cli_count_cores() if it is not set. */
 int cli_threads(int *threads);
 
 /* Create a context of the library that logs to stderr; NG_LOG selects the lines. */
-int cli_context(ng_context_config *config, ng_context **out);
+int cli_create_context(ng_context_config *config, ng_context **out);
 
 /* Allocate zeroed memory, or end the program with one line. */
-void *cli_take(size_t count, size_t size);
+void *cli_alloc(size_t count, size_t size);
 /* Return the allocated list of `count` elements with memory for one more element, which is zero. */
-void *cli_grown(void *list, size_t count, size_t size);
+void *cli_grow(void *list, size_t count, size_t size);
 
 #endif

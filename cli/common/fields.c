@@ -52,14 +52,14 @@ static int64_t whole(cli_fields *f, const ngio_value *v, const char *key, int64_
   return lower;
 }
 
-int64_t cli_field_whole(cli_fields *f, const ngio_value *object, const char *key, int64_t lower,
-                        int64_t upper, int64_t absent) {
+int64_t cli_read_whole(cli_fields *f, const ngio_value *object, const char *key, int64_t lower,
+                       int64_t upper, int64_t absent) {
   const ngio_value *v = ngio_get(object, key);
   return v == NULL && absent >= 0 ? absent : whole(f, v, key, lower, upper);
 }
 
-void cli_field_pair(cli_fields *f, const ngio_value *object, const char *key, int64_t lower,
-                    int64_t absent, int64_t out[2]) {
+void cli_read_pair(cli_fields *f, const ngio_value *object, const char *key, int64_t lower,
+                   int64_t absent, int64_t out[2]) {
   const ngio_value *v = ngio_get(object, key);
   const bool pair = ngio_count(v) == 2;
   for (size_t k = 0; k < 2; k++)

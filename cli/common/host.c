@@ -11,7 +11,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-void cli_build_value(const char *key, char *value, size_t size) {
+void cli_read_build(const char *key, char *value, size_t size) {
   char text[2048];
   (void)ng_build_info(text, sizeof text);
   value[0] = 0;
@@ -28,10 +28,10 @@ void cli_build_value(const char *key, char *value, size_t size) {
   }
 }
 
-void cli_version(char *text, size_t size) {
+void cli_write_version(char *text, size_t size) {
   char commit[64];
   const int v = ng_version();
-  cli_build_value("commit", commit, sizeof commit);
+  cli_read_build("commit", commit, sizeof commit);
   (void)snprintf(text, size, "%d.%d.%d (%s)", v / 10000, v / 100 % 100, v % 100, commit);
 }
 
@@ -50,7 +50,7 @@ char *cli_path_beside(const char *name) {
   return path;
 }
 
-char *cli_shipped_path(const char *installed, const char *source) {
+char *cli_find_shipped(const char *installed, const char *source) {
   char *share = cli_path_beside("../share/natgrad");
   char *path = cli_join(share, installed);
   free(share);
@@ -59,7 +59,7 @@ char *cli_shipped_path(const char *installed, const char *source) {
   return cli_join(NG_SHIPPED_FROM, source);
 }
 
-void cli_processor(char *name, size_t size) {
+void cli_get_processor(char *name, size_t size) {
   (void)snprintf(name, size, "unknown");
   FILE *f = fopen("/proc/cpuinfo", "r");
   if (f == NULL) return;
@@ -74,7 +74,7 @@ void cli_processor(char *name, size_t size) {
   (void)fclose(f);
 }
 
-int cli_cores(void) {
+int cli_count_cores(void) {
   cpu_set_t set;
   if (sched_getaffinity(0, sizeof set, &set) == 0) return CPU_COUNT(&set);
   const long n = sysconf(_SC_NPROCESSORS_ONLN);
@@ -85,7 +85,7 @@ int cli_cores(void) {
 int cli_threads(int *threads) {
   const char *given = getenv("NG_THREADS");
   char *end = NULL;
-  *threads = cli_cores();
+  *threads = cli_count_cores();
   if (given == NULL || given[0] == 0) return CLI_OK;
   const long n = strtol(given, &end, 10);
   if (*end != 0 || n < 1 || n > 1024)
@@ -100,7 +100,7 @@ static void log_line(void *user, ng_log_level level, const char *line) {
   if (level != NG_LOG_ERROR) (void)fprintf(stderr, "natgrad: %s\n", line);
 }
 
-int cli_context(ng_context_config *config, ng_context **out) {
+int cli_create_context(ng_context_config *config, ng_context **out) {
   char message[512] = "";
   config->log = log_line;
   if (ng_context_create(NG_VERSION, config, message, sizeof message, out) < 0)
@@ -130,7 +130,7 @@ static void wake_threads(void) {
                 const int *, size_t, size_t);
   const int n = 256;
   const float zero = 0.0F, one = 1.0F;
-  float *x = cli_take(2 * (size_t)n * (size_t)n, sizeof *x), *y = x + (size_t)n * (size_t)n;
+  float *x = cli_alloc(2 * (size_t)n * (size_t)n, sizeof *x), *y = x + (size_t)n * (size_t)n;
   if (cli_find_function(NULL, "sgemm_", &sgemm))
     sgemm("N", "N", &n, &n, &n, &one, x, &n, x, &n, &zero, y, &n, 1, 1);
   free(x);
@@ -145,14 +145,14 @@ void cli_require_address_space(int callers) {
   const size_t buffer = (size_t)129 << 20;
   struct rlimit limit;
   char blas[256], threads[32];
-  cli_build_value("blas", blas, sizeof blas);
-  cli_build_value("blas threads", threads, sizeof threads);
+  cli_read_build("blas", blas, sizeof blas);
+  cli_read_build("blas threads", threads, sizeof threads);
   const long of_blas = strtol(threads, NULL, 10);
   const long n = callers - had + (had == 0 ? 2 * (of_blas - 1) : 0);
   if (getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY || of_blas < 1 ||
       strstr(blas, "OpenBLAS") == NULL || n < 1)
     return;
-  void **held = cli_take((size_t)callers, sizeof *held);
+  void **held = cli_alloc((size_t)callers, sizeof *held);
   void *room = mmap(NULL, (size_t)n * buffer, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (room == MAP_FAILED) {
     (void)cli_bad(

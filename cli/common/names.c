@@ -6,14 +6,14 @@
 
 char *cli_copy(const char *text) {
   const size_t n = strlen(text) + 1;
-  char *out = cli_take(n, 1);
+  char *out = cli_alloc(n, 1);
   memcpy(out, text, n);
   return out;
 }
 
 char *cli_join(const char *folder, const char *name) {
   const size_t n = strlen(folder) + strlen(name) + 2;
-  char *out = cli_take(n, 1);
+  char *out = cli_alloc(n, 1);
   (void)snprintf(out, n, "%s/%s", folder, name);
   return out;
 }
@@ -76,7 +76,7 @@ bool cli_method_has(const char *method, const char *option) {
          strstr(m.traits, o.trait) != NULL;
 }
 
-int cli_method_names(const char **names, int capacity) {
+int cli_list_methods(const char **names, int capacity) {
   int n = 0;
   for (int32_t i = 0; i < ng_method_count() && n < capacity; i++) {
     ng_method_info info = {.struct_size = sizeof info};

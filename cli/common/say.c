@@ -40,7 +40,7 @@ void cli_note(const char *format, ...) {
   va_end(args);
 }
 
-void *cli_take(size_t count, size_t size) {
+void *cli_alloc(size_t count, size_t size) {
   void *p = calloc(count > 0 ? count : 1, size > 0 ? size : 1);
   if (p == NULL) {
     (void)cli_bad("no memory for %zu x %zu bytes", count, size);
@@ -49,7 +49,7 @@ void *cli_take(size_t count, size_t size) {
   return p;
 }
 
-void *cli_grown(void *list, size_t count, size_t size) {
+void *cli_grow(void *list, size_t count, size_t size) {
   size_t capacity = 1;
   while (capacity <= count)
     capacity *= 2;
@@ -64,7 +64,7 @@ void *cli_grown(void *list, size_t count, size_t size) {
 
 static char letter(char c) { return c == '_' ? '-' : c; }
 
-const char *cli_nearest(const char *word, const char *const *names, int n) {
+const char *cli_find_nearest(const char *word, const char *const *names, int n) {
   const char *best = NULL;
   int least = (int)strlen(word) / 3 + 1; /* names at a larger distance are not suggested */
   for (int i = 0; i < n; i++) {
@@ -77,10 +77,10 @@ const char *cli_nearest(const char *word, const char *const *names, int n) {
   return best;
 }
 
-int cli_unknown(const char *what, const char *word, const char *const *names, int n,
-                const char *otherwise) {
+int cli_report_unknown(const char *what, const char *word, const char *const *names, int n,
+                       const char *otherwise) {
   char list[512] = "";
-  const char *near = cli_nearest(word, names, n);
+  const char *near = cli_find_nearest(word, names, n);
   if (near != NULL) return cli_bad("%s '%.60s'; the nearest is %s", what, word, near);
   for (int i = 0; i < n && otherwise == NULL; i++) {
     const size_t at = strlen(list);
@@ -93,7 +93,7 @@ int cli_unknown(const char *what, const char *word, const char *const *names, in
   return cli_bad("%s '%.60s'; %s", what, word, otherwise != NULL ? otherwise : list);
 }
 
-const char *cli_bytes(double bytes, char text[16]) {
+const char *cli_format_bytes(double bytes, char text[16]) {
   static const char *const unit[] = {"B", "kB", "MB", "GB", "TB"};
   int i = 0;
   for (; i < 4 && bytes >= 999.5; i++)

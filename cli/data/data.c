@@ -51,7 +51,7 @@ static int report_unknown(const char *source, const char *key, const data_settin
   for (int i = 0; i < n; i++)
     names[i] = known[i].key;
   (void)snprintf(what, sizeof what, "--data: %s: unknown setting", source);
-  return cli_unknown(what, key, names, n, NULL);
+  return cli_report_unknown(what, key, names, n, NULL);
 }
 
 int data_parse_settings(const char *source, char *text, const data_setting *known, int n) {
@@ -109,7 +109,7 @@ static void set_statistics(data_set *d) {
   const int64_t width = d->channels, per = d->height * d->width * width;
   d->mean = data_alloc(d, width, (int64_t)sizeof *d->mean);
   d->deviation = data_alloc(d, width, (int64_t)sizeof *d->deviation);
-  double *mean = cli_take((size_t)(3 * width), sizeof *mean), *var = mean + width;
+  double *mean = cli_alloc((size_t)(3 * width), sizeof *mean), *var = mean + width;
   double *sum = var + width;
   const double rows = (double)(d->train.n * (per / width));
   for (int pass = 0; pass < 2; pass++) {
@@ -164,7 +164,8 @@ int data_open(const char *spec, data_set *out) {
     names[i] = known[i].name;
     if (strcmp(out->name, names[i]) == 0) which = i;
   }
-  if (which == KNOWN) return cli_unknown("--data: unknown data set", out->name, names, KNOWN, NULL);
+  if (which == KNOWN)
+    return cli_report_unknown("--data: unknown data set", out->name, names, KNOWN, NULL);
   const char *needs = known[which].needs;
   if (needs != NULL && needs[0] == 0 && colon != NULL)
     return cli_bad("--data: %s: expected no text after it", out->name);
@@ -189,7 +190,7 @@ static uLong add_split_crc(uLong sum, const data_set *d, const data_split *s, in
   return crc32_z(sum, (const void *)s->labels, (size_t)rows * sizeof *s->labels);
 }
 
-uint32_t data_checksum(const data_set *d) {
+uint32_t data_compute_crc(const data_set *d) {
   if (d->images != NULL) return d->images->crc;
   const uLong sum = add_split_crc(crc32_z(0, NULL, 0), d, &d->train, d->train.n + d->validation.n);
   return (uint32_t)add_split_crc(sum, d, &d->test, d->test.n);

@@ -45,7 +45,7 @@ void data_close(data_set *d);
 
 /* Return the CRC of all values and labels, validation samples included, or of the names, sizes, labels and
  * settings of an image set; the CRC does not depend on the folder of the files. */
-uint32_t data_checksum(const data_set *d);
+uint32_t data_compute_crc(const data_set *d);
 
 /* Move `count` training samples, drawn by `seed`, to `validation`. */
 int data_hold_out(data_set *d, int32_t count, uint64_t seed);

@@ -13,7 +13,7 @@ enum { ROWS = 1797, TRAIN = 1437, SIDE = 8, PIXELS = SIDE * SIDE };
 static char *find_file(void) {
   const char *set = getenv("NATGRAD_DATA");
   if (set != NULL && set[0] != 0) return cli_join(set, "digits.csv");
-  return cli_shipped_path("digits.csv", "data/digits.csv");
+  return cli_find_shipped("digits.csv", "data/digits.csv");
 }
 
 /* Read a number from 0 to `most` and the separator after it, and advance *at; -1: the text differs. */
@@ -55,7 +55,7 @@ int data_read_digits(const char *text, data_set *d) {
   const int64_t count = rc == CLI_OK ? data_stream_bound(file) : 0;
   if (count > MOST)
     rc = cli_bad("--data: %s: %lld bytes, more than the %d expected", path, (long long)count, MOST);
-  unsigned char *bytes = cli_take(rc == CLI_OK ? (size_t)count : 1, 1);
+  unsigned char *bytes = cli_alloc(rc == CLI_OK ? (size_t)count : 1, 1);
   uint8_t *x = data_alloc(d, ROWS, PIXELS);
   int32_t *y = data_alloc(d, ROWS, (int64_t)sizeof *y);
   if (rc == CLI_OK) rc = data_stream_read(file, bytes, count);

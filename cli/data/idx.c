@@ -62,9 +62,9 @@ static int open_idx(const char *path, int axes, int64_t length[3], data_stream *
 
 static int read_labels(const char *path, const char *which, data_set *d, data_stream *s, int64_t n,
                        int32_t *y) {
-  unsigned char *labels = cli_take((size_t)n, 1);
+  unsigned char *labels = cli_alloc((size_t)n, 1);
   int rc = data_stream_read(s, labels, n);
-  if (rc == CLI_OK) rc = data_stream_end(s);
+  if (rc == CLI_OK) rc = data_stream_check_end(s);
   for (int64_t i = 0; i < n && rc == CLI_OK; i++) {
     y[i] = labels[i];
     if (y[i] < d->classes) continue;
@@ -97,7 +97,7 @@ static int read_split(const char *folder, const char *stem, data_set *d, data_sp
   uint8_t *x = rc == CLI_OK ? data_alloc(d, values, 1) : NULL;
   int32_t *y = rc == CLI_OK ? data_alloc(d, n[0], (int64_t)sizeof *y) : NULL;
   if (rc == CLI_OK) rc = data_stream_read(images, x, values);
-  if (rc == CLI_OK) rc = data_stream_end(images);
+  if (rc == CLI_OK) rc = data_stream_check_end(images);
   if (rc == CLI_OK)
     rc = read_labels(label_path, s == &d->train ? "training" : "test", d, labels, n[0], y);
   if (rc == CLI_OK) {

@@ -21,8 +21,8 @@ static int add_file(image_list *f, char *path, const char *name, int64_t bytes, 
     free(path);
     return cli_bad("--data: images: more than %d files", f->n);
   }
-  f->path = cli_grown(f->path, (size_t)f->n, sizeof *f->path);
-  f->label = cli_grown(f->label, (size_t)f->n, sizeof *f->label);
+  f->path = cli_grow(f->path, (size_t)f->n, sizeof *f->path);
+  f->label = cli_grow(f->label, (size_t)f->n, sizeof *f->label);
   f->path[f->n] = path;
   f->label[f->n++] = label;
   char text[64];
@@ -113,7 +113,7 @@ static int add_class(const walk *w, const char *path, int32_t label) {
   return cli_bad("--data: %s: a class without .jpg, .jpeg or .png files", path);
 }
 
-int image_files_of_folder(const char *folder, image_classes *names, image_list *out) {
+int image_files_add_folder(const char *folder, image_classes *names, image_list *out) {
   const walk w = {.out = out, .root = strlen(folder)};
   image_classes inside = {NULL, 0};
   int32_t kept = 0;
@@ -170,7 +170,7 @@ static char *split_line(char *line, int32_t *label) {
   return *line != 0 ? line : NULL;
 }
 
-int image_files_of_list(const char *path, const char *root, image_list *out) {
+int image_files_add_list(const char *path, const char *root, image_list *out) {
   FILE *f = fopen(path, "re");
   if (f == NULL) return cli_bad("--data: %s: %s", path, strerror(errno));
   char *line = NULL;

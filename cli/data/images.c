@@ -25,7 +25,7 @@ bool image_decode(const image_set *set, const image_list *list, int32_t row, con
   const int64_t side = set->side, least = p.height < p.width ? p.height : p.width;
   int64_t height = p.height, width = p.width;
   if (set->resize > 0 || least < side)
-    picture_scaled_size(p.height, p.width, set->resize > 0 ? set->resize : side, &height, &width);
+    picture_scale_size(p.height, p.width, set->resize > 0 ? set->resize : side, &height, &width);
   int64_t top = (height - side) / 2, left = (width - side) / 2;
   if (how->crop) {
     random_words(how->seed, RANDOM_AUGMENT, how->epoch, (uint64_t)row, w);
@@ -37,8 +37,8 @@ bool image_decode(const image_set *set, const image_list *list, int32_t row, con
   return true;
 }
 
-void image_to_input(const data_set *d, int32_t row, const data_how *how, const uint8_t *bytes,
-                    float *x) {
+void image_write_input(const data_set *d, int32_t row, const data_how *how, const uint8_t *bytes,
+                       float *x) {
   const int64_t side = d->images->side;
   const float *mean_image = how->normalise ? d->images->mean_image : NULL;
   const float *scale = d->scale[how->normalise], *shift = d->shift[how->normalise];
@@ -134,7 +134,7 @@ static int set_normalisation(data_set *d, const settings *w) {
 
 static int parse_settings(char *text, settings *w) {
   const char *resize = NULL;
-  *w = (settings){.path = text, .side = 224, .threads = cli_cores(), .queue = 128};
+  *w = (settings){.path = text, .side = 224, .threads = cli_count_cores(), .queue = 128};
   const data_setting known[] = {
       {"test", CLI_TEXT, &w->test, 0, 0},           {"root", CLI_TEXT, &w->root, 0, 0},
       {"size", CLI_WHOLE, &w->side, 2, 4096},       {"resize", CLI_TEXT, &resize, 0, 0},
@@ -202,7 +202,7 @@ static int find_lists(const settings *w, image_list *splits) {
   int rc = CLI_OK;
   for (int i = 0; i < 2 && lists[i] != NULL && rc == CLI_OK; i++) {
     char *folder = cli_folder_of(lists[i]);
-    rc = image_files_of_list(lists[i], w->root != NULL ? w->root : folder, &splits[i]);
+    rc = image_files_add_list(lists[i], w->root != NULL ? w->root : folder, &splits[i]);
     free(folder);
   }
   return rc;
@@ -219,8 +219,9 @@ static int find_folders(const settings *w, image_list *splits) {
     rc = cli_bad("--data: images: %s has val and test, expected test=FOLDER", w->path);
   image_classes names = {NULL, 0};
   const char *tested = test != NULL ? test : val;
-  if (rc == CLI_OK) rc = image_files_of_folder(train != NULL ? train : w->path, &names, &splits[0]);
-  if (rc == CLI_OK && tested != NULL) rc = image_files_of_folder(tested, &names, &splits[1]);
+  if (rc == CLI_OK)
+    rc = image_files_add_folder(train != NULL ? train : w->path, &names, &splits[0]);
+  if (rc == CLI_OK && tested != NULL) rc = image_files_add_folder(tested, &names, &splits[1]);
   image_classes_free(&names);
   free(train);
   free(test);

@@ -49,8 +49,8 @@ typedef struct image_set {
 bool image_decode(const image_set *set, const image_list *list, int32_t row, const data_how *how,
                   uint8_t *to, char why[PICTURE_WHY]);
 /* Convert the bytes of image_decode to x [side, side, 3]: normalise, and mirror with the sample's random word. */
-void image_to_input(const data_set *d, int32_t row, const data_how *how, const uint8_t *bytes,
-                    float *x);
+void image_write_input(const data_set *d, int32_t row, const data_how *how, const uint8_t *bytes,
+                       float *x);
 
 /* ---- image_files.c: find the image files of a folder or a list; CLI_BAD: reported in one line --------------------*/
 
@@ -62,9 +62,9 @@ void image_classes_free(image_classes *classes);
 
 /* Append the image files of a folder with one folder for each class.  If classes->list is NULL, set *classes to the
  * folders of the classes; else report a class that is not in *classes. */
-int image_files_of_folder(const char *folder, image_classes *classes, image_list *out);
+int image_files_add_folder(const char *folder, image_classes *classes, image_list *out);
 /* Append the files of the list `path`; relative paths start at `root`. */
-int image_files_of_list(const char *path, const char *root, image_list *out);
+int image_files_add_list(const char *path, const char *root, image_list *out);
 
 /* ---- loader.c: threads that decode in the order of the requests, with a bounded queue ----------*/
 

@@ -56,13 +56,13 @@ static void *decode_all(void *user) {
 
 int image_loader_create(const image_set *set, image_loader **out) {
   const int64_t each = set->side * set->side * 3;
-  image_loader *l = cli_take(1, sizeof *l);
+  image_loader *l = cli_alloc(1, sizeof *l);
   *out = NULL;
   l->set = set;
   l->size = set->queue;
-  l->slot = cli_take((size_t)l->size, sizeof *l->slot);
-  l->bytes = cli_take((size_t)l->size, (size_t)each);
-  l->thread = cli_take((size_t)set->threads, sizeof *l->thread);
+  l->slot = cli_alloc((size_t)l->size, sizeof *l->slot);
+  l->bytes = cli_alloc((size_t)l->size, (size_t)each);
+  l->thread = cli_alloc((size_t)set->threads, sizeof *l->thread);
   for (int i = 0; i < l->size; i++)
     l->slot[i].bytes = l->bytes + i * each;
   (void)pthread_mutex_init(&l->lock, NULL);

@@ -23,7 +23,7 @@ bool picture_allocate(int64_t height, int64_t width, picture *out, char why[PICT
                    (long long)width, (long long)height, PICTURE_SIDE, PICTURE_PIXELS);
     return false;
   }
-  out->rgb = cli_take((size_t)(height * width), 3);
+  out->rgb = cli_alloc((size_t)(height * width), 3);
   out->height = height;
   out->width = width;
   return true;
@@ -62,7 +62,7 @@ bool picture_read(const char *path, picture *out, char why[PICTURE_WHY]) {
     return false;
   }
   if (done) {
-    bytes = cli_take((size_t)file.size, 1);
+    bytes = cli_alloc((size_t)file.size, 1);
     done = ngio_source_read(&file, 0, bytes, file.size, message, sizeof message) == NGIO_OK;
   }
   const size_t skip = strlen(path) + 2;
@@ -75,8 +75,8 @@ bool picture_read(const char *path, picture *out, char why[PICTURE_WHY]) {
 
 /* ---- scaling -----------------------------------------------------------------------------------*/
 
-void picture_scaled_size(int64_t height, int64_t width, int64_t shorter, int64_t *to_height,
-                         int64_t *to_width) {
+void picture_scale_size(int64_t height, int64_t width, int64_t shorter, int64_t *to_height,
+                        int64_t *to_width) {
   const int64_t least = height < width ? height : width;
   *to_height = (height * shorter + least - 1) / least;
   *to_width = (width * shorter + least - 1) / least;
@@ -97,8 +97,8 @@ static void taps_free(taps *t) {
 static taps *taps_make(int64_t size, int64_t to, int64_t from, int64_t outputs) {
   const double scale = (double)size / (double)to, reach = scale > 1.0 ? scale : 1.0;
   const int64_t most = 2 * (int64_t)ceil(reach) + 1;
-  taps *t = cli_take((size_t)outputs, sizeof *t);
-  float *weight = cli_take((size_t)(outputs * most), sizeof *weight);
+  taps *t = cli_alloc((size_t)outputs, sizeof *t);
+  float *weight = cli_alloc((size_t)(outputs * most), sizeof *weight);
   for (int64_t i = 0; i < outputs; i++) {
     const double centre = ((double)(from + i) + 0.5) * scale;
     int64_t a = (int64_t)floor(centre - reach + 0.5), b = (int64_t)ceil(centre + reach - 0.5);
@@ -144,8 +144,8 @@ void picture_cut_window(const picture *p, int64_t height, int64_t width, int64_t
   taps *columns = taps_make(p->width, width, left, side);
   taps *rows = taps_make(p->height, height, top, side);
   const int64_t first = rows[0].first, count = rows[side - 1].first + rows[side - 1].count - first;
-  float *lines = cli_take((size_t)(count * side * 3), sizeof *lines);
-  float *sum = cli_take((size_t)(side * 3), sizeof *sum);
+  float *lines = cli_alloc((size_t)(count * side * 3), sizeof *lines);
+  float *sum = cli_alloc((size_t)(side * 3), sizeof *sum);
   for (int64_t y = 0; y < count; y++)
     scale_row(p->rgb + (first + y) * p->width * 3, columns, side, lines + y * side * 3);
   for (int64_t y = 0; y < side; y++) {

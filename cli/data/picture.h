@@ -38,8 +38,8 @@ extern const picture_format picture_jpeg, picture_png;
 bool picture_allocate(int64_t height, int64_t width, picture *out, char why[PICTURE_WHY]);
 
 /* Compute the size of a picture scaled so that the shorter side is `shorter`; the other side is rounded up. */
-void picture_scaled_size(int64_t height, int64_t width, int64_t shorter, int64_t *to_height,
-                         int64_t *to_width);
+void picture_scale_size(int64_t height, int64_t width, int64_t shorter, int64_t *to_height,
+                        int64_t *to_width);
 
 /* Scale the picture to height x width, and write the window [side, side, 3] at (top, left) to `to`; the window must
  * lie inside.  Every output pixel is a weighted mean of the input pixels near it.  Weights fall linearly to 0 over

@@ -79,7 +79,7 @@ static bool decode(reader *r, const uint8_t *bytes, size_t n) {
     (void)snprintf(r->why, PICTURE_WHY, "%d colours a pixel", j->output_components);
     return false;
   }
-  if (inks) r->line = cli_take((size_t)width, 4);
+  if (inks) r->line = cli_alloc((size_t)width, 4);
   while ((int64_t)j->output_scanline < height) {
     uint8_t *to = r->out->rgb + (int64_t)j->output_scanline * width * 3;
     JSAMPROW row = inks ? r->line : to;
@@ -91,7 +91,7 @@ static bool decode(reader *r, const uint8_t *bytes, size_t n) {
 }
 
 static bool decode_jpeg(const uint8_t *bytes, size_t n, picture *out, char why[PICTURE_WHY]) {
-  reader *r = cli_take(1, sizeof *r);
+  reader *r = cli_alloc(1, sizeof *r);
   r->why = why;
   r->out = out;
   r->jpeg.err = jpeg_std_error(&r->errors);

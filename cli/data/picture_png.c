@@ -68,7 +68,7 @@ static bool decode(reader *r) {
   (void)png_set_interlace_handling(r->png);
   png_read_update_info(r->png, r->info);
   if (png_get_rowbytes(r->png, r->info) != (size_t)width * 3) png_error(r->png, "no 8-bit colours");
-  r->row = cli_take((size_t)height, sizeof *r->row);
+  r->row = cli_alloc((size_t)height, sizeof *r->row);
   for (int64_t y = 0; y < height; y++)
     r->row[y] = r->out->rgb + y * width * 3;
   png_read_image(r->png, r->row);

@@ -46,6 +46,6 @@ bool data_stream_is_gzip(const data_stream *s);
 /* Return an upper bound of the stream's bytes: the size of the file, times the largest ratio of deflate for gzip. */
 int64_t data_stream_bound(const data_stream *s);
 int data_stream_read(data_stream *s, void *to, int64_t n); /* exactly the next n bytes    */
-int data_stream_end(data_stream *s);                       /* CLI_BAD if bytes are left   */
+int data_stream_check_end(data_stream *s);                 /* CLI_BAD if bytes are left   */
 
 #endif

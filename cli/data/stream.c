@@ -37,7 +37,7 @@ int data_stream_open(const char *path, bool plain, data_stream **out) {
                : cli_bad("--data: %s: no memory", path);
   }
   (void)gzbuffer(file, PIECE);
-  data_stream *s = *out = cli_take(1, sizeof *s);
+  data_stream *s = *out = cli_alloc(1, sizeof *s);
   *s = (data_stream){path, file, source.size, zipped};
   return CLI_OK;
 }
@@ -85,7 +85,7 @@ int data_stream_read(data_stream *s, void *to, int64_t n) {
   return CLI_OK;
 }
 
-int data_stream_end(data_stream *s) {
+int data_stream_check_end(data_stream *s) {
   unsigned char more;
   const int64_t got = read_some(s, &more, 1);
   if (got > 0) return cli_bad("--data: %s: has more bytes than its header says", s->path);

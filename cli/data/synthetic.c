@@ -72,7 +72,7 @@ int data_make_synthetic(const char *settings, data_set *d) {
                    (long long)per);
   float *x = data_alloc(d, rows * per, (int64_t)sizeof *x);
   int32_t *y = data_alloc(d, rows, (int64_t)sizeof *y);
-  float *centre = cli_take((size_t)((r.classes + 1) * per), sizeof *centre);
+  float *centre = cli_alloc((size_t)((r.classes + 1) * per), sizeof *centre);
   const uint64_t seed = (uint64_t)r.seed;
   for (int64_t k = 0; k < r.classes; k++) {
     random_normal(seed, RANDOM_DATA, (uint32_t)k, 1.0, 0, per, centre + k * per);

@@ -188,7 +188,7 @@ typedef struct reorder_job {
 static void transpose_weights(void *arg, int32_t i) {
   const reorder_job *t = arg;
   int64_t first, last;
-  nn_range(t->out, t->pieces, i, 1, &first, &last);
+  nn_slice(t->out, t->pieces, i, 1, &first, &last);
   for (int64_t o = first; o < last; o++) {
     const float *from = t->from + o * t->rows * t->columns;
     float *to = t->to + o * t->rows * t->columns;
@@ -206,7 +206,7 @@ static void transpose_weights(void *arg, int32_t i) {
 static void reverse_kernel(void *arg, int32_t i) {
   const reorder_job *t = arg;
   int64_t from, to;
-  nn_range(t->offsets, t->pieces, i, 1, &from, &to);
+  nn_slice(t->offsets, t->pieces, i, 1, &from, &to);
   for (int64_t k = from; k < to; k++) {
     for (int64_t o = 0; o < t->out; o++)
       memcpy(t->to + (k * t->out + o) * t->in,
@@ -264,7 +264,7 @@ typedef struct tiles {
 
 static tiles tiles_of_piece(const job *j, const float *image, int64_t per_sample, int32_t i) {
   tiles t = {.j = j, .image = image, .tile = j->tiles + j->tile * i, .width = patches_width(&j->p)};
-  nn_range(j->samples, j->pieces, i, 1, &t.from, &t.to); /* whole samples */
+  nn_slice(j->samples, j->pieces, i, 1, &t.from, &t.to); /* whole samples */
   t.from *= per_sample;
   t.to *= per_sample;
   t.step = is_pointwise(j->v) ? t.to - t.from : j->rows;
@@ -348,7 +348,7 @@ static void scatter_piece(void *arg, int32_t i) {
   float *tile = j->tiles + j->tile * i;
   const int64_t per_sample = v->shape.height * v->shape.width;
   int64_t first, last;
-  nn_range(j->samples, j->pieces, i, 1, &first, &last);
+  nn_slice(j->samples, j->pieces, i, 1, &first, &last);
   if (!v->adds[0])
     memset(x->grad + first * image, 0, (size_t)((last - first) * image) * sizeof *x->grad);
   for (int64_t r = first * per_sample, to = last * per_sample; r < to; r += j->rows) {
@@ -370,7 +370,7 @@ static void backward(nn *n, node *v, int64_t samples, bool params) {
     order.sums = j.pieces;
     nn_parallel(n, order.pieces, transpose_weights, &order); /* [o][k][c] -> [o][c][k] */
     if (v->param[1] >= 0)
-      nn_column_sums(v->grad, samples * v->shape.height * v->shape.width, v->shape.channels,
+      nn_sum_columns(v->grad, samples * v->shape.height * v->shape.width, v->shape.channels,
                      n->params[v->param[1]].grad);
   }
   if (x->grad == NULL) return;
@@ -396,7 +396,7 @@ static const nn_op op = {.name = "conv",
 int nn_conv(nn *n, const char *name, int x, int64_t out, int64_t kernel, int64_t stride,
             int64_t padding, bool bias) {
   if (x < 0) return -1;
-  const nn_shape from = nn_shape_of(n, x);
+  const nn_shape from = nn_get_shape(n, x);
   if (out < 1 || kernel < 1 || stride < 1 || padding < 0)
     return nn_fail(n, "%s: outputs, kernel and stride are at least 1, padding at least 0", name);
   if (from.height + 2 * padding < kernel || from.width + 2 * padding < kernel) {

@@ -29,7 +29,7 @@ static const kind *kind_of(const node *v) { return (const kind *)(const void *)v
 static void run_piece(void *arg, int32_t i) {
   const slice *s = arg;
   int64_t from, to;
-  nn_range(s->count, s->pieces, i, 64, &from, &to);
+  nn_slice(s->count, s->pieces, i, 64, &from, &to);
   s->kernel(s, from, to);
 }
 
@@ -37,7 +37,7 @@ static void run(nn *n, const node *v, int64_t samples, slice s) {
   s.n = n;
   s.v = v;
   s.count = samples * nn_count(v->shape);
-  s.pieces = nn_pieces(n, s.count);
+  s.pieces = nn_count_pieces(n, s.count);
   nn_parallel(n, s.pieces, run_piece, &s);
 }
 
@@ -171,7 +171,7 @@ static const kind kinds[] = {
 
 static int add_unary(nn *n, int of, int x, double rate) {
   if (x < 0) return -1;
-  node *v = nn_add_node(n, &kinds[of].op, x, -1, nn_shape_of(n, x));
+  node *v = nn_add_node(n, &kinds[of].op, x, -1, nn_get_shape(n, x));
   if (v == NULL) return -1;
   v->rate = rate;
   return v->number;
@@ -189,7 +189,7 @@ int nn_dropout(nn *n, int x, double rate) {
 
 int nn_add(nn *n, int x, int y) {
   if (x < 0 || y < 0) return -1;
-  const nn_shape a = nn_shape_of(n, x), b = nn_shape_of(n, y);
+  const nn_shape a = nn_get_shape(n, x), b = nn_get_shape(n, y);
   if (a.height != b.height || a.width != b.width || a.channels != b.channels)
     return nn_fail(n, "add: %lldx%lldx%lld and %lldx%lldx%lld differ", (long long)a.height,
                    (long long)a.width, (long long)a.channels, (long long)b.height,

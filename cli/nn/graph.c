@@ -1,6 +1,6 @@
 /* graph.c: make a network node by node, and run it forward and backward.
  *
- * Constructors of the kinds call nn_add_node, nn_add_param etc.; nn_ready reports the first mistake, plan.c allocates. */
+ * Constructors call nn_add_node, nn_add_param etc.; nn_ready reports the first mistake, plan.c allocates. */
 #include "common/cli.h"
 #include "node.h"
 
@@ -24,7 +24,7 @@ void nn_set_first_sample(nn *n, int64_t sample) { n->first = sample; }
 void nn_set_norm_keep(nn *n, double keep) { n->norm_keep = keep; }
 
 nn *nn_create(ng_pool *pool, uint64_t seed) {
-  nn *n = cli_take(1, sizeof *n);
+  nn *n = cli_alloc(1, sizeof *n);
   n->pool = pool;
   n->threads = pool != NULL ? ng_pool_threads(pool) : 1;
   n->seed = seed;
@@ -54,7 +54,7 @@ node *nn_add_node(nn *n, const nn_op *op, int x, int y, nn_shape shape) {
                   (long long)shape.height, (long long)shape.width, (long long)shape.channels);
     return NULL;
   }
-  n->nodes = cli_grown(n->nodes, (size_t)n->n_nodes, sizeof *n->nodes);
+  n->nodes = cli_grow(n->nodes, (size_t)n->n_nodes, sizeof *n->nodes);
   node *v = &n->nodes[n->n_nodes];
   v->op = op;
   v->number = n->n_nodes++;
@@ -72,7 +72,7 @@ static void set_name(nn *n, char out[NN_NAME], const char *name, const char *suf
 
 int nn_add_param(nn *n, const char *name, const char *suffix, nn_role role, int layer, int ndim,
                  const int64_t *shape) {
-  n->params = cli_grown(n->params, (size_t)n->n_params, sizeof *n->params);
+  n->params = cli_grow(n->params, (size_t)n->n_params, sizeof *n->params);
   nn_param *p = &n->params[n->n_params];
   set_name(n, p->name, name, suffix);
   p->role = role;
@@ -88,7 +88,7 @@ int nn_add_param(nn *n, const char *name, const char *suffix, nn_role role, int 
 }
 
 int nn_add_buffer(nn *n, const char *name, const char *suffix, int64_t count) {
-  n->buffers = cli_grown(n->buffers, (size_t)n->n_buffers, sizeof *n->buffers);
+  n->buffers = cli_grow(n->buffers, (size_t)n->n_buffers, sizeof *n->buffers);
   nn_buffer *b = &n->buffers[n->n_buffers];
   set_name(n, b->name, name, suffix);
   b->count = count;
@@ -97,7 +97,7 @@ int nn_add_buffer(nn *n, const char *name, const char *suffix, int64_t count) {
 
 int nn_add_layer(nn *n, node *v, const char *name, const nn_layer *layer, int ndim,
                  const int64_t *shape) {
-  n->layers = cli_grown(n->layers, (size_t)n->n_layers, sizeof *n->layers);
+  n->layers = cli_grow(n->layers, (size_t)n->n_layers, sizeof *n->layers);
   nn_layer *l = &n->layers[n->n_layers];
   v->layer = n->n_layers++;
   *l = *layer;
@@ -110,7 +110,7 @@ int nn_add_layer(nn *n, node *v, const char *name, const nn_layer *layer, int nd
 }
 
 int nn_add_norm(nn *n, const nn_norm_layer *norm) {
-  n->norms = cli_grown(n->norms, (size_t)n->n_norms, sizeof *n->norms);
+  n->norms = cli_grow(n->norms, (size_t)n->n_norms, sizeof *n->norms);
   n->norms[n->n_norms] = *norm;
   return n->n_norms++;
 }
@@ -123,7 +123,7 @@ int nn_input(nn *n, nn_shape shape) {
   return v != NULL ? v->number : -1;
 }
 
-nn_shape nn_shape_of(const nn *n, int x) {
+nn_shape nn_get_shape(const nn *n, int x) {
   const nn_shape none = {0, 0, 0};
   return x < 0 || x >= n->n_nodes ? none : n->nodes[x].shape;
 }
@@ -149,7 +149,7 @@ int64_t nn_weights(const nn *n) {
 
 const char *nn_error(const nn *n) { return n->error[0] != 0 ? n->error : NULL; }
 
-int64_t nn_smallest_batch(const nn *n) {
+int64_t nn_find_least_batch(const nn *n) {
   int64_t least = 0;
   for (int i = 0; i < n->n_nodes; i++) {
     const node *v = &n->nodes[i];
@@ -191,12 +191,12 @@ void nn_parallel(nn *n, int32_t pieces, void (*task)(void *arg, int32_t i), void
 /* Waking a thread costs as much as this many cheap operations. */
 enum { WORTH = 16384 };
 
-int32_t nn_pieces(const nn *n, int64_t elements) {
+int32_t nn_count_pieces(const nn *n, int64_t elements) {
   const int64_t most = elements / WORTH;
   return most < 1 ? 1 : most < n->threads ? (int32_t)most : n->threads;
 }
 
-void nn_range(int64_t count, int32_t pieces, int32_t i, int64_t unit, int64_t *from, int64_t *to) {
+void nn_slice(int64_t count, int32_t pieces, int32_t i, int64_t unit, int64_t *from, int64_t *to) {
   const int64_t units = (count + unit - 1) / unit;
   *from = units * i / pieces * unit;
   *to = units * (i + 1) / pieces * unit;

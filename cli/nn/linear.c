@@ -17,7 +17,7 @@ static void forward(nn *n, node *v, int64_t samples, nn_mode mode) {
           n->params[v->param[0]].value, in, v->param[1] >= 0 ? 1.0F : 0.0F, v->out, out);
 }
 
-void nn_column_sums(const float *x, int64_t rows, int64_t columns, float *sums) {
+void nn_sum_columns(const float *x, int64_t rows, int64_t columns, float *sums) {
   memset(sums, 0, (size_t)columns * sizeof *sums);
   for (int64_t i = 0; i < rows; i++) {
     for (int64_t k = 0; k < columns; k++)
@@ -31,7 +31,7 @@ static void backward(nn *n, node *v, int64_t samples, bool params) {
   if (params) {
     nn_gemm(true, false, out, in, samples, 1.0F, v->grad, out, x->out, in, 0.0F,
             n->params[v->param[0]].grad, in);
-    if (v->param[1] >= 0) nn_column_sums(v->grad, samples, out, n->params[v->param[1]].grad);
+    if (v->param[1] >= 0) nn_sum_columns(v->grad, samples, out, n->params[v->param[1]].grad);
   }
   if (x->grad != NULL)
     nn_gemm(false, false, samples, in, out, 1.0F, v->grad, out, n->params[v->param[0]].value, in,
@@ -42,7 +42,7 @@ static const nn_op op = {.name = "linear", .forward = forward, .backward = backw
 
 int nn_linear(nn *n, const char *name, int x, int64_t out, bool bias) {
   if (x < 0) return -1;
-  const nn_shape from = nn_shape_of(n, x);
+  const nn_shape from = nn_get_shape(n, x);
   node *v = nn_add_node(n, &op, x, -1, (nn_shape){1, 1, out});
   if (v == NULL) return -1;
   const int64_t in = nn_count(from), shape[2] = {out, in};

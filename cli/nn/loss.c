@@ -13,7 +13,7 @@ void nn_set_loss(nn *n, nn_loss_kind kind, double label_smoothing) {
   n->label_smoothing = label_smoothing;
 }
 
-nn_loss_kind nn_loss_of(const nn *n) { return n->loss; }
+nn_loss_kind nn_get_loss(const nn *n) { return n->loss; }
 
 /* Return log(sum_k exp(y_k)) of c values; subtract the largest y_k before exp, to avoid overflow. */
 static double log_sum(const float *y, int64_t c) {
@@ -89,7 +89,7 @@ static int32_t draw_label(const float *y, int64_t c, double u) {
   return (int32_t)(c - 1);
 }
 
-void nn_sampled_loss(nn *n, uint64_t step) {
+void nn_sample_loss(nn *n, uint64_t step) {
   const int64_t c = nn_outputs(n);
   const double share = 1.0 / (double)n->samples;
   if (n->loss == NN_SQUARED_ERROR) { /* t - y is normal for every y */

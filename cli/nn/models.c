@@ -161,8 +161,8 @@ static int report_unknown(const char *name) {
     }
     names[i] = r->example != NULL ? r->example : r->name;
   }
-  return cli_unknown("--model: unknown model", name, names, ROWS,
-                     "`natgrad train --models` lists them");
+  return cli_report_unknown("--model: unknown model", name, names, ROWS,
+                            "`natgrad train --models` lists them");
 }
 
 /* Set *out to the row of a name, with the numbers in the name; CLI_BAD: reported. */

@@ -30,7 +30,7 @@ static int conv_norm(nn *n, const char *prefix, const char *first, const char *s
 }
 
 static bool changes_shape(const nn *n, int x, int64_t out, int64_t stride) {
-  return stride != 1 || nn_shape_of(n, x).channels != out;
+  return stride != 1 || nn_get_shape(n, x).channels != out;
 }
 
 /* Add the shortcut of a block.  `pooled` (variant D): average 2x2 before a 1x1 convolution of stride 1. */

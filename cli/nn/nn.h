@@ -51,9 +51,9 @@ int nn_dropout(nn *n, int x, double rate);
 int nn_max_pool(nn *n, int x, int64_t kernel, int64_t stride, int64_t padding);
 /* The number of windows is rounded up: the last window may cross the border. */
 int nn_average_pool(nn *n, int x, int64_t kernel, int64_t stride);
-int nn_global_pool(nn *n, int x);         /* mean over all positions: [batch, channels] */
-int nn_add(nn *n, int x, int y);          /* x + y, of the same shape */
-nn_shape nn_shape_of(const nn *n, int x); /* zeros for -1 */
+int nn_global_pool(nn *n, int x);          /* mean over all positions: [batch, channels] */
+int nn_add(nn *n, int x, int y);           /* x + y, of the same shape */
+nn_shape nn_get_shape(const nn *n, int x); /* zeros for -1 */
 
 /* The loss of a batch of B samples; y: the output of the last node, t: the target, s: the label smoothing:
  *   cross entropy   (1/B) sum_n -sum_k t_k log softmax(y)_k, t = (1-s) onehot + s / classes
@@ -61,7 +61,7 @@ nn_shape nn_shape_of(const nn *n, int x); /* zeros for -1 */
  *                   Salakhutdinov 2006 and Martens & Grosse 2015) */
 typedef enum nn_loss_kind { NN_CROSS_ENTROPY = 1, NN_SQUARED_ERROR = 2 } nn_loss_kind;
 void nn_set_loss(nn *n, nn_loss_kind kind, double label_smoothing);
-nn_loss_kind nn_loss_of(const nn *n);
+nn_loss_kind nn_get_loss(const nn *n);
 
 /* Initial weights of nodes that are added after this call; `in` and `out` count channels times kernel^2:
  *   fan in   uniform in +-1/sqrt(in), weights and biases (PyTorch's layers)
@@ -77,7 +77,7 @@ const char *nn_error(const nn *n);
 
 /* Return the smallest batch of a rank in training: 2 if a norm has one position a sample (with one sample, its value
  * equals its mean, and all gradients before the norm would be zero), 1 with other norms, else 0. */
-int64_t nn_smallest_batch(const nn *n);
+int64_t nn_find_least_batch(const nn *n);
 
 /* Allocate memory for batches of up to `batch` samples and initialise the parameters (init.c).  The last node is the
  * output.  On failure CLI_BAD, reported in one line. */
@@ -177,10 +177,10 @@ double nn_loss(nn *n, nn_mode mode, const int32_t *labels, const float *targets,
 /* Set the gradient of the output for targets drawn from the model's own distribution (labels ~ softmax(y); targets ~
  * normal(y, 1)), instead of nn_loss.  The second moment of these gradients is the Fisher matrix (Martens & Grosse 2015,
  * section 5; Kunstner et al. 2019 on the effect of real labels). */
-void nn_sampled_loss(nn *n, uint64_t step);
+void nn_sample_loss(nn *n, uint64_t step);
 
 /* Write the gradients of all parameters; with params = false, compute output gradients only, for the watch.  After
- * another nn_loss or nn_sampled_loss on the same forward, the caller may call nn_backward again. */
+ * another nn_loss or nn_sample_loss on the same forward, the caller may call nn_backward again. */
 int nn_backward(nn *n, bool params, const nn_watch *watch);
 /* Later calls of nn_backward call `ready` when the gradients of the parameters first, first + 1, ... are written.  A
  * nonzero result ends the pass, which returns this result. */

@@ -108,13 +108,13 @@ static inline node *input_of(nn *n, const node *v, int i) { return &n->nodes[v->
 /* Run task(arg, i) for i in [0, pieces) on the pool.  The pieces depend only on the size of the work and on
  * n->threads, so sums over pieces are reproducible. */
 void nn_parallel(nn *n, int32_t pieces, void (*task)(void *arg, int32_t i), void *arg);
-/* Return the number of pieces for `elements` cheap operations.  nn_range sets [*from, *to) to the range of piece i of
+/* Return the number of pieces for `elements` cheap operations.  nn_slice sets [*from, *to) to the range of piece i of
  * `count` elements; ranges begin at multiples of `unit`. */
-int32_t nn_pieces(const nn *n, int64_t elements);
-void nn_range(int64_t count, int32_t pieces, int32_t i, int64_t unit, int64_t *from, int64_t *to);
+int32_t nn_count_pieces(const nn *n, int64_t elements);
+void nn_slice(int64_t count, int32_t pieces, int32_t i, int64_t unit, int64_t *from, int64_t *to);
 
 /* linear.c: set sums[k] to the sum of column k of x [rows, columns]. */
-void nn_column_sums(const float *x, int64_t rows, int64_t columns, float *sums);
+void nn_sum_columns(const float *x, int64_t rows, int64_t columns, float *sums);
 
 /* gemm.c: C [m, n] = alpha op(A) op(B) + beta C, row-major; ta, tb: op transposes.  Without BLAS: nn_gemm_plain. */
 void nn_gemm(bool ta, bool tb, int64_t m, int64_t n, int64_t k, float alpha, const float *a,

@@ -85,7 +85,7 @@ static void sums_piece(void *arg, int32_t i) {
   double *sum = p->sums + 2 * w * i;
   float *s = p->block + 2 * w * i, *q = s + w;
   int64_t from, to;
-  nn_range(p->rows, p->pieces, i, BLOCK, &from, &to);
+  nn_slice(p->rows, p->pieces, i, BLOCK, &from, &to);
   memset(sum, 0, 2 * (size_t)w * sizeof *sum);
   for (int64_t r = from; r < to; r += BLOCK) {
     const int64_t rows = to - r < BLOCK ? to - r : BLOCK;
@@ -130,7 +130,7 @@ NG_CLONES static void back_rows(const pass *p, int64_t from, int64_t to) {
 static void rows_piece(void *arg, int32_t i) {
   const pass *p = arg;
   int64_t from, to;
-  nn_range(p->rows, p->pieces, i, 1, &from, &to);
+  nn_slice(p->rows, p->pieces, i, 1, &from, &to);
   (p->dy == NULL ? scale_rows : back_rows)(p, from, to);
 }
 
@@ -138,7 +138,7 @@ static pass make_pass(nn *n, const node *v, int64_t samples) {
   const int64_t c = v->shape.channels, rows = samples * v->shape.height * v->shape.width;
   const int64_t g = wide_positions(c, rows);
   pass p = {.x = input_of(n, v, 0)->out, .rows = rows / g, .width = c * g};
-  p.pieces = nn_pieces(n, rows * c);
+  p.pieces = nn_count_pieces(n, rows * c);
   p.sums = n->scratch;
   p.block = (void *)(p.sums + 2 * n->threads * row_floats(c));
   return p;
@@ -254,7 +254,7 @@ static const nn_op op = {.name = "norm",
 
 int nn_norm(nn *n, const char *name, int x) {
   if (x < 0) return -1;
-  const nn_shape s = nn_shape_of(n, x);
+  const nn_shape s = nn_get_shape(n, x);
   node *v = nn_add_node(n, &op, x, -1, s);
   if (v == NULL) return -1;
   v->param[0] = nn_add_param(n, name, "weight", NN_GAMMA, -1, 1, &s.channels);

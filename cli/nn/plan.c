@@ -39,7 +39,7 @@ static void set_flags(nn *n, bool share) {
     v->works_in_place = share && v->op->in_place && in->readers == 1 && !in->op->needs_output;
   }
   /* In backward order, the first reader of a node writes the node's gradient; later readers add to it. */
-  bool *written = cli_take((size_t)n->n_nodes, sizeof *written);
+  bool *written = cli_alloc((size_t)n->n_nodes, sizeof *written);
   for (int i = n->n_nodes - 1; i > 0; i--) {
     node *v = &n->nodes[i];
     for (int k = 0; k < 2; k++) {
@@ -97,8 +97,8 @@ static int last_in_chain(const int *heir, int i) {
 
 /* Set offset[i] to the offset of the gradient of node i (-1: not needed); return the bytes of all gradients. */
 static int64_t place_gradients(nn *n, bool share, int64_t *offset) {
-  alive a = {cli_take((size_t)n->n_nodes + 1, sizeof *a.list), 0, 0};
-  int *heir = cli_take((size_t)n->n_nodes, sizeof *heir);
+  alive a = {cli_alloc((size_t)n->n_nodes + 1, sizeof *a.list), 0, 0};
+  int *heir = cli_alloc((size_t)n->n_nodes, sizeof *heir);
   for (int i = 0; i < n->n_nodes; i++) {
     heir[i] = i;
     offset[i] = -1;
@@ -163,7 +163,7 @@ static void assign_memory(nn *n, cursor *c, const int64_t *offset, int64_t gradi
 }
 
 bool nn_allocate(nn *n, bool share) {
-  int64_t *offset = cli_take((size_t)n->n_nodes, sizeof *offset);
+  int64_t *offset = cli_alloc((size_t)n->n_nodes, sizeof *offset);
   set_flags(n, share);
   const int64_t gradients = place_gradients(n, share, offset);
   cursor c = {NULL, 0};

@@ -43,7 +43,7 @@ static void run_piece(void *arg, int32_t i) {
   const job *j = arg;
   const node *v = j->v;
   int64_t first, last;
-  nn_range(j->samples, j->pieces, i, 1, &first, &last);
+  nn_slice(j->samples, j->pieces, i, 1, &first, &last);
   if (j->clears != NULL)
     memset(j->clears + offset_of(j, first, 0, 0), 0,
            (size_t)((last - first) * nn_count(j->x)) * sizeof *j->clears);
@@ -63,7 +63,7 @@ static void run_piece(void *arg, int32_t i) {
 static void run(nn *n, node *v, int64_t samples, float *clears,
                 void (*each)(const job *j, const window *w)) {
   const nn_shape x = input_of(n, v, 0)->shape;
-  const int64_t pieces = nn_pieces(n, samples * nn_count(x));
+  const int64_t pieces = nn_count_pieces(n, samples * nn_count(x));
   job j = {n, v, x, samples, (int32_t)(pieces < samples ? pieces : samples), clears, each};
   nn_parallel(n, j.pieces, run_piece, &j);
 }
@@ -159,7 +159,7 @@ static const kind mean_kind = {{"average pool", false, false, false, forward, ba
 static int add_pooling(nn *n, const nn_op *op, int x, int64_t kernel, int64_t stride,
                        int64_t padding, bool up) {
   if (x < 0) return -1;
-  const nn_shape s = nn_shape_of(n, x);
+  const nn_shape s = nn_get_shape(n, x);
   if (kernel < 1 || stride < 1 || padding < 0 || padding >= kernel)
     return nn_fail(n, "%s: kernel and stride are at least 1, padding less than the kernel",
                    op->name);
@@ -189,7 +189,7 @@ int nn_average_pool(nn *n, int x, int64_t kernel, int64_t stride) {
 /* Use one square window over the whole image; positions outside the image do not count. */
 int nn_global_pool(nn *n, int x) {
   if (x < 0) return -1;
-  const nn_shape s = nn_shape_of(n, x);
+  const nn_shape s = nn_get_shape(n, x);
   node *v = nn_add_node(n, &mean_kind.op, x, -1, (nn_shape){1, 1, s.channels});
   if (v == NULL) return -1;
   v->kernel = v->stride = s.height > s.width ? s.height : s.width;

@@ -32,7 +32,7 @@ void average_add(average *a, const nn *net, int64_t step) {
   }
 }
 
-double average_lr(const settings *s, const average *a, int64_t step, double lr) {
+double average_select_lr(const settings *s, const average *a, int64_t step, double lr) {
   return a->mean != NULL && step >= a->start && s->average_lr >= 0.0 ? s->average_lr : lr;
 }
 

@@ -29,7 +29,7 @@ void average_free(average *a);
 void average_add(average *a, const nn *net, int64_t step); /* after `step` steps */
 /* Return the learning rate of step `step` (from 0): s->average_lr while averaging, if
  * set; else the schedule's `lr`. */
-double average_lr(const settings *s, const average *a, int64_t step, double lr);
+double average_select_lr(const settings *s, const average *a, int64_t step, double lr);
 
 int average_share(average *a, const run_ranks *k); /* Send the mean of rank 0 to all; collective. */
 void average_apply(const average *a, nn *net);     /* Copy the mean into the network. */

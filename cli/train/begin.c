@@ -19,7 +19,7 @@ static int make_pool(const run_ranks *ranks, ng_pool **out) {
   const char *given = getenv("NG_THREADS");
   if (cli_threads(&threads) != CLI_OK) return CLI_BAD;
   if ((given == NULL || given[0] == 0) && ranks->size > 1)
-    threads /= launch_neighbours(ranks->size);
+    threads /= launch_count_neighbours(ranks->size);
   if (threads < 2) return CLI_OK;
   *out = ng_pool_create(threads, NULL);
   return *out != NULL ? CLI_OK : cli_bad("no memory for %d threads", threads);
@@ -39,7 +39,7 @@ static int build_net(run *r) {
   if (train_network(r->s, r->d, r->pool, &r->net, &r->reconstructs) != CLI_OK) return CLI_BAD;
   if (r->reconstructs && r->s->label_smoothing > 0.0)
     return cli_bad("--label-smoothing: model %s has no labels", r->s->model);
-  const int64_t least = nn_smallest_batch(r->net);
+  const int64_t least = nn_find_least_batch(r->net);
   if (r->s->batch / r->ranks.size < least) {
     return cli_bad("--batch: %s normalises over a batch%s: expected at least %lld", r->s->model,
                    least > 1 ? " of single pixels" : " on each rank",
@@ -56,7 +56,7 @@ static int64_t steps_of(const settings *s, int64_t per_epoch) {
 /* Write config.json if its text differs. */
 static int write_config(run *r, const char *path) {
   char *was = NULL;
-  int rc = settings_text(r->s, path, &r->config);
+  int rc = settings_format(r->s, path, &r->config);
   if (rc == CLI_OK && disk_exists(path)) rc = disk_read(path, &was);
   if (rc == CLI_OK && (was == NULL || strcmp(was, r->config) != 0))
     rc = disk_write(path, r->config, strlen(r->config));
@@ -72,7 +72,7 @@ static int start_log(run *r, const char *config, const char *log) {
 /* Create the directory of a new run. */
 static int make_folder(run *r, const char *config, const char *log) {
   int64_t step = -1;
-  if (disk_folder(r->s->out) != CLI_OK) return CLI_BAD;
+  if (disk_make_folder(r->s->out) != CLI_OK) return CLI_BAD;
   if (disk_lock(r->s->out, "train", &r->lock) != CLI_OK) return CLI_BAD;
   if (disk_exists(config) || disk_exists(log))
     return cli_bad("--out: %s has a run; --resume continues it", r->s->out);
@@ -104,13 +104,13 @@ static void report_changes(const run *r, const settings *was) {
   char differs[1024];
   run_state now;
   checkpoint_init(&now);
-  checkpoint_maker(&now);
-  checkpoint_differs(&r->before, &now, differs, sizeof differs);
+  checkpoint_set_maker(&now);
+  checkpoint_list_changes(&r->before, &now, differs, sizeof differs);
   if (differs[0] != 0)
     cli_note("--resume: %s was left by %s; the last bits may differ", r->s->out, differs);
   const double per_epoch = (double)r->feed.per_epoch, at = (double)r->state.step / per_epoch;
-  const double then = recipe_lr(was, at, (double)steps_of(was, r->feed.per_epoch) / per_epoch);
-  const double next = recipe_lr(r->s, at, (double)r->total / per_epoch);
+  const double then = recipe_get_lr(was, at, (double)steps_of(was, r->feed.per_epoch) / per_epoch);
+  const double next = recipe_get_lr(r->s, at, (double)r->total / per_epoch);
   if (r->state.step < r->total && next != then) {
     cli_note("--%s: another length of the run changes the schedule %s: after step %lld lr is %.4g "
              "instead of %.4g",
@@ -119,7 +119,7 @@ static void report_changes(const run *r, const settings *was) {
   }
 }
 
-checkpoint run_checkpoint(run *r) {
+checkpoint run_get_checkpoint(run *r) {
   return (checkpoint){r->s->out, &r->ranks, r->net, &r->feed, &r->mean, r->p, &r->state};
 }
 
@@ -128,7 +128,7 @@ static int share_loaded(run *r) {
   int rc = CLI_OK;
   if (r->ranks.size == 1) return rc;
   for (int i = 0; i < nn_params(r->net) + nn_buffers(r->net) && rc == CLI_OK; i++) {
-    const ngio_tensor t = file_net_tensor(r->net, i);
+    const ngio_tensor t = file_get_tensor(r->net, i);
     rc = ranks_broadcast(&r->ranks, (void *)(uintptr_t)t.data, t.bytes);
   }
   if (rc == CLI_OK) rc = average_share(&r->mean, &r->ranks);
@@ -141,7 +141,7 @@ static int receive_run(run *r) {
   if (!r->s->resume) return CLI_OK;
   int rc = ranks_broadcast(&r->ranks, &step, sizeof step);
   if (rc != CLI_OK || step < 0) return rc;
-  const checkpoint c = run_checkpoint(r);
+  const checkpoint c = run_get_checkpoint(r);
   rc = checkpoint_load(&c, step);
   if (rc == CLI_OK) rc = share_loaded(r);
   r->out->saved_step = r->state.step;
@@ -162,7 +162,7 @@ int run_share_buffers(run *r) {
 /* Restart a run without a checkpoint. The result is the same, because all random numbers depend on the seed only. */
 static int restart_run(run *r, const char *config, const char *log) {
   bool ended = false;
-  int rc = log_ended(log, &ended);
+  int rc = log_find_end(log, &ended);
   if (rc == CLI_OK && ended) {
     rc = cli_bad("%s: has the end of the run, but %s has no checkpoint; restore the checkpoint, "
                  "or begin in another folder",
@@ -180,17 +180,17 @@ static int restart_run(run *r, const char *config, const char *log) {
 static int continue_run(run *r, int64_t step, const char *config, const char *log,
                         const settings *was) {
   const int64_t data = r->state.data_crc;
-  const checkpoint c = run_checkpoint(r);
+  const checkpoint c = run_get_checkpoint(r);
   int rc = ranks_broadcast(&r->ranks, &step, sizeof step); /* receive_run reads the step */
   if (rc == CLI_OK) rc = checkpoint_load(&c, step);
   if (rc == CLI_OK) rc = share_loaded(r);
   if (rc == CLI_OK) rc = check_fit(r, data);
   const run_state *s = &r->state;
-  if (rc == CLI_OK) rc = log_epochs(log, s->log_bytes, &r->out->epoch, &r->out->epochs);
+  if (rc == CLI_OK) rc = log_read_epochs(log, s->log_bytes, &r->out->epoch, &r->out->epochs);
   r->out->saved_step = s->step;
   r->seconds_before = s->seconds;
   r->before = *s;
-  const log_times t = run_times(r);
+  const log_times t = run_sum_times(r);
   if (rc == CLI_OK) rc = log_reopen(log, s->log_bytes, &t, &r->log);
   if (rc == CLI_OK) checkpoint_sweep(r->s->out, step);
   if (rc == CLI_OK) rc = write_config(r, config);
@@ -205,12 +205,12 @@ static int resume_run(run *r, const char *config, const char *log) {
   if (disk_lock(r->s->out, "train", &r->lock) != CLI_OK) return CLI_BAD;
   settings_init(&was);
   int rc = checkpoint_find(r->s->out, &step, &was);
-  if (rc == CLI_OK && step < 0) rc = disk_regular(config);
+  if (rc == CLI_OK && step < 0) rc = disk_check(config);
   if (rc == CLI_OK && step < 0)
     rc = disk_exists(config) ? settings_read(&was, config)
                              : cli_bad("--resume: %s has no run", r->s->out);
   char *where = step >= 0 ? checkpoint_path(r->s->out, step) : cli_copy(config);
-  if (rc == CLI_OK) rc = settings_same(&was, r->s, NULL, where);
+  if (rc == CLI_OK) rc = settings_check_same(&was, r->s, NULL, where);
   if (rc == CLI_OK)
     rc = step >= 0 ? continue_run(r, step, config, log, &was) : restart_run(r, config, log);
   settings_free(&was);
@@ -233,7 +233,7 @@ int train_check(const settings *s, const data_set *d) {
   memset(&r, 0, sizeof r);
   r.s = s;
   r.d = d;
-  r.ranks = ranks_of(NULL);
+  r.ranks = ranks_make(NULL);
   int rc = settings_check(s);
   if (rc == CLI_OK) rc = build_net(&r);
   if (rc == CLI_OK) rc = feed_create(s, d, NULL, r.reconstructs, NULL, &r.feed);
@@ -266,13 +266,13 @@ int run_begin(run *r) {
   int rc = ranks_agree(k, k->rank == 0 ? set_up_rank(r) : CLI_OK);
   if (rc == CLI_OK) rc = ranks_agree(k, k->rank > 0 ? set_up_rank(r) : CLI_OK);
   if (rc == CLI_OK) rc = precond_create(r->s, k->t, r->net, r->pool, &r->p);
-  settings_base(r->s, r->base);
+  settings_read_base(r->s, r->base);
   for (int i = 0; i < SCHEDULED; i++)
     r->current[i] = (double)NAN; /* a resumed run sets every value */
   r->state.per_epoch = r->feed.per_epoch;
   if (rc != CLI_OK || r->s->out[0] == 0) return rc;
   if (k->rank > 0) return ranks_agree(k, receive_run(r));
-  r->state.data_crc = data_checksum(r->d);
+  r->state.data_crc = data_compute_crc(r->d);
   char *config = cli_join(r->s->out, "config.json"), *log = cli_join(r->s->out, "log.jsonl");
   if (r->mean.mean != NULL) rc = checkpoint_check_average(r->s->out, r->s->resume);
   if (rc == CLI_OK) rc = r->s->resume ? resume_run(r, config, log) : make_folder(r, config, log);

@@ -83,7 +83,7 @@ static int check_format(const char *dir) {
 /* Read settings and counters from the metadata of a checkpoint. */
 static int read_head(const char *path, settings *s, run_state *state) {
   file_reader r;
-  if (disk_regular(path) != CLI_OK) return CLI_BAD;
+  if (disk_check(path) != CLI_OK) return CLI_BAD;
   if (!file_open(path, true, true, &r)) return CLI_BAD;
   const char *config = ngio_tensors_text(r.file, config_key);
   int rc = file_read_state(&r, state);
@@ -99,10 +99,10 @@ static int check_config(const char *dir, const settings *was, const char *where)
   char *path = cli_join(dir, "config.json");
   settings_init(&now);
   int rc = disk_exists(path)
-               ? disk_regular(path)
+               ? disk_check(path)
                : cli_bad("%s: is missing, and belongs to the checkpoint %s", path, where);
   if (rc == CLI_OK) rc = settings_read(&now, path);
-  if (rc == CLI_OK) rc = settings_same(was, &now, path, where);
+  if (rc == CLI_OK) rc = settings_check_same(was, &now, path, where);
   settings_free(&now);
   free(path);
   return rc;
@@ -180,7 +180,7 @@ static int32_t append_state(void *user, const void *data, int64_t n) {
 /* Read the identity of a state in parts, the checksum in the first file. */
 static int read_id(const char *path, char id[NAME]) {
   file_reader r;
-  if (disk_regular(path) != CLI_OK) return CLI_BAD;
+  if (disk_check(path) != CLI_OK) return CLI_BAD;
   if (!file_open(path, false, true, &r)) return CLI_BAD;
   const char *text = ngio_tensors_text(r.file, "natgrad.crc32");
   (void)snprintf(id, NAME, "%s", text != NULL ? text : "");
@@ -200,24 +200,24 @@ static void describe(const checkpoint *c, const char *config, const ngio_out *st
                      const ngio_tensor mixup[2], file_head *h) {
   char previous[NAME];
   (void)snprintf(previous, sizeof previous, "%lld", (long long)c->state->previous);
-  file_head_state(h, c->state);
-  file_head_text(h, config_key, config);
-  file_head_text(h, replaces_key, previous);
-  if (id[0] != 0) file_head_text(h, id_key, id);
-  file_head_net(h, c->net);
+  file_add_state(h, c->state);
+  file_add_text(h, config_key, config);
+  file_add_text(h, replaces_key, previous);
+  if (id[0] != 0) file_add_text(h, id_key, id);
+  file_add_net(h, c->net);
   if (c->mean->count > 0) {
     const ngio_tensor t = average_of(c->mean);
-    file_head_tensor(h, &t);
+    file_add_tensor(h, &t);
   }
-  for (int i = 0; i < 2 && mix_carries(&c->feed->mix); i++)
-    file_head_tensor(h, &mixup[i]);
+  for (int i = 0; i < 2 && mix_has_previous(&c->feed->mix); i++)
+    file_add_tensor(h, &mixup[i]);
   if (id[0] != 0) return;
   const ngio_tensor t = {.name = state_tensor,
                          .dtype = NGIO_U8,
                          .ndim = 1,
                          .shape = {(int64_t)state->used},
                          .data = state->text}; /* the state has its own checksums */
-  file_head_tensor(h, &t);
+  file_add_tensor(h, &t);
 }
 
 int checkpoint_save(const checkpoint *c, const char *config, bool in_parts) {
@@ -236,15 +236,15 @@ int checkpoint_save(const checkpoint *c, const char *config, bool in_parts) {
   else if (rc == CLI_OK)
     rc = precond_save(c->p, append_state, &state, first);
   if (rc == CLI_OK && in_parts && first) rc = read_id(parts, id);
-  if (rc == CLI_OK && mix_carries(&c->feed->mix)) rc = mix_gather(&c->feed->mix, mixup);
+  if (rc == CLI_OK && mix_has_previous(&c->feed->mix)) rc = mix_gather(&c->feed->mix, mixup);
   if (rc == CLI_OK && first) {
     s->averaged = c->mean->count;
-    checkpoint_maker(s);
+    checkpoint_set_maker(s);
     describe(c, config, &state, id, mixup, &head);
     rc = file_write(&head, path);
   }
   file_head_free(&head);
-  mix_drop(mixup);
+  mix_free_tensors(mixup);
   ngio_out_free(&state);
   if (first && rc == CLI_OK) {
     remove_whole(c->dir, s->previous);
@@ -288,7 +288,7 @@ static int read_run(file_reader *r, const checkpoint *c, const ngio_tensor mixup
   int rc = file_read_state(r, c->state);
   if (rc == CLI_OK) rc = file_read_net(r, c->net);
   if (rc == CLI_OK) rc = read_average(r, c->state, c->mean);
-  for (int i = 0; i < 2 && rc == CLI_OK && mix_carries(&c->feed->mix); i++)
+  for (int i = 0; i < 2 && rc == CLI_OK && mix_has_previous(&c->feed->mix); i++)
     rc = file_read_tensor(r, &mixup[i], (float *)(uintptr_t)mixup[i].data);
   return rc;
 }
@@ -313,7 +313,7 @@ int checkpoint_load(const checkpoint *c, int64_t step) {
   ngio_tensor mixup[2];
   file_reader r = {.path = path, .source = {.fd = -1}};
   int rc = CLI_OK;
-  mix_tensors(&c->feed->mix, mixup);
+  mix_make_tensors(&c->feed->mix, mixup);
   if (first) {
     rc = file_open(path, true, true, &r) ? read_run(&r, c, mixup) : CLI_BAD;
     c->state->previous = step;
@@ -328,9 +328,9 @@ int checkpoint_load(const checkpoint *c, int64_t step) {
   }
   if (rc == CLI_OK) rc = ranks_broadcast(c->ranks, &in_parts, sizeof in_parts);
   if (rc == CLI_OK) rc = load_state(c, &r, parts, in_parts);
-  if (rc == CLI_OK && mix_carries(&c->feed->mix)) rc = mix_spread(&c->feed->mix, mixup);
+  if (rc == CLI_OK && mix_has_previous(&c->feed->mix)) rc = mix_scatter(&c->feed->mix, mixup);
   file_close(&r);
-  mix_drop(mixup);
+  mix_free_tensors(mixup);
   free(parts);
   free(path);
   return rc;
@@ -349,8 +349,8 @@ int checkpoint_read_model(const char *path, nn *net, run_state *state) {
 
 int checkpoint_write_model(const char *path, const nn *net, const run_state *state) {
   file_head h = {0};
-  file_head_state(&h, state);
-  file_head_net(&h, net);
+  file_add_state(&h, state);
+  file_add_net(&h, net);
   const int rc = file_write(&h, path);
   file_head_free(&h);
   return rc;
@@ -360,14 +360,14 @@ int checkpoint_write_model(const char *path, const nn *net, const run_state *sta
 
 int checkpoint_check_average(const char *dir, bool resumed) {
   char *path = cli_join(dir, CHECKPOINT_AVERAGE);
-  int rc = disk_regular(path);
+  int rc = disk_check(path);
   if (rc == CLI_OK && !resumed && disk_exists(path))
     rc = cli_bad("%s: exists and does not belong to this run; move it away", path);
   free(path);
   return rc;
 }
 
-bool checkpoint_owns(const char *path) {
+bool checkpoint_is_run_file(const char *path) {
   static const char *const file[] = {"log.jsonl", "config.json", CHECKPOINT_AVERAGE};
   int64_t step;
   const char *name = cli_base_name(path);

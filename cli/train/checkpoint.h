@@ -27,7 +27,7 @@ enum { CHECKPOINT_MAKERS = 9, CHECKPOINT_TEXT = 128 };
 typedef struct run_state {
   int64_t step;      /* steps done */
   int64_t per_epoch; /* steps of an epoch, to detect other data */
-  int64_t data_crc;  /* data_checksum */
+  int64_t data_crc;  /* data_compute_crc */
   double loss_sum;   /* of the epoch so far, and its counts */
   int64_t summed, correct;
   int64_t skipped, rescued, unobserved;
@@ -40,15 +40,15 @@ typedef struct run_state {
   int64_t previous; /* step of the checkpoint that the next one replaces; -1: none.  Not saved. */
   int stations;     /* totals, in ms */
   train_station station[TRAIN_STATIONS];
-  char made_by[CHECKPOINT_MAKERS][CHECKPOINT_TEXT]; /* checkpoint_maker */
+  char made_by[CHECKPOINT_MAKERS][CHECKPOINT_TEXT]; /* checkpoint_set_maker */
 } run_state;
 
 void checkpoint_init(run_state *s);
 
 /* Set `made_by`: program, machine and threads, which decide the last bits of a run. */
-void checkpoint_maker(run_state *s);
+void checkpoint_set_maker(run_state *s);
 /* Write the differences of `made_by`, as "threads 2, now 1; kernel ..."; "": none. */
-void checkpoint_differs(const run_state *was, const run_state *now, char *text, size_t size);
+void checkpoint_list_changes(const run_state *was, const run_state *now, char *text, size_t size);
 
 /* The functions below return CLI_BAD after one line that names the file. */
 
@@ -84,13 +84,13 @@ void checkpoint_remove(const char *dir);
 int checkpoint_read_model(const char *path, nn *net, run_state *state);
 int checkpoint_write_model(const char *path, const nn *net, const run_state *state);
 /* Return the name of a parameter or buffer that is not finite, or NULL. */
-const char *checkpoint_lost(const nn *net);
+const char *checkpoint_find_nonfinite(const nn *net);
 
 #define CHECKPOINT_AVERAGE "average.safetensors"
 /* Check that DIR/average.safetensors, which the end of a run replaces, does not exist or (`resumed`) is a regular
  * file. */
 int checkpoint_check_average(const char *dir, bool resumed);
 /* Return whether the file name of `path` is the name of a log, a configuration or a checkpoint of a run. */
-bool checkpoint_owns(const char *path);
+bool checkpoint_is_run_file(const char *path);
 
 #endif

@@ -17,16 +17,16 @@ static const char *const maker[CHECKPOINT_MAKERS] = {"version",      "commit",  
                                                      "linalg",       "blas",      "kernel",
                                                      "blas threads", "processor", "threads"};
 
-void checkpoint_maker(run_state *s) {
+void checkpoint_set_maker(run_state *s) {
   int threads = 1;
   for (int i = 0; i < CHECKPOINT_MAKERS - 2; i++)
-    cli_build_value(maker[i], s->made_by[i], CHECKPOINT_TEXT);
-  cli_processor(s->made_by[CHECKPOINT_MAKERS - 2], CHECKPOINT_TEXT);
+    cli_read_build(maker[i], s->made_by[i], CHECKPOINT_TEXT);
+  cli_get_processor(s->made_by[CHECKPOINT_MAKERS - 2], CHECKPOINT_TEXT);
   (void)cli_threads(&threads); /* run_begin has checked NG_THREADS */
   (void)snprintf(s->made_by[CHECKPOINT_MAKERS - 1], CHECKPOINT_TEXT, "%d", threads);
 }
 
-void checkpoint_differs(const run_state *was, const run_state *now, char *text, size_t size) {
+void checkpoint_list_changes(const run_state *was, const run_state *now, char *text, size_t size) {
   size_t n = 0;
   text[0] = 0;
   for (int i = 0; i < CHECKPOINT_MAKERS && n < size; i++) {
@@ -78,30 +78,30 @@ void file_head_free(file_head *h) {
   memset(h, 0, sizeof *h);
 }
 
-void file_head_text(file_head *h, const char *key, const char *value) {
-  h->text = cli_grown(h->text, (size_t)h->texts, sizeof *h->text);
+void file_add_text(file_head *h, const char *key, const char *value) {
+  h->text = cli_grow(h->text, (size_t)h->texts, sizeof *h->text);
   h->text[h->texts++] = (ngio_text){cli_copy(key), cli_copy(value)};
 }
 
 static void crc_text(uLong crc, char text[VALUE]) { (void)snprintf(text, VALUE, "%08lx", crc); }
 
 static void data_crc(const void *data, int64_t bytes, char text[VALUE]) {
-  crc_text(disk_crc(data, (size_t)bytes), text);
+  crc_text(disk_compute_crc(data, (size_t)bytes), text);
 }
 
 static void crc_key(const char *name, char key[KEY]) { (void)snprintf(key, KEY, "crc32 %s", name); }
 
-void file_head_tensor(file_head *h, const ngio_tensor *t) {
+void file_add_tensor(file_head *h, const ngio_tensor *t) {
   char key[KEY], value[VALUE];
-  h->tensor = cli_grown(h->tensor, (size_t)h->tensors, sizeof *h->tensor);
+  h->tensor = cli_grow(h->tensor, (size_t)h->tensors, sizeof *h->tensor);
   h->tensor[h->tensors++] = *t;
   if (t->dtype != NGIO_F32) return;
   crc_key(t->name, key);
   data_crc(t->data, t->bytes, value);
-  file_head_text(h, key, value);
+  file_add_text(h, key, value);
 }
 
-void file_head_state(file_head *h, const run_state *s) {
+void file_add_state(file_head *h, const run_state *s) {
   char value[VALUE], key[KEY];
   for (int i = 0; i < FIELDS; i++) {
     const void *from = (const char *)s + field[i].at;
@@ -109,20 +109,20 @@ void file_head_state(file_head *h, const run_state *s) {
       (void)snprintf(value, VALUE, "%lld", (long long)*(const int64_t *)from);
     else
       (void)snprintf(value, VALUE, "%a", *(const double *)from);
-    file_head_text(h, field[i].key, value);
+    file_add_text(h, field[i].key, value);
   }
   for (int i = 0; i < s->stations; i++) {
     (void)snprintf(key, KEY, "%s%s", station_key, s->station[i].name);
     (void)snprintf(value, VALUE, "%a", s->station[i].ms);
-    file_head_text(h, key, value);
+    file_add_text(h, key, value);
   }
   for (int i = 0; i < CHECKPOINT_MAKERS; i++) {
     (void)snprintf(key, KEY, "%s%s", maker_key, maker[i]);
-    file_head_text(h, key, s->made_by[i]);
+    file_add_text(h, key, s->made_by[i]);
   }
 }
 
-ngio_tensor file_net_tensor(const nn *net, int i) {
+ngio_tensor file_get_tensor(const nn *net, int i) {
   ngio_tensor t = {.dtype = NGIO_F32};
   if (i < nn_params(net)) {
     const nn_param *q = nn_param_at(net, i);
@@ -141,10 +141,10 @@ ngio_tensor file_net_tensor(const nn *net, int i) {
   return t;
 }
 
-void file_head_net(file_head *h, const nn *net) {
+void file_add_net(file_head *h, const nn *net) {
   for (int i = 0; i < nn_params(net) + nn_buffers(net); i++) {
-    const ngio_tensor t = file_net_tensor(net, i);
-    file_head_tensor(h, &t);
+    const ngio_tensor t = file_get_tensor(net, i);
+    file_add_tensor(h, &t);
   }
 }
 
@@ -160,7 +160,7 @@ int file_write(file_head *h, const char *path) {
   for (int32_t i = 0; i < h->texts; i++)
     crc = sum_text(crc, &h->text[i]);
   crc_text(crc, seal);
-  file_head_text(h, seal_key, seal);
+  file_add_text(h, seal_key, seal);
   const ngio_status st =
       ngio_tensors_write(path, h->tensor, h->tensors, h->text, h->texts, message, sizeof message);
   return st == NGIO_OK ? CLI_OK : cli_bad("%s", message);
@@ -253,17 +253,17 @@ int file_read_net(file_reader *r, nn *net) {
   const int n = nn_params(net) + nn_buffers(net), has = count_net(r->file);
   if (has != n) return cli_bad("%s: has %d tensors, this model %d", r->path, has, n);
   for (int i = 0; i < n; i++) {
-    const ngio_tensor want = file_net_tensor(net, i);
+    const ngio_tensor want = file_get_tensor(net, i);
     if (file_read_tensor(r, &want, (float *)(uintptr_t)want.data) != CLI_OK) return CLI_BAD;
   }
-  const char *lost = checkpoint_lost(net);
+  const char *lost = checkpoint_find_nonfinite(net);
   if (lost == NULL) return CLI_OK;
   return cli_bad("%s: tensor '%s' holds a number that is not finite", r->path, lost);
 }
 
-const char *checkpoint_lost(const nn *net) {
+const char *checkpoint_find_nonfinite(const nn *net) {
   for (int i = 0; i < nn_params(net) + nn_buffers(net); i++) {
-    const ngio_tensor t = file_net_tensor(net, i);
+    const ngio_tensor t = file_get_tensor(net, i);
     const float *value = t.data;
     for (int64_t k = 0; k < t.bytes / (int64_t)sizeof *value; k++)
       if (!isfinite(value[k])) return t.name;

@@ -14,10 +14,10 @@ typedef struct file_head {
 
 void file_head_free(file_head *h);
 /* Append a pair of texts, a tensor (with the checksum of an f32 tensor), all counters of `s`, all tensors of `net`. */
-void file_head_text(file_head *h, const char *key, const char *value);
-void file_head_tensor(file_head *h, const ngio_tensor *t);
-void file_head_state(file_head *h, const run_state *s);
-void file_head_net(file_head *h, const nn *net);
+void file_add_text(file_head *h, const char *key, const char *value);
+void file_add_tensor(file_head *h, const ngio_tensor *t);
+void file_add_state(file_head *h, const run_state *s);
+void file_add_net(file_head *h, const nn *net);
 /* Write the file, with the checksum of the metadata last. */
 int file_write(file_head *h, const char *path);
 
@@ -28,7 +28,7 @@ typedef struct file_reader {
 } file_reader;
 
 /* Parameter i of the network, then buffers. */
-ngio_tensor file_net_tensor(const nn *net, int i);
+ngio_tensor file_get_tensor(const nn *net, int i);
 
 /* Open the file and read its header; `sealed`: the metadata must have the right checksum.  After a failure, print the
  * reason if `report`. */

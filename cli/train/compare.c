@@ -23,14 +23,14 @@ static int read_plan(compare_plan *p, const cli_args *args) {
     if (strcmp(args->settings[i].name, "method") == 0)
       rc = cli_bad("compare: --method: expected --methods with a list");
   for (int i = 0; i < args->n_own && rc == CLI_OK; i++)
-    rc = compare_grid_add(p, args->own[i].value);
-  if (rc == CLI_OK) rc = settings_given(&p->base, args->settings, args->n_settings);
+    rc = compare_add_grid(p, args->own[i].value);
+  if (rc == CLI_OK) rc = settings_apply(&p->base, args->settings, args->n_settings);
   /* Every run has a folder, set by one_run. */
   if (rc == CLI_OK) rc = settings_set(&p->base, NULL, "out", "runs");
   if (rc == CLI_OK && p->grids == 0 && needs != NULL) rc = cli_bad("--%s: needs --grid", needs);
   if (rc == CLI_OK && p->list == NULL) rc = cli_bad("compare: --methods is missing");
   if (p->grid_seeds == 0) p->grid_seeds = 1;
-  return rc == CLI_OK ? compare_methods(p, p->list) : rc;
+  return rc == CLI_OK ? compare_parse_methods(p, p->list) : rc;
 }
 
 /* Return DIR; the default is ./compare-DATA-MODEL, with the name of the data, not its path. */
@@ -91,7 +91,7 @@ static int train_one(compare_plan *p, compare_method *m, int k, const data_set *
   settings_copy(&s, &m->s);
   s.seed = seed;
   free(s.out);
-  s.out = compare_path(p, "runs/%s-seed%lld", m->label, seed);
+  s.out = compare_make_path(p, "runs/%s-seed%lld", m->label, seed);
   (void)snprintf(label, sizeof label, "%s seed %lld", m->label, seed);
   (void)snprintf(place, sizeof place, "%d/%d", done, p->methods * (int)p->seeds);
   const int rc = compare_run(p, &s, d, place, label, &m->run[k]);
@@ -112,7 +112,7 @@ static int train_all(compare_plan *p, const data_set *d) {
       const int rc = train_one(p, &p->method[i], k, d, done + 1);
       if (rc != CLI_OK) return rc;
       done += !p->method[i].run[k].stopped;
-      if (train_interrupted() && done < all) {
+      if (train_is_interrupted() && done < all) {
         char what[64];
         (void)snprintf(what, sizeof what, "after %d of %d runs", done, all);
         return report_stop(p, what);
@@ -129,16 +129,16 @@ static int compare(compare_plan *p) {
   data_print_notes(&d);
   p->dir = folder_of(p, &d);
   for (int i = 0; i < p->methods; i++)
-    p->method[i].run = cli_take((size_t)p->seeds, sizeof(train_result));
+    p->method[i].run = cli_alloc((size_t)p->seeds, sizeof(train_result));
   rc = find_metric(p, &d);
   if (rc == CLI_OK) rc = check_split(p, &d);
   if (rc == CLI_OK) rc = check_methods(p, &d);
   if (rc == CLI_OK) rc = compare_open(p);
   train_catch_signals();
   if (rc == CLI_OK && p->grids > 0) rc = compare_tune(p);
-  if (rc == CLI_OK && p->grids > 0 && train_interrupted()) rc = report_stop(p, "while tuning");
+  if (rc == CLI_OK && p->grids > 0 && train_is_interrupted()) rc = report_stop(p, "while tuning");
   if (rc == CLI_OK) rc = train_all(p, &d);
-  if (rc == CLI_OK) rc = compare_report(p, &d);
+  if (rc == CLI_OK) rc = compare_write_report(p, &d);
   data_close(&d);
   return rc;
 }

@@ -63,12 +63,12 @@ typedef struct compare_plan {
 /* Parse the list of methods, "natgrad:lr=0.1,damping=0.01,kaisa". An item with ':' before any '=', or without '=',
  * starts a method; an item that starts with a digit continues the previous value (step:5,8). A shared setting
  * without effect on a method is dropped for this method, with a note. CLI_BAD after a message. */
-int compare_methods(compare_plan *p, const char *list);
+int compare_parse_methods(compare_plan *p, const char *list);
 /* Return whether the setting has an effect in the method's runs, and whether it was given after the method's name. */
-bool compare_uses(const compare_plan *p, const compare_method *m, const char *name);
-bool compare_owns(const compare_method *m, const char *name);
-/* Add a grid "option=a,b,c"; before compare_methods. */
-int compare_grid_add(compare_plan *p, const char *text);
+bool compare_has_effect(const compare_plan *p, const compare_method *m, const char *name);
+bool compare_has_own(const compare_method *m, const char *name);
+/* Add a grid "option=a,b,c"; before compare_parse_methods. */
+int compare_add_grid(compare_plan *p, const char *text);
 void compare_plan_free(compare_plan *p);
 
 /* ---- tuning ----------------------------------------------------------------------------------*/
@@ -76,32 +76,32 @@ void compare_plan_free(compare_plan *p);
 /* Set `use` and `points` of a method. CLI_BAD after a message: there are too many points. */
 int compare_count_points(const compare_plan *p, compare_method *m);
 /* Return the index into grid[g].value for point k; the last grid varies fastest. */
-int compare_point(const compare_plan *p, const compare_method *m, int k, int g);
+int compare_find_value(const compare_plan *p, const compare_method *m, int k, int g);
 /* Return the point with the best runs r[point * seeds ...] on the validation split: fewest diverged runs, then best
  * mean score, then lowest mean training loss, then first in order. */
-int compare_best_point(const train_result *r, int points, int seeds, bool squared_error);
+int compare_choose(const train_result *r, int points, int seeds, bool squared_error);
 /* Return -1 if value i is the smallest number of the grid, 1 if the largest; 0: neither, or a value is no number. */
-int compare_edge(const compare_grid *g, int i);
+int compare_find_edge(const compare_grid *g, int i);
 /* Check every point of the grid; CLI_BAD after a message. */
 int compare_check_points(const compare_plan *p, const compare_method *m, const data_set *d);
-/* Tune every method, with notes, up to a signal (train_interrupted). */
+/* Tune every method, with notes, up to a signal (train_is_interrupted). */
 int compare_tune(compare_plan *p);
 
 /* ---- statistics ------------------------------------------------------------------------------*/
 
 bool compare_is_accuracy(compare_metric m);
-bool compare_better(compare_metric m, double a, double b);
-double compare_best(compare_metric m, const train_result *r); /* NaN without epochs */
+bool compare_is_better(compare_metric m, double a, double b);
+double compare_find_best(compare_metric m, const train_result *r); /* NaN without epochs */
 /* Return the index of the first epoch that reaches the target; -1: none. */
-int compare_reaches(compare_metric m, const train_result *r, double target);
+int compare_find_reached(compare_metric m, const train_result *r, double target);
 
-spread compare_spread(const double *x, int n);
+spread compare_summarise(const double *x, int n);
 
 /* Return the curve of a method: means and extremes over the runs that did not diverge, or over all runs if all
  * diverged. The caller frees `point`. */
-plot_curve compare_curve(compare_metric m, const train_result *run, int runs);
+plot_curve compare_make_curve(compare_metric m, const train_result *run, int runs);
 /* Return the best score of the worst curve, without curves of which all runs diverged. */
-double compare_target(compare_metric m, const plot_curve *curve, int n);
+double compare_find_target(compare_metric m, const plot_curve *curve, int n);
 
 /* ---- pairs -----------------------------------------------------------------------------------*/
 
@@ -113,7 +113,7 @@ typedef enum compare_end {
 } compare_end;
 
 /* Return the quantile 0.975 of Student's distribution, for at least 1 degree of freedom. */
-double compare_student(int freedom);
+double compare_find_quantile(int freedom);
 
 typedef struct difference { /* of a method to the baseline */
   int n;                    /* pairs without divergence */
@@ -124,8 +124,8 @@ typedef struct difference { /* of a method to the baseline */
 difference compare_difference(compare_metric m, compare_end what, const train_result *run,
                               const train_result *base, int runs);
 /* Print heading and rows of the table of differences, for two or more methods. */
-void compare_paired_heading(const compare_plan *p, FILE *f);
-void compare_paired_table(const compare_plan *p, table *t);
+void compare_print_pairs(const compare_plan *p, FILE *f);
+void compare_fill_pairs(const compare_plan *p, table *t);
 
 /* ---- disk ------------------------------------------------------------------------------------*/
 
@@ -136,12 +136,12 @@ int compare_open(const compare_plan *p);
 int compare_run(const compare_plan *p, settings *s, const data_set *d, const char *place,
                 const char *label, train_result *r);
 /* Return "DIR/...", for free(). */
-__attribute__((format(printf, 2, 3))) char *compare_path(const compare_plan *p, const char *format,
-                                                         ...);
+__attribute__((format(printf, 2, 3))) char *compare_make_path(const compare_plan *p,
+                                                              const char *format, ...);
 
 /* ---- report ----------------------------------------------------------------------------------*/
 
 /* Write table.txt (also to stdout), curves.csv, plot.gp and the pictures. */
-int compare_report(compare_plan *p, const data_set *d);
+int compare_write_report(compare_plan *p, const data_set *d);
 
 #endif

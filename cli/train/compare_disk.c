@@ -17,7 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-char *compare_path(const compare_plan *p, const char *format, ...) {
+char *compare_make_path(const compare_plan *p, const char *format, ...) {
   char name[512];
   va_list args;
   va_start(args, format);
@@ -42,7 +42,7 @@ static int check_config(const char *path, const char *text, const settings *s) {
   settings was;
   settings_init(&was);
   int rc = settings_parse(&was, text, path);
-  if (rc == CLI_OK) rc = settings_same(s, &was, path, "this comparison");
+  if (rc == CLI_OK) rc = settings_check_same(s, &was, path, "this comparison");
   if (rc == CLI_OK && (was.epochs != s->epochs || was.steps != s->steps))
     rc = cli_bad("%s: is a run of another length than this comparison", path);
   settings_free(&was);
@@ -56,9 +56,9 @@ static int read_result(const settings *s, train_result *r, bool *over) {
   int rc = CLI_OK;
   *over = false;
   if (disk_exists(config) && disk_exists(log)) {
-    rc = disk_regular(config);
+    rc = disk_check(config);
     if (rc == CLI_OK) rc = disk_read(config, &text);
-    if (rc == CLI_OK) rc = log_result(log, text, r, over);
+    if (rc == CLI_OK) rc = log_read_result(log, text, r, over);
     if (rc == CLI_OK) rc = check_config(config, text, s);
     if (rc != CLI_OK) train_result_free(r);
   }
@@ -70,7 +70,7 @@ static int read_result(const settings *s, train_result *r, bool *over) {
 
 static void print_run(compare_metric metric, const char *place, const char *label,
                       const train_result *r) {
-  const double best = compare_best(metric, r);
+  const double best = compare_find_best(metric, r);
   if (r->diverged) {
     (void)fprintf(stderr, "%s %s: diverged after step %lld\n", place, label, (long long)r->steps);
     return;
@@ -88,7 +88,7 @@ int compare_run(const compare_plan *p, settings *s, const data_set *d, const cha
   int64_t step = -1;
   bool over = false;
   memset(r, 0, sizeof *r);
-  int rc = disk_own_folder(s->out);
+  int rc = disk_make_own_folder(s->out);
   if (rc == CLI_OK) rc = read_result(s, r, &over);
   if (rc == CLI_OK && !over) {
     rc = checkpoint_find(s->out, &step, NULL);
@@ -107,7 +107,7 @@ int compare_run(const compare_plan *p, settings *s, const data_set *d, const cha
 
 /* Return whether DIR has the folder of the runs of a comparison. */
 static bool has_runs(const compare_plan *p) {
-  char *runs = compare_path(p, "runs");
+  char *runs = compare_make_path(p, "runs");
   const bool has = disk_exists(runs);
   free(runs);
   return has;
@@ -133,14 +133,14 @@ int compare_open(const compare_plan *p) {
   int rc = CLI_OK;
   if (!p->resume) {
     rc = check_new(p);
-    if (rc == CLI_OK) rc = disk_folder(p->dir);
+    if (rc == CLI_OK) rc = disk_make_folder(p->dir);
   } else if (!has_runs(p)) {
     rc = cli_bad("--resume: %s has no comparison to continue", p->dir);
   }
   if (rc == CLI_OK) rc = disk_lock(p->dir, "compare", &lock);
   for (int i = 0; rc == CLI_OK && i < (p->grids > 0 ? 2 : 1); i++) {
-    char *folder = compare_path(p, "%s", folders[i]);
-    rc = disk_own_folder(folder);
+    char *folder = compare_make_path(p, "%s", folders[i]);
+    rc = disk_make_own_folder(folder);
     free(folder);
   }
   return rc;

@@ -18,14 +18,14 @@ int compare_count_points(const compare_plan *p, compare_method *m) {
   m->points = 1;
   for (int g = 0; g < p->grids; g++) {
     const char *name = p->grid[g].name;
-    m->use[g] = compare_uses(p, m, name) && !compare_owns(m, name);
+    m->use[g] = compare_has_effect(p, m, name) && !compare_has_own(m, name);
     if (m->use[g]) m->points *= p->grid[g].n;
     if (m->points > COMPARE_POINTS) return cli_bad("--grid: more than %d points", COMPARE_POINTS);
   }
   return CLI_OK;
 }
 
-int compare_point(const compare_plan *p, const compare_method *m, int k, int g) {
+int compare_find_value(const compare_plan *p, const compare_method *m, int k, int g) {
   for (int i = p->grids - 1; i > g; i--)
     if (m->use[i]) k /= p->grid[i].n;
   return k % p->grid[g].n;
@@ -44,23 +44,23 @@ static point_score score_point(const train_result *r, int seeds, compare_metric 
     out.diverged += r[k].diverged;
   for (int k = 0; k < seeds; k++) {
     const bool counts = !r[k].diverged || out.diverged == seeds;
-    score[k] = counts ? compare_best(metric, &r[k]) : (double)NAN;
+    score[k] = counts ? compare_find_best(metric, &r[k]) : (double)NAN;
     loss[k] = counts && r[k].epochs > 0 ? r[k].epoch[r[k].epochs - 1].train_loss : (double)NAN;
   }
-  out.score = compare_spread(score, seeds).mean;
-  out.loss = compare_spread(loss, seeds).mean;
+  out.score = compare_summarise(score, seeds).mean;
+  out.loss = compare_summarise(loss, seeds).mean;
   return out;
 }
 
-int compare_best_point(const train_result *r, int points, int seeds, bool squared_error) {
+int compare_choose(const train_result *r, int points, int seeds, bool squared_error) {
   const compare_metric metric = squared_error ? TEST_LOSS : TEST_ACCURACY;
   int best = 0;
   point_score b = score_point(r, seeds, metric);
   for (int i = 1; i < points; i++) {
     const point_score a = score_point(r + (ptrdiff_t)i * seeds, seeds, metric);
-    const bool better =
-        compare_better(metric, a.score, b.score) ||
-        (!compare_better(metric, b.score, a.score) && compare_better(TRAIN_LOSS, a.loss, b.loss));
+    const bool better = compare_is_better(metric, a.score, b.score) ||
+                        (!compare_is_better(metric, b.score, a.score) &&
+                         compare_is_better(TRAIN_LOSS, a.loss, b.loss));
     if (a.diverged != b.diverged ? a.diverged > b.diverged : !better) continue;
     best = i;
     b = a;
@@ -68,7 +68,7 @@ int compare_best_point(const train_result *r, int points, int seeds, bool square
   return best;
 }
 
-int compare_edge(const compare_grid *g, int i) {
+int compare_find_edge(const compare_grid *g, int i) {
   bool least = true, largest = true;
   for (int k = 0; k < g->n; k++) {
     char *end = NULL;
@@ -94,7 +94,7 @@ static int apply_point(const compare_plan *p, const compare_method *m, int k, se
   text[0] = 0;
   for (int g = 0; g < p->grids && rc == CLI_OK; g++) {
     if (!m->use[g]) continue;
-    const char *value = p->grid[g].value[compare_point(p, m, k, g)];
+    const char *value = p->grid[g].value[compare_find_value(p, m, k, g)];
     rc = settings_set(s, NULL, p->grid[g].name, value);
     if (n < size) {
       n += (size_t)snprintf(text + n, size - n, "%s%s=%s", n > 0 ? ", " : "", p->grid[g].name,
@@ -119,8 +119,9 @@ int compare_check_points(const compare_plan *p, const compare_method *m, const d
 
 /* Return the folder of a tuning run, for free(). */
 static char *folder_of(const compare_plan *p, const compare_method *m, int k, int seed) {
-  if (seed == 0) return compare_path(p, "tuning/%s-%d", m->label, k);
-  return compare_path(p, "tuning/%s-%d-seed%lld", m->label, k, (long long)tuning_seed(p, seed));
+  if (seed == 0) return compare_make_path(p, "tuning/%s-%d", m->label, k);
+  return compare_make_path(p, "tuning/%s-%d-seed%lld", m->label, k,
+                           (long long)tuning_seed(p, seed));
 }
 
 static int train_point(compare_plan *p, const compare_method *m, int k, int seed,
@@ -159,8 +160,8 @@ static void note_choice(compare_plan *p, const compare_method *m) {
                   m->label, diverged, runs, chosen, seeds);
   }
   for (int g = 0; g < p->grids; g++) {
-    const int i = m->use[g] ? compare_point(p, m, m->tuned, g) : 0;
-    const int edge = m->use[g] ? compare_edge(&p->grid[g], i) : 0;
+    const int i = m->use[g] ? compare_find_value(p, m, m->tuned, g) : 0;
+    const int edge = m->use[g] ? compare_find_edge(&p->grid[g], i) : 0;
     if (edge == 0 || diverged == runs) continue;
     (void)fprintf(p->notes, "%s: %s %s is the %s of the grid; a wider grid may do better\n",
                   m->label, p->grid[g].name, p->grid[g].value[i],
@@ -173,7 +174,7 @@ static void note_left_out(compare_plan *p, const compare_method *m) {
     const char *name = p->grid[g].name;
     if (m->use[g]) continue;
     (void)fprintf(p->notes, "%s: %s of the grid is left out: %s\n", m->label, name,
-                  compare_uses(p, m, name) ? "its own is given" : "it has no effect");
+                  compare_has_effect(p, m, name) ? "its own is given" : "it has no effect");
   }
 }
 
@@ -186,8 +187,8 @@ static int train_points(compare_plan *p, int seed) {
   for (int i = 0; i < p->methods; i++) {
     compare_method *m = &p->method[i];
     if (m->points > 1 && m->point == NULL)
-      m->point = cli_take((size_t)m->points * (size_t)p->grid_seeds, sizeof *m->point);
-    for (int k = 0; k < m->points && m->points > 1 && rc == CLI_OK && !train_interrupted(); k++)
+      m->point = cli_alloc((size_t)m->points * (size_t)p->grid_seeds, sizeof *m->point);
+    for (int k = 0; k < m->points && m->points > 1 && rc == CLI_OK && !train_is_interrupted(); k++)
       rc = train_point(p, m, k, seed, &d);
   }
   data_close(&d);
@@ -199,7 +200,7 @@ static int choose(compare_plan *p, compare_method *m) {
   const bool squared_error = !compare_is_accuracy(p->metric);
   note_left_out(p, m);
   if (m->points > 1) {
-    m->tuned = compare_best_point(m->point, m->points, (int)p->grid_seeds, squared_error);
+    m->tuned = compare_choose(m->point, m->points, (int)p->grid_seeds, squared_error);
     note_choice(p, m);
   }
   return apply_point(p, m, m->tuned, &m->s, text, sizeof text);
@@ -207,9 +208,9 @@ static int choose(compare_plan *p, compare_method *m) {
 
 int compare_tune(compare_plan *p) {
   int rc = CLI_OK;
-  for (int k = 0; k < p->grid_seeds && rc == CLI_OK && !train_interrupted(); k++)
+  for (int k = 0; k < p->grid_seeds && rc == CLI_OK && !train_is_interrupted(); k++)
     rc = train_points(p, k);
-  for (int i = 0; i < p->methods && rc == CLI_OK && !train_interrupted(); i++)
+  for (int i = 0; i < p->methods && rc == CLI_OK && !train_is_interrupted(); i++)
     rc = choose(p, &p->method[i]);
   return rc;
 }

@@ -13,8 +13,9 @@
 static bool is_common(const char *name) {
   char spelt[CLI_NAME];
   cli_spell(spelt, sizeof spelt, name, '_');
-  return settings_among(spelt, "data|model|method|seed|out|validation|checkpoint_every|log_every|"
-                               "resume");
+  return settings_list_has(spelt,
+                           "data|model|method|seed|out|validation|checkpoint_every|log_every|"
+                           "resume");
 }
 
 /* ---- methods ---------------------------------------------------------------------------------*/
@@ -37,20 +38,20 @@ static bool has_dependents(const char *name) {
   return false;
 }
 
-/* Return settings_idle; false if the effect of options depends on an option of the grid. */
+/* Return settings_is_idle; false if the effect of options depends on an option of the grid. */
 static bool is_idle(const compare_plan *p, const compare_method *m, const char *name, char *needs,
                     size_t size) {
   for (int g = 0; g < p->grids; g++)
     if (has_dependents(p->grid[g].name)) return false;
-  return settings_idle(&m->s, name, needs, size);
+  return settings_is_idle(&m->s, name, needs, size);
 }
 
-bool compare_uses(const compare_plan *p, const compare_method *m, const char *name) {
+bool compare_has_effect(const compare_plan *p, const compare_method *m, const char *name) {
   char needs[SETTINGS_NEEDS];
   return settings_knows(&m->s, name) && !is_idle(p, m, name, needs, sizeof needs);
 }
 
-bool compare_owns(const compare_method *m, const char *name) {
+bool compare_has_own(const compare_method *m, const char *name) {
   for (int i = 0; i < m->n_own; i++)
     if (settings_same_name(name, m->own[i].name)) return true;
   return false;
@@ -62,7 +63,7 @@ static int drop_idle(compare_plan *p, compare_method *m) {
     const char *name = m->s.library[i].name;
     char needs[SETTINGS_NEEDS] = "";
     if (settings_knows(&m->s, name) && !is_idle(p, m, name, needs, sizeof needs)) continue;
-    if (compare_owns(m, name))
+    if (compare_has_own(m, name))
       return cli_bad("--methods: %s: %s has no effect unless %s", m->label, name, needs);
     drop_option(p, m, i);
   }
@@ -72,7 +73,7 @@ static int drop_idle(compare_plan *p, compare_method *m) {
 /* Reset shared settings without effect on this method to their defaults. */
 static int drop_inapplicable(compare_plan *p, compare_method *m) {
   int rc = CLI_OK;
-  for (const settings_row *row; rc == CLI_OK && (row = settings_inapplicable(&m->s)) != NULL;) {
+  for (const settings_row *row; rc == CLI_OK && (row = settings_find_idle(&m->s)) != NULL;) {
     (void)fprintf(p->notes, "%s: %s has no effect\n", m->label, row->name);
     rc = settings_set(&m->s, NULL, row->name, row->standard);
   }
@@ -115,10 +116,10 @@ static int add_own(compare_plan *p, char *text) {
   *equals = 0;
   if (is_common(text))
     return cli_bad("--methods: %s: %s is the same for all methods", m->label, text);
-  if (compare_owns(m, text)) return cli_bad("--methods: %s: %s comes twice", m->label, text);
+  if (compare_has_own(m, text)) return cli_bad("--methods: %s: %s comes twice", m->label, text);
   (void)snprintf(where, sizeof where, "--methods: %s", m->label);
   if (settings_set(&m->s, where, text, equals + 1) != CLI_OK) return CLI_BAD;
-  m->own = cli_grown(m->own, (size_t)m->n_own, sizeof *m->own);
+  m->own = cli_grow(m->own, (size_t)m->n_own, sizeof *m->own);
   m->own[m->n_own++] = (cli_setting){text, equals + 1};
   return CLI_OK;
 }
@@ -137,9 +138,9 @@ static char *item_end(char *text) {
   return end;
 }
 
-int compare_methods(compare_plan *p, const char *list) {
+int compare_parse_methods(compare_plan *p, const char *list) {
   p->text = cli_copy(list);
-  p->method = cli_take(COMPARE_METHODS, sizeof *p->method);
+  p->method = cli_alloc(COMPARE_METHODS, sizeof *p->method);
   int rc = CLI_OK;
   for (char *item = p->text, *next; rc == CLI_OK && item != NULL; item = next) {
     next = item_end(item);
@@ -177,7 +178,7 @@ static int try_value(const compare_grid *g) {
   return rc;
 }
 
-int compare_grid_add(compare_plan *p, const char *text) {
+int compare_add_grid(compare_plan *p, const char *text) {
   if (p->grids == COMPARE_GRIDS) return cli_bad("--grid: more than %d grids", COMPARE_GRIDS);
   compare_grid *g = &p->grid[p->grids++];
   memset(g, 0, sizeof *g);
@@ -187,7 +188,7 @@ int compare_grid_add(compare_plan *p, const char *text) {
     return cli_bad("--grid: '%s', expected option=a,b,c", text);
   *value++ = 0;
   g->name = g->text;
-  if (is_common(g->name) || settings_among(g->name, "epochs|steps"))
+  if (is_common(g->name) || settings_list_has(g->name, "epochs|steps"))
     return cli_bad("--grid: %s is the same for all runs", g->name);
   for (int i = 0; i + 1 < p->grids; i++)
     if (settings_same_name(g->name, p->grid[i].name))

@@ -53,7 +53,7 @@ static void sum_up(report *r, int i) {
   const compare_method *m = &r->p->method[i];
   summary *s = &r->sum[i];
   const int runs = r->seeds;
-  double *x = cli_take(5 * (size_t)runs, sizeof *x);
+  double *x = cli_alloc(5 * (size_t)runs, sizeof *x);
   int valid = 0;
   for (int k = 0; k < runs; k++) {
     const train_result *run = &m->run[k];
@@ -64,11 +64,11 @@ static void sum_up(report *r, int i) {
     r->rescued += run->rescued;
     r->unobserved += run->unobserved;
     if (run->diverged || run->epochs == 0) continue;
-    const int at = compare_reaches(r->p->metric, run, r->target);
+    const int at = compare_find_reached(r->p->metric, run, r->target);
     s->reached += at >= 0;
     x[valid] = at >= 0 ? (double)run->epoch[at].epoch : (double)NAN;
     x[runs + valid] = at >= 0 ? run->epoch[at].seconds : (double)NAN;
-    x[2 * runs + valid] = compare_best(r->p->metric, run);
+    x[2 * runs + valid] = compare_find_best(r->p->metric, run);
     x[3 * runs + valid] = run->epoch[run->epochs - 1].train_loss;
     x[4 * runs + valid] = step_ms(run);
     for (int t = 0; t < run->stations; t++) {
@@ -80,11 +80,11 @@ static void sum_up(report *r, int i) {
   }
   for (int t = 0; t < SHOWN && valid > 0; t++)
     s->station[t] /= valid;
-  s->epochs = compare_spread(x, valid);
-  s->seconds = compare_spread(x + runs, valid);
-  s->best = compare_spread(x + 2 * runs, valid);
-  s->loss = compare_spread(x + 3 * runs, valid);
-  s->step_ms = compare_spread(x + 4 * runs, valid);
+  s->epochs = compare_summarise(x, valid);
+  s->seconds = compare_summarise(x + runs, valid);
+  s->best = compare_summarise(x + 2 * runs, valid);
+  s->loss = compare_summarise(x + 3 * runs, valid);
+  s->step_ms = compare_summarise(x + 4 * runs, valid);
   free(x);
 }
 
@@ -109,7 +109,7 @@ static void put_settings(table *t, int column, const compare_plan *p, const comp
   for (int g = 0; g < p->grids; g++) {
     if (!m->use[g]) continue;
     table_put(t, column, "%s%s %s", comma, p->grid[g].name,
-              p->grid[g].value[compare_point(p, m, m->tuned, g)]);
+              p->grid[g].value[compare_find_value(p, m, m->tuned, g)]);
     comma = ", ";
   }
 }
@@ -143,7 +143,7 @@ static void results_table(const report *r, table *t) {
   const double scale = r->accuracy ? 100.0 : 1.0;
   for (int i = 0; i < r->p->methods; i++) {
     const summary *s = &r->sum[i];
-    table_row(t);
+    table_add(t);
     table_put(t, 0, "%s", r->p->method[i].label);
     table_put(t, 1, "%d", r->seeds);
     if (s->diverged > 0) table_put(t, 1, ", %d diverged", s->diverged);
@@ -183,10 +183,10 @@ static void times_table(const report *r, table *t) {
   for (int i = 0; i < r->p->methods; i++) {
     const summary *s = &r->sum[i];
     char text[16];
-    table_row(t);
+    table_add(t);
     table_put(t, 0, "%s", r->p->method[i].label);
-    table_put(t, 3 + n, "%s", cli_bytes((double)s->network, text));
-    table_put(t, 4 + n, "%s", cli_bytes((double)s->precond, text));
+    table_put(t, 3 + n, "%s", cli_format_bytes((double)s->network, text));
+    table_put(t, 4 + n, "%s", cli_format_bytes((double)s->precond, text));
     if (s->step_ms.n == 0) continue;
     double other = s->step_ms.mean;
     table_put(t, 1, "%.3f", s->step_ms.mean);
@@ -202,7 +202,7 @@ static void print_heading(const report *r, FILE *f) {
   const settings *s = &r->p->base;
   char processor[128] = "", target[64], length[64];
   int threads = 1;
-  cli_processor(processor, sizeof processor);
+  cli_get_processor(processor, sizeof processor);
   format_target(r, target, sizeof target);
   if (s->steps > 0) {
     (void)snprintf(length, sizeof length, "%lld step%s", (long long)s->steps,
@@ -226,14 +226,14 @@ static void print_heading(const report *r, FILE *f) {
 static void print_tables(FILE *f, const void *what) {
   const report *r = what;
   print_heading(r, f);
-  table_text(&r->results, f);
+  table_print(&r->results, f);
   (void)fputc('\n', f);
   if (r->p->methods > 1) {
-    compare_paired_heading(r->p, f);
-    table_text(&r->pairs, f);
+    compare_print_pairs(r->p, f);
+    table_print(&r->pairs, f);
     (void)fputc('\n', f);
   }
-  table_text(&r->times, f);
+  table_print(&r->times, f);
   if (r->p->note_size > 0) (void)fprintf(f, "\n%s", r->p->note);
 }
 
@@ -291,7 +291,8 @@ static void print_curves(FILE *f, const void *what) {
 }
 
 static int write_files(const report *r) {
-  char *curves = compare_path(r->p, "curves.csv"), *text = compare_path(r->p, "table.txt");
+  char *curves = compare_make_path(r->p, "curves.csv"),
+       *text = compare_make_path(r->p, "table.txt");
   int rc = disk_print(curves, print_curves, r);
   if (rc == CLI_OK) rc = disk_print(text, print_tables, r);
   free(curves);
@@ -318,7 +319,7 @@ static int draw(const report *r) {
                         .target = r->target,
                         .n = r->p->methods,
                         .curve = r->curve};
-  char *script = compare_path(r->p, "plot.gp");
+  char *script = compare_make_path(r->p, "plot.gp");
   const int rc = plot_write(&picture, script);
   bool any = false; /* gnuplot fails on an empty picture */
   for (int i = 0; i < r->p->methods; i++)
@@ -328,22 +329,22 @@ static int draw(const report *r) {
   return rc;
 }
 
-int compare_report(compare_plan *p, const data_set *d) {
+int compare_write_report(compare_plan *p, const data_set *d) {
   report r = {.p = p,
               .d = d,
               .seeds = (int)p->seeds,
               .accuracy = compare_is_accuracy(p->metric),
               .target = p->target};
-  r.curve = cli_take((size_t)p->methods, sizeof *r.curve);
-  r.sum = cli_take((size_t)p->methods, sizeof *r.sum);
+  r.curve = cli_alloc((size_t)p->methods, sizeof *r.curve);
+  r.sum = cli_alloc((size_t)p->methods, sizeof *r.sum);
   for (int i = 0; i < p->methods; i++)
-    r.curve[i] = compare_curve(p->metric, p->method[i].run, r.seeds);
-  if (!isfinite(r.target)) r.target = compare_target(p->metric, r.curve, p->methods);
+    r.curve[i] = compare_make_curve(p->metric, p->method[i].run, r.seeds);
+  if (!isfinite(r.target)) r.target = compare_find_target(p->metric, r.curve, p->methods);
   for (int i = 0; i < p->methods; i++)
     sum_up(&r, i);
   note_runs(&r);
   results_table(&r, &r.results);
-  compare_paired_table(p, &r.pairs);
+  compare_fill_pairs(p, &r.pairs);
   times_table(&r, &r.times);
   int rc = write_files(&r);
   if (rc == CLI_OK) rc = draw(&r);

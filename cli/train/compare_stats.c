@@ -19,30 +19,30 @@ static double score_of(compare_metric m, const train_epoch *e) {
 }
 
 /* Return whether score a is better than score b. Any number is better than NaN. */
-bool compare_better(compare_metric m, double a, double b) {
+bool compare_is_better(compare_metric m, double a, double b) {
   if (isnan(b)) return !isnan(a);
   return compare_is_accuracy(m) ? a > b : a < b;
 }
 
-double compare_best(compare_metric m, const train_result *r) {
+double compare_find_best(compare_metric m, const train_result *r) {
   double best = (double)NAN;
   for (int i = 0; i < r->epochs; i++) {
     const double v = score_of(m, &r->epoch[i]);
-    if (compare_better(m, v, best)) best = v;
+    if (compare_is_better(m, v, best)) best = v;
   }
   return best;
 }
 
-int compare_reaches(compare_metric m, const train_result *r, double target) {
+int compare_find_reached(compare_metric m, const train_result *r, double target) {
   for (int i = 0; i < r->epochs; i++) {
     const double v = score_of(m, &r->epoch[i]);
-    if (isfinite(v) && isfinite(target) && !compare_better(m, target, v)) return i;
+    if (isfinite(v) && isfinite(target) && !compare_is_better(m, target, v)) return i;
   }
   return -1;
 }
 
 /* Two passes, because the deviation of nearly equal values would lose its digits in one. */
-spread compare_spread(const double *x, int n) {
+spread compare_summarise(const double *x, int n) {
   spread s = {0, 0.0, (double)NAN, (double)NAN, (double)NAN};
   double sum = 0.0, squares = 0.0;
   for (int i = 0; i < n; i++) {
@@ -59,16 +59,16 @@ spread compare_spread(const double *x, int n) {
   return s;
 }
 
-plot_curve compare_curve(compare_metric m, const train_result *run, int runs) {
+plot_curve compare_make_curve(compare_metric m, const train_result *run, int runs) {
   plot_curve out = {.n = 0};
   int valid = 0;
   for (int i = 0; i < runs; i++)
     valid += !run[i].diverged;
   for (int i = 0; i < runs; i++)
     if ((valid == 0 || !run[i].diverged) && run[i].epochs > out.n) out.n = run[i].epochs;
-  double *x = cli_take(3 * (size_t)runs, sizeof *x);
+  double *x = cli_alloc(3 * (size_t)runs, sizeof *x);
   out.diverged = valid == 0;
-  out.point = cli_take((size_t)out.n, sizeof *out.point);
+  out.point = cli_alloc((size_t)out.n, sizeof *out.point);
   for (int e = 0; e < out.n; e++) {
     plot_point *p = &out.point[e];
     int n = 0;
@@ -79,23 +79,23 @@ plot_curve compare_curve(compare_metric m, const train_result *run, int runs) {
       x[runs + n] = run[i].epoch[e].train_loss;
       x[2 * runs + n++] = score_of(m, &run[i].epoch[e]);
     }
-    p->seconds = compare_spread(x, n).mean;
-    p->loss = compare_spread(x + runs, n);
-    p->score = compare_spread(x + 2 * runs, n);
+    p->seconds = compare_summarise(x, n).mean;
+    p->loss = compare_summarise(x + runs, n);
+    p->score = compare_summarise(x + 2 * runs, n);
   }
   free(x);
   return out;
 }
 
-double compare_target(compare_metric m, const plot_curve *curve, int n) {
+double compare_find_target(compare_metric m, const plot_curve *curve, int n) {
   double target = (double)NAN;
   for (int i = 0; i < n; i++) {
     if (curve[i].diverged) continue;
     double best = (double)NAN;
     for (int e = 0; e < curve[i].n; e++)
-      if (compare_better(m, curve[i].point[e].score.mean, best))
+      if (compare_is_better(m, curve[i].point[e].score.mean, best))
         best = curve[i].point[e].score.mean;
-    if (isfinite(best) && (isnan(target) || compare_better(m, target, best))) target = best;
+    if (isfinite(best) && (isnan(target) || compare_is_better(m, target, best))) target = best;
   }
   return target;
 }
@@ -116,7 +116,7 @@ static double within(double theta, int freedom) {
   return odd ? 2.0 / acos(-1.0) * (theta + sum) : sum;
 }
 
-double compare_student(int freedom) {
+double compare_find_quantile(int freedom) {
   if (freedom < 1) return (double)NAN;
   double low = 0.0, high = acos(-1.0) / 2.0;
   for (int i = 0; i < 100; i++) {
@@ -131,16 +131,17 @@ static double value_of(compare_metric m, compare_end what, const train_result *r
   const train_epoch *last = &r->epoch[r->epochs - 1];
   return what == END_TRAIN_LOSS  ? last->train_loss
          : what == END_TEST_LOSS ? last->test_loss
-                                 : compare_best(m, r);
+                                 : compare_find_best(m, r);
 }
 
 difference compare_difference(compare_metric m, compare_end what, const train_result *run,
                               const train_result *base, int runs) {
-  double *x = cli_take((size_t)runs, sizeof *x);
+  double *x = cli_alloc((size_t)runs, sizeof *x);
   for (int k = 0; k < runs; k++)
     x[k] = value_of(m, what, &run[k]) - value_of(m, what, &base[k]);
-  const spread s = compare_spread(x, runs);
-  const double half = s.n > 1 ? compare_student(s.n - 1) * s.deviation / sqrt((double)s.n) : NAN;
+  const spread s = compare_summarise(x, runs);
+  const double half =
+      s.n > 1 ? compare_find_quantile(s.n - 1) * s.deviation / sqrt((double)s.n) : NAN;
   free(x);
   return (difference){s.n, s.mean, s.mean - half, s.mean + half};
 }
@@ -180,7 +181,7 @@ static void put_difference(table *t, int column, const difference *d, double sca
   }
 }
 
-void compare_paired_table(const compare_plan *p, table *t) {
+void compare_fill_pairs(const compare_plan *p, table *t) {
   const char *head[2 + COMPARE_ENDS + 1] = {"method", "pairs"};
   int shown[COMPARE_ENDS], n = 0;
   for (int what = 0; what < COMPARE_ENDS; what++) {
@@ -191,7 +192,7 @@ void compare_paired_table(const compare_plan *p, table *t) {
   table_begin(t, head);
   for (int i = 1; i < p->methods; i++) {
     int pairs = 0;
-    table_row(t);
+    table_add(t);
     table_put(t, 0, "%s", p->method[i].label);
     for (int c = 0; c < n; c++) {
       const difference d = compare_difference(p->metric, (compare_end)shown[c], p->method[i].run,
@@ -204,7 +205,7 @@ void compare_paired_table(const compare_plan *p, table *t) {
   }
 }
 
-void compare_paired_heading(const compare_plan *p, FILE *f) {
+void compare_print_pairs(const compare_plan *p, FILE *f) {
   (void)fprintf(f, "difference to %s of the same seed: mean%s\n", p->method[0].label,
                 p->seeds > 1 ? " and its 95 % interval (Student's t)" : "");
 }

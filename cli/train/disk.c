@@ -41,9 +41,9 @@ static bool flush_folder(const char *path) {
 
 int disk_write(const char *path, const void *bytes, size_t size) {
   const size_t n = strlen(path) + sizeof ".natgrad-part";
-  char *part = cli_take(n, 1);
+  char *part = cli_alloc(n, 1);
   (void)snprintf(part, n, "%s.natgrad-part", path);
-  if (disk_regular(path) != CLI_OK || disk_regular(part) != CLI_OK) {
+  if (disk_check(path) != CLI_OK || disk_check(part) != CLI_OK) {
     free(part);
     return CLI_BAD;
   }
@@ -64,7 +64,7 @@ int disk_write(const char *path, const void *bytes, size_t size) {
   return done ? CLI_OK : cli_bad("%s: cannot be written: %s", path, strerror(why));
 }
 
-int disk_regular(const char *path) {
+int disk_check(const char *path) {
   struct stat st;
   if (lstat(path, &st) != 0 || S_ISREG(st.st_mode)) return CLI_OK;
   return cli_bad("%s: is %s, expected a regular file", path,
@@ -104,7 +104,7 @@ int disk_read(const char *path, char **out) {
   char message[512] = "";
   *out = NULL;
   if (ngio_source_open(&s, path, message, sizeof message) != NGIO_OK) return cli_bad("%s", message);
-  char *text = cli_take((size_t)s.size + 1, 1);
+  char *text = cli_alloc((size_t)s.size + 1, 1);
   const bool read = ngio_source_read(&s, 0, text, s.size, message, sizeof message) == NGIO_OK;
   const bool zero = read && memchr(text, 0, (size_t)s.size) != NULL;
   ngio_source_close(&s);
@@ -117,7 +117,7 @@ int disk_read(const char *path, char **out) {
               : cli_bad("%s", message);
 }
 
-int disk_folder(const char *path) {
+int disk_make_folder(const char *path) {
   char *part = cli_join(path, "");
   int why = 0;
   for (char *c = part + 1; *c != 0; c++) {
@@ -134,13 +134,13 @@ int disk_folder(const char *path) {
   return cli_bad("%s: cannot be made a folder: %s", path, strerror(why));
 }
 
-int disk_own_folder(const char *path) {
+int disk_make_own_folder(const char *path) {
   struct stat st;
   if (lstat(path, &st) == 0 && S_ISLNK(st.st_mode))
     return cli_bad("%s: is a symbolic link, expected a folder", path);
-  return disk_folder(path);
+  return disk_make_folder(path);
 }
 
-uint32_t disk_crc(const void *bytes, size_t size) {
+uint32_t disk_compute_crc(const void *bytes, size_t size) {
   return (uint32_t)crc32_z(crc32_z(0, NULL, 0), bytes, size);
 }

@@ -16,16 +16,16 @@ int disk_write(const char *path, const void *bytes, size_t size);
 /* As disk_write, with the text that print(f, what) writes. */
 int disk_print(const char *path, void (*print)(FILE *f, const void *what), const void *what);
 /* Check that `path` is a regular file, not a link, or does not exist. */
-int disk_regular(const char *path);
+int disk_check(const char *path);
 /* Read a whole text file into *out, 0-terminated; the caller frees *out with free(). */
 int disk_read(const char *path, char **out);
 /* Remove `path` if it is a regular file, not a link; print no messages. */
 void disk_remove(const char *path);
 /* If the folder does not exist, create the folder and its parents. */
-int disk_folder(const char *path);
+int disk_make_folder(const char *path);
 /* Create a folder inside a run directory; refuse a link. */
-int disk_own_folder(const char *path);
-uint32_t disk_crc(const void *bytes, size_t size); /* CRC-32 as in zlib */
+int disk_make_own_folder(const char *path);
+uint32_t disk_compute_crc(const void *bytes, size_t size); /* CRC-32 as in zlib */
 bool disk_exists(const char *path);
 /* Lock the folder against a second program until *fd is closed or the program ends; `who` ("train") is the command
  * that the message names. If the folder does not exist or cannot be locked, *fd is -1. */

@@ -24,7 +24,7 @@ static void add_column(record *r, const char *outer, const char *name) {
   (void)snprintf(column, sizeof column, "%s%s", outer, name);
   for (int i = 0; i < r->columns; i++)
     if (strcmp(r->column[i], column) == 0) return;
-  r->column = cli_grown(r->column, (size_t)r->columns, sizeof *r->column);
+  r->column = cli_grow(r->column, (size_t)r->columns, sizeof *r->column);
   r->column[r->columns++] = cli_copy(column);
 }
 
@@ -54,7 +54,7 @@ static int read_record(const char *path, record *r) {
                          ngio_is(ngio_get(o, "event"), NGIO_STRING) &&
                          ngio_is(ngio_get(o, "step"), NGIO_INTEGER);
     if (is_line) {
-      r->line = cli_grown(r->line, (size_t)r->lines, sizeof *r->line);
+      r->line = cli_grow(r->line, (size_t)r->lines, sizeof *r->line);
       r->line[r->lines++] = json;
       add_columns(r, o);
     } else {
@@ -127,8 +127,8 @@ static int run(void *user, const cli_args *args) {
   if (rc == CLI_OK && strcmp(csv, "-") == 0) {
     print_csv(stdout, &r); /* main reports errors of stdout */
   } else if (rc == CLI_OK) {
-    rc = checkpoint_owns(csv) ? cli_bad("--csv: %s is the name of a file of a run", csv)
-                              : disk_print(csv, print_csv, &r);
+    rc = checkpoint_is_run_file(csv) ? cli_bad("--csv: %s is the name of a file of a run", csv)
+                                     : disk_print(csv, print_csv, &r);
   }
   for (int i = 0; i < r.lines; i++)
     ngio_json_free(&r.line[i]);

@@ -43,11 +43,11 @@ int feed_create(const settings *s, const data_set *d, const run_ranks *ranks, bo
                 .first = first,
                 .acc_iters = s->acc_iters,
                 .per_epoch = d->train.n / settings_samples(s),
-                .order = cli_take((size_t)d->train.n, sizeof(int32_t)),
+                .order = cli_alloc((size_t)d->train.n, sizeof(int32_t)),
                 .ordered = -1,
-                .x = cli_take(values, sizeof(float)),
-                .labels = cli_take((size_t)capacity, sizeof(int32_t)),
-                .rows = cli_take((size_t)capacity, sizeof(int32_t)),
+                .x = cli_alloc(values, sizeof(float)),
+                .labels = cli_alloc((size_t)capacity, sizeof(int32_t)),
+                .rows = cli_alloc((size_t)capacity, sizeof(int32_t)),
                 .next_taken = -1};
   const int rc = mix_create(s, d, ranks, reconstructs, &out->mix);
   if (rc != CLI_OK) feed_free(out);
@@ -99,7 +99,7 @@ static int32_t row_of(const data_split *s, int32_t sample) {
 }
 
 static void put_image(feed *f, const piece *p, int32_t at, int32_t row, const uint8_t *bytes) {
-  image_to_input(f->d, row, &p->how, bytes, f->x + at * f->d->height * f->d->width * 3);
+  image_write_input(f->d, row, &p->how, bytes, f->x + at * f->d->height * f->d->width * 3);
   f->labels[at] = p->split->labels[row];
   f->rows[at] = row;
 }
@@ -148,7 +148,7 @@ static int fill_images(feed *f, const piece *p, int64_t from, int64_t end, int32
   int rc = CLI_OK;
   *good = 0;
   if (f->loader == NULL) { /* start the threads at the first batch */
-    f->spare = cli_take((size_t)(f->d->height * f->d->width), 3);
+    f->spare = cli_alloc((size_t)(f->d->height * f->d->width), 3);
     rc = image_loader_create(f->d->images, &f->loader);
   }
   if (rc == CLI_OK && f->next_taken != from) {
@@ -174,7 +174,7 @@ static int fill_images(feed *f, const piece *p, int64_t from, int64_t end, int32
   return rc;
 }
 
-int feed_train(feed *f, int64_t step, int64_t micro) {
+int feed_fill_train(feed *f, int64_t step, int64_t micro) {
   const int64_t epoch = step / f->per_epoch;
   if (f->batch == 0) return CLI_OK;
   if (f->ordered != epoch) {
@@ -200,7 +200,7 @@ int feed_train(feed *f, int64_t step, int64_t micro) {
   return CLI_OK;
 }
 
-int feed_test(feed *f, int32_t first, int32_t count, int32_t *good) {
+int feed_fill_test(feed *f, int32_t first, int32_t count, int32_t *good) {
   piece p = {.f = f, .split = f->test, .how = f->how, .first = first, .count = count};
   p.how.crop = p.how.flip = false;
   *good = count;
@@ -219,7 +219,7 @@ int feed_evaluate(feed *f, nn *net, bool reconstructs, int32_t first, int32_t en
   for (int32_t at = first, count, good; at < end; at += count) {
     int64_t correct = 0;
     count = end - at < f->capacity ? end - at : f->capacity;
-    if (feed_test(f, at, count, &good) != CLI_OK) return CLI_BAD;
+    if (feed_fill_test(f, at, count, &good) != CLI_OK) return CLI_BAD;
     if (good == 0) continue;
     if (nn_forward(net, NN_EVALUATE, f->x, good, 0, NULL) != CLI_OK) return CLI_BAD;
     sum[0] +=

@@ -38,13 +38,13 @@ int feed_create(const settings *s, const data_set *d, const run_ranks *ranks, bo
 void feed_free(feed *f);
 /* Fill micro-batch 0 .. acc_iters - 1 of step 0, 1, .... An unreadable image is reported once and replaced by the next
  * image in the order of the epoch. CLI_BAD after a message: this process has found too many unreadable images. */
-int feed_train(feed *f, int64_t step, int64_t micro);
+int feed_fill_train(feed *f, int64_t step, int64_t micro);
 /* Fill samples first .. first + count of the test split, count <= capacity; the *good readable samples come first,
- * in order. CLI_BAD as feed_train. */
-int feed_test(feed *f, int32_t first, int32_t count, int32_t *good);
+ * in order. CLI_BAD as feed_fill_train. */
+int feed_fill_test(feed *f, int32_t first, int32_t count, int32_t *good);
 
 /* Evaluate samples first .. end of the test split: add the sum of losses, correct and readable samples to `sum`.
- * `reconstructs`: the target is the input. CLI_BAD as feed_train. */
+ * `reconstructs`: the target is the input. CLI_BAD as feed_fill_train. */
 int feed_evaluate(feed *f, nn *net, bool reconstructs, int32_t first, int32_t end, double sum[3]);
 
 #endif

@@ -7,7 +7,7 @@
 /* Assign the parameters to buckets, from last to first. */
 static void make_buckets(grads *g, double cap) {
   int64_t from = nn_weights(g->net);
-  g->list = cli_take((size_t)nn_params(g->net), sizeof *g->list);
+  g->list = cli_alloc((size_t)nn_params(g->net), sizeof *g->list);
   for (int i = nn_params(g->net) - 1; i >= 0; i--) {
     const int64_t n = nn_param_at(g->net, i)->count;
     grad_bucket *b = g->buckets > 0 ? &g->list[g->buckets - 1] : NULL;

@@ -27,7 +27,7 @@ static int32_t launched_processes(void) {
   return read_variable(sizes);
 }
 
-int32_t launch_neighbours(int32_t size) {
+int32_t launch_count_neighbours(int32_t size) {
   static const char *const locals[] = {"OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS",
                                        "MV2_COMM_WORLD_LOCAL_SIZE", NULL};
   const int32_t n = read_variable(locals);
@@ -102,7 +102,7 @@ static void *on_thread(void *arg) {
   return NULL;
 }
 
-int launch_threads(int32_t n, int (*work)(void *user, const ng_transport *t), void *user) {
+int launch_run_threads(int32_t n, int (*work)(void *user, const ng_transport *t), void *user) {
   void (*set_blas_threads)(int threads);
   ng_threads *group = NULL;
   atomic_bool reported = false;
@@ -110,7 +110,7 @@ int launch_threads(int32_t n, int (*work)(void *user, const ng_transport *t), vo
   cli_require_address_space(n);
   /* OpenBLAS threads serve one caller at a time, so ranks that are threads use one BLAS thread each. */
   if (cli_find_function(NULL, "openblas_set_num_threads", &set_blas_threads)) set_blas_threads(1);
-  member *m = cli_take((size_t)n, sizeof *m);
+  member *m = cli_alloc((size_t)n, sizeof *m);
   bool good = ng_threads_create(n, &group) == NG_OK;
   for (int32_t i = 0; i < n && good; i++) {
     m[i] = (member){.work = work, .user = user, .reported = &reported};
@@ -137,7 +137,7 @@ int launch_threads(int32_t n, int (*work)(void *user, const ng_transport *t), vo
   return rc;
 }
 
-const ng_transport *launch_transport(const launch *l) {
+const ng_transport *launch_get_transport(const launch *l) {
   return l->table.size > 1 ? &l->table : NULL;
 }
 

@@ -32,8 +32,8 @@ static int report_failure(run_log *l) {
 
 static int open_log(const char *path, int flags, run_log **out) {
   *out = NULL;
-  if (disk_regular(path) != CLI_OK) return CLI_BAD;
-  run_log *l = cli_take(1, sizeof *l);
+  if (disk_check(path) != CLI_OK) return CLI_BAD;
+  run_log *l = cli_alloc(1, sizeof *l);
   l->path = cli_copy(path);
   const int fd = open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | flags, 0666);
   l->f = fd >= 0 ? fdopen(fd, "r+") : NULL;
@@ -54,9 +54,9 @@ int log_create(const char *path, run_log **out) {
 
 int log_check(const char *path, int64_t bytes, uint32_t crc, const char *where) {
   char *text;
-  if (disk_regular(path) != CLI_OK || disk_read(path, &text) != CLI_OK) return CLI_BAD;
+  if (disk_check(path) != CLI_OK || disk_read(path, &text) != CLI_OK) return CLI_BAD;
   const long long has = (long long)strlen(text);
-  const uint32_t is = has >= bytes ? disk_crc(text, (size_t)bytes) : 0;
+  const uint32_t is = has >= bytes ? disk_compute_crc(text, (size_t)bytes) : 0;
   free(text);
   if (has < bytes)
     return cli_bad("%s: has %lld bytes, the checkpoint was made when the log had %lld", path, has,
@@ -106,7 +106,7 @@ int log_sync(run_log *l, int64_t *bytes, uint32_t *crc) {
   char *text;
   if (disk_read(l->path, &text) != CLI_OK) return CLI_BAD;
   *bytes = (int64_t)strlen(text);
-  *crc = disk_crc(text, (size_t)*bytes);
+  *crc = disk_compute_crc(text, (size_t)*bytes);
   free(text);
   return CLI_OK;
 }
@@ -188,7 +188,7 @@ static int write_checksum(run_log *l, const char *config) {
   int64_t bytes;
   uint32_t crc;
   if (log_sync(l, &bytes, &crc) != CLI_OK) return CLI_BAD;
-  const uLong all = crc32_combine(disk_crc(config, strlen(config)), crc, (z_off_t)bytes);
+  const uLong all = crc32_combine(disk_compute_crc(config, strlen(config)), crc, (z_off_t)bytes);
   (void)fprintf(l->f, "%s%08lx\"}\n", checksum_member, all);
   return ferror(l->f) != 0 ? report_failure(l) : CLI_OK;
 }
@@ -219,7 +219,7 @@ int log_write_end(run_log *l, const char *why, const train_epoch *last, const tr
   }
   if (r->traffic.ranks > 1) {
     (void)fputs(", \"ranks\": ", l->f);
-    traffic_json(&r->traffic, l->f);
+    traffic_print_json(&r->traffic, l->f);
   }
   const int rc = end_line(l, END, t);
   return rc == CLI_OK ? write_checksum(l, config) : rc;
@@ -247,7 +247,7 @@ static bool read_epoch(const char *line, size_t size, train_epoch *e) {
   return is_epoch;
 }
 
-int log_ended(const char *path, bool *ended) {
+int log_find_end(const char *path, bool *ended) {
   char *text = NULL;
   *ended = false;
   if (!disk_exists(path)) return CLI_OK;
@@ -257,7 +257,7 @@ int log_ended(const char *path, bool *ended) {
   return CLI_OK;
 }
 
-int log_epochs(const char *path, int64_t bytes, train_epoch **out, int *n) {
+int log_read_epochs(const char *path, int64_t bytes, train_epoch **out, int *n) {
   char *text;
   *out = NULL;
   *n = 0;
@@ -266,7 +266,7 @@ int log_epochs(const char *path, int64_t bytes, train_epoch **out, int *n) {
   for (const char *c = text, *stop; (stop = strchr(c, '\n')) != NULL; c = stop + 1) {
     train_epoch e;
     if (!read_epoch(c, (size_t)(stop - c), &e)) continue;
-    *out = cli_grown(*out, (size_t)*n, sizeof e);
+    *out = cli_grow(*out, (size_t)*n, sizeof e);
     (*out)[(*n)++] = e;
   }
   free(text);
@@ -280,7 +280,7 @@ static bool checksum_matches(const char *text, const char *last, const char *con
   char want[sizeof checksum_member + 16];
   const char *mark = strstr(last, checksum_member);
   if (mark == NULL) return false;
-  uLong crc = disk_crc(config, strlen(config));
+  uLong crc = disk_compute_crc(config, strlen(config));
   crc = crc32_z(crc, (const unsigned char *)text, (size_t)(mark - text));
   (void)snprintf(want, sizeof want, "%s%08lx\"}\n", checksum_member, crc);
   return strcmp(mark, want) == 0;
@@ -302,12 +302,12 @@ static void read_end(const ngio_value *o, train_result *r) {
   }
 }
 
-int log_result(const char *path, const char *config, train_result *out, bool *over) {
+int log_read_result(const char *path, const char *config, train_result *out, bool *over) {
   ngio_json *json = NULL;
   char *text = NULL;
   memset(out, 0, sizeof *out);
   *over = false;
-  if (disk_regular(path) != CLI_OK || disk_read(path, &text) != CLI_OK) return CLI_BAD;
+  if (disk_check(path) != CLI_OK || disk_read(path, &text) != CLI_OK) return CLI_BAD;
   const size_t n = strlen(text);
   const char *last = n > 1 ? memrchr(text, '\n', n - 1) : NULL;
   last = last != NULL ? last + 1 : text;
@@ -320,7 +320,7 @@ int log_result(const char *path, const char *config, train_result *out, bool *ov
     rc = cli_bad("%s: does not belong to config.json beside it, or was edited", path);
   if (*over && rc == CLI_OK) {
     read_end(o, out);
-    rc = log_epochs(path, (int64_t)n, &out->epoch, &out->epochs);
+    rc = log_read_epochs(path, (int64_t)n, &out->epoch, &out->epochs);
   }
   ngio_json_free(&json);
   free(text);

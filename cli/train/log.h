@@ -45,11 +45,11 @@ int log_write_end(run_log *l, const char *why, const train_epoch *last, const tr
 int log_sync(run_log *l, int64_t *bytes, uint32_t *crc);
 
 /* Set *ended to whether the log contains the end of a run. */
-int log_ended(const char *path, bool *ended);
+int log_find_end(const char *path, bool *ended);
 /* Read the result of a finished run (done or diverged); *over is false if the run is not finished. The checksum in the
  * last line must fit the log and `config`, the text of config.json. */
-int log_result(const char *path, const char *config, train_result *out, bool *over);
+int log_read_result(const char *path, const char *config, train_result *out, bool *over);
 /* Read the "epoch" lines of the first `bytes`; the caller frees *out. */
-int log_epochs(const char *path, int64_t bytes, train_epoch **out, int *n);
+int log_read_epochs(const char *path, int64_t bytes, train_epoch **out, int *n);
 
 #endif

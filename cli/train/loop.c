@@ -28,10 +28,10 @@ static int stations_of(const run *r, train_station t[TRAIN_STATIONS]) {
   t[RUN_SUM].wait_ms = r->in_steps.meter.wait_ms;
   t[RUN_SUM].bytes = (double)r->in_steps.bytes;
   t[RUN_SUM].messages = (double)r->in_steps.messages;
-  return own + precond_stations(r->p, t + own, TRAIN_STATIONS - own);
+  return own + precond_read_stations(r->p, t + own, TRAIN_STATIONS - own);
 }
 
-log_times run_times(run *r) {
+log_times run_sum_times(run *r) {
   train_station *t = r->out->station;
   const int n = stations_of(r, t);
   for (int i = 0; i < n; i++) {
@@ -45,7 +45,7 @@ log_times run_times(run *r) {
 }
 
 static int gather_traffic(run *r) {
-  const ng_report of = precond_report(r->p);
+  const ng_report of = precond_read_report(r->p);
   traffic_rank mine = {.sent_ms = of.sent_ms + r->in_steps.meter.sent_ms,
                        .hidden_ms = of.hidden_ms + ng_meter_hidden(&r->in_steps.meter)};
   const int n = stations_of(r, mine.station);
@@ -88,13 +88,13 @@ static int end_epoch(run *r, double lr) {
                    .seconds = seconds(r)};
   const int rc = test(r, &e.test_loss, &e.test_accuracy);
   if (rc != CLI_OK) return rc;
-  r->out->epoch = cli_grown(r->out->epoch, (size_t)r->out->epochs, sizeof e);
+  r->out->epoch = cli_grow(r->out->epoch, (size_t)r->out->epochs, sizeof e);
   r->out->epoch[r->out->epochs++] = e;
   const double took = seconds(r) - r->seconds_before;
   const double speed =
       (double)((r->state.step - r->progress.first) * settings_samples(r->s)) / took;
   progress_epoch(&r->progress, &e, speed);
-  const log_times t = run_times(r);
+  const log_times t = run_sum_times(r);
   if (r->state.step % r->feed.per_epoch == 0) {
     r->state.loss_sum = 0.0;
     r->state.summed = r->state.correct = 0;
@@ -122,13 +122,13 @@ static int save(run *r) {
     return CLI_OK;
   }
   if (run_share_buffers(r) != CLI_OK) return CLI_BAD;
-  const char *name = checkpoint_lost(r->net); /* the same on all ranks, as the weights are */
+  const char *name = checkpoint_find_nonfinite(r->net); /* the same on all ranks */
   if (name != NULL) {
     r->out->diverged = true;
     (void)snprintf(r->out->reason, sizeof r->out->reason, "%s is not finite", name);
     return CLI_OK;
   }
-  const log_times t = run_times(r);
+  const log_times t = run_sum_times(r);
   run_state *s = &r->state;
   uint32_t log_crc;
   int rc = log_sync(r->log, &s->log_bytes, &log_crc); /* other ranks have no log */
@@ -136,11 +136,11 @@ static int save(run *r) {
   s->seconds = seconds(r);
   s->stations = t.stations;
   memcpy(s->station, t.station, sizeof s->station);
-  const checkpoint c = run_checkpoint(r);
+  const checkpoint c = run_get_checkpoint(r);
   if (rc == CLI_OK)
     rc = checkpoint_save(&c, r->config, r->s->checkpoint_parts && r->ranks.size > 1);
   if (rc != CLI_OK) return rc;
-  r->requests_served = train_checkpoint_requests(); /* this checkpoint serves all requests so far */
+  r->requests_served = train_count_requests(); /* this checkpoint serves all requests so far */
   r->out->saved_step = s->step;
   r->loss_since = 0.0;
   r->steps_since = 0;
@@ -151,7 +151,7 @@ static int save(run *r) {
 static int save_requested(run *r) {
   int rc = CLI_OK;
   if (r->s->out[0] != 0 && r->out->saved_step != r->state.step) rc = save(r);
-  r->requests_served = train_checkpoint_requests();
+  r->requests_served = train_count_requests();
   if (rc != CLI_OK || r->out->diverged || r->ranks.rank > 0) return rc;
   progress_end(&r->progress); /* end the line of the bar */
   if (r->s->out[0] != 0)
@@ -180,11 +180,11 @@ static int after_step(run *r, double lr, int64_t correct) {
   progress_step(&r->progress, step, r->state.loss_sum / (double)r->state.summed,
                 run_accuracy(r, r->state.correct, r->state.summed * settings_samples(r->s)));
   if (is_due(step, r->s->log_every)) {
-    const log_times t = run_times(r);
+    const log_times t = run_sum_times(r);
     const int64_t samples = settings_samples(r->s);
     train_number x[3 + PRECOND_NUMBERS] = {
         {"lr", lr}, {"train_loss", r->loss}, {"train_accuracy", run_accuracy(r, correct, samples)}};
-    const int n = 3 + precond_numbers(r->p, x + 3);
+    const int n = 3 + precond_read_numbers(r->p, x + 3);
     rc = log_write_step(r->log, step, (step - 1) / r->feed.per_epoch + 1, x, n, &t);
   }
   if (rc == CLI_OK && closes) rc = end_epoch(r, lr);
@@ -196,8 +196,8 @@ static int after_step(run *r, double lr, int64_t correct) {
 
 static double lr_of(const run *r, int64_t step) {
   const double per_epoch = (double)r->feed.per_epoch, at = fmax((double)step, 0.0);
-  const double lr = recipe_lr(r->s, at / per_epoch, (double)r->total / per_epoch);
-  return average_lr(r->s, &r->mean, step, lr);
+  const double lr = recipe_get_lr(r->s, at / per_epoch, (double)r->total / per_epoch);
+  return average_select_lr(r->s, &r->mean, step, lr);
 }
 
 static int take_steps(run *r) {
@@ -210,7 +210,7 @@ static int take_steps(run *r) {
     if (rc != CLI_OK || r->out->diverged) return rc;
     r->out->output_failed = r->progress.output.lines && ferror(stdout) != 0;
     const bool stop =
-        r->ranks.size > 1 ? r->stop_requested : train_interrupted() || r->out->output_failed;
+        r->ranks.size > 1 ? r->stop_requested : train_is_interrupted() || r->out->output_failed;
     if (stop && r->state.step < r->total) {
       r->out->stopped = true;
       return CLI_OK;
@@ -229,7 +229,7 @@ static int test_average(run *r) {
   average_apply(&r->mean, r->net);
   for (int64_t i = 0; i < batches && nn_buffers(r->net) > 0 && rc == CLI_OK; i++) {
     const int64_t step = i / r->s->acc_iters, micro = i % r->s->acc_iters;
-    rc = feed_train(&r->feed, first + step, micro);
+    rc = feed_fill_train(&r->feed, first + step, micro);
     nn_set_norm_keep(r->net, (double)i / (double)(i + 1));
     if (rc == CLI_OK)
       rc = nn_forward(r->net, NN_TRAIN, r->feed.x, r->feed.batch, (uint64_t)i, NULL);
@@ -240,7 +240,7 @@ static int test_average(run *r) {
   out->diverged = false; /* test() saw the averaged network */
   if (rc != CLI_OK || r->s->out[0] == 0 || r->ranks.rank > 0) return rc;
   char *path = cli_join(r->s->out, CHECKPOINT_AVERAGE);
-  rc = disk_regular(path);
+  rc = disk_check(path);
   if (rc == CLI_OK) rc = checkpoint_write_model(path, r->net, &r->state);
   free(path);
   return rc;
@@ -265,10 +265,10 @@ static int finish(run *r) {
   r->out->rescued = r->state.rescued;
   r->out->unobserved = r->state.unobserved;
   r->out->network_bytes = nn_bytes(r->net);
-  r->out->precond_bytes = precond_bytes(r->p);
-  r->out->kinds = precond_refreshed(r->p, r->out->kind);
+  r->out->precond_bytes = precond_count_bytes(r->p);
+  r->out->kinds = precond_read_refreshes(r->p, r->out->kind);
   if (rc == CLI_OK) rc = gather_traffic(r);
-  const log_times t = run_times(r);
+  const log_times t = run_sum_times(r);
   const char *why = r->out->diverged ? "diverged" : r->out->stopped ? "stopped" : "done";
   if (rc == CLI_OK) rc = log_write_end(r->log, why, &last, r->out, &t, r->config);
   return rc;
@@ -283,7 +283,7 @@ int train_run_on(const ng_transport *t, const settings *s, const data_set *d,
   memset(out, 0, sizeof *out);
   run r;
   settings decided = *s; /* a shallow copy, never freed */
-  decided.lr = settings_lr(s);
+  decided.lr = settings_choose_lr(s);
   memset(&r, 0, sizeof r);
   r.s = &decided;
   r.d = d;
@@ -293,7 +293,7 @@ int train_run_on(const ng_transport *t, const settings *s, const data_set *d,
   out->saved_step = -1;
   checkpoint_init(&r.state);
   checkpoint_init(&r.before);
-  r.ranks = ranks_of(t);
+  r.ranks = ranks_make(t);
   int rc = run_begin(&r);
   if (rc == CLI_OK) {
     out->first = r.state.step;

@@ -108,7 +108,7 @@ static double factor_of(const lr_schedule *l, double epoch, double total, double
   return f;
 }
 
-double lr_factor(const lr_schedule *l, double warm_up, double epoch, double total) {
+double lr_compute_factor(const lr_schedule *l, double warm_up, double epoch, double total) {
   const double rest = total - warm_up;
   const double p = epoch <= warm_up ? 0.0 : rest > 0.0 ? fmin(1.0, (epoch - warm_up) / rest) : 1.0;
   return (epoch < warm_up ? epoch / warm_up : 1.0) * factor_of(l, epoch, total, p);

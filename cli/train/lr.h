@@ -34,6 +34,6 @@ int lr_parse(const char *text, lr_schedule *out, char *message, size_t size);
  *   polynomial  (1 - p)^POWER; with @START,END: 1 before START, then p = (e - START) / (max(END, total) - START)
  *   cyclic      a triangle of PERIOD epochs: LOW at its ends, 1 in the middle, LOW 0.1   (Smith 2017)
  * While e < w, the factor is also multiplied by e / w. */
-double lr_factor(const lr_schedule *l, double warm_up, double epoch, double total);
+double lr_compute_factor(const lr_schedule *l, double warm_up, double epoch, double total);
 
 #endif

@@ -13,7 +13,7 @@ static double above_zero(uint32_t word) { return ((double)(word >> 8) + 1.0) * 0
 /* Beta(alpha, alpha) by Joehnk (1964): u^(1/alpha) / (u^(1/alpha) + v^(1/alpha)) for pairs with a sum of at most 1; in
  * logarithms, because small powers underflow. For alpha = 4, the upper bound of the setting, one pair in 70 is
  * accepted, and more for a smaller alpha: all tries fail with probability e^-117. */
-double mix_weight(double alpha, uint64_t seed, uint32_t epoch, int32_t row) {
+double mix_draw_weight(double alpha, uint64_t seed, uint32_t epoch, int32_t row) {
   enum { TRIES = 4096 };
   for (uint64_t i = 0; i < TRIES; i++) {
     uint32_t w[4];
@@ -35,7 +35,8 @@ static int64_t draw_below(int64_t n, uint32_t word) {
   return (int64_t)(((uint64_t)word * (uint64_t)n) >> 32);
 }
 
-mix_box mix_erased(const settings *s, uint32_t epoch, int32_t row, int64_t height, int64_t width) {
+mix_box mix_draw_box(const settings *s, uint32_t epoch, int32_t row, int64_t height,
+                     int64_t width) {
   uint32_t w[8];
   const uint64_t at = (uint64_t)(uint32_t)row * 2, seed = (uint64_t)s->seed;
   random_words(seed, RANDOM_ERASE, epoch, at, w);
@@ -57,7 +58,7 @@ mix_box mix_erased(const settings *s, uint32_t epoch, int32_t row, int64_t heigh
 
 int mix_create(const settings *s, const data_set *d, const run_ranks *ranks, bool reconstructs,
                mix *out) {
-  const run_ranks k = ranks != NULL ? *ranks : ranks_of(NULL);
+  const run_ranks k = ranks != NULL ? *ranks : ranks_make(NULL);
   const int64_t first = ranks_first(&k, k.rank, s->batch);
   *out = (mix){.s = s,
                .ranks = k,
@@ -75,9 +76,9 @@ int mix_create(const settings *s, const data_set *d, const run_ranks *ranks, boo
   if (s->mixup_alpha <= 0.0) return CLI_OK;
   const size_t values = (size_t)out->batch * (size_t)(d->height * d->width * d->channels);
   const size_t targets = (size_t)out->batch * (size_t)d->classes;
-  out->last = cli_take(values, sizeof *out->last);
-  out->last_targets = cli_take(targets, sizeof *out->last_targets);
-  out->targets = cli_take(targets, sizeof *out->targets);
+  out->last = cli_alloc(values, sizeof *out->last);
+  out->last_targets = cli_alloc(targets, sizeof *out->last_targets);
+  out->targets = cli_alloc(targets, sizeof *out->targets);
   return CLI_OK;
 }
 
@@ -120,29 +121,29 @@ void mix_batch(mix *m, uint32_t epoch, const int32_t *rows, const int32_t *label
     if (m->last != NULL) {
       /* without a previous batch the weight is 1 */
       const double l =
-          m->began ? mix_weight(s->mixup_alpha, (uint64_t)s->seed, epoch, rows[i]) : 1.0;
+          m->began ? mix_draw_weight(s->mixup_alpha, (uint64_t)s->seed, epoch, rows[i]) : 1.0;
       float *t = m->targets + i * m->classes, *last_t = m->last_targets + i * m->classes;
       write_target(m, labels[i], t);
       blend(t, last_t, m->classes, l, s->running_mixup);
       blend(image, m->last + i * per, per, l, s->running_mixup);
     }
     if (s->erase_rate <= 0.0) continue;
-    const mix_box b = mix_erased(s, epoch, rows[i], m->height, m->width);
+    const mix_box b = mix_draw_box(s, epoch, rows[i], m->height, m->width);
     erase(m, &b, image);
     if (m->last != NULL && s->running_mixup) erase(m, &b, m->last + i * per);
   }
   m->began = true;
 }
 
-bool mix_carries(const mix *m) { return m->last != NULL; }
+bool mix_has_previous(const mix *m) { return m->last != NULL; }
 
 static float *previous_batch(const mix *m, int i) { return i == 0 ? m->last : m->last_targets; }
 
 static float *data_of(const ngio_tensor *t) { return (float *)(uintptr_t)t->data; }
 
-void mix_tensors(const mix *m, ngio_tensor t[2]) {
+void mix_make_tensors(const mix *m, ngio_tensor t[2]) {
   memset(t, 0, 2 * sizeof *t);
-  if (!mix_carries(m)) return;
+  if (!mix_has_previous(m)) return;
   t[0] = (ngio_tensor){.name = "natgrad.mixup.images",
                        .dtype = NGIO_F32,
                        .ndim = 4,
@@ -153,11 +154,11 @@ void mix_tensors(const mix *m, ngio_tensor t[2]) {
                        .shape = {m->s->batch, m->classes}};
   for (int i = 0; i < 2; i++) {
     t[i].bytes = ngio_bytes_of(t[i].dtype, t[i].shape, t[i].ndim);
-    t[i].data = cli_take((size_t)t[i].bytes, 1);
+    t[i].data = cli_alloc((size_t)t[i].bytes, 1);
   }
 }
 
-void mix_drop(const ngio_tensor t[2]) {
+void mix_free_tensors(const ngio_tensor t[2]) {
   free(data_of(&t[0]));
   free(data_of(&t[1]));
 }
@@ -173,7 +174,7 @@ static int64_t part_of(const mix *m, int i, int32_t rank, int64_t *n) {
 int mix_gather(const mix *m, ngio_tensor t[2]) {
   const run_ranks *k = &m->ranks;
   int rc = CLI_OK;
-  mix_tensors(m, t);
+  mix_make_tensors(m, t);
   for (int i = 0; i < 2; i++) {
     for (int32_t q = 0; q < k->size && rc == CLI_OK; q++) {
       int64_t n;
@@ -186,7 +187,7 @@ int mix_gather(const mix *m, ngio_tensor t[2]) {
   return rc;
 }
 
-int mix_spread(mix *m, const ngio_tensor t[2]) {
+int mix_scatter(mix *m, const ngio_tensor t[2]) {
   int rc = CLI_OK;
   for (int i = 0; i < 2 && rc == CLI_OK; i++) {
     int64_t n;

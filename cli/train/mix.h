@@ -37,21 +37,21 @@ void mix_free(mix *m);
 /* Mix and erase x [batch, h, w, c]; rows [batch]: the samples' rows in the data set, which seed the draws. */
 void mix_batch(mix *m, uint32_t epoch, const int32_t *rows, const int32_t *labels, float *x);
 
-/* Random draws of one sample. mix_weight: its weight l, 1/2 to 1; mix_erased: the rectangle, empty if none. */
+/* Random draws of one sample. mix_draw_weight: its weight l, 1/2 to 1; mix_draw_box: the rectangle, empty if none. */
 typedef struct mix_box {
   int64_t top, left, height, width;
 } mix_box;
-double mix_weight(double alpha, uint64_t seed, uint32_t epoch, int32_t row);
-mix_box mix_erased(const settings *s, uint32_t epoch, int32_t row, int64_t height, int64_t width);
+double mix_draw_weight(double alpha, uint64_t seed, uint32_t epoch, int32_t row);
+mix_box mix_draw_box(const settings *s, uint32_t epoch, int32_t row, int64_t height, int64_t width);
 
 /* Return whether a checkpoint must contain the previous batch. */
-bool mix_carries(const mix *m);
-/* Allocate tensors for the previous batch, t[0] images, t[1] targets; empty without one. mix_drop frees their data. */
-void mix_tensors(const mix *m, ngio_tensor t[2]);
-void mix_drop(const ngio_tensor t[2]);
-/* Collective; CLI_BAD after a message. mix_gather collects the previous batch of all ranks into t; mix_spread sends
+bool mix_has_previous(const mix *m);
+/* Allocate tensors for the previous batch, t[0] images, t[1] targets; none: empty. mix_free_tensors frees them. */
+void mix_make_tensors(const mix *m, ngio_tensor t[2]);
+void mix_free_tensors(const ngio_tensor t[2]);
+/* Collective; CLI_BAD after a message. mix_gather collects the previous batch of all ranks into t; mix_scatter sends
  * every rank its samples of the tensors of rank 0. */
 int mix_gather(const mix *m, ngio_tensor t[2]);
-int mix_spread(mix *m, const ngio_tensor t[2]);
+int mix_scatter(mix *m, const ngio_tensor t[2]);
 
 #endif

@@ -84,7 +84,9 @@ int precond_begin(precond *p, int64_t samples, bool last, bool *wants) {
 
 const nn_watch *precond_watch(precond *p) { return &p->watch; }
 
-int precond_forget(precond *p) { return ng_reset_batch(p->p) < 0 ? report_failure(p) : CLI_OK; }
+int precond_drop_observations(precond *p) {
+  return ng_reset_batch(p->p) < 0 ? report_failure(p) : CLI_OK;
+}
 
 /* ---- layers and tensors ------------------------------------------------------------------------------*/
 
@@ -162,23 +164,23 @@ int precond_create(const settings *s, const ng_transport *t, nn *net, ng_pool *p
     config.parallel_for = on_pool;
     config.executor_user = pool;
   }
-  precond *p = cli_take(1, sizeof *p);
+  precond *p = cli_alloc(1, sizeof *p);
   p->s = s;
   p->net = net;
-  const run_ranks k = ranks_of(t);
+  const run_ranks k = ranks_make(t);
   p->several_ranks = k.size > 1;
   if (p->several_ranks && !s->own_batches) {
     p->whole = s->batch;
     p->first = ranks_first(&k, k.rank, s->batch);
   }
   p->watch = (nn_watch){p, observe};
-  int rc = cli_context(&config, &p->ctx);
+  int rc = cli_create_context(&config, &p->ctx);
   if (rc == CLI_OK && ng_precond_create_from(p->ctx, o, &p->p) < 0) rc = report_failure(p);
   const bool norms = strcmp(cli_option_text(o, "norm_block").text, "none") != 0;
   ng_options_destroy(&o);
   if (!settings_first_order(s)) {
     p->norms = norms ? nn_norms(net) : 0;
-    p->index = cli_take((size_t)watched(p), sizeof *p->index);
+    p->index = cli_alloc((size_t)watched(p), sizeof *p->index);
   }
   if (rc == CLI_OK && add_all(p) < 0) rc = report_failure(p);
   if (rc != CLI_OK) precond_destroy(&p);
@@ -223,14 +225,14 @@ static ng_status step_adamw(const precond *p, double lr) {
   return ng_step_adamw(p->p, &how, 1);
 }
 
-ng_report precond_report(const precond *p) {
+ng_report precond_read_report(const precond *p) {
   ng_report r = {.struct_size = sizeof r};
   return ng_report_read(p->p, &r) < 0 ? (ng_report){.struct_size = sizeof r} : r;
 }
 
 /* Return the number of rescues so far: the status of a step may report another event. */
 static int64_t rescues(const precond *p) {
-  const ng_report r = precond_report(p);
+  const ng_report r = precond_read_report(p);
   return r.more_damping + r.in_double + r.kept_last + r.plain;
 }
 
@@ -247,8 +249,8 @@ int precond_step(precond *p, double lr, double momentum, precond_outcome *out) {
 
 double precond_observe_ms(const precond *p) { return p->observe_ms; }
 
-int precond_numbers(const precond *p, train_number out[PRECOND_NUMBERS]) {
-  const ng_report r = precond_report(p);
+int precond_read_numbers(const precond *p, train_number out[PRECOND_NUMBERS]) {
+  const ng_report r = precond_read_report(p);
   double cosine = (double)NAN, stretch = (double)NAN;
   if (r.d2 > 0.0 && r.pd2 > 0.0) {
     cosine = fmax(-1.0, fmin(1.0, r.inner / sqrt(r.d2) / sqrt(r.pd2)));
@@ -272,8 +274,8 @@ int precond_numbers(const precond *p, train_number out[PRECOND_NUMBERS]) {
   return n;
 }
 
-int precond_stations(const precond *p, train_station *out, int capacity) {
-  const ng_report r = precond_report(p);
+int precond_read_stations(const precond *p, train_station *out, int capacity) {
+  const ng_report r = precond_read_report(p);
   int n = 0;
   for (int32_t i = 0; i < r.stations && n < capacity; i++) {
     ng_station_report one = {.struct_size = sizeof one};
@@ -288,8 +290,8 @@ int precond_stations(const precond *p, train_station *out, int capacity) {
   return n;
 }
 
-int precond_refreshed(const precond *p, train_refreshed out[TRAIN_KINDS]) {
-  const ng_report r = precond_report(p);
+int precond_read_refreshes(const precond *p, train_refreshed out[TRAIN_KINDS]) {
+  const ng_report r = precond_read_report(p);
   int n = 0;
   for (int32_t i = 0; i < r.statistics; i++) {
     ng_statistic_report one = {.struct_size = sizeof one};
@@ -311,7 +313,7 @@ int precond_refreshed(const precond *p, train_refreshed out[TRAIN_KINDS]) {
   return n;
 }
 
-int64_t precond_bytes(const precond *p) {
+int64_t precond_count_bytes(const precond *p) {
   int64_t bytes = 0;
   ng_context_allocated(p->ctx, &bytes, NULL, NULL);
   return bytes;

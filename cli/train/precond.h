@@ -24,17 +24,17 @@ typedef struct precond_outcome { /* of a step */
 int precond_step(precond *p, double lr, double momentum, precond_outcome *out);
 /* Set an option of the library that may change between steps. */
 int precond_set(precond *p, const char *option, double value);
-int precond_forget(precond *p); /* drop the observations since the last step */
+int precond_drop_observations(precond *p); /* drop the observations since the last step */
 
 double precond_observe_ms(const precond *p); /* time spent observing */
 /* Return the numbers of the last step for log.jsonl (log.h), the stations, the refreshed statistics in `out`, and how
  * many there are. */
 enum { PRECOND_NUMBERS = 11 };
-int precond_numbers(const precond *p, train_number out[PRECOND_NUMBERS]);
-int precond_stations(const precond *p, train_station *out, int capacity);
-int precond_refreshed(const precond *p, train_refreshed out[TRAIN_KINDS]);
-ng_report precond_report(const precond *p);
-int64_t precond_bytes(const precond *p); /* bytes in use */
+int precond_read_numbers(const precond *p, train_number out[PRECOND_NUMBERS]);
+int precond_read_stations(const precond *p, train_station *out, int capacity);
+int precond_read_refreshes(const precond *p, train_refreshed out[TRAIN_KINDS]);
+ng_report precond_read_report(const precond *p);
+int64_t precond_count_bytes(const precond *p); /* bytes in use */
 
 /* Save and load the state as a stream of rank 0 (`path` is for messages), or in parts, one file for each rank. An error
  * of a file is the same on all ranks; ranks with `reports` print the error. Collective. */

@@ -72,7 +72,7 @@ static int open_subject(const request *w, subject *p) {
   ng_context_config config;
   ng_context_config_init(&config, sizeof config);
   config.threads = threads;
-  return rc == CLI_OK ? cli_context(&config, &p->ctx) : rc;
+  return rc == CLI_OK ? cli_create_context(&config, &p->ctx) : rc;
 }
 
 static void close_subject(subject *p) {
@@ -86,7 +86,7 @@ static void close_subject(subject *p) {
 }
 
 static int print_result(subject *p, const char *when) {
-  const pruning_count c = pruning_counted(p->net);
+  const pruning_count c = pruning_count_zeros(p->net);
   double sum[3] = {0.0}; /* loss, correct samples, samples */
   if (feed_evaluate(&p->feed, p->net, p->reconstructs, 0, p->feed.test->n, sum) != CLI_OK)
     return CLI_BAD;
@@ -101,7 +101,8 @@ static int print_result(subject *p, const char *when) {
 /* Check --out before the work. */
 static int check_out(const char *path) {
   if (disk_exists(path)) return cli_bad("--out: %s exists", path);
-  if (checkpoint_owns(path)) return cli_bad("--out: %s is the name of a file of a run", path);
+  if (checkpoint_is_run_file(path))
+    return cli_bad("--out: %s is the name of a file of a run", path);
   char *folder = cli_folder_of(path);
   const int rc = access(folder, W_OK | X_OK) == 0
                      ? CLI_OK
@@ -119,15 +120,16 @@ static int prune(const char *dir, const request *w) {
   if (rc == CLI_OK) rc = read_run(dir, w, &p);
   if (rc == CLI_OK) rc = open_subject(w, &p);
   if (rc == CLI_OK) {
-    const pruning_count c = pruning_counted(p.net);
+    const pruning_count c = pruning_count_zeros(p.net);
     const double is = (double)c.zeros / (double)c.weights;
     if (w->how.sparsity < is)
       rc = cli_bad("--sparsity: %g, but %g of the weights are 0 already", w->how.sparsity, is);
   }
   if (rc == CLI_OK) rc = print_result(&p, "before");
   if (rc == CLI_OK) rc = pruning_run(p.ctx, &w->how, p.reconstructs, &p.feed, p.net);
-  if (rc == CLI_OK && checkpoint_lost(p.net) != NULL)
-    rc = cli_bad("prune: %s is not finite; try a larger --damping", checkpoint_lost(p.net));
+  if (rc == CLI_OK && checkpoint_find_nonfinite(p.net) != NULL)
+    rc = cli_bad("prune: %s is not finite; try a larger --damping",
+                 checkpoint_find_nonfinite(p.net));
   if (rc == CLI_OK) rc = print_result(&p, "after ");
   if (rc == CLI_OK) rc = checkpoint_write_model(w->out, p.net, &p.state);
   close_subject(&p);

@@ -18,7 +18,7 @@ static int by_score(const void *a, const void *b) {
 
 /* Mark the s->drop weights with the smallest scores. */
 static void mark_smallest(const pruning_set *s, const double *score) {
-  scored *list = cli_take((size_t)s->n, sizeof *list);
+  scored *list = cli_alloc((size_t)s->n, sizeof *list);
   memset(s->pruned, 0, (size_t)s->n * sizeof *s->pruned);
   for (int64_t i = 0; i < s->n; i++)
     list[i] = (scored){score[i], i};
@@ -30,7 +30,7 @@ static void mark_smallest(const pruning_set *s, const double *score) {
 
 static int open_fisher(ng_context *ctx, const pruning *how, const pruning_set *s, ng_fisher **out) {
   const int64_t size = how->block > 0 ? how->block : s->n, blocks = (s->n + size - 1) / size;
-  int64_t *end = cli_take((size_t)blocks, sizeof *end);
+  int64_t *end = cli_alloc((size_t)blocks, sizeof *end);
   for (int64_t b = 0; b < blocks; b++)
     end[b] = b + 1 < blocks ? (b + 1) * size : s->n;
   const ng_array rows =
@@ -42,11 +42,11 @@ static int open_fisher(ng_context *ctx, const pruning *how, const pruning_set *s
 
 int pruning_step(ng_context *ctx, const pruning *how, const pruning_set *s) {
   const bool mfac = how->score == PRUNING_MFAC;
-  double *score = cli_take((size_t)s->n, sizeof *score), *diagonal = NULL;
+  double *score = cli_alloc((size_t)s->n, sizeof *score), *diagonal = NULL;
   ng_fisher *f = NULL;
   int rc = mfac ? open_fisher(ctx, how, s, &f) : CLI_OK;
   if (rc == CLI_OK && mfac) {
-    diagonal = cli_take((size_t)s->n, sizeof *diagonal);
+    diagonal = cli_alloc((size_t)s->n, sizeof *diagonal);
     if (ng_fisher_diagonal(f, diagonal) != NG_OK) rc = cli_bad("prune: %s", ng_last_error(ctx));
   }
   for (int64_t i = 0; i < s->n && rc == CLI_OK; i++)
@@ -65,7 +65,7 @@ int pruning_step(ng_context *ctx, const pruning *how, const pruning_set *s) {
   return rc;
 }
 
-pruning_count pruning_counted(const nn *net) {
+pruning_count pruning_count_zeros(const nn *net) {
   pruning_count c = {0, 0};
   for (int i = 0; i < nn_params(net); i++) {
     const nn_param *p = nn_param_at(net, i);
@@ -77,8 +77,8 @@ pruning_count pruning_counted(const nn *net) {
   return c;
 }
 
-int64_t pruning_share(int64_t d, int64_t began, int64_t zeros, double sparsity, int64_t k,
-                      int64_t K) {
+int64_t pruning_count_next(int64_t d, int64_t began, int64_t zeros, double sparsity, int64_t k,
+                           int64_t K) {
   const double was = (double)(d - began) / (double)d, wanted = 1.0 - sparsity;
   if (wanted >= was) return 0;
   const double left = was * pow(wanted / was, (double)k / (double)K);
@@ -110,7 +110,7 @@ static int collect_gradients(const pruning *how, bool reconstructs, feed *f, int
                              int64_t left, float *G) {
   int rc = CLI_OK;
   for (int64_t i = 0; i < how->gradients && rc == CLI_OK; i++) {
-    rc = feed_train(f, from + i, 0);
+    rc = feed_fill_train(f, from + i, 0);
     if (rc == CLI_OK) rc = nn_forward(net, NN_TRAIN, f->x, f->batch, (uint64_t)(from + i), NULL);
     if (rc != CLI_OK) break;
     (void)nn_loss(net, NN_TRAIN, reconstructs ? NULL : f->labels, reconstructs ? f->x : NULL, NULL);
@@ -123,17 +123,17 @@ static int collect_gradients(const pruning *how, bool reconstructs, feed *f, int
 /* Step k; `began` weights were 0 at the start. */
 static int prune_network_step(ng_context *ctx, const pruning *how, bool reconstructs, feed *f,
                               int64_t k, int64_t began, nn *net) {
-  const pruning_count c = pruning_counted(net);
+  const pruning_count c = pruning_count_zeros(net);
   const int64_t left = c.weights - c.zeros;
   pruning_set s = {.n = left};
-  s.drop = pruning_share(c.weights, began, c.zeros, how->sparsity, k, how->steps);
+  s.drop = pruning_count_next(c.weights, began, c.zeros, how->sparsity, k, how->steps);
   int rc = CLI_OK;
   if (s.drop == 0) return rc;
-  float *x = cli_take((size_t)left, sizeof *x), *G = NULL;
-  s.w = cli_take((size_t)left, sizeof *s.w);
-  s.pruned = cli_take((size_t)left, sizeof *s.pruned);
+  float *x = cli_alloc((size_t)left, sizeof *x), *G = NULL;
+  s.w = cli_alloc((size_t)left, sizeof *s.w);
+  s.pruned = cli_alloc((size_t)left, sizeof *s.pruned);
   if (how->score == PRUNING_MFAC) {
-    s.G = G = cli_take((size_t)(left * how->gradients), sizeof *G);
+    s.G = G = cli_alloc((size_t)(left * how->gradients), sizeof *G);
     rc = collect_gradients(how, reconstructs, f, (k - 1) * how->gradients, net, left, G);
   }
   gather(net, true, x);
@@ -149,7 +149,7 @@ static int prune_network_step(ng_context *ctx, const pruning *how, bool reconstr
 }
 
 int pruning_run(ng_context *ctx, const pruning *how, bool reconstructs, feed *f, nn *net) {
-  const int64_t began = pruning_counted(net).zeros;
+  const int64_t began = pruning_count_zeros(net).zeros;
   int rc = CLI_OK;
   nn_fix_norms(net, true);
   for (int64_t k = 1; k <= how->steps && rc == CLI_OK; k++)

@@ -39,11 +39,11 @@ int pruning_step(ng_context *ctx, const pruning *how, const pruning_set *s);
 typedef struct pruning_count {
   int64_t weights, zeros;
 } pruning_count;
-pruning_count pruning_counted(const nn *net);
+pruning_count pruning_count_zeros(const nn *net);
 
 /* Of d weights, `began` are 0 at the start and `zeros` now. Return how many weights step k of K prunes. */
-int64_t pruning_share(int64_t d, int64_t began, int64_t zeros, double sparsity, int64_t k,
-                      int64_t K);
+int64_t pruning_count_next(int64_t d, int64_t began, int64_t zeros, double sparsity, int64_t k,
+                           int64_t K);
 
 /* Prune a network in all steps. Gradients use batches of `f` and evaluation mode: norms with running statistics,
  * no dropout. After CLI_BAD (with a message) the network is unusable. */

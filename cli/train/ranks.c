@@ -1,7 +1,7 @@
 /* ranks.c: see ranks.h. */
 #include "ranks.h"
 
-run_ranks ranks_of(const ng_transport *t) {
+run_ranks ranks_make(const ng_transport *t) {
   if (t == NULL) return (run_ranks){.size = 1};
   return (run_ranks){.rank = t->rank, .size = t->size, .t = t};
 }

@@ -25,7 +25,7 @@ typedef struct ranks_count {
   ng_meter meter;
 } ranks_count;
 
-run_ranks ranks_of(const ng_transport *t);
+run_ranks ranks_make(const ng_transport *t);
 /* Return the index of the first of n samples that belongs to `rank`; n for rank = size. */
 int64_t ranks_first(const run_ranks *r, int32_t rank, int64_t n);
 

@@ -5,22 +5,22 @@
 #include <math.h>
 #include <string.h>
 
-double recipe_lr(const settings *s, double epoch, double total) {
+double recipe_get_lr(const settings *s, double epoch, double total) {
   char message[256];
   lr_schedule l;
   if (lr_parse(s->lr_schedule, &l, message, sizeof message) != CLI_OK) return 0.0; /* was checked */
-  return settings_lr(s) * lr_factor(&l, s->warm_up, epoch, total);
+  return settings_choose_lr(s) * lr_compute_factor(&l, s->warm_up, epoch, total);
 }
 
-double recipe_momentum(const settings *s, double lr, double before) {
+double recipe_get_momentum(const settings *s, double lr, double before) {
   if (strcmp(s->adjust_momentum, "none") == 0) return s->momentum;
   if (strcmp(s->adjust_momentum, "ratio") == 0) /* min(1, lr / before) before / lr */
     return lr > before ? s->momentum * before / lr : s->momentum;
-  return s->momentum * before / settings_lr(s);
+  return s->momentum * before / settings_choose_lr(s);
 }
 
-double recipe_damping_ratio(const settings *s, double damping, double lr) {
-  return lr > 0.0 ? damping * lr / settings_lr(s) : -1.0;
+double recipe_scale_damping(const settings *s, double damping, double lr) {
+  return lr > 0.0 ? damping * lr / settings_choose_lr(s) : -1.0;
 }
 
 void recipe_rescale(const settings *s, nn *net) {

@@ -7,18 +7,18 @@
 #include "settings.h"
 
 /* Return the learning rate after `epoch` of `total` epochs (lr.h). */
-double recipe_lr(const settings *s, double epoch, double total);
+double recipe_get_lr(const settings *s, double epoch, double total);
 
 /* Return the momentum m' for ng_step_sgd, which keeps v <- m' v + PD, w <- w - lr v.  The published update is
  * v <- m v - lr PD, w <- w + v with
  *   ratio          m = momentum min(1, lr / before)     (the published code)
- *   proportional   m = momentum lr / settings_lr        (the papers)
+ *   proportional   m = momentum lr / settings_choose_lr        (the papers)
  * Both updates are equal for m' = m before / lr, with `before` the lr of the previous step (of the first step: lr).
  * none: m' = momentum. */
-double recipe_momentum(const settings *s, double lr, double before);
+double recipe_get_momentum(const settings *s, double lr, double before);
 
-/* keep-ratio (EFCP's KeepRatio): return damping lr / settings_lr; if lr is 0, return -1 (no change). */
-double recipe_damping_ratio(const settings *s, double damping, double lr);
+/* keep-ratio (EFCP's KeepRatio): return damping lr / settings_choose_lr; if lr is 0, return -1 (no change). */
+double recipe_scale_damping(const settings *s, double damping, double lr);
 
 /* Rescale the weights w of layers, not biases or norms: w <- w sqrt(2 outputs) / (||w|| + 1e-9). `always` rescales all
  * layers (the papers), `shrink` only layers with a factor below 1 (the published code). */

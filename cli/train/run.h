@@ -37,10 +37,10 @@ typedef struct run {
   double own_ms[RUN_STATIONS],
       step_ms; /* time at each station, time of whole steps; of this process */
   double seconds_before;
-  run_state before;          /* the state in the resumed checkpoint; run_times adds its totals */
-  char *config;              /* the text of config.json, on rank 0 */
-  grads grads;               /* sum over micro-batches and ranks */
-  double base[SCHEDULED];    /* initial values of the options that --schedule changes */
+  run_state before;       /* the state in the resumed checkpoint; run_sum_times adds its totals */
+  char *config;           /* the text of config.json, on rank 0 */
+  grads grads;            /* sum over micro-batches and ranks */
+  double base[SCHEDULED]; /* initial values of the options that --schedule changes */
   double current[SCHEDULED]; /* their current values */
   average mean;              /* mean of the weights */
   double loss;               /* loss of the last step */
@@ -55,7 +55,7 @@ typedef struct run {
 } run;
 
 /* Return total times by station, including the times before a resume. */
-log_times run_times(run *r);
+log_times run_sum_times(run *r);
 
 /* step.c: take one step with learning rate `lr`; `before` is the rate of the previous step. Add the number of correct
  * samples to *correct. Collective; CLI_BAD after a message. */
@@ -63,7 +63,7 @@ int run_step(run *r, double lr, double before, int64_t *correct);
 double run_accuracy(const run *r, int64_t correct, int64_t of); /* NAN for autoencoders */
 
 /* Return the parts of a checkpoint of this run. */
-checkpoint run_checkpoint(run *r);
+checkpoint run_get_checkpoint(run *r);
 
 /* begin.c: set up the run. CLI_BAD after a message. */
 int run_begin(run *r);

@@ -145,7 +145,7 @@ static int read_entry(reader *r) {
   while (k < SCHEDULED && strcmp(word, schedule_option[k]) != 0)
     k++;
   if (k == SCHEDULED) {
-    const char *near = cli_nearest(word, (const char **)schedule_option, SCHEDULED);
+    const char *near = cli_find_nearest(word, (const char **)schedule_option, SCHEDULED);
     return complain(r, entry,
                     near == NULL
                         ? "only damping, stat_decay, kl_clip and the periods have a schedule"
@@ -171,8 +171,8 @@ static int read_all(reader *r) {
   return rc;
 }
 
-int schedule_at(const char *text, const double base[SCHEDULED], int64_t t, double value[SCHEDULED],
-                char *message, size_t size) {
+int schedule_evaluate(const char *text, const double base[SCHEDULED], int64_t t,
+                      double value[SCHEDULED], char *message, size_t size) {
   reader r = {.at = text, .base = base, .t = t, .value = value, .message = message, .size = size};
   return read_all(&r);
 }

@@ -47,7 +47,7 @@ void settings_copy(settings *to, const settings *from) {
     if (settings_rows[i].kind != CLI_TEXT) continue;
     *(char **)place(&copy, &settings_rows[i]) = cli_copy(*(char **)place(from, &settings_rows[i]));
   }
-  copy.library = cli_take((size_t)from->n_library, sizeof *copy.library);
+  copy.library = cli_alloc((size_t)from->n_library, sizeof *copy.library);
   for (int i = 0; i < from->n_library; i++) {
     copy.library[i].name = cli_copy(from->library[i].name);
     copy.library[i].value = cli_copy(from->library[i].value);
@@ -85,7 +85,7 @@ static int say_unknown(const char *name, char *message, size_t size) {
     ng_option_info info = {.struct_size = sizeof info};
     if (ng_option_at(i, &info) == NG_OK) names[n++] = info.name;
   }
-  const char *near = cli_nearest(name, names, n);
+  const char *near = cli_find_nearest(name, names, n);
   (void)snprintf(message, size, "unknown setting%s%s", near != NULL ? "; the nearest is " : "",
                  near != NULL ? near : "");
   return CLI_BAD;
@@ -93,7 +93,7 @@ static int say_unknown(const char *name, char *message, size_t size) {
 
 /* ---- words -----------------------------------------------------------------------------------*/
 
-bool settings_among(const char *word, const char *list) {
+bool settings_list_has(const char *word, const char *list) {
   const size_t n = strlen(word);
   for (; *list != 0; list += list[0] == '|') {
     const size_t m = strcspn(list, "|");
@@ -108,7 +108,7 @@ static int check_method(const char *value, char *message, size_t size) {
   if (strcmp(value, "sgd") == 0 || strcmp(value, "adamw") == 0) return CLI_OK;
   if (cli_method_find(value, &info) >= 0) return CLI_OK;
   const char *names[CLI_METHODS + 2] = {"sgd", "adamw"};
-  const char *near = cli_nearest(value, names, 2 + cli_method_names(names + 2, CLI_METHODS));
+  const char *near = cli_find_nearest(value, names, 2 + cli_list_methods(names + 2, CLI_METHODS));
   (void)snprintf(message, size, "unknown method '%s'; %s%s", value,
                  near != NULL ? "the nearest is " : "sgd, adamw and `natgrad info --methods`",
                  near != NULL ? near : "");
@@ -124,7 +124,7 @@ static int check_word(const char *name, const char *value, char *message, size_t
   if (strcmp(name, "schedule") == 0) {
     const double base[SCHEDULED] = {1, 1, 1, 1, 1};
     double moved[SCHEDULED];
-    return schedule_at(value, base, 0, moved, message, size);
+    return schedule_evaluate(value, base, 0, moved, message, size);
   }
   static const char *const choice[][2] = {{"optimizer", "sgd|adamw"},
                                           {"augment", "auto|none|crop|flip|crop+flip"},
@@ -133,7 +133,7 @@ static int check_word(const char *name, const char *value, char *message, size_t
                                           {"rescale-weights", "none|shrink|always"},
                                           {"damping-rule", "none|keep-ratio"}};
   for (size_t i = 0; i < sizeof choice / sizeof choice[0]; i++) {
-    if (strcmp(name, choice[i][0]) != 0 || settings_among(value, choice[i][1])) continue;
+    if (strcmp(name, choice[i][0]) != 0 || settings_list_has(value, choice[i][1])) continue;
     (void)snprintf(message, size, "'%s' is none of %s", value, choice[i][1]);
     return CLI_BAD;
   }
@@ -180,7 +180,7 @@ static int set_library(settings *s, const char *name, const char *value, char *m
   while (i < s->n_library && strcmp(s->library[i].name, name) != 0)
     i++;
   if (i == s->n_library) {
-    s->library = cli_grown(s->library, (size_t)i, sizeof *s->library);
+    s->library = cli_grow(s->library, (size_t)i, sizeof *s->library);
     s->library[i].name = cli_copy(name);
     s->n_library = i + 1;
   } else {
@@ -209,7 +209,7 @@ int settings_set(settings *s, const char *where, const char *name, const char *v
                  message);
 }
 
-int settings_given(settings *s, const cli_setting *given, int n) {
+int settings_apply(settings *s, const cli_setting *given, int n) {
   bool epochs = false, steps = false;
   int rc = CLI_OK;
   for (int i = 0; i < n && rc == CLI_OK; i++) {

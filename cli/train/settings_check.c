@@ -7,7 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 
-bool settings_first_order(const settings *s) { return settings_among(s->method, "sgd|adamw"); }
+bool settings_first_order(const settings *s) { return settings_list_has(s->method, "sgd|adamw"); }
 
 bool settings_adamw(const settings *s) {
   return strcmp(settings_first_order(s) ? s->method : s->optimizer, "adamw") == 0;
@@ -24,9 +24,10 @@ bool settings_knows(const settings *s, const char *name) {
   const bool first_order = settings_first_order(s);
   if (settings_find(name) == NULL)
     return !first_order || applies_to_all(spelt); /* a library option */
-  if (first_order && settings_among(spelt, "fisher|optimizer|damping_rule|schedule")) return false;
-  return !settings_among(spelt, settings_adamw(s) ? "momentum|nesterov|decoupled|adjust_momentum"
-                                                  : "beta1|beta2|eps");
+  if (first_order && settings_list_has(spelt, "fisher|optimizer|damping_rule|schedule"))
+    return false;
+  return !settings_list_has(spelt, settings_adamw(s) ? "momentum|nesterov|decoupled|adjust_momentum"
+                                                     : "beta1|beta2|eps");
 }
 
 static int options_of(const settings *s, ng_options **out, char *message, size_t size) {
@@ -53,7 +54,7 @@ static int options_of(const settings *s, ng_options **out, char *message, size_t
  * & Ba 2015. With mean vectors (the option `sides`) PD is D / damping in all directions but one, so the rate is
  * multiplied by damping. M-FAC windows weigh a row by 1 / window, so PD is long: 0.03 and 0.003 diverged on mlp,
  * 0.001 on lenet, 0.0003 on neither; 0.0001 is safe. */
-double settings_lr(const settings *s) {
+double settings_choose_lr(const settings *s) {
   const double sgd = 0.03, adamw = 0.001, small = 0.0001;
   char message[CLI_MESSAGE];
   const bool vectors = cli_method_has(s->method, "sides");
@@ -67,7 +68,7 @@ double settings_lr(const settings *s) {
   const cli_value function = cli_option_text(o, "window_function");
   ng_options_destroy(&o);
   if (vectors) return sgd * damping;
-  return settings_among(function.text, "mfac|adam") ? small : sgd;
+  return settings_list_has(function.text, "mfac|adam") ? small : sgd;
 }
 
 int settings_options(const settings *s, ng_options **out) {
@@ -76,7 +77,7 @@ int settings_options(const settings *s, ng_options **out) {
   return cli_bad("%s", message);
 }
 
-void settings_base(const settings *s, double base[SCHEDULED]) {
+void settings_read_base(const settings *s, double base[SCHEDULED]) {
   char message[CLI_MESSAGE];
   ng_options *o = NULL;
   memset(base, 0, SCHEDULED * sizeof *base);
@@ -92,7 +93,7 @@ static bool at_default(const settings *s, const settings_row *row) {
   return strcmp(row->standard, value) == 0;
 }
 
-const settings_row *settings_inapplicable(const settings *s) {
+const settings_row *settings_find_idle(const settings *s) {
   for (int i = 0; i < settings_rows_count; i++) {
     const settings_row *row = &settings_rows[i];
     if (!settings_knows(s, row->name) && !at_default(s, row)) return row;
@@ -102,7 +103,7 @@ const settings_row *settings_inapplicable(const settings *s) {
 
 /* The library accepts options without effect, as ng_set or a layer may make them effective later; the trainer does
  * neither. */
-bool settings_idle(const settings *s, const char *name, char *needs, size_t size) {
+bool settings_is_idle(const settings *s, const char *name, char *needs, size_t size) {
   char message[CLI_MESSAGE];
   ng_option_info info;
   ng_options *o = NULL;
@@ -121,7 +122,7 @@ static int check_damping_rule(const settings *s, const ng_options *o) {
   if (strcmp(s->damping_rule, "none") == 0) return CLI_OK;
   if (ng_options_idle(o, "damping", message, sizeof message) == NG_OK && message[0] != 0)
     return cli_bad("--damping-rule: method %s has no damping", s->method);
-  (void)schedule_at(s->schedule, base, 0, value, message, sizeof message); /* was checked */
+  (void)schedule_evaluate(s->schedule, base, 0, value, message, sizeof message); /* was checked */
   if (isnan(value[SCHEDULED_DAMPING])) return CLI_OK;
   return cli_bad("--damping-rule: the schedule '%s' changes damping as well", s->schedule);
 }
@@ -153,7 +154,7 @@ int settings_check(const settings *s) {
   }
   if (settings_first_order(s) && strcmp(s->fisher, "sampled") == 0)
     return cli_bad("--fisher: method %s has no statistics", s->method);
-  const settings_row *useless = settings_inapplicable(s);
+  const settings_row *useless = settings_find_idle(s);
   if (useless != NULL) {
     return cli_bad("--%s: has no effect with method %s and the %s update", useless->name, s->method,
                    settings_adamw(s) ? "adamw" : "sgd");
@@ -190,9 +191,9 @@ static bool same_data(const char *was, const char *now) {
 /* Return whether the change only moves work or memory between ranks, so that results stay the same (ng_load). */
 static bool only_moves_work(const char *option, const char *was, const char *now) {
   static const char whole[] = "all|sharded";
-  if (settings_among(option, "placement|colocate|grad_worker_fraction")) return true;
-  return strcmp(option, "statistics") == 0 && settings_among(was, whole) &&
-         settings_among(now, whole);
+  if (settings_list_has(option, "placement|colocate|grad_worker_fraction")) return true;
+  return strcmp(option, "statistics") == 0 && settings_list_has(was, whole) &&
+         settings_list_has(now, whole);
 }
 
 /* Report the first difference. */
@@ -202,7 +203,8 @@ static int report_difference(const char *path, const char *name, const char *is,
                  path != NULL ? path : "--", path != NULL ? ": " : "", name, is, was, where);
 }
 
-int settings_same(const settings *was, const settings *now, const char *path, const char *where) {
+int settings_check_same(const settings *was, const settings *now, const char *path,
+                        const char *where) {
   char a[4096] = "", b[4096] = "";
   for (int i = 0; i < settings_rows_count; i++) {
     const settings_row *row = &settings_rows[i];
@@ -211,8 +213,8 @@ int settings_same(const settings *was, const settings *now, const char *path, co
     (void)settings_get(now, row->name, b, sizeof b);
     if (strcmp(row->name, "data") == 0 && same_data(a, b)) continue;
     if (strcmp(row->name, "lr") == 0) {
-      settings_write_real(settings_lr(was), a, sizeof a);
-      settings_write_real(settings_lr(now), b, sizeof b);
+      settings_write_real(settings_choose_lr(was), a, sizeof a);
+      settings_write_real(settings_choose_lr(now), b, sizeof b);
     }
     if (strcmp(a, b) != 0) return report_difference(path, row->name, b, a, where);
   }

@@ -33,7 +33,7 @@ int settings_parse(settings *s, const char *text, const char *path) {
     char number[64];
     if (rc == CLI_OK && strcmp(name, "schema") == 0 && ngio_integer_of(v) != 1)
       rc = cli_bad("%s: schema: expected 1", path);
-    if (rc != CLI_OK || settings_among(name, "schema|natgrad")) continue; /* for readers */
+    if (rc != CLI_OK || settings_list_has(name, "schema|natgrad")) continue; /* for readers */
     const char *value = cli_json_text(v, number, sizeof number);
     if (value == NULL)
       rc = cli_bad("%s: %s: expected a text, a number, true or false", path, name);
@@ -76,15 +76,15 @@ static void add_library(ngio_out *out, const settings *s, const ng_options *o) {
   }
 }
 
-int settings_text(const settings *s, const char *path, char **text) {
+int settings_format(const settings *s, const char *path, char **text) {
   ng_options *o = NULL;
   char value[VALUE] = "", version[128];
   ngio_out out = {.indent = 1};
   *text = NULL;
   if (settings_options(s, &o) != CLI_OK) return CLI_BAD;
   settings full = *s; /* a shallow copy, never freed */
-  full.lr = settings_lr(s);
-  cli_version(version, sizeof version);
+  full.lr = settings_choose_lr(s);
+  cli_write_version(version, sizeof version);
   ngio_open(&out, NULL, '{');
   ngio_put_integer(&out, "schema", 1);
   ngio_put_text(&out, "natgrad", version);

@@ -67,6 +67,6 @@ void train_catch_signals(void) {
   set_handler(SIGUSR1, on_checkpoint);
 }
 
-bool train_interrupted(void) { return interrupted != 0; }
+bool train_is_interrupted(void) { return interrupted != 0; }
 
-int train_checkpoint_requests(void) { return checkpoint_requests; }
+int train_count_requests(void) { return checkpoint_requests; }

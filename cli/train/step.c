@@ -26,7 +26,7 @@ static int backward(run *r, bool wants, int64_t micro, double *loss, int64_t *co
   int rc = CLI_OK;
   const bool some = r->feed.batch > 0;
   if (wants && strcmp(r->s->fisher, "sampled") == 0) {
-    if (some) nn_sampled_loss(r->net, batch_number(r, micro));
+    if (some) nn_sample_loss(r->net, batch_number(r, micro));
     rc = nn_backward(r->net, false, watch);
     watch = NULL;
   }
@@ -42,7 +42,7 @@ static int backward(run *r, bool wants, int64_t micro, double *loss, int64_t *co
 /* Run a micro-batch: compute its loss, and add its gradient to the sum. */
 static int run_batch(run *r, int64_t micro, int64_t *correct) {
   const double t0 = ng_now_ms(), observed = precond_observe_ms(r->p);
-  int rc = feed_train(&r->feed, r->state.step, micro);
+  int rc = feed_fill_train(&r->feed, r->state.step, micro);
   const double t1 = ng_now_ms();
   double loss = 0.0;
   int64_t right = 0;
@@ -70,8 +70,8 @@ static int run_batch(run *r, int64_t micro, int64_t *correct) {
  * transport, because other ranks may wait for its messages. */
 static int agree_on_step(run *r, int64_t *correct) {
   const double share = (double)r->feed.batch / (double)r->feed.whole;
-  const bool stop = train_interrupted() || r->out->output_failed;
-  const bool keep = train_checkpoint_requests() != r->requests_served;
+  const bool stop = train_is_interrupted() || r->out->output_failed;
+  const bool keep = train_count_requests() != r->requests_served;
   double x[] = {r->out->diverged ? 0.0 : r->loss * share, (double)*correct, r->out->diverged, stop,
                 keep};
   if (ranks_sum(&r->ranks, x, sizeof x / sizeof *x) != CLI_OK) return CLI_BAD;
@@ -93,8 +93,8 @@ enum { MOST_SKIPPED = 4 };
 static int set_scheduled(run *r) {
   double value[SCHEDULED];
   char message[128] = "";
-  (void)schedule_at(r->s->schedule, r->base, r->state.step, value, message,
-                    sizeof message); /* settings_check has checked the text */
+  (void)schedule_evaluate(r->s->schedule, r->base, r->state.step, value, message,
+                          sizeof message); /* settings_check has checked the text */
   for (int k = 0; k < SCHEDULED; k++) {
     if (isnan(value[k]) || value[k] == r->current[k]) continue;
     if (precond_set(r->p, schedule_option[k], value[k]) != CLI_OK) return CLI_BAD;
@@ -106,7 +106,7 @@ static int set_scheduled(run *r) {
 /* Set the damping of this step by --damping-rule. */
 static int set_damping(run *r, double lr) {
   if (strcmp(r->s->damping_rule, "keep-ratio") != 0) return CLI_OK;
-  const double damping = recipe_damping_ratio(r->s, r->base[SCHEDULED_DAMPING], lr);
+  const double damping = recipe_scale_damping(r->s, r->base[SCHEDULED_DAMPING], lr);
   return damping > 0.0 ? precond_set(r->p, "damping", damping) : CLI_OK;
 }
 
@@ -121,10 +121,10 @@ static int take_step(run *r, double lr, double before, int64_t *correct) {
   if (rc == CLI_OK) rc = agree_on_step(r, correct);
   if (rc == CLI_OK && (several || !r->out->diverged)) rc = grads_end(&r->grads);
   if (several) r->own_ms[RUN_SUM] += ng_now_ms() - t1;
-  if (rc == CLI_OK && r->out->diverged) return precond_forget(r->p);
+  if (rc == CLI_OK && r->out->diverged) return precond_drop_observations(r->p);
   precond_outcome outcome = {false, false, false};
   if (rc == CLI_OK) rc = set_damping(r, lr);
-  if (rc == CLI_OK) rc = precond_step(r->p, lr, recipe_momentum(r->s, lr, before), &outcome);
+  if (rc == CLI_OK) rc = precond_step(r->p, lr, recipe_get_momentum(r->s, lr, before), &outcome);
   if (rc == CLI_OK && !outcome.skipped) recipe_rescale(r->s, r->net);
   r->state.skipped += outcome.skipped;
   r->state.skipped_in_a_row = outcome.skipped ? r->state.skipped_in_a_row + 1 : 0;

@@ -11,9 +11,9 @@ static const char *cell_text(const table *t, int row, int column) {
   return text != NULL ? text : "";
 }
 
-void table_row(table *t) {
+void table_add(table *t) {
   const size_t have = (size_t)t->rows * (size_t)t->columns;
-  char **cell = cli_take(have + (size_t)t->columns, sizeof *cell);
+  char **cell = cli_alloc(have + (size_t)t->columns, sizeof *cell);
   if (have > 0) memcpy(cell, t->cell, have * sizeof *cell);
   free(t->cell);
   t->cell = cell;
@@ -29,7 +29,7 @@ void table_put(table *t, int column, const char *format, ...) {
   va_end(args);
   char **cell = &t->cell[(t->rows - 1) * t->columns + column];
   const size_t had = *cell != NULL ? strlen(*cell) : 0, more = strlen(text) + 1;
-  char *longer = cli_take(had + more, 1);
+  char *longer = cli_alloc(had + more, 1);
   if (had > 0) memcpy(longer, *cell, had);
   memcpy(longer + had, text, more);
   free(*cell);
@@ -40,7 +40,7 @@ void table_begin(table *t, const char *const *headings) {
   memset(t, 0, sizeof *t);
   while (headings[t->columns] != NULL)
     t->columns++;
-  table_row(t);
+  table_add(t);
   for (int i = 0; i < t->columns; i++)
     table_put(t, i, "%s", headings[i]);
 }
@@ -71,8 +71,8 @@ static bool is_numeric(const table *t, int column) {
   return some;
 }
 
-void table_text(const table *t, FILE *f) {
-  int *width = cli_take((size_t)t->columns, sizeof *width);
+void table_print(const table *t, FILE *f) {
+  int *width = cli_alloc((size_t)t->columns, sizeof *width);
   for (int row = 0; row < t->rows; row++) {
     for (int c = 0; c < t->columns; c++) {
       const int w = width_of(cell_text(t, row, c));

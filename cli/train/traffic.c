@@ -11,7 +11,7 @@ int traffic_gather(const run_ranks *ranks, const traffic_rank *mine, int station
   int rc = CLI_OK;
   memset(out, 0, sizeof *out);
   if (ranks->size == 1) return CLI_OK;
-  *out = (traffic){ranks->size, stations, steps, cli_take((size_t)ranks->size, sizeof *out->rank)};
+  *out = (traffic){ranks->size, stations, steps, cli_alloc((size_t)ranks->size, sizeof *out->rank)};
   out->rank[ranks->rank] = *mine;
   for (int32_t r = 0; r < ranks->size && rc == CLI_OK; r++)
     rc = ranks_broadcast_from(ranks, r, &out->rank[r], sizeof out->rank[r]);
@@ -23,14 +23,14 @@ void traffic_free(traffic *t) {
   memset(t, 0, sizeof *t);
 }
 
-double traffic_idle(const traffic *t, int rank, int station) {
+double traffic_find_idle(const traffic *t, int rank, int station) {
   double least = INFINITY;
   for (int r = 0; r < t->ranks; r++)
     least = fmin(least, t->rank[r].station[station].wait_ms);
   return t->rank[rank].station[station].wait_ms - least;
 }
 
-double traffic_hidden(const traffic *t) {
+double traffic_find_hidden(const traffic *t) {
   double sent = 0.0, hidden = 0.0;
   for (int r = 0; r < t->ranks; r++) {
     sent += t->rank[r].sent_ms;
@@ -49,11 +49,11 @@ static void print_station(const traffic *t, int i, table *out) {
     sum.bytes += s->bytes;
     sum.messages += s->messages;
     most = fmax(most, s->ms);
-    idle = fmax(idle, traffic_idle(t, r, i));
+    idle = fmax(idle, traffic_find_idle(t, r, i));
   }
   const double all = t->steps * t->ranks;
   if (sum.bytes == 0.0 && most < 0.0005 * t->steps) return;
-  table_row(out);
+  table_add(out);
   table_put(out, 0, "%s", t->rank[0].station[i].name);
   table_put(out, 1, "%.3f", sum.ms / all);
   table_put(out, 2, "%.3f", most / t->steps);
@@ -72,15 +72,15 @@ void traffic_print(const traffic *t, FILE *f) {
   table_begin(&out, headings);
   for (int i = 0; i < t->stations; i++)
     print_station(t, i, &out);
-  table_text(&out, f);
+  table_print(&out, f);
   table_free(&out);
   for (int r = 0; r < t->ranks; r++)
     sent += t->rank[r].sent_ms;
   (void)fprintf(f, "%d ranks: messages under way %.3f ms a step, %.1f %% hidden\n", t->ranks,
-                sent / t->steps / t->ranks, 100.0 * traffic_hidden(t));
+                sent / t->steps / t->ranks, 100.0 * traffic_find_hidden(t));
 }
 
-void traffic_json(const traffic *t, FILE *f) {
+void traffic_print_json(const traffic *t, FILE *f) {
   (void)fputc('[', f);
   for (int r = 0; r < t->ranks; r++) {
     const traffic_rank *k = &t->rank[r];
@@ -91,8 +91,8 @@ void traffic_json(const traffic *t, FILE *f) {
       (void)fprintf(f,
                     "%s\"%s\": {\"ms\": %.4f, \"wait_ms\": %.4f, \"idle_ms\": %.4f, \"bytes\": "
                     "%.0f, \"messages\": %.0f}",
-                    i > 0 ? ", " : "", s->name, s->ms, s->wait_ms, traffic_idle(t, r, i), s->bytes,
-                    s->messages);
+                    i > 0 ? ", " : "", s->name, s->ms, s->wait_ms, traffic_find_idle(t, r, i),
+                    s->bytes, s->messages);
     }
     (void)fputs("}}", f);
   }

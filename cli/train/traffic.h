@@ -36,12 +36,12 @@ int traffic_gather(const run_ranks *ranks, const traffic_rank *mine, int station
                    traffic *out);
 void traffic_free(traffic *t);
 
-double traffic_idle(const traffic *t, int rank, int station); /* ms */
-double traffic_hidden(const traffic *t); /* hidden / sent over all ranks; 0..1 */
+double traffic_find_idle(const traffic *t, int rank, int station); /* ms */
+double traffic_find_hidden(const traffic *t); /* hidden / sent over all ranks; 0..1 */
 
 /* Print the table of the mean step and a summary line. */
 void traffic_print(const traffic *t, FILE *f);
 /* Write the JSON value of "ranks" (log.h). */
-void traffic_json(const traffic *t, FILE *f);
+void traffic_print_json(const traffic *t, FILE *f);
 
 #endif

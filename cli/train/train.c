@@ -25,7 +25,7 @@ static char *config_path(const char *given) {
   const char *ending = cli_ends_in(given, ".json") ? "" : ".json";
   if (snprintf(name, sizeof name, "configs/%s%s", given, ending) >= (int)sizeof name)
     return cli_copy(given);
-  char *path = cli_shipped_path(name, name);
+  char *path = cli_find_shipped(name, name);
   if (access(path, F_OK) == 0) return path;
   free(path);
   return cli_copy(given); /* settings_read reports that the file is missing */
@@ -36,7 +36,7 @@ static int apply(settings *s, const request *w, const cli_args *args) {
   char *path = w->config != NULL ? config_path(w->config) : NULL;
   int rc = path != NULL ? settings_read(s, path) : CLI_OK;
   free(path);
-  return rc == CLI_OK ? settings_given(s, args->settings, args->n_settings) : rc;
+  return rc == CLI_OK ? settings_apply(s, args->settings, args->n_settings) : rc;
 }
 
 /* Check the checkpoint before the data set is opened. */
@@ -150,7 +150,7 @@ static int check_given(const settings *s, const cli_args *args) {
   for (int i = 0; i < args->n_settings; i++) {
     const char *name = args->settings[i].name;
     char needs[SETTINGS_NEEDS];
-    if (settings_idle(s, name, needs, sizeof needs))
+    if (settings_is_idle(s, name, needs, sizeof needs))
       return cli_bad("--%s: has no effect with method %s unless %s", name, s->method, needs);
     if (check_layers(s->model, name) != CLI_OK) return CLI_BAD;
   }
@@ -174,8 +174,8 @@ static int run_rank(void *user, const ng_transport *t) {
 
 static int run_threads(int32_t n, const settings *s, const data_set *d, const train_output *output,
                        train_result *out) {
-  rank_runs r = {s, d, output, cli_take((size_t)n, sizeof *r.result)};
-  const int rc = launch_threads(n, run_rank, &r);
+  rank_runs r = {s, d, output, cli_alloc((size_t)n, sizeof *r.result)};
+  const int rc = launch_run_threads(n, run_rank, &r);
   for (int32_t i = rc == CLI_OK ? 1 : 0; i < n; i++)
     train_result_free(&r.result[i]);
   *out = r.result[0];
@@ -187,8 +187,8 @@ static int run_threads(int32_t n, const settings *s, const data_set *d, const tr
 
 static int train(const settings *s, bool quiet, const launch *l) {
   data_set d;
-  const ng_transport *t = launch_transport(l);
-  const run_ranks k = ranks_of(t);
+  const ng_transport *t = launch_get_transport(l);
+  const run_ranks k = ranks_make(t);
   bool opened = false;
   int rc = CLI_OK;
   /* rank 0 first, so that an error of all ranks is reported once */
@@ -238,7 +238,7 @@ static int run(void *user, const cli_args *args) {
   if (w->list) return CLI_OK;
   memset(&s, 0, sizeof s);
   int rc = launch_begin(w->ranks, &l);
-  const run_ranks k = ranks_of(rc == CLI_OK ? launch_transport(&l) : NULL);
+  const run_ranks k = ranks_make(rc == CLI_OK ? launch_get_transport(&l) : NULL);
   if (rc == CLI_OK) rc = settings_on_ranks(&s, w, args, &k);
   if (rc == CLI_OK) rc = train(&s, w->quiet, &l);
   settings_free(&s);

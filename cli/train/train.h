@@ -91,7 +91,7 @@ void train_result_free(train_result *r);
  * signal at least half a second later ends the process at once. SIGUSR1 requests a checkpoint. */
 void train_catch_signals(void);
 void train_restore_signals(void); /* SIGINT and SIGTERM end the process again */
-bool train_interrupted(void);
-int train_checkpoint_requests(void); /* number of SIGUSR1 received */
+bool train_is_interrupted(void);
+int train_count_requests(void); /* number of SIGUSR1 received */
 
 #endif
