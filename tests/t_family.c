@@ -8,6 +8,7 @@
 #include "folder.h"
 #include "ranks.h"
 #include "step/step.h"
+#include "late.h"
 #include "toys.h"
 #include "unit_test.h"
 
@@ -39,6 +40,7 @@ typedef struct family_run {
   int32_t bad_step,
       bad_entry; /* a NaN in this gradient at this step, which is then repeated; -1: none */
   bool plain;    /* do not register the toys */
+  bool late;     /* entries run at the wait (late.h) */
   const ng_family *extra;                                       /* one more family, with priority */
   ng_status (*hook)(int32_t rank, ng_precond *p, int32_t step); /* before each ng_step */
   void (*place)(ng_block *b, ng_stat *s);
@@ -148,6 +150,7 @@ static ng_status run_rank(int32_t rank, ng_transport *t, void *arg) {
   for (int32_t i = 0; i < ENTRIES && st == NG_OK; i++)
     st = add(f.p, &model[i]);
   if (st == NG_OK) st = ng_ready(f.p);
+  if (st == NG_OK && run->late) late_queue(f.ctx->queue, &ng_linalg_ref);
   if (st == NG_OK && run->load != NULL) st = ng_load(f.p, run->load);
   for (int32_t step = run->load != NULL ? 2 : 0; step < STEPS && st == NG_OK; step++) {
     if (step == 2 && run->save != NULL) st = ng_save(f.p, run->save);
@@ -322,6 +325,18 @@ static void test_ranks_and_fractions(void **state) {
       free(whole);
     }
     free(one);
+  }
+}
+
+/* The engine stores PD of `diagonal` by the entry `store`, and sends PD to the other ranks. */
+static void test_late(void **state) {
+  char text[512];
+  for (int k = 0; k < 2; k++) {
+    const char *clip =
+        k == 0 ? "grad_worker_fraction=0" : "grad_worker_fraction=0 clip=rms clip_bound=0.1";
+    family_run *late = new_run(with(text, COMMON, clip), 3);
+    late->late = true;
+    must_equal(late, new_run(text, 3), 0);
   }
 }
 
@@ -652,6 +667,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_explained),
       cmocka_unit_test(test_ranks_and_fractions),
+      cmocka_unit_test(test_late),
       cmocka_unit_test(test_norm),
       cmocka_unit_test(test_resume),
       cmocka_unit_test(test_skip),
