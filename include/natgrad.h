@@ -678,6 +678,7 @@ typedef struct ng_report {
   int64_t overflowed;        /* elements on this rank that kept their old, finite value */
   /* Bytes held, by use; the sum is what the allocator counted for this object. */
   int64_t factors, sums, results, direction, moments, scratch, objects;
+  int64_t waits; /* of the host for queued work, in the last step */
 } ng_report;
 
 typedef struct ng_station_report {
@@ -690,6 +691,7 @@ typedef struct ng_station_report {
   int64_t last_bytes, total_bytes;       /* passed to collectives by this rank */
   int64_t last_messages, total_messages; /* calls of collectives */
   double last_wait_ms, total_wait_ms;    /* time in collectives without other work */
+  int64_t last_waits;                    /* of the host for queued work, in the last step */
 } ng_station_report;
 
 typedef struct ng_layer_report {

@@ -72,6 +72,7 @@ typedef struct case_setup {
   int32_t fault_step;
 } case_setup;
 
+enum { CASE_STATIONS = 10 };
 typedef struct case_result {
   double *P[CASE_STEPS][CASE_LAYERS];
   double nu[CASE_STEPS], inner[CASE_STEPS];
@@ -80,6 +81,7 @@ typedef struct case_result {
   char message[512];
   double rank_gap;     /* largest difference of a result between ranks; NaNs do not count */
   int64_t allocations; /* in steps, on all ranks */
+  int64_t waits[CASE_STEPS][CASE_STATIONS]; /* of rank 0: ng_station_report.last_waits */
   int32_t refused; /* faulty steps that returned NG_SKIPPED and left the gradients, on every rank */
 } case_result;
 

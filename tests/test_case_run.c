@@ -309,6 +309,13 @@ static ng_status take_step(rank_run *run, int32_t t) {
   ng_status read = ng_report_read(run->f.p, &report);
   out->nu[t] = report.clip;
   out->inner[t] = report.inner;
+  for (int32_t i = 0; i < report.stations && i < CASE_STATIONS && read == NG_OK; i++) {
+    ng_station_report station = {.struct_size = sizeof station};
+    read = ng_report_station(run->f.p, i, &station);
+    out->waits[t][i] = station.last_waits;
+    report.waits -= station.last_waits;
+  }
+  if (read == NG_OK && report.waits != 0) read = NG_ERR_STATE; /* a wait outside the stations */
   return read < NG_OK ? read : st;
 }
 

@@ -59,10 +59,10 @@ ng_report { size_t struct_size; int64_t steps; int64_t skipped; double clip; dou
   int32_t statistics; double d2; double pd2; int64_t scaled; double scaling_min; double scaling_25; double scaling_50;
   double scaling_75; double scaling_max; double scaling_mean; double sent_ms; double hidden_ms; int64_t overflowed;
   int64_t factors; int64_t sums; int64_t results; int64_t direction; int64_t moments; int64_t scratch;
-  int64_t objects; }
+  int64_t objects; int64_t waits; }
 ng_station_report { size_t struct_size; const char *name; int32_t collective; int64_t runs; double last_ms;
   double total_ms; int64_t last_bytes; int64_t total_bytes; int64_t last_messages; int64_t total_messages;
-  double last_wait_ms; double total_wait_ms; }
+  double last_wait_ms; double total_wait_ms; int64_t last_waits; }
 ng_layer_report { size_t struct_size; const char *name; double observe_ms; double solve_ms; double measure_ms;
   double pi; double damping_a; double damping_g; int32_t rung; int64_t observations; int64_t kept; int32_t frozen;
   int64_t unobserved; double damping_f; const char *block; const char *method; }

@@ -70,6 +70,7 @@ ng_status ng_report_read(const ng_precond *p, ng_report *r) {
   now.moments = p->arena_bytes[NG_USE_MOMENTS];
   now.scratch = p->arena_bytes[NG_USE_SCRATCH];
   now.objects = p->arena_bytes[NG_USE_OBJECTS];
+  now.waits = p->step->waits;
   now.hidden_ms = ng_meter_hidden(&p->ctx->comm->meter);
   return ng_struct_write(r, &now, sizeof now);
 }
@@ -91,6 +92,7 @@ ng_status ng_report_station(const ng_precond *p, int32_t i, ng_station_report *r
   now.total_messages = t->total_messages;
   now.last_wait_ms = t->last_wait_ms;
   now.total_wait_ms = t->total_wait_ms;
+  now.last_waits = t->last_waits;
   return ng_struct_write(r, &now, sizeof now);
 }
 

@@ -15,7 +15,11 @@
 /* ---- the queue -------------------------------------------------------------------------------*/
 
 /* On a CPU every entry is done when it returns. The count of pending entries still detects a missing wait there. */
-void ng_queue_wait(ng_queue *q) {
+void ng_queue_wait_at(ng_queue *q, const char *place) {
+  if (q->pending > 0) {
+    if (q->waits < NG_WAIT_PLACES) q->wait_place[q->waits] = place;
+    q->waits++;
+  }
   q->la->wait(q);
   q->pending = 0;
 }

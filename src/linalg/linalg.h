@@ -49,6 +49,8 @@ double ng_dtype_largest(ng_dtype t); /* the largest finite number of f32, bf16 o
 
 typedef struct ng_linalg_ops ng_linalg_ops;
 
+enum { NG_WAIT_PLACES = 8 };
+
 typedef struct ng_queue {
   const ng_linalg_ops *la;
   const struct ng_kernel_ops *kernels; /* kernel/kernel.h */
@@ -58,6 +60,9 @@ typedef struct ng_queue {
   int32_t threads; /* number of threads: pieces of a loop */
   int64_t pending; /* number of entries called since the last wait */
   struct ng_device *device; /* of a backend with a device (cuda/backend.h); NULL: the host */
+  /* Waits with pending entries since the owner set `waits` to 0, and the functions of the first ones. */
+  int64_t waits;
+  const char *wait_place[NG_WAIT_PLACES];
 } ng_queue;
 
 /* Return the table for one call: ng_on(q)->factor(q, S, &info), and count the call as pending. Only the thread that
@@ -67,7 +72,8 @@ static inline const ng_linalg_ops *ng_on(ng_queue *q) {
   return q->la;
 }
 /* Wait until all entries are done. Then the host may read their results and change their inputs. */
-void ng_queue_wait(ng_queue *q);
+#define ng_queue_wait(q) ng_queue_wait_at((q), __func__)
+void ng_queue_wait_at(ng_queue *q, const char *place);
 static inline bool ng_queue_settled(const ng_queue *q) { return q->pending == 0; }
 /* Return a result of an entry after a wait; with NG_DEBUG, fail if there was no wait. */
 int ng_info_read(const ng_queue *q, const int *info);

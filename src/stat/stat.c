@@ -177,7 +177,22 @@ static double largest_double(const double *x, int64_t n) {
   return most;
 }
 
-static bool sums_finite(ng_queue *q, ng_stat *s) {
+/* Return whether this rank has the sum over ranks. */
+static bool has_sums(const ng_stat *s) {
+  return s->observes && (s->has_average || !ng_stat_goes_to_owner(s));
+}
+
+void ng_stat_scan(ng_queue *q, ng_stat *s) {
+  if (!(s->w_total > 0.0) || !has_sums(s) || s->sum_dtype == NG_F64) return;
+  for (int32_t i = 0; i < s->parts; i++) {
+    ng_stat_part *p = &s->part[i];
+    const int64_t n = ng_stat_part_count(s, p);
+    ng_on(q)->finite(q, n, p->sum, s->sum_dtype, &p->finite);
+    if (s->has_average) ng_on(q)->largest(q, n, p->sum, s->sum_dtype, &p->largest);
+  }
+}
+
+static bool sums_finite(const ng_queue *q, const ng_stat *s) {
   for (int32_t i = 0; i < s->parts; i++) {
     const int64_t n = ng_stat_part_count(s, &s->part[i]);
     if (ng_stat_is_double(s) && !(largest_double(s->part[i].sum, n) <= ng_dtype_largest(NG_F32))) {
@@ -187,26 +202,26 @@ static bool sums_finite(ng_queue *q, ng_stat *s) {
       if (!ng_all_finite(s->part[i].sum, NG_F64, n)) return false;
       continue;
     }
-    ng_on(q)->finite(q, n, s->part[i].sum, s->sum_dtype, &s->finite);
-    ng_queue_wait(q);
-    if (ng_info_read(q, &s->finite) == 0) return false;
+    if (ng_info_read(q, &s->part[i].finite) == 0) return false;
   }
   return true;
 }
 
-/* Return the largest |element| of all sums or averages. */
+/* Return the largest |element| of all sums (which ng_stat_scan has found) or averages. */
 static double largest_element(ng_queue *q, ng_stat *s, bool sums) {
   double most = 0.0;
   for (int32_t i = 0; i < s->parts; i++) {
     const ng_stat_part *p = &s->part[i];
+    const int64_t n = ng_stat_part_count(s, p);
     if (ng_stat_is_double(s)) {
-      most = fmax(most, largest_double(sums ? p->sum : p->average, ng_stat_part_count(s, p)));
+      most = fmax(most, largest_double(sums ? p->sum : p->average, n));
       continue;
     }
-    ng_on(q)->largest(q, ng_stat_part_count(s, p), sums ? p->sum : p->average,
-                      sums ? s->sum_dtype : s->average_dtype, &s->largest);
-    ng_queue_wait(q);
-    most = fmax(most, *ng_numbers_read(q, &s->largest));
+    if (!sums) {
+      ng_on(q)->largest(q, n, p->average, s->average_dtype, &s->largest);
+      ng_queue_wait(q);
+    }
+    most = fmax(most, sums ? p->largest : *ng_numbers_read(q, &s->largest));
   }
   return most;
 }
@@ -282,9 +297,7 @@ static void fold_part(ng_queue *q, const ng_stat *s, const ng_stat_part *p, ng_m
  * skipped step leaves the old average. */
 ng_status ng_stat_fold(ng_queue *q, ng_stat *s) {
   if (!(s->w_total > 0.0)) return NG_OK;
-  const bool has =
-      s->observes && (s->has_average || !ng_stat_goes_to_owner(s)); /* has the sum over ranks */
-  if (has && !sums_finite(q, s)) {
+  if (has_sums(s) && !sums_finite(q, s)) {
     ng_stat_discard(s);
     return NG_SKIPPED;
   }
@@ -302,7 +315,6 @@ ng_status ng_stat_fold(ng_queue *q, ng_stat *s) {
     for (int32_t i = 0; i < s->parts; i++) {
       fold_part(q, s, &s->part[i], mix);
     }
-    ng_queue_wait(q);
   } else if (s->observes) {
     clear_sums(s);
   }

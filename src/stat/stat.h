@@ -69,6 +69,8 @@ typedef struct ng_stat_part {
   void *average;    /* of average_dtype; NULL: not on this rank */
   void *older;      /* the average before the last refresh, if stale.enabled */
   void *sum;        /* of sum_dtype: the sum of this step; NULL: this rank does not observe */
+  int finite;       /* results of ng_stat_scan */
+  double largest;
 } ng_stat_part;
 
 typedef struct ng_stat {
@@ -102,7 +104,6 @@ typedef struct ng_stat {
   bool shares_batch;            /* the ranks share their micro-batches */
   bool last_observed;           /* the last micro-batch before the step was observed */
   bool posted;                  /* the sum is posted: observations may not add to it */
-  int finite;                   /* result of the last ng_on(q)->finite */
   double largest;               /* result of the last ng_on(q)->largest */
 } ng_stat;
 
@@ -155,8 +156,10 @@ bool ng_stat_sends_mean(const ng_stat *s);
 /* Scale this rank's sums, so that the sums over ranks have the correct weights. */
 void ng_stat_to_wire(ng_queue *q, const ng_stat *s);
 
-/* Fold the sums over ranks into the average and set the sums to 0. Return NG_SKIPPED, with the average unchanged, if a
- * sum is not finite or the average would exceed its dtype. Without samples do nothing. */
+/* Let the queue scan the sums over ranks. The caller waits once for all statistics, before it folds. */
+void ng_stat_scan(ng_queue *q, ng_stat *s);
+/* Fold the scanned sums into the average and set the sums to 0; the caller waits for the queue. Return NG_SKIPPED, with
+ * the average unchanged, if a sum is not finite or the average would exceed its dtype. Without samples do nothing. */
 ng_status ng_stat_fold(ng_queue *q, ng_stat *s);
 void ng_stat_discard(ng_stat *s); /* discard the sums of this step */
 

@@ -85,10 +85,9 @@ static void share_time(ng_precond *p, double ms, double all) {
   }
 }
 
-/* If a gradient without curvature is not finite, refuse the step: a fused update must not write NaN to weights. */
-static void check_plain(ng_precond *p) {
+/* Let the queue check the gradients without curvature; return their number. */
+static int64_t scan_plain(ng_precond *p) {
   ng_emission *l = &p->step->emission;
-  ng_queue *q = p->ctx->queue;
   int64_t n = 0;
   for (int32_t i = 0; i < p->entries; i++) {
     for (int32_t k = 0; k < p->entry[i]->slots; k++) {
@@ -98,9 +97,13 @@ static void check_plain(ng_precond *p) {
       l->range[n++] = (ng_region){&s->grad, 0, s->rows, 0, s->cols};
     }
   }
-  if (n == 0) return;
-  ng_kernels(q)->finite(q, l->range, n, l->finite);
-  ng_queue_wait(q);
+  if (n > 0) ng_kernels(p->ctx->queue)->finite(p->ctx->queue, l->range, n, l->finite);
+  return n;
+}
+
+/* If a gradient without curvature is not finite, refuse the step: a fused update must not write NaN to weights. */
+static void check_plain(ng_precond *p, int64_t n) {
+  const ng_emission *l = &p->step->emission;
   for (int64_t i = 0; i < n; i++) {
     if (l->finite[i] != 0) continue;
     p->step->refused = true;
@@ -120,12 +123,11 @@ void ng_emission_measure(ng_precond *p) {
     b->measure_ms = sums ? (double)list_sums(l, b) : 0.0;
     all += b->measure_ms;
   }
-  if (l->measure_count > 0) {
-    ng_kernels(q)->measure(q, l->measure, l->measure_count, l->parts);
-    ng_queue_wait(q);
-  }
+  if (l->measure_count > 0) ng_kernels(q)->measure(q, l->measure, l->measure_count, l->parts);
+  const int64_t plain = scan_plain(p);
+  ng_queue_wait(q);
   share_time(p, ng_now_ms() - t0, all);
-  check_plain(p);
+  check_plain(p, plain);
 }
 
 /* ---- directions ------------------------------------------------------------------------------*/

@@ -19,7 +19,10 @@ static ng_status refresh(ng_precond *p, ng_stat *s) {
   const ng_status st = ng_stat_fold(p->ctx->queue, s);
   if (!folds || st != NG_OK) return st;
   s->is_new = true;
-  if (s->stale.enabled) ng_stat_compare(s, p->arena[NG_USE_SCRATCH]);
+  if (s->stale.enabled) {
+    ng_queue_wait(p->ctx->queue);
+    ng_stat_compare(s, p->arena[NG_USE_SCRATCH]);
+  }
   s->stale.refreshes++;
   s->stale.bytes_sent += ng_stat_wire_bytes(s);
   return NG_OK;
@@ -54,6 +57,13 @@ static ng_status statistics(ng_precond *p) {
   if (st != NG_OK) return st;
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
+    for (int32_t k = 0; k < b->stats && ng_block_statistics_due(p, b); k++) {
+      ng_stat_scan(p->ctx->queue, &b->stat[k]);
+    }
+  }
+  ng_queue_wait(p->ctx->queue);
+  for (int32_t i = 0; i < p->blocks; i++) {
+    ng_block *b = p->block[i];
     if (!ng_block_statistics_due(p, b)) continue;
     ng_exchange_mark_observed(b);
     const double t0 = ng_now_ms();
@@ -61,6 +71,7 @@ static ng_status statistics(ng_precond *p) {
     b->observe_ms = b->step_observe_ms + ng_now_ms() - t0;
     b->step_observe_ms = 0.0;
   }
+  ng_queue_wait(p->ctx->queue);
   return NG_OK;
 }
 

@@ -303,6 +303,7 @@ extern const ng_station ng_stations[NG_STATIONS];
 
 typedef struct ng_station_time {
   int64_t runs, last_bytes, total_bytes, last_messages, total_messages;
+  int64_t last_waits; /* of the host, for the queue */
   double last_ms, total_ms, last_wait_ms, total_wait_ms;
 } ng_station_time;
 
@@ -332,6 +333,7 @@ typedef struct ng_engine {
   double *norms;                         /* |PD|^2 of each segment of one block */
   ng_traffic early_traffic[NG_STATIONS]; /* traffic before the step, counted at each station */
   ng_station_time time[NG_STATIONS];
+  int64_t waits; /* of the host, for the queue, in the last step */
 } ng_engine;
 
 /* Return the worse of two statuses: the smaller if one is an error (< 0), otherwise the larger note. */

@@ -106,6 +106,7 @@ static void check_call(ng_precond *p, const char *call, ng_status wrong) {
 static ng_status run_station(ng_precond *p, int i) {
   ng_station_time *t = &p->step->time[i];
   const double t0 = ng_now_ms();
+  const int64_t waits = p->ctx->queue->waits;
   ng_traffic was = ng_exchange_traffic(p), *early = &p->step->early_traffic[i];
   was.bytes -= early->bytes;
   was.messages -= early->messages;
@@ -116,14 +117,15 @@ static ng_status run_station(ng_precond *p, int i) {
   t->last_ms = ng_now_ms() - t0;
   t->total_ms += t->last_ms;
   const ng_traffic is = ng_exchange_traffic(p);
+  t->last_waits = p->ctx->queue->waits - waits;
   t->last_bytes = is.bytes - was.bytes;
   t->total_bytes += t->last_bytes;
   t->last_messages = is.messages - was.messages;
   t->total_messages += t->last_messages;
   t->last_wait_ms = is.wait_ms - was.wait_ms;
   t->total_wait_ms += t->last_wait_ms;
-  ng_log(p->ctx, NG_LOG_TRACE, "%s: ms = %.3f bytes = %lld", ng_stations[i].name, t->last_ms,
-         (long long)t->last_bytes);
+  ng_log(p->ctx, NG_LOG_TRACE, "%s: ms = %.3f bytes = %lld waits = %lld", ng_stations[i].name,
+         t->last_ms, (long long)t->last_bytes, (long long)t->last_waits);
   return st;
 }
 
@@ -134,6 +136,7 @@ static ng_status run_stations(ng_precond *p) {
   s->refusal_is_known = false;
   s->is_solving = ng_any_block(p, ng_block_solve_due);
   for (int i = 0; i < NG_STATIONS; i++) {
+    s->time[i].last_waits = 0;
     if (i == NG_AT_EMIT && ng_due_quantify(p)) {
       const ng_status st = ng_quantify_step(p);
       if (st < NG_OK) return st;
@@ -216,8 +219,10 @@ ng_status ng_step_run(ng_precond *p, const char *call, ng_status wrong) {
   check_call(p, call, wrong);
   if (s->status >= NG_OK) ng_update_count_missed(p);
   s->refused_before = s->refused;
+  p->ctx->queue->waits = 0;
   if (ng_exchange_end_last_batch(p) != NG_OK) return NG_ERR_COMM;
   ng_status st = run_stations(p);
+  s->waits = p->ctx->queue->waits;
   if (st < NG_OK) {
     if (!p->is_broken) ng_gradients_discard(p);
     include_all(p);
