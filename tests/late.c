@@ -32,6 +32,7 @@ static void store_call(void (*work)(ng_queue *q, const void *record), const void
 }
 
 static void late_wait(ng_queue *q) {
+  late_allow();
   while (first != NULL) {
     note *n = first;
     first = n->next;
@@ -43,6 +44,16 @@ static void late_wait(ng_queue *q) {
   real->wait(q);
 }
 
+/* What an entry writes. */
+static _Thread_local const char *name_of_entry;
+static void BYTES(const void *at, int64_t bytes) { late_forbid(name_of_entry, at, bytes); }
+#define FLOATS(x, n) BYTES(x, (n)*4)
+#define DOUBLES(x, n) BYTES(x, (n)*8)
+#define INFO(x) BYTES(x, sizeof(int))
+#define SYM(S) FLOATS((S).a, ng_sym_count((S).n))
+#define MATRIX(x, rows, cols, ld) FLOATS(x, (rows) > 0 ? ((rows)-1) * (ld) + (cols) : 0)
+#define NAMED(e, ...) name_of_entry = #e, __VA_ARGS__
+
 /* clang-format off */
 #define WORK(e, ...)                                                                               \
   static void e##_work(ng_queue *q, const void *record) {                                          \
@@ -52,66 +63,67 @@ static void late_wait(ng_queue *q) {
 #define NOTE(e, ...)                                                                               \
   const e##_args x = {__VA_ARGS__};                                                                \
   store_call(e##_work, &x, sizeof x)
-#define LATE2(e, A, B)                                                                             \
+#define LATE2(e, A, B, ...)                                                                        \
   typedef struct { A a; B b; } e##_args;                                                           \
   WORK(e, x->a, x->b)                                                                              \
-  static void late_##e(ng_queue *q, A a, B b) { NOTE(e, a, b); }
-#define LATE3(e, A, B, C)                                                                          \
+  static void late_##e(ng_queue *q, A a, B b) { NOTE(e, a, b); NAMED(e, __VA_ARGS__); }
+#define LATE3(e, A, B, C, ...)                                                                     \
   typedef struct { A a; B b; C c; } e##_args;                                                      \
   WORK(e, x->a, x->b, x->c)                                                                        \
-  static void late_##e(ng_queue *q, A a, B b, C c) { NOTE(e, a, b, c); }
-#define LATE4(e, A, B, C, D)                                                                       \
+  static void late_##e(ng_queue *q, A a, B b, C c) { NOTE(e, a, b, c); NAMED(e, __VA_ARGS__); }
+#define LATE4(e, A, B, C, D, ...)                                                                  \
   typedef struct { A a; B b; C c; D d; } e##_args;                                                 \
   WORK(e, x->a, x->b, x->c, x->d)                                                                  \
-  static void late_##e(ng_queue *q, A a, B b, C c, D d) { NOTE(e, a, b, c, d); }
-#define LATE5(e, A, B, C, D, E)                                                                    \
+  static void late_##e(ng_queue *q, A a, B b, C c, D d) { NOTE(e, a, b, c, d); NAMED(e, __VA_ARGS__); }
+#define LATE5(e, A, B, C, D, E, ...)                                                               \
   typedef struct { A a; B b; C c; D d; E f; } e##_args;                                            \
   WORK(e, x->a, x->b, x->c, x->d, x->f)                                                            \
-  static void late_##e(ng_queue *q, A a, B b, C c, D d, E f) { NOTE(e, a, b, c, d, f); }
-#define LATE6(e, A, B, C, D, E, F)                                                                 \
+  static void late_##e(ng_queue *q, A a, B b, C c, D d, E f) { NOTE(e, a, b, c, d, f); NAMED(e, __VA_ARGS__); }
+#define LATE6(e, A, B, C, D, E, F, ...)                                                            \
   typedef struct { A a; B b; C c; D d; E f; F g; } e##_args;                                       \
   WORK(e, x->a, x->b, x->c, x->d, x->f, x->g)                                                      \
-  static void late_##e(ng_queue *q, A a, B b, C c, D d, E f, F g) { NOTE(e, a, b, c, d, f, g); }
-#define LATE7(e, A, B, C, D, E, F, G)                                                              \
+  static void late_##e(ng_queue *q, A a, B b, C c, D d, E f, F g) { NOTE(e, a, b, c, d, f, g); NAMED(e, __VA_ARGS__); }
+#define LATE7(e, A, B, C, D, E, F, G, ...)                                                         \
   typedef struct { A a; B b; C c; D d; E f; F g; G h; } e##_args;                                  \
   WORK(e, x->a, x->b, x->c, x->d, x->f, x->g, x->h)                                                \
   static void late_##e(ng_queue *q, A a, B b, C c, D d, E f, F g, G h) {                           \
     NOTE(e, a, b, c, d, f, g, h);                                                                  \
+    NAMED(e, __VA_ARGS__);                                                                         \
   }
 
 typedef int64_t i64;
 typedef const float *in;
 typedef const void *in_any;
-LATE7(add_gram, ng_sym, i64, i64, in, i64, i64, float)
-LATE6(add_row, ng_sym, i64, i64, i64, in, float)
-LATE2(factor, ng_sym, int *)
-LATE2(invert, ng_sym, int *)
-LATE4(solve_right, ng_sym, i64, float *, i64)
-LATE4(solve_left, ng_sym, i64, float *, i64)
-LATE6(mul_right, ng_sym, i64, in, i64, float *, i64)
-LATE6(mul_left, ng_sym, i64, in, i64, float *, i64)
-LATE5(eigen, i64, float *, float *, void *, int *)
-LATE3(factor64, i64, double *, int *)
-LATE3(invert64, i64, double *, int *)
-LATE3(solve64, i64, const double *, double *)
-LATE5(eigen64, i64, double *, double *, void *, int *)
-LATE6(qr, i64, i64, float *, i64, void *, int *)
-LATE5(power, i64, in, double, double, float *)
-LATE6(divide_by, i64, float *, in, double, bool, double)
-LATE4(shift, i64, void *, ng_dtype, double)
-LATE4(trace, i64, in_any, ng_dtype, double *)
-LATE3(unpack, ng_sym, float *, i64)
-LATE4(widen, i64, in_any, ng_dtype, float *)
-LATE4(narrow, i64, in, void *, ng_dtype)
-LATE3(scale, i64, float *, double)
-LATE6(fold, i64, void *, ng_dtype, float *, float, float)
-LATE5(fold_wide, i64, float *, float *, double, double)
-LATE4(finite, i64, in_any, ng_dtype, int *)
-LATE4(largest, i64, in_any, ng_dtype, double *)
-LATE6(copy, i64, i64, in, i64, float *, i64)
-LATE5(divide, i64, i64, ng_spectrum, float *, i64)
-LATE7(row_sums, i64, i64, in, i64, in, i64, double *)
-LATE6(norm2, i64, i64, in_any, ng_dtype, i64, double *)
+LATE7(add_gram, ng_sym, i64, i64, in, i64, i64, float, SYM(a))
+LATE6(add_row, ng_sym, i64, i64, i64, in, float, SYM(a))
+LATE2(factor, ng_sym, int *, SYM(a), INFO(b))
+LATE2(invert, ng_sym, int *, SYM(a), INFO(b))
+LATE4(solve_right, ng_sym, i64, float *, i64, MATRIX(c, b, a.n, d))
+LATE4(solve_left, ng_sym, i64, float *, i64, MATRIX(c, a.n, b, d))
+LATE6(mul_right, ng_sym, i64, in, i64, float *, i64, MATRIX(f, b, a.n, g))
+LATE6(mul_left, ng_sym, i64, in, i64, float *, i64, MATRIX(f, a.n, b, g))
+LATE5(eigen, i64, float *, float *, void *, int *, FLOATS(b, a * a), FLOATS(c, a), INFO(f))
+LATE3(factor64, i64, double *, int *, DOUBLES(b, ng_sym_count(a)), INFO(c))
+LATE3(invert64, i64, double *, int *, DOUBLES(b, ng_sym_count(a)), INFO(c))
+LATE3(solve64, i64, const double *, double *, DOUBLES(c, a))
+LATE5(eigen64, i64, double *, double *, void *, int *, DOUBLES(b, a * a), DOUBLES(c, a), INFO(f))
+LATE6(qr, i64, i64, float *, i64, void *, int *, MATRIX(c, b, a, d), INFO(g))
+LATE5(power, i64, in, double, double, float *, FLOATS(f, a))
+LATE6(divide_by, i64, float *, in, double, bool, double, FLOATS(b, a))
+LATE4(shift, i64, void *, ng_dtype, double, BYTES(b, ng_sym_count(a) * ng_dtype_size(c)))
+LATE4(trace, i64, in_any, ng_dtype, double *, DOUBLES(d, 1))
+LATE3(unpack, ng_sym, float *, i64, MATRIX(b, a.n, a.n, c))
+LATE4(widen, i64, in_any, ng_dtype, float *, FLOATS(d, a))
+LATE4(narrow, i64, in, void *, ng_dtype, BYTES(c, a * ng_dtype_size(d)))
+LATE3(scale, i64, float *, double, FLOATS(b, a))
+LATE6(fold, i64, void *, ng_dtype, float *, float, float, BYTES(b, a * ng_dtype_size(c)), FLOATS(d, a))
+LATE5(fold_wide, i64, float *, float *, double, double, FLOATS(b, a), FLOATS(c, a))
+LATE4(finite, i64, in_any, ng_dtype, int *, INFO(d))
+LATE4(largest, i64, in_any, ng_dtype, double *, DOUBLES(d, 1))
+LATE6(copy, i64, i64, in, i64, float *, i64, MATRIX(f, a, b, g))
+LATE5(divide, i64, i64, ng_spectrum, float *, i64, MATRIX(d, a, b, f))
+LATE7(row_sums, i64, i64, in, i64, in, i64, double *, DOUBLES(h, 3 * a))
+LATE6(norm2, i64, i64, in_any, ng_dtype, i64, double *, DOUBLES(g, 1))
 /* clang-format on */
 
 typedef struct gemm_args {
@@ -131,6 +143,7 @@ static void late_gemm(ng_queue *q, bool ta, bool tb, int64_t m, int64_t n, int64
                       const float *A, int64_t lda, const float *B, int64_t ldb, float beta,
                       float *C, int64_t ldc) {
   NOTE(gemm, ta, tb, m, n, k, lda, ldb, ldc, alpha, beta, C, A, B);
+  NAMED(gemm, MATRIX(C, m, n, ldc));
 }
 
 /* Sizes do not depend on earlier calls. */
@@ -221,25 +234,107 @@ static void drop(const call *x) {
   const call x = {__VA_ARGS__};                                                                    \
   store_call(run_##e, &x, sizeof x)
 
+/* What kernels write; scratch and bound arrays are left out. */
+static void wrote_measure(const ng_measure *m, int64_t n) {
+  for (const ng_measure *stop = m + n; m < stop; m++) {
+    DOUBLES(m->out, 2);
+    if (m->t != NULL) DOUBLES(m->t, m->D.rows);
+  }
+}
+static void wrote_read(const ng_read *r, int64_t n) {
+  for (const ng_read *stop = r + n; r < stop; r++) {
+    const int64_t last = r->map != NULL ? r->D.cols - 1 : (r->D.cols - 1) * r->to_col;
+    FLOATS(r->to, (r->D.rows - 1) * r->to_row + last + 1);
+    INFO(r->finite);
+  }
+}
+static void wrote_gram_rows(const ng_gram *g, int64_t n) {
+  for (const ng_gram *stop = g + n; g < stop; g++) {
+    SYM(g->S);
+  }
+}
+#define wrote_gram_conv wrote_gram_rows
+static void wrote_box_sums(const ng_box *b, int64_t n) {
+  for (const ng_box *stop = b + n; b < stop; b++) {
+    DOUBLES(b->out, b->conv.channels * ng_conv_taps(&b->conv));
+  }
+}
+static void wrote_norm_squares(const ng_norm_sum *k, int64_t n) {
+  for (const ng_norm_sum *stop = k + n; k < stop; k++) {
+    DOUBLES(k->X, ng_norm_width(&k->layer));
+  }
+}
+static void wrote_norm_gram(const ng_norm_sum *k, int64_t n) {
+  for (const ng_norm_sum *stop = k + n; k < stop; k++) {
+    BYTES(k->S, ng_sym_count(ng_norm_width(&k->layer)) * ng_dtype_size(k->dtype));
+  }
+}
+static void wrote_flat(const ng_flat_pass *p, int64_t n) {
+  for (const ng_flat_pass *stop = p + n; p < stop; p++) {
+    DOUBLES(p->out, 3);
+    for (int64_t i = 0; i < p->ranges && p->to != NULL && p->op != NG_FLAT_MEASURE; i++) {
+      FLOATS(p->to + p->range[i].at, p->range[i].n);
+    }
+  }
+}
+static void wrote_row_products(const ng_rows *G, int64_t n) {
+  for (const ng_rows *stop = G + n; G < stop; G++) {
+    for (int64_t i = 0; i < G->ranges; i++) {
+      DOUBLES(G->k + G->range[i].part * G->places, G->places);
+    }
+  }
+}
+static void wrote_row_combine(const ng_rows *G, int64_t n) {
+  for (const ng_rows *stop = G + n; G < stop; G++) {
+    for (int64_t i = 0; i < G->ranges; i++) {
+      FLOATS(G->u + G->range[i].at, G->range[i].n);
+    }
+  }
+}
+static void wrote_copy(const ng_copy *c, int64_t n) {
+  for (const ng_copy *stop = c + n; c < stop; c++) {
+    int64_t last = 0;
+    for (int32_t a = 0; a < c->from.ndim; a++) {
+      last += (c->from.shape[a] - 1) * c->to_stride[a];
+    }
+    BYTES(c->to, (last + 1) * ng_dtype_size(c->from.dtype));
+  }
+}
+static void wrote_wire(const ng_wire *w, int64_t n) {
+  for (const ng_wire *stop = w + n; w < stop; w++) {
+    FLOATS(w->x, w->n);
+  }
+}
+#define wrote_largest_select(v, n) (void)0
+#define wrote_largest_count(v, n) (void)0
+#define wrote_largest_collect(v, n) (void)0
+#define wrote_largest_store(v, n) (void)0
+#define wrote_largest_pack(v, n) (void)0
+#define wrote_low_rank(v, n) (void)0
+
 /* An entry with a list and scratch. */
 #define LIST(e, T, S)                                                                              \
   ENTRY(e, x->list, x->n, x->parts)                                                                \
   static void late_##e(ng_queue *q, const T *list, int64_t n, S *scratch) {                        \
     CALL(e, .n = n, .list = copy_of(list, n, sizeof *list), .parts = scratch);                     \
+    NAMED(e, wrote_##e(list, n));                                                                  \
   }
 
 ENTRY(scan, x->list, x->n, x->out)
 static void late_scan(ng_queue *q, const ng_strided *a, int64_t n, double *out) {
   CALL(scan, .n = n, .list = copy_of(a, n, sizeof *a), .out = out);
+  NAMED(scan, DOUBLES(out, n));
 }
 LIST(measure, ng_measure, double)
 ENTRY(finite, x->list, x->n, x->out)
 static void late_all_finite(ng_queue *q, const ng_region *a, int64_t n, int32_t *out) {
   CALL(finite, .n = n, .list = copy_of(a, n, sizeof *a), .out = out);
+  NAMED(finite, FLOATS(out, n));
 }
 ENTRY(read, x->list, x->n)
 static void late_read(ng_queue *q, const ng_read *r, int64_t n) {
   CALL(read, .n = n, .list = copy_of(r, n, sizeof *r));
+  NAMED(read, wrote_read(r, n));
 }
 ENTRY(emit, x->list, x->n)
 static void late_emit(ng_queue *q, const ng_direction *e, int64_t n) {
@@ -248,10 +343,14 @@ static void late_emit(ng_queue *q, const ng_direction *e, int64_t n) {
 ENTRY(store, x->list, x->second, x->n)
 static void late_store(ng_queue *q, const ng_direction *e, float *const *to, int64_t n) {
   CALL(store, .n = n, .list = copy_of(e, n, sizeof *e), .second = copy_of(to, n, sizeof *to));
+  for (int64_t i = 0; i < n; i++) {
+    NAMED(store, FLOATS(to[i], e[i].D.rows * e[i].D.cols));
+  }
 }
 ENTRY(norm2, x->list, x->n, x->parts, x->out)
 static void late_norms(ng_queue *q, const ng_direction *e, int64_t n, double *parts, double *out) {
   CALL(norm2, .n = n, .list = copy_of(e, n, sizeof *e), .parts = parts, .out = out);
+  NAMED(norm2, DOUBLES(out, n));
 }
 ENTRY(update, x->list, x->second, x->n)
 static void late_update(ng_queue *q, const ng_direction *e, const ng_weight_update *s, int64_t n) {
@@ -276,6 +375,7 @@ LIST(norm_gram, ng_norm_sum, void)
   ENTRY(e, x->list, x->n)                                                                          \
   static void late_##e(ng_queue *q, const T *list, int64_t n) {                                    \
     CALL(e, .n = n, .list = copy_of(list, n, sizeof *list));                                       \
+    NAMED(e, wrote_##e(list, n));                                                                  \
   }
 LIST_ALONE(flat, ng_flat_pass)
 LIST_ALONE(row_products, ng_rows)
@@ -288,6 +388,7 @@ LIST_ALONE(largest_pack, ng_largest_pack)
 ENTRY(copy, x->list, x->n)
 static void late_copies(ng_queue *q, const ng_copy *list, int64_t n) {
   CALL(copy, .n = n, .list = copy_of(list, n, sizeof *list));
+  NAMED(copy, wrote_copy(list, n));
 }
 LIST_ALONE(wire, ng_wire)
 LIST_ALONE(low_rank, ng_low_rank)

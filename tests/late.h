@@ -13,6 +13,15 @@
 const ng_linalg_ops *late_over(const ng_linalg_ops *under);
 /* Make a queue late, over `under` and its present kernels. */
 void late_queue(ng_queue *q, const ng_linalg_ops *under);
+/* Memory that faults: between an entry and its wait the process ends with LATE_FAULT if the host accesses memory of such a
+ * context that the entry writes. Call late_memory_reserve once, before any thread. */
+enum { LATE_FAULT = 70 };
+void late_memory_reserve(void);
+ng_context_config late_memory(void);
+/* For late.c: the bytes fault until this thread calls late_allow. */
+void late_forbid(const char *entry, const void *at, int64_t bytes);
+void late_allow(void);
+
 int64_t late_waiting(void); /* noted calls that have not run yet, on this thread */
 
 #endif

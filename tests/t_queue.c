@@ -104,6 +104,52 @@ static void forgotten_wait_is_noticed(void **state) {
 #endif
 }
 
+/* How a process ends that enqueues entries of memory that faults, and then, waiting or not, reads a result (0), a result
+ * of `store` (1), a number (2), or an array beside a result (3). */
+static int touching(int what, bool wait) {
+  const pid_t child = fork();
+  assert_true(child >= 0);
+  if (child == 0) {
+    const ng_context_config c = late_memory();
+    ng_queue q = {.la = &ng_linalg_ref, .kernels = ng_kernels_find("ref"), .threads = 1};
+    float *x = c.alloc(NULL, 64), g[4] = {1.0f, 2.0f, 3.0f, 4.0f}, *to[1];
+    double *number = c.alloc(NULL, sizeof *number);
+    _Atomic int64_t kept = 0;
+    const ng_place grad = {.data = g,
+                           .dtype = NG_F32,
+                           .rows_adjacent = true,
+                           .axes = 1,
+                           .row_stride = 2,
+                           .extent = {2},
+                           .stride = {1}};
+    const ng_direction e = {.D = {&grad, 0, 2, 0, 2}, .scale = 2.0, .overflowed = &kept};
+    if (freopen("/dev/null", "w", stderr) == NULL) _exit(1);
+    late_queue(&q, &ng_linalg_ref);
+    to[0] = x + 4;
+    x[0] = 3.0f, x[12] = 5.0f;
+    ng_on(&q)->scale(&q, 4, x, 2.0);
+    ng_kernels(&q)->store(&q, &e, to, 1);
+    ng_on(&q)->largest(&q, 4, x, NG_F32, number);
+    if (wait) ng_queue_wait(&q);
+    const double is[] = {(double)*(volatile float *)&x[what == 0   ? 0
+                                                       : what == 1 ? 7
+                                                                   : 12],
+                         what == 2 ? *(volatile double *)number : 0.0};
+    _exit(is[what == 2] == (double[]){6.0, 8.0, 6.0, 5.0}[what] ? 0 : 1);
+  }
+  int status = 0;
+  assert_int_equal(waitpid(child, &status, 0), child);
+  assert_true(WIFEXITED(status));
+  return WEXITSTATUS(status);
+}
+
+static void access_before_the_wait_faults(void **state) {
+  for (int what = 0; what < 4; what++) {
+    assert_int_equal(touching(what, true), 0);
+    assert_int_equal(touching(what, false), what == 3 ? 0 : LATE_FAULT);
+  }
+}
+
 /* ---- whole steps -----------------------------------------------------------------------------*/
 
 enum { STEPS = 6, RANKS = 3 };
@@ -159,7 +205,8 @@ static ng_status run_rank(int32_t rank, ng_transport *t, void *arg) {
   ng_status st = NG_OK;
   for (int late = 0; late < 2 && st >= NG_OK; late++) {
     sim s;
-    st = sim_open(&s, &b->how, t, NULL);
+    const ng_context_config faulting = late_memory();
+    st = sim_open(&s, &b->how, t, late ? &faulting : NULL);
     if (st == NG_OK) {
       if (!ng_queue_settled(s.ctx->queue)) b->unsettled = true;
       if (late) late_queue(s.ctx->queue, b->table);
@@ -283,10 +330,12 @@ static void fallbacks_wait_for_their_results(void **state) {
 }
 
 int main(void) {
+  late_memory_reserve();
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(entries_are_pending_until_the_wait),
       cmocka_unit_test(late_entries_run_in_order_at_the_wait),
       cmocka_unit_test(forgotten_wait_is_noticed),
+      cmocka_unit_test(access_before_the_wait_faults),
       cmocka_unit_test(steps_wait_for_their_results),
       cmocka_unit_test(steps_on_ranks_wait_for_their_results),
       cmocka_unit_test(fallbacks_wait_for_their_results),

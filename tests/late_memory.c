@@ -1,0 +1,184 @@
+/* late_memory.c: see late.h.
+ *
+ * All memory of a context comes from one reserved range of addresses, each allocation on pages of its own. Pages that an
+ * entry writes fault until the wait. A fault inside the written bytes ends the test. After a fault beside them, in another
+ * array of the same page, the page is open for one instruction (STEP); elsewhere it stays open until the next entry. */
+#include "late.h"
+
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#if defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+#include <ucontext.h>
+#define STEP
+#endif
+
+enum { PAGE = 4096, MOST = 1 << 14 };
+#define RESERVED ((size_t)1 << 36)
+
+typedef struct range {
+  uintptr_t from, to;
+  const char *entry;
+  const void *thread; /* address of a variable of the thread */
+} range;
+
+static range written[MOST];
+static int ranges;
+static atomic_flag busy = ATOMIC_FLAG_INIT;
+static uintptr_t reserved;
+static atomic_size_t used;
+static struct sigaction before;
+static _Thread_local char thread;
+static _Thread_local uintptr_t opened[4]; /* pages to be closed after this instruction */
+
+static void lock(void) {
+  while (atomic_flag_test_and_set(&busy)) {
+  }
+}
+
+static void unlock(void) { atomic_flag_clear(&busy); }
+
+static bool is_ours(uintptr_t at) { return reserved != 0 && at - reserved < RESERVED; }
+
+/* Let the pages of [from, to) fault, or not. */
+static void protect(uintptr_t from, uintptr_t to, int how) {
+  const uintptr_t first = from / PAGE * PAGE;
+  if (mprotect((void *)first, (to - first + PAGE - 1) / PAGE * PAGE, how) != 0) abort();
+}
+
+/* Return the entry that writes `at`; *beside: some entry writes another byte of the page. */
+static const char *find(uintptr_t at, bool *beside) {
+  const uintptr_t page = at / PAGE * PAGE;
+  const char *entry = NULL;
+  *beside = false;
+  lock();
+  for (int i = 0; i < ranges && is_ours(at); i++) {
+    if (written[i].from <= at && at < written[i].to) entry = written[i].entry;
+    *beside = *beside || (written[i].from < page + PAGE && page < written[i].to);
+  }
+  unlock();
+  return entry;
+}
+
+/* After the instruction: close its pages. */
+#if defined(STEP)
+enum { TRAP_FLAG = 0x100 };
+static void on_trap(int number, siginfo_t *info, void *context) {
+  (void)number, (void)info;
+  for (size_t i = 0; i < sizeof opened / sizeof opened[0]; i++) {
+    bool beside = false;
+    if (opened[i] != 0) (void)find(opened[i], &beside);
+    if (beside) protect(opened[i], opened[i] + PAGE, PROT_NONE);
+    opened[i] = 0;
+  }
+  ((ucontext_t *)context)->uc_mcontext.gregs[REG_EFL] &= ~TRAP_FLAG;
+}
+#endif
+
+static void open_page(uintptr_t page, void *context) {
+  protect(page, page + PAGE, PROT_READ | PROT_WRITE);
+#if defined(STEP)
+  size_t i = 0;
+  while (i < 3 && opened[i] != 0) {
+    i++;
+  }
+  opened[i] = page;
+  ((ucontext_t *)context)->uc_mcontext.gregs[REG_EFL] |= TRAP_FLAG;
+#endif
+}
+
+static void on_fault(int number, siginfo_t *info, void *context) {
+  (void)number, (void)context;
+  const uintptr_t at = (uintptr_t)info->si_addr;
+  bool beside;
+  const char *entry = find(at, &beside);
+  if (entry != NULL) {
+    static const char text[] = "no wait before the host accesses the results of entry ";
+    ssize_t n = write(STDERR_FILENO, text, sizeof text - 1);
+    n += write(STDERR_FILENO, entry, strlen(entry));
+    n += write(STDERR_FILENO, "\n", 1);
+    _exit(n > 0 ? LATE_FAULT : 1);
+  }
+  if (beside) {
+    open_page(at / PAGE * PAGE, context);
+  } else {
+    (void)sigaction(SIGSEGV, &before, NULL); /* the access faults again */
+  }
+}
+
+void late_forbid(const char *entry, const void *at, int64_t bytes) {
+  const uintptr_t from = (uintptr_t)at;
+  if (bytes <= 0 || !is_ours(from)) return;
+  lock();
+  if (ranges == MOST) abort();
+  written[ranges++] = (range){from, from + (uintptr_t)bytes, entry, &thread};
+  unlock();
+  protect(from, from + (uintptr_t)bytes, PROT_NONE);
+}
+
+void late_allow(void) {
+  lock();
+  int left = 0;
+  for (int i = 0; i < ranges; i++) {
+    if (written[i].thread == &thread) {
+      protect(written[i].from, written[i].to, PROT_READ | PROT_WRITE);
+    } else {
+      written[left++] = written[i];
+    }
+  }
+  ranges = left;
+  unlock();
+}
+
+/* ---- the allocator ---------------------------------------------------------------------------*/
+
+static void *take_pages(void *user, size_t bytes) {
+  (void)user;
+  const size_t size = (bytes + PAGE - 1) / PAGE * PAGE, at = atomic_fetch_add(&used, size);
+  if (at + size > RESERVED) return NULL;
+  protect(reserved + at, reserved + at + size, PROT_READ | PROT_WRITE);
+  return (void *)(reserved + at);
+}
+
+/* Freed memory faults, too. */
+static void drop_pages(void *user, void *at, size_t bytes) {
+  (void)user;
+  const size_t size = (bytes + PAGE - 1) / PAGE * PAGE;
+  if (at == NULL) return;
+  (void)madvise(at, size, MADV_DONTNEED);
+  protect((uintptr_t)at, (uintptr_t)at + size, PROT_NONE);
+}
+
+/* cmocka sets its own handler before each test, so set this one again. */
+static void catch_faults(void) {
+  struct sigaction old, act = {.sa_sigaction = on_fault, .sa_flags = SA_SIGINFO};
+  lock();
+  if (sigaction(SIGSEGV, &act, &old) != 0) abort();
+  if (old.sa_sigaction != on_fault) before = old;
+#if defined(STEP)
+  act.sa_sigaction = on_trap;
+  if (sigaction(SIGTRAP, &act, NULL) != 0) abort();
+#endif
+  unlock();
+}
+
+ng_context_config late_memory(void) {
+  ng_context_config c;
+  ng_context_config_init(&c, sizeof c);
+  c.alloc = take_pages;
+  c.free = drop_pages;
+  catch_faults();
+  return c;
+}
+
+void late_memory_reserve(void) {
+  if (reserved != 0) return;
+  void *at = mmap(NULL, RESERVED, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (at == MAP_FAILED) abort();
+  reserved = (uintptr_t)at;
+}
