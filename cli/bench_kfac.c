@@ -22,20 +22,20 @@ typedef struct work {
 } work;
 
 /* Return the row of a part of a layer; layer n of n layers: the sum over layers; n + 1: the whole step. */
-static int row_index(int layer, int part) { return PARTS * layer + part; }
+static int find_row(int layer, int part) { return PARTS * layer + part; }
 
 /* ---- arrays ----------------------------------------------------------------------------------*/
 
-static int64_t input_floats(const shape *l, int64_t batch) {
+static int64_t count_inputs(const shape *l, int64_t batch) {
   return l->conv ? batch * l->in * l->image[0] * l->image[1] : batch * l->positions * l->in;
 }
 
-static int64_t output_floats(const shape *l, int64_t batch) {
+static int64_t count_outputs(const shape *l, int64_t batch) {
   return batch * l->positions * l->out;
 }
 
 /* Return the next `floats` elements of the pool; start again at its end. */
-static float *next_array(work *k, int64_t floats) {
+static float *take_array(work *k, int64_t floats) {
   if (k->at + floats > k->pool_floats) k->at = 0;
   float *x = k->pool + k->at;
   k->at += (floats + 15) / 16 * 16; /* a multiple of 64 bytes */
@@ -46,7 +46,7 @@ static void make_pool(const bench *b, work *k) {
   int64_t most = 0;
   for (int i = 0; i < k->model.n; i++) {
     const shape *l = &k->model.layer[i];
-    const int64_t sizes[] = {input_floats(l, b->batch), output_floats(l, b->batch), l->p * l->out};
+    const int64_t sizes[] = {count_inputs(l, b->batch), count_outputs(l, b->batch), l->p * l->out};
     for (int j = 0; j < 3; j++)
       if (sizes[j] > most) most = sizes[j];
   }
@@ -98,18 +98,18 @@ static int open_kfac(bench *b) {
   return CLI_OK;
 }
 
-static ng_status one_step(const bench *b, work *k, double *ms) {
+static ng_status take_step(const bench *b, work *k, double *ms) {
   for (int i = 0; i < k->model.n; i++) { /* renew the gradients: the last step overwrote them */
     const int64_t n = k->model.layer[i].out * k->model.layer[i].p;
-    memcpy(k->grad[i], next_array(k, n), (size_t)n * sizeof(float));
+    memcpy(k->grad[i], take_array(k, n), (size_t)n * sizeof(float));
   }
   const double start = ng_now_ms();
   ng_status st = ng_begin_samples(k->p, b->batch, 1.0);
   for (int i = 0; i < k->model.n && st == NG_OK; i++) {
     const shape *l = &k->model.layer[i];
     if (!ng_wants(k->p, i)) continue;
-    const ng_array a = shapes_input_array(l, next_array(k, input_floats(l, b->batch)), b->batch);
-    const ng_array g = shapes_output_array(l, next_array(k, output_floats(l, b->batch)), b->batch);
+    const ng_array a = shapes_input_array(l, take_array(k, count_inputs(l, b->batch)), b->batch);
+    const ng_array g = shapes_output_array(l, take_array(k, count_outputs(l, b->batch)), b->batch);
     st = ng_observe_input(k->p, i, &a, NG_COPY);
     if (st == NG_OK) st = ng_observe_output_grad(k->p, i, &g, NG_COPY);
   }
@@ -124,7 +124,7 @@ static int run_round(bench *b, int r) {
   double ms, sum[PARTS] = {0.0};
   int64_t calls[2];
   ng_context_allocated(b->ctx, NULL, NULL, &calls[0]);
-  ng_status st = one_step(b, k, &ms);
+  ng_status st = take_step(b, k, &ms);
   ng_context_allocated(b->ctx, NULL, NULL, &calls[1]);
   if (r >= 0 && calls[1] != calls[0]) {
     return cli_bad("bench: %lld allocations in a step; expected none",
@@ -135,13 +135,13 @@ static int run_round(bench *b, int r) {
     st = ng_report_layer(k->p, i, &report);
     const double now[PARTS] = {report.observe_ms, report.solve_ms, report.measure_ms};
     for (int part = 0; part < PARTS; part++) {
-      bench_set_time(b, row_index(i, part), r, now[part]);
+      bench_set_time(b, find_row(i, part), r, now[part]);
       sum[part] += now[part];
     }
   }
   for (int part = 0; part < PARTS; part++)
-    bench_set_time(b, row_index(k->model.n, part), r, sum[part]);
-  bench_set_time(b, row_index(k->model.n + 1, 0), r, ms);
+    bench_set_time(b, find_row(k->model.n, part), r, sum[part]);
+  bench_set_time(b, find_row(k->model.n + 1, 0), r, ms);
   return st < 0 ? bench_fail(b, "a step", st) : CLI_OK;
 }
 
@@ -149,13 +149,13 @@ static int run_round(bench *b, int r) {
 
 /* Bytes read and written to copy the inputs to patches [in kh kw, positions] for a kernel of kh x kw; 0 for linear
  * layers and 1x1 convolutions of stride 1. */
-static double patch_bytes(const shape *l, int64_t batch) {
+static double count_patch_bytes(const shape *l, int64_t batch) {
   bool needed = false;
   for (int k = 0; k < 2 && l->conv; k++)
     needed = needed || l->kernel[k] > 1 || l->stride[k] > 1 || l->padding[k] > 0;
   if (!needed) return 0;
   const int64_t patches = batch * l->positions * l->in * l->kernel[0] * l->kernel[1];
-  return (double)sizeof(float) * (double)(input_floats(l, batch) + patches);
+  return (double)sizeof(float) * (double)(count_inputs(l, batch) + patches);
 }
 
 /* Measured bounds of the solve for each order, because many layers have factors of the same order. */
@@ -190,13 +190,13 @@ static int set_bounds(bench *b) {
     const double p = (double)l->p, q = (double)l->q, groups = (double)l->out / q;
     const double rows = (double)(b->batch * l->positions);
     const double bound[PARTS] = {
-        1e-6 * (patch_bytes(l, b->batch) / b->copy_gbs +
+        1e-6 * (count_patch_bytes(l, b->batch) / b->copy_gbs +
                 groups * rows * (p * (p + 1) + q * (q + 1)) / b->gflops),
         eigen ? 0 : groups * (find_solve_bound(&m, l->p) + find_solve_bound(&m, l->q)),
         1e-6 * groups * (eigen ? 4 : 2) * q * p * (p + q) / b->gflops};
     for (int part = 0; part < PARTS; part++) {
-      b->row[row_index(i, part)].bound = bound[part];
-      b->row[row_index(n, part)].bound += bound[part];
+      b->row[find_row(i, part)].bound = bound[part];
+      b->row[find_row(n, part)].bound += bound[part];
     }
   }
   free(m.order);

@@ -66,7 +66,7 @@ static int run_pass(work *k, int r, const nn_watch *watch, double *middle) {
   return rc;
 }
 
-static int timed_pass(bench *b, work *k, int r) {
+static int time_pass(bench *b, work *k, int r) {
   double middle;
   const double start = ng_now_ms();
   const int rc = run_pass(k, r, NULL, &middle);
@@ -112,7 +112,7 @@ static int observe(void *user, int layer, const float *x, int64_t samples, int64
 
 /* Run a pass whose activations and gradients the norm blocks observe, then time two steps: NORMS refreshes the
  * statistics, STALE_NORMS does not. */
-static int norm_round(bench *b, work *k, int r) {
+static int run_norm_round(bench *b, work *k, int r) {
   const nn_watch watch = {k, observe};
   k->ms = 0.0;
   ng_status st = ng_begin_samples(k->norms, k->samples, 1.0);
@@ -162,8 +162,8 @@ static int open_train(bench *b) {
 
 static int run_round(bench *b, int r) {
   work *k = b->user;
-  const int rc = timed_pass(b, k, r);
-  return rc == CLI_OK && k->norms != NULL ? norm_round(b, k, r) : rc;
+  const int rc = time_pass(b, k, r);
+  return rc == CLI_OK && k->norms != NULL ? run_norm_round(b, k, r) : rc;
 }
 
 static int set_bounds(bench *b) {

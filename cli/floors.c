@@ -14,7 +14,7 @@ enum { REPEATS = 10, LEAST = 3 };
 
 /* Return the least result of f(arg), the milliseconds of one run; return -1 if f returns a negative number
  * (failure). */
-static double least_ms(double (*f)(void *), void *arg) {
+static double measure_least(double (*f)(void *), void *arg) {
   double best = -1, total = 0;
   for (int i = 0; i < REPEATS && (i < LEAST || total < 1e3 * LEAST); i++) {
     const double ms = f(arg);
@@ -73,7 +73,7 @@ double floor_measure_copy(void) {
   t.pool = ng_pool_create(t.threads, NULL);
   t.from = bench_alloc(floats);
   t.to = bench_alloc(floats);
-  const double ms = t.pool != NULL ? least_ms(time_copy, &t) : -1;
+  const double ms = t.pool != NULL ? measure_least(time_copy, &t) : -1;
   ng_pool_destroy(t.pool);
   free(t.from);
   free(t.to);
@@ -99,15 +99,15 @@ static matrices make_matrices(int64_t n) {
 }
 
 /* Return the least time of `run` on these matrices, and free the matrices. */
-static double least_ms_of(double (*run)(void *), matrices m) {
-  const double ms = least_ms(run, &m);
+static double measure_matrices(double (*run)(void *), matrices m) {
+  const double ms = measure_least(run, &m);
   free(m.a);
   free(m.b);
   free(m.c);
   return ms;
 }
 
-static double sgemm_run(void *arg) {
+static double run_sgemm(void *arg) {
   const matrices *m = arg;
   const int n = (int)m->n;
   const float one = 1, zero = 0;
@@ -117,12 +117,12 @@ static double sgemm_run(void *arg) {
 }
 
 double floor_measure_sgemm(int order) {
-  const double ms = least_ms_of(sgemm_run, make_matrices(order));
+  const double ms = measure_matrices(run_sgemm, make_matrices(order));
   return ms > 0 ? 2e-6 * (double)order * order * order / ms : -1;
 }
 
 /* Invert a copy of a by Cholesky factorisation. */
-static double cholesky_run(void *arg) {
+static double run_cholesky(void *arg) {
   const matrices *m = arg;
   const int n = (int)m->n;
   int info[2] = {0, 0};
@@ -138,7 +138,7 @@ double floor_measure_cholesky(int64_t n) {
   const matrices m = make_matrices(n);
   for (int64_t i = 0; i < n * n; i++)
     m.a[i] = i % (n + 1) == 0 ? 1.0F : m.a[i] * 0.9F / (float)n;
-  return least_ms_of(cholesky_run, m);
+  return measure_matrices(run_cholesky, m);
 }
 
 #else

@@ -188,7 +188,7 @@ static int recommend_periods(const plan_command *c, int32_t ranks, const plan_st
   return CLI_OK;
 }
 
-static const char *origin_of_rates(bool measured, double one, double other) {
+static const char *name_origin(bool measured, double one, double other) {
   if (one >= 0 && other >= 0) return "given";
   if (one >= 0 || other >= 0) return measured ? "measured and given" : "assumed and given";
   return measured ? "measured" : "assumed";
@@ -198,8 +198,8 @@ static void print_machine(const plan_command *c, int32_t ranks) {
   const plan_machine *m = &c->task.machine, *g = &c->given;
   printf("%s: products %.4g GFLOP/s, factorisations %.4g GFLOP/s; network, %s: %.4g GB/s, %.4g us; "
          "stat_period %lld, solve_period %lld\n",
-         origin_of_rates(c->calibrate, g->gemm, g->solve), 1e-9 * m->gemm, 1e-9 * m->solve,
-         origin_of_rates(c->calibrate && ranks > 1, g->bandwidth, g->latency), 1e-9 * m->bandwidth,
+         name_origin(c->calibrate, g->gemm, g->solve), 1e-9 * m->gemm, 1e-9 * m->solve,
+         name_origin(c->calibrate && ranks > 1, g->bandwidth, g->latency), 1e-9 * m->bandwidth,
          1e6 * m->latency, (long long)c->task.period[0], (long long)c->task.period[1]);
 }
 

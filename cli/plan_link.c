@@ -12,7 +12,7 @@
 enum { SMALL = 1, LARGE = 1 << 22, SMALL_TIMES = 200, LARGE_TIMES = 7 };
 
 /* Return the least seconds of `times` sums of `count` numbers over the ranks; < 0: the transport failed, reported. */
-static double least_seconds(const run_ranks *ranks, float *x, int64_t count, int times) {
+static double measure_least(const run_ranks *ranks, float *x, int64_t count, int times) {
   double least = HUGE_VAL;
   for (int i = -1; i < times; i++) { /* i = -1, which opens connections, does not count */
     const double t0 = ng_now_ms();
@@ -38,8 +38,8 @@ int plan_measure_link(const ng_transport *t, plan_machine *m) {
   const run_ranks ranks = ranks_make(t);
   float *x = cli_alloc(LARGE, sizeof *x);
   double least[2];
-  least[0] = least_seconds(&ranks, x, SMALL, SMALL_TIMES);
-  least[1] = least[0] < 0 ? -1.0 : least_seconds(&ranks, x, LARGE, LARGE_TIMES);
+  least[0] = measure_least(&ranks, x, SMALL, SMALL_TIMES);
+  least[1] = least[0] < 0 ? -1.0 : measure_least(&ranks, x, LARGE, LARGE_TIMES);
   free(x);
   if (least[1] < 0 || ranks_broadcast(&ranks, least, sizeof least) != CLI_OK) return CLI_BAD;
   plan_fit_link(t->size, least[0], least[1], 4.0 * LARGE, m);

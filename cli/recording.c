@@ -172,7 +172,7 @@ const ngio_tensor *recording_find_array(const recording *r, const char *format, 
   return ngio_tensors_find(r->file, name);
 }
 
-static void shape_text(const int64_t *lengths, int32_t n, char text[128]) {
+static void write_shape(const int64_t *lengths, int32_t n, char text[128]) {
   int at = 0;
   text[0] = 0;
   for (int32_t i = 0; i < n && at < 100; i++)
@@ -191,8 +191,8 @@ static const ngio_tensor *find_array(reader *in, const char *name, const int64_t
     fits = expect[i] < 0 ? t->shape[i] > 0 : t->shape[i] == expect[i];
   if (t != NULL && !fits) {
     char has[128], wants[128];
-    shape_text(t->shape, t->ndim, has);
-    shape_text(expect, n, wants);
+    write_shape(t->shape, t->ndim, has);
+    write_shape(expect, n, wants);
     cli_field_error(&in->fields, "array %s is [%s], expected [%s]", name, has, wants);
   }
   return in->fields.rc == CLI_OK ? t : NULL;
@@ -209,7 +209,7 @@ static const ngio_tensor *find_input(reader *in, const char *name, shape *l,
   if (!l->conv && (n < 2 || (l->norm && n != 2 && n != 4) || a->shape[features] != l->in ||
                    a->bytes < 4 * l->in)) {
     char has[128];
-    shape_text(a->shape, n, has);
+    write_shape(a->shape, n, has);
     if (l->norm) {
       cli_field_error(&in->fields,
                       "array %s is [%s], expected [samples,%lld] or [samples,%lld,height,width]",
@@ -251,8 +251,8 @@ static void read_observed(reader *in, const char *prefix, shape *l, recording_ob
 /* The arrays of one weight or bias in one step (recording_step). */
 enum { GRAD, OUT, BEFORE, AFTER, MOMENTUM, STEP_ARRAYS };
 
-static void step_name(const recording *r, int step, const shape *l, int bias, int k,
-                      char name[160]) {
+static void write_step_name(const recording *r, int step, const shape *l, int bias, int k,
+                            char name[160]) {
   static const char *const ending[STEP_ARRAYS] = {"grad", "out", "before", "after", "v"};
   const char *which = l->norm ? (bias ? ".beta" : ".gamma") : bias ? ".bias" : ".weight";
   (void)snprintf(name, 160, "s%d.%s%s.%s", step, l->name, r->parameters ? "" : which, ending[k]);
@@ -267,7 +267,7 @@ static void read_step(reader *in, int step, const shape *l, int bias, recording_
   const int64_t expect[4] = {l->out, l->in, l->kernel[0], l->kernel[1]};
   for (int k = 0; k < arrays && in->fields.rc == CLI_OK; k++) {
     char name[160];
-    step_name(r, step, l, bias, k, name);
+    write_step_name(r, step, l, bias, k, name);
     const ngio_tensor *t = find_array(in, name, r->parameters ? NULL : expect,
                                       bias || l->norm ? 1
                                       : l->conv       ? 4
@@ -334,7 +334,7 @@ static void allocate_arrays(reader *in) {
 static void read_arrays(reader *in) {
   recording *r = in->r;
   char after[160];
-  step_name(r, 0, &r->layer[0], 0, AFTER, after);
+  write_step_name(r, 0, &r->layer[0], 0, AFTER, after);
   r->updates = !r->parameters && recording_find_array(r, "%s", after) != NULL;
   in->fields.where = "case.json: ";
   allocate_arrays(in);

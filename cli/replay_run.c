@@ -44,7 +44,7 @@ static void free_arrays(replay_arrays (*arrays)[2], int layers) {
   free(arrays);
 }
 
-static int64_t weight_columns(const shape *l) {
+static int64_t count_columns(const shape *l) {
   return l->norm ? 1 : l->conv ? l->in * l->kernel[0] * l->kernel[1] : l->in;
 }
 
@@ -52,11 +52,11 @@ static int count_parameters(const shape *l) { return l->bias ? 2 : 1; }
 
 /* Return the number of elements of the weight or bias of a layer. */
 static int64_t count_elements(const shape *l, int bias) {
-  return bias ? l->out : l->out * weight_columns(l);
+  return bias ? l->out : l->out * count_columns(l);
 }
 
 /* Return the options of a layer that chainerkfac's list "diagonalize" names; NULL: the layer has no own options. */
-static const char *layer_options(const recording *r, const shape *l) {
+static const char *find_options(const recording *r, const shape *l) {
   const ngio_value *list = ngio_get(r->config, "diagonalize");
   for (size_t i = 0; i < ngio_count(list); i++) {
     const char *name = ngio_text_of(ngio_at(list, i));
@@ -103,7 +103,7 @@ static ng_status add_layers(replay_rank *me, ng_precond *p) {
     int32_t index = -1;
     ng_layer layer;
     shapes_set_layer(l, &layer);
-    layer.options = layer_options(r, l);
+    layer.options = find_options(r, l);
     st = r->parameters && l->out == 1 ? ng_add_tensor(p, l->name, l->in, &index)
                                       : ng_add_layer(p, &layer, &index);
     for (int k = 0; k < count_parameters(l) && st >= 0; k++)
@@ -129,26 +129,26 @@ static ng_status observe_layer(ng_precond *p, int32_t layer, const shape *l,
 /* chainerkfac updates weights w by v <- m v - lr PD, w <- w + v, with momentum m; adjust_momentum multiplies m by
  * lr / lr_pre if lr has fallen.  natgrad stores u = -v / lr, so its momentum is m lr_before / lr.  At lr = 0,
  * chainerkfac still adds v to w; natgrad then uses last_positive_lr and a gradient of 0. */
-static double last_positive_lr(const recording *r, int step) {
+static double find_positive_lr(const recording *r, int step) {
   while (step > 0 && r->lr[step] == 0)
     step--;
   return r->lr[step];
 }
 
-static ng_sgd recorded_sgd(const recording *r, int step) {
+static ng_sgd read_sgd(const recording *r, int step) {
   ng_sgd how;
   ng_sgd_init(&how, sizeof how);
-  how.lr = last_positive_lr(r, step);
+  how.lr = find_positive_lr(r, step);
   how.momentum = r->momentum;
   if (r->adjust_momentum && r->lr[step] < r->lr_pre[step])
     how.momentum *= r->lr[step] / r->lr_pre[step];
-  if (step > 0 && how.lr > 0) how.momentum *= last_positive_lr(r, step - 1) / how.lr;
+  if (step > 0 && how.lr > 0) how.momentum *= find_positive_lr(r, step - 1) / how.lr;
   /* with a momentum of exactly 0, the library would store no momentum to compare */
   if (r->momentum > 0 && how.momentum == 0) how.momentum = DBL_MIN;
   return how;
 }
 
-/* Compare the momentum of a parameter: v = -lr u with the recorded v (recorded_sgd). */
+/* Compare the momentum of a parameter: v = -lr u with the recorded v (read_sgd). */
 static ng_status compare_momentum(ng_precond *p, const char *name, double lr, const float *recorded,
                                   int64_t n, double *gap, double *scale) {
   bool there;
@@ -173,7 +173,7 @@ static ng_status compare_updates(const replay_rank *me, ng_precond *p, int step)
       replay_add_error(me->arrays[i][k].value, s->after, count_elements(l, k), &gap, &scale);
       if (r->momentum == 0) continue;
       (void)snprintf(name, sizeof name, "%s/momentum.%s", l->name, k == 0 ? "weight" : "bias");
-      const ng_status st = compare_momentum(p, name, last_positive_lr(r, step), s->momentum,
+      const ng_status st = compare_momentum(p, name, find_positive_lr(r, step), s->momentum,
                                             count_elements(l, k), &v_gap, &v_scale);
       if (st < 0) return st;
     }
@@ -233,7 +233,7 @@ static ng_status run_step(replay_rank *me, ng_precond *p, int step) {
     write_gradient(r, x->grad, s->grad, s->before, count_elements(l, i % 2), none);
     if (r->parameters) memcpy(x->value, s->before, (size_t)count_elements(l, 0) * sizeof(float));
   }
-  const ng_sgd sgd = me->fused ? recorded_sgd(r, step) : (ng_sgd){0};
+  const ng_sgd sgd = me->fused ? read_sgd(r, step) : (ng_sgd){0};
   st = me->fused ? ng_step_sgd(p, &sgd, 1) : ng_step(p, me->job->lr);
   if (st < 0 || st == NG_SKIPPED) return st;
   if (me->fused) return compare_updates(me, p, step);

@@ -33,7 +33,7 @@ void replay_add_error(const float *ours, const float *recorded, int64_t n, doubl
 /* ---- the start of the low-rank iteration -------------------------------------------------------*/
 
 /* Return the number of columns of P and Q of a parameter: `rank`, at most the smaller axis; 0: no P and Q. */
-static int64_t low_rank_columns(const shape *l, int64_t rank) {
+static int64_t count_columns(const shape *l, int64_t rank) {
   const int64_t least = l->in < l->out ? l->in : l->out;
   return l->out == 1 ? 0 : rank < least ? rank : least;
 }
@@ -47,10 +47,9 @@ int replay_check_start(const recording *r, const char *path, int64_t rank) {
       return cli_bad("%s: array init.%s.q is missing: the low-rank iteration starts from it", path,
                      l->name);
     if (q->dtype != NGIO_F32 || q->ndim != 2 || q->shape[0] != l->in ||
-        q->shape[1] != low_rank_columns(l, rank)) {
+        q->shape[1] != count_columns(l, rank)) {
       return cli_bad("%s: array init.%s.q: expected float32 [%lld,%lld], of window_rank %lld", path,
-                     l->name, (long long)l->in, (long long)low_rank_columns(l, rank),
-                     (long long)rank);
+                     l->name, (long long)l->in, (long long)count_columns(l, rank), (long long)rank);
     }
   }
   return CLI_OK;

@@ -14,17 +14,17 @@ enum { MOST_LAYERS = 4096, LARGEST = 1 << 20 };
 static int64_t at_least_one(int64_t x) { return x > 0 ? x : 1; }
 
 /* Return the pixels along axis k from the first to the last input of one output. */
-static int64_t kernel_reach(const shape *l, int k) {
+static int64_t find_reach(const shape *l, int k) {
   return at_least_one(l->dilation[k]) * (l->kernel[k] - 1) + 1;
 }
 
-static int64_t positions_along(const shape *l, int k) {
-  return (l->image[k] + 2 * l->padding[k] - kernel_reach(l, k)) / l->stride[k] + 1;
+static int64_t count_positions(const shape *l, int k) {
+  return (l->image[k] + 2 * l->padding[k] - find_reach(l, k)) / l->stride[k] + 1;
 }
 
 static void set_orders(shape *l) {
   const int64_t groups = at_least_one(l->groups);
-  if (l->conv) l->positions = positions_along(l, 0) * positions_along(l, 1);
+  if (l->conv) l->positions = count_positions(l, 0) * count_positions(l, 1);
   l->p = (l->conv ? l->in / groups * l->kernel[0] * l->kernel[1] : l->in) + (l->bias ? 1 : 0);
   l->q = l->out / groups;
 }
@@ -122,7 +122,7 @@ static void read_conv(cli_fields *in, const ngio_value *o, shape *l) {
   if (l->in % l->groups != 0 || l->out % l->groups != 0)
     cli_field_error(in, "groups is not a divisor of in and out");
   for (int k = 0; k < 2; k++)
-    if (l->image[k] + 2 * l->padding[k] < kernel_reach(l, k))
+    if (l->image[k] + 2 * l->padding[k] < find_reach(l, k))
       cli_field_error(in, "image is not as large as the kernel");
 }
 
@@ -244,7 +244,7 @@ ng_array shapes_output_array(const shape *l, const float *data, int64_t samples)
   int64_t to[2] = {1, 1};
   if (l->norm) return shapes_input_array(l, data, samples);
   for (int k = 0; k < 2 && l->conv; k++)
-    to[k] = positions_along(l, k);
+    to[k] = count_positions(l, k);
   return l->conv ? ng_array_nchw(x, samples, l->out, to[0], to[1], NG_F32)
                  : ng_array_matrix(x, samples * l->positions, l->out, NG_F32);
 }

@@ -43,8 +43,8 @@ void cli_field_error(cli_fields *f, const char *format, ...) {
   f->rc = cli_bad("%s: %s%s", f->path, f->where, text);
 }
 
-static int64_t whole(cli_fields *f, const ngio_value *v, const char *key, int64_t lower,
-                     int64_t upper) {
+static int64_t read_int(cli_fields *f, const ngio_value *v, const char *key, int64_t lower,
+                        int64_t upper) {
   const int64_t x = ngio_integer_of(v);
   if (ngio_is(v, NGIO_INTEGER) && x >= lower && x <= upper) return x;
   cli_field_error(f, "%s is not a whole number from %lld to %lld", key, (long long)lower,
@@ -55,7 +55,7 @@ static int64_t whole(cli_fields *f, const ngio_value *v, const char *key, int64_
 int64_t cli_read_whole(cli_fields *f, const ngio_value *object, const char *key, int64_t lower,
                        int64_t upper, int64_t absent) {
   const ngio_value *v = ngio_get(object, key);
-  return v == NULL && absent >= 0 ? absent : whole(f, v, key, lower, upper);
+  return v == NULL && absent >= 0 ? absent : read_int(f, v, key, lower, upper);
 }
 
 void cli_read_pair(cli_fields *f, const ngio_value *object, const char *key, int64_t lower,
@@ -63,6 +63,6 @@ void cli_read_pair(cli_fields *f, const ngio_value *object, const char *key, int
   const ngio_value *v = ngio_get(object, key);
   const bool pair = ngio_count(v) == 2;
   for (size_t k = 0; k < 2; k++)
-    out[k] =
-        v == NULL && absent >= 0 ? absent : whole(f, pair ? ngio_at(v, k) : v, key, lower, 1 << 20);
+    out[k] = v == NULL && absent >= 0 ? absent
+                                      : read_int(f, pair ? ngio_at(v, k) : v, key, lower, 1 << 20);
 }

@@ -62,13 +62,13 @@ void *cli_grow(void *list, size_t count, size_t size) {
   return more;
 }
 
-static char letter(char c) { return c == '_' ? '-' : c; }
+static char fold_letter(char c) { return c == '_' ? '-' : c; }
 
 const char *cli_find_nearest(const char *word, const char *const *names, int n) {
   const char *best = NULL;
   int least = (int)strlen(word) / 3 + 1; /* names at a larger distance are not suggested */
   for (int i = 0; i < n; i++) {
-    const int d = ng_word_distance(word, strlen(word), names[i], strlen(names[i]), letter);
+    const int d = ng_word_distance(word, strlen(word), names[i], strlen(names[i]), fold_letter);
     if (d <= least && (best == NULL || d < least)) {
       best = names[i];
       least = d;

@@ -84,7 +84,7 @@ int data_parse_settings(const char *source, char *text, const data_setting *know
 
 /* ---- statistics --------------------------------------------------------------------------------*/
 
-static int32_t source_row(const data_split *s, int32_t i) {
+static int32_t find_row(const data_split *s, int32_t i) {
   return s->index != NULL ? s->index[i] : i;
 }
 
@@ -114,7 +114,7 @@ static void set_statistics(data_set *d) {
   const double rows = (double)(d->train.n * (per / width));
   for (int pass = 0; pass < 2; pass++) {
     for (int32_t i = 0; i < d->train.n; i++) {
-      const int64_t from = source_row(&d->train, i) * per;
+      const int64_t from = find_row(&d->train, i) * per;
       for (int64_t at = from; at < from + per; at += width) {
         for (int64_t k = 0; k < width; k++) {
           const double x = read_value(d, &d->train, at + k) - mean[k];
@@ -210,7 +210,7 @@ int data_hold_out(data_set *d, int32_t count, uint64_t seed) {
   int32_t *index = data_alloc(d, n, (int64_t)sizeof *index);
   random_order(seed, RANDOM_SPLIT, 0, n, index);
   for (int32_t i = 0; i < n; i++)
-    index[i] = source_row(&d->train, index[i]);
+    index[i] = find_row(&d->train, index[i]);
   /* sort by source row, so that batches read memory forwards */
   qsort(index, (size_t)count, sizeof *index, compare_rows);
   qsort(index + count, (size_t)(n - count), sizeof *index, compare_rows);

@@ -42,13 +42,13 @@ void image_classes_free(image_classes *names) {
 
 static int is_visible(const struct dirent *e) { return e->d_name[0] != '.'; }
 
-static int by_name(const struct dirent **a, const struct dirent **b) {
+static int compare_names(const struct dirent **a, const struct dirent **b) {
   return strcmp((*a)->d_name, (*b)->d_name);
 }
 
 /* List the entries of a folder, sorted by name, without hidden entries. */
 static int list_folder(const char *folder, image_classes *out) {
-  out->n = scandir(folder, &out->list, is_visible, by_name);
+  out->n = scandir(folder, &out->list, is_visible, compare_names);
   if (out->n >= 0) return CLI_OK;
   *out = (image_classes){NULL, 0};
   return cli_bad("--data: %s: %s", folder, strerror(errno));

@@ -76,7 +76,7 @@ static int parse_rgb(const char *key, const char *text, double lower, float to[3
   return CLI_OK;
 }
 
-static double npy_value(const ngio_npy *a, int64_t i) {
+static double read_npy_value(const ngio_npy *a, int64_t i) {
   return a->dtype == NGIO_F32 ? (double)((const float *)a->data)[i] : ((const double *)a->data)[i];
 }
 
@@ -94,7 +94,7 @@ static int read_npy(data_set *d, const char *key, const char *path, bool image, 
     rc = cli_bad("--data: %s: expected %s as f4 or f8 of shape [3]%s", path, key,
                  image ? ", or [3, height, width], both >= size" : "");
   for (int64_t i = 0; i < a.count && rc == CLI_OK; i++) {
-    const double v = npy_value(&a, i);
+    const double v = read_npy_value(&a, i);
     if (!(v >= (image ? -1e6 : 1e-6) && v <= 1e6))
       rc = cli_bad("--data: %s: value %lld is %g, expected %s", path, (long long)i, v,
                    image ? "a byte's" : "a number above 0");
@@ -103,12 +103,12 @@ static int read_npy(data_set *d, const char *key, const char *path, bool image, 
     float *mean = data_alloc(d, side * side * 3, (int64_t)sizeof *mean);
     for (int64_t at = 0; at < side * side * 3; at++) {
       const int64_t k = at % 3, u = at / 3 % side, y = at / 3 / side;
-      mean[at] = (float)(npy_value(&a, (k * a.shape[1] + y) * a.shape[2] + u) * d->byte_scale);
+      mean[at] = (float)(read_npy_value(&a, (k * a.shape[1] + y) * a.shape[2] + u) * d->byte_scale);
     }
     d->images->mean_image = mean;
   }
   for (int k = 0; k < 3 && rc == CLI_OK; k++)
-    to[k] = (float)(npy_value(&a, k * (a.count / 3)) * d->byte_scale);
+    to[k] = (float)(read_npy_value(&a, k * (a.count / 3)) * d->byte_scale);
   ngio_npy_free(&a);
   return rc;
 }
@@ -230,7 +230,7 @@ static int find_folders(const settings *w, image_list *splits) {
 }
 
 /* Return a CRC of files, sizes and normalisation: a resumed run must have the same ones. */
-static uint32_t settings_crc(const data_set *d) {
+static uint32_t compute_crc(const data_set *d) {
   const image_set *s = d->images;
   const int64_t numbers[4] = {s->side, s->resize, s->list[0].crc, s->list[1].crc};
   uLong crc = crc32_z(0, (const unsigned char *)numbers, sizeof numbers);
@@ -264,7 +264,7 @@ static int open_set(data_set *d, const settings *w) {
     data_set_scales(d);
     set_split(d, &splits[0], &d->train);
     set_split(d, &splits[1], &d->test);
-    d->images->crc = settings_crc(d);
+    d->images->crc = compute_crc(d);
     d->images->reported = data_alloc(d, d->images->total, (int64_t)sizeof *d->images->reported);
   }
   return rc;

@@ -69,7 +69,7 @@ typedef struct position {
   int64_t sample, y, x;
 } position;
 
-static position position_of(const patches *p, int64_t row) {
+static position find_position(const patches *p, int64_t row) {
   const int64_t each = p->rows * p->columns, at = row % each;
   return (position){row / each, at / p->columns, at % p->columns};
 }
@@ -86,7 +86,7 @@ static void next_position(const patches *p, position *at) {
 static void patches_gather(const patches *p, const float *x, int64_t first, int64_t count,
                            float *rows) {
   const int64_t image = p->height * p->width * p->channels, width = patches_width(p);
-  position at = position_of(p, first);
+  position at = find_position(p, first);
   for (int64_t r = 0; r < count; r++, next_position(p, &at))
     gather_row(p, x + at.sample * image, at.y, at.x, rows + r * width);
 }
@@ -107,7 +107,7 @@ NG_CLONES static void scatter_row(const patches *p, const float *from, int64_t y
 static void patches_scatter(const patches *p, const float *rows, int64_t first, int64_t count,
                             float *x) {
   const int64_t image = p->height * p->width * p->channels, width = patches_width(p);
-  position at = position_of(p, first);
+  position at = find_position(p, first);
   for (int64_t r = 0; r < count; r++, next_position(p, &at))
     scatter_row(p, rows + r * width, at.y, at.x, x + at.sample * image);
 }
@@ -148,30 +148,30 @@ static patches grad_patches(const nn *n, const node *v) {
 
 static bool can_gather(const node *v) { return v->stride == 1 && v->padding < v->kernel; }
 
-static int64_t tile_rows(const patches *p) {
+static int64_t count_tile_rows(const patches *p) {
   const int64_t rows = TILE / patches_width(p);
   return rows < 16 ? 16 : rows;
 }
 
-static int64_t weight_count(const nn *n, const node *v) { return n->params[v->param[0]].count; }
+static int64_t count_weights(const nn *n, const node *v) { return n->params[v->param[0]].count; }
 
 static int64_t tile_floats(const nn *n, const node *v) {
   if (is_pointwise(v)) return 0;
   const patches a = input_patches(n, v), g = grad_patches(n, v);
-  const int64_t x = tile_rows(&a) * patches_width(&a);
-  const int64_t y = can_gather(v) ? tile_rows(&g) * patches_width(&g) : 0;
+  const int64_t x = count_tile_rows(&a) * patches_width(&a);
+  const int64_t y = can_gather(v) ? count_tile_rows(&g) * patches_width(&g) : 0;
   return x > y ? x : y;
 }
 
 /* The scratch has the tiles of all threads, the dW of all threads, and the reversed kernel. */
 static int64_t scratch_bytes(const nn *n, const node *v) {
   const int64_t t = n->threads;
-  return (t * tile_floats(n, v) + (t + 1) * weight_count(n, v)) * (int64_t)sizeof(float);
+  return (t * tile_floats(n, v) + (t + 1) * count_weights(n, v)) * (int64_t)sizeof(float);
 }
 
 /* The weights as [o][k][c]. */
 static int64_t saved_bytes(const nn *n, const node *v) {
-  return weight_count(n, v) * (int64_t)sizeof(float);
+  return count_weights(n, v) * (int64_t)sizeof(float);
 }
 
 /* ---- order of weights --------------------------------------------------------------------------*/
@@ -216,7 +216,7 @@ static void reverse_kernel(void *arg, int32_t i) {
 }
 
 static reorder_job make_reorder_job(const nn *n, const node *v, const float *from, float *to) {
-  const int64_t count = weight_count(n, v), in = n->nodes[v->input[0]].shape.channels;
+  const int64_t count = count_weights(n, v), in = n->nodes[v->input[0]].shape.channels;
   const int32_t pieces = count > 65536 ? n->threads : 1;
   return (reorder_job){.from = from,
                        .to = to,
@@ -250,7 +250,7 @@ static job make_job(nn *n, node *v, int64_t samples) {
   j.tile = tile_floats(n, v);
   j.tiles = n->scratch;
   j.sums = j.tiles + j.tile * n->threads;
-  j.rows = tile_rows(&j.p);
+  j.rows = count_tile_rows(&j.p);
   return j;
 }
 
@@ -320,7 +320,7 @@ static void weight_piece(void *arg, int32_t i) {
   const job *j = arg;
   const node *v = j->v;
   const int64_t out = v->shape.channels;
-  float *sum = j->sums + weight_count(j->n, v) * i;
+  float *sum = j->sums + count_weights(j->n, v) * i;
   tiles t = tiles_of_piece(j, j->n->nodes[v->input[0]].out, v->shape.height * v->shape.width, i);
   while (next_tile(&t))
     nn_gemm(true, false, out, t.width, t.rows, 1.0F, v->grad + t.at * out, out, t.p, t.width,
@@ -378,12 +378,12 @@ static void backward(nn *n, node *v, int64_t samples, bool params) {
     run_over_samples(&j, scatter_piece);
     return;
   }
-  float *reversed = j.sums + weight_count(n, v) * n->threads;
+  float *reversed = j.sums + count_weights(n, v) * n->threads;
   reorder_job order = make_reorder_job(n, v, v->saved, reversed);
   nn_parallel(n, order.pieces, reverse_kernel, &order);
   j.reversed = reversed;
   j.p = grad_patches(n, v);
-  j.rows = tile_rows(&j.p);
+  j.rows = count_tile_rows(&j.p);
   run_over_samples(&j, gather_piece);
 }
 

@@ -8,7 +8,7 @@
 void nn_set_initializer(nn *n, nn_initializer start) { n->start = start; }
 
 /* Return `channels` times the positions of the kernel. */
-static double fan(const nn_layer *l, int64_t channels) {
+static double count_fan(const nn_layer *l, int64_t channels) {
   return (double)channels * (l->conv ? (double)(l->kernel * l->kernel) : 1.0);
 }
 
@@ -20,7 +20,7 @@ static void fill_ones(float *x, int64_t count) {
 /* Set the weight or the bias of a layer. */
 static void init_layer_param(const nn *n, const nn_param *p, uint32_t item) {
   const nn_layer *l = &n->layers[p->layer];
-  const double in = fan(l, l->in), out = fan(l, l->out);
+  const double in = count_fan(l, l->in), out = count_fan(l, l->out);
   const bool he = p->start == NN_HE && l->conv, glorot = p->start == NN_GLOROT;
   const double bound = glorot ? sqrt(6.0 / (in + out)) : 1.0 / sqrt(in);
   if (p->role == NN_BIAS && (he || glorot)) return; /* 0, as allocated */

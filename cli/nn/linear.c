@@ -3,11 +3,11 @@
 
 #include <string.h>
 
-static int64_t inputs(nn *n, const node *v) { return nn_count(input_of(n, v, 0)->shape); }
+static int64_t count_inputs(nn *n, const node *v) { return nn_count(input_of(n, v, 0)->shape); }
 
 static void forward(nn *n, node *v, int64_t samples, nn_mode mode) {
   (void)mode;
-  const int64_t in = inputs(n, v), out = v->shape.channels;
+  const int64_t in = count_inputs(n, v), out = v->shape.channels;
   if (v->param[1] >= 0) {
     const float *b = n->params[v->param[1]].value;
     for (int64_t i = 0; i < samples; i++)
@@ -27,7 +27,7 @@ void nn_sum_columns(const float *x, int64_t rows, int64_t columns, float *sums) 
 
 static void backward(nn *n, node *v, int64_t samples, bool params) {
   const node *x = input_of(n, v, 0);
-  const int64_t in = inputs(n, v), out = v->shape.channels;
+  const int64_t in = count_inputs(n, v), out = v->shape.channels;
   if (params) {
     nn_gemm(true, false, out, in, samples, 1.0F, v->grad, out, x->out, in, 0.0F,
             n->params[v->param[0]].grad, in);

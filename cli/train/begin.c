@@ -48,7 +48,7 @@ static int build_net(run *r) {
   return CLI_OK;
 }
 
-static int64_t steps_of(const settings *s, int64_t per_epoch) {
+static int64_t get_steps(const settings *s, int64_t per_epoch) {
   const double wanted = s->epochs * (double)per_epoch;
   return s->steps > 0 ? s->steps : (int64_t)llround(fmax(1.0, wanted));
 }
@@ -109,7 +109,7 @@ static void report_changes(const run *r, const settings *was) {
   if (differs[0] != 0)
     cli_note("--resume: %s was left by %s; the last bits may differ", r->s->out, differs);
   const double per_epoch = (double)r->feed.per_epoch, at = (double)r->state.step / per_epoch;
-  const double then = recipe_get_lr(was, at, (double)steps_of(was, r->feed.per_epoch) / per_epoch);
+  const double then = recipe_get_lr(was, at, (double)get_steps(was, r->feed.per_epoch) / per_epoch);
   const double next = recipe_get_lr(r->s, at, (double)r->total / per_epoch);
   if (r->state.step < r->total && next != then) {
     cli_note("--%s: another length of the run changes the schedule %s: after step %lld lr is %.4g "
@@ -251,7 +251,7 @@ static int set_up_rank(run *r) {
   if (rc == CLI_OK) rc = make_pool(k, &r->pool);
   if (rc == CLI_OK) rc = build_net(r);
   if (rc == CLI_OK) rc = feed_create(r->s, r->d, k, r->reconstructs, r->pool, &r->feed);
-  r->total = steps_of(r->s, r->feed.per_epoch);
+  r->total = get_steps(r->s, r->feed.per_epoch);
   if (rc == CLI_OK) rc = nn_ready(r->net, r->feed.capacity);
   if (rc == CLI_OK) nn_set_first_sample(r->net, first);
   if (rc == CLI_OK) rc = average_create(r->s, r->net, r->feed.per_epoch, &r->mean);

@@ -25,22 +25,22 @@ void checkpoint_init(run_state *s) {
 
 /* ---- names -----------------------------------------------------------------------------------*/
 
-static char *path_of(const char *dir, int64_t step, const char *end) {
+static char *make_path(const char *dir, int64_t step, const char *end) {
   char name[NAME];
   (void)snprintf(name, sizeof name, "checkpoint-%lld.%s", (long long)step, end);
   return cli_join(dir, name);
 }
 
-char *checkpoint_path(const char *dir, int64_t step) { return path_of(dir, step, "safetensors"); }
+char *checkpoint_path(const char *dir, int64_t step) { return make_path(dir, step, "safetensors"); }
 
-static char *state_path(const char *dir, int64_t step) {
-  return path_of(dir, step, "natgrad-state");
+static char *make_state_path(const char *dir, int64_t step) {
+  return make_path(dir, step, "natgrad-state");
 }
 
 typedef enum kind { OTHER, WHOLE, TEMPORARY, STATE } kind;
 
 /* Return the kind of file that has this name.  STATE: a part of the state, complete or incomplete. */
-static kind kind_of(const char *name, int64_t *step) {
+static kind find_kind(const char *name, int64_t *step) {
   static const char head[] = "checkpoint-", state[] = ".natgrad-state";
   const char *digits = name + sizeof head - 1;
   char *end = NULL;
@@ -57,11 +57,11 @@ static kind kind_of(const char *name, int64_t *step) {
 }
 
 /* Return the step of the newest checkpoint in `dir`; -1: none. */
-static int64_t newest(const char *dir) {
+static int64_t find_newest(const char *dir) {
   int64_t most = -1, step;
   DIR *d = opendir(dir);
   for (const struct dirent *e; d != NULL && (e = readdir(d)) != NULL;)
-    if (kind_of(e->d_name, &step) == WHOLE && step > most) most = step;
+    if (find_kind(e->d_name, &step) == WHOLE && step > most) most = step;
   if (d != NULL) (void)closedir(d);
   return most;
 }
@@ -111,7 +111,7 @@ static int check_config(const char *dir, const settings *was, const char *where)
 int checkpoint_find(const char *dir, int64_t *step, settings *was) {
   settings own;
   run_state state;
-  *step = newest(dir);
+  *step = find_newest(dir);
   if (*step < 0) return check_format(dir);
   char *path = checkpoint_path(dir, *step), *log = cli_join(dir, "log.jsonl");
   settings_init(&own);
@@ -137,7 +137,7 @@ static void remove_whole(const char *dir, int64_t step) {
 }
 
 /* Return the step of the checkpoint that the checkpoint of `step` replaced; -1: none. */
-static int64_t replaced_by(const char *dir, int64_t step) {
+static int64_t find_replaced(const char *dir, int64_t step) {
   char *path = checkpoint_path(dir, step);
   file_reader r;
   const bool opened = file_open(path, true, false, &r);
@@ -152,17 +152,17 @@ void checkpoint_sweep(const char *dir, int64_t step) {
   DIR *d = opendir(dir);
   for (const struct dirent *e; d != NULL && (e = readdir(d)) != NULL;) {
     int64_t of = -1;
-    const kind what = kind_of(e->d_name, &of);
+    const kind what = find_kind(e->d_name, &of);
     char *path = cli_join(dir, e->d_name);
     if (what == TEMPORARY || (what == STATE && of != step)) disk_remove(path);
     free(path);
   }
   if (d != NULL) (void)closedir(d);
-  if (step >= 0) remove_whole(dir, replaced_by(dir, step));
+  if (step >= 0) remove_whole(dir, find_replaced(dir, step));
 }
 
 void checkpoint_remove(const char *dir) {
-  const int64_t step = newest(dir);
+  const int64_t step = find_newest(dir);
   checkpoint_sweep(dir, step);
   remove_whole(dir, step);
   checkpoint_sweep(dir, -1);
@@ -188,7 +188,7 @@ static int read_id(const char *path, char id[NAME]) {
   return text != NULL ? CLI_OK : cli_bad("%s: is no state of the library", path);
 }
 
-static ngio_tensor average_of(const average *a) {
+static ngio_tensor describe_average(const average *a) {
   ngio_tensor t = {.name = average_tensor, .dtype = NGIO_F32, .ndim = 1, .shape = {a->weights}};
   t.data = a->mean;
   t.bytes = ngio_bytes_of(t.dtype, t.shape, t.ndim);
@@ -206,7 +206,7 @@ static void describe(const checkpoint *c, const char *config, const ngio_out *st
   if (id[0] != 0) file_add_text(h, id_key, id);
   file_add_net(h, c->net);
   if (c->mean->count > 0) {
-    const ngio_tensor t = average_of(c->mean);
+    const ngio_tensor t = describe_average(c->mean);
     file_add_tensor(h, &t);
   }
   for (int i = 0; i < 2 && mix_has_previous(&c->feed->mix); i++)
@@ -223,7 +223,7 @@ static void describe(const checkpoint *c, const char *config, const ngio_out *st
 int checkpoint_save(const checkpoint *c, const char *config, bool in_parts) {
   run_state *s = c->state;
   const bool first = c->ranks->rank == 0;
-  char *path = checkpoint_path(c->dir, s->step), *parts = state_path(c->dir, s->step);
+  char *path = checkpoint_path(c->dir, s->step), *parts = make_state_path(c->dir, s->step);
   char id[NAME] = "";
   ngio_tensor mixup[2] = {{0}, {0}};
   ngio_out state = {0};
@@ -278,7 +278,7 @@ static int read_average(file_reader *r, const run_state *s, average *mean) {
   if (has != (s->averaged > 0) || (has && mean->mean == NULL))
     return cli_bad("%s: its averaged weights do not fit the settings of this run", r->path);
   if (!has) return CLI_OK;
-  const ngio_tensor t = average_of(mean);
+  const ngio_tensor t = describe_average(mean);
   mean->count = s->averaged;
   return file_read_tensor(r, &t, mean->mean);
 }
@@ -309,7 +309,7 @@ static int load_state(const checkpoint *c, file_reader *r, const char *parts, bo
 
 int checkpoint_load(const checkpoint *c, int64_t step) {
   const bool first = c->ranks->rank == 0;
-  char *path = checkpoint_path(c->dir, step), *parts = state_path(c->dir, step), id[NAME] = "";
+  char *path = checkpoint_path(c->dir, step), *parts = make_state_path(c->dir, step), id[NAME] = "";
   ngio_tensor mixup[2];
   file_reader r = {.path = path, .source = {.fd = -1}};
   int rc = CLI_OK;
@@ -371,7 +371,7 @@ bool checkpoint_is_run_file(const char *path) {
   static const char *const file[] = {"log.jsonl", "config.json", CHECKPOINT_AVERAGE};
   int64_t step;
   const char *name = cli_base_name(path);
-  bool found = kind_of(name, &step) != OTHER;
+  bool found = find_kind(name, &step) != OTHER;
   for (size_t i = 0; i < sizeof file / sizeof file[0]; i++)
     found = found || strcmp(name, file[i]) == 0;
   return found;

@@ -34,7 +34,7 @@ static int read_plan(compare_plan *p, const cli_args *args) {
 }
 
 /* Return DIR; the default is ./compare-DATA-MODEL, with the name of the data, not its path. */
-static char *folder_of(const compare_plan *p, const data_set *d) {
+static char *make_folder_path(const compare_plan *p, const data_set *d) {
   char name[512];
   (void)snprintf(name, sizeof name, "compare-%s-%s", d->name, p->base.model);
   for (char *c = name; *c != 0; c++)
@@ -127,7 +127,7 @@ static int compare(compare_plan *p) {
   int rc = data_open(p->base.data, &d);
   if (rc != CLI_OK) return rc;
   data_print_notes(&d);
-  p->dir = folder_of(p, &d);
+  p->dir = make_folder_path(p, &d);
   for (int i = 0; i < p->methods; i++)
     p->method[i].run = cli_alloc((size_t)p->seeds, sizeof(train_result));
   rc = find_metric(p, &d);

@@ -81,7 +81,7 @@ int compare_find_edge(const compare_grid *g, int i) {
 }
 
 /* Return the seed of the k-th run of every point, different from all seeds of the comparison. */
-static int64_t tuning_seed(const compare_plan *p, int k) {
+static int64_t get_tuning_seed(const compare_plan *p, int k) {
   const int64_t first = p->base.seed;
   return k == 0 && first > 0 ? first - 1 : first + COMPARE_SEEDS + k;
 }
@@ -118,10 +118,10 @@ int compare_check_points(const compare_plan *p, const compare_method *m, const d
 }
 
 /* Return the folder of a tuning run, for free(). */
-static char *folder_of(const compare_plan *p, const compare_method *m, int k, int seed) {
+static char *make_folder_path(const compare_plan *p, const compare_method *m, int k, int seed) {
   if (seed == 0) return compare_make_path(p, "tuning/%s-%d", m->label, k);
   return compare_make_path(p, "tuning/%s-%d-seed%lld", m->label, k,
-                           (long long)tuning_seed(p, seed));
+                           (long long)get_tuning_seed(p, seed));
 }
 
 static int train_point(compare_plan *p, const compare_method *m, int k, int seed,
@@ -131,10 +131,10 @@ static int train_point(compare_plan *p, const compare_method *m, int k, int seed
   settings s;
   settings_copy(&s, &m->s);
   s.validation = p->validation;
-  s.seed = tuning_seed(p, seed);
+  s.seed = get_tuning_seed(p, seed);
   s.checkpoint_every = 0; /* a killed point is repeated from its start */
   free(s.out);
-  s.out = folder_of(p, m, k, seed);
+  s.out = make_folder_path(p, m, k, seed);
   if (p->grid_epochs > 0.0) {
     s.epochs = p->grid_epochs;
     s.steps = 0;
@@ -183,7 +183,7 @@ static int train_points(compare_plan *p, int seed) {
   data_set d;
   int rc = data_open(p->base.data, &d);
   if (rc != CLI_OK) return rc;
-  rc = data_hold_out(&d, (int32_t)p->validation, (uint64_t)tuning_seed(p, seed));
+  rc = data_hold_out(&d, (int32_t)p->validation, (uint64_t)get_tuning_seed(p, seed));
   for (int i = 0; i < p->methods; i++) {
     compare_method *m = &p->method[i];
     if (m->points > 1 && m->point == NULL)

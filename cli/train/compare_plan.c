@@ -131,7 +131,7 @@ static bool begins_method(const char *item) {
 }
 
 /* Return the end of the item: the next comma that is not followed by a digit. */
-static char *item_end(char *text) {
+static char *find_item_end(char *text) {
   char *end = strchr(text, ',');
   while (end != NULL && end[1] >= '0' && end[1] <= '9')
     end = strchr(end + 1, ',');
@@ -143,7 +143,7 @@ int compare_parse_methods(compare_plan *p, const char *list) {
   p->method = cli_alloc(COMPARE_METHODS, sizeof *p->method);
   int rc = CLI_OK;
   for (char *item = p->text, *next; rc == CLI_OK && item != NULL; item = next) {
-    next = item_end(item);
+    next = find_item_end(item);
     if (next != NULL) *next++ = 0;
     item += strspn(item, " ");
     if (!begins_method(item)) {

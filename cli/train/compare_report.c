@@ -36,7 +36,7 @@ typedef struct report {
 /* ---- statistics ------------------------------------------------------------------------------*/
 
 /* Return the index of this station in the list of all stations, or -1 if the list is full. */
-static int station_of(report *r, const char *name) {
+static int find_station(report *r, const char *name) {
   for (int i = 0; i < r->stations; i++)
     if (strcmp(r->station[i], name) == 0) return i;
   if (r->stations == SHOWN) return -1;
@@ -44,7 +44,7 @@ static int station_of(report *r, const char *name) {
   return r->stations++;
 }
 
-static double step_ms(const train_result *run) {
+static double get_step_ms(const train_result *run) {
   const train_epoch *last = run->epochs > 0 ? &run->epoch[run->epochs - 1] : NULL;
   return last != NULL && last->step > 0 ? 1e3 * last->seconds / (double)last->step : (double)NAN;
 }
@@ -70,9 +70,9 @@ static void sum_up(report *r, int i) {
     x[runs + valid] = at >= 0 ? run->epoch[at].seconds : (double)NAN;
     x[2 * runs + valid] = compare_find_best(r->p->metric, run);
     x[3 * runs + valid] = run->epoch[run->epochs - 1].train_loss;
-    x[4 * runs + valid] = step_ms(run);
+    x[4 * runs + valid] = get_step_ms(run);
     for (int t = 0; t < run->stations; t++) {
-      const int column = station_of(r, run->station[t].name);
+      const int column = find_station(r, run->station[t].name);
       if (column >= 0 && run->steps > 0)
         s->station[column] += run->station[t].ms / (double)run->steps;
     }
@@ -132,7 +132,7 @@ static const char *score_name(compare_metric m) {
 
 /* ---- tables ----------------------------------------------------------------------------------*/
 
-static void results_table(const report *r, table *t) {
+static void fill_results(const report *r, table *t) {
   char target[64], epochs[96], seconds[96], best[64];
   format_target(r, target, sizeof target);
   (void)snprintf(epochs, sizeof epochs, "epochs to %s", target);
@@ -162,17 +162,17 @@ static void results_table(const report *r, table *t) {
 }
 
 /* Return whether this station takes more than 1 % of the step of some method. */
-static bool station_shown(const report *r, int column) {
+static bool is_shown(const report *r, int column) {
   for (int i = 0; i < r->p->methods; i++)
     if (r->sum[i].station[column] > 0.01 * r->sum[i].step_ms.mean) return true;
   return false;
 }
 
-static void times_table(const report *r, table *t) {
+static void fill_times(const report *r, table *t) {
   const char *head[SHOWN + 6] = {"method", "ms a step"};
   int shown[SHOWN] = {0}, n = 0;
   for (int c = 0; c < r->stations; c++) {
-    if (!station_shown(r, c)) continue;
+    if (!is_shown(r, c)) continue;
     head[2 + n] = r->station[c];
     shown[n++] = c;
   }
@@ -343,9 +343,9 @@ int compare_write_report(compare_plan *p, const data_set *d) {
   for (int i = 0; i < p->methods; i++)
     sum_up(&r, i);
   note_runs(&r);
-  results_table(&r, &r.results);
+  fill_results(&r, &r.results);
   compare_fill_pairs(p, &r.pairs);
-  times_table(&r, &r.times);
+  fill_times(&r, &r.times);
   int rc = write_files(&r);
   if (rc == CLI_OK) rc = draw(&r);
   if (rc == CLI_OK) print_tables(stdout, &r);

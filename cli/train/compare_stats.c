@@ -11,7 +11,7 @@
 
 bool compare_is_accuracy(compare_metric m) { return m == TEST_ACCURACY || m == TRAIN_ACCURACY; }
 
-static double score_of(compare_metric m, const train_epoch *e) {
+static double get_score(compare_metric m, const train_epoch *e) {
   return m == TEST_ACCURACY    ? e->test_accuracy
          : m == TRAIN_ACCURACY ? e->train_accuracy
          : m == TEST_LOSS      ? e->test_loss
@@ -27,7 +27,7 @@ bool compare_is_better(compare_metric m, double a, double b) {
 double compare_find_best(compare_metric m, const train_result *r) {
   double best = (double)NAN;
   for (int i = 0; i < r->epochs; i++) {
-    const double v = score_of(m, &r->epoch[i]);
+    const double v = get_score(m, &r->epoch[i]);
     if (compare_is_better(m, v, best)) best = v;
   }
   return best;
@@ -35,7 +35,7 @@ double compare_find_best(compare_metric m, const train_result *r) {
 
 int compare_find_reached(compare_metric m, const train_result *r, double target) {
   for (int i = 0; i < r->epochs; i++) {
-    const double v = score_of(m, &r->epoch[i]);
+    const double v = get_score(m, &r->epoch[i]);
     if (isfinite(v) && isfinite(target) && !compare_is_better(m, target, v)) return i;
   }
   return -1;
@@ -77,7 +77,7 @@ plot_curve compare_make_curve(compare_metric m, const train_result *run, int run
       p->epoch = (double)run[i].epoch[e].epoch;
       x[n] = run[i].epoch[e].seconds;
       x[runs + n] = run[i].epoch[e].train_loss;
-      x[2 * runs + n++] = score_of(m, &run[i].epoch[e]);
+      x[2 * runs + n++] = get_score(m, &run[i].epoch[e]);
     }
     p->seconds = compare_summarise(x, n).mean;
     p->loss = compare_summarise(x + runs, n);
@@ -105,7 +105,7 @@ double compare_find_target(compare_metric m, const plot_curve *curve, int n) {
 static const double TAIL = 0.975; /* two-sided 95 % */
 
 /* P(|T| < t) = A(theta), tan theta = t / sqrt(f), for whole f: Abramowitz & Stegun 26.7.3, 26.7.4. */
-static double within(double theta, int freedom) {
+static double find_probability(double theta, int freedom) {
   const double c2 = cos(theta) * cos(theta);
   const bool odd = freedom % 2 == 1;
   double term = odd ? sin(theta) * cos(theta) : sin(theta), sum = freedom > 1 ? term : 0.0;
@@ -121,12 +121,12 @@ double compare_find_quantile(int freedom) {
   double low = 0.0, high = acos(-1.0) / 2.0;
   for (int i = 0; i < 100; i++) {
     const double middle = 0.5 * (low + high);
-    *(within(middle, freedom) < 2.0 * TAIL - 1.0 ? &low : &high) = middle;
+    *(find_probability(middle, freedom) < 2.0 * TAIL - 1.0 ? &low : &high) = middle;
   }
   return sqrt((double)freedom) * tan(low);
 }
 
-static double value_of(compare_metric m, compare_end what, const train_result *r) {
+static double get_value(compare_metric m, compare_end what, const train_result *r) {
   if (r->diverged || r->epochs == 0) return (double)NAN;
   const train_epoch *last = &r->epoch[r->epochs - 1];
   return what == END_TRAIN_LOSS  ? last->train_loss
@@ -138,7 +138,7 @@ difference compare_difference(compare_metric m, compare_end what, const train_re
                               const train_result *base, int runs) {
   double *x = cli_alloc((size_t)runs, sizeof *x);
   for (int k = 0; k < runs; k++)
-    x[k] = value_of(m, what, &run[k]) - value_of(m, what, &base[k]);
+    x[k] = get_value(m, what, &run[k]) - get_value(m, what, &base[k]);
   const spread s = compare_summarise(x, runs);
   const double half =
       s.n > 1 ? compare_find_quantile(s.n - 1) * s.deviation / sqrt((double)s.n) : NAN;
@@ -158,7 +158,7 @@ static const struct {
 };
 
 /* Return whether the runs have this number: a test loss needs a test split; autoencoders have no accuracy. */
-static bool exists(compare_metric m, int what) {
+static bool has_end(compare_metric m, int what) {
   if (ends[what].of_test) return m == TEST_ACCURACY || m == TEST_LOSS;
   return !ends[what].accuracy || compare_is_accuracy(m);
 }
@@ -185,7 +185,7 @@ void compare_fill_pairs(const compare_plan *p, table *t) {
   const char *head[2 + COMPARE_ENDS + 1] = {"method", "pairs"};
   int shown[COMPARE_ENDS], n = 0;
   for (int what = 0; what < COMPARE_ENDS; what++) {
-    if (!exists(p->metric, what)) continue;
+    if (!has_end(p->metric, what)) continue;
     head[2 + n] = ends[what].name;
     shown[n++] = what;
   }

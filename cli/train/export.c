@@ -69,7 +69,7 @@ static int read_record(const char *path, record *r) {
 }
 
 /* Return the value of a column in a line, or NULL. */
-static const ngio_value *field(const ngio_value *line, const char *column) {
+static const ngio_value *find_field(const ngio_value *line, const char *column) {
   const char *dot = strchr(column, '.');
   char outer[160];
   if (dot == NULL) return ngio_get(line, column);
@@ -103,7 +103,7 @@ static void print_csv(FILE *f, const void *what) {
   for (int i = 0; i < r->lines; i++) {
     for (int c = 0; c < r->columns; c++) {
       if (c > 0) (void)fputc(',', f);
-      csv_value(f, field(ngio_json_root(r->line[i]), r->column[c]));
+      csv_value(f, find_field(ngio_json_root(r->line[i]), r->column[c]));
     }
     (void)fputc('\n', f);
   }

@@ -94,7 +94,7 @@ static void fill(const feed *f, piece *p) {
   }
 }
 
-static int32_t row_of(const data_split *s, int32_t sample) {
+static int32_t find_row(const data_split *s, int32_t sample) {
   return s->index != NULL ? s->index[sample] : sample;
 }
 
@@ -121,7 +121,7 @@ static int report_unreadable(const feed *f, const image_list *list, int32_t row,
 static int replace_image(feed *f, const piece *p, int64_t place, int32_t at, char *why) {
   const int32_t n = p->split->n;
   for (int64_t i = 0; i < n; i++) {
-    const int32_t row = row_of(p->split, f->order[(place + i) % n]);
+    const int32_t row = find_row(p->split, f->order[(place + i) % n]);
     if (i > 0 && image_decode(f->d->images, p->split->images, row, &p->how, f->spare, why)) {
       put_image(f, p, at, row, f->spare);
       return CLI_OK;
@@ -132,13 +132,13 @@ static int replace_image(feed *f, const piece *p, int64_t place, int32_t at, cha
 }
 
 /* Return the place of sample i of this rank in the epoch. */
-static int64_t place_of(const feed *f, int64_t i) {
+static int64_t find_place(const feed *f, int64_t i) {
   return i / f->batch * f->whole + f->first + i % f->batch;
 }
 
 /* Return the row of sample i of this rank in the epoch, or of the test split. */
-static int32_t image_row(const feed *f, const piece *p, int64_t i) {
-  return row_of(p->split, p->order != NULL ? f->order[place_of(f, i)] : (int32_t)i);
+static int32_t pick_row(const feed *f, const piece *p, int64_t i) {
+  return find_row(p->split, p->order != NULL ? f->order[find_place(f, i)] : (int32_t)i);
 }
 
 /* Fill a batch that begins at sample `from`, and request the next samples, before `end`. An unreadable image is
@@ -157,17 +157,17 @@ static int fill_images(feed *f, const piece *p, int64_t from, int64_t end, int32
   }
   for (int32_t i = 0; i <= p->count && rc == CLI_OK; i++) {
     while (f->next_asked < end && image_loader_request(f->loader, p->split->images,
-                                                       image_row(f, p, f->next_asked), &p->how))
+                                                       pick_row(f, p, f->next_asked), &p->how))
       f->next_asked++;
     if (i == p->count) break; /* the last round requests samples of the next batch */
     char why[PICTURE_WHY];
-    const int32_t row = image_row(f, p, from + i);
+    const int32_t row = pick_row(f, p, from + i);
     const uint8_t *bytes = image_loader_take(f->loader, why);
     f->next_taken++;
     if (bytes != NULL)
       put_image(f, p, (*good)++, row, bytes);
     else if (p->order != NULL)
-      rc = replace_image(f, p, place_of(f, from + i), (*good)++, why);
+      rc = replace_image(f, p, find_place(f, from + i), (*good)++, why);
     else
       rc = report_unreadable(f, p->split->images, row, why);
   }
@@ -183,7 +183,7 @@ int feed_fill_train(feed *f, int64_t step, int64_t micro) {
     f->next_taken = -1;
   }
   const int64_t from = (step % f->per_epoch * f->acc_iters + micro) * f->batch;
-  const int64_t place = place_of(f, from);
+  const int64_t place = find_place(f, from);
   piece p = {
       .f = f, .split = &f->d->train, .order = f->order + place, .how = f->how, .count = f->batch};
   p.how.epoch = (uint32_t)epoch;
@@ -194,7 +194,7 @@ int feed_fill_train(feed *f, int64_t step, int64_t micro) {
   } else {
     fill(f, &p);
     for (int32_t i = 0; i < f->batch; i++)
-      f->rows[i] = row_of(p.split, p.order[i]);
+      f->rows[i] = find_row(p.split, p.order[i]);
   }
   mix_batch(&f->mix, p.how.epoch, f->rows, f->labels, f->x);
   return CLI_OK;

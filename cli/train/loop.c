@@ -19,7 +19,7 @@ static const char *const station_name[RUN_STATIONS] = {"data", "forward", "backw
 
 /* Write the times of all stations. Losses and gradients are sent at the station "reduce", also during the backward
  * pass. */
-static int stations_of(const run *r, train_station t[TRAIN_STATIONS]) {
+static int read_stations(const run *r, train_station t[TRAIN_STATIONS]) {
   const int own = r->ranks.size > 1 ? RUN_STATIONS : RUN_SUM;
   for (int i = 0; i < own; i++) {
     t[i] = (train_station){.ms = r->own_ms[i]};
@@ -33,7 +33,7 @@ static int stations_of(const run *r, train_station t[TRAIN_STATIONS]) {
 
 log_times run_sum_times(run *r) {
   train_station *t = r->out->station;
-  const int n = stations_of(r, t);
+  const int n = read_stations(r, t);
   for (int i = 0; i < n; i++) {
     for (int k = 0; k < r->before.stations; k++) {
       const train_station *b = &r->before.station[k];
@@ -48,12 +48,12 @@ static int gather_traffic(run *r) {
   const ng_report of = precond_read_report(r->p);
   traffic_rank mine = {.sent_ms = of.sent_ms + r->in_steps.meter.sent_ms,
                        .hidden_ms = of.hidden_ms + ng_meter_hidden(&r->in_steps.meter)};
-  const int n = stations_of(r, mine.station);
+  const int n = read_stations(r, mine.station);
   const double steps = (double)(r->state.step - r->out->first);
   return traffic_gather(&r->ranks, &mine, n, steps, &r->out->traffic);
 }
 
-static double seconds(const run *r) { return r->seconds_before + r->step_ms * 1e-3; }
+static double sum_seconds(const run *r) { return r->seconds_before + r->step_ms * 1e-3; }
 
 /* ---- end of an epoch --------------------------------------------------------------------------*/
 
@@ -85,12 +85,12 @@ static int end_epoch(run *r, double lr) {
                    .train_loss = r->state.loss_sum / (double)r->state.summed,
                    .train_accuracy =
                        run_accuracy(r, r->state.correct, r->state.summed * settings_samples(r->s)),
-                   .seconds = seconds(r)};
+                   .seconds = sum_seconds(r)};
   const int rc = test(r, &e.test_loss, &e.test_accuracy);
   if (rc != CLI_OK) return rc;
   r->out->epoch = cli_grow(r->out->epoch, (size_t)r->out->epochs, sizeof e);
   r->out->epoch[r->out->epochs++] = e;
-  const double took = seconds(r) - r->seconds_before;
+  const double took = sum_seconds(r) - r->seconds_before;
   const double speed =
       (double)((r->state.step - r->progress.first) * settings_samples(r->s)) / took;
   progress_epoch(&r->progress, &e, speed);
@@ -133,7 +133,7 @@ static int save(run *r) {
   uint32_t log_crc;
   int rc = log_sync(r->log, &s->log_bytes, &log_crc); /* other ranks have no log */
   s->log_crc = log_crc;
-  s->seconds = seconds(r);
+  s->seconds = sum_seconds(r);
   s->stations = t.stations;
   memcpy(s->station, t.station, sizeof s->station);
   const checkpoint c = run_get_checkpoint(r);
@@ -194,7 +194,7 @@ static int after_step(run *r, double lr, int64_t correct) {
   return rc;
 }
 
-static double lr_of(const run *r, int64_t step) {
+static double find_lr(const run *r, int64_t step) {
   const double per_epoch = (double)r->feed.per_epoch, at = fmax((double)step, 0.0);
   const double lr = recipe_get_lr(r->s, at / per_epoch, (double)r->total / per_epoch);
   return average_select_lr(r->s, &r->mean, step, lr);
@@ -202,7 +202,7 @@ static double lr_of(const run *r, int64_t step) {
 
 static int take_steps(run *r) {
   while (r->state.step < r->total) {
-    const double lr = lr_of(r, r->state.step), before = lr_of(r, r->state.step - 1);
+    const double lr = find_lr(r, r->state.step), before = find_lr(r, r->state.step - 1);
     int64_t correct = 0;
     int rc = run_step(r, lr, before, &correct);
     if (rc != CLI_OK || r->out->diverged) return rc;
@@ -257,7 +257,7 @@ static int finish(run *r) {
                       .test_accuracy = (double)NAN};
   if (r->out->epochs > 0) last = r->out->epoch[r->out->epochs - 1];
   if (r->out->diverged) last.train_loss = r->loss;
-  last.seconds = seconds(r);
+  last.seconds = sum_seconds(r);
   if (r->out->reason[0] == 0)
     (void)snprintf(r->out->reason, sizeof r->out->reason, "the loss is not finite");
   r->out->steps = r->state.step;

@@ -81,12 +81,12 @@ int lr_parse(const char *text, lr_schedule *out, char *message, size_t size) {
 }
 
 /* Return the progress, 0 to 1, between START and END of a polynomial. */
-static double polynomial_progress(const lr_schedule *l, double epoch, double total) {
+static double find_progress(const lr_schedule *l, double epoch, double total) {
   const double start = l->extra[0], end = fmax(l->extra[1], total);
   return epoch < start ? 0.0 : epoch >= end ? 1.0 : (epoch - start) / (end - start);
 }
 
-static double factor_of(const lr_schedule *l, double epoch, double total, double p) {
+static double evaluate_factor(const lr_schedule *l, double epoch, double total, double p) {
   const double v = l->value[0], low = l->extra[0];
   double f = 1.0;
   switch (l->kind) {
@@ -101,7 +101,7 @@ static double factor_of(const lr_schedule *l, double epoch, double total, double
   case LR_LINEAR:
     return 1.0 + (v - 1.0) * p;
   case LR_POLYNOMIAL:
-    return pow(1.0 - (l->extras > 0 ? polynomial_progress(l, epoch, total) : p), v);
+    return pow(1.0 - (l->extras > 0 ? find_progress(l, epoch, total) : p), v);
   case LR_CYCLIC:
     return low + (1.0 - low) * (1.0 - fabs(2.0 * fmod(epoch, v) / v - 1.0));
   }
@@ -111,5 +111,5 @@ static double factor_of(const lr_schedule *l, double epoch, double total, double
 double lr_compute_factor(const lr_schedule *l, double warm_up, double epoch, double total) {
   const double rest = total - warm_up;
   const double p = epoch <= warm_up ? 0.0 : rest > 0.0 ? fmin(1.0, (epoch - warm_up) / rest) : 1.0;
-  return (epoch < warm_up ? epoch / warm_up : 1.0) * factor_of(l, epoch, total, p);
+  return (epoch < warm_up ? epoch / warm_up : 1.0) * evaluate_factor(l, epoch, total, p);
 }

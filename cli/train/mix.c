@@ -8,7 +8,7 @@
 #include <string.h>
 
 /* Return a number in (0, 1], whose logarithm is finite. */
-static double above_zero(uint32_t word) { return ((double)(word >> 8) + 1.0) * 0x1p-24; }
+static double make_positive(uint32_t word) { return ((double)(word >> 8) + 1.0) * 0x1p-24; }
 
 /* Beta(alpha, alpha) by Joehnk (1964): u^(1/alpha) / (u^(1/alpha) + v^(1/alpha)) for pairs with a sum of at most 1; in
  * logarithms, because small powers underflow. For alpha = 4, the upper bound of the setting, one pair in 70 is
@@ -19,7 +19,7 @@ double mix_draw_weight(double alpha, uint64_t seed, uint32_t epoch, int32_t row)
     uint32_t w[4];
     random_words(seed, RANDOM_MIXUP, epoch, (uint64_t)(uint32_t)row * TRIES + i, w);
     for (int k = 0; k < 4; k += 2) {
-      const double log_u = log(above_zero(w[k])), log_v = log(above_zero(w[k + 1]));
+      const double log_u = log(make_positive(w[k])), log_v = log(make_positive(w[k + 1]));
       const double u = log_u / alpha, v = log_v / alpha;
       if (exp(u) + exp(v) > 1.0) continue;
       const bool both_infinite = !(fabs(v - u) >= 0.0);
@@ -137,9 +137,9 @@ void mix_batch(mix *m, uint32_t epoch, const int32_t *rows, const int32_t *label
 
 bool mix_has_previous(const mix *m) { return m->last != NULL; }
 
-static float *previous_batch(const mix *m, int i) { return i == 0 ? m->last : m->last_targets; }
+static float *get_previous(const mix *m, int i) { return i == 0 ? m->last : m->last_targets; }
 
-static float *data_of(const ngio_tensor *t) { return (float *)(uintptr_t)t->data; }
+static float *get_data(const ngio_tensor *t) { return (float *)(uintptr_t)t->data; }
 
 void mix_make_tensors(const mix *m, ngio_tensor t[2]) {
   memset(t, 0, 2 * sizeof *t);
@@ -159,12 +159,12 @@ void mix_make_tensors(const mix *m, ngio_tensor t[2]) {
 }
 
 void mix_free_tensors(const ngio_tensor t[2]) {
-  free(data_of(&t[0]));
-  free(data_of(&t[1]));
+  free(get_data(&t[0]));
+  free(get_data(&t[1]));
 }
 
 /* Return the first element of rank `rank` in tensor i, and the number of its elements in *n. */
-static int64_t part_of(const mix *m, int i, int32_t rank, int64_t *n) {
+static int64_t find_part(const mix *m, int i, int32_t rank, int64_t *n) {
   const int64_t each = i == 0 ? m->height * m->width * m->channels : m->classes;
   const int64_t first = ranks_first(&m->ranks, rank, m->s->batch);
   *n = each * (ranks_first(&m->ranks, rank + 1, m->s->batch) - first);
@@ -178,9 +178,9 @@ int mix_gather(const mix *m, ngio_tensor t[2]) {
   for (int i = 0; i < 2; i++) {
     for (int32_t q = 0; q < k->size && rc == CLI_OK; q++) {
       int64_t n;
-      float *x = data_of(&t[i]) + part_of(m, i, q, &n);
+      float *x = get_data(&t[i]) + find_part(m, i, q, &n);
       const int64_t bytes = n * (int64_t)sizeof *x;
-      if (k->rank == q) memcpy(x, previous_batch(m, i), (size_t)bytes);
+      if (k->rank == q) memcpy(x, get_previous(m, i), (size_t)bytes);
       if (n > 0) rc = ranks_broadcast_from(k, q, x, bytes);
     }
   }
@@ -191,9 +191,9 @@ int mix_scatter(mix *m, const ngio_tensor t[2]) {
   int rc = CLI_OK;
   for (int i = 0; i < 2 && rc == CLI_OK; i++) {
     int64_t n;
-    rc = ranks_broadcast(&m->ranks, data_of(&t[i]), t[i].bytes);
-    const float *x = data_of(&t[i]) + part_of(m, i, m->ranks.rank, &n);
-    memcpy(previous_batch(m, i), x, (size_t)n * sizeof *x);
+    rc = ranks_broadcast(&m->ranks, get_data(&t[i]), t[i].bytes);
+    const float *x = get_data(&t[i]) + find_part(m, i, m->ranks.rank, &n);
+    memcpy(get_previous(m, i), x, (size_t)n * sizeof *x);
   }
   m->began = rc == CLI_OK;
   return rc;

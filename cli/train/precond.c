@@ -34,11 +34,11 @@ static void on_pool(void *user, int32_t n, void (*task)(void *arg, int32_t i), v
 
 /* ---- observing -------------------------------------------------------------------------------*/
 
-static int watched(const precond *p) { return nn_layers(p->net) + p->norms; }
+static int count_watched(const precond *p) { return nn_layers(p->net) + p->norms; }
 
 /* Return the activations or gradients of a layer or norm as an array; the library only reads the array. */
-static ng_array array_of(const nn *net, int layer, const float *x, int64_t samples, int64_t columns,
-                         bool grad) {
+static ng_array describe_array(const nn *net, int layer, const float *x, int64_t samples,
+                               int64_t columns, bool grad) {
   float *data = (float *)(uintptr_t)x;
   const int norm = layer - nn_layers(net);
   if (norm >= 0) {
@@ -55,11 +55,11 @@ static ng_array array_of(const nn *net, int layer, const float *x, int64_t sampl
 static int observe(void *user, int layer, const float *x, int64_t samples, int64_t columns,
                    bool grad) {
   precond *p = user;
-  if (layer >= watched(p)) return CLI_OK;
+  if (layer >= count_watched(p)) return CLI_OK;
   const int32_t i = p->index[layer];
   if (ng_wants(p->p, i) == 0) return CLI_OK;
   const double t0 = ng_now_ms();
-  const ng_array v = array_of(p->net, layer, x, samples, columns, grad);
+  const ng_array v = describe_array(p->net, layer, x, samples, columns, grad);
   const ng_status st = grad ? ng_observe_output_grad(p->p, i, &v, NG_BORROW)
                             : ng_observe_input(p->p, i, &v, NG_BORROW);
   p->observe_ms += ng_now_ms() - t0;
@@ -70,7 +70,7 @@ static int observe(void *user, int layer, const float *x, int64_t samples, int64
  * calls ng_begin as well. */
 int precond_begin(precond *p, int64_t samples, bool last, bool *wants) {
   *wants = false;
-  for (int i = 0; p->index != NULL && i < watched(p) && !*wants; i++)
+  for (int i = 0; p->index != NULL && i < count_watched(p) && !*wants; i++)
     *wants = ng_wants(p->p, p->index[i]) != 0;
   if (!*wants && (!p->several_ranks || p->index == NULL)) return CLI_OK;
   ng_batch b;
@@ -180,7 +180,7 @@ int precond_create(const settings *s, const ng_transport *t, nn *net, ng_pool *p
   ng_options_destroy(&o);
   if (!settings_first_order(s)) {
     p->norms = norms ? nn_norms(net) : 0;
-    p->index = cli_alloc((size_t)watched(p), sizeof *p->index);
+    p->index = cli_alloc((size_t)count_watched(p), sizeof *p->index);
   }
   if (rc == CLI_OK && add_all(p) < 0) rc = report_failure(p);
   if (rc != CLI_OK) precond_destroy(&p);
@@ -231,17 +231,17 @@ ng_report precond_read_report(const precond *p) {
 }
 
 /* Return the number of rescues so far: the status of a step may report another event. */
-static int64_t rescues(const precond *p) {
+static int64_t count_rescues(const precond *p) {
   const ng_report r = precond_read_report(p);
   return r.more_damping + r.in_double + r.kept_last + r.plain;
 }
 
 int precond_step(precond *p, double lr, double momentum, precond_outcome *out) {
-  const int64_t before = rescues(p);
+  const int64_t before = count_rescues(p);
   const ng_status st = settings_adamw(p->s) ? step_adamw(p, lr) : step_sgd(p, lr, momentum);
   out->skipped = st == NG_SKIPPED;
   out->unobserved = st == NG_UNOBSERVED;
-  out->rescued = st == NG_RESCUED || (st == NG_UNOBSERVED && rescues(p) > before);
+  out->rescued = st == NG_RESCUED || (st == NG_UNOBSERVED && count_rescues(p) > before);
   return st < 0 ? report_failure(p) : CLI_OK;
 }
 

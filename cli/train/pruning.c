@@ -10,7 +10,7 @@ typedef struct scored {
   int64_t at;
 } scored;
 
-static int by_score(const void *a, const void *b) {
+static int compare_scores(const void *a, const void *b) {
   const scored *x = a, *y = b;
   if (x->score != y->score) return x->score < y->score ? -1 : 1;
   return x->at < y->at ? -1 : 1;
@@ -22,7 +22,7 @@ static void mark_smallest(const pruning_set *s, const double *score) {
   memset(s->pruned, 0, (size_t)s->n * sizeof *s->pruned);
   for (int64_t i = 0; i < s->n; i++)
     list[i] = (scored){score[i], i};
-  qsort(list, (size_t)s->n, sizeof *list, by_score);
+  qsort(list, (size_t)s->n, sizeof *list, compare_scores);
   for (int64_t i = 0; i < s->drop; i++)
     s->pruned[list[i].at] = true;
   free(list);

@@ -85,7 +85,7 @@ static int read_points(reader *r, const char *entry, int k) {
   return CLI_OK;
 }
 
-static double curve(char rule, bool down, double K, int64_t steps, int64_t t) {
+static double evaluate_curve(char rule, bool down, double K, int64_t steps, int64_t t) {
   const bool ends = down && rule != 'S'; /* at 0 */
   const int64_t now = t + 1, most = ends ? steps - 1 : steps;
   const double x = (double)(now < most ? now : most) / (double)steps;
@@ -117,12 +117,12 @@ static int read_curve(reader *r, const char *entry) {
   r->at++;
   if (!take_word(r, "", word) || !read_steps(word, 2, &steps))
     return complain(r, entry, "expected a number of steps, at least 2, after '@'", "");
-  r->value[DAMPING] = r->base[DAMPING] * curve(rule, down, K, steps, r->t);
+  r->value[DAMPING] = r->base[DAMPING] * evaluate_curve(rule, down, K, steps, r->t);
   const int rc =
-      visit_value(r, entry, DAMPING, r->base[DAMPING] * curve(rule, down, K, steps, 0), 0);
+      visit_value(r, entry, DAMPING, r->base[DAMPING] * evaluate_curve(rule, down, K, steps, 0), 0);
   if (rc != CLI_OK) return rc;
-  return visit_value(r, entry, DAMPING, r->base[DAMPING] * curve(rule, down, K, steps, steps - 1),
-                     steps - 1);
+  return visit_value(r, entry, DAMPING,
+                     r->base[DAMPING] * evaluate_curve(rule, down, K, steps, steps - 1), steps - 1);
 }
 
 /* stat_decay~M */

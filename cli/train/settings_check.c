@@ -30,7 +30,7 @@ bool settings_knows(const settings *s, const char *name) {
                                                      : "beta1|beta2|eps");
 }
 
-static int options_of(const settings *s, ng_options **out, char *message, size_t size) {
+static int make_options(const settings *s, ng_options **out, char *message, size_t size) {
   ng_options *o = NULL;
   *out = NULL;
   ng_status st = ng_options_create(NULL, message, size, &o);
@@ -62,7 +62,7 @@ double settings_choose_lr(const settings *s) {
   if (s->lr >= 0.0) return s->lr;
   if (settings_adamw(s)) return adamw;
   if (!(vectors || cli_method_has(s->method, "window_function")) ||
-      options_of(s, &o, message, sizeof message) != CLI_OK)
+      make_options(s, &o, message, sizeof message) != CLI_OK)
     return sgd;
   const double damping = cli_option_real(o, "damping");
   const cli_value function = cli_option_text(o, "window_function");
@@ -73,7 +73,7 @@ double settings_choose_lr(const settings *s) {
 
 int settings_options(const settings *s, ng_options **out) {
   char message[CLI_MESSAGE] = "";
-  if (options_of(s, out, message, sizeof message) == CLI_OK) return CLI_OK;
+  if (make_options(s, out, message, sizeof message) == CLI_OK) return CLI_OK;
   return cli_bad("%s", message);
 }
 
@@ -81,13 +81,13 @@ void settings_read_base(const settings *s, double base[SCHEDULED]) {
   char message[CLI_MESSAGE];
   ng_options *o = NULL;
   memset(base, 0, SCHEDULED * sizeof *base);
-  if (settings_first_order(s) || options_of(s, &o, message, sizeof message) != CLI_OK) return;
+  if (settings_first_order(s) || make_options(s, &o, message, sizeof message) != CLI_OK) return;
   for (int k = 0; k < SCHEDULED; k++)
     base[k] = cli_option_real(o, schedule_option[k]);
   ng_options_destroy(&o);
 }
 
-static bool at_default(const settings *s, const settings_row *row) {
+static bool is_default(const settings *s, const settings_row *row) {
   char value[64];
   (void)settings_get(s, row->name, value, sizeof value);
   return strcmp(row->standard, value) == 0;
@@ -96,7 +96,7 @@ static bool at_default(const settings *s, const settings_row *row) {
 const settings_row *settings_find_idle(const settings *s) {
   for (int i = 0; i < settings_rows_count; i++) {
     const settings_row *row = &settings_rows[i];
-    if (!settings_knows(s, row->name) && !at_default(s, row)) return row;
+    if (!settings_knows(s, row->name) && !is_default(s, row)) return row;
   }
   return NULL;
 }
@@ -108,7 +108,7 @@ bool settings_is_idle(const settings *s, const char *name, char *needs, size_t s
   ng_option_info info;
   ng_options *o = NULL;
   if (settings_first_order(s) || settings_find(name) != NULL || !cli_option_find(name, &info) ||
-      options_of(s, &o, message, sizeof message) != CLI_OK)
+      make_options(s, &o, message, sizeof message) != CLI_OK)
     return false;
   const bool idle = ng_options_idle(o, info.name, needs, size) == NG_OK && needs[0] != 0;
   ng_options_destroy(&o);
@@ -139,7 +139,7 @@ static int check_needs(const settings *s) {
                                         {"checkpoint-every", "out"},
                                         {"checkpoint-parts", "out"}};
   for (size_t i = 0; i < sizeof list / sizeof list[0]; i++)
-    if (!at_default(s, settings_find(list[i][0])) && at_default(s, settings_find(list[i][1])))
+    if (!is_default(s, settings_find(list[i][0])) && is_default(s, settings_find(list[i][1])))
       return cli_bad("--%s: needs --%s", list[i][0], list[i][1]);
   return CLI_OK;
 }

@@ -14,7 +14,7 @@ double run_accuracy(const run *r, int64_t correct, int64_t of) {
 }
 
 /* Return the number of the batch, for random draws (dropout, sampled labels). */
-static uint64_t batch_number(const run *r, int64_t micro) {
+static uint64_t number_batch(const run *r, int64_t micro) {
   return (uint64_t)(r->state.step * r->s->acc_iters + micro);
 }
 
@@ -26,7 +26,7 @@ static int backward(run *r, bool wants, int64_t micro, double *loss, int64_t *co
   int rc = CLI_OK;
   const bool some = r->feed.batch > 0;
   if (wants && strcmp(r->s->fisher, "sampled") == 0) {
-    if (some) nn_sample_loss(r->net, batch_number(r, micro));
+    if (some) nn_sample_loss(r->net, number_batch(r, micro));
     rc = nn_backward(r->net, false, watch);
     watch = NULL;
   }
@@ -50,7 +50,7 @@ static int run_batch(run *r, int64_t micro, int64_t *correct) {
   const bool last = micro == r->s->acc_iters - 1;
   if (rc == CLI_OK) rc = precond_begin(r->p, r->feed.batch, last, &wants);
   if (rc == CLI_OK) {
-    rc = nn_forward(r->net, NN_TRAIN, r->feed.x, r->feed.batch, batch_number(r, micro),
+    rc = nn_forward(r->net, NN_TRAIN, r->feed.x, r->feed.batch, number_batch(r, micro),
                     wants ? precond_watch(r->p) : NULL);
   }
   const double t2 = ng_now_ms(), observed_forward = precond_observe_ms(r->p);

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const char *cell_text(const table *t, int row, int column) {
+static const char *get_text(const table *t, int row, int column) {
   const char *text = t->cell[row * t->columns + column];
   return text != NULL ? text : "";
 }
@@ -53,7 +53,7 @@ void table_free(table *t) {
 }
 
 /* Count the characters of UTF-8. */
-static int width_of(const char *text) {
+static int count_letters(const char *text) {
   int n = 0;
   for (; *text != 0; text++)
     n += ((unsigned char)*text & 0xc0) != 0x80;
@@ -63,7 +63,7 @@ static int width_of(const char *text) {
 static bool is_numeric(const table *t, int column) {
   bool some = false;
   for (int row = 1; row < t->rows; row++) {
-    const char *text = cell_text(t, row, column);
+    const char *text = get_text(t, row, column);
     if (text[0] == 0) continue;
     if (strchr("0123456789-+.", text[0]) == NULL) return false;
     some = true;
@@ -75,15 +75,15 @@ void table_print(const table *t, FILE *f) {
   int *width = cli_alloc((size_t)t->columns, sizeof *width);
   for (int row = 0; row < t->rows; row++) {
     for (int c = 0; c < t->columns; c++) {
-      const int w = width_of(cell_text(t, row, c));
+      const int w = count_letters(get_text(t, row, c));
       if (w > width[c]) width[c] = w;
     }
   }
   for (int row = 0; row < t->rows; row++) {
     int owed = 0; /* pending blanks, dropped at the end of a line */
     for (int c = 0; c < t->columns; c++) {
-      const char *text = cell_text(t, row, c);
-      const int gap = width[c] - width_of(text);
+      const char *text = get_text(t, row, c);
+      const int gap = width[c] - count_letters(text);
       const bool right = is_numeric(t, c);
       if (right) owed += gap;
       if (text[0] != 0) {
