@@ -118,6 +118,9 @@ LATE4(narrow, i64, in, void *, ng_dtype, BYTES(c, a * ng_dtype_size(d)))
 LATE3(scale, i64, float *, double, FLOATS(b, a))
 LATE6(fold, i64, void *, ng_dtype, float *, float, float, BYTES(b, a * ng_dtype_size(c)), FLOATS(d, a))
 LATE5(fold_wide, i64, float *, float *, double, double, FLOATS(b, a), FLOATS(c, a))
+LATE5(fold64, i64, double *, double *, double, double, DOUBLES(b, a), DOUBLES(c, a))
+LATE3(scale64, i64, double *, double, DOUBLES(b, a))
+LATE3(raise, i64, float *, double, FLOATS(b, a))
 LATE4(finite, i64, in_any, ng_dtype, int *, INFO(d))
 LATE4(largest, i64, in_any, ng_dtype, double *, DOUBLES(d, 1))
 LATE6(copy, i64, i64, in, i64, float *, i64, MATRIX(f, a, b, g))
@@ -184,6 +187,9 @@ static const ng_linalg_ops late = {
     .scale = late_scale,
     .fold = late_fold,
     .fold_wide = late_fold_wide,
+    .fold64 = late_fold64,
+    .scale64 = late_scale64,
+    .raise = late_raise,
     .finite = late_finite,
     .largest = late_largest,
     .copy = late_copy,
@@ -305,6 +311,11 @@ static void wrote_wire(const ng_wire *w, int64_t n) {
     FLOATS(w->x, w->n);
   }
 }
+static void wrote_change(const ng_change *c, int64_t n) {
+  for (const ng_change *stop = c + n; c < stop; c++) {
+    DOUBLES(c->out, 2);
+  }
+}
 #define wrote_largest_select(v, n) (void)0
 #define wrote_largest_count(v, n) (void)0
 #define wrote_largest_collect(v, n) (void)0
@@ -391,6 +402,7 @@ static void late_copies(ng_queue *q, const ng_copy *list, int64_t n) {
   NAMED(copy, wrote_copy(list, n));
 }
 LIST_ALONE(wire, ng_wire)
+LIST_ALONE(change, ng_change)
 LIST_ALONE(low_rank, ng_low_rank)
 
 static const ng_kernel_ops late_kernels = {
@@ -420,6 +432,7 @@ static const ng_kernel_ops late_kernels = {
     .largest_pack = late_largest_pack,
     .copy = late_copies,
     .wire = late_wire,
+    .change = late_change,
     .low_rank = late_low_rank,
 };
 

@@ -112,10 +112,52 @@ static void test_wire(void **state) {
   }
 }
 
+/* Sums over a vector, a vector with a diagonal, and a symmetric matrix, against loops over the whole matrices. */
+static void test_change(void **state) {
+  static const ng_dtype types[] = {NG_F64, NG_F32, NG_BF16, NG_F16};
+  enum { ORDER = 37, N = ORDER * (ORDER + 1) / 2, DIAGONAL = 300 };
+  rng r = {test_seed()};
+  for (int kind = 0; kind < 3; kind++) {
+    for (int t = 0; t < 4; t++) {
+      float x[2][N];
+      char a[2][N * sizeof(double)];
+      double want[2] = {0.25, 0.5};
+      rng_values(&r, x[0], N), rng_values(&r, x[1], N);
+      for (int k = 0; k < 2; k++) {
+        for (int i = 0; i < N; i++) {
+          const double v = (double)x[k][i];
+          if (types[t] == NG_F64) memcpy(a[k] + i * (int)sizeof v, &v, sizeof v);
+        }
+        if (types[t] != NG_F64) ng_from_f32(a[k], types[t], x[k], N);
+      }
+      for (int64_t i = 0; i < (kind == 2 ? ORDER * ORDER : N); i++) {
+        const int64_t at = kind == 2 ? ng_sym_at(ORDER, i / ORDER, i % ORDER) : i;
+        const double d = (double)x[0][at] - (double)x[1][at], b = (double)x[1][at];
+        const double times = kind == 1 && i >= DIAGONAL ? 2.0 : 1.0;
+        want[0] += times * d * d, want[1] += times * b * b;
+      }
+      EACH_QUEUE(q) {
+        double out[2] = {0.25, 0.5};
+        const ng_change c = {.a = a[0],
+                             .b = a[1],
+                             .dtype = types[t],
+                             .n = N,
+                             .order = kind == 2 ? ORDER : 0,
+                             .diagonal = kind == 1 ? DIAGONAL : 0,
+                             .out = out};
+        ng_kernels(&q)->change(&q, &c, 1);
+        ng_queue_wait(&q);
+        assert_true(out[0] == want[0] && out[1] == want[1]); /* sums of these values are exact */
+      }
+    }
+  }
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_copy),
       cmocka_unit_test(test_wire),
+      cmocka_unit_test(test_change),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

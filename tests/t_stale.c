@@ -11,6 +11,7 @@
 #include "draw.h"
 #include "fixture.h"
 #include "folder.h"
+#include "kernels.h"
 #include "linalg/linalg.h"
 #include "ranks.h"
 #include "stat/stat.h"
@@ -134,6 +135,7 @@ static int64_t to_matrices(const statistic *b, const form *f, double *to) {
 static void compare_walk(const form *f, rng *r, int counts[4]) {
   static statistic b;
   static rule want;
+  ng_queue q = kernels_queue((int)rng_below(r, 4)); /* cpu or ref */
   memset(&b, 0, sizeof b);
   want = initial_rule;
   b.s = (ng_stat){
@@ -158,10 +160,10 @@ static void compare_walk(const form *f, rng *r, int counts[4]) {
   for (int t = 0; t < 12; t++) {
     double now[DENSE];
     const int64_t n =
-        (ng_stat_copy_average(&b.s, b.scratch),
+        (ng_stat_copy_average(&q, &b.s, b.scratch),
          walk(&b, f, r, (int)rng_below(r, 3), 0.02 + 0.12 * rng_real(r)), to_matrices(&b, f, now));
     assert_true(n <= DENSE);
-    ng_stat_compare(&b.s, b.scratch);
+    ng_stat_compare(&q, &b.s, b.scratch);
     const ng_verdict verdict = rule_refresh(&want, t, now, n);
     if (want.closest < 1e-9) return;
     if (b.s.stale.verdict != verdict)
@@ -201,6 +203,7 @@ static void verdicts_match_the_formula(void **state) {
 /* The rule compares with refreshed averages only, never with the initial average (such as the identity), however
  * similar the samples are. */
 static void the_start_average_is_no_refresh(void **state) {
+  ng_queue q = kernels_queue(0);
   float average[3] = {1, 0, 1}, older[3] = {0}, scratch[16];
   ng_stat_part part = {.rows = 1, .cols = 3, .diagonal = 2, .average = average, .older = older};
   ng_stat s = {.average_dtype = NG_F32,
@@ -211,9 +214,9 @@ static void the_start_average_is_no_refresh(void **state) {
   static const ng_verdict want[] = {NG_UNLIKE, NG_LIKE_LAST, NG_LIKE_BOTH, NG_LIKE_BOTH};
   s.stale.enabled = true;
   for (int t = 0; t < 4; t++) {
-    ng_stat_copy_average(&s, scratch);
+    ng_stat_copy_average(&q, &s, scratch);
     average[0] += 0.001F;
-    ng_stat_compare(&s, scratch);
+    ng_stat_compare(&q, &s, scratch);
     assert_int_equal(s.stale.verdict, want[t]);
     s.stale.refreshes++;
   }

@@ -167,6 +167,38 @@ static void folds(void **arg) {
   }
 }
 
+static void works_in_double(void **arg) {
+  ng_queue queue = queue_of(*arg), *q = &queue;
+  EACH_LENGTH(n) {
+    CASE("double n = %" PRId64, n);
+    float *x = stored_random(n, NG_F32), *x0 = stored_copy(x, n, NG_F32);
+    double *F = stored(n, NG_F64), *S = stored(n, NG_F64), largest = 0.0, most = 0.0;
+    int finite;
+    for (int64_t i = 0; i < n; i++) {
+      F[i] = uniform() / 3.0, S[i] = uniform() / 7.0;
+    }
+    double *F0 = stored_copy(F, n, NG_F64), *S0 = stored_copy(S, n, NG_F64);
+    DO(q, scale64, n, S, 0.3);
+    DO(q, fold64, n, F, S, 0.95, 0.05);
+    DO(q, raise, n, x, 0.7);
+    for (int64_t i = 0; i < n; i++) {
+      CHECK(F[i] == 0.95 * F0[i] + 0.05 * (0.3 * S0[i]) && S[i] == 0.0);
+      CHECK(same(x[i], (float)((double)x0[i] + 0.7)));
+      most = fmax(most, fabs(F[i]));
+    }
+    DO(q, largest, n, F, NG_F64, &largest);
+    CHECK(*ng_numbers_read(q, &largest) == most);
+    F[n / 2] = n % 2 == 0 ? (double)NAN : -(double)INFINITY;
+    DO(q, finite, n, F, NG_F64, &finite);
+    CHECK(ng_info_read(q, &finite) == 0);
+    DO(q, finite, n, F0, NG_F64, &finite);
+    CHECK(ng_info_read(q, &finite) == 1);
+    drop(x, n, NG_F32), drop(x0, n, NG_F32);
+    drop(F, n, NG_F64), drop(F0, n, NG_F64);
+    drop(S, n, NG_F64), drop(S0, n, NG_F64);
+  }
+}
+
 /* Each position in turn; every 97th in long arrays. */
 static void finds_non_finite_values(void **arg) {
   ng_queue queue = queue_of(*arg), *q = &queue;
@@ -426,6 +458,7 @@ int main(void) {
       EACH(converts),
       EACH(scale_is_exact),
       EACH(folds),
+      EACH(works_in_double),
       EACH(finds_non_finite_values),
       EACH(shifts_and_traces),
       EACH(copy_keeps_bits_and_padding),

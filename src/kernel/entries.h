@@ -43,6 +43,7 @@ void ng_largest_store(ng_queue *q, const ng_largest *v, int64_t n);
 void ng_largest_pack_entries(ng_queue *q, const ng_largest_pack *p, int64_t n);
 void ng_copy_arrays(ng_queue *q, const ng_copy *c, int64_t n);
 void ng_copy_wire(ng_queue *q, const ng_wire *w, int64_t n);
+void ng_change_sums(ng_queue *q, const ng_change *c, int64_t n);
 void ng_low_rank_steps(ng_queue *q, const ng_low_rank *w, int64_t n);
 
 void ng_ref_gram_rows(ng_queue *q, const ng_gram *g, int64_t n, float *scratch);
@@ -60,6 +61,7 @@ void ng_ref_largest_collect(ng_queue *q, const ng_largest *v, int64_t n);
 void ng_ref_largest_store(ng_queue *q, const ng_largest *v, int64_t n);
 void ng_ref_copy(ng_queue *q, const ng_copy *c, int64_t n);
 void ng_ref_wire(ng_queue *q, const ng_wire *w, int64_t n);
+void ng_ref_change(ng_queue *q, const ng_change *c, int64_t n);
 void ng_ref_low_rank(ng_queue *q, const ng_low_rank *w, int64_t n);
 
 #endif

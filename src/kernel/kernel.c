@@ -28,6 +28,7 @@ static const ng_kernel_ops cpu = {
     .largest_pack = ng_largest_pack_entries,
     .copy = ng_copy_arrays,
     .wire = ng_copy_wire,
+    .change = ng_change_sums,
     .low_rank = ng_low_rank_steps,
 };
 
@@ -58,6 +59,7 @@ static const ng_kernel_ops ref = {
     .largest_pack = ng_largest_pack_entries,
     .copy = ng_ref_copy,
     .wire = ng_ref_wire,
+    .change = ng_ref_change,
     .low_rank = ng_ref_low_rank,
 };
 

@@ -133,6 +133,15 @@ typedef struct ng_copy {
   int64_t to_stride[NG_DIMS];
 } ng_copy;
 
+/* Add |a - b|^2 and |b|^2 to out[0] and out[1], element by element in double. `diagonal` elements of a vector count once
+ * and the others twice (0: all once). order > 0: n elements in ng_sym order, of which those off the diagonal count twice. */
+typedef struct ng_change {
+  const void *a, *b;
+  ng_dtype dtype; /* f64, f32, bf16, f16 */
+  int64_t n, order, diagonal;
+  double *out;
+} ng_change;
+
 /* Convert n f32 at x to 16-bit numbers of `dtype` in the first half of the same memory, or (widens) back. */
 typedef struct ng_wire {
   void *x;
@@ -186,6 +195,8 @@ typedef struct ng_kernel_ops {
   /* copy.c: copies of arrays, for shards; sums converted to 16 bits while they travel between ranks, and back. */
   void (*copy)(ng_queue *q, const ng_copy *c, int64_t n);
   void (*wire)(ng_queue *q, const ng_wire *w, int64_t n);
+  void (*change)(ng_queue *q, const ng_change *c,
+                 int64_t n); /* change.c: how much averages changed */
   void (*low_rank)(ng_queue *q, const ng_low_rank *w, int64_t n); /* low_rank.c: power iterations */
 } ng_kernel_ops;
 

@@ -1,4 +1,4 @@
-/* ref_copy.c: the entries of copy.c, element by element. */
+/* ref_copy.c: the entries of copy.c and change.c, element by element. */
 #include "kernel/entries.h"
 
 void ng_ref_copy(ng_queue *q, const ng_copy *c, int64_t n) {
@@ -40,6 +40,29 @@ void ng_ref_wire(ng_queue *q, const ng_wire *w, int64_t n) {
       memcpy(&wide, x + 4 * i, sizeof wide);
       half = w->dtype == NG_BF16 ? ng_f32_to_bf16(wide) : ng_f32_to_f16(wide);
       memcpy(x + 2 * i, &half, sizeof half);
+    }
+  }
+}
+
+static double number(const void *x, ng_dtype t, int64_t i) {
+  float y;
+  if (t == NG_F64) return ((const double *)x)[i];
+  ng_to_f32(&y, (const char *)x + i * ng_dtype_size(t), t, 1);
+  return (double)y;
+}
+
+void ng_ref_change(ng_queue *q, const ng_change *c, int64_t n) {
+  (void)q;
+  for (const ng_change *end = c + n; c < end; c++) {
+    for (int64_t i = 0, row; i < c->n; i++) {
+      double times = c->diagonal > 0 && i >= c->diagonal ? 2.0 : 1.0;
+      for (row = 0; row < c->order; row++) {
+        if (ng_sym_at(c->order, row, row) == i) break;
+      }
+      if (c->order > 0) times = row < c->order ? 1.0 : 2.0;
+      const double was = number(c->b, c->dtype, i), d = number(c->a, c->dtype, i) - was;
+      c->out[0] += times * d * d;
+      c->out[1] += times * was * was;
     }
   }
 }

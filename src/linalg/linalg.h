@@ -57,8 +57,8 @@ typedef struct ng_queue {
   /* Call task(arg, i) for i in [0, n) and return when all tasks are done. NULL: run the tasks one after the other. */
   void (*run)(void *executor, int32_t n, void (*task)(void *arg, int32_t i), void *arg);
   void *executor;
-  int32_t threads; /* number of threads: pieces of a loop */
-  int64_t pending; /* number of entries called since the last wait */
+  int32_t threads;          /* number of threads: pieces of a loop */
+  int64_t pending;          /* number of entries called since the last wait */
   struct ng_device *device; /* of a backend with a device (cuda/backend.h); NULL: the host */
   /* Waits with pending entries since the owner set `waits` to 0, and the functions of the first ones. */
   int64_t waits;
@@ -165,7 +165,7 @@ struct ng_linalg_ops {
   int64_t (*eigen64_work)(const ng_queue *q, int64_t n);
 
   /* ---- symmetric storage of order n, any dtype ---- */
-  void (*shift)(ng_queue *q, int64_t n, void *S, ng_dtype t, double d);          /* S += d I */
+  void (*shift)(ng_queue *q, int64_t n, void *S, ng_dtype t, double d); /* S += d I; also f64 */
   void (*trace)(ng_queue *q, int64_t n, const void *S, ng_dtype t, double *out); /* sum in double */
   void (*unpack)(ng_queue *q, ng_sym S, float *full, int64_t ld);                /* full = S */
 
@@ -178,12 +178,16 @@ struct ng_linalg_ops {
    * to f32. */
   void (*fold)(ng_queue *q, int64_t n, void *F, ng_dtype t, float *S, float keep, float c);
   void (*fold_wide)(ng_queue *q, int64_t n, float *F, float *S, double keep, double c);
+  /* In double: fold64 as fold; x <- by x. raise: x <- (float)(x + by), the sum in double. */
+  void (*fold64)(ng_queue *q, int64_t n, double *F, double *S, double keep, double c);
+  void (*scale64)(ng_queue *q, int64_t n, double *x, double by);
+  void (*raise)(ng_queue *q, int64_t n, float *x, double by);
   /* Powers of a spectrum: to[i] <- (d[i] + damping)^exponent, in double. */
   void (*power)(ng_queue *q, int64_t n, const float *d, double damping, double exponent, float *to);
   /* U[i] <- U[i] / (c V[i] + on), with root: U[i] / (sqrt(c V[i]) + on); in double; V >= 0. */
   void (*divide_by)(ng_queue *q, int64_t n, float *U, const float *V, double c, bool root,
                     double on);
-  /* *out: 1 if no element is Inf or NaN, else 0. */
+  /* *out: 1 if no element is Inf or NaN, else 0. finite and largest take f64, too. */
   void (*finite)(ng_queue *q, int64_t n, const void *x, ng_dtype t, int *out);
   /* *out: the largest |element| of x, ignoring NaN (call `finite` to detect NaN). */
   void (*largest)(ng_queue *q, int64_t n, const void *x, ng_dtype t, double *out);

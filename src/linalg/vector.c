@@ -66,6 +66,10 @@ void ng_host_shift(ng_queue *q, int64_t n, void *S, ng_dtype t, double d) {
   for (int64_t i = 0; i < n; i++) {
     void *at = place_at(S, t, ng_sym_at(n, i, i));
     float x;
+    if (t == NG_F64) {
+      *(double *)at += d;
+      continue;
+    }
     ng_to_f32(&x, at, t, 1);
     x = (float)((double)x + d);
     ng_from_f32(at, t, &x, 1);
@@ -196,6 +200,28 @@ void ng_host_divide_by(ng_queue *q, int64_t n, float *U, const float *V, double 
   divide_elements(U, V, n, c, root, on);
 }
 
+void ng_host_fold64(ng_queue *q, int64_t n, double *F, double *S, double keep, double c) {
+  (void)q;
+  for (int64_t i = 0; i < n; i++) {
+    F[i] = keep * F[i] + c * S[i];
+  }
+  memset(S, 0, (size_t)n * sizeof *S);
+}
+
+void ng_host_scale64(ng_queue *q, int64_t n, double *x, double by) {
+  (void)q;
+  for (int64_t i = 0; i < n; i++) {
+    x[i] *= by;
+  }
+}
+
+void ng_host_raise(ng_queue *q, int64_t n, float *x, double by) {
+  (void)q;
+  for (int64_t i = 0; i < n; i++) {
+    x[i] = (float)((double)x[i] + by);
+  }
+}
+
 /* ---- scans ----------------------------------------------------------------------------*/
 
 void ng_host_finite(ng_queue *q, int64_t n, const void *x, ng_dtype t, int *out) {
@@ -206,6 +232,14 @@ void ng_host_finite(ng_queue *q, int64_t n, const void *x, ng_dtype t, int *out)
 /* Compare the bits, because this loop vectorises. If an element is not finite, compare one by one and skip NaN. */
 void ng_host_largest(ng_queue *q, int64_t n, const void *x, ng_dtype t, double *out) {
   (void)q;
+  if (t == NG_F64) {
+    *out = 0.0;
+    for (int64_t i = 0; i < n; i++) {
+      const double size = fabs(((const double *)x)[i]);
+      *out = size > *out ? size : *out;
+    }
+    return;
+  }
   const uint32_t bits = ng_largest_bits_of(x, t, n);
   *out = (double)ng_float_of_bits(bits);
   if (bits < NG_INF_BITS) return;

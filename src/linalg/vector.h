@@ -22,6 +22,9 @@ void ng_host_power(ng_queue *q, int64_t n, const float *d, double damping, doubl
                    float *to);
 void ng_host_divide_by(ng_queue *q, int64_t n, float *U, const float *V, double c, bool root,
                        double on);
+void ng_host_fold64(ng_queue *q, int64_t n, double *F, double *S, double keep, double c);
+void ng_host_scale64(ng_queue *q, int64_t n, double *x, double by);
+void ng_host_raise(ng_queue *q, int64_t n, float *x, double by);
 void ng_host_finite(ng_queue *q, int64_t n, const void *x, ng_dtype t, int *out);
 void ng_host_largest(ng_queue *q, int64_t n, const void *x, ng_dtype t, double *out);
 void ng_host_copy(ng_queue *q, int64_t rows, int64_t cols, const float *x, int64_t ldx, float *to,
@@ -37,7 +40,8 @@ void ng_host_norm2(ng_queue *q, int64_t rows, int64_t cols, const void *X, ng_dt
   .wait = ng_host_wait, .add_row = ng_host_add_row, .shift = ng_host_shift,                        \
   .trace = ng_host_trace, .unpack = ng_host_unpack, .widen = ng_host_widen,                        \
   .narrow = ng_host_narrow, .scale = ng_host_scale, .fold = ng_host_fold,                          \
-  .fold_wide = ng_host_fold_wide, .finite = ng_host_finite, .largest = ng_host_largest,            \
+  .fold_wide = ng_host_fold_wide, .fold64 = ng_host_fold64, .scale64 = ng_host_scale64,            \
+  .raise = ng_host_raise, .finite = ng_host_finite, .largest = ng_host_largest,            \
   .copy = ng_host_copy, .divide = ng_host_divide, .row_sums = ng_host_row_sums,                    \
   .norm2 = ng_host_norm2, .power = ng_host_power, .divide_by = ng_host_divide_by
 /* clang-format on */

@@ -23,41 +23,22 @@ int64_t ng_stat_wire_bytes(const ng_stat *s) {
 
 /* ---- change of an average ---------------------------------------------------------------------*/
 
-/* Add times |a - b|^2 and times |b|^2 over elements [from, from + n) to sum[0] and sum[1]. */
-static void add_change(const void *a, const void *b, ng_dtype t, int64_t from, int64_t n,
-                       double times, double sum[2]) {
-  enum { LINE = 512 };
-  const int64_t size = ng_dtype_size(t);
-  float x[LINE], y[LINE];
-  for (int64_t i = from, m; i < from + n; i += m) {
-    m = ng_min64(LINE, from + n - i);
-    if (t != NG_F64) {
-      ng_to_f32(x, (const char *)a + i * size, t, m);
-      ng_to_f32(y, (const char *)b + i * size, t, m);
-    }
-    for (int64_t k = 0; k < m; k++) {
-      const double was = t == NG_F64 ? ((const double *)b)[i + k] : (double)y[k];
-      const double d = (t == NG_F64 ? ((const double *)a)[i + k] : (double)x[k]) - was;
-      sum[0] += times * d * d;
-      sum[1] += times * was * was;
-    }
-  }
+/* Describe the change of a part since `was`, to be added to out. The Frobenius norm counts elements off the diagonal of a
+ * symmetric matrix twice. */
+static ng_change change_of(const ng_stat *s, const ng_stat_part *p, const void *was, double *out) {
+  return (ng_change){.a = p->average,
+                     .b = was,
+                     .dtype = s->average_dtype,
+                     .n = ng_stat_part_count(s, p),
+                     .order = s->symmetric ? p->rows : 0,
+                     .diagonal = s->symmetric ? 0 : p->diagonal,
+                     .out = out};
 }
 
-/* The Frobenius norm counts elements off the diagonal of a symmetric matrix twice. */
-static void add_part_change(const ng_stat *s, const ng_stat_part *p, const void *a, const void *b,
-                            double sum[2]) {
-  const int64_t n = ng_stat_part_count(s, p);
-  if (!s->symmetric) {
-    const int64_t diagonal = p->diagonal > 0 ? p->diagonal : n;
-    add_change(a, b, s->average_dtype, 0, diagonal, 1.0, sum);
-    add_change(a, b, s->average_dtype, diagonal, n - diagonal, 2.0, sum);
-    return;
-  }
-  add_change(a, b, s->average_dtype, 0, n, 2.0, sum);
-  for (int64_t i = 0; i < p->rows; i++) {
-    add_change(a, b, s->average_dtype, ng_sym_at(p->rows, i, i), 1, -1.0, sum);
-  }
+static void copy_average(ng_queue *q, const ng_stat *s, int64_t n, const void *from, void *to) {
+  const ng_copy c = {
+      .from = {(void *)(uintptr_t)from, s->average_dtype, 1, {n}, {1}}, .to = to, .to_stride = {1}};
+  ng_kernels(q)->copy(q, &c, 1);
 }
 
 static bool is_close(const double sum[2], double tolerance) {
@@ -74,26 +55,29 @@ int64_t ng_stat_stale_scratch(const ng_stat *s) {
   return bytes;
 }
 
-void ng_stat_copy_average(const ng_stat *s, void *scratch) {
+void ng_stat_copy_average(ng_queue *q, const ng_stat *s, void *scratch) {
   char *to = scratch;
   for (int32_t i = 0; i < s->parts && s->has_average && s->stale.enabled; i++) {
     const int64_t n = ng_stat_part_count(s, &s->part[i]), size = ng_dtype_size(s->average_dtype);
-    memcpy(to, s->part[i].average, (size_t)(n * size));
+    copy_average(q, s, n, s->part[i].average, to);
     to += ng_round16(n) * size;
   }
 }
 
-void ng_stat_compare(ng_stat *s, const void *scratch) {
+void ng_stat_compare(ng_queue *q, ng_stat *s, const void *scratch) {
   const char *was = scratch;
-  double last[2] = {0.0, 0.0}, older[2] = {0.0, 0.0};
+  double *last = s->change, *older = s->change + 2;
+  ng_queue_wait(q);
+  memset(s->change, 0, sizeof s->change);
   for (int32_t i = 0; i < s->parts && s->has_average; i++) {
     ng_stat_part *p = &s->part[i];
     const int64_t n = ng_stat_part_count(s, p), size = ng_dtype_size(s->average_dtype);
-    add_part_change(s, p, p->average, was, last);
-    add_part_change(s, p, p->average, p->older, older);
-    memcpy(p->older, was, (size_t)(n * size));
+    const ng_change both[] = {change_of(s, p, was, last), change_of(s, p, p->older, older)};
+    ng_kernels(q)->change(q, both, 2);
+    copy_average(q, s, n, was, p->older);
     was += ng_round16(n) * size;
   }
+  ng_queue_wait(q);
   s->stale.verdict =
       !s->has_average || s->stale.refreshes < 1 || !is_close(last, s->stale.tolerance) ? NG_UNLIKE
       : s->stale.refreshes < 2 || !is_close(older, s->stale.tolerance) ? NG_LIKE_LAST

@@ -81,15 +81,12 @@ void ng_stat_prepare(ng_stat *s, int64_t samples, int64_t first, int64_t whole) 
   }
 }
 
-/* The host scales small matrices in double; the queue has no such entry. */
 static void scale_part(ng_queue *q, const ng_stat *s, const ng_stat_part *p, double by) {
   const int64_t n = ng_stat_part_count(s, p);
-  if (!ng_stat_is_double(s)) {
+  if (ng_stat_is_double(s)) {
+    ng_on(q)->scale64(q, n, p->sum, by);
+  } else {
     ng_on(q)->scale(q, n, p->sum, by);
-    return;
-  }
-  for (int64_t i = 0; i < n; i++) {
-    ((double *)p->sum)[i] *= by;
   }
 }
 
@@ -169,40 +166,28 @@ static ng_mix fold_weights(const ng_stat *s) {
   return (ng_mix){keep, !ema ? (1.0 - keep) / total : summed ? 1.0 / (total * part) : 1.0};
 }
 
-static double largest_double(const double *x, int64_t n) {
-  double most = 0.0;
-  for (int64_t i = 0; i < n; i++) {
-    if (!(fabs(x[i]) <= most)) most = fabs(x[i]); /* NaN stays */
-  }
-  return most;
-}
-
 /* Return whether this rank has the sum over ranks. */
 static bool has_sums(const ng_stat *s) {
   return s->observes && (s->has_average || !ng_stat_goes_to_owner(s));
 }
 
 void ng_stat_scan(ng_queue *q, ng_stat *s) {
-  if (!(s->w_total > 0.0) || !has_sums(s) || s->sum_dtype == NG_F64) return;
+  if (!(s->w_total > 0.0) || !has_sums(s)) return;
   for (int32_t i = 0; i < s->parts; i++) {
     ng_stat_part *p = &s->part[i];
     const int64_t n = ng_stat_part_count(s, p);
     ng_on(q)->finite(q, n, p->sum, s->sum_dtype, &p->finite);
-    if (s->has_average) ng_on(q)->largest(q, n, p->sum, s->sum_dtype, &p->largest);
+    if (s->has_average || ng_stat_is_double(s))
+      ng_on(q)->largest(q, n, p->sum, s->sum_dtype, &p->largest);
   }
 }
 
+/* Values of doubles that exceed f32 are refused as well. */
 static bool sums_finite(const ng_queue *q, const ng_stat *s) {
   for (int32_t i = 0; i < s->parts; i++) {
-    const int64_t n = ng_stat_part_count(s, &s->part[i]);
-    if (ng_stat_is_double(s) && !(largest_double(s->part[i].sum, n) <= ng_dtype_largest(NG_F32))) {
-      return false;
-    }
-    if (s->sum_dtype == NG_F64) {
-      if (!ng_all_finite(s->part[i].sum, NG_F64, n)) return false;
-      continue;
-    }
-    if (ng_info_read(q, &s->part[i].finite) == 0) return false;
+    const ng_stat_part *p = &s->part[i];
+    if (ng_info_read(q, &p->finite) == 0) return false;
+    if (ng_stat_is_double(s) && p->largest > ng_dtype_largest(NG_F32)) return false;
   }
   return true;
 }
@@ -213,10 +198,6 @@ static double largest_element(ng_queue *q, ng_stat *s, bool sums) {
   for (int32_t i = 0; i < s->parts; i++) {
     const ng_stat_part *p = &s->part[i];
     const int64_t n = ng_stat_part_count(s, p);
-    if (ng_stat_is_double(s)) {
-      most = fmax(most, largest_double(sums ? p->sum : p->average, n));
-      continue;
-    }
     if (!sums) {
       ng_on(q)->largest(q, n, p->average, s->average_dtype, &s->largest);
       ng_queue_wait(q);
@@ -263,14 +244,10 @@ static void add_shift(ng_queue *q, ng_stat *s) {
   for (int32_t i = 0; i < s->parts; i++) {
     const ng_stat_part *p = &s->part[i];
     const double by = s->shift[p->group] / (all ? 1 : s->observers);
-    if (s->symmetric && !ng_stat_is_double(s))
+    if (s->symmetric) {
       ng_on(q)->shift(q, p->rows, p->average, s->average_dtype, by);
-    for (int64_t j = 0; j < p->rows && ng_stat_is_double(s); j++) {
-      ((double *)p->average)[ng_sym_at(p->rows, j, j)] += by;
-    }
-    for (int64_t j = 0; j < p->diagonal && !s->symmetric; j++) {
-      float *x = (float *)p->average + j;
-      *x = (float)((double)*x + by);
+    } else {
+      ng_on(q)->raise(q, p->diagonal, p->average, by);
     }
   }
 }
@@ -280,12 +257,7 @@ static void add_shift(ng_queue *q, ng_stat *s) {
 static void fold_part(ng_queue *q, const ng_stat *s, const ng_stat_part *p, ng_mix mix) {
   const int64_t n = ng_stat_part_count(s, p);
   if (ng_stat_is_double(s)) {
-    double *average = p->average;
-    const double *sum = p->sum;
-    for (int64_t i = 0; i < n; i++) {
-      average[i] = mix.old * average[i] + mix.fresh * sum[i];
-    }
-    memset(p->sum, 0, (size_t)n * sizeof *sum);
+    ng_on(q)->fold64(q, n, p->average, p->sum, mix.old, mix.fresh);
   } else if (s->symmetric) {
     ng_on(q)->fold(q, n, p->average, s->average_dtype, p->sum, (float)mix.old, (float)mix.fresh);
   } else {

@@ -1,7 +1,7 @@
 /* stat.h: statistics: sums over observations and ranks, optionally averaged over steps.
  *
  * In: the number of samples of an observation; sums that a family added to `sum`. Out: the weight of an observation,
- * sums scaled for the wire, the running average. May call: linalg, comm (the request of a posted sum), option (the
+ * sums scaled for the wire, the running average. May call: kernel, linalg, comm (the request of a posted sum), option (the
  * choices of a rule), core.
  *
  * A family declares the shape of each statistic and the observation that adds to it. This file weights, scales to the
@@ -23,6 +23,7 @@
 
 #include "comm/comm.h"
 #include "core/core.h"
+#include "kernel/kernel.h"
 #include "linalg/linalg.h"
 #include "option/option.h"
 #include "stat/stale.h"
@@ -105,6 +106,7 @@ typedef struct ng_stat {
   bool last_observed;           /* the last micro-batch before the step was observed */
   bool posted;                  /* the sum is posted: observations may not add to it */
   double largest;               /* result of the last ng_on(q)->largest */
+  double change[4]; /* of ng_stat_compare: since the last refresh, and since the one before */
 } ng_stat;
 
 /* Return whether the statistic uses observations of the kinds `what` (NG_OBSERVED_ bits). */
@@ -131,8 +133,8 @@ static inline bool ng_stat_goes_to_owner(const ng_stat *s) {
 /* stale.c. ng_stat_stale_scratch: bytes of scratch for ng_stat_copy_average, which copies the average before a fold.
  * ng_stat_compare: after the fold, compare the average with the copy and set stale.verdict. */
 int64_t ng_stat_stale_scratch(const ng_stat *s);
-void ng_stat_copy_average(const ng_stat *s, void *scratch);
-void ng_stat_compare(ng_stat *s, const void *scratch);
+void ng_stat_copy_average(ng_queue *q, const ng_stat *s, void *scratch);
+void ng_stat_compare(ng_queue *q, ng_stat *s, const void *scratch);
 int64_t ng_stat_wire_bytes(const ng_stat *s);
 
 /* Set the initial values of a statistic whose arrays are zero. */

@@ -15,14 +15,11 @@
 /* Fold a sum into its average; with refresh_tolerance above 0, judge how much the average changed. */
 static ng_status refresh(ng_precond *p, ng_stat *s) {
   const bool folds = s->w_total > 0.0;
-  if (folds && s->stale.enabled) ng_stat_copy_average(s, p->arena[NG_USE_SCRATCH]);
+  if (folds && s->stale.enabled) ng_stat_copy_average(p->ctx->queue, s, p->arena[NG_USE_SCRATCH]);
   const ng_status st = ng_stat_fold(p->ctx->queue, s);
   if (!folds || st != NG_OK) return st;
   s->is_new = true;
-  if (s->stale.enabled) {
-    ng_queue_wait(p->ctx->queue);
-    ng_stat_compare(s, p->arena[NG_USE_SCRATCH]);
-  }
+  if (s->stale.enabled) ng_stat_compare(p->ctx->queue, s, p->arena[NG_USE_SCRATCH]);
   s->stale.refreshes++;
   s->stale.bytes_sent += ng_stat_wire_bytes(s);
   return NG_OK;
