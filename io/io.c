@@ -202,7 +202,7 @@ typedef struct lanes {
   } said[LANES];
 } lanes;
 
-static void read_lane(void *arg, int32_t i) {
+static void read_piece(void *arg, int32_t i) {
   lanes *l = (lanes *)arg;
   const int64_t at = i * l->piece;
   const int64_t n = l->n - at < l->piece ? l->n - at : l->piece;
@@ -215,7 +215,7 @@ static ngio_status read_together(const ngio_source *s, int64_t offset, char *to,
                                  char *message, size_t size) {
   lanes l = {.s = s, .offset = offset, .n = n, .to = to};
   l.piece = (n / LANES / LARGE + 1) * LARGE;
-  s->threads.all(s->threads.user, LANES, read_lane, &l);
+  s->threads.all(s->threads.user, LANES, read_piece, &l);
   for (int i = 0; i < LANES; i++) {
     if (l.said[i].st != NGIO_OK)
       return ngio_say(message, size, l.said[i].st, "%s", l.said[i].message);

@@ -44,7 +44,7 @@ typedef struct parser {
   int memory;              /* 1: there was no memory */
 } parser;
 
-static int wrong(parser *p, const char *why) {
+static int fail_with(parser *p, const char *why) {
   p->why = why;
   return 0;
 }
@@ -91,13 +91,13 @@ static char *utf8(char *to, uint32_t c) {
 /* Decode the digits after "\u" to UTF-8 at *to, in place: UTF-8 is never longer than the escape. */
 static int unicode(parser *p, char **to) {
   uint32_t c, low;
-  if (!hex4(p->at, &c)) return wrong(p, "\\u without four hexadecimal digits");
+  if (!hex4(p->at, &c)) return fail_with(p, "\\u without four hexadecimal digits");
   p->at += 4;
-  if (c == 0) return wrong(p, "\\u0000 in a string");
+  if (c == 0) return fail_with(p, "\\u0000 in a string");
   if (c >= 0xd800 && c < 0xe000) {
     if (c >= 0xdc00 || p->at[0] != '\\' || p->at[1] != 'u' || !hex4(p->at + 2, &low) ||
         low < 0xdc00 || low > 0xdfff)
-      return wrong(p, "half of a surrogate pair");
+      return fail_with(p, "half of a surrogate pair");
     p->at += 6;
     c = 0x10000 + ((c - 0xd800) << 10) + (low - 0xdc00);
   }
@@ -116,7 +116,7 @@ static int escape(parser *p, char **to) {
     *(*to)++ = is[known - from];
     return 1;
   }
-  return e == 'u' ? unicode(p, to) : wrong(p, "an unknown escape after a backslash");
+  return e == 'u' ? unicode(p, to) : fail_with(p, "an unknown escape after a backslash");
 }
 
 /* Copy unescaped bytes and escaped quotes from `at` to *out (*out <= at), advance *out, and OR all copied bytes, and up
@@ -165,14 +165,14 @@ static const char *string(parser *p) {
   }
   p->at = at;
   if (*at != '"') {
-    (void)wrong(p, at == p->end ? "a string without a closing quote"
-                                : "a control character in a string");
+    (void)fail_with(p, at == p->end ? "a string without a closing quote"
+                                    : "a control character in a string");
     return NULL;
   }
   p->at++;
   *to = 0;
   if ((high & UINT64_C(0x8080808080808080)) != 0 && !ngio_is_utf8(begin)) {
-    (void)wrong(p, "a string is not UTF-8");
+    (void)fail_with(p, "a string is not UTF-8");
     return NULL;
   }
   return begin;
@@ -195,7 +195,7 @@ static int real(parser *p, const char *begin, double *out) {
   const size_t n = (size_t)(p->at - begin);
   const char *point = localeconv()->decimal_point;
   const size_t wide = strlen(point);
-  if (n + wide >= sizeof small) return wrong(p, "a number with too many digits");
+  if (n + wide >= sizeof small) return fail_with(p, "a number with too many digits");
   size_t at = 0;
   for (size_t i = 0; i < n; i++) {
     if (begin[i] != '.') {
@@ -208,7 +208,7 @@ static int real(parser *p, const char *begin, double *out) {
   small[at] = 0;
   errno = 0;
   *out = strtod(small, NULL);
-  if (*out - *out != 0.0) return wrong(p, "a number that is too large");
+  if (*out - *out != 0.0) return fail_with(p, "a number that is too large");
   return 1;
 }
 
@@ -219,11 +219,11 @@ static int number(parser *p, ngio_value *v) {
   p->at += minus;
   const char *first = p->at;
   const size_t n = digits(p, &whole);
-  if (n == 0) return wrong(p, "expected a value");
-  if (n > 1 && *first == '0') return wrong(p, "a number with a leading zero");
+  if (n == 0) return fail_with(p, "expected a value");
+  if (n > 1 && *first == '0') return fail_with(p, "a number with a leading zero");
   if (*p->at != '.' && *p->at != 'e' && *p->at != 'E') {
     const uint64_t most = (uint64_t)INT64_MAX + (uint64_t)minus;
-    if (n > 19 || whole > most) return wrong(p, "a whole number that is too large");
+    if (n > 19 || whole > most) return fail_with(p, "a whole number that is too large");
     v->kind = NGIO_INTEGER;
     v->is.integer = minus ? (int64_t)(0 - whole) : (int64_t)whole;
     return 1;
@@ -233,13 +233,13 @@ static int number(parser *p, ngio_value *v) {
   if (*p->at == '.') {
     p->at++;
     behind = digits(p, &whole);
-    if (behind == 0) return wrong(p, "a point without a digit");
+    if (behind == 0) return fail_with(p, "a point without a digit");
   }
   if (*p->at == 'e' || *p->at == 'E') {
     uint64_t power = 0;
     p->at++;
     p->at += *p->at == '+' || *p->at == '-';
-    if (digits(p, &power) == 0) return wrong(p, "an exponent without a digit");
+    if (digits(p, &power) == 0) return fail_with(p, "an exponent without a digit");
   } else if (n + behind <= 15) {
     double ten = 1.0;
     for (size_t i = 0; i < behind; i++)
@@ -252,7 +252,7 @@ static int number(parser *p, ngio_value *v) {
 
 static int word(parser *p, const char *text, ngio_kind kind, ngio_value *v) {
   const size_t n = strlen(text);
-  if (strncmp(p->at, text, n) != 0) return wrong(p, "expected a value");
+  if (strncmp(p->at, text, n) != 0) return fail_with(p, "expected a value");
   p->at += n;
   v->kind = kind;
   return 1;
@@ -374,12 +374,12 @@ static int value(parser *p, const char *key) {
 }
 
 static int member_key(parser *p, const char **key) {
-  if (*p->at != '"') return wrong(p, "expected a key in quotes");
+  if (*p->at != '"') return fail_with(p, "expected a key in quotes");
   p->at++;
   *key = string(p);
   if (*key == NULL) return 0;
   blanks(p);
-  if (*p->at != ':') return wrong(p, "expected ':' after a key");
+  if (*p->at != ':') return fail_with(p, "expected ':' after a key");
   p->at++;
   blanks(p);
   return 1;
@@ -405,20 +405,20 @@ static int all(parser *p) {
       continue;
     }
     if (list->count > 0) {
-      if (*p->at != ',') return wrong(p, "expected a comma or the end of a list");
+      if (*p->at != ',') return fail_with(p, "expected a comma or the end of a list");
       p->at++;
       blanks(p);
     }
     p->doc->value[inside].count++;
     if (list->kind == NGIO_OBJECT && !member_key(p, &key)) return 0;
-    if (p->doc->count >= UINT32_MAX / 4) return wrong(p, "too many values");
+    if (p->doc->count >= UINT32_MAX / 4) return fail_with(p, "too many values");
     if (!value(p, key)) return 0;
     if (!is_list(&p->doc->value[p->doc->count - 1])) continue;
-    if (depth == DEPTH) return wrong(p, "lists nested too deep");
+    if (depth == DEPTH) return fail_with(p, "lists nested too deep");
     open[depth++] = p->doc->count - 1;
   }
   blanks(p);
-  return p->at == p->end ? 1 : wrong(p, "text after the value");
+  return p->at == p->end ? 1 : fail_with(p, "text after the value");
 }
 
 /* Parse `text` in place. `original`: the unchanged text, to count lines; NULL: errors name the byte. */

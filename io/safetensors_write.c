@@ -271,7 +271,7 @@ ngio_status ngio_writer_flush(ngio_writer *w, char *message, size_t size) {
 
 /* The rename released the name PATH.natgrad-part, so create and lock it again, then remove old parts.  If another
  * writer replaced PATH since the rename (`done`: the file renamed here), that writer removes the parts. */
-static void sweep(ngio_writer *w, int done, const char *id) {
+static void remove_old_parts(ngio_writer *w, int done, const char *id) {
   struct stat mine, named;
   if (open_part(w, NULL, 0) != NGIO_OK) return;
   if (fstat(done, &mine) == 0 && stat(w->path, &named) == 0 && mine.st_ino == named.st_ino &&
@@ -295,7 +295,7 @@ ngio_status ngio_writer_finish_whole(ngio_writer **writer, const char *id, char 
   done = w->fd;
   w->fd = -1;
   st = sync_folder(w, message, size);
-  if (st == NGIO_OK && id != NULL) sweep(w, done, id);
+  if (st == NGIO_OK && id != NULL) remove_old_parts(w, done, id);
 done:
   if (done >= 0) (void)close(done);
   ngio_writer_abandon(writer);

@@ -33,7 +33,7 @@ typedef struct bound {
 } bound;
 
 /* Hash the numbers of a group; `check` compares the hashes of all ranks. */
-static void note(const set *s, const bound *b, int32_t n) {
+static void hash_group(const set *s, const bound *b, int32_t n) {
   for (int32_t i = 0; i < n; i++)
     s->p->step->update_hash = ng_hash_number(s->p->step->update_hash, b[i].value);
 }
@@ -91,9 +91,9 @@ static ng_status take_sgd(const set *s, const ng_sgd *how) {
                    "%s: nesterov needs a momentum above 0 and a dampening of 0 (group %d)", s->call,
                    s->group);
   }
-  note(s, bounds, 4);
-  note(s, &(bound){.value = h.nesterov}, 1);
-  note(s, &(bound){.value = h.decoupled}, 1);
+  hash_group(s, bounds, 4);
+  hash_group(s, &(bound){.value = h.nesterov}, 1);
+  hash_group(s, &(bound){.value = h.decoupled}, 1);
   ng_update_set_sgd(&s->p->step->output.group[s->group], &h, s->p->updates);
   s->p->step->lr = fmax(s->p->step->lr, h.lr);
   return NG_OK;
@@ -111,7 +111,7 @@ static ng_status take_adamw(const set *s, const ng_adamw *how) {
                           {"weight_decay", h.weight_decay, 0.0, INFINITY, "a number >= 0"}};
   st = check_bounds(s, h.lr, bounds, 5);
   if (st != NG_OK) return st;
-  note(s, bounds, 5);
+  hash_group(s, bounds, 5);
   ng_update_set_adamw(&s->p->step->output.group[s->group], &h, s->p->updates);
   s->p->step->lr = fmax(s->p->step->lr, h.lr);
   return NG_OK;

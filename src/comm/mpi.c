@@ -166,7 +166,7 @@ ng_status ng_mpi_barrier(seat *s) {
   }
 }
 
-static team *known(const seat *s, const int32_t *ranks, int32_t n) {
+static team *find_team(const seat *s, const int32_t *ranks, int32_t n) {
   team *t = s->groups;
   while (t != NULL && (t->n != n || memcmp(t->rank, ranks, (size_t)n * sizeof *ranks) != 0)) {
     t = t->next;
@@ -190,7 +190,7 @@ static ng_status group_create(void *user, const int32_t *ranks, int32_t n, void 
   *group = NULL;
   if (s->stopped) return NG_ERR_COMM;
   if (!ng_call_ranks_valid(ranks, n, s->world->n)) return ng_mpi_refuse(s, NG_ERR_ARG);
-  team *t = known(s, ranks, n);
+  team *t = find_team(s, ranks, n);
   if (t == NULL) {
     t = team_new(n);
     if (t == NULL) return ng_mpi_refuse(s, NG_ERR_NOMEM);

@@ -19,7 +19,7 @@ static const struct {
 };
 enum { FIXED = (int)(sizeof fixed / sizeof fixed[0]), NAMED = FIXED + NG_OPTION_COUNT };
 
-static const char *small_name(int32_t i) {
+static const char *option_name_at(int32_t i) {
   return i < FIXED ? fixed[i].name : ng_option_table[i - FIXED].name;
 }
 
@@ -40,7 +40,7 @@ ng_status ng_variable_at(int32_t i, ng_variable_info *out) {
     (void)snprintf(v.name, sizeof v.name, "%s", OF_TESTS "*");
     v.meaning = "settings of the library's own tests";
   } else {
-    ng_variable_name(small_name(i), v.name, sizeof v.name);
+    ng_variable_name(option_name_at(i), v.name, sizeof v.name);
     v.meaning =
         i < FIXED ? fixed[i].meaning : "the option of this name, see natgrad info --options";
   }
@@ -53,7 +53,7 @@ static bool is_known_variable(const char *variable) {
   char name[64];
   if (strncmp(variable, OF_TESTS, strlen(OF_TESTS)) == 0) return true;
   for (int32_t i = 0; i < NAMED; i++) {
-    ng_variable_name(small_name(i), name, sizeof name);
+    ng_variable_name(option_name_at(i), name, sizeof name);
     if (ng_is(variable, name)) return true;
   }
   return false;
@@ -67,7 +67,7 @@ void ng_environment_check(ng_context *ctx) {
     const size_t n = strcspn(*at, "=");
     (void)snprintf(variable, sizeof variable, "%.*s", n < sizeof variable ? (int)n : 63, *at);
     if (is_known_variable(variable)) continue;
-    const char *nearest = ng_nearest(variable + strlen(PREFIX), small_name, NAMED);
+    const char *nearest = ng_nearest(variable + strlen(PREFIX), option_name_at, NAMED);
     if (nearest != NULL) ng_variable_name(nearest, near, sizeof near);
     ng_log(ctx, NG_LOG_WARN, "environment: %s is set, and nothing reads it%s",
            ng_quote(variable).text, ng_hint_of(nearest == NULL ? NULL : near).text);
