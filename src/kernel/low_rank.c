@@ -143,9 +143,10 @@ static void power_task(void *arg, int32_t i) {
     memcpy(w->a.rest, w->e.rest, (size_t)n * sizeof(float));
     return;
   }
-  for (int64_t k = 0; k < n && w->e.x != NULL; k++) {
-    const double sum = (double)w->e.x[k] + (double)w->e.rest[k] + w->by * (double)w->a.x[k];
-    split(sum, &w->a.x[k], &w->a.rest[k]);
+  const ng_pair x = w->a, e = w->e; /* copies: with members, the loop is not vectorised */
+  const double by = w->by;
+  for (int64_t k = 0; k < n && e.x != NULL; k++) {
+    split((double)e.x[k] + (double)e.rest[k] + by * (double)x.x[k], &x.x[k], &x.rest[k]);
   }
   advance(w);
   subtract(v, w->work, w->a);
