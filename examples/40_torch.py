@@ -48,7 +48,8 @@ class ng_report(c.Structure):
                 ("scaling_75", c.c_double), ("scaling_max", c.c_double), ("scaling_mean", c.c_double),
                 ("sent_ms", c.c_double), ("hidden_ms", c.c_double), ("overflowed", c.c_int64),
                 ("factors", c.c_int64), ("sums", c.c_int64), ("results", c.c_int64), ("direction", c.c_int64),
-                ("moments", c.c_int64), ("scratch", c.c_int64), ("objects", c.c_int64)]
+                ("moments", c.c_int64), ("scratch", c.c_int64), ("objects", c.c_int64),
+                ("waits", c.c_int64)]
 
 
 class ng_layer_report(c.Structure):
