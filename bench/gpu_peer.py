@@ -1,81 +1,114 @@
-"""Times of PyTorch operations beside eva_bench, and of solves that K-FAC on a GPU would use."""
-import sys, time, math, torch
-torch.manual_seed(0)
-dev = torch.device("cuda")
-torch.backends.cuda.matmul.allow_tf32 = False
-print(torch.__version__, torch.cuda.get_device_name(0))
+"""Times of PyTorch beside gpu_eva: Eva as published with SGD, and the solves that K-FAC on a GPU would use.
 
-def timed(f, runs=20, warm=3):
-    for _ in range(warm): f()
+usage: gpu_peer.py        needs PyTorch with CUDA; medians in microseconds or milliseconds
+"""
+import math
+
+import torch
+
+DAMPING, CLIP, LR = 0.03, 1e-3, 0.1
+
+
+def median_ms(f, runs=20, warm_up=3):
+    for _ in range(warm_up):
+        f()
     torch.cuda.synchronize()
-    t = []
+    times = []
     for _ in range(runs):
-        a, b = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        a.record(); f(); b.record(); torch.cuda.synchronize()
-        t.append(a.elapsed_time(b))
-    return sorted(t)[len(t) // 2]
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        f()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(begin.elapsed_time(end))
+    return sorted(times)[runs // 2]
+
 
 def resnet(deep):
+    """The shapes of ResNet-18 or ResNet-50 for 1,000 classes, as in gpu_eva.c."""
     shapes = []
-    def conv(o, i, k): shapes.append((o, i * k * k)); shapes.append((o,)); shapes.append((o,))
-    n = 64; conv(64, 3, 7)
-    for s, b in enumerate([[2, 2, 2, 2], [3, 4, 6, 3]][deep]):
-        w = 64 << s; out = 4 * w if deep else w
-        for k in range(b):
-            if deep: conv(w, n, 1); conv(w, w, 3); conv(out, w, 1)
-            else: conv(w, n, 3); conv(w, w, 3)
-            if k == 0 and (deep or s): conv(out, n, 1)
-            n = out
-    shapes.append((1000, n)); shapes.append((1000,))
+
+    def add_conv(out, channels, kernel):
+        shapes.extend([(out, channels * kernel * kernel), (out,), (out,)])
+
+    channels = 64
+    add_conv(64, 3, 7)
+    for stage, blocks in enumerate([3, 4, 6, 3] if deep else [2, 2, 2, 2]):
+        width = 64 << stage
+        out = 4 * width if deep else width
+        for block in range(blocks):
+            for conv in [(width, channels, 1), (width, width, 3), (out, width, 1)] if deep else [(width, channels, 3), (width, width, 3)]:
+                add_conv(*conv)
+            if block == 0 and (deep or stage > 0):
+                add_conv(out, channels, 1)
+            channels = out
+    shapes.extend([(1000, channels), (1000,)])
     return shapes
 
-def eva(name):
-    shapes = resnet(name == "resnet50")
-    ps = [torch.nn.Parameter(torch.randn(s, device=dev) * 0.1) for s in shapes]
-    for p in ps: p.grad = torch.randn_like(p) * 1e-2
-    mats = [p for p in ps if p.dim() == 2]
-    A = [torch.randn(p.shape[1], 1, device=dev) for p in mats]
-    G = [torch.randn(p.shape[0], 1, device=dev) * 1e-2 for p in mats]
-    na, ng_ = [torch.randn_like(a) for a in A], [torch.randn_like(g) for g in G]
-    damping, kl, lr = 0.03, 1e-3, 0.1
-    def published():  # the sequence of operations of lzhangbv/eva, spec/eva.md 1.3 to 1.6
-        vg = 0.0; upd = []
-        for p, a, g, x, y in zip(mats, A, G, na, ng_):
-            a.mul_(0.05).add_(x, alpha=0.95); g.mul_(0.05).add_(y, alpha=0.95)
-            grad = p.grad
+
+def time_eva(name):
+    """The operations of lzhangbv/eva in their order, with its reads of scalars, then torch.optim.SGD."""
+    parameters = [torch.nn.Parameter(torch.randn(s, device="cuda") * 0.1) for s in resnet(name == "resnet50")]
+    for p in parameters:
+        p.grad = torch.randn_like(p) * 1e-2
+    kept = [p.grad.clone() for p in parameters]
+    weights = [p for p in parameters if p.dim() == 2]
+    means = [(torch.randn(p.shape[1], 1, device="cuda"), torch.randn(p.shape[0], 1, device="cuda") * 1e-2) for p in weights]
+    new = [(torch.randn_like(a), torch.randn_like(g)) for a, g in means]
+
+    def precondition():
+        total, directions = 0.0, []
+        for p, (a, g), (new_a, new_g) in zip(weights, means, new):
+            a.mul_(0.05).add_(new_a, alpha=0.95)
+            g.mul_(0.05).add_(new_g, alpha=0.95)
             v = g @ a.T
-            al, be = (a.T @ a).item(), (g.T @ g).item()
-            s = (g.T @ grad @ a).item()
-            v.mul_(-s / (al * be + damping)); v.add_(grad); v.div_(damping)
-            upd.append(v)
-            vg += (v * grad * lr ** 2).sum().item()
-        nu = min(1.0, math.sqrt(kl / vg))
-        for p, v in zip(mats, upd): p.grad.data.copy_(v.mul_(nu))
-    keep = [p.grad.clone() for p in ps]
-    for how, kw in (("loop", dict(foreach=False)), ("foreach", dict(foreach=True)), ("fused", dict(fused=True))):
-        opt = torch.optim.SGD(ps, lr=1e-6, momentum=0.9, weight_decay=5e-4, **kw)
-        def step(): published(); opt.step()
-        def sgd(): opt.step()
-        print(f"{name}: Eva as published + SGD({how}) {timed(step) * 1e3:.0f} us; SGD({how}) alone {timed(sgd) * 1e3:.0f} us")
-        for p, k in zip(ps, keep): p.grad.copy_(k)
+            alpha, beta, s = (a.T @ a).item(), (g.T @ g).item(), (g.T @ p.grad @ a).item()
+            v.mul_(-s / (alpha * beta + DAMPING)).add_(p.grad).div_(DAMPING)
+            directions.append(v)
+            total += (v * p.grad * LR ** 2).sum().item()
+        factor = min(1.0, math.sqrt(CLIP / total))
+        for p, v in zip(weights, directions):
+            p.grad.copy_(v.mul_(factor))
 
-for name in ("resnet18", "resnet50"): eva(name)
+    for how in ({"foreach": False}, {"foreach": True}, {"fused": True}):
+        sgd = torch.optim.SGD(parameters, lr=1e-6, momentum=0.9, weight_decay=5e-4, **how)
 
-def psd(n, b=()):
-    x = torch.randn(*b, n, n, device=dev) / math.sqrt(n)
-    return x @ x.mT + 1e-3 * torch.eye(n, device=dev)
-for n in (256, 512, 1024, 2304, 4608):
-    S = psd(n)
-    runs = 5 if n > 2000 else 10
-    Q = torch.linalg.qr(torch.randn(n, n, device=dev))[0]
+        def step():
+            precondition()
+            sgd.step()
+
+        label = "SGD(" + ", ".join(f"{k}={v}" for k, v in how.items()) + ")"
+        print(f"{name}: Eva as published + {label} {median_ms(step) * 1e3:.0f} us; {label} alone {median_ms(sgd.step) * 1e3:.0f} us")
+        for p, g in zip(parameters, kept):
+            p.grad.copy_(g)
+
+
+def covariance(n, batch=()):
+    x = torch.randn(*batch, n, n, device="cuda") / math.sqrt(n)
+    return x @ x.mT + 1e-3 * torch.eye(n, device="cuda")
+
+
+def time_solves(n, batch=()):
+    S = covariance(n, batch)
+    Q = torch.linalg.qr(torch.randn_like(S))[0]
     L = torch.linalg.cholesky(S)
-    row = {"potrf": lambda: torch.linalg.cholesky_ex(S), "potri": lambda: torch.cholesky_inverse(L),
-           "eigh": lambda: torch.linalg.eigh(S), "SQ + QR": lambda: torch.linalg.qr(S @ Q),
-           "gemm n": lambda: S @ Q}
-    print(f"n = {n}: " + ", ".join(f"{k} {timed(f, runs, 1):.3f} ms" for k, f in row.items()))
-for n, b in ((64, 64), (256, 16), (576, 8), (1152, 4)):
-    S = psd(n, (b,))
-    L = torch.linalg.cholesky(S)
-    print(f"n = {n}, batch {b}: potrf {timed(lambda: torch.linalg.cholesky_ex(S), 10, 1):.3f} ms, "
-          f"potrs {timed(lambda: torch.cholesky_inverse(L), 10, 1):.3f} ms, eigh {timed(lambda: torch.linalg.eigh(S), 5, 1):.3f} ms")
-# one orthogonal iteration: how far is its subspace from the eigenvectors, after k steps on a drifting matrix
+    work = {"potrf": lambda: torch.linalg.cholesky_ex(S), "potri": lambda: torch.cholesky_inverse(L),
+            "eigh": lambda: torch.linalg.eigh(S), "S Q and QR": lambda: torch.linalg.qr(S @ Q), "S Q": lambda: S @ Q}
+    print(f"n = {n}, batch {batch[0] if batch else 1}: " +
+          ", ".join(f"{k} {median_ms(f, 5 if n > 2000 else 10, 1):.3f} ms" for k, f in work.items()))
+
+
+def main():
+    torch.manual_seed(0)
+    torch.backends.cuda.matmul.allow_tf32 = False
+    print(torch.__version__, torch.cuda.get_device_name(0))
+    for name in ("resnet18", "resnet50"):
+        time_eva(name)
+    for n in (256, 512, 1024, 2304, 4608):
+        time_solves(n)
+    for n, batch in ((64, 64), (256, 16), (576, 8), (1152, 4)):
+        time_solves(n, (batch,))
+
+
+if __name__ == "__main__":
+    main()

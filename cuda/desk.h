@@ -1,8 +1,8 @@
 /* desk.h: the operations of one device: memory, copies, launches, waits.
  *
- * Two implementations: desk_cuda.c by the CUDA driver, tests/standin.c without a device. Work goes to one stream, in the
- * order of calls, and may run later; dv_wait waits for all of it. A call returns NULL, or the text of an error, which is
- * valid until the next call. */
+ * Two implementations: desk_cuda.c by the CUDA driver, tests/standin.c without a device. Copies and launches run in the
+ * order of calls, perhaps after the call has returned; dv_wait waits until all are done. A call returns NULL, or an error
+ * text that is valid until the next call. */
 #ifndef NG_DESK_H
 #define NG_DESK_H
 
@@ -29,8 +29,8 @@ const char *dv_zero(dv_desk *d, void *at, size_t bytes);
 const char *dv_launch(dv_desk *d, const char *kernel, int64_t blocks, int32_t threads, void **args);
 const char *dv_wait(dv_desk *d);
 
-/* For benchmarks. dv_mark: note the time at mark 0 or 1 of the stream. dv_marked: wait, and set *seconds between both.
- * Launches between dv_graph_begin and dv_graph_end are recorded; dv_graph_replay runs them. */
+/* For benchmarks. dv_mark: note the time at mark 0 or 1. dv_marked: wait; *seconds <- the time from mark 0 to mark 1.
+ * dv_graph_begin and dv_graph_end record the launches in between; dv_graph_replay runs them. */
 const char *dv_mark(dv_desk *d, int32_t mark);
 const char *dv_marked(dv_desk *d, double *seconds);
 const char *dv_graph_begin(dv_desk *d);

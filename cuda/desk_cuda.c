@@ -1,6 +1,6 @@
 /* desk_cuda.c: the operations of desk.h by the CUDA driver.
  *
- * libcuda.so.1 is opened by dlopen, so a build needs only nvcc. Functions and numbers are those of the CUDA Driver API. The
+ * dlopen opens libcuda.so.1, so a build needs only nvcc. Source of all functions and constants: the CUDA Driver API. The
  * context is the primary context of the device, which PyTorch uses, too. */
 #include "desk.h"
 
@@ -29,6 +29,7 @@
   X(end_stream, "cuStreamDestroy_v2", (void *))                                                    \
   X(end_event, "cuEventDestroy_v2", (void *))                                                      \
   X(end_graph, "cuGraphExecDestroy", (void *))                                                     \
+  X(end_captured, "cuGraphDestroy", (void *))                                                      \
   X(end_context, "cuDevicePrimaryCtxRelease_v2", (int))                                            \
   X(register_host, "cuMemHostRegister_v2", (void *, size_t, unsigned))                             \
   X(copy, "cuMemcpyAsync", (unsigned long long, unsigned long long, size_t, void *))               \
@@ -44,6 +45,7 @@
   X(replay, "cuGraphLaunch", (void *, void *))                                                     \
   X(error_name, "cuGetErrorName", (int, const char **))
 
+/* KERNELS: at least the number of kernels of cuda/*.cu */
 enum { KERNELS = 64, MAPPED = 2, NO_DEFAULT_STREAM = 1, THREAD_LOCAL_CAPTURE = 1 };
 struct dv_desk {
 #define FIELD(name, symbol, arguments) int(*name) arguments;
@@ -62,7 +64,7 @@ extern const char dv_kernels[]; /* the compiled kernels: kernels.S */
 
 static const char *failed(dv_desk *d, const char *what, int code) {
   const char *name = NULL;
-  if (d->error_name != NULL) (void)d->error_name(code, &name);
+  (void)d->error_name(code, &name);
   (void)snprintf(d->message, sizeof d->message, "%s failed: %s", what, name != NULL ? name : "?");
   return d->message;
 }
@@ -171,7 +173,6 @@ static const char *find(dv_desk *d, const char *name, void **function) {
   }
   const int code = d->function(function, d->module, name);
   if (code != 0) return failed(d, name, code);
-  if (d->kernels == KERNELS) return NULL;
   d->kernel[d->kernels].name = name;
   d->kernel[d->kernels++].function = *function;
   return NULL;
@@ -209,7 +210,9 @@ const char *dv_graph_begin(dv_desk *d) {
 const char *dv_graph_end(dv_desk *d) {
   void *graph;
   TRY(d, captured, d->queue, &graph);
-  TRY(d, instantiate, &d->graph, graph, 0);
+  const int code = d->instantiate(&d->graph, graph, 0);
+  (void)d->end_captured(graph);
+  if (code != 0) return failed(d, "instantiate", code);
   return NULL;
 }
 const char *dv_graph_replay(dv_desk *d) {

@@ -110,14 +110,14 @@ typedef struct dv_gram {
   float *S;
 } dv_gram;
 
-/* ng_norm_sum; width: numbers of q_i. moments of the input are needed if is_raw. */
+/* ng_norm_sum; width: numbers of q_i. */
 enum { DV_BATCH_NORM = 1, DV_LAYER_NORM, DV_GROUP_NORM }; /* as ng_norm_kind */
 typedef struct dv_norm {
   dv_view x, g;
   double eps;
   int64_t samples, channels, groups, width;
   int32_t kind;
-  bool is_raw, has_gamma, has_beta, products;
+  bool has_gamma, has_beta, products;
 } dv_norm;
 
 /* ng_ratios; extreme [2]: smallest and largest ratio */

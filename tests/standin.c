@@ -2,8 +2,8 @@
  *
  * The threads of a block are fibers of one thread of the host. A fiber runs until a barrier or a shuffle, or to its end. A
  * warp goes on when all its 32 threads are at a shuffle, a block when all its threads are at a barrier. If a thread ends,
- * or waits elsewhere, while others wait for it, the launch fails with a text that names the kernel. Blocks run
- * forward, backward or in a random order. Launches run at once. */
+ * or waits elsewhere, while others wait for it, the launch fails with a text that names the kernel. One launch runs its
+ * blocks forward, the next backward, the next in a random order. A launch has run when its call returns. */
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -34,8 +34,6 @@ static fiber fibers[MOST_THREADS];
 static jmp_buf scheduler;
 static void (*body)(void **);
 static void **body_args;
-static standin_order block_order;
-static uint64_t order_seed = 1;
 static char fault[200];
 
 /* ---- fibers ----------------------------------------------------------------------------------*/
@@ -105,27 +103,26 @@ static void resume(int32_t from, int32_t to) {
   }
 }
 
-/* Run all ready threads; then let complete warps and a complete block go on. Return false if no thread can go on. */
-static bool advance(int32_t threads) {
-  for (int32_t i = 0; i < threads; i++) {
-    if (fibers[i].state == READY) go_on(i);
+/* Run each warp as far as it can go alone, so that warps are as far apart as barriers allow: forward, or from the last
+ * warp on. Then let a complete block go on; return false if it is not complete. */
+static bool advance(int32_t threads, standin_order order) {
+  for (int32_t k = 0; k < threads; k += WARP) {
+    const int32_t w = order == STANDIN_FORWARD ? k : threads - WARP - k;
+    do {
+      for (int32_t i = w; i < w + WARP; i++) {
+        if (fibers[i].state == READY) go_on(i);
+      }
+      if (count(w, w + WARP, AT_SHUFFLE) == WARP) resume(w, w + WARP);
+    } while (count(w, w + WARP, READY) == WARP);
   }
-  bool moved = false;
-  for (int32_t w = 0; w < threads; w += WARP) {
-    if (count(w, w + WARP, AT_SHUFFLE) != WARP) continue;
-    resume(w, w + WARP);
-    moved = true;
-  }
-  if (count(0, threads, AT_BARRIER) == threads) {
-    resume(0, threads);
-    moved = true;
-  }
-  return moved;
+  if (count(0, threads, AT_BARRIER) != threads) return false;
+  resume(0, threads);
+  return true;
 }
 
-static const char *run_block(const char *name, int32_t threads) {
+static const char *run_block(const char *name, int32_t threads, standin_order order) {
   resume(0, threads);
-  while (advance(threads)) {
+  while (advance(threads, order)) {
   }
   const int32_t ended = count(0, threads, ENDED);
   if (ended == threads) return NULL;
@@ -140,39 +137,32 @@ static const char *run_block(const char *name, int32_t threads) {
   return fault;
 }
 
-void standin_set_order(standin_order order, uint64_t seed) {
-  block_order = order;
-  order_seed = seed | 1;
-}
-const char *standin_fault(void) { return fault[0] != '\0' ? fault : NULL; }
-
 /* Return block i of n in the chosen order; random: steps of an odd number, modulo a power of 2, that skip numbers >= n. */
-static int64_t block_at(int64_t i, int64_t n, int64_t *state) {
-  if (block_order == STANDIN_FORWARD) return i;
-  if (block_order == STANDIN_BACKWARD) return n - 1 - i;
+static int64_t block_at(standin_order order, int64_t i, int64_t n, int64_t *state) {
+  if (order == STANDIN_FORWARD) return i;
+  if (order == STANDIN_BACKWARD) return n - 1 - i;
   int64_t power = 1;
   while (power < n) {
     power *= 2;
   }
   do {
-    *state = (int64_t)(((uint64_t)*state * 5 + order_seed) % (uint64_t)power);
+    *state = (int64_t)(((uint64_t)*state * 5 + 7) % (uint64_t)power);
   } while (*state >= n);
   return *state;
 }
 
-const char *standin_run(const char *name, void (*kernel)(void **), int64_t blocks, int32_t threads,
-                        void **args) {
+const char *standin_run(const char *name, void (*kernel)(void **), standin_order order,
+                        int64_t blocks, int32_t threads, void **args) {
   int64_t state = 0;
   body = kernel;
   body_args = args;
   standin_threads = threads;
-  fault[0] = '\0';
   for (int32_t i = 0; i < threads; i++) {
     if (!make_fiber(i)) return "out of memory";
   }
   for (int64_t i = 0; i < blocks; i++) {
-    standin_block = block_at(i, blocks, &state);
-    const char *error = run_block(name, threads);
+    standin_block = block_at(order, i, blocks, &state);
+    const char *error = run_block(name, threads, order);
     if (error != NULL) return error;
   }
   return NULL;
@@ -245,7 +235,7 @@ static const struct {
 /* ---- the desk --------------------------------------------------------------------------------*/
 
 struct dv_desk {
-  int32_t unused;
+  int64_t launches;
 };
 
 const char *dv_open(int32_t index, dv_desk **out) {
@@ -279,8 +269,9 @@ const char *dv_zero(dv_desk *d, void *at, size_t bytes) {
 const char *dv_launch(dv_desk *d, const char *kernel, int64_t blocks, int32_t threads,
                       void **args) {
   for (size_t i = 0; i < sizeof kernels / sizeof kernels[0]; i++) {
-    if (strcmp(kernels[i].name, kernel) == 0)
-      return standin_run(kernel, kernels[i].run, blocks, threads, args);
+    if (strcmp(kernels[i].name, kernel) != 0) continue;
+    const standin_order order = (standin_order)(d->launches++ % STANDIN_ORDERS);
+    return standin_run(kernel, kernels[i].run, order, blocks, threads, args);
   }
   return "no kernel of this name";
 }

@@ -61,13 +61,15 @@ static inline void standin_smallest(void *at, uint64_t x) {
   if (x < *to) *to = x;
 }
 
-/* What the next blocks run like; see standin.c. */
-typedef enum standin_order { STANDIN_FORWARD, STANDIN_BACKWARD, STANDIN_RANDOM } standin_order;
-void standin_set_order(standin_order order, uint64_t seed);
-/* Return the error text of the last launch whose threads did not meet at a barrier or a shuffle, or NULL. */
-const char *standin_fault(void);
-/* Run a kernel of the test: `body` is called in every thread. */
-const char *standin_run(const char *name, void (*body)(void **), int64_t blocks, int32_t threads,
-                        void **args);
+/* The order of blocks; launches of the desk take all orders in turn. */
+typedef enum standin_order {
+  STANDIN_BACKWARD,
+  STANDIN_RANDOM,
+  STANDIN_FORWARD,
+  STANDIN_ORDERS
+} standin_order;
+/* Run a function as a kernel. Return NULL, or an error text if threads do not meet at a barrier or a shuffle. */
+const char *standin_run(const char *name, void (*kernel)(void **), standin_order order,
+                        int64_t blocks, int32_t threads, void **args);
 
 #endif

@@ -3,7 +3,7 @@
  * allows.
  *
  * Values are k / 8, |k| <= 15, which f32, bf16 and f16 hold exactly; their products are multiples of 1/64, and sums of
- * fewer than 2^24 / 225 of them are exact in f32 in any order.  So there is no tolerance, except for means and for
+ * fewer than 2^24 / 225 products are exact in f32 in any order.  So there is no tolerance, except for means and for
  * values with all their bits.  The recordings in tests/golden have a convolution, t_properties_data the threads.
  *
  * Values that must not be read (gaps, samples beyond `take`, channels outside the range, scratch) are NaN. */
@@ -15,28 +15,18 @@
 #include <string.h>
 
 #include "core/core.h"
-#include "draw.h"
 #include "fixture.h"
 #include "kernel/gram_shift.h"
 #include "kernel/pixels.h"
 #include "kernels.h"
 #include "late.h"
+#include "pictures.h"
 
 /* NULL: the default; late: ref behind late.h. */
 enum { NAMES = 3 };
 static const char *const names[NAMES] = {"ref", "late", NULL};
 
-static rng numbers;
-
-static uint64_t draw(void) { return rng_next(&numbers); }
-static int64_t between(int64_t low, int64_t high) { return rng_between(&numbers, low, high); }
 static double uniform(void) { return rng_real(&numbers); }
-
-static void *need(int64_t bytes) {
-  void *p = NULL;
-  assert_int_equal(posix_memalign(&p, 64, (size_t)(bytes > 0 ? bytes : 1)), 0);
-  return p;
-}
 
 static fixture opened(const char *linalg, int32_t threads) {
   fixture f;
@@ -88,178 +78,6 @@ static void compare(ng_sym S, ng_sym want, double tolerance, const char *what) {
       }
     }
   }
-}
-
-static double grid_value(void) { return (double)between(-15, 15) / 8; }
-
-static void put(void *data, ng_dtype t, int64_t i, double v) {
-  const float x = (float)v;
-  ng_from_f32((char *)data + i * ng_dtype_size(t), t, &x, 1);
-}
-
-static ng_dtype any_dtype(void) {
-  static const ng_dtype all[] = {NG_F32, NG_F32, NG_BF16, NG_F16};
-  return all[between(0, 3)];
-}
-
-/* ---- pictures --------------------------------------------------------------------------------*/
-
-/* Orders of the axes of [samples, channels, height, width] in memory; rows may have gaps. */
-typedef enum axis_order { LIE_NCHW, LIE_NHWC, LIE_HNWC, LIE_ANY, LIES } axis_order;
-
-typedef struct picture {
-  ng_conv c;
-  axis_order how;
-  ng_dtype t;
-  int64_t samples, take, c0, c1;
-  bool one;
-  int reduce;
-} picture;
-
-static axis_order any_lie(void) { return (axis_order)between(0, LIES - 1); }
-
-static const char *title(const picture *g, const char *way, const char *linalg) {
-  static char text[300];
-  const ng_conv *c = &g->c;
-  (void)snprintf(
-      text, sizeof text,
-      "%s on %s: %s %s %d channels [%d,%d) %dx%d kernel %dx%d stride %d,%d pad %d,%d dil %d,%d "
-      "samples %d take %d one %d reduce %d",
-      way, linalg, (const char *[]){"NCHW", "NHWC", "HNWC", "any"}[g->how], ng_dtype_name(g->t),
-      (int)c->channels, (int)g->c0, (int)g->c1, (int)c->height, (int)c->width, (int)c->kernel[0],
-      (int)c->kernel[1], (int)c->stride[0], (int)c->stride[1], (int)c->padding[0],
-      (int)c->padding[1], (int)c->dilation[0], (int)c->dilation[1], (int)g->samples, (int)g->take,
-      g->one, g->reduce);
-  return text;
-}
-
-static bool finish(ng_conv *c) {
-  int64_t out[2];
-  for (int i = 0; i < 2; i++) {
-    const int64_t room =
-        (i == 0 ? c->height : c->width) + 2 * c->padding[i] - c->dilation[i] * (c->kernel[i] - 1);
-    if (room < 1) return false;
-    out[i] = (room - 1) / c->stride[i] + 1;
-  }
-  c->out_height = out[0];
-  c->out_width = out[1];
-  return true;
-}
-
-/* As many outputs as channels, strides and dilations 1, padding for the size of the input. */
-static ng_conv conv_of(int64_t channels, int64_t height, int64_t width, int64_t kernel) {
-  const int64_t padding = (kernel - 1) / 2;
-  ng_conv c = {.channels = channels,
-               .height = height,
-               .width = width,
-               .outputs = channels,
-               .kernel = {kernel, kernel},
-               .stride = {1, 1},
-               .padding = {padding, padding},
-               .dilation = {1, 1}};
-  assert_true(finish(&c));
-  return c;
-}
-
-static picture any_picture(bool stride_one) {
-  picture g = {.t = any_dtype(),
-               .how = any_lie(),
-               .samples = between(1, 5),
-               .one = draw() % 2 != 0,
-               .reduce = draw() % 3 ? 0 : (int)between(1, 2)};
-  ng_conv *c = &g.c;
-  do {
-    *c = (ng_conv){.channels = between(1, 9),
-                   .height = between(1, 9),
-                   .width = between(1, 9),
-                   .outputs = between(1, 9)};
-    for (int i = 0; i < 2; i++) {
-      c->kernel[i] = between(1, 5);
-      c->stride[i] = stride_one ? 1 : between(1, 3);
-      c->padding[i] = draw() % 2 ? (c->kernel[i] - 1) / 2 : between(0, c->kernel[i]);
-      c->dilation[i] = draw() % 4 ? 1 : 2;
-    }
-  } while (!finish(c));
-  g.take = between(1, g.samples);
-  g.c0 = draw() % 2 ? 0 : between(0, c->channels - 1);
-  g.c1 = draw() % 2 ? c->channels : between(g.c0 + 1, c->channels);
-  return g;
-}
-
-/* Rows are the patches of a kernel of 1 x 1. */
-static picture any_rows(int64_t samples, int64_t height, int64_t width, int64_t cols) {
-  picture g = {.c = conv_of(cols, height, width, 1),
-               .t = any_dtype(),
-               .how = any_lie(),
-               .samples = samples,
-               .take = between(1, samples),
-               .one = draw() % 2 != 0,
-               .reduce = (int)between(0, 2),
-               .c0 = between(0, cols - 1)};
-  g.c1 = between(g.c0 + 1, cols);
-  return g;
-}
-
-/* ---- in memory -------------------------------------------------------------------------------*/
-
-typedef struct image_array {
-  void *data;
-  ng_view v;
-  int64_t by[4]; /* elements from one sample, channel, row, pixel to the next */
-} image_array;
-
-static image_array layout_of(const picture *g) {
-  static const int inner[3][4] = {{3, 2, 1, 0}, {1, 3, 2, 0}, {1, 3, 0, 2}};
-  const int64_t height = g->c.height, width = g->c.width;
-  const int64_t extent[4] = {g->samples, g->c.channels, height, width};
-  const bool any = g->how == LIE_ANY;
-  int order[4] = {0, 1, 2, 3};
-  image_array s;
-  for (int i = 0; i < 4; i++) {
-    const int k = (int)between(i, 3), swap = order[i];
-    order[i] = any ? order[k] : inner[g->how][i];
-    if (any) order[k] = swap;
-  }
-  int64_t next = any ? between(1, 2) : 1;
-  for (int i = 0; i < 4; i++) {
-    s.by[order[i]] = next;
-    next *= extent[order[i]];
-    if (any || i == 2) next += draw() % 2 ? 0 : between(1, 5);
-  }
-  s.data = need(next * 4);
-  for (int64_t i = 0; i < next; i++)
-    put(s.data, g->t, i, NAN);
-  s.v = (ng_view){.data = s.data,
-                  .dtype = g->t,
-                  .samples = g->samples,
-                  .positions = height * width,
-                  .columns = g->c.channels,
-                  .sample_stride = s.by[0],
-                  .column_stride = s.by[1],
-                  .position_stride = width == 1 ? s.by[2] : s.by[3],
-                  .run_length = height * width};
-  if (height > 1 && width > 1 && s.by[2] != width * s.by[3]) {
-    s.v.run_length = width;
-    s.v.axes = 1;
-    s.v.extent[0] = height;
-    s.v.stride[0] = s.by[2];
-  }
-  return s;
-}
-
-static image_array images(const picture *g, double (*next)(void)) {
-  const image_array v = layout_of(g);
-  for (int64_t n = 0; n < g->samples; n++) {
-    for (int64_t c = 0; c < g->c.channels; c++) {
-      for (int64_t s = 0; s < v.v.positions; s++) {
-        const int64_t y = s / g->c.width, x = s % g->c.width;
-        const bool read = n < g->take && c >= g->c0 && c < g->c1;
-        put(v.data, g->t, n * v.by[0] + c * v.by[1] + y * v.by[2] + x * v.by[3],
-            read ? next() : NAN);
-      }
-    }
-  }
-  return v;
 }
 
 /* ---- Gram matrices -------------------------------------------------------------------------------*/
@@ -440,7 +258,7 @@ static void large_images_match_ref(void **unused) {
     const int i = k % 6, odd = i % 2;
     const bool tall = i < 4; /* sums over kernel offsets need more scratch than rows of the image */
     picture g = {.c = tall ? conv_of(2, 300, 4, 5) : conv_of(3, 61, 80, 3),
-                 .how = odd ? LIE_NHWC : LIE_NCHW,
+                 .how = odd ? AXES_NHWC : AXES_NCHW,
                  .t = !odd   ? NG_F32
                       : tall ? NG_F16
                              : NG_BF16,
@@ -455,7 +273,7 @@ static void large_images_match_ref(void **unused) {
     } else {
       g.c.dilation[1] = 1 + odd;
     }
-    assert_true(finish(&g.c));
+    assert_true(set_output_size(&g.c));
     assert_true(tall || ng_conv_shift_fits(&g.c, 3));
     must_be_exact(f.ctx, &g);
     fixture_close(&f);
@@ -467,7 +285,7 @@ static void large_images_match_ref(void **unused) {
 static void wide_inputs_do_not_fit(void **unused) {
   fixture f = opened(names[NAMES - 1], 2);
   const picture g = {.c = conv_of(700, 80, 80, 2),
-                     .how = LIE_NHWC,
+                     .how = AXES_NHWC,
                      .t = NG_F32,
                      .samples = 1,
                      .take = 1,
@@ -489,7 +307,7 @@ static void choice_follows_size(void **unused) {
   assert_true(ng_conv_shift_cost(&large, 1, 1) > ng_conv_plain_cost(&large, 1, 1));
   assert_true(ng_conv_shift_cost(&small, 64, 1) > ng_conv_plain_cost(&small, 64, 1));
   small.stride[1] = 2;
-  assert_true(finish(&small));
+  assert_true(set_output_size(&small));
   assert_false(ng_conv_shift_fits(&small, 64));
 }
 
@@ -504,7 +322,7 @@ static void all_bits_match_in_f32(void **unused) {
     fixture f = opened(names[k], 2);
     for (int i = 0; i < 4; i++) {
       const picture g = {.c = conv_of(8, 16, 16, 3),
-                         .how = i / 2 ? LIE_NHWC : LIE_NCHW,
+                         .how = i / 2 ? AXES_NHWC : AXES_NCHW,
                          .t = NG_F32,
                          .samples = 8,
                          .take = 8,
@@ -523,11 +341,11 @@ static void box_sums_find_non_finite_values(void **unused) {
   const int devices = KERNELS_FIRST < 0 ? 1 : 0;
   for (int k = 0; k < 12 + 6 * devices; k++) {
     const bool taken = k % 3 != 2, patch = k % 3 == 0;
-    picture g = {.c = conv_of(3, 6, 6, 1), .how = k / 3 % 2 ? LIE_NHWC : LIE_NCHW, .t = NG_F32};
+    picture g = {.c = conv_of(3, 6, 6, 1), .how = k / 3 % 2 ? AXES_NHWC : AXES_NCHW, .t = NG_F32};
     g.samples = g.take = 2;
     g.c1 = 3;
     g.c.stride[0] = g.c.stride[1] = 2;
-    assert_true(finish(&g.c));
+    assert_true(set_output_size(&g.c));
     image_array x = images(&g, grid_value);
     put(x.data, NG_F32, x.by[0] + x.by[1] + (patch ? 2 : 3) * x.by[2] + 4 * x.by[3], INFINITY);
     double out[3];

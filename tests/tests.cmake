@@ -195,6 +195,7 @@ natgrad_share(late t_family t_family_matrix t_kernels_gram t_queue t_strides t_t
 natgrad_share(late_memory t_family t_family_matrix t_kernels_gram t_queue t_strides t_twosided)
 natgrad_share(linalg_check t_linalg t_linalg_long t_sym t_twosided t_vector)
 natgrad_share(misuse t_describe t_engine)
+natgrad_share(pictures t_kernels_gram)
 natgrad_share(huge_model t_finite t_huge)
 natgrad_share(matrix_families t_family_matrix)
 natgrad_share(family_shampoo t_family_matrix)
