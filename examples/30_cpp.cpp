@@ -229,7 +229,7 @@ struct network {
 
 /* ---- training --------------------------------------------------------------------------------*/
 
-/* Print each parameter, and return whether the counters are those of this run. */
+/* Print each parameter, and return whether the counters fit this run. */
 bool print_report(const preconditioner &ng) {
   bool right = true;
   for (std::int32_t i = 0; i < ng_explain_count(ng.get()); i++) {

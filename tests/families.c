@@ -386,7 +386,7 @@ static void grouped(test_case *s) {
   l->padding[0] = 1;
 }
 
-/* The properties of one linear layer use the first layer, those of one convolution the last. */
+/* The properties of a linear layer use the first layer, the properties of a convolution the last layer. */
 static void beside_norms(const variant *v, test_case *s) {
   case_linear(s, 7, 4, true, 1);
   case_norm(s, NG_LAYER_NORM, 5, 1, 3);

@@ -13,8 +13,8 @@
 #include "fixture.h"
 #include "test_case.h"
 
-/* Promises of a row, in addition to those of every row (positive, zero gives zero, any order of samples, the same bits
- * with any number of threads, ...).
+/* Properties that a row promises beside the properties of every row (positive, zero gives zero, any order of samples, the
+ * same bits with any number of threads, ...).
  *
  *   LINEAR     P is linear in D, and D / damping^power without curvature or with a large damping
  *   SYMMETRIC  <y, Px> = <Py, x>

@@ -24,7 +24,7 @@ static ng_status create(ng_block *b) {
   return ng_objects_status(b->p);
 }
 
-/* The first basis is that of the first gradient; later ones follow from the present basis. */
+/* The first basis is computed from the first gradient. Each later basis refreshes the present basis. */
 static ng_status solve(ng_block *b) {
   matrices *k = matrices_of(b);
   ng_queue *q = b->ctx->queue;

@@ -85,4 +85,14 @@ static inline void sym_diagonal(ng_sym s, float d) {
     sym_set(s, i, i, d);
 }
 
+/* Rows of a table of cmocka: test f on every linear algebra, which it gets as its state. */
+#define ON_LINALG(f, name)                                                                         \
+  { #name ": " #f, f, seed_restart, NULL, (void *)(uintptr_t)&ng_linalg_##name }
+#if defined(NG_HAVE_BLAS)
+#define CPU(f) ON_LINALG(f, cpu)
+#define EACH(f) ON_LINALG(f, ref), CPU(f)
+#else
+#define EACH(f) ON_LINALG(f, ref)
+#endif
+
 #endif

@@ -27,8 +27,8 @@ int32_t oracle_add(oracle *o, const ng_layer *l);
  * layer 0 are used. */
 ng_options *oracle_options(oracle *o, int32_t layer);
 
-/* Begin a micro-batch of one rank; observe.  As in the library, observations outside the period, and those of ranks
- * that a local statistic does not use, are ignored. */
+/* Begin a micro-batch of one rank and observe its arrays.  As in the library, an observation is ignored outside the
+ * period, and on a rank that a local statistic does not use. */
 void oracle_begin(oracle *o, int32_t rank, const ng_batch *b);
 void oracle_input(oracle *o, int32_t rank, int32_t layer, const double *a, int64_t positions);
 void oracle_output_grad(oracle *o, int32_t rank, int32_t layer, const double *g, int64_t positions);

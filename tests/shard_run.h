@@ -1,6 +1,6 @@
 /* shard_run.h: train four linear layers, three of them sharded, on a grid of ranks: `data` model groups of `model`
- * ranks.  Numbers are a function of (step, model group, call, layer, element), so all shards together must equal whole
- * layers on `data` ranks.  Ranks never assert. */
+ * ranks each.  Numbers are a function of (step, model group, call, layer, element), so all shards together must equal whole
+ * layers on `data` ranks.  Ranks return a status; only the main thread asserts. */
 #ifndef TESTS_SHARD_RUN_H
 #define TESTS_SHARD_RUN_H
 

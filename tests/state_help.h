@@ -32,7 +32,7 @@ void assert_refusal(const sim *s, const char *says, uint64_t before);
 /* Step `at` of s equals step `at` of a new sim that made no refused calls. */
 void assert_untouched(sim *s, const sim_setup *how, int64_t at);
 
-/* The work of each rank: load, steps, save.  Its status is that of the last call. */
+/* What each rank does: load a state, take steps, save the state. The rank returns the status of its last call. */
 typedef struct transfer {
   const sim_setup *how; /* NULL: spread */
   int32_t steps;

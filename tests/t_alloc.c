@@ -3,7 +3,7 @@
  * NG_ERR_NOMEM with a message.  Called again it succeeds, and the run ends with the bits of a run without
  * failures.  No memory is left.
  *
- * The allocations are those of the context, and malloc, calloc, realloc and posix_memalign, which the linker wraps. */
+ * The loop covers the allocator of the context, and malloc, calloc, realloc and posix_memalign, which the linker wraps. */
 #include "unit_test.h"
 
 #include <errno.h>

@@ -31,7 +31,7 @@ static void add(model *m, const char *name, int tasks, const double *cost, doubl
   m->a.tasks += tasks;
 }
 
-/* Assign on W ranks, `rows` of them in a column; check that the result is legal. */
+/* Assign on W ranks, `rows` ranks in a column; check that the result is legal. */
 static void assign(model *m, ng_placement how, int32_t W, int32_t rows, bool together) {
   m->a.placement = how;
   m->a.one_owner = together;

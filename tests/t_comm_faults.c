@@ -123,7 +123,7 @@ typedef enum oddity {
   ODDITIES
 } oddity;
 
-/* The call of the last rank does not match those of the others.  A buffer of 64 elements is larger than any call
+/* The call of the last rank does not match the calls of the other ranks.  A buffer of 64 elements is larger than any call
  * needs; the rest must not change. */
 static ng_status odd_call(const ng_transport *t, oddity what, void *group, double *room) {
   const bool odd = t->rank == t->size - 1;

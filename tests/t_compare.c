@@ -123,7 +123,8 @@ static void best_point_of_seeds(void **state) {
   assert_int_equal(compare_choose(r, 2, 2, false), 0);
   r[0].diverged = r[1].diverged = true; /* points are ranked by runs that did not diverge first */
   assert_int_equal(compare_choose(r, 2, 2, false), 1);
-  r[0].diverged = false; /* one run each: point 0 has 0.9, not the mean 0.75 */
+  r[0].diverged =
+      false; /* each point has one run that did not diverge: point 0 has 0.9, not the mean 0.75 */
   assert_int_equal(compare_choose(r, 2, 2, false), 0);
   for (int i = 0; i < 4; i++)
     train_result_free(&r[i]);

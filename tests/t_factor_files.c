@@ -78,7 +78,7 @@ static const sim_setup rows[] = {
     {.method = "mpd-kfac", .set = "stat_period=1 solve_period=1"},
 };
 
-/* After a load, steps equal those of the run that saved, except for periods, which start again. */
+/* After a load, steps equal the steps of the run that saved the factors; only periods start again. */
 static void a_loaded_run_equals_the_saved_run(void **state) {
   for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
     const path dir = path_of("factors");
@@ -227,7 +227,7 @@ static void refused(sim *s, const char *dir, ng_status st, const char *says, uin
   assert_int_equal(layers, -7);
 }
 
-/* The damaged file is the last one that is read; averages of the files before it are not used. */
+/* The damaged file is read last; then averages of the files before are not used, either. */
 static void damaged_files_are_refused(void **state) {
   const path dir = path_of("factors"), file = below(&dir, files[3]);
   sim a, b;

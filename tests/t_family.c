@@ -328,7 +328,7 @@ static void test_ranks_and_fractions(void **state) {
   }
 }
 
-/* The engine stores PD of `diagonal` by the entry `store`, and sends PD to the other ranks. */
+/* The engine stores the direction of the family `diagonal` by the kernel `store`, and sends it to the other ranks. */
 static void test_late(void **state) {
   char text[512];
   for (int k = 0; k < 2; k++) {

@@ -216,7 +216,7 @@ static void shampoo(expected *x, int32_t step, const double *D, double *out) {
     out[i] *= by;
 }
 
-/* Replace the columns of A by those of Q: Gram-Schmidt, twice. */
+/* Replace the columns of A by orthonormal columns: Gram-Schmidt, in two passes. */
 static void orthonormal(int64_t n, double *A) {
   for (int64_t j = 0; j < n; j++) {
     double sum = 0.0;

@@ -172,7 +172,7 @@ static void check_case(norm_case n, bool refused) {
   }
 }
 
-/* The square of 1e8 is in the range of f32, those of 1e25 and 1e30 are not.  f16 ends at 65504: 30^2 is in its range,
+/* The square of 1e8 is in the range of f32, the squares of 1e25 and 1e30 are not.  f16 ends at 65504: 30^2 is in its range,
  * 3e4^2 times the weight 1/20 is not. */
 static void each(const char *with, int32_t ranks, bool half) {
   static const char *const block[] = {"unit", "full", "diagonal"};

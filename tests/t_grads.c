@@ -230,8 +230,8 @@ static void test_every_call_fails(void **state) {
   every_call_fails("sgd", NO_START);
 }
 
-/* The loss of one rank is not finite, in the first or the last micro-batch of a step: the other ranks learn of it
- * after all have sent their buckets. */
+/* The loss of one rank is not finite, in the first or the last micro-batch of a step: the other ranks get
+ * the error after all have sent their buckets. */
 static void test_one_diverges(void **state) {
   static const char *const method[] = {"natgrad", "mfac", "sgd"};
   for (int m = 0; m < 3; m++) {

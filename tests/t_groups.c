@@ -150,7 +150,7 @@ static ng_status model_step(model *m, const numbers *how, int32_t count) {
 static const int32_t three[SLOTS] = {0, 1, 2, 1, 1};
 
 /* Every combination that torch.optim.SGD allows: nesterov needs momentum and no dampening.  AdamW of four kinds. */
-static numbers numbers_of(bool adamw, int first) {
+static numbers numbers_from(bool adamw, int first) {
   static const int legal[16] = {0, 4, 16, 20, 1, 3, 5, 7, 9, 13, 17, 19, 21, 23, 25, 29};
   numbers n = {.adamw = adamw};
   for (int g = 0; g < GROUPS; g++) {
@@ -170,7 +170,7 @@ static numbers numbers_of(bool adamw, int first) {
   return n;
 }
 
-static numbers make(bool adamw) { return numbers_of(adamw, 4); }
+static numbers make(bool adamw) { return numbers_from(adamw, 4); }
 
 static void ok(const model *m, ng_status st) { fixture_ok(&m->f, st); }
 
@@ -192,7 +192,7 @@ typedef struct update_case {
 } update_case;
 
 /* Compare with the formulas of PyTorch.  In step 2 momentum without Nesterov is 0, so v = d. */
-static void one_formula(const update_case *c) {
+static void check_formula(const update_case *c) {
   char set[128], plain_set[128];
   model m = {.s = c->s, .grads = c->grads, .weights = c->weights, .pad = c->pad};
   model plain = {.s = c->s, .grads = NG_F32, .weights = NG_F32};
@@ -252,21 +252,21 @@ static void one_formula(const update_case *c) {
 static void formulas(void **state) {
   for (int i = 0; i < 2 * 2 * 6; i++) {
     update_case c = {
-        method[i / 2 % 2], numbers_of(i % 2 == 1, 3 * (i / 4)), &narrow, NG_F32, NG_F32, i % 3,
+        method[i / 2 % 2], numbers_from(i % 2 == 1, 3 * (i / 4)), &narrow, NG_F32, NG_F32, i % 3,
         i / 4 == 1};
-    one_formula(&c);
+    check_formula(&c);
     c.weights = NG_BF16;
     c.pad = i / 4;
     c.still = false;
-    if (i / 4 < 2) one_formula(&c);
+    if (i / 4 < 2) check_formula(&c);
   }
 }
 
 static void formulas_of_wide_rows(void **state) {
   static const ng_dtype type[2] = {NG_F32, NG_BF16};
   for (int i = 0; i < 8; i++) {
-    one_formula(&(update_case){"eva-natgrad", numbers_of(i >= 4, i), &wide, type[i % 2],
-                               type[i / 2 % 2], 0, false});
+    check_formula(&(update_case){"eva-natgrad", numbers_from(i >= 4, i), &wide, type[i % 2],
+                                 type[i / 2 % 2], 0, false});
   }
 }
 

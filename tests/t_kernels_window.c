@@ -2,7 +2,7 @@
  *
  *   rows        products and combinations of whole (f32, bf16), sparse and low-rank rows
  *   power       power iterations of low-rank rows: P is orthonormal, P Q' + the residual is the matrix
- *   largest     the k largest elements are those of a full sort; their rows, counts and packed entries
+ *   largest     the k largest elements equal the first k of a full sort; their rows, counts and packed entries
  *   flat        every pass over vectors, for gradients and weights of every dtype and layout, masked and excluded
  *
  * cpu with three pieces has the bits of one piece. Tolerances: see each test. */
@@ -31,7 +31,7 @@ static int64_t place[PLACES];
 
 static float value(rng *r) { return (float)(2.0 * rng_real(r) - 1.0); }
 
-/* Ranges of random sizes, one of them empty; return the number of their elements. */
+/* Draw ranges of random sizes, one range empty; return the number of elements of all ranges. */
 static int64_t draw_ranges(rng *r, int64_t most) {
   int64_t at = 0, chunks = 0;
   for (int i = 0; i < RANGES; i++) {
@@ -376,7 +376,7 @@ static void compare_with_sort(const ng_largest *g, const float *sums) {
   }
 }
 
-/* by = 2 makes by x exact, so cpu and ref round the sum once and have equal bits. */
+/* With by = 2 the product of `by` and x is exact, so cpu and ref round only the sum, and have equal bits. */
 static void selection_and_rows(void **state) {
   static int32_t count[3 * NG_LARGEST_COUNTS];
   static float sums[MOST];

@@ -48,7 +48,7 @@ typedef struct test_run {
   int64_t ahead[MOST_RANKS];
   bool changed[MOST_RANKS]; /* a failed step wrote a gradient */
   ng_station_report sums[MOST_RANKS];
-  tap tap[MOST_RANKS]; /* its starts are those of the last step */
+  tap tap[MOST_RANKS]; /* records the starts of the last step */
   char why[MOST_RANKS][512];
 } test_run;
 
@@ -212,7 +212,7 @@ static const char *const sets[] = {
 };
 enum { SETS = (int)(sizeof sets / sizeof sets[0]) };
 
-static void compare_with_and_without(const char *set, int32_t ranks, event what, tap_way way) {
+static void compare_with_and_without_last(const char *set, int32_t ranks, event what, tap_way way) {
   test_run *plain = run_ranks(set, ranks, 0, what, way), *l = run_ranks(set, ranks, 1, what, way);
   int64_t ahead = 0, tests = 0;
   assert_true(succeeded(plain) && succeeded(l));
@@ -239,14 +239,14 @@ static void compare_with_and_without(const char *set, int32_t ranks, event what,
 static void test_same_bits(void **state) {
   for (int k = 0; k < SETS; k++) {
     for (int32_t ranks = 1; ranks <= MOST_RANKS; ranks++) {
-      compare_with_and_without(sets[k], ranks, NOTHING, WHOLE);
+      compare_with_and_without_last(sets[k], ranks, NOTHING, WHOLE);
     }
   }
   for (tap_way w = NO_TEST; w < TAP_WAYS; w++) {
-    compare_with_and_without("method=natgrad", 3, NOTHING, w);
-    compare_with_and_without("method=eva", 2, NOTHING, w);
+    compare_with_and_without_last("method=natgrad", 3, NOTHING, w);
+    compare_with_and_without_last("method=eva", 2, NOTHING, w);
   }
-  compare_with_and_without("method=natgrad", 3, NOTHING, LATE);
+  compare_with_and_without_last("method=natgrad", 3, NOTHING, LATE);
 }
 
 /* The result of a faulty step does not depend on `last`. */
@@ -254,10 +254,10 @@ static void test_events(void **state) {
   static const event what[] = {UNOBSERVED, NOT_FINITE, UNBOUND, RESET, PERIOD};
   for (size_t e = 0; e < sizeof what / sizeof what[0]; e++) {
     for (int32_t ranks = 1; ranks <= MOST_RANKS; ranks++) {
-      compare_with_and_without("method=natgrad", ranks, what[e], WHOLE);
-      compare_with_and_without("method=eva", ranks, what[e], NO_START);
-      compare_with_and_without("method=natgrad calls=ema", ranks, what[e], NO_TEST);
-      compare_with_and_without(SLICES, ranks, what[e], NO_TEST);
+      compare_with_and_without_last("method=natgrad", ranks, what[e], WHOLE);
+      compare_with_and_without_last("method=eva", ranks, what[e], NO_START);
+      compare_with_and_without_last("method=natgrad calls=ema", ranks, what[e], NO_TEST);
+      compare_with_and_without_last(SLICES, ranks, what[e], NO_TEST);
     }
   }
 }

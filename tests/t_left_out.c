@@ -288,7 +288,7 @@ static void frozen_layers_are_not_solved(void **state) {
   fixture_close(&d.f);
 }
 
-/* clip = ratio reads weights, but not those of a frozen layer, which may be unbound. */
+/* clip = ratio reads weights, but no weight of a frozen layer, which may be unbound. */
 static void weights_of_frozen_layers_are_not_read(void **state) {
   model m;
   open_ok(&m, "damping=0.1 clip=ratio clip_bound=0.1");

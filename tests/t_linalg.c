@@ -560,16 +560,6 @@ static void eigen_of_extremes_in_double(void **arg) {
   }
 }
 
-#define REF(f)                                                                                     \
-  { "ref: " #f, f, seed_restart, NULL, (void *)(uintptr_t)&ng_linalg_ref }
-#if defined(NG_HAVE_BLAS)
-#define CPU(f)                                                                                     \
-  { "cpu: " #f, f, seed_restart, NULL, (void *)(uintptr_t)&ng_linalg_cpu }
-#define EACH(f) REF(f), CPU(f)
-#else
-#define EACH(f) REF(f)
-#endif
-
 int main(void) {
   const struct CMUnitTest tests[] = {
       EACH(gemm_multiplies),         EACH(blocks_accumulate),

@@ -194,7 +194,7 @@ static void gradient_uses_soft_targets(void **state) {
   }
   int64_t correct = -1, plain_correct = -1;
   const double plain = nn_loss(n, NN_TRAIN, labels, NULL, &plain_correct);
-  /* the loss value is that of the labels */
+  /* the loss equals the loss of the labels */
   assert_true(nn_loss(n, NN_TRAIN, labels, t, &correct) == plain);
   assert_int_equal(correct, plain_correct);
   assert_int_equal(nn_backward(n, true, NULL), 0);

@@ -190,7 +190,7 @@ static void leaving_with_a_pending_request(void **state) {
     assert_int_equal(each[r], r == 0 ? NG_OK : NG_ERR_COMM);
 }
 
-/* The last rank leaves at once.  The others learn of it while they wait for each other, and then sum over all
+/* The last rank leaves at once.  The other ranks get the error while they wait for each other, and then sum over all
  * ranks. */
 static ng_status learn_between_sums(int32_t rank, ng_transport *t, void *arg) {
   int32_t rest[MOST];
@@ -319,8 +319,8 @@ static ng_status leave_one_by_one(int32_t rank, ng_transport *t, void *arg) {
 /* ---- communicators: none is freed ------------------------------------------------------------*/
 
 /* One rank leaves before the other rank's broadcast, which waits for no rank, so these two part as after an abort.
- * They learn of it from each other.  The remaining ranks learn late: they already have regular farewells of both,
- * but wait. */
+ * Each gets the error from the other.  The remaining ranks get it late: they already have regular farewells of both
+ * ranks, but wait. */
 static ng_status leave_before_a_broadcast(int32_t rank, ng_transport *t, void *arg) {
   const int32_t last[2] = {t->size - 2, t->size - 1};
   for (int32_t k = 0; k < TIMES / 10; k++) {
@@ -336,7 +336,7 @@ static ng_status leave_before_a_broadcast(int32_t rank, ng_transport *t, void *a
     if (rank == last[root]) st = a.run(a.user, &c);
     if (st == NG_ERR_COMM) st = NG_OK; /* the other's farewell came first */
     if (st == NG_OK) st = leave(&a, ALARM, rank >= last[0], each);
-    /* with two ranks, each learns of it from the other's number */
+    /* with two ranks, each gets the error from the other's number */
     if (st == NG_OK && t->size > 2) st = expect_freed("a broadcast too many", each, t->size, 0);
     if (st != NG_OK) return st;
     if (rank >= last[0]) continue;

@@ -10,7 +10,7 @@ static char message[512];
 
 /* ---- the table -------------------------------------------------------------------------------*/
 
-/* A help text with a list of values describes all of them. */
+/* A help text with a list of values describes every value. */
 static void helps_name_every_value(void **state) {
   int32_t listed = 0;
   for (int32_t i = 0; i < ng_option_count(); i++) {

@@ -35,11 +35,11 @@ typedef struct option_set {
 } option_set;
 
 /* Set the options in the order place[]: one call each, and as one line. */
-static void set_in_order(ng_options *by_calls, ng_options *by_line, const option_set *w,
+static void set_in_order(ng_options *by_calls, ng_options *by_line, const option_set *given,
                          const int place[3]) {
   char line[512] = "";
   for (int k = 0; k < 3; k++) {
-    const char *name = w->name[place[k]], *value = w->value[place[k]];
+    const char *name = given->name[place[k]], *value = given->value[place[k]];
     const size_t n = strlen(line);
     assert_int_equal(ng_options_set(by_calls, name, value, message, sizeof message), NG_OK);
     (void)snprintf(line + n, sizeof line - n, "%s%s='%s'", k > 0 ? " " : "", name, value);
@@ -47,8 +47,8 @@ static void set_in_order(ng_options *by_calls, ng_options *by_line, const option
   assert_int_equal(ng_options_set_line(by_line, line, message, sizeof message), NG_OK);
 }
 
-/* For every method and pair of options, in all six orders, by calls and by a line: given options have their value,
- * all others that of the row.  A method chosen before leaves no trace. */
+/* For every method and pair of options, in all six orders, by calls and by a line: a given option has the given value,
+ * every other option the value of the row.  A method chosen before leaves no trace. */
 static void order_has_no_effect(void **state) {
   static const int order[6][3] = {{0, 1, 2}, {0, 2, 1}, {1, 0, 2}, {1, 2, 0}, {2, 0, 1}, {2, 1, 0}};
   int64_t tried = 0, differ = 0;
@@ -64,14 +64,14 @@ static void order_has_no_effect(void **state) {
         char x[64], y[64], text[NG_TEXT_SIZE];
         unusual(&a, x, sizeof x);
         unusual(&b, y, sizeof y);
-        const option_set w = {{"method", a.name, b.name}, {method.name, x, y}};
+        const option_set given = {{"method", a.name, b.name}, {method.name, x, y}};
         ng_options expected = row; /* the row with the two values */
         assert_int_equal(ng_option_read(&ng_option_table[i], x, &expected, NULL, 0), NG_OK);
         assert_int_equal(ng_option_read(&ng_option_table[j], y, &expected, NULL, 0), NG_OK);
         for (int k = 0; k < 6; k++) {
           ng_options calls = standard_options(), line = standard_options();
           if (k % 2 == 1) fixture_set(&calls, "method", other.name);
-          set_in_order(&calls, &line, &w, order[k]);
+          set_in_order(&calls, &line, &given, order[k]);
           tried++;
           /* the values may be equal although the bytes differ */
           if (memcmp(&calls, &expected, sizeof expected) == 0 &&

@@ -1,7 +1,7 @@
 /* t_parts.c: a state in one file per rank.
  *
  * The oracle is the state in one file, which t_state.c compares with an uninterrupted run.  Any number of ranks
- * with any placement loads the parts and saves one file; its bytes equal those of a state that was never in parts. */
+ * with any placement loads the parts and saves one file; its bytes equal a state that was never in parts. */
 #include "unit_test.h"
 
 #include <dirent.h>
@@ -148,7 +148,7 @@ static ng_status measure_rank(int32_t rank, ng_transport *t, void *arg) {
   return st;
 }
 
-/* Three ranks store twelve averages and inverses of 131,584 bytes.  Saving needs one of them and lists of 24
+/* Three ranks store twelve averages and inverses of 131,584 bytes.  Saving needs one such array and lists of 24
  * arrays.  Loading needs the arrays of the rank, a buffer of 256 kB, lists and the manifest.  64 kB are three
  * times the lists' size seen.  Messages are shorter than one array in total. */
 static void memory_of_saving_and_loading_is_bounded(void **state) {

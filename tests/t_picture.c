@@ -195,7 +195,7 @@ static made packed_text(const char *front, size_t front_n, int mb) {
   return out;
 }
 
-/* A chunk longer than the file, or one that expands, must not cause large allocations. */
+/* A chunk longer than the file, or a chunk that expands, must not cause large allocations. */
 static void png_chunks_take_no_memory(void **state) {
   enum { MB = 300 };
   static const char *const types[] = {"zTXt", "iTXt", "tEXt", "iCCP", "eXIf", "sPLT",

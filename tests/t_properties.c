@@ -263,7 +263,7 @@ static void large_damping(const variant *v) {
   case_destroy(&s);
 }
 
-/* Zero inputs, zero output gradients or both leave only the damping.  One of them is enough if the damping is
+/* Zero inputs, zero output gradients or both leave only the damping.  One zero side is enough if the damping is
  * added to the product of A and G.  Without bias, whose input is 1. */
 static void no_curvature(const variant *v) {
   for (int k = 0; k < 3; k++) {

@@ -183,7 +183,7 @@ static void compare_with_hand_computation(const char *name, const char *set, con
   must_be_near(end, "rescued", 0, 0);
   must_be_near(end, "unobserved", 0, 0);
   must_be_near(end, "network_bytes", (double)nn_bytes(net), 0);
-  /* The report counts the memory of the model, not that of saving. */
+  /* The report counts the memory of the model, not the memory for saving. */
   assert_int_equal(cli_threads(&threads), CLI_OK);
   ng_pool *pool = threads > 1 ? ng_pool_create(threads, NULL) : NULL;
   assert_int_equal(precond_create(&r.s, NULL, net, pool, &p), CLI_OK);
@@ -250,7 +250,7 @@ static void fisher_says_whose_labels_are_observed(void **state) {
     double w[CLASSES][WIDE], g[CLASSES][WIDE], moment[PAIRS];
     char set[200];
     int found = 0, labels = 0, of_batch = 0;
-    /* with such a damping the step is that of SGD with lr / damping */
+    /* with such a damping the step equals a step of SGD with lr / damping */
     (void)snprintf(set, sizeof set,
                    "model=logreg method=natgrad fisher=%s batch=8 steps=1 lr=1e5 damping=1e6 "
                    "clip=none momentum=0 seed=5",

@@ -44,7 +44,7 @@ typedef struct test_run {
 
 /* ---- the grid --------------------------------------------------------------------------------*/
 
-/* Over MPI, where processes are few: two stages, each on half of them. */
+/* Over MPI, where processes are few: two stages, each on half of the processes. */
 static int32_t stages(void) {
 #if defined(NG_TEST_MPI)
   return 2;

@@ -234,8 +234,8 @@ static void steps_that_observe_one_layer(void **state) {
           .with = "stat_period=1", .ranks = ranks, .way = (way)k, .alone = true, .huge = -1});
 }
 
-/* Only the owner finds the overflow of a sum.  The next sample begins the owner's average, but continues those of
- * other ranks.  With calls = ema the owner and other ranks then weigh calls differently, so all ranks observe the
+/* Only the owner finds the overflow of a sum.  The next sample begins the owner's average, but continues the averages
+ * of other ranks.  With calls = ema the owner and other ranks then weigh calls differently, so all ranks observe the
  * same; tolerance: a few roundings of f32, 1e-5 is about 80. */
 static void first_overflows(void **state) {
   for (int32_t ranks = least_ranks(); ranks <= most_ranks(); ranks++) {

@@ -92,7 +92,8 @@ static void batches_cover_an_epoch(void **state) {
     int same = 0;
     for (int i = 0; i < BATCH; i++)
       same += f.x[2 * i] == first[i];
-    assert_true(same < BATCH); /* the first batch equals that of epoch 0 by chance: 1 in 53!/45! */
+    assert_true(same <
+                BATCH); /* the first batches of two epochs are equal by chance once in 53!/45! */
   }
   /* A feed without a pool, started at any step, gives the same batches. */
   static const int64_t step[] = {17, 3, 23, 0};

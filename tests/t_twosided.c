@@ -1,9 +1,9 @@
 /* t_twosided.c: a gradient between two matrices, for every form of both, every result and every linear algebra, against
  * a dense solve in double.
  *
- * Tolerance.  Every factor is X X' / n + I / 2 with |X| < 1, so its condition is below 10 and that of the product below
+ * Tolerance.  Every factor is X X' / n + I / 2 with |X| < 1, so its condition is below 10, and the condition of the product below
  * 100.  A solve in f32 then has an error of a few times 6e-8 * 100 of the largest entry; results rounded to bf16 have
- * 2^-9 * 100 in the worst case, a tenth of that here. */
+ * 2^-9 * 100 in the worst case, and a tenth here. */
 #include "unit_test.h"
 
 #include <math.h>
@@ -25,7 +25,7 @@ static ng_queue queue_for(const ng_linalg_ops *la) {
   return queue_of(la != NULL ? la : late_over(&ng_linalg_ref));
 }
 
-/* One side: its matrices, and each of them dense. */
+/* One side: its matrices, and each matrix in dense form. */
 typedef struct flank {
   ng_matrix m[GROUPS * BLOCKS];
   double dense[GROUPS * BLOCKS][MOST * MOST];
@@ -240,7 +240,7 @@ static void replace_by_product(double **Z, const double *Y, int64_t n) {
   free(old);
 }
 
-/* X = (F + d I)^(-1/p): X^a (F + d I)^b = I with a / b = p. Order of the error: a times that of X, which is n u cond. */
+/* X = (F + d I)^(-1/p): X^a (F + d I)^b = I with a / b = p. The error is about a times the error of X, which is n u cond. */
 static void roots(void **arg) {
   ng_queue queue = queue_for(*arg), *q = &queue;
   static const struct {
@@ -333,7 +333,7 @@ static double *between(const double *Q, const double *F, const double *X, int64_
   return B;
 }
 
-/* One iteration from a cold basis of another matrix, then many; the properties and limits are those of the recordings of
+/* One iteration from a cold basis of another matrix, then many; the properties and limits come from the recordings of
  * SOAP: |Q'Q - I| <= 5e-6, and Q'(F Q_old, sorted) is upper triangular to 5e-6 of the largest entry of F. */
 static void refreshes(void **arg) {
   ng_queue queue = queue_for(*arg), *q = &queue;
@@ -406,21 +406,13 @@ static void directions(void **arg) {
   assert_true(e.is_stored && e.map == NULL && *e.u == 5.0f);
 }
 
-#define REF(f)                                                                                     \
-  {"late: " #f, f, seed_restart, NULL, NULL}, {                                                    \
-    "ref: " #f, f, seed_restart, NULL, (void *)(uintptr_t)&ng_linalg_ref                           \
-  }
-#if defined(NG_HAVE_BLAS)
-#define EACH(f)                                                                                    \
-  REF(f), { "cpu: " #f, f, seed_restart, NULL, (void *)(uintptr_t)&ng_linalg_cpu }
-#else
-#define EACH(f) REF(f)
-#endif
+/* Also on the queue of late.h. */
+#define EACH_AND_LATE(f) {"late: " #f, f, seed_restart, NULL, NULL}, EACH(f)
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      EACH(every_form_and_result), EACH(roots),     EACH(diagonal_roots),
-      EACH(root_out_of_range),     EACH(refreshes), cmocka_unit_test(directions),
+      EACH_AND_LATE(every_form_and_result), EACH_AND_LATE(roots),     EACH_AND_LATE(diagonal_roots),
+      EACH_AND_LATE(root_out_of_range),     EACH_AND_LATE(refreshes), cmocka_unit_test(directions),
   };
   return cmocka_run_group_tests_name("twosided", tests, seed_begin, NULL);
 }

@@ -444,15 +444,6 @@ static void sums_squares(void **arg) {
   }
 }
 
-#define REF(f)                                                                                     \
-  { "ref: " #f, f, seed_restart, NULL, (void *)(uintptr_t)&ng_linalg_ref }
-#if defined(NG_HAVE_BLAS)
-#define EACH(f)                                                                                    \
-  REF(f), { "cpu: " #f, f, seed_restart, NULL, (void *)(uintptr_t)&ng_linalg_cpu }
-#else
-#define EACH(f) REF(f)
-#endif
-
 int main(void) {
   const struct CMUnitTest tests[] = {
       EACH(converts),

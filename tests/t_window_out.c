@@ -199,7 +199,7 @@ static void excluded_entries_are_zeros_in_every_store(void **state) {
   }
 }
 
-/* Low rank stores extended precision in second arrays; those of excluded entries stay, too. */
+/* Low rank stores extended precision in second arrays; they keep excluded entries, too. */
 static void low_bits_of_excluded_entries_stay(void **state) {
   static const struct {
     const char *field;

@@ -291,7 +291,7 @@ static void states_resume_on_other_ranks(void **state) {
   }
 }
 
-/* The window's groups are those of ng_ready, and belong to the state. */
+/* ng_ready sets the groups of the window; the state stores them. */
 static void states_belong_to_their_groups(void **state) {
   const char *file = in_folder("groups");
   float g[6] = {1, 2, 3, 4, 5, 6};

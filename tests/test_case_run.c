@@ -216,7 +216,7 @@ static ng_status observe(rank_run *run, int32_t t, int32_t c, int32_t l, int32_t
   if (!v || (!run->job->setup->observe_unwanted && !ng_wants(run->f.p, run->index[l])))
     return NG_OK;
   if (bad && (what == CASE_NO_INPUT || what == CASE_NO_OUTPUT_GRAD)) return NG_OK;
-  /* Observations of the faulty step are doubled: if one of them entered a sum, the results would differ. */
+  /* Observations of the faulty step are doubled: if one entered a sum, the results would differ. */
   plane x =
       array_for_library(s, run->job->setup, l, grad, m->batch.samples, v, run->trying ? 2 : 1);
   if (bad) put(x.data, x.dtype, x.cols - 1, (double)NAN);

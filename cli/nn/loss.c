@@ -27,8 +27,8 @@ static double log_sum(const float *y, int64_t c) {
   return (double)most + log(sum);
 }
 
-/* Return the cross entropy of one sample with c outputs y, and set `grad` (if not NULL) to (softmax(y) - t) share; t:
- * the smoothed label, or `targets` if not NULL. */
+/* Return the cross entropy of one sample with c outputs y, and set `grad` (if not NULL) to share * (softmax(y) - t);
+ * t: the smoothed label, or `targets` if not NULL. */
 static double cross_entropy(double smoothing, const float *y, int64_t c, int32_t label,
                             const float *targets, double share, float *grad) {
   const double smooth = smoothing / (double)c, all = log_sum(y, c);

@@ -1,6 +1,6 @@
 /* window_flat.c: passes over all parameters of a window, in flat order (kernel/flat.h).
  *
- * In: bound gradients and weights.  Out: a vector of d elements; numbers of elements. */
+ * In: bound gradients and weights.  Out: a vector of d elements; counts of elements, and sums. */
 #include "family/window.h"
 
 /* Largest element for error feedback or momentum: 1e12 / (damping = 1e-6) = 1e18, whose square fits f32 (AdamW). */

@@ -90,7 +90,7 @@ void ng_hashes_write(const ng_precond *p, double x[NG_HASH_NUMBERS]) {
 
 /* ---- ng_set ----------------------------------------------------------------------------------*/
 
-/* Blocks of one family without own options have equal options, so one of them is checked. */
+/* Blocks of one family that have no options of their own are equal here, so only the first is checked. */
 ng_status ng_model_check_options(const ng_precond *p, const ng_options *o, char *message,
                                  size_t size) {
   char why[NG_MESSAGE] = "";

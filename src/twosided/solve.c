@@ -36,9 +36,9 @@ static bool is_decomposed(const ng_matrix *m) {
   return m->result == NG_RESULT_EIGEN || m->result == NG_RESULT_ROOT;
 }
 
-/* ---- scratch: cholesky     ng_damped_scratch
- *               eigen, root  f32: V [n, n], work;  double: V64 [n, n] doubles, V, work64
- *               refresh      V, F V, work -------- */
+/* ---- scratch ---------------------------------------------------------------------------------*/
+
+/* eigen, root: V [n, n], work; in double also V64 [n, n]. refresh: V, F V, work. Then F, and 6 vectors of doubles. */
 
 int64_t ng_matrix_scratch(const ng_queue *q, const ng_matrix *m) {
   const int64_t n = m->n, vectors = 6 * ng_round16(2 * n), tri = ng_sym_count(n);

@@ -1,5 +1,5 @@
-/* fake_openblas.c: symbols of a second copy of the program that replace those of the real BLAS: an OpenBLAS that
- * selects AVX2 kernels unless OPENBLAS_CORETYPE names others; with FAKE_DEAF it ignores that variable. */
+/* fake_openblas.c: functions of OpenBLAS, linked into a copy of the program in place of the real BLAS. They report AVX2
+ * kernels unless OPENBLAS_CORETYPE names others; with FAKE_DEAF they ignore this variable. */
 #include <stdio.h>
 #include <stdlib.h>
 
