@@ -22,22 +22,16 @@ static void kronecker(const test_case *s, const ng_options *o, case_result *out)
 static void multiplied(const oracle *o, const test_case *s, int32_t l, double k, const double *D,
                        double *P) {
   const int64_t groups = s->layer[l].kind == NG_CONV2D ? s->layer[l].groups : 1;
-  const int64_t q = oracle_rows(&s->layer[l]) / groups, p = oracle_cols(&s->layer[l]);
+  const int64_t q = s->layer[l].out / groups, p = oracle_cols(&s->layer[l]);
   double *GD = zeros(q * p);
   int64_t n;
   for (int64_t g = 0; g < groups; g++, D += q * p, P += q * p) {
     const double *A = oracle_factor(o, 0, l, g, false, &n),
                  *G = oracle_factor(o, 0, l, g, true, &n);
-    for (int64_t i = 0; i < q * p; i++) {
-      GD[i] = 0;
-      for (int64_t j = 0; j < q; j++)
-        GD[i] += G[i / p * q + j] * D[j * p + i % p];
-    }
-    for (int64_t i = 0; i < q * p; i++) {
-      P[i] = D[i];
-      for (int64_t j = 0; j < p; j++)
-        P[i] += k * GD[i / p * p + j] * A[j * p + i % p];
-    }
+    dense_product(false, false, q, p, q, G, D, GD);
+    dense_product(false, false, q, p, p, GD, A, GD);
+    for (int64_t i = 0; i < q * p; i++)
+      P[i] = D[i] + k * GD[i];
   }
   free(GD);
 }

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "dense.h"
 #include "fixture.h"
 
 /* ---- the oracle ------------------------------------------------------------------------------*/
@@ -109,7 +110,7 @@ static double solve_dense(int64_t q, int64_t p, const double *a, const double *g
     trace += x * x;
     P[i] = D[i];
   }
-  oracle_solve(n, M, 1, P);
+  dense_solve(n, M, 1, P);
   free(M);
   return (trace + lambda) / lambda;
 }
@@ -141,7 +142,7 @@ void r1_predict(const test_case *s, const ng_options *opt, case_result *out) {
     if (s->damping[t] > 0) o.base.damping = s->damping[t];
     for (int32_t l = 0; l < s->layers; l++) {
       const ng_layer *d = &s->layer[l];
-      int64_t groups = groups_of(d), q = oracle_rows(d) / groups, p = oracle_cols(d), n = q * p;
+      int64_t groups = groups_of(d), q = d->out / groups, p = oracle_cols(d), n = q * p;
       const double *D = s->D[t][l];
       double *P = out->P[t][l] = zeros(groups * n);
       memcpy(P, D, (size_t)(groups * n) * sizeof *P);
@@ -240,7 +241,7 @@ static double norm_solve(const ng_layer *l, ng_norm_block block, const double *F
     M[k] = (keeps(l, block, k / w, k % w) ? F[k] : 0) + (diagonal ? d : 0);
     trace += diagonal ? F[k] : 0;
   }
-  oracle_solve(w, M, 1, x);
+  dense_solve(w, M, 1, x);
   free(M);
   return (trace + d) / d;
 }

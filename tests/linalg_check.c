@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "dense.h"
 #include "draw.h"
 #include "linalg_check.h"
 
@@ -211,14 +212,8 @@ double frobenius(const double *a, int64_t count) {
 }
 
 double *times(const double *A, const double *B, int64_t m, int64_t k, int64_t n) {
-  double *C = doubles(m * n);
-  for (int64_t i = 0; i < m; i++) {
-    for (int64_t l = 0; l < k; l++) {
-      for (int64_t j = 0; j < n; j++) {
-        C[i * n + j] += A[i * k + l] * B[l * n + j];
-      }
-    }
-  }
+  double *C = zeros(m * n);
+  dense_product(false, false, m, n, k, A, B, C);
   return C;
 }
 

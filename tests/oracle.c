@@ -1,6 +1,7 @@
 /* oracle.c: see oracle.h.  Martens & Grosse 2015 (arXiv 1503.05671), convolutions as in Grosse & Martens 2016 (arXiv
  * 1602.01407), scalings and the order of operations as in the published programs. */
 #include "oracle.h"
+#include "dense.h"
 
 #include <math.h>
 #include <fnmatch.h>
@@ -52,78 +53,6 @@ static void require(bool ok, const char *what) {
   abort();
 }
 
-static void *must_alloc(size_t count, size_t size) {
-  void *p = calloc(count > 0 ? count : 1, size);
-  require(p != NULL, "no memory");
-  return p;
-}
-
-static double *reals(int64_t n) { return must_alloc((size_t)n, sizeof(double)); }
-
-/* C [m,n] = op(A) op(B), the inner length k */
-static void product(bool ta, bool tb, int64_t m, int64_t n, int64_t k, const double *A,
-                    const double *B, double *C) {
-  for (int64_t i = 0; i < m; i++) {
-    for (int64_t j = 0; j < n; j++) {
-      double s = 0;
-      for (int64_t l = 0; l < k; l++) {
-        s += (ta ? A[l * m + i] : A[i * k + l]) * (tb ? B[j * k + l] : B[l * n + j]);
-      }
-      C[i * n + j] = s;
-    }
-  }
-}
-
-/* ---- geometry --------------------------------------------------------------------------------*/
-
-double *oracle_stat_rows(const ng_layer *l, bool grad, int64_t group, const double *data,
-                         int64_t samples, int64_t positions, int64_t n) {
-  double *X = reals(samples * positions * n);
-  if (l->kind == NG_EMBEDDING && !grad) {
-    for (int64_t r = 0; r < samples * positions; r++) {
-      if (data[r] != NG_NO_TOKEN) X[r * n + (int64_t)data[r]] = 1;
-    }
-    return X;
-  }
-  if (l->kind != NG_CONV2D) {
-    int64_t width = grad ? l->out : l->in;
-    for (int64_t r = 0; r < samples * positions; r++) {
-      for (int64_t j = 0; j < n; j++)
-        X[r * n + j] = j < width ? data[r * width + j] : 1;
-    }
-    return X;
-  }
-  int64_t oh = oracle_out(l, 0), ow = oracle_out(l, 1), H = l->image[0], W = l->image[1];
-  int64_t groups = l->groups;
-  for (int64_t b = 0; b < samples; b++) {
-    for (int64_t y = 0; y < oh; y++) {
-      for (int64_t x = 0; x < ow; x++) {
-        double *row = X + ((b * oh + y) * ow + x) * n;
-        if (grad) {
-          for (int64_t j = 0; j < n; j++) {
-            row[j] = data[((b * l->out + group * n + j) * oh + y) * ow + x];
-          }
-          continue;
-        }
-        int64_t j = 0, channels = l->in / groups;
-        for (int64_t c = 0; c < channels; c++) {
-          for (int64_t ky = 0; ky < l->kernel[0]; ky++) {
-            for (int64_t kx = 0; kx < l->kernel[1]; kx++) {
-              int64_t iy = y * l->stride[0] - l->padding[0] + ky * l->dilation[0];
-              int64_t ix = x * l->stride[1] - l->padding[1] + kx * l->dilation[1];
-              bool inside = iy >= 0 && iy < H && ix >= 0 && ix < W;
-              row[j++] = inside ? data[((b * l->in + group * channels + c) * H + iy) * W + ix] : 0;
-            }
-          }
-        }
-        if (l->bias) row[j++] = 1;
-        require(j == n, "patch size");
-      }
-    }
-  }
-  return X;
-}
-
 /* ---- fresh factors: the table of spec/kfac.md 3.1 --------------------------------------------*/
 
 static bool textbook(const ng_options *opt) {
@@ -160,7 +89,7 @@ static int64_t fresh(const ng_options *opt, const ng_layer *l, const ng_batch *b
   bool published_conv = opt->base.stat_scale == NG_SCALE_MPD_KFAC && l->kind == NG_CONV2D;
   if (opt->base.positions == NG_POSITIONS_REDUCE && S > 1 && !published_conv) {
     bool sum = grad && textbook(opt);
-    double *Y = reals(take * n);
+    double *Y = zeros(take * n);
     for (int64_t i = 0; i < take; i++) {
       for (int64_t j = 0; j < n; j++) {
         for (int64_t s = 0; s < S; s++)
@@ -173,7 +102,7 @@ static int64_t fresh(const ng_options *opt, const ng_layer *l, const ng_batch *b
     S = 1;
   }
   double scale = stat_scale(opt, l, b, grad, (double)take, (double)S);
-  product(true, false, n, n, take * S, X, X, out);
+  dense_product(true, false, n, n, take * S, X, X, out);
   for (int64_t i = 0; i < n * n; i++)
     out[i] *= scale;
   free(X);
@@ -183,10 +112,10 @@ static int64_t fresh(const ng_options *opt, const ng_layer *l, const ng_batch *b
 /* ---- create, destroy, layers -----------------------------------------------------------------*/
 
 oracle *oracle_create(const ng_options *opt, int32_t ranks) {
-  oracle *o = must_alloc(1, sizeof *o);
+  oracle *o = must_calloc(sizeof *o);
   o->opt = *opt;
   o->ranks = ranks;
-  o->batch = must_alloc((size_t)ranks, sizeof *o->batch);
+  o->batch = must_calloc((size_t)ranks * sizeof *o->batch);
   return o;
 }
 
@@ -249,16 +178,16 @@ int32_t oracle_add(oracle *o, const ng_layer *d) {
     f->offsets = k == 0 ? offsets : 1;
     f->bias = k == 0 && d->bias;
     f->n = f->channels * f->offsets + (f->bias ? 1 : 0);
-    f->F = must_alloc((size_t)o->ranks, sizeof *f->F);
+    f->F = must_calloc((size_t)o->ranks * sizeof *f->F);
     for (int32_t r = 0; r < o->ranks; r++)
-      f->F[r] = reals(l->groups * f->n * f->n);
-    f->observed = must_alloc((size_t)o->ranks * MAX_OBSERVED, sizeof *f->observed);
-    f->count = must_alloc((size_t)o->ranks, sizeof *f->count);
-    l->Q[k] = reals(l->groups * f->n * f->n);
-    l->w[k] = reals(l->groups * f->n);
+      f->F[r] = zeros(l->groups * f->n * f->n);
+    f->observed = must_calloc((size_t)o->ranks * MAX_OBSERVED * sizeof *f->observed);
+    f->count = must_calloc((size_t)o->ranks * sizeof *f->count);
+    l->Q[k] = zeros(l->groups * f->n * f->n);
+    l->w[k] = zeros(l->groups * f->n);
   }
-  l->R = reals(l->groups * l->f[0].n * l->f[1].n);
-  l->pi = reals(l->groups);
+  l->R = zeros(l->groups * l->f[0].n * l->f[1].n);
+  l->pi = zeros(l->groups);
   return o->layers++;
 }
 
@@ -286,7 +215,7 @@ static void observe(oracle *o, int32_t rank, int32_t i, bool grad, const double 
   require(f->count[rank] < MAX_OBSERVED, "too many observations");
   const ng_batch *b = &o->batch[rank];
   observed *s = &f->observed[rank * MAX_OBSERVED + f->count[rank]++];
-  s->F = reals(l->groups * f->n * f->n);
+  s->F = zeros(l->groups * f->n * f->n);
   for (int64_t g = 0; g < l->groups; g++) {
     fresh(&l->opt, &l->d, b, grad, g, data, positions, s->F + g * f->n * f->n);
   }
@@ -354,7 +283,7 @@ static bool mean_of(const oracle *o, const layer *l, const factor *f, int32_t fr
 }
 
 static void fold(oracle *o, layer *l, factor *f) {
-  double *fresh = reals(l->groups * f->n * f->n);
+  double *fresh = zeros(l->groups * f->n * f->n);
   if (l->opt.base.calls == NG_CALLS_LAST) {
     for (int32_t r = 0; r < o->ranks; r++) {
       if (f->count[r] < 2) continue;
@@ -436,7 +365,7 @@ static void solve(const oracle *o, layer *l, int64_t g) {
     factor *f = &l->f[k];
     const bool single = k == 1 && l->opt.base.output_factor == NG_OUTPUT_DIAGONAL;
     int64_t n = f->n, blocks = single ? n : blocks_of(&l->opt, f);
-    double *F = f->F[l->owner] + g * n * n, *M = reals(n * n);
+    double *F = f->F[l->owner] + g * n * n, *M = zeros(n * n);
     double *Q = l->Q[k] + g * n * n, *w = l->w[k] + g * n;
     for (int64_t i = 0; i < n; i++) {
       for (int64_t j = 0; j < n; j++) {
@@ -451,12 +380,12 @@ static void solve(const oracle *o, layer *l, int64_t g) {
       for (int64_t i = 0; i < n; i++)
         f->F[r][(g * n + i) * n + i] += shift[k];
     }
-    oracle_eigen(n, M, w, Q);
+    dense_eigen(n, M, w, Q);
     if (!eigen) {
       memset(Q, 0, sizeof(double) * (size_t)(n * n));
       for (int64_t i = 0; i < n; i++)
         Q[i * n + i] = 1;
-      oracle_solve(n, M, n, Q);
+      dense_solve(n, M, n, Q);
     } else {
       for (int64_t i = 0; i < n; i++) {
         if (w[i] <= l->opt.base.eigen_floor) w[i] = 0;
@@ -483,10 +412,10 @@ static double spread(const double *w, int64_t n) {
 static void precondition(layer *l, int64_t g, const double *D, double *P) {
   int64_t p = l->f[0].n, q = l->f[1].n;
   const double *QA = l->Q[0] + g * p * p, *QG = l->Q[1] + g * q * q;
-  double *V = reals(q * p), *W = reals(q * p), condition;
+  double *V = zeros(q * p), *W = zeros(q * p), condition;
   if (ng_is_eigen(l->opt.base.solver)) {
-    product(true, false, q, p, q, QG, D, W);
-    product(false, false, q, p, p, W, QA, V);
+    dense_product(true, false, q, p, q, QG, D, W);
+    dense_product(false, false, q, p, p, W, QA, V);
     for (int64_t i = 0; i < q; i++) {
       for (int64_t j = 0; j < p; j++) {
         double r = l->opt.base.solver == NG_SOLVER_EIGEN_PREDIV ? l->R[g * p * q + i * p + j]
@@ -496,11 +425,11 @@ static void precondition(layer *l, int64_t g, const double *D, double *P) {
       }
     }
     condition = spread(W, q * p);
-    product(false, true, q, p, p, V, QA, W);
-    product(false, false, q, p, q, QG, W, P);
+    dense_product(false, true, q, p, p, V, QA, W);
+    dense_product(false, false, q, p, q, QG, W, P);
   } else {
-    product(false, false, q, p, q, QG, D, V);
-    product(false, false, q, p, p, V, QA, P);
+    dense_product(false, false, q, p, q, QG, D, V);
+    dense_product(false, false, q, p, p, V, QA, P);
     condition = spread(l->w[0] + g * p, p) + spread(l->w[1] + g * q, q);
   }
   l->condition = fmax(l->condition, condition);
@@ -536,122 +465,13 @@ double oracle_step(oracle *o, double lr, const double *const *D, double *const *
   if (opt->clip == NG_CLIP_RESCALE && pd2 > 0) nu = sqrt(d2 / pd2);
   for (int32_t i = 0; i < o->layers; i++) {
     layer *l = &o->layer[i];
-    int64_t size = oracle_rows(&l->d) * oracle_cols(&l->d);
+    int64_t size = l->d.out * oracle_cols(&l->d);
     for (int64_t k = 0; k < size; k++)
       P[i][k] = l->covered ? nu * P[i][k] : D[i][k];
   }
   o->inner = inner;
   o->t++;
   return nu;
-}
-
-static double *copy_of(const double *v, int64_t n) {
-  double *w = reals(n);
-  memcpy(w, v, sizeof(double) * (size_t)n);
-  return w;
-}
-
-/* ---- sizes of layers -------------------------------------------------------------------------*/
-
-int64_t oracle_out(const ng_layer *l, int axis) {
-  int64_t reach = l->dilation[axis] * (l->kernel[axis] - 1) + 1;
-  return (l->image[axis] + 2 * l->padding[axis] - reach) / l->stride[axis] + 1;
-}
-
-int64_t oracle_positions(const ng_layer *l) {
-  return l->kind == NG_CONV2D ? oracle_out(l, 0) * oracle_out(l, 1) : 1;
-}
-
-int64_t oracle_rows(const ng_layer *l) { return l->out; }
-
-int64_t oracle_cols(const ng_layer *l) {
-  if (l->kind == NG_NORM) return (l->norm_no_weight ? 0 : 1) + (l->bias ? 1 : 0);
-  int64_t p = l->kind == NG_CONV2D ? l->in / l->groups * l->kernel[0] * l->kernel[1] : l->in;
-  return p + (l->bias ? 1 : 0);
-}
-
-/* ---- dense tools -----------------------------------------------------------------------------*/
-
-/* Rotate two rows or columns, whose elements are `step` apart. */
-static void rotate(int64_t n, double *x, double *y, int64_t step, double c, double s) {
-  for (int64_t k = 0; k < n * step; k += step) {
-    const double a = x[k], b = y[k];
-    x[k] = c * a - s * b;
-    y[k] = s * a + c * b;
-  }
-}
-
-void oracle_eigen(int64_t n, const double *M, double *d, double *Q) {
-  double *S = copy_of(M, n * n);
-  for (int64_t i = 0; i < n; i++) {
-    for (int64_t j = 0; j < n; j++)
-      Q[i * n + j] = i == j ? 1 : 0;
-  }
-  for (int sweep = 0; sweep < 100; sweep++) {
-    double off = 0, all = 0;
-    for (int64_t i = 0; i < n; i++) {
-      for (int64_t j = 0; j < n; j++) {
-        all += S[i * n + j] * S[i * n + j];
-        if (i != j) off += S[i * n + j] * S[i * n + j];
-      }
-    }
-    if (off <= 1e-32 * all) break;
-    for (int64_t i = 0; i < n; i++) {
-      for (int64_t j = i + 1; j < n; j++) {
-        double sij = S[i * n + j];
-        if (sij == 0) continue;
-        double theta = (S[j * n + j] - S[i * n + i]) / (2 * sij);
-        double t = (theta >= 0 ? 1 : -1) / (fabs(theta) + sqrt(theta * theta + 1));
-        double c = 1 / sqrt(t * t + 1), s = t * c;
-        rotate(n, S + i, S + j, n, c, s);
-        rotate(n, S + i * n, S + j * n, 1, c, s);
-        rotate(n, Q + i, Q + j, n, c, s);
-      }
-    }
-  }
-  for (int64_t i = 0; i < n; i++)
-    d[i] = S[i * n + i];
-  free(S);
-}
-
-static void swap(double *x, double *y, int64_t n) {
-  for (int64_t j = 0; j < n; j++) {
-    const double kept = x[j];
-    x[j] = y[j];
-    y[j] = kept;
-  }
-}
-
-void oracle_solve(int64_t n, const double *M, int64_t m, double *R) {
-  double *S = copy_of(M, n * n);
-  for (int64_t k = 0; k < n; k++) {
-    int64_t best = k;
-    for (int64_t i = k + 1; i < n; i++) {
-      if (fabs(S[i * n + k]) > fabs(S[best * n + k])) best = i;
-    }
-    require(S[best * n + k] != 0, "singular matrix");
-    swap(S + k * n, S + best * n, n);
-    swap(R + k * m, R + best * m, m);
-    for (int64_t i = 0; i < n; i++) {
-      if (i == k) continue;
-      double f = S[i * n + k] / S[k * n + k];
-      for (int64_t j = k; j < n; j++)
-        S[i * n + j] -= f * S[k * n + j];
-      for (int64_t j = 0; j < m; j++)
-        R[i * m + j] -= f * R[k * m + j];
-    }
-  }
-  for (int64_t k = 0; k < n; k++) {
-    for (int64_t j = 0; j < m; j++)
-      R[k * m + j] /= S[k * n + k];
-  }
-  free(S);
-}
-
-void oracle_pattern(double *out, int64_t n, int64_t m1, int64_t b, int64_t mod, double s) {
-  for (int64_t k = 0; k < n; k++) {
-    out[k] = ((double)((m1 * k + b) % mod) - (double)(mod - 1) / 2) / s;
-  }
 }
 
 /* ---- updates ---------------------------------------------------------------------------------*/

@@ -49,23 +49,14 @@ double oracle_condition(const oracle *o, int32_t layer);
 double *oracle_stat_rows(const ng_layer *l, bool grad, int64_t group, const double *data,
                          int64_t samples, int64_t positions, int64_t n);
 
-/* Output positions of a convolution (1 for linear); q; p with the bias. */
+/* Output positions of a convolution (1 for linear); columns of D, with the bias. */
 int64_t oracle_positions(const ng_layer *l);
 int64_t oracle_out(const ng_layer *l, int i); /* a convolution's height (0) or width (1) */
-int64_t oracle_rows(const ng_layer *l);
 int64_t oracle_cols(const ng_layer *l);
 
 /* Update n weights by direction d as natgrad.h defines; `t` counts steps from 1. */
 void oracle_sgd(const ng_sgd *s, int64_t t, int64_t n, const double *d, double *w, double *v);
 void oracle_adamw(const ng_adamw *a, int64_t t, int64_t n, const double *d, double *w, double *m,
                   double *s);
-
-/* Eigenvalues d, in any order, and eigenvectors in the columns of Q, by Jacobi rotations; X of M X = R, which replaces
- * R [n, m], by elimination with row exchange. */
-void oracle_eigen(int64_t n, const double *M, double *d, double *Q);
-void oracle_solve(int64_t n, const double *M, int64_t m, double *R);
-
-/* The generator of spec/kfac.md 19: out[k] = (((m1 k + b) mod mod) - (mod - 1)/2) / s. */
-void oracle_pattern(double *out, int64_t n, int64_t m1, int64_t b, int64_t mod, double s);
 
 #endif

@@ -3,12 +3,12 @@
  *
  * Tolerance.  `ref` computes eigenvectors in double: 1e-5 of the largest entry is ten times the largest difference of 20
  * seeds.  LAPACK computes them in f32: 2e-4.  Runs that must be equal are compared bit for bit. */
+#include "dense.h"
 #include "draw.h"
 #include "fixture.h"
 #include "folder.h"
 #include "late.h"
 #include "matrix_families.h"
-#include "oracle.h"
 #include "ranks.h"
 #include "unit_test.h"
 
@@ -158,18 +158,6 @@ static matrix_run *completed(matrix_run *run) {
 
 /* ---- dense formulas --------------------------------------------------------------------------*/
 
-/* C = op(A) op(B), C [m, n], k terms. */
-static void product(bool ta, bool tb, int64_t m, int64_t n, int64_t k, const double *A,
-                    const double *B, double *C) {
-  double sum[MOST_WEIGHTS];
-  for (int64_t i = 0; i < m * n; i++) {
-    sum[i] = 0.0;
-    for (int64_t l = 0; l < k; l++)
-      sum[i] += A[ta ? l * m + i / n : i / n * k + l] * B[tb ? i % n * k + l : l * n + i % n];
-  }
-  memcpy(C, sum, (size_t)(m * n) * sizeof *C);
-}
-
 static double norm(const double *x, int64_t n) {
   double sum = 0.0;
   for (int64_t i = 0; i < n; i++)
@@ -187,7 +175,7 @@ static void fold(expected *x, const double *D) {
   double S[MOST_WEIGHTS];
   for (int k = 0; k < 2; k++) {
     const int64_t n = k == 0 ? x->m : x->n;
-    product(k == 1, k == 0, n, n, k == 0 ? x->n : x->m, D, D, S);
+    dense_product(k == 1, k == 0, n, n, k == 0 ? x->n : x->m, D, D, S);
     for (int64_t i = 0; i < n * n; i++)
       x->F[k][i] = RHO * x->F[k][i] + (1.0 - RHO) * S[i];
   }
@@ -199,18 +187,18 @@ static void shampoo_roots(expected *x, int32_t step) {
     double A[MOST_WEIGHTS], d[MOST], Q[MOST_WEIGHTS], P[MOST_WEIGHTS];
     for (int64_t i = 0; i < n * n; i++)
       A[i] = x->F[k][i] / (1.0 - pow(RHO, step + 1.0)) + (i % (n + 1) == 0 ? EPSILON : 0.0);
-    oracle_eigen(n, A, d, Q);
+    dense_eigen(n, A, d, Q);
     for (int64_t i = 0; i < n * n; i++)
       P[i] = Q[i] * pow(d[i % n], -0.25);
-    product(false, true, n, n, n, P, Q, x->Q[k]);
+    dense_product(false, true, n, n, n, P, Q, x->Q[k]);
   }
 }
 
 static void shampoo(expected *x, int32_t step, const double *D, double *out) {
   const int64_t m = x->m, n = x->n;
   if (step % 2 == 0) shampoo_roots(x, step);
-  product(false, false, m, n, m, x->Q[0], D, out);
-  product(false, false, m, n, n, out, x->Q[1], out);
+  dense_product(false, false, m, n, m, x->Q[0], D, out);
+  dense_product(false, false, m, n, n, out, x->Q[1], out);
   const double by = norm(D, m * n) / norm(out, m * n);
   for (int64_t i = 0; i < m * n; i++)
     out[i] *= by;
@@ -239,13 +227,13 @@ static void soap_refresh(expected *x) {
   const int64_t m = x->m, n = x->n;
   int64_t order[2][MOST];
   double V[MOST_WEIGHTS];
-  product(false, false, m, n, m, x->Q[0], x->M, x->M);
-  product(false, true, m, n, n, x->M, x->Q[1], x->M);
+  dense_product(false, false, m, n, m, x->Q[0], x->M, x->M);
+  dense_product(false, true, m, n, n, x->M, x->Q[1], x->M);
   for (int k = 0; k < 2; k++) {
     const int64_t size = k == 0 ? m : n;
     double FQ[MOST_WEIGHTS], e[MOST_WEIGHTS], sorted[MOST_WEIGHTS];
-    product(false, false, size, size, size, x->F[k], x->Q[k], FQ);
-    product(true, false, size, size, size, x->Q[k], FQ, e);
+    dense_product(false, false, size, size, size, x->F[k], x->Q[k], FQ);
+    dense_product(true, false, size, size, size, x->Q[k], FQ, e);
     for (int64_t i = 0; i < size; i++) {
       int64_t at = 0;
       for (int64_t j = 0; j < size; j++) /* rank of e_ii */
@@ -257,8 +245,8 @@ static void soap_refresh(expected *x) {
     orthonormal(size, sorted);
     memcpy(x->Q[k], sorted, sizeof sorted);
   }
-  product(true, false, m, n, m, x->Q[0], x->M, x->M);
-  product(false, false, m, n, n, x->M, x->Q[1], x->M);
+  dense_product(true, false, m, n, m, x->Q[0], x->M, x->M);
+  dense_product(false, false, m, n, n, x->M, x->Q[1], x->M);
   memcpy(V, x->V, sizeof V);
   for (int64_t i = 0; i < m * n; i++)
     x->V[i] = V[order[0][i / n] * n + order[1][i % n]];
@@ -269,20 +257,20 @@ static void soap(expected *x, int32_t step, const double *D, double *out) {
   if (step == 0) {
     double d[MOST];
     memset(out, 0, (size_t)(m * n) * sizeof *out);
-    oracle_eigen(m, x->F[0], d, x->Q[0]);
-    oracle_eigen(n, x->F[1], d, x->Q[1]);
+    dense_eigen(m, x->F[0], d, x->Q[0]);
+    dense_eigen(n, x->F[1], d, x->Q[1]);
     return;
   }
-  product(true, false, m, n, m, x->Q[0], D, out);
-  product(false, false, m, n, n, out, x->Q[1], out);
+  dense_product(true, false, m, n, m, x->Q[0], D, out);
+  dense_product(false, false, m, n, n, out, x->Q[1], out);
   const double t = step, by = sqrt(1.0 - pow(BETA, t)) / (1.0 - pow(BETA, t));
   for (int64_t i = 0; i < m * n; i++) {
     x->M[i] = BETA * x->M[i] + (1.0 - BETA) * out[i];
     x->V[i] = BETA * x->V[i] + (1.0 - BETA) * out[i] * out[i];
     out[i] = by * x->M[i] / (sqrt(x->V[i]) + EPSILON);
   }
-  product(false, false, m, n, m, x->Q[0], out, out);
-  product(false, true, m, n, n, out, x->Q[1], out);
+  dense_product(false, false, m, n, m, x->Q[0], out, out);
+  dense_product(false, true, m, n, n, out, x->Q[1], out);
   if (step % 3 == 0) soap_refresh(x);
 }
 

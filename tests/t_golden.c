@@ -140,10 +140,11 @@ static bool is_kaisa(const golden *c) { return strcmp(c->system, "KAISA") == 0; 
 
 enum { ROWS = 4, IN = 3, OUT = 2, COLS = IN + 1 };
 
+/* The generator of spec/kfac.md 19. */
 static double *pattern(int64_t n, int64_t m1, int64_t b, int64_t mod, double s) {
-  double *v = malloc(sizeof(double) * (size_t)n);
-  assert_non_null(v);
-  oracle_pattern(v, n, m1, b, mod, s);
+  double *v = zeros(n);
+  for (int64_t k = 0; k < n; k++)
+    v[k] = ((double)((m1 * k + b) % mod) - (double)(mod - 1) / 2) / s;
   return v;
 }
 

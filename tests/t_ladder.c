@@ -8,8 +8,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "dense.h"
 #include "draw.h"
-#include "oracle.h"
 #include "plane.h"
 #include "family/kronecker.h"
 #include "fixture.h"
@@ -341,7 +341,7 @@ static double graded_error(const char *la, const char *solver, int64_t n, const 
   for (int64_t i = 0; i < n; i++) {
     A[i * n + i] += 1e-3;
   }
-  oracle_solve(n, A, 1, D);
+  dense_solve(n, A, 1, D);
   double off = 0.0, size = 0.0;
   for (int64_t i = 0; i < n; i++) {
     off += ((double)dw[i] - D[i]) * ((double)dw[i] - D[i]);

@@ -3,6 +3,7 @@
  *
  * Tolerance: gradients are f32 in both, everything else is double.  A dense inverse of order 12 with a condition
  * of about 100 loses less than 1e-11. */
+#include "dense.h"
 #include "nn/models.h"
 #include "train/pruning.h"
 #include "trainer_help.h"
@@ -29,38 +30,26 @@ static int close_context(void **state) {
 /* x_s(i) = sin((i + 1)(s + 0.5)) */
 static double wave(double s, int i) { return sin((double)(i + 1) * (s + 0.5)); }
 
-/* Invert the damped block-diagonal matrix by Gauss-Jordan; coordinates with the same block number form a block. */
-static void invert(const float *G, const int *block, double damping, double inverse[N][N]) {
-  double A[N][N];
-  memset(inverse, 0, sizeof(double[N][N]));
+/* Invert the damped block-diagonal matrix; coordinates with the same block number form a block. */
+static void invert(const float *G, const int *block, double damping, double inverse[N * N]) {
+  double A[N * N];
+  memset(inverse, 0, sizeof A);
   for (int i = 0; i < N; i++) {
     for (int j = 0; j < N; j++) {
       double sum = 0.0;
       for (int r = 0; r < GRADIENTS; r++)
         sum += (double)G[r * N + i] * (double)G[r * N + j];
-      A[i][j] = (block[i] == block[j] ? sum / GRADIENTS : 0.0) + (i == j ? damping : 0.0);
+      A[i * N + j] = (block[i] == block[j] ? sum / GRADIENTS : 0.0) + (i == j ? damping : 0.0);
     }
-    inverse[i][i] = 1.0;
+    inverse[i * (N + 1)] = 1.0;
   }
-  for (int i = 0; i < N; i++) {
-    for (int k = 0; k < N; k++) {
-      const double by = A[k][i] / A[i][i];
-      for (int j = 0; j < N && k != i; j++) {
-        A[k][j] -= by * A[i][j];
-        inverse[k][j] -= by * inverse[i][j];
-      }
-    }
-  }
-  for (int i = 0; i < N; i++) {
-    for (int j = 0; j < N; j++)
-      inverse[i][j] /= A[i][i];
-  }
+  dense_solve(N, A, N, inverse);
 }
 
 static void step_is_dense(int64_t size, int block_size) {
   enum { DROP = 5 };
   float G[GRADIENTS * N];
-  double w[N], expected[N], score[N], inverse[N][N], t[N] = {0.0};
+  double w[N], expected[N], score[N], inverse[N * N], t[N] = {0.0};
   bool pruned[N], out[N] = {false};
   int block[N];
   for (int i = 0; i < GRADIENTS * N; i++)
@@ -71,7 +60,7 @@ static void step_is_dense(int64_t size, int block_size) {
   }
   invert(G, block, 0.05, inverse);
   for (int i = 0; i < N; i++)
-    score[i] = w[i] * w[i] / (2.0 * inverse[i][i]);
+    score[i] = w[i] * w[i] / (2.0 * inverse[i * (N + 1)]);
   for (int k = 0; k < DROP; k++) {
     int least = -1;
     for (int i = 0; i < N; i++) {
@@ -80,11 +69,11 @@ static void step_is_dense(int64_t size, int block_size) {
     out[least] = true;
   }
   for (int i = 0; i < N; i++)
-    t[i] = out[i] ? -w[i] / inverse[i][i] : 0.0;
+    t[i] = out[i] ? -w[i] / inverse[i * (N + 1)] : 0.0;
   for (int i = 0; i < N; i++) {
     expected[i] = w[i];
     for (int j = 0; j < N; j++)
-      expected[i] += inverse[i][j] * t[j];
+      expected[i] += inverse[i * N + j] * t[j];
     if (out[i]) expected[i] = 0.0;
   }
   const pruning how = {.gradients = GRADIENTS, .steps = 1, .damping = 0.05, .block = size};

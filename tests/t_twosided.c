@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "dense.h"
 #include "late.h"
 #include "linalg_check.h"
 #include "twosided/twosided.h"
@@ -83,35 +84,6 @@ static double entry(const flank *f, int32_t group, int64_t r, int64_t c, bool le
   return f->dense[i][(r - at) * f->m[i].n + c - at] + (r == c ? on : 0.0);
 }
 
-/* x <- M^-1 x by elimination with pivots; M [n, n] is destroyed. */
-static void solve_dense(int64_t n, double *M, double *x) {
-  for (int64_t k = 0; k < n; k++) {
-    int64_t pivot = k;
-    for (int64_t i = k + 1; i < n; i++) {
-      if (fabs(M[i * n + k]) > fabs(M[pivot * n + k])) pivot = i;
-    }
-    for (int64_t j = 0; j < n; j++) {
-      const double swap = M[k * n + j];
-      M[k * n + j] = M[pivot * n + j];
-      M[pivot * n + j] = swap;
-    }
-    const double swap = x[k];
-    x[k] = x[pivot];
-    x[pivot] = swap;
-    for (int64_t i = k + 1; i < n; i++) {
-      const double by = M[i * n + k] / M[k * n + k];
-      for (int64_t j = k; j < n; j++)
-        M[i * n + j] -= by * M[k * n + j];
-      x[i] -= by * x[k];
-    }
-  }
-  for (int64_t i = n - 1; i >= 0; i--) {
-    for (int64_t j = i + 1; j < n; j++)
-      x[i] -= M[i * n + j] * x[j];
-    x[i] /= M[i * n + i];
-  }
-}
-
 /* X with (L + on_g I) X (R + on_a I) + on_both X = D, or L D R, for one group. An absent side is I, without damping. */
 static void predict(const flank *l, const flank *r, int32_t group, bool copy, ng_spectrum s,
                     double *X) {
@@ -125,11 +97,10 @@ static void predict(const flank *l, const flank *r, int32_t group, bool copy, ng
     }
   }
   memcpy(D, X, sizeof D);
-  if (!copy) solve_dense(N, M, X);
-  for (int64_t a = 0; a < N && copy; a++) {
-    X[a] = 0.0;
-    for (int64_t b = 0; b < N; b++)
-      X[a] += M[a * N + b] * D[b];
+  if (copy) {
+    dense_product(false, false, N, 1, N, M, D, X);
+  } else {
+    dense_solve(N, M, 1, X);
   }
   free(M);
 }
@@ -233,13 +204,6 @@ static void every_form_and_result(void **arg) {
 
 /* ---- roots, refreshed bases ------------------------------------------------------------------*/
 
-/* Z <- X Y, all [n, n]. */
-static void replace_by_product(double **Z, const double *Y, int64_t n) {
-  double *old = *Z;
-  *Z = times(old, Y, n, n, n);
-  free(old);
-}
-
 /* X = (F + d I)^(-1/p): X^a (F + d I)^b = I with a / b = p. The error is about a times the error of X, which is n u cond. */
 static void roots(void **arg) {
   ng_queue queue = queue_for(*arg), *q = &queue;
@@ -269,9 +233,9 @@ static void roots(void **arg) {
           Z[i * (n + 1)] = 1.0;
         }
         for (int i = 0; i < powers[k].a; i++)
-          replace_by_product(&Z, R, n);
+          dense_product(false, false, n, n, n, Z, R, Z);
         for (int i = 0; i < powers[k].b; i++)
-          replace_by_product(&Z, A, n);
+          dense_product(false, false, n, n, n, Z, A, Z);
         for (int64_t i = 0; i < n * n; i++)
           CHECK(fabs(Z[i] - (i % (n + 1) == 0 ? 1.0 : 0.0)) <= 2e-5);
         free(A);
@@ -324,12 +288,9 @@ static double largest_off(const double *B, int64_t n, bool below) {
 
 /* B = Q F X', rows of Q and X: vectors. */
 static double *between(const double *Q, const double *F, const double *X, int64_t n) {
-  double *QF = times(Q, F, n, n, n), *T = doubles(n * n);
-  for (int64_t i = 0; i < n * n; i++)
-    T[i] = X[i % n * n + i / n];
-  double *B = times(QF, T, n, n, n);
-  free(QF);
-  free(T);
+  double *B = zeros(n * n);
+  dense_product(false, false, n, n, n, Q, F, B);
+  dense_product(false, true, n, n, n, B, X, B);
   return B;
 }
 

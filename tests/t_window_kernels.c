@@ -1,6 +1,7 @@
 /* t_window_kernels.c: several ranks select the k largest elements that one rank selects; the Cholesky factor of a ring of
  * rows solves as a dense factor; the memory of a large sparse window. */
 #include "unit_test.h"
+#include "dense.h"
 #include "draw.h"
 #include "family/window.h"
 #include "fixture.h"
@@ -71,30 +72,13 @@ static void selection_on_ranks_equals_one_rank(void **state) {
 
 enum { RING = 41, DRAWN = 60 };
 
-/* x <- S^-1 x of order n, by Gauss without pivots, which a positive definite S does not need. */
-static void solve_dense(double S[RING][RING], int n, double *x) {
-  for (int k = 0; k < n; k++) {
-    for (int i = k + 1; i < n; i++) {
-      const double f = S[i][k] / S[k][k];
-      for (int j = k; j < n; j++)
-        S[i][j] -= f * S[k][j];
-      x[i] -= f * x[k];
-    }
-  }
-  for (int k = n - 1; k >= 0; k--) {
-    for (int j = k + 1; j < n; j++)
-      x[k] -= S[k][j] * x[j];
-    x[k] /= S[k][k];
-  }
-}
-
 /* Rows of K + I, K = V V' with eigenvalues up to 1230, enter and leave; the condition is below 1e4, so
  * errors of 1e-16 grow to less than 1e-10. */
 static void factor_of_a_ring(void **state) {
   rng r = {test_seed()};
   for (int64_t t = 0; t < test_times(20); t++) {
     const int64_t places = rng_between(&r, 2, RING);
-    double L[RING * RING] = {0.0}, V[RING][30], row[RING], z[RING], x[RING], S[RING][RING];
+    double L[RING * RING] = {0.0}, V[RING][30], row[RING], z[RING], x[RING], S[RING * RING];
     int64_t place[RING];
     ng_ring ring = {L, places, place, 0};
     for (int step = 0; step < DRAWN; step++) {
@@ -111,9 +95,10 @@ static void factor_of_a_ring(void **state) {
         V[head][k] = 2 * rng_real(&r) - 1;
       for (int i = 0; i < ring.n; i++) {
         for (int j = 0; j < ring.n; j++) {
-          S[i][j] = i == j;
+          double *at = &S[i * ring.n + j];
+          *at = i == j;
           for (int k = 0; k < 30; k++)
-            S[i][j] += V[place[i]][k] * V[place[j]][k];
+            *at += V[place[i]][k] * V[place[j]][k];
         }
         z[place[i]] = x[i] = last && i + 1 < ring.n ? 0.0 : 2 * rng_real(&r) - 1;
       }
@@ -121,12 +106,12 @@ static void factor_of_a_ring(void **state) {
       memcpy(before, L, sizeof L);
       for (int refused = 1; refused >= 0; refused--) { /* a pivot is at least 1 */
         for (int i = 0; i < ring.n; i++)
-          row[place[i]] = S[ring.n - 1][i];
+          row[place[i]] = S[(ring.n - 1) * ring.n + i];
         assert_true(ng_ring_append(&ring, refused ? 1e6 : 0.5, row) == !refused);
         if (refused) assert_memory_equal(before, L, sizeof L);
       }
       ng_ring_solve(&ring, last, z);
-      solve_dense(S, (int)ring.n, x);
+      dense_solve(ring.n, S, 1, x);
       for (int i = 0; i < ring.n; i++)
         assert_true(fabs(z[place[i]] - x[i]) <= 1e-10);
     }

@@ -7,6 +7,7 @@
 #ifndef TESTS_TEST_CASE_H
 #define TESTS_TEST_CASE_H
 
+#include "dense.h"
 #include "plane.h"
 #include "draw.h"
 #include "natgrad.h"
@@ -84,9 +85,6 @@ typedef struct case_result {
   int64_t waits[CASE_STEPS][CASE_STATIONS]; /* of rank 0: ng_station_report.last_waits */
   int32_t refused; /* faulty steps that returned NG_SKIPPED and left the gradients, on every rank */
 } case_result;
-
-void *must_calloc(size_t bytes); /* zeros; abort without memory; free() */
-double *zeros(int64_t n);        /* the same: n numbers */
 
 /* An empty test case.  The layers that are added have the defaults of ng_layer_init; the caller may change them. */
 test_case *case_create(int32_t steps, int32_t ranks);

@@ -149,7 +149,7 @@ static ng_status add(rank_run *run, int32_t l) {
   if (!takes_images(&d) && setup->declare_positions) d.positions = s->positions[l];
   ng_status st = ng_add_layer(run->f.p, &d, &run->index[l]);
   const ng_dtype type = setup->gradient ? setup->gradient : NG_F32;
-  const int64_t q = oracle_rows(&d), w = oracle_cols(&d) - (d.bias ? 1 : 0);
+  const int64_t q = d.out, w = oracle_cols(&d) - (d.bias ? 1 : 0);
   const bool vector = d.kind == NG_NORM, turned = d.kind == NG_EMBEDDING;
   for (int k = 0; k < (d.bias ? 2 : 1); k++) {
     const int64_t rows = k || vector ? 1 : turned ? w : q, cols = k || vector || turned ? q : w;

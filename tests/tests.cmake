@@ -141,11 +141,13 @@ set(natgrad_unit_tests
 
 # Shared by several tests; an archive, so that each links only the files that it calls.
 set(natgrad_test_support_sources
+    tests/dense.c
     tests/families.c
     tests/fixture.c
     tests/folder.c
     tests/layer_oracle.c
     tests/oracle.c
+    tests/oracle_geometry.c
     tests/plan_count.c
     tests/plane.c
     tests/ranks.c
@@ -251,7 +253,7 @@ set(natgrad_trainer_tests
     t_settings
     t_traffic
     t_train)
-add_library(natgrad_trainer_support STATIC tests/folder.c tests/json_edit.c tests/ranks.c tests/tap.c tests/trained.c tests/trainer_help.c)
+add_library(natgrad_trainer_support STATIC tests/dense.c tests/folder.c tests/json_edit.c tests/ranks.c tests/tap.c tests/trained.c tests/trainer_help.c)
 target_include_directories(natgrad_trainer_support PRIVATE include base io cli tests)
 target_link_libraries(natgrad_trainer_support PRIVATE PkgConfig::CMOCKA)
 foreach(test IN LISTS natgrad_trainer_tests)

@@ -424,7 +424,7 @@ void window_oracle_step(window_oracle *k, const double *g, const double *w, doub
 
 /* Entry i of layer l's D (a bias is its last column) in flat order: weights, then biases. */
 static int64_t flat(const test_case *s, int32_t l, int64_t i) {
-  const int64_t p = oracle_cols(&s->layer[l]), q = oracle_rows(&s->layer[l]);
+  const int64_t p = oracle_cols(&s->layer[l]), q = s->layer[l].out;
   if (!s->layer[l].bias) return i;
   return i % p == p - 1 ? q * (p - 1) + i / p : i / p * (p - 1) + i % p;
 }
@@ -435,7 +435,7 @@ void window_predict(const test_case *s, const ng_options *o, case_result *out) {
   k->o = *o;
   memset(out, 0, sizeof *out);
   for (int32_t l = 0; l < s->layers; l++) {
-    const int64_t q = oracle_rows(&s->layer[l]), all = case_weight_count(s, l);
+    const int64_t q = s->layer[l].out, all = case_weight_count(s, l);
     at[l] = k->d;
     if (s->layer[l].frozen) continue;
     append(k, s->layer[l].bias ? all - q : all, q);
