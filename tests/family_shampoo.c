@@ -23,7 +23,7 @@ static ng_status solve(ng_block *b) {
   return matrices_count(b, worst);
 }
 
-static void read_results(ng_block *b, bool fresh) {
+static void read_results(ng_block *b) {
   matrices_of(b)->both.is_good = matrices_of(b)->says[SAYS_GOOD] != 0.0f;
 }
 

@@ -29,6 +29,7 @@ static ng_status solve(ng_block *b) {
   matrices *k = matrices_of(b);
   ng_queue *q = b->ctx->queue;
   int32_t worst = 0;
+  k->is_solved = b->is_worker;
   if (!b->has_averages || b->stat->owner != b->ctx->rank) return NG_OK;
   for (int i = 0; i < 2; i++) {
     ng_matrix *m = &k->of[i];
@@ -48,7 +49,7 @@ static ng_status solve(ng_block *b) {
   return matrices_count(b, worst);
 }
 
-static void read_results(ng_block *b, bool fresh) { matrices_of(b)->is_solved = fresh; }
+static void read_results(ng_block *b) {}
 
 /* Rotate by the bases of the last counted step. */
 static void rotate(const ng_block *b, bool back, const float *from, float *to) {

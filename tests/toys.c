@@ -69,7 +69,7 @@ static ng_status diagonal_solve(ng_block *b) {
   return NG_OK;
 }
 
-static void diagonal_shared(ng_block *b, bool fresh) { (void)b, (void)fresh; }
+static void diagonal_shared(ng_block *b) {}
 
 static ng_status diagonal_measure(ng_block *b) {
   const float *by = ((diagonal *)b->state)->by;

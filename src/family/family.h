@@ -11,7 +11,7 @@
  *   [statistics]     the engine sums over ranks and folds into the averages
  *   select_topk      all ranks select the k largest elements of the gradient, in a few small sums over ranks
  *   put_traces       the owner of a statistic sends its traces to the owners of the block's other statistics
- *   solve, shared    the owner computes results; then every rank that received results reads them
+ *   solve            the owner computes results; read_results: every rank that received results reads them
  *   sums, measure    describe sums over gradients, which the engine computes for all blocks at once; then use them
  *   [agree]          the engine computes the clip factor, equal on all ranks
  *   emit             describe PD; the engine writes gradients or weights of all blocks at once
@@ -144,10 +144,10 @@ typedef struct ng_family {
   ng_status (*numbers)(ng_block *b, ng_number_visit visit, void *arg);
 
   /* ---- optional; NULL: the family does not support this function ---- */
-  /* Set both or neither. solve: compute the results that this rank owns; for a fallback count the rung and return
-   * NG_RESCUED. shared: read results; fresh: the block was solved in this step; else the results are old or loaded. */
+  /* Set both or neither. solve, on every rank: compute the results that this rank owns; for a fallback count the rung
+   * and return NG_RESCUED. read_results, on workers: read received or loaded results, new or old. */
   ng_status (*solve)(ng_block *b);
-  void (*read_results)(ng_block *b, bool fresh);
+  void (*read_results)(ng_block *b);
   /* For blocks whose statistics have different owners: after the fold, the owner of statistic `stat` writes
    * b->traces_per_stat numbers. All ranks of the block's column receive all numbers in b->traces for `solve`. */
   void (*put_traces)(ng_block *b, int32_t stat, double *numbers);

@@ -67,7 +67,7 @@ ng_status ng_kron_observe(ng_block *b, const ng_obs *o);
 int64_t ng_kron_observe_scratch(const ng_block *b, const ng_obs *o);
 void ng_kron_put_traces(ng_block *b, int32_t stat, double *mean);
 ng_status ng_kron_solve(ng_block *b);
-void ng_kron_read_results(ng_block *b, bool fresh);
+void ng_kron_read_results(ng_block *b);
 ng_status ng_kron_measure(ng_block *b);
 void ng_kron_emit(const ng_block *b, int32_t segment, int32_t g, double factor, ng_direction *e);
 void ng_kron_report(const ng_block *b, ng_layer_report *report);

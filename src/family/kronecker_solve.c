@@ -153,6 +153,7 @@ ng_status ng_kron_solve(ng_block *b) {
   const double lambda = b->base.damping;
   int32_t worst[2] = {0, 0};
   bool own[2]; /* this rank solves the side */
+  k->lambda = lambda;
   if (!b->has_averages && b->traces == NULL) return NG_OK;
   for (int i = 0; i < 2; i++) {
     const ng_stat *s = k->side[i].stat;
@@ -193,7 +194,7 @@ ng_status ng_kron_solve(ng_block *b) {
 }
 
 /* Read from solve_info which parts are good. */
-void ng_kron_read_results(ng_block *b, bool fresh) {
+void ng_kron_read_results(ng_block *b) {
   ng_kron *k = ng_kron_of(b);
   k->both.is_good = true;
   for (int i = 0; i < 2; i++) {
@@ -203,7 +204,6 @@ void ng_kron_read_results(ng_block *b, bool fresh) {
       k->both.is_good = k->both.is_good && s->matrix[j].is_good;
     }
   }
-  if (fresh) k->lambda = b->base.damping;
 }
 
 void ng_kron_report(const ng_block *b, ng_layer_report *r) {

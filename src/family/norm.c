@@ -146,9 +146,8 @@ static ng_status solve(ng_block *b) {
   return rung > 0 ? NG_RESCUED : NG_OK;
 }
 
-static void read_results(ng_block *b, bool fresh) {
+static void read_results(ng_block *b) {
   ng_norm *k = ng_norm_of_block(b);
-  (void)fresh;
   k->both.is_good = k->solve_info[NG_NORM_GOOD] != 0.0f;
 }
 

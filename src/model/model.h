@@ -209,7 +209,7 @@ struct ng_block {
   int64_t observation_count[NG_OBSERVED_KINDS];
   int32_t unobserved_now;   /* statistics that were due in this step and that no rank observed */
   int64_t unobserved_steps; /* steps with unobserved_now > 0 */
-  bool was_solved, is_new;  /* solved since ng_ready; solved in this step */
+  bool was_solved;          /* since ng_ready */
   double observe_ms, step_observe_ms, solve_ms, measure_ms; /* observing: of this step so far */
 };
 

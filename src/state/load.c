@@ -427,10 +427,9 @@ ng_status ng_state_load(ng_precond *p, const char *call, const ng_state_file *fr
       NG_TRY(send_field(w, &w->item[i]));
   }
   ng_snapshot_apply(p, &x.snapshot, w->values);
-  /* fresh = false: workers use the saved results unchanged, even if the present options differ */
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
-    if (b->is_worker && b->solves) b->family->read_results(b, false);
+    if (b->is_worker && b->solves) b->family->read_results(b);
   }
   ng_log(p->ctx, NG_LOG_INFO, "state: loaded = %s steps = %lld",
          from->stream ? w->label : from->path, (long long)p->steps);

@@ -96,8 +96,7 @@ static ng_status solve(ng_precond *p) {
   memcpy(before, p->rescued, sizeof before);
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
-    b->is_new = ng_block_solve_due(p, b);
-    if (!b->is_new) continue;
+    if (!ng_block_solve_due(p, b)) continue;
     const double t0 = ng_now_ms();
     const ng_status st = b->family->solve(b);
     p->step->status = ng_worse_status(p->step->status, st);
@@ -123,7 +122,7 @@ static ng_status share(ng_precond *p) {
 static ng_status measure(ng_precond *p) {
   for (int32_t i = 0; i < p->blocks && p->step->is_solving; i++) {
     ng_block *b = p->block[i];
-    if (b->is_worker && !b->is_excluded && b->solves) b->family->read_results(b, b->is_new);
+    if (b->is_worker && !b->is_excluded && b->solves) b->family->read_results(b);
   }
   ng_emission_measure(p);
   for (int32_t i = 0; i < p->blocks; i++) {
