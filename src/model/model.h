@@ -165,7 +165,7 @@ struct ng_block {
   const char *line;  /* line of own options; NULL: none */
   ng_entry *entry;   /* layer of the block; NULL: a block over many layers */
   int32_t index;     /* index in ng_precond.block */
-  ng_settings base;  /* options of the model, changed by the line */
+  ng_settings base;  /* options of the model, changed by the line; see ng_block_set_options */
   uint32_t observed; /* set of observations (ng_observed_bit) that the block uses */
   ng_stat *stat;
   int32_t stats;
@@ -180,7 +180,6 @@ struct ng_block {
   int64_t traces_per_stat;
   double *traces;           /* [stats x traces_per_stat] */
   bool averages_everywhere; /* every rank stores all averages of the block */
-  bool has_period;          /* solve_period applies; false: the block is solved in every step */
   bool solves;              /* ng_family.solve != NULL; `create` may clear it */
   bool is_worker;           /* this rank stores the results of the solve and can compute PD */
   bool is_partial_sum;      /* inner, d2, pd2 are this rank's part of a sum over ranks */

@@ -144,10 +144,7 @@ static ng_status check_stat(const ng_block *b, const ng_stat *s) {
 
 /* Let the family create the block and declare its statistics; placement, which needs their sizes, comes later. */
 static ng_status fill_block(ng_block *b) {
-  const ng_family *method = ng_family_find(b->base.family);
   b->solves = b->family->solve != NULL;
-  b->has_period =
-      ((b->family->traits | (method == NULL ? 0 : method->traits)) & NG_TRAIT_SOLVES) != 0;
   ng_status st = b->family->create(b);
   if (st == NG_OK) st = b->family->statistics(b);
   if (st == NG_OK) set_rules(b);
@@ -198,7 +195,7 @@ static ng_status describe(ng_block *b, const char *line) {
   ng_status st = options_of(b->p, b->name, line, &o);
   if (st != NG_OK) return st;
   b->line = line;
-  b->base = o.base;
+  ng_block_set_options(b, &o);
   st = b->family->check(&o, message, sizeof message);
   if (st != NG_OK) {
     return ng_fail(b->ctx, st, "%s '%s': options: %s", b->entry != NULL ? "layer" : "block",

@@ -59,7 +59,7 @@ bool ng_block_statistics_due(const ng_precond *p, const ng_block *b) {
 bool ng_block_solve_due(const ng_precond *p, const ng_block *b) {
   if (!b->solves || b->is_excluded) return false;
   if (b->base.refresh_tolerance > 0.0) return !b->was_solved || ng_block_statistics_due(p, b);
-  return !b->was_solved || !b->has_period || p->steps % b->base.solve_period == 0;
+  return !b->was_solved || p->steps % b->base.solve_period == 0;
 }
 
 /* ---- observations ----------------------------------------------------------------------------*/

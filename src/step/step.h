@@ -385,7 +385,8 @@ ng_status ng_step_set(ng_precond *p, const char *option, const char *value);
 /* Check new options of the model, alone and overridden by the line of each block. */
 ng_status ng_model_check_options(const ng_precond *p, const ng_options *o, char *message,
                                  size_t size);
-/* Set the options of the model and of all blocks; *o has been checked. */
+/* Set the options of a block, or of the model and all blocks; *o has been checked. */
+void ng_block_set_options(ng_block *b, const ng_options *o);
 void ng_model_set_options(ng_precond *p, const ng_options *o);
 
 #endif

@@ -109,13 +109,21 @@ ng_status ng_model_check_options(const ng_precond *p, const ng_options *o, char 
   return st;
 }
 
+/* If the families of the block and of the method have no periods of solves, the block is solved in every step. */
+void ng_block_set_options(ng_block *b, const ng_options *o) {
+  const ng_family *method = ng_family_find(o->base.family);
+  const uint32_t traits = b->family->traits | (method == NULL ? 0 : method->traits);
+  b->base = o->base;
+  if ((traits & NG_TRAIT_SOLVES) == 0) b->base.solve_period = 1;
+}
+
 void ng_model_set_options(ng_precond *p, const ng_options *o) {
   p->opt = *o;
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
     ng_options own = *o;
     (void)ng_options_override(&own, b->line, NULL, 0);
-    b->base = own.base;
+    ng_block_set_options(b, &own);
     for (int32_t k = 0; k < b->stats; k++) {
       b->stat[k].rule.decay = own.base.stat_decay;
     }
