@@ -127,7 +127,8 @@ typedef struct ng_family {
   /* Add s->mix.fresh times the observation to every statistic s with s->observed = o->kind. NG_SKIPPED: the observation is
    * not finite, and no sum has changed. */
   ng_status (*observe)(ng_block *b, const ng_obs *o);
-  /* Set b->inner, b->d2 and b->pd2. NG_SKIPPED: the gradient is not finite; NG_RESCUED: the block used a fallback. */
+  /* Set b->inner, b->d2 and b->pd2. NG_SKIPPED: the gradient is not finite; NG_RESCUED: the block used a fallback.
+   * If b->base.radius > 0, PD = D + k H: inner and pd2 are of H, and the engine multiplies e->k of `emit` by k. */
   ng_status (*measure)(ng_block *b);
   /* Describe factor * PD of group g of segment k. e->D is set, e->scale = factor, u_col = 1, and the other fields are 0:
    * without a change, PD is factor times the gradient. */

@@ -170,7 +170,7 @@ static ng_status create(ng_block *b) {
   k->q = k->outputs / k->groups;
   k->p = embedding ? d->out : d->in / k->groups * k->offsets + d->bias;
   k->is_eigen = ng_is_eigen(b->base.solver);
-  k->is_product = b->measures_ascent = b->base.solver == NG_SOLVER_PRODUCT;
+  k->is_product = b->base.solver == NG_SOLVER_PRODUCT;
   /* The clip needs one scale for all blocks: PD = D + k H (product) and PD = G^-1 D A^-1 have different scales. */
   if (k->is_product != (b->p->opt.base.solver == NG_SOLVER_PRODUCT)) {
     return ng_fail(

@@ -183,7 +183,6 @@ struct ng_block {
   bool solves;              /* ng_family.solve != NULL; `create` may clear it */
   bool is_worker;           /* this rank stores the results of the solve and can compute PD */
   bool is_partial_sum;      /* inner, d2, pd2 are this rank's part of a sum over ranks */
-  bool measures_ascent;     /* `measure` measures H, not PD = D + ascent H (ng_engine.ascent) */
   void *state;              /* memory of the family */
   int64_t curvature_bytes;
   /* PD, if stored.  A family that stores PD plans `direction` in the family's order (ng_plan_direction).  For other

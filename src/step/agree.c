@@ -250,7 +250,7 @@ static void read_verdicts(ng_precond *p, const double *x) {
   }
 }
 
-/* Each rank adds the blocks that it owns, and its partial sums of partial blocks.  Blocks with ascent (PD = D + k H)
+/* Each rank adds the blocks that it owns, and its partial sums of partial blocks.  Blocks with a radius (PD = D + k H)
  * have separate sums over H, because k is not known before these sums. */
 ng_status ng_exchange_agree(ng_precond *p, ng_sums sums[2]) {
   ng_engine *s = p->step;
@@ -258,7 +258,7 @@ ng_status ng_exchange_agree(ng_precond *p, ng_sums sums[2]) {
   memset(sums, 0, 2 * sizeof *sums);
   for (int32_t i = 0; i < p->blocks; i++) {
     const ng_block *b = p->block[i];
-    ng_sums *to = &sums[b->measures_ascent];
+    ng_sums *to = &sums[b->base.radius > 0.0];
     if (b->owner != p->ctx->rank && !b->is_partial_sum) continue;
     const double weight = ng_clip_weight(b);
     to->inner += b->inner;

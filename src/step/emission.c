@@ -161,7 +161,7 @@ static int64_t list_segment(const ng_block *b, int32_t k, double factor, bool st
     e->overflowed = &s->overflowed;
     if (!stored) {
       b->family->emit(b, k, g, factor, e);
-      if (b->measures_ascent) e->k *= b->p->step->ascent;
+      if (b->base.radius > 0.0) e->k *= b->p->step->ascent;
       continue;
     }
     e->u = stored_at(b, k, &e->D);

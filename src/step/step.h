@@ -329,7 +329,7 @@ typedef struct ng_engine {
   /* Elements that kept their old value on this rank in the last emit; the next check clears the number. */
   int64_t overflowed;
   double nu, inner, d2, pd2;             /* clip factor, <D, PD>, |D|^2, |PD|^2 of the last step */
-  double ascent;                         /* of blocks with `measures_ascent` */
+  double ascent;                         /* PD = D + ascent H of blocks with radius > 0 */
   double *norms;                         /* |PD|^2 of each segment of one block */
   ng_traffic early_traffic[NG_STATIONS]; /* traffic before the step, counted at each station */
   ng_station_time time[NG_STATIONS];

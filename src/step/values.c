@@ -109,12 +109,14 @@ ng_status ng_model_check_options(const ng_precond *p, const ng_options *o, char 
   return st;
 }
 
-/* If the families of the block and of the method have no periods of solves, the block is solved in every step. */
+/* Options that the block's family lacks get neutral values.  A block has periods of solves if its family or the method's
+ * family has them. */
 void ng_block_set_options(ng_block *b, const ng_options *o) {
   const ng_family *method = ng_family_find(o->base.family);
   const uint32_t traits = b->family->traits | (method == NULL ? 0 : method->traits);
   b->base = o->base;
   if ((traits & NG_TRAIT_SOLVES) == 0) b->base.solve_period = 1;
+  if ((b->family->traits & NG_TRAIT_FACTORS) == 0) b->base.radius = 0.0;
 }
 
 void ng_model_set_options(ng_precond *p, const ng_options *o) {
