@@ -603,7 +603,7 @@ static void test_refused_families(void **state) {
                   "'plain': a block of several layers has this name");
   ng_family shares = toy_diagonal;
   shares.name = "shares";
-  shares.create = toy_total.create; /* partial sums and a solve */
+  shares.create = toy_total.create; /* slices and a solve */
   shares.fits = first_fits;
   must_be_refused(new_run_with(&shares, UNCLIPPED "grad_worker_fraction=0", 2), NG_ERR_ARG,
                   "needs grad_worker_fraction = 1");

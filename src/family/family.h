@@ -122,7 +122,7 @@ typedef struct ng_family {
   /* Declare b->stat: shapes, `observed`, `averaged`; the engine sets the rest. */
   ng_status (*statistics)(ng_block *b);
   /* Request memory for results and scratch, in both passes of ng_plan. create, statistics and plan may use this rank's
-   * number only if the block is sliced (b->slice) or partial: ng_plan_ranks creates blocks once for all ranks. */
+   * number only if the block is sliced (b->slice): ng_plan_ranks creates blocks once for all ranks. */
   ng_status (*plan)(ng_block *b, ng_plan *plan);
   /* Add s->mix.fresh times the observation to every statistic s with s->observed = o->kind. NG_SKIPPED: the observation is
    * not finite, and no sum has changed. */

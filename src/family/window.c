@@ -55,7 +55,6 @@ static ng_status statistics(ng_block *b) {
     s->part->rows = w->parts;
     s->part->cols = w->places;
   }
-  b->is_partial_sum = w->sliced;
   if (w->sliced) b->slice = w->cut;
   return st;
 }

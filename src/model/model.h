@@ -182,7 +182,6 @@ struct ng_block {
   bool averages_everywhere; /* every rank stores all averages of the block */
   bool solves;              /* ng_family.solve != NULL; `create` may clear it */
   bool is_worker;           /* this rank stores the results of the solve and can compute PD */
-  bool is_partial_sum;      /* inner, d2, pd2 are this rank's part of a sum over ranks */
   void *state;              /* memory of the family */
   int64_t curvature_bytes;
   /* PD, if stored.  A family that stores PD plans `direction` in the family's order (ng_plan_direction).  For other
@@ -190,7 +189,7 @@ struct ng_block {
   float *direction;
   bool family_stores_direction, is_delivered;
   /* PD in slices: rank r computes elements [slice[r], slice[r + 1]) of whole_direction, in the family's order, and the
-   * engine gathers the slices of all ranks.  NULL: not sliced. */
+   * engine gathers the slices of all ranks; inner, d2, pd2 are this rank's part of sums over ranks.  NULL: not sliced. */
   float *whole_direction;
   const int64_t *slice; /* [ranks + 1] */
   /* Joint top-k selection: ranks add round[i] numbers in each of `topk_rounds` reductions (ng_family.select_topk). */

@@ -160,7 +160,7 @@ static ng_status set_block_holders(ng_block *b) {
     st = check_stat(b, &b->stat[i]);
   }
   if (st != NG_OK) return st;
-  if (b->is_partial_sum && b->solves && b->p->grid.n > 1) {
+  if (b->slice != NULL && b->solves && b->p->grid.n > 1) {
     return ng_fail(b->ctx, NG_ERR_ARG,
                    "'%s': family %s computes on every rank and needs "
                    "grad_worker_fraction = 1",

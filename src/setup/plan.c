@@ -136,11 +136,11 @@ static ng_status count_rank(ng_precond *p, ng_rank_plan *out) {
   return NG_OK;
 }
 
-/* Return whether some block is partial or sliced, or some layer is sharded: then plans depend on the rank's number. */
+/* Return whether some block is sliced, or some layer is sharded: then plans depend on the rank's number. */
 static bool differs_by_number(const ng_precond *p) {
   bool cut = false;
   for (int32_t i = 0; i < p->blocks && !cut; i++) {
-    cut = p->block[i]->is_partial_sum || p->block[i]->slice != NULL;
+    cut = p->block[i]->slice != NULL;
   }
   for (int32_t i = 0; i < p->entries && !cut; i++) {
     cut = p->entry[i]->shard != NULL;

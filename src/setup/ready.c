@@ -205,7 +205,7 @@ ng_status ng_setup_place(ng_precond *p) {
   return ng_objects_status(p);
 }
 
-/* Turn a placed model without memory to another rank.  Not valid for sliced or partial blocks and sharded layers, which
+/* Turn a placed model without memory to another rank.  Not valid for sliced blocks and sharded layers, which
  * differ by rank. */
 ng_status ng_setup_switch_rank(ng_precond *p, int32_t rank) {
   const size_t W = (size_t)p->ctx->ranks;

@@ -250,7 +250,7 @@ static void read_verdicts(ng_precond *p, const double *x) {
   }
 }
 
-/* Each rank adds the blocks that it owns, and its partial sums of partial blocks.  Blocks with a radius (PD = D + k H)
+/* Each rank adds the blocks that it owns, and its part of sliced blocks.  Blocks with a radius (PD = D + k H)
  * have separate sums over H, because k is not known before these sums. */
 ng_status ng_exchange_agree(ng_precond *p, ng_sums sums[2]) {
   ng_engine *s = p->step;
@@ -259,7 +259,7 @@ ng_status ng_exchange_agree(ng_precond *p, ng_sums sums[2]) {
   for (int32_t i = 0; i < p->blocks; i++) {
     const ng_block *b = p->block[i];
     ng_sums *to = &sums[b->base.radius > 0.0];
-    if (b->owner != p->ctx->rank && !b->is_partial_sum) continue;
+    if (b->owner != p->ctx->rank && b->slice == NULL) continue;
     const double weight = ng_clip_weight(b);
     to->inner += b->inner;
     to->d2 += b->d2;
