@@ -90,7 +90,7 @@ ng_status matrices_plan(ng_block *b, ng_plan *plan) {
     m->d = ng_plan_result(plan, owner, m->n * (int64_t)sizeof *m->d);
     k->order[i] = ng_plan_result(plan, owner, m->n * (int64_t)sizeof *k->order[i]);
   }
-  ng_plan_direction(plan, b, k->m * k->n);
+  ng_plan_direction(plan, b, NG_BY_FAMILY, k->m * k->n);
   ng_plan_scratch(plan, matrices_scratch(b) * (int64_t)sizeof(float));
   return NG_OK;
 }

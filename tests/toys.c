@@ -126,7 +126,8 @@ static bool total_fits(const ng_settings *o, const ng_entry *e) { return named(e
 
 static ng_status total_create(ng_block *b) {
   b->state = ng_object(b->p, sizeof(total));
-  b->slice = ng_object(b->p, (size_t)(b->ctx->ranks + 1) * sizeof *b->slice); /* empty slices of PD */
+  b->slice =
+      ng_object(b->p, (size_t)(b->ctx->ranks + 1) * sizeof *b->slice); /* empty slices of PD */
   return ng_objects_status(b->p);
 }
 

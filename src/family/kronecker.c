@@ -301,7 +301,7 @@ static ng_status plan(ng_block *b, ng_plan *plan) {
       if (k->is_eigen || diagonal) m->d = ng_plan_result(plan, owner, m->n * real);
     }
   }
-  ng_plan_direction(plan, b, k->outputs * k->p);
+  ng_plan_direction(plan, b, NG_BY_FAMILY, k->outputs * k->p);
   ng_plan_scratch(plan, ng_times(floats, real));
   return NG_OK;
 }

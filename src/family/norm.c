@@ -100,7 +100,7 @@ static ng_status plan(ng_block *b, ng_plan *plan) {
     k->solve_info = ng_plan_result(plan, owner, NG_NORM_INFO_COUNT * (int64_t)sizeof(float));
     m->R = ng_plan_result(plan, owner, ng_matrix_count(m) * ng_dtype_size(m->result_dtype));
   }
-  ng_plan_direction(plan, b, k->width);
+  ng_plan_direction(plan, b, NG_BY_FAMILY, k->width);
   ng_plan_scratch(plan, ng_max64(ng_norm_scratch(b), ng_times(floats, (int64_t)sizeof(float))));
   return NG_OK;
 }

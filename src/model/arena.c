@@ -35,8 +35,8 @@ void *ng_plan_result(ng_plan *plan, int32_t owner, int64_t bytes) {
 }
 
 /* PD is ordered by column, because all ranks of a column compute the same PD, and each sends this PD to its row. */
-void ng_plan_direction(ng_plan *plan, ng_block *b, int64_t floats) {
-  b->family_stores_direction = true;
+void ng_plan_direction(ng_plan *plan, ng_block *b, ng_stored_by by, int64_t floats) {
+  b->stored_by = by;
   b->direction = take_span(plan, NG_USE_DIRECTION, &plan->direction[b->column],
                            floats * (int64_t)sizeof(float));
 }

@@ -155,6 +155,13 @@ typedef struct ng_segment {
   double clip_factor;  /* clip factor */
 } ng_segment;
 
+/* Who plans and fills ng_block.direction. */
+typedef enum ng_stored_by {
+  NG_BY_NONE,
+  NG_BY_FAMILY, /* in the family's order; `emit` reads it */
+  NG_BY_ENGINE /* segment after segment, if some rank lacks the results: the exchange delivers PD */
+} ng_stored_by;
+
 enum { NG_TOPK_ROUNDS = 5 }; /* capacity of ng_block.topk_counts */
 
 struct ng_block {
@@ -184,10 +191,8 @@ struct ng_block {
   bool is_worker;           /* this rank stores the results of the solve and can compute PD */
   void *state;              /* memory of the family */
   int64_t curvature_bytes;
-  /* PD, if stored.  A family that stores PD plans `direction` in the family's order (ng_plan_direction).  For other
-   * families the engine stores PD, segment after segment, if some rank lacks the results (`is_delivered`). */
-  float *direction;
-  bool family_stores_direction, is_delivered;
+  float *direction; /* PD, unless `stored_by` is NG_BY_NONE */
+  ng_stored_by stored_by;
   /* PD in slices: rank r computes elements [slice[r], slice[r + 1]) of whole_direction, in the family's order, and the
    * engine gathers the slices of all ranks; inner, d2, pd2 are this rank's part of sums over ranks.  NULL: not sliced. */
   float *whole_direction;
@@ -243,8 +248,8 @@ void ng_shard_plan_memory(ng_layer_shard *s,
                           ng_plan *plan); /* plan the gathered gradient: whole.c */
 void *ng_plan_take(ng_plan *plan, ng_use use, int64_t bytes);
 void *ng_plan_result(ng_plan *plan, int32_t owner, int64_t bytes);
-/* Plan b->direction: PD of the block in the family's order, which is sent to ranks without results. */
-void ng_plan_direction(ng_plan *plan, ng_block *b, int64_t floats);
+/* Plan b->direction, which is sent to ranks without results. */
+void ng_plan_direction(ng_plan *plan, ng_block *b, ng_stored_by by, int64_t floats);
 void ng_plan_scratch(ng_plan *plan, int64_t bytes); /* the scratch gets the largest request */
 void ng_plan_stats(ng_plan *plan, ng_block *b); /* averages and sums of the block's statistics */
 int64_t ng_plan_counted_bytes(const ng_plan *plan); /* bytes of averages, sums and results so far */

@@ -137,12 +137,12 @@ void ng_emission_measure(ng_precond *p) {
 void ng_emission_plan_direction(ng_block *b, ng_plan *plan) {
   const ng_precond *p = b->p;
   const ng_segment *last = &b->segment[b->segments - 1];
-  b->is_delivered =
-      !b->family_stores_direction && p->grid.n > 1 && (b->solves || !b->averages_everywhere);
-  if (!b->is_delivered) return;
-  ng_plan_direction(plan, b, last->offset + last->to - last->from);
-  b->family_stores_direction = false; /* the engine stores PD */
+  if (b->stored_by == NG_BY_FAMILY || p->grid.n == 1) return;
+  if (!b->solves && b->averages_everywhere) return;
+  ng_plan_direction(plan, b, NG_BY_ENGINE, last->offset + last->to - last->from);
 }
+
+static bool is_delivered(const ng_block *b) { return b->stored_by == NG_BY_ENGINE; }
 
 /* Return the address of the first element of range D of a segment in b->direction. */
 static float *stored_at(const ng_block *b, int32_t k, const ng_region *D) {
@@ -177,7 +177,7 @@ void ng_emission_store(ng_precond *p) {
   int64_t n = 0;
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
-    if (!b->is_delivered || !b->is_worker || b->is_excluded) continue;
+    if (!is_delivered(b) || !b->is_worker || b->is_excluded) continue;
     for (int32_t k = 0; k < b->segments; k++) {
       const int64_t end = n + list_segment(b, k, 1.0, false, &l->direction[n]);
       for (; n < end; n++) {
@@ -196,12 +196,12 @@ void ng_emission_norms(ng_block *b, double *pd2) {
   ng_emission *l = &b->p->step->emission;
   ng_queue *q = b->ctx->queue;
   int64_t n = 0;
-  if (b->family->pd_norms != NULL && !b->is_delivered) {
+  if (b->family->pd_norms != NULL && !is_delivered(b)) {
     b->family->pd_norms(b, pd2);
     return;
   }
   for (int32_t k = 0; k < b->segments; k++) {
-    n += list_segment(b, k, 1.0, b->is_delivered, &l->direction[n]);
+    n += list_segment(b, k, 1.0, is_delivered(b), &l->direction[n]);
   }
   ng_kernels(q)->norm2(q, l->direction, n, l->parts, l->norm2);
   ng_queue_wait(q);
@@ -248,7 +248,7 @@ void ng_emission_list_blocks(ng_precond *p, bool unit) {
       if (!is_emitted(s)) continue;
       const double factor = unit ? 1.0 : b->segment[k].clip_factor;
       ng_direction *e = &l->direction[l->direction_count];
-      const ng_direction *end = e + list_segment(b, k, factor, b->is_delivered, e);
+      const ng_direction *end = e + list_segment(b, k, factor, is_delivered(b), e);
       for (const ng_direction *x = e; x < end; x++) {
         *e = *x;
         if (p->opt.base.clip == NG_CLIP_VALUE) e->clip_bound = (float)p->opt.base.clip_bound;

@@ -77,7 +77,7 @@ typedef struct ng_emission {
 } ng_emission;
 
 ng_status ng_emission_plan(ng_precond *p);
-/* Set b->is_delivered if some ranks cannot compute PD of the block.  If so, request the memory that stores this PD. */
+/* If some ranks cannot compute PD of the block and its family does not store PD, request memory where the engine does. */
 void ng_emission_plan_direction(ng_block *b, ng_plan *plan);
 /* Compute the sums of families with `sums`.  If a gradient without curvature is not finite, set ng_engine.refused. */
 void ng_emission_measure(ng_precond *p);
