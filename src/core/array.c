@@ -1,6 +1,6 @@
-/* array.c: check an array of the caller; join and sort its axes.
+/* array.c: make an ng_array; check an ng_array of the caller and copy it to an ng_strided; merge and sort axes.
  *
- * In: an ng_array.  Out: an ng_strided with copies of extents and strides, which may be zero or negative. */
+ * Strides may be zero or negative. */
 #include "core/core.h"
 
 #include <math.h>
@@ -32,7 +32,8 @@ ng_array ng_array_rows(void *data, int64_t rows, int64_t cols, int64_t stride, n
   return make_array(data, t, 2, (int64_t[4]){rows, cols}, (int64_t[4]){stride, 1});
 }
 
-/* Multiply as unsigned numbers: invalid sizes wrap without undefined behaviour, and ng_array_take refuses them. */
+/* Multiply as unsigned numbers, because the caller's sizes may overflow, which is undefined for signed numbers.  The
+ * product is then wrong, but ng_array_take refuses the sizes. */
 static int64_t wrap_times(int64_t a, int64_t b) { return (int64_t)((uint64_t)a * (uint64_t)b); }
 
 ng_array ng_array_nchw(void *data, int64_t n, int64_t c, int64_t h, int64_t w, ng_dtype t) {
@@ -45,12 +46,11 @@ ng_array ng_array_nhwc(void *data, int64_t n, int64_t c, int64_t h, int64_t w, n
                     (int64_t[4]){wrap_times(c, wrap_times(h, w)), 1, wrap_times(c, w), c});
 }
 
-/* The largest accepted size of an array in bytes, and the largest accepted distance in bytes of an element from
- * `data`.  Within these bounds no index overflows. */
+/* The largest number of bytes of all elements, and the largest distance of an element from `data` in bytes. */
 static const int64_t SIZE_MOST = INT64_C(1) << 60;
 
-/* Return whether an array with elements of `size` bytes is within SIZE_MOST.  The overflow flag of the processor shows
- * an overflow; a check by division would take as long as a small observation. */
+/* Return whether an array with elements of `size` bytes stays within SIZE_MOST.  The builtins read the overflow flag of
+ * the processor; divisions would take as long as the observation of a small array. */
 static bool sizes_fit(const ng_strided *s, int64_t size) {
   int64_t count = size, reach = size;
   for (int32_t i = 0; i < s->ndim; i++) {
@@ -126,8 +126,8 @@ void ng_axes_sort(ng_strided *s) {
   }
 }
 
-/* Sort the axes by stride.  If each stride exceeds the largest index that the axes with smaller strides reach, no two
- * elements share memory.  Slices and permutations of dense arrays pass. */
+/* Sufficient condition: sorted by stride, each stride exceeds the largest offset that the axes with smaller strides
+ * reach together.  Slices and permutations of dense arrays meet it. */
 bool ng_strided_distinct(const ng_strided *a) {
   ng_strided s = *a;
   int64_t below = 0;

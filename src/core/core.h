@@ -1,7 +1,7 @@
-/* core.h: services for all folders of src/.
+/* core.h: memory, errors, log, threads, texts and checked arrays, for all folders of src/.
  *
- * In:   the caller's allocator, executor and log (ng_context_config); texts, arrays and structs to check.
- * Out:  counted memory, loops over threads, error messages, the clock, text.
+ * In:   the caller's allocator, executor and log callback (ng_context_config); texts, arrays and structs to check.
+ * Out:  counted memory, parallel loops, error messages, log lines, checked copies.
  * May call: base/ only. */
 #ifndef NG_CORE_H
 #define NG_CORE_H
@@ -20,15 +20,15 @@
 #define NG_ALIGN 64
 #define NG_MESSAGE 512
 
-/* For functions that acquire resources: store the status of `call` in `st`; after an error jump to `done:`, where the
- * function releases the resources. */
+/* For functions that acquire resources: store the status of `call` in `st`; if the status is an error, jump to the
+ * label `done`, where the function releases the resources. */
 #define NG_TRY(call)                                                                               \
   do {                                                                                             \
     st = (call);                                                                                   \
     if (st < NG_OK) goto done;                                                                     \
   } while (0)
 
-/* Check an internal invariant in debug builds.  Errors of the caller return a status instead. */
+/* Check an internal invariant, in debug builds only.  An error of the caller returns a status instead. */
 #if defined(NG_DEBUG)
 #include <assert.h>
 #define NG_ASSERT(x) assert(x)
@@ -46,8 +46,8 @@ static inline bool ng_is(const char *a, const char *b) { return strcmp(a, b) == 
 static inline int64_t ng_min64(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t ng_max64(int64_t a, int64_t b) { return a > b ? a : b; }
 
-/* Sizes from the caller are not bounded.  Sums and products saturate at NG_MOST: an allocation of that size
- * fails, and sums of a few saturated sizes do not overflow. */
+/* Sizes from the caller are not bounded.  Sums and products saturate at NG_MOST: an allocation of that size fails, and
+ * sums of a few saturated sizes do not overflow. */
 #define NG_MOST (INT64_C(1) << 56)
 static inline int64_t ng_times(int64_t a, int64_t b) {
   int64_t r;
@@ -68,67 +68,71 @@ struct ng_queue;
 struct ng_comm;
 
 struct ng_context {
-  ng_context_config config; /* with the actual alloc, free, threads, log_level */
-  ng_pool *pool; /* threads of ng_parallel; NULL: the caller's executor, or one thread  */
-  struct ng_queue *queue;
-  struct ng_comm *comm;
-  struct ng_comm *model;  /* links ranks with shards of the same layers; NULL: not given */
-  struct ng_comm *stages; /* links one rank of each pipeline stage; NULL: one stage */
-  int32_t rank, ranks;    /* copies of comm->rank and comm->size */
-  const struct ng_family *family[NG_FAMILIES_MAX]; /* a search begins at the last family */
+  ng_context_config config; /* the caller's, with defaults replaced by real values */
+  ng_pool *pool;            /* threads of ng_parallel; NULL: the caller's executor, or one thread */
+  struct ng_queue *queue;   /* runs kernels and linear algebra */
+  struct ng_comm *comm;     /* transport of all ranks */
+  struct ng_comm *model;    /* transport of ng_context_config.model_group; NULL: no such group */
+  struct ng_comm *stages;   /* transport of ng_context_config.stage_group; NULL: no such group */
+  int32_t rank, ranks;      /* copies of comm->rank and comm->size */
+  const struct ng_family *family[NG_FAMILIES_MAX]; /* tried from the last to the first */
   int32_t families;
-  void (*place)(struct ng_block *b,
-                struct ng_stat *s); /* sets s->owner in tests of placements; else NULL */
-  int64_t bytes, peak, calls;       /* bytes now and at most, successful allocations: ng_alloc */
-  int64_t process;                  /* id of the process that created the context */
-  volatile unsigned char *mark; /* 1 in `process`, 0 in a forked child; NULL: compare process ids */
+  /* Tests of placements set this function, which may change s->owner; otherwise NULL. */
+  void (*place)(struct ng_block *b, struct ng_stat *s);
+  int64_t bytes, peak, calls; /* of ng_alloc: bytes now, most bytes so far, number of successes */
+  int64_t process;            /* id of the process that created the context */
+  /* *mark is 1 in this process, and 0 in a forked child.  NULL: compare process ids instead. */
+  volatile unsigned char *mark;
   size_t mark_bytes;
-  bool failed; /* error[] holds the first failure of the current call */
+  bool failed; /* the current call has failed; error[] has its first message */
   char error[NG_MESSAGE];
 };
 
-/* The default allocator; 64-byte aligned. */
+/* The default allocator of a context: memory of the C library, 64-byte aligned. */
 void *ng_plain_alloc(void *user, size_t bytes);
 void ng_plain_free(void *user, void *ptr, size_t bytes);
 
-/* Allocate 64-byte aligned memory that ng_context_allocated counts.  The memory is not zeroed.  NULL: no memory. */
+/* Allocate memory with the context's allocator and count its bytes (ng_context_allocated).  The memory is 64-byte
+ * aligned and not zeroed.  Return NULL if there is no memory. */
 void *ng_alloc(ng_context *ctx, size_t bytes);
 void ng_free(ng_context *ctx, void *ptr, size_t bytes);
 
-/* Every public function that can fail calls ng_enter first and returns its status if that is not NG_OK.
- * ng_enter clears the message, and fails in a forked child of the process that created the context.  ng_fail stores
- * the message if it is the first since ng_enter, and returns `status`.  A message names the argument and its value. */
+/* Every public function that can fail calls ng_enter first, and returns if ng_enter fails.  ng_enter clears the message
+ * of the last call; it fails in a forked child of the process that created the context.  ng_fail stores a message, if
+ * it is the first since ng_enter, and returns `status`. */
 NG_CHECKED ng_status ng_enter(ng_context *ctx);
 ng_status ng_fail(ng_context *ctx, ng_status status, const char *format, ...) NG_PRINTF(3, 4);
 
-/* Print a message into `line`; every control character becomes '?'. */
+/* Format a message into `line`, with '?' for every control character. */
 void ng_print_line(char *line, size_t size, const char *format, va_list args) NG_PRINTF(3, 0);
 
 /* ng_fail for functions without a context: write the message to `message`, which may be NULL. */
 ng_status ng_fail_to(char *message, size_t size, ng_status status, const char *format, ...)
     NG_PRINTF(4, 5);
 
-/* process.c: ng_process_same returns false in a forked child.  ng_enter and functions without a status call it. */
+/* process.c: mark the context with the process that creates it; remove the mark.  ng_process_same returns false in a
+ * forked child; ng_enter calls it, and public functions that return no status. */
 void ng_process_mark(ng_context *ctx);
 void ng_process_unmark(ng_context *ctx);
 bool ng_process_same(const ng_context *ctx);
 
-/* For structs with struct_size as first member; `ours` is the library's size of the struct.
- * ng_struct_read: check that *src has at least `least` bytes and no unknown field that is set; copy *src to *dst.
- * ng_struct_write: copy the part of *src that fits the struct_size of *dst. */
+/* Copy a public struct, whose first member is struct_size; `ours` is the size of the struct in this library.
+ * ng_struct_read: copy the caller's *src to *dst.  Fail if *src has fewer than `least` bytes, or sets a field that this
+ * library does not know.  Messages name the struct `what`.
+ * ng_struct_write: copy *src to the caller's *dst, as many bytes as the struct_size of *dst says. */
 ng_status ng_struct_read(void *dst, size_t ours, const void *src, size_t least, const char *what,
                          char *message, size_t size);
 ng_status ng_struct_write(void *dst, const void *src, size_t ours);
 
-/* Statuses of all ranks in one sum: code[8 + s] counts the ranks with status s, s from -8 to 7. */
+/* Ranks exchange their statuses in one sum of doubles.  ng_codes_write: set code[] to this rank's summand.  Summed over
+ * ranks, code[8 + s] is the number of ranks with status s, for s from -8 to 7; ng_codes_count returns this number.
+ * ng_codes_worst: return the most negative status of any rank; without an error, the largest status. */
 enum { NG_CODES = 16 };
 void ng_codes_write(double code[NG_CODES], ng_status st);
-int ng_codes_count(const double code[NG_CODES],
-                   ng_status st); /* the number of ranks with status `st` */
-/* Return the most negative status of any rank.  Without an error return the largest status above NG_OK, or NG_OK. */
+int ng_codes_count(const double code[NG_CODES], ng_status st);
 ng_status ng_codes_worst(const double code[NG_CODES]);
 
-/* Pass a line to the log callback, if log_level includes `level`.  Form: "step: n = 12 clip = 0.031". */
+/* Format a line like "step: n = 12 clip = 0.031" and call the log callback, if log_level includes `level`. */
 void ng_log(ng_context *ctx, ng_log_level level, const char *format, ...) NG_PRINTF(3, 4);
 
 /* Call task(arg, i) for each i in [0, n) on the context's threads, and return when all tasks have returned.  In
@@ -136,22 +140,21 @@ void ng_log(ng_context *ctx, ng_log_level level, const char *format, ...) NG_PRI
 void ng_parallel(ng_context *ctx, int32_t n, void (*task)(void *arg, int32_t i), void *arg);
 int32_t ng_threads_of(const ng_context *ctx); /* number of threads of ng_parallel */
 
-/* ng_pieces: return the number of pieces of a loop over `floats` numbers.  ng_piece_bounds: set [*from, *to) to the indices
- * of piece i when [0, n) is cut into `pieces`. */
-int32_t ng_pieces(const ng_context *ctx, int64_t floats);
+/* Divide [0, n) into `pieces` ranges of almost equal length, and set [*from, *to) to range i. */
 void ng_piece_bounds(int64_t n, int32_t pieces, int32_t i, int64_t *from, int64_t *to);
 static inline int64_t ng_round16(int64_t floats) { return (floats + 15) / 16 * 16; }
 
 /* ---- text.c: words in messages ---------------------------------------------------------------*/
 
-/* Return the name nearest to `word` (base/words.h), or NULL.  at(i) returns name i. */
+/* Return the one of n names that is nearest to the misspelt `word`, or NULL if none is near.  at(i) returns name i. */
 const char *ng_nearest(const char *word, const char *(*at)(int32_t i), int32_t n);
 
-/* Append `more` or `count` to `name`, truncated to `size` bytes.  Faster than snprintf, for models with many names. */
+/* Append a text or a number >= 0 to `name`, truncated to `size` bytes.  Faster than snprintf, for models with many
+ * names. */
 void ng_name_append(char *name, size_t size, const char *more);
-void ng_name_append_number(char *name, size_t size, int64_t count); /* not negative */
-bool ng_same_word(const char *a, const char *b); /* compare ASCII texts without case */
-/* Return a copy of `text` for a message; a long text is cut and ends with "...". */
+void ng_name_append_number(char *name, size_t size, int64_t count);
+bool ng_same_word(const char *a, const char *b); /* compare two ASCII texts, ignoring case */
+/* Return a copy of `text` for a message; a text of more than 60 bytes is truncated and ends with "...". */
 typedef struct ng_quoted {
   char text[64];
 } ng_quoted;
@@ -159,7 +162,8 @@ ng_quoted ng_quote(const char *text);
 
 /* Return whether `word` is one of the words of a list "a|b|c". */
 bool ng_in_list(const char *list, const char *word);
-/* Return "; did you mean 'NAME'?", NAME being `nearest` or the word of `list` nearest to `word`; "" without a NAME. */
+/* Return the end of a message, "; did you mean 'NAME'?".  ng_hint_of: NAME is `nearest`; if NULL, return "".
+ * ng_hint_list: NAME is the word of the list "a|b|c" that is nearest to `word`; if none is near, return "". */
 typedef struct ng_hint {
   char text[80];
 } ng_hint;
@@ -168,7 +172,7 @@ ng_hint ng_hint_list(const char *word, const char *list);
 
 /* ---- array.c: arrays with strides ------------------------------------------------------------*/
 
-/* An array that ng_array_take has checked, with copies of its extents and strides (in elements). */
+/* A checked array of the caller, with copies of its extents and strides (in elements). */
 typedef struct ng_strided {
   void *data;
   ng_dtype dtype;
@@ -176,17 +180,19 @@ typedef struct ng_strided {
   int64_t shape[NG_DIMS], stride[NG_DIMS];
 } ng_strided;
 
-/* Check *a and copy its fields to *out; return NULL or an error text.  No index into an accepted array overflows. */
+/* Check *a and copy its fields to *out.  Return NULL, or the text of an error.  For an accepted array the offset of
+ * every element in bytes fits an int64_t. */
 const char *ng_array_take(const ng_array *a, ng_strided *out);
-/* Return whether the strides prove that no two elements share memory.  Arrays that the library writes must pass. */
+/* Return whether the strides prove that no two elements share memory, as an array must that the library writes. */
 bool ng_strided_distinct(const ng_strided *s);
-/* Sort axes by stride, the largest first. */
+/* Sort the axes by stride, the largest stride first. */
 void ng_axes_sort(ng_strided *s);
-/* Drop axes of extent 1, merge each axis with the previous axis if they are contiguous; return the number of axes. */
+/* Drop axes of extent 1.  Merge two successive axes if one loop can replace both, that is, if the stride of the outer
+ * axis is the extent times the stride of the inner axis.  Return the number of axes that remain. */
 int32_t ng_axes_join(int32_t n, int64_t *extent, int64_t *step);
 
 typedef struct ng_shape_text {
-  char text[160]; /* "[4, 3, 8, 8]", for messages */
+  char text[160]; /* "[4, 3, 8, 8]" */
 } ng_shape_text;
 ng_shape_text ng_strided_shape(const ng_strided *s);
 

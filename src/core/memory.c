@@ -1,16 +1,15 @@
 /* memory.c: the allocator, the log and the loops of a context.
  *
- * In: the caller's callbacks (api/context.c sets defaults).  Out: counted memory, log lines, parallel loops.
- * All memory of a context comes from ng_alloc, so ng_context_allocated is complete.  The memory of ng_options and of
- * thread transports (ng_threads) belongs to no context and is not counted. */
+ * All memory of a context comes from ng_alloc, so ng_context_allocated counts all of its bytes.  Objects of type
+ * ng_options and ng_threads belong to no context, so their memory is not counted. */
 #include "core/core.h"
 
 #include "pages.h"
 
 #include <stdlib.h>
 
-/* Kernels and tiles require alignment to cache lines (NG_ALIGN).  Large allocations use large pages: with small pages,
- * a loop down a column of a window would miss the TLB at each row. */
+/* Kernels require alignment to cache lines (NG_ALIGN).  Large allocations use large pages, because a loop down a column
+ * of a large matrix reads another small page for each row, and would miss the TLB (address cache) each time. */
 void *ng_plain_alloc(void *user, size_t bytes) {
   (void)user;
   return ng_pages_take(bytes, NG_ALIGN);
@@ -22,8 +21,8 @@ void ng_plain_free(void *user, void *ptr, size_t bytes) {
   free(ptr);
 }
 
-/* Return NULL for 0 bytes, because such a size is the result of an overflow in the caller.  Of the tasks of an
- * ng_parallel at most one may call ng_alloc: its counters are not atomic. */
+/* Return NULL for 0 bytes, because a caller has 0 bytes only after an overflow.  The counters are not atomic, so in one
+ * ng_parallel at most one task may call ng_alloc. */
 void *ng_alloc(ng_context *ctx, size_t bytes) {
   if (bytes == 0 || bytes > (size_t)INT64_MAX / 2) return NULL;
   void *p = ctx->config.alloc(ctx->config.alloc_user, bytes);
@@ -43,7 +42,7 @@ void ng_free(ng_context *ctx, void *ptr, size_t bytes) {
 
 /* ---- log, loops -----------------------------------------------------------------------------*/
 
-/* Lines begin with the rank if there are several ranks, because ranks may share a terminal. */
+/* With several ranks each line begins with the rank, because ranks may share a terminal. */
 void ng_log(ng_context *ctx, ng_log_level level, const char *format, ...) {
   if (ctx->config.log == NULL || level > ctx->config.log_level) return;
   char line[NG_MESSAGE + 64];
@@ -56,7 +55,7 @@ void ng_log(ng_context *ctx, ng_log_level level, const char *format, ...) {
   ctx->config.log(ctx->config.log_user, level, line);
 }
 
-/* A task must not call ng_parallel, because the pool does not nest. */
+/* A task must not call ng_parallel: ng_pool_run does not support nested calls. */
 void ng_parallel(ng_context *ctx, int32_t n, void (*task)(void *arg, int32_t i), void *arg) {
   if (ctx->config.parallel_for != NULL) {
     ctx->config.parallel_for(ctx->config.executor_user, n, task, arg);
@@ -71,12 +70,6 @@ void ng_parallel(ng_context *ctx, int32_t n, void (*task)(void *arg, int32_t i),
 
 int32_t ng_threads_of(const ng_context *ctx) { return ctx->config.threads; }
 
-int32_t ng_pieces(const ng_context *ctx, int64_t floats) {
-  /* Waking the threads takes about 10 us, as long as one thread needs to copy 32768 floats. */
-  return floats < 32768 ? 1 : ng_threads_of(ctx);
-}
-
-/* The sizes of the pieces differ by at most one, and the bounds depend on n and `pieces` only. */
 void ng_piece_bounds(int64_t n, int32_t pieces, int32_t i, int64_t *from, int64_t *to) {
   *from = n * i / pieces;
   *to = n * (i + 1) / pieces;

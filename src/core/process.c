@@ -1,14 +1,10 @@
-/* process.c: detect a forked child.
- *
- * In: a context, at its creation and at each call.  Out: whether this process has created the context.
+/* process.c: detect whether this process is a forked child of the process that created a context.
  *
  * A forked child inherits the context, but not the threads of its pool.  In the child, ng_parallel would wait for
- * missing threads, and a collective would use the connections of the parent.  So calls fail in the child, which must
- * create its own context.
+ * missing threads, and a collective would use the connections of the parent.  So calls fail in the child.
  *
- * Every public call makes this check, so the check must not be a system call.  Each context has a page that the kernel
- * clears in a child (MADV_WIPEONFORK, Linux 4.14).  Without such a page, ng_process_same compares process ids.  The
- * file has no handlers (pthread_atfork) and no globals. */
+ * Every public call makes this check, so it must be faster than a system call.  Each context has a page of memory that
+ * Linux (4.14 or later) fills with zeros in a child (MADV_WIPEONFORK).  Without it, process ids are compared. */
 #include "core/core.h"
 
 #include <sys/mman.h>
@@ -33,7 +29,7 @@ void ng_process_mark(ng_context *ctx) {
 #endif
 }
 
-/* A forked child calls this function, too, because its copy of the page must be unmapped. */
+/* A forked child also calls this function: it has a page of its own at the same address. */
 void ng_process_unmark(ng_context *ctx) {
   if (ctx->mark != NULL) (void)munmap((void *)(uintptr_t)ctx->mark, ctx->mark_bytes);
   ctx->mark = NULL;

@@ -1,9 +1,7 @@
-/* status.c: names of statuses and dtypes; error messages; structs with a size; the joint status of many ranks.
+/* status.c: names of statuses and dtypes; error messages; copies of public structs; the joint status of many ranks.
  *
- * The context stores the first message of a call, because later failures are consequences of the first.
- * Functions without a context write their message to the caller's buffer.
- *
- * In: a status, a format.  Out: the same status, so that code reports a failure with `return ng_fail(...)`. */
+ * The context stores only the first message of a call, because later failures are consequences of the first.  The
+ * functions return the status they get, so that code reports a failure with `return ng_fail(...)`. */
 #include "core/core.h"
 
 const char *ng_status_name(ng_status s) {
@@ -42,7 +40,7 @@ static bool is_dtype(ng_dtype t) {
 int64_t ng_dtype_size(ng_dtype t) { return is_dtype(t) ? dtypes[t].size : 0; }
 const char *ng_dtype_name(ng_dtype t) { return is_dtype(t) ? dtypes[t].name : "?"; }
 
-/* Only public functions may call ng_enter: a call from inside the library would clear the message. */
+/* Only public functions call ng_enter: a call from inside the library could clear the message of a failure. */
 ng_status ng_enter(ng_context *ctx) {
   ctx->failed = false;
   ctx->error[0] = 0;
@@ -52,7 +50,7 @@ ng_status ng_enter(ng_context *ctx) {
                  (long long)ctx->process);
 }
 
-/* A message may quote any text of the caller; without control characters the message is a single line. */
+/* A message may quote any text of the caller.  Without control characters it is one line, as callers expect. */
 void ng_print_line(char *line, size_t size, const char *format, va_list args) {
   (void)vsnprintf(line, size, format, args);
   for (char *c = line; *c != 0; c++) {
@@ -74,7 +72,7 @@ ng_status ng_fail(ng_context *ctx, ng_status status, const char *format, ...) {
   return status;
 }
 
-/* Unlike ng_fail, overwrite an earlier message. */
+/* Unlike ng_fail, this function overwrites an earlier message. */
 ng_status ng_fail_to(char *message, size_t size, ng_status status, const char *format, ...) {
   if (message != NULL && size > 0) {
     va_list args;
@@ -85,14 +83,14 @@ ng_status ng_fail_to(char *message, size_t size, ng_status status, const char *f
   return status;
 }
 
-/* The result is never NULL, so that callers may print the result without a check. */
+/* Never return NULL, so that callers can print the result without a check. */
 const char *ng_last_error(const ng_context *ctx) { return ctx == NULL ? "" : ctx->error; }
 
-/* A bound above the size of every public struct.  An uninitialised struct_size usually exceeds this bound. */
+/* No public struct is larger than this bound, but an uninitialised struct_size usually is. */
 enum { NG_STRUCT_MOST = 4096 };
 
-/* A struct of an older header is smaller than `ours`: fields beyond its end keep their values in *dst.  A struct of a
- * newer header is larger, and is accepted only if its bytes from `ours` on are zero. */
+/* A caller with an older header has a smaller struct: the fields it lacks keep the defaults that *dst has.  A caller
+ * with a newer header has a larger struct, which is accepted if all bytes after the first `ours` are 0. */
 ng_status ng_struct_read(void *dst, size_t ours, const void *src, size_t least, const char *what,
                          char *message, size_t size) {
   size_t given;
@@ -115,7 +113,7 @@ ng_status ng_struct_read(void *dst, size_t ours, const void *src, size_t least, 
   return NG_OK;
 }
 
-/* Fields of the caller's struct that are unknown to the library become 0. */
+/* If the caller's struct is larger, because its header is newer, the additional fields become 0. */
 ng_status ng_struct_write(void *dst, const void *src, size_t ours) {
   size_t given;
   memcpy(&given, dst, sizeof given);
@@ -130,14 +128,12 @@ ng_status ng_struct_write(void *dst, const void *src, size_t ours) {
 
 enum { CODE_ZERO = 8 }; /* index of NG_OK: statuses are -8 to 7 */
 
-/* A reduction of doubles can only add.  Each rank sets the entry of its status to 1, so the sum over ranks counts the
- * ranks of each status. */
+/* All-reduce only adds, so each rank contributes a 1 at the index of its status. */
 void ng_codes_write(double code[NG_CODES], ng_status st) {
   memset(code, 0, NG_CODES * sizeof *code);
   code[CODE_ZERO + (int)st] = 1.0;
 }
 
-/* The cast is exact, because code[] has sums of ones. */
 int ng_codes_count(const double code[NG_CODES], ng_status st) {
   return (int)code[CODE_ZERO + (int)st];
 }

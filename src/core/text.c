@@ -1,31 +1,28 @@
-/* text.c: words in messages: suggest a name for a misspelt word, and quote text from the caller.
+/* text.c: texts in messages: suggest a name for a misspelt word, quote text of the caller, append to names.
  *
- * In: a word and the valid names.  Out: the nearest name, if at most 1 + n/4 of its n letters are inserted, missing,
- * changed or swapped (base/words.h).
- *
- * The search for the nearest name ignores case, takes '-' as '_', and does not depend on the locale. */
+ * A name of n letters is suggested if at most 1 + n/4 letters must be inserted, deleted, changed or swapped
+ * (base/words.h).  The search ignores case, treats '-' and '_' as equal, and does not depend on the locale. */
 #include "core/core.h"
 #include "words.h"
 
-/* Longer than every name of the library, so as a distance WORD_MAX means that two names differ too much. */
+/* No name of the library has so many letters.  As a distance, WORD_MAX means that two names differ too much. */
 #define WORD_MAX 40
 
-/* Return `c` in lower case, or '_' for '-'.  Names of the library are ASCII. */
-static char folded(char c) {
-  if (c == '-') return '_';
-  return c >= 'A' && c <= 'Z' ? (char)(c - 'A' + 'a') : c;
-}
+/* Names of the library are ASCII; tolower would depend on the locale. */
+static char lower_case(char c) { return c >= 'A' && c <= 'Z' ? (char)(c - 'A' + 'a') : c; }
 
-/* Return the edit distance between `word` and the n letters of `name`, or WORD_MAX if the two differ too much.  If
- * `word` is a prefix of `name` with at least three letters, the distance is 1. */
+static char normal_letter(char c) { return c == '-' ? '_' : lower_case(c); }
+
+/* Return the edit distance between `word` and the n letters of `name`, or WORD_MAX if they differ too much.  A prefix
+ * of `name` with at least three letters has distance 1: it is probably an abbreviation. */
 static int32_t name_distance(const char *word, const char *name, size_t n) {
   const size_t typed = strlen(word);
   size_t same = 0;
-  while (same < typed && same < n && folded(word[same]) == folded(name[same])) {
+  while (same < typed && same < n && normal_letter(word[same]) == normal_letter(name[same])) {
     same++;
   }
   if (typed >= 3 && same == typed) return typed == n ? 0 : 1;
-  const int32_t d = ng_word_distance(word, typed, name, n, folded);
+  const int32_t d = ng_word_distance(word, typed, name, n, normal_letter);
   return d <= 1 + (int32_t)(n / 4) ? d : WORD_MAX;
 }
 
@@ -45,10 +42,10 @@ const char *ng_nearest(const char *word, const char *(*at)(int32_t i), int32_t n
 
 /* ---- "a|b|c" ---------------------------------------------------------------------------------*/
 
-/* Return the length of the first word of `list`; 0: the end of the list, because no word is empty. */
+/* Return the length of the first word of `list`.  No word is empty, so 0 means that the list is empty. */
 static size_t word_length(const char *list) { return strcspn(list, "|"); }
 
-/* Return the list behind its first word, which has n letters. */
+/* Return the rest of the list after its first word, which has n letters. */
 static const char *next_word(const char *list, size_t n) {
   return list[n] == '|' ? list + n + 1 : list + n;
 }
@@ -67,7 +64,7 @@ ng_hint ng_hint_of(const char *nearest) {
   return h;
 }
 
-/* The hint is returned by value, so that a message may contain several hints. */
+/* Hints are structs, not texts in a static buffer, so that a message may contain several. */
 ng_hint ng_hint_list(const char *word, const char *list) {
   char best[WORD_MAX + 1] = "";
   int32_t least = WORD_MAX;
@@ -83,8 +80,6 @@ ng_hint ng_hint_list(const char *word, const char *list) {
 }
 
 /* ---- words -----------------------------------------------------------------------------------*/
-
-static char lower_case(char c) { return c >= 'A' && c <= 'Z' ? (char)(c - 'A' + 'a') : c; }
 
 bool ng_same_word(const char *a, const char *b) {
   while (*a != 0 && lower_case(*a) == lower_case(*b)) {

@@ -1,5 +1,5 @@
-/* environment.c: the list of known NG_... variables, and a warning for each unknown NG_... variable.  Without the
- * warning, a misspelt NG_DAMPNG would have no effect. */
+/* environment.c: list the known variables NG_..., and log a warning for each unknown one, such as a misspelt NG_DAMPNG,
+ * which would otherwise silently have no effect. */
 #include "option/option.h"
 
 #include <stdlib.h>
@@ -8,7 +8,7 @@
 #define PREFIX "NG_"
 #define OF_TESTS "NG_TEST_"
 
-/* Variables that are not options; names in lower case without the prefix, as names of options. */
+/* Variables that are not options.  Names are in lower case and without the prefix, like names of options. */
 static const struct {
   const char *name, *meaning;
 } fixed[] = {
@@ -32,7 +32,7 @@ void ng_variable_name(const char *name, char *out, size_t size) {
 
 /* ---- the list --------------------------------------------------------------------------------*/
 
-/* The last index, NAMED, describes all variables of the tests at once. */
+/* The last index, NAMED, stands for all variables of the tests. */
 ng_status ng_variable_at(int32_t i, ng_variable_info *out) {
   if (out == NULL || i < 0 || i > NAMED) return NG_ERR_ARG;
   ng_variable_info v = {.struct_size = sizeof v};
@@ -59,7 +59,7 @@ static bool is_known_variable(const char *variable) {
   return false;
 }
 
-/* Log the name of a variable only, because its value may be a secret of another program. */
+/* The message does not have the value of the variable, which may be a secret of another program. */
 void ng_environment_check(ng_context *ctx) {
   for (char *const *at = environ; at != NULL && *at != NULL; at++) {
     char variable[64], near[64] = "";

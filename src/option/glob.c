@@ -1,33 +1,34 @@
-/* glob.c: lists of globs over the names and kinds of layers.
+/* glob.c: lists of globs, which match the names and kinds of layers.
  *
  *   list = glob { "," glob }           blanks around a glob are ignored
  *   glob = { "*" | "?" | set | "\" byte | byte }
  *   set  = "[" [ "!" | "^" ] member { member } "]"     member: a byte, or a range a-z
  *
  * "*" matches any text, "?" one byte.  A glob must match the whole name, or the whole kind ("linear", "Linear",
- * "conv2d", ...).  fnmatch(3) is not used: its result depends on the locale, but all ranks need the same result. */
+ * "conv2d", ...).  fnmatch(3) depends on the locale, but all ranks must have the same result. */
 #include "option/option.h"
 
 /* ---- one glob --------------------------------------------------------------------------------*/
 
-/* Return the byte at *at, or the byte that a backslash at *at makes literal; move *at behind it. */
-static unsigned char take_byte(const char **at) {
+/* Return the byte at *at, or if that is a backslash, the byte after it.  Advance *at to the next byte. */
+static unsigned char read_byte(const char **at) {
   if (**at == '\\' && (*at)[1] != 0) ++*at;
   return (unsigned char)*(*at)++;
 }
 
-/* Set *hit to whether the set at `at` contains `c`; return the position behind the set; NULL: no closing bracket. */
+/* Set *hit to whether the set at `at` contains `c`.  Return the position after the set; NULL if it has no closing
+ * bracket. */
 static const char *match_set(const char *at, unsigned char c, bool *hit) {
   const bool inverted = at[1] == '!' || at[1] == '^';
   bool found = false;
   at += inverted ? 2 : 1;
   const char *first = at;
   while (*at != 0 && (*at != ']' || at == first)) {
-    const unsigned char low = take_byte(&at);
+    const unsigned char low = read_byte(&at);
     unsigned char high = low;
     if (*at == '-' && at[1] != ']' && at[1] != 0) {
       at++;
-      high = take_byte(&at);
+      high = read_byte(&at);
     }
     found = found || (low <= c && c <= high);
   }
@@ -35,17 +36,17 @@ static const char *match_set(const char *at, unsigned char c, bool *hit) {
   return *at == ']' ? at + 1 : NULL;
 }
 
-/* Set *hit to whether the element at `at` (?, a set, or a byte) matches `c`; return the position behind the element. */
+/* Set *hit to whether the element at `at` ("?", a set or a byte) matches `c`.  Return the position after it. */
 static const char *match_one(const char *at, unsigned char c, bool *hit) {
   *hit = true;
   if (*at == '?') return at + 1;
   if (*at == '[') return match_set(at, c, hit);
-  *hit = take_byte(&at) == c;
+  *hit = read_byte(&at) == c;
   return at;
 }
 
-/* After a mismatch, the last "*" takes one more byte, so the time is at most proportional to the product of the lengths
- * of glob and text. */
+/* After a mismatch, extend the match of the last "*" by one byte and try again.  The time is at most proportional to
+ * the length of the glob times the length of the text. */
 bool ng_glob_matches(const ng_glob *g, const char *text) {
   const char *at = g->from, *star = NULL, *again = text;
   while (*text != 0) {
@@ -72,8 +73,8 @@ bool ng_glob_matches(const ng_glob *g, const char *text) {
   return at == g->to;
 }
 
-/* Return whether `g` begins with "linear/" and matches "linear/N" for a linear layer with N outputs.  Other globs are
- * not compared with "linear/N", so that "*1" matches names only. */
+/* Return whether `g` begins with "linear/" and matches "linear/N", where l is a linear layer with N outputs.  Other
+ * globs, such as "*1", are not compared with "linear/N". */
 static bool fits_outputs(const ng_glob *g, const ng_layer *l) {
   char text[32];
   if (l->kind != NG_LINEAR || strncmp(g->from, "linear/", 7) != 0) return false;
@@ -81,7 +82,7 @@ static bool fits_outputs(const ng_glob *g, const ng_layer *l) {
   return ng_glob_matches(g, text);
 }
 
-/* A kind has two spellings: as in the options and as in PyTorch.  A tensor has l->kind = 0, so only its name counts. */
+/* A kind has two spellings: this library's and PyTorch's.  For a tensor l->kind is 0, so only its name can match. */
 bool ng_glob_fits(const ng_glob *g, const ng_layer *l) {
   static const char *const kind[][2] = {[NG_LINEAR] = {"linear", "Linear"},
                                         [NG_CONV2D] = {"conv2d", "Conv2d"},
@@ -94,7 +95,8 @@ bool ng_glob_fits(const ng_glob *g, const ng_layer *l) {
 
 /* ---- lists -----------------------------------------------------------------------------------*/
 
-/* Return the position behind the element at `at`; NULL: a set without closing bracket, or a backslash at the end. */
+/* Return the position after the element at `at`; NULL if it is a set without closing bracket, or a backslash at the end
+ * of the list. */
 static const char *skip_element(const char *at) {
   bool hit;
   if (*at == '[') return match_set(at, 0, &hit);
@@ -131,9 +133,10 @@ bool ng_globs_fit(const char *list, const ng_layer *l) {
 
 /* ---- regular expressions ---------------------------------------------------------------------*/
 
+/* The globs that ng_globs_of_search writes. */
 typedef struct writer {
   char *text;
-  size_t size, n;
+  size_t size, n; /* capacity; length so far, which may exceed the capacity */
 } writer;
 
 static void write_bytes(writer *w, const char *text, size_t length) {
@@ -142,14 +145,15 @@ static void write_bytes(writer *w, const char *text, size_t length) {
   }
 }
 
+/* Write "*", except after an unescaped "*". */
 static void put_star(writer *w) {
   const bool twice = w->n > 0 && w->n < w->size && w->text[w->n - 1] == '*';
   const bool escaped = twice && w->n > 1 && w->text[w->n - 2] == '\\';
   if (!twice || escaped) write_bytes(w, "*", 1);
 }
 
-/* Write the atom at `s` of a regular expression as an element of a glob and return the position behind the atom; NULL:
- * no element has the same meaning. */
+/* Translate the atom at `s` of a regular expression (a byte, an escape, a set, "." or ".*") to an element of a glob.
+ * Return the position after the atom; NULL if no element has the same meaning. */
 static const char *put_atom(writer *w, const char *s) {
   const char *behind = *s == '[' && s[1] != '[' ? skip_element(s) : s + 1;
   if (s[0] == '.' && s[1] == '*') {
@@ -171,7 +175,7 @@ static const char *put_atom(writer *w, const char *s) {
   return strchr("*+?{", *behind) != NULL && *behind != 0 ? NULL : behind;
 }
 
-/* "^fc|conv" becomes "fc*,*conv*": an expression without anchors matches anywhere in a name. */
+/* "^fc|conv" becomes "fc*,*conv*", because a search finds an expression without anchors anywhere in a name. */
 bool ng_globs_of_search(const char *expression, char *out, size_t size) {
   writer w = {.text = out, .size = size};
   const char *s = expression;
@@ -179,7 +183,7 @@ bool ng_globs_of_search(const char *expression, char *out, size_t size) {
     const bool start = *s == '^';
     if (start) s++;
     if (!start) put_star(&w);
-    if (start && *s == '$') return false; /* the empty name */
+    if (start && *s == '$') return false; /* matches only the empty name */
     while (*s != 0 && *s != '|' && !(*s == '$' && (s[1] == 0 || s[1] == '|'))) {
       s = put_atom(&w, s);
       if (s == NULL) return false;
@@ -197,7 +201,7 @@ bool ng_globs_of_search(const char *expression, char *out, size_t size) {
   return w.n < size;
 }
 
-/* Return whether the glob has, outside sets and not escaped, a byte or "[[:" that only regular expressions have. */
+/* Return whether the glob has a byte of ^$|(), outside sets and not escaped, or "[[:": it is a regular expression. */
 static bool is_expression(const ng_glob *g) {
   for (const char *s = g->from; s < g->to; s = skip_element(s)) {
     if (strchr("^$|()", *s) != NULL || (s[0] == '[' && s[1] == '[' && s[2] == ':')) return true;

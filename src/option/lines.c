@@ -1,21 +1,21 @@
-/* lines.c: parse the option per_layer: lines of options for the layers that match globs.
+/* lines.c: parse the option per_layer, which gives lines of options to the layers that fit globs.
  *
  *   text  = entry { ";" entry }
- *   entry = GLOBS ": " LINE        GLOBS: as in glob.c, without ';' and ": "; LINE: as in line.c
+ *   entry = GLOBS ": " LINE        GLOBS: a list as in glob.c, without ';' and ": "; LINE: as in line.c
  *
- * A layer gets the line of the first entry that matches.  An entry that matches no layer is an error. */
+ * A layer gets the line of the first entry whose globs fit the layer. */
 #include "option/option.h"
 
 typedef struct entry {
-  bool used;
-  char *globs, *line; /* point into ng_lines.text; each text ends with a 0 */
+  bool used;          /* ng_lines_find has returned the line */
+  char *globs, *line; /* in ng_lines.text */
 } entry;
 
 struct ng_lines {
   entry *list;
-  char *text; /* copy of the option; a 0 ends each part */
-  int32_t count;
-  size_t bytes;
+  char *text;    /* copy of the option, in which a 0 follows all globs and lines */
+  int32_t count; /* number of entries */
+  size_t bytes;  /* of the object with its entries and text */
 };
 
 void ng_lines_close(ng_lines **lines) {
@@ -25,7 +25,7 @@ void ng_lines_close(ng_lines **lines) {
   *lines = NULL;
 }
 
-/* Allocate the object, its entries and a copy of the text as one block of memory. */
+/* Allocate the object, its entries and a copy of the text in one allocation. */
 static ng_lines *copy_lines(const char *text) {
   const size_t length = strlen(text) + 1;
   int32_t count = 1;
@@ -44,8 +44,8 @@ static ng_lines *copy_lines(const char *text) {
   return l;
 }
 
-/* Return the colon between globs and line; NULL: there is none.  A blank must follow this colon, because names of
- * layers may contain colons. */
+/* Return the colon between globs and line; NULL if there is none.  A blank must follow it, because names of layers may
+ * contain colons. */
 static char *colon_of(char *at) {
   while (*at != 0 && !(*at == ':' && ng_is_blank(at[1]))) {
     at++;
@@ -104,7 +104,7 @@ const char *ng_lines_find_unused(const ng_lines *l) {
   return NULL;
 }
 
-ng_status ng_lines_each(const ng_options *o, ng_lines_check judge, char *message, size_t size) {
+ng_status ng_lines_each(const ng_options *o, ng_lines_check check, char *message, size_t size) {
   char why[NG_MESSAGE] = "";
   ng_lines *l;
   ng_status st = ng_lines_open(o->per_layer, &l, message, size);
@@ -112,7 +112,7 @@ ng_status ng_lines_each(const ng_options *o, ng_lines_check judge, char *message
   for (int32_t i = 0; l != NULL && i < l->count && st == NG_OK; i++) {
     ng_options own = *o;
     st = ng_options_override(&own, l->list[i].line, why, sizeof why);
-    if (st == NG_OK && judge != NULL) st = judge(&own, why, sizeof why);
+    if (st == NG_OK && check != NULL) st = check(&own, why, sizeof why);
     if (st != NG_OK) {
       st = ng_fail_to(message, size, st, "per_layer: '%s': %s", ng_quote(l->list[i].globs).text,
                       why);
@@ -122,7 +122,7 @@ ng_status ng_lines_each(const ng_options *o, ng_lines_check judge, char *message
   return st;
 }
 
-/* Check the form and the globs only; ng_options_check checks the lines with the model's options, when all are set. */
+/* Check the form of the text and the globs.  ng_options_check checks the lines, when the model's options are set. */
 ng_status ng_lines_check_text(const char *text, char *message, size_t size) {
   ng_lines *l;
   const ng_status st = ng_lines_open(text, &l, message, size);

@@ -1,19 +1,16 @@
-/* methods.c: the table of methods: for each a family and the option values that differ from the defaults.
- *
- * To add a method, add a list of values, a row of `method`, a list of published names in published.c if there is a
- * published program, and rows of `variant` for its variants. */
+/* methods.c: the table of methods (a family, and the option values that differ from the defaults), and the table of
+ * published programs and their variants.  CONTRIBUTING.md, recipe 2, tells how to add a method. */
 #include "option/option.h"
 
 /* ---- rows of values --------------------------------------------------------------------------*/
 
-/* `to`: a number, an enum value, or a flag as 0 or 1. */
-#define SET(name, to)                                                                              \
-  { NG_OPTION_##name, to }
+/* `value`: a number, an enum value, or a flag as 0 or 1. */
+#define SET(name, value)                                                                           \
+  { NG_OPTION_##name, value }
 
-/* A method with the defaults, or a variant with the values of its method. */
 static const ng_option_setting nothing[] = {NG_VALUES_END};
 
-/* In the lists below, norm_block = none if the published program does not precondition norm layers. */
+/* Most published programs do not precondition norm layers: norm_block = none. */
 
 /* KAISA: gpauloski/kfac-pytorch 0.4.2. */
 static const ng_option_setting kaisa_values[] = {SET(solver, NG_SOLVER_EIGEN_PREDIV),
@@ -25,11 +22,12 @@ static const ng_option_setting kaisa_values[] = {SET(solver, NG_SOLVER_EIGEN_PRE
                                                  SET(norm_block, NG_NORM_NONE),
                                                  SET(placement, NG_PLACEMENT_KAISA),
                                                  NG_VALUES_END};
-/* The published program adds the whole damping to a copy of each factor. */
+/* This variant adds the whole damping to a copy of each factor. */
 const ng_option_setting ng_kaisa_inverse[] = {SET(solver, NG_SOLVER_CHOLESKY),
                                               SET(damping_split, NG_SPLIT_FULL), NG_VALUES_END};
 
-/* MPD-KFAC and DP-KFAC: lzhangbv/kfac_pytorch.  Its factor_decay, 0.95, is the weight of the NEW sample. */
+/* MPD-KFAC and DP-KFAC: lzhangbv/kfac_pytorch.  Its factor_decay, 0.95, is the weight of the new sample, so the old
+ * average has stat_decay = 0.05. */
 #define MPD_VALUES                                                                                 \
   SET(solver, NG_SOLVER_EIGEN), SET(eigen_floor, 1e-10), SET(damping, 0.001),                      \
       SET(damping_split, NG_SPLIT_JOINT), SET(stat_decay, 0.05),                                   \
@@ -52,56 +50,38 @@ static const ng_option_setting lz_inverse[] = {SET(solver, NG_SOLVER_CHOLESKY),
                                                SET(placement, NG_PLACEMENT_ROUND_ROBIN),
                                                NG_VALUES_END};
 /* Eva and FusedEva: lzhangbv/eva, ffhh927/fused_eva.  They average the first 16 samples of each rank and update the
- * running average at each call; factor_decay, 0.95, is again the weight of the NEW sample. */
+ * running average at each call of a layer; factor_decay is again the weight of the new sample. */
 #define EVA_VALUES                                                                                 \
   SET(damping, 0.03), SET(stat_decay, 0.05), SET(stat_scale, NG_SCALE_EVA), SET(stat_batch, 16),   \
       SET(calls, NG_CALLS_EMA), SET(norm_block, NG_NORM_NONE)
 static const ng_option_setting eva_values[] = {EVA_VALUES, NG_VALUES_END};
 static const ng_option_setting eva_f_values[] = {EVA_VALUES, SET(sides, NG_SIDES_INPUT),
                                                  NG_VALUES_END};
-/* The K-FAC of lzhangbv/eva.  It averages positions first; every rank solves all factors and adds the damping. */
-static const ng_option_setting eva_kfac_values[] = {SET(damping, 0.03),
-                                                    SET(stat_decay, 0.05),
-                                                    SET(stat_scale, NG_SCALE_KAISA),
-                                                    SET(positions, NG_POSITIONS_REDUCE),
-                                                    SET(stat_batch, 16),
-                                                    SET(calls, NG_CALLS_EMA),
+/* The K-FAC of lzhangbv/eva averages positions first; every rank solves all factors and adds the damping.  SAM of the
+ * same program multiplies by the undamped factors of this K-FAC. */
+#define EVA_FACTORS                                                                                \
+  SET(stat_decay, 0.05), SET(stat_scale, NG_SCALE_KAISA), SET(positions, NG_POSITIONS_REDUCE),     \
+      SET(stat_batch, 16), SET(calls, NG_CALLS_EMA), SET(solve_period, 1)
+#define NO_CLIP_NO_NORMS SET(clip, NG_CLIP_NONE), SET(norm_block, NG_NORM_NONE)
+static const ng_option_setting eva_kfac_values[] = {EVA_FACTORS, SET(damping, 0.03),
                                                     SET(damping_leak, NG_LEAK_ALL),
-                                                    SET(solve_period, 1),
-                                                    SET(norm_block, NG_NORM_NONE),
-                                                    NG_VALUES_END};
-/* AdaSGD and SAM of lzhangbv/eva: AdaSGD has no statistics and no clip; SAM multiplies by the undamped K-FAC factors
- * and has no clip. */
+                                                    SET(norm_block, NG_NORM_NONE), NG_VALUES_END};
+static const ng_option_setting sam_values[] = {EVA_FACTORS, SET(solver, NG_SOLVER_PRODUCT),
+                                               SET(radius, 0.01), NO_CLIP_NO_NORMS, NG_VALUES_END};
 static const ng_option_setting adasgd_values[] = {SET(sides, NG_SIDES_NONE), SET(damping, 0.03),
-                                                  SET(clip, NG_CLIP_NONE),
-                                                  SET(norm_block, NG_NORM_NONE), NG_VALUES_END};
-static const ng_option_setting sam_values[] = {SET(solver, NG_SOLVER_PRODUCT),
-                                               SET(radius, 0.01),
-                                               SET(clip, NG_CLIP_NONE),
-                                               SET(stat_decay, 0.05),
-                                               SET(stat_scale, NG_SCALE_KAISA),
-                                               SET(positions, NG_POSITIONS_REDUCE),
-                                               SET(stat_batch, 16),
-                                               SET(calls, NG_CALLS_EMA),
-                                               SET(solve_period, 1),
-                                               SET(norm_block, NG_NORM_NONE),
-                                               NG_VALUES_END};
+                                                  NO_CLIP_NO_NORMS, NG_VALUES_END};
 
-/* M-FAC: the optimizer of IST-DASLab/M-FAC.  GGT: IST-DASLab/EFCP.  Neither program clips. */
+/* M-FAC: the optimizer of IST-DASLab/M-FAC.  GGT: IST-DASLab/EFCP. */
 static const ng_option_setting mfac_values[] = {SET(window, 1024), SET(damping, 1e-5),
-                                                SET(clip, NG_CLIP_NONE),
-                                                SET(norm_block, NG_NORM_NONE), NG_VALUES_END};
-static const ng_option_setting ggt_values[] = {SET(window, 100),
-                                               SET(window_function, NG_WINDOW_GGT),
-                                               SET(damping, 1e-5),
-                                               SET(window_momentum_form, NG_MOMENTUM_GRADIENT),
-                                               SET(clip, NG_CLIP_NONE),
-                                               SET(norm_block, NG_NORM_NONE),
-                                               NG_VALUES_END};
+                                                NO_CLIP_NO_NORMS, NG_VALUES_END};
+#define GGT_VALUES                                                                                 \
+  SET(window, 100), SET(window_function, NG_WINDOW_GGT), SET(damping, 1e-5), NO_CLIP_NO_NORMS
+static const ng_option_setting ggt_values[] = {
+    GGT_VALUES, SET(window_momentum_form, NG_MOMENTUM_GRADIENT), NG_VALUES_END};
 
-/* SP-NGD: Osawa et al., arXiv 2002.06015.  Its program, chainerkfac, solves in each step.  In chainerkfac, unlike in
- * the paper, F of a norm layer is a whole matrix instead of 2x2 units, the damping stays in the running average, and
- * micro-batches and ranks have equal weights. */
+/* SP-NGD: Osawa et al., arXiv 2002.06015; as its program, chainerkfac, it solves in each step.  chainerkfac differs
+ * from the paper: F of a norm layer is one matrix instead of 2x2 blocks, the running average includes the damping, and
+ * all micro-batches and ranks have the same weight. */
 static const ng_option_setting spngd_values[] = {SET(damping, 0.03),
                                                  SET(stat_decay, 0.01),
                                                  SET(solve_period, 1),
@@ -116,30 +96,22 @@ static const ng_option_setting chainerkfac_values[] = {
     SET(stat_scale, NG_SCALE_CHAINERKFAC), NG_VALUES_END};
 
 /* IST-DASLab/EFCP: sparse M-FAC (variant: dense M-FAC), sparse GGT, low-rank M-FAC. */
-#define EFCP_VALUES                                                                                \
-  SET(window, 1024), SET(damping, 1e-6), SET(clip, NG_CLIP_NONE), SET(norm_block, NG_NORM_NONE),   \
-      SET(window_momentum_form, NG_MOMENTUM_HEAVY_BALL), SET(window_decay_form, NG_DECAY_NONE)
-static const ng_option_setting efcp_values[] = {EFCP_VALUES, SET(window_store, NG_STORE_TOPK),
+static const ng_option_setting efcp_values[] = {SET(window, 1024),
+                                                SET(damping, 1e-6),
+                                                SET(window_momentum_form, NG_MOMENTUM_HEAVY_BALL),
+                                                SET(window_decay_form, NG_DECAY_NONE),
+                                                SET(window_store, NG_STORE_TOPK),
+                                                NO_CLIP_NO_NORMS,
                                                 NG_VALUES_END};
 static const ng_option_setting efcp_dense[] = {SET(window_store, NG_STORE_DENSE), NG_VALUES_END};
-static const ng_option_setting sparse_ggt_values[] = {SET(window, 100),
-                                                      SET(window_function, NG_WINDOW_GGT),
-                                                      SET(window_store, NG_STORE_TOPK),
-                                                      SET(damping, 1e-5),
-                                                      SET(clip, NG_CLIP_NONE),
-                                                      SET(norm_block, NG_NORM_NONE),
+static const ng_option_setting sparse_ggt_values[] = {GGT_VALUES, SET(window_store, NG_STORE_TOPK),
                                                       NG_VALUES_END};
-static const ng_option_setting lowrank_values[] = {SET(window, 1024),
-                                                   SET(damping, 1e-5),
-                                                   SET(clip, NG_CLIP_NONE),
+static const ng_option_setting lowrank_values[] = {SET(window, 1024), SET(damping, 1e-5),
                                                    SET(window_store, NG_STORE_LOWRANK),
-                                                   SET(norm_block, NG_NORM_NONE),
-                                                   NG_VALUES_END};
+                                                   NO_CLIP_NO_NORMS, NG_VALUES_END};
 
-/* The sparse first-order methods that are the baselines of EFCP. */
-#define TOPK_VALUES                                                                                \
-  SET(window, 1), SET(window_store, NG_STORE_TOPK), SET(clip, NG_CLIP_NONE),                       \
-      SET(norm_block, NG_NORM_NONE)
+/* The sparse first-order methods with which EFCP is compared. */
+#define TOPK_VALUES SET(window, 1), SET(window_store, NG_STORE_TOPK), NO_CLIP_NO_NORMS
 static const ng_option_setting topk_sgd_values[] = {
     TOPK_VALUES, SET(window_function, NG_WINDOW_STEP),
     SET(window_momentum_form, NG_MOMENTUM_HEAVY_BALL), SET(window_feedback_lr, 1), NG_VALUES_END};
@@ -153,7 +125,7 @@ static const ng_option_setting topk_adam_values[] = {TOPK_VALUES,
 static const ng_option_setting topk_adagrad_values[] = {
     TOPK_VALUES, SET(window_function, NG_WINDOW_ADAGRAD), SET(damping, 1e-10), NG_VALUES_END};
 
-/* The compiler checks names and choices, t_methods checks ranges. */
+/* The values need no check: the compiler has checked names and choices, and the test t_methods checks ranges. */
 void ng_options_set_values(ng_options *full, const ng_option_setting *values) {
   for (; values->option != NG_OPTION_COUNT; values++) {
     ng_option_store(&ng_option_table[values->option], full, values->value);
@@ -164,7 +136,7 @@ void ng_options_set_values(ng_options *full, const ng_option_setting *values) {
 
 #define COUNT(list) (int32_t)(sizeof(list) / sizeof(list)[0])
 
-/* A method has no code, because families read options only: methods of a family with the same options do the same. */
+/* A method has no code of its own: a family reads only options, never the name of the method. */
 static const struct method {
   const char *name;
   const char *family; /* name of an ng_family */
@@ -225,11 +197,12 @@ static const struct method {
      &ng_names_topk_adagrad},
 };
 
-/* The variants of published programs.  `shown`: name of the program in messages; `systems`: its accepted names, as
- * normal_name() writes them; `values`: options that differ from the method's. */
+/* The variants of published programs ("systems"). */
 static const struct variant {
-  const char *shown, *systems, *variant, *method;
-  const ng_option_setting *values;
+  const char *shown;   /* name of the program in messages */
+  const char *systems; /* its accepted names, as normal_name() writes them */
+  const char *variant, *method;
+  const ng_option_setting *values; /* that differ from the values of the method */
 } variant[] = {
     {"KAISA", "kaisa|gpauloski", "eigen", "kaisa", nothing},
     {"KAISA", "kaisa|gpauloski", "inverse", "kaisa", ng_kaisa_inverse},
@@ -259,7 +232,7 @@ static const struct method *find_method(const char *name) {
 }
 
 typedef struct name_list {
-  char text[NG_MESSAGE]; /* a longer list is cut */
+  char text[NG_MESSAGE]; /* a longer list is truncated */
 } name_list;
 
 static void append_name(name_list *list, const char *between, const char *name) {
@@ -275,7 +248,7 @@ static name_list list_methods(void) {
   return list;
 }
 
-/* Return "KAISA, DP-KFACrepo and Eva".  The rows of a program in `variant` are adjacent. */
+/* Return "KAISA, DP-KFACrepo and Eva".  In `variant` the rows of a program are adjacent. */
 static name_list list_systems(void) {
   name_list list = {""};
   const char *last = variant[COUNT(variant) - 1].shown;
@@ -287,8 +260,8 @@ static name_list list_systems(void) {
   return list;
 }
 
-/* Set all options to the defaults, which the table has as texts, and then to the values of the method. */
-static void set_row(ng_options *o, const struct method *m) {
+/* Set every option to its default, then to the value of the method.  The table has defaults as texts. */
+static void set_all(ng_options *o, const struct method *m) {
   memset(o, 0, sizeof *o);
   o->base.method = m->name;
   o->base.family = m->family;
@@ -302,15 +275,14 @@ static void set_row(ng_options *o, const struct method *m) {
   ng_options_set_values(o, m->values);
 }
 
-void ng_options_set_defaults(ng_options *full) { set_row(full, find_method("natgrad")); }
+void ng_options_set_defaults(ng_options *full) { set_all(full, find_method("natgrad")); }
 
-/* Options that the caller has set keep their values. */
 ng_status ng_options_set_method(ng_options *o, const char *name, char *message, size_t size) {
   if (name == NULL) return ng_fail_to(message, size, NG_ERR_ARG, "method: value is NULL");
   const struct method *m = find_method(name);
   if (m != NULL) {
     ng_options row;
-    set_row(&row, m);
+    set_all(&row, m);
     o->base.method = m->name;
     o->base.family = m->family;
     for (int32_t i = 0; i < NG_OPTION_COUNT; i++) {
@@ -323,7 +295,7 @@ ng_status ng_options_set_method(ng_options *o, const char *name, char *message, 
                     ng_hint_list(name, list_methods().text).text);
 }
 
-/* Copy the letters (in lower case) and digits of `name`, so that "DP-KFAC repo" and "dp_kfac_repo" become equal. */
+/* Copy only the letters, in lower case, and the digits of `name`: "DP-KFAC repo" and "dp_kfac_repo" become equal. */
 static void normal_name(const char *name, char *out, size_t size) {
   size_t n = 0;
   for (; *name != 0 && n < size - 1; name++) {
@@ -350,11 +322,11 @@ ng_status ng_options_set_system(ng_options *o, const char *system, const char *w
   for (int32_t i = 0; i < COUNT(variant); i++) {
     if (!ng_in_list(variant[i].systems, word)) continue;
     if (ng_is(variant[i].variant, which)) {
-      set_row(o, find_method(variant[i].method));
+      set_all(o, find_method(variant[i].method));
       ng_options_set_values(o, variant[i].values);
       return NG_OK;
     }
-    /* The list of the message omits the variant "". */
+    /* the message does not list the variant "" */
     if (variant[i].variant[0] != 0) append_name(&there_are, "|", variant[i].variant);
   }
   if (there_are.text[0] != 0) {
@@ -366,8 +338,6 @@ ng_status ng_options_set_system(ng_options *o, const char *system, const char *w
                     ng_quote(system).text, list_systems().text);
 }
 
-/* Each method has its own list of names, because a name may have different meanings in different programs.  *lr changes
- * only on success. */
 ng_status ng_options_set_published(ng_options *o, const char *name, const char *value, double *lr,
                                    char *message, size_t size) {
   if (o == NULL) return ng_fail_to(message, size, NG_ERR_ARG, "ng_options: it is NULL");
@@ -392,7 +362,7 @@ ng_status ng_options_set_published(ng_options *o, const char *name, const char *
   return NG_OK;
 }
 
-/* ---- walking the tables ----------------------------------------------------------------------*/
+/* ---- rows of the tables ----------------------------------------------------------------------*/
 
 int32_t ng_method_count(void) { return COUNT(method); }
 

@@ -1,4 +1,4 @@
-/* option_find.c: rows of the option table: public descriptions, look-up by name, options of earlier versions. */
+/* option_find.c: describe a row of the option table (ng_option_at), find a row by name, list removed options. */
 #include "option/option.h"
 
 int32_t ng_option_count(void) { return NG_OPTION_COUNT; }
@@ -38,7 +38,7 @@ ng_status ng_option_at(int32_t i, ng_option_info *out) {
   return ng_struct_write(out, &info, sizeof info);
 }
 
-/* Compare names; '-' equals '_', because command lines use '-'. */
+/* Compare names.  '-' and '_' are equal, because command lines use '-'. */
 static bool same_name(const char *a, const char *b) {
   for (; *a != 0 || *b != 0; a++, b++) {
     if ((*a == '-' ? '_' : *a) != (*b == '-' ? '_' : *b)) return false;
@@ -81,12 +81,11 @@ const ng_removed_option *ng_option_removed(const char *name) {
   return g->name == NULL ? NULL : g;
 }
 
-/* Return name i for the search of the nearest name: the options, and "method", which is set and read like an option. */
+/* Return name i of the names that a message may suggest: all options, and "method". */
 static const char *name_at(int32_t i) {
   return i < NG_OPTION_COUNT ? ng_option_table[i].name : "method";
 }
 
-/* If the name is unknown, the message has the nearest name. */
 ng_status ng_option_lookup(const char *name, const ng_option_row **row, char *message,
                            size_t size) {
   const int32_t i = ng_option_find(name);

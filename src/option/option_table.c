@@ -1,16 +1,12 @@
 /* option_table.c: one row for each option: default, bounds, choices, help.
  *
- * The command line, the environment, `natgrad info --options`, docs/options.md, the man page and the PyTorch front
- * read this table.  The first line of a help is a summary; a line "- value: meaning" describes one value.
- *
- * To add an option, add a line to NG_OPTION_LIST of settings.h, a row here in the same place and a row in
- * tests/t_option_effects.c, and run `scripts/options_doc.sh build/natgrad > docs/options.md`.
- *
- * The defaults are the values of method "natgrad"; methods.c has the values of other methods. */
+ * The command line, the environment, `natgrad info --options`, docs/options.md, the man page and the PyTorch front read
+ * this table.  The first line of a help is a summary; a line "- value: meaning" describes one value.  CONTRIBUTING.md,
+ * recipe 1, tells how to add an option.  The defaults are the values of method "natgrad". */
 #include "option/option.h"
 
-/* KIND_solver = NG_OPTION_CHOICE, OFFSET_solver = offsetof(ng_options, base.solver), ...: ROW finds the kind and the
- * field of an option by the name of the option. */
+/* Constants that ROW derives the kind and the field of an option from, such as KIND_solver = NG_OPTION_CHOICE and
+ * OFFSET_solver = offsetof(ng_options, base.solver). */
 #define AT_REAL(name) offsetof(ng_options, base.name)
 #define AT_INT AT_REAL
 #define AT_BOOL AT_REAL
@@ -19,13 +15,12 @@
 #define KIND(kind, name, type) KIND_##name = NG_OPTION_##kind, OFFSET_##name = AT_##kind(name),
 enum { NG_OPTION_LIST(KIND) };
 
-/* The id is the index of the row, so the compiler warns of a second row for the same option. */
+/* The index of a row is the option's id, so the compiler warns of a second row for the same option. */
 #define ROW(field, ...)                                                                            \
   [NG_OPTION_##field] = {                                                                          \
       .name = #field, .type = (ng_option_type)KIND_##field, .offset = OFFSET_##field, __VA_ARGS__}
 
-/* Arguments: the enum values of a choice, each followed by its text.  Messages read .choices, the parser .choice; for a
- * dtype (values of ng_dtype) some .choice[i] are NULL. */
+/* Arguments: the enum values of a choice, each followed by its text.  Messages use .choices, the parser .choice. */
 #define ONE_OF_2(a, at, b, bt) .choices = at "|" bt, .choice = {[a] = at, [b] = bt}
 #define ONE_OF_3(a, at, b, bt, c, ct)                                                              \
   .choices = at "|" bt "|" ct, .choice = {[a] = at, [b] = bt, [c] = ct}
@@ -41,14 +36,14 @@ enum { NG_OPTION_LIST(KIND) };
   .choices = at "|" bt "|" ct "|" dt "|" et "|" ft "|" gt,                                         \
   .choice = {[a] = at, [b] = bt, [c] = ct, [d] = dt, [e] = et, [f] = ft, [g] = gt}
 
-/* Only families with this trait may change the option from its default: ng_family_check_others. */
+/* Methods whose family lacks the trait must leave the option at its default (ng_family_check_others). */
 #define FACTORS .trait = NG_TRAIT_FACTORS
 
-/* The option has an effect only if option `which` has one of `values`, a sum of 1U << value. */
+/* The option has an effect only if option `which` has one of `values`, the sum of 1U << value over these values. */
 #define NEED(which, values)                                                                        \
   { .exists = true, .option = NG_OPTION_##which, .one_of = (values) }
 #define NEEDS(which, values) .needs = {NEED(which, values)}
-/* The option has an effect if one of two such conditions holds. */
+/* The option has an effect if at least one of two such conditions holds. */
 #define NEEDS_EITHER(which, values, other, others)                                                 \
   .needs = {NEED(which, values), NEED(other, others)}
 /* The option has an effect only if option `which`, a number, is above 0. */
@@ -59,8 +54,8 @@ enum { NG_OPTION_LIST(KIND) };
 #define TOPK (1U << NG_STORE_TOPK | 1U << NG_STORE_TOPK_LAYER | 1U << NG_STORE_TOPK_BLOCK)
 #define WINDOW .group = "windows", .trait = NG_TRAIT_WINDOW, .per_layer = true
 
-/* Bounds exclude only values that the arithmetic cannot represent: a double represents every whole number up to
- * COUNT_MAX, and REAL_MAX times an eigenvalue up to 3e8 fits f32. */
+/* Bounds exclude only values that the arithmetic cannot represent.  A double represents every whole number up to
+ * COUNT_MAX exactly; the product of REAL_MAX and an eigenvalue up to 3e8 fits f32. */
 #define COUNT_MAX 1e15
 #define REAL_MAX 1e30
 

@@ -1,7 +1,6 @@
-/* option_value.c: read and write one option value.
+/* option_value.c: convert the value of one option from text or number, and to text.
  *
- * The whole text must be the value.  The decimal point of a number is '.' in every locale.  A message names the option,
- * the given text and the accepted values.  A row has the offset of the option's field in ng_options. */
+ * Every message names the option, the given value and the accepted values. */
 #include "option/option.h"
 
 #include <locale.h>
@@ -10,7 +9,7 @@
 
 /* ---- numbers --------------------------------------------------------------------------------*/
 
-/* Return the first byte that is no digit.  isdigit is not used, because its result depends on the locale. */
+/* Return the position of the first byte that is no digit.  isdigit would depend on the locale. */
 static const char *skip_digits(const char *s) {
   while (*s >= '0' && *s <= '9') {
     s++;
@@ -18,8 +17,8 @@ static const char *skip_digits(const char *s) {
   return s;
 }
 
-/* Return whether `s` is [+-] digits [. digits] [e [+-] digits], with at least one digit before the exponent.  strtod
- * also accepts blanks, hexadecimal digits, inf and nan. */
+/* Return whether `s` is [+-] digits [. digits] [e [+-] digits], where one of the first two groups of digits may be
+ * empty.  strtod would also accept blanks, hexadecimal digits, inf and nan. */
 static bool is_decimal(const char *s) {
   if (*s == '+' || *s == '-') s++;
   const char *whole = s;
@@ -41,8 +40,8 @@ static bool is_decimal(const char *s) {
   return *s == 0;
 }
 
-/* Set the C locale for this thread; leave_c_locale restores the locale of the caller.  setlocale would change the
- * locale of all threads. */
+/* Set the C locale for this thread and return the previous one, which leave_c_locale restores.  setlocale would change
+ * the locale of all threads. */
 static locale_t enter_c_locale(locale_t *made) {
   *made = newlocale(LC_ALL_MASK, "C", (locale_t)0);
   return *made == (locale_t)0 ? (locale_t)0 : uselocale(*made);
@@ -129,7 +128,7 @@ static accepted expected(const ng_option_row *row) {
   return q;
 }
 
-/* Fail with the message "NAME: 'GIVEN' WHY, expected VALUES", followed by `hint`. */
+/* Fail with the message "NAME: 'GIVEN' WHY, expected ACCEPTED VALUES", followed by `hint`. */
 static ng_status refuse(const ng_option_row *row, const char *given, const char *why,
                         const char *hint, char *message, size_t size) {
   return ng_fail_to(message, size, NG_ERR_ARG, "%s: '%s' %s, expected %s%s", row->name,
@@ -138,7 +137,7 @@ static ng_status refuse(const ng_option_row *row, const char *given, const char 
 
 /* ---- the field of a row ----------------------------------------------------------------------*/
 
-/* Return the address of an option's field.  Callers copy the field with memcpy, because its type depends on the row. */
+/* Return the address of an option's field, whose type depends on the row: callers copy its bytes. */
 static const char *value_address(const ng_option_row *row, const ng_options *o) {
   return (const char *)o + row->offset;
 }
@@ -149,7 +148,7 @@ static size_t field_size(const ng_option_row *row) {
   static const size_t size[] = {[NG_OPTION_REAL] = sizeof(double),
                                 [NG_OPTION_INT] = sizeof(int64_t),
                                 [NG_OPTION_BOOL] = sizeof(bool),
-                                [NG_OPTION_CHOICE] = sizeof(ng_solver), /* of every enum */
+                                [NG_OPTION_CHOICE] = sizeof(ng_solver), /* as of all enums */
                                 [NG_OPTION_TEXT] = NG_TEXT_SIZE};
   return size[row->type];
 }
@@ -158,7 +157,7 @@ void ng_option_copy(const ng_option_row *row, const ng_options *from, ng_options
   memcpy((char *)to + row->offset, value_address(row, from), field_size(row));
 }
 
-/* The cast of a whole number is exact, because its bounds are below 2^53. */
+/* The table bounds whole numbers below 2^53, so a double represents them exactly. */
 double ng_option_number(const ng_option_row *row, const ng_options *o) {
   union {
     double real;
@@ -173,13 +172,13 @@ double ng_option_number(const ng_option_row *row, const ng_options *o) {
                                       : (double)(row->type == NG_OPTION_BOOL ? v.flag : v.choice);
 }
 
-/* The text of a choice is in the table, the text of a text option in *o. */
+/* Return the value of a choice or a text option as text. */
 static const char *text_of(const ng_option_row *row, const ng_options *o) {
   return row->type == NG_OPTION_TEXT ? value_address(row, o)
                                      : row->choice[(int32_t)ng_option_number(row, o)];
 }
 
-/* For a dtype some row->choice[i] are NULL, so the loop visits all indices. */
+/* Return the enum value of a choice; -1: none.  Some row->choice[i] of a dtype are NULL. */
 static int32_t find_choice(const ng_option_row *row, const char *text) {
   for (int32_t i = 0; i < NG_CHOICES_MAX; i++) {
     if (row->choice[i] != NULL && ng_is(row->choice[i], text)) return i;
@@ -187,11 +186,10 @@ static int32_t find_choice(const ng_option_row *row, const char *text) {
   return -1;
 }
 
-/* The casts are exact, because the table bounds whole numbers below 2^53. */
 void ng_option_store(const ng_option_row *row, ng_options *o, double value) {
   const int64_t whole = (int64_t)value;
   const bool flag = value != 0;
-  const ng_solver choice = (ng_solver)value; /* an enum of any option */
+  const ng_solver choice = (ng_solver)value; /* stands for the enum of the option */
   const void *const from[] = {[NG_OPTION_REAL] = &value,
                               [NG_OPTION_INT] = &whole,
                               [NG_OPTION_BOOL] = &flag,
@@ -199,14 +197,9 @@ void ng_option_store(const ng_option_row *row, ng_options *o, double value) {
   memcpy((char *)o + row->offset, from[row->type], field_size(row));
 }
 
-/* Both comparisons are false for NaN. */
-bool ng_option_in_range(const ng_option_row *row, double v) {
-  return (row->lower_open ? v > row->lower : v >= row->lower) && v <= row->upper;
-}
-
 /* ---- read, write -----------------------------------------------------------------------------*/
 
-/* Mark the option as given: a method that is set later does not change it. */
+/* Mark the option as given, so that a method that is set later does not change it. */
 static ng_status mark_given(const ng_option_row *row, ng_options *o) {
   ng_bits_add(o->given.word, (int32_t)(row - ng_option_table));
   return NG_OK;
@@ -241,10 +234,11 @@ static ng_status read_text(const ng_option_row *row, const char *text, ng_option
   return mark_given(row, o);
 }
 
-/* Store a number if it is within the bounds; messages quote `given`, the text of the number. */
-static ng_status take_number(const ng_option_row *row, double value, const char *given,
-                             ng_options *o, char *message, size_t size) {
-  if (row->type != NG_OPTION_BOOL && !ng_option_in_range(row, value)) {
+/* Store a number or flag, whose text is `given`, if it is within the bounds; NaN is not. */
+static ng_status store_in_range(const ng_option_row *row, double value, const char *given,
+                                ng_options *o, char *message, size_t size) {
+  const bool above = row->lower_open ? value > row->lower : value >= row->lower;
+  if (row->type != NG_OPTION_BOOL && !(above && value <= row->upper)) {
     return refuse(row, given, "is out of range", "", message, size);
   }
   ng_option_store(row, o, value);
@@ -267,10 +261,10 @@ ng_status ng_option_read_real(const ng_option_row *row, double value, ng_options
     wrong = "is not a whole number";
   }
   if (wrong != NULL) return refuse(row, text, wrong, "", message, size);
-  return take_number(row, value, text, o, message, size);
+  return store_in_range(row, value, text, o, message, size);
 }
 
-/* If the value is refused, *o stays unchanged.  Whole numbers from 2^53 on are out of range, so a double is enough. */
+/* A whole number is converted to double: every number that a double cannot represent is out of range. */
 ng_status ng_option_read(const ng_option_row *row, const char *text, ng_options *o, char *message,
                          size_t size) {
   double value = 0;
@@ -296,7 +290,7 @@ ng_status ng_option_read(const ng_option_row *row, const char *text, ng_options 
     return read_text(row, text, o, message, size);
   }
   if (wrong != NULL) return refuse(row, text, wrong, "", message, size);
-  return take_number(row, value, text, o, message, size);
+  return store_in_range(row, value, text, o, message, size);
 }
 
 /* If the value does not fit, `text` stays unchanged. */

@@ -1,8 +1,7 @@
-/* options.c: ng_options: make, copy, set, get, check.
+/* options.c: the public functions that create, copy, set and get an ng_options, and rules between options.
  *
- * An ng_options records which options the caller has set; the method determines all other options.  So method and
- * options may be set in any order.  A call that sets several options works on a copy, so a failure changes nothing.
- * ng_options_check checks combinations of options, when all are set. */
+ * An ng_options records which options the caller has set; the method determines the values of all others.  So the
+ * caller may set the method and options in any order.  A call that sets several options changes all or none. */
 #include "option/option.h"
 
 #include <stdlib.h>
@@ -13,7 +12,7 @@ static ng_status missing_object(char *message, size_t size) {
 
 /* ---- make, copy ------------------------------------------------------------------------------*/
 
-/* The memory comes from ng_plain_alloc: the caller's allocator belongs to a context, and options have none. */
+/* ng_plain_alloc: the caller's allocator belongs to a context, and an ng_options has no context. */
 static ng_status create_options(const ng_options *values, char *message, size_t size,
                                 ng_options **out) {
   ng_options *o = ng_plain_alloc(NULL, sizeof *o);
@@ -90,14 +89,14 @@ ng_status ng_options_get_real(const ng_options *o, const char *name, double *out
   return NG_OK;
 }
 
-/* Return name i of the list: "method", the options, the removed options.  NULL ends the list. */
+/* Return name i of a list that has "method", all options and all removed options; NULL after the last name. */
 static const char *name_at(int32_t i) {
   if (i == 0) return "method";
   return i <= NG_OPTION_COUNT ? ng_option_table[i - 1].name
                               : ng_removed_options[i - NG_OPTION_COUNT - 1].name;
 }
 
-/* If a variable is wrong, no option is changed, and the message names the variable.  An empty variable is a value. */
+/* A variable that exists sets its option, also if its text is empty. */
 ng_status ng_options_from_env(ng_options *o, char *message, size_t size) {
   char variable[64], why[NG_MESSAGE];
   if (o == NULL) return missing_object(message, size);
@@ -117,7 +116,7 @@ ng_status ng_options_from_env(ng_options *o, char *message, size_t size) {
 
 /* ---- check -----------------------------------------------------------------------------------*/
 
-/* The rules of a single family are in ng_family.check. */
+/* Each family has further rules (ng_family.check). */
 ng_status ng_options_verify(const ng_options *full, char *message, size_t size) {
   const ng_settings *s = &full->base;
   if (!(s->clip_bound > 0) && (s->clip == NG_CLIP_NORM || s->clip == NG_CLIP_RATIO ||
@@ -134,8 +133,8 @@ ng_status ng_options_verify(const ng_options *full, char *message, size_t size) 
 
 /* ---- effect ----------------------------------------------------------------------------------*/
 
-/* Append a condition to the n bytes of `text`: "clip = norm, ratio, rms or value", "window_momentum above 0".  Return
- * the new length; `size` or more: the text is cut. */
+/* Append a condition to `text`, which has n bytes: "clip = norm, ratio, rms or value", or "window_momentum above 0".
+ * Return the new length; if it is `size` or more, the text is truncated. */
 static size_t write_need(const ng_option_need *need, char *text, size_t size, size_t n) {
   const ng_option_row *other = &ng_option_table[need->option];
   const uint32_t set = need->one_of;

@@ -1,19 +1,14 @@
 /* published.c: option names of the published programs, and the meaning of their values in this library.  The names of
  * window methods are in published_window.c.
  *
- * Each program has its own list, because a name may have different meanings in different programs:
+ * Each program has its own list, because a name may have different meanings in different programs.  For example,
+ * factor_decay is the weight of the old average in KAISA and of the new sample in kfac_pytorch; kl_clip = 0 is refused
+ * by KAISA, disables the clip in kfac_pytorch, and selects clip = rescale in eva.
  *
- *      factor_decay      weight of the old average (KAISA); of the new sample (kfac_pytorch, eva)
- *      kl_clip <= 0      refused (KAISA); no clip (kfac_pytorch); 0 rescales, below 0 no clip (eva)
- *      kl_clip           the radius (SAM of eva)
- *      lr                an argument of the step in this library, not an option
- *      cov_ema_decay     weight of the new sample (chainerkfac)
- *
- * Functions take_* set options.  Functions check_* set none: they refuse a value that the published program refuses or
- * whose effect this library does not have. */
+ * Functions take_* set options.  Functions check_* only check the value of an option that has no effect here. */
 #include "option/published.h"
 
-/* Set several options and mark them as given. */
+/* Set several options.  Mark them as given, so that a method that is set later does not change them. */
 static void put_values(const job *j, const ng_option_setting *values) {
   ng_options_set_values(j->full, values);
   for (; values->option != NG_OPTION_COUNT; values++)
@@ -25,7 +20,7 @@ static ng_status choose_clip(const job *j, ng_clip_kind kind) {
   return NG_OK;
 }
 
-/* None: no clip, as KAISA documents, although its constructor refuses None. */
+/* KAISA documents None as "no clip", although its constructor refuses None. */
 static ng_status take_kl_clip(job *j) {
   if (is_none(j->value)) return choose_clip(j, NG_CLIP_NONE);
   const ng_status st = set_option(j, "kl_clip", j->value);
@@ -40,7 +35,7 @@ static ng_status take_kl_clip_sign(job *j) {
   return take_kl_clip(j);
 }
 
-/* eva: 0 rescales to the norm of the gradient; None and negative numbers switch the clip off. */
+/* eva: 0 scales PD to the norm of the gradient; None and negative numbers disable the clip. */
 static ng_status take_kl_clip_zero(job *j) {
   double v;
   const bool number = !is_none(j->value) && ng_read_real(j->value, &v);
@@ -56,15 +51,15 @@ static ng_status take_radius(job *j) {
   return set_option(j, "radius", j->value);
 }
 
-/* 0 is refused: in this library 0 means all samples, in the published program no sample. */
+/* Refuse 0, which means no sample in the published program, but all samples in this library. */
 static ng_status take_samples(job *j) {
   int64_t n;
   if (!ng_read_int(j->value, &n) || n < 1) return refuse(j, NG_ERR_ARG, "a whole number >= 1");
   return set_option(j, j->row->option, j->value);
 }
 
-/* The value is xi of F <- (1 - xi) F + xi X, with X the new sample.  In May 2022 kfac_pytorch exchanged the weights of
- * F and X but not the name and the default, 0.95, so F is almost the last sample. */
+/* The value is xi in F <- (1 - xi) F + xi X, where X is the new sample.  In May 2022 kfac_pytorch exchanged the weights
+ * of F and X, but kept the name factor_decay and its default 0.95.  So F is almost the last sample there. */
 static ng_status take_new_weight(job *j) {
   char text[32];
   double xi;
@@ -75,11 +70,11 @@ static ng_status take_new_weight(job *j) {
   return set_option(j, "stat_decay", text);
 }
 
-/* Return whether the solver, as set by compute_method or the variant, uses eigenvalues. */
+/* Return whether compute_method, or the variant of the program, has selected a solver with eigenvalues. */
 static bool solves_by_eigen(const job *j) { return ng_is_eigen(j->full->base.solver); }
 
-/* KAISA's inverse adds lambda to each factor, its eigen adds lambda to the products of eigenvalues.  The order of
- * published arguments has no effect, so "eigen" does not change a solver that take_prediv has set. */
+/* KAISA's "inverse" adds lambda to each factor; its "eigen" adds lambda to the products of eigenvalues.  "eigen" keeps
+ * a solver with eigenvalues, because take_prediv may have set it: arguments may come in any order. */
 static ng_status take_compute_method(job *j) {
   const bool eigen = ng_same_word(j->value, "eigen");
   if (!eigen && !ng_same_word(j->value, "inverse"))
@@ -92,15 +87,15 @@ static ng_status take_compute_method(job *j) {
   return NG_OK;
 }
 
-/* The published inverse method accepts the flag and ignores it. */
+/* With "inverse" the flag has no effect, as in the published program. */
 static ng_status take_prediv(job *j) {
   int32_t flag;
   if (!ng_read_bool(j->value, &flag)) return refuse(j, NG_ERR_ARG, "true or false");
   return solves_by_eigen(j) ? set_option(j, "solver", flag ? "eigen-prediv" : "eigen") : NG_OK;
 }
 
-/* KAISA searches for regular expressions in names and classes of layers (re.search).  An expression without equivalent
- * globs is refused. */
+/* KAISA searches the names and classes of layers for a regular expression (re.search).  Translate the expression to
+ * globs; refuse it if no globs match the same names. */
 static ng_status take_regex(job *j) {
   char globs[NG_TEXT_SIZE];
   const char *v = j->value;
@@ -113,7 +108,7 @@ static ng_status take_regex(job *j) {
       "texts, [...], '.', '.*', \\d, ^ and $ joined by '|'; or set globs with skip_layers");
 }
 
-/* exclude_vocabulary_size: linear layers with this number of outputs are excluded.  No layer has 0 outputs. */
+/* exclude_vocabulary_size excludes the linear layers with this number of outputs. */
 static ng_status take_width(job *j) {
   int64_t width;
   char glob[32];
@@ -124,8 +119,8 @@ static ng_status take_width(job *j) {
   return set_option(j, j->row->option, glob);
 }
 
-/* The argument has an effect in the published class `inverse` only: `eigen` always sends its eigenbases, the DP classes
- * never send inverses. */
+/* In the published program only the class `inverse` reads this argument: the class `eigen` always sends its eigenbases,
+ * and the DP classes never send inverses. */
 static ng_status take_communicate(job *j) {
   int32_t flag;
   const bool local = j->full->base.statistics == NG_STATISTICS_LOCAL;
@@ -137,7 +132,7 @@ static ng_status take_communicate(job *j) {
   return set_option(j, j->row->option, flag ? "1" : "0");
 }
 
-/* Check a count that has no effect in this method. */
+/* Check a whole number >= 1 that has no effect in this library. */
 static ng_status check_count(job *j) {
   int64_t n;
   return ng_read_int(j->value, &n) && n >= 1 ? NG_OK : refuse(j, NG_ERR_ARG, "a whole number >= 1");
@@ -149,8 +144,8 @@ static ng_status check_size_or_none(job *j) {
   return refuse(j, NG_ERR_ARG, "a number or none");
 }
 
-/* none: A and G of a layer are on two ranks if there are more ranks than layers.  Only MPD-KFAC's eigen class has this
- * argument. */
+/* With none, A and G of a layer are on two ranks if there are more ranks than layers.  In the published program only
+ * MPD-KFAC's eigen class reads the argument. */
 static ng_status take_distribute(job *j) {
   int32_t flag = 0;
   const bool none = is_none(j->value);
@@ -162,14 +157,14 @@ static ng_status take_distribute(job *j) {
   return st == NG_OK ? set_option(j, j->row->option, flag ? "0" : "1") : st;
 }
 
-/* Check a loss scale; in this library the loss scale is an argument of each micro-batch. */
+/* Check a loss scale.  In this library the loss scale is an argument of each micro-batch, not an option. */
 static ng_status check_scale(job *j) {
   double v;
   if (is_none(j->value) || (ng_read_real(j->value, &v) && v > 0)) return NG_OK;
   return refuse(j, NG_ERR_ARG, "none or a number > 0");
 }
 
-/* Accept dtypes as Python prints them, with or without "torch."; none means the dtype of the data, which is f32. */
+/* Names of dtypes in Python, with or without "torch.".  None means the dtype of the data, which is f32. */
 #define DTYPES                                                                                     \
   "float32=f32|float=f32|fp32=f32|f32|none=f32|bfloat16=bf16|bf16|float16=f16|half=f16|fp16=f16|"  \
   "f16"
@@ -181,12 +176,12 @@ static ng_status take_dtype(job *j) {
 /* Arguments of the constructor of gpauloski/kfac-pytorch (Pauloski et al., SC'21, arXiv 2107.01739).  Columns of all
  * lists: published name, option of this library ("": none), meaning (natgrad info --published), function, words. */
 static const ng_published kaisa_names[] = {
-    {"factor_update_steps", "stat_period", "sets stat_period", take_same, NULL},
-    {"inv_update_steps", "solve_period", "sets solve_period", take_same, NULL},
-    {"damping", "damping", "sets damping", take_same, NULL},
+    SAME("factor_update_steps", "stat_period"),
+    SAME("inv_update_steps", "solve_period"),
+    SAME("damping", "damping"),
     {"factor_decay", "stat_decay", "sets stat_decay: weight of the old average", take_same, NULL},
     {"kl_clip", "kl_clip", "sets kl_clip and clip = kl; none: clip = none", take_kl_clip, NULL},
-    {"lr", "", "the lr argument of ng_step", take_lr, NULL},
+    LR,
     {"accumulation_steps", "",
      "nothing to set: calls=mean (the default) averages the micro-batches", check_count, NULL},
     {"compute_method", "solver",
@@ -206,7 +201,7 @@ static const ng_published kaisa_names[] = {
      "nothing to set: sums of factors and inverses are always sent as triangles; the numbers are "
      "the same",
      take_word, "true|false"},
-    {"allreduce_bucket_cap_mb", "stat_bucket_mb", "sets stat_bucket_mb", take_same, NULL},
+    SAME("allreduce_bucket_cap_mb", "stat_bucket_mb"),
     {"colocate_factors", "colocate", "sets colocate; false also with eigen-prediv", take_word,
      "true=1|false=0"},
     {"assignment_strategy", "placement", "COMPUTE: kaisa; MEMORY: kaisa-memory", take_word,
@@ -219,46 +214,36 @@ static const ng_published kaisa_names[] = {
      "none; give ng_batch.loss_scale"},
 };
 
-/* Rows of the lists of both kfac_pytorch and eva. */
-#define LZ_DAMPING                                                                                 \
-  { "damping", "damping", "sets damping", take_same, NULL }
+/* Rows of both programs of lzhangbv, kfac_pytorch and eva. */
 #define LZ_FACTORS                                                                                 \
-  {"fac_update_freq", "stat_period", "sets stat_period", take_same, NULL}, {                       \
-    "factor_decay", "stat_decay",                                                                  \
-        "1 - factor_decay; factor_decay is the weight of the new sample", take_new_weight, NULL    \
-  }
-#define LZ_SOLVES                                                                                  \
-  { "kfac_update_freq", "solve_period", "sets solve_period", take_same, NULL }
+  SAME("fac_update_freq", "stat_period"),                                                          \
+      ROW("factor_decay", "stat_decay",                                                            \
+          "1 - factor_decay; factor_decay is the weight of the new sample", take_new_weight, NULL)
+#define LZ_SOLVES SAME("kfac_update_freq", "solve_period")
 #define LZ_LAYERS                                                                                  \
-  {"exclude_vocabulary_size", "skip_layers", "the glob linear/N; none: no layer", take_width,      \
-   NULL},                                                                                          \
-      {"hook_enabled", "", "nothing to set: true; to pause, observe nothing", take_word,           \
-       "true; to pause, observe nothing"},                                                         \
-  {                                                                                                \
-    "exclude_parts", "",                                                                           \
-        "nothing to set: only the empty text is accepted; a step needs all its parts", take_word,  \
-        "none; all parts of a step are needed"                                                     \
-  }
+  ROW("exclude_vocabulary_size", "skip_layers", "the glob linear/N; none: no layer", take_width,   \
+      NULL),                                                                                       \
+      ROW("hook_enabled", "", "nothing to set: true; to pause, observe nothing", take_word,        \
+          "true; to pause, observe nothing"),                                                      \
+      ROW("exclude_parts", "",                                                                     \
+          "nothing to set: only the empty text is accepted; a step needs all its parts",           \
+          take_word, "none; all parts of a step are needed")
 #define EVA_SAMPLES                                                                                \
-  {                                                                                                \
-    "kfac_batch_size", "stat_batch", "sets stat_batch: the number of first samples of a rank",     \
-        take_samples, NULL                                                                         \
-  }
+  ROW("kfac_batch_size", "stat_batch", "sets stat_batch: the number of first samples of a rank",   \
+      take_samples, NULL)
 #define EVA_CLIP                                                                                   \
-  {                                                                                                \
-    "kl_clip", "kl_clip",                                                                          \
-        "sets kl_clip and clip = kl; 0: clip = rescale; none and negative: clip = none",           \
-        take_kl_clip_zero, NULL                                                                    \
-  }
+  ROW("kl_clip", "kl_clip",                                                                        \
+      "sets kl_clip and clip = kl; 0: clip = rescale; none and negative: clip = none",             \
+      take_kl_clip_zero, NULL)
 
 /* lzhangbv/kfac_pytorch, the program of MPD-KFAC and DP-KFAC. */
 static const ng_published lz_names[] = {
     LZ_FACTORS,
     LZ_SOLVES,
-    LZ_DAMPING,
+    SAME("damping", "damping"),
     {"kl_clip", "kl_clip", "sets kl_clip and clip = kl; none, 0 and negative: clip = none",
      take_kl_clip_sign, NULL},
-    LZ_LR,
+    LR,
     {"communicate_inverse_or_not", "grad_worker_fraction",
      "true: 1; false: 0, gradients are sent instead; always true with MPD's eigen, false with DP",
      take_communicate, NULL},
@@ -273,9 +258,9 @@ static const ng_published eva_names[] = {
     LZ_FACTORS,
     {"kfac_update_freq", "", "nothing to set: the published Eva ignores the argument", check_count,
      NULL},
-    LZ_DAMPING,
+    SAME("damping", "damping"),
     EVA_CLIP,
-    LZ_LR,
+    LR,
     EVA_SAMPLES,
     LZ_LAYERS,
 };
@@ -284,17 +269,17 @@ static const ng_published eva_kfac_names[] = {
     LZ_FACTORS,
     LZ_SOLVES,
     {"diag_blocks", "factor_blocks", "sets factor_blocks; cuts between channels", take_same, NULL},
-    LZ_DAMPING,
+    SAME("damping", "damping"),
     EVA_CLIP,
-    LZ_LR,
+    LR,
     EVA_SAMPLES,
     LZ_LAYERS,
 };
 
-/* All classes of lzhangbv/eva have the same arguments; if a class ignores an argument, its value is only checked. */
+/* All classes of lzhangbv/eva have the same arguments.  If a class ignores an argument, only check its value. */
 static const ng_published adasgd_names[] = {
-    LZ_DAMPING,
-    LZ_LR,
+    SAME("damping", "damping"),
+    LR,
     {"fac_update_freq", "", "nothing to set: there are no statistics", check_count, NULL},
     {"kfac_update_freq", "", "nothing to set: nothing is solved", check_count, NULL},
     {"kfac_batch_size", "", "nothing to set: there are no statistics", check_count, NULL},
@@ -311,19 +296,19 @@ static const ng_published sam_names[] = {
      check_count, NULL},
     {"kl_clip", "radius", "sets radius; none, 0 and negative: 0.01", take_radius, NULL},
     {"damping", "", "nothing to set: the published class ignores the argument", check_size, NULL},
-    LZ_LR,
+    LR,
     EVA_SAMPLES,
     LZ_LAYERS,
 };
 
 /* Arguments of the optimizer of tyohei/chainerkfac (Osawa et al. 2019, arXiv 1811.12019). */
 static const ng_published spngd_names[] = {
-    LZ_LR,
+    LR,
     {"momentum", "", "nothing to set: an argument of ng_step_sgd", check_size, NULL},
     {"cov_ema_decay", "stat_decay",
      "1 - cov_ema_decay; cov_ema_decay is the weight of the new sample", take_new_weight, NULL},
-    LZ_DAMPING,
-    {"stab_coeff", "norm_damping", "sets norm_damping", take_same, NULL},
+    SAME("damping", "damping"),
+    SAME("stab_coeff", "norm_damping"),
     {"pi_type", "damping_split", "tracenorm: pi; none: root", take_word, "tracenorm=pi|none=root"},
     {"use_cholesky", "",
      "nothing to set: Cholesky always; the inverse by LU is the same to rounding", take_word,
@@ -354,11 +339,10 @@ const ng_published_names ng_names_kaisa = NAMES(kaisa_names), ng_names_lz = NAME
                          ng_names_adasgd = NAMES(adasgd_names), ng_names_sam = NAMES(sam_names),
                          ng_names_spngd = NAMES(spngd_names);
 
-/* If the name is unknown, the message has the nearest name. */
 ng_status ng_published_set(const ng_published_names *names, const char *method, const char *name,
                            const char *value, ng_options *full, double *lr, bool *gives_lr,
                            char *message, size_t size) {
-  char list[NG_MESSAGE] = ""; /* "a|b|c": names of the rows, to find the nearest */
+  char list[NG_MESSAGE] = ""; /* "a|b|c": all names of the rows, to suggest the nearest */
   for (int32_t i = 0; i < names->count; i++) {
     if (!ng_is(names->row[i].name, name)) {
       const size_t n = strlen(list);

@@ -1,4 +1,5 @@
-/* published.h: helpers of published.c and published_window.c.  They are inline, because a file may use only some. */
+/* published.h: shared by published.c and published_window.c: functions that set a published option (ng_published.set),
+ * and rows.  The functions are inline, because each file uses only some. */
 #ifndef NG_PUBLISHED_H
 #define NG_PUBLISHED_H
 
@@ -6,13 +7,13 @@
 
 typedef struct ng_published_job job;
 
-/* Refuse the value with a message that names the published option. */
+/* Fail: "NAME: 'VALUE', expected ...", where NAME is the published name. */
 static inline ng_status refuse(const job *j, ng_status st, const char *expected) {
   return ng_fail_to(j->message, j->size, st, "%s: '%s', expected %s", j->row->name,
                     ng_quote(j->value).text, expected);
 }
 
-/* Set an option of this library.  If the table refuses the value, the message names the published option, too. */
+/* Set an option of this library.  If its value is refused, the message names both the published and this option. */
 static inline ng_status set_option(job *j, const char *option, const char *value) {
   char why[NG_MESSAGE];
   const ng_option_row *row = NULL;
@@ -22,19 +23,20 @@ static inline ng_status set_option(job *j, const char *option, const char *value
   return NG_OK;
 }
 
-/* Return whether the value is absent: None of Python, null of JSON, or an empty text. */
+/* Return whether the text means "no value": None of Python, null of JSON, or an empty text. */
 static inline bool is_none(const char *text) {
   return text[0] == 0 || ng_same_word(text, "none") || ng_same_word(text, "null");
 }
 
-/* Return whether a word of a row means the value: none, true and false have several spellings in Python and files. */
-static inline bool names_value(const char *word, const char *value) {
+/* Return whether the value is `word`, in any case.  The words none, true and false also have other spellings. */
+static inline bool is_word(const char *word, const char *value) {
   int32_t on;
   return ng_same_word(word, value) || (ng_is(word, "none") && is_none(value)) ||
          (ng_read_bool(value, &on) && ng_is(word, on ? "true" : "false"));
 }
 
-/* Find the word of the row that means the value, and copy the option's value to `here`; false: there is no word. */
+/* Find the value among the words of the row.  Set `here` to the value of this library's option for this word; return
+ * false if the value is not among the words.  In "true=1|false=0; REASON", the words are true and false. */
 static inline bool find_word(const job *j, char *here, size_t size) {
   char words[160], *rest;
   (void)snprintf(words, sizeof words, "%s", j->row->words == NULL ? "" : j->row->words);
@@ -42,20 +44,20 @@ static inline bool find_word(const job *j, char *here, size_t size) {
   for (char *w = strtok_r(words, "|", &rest); w != NULL; w = strtok_r(NULL, "|", &rest)) {
     char *behind = strchr(w, '=');
     if (behind != NULL) *behind++ = 0;
-    if (!names_value(w, j->value)) continue;
+    if (!is_word(w, j->value)) continue;
     (void)snprintf(here, size, "%s", behind == NULL ? w : behind);
     return true;
   }
   return false;
 }
 
-/* Set the option to the published value; a word of the row is replaced by its value first. */
+/* Set the option to the published value, or if the value is a word of the row, to the value for this word. */
 static inline ng_status take_same(job *j) {
   char here[32];
   return set_option(j, j->row->option, find_word(j, here, sizeof here) ? here : j->value);
 }
 
-/* Accept only the words of the row.  If the value is refused, the message lists these words and the reason. */
+/* Accept only words of the row.  The message for another value lists the words, without "=...", and the REASON. */
 static inline ng_status take_word(job *j) {
   char here[32], expected[NG_MESSAGE], *to = expected;
   const char *option = j->row->option, *words = j->row->words;
@@ -70,26 +72,28 @@ static inline ng_status take_word(job *j) {
   return refuse(j, strchr(words, ';') == NULL ? NG_ERR_ARG : NG_ERR_ABSENT, expected);
 }
 
-/* The published preconditioner has an argument lr for the clip.  In this library the clip uses the lr of the step, so
- * the caller gets the published lr. */
+/* In this library lr is an argument of the step.  So return the published lr to the caller. */
 static inline ng_status take_lr(job *j) {
   if (!ng_read_real(j->value, &j->lr) || j->lr < 0) return refuse(j, NG_ERR_ARG, "a number >= 0");
   j->gives_lr = true;
   return NG_OK;
 }
 
-/* Check a number that has no effect here. */
+/* Check a number that has no effect in this library. */
 static inline ng_status check_size(job *j) {
   double v;
   return ng_read_real(j->value, &v) && v >= 0 ? NG_OK : refuse(j, NG_ERR_ARG, "a number >= 0");
 }
 
-/* The row of the published learning rate. */
-#define LZ_LR                                                                                      \
-  { "lr", "", "the lr argument of ng_step", take_lr, NULL }
+/* Rows of several lists.  SAME: a published name whose value becomes the value of `option`. */
+#define ROW(...)                                                                                   \
+  { __VA_ARGS__ }
+#define LR ROW("lr", "", "the lr argument of ng_step", take_lr, NULL)
+#define SAME(name, option) ROW(name, option, "sets " option, take_same, NULL)
 
-#define NAMES_BUT(list, out)                                                                       \
-  { list, (int32_t)(sizeof(list) / sizeof(list)[0]), out }
+/* A list of rows for one program; NAMES_BUT: and the names that are refused. */
+#define NAMES_BUT(list, refused)                                                                   \
+  { list, (int32_t)(sizeof(list) / sizeof(list)[0]), refused }
 #define NAMES(list) NAMES_BUT(list, NULL)
 
 #endif

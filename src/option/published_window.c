@@ -1,43 +1,54 @@
-/* published_window.c: option names of IST-DASLab/M-FAC and EFCP, and the meaning of their values in this library; see
- * published.c. */
+/* published_window.c: as published.c, for the programs of window methods: IST-DASLab/M-FAC and IST-DASLab/EFCP. */
 #include "option/published.h"
 
 static const char where_stored[] =
     "nothing to set: gradients are stored on the device of the context";
 static const char ignored[] = "nothing to set: the published program ignores it";
 
-/* Words (ng_published.words) of several rows. */
+/* Words (ng_published.words) that several rows share. */
 static const char stores[] = "none=topk|global=topk|layer=topk-layer|block=topk-block";
 static const char any_flag[] = "none|true|false";
 static const char only_off[] = "0|0.0|false|none; nothing else is supported";
 static const char on_device[] = "none|[]; gradients are stored on the device of the context";
 
+/* Rows that several lists share.  `form`: the default of the method, which the meaning mentions. */
+#define MOMENTUM(name, form)                                                                       \
+  ROW(name, "window_momentum", "sets window_momentum and window_momentum_form = " form, take_same, \
+      NULL)
+#define DECAY(name)                                                                                \
+  ROW(name, "window_decay", "sets window_decay and window_decay_form = gradient", take_same, NULL)
+#define MASK                                                                                       \
+  ROW("sparse", "window_mask", "sets window_mask: weights that are 0 at ng_ready are masked",      \
+      take_same, NULL)
+#define DENSITY(name)                                                                              \
+  ROW(name, "window_density", "sets window_density; none: 1", take_same, "none=1")
+#define STORE                                                                                      \
+  ROW("topk", "window_store", "none, global: topk; layer: topk-layer; block: topk-block",          \
+      take_topk, stores)
+#define EPS(to) ROW("eps", "damping", "sets damping: added to the " to, take_same, NULL)
+
 static const ng_published mfac_names[] = {
-    LZ_LR,
-    {"ngrads", "window", "sets window: stored gradients", take_same, NULL},
-    {"damp", "damping", "sets damping", take_same, NULL},
-    {"momentum", "window_momentum", "sets window_momentum and window_momentum_form = average",
-     take_same, NULL},
-    {"weight_decay", "window_decay", "sets window_decay and window_decay_form = gradient",
-     take_same, NULL},
-    {"sparse", "window_mask", "sets window_mask: weights that are 0 at ng_ready are masked",
-     take_same, NULL},
+    LR,
+    SAME("ngrads", "window"),
+    SAME("damp", "damping"),
+    MOMENTUM("momentum", "average"),
+    DECAY("weight_decay"),
+    MASK,
     {"moddev", "", where_stored, take_word, on_device},
     {"optdev", "", where_stored, take_word, on_device},
     {"gpus", "", where_stored, take_word, on_device},
 };
 
 static const ng_published ggt_names[] = {
-    LZ_LR,
-    {"r", "window", "sets window: stored gradients", take_same, NULL},
-    {"eps", "damping", "sets damping: added to the singular values", take_same, NULL},
-    {"beta1", "window_momentum", "sets window_momentum and window_momentum_form = gradient",
-     take_same, NULL},
-    {"beta2", "window_forget", "sets window_forget", take_same, NULL},
-    {"wd", "window_decay", "sets window_decay and window_decay_form = gradient", take_same, NULL},
+    LR,
+    SAME("r", "window"),
+    EPS("singular values"),
+    MOMENTUM("beta1", "gradient"),
+    SAME("beta2", "window_forget"),
+    DECAY("wd"),
 };
 
-/* Check the value; in the dense variant, a valid value has no effect. */
+/* In the dense variant a valid value has no effect. */
 static ng_status take_topk(job *j) {
   const ng_options before = *j->full;
   const ng_status st = take_word(j);
@@ -45,6 +56,7 @@ static ng_status take_topk(job *j) {
   return st;
 }
 
+/* 0 disables the clip.  A bound enables clip = norm, unless clip_type has selected clip = value. */
 static ng_status take_clip_bound(job *j) {
   double v;
   if (ng_read_real(j->value, &v) && v == 0) return set_option(j, "clip", "none");
@@ -53,28 +65,25 @@ static ng_status take_clip_bound(job *j) {
 }
 
 static const ng_published efcp_names[] = {
-    LZ_LR,
-    {"ngrads", "window", "sets window: stored gradients", take_same, NULL},
-    {"k_init", "window_density", "sets window_density; none: 1", take_same, "none=1"},
-    {"damp", "damping", "sets damping", take_same, NULL},
+    LR,
+    SAME("ngrads", "window"),
+    DENSITY("k_init"),
+    SAME("damp", "damping"),
     {"wd_type", "window_decay_form",
      "wd: none, weight decay is the update's, 1 - wd without lr there; reg and both: direction",
      take_word, "wd=none|0=none|reg=direction|both=direction|1=direction|2=direction"},
     {"weight_decay", "window_decay", "sets window_decay, by window_decay_form", take_same, NULL},
-    {"momentum", "window_momentum", "sets window_momentum and window_momentum_form = heavy-ball",
-     take_same, NULL},
-    {"sparse", "window_mask", "sets window_mask: weights that are 0 at ng_ready are masked",
-     take_same, NULL},
-    {"topk", "window_store", "none, global: topk; layer: topk-layer; block: topk-block", take_topk,
-     stores},
+    MOMENTUM("momentum", "heavy-ball"),
+    MASK,
+    STORE,
     {"topk_lr_on_update", "window_feedback_lr", "false: 1, lr times the gradient enters", take_word,
      "true=0|false=1"},
     {"precondition_sparse_grad", "window_fill", "true: none; false: added", take_word,
      "true=none|false=added"},
     {"ignore_bn_ln_type", "skip_layers", "all: *norm*,*bn*; none, modules: nothing", take_word,
      "none=|modules=|all=*norm*,*bn*"},
-    {"k", "window_density", "sets window_density; none: 1", take_same, "none=1"},
-    {"m", "window", "sets window: stored gradients", take_same, NULL},
+    DENSITY("k"),
+    SAME("m", "window"),
     {"use_bf16", "window_dtype", "true: bf16; false: f32", take_word, "true=bf16|false=f32"},
     {"fix", "window_fill", "0 none, 1 gradient, 2 error, 3 rest, 4 added", take_word,
      "0=none|1=gradient|2=error|3=rest|4=added"},
@@ -109,37 +118,34 @@ static const ng_published efcp_names[] = {
 };
 
 static const ng_published sparse_ggt_names[] = {
-    LZ_LR,
-    {"r", "window", "sets window: stored gradients", take_same, NULL},
-    {"k_init", "window_density", "sets window_density; none: 1", take_same, "none=1"},
-    {"topk", "window_store", "none, global: topk; layer: topk-layer; block: topk-block", take_topk,
-     stores},
-    {"eps", "damping", "sets damping: added to the singular values", take_same, NULL},
+    LR,
+    SAME("r", "window"),
+    DENSITY("k_init"),
+    STORE,
+    EPS("singular values"),
     {"beta1", "", "nothing to set: the published class ignores the argument", check_size, NULL},
     {"beta2", "", "nothing to set: the published class ignores the argument", check_size, NULL},
-    {"wd", "window_decay", "sets window_decay and window_decay_form = gradient", take_same, NULL},
+    DECAY("wd"),
 };
 
 static const ng_published lowrank_names[] = {
-    LZ_LR,
-    {"ngrads", "window", "sets window: stored gradients", take_same, NULL},
-    {"num_grads", "window", "sets window: stored gradients", take_same, NULL},
-    {"damp", "damping", "sets damping", take_same, NULL},
-    {"rank", "window_rank", "sets window_rank", take_same, NULL},
+    LR,
+    SAME("ngrads", "window"),
+    SAME("num_grads", "window"),
+    SAME("damp", "damping"),
+    SAME("rank", "window_rank"),
     {"scope", "window_scope",
      "global, none (the aggregate classes): model; tensor (the others): parameter", take_word,
      "none=model|global=model|tensor=parameter"},
-    {"momentum", "window_momentum", "sets window_momentum and window_momentum_form = average",
-     take_same, NULL},
-    {"weight_decay", "window_decay", "sets window_decay and window_decay_form = gradient",
-     take_same, NULL},
+    MOMENTUM("momentum", "average"),
+    DECAY("weight_decay"),
     {"moddev", "", where_stored, take_word, on_device},
     {"optdev", "", where_stored, take_word, on_device},
 };
 
 /* ---- sparse first-order methods --------------------------------------------------------------*/
 
-/* Read two numbers, "(0.9, 0.999)" or "0.9, 0.999". */
+/* Set two options from one text, "(0.9, 0.999)" or "0.9, 0.999". */
 static ng_status take_betas(job *j) {
   char text[64], *end;
   if (is_none(j->value)) return NG_OK;
@@ -154,19 +160,11 @@ static ng_status take_betas(job *j) {
   return st == NG_OK ? set_option(j, "window_forget", comma) : st;
 }
 
-#define TOPK_NAMES                                                                                 \
-  LZ_LR, {"k_init", "window_density", "sets window_density; none: 1", take_same, "none=1"},        \
-      {"topk", "window_store", "none, global: topk; layer: topk-layer; block: topk-block",         \
-       take_topk, stores},                                                                         \
-  {                                                                                                \
-    "weight_decay", "window_decay", "sets window_decay and window_decay_form = gradient",          \
-        take_same, NULL                                                                            \
-  }
+#define TOPK_NAMES LR, DENSITY("k_init"), STORE, DECAY("weight_decay")
 
 static const ng_published topk_sgd_names[] = {
     TOPK_NAMES,
-    {"momentum", "window_momentum", "sets window_momentum and window_momentum_form = heavy-ball",
-     take_same, NULL},
+    MOMENTUM("momentum", "heavy-ball"),
     {"dampening", "", "nothing to set: only 0 is accepted", take_word, only_off},
     {"nesterov", "", "nothing to set: only false is accepted", take_word, only_off},
 };
@@ -174,12 +172,12 @@ static const ng_published topk_adam_names[] = {
     TOPK_NAMES,
     {"betas", "window_momentum", "two numbers: window_momentum and window_forget", take_betas,
      NULL},
-    {"eps", "damping", "sets damping: added to the root of the second moment", take_same, NULL},
+    EPS("root of the second moment"),
     {"amsgrad", "", "nothing to set: only false is accepted", take_word, only_off},
 };
 static const ng_published topk_adagrad_names[] = {
     TOPK_NAMES,
-    {"eps", "damping", "sets damping: added to the root of the sum", take_same, NULL},
+    EPS("root of the sum"),
     {"wd_type", "window_decay_form", "wd: none; reg and both: gradient", take_word,
      "wd=none|0=none|reg=gradient|both=gradient|1=gradient|2=gradient"},
 };
@@ -187,9 +185,9 @@ const ng_published_names ng_names_topk_sgd = NAMES(topk_sgd_names),
                          ng_names_topk_adam = NAMES(topk_adam_names),
                          ng_names_topk_adagrad = NAMES(topk_adagrad_names);
 
-/* Arguments of the programs that run the optimizers of EFCP: main.py, the FFCV section, the scripts of ASDL and
- * HuggingFace. */
-static const ng_refused_names efcp_out[] = {
+/* Arguments of the programs that use the optimizers of EFCP (main.py with its section for FFCV, the scripts of ASDL and
+ * HuggingFace), and what to use instead. */
+static const ng_refused_names efcp_refused[] = {
     {"model|dataset|dataset_path|dataset_name|load_random_model|width|depth|train_size|"
      "augmentation|auto_augment|cutout|num_workers",
      "natgrad train has options for data and model"},
@@ -212,7 +210,7 @@ static const ng_refused_names efcp_out[] = {
     {NULL, NULL}};
 
 /* Arguments of the scripts of M-FAC (main_optim.py, main_prun.py) and of EFCP's main_low_rank.py. */
-static const ng_refused_names mfac_out[] = {
+static const ng_refused_names mfac_refused[] = {
     {"model|dataset|dataset_path|optim|batchsize|save",
      "natgrad train has options for data, model and run"},
     {"weightdecay", "the name is weight_decay, as at the optimizer"},
@@ -222,8 +220,8 @@ static const ng_refused_names mfac_out[] = {
      "natgrad prune prunes"},
     {NULL, NULL}};
 
-const ng_published_names ng_names_mfac = NAMES_BUT(mfac_names, mfac_out),
+const ng_published_names ng_names_mfac = NAMES_BUT(mfac_names, mfac_refused),
                          ng_names_ggt = NAMES(ggt_names),
-                         ng_names_efcp = NAMES_BUT(efcp_names, efcp_out),
+                         ng_names_efcp = NAMES_BUT(efcp_names, efcp_refused),
                          ng_names_sparse_ggt = NAMES(sparse_ggt_names),
-                         ng_names_lowrank = NAMES_BUT(lowrank_names, mfac_out);
+                         ng_names_lowrank = NAMES_BUT(lowrank_names, mfac_refused);

@@ -1,10 +1,10 @@
-/* settings.h: two structs with the values of all options.
+/* settings.h: the values of all options.
  *
- *   ng_settings   typed values: numbers, flags and enums
- *   ng_options    ng_settings and the text options; `given` has the options that the caller has set
+ *   ng_settings   the options that are numbers, flags or choices
+ *   ng_options    ng_settings, the options that are texts, and which options the caller has set
  *
- * A preconditioner p has a copy p->opt of the caller's ng_options; a block b has b->base: p->opt.base, overridden by
- * the layer's own options.  ng_set changes both.  ng_ready plans the memory, which must not depend on options that
+ * A preconditioner p has p->opt, a copy of the caller's ng_options.  A block b has b->base: p->opt.base, overridden by
+ * the layer's own options.  ng_set changes both.  The memory that ng_ready plans must not depend on an option that
  * ng_set may change. */
 #ifndef NG_SETTINGS_H
 #define NG_SETTINGS_H
@@ -16,8 +16,7 @@
 
 /* ---- choices ---------------------------------------------------------------------------------*/
 
-/* An enum value is the index of its text in ng_option_row.choice.  The default is not always 0, so an ng_settings of
- * zeros does not have the defaults. */
+/* An enum value is the index of its text in ng_option_row.choice.  The value 0 need not be the default. */
 typedef enum ng_solver {
   NG_SOLVER_CHOLESKY,
   NG_SOLVER_EIGEN,
@@ -108,8 +107,8 @@ typedef enum ng_decay_form { NG_DECAY_GRADIENT, NG_DECAY_DIRECTION, NG_DECAY_NON
 
 /* ---- the list of options ---------------------------------------------------------------------*/
 
-/* All options, ordered by purpose: kind as in ng_option_type, name, type.  This list generates the ids, the fields of
- * ng_settings (of ng_options for text options), and the kinds of the table's rows. */
+/* All options, ordered by purpose: kind (NG_OPTION_<kind>), name, C type.  This list generates the ids, the fields of
+ * ng_settings, and the kinds in the rows of the table.  Options of kind TEXT are fields of ng_options instead. */
 #define NG_OPTION_LIST(X)                                                                          \
   X(CHOICE, solver, ng_solver)                                                                     \
   X(REAL, eigen_floor, double)                                                                     \
@@ -174,10 +173,10 @@ typedef enum ng_option_id { NG_OPTION_LIST(NG_AS_ID) NG_OPTION_COUNT } ng_option
 #define NG_FIELD_INT(name, type) type name;
 #define NG_FIELD_BOOL(name, type) type name;
 #define NG_FIELD_CHOICE(name, type) type name;
-#define NG_FIELD_TEXT(name, type) /* field of ng_options */
+#define NG_FIELD_TEXT(name, type)
 #define NG_AS_FIELD(kind, name, type) NG_FIELD_##kind(name, type)
 typedef struct ng_settings {
-  const char *method, *family; /* point to names of one row of methods.c */
+  const char *method, *family; /* names in the table of methods */
   NG_OPTION_LIST(NG_AS_FIELD)
 } ng_settings;
 #undef NG_AS_FIELD
@@ -189,8 +188,10 @@ typedef struct ng_settings {
 
 /* ---- sets of options -------------------------------------------------------------------------*/
 
-/* A set has one bit for each option; NG_BIT_WORDS: the number of 64-bit words for `count` options. */
-#define NG_BIT_WORDS(count) (((count) + 63) / 64)
+/* One bit for each option. */
+typedef struct ng_option_mask {
+  uint64_t word[(NG_OPTION_COUNT + 63) / 64];
+} ng_option_mask;
 
 static inline bool ng_bits_has(const uint64_t *word, int32_t i) {
   return (word[i / 64] >> (i % 64) & 1) != 0;
@@ -199,20 +200,16 @@ static inline void ng_bits_add(uint64_t *word, int32_t i) {
   word[i / 64] |= UINT64_C(1) << (i % 64);
 }
 
-typedef struct ng_option_mask {
-  uint64_t word[NG_BIT_WORDS(NG_OPTION_COUNT)];
-} ng_option_mask;
-
 /* ---- ng_options -------------------------------------------------------------------------------*/
 
-/* The size of a text option, with its final 0.  Texts are arrays in ng_options, so an assignment copies them. */
+/* Bytes of a text option with its final 0.  Texts are arrays, so that an assignment of ng_options copies them. */
 enum { NG_TEXT_SIZE = 4096 };
 
 struct ng_options {
   ng_settings base;
   char skip_layers[NG_TEXT_SIZE], per_layer[NG_TEXT_SIZE];
   ng_option_mask given; /* options that the caller has set; a method does not change them */
-  bool own_method;      /* these are options of a layer whose line names a method */
+  bool own_method;      /* these options belong to a layer whose own options name a method */
 };
 
 /* ---- option_value.c ---------------------------------------------------------------------------*/
