@@ -73,15 +73,6 @@ static void add_elements(const job *j, double *acc, int64_t at, int64_t stride, 
   }
 }
 
-/* Return whether all n numbers are finite: x - x is 0 if x is finite, otherwise NaN. */
-static bool all_finite(const double *x, int64_t n) {
-  double zero = 0.0;
-  for (int64_t i = 0; i < n; i++) {
-    zero += x[i] - x[i];
-  }
-  return zero == 0.0;
-}
-
 static void clear_doubles(double *x, int64_t n) { memset(x, 0, (size_t)n * sizeof *x); }
 
 /* Set [*from, *to) to the output positions of one axis at which kernel tap k is inside the image. */
@@ -134,7 +125,7 @@ static void sum_planes(job *j, int64_t c0, int64_t c1, double *scratch) {
     const int64_t n = ng_min64(most, c1 - c);
     clear_doubles(plane, n * pixels);
     add_elements(j, plane, c * pixels, j->in->sample_stride, j->take, n * pixels, 1);
-    if (!all_finite(plane, n * pixels)) j->bad = true;
+    if (!ng_all_finite(plane, NG_F64, n * pixels)) j->bad = true;
     for (int64_t i = 0; i < n; i++) {
       double *out = j->out + (c + i) * ng_conv_taps(b);
       if (ng_conv_is_pointwise(b)) {
@@ -176,7 +167,7 @@ static void sum_lines(job *j, int64_t c, int64_t n, double *line, double *sums) 
                      in->column_stride);
       }
     }
-    if (!all_finite(line, wide)) j->bad = true;
+    if (!ng_all_finite(line, NG_F64, wide)) j->bad = true;
     for (int64_t i = 0; i < b->kernel[0]; i++) {
       const int64_t top = y + b->padding[0] - i * b->dilation[0];
       if (top < 0 || top % b->stride[0] != 0 || top / b->stride[0] >= b->out_height) continue;
@@ -216,7 +207,7 @@ static void sum_other_layouts(job *j, int64_t c0, int64_t c1, double *scratch) {
         add_elements(j, scratch, first, in->position_stride, in->run_length, n, in->column_stride);
       } while ((at += in->run_length) < pixels);
     }
-    if (!all_finite(scratch, n)) j->bad = true;
+    if (!ng_all_finite(scratch, NG_F64, n)) j->bad = true;
     memcpy(j->out + c, scratch, (size_t)n * sizeof *scratch);
   }
 }

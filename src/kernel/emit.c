@@ -1,6 +1,6 @@
-/* emit.c: write directions over their gradients; store them; their norms.
+/* emit.c: write directions over their gradients; store directions; compute their norms.
  *
- * In: descriptors of directions d (kernel.h). Out: gradients in place, in the caller's dtype; dense f32; |d|^2.
+ * In: descriptors of directions d (kernel.h). Out: gradients in place, in the caller's dtype; d in dense f32; |d|^2.
  *
  * Tiles are disjoint, so any thread may write any tile. With a rank-one family, emit moves 12 bytes per f32 parameter:
  * two reads, one write. */
@@ -10,8 +10,9 @@
 
 /* ---- gradients in place ------------------------------------------------------------------------*/
 
-/* x <- scale d + k u, where d is `values` or x, and u counts only if `pair`.  An element of magnitude >= limit keeps
- * its x; return the number of such elements.  Flags are constants after inlining, so no variant branches. */
+/* x <- scale d + k u, where d is `values` if has_values, otherwise x; without `pair`, u is not read. If |scale d + k u| >=
+ * limit, the element keeps its x; return the number of such elements. The flags are constants after inlining, so the
+ * loops have no branches. */
 static inline __attribute__((always_inline)) int32_t
 rescale_loop(float *restrict x, const float *restrict values, const float *restrict u, int64_t n,
              float scale, float k, float limit, bool has_values, bool pair) {
@@ -33,7 +34,7 @@ NG_CLONES static int32_t rescale(float *x, const float *values, const float *u, 
                    : rescale_loop(x, NULL, NULL, n, scale, k, limit, false, false);
 }
 
-/* x <- scale x + k u without a test, for results known to be finite. */
+/* x <- scale x + k u without a test against a limit, for results that are known to be finite. */
 NG_CLONES static void rescale_untested(float *restrict x, const float *restrict u, int64_t n,
                                        float scale, float k) {
   for (int64_t i = 0; i < n && u == NULL; i++) {
@@ -44,18 +45,19 @@ NG_CLONES static void rescale_untested(float *restrict x, const float *restrict 
   }
 }
 
-/* Return whether every element of the line fits f32: its bound is below half of FLT_MAX (half covers rounding). */
+/* Return whether every element of the line is known to fit f32: the bound |scale| largest_D + |k| largest_u is below half of
+ * FLT_MAX, which leaves room for rounding. */
 static bool is_finite_known(const ng_direction *e, const ng_line *x) {
-  const double most = fabs(x->scale) * e->largest_D + fabs(x->k) * e->largest_u;
+  const double most = fabs((double)x->scale) * e->largest_D + fabs((double)x->k) * e->largest_u;
   return most > 0.0 && most < 0.5 * (double)FLT_MAX && x->values == NULL;
 }
 
 /* Write a row of adjacent f32 in place. Return the number of elements that kept their gradient. */
 static int32_t write_in_place(const ng_direction *e, float *x, const ng_line *line, int64_t n) {
   if (!is_finite_known(e, line)) {
-    return rescale(x, line->values, line->u, n, (float)line->scale, (float)line->k, INFINITY);
+    return rescale(x, line->values, line->u, n, line->scale, line->k, INFINITY);
   }
-  rescale_untested(x, line->u, n, (float)line->scale, (float)line->k);
+  rescale_untested(x, line->u, n, line->scale, line->k);
   return 0;
 }
 
@@ -63,26 +65,20 @@ static int32_t write_in_place(const ng_direction *e, float *x, const ng_line *li
 static int32_t write_line(const ng_direction *e, int64_t r, int64_t c, int64_t n) {
   const ng_place *v = e->D.place;
   const int64_t row = e->D.row + r, col = e->D.col + c;
-  const float limit = ng_line_limit(v->dtype);
-  float buffer[NG_LINE], tile[NG_LINE], wide[NG_LINE];
-  const ng_line line = ng_line_of(e, r, c, n, buffer);
-  float *x = ng_line_f32(v, row, col, n, tile);
-  int32_t stayed;
-  if (line.in_double) {
-    ng_line_rescale_double(wide, line.values == NULL ? x : line.values, &line, n);
-    stayed = rescale(x, wide, NULL, n, 1.0f, 0.0f, limit);
-  } else {
-    stayed = rescale(x, line.values, line.u, n, (float)line.scale, (float)line.k, limit);
-  }
+  float buffer[NG_LINE], tile[NG_LINE], *x = ng_line_f32(v, row, col, n, tile);
+  const ng_line l = ng_line_of(e, r, c, n, buffer);
+  const int32_t stayed = rescale(x, l.values, l.u, n, l.scale, l.k, ng_line_limit(v->dtype));
   if (x == tile) ng_place_write(v, row, col, n, tile);
   return stayed;
 }
 
-static void write_tile(const ng_direction *e, const ng_tile *t) {
+static void write_tile(void *unused, const void *descriptor, const ng_tile *t) {
+  const ng_direction *e = descriptor;
   const ng_place *v = e->D.place;
   const bool plain = v->dtype == NG_F32 && v->rows_adjacent && ng_line_is_plain(e);
   const int64_t most = ng_place_columns(v);
   int64_t stayed = 0;
+  (void)unused;
   for (int64_t r = t->row; r < t->row + t->rows; r++) {
     ng_line line;
     if (plain && ng_line_in_place(e, r, t->col, &line)) {
@@ -98,83 +94,47 @@ static void write_tile(const ng_direction *e, const ng_tile *t) {
   if (stayed > 0) atomic_fetch_add(e->overflowed, stayed); /* rare, so threads seldom contend */
 }
 
-/* Walk backward: the tiles that `measure` read last are still in the cache. */
-static void write_piece(void *arg, int32_t i) {
-  const ng_tile_list *w = arg;
-  ng_tile_position p = w->from[i + 1];
-  for (ng_tile t; ng_tile_previous(w, i, &p, &t);) {
-    write_tile((const ng_direction *)(const void *)w->list + t.region, &t);
-  }
-}
-
 void ng_emit_gradients(ng_queue *q, const ng_direction *e, int64_t n) {
-  ng_tile_list w;
-  ng_tile_list_cut(q, &w, e, sizeof *e, n);
-  ng_queue_run(q, w.pieces, write_piece, &w);
+  ng_tiles_run(q, e, sizeof *e, n, true, write_tile, NULL);
 }
 
-/* ---- stored directions ---------------------------------------------------------------------------*/
+/* ---- stored directions, norms --------------------------------------------------------------------*/
 
-typedef struct store {
-  ng_tile_list walk;
-  float *const *to;
-} store;
-
-static void store_piece(void *arg, int32_t i) {
-  const store *j = arg;
-  ng_tile_position p = j->walk.from[i];
+static void store_tile(void *arg, const void *descriptor, const ng_tile *t) {
+  const ng_direction *e = descriptor;
+  float *to = ((float *const *)arg)[t->region];
   double pd[NG_LINE];
-  for (ng_tile t; ng_tile_next(&j->walk, i, &p, &t);) {
-    const ng_direction *e = (const ng_direction *)(const void *)j->walk.list + t.region;
-    for (int64_t r = t.row; r < t.row + t.rows; r++) {
-      for (int64_t c = t.col, n; c < t.col + t.cols; c += n) {
-        n = ng_min64(NG_LINE, t.col + t.cols - c);
-        ng_line_double(e, r, c, n, pd);
-        for (int64_t k = 0; k < n; k++) {
-          j->to[t.region][r * e->D.cols + c + k] = (float)pd[k];
-        }
+  for (int64_t r = t->row; r < t->row + t->rows; r++) {
+    for (int64_t c = t->col, n; c < t->col + t->cols; c += n) {
+      n = ng_min64(NG_LINE, t->col + t->cols - c);
+      ng_line_double(e, r, c, n, pd);
+      for (int64_t k = 0; k < n; k++) {
+        to[r * e->D.cols + c + k] = (float)pd[k];
       }
     }
   }
 }
 
 void ng_emit_store(ng_queue *q, const ng_direction *e, float *const *to, int64_t n) {
-  store j = {.to = to};
-  ng_tile_list_cut(q, &j.walk, e, sizeof *e, n);
-  ng_queue_run(q, j.walk.pieces, store_piece, &j);
+  ng_tiles_run(q, e, sizeof *e, n, false, store_tile, (void *)(uintptr_t)to);
 }
 
-/* ---- norms -----------------------------------------------------------------------------------*/
-
-typedef struct norms {
-  ng_tile_list walk;
-  double *part; /* [tiles] */
-} norms;
-
-static void norm_piece(void *arg, int32_t i) {
-  const norms *j = arg;
-  ng_tile_position p = j->walk.from[i];
-  double pd[NG_LINE];
-  for (ng_tile t; ng_tile_next(&j->walk, i, &p, &t);) {
-    const ng_direction *e = (const ng_direction *)(const void *)j->walk.list + t.region;
-    double sum = 0.0;
-    for (int64_t r = t.row; r < t.row + t.rows; r++) {
-      for (int64_t c = t.col, n; c < t.col + t.cols; c += n) {
-        n = ng_min64(NG_LINE, t.col + t.cols - c);
-        ng_line_double(e, r, c, n, pd);
-        for (int64_t k = 0; k < n; k++) {
-          sum += pd[k] * pd[k];
-        }
+static void norm_tile(void *parts, const void *descriptor, const ng_tile *t) {
+  double pd[NG_LINE], sum = 0.0;
+  for (int64_t r = t->row; r < t->row + t->rows; r++) {
+    for (int64_t c = t->col, n; c < t->col + t->cols; c += n) {
+      n = ng_min64(NG_LINE, t->col + t->cols - c);
+      ng_line_double(descriptor, r, c, n, pd);
+      for (int64_t k = 0; k < n; k++) {
+        sum += pd[k] * pd[k];
       }
     }
-    j->part[t.index] = sum;
   }
+  ((double *)parts)[t->index] = sum;
 }
 
 void ng_emit_norm2(ng_queue *q, const ng_direction *e, int64_t n, double *parts, double *out) {
-  norms j = {.part = parts};
-  ng_tile_list_cut(q, &j.walk, e, sizeof *e, n);
-  ng_queue_run(q, j.walk.pieces, norm_piece, &j);
+  ng_tiles_run(q, e, sizeof *e, n, false, norm_tile, parts);
   for (int64_t i = 0; i < n; i++) {
     const int64_t tiles = ng_tiles_of(e[i].D.rows, e[i].D.cols);
     out[i] = 0.0;

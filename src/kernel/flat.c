@@ -31,14 +31,15 @@ int32_t ng_flat_list_chunks(const ng_flat *range, int64_t ranges) {
 
 /* ---- one line --------------------------------------------------------------------------------*/
 
-/* n <= NG_FLAT_LINE elements: p has the addresses of the first one. from: its number in the parameter. */
+/* A line: n <= NG_FLAT_LINE elements of a range. The pointers of p point to the first element of the line, which is
+ * element `from` of the parameter. */
 typedef struct line {
   ng_flat_pass p;
   const ng_flat *range;
   int64_t from, n;
 } line;
 
-/* out <- the elements of a parameter, row after row. */
+/* out <- the elements of the line, read from the parameter's gradient or weight v. */
 static void read_flat(const line *l, const ng_place *v, float *out) {
   const int64_t cols = l->range->cols;
   for (int64_t at = 0, n; at < l->n; at += n) {
@@ -136,7 +137,7 @@ static int64_t mix_line(const line *l) {
 static int64_t adam_line(const line *l) {
   const ng_flat_pass *p = &l->p;
   int64_t kept = 0;
-  if (l->range->is_excluded) { /* x is 0 */
+  if (l->range->is_excluded) { /* NG_FLAT_READ has set x to 0 */
     memcpy(p->to, p->v, (size_t)l->n * sizeof *p->to);
     if (p->s != NULL) memcpy(p->next_s, p->s, (size_t)l->n * sizeof *p->next_s);
     return 0;

@@ -1,57 +1,59 @@
 /* flat.h: descriptors of windows: vectors of d elements in flat order, and matrices G whose rows are such vectors.
  *
- * Flat order: the elements of one parameter after the other, row after row. A list of ranges says which elements of which
- * parameters the vectors have. Loops work on chunks of a range, whose sums are added in order, so results do not depend
- * on the number of threads. */
+ * Flat order: parameter after parameter, row after row. A list of ranges defines which elements of which parameters a
+ * vector contains. Threads take chunks of ranges, and the sums of the chunks are added in order, so a result does not
+ * depend on the number of threads. */
 #ifndef NG_FLAT_H
 #define NG_FLAT_H
 
 #include "core/core.h"
 
-/* Elements of a chunk; of a buffer on the stack; of a block of sparse rows (an index in a block has 16 bits). */
+/* CHUNK: elements of a chunk; LINE: elements of a buffer on the stack; BLOCK: elements of a block of a sparse row, so
+ * that an index within a block fits 16 bits. */
 enum { NG_FLAT_CHUNK = 8192, NG_FLAT_LINE = 2048, NG_FLAT_BLOCK = 32768 };
 
-/* The elements [at, at + n) of the vectors. Sums belong to a part of the vectors. */
+/* A range: elements [at, at + n) of the vectors, which are elements [from, from + n) of one parameter. */
 typedef struct ng_flat {
   int64_t at, n;
-  int64_t first_chunk; /* number of chunks of the ranges before */
-  int32_t part;
-  bool is_excluded; /* the parameter is excluded in this step: see ng_flat_op */
-  const struct ng_place *grad, *weight;
-  int64_t cols, from; /* columns of the parameter; the parameter's element that is element `at` */
+  int64_t first_chunk;                  /* number of chunks of the ranges before this range */
+  int32_t part;                         /* which sums the range adds to (ng_rows.k) */
+  bool is_excluded;                     /* the parameter is excluded from this step */
+  const struct ng_place *grad, *weight; /* of the parameter */
+  int64_t cols, from;                   /* columns of the parameter; its first element */
 } ng_flat;
 
-/* A chunk of a list: elements [from, from + n) of a range, at `at` in the vectors. */
+/* A chunk: elements [from, from + n) of a range, which are elements [at, at + n) of the vectors. */
 typedef struct ng_flat_chunk {
   const ng_flat *range;
   int64_t from, n, at;
 } ng_flat_chunk;
 
 static inline int64_t ng_flat_chunks(int64_t n) { return (n + NG_FLAT_CHUNK - 1) / NG_FLAT_CHUNK; }
-/* Compute chunk i of the list; a stored list of chunks would grow with the model. */
+/* Return chunk i of a list of ranges. Chunks are computed, because a stored list would grow with the model. */
 ng_flat_chunk ng_flat_chunk_at(const ng_flat *range, int64_t ranges, int64_t i);
 int32_t ng_flat_list_chunks(const ng_flat *range, int64_t ranges); /* number of chunks of a list */
 
-/* What a pass does with each element of the vectors. g: the bound gradient; w: the bound weight. "Or v": if the value is
- * not finite, the element becomes v and is counted. Arithmetic is in double, rounded once. */
+/* What a pass does with every element of the vectors. g: the bound gradient; w: the bound weight; E: elements of excluded
+ * parameters; M: elements with mask 0. "a or b" means: a; if a is not finite, b, and the pass counts the element.
+ * Arithmetic is in double and rounded once. */
 typedef enum ng_flat_op {
-  NG_FLAT_READ, /* to <- g; masked, excluded: 0. Counts lines with some |g| > limit that is not excluded */
-  NG_FLAT_DECAY, /* to <- to + take w, unless masked or excluded. Counts lines that are not finite */
+  NG_FLAT_READ, /* to <- g; E, M: to <- 0. Count the lines in which some |g| outside E exceeds limit */
+  NG_FLAT_DECAY, /* to <- to + take w; E, M: unchanged. Count the lines with a non-finite element */
   NG_FLAT_MASK,  /* mask <- 1 where w is not 0, else 0 */
-  NG_FLAT_CLEAR,   /* excluded: to <- v (NULL: 0) */
-  NG_FLAT_SAVE,    /* to <- take to; excluded: to <- -v */
-  NG_FLAT_FILL,    /* where to = 0, unless masked or excluded: to <- x, x <- 0 (x NULL: to <- g) */
-  NG_FLAT_MIX,     /* to <- old v + take x, or v; excluded: to <- v */
-  NG_FLAT_ADAM,    /* to <- old v + take x, or v; next_s <- forget s + (1 - forget) x^2, or s; then
-                    * x <- m to / (sqrt(m2 next_s) + eps); excluded: to <- v, next_s <- s. s NULL: x <- to */
-  NG_FLAT_DIVIDE,  /* next_s <- s + to^2, or s; to <- to / (sqrt(next_s) + eps) */
-  NG_FLAT_LIMIT,   /* to <- 0 where |to| take > limit; counts these */
-  NG_FLAT_COUNT,   /* counts elements that are neither masked nor excluded */
-  NG_FLAT_MEASURE, /* out <- <g, to>, <g, g>, <to, to>, unless excluded */
+  NG_FLAT_CLEAR, /* E: to <- v, or 0 if v is NULL; others: unchanged */
+  NG_FLAT_SAVE,  /* to <- take to; E: to <- -v */
+  NG_FLAT_FILL,  /* where to = 0: to <- x, x <- 0 (x NULL: to <- g); E, M: unchanged */
+  NG_FLAT_MIX,   /* to <- old v + take x or v; E: to <- v */
+  NG_FLAT_ADAM,  /* to <- old v + take x or v; next_s <- forget s + (1 - forget) x^2 or s; then
+                    * x <- m to / (sqrt(m2 next_s) + eps), or x <- to if s is NULL; E: to <- v, next_s <- s */
+  NG_FLAT_DIVIDE,  /* next_s <- s + to^2 or s; to <- to / (sqrt(next_s) + eps) */
+  NG_FLAT_LIMIT,   /* to <- 0 where |to| take > limit; count these elements */
+  NG_FLAT_COUNT,   /* count the elements outside E and M */
+  NG_FLAT_MEASURE, /* out <- <g, to>, <g, g>, <to, to> over the elements outside E */
   NG_FLAT_OPS
 } ng_flat_op;
 
-/* A pass over vectors: out[0] <- the number of elements or lines that were counted, or out[3] <- sums. */
+/* A pass over vectors: out[0] <- the count of elements or lines; NG_FLAT_MEASURE: out[3] <- the sums. */
 typedef struct ng_flat_pass {
   ng_flat_op op;
   const ng_flat *range;
@@ -65,20 +67,20 @@ typedef struct ng_flat_pass {
 } ng_flat_pass;
 
 typedef enum ng_rows_kind {
-  NG_ROWS_WHOLE, /* [places, stride] elements of f32 or bf16; the ranges have chunks */
-  NG_ROWS_SPARSE, /* [places, stride] values and their 16-bit indices in blocks; the ranges are blocks */
-  NG_ROWS_LOW_RANK /* [places, stride] f32: for each range the factors of P Q'; the ranges are parameters */
+  NG_ROWS_WHOLE,   /* value: all elements of a row, f32 or bf16 */
+  NG_ROWS_SPARSE,  /* value: the stored elements of a row, f32 or bf16; each range is a block */
+  NG_ROWS_LOW_RANK /* value: the factors P and Q of a row, f32; each range is a parameter */
 } ng_rows_kind;
 
-/* The low-rank rows of a range: P [rank, rows] and Q [rank, cols] begin at element `at` of a row. rank 0: the rows * cols
- * elements themselves. */
+/* A parameter [rows, cols] in a low-rank row is P Q'; P [rank, rows] and then Q [rank, cols] are stored from element
+ * `at` of the row on. rank 0: the rows * cols elements themselves are stored. */
 typedef struct ng_factors {
   int64_t rows, cols, rank, at;
 } ng_factors;
 
-/* Rows G in use, and what to compute from them:
+/* The matrix G of a window: `places` places for rows, of which `used` contain one. The entries compute
  *     row_products: k[part][place] += <row, x> over the elements of each part, for every row in use
- *     row_combine:  u <- by[part] u + sum over rows in use of c[part][place] row; by = 0: u is not read */
+ *     row_combine:  u <- by[part] u + sum over rows in use of c[part][place] row; if by = 0, u is not read */
 typedef struct ng_rows {
   ng_rows_kind kind;
   ng_dtype dtype;
@@ -86,17 +88,18 @@ typedef struct ng_rows {
   int64_t ranges;
   int64_t places, used, head;
   const int64_t *place; /* [used] places of the rows in use */
-  const void *value;
+  const void *value;    /* [places, stride]: see ng_rows_kind */
   int64_t stride;
-  /* Sparse: indices [places, stride], and the position of a block's first entry [places, blocks], plus `before`. The
-   * first range is block first_block. Positions from a loaded file are limited to the row. */
+  /* Sparse rows: index [places, stride] is the index of each value in its block. begin [places, blocks] minus `before` is
+   * the position in the row of each block's first value. The first range is block first_block. Readers clamp `begin`,
+   * which may come from a damaged file, to [0, stride]. */
   const uint16_t *index;
   const int32_t *begin;
   int64_t blocks, first_block, before;
-  const ng_factors *factors; /* [ranges] low-rank */
-  double *tile;              /* [threads, NG_FLAT_BLOCK] scratch, sparse */
-  double *unit;              /* [chunks or ranges, used] scratch */
-  const float *x;            /* NULL: the row at `head`; not for whole rows */
+  const ng_factors *factors; /* [ranges], for low-rank rows */
+  double *tile;              /* [threads, NG_FLAT_BLOCK] scratch for sparse rows */
+  double *unit;              /* [chunks, used] (whole rows) or [ranges, used] scratch */
+  const float *x;            /* NULL: x is the row at `head`; whole rows need an x */
   double *k;                 /* [parts, places] */
   const double *c;           /* [parts, places] */
   const double *by;          /* [parts] */
@@ -105,43 +108,45 @@ typedef struct ng_rows {
 
 /* ---- low-rank rows ---------------------------------------------------------------------------*/
 
-/* 48-bit numbers x_i + rest_i, two f32 each. */
+/* An array of numbers of 48 bits: number i is x[i] + rest[i]. */
 typedef struct ng_pair {
   float *x, *rest;
 } ng_pair;
 
 /* One power iteration for a parameter a [rows, cols], PowerSGD (Vogels et al. 2019, arXiv 1905.13727):
  *     a <- e + by a;  P <- orthonormal columns of a Q;  Q <- a' P;  a <- a - P Q'
- * from has the old Q, to receives the new P and Q; both have the layout of ng_factors. A column of P that is only the
- * rounding error of earlier columns becomes 0, and its column of Q stays. Products are in double.
- * excluded: P <- 0, Q stays, a <- e. rank 0: to <- by a, a <- 0. */
+ * `from` contains the old Q, `to` receives the new P and Q; both have the layout of ng_factors. If a column of P consists
+ * only of rounding errors, it becomes 0, and the same column of Q keeps its old value. Products are in double.
+ * is_excluded: P <- 0, Q keeps its old value, a <- e. rank 0: to <- by a, a <- 0. */
 typedef struct ng_low_rank {
   ng_factors shape;
   bool is_excluded;
   double by;
-  ng_pair a, e; /* [rows * cols]; e.x NULL: a is the sum already */
+  ng_pair a, e; /* [rows * cols]; e.x NULL: a already contains e + by a */
   ng_pair from, to;
   double *work; /* [rank (rows + cols)] scratch */
 } ng_low_rank;
 
 /* ---- top-k selection -------------------------------------------------------------------------*/
 
-/* The key of a float is its 31 bits without the sign: keys are ordered as magnitudes. NG_LARGEST_COUNTS: scratch of one
- * thread. */
+/* The key of a float is its bits without the sign: of two floats, the larger magnitude has the larger key.
+ * NG_LARGEST_BINS: bins of a histogram; NG_LARGEST_COUNTS: counts of one thread. */
 enum { NG_LARGEST_BINS = 2048, NG_LARGEST_COUNTS = 4 * NG_LARGEST_BINS };
 
-/* A group of elements x from which k are selected:
- *     largest_select   x <- error + by x; chosen[0..k) <- the indices of the k largest |x_i|, ascending; of equal
- *                   magnitudes the first
- *     largest_count    the same sum; count[digit] <- the number of keys that begin with `prefix`, by their next `digits`
- *                   bits, which end at bit `shift`; digits = 0: count[0], count[1] <- keys above and equal to prefix
- *     largest_collect  chosen[0..selected) <- the indices of keys above `prefix` and of the first `equal` keys equal to it
- *     largest_store    value[j], index[j] <- x[chosen[j]], rounded, and its index in its block; x <- the rounding error;
- *                   begin[i] <- first + the number of entries before block i; first + size if no entry is behind */
+/* A group of n elements x, of which the k largest magnitudes are selected; of equal magnitudes the first are selected.
+ * largest_select and largest_count begin with x <- error + by x.
+ *     largest_select   chosen[0..k) <- the indices of the k largest |x_i|
+ *     largest_count    for ranks that select jointly. digits > 0: count[d] <- how many keys have `prefix` as leading bits
+ *                      and d as their next `digits` bits, the last of which is bit `shift`.
+ *                      digits = 0: count[0], count[1] <- how many keys are above `prefix`, how many are equal
+ *     largest_collect  chosen[0..*selected) <- the indices of the keys above `prefix` and of the first `equal` equal keys
+ *     largest_store    value[j], index[j] <- x[chosen[j]], rounded to dtype, and its index in its block;
+ *                      x[chosen[j]] <- its rounding error; begin[i] <- first + the number of values before block i, or
+ *                      first + size if the blocks from i > 0 on have no value */
 typedef struct ng_largest {
   float *x;
   int64_t n, k;
-  const float *error; /* NULL: x is the sum already; x_i <- error_i if the sum is not finite */
+  const float *error; /* NULL: x already is the sum; if a sum is not finite, x_i <- error_i */
   float by;
   int32_t *chosen; /* [n], ascending */
   uint32_t prefix;
@@ -155,14 +160,15 @@ typedef struct ng_largest {
   int64_t blocks, first, size;
 } ng_largest;
 
-/* n entries of a sparse row as doubles, for a sum over ranks: the bits of the value + 2^32 * index. */
+/* Pack n values of a sparse row and their indices into doubles that ranks can sum: entry = bits of the value + 2^32
+ * index. */
 typedef struct ng_largest_pack {
   ng_dtype dtype;
   int64_t n;
   void *value;
   uint16_t *index;
   double *entry;
-  bool unpacks; /* read the entries; else write them */
+  bool unpacks; /* true: value, index <- entry; false: entry <- value, index */
 } ng_largest_pack;
 
 #endif

@@ -1,11 +1,11 @@
 /* gram_conv.c: the input factor of a convolution (Grosse & Martens 2016, arXiv 1602.01407, equations 11 to 13).
  *
- * In: images in any strides, f32, bf16 or f16. Out: S += alpha sum over samples and output positions of a a', a: the
+ * In: images in any strides, f32, bf16 or f16. Out: S += alpha sum over samples and output positions of a a'; a is the
  * zero-padded patch in the order (kernel offset, channel), followed by a 1 for a bias.
  *
- * The plain method writes tiles of patches and takes their Gram matrix. It accepts every geometry and is the oracle
- * of the fast method for stride 1 (gram_shift.c), which stores no patches. If each patch is one pixel, gram_rows.c
- * computes the factor.
+ * The plain method writes patches as rows of a tile (im2col) and computes the Gram matrix of the tile. It accepts every
+ * geometry, and is the oracle of the fast method for stride 1 (gram_shift.c), which stores no patches. If each patch is
+ * one pixel, gram_rows.c computes the factor.
  *
  * The threads of the queue fill a tile; then one thread calls BLAS, which has threads of its own. BLAS multiplies
  * by alpha when it adds the tile to S. */
@@ -14,7 +14,7 @@
 
 /* ---- patches ---------------------------------------------------------------------------------*/
 
-/* kernel_height: image rows under the kernel at one output row; padded_width: pixels of a padded image row. */
+/* kernel_height: how many image rows a kernel covers, dilation included; padded_width: pixels of a padded image row. */
 static int64_t kernel_height(const ng_conv *c) { return (c->kernel[0] - 1) * c->dilation[0] + 1; }
 static int64_t padded_width(const ng_conv *c) { return c->width + 2 * c->padding[1]; }
 
@@ -26,7 +26,7 @@ typedef struct patch_tile {
   int32_t pieces;       /* number of pieces, each for one thread */
   float *to;            /* the tile [count, ld] */
   int64_t ld;
-  float *window; /* of each piece: kernel_height padded rows; image row y is at ring_slot(y) */
+  float *window; /* of each piece: kernel_height padded image rows; row y is in ring_slot(y) */
 } patch_tile;
 
 static int64_t window_floats(const ng_conv *c, int64_t channels) {
@@ -36,7 +36,7 @@ static int64_t window_floats(const ng_conv *c, int64_t channels) {
 /* Return the slot of image row y, which is negative in the padding. The window is a ring of rows. */
 static int64_t ring_slot(int64_t y, int64_t span) { return (y % span + span) % span; }
 
-/* Load row y of image n into its slot of the window; a row of the padding is zero. */
+/* Load row y of image n, with its horizontal padding, into its slot of the window; a row of the vertical padding is 0. */
 static void load_image_row(const patch_tile *t, float *window, int64_t n, int64_t y) {
   const ng_conv *c = t->c;
   const int64_t wide = t->in.c1 - t->in.c0, row = padded_width(c) * wide;
@@ -46,8 +46,8 @@ static void load_image_row(const patch_tile *t, float *window, int64_t n, int64_
   ng_pixels_load(&t->in, n, y * c->width, c->width, to + c->padding[1] * wide, wide);
 }
 
-/* Copy the patch at image row y0 and padded column x0 from the window to `out`. If dilation is 1, kernel rows are
- * runs. */
+/* Copy the patch whose first pixel is at image row y0 and padded column x0 from the window to `out`. Without horizontal
+ * dilation, the pixels under a kernel row are contiguous. */
 static void copy_patch(const patch_tile *t, const float *window, int64_t y0, int64_t x0,
                        float *out) {
   const ng_conv *c = t->c;
@@ -72,7 +72,7 @@ static void copy_patches(void *arg, int32_t i) {
   const patch_tile *t = arg;
   const ng_conv *c = t->c;
   float *window = t->window + i * window_floats(c, t->in.c1 - t->in.c0);
-  int64_t from, to, last_n = -1, next = 0; /* rows of image last_n below `next` are in the window */
+  int64_t from, to, last_n = -1, next = 0; /* the window contains rows < next of image last_n */
   ng_piece_bounds(t->count, t->pieces, i, &from, &to);
   for (int64_t k = from; k < to;) {
     const int64_t g = t->first + k, n = g / (c->out_height * c->out_width),
@@ -97,8 +97,8 @@ static ng_conv with_channels(const ng_conv *c, int64_t channels) {
   return n;
 }
 
-/* Return the floats that one piece needs: doubles for the sums of all taps and for their scratch. The sums are in
- * double, because the values of many positions may cancel. */
+/* Return how many floats of scratch a piece needs for the sums of all taps and for ng_box_sample, both in double,
+ * because the values of many positions may cancel. */
 static int64_t reduce_scratch(const ng_conv *c, int64_t channels) {
   const ng_conv box = with_channels(c, channels);
   return 2 * (ng_round16(ng_times(channels, ng_conv_taps(c))) +
@@ -119,8 +119,8 @@ static ng_view sample_view(const ng_pixels *p, int64_t n) {
   return one;
 }
 
-/* Each row of the tile is a sample. KFAC-reduce (Eschenhagen et al. 2023) takes the mean (how == 1) or the sum of its
- * patches, and of the 1 of the bias, before the outer product. */
+/* Fill the rows of piece i with one row for each sample: KFAC-reduce (Eschenhagen et al. 2023) forms the outer product
+ * of the mean (how == 1) or sum (how == 2) of all patches of a sample. The 1 of the bias is averaged or summed, too. */
 static void reduce_samples(void *arg, int32_t i) {
   const reduction *t = arg;
   const ng_conv *c = t->p.c;
@@ -144,7 +144,8 @@ static void reduce_samples(void *arg, int32_t i) {
 
 /* ---- the plain method -------------------------------------------------------------------------*/
 
-/* On a device, add_gram may still read the tile when it returns. So the loop waits before it refills the tile. */
+/* On a device, add_gram may still read the tile after add_gram has returned. So the loop waits before it refills the
+ * tile. */
 void ng_gram_conv_plain(ng_queue *q, const ng_gram *g, float *scratch) {
   const ng_conv *c = &g->conv;
   const bool reduced = g->reduce != 0;
@@ -202,7 +203,7 @@ int64_t ng_gram_conv_scratch(const ng_queue *q, const ng_conv *conv, int64_t in,
   const int64_t piece = ng_max64(window_floats(conv, in), reduce_scratch(conv, in));
   int64_t floats = ng_plus(tile, ng_times(q->threads, piece));
   floats = ng_max64(floats, ng_tile_floats(ng_max64(in, out) + 1));
-  if (ng_conv_shift_fits(conv, 1)) { /* fewer channels may fit if all do not */
+  if (ng_conv_shift_fits(conv, 1)) { /* a group of channels may fit even if all channels do not */
     floats = ng_max64(floats, ng_conv_shift_scratch(conv, in));
   }
   return floats;

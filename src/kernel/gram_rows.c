@@ -23,7 +23,8 @@ void ng_gram_bias_row(ng_queue *q, const ng_gram *g, float *scratch) {
   q->la->wait(q); /* the caller reuses the scratch */
 }
 
-/* Add the Gram matrix of f32 rows of stride ldx, and the row of the bias, whose sums take the rows as one sample. */
+/* Add the Gram matrix of f32 rows at distance ldx in place, then the row of the bias. For the bias, all rows are
+ * described as the positions of one sample. */
 static void add_gram_in_place(ng_queue *q, const ng_gram *g, int64_t ldx, float *scratch) {
   const float *X = (const float *)(const void *)ng_view_at(&g->x, 0, 0, g->c0);
   const int64_t rows = g->samples * g->x.positions, cols = g->c1 - g->c0;
@@ -60,7 +61,8 @@ typedef struct row_tile {
   int64_t ld;
 } row_tile;
 
-/* Copy the rows of piece i in the order of memory: by position if positions have the larger stride, else by sample. */
+/* Copy the rows of piece i to the tile in the order of memory: position after position if positions have the larger
+ * stride, otherwise sample after sample. */
 static void copy_rows(void *arg, int32_t i) {
   const row_tile *t = arg;
   const ng_gram *r = t->r;
@@ -80,8 +82,8 @@ static void copy_rows(void *arg, int32_t i) {
   }
 }
 
-/* Each row of the tile is the mean or the sum over the positions of a sample. The sums of 64 columns at a time stay
- * in registers and the L1 cache. */
+/* Fill the rows of piece i with the mean or sum over the positions of each sample. The loop sums 64 columns at a time,
+ * whose sums stay in registers and the L1 cache. */
 static void reduce_rows(void *arg, int32_t i) {
   enum { WIDE = 64, ROWS = 32 };
   const row_tile *t = arg;
@@ -116,13 +118,13 @@ static void reduce_rows(void *arg, int32_t i) {
 
 /* ---- the entry -----------------------------------------------------------------------------*/
 
-/* Return the floats for a tile, or for ng_gram_bias_row: its sums (doubles), its row (floats) and ng_box_scratch. */
+/* A call needs a tile or, in ng_gram_bias_row, the sums in double, the row in f32 and ng_box_scratch. */
 int64_t ng_gram_rows_scratch(int64_t columns) {
   return ng_tile_floats(columns + 1) + 4 * ng_round16(columns + 1);
 }
 
-/* Return the stride of rows that BLAS can read in place, or 0. The elements of a row must be adjacent, all rows at
- * the same distance, and no row may overlap another (as on an expanded axis). */
+/* Return the distance of rows that BLAS can read in place, or 0 if there is none. The elements of a row must be
+ * adjacent, all rows must have the same distance, and rows must not overlap, as they do along an axis of stride 0. */
 static int64_t row_stride(const ng_gram *r) {
   const ng_view *v = &r->x;
   const int64_t S = v->positions, wide = r->c1 - r->c0;
@@ -137,7 +139,7 @@ static int64_t row_stride(const ng_gram *r) {
   return by >= wide && ng_linalg_fits(by) ? by : 0;
 }
 
-/* If an array has positions outermost and only some samples are used, its rows have gaps, so it needs tiles. */
+/* Add one descriptor, in place or by tiles. */
 static void add_rows(ng_queue *q, const ng_gram *g, float *scratch) {
   const int64_t S = g->x.positions, cols = g->c1 - g->c0, wide = cols + (g->has_ones ? 1 : 0);
   const bool reduced = g->reduce != 0 && S > 1;

@@ -7,20 +7,19 @@
  *
  * x[r]: the channels of pixel r, 0 outside the image; W(k): the rectangle of pixels that tap k covers over all output
  * positions. Blocks with the same displacement d sum the same products and differ at the border only. For every d of a
- * half plane (13 for 3x3, instead of 45 blocks of a symmetric 9x9 grid) this file computes the sum over all r with r
- * and r + d inside the image, and the sums over the few rows, columns and pixels that some block lacks. M[i, j] is the
- * sum over the i-th of these rows and the j-th of these columns; index 0 means all rows or all columns:
+ * half plane (13 for a 3x3 kernel, instead of 45 blocks) this file computes the sum over all r for which r and r + d are
+ * inside the image, and the sums over the few image rows, image columns and pixels r that are missing in some block.
+ * M[i, j] is the sum over the pixels r in the i-th such row and the j-th such column; index 0 means all rows or all
+ * columns. By inclusion and exclusion (all pixels - missing rows - missing columns + their common pixels)
  *
- *     A[k, k'] = sum over i in {0} + rows lacking, j in {0} + columns lacking of
- *                (-1)^([i > 0] + [j > 0]) M[i, j]
+ *     A[k, k'] = sum over i in {0, missing rows}, j in {0, missing columns} of (-1)^([i > 0] + [j > 0]) M[i, j]
  *
- * by inclusion and exclusion: all - rows - columns + corners. The result is exact for any padding and dilation; Grosse
- * & Martens 2016, section 3.1, neglect the border.
+ * The result is exact for any padding and dilation; Grosse & Martens 2016, section 3.1, neglect the border.
  *
- * A tile stores samples as [y][x][sample][channel]. So a run of pixels of an image row and the run at displacement d
- * are tile rows at a constant offset: one GEMM, without padding the images. Zero-padded images with samples outermost
- * would need one GEMM a displacement instead of one an image row, but would multiply zeros: 13 % more work at 32x32,
- * 3.6 times as much at 4x4.
+ * A tile stores samples as [y][x][sample][channel]. So pixels of an image row and the pixels displaced by d are two
+ * matrices at a constant distance in memory, and one GEMM multiplies them. Zero-padded images would need one GEMM for
+ * each displacement instead of one for each image row, but that GEMM would multiply zeros: 13 % more work at 32x32
+ * pixels, 3.6 times as much at 4x4.
  *
  * Rounding: M[0, 0] is larger than a block by about (k-1)/size for a kernel of k taps and an image of `size` pixels
  * along an axis, so the subtraction loses a fraction of one bit. */
@@ -34,9 +33,9 @@ typedef struct job {
   ng_queue *q;
   ng_pixels in;
   ng_axis v, h;
-  int64_t C, samples, first; /* samples of the tile; index of its first sample in the batch */
-  int64_t edge, columns;
-  float *tile, *edges, *product;
+  int64_t C, samples, first;     /* samples of the tile; index of its first sample in the batch */
+  int64_t edge, columns;         /* ng_shift_edge, ng_shift_columns */
+  float *tile, *edges, *product; /* pixels; copies of edge columns; matrices M */
   float alpha;
   ng_sym S;
   int32_t pieces;
@@ -49,7 +48,8 @@ static float *pixel_at(const job *j, int64_t y, int64_t x) {
   return j->tile + (y * j->h.size + x) * j->samples * j->C;
 }
 
-/* Return the copy of pixel (y, x) of an edge column. Copies are [column][y][sample][channel]: a column is a run. */
+/* Return the copy of pixel (y, x) of an edge column. The copies are stored as [column][y][sample][channel], so that the
+ * pixels of a column are contiguous. */
 static float *edge_pixel_at(const job *j, int64_t x, int64_t y) {
   const int64_t slot = x < j->edge ? x : x - j->h.size + j->columns;
   return j->edges + (slot * j->v.size + y) * j->samples * j->C;
@@ -86,8 +86,8 @@ static float *product_at(const job *j, int64_t i, int64_t k) {
   return j->product + (i * ng_strips_count(&j->sx) + k) * j->C * j->C;
 }
 
-/* M[c, c'] = beta M[c, c'] + sum over `pixels` pixels and all samples of x[c] y[c']. BLAS splits long sums after some
- * 400 rows, but its kernels for small matrices do not: parts of 1024 rows bound their rounding error. */
+/* M[c, c'] = beta M[c, c'] + sum over `pixels` pixels and all samples of x[c] y[c']. The sum is computed in parts of 1024
+ * rows, to bound its rounding error: BLAS does not split long sums of small matrices. */
 static void add_product(const job *j, int64_t pixels, const float *X, const float *Y, float beta,
                         float *M) {
   const int64_t C = j->C, rows = pixels * j->samples;
@@ -142,13 +142,13 @@ static void multiply_strips(const job *j) {
 
 enum { PANEL = 32, RUN = 256 };
 
-/* The matrices M whose combination is a block: at[0] (all pixels) and at[1 .. plus) are added, the rest subtracted. */
+/* The matrices M whose combination is a block: at[0 .. plus) are added, at[plus .. n) subtracted; at[0] is M[0, 0]. */
 typedef struct terms {
   const float *at[NG_SHIFT_MAX_PRODUCTS];
   int64_t n, plus;
 } terms;
 
-/* to[r] = element at + r of the combined matrices, r < n. */
+/* to[r] = element at + r of the block that the terms describe, r < n. */
 NG_CLONES static void combine(const terms *t, int64_t at, int64_t n, float *to) {
   memcpy(to, t->at[0] + at, (size_t)n * sizeof *to);
   for (int64_t k = 1; k < t->n; k++) {
@@ -166,7 +166,7 @@ NG_CLONES static void add_scaled(float *to, const float *from, int64_t n, float 
   }
 }
 
-/* Add a plain piece (rs == 1) to S: a row of the product is a column of S, both contiguous. */
+/* Add a plain piece (rs == 1) of a block to S: a row of M is a column of S, and both are contiguous. */
 static void add_plain(const terms *t, int64_t C, const ng_piece *p, int64_t c0, int64_t r0,
                       float alpha) {
   for (int64_t c = 0; c < p->cols; c++) {
@@ -183,8 +183,8 @@ static void add_plain(const terms *t, int64_t C, const ng_piece *p, int64_t c0, 
   }
 }
 
-/* Add a transposed piece (rs != 1) to S. Its rows are columns of the product, transposed in panels that stay in
- * cache. */
+/* Add a transposed piece (rs != 1) of a block to S. Its rows are columns of M, so panels of M that fit the cache are
+ * transposed. */
 static void add_transposed(const terms *t, int64_t C, const ng_piece *p, int64_t c0, int64_t r0,
                            float alpha) {
   for (int64_t c = 0; c < p->cols; c += PANEL) {
@@ -204,7 +204,7 @@ static void add_transposed(const terms *t, int64_t C, const ng_piece *p, int64_t
   }
 }
 
-/* Add columns [ca, cb) of the block of tap `row` (rows) and tap `col` (columns) to S. */
+/* Add columns [ca, cb) of block (row, col) of A to S; row and col are taps. */
 static void add_block(const job *j, const terms *t, int64_t row, int64_t col, int64_t ca,
                       int64_t cb) {
   const int64_t C = j->C;
@@ -226,8 +226,8 @@ static void add_block(const job *j, const terms *t, int64_t row, int64_t col, in
   }
 }
 
-/* Add this piece's share of the columns of all blocks of the current displacement. The order of terms is fixed: M[0,
- * 0], added terms, subtracted terms. */
+/* Add piece i, some columns of all blocks of the current displacement, to S. The order of terms is fixed: M[0, 0], then
+ * other added terms, then subtracted terms. */
 static void add_blocks(void *arg, int32_t i) {
   const job *j = arg;
   const ng_range ky = ng_axis_paired_taps(&j->v, j->dy), kx = ng_axis_paired_taps(&j->h, j->dx);
@@ -256,8 +256,8 @@ static void add_blocks(void *arg, int32_t i) {
 
 /* ---- tiles --------------------------------------------------------------------------------*/
 
-/* Add one tile to S. Only half of all displacements are needed, because block (k', k) is the transpose of (k, k') and S
- * stores one triangle. Hence dy >= 0, and dx >= 0 if dy = 0. */
+/* Add one tile to S. S stores one triangle, and block (k', k) is the transpose of block (k, k'), so half of all
+ * displacements suffice: dy >= 0, and dx >= 0 if dy = 0. */
 static void add_tile(job *j, float *gram) {
   ng_queue *q = j->q;
   j->pieces = ng_queue_pieces(q, j->samples * j->v.size * j->h.size * j->C);
@@ -282,7 +282,7 @@ void ng_gram_conv_shift(ng_queue *q, const ng_gram *g, float *scratch) {
   const ng_conv *c = &g->conv;
   if (g->samples <= 0) return;
   const int64_t C = g->c1 - g->c0, most = ng_shift_samples(c, C);
-  /* Tiles have equal sizes, because a small last tile would need as many GEMMs, all short. */
+  /* All tiles have about the same size, because a small last tile needs as many calls of GEMM as a large tile. */
   const int64_t tiles = (g->samples + most - 1) / most, even = (g->samples + tiles - 1) / tiles;
   const ng_shift_layout at = ng_shift_layout_of(c, C, even * C * ng_shift_rows(c));
   job j = {.q = q,

@@ -1,5 +1,5 @@
-/* gram_shift.h: the input factor of a convolution with stride 1, from displacements of kernel taps. gram_shift_plan.c
- * has the geometry, sizes and costs, gram_shift.c the sums; gram_conv.c chooses the method. */
+/* gram_shift.h: the fast method for the input factor of a convolution with stride 1. gram_shift.c explains the method and
+ * computes the sums; gram_shift_plan.c computes geometry, sizes and costs; gram_conv.c chooses between the methods. */
 #ifndef NG_GRAM_SHIFT_H
 #define NG_GRAM_SHIFT_H
 
@@ -9,7 +9,7 @@
 bool ng_conv_shift_fits(const ng_conv *c, int64_t channels);
 int64_t ng_conv_shift_scratch(const ng_conv *c, int64_t channels); /* floats */
 
-/* Return the predicted time in ns for `samples` samples; only the ratio of the two costs matters. */
+/* Return the predicted time in ns of the fast and of the plain method; only the ratio of the two times matters. */
 double ng_conv_shift_cost(const ng_conv *c, int64_t channels, int64_t samples);
 double ng_conv_plain_cost(const ng_conv *c, int64_t channels, int64_t samples);
 
@@ -18,19 +18,20 @@ void ng_gram_conv_shift(ng_queue *q, const ng_gram *g, float *scratch);
 
 /* ---- geometry: gram_shift_plan.c -------------------------------------------------------------*/
 
-enum { NG_SHIFT_MAX_PRODUCTS = 64 }; /* largest number of matrices of a displacement */
+enum { NG_SHIFT_MAX_PRODUCTS = 64 }; /* largest number of matrices M of a displacement */
 
-/* The convolution along one axis: image size, taps, dilation (step), padding, output size. */
+/* The convolution along one axis. */
 typedef struct ng_axis {
-  int64_t size, taps, step, pad, out; /* step: dilation */
+  int64_t size, taps, step, pad, out; /* image size, taps, dilation, padding, output size */
 } ng_axis;
 
 typedef struct ng_range {
   int64_t from, to;
 } ng_range;
 
-/* The coordinates of one axis for a displacement of d taps. all: the coordinates r with r and r + d step in the image.
- * Index 0 means all; 1 .. low are single coordinates from the low end, low+1 .. low+high from the high end. */
+/* Coordinates of one axis for a displacement of d taps. `inner` contains every r for which r and r + d step are inside
+ * the image. Indices i of M[i, j] number parts of `inner`: 0 is all of `inner`; 1 .. low are its first `low` coordinates;
+ * low + 1 .. low + high are its last `high` coordinates, from the end. */
 typedef struct ng_strips {
   ng_range inner;
   int64_t low, high;
@@ -42,18 +43,21 @@ ng_range ng_axis_paired_taps(const ng_axis *a, int64_t d); /* taps k such that k
 ng_strips ng_strips_of(const ng_axis *a, int64_t d);
 static inline int64_t ng_strips_count(const ng_strips *s) { return 1 + s->low + s->high; }
 int64_t ng_strip_at(const ng_strips *s, int64_t i); /* the coordinate of index i > 0 */
-/* Write to `index` the indices that block (k, k + d) combines: 0 and the coordinates that the block lacks. Return their
- * number; 0 means the block is zero. */
+/* Write to `index` the indices from which block (k, k + d) is combined: 0, then those of the coordinates of `inner` that
+ * the block does not contain. Return how many; 0 means that the block is zero. */
 int64_t ng_strips_terms(const ng_axis *a, const ng_strips *s, int64_t d, int64_t k, int64_t *index);
 
-/* Return the columns at either end of the image that a block lacks, or that are displaced from these. */
+/* Return how many image columns at each end a tile stores a second time, in the layout of edge_pixel_at (gram_shift.c). */
 int64_t ng_shift_edge(const ng_conv *c);
-int64_t ng_shift_columns(const ng_conv *c); /* the columns of both ends, at most the width */
-int64_t ng_shift_rows(const ng_conv *c);    /* rows of a sample, with copied columns */
-int64_t ng_shift_samples(const ng_conv *c, int64_t channels); /* at most, in a tile */
+int64_t
+ng_shift_columns(const ng_conv *c); /* such columns at both ends together, at most the width */
+int64_t
+ng_shift_rows(const ng_conv *c); /* pixels that a tile stores for a sample, copies included */
+int64_t ng_shift_samples(const ng_conv *c,
+                         int64_t channels); /* largest number of samples of a tile */
 
-/* Offsets in scratch, in floats. The tile and the copies of its edge columns begin at 0; products: the matrices M[i, j]
- * of one displacement; gram: one symmetric matrix. */
+/* Offsets in scratch, in floats. The tile and the copies of its edge columns begin at 0, the matrices M[i, j] of one
+ * displacement at `products`, and a symmetric matrix of order `channels` at `gram`. */
 typedef struct ng_shift_layout {
   int64_t products, gram, total;
 } ng_shift_layout;

@@ -1,7 +1,7 @@
 /* gram_shift_plan.c: geometry, sizes and costs of the displacements of gram_shift.c.
  *
- * In: a convolution, numbers of channels and samples. Out: for each axis and displacement, the coordinates that a block
- * lacks of the common sum; the size of the scratch; the predicted time. */
+ * In: a convolution, numbers of channels and samples. Out: for each axis and displacement, the coordinates of the common
+ * sum M[0, 0] that are missing in a block; the size of the scratch; the predicted time. */
 #include "kernel/gram_shift.h"
 #include "kernel/pixels.h"
 
@@ -19,7 +19,8 @@ static ng_range intersect(ng_range a, ng_range b) {
   return (ng_range){ng_max64(a.from, b.from), ng_min64(a.to, b.to)};
 }
 
-/* At output u tap k covers k step - pad + u (stride 1). Over all u these coordinates are a range, cut to the image. */
+/* At output position u, tap k covers coordinate k step - pad + u (stride 1). Return the range of these coordinates over
+ * all u, without those outside the image. */
 ng_range ng_axis_tap_range(const ng_axis *a, int64_t k) {
   const int64_t first = k * a->step - a->pad;
   return intersect((ng_range){first, first + a->out}, (ng_range){0, a->size});
@@ -30,8 +31,8 @@ static ng_range paired_coordinates(const ng_axis *a, int64_t d) {
   return intersect((ng_range){0, a->size}, (ng_range){-d * a->step, a->size - d * a->step});
 }
 
-/* Set *low and *high to the paired coordinates that block (k, k + d) lacks at each end; false: it lacks
- * all. */
+/* Set *low and *high to how many paired coordinates are missing in block (k, k + d) at each end. Return false if all are
+ * missing. */
 static bool missing_ends(const ng_axis *a, int64_t d, int64_t k, int64_t *low, int64_t *high) {
   const ng_range all = paired_coordinates(a, d), mine = intersect(all, ng_axis_tap_range(a, k));
   if (mine.from >= mine.to) return false;
@@ -44,7 +45,7 @@ ng_range ng_axis_paired_taps(const ng_axis *a, int64_t d) {
   return (ng_range){ng_max64(0, -d), ng_min64(a->taps, a->taps - d)};
 }
 
-/* low, high: the most coordinates that any block of displacement d lacks at that end. */
+/* low, high: how many coordinates at each end are missing in some block of displacement d. */
 ng_strips ng_strips_of(const ng_axis *a, int64_t d) {
   ng_strips s = {.inner = paired_coordinates(a, d)};
   const ng_range taps = ng_axis_paired_taps(a, d);
@@ -79,12 +80,12 @@ int64_t ng_strips_terms(const ng_axis *a, const ng_strips *s, int64_t d, int64_t
 
 enum {
   MOST_TAPS = 256,      /* most taps along an axis */
-  TILE_ROWS = 16384,    /* pixels times samples; large, so that blocks are written rarely */
+  TILE_ROWS = 16384,    /* pixels times samples; large, because each tile adds all blocks to S */
   TILE_FLOATS = 1 << 22 /* 16 MiB */
 };
 
-/* Every column that a block lacks at the left, and the column displaced from it, are left of the first column under the
- * last tap; likewise at the right. */
+/* A column that is missing in some block at the left end, and the column displaced from that column, are both to the left
+ * of the first column under the last tap. The right end is symmetric. */
 int64_t ng_shift_edge(const ng_conv *c) {
   return ng_max64(0, (c->kernel[1] - 1) * c->dilation[1] - c->padding[1]);
 }
@@ -95,7 +96,7 @@ int64_t ng_shift_rows(const ng_conv *c) {
   return ng_times(c->height, c->width + ng_shift_columns(c));
 }
 
-/* Return the largest number of matrices of a displacement. Each matrix takes channels^2 floats of scratch. */
+/* Return the largest number of matrices M of a displacement; each has channels^2 floats. */
 static int64_t product_count(const ng_conv *c) {
   const ng_axis v = ng_axis_of(c, 0), h = ng_axis_of(c, 1);
   int64_t most = 0;
@@ -108,8 +109,8 @@ static int64_t product_count(const ng_conv *c) {
   return most;
 }
 
-/* With large padding or a kernel as wide as the image, blocks lack so many rows and columns that patches are cheaper.
- * NG_SHIFT_MAX_PRODUCTS and TILE_FLOATS exclude these cases. */
+/* With large padding, or a kernel as wide as the image, so many rows and columns are missing in blocks that the plain
+ * method is faster. NG_SHIFT_MAX_PRODUCTS and TILE_FLOATS exclude these cases. */
 bool ng_conv_shift_fits(const ng_conv *c, int64_t channels) {
   /* This limit bounds the time of product_count, which visits all pairs of taps. */
   if (c->kernel[0] > MOST_TAPS || c->kernel[1] > MOST_TAPS) return false;
@@ -118,7 +119,7 @@ bool ng_conv_shift_fits(const ng_conv *c, int64_t channels) {
          product_count(c) <= NG_SHIFT_MAX_PRODUCTS;
 }
 
-/* If a tile had few samples, its runs would be short and its GEMMs small. */
+/* A tile needs many samples, because its samples are the rows that a GEMM sums for each pixel. */
 int64_t ng_shift_samples(const ng_conv *c, int64_t channels) {
   const int64_t by_rows = TILE_ROWS / (c->height * c->width);
   return ng_max64(1, ng_min64(by_rows, TILE_FLOATS / (channels * ng_shift_rows(c))));
@@ -133,18 +134,18 @@ ng_shift_layout ng_shift_layout_of(const ng_conv *c, int64_t channels, int64_t t
 }
 
 int64_t ng_conv_shift_scratch(const ng_conv *c, int64_t channels) {
-  /* Fewer channels need no more. If the tile of all channels is too large, a tile has as many as fit. */
+  /* Groups of fewer channels need no more scratch. `widest`: all channels, or as many as fit a tile of one sample. */
   const int64_t widest = ng_min64(channels, TILE_FLOATS / ng_shift_rows(c));
   const int64_t by_rows = ng_max64(1, TILE_ROWS / (c->height * c->width));
   const int64_t tile = ng_min64(by_rows * widest * ng_shift_rows(c), TILE_FLOATS);
   return ng_shift_layout_of(c, widest, tile).total;
 }
 
-/* Return the predicted ns of one core at 250 GFLOP/s, fitted to OpenBLAS on a processor with AVX-512. A GEMM of C by C
- * columns runs at C / (C + 16) of that rate, a SYRK of order p at p / (p + 70). A call costs 1 us; a float of the tile
- * or of an added matrix 0.15 ns; a float of a patch 0.35 ns; a row of patches 3 ns for each kernel row; a float of the
- * factor 0.12 ns a tile. Measured times of 3 to 512 channels, 56x56 to 2x2 pixels, 4 or 32 samples differ by up to 20
- * %. */
+/* Model of both costs: one core at 250 GFLOP/s, fitted to OpenBLAS on a processor with AVX-512. A GEMM of C by C columns
+ * reaches C / (C + 16) of that rate, a SYRK of order p reaches p / (p + 70). Other costs: a call of GEMM 1 us; a float of
+ * the tile or of an added matrix 0.15 ns; a float of a patch 0.35 ns; a kernel row of a patch 3 ns; for each tile, a
+ * float of the factor 0.12 ns. Measured times of 3 to 512 channels, 56x56 to 2x2 pixels and 4 or 32 samples differ from
+ * the model by up to 20 %. */
 double ng_conv_shift_cost(const ng_conv *c, int64_t channels, int64_t samples) {
   const ng_axis v = ng_axis_of(c, 0), h = ng_axis_of(c, 1);
   const double C = (double)channels, per_flop = (C + 16.0) / C / 250.0;

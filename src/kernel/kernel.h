@@ -19,13 +19,13 @@
 #include "kernel/observed.h"
 #include "linalg/linalg.h"
 
-enum { NG_LINE = 512 }; /* elements of a row that are converted at once, on the stack */
+enum { NG_LINE = 512 }; /* elements that a loop converts at once into a buffer on its stack */
 
 /* ---- descriptors -----------------------------------------------------------------------------*/
 
-/* The memory layout of a parameter [rows, cols].  Row r begins at data + r row_stride; strides count elements.
- * The elements of a row are adjacent, or lie along `axes` axes, the outermost first, as in a channels-last
- * or transposed weight. */
+/* The memory layout of a parameter [rows, cols]. Row r begins at data + r row_stride; strides count elements.
+ * With rows_adjacent, the elements of a row are adjacent. Otherwise a row is an array with `axes` axes of sizes `extent`
+ * and strides `stride`, the outermost axis first, as in a channels-last or transposed weight. */
 typedef struct ng_place {
   void *data; /* NULL: not bound */
   ng_dtype dtype;
@@ -37,15 +37,15 @@ typedef struct ng_place {
   int64_t extent[NG_DIMS], stride[NG_DIMS];
 } ng_place;
 
-/* Rows [row, row + rows) and columns [col, col + cols) of a place. First member of the descriptors below: element (r, c)
- * of a descriptor is element (row + r, col + c) of the place. */
+/* Rows [row, row + rows) and columns [col, col + cols) of a parameter. Every descriptor of gradients below begins with
+ * a region; element (r, c) of the descriptor is element (row + r, col + c) of the parameter. */
 typedef struct ng_region {
   const ng_place *place;
   int64_t row, rows, col, cols;
 } ng_region;
 
-/* Sums over a bound gradient D, in double:
- *     out[0] = sum of D[r][c]^2;   out[1] = sum of y[r] <D[r], x>, or with t: t[r] = <D[r], x>
+/* Sums over a region of a bound gradient D, in double; D[r] is row r:
+ *     out[0] = sum of D[r][c]^2;   out[1] = sum of y[r] <D[r], x>;   if t is not NULL instead: t[r] = <D[r], x>
  * out[0] is finite if and only if all elements of D are: a square of an f32 fits a double. */
 typedef struct ng_measure {
   ng_region D;
@@ -56,7 +56,7 @@ typedef struct ng_measure {
   double *out; /* [2] */
 } ng_measure;
 
-/* Copy a bound gradient to f32: element (r, c) to to[r to_row + c to_col], with a map to to[r to_row + map[c]]. */
+/* Copy a region of a bound gradient D to f32: to[r to_row + c to_col] = D[r][c]; with a map, to[r to_row + map[c]]. */
 typedef struct ng_read {
   ng_region D;
   float *to;
@@ -65,19 +65,18 @@ typedef struct ng_read {
   int32_t *finite;    /* set to 0 if an element is not finite, otherwise unchanged */
 } ng_read;
 
-/* A direction d over the range of a bound gradient D, with a matrix or vector u:
- *     stored: d[r][c] = scale u[r][c];   else d[r][c] = scale D[r][c] + k y[r] u[r][c]
+/* How to compute a direction d from a bound gradient D and a matrix or vector u of its family:
+ *     if is_stored: d[r][c] = scale u[r][c];   otherwise: d[r][c] = scale D[r][c] + k y[r] u[r][c]
  * Eva (rank one): scale = f / lambda, k = -f c / lambda, y = g, u = a with u_row = 0 (family/rankone.c). */
 typedef struct ng_direction {
   ng_region D;
   double scale, k;
   bool is_stored;
-  bool in_double; /* combine in double: the two terms nearly cancel */
-  const float
-      *u; /* element (r, c) is u[r u_row + c u_col], with a map u[r u_row + map[c]]; NULL: no u */
+  bool in_double; /* compute d in double, because its two terms nearly cancel */
+  const float *u; /* u[r][c] is u[r u_row + c u_col], or u[r u_row + map[c]]; NULL: no u */
   int64_t u_row, u_col;
   const int32_t *map;          /* [cols] */
-  const double *u_double;      /* [cols]: replaces u, for `in_double`; NULL: none */
+  const double *u_double;      /* [cols]: u in double, the same for all rows; NULL: `u` is used */
   const float *y;              /* [rows]; NULL: y_double */
   const double *y_double;      /* [rows]; both NULL: 1 */
   double largest_D, largest_u; /* upper bounds of |D[r][c]| and |u[r][c]|; 0: unknown */
@@ -85,32 +84,33 @@ typedef struct ng_direction {
   _Atomic int64_t *overflowed; /* number of elements that kept their old value */
 } ng_direction;
 
-/* Coefficients of SGD for direction d: g = d + decay w; m <- old m + take g; w <- keep w - lr (m, or g + mu m). */
+/* Coefficients of SGD with direction d: g = d + decay w; m <- old m + take g; w <- keep w - lr m, or with nesterov
+ * w <- keep w - lr (g + mu m). `take` and `old` depend on the parameter: see ng_weight_update. */
 typedef struct ng_sgd_numbers {
   float lr, mu, keep, decay;
   bool nesterov;
 } ng_sgd_numbers;
 
-/* Coefficients of AdamW for direction d: m <- b1 m + n1 d; v <- b2 v + n2 d^2;
- * w <- keep w - step m / (root sqrt(v) + eps). */
+/* Coefficients of AdamW with direction d: m <- b1 m + n1 d; v <- b2 v + n2 d^2; w <- keep w - step m / (root sqrt(v) +
+ * eps). `step` and `root` depend on the parameter: see ng_weight_update. */
 typedef struct ng_adamw_numbers {
   float b1, b2, n1, n2, keep, eps;
 } ng_adamw_numbers;
 
 /* The weight and moments that one ng_direction updates. */
 typedef struct ng_weight_update {
-  const ng_place *weight; /* bound weight, with the rows and columns of the gradient's place */
-  float *m,
-      *v; /* m: momentum or first moment; v: second moment; dense [rows, cols] of the parameter */
-  int64_t cols; /* columns of the parameter */
-  const ng_sgd_numbers *sgd;
-  const ng_adamw_numbers *adamw; /* one of both is NULL */
+  const ng_place *weight;    /* bound weight, with the rows and columns of the gradient's place */
+  float *m, *v;              /* [rows, cols] momentum or first moment; second moment */
+  int64_t cols;              /* columns of the parameter */
+  const ng_sgd_numbers *sgd; /* NULL: AdamW */
+  const ng_adamw_numbers *adamw; /* NULL: SGD */
   const float *coefficients;     /* [2] SGD: take, old; AdamW: step, root */
 } ng_weight_update;
 
-/* The ratios r = |d / (D + 1e-8)| of a list of directions: histogram, extremes and sums (step/quantify.c).
- * A key is the bits of the f32 of 2^-30 r. Without `bin`, count keys by their leading bits, NG_RATIO_BINS bins, and set
- * `least`, `most` and `sum`. With `bin`, count only keys of the `bins` listed bins, by NG_RATIO_FINE_BINS values. */
+/* The ratios r = |d / (D + 1e-8)| of all elements of a list of directions: histogram, extremes, sums (step/quantify.c).
+ * The key of r is the bits of the f32 of 2^-30 r; its leading bits are its bin. If bins = 0, count the keys of each of
+ * NG_RATIO_BINS bins and set `extreme` and `out`. Otherwise count only the keys in the `bins` bins listed in `bin`, each
+ * divided into NG_RATIO_FINE_BINS fine bins. */
 enum {
   NG_RATIO_DROPPED_BITS = 17,
   NG_RATIO_BINS = 0x7F800000 >> NG_RATIO_DROPPED_BITS,
@@ -119,8 +119,8 @@ enum {
 typedef struct ng_ratios {
   const uint32_t *bin; /* [bins], ascending */
   int32_t bins;
-  int64_t *count;  /* [threads x NG_RATIO_BINS]; the first piece receives the counts of all */
-  double *extreme; /* [threads x 2] smallest and largest r; the first piece receives the result */
+  int64_t *count;  /* [threads x NG_RATIO_BINS]; the result is in the counts of the first thread */
+  double *extreme; /* [threads x 2] smallest and largest r; the result is in the first two */
   double *sum;     /* [tiles x 4] sums of r, d D, D^2, d^2 */
   double *out;     /* [4] these sums over all elements */
 } ng_ratios;
@@ -133,8 +133,10 @@ typedef struct ng_copy {
   int64_t to_stride[NG_DIMS];
 } ng_copy;
 
-/* Add |a - b|^2 and |b|^2 to out[0] and out[1], element by element in double. `diagonal` elements of a vector count once
- * and the others twice (0: all once). order > 0: n elements in ng_sym order, of which those off the diagonal count twice. */
+/* Add |a - b|^2 and |b|^2 to out[0] and out[1], element by element in double. Some elements count twice, because they
+ * stand for two equal elements of a symmetric matrix:
+ *   order > 0     a and b are matrices in ng_sym order; elements off the diagonal count twice
+ *   diagonal > 0  a and b are vectors; all elements but the first `diagonal` ones count twice */
 typedef struct ng_change {
   const void *a, *b;
   ng_dtype dtype; /* f64, f32, bf16, f16 */
@@ -142,7 +144,7 @@ typedef struct ng_change {
   double *out;
 } ng_change;
 
-/* Convert n f32 at x to 16-bit numbers of `dtype` in the first half of the same memory, or (widens) back. */
+/* Convert n f32 at x to 16-bit numbers of `dtype` in the first half of the memory of x; if `widens`, convert them back. */
 typedef struct ng_wire {
   void *x;
   int64_t n;
@@ -156,30 +158,33 @@ typedef struct ng_kernel_ops {
   const char *name;
   /* scan.c: out[i] <- the largest |element| of array a[i] (f32, bf16 or f16); Inf if an element is not finite. */
   void (*scan)(ng_queue *q, const ng_strided *a, int64_t n, double *out);
-  /* measure.c. measure: the sums of every descriptor. parts: [ng_tiles_of all ranges x 2] scratch.
-   * finite: out[i] <- 1 if all elements of range i are finite, else 0. */
+  /* measure.c. measure: compute the sums of every descriptor. parts: scratch, 2 numbers for each tile (ng_tiles_of).
+   * finite: out[i] <- 1 if all elements of region i are finite, else 0. */
   void (*measure)(ng_queue *q, const ng_measure *m, int64_t n, double *parts);
   void (*finite)(ng_queue *q, const ng_region *a, int64_t n, int32_t *out);
   void (*read)(ng_queue *q, const ng_read *r, int64_t n); /* copy gradients, see ng_read */
   /* emit.c. emit: write each direction over its gradient; an element that does not fit its dtype keeps the gradient.
-   * store: to[i], dense [rows, cols], <- direction i. norm2: out[i] <- |direction i|^2; parts: [tiles] scratch. */
+   * store: to[i], dense [rows, cols], <- direction i. norm2: out[i] <- |direction i|^2; parts: scratch, 1 number for each
+   * tile. */
   void (*emit)(ng_queue *q, const ng_direction *e, int64_t n);
   void (*store)(ng_queue *q, const ng_direction *e, float *const *to, int64_t n);
   void (*norm2)(ng_queue *q, const ng_direction *e, int64_t n, double *parts, double *out);
   /* update.c: update weight and moments s[i] by direction e[i]; the gradient stays. An element whose new weight,
    * momentum or moment is not finite keeps the old value. */
   void (*update)(ng_queue *q, const ng_direction *e, const ng_weight_update *s, int64_t n);
-  /* ratios.c: the ratios of all directions. s not NULL: d is the direction of the update with lr = 1 and keep = 0. */
+  /* ratios.c: the ratios of all directions. If s is not NULL, d is the direction of update s[i]: minus the weight after
+   * the update with lr = 1 and keep = 0. */
   void (*ratios)(ng_queue *q, const ng_direction *e, const ng_weight_update *s, int64_t n,
                  const ng_ratios *r);
-  /* Sums over observed arrays (observed.h). scratch: for the largest descriptor of the list.
-   * gram_rows.c, gram_conv.c: add Gram matrices of rows, and of patches of images. box.c: sums of patches.
+  /* Sums over observed arrays (observed.h); scratch is large enough for the largest descriptor of the list.
+   * gram_rows.c, gram_conv.c: add Gram matrices of rows, or of patches of images. box.c: sums of patches.
    * squares.c: sums of squares of columns. */
   void (*gram_rows)(ng_queue *q, const ng_gram *g, int64_t n, float *scratch);
   void (*gram_conv)(ng_queue *q, const ng_gram *g, int64_t n, float *scratch);
   void (*box_sums)(ng_queue *q, const ng_box *b, int64_t n, double *scratch);
   void (*square_sums)(ng_queue *q, const ng_squares *s, int64_t n);
-  /* norm_sums.c: sums over samples of squares and products of gradients of gamma and beta; their Gram matrix. */
+  /* norm_sums.c. norm_squares: sums over samples of the squares and products of the gradients of gamma and beta.
+   * norm_gram: the Gram matrix of these gradients. */
   void (*norm_squares)(ng_queue *q, const ng_norm_sum *k, int64_t n, void *scratch);
   void (*norm_gram)(ng_queue *q, const ng_norm_sum *k, int64_t n, void *scratch);
   void (*flat)(ng_queue *q, const ng_flat_pass *p, int64_t n); /* flat.c: passes over vectors */
@@ -206,8 +211,8 @@ static inline const ng_kernel_ops *ng_kernels(ng_queue *q) {
   return q->kernels;
 }
 
-/* Return the number of tiles of a range: loops work on tiles, whose sums are added in order, so results do not depend on
- * the number of threads. */
+/* Return the number of tiles of a region. Threads take tiles, and the sums of the tiles are added in order, so a result
+ * does not depend on the number of threads. */
 int64_t ng_tiles_of(int64_t rows, int64_t cols);
 
 /* Return the implementation called `name`, or NULL. name NULL: the fastest one. */
@@ -215,11 +220,12 @@ const ng_kernel_ops *ng_kernels_find(const char *name);
 
 /* ---- rows of arrays in any layout --------------------------------------------------------------*/
 
-/* place.c: read n elements of row `row` from column `col` on as f32; write them; return whether all are finite. */
+/* place.c: read columns [col, col + n) of a row as f32; write them; return whether they are all finite. */
 void ng_place_read(const ng_place *v, int64_t row, int64_t col, int64_t n, float *out);
 void ng_place_write(const ng_place *v, int64_t row, int64_t col, int64_t n, const float *x);
 bool ng_place_finite(const ng_place *v, int64_t row, int64_t col, int64_t n);
-/* Return the number of columns to read or write at once: at most NG_LINE, and whole channels of a channels-last row. */
+/* Return how many columns to read or write at once: at most NG_LINE, and only whole channels of a channels-last weight,
+ * because whole channels are transposed (place.c). */
 static inline int64_t ng_place_columns(const ng_place *v) {
   const int64_t inner = v->rows_adjacent || v->axes != 2 ? 1 : v->extent[1];
   return inner > NG_LINE ? NG_LINE : NG_LINE / inner * inner;

@@ -1,4 +1,4 @@
-/* measure.c: sums over bound gradients: |D|^2 and <D, u> of rank-one families; whether gradients are finite; copies of gradients.
+/* measure.c: read bound gradients D: compute |D|^2 and <D, u>; check whether D is finite; copy D.
  *
  * Sums are in double, in which products of two f32 neither overflow nor underflow. The order of additions is fixed by
  * LANES and by tiles, so the bits depend neither on the vector width nor on the threads. */
@@ -6,7 +6,8 @@
 #include "kernel/direction.h"
 #include "simd.h"
 
-/* Partial sums of a row: enough to keep the adders busy, and few because most rows are short. */
+/* LANES: partial sums of a row, enough to keep the adders busy and few because most rows are short; PARTS: sums of a
+ * tile. */
 enum { LANES = 8, PARTS = 2 };
 
 /* out <- sum x_i^2 and sum x_i u_i. */
@@ -57,30 +58,21 @@ static void measure_row(const ng_measure *m, int64_t r, int64_t c, int64_t n, do
   }
 }
 
-typedef struct job {
-  ng_tile_list walk;
-  double *part; /* [tiles x PARTS] */
-} job;
-
-/* A tile with whole rows writes t itself; a tile with a part of one row leaves its sum in part[1]. */
-static void measure_piece(void *arg, int32_t i) {
-  const job *j = arg;
-  ng_tile_position p = j->walk.from[i];
-  for (ng_tile t; ng_tile_next(&j->walk, i, &p, &t);) {
-    const ng_measure *m = (const ng_measure *)(const void *)j->walk.list + t.region;
-    double *part = j->part + t.index * PARTS, sums[PARTS];
-    part[0] = part[1] = 0.0;
-    for (int64_t r = t.row; r < t.row + t.rows; r++) {
-      measure_row(m, r, t.col, t.cols, sums);
-      part[0] += sums[0];
-      if (m->x == NULL) continue;
-      if (m->t == NULL) {
-        part[1] += (m->y == NULL ? m->y_all : (double)m->y[r]) * sums[1];
-      } else if (t.cols == m->D.cols) {
-        m->t[r] = sums[1];
-      } else {
-        part[1] = sums[1];
-      }
+/* A tile of whole rows writes t; a tile that is a part of one row writes its share of t to part[1]. */
+static void measure_tile(void *parts, const void *descriptor, const ng_tile *t) {
+  const ng_measure *m = descriptor;
+  double *part = (double *)parts + t->index * PARTS, sums[PARTS];
+  part[0] = part[1] = 0.0;
+  for (int64_t r = t->row; r < t->row + t->rows; r++) {
+    measure_row(m, r, t->col, t->cols, sums);
+    part[0] += sums[0];
+    if (m->x == NULL) continue;
+    if (m->t == NULL) {
+      part[1] += (m->y == NULL ? m->y_all : (double)m->y[r]) * sums[1];
+    } else if (t->cols == m->D.cols) {
+      m->t[r] = sums[1];
+    } else {
+      part[1] = sums[1];
     }
   }
 }
@@ -101,9 +93,7 @@ static void add_parts(const ng_measure *m, const double *part) {
 }
 
 void ng_measure_gradients(ng_queue *q, const ng_measure *m, int64_t n, double *parts) {
-  job j = {.part = parts};
-  ng_tile_list_cut(q, &j.walk, m, sizeof *m, n);
-  ng_queue_run(q, j.walk.pieces, measure_piece, &j);
+  ng_tiles_run(q, m, sizeof *m, n, false, measure_tile, parts);
   for (int64_t i = 0; i < n; i++) {
     add_parts(&m[i], parts);
     parts += PARTS * ng_tiles_of(m[i].D.rows, m[i].D.cols);
@@ -112,35 +102,21 @@ void ng_measure_gradients(ng_queue *q, const ng_measure *m, int64_t n, double *p
 
 /* ---- finite ----------------------------------------------------------------------------------*/
 
-typedef struct finite_job {
-  ng_tile_list walk;
-  int32_t *out;
-} finite_job;
-
-static bool is_finite(const ng_region *a, const ng_tile *t) {
+/* Several threads may work on tiles of one region. */
+static void finite_tile(void *out, const void *descriptor, const ng_tile *t) {
+  const ng_region *a = descriptor;
   for (int64_t r = t->row; r < t->row + t->rows; r++) {
-    if (!ng_place_finite(a->place, a->row + r, a->col + t->col, t->cols)) return false;
-  }
-  return true;
-}
-
-static void finite_piece(void *arg, int32_t i) {
-  const finite_job *j = arg;
-  ng_tile_position p = j->walk.from[i];
-  for (ng_tile t; ng_tile_next(&j->walk, i, &p, &t);) {
-    if (is_finite(ng_tile_list_region(&j->walk, t.region), &t)) continue;
-    __atomic_store_n(&j->out[t.region], 0,
-                     __ATOMIC_RELAXED); /* tiles of one range may be on several threads */
+    if (ng_place_finite(a->place, a->row + r, a->col + t->col, t->cols)) continue;
+    __atomic_store_n((int32_t *)out + t->region, 0, __ATOMIC_RELAXED);
+    return;
   }
 }
 
 void ng_measure_finite(ng_queue *q, const ng_region *a, int64_t n, int32_t *out) {
-  finite_job j = {.out = out};
   for (int64_t i = 0; i < n; i++) {
     out[i] = 1;
   }
-  ng_tile_list_cut(q, &j.walk, a, sizeof *a, n);
-  ng_queue_run(q, j.walk.pieces, finite_piece, &j);
+  ng_tiles_run(q, a, sizeof *a, n, false, finite_tile, out);
 }
 
 /* ---- read ------------------------------------------------------------------------------------*/
@@ -157,23 +133,18 @@ static bool read_line(const ng_read *j, int64_t r, int64_t c, int64_t n) {
   return ng_all_finite(x, NG_F32, n);
 }
 
-static void read_piece(void *arg, int32_t i) {
-  const ng_tile_list *w = arg;
-  ng_tile_position p = w->from[i];
-  for (ng_tile t; ng_tile_next(w, i, &p, &t);) {
-    const ng_read *j = (const ng_read *)(const void *)w->list + t.region;
-    const int64_t most = ng_place_columns(j->D.place);
-    for (int64_t r = t.row; r < t.row + t.rows; r++) {
-      for (int64_t c = t.col, n; c < t.col + t.cols; c += n) {
-        n = ng_min64(most, t.col + t.cols - c);
-        if (!read_line(j, r, c, n)) __atomic_store_n(j->finite, 0, __ATOMIC_RELAXED);
-      }
+static void read_tile(void *unused, const void *descriptor, const ng_tile *t) {
+  const ng_read *j = descriptor;
+  const int64_t most = ng_place_columns(j->D.place);
+  (void)unused;
+  for (int64_t r = t->row; r < t->row + t->rows; r++) {
+    for (int64_t c = t->col, n; c < t->col + t->cols; c += n) {
+      n = ng_min64(most, t->col + t->cols - c);
+      if (!read_line(j, r, c, n)) __atomic_store_n(j->finite, 0, __ATOMIC_RELAXED);
     }
   }
 }
 
 void ng_measure_read(ng_queue *q, const ng_read *r, int64_t n) {
-  ng_tile_list w;
-  ng_tile_list_cut(q, &w, r, sizeof *r, n);
-  ng_queue_run(q, w.pieces, read_piece, &w);
+  ng_tiles_run(q, r, sizeof *r, n, false, read_tile, NULL);
 }

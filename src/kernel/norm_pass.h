@@ -1,11 +1,11 @@
-/* norm_pass.h: shared by norm_sums.c (sums of each sample; moments) and norm_products.c (products of these sums and
- * moments of a batch norm in one pass).
+/* norm_pass.h: functions that norm_sums.c (sums of each sample) and norm_products.c (products of the sums of a batch
+ * norm) share. "Moments" are the mean and 1 / sqrt(variance + eps) of each channel.
  *
- * Inputs and output gradients are read in tiles of rows of channels, in place if possible. Sums are in f32 over blocks
- * of rows, in double between blocks. A free thread takes the next sample or piece, so no thread waits for a slow
- * one.
+ * Both files read inputs and output gradients in tiles of rows; a row has all channels of one position. They add up to
+ * NG_NORM_BLOCK rows in f32, and these blocks in double. A free thread takes the next piece.
  *
- * Scratch has the moments of a batch, then an ng_norm_part for each thread or piece. */
+ * Scratch contains the moments of a batch, then an ng_norm_part for each thread (norm_sums.c) or piece
+ * (norm_products.c). */
 #ifndef NG_NORM_PASS_H
 #define NG_NORM_PASS_H
 
@@ -13,19 +13,20 @@
 
 #include "kernel/pixels.h"
 
-/* BLOCK: rows summed in f32; PIECES: largest number of pieces of a batch; TOGETHER: rows per loop iteration. */
+/* BLOCK: rows that are added in f32; PIECES: largest number of pieces of a batch; UNROLL: rows of a loop iteration. */
 enum { NG_NORM_BLOCK = 64, NG_NORM_PIECES = 16, NG_NORM_UNROLL = 4 };
 
-/* Scratch of one thread or one piece. */
+/* Scratch of one thread or one piece; C is the number of channels. */
 typedef struct ng_norm_part {
-  double *sum;             /* [2 C] */
-  double *all, *products;  /* [2 C], [3 C]: sums of a piece; for ng_norm_products */
-  float *x, *g;            /* tiles */
-  float *s, *q, *t, *u;    /* [C]: sums over a block of rows */
-  float *shift, *mean, *r; /* [C]: moments of one sample of a group norm */
+  double *sum;            /* [2 C] sums of a sample */
+  double *all, *products; /* [2 C], [3 C] sums of a piece (norm_products.c) */
+  float *x, *g;           /* tiles of inputs and of output gradients */
+  float *s, *q, *t, *u;   /* [C] sums over a block of rows */
+  float *shift, *mean,
+      *r; /* [C] moments of a sample of a group norm; the exact mean is mean + shift */
 } ng_norm_part;
 
-/* Moments of the batch: mean (double, rounded to f32 in shift) and r = 1 / sqrt(var + eps). */
+/* Moments of a batch; shift is the mean, rounded to f32. */
 typedef struct ng_norm_batch {
   double *mean, *r; /* [C] */
   float *shift;     /* [C] */
@@ -47,22 +48,23 @@ struct ng_norm_job {
   _Atomic int32_t next; /* the next free piece */
 };
 
-/* Run all pieces of a job. The number of threads depends on the size of `samples` samples. */
+/* Run all pieces of a job, on one thread if `samples` samples have few elements. */
 void ng_norm_run_pieces(ng_queue *q, ng_norm_job *j, int64_t samples);
 
-/* norm_products.c: compute mean and variance of each channel over all samples of k->x, and store them in `scratch`. */
+/* norm_products.c: compute the moments of a batch over all samples of k->x, and store them in `scratch`. */
 void ng_norm_moments(ng_queue *q, const ng_norm_sum *k, void *scratch);
-/* norm_products.c: compute norm_squares of a batch norm with gamma and raw input, moments and products in one pass. */
+/* norm_products.c: compute norm_squares for a batch norm with gamma whose observed input is not normalised. */
 void ng_norm_products(ng_queue *q, const ng_norm_sum *k, void *scratch);
 
-/* Return whether the moments belong to the whole batch: k is a batch norm with raw input. */
+/* Return whether k is a batch norm whose observed input is not normalised, so that it needs the moments of a batch. */
 bool ng_norm_is_raw_batch(const ng_norm_layer *k);
 /* Return 1 / sqrt(max(var, 0) + eps): rounding may have made var negative. NaN stays NaN. */
 double ng_norm_inverse_std(double var, double eps);
 
-/* Return the rows of a tile of 32 KiB: a multiple of NG_NORM_UNROLL, at most NG_NORM_BLOCK. */
+/* Return the number of rows of a tile of about 32 KiB: a multiple of NG_NORM_UNROLL, at most NG_NORM_BLOCK. */
 int64_t ng_norm_tile_rows(int64_t channels);
-/* Return rows [first, first + count) of sample n as f32, in place if possible, otherwise converted to `to`. */
+/* Return positions [first, first + count) of sample n as rows of f32 at distance *stride: the memory of the view if its
+ * layout allows it, otherwise a copy in `to`. */
 const float *ng_norm_rows(const ng_view *v, int64_t n, int64_t first, int64_t count, float *to,
                           int64_t *stride);
 /* Add sum (x - shift) and sum (x - shift)^2 over the positions of sample n to b->sum. */

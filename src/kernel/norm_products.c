@@ -1,22 +1,27 @@
 /* norm_products.c: sums over samples of squares and products of dgamma and dbeta of a batch norm; see observed.h.
  *
- * The mean and variance of a raw input are known only after the whole batch was read. So the pass sums x - guess, and
- * off = mean - guess corrects the products. For sample i, with r = 1 / sqrt(var + eps) and t a position,
+ * The mean and variance are known only after the whole batch was read. So the pass sums x - guess, where the guess is
+ * the mean of a few rows, and off = mean - guess corrects the sums. For sample i and positions t, with r = 1 / sqrt(var +
+ * eps),
  *
  *     sum_i dgamma_i^2 = r^2 (sum q^2 - 2 off sum q s + off^2 sum s^2),  s = sum_t g,  q = sum_t g (x - guess)
  *
- * The pass reads x and g once. The guess is the mean of a few rows. It differs from the mean by a fraction of a
- * standard deviation, so the correction costs no digits. The pieces depend on the size of the batch only, so the result
- * does not depend on the number of threads. */
+ * So the pass reads x and g once. The guess differs from the mean by a fraction of a standard deviation, so the
+ * correction loses no digits. The pieces depend only on the size of the batch, so the result does not depend on the
+ * number of threads. */
 #include <math.h>
 
 #include "kernel/norm_pass.h"
 #include "simd.h"
 
-enum { GUESS_ROWS = 16, PIECE_FLOATS = 65536 }; /* rows of the guess; least floats of a piece */
-/* STRIP: columns summed in registers; AHEAD: rows of prefetch; LINE: floats of a cache line; NARROW: most columns of a
- * layer with strips. */
-enum { STRIP = 64, AHEAD = 8, LINE = 16, NARROW = 256 };
+enum {
+  GUESS_ROWS = 16,      /* rows whose mean is the guess */
+  PIECE_FLOATS = 65536, /* least floats of a piece */
+  STRIP = 64,           /* channels whose sums fit the registers: see add_strip */
+  NARROW = 256,         /* largest number of channels for which add_strip is faster than add_all */
+  AHEAD = 8,            /* rows between a prefetch and its use */
+  LINE = 16             /* floats of a cache line */
+};
 
 /* For each of C columns add sum g to s, sum g d to q, sum d to t and sum d^2 to u, with d = x - shift. Four rows are
  * added together, so that the sums are read and written once for four rows. */
@@ -47,8 +52,8 @@ NG_CLONES static void add_all(const float *x, int64_t ldx, const float *g, int64
   }
 }
 
-/* Do the same for STRIP columns and whole groups of four rows. The sums stay in registers, and rows are prefetched
- * AHEAD rows before use. This is faster for narrow rows. */
+/* Compute add_all for STRIP channels and a multiple of four rows. The sums stay in registers, and rows are prefetched.
+ * This is faster if a row is short. */
 NG_CLONES static void add_strip(const float *x, int64_t ldx, const float *g, int64_t ldg,
                                 const float *restrict shift, int64_t rows, float *restrict s,
                                 float *restrict q, float *restrict t, float *restrict u) {
@@ -82,7 +87,8 @@ NG_CLONES static void add_strip(const float *x, int64_t ldx, const float *g, int
   memcpy(u, U, size);
 }
 
-/* A narrow layer is added in strips of columns for whole groups of four rows, then the remaining rows and columns. */
+/* Add a tile to the sums of b. Of a narrow layer, add_strip adds whole strips of channels in groups of four rows, and
+ * add_all the remaining rows and channels. */
 static void add_tile(const float *x, int64_t ldx, const float *g, int64_t ldg, const float *shift,
                      int64_t rows, int64_t C, const ng_norm_part *b) {
   const int64_t fours = rows / 4 * 4;
@@ -145,7 +151,7 @@ static void sum_sample(ng_norm_part *b, const ng_norm_job *j, int64_t n) {
   }
 }
 
-/* The first j->count samples of the batch enter the products; all samples enter the moments. */
+/* Compute the sums of piece i. Products are needed only of the first j->count samples, moments of all samples. */
 static void products_piece(const ng_norm_job *j, int32_t i, int32_t thread) {
   (void)thread;
   const int64_t C = j->x->columns;
@@ -165,7 +171,7 @@ static void products_piece(const ng_norm_job *j, int32_t i, int32_t thread) {
   }
 }
 
-/* Set the shift of the batch to the mean of up to GUESS_ROWS rows spread over the batch. */
+/* Set the shift of the batch, the guess, to the mean of up to GUESS_ROWS rows at equal distances in the batch. */
 static void guess_shift(const ng_view *x, void *scratch) {
   const int64_t C = x->columns, S = x->positions, all = x->samples * S;
   const int64_t rows = ng_min64(GUESS_ROWS, all);
@@ -183,7 +189,7 @@ static void guess_shift(const ng_view *x, void *scratch) {
   }
 }
 
-/* Return the sums over all pieces: the products of the first `take` samples, the moments of all samples. */
+/* Return the sums over all pieces: `products` of the first `take` samples; in `sum`, sum d and sum d^2 of all samples. */
 static ng_norm_part sum_pieces(ng_queue *q, const ng_norm_sum *k, int64_t take, void *scratch) {
   const ng_view *x = &k->x;
   const int64_t C = x->columns, floats = x->samples * x->positions * C;
@@ -227,7 +233,7 @@ void ng_norm_products(ng_queue *q, const ng_norm_sum *k, void *scratch) {
     const double off = all.sum[c] / rows;
     const double r = ng_norm_inverse_std(all.sum[C + c] / rows - off * off, k->layer.eps);
     const double gg = r * r * (qq - 2.0 * off * qs + off * off * ss);
-    X[c] = gg < 0.0 ? 0.0 : gg; /* can be negative only by rounding; NaN stays */
+    X[c] = gg < 0.0 ? 0.0 : gg; /* only rounding makes gg negative; NaN stays NaN */
     X[C + c] = ss;
     X[2 * C + c] = r * (qs - off * ss);
     fine = fine && X[c] <= most && ss <= most;

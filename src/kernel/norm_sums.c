@@ -1,16 +1,16 @@
 /* norm_sums.c: sums over samples of gradients of gamma and beta; see observed.h.
  *
- * In: views of an input and its output gradient, in any strides, f32, bf16 or f16. Out: two sums for each channel and
- * sample. The code stores no normalised inputs: it sums g and g (x - mean) for each channel, and multiplies by 1 /
- * sqrt(var + eps) at the end.
+ * In: views of an input x and its output gradient g, in any strides, f32, bf16 or f16. Out: two sums for each channel
+ * and sample. The code does not store normalised inputs: it sums g and g (x - mean) for each channel, and multiplies by
+ * 1 / sqrt(var + eps) at the end.
  *
- * Moments are computed relative to one row of x, so that a large mean costs no digits of the variance. */
+ * Means and variances are computed of x minus a row of x, so that a large mean costs no digits of the variance. */
 #include <math.h>
 
 #include "kernel/norm_pass.h"
 #include "simd.h"
 
-enum { TILE = 8192, LANES = 16, CHUNK = 64 }; /* CHUNK: samples whose gradients are stored */
+enum { TILE = 8192, LANES = 16, CHUNK = 64 }; /* CHUNK: samples whose q_i are stored at once */
 
 /* ---- scratch ----------------------------------------------------------------------------------*/
 
@@ -188,8 +188,8 @@ bool ng_norm_is_raw_batch(const ng_norm_layer *k) {
 
 /* ---- sums of a sample -------------------------------------------------------------------------*/
 
-/* Set b->mean and b->r to the mean and 1 / sqrt(var + eps) of each channel's group in sample n; b->shift: the rounding
- * error of the f32 mean. */
+/* Set b->mean and b->r to the mean and 1 / sqrt(var + eps) of each channel's group in sample n, and b->shift to the
+ * exact mean minus the mean rounded to f32. */
 static void group_moments(ng_norm_part *b, const ng_norm_job *j, int64_t n) {
   const int64_t C = j->x->columns, wide = C / j->layer->groups;
   const double S = (double)j->x->positions;
@@ -214,8 +214,8 @@ static void group_moments(ng_norm_part *b, const ng_norm_job *j, int64_t n) {
   }
 }
 
-/* Set b->sum to sum g and sum g (x - mean) of sample n. For a layer norm, the second sum includes 1 / sqrt(var +
- * eps). */
+/* Set b->sum to sum g and sum g (x - mean) of sample n. For a layer norm, whose moments differ between positions, each
+ * term of the second sum is already multiplied by 1 / sqrt(var + eps). */
 static void sum_sample(ng_norm_part *b, const ng_norm_job *j, int64_t n, const float *mean) {
   const int64_t C = j->x->columns, most = ng_norm_tile_rows(C);
   const bool layer = j->layer->input == NG_NORM_RAW && j->layer->kind == NG_LAYER_NORM;
@@ -238,7 +238,8 @@ static void sum_sample(ng_norm_part *b, const ng_norm_job *j, int64_t n, const f
   }
 }
 
-/* Write dgamma and dbeta of sample j->from + n; off = mean - (f32 mean) corrects dgamma. */
+/* Write dgamma and dbeta of sample j->from + n to row n of j->q. The sums used a mean in f32; off, the exact mean minus
+ * the f32 mean, corrects dgamma. */
 static void write_sums(const ng_norm_job *j, int32_t n, int32_t thread) {
   const int64_t C = j->x->columns;
   const ng_norm_batch m = ng_norm_batch_in(j->scratch, C);
@@ -257,7 +258,7 @@ static void write_sums(const ng_norm_job *j, int32_t n, int32_t thread) {
   }
 }
 
-/* Row i of q [count, ldq]: the gradient of sample from + i. If x or g is not finite, q is not finite. */
+/* Set row i of q [count, ldq] to the gradient q_(from + i). If x or g is not finite, a number of q is not finite. */
 static void sum_samples(ng_queue *queue, const ng_norm_sum *k, int64_t from, int64_t count,
                         float *q, int64_t ldq, void *scratch) {
   ng_norm_job j = {.layer = &k->layer,
@@ -275,16 +276,6 @@ static void sum_samples(ng_queue *queue, const ng_norm_sum *k, int64_t from, int
 
 /* ---- the entries -----------------------------------------------------------------------------*/
 
-static bool all_finite(const float *x, int64_t rows, int64_t cols, int64_t ld) {
-  float zero = 0.0f;
-  for (int64_t r = 0; r < rows; r++) {
-    for (int64_t c = 0; c < cols; c++) {
-      zero += x[r * ld + c] - x[r * ld + c];
-    }
-  }
-  return zero == 0.0f;
-}
-
 /* Add the squares of the gradient q of one sample to X; if `products`, also dgamma dbeta of each channel. */
 static void add_sample(const float *q, int64_t width, bool products, double *X) {
   const int64_t C = width / 2;
@@ -296,7 +287,7 @@ static void add_sample(const float *q, int64_t width, bool products, double *X) 
   }
 }
 
-/* Samples are processed in chunks, so that scratch does not grow with the batch. */
+/* Compute norm_squares for one descriptor, in chunks of samples, so that scratch does not grow with the batch. */
 static void sum_squares(ng_queue *queue, const ng_norm_sum *k, float *q) {
   const int64_t width = ng_norm_width(&k->layer), ld = ng_round16(width);
   void *scratch = q + CHUNK * ld;
@@ -309,8 +300,8 @@ static void sum_squares(ng_queue *queue, const ng_norm_sum *k, float *q) {
   for (int64_t from = 0, count; from < k->samples && fine; from += count) {
     count = ng_min64(CHUNK, k->samples - from);
     sum_samples(queue, k, from, count, q, ld, scratch);
-    fine = all_finite(q, count, width, ld);
     for (int64_t i = 0; i < count; i++) {
+      fine = fine && ng_all_finite(q + i * ld, NG_F32, width);
       add_sample(q + i * ld, width, k->products, k->X);
     }
   }
@@ -323,7 +314,7 @@ void ng_norm_squares(ng_queue *q, const ng_norm_sum *k, int64_t n, void *scratch
   }
 }
 
-/* S += alpha sum_i q_i q_i' over `count` samples, in double; one triangle. */
+/* S += alpha sum_i q_i q_i' over `count` samples, in double, for norm_gram with dtype f64. */
 static void add_wide(double *S, int64_t n, const float *q, int64_t count, int64_t ld,
                      double alpha) {
   for (int64_t r = 0; r < n; r++) {

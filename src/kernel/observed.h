@@ -10,14 +10,14 @@
 #include "linalg/linalg.h"
 
 /* An observed array with samples n, positions s and columns c. A column is a feature or a channel; the positions of an
- * image are its pixels, row by row. A run is run_length positions with the stride position_stride. Strides
- * count elements. Element (n, s, c) is at
+ * image are its pixels, row by row. A run is run_length consecutive positions at distance position_stride; the runs lie
+ * along `axes` axes. Strides count elements. Element (n, s, c) is at
  *
- *     n sample_stride + c column_stride + s % run_length position_stride + (offset of the run, by extent and stride) */
+ *     n sample_stride + c column_stride + (s % run_length) position_stride + offset of run s / run_length */
 typedef struct ng_view {
   const void *data;
   ng_dtype dtype;
-  int32_t axes; /* axes over runs, outermost first; 0: one run */
+  int32_t axes; /* number of axes of runs, outermost first; 0: one run */
   int64_t samples, positions, columns;
   int64_t sample_stride, position_stride, column_stride;
   int64_t run_length;
@@ -40,7 +40,8 @@ static inline const char *ng_view_at(const ng_view *v, int64_t n, int64_t s, int
 }
 
 /* The geometry of a convolution; kernel, stride, padding and dilation are [vertical, horizontal]. A linear layer is a
- * pointwise convolution of one row of pixels: its positions. Their number is unknown before an observation. */
+ * pointwise convolution of an image with one row, whose pixels are the positions; the number of positions is unknown
+ * before an observation. */
 typedef struct ng_conv {
   int64_t channels, height, width; /* of the input */
   int64_t kernel[2], stride[2], padding[2], dilation[2];
@@ -57,29 +58,30 @@ static inline bool ng_conv_is_pointwise(const ng_conv *c) {
 
 /* ---- Gram matrices: gram_rows.c, gram_conv.c -------------------------------------------------*/
 
-/* S += alpha sum over rows r of r r', S of order c1 - c0 + one (gram_rows) or taps (c1 - c0) + one (gram_conv). */
+/* S += alpha sum over rows r of r r'. A row has c1 - c0 columns (gram_rows) or taps (c1 - c0) columns (gram_conv), and
+ * one more with has_ones. */
 typedef struct ng_gram {
   ng_view x;
   int64_t samples; /* number of samples used: the first ones */
   int64_t c0, c1;  /* columns [c0, c1) are used */
   bool has_ones;   /* append a column of ones */
-  int reduce;      /* 0: each position is a row; 1: mean over positions; 2: sum over positions */
+  int reduce;      /* a row is 0: a position; 1: the mean of a sample over positions; 2: the sum */
   ng_conv conv;    /* gram_conv: the rows are zero-padded patches; gram_rows: not used */
   float alpha;
   ng_sym S;
 } ng_gram;
 
-/* Return the floats of scratch of gram_rows for at most `columns` columns. */
+/* Return how many floats of scratch gram_rows needs for at most `columns` columns. */
 int64_t ng_gram_rows_scratch(int64_t columns);
-/* Return the floats of scratch of gram_conv for at most `in` channels, and of gram_rows for at most `out` channels of
- * output gradients. */
+/* Return how many floats of scratch gram_conv needs for inputs of at most `in` channels, and gram_rows for output
+ * gradients of at most `out` channels. */
 int64_t ng_gram_conv_scratch(const ng_queue *q, const ng_conv *conv, int64_t in, int64_t out);
 
 /* ---- sums: box.c, squares.c ------------------------------------------------------------------*/
 
-/* out [channels][kernel offsets]: for channel c and offset (i, k) the sum over the first `take` samples and all output
- * positions (u, v) of the pixel (u stride + i dilation - padding, v stride + k dilation - padding), 0 outside the
- * image. out[0] is NaN if an input is not finite. */
+/* out [channels][kernel offsets]: for channel c and offset (i, k), the sum over the first `samples` samples and all
+ * output positions (u, v) of pixel (u stride + i dilation - padding, v stride + k dilation - padding). Pixels outside
+ * the image are 0. out[0] is NaN if an input is not finite. */
 typedef struct ng_box {
   ng_view x;
   int64_t samples;
@@ -87,10 +89,10 @@ typedef struct ng_box {
   double *out;
 } ng_box;
 
-/* Return the doubles of scratch of box_sums; they do not depend on the positions if c is linear. */
+/* Return how many doubles of scratch box_sums needs. If c is linear, the result does not depend on the positions. */
 int64_t ng_box_scratch(const ng_queue *q, const ng_conv *c);
 
-/* out[c] = sum of squares of column c over the first `take` samples and all positions. reduce: as in ng_gram. */
+/* out[c] = sum of the squares of column c over the rows of ng_gram with the same `samples` and `reduce`. */
 typedef struct ng_squares {
   ng_view x;
   int64_t samples;
@@ -118,10 +120,10 @@ typedef struct ng_norm_layer {
  * one sample (group norm). q_i has `width` numbers: only parameters that exist. */
 typedef struct ng_norm_sum {
   ng_norm_layer layer;
-  ng_view x, g;    /* of is without gamma: x is not read */
+  ng_view x, g;    /* input and output gradient; without gamma x is not read */
   int64_t samples; /* number of samples used: the first ones */
-  /* norm_squares: X [width] = sum of q_i^2, then with `products` [channels] = sum of dgamma_i dbeta_i; X has room for 3
-   * numbers a channel. X[0] is NaN if a number is not finite in f32. */
+  /* norm_squares: X [3 channels]. X[0 .. width) = sum of q_i^2; with `products` the last `channels` numbers are the sum
+   * of dgamma_i dbeta_i. X[0] is NaN if a number is not finite in f32. */
   bool products;
   double *X;
   /* norm_gram: S += alpha sum of q_i q_i', of order `width`, in ng_sym order; x and g are finite. */

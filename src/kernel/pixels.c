@@ -1,6 +1,6 @@
-/* pixels.c: load rows of channels, one row a pixel, as f32 from any layout and dtype.
+/* pixels.c: load pixels from any layout and dtype into a tile of f32, one row for each pixel, one column for each channel.
  *
- * Tiles bound the scratch: a batch of any size needs a few MiB, and BLAS reads a converted tile from the caches. */
+ * With tiles, a batch of any size needs only a few MiB of scratch, and BLAS reads a converted tile from the caches. */
 #include "kernel/pixels.h"
 
 enum { LEAST_ROWS = 512, MOST_ROWS = 16384, TILE_FLOATS = 1 << 21 };
@@ -22,7 +22,7 @@ int64_t ng_tile_floats(int64_t cols) {
 
 /* ---- pixels ----------------------------------------------------------------------------------*/
 
-/* Channels last: if pixels are contiguous, one call converts all. */
+/* Channels last: if the pixels are contiguous, one call converts all of them. */
 static void load_channels_last(const ng_pixels *p, const char *src, int64_t count, float *dst,
                                int64_t stride) {
   const int64_t size = ng_dtype_size(p->v->dtype), wide = p->c1 - p->c0;
@@ -35,7 +35,7 @@ static void load_channels_last(const ng_pixels *p, const char *src, int64_t coun
   }
 }
 
-/* Channels first: f32 is transposed to dst; 16-bit types go through a block of 16 channels x 64 pixels on the stack. */
+/* Channels first: transpose to dst; 16-bit numbers are first converted in blocks of 16 channels x 64 pixels. */
 static void load_channels_first(const ng_pixels *p, const char *src, int64_t count, float *dst,
                                 int64_t stride) {
   enum { ROWS = 16, COLS = 64 };
@@ -58,7 +58,7 @@ static void load_channels_first(const ng_pixels *p, const char *src, int64_t cou
   }
 }
 
-/* Load one run of the view after the other. The method depends on the contiguous axis: channels, pixels, or none. */
+/* Load run after run of the view. The method depends on which axis is contiguous: channels, pixels, or neither. */
 void ng_pixels_load(const ng_pixels *p, int64_t n, int64_t first, int64_t count, float *dst,
                     int64_t stride) {
   const ng_view *v = p->v;

@@ -1,17 +1,17 @@
 /* pixels.h: tiles of f32 rows, and functions that several files of sums over observed arrays call.
  *
- * A tile has enough rows to keep BLAS busy, whatever the size of the batch. The threads of the queue fill a tile, one
- * piece each; then one thread calls BLAS. */
+ * A tile has enough rows for one efficient BLAS call, independent of the size of the batch. The threads of the queue
+ * fill a tile, one piece each; then one thread calls BLAS. */
 #ifndef NG_PIXELS_H
 #define NG_PIXELS_H
 
 #include "kernel/entries.h"
 
-/* The leading dimension and the rows of a tile of `cols` columns: as many rows as fit 8 MiB, at least 512 (SYRK with
- * fewer rows is bound by reading and writing the result). */
+/* Return the leading dimension and the number of rows of a tile of `cols` columns: as many rows as fit 8 MiB, but at
+ * least 512, because SYRK with fewer rows spends its time on reading and writing the result. */
 int64_t ng_tile_ld(int64_t cols);
 int64_t ng_tile_rows(int64_t cols);
-int64_t ng_tile_floats(int64_t cols); /* floats for a tile of at most `cols` columns */
+int64_t ng_tile_floats(int64_t cols); /* floats of scratch for any tile of at most `cols` columns */
 
 /* Channels [c0, c1) of the images of a view. */
 typedef struct ng_pixels {
@@ -23,11 +23,11 @@ typedef struct ng_pixels {
 void ng_pixels_load(const ng_pixels *p, int64_t n, int64_t first, int64_t count, float *dst,
                     int64_t stride);
 
-/* gram_rows.c: add the row of the bias to g->S: S[p, 0 .. p) += alpha times the sum of all patches of g->x, S[p, p] +=
- * alpha times their number; p = taps times channels. All channels of x are used. */
+/* gram_rows.c: add the row of the bias to g->S. With p = taps times channels of x: S[p, 0 .. p) += alpha times the sum of
+ * all patches; S[p, p] += alpha times the number of patches. */
 void ng_gram_bias_row(ng_queue *q, const ng_gram *g, float *scratch);
 
-/* gram_conv.c: compute gram_conv by im2col and a Gram matrix: the fallback of the faster methods. */
+/* gram_conv.c: compute gram_conv by the plain method. */
 void ng_gram_conv_plain(ng_queue *q, const ng_gram *g, float *scratch);
 
 /* box.c: compute box_sums for one finite sample, on the calling thread. scratch: ng_box_sample_scratch doubles. */

@@ -17,7 +17,7 @@ typedef struct job {
   const ng_ratios *r;
 } job;
 
-/* Where the elements of a tile are counted. */
+/* Where count() adds the elements of a tile. */
 typedef struct counts {
   const ng_ratios *r;
   int64_t *count;

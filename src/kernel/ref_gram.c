@@ -23,7 +23,7 @@ static double patch_element(const ng_view *v, const ng_conv *c, int64_t n, int64
 
 /* ---- Gram matrices ---------------------------------------------------------------------------*/
 
-/* Add times (row s of sample n) to row: the columns [c0, c1) of a position, or a patch; then a 1. */
+/* row <- row + times r, where r is row s of sample n: columns [c0, c1) of a position, or of a patch, then a 1. */
 static void add_row(const ng_gram *g, bool patches, int64_t n, int64_t s, double times,
                     double *row) {
   const int64_t C = g->c1 - g->c0, taps = patches ? ng_conv_taps(&g->conv) : 1;
@@ -36,11 +36,12 @@ static void add_row(const ng_gram *g, bool patches, int64_t n, int64_t s, double
   if (g->has_ones) row[taps * C] += times;
 }
 
-/* Add rows [from, to) of the matrix of order p. sum [to - from, p]: the products; row: [p]. */
+/* Add rows [from, to) of the Gram matrix of order p to S. Scratch: sum [to - from, p], row [p]. */
 static void add_strip(const ng_gram *g, bool patches, int64_t p, int64_t from, int64_t to,
                       double *row, double *sum) {
   const int64_t S = patches ? g->conv.out_height * g->conv.out_width : g->x.positions;
-  const int64_t rows = g->reduce != 0 ? 1 : S, each = S / rows; /* rows of a sample; their parts */
+  /* A sample has `rows` rows, and a row is a sum over `each` positions. */
+  const int64_t rows = g->reduce != 0 ? 1 : S, each = S / rows;
   const double times = g->reduce == 1 ? 1.0 / (double)S : 1.0;
   memset(sum, 0, (size_t)((to - from) * p) * sizeof *sum);
   for (int64_t r = 0; r < g->samples * rows; r++) {
@@ -62,7 +63,7 @@ static void add_strip(const ng_gram *g, bool patches, int64_t p, int64_t from, i
   }
 }
 
-/* Add the matrix in strips of as many rows as a tile of scratch has doubles for. */
+/* Add the Gram matrix to S in strips of as many rows as fit the scratch. */
 static void add_gram(ng_queue *q, const ng_gram *g, bool patches, float *scratch) {
   const int64_t taps = patches ? ng_conv_taps(&g->conv) : 1;
   const int64_t p = taps * (g->c1 - g->c0) + (g->has_ones ? 1 : 0);

@@ -4,7 +4,8 @@
 
 #include "kernel/norm_pass.h"
 
-/* Set mean and 1 / sqrt(var + eps) of each group of `wide` channels: over samples [n0, n1) and positions [s0, s1). */
+/* Set m to the mean and 1 / sqrt(var + eps) of each group of `wide` channels over samples [n0, n1) and positions
+ * [s0, s1). */
 static void moments(const ng_norm_sum *k, int64_t n0, int64_t n1, int64_t s0, int64_t s1,
                     int64_t wide, const ng_norm_batch *m) {
   const int64_t S = s1 - s0, rows = (n1 - n0) * S;
@@ -24,7 +25,7 @@ static void moments(const ng_norm_sum *k, int64_t n0, int64_t n1, int64_t s0, in
   }
 }
 
-/* q <- the gradient of sample n. m: the moments of a batch norm; scratch for other norms. */
+/* Set q to the gradient q_n. m contains the moments of a batch norm; for other norms it is scratch. */
 static void gradient(const ng_norm_sum *k, int64_t n, const ng_norm_batch *m, double *q) {
   const int64_t C = k->layer.channels, S = k->g.positions;
   const bool raw = k->layer.input == NG_NORM_RAW && k->layer.has_gamma;

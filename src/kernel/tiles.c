@@ -1,4 +1,4 @@
-/* tiles.c: the pieces of a list of ranges. */
+/* tiles.c: see tiles.h. */
 #include "kernel/tiles.h"
 
 int64_t ng_tiles_of(int64_t rows, int64_t cols) {
@@ -7,8 +7,8 @@ int64_t ng_tiles_of(int64_t rows, int64_t cols) {
   return (rows + high - 1) / high;
 }
 
-/* A piece ends with the tile that reaches its share of all elements, so equal lists have equal pieces in each step, and
- * a thread finds its gradients in its cache. */
+/* Piece i ends with the tile that reaches (i + 1) / pieces of all elements. So equal lists have equal pieces in every
+ * step, and a thread finds its gradients in its cache. */
 void ng_tile_list_cut(const ng_queue *q, ng_tile_list *w, const void *list, size_t size,
                       int64_t n) {
   int64_t all = 0, at = 0;
@@ -30,4 +30,40 @@ void ng_tile_list_cut(const ng_queue *q, ng_tile_list *w, const void *list, size
     }
   }
   w->from[w->pieces] = p;
+}
+
+typedef struct tiles_job {
+  ng_tile_list w;
+  bool backward;
+  void (*work)(void *arg, const void *descriptor, const ng_tile *t);
+  void *arg;
+} tiles_job;
+
+/* Set *t to the tile before *p and move *p back. Return false at the beginning of piece i. */
+static bool previous_tile(const ng_tile_list *w, int32_t i, ng_tile_position *p, ng_tile *t) {
+  if (p->index == w->from[i].index) return false;
+  while (p->tile == 0) {
+    p->region--;
+    p->tile = ng_tiles_of(ng_tile_list_region(w, p->region)->rows,
+                          ng_tile_list_region(w, p->region)->cols);
+  }
+  p->tile--;
+  p->index--;
+  *t = ng_tile_at(ng_tile_list_region(w, p->region), *p);
+  return true;
+}
+
+static void run_piece(void *arg, int32_t i) {
+  const tiles_job *j = arg;
+  ng_tile_position p = j->w.from[j->backward ? i + 1 : i];
+  for (ng_tile t; (j->backward ? previous_tile : ng_tile_next)(&j->w, i, &p, &t);) {
+    j->work(j->arg, ng_tile_list_region(&j->w, t.region), &t);
+  }
+}
+
+void ng_tiles_run(const ng_queue *q, const void *list, size_t size, int64_t n, bool backward,
+                  void (*work)(void *arg, const void *descriptor, const ng_tile *t), void *arg) {
+  tiles_job j = {.backward = backward, .work = work, .arg = arg};
+  ng_tile_list_cut(q, &j.w, list, size, n);
+  ng_queue_run(q, j.w.pieces, run_piece, &j);
 }

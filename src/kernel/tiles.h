@@ -1,7 +1,7 @@
-/* tiles.h: cut lists of ranges into tiles, and the tiles of a list into pieces of about equal size.
+/* tiles.h: cut the regions of a list of descriptors into tiles, and distribute the tiles over threads.
  *
- * A tile is some whole rows of a range, or a part of one row: 16384 elements are 64 KiB of f32, large enough to hide the
- * cost of a tile and small enough to balance threads. The tiles of a range do not depend on the threads. */
+ * A tile is some whole rows of a region, or a part of one row. It has about 16384 elements (64 KiB of f32): enough to
+ * hide the cost of a tile, and few enough to balance threads. The tiles of a region do not depend on the threads. */
 #ifndef NG_TILES_H
 #define NG_TILES_H
 
@@ -9,20 +9,20 @@
 
 enum { NG_TILE_ELEMENTS = 16384, NG_TILE_PIECES = 256 };
 
-/* A tile: rows and columns relative to its range. */
+/* Rows [row, row + rows) and columns [col, col + cols) of a region. */
 typedef struct ng_tile {
-  int64_t index;  /* in the whole list */
-  int64_t region; /* index of the range */
+  int64_t index;  /* number of the tile in the list */
+  int64_t region; /* number of its region */
   int64_t row, rows, col, cols;
 } ng_tile;
 
-/* Position in a list: tile `tile` of range `of`; `index` counts tiles from the beginning of the list. */
+/* A position in a list: tile `tile` of region `region`, which is tile `index` of the list. */
 typedef struct ng_tile_position {
   int64_t region, tile, index;
 } ng_tile_position;
 
-/* A list of n descriptors of `size` bytes, each beginning with an ng_region. Piece i has the tiles from from[i] up to
- * from[i + 1]. */
+/* A list of n descriptors of `size` bytes, each of which begins with an ng_region. Piece i consists of the tiles from
+ * from[i] up to from[i + 1]. */
 typedef struct ng_tile_list {
   const char *list;
   size_t size;
@@ -48,8 +48,7 @@ static inline ng_tile ng_tile_at(const ng_region *a, ng_tile_position p) {
                    .cols = ng_min64(wide, a->cols - col)};
 }
 
-/* Move forward or backward by one tile; return false at the end of piece i. A walk starts at from[i] or, backward, at
- * from[i + 1]. */
+/* Set *t to the tile at *p and advance *p. Return false at the end of piece i, whose first tile is at from[i]. */
 static inline bool ng_tile_next(const ng_tile_list *w, int32_t i, ng_tile_position *p, ng_tile *t) {
   if (p->index == w->from[i + 1].index) return false;
   while (p->tile == ng_tiles_of(ng_tile_list_region(w, p->region)->rows,
@@ -63,21 +62,13 @@ static inline bool ng_tile_next(const ng_tile_list *w, int32_t i, ng_tile_positi
   return true;
 }
 
-static inline bool ng_tile_previous(const ng_tile_list *w, int32_t i, ng_tile_position *p,
-                                    ng_tile *t) {
-  if (p->index == w->from[i].index) return false;
-  while (p->tile == 0) {
-    p->region--;
-    p->tile = ng_tiles_of(ng_tile_list_region(w, p->region)->rows,
-                          ng_tile_list_region(w, p->region)->cols);
-  }
-  p->tile--;
-  p->index--;
-  *t = ng_tile_at(ng_tile_list_region(w, p->region), *p);
-  return true;
-}
-
-/* tiles.c: cut a list into pieces for the threads of the queue. */
+/* tiles.c: cut a list into one piece for each thread of the queue. */
 void ng_tile_list_cut(const ng_queue *q, ng_tile_list *w, const void *list, size_t size, int64_t n);
+
+/* Call work(arg, descriptor, tile) for every tile of a list. Each thread works on one piece, whose tiles it visits from
+ * the last to the first if `backward`: then it begins with the tiles that an earlier call read last, which are still in
+ * its cache. */
+void ng_tiles_run(const ng_queue *q, const void *list, size_t size, int64_t n, bool backward,
+                  void (*work)(void *arg, const void *descriptor, const ng_tile *t), void *arg);
 
 #endif

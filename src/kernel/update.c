@@ -23,9 +23,9 @@ typedef struct direction_row {
   float scale, k;
 } direction_row;
 
-/* Return how many elements overflow.  Momentum and weight are tested separately: if only the weight overflows, the
- * momentum still changes.  If the momentum is not finite, the new weight is not finite either, so counting weights is
- * enough.  `plain`: keep and take are 1, so the compiler removes two products. */
+/* Return how many weights overflow and keep their old value. Momentum and weight are tested separately: if only the
+ * weight overflows, the momentum still changes. If the momentum overflows, the weight overflows, too, so the function
+ * counts weights only. `plain`: keep and take are 1, so the compiler removes two products. */
 static inline __attribute__((always_inline)) int32_t
 sgd_loop(const ng_sgd_numbers *s, const float counted[2], float *restrict m, float *restrict w,
          const direction_row *of, int64_t n, float limit, bool pair, bool nesterov, bool plain) {
@@ -60,8 +60,8 @@ NG_CLONES static int32_t sgd_tile(const ng_sgd_numbers *s, const float counted[2
               : sgd_loop(s, counted, m, w, of, n, limit, false, false, false);
 }
 
-/* Return how many elements overflow.  If the second moment overflows, the denominator of this step is Inf, so the
- * weight only decays. */
+/* Return how many elements have a moment or weight that overflows and keeps its old value. If the second moment
+ * overflows, the denominator is Inf, so the weight only decays. */
 static inline __attribute__((always_inline)) int32_t
 adamw_loop(const ng_adamw_numbers *a, const float counted[2], float *restrict m, float *restrict v,
            float *restrict w, const direction_row *of, int64_t n, float limit, bool pair) {
@@ -93,30 +93,27 @@ NG_CLONES static int32_t adamw_tile(const ng_adamw_numbers *a, const float count
 
 /* ---- rows ------------------------------------------------------------------------------------*/
 
-/* Update n weights w and their moments; return how many elements overflowed. */
+/* Update n weights w and their moments; return how many elements overflow. */
 static int32_t update(const ng_weight_update *s, float *m, float *v, float *w,
                       const direction_row *of, int64_t n, float limit) {
   return s->sgd != NULL ? sgd_tile(s->sgd, s->coefficients, m, w, of, n, limit)
                         : adamw_tile(s->adamw, s->coefficients, m, v, w, of, n, limit);
 }
 
-/* Return the direction of n elements of row r; the gradient is read in place, or converted into `gradient`. A direction
- * in double is rounded into `gradient`. */
-static direction_row load_direction(const ng_direction *e, int64_t r, int64_t c, int64_t n,
-                                    float *buffer, float *gradient) {
-  const ng_line x = ng_line_of(e, r, c, n, buffer);
-  const float *d = x.values != NULL
-                       ? x.values
+/* Return the direction of n elements of row r, described by x. The gradient is read in place, or converted into
+ * `gradient`. */
+static direction_row direction_of(const ng_direction *e, const ng_line *x, int64_t r, int64_t c,
+                                  int64_t n, float *gradient) {
+  const float *d = x->values != NULL
+                       ? x->values
                        : ng_line_f32(e->D.place, e->D.row + r, e->D.col + c, n, gradient);
-  if (!x.in_double) return (direction_row){d, x.u, (float)x.scale, (float)x.k};
-  ng_line_rescale_double(gradient, d, &x, n);
-  return (direction_row){gradient, NULL, 1.0f, 0.0f};
+  return (direction_row){d, x->u, x->scale, x->k};
 }
 
 static bool is_dense_f32(const ng_place *v) { return v->dtype == NG_F32 && v->rows_adjacent; }
 
-/* Update n elements of row r and their moments. The gradient stays unchanged, because the caller may need its norm.
- * Moments are dense for any stride of the weight. */
+/* Update n elements of row r of the weight and their moments; return how many elements overflow. The gradient stays
+ * unchanged, because the caller may need its norm. */
 static int32_t update_line(const ng_direction *e, const ng_weight_update *s, int64_t r, int64_t c,
                            int64_t n, float limit, const direction_row *of) {
   const int64_t row = e->D.row + r, col = e->D.col + c, at = row * s->cols + col;
@@ -127,7 +124,9 @@ static int32_t update_line(const ng_direction *e, const ng_weight_update *s, int
   return stayed;
 }
 
-static void update_tile(const ng_direction *e, const ng_weight_update *s, const ng_tile *t) {
+static void update_tile(void *updates, const void *descriptor, const ng_tile *t) {
+  const ng_direction *e = descriptor;
+  const ng_weight_update *s = (const ng_weight_update *)updates + t->region;
   const bool plain =
       is_dense_f32(s->weight) && ng_line_is_plain(e) && (e->is_stored || is_dense_f32(e->D.place));
   const int64_t most = ng_place_columns(s->weight->rows_adjacent ? e->D.place : s->weight);
@@ -137,51 +136,33 @@ static void update_tile(const ng_direction *e, const ng_weight_update *s, const 
   for (int64_t r = t->row; r < t->row + t->rows; r++) {
     ng_line x;
     if (plain && ng_line_in_place(e, r, t->col, &x)) {
-      const float *d =
-          x.values != NULL ? x.values : ng_place_at(e->D.place, e->D.row + r, e->D.col + t->col);
-      const direction_row of = {d, x.u, (float)x.scale, (float)x.k};
+      const direction_row of = direction_of(e, &x, r, t->col, t->cols, gradient);
       stayed += update_line(e, s, r, t->col, t->cols, limit, &of);
       continue;
     }
     for (int64_t c = t->col, n; c < t->col + t->cols; c += n) {
       n = ng_min64(most, t->col + t->cols - c);
-      const direction_row of = load_direction(e, r, c, n, buffer, gradient);
+      x = ng_line_of(e, r, c, n, buffer);
+      const direction_row of = direction_of(e, &x, r, c, n, gradient);
       stayed += update_line(e, s, r, c, n, limit, &of);
     }
   }
   if (stayed > 0) atomic_fetch_add(e->overflowed, stayed);
 }
 
-typedef struct job {
-  ng_tile_list walk;
-  const ng_weight_update *sink;
-} job;
-
-/* Walk backward: the tiles that `measure` read last are still in the cache. */
-static void update_piece(void *arg, int32_t i) {
-  const job *j = arg;
-  ng_tile_position p = j->walk.from[i + 1];
-  for (ng_tile t; ng_tile_previous(&j->walk, i, &p, &t);) {
-    update_tile((const ng_direction *)(const void *)j->walk.list + t.region, &j->sink[t.region],
-                &t);
-  }
-}
-
 void ng_emit_update(ng_queue *q, const ng_direction *e, const ng_weight_update *s, int64_t n) {
-  job j = {.sink = s};
-  ng_tile_list_cut(q, &j.walk, e, sizeof *e, n);
-  ng_queue_run(q, j.walk.pieces, update_piece, &j);
+  ng_tiles_run(q, e, sizeof *e, n, true, update_tile, (void *)(uintptr_t)s);
 }
 
 /* ---- the direction of an update ------------------------------------------------------------------*/
 
-/* u <- minus the weight after an update with lr = 1 and keep = 0, on copies of the moments. */
 void ng_update_direction(const ng_direction *e, const ng_weight_update *s, int64_t r, int64_t c,
                          int64_t n, float *u) {
   const int64_t row = e->D.row + r, col = e->D.col + c, at = row * s->cols + col;
   const size_t bytes = (size_t)n * sizeof(float);
   float buffer[NG_LINE], gradient[NG_LINE], m[NG_LINE], v[NG_LINE];
-  const direction_row of = load_direction(e, r, c, n, buffer, gradient);
+  const ng_line x = ng_line_of(e, r, c, n, buffer);
+  const direction_row of = direction_of(e, &x, r, c, n, gradient);
   ng_place_read(s->weight, row, col, n, u);
   if (!ng_all_finite(u, NG_F32, n)) {
     memset(u, 0, bytes);
