@@ -250,7 +250,7 @@ static void test_no_memory(void **state) {
     ng_context_allocated(mean, &after, &peak, &calls);
     assert_int_equal(before, after);
   }
-  assert_int_equal(tries, 4);
+  assert_int_equal(tries, 2);
   ng_context_destroy(&mean);
 }
 

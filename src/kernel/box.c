@@ -249,18 +249,15 @@ int64_t ng_box_scratch(const ng_queue *q, const ng_conv *c) {
   return ng_times(q->threads, ng_box_sample_scratch(c));
 }
 
-static void sum_patches(ng_queue *q, const ng_box *b, double *scratch) {
-  job j = {.box = &b->conv, .in = &b->x, .take = b->samples, .out = b->out, .scratch = scratch};
-  j.each = piece_scratch(j.box, has_planes(j.box, j.in));
-  j.pieces = ng_queue_pieces(q, j.take * j.box->channels * j.box->height * j.box->width);
-  j.pieces = (int32_t)ng_min64(j.pieces, j.box->channels);
-  ng_queue_run(q, j.pieces, sum_piece, &j);
-  if (j.bad) b->out[0] = (double)NAN;
-}
-
 void ng_box_sums(ng_queue *q, const ng_box *b, int64_t n, double *scratch) {
-  for (int64_t i = 0; i < n; i++) {
-    sum_patches(q, &b[i], scratch);
+  for (const ng_box *end = b + n; b < end; b++) {
+    const ng_conv *c = &b->conv;
+    job j = {.box = c, .in = &b->x, .take = b->samples, .out = b->out, .scratch = scratch};
+    j.each = piece_scratch(c, has_planes(c, &b->x));
+    j.pieces = ng_queue_pieces(q, b->samples * c->channels * c->height * c->width);
+    j.pieces = (int32_t)ng_min64(j.pieces, c->channels);
+    ng_queue_run(q, j.pieces, sum_piece, &j);
+    if (j.bad) b->out[0] = (double)NAN;
   }
 }
 

@@ -177,23 +177,19 @@ void ng_gram_conv_plain(ng_queue *q, const ng_gram *g, float *scratch) {
 
 /* Choose the cheapest method. The choice depends on the geometry and the number of samples, not on values or threads,
  * so it is the same in every run. */
-static void add_patches(ng_queue *q, const ng_gram *g, float *scratch) {
-  const ng_conv *c = &g->conv;
-  const int64_t channels = g->c1 - g->c0;
-  if (ng_conv_is_pointwise(c)) {
-    ng_gram_rows(q, g, 1, scratch);
-  } else if (g->reduce == 0 && ng_conv_shift_fits(c, channels) &&
-             ng_conv_shift_cost(c, channels, g->samples) <
-                 ng_conv_plain_cost(c, channels, g->samples)) {
-    ng_gram_conv_shift(q, g, scratch);
-  } else {
-    ng_gram_conv_plain(q, g, scratch);
-  }
-}
-
 void ng_gram_conv(ng_queue *q, const ng_gram *g, int64_t n, float *scratch) {
-  for (int64_t i = 0; i < n; i++) {
-    add_patches(q, &g[i], scratch);
+  for (const ng_gram *end = g + n; g < end; g++) {
+    const ng_conv *c = &g->conv;
+    const int64_t channels = g->c1 - g->c0;
+    if (ng_conv_is_pointwise(c)) {
+      ng_gram_rows(q, g, 1, scratch);
+    } else if (g->reduce == 0 && ng_conv_shift_fits(c, channels) &&
+               ng_conv_shift_cost(c, channels, g->samples) <
+                   ng_conv_plain_cost(c, channels, g->samples)) {
+      ng_gram_conv_shift(q, g, scratch);
+    } else {
+      ng_gram_conv_plain(q, g, scratch);
+    }
   }
 }
 

@@ -125,7 +125,7 @@ int64_t ng_gram_rows_scratch(int64_t columns) {
 
 /* Return the distance of rows that BLAS can read in place, or 0 if there is none. The elements of a row must be
  * adjacent, all rows must have the same distance, and rows must not overlap, as they do along an axis of stride 0. */
-static int64_t row_stride(const ng_gram *r) {
+static int64_t row_distance(const ng_gram *r) {
   const ng_view *v = &r->x;
   const int64_t S = v->positions, wide = r->c1 - r->c0;
   if (v->dtype != NG_F32 || v->column_stride != 1 || v->axes > 0) return 0;
@@ -139,30 +139,28 @@ static int64_t row_stride(const ng_gram *r) {
   return by >= wide && ng_linalg_fits(by) ? by : 0;
 }
 
-/* Add one descriptor, in place or by tiles. */
-static void add_rows(ng_queue *q, const ng_gram *g, float *scratch) {
+static void add_tiles(ng_queue *q, const ng_gram *g, bool reduces, float *scratch) {
   const int64_t S = g->x.positions, cols = g->c1 - g->c0, wide = cols + (g->has_ones ? 1 : 0);
-  const bool reduced = g->reduce != 0 && S > 1;
-  if (g->samples <= 0 || cols <= 0) return;
-  const int64_t by = reduced ? 0 : row_stride(g);
-  if (by > 0) {
-    add_gram_in_place(q, g, by, scratch);
-    return;
-  }
-  const int64_t rows = reduced ? g->samples : g->samples * S, most = ng_tile_rows(wide);
+  const int64_t rows = reduces ? g->samples : g->samples * S, most = ng_tile_rows(wide);
   row_tile t = {.r = g, .to = scratch, .ld = ng_tile_ld(wide)};
-  for (int64_t first = 0; first < rows; first += t.count) {
-    t.first = first;
-    t.count = ng_min64(most, rows - first);
-    t.pieces = ng_queue_pieces(q, t.count * cols * (reduced ? S : 1));
-    ng_queue_run(q, t.pieces, reduced ? reduce_rows : copy_rows, &t);
+  for (; t.first < rows; t.first += t.count) {
+    t.count = ng_min64(most, rows - t.first);
+    t.pieces = ng_queue_pieces(q, t.count * cols * (reduces ? S : 1));
+    ng_queue_run(q, t.pieces, reduces ? reduce_rows : copy_rows, &t);
     q->la->add_gram(q, g->S, 0, wide, scratch, t.count, t.ld, g->alpha);
     q->la->wait(q); /* the next iteration overwrites the tile */
   }
 }
 
 void ng_gram_rows(ng_queue *q, const ng_gram *g, int64_t n, float *scratch) {
-  for (int64_t i = 0; i < n; i++) {
-    add_rows(q, &g[i], scratch);
+  for (const ng_gram *end = g + n; g < end; g++) {
+    const bool reduces = g->reduce != 0 && g->x.positions > 1;
+    if (g->samples <= 0 || g->c1 <= g->c0) continue;
+    const int64_t distance = reduces ? 0 : row_distance(g);
+    if (distance > 0) {
+      add_gram_in_place(q, g, distance, scratch);
+    } else {
+      add_tiles(q, g, reduces, scratch);
+    }
   }
 }

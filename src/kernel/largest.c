@@ -123,12 +123,11 @@ static void collect_piece(void *arg, int32_t piece) {
       (int32_t)collect_above(g->v->x, from, to, g->low, g->v->chosen);
 }
 
-/* Select from one group in `pieces` pieces. q NULL: run them on this thread, because a task must not start others. */
+/* Select from one group in `pieces` pieces, on this thread if q is NULL. */
 static void select_group(const ng_queue *q, const ng_largest *v, int32_t pieces, int32_t *count) {
-  const ng_queue alone = {.threads = 1};
   selection g = {.v = v, .pieces = pieces, .count = count};
   int64_t rest = v->k, m = 0;
-  ng_queue_run(q == NULL ? &alone : q, pieces, count_piece, &g);
+  ng_queue_run(q, pieces, count_piece, &g);
   for (int32_t i = 1; i < pieces; i++) {
     for (int bin = 0; bin < BINS; bin++) {
       count[bin] += count[(int64_t)i * NG_LARGEST_COUNTS + bin];
@@ -136,7 +135,7 @@ static void select_group(const ng_queue *q, const ng_largest *v, int32_t pieces,
   }
   const uint32_t bin = find_bin(count, BINS, &rest);
   g.low = bin << FIRST;
-  ng_queue_run(q == NULL ? &alone : q, pieces, collect_piece, &g);
+  ng_queue_run(q, pieces, collect_piece, &g);
   for (int32_t i = 0; i < pieces; i++) {
     int64_t from, to;
     const int64_t some = count[(int64_t)i * NG_LARGEST_COUNTS + BINS];

@@ -175,11 +175,7 @@ static void run_pieces(void *arg, int32_t thread) {
 void ng_norm_run_pieces(ng_queue *q, ng_norm_job *j, int64_t samples) {
   const int64_t floats = samples * j->x->positions * j->x->columns;
   const int32_t threads = (int32_t)ng_min64(j->pieces, ng_queue_pieces(q, floats));
-  if (threads > 1) {
-    ng_queue_run(q, threads, run_pieces, j);
-  } else {
-    run_pieces(j, 0);
-  }
+  ng_queue_run(threads > 1 ? q : NULL, threads, run_pieces, j);
 }
 
 bool ng_norm_is_raw_batch(const ng_norm_layer *k) {
@@ -287,30 +283,30 @@ static void add_sample(const float *q, int64_t width, bool products, double *X) 
   }
 }
 
-/* Compute norm_squares for one descriptor, in chunks of samples, so that scratch does not grow with the batch. */
-static void sum_squares(ng_queue *queue, const ng_norm_sum *k, float *q) {
+/* Samples are processed in chunks, so that scratch does not grow with the batch. */
+static bool sum_squares(ng_queue *queue, const ng_norm_sum *k, float *q, void *scratch) {
   const int64_t width = ng_norm_width(&k->layer), ld = ng_round16(width);
-  void *scratch = q + CHUNK * ld;
-  if (ng_norm_is_raw_batch(&k->layer) && k->layer.has_gamma) {
-    ng_norm_products(queue, k, scratch);
-    return;
-  }
-  bool fine = true;
+  bool finite = true;
   memset(k->X, 0, 3 * (size_t)k->layer.channels * sizeof *k->X);
-  for (int64_t from = 0, count; from < k->samples && fine; from += count) {
+  for (int64_t from = 0, count; from < k->samples && finite; from += count) {
     count = ng_min64(CHUNK, k->samples - from);
     sum_samples(queue, k, from, count, q, ld, scratch);
     for (int64_t i = 0; i < count; i++) {
-      fine = fine && ng_all_finite(q + i * ld, NG_F32, width);
+      finite = finite && ng_all_finite(q + i * ld, NG_F32, width);
       add_sample(q + i * ld, width, k->products, k->X);
     }
   }
-  if (!fine) k->X[0] = (double)NAN;
+  return finite;
 }
 
-void ng_norm_squares(ng_queue *q, const ng_norm_sum *k, int64_t n, void *scratch) {
-  for (int64_t i = 0; i < n; i++) {
-    sum_squares(q, &k[i], scratch);
+void ng_norm_squares(ng_queue *queue, const ng_norm_sum *k, int64_t n, void *scratch) {
+  for (const ng_norm_sum *end = k + n; k < end; k++) {
+    float *q = scratch, *rest = q + CHUNK * ng_round16(ng_norm_width(&k->layer));
+    if (ng_norm_is_raw_batch(&k->layer) && k->layer.has_gamma) {
+      ng_norm_products(queue, k, rest);
+    } else if (!sum_squares(queue, k, q, rest)) {
+      k->X[0] = (double)NAN;
+    }
   }
 }
 
@@ -328,25 +324,21 @@ static void add_wide(double *S, int64_t n, const float *q, int64_t count, int64_
   }
 }
 
-static void add_gram(ng_queue *queue, const ng_norm_sum *k, float *q) {
-  const int64_t width = ng_norm_width(&k->layer), ld = ng_round16(width);
-  void *scratch = q + CHUNK * ld;
-  if (ng_norm_is_raw_batch(&k->layer)) ng_norm_moments(queue, k, scratch);
-  for (int64_t from = 0, count; from < k->samples; from += count) {
-    count = ng_min64(CHUNK, k->samples - from);
-    sum_samples(queue, k, from, count, q, ld, scratch);
-    if (k->dtype == NG_F64) {
-      add_wide(k->S, width, q, count, ld, k->alpha);
-      continue;
+void ng_norm_gram(ng_queue *queue, const ng_norm_sum *k, int64_t n, void *scratch) {
+  for (const ng_norm_sum *end = k + n; k < end; k++) {
+    const int64_t width = ng_norm_width(&k->layer), ld = ng_round16(width);
+    float *q = scratch, *rest = q + CHUNK * ld;
+    if (ng_norm_is_raw_batch(&k->layer)) ng_norm_moments(queue, k, rest);
+    for (int64_t from = 0, count; from < k->samples; from += count) {
+      count = ng_min64(CHUNK, k->samples - from);
+      sum_samples(queue, k, from, count, q, ld, rest);
+      if (k->dtype == NG_F64) {
+        add_wide(k->S, width, q, count, ld, k->alpha);
+        continue;
+      }
+      const ng_sym S = {k->S, width};
+      queue->la->add_gram(queue, S, 0, width, q, count, ld, (float)k->alpha);
+      queue->la->wait(queue); /* the next chunk overwrites q */
     }
-    const ng_sym S = {k->S, width};
-    queue->la->add_gram(queue, S, 0, width, q, count, ld, (float)k->alpha);
-    queue->la->wait(queue); /* the next chunk overwrites q */
-  }
-}
-
-void ng_norm_gram(ng_queue *q, const ng_norm_sum *k, int64_t n, void *scratch) {
-  for (int64_t i = 0; i < n; i++) {
-    add_gram(q, &k[i], scratch);
   }
 }

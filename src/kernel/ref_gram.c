@@ -63,28 +63,26 @@ static void add_strip(const ng_gram *g, bool patches, int64_t p, int64_t from, i
   }
 }
 
-/* Add the Gram matrix to S in strips of as many rows as fit the scratch. */
-static void add_gram(ng_queue *q, const ng_gram *g, bool patches, float *scratch) {
-  const int64_t taps = patches ? ng_conv_taps(&g->conv) : 1;
-  const int64_t p = taps * (g->c1 - g->c0) + (g->has_ones ? 1 : 0);
-  const int64_t strip = ng_tile_floats(p) / 2 / p - 1;
+/* Add the Gram matrices to S in strips of as many rows as fit the scratch. */
+static void add_grams(ng_queue *q, const ng_gram *g, int64_t n, bool patches, float *scratch) {
   double *row = (double *)(void *)scratch;
   q->la->wait(q); /* for earlier entries that write S */
-  for (int64_t i = 0; i < p && g->samples > 0; i += strip) {
-    add_strip(g, patches, p, i, ng_min64(p, i + strip), row, row + p);
+  for (const ng_gram *end = g + n; g < end; g++) {
+    const int64_t taps = patches ? ng_conv_taps(&g->conv) : 1;
+    const int64_t p = taps * (g->c1 - g->c0) + (g->has_ones ? 1 : 0);
+    const int64_t strip = ng_tile_floats(p) / 2 / p - 1;
+    for (int64_t i = 0; i < p && g->samples > 0; i += strip) {
+      add_strip(g, patches, p, i, ng_min64(p, i + strip), row, row + p);
+    }
   }
 }
 
 void ng_ref_gram_rows(ng_queue *q, const ng_gram *g, int64_t n, float *scratch) {
-  for (int64_t i = 0; i < n; i++) {
-    add_gram(q, &g[i], false, scratch);
-  }
+  add_grams(q, g, n, false, scratch);
 }
 
 void ng_ref_gram_conv(ng_queue *q, const ng_gram *g, int64_t n, float *scratch) {
-  for (int64_t i = 0; i < n; i++) {
-    add_gram(q, &g[i], true, scratch);
-  }
+  add_grams(q, g, n, true, scratch);
 }
 
 /* ---- sums ------------------------------------------------------------------------------------*/

@@ -118,25 +118,21 @@ static ng_strided sorted_axes(const ng_strided *array) {
   return s;
 }
 
-static double scan_array(const ng_queue *q, const ng_strided *array) {
-  const ng_strided s = sorted_axes(array);
-  scan j = {.s = &s, .lines = 1};
-  j.length = s.ndim == 0 ? 1 : s.shape[s.ndim - 1];
-  j.step = s.ndim == 0 ? 1 : s.stride[s.ndim - 1];
-  for (int32_t i = 0; i + 1 < s.ndim; i++) {
-    j.lines *= s.shape[i];
-  }
-  j.pieces = (int32_t)ng_min64(PIECES, ng_queue_pieces(q, j.lines * j.length));
-  ng_queue_run(q, j.pieces, scan_piece, &j);
-  uint32_t most = 0;
-  for (int32_t i = 0; i < j.pieces; i++) {
-    most = j.most[i] > most ? j.most[i] : most;
-  }
-  return most < NG_INF_BITS ? (double)ng_float_of_bits(most) : (double)INFINITY;
-}
-
 void ng_scan(ng_queue *q, const ng_strided *a, int64_t n, double *out) {
-  for (int64_t i = 0; i < n; i++) {
-    out[i] = scan_array(q, &a[i]);
+  for (const ng_strided *end = a + n; a < end; a++) {
+    const ng_strided s = sorted_axes(a);
+    scan j = {.s = &s, .lines = 1};
+    j.length = s.ndim == 0 ? 1 : s.shape[s.ndim - 1];
+    j.step = s.ndim == 0 ? 1 : s.stride[s.ndim - 1];
+    for (int32_t i = 0; i + 1 < s.ndim; i++) {
+      j.lines *= s.shape[i];
+    }
+    j.pieces = (int32_t)ng_min64(PIECES, ng_queue_pieces(q, j.lines * j.length));
+    ng_queue_run(q, j.pieces, scan_piece, &j);
+    uint32_t most = 0;
+    for (int32_t i = 0; i < j.pieces; i++) {
+      most = j.most[i] > most ? j.most[i] : most;
+    }
+    *out++ = most < NG_INF_BITS ? (double)ng_float_of_bits(most) : (double)INFINITY;
   }
 }

@@ -57,20 +57,10 @@ static void square_columns(void *arg, int32_t k) {
   }
 }
 
-static void sum_columns(ng_queue *q, ng_squares *j) {
-  const int32_t pieces = (int32_t)((j->x.columns + WIDE - 1) / WIDE);
-  if (ng_queue_pieces(q, j->samples * j->x.positions * j->x.columns) > 1) {
-    ng_queue_run(q, pieces, square_columns, j);
-    return;
-  }
-  for (int32_t i = 0; i < pieces; i++) {
-    square_columns(j, i);
-  }
-}
-
 void ng_square_sums(ng_queue *q, const ng_squares *s, int64_t n) {
-  for (int64_t i = 0; i < n; i++) {
-    ng_squares one = s[i];
-    sum_columns(q, &one);
+  for (const ng_squares *end = s + n; s < end; s++) {
+    const bool threads = ng_queue_pieces(q, s->samples * s->x.positions * s->x.columns) > 1;
+    const int32_t tasks = (int32_t)((s->x.columns + WIDE - 1) / WIDE);
+    ng_queue_run(threads ? q : NULL, tasks, square_columns, (void *)(uintptr_t)s);
   }
 }

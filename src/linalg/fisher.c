@@ -1,12 +1,13 @@
 /* fisher.c: the damped Fisher matrix of m gradients, or its diagonal blocks:
  *
- *     F = lambda I + G'G / m,   G [m, B]: the coordinates of the block in each gradient
+ *     F = lambda I + G'G / m,   G [m, B]: B adjacent coordinates (the block) of each gradient
  *
- * In: rows in f32, which the caller keeps valid; the ends of the blocks. Out: F^-1 x and the diagonal of F^-1.
+ * In: gradients in f32, whose memory the caller must not free or change; the ends of the blocks. Out: F^-1 x and the
+ * diagonal of F^-1.
  *
  * The published recursion (Frantar, Kurtic & Alistarh 2021, arXiv 2107.03356, section 3.1) stores m vectors of d
- * numbers in addition to the gradients. This file stores one Cholesky factor L in double for each block, of order
- * min(m, B); e_i: column i of I:
+ * numbers in addition to the gradients. This file stores one Cholesky factor L of order min(m, B) in double for each
+ * block. With e_i column i of I,
  *
  *     m < B    L L' = lambda m I + G G'    F^-1 x = (x - G' (L L')^-1 G x) / lambda
  *                                          [F^-1]_ii = (1 - |L^-1 G e_i|^2) / lambda
@@ -21,23 +22,25 @@ enum { PANEL = 64, LANES = 8, SMALL = 65536 };
 struct ng_fisher {
   ng_context *ctx;
   const float *g; /* [m, d], leading dimension ld; memory of the caller */
-  int64_t m, d, ld, blocks, most;
+  int64_t m, d, ld, blocks;
+  int64_t most; /* largest order of a factor */
   double damping;
   int64_t *end;   /* [blocks] end of each block */
   int64_t *at;    /* [blocks + 1] offsets in `factor` */
   double *factor; /* L of each block, in ng_sym order */
-  double *room;   /* [threads, most, PANEL]; [most] for solutions */
+  double *room;   /* scratch [threads, most, PANEL] for Y; [most] for z */
   int32_t threads;
+  size_t bytes; /* of the allocation */
 };
 
-/* One block of F and the vectors of a call. */
+/* A block of F, and the vectors of a call: out = F^-1 x over the block. */
 typedef struct block_work {
   ng_fisher *f;
-  int64_t from, B, n; /* coordinates; order of the factor */
-  bool dual;          /* m < B */
+  int64_t from, B, n; /* first coordinate; number of coordinates; order of the factor */
+  bool dual;          /* m < B: L factors lambda m I + G G' */
   double *L;
-  const double *x; /* the block's part of the vector */
-  double *z, *out;
+  const double *x;
+  double *z, *out; /* z [n]: (L L')^-1 G x or (L L')^-1 x */
 } block_work;
 
 static block_work block_work_of(ng_fisher *f, int64_t block) {
@@ -55,16 +58,9 @@ static const float *row_of(const block_work *w, int64_t r) {
   return w->f->g + r * w->f->ld + w->from;
 }
 
-/* Run the tasks of a loop, on one thread if there are few products. */
-static void run_tasks(const block_work *w, int64_t products, int64_t n,
-                      void (*task)(void *, int32_t), block_work *arg) {
-  if (products >= SMALL) {
-    ng_queue_run(w->f->ctx->queue, (int32_t)n, task, arg);
-    return;
-  }
-  for (int64_t i = 0; i < n; i++) {
-    task(arg, (int32_t)i);
-  }
+/* Run n tasks, on one thread if they compute few products. */
+static void run_tasks(block_work *w, int64_t products, int64_t n, void (*task)(void *, int32_t)) {
+  ng_queue_run(products >= SMALL ? w->f->ctx->queue : NULL, (int32_t)n, task, w);
 }
 
 /* ---- the factors -----------------------------------------------------------------------------*/
@@ -115,7 +111,7 @@ static void fill_row(const block_work *w, int64_t i) {
   }
 }
 
-/* Fill row i and row n - 1 - i: a short row and a long row, so that all tasks take equal time. */
+/* Fill row i and row n - 1 - i of the triangle. Together they have n + 1 elements, so all tasks take equal time. */
 static void fill_rows(void *arg, int32_t i) {
   const block_work *w = arg;
   fill_row(w, i);
@@ -126,7 +122,7 @@ static void fill_rows(void *arg, int32_t i) {
 static bool factorise(block_work *w) {
   ng_queue *q = w->f->ctx->queue;
   int info = 0; /* read after the wait below */
-  run_tasks(w, w->n * w->n / 2 * (w->dual ? w->B : w->f->m), (w->n + 1) / 2, fill_rows, w);
+  run_tasks(w, w->n * w->n / 2 * (w->dual ? w->B : w->f->m), (w->n + 1) / 2, fill_rows);
   ng_on(q)->factor64(q, w->n, w->L, &info);
   ng_queue_wait(q);
   if (ng_info_read(q, &info) != 0) return false;
@@ -167,14 +163,14 @@ void ng_fisher_apply(ng_fisher *f, const double *x, double *out) {
     w.x = x + w.from;
     w.out = out + w.from;
     if (w.dual) {
-      run_tasks(&w, w.n * w.B, w.n, products, &w);
+      run_tasks(&w, w.n * w.B, w.n, products);
     } else {
       memcpy(w.z, w.x, (size_t)w.B * sizeof *w.z);
     }
     ng_on(q)->solve64(q, w.n, w.L, w.z);
     ng_queue_wait(q);
     if (w.dual) {
-      run_tasks(&w, w.n * w.B, (w.B + PANEL - 1) / PANEL, remainders, &w);
+      run_tasks(&w, w.n * w.B, (w.B + PANEL - 1) / PANEL, remainders);
     } else {
       memcpy(w.out, w.z, (size_t)w.B * sizeof *w.z);
     }
@@ -183,7 +179,7 @@ void ng_fisher_apply(ng_fisher *f, const double *x, double *out) {
 
 /* ---- the diagonal ----------------------------------------------------------------------------*/
 
-/* Y [n, PANEL] <- L^-1 Y; length: the squared length of each column of the result. */
+/* Y [n, PANEL] <- L^-1 Y; length[k] <- the squared length of column k of the result. */
 static void substitute(const block_work *w, double *Y, double length[PANEL]) {
   memset(length, 0, PANEL * sizeof *length);
   for (int64_t i = 0; i < w->n; i++) {
@@ -202,8 +198,8 @@ static void substitute(const block_work *w, double *Y, double length[PANEL]) {
   }
 }
 
-/* Compute the diagonal of F^-1 for coordinates [from, from + n) of the block. If m < B, 1 - length may consist of
- * rounding errors. Then a lower bound is used: [F^-1]_ii >= 1 / F_ii, F_ii = lambda + |G e_i|^2 / m. */
+/* Compute the diagonal of F^-1 for coordinates [from, from + n) of the block. If m < B, rounding errors may dominate 1 -
+ * |L^-1 G e_i|^2. So the result is at least the lower bound 1 / F_ii <= [F^-1]_ii, F_ii = lambda + |G e_i|^2 / m. */
 static void add_panel(const block_work *w, int64_t from, int64_t n, double *Y, double *out) {
   double length[PANEL], least[PANEL] = {0.0};
   memset(Y, 0, (size_t)(w->n * PANEL) * sizeof *Y);
@@ -253,71 +249,56 @@ void ng_fisher_inverse_diagonal(ng_fisher *f, double *out) {
 ng_context *ng_fisher_context(const ng_fisher *f) { return f->ctx; }
 int64_t ng_fisher_size(const ng_fisher *f) { return f->d; }
 
-static size_t list_bytes(const ng_fisher *f) {
-  return (size_t)(2 * f->blocks + 1) * sizeof(int64_t);
-}
+void ng_fisher_free(ng_fisher *f) { ng_free(f->ctx, f, f->bytes); }
 
-static size_t number_bytes(const ng_fisher *f) {
-  const int64_t room = ng_times((int64_t)f->threads * PANEL + 1, f->most);
-  return (size_t)ng_times(ng_plus(f->at[f->blocks], room), (int64_t)sizeof(double));
-}
-
-void ng_fisher_free(ng_fisher *f) {
-  if (f->factor != NULL) ng_free(f->ctx, f->factor, number_bytes(f));
-  if (f->end != NULL) ng_free(f->ctx, f->end, list_bytes(f));
-  ng_free(f->ctx, f, sizeof *f);
-}
-
-static ng_status factor_blocks(ng_fisher *f, const int64_t *end) {
-  ng_context *ctx = f->ctx;
-  f->end = ng_alloc(ctx, list_bytes(f));
-  if (f->end == NULL) return ng_fail(ctx, NG_ERR_NOMEM, "ng_fisher_create: no memory for blocks");
-  f->at = f->end + f->blocks;
-  f->at[0] = 0;
-  for (int64_t b = 0; b < f->blocks; b++) {
-    f->end[b] = end == NULL ? f->d : end[b];
-    const int64_t n = ng_min64(f->m, f->end[b] - (b == 0 ? 0 : f->end[b - 1]));
-    f->most = ng_max64(f->most, n);
-    f->at[b + 1] = ng_plus(f->at[b], ng_sym_count(n));
-  }
-  if (!ng_linalg_fits(f->most)) {
-    return ng_fail(ctx, NG_ERR_ABSENT, "ng_fisher_create: a block of order %lld is too large",
-                   (long long)f->most);
-  }
-  f->factor = ng_alloc(ctx, number_bytes(f));
-  if (f->factor == NULL) {
-    return ng_fail(ctx, NG_ERR_NOMEM, "ng_fisher_create: no memory for factors (%zu bytes)",
-                   number_bytes(f));
-  }
-  f->room = f->factor + f->at[f->blocks];
-  for (int64_t b = 0; b < f->blocks; b++) {
-    block_work w = block_work_of(f, b);
-    if (!factorise(&w)) {
-      return ng_fail(ctx, NG_ERR_ARG,
-                     "ng_fisher_create: damping %g is too small for these gradients: block %lld is "
-                     "singular in double",
-                     f->damping, (long long)b);
-    }
-  }
-  return NG_OK;
-}
-
+/* One allocation contains the object, `factor`, `room`, `end` and `at`. */
 ng_status ng_fisher_make(ng_context *ctx, const ng_strided *rows, double damping,
                          const int64_t *end, int64_t blocks, ng_fisher **out) {
-  ng_fisher *f = ng_alloc(ctx, sizeof *f);
-  if (f == NULL) return ng_fail(ctx, NG_ERR_NOMEM, "ng_fisher_create: no memory");
+  const int64_t m = rows->shape[0], d = rows->shape[1], threads = ctx->queue->threads;
+  int64_t most = 0, factors = 0;
+  for (int64_t b = 0, from = 0, to; b < blocks; b++, from = to) {
+    to = end == NULL ? d : end[b];
+    most = ng_max64(most, ng_min64(m, to - from));
+    factors = ng_plus(factors, ng_sym_count(ng_min64(m, to - from)));
+  }
+  if (!ng_linalg_fits(most)) {
+    return ng_fail(ctx, NG_ERR_ABSENT, "ng_fisher_create: a block of order %lld is too large",
+                   (long long)most);
+  }
+  const int64_t room = ng_times(threads * PANEL + 1, most), numbers = ng_plus(factors, room);
+  const size_t bytes = sizeof(ng_fisher) +
+                       (size_t)ng_times(ng_plus(numbers, 2 * blocks + 1), (int64_t)sizeof(double));
+  ng_fisher *f = ng_alloc(ctx, bytes);
+  if (f == NULL) {
+    return ng_fail(ctx, NG_ERR_NOMEM, "ng_fisher_create: no memory for factors (%zu bytes)", bytes);
+  }
+  double *factor = (double *)(void *)(f + 1);
+  int64_t *lists = (int64_t *)(void *)(factor + numbers);
   *f = (ng_fisher){.ctx = ctx,
                    .g = rows->data,
-                   .m = rows->shape[0],
-                   .d = rows->shape[1],
+                   .m = m,
+                   .d = d,
                    .ld = rows->stride[0],
                    .blocks = blocks,
+                   .most = most,
                    .damping = damping,
-                   .threads = ctx->queue->threads};
-  const ng_status st = factor_blocks(f, end);
-  if (st != NG_OK) {
+                   .end = lists,
+                   .at = lists + blocks,
+                   .factor = factor,
+                   .room = factor + factors,
+                   .threads = (int32_t)threads,
+                   .bytes = bytes};
+  f->at[0] = 0;
+  for (int64_t b = 0; b < blocks; b++) {
+    f->end[b] = end == NULL ? d : end[b];
+    block_work w = block_work_of(f, b);
+    f->at[b + 1] = f->at[b] + ng_sym_count(w.n);
+    if (factorise(&w)) continue;
     ng_fisher_free(f);
-    return st;
+    return ng_fail(ctx, NG_ERR_ARG,
+                   "ng_fisher_create: damping %g is too small for these gradients: block %lld is "
+                   "singular in double",
+                   damping, (long long)b);
   }
   *out = f;
   return NG_OK;

@@ -40,9 +40,8 @@ int32_t ng_queue_pieces(const ng_queue *q, int64_t floats) {
   return floats < 32768 ? 1 : q->threads;
 }
 
-/* The function returns when all pieces are done, so a piece may use the stack of its entry. */
 void ng_queue_run(const ng_queue *q, int32_t n, void (*task)(void *arg, int32_t i), void *arg) {
-  if (q->run != NULL) {
+  if (q != NULL && q->run != NULL) {
     q->run(q->executor, n, task, arg);
     return;
   }

@@ -80,7 +80,8 @@ int ng_info_read(const ng_queue *q, const int *info);
 const double *ng_numbers_read(const ng_queue *q, const double *numbers);
 /* Return the number of pieces of a loop over `floats` numbers. */
 int32_t ng_queue_pieces(const ng_queue *q, int64_t floats);
-/* Run the tasks of an entry through the executor. */
+/* Call task(arg, i) for i in [0, n) on the threads of the queue, or on the calling thread if q is NULL. Return when all
+ * tasks are done, so a task may use the stack of its caller. A task must not call this function with a queue. */
 void ng_queue_run(const ng_queue *q, int32_t n, void (*task)(void *arg, int32_t i), void *arg);
 
 /* ---- symmetric storage -----------------------------------------------------------------------*/

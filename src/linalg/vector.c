@@ -270,11 +270,10 @@ void ng_host_copy(ng_queue *q, int64_t rows, int64_t cols, const float *x, int64
   }
 }
 
-/* With F = A (x) G (Kronecker product), A = Q_A diag(a) Q_A' and G = Q_G diag(g) Q_G', the damped inverse of F is
- * diagonal in the eigenbases (Grosse & Martens 2016, appendix B): PD = Q_G (U / s) Q_A', U = Q_G' D Q_A, s: the
- * divisors of ng_spectrum.
+/* Divide row r of U by the divisors of ng_spectrum; g is s.g[r] + on_g.
  *
- * Divide one row of U; g = s.g[r] + on_g of its row r. */
+ * Use: with F = A (x) G (Kronecker product), A = Q_A diag(a) Q_A' and G = Q_G diag(g) Q_G', the damped inverse of F is
+ * diagonal in the eigenbases (Grosse & Martens 2016, appendix B): PD = Q_G (U / divisors) Q_A' with U = Q_G' D Q_A. */
 NG_CLONES static void divide_row(float *restrict u, const float *restrict a, int64_t n, double g,
                                  double on_a, double on_both) {
   for (int64_t c = 0; c < n; c++) {
