@@ -163,7 +163,7 @@ static void wrong_names_and_tasks(void **state) {
       {"elephant", "unknown model 'elephant'", SMALL, -1.0},
       {"wrn-27-10", "depth of a wide residual network is 6 k + 4", SMALL, -1.0},
       {"wrn-28-1000", "unknown model", SMALL, -1.0},
-      {"vgg16", "has dropout for images of at least 64 pixels", SMALL, 0.5},
+      {"vgg16", "has dropout only for images of at least 64 pixels", SMALL, 0.5},
       {"mlp-16-65", "1 to 64 hidden layers", SMALL, -1.0},
       {"mlp-16-", "unknown model", SMALL, -1.0},
       {"mlp-16-2", "has no dropout", SMALL, 0.3},

@@ -1,4 +1,4 @@
-/* args.c: parse argv.  Options of the command and of the library may be spelt with '-' or '_'. */
+/* args.c: parse argv, and print the help of a command. The name of an option may have '-' or '_'. */
 #include "common/cli.h"
 
 #include <math.h>
@@ -24,7 +24,7 @@ void cli_help(const cli_command *command) {
          "--window-density and --window-rank.");
 }
 
-/* Set *own to the command's option `name`, or *library to the name of the library's option; false: no such option. */
+/* Find an option: set *own to an option of the command, or *library to the name of the library's option; else false. */
 static bool find_option(const cli_command *command, const char *name, const cli_option **own,
                         const char **library) {
   ng_option_info info;
@@ -82,7 +82,7 @@ static int parse_size(const char *option, const char *text, double *out) {
   return CLI_OK;
 }
 
-/* Store the value of option o in the command's values or in `out`; `value` is NULL for a flag. */
+/* Store the value of option o (NULL for a flag) in the command's values or in `out`. */
 static int store_value(const cli_option *o, const char *value, char *values, cli_args *out) {
   void *field = values + o->field;
   const cli_setting given = {o->name, value != NULL ? value : "true"};
@@ -100,7 +100,7 @@ static int store_value(const cli_option *o, const char *value, char *values, cli
   return CLI_OK;
 }
 
-/* Handle the option argv[*i]; if its value is the next argument, advance *i. */
+/* Parse the option argv[*i] and store its value. If the value is the next argument, advance *i. */
 static int parse_option(const cli_command *command, int argc, char **argv, int *i, char *values,
                         cli_args *out) {
   const char *arg = argv[*i], *value = strchr(arg, '='), *library = NULL;
@@ -145,7 +145,7 @@ int cli_run(const cli_command *command, int argc, char **argv) {
     } else if (args.operands == command->operands) {
       rc = cli_bad("%s: unexpected argument '%s'", command->name, arg);
     } else {
-      args.operand[args.operands++] = arg; /* overwrites only arguments that were read */
+      args.operand[args.operands++] = arg; /* reuses argv: its entries before this are parsed */
     }
   }
   if (help) cli_help(command);

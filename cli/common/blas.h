@@ -1,5 +1,5 @@
-/* blas.h: the BLAS and LAPACK routines that the trainer and the lower bounds of `bench` call, as Fortran symbols.
- * Matrices are column-major; the lengths of the text arguments come last, as gfortran expects. */
+/* blas.h: the BLAS and LAPACK routines that networks and `bench` call, as Fortran symbols. Matrices are column-major;
+ * the last arguments are the lengths of the text arguments, as gfortran expects. */
 #ifndef CLI_BLAS_H
 #define CLI_BLAS_H
 

@@ -14,27 +14,28 @@
 
 enum { CLI_OK = 0, CLI_NO = 1, CLI_BAD = 2 };
 
-/* The name and the text of an option on the command line. */
+/* An option given on the command line: its name and the text of its value. */
 typedef struct cli_setting {
   const char *name, *value;
 } cli_setting;
 
 typedef struct cli_args {
-  char **operand; /* arguments that are no options */
+  char **operand; /* arguments that are not options */
   int operands;
-  cli_setting *settings, *own; /* options of kind CLI_SETTING and of the library; of kind CLI_OWN */
+  cli_setting *settings; /* options of kind CLI_SETTING, and options of the library */
+  cli_setting *own;      /* options of kind CLI_OWN */
   int n_settings, n_own;
 } cli_args;
 
-/* Where cli_run stores the value of an option: in a list of cli_args, or in a field of the command's values. */
+/* Where cli_run stores the value of an option: as text in a list of cli_args, or parsed in a field of the values. */
 typedef enum cli_kind {
   CLI_OWN,     /* cli_args.own: the command reads the text */
-  CLI_SETTING, /* cli_args.settings; a flag has the value "true" */
+  CLI_SETTING, /* cli_args.settings; the text of a flag is "true" */
   CLI_FLAG,    /* bool */
   CLI_TEXT,    /* const char *, not empty */
   CLI_WHOLE,   /* int64_t in [lower, upper] */
   CLI_REAL,    /* double in [lower, upper] */
-  CLI_SIZE     /* double of at least 1, as "16GB", "8GiB" or "12.5GB/s" */
+  CLI_SIZE     /* double, at least 1; text such as "16GB", "8GiB" or "12.5GB/s" */
 } cli_kind;
 
 typedef struct cli_option {
@@ -50,36 +51,36 @@ typedef struct cli_command {
   const char *name;
   const char *usage; /* text after "natgrad NAME " in the help */
   const char *summary;
-  const char *text; /* more text of the help, each line ended by '\n'; may be "" */
+  const char *text; /* rest of the help; each line ends with '\n'; may be "" */
   const cli_option *options;
   int n_options;
-  bool library;         /* the command accepts all options of the library, too */
+  bool library;         /* the command also accepts all options of the library */
   int operands;         /* largest number of arguments that are no options; -1: no limit */
-  size_t size;          /* bytes of the command's values, a struct */
+  size_t size;          /* sizeof the struct of the command's values */
   const void *standard; /* the default values; NULL: all zero */
   int (*run)(void *values, const cli_args *args);
 } cli_command;
 
 void cli_help(const cli_command *command); /* print the help of a command */
-/* Parse argv into the command's values and run the command; argv[0] is its name.  Return the exit code. */
+/* Parse argv (argv[0]: the name of the command) into the command's values, and run it. Return the exit code. */
 int cli_run(const cli_command *command, int argc, char **argv);
 
-/* Print an error, "natgrad: ...", in one line on stderr; return CLI_BAD. */
+/* Print an error, "natgrad: ...", as one line on stderr; return CLI_BAD. */
 __attribute__((format(printf, 1, 2))) int cli_bad(const char *format, ...);
-/* Threads that pass the same flag (initially false) print only the first line of cli_bad; NULL: print all lines. */
+/* Of all threads that pass one flag (initially false), only the first cli_bad prints. NULL: every cli_bad prints. */
 void cli_report_once(atomic_bool *printed);
-/* Print a note, "natgrad: ...", in one line on stderr. */
+/* Print a note, "natgrad: ...", as one line on stderr. */
 __attribute__((format(printf, 1, 2))) void cli_note(const char *format, ...);
 
-/* End the program with one line if the limit of address space (ulimit -v) is too low for the buffers of OpenBLAS's
- * threads and of `callers` simultaneous calls of OpenBLAS. */
+/* End the program with an error if the limit of the address space (ulimit -v) is too low for the buffers of OpenBLAS:
+ * one for each of its threads, and one for each of `callers` threads that call it at the same time. */
 void cli_require_address_space(int callers);
-/* Raise a stack limit below 1 MiB to 1 MiB, or end the program with one line if the system refuses. */
+/* Raise a stack limit below 1 MiB to 1 MiB. If the system refuses, end the program with an error. */
 void cli_require_stack(void);
 
-/* Return the nearest of n names to `word`, or NULL if every name needs more than length / 3 + 1 changes of letters. */
+/* Return the name with the smallest edit distance to `word`, or NULL if every distance exceeds length / 3 + 1. */
 const char *cli_find_nearest(const char *word, const char *const *names, int n);
-/* Report "WHAT 'WORD'" and the nearest of n names.  If no name is near, report `otherwise` (NULL: all names). */
+/* Report "WHAT 'WORD'" and the nearest of n names. If no name is near, add `otherwise` (NULL: all names) instead. */
 int cli_report_unknown(const char *what, const char *word, const char *const *names, int n,
                        const char *otherwise);
 const char *cli_format_bytes(double bytes, char text[16]); /* write a text such as "1.23 MB" */
@@ -89,63 +90,66 @@ const char *cli_format_bytes(double bytes, char text[16]); /* write a text such 
 enum { CLI_NAME = 64, CLI_METHODS = 64 }; /* bytes of a name; bound of the number of methods */
 
 const char *cli_base_name(const char *path); /* the text after the last '/' */
-/* The caller frees the result of the next five functions. */
+/* The next five functions return allocated text, which the caller frees. */
 char *cli_copy(const char *text);
 char *cli_join(const char *folder, const char *name); /* "folder/name" */
-char *cli_folder_of(const char *path);                /* the text before the last '/', "/" or "." */
-char *cli_path_beside(const char *name);              /* "name" in the folder of the program file */
-/* Return the path "../share/natgrad/INSTALLED" beside the program if it exists, else SOURCE in the source tree. */
+char *cli_folder_of(const char *path); /* the text before the last '/'; "/" for "/x", "." for "x" */
+char *cli_path_beside(const char *name); /* the path of `name` in the folder of the program file */
+/* Return the path of a file shipped with the program: ../share/natgrad/INSTALLED beside the program if this file
+ * exists, else SOURCE in the source tree. */
 char *cli_find_shipped(const char *installed, const char *source);
-/* Copy `name` and replace each '-' and '_' by `with`: names of the library and in JSON have '_', command lines '-'. */
+/* Copy `name`, and replace each '-' and '_' by `with`. Names of the library and of JSON have '_', help texts '-'. */
 void cli_spell(char *to, size_t size, const char *name, char with);
-bool cli_same_name(const char *a, const char *b); /* '-' equals '_' */
+bool cli_same_name(const char *a, const char *b); /* compare; '-' and '_' are equal */
 bool cli_ends_in(const char *path, const char *ending);
-/* Find an option of the library in either spelling or by its short name (such as "rank"); false: not found. */
+/* Find an option of the library by its name (with '-' or '_') or its short name (such as "rank"); false: not found. */
 bool cli_option_find(const char *name, ng_option_info *out);
-int32_t cli_method_find(const char *name, ng_method_info *out); /* its index, or -1 */
-/* Return whether a method has this option of the library (ng_option_info.trait). */
+int32_t cli_method_find(const char *name, ng_method_info *out); /* returns the index, or -1 */
+/* Return true if the option of the library applies to the method (ng_option_info.trait). */
 bool cli_method_has(const char *method, const char *option);
 int cli_list_methods(const char **names, int capacity); /* returns the number of names */
 
 /* ---- arguments -------------------------------------------------------------------------------*/
 
-/* Parse the whole text as a flag (true, false), a whole number or a number from `lower` to `upper` into `to`, whose
- * type cli_kind names.  CLI_BAD: `message` has the accepted values. */
+/* Parse the complete text as a value of type `kind` into *to: a flag (true, false), or a whole number or a number
+ * from `lower` to `upper`. CLI_BAD: `message` has the accepted values. */
 enum { CLI_MESSAGE = 512 };
 int cli_parse(cli_kind kind, const char *text, double lower, double upper, void *to, char *message,
               size_t size);
-/* The same; report a wrong value and the option. */
+/* Call cli_parse; if it fails, report the option and the message. */
 int cli_parse_option(const char *option, cli_kind kind, const char *text, double lower,
                      double upper, void *to);
-/* Parse n whole numbers from 1 to 99,999 separated by `between`, as in "32x32x3"; false, not reported: another text. */
+/* Parse n whole numbers from 1 to 99,999 separated by `between`, as in "32x32x3"; false: another text, not reported. */
 bool cli_parse_counts(const char *text, char between, int n, int64_t *out);
 
 /* ---- fields.c: JSON --------------------------------------------------------------------------*/
 
-/* Parse `text`, or report "PATH: no JSON: line L: ..." and return CLI_BAD. */
+/* Parse `text`. If it is not JSON, report "PATH: no JSON: line L: ..." and return CLI_BAD. */
 int cli_json_parse(const char *path, const char *text, size_t size, ngio_json **out);
-/* Return a text, flag or number as the text of a command line (a number in `number`); NULL: another value. */
+/* Return a JSON string, flag or number as text of a command line (a number in the buffer `number`); NULL: another
+ * type. */
 const char *cli_json_text(const ngio_value *v, char *number, size_t size);
-/* Print the JSON text as one line on stdout and free it; an error message begins with `who`. */
+/* Print the JSON text as one line on stdout, and free the text. An error message begins with `who`. */
 int cli_json_print(const char *who, ngio_out *o);
 
-/* A reader of the fields of JSON objects.  Only the first mistake is reported, as "PATH: WHERE...". */
+/* Reads fields of JSON objects. Only the first mistake is reported, as "PATH: WHERE...". */
 typedef struct cli_fields {
-  const char *path, *where; /* the file; the place in the file, such as "layer 3: " */
+  const char *path, *where; /* path: the file; where: the object in the file, such as "layer 3: " */
   int rc;                   /* CLI_BAD after a mistake */
 } cli_fields;
 
 __attribute__((format(printf, 2, 3))) void cli_field_error(cli_fields *f, const char *format, ...);
-/* Return a whole number from `lower` to `upper`; `absent` if the key is missing (negative: the key is required). */
+/* Return the whole number of `key`, from `lower` to `upper`. A missing key gives `absent`; if that is < 0, a
+ * mistake. */
 int64_t cli_read_whole(cli_fields *f, const ngio_value *object, const char *key, int64_t lower,
                        int64_t upper, int64_t absent);
-/* Set `out` to a pair of whole numbers from `lower` to 2^20; one number sets both. */
+/* Read the pair of whole numbers of `key`, each from `lower` to 2^20. A single number sets both. */
 void cli_read_pair(cli_fields *f, const ngio_value *object, const char *key, int64_t lower,
                    int64_t absent, int64_t out[2]);
 
-/* Set `options` to the values of --method and of the library's options on the command line. */
+/* Set `options` from the command line: --method, and the options of the library. */
 int cli_set_options(const cli_args *args, ng_options *options);
-/* Return the value of an option as text, whether this text equals `choice`, or the value as a number (else 0). */
+/* Value of an option: as text; compared with a choice; as a number (0 if it is not a number). */
 typedef struct cli_value {
   char text[64];
 } cli_value;
@@ -153,22 +157,22 @@ cli_value cli_option_text(const ng_options *o, const char *name);
 bool cli_option_is(const ng_options *o, const char *name, const char *choice);
 double cli_option_real(const ng_options *o, const char *name);
 
-/* Copy the value of the line "key = value" of ng_build_info; "" if there is no such line. */
+/* Copy the value of the line "key = value" of ng_build_info; "" if no line has this key. */
 void cli_read_build(const char *key, char *value, size_t size);
 void cli_write_version(char *text, size_t size); /* write "MAJOR.MINOR.PATCH (COMMIT)" */
-/* Set the function pointer *out to a function of `module` (NULL: of the program); false: no such function. */
+/* Set the function pointer *out to the function `name` of a loaded module (NULL: the program); false: not found. */
 bool cli_find_function(void *module, const char *name, void *out);
-void cli_get_processor(char *name, size_t size); /* the name of the processor */
+void cli_get_processor(char *name, size_t size); /* the model name of the processor */
 int cli_count_cores(void);                       /* processors available to this process */
-/* Set *threads to the number of threads of the trainer's loops: NG_THREADS, or cli_count_cores() if it is not set. */
+/* Set *threads to the number of threads of the trainer: NG_THREADS, else cli_count_cores(). CLI_BAD: reported. */
 int cli_threads(int *threads);
 
 /* Create a context of the library that logs to stderr; NG_LOG selects the lines. */
 int cli_create_context(ng_context_config *config, ng_context **out);
 
-/* Allocate zeroed memory, or end the program with one line. */
+/* Allocate zeroed memory. If there is none, end the program with an error. */
 void *cli_alloc(size_t count, size_t size);
-/* Return the allocated list of `count` elements with memory for one more element, which is zero. */
+/* Enlarge an allocated list of `count` elements by one zero element; return the list, which may have moved. */
 void *cli_grow(void *list, size_t count, size_t size);
 
 #endif

@@ -1,4 +1,4 @@
-/* fields.c: JSON texts, and the checked fields of JSON objects. */
+/* fields.c: parse and print JSON, and read fields of JSON objects with checks. */
 #include "common/cli.h"
 
 #include <stdarg.h>
@@ -28,7 +28,7 @@ int cli_json_print(const char *who, ngio_out *o) {
   ngio_out_free(o);
   if (bad)
     return cli_bad("%s: the result does not fit JSON: no memory, or a name that is not UTF-8", who);
-  (void)putchar('\n'); /* main reports errors of stdout */
+  (void)putchar('\n'); /* main checks stdout at the end */
   return CLI_OK;
 }
 
@@ -37,7 +37,7 @@ void cli_field_error(cli_fields *f, const char *format, ...) {
   char text[512];
   va_list args;
   va_start(args, format);
-  /* NOLINTNEXTLINE(clang-analyzer-valist.Uninitialized): as in say.c */
+  /* NOLINTNEXTLINE(clang-analyzer-valist.Uninitialized): as in messages.c */
   (void)vsnprintf(text, sizeof text, format, args);
   va_end(args);
   f->rc = cli_bad("%s: %s%s", f->path, f->where, text);

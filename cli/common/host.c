@@ -1,4 +1,4 @@
-/* host.c: the build, the shipped files, the machine, and the library's context. */
+/* host.c: facts about the build, the installation and the machine; the library's context; limits of memory. */
 #include "common/cli.h"
 
 #include <dlfcn.h>
@@ -81,7 +81,7 @@ int cli_count_cores(void) {
   return n > 0 ? (int)n : 1;
 }
 
-/* Read NG_THREADS as the library does: the trainer's loops need the number before they create a context. */
+/* Parse NG_THREADS by the rules of the library: the trainer needs the number before it creates a context. */
 int cli_threads(int *threads) {
   const char *given = getenv("NG_THREADS");
   char *end = NULL;
@@ -94,7 +94,7 @@ int cli_threads(int *threads) {
   return CLI_OK;
 }
 
-/* Do not log errors: the program reports each error itself, in one line. */
+/* Do not log errors of the library: cli_bad reports each error in one line. */
 static void log_line(void *user, ng_log_level level, const char *line) {
   (void)user;
   if (level != NG_LOG_ERROR) (void)fprintf(stderr, "natgrad: %s\n", line);
@@ -110,7 +110,7 @@ int cli_create_context(ng_context_config *config, ng_context **out) {
 
 /* ---- address space -----------------------------------------------------------------------------*/
 
-/* Make OpenBLAS allocate the buffers of n simultaneous calls; OpenBLAS keeps the buffers for later calls. */
+/* Make OpenBLAS allocate the buffers of n simultaneous calls. OpenBLAS reuses these buffers in later calls. */
 static void allocate_buffers(int n, void **held) {
   void *(*take)(int);
   void (*give)(void *);
@@ -123,7 +123,7 @@ static void allocate_buffers(int n, void **held) {
     give(held[i]);
 }
 
-/* Compute a product that is large enough for all threads of OpenBLAS, so that these threads allocate their buffers. */
+/* Compute a product that is large enough to use all threads of OpenBLAS, so that each thread allocates its buffer. */
 static void wake_threads(void) {
   void (*sgemm)(const char *, const char *, const int *, const int *, const int *, const float *,
                 const float *, const int *, const float *, const int *, const float *, float *,
@@ -137,9 +137,9 @@ static void wake_threads(void) {
 }
 
 /* Each thread of OpenBLAS, and each thread that calls OpenBLAS, allocates a buffer of 128 MiB (BUFFER_SIZE on x86-64)
- * at its first call, and retries for ever on failure: under ulimit -v the program would hang.  So, under a limit, test
- * first whether the address space is sufficient, and allocate the buffers before other mappings take the space.  Each
- * thread of OpenBLAS also needs a heap, counted as another buffer. */
+ * at its first call. If this fails, OpenBLAS retries for ever: under ulimit -v the program would hang. Therefore, if a
+ * limit is set, first map the same amount of address space as a test; then make OpenBLAS allocate the buffers before
+ * other mappings use the space. Each thread of OpenBLAS also needs a heap, counted as another buffer. */
 void cli_require_address_space(int callers) {
   static int had = 0;
   const size_t buffer = (size_t)129 << 20;
@@ -155,12 +155,12 @@ void cli_require_address_space(int callers) {
   void **held = cli_alloc((size_t)callers, sizeof *held);
   void *room = mmap(NULL, (size_t)n * buffer, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (room == MAP_FAILED) {
-    (void)cli_bad(
-        "the limit of address space (ulimit -v) is %lld kB: OpenBLAS needs %ld kB more for %s%s",
-        (long long)(limit.rlim_cur / 1024), n * (long)(buffer / 1024),
-        had > 0 ? "calls of the ranks" : "its threads",
-        of_blas > 1 ? "; OPENBLAS_NUM_THREADS=1 needs less" : "");
-    _exit(CLI_BAD); /* exit would wait for OpenBLAS's threads */
+    (void)cli_bad("the limit of the address space (ulimit -v) is %lld kB; OpenBLAS needs %ld kB "
+                  "more for %s%s",
+                  (long long)(limit.rlim_cur / 1024), n * (long)(buffer / 1024),
+                  had > 0 ? "calls of the ranks" : "its threads",
+                  of_blas > 1 ? "; OPENBLAS_NUM_THREADS=1 needs less" : "");
+    _exit(CLI_BAD); /* not exit, which would wait for OpenBLAS's threads */
   }
   (void)munmap(room, (size_t)n * buffer);
   allocate_buffers(callers, held);
@@ -169,8 +169,8 @@ void cli_require_address_space(int callers) {
   free(held);
 }
 
-/* The stack size of a rank's thread is the limit at the start of the program, so main raises the limit before the
- * program restarts itself. */
+/* glibc reads the stack limit when the program starts, and gives every thread a stack of this size; ranks may be
+ * threads. So main raises the limit before the program restarts itself. */
 void cli_require_stack(void) {
   const rlim_t least = (rlim_t)1 << 20; /* kernels of OpenBLAS use 100 to 150 KiB */
   struct rlimit limit;

@@ -1,4 +1,4 @@
-/* names.c: spelling of names, and look-ups of options and methods in the library's tables. */
+/* names.c: paths, spelling of names, and look-ups of options and methods in the library's tables. */
 #include "common/cli.h"
 
 #include <stdio.h>

@@ -1,7 +1,7 @@
 /* random.h: random numbers without state, equal on every machine.
  *
  * Each number is a function of (seed, purpose, item, counter): Philox4x32-10 of Random123 (Salmon et al., SC'11), keyed
- * by the seed.  So a resumed run draws the same numbers as an uninterrupted run, and threads may draw in parallel. */
+ * by the seed. So a resumed run draws the same numbers as an uninterrupted run, and threads may draw in parallel. */
 #ifndef RANDOM_H
 #define RANDOM_H
 
@@ -16,18 +16,18 @@ typedef enum random_purpose {
   RANDOM_TARGET = 6,  /* targets drawn from the model's own distribution */
   RANDOM_SPLIT = 7,   /* choice of the validation samples                */
   RANDOM_MIXUP = 8,   /* item: epoch, counter: sample and try            */
-  RANDOM_ERASE = 9    /* item: epoch, counter: two for each sample       */
+  RANDOM_ERASE = 9    /* item: epoch, counter: 2 x sample, 2 x sample + 1 */
 } random_purpose;
 
-/* Set `out` to the four words of one counter. */
+/* Set `out` to the four random words of one counter. */
 void random_words(uint64_t seed, random_purpose purpose, uint32_t item, uint64_t counter,
                   uint32_t out[4]);
 
 /* Return a number in [0, 1) with 24 bits, which f32 and f64 represent exactly. */
 static inline double random_unit(uint32_t word) { return (double)(word >> 8) * 0x1p-24; }
 
-/* Fill x[n] with numbers uniform in [lower, upper), or with the numbers from, ..., from + n - 1 of a sequence of normal
- * numbers of mean 0 and this deviation (Box-Muller). */
+/* random_uniform: fill x[n] with numbers uniform in [lower, upper). random_normal: fill x[n] with the numbers from,
+ * ..., from + n - 1 of a sequence of normal numbers with mean 0 and this standard deviation (Box-Muller). */
 void random_uniform(uint64_t seed, random_purpose purpose, uint32_t item, double lower,
                     double upper, int64_t n, float *x);
 void random_normal(uint64_t seed, random_purpose purpose, uint32_t item, double deviation,

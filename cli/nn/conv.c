@@ -3,24 +3,24 @@
  *   y[r, o] = sum_{k,c} P[r, (k,c)] W[o, (k,c)]
  *   r: output position, o: output channel, k: kernel offset, c: input channel, P: patches, W: weights
  *
- * A row of P consists of `kernel` runs of kernel x channels adjacent values of the image, so P is made by copying, in
- * tiles that fit the second-level cache.  Each thread of the pool computes some samples, with its own tile and BLAS on
- * one thread.  If the number of BLAS threads cannot change, one thread of the pool computes all samples, and BLAS uses
- * its threads.  Each forward first transposes the weights from [o][c][k] to [o][k][c].
+ * A row of P has, for each of the `kernel` kernel rows, kernel x channels adjacent values of the image. So P is made
+ * by copying, in tiles that fit the second-level cache. Each thread of the pool computes some samples, with its own
+ * tile and BLAS on one thread. If the number of BLAS threads cannot change, one thread of the pool computes all
+ * samples, and BLAS uses its threads. Each forward first transposes the weights from [o][c][k] to [o][k][c].
  *
- * dW = dy' P, summed over threads.  With stride 1, dx is a convolution of dy with the reversed kernel, which writes
- * every value once; otherwise dP = dy W is added into dx. */
+ * dW = dy' P, summed over threads. With stride 1, dx is a convolution of dy with the reversed kernel, which writes
+ * every value once (gather_piece). Otherwise each row of dP = dy W is added to its patch of dx (scatter_piece). */
 #include "node.h"
 #include "simd.h"
 
 #include <string.h>
 
-enum { TILE = 64 * 1024 }; /* floats of a tile of patches */
+enum { TILE = 64 * 1024 }; /* floats of a tile: some rows of P */
 
 /* ---- patches -----------------------------------------------------------------------------------
- * Row r belongs to output position r, counted over samples, then y, then x, and has kernel x kernel x channels values
- * of the image, with zeros outside the image.  In NHWC a kernel row of a patch is one run of memory, clipped at the
- * left and right border. */
+ * Row r of P belongs to output position r, counted over samples, then y, then x.  It has kernel x kernel x channels
+ * values of the image, with zeros for positions outside the image.  In NHWC, a kernel row of a patch is one run of
+ * memory, which the left and right border of the image may cut. */
 
 typedef struct patches {
   int64_t height, width, channels; /* of the image                  */
@@ -32,8 +32,8 @@ static inline int64_t patches_width(const patches *p) {
   return p->kernel * p->kernel * p->channels;
 }
 
-/* Find the part of kernel row i of the patch at output position (y, x) that lies inside the image: values [*skip,
- * *skip + *count) of the kernel * channels values of the row, at offset *at in the sample. */
+/* Find which values of kernel row i, of the patch at output position (y, x), lie inside the image: values [*skip,
+ * *skip + *count) of the kernel * channels values of the row. *at: their offset in the sample. */
 static void find_inside_run(const patches *p, int64_t y, int64_t x, int64_t i, int64_t *skip,
                             int64_t *count, int64_t *at) {
   const int64_t row = y * p->stride + i - p->padding, left = x * p->stride - p->padding;
@@ -46,7 +46,7 @@ static void find_inside_run(const patches *p, int64_t y, int64_t x, int64_t i, i
   *at = (row * p->width + left + from) * p->channels;
 }
 
-/* Whole rows are copied by a loop instead of memcpy, because most rows of small networks are short. */
+/* A row inside the image is copied by a loop instead of memcpy, because most rows of small networks are short. */
 NG_CLONES static void gather_row(const patches *p, const float *image, int64_t y, int64_t x,
                                  float *to) {
   const int64_t width = p->kernel * p->channels;
@@ -103,7 +103,7 @@ NG_CLONES static void scatter_row(const patches *p, const float *from, int64_t y
   }
 }
 
-/* Add each value of these rows to the element of x that patches_gather copies it from. */
+/* The transpose of patches_gather: add each value of `rows` to the element of x from which patches_gather copies it. */
 static void patches_scatter(const patches *p, const float *rows, int64_t first, int64_t count,
                             float *x) {
   const int64_t image = p->height * p->width * p->channels, width = patches_width(p);
@@ -119,9 +119,9 @@ typedef struct job {
   node *v;
   int64_t samples;
   int32_t pieces;
-  patches p;    /* of x in forward and for dW; of dy for dx by gather_piece */
-  int64_t rows; /* of a tile */
-  float *tiles; /* `tile` floats for each piece */
+  patches p;    /* patches of x; in gather_piece, patches of dy */
+  int64_t rows; /* rows of P in a tile */
+  float *tiles; /* [pieces][tile] */
   int64_t tile;
   float *sums;           /* dW of each piece, [pieces][o][k][c] */
   const float *reversed; /* the reversed kernel, [k][o][c] */
@@ -137,8 +137,8 @@ static patches input_patches(const nn *n, const node *v) {
                    v->shape.width, v->kernel, v->stride,  v->padding};
 }
 
-/* dx at row y depends on dy at rows y + padding - i, i < kernel (columns alike): a convolution of dy with stride 1 and
- * padding kernel - 1 - padding. */
+/* The patches of dy for dx with stride 1. dx at row y depends on dy at rows y + padding - i, i < kernel, and on
+ * columns alike: this is a convolution of dy with padding kernel - 1 - padding. */
 static patches grad_patches(const nn *n, const node *v) {
   const nn_shape s = n->nodes[v->input[0]].shape;
   return (patches){
@@ -163,13 +163,13 @@ static int64_t tile_floats(const nn *n, const node *v) {
   return x > y ? x : y;
 }
 
-/* The scratch has the tiles of all threads, the dW of all threads, and the reversed kernel. */
+/* The scratch has a tile and a dW for each thread, and the reversed kernel. */
 static int64_t scratch_bytes(const nn *n, const node *v) {
   const int64_t t = n->threads;
   return (t * tile_floats(n, v) + (t + 1) * count_weights(n, v)) * (int64_t)sizeof(float);
 }
 
-/* The weights as [o][k][c]. */
+/* `saved` has the weights in the order [o][k][c]. */
 static int64_t saved_bytes(const nn *n, const node *v) {
   return count_weights(n, v) * (int64_t)sizeof(float);
 }
@@ -179,12 +179,12 @@ static int64_t saved_bytes(const nn *n, const node *v) {
 typedef struct reorder_job {
   const float *from;
   float *to;
-  int64_t out, in, offsets;
-  int64_t rows, columns, stride; /* of transpose_weights */
-  int32_t pieces, sums;
+  int64_t out, rows, columns; /* an array is [out][columns][rows] or [out][rows][columns] */
+  int64_t stride;             /* elements between the arrays that transpose_weights adds */
+  int32_t pieces, sums;       /* pieces of work; number of these arrays */
 } reorder_job;
 
-/* Sum the arrays [o][columns][rows] at from, from + stride, ..., and write the sum as [o][rows][columns]. */
+/* Add the t->sums arrays [o][columns][rows] at from, from + stride, ...; write the sum as [o][rows][columns]. */
 static void transpose_weights(void *arg, int32_t i) {
   const reorder_job *t = arg;
   int64_t first, last;
@@ -202,16 +202,16 @@ static void transpose_weights(void *arg, int32_t i) {
   }
 }
 
-/* [o][k][c] -> [K-1-k][o][c], the reversed kernel. */
+/* Copy [o][k][c] to [K-1-k][o][c], the reversed kernel; K = t->rows counts kernel positions. */
 static void reverse_kernel(void *arg, int32_t i) {
   const reorder_job *t = arg;
   int64_t from, to;
-  nn_slice(t->offsets, t->pieces, i, 1, &from, &to);
+  nn_slice(t->rows, t->pieces, i, 1, &from, &to);
   for (int64_t k = from; k < to; k++) {
     for (int64_t o = 0; o < t->out; o++)
-      memcpy(t->to + (k * t->out + o) * t->in,
-             t->from + (o * t->offsets + (t->offsets - 1 - k)) * t->in,
-             (size_t)t->in * sizeof *t->to);
+      memcpy(t->to + (k * t->out + o) * t->columns,
+             t->from + (o * t->rows + (t->rows - 1 - k)) * t->columns,
+             (size_t)t->columns * sizeof *t->to);
   }
 }
 
@@ -221,8 +221,6 @@ static reorder_job make_reorder_job(const nn *n, const node *v, const float *fro
   return (reorder_job){.from = from,
                        .to = to,
                        .out = v->shape.channels,
-                       .in = in,
-                       .offsets = v->kernel * v->kernel,
                        .rows = v->kernel * v->kernel,
                        .columns = in,
                        .stride = count,
@@ -232,7 +230,7 @@ static reorder_job make_reorder_job(const nn *n, const node *v, const float *fro
 
 /* ---- a pass over all samples -------------------------------------------------------------------*/
 
-/* Run the task for each piece of the samples; with several pieces, BLAS uses one thread for each. */
+/* Run the task for each piece of the samples. If there are several pieces, BLAS uses one thread in each. */
 static void run_over_samples(job *j, void (*task)(void *arg, int32_t i)) {
   nn *n = j->n;
   j->pieces = 1;
@@ -254,17 +252,17 @@ static job make_job(nn *n, node *v, int64_t samples) {
   return j;
 }
 
-/* Iterator over the tiles of P in a piece.  For a 1x1 convolution of stride 1, P is the image, in one tile. */
+/* Iterates over the tiles of P in one piece. For a 1x1 convolution of stride 1, P is the image, in one tile. */
 typedef struct tiles {
   const job *j;
-  const float *image, *p; /* image: NHWC array of all samples; p: rows [at, at + rows) of P */
+  const float *image, *p; /* image: NHWC, all samples; p: the tile, rows [at, at + rows) of P */
   float *tile;
   int64_t width, from, to, step, at, rows;
 } tiles;
 
 static tiles tiles_of_piece(const job *j, const float *image, int64_t per_sample, int32_t i) {
   tiles t = {.j = j, .image = image, .tile = j->tiles + j->tile * i, .width = patches_width(&j->p)};
-  nn_slice(j->samples, j->pieces, i, 1, &t.from, &t.to); /* whole samples */
+  nn_slice(j->samples, j->pieces, i, 1, &t.from, &t.to); /* a piece never splits a sample */
   t.from *= per_sample;
   t.to *= per_sample;
   t.step = is_pointwise(j->v) ? t.to - t.from : j->rows;
@@ -327,7 +325,7 @@ static void weight_piece(void *arg, int32_t i) {
             t.at == t.from ? 0.0F : 1.0F, sum, t.width);
 }
 
-/* dx by gathering: patches of dy, [rows, (k,o)], times the reversed kernel [(k,o), c]. */
+/* dx by gathering: multiply the patches of dy, [rows, (k,o)], by the reversed kernel [(k,o), c]. */
 static void gather_piece(void *arg, int32_t i) {
   const job *j = arg;
   const node *v = j->v, *x = &j->n->nodes[v->input[0]];
@@ -365,8 +363,8 @@ static void backward(nn *n, node *v, int64_t samples, bool params) {
   if (params) {
     run_over_samples(&j, weight_piece);
     reorder_job order = make_reorder_job(n, v, j.sums, n->params[v->param[0]].grad);
-    order.rows = order.in;
-    order.columns = order.offsets;
+    order.rows = j.p.channels;
+    order.columns = v->kernel * v->kernel;
     order.sums = j.pieces;
     nn_parallel(n, order.pieces, transpose_weights, &order); /* [o][k][c] -> [o][c][k] */
     if (v->param[1] >= 0)

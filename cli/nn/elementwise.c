@@ -1,4 +1,4 @@
-/* elementwise.c: ReLU, tanh, sigmoid, dropout and the sum of two nodes, in place if possible, split over the pool. */
+/* elementwise.c: nodes that work element by element: ReLU, tanh, sigmoid, dropout and the sum of two nodes. */
 #include "node.h"
 #include "common/random.h"
 #include "simd.h"
@@ -6,7 +6,7 @@
 #include <math.h>
 #include <string.h>
 
-/* Arrays of one call: forward computes `to` = y from x (and x2), backward `to` = dx from dy and y. */
+/* Arrays of one pass. Forward computes `to` = y from x (and x2); backward computes `to` = dx from dy and y. */
 typedef struct slice {
   const nn *n;
   const node *v;
@@ -68,10 +68,10 @@ static void backward(nn *n, node *v, int64_t samples, bool params) {
 
 NG_CLONES static void relu_forward(const slice *s, int64_t from, int64_t to) {
   for (int64_t i = from; i < to; i++)
-    s->to[i] = s->x[i] < 0.0F ? 0.0F : s->x[i]; /* NaN stays NaN */
+    s->to[i] = s->x[i] < 0.0F ? 0.0F : s->x[i]; /* written so that NaN stays NaN */
 }
 
-/* Load dy unconditionally: a conditional load would not vectorise. */
+/* dy is loaded unconditionally: a conditional load would not vectorise. */
 NG_CLONES static void relu_backward(const slice *s, int64_t from, int64_t to) {
   const float *y = s->y, *dy = s->dy;
   float *dx = s->to;
@@ -182,8 +182,7 @@ int nn_tanh(nn *n, int x) { return add_unary(n, TANH, x, 0.0); }
 int nn_sigmoid(nn *n, int x) { return add_unary(n, SIGMOID, x, 0.0); }
 
 int nn_dropout(nn *n, int x, double rate) {
-  if (!(rate >= 0.0 && rate < 1.0))
-    return nn_fail(n, "dropout: a rate of %g is not in [0, 1)", rate);
+  if (!(rate >= 0.0 && rate < 1.0)) return nn_fail(n, "dropout: rate %g, expected [0, 1)", rate);
   return add_unary(n, DROPOUT, x, rate);
 }
 
@@ -191,9 +190,9 @@ int nn_add(nn *n, int x, int y) {
   if (x < 0 || y < 0) return -1;
   const nn_shape a = nn_get_shape(n, x), b = nn_get_shape(n, y);
   if (a.height != b.height || a.width != b.width || a.channels != b.channels)
-    return nn_fail(n, "add: %lldx%lldx%lld and %lldx%lldx%lld differ", (long long)a.height,
-                   (long long)a.width, (long long)a.channels, (long long)b.height,
-                   (long long)b.width, (long long)b.channels);
+    return nn_fail(n, "add: inputs of %lldx%lldx%lld and %lldx%lldx%lld, expected equal shapes",
+                   (long long)a.height, (long long)a.width, (long long)a.channels,
+                   (long long)b.height, (long long)b.width, (long long)b.channels);
   const node *v = nn_add_node(n, &kinds[ADD].op, x, y, a);
   return v != NULL ? v->number : -1;
 }

@@ -1,4 +1,4 @@
-/* gemm.c: matrix multiplication.  Matrices are row-major; BLAS is column-major and computes C' = B' A'. */
+/* gemm.c: products of row-major matrices. BLAS is column-major, so it computes the transpose C' = B' A'. */
 #include "common/cli.h"
 #include "node.h"
 
@@ -32,7 +32,7 @@ void nn_gemm(bool ta, bool tb, int64_t m, int64_t n, int64_t k, float alpha, con
 #endif
 }
 
-/* Only OpenBLAS changes its number of threads cheaply; with another BLAS, one thread computes all products. */
+/* Only OpenBLAS changes its number of threads cheaply. With another BLAS, one thread of the pool does all the work. */
 bool nn_blas_use_one_thread(nn *n) {
   void (*set)(int threads);
   int (*get)(void);

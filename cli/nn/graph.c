@@ -1,6 +1,4 @@
-/* graph.c: make a network node by node, and run it forward and backward.
- *
- * Constructors call nn_add_node, nn_add_param etc.; nn_ready reports the first mistake, plan.c allocates. */
+/* graph.c: build a network node by node, and run it forward and backward. */
 #include "common/cli.h"
 #include "node.h"
 
@@ -10,10 +8,10 @@
 #include <string.h>
 
 int nn_fail(nn *n, const char *format, ...) {
-  if (n->error[0] != 0) return -1; /* report the first mistake only */
+  if (n->error[0] != 0) return -1; /* keep the message of the first mistake */
   va_list args;
   va_start(args, format);
-  /* NOLINTNEXTLINE(clang-analyzer-valist.Uninitialized): as in say.c */
+  /* NOLINTNEXTLINE(clang-analyzer-valist.Uninitialized): as in messages.c */
   (void)vsnprintf(n->error, sizeof n->error, format, args);
   va_end(args);
   return -1;
@@ -67,7 +65,7 @@ node *nn_add_node(nn *n, const nn_op *op, int x, int y, nn_shape shape) {
 
 static void set_name(nn *n, char out[NN_NAME], const char *name, const char *suffix) {
   if (snprintf(out, NN_NAME, "%s%s%s", name, suffix[0] != 0 ? "." : "", suffix) >= NN_NAME)
-    (void)nn_fail(n, "%s: a name has at most %d letters", name, NN_NAME - 1);
+    (void)nn_fail(n, "%s: the name is longer than %d letters", name, NN_NAME - 1);
 }
 
 int nn_add_param(nn *n, const char *name, const char *suffix, nn_role role, int layer, int ndim,
@@ -161,12 +159,13 @@ int64_t nn_find_least_batch(const nn *n) {
 }
 
 int nn_ready(nn *n, int64_t batch) {
-  if (n->error[0] == 0 && n->n_nodes < 2) (void)nn_fail(n, "a network without nodes");
+  if (n->error[0] == 0 && n->n_nodes < 2) (void)nn_fail(n, "no nodes were added");
   for (int i = 0; i + 1 < n->n_nodes; i++) {
     bool read = false;
     for (int k = i + 1; k < n->n_nodes; k++)
       read = read || n->nodes[k].input[0] == i || n->nodes[k].input[1] == i;
-    if (!read) (void)nn_fail(n, "node %d (%s) has no reader", i, n->nodes[i].op->name);
+    if (!read)
+      (void)nn_fail(n, "no node reads the output of node %d (%s)", i, n->nodes[i].op->name);
   }
   if (n->error[0] != 0) return cli_bad("network: %s", n->error);
   n->batch = batch;
@@ -188,7 +187,7 @@ void nn_parallel(nn *n, int32_t pieces, void (*task)(void *arg, int32_t i), void
   }
 }
 
-/* Waking a thread costs as much as this many cheap operations. */
+/* Waking a thread costs about as much as this many cheap operations. */
 enum { WORTH = 16384 };
 
 int32_t nn_count_pieces(const nn *n, int64_t elements) {
@@ -206,7 +205,7 @@ void nn_slice(int64_t count, int32_t pieces, int32_t i, int64_t unit, int64_t *f
 
 /* ---- walking ---------------------------------------------------------------------------------*/
 
-/* Pass an array of node v to the watch (NULL: none) if v is a layer or a norm. */
+/* If node v is a layer or a norm, call the watch (NULL: none) with an input or output gradient of v. */
 static int observe(const nn *n, const node *v, const nn_watch *watch, const float *x,
                    nn_shape shape, bool grad) {
   const int layer = v->layer >= 0 ? v->layer : n->n_layers + v->norm;
@@ -226,7 +225,7 @@ int nn_forward(nn *n, nn_mode mode, const float *x, int64_t samples, uint64_t st
   n->samples = samples;
   n->step = step;
   n->trained = mode == NN_TRAIN;
-  n->nodes[0].out = (float *)(uintptr_t)x; /* no kind writes to the input */
+  n->nodes[0].out = (float *)(uintptr_t)x; /* the cast drops const; no node writes to the input */
   for (int i = 1; i < n->n_nodes; i++) {
     node *v = &n->nodes[i];
     const node *in = input_of(n, v, 0);
@@ -253,7 +252,7 @@ int nn_backward(nn *n, bool params, const nn_watch *watch) {
     if (n->samples > 0) v->op->backward(n, v, n->samples, params);
     if (n->samples == 0 && params) zero_gradients(n, v);
     if (!params || n->gradients_ready == NULL || v->param[0] < 0) continue;
-    /* parameters are in the order of their nodes */
+    /* all parameters from this index on are complete, because they are in the order of their nodes */
     rc = n->gradients_ready(n->ready_user, v->param[0]);
     if (rc != 0) return rc;
   }

@@ -1,5 +1,4 @@
-/* init.c: initial values of parameters, a function of the network's seed and of the parameter's index.  All memory is 0
- * before nn_init_parameters. */
+/* init.c: initial values of parameters, from the network's seed and the parameter's index. Memory is zero before. */
 #include "node.h"
 #include "common/random.h"
 
@@ -7,7 +6,7 @@
 
 void nn_set_initializer(nn *n, nn_initializer start) { n->start = start; }
 
-/* Return `channels` times the positions of the kernel. */
+/* Return the fan of a layer: `channels` times the number of kernel positions. */
 static double count_fan(const nn_layer *l, int64_t channels) {
   return (double)channels * (l->conv ? (double)(l->kernel * l->kernel) : 1.0);
 }
@@ -17,7 +16,7 @@ static void fill_ones(float *x, int64_t count) {
     x[i] = 1.0F;
 }
 
-/* Set the weight or the bias of a layer. */
+/* Initialise the weight or the bias of a layer. */
 static void init_layer_param(const nn *n, const nn_param *p, uint32_t item) {
   const nn_layer *l = &n->layers[p->layer];
   const double in = count_fan(l, l->in), out = count_fan(l, l->out);
@@ -37,7 +36,7 @@ void nn_init_parameters(nn *n) {
     if (p->role == NN_WEIGHT || p->role == NN_BIAS) init_layer_param(n, p, (uint32_t)i);
     if (p->role == NN_GAMMA) fill_ones(p->value, p->count);
   }
-  for (int i = 0; i < n->n_nodes; i++) { /* buffers of a norm: running mean 0, running variance 1 */
+  for (int i = 0; i < n->n_nodes; i++) { /* running variance 1; the running mean stays 0 */
     const int b = n->nodes[i].buffer;
     if (b >= 0) fill_ones(n->buffers[b + 1].value, n->buffers[b + 1].count);
   }

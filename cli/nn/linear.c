@@ -1,4 +1,4 @@
-/* linear.c: y = x W' + b, with x [samples, in], W [out, in], b [out]; dW = dy' x, db = column sums of dy, dx = dy W. */
+/* linear.c: y = x W' + b with x [samples, in], W [out, in], b [out]; dW = dy' x, db = column sums of dy, dx = dy W. */
 #include "node.h"
 
 #include <string.h>

@@ -1,8 +1,8 @@
-/* loss.c: the loss of the last node, and its gradient.  For one sample with output y and target t:
+/* loss.c: the loss of the network's output, and its gradient. For one sample with output y and target t:
  *
  *   cross entropy   l = -sum_k t_k log s_k, s = softmax(y); dl/dy = s - t
  *   squared error   l = 1/2 ||y - t||^2;                    dl/dy = y - t
- * The loss of a batch is the mean of l, summed in the order of the samples, in double. */
+ * The loss of a batch is the mean of l. The sum over samples has a fixed order and is in double. */
 #include "node.h"
 #include "common/random.h"
 
@@ -15,7 +15,7 @@ void nn_set_loss(nn *n, nn_loss_kind kind, double label_smoothing) {
 
 nn_loss_kind nn_get_loss(const nn *n) { return n->loss; }
 
-/* Return log(sum_k exp(y_k)) of c values; subtract the largest y_k before exp, to avoid overflow. */
+/* Return log(sum_k exp(y_k)) of c values. To avoid overflow, subtract the largest y_k before exp. */
 static double log_sum(const float *y, int64_t c) {
   float most = y[0];
   double sum = 0.0;
@@ -27,8 +27,8 @@ static double log_sum(const float *y, int64_t c) {
   return (double)most + log(sum);
 }
 
-/* Return the cross entropy of one sample with c outputs y, and set `grad` (if not NULL) to share * (softmax(y) - t);
- * t: the smoothed label, or `targets` if not NULL. */
+/* Return the cross entropy of one sample with c outputs y, for the smoothed label as target. If `grad` is not NULL,
+ * set it to share * (softmax(y) - t), where t is `targets` if not NULL, else the smoothed label. */
 static double cross_entropy(double smoothing, const float *y, int64_t c, int32_t label,
                             const float *targets, double share, float *grad) {
   const double smooth = smoothing / (double)c, all = log_sum(y, c);
@@ -78,7 +78,7 @@ double nn_loss(nn *n, nn_mode mode, const int32_t *labels, const float *targets,
   return sum * share;
 }
 
-/* Return label k with probability softmax(y)_k, by inverting the distribution function at u in [0, 1). */
+/* Return label k with probability softmax(y)_k: the smallest k whose cumulative probability exceeds u in [0, 1). */
 static int32_t draw_label(const float *y, int64_t c, double u) {
   const double all = log_sum(y, c);
   double sum = 0.0;
@@ -92,7 +92,7 @@ static int32_t draw_label(const float *y, int64_t c, double u) {
 void nn_sample_loss(nn *n, uint64_t step) {
   const int64_t c = nn_outputs(n);
   const double share = 1.0 / (double)n->samples;
-  if (n->loss == NN_SQUARED_ERROR) { /* t - y is normal for every y */
+  if (n->loss == NN_SQUARED_ERROR) { /* the gradient y - t is normal with variance 1 */
     random_normal(n->seed, RANDOM_TARGET, (uint32_t)step, share, n->first * c, n->samples * c,
                   n->loss_grad);
     return;

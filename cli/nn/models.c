@@ -10,7 +10,7 @@ static int dense(nn *n, const char *name, int x, int64_t out) {
   return nn_linear(n, name, x, out, true);
 }
 
-/* number[0]: outputs of each hidden layer; number[1]: hidden layers */
+/* A perceptron. number[0]: outputs of each hidden layer; number[1]: number of hidden layers. */
 enum { MOST_HIDDEN = 64 };
 static void perceptron(nn *n, const model_task *t, int x, const int64_t number[2]) {
   char name[24];
@@ -33,8 +33,8 @@ static void mlp(nn *n, const model_task *t, int x, const int64_t number[2]) {
   (void)dense(n, "fc3", x, t->classes);
 }
 
-/* Hinton & Salakhutdinov 2006, with tanh instead of the logistic function, so that training works without pre-training
- * (Glorot & Bengio 2010).  The code has 30 linear values; the outputs are in (0, 1). */
+/* The autoencoder of Hinton & Salakhutdinov 2006, with tanh instead of the logistic function, so that training works
+ * without pre-training (Glorot & Bengio 2010). The middle layer has 30 linear units; the outputs are in (0, 1). */
 static void autoencoder(nn *n, const model_task *t, int x, const int64_t number[2]) {
   static const int64_t width[] = {1000, 500, 250};
   char name[24];
@@ -62,8 +62,8 @@ static void lenet(nn *n, const model_task *t, int x, const int64_t number[2]) {
   (void)dense(n, "fc2", x, t->classes);
 }
 
-/* Simonyan & Zisserman 2015, configuration D with batch normalisation.  Images of 32 to 63 pixels have one position
- * after the last pooling, and one linear layer follows; larger images have the paper's three linear layers. */
+/* Configuration D of Simonyan & Zisserman 2015, with batch normalisation. One linear layer follows for images of 32 to
+ * 63 pixels, which have one position after the last pooling; for larger images, the paper's three linear layers. */
 enum { VGG_HEAD = 64 };
 static void vgg16(nn *n, const model_task *t, int x, const int64_t number[2]) {
   static const int64_t plan[] = {64, 64,  0,   128, 128, 0,   256, 256, 256,
@@ -97,11 +97,11 @@ enum { IMAGES = 1, RECONSTRUCTS = 2, DROPOUT = 4 };
 
 typedef struct row {
   const char *name, *help;
-  const model_task *task; /* input and classes of the paper's data set */
+  const model_task *task; /* input and classes in the paper */
   void (*build)(nn *n, const model_task *t, int x, const int64_t number[2]);
   int64_t number[2];
   unsigned traits;
-  const char *example; /* a name with two numbers, "wrn-28-10"; NULL: the name has no numbers */
+  const char *example; /* example of a name with two numbers, "wrn-28-10"; else NULL */
 } row;
 
 static const model_task mnist = {{28, 28, 1}, 10, 0.0, -1.0};
@@ -110,34 +110,34 @@ static const model_task cifar100 = {{32, 32, 3}, 100, 0.0, -1.0};
 static const model_task imagenet = {{224, 224, 3}, 1000, 0.0, -1.0};
 
 static const row rows[] = {
-    {"logreg", "softmax regression", &mnist, logreg, .traits = 0},
+    {"logreg", "softmax regression: one linear layer", &mnist, logreg, .traits = 0},
     {"mlp", "perceptron in-128-64-out, ReLU", &mnist, mlp, .number = {128, 64}},
     {"mlp-1000", "perceptron in-1000-1000-out, ReLU", &mnist, mlp, .number = {1000, 1000}},
-    {"autoencoder", "in-1000-500-250-30 and back, tanh (Hinton & Salakhutdinov 2006)", &mnist,
-     autoencoder, .traits = RECONSTRUCTS},
+    {"autoencoder", "in-1000-500-250-30 and the reverse, tanh (Hinton & Salakhutdinov 2006)",
+     &mnist, autoencoder, .traits = RECONSTRUCTS},
     {"lenet", "Caffe's LeNet: conv 20, conv 50, linear 500", &mnist, lenet, .traits = IMAGES},
-    {"resnet20", "He et al. 2015 for CIFAR, projections as shortcuts", &cifar10, resnet_cifar,
-     .number = {20}, .traits = IMAGES},
-    {"resnet32", "the same with 32 layers", &cifar10, resnet_cifar, .number = {32},
+    {"resnet20", "He et al. 2015 for CIFAR, 20 layers, projections as shortcuts", &cifar10,
+     resnet_cifar, .number = {20}, .traits = IMAGES},
+    {"resnet32", "as resnet20, 32 layers", &cifar10, resnet_cifar, .number = {32},
      .traits = IMAGES},
-    {"resnet56", "the same with 56 layers", &cifar10, resnet_cifar, .number = {56},
+    {"resnet56", "as resnet20, 56 layers", &cifar10, resnet_cifar, .number = {56},
      .traits = IMAGES},
-    {"resnet110", "the same with 110 layers", &cifar10, resnet_cifar, .number = {110},
+    {"resnet110", "as resnet20, 110 layers", &cifar10, resnet_cifar, .number = {110},
      .traits = IMAGES},
-    {"resnet18", "He et al. 2015; a 3x3 stem for images up to 64", &cifar100, resnet_imagenet,
-     .number = {18}, .traits = IMAGES},
-    {"resnet34", "the same with 34 layers", &cifar100, resnet_imagenet, .number = {34},
+    {"resnet18", "He et al. 2015, 18 layers; first convolution 3x3 for images of up to 64 pixels",
+     &cifar100, resnet_imagenet, .number = {18}, .traits = IMAGES},
+    {"resnet34", "as resnet18, 34 layers", &cifar100, resnet_imagenet, .number = {34},
      .traits = IMAGES},
-    {"resnet50", "the same with bottlenecks, 50 layers", &imagenet, resnet_imagenet, .number = {50},
-     .traits = IMAGES},
-    {"resnet50d", "resnet50 with the D changes of He et al. 2019 (1812.01187)", &imagenet,
+    {"resnet50", "as resnet18, 50 layers in bottlenecks", &imagenet, resnet_imagenet,
+     .number = {50}, .traits = IMAGES},
+    {"resnet50d", "variant D of resnet50 (He et al. 2019, arXiv 1812.01187)", &imagenet,
      resnet_imagenet, .number = {50, 'd'}, .traits = IMAGES},
     {"vgg16", "Simonyan & Zisserman 2015 with batch normalisation", &cifar10, vgg16,
      .traits = IMAGES | DROPOUT},
-    {"mlp-W-D", "perceptron of D hidden layers of W, ReLU, as mlp-512-2", &mnist, perceptron,
-     .example = "mlp-512-2"},
+    {"mlp-W-D", "perceptron of D hidden layers with W units, ReLU, as mlp-512-2", &mnist,
+     perceptron, .example = "mlp-512-2"},
     {"wrn-D-W",
-     "wide residual network, D = 6 k + 4 layers, W times as wide, as wrn-28-10 (Zagoruyko & "
+     "wide residual network of D = 6 k + 4 layers, W times as wide, as wrn-28-10 (Zagoruyko & "
      "Komodakis 2016)",
      &cifar10, resnet_wide, .traits = IMAGES | DROPOUT, .example = "wrn-28-10"},
 };
@@ -146,7 +146,7 @@ enum { ROWS = sizeof rows / sizeof rows[0] };
 int model_count(void) { return ROWS; }
 model_info model_at(int i) { return (model_info){rows[i].name, rows[i].help}; }
 
-/* Return the length of the name before its numbers, 4 in "wrn-28-10"; 0: the name has no numbers. */
+/* Return the length of the name before its two numbers, 4 for "wrn-28-10"; 0 if the name has no numbers. */
 static size_t prefix_length(const row *r) {
   return r->example != NULL ? strcspn(r->example, "-") + 1 : 0;
 }
@@ -165,7 +165,7 @@ static int report_unknown(const char *name) {
                             "`natgrad train --models` lists them");
 }
 
-/* Set *out to the row of a name, with the numbers in the name; CLI_BAD: reported. */
+/* Set *out to the row of the table for this name, with the numbers that the name contains. CLI_BAD: reported. */
 static int find_model(const char *name, row *out) {
   const row *found = NULL;
   int64_t number[2] = {0, 0};
@@ -205,8 +205,9 @@ int model_build(const char *name, const model_task *task, nn *n, bool *reconstru
   if (task->dropout > 0.0 && !(r.traits & DROPOUT))
     return cli_bad("--dropout: %s has no dropout; expected vgg16 or wrn-D-W", name);
   if (task->dropout > 0.0 && r.build == vgg16 && in.height < VGG_HEAD)
-    return cli_bad("--dropout: %s has dropout for images of at least %d pixels, these have %lld",
-                   name, VGG_HEAD, (long long)in.height);
+    return cli_bad(
+        "--dropout: %s has dropout only for images of at least %d pixels, the data has %lld", name,
+        VGG_HEAD, (long long)in.height);
   *reconstructs = (r.traits & RECONSTRUCTS) != 0;
   nn_set_loss(n, NN_CROSS_ENTROPY, task->label_smoothing);
   r.build(n, task, nn_input(n, in), r.number);

@@ -8,7 +8,7 @@ typedef struct model_task {
   nn_shape input;
   int64_t classes;
   double label_smoothing; /* [0, 1) */
-  double dropout;         /* rate of all dropout nodes; negative: the model's default */
+  double dropout;         /* dropout rate; negative: the model's default */
 } model_task;
 
 typedef struct model_info {
@@ -17,15 +17,16 @@ typedef struct model_info {
 } model_info;
 int model_count(void);
 model_info model_at(int i);
-/* Set *out to the paper's input and classes, without label smoothing.  CLI_BAD: unknown name, reported. */
+/* Set *out to input shape and classes of the model's paper, without label smoothing. CLI_BAD, reported: unknown
+ * model. */
 int model_default_task(const char *name, model_task *out);
 
-/* Add the nodes of a model to n and set its loss; the caller then calls nn_ready.  *reconstructs: the target is the
- * input (autoencoder).  CLI_BAD, reported: unknown name, or the model does not fit the task (image too small). */
+/* Add the nodes of a model to n and set its loss; then the caller calls nn_ready. *reconstructs: the target is the
+ * input (autoencoder). CLI_BAD, reported: the name is unknown, or the task does not fit (such as too small images). */
 int model_build(const char *name, const model_task *task, nn *n, bool *reconstructs);
 
-/* models_resnet.c: add a residual network behind the input node x.  number[0]: layers; number[1]: 'd' for variant D of
- * resnet_imagenet, the factor of all widths for resnet_wide. */
+/* models_resnet.c: add a residual network that reads node x. number[0]: layers. number[1]: 'd' for variant D of
+ * resnet_imagenet; the factor of all widths for resnet_wide. */
 void resnet_cifar(nn *n, const model_task *t, int x, const int64_t number[2]);
 void resnet_imagenet(nn *n, const model_task *t, int x, const int64_t number[2]);
 void resnet_wide(nn *n, const model_task *t, int x, const int64_t number[2]);

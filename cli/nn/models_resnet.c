@@ -1,16 +1,16 @@
 /* models_resnet.c: residual networks.
  *
- * He et al. 2015 (arXiv 1512.03385): networks for CIFAR have three stages of 16, 32, 64 channels; networks for ImageNet
- * have four stages of basic blocks (18, 34 layers) or bottlenecks (50).  A shortcut that changes the shape is a 1x1
- * convolution with a norm (option B; the paper's CIFAR networks pad with zeros).  In a bottleneck, the 3x3 convolution
- * has the stride, and parameters have the same names, as in torchvision. */
+ * He et al. 2015 (arXiv 1512.03385): networks for CIFAR have three stages of 16, 32, 64 channels; networks for
+ * ImageNet have four stages of basic blocks (18, 34 layers) or bottlenecks (50 layers). A shortcut that changes the
+ * shape is a 1x1 convolution with a norm: option B of the paper, whose CIFAR networks pad with zeros (option A). As
+ * in torchvision, the 3x3 convolution of a bottleneck has the stride, and parameters have torchvision's names. */
 #include "models.h"
 
 #include <stdio.h>
 
 enum { PREFIX = 32 };
 
-/* Add a convolution without bias that keeps the size (for stride 1); its name is `prefix` + `part`. */
+/* Add a convolution `prefix` + `part` without bias, padded so that stride 1 keeps the size of the image. */
 static int conv(nn *n, const char *prefix, const char *part, int x, int64_t out, int64_t kernel,
                 int64_t stride) {
   char name[NN_NAME];
@@ -33,12 +33,12 @@ static bool changes_shape(const nn *n, int x, int64_t out, int64_t stride) {
   return stride != 1 || nn_get_shape(n, x).channels != out;
 }
 
-/* Add the shortcut of a block.  `pooled` (variant D): average 2x2 before a 1x1 convolution of stride 1. */
+/* Add the shortcut of a block. `pooled` (variant D): a stride above 1 is an average over 2x2 before the convolution. */
 static int add_shortcut(nn *n, const char *prefix, int x, int64_t out, int64_t stride,
                         bool pooled) {
   if (!changes_shape(n, x, out, stride)) return x;
   if (pooled && stride > 1) {
-    x = nn_average_pool(n, x, 2, stride); /* rounds an odd size up, as the 3x3 convolution does */
+    x = nn_average_pool(n, x, 2, stride); /* an odd size rounds up, as for the 3x3 convolution */
     stride = 1;
   }
   return conv_norm(n, prefix, "downsample.0", "downsample.1", x, out, 1, stride);
@@ -75,11 +75,11 @@ void resnet_cifar(nn *n, const model_task *t, int x, const int64_t number[2]) {
   add_head(n, t, x);
 }
 
-/* Add the first convolution: 3x3 of stride 1 for images of up to 64 pixels; otherwise, with a max pooling, reduce each
- * side by 4.  `d`: variant D. */
+/* Add the first layers. Images of up to 64 pixels: a 3x3 convolution of stride 1; larger ones: a 7x7 convolution and a
+ * max pooling, both of stride 2. `d` (variant D): three 3x3 convolutions instead of one. */
 static int add_stem(nn *n, const model_task *t, int x, bool d) {
   const bool small = t->input.height <= 64;
-  if (d) { /* three 3x3 convolutions instead of one 7x7 */
+  if (d) {
     x = nn_relu(n, conv_norm(n, "conv1.", "0", "1", x, 32, 3, small ? 1 : 2));
     x = nn_relu(n, conv_norm(n, "conv1.", "3", "4", x, 32, 3, 1));
     x = nn_relu(n, conv_norm(n, "", "conv1.6", "bn1", x, 64, 3, 1));
@@ -106,8 +106,8 @@ void resnet_imagenet(nn *n, const model_task *t, int x, const int64_t number[2])
   add_head(n, t, x);
 }
 
-/* Norm and ReLU precede each convolution.  A shortcut that changes the shape reads the output of the first norm and
- * ReLU, as in the published code.  Dropout is between the two convolutions. */
+/* A block of a wide residual network: norm and ReLU precede each convolution, dropout stands between the two. A
+ * shortcut with a convolution reads the output of the first norm and ReLU, as in the published code. */
 static int wide_block(nn *n, const model_task *t, const char *prefix, int x, int64_t out,
                       int64_t stride) {
   const int active = nn_relu(n, norm(n, prefix, "bn1", x));

@@ -3,10 +3,10 @@
  *   xh = (x - mean) r, r = 1 / sqrt(var + eps); y = gamma xh + beta
  *   dbeta = sum dy; dgamma = sum dy xh; dx = gamma r (dy - dbeta / R - xh dgamma / R), with sums over R rows
  *
- * A row is one position of one sample.  Forward and backward have two passes over the rows.  The first pass computes
- * two sums a channel, in f32 over blocks of rows, in double over blocks and pieces, in a fixed order.  Forward first
- * subtracts the first row, so that a large mean does not cancel digits of the variance.  If there are few channels,
- * a wide row of several positions is processed at a time, to fill the vector registers. */
+ * A row is one position of one sample. Forward and backward pass over the rows twice. The first pass computes two
+ * sums a channel: in f32 within a block of rows, in double over blocks and pieces, in a fixed order. Before forward
+ * sums squares, it subtracts the first row from all rows, so that a large mean does not cancel digits of the
+ * variance. If there are few channels, several positions form one wide row, to fill the vector registers. */
 #include "node.h"
 #include "simd.h"
 
@@ -16,8 +16,8 @@
 enum { BLOCK = 64, WIDE = 64 };
 static const double eps = 1e-5;
 
-/* Arrays in v->saved, for C channels and W = row_floats(C): mean [C], r [C]; factors a [W], b [W] and shift [W] of a
- * wide row. */
+/* Arrays in v->saved, for C channels and W = row_floats(C): mean [C]; r [C]; for a wide row the factor a [W], the
+ * offset b [W], and the value `shift` [W] that the sums subtract. */
 typedef struct saved_values {
   float *mean, *r, *a, *b, *shift;
 } saved_values;
@@ -41,7 +41,7 @@ static int64_t saved_bytes(const nn *n, const node *v) {
   return (2 * v->shape.channels + 3 * row_floats(v->shape.channels)) * (int64_t)sizeof(float);
 }
 
-/* For each piece, the scratch has two sums a column of a wide row, in double, and in f32 for one block. */
+/* Scratch of a piece, for each column of a wide row: two sums in double over the piece, two in f32 over a block. */
 static int64_t scratch_bytes(const nn *n, const node *v) {
   return n->threads * row_floats(v->shape.channels) * 2 * (int64_t)(sizeof(double) + sizeof(float));
 }
@@ -50,7 +50,7 @@ typedef struct pass {
   const float *x, *dy;
   float *to;
   const float *a, *b, *c, *shift;
-  int64_t rows, width; /* wide rows */
+  int64_t rows, width; /* rows: number of wide rows; width: floats of one */
   int32_t pieces;
   bool adds;
   double *sums; /* [pieces][2][width]: sums over a piece */
@@ -144,7 +144,7 @@ static pass make_pass(nn *n, const node *v, int64_t samples) {
   return p;
 }
 
-/* The two sums of channel c, over pieces and the positions of a wide row. */
+/* Add the two sums of channel c over pieces and over the positions of a wide row. */
 static void channel_sums(const pass *p, int64_t channels, int64_t c, double out[2]) {
   out[0] = out[1] = 0.0;
   for (int32_t i = 0; i < p->pieces; i++) {
@@ -193,7 +193,7 @@ static void forward(nn *n, node *v, int64_t samples, nn_mode mode) {
   for (int64_t k = 0; k < c; k++) {
     const float mean = own ? s.mean[k] : running[k];
     const float r = own ? s.r[k] : (float)(1.0 / sqrt((double)spread[k] + eps));
-    if (mode == NN_TRAIN) { /* for backward */
+    if (mode == NN_TRAIN) { /* backward reads these */
       s.mean[k] = mean;
       s.r[k] = r;
     }
@@ -220,7 +220,7 @@ static void backward(nn *n, node *v, int64_t samples, bool params) {
   widen_row(s.shift, c, p.width);
   p.shift = s.shift;
   nn_parallel(n, p.pieces, sums_piece, &p);
-  float *factor = p.block; /* no longer used */
+  float *factor = p.block; /* reuses p.block, which is no longer needed */
   for (int64_t k = 0; k < c; k++) {
     double t[2];
     channel_sums(&p, c, k, t);

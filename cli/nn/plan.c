@@ -1,9 +1,9 @@
-/* plan.c: one block of memory for a network.
+/* plan.c: allocate the memory of a network as one block.
  *
  * Parameters, their gradients, `saved` and outputs have separate memory, except that a node that works in place
- * shares its input's output.  The gradient of an output is in use from the backward of the node's last reader to the
- * backward of the node.  In the order of the backward pass, each gradient gets the lowest free gap that is large
- * enough. */
+ * shares the output of its input. The gradient of a node's output is in use from the backward of the last reader of
+ * the node to the backward of the node. In the order of the backward pass, each such gradient gets the free gap with
+ * the lowest address that is large enough (first fit). */
 #include "node.h"
 
 #include "common/cli.h"
@@ -19,7 +19,7 @@ static int64_t output_bytes(const nn *n, const node *v) {
   return round_up(n->batch * nn_count(v->shape) * (int64_t)sizeof(float));
 }
 
-/* Set readers, wants_grad, works_in_place and adds of all nodes. */
+/* Set the members readers, wants_grad, works_in_place and adds of all nodes. */
 static void set_flags(nn *n, bool share) {
   for (int i = 0; i < n->n_nodes; i++)
     n->nodes[i].readers = 0;
@@ -58,11 +58,11 @@ typedef struct place {
   int64_t at, bytes;
 } place;
 
-/* Places of gradients in use at one moment of the backward pass, sorted by address. */
+/* The gradients in use at one moment of the backward pass, sorted by address. */
 typedef struct alive {
   place *list;
   int n;
-  int64_t most; /* largest end of any place so far */
+  int64_t most; /* largest end address so far */
 } alive;
 
 static int64_t place_gradient(alive *a, int number, int64_t bytes) {
@@ -88,14 +88,15 @@ static void release_gradient(alive *a, int number) {
   }
 }
 
-/* Return the last node of the in-place chain of node i; place_gradient stores the chain's gradient under its number. */
+/* Return the last node of the chain of nodes that work in place on the output of node i. They share one gradient,
+ * which place_gradient lists under the number of this last node. */
 static int last_in_chain(const int *heir, int i) {
   while (heir[i] != i)
     i = heir[i];
   return i;
 }
 
-/* Set offset[i] to the offset of the gradient of node i (-1: not needed); return the bytes of all gradients. */
+/* Set offset[i] to the offset of the gradient of node i (-1: not needed). Return the bytes of all gradients. */
 static int64_t place_gradients(nn *n, bool share, int64_t *offset) {
   alive a = {cli_alloc((size_t)n->n_nodes + 1, sizeof *a.list), 0, 0};
   int *heir = cli_alloc((size_t)n->n_nodes, sizeof *heir);
@@ -105,7 +106,7 @@ static int64_t place_gradients(nn *n, bool share, int64_t *offset) {
   }
   for (int i = 1; i < n->n_nodes; i++) {
     if (n->nodes[i].works_in_place)
-      heir[n->nodes[i].input[0]] = i; /* one reader: at most one heir */
+      heir[n->nodes[i].input[0]] = i; /* the input has no other reader */
   }
   const int last = n->n_nodes - 1;
   if (n->nodes[last].wants_grad)
@@ -120,9 +121,8 @@ static int64_t place_gradients(nn *n, bool share, int64_t *offset) {
                       ? offset[i]
                       : place_gradient(&a, x, output_bytes(n, &n->nodes[x]));
     }
-    /* The gradient of v is not needed after this, unless the gradient of its first input has the same place. */
-    if (!share) continue;
-    if (!v->works_in_place) release_gradient(&a, last_in_chain(heir, i));
+    /* From here on the gradient of v is not needed, unless v works in place: then its input has the same gradient. */
+    if (share && !v->works_in_place) release_gradient(&a, last_in_chain(heir, i));
   }
   free(a.list);
   free(heir);
@@ -132,7 +132,7 @@ static int64_t place_gradients(nn *n, bool share, int64_t *offset) {
 /* ---- the block -------------------------------------------------------------------------------*/
 
 typedef struct cursor {
-  char *base; /* NULL while counting */
+  char *base; /* NULL: only count the bytes */
   int64_t at;
 } cursor;
 

@@ -1,12 +1,12 @@
-/* pooling.c: maximum and mean over windows, mean over an image.  A window uses only its positions inside the image. */
+/* pooling.c: maximum and mean over windows, mean over an image. Positions outside the image do not count. */
 #include "node.h"
 #include "simd.h"
 
 #include <string.h>
 
-/* The window of an output position: the input positions [y0, y1) x [x0, x1) of a sample. */
+/* The window of one output position: the input positions [y0, y1) x [x0, x1) of a sample. */
 typedef struct window {
-  int64_t sample, out, y0, y1, x0, x1; /* out: offset of the position's channels */
+  int64_t sample, out, y0, y1, x0, x1; /* out: offset of the output position */
 } window;
 
 typedef struct job {
@@ -15,7 +15,7 @@ typedef struct job {
   nn_shape x;
   int64_t samples;
   int32_t pieces;
-  float *clears; /* the gradient of the input to set to 0 first, or NULL */
+  float *clears; /* gradient of the input, to set to 0 first; NULL: none */
   void (*each)(const struct job *j, const window *w);
 } job;
 
@@ -27,7 +27,7 @@ typedef struct kind {
 
 static const kind *kind_of(const node *v) { return (const kind *)(const void *)v->op; }
 
-/* Set [*from, *to) to the part of a window that lies inside the image, along one axis of `size` positions. */
+/* Set [*from, *to) to the range of the window that lies inside the image, along one axis of `size` positions. */
 static void clip_window(int64_t position, const node *v, int64_t size, int64_t *from, int64_t *to) {
   *from = position * v->stride - v->padding;
   *to = *from + v->kernel < size ? *from + v->kernel : size;
@@ -38,7 +38,7 @@ static int64_t offset_of(const job *j, int64_t sample, int64_t y, int64_t x) {
   return ((sample * j->x.height + y) * j->x.width + x) * j->x.channels;
 }
 
-/* Call `each` for every output position of this piece's samples. */
+/* Call `each` for every output position of the samples of piece i. */
 static void run_piece(void *arg, int32_t i) {
   const job *j = arg;
   const node *v = j->v;
@@ -186,7 +186,7 @@ int nn_average_pool(nn *n, int x, int64_t kernel, int64_t stride) {
   return add_pooling(n, &mean_kind.op, x, kernel, stride, 0, true);
 }
 
-/* Use one square window over the whole image; positions outside the image do not count. */
+/* One square window covers the image; its positions outside the image are not averaged. */
 int nn_global_pool(nn *n, int x) {
   if (x < 0) return -1;
   const nn_shape s = nn_get_shape(n, x);

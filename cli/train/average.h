@@ -27,8 +27,7 @@ typedef struct average {
 int average_create(const settings *s, const nn *net, int64_t per_epoch, average *out);
 void average_free(average *a);
 void average_add(average *a, const nn *net, int64_t step); /* after `step` steps */
-/* Return the learning rate of step `step` (from 0): s->average_lr while averaging, if
- * set; else the schedule's `lr`. */
+/* Return the learning rate of step `step` (from 0): s->average_lr while averaging, if set; else the schedule's `lr`. */
 double average_select_lr(const settings *s, const average *a, int64_t step, double lr);
 
 int average_share(average *a, const run_ranks *k); /* Send the mean of rank 0 to all; collective. */

@@ -21,7 +21,7 @@ char *compare_make_path(const compare_plan *p, const char *format, ...) {
   char name[512];
   va_list args;
   va_start(args, format);
-  /* NOLINTNEXTLINE(clang-analyzer-valist.Uninitialized) as in say.c */
+  /* NOLINTNEXTLINE(clang-analyzer-valist.Uninitialized) as in messages.c */
   (void)vsnprintf(name, sizeof name, format, args);
   va_end(args);
   return cli_join(p->dir, name);

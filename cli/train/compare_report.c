@@ -1,5 +1,4 @@
-/* compare_report.c: output of a comparison: tables and notes (table.txt), curves.csv, plot.gp and
- * pictures.
+/* compare_report.c: output of a comparison: tables and notes (table.txt), curves.csv, plot.gp and pictures.
  *
  * Means and deviations are over the runs that did not diverge; tables and notes give the number of diverged runs.
  * Seconds count training, without evaluation, logs and checkpoints. */

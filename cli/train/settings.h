@@ -1,9 +1,8 @@
 /* settings.h: the settings of a training run.
  *
- * One table (settings_table.h) has name, value, default, bounds and help of each setting. The command line,
- * --config FILE.json, the settings of a method in `compare` ("natgrad:lr=0.1"), its grid, DIR/config.json and the
- * help use it. Any other name is an option of the library ("damping", "solve-period"); a name of the trainer takes
- * precedence. */
+ * One table (settings_table.h) has name, value, default, bounds and help of each setting. The command line, --config
+ * FILE.json, the settings of a method in `compare` ("natgrad:lr=0.1"), its grid, DIR/config.json and the help use it.
+ * Any other name is an option of the library ("damping", "solve-period"); a name of the trainer takes precedence. */
 #ifndef SETTINGS_H
 #define SETTINGS_H
 

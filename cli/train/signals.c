@@ -1,7 +1,6 @@
 /* signals.c: SIGINT and SIGTERM let a run finish its step and save; SIGUSR1 requests a checkpoint.
  *
- * Launchers pass a signal on to ranks that may have received it already: signals within half a second count as
- * one. */
+ * Launchers pass a signal on to ranks that may have received it already: signals within half a second count as one. */
 #include "train.h"
 
 #include <signal.h>

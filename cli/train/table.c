@@ -24,7 +24,7 @@ void table_put(table *t, int column, const char *format, ...) {
   char text[1024];
   va_list args;
   va_start(args, format);
-  /* NOLINTNEXTLINE(clang-analyzer-valist.Uninitialized) as in say.c */
+  /* NOLINTNEXTLINE(clang-analyzer-valist.Uninitialized) as in messages.c */
   (void)vsnprintf(text, sizeof text, format, args);
   va_end(args);
   char **cell = &t->cell[(t->rows - 1) * t->columns + column];

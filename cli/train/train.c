@@ -17,8 +17,7 @@ typedef struct request {
   bool quiet, list;
 } request;
 
-/* The path of --config: a file, or a configuration shipped with the program (resnet50-bs32k, with or without
- * .json). */
+/* The path of --config: a file, or a configuration shipped with the program (resnet50-bs32k, with or without .json). */
 static char *config_path(const char *given) {
   if (access(given, F_OK) == 0 || strchr(given, '/') != NULL) return cli_copy(given);
   char name[256];

@@ -1,4 +1,4 @@
-/* say.c: messages of one line, the nearest name to a misspelt one, numbers from text. */
+/* messages.c: messages of one line, the nearest name to a misspelt one, memory, and numbers from text. */
 #include "common/cli.h"
 #include "words.h"
 
@@ -11,10 +11,10 @@
 static void print_message(const char *format, va_list args) {
   char line[2048];
   (void)vsnprintf(line, sizeof line, format, args);
-  for (char *c = line; *c != 0; c++) { /* quoted text may contain newlines */
+  for (char *c = line; *c != 0; c++) { /* text that a message quotes may contain newlines */
     if ((unsigned char)*c < 32 || *c == 127) *c = '?';
   }
-  (void)fflush(stdout); /* keep the order on a terminal */
+  (void)fflush(stdout); /* so that a terminal shows both streams in order */
   (void)fprintf(stderr, "natgrad: %s\n", line);
 }
 
@@ -42,10 +42,7 @@ void cli_note(const char *format, ...) {
 
 void *cli_alloc(size_t count, size_t size) {
   void *p = calloc(count > 0 ? count : 1, size > 0 ? size : 1);
-  if (p == NULL) {
-    (void)cli_bad("no memory for %zu x %zu bytes", count, size);
-    exit(CLI_BAD);
-  }
+  if (p == NULL) exit(cli_bad("no memory for %zu x %zu bytes", count, size));
   return p;
 }
 
@@ -53,11 +50,8 @@ void *cli_grow(void *list, size_t count, size_t size) {
   size_t capacity = 1;
   while (capacity <= count)
     capacity *= 2;
-  char *more = realloc(list, capacity * size); /* realloc to the same size is cheap */
-  if (more == NULL) {
-    (void)cli_bad("no memory for %zu x %zu bytes", capacity, size);
-    exit(CLI_BAD);
-  }
+  char *more = realloc(list, capacity * size); /* mostly the same size as before, which is cheap */
+  if (more == NULL) exit(cli_bad("no memory for %zu x %zu bytes", capacity, size));
   memset(more + count * size, 0, size);
   return more;
 }
@@ -66,7 +60,7 @@ static char fold_letter(char c) { return c == '_' ? '-' : c; }
 
 const char *cli_find_nearest(const char *word, const char *const *names, int n) {
   const char *best = NULL;
-  int least = (int)strlen(word) / 3 + 1; /* names at a larger distance are not suggested */
+  int least = (int)strlen(word) / 3 + 1; /* a name with a larger distance is not similar */
   for (int i = 0; i < n; i++) {
     const int d = ng_word_distance(word, strlen(word), names[i], strlen(names[i]), fold_letter);
     if (d <= least && (best == NULL || d < least)) {
@@ -105,7 +99,8 @@ const char *cli_format_bytes(double bytes, char text[16]) {
 int cli_parse(cli_kind kind, const char *text, double lower, double upper, void *to, char *message,
               size_t size) {
   static const char *const word[] = {"false", "0", "off", "no", "true", "1", "on", "yes"};
-  const bool whole = kind == CLI_WHOLE, open = upper > 0.999 && upper < 1.0; /* %g would print 1 */
+  const bool whole = kind == CLI_WHOLE;
+  const bool below_1 = upper > 0.999 && upper < 1.0; /* %g would print 1 for 0.9999999 */
   char *end = NULL;
   if (kind == CLI_FLAG) {
     for (int i = 0; i < 8; i++) {
@@ -123,7 +118,7 @@ int cli_parse(cli_kind kind, const char *text, double lower, double upper, void 
     (void)snprintf(message, size,
                    whole ? "'%s' is no whole number from %.0f to %s%.0f"
                          : "'%s' is no number from %g to %s%g",
-                   text, lower, open ? "below " : "", open ? 1.0 : upper);
+                   text, lower, below_1 ? "below " : "", below_1 ? 1.0 : upper);
     return CLI_BAD;
   }
   if (whole) {
