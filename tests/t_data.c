@@ -73,7 +73,7 @@ static void idx_plain_and_zipped(void **state) {
     assert_true(d.height == H && d.width == W && d.channels == 1 && d.classes == 10);
     float x[N * H * W];
     int32_t y[N];
-    const data_how how = {0};
+    const data_transform how = {0};
     data_fill_batch(&d, &d.train, NULL, 0, N, &how, x, y);
     double mean = 0.0, square = 0.0;
     for (int i = 0; i < N * H * W; i++) {
@@ -86,7 +86,7 @@ static void idx_plain_and_zipped(void **state) {
       assert_int_equal(y[i], 9 - i);
     assert_true(fabs((double)d.mean[0] - mean) < 1e-6);
     assert_true(fabs((double)d.deviation[0] - sqrt(square)) < 1e-6);
-    const data_how normal = {.normalise = true};
+    const data_transform normal = {.normalise = true};
     const int32_t order[2] = {4, 1};
     data_fill_batch(&d, &d.train, order, 0, 2, &normal, x, y);
     assert_int_equal(y[0], 5);
@@ -188,7 +188,7 @@ static void cifar_both(void **state) {
     assert_int_equal(d.classes, wide ? 100 : 10);
     float *x = malloc(2 * 3072 * sizeof *x);
     int32_t y[2];
-    const data_how how = {0};
+    const data_transform how = {0};
     data_fill_batch(&d, &d.train, NULL, 1, 2, &how, x, y);
     assert_int_equal(y[1], wide ? 92 : 9);
     /* NHWC: row 2, column 5, blue of the second sample */
@@ -234,7 +234,7 @@ static void npy_sets(void **state) {
   assert_int_equal(d.channels, 2);
   float got[2];
   int32_t label = -1;
-  const data_how how = {0};
+  const data_transform how = {0};
   data_fill_batch(&d, &d.test, NULL, 1, 1, &how, got, &label);
   assert_true(got[0] == 22.0F && got[1] == 23.0F && label == 2);
   assert_true(fabsf(d.mean[0] - 9.0F) < 1e-6F && fabsf(d.mean[1] - 10.0F) < 1e-6F);
@@ -314,7 +314,7 @@ static void digits_are_shipped(void **state) {
   assert_true(d.train.n == 1437 && d.test.n == 360 && d.height == 8 && d.channels == 1);
   float x[64];
   int32_t y = -1;
-  const data_how how = {0};
+  const data_transform how = {0};
   data_fill_batch(&d, &d.train, NULL, 0, 1, &how, x, &y);
   assert_int_equal(y, 0);
   assert_true(x[2] == 5.0F / 16.0F && x[3] == 13.0F / 16.0F);
@@ -331,7 +331,7 @@ static void unknown_sets(void **state) {
   must_refuse("mnits:x", "unknown data set 'mnits'; the nearest is mnist");
   must_refuse("elephants", "unknown data set 'elephants'; expected digits");
   must_refuse("mnist", "mnist needs a folder after a colon");
-  must_refuse("digits:x", "digits: expected no text after it");
+  must_refuse("digits:x", "digits: expected nothing after the name");
 }
 
 /* ---- batches -----------------------------------------------------------------------------------*/
@@ -345,7 +345,7 @@ static void augmentation(void **state) {
   int32_t y[MANY], z = 0;
   int mirrored = 0, last = 0;
   for (uint32_t epoch = 0; epoch < 6; epoch++) {
-    const data_how how = {.normalise = true, .crop = true, .flip = true, .seed = 6, .epoch = epoch};
+    const data_transform how = {true, .crop = true, .flip = true, .seed = 6, .epoch = epoch};
     data_fill_batch(&d, &d.train, NULL, 0, MANY, &how, x, y);
     for (int i = 0; i < MANY; i++) {
       uint32_t w[4];

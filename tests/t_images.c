@@ -141,7 +141,7 @@ static void lists_name_files(void **state) {
       {"\nx.png 1x\n", "line 2: expected PATH LABEL"},
       {"x.png 65536\n", "expected PATH LABEL"},
       {" 7\n", "expected PATH LABEL"},
-      {"", "an empty list"},
+      {"", "the list is empty"},
       {"train/ant 3\n", "is a folder"},
   };
   for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
@@ -163,7 +163,7 @@ static void errors_name_the_entry(void **state) {
       {",mean=1/2", "mean is '1/2', expected R/G/B"},
       {",std=1/0/1", "std is '1/0/1', expected R/G/B"},
       {",std=/nowhere.npy", "/nowhere.npy"},
-      {",root=x", "root is for lists"},
+      {",root=x", "root= is for lists"},
       {",test=/nowhere", "/nowhere: No such file"},
   };
   for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
@@ -181,11 +181,11 @@ static void errors_name_the_entry(void **state) {
       {"ln -s a set/b", "set", ""}, /* a link, but no cycle */
       {"ln -s gone set/a/x.png", "set", "set/a/x.png: No such file or directory"},
       {"ln -s x.png set/a/x.png", "set", "set/a/x.png: Too many levels of symbolic links"},
-      {"mkdir set/empty", "set", "set/empty: a class without .jpg, .jpeg or .png files"},
-      {"rm -r set/a && touch set/x.png", "set", "set: no folders of images"},
+      {"mkdir set/empty", "set", "set/empty: the folder of a class has no .jpg, .jpeg or .png files"},
+      {"rm -r set/a && touch set/x.png", "set", "set: has no folders"},
       {"mkdir -p set/train/c set/val && cp set/a/0.png set/train/c && cp -r set/a set/val", "set",
-       "set/val/a: there is no such class in the training split"},
-      {"mkdir -p set/train set/val set/test && cp -r set/a set/train", "set", "has val and test"},
+       "set/val/a: the training split has no such class"},
+      {"mkdir -p set/train set/val set/test && cp -r set/a set/train", "set", "has the folders val and test"},
   };
   for (size_t i = 0; i < sizeof sets / sizeof sets[0]; i++) {
     data_set d;

@@ -1,20 +1,20 @@
-/* batch.c: gather samples into a batch: scale, normalise, and shift and mirror images. */
+/* batch.c: fill a batch with samples of a data set in memory: scale, normalise, and shift and mirror images. */
 #include "data.h"
 
 #include "common/random.h"
 
 #include <string.h>
 
-enum { PAD = 4 }; /* pixels on each side */
+enum { PAD = 4 }; /* zero pixels added on each side of an image */
 
-typedef struct window { /* offset of the window in the padded image */
+typedef struct window { /* the window of a sample: offset in pixels, 0 = not shifted */
   int64_t dy, dx;
   bool mirrored;
 } window;
 
-/* Draw the window and the mirroring of a sample: each offset is one of -PAD to PAD, all equally likely.  The result
- * does not depend on the place of the sample in the batch. */
-static window draw_window(const data_how *how, int32_t sample) {
+/* Draw a random window and mirroring for a sample. Each offset is one of -PAD to PAD, all equally likely. The draw
+ * depends on the seed, the epoch and the sample, not on its position in the batch. */
+static window draw_window(const data_transform *how, int32_t sample) {
   window p = {0, 0, false};
   uint32_t w[4];
   if (!how->crop && !how->flip) return p;
@@ -52,7 +52,8 @@ static void write_image(const data_set *d, const data_split *s, int64_t row, con
 }
 
 void data_fill_batch(const data_set *d, const data_split *split, const int32_t *order,
-                     int32_t first, int32_t count, const data_how *how, float *x, int32_t *labels) {
+                     int32_t first, int32_t count, const data_transform *how, float *x,
+                     int32_t *labels) {
   const int64_t per = d->height * d->width * d->channels;
   for (int32_t i = 0; i < count; i++) {
     const int32_t sample = order != NULL ? order[i] : first + i;

@@ -1,5 +1,5 @@
-/* cifar.c: CIFAR-10 and CIFAR-100 in their binary version.  A row is one label byte (two for
- * CIFAR-100: coarse, fine) and 3072 bytes, red plane, green plane, blue plane, each 32 x 32. */
+/* cifar.c: read CIFAR-10 and CIFAR-100 in their binary version. A row is a label byte (CIFAR-100: two, the coarse and
+ * the fine label) and 3072 bytes: the red, green and blue planes, each 32 x 32. */
 #include "readers.h"
 
 #include <errno.h>
@@ -8,11 +8,9 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { SIDE = 32, PIXELS = SIDE * SIDE, IMAGE = 3 * PIXELS };
+enum { SIDE = 32, PIXELS = SIDE * SIDE, IMAGE = 3 * PIXELS, FILES = 5 };
 
-enum { FILES = 5 };
-
-/* Read one row of a file: *y is the last label of the row, x [PIXELS, 3] its planes as pixels. */
+/* Read the next row of a file. *y: the label (CIFAR-100: the fine one); x [PIXELS, 3]: the image as pixels. */
 static int read_row(data_stream *file, const char *path, int64_t row, const data_set *d, uint8_t *x,
                     int32_t *y) {
   const int labels = d->classes == 100 ? 2 : 1;
@@ -29,7 +27,7 @@ static int read_row(data_stream *file, const char *path, int64_t row, const data
   return CLI_OK;
 }
 
-/* Read all files into one split. */
+/* Read n files into one split. */
 static int read_split(char *const *paths, int n, data_set *d, data_split *s) {
   const int64_t width = (d->classes == 100 ? 2 : 1) + IMAGE;
   data_stream *file[FILES] = {NULL};

@@ -1,4 +1,4 @@
-/* data.c: open a data set by its SPEC, compute the statistics for normalising, hold samples out for validation. */
+/* data.c: open a data set by its SPEC, compute its mean and deviation, and move samples to a validation split. */
 #include "readers.h"
 
 #include "images.h"
@@ -18,16 +18,14 @@ typedef struct block {
   struct block *next;
 } block;
 
-enum { HEAD = 64 }; /* bytes of the list node before each block, which keep the block aligned */
+enum { HEAD = 64 }; /* bytes reserved for the list node, so that the data behind it is aligned */
 
 void *data_alloc(data_set *d, int64_t count, int64_t size) {
   const int64_t most = INT64_MAX / 2 / size;
   block *p = count < most ? calloc(1, (size_t)(HEAD + count * size)) : NULL;
-  if (p == NULL) {
-    (void)cli_bad("--data: %s: no memory for %lld x %lld bytes", d->name, (long long)count,
-                  (long long)size);
-    exit(CLI_BAD);
-  }
+  if (p == NULL)
+    exit(cli_bad("--data: %s: no memory for %lld x %lld bytes", d->name, (long long)count,
+                 (long long)size));
   p->next = d->blocks;
   d->blocks = p;
   return (char *)p + HEAD;
@@ -104,7 +102,7 @@ void data_set_scales(data_set *d) {
   }
 }
 
-/* Compute mean and deviation of each channel or feature over the training samples; the deviation of a constant is 1. */
+/* Compute mean and standard deviation (1 for a constant) of each channel or feature over the training samples. */
 static void set_statistics(data_set *d) {
   const int64_t width = d->channels, per = d->height * d->width * width;
   d->mean = data_alloc(d, width, (int64_t)sizeof *d->mean);
@@ -137,18 +135,10 @@ static void set_statistics(data_set *d) {
 
 /* ---- SPEC --------------------------------------------------------------------------------------*/
 
-static int check_labels(const data_set *d, const data_split *s, const char *which) {
-  for (int32_t i = 0; i < s->n; i++) {
-    if (s->labels[i] >= 0 && s->labels[i] < d->classes) continue;
-    return cli_bad("--data: %s: %s sample %d has the label %d, expected 0 to %d", d->name, which, i,
-                   s->labels[i], d->classes - 1);
-  }
-  return CLI_OK;
-}
-
 int data_open(const char *spec, data_set *out) {
   static const struct {
-    const char *name, *needs; /* needs: text after the colon; "": none, NULL: optional */
+    const char *name,
+        *needs; /* needs: what follows the colon; "": nothing; NULL: optional settings */
     int (*read)(const char *text, data_set *d);
   } known[] = {{"digits", "", data_read_digits},          {"mnist", "a folder", data_read_idx},
                {"cifar10", "a folder", data_read_cifar},  {"cifar100", "a folder", data_read_cifar},
@@ -168,12 +158,10 @@ int data_open(const char *spec, data_set *out) {
     return cli_report_unknown("--data: unknown data set", out->name, names, KNOWN, NULL);
   const char *needs = known[which].needs;
   if (needs != NULL && needs[0] == 0 && colon != NULL)
-    return cli_bad("--data: %s: expected no text after it", out->name);
+    return cli_bad("--data: %s: expected nothing after the name", out->name);
   if (needs != NULL && needs[0] != 0 && rest[0] == 0)
     return cli_bad("--data: %s needs %s after a colon", out->name, needs);
-  int rc = known[which].read(rest, out);
-  if (rc == CLI_OK) rc = check_labels(out, &out->train, "training");
-  if (rc == CLI_OK) rc = check_labels(out, &out->test, "test");
+  const int rc = known[which].read(rest, out);
   if (rc == CLI_OK && out->images == NULL) set_statistics(out);
   if (rc != CLI_OK) data_close(out);
   return rc;
@@ -211,7 +199,7 @@ int data_hold_out(data_set *d, int32_t count, uint64_t seed) {
   random_order(seed, RANDOM_SPLIT, 0, n, index);
   for (int32_t i = 0; i < n; i++)
     index[i] = find_row(&d->train, index[i]);
-  /* sort by source row, so that batches read memory forwards */
+  /* ascending rows, so that batches read memory in order */
   qsort(index, (size_t)count, sizeof *index, compare_rows);
   qsort(index + count, (size_t)(n - count), sizeof *index, compare_rows);
   d->validation = d->train;
@@ -220,6 +208,6 @@ int data_hold_out(data_set *d, int32_t count, uint64_t seed) {
   d->train.index = index + count;
   d->train.n = n - count;
   if (d->images == NULL)
-    set_statistics(d); /* without the validation samples; image sets have given statistics */
+    set_statistics(d); /* now without the validation samples; image sets use given values */
   return CLI_OK;
 }

@@ -1,4 +1,4 @@
-/* digits.c: read the shipped UCI digits, lines of 64 values from 0 to 16 and a label. */
+/* digits.c: read the shipped UCI digits. Each line of the file has 64 values from 0 to 16, and a label. */
 #include "readers.h"
 
 #include <limits.h>
@@ -9,14 +9,14 @@
 
 enum { ROWS = 1797, TRAIN = 1437, SIDE = 8, PIXELS = SIDE * SIDE };
 
-/* Return the path of digits.csv: in the folder NATGRAD_DATA if this variable is set, else the shipped file. */
+/* Return the path of digits.csv: in the folder $NATGRAD_DATA if this variable is set, else in the installation. */
 static char *find_file(void) {
   const char *set = getenv("NATGRAD_DATA");
   if (set != NULL && set[0] != 0) return cli_join(set, "digits.csv");
   return cli_find_shipped("digits.csv", "data/digits.csv");
 }
 
-/* Read a number from 0 to `most` and the separator after it, and advance *at; -1: the text differs. */
+/* Read a number from 0 to `most` and the separator after it, and advance *at. Return -1 if the text is different. */
 static int read_number(const unsigned char **at, const unsigned char *end, int most,
                        char separator) {
   int v = 0, digits = 0;

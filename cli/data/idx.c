@@ -1,6 +1,6 @@
-/* idx.c: MNIST and Fashion-MNIST.  A file has a magic number (0, 0, type, number of axes), the lengths of the axes
- * as big-endian 32-bit numbers, and the values.  The reader accepts unsigned bytes in images of three axes and
- * labels of one axis, plain or gzip. */
+/* idx.c: read MNIST and Fashion-MNIST. A file has a magic number (0, 0, type, number of axes), the lengths of the axes
+ * as big-endian 32-bit numbers, and the values. This reader accepts unsigned bytes, in images with three axes and
+ * labels with one axis, plain or gzip. */
 #include "readers.h"
 
 #include <errno.h>
@@ -13,8 +13,7 @@ static int64_t read_big_endian(const unsigned char *b) {
   return ((int64_t)b[0] << 24) | ((int64_t)b[1] << 16) | ((int64_t)b[2] << 8) | b[3];
 }
 
-/* Find the file STEM-idx<axes>-ubyte or STEM.idx<axes>-ubyte, plain or .gz: the published archives use all four
- * names. */
+/* Find the file STEM-idx<axes>-ubyte or STEM.idx<axes>-ubyte, plain or .gz: all four names are in use. */
 static int find_file(const char *folder, const char *stem, int axes, char **path) {
   static const char separator[] = {'-', '.'};
   for (int i = 0; i < 4; i++) {
@@ -32,7 +31,7 @@ static int find_file(const char *folder, const char *stem, int axes, char **path
                  stem, axes);
 }
 
-/* Open the file, read its header and compare the lengths with the size of the file; the values are next in *out. */
+/* Open the file, read its header, and compare its lengths with the size of the file. Next, *out reads the values. */
 static int open_idx(const char *path, int axes, int64_t length[3], data_stream **out) {
   if (data_stream_open(path, false, out) != CLI_OK) return CLI_BAD;
   const int64_t head = 4 + 4 * axes, most = data_stream_bound(*out), count = most - head;
@@ -49,9 +48,10 @@ static int open_idx(const char *path, int axes, int64_t length[3], data_stream *
   for (int i = 0; i < axes; i++) {
     length[i] = read_big_endian(b + 4 + 4 * i);
     if (length[i] < 1 || length[i] > INT32_MAX || length[i] > count / product)
-      return cli_bad("--data: %s: says axis %d has length %lld, which does not fit %s %lld bytes",
-                     path, i, (long long)length[i], zipped ? "its content of at most" : "its",
-                     (long long)most);
+      return cli_bad(
+          "--data: %s: its header has length %lld for axis %d, which does not fit %s %lld bytes",
+          path, (long long)length[i], i, zipped ? "its content of at most" : "its",
+          (long long)most);
     product *= length[i];
   }
   if (!zipped && count != product)

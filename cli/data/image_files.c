@@ -1,5 +1,5 @@
-/* image_files.c: find the files of an image set.  Folders are read in the order of names and at most DEPTH deep, so
- * that a circle of links ends.  An entry that is neither a file nor a folder is an error and is not opened. */
+/* image_files.c: list the files of an image set. Folders are read in the order of names. Their depth is at most DEPTH,
+ * so that links in a circle end. An entry that is neither a file nor a folder (such as a pipe) is an error. */
 #include "images.h"
 
 #include "common/cli.h"
@@ -15,7 +15,7 @@
 
 enum { DEPTH = 32, LABELS = 65536 };
 
-/* Append a file and take ownership of `path`; the checksum uses `name`, the path below the data folder. */
+/* Append a file to the list, which then owns `path`. The list's checksum uses `name`, the path in the data folder. */
 static int add_file(image_list *f, char *path, const char *name, int64_t bytes, int32_t label) {
   if (f->n == INT32_MAX / 2) {
     free(path);
@@ -64,14 +64,14 @@ static bool is_image(const char *name) {
 
 typedef struct walk {
   image_list *out;
-  size_t root; /* length of the data folder's path */
+  size_t root; /* length of the path of the data folder */
 } walk;
 
 static void count_other(image_list *f, const char *path) {
   if (f->other++ == 0) f->first_other = cli_copy(path);
 }
 
-/* Read the status of a path.  CLI_BAD, reported: no such path, or neither a file nor a folder. */
+/* Call stat on a path. CLI_BAD, reported: the path does not exist, or is neither a file nor a folder. */
 static int check_path(const char *path, struct stat *about) {
   if (stat(path, about) != 0) return cli_bad("--data: %s: %s", path, strerror(errno));
   if (S_ISREG(about->st_mode) || S_ISDIR(about->st_mode)) return CLI_OK;
@@ -110,7 +110,7 @@ static int add_class(const walk *w, const char *path, int32_t label) {
   const int32_t before = w->out->n;
   const int rc = add_files_below(w, path, label, 1);
   if (rc != CLI_OK || w->out->n > before) return rc;
-  return cli_bad("--data: %s: a class without .jpg, .jpeg or .png files", path);
+  return cli_bad("--data: %s: the folder of a class has no .jpg, .jpeg or .png files", path);
 }
 
 int image_files_add_folder(const char *folder, image_classes *names, image_list *out) {
@@ -128,18 +128,19 @@ int image_files_add_folder(const char *folder, image_classes *names, image_list 
     } else if (rc == CLI_OK && names->list != NULL) {
       const int32_t label = find_class(names, entry);
       rc = label >= 0 ? add_class(&w, path, label)
-                      : cli_bad("--data: %s: there is no such class in the training split", path);
+                      : cli_bad("--data: %s: the training split has no such class", path);
     } else if (rc == CLI_OK && kept == LABELS) {
       rc = cli_bad("--data: %s: more than %d classes", folder, LABELS);
     } else if (rc == CLI_OK) {
       rc = add_class(&w, path, kept);
-      inside.list[i] = inside.list[kept]; /* move the folders of classes to the front, in order */
+      inside.list[i] = inside.list[kept]; /* keep the folders of classes at the front, in order */
       inside.list[kept++] = entry;
     }
     free(path);
   }
   if (rc == CLI_OK && out->n == 0)
-    rc = cli_bad("--data: %s: no folders of images, one for each class", folder);
+    rc =
+        cli_bad("--data: %s: has no folders, expected one folder of images for each class", folder);
   if (rc != CLI_OK || names->list != NULL) {
     image_classes_free(&inside);
     return rc;
@@ -152,7 +153,7 @@ int image_files_add_folder(const char *folder, image_classes *names, image_list 
 
 /* ---- lists -------------------------------------------------------------------------------------*/
 
-/* Split "PATH LABEL" in place; return the path without blanks around it, or NULL if the line is malformed. */
+/* Split "PATH LABEL" in place. Return the path without blanks around it, or NULL if the line has another form. */
 static char *split_line(char *line, int32_t *label) {
   size_t n = strlen(line);
   while (n > 0 && strchr(" \t\r\n", line[n - 1]) != NULL)
@@ -201,7 +202,7 @@ int image_files_add_list(const char *path, const char *root, image_list *out) {
     }
   }
   if (rc == CLI_OK && ferror(f) != 0) rc = cli_bad("--data: %s: %s", path, strerror(errno));
-  if (rc == CLI_OK && out->n == 0) rc = cli_bad("--data: %s: an empty list", path);
+  if (rc == CLI_OK && out->n == 0) rc = cli_bad("--data: %s: the list is empty", path);
   free(line);
   (void)fclose(f);
   return rc;

@@ -1,4 +1,4 @@
-/* images.c: open an image set from the settings after "images:", and load one sample of the set. */
+/* images.c: open an image set from the text after "images:", decode a sample, and convert it to an input. */
 #include "images.h"
 
 #include "common/cli.h"
@@ -16,9 +16,10 @@
 
 /* ---- a sample ----------------------------------------------------------------------------------*/
 
-/* Random words of a sample, as in batch.c: w[0] vertical offset, w[1] horizontal offset, w[2] mirroring. */
-bool image_decode(const image_set *set, const image_list *list, int32_t row, const data_how *how,
-                  uint8_t *to, char why[PICTURE_WHY]) {
+/* The random words w of a sample select the window and mirroring, as in batch.c: w[0] vertical offset, w[1] horizontal
+ * offset, w[2] mirroring (in image_write_input). */
+bool image_decode(const image_set *set, const image_list *list, int32_t row,
+                  const data_transform *how, uint8_t *to, char why[PICTURE_WHY]) {
   picture p;
   uint32_t w[4];
   if (!picture_read(list->path[row], &p, why)) return false;
@@ -37,8 +38,8 @@ bool image_decode(const image_set *set, const image_list *list, int32_t row, con
   return true;
 }
 
-void image_write_input(const data_set *d, int32_t row, const data_how *how, const uint8_t *bytes,
-                       float *x) {
+void image_write_input(const data_set *d, int32_t row, const data_transform *how,
+                       const uint8_t *bytes, float *x) {
   const int64_t side = d->images->side;
   const float *mean_image = how->normalise ? d->images->mean_image : NULL;
   const float *scale = d->scale[how->normalise], *shift = d->shift[how->normalise];
@@ -59,7 +60,7 @@ void image_write_input(const data_set *d, int32_t row, const data_how *how, cons
 
 typedef struct settings {
   const char *path, *test, *root, *mean, *std;
-  int64_t side, resize, threads, queue; /* resize 0: none */
+  int64_t side, resize, threads, queue; /* resize = 0: resize=none */
 } settings;
 
 static int parse_rgb(const char *key, const char *text, double lower, float to[3]) {
@@ -80,7 +81,8 @@ static double read_npy_value(const ngio_npy *a, int64_t i) {
   return a->dtype == NGIO_F32 ? (double)((const float *)a->data)[i] : ((const double *)a->data)[i];
 }
 
-/* Read a mean or deviation, whose values are 0 to 255, from a file [3].  `image`: accept [3, height, width], too. */
+/* Read a mean or standard deviation [3], in units of 0 to 255, from a file. `image`: or a mean image [3, height,
+ * width]. */
 static int read_npy(data_set *d, const char *key, const char *path, bool image, float to[3]) {
   const int64_t side = d->images->side;
   char message[256] = "";
@@ -97,7 +99,7 @@ static int read_npy(data_set *d, const char *key, const char *path, bool image, 
     const double v = read_npy_value(&a, i);
     if (!(v >= (image ? -1e6 : 1e-6) && v <= 1e6))
       rc = cli_bad("--data: %s: value %lld is %g, expected %s", path, (long long)i, v,
-                   image ? "a byte's" : "a number above 0");
+                   image ? "-1e6 to 1e6" : "1e-6 to 1e6");
   }
   if (rc == CLI_OK && planes && a.count > 3) {
     float *mean = data_alloc(d, side * side * 3, (int64_t)sizeof *mean);
@@ -161,7 +163,7 @@ static bool is_folder(const char *path) {
   return stat(path, &about) == 0 && S_ISDIR(about.st_mode);
 }
 
-/* Return the path folder/name if it is a folder, else NULL. */
+/* Return the path folder/name if this path is a folder, else NULL. */
 static char *find_subfolder(const char *folder, const char *name) {
   char *path = cli_join(folder, name);
   if (is_folder(path)) return path;
@@ -209,14 +211,16 @@ static int find_lists(const settings *w, image_list *splits) {
 }
 
 static int find_folders(const settings *w, image_list *splits) {
-  if (w->root != NULL) return cli_bad("--data: images: root is for lists, %s is a folder", w->path);
+  if (w->root != NULL)
+    return cli_bad("--data: images: root= is for lists, but %s is a folder", w->path);
   char *train = find_subfolder(w->path, "train"),
        *test = w->test != NULL ? cli_copy(w->test) : NULL;
   char *val = train != NULL && test == NULL ? find_subfolder(w->path, "val") : NULL;
   if (train != NULL && test == NULL) test = find_subfolder(w->path, "test");
   int rc = CLI_OK;
   if (val != NULL && test != NULL)
-    rc = cli_bad("--data: images: %s has val and test, expected test=FOLDER", w->path);
+    rc = cli_bad("--data: images: %s has the folders val and test; choose one by test=FOLDER",
+                 w->path);
   image_classes names = {NULL, 0};
   const char *tested = test != NULL ? test : val;
   if (rc == CLI_OK)
@@ -229,7 +233,7 @@ static int find_folders(const settings *w, image_list *splits) {
   return rc;
 }
 
-/* Return a CRC of files, sizes and normalisation: a resumed run must have the same ones. */
+/* Return a CRC-32 of files, sizes and normalisation, which must be the same when a run is resumed. */
 static uint32_t compute_crc(const data_set *d) {
   const image_set *s = d->images;
   const int64_t numbers[4] = {s->side, s->resize, s->list[0].crc, s->list[1].crc};
@@ -257,7 +261,7 @@ static int open_set(data_set *d, const settings *w) {
   if (rc == CLI_OK && !S_ISDIR(about.st_mode) && !S_ISREG(about.st_mode))
     rc = cli_bad("--data: %s: is neither a folder nor a list", w->path);
   if (rc == CLI_OK && S_ISREG(about.st_mode) && w->test != NULL && is_folder(w->test))
-    rc = cli_bad("--data: images: %s is a list, test=%s a folder", w->path, w->test);
+    rc = cli_bad("--data: images: %s is a list, but test=%s is a folder", w->path, w->test);
   if (rc == CLI_OK) rc = S_ISDIR(about.st_mode) ? find_folders(w, splits) : find_lists(w, splits);
   if (rc == CLI_OK) rc = set_normalisation(d, w);
   if (rc == CLI_OK) {

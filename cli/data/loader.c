@@ -1,5 +1,5 @@
-/* loader.c: a ring of images.  One thread requests samples and takes them in the same order; the other threads decode.
- * Pixels do not depend on the thread that decodes a sample. */
+/* loader.c: decode images in advance, in a ring of slots. One thread requests samples and takes them in the same order;
+ * other threads decode. The pixels of a sample do not depend on the thread that decodes it. */
 #include "images.h"
 
 #include "common/cli.h"
@@ -14,7 +14,7 @@ typedef enum state { REQUESTED, DECODING, DECODED, UNREADABLE } state;
 typedef struct slot {
   const image_list *list;
   int32_t row;
-  data_how how;
+  data_transform how;
   state state;
   char why[PICTURE_WHY];
   uint8_t *bytes;
@@ -28,8 +28,8 @@ struct image_loader {
   int threads;
   bool stops;
   int size, decoding;
-  int64_t taken, started, requested; /* taken <= started <= requested <= taken + size */
-  slot *slot;                        /* [size]; sample n in slot n mod size */
+  int64_t taken, started, requested; /* counts: taken <= started <= requested <= taken + size */
+  slot *slot;                        /* [size]; request n uses slot n mod size */
   uint8_t *bytes;
 };
 
@@ -68,7 +68,7 @@ int image_loader_create(const image_set *set, image_loader **out) {
   (void)pthread_mutex_init(&l->lock, NULL);
   (void)pthread_cond_init(&l->work, NULL);
   (void)pthread_cond_init(&l->done, NULL);
-  sigset_t all, before; /* block signals in the new threads: the training thread handles signals */
+  sigset_t all, before; /* new threads block all signals: the training thread handles them */
   (void)sigfillset(&all);
   (void)pthread_sigmask(SIG_SETMASK, &all, &before);
   while (l->threads < set->threads &&
@@ -103,9 +103,9 @@ void image_loader_destroy(image_loader **loader) {
 }
 
 bool image_loader_request(image_loader *l, const image_list *list, int32_t row,
-                          const data_how *how) {
+                          const data_transform *how) {
   (void)pthread_mutex_lock(&l->lock);
-  /* One slot is not free: the caller still reads the bytes of the last image_loader_take. */
+  /* The slot of the last image_loader_take is not free: the caller still reads its bytes. */
   const bool fits = l->requested - l->taken < l->size - 1;
   if (fits) {
     slot *s = &l->slot[l->requested++ % l->size];
@@ -132,7 +132,7 @@ const uint8_t *image_loader_take(image_loader *l, char why[PICTURE_WHY]) {
 
 void image_loader_cancel(image_loader *l) {
   (void)pthread_mutex_lock(&l->lock);
-  l->started = l->requested; /* no thread starts to decode the requests that remain */
+  l->started = l->requested; /* threads skip the requests that are not yet started */
   while (l->decoding > 0)
     (void)pthread_cond_wait(&l->done, &l->lock);
   l->taken = l->requested;

@@ -1,6 +1,6 @@
-/* npy_set.c: features and labels in NumPy files: FEATURES,LABELS or XTRAIN,YTRAIN,XTEST,YTEST.
- * Features are [n, features] or [n, height, width, channels], f4, f8 or u1, not scaled; labels [n] or [n, 1], i4, i8
- * or u1.  If two files are given, the last sixth of the rows is the test split. */
+/* npy_set.c: read NumPy files: FEATURES,LABELS or XTRAIN,YTRAIN,XTEST,YTEST. Features are [n, features] or [n, height,
+ * width, channels], f4, f8 or u1, and are not scaled; labels are [n] or [n, 1], i4, i8 or u1. Of two files, the last
+ * sixth of the rows is the test split. */
 #include "npy.h"
 #include "readers.h"
 

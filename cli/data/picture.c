@@ -1,4 +1,4 @@
-/* picture.c: read a file, select its decoder, scale and cut a window. */
+/* picture.c: read an image file, select its decoder, scale the picture and cut out a window. */
 #include "picture.h"
 
 #include "common/cli.h"
@@ -39,7 +39,8 @@ bool picture_decode(const uint8_t *bytes, size_t n, picture *out, char why[PICTU
   if (format == NULL) return set_reason(why, "its first bytes are neither JPEG's nor PNG's");
   if (format->library == NULL) return set_reason(why, format->absent);
   const bool good = format->decode(bytes, n, out, why);
-  for (char *c = why; !good && *c != 0; c++) { /* messages may quote bytes of the file */
+  for (char *c = why; !good && *c != 0;
+       c++) { /* the decoder's message may contain bytes of the file */
     if ((unsigned char)*c < 32 || (unsigned char)*c > 126) *c = '?';
   }
   if (!good) {
@@ -50,7 +51,7 @@ bool picture_decode(const uint8_t *bytes, size_t n, picture *out, char why[PICTU
 }
 
 bool picture_read(const char *path, picture *out, char why[PICTURE_WHY]) {
-  char message[1024] = ""; /* begins with the path */
+  char message[1024] = ""; /* "PATH: reason" */
   ngio_source file;
   uint8_t *bytes = NULL;
   memset(out, 0, sizeof *out);
@@ -82,10 +83,10 @@ void picture_scale_size(int64_t height, int64_t width, int64_t shorter, int64_t 
   *to_width = (width * shorter + least - 1) / least;
 }
 
-/* The input pixels [first, first + count) of an output pixel along one axis, and their weights. */
+/* The input pixels [first, first + count) that contribute to one output pixel along one axis, and their weights. */
 typedef struct taps {
   int64_t first, count;
-  float *weight; /* [count]; one allocation for all outputs, at the first output */
+  float *weight; /* [count]; the first output's pointer owns the weights of all */
 } taps;
 
 static void taps_free(taps *t) {
@@ -93,7 +94,8 @@ static void taps_free(taps *t) {
   free(t);
 }
 
-/* Compute the taps of the output pixels [from, from + outputs) of a line of `size` pixels scaled to `to` pixels. */
+/* Return the taps of `outputs` output pixels, from pixel `from` on, of a line scaled from `size` to `to` pixels. The
+ * weights are a triangle of half-width max(1, size / to), normalised to the sum 1. */
 static taps *taps_make(int64_t size, int64_t to, int64_t from, int64_t outputs) {
   const double scale = (double)size / (double)to, reach = scale > 1.0 ? scale : 1.0;
   const int64_t most = 2 * (int64_t)ceil(reach) + 1;
@@ -136,7 +138,7 @@ static uint8_t round_to_byte(float v) {
 
 void picture_cut_window(const picture *p, int64_t height, int64_t width, int64_t top, int64_t left,
                         int64_t side, uint8_t *to) {
-  if (height == p->height && width == p->width) { /* not scaled */
+  if (height == p->height && width == p->width) { /* no scaling */
     for (int64_t y = 0; y < side; y++)
       memcpy(to + y * side * 3, p->rgb + ((top + y) * p->width + left) * 3, (size_t)(side * 3));
     return;

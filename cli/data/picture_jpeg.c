@@ -1,5 +1,5 @@
-/* picture_jpeg.c: decode JPEG by libjpeg-turbo, whose errors jump back to `decode`.  Warnings about pixels are
- * errors. */
+/* picture_jpeg.c: decode JPEG by libjpeg-turbo. Errors of the library jump back to `decode` (longjmp); its warnings
+ * about pixels count as errors. */
 #include "picture.h"
 
 #ifdef NG_HAVE_JPEG
@@ -13,17 +13,17 @@
 
 #include <jerror.h>
 
-/* Limit the time: a progressive file may have any number of scans, each a pass over all pixels. */
+/* Limit of the time: a progressive file may have any number of scans, and each scan is a pass over all pixels. */
 enum { MOST_SCANS = 500 };
 
 typedef struct reader {
-  struct jpeg_decompress_struct jpeg; /* first: callbacks cast its address to a reader */
+  struct jpeg_decompress_struct jpeg; /* must be first: callbacks cast its address to a reader */
   struct jpeg_error_mgr errors;
   struct jpeg_progress_mgr progress;
   jmp_buf back;
   char *why;
   picture *out;
-  uint8_t *line; /* one row of CMYK pixels */
+  uint8_t *line; /* buffer for one row of CMYK pixels */
 } reader;
 
 static void on_error(j_common_ptr c) {
@@ -34,7 +34,7 @@ static void on_error(j_common_ptr c) {
   longjmp(r->back, 1);
 }
 
-/* Return true for the code of a warning that does not concern pixels. */
+/* Return true if this warning does not concern pixels. */
 static bool is_harmless(int code) {
   return code == JWRN_EXTRANEOUS_DATA || code == JWRN_ADOBE_XFORM || code == JWRN_JFIF_MAJOR;
 }
@@ -52,7 +52,7 @@ static void limit_scans(j_common_ptr c) {
   longjmp(r->back, 1);
 }
 
-/* Convert a row of CMYK to RGB.  `inverted`: 255 means no ink, as Adobe writes. */
+/* Convert a row of CMYK to RGB. `inverted`: the value 255 means no ink, as Adobe writes. */
 static void cmyk_to_rgb(const uint8_t *line, int64_t width, bool inverted, uint8_t *to) {
   for (int64_t x = 0; x < width; x++) {
     unsigned ink[4];
@@ -76,7 +76,7 @@ static bool decode(reader *r, const uint8_t *bytes, size_t n) {
   j->out_color_space = inks ? JCS_CMYK : JCS_RGB;
   (void)jpeg_start_decompress(j);
   if (j->output_components != (inks ? 4 : 3)) {
-    (void)snprintf(r->why, PICTURE_WHY, "%d colours a pixel", j->output_components);
+    (void)snprintf(r->why, PICTURE_WHY, "%d channels, expected 3 or 4", j->output_components);
     return false;
   }
   if (inks) r->line = cli_alloc((size_t)width, 4);

@@ -1,7 +1,6 @@
-/* picture_png.c: decode PNG by libpng, whose errors jump back to `decode`; warnings do not concern pixels and are
- * ignored.
- *
- * Chunk lengths are checked first, because libpng would allocate as much memory as a chunk claims. */
+/* picture_png.c: decode PNG by libpng. Errors of the library jump back to `decode` (longjmp). Warnings are ignored,
+ * because they do not concern pixels. Chunk lengths are checked first, because libpng would allocate as much memory as
+ * a chunk claims to have. */
 #include "picture.h"
 
 #ifdef NG_HAVE_PNG
@@ -40,7 +39,7 @@ static void read_bytes(png_structp png, png_bytep to, size_t n) {
   r->left -= n;
 }
 
-/* Return true if all chunks up to IEND lie within the n bytes. */
+/* Return true if all chunks, up to the last one (IEND), lie within the n bytes. */
 static bool has_whole_chunks(const uint8_t *bytes, size_t n) {
   for (size_t at = 8; at <= n && n - at >= 12;) {
     const uint8_t *c = bytes + at;
@@ -55,7 +54,8 @@ static bool has_whole_chunks(const uint8_t *bytes, size_t n) {
 static bool decode(reader *r) {
   if (setjmp(png_jmpbuf(r->png)) != 0) return false;
   png_set_read_fn(r->png, r, read_bytes);
-  png_set_user_limits(r->png, 0x7fffffff, 0x7fffffff); /* picture_allocate checks the size */
+  png_set_user_limits(r->png, 0x7fffffff,
+                      0x7fffffff); /* no limits: picture_allocate checks the size */
   if (!has_whole_chunks(r->bytes, r->left)) png_error(r->png, "cut short");
   png_read_info(r->png, r->info);
   const int64_t height = png_get_image_height(r->png, r->info);
@@ -63,11 +63,12 @@ static bool decode(reader *r) {
   if (!picture_allocate(height, width, r->out, r->why)) return false;
   png_set_scale_16(r->png);
   if (png_get_color_type(r->png, r->info) == PNG_COLOR_TYPE_PALETTE) png_set_palette_to_rgb(r->png);
-  png_set_gray_to_rgb(r->png); /* 1, 2 and 4 bits become 8 */
+  png_set_gray_to_rgb(r->png); /* also expands 1, 2 and 4 bits to 8 */
   png_set_strip_alpha(r->png);
   (void)png_set_interlace_handling(r->png);
   png_read_update_info(r->png, r->info);
-  if (png_get_rowbytes(r->png, r->info) != (size_t)width * 3) png_error(r->png, "no 8-bit colours");
+  if (png_get_rowbytes(r->png, r->info) != (size_t)width * 3)
+    png_error(r->png, "cannot be converted to 8-bit R, G, B");
   r->row = cli_alloc((size_t)height, sizeof *r->row);
   for (int64_t y = 0; y < height; y++)
     r->row[y] = r->out->rgb + y * width * 3;

@@ -1,6 +1,5 @@
-/* stream.c: read one file in order, plain or gzip, so that a reader can check the header before it allocates.
- *
- * A gzip file (RFC 1952) has one or several members; zlib ignores other bytes after the last member, as gzip does. */
+/* stream.c: read a file from start to end, plain or gzip, so that a reader can check the header before it allocates. A
+ * gzip file (RFC 1952) has one or several members. zlib ignores other bytes after the last member, as gzip does. */
 #include "readers.h"
 
 #include "common/cli.h"
@@ -11,12 +10,12 @@
 #include <unistd.h>
 #include <zlib.h>
 
-enum { PIECE = 1 << 16, RATIO = 1032 }; /* deflate makes at most RATIO bytes of one */
+enum { PIECE = 1 << 16, RATIO = 1032 }; /* RATIO: largest compression ratio of deflate */
 
 struct data_stream {
   const char *path;
   gzFile file;
-  int64_t size; /* of the file */
+  int64_t size; /* size of the file */
   bool zipped;
 };
 
@@ -28,7 +27,7 @@ int data_stream_open(const char *path, bool plain, data_stream **out) {
     return cli_bad("--data: %s", message);
   unsigned char mark[2] = {0, 0};
   const bool zipped = pread(source.fd, mark, 2, 0) == 2 && mark[0] == 0x1f && mark[1] == 0x8b;
-  const gzFile file = zipped && plain ? NULL : gzdopen(source.fd, "rb"); /* owns the descriptor */
+  const gzFile file = zipped && plain ? NULL : gzdopen(source.fd, "rb"); /* now owns source.fd */
   if (file == NULL) {
     ngio_source_close(&source);
     return zipped && plain
@@ -56,7 +55,7 @@ int64_t data_stream_bound(const data_stream *s) {
   return s->size < INT64_MAX / RATIO ? s->size * RATIO : INT64_MAX;
 }
 
-/* Read up to n bytes and return their number; 0: the end of the file; -1: reported. */
+/* Read up to n bytes, and return the number read; 0: end of the file; -1: error, reported. */
 static int64_t read_some(const data_stream *s, void *to, int64_t n) {
   const int got = gzread(s->file, to, (unsigned)(n < 1 << 30 ? n : 1 << 30));
   int code = Z_OK;

@@ -1,5 +1,5 @@
-/* synthetic.c: generate a data set from settings.  Each class has a random centre of length sqrt(features), smoothed
- * over neighbouring pixels of images; a sample is the centre of its class plus normal noise. */
+/* synthetic.c: generate a data set from settings. Each class has a random centre of length sqrt(features); the centre
+ * of an image class is smoothed over neighbouring pixels. A sample is the centre of its class plus normal noise. */
 #include "common/random.h"
 #include "readers.h"
 
@@ -36,7 +36,7 @@ static int parse_settings(char *text, recipe *r) {
   return CLI_OK;
 }
 
-/* Average each pixel of x with its neighbours, twice, then scale x to length sqrt(count). */
+/* Twice, replace each pixel of x by the mean over itself and its neighbours; then scale x to length sqrt(count). */
 static void smooth(const recipe *r, float *x, float *work) {
   const int64_t h = r->height, w = r->width, c = r->channels, count = h * w * c;
   for (int pass = 0; pass < 2 && h * w > 1; pass++) {

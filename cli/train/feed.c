@@ -24,7 +24,7 @@ int feed_create(const settings *s, const data_set *d, const run_ranks *ranks, bo
                    (long long)s->acc_iters, (long long)s->batch, d->name, (int)d->train.n);
   }
   const bool automatic = strcmp(s->augment, "auto") == 0;
-  data_how how = {.normalise = !reconstructs, .seed = (uint64_t)s->seed};
+  data_transform how = {.normalise = !reconstructs, .seed = (uint64_t)s->seed};
   how.crop = automatic ? d->augments : strstr(s->augment, "crop") != NULL;
   how.flip = automatic ? d->augments : strstr(s->augment, "flip") != NULL;
   if ((how.crop || how.flip) && (d->height < 2 || d->width < 2))
@@ -69,7 +69,7 @@ typedef struct piece {
   const feed *f;
   const data_split *split;
   const int32_t *order; /* NULL: from `first` on */
-  data_how how;
+  data_transform how;
   int32_t first, count, pieces;
 } piece;
 

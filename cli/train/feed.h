@@ -10,7 +10,7 @@
 typedef struct feed {
   const data_set *d;
   const data_split *test; /* the test or validation split; may be empty */
-  data_how how;
+  data_transform how;
   ng_pool *pool;
   int32_t batch;        /* samples of a batch on this rank, may be 0 */
   int64_t whole, first; /* samples of the whole batch; the first of this rank */

@@ -88,7 +88,7 @@ bad mnist:bomb 'bomb/train-images-idx3-ubyte.gz: has more bytes than its header 
 mnist promise
 (bytes 00 00 08 03 00 10 00 00 00 00 04 00 00 00 04 00 && head -c 1000 /dev/zero) | gzip >promise/t10k-images-idx3-ubyte.gz
 rm promise/t10k-images-idx3-ubyte
-bad mnist:promise 'promise/t10k-images-idx3-ubyte.gz: says axis 0 has length 1048576, which does not fit its content of at most * bytes'
+bad mnist:promise 'promise/t10k-images-idx3-ubyte.gz: its header has length 1048576 for axis 0, which does not fit its content of at most * bytes'
 (images && head -c 5 /dev/zero) | gzip >promise/t10k-images-idx3-ubyte.gz
 bad mnist:promise 'promise/t10k-images-idx3-ubyte.gz: has more bytes than its header says'
 images | head -c 40 | gzip >promise/t10k-images-idx3-ubyte.gz
