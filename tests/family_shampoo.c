@@ -27,12 +27,27 @@ static void read_results(ng_block *b) {
   matrices_of(b)->both.is_good = matrices_of(b)->says[SAYS_GOOD] != 0.0f;
 }
 
+static void precondition(ng_block *b) {
+  matrices *k = matrices_of(b);
+  float *D = ng_scratch(b);
+  k->sums = (ng_direction_sums){.finite = 1};
+  matrices_read(b, false, D);
+  ng_twosided_apply(b->ctx->queue, &k->both, 0, k->m, D, b->direction, D + k->m * k->n);
+  matrices_enqueue_sums(b, D);
+}
+
+/* Grafting: PD gets the norm of D. */
 static ng_status measure(ng_block *b) {
   const matrices *k = matrices_of(b);
-  float *D = matrices_read(b);
-  if (D == NULL) return NG_SKIPPED;
-  ng_twosided_apply(b->ctx->queue, &k->both, 0, k->m, D, b->direction, D + k->m * k->n);
-  return matrices_sums(b, D, 1.0, true);
+  ng_queue *q = b->ctx->queue;
+  const ng_status st = ng_block_measured(b, &k->sums, k->m * k->n);
+  if (st != NG_OK) return st;
+  const double by = sqrt(b->d2) / (sqrt(b->pd2) + 1e-16);
+  ng_on(q)->scale(q, k->m * k->n, b->direction, by);
+  ng_queue_wait(q);
+  b->inner *= by;
+  b->pd2 *= by * by;
+  return NG_OK;
 }
 
 static void commit(ng_block *b, bool taken) { matrices_of(b)->steps += taken ? 1.0 : 0.0; }
@@ -60,6 +75,7 @@ const ng_family family_shampoo = {
     .statistics = matrices_statistics,
     .plan = matrices_plan,
     .observe = matrices_observe,
+    .precondition = precondition,
     .measure = measure,
     .emit = matrices_emit,
     .fields = fields,

@@ -51,7 +51,7 @@ static ng_status solve(ng_block *b) {
 
 static void read_results(ng_block *b) {}
 
-/* Rotate by the bases of the last counted step. */
+/* Enqueue a rotation by the bases of the last counted step. */
 static void rotate(const ng_block *b, bool back, const float *from, float *to) {
   const matrices *k = matrices_of(b);
   ng_matrix now[2] = {k->of[0], k->of[1]};
@@ -60,31 +60,41 @@ static void rotate(const ng_block *b, bool back, const float *from, float *to) {
     now[i].R = k->basis[i];
   t.left = &now[0];
   t.right = &now[1];
-  ng_twosided_rotate(b->ctx->queue, &t, back, from, to, (float *)ng_scratch(b) + 2 * k->m * k->n);
-  ng_queue_wait(b->ctx->queue);
+  ng_twosided_rotate(b->ctx->queue, &t, back, from, to, (float *)ng_scratch(b) + k->m * k->n);
 }
 
-/* M <- EMA of U = Q_L' D Q_R, V <- EMA of U^2; PD = Q_L (M / (sqrt(V) + damping)) Q_R', corrected for the start from 0. */
+/* `direction` <- U = Q_L' D Q_R. */
+static void precondition(ng_block *b) {
+  matrices *k = matrices_of(b);
+  float *D = ng_scratch(b);
+  k->sums = (ng_direction_sums){.finite = 1};
+  matrices_read(b, false, D);
+  rotate(b, false, D, b->direction);
+  matrices_enqueue_sums(b, D);
+}
+
+/* M <- EMA of U, V <- EMA of U^2, N = M / (sqrt(V) + damping), corrected for the start from 0; PD = Q_L N Q_R'. Rotations
+ * keep scalar products: <PD, D> = <N, U>. */
 static ng_status measure(ng_block *b) {
   matrices *k = matrices_of(b);
-  ng_queue *q = b->ctx->queue;
-  const int64_t count = k->m * k->n;
-  float *D = matrices_read(b), *M = k->next[0], *V = k->next[1];
-  if (D == NULL) return NG_SKIPPED;
-  float *U = D + count;
+  float *N = ng_scratch(b), *M = k->next[0], *V = k->next[1];
+  const double bias = 1.0 - pow(BETA, k->steps); /* beta1 = beta2 */
+  const double by = k->steps > 0.0 ? sqrt(bias) / bias : 0.0;
+  const ng_status st = ng_block_measured(b, &k->sums, k->m * k->n);
+  if (st != NG_OK) return st;
   k->is_measured = k->steps > 0.0;
-  if (!k->is_measured) return matrices_sums(b, D, 0.0, false);
-  rotate(b, false, D, U);
-  for (int64_t i = 0; i < count; i++) {
-    const double u = (double)U[i];
+  b->inner = b->pd2 = 0.0;
+  for (int64_t i = 0; i < k->m * k->n; i++) {
+    const double u = (double)b->direction[i];
     M[i] = (float)(BETA * (double)k->moment[0][i] + (1.0 - BETA) * u);
     V[i] = (float)(BETA * (double)k->moment[1][i] + (1.0 - BETA) * u * u);
+    N[i] = (float)(by * (double)M[i] / (sqrt((double)V[i]) + b->base.damping));
+    b->inner += (double)N[i] * u;
+    b->pd2 += (double)N[i] * (double)N[i];
   }
-  memcpy(U, M, (size_t)count * sizeof *U);
-  ng_on(q)->divide_by(q, count, U, V, 1.0, true, b->base.damping);
-  rotate(b, true, U, b->direction);
-  const double bias = 1.0 - pow(BETA, k->steps); /* beta1 = beta2 */
-  return matrices_sums(b, D, sqrt(bias) / bias, false);
+  rotate(b, true, N, b->direction);
+  ng_queue_wait(b->ctx->queue);
+  return NG_OK;
 }
 
 static void commit(ng_block *b, bool taken) {
@@ -97,10 +107,12 @@ static void commit(ng_block *b, bool taken) {
     memcpy(k->moment[i], k->next[i], (size_t)(k->m * k->n) * sizeof(float));
   if (!is_solved || k->says[SAYS_RUNG] >= (float)NG_RUNG_LAST) return;
   rotate(b, true, k->moment[0], k->next[0]);
+  ng_queue_wait(b->ctx->queue);
   memcpy(k->next[1], k->moment[1], (size_t)(k->m * k->n) * sizeof(float));
   for (int i = 0; i < 2; i++)
     memcpy(k->basis[i], k->of[i].R, (size_t)(k->of[i].n * k->of[i].n) * sizeof(float));
   rotate(b, false, k->next[0], k->moment[0]);
+  ng_queue_wait(b->ctx->queue);
   for (int64_t i = 0; i < k->m * k->n; i++)
     k->moment[1][i] = k->next[1][k->order[0][i / k->n] * k->n + k->order[1][i % k->n]];
 }
@@ -131,6 +143,7 @@ const ng_family family_soap = {
     .statistics = matrices_statistics,
     .plan = matrices_plan,
     .observe = matrices_observe,
+    .precondition = precondition,
     .measure = measure,
     .emit = matrices_emit,
     .fields = fields,

@@ -127,6 +127,9 @@ LATE6(copy, i64, i64, in, i64, float *, i64, MATRIX(f, a, b, g))
 LATE5(divide, i64, i64, ng_spectrum, float *, i64, MATRIX(d, a, b, f))
 LATE7(row_sums, i64, i64, in, i64, in, i64, double *, DOUBLES(h, 3 * a))
 LATE6(norm2, i64, i64, in_any, ng_dtype, i64, double *, DOUBLES(g, 1))
+LATE3(add_sums, i64, const double *, double *, DOUBLES(c, 3))
+LATE7(mul_diagonal, i64, i64, in, in, in, float *, i64, MATRIX(g, a, b, h))
+LATE7(mul64, i64, const double *, i64, i64, i64, in, float *, FLOATS(h, (a - 1) * d + (c - 1) * f + 1))
 /* clang-format on */
 
 typedef struct gemm_args {
@@ -196,6 +199,9 @@ static const ng_linalg_ops late = {
     .divide = late_divide,
     .row_sums = late_row_sums,
     .norm2 = late_norm2,
+    .add_sums = late_add_sums,
+    .mul_diagonal = late_mul_diagonal,
+    .mul64 = late_mul64,
 };
 
 const ng_linalg_ops *late_over(const ng_linalg_ops *under) {

@@ -44,27 +44,28 @@ ng_status matrices_statistics(ng_block *b) {
   return NG_OK;
 }
 
-static bool read_gradient(const ng_block *b, bool transposed, float *to) {
+void matrices_read(ng_block *b, bool transposed, float *to) {
   matrices *k = matrices_of(b);
   ng_queue *q = b->ctx->queue;
   const ng_read r = {.D = {&b->segment->slot->grad, 0, k->m, 0, k->n},
                      .to = to,
                      .to_row = transposed ? 1 : k->n,
                      .to_col = transposed ? k->m : 1,
-                     .finite = &k->finite};
-  k->finite = 1;
+                     .finite = &k->sums.finite};
   ng_kernels(q)->read(q, &r, 1);
-  ng_queue_wait(q);
-  return k->finite != 0;
 }
 
 /* L += D D', R += D'D. */
 ng_status matrices_observe(ng_block *b, const ng_obs *o) {
-  const matrices *k = matrices_of(b);
+  matrices *k = matrices_of(b);
   ng_queue *q = b->ctx->queue;
   float *D = ng_scratch(b), *Dt = D + k->m * k->n;
   const float fresh = (float)b->stat->mix.fresh;
-  if (!read_gradient(b, false, D) || !read_gradient(b, true, Dt)) return NG_SKIPPED;
+  k->sums.finite = 1;
+  matrices_read(b, false, D);
+  matrices_read(b, true, Dt);
+  ng_queue_wait(q);
+  if (k->sums.finite == 0) return NG_SKIPPED;
   ng_stat_scale_old(q, b->stat);
   ng_on(q)->add_gram(q, (ng_sym){b->stat->part[0].sum, k->m}, 0, k->m, Dt, k->n, k->m, fresh);
   ng_on(q)->add_gram(q, (ng_sym){b->stat->part[1].sum, k->n}, 0, k->n, D, k->m, k->n, fresh);
@@ -95,30 +96,11 @@ ng_status matrices_plan(ng_block *b, ng_plan *plan) {
   return NG_OK;
 }
 
-float *matrices_read(ng_block *b) {
-  const matrices *k = matrices_of(b);
-  float *D = ng_scratch(b);
-  if (read_gradient(b, false, D)) return D;
-  memset(b->direction, 0, (size_t)(k->m * k->n) * sizeof *b->direction);
-  (void)ng_fail(b->ctx, NG_SKIPPED, "layer '%s': its gradient is not finite", b->name);
-  return NULL;
-}
-
-ng_status matrices_sums(ng_block *b, const float *D, double by, bool graft) {
-  const matrices *k = matrices_of(b);
+void matrices_enqueue_sums(ng_block *b, const float *D) {
+  matrices *k = matrices_of(b);
   ng_queue *q = b->ctx->queue;
   const int64_t count = k->m * k->n;
-  double *sums = (double *)(void *)((float *)ng_scratch(b) + ng_round16(2 * count));
-  for (int pass = graft ? 0 : 1; pass < 2; pass++) {
-    if (pass == 1) ng_on(q)->scale(q, count, b->direction, by);
-    ng_on(q)->row_sums(q, 1, count, b->direction, count, D, count, sums);
-    ng_queue_wait(q);
-    if (pass == 0) by = sqrt(sums[1]) / (sqrt(sums[2]) + 1e-16);
-  }
-  b->inner += sums[0];
-  b->d2 += sums[1];
-  b->pd2 += sums[2];
-  return NG_OK;
+  ng_on(q)->row_sums(q, 1, count, b->direction, count, D, count, k->sums.total);
 }
 
 void matrices_emit(const ng_block *b, int32_t k, int32_t g, double factor, ng_direction *e) {

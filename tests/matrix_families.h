@@ -14,7 +14,7 @@
 /* The state of both families. */
 typedef struct matrices {
   int64_t m, n;
-  int32_t finite;
+  ng_direction_sums sums;
   double steps;    /* counted steps */
   float *says;     /* results: [SAYS] */
   ng_matrix of[2]; /* L and R with their results */
@@ -36,10 +36,9 @@ ng_status matrices_statistics(ng_block *b);
 ng_status matrices_observe(ng_block *b, const ng_obs *o);
 int64_t matrices_scratch(const ng_block *b); /* floats */
 ng_status matrices_plan(ng_block *b, ng_plan *plan);
-/* Read D into the scratch. Return NULL, with PD = 0, if it is not finite. */
-float *matrices_read(ng_block *b);
-/* Set the sums of PD = `by` direction, and scale it; graft: by |D| / |direction|. */
-ng_status matrices_sums(ng_block *b, const float *D, double by, bool graft);
+/* Enqueue: `to` <- D or D', and `finite`; the sums of D and b->direction. */
+void matrices_read(ng_block *b, bool transposed, float *to);
+void matrices_enqueue_sums(ng_block *b, const float *D);
 void matrices_emit(const ng_block *b, int32_t k, int32_t g, double factor, ng_direction *e);
 void matrices_report(const ng_block *b, ng_layer_report *r);
 ng_status matrices_numbers(ng_block *b, ng_number_visit visit, void *arg);

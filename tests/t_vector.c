@@ -412,6 +412,77 @@ static void sums_rows(void **arg) {
   }
 }
 
+static void adds_sums(void **arg) {
+  ng_queue queue = queue_of(*arg), *q = &queue;
+  EACH_SIZE(n) {
+    double *sums = doubles(3 * n), total[3] = {0.5, -0.25, 0.0}, expected[3] = {0.5, -0.25, 0.0};
+    for (int64_t i = 0; i < 3 * n; i++) {
+      sums[i] = uniform();
+      expected[i % 3] += sums[i];
+    }
+    CASE("add_sums n = %" PRId64, n);
+    DO(q, add_sums, n, sums, total);
+    CHECK(memcmp(total, expected, sizeof total) == 0);
+    free(sums);
+  }
+}
+
+static void multiplies_by_a_diagonal(void **arg) {
+  ng_queue queue = queue_of(*arg), *q = &queue;
+  EACH_SIZE(n) {
+    const int64_t rows = 1 + n % 4;
+    mat g = mat_random(1, rows, 0), a = mat_random(1, n, 0);
+    mat x = mat_random(rows, n, 2), y = mat_new(rows, n, 2);
+    for (int left = 0; left < 2; left++) {
+      CASE("mul_diagonal n = %" PRId64 " left %d", n, left);
+      DO(q, mul_diagonal, rows, n, left ? g.a : NULL, left ? NULL : a.a, x.a, y.a, x.ld);
+      mat_check(y);
+      for (int64_t i = 0; i < rows * n; i++) {
+        const int64_t at = i / n * x.ld + i % n;
+        CHECK(same(y.a[at], x.a[at] * (left ? g.a[i / n] : a.a[i % n])));
+      }
+    }
+    mat_free(g);
+    mat_free(a);
+    mat_free(x);
+    mat_free(y);
+  }
+}
+
+/* From the left and from the right. */
+static void multiplies_in_double(void **arg) {
+  ng_queue queue = queue_of(*arg), *q = &queue;
+  EACH_SIZE(n) {
+    if (n > 200) continue;
+    const int64_t lines = 1 + n % 4;
+    double *S = doubles(ng_sym_count(n));
+    for (int64_t i = 0; i < ng_sym_count(n); i++)
+      S[i] = uniform();
+    for (int left = 0; left < 2; left++) {
+      CASE("mul64 n = %" PRId64 " left %d", n, left);
+      mat x = mat_random(left ? n : lines, left ? lines : n, 1);
+      mat y = mat_new(x.rows, x.cols, 1);
+      const int64_t within = left ? x.ld : 1, between = left ? 1 : x.ld;
+      DO(q, mul64, n, S, lines, within, between, x.a, y.a);
+      mat_check(y);
+      for (int64_t i = 0; i < n * lines; i++) {
+        double exact = 0.0, terms = 0.0;
+        for (int64_t k = 0; k < n; k++) {
+          const double term =
+              S[ng_sym_at(n, i / lines, k)] * (double)x.a[k * within + i % lines * between];
+          exact += term;
+          terms += fabs(term);
+        }
+        const double got = (double)y.a[i / lines * within + i % lines * between];
+        CHECK(fabs(got - exact) <= U32 * fabs(exact) + 2.0 * (double)n * U64 * terms);
+      }
+      mat_free(x);
+      mat_free(y);
+    }
+    free(S);
+  }
+}
+
 static void sums_squares(void **arg) {
   ng_queue queue = queue_of(*arg), *q = &queue;
   EACH_LENGTH(n) {
@@ -457,6 +528,9 @@ int main(void) {
       EACH(powers_of_a_spectrum),
       EACH(divides_by_elements),
       EACH(sums_rows),
+      EACH(adds_sums),
+      EACH(multiplies_by_a_diagonal),
+      EACH(multiplies_in_double),
       EACH(sums_squares),
   };
   return cmocka_run_group_tests_name("vector", tests, seed_begin, print_largest_ratios);

@@ -55,7 +55,7 @@ static ng_status diagonal_observe(ng_block *b, const ng_obs *o) {
   if (!ng_all_finite(s->grad.data, s->grad.dtype, s->cols)) return NG_SKIPPED;
   ng_stat_scale_old(b->ctx->queue, b->stat);
   for (int64_t i = 0; i < s->cols; i++) {
-    ng_slot_read(s, 0, i, 1, &x);
+    ng_place_read(&s->grad, 0, i, 1, &x);
     v[i] = (float)((double)v[i] + b->stat->mix.fresh * (double)x * (double)x);
   }
   return NG_OK;
@@ -75,7 +75,7 @@ static ng_status diagonal_measure(ng_block *b) {
   const float *by = ((diagonal *)b->state)->by;
   for (int64_t i = 0; i < b->segment->to; i++) {
     float x;
-    ng_slot_read(b->segment->slot, 0, i, 1, &x);
+    ng_place_read(&b->segment->slot->grad, 0, i, 1, &x);
     const double d = (double)x, pd = (double)by[i] * d;
     ((diagonal *)b->state)->pd[i] = (float)pd;
     b->inner += d * pd;
@@ -154,7 +154,7 @@ static ng_status total_observe(ng_block *b, const ng_obs *o) {
     for (int64_t i = 0; i < slot->rows * slot->cols; i++, at++) {
       float x;
       if (at % b->ctx->ranks != b->ctx->rank) continue;
-      ng_slot_read(slot, i / slot->cols, i % slot->cols, 1, &x);
+      ng_place_read(&slot->grad, i / slot->cols, i % slot->cols, 1, &x);
       k->mine += (double)x * (double)x;
     }
   }

@@ -160,6 +160,20 @@ ng_status ng_block_alloc_stats(ng_block *b, int32_t count) {
   return NG_OK;
 }
 
+ng_status ng_block_measured(ng_block *b, const ng_direction_sums *s, int64_t count) {
+  ng_queue *q = b->ctx->queue;
+  if (s->finite == 0) {
+    ng_on(q)->scale(q, count, b->direction, 0.0);
+    ng_queue_wait(q);
+    return ng_fail(b->ctx, NG_SKIPPED, "layer '%s': its gradient is not finite", b->name);
+  }
+  const double *total = ng_numbers_read(q, s->total);
+  b->inner = total[0];
+  b->d2 = total[1];
+  b->pd2 = total[2];
+  return NG_OK;
+}
+
 /* offsets = 1 means that memory and files have the same order; the family may change offsets later. */
 ng_status ng_stat_alloc_parts(ng_block *b, ng_stat *s, int32_t groups, int32_t each) {
   s->groups = groups;

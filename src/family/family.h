@@ -12,7 +12,9 @@
  *   select_topk      all ranks select the k largest elements of the gradient, in a few small sums over ranks
  *   put_traces       the owner of a statistic sends its traces to the owners of the block's other statistics
  *   solve            the owner computes results; read_results: every rank that received results reads them
- *   sums, measure    describe sums over gradients, which the engine computes for all blocks at once; then use them
+ *   sums             describe sums over gradients, which the engine computes for all blocks at once
+ *   precondition     enqueue PD and its sums; the engine waits once for all blocks
+ *   measure          read the sums
  *   [agree]          the engine computes the clip factor, equal on all ranks
  *   emit             describe PD; the engine writes gradients or weights of all blocks at once
  *   commit           end the step: advance the block's state if the step counts, otherwise discard the new state */
@@ -127,7 +129,8 @@ typedef struct ng_family {
   /* Add s->mix.fresh times the observation to every statistic s with s->observed = o->kind. NG_SKIPPED: the observation is
    * not finite, and no sum has changed. */
   ng_status (*observe)(ng_block *b, const ng_obs *o);
-  /* Set b->inner, b->d2 and b->pd2. NG_SKIPPED: the gradient is not finite; NG_RESCUED: the block used a fallback.
+  /* Set b->inner, b->d2 and b->pd2 from the results of `sums` and `precondition`; leave no work pending. NG_SKIPPED: the
+   * gradient is not finite; NG_RESCUED: the block used a fallback.
    * If b->base.radius > 0, PD = D + k H: inner and pd2 are of H, and the engine multiplies e->k of `emit` by k. */
   ng_status (*measure)(ng_block *b);
   /* Describe factor * PD of group g of segment k. e->D is set, e->scale = factor, u_col = 1, and the other fields are 0:
@@ -136,6 +139,9 @@ typedef struct ng_family {
 
   /* ---- optional, with a default ---- */
   ng_status (*init)(ng_block *b); /* set initial values in planned memory; default: nothing */
+  /* Enqueue PD and the sums that `measure` reads; default: nothing. The engine calls the entry for all blocks and waits
+   * once. So the scratch is for queued work only, and the host reads no result here. */
+  void (*precondition)(ng_block *b);
   /* Return the bytes of scratch that `observe` needs for the observation o; default: the planned scratch is enough. */
   int64_t (*observe_scratch)(const ng_block *b, const ng_obs *o);
   /* pd2[i] <- |PD|^2 of segment i, on ranks that compute PD themselves; default: computed from `emit`. */
@@ -211,6 +217,15 @@ ng_conv ng_layer_conv(const ng_entry *e, bool outputs);
 enum { NG_RUNG_DOUBLE = NG_DAMPED_DOUBLE, NG_RUNG_LAST = 5, NG_RUNG_PLAIN = 6 };
 void ng_count_rung(ng_precond *p, int32_t rung);
 int32_t ng_rung_of(float says); /* convert a received or loaded rung; out of range: NG_RUNG_PLAIN */
+
+/* What the queue writes for `measure` about the gradient D and PD. */
+typedef struct ng_direction_sums {
+  double total[3]; /* <PD, D>, |D|^2, |PD|^2 */
+  int32_t finite;  /* 0: a value of D is not finite */
+} ng_direction_sums;
+/* Set b->inner, b->d2 and b->pd2. If D is not finite, set the `count` numbers of the direction to 0, because other ranks
+ * may receive the direction before they learn that the step is skipped; return NG_SKIPPED. */
+ng_status ng_block_measured(ng_block *b, const ng_direction_sums *s, int64_t count);
 
 /* Allocate b->stat with `count` statistics, freed with the block. */
 ng_status ng_block_alloc_stats(ng_block *b, int32_t count);

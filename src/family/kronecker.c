@@ -383,6 +383,7 @@ const ng_family ng_family_kronecker = {
     .statistics = statistics,
     .plan = plan,
     .observe = ng_kron_observe,
+    .precondition = ng_kron_precondition,
     .measure = ng_kron_measure,
     .emit = ng_kron_emit,
     .observe_scratch = ng_kron_observe_scratch,

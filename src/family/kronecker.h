@@ -56,7 +56,7 @@ typedef struct ng_kron {
   bool is_eigen;
   bool is_product; /* solver = product: R is the average, and `direction` is H = G D A */
   double lambda;   /* eigen-prediv: the damping of the last solve */
-  int32_t finite;  /* 0: the last copied gradient has a value that is not finite */
+  ng_direction_sums sums;
 } ng_kron;
 
 static inline ng_kron *ng_kron_of(const ng_block *b) { return b->state; }
@@ -68,6 +68,7 @@ int64_t ng_kron_observe_scratch(const ng_block *b, const ng_obs *o);
 void ng_kron_put_traces(ng_block *b, int32_t stat, double *mean);
 ng_status ng_kron_solve(ng_block *b);
 void ng_kron_read_results(ng_block *b);
+void ng_kron_precondition(ng_block *b);
 ng_status ng_kron_measure(ng_block *b);
 void ng_kron_emit(const ng_block *b, int32_t segment, int32_t g, double factor, ng_direction *e);
 void ng_kron_report(const ng_block *b, ng_layer_report *report);

@@ -13,7 +13,7 @@
  * Ranks without results of the solve receive PD from a worker. */
 #include "family/kronecker.h"
 
-/* ---- scratch of measure: D [rows of a chunk, p], 3 doubles a row, scratch of ng_twosided_apply ----------------------*/
+/* ---- scratch: D [rows of a chunk, p], 3 doubles a row, scratch of ng_twosided_apply ----------------------*/
 
 enum { CHUNK = 256 };
 
@@ -28,11 +28,10 @@ int64_t ng_kron_apply_scratch(const ng_block *b) {
   return ng_round16(rows * k->p) + ng_round16(6 * rows) + ng_twosided_scratch(&k->both, rows);
 }
 
-/* ---- measure, emit ---------------------------------------------------------------------------*/
+/* ---- precondition, measure, emit -------------------------------------------------------------*/
 
-/* D <- rows [row, row + rows) of the gradients in internal column order, the bias last; return whether all values are
- * finite. */
-static bool read_rows(const ng_block *b, int64_t row, int64_t rows, float *D) {
+/* D <- rows [row, row + rows) of the gradients in internal column order, the bias last. */
+static void read_rows(const ng_block *b, int64_t row, int64_t rows, float *D) {
   ng_kron *k = ng_kron_of(b);
   ng_queue *q = b->ctx->queue;
   const ng_slot *w = b->segment[0].slot;
@@ -41,43 +40,35 @@ static bool read_rows(const ng_block *b, int64_t row, int64_t rows, float *D) {
                      .to_row = k->p,
                      .to_col = 1,
                      .map = k->offsets > 1 ? k->unmap : NULL,
-                     .finite = &k->finite},
-                    {.to = D + k->p - 1, .to_col = k->p, .finite = &k->finite}};
+                     .finite = &k->sums.finite},
+                    {.to = D + k->p - 1, .to_col = k->p, .finite = &k->sums.finite}};
   if (b->segments > 1) list[1].D = (ng_region){&b->segment[1].slot->grad, 0, 1, row, rows};
-  k->finite = 1;
   ng_kernels(q)->read(q, list, b->segments);
-  ng_queue_wait(q);
-  return k->finite != 0;
 }
 
-/* If the gradient is not finite, set the direction to 0, because other ranks may receive the direction before they
- * learn that the step is skipped. Rows are summed in order, so the bits do not depend on the number of threads. */
-ng_status ng_kron_measure(ng_block *b) {
-  const ng_kron *k = ng_kron_of(b);
+/* Rows are summed in order, so the bits do not depend on the number of threads. */
+void ng_kron_precondition(ng_block *b) {
+  ng_kron *k = ng_kron_of(b);
   ng_queue *q = b->ctx->queue;
   const int64_t most = chunk_rows(k);
   float *D = ng_scratch(b);
   double *sums = (double *)(void *)(D + ng_round16(most * k->p));
   float *scratch = (float *)(void *)sums + ng_round16(6 * most);
   ng_kron_set_damping(b);
+  k->sums = (ng_direction_sums){.finite = 1};
   for (int64_t row = 0; row < k->outputs; row += most) {
     const int64_t rows = ng_min64(most, k->outputs - row);
     float *out = b->direction + row * k->p;
-    if (!read_rows(b, row, rows, D)) {
-      memset(b->direction, 0, (size_t)(k->outputs * k->p) * sizeof *b->direction);
-      return ng_fail(b->ctx, NG_SKIPPED, "layer '%s': its gradient is not finite", b->name);
-    }
+    read_rows(b, row, rows, D);
     ng_twosided_apply(q, &k->both, row, rows, D, out, scratch);
     ng_on(q)->row_sums(q, rows, k->p, out, k->p, D, k->p, sums);
-    ng_queue_wait(q);
-    const double *sum = ng_numbers_read(q, sums);
-    for (int64_t r = 0; r < rows; r++, sum += 3) {
-      b->inner += sum[0];
-      b->d2 += sum[1];
-      b->pd2 += sum[2];
-    }
+    ng_on(q)->add_sums(q, rows, sums, k->sums.total);
   }
-  return NG_OK;
+}
+
+ng_status ng_kron_measure(ng_block *b) {
+  const ng_kron *k = ng_kron_of(b);
+  return ng_block_measured(b, &k->sums, k->outputs * k->p);
 }
 
 /* The gradient of the bias is one row whose columns are the outputs; in `direction` the bias is the last column. */

@@ -74,9 +74,9 @@ static ng_status statistics(ng_block *b) {
   s->shift = b->base.damping_leak ? &k->shift : NULL;
   st = ng_stat_alloc_parts(b, s, 1, 1);
   if (st != NG_OK) return st;
-  const bool solve_units = b->base.norm_block == NG_NORM_UNIT && b->entry->slots == 2;
+  k->solves_units = b->base.norm_block == NG_NORM_UNIT && b->entry->slots == 2;
   s->part->rows = k->is_full ? k->width : 1;
-  s->part->cols = s->part->channels = k->width + (solve_units ? k->layer.channels : 0);
+  s->part->cols = s->part->channels = k->width + (k->solves_units ? k->layer.channels : 0);
   s->part->diagonal = k->width;
   return NG_OK;
 }
@@ -90,11 +90,9 @@ static ng_status plan(ng_block *b, ng_plan *plan) {
   m[1].form = NG_FORM_ABSENT;
   k->both = (ng_twosided){.groups = 1, .rows = k->width, .cols = 1, .left = m, .right = m + 1};
   k->both.left_count = k->both.right_count = 1;
-  int64_t floats = ng_round16(k->width);
-  if (k->is_full) {
-    floats = ng_max64(floats + ng_twosided_scratch(&k->both, k->width),
-                      ng_matrix_scratch(b->ctx->queue, m));
-  }
+  int64_t floats = ng_round16(k->width) +
+                   ng_max64(ng_round16(6 * k->width), ng_twosided_scratch(&k->both, k->width));
+  if (k->is_full) floats = ng_max64(floats, ng_matrix_scratch(b->ctx->queue, m));
   if (k->is_full && b->is_worker) {
     const int32_t owner = b->stat->owner;
     k->solve_info = ng_plan_result(plan, owner, NG_NORM_INFO_COUNT * (int64_t)sizeof(float));
@@ -192,53 +190,63 @@ static double unit_damping(ng_block *b) {
   return k->shift;
 }
 
-static void apply_units(ng_block *b, const float *D) {
+/* Diagonal: PD = D / (F + d). Unit: `direction` <- D, which measure_units reads. */
+static void precondition_units(ng_block *b, const float *D) {
   ng_norm *k = ng_norm_of_block(b);
-  const float *F = b->stat->part->average;
-  const double d = k->last_damping = unit_damping(b);
-  k->rung = 0;
-  if (b->stat->part->cols > k->width) {
-    k->rung = solve_units(b, F, d, D, b->direction);
-  } else {
-    for (int64_t i = 0; i < k->width; i++) {
-      b->direction[i] = (float)((double)D[i] / ((double)F[i] + d));
-    }
+  ng_queue *q = b->ctx->queue;
+  k->last_damping = unit_damping(b);
+  ng_on(q)->copy(q, 1, k->width, D, k->width, b->direction, k->width);
+  if (!k->solves_units) {
+    const ng_spectrum s = {.g = b->stat->part->average, .on_both = k->last_damping};
+    ng_on(q)->divide(q, k->width, 1, s, b->direction, 1);
   }
-  ng_count_rung(b->p, k->rung < 4 ? k->rung : NG_RUNG_PLAIN);
 }
 
 /* ---- PD --------------------------------------------------------------------------------------*/
 
-/* D <- the bound gradient; return false if an element is not finite. */
-static bool read_gradient(const ng_block *b, float *D) {
-  const ng_norm *k = ng_norm_of_block(b);
+static void precondition(ng_block *b) {
+  ng_norm *k = ng_norm_of_block(b);
+  ng_queue *q = b->ctx->queue;
+  float *D = ng_scratch(b), *scratch = D + ng_round16(k->width);
+  double *sums = (double *)(void *)scratch;
+  ng_read list[2];
+  k->sums = (ng_direction_sums){.finite = 1};
   for (int32_t i = 0; i < b->segments; i++) {
-    ng_slot_read(b->segment[i].slot, 0, 0, k->layer.channels, D + i * k->layer.channels);
+    list[i] = (ng_read){.D = {&b->segment[i].slot->grad, 0, 1, 0, k->layer.channels},
+                        .to = D + i * k->layer.channels,
+                        .to_col = 1,
+                        .finite = &k->sums.finite};
   }
-  return ng_all_finite(D, NG_F32, k->width);
+  ng_kernels(q)->read(q, list, b->segments);
+  if (k->is_full) {
+    ng_twosided_apply(q, &k->both, 0, k->width, D, b->direction, scratch);
+  } else {
+    precondition_units(b, D);
+  }
+  ng_on(q)->row_sums(q, k->width, 1, b->direction, 1, D, 1, sums);
+  ng_on(q)->add_sums(q, k->width, sums, k->sums.total);
+}
+
+/* Unit: `direction`, which is D, <- PD. */
+static void measure_units(ng_block *b) {
+  ng_norm *k = ng_norm_of_block(b);
+  float *PD = ng_scratch(b);
+  k->rung = solve_units(b, b->stat->part->average, k->last_damping, b->direction, PD);
+  b->inner = b->pd2 = 0.0;
+  for (int64_t i = 0; i < k->width; i++) {
+    b->inner += (double)b->direction[i] * (double)PD[i];
+    b->pd2 += (double)PD[i] * (double)PD[i];
+  }
+  memcpy(b->direction, PD, (size_t)k->width * sizeof *PD);
 }
 
 static ng_status measure(ng_block *b) {
-  const ng_norm *k = ng_norm_of_block(b);
-  ng_queue *q = b->ctx->queue;
-  float *D = ng_scratch(b);
-  if (!read_gradient(b, D)) {
-    memset(b->direction, 0, (size_t)k->width * sizeof *b->direction);
-    return ng_fail(b->ctx, NG_SKIPPED, "layer '%s': its gradient is not finite", b->name);
-  }
-  if (k->is_full) {
-    ng_twosided_apply(q, &k->both, 0, k->width, D, b->direction, D + ng_round16(k->width));
-    ng_queue_wait(q);
-  } else {
-    apply_units(b, D);
-  }
-  b->inner = b->d2 = b->pd2 = 0.0;
-  for (int64_t i = 0; i < k->width; i++) {
-    const double x = (double)D[i], y = (double)b->direction[i];
-    b->inner += x * y;
-    b->d2 += x * x;
-    b->pd2 += y * y;
-  }
+  ng_norm *k = ng_norm_of_block(b);
+  const ng_status st = ng_block_measured(b, &k->sums, k->width);
+  k->rung = 0;
+  if (st != NG_OK || k->is_full) return st;
+  if (k->solves_units) measure_units(b);
+  ng_count_rung(b->p, k->rung < 4 ? k->rung : NG_RUNG_PLAIN);
   return k->rung > 0 ? NG_RESCUED : NG_OK;
 }
 
@@ -266,6 +274,7 @@ const ng_family ng_family_norm = {
     .statistics = statistics,
     .plan = plan,
     .observe = ng_norm_observe,
+    .precondition = precondition,
     .measure = measure,
     .emit = emit,
     .fields = fields,

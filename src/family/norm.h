@@ -23,7 +23,7 @@ enum { NG_NORM_RUNG, NG_NORM_GOOD, NG_NORM_DAMPING, NG_NORM_INFO_COUNT };
 typedef struct ng_norm {
   ng_norm_layer layer;
   int64_t width;
-  bool is_full;
+  bool is_full, solves_units;             /* neither: diagonal */
   ng_view waiting_input[NG_NORM_WAITING]; /* inputs without output gradient, the latest last */
   int32_t waiting_count;                  /* number of inputs in `waiting_input` */
   int64_t batch;                          /* number of the micro-batch of these inputs */
@@ -33,6 +33,7 @@ typedef struct ng_norm {
   float *solve_info;   /* full: [NG_NORM_INFO_COUNT], sent by the owner with R */
   ng_matrix side[2];   /* full: F with its damped inverse on the left, nothing on the right */
   ng_twosided both;
+  ng_direction_sums sums;
 } ng_norm;
 
 static inline ng_norm *ng_norm_of_block(const ng_block *b) { return b->state; }

@@ -204,6 +204,14 @@ struct ng_linalg_ops {
                    const float *D, int64_t ldd, double *out);
   void (*norm2)(ng_queue *q, int64_t rows, int64_t cols, const void *X, ng_dtype t, int64_t ldx,
                 double *out);
+  /* total [3] += the rows of sums [rows,3], row after row. */
+  void (*add_sums)(ng_queue *q, int64_t rows, const double *sums, double *total);
+  /* y [rows,cols] <- x, row r times g[r] or column c times a[c]; the other vector is NULL. */
+  void (*mul_diagonal)(ng_queue *q, int64_t rows, int64_t cols, const float *g, const float *a,
+                       const float *x, float *y, int64_t ld);
+  /* y_j <- S x_j for `lines` vectors, in double, S of order n; element i of x_j is x[i within + j between], as in y. */
+  void (*mul64)(ng_queue *q, int64_t n, const double *S, int64_t lines, int64_t within,
+                int64_t between, const float *x, float *y);
 };
 
 extern const ng_linalg_ops ng_linalg_ref; /* naive loops in double: the oracle */

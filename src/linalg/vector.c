@@ -300,6 +300,30 @@ void ng_host_divide(ng_queue *q, int64_t rows, int64_t cols, ng_spectrum s, floa
   }
 }
 
+void ng_host_mul_diagonal(ng_queue *q, int64_t rows, int64_t cols, const float *g, const float *a,
+                          const float *x, float *y, int64_t ld) {
+  (void)q;
+  for (int64_t r = 0; r < rows; r++) {
+    for (int64_t c = 0; c < cols; c++) {
+      y[r * ld + c] = x[r * ld + c] * (g != NULL ? g[r] : a[c]);
+    }
+  }
+}
+
+void ng_host_mul64(ng_queue *q, int64_t n, const double *S, int64_t lines, int64_t within,
+                   int64_t between, const float *x, float *y) {
+  (void)q;
+  for (int64_t i = 0; i < n; i++) {
+    for (int64_t j = 0; j < lines; j++) {
+      double sum = 0.0;
+      for (int64_t k = 0; k < n; k++) {
+        sum += S[ng_sym_at(n, i, k)] * (double)x[k * within + j * between];
+      }
+      y[i * within + j * between] = (float)sum;
+    }
+  }
+}
+
 /* ---- sums ------------------------------------------------------------------------------------*/
 
 /* out = <P,D>, |D|^2, |P|^2. Element c adds to lane c mod LANES. Eight lanes of double are one register of AVX-512, two
@@ -369,6 +393,15 @@ void ng_host_row_sums(ng_queue *q, int64_t rows, int64_t cols, const float *P, i
   if (rows * cols < LEAST_SUM) pieces = 1;
   j.chunk = (rows + pieces - 1) / pieces;
   ng_queue_run(q, (int32_t)pieces, sums_piece, &j);
+}
+
+void ng_host_add_sums(ng_queue *q, int64_t rows, const double *sums, double *total) {
+  (void)q;
+  for (int64_t r = 0; r < rows; r++, sums += 3) {
+    for (int i = 0; i < 3; i++) {
+      total[i] += sums[i];
+    }
+  }
 }
 
 /* A norm in pieces: each piece sums its share of all elements. */

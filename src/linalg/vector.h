@@ -34,6 +34,11 @@ void ng_host_row_sums(ng_queue *q, int64_t rows, int64_t cols, const float *P, i
                       const float *D, int64_t ldd, double *out);
 void ng_host_norm2(ng_queue *q, int64_t rows, int64_t cols, const void *X, ng_dtype t, int64_t ldx,
                    double *out);
+void ng_host_add_sums(ng_queue *q, int64_t rows, const double *sums, double *total);
+void ng_host_mul_diagonal(ng_queue *q, int64_t rows, int64_t cols, const float *g, const float *a,
+                          const float *x, float *y, int64_t ld);
+void ng_host_mul64(ng_queue *q, int64_t n, const double *S, int64_t lines, int64_t within,
+                   int64_t between, const float *x, float *y);
 
 /* clang-format off */
 #define NG_HOST_ENTRIES                                                                            \
@@ -43,7 +48,8 @@ void ng_host_norm2(ng_queue *q, int64_t rows, int64_t cols, const void *X, ng_dt
   .fold_wide = ng_host_fold_wide, .fold64 = ng_host_fold64, .scale64 = ng_host_scale64,            \
   .raise = ng_host_raise, .finite = ng_host_finite, .largest = ng_host_largest,            \
   .copy = ng_host_copy, .divide = ng_host_divide, .row_sums = ng_host_row_sums,                    \
-  .norm2 = ng_host_norm2, .power = ng_host_power, .divide_by = ng_host_divide_by
+  .norm2 = ng_host_norm2, .power = ng_host_power, .divide_by = ng_host_divide_by,                  \
+  .add_sums = ng_host_add_sums, .mul_diagonal = ng_host_mul_diagonal, .mul64 = ng_host_mul64
 /* clang-format on */
 
 #endif

@@ -138,11 +138,6 @@ void ng_bind_expire(ng_precond *p); /* end the bindings for one step */
 ng_status ng_slot_set_group(ng_precond *p, int32_t index, ng_param which, int32_t group,
                             const char *call);
 
-static inline void ng_slot_read(const ng_slot *slot, int64_t row, int64_t col, int64_t n,
-                                float *out) {
-  ng_place_read(&slot->grad, row, col, n, out);
-}
-
 /* ---- blocks ----------------------------------------------------------------------------------*/
 
 /* Elements [from, to) of a slot, row after row.  The families of the library have whole slots. */

@@ -51,8 +51,11 @@ void ng_clip_measure(ng_precond *p) {
                       &g->weight_norm2);
     }
   }
-  ng_queue_wait(q);
-  for (int32_t i = 0; i < p->blocks; i++) {
+}
+
+void ng_clip_check(ng_precond *p) {
+  const ng_queue *q = p->ctx->queue;
+  for (int32_t i = 0; i < p->blocks && ng_clip_reads_weights(p); i++) {
     const ng_block *b = p->block[i];
     for (int32_t k = 0; k < b->segments && !b->is_excluded; k++) {
       if (b->segment[k].slot->is_excluded) continue;

@@ -85,26 +85,26 @@ static void share_time(ng_precond *p, double ms, double all) {
   }
 }
 
-/* Let the queue check the gradients without curvature; return their number. */
-static int64_t scan_plain(ng_precond *p) {
+/* Let the queue check the gradients without curvature. */
+static void scan_plain(ng_precond *p) {
   ng_emission *l = &p->step->emission;
-  int64_t n = 0;
+  l->plain_count = 0;
   for (int32_t i = 0; i < p->entries; i++) {
     for (int32_t k = 0; k < p->entry[i]->slots; k++) {
       ng_slot *s = &p->entry[i]->slot[k];
       if (!is_plain(p, p->entry[i], s) || s->is_excluded) continue;
-      l->slot[n] = s;
-      l->range[n++] = (ng_region){&s->grad, 0, s->rows, 0, s->cols};
+      l->slot[l->plain_count] = s;
+      l->range[l->plain_count++] = (ng_region){&s->grad, 0, s->rows, 0, s->cols};
     }
   }
-  if (n > 0) ng_kernels(p->ctx->queue)->finite(p->ctx->queue, l->range, n, l->finite);
-  return n;
+  ng_queue *q = p->ctx->queue;
+  if (l->plain_count > 0) ng_kernels(q)->finite(q, l->range, l->plain_count, l->finite);
 }
 
 /* If a gradient without curvature is not finite, refuse the step: a fused update must not write NaN to weights. */
-static void check_plain(ng_precond *p, int64_t n) {
+void ng_emission_check(ng_precond *p) {
   const ng_emission *l = &p->step->emission;
-  for (int64_t i = 0; i < n; i++) {
+  for (int64_t i = 0; i < l->plain_count; i++) {
     if (l->finite[i] != 0) continue;
     p->step->refused = true;
     (void)ng_fail(p->ctx, NG_SKIPPED, "'%s': its gradient is not finite", l->slot[i]->name);
@@ -124,10 +124,8 @@ void ng_emission_measure(ng_precond *p) {
     all += b->measure_ms;
   }
   if (l->measure_count > 0) ng_kernels(q)->measure(q, l->measure, l->measure_count, l->parts);
-  const int64_t plain = scan_plain(p);
-  ng_queue_wait(q);
+  scan_plain(p);
   share_time(p, ng_now_ms() - t0, all);
-  check_plain(p, plain);
 }
 
 /* ---- directions ------------------------------------------------------------------------------*/
@@ -185,9 +183,7 @@ void ng_emission_store(ng_precond *p) {
       }
     }
   }
-  if (n == 0) return;
-  ng_kernels(p->ctx->queue)->store(p->ctx->queue, l->direction, l->store_to, n);
-  ng_queue_wait(p->ctx->queue); /* the exchange sends the directions */
+  if (n > 0) ng_kernels(p->ctx->queue)->store(p->ctx->queue, l->direction, l->store_to, n);
 }
 
 /* The sums are added in order, so all ranks have equal bits. A rank of a delivered block may lack the results, so it

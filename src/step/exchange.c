@@ -159,7 +159,9 @@ static ng_status post_slices(ng_precond *p) {
  * only slices are sent: an owner needs no PD of other blocks. */
 ng_status ng_exchange_post_direction(ng_precond *p) {
   const bool sends = p->grid.n > 1 && !ng_update_is_owned(p);
-  ng_status st = p->ctx->ranks > 1 ? post_slices(p) : NG_OK;
+  if (p->ctx->ranks == 1) return NG_OK;
+  ng_queue_wait(p->ctx->queue); /* the transport reads the directions */
+  ng_status st = post_slices(p);
   for (int32_t column = 0; column < p->grid.n && sends && st == NG_OK; column++) {
     const ng_span *s = &p->direction_span[column];
     const int64_t n = (s->end - s->begin) / (int64_t)sizeof(float);

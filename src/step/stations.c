@@ -117,17 +117,26 @@ static ng_status share(ng_precond *p) {
 
 /* ---- measure, deliver, agree, emit -----------------------------------------------------------*/
 
-/* Prepare results, measure all tiles in one loop, then let each family add up its sums.  A rank
- * without the block's results leaves zeros; `agree` takes each block from its owner. */
+/* Enqueue PD and sums of all blocks, wait once, then let each family read its sums.  A rank without the block's results
+ * leaves zeros; `agree` takes each block from its owner. */
 static ng_status measure(ng_precond *p) {
   for (int32_t i = 0; i < p->blocks && p->step->is_solving; i++) {
     ng_block *b = p->block[i];
     if (b->is_worker && !b->is_excluded && b->solves) b->family->read_results(b);
   }
   ng_emission_measure(p);
+  ng_clip_measure(p);
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
-    /* measure_ms already has the block's share of the loop */
+    if (!b->is_worker || b->is_excluded || b->family->precondition == NULL) continue;
+    const double t0 = ng_now_ms();
+    b->family->precondition(b);
+    b->measure_ms += ng_now_ms() - t0; /* added to the block's share of ng_emission_measure */
+  }
+  ng_queue_wait(p->ctx->queue);
+  ng_emission_check(p);
+  for (int32_t i = 0; i < p->blocks; i++) {
+    ng_block *b = p->block[i];
     b->inner = b->d2 = b->pd2 = 0.0;
     if (!b->is_worker || b->is_excluded) continue;
     const double t0 = ng_now_ms();
@@ -136,8 +145,8 @@ static ng_status measure(ng_precond *p) {
     if (st == NG_SKIPPED) p->step->refused = true;
     if (st < NG_OK || st == NG_RESCUED) p->step->status = ng_worse_status(p->step->status, st);
   }
+  ng_clip_check(p);
   ng_emission_store(p);
-  ng_clip_measure(p);
   return NG_OK;
 }
 

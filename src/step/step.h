@@ -63,8 +63,8 @@ ng_status ng_overflow_end(ng_precond *p);
 /* Lists of descriptors, filled in each step. */
 typedef struct ng_emission {
   int64_t capacity, tiles; /* capacity: descriptors; their tiles */
-  int64_t measure_count,
-      direction_count; /* filled elements of `measure`, of `direction` and `update` */
+  /* Filled elements of `measure`, of `direction` and `update`, of `range` in ng_emission_measure. */
+  int64_t measure_count, direction_count, plain_count;
   ng_measure *measure;
   ng_region *range;
   ng_direction *direction;
@@ -79,8 +79,10 @@ typedef struct ng_emission {
 ng_status ng_emission_plan(ng_precond *p);
 /* If some ranks cannot compute PD of the block and its family does not store PD, request memory where the engine does. */
 void ng_emission_plan_direction(ng_block *b, ng_plan *plan);
-/* Compute the sums of families with `sums`.  If a gradient without curvature is not finite, set ng_engine.refused. */
+/* Enqueue the sums of families with `sums`, and a scan of the gradients without curvature. */
 void ng_emission_measure(ng_precond *p);
+/* After a wait: if a gradient without curvature is not finite, set ng_engine.refused. */
+void ng_emission_check(ng_precond *p);
 void ng_emission_store(ng_precond *p); /* store PD of delivered blocks, on ranks with results */
 void ng_emission_norms(ng_block *b, double *pd2); /* pd2[k] <- |PD|^2 of segment k of the block */
 /* Write gradients, or weights and moments: PD times the factor of its segment; without curvature the plain gradient. */
@@ -220,7 +222,9 @@ ng_status ng_gather_weights(ng_precond *p);
 bool ng_clip_reads_weights(const ng_precond *p);
 /* Return (lr of the block / largest lr of all groups)^2. */
 double ng_clip_weight(const ng_block *b);
-void ng_clip_measure(ng_precond *p); /* clip = ratio: set |weight|^2 of every segment */
+/* clip = ratio: enqueue |weight|^2 of every segment; after a wait, refuse the step if one is not finite. */
+void ng_clip_measure(ng_precond *p);
+void ng_clip_check(ng_precond *p);
 /* Compute the clip factor nu and the ascent from the sums over all ranks. */
 void ng_clip_compute(ng_precond *p, const ng_sums sums[2]);
 void ng_clip_factors(ng_precond *p); /* set the clip factor of each segment */

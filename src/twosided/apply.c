@@ -44,36 +44,18 @@ static float *load_result(const row_chunk *c, const ng_matrix *m) {
   return c->as_f32;
 }
 
-/* y <- m x on the host, for a diagonal matrix or R in double. x has `lines` vectors of n elements; element i of vector j
- * is x[i within + j between]. d: the diagonal, NULL for R in double. */
-static void multiply_on_host(const float *d, const double *R, int64_t n, int64_t lines,
-                             int64_t within, int64_t between, const float *x, float *y) {
-  for (int64_t i = 0; i < n && d != NULL; i++) {
-    for (int64_t j = 0; j < lines; j++) {
-      y[i * within + j * between] = x[i * within + j * between] * d[i];
-    }
-  }
-  for (int64_t i = 0; i < n && d == NULL; i++) {
-    for (int64_t j = 0; j < lines; j++) {
-      double sum = 0.0;
-      for (int64_t k = 0; k < n; k++) {
-        sum += R[ng_sym_at(n, i, k)] * (double)x[k * within + j * between];
-      }
-      y[i * within + j * between] = (float)sum;
-    }
-  }
-}
-
 /* y <- x, times one matrix of the left or right side. */
 static void act_with(const row_chunk *c, const ng_matrix *m, bool left, action a, const float *x,
                      float *y) {
   ng_queue *q = c->q;
   const int64_t n = m->n, p = c->t->cols, lines = left ? p : c->group_rows;
-  if (m->form == NG_FORM_DIAGONAL || m->result_dtype == NG_F64) {
-    ng_queue_wait(q);
-    const float *d = m->form != NG_FORM_DIAGONAL ? NULL : left ? m->d + c->row : m->d;
-    multiply_on_host(d, m->R, left ? ng_min64(n, c->rows) : n, lines, left ? p : 1, left ? 1 : p, x,
-                     y);
+  if (m->form == NG_FORM_DIAGONAL) {
+    ng_on(q)->mul_diagonal(q, left ? ng_min64(n, c->rows) : lines, left ? p : n,
+                           left ? m->d + c->row : NULL, left ? NULL : m->d, x, y, p);
+    return;
+  }
+  if (m->result_dtype == NG_F64) {
+    ng_on(q)->mul64(q, n, m->R, lines, left ? p : 1, left ? 1 : p, x, y);
     return;
   }
   float *R = load_result(c, m);
