@@ -28,7 +28,8 @@ static bool is_flat(const ng_place *v, const ng_region *D) {
 static dv_region region_of(const ng_region *D) {
   return (dv_region){place_of(D->place), D->row, D->rows, D->col, D->cols, is_flat(D->place, D)};
 }
-static int64_t tiles_of(const ng_region *D) { return blocks_of(D->rows * D->cols, DV_TILE); }
+static int64_t tiles(int64_t rows, int64_t cols) { return blocks_of(rows * cols, DV_TILE); }
+static int64_t tiles_of(const ng_region *D) { return tiles(D->rows, D->cols); }
 
 static dv_direction direction_of(const ng_direction *e, float *to) {
   const bool one_u =
@@ -121,22 +122,22 @@ static void scan(ng_queue *q, const ng_strided *a, int64_t n, double *out) {
 static void measure(ng_queue *q, const ng_measure *m, int64_t n, double *unused) {
   (void)unused;
   ng_device *d = q->device;
-  cut tiles, rows;
+  cut all, rows;
   if (!ng_stage_begin(d)) return;
   dv_measure *list = ng_stage_take(d, n, sizeof *list);
-  if (list == NULL || !cut_begin(d, n, &tiles) || !cut_begin(d, n, &rows)) return;
+  if (list == NULL || !cut_begin(d, n, &all) || !cut_begin(d, n, &rows)) return;
   for (int64_t i = 0; i < n; i++, m++) {
     list[i] = (dv_measure){region_of(&m->D), m->x, m->y, m->y_all, m->t, m->out};
     list[i].D.is_flat = list[i].D.is_flat && is_aligned(m->x);
-    cut_add(&tiles, tiles_of(&m->D));
+    cut_add(&all, tiles_of(&m->D));
     cut_add(&rows, m->t != NULL ? m->D.rows : 0);
   }
   void *at = ng_stage_address(d, list), *none = NULL;
-  double *sums = ng_stage_scratch(d, 2 * cut_blocks(&tiles), sizeof *sums);
+  double *sums = ng_stage_scratch(d, 2 * cut_blocks(&all), sizeof *sums);
   int32_t two = 2;
-  LAUNCH(d, dv_measure_tiles, cut_blocks(&tiles), &at, &tiles.on_device, &n, &sums);
+  LAUNCH(d, dv_measure_tiles, cut_blocks(&all), &at, &all.on_device, &n, &sums);
   LAUNCH(d, dv_measure_rows, cut_blocks(&rows), &at, &rows.on_device, &n);
-  LAUNCH(d, dv_add_tiles, n, &at, &tiles.on_device, &two, &sums, &none);
+  LAUNCH(d, dv_add_tiles, n, &at, &all.on_device, &two, &sums, &none);
 }
 
 static void check_finite(ng_queue *q, const ng_region *a, int64_t n, int32_t *out) {
@@ -231,6 +232,7 @@ static void ratios(ng_queue *q, const ng_direction *e, const ng_weight_update *s
 
 static const ng_kernel_ops table = {
     .name = "device",
+    .tiles = tiles,
     .scan = scan,
     .measure = measure,
     .finite = check_finite,

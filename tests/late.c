@@ -283,9 +283,15 @@ static void wrote_norm_gram(const ng_norm_sum *k, int64_t n) {
 }
 static void wrote_flat(const ng_flat_pass *p, int64_t n) {
   for (const ng_flat_pass *stop = p + n; p < stop; p++) {
+    const bool x = p->op == NG_FLAT_ADAM || p->op == NG_FLAT_FILL;
+    const bool next_s = p->op == NG_FLAT_ADAM || p->op == NG_FLAT_DIVIDE;
     DOUBLES(p->out, 3);
-    for (int64_t i = 0; i < p->ranges && p->to != NULL && p->op != NG_FLAT_MEASURE; i++) {
-      FLOATS(p->to + p->range[i].at, p->range[i].n);
+    for (int64_t i = 0; i < p->ranges; i++) {
+      const int64_t at = p->range[i].at, count = p->range[i].n;
+      if (p->to != NULL && p->op != NG_FLAT_MEASURE) FLOATS(p->to + at, count);
+      if (p->x != NULL && x) FLOATS(p->x + at, count);
+      if (p->next_s != NULL && next_s) FLOATS(p->next_s + at, count);
+      if (p->op == NG_FLAT_MASK) BYTES(p->mask + at, count);
     }
   }
 }
@@ -322,12 +328,52 @@ static void wrote_change(const ng_change *c, int64_t n) {
     DOUBLES(c->out, 2);
   }
 }
-#define wrote_largest_select(v, n) (void)0
-#define wrote_largest_count(v, n) (void)0
-#define wrote_largest_collect(v, n) (void)0
-#define wrote_largest_store(v, n) (void)0
-#define wrote_largest_pack(v, n) (void)0
-#define wrote_low_rank(v, n) (void)0
+static void wrote_largest_select(const ng_largest *v, int64_t n) {
+  for (const ng_largest *stop = v + n; v < stop; v++) {
+    if (v->error != NULL) FLOATS(v->x, v->n);
+    FLOATS(v->chosen, v->n);
+  }
+}
+static void wrote_largest_count(const ng_largest *v, int64_t n) {
+  for (const ng_largest *stop = v + n; v < stop; v++) {
+    if (v->error != NULL) FLOATS(v->x, v->n);
+    DOUBLES(v->count, v->digits == 0 ? 2 : 1 << v->digits);
+  }
+}
+static void wrote_largest_collect(const ng_largest *v, int64_t n) {
+  for (const ng_largest *stop = v + n; v < stop; v++) {
+    FLOATS(v->chosen, v->n);
+    DOUBLES(v->selected, 1);
+  }
+}
+static void wrote_largest_store(const ng_largest *v, int64_t n) {
+  for (const ng_largest *stop = v + n; v < stop; v++) {
+    FLOATS(v->x, v->n);
+    BYTES(v->value, v->k * ng_dtype_size(v->dtype));
+    BYTES(v->index, v->k * 2);
+    FLOATS(v->begin, v->blocks);
+  }
+}
+static void wrote_largest_pack(const ng_largest_pack *p, int64_t n) {
+  for (const ng_largest_pack *stop = p + n; p < stop; p++) {
+    if (!p->unpacks) {
+      DOUBLES(p->entry, p->n);
+      continue;
+    }
+    BYTES(p->value, p->n * ng_dtype_size(p->dtype));
+    BYTES(p->index, p->n * 2);
+  }
+}
+static void wrote_low_rank(const ng_low_rank *w, int64_t n) {
+  for (const ng_low_rank *stop = w + n; w < stop; w++) {
+    const ng_factors *v = &w->shape;
+    const int64_t all = v->rows * v->cols, count = v->rank * (v->rows + v->cols);
+    FLOATS(w->a.x, all);
+    FLOATS(w->a.rest, all);
+    FLOATS(w->to.x, v->rank > 0 ? count : all);
+    FLOATS(w->to.rest, count);
+  }
+}
 
 /* An entry with a list and scratch. */
 #define LIST(e, T, S)                                                                              \
@@ -411,8 +457,11 @@ LIST_ALONE(wire, ng_wire)
 LIST_ALONE(change, ng_change)
 LIST_ALONE(low_rank, ng_low_rank)
 
+static int64_t late_tiles(int64_t rows, int64_t cols) { return kernels->tiles(rows, cols); }
+
 static const ng_kernel_ops late_kernels = {
     .name = "late",
+    .tiles = late_tiles,
     .scan = late_scan,
     .measure = late_measure,
     .finite = late_all_finite,

@@ -177,7 +177,8 @@ static ng_status interrupt_step(sim *s, int64_t k, comparison *b) {
   const ng_sgd how = fixture_sgd(0.1, 0);
   ng_status st = NG_OK;
   /* these do not observe output gradients */
-  if (ng_in_list("adasgd|eva-f|mfac|efcp|ggt", b->how.method)) return st;
+  if (ng_in_list("adasgd|eva-f|mfac|efcp|ggt|lowrank-mfac|topk-adam|topk-adagrad", b->how.method))
+    return st;
   for (int skip = 0; skip < 2 && st == NG_OK; skip++) {
     st = sim_begin(s, k);
     const int64_t samples = 4 + s->rank + k % 2;
@@ -272,6 +273,16 @@ static const sim_setup rows[] = {
     {.method = "mfac", .set = "window=3 window_store=topk window_density=0.3 update=adamw"},
     {.method = "efcp", .set = "window=3"},
     {.method = "ggt", .set = "window=3 update=sgd"},
+    {.method = "ggt",
+     .set = "window=3 window_momentum=0.9 window_momentum_form=gradient stat_period=2"},
+    {.method = "mfac", .set = "window=3 stat_period=2 window_scope=parameter window_dtype=bf16"},
+    {.method = "efcp",
+     .set = "window=3 window_store=topk-layer window_density=0.3 window_fill=added "
+            "window_decay=0.1 window_decay_form=direction"},
+    {.method = "efcp", .set = "window=3 window_fill=error window_mask=1 window_scope=parameter"},
+    {.method = "lowrank-mfac", .set = "window=3 window_rank=1 window_momentum=0.3 update=sgd"},
+    {.method = "topk-adam", .set = "window_density=0.3 window_store=topk-layer"},
+    {.method = "topk-adagrad", .set = "window_density=0.3 update=sgd"},
 };
 enum { ROWS = sizeof rows / sizeof rows[0] };
 
@@ -292,6 +303,9 @@ static void steps_on_ranks_wait_for_their_results(void **state) {
       {.method = "kaisa", .set = "grad_worker_fraction=0 " PERIODS},
       {.method = "natgrad", .set = "statistics=local grad_worker_fraction=1"},
       {.method = "natgrad", .set = "wire_dtype=bf16 calls=ema", .micro = 2},
+      {.method = "natgrad", .set = "update=sgd update_ranks=owner statistics=owner"},
+      {.method = "mfac", .set = "window=3 statistics=sharded stat_period=2"},
+      {.method = "efcp", .set = "window=3 statistics=sharded window_density=0.3"},
   };
   for (size_t i = 0; i < sizeof spread / sizeof spread[0]; i++) {
     compare(&spread[i], &ng_linalg_ref, RANKS);

@@ -1,8 +1,10 @@
 /* kernel.c: the two implementations of kernel.h. */
 #include "kernel/entries.h"
+#include "kernel/tiles.h"
 
 static const ng_kernel_ops cpu = {
     .name = "cpu",
+    .tiles = ng_tiles_of,
     .scan = ng_scan,
     .measure = ng_measure_gradients,
     .finite = ng_measure_finite,
@@ -34,6 +36,7 @@ static const ng_kernel_ops cpu = {
 
 static const ng_kernel_ops ref = {
     .name = "ref",
+    .tiles = ng_tiles_of,
     .scan = ng_ref_scan,
     .measure = ng_ref_measure,
     .finite = ng_ref_finite,

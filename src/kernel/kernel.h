@@ -156,9 +156,11 @@ typedef struct ng_wire {
 
 typedef struct ng_kernel_ops {
   const char *name;
+  /* Return the number of tiles of a region, for scratch: measure, norm2 and ratios store the sums of tiles. */
+  int64_t (*tiles)(int64_t rows, int64_t cols);
   /* scan.c: out[i] <- the largest |element| of array a[i] (f32, bf16 or f16); Inf if an element is not finite. */
   void (*scan)(ng_queue *q, const ng_strided *a, int64_t n, double *out);
-  /* measure.c. measure: compute the sums of every descriptor. parts: scratch, 2 numbers for each tile (ng_tiles_of).
+  /* measure.c. measure: compute the sums of every descriptor. parts: scratch, 2 numbers for each tile.
    * finite: out[i] <- 1 if all elements of region i are finite, else 0. */
   void (*measure)(ng_queue *q, const ng_measure *m, int64_t n, double *parts);
   void (*finite)(ng_queue *q, const ng_region *a, int64_t n, int32_t *out);
@@ -210,10 +212,6 @@ static inline const ng_kernel_ops *ng_kernels(ng_queue *q) {
   q->pending++;
   return q->kernels;
 }
-
-/* Return the number of tiles of a region. Threads take tiles, and the sums of the tiles are added in order, so a result
- * does not depend on the number of threads. */
-int64_t ng_tiles_of(int64_t rows, int64_t cols);
 
 /* Return the implementation called `name`, or NULL. name NULL: the fastest one. */
 const ng_kernel_ops *ng_kernels_find(const char *name);

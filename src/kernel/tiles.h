@@ -48,6 +48,10 @@ static inline ng_tile ng_tile_at(const ng_region *a, ng_tile_position p) {
                    .cols = ng_min64(wide, a->cols - col)};
 }
 
+/* Return the number of tiles of a region. Threads take tiles, and the sums of the tiles are added in order, so a result
+ * does not depend on the number of threads. */
+int64_t ng_tiles_of(int64_t rows, int64_t cols);
+
 /* Set *t to the tile at *p and advance *p. Return false at the end of piece i, whose first tile is at from[i]. */
 static inline bool ng_tile_next(const ng_tile_list *w, int32_t i, ng_tile_position *p, ng_tile *t) {
   if (p->index == w->from[i + 1].index) return false;

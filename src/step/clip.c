@@ -18,22 +18,6 @@ bool ng_clip_reads_weights(const ng_precond *p) { return p->opt.base.clip == NG_
 
 /* ---- norms of the weights: clip = ratio ------------------------------------------------------*/
 
-/* Return |weight|^2 of a weight whose rows are not contiguous. */
-static double gathered_norm2(const ng_slot *s) {
-  double sum = 0.0;
-  float line[NG_LINE];
-  for (int64_t r = 0; r < s->rows; r++) {
-    for (int64_t c = 0, n; c < s->cols; c += n) {
-      n = ng_min64(NG_LINE, s->cols - c);
-      ng_place_read(&s->weight, r, c, n, line);
-      for (int64_t i = 0; i < n; i++) {
-        sum += (double)line[i] * (double)line[i];
-      }
-    }
-  }
-  return sum;
-}
-
 /* Each rank computes all norms: weights are equal on all ranks, so nothing is sent. */
 void ng_clip_measure(ng_precond *p) {
   if (!ng_clip_reads_weights(p)) return;
@@ -44,7 +28,8 @@ void ng_clip_measure(ng_precond *p) {
       const ng_place *w = &g->slot->weight;
       if (g->slot->is_excluded) continue; /* an excluded weight may be unbound */
       if (!w->rows_adjacent) {
-        g->weight_norm2 = gathered_norm2(g->slot);
+        const ng_direction e = {.D = {w, 0, g->slot->rows, 0, g->slot->cols}, .scale = 1.0};
+        ng_kernels(q)->norm2(q, &e, 1, p->step->emission.parts, &g->weight_norm2);
         continue;
       }
       ng_on(q)->norm2(q, g->slot->rows, g->slot->cols, w->data, w->dtype, w->row_stride,

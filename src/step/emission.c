@@ -22,10 +22,10 @@ static ng_region range_of(const ng_place *v, const ng_slot *s, int64_t g) {
   return (ng_region){v, flat ? 0 : g * rows, rows, flat ? g * cols : 0, cols};
 }
 
-static void count_slot(ng_emission *l, const ng_slot *s) {
+static void count_slot(const ng_precond *p, ng_emission *l, const ng_slot *s) {
   const ng_region a = range_of(&s->grad, s, 0);
   l->capacity += s->groups;
-  l->tiles += s->groups * ng_tiles_of(a.rows, a.cols);
+  l->tiles += s->groups * p->ctx->queue->kernels->tiles(a.rows, a.cols);
 }
 
 ng_status ng_emission_plan(ng_precond *p) {
@@ -35,7 +35,7 @@ ng_status ng_emission_plan(ng_precond *p) {
     ng_block *b = p->block[i];
     int64_t groups = 0;
     for (int32_t k = 0; k < b->segments; k++) {
-      count_slot(l, b->segment[k].slot);
+      count_slot(p, l, b->segment[k].slot);
       groups += b->segment[k].slot->groups;
     }
     if (b->family->sums != NULL) b->sum = ng_object(p, (size_t)groups * 2 * sizeof *b->sum);
@@ -43,7 +43,7 @@ ng_status ng_emission_plan(ng_precond *p) {
   for (int32_t i = 0; i < p->entries; i++) {
     for (int32_t k = 0; k < p->entry[i]->slots; k++) {
       const ng_slot *s = &p->entry[i]->slot[k];
-      if (is_plain(p, p->entry[i], s)) count_slot(l, s);
+      if (is_plain(p, p->entry[i], s)) count_slot(p, l, s);
     }
   }
   if (l->capacity == 0) return NG_OK;

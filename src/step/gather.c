@@ -27,30 +27,44 @@ int64_t ng_gather_scratch(const ng_precond *p) {
   return most * (int64_t)sizeof(float);
 }
 
-/* Copy elements [from, from + n) of weight v, row-major with `cols` columns: into x if `out`, else from x. */
-static void copy_floats(const ng_place *v, int64_t cols, int64_t from, int64_t n, float *x,
-                        bool out) {
+/* Copy elements [from, from + n) of the weight, row-major, between its place and x: at most three ranges, the end of a
+ * row, whole rows, the begin of a row. The owner reads its weight; the other ranks write theirs. */
+static void copy_floats(ng_precond *p, ng_slot *s, int64_t from, int64_t n, float *x) {
+  ng_queue *q = p->ctx->queue;
   for (int64_t i = 0, m; i < n; i += m) {
-    const int64_t row = (from + i) / cols, col = (from + i) % cols;
-    m = ng_min64(n - i, cols - col);
-    if (out) {
-      ng_place_read(v, row, col, m, x + i);
+    const int64_t row = (from + i) / s->cols, col = (from + i) % s->cols, left = n - i;
+    const bool whole = col == 0 && left >= s->cols;
+    const int64_t cols = whole ? s->cols : ng_min64(left, s->cols - col);
+    const ng_region D = {&s->weight, row, whole ? left / s->cols : 1, col, cols};
+    const ng_read r = {
+        .D = D, .to = x + i, .to_row = cols, .to_col = 1, .finite = &p->step->shards.finite};
+    const ng_direction e = {.D = D,
+                            .scale = 1.0,
+                            .is_stored = true,
+                            .u = x + i,
+                            .u_row = cols,
+                            .u_col = 1,
+                            .overflowed = &s->overflowed};
+    m = D.rows * cols;
+    if (s->updates_here) {
+      ng_kernels(q)->read(q, &r, 1);
     } else {
-      ng_place_write(v, row, col, m, x + i);
+      ng_kernels(q)->emit(q, &e, 1);
     }
   }
+  ng_queue_wait(q); /* the transport reads and writes x */
 }
 
-static ng_status gather_slot(ng_precond *p, const ng_slot *s, int32_t root) {
+static ng_status gather_slot(ng_precond *p, ng_slot *s, int32_t root) {
   const ng_group world = ng_group_world(p->ctx->comm);
   const int64_t count = s->rows * s->cols;
   float *x = (void *)p->arena[NG_USE_SCRATCH];
   ng_status st = NG_OK;
   for (int64_t from = 0, n; from < count && st == NG_OK; from += n) {
     n = ng_min64(PIECE, count - from);
-    if (s->updates_here) copy_floats(&s->weight, s->cols, from, n, x, true);
+    if (s->updates_here) copy_floats(p, s, from, n, x);
     st = ng_comm_broadcast(p->ctx->comm, &world, x, n, NG_F32, root);
-    if (st == NG_OK && !s->updates_here) copy_floats(&s->weight, s->cols, from, n, x, false);
+    if (st == NG_OK && !s->updates_here) copy_floats(p, s, from, n, x);
   }
   return st;
 }
@@ -59,7 +73,7 @@ static ng_status gather_slot(ng_precond *p, const ng_slot *s, int32_t root) {
 ng_status ng_gather_weights(ng_precond *p) {
   ng_status st = NG_OK;
   for (int32_t i = 0; i < p->entries && st == NG_OK; i++) {
-    const ng_entry *e = p->entry[i];
+    ng_entry *e = p->entry[i];
     for (int32_t k = 0; k < e->slots && st == NG_OK && !e->d.frozen; k++) {
       if (!e->slot[k].is_excluded) st = gather_slot(p, &e->slot[k], ng_update_owner(p, e, i));
     }

@@ -353,13 +353,20 @@ ng_status ng_step_observe(ng_precond *p, int32_t layer, const ng_strided *s, boo
 
 /* Return whether all gradients of a block are finite; for families that do not scan. */
 static bool grads_finite(const ng_block *b) {
+  const ng_emission *l = &b->p->step->emission;
+  ng_queue *q = b->ctx->queue;
+  bool finite = true;
+  int64_t n = 0;
   for (int32_t k = 0; k < b->segments; k++) {
     const ng_slot *s = b->segment[k].slot;
-    for (int64_t r = 0; r < s->rows && !s->is_excluded; r++) {
-      if (!ng_place_finite(&s->grad, r, 0, s->cols)) return false;
-    }
+    if (!s->is_excluded) l->range[n++] = (ng_region){&s->grad, 0, s->rows, 0, s->cols};
   }
-  return true;
+  ng_kernels(q)->finite(q, l->range, n, l->finite);
+  ng_queue_wait(q);
+  for (int64_t i = 0; i < n; i++) {
+    finite = finite && l->finite[i] != 0;
+  }
+  return finite;
 }
 
 /* Observe each bound gradient as one sample; take.c has checked the bindings.  After a failure continue: `refused` and

@@ -258,7 +258,7 @@ typedef struct ng_shards {
   int32_t *holder;         /* [members] world rank of each member of rank 0's model group */
   char *buffer;            /* buffer: gathered shards, then the whole array */
   int64_t buffer_bytes;
-  int32_t finite; /* written by the copies of gradients, not used */
+  int32_t finite; /* written by copies of gradients and weights, not used */
 } ng_shards;
 
 ng_status ng_shards_check(ng_precond *p);
