@@ -1,4 +1,4 @@
-/* bench.c: `natgrad bench CASE`: the table of cases, their arguments, and the printer of all results. */
+/* bench.c: `natgrad bench CASE`: the table of cases, the arguments, the loop over rounds, and the output of results. */
 #include "common/commands.h"
 #include "bench.h"
 
@@ -34,7 +34,8 @@ float *bench_alloc(int64_t n) {
   void *x = NULL;
   if (posix_memalign(&x, 64, (size_t)n * sizeof(float)) != 0)
     exit(cli_bad("bench: no memory for arrays of %lld floats", (long long)n));
-  return memset(x, 0, (size_t)n * sizeof(float)); /* map the pages before the first measurement */
+  return memset(
+      x, 0, (size_t)n * sizeof(float)); /* writing maps the pages now, not in a measured round */
 }
 
 int bench_fail(const bench *b, const char *what, ng_status st) {
@@ -150,7 +151,7 @@ int64_t bench_largest_order(const shapes *list) {
 
 /* ---- the printer -----------------------------------------------------------------------------*/
 
-/* Lines of ng_build_info, and their keys in JSON. */
+/* Keys of lines of ng_build_info, and the names of their values in JSON. */
 static const char *const build_lines[] = {"blas", "kernel", "blas threads", "commit"};
 static const char *const build_keys[] = {"blas", "kernel", "blas_threads", "commit"};
 enum { BUILD_LINES = sizeof build_lines / sizeof build_lines[0] };
@@ -197,7 +198,7 @@ static int print_machine(const bench *b, const bench_case *c) {
 
 static int print_row(const bench *b, const bench_case *c, bench_row *row) {
   const int n = (int)b->repeat;
-  const double median = bench_find_median(row->ms, n); /* sorts row->ms */
+  const double median = bench_find_median(row->ms, n); /* sorts row->ms: quartiles follow */
   const double spread = row->ms[(3 * n - 1) / 4] - row->ms[n / 4];
   if (!b->json) {
     printf("%-32s %10.3f %9.3f %10.3f", row->name, median, spread, row->ms[0]);
@@ -214,7 +215,7 @@ static int print_row(const bench *b, const bench_case *c, bench_row *row) {
   ngio_put_real(&line, "median_ms", median);
   ngio_put_real(&line, "spread_ms", spread);
   ngio_put_real(&line, "least_ms", row->ms[0]);
-  ngio_put_real(&line, "floor_ms", row->bound > 0 ? row->bound : NAN); /* null */
+  ngio_put_real(&line, "floor_ms", row->bound > 0 ? row->bound : NAN); /* NAN is written as null */
   ngio_put_real(&line, "ratio", row->bound > 0 ? median / row->bound : NAN);
   for (int i = 0; i < b->members; i++)
     ngio_put_integer(&line, b->member[i].key, b->member[i].value);
@@ -245,7 +246,7 @@ static int print_results(bench *b, const bench_case *c) {
 
 /* ---- a run -----------------------------------------------------------------------------------*/
 
-/* Set the options of the case, of the environment and of the command line, and check them. */
+/* Set the options of the case, then of the environment, then of the command line, and check them. */
 static int set_options(bench *b, const bench_case *c) {
   char message[512] = "";
   if (ng_options_create(c->options, message, sizeof message, &b->options) < 0 ||
@@ -253,10 +254,9 @@ static int set_options(bench *b, const bench_case *c) {
     return cli_bad("%s", message);
   if (cli_set_options(b->args, b->options) != CLI_OK) return CLI_BAD;
   const cli_value method = cli_option_text(b->options, "method");
-  if (c->needs != NULL && !cli_method_has(method.text, c->needs)) {
+  if (c->needs != NULL && !cli_method_has(method.text, c->needs))
     return cli_bad("bench %s: method %s has no option %s; expected %s", c->name, method.text,
                    c->needs, c->expected);
-  }
   return ng_options_check(b->options, message, sizeof message) < 0 ? cli_bad("%s", message)
                                                                    : CLI_OK;
 }
@@ -304,24 +304,27 @@ static int run(void *user, const cli_args *args) {
   const char *names[CASES];
   b->args = args;
   if (args->operands == 0)
-    return cli_bad("bench: no case given, expected kfac, train, fused-eva, state or window");
+    return cli_bad("bench: the case is missing, expected kfac, train, fused-eva, state or window");
   for (int i = 0; i < CASES; i++) {
     names[i] = cases[i]->name;
     if (strcmp(args->operand[0], names[i]) == 0) return run_case(b, cases[i]);
   }
-  return cli_report_unknown("bench: unknown bench", args->operand[0], names, CASES, NULL);
+  return cli_report_unknown("bench: unknown case", args->operand[0], names, CASES, NULL);
 }
 
 static const bench standard = {.batch = 32, .repeat = 5};
 static const cli_option own[] = {
     {"model", "MODEL",
-     "a model of `natgrad train --models`; not for train: a FILE.json of `natgrad plan`, a number "
+     "a model of `natgrad train --models`; except for train, also a FILE.json as of `natgrad "
+     "plan`, or a number "
      "of parameters",
      CLI_TEXT, .field = offsetof(bench, model)},
-    {"batch", "N", "samples of kfac and train (32)", CLI_WHOLE, offsetof(bench, batch), 1, 65536},
-    {"repeat", "R", "rounds measured after a warm-up (5)", CLI_WHOLE, offsetof(bench, repeat), 1,
-     1000},
-    {"linalg", "NAME", "linear algebra: cpu, ref", CLI_TEXT, .field = offsetof(bench, linalg)},
+    {"batch", "N", "samples of a batch, for kfac and train (32)", CLI_WHOLE, offsetof(bench, batch),
+     1, 65536},
+    {"repeat", "R", "number of measured rounds, after one warm-up (5)", CLI_WHOLE,
+     offsetof(bench, repeat), 1, 1000},
+    {"linalg", "NAME", "linear algebra of the library: cpu or ref (cpu)", CLI_TEXT,
+     .field = offsetof(bench, linalg)},
     {"no-floors", NULL, "do not measure the lower bounds", CLI_FLAG,
      .field = offsetof(bench, no_floors)},
     {"list", NULL, "kfac: print the layers and the orders of their factors, and measure nothing",
@@ -333,24 +336,25 @@ static const cli_option own[] = {
 const cli_command cli_bench = {
     .name = "bench",
     .usage = "kfac|train|fused-eva|state|window [OPTIONS]",
-    .summary = "time K-FAC by layer, a network, Eva steps, saving and loading, or a window",
+    .summary = "measure K-FAC by layer, a network, Eva steps, saving and loading, or a window",
     .text =
-        "Each row has the times of one part in milliseconds: median, distance between the\n"
-        "quartiles, least; then a lower bound, measured in the same process, and median / bound.\n"
-        "Rates: arithmetic as SGEMM of order 4096, bytes as a copy of memory.\n\n"
+        "Prints a row for each part of the work: median, distance between the quartiles and least\n"
+        "time in milliseconds, a lower bound of the time, and the ratio median / bound.  A bound\n"
+        "is a number of operations at the rate of SGEMM of order 4096, or a number of bytes at\n"
+        "the rate of a copy of memory, both measured in the same process.\n\n"
         "kfac       K-FAC steps on random arrays; each step observes and solves (stat_period=1).\n"
         "           p and q are the orders of the factors A and G of a layer.\n"
         "  statistics  bound: copy the inputs to patches; rows (p (p+1) + q (q+1)) operations\n"
         "  solve       bound: spotrf and spotri of orders p and q; none for solver=eigen\n"
         "  apply       bound: 2 q p (p+q) operations; twice as many for solver=eigen\n"
-        "train      forward and backward of a network on random data; bound: its operations.\n"
-        "           With batch norms, also the time of their blocks; bound: one read of the\n"
-        "           inputs and output gradients of the norms.\n"
+        "train      forward and backward pass of a network on random data; bound: operations of\n"
+        "           the products.  If the network has batch norms, also K-FAC of these norms;\n"
+        "           bound: one read of their inputs and output gradients.\n"
         "fused-eva  Eva steps on random gradients; bounds: 12 bytes a parameter for ng_step, 24\n"
         "           for ng_step_sgd.  Default models: resnet18, 1e7 and 1e8 parameters.\n"
-        "state      ng_save and ng_load; bounds: write and flush, or read, as many bytes.  "
-        "Default\n"
-        "           model: 2560000 parameters in 10,000 layers of 16 x 16.\n"
+        "state      ng_save and ng_load; bound: write and flush, or read, as many bytes to a "
+        "file.\n"
+        "           Default model: 2560000 parameters in 10,000 layers of 16 x 16.\n"
         "window     steps of mfac (or another window method) on random gradients after the window\n"
         "           is full; bound: read the window twice.  Default model: 272474 parameters.\n",
     .options = own,

@@ -1,7 +1,7 @@
-/* bench_kfac.c: `natgrad bench kfac`: K-FAC steps on random arrays of a network's shapes, by layer.
+/* bench_kfac.c: `natgrad bench kfac`: K-FAC steps on random arrays, with the layer shapes of a network.
  *
- * The library reports the times of each layer.  Each observed array is the next piece of a pool larger than the
- * caches, so that no array is in a cache when a layer observes it, as in a trainer. */
+ * The times of each layer come from the report of the library. A pool larger than the caches holds random numbers; each
+ * observed array is the next range of the pool. So no array is in a cache when a layer observes it, as in a trainer. */
 #include "bench.h"
 #include "clock.h"
 
@@ -17,11 +17,12 @@ typedef struct work {
   ng_precond *p;
   float **grad;
   float *pool;
-  int64_t pool_floats, at; /* length of the pool; next free element */
-  int64_t rescued;         /* steps that raised the damping: such steps take longer */
+  int64_t pool_floats, at; /* length of the pool; offset of the next array */
+  int64_t rescued;         /* steps that repeated a solve with more damping, which takes longer */
 } work;
 
-/* Return the row of a part of a layer; layer n of n layers: the sum over layers; n + 1: the whole step. */
+/* Return the row of the table for a part (STATISTICS, ...) of a layer. With n layers, index n stands for the sum over
+ * the layers, and index n + 1 for the complete step. */
 static int find_row(int layer, int part) { return PARTS * layer + part; }
 
 /* ---- arrays ----------------------------------------------------------------------------------*/
@@ -34,11 +35,11 @@ static int64_t count_outputs(const shape *l, int64_t batch) {
   return batch * l->positions * l->out;
 }
 
-/* Return the next `floats` elements of the pool; start again at its end. */
+/* Return the next `floats` elements of the pool. At the end of the pool, start again from its first element. */
 static float *take_array(work *k, int64_t floats) {
   if (k->at + floats > k->pool_floats) k->at = 0;
   float *x = k->pool + k->at;
-  k->at += (floats + 15) / 16 * 16; /* a multiple of 64 bytes */
+  k->at += (floats + 15) / 16 * 16; /* arrays begin at multiples of 64 bytes */
   return x;
 }
 
@@ -74,7 +75,7 @@ static ng_status make_precond(const bench *b, work *k) {
     if (st >= 0 && l->bias) st = ng_bind_grad(k->p, index, NG_BIAS, &bias);
   }
   if (st >= 0) st = ng_ready(k->p);
-  /* Solve in every step, but store the form that the user's solve_period selects. */
+  /* Solve in every step. In ng_ready, the user's solve_period has decided which form of the inverse is stored. */
   return st < 0 ? st : ng_set_real(k->p, "solve_period", 1);
 }
 
@@ -99,7 +100,7 @@ static int open_kfac(bench *b) {
 }
 
 static ng_status take_step(const bench *b, work *k, double *ms) {
-  for (int i = 0; i < k->model.n; i++) { /* renew the gradients: the last step overwrote them */
+  for (int i = 0; i < k->model.n; i++) { /* new gradients: the last step overwrote the old ones */
     const int64_t n = k->model.layer[i].out * k->model.layer[i].p;
     memcpy(k->grad[i], take_array(k, n), (size_t)n * sizeof(float));
   }
@@ -126,10 +127,9 @@ static int run_round(bench *b, int r) {
   ng_context_allocated(b->ctx, NULL, NULL, &calls[0]);
   ng_status st = take_step(b, k, &ms);
   ng_context_allocated(b->ctx, NULL, NULL, &calls[1]);
-  if (r >= 0 && calls[1] != calls[0]) {
-    return cli_bad("bench: %lld allocations in a step; expected none",
+  if (r >= 0 && calls[1] != calls[0])
+    return cli_bad("bench kfac: %lld allocations in a step, expected none",
                    (long long)(calls[1] - calls[0]));
-  }
   for (int i = 0; i < k->model.n && st >= 0; i++) {
     ng_layer_report report = {.struct_size = sizeof report};
     st = ng_report_layer(k->p, i, &report);
@@ -147,8 +147,8 @@ static int run_round(bench *b, int r) {
 
 /* ---- lower bounds ----------------------------------------------------------------------------*/
 
-/* Bytes read and written to copy the inputs to patches [in kh kw, positions] for a kernel of kh x kw; 0 for linear
- * layers and 1x1 convolutions of stride 1. */
+/* Return the bytes read and written to copy the inputs to patches [in kh kw, positions] for a kernel of kh x kw; 0 for
+ * linear layers and for 1x1 convolutions of stride 1, which need no patches. */
 static double count_patch_bytes(const shape *l, int64_t batch) {
   bool needed = false;
   for (int k = 0; k < 2 && l->conv; k++)
@@ -158,7 +158,7 @@ static double count_patch_bytes(const shape *l, int64_t batch) {
   return (double)sizeof(float) * (double)(count_inputs(l, batch) + patches);
 }
 
-/* Measured bounds of the solve for each order, because many layers have factors of the same order. */
+/* Measured times of a solve, one for each order, because many factors have the same order. */
 typedef struct known {
   int64_t *order;
   double *solve;
@@ -203,7 +203,7 @@ static int set_bounds(bench *b) {
   free(m.solve);
   if (!cli_option_is(b->options, "max_factor", "0") ||
       !cli_option_is(b->options, "factor_blocks", "1"))
-    bench_add_note(b, "bounds: of whole factors; this run cuts factors into blocks\n");
+    bench_add_note(b, "the bounds are for whole factors; this run cuts factors into blocks\n");
   return CLI_OK;
 }
 

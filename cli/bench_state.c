@@ -1,9 +1,9 @@
-/* bench_state.c: `natgrad bench state`: save and load a model of many layers.
+/* bench_state.c: `natgrad bench state`: save and load the state of a model with many layers.
  *
- * One step on random arrays fills averages and inverses.
- * The lower bound of a save is the time to write as many bytes to a new file, flush and rename it, as ng_save does.
- * The lower bound of a load is the time to read the file into new memory, as ng_load does.  Freed memory returns to the
- * system before each measurement, because a program loads a state only once. */
+ * Before that, one step on random arrays fills averages and inverses.
+ * The lower bound of saving is the time to write as many bytes to a new file, flush and rename it, as ng_save does. The
+ * lower bound of loading is the time to read the file into new memory, as ng_load does. Before each measurement, freed
+ * memory returns to the system, because a program that loads a state once has no freed memory to reuse. */
 #include "bench.h"
 #include "clock.h"
 #include "train/disk.h"
@@ -24,9 +24,9 @@ typedef struct work {
   ng_precond *p;
   float *grad, *observed;
   shapes list;
-  int64_t bytes; /* of the saved file */
+  int64_t bytes; /* size of the saved file */
   char folder[64], saved[96], written[96];
-  char *content;       /* [bytes] for the measurement WRITE */
+  char *content;       /* [bytes]: what WRITE writes */
   double least[PARTS]; /* shortest time of each part, ms */
 } work;
 
@@ -38,7 +38,7 @@ static int make_folder(work *k) {
   (void)snprintf(k->folder, sizeof k->folder, "%s/natgrad-bench-XXXXXX", tmp);
   if (mkdtemp(k->folder) == NULL) {
     k->folder[0] = 0;
-    return cli_bad("bench state: no folder can be made in %s; TMPDIR names another", tmp);
+    return cli_bad("bench state: cannot create a folder in %s; set TMPDIR to another folder", tmp);
   }
   (void)snprintf(k->saved, sizeof k->saved, "%s/saved", k->folder);
   (void)snprintf(k->written, sizeof k->written, "%s/written", k->folder);

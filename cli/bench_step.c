@@ -1,10 +1,10 @@
 /* bench_step.c: `natgrad bench fused-eva` and `natgrad bench window`: steps on random gradients of matrices.
  *
- * Only the step is timed.  Before each step, the case draws a new gradient and fills the caches with other data, as a
- * backward pass does.  Lower bounds are bytes at the rate of a copy:
+ * Only the step is timed. Before each step, the case draws a new gradient and fills the caches with other data, as a
+ * backward pass does. The lower bound of a step is a number of bytes at the rate of a copy:
  *   fused-eva  ng_step: 12 bytes a parameter (read the gradient twice, write the direction); ng_step_sgd: 24 bytes (in
- *              addition read and write weights and momentum).  bench/vs_torch.py times the published PyTorch operations
- *   window     two reads of the window's memory (rows, Gram matrix, error feedback); the warm-up fills the window */
+ *              addition read and write weights and momentum). bench/vs_torch.py times the published PyTorch operations
+ *   window     read the window's memory (rows, Gram matrix, error feedback) twice; the warm-up fills the window */
 #include "bench.h"
 #include "clock.h"
 
@@ -18,13 +18,13 @@ typedef struct work {
   shapes list;
   int64_t count, window, flush_bytes;
   ng_precond *p[MOST];
-  double bytes[MOST]; /* bytes of the lower bound of each row */
+  double bytes[MOST]; /* bytes that the lower bound of each row counts */
   float *grad, *weight;
   char *flush;
   uint64_t state;
 } work;
 
-/* Make the layers (`rows` and `cols` as in bench_list_layers), gradients, weights, and memory to flush the caches. */
+/* Create layers (`rows`, `cols` as in bench_list_layers), gradients, weights, and memory to flush the caches. */
 static int make_arrays(bench *b, int64_t rows, int64_t cols) {
   work *k = b->user;
   if (bench_list_layers(b->model, rows, cols, &k->list) != CLI_OK) return CLI_BAD;
@@ -61,7 +61,7 @@ static ng_status run_step(work *k, int row, double *ms) {
   return st;
 }
 
-/* Fill the window; report progress every five seconds, because the steps can take minutes. */
+/* Take steps until the window is full. Report progress every five seconds, because this can take minutes. */
 static int fill_window(const bench *b, work *k) {
   const double begin = ng_now_ms();
   double last = begin, ms;
@@ -70,7 +70,7 @@ static int fill_window(const bench *b, work *k) {
     if (st < 0) return bench_fail(b, "a step", st);
     if (ng_now_ms() - last < 5e3) continue;
     last = ng_now_ms();
-    (void)fprintf(stderr, "  %lld of %lld steps that fill the window, %.0f s\n", (long long)i,
+    (void)fprintf(stderr, "  filling the window: step %lld of %lld, %.0f s\n", (long long)i,
                   (long long)k->window, 1e-3 * (last - begin));
   }
   return CLI_OK;
@@ -107,12 +107,11 @@ static void close_step(bench *b) {
 
 /* ---- Eva -------------------------------------------------------------------------------------*/
 
-/* Each layer observes one sample before the first step; observing is not timed, and a step takes as long with any
- * values. */
+/* Each layer observes one sample before the first step only: the time of a step does not depend on the values. */
 static int open_eva(bench *b) {
   static const char *const names[] = {"precondition", "with sgd"};
   char message[512] = "";
-  if (make_arrays(b, 512, 4608) != CLI_OK) return CLI_BAD; /* 3x3 convolutions of 512 channels */
+  if (make_arrays(b, 512, 4608) != CLI_OK) return CLI_BAD; /* as 3x3 convolutions of 512 channels */
   work *k = b->user;
   float *x = bench_alloc(bench_largest_order(&k->list));
   ng_status st = NG_OK;

@@ -1,10 +1,10 @@
-/* bench_train.c: `natgrad bench train`: forward and backward of a trainer's network on random data, and its norm
- * blocks.
+/* bench_train.c: `natgrad bench train`: forward and backward pass of a network on random data, and K-FAC blocks of its
+ * norms.
  *
- * The lower bound of forward is 2 in out kernel^2 positions operations for each layer and sample, at the rate of
- * SGEMM. The bound of backward is twice as much: one product for the weights, and one for the input, except in the
- * first layer. Norm blocks are layers of the library with method spngd.  They observe a separate pass, so that the
- * other times exclude them.  Their lower bound is one read of the observed arrays at the rate of a copy. */
+ * The lower bound of forward is 2 in out kernel^2 positions operations for each layer and sample, at the rate of SGEMM.
+ * The bound of backward is twice as much (a product for the weights and one for the input), except in the first layer.
+ * Norm blocks are computed by the library with method spngd. They observe an additional pass, so that the times of
+ * forward and backward exclude them. Their lower bound is one read of the observed arrays at the rate of a copy. */
 #include "bench.h"
 #include "clock.h"
 #include "common/random.h"
@@ -22,8 +22,9 @@ typedef struct work {
   float *x, *targets;
   int32_t *labels;
   int64_t samples;
-  ng_precond *norms; /* norm blocks; NULL: no norms, or the loss is not cross entropy */
-  double ms;         /* time of all observe calls in one pass */
+  ng_precond
+      *norms; /* norm blocks; NULL: the network has no norms, or another loss than cross entropy */
+  double ms;  /* total time of the observe calls of a pass */
   const bench *b;
 } work;
 
@@ -48,15 +49,7 @@ static int make_network(work *k, const char *model, int64_t samples) {
   return CLI_OK;
 }
 
-static void free_network(work *k) {
-  nn_destroy(&k->n);
-  ng_pool_destroy(k->pool);
-  free(k->x);
-  free(k->targets);
-  free(k->labels);
-}
-
-/* Run forward, loss and backward; set *middle (may be NULL) to the clock after forward, ms. */
+/* Run forward, loss and backward. *middle (may be NULL): the clock in ms at the end of forward. */
 static int run_pass(work *k, int r, const nn_watch *watch, double *middle) {
   const float *targets = nn_get_loss(k->n) == NN_SQUARED_ERROR ? k->targets : NULL;
   int rc = nn_forward(k->n, NN_TRAIN, k->x, k->samples, (uint64_t)(r + 1), watch);
@@ -110,8 +103,8 @@ static int observe(void *user, int layer, const float *x, int64_t samples, int64
   return st < 0 ? bench_fail(k->b, "norm blocks", st) : CLI_OK;
 }
 
-/* Run a pass whose activations and gradients the norm blocks observe, then time two steps: NORMS refreshes the
- * statistics, STALE_NORMS does not. */
+/* Run a pass that the norm blocks observe, then time two steps with stat_period = 2: the first (NORMS) refreshes the
+ * statistics, the second (STALE_NORMS) does not. */
 static int run_norm_round(bench *b, work *k, int r) {
   const nn_watch watch = {k, observe};
   k->ms = 0.0;
@@ -175,7 +168,7 @@ static int set_bounds(bench *b) {
     b->row[BACKWARD].bound = 1e-6 * backward / b->gflops;
     b->row[BOTH].bound = b->row[FORWARD].bound + b->row[BACKWARD].bound;
   }
-  double floats = 0.0; /* elements of the inputs and output gradients of all norms */
+  double floats = 0.0; /* elements of inputs and output gradients of all norms */
   for (int i = 0; i < nn_norms(k->n); i++) {
     const nn_norm_layer *l = nn_norm_at(k->n, i);
     floats += 2.0 * (double)(k->samples * l->channels * l->height * l->width);
@@ -197,7 +190,11 @@ static int add_notes(bench *b) {
 static void close_train(bench *b) {
   work *k = b->user;
   ng_precond_destroy(&k->norms);
-  free_network(k);
+  nn_destroy(&k->n);
+  ng_pool_destroy(k->pool);
+  free(k->x);
+  free(k->targets);
+  free(k->labels);
 }
 
 const bench_case bench_train = {.name = "train",

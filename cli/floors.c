@@ -1,5 +1,4 @@
-/* floors.c: lower bounds of the parts of a step.  Each bound is the least time of up to ten runs on all threads. */
-
+/* floors.c: measure rates and times, from which lower bounds are computed, as the shortest of several runs. */
 #include "bench.h"
 #include "common/blas.h"
 #include "clock.h"
@@ -12,8 +11,7 @@
 
 enum { REPEATS = 10, LEAST = 3 };
 
-/* Return the least result of f(arg), the milliseconds of one run; return -1 if f returns a negative number
- * (failure). */
+/* f(arg) returns the milliseconds of one run, or a negative number if it fails. Return the shortest time, or -1. */
 static double measure_least(double (*f)(void *), void *arg) {
   double best = -1, total = 0;
   for (int i = 0; i < REPEATS && (i < LEAST || total < 1e3 * LEAST); i++) {
@@ -27,7 +25,7 @@ static double measure_least(double (*f)(void *), void *arg) {
 
 /* ---- memory ----------------------------------------------------------------------------------*/
 
-/* A copy of `bytes` bytes by the threads of a pool. */
+/* A copy of `bytes` bytes, cut into ranges for the threads of a pool. */
 typedef struct copy_job {
   ng_pool *pool;
   int32_t threads;
@@ -48,7 +46,7 @@ static double time_copy(void *arg) {
   return ng_now_ms() - start;
 }
 
-/* Ask the kernel before the C library: in a virtual machine, the C library can report the cache of the host. */
+/* Ask the kernel (sysfs) before the C library: in a virtual machine, the C library may report the cache of the host. */
 int64_t floor_read_cache_bytes(void) {
   int64_t largest = 0;
   for (int i = 0; i < 8; i++) {
@@ -98,7 +96,7 @@ static matrices make_matrices(int64_t n) {
   return m;
 }
 
-/* Return the least time of `run` on these matrices, and free the matrices. */
+/* Return the shortest time of `run` on these matrices, and free them. */
 static double measure_matrices(double (*run)(void *), matrices m) {
   const double ms = measure_least(run, &m);
   free(m.a);
@@ -121,7 +119,7 @@ double floor_measure_sgemm(int order) {
   return ms > 0 ? 2e-6 * (double)order * order * order / ms : -1;
 }
 
-/* Invert a copy of a by Cholesky factorisation. */
+/* Invert a copy of matrix `a` by Cholesky factorisation; return the milliseconds. */
 static double run_cholesky(void *arg) {
   const matrices *m = arg;
   const int n = (int)m->n;
@@ -133,7 +131,7 @@ static double run_cholesky(void *arg) {
   return info[0] == 0 && info[1] == 0 ? ng_now_ms() - start : -1;
 }
 
-/* LAPACK reads one triangle.  Off the diagonal, magnitudes below 1/n make the matrix positive definite. */
+/* LAPACK reads one triangle. Off the diagonal, magnitudes are below 1/n, so the matrix is positive definite. */
 double floor_measure_cholesky(int64_t n) {
   const matrices m = make_matrices(n);
   for (int64_t i = 0; i < n * n; i++)

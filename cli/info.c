@@ -1,4 +1,4 @@
-/* info.c: `natgrad info`: the build, its options and methods, all from the library's tables. */
+/* info.c: `natgrad info`: print the build and the tables of the library: components, options, methods, variables. */
 #include "common/commands.h"
 #include "data/picture.h"
 
@@ -11,7 +11,7 @@ typedef struct request {
   const char *published;
 } request;
 
-static int print_machine(void) {
+static void print_machine(void) {
   char text[2048], processor[256];
   (void)ng_build_info(text, sizeof text);
   fputs(text, stdout);
@@ -27,7 +27,6 @@ static int print_machine(void) {
     printf("images %s = %s%s\n", formats[i]->name, library != NULL ? "built in: " : "absent: ",
            library != NULL ? library : formats[i]->absent);
   }
-  return CLI_OK;
 }
 
 static const char *const type_name[] = {[NG_OPTION_REAL] = "real",
@@ -36,14 +35,14 @@ static const char *const type_name[] = {[NG_OPTION_REAL] = "real",
                                         [NG_OPTION_CHOICE] = "choice",
                                         [NG_OPTION_TEXT] = "text"};
 
-/* Print a bound of an option, or nothing if |v| >= 1e15, which is no limit in practice. */
+/* Print `before`, then the bound v of an option, unless |v| >= 1e15, which is no limit in practice. */
 static void print_bound(const char *before, double v) {
   printf("%s", before);
   if (fabs(v) < 1e15) printf("%.17g", v);
 }
 
-/* Print "NAME TYPE, default VALUE, RANGE, ...; SUMMARY".  With `full`, print a colon after the name, and below it all
- * lines of the help, indented, instead of the summary. */
+/* Print an option as "NAME TYPE, default VALUE, RANGE, ...; SUMMARY". If `full`, print a colon after the name, and
+ * instead of the summary all lines of the help, indented. */
 static void print_option(const ng_option_info *o, bool full) {
   printf("%s%s %s, default %s", o->name, full ? ":" : "", type_name[o->type],
          o->standard[0] != 0 ? o->standard : "\"\"");
@@ -65,16 +64,14 @@ static void print_option(const ng_option_info *o, bool full) {
   }
 }
 
-static int print_options(bool full) {
+static void print_options(bool full) {
   const char *group = "";
-  for (int32_t i = 0; i < ng_option_count(); i++) {
-    ng_option_info o = {.struct_size = sizeof o};
-    if (ng_option_at(i, &o) != NG_OK) return cli_bad("info: option %d cannot be read", (int)i);
+  ng_option_info o = {.struct_size = sizeof o};
+  for (int32_t i = 0; ng_option_at(i, &o) == NG_OK; i++) {
     if (full && strcmp(group, o.group) != 0) printf("[%s]\n", o.group);
     group = o.group;
     print_option(&o, full);
   }
-  return CLI_OK;
 }
 
 static int print_method(const ng_method_info *m) {
@@ -94,17 +91,16 @@ static int print_method(const ng_method_info *m) {
 
 static int print_methods(void) {
   int rc = CLI_OK;
-  for (int32_t i = 0; i < ng_method_count() && rc == CLI_OK; i++) {
-    ng_method_info m = {.struct_size = sizeof m};
+  ng_method_info m = {.struct_size = sizeof m};
+  for (int32_t i = 0; rc == CLI_OK && ng_method_at(i, &m) == NG_OK; i++) {
     if (i > 0) printf("\n");
-    rc = ng_method_at(i, &m) == NG_OK ? print_method(&m)
-                                      : cli_bad("info: method %d cannot be read", (int)i);
+    rc = print_method(&m);
   }
   return rc;
 }
 
-/* Print the environment variables of the library, then those that only the program reads. */
-static int print_environment(void) {
+/* Print the environment variables of the library, then the variables that only the program reads. */
+static void print_environment(void) {
   static const char *const own[][2] = {
       {"NATGRAD_DATA", "the folder of digits.csv, instead of the installed one"},
       {"NATGRAD_KEEP_KERNEL",
@@ -113,10 +109,8 @@ static int print_environment(void) {
   ng_variable_info v = {.struct_size = sizeof v};
   for (int32_t i = 0; ng_variable_at(i, &v) == NG_OK; i++)
     printf("%-24s %s\n", v.name, v.meaning);
-  for (size_t i = 0; i < sizeof own / sizeof own[0]; i++) {
+  for (size_t i = 0; i < sizeof own / sizeof own[0]; i++)
     printf("%-24s %s\n", own[i][0], own[i][1]);
-  }
-  return CLI_OK;
 }
 
 static int print_published(const char *name) {
@@ -129,12 +123,9 @@ static int print_published(const char *name) {
                               "`natgrad info --methods` lists them");
   }
   if (m.published == 0) printf("%s has no published names\n", m.name);
-  for (int32_t k = 0; k < m.published; k++) {
-    ng_published_info p = {.struct_size = sizeof p};
-    if (ng_method_published_at(index, k, &p) != NG_OK)
-      return cli_bad("info: published name %d of %s cannot be read", (int)k, m.name);
+  ng_published_info p = {.struct_size = sizeof p};
+  for (int32_t k = 0; ng_method_published_at(index, k, &p) == NG_OK; k++)
     printf("%-32s %-22s %s\n", p.name, p.option[0] != 0 ? p.option : "-", p.meaning);
-  }
   return CLI_OK;
 }
 
@@ -145,10 +136,16 @@ static int run(void *user, const cli_args *args) {
     return cli_bad(
         "info: expected at most one of --options, --methods, --environment, --published");
   if (w->full && !w->options) return cli_bad("info: --long needs --options");
-  if (w->options) return print_options(w->full);
   if (w->methods) return print_methods();
-  if (w->environment) return print_environment();
-  return w->published != NULL ? print_published(w->published) : print_machine();
+  if (w->published != NULL) return print_published(w->published);
+  if (w->options) {
+    print_options(w->full);
+  } else if (w->environment) {
+    print_environment();
+  } else {
+    print_machine();
+  }
+  return CLI_OK;
 }
 
 static const cli_option own[] = {

@@ -1,10 +1,10 @@
-/* main.c: the table of sub-commands, their help, and the choice of a faster BLAS kernel.
+/* main.c: the table of commands, the general help, and the environment of OpenBLAS.
  *
  * OpenBLAS reads two variables when it is loaded, so the program sets them and executes itself again:
- *   OPENBLAS_CORETYPE        on a processor that OpenBLAS does not know, it selects AVX2 kernels, at half the speed
- *   OPENBLAS_THREAD_TIMEOUT  idle threads of OpenBLAS spin for 2^26 cycles and take cores from the trainer's loops;
- *                            2^14 is the shortest time at which waking the threads does not slow a factorisation
- * The library reports a better OPENBLAS_CORETYPE in ng_build_info ("hint") and sets neither variable. */
+ *   OPENBLAS_CORETYPE        on a processor that OpenBLAS does not know, it selects AVX2 kernels, at half the speed;
+ *                            ng_build_info names a better core type in its line "hint"
+ *   OPENBLAS_THREAD_TIMEOUT  idle threads of OpenBLAS spin for 2^26 cycles and take processor time from the trainer's
+ *                            loops; 2^14 is the shortest time that does not slow a factorisation */
 #include "common/commands.h"
 
 #include <errno.h>
@@ -20,7 +20,7 @@ static int help(void *values, const cli_args *args);
 static const cli_command cli_help_command = {
     .name = "help",
     .usage = "[COMMAND]",
-    .summary = "print this list, or the options of a command",
+    .summary = "print the list of commands, or the options of one command",
     .text = "",
     .operands = 1,
     .run = help,
@@ -31,7 +31,7 @@ static const cli_command *const cli_commands[] = {&cli_info,   &cli_train,  &cli
                                                   &cli_plan,   &cli_prune,  &cli_help_command};
 static const int cli_commands_count = (int)(sizeof cli_commands / sizeof cli_commands[0]);
 
-/* Return the command with this name, or report the name and return NULL. */
+/* Return the command with this name. If there is none, report the name and return NULL. */
 static const cli_command *find_command(const char *name) {
   const char *names[sizeof cli_commands / sizeof cli_commands[0]];
   for (int i = 0; i < cli_commands_count; i++) {
@@ -50,16 +50,13 @@ static void usage(void) {
     printf("  %-8s %s\n", cli_commands[i]->name, cli_commands[i]->summary);
   puts("\n  natgrad help COMMAND    print the options of a command\n"
        "  natgrad --version       print version and commit\n\n"
-       "Exit codes: 0 done; 1 done, and the answer is no (tolerance exceeded); 2 bad input, or\n"
-       "output that could not be written.\n\n"
-       "Environment: NG_<OPTION> sets an option of the library (replay uses the recording's "
-       "value);\n"
-       "NG_LOG=info prints the log; `natgrad info --environment` lists all variables.\n\n"
-       "With OpenBLAS the program starts itself again with OPENBLAS_THREAD_TIMEOUT=14, so that "
-       "idle\n"
-       "threads of OpenBLAS leave the cores to others, and with OPENBLAS_CORETYPE if the processor "
-       "has\n"
-       "AVX-512 but AVX2 kernels were selected.  NATGRAD_KEEP_KERNEL=1 prevents this.");
+       "Exit code 0: done; 1: done, with a negative answer (replay: an error exceeds the\n"
+       "tolerance; train: stopped or diverged); 2: bad input, or output could not be written.\n\n"
+       "Environment: NG_<OPTION> sets an option of the library (replay uses the recording's\n"
+       "value); NG_LOG=info prints the log; `natgrad info --environment` lists all variables.\n\n"
+       "With OpenBLAS, the program restarts itself with OPENBLAS_THREAD_TIMEOUT=14, so that idle\n"
+       "threads of OpenBLAS do not occupy cores, and with another OPENBLAS_CORETYPE if OpenBLAS\n"
+       "selected AVX2 kernels on a processor with AVX-512.  NATGRAD_KEEP_KERNEL=1 prevents this.");
 }
 
 static int help(void *values, const cli_args *args) {
@@ -74,12 +71,12 @@ static int help(void *values, const cli_args *args) {
   return CLI_OK;
 }
 
-/* Restart the program with the environment variables that OpenBLAS reads at start.  The library's hint starts with an
- * assignment: "OPENBLAS_CORETYPE=SkylakeX would ...". */
+/* Restart the program with the two variables above. The library's hint begins with an assignment:
+ * "OPENBLAS_CORETYPE=SkylakeX would ...". */
 static void restart_with_blas_environment(char **argv) {
   const char *keep = getenv("NATGRAD_KEEP_KERNEL");
   if (keep != NULL && keep[0] != 0 && strcmp(keep, "0") != 0) return;
-  /* NATGRAD_STARTED_AGAIN prevents an endless restart if OpenBLAS ignores the variable. */
+  /* NATGRAD_STARTED_AGAIN marks the second start, so that the program never restarts twice. */
   if (getenv("NATGRAD_STARTED_AGAIN") != NULL) return;
   char hint[256], blas[256];
   cli_read_build("hint", hint, sizeof hint);
@@ -89,21 +86,21 @@ static void restart_with_blas_environment(char **argv) {
   if (value != NULL) {
     *value++ = 0;
     value[strcspn(value, " ")] = 0;
-    (void)setenv(hint, value, 0); /* 0: the user's value stays */
+    (void)setenv(hint, value, 0); /* 0: keep the user's value */
   }
   (void)setenv("OPENBLAS_THREAD_TIMEOUT", "14", 0);
   if (setenv("NATGRAD_STARTED_AGAIN", "1", 1) != 0) return;
   (void)fflush(stdout);
-  (void)execv("/proc/self/exe", argv); /* on failure continue: slower, but correct */
+  (void)execv("/proc/self/exe", argv); /* if exec fails, continue: slower, but correct */
 }
 
-/* If a standard stream is closed, the next opened file would get its number, and output would go into this file.  So
- * open a folder, which can be neither read nor written, under that number.  Ignoring SIGPIPE and SIGXFSZ turns a closed
- * pipe and a file size limit into write errors. */
+/* If a standard stream is closed, the next file that the program opens would get its number, and output would go into
+ * this file. To prevent this, occupy the number with a folder, which can be neither read nor written. Ignoring SIGPIPE
+ * and SIGXFSZ turns a closed pipe and a file size limit into write errors, which the program reports. */
 static void prepare_streams(void) {
   for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++) {
     if (fcntl(fd, F_GETFD) < 0 && errno == EBADF && open("/", O_RDONLY | O_DIRECTORY) != fd)
-      _exit(CLI_BAD); /* no stream to report to */
+      _exit(CLI_BAD); /* there is no stream for a message */
   }
   (void)signal(SIGPIPE, SIG_IGN);
   (void)signal(SIGXFSZ, SIG_IGN);
@@ -116,7 +113,7 @@ int main(int argc, char **argv) {
   int rc = CLI_OK;
   const char *word = argc > 1 ? argv[1] : "";
   if (argc < 2) {
-    rc = cli_bad("a command is missing; `natgrad --help` lists them");
+    rc = cli_bad("no command given; `natgrad --help` lists the commands");
   } else if (strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0) {
     usage();
   } else if (strcmp(word, "--version") == 0) {
@@ -131,7 +128,7 @@ int main(int argc, char **argv) {
     if (command != NULL && command != &cli_help_command) restart_with_blas_environment(argv);
     rc = command != NULL ? cli_run(command, argc - 1, argv + 1) : CLI_BAD;
   }
-  /* A full disk must not look like success. */
+  /* Report a full disk instead of success. */
   if (rc != CLI_BAD && (fflush(stdout) != 0 || ferror(stdout)))
     rc = cli_bad("standard output could not be written");
   return rc;

@@ -1,4 +1,4 @@
-/* plan.c: `natgrad plan`: memory, messages and time of each strategy on any number of ranks, without a run. */
+/* plan.c: `natgrad plan`: estimate memory, messages and time of strategies on any number of ranks, without a run. */
 #include "common/commands.h"
 #include "plan.h"
 
@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* MOST_ROWS: a number of ranks has at most 120 divisors. */
+/* MOST_ROWS: no number of ranks up to MOST_RANKS has more than 120 divisors. */
 enum { MOST_RANKS = 1 << 16, MOST_COUNTS = 32, MOST_ROWS = 160 };
 
 typedef struct plan_command {
@@ -18,10 +18,11 @@ typedef struct plan_command {
   const char *model;
   int32_t ranks[MOST_COUNTS];
   int counts;
-  plan_machine given; /* rates of the command line, which override measured rates; < 0: not given */
-  double memory, overhead; /* --memory in bytes, 0: no limit; --overhead in per cent */
+  plan_machine
+      given; /* rates given on the command line; they replace measured ones; < 0: not given */
+  double memory, overhead; /* --memory in bytes (0: no limit); --overhead in per cent */
   bool calibrate, json;
-  int32_t started; /* ranks of the launcher; 0 after the machine was printed */
+  int32_t started; /* ranks of the MPI launcher; 0 after print_machine */
 } plan_command;
 
 /* ---- arguments -------------------------------------------------------------------------------*/
@@ -33,9 +34,10 @@ static int read_ranks(plan_command *c, const char *text) {
     const long n = strtol(at, &end, 10);
     if (end == at || (*end != ',' && *end != 0) || n < 1 || n > MOST_RANKS ||
         c->counts == MOST_COUNTS)
-      return cli_bad("plan: --ranks is '%s', expected up to %d whole numbers from 1 to %d with "
-                     "commas",
-                     text, MOST_COUNTS, MOST_RANKS);
+      return cli_bad(
+          "plan: --ranks: '%s', expected up to %d whole numbers from 1 to %d, separated by "
+          "commas",
+          text, MOST_COUNTS, MOST_RANKS);
     c->ranks[c->counts++] = (int32_t)n;
   }
   return CLI_OK;
@@ -52,9 +54,9 @@ static void add_strategy(plan_strategy *row, int *n, const char *name, const cha
   s->is_natgrad = strncmp(name, "natgrad", 7) == 0;
 }
 
-/* Make the rows of the table and return their number: for each divisor m of `ranks` a row in which m ranks store the
- * inverses of a block (KAISA's COMM-OPT, HYBRID-OPT, MEM-OPT); then rows for `statistics`, and rows of published
- * programs.  With sharded layers, omit rows with local statistics and with weights updated by owners. */
+/* List the strategies, one for each row of the table, and return their number. For each divisor m of `ranks`, m ranks
+ * store the inverses of a block (KAISA's COMM-OPT, HYBRID-OPT, MEM-OPT). Two values of the option `statistics` and
+ * published programs follow. With sharded layers, omit local statistics and weights updated by owners. */
 static int list_strategies(const plan_command *c, int32_t ranks, plan_strategy *row) {
   const bool whole = c->task.group_ranks == 1;
   int n = 0;
@@ -150,8 +152,7 @@ static void print_row(const plan_command *c, const plan_strategy *s, const plan_
   printf(" %9.3g %8.4g\n", a->added, a->step);
 }
 
-/* Print the fastest strategy, and the shortest solve_period of 1, 2, 5, 10, ... that adds at most --overhead per
- * cent. */
+/* Print the fastest strategy, and the shortest solve_period of 1, 2, 5, 10, ... that adds at most --overhead. */
 static int recommend_periods(const plan_command *c, int32_t ranks, const plan_strategy *best) {
   static const int64_t every[] = {1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000};
   enum { EVERY = sizeof every / sizeof every[0] };
@@ -182,7 +183,7 @@ static int recommend_periods(const plan_command *c, int32_t ranks, const plan_st
     printf("stat_period = %lld and solve_period = %lld add %.3g %%\n", (long long)w.period[0],
            (long long)w.period[1], added);
   } else {
-    printf("no periods up to %lld add less than %g %%: %.3g %%\n", (long long)every[EVERY - 1],
+    printf("even solve_period = %lld adds more than %g %%: %.3g %%\n", (long long)every[EVERY - 1],
            c->overhead, added);
   }
   return CLI_OK;
@@ -216,13 +217,13 @@ static int plan_for_ranks(plan_command *c, int32_t ranks) {
     if (rc != CLI_OK) return rc;
     if (i == 0 && !c->json) {
       if (c->started > 0)
-        print_machine(c, c->started); /* once, after the first cost without an error */
+        print_machine(c, c->started); /* once, when the first estimate has succeeded */
       c->started = 0;
       print_head(c, ranks, &a);
     }
     if (c->json) rc = print_json(c, ranks, &row[i], &a);
     if (!c->json) print_row(c, &row[i], &a);
-    /* recommend rows of natgrad only, but not statistics = local, which estimates another curvature */
+    /* recommend only strategies of natgrad, without statistics = local, which estimates another curvature */
     const bool ours = row[i].is_natgrad && strstr(row[i].name, "local") == NULL;
     if (a.held_most < smallest && ours) smallest = a.held_most;
     if (!ours || (c->memory > 0 && (double)a.held_most > c->memory)) continue;
@@ -240,17 +241,18 @@ static int plan_for_ranks(plan_command *c, int32_t ranks) {
     return print_line(&line);
   }
   char text[16];
-  printf("nothing fits into --memory: the smallest needs %s\n",
+  printf("no strategy fits into --memory: the smallest needs %s\n",
          cli_format_bytes((double)smallest, text));
   return CLI_OK;
 }
 
-/* Measure the rates of matrix products and of factorisations of order 1024 with the BLAS in use. */
+/* Measure the rates of matrix products and of factorisations, both of order 1024, with the BLAS in use. */
 static int measure_rates(plan_machine *m) {
   enum { ORDER = 1024 };
   if (!floors_have_blas()) return cli_bad("plan: --calibrate needs a build with BLAS");
   const double gflops = floor_measure_sgemm(ORDER), ms = floor_measure_cholesky(ORDER);
-  if (gflops <= 0 || ms <= 0) return cli_bad("plan: --calibrate: the rates could not be measured");
+  if (gflops <= 0 || ms <= 0)
+    return cli_bad("plan: --calibrate: BLAS or LAPACK failed, so no rates were measured");
   m->gemm = 1e9 * gflops;
   m->solve = (double)ORDER * ORDER * ORDER / (1e-3 * ms);
   return CLI_OK;
@@ -265,7 +267,7 @@ static void override_rates(plan_command *c) {
   if (g->latency >= 0) m->latency = g->latency;
 }
 
-/* Rank 0 prints the plans; the other ranks of a launcher only take part in the measurement of the link. */
+/* Under a launcher, all ranks measure the link together, and rank 0 alone prints the plans. */
 static int plan_for_all_ranks(plan_command *c) {
   launch l;
   int rc = launch_begin("auto", &l);
@@ -282,18 +284,17 @@ static int plan_for_all_ranks(plan_command *c) {
   return rc;
 }
 
-/* Check that --model-parallel M > 1 has layers with a split, and that M divides each number of ranks. */
+/* Check --model-parallel M: if M > 1, some layer must have a split, and M must divide each number of ranks. */
 static int check_groups(const plan_command *c) {
   const int32_t M = (int32_t)c->task.group_ranks;
   int cut = 0;
   for (int i = 0; i < c->task.model->n; i++)
     cut += c->task.model->layer[i].split != SPLIT_NONE;
   if (M == 1) return CLI_OK;
-  if (cut == 0) {
+  if (cut == 0)
     return cli_bad(
         "plan: --model-parallel: no layer of '%s' has a split; a FILE.json may have \"split\"",
         c->task.model->name);
-  }
   for (int i = 0; i < c->counts; i++) {
     if (c->ranks[i] % M == 0) continue;
     return cli_bad("plan: --ranks has %d, expected multiples of --model-parallel %d", c->ranks[i],
@@ -307,10 +308,10 @@ static int run(void *user, const cli_args *args) {
   shapes model = {.n = 0};
   int rc = CLI_OK;
   for (int i = 0; i < args->n_own && rc == CLI_OK; i++)
-    rc = read_ranks(c, args->own[i].value); /* the only option of kind CLI_OWN */
+    rc = read_ranks(c, args->own[i].value); /* --ranks is the only CLI_OWN option */
   for (int i = 0; i < args->n_settings && rc == CLI_OK; i++) {
     if (strcmp(args->settings[i].name, "method") == 0)
-      rc = cli_bad("plan: --method: every row has its method; expected other options");
+      rc = cli_bad("plan: --method: each strategy has its own method; give other options");
   }
   c->given.latency *= 1e-6;
   if (rc == CLI_OK) rc = shapes_list(c->model, &model);
@@ -336,27 +337,27 @@ static const cli_option options[] = {
      "a model of `natgrad train --models`, bert-base, bert-large, gpt-24, or a FILE.json "
      "(resnet50)",
      CLI_TEXT, .field = offsetof(plan_command, model)},
-    {"ranks", "N,N,...", "numbers of ranks (1,4,16,64)", .kind = CLI_OWN},
-    {"batch", "N", "samples of a rank, or of a model group, in a step (32)", CLI_WHOLE,
+    {"ranks", "N,N,...", "numbers of ranks, a table for each (1,4,16,64)", .kind = CLI_OWN},
+    {"batch", "N", "samples in a step of a rank, or of a model group (32)", CLI_WHOLE,
      offsetof(plan_command, task.batch), 1, 1 << 20},
-    {"model-parallel", "N", "ranks of a model group, which shard each layer that has a split (1)",
+    {"model-parallel", "N", "ranks of a model group, which share each layer that has a split (1)",
      CLI_WHOLE, offsetof(plan_command, task.group_ranks), 1, MOST_RANKS},
     {"stat-period", "N", "steps between refreshes of the statistics (10)", CLI_WHOLE,
      offsetof(plan_command, task.period[0]), 1, 1 << 20},
     {"solve-period", "N", "steps between refreshes of the inverses (100)", CLI_WHOLE,
      offsetof(plan_command, task.period[1]), 1, 1 << 20},
-    {"memory", "SIZE", "largest memory of a rank, as 16GB or 8GiB (no limit)", CLI_SIZE,
+    {"memory", "SIZE", "largest memory of a rank, such as 16GB or 8GiB (no limit)", CLI_SIZE,
      .field = offsetof(plan_command, memory)},
     {"overhead", "PERCENT",
-     "largest time that the recommended periods add to a step, per cent (10)", CLI_REAL,
+     "per cent that the recommended periods may add to the time of a step (10)", CLI_REAL,
      offsetof(plan_command, overhead), 1e-3, 1e6},
-    {"gemm", "FLOPS", "rate of matrix products of a rank, as 10T (10T)", CLI_SIZE,
+    {"gemm", "FLOPS", "FLOP/s of matrix products on a rank (10T)", CLI_SIZE,
      .field = offsetof(plan_command, given.gemm)},
-    {"solve", "FLOPS", "rate of factorisations of a rank, as 500G (500G)", CLI_SIZE,
+    {"solve", "FLOPS", "FLOP/s of factorisations on a rank (500G)", CLI_SIZE,
      .field = offsetof(plan_command, given.solve)},
-    {"bandwidth", "SIZE/s", "bandwidth of a rank's link, as 12.5GB/s (12.5GB/s: 100 Gbit)",
-     CLI_SIZE, .field = offsetof(plan_command, given.bandwidth)},
-    {"latency", "US", "latency of a message, microseconds (10)", CLI_REAL,
+    {"bandwidth", "SIZE/s", "bandwidth of a rank's link (12.5GB/s, which is 100 Gbit/s)", CLI_SIZE,
+     .field = offsetof(plan_command, given.bandwidth)},
+    {"latency", "US", "latency of a message in microseconds (10)", CLI_REAL,
      offsetof(plan_command, given.latency), 0.0, 1e6},
     {"calibrate", NULL,
      "measure --gemm and --solve, and under mpirun also --bandwidth and --latency", CLI_FLAG,
@@ -371,19 +372,20 @@ const cli_command cli_plan = {
     .usage = "[--model NAME|FILE] [--ranks N,N,...] [OPTIONS]",
     .summary = "estimate memory, messages and time of each strategy on any number of ranks",
     .text =
-        "  held         largest bytes of averages, sums, inverses, directions, moments of a rank\n"
+        "Prints a table for each number of ranks.  A row is a strategy, with the columns\n"
+        "  held         bytes of averages, sums, inverses, directions, moments: the largest rank\n"
         "  mean         the mean of these bytes over the ranks\n"
         "  sent         bytes that a rank passes to collectives in a step\n"
         "  observe ...  ms of each part of a step on the slowest rank\n"
-        "  added        ms of all parts\n"
-        "  step         added, plus forward, backward and the sum of gradients\n"
-        "Bytes and ms of a step are means over steps.\n\n"
+        "  added        ms that these parts add to a step\n"
+        "  step         ms of a step: added, forward, backward and the sum of gradients\n"
+        "Bytes sent and ms are means over steps.\n\n"
         "Bytes come from ng_plan_ranks.  Models of `natgrad train` include norms; bert-base,\n"
-        "bert-large and gpt-24 include embeddings and norms, but no heads.  Rows of natgrad and\n"
-        "spngd precondition norms and embeddings; other rows do not.\n\n"
-        "Times come from a model without overlap: products (without norms) at --gemm,\n"
-        "factorisations at --solve, sums by recursive halving or doubling, broadcasts in pieces\n"
-        "down a tree.\n\n"
+        "bert-large and gpt-24 include embeddings and norms, but no heads.  Strategies of\n"
+        "natgrad and spngd precondition norms and embeddings; others do not.\n\n"
+        "Times are estimates without overlap: products (without norms) at the rate --gemm,\n"
+        "factorisations at the rate --solve, sums by recursive halving or doubling, broadcasts\n"
+        "in pieces down a tree.\n\n"
         "FILE.json is a list of layers:\n"
         "  {\"name\": \"conv1\", \"kind\": \"conv2d\", \"in\": 3, \"out\": 64, \"kernel\": 7,\n"
         "   \"stride\": 2, \"padding\": 3, \"image\": 224}\n"
@@ -399,9 +401,9 @@ const cli_command cli_plan = {
         "  norm       a batch, layer or group norm with gamma and beta\n"
         "  embedding  `in` is the number of tokens\n\n"
         "--model-parallel cuts bert-base, bert-large and gpt-24 as Megatron-LM does, except\n"
-        "embeddings, and omits rows with local statistics or weights updated by owners.\n"
-        "Options of the library, such as --placement kaisa, apply to rows of natgrad.  Times\n"
-        "assume K-FAC for all layers.\n",
+        "embeddings.  It omits strategies with local statistics or weights updated by owners.\n"
+        "Options of the library, such as --placement kaisa, apply to strategies of natgrad.\n"
+        "Times assume K-FAC for all layers.\n",
     .options = options,
     .n_options = sizeof options / sizeof options[0],
     .library = true,

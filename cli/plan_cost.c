@@ -1,25 +1,26 @@
-/* plan_cost.c: the cost of a strategy.
+/* plan_cost.c: estimate the cost of a strategy.
  *
- * Bytes, messages and orders come from ng_plan_ranks, as in a run.  Seconds are the time of the slowest rank: products
- * at the rate `gemm`, factorisations at the rate `solve`, messages by latency and bandwidth, without overlap (a run
- * that overlaps messages with backward, ng_batch.last, is faster).
+ * Bytes, messages and orders of factors come from ng_plan_ranks, as in a run. Seconds are the time of the slowest rank:
+ * products at the rate `gemm`, factorisations at the rate `solve`, messages by latency and bandwidth. No work overlaps
+ * (a run that overlaps messages with the backward pass, ng_batch.last, is faster).
  *
  * p and q are the orders of A and G of a layer, or of one group of a convolution; B counts the samples of a rank, W the
- * ranks.  p = 0 for an embedding: its A is a diagonal of counts.  Products of norms are not counted.
+ * ranks. For an embedding p = 0: its A is the diagonal of token counts. Products of norms are not counted.
  *
  *   forward, backward   3 * 2 B sum(positions p q) / gemm
  *   observe             B sum(positions (p(p+1) + q(q+1))) / gemm, times the rank's share of the bytes of all sums
- *   solve               k n^3 / solve over the factors (order n) of a rank; k = 1 Cholesky and inverse, 9 eigenvectors
+ *   solve               k n^3 / solve over the factors (order n) of a rank; k = 1 for Cholesky and inverse, 9 for
+ *                       eigenvectors
  *   apply               2 q p (p + q) / gemm over the blocks of a rank; twice as much in an eigenbasis
- *   a sum of n bytes    the faster of recursive halving and doubling (Rabenseifner's), 2 log2(W) latency +
- *                       2 (W-1)/W n / bandwidth, and recursive doubling, log2(W) (latency + n / bandwidth)
- *                       (Thakur, Rabenseifner & Gropp 2005)
- *   a sum to owners     log2(W) latency + (W-1)/W n / bandwidth, recursive halving (the same source)
- *                       messages of statistics overlap each other, so one latency is counted for all
- *   a broadcast         log2(W) latency + n / bandwidth, in pieces down a tree
- *   shards of layers    in groups of M ranks: log2(M) latency + (M-1)/M n / bandwidth, a gather by doubling, plus a
- *                       small sum for each observed shard.  The ranks of a group share the products of a sharded layer;
- *                       gradients are summed over W/M ranks */
+ *   a sum of n bytes    the faster of recursive halving and doubling (Rabenseifner's), 2 log2(W) latency + 2 (W-1)/W n
+ *                       / bandwidth, and recursive doubling, log2(W) (latency + n / bandwidth) (Thakur, Rabenseifner &
+ *                       Gropp 2005)
+ *   a sum to owners     log2(W) latency + (W-1)/W n / bandwidth, recursive halving (the same paper); messages of
+ *                       statistics overlap each other, so one latency is counted for all
+ *   a broadcast         log2(W) latency + n / bandwidth: the message goes down a tree in pieces
+ *   shards of layers    in groups of M ranks: a gather by recursive doubling, log2(M) latency + (M-1)/M n / bandwidth,
+ *                       plus a small sum for each observed shard. The ranks of a group share the products of a sharded
+ *                       layer, and each gradient is summed over W/M ranks */
 #include "plan.h"
 
 #include <math.h>
@@ -64,8 +65,8 @@ static int make_options(const plan_task *w, const plan_strategy *s, ng_options *
   return s->is_natgrad && w->args != NULL ? cli_set_options(w->args, *out) : CLI_OK;
 }
 
-/* Return true if the method has norm blocks.  Then norms and embeddings are layers, else tensors, as in natgrad train
- * and the PyTorch front. */
+/* Return true if the method has norm blocks. Then norms and embeddings are added as layers, else as tensors, as in
+ * natgrad train and in the PyTorch front. */
 static bool has_norm_blocks(ng_precond *p) {
   char block[16] = "";
   return ng_get(p, "norm_block", block, sizeof block) != NG_OK || strcmp(block, "none") != 0;
@@ -124,8 +125,8 @@ static int shard_layers(ng_context *ctx, const plan_task *w, const plan_strategy
 }
 
 typedef struct totals {
-  bool tables;               /* embeddings are observed */
-  double solve, apply, sums; /* the largest solve_cost, apply_cost and bytes of sums of any rank */
+  bool tables;               /* the method has statistics of embeddings */
+  double solve, apply, sums; /* largest solve_cost, apply_cost and bytes of sums on a rank */
 } totals;
 
 static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
@@ -171,8 +172,8 @@ static int read_rank_plans(ng_context *ctx, const plan_strategy *s, ng_precond *
   return rc;
 }
 
-/* Set the seconds and bytes of sharded layers: gradients in each step; every stat_period steps, observations, each with
- * a small verdict message. */
+/* Compute seconds and bytes of sharded layers: in each step the gradients; every stat_period steps the observations,
+ * with a small message that agrees on their status. */
 static void estimate_shards(const plan_task *w, const ng_rank_plan *r, double *seconds,
                             plan_cost *out) {
   const plan_machine *m = &w->machine;
@@ -199,14 +200,13 @@ static void estimate_times(const plan_task *w, bool eigen, int32_t ranks, const 
   double products = 0.0, squares = 0.0, weights = 0.0, s[PLAN_PARTS] = {0};
   for (int i = 0; i < w->model->n; i++) {
     const shape *l = &w->model->layer[i];
-    const double share =
-        l->split == SPLIT_NONE ? 1 : (double)w->group_ranks; /* shards of the layer */
+    const double share = l->split == SPLIT_NONE ? 1 : (double)w->group_ranks; /* number of shards */
     const double p = (double)l->p, q = (double)l->q, rows = B * (double)l->positions / share;
     const double groups = l->groups > 1 ? (double)l->groups : 1;
     products += 2 * rows * groups * p * q;
     if (!l->embedding || t->tables) squares += rows * groups * (p * (p + 1) + q * (q + 1));
     weights += 4 / share *
-               (l->norm        ? 2 * (double)l->in /* gamma and beta */
+               (l->norm        ? 2 * (double)l->in /* gamma, beta */
                 : l->embedding ? (double)l->in * q
                                : groups * p * q);
   }
@@ -246,7 +246,8 @@ int plan_estimate_cost(const plan_task *w, const plan_strategy *s, int32_t ranks
   ng_context *ctx = NULL;
   ng_precond *p = NULL;
   totals t;
-  ng_rank_plan whole = {.struct_size = sizeof whole}; /* of one rank, which has all sums */
+  ng_rank_plan whole = {.struct_size =
+                            sizeof whole}; /* the plan for one rank, which has all sums */
   memset(&t, 0, sizeof t);
   memset(out, 0, sizeof *out);
   out->largest.workers = 1;

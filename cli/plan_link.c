@@ -1,7 +1,7 @@
-/* plan_link.c: measure the link by sums over the ranks of a launcher.
+/* plan_link.c: measure the link between ranks by all-reduces.
  *
- * plan_measure_link chooses latency and bandwidth so that the model of plan_cost.c gives the least measured times of a
- * sum of one number and of a sum of 16 MB.  All ranks call plan_measure_link and get the result of rank 0. */
+ * plan_measure_link chooses latency and bandwidth so that the model of plan_cost.c predicts the shortest measured times
+ * of two sums: of one number, and of 16 MB. All ranks call plan_measure_link, and get the result of rank 0. */
 #include "clock.h"
 #include "plan.h"
 #include "train/ranks.h"
@@ -11,10 +11,11 @@
 
 enum { SMALL = 1, LARGE = 1 << 22, SMALL_TIMES = 200, LARGE_TIMES = 7 };
 
-/* Return the least seconds of `times` sums of `count` numbers over the ranks; < 0: the transport failed, reported. */
+/* Return the shortest seconds of `times` sums of `count` numbers over the ranks; < 0: transport failed, reported. */
 static double measure_least(const run_ranks *ranks, float *x, int64_t count, int times) {
   double least = HUGE_VAL;
-  for (int i = -1; i < times; i++) { /* i = -1, which opens connections, does not count */
+  for (int i = -1; i < times;
+       i++) { /* the first sum (i = -1) also opens connections, so it does not count */
     const double t0 = ng_now_ms();
     if (ranks_sum_floats(ranks, x, count) != CLI_OK) return -1.0;
     const double seconds = 1e-3 * (ng_now_ms() - t0);
@@ -23,8 +24,8 @@ static double measure_least(const run_ranks *ranks, float *x, int64_t count, int
   return least;
 }
 
-/* The model takes the faster of two algorithms for a sum.  Each algorithm explains `large` by another bandwidth:
- * with the smaller one, the model gives exactly `large`. */
+/* The model of plan_estimate_sum uses the faster of two algorithms. For each algorithm, compute the bandwidth at which
+ * it takes `large` seconds. At the smaller of both bandwidths, the faster algorithm takes exactly `large`. */
 void plan_fit_link(int32_t ranks, double small, double large, double bytes, plan_machine *m) {
   const double W = ranks, steps = ceil(log2(W));
   m->latency = small / steps;
@@ -44,5 +45,5 @@ int plan_measure_link(const ng_transport *t, plan_machine *m) {
   if (least[1] < 0 || ranks_broadcast(&ranks, least, sizeof least) != CLI_OK) return CLI_BAD;
   plan_fit_link(t->size, least[0], least[1], 4.0 * LARGE, m);
   if (m->latency > 0 && isfinite(m->bandwidth)) return CLI_OK;
-  return cli_bad("plan: --calibrate: the link could not be measured");
+  return cli_bad("plan: --calibrate: the link is too fast to be measured");
 }

@@ -1,6 +1,5 @@
-/* recording.c: read a recording and check that every array that a replay reads is present, is float32 and has the
- * shape that case.json implies.  The file is not trusted: recording_open reports an entry that does not fit, with
- * the names of the file and the array. */
+/* recording.c: read a recording, and check that every array that a replay reads is present, is float32 and has the
+ * shape that case.json implies. The file is not trusted: recording_open names the file and the array of an error. */
 #include "recording.h"
 
 #include "common/cli.h"
@@ -24,12 +23,12 @@ static const char *read_text(cli_fields *f, const ngio_value *object, const char
   return s != NULL ? s : "";
 }
 
-/* Return the text of a key that may be missing: then "". */
+/* Return the text of `key`, or "" if the key is missing. */
 static const char *read_optional(cli_fields *f, const ngio_value *object, const char *key) {
   return ngio_get(object, key) == NULL ? "" : read_text(f, object, key);
 }
 
-/* Return the number of a key; `absent` if the key is missing or null. */
+/* Return the number of `key`, or `absent` if the key is missing or null. */
 static double read_real(cli_fields *f, const ngio_value *object, const char *key, double absent) {
   const ngio_value *v = ngio_get(object, key);
   if (v == NULL || ngio_is(v, NGIO_NULL)) return absent;
@@ -37,11 +36,11 @@ static double read_real(cli_fields *f, const ngio_value *object, const char *key
   return ngio_number_of(v);
 }
 
-/* Set the name of entry i of `list`; names must differ, because no two layers may share arrays. */
+/* Set the name of layer i, entry i of `list`. Names must differ, because they are part of the names of arrays. */
 static void set_layer_name(reader *in, const char *list, int i, const char *name) {
   const recording *r = in->r;
   if (name == NULL || strlen(name) > 60) {
-    cli_field_error(&in->fields, "entry %d of %s has no name of at most 60 letters", i, list);
+    cli_field_error(&in->fields, "entry %d of %s: expected a name of at most 60 letters", i, list);
     return;
   }
   (void)snprintf(r->layer[i].name, sizeof r->layer[i].name, "%s", name);
@@ -74,7 +73,7 @@ static void read_layer(cli_fields *f, const ngio_value *o, shape *l) {
   cli_read_pair(f, o, "padding", 0, -1, l->padding);
 }
 
-/* Describe a parameter [rows, ...] as a linear layer with `rows` outputs; a parameter of one axis has one output. */
+/* Describe a parameter [rows, ...] as a linear layer with `rows` outputs. A parameter with one axis has one output. */
 static void read_parameter(cli_fields *f, const ngio_value *o, shape *l) {
   enum { MOST = 1 << 30 };
   const ngio_value *lengths = ngio_get(o, "shape");
@@ -92,14 +91,14 @@ static void read_parameter(cli_fields *f, const ngio_value *o, shape *l) {
   }
 }
 
-/* Read the layers that "order" names, or the parameters. */
+/* Read the layers, in the order of the list "order", or else the list "parameters". */
 static void read_layers(reader *in) {
   recording *r = in->r;
   cli_fields *f = &in->fields;
   const char *key = r->parameters ? "parameters" : "order";
   const ngio_value *list = ngio_get(r->root, key), *layers = ngio_get(r->root, "layers");
   if (!ngio_is(list, NGIO_ARRAY) || ngio_count(list) < 1 || ngio_count(list) > 4096)
-    cli_field_error(f, "%s is not a list of 1 to 4096", key);
+    cli_field_error(f, "%s is not a list of 1 to 4096 entries", key);
   if (!r->parameters && !ngio_is(layers, NGIO_OBJECT))
     cli_field_error(f, "layers is not an object");
   if (r->parameters && (r->ranks > 1 || r->micro_batches > 1))
@@ -116,13 +115,12 @@ static void read_layers(reader *in) {
       read_parameter(f, o, l);
       continue;
     }
-    const char *before = f->where;
     (void)snprintf(where, sizeof where, "case.json: layer %.60s: ", l->name);
     f->where = where;
     o = ngio_get(layers, l->name);
     if (!ngio_is(o, NGIO_OBJECT)) cli_field_error(f, "expected an object in \"layers\"");
     read_layer(f, o, l);
-    f->where = before;
+    f->where = "case.json: ";
   }
 }
 
@@ -149,14 +147,15 @@ static void read_case(reader *in, const char *text) {
   read_layers(in);
   f->where = "case.json: config: ";
   r->system = read_text(f, r->config, "system");
-  r->method = read_optional(f, r->config, "method"); /* programs with only one method name none */
+  r->method =
+      read_optional(f, r->config, "method"); /* missing if the program has one method only */
   r->weight_decay = read_real(f, r->config, "weight_decay", 0.0);
   r->loss_scale = read_real(f, r->config, "loss_scale", 1.0);
   r->momentum = read_real(f, r->config, "momentum", 0.9);
   r->adjust_momentum = ngio_is(ngio_get(r->config, "adjust_momentum"), NGIO_TRUE);
   if (!(r->loss_scale > 0)) cli_field_error(f, "loss_scale is not a number above 0");
-  if (!(r->momentum >= 0)) cli_field_error(f, "momentum is not a number from 0 on");
-  /* Chainer's decay hook sees the scaled gradient.  Before Chainer 7 it adds rate * w, later rate * w * loss_scale. */
+  if (!(r->momentum >= 0)) cli_field_error(f, "momentum is not a number >= 0");
+  /* Chainer adds weight decay to the scaled gradient: before version 7 rate * w, later rate * w * loss_scale. */
   const char *version = ngio_text_of(ngio_get(r->root, "chainer"));
   if (version != NULL && strtol(version, NULL, 10) < 7) r->weight_decay /= r->loss_scale;
 }
@@ -179,7 +178,7 @@ static void write_shape(const int64_t *lengths, int32_t n, char text[128]) {
     at += snprintf(text + at, 128 - (size_t)at, "%s%lld", i > 0 ? "," : "", (long long)lengths[i]);
 }
 
-/* Return the float32 array `name` with the shape expect[n] (an entry < 0: any length; expect NULL: any shape). */
+/* Return the float32 array `name` if its shape is expect[n] (an entry < 0: any length; expect NULL: any shape). */
 static const ngio_tensor *find_array(reader *in, const char *name, const int64_t *expect,
                                      int32_t n) {
   const ngio_tensor *t = in->fields.rc == CLI_OK ? recording_find_array(in->r, "%s", name) : NULL;
@@ -198,7 +197,7 @@ static const ngio_tensor *find_array(reader *in, const char *name, const int64_t
   return in->fields.rc == CLI_OK ? t : NULL;
 }
 
-/* Return the input `name` of a layer, and set g to the shape that the output gradient of the layer must have. */
+/* Return the array `name`, the input of a layer, and set g to the shape that the layer's output gradient must have. */
 static const ngio_tensor *find_input(reader *in, const char *name, shape *l,
                                      int64_t g[NGIO_MAX_DIMS]) {
   const bool known = l->conv && l->image[0] > 0;
@@ -248,7 +247,7 @@ static void read_observed(reader *in, const char *prefix, shape *l, recording_ob
   s->rows = l->conv || l->norm ? s->samples : a->bytes / 4 / l->in;
 }
 
-/* The arrays of one weight or bias in one step (recording_step). */
+/* The arrays of one weight or bias in one step, in the order of recording_step. */
 enum { GRAD, OUT, BEFORE, AFTER, MOMENTUM, STEP_ARRAYS };
 
 static void write_step_name(const recording *r, int step, const shape *l, int bias, int k,
@@ -273,13 +272,13 @@ static void read_step(reader *in, int step, const shape *l, int bias, recording_
                                       : l->conv       ? 4
                                                       : 2);
     if (t != NULL && r->parameters && t->bytes != 4 * l->in * l->out)
-      cli_field_error(&in->fields, "array %s has %lld elements, its parameter %lld", name,
+      cli_field_error(&in->fields, "array %s has %lld elements, but its parameter %lld", name,
                       (long long)(t->bytes / 4), (long long)(l->in * l->out));
     if (t != NULL) *to[k] = t->data;
   }
 }
 
-/* Read the observed arrays of one micro-batch; their names begin with rank, step and micro-batch, as in "r1.s0.m2". */
+/* Read the observed arrays of one micro-batch. Their names begin with rank, step and micro-batch, as in "r1.s0.m2". */
 static void read_micro_batch(reader *in, int rank, int step, int micro, recording_observed *s) {
   const recording *r = in->r;
   const bool flattens = strcmp(r->system, "chainerkfac") == 0;
@@ -289,7 +288,7 @@ static void read_micro_batch(reader *in, int rank, int step, int micro, recordin
   (void)snprintf(prefix, sizeof prefix, "%ss%d%s", on, step, part);
   for (int i = 0; i < r->layers && in->fields.rc == CLI_OK; i++) {
     read_observed(in, prefix, &r->layer[i], &s[i]);
-    /* chainerkfac flattens the input of a linear layer and counts positions as samples */
+    /* chainerkfac flattens the input of a linear layer, so it counts positions as samples */
     if (flattens) s[i].samples = s[i].rows;
     if (!flattens && s[i].samples != s[0].samples)
       cli_field_error(&in->fields, "step %d: layer %.60s has %lld samples, %.60s has %lld", step,
@@ -298,8 +297,8 @@ static void read_micro_batch(reader *in, int rank, int step, int micro, recordin
   }
 }
 
-/* Read the learning rate of each step.  A rate may be 0 at the end of a schedule; smaller positive rates than 1e-30 are
- * errors, because a division by them overflows f32. */
+/* Read the learning rate of each step. A rate may be 0 at the end of a schedule. A positive rate below 1e-30 is an
+ * error, because a division by it would overflow f32. */
 static double *read_rates(reader *in, const char *key) {
   const ngio_value *list = ngio_get(in->r->root, key);
   double *rate = cli_alloc((size_t)in->r->steps, sizeof *rate);
@@ -307,14 +306,14 @@ static double *read_rates(reader *in, const char *key) {
     const ngio_value *x = ngio_at(list, (size_t)i);
     rate[i] = ngio_number_of(x);
     if (!ngio_is_number(x) || (rate[i] != 0 && !(rate[i] >= 1e-30 && rate[i] <= 1e30)))
-      cli_field_error(&in->fields, "%s has neither 0 nor a number from 1e-30 to 1e30 for step %d",
+      cli_field_error(&in->fields, "%s: the value for step %d is neither 0 nor from 1e-30 to 1e30",
                       key, i);
   }
   return rate;
 }
 
-/* Allocate r->step and r->observed.  First compare the counts of case.json, which are not trusted, with the number of
- * arrays in the file: every micro-batch and every step has at least two arrays for each layer. */
+/* Allocate r->step and r->observed. The counts in case.json are not trusted: first compare them with the number of
+ * arrays in the file, which has at least two arrays for each layer in every micro-batch and every step. */
 static void allocate_arrays(reader *in) {
   recording *r = in->r;
   const int64_t arrays = ngio_tensors_count(r->file);
@@ -355,7 +354,7 @@ static void read_arrays(reader *in) {
 }
 
 static int skip_file(const char *path, const char *why) {
-  cli_note("%s: skipped, is no recording: %s", path, why);
+  cli_note("%s: skipped, not a recording: %s", path, why);
   return -1;
 }
 

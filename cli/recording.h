@@ -1,16 +1,18 @@
 /* recording.h: a recorded run of a published program: configuration, layers and arrays.
  *
- * A recording is one safetensors file with a JSON text, case.json, in its metadata.  The tensors of layer L in step T:
- *   sT.L.a, sT.L.g       input and output gradient; sT.mK.L.a of micro-batch K; rR.sT.L.a of rank R
+ * A recording is one safetensors file, with the JSON text case.json in its metadata. The tensors of layer L in step T
+ * are:
+ *   sT.L.a, sT.L.g       input and output gradient; sT.mK.L.a in micro-batch K; rR.sT.L.a on rank R
  *   sT.L.weight.grad     the gradient before the step; .out: the preconditioned gradient; .before: the weight, if
- *                        weight_decay is not 0.  A bias has sT.L.bias.*, a batch norm sT.L.gamma.* and sT.L.beta.*
- *   sT.L.weight.after    with updates: the weight after the step; .v: its momentum.  The lists lr_steps and
- *                        lr_pre_steps have the learning rate of each step and of the step before
- * "tolerance" (1e-5) and "state_tolerance" (as tolerance) are the largest accepted errors; "tolerance_reason" is text.
+ *                        weight_decay is not 0. A bias has sT.L.bias.*, a batch norm sT.L.gamma.* and sT.L.beta.*
+ *   sT.L.weight.after    in recordings with updates: the weight after the step; .v: its momentum. The lists lr_steps
+ *                        and lr_pre_steps have the learning rate of each step, and of the step before
+ * "tolerance" (1e-5) and "state_tolerance" (default: tolerance) are the largest accepted errors; "tolerance_reason"
+ * says why they are larger than the default.
  *
  * A recording of a program that uses only gradients has a list "parameters" with names P and shapes, and the arrays
- * sT.P.before (the weight), .grad and .out (the direction).  `layer` then has one linear layer for each parameter, with
- * one output if the parameter has one axis. */
+ * sT.P.before (the weight), .grad and .out (the direction). `layer` then has one linear layer for each parameter; it
+ * has one output if the parameter has one axis. */
 #ifndef CLI_RECORDING_H
 #define CLI_RECORDING_H
 
@@ -21,41 +23,42 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Input a and output gradient g of one layer, micro-batch and rank.  A linear layer has rows = samples x positions.
- * chainerkfac counts positions as samples: in its recordings samples = rows, a different number for each layer. */
+/* Input a and output gradient g of one layer, micro-batch and rank. For a linear layer, rows = samples x positions.
+ * chainerkfac counts positions as samples, so in its recordings samples = rows, which differs between layers. */
 typedef struct recording_observed {
   const float *a, *g;
   int64_t samples, rows;
 } recording_observed;
 
-/* A weight or bias in one step.  grad: its gradient; out: the preconditioned gradient; before: its value before the
- * step (NULL: not recorded); after, momentum: with updates its value and momentum after the step, else NULL. */
+/* A weight or bias in one step. grad: its gradient. out: the preconditioned gradient. before: its value before the step
+ * (NULL: not recorded). after, momentum: value and momentum after the step (NULL: no updates). */
 typedef struct recording_step {
   const float *grad, *out, *before, *after, *momentum;
 } recording_step;
 
 typedef struct recording {
-  char name[128];  /* of the file, without ".safetensors" */
-  ngio_json *json; /* case.json: root, and its member "config" */
+  char name[128];  /* file name without ".safetensors" */
+  ngio_json *json; /* case.json; root: its object; config: the member "config" */
   const ngio_value *root, *config;
   const char *system, *method;
-  double tolerance, state_tolerance; /* of directions; of error feedback, weights and momentum */
-  const char *reason;                /* for a tolerance above the default, else "" */
-  double weight_decay, loss_scale;   /* grad / loss_scale + weight_decay weight; defaults 0 and 1 */
-  bool parameters;                   /* parameters instead of layers */
-  bool updates;                      /* has weights and momentum after each step */
-  double momentum;                   /* 0.9 if not recorded */
-  bool adjust_momentum;              /* multiply momentum by lr / lr_pre if below 1 */
-  double *lr, *lr_pre;               /* [steps], with updates only */
+  double tolerance, state_tolerance; /* for directions; for error feedback, weights and momentum */
+  const char *reason;                /* reason of a tolerance above the default, else "" */
+  double weight_decay,
+      loss_scale;       /* gradient = grad / loss_scale + weight_decay before; defaults 0, 1 */
+  bool parameters;      /* has the list "parameters" instead of layers */
+  bool updates;         /* has weights and momentum after each step */
+  double momentum;      /* 0.9 if not recorded */
+  bool adjust_momentum; /* multiply momentum by min(1, lr / lr_pre) */
+  double *lr, *lr_pre;  /* [steps]; NULL without updates */
   int layers, steps, micro_batches, ranks;
-  shape *layer;                 /* [layers]; image: the size of the observed input */
+  shape *layer;                 /* [layers]; member image: size of the observed input */
   recording_observed *observed; /* [rank][step][micro-batch][layer] */
   recording_step *step; /* [step][layer][bias]                                                  */
   ngio_tensors *file;   /* the arrays                                                           */
 } recording;
 
-/* Read everything and check all shapes.  Return 0; -1, and print a note, if the file is no recording; or 2, and report
- * the file and the array.  *out is zero unless the result is 0. */
+/* Read a recording and check all shapes. Return 0; 2 if the recording is damaged (the file and the array are reported);
+ * -1, with a note, if the file is no recording. *out is zero unless the result is 0. */
 int recording_open(const char *path, recording *out);
 void recording_close(recording *r);
 

@@ -1,8 +1,8 @@
-/* replay.c: `natgrad replay`: run natgrad on a recorded run of a published program and compare.
+/* replay.c: `natgrad replay`: run natgrad on the inputs of a recorded run of a published program, and compare results.
  *
- * The recording names a system and a method, which select a method of the library; the published names of this method
- * translate all other entries of the recording's configuration.  replay_run.c runs the steps.  A recording of N ranks
- * runs on N threads, and each rank's result is compared with the one recorded result. */
+ * The recording names a system and a method, which together select a method of the library. The published names of this
+ * method translate all other entries of the configuration. replay_run.c runs the steps. For a recording of N ranks, N
+ * threads run as ranks, and the result of each rank is compared with the one recorded result. */
 #include "common/commands.h"
 #include "replay.h"
 
@@ -18,8 +18,8 @@ typedef struct request {
 
 /* ---- configuration ---------------------------------------------------------------------------*/
 
-/* Append a value of the configuration as text; join a list of texts (regular expressions of skip_layers) by '|'.
- * Return false if the value is another list or an object. */
+/* Append a value of the configuration as text; a list of texts (regular expressions of skip_layers) is joined by '|'.
+ * Return false for another kind of list, or an object. */
 static bool append_text(ngio_out *to, const ngio_value *v) {
   char number[32];
   const char *one = ngio_is(v, NGIO_NULL) ? "none" : cli_json_text(v, number, sizeof number);
@@ -34,21 +34,21 @@ static bool append_text(ngio_out *to, const ngio_value *v) {
   return true;
 }
 
-/* Set the options and the learning rate that the recording's configuration names. */
+/* Set the options and the learning rate from the recording's configuration. */
 static int set_recorded_options(const recording *r, const char *path, ng_options *o, double *lr) {
   char message[512] = "";
   if (ng_options_set_system(o, r->system, r->method, message, sizeof message) < 0)
     return cli_bad("%s: case.json: %s", path, message);
-  *lr = 0.1; /* used if the configuration has no entry lr */
+  *lr = 0.1; /* default if the configuration has no entry lr */
   for (const ngio_value *value = ngio_first(r->config); value != NULL;
        value = ngio_next(r->config, value)) {
     const char *key = value->key;
     if (strcmp(key, "system") == 0 || strcmp(key, "method") == 0) continue;
-    if (strcmp(key, "diagonalize") == 0) continue; /* layer_options in replay_run.c reads the key */
-    if (r->parameters && strcmp(key, "class") == 0) continue; /* informative only */
+    if (strcmp(key, "diagonalize") == 0) continue; /* find_options in replay_run.c reads this key */
+    if (r->parameters && strcmp(key, "class") == 0) continue; /* not an option */
     ngio_out text = {0};
     const bool known = append_text(&text, value);
-    ngio_out_bytes(&text, "", 1); /* ends the text */
+    ngio_out_bytes(&text, "", 1); /* the terminating zero */
     const ng_status st =
         known ? ng_options_set_published(o, key, text.text, lr, message, sizeof message) : NG_OK;
     ngio_out_free(&text);
@@ -58,7 +58,7 @@ static int set_recorded_options(const recording *r, const char *path, ng_options
           path, key);
     if (st < 0) return cli_bad("%s: case.json: config: %s", path, message);
   }
-  /* ema_leak = false: the program restored its averages after each inverse, so damping did not enter them. */
+  /* ema_leak = false: the program subtracted its damping from the averages again, so no damping leaked into them. */
   if (ngio_is(ngio_get(r->root, "ema_leak"), NGIO_FALSE) &&
       ng_options_set(o, "damping_leak", "0", message, sizeof message) < 0)
     return cli_bad("%s: case.json: %s", path, message);
@@ -67,8 +67,8 @@ static int set_recorded_options(const recording *r, const char *path, ng_options
 
 static bool is_low_rank(const ng_options *o) { return cli_option_is(o, "window_store", "lowrank"); }
 
-/* Set the options of the recording, then the options of the command line.  --method replaces all options of the
- * recording by the defaults of that method. */
+/* Set the options of the recording, then the options of the command line. If --method is given, use the defaults of
+ * that method instead of the options of the recording. */
 static int configure(const recording *r, const char *path, const cli_args *args, ng_options **o,
                      double *lr) {
   char message[512] = "";
@@ -93,7 +93,7 @@ static int configure(const recording *r, const char *path, const cli_args *args,
 
 /* The largest error of one kind (DIRECTION_ERRORS, STATE_ERRORS), its step and its layer. */
 typedef struct error_summary {
-  const char *what; /* the array compared after each step; NULL: none */
+  const char *what; /* name of the compared arrays; NULL: not compared */
   double largest, tolerance;
   int step, layer;
 } error_summary;
@@ -135,7 +135,7 @@ static void print_report(const replay_job *j, const double *error,
   }
 }
 
-/* Set each error of the first rank to the largest over ranks; return the largest error. */
+/* Set each error of rank 0 to the largest over all ranks; return the largest error of all steps and layers. */
 static error_summary merge_ranks(const recording *r, const replay_rank *ranks, int which) {
   error_summary a = {.what = NULL};
   for (int k = 0; k < r->steps * r->layers; k++) {
@@ -159,9 +159,9 @@ static int report(const replay_job *j, const replay_rank *ranks, double given) {
   if (j->feedback) a[STATE_ERRORS].what = "error feedback";
   if (r->updates) a[STATE_ERRORS].what = r->momentum != 0 ? "weights and momentum" : "weights";
   for (int k = 0; k < ERROR_KINDS; k++) {
-    if (!(a[k].largest <= a[k].tolerance)) rc = CLI_NO; /* also for NaN */
+    if (!(a[k].largest <= a[k].tolerance)) rc = CLI_NO; /* true for NaN, too */
   }
-  /* a step's status is the same on all ranks */
+  /* all ranks have the same status, so rank 0 stands for all */
   print_report(j, ranks[0].errors[DIRECTION_ERRORS], a, ranks[0].rescued, rc);
   if (given < 0 && r->reason[0] != 0) printf("  tolerance: %s\n", r->reason);
   return rc;
@@ -201,7 +201,7 @@ static int replay(const char *path, const request *w, const cli_args *args) {
 static int run(void *user, const cli_args *args) {
   int rc = CLI_OK, skipped = 0;
   if (args->operands == 0)
-    return cli_bad("replay: no recording given, expected .safetensors files");
+    return cli_bad("replay: no file given, expected recordings (.safetensors)");
   for (int i = 0; i < args->operands; i++) {
     const int one = replay(args->operand[i], user, args);
     if (one > rc) rc = one;
@@ -214,9 +214,10 @@ static int run(void *user, const cli_args *args) {
 static const request standard = {-1, NULL};
 static const cli_option own[] = {
     {"tolerance", "X",
-     "largest accepted error, relative to the largest recorded entry (the recording's, or 1e-5)",
+     "largest accepted error, divided by the largest recorded magnitude (the recording's, or 1e-5)",
      CLI_REAL, offsetof(request, tolerance), 0, 1e300},
-    {"linalg", "NAME", "linear algebra: cpu, ref", CLI_TEXT, .field = offsetof(request, linalg)},
+    {"linalg", "NAME", "linear algebra of the library: cpu or ref (cpu)", CLI_TEXT,
+     .field = offsetof(request, linalg)},
 };
 
 const cli_command cli_replay = {
@@ -224,12 +225,12 @@ const cli_command cli_replay = {
     .usage = "FILE... [OPTIONS]",
     .summary = "replay recordings of published programs and compare the results",
     .text =
-        "A recording is a .safetensors file with the inputs and results of each step.  The first\n"
-        "run compares preconditioned gradients, and the error feedback of window methods.  If\n"
-        "the recording has weights after each step, a second run updates the weights, and\n"
+        "A recording is a .safetensors file with the inputs and results of each step.  A first\n"
+        "run compares preconditioned gradients and, for window methods, the error feedback.  If\n"
+        "the recording has the weights after each step, a second run updates the weights, and\n"
         "compares weights and momentum.\n\n"
-        "Exit codes: 0 all errors are within the tolerance; 1 an error exceeds the tolerance; 2\n"
-        "bad input.  Files that are no recordings are reported and skipped; if no recording\n"
+        "Exit code 0: all errors are within the tolerance; 1: an error exceeds the tolerance; 2:\n"
+        "bad input.  Files that are not recordings are reported and skipped; if no recording\n"
         "remains, the exit code is 2.\n",
     .options = own,
     .n_options = 2,

@@ -1,8 +1,8 @@
-/* replay_run.c: run natgrad on a recording as a trainer does, with one thread for each rank: add layers, bind
+/* replay_run.c: run natgrad on a recording as a trainer would, with one thread for each rank: add layers, bind
  * gradients, observe each micro-batch, step.
  *
  * The error of a step and layer is max |ours - recorded| over weight and bias, divided by the largest recorded
- * entry. The first run compares preconditioned gradients.  If the recording has updates, a second run starts from
+ * magnitude. The first run compares preconditioned gradients. If the recording has updates, a second run starts from
  * the recorded initial weights, updates them, and compares weights and momentum. */
 #include "replay.h"
 
@@ -36,14 +36,6 @@ void replay_ranks_free(replay_rank *ranks, int count) {
   free(ranks);
 }
 
-static void free_arrays(replay_arrays (*arrays)[2], int layers) {
-  for (int i = 0; i < 2 * layers; i++) {
-    free(arrays[i / 2][i % 2].grad);
-    free(arrays[i / 2][i % 2].value);
-  }
-  free(arrays);
-}
-
 static int64_t count_columns(const shape *l) {
   return l->norm ? 1 : l->conv ? l->in * l->kernel[0] * l->kernel[1] : l->in;
 }
@@ -55,7 +47,7 @@ static int64_t count_elements(const shape *l, int bias) {
   return bias ? l->out : l->out * count_columns(l);
 }
 
-/* Return the options of a layer that chainerkfac's list "diagonalize" names; NULL: the layer has no own options. */
+/* Return the own options of a layer that the list "diagonalize" of chainerkfac names; NULL: the layer has none. */
 static const char *find_options(const recording *r, const shape *l) {
   const ngio_value *list = ngio_get(r->config, "diagonalize");
   for (size_t i = 0; i < ngio_count(list); i++) {
@@ -66,8 +58,8 @@ static const char *find_options(const recording *r, const shape *l) {
   return NULL;
 }
 
-/* Write the gradient that the recorded optimizer used, grad / loss_scale + weight_decay before; or 0 with `none`.  For
- * recordings of parameters, the library adds the decay. */
+/* Write the gradient that the recorded optimizer used: grad / loss_scale + weight_decay before. If `none`, write 0. In
+ * recordings of parameters, the library adds the decay itself. */
 static void write_gradient(const recording *r, float *to, const float *grad, const float *before,
                            int64_t n, bool none) {
   const double decay = r->parameters || before == NULL ? 0.0 : r->weight_decay;
@@ -77,7 +69,7 @@ static void write_gradient(const recording *r, float *to, const float *grad, con
                            (decay == 0.0 ? 0.0 : decay * (double)before[i]));
 }
 
-/* Bind the gradient of a weight or bias and, if `before` is given, a copy of its value. */
+/* Bind a gradient array of a weight or bias. If `before` is not NULL, also bind a copy of `before` as the value. */
 static ng_status bind_arrays(ng_precond *p, int32_t index, const shape *l, int bias,
                              const float *before, replay_arrays *to) {
   const int64_t n = count_elements(l, bias), rows = bias ? 1 : l->out;
@@ -92,8 +84,8 @@ static ng_status bind_arrays(ng_precond *p, int32_t index, const shape *l, int b
   return ng_bind_weight(p, index, which, &w);
 }
 
-/* Add and bind all layers.  A recorded parameter of one axis becomes a tensor, a parameter of more axes a linear layer
- * whose outputs are the first axis. */
+/* Add and bind all layers. In recordings of parameters, a parameter of one axis becomes a tensor, and another parameter
+ * a linear layer whose first axis counts the outputs. */
 static ng_status add_layers(replay_rank *me, ng_precond *p) {
   const recording *r = me->job->r;
   const bool weights = r->parameters || me->fused;
@@ -114,7 +106,7 @@ static ng_status add_layers(replay_rank *me, ng_precond *p) {
   return st >= 0 && me->job->low_rank ? replay_set_start(r, p) : st;
 }
 
-/* The recorded arrays determine the positions of a linear layer. */
+/* Observe the recorded arrays of a layer. Their shape determines the number of positions of a linear layer. */
 static ng_status observe_layer(ng_precond *p, int32_t layer, const shape *l,
                                const recording_observed *s) {
   if (!ng_wants(p, layer)) return NG_OK;
@@ -126,9 +118,9 @@ static ng_status observe_layer(ng_precond *p, int32_t layer, const shape *l,
   return st == NG_OK ? ng_observe_output_grad(p, layer, &g, NG_COPY) : st;
 }
 
-/* chainerkfac updates weights w by v <- m v - lr PD, w <- w + v, with momentum m; adjust_momentum multiplies m by
- * lr / lr_pre if lr has fallen.  natgrad stores u = -v / lr, so its momentum is m lr_before / lr.  At lr = 0,
- * chainerkfac still adds v to w; natgrad then uses last_positive_lr and a gradient of 0. */
+/* chainerkfac updates weights w by v <- m v - lr PD, w <- w + v, with momentum m. Its option adjust_momentum multiplies
+ * m by lr / lr_pre if lr has fallen. natgrad stores u = -v / lr instead of v, so its momentum must be m lr_before / lr.
+ * At lr = 0, chainerkfac still adds v to w. For such a step, natgrad gets the last positive lr and a gradient of 0. */
 static double find_positive_lr(const recording *r, int step) {
   while (step > 0 && r->lr[step] == 0)
     step--;
@@ -143,12 +135,12 @@ static ng_sgd read_sgd(const recording *r, int step) {
   if (r->adjust_momentum && r->lr[step] < r->lr_pre[step])
     how.momentum *= r->lr[step] / r->lr_pre[step];
   if (step > 0 && how.lr > 0) how.momentum *= find_positive_lr(r, step - 1) / how.lr;
-  /* with a momentum of exactly 0, the library would store no momentum to compare */
+  /* with momentum 0 the library would not store u, which compare_momentum reads */
   if (r->momentum > 0 && how.momentum == 0) how.momentum = DBL_MIN;
   return how;
 }
 
-/* Compare the momentum of a parameter: v = -lr u with the recorded v (read_sgd). */
+/* Compare the momentum v = -lr u of a parameter with the recorded v (see find_positive_lr). */
 static ng_status compare_momentum(ng_precond *p, const char *name, double lr, const float *recorded,
                                   int64_t n, double *gap, double *scale) {
   bool there;
@@ -158,7 +150,7 @@ static ng_status compare_momentum(ng_precond *p, const char *name, double lr, co
     v[k] = (float)(-lr * (double)v[k]);
   if (there) replay_add_error(v, recorded, n, gap, scale);
   free(v);
-  /* the field is missing only if the library renamed its momentum */
+  /* a missing field means that the library renamed it */
   return st >= 0 && !there ? NG_ERR_STATE : st;
 }
 
@@ -184,7 +176,8 @@ static ng_status compare_updates(const replay_rank *me, ng_precond *p, int step)
   return NG_OK;
 }
 
-/* Divide errors by the largest recorded entry of the layer; in recordings of parameters, of all parameters. */
+/* Set the errors of a step. They are divided by the largest recorded magnitude of the layer; in recordings of
+ * parameters, of all parameters together. */
 static void compare_directions(const replay_rank *me, int step) {
   const recording *r = me->job->r;
   double *error = &me->errors[DIRECTION_ERRORS][step * r->layers], most = 0;
@@ -210,7 +203,7 @@ static ng_status observe_all(const replay_rank *me, ng_precond *p, int step) {
     batch.loss_scale = r->loss_scale;
     for (int i = 0; i < r->layers && st == NG_OK; i++) {
       const recording_observed *s = recording_observed_at(r, me->rank, step, m, i);
-      if (i == 0 || s->samples != batch.samples) { /* chainerkfac: samples differ between layers */
+      if (i == 0 || s->samples != batch.samples) { /* chainerkfac's samples differ between layers */
         batch.samples = s->samples;
         st = ng_begin(p, &batch);
       }
@@ -255,13 +248,13 @@ static int run_rank(void *user, const ng_transport *t) {
   ng_context_config_init(&config, sizeof config);
   config.linalg = me->job->linalg;
   config.transport = t;
-  if (t != NULL) config.threads = 1; /* each rank is a thread already */
+  if (t != NULL) config.threads = 1; /* the ranks are threads */
   ng_status st = ng_context_create(NG_VERSION, &config, message, sizeof message, &ctx);
   if (st >= 0) st = ng_precond_create_from(ctx, me->fused ? me->job->fused : me->job->options, &p);
   if (st >= 0) st = add_layers(me, p);
   for (step = 0; step < r->steps && st == NG_OK; step++)
     st = run_step(me, p, step);
-  if (st != NG_OK) { /* report the cause before the abort makes other ranks fail */
+  if (st != NG_OK) { /* report before the abort, which makes other ranks fail */
     char where[48] = "";
     if (step > 0) (void)snprintf(where, sizeof where, "step %d: ", step - 1);
     if (ctx != NULL)
@@ -272,7 +265,11 @@ static int run_rank(void *user, const ng_transport *t) {
   }
   ng_precond_destroy(&p);
   ng_context_destroy(&ctx);
-  free_arrays(me->arrays, r->layers);
+  for (int i = 0; i < 2 * r->layers; i++) {
+    free(me->arrays[i / 2][i % 2].grad);
+    free(me->arrays[i / 2][i % 2].value);
+  }
+  free(me->arrays);
   return st == NG_OK ? CLI_OK : CLI_BAD;
 }
 

@@ -1,8 +1,7 @@
-/* replay_window.c: comparisons that only recordings of window methods have.
+/* replay_window.c: the parts of a replay that only window methods need.
  *
- * A parameter P has the arrays init.P.q (the start of the low-rank iteration) and sT.P.error (the error feedback
- * after step T).  The error of a step and parameter is max |ours - recorded|, divided by the largest recorded entry
- * of the step. */
+ * A parameter P has the arrays init.P.q (the start of the low-rank iteration) and sT.P.error (the error feedback after
+ * step T). The error of a step and parameter is max |ours - recorded|, divided by the step's largest magnitude. */
 #include "replay.h"
 
 #include "common/cli.h"
@@ -32,7 +31,8 @@ void replay_add_error(const float *ours, const float *recorded, int64_t n, doubl
 
 /* ---- the start of the low-rank iteration -------------------------------------------------------*/
 
-/* Return the number of columns of P and Q of a parameter: `rank`, at most the smaller axis; 0: no P and Q. */
+/* Return the number of columns of the low-rank factors P and Q of a parameter: `rank`, at most the length of its
+ * smaller axis; 0 if the parameter has no P and Q. */
 static int64_t count_columns(const shape *l, int64_t rank) {
   const int64_t least = l->in < l->out ? l->in : l->out;
   return l->out == 1 ? 0 : rank < least ? rank : least;
@@ -44,19 +44,18 @@ int replay_check_start(const recording *r, const char *path, int64_t rank) {
     const ngio_tensor *q = recording_find_array(r, "init.%s.q", l->name);
     if (l->out == 1) continue;
     if (!r->parameters || q == NULL)
-      return cli_bad("%s: array init.%s.q is missing: the low-rank iteration starts from it", path,
+      return cli_bad("%s: array init.%s.q, the start of the low-rank iteration, is missing", path,
                      l->name);
     if (q->dtype != NGIO_F32 || q->ndim != 2 || q->shape[0] != l->in ||
-        q->shape[1] != count_columns(l, rank)) {
+        q->shape[1] != count_columns(l, rank))
       return cli_bad("%s: array init.%s.q: expected float32 [%lld,%lld], of window_rank %lld", path,
                      l->name, (long long)l->in, (long long)count_columns(l, rank), (long long)rank);
-    }
   }
   return CLI_OK;
 }
 
-/* The library draws a start of the low-rank iteration and stores it in its state.  So replay_set_start saves the state
- * to memory, replaces the drawn matrices by the recorded matrices, updates the checksums, and loads the state. */
+/* The library draws the start of the low-rank iteration, and stores it in its state. So replay_set_start saves the
+ * state to memory, replaces these matrices by the recorded ones, updates the checksums, and loads the state. */
 static int32_t write_state(void *file, const void *data, int64_t n) {
   return fwrite(data, 1, (size_t)n, file) != (size_t)n;
 }
@@ -65,7 +64,7 @@ static int64_t read_state(void *file, void *data, int64_t n) {
   return (int64_t)fread(data, 1, (size_t)n, file);
 }
 
-/* Replace the eight digits after `key`, which occurs once in the header, by the CRC of `data`. */
+/* Replace the eight hexadecimal digits after `key`, which occurs once in the header, by the CRC-32 of `data`. */
 static bool write_crc(char *header, size_t size, const char *key, const void *data, size_t n) {
   char digits[16];
   const size_t length = strlen(key);
@@ -78,8 +77,8 @@ static bool write_crc(char *header, size_t size, const char *key, const void *da
   return false;
 }
 
-/* Write the recorded Q into a row of the window.  The row has, for each parameter, the columns of P, then the
- * columns of Q, or the whole parameter if it has one output. */
+/* Write the recorded Q into a row of the window. For each parameter, a row has the columns of P and then the columns of
+ * Q, or the complete parameter if it has one output. */
 static void write_start(const recording *r, float *row) {
   for (int i = 0; i < r->layers; i++) {
     const shape *l = &r->layer[i];
@@ -94,7 +93,7 @@ static void write_start(const recording *r, float *row) {
   }
 }
 
-/* Replace the start in the last row of the window (the first step reads this row), and update the checksums. */
+/* Replace the start, which is in the last row of the window, where the first step reads it. Update the checksums. */
 static bool replace_start(const recording *r, char *state) {
   uint64_t size;
   memcpy(&size, state, sizeof size);
@@ -138,7 +137,7 @@ ng_status replay_set_start(const recording *r, ng_precond *p) {
 
 /* ---- error feedback --------------------------------------------------------------------------*/
 
-/* A parameter whose gradient is stored whole has no error feedback, so its array may be missing. */
+/* A parameter whose gradient is stored without compression has no error feedback, so its array may be missing. */
 int replay_check_feedback(const recording *r, const char *path, bool *some) {
   *some = false;
   for (int k = 0; k < r->steps * r->layers && r->parameters; k++) {

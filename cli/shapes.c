@@ -1,4 +1,4 @@
-/* shapes.c: list the layers of the trainer's networks (for the data sets of their papers), and of JSON files. */
+/* shapes.c: list the layers of the trainer's networks (for the data set of the paper), and of JSON files. */
 #include "shapes.h"
 
 #include "common/cli.h"
@@ -13,7 +13,7 @@ enum { MOST_LAYERS = 4096, LARGEST = 1 << 20 };
 
 static int64_t at_least_one(int64_t x) { return x > 0 ? x : 1; }
 
-/* Return the pixels along axis k from the first to the last input of one output. */
+/* Return the size of the dilated kernel along axis k: the pixels from the first to the last input of one output. */
 static int64_t find_reach(const shape *l, int k) {
   return at_least_one(l->dilation[k]) * (l->kernel[k] - 1) + 1;
 }
@@ -39,7 +39,7 @@ void shapes_set_norm(shape *l, int64_t channels, ng_norm_kind kind, double eps) 
   l->positions = 1;
 }
 
-/* Describe an embedding.  p stays 0, because its factor A is the diagonal of token counts. */
+/* Set l to an embedding. p stays 0, because its factor A is the diagonal of token counts. */
 void shapes_set_embedding(shape *l, int64_t tokens, int64_t features, int64_t positions) {
   l->embedding = true;
   l->in = tokens;
@@ -82,7 +82,7 @@ static int list_model(const char *model, shapes *out) {
 /* ---- a file ----------------------------------------------------------------------------------*/
 
 typedef enum layer_kind { CONV2D, LINEAR, NORM, EMBEDDING, KINDS } layer_kind;
-enum { KEYS = 11 };
+enum { KEYS = 12 }; /* at the end NULL */
 static const struct {
   const char *name, *keys[KEYS];
 } kinds[KINDS] = {
@@ -96,18 +96,15 @@ static const struct {
 
 static void check_keys(cli_fields *in, const ngio_value *o, layer_kind kind) {
   const char *const *keys = kinds[kind].keys;
-  int n = 0;
-  while (n < KEYS && keys[n] != NULL)
-    n++;
   for (const ngio_value *v = ngio_first(o); v != NULL && in->rc == CLI_OK; v = ngio_next(o, v)) {
     int i = 0;
-    while (i < n && strcmp(v->key, keys[i]) != 0)
+    while (keys[i] != NULL && strcmp(v->key, keys[i]) != 0)
       i++;
-    if (i == n) {
+    if (keys[i] == NULL) {
       char what[512];
       (void)snprintf(what, sizeof what, "%s: %s%s has no key", in->path, in->where,
                      kinds[kind].name);
-      in->rc = cli_report_unknown(what, v->key, keys, n, NULL);
+      in->rc = cli_report_unknown(what, v->key, keys, i, NULL);
     }
   }
 }
@@ -120,10 +117,10 @@ static void read_conv(cli_fields *in, const ngio_value *o, shape *l) {
   cli_read_pair(in, o, "dilation", 1, 1, l->dilation);
   l->groups = cli_read_whole(in, o, "groups", 1, LARGEST, 1);
   if (l->in % l->groups != 0 || l->out % l->groups != 0)
-    cli_field_error(in, "groups is not a divisor of in and out");
+    cli_field_error(in, "groups does not divide in and out");
   for (int k = 0; k < 2; k++)
     if (l->image[k] + 2 * l->padding[k] < find_reach(l, k))
-      cli_field_error(in, "image is not as large as the kernel");
+      cli_field_error(in, "image is smaller than the kernel");
 }
 
 static void read_layer(cli_fields *in, const ngio_value *o, shape *l) {
@@ -178,7 +175,8 @@ static int list_file(const char *path, shapes *out) {
   char where[32];
   cli_fields in = {path, "", CLI_OK};
   const size_t n = ngio_count(root);
-  if (n < 1 || n > MOST_LAYERS) cli_field_error(&in, "no list of 1 to %d layers", MOST_LAYERS);
+  if (n < 1 || n > MOST_LAYERS)
+    cli_field_error(&in, "expected a list of 1 to %d layers", MOST_LAYERS);
   for (; in.rc == CLI_OK && o != NULL; o = ngio_next(root, o)) {
     (void)snprintf(where, sizeof where, "layer %d: ", out->n);
     in.where = where;
@@ -231,7 +229,7 @@ void shapes_set_layer(const shape *from, ng_layer *to) {
   if (!from->conv && !from->norm) to->positions = from->positions;
 }
 
-/* The library does not write to observed arrays, but ng_array has no const. */
+/* The casts drop const, which ng_array lacks: the library only reads observed arrays. */
 ng_array shapes_input_array(const shape *l, const float *data, int64_t samples) {
   void *x = (void *)(uintptr_t)data;
   if (l->norm && l->image[0] == 0) return ng_array_matrix(x, samples, l->in, NG_F32);

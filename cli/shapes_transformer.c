@@ -1,5 +1,5 @@
-/* shapes_transformer.c: list the layers of transformer encoders and decoders.  The output layer over all words is
- * omitted, because it shares the weight of the word embedding. */
+/* shapes_transformer.c: list the layers of transformer encoders and decoders. The output layer over all words is
+ * omitted, because it shares its weight with the word embedding. */
 #include "shapes.h"
 
 #include <stdio.h>
@@ -8,14 +8,15 @@
 typedef struct transformer {
   const char *name;
   int blocks;
-  int64_t width, inner, tokens; /* features of a block and of its inner layer; tokens of a sample */
-  int64_t words, types; /* rows of the word and type embeddings; types 0: no type embedding */
-  bool fused;           /* query, key and value form one layer */
-  bool encoder; /* norms after each sublayer, and a pooler; false: norms before, and a final norm */
+  int64_t width, inner, tokens; /* features of a block; of its inner layer; tokens of a sample */
+  int64_t words, types;         /* rows of the word embedding; of the type embedding (0: none) */
+  bool fused;                   /* query, key and value are one layer */
+  bool
+      encoder; /* true: norms after each sublayer, and a pooler; false: before each sublayer, and a final norm */
 } transformer;
 
-/* bert-*: Devlin et al. 2019 (arXiv 1810.04805), with sequences of 512 tokens as in the second phase of its training.
- * gpt-24: GPT-2 medium (Radford et al. 2019), with sequences of 1,024 tokens. */
+/* bert-*: Devlin et al. 2019 (arXiv 1810.04805), with 512 tokens a sample, as in the second phase of the training.
+ * gpt-24: GPT-2 medium (Radford et al. 2019), with 1,024 tokens a sample. */
 static const transformer table[] = {
     {"bert-base", 12, 768, 3072, 512, 30522, 2, false, true},
     {"bert-large", 24, 1024, 4096, 512, 30522, 2, false, true},
@@ -36,8 +37,8 @@ static shape *append_layer(list *to, int block, const char *part) {
   return l;
 }
 
-/* Add a linear layer.  Splits follow Megatron-LM (Shoeybi et al. 2019, arXiv 1909.08053): query, key, value
- * and the inner layer along their outputs, the layers that read their results along their inputs. */
+/* Add a linear layer. Splits follow Megatron-LM (Shoeybi et al. 2019, arXiv 1909.08053): query, key, value and the
+ * inner layer are split along their outputs; the layers that read their results are split along their inputs. */
 static void add_linear(list *to, int64_t in, int64_t out, int64_t positions, int block,
                        const char *part, shape_split split) {
   shape *l = append_layer(to, block, part);

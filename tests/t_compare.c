@@ -256,7 +256,7 @@ static void method_lists_are_parsed(void **state) {
   } wrong[] = {
       {"", "natgrad: --methods: expected name or name:option=value, separated by ','\n"},
       {"sgd,", "natgrad: --methods: expected name or name:option=value, separated by ','\n"},
-      {"lr=3,sgd", "natgrad: --methods: 'lr=3' needs a method before it\n"},
+      {"lr=3,sgd", "natgrad: --methods: 'lr=3', expected a method before it\n"},
       {"sgd,kasia", "natgrad: --methods: unknown method 'kasia'; the nearest is kaisa\n"},
       {"sgd:", "natgrad: --methods: sgd: '', expected option=value\n"},
       {"sgd:lr", "natgrad: --methods: sgd: 'lr', expected option=value\n"},
@@ -344,7 +344,7 @@ static void grids_multiply_the_methods(void **state) {
   assert_int_equal(compare_add_grid(&p, "weight-decay=0,1"), CLI_OK);
   quiet();
   assert_int_equal(compare_add_grid(&p, "weight_decay=2"), CLI_BAD);
-  assert_string_equal(said(), "natgrad: --grid: weight_decay comes twice\n");
+  assert_string_equal(said(), "natgrad: --grid: weight_decay is given twice\n");
   compare_plan_free(&p);
 }
 

@@ -300,7 +300,7 @@ static void generated_sets(void **state) {
   must_refuse("synthetic:clases=3", "the nearest is classes");
   must_refuse("synthetic:image=8x8", "HEIGHTxWIDTHxCHANNELS");
   must_refuse("synthetic:train", "no KEY=VALUE");
-  must_refuse("synthetic:train=9,noise=1,train=10", "train comes twice");
+  must_refuse("synthetic:train=9,noise=1,train=10", "train is given twice");
   must_refuse("synthetic:image=2x2x1,features=4", "features and image are both given");
   must_refuse("synthetic:train=10000000,features=1000000", "too many");
 }

@@ -157,8 +157,8 @@ static void errors_name_the_entry(void **state) {
       {",resize=9", "resize=9 is less than size=10"},
       {",sise=9", "unknown setting 'sise'; the nearest is size"},
       {",size", "'size' is no KEY=VALUE"},
-      {",size=12", "size comes twice"}, /* spec() has one */
-      {",mean=0.5/0.5/0.5,std=1/1/1,mean=0.4/0.4/0.4", "mean comes twice"},
+      {",size=12", "size is given twice"}, /* spec() has one */
+      {",mean=0.5/0.5/0.5,std=1/1/1,mean=0.4/0.4/0.4", "mean is given twice"},
       {",mean=", "mean is empty"},
       {",mean=1/2", "mean is '1/2', expected R/G/B"},
       {",std=1/0/1", "std is '1/0/1', expected R/G/B"},
@@ -181,11 +181,11 @@ static void errors_name_the_entry(void **state) {
       {"ln -s a set/b", "set", ""}, /* a link, but no cycle */
       {"ln -s gone set/a/x.png", "set", "set/a/x.png: No such file or directory"},
       {"ln -s x.png set/a/x.png", "set", "set/a/x.png: Too many levels of symbolic links"},
-      {"mkdir set/empty", "set", "set/empty: the folder of a class has no .jpg, .jpeg or .png files"},
+      {"mkdir set/empty", "set", "set/empty: the folder of a class has no .jpg, .jpeg or .png"},
       {"rm -r set/a && touch set/x.png", "set", "set: has no folders"},
       {"mkdir -p set/train/c set/val && cp set/a/0.png set/train/c && cp -r set/a set/val", "set",
        "set/val/a: the training split has no such class"},
-      {"mkdir -p set/train set/val set/test && cp -r set/a set/train", "set", "has the folders val and test"},
+      {"mkdir -p set/train set/val set/test && cp -r set/a set/train", "set", "val and test"},
   };
   for (size_t i = 0; i < sizeof sets / sizeof sets[0]; i++) {
     data_set d;
@@ -349,7 +349,7 @@ static void threads_change_no_bit(void **state) {
   feed_free(&f);
   settings_free(&s);
   data_close(&d);
-  assert_non_null(strstr(said(), "07.png: left out, 1 of 123 files: ")); /* a batch contained it */
+  assert_non_null(strstr(said(), "07.png: unreadable, left out (1 of 123 files): "));
 }
 
 /* A damaged file, its replacement, and the message. */
@@ -377,7 +377,7 @@ static void damaged_files_are_skipped(void **state) {
   }
   const char *line = said();
   assert_true(replaced > 1 && late > 0); /* 8 of 120 are in no batch of an epoch */
-  assert_non_null(strstr(line, "hurt/train/bee/07.png: left out, 1 of 123 files: "));
+  assert_non_null(strstr(line, "hurt/train/bee/07.png: unreadable, left out (1 of 123 files): "));
   assert_ptr_equal(strchr(line, '\n'), line + strlen(line) - 1);
   feed_free(&f);
   settings_free(&s);
@@ -389,7 +389,7 @@ static void damaged_files_are_skipped(void **state) {
   int32_t good = -1;
   quiet();
   assert_int_equal(feed_fill_test(&f, 0, 3, &good), CLI_OK);
-  assert_non_null(strstr(said(), "x.png: left out, 1 of 123 files: its first bytes are neither"));
+  assert_non_null(strstr(said(), "left out (1 of 123 files): its first bytes are neither"));
   assert_int_equal(good, 2);
   assert_true(f.labels[0] == 0 && f.labels[1] == 2);
   feed_free(&f);

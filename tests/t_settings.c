@@ -321,7 +321,7 @@ static void bad_files_are_refused(void **state) {
       {"{\"damping\": \"0.1.\"}", "damping: "},
       {"{\"damping\": 0}", "damping"},
       {"{\"stat_period\": 1.5}", "stat_period: "},
-      {"{\"update\": \"sgd\"}", "update: the trainer sets it"},
+      {"{\"update\": \"sgd\"}", "update: the trainer sets this option"},
   };
   for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
     settings s;
@@ -353,7 +353,7 @@ static void resumed_runs_keep_their_settings(void **state) {
     quiet();
     const int rc = settings_check_same(&was, &now, NULL, "FILE");
     const char *text = said();
-    const bool shapes = settings_find(other[i][0])->shapes;
+    const bool shapes = settings_find(other[i][0])->fixed;
     if (rc != (shapes ? CLI_BAD : CLI_OK)) fail_msg("%s: %d %s", other[i][0], rc, text);
     if (shapes && strstr(text, other[i][0]) == NULL) fail_msg("%s: '%s'", other[i][0], text);
     settings_free(&was);

@@ -60,7 +60,7 @@ static void test_gathered(void **state) {
   assert_string_equal(text, "a step      ms    most  waits  idle, most   kB  messages\n"
                             "sums     4.333   6.000  2.000       3.000  0.4       2.0\n"
                             "solve   20.000  30.000  0.000       0.000  0.0       0.0\n"
-                            "3 ranks: messages under way 3.333 ms a step, 45.0 % hidden\n");
+                            "3 ranks: messages take 3.333 ms a step, 45.0 % during other work\n");
   free(text);
   f = open_memstream(&text, &size);
   assert_non_null(f);

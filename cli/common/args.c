@@ -106,10 +106,9 @@ static int parse_option(const cli_command *command, int argc, char **argv, int *
   const char *arg = argv[*i], *value = strchr(arg, '='), *library = NULL;
   const cli_option *own;
   char name[CLI_NAME];
-  if (arg[1] != '-') {
+  if (arg[1] != '-')
     return cli_bad("%s: unknown option -%c; `natgrad help %s` lists them", command->name, arg[1],
                    command->name);
-  }
   (void)snprintf(name, sizeof name, "%.*s", (int)strcspn(arg + 2, "="), arg + 2);
   if (value != NULL) value++;
   if (!find_option(command, name, &own, &library)) return report_unknown(command, name);

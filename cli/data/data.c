@@ -67,7 +67,7 @@ int data_parse_settings(const char *source, char *text, const data_setting *know
       i++;
     if (i == n) return report_unknown(source, item, known, n);
     const data_setting *k = &known[i];
-    if ((given >> i & 1U) != 0) return cli_bad("--data: %s: %s comes twice", source, item);
+    if ((given >> i & 1U) != 0) return cli_bad("--data: %s: %s is given twice", source, item);
     given |= 1U << i;
     (void)snprintf(where, sizeof where, "data: %s: %s", source, item);
     if (k->kind != CLI_TEXT) {

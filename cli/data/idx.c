@@ -88,11 +88,10 @@ static int read_split(const char *folder, const char *stem, data_set *d, data_sp
   if (rc == CLI_OK && n[0] != shape[0])
     rc = cli_bad("--data: %s: %lld labels for %lld images", label_path, (long long)n[0],
                  (long long)shape[0]);
-  if (rc == CLI_OK && d->height > 0 && (d->height != shape[1] || d->width != shape[2])) {
+  if (rc == CLI_OK && d->height > 0 && (d->height != shape[1] || d->width != shape[2]))
     rc = cli_bad("--data: %s: images of %lldx%lld, the training images have %lldx%lld", path,
                  (long long)shape[1], (long long)shape[2], (long long)d->height,
                  (long long)d->width);
-  }
   const int64_t values = shape[0] * shape[1] * shape[2];
   uint8_t *x = rc == CLI_OK ? data_alloc(d, values, 1) : NULL;
   int32_t *y = rc == CLI_OK ? data_alloc(d, n[0], (int64_t)sizeof *y) : NULL;

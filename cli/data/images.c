@@ -125,10 +125,9 @@ static int set_normalisation(data_set *d, const settings *w) {
   if (w->mean != NULL)
     rc = cli_ends_in(w->mean, ".npy") ? read_npy(d, "mean", w->mean, true, d->mean)
                                       : parse_rgb("mean", w->mean, 0.0, d->mean);
-  if (rc == CLI_OK && w->std != NULL) {
+  if (rc == CLI_OK && w->std != NULL)
     rc = cli_ends_in(w->std, ".npy") ? read_npy(d, "std", w->std, false, d->deviation)
                                      : parse_rgb("std", w->std, 1e-6, d->deviation);
-  }
   return rc;
 }
 

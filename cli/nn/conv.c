@@ -397,11 +397,10 @@ int nn_conv(nn *n, const char *name, int x, int64_t out, int64_t kernel, int64_t
   const nn_shape from = nn_get_shape(n, x);
   if (out < 1 || kernel < 1 || stride < 1 || padding < 0)
     return nn_fail(n, "%s: outputs, kernel and stride are at least 1, padding at least 0", name);
-  if (from.height + 2 * padding < kernel || from.width + 2 * padding < kernel) {
+  if (from.height + 2 * padding < kernel || from.width + 2 * padding < kernel)
     return nn_fail(n, "%s: an image of %lldx%lld is smaller than the kernel %lldx%lld", name,
                    (long long)from.height, (long long)from.width, (long long)kernel,
                    (long long)kernel);
-  }
   const nn_shape to = {(from.height + 2 * padding - kernel) / stride + 1,
                        (from.width + 2 * padding - kernel) / stride + 1, out};
   node *v = nn_add_node(n, &op, x, -1, to);

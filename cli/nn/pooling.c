@@ -163,10 +163,9 @@ static int add_pooling(nn *n, const nn_op *op, int x, int64_t kernel, int64_t st
   if (kernel < 1 || stride < 1 || padding < 0 || padding >= kernel)
     return nn_fail(n, "%s: kernel and stride are at least 1, padding less than the kernel",
                    op->name);
-  if (s.height + 2 * padding < kernel || s.width + 2 * padding < kernel) {
+  if (s.height + 2 * padding < kernel || s.width + 2 * padding < kernel)
     return nn_fail(n, "%s: an image of %lldx%lld is smaller than the window %lldx%lld", op->name,
                    (long long)s.height, (long long)s.width, (long long)kernel, (long long)kernel);
-  }
   const int64_t more = up ? stride - 1 : 0;
   const nn_shape to = {(s.height + 2 * padding - kernel + more) / stride + 1,
                        (s.width + 2 * padding - kernel + more) / stride + 1, s.channels};

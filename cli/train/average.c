@@ -1,4 +1,4 @@
-/* average.c: the formulas are in average.h. */
+/* average.c: average the weights; average.h has the formulas. */
 #include "average.h"
 
 #include <math.h>

@@ -1,6 +1,6 @@
-/* begin.c: set up a run and its directory, for a new run or a resumed one.
+/* begin.c: set up a run and its directory, for a new or a resumed run.
  *
- * In: settings, data, ranks. Out: a run that can take its next step. Rank 0 reads the files of a resumed run and
+ * In: settings, data, ranks. Out: a run that can take its next step. If the run is resumed, rank 0 reads the files and
  * sends their contents to the other ranks. */
 #include "checkpoint_file.h"
 #include "disk.h"
@@ -13,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Ranks on one machine share the processors, unless NG_THREADS is set. */
+/* Without NG_THREADS, the ranks of one machine divide its processors among them. */
 static int make_pool(const run_ranks *ranks, ng_pool **out) {
   int threads = 1;
   const char *given = getenv("NG_THREADS");
@@ -40,11 +40,10 @@ static int build_net(run *r) {
   if (r->reconstructs && r->s->label_smoothing > 0.0)
     return cli_bad("--label-smoothing: model %s has no labels", r->s->model);
   const int64_t least = nn_find_least_batch(r->net);
-  if (r->s->batch / r->ranks.size < least) {
-    return cli_bad("--batch: %s normalises over a batch%s: expected at least %lld", r->s->model,
-                   least > 1 ? " of single pixels" : " on each rank",
+  if (r->s->batch / r->ranks.size < least)
+    return cli_bad("--batch: model %s normalises over a batch%s, expected at least %lld",
+                   r->s->model, least > 1 ? " of single pixels" : " on each rank",
                    (long long)least * r->ranks.size);
-  }
   return CLI_OK;
 }
 
@@ -53,7 +52,7 @@ static int64_t get_steps(const settings *s, int64_t per_epoch) {
   return s->steps > 0 ? s->steps : (int64_t)llround(fmax(1.0, wanted));
 }
 
-/* Write config.json if its text differs. */
+/* Write config.json, unless the file already has this text. */
 static int write_config(run *r, const char *path) {
   char *was = NULL;
   int rc = settings_format(r->s, path, &r->config);
@@ -69,37 +68,34 @@ static int start_log(run *r, const char *config, const char *log) {
   return rc == CLI_OK ? log_create(log, &r->log) : rc;
 }
 
-/* Create the directory of a new run. */
+/* Create the directory and the files of a new run. */
 static int make_folder(run *r, const char *config, const char *log) {
   int64_t step = -1;
   if (disk_make_folder(r->s->out) != CLI_OK) return CLI_BAD;
   if (disk_lock(r->s->out, "train", &r->lock) != CLI_OK) return CLI_BAD;
   if (disk_exists(config) || disk_exists(log))
-    return cli_bad("--out: %s has a run; --resume continues it", r->s->out);
+    return cli_bad("--out: %s already has a run; --resume continues it", r->s->out);
   const int rc = checkpoint_find(r->s->out, &step, NULL);
   return rc == CLI_OK ? start_log(r, config, log) : rc;
 }
 
-/* Check that data and length of this run fit the checkpoint. */
+/* Check that the resumed run has the data of the checkpoint, and does not end before it. */
 static int check_fit(const run *r, int64_t data) {
   const run_state *was = &r->state;
-  if (was->data_crc != data) {
+  if (was->data_crc != data)
     return cli_bad("--data: %s has other samples than the run in %s began with", r->s->data,
                    r->s->out);
-  }
-  if (was->per_epoch != r->feed.per_epoch) {
+  if (was->per_epoch != r->feed.per_epoch)
     return cli_bad("--data: %s has %lld steps an epoch, the run in %s began with %lld", r->s->data,
                    (long long)r->feed.per_epoch, r->s->out, (long long)was->per_epoch);
-  }
-  if (was->step > r->total) {
+  if (was->step > r->total)
     return cli_bad("--%s: the run in %s has taken %lld steps, expected at least as many, not %lld",
                    r->s->steps > 0 ? "steps" : "epochs", r->s->out, (long long)was->step,
                    (long long)r->total);
-  }
   return CLI_OK;
 }
 
-/* Report changes that --resume allows but that change the results: another build or machine, another length. */
+/* Report changes that --resume allows although they change results: another build, machine or length of the run. */
 static void report_changes(const run *r, const settings *was) {
   char differs[1024];
   run_state now;
@@ -107,23 +103,23 @@ static void report_changes(const run *r, const settings *was) {
   checkpoint_set_maker(&now);
   checkpoint_list_changes(&r->before, &now, differs, sizeof differs);
   if (differs[0] != 0)
-    cli_note("--resume: %s was left by %s; the last bits may differ", r->s->out, differs);
+    cli_note("--resume: %s: build or machine differ (%s), so the last bits of results may differ",
+             r->s->out, differs);
   const double per_epoch = (double)r->feed.per_epoch, at = (double)r->state.step / per_epoch;
   const double then = recipe_get_lr(was, at, (double)get_steps(was, r->feed.per_epoch) / per_epoch);
   const double next = recipe_get_lr(r->s, at, (double)r->total / per_epoch);
-  if (r->state.step < r->total && next != then) {
+  if (r->state.step < r->total && next != then)
     cli_note("--%s: another length of the run changes the schedule %s: after step %lld lr is %.4g "
              "instead of %.4g",
              r->s->steps > 0 ? "steps" : "epochs", r->s->lr_schedule, (long long)r->state.step,
              next, then);
-  }
 }
 
 checkpoint run_get_checkpoint(run *r) {
   return (checkpoint){r->s->out, &r->ranks, r->net, &r->feed, &r->mean, r->p, &r->state};
 }
 
-/* Send weights and counters from rank 0 to all ranks. The library has sent its own state. */
+/* Send weights and counters from rank 0 to all ranks. The library has already distributed its own state. */
 static int share_loaded(run *r) {
   int rc = CLI_OK;
   if (r->ranks.size == 1) return rc;
@@ -135,7 +131,7 @@ static int share_loaded(run *r) {
   return rc == CLI_OK ? ranks_broadcast(&r->ranks, &r->state, sizeof r->state) : rc;
 }
 
-/* On a rank other than 0: receive the run from rank 0, and load the rank's part of the state. */
+/* On ranks other than 0: receive the resumed run from rank 0, and load this rank's part of the library's state. */
 static int receive_run(run *r) {
   int64_t step = -1;
   if (!r->s->resume) return CLI_OK;
@@ -159,15 +155,14 @@ int run_share_buffers(run *r) {
   return rc;
 }
 
-/* Restart a run without a checkpoint. The result is the same, because all random numbers depend on the seed only. */
+/* Resume a run that has no checkpoint yet: begin again. All random numbers depend on the seed, so results are equal. */
 static int restart_run(run *r, const char *config, const char *log) {
   bool ended = false;
   int rc = log_find_end(log, &ended);
-  if (rc == CLI_OK && ended) {
+  if (rc == CLI_OK && ended)
     rc = cli_bad("%s: has the end of the run, but %s has no checkpoint; restore the checkpoint, "
                  "or begin in another folder",
                  log, r->s->out);
-  }
   if (rc != CLI_OK) return rc;
   cli_note("--resume: %s has no checkpoint yet, the run begins again", r->s->out);
   checkpoint_sweep(r->s->out, -1);
@@ -176,12 +171,12 @@ static int restart_run(run *r, const char *config, const char *log) {
   return rc == CLI_OK ? start_log(r, config, log) : rc;
 }
 
-/* Continue a run after the checkpoint of `step`. */
+/* Resume a run from the checkpoint of `step`. */
 static int continue_run(run *r, int64_t step, const char *config, const char *log,
                         const settings *was) {
   const int64_t data = r->state.data_crc;
   const checkpoint c = run_get_checkpoint(r);
-  int rc = ranks_broadcast(&r->ranks, &step, sizeof step); /* receive_run reads the step */
+  int rc = ranks_broadcast(&r->ranks, &step, sizeof step); /* received by receive_run */
   if (rc == CLI_OK) rc = checkpoint_load(&c, step);
   if (rc == CLI_OK) rc = share_loaded(r);
   if (rc == CLI_OK) rc = check_fit(r, data);
@@ -198,7 +193,7 @@ static int continue_run(run *r, int64_t step, const char *config, const char *lo
   return rc;
 }
 
-/* Resume a run. Nothing in the directory changes before every file is checked. */
+/* Resume a run. All files are checked before a file in the directory changes. */
 static int resume_run(run *r, const char *config, const char *log) {
   settings was;
   int64_t step = -1;
@@ -242,7 +237,7 @@ int train_check(const settings *s, const data_set *d) {
   return rc;
 }
 
-/* The part of the set-up without communication. */
+/* The part of the set-up that needs no communication between ranks. */
 static int set_up_rank(run *r) {
   const run_ranks *k = &r->ranks;
   const int64_t first = ranks_first(k, k->rank, r->s->batch);
@@ -262,13 +257,13 @@ static int set_up_rank(run *r) {
 
 int run_begin(run *r) {
   const run_ranks *k = &r->ranks;
-  /* rank 0 first, so that an error of all ranks is reported once */
+  /* rank 0 first: if all ranks have the same error, rank 0 alone reports it */
   int rc = ranks_agree(k, k->rank == 0 ? set_up_rank(r) : CLI_OK);
   if (rc == CLI_OK) rc = ranks_agree(k, k->rank > 0 ? set_up_rank(r) : CLI_OK);
   if (rc == CLI_OK) rc = precond_create(r->s, k->t, r->net, r->pool, &r->p);
   settings_read_base(r->s, r->base);
   for (int i = 0; i < SCHEDULED; i++)
-    r->current[i] = (double)NAN; /* a resumed run sets every value */
+    r->current[i] = (double)NAN; /* not yet set in the library */
   r->state.per_epoch = r->feed.per_epoch;
   if (rc != CLI_OK || r->s->out[0] == 0) return rc;
   if (k->rank > 0) return ranks_agree(k, receive_run(r));

@@ -1,5 +1,4 @@
-/* checkpoint.c: the checkpoints of a run directory: find, save, load, remove.  Format and order of events:
- * checkpoint.h. */
+/* checkpoint.c: find, save, load and remove the checkpoints of a run directory. checkpoint.h has their format. */
 #include "checkpoint.h"
 #include "checkpoint_file.h"
 #include "disk.h"
@@ -39,7 +38,7 @@ static char *make_state_path(const char *dir, int64_t step) {
 
 typedef enum kind { OTHER, WHOLE, TEMPORARY, STATE } kind;
 
-/* Return the kind of file that has this name.  STATE: a part of the state, complete or incomplete. */
+/* Return the kind of the file with this name, and set *step. STATE: a complete or incomplete part of the state. */
 static kind find_kind(const char *name, int64_t *step) {
   static const char head[] = "checkpoint-", state[] = ".natgrad-state";
   const char *digits = name + sizeof head - 1;
@@ -68,7 +67,7 @@ static int64_t find_newest(const char *dir) {
 
 /* ---- finding ---------------------------------------------------------------------------------*/
 
-/* Versions before 0.3 wrote several files into DIR/checkpoint. */
+/* Refuse the checkpoints of versions before 0.3, which have several files in DIR/checkpoint. */
 static int check_format(const char *dir) {
   char *old = cli_join(dir, "checkpoint/latest.json");
   const bool there = disk_exists(old);
@@ -93,14 +92,14 @@ static int read_head(const char *path, settings *s, run_state *state) {
   return rc;
 }
 
-/* Check that config.json has the settings of the checkpoint `where`. */
+/* Check that config.json has the settings `was` of the checkpoint `where`. */
 static int check_config(const char *dir, const settings *was, const char *where) {
   settings now;
   char *path = cli_join(dir, "config.json");
   settings_init(&now);
   int rc = disk_exists(path)
                ? disk_check(path)
-               : cli_bad("%s: is missing, and belongs to the checkpoint %s", path, where);
+               : cli_bad("%s: is missing, but the checkpoint %s needs it", path, where);
   if (rc == CLI_OK) rc = settings_read(&now, path);
   if (rc == CLI_OK) rc = settings_check_same(was, &now, path, where);
   settings_free(&now);
@@ -119,7 +118,8 @@ int checkpoint_find(const char *dir, int64_t *step, settings *was) {
   if (was == NULL) was = &own;
   int rc = read_head(path, was, &state);
   if (rc == CLI_OK && state.step != *step)
-    rc = cli_bad("%s: is the checkpoint of step %lld", path, (long long)state.step);
+    rc = cli_bad("%s: has the content of step %lld, not of the step in its name", path,
+                 (long long)state.step);
   if (rc == CLI_OK) rc = check_config(dir, was, path);
   if (rc == CLI_OK) rc = log_check(log, state.log_bytes, (uint32_t)state.log_crc, path);
   settings_free(&own);
@@ -170,14 +170,14 @@ void checkpoint_remove(const char *dir) {
 
 /* ---- saving ----------------------------------------------------------------------------------*/
 
-/* Append a piece of the library's state (ng_writer). */
+/* Append bytes of the library's state (an ng_writer). */
 static int32_t append_state(void *user, const void *data, int64_t n) {
   ngio_out *state = user;
   ngio_out_bytes(state, data, (size_t)n);
   return state->lost ? ENOMEM : 0;
 }
 
-/* Read the identity of a state in parts, the checksum in the first file. */
+/* Read the identity of a state in parts: the checksum in the file of the first part. */
 static int read_id(const char *path, char id[NAME]) {
   file_reader r;
   if (disk_check(path) != CLI_OK) return CLI_BAD;
@@ -195,7 +195,7 @@ static ngio_tensor describe_average(const average *a) {
   return t;
 }
 
-/* Collect header and data of the file that rank 0 writes. */
+/* Collect the header and the tensors of the checkpoint file, which rank 0 writes. */
 static void describe(const checkpoint *c, const char *config, const ngio_out *state, const char *id,
                      const ngio_tensor mixup[2], file_head *h) {
   char previous[NAME];
@@ -216,7 +216,7 @@ static void describe(const checkpoint *c, const char *config, const ngio_out *st
                          .dtype = NGIO_U8,
                          .ndim = 1,
                          .shape = {(int64_t)state->used},
-                         .data = state->text}; /* the state has its own checksums */
+                         .data = state->text}; /* u8: no checksum, the state has its own */
   file_add_tensor(h, &t);
 }
 
@@ -258,13 +258,13 @@ int checkpoint_save(const checkpoint *c, const char *config, bool in_parts) {
 
 /* ---- loading ---------------------------------------------------------------------------------*/
 
-/* The unread bytes of natgrad.state. */
+/* The bytes of the tensor natgrad.state that are not yet read. */
 typedef struct piece {
   ngio_source *source;
   int64_t at, end;
 } piece;
 
-/* Read the next bytes of the state (ng_reader). */
+/* Read the next bytes of the state (an ng_reader). */
 static int64_t read_state(void *user, void *data, int64_t n) {
   piece *p = user;
   if (n > p->end - p->at) n = p->end - p->at;
@@ -283,7 +283,7 @@ static int read_average(file_reader *r, const run_state *s, average *mean) {
   return file_read_tensor(r, &t, mean->mean);
 }
 
-/* Read everything except the library's state on rank 0, without communication. */
+/* On rank 0, read everything but the library's state. No communication. */
 static int read_run(file_reader *r, const checkpoint *c, const ngio_tensor mixup[2]) {
   int rc = file_read_state(r, c->state);
   if (rc == CLI_OK) rc = file_read_net(r, c->net);
@@ -293,7 +293,7 @@ static int read_run(file_reader *r, const checkpoint *c, const ngio_tensor mixup
   return rc;
 }
 
-/* Load the library's state from the file `r` of rank 0, or from parts. */
+/* Load the library's state: from parts, or from the file `r`, which rank 0 has opened. Collective. */
 static int load_state(const checkpoint *c, file_reader *r, const char *parts, bool in_parts) {
   piece p = {&r->source, 0, 0};
   if (in_parts) return precond_load_parts(c->p, parts);
@@ -322,7 +322,7 @@ int checkpoint_load(const checkpoint *c, int64_t step) {
   bool in_parts = want != NULL;
   if (in_parts) {
     rc = disk_exists(parts) ? read_id(parts, id)
-                            : cli_bad("%s: is missing, and belongs to %s", parts, path);
+                            : cli_bad("%s: is missing, but %s needs it", parts, path);
     if (rc == CLI_OK && strcmp(id, want) != 0)
       rc = cli_bad("%s: does not belong to %s", parts, path);
   }

@@ -1,4 +1,4 @@
-/* checkpoint_file.c: see checkpoint_file.h.  Doubles of the metadata are hexadecimal, so that no bit is lost. */
+/* checkpoint_file.c: write and read the file of a checkpoint. Doubles in the metadata are hexadecimal, hence exact. */
 #include "checkpoint_file.h"
 #include "disk.h"
 
@@ -9,7 +9,7 @@
 #include <string.h>
 #include <zlib.h>
 
-enum { VALUE = 64, KEY = 256 }; /* bytes of texts */
+enum { VALUE = 64, KEY = 256 }; /* sizes of text buffers */
 
 static const char seal_key[] = "crc32", maker_key[] = "made_by ", station_key[] = "ms ";
 
@@ -22,7 +22,7 @@ void checkpoint_set_maker(run_state *s) {
   for (int i = 0; i < CHECKPOINT_MAKERS - 2; i++)
     cli_read_build(maker[i], s->made_by[i], CHECKPOINT_TEXT);
   cli_get_processor(s->made_by[CHECKPOINT_MAKERS - 2], CHECKPOINT_TEXT);
-  (void)cli_threads(&threads); /* run_begin has checked NG_THREADS */
+  (void)cli_threads(&threads); /* cannot fail: run_begin has checked NG_THREADS */
   (void)snprintf(s->made_by[CHECKPOINT_MAKERS - 1], CHECKPOINT_TEXT, "%d", threads);
 }
 
@@ -38,7 +38,7 @@ void checkpoint_list_changes(const run_state *was, const run_state *now, char *t
 
 /* ---- counters --------------------------------------------------------------------------------*/
 
-/* Numbers of run_state in the metadata: whole numbers, then doubles. */
+/* The numbers of run_state that the metadata has: first whole numbers, then doubles. */
 static const struct field {
   const char *key;
   size_t at;
@@ -59,7 +59,7 @@ static const struct field {
              {"seconds", offsetof(run_state, seconds)}};
 enum { FIELDS = sizeof field / sizeof *field, WHOLE = FIELDS - 3 };
 
-/* Read the text (NULL: missing) as a whole number from 0, or as a double. */
+/* Parse the text as a whole number >= 0, or as a double. false: the text is wrong, or missing (NULL). */
 static bool read_number(cli_kind kind, const char *text, void *to) {
   char message[CLI_MESSAGE];
   return text != NULL && cli_parse(kind, text, kind == CLI_WHOLE ? 0.0 : -INFINITY, INFINITY, to,
@@ -148,7 +148,7 @@ void file_add_net(file_head *h, const nn *net) {
   }
 }
 
-/* Continue the checksum over key and value, with the zeros that end them. */
+/* Continue a checksum over key and value, including their terminating zeros. */
 static uLong sum_text(uLong crc, const ngio_text *t) {
   crc = crc32_z(crc, (const unsigned char *)t->key, strlen(t->key) + 1);
   return crc32_z(crc, (const unsigned char *)t->value, strlen(t->value) + 1);
@@ -200,7 +200,8 @@ void file_close(file_reader *r) {
 }
 
 int file_read_state(const file_reader *r, run_state *s) {
-  const bool sealed = ngio_tensors_text(r->file, seal_key) != NULL; /* else of natgrad 0.2 */
+  const bool sealed =
+      ngio_tensors_text(r->file, seal_key) != NULL; /* without it, the file is of natgrad 0.2 */
   for (int i = 0; i < FIELDS; i++) {
     const char *text = ngio_tensors_text(r->file, field[i].key);
     void *to = (char *)s + field[i].at;
@@ -241,7 +242,7 @@ int file_read_tensor(file_reader *r, const ngio_tensor *want, float *to) {
   return cli_bad("%s: tensor '%s' is damaged (its checksum differs)", r->path, want->name);
 }
 
-/* Return the number of tensors of the network: "natgrad.*" are tensors of the trainer. */
+/* Return the number of tensors of the network. Names of all other tensors begin with "natgrad.". */
 static int count_net(const ngio_tensors *f) {
   int n = 0;
   for (int32_t i = 0; i < ngio_tensors_count(f); i++)
@@ -251,7 +252,8 @@ static int count_net(const ngio_tensors *f) {
 
 int file_read_net(file_reader *r, nn *net) {
   const int n = nn_params(net) + nn_buffers(net), has = count_net(r->file);
-  if (has != n) return cli_bad("%s: has %d tensors, this model %d", r->path, has, n);
+  if (has != n)
+    return cli_bad("%s: has %d tensors, expected the %d of this model", r->path, has, n);
   for (int i = 0; i < n; i++) {
     const ngio_tensor want = file_get_tensor(net, i);
     if (file_read_tensor(r, &want, (float *)(uintptr_t)want.data) != CLI_OK) return CLI_BAD;

@@ -1,8 +1,8 @@
-/* compare.c: `natgrad compare`: train the same network on the same data by several methods and seeds. For a seed,
- * all methods start from the same weights and see the samples in the same order.
+/* compare.c: `natgrad compare`: train one network on one data set by several methods and seeds. For a seed, all methods
+ * start from the same weights and get the samples in the same order.
  *
- * Seeds are the outer loop and methods the inner one: so an interrupted comparison has comparable runs, and other
- * load on the machine affects all methods alike. */
+ * The outer loop is over seeds, the inner loop over methods. So after an interruption the methods have about equally
+ * many runs, and other load on the machine affects all methods alike. */
 #include "common/commands.h"
 #include "compare.h"
 
@@ -25,7 +25,7 @@ static int read_plan(compare_plan *p, const cli_args *args) {
   for (int i = 0; i < args->n_own && rc == CLI_OK; i++)
     rc = compare_add_grid(p, args->own[i].value);
   if (rc == CLI_OK) rc = settings_apply(&p->base, args->settings, args->n_settings);
-  /* Every run has a folder, set by one_run. */
+  /* Each run has a folder. one_run sets the path; here "runs" only stands for any path. */
   if (rc == CLI_OK) rc = settings_set(&p->base, NULL, "out", "runs");
   if (rc == CLI_OK && p->grids == 0 && needs != NULL) rc = cli_bad("--%s: needs --grid", needs);
   if (rc == CLI_OK && p->list == NULL) rc = cli_bad("compare: --methods is missing");
@@ -33,7 +33,7 @@ static int read_plan(compare_plan *p, const cli_args *args) {
   return rc == CLI_OK ? compare_parse_methods(p, p->list) : rc;
 }
 
-/* Return DIR; the default is ./compare-DATA-MODEL, with the name of the data, not its path. */
+/* Return the folder of the comparison: by default ./compare-DATA-MODEL, with the name of the data set, not its path. */
 static char *make_folder_path(const compare_plan *p, const data_set *d) {
   char name[512];
   (void)snprintf(name, sizeof name, "compare-%s-%s", d->name, p->base.model);
@@ -42,7 +42,7 @@ static char *make_folder_path(const compare_plan *p, const data_set *d) {
   return cli_copy(p->out != NULL ? p->out : name);
 }
 
-/* Build the network once, to find its metric and whether it fits the data. */
+/* Build the network once, to check that it fits the data, and to choose the metric. */
 static int find_metric(compare_plan *p, const data_set *d) {
   bool reconstructs = false;
   nn *net = NULL;
@@ -52,17 +52,16 @@ static int find_metric(compare_plan *p, const data_set *d) {
   p->metric =
       reconstructs ? (tested ? TEST_LOSS : TRAIN_LOSS) : (tested ? TEST_ACCURACY : TRAIN_ACCURACY);
   if (rc == CLI_OK && !reconstructs && p->target > 1.0)
-    return cli_bad("--target: %g is no accuracy from 0 to 1", p->target);
+    return cli_bad("--target: %g, expected an accuracy from 0 to 1", p->target);
   return rc;
 }
 
-/* Set the default size of the validation split; check the split and the batch. */
+/* Set the default size of the validation split. Check this size and the batch. */
 static int check_split(compare_plan *p, const data_set *d) {
   if (p->grids > 0 && p->validation == 0) p->validation = d->train.n / 10;
-  if (p->grids > 0 && (p->validation < 1 || p->validation >= d->train.n)) {
+  if (p->grids > 0 && (p->validation < 1 || p->validation >= d->train.n))
     return cli_bad("--validation: %lld samples, but %s has %d to train on",
                    (long long)p->validation, d->name, (int)d->train.n);
-  }
   const long long left = (long long)d->train.n - (long long)p->validation;
   for (int i = 0; i < p->methods; i++) {
     if (settings_samples(&p->method[i].s) <= left) continue;
@@ -72,7 +71,7 @@ static int check_split(compare_plan *p, const data_set *d) {
   return CLI_OK;
 }
 
-/* Check every method and every point of its grid. */
+/* Check each method at each point of its grid. */
 static int check_methods(const compare_plan *p, const data_set *d) {
   int rc = CLI_OK;
   for (int i = 0; i < p->methods && rc == CLI_OK; i++) {
@@ -155,28 +154,30 @@ static int run(void *user, const cli_args *args) {
 
 static const compare_plan standard = {.seeds = 3, .target = (double)NAN};
 static const cli_option own[] = {
-    {"methods", "LIST", "name or name:option=value,option=value; separated by ','", CLI_TEXT,
-     .field = offsetof(compare_plan, list)},
+    {"methods", "LIST", "NAME or NAME:OPTION=VALUE,OPTION=VALUE of each method, separated by ','",
+     CLI_TEXT, .field = offsetof(compare_plan, list)},
     {"seeds", "N", "runs of each method (3)", CLI_WHOLE, offsetof(compare_plan, seeds), 1,
      COMPARE_SEEDS},
-    {"grid", "OPTION=A,B,C", "tune every method on this grid first; several grids: their product",
-     .kind = CLI_OWN},
+    {"grid", "OPTION=A,B,C",
+     "first tune every method on this grid; several grids: all combinations", .kind = CLI_OWN},
     {"grid-epochs", "E", "epochs of a tuning run (as the other runs)", CLI_REAL,
      offsetof(compare_plan, grid_epochs), 1e-6, 1e6},
-    {"grid-seeds", "N", "tuning runs of each point, averaged (1)", CLI_WHOLE,
+    {"grid-seeds", "N", "tuning runs of each point, whose scores are averaged (1)", CLI_WHOLE,
      offsetof(compare_plan, grid_seeds), 1, COMPARE_GRID_SEEDS},
     {"validation", "N", "training samples held out for tuning (one tenth)", CLI_WHOLE,
      offsetof(compare_plan, validation), 1, INT32_MAX},
-    {"target", "X", "accuracy 0..1, or loss (reached by the mean of every method)", CLI_REAL,
+    {"target", "X",
+     "accuracy 0..1, or loss, to reach (the best that the mean of every method reaches)", CLI_REAL,
      offsetof(compare_plan, target), 0, 1e30},
-    {"out", "DIR", "a new folder (compare-DATA-MODEL)", CLI_TEXT,
+    {"out", "DIR", "a new folder for results (compare-DATA-MODEL)", CLI_TEXT,
      .field = offsetof(compare_plan, out)},
     {"resume", NULL, "continue in DIR without repeating finished runs", CLI_FLAG,
      .field = offsetof(compare_plan, resume)},
     {"seed", "N", "the first seed (1)", CLI_SETTING, 0, 0, 0},
-    {"quiet", NULL, "no bar, no line per run", CLI_FLAG, .field = offsetof(compare_plan, quiet)},
-#define ROW(kind, field, name, takes, standard, lower, upper, shapes, help)                        \
-  {name, takes, help, CLI_SETTING, 0, 0, 0},
+    {"quiet", NULL, "print neither a progress bar nor a line per run", CLI_FLAG,
+     .field = offsetof(compare_plan, quiet)},
+#define ROW(kind, field, name, value, standard, lower, upper, fixed, help)                         \
+  {name, value, help, CLI_SETTING, 0, 0, 0},
     SETTINGS_SHARED(ROW)
 #undef ROW
 };
@@ -184,29 +185,28 @@ static const cli_option own[] = {
 const cli_command cli_compare = {
     .name = "compare",
     .usage = "--methods LIST [--grid OPTION=A,B,C]... [OPTIONS]",
-    .summary = "train a network by several methods and seeds; table and curves",
+    .summary = "train a network by several methods and seeds; print a table, draw curves",
     .text =
-        "For each seed all methods start from the same weights and see the samples in the same\n"
-        "order. A method may have its own settings, natgrad:lr=0.1,damping=0.01; an item\n"
-        "without '=' starts the next method. A shared setting without effect on a method is\n"
-        "dropped for this method, with a note.\n"
+        "For each seed, all methods start from the same weights and get the samples in the same\n"
+        "order. A method may have its own settings, as in natgrad:lr=0.1,damping=0.01,eva: here\n"
+        "eva is the next method. A shared setting that has no effect on a method is dropped for\n"
+        "this method, with a note.\n"
         "\n"
-        "--grid first trains every method at every point of the grid, on the training data\n"
-        "without a validation split and with the seed before the first one. It takes the point\n"
-        "with the best validation accuracy (autoencoders: lowest loss). --grid-seeds N\n"
-        "averages N seeds, from SEED + 1001 on, each with its own split; this reduces the\n"
-        "noise of the choice. Then every seed is trained on all training data and tested on\n"
-        "the test split.\n"
+        "--grid first tunes: it trains every method at every point of the grid, with the seed\n"
+        "before the first one, on the training samples outside a validation split. The point\n"
+        "with the best validation accuracy (autoencoders: lowest loss) is chosen. --grid-seeds N\n"
+        "averages N seeds (the others begin at SEED + 1001), each with its own split. Then every\n"
+        "seed is trained on all training samples and tested on the test split.\n"
         "\n"
-        "The second table has differences between each method and the first one at the same\n"
-        "seed: mean and 95 % interval of the mean (Student's t).\n"
+        "A second table has the differences between each method and the first one at the same\n"
+        "seed: their mean and its 95 % confidence interval (Student's t).\n"
         "\n"
-        "DIR gets table.txt, curves.csv, plot.gp, and by gnuplot curves.svg and curves.png.\n"
-        "DIR/runs/METHOD-seedN/ and DIR/tuning/METHOD-POINT/ have the config.json\n"
-        "and log.jsonl of each run. --resume continues after a stop or a kill; methods and\n"
-        "seeds may be added or left out, other settings must be the same. Runs of methods left\n"
-        "out stay on disk. Data sets and schedules are as in `natgrad help train`. Exit code\n"
-        "1: stopped by a signal, without a table.\n",
+        "DIR gets table.txt, curves.csv, plot.gp and, from gnuplot, curves.svg and curves.png.\n"
+        "DIR/runs/METHOD-seedN/ and DIR/tuning/METHOD-POINT/ have config.json and log.jsonl of\n"
+        "each run. --resume continues after a stop or a kill; methods and seeds may be added or\n"
+        "omitted, other settings must be the same. Runs of omitted methods stay on disk. Data\n"
+        "sets and schedules are as in `natgrad help train`. Exit code 1: stopped by a signal,\n"
+        "without a table.\n",
     .options = own,
     .n_options = (int)(sizeof own / sizeof own[0]),
     .library = true,

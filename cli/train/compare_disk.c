@@ -1,11 +1,11 @@
-/* compare_disk.c: the files of a comparison, which may be killed at any moment and resumed:
+/* compare_disk.c: the files of a comparison. The program may be killed at any moment; --resume then continues.
  *
- *   DIR/tuning/LABEL-K/         the run of point K of a method's grid, as `natgrad train` writes it, without its checkpoint;
- *                               LABEL-K-seedS from the second tuning seed on
- *   DIR/runs/LABEL-seedK/       the runs, the same way
+ *   DIR/tuning/LABEL-K/     the run of point K of a method's grid, with the files of `natgrad train` but no checkpoint;
+ *                           from the second tuning seed on LABEL-K-seedS
+ *   DIR/runs/LABEL-seedK/   the other runs, with the same files
  *
- * A run is over when its log has an "end" line; results are read from the logs. config.json of each run must have the
- * settings of the comparison. */
+ * A run is finished when its log has an "end" line. Results are read from the logs. The config.json of each run must
+ * have the settings of the comparison. */
 #include "compare.h"
 #include "checkpoint.h"
 #include "disk.h"
@@ -21,13 +21,13 @@ char *compare_make_path(const compare_plan *p, const char *format, ...) {
   char name[512];
   va_list args;
   va_start(args, format);
-  /* NOLINTNEXTLINE(clang-analyzer-valist.Uninitialized) as in messages.c */
+  /* NOLINTNEXTLINE(clang-analyzer-valist.Uninitialized): as in messages.c */
   (void)vsnprintf(name, sizeof name, format, args);
   va_end(args);
   return cli_join(p->dir, name);
 }
 
-/* Remove the files of a run that has no checkpoint, and no other files. */
+/* Remove the files of a run that has no checkpoint. Other files in its folder stay. */
 static void remove_unfinished(const char *dir) {
   static const char *const left[] = {"config.json", "config.json.natgrad-part", "log.jsonl"};
   for (size_t i = 0; i < sizeof left / sizeof left[0]; i++) {
@@ -37,7 +37,7 @@ static void remove_unfinished(const char *dir) {
   }
 }
 
-/* Check that the run was made with the settings `s`. */
+/* Check that the run has the settings `s`. */
 static int check_config(const char *path, const char *text, const settings *s) {
   settings was;
   settings_init(&was);
@@ -49,7 +49,7 @@ static int check_config(const char *path, const char *text, const settings *s) {
   return rc;
 }
 
-/* Read the result of the run in s->out if it is over. */
+/* If the run in s->out is finished, read its result. */
 static int read_result(const settings *s, train_result *r, bool *over) {
   char *config = cli_join(s->out, "config.json"), *log = cli_join(s->out, "log.jsonl");
   char *text = NULL;
@@ -95,17 +95,17 @@ int compare_run(const compare_plan *p, settings *s, const data_set *d, const cha
     s->resume = step >= 0;
     if (rc == CLI_OK && !s->resume) remove_unfinished(s->out);
     if (rc == CLI_OK) rc = train_run(s, d, &output, r);
-    if (rc == CLI_OK && !r->stopped) { /* read the log, as a later --resume does */
+    if (rc == CLI_OK && !r->stopped) { /* the result comes from the log, as in a later --resume */
       train_result_free(r);
       rc = read_result(s, r, &over);
       if (rc == CLI_OK && !p->quiet) print_run(p->metric, place, label, r);
     }
   }
-  if (over) checkpoint_remove(s->out); /* also if an earlier program was killed before this line */
+  if (over) checkpoint_remove(s->out); /* an earlier program may have been killed before this */
   return rc;
 }
 
-/* Return whether DIR has the folder of the runs of a comparison. */
+/* Return true if DIR has the folder of the runs of a comparison. */
 static bool has_runs(const compare_plan *p) {
   char *runs = compare_make_path(p, "runs");
   const bool has = disk_exists(runs);
@@ -113,7 +113,7 @@ static bool has_runs(const compare_plan *p) {
   return has;
 }
 
-/* Check that DIR is empty or does not exist. */
+/* Check that DIR does not exist or is empty. */
 static int check_new(const compare_plan *p) {
   DIR *folder = opendir(p->dir);
   if (folder == NULL)
@@ -129,7 +129,7 @@ static int check_new(const compare_plan *p) {
 
 int compare_open(const compare_plan *p) {
   static const char *const folders[] = {"runs", "tuning"};
-  int lock; /* held until the program ends */
+  int lock; /* file descriptor; stays open until the program ends */
   int rc = CLI_OK;
   if (!p->resume) {
     rc = check_new(p);

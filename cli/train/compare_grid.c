@@ -1,9 +1,9 @@
-/* compare_grid.c: tuning: train every method at every point of the grid, on training samples without the
- * validation split, and choose the best point. The test split is not used, tuning seeds are not seeds of the
- * comparison, and each tuning seed has its own validation split.
+/* compare_grid.c: tuning. Train each method at each point of the grid, on the training samples that are not in the
+ * validation split, and choose the point with the best validation score. The test split is not used, the seeds of
+ * tuning are not seeds of the comparison, and each seed of tuning has its own validation split.
  *
- * Score: the mean over seeds of the best validation accuracy over epochs (squared error: of the lowest validation
- * loss), then the lower final training loss, then the order of the points. */
+ * The score of a point is the mean over seeds of the best validation accuracy of any epoch (squared error: of the
+ * lowest validation loss). compare_choose decides between equal scores. */
 #include "compare.h"
 
 #include <math.h>
@@ -31,7 +31,7 @@ int compare_find_value(const compare_plan *p, const compare_method *m, int k, in
   return k % p->grid[g].n;
 }
 
-/* Means over the seeds of a point: over the runs that did not diverge, or over all runs if all diverged. */
+/* The means over the seeds of a point. Diverged runs are excluded, unless all runs diverged. */
 typedef struct point_score {
   int diverged;
   double score, loss;
@@ -73,20 +73,20 @@ int compare_find_edge(const compare_grid *g, int i) {
   for (int k = 0; k < g->n; k++) {
     char *end = NULL;
     const double v = strtod(g->value[k], &end), chosen = strtod(g->value[i], NULL);
-    if (end == g->value[k] || *end != 0) return 0; /* words have no order */
+    if (end == g->value[k] || *end != 0) return 0; /* words have no smallest one */
     least = least && v >= chosen;
     largest = largest && v <= chosen;
   }
   return g->n < 2 ? 0 : least ? -1 : largest ? 1 : 0;
 }
 
-/* Return the seed of the k-th run of every point, different from all seeds of the comparison. */
+/* Return the k-th seed of tuning. It differs from all seeds of the comparison. */
 static int64_t get_tuning_seed(const compare_plan *p, int k) {
   const int64_t first = p->base.seed;
   return k == 0 && first > 0 ? first - 1 : first + COMPARE_SEEDS + k;
 }
 
-/* Set point k in `s`, and write the point to `text`. */
+/* Set the values of point k in `s`, and write them to `text`. */
 static int apply_point(const compare_plan *p, const compare_method *m, int k, settings *s,
                        char *text, size_t size) {
   int rc = CLI_OK;
@@ -117,7 +117,7 @@ int compare_check_points(const compare_plan *p, const compare_method *m, const d
   return rc;
 }
 
-/* Return the folder of a tuning run, for free(). */
+/* Return the folder of a tuning run; the caller calls free(). */
 static char *make_folder_path(const compare_plan *p, const compare_method *m, int k, int seed) {
   if (seed == 0) return compare_make_path(p, "tuning/%s-%d", m->label, k);
   return compare_make_path(p, "tuning/%s-%d-seed%lld", m->label, k,
@@ -132,7 +132,7 @@ static int train_point(compare_plan *p, const compare_method *m, int k, int seed
   settings_copy(&s, &m->s);
   s.validation = p->validation;
   s.seed = get_tuning_seed(p, seed);
-  s.checkpoint_every = 0; /* a killed point is repeated from its start */
+  s.checkpoint_every = 0; /* after a kill, the run of the point begins again */
   free(s.out);
   s.out = make_folder_path(p, m, k, seed);
   if (p->grid_epochs > 0.0) {
@@ -150,15 +150,14 @@ static int train_point(compare_plan *p, const compare_method *m, int k, int seed
 static void note_choice(compare_plan *p, const compare_method *m) {
   const int seeds = (int)p->grid_seeds, runs = m->points * seeds;
   const train_result *all = m->point;
-  int diverged = 0, chosen = 0; /* diverged runs of all points, of the chosen point */
+  int diverged = 0, chosen = 0; /* number of diverged runs: of all points; of the chosen point */
   for (int i = 0; i < runs; i++) {
     diverged += all[i].diverged;
     chosen += all[i].diverged && i / seeds == m->tuned;
   }
-  if (diverged > 0) {
+  if (diverged > 0)
     (void)fprintf(p->notes, "%s: %d of %d tuning runs diverged, %d of %d of the chosen point\n",
                   m->label, diverged, runs, chosen, seeds);
-  }
   for (int g = 0; g < p->grids; g++) {
     const int i = m->use[g] ? compare_find_value(p, m, m->tuned, g) : 0;
     const int edge = m->use[g] ? compare_find_edge(&p->grid[g], i) : 0;
@@ -178,7 +177,7 @@ static void note_left_out(compare_plan *p, const compare_method *m) {
   }
 }
 
-/* Train every point of every method that has a choice, with one seed. */
+/* Train all points of all methods that have more than one point, with one seed. */
 static int train_points(compare_plan *p, int seed) {
   data_set d;
   int rc = data_open(p->base.data, &d);

@@ -1,15 +1,15 @@
-/* compare_plan.c: parse and check the methods with their settings, and the grid. Every name and value is tried before a
- * run begins.
+/* compare_plan.c: parse the methods with their settings, and the grids. All names and values are checked before a run
+ * begins.
  *
- * A shared setting or grid may have no effect on a method (damping on SGD): then the setting is dropped for this
- * method, with one note. The same setting given after the method's name is an error. */
+ * A shared setting or a grid may have no effect on a method (damping on SGD). Then it is dropped for this method, with
+ * a note. A setting without effect that was given after the method's name is an error. */
 #include "compare.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* Settings that are the same for all methods. */
+/* Return true for a setting that must be the same for all methods. */
 static bool is_common(const char *name) {
   char spelt[CLI_NAME];
   cli_spell(spelt, sizeof spelt, name, '_');
@@ -29,7 +29,7 @@ static void drop_option(compare_plan *p, compare_method *m, int i) {
   memmove(s->library + i, s->library + i + 1, (size_t)(s->n_library - i) * sizeof *s->library);
 }
 
-/* Return whether the effect of another option depends on this option. */
+/* Return true if the effect of another option depends on this option. */
 static bool has_dependents(const char *name) {
   for (int32_t i = 0; i < ng_option_count(); i++) {
     ng_option_info info = {.struct_size = sizeof info};
@@ -38,7 +38,7 @@ static bool has_dependents(const char *name) {
   return false;
 }
 
-/* Return settings_is_idle; false if the effect of options depends on an option of the grid. */
+/* Return settings_is_idle; but if the effect of some option depends on an option of the grid, return false. */
 static bool is_idle(const compare_plan *p, const compare_method *m, const char *name, char *needs,
                     size_t size) {
   for (int g = 0; g < p->grids; g++)
@@ -57,7 +57,7 @@ bool compare_has_own(const compare_method *m, const char *name) {
   return false;
 }
 
-/* Drop shared options without effect in this method's runs. */
+/* Drop the shared options of the library that have no effect in this method's runs. */
 static int drop_idle(compare_plan *p, compare_method *m) {
   for (int i = m->s.n_library - 1; i >= 0; i--) {
     const char *name = m->s.library[i].name;
@@ -70,7 +70,7 @@ static int drop_idle(compare_plan *p, compare_method *m) {
   return CLI_OK;
 }
 
-/* Reset shared settings without effect on this method to their defaults. */
+/* Reset the shared settings of the trainer that do not apply to this method to their defaults. */
 static int drop_inapplicable(compare_plan *p, compare_method *m) {
   int rc = CLI_OK;
   for (const settings_row *row; rc == CLI_OK && (row = settings_find_idle(&m->s)) != NULL;) {
@@ -108,7 +108,7 @@ static int begin_method(compare_plan *p, const char *name) {
 
 static int add_own(compare_plan *p, char *text) {
   char where[96];
-  if (p->methods == 0) return cli_bad("--methods: '%s' needs a method before it", text);
+  if (p->methods == 0) return cli_bad("--methods: '%s', expected a method before it", text);
   compare_method *m = &p->method[p->methods - 1];
   char *equals = strchr(text, '=');
   if (equals == NULL || equals == text)
@@ -116,7 +116,7 @@ static int add_own(compare_plan *p, char *text) {
   *equals = 0;
   if (is_common(text))
     return cli_bad("--methods: %s: %s is the same for all methods", m->label, text);
-  if (compare_has_own(m, text)) return cli_bad("--methods: %s: %s comes twice", m->label, text);
+  if (compare_has_own(m, text)) return cli_bad("--methods: %s: %s is given twice", m->label, text);
   (void)snprintf(where, sizeof where, "--methods: %s", m->label);
   if (settings_set(&m->s, where, text, equals + 1) != CLI_OK) return CLI_BAD;
   m->own = cli_grow(m->own, (size_t)m->n_own, sizeof *m->own);
@@ -124,13 +124,13 @@ static int add_own(compare_plan *p, char *text) {
   return CLI_OK;
 }
 
-/* Return whether the item has a ':' before any '=', or no '='. */
+/* Return true if the item begins a method: it has a ':' before any '=', or no '='. */
 static bool begins_method(const char *item) {
   const size_t word = strcspn(item, ":=");
   return item[word] != '=';
 }
 
-/* Return the end of the item: the next comma that is not followed by a digit. */
+/* Return the end of an item: the next comma that no digit follows; NULL: the end of the text. */
 static char *find_item_end(char *text) {
   char *end = strchr(text, ',');
   while (end != NULL && end[1] >= '0' && end[1] <= '9')
@@ -169,7 +169,7 @@ int compare_parse_methods(compare_plan *p, const char *list) {
 
 /* ---- grid ------------------------------------------------------------------------------------*/
 
-/* Check that the last value is valid for a method. */
+/* Check the last value of the grid. */
 static int try_value(const compare_grid *g) {
   settings s;
   settings_init(&s);
@@ -192,7 +192,7 @@ int compare_add_grid(compare_plan *p, const char *text) {
     return cli_bad("--grid: %s is the same for all runs", g->name);
   for (int i = 0; i + 1 < p->grids; i++)
     if (settings_same_name(g->name, p->grid[i].name))
-      return cli_bad("--grid: %s comes twice", g->name);
+      return cli_bad("--grid: %s is given twice", g->name);
   int rc = CLI_OK;
   for (char *next; rc == CLI_OK && value != NULL; value = next) {
     next = strchr(value, ',');

@@ -1,7 +1,7 @@
-/* compare_report.c: output of a comparison: tables and notes (table.txt), curves.csv, plot.gp and pictures.
+/* compare_report.c: the output of a comparison: tables and notes (table.txt), curves.csv, plot.gp and pictures.
  *
- * Means and deviations are over the runs that did not diverge; tables and notes give the number of diverged runs.
- * Seconds count training, without evaluation, logs and checkpoints. */
+ * Means and deviations exclude diverged runs; tables and notes say how many runs diverged. Seconds are seconds of
+ * training, without evaluation, logs and checkpoints. */
 #include "compare.h"
 #include "disk.h"
 
@@ -9,12 +9,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { SHOWN = 2 * TRAIN_STATIONS }; /* station names of all methods */
+enum { SHOWN = 2 * TRAIN_STATIONS }; /* bound of the number of stations of all methods together */
 
-typedef struct summary { /* one method */
-  int diverged, reached; /* runs */
+typedef struct summary { /* the results of one method */
+  int diverged, reached; /* number of runs that diverged; that reached the target */
   spread epochs, seconds, best, loss, step_ms;
-  double station[SHOWN]; /* ms per step, mean over runs */
+  double station[SHOWN]; /* ms per step at each station, mean over runs */
   int64_t network, precond;
 } summary;
 
@@ -27,14 +27,14 @@ typedef struct report {
   plot_curve *curve;
   summary *sum;
   int stations;
-  const char *station[SHOWN]; /* names, in order of first appearance */
+  const char *station[SHOWN]; /* names of all stations, in order of first appearance */
   int64_t skipped, rescued, unobserved;
   table results, pairs, times;
 } report;
 
 /* ---- statistics ------------------------------------------------------------------------------*/
 
-/* Return the index of this station in the list of all stations, or -1 if the list is full. */
+/* Return the index of this station in the list of all stations, adding it if necessary; -1: the list is full. */
 static int find_station(report *r, const char *name) {
   for (int i = 0; i < r->stations; i++)
     if (strcmp(r->station[i], name) == 0) return i;
@@ -89,7 +89,7 @@ static void sum_up(report *r, int i) {
 
 /* ---- cells -----------------------------------------------------------------------------------*/
 
-/* Write "93.15 ± 0.42" with this number of decimals; decimals < 0: three digits of the mean, two of the deviation. */
+/* Write "93.15 ± 0.42" with this number of decimals. decimals < 0: three digits of the mean, two of the deviation. */
 static void put_spread(table *t, int column, const spread *s, double scale, int decimals) {
   const double mean = scale * s->mean, deviation = scale * s->deviation;
   if (s->n == 0)
@@ -100,7 +100,7 @@ static void put_spread(table *t, int column, const spread *s, double scale, int 
     table_put(t, column, s->n > 1 ? "%.3g ± %.2g" : "%.3g", mean, deviation);
 }
 
-/* Write the method's own settings, then the tuned ones. */
+/* Write the method's own settings, then its tuned settings. */
 static void put_settings(table *t, int column, const compare_plan *p, const compare_method *m) {
   const char *comma = "";
   for (int i = 0; i < m->n_own; i++, comma = ", ")
@@ -160,7 +160,7 @@ static void fill_results(const report *r, table *t) {
   }
 }
 
-/* Return whether this station takes more than 1 % of the step of some method. */
+/* Return true if this station takes more than 1 % of a step in some method. */
 static bool is_shown(const report *r, int column) {
   for (int i = 0; i < r->p->methods; i++)
     if (r->sum[i].station[column] > 0.01 * r->sum[i].step_ms.mean) return true;
@@ -215,7 +215,7 @@ static void print_heading(const report *r, FILE *f) {
                  first + r->seeds - 1);
   (void)fprintf(f, "%s, %s, batch %lld, %s, %s; %s, ", r->d->name, s->model,
                 (long long)settings_samples(s), length, seeds, processor);
-  (void)cli_threads(&threads); /* run_begin has checked NG_THREADS */
+  (void)cli_threads(&threads); /* cannot fail: run_begin has checked NG_THREADS */
   (void)fprintf(f, "%d thread%s\n", threads, threads > 1 ? "s" : "");
   if (!isfinite(r->target)) return;
   (void)fprintf(f, "target: %s %s%s\n", score_name(r->p->metric), target,
@@ -304,11 +304,10 @@ static int draw(const report *r) {
   (void)snprintf(title, sizeof title,
                  r->seeds > 1 ? "%s, %s: mean and range over %d seeds" : "%s, %s: %d seed",
                  r->d->name, r->p->base.model, r->seeds);
-  for (int i = 0; i < r->p->methods; i++) {
+  for (int i = 0; i < r->p->methods; i++)
     (void)snprintf(r->curve[i].label, sizeof r->curve[i].label,
                    r->sum[i].diverged > 0 ? "%s (%d of %d diverged)" : "%s", r->p->method[i].label,
                    r->sum[i].diverged, r->seeds);
-  }
   char score[64];
   (void)snprintf(score, sizeof score, "%s%s", score_name(r->p->metric), r->accuracy ? " %" : "");
   const plot picture = {.title = title,
@@ -320,7 +319,7 @@ static int draw(const report *r) {
                         .curve = r->curve};
   char *script = compare_make_path(r->p, "plot.gp");
   const int rc = plot_write(&picture, script);
-  bool any = false; /* gnuplot fails on an empty picture */
+  bool any = false; /* gnuplot fails without any data */
   for (int i = 0; i < r->p->methods; i++)
     any = any || !r->curve[i].diverged;
   if (rc == CLI_OK && any) plot_draw(r->p->dir);

@@ -1,9 +1,11 @@
-/* compare_stats.c: statistics of finished runs: when a target was reached, mean and deviation over seeds, the mean
- * curve of a method, the target that all methods reach; differences between each method and the first one at the same
- * seed, which start from the same weights and see the samples in the same order.
+/* compare_stats.c: statistics of finished runs: the epoch that reaches a target, mean and deviation over seeds, the
+ * mean curve of a method, a target that all methods reach, and differences between each method and the first method. A
+ * difference is between two runs with the same seed, which start from the same weights and get the samples in the same
+ * order.
  *
- * A difference is the mean over the seeds with its 95 % interval, mean +- t s / sqrt(n), with t the 0.975 quantile of
- * Student's distribution with n - 1 degrees of freedom. Pairs with a diverged run are left out. */
+ * The differences over n seeds with standard deviation s have the 95 % confidence interval mean +- t s / sqrt(n), where
+ * t is the 0.975 quantile of Student's distribution with n - 1 degrees of freedom. Pairs with a diverged run do not
+ * count. */
 #include "compare.h"
 
 #include <math.h>
@@ -18,7 +20,7 @@ static double get_score(compare_metric m, const train_epoch *e) {
                                : e->train_loss;
 }
 
-/* Return whether score a is better than score b. Any number is better than NaN. */
+/* Return true if score a is better than score b. Any number is better than NaN. */
 bool compare_is_better(compare_metric m, double a, double b) {
   if (isnan(b)) return !isnan(a);
   return compare_is_accuracy(m) ? a > b : a < b;
@@ -41,7 +43,7 @@ int compare_find_reached(compare_metric m, const train_result *r, double target)
   return -1;
 }
 
-/* Two passes, because the deviation of nearly equal values would lose its digits in one. */
+/* Two passes: a single pass would cancel the digits of the deviation of nearly equal values. */
 spread compare_summarise(const double *x, int n) {
   spread s = {0, 0.0, (double)NAN, (double)NAN, (double)NAN};
   double sum = 0.0, squares = 0.0;
@@ -102,9 +104,11 @@ double compare_find_target(compare_metric m, const plot_curve *curve, int n) {
 
 /* ---- differences to the baseline -------------------------------------------------------------*/
 
-static const double TAIL = 0.975; /* two-sided 95 % */
+static const double TAIL =
+    0.975; /* probability below the upper bound of a two-sided 95 % interval */
 
-/* P(|T| < t) = A(theta), tan theta = t / sqrt(f), for whole f: Abramowitz & Stegun 26.7.3, 26.7.4. */
+/* Return P(|T| < t) for Student's T with f degrees of freedom (Abramowitz & Stegun 26.7.3, 26.7.4), tan(theta)^2 = t^2
+ * / f. */
 static double find_probability(double theta, int freedom) {
   const double c2 = cos(theta) * cos(theta);
   const bool odd = freedom % 2 == 1;
@@ -157,7 +161,7 @@ static const struct {
     [END_BEST_ACCURACY] = {"best accuracy, points", false, true},
 };
 
-/* Return whether the runs have this number: a test loss needs a test split; autoencoders have no accuracy. */
+/* Return true if the runs have this number: a test loss needs a test split, an accuracy needs classes. */
 static bool has_end(compare_metric m, int what) {
   if (ends[what].of_test) return m == TEST_ACCURACY || m == TEST_LOSS;
   return !ends[what].accuracy || compare_is_accuracy(m);

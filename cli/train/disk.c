@@ -1,4 +1,4 @@
-/* disk.c: files of a run directory. A run may be killed at any moment, so a file under its final name is complete. */
+/* disk.c: read and write files of a run directory. Files under their final names are complete, even after a kill. */
 #include "disk.h"
 #include "common/cli.h"
 #include "io.h"
@@ -29,7 +29,7 @@ static bool write_all(int fd, const char *bytes, size_t size) {
   return true;
 }
 
-/* Some file systems cannot flush a folder, and some folders cannot be read: only EIO is an error. */
+/* Flush a folder. Only EIO is an error: some file systems cannot flush folders, and some folders cannot be read. */
 static bool flush_folder(const char *path) {
   char *folder = cli_folder_of(path);
   const int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -113,8 +113,7 @@ int disk_read(const char *path, char **out) {
     return CLI_OK;
   }
   free(text);
-  return zero ? cli_bad("%s: holds a byte of value 0, expected text", path)
-              : cli_bad("%s", message);
+  return zero ? cli_bad("%s: contains a zero byte, expected text", path) : cli_bad("%s", message);
 }
 
 int disk_make_folder(const char *path) {
@@ -131,7 +130,7 @@ int disk_make_folder(const char *path) {
   struct stat st;
   if (why == 0 && (stat(path, &st) != 0 || !S_ISDIR(st.st_mode))) why = ENOTDIR;
   if (why == 0) return CLI_OK;
-  return cli_bad("%s: cannot be made a folder: %s", path, strerror(why));
+  return cli_bad("%s: the folder cannot be created: %s", path, strerror(why));
 }
 
 int disk_make_own_folder(const char *path) {

@@ -1,4 +1,4 @@
-/* disk.h: files of a run directory; each file is complete or absent. */
+/* disk.h: read and write files of a run directory. At any moment a file is either complete or absent. */
 #ifndef DISK_H
 #define DISK_H
 
@@ -7,28 +7,27 @@
 #include <stdint.h>
 #include <stdio.h>
 
-/* Functions that return int return CLI_OK, or CLI_BAD after one line on stderr that names the path. */
+/* Functions with the type int return CLI_OK, or CLI_BAD after a message that names the path. */
 
-/* Replace the file `path` by these bytes, or leave the file unchanged: write PATH.natgrad-part, flush and rename the
- * part, flush the folder.
- * If `path` exists and is no regular file (a link, for instance), refuse. */
+/* Replace the content of the file `path`, or on failure leave the file unchanged: write PATH.natgrad-part, flush it,
+ * rename it, flush the folder. If `path` exists and is not a regular file (such as a link), refuse. */
 int disk_write(const char *path, const void *bytes, size_t size);
-/* As disk_write, with the text that print(f, what) writes. */
+/* Like disk_write; the content is the text that print(f, what) writes. */
 int disk_print(const char *path, void (*print)(FILE *f, const void *what), const void *what);
 /* Check that `path` is a regular file, not a link, or does not exist. */
 int disk_check(const char *path);
-/* Read a whole text file into *out, 0-terminated; the caller frees *out with free(). */
+/* Read a text file into *out, terminated by 0. The caller calls free(). */
 int disk_read(const char *path, char **out);
-/* Remove `path` if it is a regular file, not a link; print no messages. */
+/* Remove `path` if it is a regular file, not a link. Print no message. */
 void disk_remove(const char *path);
-/* If the folder does not exist, create the folder and its parents. */
+/* Create the folder and its parents, if they do not exist. */
 int disk_make_folder(const char *path);
-/* Create a folder inside a run directory; refuse a link. */
+/* Create a folder inside a run directory, if it does not exist. Refuse a link. */
 int disk_make_own_folder(const char *path);
-uint32_t disk_compute_crc(const void *bytes, size_t size); /* CRC-32 as in zlib */
+uint32_t disk_compute_crc(const void *bytes, size_t size); /* the CRC-32 of zlib */
 bool disk_exists(const char *path);
-/* Lock the folder against a second program until *fd is closed or the program ends; `who` ("train") is the command
- * that the message names. If the folder does not exist or cannot be locked, *fd is -1. */
+/* Lock the folder against a second program until *fd is closed or the program ends. `who` is the command that the
+ * message of the second program names. If the folder does not exist or cannot be locked, *fd is -1. */
 int disk_lock(const char *dir, const char *who, int *fd);
 
 #endif

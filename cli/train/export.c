@@ -1,8 +1,8 @@
-/* export.c: `natgrad export`: the log of a run (log.jsonl, see log.h) as CSV.
+/* export.c: `natgrad export`: convert the log of a run (log.jsonl, see log.h) to CSV.
  *
- * All fields but the schema and the checksum are exported, in the order of first appearance. The field "forward" of the
- * object "ms" is exported as "ms.forward". An incomplete last line (the run continues or was killed) is ignored. Any
- * other line that is not an object of a log is an error; its message has the line number. */
+ * All fields except the schema and the checksum become columns, in the order of first appearance. The field "forward"
+ * of the object "ms" has the column "ms.forward". An incomplete last line is ignored: the run continues or was killed.
+ * Any other line that is no object of a log is an error, with its line number. */
 #include "checkpoint.h"
 #include "common/commands.h"
 #include "disk.h"
@@ -15,7 +15,7 @@
 typedef struct record {
   ngio_json **line;
   int lines;
-  char **column; /* "event", "step", "ms.forward" */
+  char **column; /* names such as "event", "step", "ms.forward" */
   int columns;
 } record;
 
@@ -68,7 +68,7 @@ static int read_record(const char *path, record *r) {
   return rc;
 }
 
-/* Return the value of a column in a line, or NULL. */
+/* Return the value of a column in a line; NULL: the line has none. */
 static const ngio_value *find_field(const ngio_value *line, const char *column) {
   const char *dot = strchr(column, '.');
   char outer[160];
@@ -125,7 +125,7 @@ static int run(void *user, const cli_args *args) {
                ? read_record(log, &r)
                : cli_bad("%s: expected the folder of a run, but there is no log.jsonl in it", dir);
   if (rc == CLI_OK && strcmp(csv, "-") == 0) {
-    print_csv(stdout, &r); /* main reports errors of stdout */
+    print_csv(stdout, &r); /* main checks stdout at the end */
   } else if (rc == CLI_OK) {
     rc = checkpoint_is_run_file(csv) ? cli_bad("--csv: %s is the name of a file of a run", csv)
                                      : disk_print(csv, print_csv, &r);

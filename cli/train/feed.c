@@ -1,6 +1,6 @@
-/* feed.c: the samples of each step. The order of an epoch is a permutation drawn from (seed, epoch), the
- * augmentation of a sample is drawn from (seed, epoch, sample). Only the previous batch of mixup passes from step
- * to step, so a run can start at any step. */
+/* feed.c: select and load the samples of each step. The order of an epoch is a permutation drawn from (seed, epoch);
+ * the augmentation of a sample is drawn from (seed, epoch, sample). So a run can start at any step, except that mixup
+ * also needs the previous batch. */
 #include "feed.h"
 #include "common/random.h"
 
@@ -10,19 +10,16 @@
 int feed_create(const settings *s, const data_set *d, const run_ranks *ranks, bool reconstructs,
                 ng_pool *pool, feed *out) {
   memset(out, 0, sizeof *out);
-  if (s->batch > d->train.n && s->validation > 0) {
+  if (s->batch > d->train.n && s->validation > 0)
     return cli_bad(
         "--validation: %lld samples leave %d of %s to train on, less than a batch of %lld",
         (long long)s->validation, (int)d->train.n, d->name, (long long)s->batch);
-  }
-  if (s->batch > d->train.n) {
+  if (s->batch > d->train.n)
     return cli_bad("--batch: %lld samples, but %s has %d to train on", (long long)s->batch, d->name,
                    (int)d->train.n);
-  }
-  if (settings_samples(s) > d->train.n) {
+  if (settings_samples(s) > d->train.n)
     return cli_bad("--acc-iters: %lld batches of %lld samples, but %s has %d to train on",
                    (long long)s->acc_iters, (long long)s->batch, d->name, (int)d->train.n);
-  }
   const bool automatic = strcmp(s->augment, "auto") == 0;
   data_transform how = {.normalise = !reconstructs, .seed = (uint64_t)s->seed};
   how.crop = automatic ? d->augments : strstr(s->augment, "crop") != NULL;
@@ -68,7 +65,7 @@ void feed_free(feed *f) {
 typedef struct piece {
   const feed *f;
   const data_split *split;
-  const int32_t *order; /* NULL: from `first` on */
+  const int32_t *order; /* NULL: samples first, first + 1, ... */
   data_transform how;
   int32_t first, count, pieces;
 } piece;
@@ -104,7 +101,7 @@ static void put_image(feed *f, const piece *p, int32_t at, int32_t row, const ui
   f->rows[at] = row;
 }
 
-/* Count and report an unreadable file once in this process. CLI_BAD: more than 1 % of all files are unreadable. */
+/* Count and report an unreadable file, once in this process. CLI_BAD: more than 1 % of all files are unreadable. */
 static int report_unreadable(const feed *f, const image_list *list, int32_t row, const char *why) {
   image_set *set = f->d->images;
   if (atomic_exchange(&set->reported[list->first + row], 1) != 0) return CLI_OK;
@@ -113,11 +110,11 @@ static int report_unreadable(const feed *f, const image_list *list, int32_t row,
     return cli_bad(
         "--data: images: %d of %d files are unreadable, more than 1 %%; the last is %s: %s", n,
         set->total, list->path[row], why);
-  cli_note("%s: left out, %d of %d files: %s", list->path[row], n, set->total, why);
+  cli_note("%s: unreadable, left out (%d of %d files): %s", list->path[row], n, set->total, why);
   return CLI_OK;
 }
 
-/* Replace the unreadable image at `place` by the next readable one. */
+/* Replace the unreadable image at index `place` of the epoch's order by the next readable image in this order. */
 static int replace_image(feed *f, const piece *p, int64_t place, int32_t at, char *why) {
   const int32_t n = p->split->n;
   for (int64_t i = 0; i < n; i++) {
@@ -131,23 +128,23 @@ static int replace_image(feed *f, const piece *p, int64_t place, int32_t at, cha
   return cli_bad("--data: images: none of %d files can be read", n);
 }
 
-/* Return the place of sample i of this rank in the epoch. */
+/* Return the index, in the order of the epoch, of sample i of this rank. */
 static int64_t find_place(const feed *f, int64_t i) {
   return i / f->batch * f->whole + f->first + i % f->batch;
 }
 
-/* Return the row of sample i of this rank in the epoch, or of the test split. */
+/* Return the row, in the data set, of sample i of this rank in the epoch, or of sample i of the test split. */
 static int32_t pick_row(const feed *f, const piece *p, int64_t i) {
   return find_row(p->split, p->order != NULL ? f->order[find_place(f, i)] : (int32_t)i);
 }
 
-/* Fill a batch that begins at sample `from`, and request the next samples, before `end`. An unreadable image is
- * replaced in a training batch and left out of a test batch. The image is reported when it is used, not when it is
- * decoded, so the messages do not depend on the number of threads. */
+/* Fill a batch that begins at sample `from`, and request the following samples, up to `end`. An unreadable image is
+ * replaced in a training batch, and left out of a test batch. It is reported when the batch needs it, not when it is
+ * decoded, so that messages do not depend on the number of threads. */
 static int fill_images(feed *f, const piece *p, int64_t from, int64_t end, int32_t *good) {
   int rc = CLI_OK;
   *good = 0;
-  if (f->loader == NULL) { /* start the threads at the first batch */
+  if (f->loader == NULL) { /* the first batch starts the threads */
     f->spare = cli_alloc((size_t)(f->d->height * f->d->width), 3);
     rc = image_loader_create(f->d->images, &f->loader);
   }
@@ -159,7 +156,7 @@ static int fill_images(feed *f, const piece *p, int64_t from, int64_t end, int32
     while (f->next_asked < end && image_loader_request(f->loader, p->split->images,
                                                        pick_row(f, p, f->next_asked), &p->how))
       f->next_asked++;
-    if (i == p->count) break; /* the last round requests samples of the next batch */
+    if (i == p->count) break; /* the last round only requests samples of the next batch */
     char why[PICTURE_WHY];
     const int32_t row = pick_row(f, p, from + i);
     const uint8_t *bytes = image_loader_take(f->loader, why);
@@ -208,7 +205,7 @@ int feed_fill_test(feed *f, int32_t first, int32_t count, int32_t *good) {
     fill(f, &p);
     return CLI_OK;
   }
-  f->next_taken = -1; /* drop requested samples of the training split */
+  f->next_taken = -1; /* cancel the requests for training samples */
   const int rc = fill_images(f, &p, first, first + count, good);
   f->next_taken = -1;
   return rc;

@@ -1,10 +1,10 @@
-/* grads.c: see grads.h. */
+/* grads.c: sum gradients over micro-batches and ranks; grads.h explains buckets. */
 #include "grads.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-/* Assign the parameters to buckets, from last to first. */
+/* Assign the parameters to buckets, from the last parameter to the first. */
 static void make_buckets(grads *g, double cap) {
   int64_t from = nn_weights(g->net);
   g->list = cli_alloc((size_t)nn_params(g->net), sizeof *g->list);
@@ -22,7 +22,7 @@ static void make_buckets(grads *g, double cap) {
   }
 }
 
-/* Post complete buckets, and test the oldest: a transport may make progress only when called. */
+/* Post the sums of complete buckets, and test the oldest posted sum: a transport may make progress only when called. */
 static int post_buckets(grads *g) {
   int rc = CLI_OK;
   for (; g->posted < g->buckets && g->list[g->posted].first >= g->added && rc == CLI_OK;
@@ -39,7 +39,7 @@ static int post_buckets(grads *g) {
   return rc;
 }
 
-/* Add the gradients of parameters >= `first`, which the backward pass has computed, to the sum. */
+/* Add the gradients of the parameters >= `first`, which the backward pass has just computed, to the sum. */
 static int on_gradients(void *user, int first) {
   grads *g = user;
   const float share = (float)(g->share / (double)g->batches);

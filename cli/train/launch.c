@@ -1,4 +1,4 @@
-/* launch.c: see launch.h. */
+/* launch.c: recognise an MPI launcher, load the MPI module, and run ranks as threads. */
 #include "launch.h"
 #include "launch_mpi.h"
 
@@ -10,7 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Return the value of the first variable that is set; 0: none. */
+/* Return the value of the first of these environment variables that is set; 0: none is. */
 static int32_t read_variable(const char *const *names) {
   for (; *names != NULL; names++) {
     const char *text = getenv(*names);
@@ -34,12 +34,12 @@ int32_t launch_count_neighbours(int32_t size) {
   return n > 0 && n < size ? n : size;
 }
 
-/* Load the module from the build folder or from the installed libraries. */
+/* Load the MPI module from the build folder, or from the folder of installed libraries. */
 static void *load(char *why, size_t size) {
   static const char *const places[] = {"launch_mpi.so", NG_MODULE_DIR "/launch_mpi.so"};
   for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
     char *path = cli_path_beside(places[i]);
-    /* Open MPI's modules look up its symbols in the global scope. */
+    /* RTLD_GLOBAL: the plug-ins of Open MPI look up its symbols in the global scope */
     const bool there = access(path, R_OK) == 0;
     void *module = there ? dlopen(path, RTLD_NOW | RTLD_GLOBAL) : NULL;
     if (there && module == NULL) (void)snprintf(why, size, "%s", dlerror());
@@ -52,7 +52,7 @@ static void *load(char *why, size_t size) {
   return NULL;
 }
 
-/* Load the module, which initialises MPI. */
+/* Load the MPI module and initialise MPI. */
 static int begin_mpi(launch *l) {
   char why[512] = "";
   launch_mpi_begin_fn *begin = NULL;
@@ -74,13 +74,11 @@ int launch_begin(const char *wanted, launch *out) {
   if (strcmp(wanted, "auto") == 0) return launched_processes() > 1 ? begin_mpi(out) : CLI_OK;
   if (strcmp(wanted, "mpi") == 0) return begin_mpi(out);
   if (*wanted < '0' || *wanted > '9')
-    return cli_bad("--ranks: '%s' is none of auto, mpi, a number of threads", wanted);
+    return cli_bad("--ranks: '%s', expected auto, mpi or a number of threads", wanted);
   if (cli_parse_option("ranks", CLI_WHOLE, wanted, 1, 1024, &threads) != CLI_OK) return CLI_BAD;
-  if (launched_processes() > 1) {
-    return cli_bad(
-        "--ranks: %lld threads in each of %d processes that a launcher started; leave it out",
-        (long long)threads, launched_processes());
-  }
+  if (launched_processes() > 1)
+    return cli_bad("--ranks: %lld threads, but a launcher has started %d processes; omit --ranks",
+                   (long long)threads, launched_processes());
   out->threads = (int32_t)threads;
   return CLI_OK;
 }
@@ -108,7 +106,7 @@ int launch_run_threads(int32_t n, int (*work)(void *user, const ng_transport *t)
   atomic_bool reported = false;
   int32_t made = 1;
   cli_require_address_space(n);
-  /* OpenBLAS threads serve one caller at a time, so ranks that are threads use one BLAS thread each. */
+  /* The threads of OpenBLAS serve one caller at a time, so ranks that are threads use one BLAS thread each. */
   if (cli_find_function(NULL, "openblas_set_num_threads", &set_blas_threads)) set_blas_threads(1);
   member *m = cli_alloc((size_t)n, sizeof *m);
   bool good = ng_threads_create(n, &group) == NG_OK;

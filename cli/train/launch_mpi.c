@@ -1,4 +1,4 @@
-/* launch_mpi.c: the module that adds MPI to the program (launch.h). Only this file initialises and finalises MPI. */
+/* launch_mpi.c: the module launch_mpi.so, which adds MPI to the program (launch.h). No other file initialises MPI. */
 #include "launch_mpi.h"
 #include "natgrad_mpi.h"
 

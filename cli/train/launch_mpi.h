@@ -6,7 +6,7 @@
 
 #include <stddef.h>
 
-/* launch_mpi_begin: initialise MPI and write the transport of this process.  Return 0, or 1 and the reason in `why`. */
+/* launch_mpi_begin: initialise MPI and set *out to its transport. Return 0, or 1 and the reason in `why`. */
 typedef int launch_mpi_begin_fn(ng_transport *out, size_t size, char *why, size_t why_size);
 /* launch_mpi_end: release the transport and finalise MPI. */
 typedef void launch_mpi_end_fn(ng_transport *t);

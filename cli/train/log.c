@@ -1,5 +1,5 @@
-/* log.c: log.jsonl; the format is in log.h. Lines pass through a buffered file; an error of the disk appears at
- * the latest at the next checkpoint or at the end, and ends the run. */
+/* log.c: write and read log.jsonl; log.h has the format. Lines are buffered, so a disk error is noticed at the next
+ * checkpoint or at the end of the run, at the latest; it ends the run. */
 #include "log.h"
 #include "disk.h"
 
@@ -12,12 +12,12 @@
 #include <unistd.h>
 #include <zlib.h>
 
-enum { STEP, EPOCH, END, MARKS }; /* events */
+enum { STEP, EPOCH, END, MARKS }; /* kinds of lines */
 
 struct run_log {
   FILE *f;
   char *path;
-  bool reported; /* an error was reported */
+  bool reported; /* an error was reported; later ones are not */
   struct {
     double ms[TRAIN_STATIONS];
     int64_t steps;
@@ -71,11 +71,11 @@ int log_reopen(const char *path, int64_t bytes, const log_times *t, run_log **ou
   if (open_log(path, O_APPEND, out) != CLI_OK) return CLI_BAD;
   run_log *l = *out;
   if (ftruncate(fileno(l->f), (off_t)bytes) != 0) {
-    const int rc = cli_bad("%s: cannot be cut: %s", path, strerror(errno));
+    const int rc = cli_bad("%s: cannot be truncated: %s", path, strerror(errno));
     log_drop(out);
     return rc;
   }
-  for (int m = 0; m < MARKS - 1; m++) { /* "end" covers the whole run */
+  for (int m = 0; m < MARKS - 1; m++) { /* times of an "end" line are of the whole run */
     for (int i = 0; i < t->stations; i++)
       l->mark[m].ms[i] = t->station[i].ms;
     l->mark[m].steps = t->steps;
@@ -130,7 +130,7 @@ static void begin_line(run_log *l, const char *event, int64_t step, int64_t epoc
   write_whole(l, "epoch", epoch);
 }
 
-/* Write the member "ms" and, but for an "end" line, the end of the line. */
+/* Write the member "ms" and the end of the line. An "end" line is not ended: its checksum follows. */
 static int end_line(run_log *l, int mark, const log_times *t) {
   const double steps = (double)(t->steps - l->mark[mark].steps);
   (void)fputs(", \"ms\": {", l->f);
@@ -154,7 +154,7 @@ int log_write_step(run_log *l, int64_t step, int64_t epoch, const train_number *
   return end_line(l, STEP, t);
 }
 
-/* The numbers of an "epoch" line, and the counters of an "end" line. */
+/* The members of an "epoch" line that are numbers, and the members of an "end" line that are counters. */
 static const struct member {
   const char *name;
   size_t at;
@@ -177,13 +177,14 @@ int log_write_epoch(run_log *l, const train_epoch *e, const log_times *t) {
   for (int i = 0; i < OF_EPOCH; i++)
     write_real(l, of_epoch[i].name, *(const double *)((const char *)e + of_epoch[i].at));
   const int rc = end_line(l, EPOCH, t);
-  return rc == CLI_OK && fflush(l->f) != 0 ? report_failure(l)
-                                           : rc; /* for readers that follow the log */
+  return rc == CLI_OK && fflush(l->f) != 0
+             ? report_failure(l)
+             : rc; /* flush, so that other programs can follow the log */
 }
 
 static const char checksum_member[] = ", \"crc32\": \"";
 
-/* Write the last member of the last line, the checksum of config.json and the log. */
+/* Write the last member of the "end" line: the checksum of config.json and of the log before this member. */
 static int write_checksum(run_log *l, const char *config) {
   int64_t bytes;
   uint32_t crc;
@@ -231,7 +232,7 @@ static int64_t whole_of(const ngio_value *o, const char *name) {
   return (int64_t)ngio_integer_of(ngio_get(o, name));
 }
 
-/* Read an "epoch" line; false: another line. */
+/* Parse a line. false: this is not an "epoch" line. */
 static bool read_epoch(const char *line, size_t size, train_epoch *e) {
   ngio_json *json = NULL;
   (void)ngio_json_parse(line, size, &json, NULL, 0);
@@ -275,7 +276,7 @@ int log_read_epochs(const char *path, int64_t bytes, train_epoch **out, int *n) 
 
 /* ---- a finished run --------------------------------------------------------------------------*/
 
-/* Return whether the checksum in the last line matches config.json and the log before this line. */
+/* Return true if the checksum in the last line fits config.json and the log before the checksum. */
 static bool checksum_matches(const char *text, const char *last, const char *config) {
   char want[sizeof checksum_member + 16];
   const char *mark = strstr(last, checksum_member);
@@ -286,7 +287,7 @@ static bool checksum_matches(const char *text, const char *last, const char *con
   return strcmp(mark, want) == 0;
 }
 
-/* Read the counters and times of an "end" line. */
+/* Read the counters and times of an "end" line into *r. */
 static void read_end(const ngio_value *o, train_result *r) {
   const ngio_value *ms = ngio_get(o, "ms");
   const char *why = ngio_text_of(ngio_get(o, "why"));

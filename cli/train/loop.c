@@ -1,7 +1,7 @@
-/* loop.c: a training run from settings and data to a result, with log, checkpoints and progress.
+/* loop.c: run the steps of a training run, with log, tests, checkpoints and progress.
  *
- * The order is always: step, "step" line, at the end of an epoch test and "epoch" line, checkpoint. So a
- * checkpoint stores the length of the log at its time, and a resumed run writes the lines after it again. */
+ * The order is always: step; "step" line; at the end of an epoch, test and "epoch" line; checkpoint. A checkpoint has
+ * the length of the log when it was written, so a resumed run removes the later lines and writes them again. */
 #include "clock.h"
 #include "disk.h"
 #include "run.h"
@@ -17,8 +17,7 @@
 static const char *const station_name[RUN_STATIONS] = {"data", "forward", "backward", "observe",
                                                        "reduce"};
 
-/* Write the times of all stations. Losses and gradients are sent at the station "reduce", also during the backward
- * pass. */
+/* Set the times of all stations. "reduce" has all messages with losses and gradients, also those during backward. */
 static int read_stations(const run *r, train_station t[TRAIN_STATIONS]) {
   const int own = r->ranks.size > 1 ? RUN_STATIONS : RUN_SUM;
   for (int i = 0; i < own; i++) {
@@ -57,19 +56,19 @@ static double sum_seconds(const run *r) { return r->seconds_before + r->step_ms 
 
 /* ---- end of an epoch --------------------------------------------------------------------------*/
 
-/* Test the network; each rank tests its share of the samples. */
+/* Test the network. Each rank tests its share of the samples. */
 static int test(run *r, double *loss, double *accuracy) {
   const run_ranks *k = &r->ranks;
   const int32_t first = (int32_t)ranks_first(k, k->rank, r->feed.test->n);
   const int32_t n = (int32_t)ranks_first(k, k->rank + 1, r->feed.test->n);
-  double x[4] = {0.0}; /* loss, correct samples, samples, failures */
+  double x[4] = {0.0}; /* sum of losses; correct samples; samples; failed ranks */
   *loss = *accuracy = (double)NAN;
   int rc = run_share_buffers(r);
   if (rc == CLI_OK) rc = feed_evaluate(&r->feed, r->net, r->reconstructs, first, n, x);
   x[3] = rc != CLI_OK;
   if (ranks_sum(k, x, 4) != CLI_OK || x[3] > 0.0) return CLI_BAD;
   const int64_t all = (int64_t)x[2];
-  /* The last step may have made weights non-finite. */
+  /* A loss that is not finite means that the last step made weights non-finite. */
   r->out->diverged = all > 0 && !isfinite(x[0]);
   if (all > 0 && !r->out->diverged) {
     *loss = x[0] / (double)all;
@@ -104,16 +103,16 @@ static int end_epoch(run *r, double lr) {
 
 /* ---- checkpoints ---------------------------------------------------------------------------------*/
 
-/* Return whether the run has diverged with finite numbers: the mean loss is far above the loss of the first step. The
- * loss of a step belongs to the weights before the step, so the effect of the last step is not included. */
+/* Return true if the run has diverged although all numbers are finite: the mean loss since the last checkpoint is far
+ * above the loss of the first step. A step computes its loss before its update, so the last update is not judged. */
 static bool loss_is_far(const run *r) {
   const double limit = TRAIN_FAR * fmax(1.0, r->state.first_loss);
   return r->steps_since > 0 && r->loss_since / (double)r->steps_since > limit;
 }
 
-/* Save a checkpoint. If the run has diverged, keep the last checkpoint. */
+/* Save a checkpoint. If the run has diverged, do not replace the last checkpoint. */
 static int save(run *r) {
-  if (loss_is_far(r)) { /* the same on all ranks, as the loss is */
+  if (loss_is_far(r)) { /* all ranks have the same loss, so they decide alike */
     r->out->diverged = true;
     (void)snprintf(
         r->out->reason, sizeof r->out->reason,
@@ -122,7 +121,7 @@ static int save(run *r) {
     return CLI_OK;
   }
   if (run_share_buffers(r) != CLI_OK) return CLI_BAD;
-  const char *name = checkpoint_find_nonfinite(r->net); /* the same on all ranks */
+  const char *name = checkpoint_find_nonfinite(r->net); /* all ranks have the same weights */
   if (name != NULL) {
     r->out->diverged = true;
     (void)snprintf(r->out->reason, sizeof r->out->reason, "%s is not finite", name);
@@ -131,7 +130,7 @@ static int save(run *r) {
   const log_times t = run_sum_times(r);
   run_state *s = &r->state;
   uint32_t log_crc;
-  int rc = log_sync(r->log, &s->log_bytes, &log_crc); /* other ranks have no log */
+  int rc = log_sync(r->log, &s->log_bytes, &log_crc); /* only rank 0 has a log */
   s->log_crc = log_crc;
   s->seconds = sum_seconds(r);
   s->stations = t.stations;
@@ -140,20 +139,20 @@ static int save(run *r) {
   if (rc == CLI_OK)
     rc = checkpoint_save(&c, r->config, r->s->checkpoint_parts && r->ranks.size > 1);
   if (rc != CLI_OK) return rc;
-  r->requests_served = train_count_requests(); /* this checkpoint serves all requests so far */
+  r->requests_served = train_count_requests(); /* all requests so far are served */
   r->out->saved_step = s->step;
   r->loss_since = 0.0;
   r->steps_since = 0;
   return CLI_OK;
 }
 
-/* Serve SIGUSR1, sent to any rank. */
+/* Save the checkpoint that SIGUSR1 requested, on any rank. */
 static int save_requested(run *r) {
   int rc = CLI_OK;
   if (r->s->out[0] != 0 && r->out->saved_step != r->state.step) rc = save(r);
   r->requests_served = train_count_requests();
   if (rc != CLI_OK || r->out->diverged || r->ranks.rank > 0) return rc;
-  progress_end(&r->progress); /* end the line of the bar */
+  progress_end(&r->progress); /* erase the bar before the message */
   if (r->s->out[0] != 0)
     cli_note("SIGUSR1: the checkpoint of step %lld is in %s", (long long)r->out->saved_step,
              r->s->out);
@@ -164,7 +163,7 @@ static int save_requested(run *r) {
 
 static bool is_due(int64_t step, int64_t every) { return every > 0 && step % every == 0; }
 
-/* Log, test and save after a step. */
+/* Log, test and save as necessary after a step. */
 static int after_step(run *r, double lr, int64_t correct) {
   r->state.step++;
   if (r->state.first_loss == 0.0) r->state.first_loss = r->loss;
@@ -219,8 +218,8 @@ static int take_steps(run *r) {
   return CLI_OK;
 }
 
-/* Replace the weights by their mean, recompute the running statistics of norms, test the network and write the weights.
- * The last checkpoint exists already, and no training follows. */
+/* Replace the weights by their mean, recompute the running statistics of norms, test the network and write it. This
+ * happens after the last checkpoint, and no training follows. */
 static int test_average(run *r) {
   const int64_t batches = r->feed.per_epoch * r->s->acc_iters;
   const int64_t first = (r->state.step - 1) / r->feed.per_epoch * r->feed.per_epoch;
@@ -237,7 +236,7 @@ static int test_average(run *r) {
   rc = ranks_agree(&r->ranks, rc);
   if (rc == CLI_OK) rc = test(r, &out->average_loss, &out->average_accuracy);
   out->averaged = r->mean.count;
-  out->diverged = false; /* test() saw the averaged network */
+  out->diverged = false; /* test() set this for the averaged network */
   if (rc != CLI_OK || r->s->out[0] == 0 || r->ranks.rank > 0) return rc;
   char *path = cli_join(r->s->out, CHECKPOINT_AVERAGE);
   rc = disk_check(path);
@@ -248,7 +247,7 @@ static int test_average(run *r) {
 
 static int finish(run *r) {
   int rc = CLI_OK;
-  /* A diverged run keeps its last checkpoint. */
+  /* If the run has diverged, its last checkpoint stays. */
   if (r->s->out[0] != 0 && !r->out->diverged && r->out->saved_step != r->state.step) rc = save(r);
   if (rc == CLI_OK && !r->out->diverged && !r->out->stopped && r->mean.count > 0)
     rc = ranks_agree(&r->ranks, test_average(r));
@@ -282,7 +281,7 @@ int train_run_on(const ng_transport *t, const settings *s, const data_set *d,
                  const train_output *output, train_result *out) {
   memset(out, 0, sizeof *out);
   run r;
-  settings decided = *s; /* a shallow copy, never freed */
+  settings decided = *s; /* shares its texts with *s, so it is not freed */
   decided.lr = settings_choose_lr(s);
   memset(&r, 0, sizeof r);
   r.s = &decided;

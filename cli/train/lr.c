@@ -1,4 +1,5 @@
-/* lr.c: the formulas are in lr.h.  The factor depends on the epoch only, so a resumed run needs only its step. */
+/* lr.c: parse and evaluate learning rate schedules; lr.h has the formulas. A factor depends only on the epoch, so a
+ * resumed run needs no more state than its step. */
 #include "lr.h"
 #include "common/cli.h"
 
@@ -11,15 +12,15 @@ static const double PI = 3.14159265358979323846;
 
 typedef struct form {
   const char *name, *expected;
-  int least, most;     /* values */
-  double lower, upper; /* of each value */
-  double standard;     /* default of an optional value, else of the first extra */
-  int extras;          /* number of extras; all or none are given */
+  int least, most;     /* smallest and largest number of values */
+  double lower, upper; /* bounds of each value */
+  double standard;     /* default of an optional value; else, of the first extra */
+  int extras;          /* number of extras; a text has all or none */
   double most_extra;
 } form;
 
 static const form forms[] = {
-    [LR_CONSTANT] = {"constant", "constant alone", 0, 0, 0, 0, 0, 0, 0},
+    [LR_CONSTANT] = {"constant", "constant without values", 0, 0, 0, 0, 0, 0, 0},
     [LR_STEP] = {"step",
                  "step:E1,E2,...[@FACTOR] with epochs that ascend from above 0 (at most 32) and a "
                  "factor from 0 to 1",
@@ -35,7 +36,7 @@ static const form forms[] = {
                    1, 1e-6, 1e6, 0.1, 1, 1},
 };
 
-/* Read numbers between commas up to '@' or the end; return how many, -1: none, too many, or out of range. */
+/* Read numbers separated by commas up to '@' or the end; return how many, or -1: none, too many, or out of range. */
 static int read_numbers(const char **at, int most, double lower, double upper, double *out) {
   for (int n = 0; n < most; n++) {
     char *end = NULL;
@@ -51,7 +52,7 @@ static int read_numbers(const char **at, int most, double lower, double upper, d
 static bool parse(const form *f, const char *at, lr_schedule *out) {
   out->value[0] = out->extra[0] = f->standard;
   if (*at == 0) return f->least == 0;
-  at++; /* ':' */
+  at++; /* skip ':' */
   out->values = read_numbers(&at, f->most, f->lower, f->upper, out->value);
   if (out->values < f->least || (*at == '@' && f->extras == 0)) return false;
   if (*at == '@') {
@@ -80,7 +81,7 @@ int lr_parse(const char *text, lr_schedule *out, char *message, size_t size) {
   return CLI_BAD;
 }
 
-/* Return the progress, 0 to 1, between START and END of a polynomial. */
+/* Return the progress from START (0) to END (1) of a polynomial schedule. */
 static double find_progress(const lr_schedule *l, double epoch, double total) {
   const double start = l->extra[0], end = fmax(l->extra[1], total);
   return epoch < start ? 0.0 : epoch >= end ? 1.0 : (epoch - start) / (end - start);

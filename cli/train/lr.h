@@ -1,4 +1,4 @@
-/* lr.h: learning rate schedules: their text, and the factor at any time of a run. */
+/* lr.h: learning rate schedules: parse a schedule, and compute its factor at any time of a run. */
 #ifndef LR_H
 #define LR_H
 
@@ -13,7 +13,7 @@ typedef enum lr_kind {
   LR_CYCLIC
 } lr_kind;
 
-/* The parsed form of NAME[:value,value,...][@extra,extra]; lr_parse fills in the defaults. */
+/* The parsed form of NAME[:value,value,...][@extra,extra]. lr_parse sets missing values to their defaults. */
 enum { LR_VALUES = 32, LR_EXTRAS = 2 };
 typedef struct lr_schedule {
   lr_kind kind;
@@ -25,10 +25,10 @@ typedef struct lr_schedule {
 /* Parse `text`. Return CLI_OK, or CLI_BAD with the expected form in `message`. */
 int lr_parse(const char *text, lr_schedule *out, char *message, size_t size);
 
-/* Return the factor of lr after `epoch` of `total` epochs, with e = epoch, w = warm_up, and
- * p = (e - w) / (total - w) in [0, 1]:
+/* Return the factor that multiplies lr after `epoch` of `total` epochs. With e = epoch, w = warm_up and p = (e - w) /
+ * (total - w), clipped to [0, 1]:
  *   constant    1
- *   step        FACTOR^(epochs <= e), FACTOR 0.1
+ *   step        FACTOR^n, n the number of given epochs <= e, FACTOR 0.1
  *   cosine      FINAL + (1 - FINAL) (1 + cos(pi p)) / 2, FINAL 0   (Loshchilov & Hutter 2017)
  *   linear      1 + (FINAL - 1) p, FINAL 0
  *   polynomial  (1 - p)^POWER; with @START,END: 1 before START, then p = (e - START) / (max(END, total) - START)

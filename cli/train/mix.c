@@ -1,4 +1,4 @@
-/* mix.c: the formulas are in mix.h. */
+/* mix.c: mixup and random erasing; mix.h has the formulas. */
 #include "mix.h"
 #include "common/random.h"
 
@@ -10,9 +10,9 @@
 /* Return a number in (0, 1], whose logarithm is finite. */
 static double make_positive(uint32_t word) { return ((double)(word >> 8) + 1.0) * 0x1p-24; }
 
-/* Beta(alpha, alpha) by Joehnk (1964): u^(1/alpha) / (u^(1/alpha) + v^(1/alpha)) for pairs with a sum of at most 1; in
- * logarithms, because small powers underflow. For alpha = 4, the upper bound of the setting, one pair in 70 is
- * accepted, and more for a smaller alpha: all tries fail with probability e^-117. */
+/* Draw from Beta(alpha, alpha) by Joehnk (1964): u^(1/alpha) / (u^(1/alpha) + v^(1/alpha)) for uniform u, v, if the sum
+ * is at most 1; else try again. Powers are computed as logarithms, because small ones underflow. For alpha = 4, the
+ * upper bound of the setting, one pair in 70 is accepted, else more: all tries fail with probability e^-117. */
 double mix_draw_weight(double alpha, uint64_t seed, uint32_t epoch, int32_t row) {
   enum { TRIES = 4096 };
   for (uint64_t i = 0; i < TRIES; i++) {
@@ -67,10 +67,9 @@ int mix_create(const settings *s, const data_set *d, const run_ranks *ranks, boo
                .channels = d->channels,
                .classes = d->classes,
                .batch = (int32_t)(ranks_first(&k, k.rank + 1, s->batch) - first)};
-  if (reconstructs && (s->mixup_alpha > 0.0 || s->erase_rate > 0.0)) {
+  if (reconstructs && (s->mixup_alpha > 0.0 || s->erase_rate > 0.0))
     return cli_bad("--%s: model %s has no labels",
                    s->mixup_alpha > 0.0 ? "mixup-alpha" : "erase-rate", s->model);
-  }
   if (s->erase_rate > 0.0 && (d->height < 2 || d->width < 2))
     return cli_bad("--erase-rate: needs images, %s has rows of features", d->name);
   if (s->mixup_alpha <= 0.0) return CLI_OK;
@@ -89,7 +88,7 @@ void mix_free(mix *m) {
   memset(m, 0, sizeof *m);
 }
 
-/* now <- l now + (1 - l) last; last <- the old `now`, or the new one with running mixup. */
+/* now <- l now + (1 - l) last. Then last <- `now` before this, or with running mixup `now` after this. */
 static void blend(float *now, float *last, int64_t count, double l, bool running) {
   const float a = (float)l, b = (float)(1.0 - l);
   for (int64_t k = 0; k < count; k++) {
@@ -100,13 +99,12 @@ static void blend(float *now, float *last, int64_t count, double l, bool running
 }
 
 static void erase(const mix *m, const mix_box *b, float *x) {
-  for (int64_t y = b->top; y < b->top + b->height; y++) {
+  for (int64_t y = b->top; y < b->top + b->height; y++)
     memset(x + (y * m->width + b->left) * m->channels, 0,
            (size_t)(b->width * m->channels) * sizeof *x);
-  }
 }
 
-/* Write the label as a vector, with label smoothing. */
+/* Write the target of a label: a vector over the classes, with label smoothing. */
 static void write_target(const mix *m, int32_t label, float *t) {
   const double smooth = m->s->label_smoothing;
   for (int64_t k = 0; k < m->classes; k++)
@@ -119,7 +117,7 @@ void mix_batch(mix *m, uint32_t epoch, const int32_t *rows, const int32_t *label
   for (int32_t i = 0; i < m->batch; i++) {
     float *image = x + i * per;
     if (m->last != NULL) {
-      /* without a previous batch the weight is 1 */
+      /* the first batch has no previous one: weight 1 */
       const double l =
           m->began ? mix_draw_weight(s->mixup_alpha, (uint64_t)s->seed, epoch, rows[i]) : 1.0;
       float *t = m->targets + i * m->classes, *last_t = m->last_targets + i * m->classes;
@@ -163,7 +161,7 @@ void mix_free_tensors(const ngio_tensor t[2]) {
   free(get_data(&t[1]));
 }
 
-/* Return the first element of rank `rank` in tensor i, and the number of its elements in *n. */
+/* Return the index of the first element of rank `rank` in tensor i of all ranks; *n: the number of its elements. */
 static int64_t find_part(const mix *m, int i, int32_t rank, int64_t *n) {
   const int64_t each = i == 0 ? m->height * m->width * m->channels : m->classes;
   const int64_t first = ranks_first(&m->ranks, rank, m->s->batch);

@@ -1,8 +1,8 @@
-/* plot.c: three panels: training loss over epochs, training loss over seconds, score over epochs. A curve is the
- * mean over seeds, its band the range.
+/* plot.c: a picture of three panels: training loss over epochs, training loss over seconds, score over epochs. A curve
+ * is the mean over seeds; the band around it is the range over seeds.
  *
- * Colours are the palette of Okabe and Ito (2008), distinguishable with colour blindness; from the eighth method
- * on they repeat with dashes. */
+ * Colours are the palette of Okabe and Ito (2008), which colour-blind people can distinguish. From the eighth method
+ * on, the colours repeat with dashed lines. */
 #include "plot.h"
 #include "common/cli.h"
 #include "disk.h"
@@ -16,7 +16,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-/* Print text in gnuplot's single quotes, in which a quote is written twice. */
+/* Print text in gnuplot's single quotes, in which a quote is doubled. */
 static void print_quoted(FILE *f, const char *before, const char *text) {
   (void)fprintf(f, "%s'", before);
   for (; *text != 0; text++) {
@@ -26,7 +26,7 @@ static void print_quoted(FILE *f, const char *before, const char *text) {
   (void)fputs("'\n", f);
 }
 
-/* Print one block for each curve, separated by two empty lines. */
+/* Print a data block for each curve, separated by two empty lines. */
 static void print_data(const plot *p, FILE *f) {
   (void)fputs("# epoch, seconds, training loss: mean min max, score: mean min max\n"
               "$data << EOD\n",
@@ -46,7 +46,7 @@ static void print_data(const plot *p, FILE *f) {
   (void)fputs("EOD\n", f);
 }
 
-/* Bands come first, so that no band covers a line; the legend is a panel of its own above the others. */
+/* Bands are drawn first, so that no band covers a line. The legend is a panel of its own above the three panels. */
 static const char panels[] =
     "set datafile missing 'NaN'\n"
     "colours = '#0072B2 #D55E00 #009E73 #CC79A7 #E69F00 #56B4E9 #000000'\n"
@@ -140,11 +140,11 @@ int plot_write(const plot *p, const char *path) { return disk_print(path, print_
 
 enum { NO_PROGRAM = 127, FAILED = 126 };
 
-/* Run gnuplot without a shell, as DIR may have any name. */
+/* Run gnuplot without a shell, because DIR may contain any character. */
 static void exec_gnuplot(const char *dir) {
   const int null = open("/dev/null", O_RDWR);
   if (null < 0 || chdir(dir) != 0) _exit(FAILED);
-  (void)signal(SIGPIPE, SIG_DFL); /* the defaults; main.c ignores both */
+  (void)signal(SIGPIPE, SIG_DFL); /* restore the default; main.c ignores both signals */
   (void)signal(SIGXFSZ, SIG_DFL);
   for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++)
     (void)dup2(null, fd);

@@ -1,9 +1,9 @@
 /* precond.c: the only file of the trainer that creates and steps a preconditioner.
  *
- * Layers are registered as described (NHWC images; linear layers with one position), norms as layers unless
- * norm_block = none. Gradients and weights are bound once; each step is ng_step_sgd or ng_step_adamw. For sgd and
- * adamw all parameters are tensors, so the library only updates, by the same code. The loops of the library run on
- * the trainer's pool; BLAS has its own threads. */
+ * Layers of the network become layers of the library (NHWC images; linear layers with one position); norms become
+ * layers unless norm_block = none. Gradients and weights are bound once. A step is one call of ng_step_sgd or
+ * ng_step_adamw. For the methods sgd and adamw, all parameters are tensors without curvature, so the library only
+ * updates them. The loops of the library run on the trainer's pool; BLAS has its own threads. */
 #include "precond.h"
 #include "clock.h"
 #include "ranks.h"
@@ -18,8 +18,9 @@ struct precond {
   nn *net;
   ng_context *ctx;
   ng_precond *p;
-  int32_t *index; /* of each nn_layer, then of each norm; NULL: only tensors */
-  int norms;      /* number of norms registered as layers: all or 0 */
+  int32_t
+      *index; /* layer of the library for each nn_layer, then each norm; NULL: all are tensors */
+  int norms;  /* number of norms that are layers: all, or 0 */
   nn_watch watch;
   double observe_ms;
   bool several_ranks;
@@ -36,7 +37,7 @@ static void on_pool(void *user, int32_t n, void (*task)(void *arg, int32_t i), v
 
 static int count_watched(const precond *p) { return nn_layers(p->net) + p->norms; }
 
-/* Return the activations or gradients of a layer or norm as an array; the library only reads the array. */
+/* Return x, the input or output gradient of a layer or norm, as an array. The library only reads it. */
 static ng_array describe_array(const nn *net, int layer, const float *x, int64_t samples,
                                int64_t columns, bool grad) {
   float *data = (float *)(uintptr_t)x;
@@ -51,7 +52,7 @@ static ng_array describe_array(const nn *net, int layer, const float *x, int64_t
   return ng_array_nhwc(data, samples, channels, height, columns / channels / height, NG_F32);
 }
 
-/* Pass an activation or gradient to the library. NG_SKIPPED (not finite) is no error here: the step reports it. */
+/* Let the library observe an input or output gradient. NG_SKIPPED (not finite) is no error: the step will report it. */
 static int observe(void *user, int layer, const float *x, int64_t samples, int64_t columns,
                    bool grad) {
   precond *p = user;
@@ -66,8 +67,8 @@ static int observe(void *user, int layer, const float *x, int64_t samples, int64
   return st < 0 ? report_failure(p) : CLI_OK;
 }
 
-/* All ranks must agree on ng_batch.last, so a rank without layers to observe (dp-kfac on more ranks than layers)
- * calls ng_begin as well. */
+/* All ranks must agree on ng_batch.last, so a rank without layers to observe (dp-kfac on many ranks) also calls
+ * ng_begin. */
 int precond_begin(precond *p, int64_t samples, bool last, bool *wants) {
   *wants = false;
   for (int i = 0; p->index != NULL && i < count_watched(p) && !*wants; i++)
@@ -109,7 +110,7 @@ static ng_status add_layer(precond *p, const nn_layer *l, int32_t *index) {
   return ng_add_layer(p->p, &d, index);
 }
 
-/* Bind gradient and weight as [rows, count / rows]: a weight has a row for each output, other parameters one row. */
+/* Bind gradient and weight of a parameter, as [outputs, count / outputs] if it is a weight, else as one row. */
 static ng_status bind(precond *p, int32_t index, ng_param which, const nn_param *q, int64_t rows) {
   const ng_array grad = ng_array_matrix(q->grad, rows, q->count / rows, NG_F32);
   const ng_array weight = ng_array_matrix(q->value, rows, q->count / rows, NG_F32);
@@ -230,7 +231,7 @@ ng_report precond_read_report(const precond *p) {
   return ng_report_read(p->p, &r) < 0 ? (ng_report){.struct_size = sizeof r} : r;
 }
 
-/* Return the number of rescues so far: the status of a step may report another event. */
+/* Return the number of rescued blocks so far. The status of a step does not tell: it may report another event. */
 static int64_t count_rescues(const precond *p) {
   const ng_report r = precond_read_report(p);
   return r.more_damping + r.in_double + r.kept_last + r.plain;
@@ -319,7 +320,7 @@ int64_t precond_count_bytes(const precond *p) {
   return bytes;
 }
 
-/* Report the last message of the library, with `path` in place of "the stream". */
+/* Report the last message of the library, but with `path` instead of "the stream". */
 static int report_failure_of(const precond *p, const char *path) {
   static const char stream[] = "the stream: ";
   const char *text = ng_last_error(p->ctx);
@@ -327,7 +328,7 @@ static int report_failure_of(const precond *p, const char *path) {
   return cli_bad("%s: natgrad.state: %s", path, text);
 }
 
-/* Report an error; a file error is the same on all ranks, so one rank reports it. */
+/* Report a failure. All ranks have the same file error, so only ranks with `reports` report it. */
 static int check_saved(const precond *p, ng_status st, bool reports) {
   if (st >= 0) return CLI_OK;
   return st == NG_ERR_FILE && !reports ? CLI_BAD : report_failure(p);

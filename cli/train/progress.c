@@ -1,5 +1,5 @@
-/* progress.c: a bar on a terminal, one line per epoch on stdout. The bar goes to stderr and is erased before other
- * output, so files never contain it. */
+/* progress.c: a progress bar on a terminal, and one line per epoch on stdout. The bar is written to stderr, and erased
+ * before other output, so that files never contain it. */
 #include "progress.h"
 #include "clock.h"
 
@@ -57,7 +57,7 @@ void progress_step(progress *p, int64_t step, double loss, double accuracy) {
                  "%sepoch %lld/%.0f  loss %.4g%s  %.0f samples/s  ETA %lld:%02lld  [%s]", p->head,
                  (long long)((step - 1) / p->per_epoch + 1), p->epochs, loss, rate,
                  speed * (double)p->batch, left / 60, left % 60, bar);
-  /* A longer line would wrap and could not be erased. */
+  /* Cut the line to the width of the terminal: a wrapped line could not be erased. */
   (void)fprintf(stderr, "\r\033[K%.*s", count_columns() - 1, line);
   (void)fflush(stderr);
   p->drawn = true;

@@ -1,4 +1,4 @@
-/* progress.h: progress bar and lines of a run. */
+/* progress.h: the progress bar and the epoch lines of a run. */
 #ifndef PROGRESS_H
 #define PROGRESS_H
 
@@ -6,20 +6,19 @@
 
 typedef struct progress {
   train_output output;
-  char head[128]; /* the label and ": ", or "" */
-  bool bar;       /* the caller wants a bar, and stderr is a terminal */
+  char head[128]; /* "LABEL: ", or "" */
+  bool bar;       /* draw the bar: the caller wants it, and stderr is a terminal */
   bool drawn;
-  double last_ms; /* time when the bar was last drawn */
+  double last_ms; /* time when the bar was drawn last */
   int64_t total, per_epoch, batch;
   double epochs;
-  int64_t first; /* first step of this process; began_ms: its start time */
+  int64_t first; /* first: first step of this process; began_ms: time of its start */
   double began_ms;
 } progress;
 
 void progress_begin(progress *p, const train_output *output, int64_t first, int64_t total,
                     int64_t per_epoch, int64_t batch);
-/* Draw the bar after `step` steps, at most ten times a second. loss and accuracy are means of the epoch so far;
- * accuracy is NaN if undefined. */
+/* Draw the bar after `step` steps, at most ten times a second. loss, accuracy: means of this epoch; NaN: undefined. */
 void progress_step(progress *p, int64_t step, double loss, double accuracy);
 void progress_epoch(progress *p, const train_epoch *e, double samples_per_second);
 void progress_end(progress *p); /* erase the bar */

@@ -1,7 +1,6 @@
 /* prune.c: `natgrad prune`: prune the weights of a trained network (pruning.h).
  *
- * In: the directory of a run, or a file written by this command. Out: a file of weights; loss and accuracy before
- * and after. */
+ * In: the directory of a run, or a file that this command wrote. Out: a file of weights; loss and accuracy. */
 #include "common/commands.h"
 #include "checkpoint.h"
 #include "disk.h"
@@ -28,7 +27,7 @@ typedef struct subject {
   nn *net;
   feed feed;
   run_state state;
-  char *weights; /* the checkpoint; NULL: none */
+  char *weights; /* path of the checkpoint; NULL: none */
 } subject;
 
 static int read_run(const char *dir, const request *w, subject *p) {
@@ -48,7 +47,7 @@ static int read_run(const char *dir, const request *w, subject *p) {
   if (rc == CLI_OK && step >= 0) p->weights = checkpoint_path(dir, step);
   if (lock >= 0) (void)close(lock);
   free(config);
-  /* Curvature and test measure on unchanged samples and labels. */
+  /* Gradients and tests use samples without augmentation and labels without smoothing. */
   p->s.batch = w->batch;
   p->s.acc_iters = 1;
   p->s.mixup_alpha = p->s.erase_rate = p->s.label_smoothing = p->s.dropout = 0.0;
@@ -87,7 +86,7 @@ static void close_subject(subject *p) {
 
 static int print_result(subject *p, const char *when) {
   const pruning_count c = pruning_count_zeros(p->net);
-  double sum[3] = {0.0}; /* loss, correct samples, samples */
+  double sum[3] = {0.0}; /* sum of losses; correct samples; samples */
   if (feed_evaluate(&p->feed, p->net, p->reconstructs, 0, p->feed.test->n, sum) != CLI_OK)
     return CLI_BAD;
   printf("%s  %lld of %lld weights are 0 (%.2f %%)", when, (long long)c.zeros, (long long)c.weights,
@@ -98,7 +97,7 @@ static int print_result(subject *p, const char *when) {
   return CLI_OK;
 }
 
-/* Check --out before the work. */
+/* Check --out before the work begins. */
 static int check_out(const char *path) {
   if (disk_exists(path)) return cli_bad("--out: %s exists", path);
   if (checkpoint_is_run_file(path))
@@ -153,22 +152,23 @@ static const request standard = {
     .score = "mfac",
     .how = {.sparsity = -1.0, .steps = 16, .gradients = 64, .damping = 1e-5, .block = 128}};
 static const cli_option own[] = {
-    {"sparsity", "S", "final part of zero weights, 0 <= S < 1", CLI_REAL,
+    {"sparsity", "S", "final fraction of zero weights, 0 <= S < 1", CLI_REAL,
      offsetof(request, how.sparsity), 0, 0.999999},
     {"out", "FILE", "file for the pruned weights (.safetensors)", CLI_TEXT,
      .field = offsetof(request, out)},
     {"score", "WHICH", "mfac | magnitude (mfac)", CLI_TEXT, .field = offsetof(request, score)},
-    {"steps", "K", "steps; each keeps the same part of the weights (16)", CLI_WHOLE,
+    {"steps", "K", "number of steps; each keeps the same fraction of the weights (16)", CLI_WHOLE,
      offsetof(request, how.steps), 1, 100000},
     {"gradients", "M", "mini-batch gradients of each step (64)", CLI_WHOLE,
      offsetof(request, how.gradients), 1, 16384},
     {"batch", "N", "samples of a mini-batch (32)", CLI_WHOLE, offsetof(request, batch), 1, 1 << 20},
-    {"damping", "X", "lambda of lambda I + G'G / M (1e-5)", CLI_REAL,
+    {"damping", "X", "lambda in F = lambda I + G'G / M (1e-5)", CLI_REAL,
      offsetof(request, how.damping), 1e-12, 1e6},
-    {"block", "N", "weights of a diagonal block; 0: one block (128)", CLI_WHOLE,
+    {"block", "N", "weights of a diagonal block of F; 0: one block (128)", CLI_WHOLE,
      offsetof(request, how.block), 0, 1 << 30},
-    {"data", "SPEC", "the data set, if it has moved", CLI_TEXT, .field = offsetof(request, data)},
-    {"weights", "FILE", "weights to start from instead of the checkpoint, as of --out", CLI_TEXT,
+    {"data", "SPEC", "the data set, if its files have moved", CLI_TEXT,
+     .field = offsetof(request, data)},
+    {"weights", "FILE", "start from FILE, an earlier --out, instead of the checkpoint", CLI_TEXT,
      .field = offsetof(request, weights)},
 };
 
@@ -177,12 +177,12 @@ const cli_command cli_prune = {
     .usage = "RUN_DIR --sparsity S --out FILE [OPTIONS]",
     .summary = "prune the weights of a trained network",
     .text =
-        "RUN_DIR is a folder of `natgrad train --out`. Weights of layers are pruned, biases\n"
-        "and norms are kept. mfac (Frantar, Kurtic & Alistarh 2021): prune the weights with\n"
-        "the smallest w^2 / (2 [F^-1]_ii) and move the others by F^-1 t, t = -w / [F^-1]_ii of\n"
-        "pruned weights, F = lambda I + G'G / M. magnitude: prune the smallest |w|. Gradients\n"
-        "are taken in evaluation mode, without training in between. Prints test loss and\n"
-        "accuracy before and after.\n",
+        "RUN_DIR is a folder of `natgrad train --out`. Weights of layers are pruned, biases and\n"
+        "norms are not. mfac (Frantar, Kurtic & Alistarh 2021): prune the weights with the\n"
+        "smallest w^2 / (2 [F^-1]_ii), and add F^-1 t to the others, with t = -w / [F^-1]_ii for\n"
+        "pruned weights (else 0) and F = lambda I + G'G / M. magnitude: prune the smallest |w|.\n"
+        "Gradients are computed in evaluation mode, and there is no training between steps.\n"
+        "Prints test loss and accuracy before and after pruning.\n",
     .options = own,
     .n_options = (int)(sizeof own / sizeof own[0]),
     .operands = 1,

@@ -1,4 +1,4 @@
-/* pruning.c: see pruning.h. */
+/* pruning.c: prune a network in steps; pruning.h has the formulas. */
 #include "pruning.h"
 
 #include <math.h>
@@ -16,7 +16,7 @@ static int compare_scores(const void *a, const void *b) {
   return x->at < y->at ? -1 : 1;
 }
 
-/* Mark the s->drop weights with the smallest scores. */
+/* Set s->pruned for the s->drop weights with the smallest scores. */
 static void mark_smallest(const pruning_set *s, const double *score) {
   scored *list = cli_alloc((size_t)s->n, sizeof *list);
   memset(s->pruned, 0, (size_t)s->n * sizeof *s->pruned);
@@ -33,8 +33,8 @@ static int open_fisher(ng_context *ctx, const pruning *how, const pruning_set *s
   int64_t *end = cli_alloc((size_t)blocks, sizeof *end);
   for (int64_t b = 0; b < blocks; b++)
     end[b] = b + 1 < blocks ? (b + 1) * size : s->n;
-  const ng_array rows =
-      ng_array_matrix((void *)(uintptr_t)s->G, how->gradients, s->n, NG_F32); /* only read */
+  const ng_array rows = ng_array_matrix((void *)(uintptr_t)s->G, how->gradients, s->n,
+                                        NG_F32); /* the library only reads G */
   const ng_status st = ng_fisher_create(ctx, &rows, how->damping, end, blocks, out);
   free(end);
   return st == NG_OK ? CLI_OK : cli_bad("prune: %s", ng_last_error(ctx));
@@ -52,7 +52,7 @@ int pruning_step(ng_context *ctx, const pruning *how, const pruning_set *s) {
   for (int64_t i = 0; i < s->n && rc == CLI_OK; i++)
     score[i] = mfac ? s->w[i] * s->w[i] / (2.0 * diagonal[i]) : fabs(s->w[i]);
   if (rc == CLI_OK) mark_smallest(s, score);
-  double *t = score; /* the same memory */
+  double *t = score; /* reuses the memory of score */
   for (int64_t i = 0; i < s->n && rc == CLI_OK && mfac; i++)
     t[i] = s->pruned[i] ? -s->w[i] / diagonal[i] : 0.0;
   if (rc == CLI_OK && mfac && ng_fisher_solve(f, t, t) != NG_OK)
@@ -82,12 +82,12 @@ int64_t pruning_count_next(int64_t d, int64_t began, int64_t zeros, double spars
   const double was = (double)(d - began) / (double)d, wanted = 1.0 - sparsity;
   if (wanted >= was) return 0;
   const double left = was * pow(wanted / was, (double)k / (double)K);
-  /* 1e-9: rounding must not lose a weight */
+  /* 1e-9, so that rounding does not lose a weight */
   const int64_t pruned = (int64_t)((double)d * (1.0 - (k == K ? wanted : left)) + 1e-9);
   return pruned > zeros ? pruned - zeros : 0;
 }
 
-/* Copy the remaining weights (`value`), which are not 0, or their gradients into x. */
+/* Copy the values (`value`) or the gradients of the remaining weights, which are not 0, into x. */
 static void gather(const nn *net, bool value, float *x) {
   for (int i = 0; i < nn_params(net); i++) {
     const nn_param *q = nn_param_at(net, i);
@@ -96,7 +96,7 @@ static void gather(const nn *net, bool value, float *x) {
   }
 }
 
-/* Set the remaining weights, which are not 0, to w. */
+/* Set the remaining weights of the network, which are not 0, to w. */
 static void scatter(nn *net, const double *w) {
   for (int i = 0; i < nn_params(net); i++) {
     const nn_param *q = nn_param_at(net, i);
@@ -105,7 +105,7 @@ static void scatter(nn *net, const double *w) {
   }
 }
 
-/* Compute how->gradients rows of G, each with the `left` gradients of one batch. */
+/* Compute the how->gradients rows of G; each row has the `left` gradients of the remaining weights for one batch. */
 static int collect_gradients(const pruning *how, bool reconstructs, feed *f, int64_t from, nn *net,
                              int64_t left, float *G) {
   int rc = CLI_OK;
@@ -120,7 +120,7 @@ static int collect_gradients(const pruning *how, bool reconstructs, feed *f, int
   return rc;
 }
 
-/* Step k; `began` weights were 0 at the start. */
+/* Prune step k of the network. `began`: number of weights that were 0 at the start. */
 static int prune_network_step(ng_context *ctx, const pruning *how, bool reconstructs, feed *f,
                               int64_t k, int64_t began, nn *net) {
   const pruning_count c = pruning_count_zeros(net);

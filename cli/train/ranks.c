@@ -1,4 +1,4 @@
-/* ranks.c: see ranks.h. */
+/* ranks.c: the trainer's collectives, and counts of their traffic. */
 #include "ranks.h"
 
 run_ranks ranks_make(const ng_transport *t) {
@@ -29,7 +29,7 @@ static void count_begin(const run_ranks *r, const ng_collective *c) {
   ng_meter_begin(&r->count->meter);
 }
 
-/* `waited`: this rank was blocked since `since`. */
+/* `waited`: this rank was blocked from the time `since` until now. */
 static void count_end(const run_ranks *r, bool waited, double since) {
   if (r->count == NULL) return;
   ng_meter_end(&r->count->meter);
@@ -58,7 +58,7 @@ int ranks_sum_floats(const run_ranks *r, float *x, int64_t n) {
   return run_over(r, NG_ALL_REDUCE, NG_F32, x, n);
 }
 
-/* A transport without `start` runs the sum at once. */
+/* If the transport has no `start`, run the sum now, blocking. */
 int ranks_post_floats(const run_ranks *r, float *x, int64_t n, ranks_request *out) {
   *out = (ranks_request){.c = describe(NG_ALL_REDUCE, NG_F32, x, n)};
   if (r->size == 1) return CLI_OK;

@@ -1,8 +1,8 @@
-/* ranks.h: collectives of the trainer for gradients, losses and status, over any ng_transport. Without a transport,
- * the run has one rank and does not communicate.
+/* ranks.h: collectives of the trainer for gradients, losses and status, over any ng_transport. Without a transport, the
+ * run has one rank and does not communicate.
  *
- * Rank r of W has samples [B r / W, B (r + 1) / W) of every batch of one rank. A rank that fails calls
- * ranks_leave, so that the other ranks do not wait for the failed rank. */
+ * Of a batch of B samples, rank r of W ranks has the samples [B r / W, B (r + 1) / W). A rank that fails calls
+ * ranks_leave, so that the other ranks do not wait for it. */
 #ifndef RANKS_H
 #define RANKS_H
 
@@ -16,24 +16,24 @@
 typedef struct run_ranks {
   int32_t rank, size;
   const ng_transport *t;     /* NULL: one rank */
-  struct ranks_count *count; /* counters of traffic; NULL: do not count */
+  struct ranks_count *count; /* counts of traffic; NULL: traffic is not counted */
 } run_ranks;
 
-/* Bytes, messages and time of the collectives below. */
+/* Counts of bytes, messages and time of the collectives below. */
 typedef struct ranks_count {
   int64_t bytes, messages;
   ng_meter meter;
 } ranks_count;
 
 run_ranks ranks_make(const ng_transport *t);
-/* Return the index of the first of n samples that belongs to `rank`; n for rank = size. */
+/* Return the index of the first of n samples that `rank` has; n for rank = size. */
 int64_t ranks_first(const run_ranks *r, int32_t rank, int64_t n);
 
-/* Sum x [n] over ranks, in place. Collective; CLI_BAD after a message if a rank or the transport failed. */
+/* Sum x [n] over ranks, in place. Collective; CLI_BAD, reported: a rank or the transport failed. */
 int ranks_sum(const run_ranks *r, double *x, int64_t n);
 int ranks_sum_floats(const run_ranks *r, float *x, int64_t n);
-/* Sum without blocking. The request and x must stay valid until the sum is complete. ranks_test advances the sum and
- * sets *done; ranks_wait blocks until the sum is complete. */
+/* Sum without blocking. The request and x must stay valid until the sum is complete. ranks_test lets the sum progress
+ * and sets *done; ranks_wait blocks until the sum is complete. */
 typedef struct ranks_request {
   ng_collective c;
   void *handle;
@@ -44,9 +44,9 @@ int ranks_test(const run_ranks *r, ranks_request *q, bool *done);
 int ranks_wait(const run_ranks *r, ranks_request *q);
 int ranks_broadcast(const run_ranks *r, void *x, int64_t bytes); /* broadcast from rank 0 */
 int ranks_broadcast_from(const run_ranks *r, int32_t rank, void *x, int64_t bytes);
-/* Return CLI_OK if rc is CLI_OK on all ranks, else CLI_BAD. The failing rank has already printed a message. */
+/* Return CLI_OK if rc is CLI_OK on all ranks, else CLI_BAD; the rank that failed has printed a message. Collective. */
 int ranks_agree(const run_ranks *r, int rc);
 
-void ranks_leave(const run_ranks *r); /* abort the transport */
+void ranks_leave(const run_ranks *r); /* abort the transport, so that no rank waits for this one */
 
 #endif

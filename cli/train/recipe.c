@@ -1,4 +1,4 @@
-/* recipe.c: the formulas are in recipe.h. */
+/* recipe.c: learning rate, momentum, damping and norms of weights in a step; recipe.h has the formulas. */
 #include "recipe.h"
 #include "lr.h"
 
@@ -8,7 +8,8 @@
 double recipe_get_lr(const settings *s, double epoch, double total) {
   char message[256];
   lr_schedule l;
-  if (lr_parse(s->lr_schedule, &l, message, sizeof message) != CLI_OK) return 0.0; /* was checked */
+  if (lr_parse(s->lr_schedule, &l, message, sizeof message) != CLI_OK)
+    return 0.0; /* cannot fail: checked before */
   return settings_choose_lr(s) * lr_compute_factor(&l, s->warm_up, epoch, total);
 }
 

@@ -1,4 +1,4 @@
-/* run.h: the state of a running training run, for begin.c, loop.c and step.c. */
+/* run.h: the state of a training run in progress, shared by begin.c, loop.c and step.c. */
 #ifndef RUN_H
 #define RUN_H
 
@@ -30,44 +30,44 @@ typedef struct run {
   precond *p;
   feed feed;
   run_log *log;
-  int lock; /* file descriptor of the locked directory; -1: none */
+  int lock; /* file descriptor that locks the directory; -1: none */
   progress progress;
   run_state state;
-  int64_t total; /* steps of the run */
+  int64_t total; /* number of steps of the run */
   double own_ms[RUN_STATIONS],
       step_ms; /* time at each station, time of whole steps; of this process */
   double seconds_before;
-  run_state before;       /* the state in the resumed checkpoint; run_sum_times adds its totals */
-  char *config;           /* the text of config.json, on rank 0 */
-  grads grads;            /* sum over micro-batches and ranks */
-  double base[SCHEDULED]; /* initial values of the options that --schedule changes */
-  double current[SCHEDULED]; /* their current values */
-  average mean;              /* mean of the weights */
+  run_state before;          /* the state of the resumed checkpoint; run_sum_times adds its times */
+  char *config;              /* text of config.json (rank 0) */
+  grads grads;               /* sum of gradients over micro-batches and ranks */
+  double base[SCHEDULED];    /* initial values of the options that --schedule can change */
+  double current[SCHEDULED]; /* current values of these options; NaN: not set */
+  average mean;              /* mean of the weights (--average-weights) */
   double loss;               /* loss of the last step */
-  double loss_since;         /* sum of losses since the last checkpoint, and the number of steps */
+  double loss_since; /* sum of the losses since the last checkpoint; steps_since: their number */
   int64_t steps_since;
   run_ranks ranks;
-  ranks_count in_steps;      /* collectives of the trainer within steps */
-  bool stop_requested;       /* some rank received SIGINT or SIGTERM */
-  bool checkpoint_requested; /* some rank received SIGUSR1 since the last checkpoint */
-  int requests_served;       /* of checkpoints */
+  ranks_count in_steps;      /* traffic of the trainer's collectives in steps */
+  bool stop_requested;       /* a rank received SIGINT or SIGTERM */
+  bool checkpoint_requested; /* a rank received SIGUSR1 since the last checkpoint */
+  int requests_served;       /* number of SIGUSR1 that were served by a checkpoint */
   train_result *out;
 } run;
 
-/* Return total times by station, including the times before a resume. */
+/* Return the total time at each station, including times before a resume. */
 log_times run_sum_times(run *r);
 
-/* step.c: take one step with learning rate `lr`; `before` is the rate of the previous step. Add the number of correct
- * samples to *correct. Collective; CLI_BAD after a message. */
+/* step.c: take one step with learning rate `lr`; `before` is the learning rate of the previous step. Add the number of
+ * correct samples to *correct. Collective; CLI_BAD: reported. */
 int run_step(run *r, double lr, double before, int64_t *correct);
 double run_accuracy(const run *r, int64_t correct, int64_t of); /* NAN for autoencoders */
 
-/* Return the parts of a checkpoint of this run. */
+/* Return the objects whose state a checkpoint of this run contains. */
 checkpoint run_get_checkpoint(run *r);
 
-/* begin.c: set up the run. CLI_BAD after a message. */
+/* begin.c: set up the run. CLI_BAD: reported. */
 int run_begin(run *r);
-/* Average the running statistics of norms over the ranks. Collective. */
+/* Average the running statistics of norms over the ranks, which update them separately. Collective. */
 int run_share_buffers(run *r);
 
 #endif

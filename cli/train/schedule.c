@@ -1,4 +1,4 @@
-/* schedule.c: the grammar and the formulas are in schedule.h. */
+/* schedule.c: parse and evaluate --schedule; schedule.h has the grammar and the formulas. */
 #include "schedule.h"
 
 #include <math.h>
@@ -10,7 +10,8 @@ const char *const schedule_option[SCHEDULED] = {"damping", "stat_decay", "kl_cli
                                                 "solve_period"};
 enum { DAMPING, STAT_DECAY, KL_CLIP, STAT_PERIOD, SOLVE_PERIOD, WORD = 40 };
 
-/* One pass over the text computes the values of step t; `visit` (may be NULL) receives every value on the way. */
+/* One pass over the text computes the values at step t, and passes each value of steps 0 to t to `visit`, if not
+ * NULL. */
 typedef struct reader {
   const char *at;
   const double *base;
@@ -28,7 +29,7 @@ static int complain(const reader *r, const char *entry, const char *what, const 
   return CLI_BAD;
 }
 
-/* Copy the text before one of `stops` or a blank; false if it does not fit. */
+/* Copy the text up to one of the characters `stops` or a blank; false: the text is too long. */
 static bool take_word(reader *r, const char *stops, char word[WORD]) {
   size_t n = 0;
   for (; *r->at != 0 && strchr(" \t\r\n", *r->at) == NULL && strchr(stops, *r->at) == NULL;
@@ -57,12 +58,12 @@ static int visit_value(const reader *r, const char *entry, int option, double va
   return r->visit == NULL ? CLI_OK : r->visit(r, entry, option, value, step);
 }
 
-/* NAME*F@T,... and NAME*=F@T,... */
+/* Read NAME*F@T1,T2,... or NAME*=F@T1,T2,... from the star on. */
 static int read_points(reader *r, const char *entry, int k) {
   char word[WORD];
   double factor = 0, v = r->base[k], now = v;
   int64_t last = 0, n = 0;
-  r->at++; /* the star */
+  r->at++; /* skip the star */
   const bool current = *r->at == '=';
   r->at += current;
   if (!take_word(r, "@", word) || !read_real(word, &factor) || !(factor > 0) || factor > 1e6)
@@ -86,10 +87,10 @@ static int read_points(reader *r, const char *entry, int k) {
 }
 
 static double evaluate_curve(char rule, bool down, double K, int64_t steps, int64_t t) {
-  const bool ends = down && rule != 'S'; /* at 0 */
+  const bool ends = down && rule != 'S'; /* the curve ends at 0 */
   const int64_t now = t + 1, most = ends ? steps - 1 : steps;
   const double x = (double)(now < most ? now : most) / (double)steps;
-  double up = x; /* L */
+  double up = x; /* rule L */
   if (rule == 'Q') up = x * x;
   if (rule == 'C') return down ? sqrt(1 - x * x) : 1 - sqrt(1 - x * x);
   if (rule == 'E') up = exp(K * (x - 1));
@@ -97,7 +98,7 @@ static double evaluate_curve(char rule, bool down, double K, int64_t steps, int6
   return down ? 1 - up : up;
 }
 
-/* damping~RULE-WAY@N; the curves are monotone, so the first and the last value bound the others. */
+/* Read damping~RULE-WAY@N. The curves are monotone, so it suffices to check their first and last value. */
 static int read_curve(reader *r, const char *entry) {
   char word[WORD] = "";
   double K = 0;
@@ -125,7 +126,7 @@ static int read_curve(reader *r, const char *entry) {
                      r->base[DAMPING] * evaluate_curve(rule, down, K, steps, steps - 1), steps - 1);
 }
 
-/* stat_decay~M */
+/* Read stat_decay~M. */
 static int read_ramp(reader *r, const char *entry) {
   char word[WORD];
   double most;
@@ -177,7 +178,7 @@ int schedule_evaluate(const char *text, const double base[SCHEDULED], int64_t t,
   return read_all(&r);
 }
 
-/* Check with the library that the value is in range and fits the other options, which are copied. */
+/* Set the value in a copy of the options, and let the library check it. */
 static int try_value(const reader *r, const char *entry, int k, double v, int64_t step) {
   char why[256] = "", more[320];
   ng_options *o = NULL;

@@ -19,15 +19,15 @@
 enum { SCHEDULED = 5, SCHEDULED_DAMPING = 0 };
 extern const char *const schedule_option[SCHEDULED];
 
-/* Values at step t (the first is 0): value[i] receives base[i] moved by the entry of schedule_option[i]; NaN without
- * one.  CLI_BAD: `message` names the accepted values. */
+/* Compute the values of step t (from 0): value[i] is base[i] changed by the entry of schedule_option[i], or NaN if
+ * there is no entry. CLI_BAD: `message` has the accepted values. */
 int schedule_evaluate(const char *text, const double base[SCHEDULED], int64_t t,
                       double value[SCHEDULED], char *message, size_t size);
 
-/* Check the form of the text, and that the library accepts each scheduled value with the options o. */
+/* Check the form of the text, and check with the library that each scheduled value is valid beside the options o. */
 int schedule_check(const char *text, const ng_options *o, char *message, size_t size);
 
-/* Return in `base` the values of the options without a schedule. */
+/* Set `base` to the values that the options have without a schedule. */
 void settings_read_base(const settings *s, double base[SCHEDULED]);
 
 #endif

@@ -1,5 +1,4 @@
-/* settings.c: defaults, and settings from text and back, by the table in settings_table.h. Invalid names and
- * values are refused with a message. */
+/* settings.c: defaults of settings, and conversion from and to text by the table in settings_table.h. */
 #include "settings.h"
 #include "io.h"
 #include "lr.h"
@@ -10,8 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define ROW(kind, field, name, takes, standard, lower, upper, shapes, help)                        \
-  {CLI_##kind, name, standard, lower, upper, offsetof(settings, field), (shapes) != 0},
+#define ROW(kind, field, name, value, standard, lower, upper, fixed, help)                         \
+  {CLI_##kind, name, standard, lower, upper, offsetof(settings, field), (fixed) != 0},
 const settings_row settings_rows[] = {SETTINGS_TABLE(ROW)};
 #undef ROW
 const int settings_rows_count = (int)(sizeof settings_rows / sizeof settings_rows[0]);
@@ -63,7 +62,7 @@ const settings_row *settings_find(const char *name) {
   return NULL;
 }
 
-/* Return the canonical name of a setting or library option; NULL: unknown. */
+/* Return the canonical name of a setting or of an option of the library; NULL: unknown. */
 static const char *canonical_name(const char *name) {
   const settings_row *row = settings_find(name);
   ng_option_info info;
@@ -142,7 +141,7 @@ static int check_word(const char *name, const char *value, char *message, size_t
 
 /* ---- one value -------------------------------------------------------------------------------*/
 
-/* Set a setting of the trainer.  Setting one of epochs and steps resets the other. */
+/* Set a setting of the trainer. Setting `epochs` resets `steps`, and vice versa. */
 static int set_own(settings *s, const settings_row *row, const char *value, char *message,
                    size_t size) {
   const bool computed = row->kind == CLI_REAL && strcmp(row->standard, "default") == 0;
@@ -164,14 +163,14 @@ static int set_library(settings *s, const char *name, const char *value, char *m
                        size_t size) {
   ng_options *o = NULL;
   if (strcmp(name, "update") == 0) {
-    (void)snprintf(message, size, "the trainer sets it; use optimizer");
+    (void)snprintf(message, size, "the trainer sets this option; use optimizer");
     return CLI_BAD;
   }
   ng_status st = ng_options_create(NULL, message, size, &o);
   if (st >= 0) st = ng_options_set(o, name, value, message, size);
   ng_options_destroy(&o);
   if (st < 0) {
-    const size_t n = strlen(name); /* the caller adds the name */
+    const size_t n = strlen(name); /* remove the name, which the caller adds */
     if (strncmp(message, name, n) == 0 && strncmp(message + n, ": ", 2) == 0)
       memmove(message, message + n + 2, strlen(message + n + 2) + 1);
     return CLI_BAD;
@@ -192,7 +191,7 @@ static int set_library(settings *s, const char *name, const char *value, char *m
 
 int settings_put(settings *s, const char *name, const char *value, char *message, size_t size) {
   const settings_row *row = settings_find(name);
-  if (!ngio_is_utf8(value)) { /* config.json could not hold it */
+  if (!ngio_is_utf8(value)) { /* it could not be written to config.json */
     (void)snprintf(message, size, "'%s' is not UTF-8", ngio_quote(value).text);
     return CLI_BAD;
   }
@@ -228,7 +227,7 @@ void settings_init(settings *s) {
   memset(s, 0, sizeof *s);
   for (int i = 0; i < settings_rows_count; i++)
     (void)set_own(s, &settings_rows[i], settings_rows[i].standard, message, sizeof message);
-  /* settings_options refuses an unknown name, as for the library's options. */
+  /* settings_options will refuse an unknown method, as it does for library options */
   const char *method = getenv("NG_METHOD");
   if (method != NULL) put_text(s, settings_find("method"), method);
 }

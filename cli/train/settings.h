@@ -1,8 +1,9 @@
 /* settings.h: the settings of a training run.
  *
- * One table (settings_table.h) has name, value, default, bounds and help of each setting. The command line, --config
- * FILE.json, the settings of a method in `compare` ("natgrad:lr=0.1"), its grid, DIR/config.json and the help use it.
- * Any other name is an option of the library ("damping", "solve-period"); a name of the trainer takes precedence. */
+ * One table (settings_table.h) has name, type, default, bounds and help of each setting. It serves the command line,
+ * --config FILE.json, the settings of a method in `compare` ("natgrad:lr=0.1"), its grid, DIR/config.json and the help.
+ * Any other name is an option of the library ("damping", "solve-period"). If both have the name, it is the setting of
+ * the trainer. */
 #ifndef SETTINGS_H
 #define SETTINGS_H
 
@@ -15,57 +16,55 @@ typedef int64_t settings_WHOLE;
 typedef bool settings_FLAG;
 
 typedef struct settings {
-#define FIELD(kind, field, name, takes, standard, lower, upper, shapes, help) settings_##kind field;
+#define FIELD(kind, field, name, value, standard, lower, upper, fixed, help) settings_##kind field;
   SETTINGS_TABLE(FIELD)
 #undef FIELD
-  /* options of the library, in the order given; the method comes first */
+  /* options of the library, in the order in which they were given; the method is set before them */
   int n_library;
   struct {
     char *name, *value;
   } * library;
 } settings;
 
-void settings_init(settings *s); /* defaults; the method from NG_METHOD, if set */
+void settings_init(settings *s); /* set all to defaults; the method to NG_METHOD, if this is set */
 void settings_copy(settings *to, const settings *from);
 void settings_free(settings *s);
 
-/* Set one setting by its name, with '-' or '_'.  CLI_BAD: nothing changed, and `message`, without the name, has the
- * nearest name or the bounds. */
+/* Set a setting or an option by its name, with '-' or '_'. CLI_BAD: nothing changed; `message`, which does not contain
+ * the name, has the nearest name or the bounds. */
 int settings_put(settings *s, const char *name, const char *value, char *message, size_t size);
-/* The same; print the message after "WHERE: NAME: " (NULL: "--NAME: "). */
+/* Call settings_put. If it fails, print the message after "WHERE: NAME: " (where = NULL: "--NAME: "). */
 int settings_set(settings *s, const char *where, const char *name, const char *value);
-/* Apply settings of a command line in order; accept only one of epochs and steps, above 0. */
+/* Apply the settings of a command line in order. Only one of epochs and steps may be given, above 0. */
 int settings_apply(settings *s, const cli_setting *given, int n);
-/* Write the value of a setting as text that settings_set accepts; false: unknown name. */
+/* Write the value of a setting as text that settings_set accepts; false: the name is unknown. */
 bool settings_get(const settings *s, const char *name, char *value, size_t size);
-/* Check settings against each other and the library (unknown method, damping 0, library options with sgd or
- * adamw). CLI_BAD after a message. */
+/* Check that the settings fit each other, the method and the library. CLI_BAD: reported. */
 int settings_check(const settings *s);
-/* Build the options for ng_precond_create_from: method, then NG_<NAME> of the environment, then `library`. */
+/* Build the options for ng_precond_create_from: from the method, then NG_<NAME> of the environment, then `library`. */
 int settings_options(const settings *s, ng_options **out);
-/* Return whether the word is in the list "a|b|c". */
+/* Return true if the word is in the list "a|b|c". */
 bool settings_list_has(const char *word, const char *list);
-/* Return whether two names denote the same setting: spellings and short names are equal. */
+/* Return true if two names denote the same setting, whatever their spelling ('-', '_', short names). */
 bool settings_same_name(const char *a, const char *b);
-/* Return whether this setting or library option applies to the method. */
+/* Return true if this setting or library option applies to the method of `s`. */
 bool settings_knows(const settings *s, const char *name);
-/* Return whether this library option has no effect in the run; write the condition ("clip = kl") to `needs`. */
+/* Return true if this library option has no effect in the run; `needs`: the condition of an effect ("clip = kl"). */
 enum { SETTINGS_NEEDS = 128 };
 bool settings_is_idle(const settings *s, const char *name, char *needs, size_t size);
-bool settings_first_order(const settings *s); /* method is sgd or adamw */
+bool settings_first_order(const settings *s); /* the method is sgd or adamw: no curvature */
 bool settings_adamw(const settings *s);       /* the update is AdamW */
-double settings_choose_lr(const settings *s); /* lr or its default */
-int64_t settings_samples(const settings *s);  /* samples of a step: batch x acc_iters */
+double settings_choose_lr(const settings *s); /* lr, or its default */
+int64_t settings_samples(const settings *s);  /* samples of a step: batch * acc_iters */
 
-/* Read an object of settings, {"model": "lenet", "damping": 0.01}, from a file. */
+/* Read settings from a file with a JSON object, {"model": "lenet", "damping": 0.01}. */
 int settings_read(settings *s, const char *path);
-/* Read the object from `text`; `path` is for messages. */
+/* Read settings from the text of a JSON object; `path` is for messages. */
 int settings_parse(settings *s, const char *text, const char *path);
-/* Write all settings, with the version and all options of the library, as in DIR/config.json; `path` is for messages.
- * The caller frees *text. */
+/* Write all settings and options of the library, as in DIR/config.json, into allocated *text; path: for messages. */
 int settings_format(const settings *s, const char *path, char **text);
-/* Check that a run with the settings `was` may continue with the settings `now`. CLI_BAD names the first setting that
- * differs and may not change, the file `path` of `now` (NULL: the command line), and the file `where` of `was`. */
+/* Check that a run with the settings `was` may continue with the settings `now`. If not, the message names the first
+ * setting that must not differ, the file `path` of `now` (NULL: the command line), and the file `where` of `was`. */
 int settings_check_same(const settings *was, const settings *now, const char *path,
                         const char *where);
 
@@ -75,17 +74,17 @@ typedef struct settings_row {
   cli_kind kind;
   const char *name, *standard;
   double lower, upper;
-  size_t offset; /* in `settings` */
-  bool shapes;
+  size_t offset; /* offset in the struct settings */
+  bool fixed;
 } settings_row;
 
 extern const settings_row settings_rows[];
 extern const int settings_rows_count;
 
-const settings_row *settings_find(const char *name); /* or NULL */
-/* Return the first setting that was changed but does not apply to the method, or NULL. */
+const settings_row *settings_find(const char *name); /* NULL: unknown name */
+/* Return the first setting that differs from its default but does not apply to the method, or NULL. */
 const settings_row *settings_find_idle(const settings *s);
-/* Write `v` with 15 digits if these give the same number, else with 17. */
+/* Write `v` with 15 digits if this text reads back as the same number, else with 17 digits. */
 void settings_write_real(double v, char *text, size_t size);
 
 #endif

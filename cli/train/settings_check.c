@@ -1,5 +1,5 @@
-/* settings_check.c: check settings against each other and the library; build the options of the library; compare
- * the settings of a resumed run. */
+/* settings_check.c: check settings against each other and the library; build the options of the library; compare the
+ * settings of a resumed run with the saved ones. */
 #include "schedule.h"
 #include "settings.h"
 
@@ -15,7 +15,7 @@ bool settings_adamw(const settings *s) {
 
 int64_t settings_samples(const settings *s) { return s->batch * s->acc_iters; }
 
-/* Return whether this library option also applies to methods without curvature. */
+/* Return true if this library option also applies to methods without curvature. */
 static bool applies_to_all(const char *option) { return strcmp(option, "quantify") == 0; }
 
 bool settings_knows(const settings *s, const char *name) {
@@ -23,7 +23,7 @@ bool settings_knows(const settings *s, const char *name) {
   cli_spell(spelt, sizeof spelt, name, '_');
   const bool first_order = settings_first_order(s);
   if (settings_find(name) == NULL)
-    return !first_order || applies_to_all(spelt); /* a library option */
+    return !first_order || applies_to_all(spelt); /* the name is a library option */
   if (first_order && settings_list_has(spelt, "fisher|optimizer|damping_rule|schedule"))
     return false;
   return !settings_list_has(spelt, settings_adamw(s) ? "momentum|nesterov|decoupled|adjust_momentum"
@@ -50,10 +50,10 @@ static int make_options(const settings *s, ng_options **out, char *message, size
   return st < 0 ? CLI_BAD : CLI_OK;
 }
 
-/* The default learning rate. 0.03 trains all models here with momentum 0.9. 0.001 for AdamW is the value of Kingma
- * & Ba 2015. With mean vectors (the option `sides`) PD is D / damping in all directions but one, so the rate is
- * multiplied by damping. M-FAC windows weigh a row by 1 / window, so PD is long: 0.03 and 0.003 diverged on mlp,
- * 0.001 on lenet, 0.0003 on neither; 0.0001 is safe. */
+/* The default learning rate. 0.03 trains all models of nn/models.h with momentum 0.9. For AdamW, 0.001 is the value of
+ * Kingma & Ba 2015. With mean vectors (the trait `sides`), PD is D / damping in all directions but one, so the rate is
+ * multiplied by damping. M-FAC windows weigh a row by 1 / window, so PD is long: on mlp the rates 0.03 and 0.003
+ * diverged, on lenet 0.001, 0.0003 on neither; 0.0001 is safe. */
 double settings_choose_lr(const settings *s) {
   const double sgd = 0.03, adamw = 0.001, small = 0.0001;
   char message[CLI_MESSAGE];
@@ -101,8 +101,8 @@ const settings_row *settings_find_idle(const settings *s) {
   return NULL;
 }
 
-/* The library accepts options without effect, as ng_set or a layer may make them effective later; the trainer does
- * neither. */
+/* The library accepts options without effect, because ng_set or a layer may make them effective later. The trainer does
+ * neither, so it refuses such options. */
 bool settings_is_idle(const settings *s, const char *name, char *needs, size_t size) {
   char message[CLI_MESSAGE];
   ng_option_info info;
@@ -122,12 +122,13 @@ static int check_damping_rule(const settings *s, const ng_options *o) {
   if (strcmp(s->damping_rule, "none") == 0) return CLI_OK;
   if (ng_options_idle(o, "damping", message, sizeof message) == NG_OK && message[0] != 0)
     return cli_bad("--damping-rule: method %s has no damping", s->method);
-  (void)schedule_evaluate(s->schedule, base, 0, value, message, sizeof message); /* was checked */
+  (void)schedule_evaluate(s->schedule, base, 0, value, message,
+                          sizeof message); /* cannot fail: checked before */
   if (isnan(value[SCHEDULED_DAMPING])) return CLI_OK;
   return cli_bad("--damping-rule: the schedule '%s' changes damping as well", s->schedule);
 }
 
-/* Refuse a setting that needs another setting, which has its default. */
+/* Refuse a setting if the other setting that it needs has its default. */
 static int check_needs(const settings *s) {
   static const char *const list[][2] = {{"running-mixup", "mixup-alpha"},
                                         {"average-every", "average-weights"},
@@ -155,19 +156,17 @@ int settings_check(const settings *s) {
   if (settings_first_order(s) && strcmp(s->fisher, "sampled") == 0)
     return cli_bad("--fisher: method %s has no statistics", s->method);
   const settings_row *useless = settings_find_idle(s);
-  if (useless != NULL) {
+  if (useless != NULL)
     return cli_bad("--%s: has no effect with method %s and the %s update", useless->name, s->method,
                    settings_adamw(s) ? "adamw" : "sgd");
-  }
   if (s->nesterov && !settings_adamw(s) && s->momentum == 0.0)
     return cli_bad("--nesterov: needs a momentum above 0");
   if (strcmp(s->adjust_momentum, "none") != 0 && (s->nesterov || s->momentum == 0.0))
     return cli_bad("--adjust-momentum: needs a momentum above 0, and not Nesterov's");
   if (check_needs(s) != CLI_OK) return CLI_BAD;
-  if (s->erase_area_low > s->erase_area_high) {
+  if (s->erase_area_low > s->erase_area_high)
     return cli_bad("--erase-area-low: %g is above --erase-area-high, %g", s->erase_area_low,
                    s->erase_area_high);
-  }
   if (s->data[0] == 0) return cli_bad("--data: expected the name of a data set");
   if (s->model[0] == 0) return cli_bad("--model: expected the name of a network");
   int rc = settings_options(s, &o);
@@ -181,14 +180,14 @@ int settings_check(const settings *s) {
   return rc;
 }
 
-/* Files may have moved; check_fit compares a checksum of the data. */
+/* Compare the kind of the data set only, because files may have moved. check_fit compares a checksum of the data. */
 static bool same_data(const char *was, const char *now) {
   const size_t n = strcspn(was, ":");
   if (strcmp(was, now) == 0) return true;
   return was[n] == ':' && strncmp(was, now, n + 1) == 0 && strncmp(was, "synthetic:", n + 1) != 0;
 }
 
-/* Return whether the change only moves work or memory between ranks, so that results stay the same (ng_load). */
+/* Return true if the change only moves work or memory between ranks, so that results stay the same (ng_load). */
 static bool only_moves_work(const char *option, const char *was, const char *now) {
   static const char whole[] = "all|sharded";
   if (settings_list_has(option, "placement|colocate|grad_worker_fraction")) return true;
@@ -196,7 +195,7 @@ static bool only_moves_work(const char *option, const char *was, const char *now
          settings_list_has(now, whole);
 }
 
-/* Report the first difference. */
+/* Report a difference; return CLI_BAD. */
 static int report_difference(const char *path, const char *name, const char *is, const char *was,
                              const char *where) {
   return cli_bad("%s%s%s: is '%s', but '%s' in %s; a resumed run keeps its settings",
@@ -208,7 +207,7 @@ int settings_check_same(const settings *was, const settings *now, const char *pa
   char a[4096] = "", b[4096] = "";
   for (int i = 0; i < settings_rows_count; i++) {
     const settings_row *row = &settings_rows[i];
-    if (!row->shapes) continue;
+    if (!row->fixed) continue;
     (void)settings_get(was, row->name, a, sizeof a);
     (void)settings_get(now, row->name, b, sizeof b);
     if (strcmp(row->name, "data") == 0 && same_data(a, b)) continue;

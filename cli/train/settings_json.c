@@ -1,9 +1,9 @@
-/* settings_json.c: settings as a JSON object: --config FILE.json and DIR/config.json.
+/* settings_json.c: read and write settings as a JSON object: --config FILE.json and DIR/config.json.
  *
  *   {"model": "lenet", "lr": 0.1, "nesterov": true, "damping": 0.01}
  *
- * A written file gives the same run when read: it has all options of the library, so that other defaults or
- * environments have no effect. */
+ * A written file contains all settings and all options of the library. So if it is read, other defaults or other
+ * environment variables do not change the run. */
 #include "settings.h"
 #include "disk.h"
 
@@ -33,7 +33,8 @@ int settings_parse(settings *s, const char *text, const char *path) {
     char number[64];
     if (rc == CLI_OK && strcmp(name, "schema") == 0 && ngio_integer_of(v) != 1)
       rc = cli_bad("%s: schema: expected 1", path);
-    if (rc != CLI_OK || settings_list_has(name, "schema|natgrad")) continue; /* for readers */
+    if (rc != CLI_OK || settings_list_has(name, "schema|natgrad"))
+      continue; /* for readers of the file */
     const char *value = cli_json_text(v, number, sizeof number);
     if (value == NULL)
       rc = cli_bad("%s: %s: expected a text, a number, true or false", path, name);
@@ -52,7 +53,7 @@ int settings_parse(settings *s, const char *text, const char *path) {
 
 /* ---- writing ---------------------------------------------------------------------------------*/
 
-/* A number is written in the short form, which reads back as the same number. */
+/* Add a member. A number is written with the fewest digits that read back as the same number. */
 static void add(ngio_out *o, const char *name, const char *value, bool quoted) {
   char key[64];
   cli_spell(key, sizeof key, name, '_');
@@ -82,7 +83,7 @@ int settings_format(const settings *s, const char *path, char **text) {
   ngio_out out = {.indent = 1};
   *text = NULL;
   if (settings_options(s, &o) != CLI_OK) return CLI_BAD;
-  settings full = *s; /* a shallow copy, never freed */
+  settings full = *s; /* shares its texts with *s, so it is not freed */
   full.lr = settings_choose_lr(s);
   cli_write_version(version, sizeof version);
   ngio_open(&out, NULL, '{');
@@ -90,7 +91,7 @@ int settings_format(const settings *s, const char *path, char **text) {
   ngio_put_text(&out, "natgrad", version);
   for (int i = 0; i < settings_rows_count; i++) {
     const settings_row *row = &settings_rows[i];
-    if (strcmp(row->name, "resume") == 0) continue; /* does not change the training */
+    if (strcmp(row->name, "resume") == 0) continue; /* not a property of the run */
     (void)settings_get(&full, row->name, value, sizeof value);
     add(&out, row->name, value, row->kind == CLI_TEXT || strcmp(value, "default") == 0);
   }

@@ -1,6 +1,5 @@
-/* signals.c: SIGINT and SIGTERM let a run finish its step and save; SIGUSR1 requests a checkpoint.
- *
- * Launchers pass a signal on to ranks that may have received it already: signals within half a second count as one. */
+/* signals.c: SIGINT and SIGTERM let a run finish its step and save a checkpoint; SIGUSR1 requests a checkpoint.
+ * Launchers may pass on a signal that a rank has received already, so signals within half a second count as one. */
 #include "train.h"
 
 #include <signal.h>
@@ -9,14 +8,14 @@
 #include <time.h>
 #include <unistd.h>
 
-/* A signal may interrupt any thread, and two may come at once: sig_atomic_t is not enough. */
+/* Atomic, not only sig_atomic_t: a signal may interrupt any thread, and two signals may arrive at once. */
 static atomic_int interrupted, on_terminal, checkpoint_requests;
-static atomic_llong first_ms; /* time of the first signal; 0: none */
+static atomic_llong first_ms; /* time of the first signal; 0: no signal yet */
 
 _Static_assert(ATOMIC_INT_LOCK_FREE == 2 && ATOMIC_LLONG_LOCK_FREE == 2,
                "handlers may use atomics without locks only");
 
-/* Return the time, never 0. Handlers may call this function. */
+/* Return the time in ms, never 0. Signal handlers may call this function. */
 static long long now_ms(void) {
   struct timespec now;
   (void)clock_gettime(CLOCK_MONOTONIC, &now);
@@ -29,11 +28,12 @@ static void on_stop(int number) {
   if (atomic_compare_exchange_strong(&first_ms, &before, now)) {
     static const char line[] =
         "\nnatgrad: stopping after this step; repeat the signal to end at once\n";
-    const size_t skip = on_terminal ? 0 : 1; /* on a terminal the line has a bar or ^C */
+    const size_t skip =
+        on_terminal ? 0 : 1; /* a terminal's line has a bar or ^C: begin a new line */
     (void)!write(STDERR_FILENO, line + skip, sizeof line - 1 - skip);
   } else if (now - before >= 500) {
     (void)signal(number, SIG_DFL);
-    (void)raise(number); /* delivered when this handler returns */
+    (void)raise(number); /* takes effect when this handler returns */
   }
   interrupted = 1;
 }
@@ -47,7 +47,7 @@ static void set_handler(int number, void (*handler)(int number)) {
   struct sigaction how;
   memset(&how, 0, sizeof how);
   how.sa_handler = handler;
-  how.sa_flags = SA_RESTART; /* do not interrupt writes */
+  how.sa_flags = SA_RESTART; /* continue interrupted writes */
   (void)sigemptyset(&how.sa_mask);
   (void)sigaddset(&how.sa_mask, SIGINT);
   (void)sigaddset(&how.sa_mask, SIGTERM);

@@ -1,7 +1,8 @@
-/* step.c: one step of a run: batches, gradients summed over ranks, the update of the library, and its cost.
+/* step.c: one step of a run: forward and backward passes, the sum of gradients over ranks, and the update by the
+ * library.
  *
- * In: a run that has begun, learning rates of this step and the previous one. Out: updated weights, or a diverged
- * run; times, losses and counters. */
+ * In: a run that has begun; the learning rates of this step and of the previous one. Out: updated weights, or a
+ * diverged run; times, losses and counters. */
 #include "clock.h"
 #include "run.h"
 
@@ -13,14 +14,14 @@ double run_accuracy(const run *r, int64_t correct, int64_t of) {
   return r->reconstructs || of == 0 ? (double)NAN : (double)correct / (double)of;
 }
 
-/* Return the number of the batch, for random draws (dropout, sampled labels). */
+/* Return the number of the micro-batch in the run, which seeds random draws (dropout, sampled labels). */
 static uint64_t number_batch(const run *r, int64_t micro) {
   return (uint64_t)(r->state.step * r->s->acc_iters + micro);
 }
 
-/* The backward pass; the library observes the output gradients. With fisher = sampled it observes a first pass
- * with drawn labels; a second pass with the labels of the batch gives the gradients. A rank without samples
- * takes part without a loss, so that all ranks call collectives in the same order. */
+/* Run the backward pass. The library observes the output gradients. With fisher = sampled, it observes a first pass
+ * with labels drawn from the model's distribution; a second pass, with the labels of the batch, computes the gradients.
+ * A rank without samples also runs the passes, so that all ranks call collectives in the same order. */
 static int backward(run *r, bool wants, int64_t micro, double *loss, int64_t *correct) {
   const nn_watch *watch = wants ? precond_watch(r->p) : NULL;
   int rc = CLI_OK;
@@ -34,12 +35,12 @@ static int backward(run *r, bool wants, int64_t micro, double *loss, int64_t *co
   const float *targets = r->reconstructs ? r->feed.x : r->feed.mix.targets;
   *loss = some ? nn_loss(r->net, NN_TRAIN, labels, targets, correct) : 0.0;
   if (!isfinite(*loss)) r->out->diverged = true;
-  /* other ranks wait for the gradients of this rank */
+  /* with several ranks, the others wait for this rank's gradients */
   const bool needed = r->ranks.size > 1 || !r->out->diverged;
   return rc == CLI_OK && needed ? nn_backward(r->net, true, watch) : rc;
 }
 
-/* Run a micro-batch: compute its loss, and add its gradient to the sum. */
+/* Run a micro-batch: add its loss and its gradient to their sums. */
 static int run_batch(run *r, int64_t micro, int64_t *correct) {
   const double t0 = ng_now_ms(), observed = precond_observe_ms(r->p);
   int rc = feed_fill_train(&r->feed, r->state.step, micro);
@@ -49,10 +50,9 @@ static int run_batch(run *r, int64_t micro, int64_t *correct) {
   bool wants = false;
   const bool last = micro == r->s->acc_iters - 1;
   if (rc == CLI_OK) rc = precond_begin(r->p, r->feed.batch, last, &wants);
-  if (rc == CLI_OK) {
+  if (rc == CLI_OK)
     rc = nn_forward(r->net, NN_TRAIN, r->feed.x, r->feed.batch, number_batch(r, micro),
                     wants ? precond_watch(r->p) : NULL);
-  }
   const double t2 = ng_now_ms(), observed_forward = precond_observe_ms(r->p);
   grads_begin(&r->grads, micro);
   if (rc == CLI_OK) rc = backward(r, wants, micro, &loss, &right);
@@ -66,7 +66,7 @@ static int run_batch(run *r, int64_t micro, int64_t *correct) {
   return rc;
 }
 
-/* Average loss and requests over the ranks, so that all ranks take the same decisions. A failed rank has aborted the
+/* Combine losses and requests of all ranks, so that all ranks take the same decisions. If a rank fails, it aborts the
  * transport, because other ranks may wait for its messages. */
 static int agree_on_step(run *r, int64_t *correct) {
   const double share = (double)r->feed.batch / (double)r->feed.whole;
@@ -79,22 +79,21 @@ static int agree_on_step(run *r, int64_t *correct) {
   *correct = (int64_t)x[1];
   r->stop_requested = x[3] > 0.0;
   r->checkpoint_requested = x[4] > 0.0;
-  /* the loss of another rank is not finite */
+  /* another rank has a loss that is not finite */
   if (x[2] > 0.0 && !r->out->diverged) r->loss = (double)NAN;
   r->out->diverged = x[2] > 0.0;
   return CLI_OK;
 }
 
-/* The library skips a step whose gradients are not finite. After MOST_SKIPPED skipped steps in a row the run
- * ends as diverged. */
+/* The library skips a step if a gradient is not finite. After this many skipped steps in a row, the run ends. */
 enum { MOST_SKIPPED = 4 };
 
-/* Set the options that --schedule changes to their values for this step, before the step observes. */
+/* Before the step observes, set the options that --schedule changes to their values in this step. */
 static int set_scheduled(run *r) {
   double value[SCHEDULED];
   char message[128] = "";
   (void)schedule_evaluate(r->s->schedule, r->base, r->state.step, value, message,
-                          sizeof message); /* settings_check has checked the text */
+                          sizeof message); /* cannot fail: settings_check has checked the text */
   for (int k = 0; k < SCHEDULED; k++) {
     if (isnan(value[k]) || value[k] == r->current[k]) continue;
     if (precond_set(r->p, schedule_option[k], value[k]) != CLI_OK) return CLI_BAD;
@@ -103,7 +102,7 @@ static int set_scheduled(run *r) {
   return CLI_OK;
 }
 
-/* Set the damping of this step by --damping-rule. */
+/* Set the damping of this step according to --damping-rule. */
 static int set_damping(run *r, double lr) {
   if (strcmp(r->s->damping_rule, "keep-ratio") != 0) return CLI_OK;
   const double damping = recipe_scale_damping(r->s, r->base[SCHEDULED_DAMPING], lr);

@@ -1,4 +1,4 @@
-/* table.c: tables of text, aligned by blanks. Cells are never cut. */
+/* table.c: print a table of texts, aligned by blanks. Texts are never truncated. */
 #include "table.h"
 #include "common/cli.h"
 
@@ -24,7 +24,7 @@ void table_put(table *t, int column, const char *format, ...) {
   char text[1024];
   va_list args;
   va_start(args, format);
-  /* NOLINTNEXTLINE(clang-analyzer-valist.Uninitialized) as in messages.c */
+  /* NOLINTNEXTLINE(clang-analyzer-valist.Uninitialized): as in messages.c */
   (void)vsnprintf(text, sizeof text, format, args);
   va_end(args);
   char **cell = &t->cell[(t->rows - 1) * t->columns + column];
@@ -52,7 +52,7 @@ void table_free(table *t) {
   memset(t, 0, sizeof *t);
 }
 
-/* Count the characters of UTF-8. */
+/* Return the number of characters of UTF-8 text. */
 static int count_letters(const char *text) {
   int n = 0;
   for (; *text != 0; text++)
@@ -80,7 +80,7 @@ void table_print(const table *t, FILE *f) {
     }
   }
   for (int row = 0; row < t->rows; row++) {
-    int owed = 0; /* pending blanks, dropped at the end of a line */
+    int owed = 0; /* blanks to print before the next text; none at the end of a line */
     for (int c = 0; c < t->columns; c++) {
       const char *text = get_text(t, row, c);
       const int gap = width[c] - count_letters(text);

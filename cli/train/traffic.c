@@ -1,4 +1,4 @@
-/* traffic.c: see traffic.h. */
+/* traffic.c: gather and print the traffic of all ranks; traffic.h defines the numbers. */
 #include "traffic.h"
 #include "table.h"
 
@@ -76,8 +76,8 @@ void traffic_print(const traffic *t, FILE *f) {
   table_free(&out);
   for (int r = 0; r < t->ranks; r++)
     sent += t->rank[r].sent_ms;
-  (void)fprintf(f, "%d ranks: messages under way %.3f ms a step, %.1f %% hidden\n", t->ranks,
-                sent / t->steps / t->ranks, 100.0 * traffic_find_hidden(t));
+  (void)fprintf(f, "%d ranks: messages take %.3f ms a step, %.1f %% during other work\n",
+                t->ranks, sent / t->steps / t->ranks, 100.0 * traffic_find_hidden(t));
 }
 
 void traffic_print_json(const traffic *t, FILE *f) {

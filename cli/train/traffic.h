@@ -1,10 +1,11 @@
-/* traffic.h: time, waiting and traffic of each rank at each station of a step.
+/* traffic.h: time, waiting and traffic of each rank at each station of a step. All times are totals over the run.
  *
- *   wait   blocked in collectives
- *   idle   wait minus the smallest wait of any rank at the same station, totals over the run. The rank with the
- *          smallest wait is assumed to wait for the network only. A lower bound that needs no barrier.
- *   sent   time in steps during which a message of the library was under way (meter.h), plus the time of the
- *          trainer; hidden: the part during which the rank was not blocked */
+ *   wait     time that the rank was blocked in collectives
+ *   idle     wait minus the smallest wait of any rank at the same station. The rank with the smallest wait is assumed
+ *            to wait for the network only. A lower bound, measured without a barrier.
+ *   sent     time in steps during which a message of the library was under way (meter.h), plus the same time of the
+ *            trainer
+ *   hidden   the part of `sent` during which the rank was not blocked */
 #ifndef TRAFFIC_H
 #define TRAFFIC_H
 
@@ -14,7 +15,7 @@
 
 enum { TRAIN_STATIONS = 32 };
 
-/* Totals of a station: forward, backward, ..., then the stations of ng_report_station. */
+/* The totals of a station. The stations are forward, backward, ..., then the stations of ng_report_station. */
 typedef struct train_station {
   char name[24];
   double ms, wait_ms, bytes, messages;
@@ -26,22 +27,23 @@ typedef struct traffic_rank {
 } traffic_rank;
 
 typedef struct traffic {
-  int ranks, stations; /* ranks = 0: the run has one rank and nothing to report */
+  int ranks, stations; /* ranks = 0: the run has one rank, so there is nothing to report */
   double steps;
   traffic_rank *rank;
 } traffic;
 
-/* Gather the `mine` of every rank on all ranks. Collective; CLI_BAD as ranks_sum. */
+/* Gather the numbers `mine` of each rank on all ranks. Collective; CLI_BAD as ranks_sum. */
 int traffic_gather(const run_ranks *ranks, const traffic_rank *mine, int stations, double steps,
                    traffic *out);
 void traffic_free(traffic *t);
 
-double traffic_find_idle(const traffic *t, int rank, int station); /* ms */
-double traffic_find_hidden(const traffic *t); /* hidden / sent over all ranks; 0..1 */
+double traffic_find_idle(const traffic *t, int rank,
+                         int station);        /* total ms of a rank at a station */
+double traffic_find_hidden(const traffic *t); /* sum of hidden / sum of sent, from 0 to 1 */
 
-/* Print the table of the mean step and a summary line. */
+/* Print a table of the mean step, and a line with the hidden messages. */
 void traffic_print(const traffic *t, FILE *f);
-/* Write the JSON value of "ranks" (log.h). */
+/* Write the value of "ranks" in log.jsonl (log.h). */
 void traffic_print_json(const traffic *t, FILE *f);
 
 #endif

@@ -1,5 +1,5 @@
-/* train.c: `natgrad train`. Settings come from the command line, then from --config, then, for a resumed run, from
- * its config.json. */
+/* train.c: `natgrad train`. Settings come from the command line, else from --config, else (--resume) from
+ * config.json. */
 #include "common/commands.h"
 #include "checkpoint.h"
 #include "disk.h"
@@ -17,7 +17,7 @@ typedef struct request {
   bool quiet, list;
 } request;
 
-/* The path of --config: a file, or a configuration shipped with the program (resnet50-bs32k, with or without .json). */
+/* Return the path of --config: a file, or a configuration shipped with the program, with or without ".json". */
 static char *config_path(const char *given) {
   if (access(given, F_OK) == 0 || strchr(given, '/') != NULL) return cli_copy(given);
   char name[256];
@@ -27,10 +27,10 @@ static char *config_path(const char *given) {
   char *path = cli_find_shipped(name, name);
   if (access(path, F_OK) == 0) return path;
   free(path);
-  return cli_copy(given); /* settings_read reports that the file is missing */
+  return cli_copy(given); /* settings_read will report that this file is missing */
 }
 
-/* Apply the file, then the command line. */
+/* Apply the file of --config, then the command line. */
 static int apply(settings *s, const request *w, const cli_args *args) {
   char *path = w->config != NULL ? config_path(w->config) : NULL;
   int rc = path != NULL ? settings_read(s, path) : CLI_OK;
@@ -38,7 +38,7 @@ static int apply(settings *s, const request *w, const cli_args *args) {
   return rc == CLI_OK ? settings_apply(s, args->settings, args->n_settings) : rc;
 }
 
-/* Check the checkpoint before the data set is opened. */
+/* Check the checkpoint of a resumed run, before the data set is opened. */
 static int find_checkpoint(const char *dir) {
   int64_t step;
   int lock;
@@ -48,8 +48,7 @@ static int find_checkpoint(const char *dir) {
   return rc;
 }
 
-/* A resumed run starts from the settings of its config.json; the command line may repeat them. train_run refuses
- * differences. */
+/* Read the settings. A resumed run starts with its config.json; train_run refuses other values on the command line. */
 static int read_settings(settings *s, const request *w, const cli_args *args, bool first) {
   settings_init(s);
   int rc = apply(s, w, args);
@@ -57,34 +56,33 @@ static int read_settings(settings *s, const request *w, const cli_args *args, bo
   char path[4096];
   if (snprintf(path, sizeof path, "%s/config.json", s->out) >= (int)sizeof path)
     return cli_bad("--out: this name is too long");
-  rc = first ? find_checkpoint(s->out) : CLI_OK;          /* rank 0 has the folder */
-  if (rc != CLI_OK || access(path, F_OK) != 0) return rc; /* train_run reports missing files */
+  rc = first ? find_checkpoint(s->out) : CLI_OK;          /* only rank 0 reads DIR */
+  if (rc != CLI_OK || access(path, F_OK) != 0) return rc; /* train_run will report missing files */
   settings_free(s);
   settings_init(s);
   rc = settings_read(s, path);
   char was[64];
   (void)snprintf(was, sizeof was, "%s", s->method);
   if (rc == CLI_OK) rc = apply(s, w, args);
-  if (rc == CLI_OK && strcmp(was, s->method) != 0) {
+  if (rc == CLI_OK && strcmp(was, s->method) != 0)
     rc = cli_bad("--method: is '%s', but '%s' in %s; a resumed run keeps its settings", s->method,
                  was, path);
-  }
   return rc;
 }
 
-/* The exit code, the same on every rank. */
+/* Return the exit code, which is the same on all ranks. */
 static int exit_code(const train_result *r) {
   if (r->diverged) return CLI_NO;
   if (r->output_failed && r->stopped) return CLI_BAD;
   return r->stopped ? CLI_NO : CLI_OK;
 }
 
-/* Report why the run ended early. */
+/* If the run ended early, report why. */
 static void report_end(const settings *s, const train_result *r) {
-  /* the last checkpoint of this run, or the resumed checkpoint */
+  /* step of the last checkpoint: of this process, or the resumed one */
   const int64_t saved = r->saved_step < 0 && r->first > 0 ? r->first : r->saved_step;
   const long long steps = (long long)r->steps;
-  char then[4096] = "nothing was saved without --out";
+  char then[4096] = "without --out nothing was saved";
   if (s->out[0] != 0)
     (void)snprintf(then, sizeof then, "continue with natgrad train --resume --out %s", s->out);
   if (r->diverged) {
@@ -101,19 +99,17 @@ static void report_end(const settings *s, const train_result *r) {
 
 static int report(const settings *s, const train_result *r, bool quiet) {
   const long long steps = (long long)r->steps;
-  if (r->skipped > 0) {
+  if (r->skipped > 0)
     cli_note("%lld of %lld steps were skipped: a value was not finite", (long long)r->skipped,
              steps);
-  }
   if (exit_code(r) != CLI_OK) {
     report_end(s, r);
     return exit_code(r);
   }
   if (quiet) return CLI_OK;
-  if (r->averaged > 0) {
+  if (r->averaged > 0)
     printf("mean of the weights after %lld steps: test loss %.5f, test %.2f %%\n",
            (long long)r->averaged, r->average_loss, 100.0 * r->average_accuracy);
-  }
   traffic_print(&r->traffic, stdout);
   if (s->out[0] == 0) return CLI_OK;
   if (r->steps == r->first) {
@@ -125,7 +121,7 @@ static int report(const settings *s, const train_result *r, bool quiet) {
   return CLI_OK;
 }
 
-/* Refuse an option for a kind of layer that the model lacks. */
+/* Refuse an option that is only for a kind of layer that the model does not have. */
 static int check_layers(const char *model, const char *name) {
   const bool of_norms = strcmp(name, "norm_block") == 0 || strcmp(name, "norm_damping") == 0;
   model_task task;
@@ -143,8 +139,8 @@ static int check_layers(const char *model, const char *name) {
                  of_norms ? "norm layers" : "convolutions");
 }
 
-/* Refuse options of the command line without effect in this run. Files of settings and the environment may serve
- * several methods. */
+/* Refuse options of the command line that have no effect in this run. A file of --config and the environment may have
+ * such options, because they may serve several methods. */
 static int check_given(const settings *s, const cli_args *args) {
   for (int i = 0; i < args->n_settings; i++) {
     const char *name = args->settings[i].name;
@@ -161,7 +157,7 @@ static int check_given(const settings *s, const cli_args *args) {
 typedef struct rank_runs {
   const settings *s;
   const data_set *d;
-  const train_output *output; /* of rank 0 */
+  const train_output *output; /* output of rank 0 */
   train_result *result;       /* [ranks] */
 } rank_runs;
 
@@ -190,10 +186,10 @@ static int train(const settings *s, bool quiet, const launch *l) {
   const run_ranks k = ranks_make(t);
   bool opened = false;
   int rc = CLI_OK;
-  /* rank 0 first, so that an error of all ranks is reported once */
+  /* rank 0 first: if all ranks have the same error, rank 0 alone reports it */
   for (int turn = 0; turn < 2 && rc == CLI_OK; turn++) {
     if ((k.rank == 0) == (turn == 0)) {
-      rc = settings_check(s); /* check before a large file is read */
+      rc = settings_check(s); /* before a large file is read */
       if (rc == CLI_OK) rc = train_open(s, &d);
       opened = rc == CLI_OK;
       if (opened && turn == 0) data_print_notes(&d);
@@ -211,14 +207,14 @@ static int train(const settings *s, bool quiet, const launch *l) {
       rc = k.rank == 0 ? report(s, &r, quiet) : exit_code(&r);
       train_result_free(&r);
     } else {
-      train_restore_signals(); /* the launcher ends the other ranks after the first error */
+      train_restore_signals(); /* after an error, the launcher's signals must end this process */
     }
   }
   if (opened) data_close(&d);
   return rc;
 }
 
-/* Rank 0 checks the directory before the other ranks read it. */
+/* Read the settings on each rank. Rank 0 checks the directory before the other ranks read it. */
 static int settings_on_ranks(settings *s, const request *w, const cli_args *args,
                              const run_ranks *k) {
   int rc = k->rank == 0 ? read_settings(s, w, args, true) : CLI_OK;
@@ -247,8 +243,8 @@ static int run(void *user, const cli_args *args) {
 
 static const request standard = {.ranks = "auto"};
 static const cli_option own[] = {
-#define ROW(kind, field, name, takes, standard, lower, upper, shapes, help)                        \
-  {name, takes, help, CLI_SETTING, 0, 0, 0},
+#define ROW(kind, field, name, value, standard, lower, upper, fixed, help)                         \
+  {name, value, help, CLI_SETTING, 0, 0, 0},
     SETTINGS_TABLE(ROW)
 #undef ROW
         {"config", "FILE.json",
@@ -256,10 +252,12 @@ static const cli_option own[] = {
          "shipped one",
          CLI_TEXT, .field = offsetof(request, config)},
     {"ranks", "WHO",
-     "auto | mpi | N: N threads; auto: mpi under a launcher of MPI, else one (auto)", CLI_TEXT,
+     "auto | mpi | N: N threads; auto: mpi under an MPI launcher, else one rank (auto)", CLI_TEXT,
      .field = offsetof(request, ranks)},
-    {"quiet", NULL, "no bar, no lines", CLI_FLAG, .field = offsetof(request, quiet)},
-    {"models", NULL, "only list the networks", CLI_FLAG, .field = offsetof(request, list)},
+    {"quiet", NULL, "print neither a progress bar nor lines", CLI_FLAG,
+     .field = offsetof(request, quiet)},
+    {"models", NULL, "list the networks and do nothing else", CLI_FLAG,
+     .field = offsetof(request, list)},
 };
 
 const cli_command cli_train = {
@@ -267,39 +265,40 @@ const cli_command cli_train = {
     .usage = "--data SPEC --model NAME --method NAME [OPTIONS]",
     .summary = "train a network with a method",
     .text =
-        "A step: batch, forward, backward; the library preconditions and updates in one pass.\n"
-        "The methods sgd and adamw are the same without curvature. One line per epoch is\n"
-        "printed, and a bar on a terminal. The command line overrides --config; options of the\n"
-        "command line without effect in the run (kl_clip without clip = kl) are refused.\n"
+        "A step: load a batch, forward, backward; then the library preconditions and updates in\n"
+        "one pass. The methods sgd and adamw update without curvature. Prints a line per epoch,\n"
+        "and a progress bar on a terminal. The command line overrides --config; its options that\n"
+        "have no effect in the run (kl_clip without clip = kl) are refused.\n"
         "\n"
         "Data sets\n"
-        "  digits                    UCI digits, shipped\n"
+        "  digits                    UCI digits, shipped with the program\n"
         "  mnist:DIR                 idx files, plain or .gz (Fashion-MNIST has the same names)\n"
         "  cifar10:DIR, cifar100:DIR the binary version\n"
         "  npy:FEATURES,LABELS       two .npy files; the last sixth of the rows is the test split\n"
-        "  npy:X,Y,XTEST,YTEST       four. Features [n, features] or [n, height, width, channels]\n"
-        "                            (channels last) of f4, f8 or u1; labels [n] of i4, i8 or u1\n"
+        "  npy:X,Y,XTEST,YTEST       four .npy files. Features: [n, features], or [n, height,\n"
+        "                            width, channels], f4, f8 or u1; labels: [n], i4, i8 or u1\n"
         "  synthetic:KEY=VALUE,...   classes, features or image=HxWxC, train, test, noise, seed\n"
         "  images:DIR,KEY=VALUE,...  JPEG and PNG files in DIR/CLASS/, or DIR/train/CLASS/ and\n"
         "                            DIR/val/CLASS/; images:LIST,...: lines PATH LABEL in a file\n"
-        "    test=DIR or LIST        the test split; root=DIR: where the paths of lists begin\n"
-        "    size=N resize=N|none    windows of N x N (224) of images; the shorter side is scaled\n"
-        "                            to N (8/7 size), or with none only enlarged to size\n"
-        "    mean=R/G/B std=R/G/B    values 0 to 1 (ImageNet's), or FILE.npy, of bytes: [3], or\n"
-        "                            for the mean [3, height, width]\n"
-        "    threads=N queue=N       that decode (one a processor), images that wait (128)\n"
-        "Schedules of lr, in epochs, after --warm-up; F, LOW: fractions of lr\n"
+        "    test=DIR or LIST        the test split\n"
+        "    root=DIR                start of relative paths in lists (the folder of the list)\n"
+        "    size=N resize=N|none    inputs are windows of N x N (224); images are scaled to the\n"
+        "                            shorter side N (8/7 size), with none only enlarged to size\n"
+        "    mean=R/G/B std=R/G/B    for pixels from 0 to 1 (ImageNet's); or FILE.npy for pixels\n"
+        "                            from 0 to 255: [3], or for mean also [3, height, width]\n"
+        "    threads=N queue=N       decoding threads (all), images decoded in advance (128)\n"
+        "Schedules of lr after --warm-up; E, START, END, PERIOD count epochs; F, LOW multiply lr\n"
         "  constant\n"
-        "  step:E1,E2,...[@F]        times F at each (0.1)\n"
-        "  cosine[:F] linear[:F]     down to F at the end (0)\n"
+        "  step:E1,E2,...[@F]        times F at each of these epochs (0.1)\n"
+        "  cosine[:F] linear[:F]     falls to F at the end (0)\n"
         "  polynomial:POWER          (1 - progress)^POWER; POWER@START,END: 1 up to epoch START,\n"
         "                            0 at END, or at the end of the run if that is later\n"
-        "  cyclic:PERIOD[@LOW]       up from LOW (0.1) and down again\n"
-        "Momentum that follows lr, for the update v <- m v - lr PD, w <- w + v of chainerkfac\n"
+        "  cyclic:PERIOD[@LOW]       rises from LOW (0.1) to 1 and falls again\n"
+        "--adjust-momentum: momentum m of the update v <- m v - lr PD, w <- w + v of chainerkfac\n"
         "  ratio                     m = momentum min(1, lr / lr of the step before)\n"
         "  proportional              m = momentum lr / --lr\n"
-        "  The sgd update here keeps lr out of v, so its momentum is m lr_before / lr: with a\n"
-        "  falling lr, ratio equals none.\n"
+        "  natgrad's sgd update keeps lr out of v, so its momentum is m lr_before / lr: while lr\n"
+        "  falls, ratio equals none.\n"
         "\n"
         "mpirun -np N natgrad train ... splits every batch of --batch samples over N ranks,\n"
         "which average gradients and statistics. Results equal a run on one rank up to\n"
@@ -307,19 +306,19 @@ const cli_command cli_train = {
         "DIR. Open MPI needs --allow-run-as-root for root, and --oversubscribe for more ranks\n"
         "than cores. At the end a table shows the mean step by station: time, time of the\n"
         "slowest rank, wait in collectives, idle (wait minus the least wait of a rank),\n"
-        "bytes, messages. DIR/log.jsonl has all ranks.\n"
+        "bytes, messages. DIR/log.jsonl has these numbers of all ranks.\n"
         "\n"
-        "DIR/log.jsonl has one JSON object a line: \"event\" is step, epoch or end.\n"
-        "DIR/checkpoint-STEP.safetensors has the weights under PyTorch's names, and in\n"
-        "natgrad.* the other state of the run. It belongs to config.json and log.jsonl:\n"
-        "missing, mixed or edited files are refused by name. A resumed run has the settings of\n"
+        "DIR/log.jsonl has one JSON object a line; its \"event\" is step, epoch or end.\n"
+        "DIR/checkpoint-STEP.safetensors has the weights under PyTorch's names, and the other\n"
+        "state of the run in tensors natgrad.*. It belongs to config.json and log.jsonl: missing,\n"
+        "mixed or edited files are refused by name. A resumed run has the settings of\n"
         "DIR/config.json and gives the same bits as an uninterrupted one; only --epochs or\n"
         "--steps may change.\n"
         "\n"
         "SIGINT and SIGTERM write a checkpoint and end the run; a second signal ends it at once;\n"
         "SIGUSR1 writes a checkpoint. Signal any rank or mpirun (Open MPI kills its ranks one\n"
-        "second after SIGTERM; OMPI_MCA_odls_base_sigkill_timeout changes that). Exit code 1:\n"
-        "stopped by a signal, or diverged: the loss or a weight is not finite, or at a\n"
+        "second after SIGTERM; OMPI_MCA_odls_base_sigkill_timeout changes that). Exit code 1: a\n"
+        "signal stopped the run, or it diverged: the loss or a weight is not finite, or at a\n"
         "checkpoint the mean loss since the last one is above 1000 and above 1000 times the\n"
         "loss of the first step. The last checkpoint stays. Test losses are without label\n"
         "smoothing.\n",

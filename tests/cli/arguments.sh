@@ -3,7 +3,7 @@
 . "$(dirname "$0")/lib.sh"
 file=$golden/kaisa-eigen-0.safetensors
 
-expect 2 '*a command is missing*' "$natgrad"
+expect 2 '*no command given*' "$natgrad"
 expect 2 "*unknown command 'reply'; the nearest is replay*" "$natgrad" reply
 expect 2 "*unknown command 'xylophone'; *--help*" "$natgrad" xylophone
 expect 2 "*unknown option '--verison'; the nearest is --version*" "$natgrad" --verison
@@ -11,7 +11,7 @@ expect 2 "*unknown command 'reply'; the nearest is replay*" "$natgrad" help repl
 expect 2 '*help: unexpected argument '"'bench'"'*' "$natgrad" help replay bench
 
 expect 0 'natgrad [0-9]*.[0-9]*.[0-9]* (*)' "$natgrad" --version
-expect 0 '*natgrad COMMAND*info*replay*bench*prune*Exit codes*' "$natgrad" --help
+expect 0 '*natgrad COMMAND*info*replay*bench*prune*Exit code*' "$natgrad" --help
 for command in info train compare export replay bench plan prune help; do
   expect 0 "natgrad $command *" "$natgrad" help "$command"
 done
@@ -36,14 +36,14 @@ expect 2 '*damping*' "$natgrad" replay "$file" --damping 0
 expect 2 '*stat_decay*' "$natgrad" replay "$file" --stat-decay 1.5
 expect 2 '*solver*cholesky*' "$natgrad" replay "$file" --solver choleski
 expect 2 '*--method: *kasia*kaisa*' "$natgrad" replay "$file" --method kasia
-expect 2 '*replay: no recording given*' "$natgrad" replay
+expect 2 '*replay: no file given*' "$natgrad" replay
 expect 2 '*linalg*' "$natgrad" replay "$file" --linalg cup
 
 expect 2 "*info: unexpected argument 'now'" "$natgrad" info now
 expect 2 '*info: expected at most one of *' "$natgrad" info --options --methods
 expect 2 "*info: unknown method 'dpkfac'; the nearest is dp-kfac" "$natgrad" info --published dpkfac
-expect 2 '*bench: no case given, expected kfac, train, fused-eva, state or window' "$natgrad" bench
-expect 2 "*bench: unknown bench 'kfca'; the nearest is kfac" "$natgrad" bench kfca
+expect 2 '*bench: the case is missing, expected kfac, train, fused-eva, state or window' "$natgrad" bench
+expect 2 "*bench: unknown case 'kfca'; the nearest is kfac" "$natgrad" bench kfca
 expect 2 "*--model: unknown model 'resnet81'; the nearest is resnet18" "$natgrad" bench kfac --model resnet81
 expect 2 '*--batch: '"'0'"' is no whole number from 1*' "$natgrad" bench kfac --model resnet18 --batch 0
 expect 2 '*--batch: '"'8x'"' is no whole number*' "$natgrad" bench kfac --model resnet18 --batch 8x

@@ -88,8 +88,8 @@ wrong() { # TEXT-OF-THE-FILE GLOB
   expect 2 "$2" "$natgrad" bench kfac --model "$list"
 }
 wrong '[' '*list.json: no JSON: line *'
-wrong '[]' '*list.json: no list of 1 to 4096 layers'
-wrong '{}' '*list.json: no list of 1 to 4096 layers'
+wrong '[]' '*list.json: expected a list of 1 to 4096 layers'
+wrong '{}' '*list.json: expected a list of 1 to 4096 layers'
 wrong '[3]' '*layer 0: expected an object'
 wrong '[{"name": "x", "kind": "linear", "in": 3}]' '*layer 0: out is not a whole number from 1*'
 wrong '[{"name": "x", "kind": "linear", "in": 0, "out": 1}]' '*layer 0: in is not a whole number from 1*'
@@ -98,7 +98,7 @@ wrong '[{"kind": "linear", "in": 1, "out": 1}]' '*layer 0: name is not a text*'
 wrong '[{"name": "x", "kind": "linear", "in": 1, "out": 1, "baias": true}]' "*layer 0: linear has no key 'baias'; the nearest is bias"
 wrong '[{"name": "x", "kind": "linear", "in": 1, "out": 1, "bias": 1}]' '*layer 0: bias is not true or false'
 wrong '[{"name": "x", "kind": "conv2d", "in": 1, "out": 1, "kernel": 3}]' '*layer 0: image is not a whole number*'
-wrong '[{"name": "x", "kind": "conv2d", "in": 1, "out": 1, "kernel": 3, "image": 2}]' '*layer 0: image is not as large as the kernel'
+wrong '[{"name": "x", "kind": "conv2d", "in": 1, "out": 1, "kernel": 3, "image": 2}]' '*layer 0: image is smaller than the kernel'
 wrong '[{"name": "x", "kind": "conv2d", "in": 1, "out": 1, "kernel": [3], "image": 2}]' '*layer 0: kernel is not a whole number*'
 expect 2 '*none.json: *' "$natgrad" bench kfac --model "$scratch/none.json"
 finish

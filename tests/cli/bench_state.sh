@@ -8,6 +8,6 @@
 grep -q '"layers":20,' "$scratch/lines" || fail "not 20 layers: $(cat "$scratch/lines")"
 expect 0 'bench state: method eva, 5120, 20 layers*save *load *' \
   "$natgrad" bench state --model 5120 --repeat 1 --no-floors --method eva
-expect 2 "*bench state: no folder can be made in *" env TMPDIR=/no/such "$natgrad" bench state --model 5120
+expect 2 "*bench state: cannot create a folder in *" env TMPDIR=/no/such "$natgrad" bench state --model 5120
 expect 2 "*--model: 7 parameters, expected 16 to 1e9" "$natgrad" bench state --model 7
 finish

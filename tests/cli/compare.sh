@@ -17,15 +17,15 @@ bad '--methods: more than 64 methods' --methods "$(printf 'sgd,%.0s' {1..64})ada
 bad "--seeds: '0' is no whole number from 1 to 1000" --methods sgd --seeds 0
 bad "--seeds: 'two' is no whole number from 1 to 1000" --methods sgd --seeds two
 bad "--target: '-1' is no number from 0 to 1e+30" --methods sgd --target -1
-bad '--target: 98 is no accuracy from 0 to 1' --methods sgd --target 98
-bad '--methods: adamw: lr comes twice' --methods sgd,adamw:lr=1,momentum=0.5,lr=2
-bad '--methods: efcp: window-store comes twice' --methods sgd,efcp:store=topk,window-store=dense
-bad '--grid: window_store comes twice' --methods sgd,efcp --grid store=topk --grid window_store=dense
+bad '--target: 98, expected an accuracy from 0 to 1' --methods sgd --target 98
+bad '--methods: adamw: lr is given twice' --methods sgd,adamw:lr=1,momentum=0.5,lr=2
+bad '--methods: efcp: window-store is given twice' --methods sgd,efcp:store=topk,window-store=dense
+bad '--grid: window_store is given twice' --methods sgd,efcp --grid store=topk --grid window_store=dense
 bad "--grid: 'lr', expected option=a,b,c" --methods sgd --grid lr
 bad "--grid: lr: 'x' is no number from 0 to 1e+06" --methods sgd --grid lr=1,x
 bad "--grid: lr has '1' twice" --methods sgd --grid lr=1,1
 bad '--grid: seed is the same for all runs' --methods sgd --grid seed=1,2
-bad '--grid: momentum comes twice' --methods sgd --grid momentum=0,0.9 --grid momentum=0.5
+bad '--grid: momentum is given twice' --methods sgd --grid momentum=0,0.9 --grid momentum=0.5
 bad '--grid: more than 4096 points' --methods sgd --grid lr="$(seq -s, 1 60)" --grid momentum="$(seq -s, 0.01 0.01 0.6)" --grid warm-up="$(seq -s, 1 3)"
 bad '--validation: needs --grid' --methods sgd --validation 3
 bad '--grid-epochs: needs --grid' --methods sgd --grid-epochs 3

@@ -99,8 +99,8 @@ mkdir gone
 before_gone=$failures
 (
   cd gone && rmdir ../gone
-  expect 2 'natgrad: here: cannot be made a folder: No such file or directory' "$natgrad" train "${tiny[@]}" --out here
-  expect 2 'natgrad: compare-synthetic-mlp: cannot be made a folder: *' "$natgrad" compare "${tiny[@]}" --methods sgd --seeds 1
+  expect 2 'natgrad: here: the folder cannot be created: No such file or directory' "$natgrad" train "${tiny[@]}" --out here
+  expect 2 'natgrad: compare-synthetic-mlp: the folder cannot be created: *' "$natgrad" compare "${tiny[@]}" --methods sgd --seeds 1
   expect 2 'natgrad: x.csv: cannot be written: No such file or directory' "$natgrad" export "$scratch/whole" --csv x.csv
   expect 0 '*epoch 1/1 *' "$natgrad" train "${tiny[@]}" --epochs 1
   exit $((failures > before_gone))

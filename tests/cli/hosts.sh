@@ -17,7 +17,7 @@ over() {
     exit 77
   fi
   [[ $code == 0 ]] || fail "exit $code: $(tail -c 400 "$scratch/err")"
-  grep -qE '^2 ranks: messages under way [0-9.]+ ms a step, (100\.0|[0-9]{1,2}\.[0-9]) % hidden$' "$scratch/out" ||
+  grep -qE '^2 ranks: messages take [0-9.]+ ms a step, (100\.0|[0-9]{1,2}\.[0-9]) % during other work$' "$scratch/out" ||
     fail "no share that was hidden: $(tail -n 3 "$scratch/out")"
 }
 # messages MB STATION: of the first rank, in all steps

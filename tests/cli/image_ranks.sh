@@ -27,7 +27,7 @@ got=0
 on "$n" --data images:two,size=16 "${how[@]}" --epochs 3 >/dev/null 2>"$scratch/said" || got=$?
 [[ $got == 0 ]] || fail "two of 200: exit $got: $(said)"
 for file in 010 060; do
-  times=$(said | grep -c "two/class_00/image_$file.*: left out, [12] of 200 files: ")
+  times=$(said | grep -c "two/class_00/image_$file.*: unreadable, left out ([12] of 200 files): ")
   ((times >= 1 && times <= ${processes:-1})) || fail "image_$file: $(said)"
 done
 
@@ -35,7 +35,7 @@ done
 if [[ -z $processes ]]; then
   got=0
   on "$n" --data images:three,size=16 "${how[@]}" --epochs 3 >/dev/null 2>"$scratch/said" || got=$?
-  [[ $got == 2 && $(said | wc -l) == 3 && $(said | grep -c 'left out, [12] of 200 files: ') == 2 &&
+  [[ $got == 2 && $(said | wc -l) == 3 && $(said | grep -c 'unreadable, left out ([12] of 200 files): ') == 2 &&
     $(said | grep -c '^natgrad: --data: images: 3 of 200 files are unreadable, more than 1 %; the last is three/class_00/image_0') == 1 ]] ||
     fail "three of 200: exit $got: $(said)"
 fi

@@ -21,8 +21,8 @@ run() { # OUT THREADS ARGS...
   expect 0 "$3" "$natgrad" train --config "$configs/resnet50-bs32k.json" --data "images:folder,size=16,resize=20,threads=$2" --model resnet20 \
     --acc-iters 2 --batch 16 --quiet --out "$1" "${@:4}"
 }
-run one 1 '*folder/class_01/image_010.jpg: left out, 1 of 256 files: *' --steps 12 --checkpoint-every 5
-run four 4 '*image_010.jpg: left out, 1 of 256 files: *' --steps 12
+run one 1 '*folder/class_01/image_010.jpg: unreadable, left out (1 of 256 files): *' --steps 12 --checkpoint-every 5
+run four 4 '*image_010.jpg: unreadable, left out (1 of 256 files): *' --steps 12
 run parts 3 '*' --steps 5
 run parts 2 '*' --steps 12 --resume
 for other in four parts; do

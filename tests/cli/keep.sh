@@ -41,14 +41,14 @@ done
 
 f=run/checkpoint-16.safetensors
 # Missing.
-wrong 'run/config.json: is missing, and belongs to the checkpoint run/checkpoint-16.safetensors' rm run/config.json
+wrong 'run/config.json: is missing, but the checkpoint run/checkpoint-16.safetensors needs it' rm run/config.json
 wrong 'run/log.jsonl: No such file or directory' rm run/log.jsonl
 wrong 'run/log.jsonl: has the end of the run, but run has no checkpoint; *' rm $f
 # Cut.
 for size in 0 5 200 -4; do wrong "$f: *" truncate -s $size $f; done
 wrong 'run/log.jsonl: has 100 bytes, the checkpoint was made when the log had *' truncate -s 100 run/log.jsonl
 zero() { printf '\0abc' >>"$1"; }
-wrong 'run/config.json: holds a byte of value 0, expected text' zero run/config.json
+wrong 'run/config.json: contains a zero byte, expected text' zero run/config.json
 # Edited: metadata, each tensor, settings, the log.
 wrong "$f: its metadata is damaged or was edited: *" sed -i 's/"skipped":"0"/"skipped":"1"/' $f
 for tensor in fc2.weight natgrad.average natgrad.mixup.images natgrad.mixup.targets; do
@@ -64,7 +64,7 @@ wrong "run/*: * $f*" cp other/checkpoint-16.safetensors run
 wrong "run/config.json: seed: is '2', but '1' in $f; *" cp other/config.json run
 wrong "run/log.jsonl: does not belong to $f, or was edited: *" cp other/log.jsonl run
 wrong 'run/log.jsonl: * checkpoint*' cp long/checkpoint-24.safetensors run
-wrong 'run/checkpoint-8.safetensors: is the checkpoint of step 16' mv $f run/checkpoint-8.safetensors
+wrong 'run/checkpoint-8.safetensors: has the content of step 16, not of the step in its name' mv $f run/checkpoint-8.safetensors
 wrong 'run/checkpoint-99.safetensors: *' cp whole/log.jsonl run/checkpoint-99.safetensors
 # Links are not followed; a pipe or a folder is not a file.
 mkdir elsewhere
@@ -155,7 +155,7 @@ wrong_result "$r: is a symbolic link, expected a folder" link $r
 
 mkfifo pipe.json
 expect 2 'natgrad: pipe.json: not a regular file' timeout $patience "$natgrad" train "${tiny[@]}" --config pipe.json
-expect 2 'natgrad: pipe.json: skipped, is no recording: *' timeout $patience "$natgrad" replay pipe.json
+expect 2 'natgrad: pipe.json: skipped, not a recording: *' timeout $patience "$natgrad" replay pipe.json
 
 # Weights that are lost do not replace a checkpoint; --resume finds the one before.
 grow=(--data synthetic:classes=3,features=8,train=64,test=32 --model logreg --batch 16 --method sgd
@@ -175,5 +175,5 @@ stays=$(sed -nE 's/.*the checkpoint of step ([0-9]+) stays.*/\1/p' "$scratch/err
 
 # Other threads: one line, and the run goes on.
 again true
-expect 0 '*natgrad: --resume: run was left by threads *, now 3; the last bits may differ*' env NG_THREADS=3 "$natgrad" train --out run --resume
+expect 0 '*natgrad: --resume: run: build or machine differ (threads *, now 3), so the last bits of results may differ*' env NG_THREADS=3 "$natgrad" train --out run --resume
 finish

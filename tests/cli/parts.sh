@@ -69,7 +69,7 @@ first=run/checkpoint-30.natgrad-state
 one=$(cd parts && echo checkpoint-30.natgrad-state.*-1of3)
 two=${one/-1of3/-2of3}
 for ranks in 1 2 4; do
-  again rm $first && refused "$first: is missing, and belongs to run/checkpoint-30.safetensors" && untouched first
+  again rm $first && refused "$first: is missing, but run/checkpoint-30.safetensors needs it" && untouched first
   again rm run/$two && refused "run/$two: *" && untouched missing
   swap() { mv run/$one x && mv run/$two run/$one && mv x run/$two; }
   again swap && refused "run/$one: *" && untouched swapped

@@ -148,8 +148,8 @@ done <<'BAD'
 "kind": "embedding", "out": 3, "bias": true;embedding has no key 'bias'*
 "kind": "embedding";out is not a whole number from 1 to 1048576
 "kind": "embedding", "out": 3, "split": "output";embedding has no key 'split'*
-"kind": "conv2d", "out": 12, "kernel": 3, "image": 9, "groups": 3;groups is not a divisor of in and out
-"kind": "conv2d", "out": 12, "kernel": 3, "image": 4, "dilation": 2;image is not as large as the kernel
+"kind": "conv2d", "out": 12, "kernel": 3, "image": 9, "groups": 3;groups does not divide in and out
+"kind": "conv2d", "out": 12, "kernel": 3, "image": 4, "dilation": 2;image is smaller than the kernel
 "kind": "linear", "out": 12, "groups": 2;linear has no key 'groups'*
 BAD
 
@@ -166,7 +166,7 @@ for m in comm-opt "hybrid-opt 1/2" mem-opt "statistics=owner"; do
   done
 done
 expect 2 '*placement*best*kaisa*' "$natgrad" plan --placement best
-expect 2 '*plan: --method: every row has its method*' "$natgrad" plan --method eva
+expect 2 '*plan: --method: each strategy has its own method*' "$natgrad" plan --method eva
 expect 2 '*colocate*' "$natgrad" plan --colocate 2
 
 # Published numbers of parameters, all of which their owners send: of BERT with its pooler and without heads, and of GPT-2
@@ -181,7 +181,7 @@ expect 0 '*gpt-24 on 2 ranks*natgrad, mem-opt*fastest that fits: natgrad*' "$nat
 # The recommendation respects --memory.
 expect 0 '*fastest that fits: natgrad, comm-opt (grad_worker_fraction = 1)*' "$natgrad" plan --ranks 4 --latency 1e5
 expect 0 '*fastest that fits: natgrad, *' "$natgrad" plan --ranks 4 --memory 900MB --latency 1e5
-expect 0 '*nothing fits into --memory: the smallest needs * MB' "$natgrad" plan --ranks 4 --memory 100MiB
+expect 0 '*no strategy fits into --memory: the smallest needs * MB' "$natgrad" plan --ranks 4 --memory 100MiB
 # The same as JSON: which rows fit, and a last object.
 "$natgrad" plan --json --ranks 4 --memory 900MB --latency 1e5 >"$scratch/fits" || fail "plan --json --memory"
 [[ $(of "$scratch/fits" "natgrad, comm-opt" held_most) -gt 900000000 && $(grep -c '"fits":true' "$scratch/fits") -gt 2 ]] ||
@@ -192,7 +192,7 @@ last=$(tail -n 1 "$scratch/fits")
 [[ $last == '{"model":"resnet50","ranks":4,"model_parallel":1,"fastest":"natgrad, '*'"within_overhead":'* ]] || fail "the last object: $last"
 name=$(sed -E 's/.*"fastest":"([^"]*)".*/\1/' <<<"$last") every=$(sed -E 's/.*"stat_period":([0-9]+),"solve_period":([0-9]+),.*/\1 \2/' <<<"$last")
 [[ $told == "fastest that fits: $name (grad_worker_fraction = "*"; stat_period = ${every% *} and solve_period = ${every#* } add "* ||
-  ($last == *'"within_overhead":false'* && $told == "fastest that fits: $name ("*"no periods up to ${every#* } add"*) ]] ||
+  ($last == *'"within_overhead":false'* && $told == "fastest that fits: $name ("*"even solve_period = ${every#* } adds more than"*) ]] ||
   fail "as JSON '$last', as text '$told'"
 expect 0 '*{"model":"resnet50","ranks":4,"model_parallel":1,"fastest":null,"least_held":*}' "$natgrad" plan --json --ranks 4 --memory 100MiB
 expect 0 '*"within_overhead":true}' "$natgrad" plan --json --ranks 1 --overhead 100000
@@ -213,8 +213,8 @@ if [[ -e $NG_BUILD_DIR/launch_mpi.so ]] && command -v "${NG_TEST_MPIRUN:-mpirun}
     fail "plan on 2 ranks: $(cat "$scratch/two")"
 fi
 
-expect 2 '*plan: --ranks is '"'4,x'"', expected up to 32 whole numbers from 1 to 65536*' "$natgrad" plan --ranks 4,x
-expect 2 '*--ranks is '"'0'"'*' "$natgrad" plan --ranks 0
+expect 2 '*plan: --ranks: '"'4,x'"', expected up to 32 whole numbers from 1 to 65536*' "$natgrad" plan --ranks 4,x
+expect 2 '*--ranks: '"'0'"'*' "$natgrad" plan --ranks 0
 expect 2 '*--memory: '"'16 GB'"' is not a size of at least 1, such as 16GB*' "$natgrad" plan --memory '16 GB'
 expect 2 '*--gemm: '"'1e-320'"' is not a size of at least 1*' "$natgrad" plan --gemm 1e-320
 expect 2 '*--bandwidth: '"'-1'"'*' "$natgrad" plan --bandwidth -1

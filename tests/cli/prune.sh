@@ -61,7 +61,7 @@ prune 2 'natgrad: prune: unknown option --sparsty; the nearest is --sparsity' ru
 prune 2 'natgrad: --out: mfac.safetensors exists' run --sparsity 0.5 --out mfac.safetensors
 prune 2 'natgrad: nowhere: expected the folder of a run, but there is no config.json in it' nowhere --sparsity 0.5 --out x
 prune 2 "natgrad: --batch: 2000 samples, but digits has 1437 to train on" run --sparsity 0.5 --batch 2000 --out x
-prune 2 "natgrad: norms.safetensors: has *tensors, this model *" run --weights norms.safetensors --sparsity 0.5 --out x
+prune 2 "natgrad: norms.safetensors: has * tensors, expected the * of this model" run --weights norms.safetensors --sparsity 0.5 --out x
 prune 2 'natgrad: /nowhere/x: cannot be written: No such file or directory' run --score magnitude --sparsity 0.5 --out /nowhere/x
 head -c 1000 mfac.safetensors >cut.safetensors
 prune 2 'natgrad: cut.safetensors: *' run --weights cut.safetensors --sparsity 0.985 --out x

@@ -84,7 +84,7 @@ done
 same_run "$scratch"/cut.{0,1000} || fail "--bucket-mb changes weights"
 
 # What each rank did, as a table and in the log: what is sent is the same on all of them.
-expect 0 "*a step * ms * most * waits * idle, most * kB * messages*reduce *$n ranks: messages under way * ms a step, * % hidden*" \
+expect 0 "*a step * ms * most * waits * idle, most * kB * messages*reduce *$n ranks: messages take * ms a step, * % during other work*" \
   on "$n" --data digits $mlp natgrad --batch 61 --seed 3 --steps 10 --stat-bucket-mb 0 --out "$scratch/told"
 tail -n 1 "$scratch/told/log.jsonl" >"$scratch/end"
 [[ $(grep -o '"hidden_ms"' "$scratch/end" | wc -l) == "$n" ]] || fail "the log tells of other ranks than $n"
@@ -126,8 +126,8 @@ else
   wait $! 2>/dev/null && fail "a run that was killed ended well"
   step=$(step_of "$scratch/killed")
   expect 0 '*' on $((n - 1)) "${how[@]}" --steps $((step + 100)) --out "$scratch/killed" --resume
-  expect 2 "*--ranks: 'two' is none of auto, mpi, a number of threads*" "$natgrad" train --ranks two
-  expect 2 "*--batch: resnet20 normalises over a batch on each rank: expected at least 3" "$natgrad" train --batch 2 --ranks 3 \
+  expect 2 "*--ranks: 'two', expected auto, mpi or a number of threads*" "$natgrad" train --ranks two
+  expect 2 "*--batch: model resnet20 normalises over a batch on each rank, expected at least 3" "$natgrad" train --batch 2 --ranks 3 \
     --data synthetic:classes=4,image=32x32x3,train=30,test=3 --model resnet20
 fi
 finish

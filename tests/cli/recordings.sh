@@ -25,7 +25,7 @@ done
 { cat "$file"; echo; } >"$bad"
 expect 2 "*$bad*" "$natgrad" replay "$bad"
 
-changed 'case.json' 'case.jsom'; expect 2 "*$bad: skipped, is no recording: expected case.json*" "$natgrad" replay "$bad"
+changed 'case.json' 'case.jsom'; expect 2 "*$bad: skipped, not a recording: expected case.json*" "$natgrad" replay "$bad"
 changed '\\"config\\": {' '\\"config\\": ['; expect 2 "*$bad: case.json: no JSON: line *" "$natgrad" replay "$bad"
 changed '\\"config\\"' '\\"confog\\"'; expect 2 '*case.json: config is not an object' "$natgrad" replay "$bad"
 changed '\\"KAISA\\"' '\\"KAISB\\"'; expect 2 "*case.json: *KAISB*" "$natgrad" replay "$bad"
@@ -101,9 +101,9 @@ cp -r "$folder" "$scratch/f2"
 expect 0 '*weights and momentum after each step: largest *: ok' replayed
 edited 's/"momentum": 0.9/"momentum": 0.8/'; expect 1 '*weights and momentum *: exceeded' replayed
 edited 's/"adjust_momentum": true/"adjust_momentum": false/'; expect 1 '*: exceeded' replayed
-edited 's/"lr_steps"/"lr_stops"/'; expect 2 '*case.json: lr_steps has neither 0 nor a number * for step 0' replayed
-edited 's/^  0.06,$/  -0.06,/'; expect 2 '*case.json: lr_steps has neither * for step 1' replayed
-edited 's/^  0.06,$/  1e-31,/'; expect 2 '*case.json: lr_steps has neither * for step 1' replayed
+edited 's/"lr_steps"/"lr_stops"/'; expect 2 '*case.json: lr_steps: the value for step 0 is neither 0 nor *' replayed
+edited 's/^  0.06,$/  -0.06,/'; expect 2 '*case.json: lr_steps: the value for step 1 is neither 0 nor *' replayed
+edited 's/^  0.06,$/  1e-31,/'; expect 2 '*case.json: lr_steps: the value for step 1 is neither 0 nor *' replayed
 edited 's/"momentum": 0.9/"momentum": "much"/'; expect 2 '*case.json: config: momentum *' replayed
 cp "$folder/case.json" "$scratch/f2/"
 edited '/"momentum": 0.9/d'; expect 0 '*: ok' replayed # the published default
@@ -213,7 +213,7 @@ cp -r "$folder" "$scratch/f2"
 expect 0 '*: ok' replayed --tolerance 2e-4
 edited 's/"bn1.bias"/"bn1.weight"/'; expect 2 '*case.json: parameters has bn1.weight twice' replayed
 edited 's/"fc1.weight"/"fc3.weight"/'; expect 2 '*array s0.fc3.weight.grad is missing' replayed
-edited 's/^ *80$/81/'; expect 2 '*array s0.fc1.weight.grad has 720 elements, its parameter 729' replayed
+edited 's/^ *80$/81/'; expect 2 '*array s0.fc1.weight.grad has 720 elements, but its parameter 729' replayed
 edited 's/^ *80$/1048576, 1048576, 1048576/'
 expect 2 '*case.json: parameter fc1.weight has more than 1073741824 elements in a row' replayed
 edited 's/"steps": [0-9]*/"steps": 100000/'

@@ -7,7 +7,7 @@ linalgs=(ref)
 if "$natgrad" info | grep -q '^linalg cpu = built in'; then linalgs+=(cpu); fi
 for linalg in "${linalgs[@]}"; do
   expect 0 '*' "$natgrad" replay --linalg "$linalg" "$golden"/*
-  [[ $(cat "$scratch/err") == "natgrad: $golden/README.md: skipped, is no recording: expected a .safetensors file" ]] ||
+  [[ $(cat "$scratch/err") == "natgrad: $golden/README.md: skipped, not a recording: expected a .safetensors file" ]] ||
     fail "$linalg: README.md: $(cat "$scratch/err")"
   [[ $(grep -c ': ok$' "$scratch/out") == 67 && $(grep -c 'tolerance 1e-05: ok$' "$scratch/out") == 50 ]] ||
     fail "$linalg: not 67 times ok, 50 of these with 1e-5"
@@ -15,9 +15,9 @@ for linalg in "${linalgs[@]}"; do
   [[ $(grep -c '^  error feedback after each step: largest ' "$scratch/out") == 10 ]] ||
     fail "$linalg: not 10 times error feedback"
 done
-expect 2 '*README.md: skipped, is no recording: *' "$natgrad" replay "$golden/README.md"
+expect 2 '*README.md: skipped, not a recording: *' "$natgrad" replay "$golden/README.md"
 expect 1 '*: exceeded*' "$natgrad" replay --tolerance 1e-6 "$golden/eigen-0.safetensors"
-expect 2 "*window-mfac-ring.safetensors: array init.conv1.weight.q is missing: the low-rank iteration starts from it*" \
+expect 2 "*window-mfac-ring.safetensors: array init.conv1.weight.q, the start of the low-rank iteration, is missing*" \
   "$natgrad" replay "$golden/window-mfac-ring.safetensors" --window-store lowrank
 expect 2 '*window-lowrank-1.safetensors: array init.*.q: expected float32 ?*,2?, of window_rank 2' \
   "$natgrad" replay "$golden/window-lowrank-1.safetensors" --window-rank 2

@@ -66,7 +66,7 @@ if [[ -z $processes ]]; then
   until_so $pid "without --out: SIGUSR1" test -s nowhere.err
   kill -TERM $pid
   wait $pid
-  [[ $? == 1 && $(cat nowhere.err) == 'natgrad: SIGUSR1: no checkpoint without --out'*'nothing was saved without --out' ]] ||
+  [[ $? == 1 && $(cat nowhere.err) == 'natgrad: SIGUSR1: no checkpoint without --out'*'without --out nothing was saved' ]] ||
     fail "without --out: $(cat nowhere.err)"
 else
   last=$((processes - 1))

@@ -20,7 +20,7 @@ train 2 "--method: unknown method 'kasia'; the nearest is kaisa" --method kasia
 train 2 "--lr-schedule: 'cosin', expected constant, step:E1,E2,...*" --lr-schedule cosin
 train 2 "--lr-schedule: 'step:4,2', expected step:E1,E2,...* ascend *" --lr-schedule step:4,2
 train 2 "--damping: '0' is out of range, expected 0 < damping *" --damping 0
-train 2 '--update: the trainer sets it; use optimizer' --update gradient
+train 2 '--update: the trainer sets this option; use optimizer' --update gradient
 train 2 '--damping: method sgd has no curvature' --method sgd --damping 0.1
 train 2 '--clip_bound: has no effect with method natgrad unless clip = norm, ratio, rms or value' --clip-bound 0.1
 train 2 '--kl_clip: has no effect with method natgrad unless clip = kl' --clip none --kl-clip 0.01
@@ -70,12 +70,12 @@ expect 0 'epoch 1/1 *' "$natgrad" train "${tiny[@]}" --skip-layers 'fc*,linear/2
 
 # Folders.
 touch file
-train 2 'file: cannot be made a folder: Not a directory' "${tiny[@]}" --out file
-train 2 'file/deeper: cannot be made a folder: Not a directory' "${tiny[@]}" --out file/deeper
-train 2 '/proc/nowhere: cannot be made a folder: *' "${tiny[@]}" --out /proc/nowhere
+train 2 'file: the folder cannot be created: Not a directory' "${tiny[@]}" --out file
+train 2 'file/deeper: the folder cannot be created: Not a directory' "${tiny[@]}" --out file/deeper
+train 2 '/proc/nowhere: the folder cannot be created: *' "${tiny[@]}" --out /proc/nowhere
 train 2 '--resume: fresh has no run' "${tiny[@]}" --out fresh --resume
 expect 0 'epoch 1/1  step 8  *' "$natgrad" train "${tiny[@]}" --out one
-train 2 '--out: one has a run; --resume continues it' "${tiny[@]}" --out one
+train 2 '--out: one already has a run; --resume continues it' "${tiny[@]}" --out one
 if [[ -w /dev/full ]]; then
   "$natgrad" train "${tiny[@]}" >/dev/full 2>err
   [[ $? == 2 && $(cat err) == 'natgrad: standard output could not be written' ]] || fail "full stdout: $(cat err)"
@@ -138,7 +138,7 @@ pid=$!
 until_so $pid "its handlers" catches $pid 10
 kill -INT $pid
 wait $pid
-[[ $? == 1 && $(cat err) == 'natgrad: stopping after this step; repeat the signal to end at once'*'natgrad: stopped after step '*'; nothing was saved without --out' ]] || fail "SIGINT: $(cat err)"
+[[ $? == 1 && $(cat err) == 'natgrad: stopping after this step; repeat the signal to end at once'*'natgrad: stopped after step '*'; without --out nothing was saved' ]] || fail "SIGINT: $(cat err)"
 
 # A loss that is not finite ends the run, and keeps nothing of it.
 expect 1 '*natgrad: diverged after step *: the loss is not finite' "$natgrad" train --data digits --model mlp --method sgd \
@@ -168,7 +168,7 @@ train 2 '--beta1: has no effect with method natgrad and the sgd update' --beta1 
 train 2 '--momentum: has no effect with method adamw and the adamw update' --method adamw --momentum 0
 train 2 '--dropout: vgg16 has dropout only for images of at least 64 pixels, the data has 32' --model vgg16 --dropout 0.5 \
   --data synthetic:classes=3,image=32x32x3,train=16,test=8 --batch 4
-train 2 '--batch: wrn-10-1 normalises over a batch of single pixels: expected at least 2' --model wrn-10-1 \
+train 2 '--batch: model wrn-10-1 normalises over a batch of single pixels, expected at least 2' --model wrn-10-1 \
   --data synthetic:classes=3,image=4x4x3,train=16,test=8 --batch 1
 train 2 '--model: lenet does not fit data of 9x9x1: *smaller than the kernel*' --model lenet \
   --data synthetic:classes=3,image=9x9x1,train=16,test=8 --batch 4
