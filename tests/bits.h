@@ -4,7 +4,7 @@
  *
  *     natgrad solver=eigen damping=0.03 ranks=2 threads=3 model=large shown=bf16
  *
- * A word is a setting of the tables below, or else an option of the library.  In a value, ';' stands for a blank
+ * A word is a setting of the tables below, or an option of the library.  In a value, ';' stands for a blank
  * (skip_layers, own, live). */
 #ifndef TESTS_BITS_H
 #define TESTS_BITS_H
@@ -84,7 +84,7 @@ typedef struct bits_case {
 
 static inline bool is(const char *a, const char *b) { return strcmp(a, b) == 0; }
 
-/* End the program with this message unless `fine`. */
+/* End the program with the message unless `fine` is true. */
 void bits_need(bool fine, const char *what);
 
 /* Parse a case.  Return the status of the library; bits_free in any case. */
@@ -104,7 +104,7 @@ typedef struct bits_layer {
 
 const bits_layer *bits_model(const char *name, int32_t *layers);
 
-/* Arrays are a function of the step and of this. */
+/* An array is a function of the step and of these fields. */
 typedef struct bits_source {
   const bits_case *c;
   const bits_layer *layer;

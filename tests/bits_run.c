@@ -34,7 +34,7 @@ typedef struct rank_run {
   ng_precond *p;
   int32_t index[BITS_LAYERS];
   plane grad[BITS_LAYERS][2], weight[BITS_LAYERS][2]; /* of weight and bias                    */
-  plane observed[MOST_OBSERVED];                      /* of this step */
+  plane observed[MOST_OBSERVED];                      /* arrays of this step */
   int32_t observations;
   uint64_t hash;
 } rank_run;

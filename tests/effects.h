@@ -16,13 +16,13 @@ enum { CONV, FC1, FC2, BN, LAYERS, STEPS = 4, RANKS = 2, TOTAL = 135, MOST_OBSER
 extern const struct effects_layer {
   const char *name;
   ng_kind kind;
-  int64_t rows, cols, bias; /* of the weight; elements of the bias */
+  int64_t rows, cols, bias; /* rows and columns of the weight; elements of the bias */
   int64_t in, out;          /* columns or channels of input and output */
-  int64_t high, wide;       /* positions; of images height and width */
+  int64_t high, wide;       /* positions, or height and width of images */
   int64_t at;               /* first element in P and weight */
 } layer[LAYERS];
 
-/* Numbers of a run that an option may change. */
+/* The numbers of a run that a row of t_option_effects compares. */
 typedef enum number {
   NONE,
   FACTORS,
@@ -58,12 +58,12 @@ typedef struct run {
 
 extern const run usual;
 
-/* The gradient of a step, the same on all ranks. */
+/* Fill D with the gradient of a step, which is the same on all ranks. */
 void gradient_of(int32_t step, float *D);
 
-/* Run `what`, which receives the outcome; return the worst status. */
+/* Run `what` and store the outcome in it; return the worst status. */
 ng_status try_run(run *what);
-/* The same; fail the test unless the status is NG_OK and all ranks have the same directions and weights. */
+/* Run `what`; fail the test unless the status is NG_OK and all ranks have the same directions and weights. */
 run must_run(run what);
 run run_with(const char *settings);
 

@@ -52,7 +52,8 @@ enum {
   EVERYONE = 0
 };
 
-/* Parts that add up to the whole batch: of any size; of equal size with summed losses, or with mean losses. */
+/* How a batch may be divided without a change of results: not at all, in any way, or in parts of equal size with summed
+ * losses, with mean losses. */
 typedef enum parts { NO_PARTS, ANY_PARTS, EVEN_SUMS, EVEN_MEANS } parts;
 
 typedef struct family {
@@ -94,7 +95,8 @@ int properties_main(const char *group, const property *list, size_t n);
 
 void v_fail(const variant *v, const char *format, ...) __attribute__((format(printf, 2, 3)));
 ng_options v_options(const variant *v);
-/* For `by` times the curvature: change the knob so that the result is the old one divided by the factor returned. */
+/* Change the option `knob` for a curvature that is `by` times as large.  The new result is the old result divided by the
+ * returned factor. */
 double v_turn(const variant *v, ng_options *o, double by);
 
 /* Run.  Fail unless the status is NG_OK, all ranks have the same bits, and no step allocated memory. */
@@ -104,20 +106,20 @@ case_result v_run(const variant *v, const test_case *s, const ng_options *o);
 /* The tolerance of the difference of two runs. */
 double v_tolerance(const variant *v, const test_case *s, const ng_options *o);
 
-/* Results and nu differ by at most `tolerance` times the largest entry of each layer; 0: the same values. */
+/* Fail unless results and nu differ by at most `tolerance` times the largest entry of each layer; 0: not at all. */
 void v_same(const variant *v, const char *what, const test_case *s, const case_result *x,
             const case_result *y, double tolerance);
 /* v_run both, then v_same. */
 void v_equal(const variant *v, const char *what, const test_case *x, const ng_options *ox,
              const test_case *y, const ng_options *oy, double tolerance);
 
-/* v_run equals the prediction, with half the tolerance, because the prediction is in double. */
+/* Fail unless v_run equals the prediction, with half the tolerance, because the prediction is in double. */
 void v_predicted(const variant *v, const char *what, const test_case *s, const ng_options *o);
 
 /* Two linear layers (one with positions) and two convolutions (one grouped, strided, dilated); with NORMS, one of each
  * with norms (and an embedding) between them. */
 test_case *v_layers_of(const variant *v, int32_t steps, int32_t ranks);
-/* The same, filled, with summed losses.  Uneven: ranks have different numbers and sizes of micro-batches.  Even: one
+/* The layers of v_layers_of, with arrays and summed losses.  Uneven: ranks have different numbers and sizes of micro-batches.  Even: one
  * micro-batch of three samples. */
 test_case *v_uneven(const variant *v, int32_t steps, int32_t ranks, uint64_t salt);
 test_case *v_even(const variant *v, int32_t steps, int32_t ranks, uint64_t salt);

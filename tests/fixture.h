@@ -21,7 +21,7 @@ typedef struct fixture {
   char message[512]; /* of the last failed call; "" if none failed */
 } fixture;
 
-/* Zeros, or NULL instead of the struct: the library's defaults. */
+/* The settings of a context; 0, or NULL instead of the struct: the defaults. */
 typedef struct fixture_how {
   const char *linalg;
   int32_t threads;

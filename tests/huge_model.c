@@ -8,14 +8,6 @@
 
 void *at(uint32_t *of, ng_dtype t, int64_t i) { return (char *)of + i * ng_dtype_size(t); }
 
-float get(const uint32_t *of, ng_dtype t, int64_t i) {
-  float x;
-  ng_to_f32(&x, (const char *)of + i * ng_dtype_size(t), t, 1);
-  return x;
-}
-
-void put(uint32_t *of, ng_dtype t, int64_t i, float x) { ng_from_f32(at(of, t, i), t, &x, 1); }
-
 element element_of(const model *m, int i) {
   const ng_slot *s = &m->f.p->entry[i < FC ? 0 : 1]->slot[i >= IN * OUT && i < FC];
   const int k = i < IN * OUT ? i : i < FC ? i - IN * OUT : i - FC;

@@ -6,6 +6,7 @@
 #define TESTS_HUGE_MODEL_H
 
 #include "draw.h"
+#include "element.h"
 #include "fixture.h"
 
 enum { IN = 5, OUT = 3, COUNT = 7, FC = IN * OUT + OUT, ALL = FC + COUNT, NOWHERE = -1 };
@@ -32,8 +33,6 @@ typedef struct element {
 } element;
 
 void *at(uint32_t *of, ng_dtype t, int64_t i);
-float get(const uint32_t *of, ng_dtype t, int64_t i);
-void put(uint32_t *of, ng_dtype t, int64_t i, float x);
 element element_of(const model *m, int i);
 
 /* `line` has options; `transport` may be NULL. */

@@ -18,7 +18,7 @@ void json_write(ngio_out *o, const char *key, const ngio_value *v, const json_ed
 /* `text` with the value at `path` replaced, or removed (with = NULL); a member that is missing is added.
  * `path` has keys and positions, separated by '|'.  Abort if there is no such value.  For free(). */
 char *json_edited(const char *text, const char *path, const char *with);
-/* The same, replacing and freeing *text. */
+/* Edit *text: free the old text and store the new one. */
 void json_change(char **text, const char *path, const char *with);
 /* The value at `path`, or NULL. */
 const ngio_value *json_find(const ngio_value *root, const char *path);

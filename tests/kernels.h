@@ -25,7 +25,7 @@ enum { KERNELS_FIRST = 0 };
 #else
 enum { KERNELS_FIRST = -1 };
 #endif
-/* The same, and first on a device: the stand-in of standin.c, or a GPU (bench/gpu.sh). It has no window kernels. */
+/* EACH_QUEUE after a device: the stand-in of standin.c, or a GPU (bench/gpu.sh).  The device has no window kernels. */
 ng_queue kernels_device(void);
 static inline ng_queue kernels_queue_or_device(int i) {
   return i < 0 ? kernels_device() : kernels_queue(i);

@@ -11,7 +11,7 @@
 
 /* The linear algebra; `under` does the work. A thread uses one `under` at a time. */
 const ng_linalg_ops *late_over(const ng_linalg_ops *under);
-/* Make a queue late, over `under` and its present kernels. */
+/* Let a queue run its entries as late as allowed, by `under` and the kernels of the queue. */
 void late_queue(ng_queue *q, const ng_linalg_ops *under);
 /* Memory that faults: between an entry and its wait the process ends with LATE_FAULT if the host accesses memory of such a
  * context that the entry writes. Call late_memory_reserve once, before any thread. */

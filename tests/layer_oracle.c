@@ -56,7 +56,7 @@ static void average(const test_case *s, const ng_options *o, int32_t t, int32_t 
       for (int32_t u = 0; u < s->uses[l]; u++) {
         /* gradients are observed in the opposite order, which matters for calls = last */
         int32_t use = grad ? s->uses[l] - 1 - u : u;
-        if (k->a[l][use] == NULL) continue; /* not observed */
+        if (k->a[l][use] == NULL) continue; /* the layer was not observed */
         int64_t take = first_samples(o, k->batch.samples);
         double v = o->base.stat_scale == NG_SCALE_EVA ? 1 : (double)take;
         fresh(o, &s->layer[l], &k->batch, grad, s->positions[l], grad ? k->g[l][use] : k->a[l][use],
@@ -80,7 +80,7 @@ static void average(const test_case *s, const ng_options *o, int32_t t, int32_t 
   free(mine);
 }
 
-/* P of one group by elimination; returns (alpha beta + lambda) / lambda.  g NULL: I for g g'. */
+/* Compute P of one group by elimination, and return (alpha beta + lambda) / lambda.  With g = NULL, g g' is I. */
 static double solve_dense(int64_t q, int64_t p, const double *a, const double *g, double lambda,
                           const double *D, double *P) {
   if (g == NULL) { /* each row is a group with g = 1 */

@@ -20,7 +20,7 @@ enum { R1_GROWTH = 8 };
 /* Predict the results of a test case; case_free_result frees them. */
 void r1_predict(const test_case *s, const ng_options *opt, case_result *out);
 
-/* The same; `others` predicts all layers but norms.  Options must have stat_start = first, calls = mean and
+/* Predict the norms of a test case; `others` predicts all other layers.  Options must have stat_start = first, calls = mean and
  * stat_scale = textbook. */
 void norm_predict(const test_case *s, const ng_options *opt,
                   void (*others)(const test_case *s, const ng_options *opt, case_result *out),

@@ -77,7 +77,7 @@ extern const int64_t sizes[SIZES];
 static inline void sym_set(ng_sym s, int64_t i, int64_t j, float v) {
   s.a[ng_sym_at(s.n, i, j)] = v;
 }
-/* d I */
+/* Set s to d times the identity. */
 static inline void sym_diagonal(ng_sym s, float d) {
   for (int64_t i = 0; i < ng_sym_count(s.n); i++)
     s.a[i] = 0.0f;

@@ -28,7 +28,7 @@ typedef struct matrices {
 enum { SAYS_RUNG, SAYS_GOOD, SAYS };
 
 static inline matrices *matrices_of(const ng_block *b) { return b->state; }
-/* What both families share. */
+/* Functions of both families. */
 ng_status matrices_check(const ng_options *o, char *message, size_t size);
 bool matrices_fit(const ng_entry *e, const char *prefix);
 ng_status matrices_create(ng_block *b, ng_result result);

@@ -33,7 +33,7 @@ typedef struct layer {
   int32_t owner;
   int64_t groups;
   factor f[2]; /* A, G */
-  /* of the last solve, per group: eigenvectors and -values, or inverses in Q */
+  /* results of the last solve of each group: eigenvectors and eigenvalues, or inverses in Q */
   double *Q[2], *w[2], *R, *pi;
   double condition;
 } layer;
@@ -59,7 +59,7 @@ static bool textbook(const ng_options *opt) {
   return opt->base.stat_scale == NG_SCALE_TEXTBOOK || opt->base.stat_scale == NG_SCALE_CHAINERKFAC;
 }
 
-/* B samples used, S rows of each of them. */
+/* The factor of the sum over B samples with S rows each. */
 static double stat_scale(const ng_options *opt, const ng_layer *l, const ng_batch *b, bool grad,
                          double B, double S) {
   bool conv = l->kind == NG_CONV2D;
@@ -77,7 +77,7 @@ static double stat_scale(const ng_options *opt, const ng_layer *l, const ng_batc
   return grad ? B / S * unscale : 1 / (B * S);
 }
 
-/* The scaled factor of one observation, [n, n]; return n.  `out` may be NULL. */
+/* Write the scaled factor of one observation, [n, n], unless `out` is NULL; return n. */
 static int64_t fresh(const ng_options *opt, const ng_layer *l, const ng_batch *b, bool grad,
                      int64_t group, const double *data, int64_t positions, double *out) {
   int64_t groups = l->kind == NG_CONV2D ? l->groups : 1;

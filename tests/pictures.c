@@ -19,11 +19,6 @@ void *need(int64_t bytes) {
 
 double grid_value(void) { return (double)between(-15, 15) / 8; }
 
-void put(void *data, ng_dtype t, int64_t i, double v) {
-  const float x = (float)v;
-  ng_from_f32((char *)data + i * ng_dtype_size(t), t, &x, 1);
-}
-
 static ng_dtype any_dtype(void) {
   static const ng_dtype all[] = {NG_F32, NG_F32, NG_BF16, NG_F16};
   return all[between(0, 3)];

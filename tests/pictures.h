@@ -3,6 +3,7 @@
 #define TESTS_PICTURES_H
 
 #include "draw.h"
+#include "element.h"
 #include "kernel/observed.h"
 
 /* The random numbers of all functions here; set the state first. */
@@ -14,8 +15,6 @@ static inline int64_t between(int64_t low, int64_t high) {
 double grid_value(void); /* k / 8, |k| <= 15 */
 
 void *need(int64_t bytes); /* memory that `free` takes; a failure ends the test */
-/* Store v as element i of an array of dtype t. */
-void put(void *data, ng_dtype t, int64_t i, double v);
 
 /* Orders of the axes of [samples, channels, height, width] in memory; rows may have gaps. */
 typedef enum axis_order { AXES_NCHW, AXES_NHWC, AXES_HNWC, AXES_ANY, AXES_ORDERS } axis_order;

@@ -143,7 +143,7 @@ ng_status ranks_group(int32_t n, const int *list, ng_transport *out) {
   MPI_Comm_group(MPI_COMM_WORLD, &all);
   MPI_Group_incl(all, n, list, &mine);
   MPI_Comm_create_group(MPI_COMM_WORLD, mine, 7, &comm);
-  const ng_status st = ng_mpi_transport(comm, out, sizeof *out); /* duplicates it */
+  const ng_status st = ng_mpi_transport(comm, out, sizeof *out); /* duplicates comm */
   MPI_Comm_free(&comm);
   MPI_Group_free(&mine);
   MPI_Group_free(&all);

@@ -22,7 +22,7 @@ enum { MOST_THREADS = 1024, WARP = 32, STACK = 64 << 10 };
 
 typedef enum fiber_state { READY, AT_BARRIER, AT_SHUFFLE, ENDED } fiber_state;
 typedef struct fiber {
-  jmp_buf at; /* where it goes on */
+  jmp_buf at; /* where the fiber resumes */
   fiber_state state;
   double lane; /* the value of a shuffle */
   char *stack;
@@ -48,7 +48,7 @@ static void leave(fiber_state state) {
 
 void standin_barrier(void) { leave(AT_BARRIER); }
 
-/* Every lane writes its value, waits, reads, and waits again before a value is overwritten. */
+/* Every lane writes its value, waits, reads a value, and waits again, so that no value is overwritten too early. */
 double standin_shuffle_down(double x, int32_t by) {
   const int32_t me = standin_thread;
   fibers[me].lane = x;
@@ -103,8 +103,8 @@ static void resume(int32_t from, int32_t to) {
   }
 }
 
-/* Run each warp as far as it can go alone, so that warps are as far apart as barriers allow: forward, or from the last
- * warp on. Then let a complete block go on; return false if it is not complete. */
+/* Run each warp up to its next barrier, in the chosen order, so that warps are as far apart as barriers allow.  Then
+ * resume the block if all its threads wait; return false if they do not. */
 static bool advance(int32_t threads, standin_order order) {
   for (int32_t k = 0; k < threads; k += WARP) {
     const int32_t w = order == STANDIN_FORWARD ? k : threads - WARP - k;

@@ -10,7 +10,7 @@
 int32_t stream_write(void *user, const void *data, int64_t bytes) {
   stream *s = user;
   if (++s->calls == s->fail_at) return (int32_t)s->says;
-  if (bytes <= 0) return -99; /* the library never writes 0 bytes */
+  if (bytes <= 0) return -99; /* the library must not write 0 bytes */
   unsigned char *more = realloc(s->bytes, (size_t)(s->n + bytes));
   if (more == NULL) return -98;
   s->bytes = more;

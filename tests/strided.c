@@ -1,20 +1,11 @@
 /* strided.c: see strided.h. */
 #include "strided.h"
 
-#include "kernel/kernel.h"
+#include "element.h"
 
 #include <math.h>
 #include <stdlib.h>
-
-static void put(const strided *s, int64_t at, float x) {
-  ng_from_f32((char *)s->a.data + at * ng_dtype_size(s->a.dtype), s->a.dtype, &x, 1);
-}
-
-static float get(const strided *s, int64_t at) {
-  float x = 0;
-  ng_to_f32(&x, (const char *)s->a.data + at * ng_dtype_size(s->a.dtype), s->a.dtype, 1);
-  return x;
-}
+#include <string.h>
 
 static int64_t place(const strided *s, int64_t i) {
   int64_t at = 0;
@@ -45,21 +36,21 @@ void strided_make(strided *s, int32_t ndim, const int64_t *shape, ng_dtype dtype
   s->a.stride = s->stride;
   s->a.data = malloc((size_t)(s->room * ng_dtype_size(dtype)));
   s->mine = calloc((size_t)s->room, sizeof *s->mine);
-  for (int64_t i = 0; i < s->room; i++) {
-    put(s, i, NAN);
-  }
-  for (int64_t i = 0; i < s->count; i++) {
+  for (int64_t i = 0; i < s->room; i++)
+    put(s->a.data, dtype, i, (double)NAN);
+  for (int64_t i = 0; i < s->count; i++)
     s->mine[place(s, i)] = true;
-  }
 }
 
-void strided_set(strided *s, int64_t i, float x) { put(s, place(s, i), x); }
-float strided_get(const strided *s, int64_t i) { return get(s, place(s, i)); }
+void strided_set(strided *s, int64_t i, float x) {
+  put(s->a.data, s->a.dtype, place(s, i), (double)x);
+}
+float strided_get(const strided *s, int64_t i) { return get(s->a.data, s->a.dtype, place(s, i)); }
 
 bool strided_close(strided *s) {
   bool intact = true;
   for (int64_t i = 0; i < s->room && s->mine != NULL; i++) {
-    if (!s->mine[i] && !isnan(get(s, i))) intact = false;
+    if (!s->mine[i] && !isnan(get(s->a.data, s->a.dtype, i))) intact = false;
   }
   free(s->a.data);
   free(s->mine);

@@ -62,7 +62,7 @@ static void missing_gradients_keep_weights(void **state) {
         assert_int_equal(fixture_report(&m.f).kept, 1);
         assert_int_equal(fixture_layer_report(&m.f, k).kept, t + 1);
       }
-      /* from now on the gradient is bound */
+      /* a bound gradient ends the exclusion */
       fixture_ok(&m.f, bind_one(&m, k, m.grad[k], NULL, NG_HOLD));
       draw_gradients(&m, 9);
       model before = m;
@@ -109,7 +109,7 @@ static void an_expired_binding_is_no_missing_gradient(void **state) {
 
 /* ---- frozen layers ---------------------------------------------------------------------------*/
 
-/* t_left_out.c compares weights with a run without the frozen steps. */
+/* t_left_out.c tests that the weights do not change. */
 static void frozen_is_reported(void **state) {
   model m;
   fixture_ok(&m.f, open_model(&m, "damping=0.1 update=sgd", NULL));

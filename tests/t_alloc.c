@@ -22,7 +22,7 @@
 
 static struct {
   bool on;
-  _Atomic int64_t calls; /* from two threads */
+  _Atomic int64_t calls; /* counted by two threads */
   int64_t fail_at;       /* 0: none */
   bool for_ever;
   _Atomic int64_t blocks, bytes; /* in use; bytes: of the context's allocator only */

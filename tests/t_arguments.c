@@ -307,7 +307,7 @@ static void cut_and_padded(const unsigned char *whole, size_t ours, void (*init)
 FOR_EACH_STRUCT(OF_BYTES)
 static void init_conv(void *out, size_t size) { ng_layer_init(out, NG_CONV2D, size); }
 
-static void initialisers(void **state) {
+static void initialisers_fill_the_given_size(void **state) {
 #define WHOLE(type)                                                                                \
   do {                                                                                             \
     type whole;                                                                                    \
@@ -336,7 +336,7 @@ static void initialisers(void **state) {
 }
 
 /* After the calls: every function of the header was called. */
-static void every_function(void **state) {
+static void every_function_was_called(void **state) {
   char line[256];
   int functions = 0;
   FILE *f = fopen(NG_SOURCE_DIR "/include/natgrad.h", "r");
@@ -363,8 +363,8 @@ static void every_function(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(null_arguments_are_refused),
-      cmocka_unit_test(initialisers),
-      cmocka_unit_test(every_function),
+      cmocka_unit_test(initialisers_fill_the_given_size),
+      cmocka_unit_test(every_function_was_called),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

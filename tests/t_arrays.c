@@ -273,7 +273,7 @@ static void observations_have_any_layout(void **state) {
 }
 
 /* Stride 0 repeats samples, positions or features. */
-static void expanded_axes(void **state) {
+static void expanded_axes_repeat_elements(void **state) {
   for (unsigned axis = 0; axis < 4; axis++) {
     for (int k = 0; k < OBSERVED; k++) {
       const observed_array *s = &observed[k];
@@ -334,7 +334,7 @@ static void non_finite_values_are_found(void **state) {
 
 /* A 1x1 convolution equals a linear layer whose positions are the pixels, also if the image size differs in each
  * micro-batch. */
-static void image_sizes_vary(void **state) {
+static void image_sizes_may_vary(void **state) {
   const int64_t kernel[2] = {1, 1}, sizes[4][2] = {{3, 5}, {9, 4}, {1, 1}, {20, 31}};
   static float x[2 * 3 * 620], g[2 * 4 * 620], dw[2][12];
   const char *const settings[] = {"damping=0.1 clip=none", "method=eva damping=0.1 clip=none",
@@ -463,9 +463,9 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(parameters_have_any_layout),
       cmocka_unit_test(observations_have_any_layout),
-      cmocka_unit_test(expanded_axes),
+      cmocka_unit_test(expanded_axes_repeat_elements),
       cmocka_unit_test(non_finite_values_are_found),
-      cmocka_unit_test(image_sizes_vary),
+      cmocka_unit_test(image_sizes_may_vary),
       cmocka_unit_test(wrong_shapes_are_refused),
       cmocka_unit_test(vectors_and_negative_strides),
   };

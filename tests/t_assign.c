@@ -78,7 +78,7 @@ static void free_scratch(model *m) {
 /* ---- KAISA -----------------------------------------------------------------------------------*/
 
 /* Owners of two layers as text: one digit per factor. */
-static void examples_of_kaisa(void **state) {
+static void owners_match_examples_of_kaisa(void **state) {
   static const struct {
     double cost[2][MOST_TASKS]; /* 0: no further task */
     int32_t W, m;
@@ -150,7 +150,7 @@ static double over_mean(const model *m, int32_t W) {
   return most * W / sum;
 }
 
-static void resnet50_of_kaisa(void **state) {
+static void owners_of_a_resnet50_match_kaisa(void **state) {
   static const char comm[] = "223202313102022113220103331123033123033123020330112233";
   static const char hybrid[] = "213202310132013223201013232213033213033213010330112233";
   static const double loads[4] = {113206886400, 113194565632, 113194072139, 113203143169};
@@ -184,7 +184,7 @@ static void resnet50_of_kaisa(void **state) {
 
 /* Rank i mod W owns block i on every grid.  As in MPD-KFAC, with more ranks than layers A and G have different owners:
  * A of layer k is on rank 2 k mod W, G on the next rank; with several columns both are in one column. */
-static void round_robin(void **state) {
+static void round_robin_gives_blocks_in_turn(void **state) {
   static const double one[2] = {5, 3};
   model mixed = {0}; /* a block without tasks counts, too */
   for (int i = 0; i < 3; i++)
@@ -262,7 +262,7 @@ static double split(int32_t n, const double *w, int32_t parts, int32_t *part, do
   return most;
 }
 
-static void examples_of_partition(void **state) {
+static void partitions_match_examples(void **state) {
   static const struct {
     double w[10];
     int32_t n, parts;
@@ -317,7 +317,7 @@ static double best_cut(int32_t n, const double *w, int32_t parts) {
   return best;
 }
 
-static void partition_is_best(void **state) {
+static void partitions_have_the_least_largest_sum(void **state) {
   rng r = {test_seed()};
   int32_t part[MOST_N];
   double load[MOST_PARTS], w[9];
@@ -444,12 +444,12 @@ static void never_costlier_than_kaisa(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(examples_of_kaisa),
-                                     cmocka_unit_test(resnet50_of_kaisa),
-                                     cmocka_unit_test(round_robin),
+  const struct CMUnitTest tests[] = {cmocka_unit_test(owners_match_examples_of_kaisa),
+                                     cmocka_unit_test(owners_of_a_resnet50_match_kaisa),
+                                     cmocka_unit_test(round_robin_gives_blocks_in_turn),
                                      cmocka_unit_test(blocks_of_equal_number_in_name_order),
-                                     cmocka_unit_test(examples_of_partition),
-                                     cmocka_unit_test(partition_is_best),
+                                     cmocka_unit_test(partitions_match_examples),
+                                     cmocka_unit_test(partitions_have_the_least_largest_sum),
                                      cmocka_unit_test(contiguous_runs_have_the_least_load),
                                      cmocka_unit_test(no_single_move_is_cheaper),
                                      cmocka_unit_test(never_costlier_than_kaisa)};

@@ -17,22 +17,32 @@
 static const ng_dtype summed[] = {NG_F32, NG_F64, NG_F16, NG_BF16};
 static const ng_dtype moved[] = {NG_F32, NG_F64, NG_F16, NG_BF16, NG_I32, NG_I64, NG_U8};
 
-/* Sum, or broadcast from `root` >= 0.  `ranks`: world ranks of the members; values depend on them. */
+/* The sum of element i over n ranks. */
+static double sum_of(const int32_t *ranks, int32_t n, int64_t i) {
+  double sum = 0.0;
+  for (int32_t m = 0; m < n; m++)
+    sum += value(ranks[m], i);
+  return sum;
+}
+
+/* A buffer with the elements of a rank. */
+static guarded filled(int64_t count, ng_dtype t, int32_t rank) {
+  guarded b = guarded_new(count, t);
+  for (int64_t i = 0; i < count; i++)
+    put(b.data, t, i, value(rank, i));
+  return b;
+}
+
+/* Sum, or broadcast from the world rank `root` >= 0; `ranks`: the world ranks of the members. */
 static ng_status reduce_case(ng_comm *c, const ng_group *g, const int32_t *ranks, int32_t root,
                              ng_dtype t, int64_t count) {
-  guarded b = guarded_new(count, t);
-  for (int64_t i = 0; i < count; i++) {
-    put(b.data, t, i, value(c->rank, i));
-  }
+  guarded b = filled(count, t, c->rank);
   const int64_t before = c->bytes;
   const ng_status st = root < 0 ? ng_comm_sum(c, g, b.data, count, t)
                                 : ng_comm_broadcast(c, g, b.data, count, t, root);
   bool right = guarded_intact(&b);
   for (int64_t i = 0; i < count; i++) {
-    double want = root < 0 ? 0.0 : value(root, i);
-    for (int32_t m = 0; m < g->n && root < 0; m++) {
-      want += value(ranks[m], i);
-    }
+    const double want = root < 0 ? sum_of(ranks, g->n, i) : value(root, i);
     right = right && get(b.data, t, i) == want;
   }
   free(b.base);
@@ -50,24 +60,18 @@ static ng_status parts_case(ng_comm *c, const ng_group *g, const int32_t *ranks,
     if (m == g->index) begin = total;
     total += counts[m];
   }
-  guarded b = guarded_new(total, t);
-  for (int64_t i = 0; i < total; i++) {
-    const bool mine = i >= begin && i < begin + counts[g->index];
-    put(b.data, t, i, gather && !mine ? 77.0 : value(c->rank, i));
+  guarded b = filled(total, t, c->rank);
+  for (int64_t i = 0; i < total && gather; i++) {
+    if (i < begin || i >= begin + counts[g->index]) put(b.data, t, i, 77.0);
   }
   const int64_t before = c->bytes;
   const ng_status st =
       gather ? ng_comm_gather(c, g, b.data, counts, t) : scatter_sum(c, g, b.data, counts, t);
   bool right = guarded_intact(&b);
   for (int64_t i = 0, m = 0, end = counts[0]; i < total; i++) {
-    while (i >= end) {
+    while (i >= end)
       end += counts[++m];
-    }
-    double sum = 0.0;
-    for (int32_t k = 0; k < g->n; k++) {
-      sum += value(ranks[k], i);
-    }
-    const double want = gather ? value(ranks[m], i) : sum;
+    const double want = gather ? value(ranks[m], i) : sum_of(ranks, g->n, i);
     if (gather || m == g->index) right = right && get(b.data, t, i) == want;
   }
   free(b.base);
@@ -82,12 +86,10 @@ static ng_status group_case(ng_comm *c, const ng_group *g, const int32_t *ranks)
   static const int64_t count[] = {0, 1, 300};
   NEED(ranks[g->index] == c->rank);
   for (size_t k = 0; k < 3; k++) {
-    for (size_t d = 0; d < 4; d++) {
+    for (size_t d = 0; d < 4; d++)
       DO(reduce_case(c, g, ranks, -1, summed[d], count[k]));
-    }
-    for (int32_t m = 0; m < g->n; m++) {
+    for (int32_t m = 0; m < g->n; m++)
       DO(reduce_case(c, g, ranks, ranks[m], moved[(k + (size_t)m) % 7], count[k]));
-    }
   }
   for (int32_t pattern = 0; pattern < 3; pattern++) {
     for (size_t d = 0; d < 7; d++) {
@@ -102,9 +104,8 @@ static ng_status world_body(ng_comm *c, const ng_transport *t, const comm_case *
   const ng_group g = ng_group_world(c);
   NEED(g.n == how->n && g.index == c->rank);
   for (int32_t root = 0; root < g.n; root++) {
-    for (size_t d = 0; d < 7; d++) {
+    for (size_t d = 0; d < 7; d++)
       DO(reduce_case(c, &g, all_ranks, root, moved[d], 33));
-    }
   }
   DO(group_case(c, &g, all_ranks));
   if (how->piece) return NG_OK;
@@ -114,11 +115,11 @@ static ng_status world_body(ng_comm *c, const ng_transport *t, const comm_case *
   return parts_case(c, &g, all_ranks, NG_F64, 3, false);
 }
 
-static void test_world(void **state) { on_all_transports(world_body); }
+static void collectives_of_all_ranks(void **state) { on_all_transports(world_body); }
 
 /* ---- groups ----------------------------------------------------------------------------------*/
 
-/* Group `k` of a list: columns and rows of grids with 2 and 3 columns, and an irregular group. */
+/* Write the members of group k of 13: columns and rows of grids with 2 and 3 columns, and an irregular group. */
 static int32_t group_of(int32_t k, int32_t n, int32_t *ranks) {
   int32_t count = 0;
   for (int32_t r = 0; r < n; r++) {
@@ -149,7 +150,7 @@ static ng_status groups_body(ng_comm *c, const ng_transport *t, const comm_case 
     NEED(g[k].n == n);
     NEED((g[k].handle != NULL) == (n > 1 && n < how->n && g[k].index >= 0));
   }
-  /* Calls of a rank outside the group do nothing. */
+  /* A call of a rank outside the group does nothing. */
   for (int32_t k = 0; k < 13; k++) {
     if (g[k].index >= 0) {
       DO(group_case(c, &g[k], ranks[k]));
@@ -161,9 +162,8 @@ static ng_status groups_body(ng_comm *c, const ng_transport *t, const comm_case 
   }
   /* Disjoint groups with different numbers of calls: column 0 calls three times as often. */
   for (int32_t k = 0; k < 2; k++) {
-    for (int32_t turn = 0; g[k].index >= 0 && turn < 90 >> (k * 2); turn++) {
+    for (int32_t turn = 0; g[k].index >= 0 && turn < 90 >> (k * 2); turn++)
       DO(reduce_case(c, &g[k], ranks[k], -1, NG_F32, 5 + turn % 3));
-    }
   }
   for (int32_t k = 0; k < 13; k++) {
     ng_group_destroy(c, &g[k]);
@@ -173,9 +173,9 @@ static ng_status groups_body(ng_comm *c, const ng_transport *t, const comm_case 
   return reduce_case(c, &world, all_ranks, -1, NG_F64, 3);
 }
 
-static void test_groups(void **state) { on_all_transports(groups_body); }
+static void collectives_of_groups(void **state) { on_all_transports(groups_body); }
 
-/* More members than one message that exchanges member ranks holds (64). */
+/* ng_group_create exchanges the ranks of the members in messages of 64. */
 static ng_status wide_body(int32_t rank, ng_transport *t, void *arg) {
   ng_comm c;
   int32_t ranks[70];
@@ -194,11 +194,10 @@ static ng_status wide_body(int32_t rank, ng_transport *t, void *arg) {
   return st;
 }
 
-static void test_wide_group(void **state) {
+static void a_group_of_67_ranks_is_created(void **state) {
   assert_int_equal(ranks_run(70, wide_body, NULL, NULL), NG_OK);
 }
 
-/* No message is larger than the limit of the transport. */
 static ng_status post_pieces_body(ng_comm *c, const ng_transport *t, const comm_case *how) {
   const ng_group world = ng_group_world(c);
   ng_request q;
@@ -209,7 +208,7 @@ static ng_status post_pieces_body(ng_comm *c, const ng_transport *t, const comm_
   return world_body(c, t, how);
 }
 
-static void test_pieces(void **state) {
+static void no_message_exceeds_the_limit(void **state) {
   for (which w = FIRST_WIRED; w < WHICH; w++) {
     tap taps[MOST_RANKS] = {{.fail_at = 0}};
     comm_case how = {.which = w, .n = at_most_ranks(w, 3), .piece = 7};
@@ -223,84 +222,69 @@ static void test_pieces(void **state) {
 
 /* ---- post and wait ---------------------------------------------------------------------------*/
 
-/* After all ranks have posted, one rank calls ng_comm_test, which sums a chunk each time, until the sum is complete on
- * all ranks.  Transports without `test` do the sum in wait or in start. */
+/* After all ranks have posted, rank 0 calls ng_comm_test until the sum is complete on all ranks; each call sums a chunk.
+ * Transports without `test` compute the sum in wait or in start. */
 static ng_status test_body(ng_comm *c, const ng_transport *t, const comm_case *how) {
   enum { CHUNKS = 5, MANY = CHUNKS << 15 }; /* of threads.c */
+  static _Thread_local float x[MANY];
   const ng_group world = ng_group_world(c);
   const bool can = how->which != SELF && t->test != NULL && c->size > 1 && how->piece == 0;
   const bool exact = how->which == THREADS;
-  const int64_t many =
-      how->piece == 0 ? MANY : 100; /* pieces of seven would need thousands of calls */
+  const int64_t many = how->piece == 0 ? MANY : 100; /* pieces of seven need many calls */
   double word = 0.0;
   ng_request q;
-  ng_status st = NG_OK;
-  float *x = malloc(MANY * sizeof *x);
-  NEED(x);
-  for (int64_t i = 0; i < many; i++) {
+  for (int64_t i = 0; i < many; i++)
     x[i] = (float)value(c->rank, i);
-  }
-  st = ng_comm_post_sum(c, &world, x, many, NG_F32, &q);
-  if (st == NG_OK) st = ng_comm_sum(c, &world, &word, 1, NG_F64);
+  DO(ng_comm_post_sum(c, &world, x, many, NG_F32, &q));
+  DO(ng_comm_sum(c, &world, &word, 1, NG_F64));
   int32_t asked = 0;
-  for (; st == NG_OK && c->rank == 0 && can && !q.done; asked++) {
-    if (exact && asked > CHUNKS) st = NG_ERR_STATE;
-    if (st == NG_OK) st = ng_comm_test(c, &q);
+  for (; c->rank == 0 && can && !q.done; asked++) {
+    NEED(!exact || asked <= CHUNKS);
+    DO(ng_comm_test(c, &q));
   }
-  if (st == NG_OK && c->rank == 0 && can && exact && asked != CHUNKS) {
-    st = NG_ERR_STATE; /* another rank took part */
-  }
-  if (st == NG_OK) st = ng_comm_sum(c, &world, &word, 1, NG_F64);
-  if (st == NG_OK) st = ng_comm_test(c, &q); /* on rank 0 a second time: no effect */
-  if (st == NG_OK && can && !q.done && (exact || c->rank == 0)) st = NG_ERR_STATE;
-  if (st == NG_OK && can && !q.done) st = ng_comm_wait(c, &q);
-  if (st == NG_OK && !can) st = ng_comm_wait(c, &q);
-  for (int64_t i = 0; i < many && st == NG_OK; i++) {
-    double sum = 0.0;
-    for (int32_t m = 0; m < c->size; m++) {
-      sum += value(m, i);
-    }
-    if ((double)x[i] != sum) st = NG_ERR_STATE;
-  }
-  if (st == NG_OK) st = ng_comm_wait(c, &q);
-  free(x);
-  return st;
+  NEED(c->rank != 0 || !can || !exact || asked == CHUNKS); /* no other rank summed a chunk */
+  DO(ng_comm_sum(c, &world, &word, 1, NG_F64));
+  DO(ng_comm_test(c, &q)); /* on rank 0 a second time: no effect */
+  NEED(!can || q.done || (!exact && c->rank != 0));
+  if (!can || !q.done) DO(ng_comm_wait(c, &q));
+  for (int64_t i = 0; i < many; i++)
+    NEED((double)x[i] == sum_of(all_ranks, c->size, i));
+  return ng_comm_wait(c, &q);
 }
 
-/* Two ranks; the second posts after a test of the first returned "not complete". */
+/* The second of two ranks posts after 100 tests of the first returned "not complete". */
 static ng_status early_body(ng_comm *c, const ng_transport *t, const comm_case *how) {
   atomic_int *asked = how->more;
   const ng_group world = ng_group_world(c);
   float x = (float)(c->rank + 1);
   ng_request q;
-  while (c->rank == 1 && atomic_load(asked) < 100) {
+  while (c->rank == 1 && atomic_load(asked) < 100)
     (void)sched_yield();
-  }
   DO(ng_comm_post_sum(c, &world, &x, 1, NG_F32, &q));
   for (int k = 0; c->rank == 0 && k < 100; k++) {
     DO(ng_comm_test(c, &q));
     NEED(!q.done && x == 1.0f);
     (void)atomic_fetch_add(asked, 1);
   }
-  while (!q.done) {
+  while (!q.done)
     DO(ng_comm_test(c, &q));
-  }
   NEED(x == 3.0f);
   return ng_comm_wait(c, &q);
 }
 
-static void test_early(void **state) {
+static void a_test_before_all_ranks_posted_is_not_complete(void **state) {
   atomic_int asked = 0;
   const comm_case how = {.which = THREADS, .n = 2, .more = &asked};
   assert_int_equal(run_comm_case(&how, early_body, NULL, NULL), NG_OK);
 }
 
-static void test_progress(void **state) { on_all_transports(test_body); }
+static void one_rank_completes_a_posted_sum(void **state) { on_all_transports(test_body); }
 
-/* Several requests at the same time: long, short and empty sums of all ranks and of a group, and a broadcast.  Every
- * rank waits in another order, and waits twice, which has no effect. */
+/* Six sums are posted, long, short and empty, of all ranks and of a group, with a broadcast between.  Every rank waits in
+ * another order, and twice for each sum. */
 static ng_status post_body(ng_comm *c, const ng_transport *t, const comm_case *how) {
   enum { POSTS = 6, MANY = 20011 };
+  static _Thread_local float x[POSTS * MANY];
   const ng_group world = ng_group_world(c);
   const int64_t many = how->piece == 0 ? MANY : 211;
   const int64_t count[POSTS] = {5, many, 0, many, 5, many}; /* number 4: in the group */
@@ -309,37 +293,28 @@ static ng_status post_body(ng_comm *c, const ng_transport *t, const comm_case *h
   ng_request q[POSTS];
   if (how->which != USER_NO_GROUPS && how->n > 2) DO(ng_group_create(c, most, 2, &ends));
   const int64_t before = c->bytes, grouped = ends.index >= 0 ? 5 : 0;
-  float *x = malloc(POSTS * MANY * sizeof *x);
-  NEED(x);
-  ng_status st = NG_OK;
-  for (int64_t i = 0; i < POSTS * MANY; i++) {
+  for (int64_t i = 0; i < POSTS * MANY; i++)
     x[i] = (float)value(c->rank, i);
+  for (int64_t k = 0; k < POSTS; k++) {
+    DO(ng_comm_post_sum(c, k == 4 ? &ends : &world, x + k * MANY, count[k], NG_F32, &q[k]));
+    if (k == 3) DO(reduce_case(c, &world, all_ranks, last, NG_I64, 5));
   }
-  for (int64_t k = 0; k < POSTS && st == NG_OK; k++) {
-    st = ng_comm_post_sum(c, k == 4 ? &ends : &world, x + k * MANY, count[k], NG_F32, &q[k]);
-    if (st == NG_OK && k == 3) st = reduce_case(c, &world, all_ranks, last, NG_I64, 5);
-  }
-  for (int64_t j = 0; j < 2 * POSTS && st == NG_OK; j++) {
+  for (int64_t j = 0; j < 2 * POSTS; j++) {
     const int64_t at = j / 2;
-    st = ng_comm_wait(c, &q[c->rank % 2 ? POSTS - 1 - at : (at + 2 * c->rank) % POSTS]);
+    DO(ng_comm_wait(c, &q[c->rank % 2 ? POSTS - 1 - at : (at + 2 * c->rank) % POSTS]));
   }
-  for (int64_t i = 0; i < POSTS * MANY && st == NG_OK; i++) {
+  for (int64_t i = 0; i < POSTS * MANY; i++) {
     const int64_t k = i / MANY;
-    const bool in = i % MANY < count[k] && (k != 4 || ends.index >= 0);
-    double sum = 0.0;
-    for (int32_t r = 0; r < how->n; r++) {
-      if (k != 4 || r == 0 || r == last) sum += value(r, i);
-    }
-    if ((double)x[i] != (in ? sum : value(c->rank, i))) st = NG_ERR_STATE;
+    const bool is_summed = i % MANY < count[k] && (k != 4 || ends.index >= 0);
+    const double sum = k == 4 ? sum_of(most, 2, i) : sum_of(all_ranks, how->n, i);
+    NEED((double)x[i] == (is_summed ? sum : value(c->rank, i)));
   }
-  free(x);
   ng_group_destroy(c, &ends);
-  DO(st);
   NEED(c->bytes - before == (how->n > 1 ? (5 + 3 * many + grouped) * 4 + 5 * 8 : 0));
   return NG_OK;
 }
 
-/* Requests that complete in the post, with a request struct that was used before. */
+/* Nothing to send, and a request struct that was used before: the requests are complete after the post. */
 static ng_status nothing_body(ng_comm *c, const ng_transport *t, const comm_case *how) {
   const ng_group world = ng_group_world(c);
   const ng_request used = {.started = true};
@@ -353,14 +328,14 @@ static ng_status nothing_body(ng_comm *c, const ng_transport *t, const comm_case
   return ng_comm_wait(c, &q);
 }
 
-static void test_post(void **state) {
+static void posts_overlap_and_complete_in_any_order(void **state) {
   on_all_transports(nothing_body);
   on_all_transports(post_body);
 }
 
 /* ---- the contract of ng_transport.run itself -------------------------------------------------*/
 
-/* One call of any kind, in place or not: send does not change, recv has the result. */
+/* After a call, in place or not, `send` is unchanged and `recv` has the result. */
 static ng_status run_case(const ng_transport *t, ng_coll_kind kind, ng_dtype d, bool in_place,
                           int32_t root) {
   int64_t counts[MOST_RANKS], total = 0, begin = 0;
@@ -377,39 +352,33 @@ static ng_status run_case(const ng_transport *t, ng_coll_kind kind, ng_dtype d, 
   const int64_t to_part = begin * ng_dtype_size(d);
   if (in_place) recv = send + (kind == NG_REDUCE_SCATTER ? to_part : 0);
   if (in_place && kind == NG_ALL_GATHER) send += to_part;
-  for (int64_t i = 0; i < sends; i++) {
+  for (int64_t i = 0; i < sends; i++)
     put(send, d, i, value(t->rank, i));
-  }
   ng_collective c = collective_of(kind, d, send, recv);
   c.root = root;
   c.count = total;
   c.counts = counts;
   const ng_status st = t->run(t->user, &c);
   bool right = guarded_intact(&whole) && guarded_intact(&other), kept = true;
-  for (int64_t i = 0; !in_place && i < sends; i++) {
+  for (int64_t i = 0; !in_place && i < sends; i++)
     kept = kept && get(send, d, i) == value(t->rank, i);
-  }
   for (int64_t i = 0, at = 0, m = 0; i < receives; i++) {
     double want = 0.0;
     if (kind == NG_BROADCAST) {
       want = value(root, i);
     } else if (kind == NG_ALL_GATHER) {
-      while (i - at >= counts[m]) {
+      while (i - at >= counts[m])
         at += counts[m++];
-      }
       want = value((int32_t)m, i - at);
     } else {
-      for (int32_t r = 0; r < t->size; r++) {
-        want += value(r, kind == NG_REDUCE_SCATTER ? begin + i : i);
-      }
+      want = sum_of(all_ranks, t->size, kind == NG_REDUCE_SCATTER ? begin + i : i);
     }
     right = right && get(recv, d, i) == want;
   }
   free(whole.base);
   free(other.base);
   DO(st);
-  NEED(right);
-  NEED(kept);
+  NEED(right && kept);
   return NG_OK;
 }
 
@@ -418,9 +387,8 @@ static ng_status run_body(ng_comm *c, const ng_transport *t, const comm_case *ho
   for (int32_t in_place = 0; in_place < 2; in_place++) {
     for (size_t d = 0; d < 7; d++) {
       if (d < 4) DO(run_case(t, NG_ALL_REDUCE, moved[d], in_place, 0));
-      for (int32_t root = 0; root < t->size; root++) {
+      for (int32_t root = 0; root < t->size; root++)
         DO(run_case(t, NG_BROADCAST, moved[d], in_place, root));
-      }
       if ((t->kinds >> NG_ALL_GATHER & 1u) == 0) continue;
       if (d < 4) DO(run_case(t, NG_REDUCE_SCATTER, moved[d], in_place, 0));
       DO(run_case(t, NG_ALL_GATHER, moved[d], in_place, 0));
@@ -429,13 +397,13 @@ static ng_status run_body(ng_comm *c, const ng_transport *t, const comm_case *ho
   return NG_OK;
 }
 
-static void test_run(void **state) { on_all_transports(run_body); }
+static void run_leaves_what_it_sends(void **state) { on_all_transports(run_body); }
 
 /* ---- threads, MPI: the same bits -------------------------------------------------------------*/
 
 enum { LONG = 70001 }; /* three chunks of threads.c, the last one of odd length */
 
-/* Numbers of very different magnitudes: a sum depends on its order. */
+/* With so different magnitudes a sum depends on its order. */
 static double any_magnitude(rng *r) {
   const double x = 2.0 * rng_real(r) - 1.0;
   const int64_t size = rng_below(r, 4);
@@ -444,35 +412,28 @@ static double any_magnitude(rng *r) {
 
 /* The oracle adds the ranks' numbers in rank order in double and rounds once. */
 static ng_status bits_body(ng_comm *c, const ng_transport *t, const comm_case *how) {
+  static _Thread_local double x[LONG], want[LONG], narrow[LONG]; /* narrow: the sums of y */
+  static _Thread_local float y[LONG];
   const ng_group world = ng_group_world(c);
-  double *x = malloc(LONG * sizeof *x), *want = calloc(LONG, sizeof *want);
-  float *y = malloc(LONG * sizeof *y);
-  double *narrow = calloc(LONG, sizeof *narrow); /* the sums of f32 */
-  ng_status st = x && want && y && narrow ? NG_OK : NG_ERR_NOMEM;
-  for (int32_t r = 0; r < how->n && st == NG_OK; r++) {
+  for (int32_t r = 0; r < how->n; r++) {
     rng s = {how->seed + 977u * (uint64_t)r};
     for (int64_t i = 0; i < LONG; i++) {
       const double v = any_magnitude(&s);
       want[i] = r == 0 ? v : want[i] + v;
-      narrow[i] += (double)(float)v;
+      narrow[i] = (r == 0 ? 0.0 : narrow[i]) + (double)(float)v;
       if (r == c->rank) x[i] = v;
       if (r == c->rank) y[i] = (float)v;
     }
   }
-  if (st == NG_OK) st = ng_comm_sum(c, &world, x, LONG, NG_F64);
-  if (st == NG_OK) st = ng_comm_sum(c, &world, y, LONG, NG_F32);
-  if (st == NG_OK && memcmp(x, want, LONG * sizeof *x) != 0) st = NG_ERR_STATE;
-  for (int64_t i = 0; i < LONG && st == NG_OK; i++) {
-    if (y[i] != (float)narrow[i]) st = NG_ERR_STATE;
-  }
-  free(x);
-  free(want);
-  free(y);
-  free(narrow);
-  return st;
+  DO(ng_comm_sum(c, &world, x, LONG, NG_F64));
+  DO(ng_comm_sum(c, &world, y, LONG, NG_F32));
+  NEED(memcmp(x, want, sizeof x) == 0);
+  for (int64_t i = 0; i < LONG; i++)
+    NEED(y[i] == (float)narrow[i]);
+  return NG_OK;
 }
 
-static void test_bits(void **state) {
+static void sums_have_the_bits_of_rank_order(void **state) {
   const uint64_t seed = test_seed();
   for (int32_t i = 3; rank_count(LAST_WHICH, i / 3) > 0; i++) { /* three repetitions */
     const comm_case how = {.which = LAST_WHICH, .n = rank_count(LAST_WHICH, i / 3), .seed = seed};
@@ -501,43 +462,42 @@ static ng_status narrow_body(ng_comm *c, const ng_transport *t, const comm_case 
   return NG_OK;
 }
 
-static void test_narrow_sums(void **state) {
+static void narrow_sums_are_rounded_once(void **state) {
   const comm_case how = {.which = LAST_WHICH, .n = at_most_ranks(LAST_WHICH, 8)};
   assert_int_equal(run_comm_case(&how, narrow_body, NULL, NULL), NG_OK);
 }
 
 /* ---- ranks.h ---------------------------------------------------------------------------------*/
 
-/* ranks_run returns the worst status, and the status of each rank. */
-static ng_status say(int32_t rank, ng_transport *t, void *arg) {
+static ng_status given_status(int32_t rank, ng_transport *t, void *arg) {
   return t->rank == rank ? ((const ng_status *)arg)[rank] : NG_ERR_STATE;
 }
 
-static void test_ranks_run(void **state) {
+static void ranks_run_returns_the_worst_status(void **state) {
   const ng_status bad[] = {NG_SKIPPED, NG_ERR_ARG, NG_ERR_COMM, NG_OK};
   const ng_status good[] = {NG_OK, NG_SKIPPED, NG_RESCUED};
   ng_status each[4];
-  assert_int_equal(ranks_run(4, say, (void *)(uintptr_t)bad, each), NG_ERR_COMM);
+  assert_int_equal(ranks_run(4, given_status, (void *)(uintptr_t)bad, each), NG_ERR_COMM);
   assert_memory_equal(each, bad, sizeof bad);
-  assert_int_equal(ranks_run(3, say, (void *)(uintptr_t)good, NULL), NG_SKIPPED);
+  assert_int_equal(ranks_run(3, given_status, (void *)(uintptr_t)good, NULL), NG_SKIPPED);
 }
 
 /* The MPI program has no tests that need threads in one process. */
 int main(void) {
   const struct CMUnitTest tests[] = {
 #if !defined(NG_TEST_MPI)
-    cmocka_unit_test(test_ranks_run),
-    cmocka_unit_test(test_wide_group),
-    cmocka_unit_test(test_early),
+    cmocka_unit_test(ranks_run_returns_the_worst_status),
+    cmocka_unit_test(a_group_of_67_ranks_is_created),
+    cmocka_unit_test(a_test_before_all_ranks_posted_is_not_complete),
 #endif
-    cmocka_unit_test(test_world),
-    cmocka_unit_test(test_groups),
-    cmocka_unit_test(test_pieces),
-    cmocka_unit_test(test_progress),
-    cmocka_unit_test(test_post),
-    cmocka_unit_test(test_run),
-    cmocka_unit_test(test_bits),
-    cmocka_unit_test(test_narrow_sums),
+    cmocka_unit_test(collectives_of_all_ranks),
+    cmocka_unit_test(collectives_of_groups),
+    cmocka_unit_test(no_message_exceeds_the_limit),
+    cmocka_unit_test(one_rank_completes_a_posted_sum),
+    cmocka_unit_test(posts_overlap_and_complete_in_any_order),
+    cmocka_unit_test(run_leaves_what_it_sends),
+    cmocka_unit_test(sums_have_the_bits_of_rank_order),
+    cmocka_unit_test(narrow_sums_are_rounded_once),
   };
   return RANKS_TESTS("comm", tests);
 }

@@ -19,7 +19,7 @@ static ng_status table(const ng_transport *t, const char *word) {
   return st;
 }
 
-static void test_table(void **state) {
+static void invalid_transports_are_refused(void **state) {
   ng_threads *group;
   ng_transport whole, t;
   assert_int_equal(ng_threads_create(2, &group), NG_OK);
@@ -82,7 +82,7 @@ static void test_table(void **state) {
   ng_threads_destroy(&group);
 }
 
-static void test_threads_arguments(void **state) {
+static void threads_check_their_arguments(void **state) {
   ng_threads *group = (ng_threads *)state;
   ng_transport t;
   assert_int_equal(ng_threads_create(0, &group), NG_ERR_ARG);
@@ -123,8 +123,8 @@ typedef enum oddity {
   ODDITIES
 } oddity;
 
-/* The call of the last rank does not match the calls of the other ranks.  A buffer of 64 elements is larger than any call
- * needs; the rest must not change. */
+/* The call of the last rank differs from the calls of the other ranks.  The buffer of 64 elements is larger than any call
+ * needs; elements beyond the call must not change. */
 static ng_status odd_call(const ng_transport *t, oddity what, void *group, double *room) {
   const bool odd = t->rank == t->size - 1;
   int64_t counts[MOST_RANKS] = {1, 1, 1, 1, 1, 1, 1, 1};
@@ -199,7 +199,7 @@ static ng_status odd_body(ng_comm *c, const ng_transport *t, const comm_case *ho
   return NG_OK;
 }
 
-static void test_mismatch(void **state) {
+static void calls_that_differ_fail_on_all_ranks(void **state) {
   for (oddity what = ODD_KIND; what < ODDITIES; what++) {
     for (int32_t n = 3; n <= 5; n += 2) {
       const comm_case how = {.which = THREADS, .n = n, .more = &what};
@@ -243,7 +243,7 @@ static ng_status wrong_body(ng_comm *c, const ng_transport *t, const comm_case *
   return NG_OK;
 }
 
-static void test_wrong_calls(void **state) {
+static void invalid_calls_fail_on_all_ranks(void **state) {
   for (int wrong = 0; wrong <= 12; wrong++) {
     const comm_case how = {.which = LAST_WHICH, .n = at_most_ranks(LAST_WHICH, 3), .more = &wrong};
     const ng_status st = run_comm_case(&how, wrong_body, NULL, NULL);
@@ -273,7 +273,7 @@ static ng_status wrong_group_body(ng_comm *c, const ng_transport *t, const comm_
   return NG_OK;
 }
 
-static void test_wrong_group(void **state) {
+static void a_rank_outside_the_group_is_refused(void **state) {
   void *shared = NULL;
   const comm_case how = {.which = THREADS, .n = 3, .more = &shared};
   assert_int_equal(run_comm_case(&how, wrong_group_body, NULL, NULL), NG_OK);
@@ -311,7 +311,7 @@ static ng_status abort_body(ng_comm *c, const ng_transport *t, const comm_case *
   return NG_OK;
 }
 
-static void test_abort(void **state) {
+static void an_abort_ends_every_wait(void **state) {
   for (which w = FIRST_WIRED; w < WHICH; w++) {
     const comm_case how = {.which = w, .n = at_most_ranks(w, 5)};
     assert_int_equal(run_comm_case(&how, abort_body, NULL, NULL), NG_OK);
@@ -340,7 +340,7 @@ static ng_status early_free_body(ng_comm *c, const ng_transport *t, const comm_c
   return st == NG_ERR_COMM ? NG_OK : st; /* the sum may be complete before the abort */
 }
 
-static void test_early_free(void **state) {
+static void buffers_may_be_freed_after_an_error(void **state) {
   for (int turn = 0; turn < 8; turn++) {
     const comm_case how = {.which = LAST_WHICH, .n = at_most_ranks(LAST_WHICH, 5)};
     assert_int_equal(run_comm_case(&how, early_free_body, NULL, NULL), NG_OK);
@@ -407,7 +407,7 @@ static ng_status fault_body(ng_comm *c, const ng_transport *t, const comm_case *
   return st;
 }
 
-static void test_every_fault(void **state) {
+static void every_failing_call_ends_all_ranks(void **state) {
   static const ng_status with[] = {NG_ERR_DEVICE, NG_ERR_COMM, NG_SKIPPED};
   for (which w = FIRST_WIRED; w < WHICH; w++) {
     for (int32_t n = 2; n <= at_most_ranks(w, 3); n++) {
@@ -437,19 +437,19 @@ static void test_every_fault(void **state) {
   }
 }
 
-/* Only threads.c checks that calls match, so the MPI program has no such tests. */
+/* Only threads.c compares the calls of ranks, so the MPI program lacks these tests. */
 int main(void) {
   const struct CMUnitTest tests[] = {
 #if !defined(NG_TEST_MPI)
-    cmocka_unit_test(test_threads_arguments),
-    cmocka_unit_test(test_table),
-    cmocka_unit_test(test_mismatch),
-    cmocka_unit_test(test_wrong_group),
+    cmocka_unit_test(threads_check_their_arguments),
+    cmocka_unit_test(invalid_transports_are_refused),
+    cmocka_unit_test(calls_that_differ_fail_on_all_ranks),
+    cmocka_unit_test(a_rank_outside_the_group_is_refused),
 #endif
-    cmocka_unit_test(test_wrong_calls),
-    cmocka_unit_test(test_abort),
-    cmocka_unit_test(test_early_free),
-    cmocka_unit_test(test_every_fault),
+    cmocka_unit_test(invalid_calls_fail_on_all_ranks),
+    cmocka_unit_test(an_abort_ends_every_wait),
+    cmocka_unit_test(buffers_may_be_freed_after_an_error),
+    cmocka_unit_test(every_failing_call_ends_all_ranks),
   };
   return RANKS_TESTS("comm_faults", tests);
 }

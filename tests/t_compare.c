@@ -36,7 +36,7 @@ static void statistics_of_runs(void **state) {
   near(one.mean, 2.0, 0);
   assert_int_equal(none.n, 0);
   assert_true(isnan(none.mean) && isnan(none.min) && isnan(none.max));
-  /* Without a second pass this gives 0 or worse: 1e8 + {1, 2, 3}. */
+  /* 1e8 + {1, 2, 3}: a variance in one pass would be 0 or negative. */
   const double close[] = {1e8 + 1, 1e8 + 2, 1e8 + 3};
   near(compare_summarise(close, 3).deviation, 1.0, 1e-7);
 }

@@ -11,7 +11,7 @@
 
 /* ---- contexts --------------------------------------------------------------------------------*/
 
-static void test_context(void **state) {
+static void invalid_settings_create_no_context(void **state) {
   ng_context *ctx = (ng_context *)1;
   ng_context_config c;
   char why[256];
@@ -50,7 +50,7 @@ static void test_context(void **state) {
   assert_string_equal(ng_last_error(NULL), "");
 }
 
-static void test_environment(void **state) {
+static void invalid_variables_create_no_context(void **state) {
   ng_context *ctx = NULL;
   char why[256];
   const char *const bad[][2] = {{"NG_THREADS", "two"}, {"NG_THREADS", "0"}, {"NG_LOG", "loud"}};
@@ -106,7 +106,7 @@ static log_lines log_lines_of(const char *const *variable, int n, ng_log_level l
 #define LONG_NAME "NG_A_NAME_THAT_GOES_ON_AND_ON_AND_IS_LONGER_THAN_ANY_THAT_A_LIBRARY_WOULD_CHOOSE"
 
 /* A line for each unknown variable, with the nearest known name. */
-static void test_unknown_variables(void **state) {
+static void unknown_variables_are_logged_with_the_nearest_name(void **state) {
   static const char *const known[] = {"NG_THREADS", "NG_DAMPING", "NG_TEST_WHATEVER", "NGO",
                                       "NG",         "NG_KL_CLIP", "XNG_DAMPNG"};
   static const char *const unknown[] = {"NG_DAMPNG",   "NG_damping", "NG_THREDS", "NG_TEST",
@@ -132,7 +132,7 @@ static void test_unknown_variables(void **state) {
 }
 
 /* Every option is in the list of variables. */
-static void test_known_variables(void **state) {
+static void every_option_is_a_variable(void **state) {
   ng_variable_info v = {.struct_size = sizeof v};
   int found = 0;
   int32_t variables = 0;
@@ -147,7 +147,7 @@ static void test_known_variables(void **state) {
   assert_int_equal(ng_variable_at(0, &v), NG_ERR_ARG);
 }
 
-static void test_status_names(void **state) {
+static void statuses_types_and_components_have_names(void **state) {
   assert_string_equal(ng_status_name(NG_ERR_STATE), "NG_ERR_STATE");
   assert_non_null(ng_status_name((ng_status)77));
   static const struct {
@@ -175,9 +175,11 @@ static void test_status_names(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_context),           cmocka_unit_test(test_environment),
-      cmocka_unit_test(test_unknown_variables), cmocka_unit_test(test_known_variables),
-      cmocka_unit_test(test_status_names),
+      cmocka_unit_test(invalid_settings_create_no_context),
+      cmocka_unit_test(invalid_variables_create_no_context),
+      cmocka_unit_test(unknown_variables_are_logged_with_the_nearest_name),
+      cmocka_unit_test(every_option_is_a_variable),
+      cmocka_unit_test(statuses_types_and_components_have_names),
   };
   return cmocka_run_group_tests_name("context", tests, NULL, NULL);
 }

@@ -26,7 +26,7 @@ static void crc_equals_zlib(void **state) {
   }
 }
 
-static void every_bit(void **state) {
+static void every_single_bit_has_its_checksum(void **state) {
   unsigned char bytes[4 * 64 + 5];
   for (size_t bit = 0; bit < 8 * sizeof bytes; bit++) {
     memset(bytes, 0, sizeof bytes);
@@ -54,7 +54,8 @@ static void crc_of_pieces_equals_the_whole(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(crc_equals_zlib), cmocka_unit_test(every_bit),
+  const struct CMUnitTest tests[] = {cmocka_unit_test(crc_equals_zlib),
+                                     cmocka_unit_test(every_single_bit_has_its_checksum),
                                      cmocka_unit_test(crc_of_pieces_equals_the_whole)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -60,7 +60,7 @@ static void clean(void) {
   assert_int_equal(system(command), 0);
 }
 
-static void idx_plain_and_zipped(void **state) {
+static void idx_files_are_read_plain_and_zipped(void **state) {
   for (int zipped = 0; zipped < 2; zipped++) {
     char spec[600];
     data_set d;
@@ -96,7 +96,7 @@ static void idx_plain_and_zipped(void **state) {
   }
 }
 
-static void damaged_idx(void **state) {
+static void damaged_idx_files_are_refused(void **state) {
   static const char image_file[] = "train-images-idx3-ubyte",
                     label_file[] = "train-labels-idx1-ubyte";
   clean();
@@ -173,7 +173,7 @@ static void cifar_rows(int labels_a_row) {
   }
 }
 
-static void cifar_both(void **state) {
+static void both_kinds_of_cifar_are_read(void **state) {
   for (int wide = 0; wide < 2; wide++) {
     const size_t row = wide ? 3074 : 3073;
     char spec[600];
@@ -198,7 +198,7 @@ static void cifar_both(void **state) {
   }
 }
 
-static void damaged_cifar(void **state) {
+static void damaged_cifar_files_are_refused(void **state) {
   clean();
   cifar_rows(1);
   refuses_folder("cifar10", "no file data_batch_1.bin to data_batch_5.bin");
@@ -216,7 +216,7 @@ static void damaged_cifar(void **state) {
 
 /* ---- npy, generated, digits --------------------------------------------------------------------*/
 
-static void npy_sets(void **state) {
+static void npy_sets_are_read(void **state) {
   float x[12 * 2];
   int64_t y[12];
   for (int i = 0; i < 24; i++)
@@ -261,7 +261,7 @@ static void npy_sets(void **state) {
   must_refuse(spec, "label 4 is -1");
 }
 
-static void generated_sets(void **state) {
+static void generated_sets_can_be_learned(void **state) {
   data_set a, b;
   assert_int_equal(
       data_open("synthetic:classes=3,image=6x5x2,train=50,test=20,noise=0.5,seed=4", &a), 0);
@@ -327,7 +327,7 @@ static void digits_are_shipped(void **state) {
   assert_int_equal(unsetenv("NATGRAD_DATA"), 0);
 }
 
-static void unknown_sets(void **state) {
+static void unknown_sets_are_refused(void **state) {
   must_refuse("mnits:x", "unknown data set 'mnits'; the nearest is mnist");
   must_refuse("elephants", "unknown data set 'elephants'; expected digits");
   must_refuse("mnist", "mnist needs a folder after a colon");
@@ -337,7 +337,7 @@ static void unknown_sets(void **state) {
 /* ---- batches -----------------------------------------------------------------------------------*/
 
 /* Windows of an image padded by four zeros; shift and reflection are a function of sample and epoch. */
-static void augmentation(void **state) {
+static void augmentation_depends_on_sample_and_epoch(void **state) {
   enum { HH = 9, WW = 8, C = 3, PER = HH * WW * C, MANY = 40 };
   data_set d;
   assert_int_equal(data_open("synthetic:classes=2,image=9x8x3,train=40,test=0,seed=3", &d), 0);
@@ -404,15 +404,15 @@ static void held_out_samples_partition_the_training_set(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(idx_plain_and_zipped),
-      cmocka_unit_test(damaged_idx),
-      cmocka_unit_test(cifar_both),
-      cmocka_unit_test(damaged_cifar),
-      cmocka_unit_test(npy_sets),
-      cmocka_unit_test(generated_sets),
+      cmocka_unit_test(idx_files_are_read_plain_and_zipped),
+      cmocka_unit_test(damaged_idx_files_are_refused),
+      cmocka_unit_test(both_kinds_of_cifar_are_read),
+      cmocka_unit_test(damaged_cifar_files_are_refused),
+      cmocka_unit_test(npy_sets_are_read),
+      cmocka_unit_test(generated_sets_can_be_learned),
       cmocka_unit_test(digits_are_shipped),
-      cmocka_unit_test(unknown_sets),
-      cmocka_unit_test(augmentation),
+      cmocka_unit_test(unknown_sets_are_refused),
+      cmocka_unit_test(augmentation_depends_on_sample_and_epoch),
       cmocka_unit_test(held_out_samples_partition_the_training_set),
   };
   return cmocka_run_group_tests(tests, make_folder, delete_folder);

@@ -12,7 +12,7 @@
 
 /* ---- describing a model ----------------------------------------------------------------------*/
 
-static void test_layers(void **state) {
+static void invalid_layers_are_refused_by_name(void **state) {
   misused f;
   create(&f, "");
   int32_t i = -7;
@@ -76,7 +76,7 @@ static void test_layers(void **state) {
 }
 
 /* An uninitialised struct with a huge struct_size: nothing is read or written. */
-static void test_struct_size(void **state) {
+static void structs_of_unknown_size_are_refused(void **state) {
   misused f;
   create(&f, "");
   struct {
@@ -98,7 +98,7 @@ static void test_struct_size(void **state) {
 
 /* Sizes whose products overflow 64 bits: an error with the layer's name, or no memory; no division by zero, no endless
  * loop. */
-static void test_sizes(void **state) {
+static void sizes_that_overflow_are_refused(void **state) {
   static const struct {
     int64_t in, out, kernel, stride, padding, dilation, image;
     const char *word; /* NULL: registration may succeed, and then ng_ready may fail */
@@ -148,9 +148,9 @@ static void test_sizes(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_layers),
-      cmocka_unit_test(test_sizes),
-      cmocka_unit_test(test_struct_size),
+      cmocka_unit_test(invalid_layers_are_refused_by_name),
+      cmocka_unit_test(sizes_that_overflow_are_refused),
+      cmocka_unit_test(structs_of_unknown_size_are_refused),
   };
   return cmocka_run_group_tests_name("describe", tests, NULL, NULL);
 }

@@ -102,7 +102,7 @@ static void make(rank_one_step *t, float inputs, bool along, uint64_t salt) {
 /* With one sample D is g a' up to rounding, with alpha beta / lambda up to 1e10.  The library computes in double and
  * rounds once: half a unit of f32 per entry; the test allows twice that.  In f32 the error would be as large as PD,
  * and <D, PD> could be negative. */
-static void gradients_along_the_curvature(void **state) {
+static void cancelling_gradients_keep_their_precision(void **state) {
   static const char *const methods[] = {"eva", "eva-natgrad", "eva-f"}, *const damping[] = {
                                                                             "0.03", "0.001"};
   static rank_one_step t, sgd;
@@ -133,7 +133,7 @@ static void gradients_along_the_curvature(void **state) {
 }
 
 /* If a result is out of range, its gradient or weight stays. */
-static void results_out_of_range(void **state) {
+static void results_out_of_range_keep_the_old_value(void **state) {
   static rank_one_step t, before;
   const struct {
     const char *update;
@@ -171,7 +171,7 @@ static void results_out_of_range(void **state) {
 }
 
 /* x u and 1 / lambda are out of the range of f32. */
-static void intermediate_numbers_out_of_range(void **state) {
+static void intermediate_numbers_may_leave_the_range(void **state) {
   static rank_one_step t;
   static double pd[ALL];
   t = (rank_one_step){.method = "eva", .damping = "0.03", .update = "gradient", .dtype = NG_F32};
@@ -198,9 +198,9 @@ static void intermediate_numbers_out_of_range(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(gradients_along_the_curvature),
-      cmocka_unit_test(results_out_of_range),
-      cmocka_unit_test(intermediate_numbers_out_of_range),
+      cmocka_unit_test(cancelling_gradients_keep_their_precision),
+      cmocka_unit_test(results_out_of_range_keep_the_old_value),
+      cmocka_unit_test(intermediate_numbers_may_leave_the_range),
   };
   return cmocka_run_group_tests_name("edges", tests, NULL, NULL);
 }

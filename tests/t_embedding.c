@@ -16,7 +16,7 @@ static ng_layer words(int64_t in, int64_t out) {
 }
 
 /* A is a vector, so its memory grows linearly with the vocabulary. */
-static void a_is_a_vector(void **state) {
+static void memory_grows_with_the_vocabulary(void **state) {
   fixture f;
   ng_layer l = words(50000, 16);
   fixture_ok(&f, fixture_open(&f, "method=natgrad", NULL));
@@ -47,7 +47,7 @@ static void refused(const char *options, ng_layer l, ng_status want, const char 
   fixture_close(&f);
 }
 
-static void refuses_by_name(void **state) {
+static void unsupported_embeddings_are_refused_by_name(void **state) {
   ng_layer l = words(5, 2);
   refused("method=eva", l, NG_ERR_ABSENT, "'words': method eva takes no embeddings");
   refused("method=natgrad positions=reduce", l, NG_ERR_ARG,
@@ -64,7 +64,7 @@ static void refuses_by_name(void **state) {
 }
 
 /* Tokens outside the vocabulary, wrong dtypes and shapes are refused and change nothing.  -1 is NG_NO_TOKEN. */
-static void refuses_tokens(void **state) {
+static void invalid_tokens_are_refused(void **state) {
   fixture f;
   float d[10] = {1}, y[8] = {0};
   int64_t token[2] = {1, 5};
@@ -101,9 +101,9 @@ static void refuses_tokens(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(a_is_a_vector),
-      cmocka_unit_test(refuses_by_name),
-      cmocka_unit_test(refuses_tokens),
+      cmocka_unit_test(memory_grows_with_the_vocabulary),
+      cmocka_unit_test(unsupported_embeddings_are_refused_by_name),
+      cmocka_unit_test(invalid_tokens_are_refused),
   };
   return cmocka_run_group_tests_name("embedding", tests, NULL, NULL);
 }

@@ -18,7 +18,7 @@ static void observed_step(misused *f, ng_status want) {
 
 /* ---- order of calls --------------------------------------------------------------------------*/
 
-static void test_order(void **state) {
+static void calls_in_wrong_order_are_refused(void **state) {
   misused f;
   create(&f, "");
   plane a = plane_of(f.a, B, IN, NG_F32);
@@ -61,7 +61,7 @@ static void test_order(void **state) {
   ng_context_destroy(&f.ctx);
 }
 
-static void test_never_observed(void **state) {
+static void a_layer_without_observations_is_refused(void **state) {
   misused f;
   ready(&f, "");
   float before[OUT * IN];
@@ -80,7 +80,7 @@ static void test_never_observed(void **state) {
 }
 
 /* ng_begin_samples equals ng_begin with a mean loss, bit for bit. */
-static void test_begin_samples(void **state) {
+static void begin_samples_is_begin_with_a_mean_loss(void **state) {
   float got[3][OUT * IN];
   for (int k = 0; k < 3; k++) {
     misused f;
@@ -103,7 +103,7 @@ static void test_begin_samples(void **state) {
   assert_memory_not_equal(got[0], got[2], sizeof got[0]);
 }
 
-static void test_observe(void **state) {
+static void invalid_observations_are_refused(void **state) {
   misused f;
   ready(&f, "");
   ng_batch b = batch_of(0);
@@ -166,7 +166,7 @@ static void check_skipped(int where, float value) {
   destroy(&f);
 }
 
-static void test_not_finite(void **state) {
+static void non_finite_values_skip_the_step(void **state) {
   for (int where = 0; where < 4; where++) {
     check_skipped(where, NAN);
     check_skipped(where, INFINITY);
@@ -175,7 +175,7 @@ static void test_not_finite(void **state) {
 }
 
 /* Values that a family does not read may be non-finite. */
-static void test_not_read(void **state) {
+static void values_that_are_not_read_may_be_non_finite(void **state) {
   misused f;
   ready(&f, "stat_batch=2");
   f.a[2 * IN] = NAN;
@@ -191,7 +191,7 @@ static void test_not_read(void **state) {
 }
 
 /* Finite values whose squares overflow: the average must not change. */
-static void test_overflow(void **state) {
+static void sums_that_overflow_skip_the_step(void **state) {
   misused f;
   ready(&f, "");
   observed_step(&f, NG_OK);
@@ -208,7 +208,7 @@ static void test_overflow(void **state) {
   destroy(&f);
 }
 
-static void test_loss_scale_overflow(void **state) {
+static void an_infinite_loss_scale_skips_the_step(void **state) {
   misused f;
   ready(&f, "");
   ng_batch b = batch_of(B);
@@ -223,7 +223,7 @@ static void test_loss_scale_overflow(void **state) {
 
 /* ---- fused updates, options ------------------------------------------------------------------*/
 
-static void test_wrong_update(void **state) {
+static void updates_need_their_option_and_weights(void **state) {
   misused f;
   ng_sgd s;
   ng_adamw w;
@@ -279,7 +279,7 @@ static void test_wrong_update(void **state) {
   destroy(&f);
 }
 
-static void test_set(void **state) {
+static void invalid_values_of_ng_set_change_nothing(void **state) {
   misused f;
   char value[64];
   ready(&f, "");
@@ -302,7 +302,7 @@ static void test_set(void **state) {
 
 /* ---- memory, reports -------------------------------------------------------------------------*/
 
-static void test_memory_is_what_was_allocated(void **state) {
+static void reported_memory_is_the_allocated_memory(void **state) {
   misused f;
   int64_t empty = 0, full = 0, sum = 0;
   ng_context *ctx = NULL;
@@ -320,7 +320,7 @@ static void test_memory_is_what_was_allocated(void **state) {
   destroy(&f);
 }
 
-static void test_reports(void **state) {
+static void reports_describe_the_last_step(void **state) {
   misused f;
   ready(&f, "");
   observed_step(&f, NG_OK);
@@ -357,24 +357,28 @@ static void test_reports(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_order),
-      cmocka_unit_test(test_never_observed),
-      cmocka_unit_test(test_begin_samples),
-      cmocka_unit_test(test_observe),
-      cmocka_unit_test(test_not_finite),
-      cmocka_unit_test(test_overflow),
-      cmocka_unit_test(test_loss_scale_overflow),
-      cmocka_unit_test(test_wrong_update),
-      cmocka_unit_test(test_set),
-      cmocka_unit_test(test_memory_is_what_was_allocated),
-      cmocka_unit_test(test_reports),
+      cmocka_unit_test(calls_in_wrong_order_are_refused),
+      cmocka_unit_test(a_layer_without_observations_is_refused),
+      cmocka_unit_test(begin_samples_is_begin_with_a_mean_loss),
+      cmocka_unit_test(invalid_observations_are_refused),
+      cmocka_unit_test(non_finite_values_skip_the_step),
+      cmocka_unit_test(sums_that_overflow_skip_the_step),
+      cmocka_unit_test(an_infinite_loss_scale_skips_the_step),
+      cmocka_unit_test(updates_need_their_option_and_weights),
+      cmocka_unit_test(invalid_values_of_ng_set_change_nothing),
+      cmocka_unit_test(reported_memory_is_the_allocated_memory),
+      cmocka_unit_test(reports_describe_the_last_step),
   };
   const struct CMUnitTest of_a_family[] = {
-      cmocka_unit_test(test_order),        cmocka_unit_test(test_never_observed),
-      cmocka_unit_test(test_observe),      cmocka_unit_test(test_not_finite),
-      cmocka_unit_test(test_overflow),     cmocka_unit_test(test_loss_scale_overflow),
-      cmocka_unit_test(test_wrong_update), cmocka_unit_test(test_memory_is_what_was_allocated),
-      cmocka_unit_test(test_not_read),
+      cmocka_unit_test(calls_in_wrong_order_are_refused),
+      cmocka_unit_test(a_layer_without_observations_is_refused),
+      cmocka_unit_test(invalid_observations_are_refused),
+      cmocka_unit_test(non_finite_values_skip_the_step),
+      cmocka_unit_test(sums_that_overflow_skip_the_step),
+      cmocka_unit_test(an_infinite_loss_scale_skips_the_step),
+      cmocka_unit_test(updates_need_their_option_and_weights),
+      cmocka_unit_test(reported_memory_is_the_allocated_memory),
+      cmocka_unit_test(values_that_are_not_read_may_be_non_finite),
   };
   const int failed = cmocka_run_group_tests(tests, NULL, NULL);
   misuse_method = "eva-natgrad";

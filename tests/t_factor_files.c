@@ -172,7 +172,7 @@ static const char *const spreads[] = {
 
 enum { SPREADS = sizeof spreads / sizeof spreads[0] };
 
-static void other_ranks(void **state) {
+static void factors_load_on_other_ranks(void **state) {
   for (int i = 0; i < SPREADS; i++) {
     for (int32_t ranks = 1; ranks <= 4; ranks += 3) {
       const path first = path_of("first"), second = path_of("second");
@@ -275,7 +275,7 @@ static void damaged_files_are_refused(void **state) {
   sim_close(&a);
 }
 
-static void other_models(void **state) {
+static void factors_of_other_models_are_refused(void **state) {
   static const struct {
     sim_setup how;
     const char *says;
@@ -341,10 +341,10 @@ int main(void) {
       cmocka_unit_test(a_loaded_run_equals_the_saved_run),
       cmocka_unit_test(loaded_factors_count_as_observed),
       cmocka_unit_test(loading_recomputes_inverses),
-      cmocka_unit_test(other_ranks),
+      cmocka_unit_test(factors_load_on_other_ranks),
       cmocka_unit_test(missing_files_change_nothing),
       cmocka_unit_test(damaged_files_are_refused),
-      cmocka_unit_test(other_models),
+      cmocka_unit_test(factors_of_other_models_are_refused),
       cmocka_unit_test(a_fault_on_one_rank_is_refused_by_all),
   };
   return cmocka_run_group_tests(tests, make_folder, drop_folder);

@@ -1,159 +1,43 @@
 /* t_family_matrix.c: Shampoo and SOAP as families of a test (matrix_families.h), in one model with a Kronecker layer, on
- * 1 to 4 ranks, against dense formulas in double: solve periods of their own, save, resume, skipped steps, reports.
+ * 1 to 4 ranks, against dense formulas in double: own solve periods, save, resume, skipped steps, reports.
  *
  * Tolerance.  `ref` computes eigenvectors in double: 1e-5 of the largest entry is ten times the largest difference of 20
  * seeds.  LAPACK computes them in f32: 2e-4.  Runs that must be equal are compared bit for bit. */
 #include "dense.h"
 #include "draw.h"
-#include "fixture.h"
+#include "family_run.h"
 #include "folder.h"
-#include "late.h"
 #include "matrix_families.h"
-#include "ranks.h"
 #include "unit_test.h"
 
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { FC, SHAMPOO, SHAMPOO_TALL, SOAP, SOAP_SMALL, ENTRIES, STEPS = 8, SAVED = 5, MOST_RANKS = 4 };
-enum { SAMPLES = 4, MOST = 6, MOST_WEIGHTS = MOST * MOST };
+enum { FC, SHAMPOO, SHAMPOO_TALL, SOAP, SOAP_SMALL, ENTRIES, STEPS = 8, SAVED = 5 };
+enum { MOST = 6, MOST_WEIGHTS = MOST * MOST };
 
-typedef struct entry {
-  const char *name;
-  int64_t in, out;
-} entry;
+static const family_entry entry[ENTRIES] = {[FC] = {"fc", 6, 4},
+                                            [SHAMPOO] = {"shampoo", 6, 5, .silent = true},
+                                            [SHAMPOO_TALL] = {"shampoo.tall", 2, 6, .silent = true},
+                                            [SOAP] = {"soap", 6, 6, .silent = true},
+                                            [SOAP_SMALL] = {"soap.small", 3, 3, .silent = true}};
 
-static const entry model[ENTRIES] = {[FC] = {"fc", 6, 4},
-                                     [SHAMPOO] = {"shampoo", 6, 5},
-                                     [SHAMPOO_TALL] = {"shampoo.tall", 2, 6},
-                                     [SOAP] = {"soap", 6, 6},
-                                     [SOAP_SMALL] = {"soap.small", 3, 3}};
+/* Gradients of SOAP have separated singular values, so their eigenbases are determined. */
+static void separate(int32_t i, float *x) {
+  for (int64_t k = 0; k < entry[i].in && i >= SOAP; k++)
+    x[k * (entry[i].in + 1)] += (float)(4 * (1 + k));
+}
+
+static const family_model model = {entry, ENTRIES, STEPS, SAVED, separate};
 
 #define COMMON                                                                                     \
   "damping=0.3 stat_decay=0.9 stat_start=zero solve_period=2 per_layer='soap*: solve_period=3' "
 static const double EPSILON = 0.3, RHO = 0.9, BETA = 0.95;
 
-typedef struct matrix_run {
-  const char *set, *linalg;
-  bool is_late; /* the queue does all work as late as it may */
-  int32_t ranks;
-  const char *save, *load;     /* save before step SAVED; load and begin with it */
-  int32_t bad_step, bad_entry; /* a NaN in this gradient at this step, which is then repeated */
-  float out[MOST_RANKS][STEPS][ENTRIES][MOST_WEIGHTS];
-  double clip[MOST_RANKS][STEPS];
-  ng_layer_report report[MOST_RANKS][ENTRIES];
-  char family[MOST_RANKS][ENTRIES][32], message[MOST_RANKS][256];
-} matrix_run;
-
-/* Gradients of SOAP have separated singular values, so their eigenbases are determined. */
-static void draw_gradient(float *x, int32_t step, int32_t at) {
-  rng r = {test_seed() ^ (uint64_t)(step * 100 + at)};
-  const entry *e = &model[at];
-  for (int64_t i = 0; i < e->in * e->out; i++) {
-    x[i] = (float)rng_value(&r);
-    if (at >= SOAP && i % (e->in + 1) == 0) x[i] += (float)(4 * (1 + i / e->in));
-  }
-}
-
-static ng_status observe_fc(ng_precond *p, int32_t step) {
-  float a[SAMPLES * 6], g[SAMPLES * 4];
-  rng r = {test_seed() ^ (uint64_t)(step * 100 + 50)};
-  for (int i = 0; i < SAMPLES * 6; i++)
-    a[i] = (float)rng_value(&r);
-  for (int i = 0; i < SAMPLES * 4; i++)
-    g[i] = (float)rng_value(&r);
-  const plane in = plane_of(a, SAMPLES, 6, NG_F32), out = plane_of(g, SAMPLES, 4, NG_F32);
-  const ng_status st = plane_input(p, FC, &in, NG_COPY);
-  return st == NG_OK ? plane_output_grad(p, FC, &out, NG_COPY) : st;
-}
-
-static ng_status one_step(matrix_run *run, int32_t rank, fixture *f, int32_t step, int32_t bad) {
-  ng_status st = fixture_begin(f, SAMPLES);
-  for (int32_t i = 0; i < ENTRIES && st == NG_OK; i++) {
-    float *grad = run->out[rank][step][i];
-    draw_gradient(grad, step, i);
-    if (i == bad) grad[1] = NAN;
-    const plane w = plane_of(grad, model[i].out, model[i].in, NG_F32);
-    st = plane_bind_grad(f->p, i, NG_WEIGHT, &w);
-  }
-  if (st == NG_OK) st = observe_fc(f->p, step);
-  return st == NG_OK ? ng_step(f->p, 0.1) : st;
-}
-
-/* Repeat a step with a NaN without it. */
-static ng_status step_of(matrix_run *run, int32_t rank, fixture *f, int32_t step) {
-  ng_status st = NG_OK;
-  if (step == run->bad_step) {
-    st = one_step(run, rank, f, step, run->bad_entry);
-    if (st != NG_SKIPPED) return st < NG_OK ? st : NG_ERR_STATE;
-  }
-  st = one_step(run, rank, f, step, -1);
-  ng_report r = {.struct_size = sizeof r};
-  if (st == NG_OK) st = ng_report_read(f->p, &r);
-  run->clip[rank][step] = r.clip;
-  return st;
-}
-
-static void read_reports(matrix_run *run, int32_t rank, const ng_precond *p) {
-  ng_explain_row row = {.struct_size = sizeof row};
-  for (int32_t i = 0; i < ng_explain_count(p); i++) {
-    if (ng_explain(p, i, &row) != NG_OK) return;
-    (void)snprintf(run->family[rank][row.index], sizeof run->family[0][0], "%s", row.family);
-  }
-  for (int32_t i = 0; i < ENTRIES; i++) {
-    run->report[rank][i].struct_size = sizeof run->report[0][0];
-    if (ng_report_layer(p, i, &run->report[rank][i]) != NG_OK) return;
-  }
-}
-
-static ng_status run_rank(int32_t rank, ng_transport *t, void *arg) {
-  matrix_run *run = arg;
-  fixture f;
-  const fixture_how how = {
-      .linalg = run->linalg, .threads = 1 + rank % 2, .transport = run->ranks > 1 ? t : NULL};
-  ng_status st = fixture_open(&f, run->set, &how);
-  if (st == NG_OK && run->is_late) late_queue(f.ctx->queue, &ng_linalg_ref);
-  if (st == NG_OK) ng_family_register(f.ctx, &family_shampoo);
-  if (st == NG_OK) ng_family_register(f.ctx, &family_soap);
-  for (int32_t i = 0, index; i < ENTRIES && st == NG_OK; i++)
-    st = ng_add_linear(f.p, model[i].name, model[i].in, model[i].out, 0, &index);
-  if (st == NG_OK) st = ng_ready(f.p);
-  if (st == NG_OK && run->load != NULL) st = ng_load(f.p, run->load);
-  for (int32_t step = run->load != NULL ? SAVED : 0; step < STEPS && st == NG_OK; step++) {
-    if (step == SAVED && run->save != NULL) st = ng_save(f.p, run->save);
-    if (st == NG_OK) st = step_of(run, rank, &f, step);
-  }
-  if (st == NG_OK) read_reports(run, rank, f.p);
-  if (st != NG_OK) {
-    (void)snprintf(run->message[rank], 256, "status %d: %.200s", (int)st,
-                   f.ctx != NULL ? ng_last_error(f.ctx) : f.message);
-  }
-  fixture_close(&f);
-  return st;
-}
-
-static matrix_run *new_run(const char *set, int32_t ranks) {
-  matrix_run *run = calloc(1, sizeof *run);
-  assert_non_null(run);
-  run->set = set;
-  run->linalg = "ref";
-  run->ranks = ranks;
-  run->bad_step = run->bad_entry = -1;
-  return run;
-}
-
-/* Run; all ranks succeed with the same bits. */
-static matrix_run *completed(matrix_run *run) {
-  if (ranks_run(run->ranks, run_rank, run, NULL) != NG_OK) {
-    for (int32_t r = 0; r < run->ranks; r++)
-      print_error("%s, rank %d: %s\n", run->set, r, run->message[r]);
-    fail();
-  }
-  for (int32_t r = 1; r < run->ranks; r++)
-    assert_memory_equal(run->out[0], run->out[r], sizeof run->out[0]);
-  return run;
+static family_run *new_run(const char *set, int32_t ranks) {
+  static const ng_family *const families[] = {&family_shampoo, &family_soap, NULL};
+  return family_run_of(&model, families, set, ranks);
 }
 
 /* ---- dense formulas --------------------------------------------------------------------------*/
@@ -274,14 +158,14 @@ static void soap(expected *x, int32_t step, const double *D, double *out) {
   if (step % 3 == 0) soap_refresh(x);
 }
 
-/* A step that was repeated because of another layer's NaN has folded its gradient twice. */
-static void as_predicted(const matrix_run *run) {
+/* The averages have folded a gradient twice if another layer's NaN made the run repeat the step. */
+static void as_predicted(const family_run *run) {
   for (int32_t i = SHAMPOO; i < ENTRIES; i++) {
-    expected x = {.m = model[i].out, .n = model[i].in};
+    expected x = {.m = entry[i].out, .n = entry[i].in};
     for (int32_t step = 0; step < STEPS; step++) {
       float d[MOST_WEIGHTS];
       double D[MOST_WEIGHTS], want[MOST_WEIGHTS], most = 0.0, gap = 0.0;
-      draw_gradient(d, step, i);
+      family_draw(&model, step, i, d);
       for (int64_t k = 0; k < x.m * x.n; k++)
         D[k] = (double)d[k];
       fold(&x, D);
@@ -294,7 +178,7 @@ static void as_predicted(const matrix_run *run) {
       }
       if (!(gap <= (run->linalg != NULL ? 1e-5 : 2e-4) * most)) {
         fail_msg("NG_TEST_SEED=%llu: %s, %d ranks, step %d, %s: off by %.2g of %.2g",
-                 (unsigned long long)test_seed(), run->set, run->ranks, step, model[i].name, gap,
+                 (unsigned long long)test_seed(), run->set, run->ranks, step, entry[i].name, gap,
                  most);
       }
     }
@@ -303,34 +187,33 @@ static void as_predicted(const matrix_run *run) {
 
 /* ---- tests -----------------------------------------------------------------------------------*/
 
-/* Fractions of workers and a late queue do not change a bit; several ranks equal the formulas, too, and the fastest linear algebra. */
-static void test_formulas_and_ranks(void **state) {
+/* On 1 to 4 ranks; a late queue with grad_worker_fraction = 1 gives the bits of grad_worker_fraction = 0. */
+static void ranks_and_fractions_follow_the_formulas(void **state) {
   static const char *const set[] = {COMMON "clip=none grad_worker_fraction=1",
                                     COMMON "clip=none grad_worker_fraction=0",
                                     COMMON "clip=kl kl_clip=0.01 grad_worker_fraction=1"};
-  matrix_run *fast = new_run(set[0], 1);
+  family_run *fast = new_run(set[0], 1);
   fast->linalg = NULL;
-  as_predicted(completed(fast));
+  as_predicted(family_completed(fast));
   free(fast);
   for (int k = 0; k < 3; k++) {
-    for (int32_t ranks = 1; ranks <= MOST_RANKS; ranks++) {
-      matrix_run *run = completed(new_run(set[k], ranks));
+    for (int32_t ranks = 1; ranks <= FAMILY_RANKS; ranks++) {
+      family_run *run = family_completed(new_run(set[k], ranks));
       as_predicted(run);
       if (k == 1) {
-        matrix_run *whole = new_run(set[0], ranks);
-        whole->is_late = true;
-        (void)completed(whole);
-        assert_memory_equal(run->out[0], whole->out[0], sizeof run->out[0]);
-        free(whole);
+        family_run *late = new_run(set[0], ranks);
+        late->is_late = true;
+        family_same_from(run, family_completed(late), 0);
+        free(late);
       }
       free(run);
     }
   }
 }
 
-static void test_reports(void **state) {
+static void reports_name_the_family_and_its_damping(void **state) {
   static const char *const family[ENTRIES] = {"kronecker", "shampoo", "shampoo", "soap", "soap"};
-  matrix_run *run = completed(new_run(COMMON "clip=none", 1));
+  family_run *run = family_completed(new_run(COMMON "clip=none", 1));
   for (int32_t i = 0; i < ENTRIES; i++) {
     assert_string_equal(run->family[0][i], family[i]);
     assert_int_equal(run->report[0][i].rung, 0);
@@ -339,34 +222,27 @@ static void test_reports(void **state) {
   free(run);
 }
 
-static void test_resume(void **state) {
-  const char *path = in_folder("state");
+static void resumed_runs_have_the_same_bits(void **state) {
   static const char *const set[] = {COMMON "clip=none",
                                     COMMON "clip=none grad_worker_fraction=0.5"};
-  for (int32_t ranks = 1; ranks <= MOST_RANKS; ranks++) {
-    matrix_run *whole = new_run(set[ranks % 2 == 0], ranks);
-    matrix_run *resumed = new_run(whole->set, ranks);
-    whole->save = resumed->load = path;
-    (void)completed(whole);
-    (void)completed(resumed);
-    assert_memory_equal(whole->out[0][SAVED], resumed->out[0][SAVED],
-                        sizeof whole->out[0][0] * (STEPS - SAVED));
-    free(whole);
-    free(resumed);
+  for (int32_t ranks = 1; ranks <= FAMILY_RANKS; ranks++) {
+    family_run *whole = new_run(set[ranks % 2 == 0], ranks), *resumed = new_run(whole->set, ranks);
+    whole->save = resumed->load = in_folder("state");
+    family_must_equal(whole, resumed, SAVED);
   }
 }
 
-/* A NaN in another layer: factors have folded the gradient twice, moments and bases have not moved.  A NaN in the layer:
- * its gradient was not folded either. */
-static void test_skipped_steps(void **state) {
+/* A step is skipped for a NaN, then repeated.  A NaN in "fc" leaves moments and bases of the other layers.  A NaN in a
+ * layer also keeps the gradient of this layer out of its averages. */
+static void skipped_steps_leave_moments_and_bases(void **state) {
   static const int32_t bad[] = {FC, SHAMPOO, SOAP};
-  for (int32_t ranks = 1; ranks <= MOST_RANKS; ranks++) {
-    matrix_run *good = completed(new_run(COMMON "clip=none", ranks));
+  for (int32_t ranks = 1; ranks <= FAMILY_RANKS; ranks++) {
+    family_run *good = family_completed(new_run(COMMON "clip=none", ranks));
     for (int k = 0; k < 9; k++) {
-      matrix_run *run = new_run(COMMON "clip=none", ranks);
+      family_run *run = new_run(COMMON "clip=none", ranks);
       run->bad_step = 2 + k / 3; /* Shampoo solves in step 2 and 4, SOAP in step 3 */
       run->bad_entry = bad[k % 3];
-      (void)completed(run);
+      (void)family_completed(run);
       if (run->bad_entry == FC) as_predicted(run);
       for (int32_t step = 0; step < STEPS && run->bad_entry != FC; step++) {
         assert_memory_equal(run->out[0][step][run->bad_entry], good->out[0][step][run->bad_entry],
@@ -380,10 +256,10 @@ static void test_skipped_steps(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_formulas_and_ranks),
-      cmocka_unit_test(test_reports),
-      cmocka_unit_test(test_resume),
-      cmocka_unit_test(test_skipped_steps),
+      cmocka_unit_test(ranks_and_fractions_follow_the_formulas),
+      cmocka_unit_test(reports_name_the_family_and_its_damping),
+      cmocka_unit_test(resumed_runs_have_the_same_bits),
+      cmocka_unit_test(skipped_steps_leave_moments_and_bases),
   };
-  return cmocka_run_group_tests_name("families with matrices", tests, NULL, NULL);
+  return cmocka_run_group_tests_name("families with matrices", tests, make_folder, delete_folder);
 }

@@ -17,7 +17,7 @@
 
 static const update in_place = {.lr = 0.1, .in_place = true};
 
-/* Gradients and weights of about these magnitudes. */
+/* Fill gradients and weights with random numbers of these magnitudes. */
 static void fill_sizes(model *m, double grad, double weight) {
   rng r = {test_seed()};
   for (int i = 0; i < ALL; i++) {
@@ -164,7 +164,7 @@ static ng_status random_rank(int32_t rank, ng_transport *t, void *arg) {
                   ng_status_name(st), ng_last_error(m.f.ctx),
                   all_finite(&m) ? "finite" : "not finite");
     st = NG_ERR_STATE;
-    if (t != NULL) t->abort(t->user); /* so that no rank waits for this one */
+    if (t != NULL) t->abort(t->user); /* so that no rank waits for this rank */
   }
   fixture_close(&m.f);
   return st < NG_OK ? st : NG_OK;

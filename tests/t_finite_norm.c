@@ -38,7 +38,7 @@ static ng_status describe(const norm_case *n, ng_precond *p) {
                 : n->kind == LINEAR ? NG_LINEAR
                                     : NG_NORM,
                 sizeof l);
-  l.name = "it";
+  l.name = "layer";
   l.in = n->kind == WORDS ? VOCABULARY : C;
   if (n->kind == WORDS || n->kind == LINEAR) {
     l.out = C;

@@ -111,7 +111,7 @@ static void check(int64_t m, int64_t d, double damping, const int64_t *end, int6
   assert_null(f);
 }
 
-static void test_dense(void **state) {
+static void solutions_match_a_dense_inverse(void **state) {
   const int64_t whole[] = {DENSE}, four[] = {1, 17, 45, DENSE}, one[] = {1};
   for (double damping = 1e-1; damping > 0.5e-8; damping /= 10.0) {
     check(1, DENSE, damping, whole, 1);
@@ -123,7 +123,7 @@ static void test_dense(void **state) {
 }
 
 /* Rows with gaps, and enough elements for several threads; compared with the published recursion. */
-static void test_large(void **state) {
+static void solutions_match_the_published_recursion(void **state) {
   static float g[M * (D + 5)];
   static double diagonal[D], x[D], out[D], V[M][D], q[M];
   const double damping = 0.01;
@@ -189,7 +189,7 @@ static void refuse(const ng_array *g, double damping, const int64_t *end, int64_
     fail_msg("'%s' does not say '%s'", ng_last_error(ctx), why);
 }
 
-static void test_refused(void **state) {
+static void invalid_arguments_are_refused(void **state) {
   float g[12] = {1.0f, 2.0f, 3.0f, 4.0f, 6.0f, 5.0f, 1.0f, 2.0f, 3.0f, 4.0f, 6.0f, 5.0f};
   double x[6] = {0.0, (double)NAN}, out[6] = {7.0};
   const int64_t falls[] = {4, 2, 6}, beyond[] = {3, 7};
@@ -219,7 +219,7 @@ static void test_refused(void **state) {
 }
 
 /* One gradient with one coordinate: 1 - |L^-1 g|^2 would be rounding error, the diagonal entry must be positive. */
-static void test_positive(void **state) {
+static void diagonal_entries_are_positive(void **state) {
   float g[4] = {1e4f, 0.0f, 0.0f, 0.0f};
   double out[4];
   ng_fisher *f = make(g, 1, 4, 4, 1e-10, NULL, 1);
@@ -229,7 +229,7 @@ static void test_positive(void **state) {
   ng_fisher_destroy(&f);
 }
 
-static void test_no_memory(void **state) {
+static void failed_allocations_leave_nothing(void **state) {
   const float g[6] = {1.0f, 2.0f, 3.0f, 4.0f, 5.0f, 6.0f};
   const ng_array rows = ng_array_matrix((void *)(uintptr_t)g, 2, 3, NG_F32);
   allocator memory = {0};
@@ -256,9 +256,11 @@ static void test_no_memory(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_dense),     cmocka_unit_test(test_large),
-      cmocka_unit_test(test_refused),   cmocka_unit_test(test_positive),
-      cmocka_unit_test(test_no_memory),
+      cmocka_unit_test(solutions_match_a_dense_inverse),
+      cmocka_unit_test(solutions_match_the_published_recursion),
+      cmocka_unit_test(invalid_arguments_are_refused),
+      cmocka_unit_test(diagonal_entries_are_positive),
+      cmocka_unit_test(failed_allocations_leave_nothing),
   };
   return cmocka_run_group_tests(tests, open_context, close_context);
 }

@@ -173,7 +173,7 @@ static void fork_and_go_on(int32_t threads, bool numbered) {
   assert_int_equal(memory.held, 0);
 }
 
-static void test_child(void **state) {
+static void a_child_may_only_destroy_its_copies(void **state) {
   for (int32_t threads = 1; threads <= 2; threads++) {
     fork_and_go_on(threads, false);
     fork_and_go_on(threads, true);
@@ -224,7 +224,7 @@ static ng_status run_rank(int32_t rank, ng_transport *t, void *arg) {
                                        : st; /* groups were destroyed after the run */
 }
 
-static void test_ranks(void **state) {
+static void a_child_leaves_the_groups_of_the_ranks(void **state) {
   fork_run *all = calloc(1, sizeof *all);
   assert_non_null(all);
   ng_threads *group;
@@ -244,6 +244,7 @@ static void test_ranks(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(test_child), cmocka_unit_test(test_ranks)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(a_child_may_only_destroy_its_copies),
+                                     cmocka_unit_test(a_child_leaves_the_groups_of_the_ranks)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -127,7 +127,7 @@ static void must_run(gather_run *l) {
 
 #define LINE "method=natgrad grad_worker_fraction=0 kl_clip=0.01 solve_period=2 update="
 
-static void the_same_weights(void **state) {
+static void owners_send_the_same_weights(void **state) {
   for (int adamw = 0; adamw < 2; adamw++) {
     for (int32_t ranks = 1; ranks <= MOST_RANKS; ranks++) {
       gather_run *all = new_run(adamw ? LINE "adamw" : LINE "sgd", ranks, adamw);
@@ -158,7 +158,7 @@ static void clips_of_one_tensor_are_refused(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(the_same_weights),
+      cmocka_unit_test(owners_send_the_same_weights),
       cmocka_unit_test(clips_of_one_tensor_are_refused),
   };
   return cmocka_run_group_tests_name("gather", tests, NULL, NULL);

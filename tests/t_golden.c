@@ -265,7 +265,7 @@ static double error_of(const test_case *s, const golden *c, const case_result *r
   return worst;
 }
 
-static void test_oracle(void **state) {
+static void the_oracle_has_the_published_numbers(void **state) {
   for (int i = 0; i < CASES; i++) {
     test_case *s = case_of(&cases[i]);
     ng_options o = by_hand(&cases[i]);
@@ -310,7 +310,7 @@ static void library_case(const golden *c, const char *linalg) {
   case_destroy(&s);
 }
 
-static void test_library(void **state) {
+static void the_library_has_the_published_numbers(void **state) {
   for (int a = 0; a < 2; a++) {
     if (!built_in(algebras[a])) continue;
     for (int i = 0; i < CASES; i++)
@@ -322,9 +322,9 @@ static void test_library(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
 #if !defined(NG_TEST_MPI)
-    cmocka_unit_test(test_oracle),
+    cmocka_unit_test(the_oracle_has_the_published_numbers),
 #endif
-    cmocka_unit_test(test_library),
+    cmocka_unit_test(the_library_has_the_published_numbers),
   };
   return RANKS_TESTS("golden", tests);
 }

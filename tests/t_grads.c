@@ -127,7 +127,7 @@ static const struct {
     {1e9, 1, 0, {WEIGHTS}},
 };
 
-static void test_bits(void **state) {
+static void buckets_do_not_change_the_sums(void **state) {
   sums *s = calloc(1, sizeof *s);
   assert_non_null(s);
   for (size_t c = 0; c < sizeof cut_at / sizeof cut_at[0]; c++) {
@@ -225,14 +225,14 @@ static void every_call_fails(const char *method, tap_way w) {
   end(&l);
 }
 
-static void test_every_call_fails(void **state) {
+static void every_failing_call_ends_all_ranks(void **state) {
   every_call_fails("natgrad", WHOLE);
   every_call_fails("sgd", NO_START);
 }
 
 /* The loss of one rank is not finite, in the first or the last micro-batch of a step: the other ranks get
  * the error after all have sent their buckets. */
-static void test_one_diverges(void **state) {
+static void a_diverging_rank_ends_all_ranks(void **state) {
   static const char *const method[] = {"natgrad", "mfac", "sgd"};
   for (int m = 0; m < 3; m++) {
     for (int32_t sample = 0; sample < 36; sample += 11) {
@@ -256,9 +256,9 @@ static void test_one_diverges(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_bits),
-      cmocka_unit_test(test_every_call_fails),
-      cmocka_unit_test(test_one_diverges),
+      cmocka_unit_test(buckets_do_not_change_the_sums),
+      cmocka_unit_test(every_failing_call_ends_all_ranks),
+      cmocka_unit_test(a_diverging_rank_ends_all_ranks),
   };
   (void)unsetenv("NG_METHOD");
   (void)setenv("OPENBLAS_NUM_THREADS", "1", 1);

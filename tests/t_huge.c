@@ -148,7 +148,7 @@ static void one_element(const update *by, ng_dtype type, double size, int32_t ra
 static void one_element_keeps_its_value(void **state) {
   for (int i = 0; i < UPDATES * 3 * SIZES; i++) {
     const update *by = &updates[i / (3 * SIZES)];
-    if (by->lr > 1e5) continue; /* every element overflows */
+    if (by->lr > 1e5) continue; /* or every element would overflow */
     one_element(by, types[i / SIZES % 3], sizes[i % SIZES], 1, false);
     if (i % 2 == 0) one_element(by, types[i / SIZES % 3], sizes[i % SIZES], RANKS, i % 4 == 0);
   }
@@ -199,7 +199,7 @@ static ng_status write_gradient(int32_t rank, ng_transport *t, void *arg) {
   return fine ? NG_OK : NG_ERR_STATE;
 }
 
-static void gradients_out_of_range(void **state) {
+static void gradients_out_of_range_keep_their_value(void **state) {
   static char line[][80] = {"method=eva clip=none damping=0.5",
                             "method=natgrad clip=none damping=0.5"};
   for (size_t i = 0; i < sizeof line / sizeof *line; i++)
@@ -210,7 +210,7 @@ static void gradients_out_of_range(void **state) {
 /* ---- a non-finite weight ---------------------------------------------------------------------*/
 
 /* A NaN or Inf that the caller wrote stays, and the other elements change; after a correction all change. */
-static void a_non_finite_weight(void **state) {
+static void a_non_finite_weight_stays(void **state) {
   for (int i = 0; i < 3 * 3; i++) {
     const float strange[] = {NAN, INFINITY, -INFINITY}, one = 1;
     const ng_dtype type = types[i / 3];
@@ -289,7 +289,7 @@ static ng_status run_rank(int32_t rank, ng_transport *t, void *arg) {
   if (st < NG_OK) {
     (void)fprintf(stderr, "%s, %s, %g: %s (%s)\n", x->line, x->by.name, x->size, ng_status_name(st),
                   m.f.ctx == NULL ? m.f.message : ng_last_error(m.f.ctx));
-    if (t != NULL) t->abort(t->user); /* so that no rank waits for this one */
+    if (t != NULL) t->abort(t->user); /* so that no rank waits for this rank */
   }
   fixture_close(&m.f);
   return st < NG_OK ? st : NG_OK;
@@ -410,7 +410,7 @@ static void overflow_of_combined_options(void **state) {
 }
 
 /* One step with a huge learning rate, with which rows are lr x. */
-static void a_huge_rate(void **state) {
+static void a_huge_rate_leaves_weights_finite(void **state) {
   static const char *const line[] = {
       "method=topk-adam window_density=0.3 window_feedback_lr=1",
       "method=topk-adam window_density=0.01 window_feedback_lr=1 window_dtype=bf16",
@@ -477,11 +477,11 @@ static void a_zero_rate_keeps_the_momentum(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(one_element_keeps_its_value),
-      cmocka_unit_test(gradients_out_of_range),
-      cmocka_unit_test(a_non_finite_weight),
+      cmocka_unit_test(gradients_out_of_range_keep_their_value),
+      cmocka_unit_test(a_non_finite_weight_stays),
       cmocka_unit_test(huge_numbers_with_all_methods),
       cmocka_unit_test(overflow_of_combined_options),
-      cmocka_unit_test(a_huge_rate),
+      cmocka_unit_test(a_huge_rate_leaves_weights_finite),
       cmocka_unit_test(a_zero_rate_keeps_the_momentum),
       cmocka_unit_test(stored_overflow_is_reset_under_adamw),
   };

@@ -45,7 +45,7 @@ static void strings_are_escaped(void **state) {
 
 /* The reader returns random texts of any length with escapes.  Each text has its own allocation, for the address
  * sanitizer. */
-static void any_string(void **state) {
+static void random_strings_are_read_back(void **state) {
   static const char *const piece[] = {
       "a", "bc", "\"", "\\", "/", "\n", "\x01", "\xc3\xa9", "\xf0\x9f\x98\x80", "lmnopqr"};
   enum { PIECES = sizeof piece / sizeof piece[0] };
@@ -306,7 +306,7 @@ static void errors_have_lines(void **state) {
 }
 
 /* Replace every byte by every other one, delete it, end the text there. */
-static void damaged(void **state) {
+static void damaged_texts_are_refused_or_consistent(void **state) {
   static const char good[] =
       "{\"a\":[1,-2.5e3,true],\"b\":{\"c\\u00e9\":null,\"\xc3\xa9\":\"x\\n\"},"
       "\"d\":0,\"e\":0,\"f\":0,\"g\":0,\"h\":0,\"i\":0,\"j\":false}";
@@ -341,12 +341,12 @@ static void deep_nesting_is_refused(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(strings_are_escaped),
-      cmocka_unit_test(any_string),
+      cmocka_unit_test(random_strings_are_read_back),
       cmocka_unit_test(numbers_are_written_shortest),
       cmocka_unit_test(members_and_lists_are_nested),
       cmocka_unit_test(texts_are_parsed_or_refused),
       cmocka_unit_test(errors_have_lines),
-      cmocka_unit_test(damaged),
+      cmocka_unit_test(damaged_texts_are_refused_or_consistent),
       cmocka_unit_test(deep_nesting_is_refused),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -80,7 +80,7 @@ static const char *const linalg[] = {"ref",
 };
 enum { LINALGS = sizeof linalg / sizeof linalg[0] };
 
-static void test_healthy(void **state) {
+static void a_good_matrix_needs_no_rung(void **state) {
   for (int i = 0; i < LINALGS; i++) {
     fix f;
     start(&f, linalg[i], "cholesky");
@@ -91,7 +91,7 @@ static void test_healthy(void **state) {
   }
 }
 
-static void test_more_damping(void **state) {
+static void rungs_1_to_3_raise_the_damping(void **state) {
   const double below[3] = {0.005, 0.05, 0.5};
   for (int i = 0; i < LINALGS; i++) {
     for (int32_t rung = 1; rung <= 3; rung++) {
@@ -111,7 +111,7 @@ static void test_more_damping(void **state) {
 
 /* Entries of 1e9 that differ by one unit of f32 (64): their Cholesky factor in f32 is noise, and a damping of 1 is
  * below half a unit.  Double precision has seven digits to spare. */
-static void test_double_precision(void **state) {
+static void rung_4_solves_in_double(void **state) {
   for (int i = 0; i < LINALGS; i++) {
     fix f;
     start(&f, linalg[i], "cholesky");
@@ -126,7 +126,7 @@ static void test_double_precision(void **state) {
 }
 
 /* No rung solves the average: the result is the last good inverse or, without one, the plain gradient. */
-static void test_no_rung_solves(void **state) {
+static void rungs_5_and_6_keep_the_last_result_or_the_gradient(void **state) {
   static const float bad[] = {NAN, INFINITY, -5.0f, -5.0f};
   for (int i = 0; i < LINALGS * 4 * 2; i++) {
     const int kind = i / 2 % 4;
@@ -171,7 +171,7 @@ static void fail_eigen64(ng_queue *q, int64_t n, double *V, double *w, void *wor
 }
 
 /* The eigen solver returns an error or wrong vectors.  Double precision takes over, then the last good result. */
-static void test_eigen_ladder(void **state) {
+static void a_failed_eigen_solver_is_noticed(void **state) {
   void (*const broken[])(ng_queue *, int64_t, float *, float *, void *, int *) = {fail_eigen,
                                                                                   wrong_vectors};
   for (int i = 0; i < LINALGS; i++) {
@@ -204,7 +204,7 @@ static void skip_invert(ng_queue *q, ng_sym L, int *info) {
   *info = 0;
 }
 
-static void test_wrong_inverse(void **state) {
+static void a_wrong_inverse_is_noticed(void **state) {
   fix f;
   start(&f, "ref", "cholesky");
   put_average(&f, 2.0f, 0.5f, 3.0f);
@@ -245,7 +245,7 @@ static void wrong_invert64(ng_queue *q, int64_t n, double *a, int *info) {
   if (wrong.in_double && !wrong.factor) a[ng_sym_at(n, 1, 1)] = (double)wrong.entry;
 }
 
-static void test_wrong_entry(void **state) {
+static void one_wrong_entry_is_noticed(void **state) {
   static const struct {
     float worst; /* F = diag(4, worst, 9) */
     float of_inverse, of_factor;
@@ -285,7 +285,7 @@ static void test_wrong_entry(void **state) {
 }
 
 /* PD of zero factors is defined: D / lambda^2, if both sides have the full damping. */
-static void test_zero_factors(void **state) {
+static void zero_factors_leave_the_damping(void **state) {
   for (int i = 0; i < LINALGS; i++) {
     fix f;
     start(&f, linalg[i], "cholesky");
@@ -352,7 +352,7 @@ static double graded_error(const char *la, const char *solver, int64_t n, const 
 
 /* The order of features does not change the result.  f32 eigenvalues would be off by 6e-8 of the largest, which is
  * 1e3 or more and exceeds the damping.  1e-4: rounding of A and of the eigenvectors to f32. */
-static void test_graded(void **state) {
+static void the_order_of_features_does_not_matter(void **state) {
   for (int i = 0; i < LINALGS; i++) {
     for (int64_t n = 6; n <= FEATURES; n *= 4) {
       for (int kind = 0; kind < 3; kind++) {
@@ -370,11 +370,15 @@ static void test_graded(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_healthy),          cmocka_unit_test(test_more_damping),
-      cmocka_unit_test(test_double_precision), cmocka_unit_test(test_no_rung_solves),
-      cmocka_unit_test(test_eigen_ladder),     cmocka_unit_test(test_wrong_inverse),
-      cmocka_unit_test(test_zero_factors),     cmocka_unit_test(test_graded),
-      cmocka_unit_test(test_wrong_entry),
+      cmocka_unit_test(a_good_matrix_needs_no_rung),
+      cmocka_unit_test(rungs_1_to_3_raise_the_damping),
+      cmocka_unit_test(rung_4_solves_in_double),
+      cmocka_unit_test(rungs_5_and_6_keep_the_last_result_or_the_gradient),
+      cmocka_unit_test(a_failed_eigen_solver_is_noticed),
+      cmocka_unit_test(a_wrong_inverse_is_noticed),
+      cmocka_unit_test(zero_factors_leave_the_damping),
+      cmocka_unit_test(the_order_of_features_does_not_matter),
+      cmocka_unit_test(one_wrong_entry_is_noticed),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

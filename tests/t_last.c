@@ -236,7 +236,7 @@ static void compare_with_and_without_last(const char *set, int32_t ranks, event 
   free(l);
 }
 
-static void test_same_bits(void **state) {
+static void last_changes_no_bit(void **state) {
   for (int k = 0; k < SETS; k++) {
     for (int32_t ranks = 1; ranks <= MOST_RANKS; ranks++) {
       compare_with_and_without_last(sets[k], ranks, NOTHING, WHOLE);
@@ -250,7 +250,7 @@ static void test_same_bits(void **state) {
 }
 
 /* The result of a faulty step does not depend on `last`. */
-static void test_events(void **state) {
+static void last_does_not_change_a_faulty_step(void **state) {
   static const event what[] = {UNOBSERVED, NOT_FINITE, UNBOUND, RESET, PERIOD};
   for (size_t e = 0; e < sizeof what / sizeof what[0]; e++) {
     for (int32_t ranks = 1; ranks <= MOST_RANKS; ranks++) {
@@ -263,7 +263,7 @@ static void test_events(void **state) {
 }
 
 /* No rank waits for ever if ranks leave in the middle of a batch, each at another place. */
-static void test_destroy(void **state) {
+static void ranks_may_leave_within_a_batch(void **state) {
   for (tap_way w = WHOLE; w < TAP_WAYS; w++) {
     test_run *l = run_ranks("method=natgrad", 4, 1, DESTROY, w);
     assert_true(succeeded(l));
@@ -286,7 +286,7 @@ static ng_status observe_nothing(ng_block *b, const ng_obs *o) { return NG_OK; }
 /* If only rank 0 sets `last`, its sums meet the `check` of the other ranks, and all ranks return an error, for any
  * length of the messages.  The last set has doubles and sweeps the inputs, so that one, two or three blocks have
  * the length of `check`: 36 numbers and two for each of 8 statistics. */
-static void test_last_on_one_rank_only(void **state) {
+static void last_on_one_rank_only_is_an_error_on_all(void **state) {
   static const char *const set[] = {"method=natgrad", "method=eva",
                                     "method=natgrad statistics=local grad_worker_fraction=0",
                                     "method=eva stat_bucket_mb=0.00045"};
@@ -323,7 +323,7 @@ static void test_last_on_one_rank_only(void **state) {
 
 /* The transport of one rank fails at each call in turn, also while it observes.  All ranks return an error, and no
  * gradient is half written. */
-static void test_every_call_fails(void **state) {
+static void every_failing_call_ends_all_ranks(void **state) {
   static const char *const set[] = {"method=natgrad", "method=natgrad grad_worker_fraction=0",
                                     "method=eva", SLICES};
   for (int i = 0; i < 4 * TAP_WAYS; i++) {
@@ -381,7 +381,7 @@ static void expect_equal(const char *what, size_t at, int rank, int64_t is, int6
            (long long)want);
 }
 
-static void test_messages(void **state) {
+static void complete_layers_are_sent_first(void **state) {
   test_run *first = NULL;
   for (size_t i = 0; i < sizeof row / sizeof row[0]; i++) {
     char set[96];
@@ -411,7 +411,7 @@ static void test_messages(void **state) {
 
 /* ---- misuse has the same errors on one rank as on many ---------------------------------------*/
 
-static void test_misuse(void **state) {
+static void observations_after_last_are_refused(void **state) {
   float a[B * 2] = {1, 2, 3, 4, 5, 6}, g[B * 2] = {1, -1, 2, -2, 3, -3}, d[2][4];
   const plane x = plane_of(a, B, 2, NG_F32), y = plane_of(g, B, 2, NG_F32);
   for (int twice = 0; twice < 2; twice++) {
@@ -452,10 +452,13 @@ static void test_misuse(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_same_bits),        cmocka_unit_test(test_events),
-      cmocka_unit_test(test_destroy),          cmocka_unit_test(test_last_on_one_rank_only),
-      cmocka_unit_test(test_every_call_fails), cmocka_unit_test(test_messages),
-      cmocka_unit_test(test_misuse),
+      cmocka_unit_test(last_changes_no_bit),
+      cmocka_unit_test(last_does_not_change_a_faulty_step),
+      cmocka_unit_test(ranks_may_leave_within_a_batch),
+      cmocka_unit_test(last_on_one_rank_only_is_an_error_on_all),
+      cmocka_unit_test(every_failing_call_ends_all_ranks),
+      cmocka_unit_test(complete_layers_are_sent_first),
+      cmocka_unit_test(observations_after_last_are_refused),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

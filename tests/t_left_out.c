@@ -1,4 +1,4 @@
-/* t_left_out.c: layers that have no part in some steps, because they are frozen or have no gradient: on several
+/* t_left_out.c: layers that are excluded from some steps, because they are frozen or have no gradient: on several
  * ranks, in the middle of a micro-batch, with ng_batch.last, while a period ends, from the first step on, across a
  * saved state.
  *

@@ -20,7 +20,7 @@ static int64_t taken; /* allocations by our own code */
 void *__real_malloc(size_t bytes);
 void *__real_calloc(size_t n, size_t bytes);
 void *__real_aligned_alloc(size_t to, size_t bytes);
-/* Linked libraries use these, too. */
+/* Linked libraries call these functions, too. */
 #define EXPORTED __attribute__((visibility("default")))
 EXPORTED void *__wrap_malloc(size_t bytes);
 EXPORTED void *__wrap_calloc(size_t n, size_t bytes);

@@ -46,7 +46,7 @@ static const char npy_byte[] =
     "\x93NUMPY\x01\0v\0{'descr': '|u1', 'fortran_order': False, 'shape': (), }" BLANKS56
     "      \n\t";
 
-static void npy_reads_numpy(void **state) {
+static void files_of_numpy_are_read(void **state) {
   const char *all[] = {npy1, npy2, npy3};
   for (int v = 0; v < 3; v++) {
     ngio_npy a;
@@ -76,7 +76,7 @@ static void npy_reads_numpy(void **state) {
   ngio_npy_free(&a);
 }
 
-static void npy_dtypes_and_shapes(void **state) {
+static void every_dtype_and_shape_is_read(void **state) {
   static const struct {
     const char *header;
     ngio_dtype dtype;
@@ -108,7 +108,7 @@ static void npy_dtypes_and_shapes(void **state) {
   }
 }
 
-static void npy_bad_headers(void **state) {
+static void invalid_headers_are_refused(void **state) {
 #define D "{'descr': '<f4', 'fortran_order': False, 'shape': "
   static const struct {
     const char *header;
@@ -163,7 +163,7 @@ static void npy_bad_headers(void **state) {
   expect_message("truncated");
 }
 
-static void truncated_and_flipped_npy_files(void **state) {
+static void damaged_files_are_refused_or_consistent(void **state) {
   const char *all[] = {npy1, npy2, npy_byte};
   const size_t size[] = {sizeof npy1 - 1, sizeof npy2 - 1, sizeof npy_byte - 1};
   for (int v = 0; v < 3; v++) {
@@ -188,10 +188,10 @@ static void truncated_and_flipped_npy_files(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(npy_reads_numpy),
-      cmocka_unit_test(npy_dtypes_and_shapes),
-      cmocka_unit_test(npy_bad_headers),
-      cmocka_unit_test(truncated_and_flipped_npy_files),
+      cmocka_unit_test(files_of_numpy_are_read),
+      cmocka_unit_test(every_dtype_and_shape_is_read),
+      cmocka_unit_test(invalid_headers_are_refused),
+      cmocka_unit_test(damaged_files_are_refused_or_consistent),
   };
   return cmocka_run_group_tests(tests, make_folder, drop_folder);
 }

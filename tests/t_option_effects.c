@@ -198,7 +198,7 @@ static ng_option_info info_of(const char *option) {
   return info;
 }
 
-/* These tests have them: effect_update, t_absent (missing), t_plan_places (colocate). */
+/* Tests of these options: update_decides_the_step_and_the_moments, t_absent, t_plan_places. */
 static const char *const elsewhere[] = {"update", "missing", "colocate"};
 
 static bool is_tested(const char *option, const char *choice) {
@@ -268,7 +268,7 @@ static void per_layer_options_change_one_layer(void **state) {
 
 /* A line of per_layer equals ng_layer.options of the layers that it names, by name or kind.  The first matching
  * line counts, after the layer's own options. */
-static void lines_of_per_layer(void **state) {
+static void lines_of_per_layer_equal_layer_options(void **state) {
   static const char *const one[] = {"fc1: damping=3", "fc1:\tdamping=3 ",
                                     "[a-f]?1: damping=3; fc*: damping=0.1; conv*: damping=0.1"};
   run own = usual, mine = usual;
@@ -287,7 +287,7 @@ static void lines_of_per_layer(void **state) {
 }
 
 /* A layer with a method of its own has that method's values, whatever the model's values are. */
-static void method_of_a_layer(void **state) {
+static void a_layer_with_a_method_has_its_values(void **state) {
   static const char *const model[] = {"", "solver=eigen damping_split=joint stat_decay=0.5"};
   static const char *const row[][2] = {
       {"method=mfac window=2 damping=0.1", "method=mfac window=2 damping=0.1"},
@@ -309,7 +309,7 @@ static void method_of_a_layer(void **state) {
 
 /* ---- live options ----------------------------------------------------------------------------*/
 
-static void live_options_move(void **state) {
+static void live_options_change_later_steps(void **state) {
   for (const effect *e = effects; e < effects + EFFECTS; e++) {
     char one[100], two[100], settings[300];
     const bool live = info_of(e->option).live;
@@ -339,7 +339,7 @@ static void live_options_move(void **state) {
 /* ---- effects elsewhere -----------------------------------------------------------------------*/
 
 /* `update` decides which step function is allowed, and how much memory the moments need. */
-static void effect_update(void **state) {
+static void update_decides_the_step_and_the_moments(void **state) {
   static const char *const name[] = {"gradient", "sgd", "adamw"};
   static run out[3];
   for (int i = 0; i < 3; i++) {
@@ -380,10 +380,10 @@ int main(void) {
       cmocka_unit_test(option_values_have_different_effects),
       cmocka_unit_test(every_option_and_choice_is_named),
       cmocka_unit_test(per_layer_options_change_one_layer),
-      cmocka_unit_test(lines_of_per_layer),
-      cmocka_unit_test(method_of_a_layer),
-      cmocka_unit_test(live_options_move),
-      cmocka_unit_test(effect_update),
+      cmocka_unit_test(lines_of_per_layer_equal_layer_options),
+      cmocka_unit_test(a_layer_with_a_method_has_its_values),
+      cmocka_unit_test(live_options_change_later_steps),
+      cmocka_unit_test(update_decides_the_step_and_the_moments),
       cmocka_unit_test(layer_options_are_refused_with_a_model),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -237,7 +237,7 @@ static void names_have_hyphens_and_hints(void **state) {
   assert_int_equal(ng_options_get(&o, "solver", NULL, 0), NG_ERR_ARG);
 }
 
-static void known_but_not_supported(void **state) {
+static void unsupported_values_are_refused_with_the_reason(void **state) {
   static const char *const later[][2] = {{"factor_dtype", "f64"}, {"inverse_dtype", "f64"}};
   for (size_t i = 0; i < sizeof later / sizeof later[0]; i++) {
     refused(later[i][0], later[i][1], NG_ERR_ABSENT, "not supported yet");
@@ -269,7 +269,7 @@ int main(void) {
       cmocka_unit_test(numbers_read_back),
       cmocka_unit_test(numbers_have_a_point_in_every_locale),
       cmocka_unit_test(names_have_hyphens_and_hints),
-      cmocka_unit_test(known_but_not_supported),
+      cmocka_unit_test(unsupported_values_are_refused_with_the_reason),
       cmocka_unit_test(infos_of_other_sizes),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -124,7 +124,7 @@ static void options_against_each_other(void **state) {
 
 /* ---- environment -----------------------------------------------------------------------------*/
 
-static void environment(void **state) {
+static void the_environment_sets_all_variables_or_none(void **state) {
   for (int32_t i = 0; i < ng_option_count(); i++) { /* all options */
     const ng_option_info info = option_info(i);
     char variable[64];
@@ -330,7 +330,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(numbers_equal_their_text),
       cmocka_unit_test(options_against_each_other),
-      cmocka_unit_test(environment),
+      cmocka_unit_test(the_environment_sets_all_variables_or_none),
       cmocka_unit_test(overrides_set_a_whole_line),
       cmocka_unit_test(random_text_is_accepted_or_refused),
   };

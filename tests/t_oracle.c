@@ -335,11 +335,17 @@ static double factors_case(uint64_t seed) { return family_case(seed, 0); }
 static double vectors_case(uint64_t seed) { return family_case(seed, 1); }
 static double norms_case(uint64_t seed) { return family_case(seed, 2 + (int)(seed % 2)); }
 
-static void factors(void **state) { test_cases(factors_case, 200, GROWTH); }
+static void models_with_factors_match_the_oracle(void **state) {
+  test_cases(factors_case, 200, GROWTH);
+}
 
-static void vectors(void **state) { test_cases(vectors_case, 200, R1_GROWTH); }
+static void models_with_vectors_match_the_oracle(void **state) {
+  test_cases(vectors_case, 200, R1_GROWTH);
+}
 
-static void norms(void **state) { test_cases(norms_case, 200, GROWTH); }
+static void models_with_norms_match_the_oracle(void **state) {
+  test_cases(norms_case, 200, GROWTH);
+}
 
 /* Full norm blocks of few samples with dampings of 1e-1 to 1e-4 are nearly singular, so the library keeps them in
  * double up to order 128.  Gradients of samples are f32: 1e-5 of the largest entry. */
@@ -377,11 +383,14 @@ static double singular_case(uint64_t seed) {
   return e;
 }
 
-static void nearly_singular_norms(void **state) { test_cases(singular_case, 100, 1e-5); }
+static void nearly_singular_norms_match_the_oracle(void **state) {
+  test_cases(singular_case, 100, 1e-5);
+}
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(factors), cmocka_unit_test(vectors),
-                                     cmocka_unit_test(norms),
-                                     cmocka_unit_test(nearly_singular_norms)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(models_with_factors_match_the_oracle),
+                                     cmocka_unit_test(models_with_vectors_match_the_oracle),
+                                     cmocka_unit_test(models_with_norms_match_the_oracle),
+                                     cmocka_unit_test(nearly_singular_norms_match_the_oracle)};
   return cmocka_run_group_tests_name("oracle", tests, make_folder, delete_folder);
 }

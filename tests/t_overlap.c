@@ -156,7 +156,7 @@ static void expect_equal(const char *what, double is, double want) {
 /* Layer two is complete before the last array is observed.  Its A and G leave then, WORK earlier than those of
  * layer one, and the step begins at once.  `check` takes SMALL, so the statistics wait for the first two sums WIRE
  * - WORK - SMALL, for the others WORK more.  The results of both owners take WIRE together; `agree` follows. */
-static void test_hidden(void **state) {
+static void sums_travel_during_observations(void **state) {
   for (int tests = 0; tests < 2; tests++) {
     const outcome o = run("stat_bucket_mb=0", 1, WIRE, true, tests != 0);
     assert_int_equal(o.under_way_before_last, 2);
@@ -174,7 +174,7 @@ static void test_hidden(void **state) {
 /* Messages shorter than the work between two observations.  If the transport can test, the first two sums are
  * found complete at the next observation; otherwise they count as under way until the step waits for them.  The
  * other two are complete after `check`. */
-static void test_quick(void **state) {
+static void quick_messages_are_hidden(void **state) {
   for (int tests = 0; tests < 2; tests++) {
     const outcome o = run("stat_bucket_mb=0", 1, QUICK, true, tests != 0);
     expect_equal("hidden", o.hidden, WORK);
@@ -184,7 +184,7 @@ static void test_quick(void **state) {
 }
 
 /* Nothing is hidden if all sums are one message, if no micro-batch has `last`, or if the transport has no `start`. */
-static void test_nothing_hidden(void **state) {
+static void blocking_messages_are_not_hidden(void **state) {
   const outcome whole = run("", 1, WIRE, true, true),
                 late = run("stat_bucket_mb=0", 0, WIRE, true, true),
                 stops = run("stat_bucket_mb=0", 1, WIRE, false, false);
@@ -201,7 +201,8 @@ static void test_nothing_hidden(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(test_hidden), cmocka_unit_test(test_quick),
-                                     cmocka_unit_test(test_nothing_hidden)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(sums_travel_during_observations),
+                                     cmocka_unit_test(quick_messages_are_hidden),
+                                     cmocka_unit_test(blocking_messages_are_not_hidden)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -60,7 +60,7 @@ static const struct {
 };
 enum { ROWS = sizeof rows / sizeof rows[0] };
 
-static void any_ranks(void **state) {
+static void any_number_of_ranks_loads_the_parts(void **state) {
   const path one = path_of("one"), parts = path_of("parts"), x = path_of("x"), y = path_of("y");
   for (int i = 0; i < ROWS; i++) {
     for (int32_t n = 1; n <= MOST; n++) {
@@ -213,7 +213,7 @@ static void parts_share_the_moments(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(any_ranks),
+      cmocka_unit_test(any_number_of_ranks_loads_the_parts),
       cmocka_unit_test(memory_of_saving_and_loading_is_bounded),
       cmocka_unit_test(parts_share_the_moments),
   };

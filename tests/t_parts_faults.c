@@ -53,7 +53,7 @@ static void refused(const char *base, const char *message) {
 
 static void move(const char *from, const char *to) { assert_int_equal(rename(from, to), 0); }
 
-static void parts_that_do_not_belong(void **state) {
+static void foreign_parts_are_refused(void **state) {
   const path aside = path_of("aside");
   save("a", 2);
   save("b", 3);
@@ -89,7 +89,7 @@ static void parts_that_do_not_belong(void **state) {
 }
 
 /* One layer has one owner; parts of other ranks have no arrays, but are required all the same. */
-static void a_part_without_arrays(void **state) {
+static void parts_without_arrays_are_required(void **state) {
   static const sim_setup small = {
       .method = "natgrad", .set = "grad_worker_fraction=0", .vary = SIM_SMALL};
   const path a = path_of("a");
@@ -114,7 +114,7 @@ static void a_part_without_arrays(void **state) {
 }
 
 /* One bit of the manifest, of the header and of the data of each part. */
-static void parts_that_were_edited(void **state) {
+static void edited_parts_are_refused(void **state) {
   save("a", 2);
   for (int32_t r = 0; r < RANKS; r++) {
     const path p = part("a", r);
@@ -277,9 +277,9 @@ static void hosts_need_a_shared_folder(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(parts_that_do_not_belong),
-      cmocka_unit_test(parts_that_were_edited),
-      cmocka_unit_test(a_part_without_arrays),
+      cmocka_unit_test(foreign_parts_are_refused),
+      cmocka_unit_test(edited_parts_are_refused),
+      cmocka_unit_test(parts_without_arrays_are_required),
       cmocka_unit_test(a_part_that_does_not_fit_leaves_the_old_state),
       cmocka_unit_test(a_failing_rank_fails_all_and_loses_nothing),
       cmocka_unit_test(hosts_need_a_shared_folder),

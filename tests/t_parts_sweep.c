@@ -151,7 +151,7 @@ static void only_old_parts_of_the_same_state_are_deleted(void **state) {
 }
 
 /* A state in one file replaces a state in parts. */
-static void one_file_after_parts(void **state) {
+static void one_file_replaces_parts(void **state) {
   for (int32_t ranks = 1; ranks <= RANKS; ranks += RANKS - 1) {
     save_parts("a", 1);
     save_parts("b", 1);
@@ -164,7 +164,7 @@ static void one_file_after_parts(void **state) {
 }
 
 /* Relative paths, and a path with a doubled slash. */
-static void relative_and_doubled_paths(void **state) {
+static void parts_under_any_spelling_of_a_path_are_deleted(void **state) {
   char was[4096], twice[160];
   assert_non_null(getcwd(was, sizeof was));
   assert_int_equal(chdir(test_folder), 0);
@@ -185,8 +185,8 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(two_jobs_may_save_to_one_name),
       cmocka_unit_test(only_old_parts_of_the_same_state_are_deleted),
-      cmocka_unit_test(one_file_after_parts),
-      cmocka_unit_test(relative_and_doubled_paths),
+      cmocka_unit_test(one_file_replaces_parts),
+      cmocka_unit_test(parts_under_any_spelling_of_a_path_are_deleted),
   };
   return cmocka_run_group_tests(tests, make_folder, drop_folder);
 }

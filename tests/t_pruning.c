@@ -129,7 +129,8 @@ static void steps_are_geometric(void **state) {
   assert_int_equal(pruning_count_next(1000, 200, 200, 0.9, 1, 3), 400);
   assert_int_equal(pruning_count_next(1000, 200, 600, 0.9, 2, 3), 200);
   assert_int_equal(pruning_count_next(1000, 200, 800, 0.9, 3, 3), 100);
-  assert_int_equal(pruning_count_next(1000, 600, 600, 0.5, 1, 1), 0); /* it is already sparser */
+  assert_int_equal(pruning_count_next(1000, 600, 600, 0.5, 1, 1),
+                   0); /* the model is already sparser */
   for (int i = 0; i < 1000; i++)
     assert_int_equal(pruning_count_next(1000, 0, 0, i * 0.001, 1, 1), i);
 }

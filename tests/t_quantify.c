@@ -272,7 +272,7 @@ static void expect_published(const char *what, double got, double expected, doub
 
 /* EFCP's quantify_preconditioning of g = sin((i+1) 0.8) and u = sin((i+1) 1.6) for i < 8, in float64.  Two
  * gradients make u: v = (v + x) / 2 twice, from 0. */
-static void published_numbers(void **state) {
+static void numbers_match_the_published_function(void **state) {
   float g[8], first[8];
   fixture f;
   const plane v = plane_of(g, 1, 8, NG_F32);
@@ -407,7 +407,7 @@ static void only_without_blocks(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(quartiles_are_those_of_a_sort),
-      cmocka_unit_test(published_numbers),
+      cmocka_unit_test(numbers_match_the_published_function),
       cmocka_unit_test(hard_distributions_equal_a_sort),
       cmocka_unit_test(only_without_blocks),
   };

@@ -5,7 +5,7 @@
 #include <math.h>
 #include <string.h>
 
-static void known_answers(void **state) {
+static void numbers_match_the_known_answers(void **state) {
   static const struct {
     uint64_t seed, counter;
     uint32_t item, purpose, out[4];
@@ -33,7 +33,7 @@ static void known_answers(void **state) {
 enum { MANY = 100000 };
 static float x[MANY];
 
-static void uniform_and_normal(void **state) {
+static void moments_match_the_distributions(void **state) {
   double mean = 0.0, square = 0.0, third = 0.0, fourth = 0.0;
   random_uniform(3, RANDOM_INIT, 1, -2.0, 1.0, MANY, x);
   for (int i = 0; i < MANY; i++) {
@@ -98,8 +98,8 @@ static void order_is_a_fair_permutation(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(known_answers),
-      cmocka_unit_test(uniform_and_normal),
+      cmocka_unit_test(numbers_match_the_known_answers),
+      cmocka_unit_test(moments_match_the_distributions),
       cmocka_unit_test(numbers_depend_on_their_index),
       cmocka_unit_test(order_is_a_fair_permutation),
   };

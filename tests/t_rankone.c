@@ -65,7 +65,7 @@ static void near(double x, double y, const char *what) {
 }
 
 /* Eva-f without clip: the linear layer in the first step. */
-static void golden_eva_f(void **state) {
+static void eva_f_has_the_golden_numbers(void **state) {
   static const double want[8] = {4.49795021,   6.23377827,  4.75516723,  -0.615276684,
                                  -0.405750378, -4.95952117, -6.64931057, 0.488469587};
   test_case *s = golden_case();
@@ -80,7 +80,7 @@ static void golden_eva_f(void **state) {
 }
 
 /* The baseline K-FAC of the program: V, nu, the linear layer. */
-static void golden_eva_kfac(void **state) {
+static void kfac_has_the_golden_numbers(void **state) {
   static const double want[3][10] = {
       {0.165126877, 0.0778199803, 0.108319547, 0.224548081, 0.251249696, -0.00448208058,
        -0.0492779475, -0.231974988, -0.319513888, 0.0339718077},
@@ -107,7 +107,7 @@ static void golden_eva_kfac(void **state) {
 }
 
 /* AdaSGD and SAM of the program: the linear layer in the first step. */
-static void golden_adasgd_and_sam(void **state) {
+static void adasgd_and_sam_have_the_golden_numbers(void **state) {
   static const struct {
     const char *system;
     double linear[8];
@@ -132,9 +132,9 @@ static void golden_adasgd_and_sam(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(golden_eva_kfac),
-      cmocka_unit_test(golden_adasgd_and_sam),
-      cmocka_unit_test(golden_eva_f),
+      cmocka_unit_test(kfac_has_the_golden_numbers),
+      cmocka_unit_test(adasgd_and_sam_have_the_golden_numbers),
+      cmocka_unit_test(eva_f_has_the_golden_numbers),
   };
   return cmocka_run_group_tests_name("rankone", tests, NULL, NULL);
 }

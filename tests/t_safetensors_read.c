@@ -95,7 +95,7 @@ static const char python_file[] =
     "\x07\0\0\0\0\0\0\0\0\0\0\0\0\0\x80?\0\0\0@\0\0@@\0\0\x80@\0\0\xa0@\0>\0\xc0";
 static const uint16_t half[] = {0x3e00, 0xc000}; /* tensor h */
 
-static void reads_python(void **state) {
+static void a_file_of_the_python_package_is_read(void **state) {
   ngio_tensors *f;
   assert_int_equal(parse(python_file, sizeof python_file - 1, &f), NGIO_OK);
   assert_consistent(f, sizeof python_file);
@@ -316,7 +316,7 @@ static void threads_read_one_large_file(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(reads_python),
+      cmocka_unit_test(a_file_of_the_python_package_is_read),
       cmocka_unit_test(truncated_and_extended_files_are_refused),
       cmocka_unit_test(headers_with_a_flipped_bit),
       cmocka_unit_test(invalid_headers_are_refused),

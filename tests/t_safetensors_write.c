@@ -180,7 +180,7 @@ static void a_stream_receives_the_bytes_of_the_file(void **state) {
   assert_int_equal(unlink(path), 0);
 }
 
-static void refused_places(void **state) {
+static void invalid_paths_are_refused(void **state) {
   ngio_tensor t = {"f", NGIO_F32, 1, {3}, three, 0};
   const char *file = in_folder("file");
   write_file(file, "x", 1);
@@ -229,7 +229,7 @@ static void refused_places(void **state) {
 }
 
 /* RLIMIT_FSIZE, with its signal ignored, acts like a disk that is full after `limit` bytes. */
-static void full_disk(void **state) {
+static void a_full_disk_leaves_the_old_file(void **state) {
   static float large[5000];
   const char *path = in_folder("full"), *part = in_folder("full.natgrad-part");
   ngio_tensor small = {"f", NGIO_F32, 1, {3}, three, 0};
@@ -298,8 +298,8 @@ int main(void) {
       cmocka_unit_test(written_tensors_are_read_back),
       cmocka_unit_test(tensors_are_written_in_pieces),
       cmocka_unit_test(a_stream_receives_the_bytes_of_the_file),
-      cmocka_unit_test(refused_places),
-      cmocka_unit_test(full_disk),
+      cmocka_unit_test(invalid_paths_are_refused),
+      cmocka_unit_test(a_full_disk_leaves_the_old_file),
       cmocka_unit_test(files_of_killed_and_running_writers),
   };
   return cmocka_run_group_tests(tests, make_folder, drop_folder);

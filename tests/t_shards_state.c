@@ -137,7 +137,7 @@ static void states_of_whole_layers_are_read_by_shards(void **state) {
 #define ROWS(part, from, to) PIECE(part, "_row", from, to)
 #define COLS(part, from, to) PIECE(part, "", from, to)
 
-static void pieces_cover_once(void **state) {
+static void pieces_must_cover_the_array_once(void **state) {
   static const struct {
     const char *pieces;
     bool valid;
@@ -173,7 +173,7 @@ static void pieces_cover_once(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(pieces_cover_once),
+  const struct CMUnitTest tests[] = {cmocka_unit_test(pieces_must_cover_the_array_once),
                                      cmocka_unit_test(states_are_read_by_any_split),
                                      cmocka_unit_test(states_of_whole_layers_are_read_by_shards)};
   return cmocka_run_group_tests(tests, make_folder, drop_folder);

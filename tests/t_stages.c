@@ -162,7 +162,7 @@ static test_run *run_stages(test_run how, ng_status each[RANKS]) {
 
 /* ---- one clip --------------------------------------------------------------------------------*/
 
-static void one_clip(void **state) {
+static void all_stages_share_one_clip_factor(void **state) {
   const int32_t S = stages(), W = data_ranks();
   static const char *const options[] = {
       "method=natgrad damping=0.3 stat_period=1 solve_period=1 kl_clip=0.0001",
@@ -335,7 +335,7 @@ static void stage_groups_on_some_ranks_are_refused(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(one_clip),
+      cmocka_unit_test(all_stages_share_one_clip_factor),
       cmocka_unit_test(all_stages_return_one_status),
       cmocka_unit_test(stage_groups_on_some_ranks_are_refused),
       cmocka_unit_test(any_collective_fails),

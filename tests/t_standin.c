@@ -44,7 +44,7 @@ static void add_lanes(void **args) {
   const int32_t me = standin_thread;
   values[me] = (double)me + standin_shuffle_down((double)me, 16);
 }
-static void threads_meet(void **state) {
+static void barriers_and_shuffles_synchronise(void **state) {
   assert_null(standin_run("neighbour", read_neighbour, STANDIN_FORWARD, 2, THREADS, NULL));
   for (int i = 0; i < THREADS; i++) {
     assert_true(values[i] == (i + 1) % THREADS + 1.0);
@@ -83,7 +83,7 @@ static void threads_that_do_not_meet_are_found(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(every_order_runs_every_block),
-      cmocka_unit_test(threads_meet),
+      cmocka_unit_test(barriers_and_shuffles_synchronise),
       cmocka_unit_test(threads_that_do_not_meet_are_found),
   };
   return cmocka_run_group_tests_name("standin", tests, NULL, NULL);

@@ -157,7 +157,7 @@ static const sim_setup rows[] = {
     {.method = "eva-kfac", .set = "update=sgd " PERIODS},
 };
 
-static void resume_one_rank(void **state) {
+static void a_resumed_run_has_the_same_bits(void **state) {
   static const int64_t ks[] = {1, 4};
   for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
     sim_setup how = rows[i];
@@ -171,7 +171,7 @@ static void resume_one_rank(void **state) {
 }
 
 /* Ranks are threads, so the linear algebra is ref: a BLAS may start threads of its own. */
-static void resume_ranks(void **state) {
+static void resumed_ranks_have_the_same_bits(void **state) {
   for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
     sim_setup how = rows[i];
     how.linalg = "ref";
@@ -202,7 +202,7 @@ static void resume_ranks(void **state) {
 
 /* The file does not depend on the number of ranks that wrote it, the layout of images, the owners of results or
  * the linear algebra. */
-static void other_ranks_layouts_linalg(void **state) {
+static void the_file_depends_on_the_model_only(void **state) {
   static const sim_setup how[] = {
       {.method = "natgrad", .set = "update=sgd grad_worker_fraction=0", .linalg = "ref"},
       {.method = "natgrad",
@@ -223,7 +223,7 @@ static void other_ranks_layouts_linalg(void **state) {
 
 /* A of a convolution in the file is by definition (1/B) sum over samples and positions of p p', p: the patch in
  * (channel, kernel row, kernel column) order, with a 1 at the end. */
-static void published_order(void **state) {
+static void states_have_the_published_order(void **state) {
   enum { B = 2, C = 2, K = 3, H = 4, W = 3, O = 2, P = C * K * K + 1 };
   fixture f;
   int32_t conv;
@@ -337,10 +337,10 @@ static void exported_order_matches_the_definition(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(resume_one_rank),
-      cmocka_unit_test(resume_ranks),
-      cmocka_unit_test(other_ranks_layouts_linalg),
-      cmocka_unit_test(published_order),
+      cmocka_unit_test(a_resumed_run_has_the_same_bits),
+      cmocka_unit_test(resumed_ranks_have_the_same_bits),
+      cmocka_unit_test(the_file_depends_on_the_model_only),
+      cmocka_unit_test(states_have_the_published_order),
       cmocka_unit_test(exported_order_matches_the_definition),
   };
   return cmocka_run_group_tests(tests, make_folder, drop_folder);

@@ -102,7 +102,7 @@ static void damaged_states_are_refused(void **state) {
   assert_int_equal(unlink(again.text), 0);
 }
 
-static void other_models(void **state) {
+static void states_of_other_models_are_refused(void **state) {
   const path good = path_of("good");
   sim a;
   open_at(&a, &plain, 3);
@@ -378,7 +378,7 @@ static void counters_are_restored(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(damaged_states_are_refused),
-      cmocka_unit_test(other_models),
+      cmocka_unit_test(states_of_other_models_are_refused),
       cmocka_unit_test(inconsistent_files_are_refused),
       cmocka_unit_test(texts_that_json_cannot_hold),
       cmocka_unit_test(counters_are_restored),

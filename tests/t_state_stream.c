@@ -85,7 +85,7 @@ static void streams_have_the_bytes_of_a_file(void **state) {
 
 /* ---- what goes wrong -------------------------------------------------------------------------*/
 
-static void every_read_fails(void **state) {
+static void every_failing_read_is_refused(void **state) {
   sim b;
   stream s = {0};
   save_at(&plain, &s);
@@ -125,7 +125,7 @@ static void every_read_fails(void **state) {
 }
 
 /* Streams that end early or never end.  t_state_refused.c tests damaged bytes. */
-static void too_short_and_too_long(void **state) {
+static void streams_must_end_with_the_state(void **state) {
   sim b;
   stream good = {0}, zeros = {.endless = 1};
   save_at(&small, &good);
@@ -322,7 +322,7 @@ static void ranks_fail_together(void **state) {
   stream_drop(&whole);
 }
 
-static void no_function_on_rank_0(void **state) {
+static void rank_0_needs_a_callback(void **state) {
   for (int loading = 0; loading < 2; loading++) {
     pair x = {.loading = loading != 0, .no_callback = true};
     assert_int_equal(ranks_run(RANKS, fail_at_k, &x, NULL), NG_OK);
@@ -480,12 +480,12 @@ static void walk_arguments(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(streams_have_the_bytes_of_a_file),
-      cmocka_unit_test(every_read_fails),
-      cmocka_unit_test(too_short_and_too_long),
+      cmocka_unit_test(every_failing_read_is_refused),
+      cmocka_unit_test(streams_must_end_with_the_state),
       cmocka_unit_test(announced_lengths_are_not_trusted),
       cmocka_unit_test(streams_need_a_ready_model),
       cmocka_unit_test(ranks_fail_together),
-      cmocka_unit_test(no_function_on_rank_0),
+      cmocka_unit_test(rank_0_needs_a_callback),
       cmocka_unit_test(two_ranks_walk_together),
       cmocka_unit_test(arrays_equal_the_file),
       cmocka_unit_test(walk_arguments),

@@ -13,6 +13,7 @@
 #include <sys/mman.h>
 #include "core/core.h"
 #include "draw.h"
+#include "element.h"
 #include "fixture.h"
 #include "kernels.h"
 #include "late.h"
@@ -22,9 +23,8 @@
 
 static int64_t elements(const ng_strided *s) {
   int64_t n = 1;
-  for (int32_t i = 0; i < s->ndim; i++) {
+  for (int32_t i = 0; i < s->ndim; i++)
     n *= s->shape[i];
-  }
   return n;
 }
 
@@ -79,14 +79,14 @@ static void invalid_arrays_are_refused(void **state) {
   a.stride = stride;
   assert_null(ng_array_take(&a, &s));
   assert_memory_equal(s.stride, stride, sizeof stride);
-  a.shape = NULL; /* ng_array.room holds at most four axes */
+  a.shape = NULL; /* ng_array.room has four axes */
   assert_non_null(strstr(ng_array_take(&a, &s), "ndim above 4"));
   a.shape = shape;
   a.ndim = -1;
   assert_non_null(strstr(ng_array_take(&a, &s), "ndim"));
   a.ndim = 9;
   assert_non_null(strstr(ng_array_take(&a, &s), "ndim"));
-  /* the number of elements, all at one address; the range of addresses, though each axis alone would fit */
+  /* too many elements, at one address; too large a range of addresses, though each axis alone fits */
   const int64_t many[2] = {INT64_C(1) << 30, INT64_C(1) << 30}, none[2] = {0, 0};
   const int64_t two[2] = {2, 2}, far[2] = {INT64_C(1) << 57, (INT64_C(1) << 57) + 1};
   a.ndim = 2;
@@ -101,9 +101,8 @@ static void invalid_arrays_are_refused(void **state) {
   assert_null(ng_array_take(&a, &s));
 }
 
-/* ng_strided_distinct is never true if two elements have one address, and always true for a slice of a dense
- * array. */
-static void distinct_elements(void **state) {
+/* ng_strided_distinct is false if two elements have one address, and true for each slice of a dense array. */
+static void arrays_with_distinct_elements_are_recognised(void **state) {
   rng r = {test_seed()};
   int yes = 0, no = 0;
   for (int round = 0; round < 20000; round++) {
@@ -111,9 +110,8 @@ static void distinct_elements(void **state) {
     const bool distinct = ng_strided_distinct(&s);
     bool met = false;
     for (int64_t i = 0; i < elements(&s) && !met; i++) {
-      for (int64_t k = 0; k < i && !met; k++) {
+      for (int64_t k = 0; k < i && !met; k++)
         met = address_of(s.ndim, s.shape, s.stride, i) == address_of(s.ndim, s.shape, s.stride, k);
-      }
     }
     assert_false(distinct && met);
     yes += distinct;
@@ -124,7 +122,7 @@ static void distinct_elements(void **state) {
   assert_true(yes > 1000 && no > 1000);
 }
 
-static void axes_join(void **state) {
+static void joined_axes_have_the_same_addresses(void **state) {
   rng r = {test_seed()};
   int fewer = 0;
   for (int round = 0; round < 2000; round++) {
@@ -149,43 +147,29 @@ static void axes_join(void **state) {
 enum { LONGEST = 3 * NG_LINE + 7, FARTHEST = 4, ROOM = 2 * LONGEST * FARTHEST };
 static const ng_dtype types[3] = {NG_F32, NG_BF16, NG_F16};
 
-static void put(void *to, ng_dtype t, int64_t at, float x) {
-  ng_from_f32((char *)to + at * ng_dtype_size(t), t, &x, 1);
-}
-static float get(const void *from, ng_dtype t, int64_t at) {
-  float x;
-  ng_to_f32(&x, (const char *)from + at * ng_dtype_size(t), t, 1);
-  return x;
-}
-
 static void gathered_lines_are_scattered_back(void **state) {
   static float memory[ROOM], line[LONGEST];
   rng r = {test_seed()};
   for (int round = 0; round < 300; round++) {
     const ng_dtype t = types[round % 3];
     const int64_t n = rng_between(&r, 1, LONGEST), step = rng_between(&r, -FARTHEST, FARTHEST);
-    const int64_t first = ROOM / 2; /* of the line, which may go backwards */
+    const int64_t first = ROOM / 2; /* a line may go backwards */
     void *from = (char *)(void *)memory + first * ng_dtype_size(t);
-    for (int64_t i = 0; i < ROOM; i++) {
+    for (int64_t i = 0; i < ROOM; i++)
       put(memory, t, i, (float)rng_value(&r));
-    }
     ng_gather(line, from, t, step, n);
-    for (int64_t i = 0; i < n; i++) {
+    for (int64_t i = 0; i < n; i++)
       assert_true(line[i] == get(from, t, i * step));
-    }
     if (step == 0) continue; /* elements share an address, which ng_scatter does not support */
-    for (int64_t i = 0; i < ROOM; i++) {
+    for (int64_t i = 0; i < ROOM; i++)
       put(memory, t, i, 99.0f);
-    }
     ng_scatter(from, t, step, line, n);
     int64_t others = 0;
-    for (int64_t i = 0; i < ROOM; i++) {
+    for (int64_t i = 0; i < ROOM; i++)
       others += get(memory, t, i) == 99.0f;
-    }
     assert_int_equal(others, ROOM - n);
-    for (int64_t i = 0; i < n; i++) {
+    for (int64_t i = 0; i < n; i++)
       assert_true(get(from, t, i * step) == line[i]);
-    }
   }
 }
 
@@ -210,15 +194,12 @@ static void scan(ng_strided *s, int64_t room, rng *r) {
   bool *is_element = calloc((size_t)room, sizeof *is_element);
   int64_t least = 0;
   assert_true(memory != NULL && is_element != NULL);
-  for (int32_t i = 0; i < s->ndim; i++) {
+  for (int32_t i = 0; i < s->ndim; i++)
     if (s->stride[i] < 0) least += s->stride[i] * (s->shape[i] - 1);
-  }
-  for (int64_t k = 0; k < elements(s); k++) {
+  for (int64_t k = 0; k < elements(s); k++)
     is_element[address_of(s->ndim, s->shape, s->stride, k) - least] = true;
-  }
-  for (int64_t i = 0; i < room; i++) {
+  for (int64_t i = 0; i < room; i++)
     put(memory, s->dtype, i, is_element[i] ? 1.0f : NAN);
-  }
   s->data = memory - least * ng_dtype_size(s->dtype);
   assert_true(largest(s) < (double)INFINITY);
   for (int k = 0; k < 12; k++) {
@@ -252,7 +233,7 @@ static void scan_reads_elements_only(void **state) {
 
 /* ---- rows of a parameter ---------------------------------------------------------------------*/
 
-static void ranges_of_rows(void **state) {
+static void ranges_of_rows_are_read_and_written(void **state) {
   enum { H = 5, W = 301, ROWS = 3, COLS = H * W, MEMORY = 2 * ROWS * COLS };
   static float memory[MEMORY], line[COLS];
   rng r = {test_seed()};
@@ -268,38 +249,33 @@ static void ranges_of_rows(void **state) {
     }
     const int64_t rows = flat ? ROWS : 2, row = rng_below(&r, rows), col = rng_below(&r, COLS);
     const int64_t n = rng_between(&r, 1, COLS - col);
-    for (int64_t i = 0; i < MEMORY; i++) {
+    for (int64_t i = 0; i < MEMORY; i++)
       put(memory, v.dtype, i, (float)(i % 251));
-    }
 #define AT(c) (row * v.row_stride + (flat ? (c) : (c) / W + (c) % W * 2 * H))
     ng_place_read(&v, row, col, n, line);
-    for (int64_t i = 0; i < n; i++) {
+    for (int64_t i = 0; i < n; i++)
       assert_true(line[i] == get(memory, v.dtype, AT(col + i)));
-    }
     /* a NaN is found within the range, and ignored outside */
     assert_true(ng_place_finite(&v, row, col, n));
     const int64_t bad = rng_below(&r, COLS);
     put(memory, v.dtype, AT(bad), NAN);
     assert_true(ng_place_finite(&v, row, col, n) == (bad < col || bad >= col + n));
     put(memory, v.dtype, AT(bad), 0.0f);
-    for (int64_t i = 0; i < n; i++) {
+    for (int64_t i = 0; i < n; i++)
       line[i] = (float)(i % 127) - 200.0f;
-    }
     ng_place_write(&v, row, col, n, line);
     int64_t negative = 0;
-    for (int64_t i = 0; i < n; i++) {
+    for (int64_t i = 0; i < n; i++)
       assert_true(get(memory, v.dtype, AT(col + i)) == line[i]);
-    }
-    for (int64_t i = 0; i < MEMORY; i++) {
+    for (int64_t i = 0; i < MEMORY; i++)
       negative += get(memory, v.dtype, i) < 0.0f;
-    }
     assert_int_equal(negative, n);
 #undef AT
   }
 }
 
 /* The weight of one output, [1, 6], may be bound as [1, 6] or [6], but not as [2, 3]. */
-static void weight_of_one_output(void **state) {
+static void the_weight_of_one_output_may_be_a_vector(void **state) {
   float x[6];
   fixture f;
   fixture_ok(&f, fixture_open(&f, "damping=0.1", NULL));
@@ -321,15 +297,13 @@ static void step_of(const char *linalg, const ng_array *a, int64_t samples, floa
   static const float out[4 * OUT] = {1, -2, 3, 1, -1, 2, 2, 1};
   fixture f;
   float dw[OUT * IN];
-  for (int i = 0; i < OUT * IN; i++) {
+  for (int i = 0; i < OUT * IN; i++)
     dw[i] = (float)(i % 5) - 1.5f;
-  }
   fixture_ok(&f, fixture_open(&f, "damping=0.1 clip=none",
                               &(fixture_how){.linalg = linalg, .threads = 1}));
-  fixture_ok(&f, ng_add_linear(f.p, "fc", IN, OUT, 0, NULL));
-  const ng_array w = ng_array_matrix(dw, OUT, IN, NG_F32);
+  const plane grads[2] = {plane_of(dw, OUT, IN, NG_F32)};
   const ng_array g = ng_array_matrix((float *)(uintptr_t)out, samples, OUT, NG_F32);
-  fixture_ok(&f, ng_bind_grad(f.p, 0, NG_WEIGHT, &w));
+  fixture_ok(&f, fixture_linear(&f, "fc", grads, NULL));
   fixture_ok(&f, ng_ready(f.p));
   fixture_ok(&f, fixture_begin(&f, samples));
   fixture_ok(&f, ng_observe_input(f.p, 0, a, NG_COPY));
@@ -341,7 +315,7 @@ static void step_of(const char *linalg, const ng_array *a, int64_t samples, floa
 
 /* Rows at unusual distances give the results of dense rows: farther apart than the 32 bits of a BLAS, overlapping
  * like the windows of a signal, backwards. */
-static void rows_at_unusual_distances(void **state) {
+static void distances_of_rows_do_not_change_results(void **state) {
   enum { SAMPLES = 2 };
   const int64_t apart[4] = {(INT64_C(1) << 31) + 5, 3, 1, -7};
   const size_t bytes = ((size_t)apart[0] + 64) * sizeof(float);
@@ -399,9 +373,8 @@ static void output_gradients_have_the_size_of_an_image(void **state) {
       fixture_ok(&f, observe_image(&f, false, i, 2));
       fixture_ok(&f, observe_image(&f, false, i, 2)); /* the same size again */
     }
-    for (int64_t i = 1; i <= sizes; i++) {
+    for (int64_t i = 1; i <= sizes; i++)
       fixture_ok(&f, observe_image(&f, true, i, 2));
-    }
     assert_int_equal(observe_image(&f, true, 2, 5), sizes <= NG_IMAGE_SIZES ? NG_ERR_SHAPE : NG_OK);
     assert_int_equal(observe_image(&f, true, sizes + 1, 2),
                      sizes <= NG_IMAGE_SIZES ? NG_ERR_SHAPE : NG_OK);
@@ -424,9 +397,8 @@ static void output_gradients_have_the_size_of_an_image(void **state) {
 
 /* ---- images other than registered ------------------------------------------------------------*/
 
-/* The image size of the registration only plans memory.  Other sizes, or none, give the same bits, also with a
- * linear algebra that runs every entry as late as allowed. */
-static void other_image_sizes_than_registered(void **state) {
+/* The registered size only plans memory.  Other sizes, or none, give the same bits, also on a late queue (late.h). */
+static void image_sizes_may_differ_from_the_registered_size(void **state) {
   static const char *const settings[] = {
       "damping=0.1", "damping=0.1 positions=reduce", "method=eva damping=0.1",
       "method=eva-natgrad damping=0.1 sides=input", "method=kaisa damping=0.1"};
@@ -450,9 +422,8 @@ static void other_image_sizes_than_registered(void **state) {
       fixture_ok(&f, ng_bind_grad(f.p, 0, NG_WEIGHT, &w));
       fixture_ok(&f, ng_ready(f.p));
       if (late) late_queue(f.ctx->queue, &ng_linalg_ref);
-      for (int i = 0; i < KS; i++) {
+      for (int i = 0; i < KS; i++)
         dw[way][i] = (float)(i % 7) - 2.5f;
-      }
       fixture_ok(&f, fixture_begin(&f, N));
       /* a small image, and one for which the scratch memory grows */
       for (int turn = 0; turn < 2; turn++) {
@@ -471,15 +442,14 @@ static void other_image_sizes_than_registered(void **state) {
   }
 }
 
-/* clip = ratio computes the norm of a weight with any strides, also with rows longer than a line. */
-static void norms_of_long_rows(void **state) {
+/* clip = ratio computes the norm of a weight with rows longer than a line, for any strides. */
+static void norms_of_long_rows_do_not_depend_on_strides(void **state) {
   enum { LONG = 2 * NG_LINE + 9, TWO = 2 };
   static float w[TWO * LONG], turned[LONG * TWO], dw[2][TWO * LONG], x[3 * LONG];
-  const float y[3 * TWO] = {1, -1, 2, 3, -2, 1};
+  float y[3 * TWO] = {1, -1, 2, 3, -2, 1};
   double clip[2];
   rng r = {test_seed()};
-  for (int64_t i = 0; i < TWO * LONG;
-       i++) { /* growing values: an element read from a wrong place changes the norm */
+  for (int64_t i = 0; i < TWO * LONG; i++) { /* growing: a wrong element changes the norm */
     w[i] = (float)(rng_real(&r) * (double)(1 + i % LONG));
     turned[i % LONG * TWO + i / LONG] = w[i];
     dw[0][i] = dw[1][i] = (float)rng_value(&r);
@@ -500,11 +470,8 @@ static void norms_of_long_rows(void **state) {
     fixture_ok(&f, ng_bind_grad(f.p, 0, NG_WEIGHT, &grad));
     fixture_ok(&f, ng_bind_weight(f.p, 0, NG_WEIGHT, &weight));
     fixture_ok(&f, ng_ready(f.p));
-    const ng_array a = ng_array_matrix(x, 3, LONG, NG_F32);
-    const ng_array b = ng_array_matrix((float *)(uintptr_t)y, 3, TWO, NG_F32);
-    fixture_ok(&f, fixture_begin(&f, 3));
-    fixture_ok(&f, ng_observe_input(f.p, 0, &a, NG_COPY));
-    fixture_ok(&f, ng_observe_output_grad(f.p, 0, &b, NG_COPY));
+    const plane a = plane_of(x, 3, LONG, NG_F32), b = plane_of(y, 3, TWO, NG_F32);
+    fixture_ok(&f, fixture_begin_and_observe(&f, 3, 0, &a, &b));
     fixture_ok(&f, ng_step(f.p, 0.1));
     clip[way] = fixture_report(&f).clip;
     fixture_close(&f);
@@ -517,16 +484,16 @@ static void norms_of_long_rows(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(invalid_arrays_are_refused),
-      cmocka_unit_test(distinct_elements),
-      cmocka_unit_test(axes_join),
+      cmocka_unit_test(arrays_with_distinct_elements_are_recognised),
+      cmocka_unit_test(joined_axes_have_the_same_addresses),
       cmocka_unit_test(gathered_lines_are_scattered_back),
       cmocka_unit_test(scan_reads_elements_only),
-      cmocka_unit_test(ranges_of_rows),
-      cmocka_unit_test(weight_of_one_output),
-      cmocka_unit_test(rows_at_unusual_distances),
+      cmocka_unit_test(ranges_of_rows_are_read_and_written),
+      cmocka_unit_test(the_weight_of_one_output_may_be_a_vector),
+      cmocka_unit_test(distances_of_rows_do_not_change_results),
       cmocka_unit_test(output_gradients_have_the_size_of_an_image),
-      cmocka_unit_test(other_image_sizes_than_registered),
-      cmocka_unit_test(norms_of_long_rows),
+      cmocka_unit_test(image_sizes_may_differ_from_the_registered_size),
+      cmocka_unit_test(norms_of_long_rows_do_not_depend_on_strides),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

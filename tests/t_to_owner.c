@@ -227,7 +227,7 @@ static void only_due_layers_are_sent(void **state) {
 }
 
 /* Each step observes another single layer, so messages begin and end with it. */
-static void steps_that_observe_one_layer(void **state) {
+static void steps_may_observe_one_layer(void **state) {
   for (int32_t ranks = least_ranks(); ranks <= most_ranks(); ranks++)
     for (int k = 0; k < WAYS; k++)
       same_bits((test_run){
@@ -237,7 +237,7 @@ static void steps_that_observe_one_layer(void **state) {
 /* Only the owner finds the overflow of a sum.  The next sample begins the owner's average, but continues the averages
  * of other ranks.  With calls = ema the owner and other ranks then weigh calls differently, so all ranks observe the
  * same; tolerance: a few roundings of f32, 1e-5 is about 80. */
-static void first_overflows(void **state) {
+static void an_overflow_found_by_the_owner_skips_the_step(void **state) {
   for (int32_t ranks = least_ranks(); ranks <= most_ranks(); ranks++) {
     same_bits((test_run){.with = "stat_period=1", .ranks = ranks, .huge = 0});
     assert_int_equal(result[1]->rank[0].status[0], NG_SKIPPED);
@@ -261,10 +261,10 @@ static void first_overflows(void **state) {
 int main(void) {
   for (int i = 0; i < 2; i++)
     result[i] = calloc(1, sizeof(test_run));
-  const struct CMUnitTest tests[] = {cmocka_unit_test(sums_to_owners_equal_sums_to_all),
-                                     cmocka_unit_test(steps_that_observe_one_layer),
-                                     cmocka_unit_test(only_due_layers_are_sent),
-                                     cmocka_unit_test(first_overflows)};
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(sums_to_owners_equal_sums_to_all),
+      cmocka_unit_test(steps_may_observe_one_layer), cmocka_unit_test(only_due_layers_are_sent),
+      cmocka_unit_test(an_overflow_found_by_the_owner_skips_the_step)};
   const int failed = result[0] == NULL || result[1] == NULL ? 1 : RANKS_TESTS("owner", tests);
   for (int i = 0; i < 2; i++)
     free(result[i]);

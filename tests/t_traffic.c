@@ -37,7 +37,7 @@ static void expect_equal(double is, double want) {
   if (!(fabs(is - want) < 1e-12)) fail_msg("%.17g, expected %.17g", is, want);
 }
 
-static void test_gathered(void **state) {
+static void reports_of_all_ranks_are_gathered(void **state) {
   traffic all[RANKS];
   assert_int_equal(ranks_run(RANKS, gather, all, NULL), NG_OK);
   for (int r = 0; r < RANKS; r++) {
@@ -116,7 +116,7 @@ static ng_transport slow_wire(double *done_at) {
   return t;
 }
 
-static void test_hidden(void **state) {
+static void hidden_time_follows_the_clock(void **state) {
   double done_at = 0, small = 1;
   float x[5] = {0};
   bool done = false;
@@ -153,7 +153,7 @@ static void test_hidden(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(test_gathered),
-                                     cmocka_unit_test(test_hidden)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(reports_of_all_ranks_are_gathered),
+                                     cmocka_unit_test(hidden_time_follows_the_clock)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "core/core.h"
+#include "element.h"
 #include "linalg_check.h"
 
 static const ng_dtype types[] = {NG_F32, NG_BF16, NG_F16};
@@ -51,16 +52,6 @@ static void *stored_copy(const void *from, int64_t n, ng_dtype t) {
   return x;
 }
 
-static float get(const void *x, ng_dtype t, int64_t i) {
-  float v;
-  ng_to_f32(&v, (const char *)x + i * ng_dtype_size(t), t, 1);
-  return v;
-}
-
-static void set(void *x, ng_dtype t, int64_t i, float v) {
-  ng_from_f32((char *)x + i * ng_dtype_size(t), t, &v, 1);
-}
-
 static void drop(void *x, int64_t n, ng_dtype t) {
   const unsigned char *end = (unsigned char *)x + n * ng_dtype_size(t);
   for (int i = 0; i < FENCE; i++) {
@@ -97,7 +88,7 @@ static void converts(void **arg) {
       CASE("convert n = %" PRId64 " %s", n, ng_dtype_name(t));
       void *x = stored_random(n, t), *back = stored(n, t);
       float *wide = stored(n, NG_F32);
-      set(x, t, n / 2, odd_values[n % ODD_VALUES]);
+      put(x, t, n / 2, odd_values[n % ODD_VALUES]);
       DO(q, widen, n, x, t, wide);
       DO(q, narrow, n, wide, back, t);
       for (int64_t i = 0; i < n; i++) {
@@ -213,18 +204,18 @@ static void finds_non_finite_values(void **arg) {
       for (int64_t i = 0; i<n; i += n> 300 ? 97 : 1) {
         const float old = get(x, t, i);
         for (int k = 0; k < 3; k++) { /* NaN and both infinities */
-          set(x, t, i, odd_values[k]);
+          put(x, t, i, odd_values[k]);
           DO(q, finite, n, x, t, &finite);
           CHECK(ng_info_read(q, &finite) == 0);
           DO(q, finite, i, x, t, &finite);
           CHECK(ng_info_read(q, &finite) == 1);
         }
-        set(x, t, i, -60000.0f);
+        put(x, t, i, -60000.0f);
         DO(q, finite, n, x, t, &finite);
         DO(q, largest, n, x, t, &largest);
         CHECK(ng_info_read(q, &finite) == 1);
         CHECK(*ng_numbers_read(q, &largest) == (double)rounded_to(t, 60000.0f));
-        set(x, t, i, old);
+        put(x, t, i, old);
       }
       DO(q, largest, 0, x, t, &largest);
       CHECK(*ng_numbers_read(q, &largest) == 0.0);
@@ -255,7 +246,7 @@ static void shifts_and_traces(void **arg) {
       }
       DO(q, trace, n, S, t, &trace);
       CHECK(fabs(*ng_numbers_read(q, &trace) - exact) <= 2.0 * (double)(n + 4) * U64 * terms);
-      set(S, t, ng_sym_at(n, n - 1, n - 1), NAN);
+      put(S, t, ng_sym_at(n, n - 1, n - 1), NAN);
       DO(q, trace, n, S, t, &trace);
       CHECK(isnan(*ng_numbers_read(q, &trace)));
       drop(S, count, t);
@@ -494,7 +485,7 @@ static void sums_squares(void **arg) {
       for (int64_t i = 0; i < rows * ld; i++) {
         const double x = (double)get(X, t, i);
         if (i % ld < n) exact += x * x;
-        if (i % ld >= n) set(X, t, i, NAN); /* must not be read */
+        if (i % ld >= n) put(X, t, i, NAN); /* must not be read */
       }
       DO(q, norm2, rows, n, X, t, ld, &first);
       CHECK(fabs(*ng_numbers_read(q, &first) - exact) <=
@@ -504,10 +495,10 @@ static void sums_squares(void **arg) {
         DO(q, norm2, rows, n, X, t, ld, &again);
         CHECK(memcmp(&first, &again, sizeof first) == 0);
       }
-      set(X, t, (rows - 1) * ld + n / 2, NAN);
+      put(X, t, (rows - 1) * ld + n / 2, NAN);
       DO(q, norm2, rows, n, X, t, ld, &again);
       CHECK(isnan(again));
-      set(X, t, (rows - 1) * ld + n / 2, -INFINITY);
+      put(X, t, (rows - 1) * ld + n / 2, -INFINITY);
       DO(q, norm2, rows, n, X, t, ld, &again);
       CHECK(isinf(again));
       drop(X, rows * ld, t);

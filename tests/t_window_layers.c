@@ -158,7 +158,7 @@ static void wrong_lines_are_refused(void **state) {
 }
 
 /* An option that needs weights is refused with the name of a parameter without weight. */
-static void weights_needed(void **state) {
+static void options_that_need_weights_are_refused_without(void **state) {
   for (int k = 0; k < 2; k++) {
     fixture f;
     float g[3] = {1, 2, 3};
@@ -252,7 +252,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(lines_make_windows_of_layers),
       cmocka_unit_test(wrong_lines_are_refused),
-      cmocka_unit_test(weights_needed),
+      cmocka_unit_test(options_that_need_weights_are_refused_without),
       cmocka_unit_test(live_damping_changes_windows_without_a_line),
       cmocka_unit_test(plans_count_windows_of_lines),
       cmocka_unit_test(states_belong_to_their_lines),

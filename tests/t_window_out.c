@@ -132,7 +132,7 @@ static void expect_zeros(const test_run *l) {
     for (int64_t i = 0; i < D; i++) {
       if (!out[i]) continue;
       if (got[i] != g[i])
-        fail_msg("%s, step %d: gradient %d of what is out has changed", l->options, (int)step,
+        fail_msg("%s, step %d: gradient %d of an excluded entry has changed", l->options, (int)step,
                  (int)i);
       u[i] = 0;
       got[i] = 0;

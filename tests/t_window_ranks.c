@@ -132,7 +132,7 @@ static test_run *run_ranks(int32_t ranks, const char *options, const char *more,
     if (memcmp(l->directions[r], l->directions[0], sizeof l->P) != 0)
       fail_msg("%s: rank %d of %d has other bits", text, r, ranks);
     if (l->wrong[r] != 0)
-      fail_msg("%s: %d times something was taken that is refused", text, l->wrong[r]);
+      fail_msg("%s: %d calls succeeded that must be refused", text, l->wrong[r]);
   }
   for (int32_t r = 0; r < ranks; r++)
     free(l->directions[r]);

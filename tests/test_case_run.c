@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "kernel/kernel.h"
+#include "element.h"
 #include "fixture.h"
 #include "ranks.h"
 #include "stream.h"
@@ -17,17 +18,6 @@
 #endif
 
 /* ---- arrays for the library ------------------------------------------------------------------*/
-
-static void put(void *data, ng_dtype t, int64_t i, double x) {
-  const float f = (float)x;
-  ng_from_f32((char *)data + i * ng_dtype_size(t), t, &f, 1);
-}
-
-static double get(const void *data, ng_dtype t, int64_t i) {
-  float f;
-  ng_to_f32(&f, (const char *)data + i * ng_dtype_size(t), t, 1);
-  return (double)f;
-}
 
 /* Tokens, [B, S] or [S, B]. */
 static plane tokens_for_library(const test_case *s, const case_setup *setup, int32_t i, int64_t B,
@@ -127,7 +117,7 @@ static void read(const test_case *s, int32_t l, plane slot[2], double *x) {
   const int64_t p = oracle_cols(&s->layer[l]), n = case_weight_count(s, l);
   for (int64_t i = 0, at; i < n; i++) {
     const plane *v = place(&s->layer[l], slot, i / p, i % p, &at);
-    x[i] = get(v->data, v->dtype, at);
+    x[i] = (double)get(v->data, v->dtype, at);
   }
 }
 
@@ -228,7 +218,7 @@ static ng_status observe(rank_run *run, int32_t t, int32_t c, int32_t l, int32_t
     run->borrowed[run->borrowed_count++] = x.data;
   else
     free(x.data);
-  return st == NG_SKIPPED && run->trying ? NG_OK : st; /* ng_step returns it, too */
+  return st == NG_SKIPPED && run->trying ? NG_OK : st; /* ng_step returns NG_SKIPPED, too */
 }
 
 static ng_status observe_all(rank_run *run, int32_t t) {

@@ -57,6 +57,7 @@ set(natgrad_unit_tests
     t_engine
     t_factor_files
     t_family
+    t_family_calls
     t_family_matrix
     t_finite
     t_finite_norm
@@ -65,6 +66,7 @@ set(natgrad_unit_tests
     t_gather
     t_golden
     t_groups
+    t_groups_ranks
     t_huge
     t_idle
     t_json
@@ -116,6 +118,7 @@ set(natgrad_unit_tests
     t_sizes
     t_stages
     t_stale
+    t_stale_walks
     t_standin
     t_state
     t_state_faults
@@ -193,8 +196,8 @@ add_executable(gpu_eva bench/gpu_eva.c tests/standin.c)
 target_include_directories(gpu_eva PRIVATE cuda tests)
 target_link_libraries(gpu_eva PRIVATE m)
 natgrad_share(io_check t_npy t_safetensors_read t_safetensors_write)
-natgrad_share(late t_family t_family_matrix t_kernels_gram t_queue t_strides t_twosided)
-natgrad_share(late_memory t_family t_family_matrix t_kernels_gram t_queue t_strides t_twosided)
+natgrad_share(late t_family t_family_calls t_family_matrix t_kernels_gram t_queue t_strides t_twosided)
+natgrad_share(late_memory t_family t_family_calls t_family_matrix t_kernels_gram t_queue t_strides t_twosided)
 natgrad_share(linalg_check t_linalg t_linalg_long t_sym t_twosided t_vector)
 natgrad_share(misuse t_describe t_engine)
 natgrad_share(pictures t_kernels_gram)
@@ -202,7 +205,8 @@ natgrad_share(huge_model t_finite t_huge)
 natgrad_share(matrix_families t_family_matrix)
 natgrad_share(family_shampoo t_family_matrix)
 natgrad_share(family_soap t_family_matrix)
-natgrad_share(toys t_family t_groups t_left_out)
+natgrad_share(toys t_family t_family_calls t_left_out)
+natgrad_share(family_run t_family t_family_calls t_family_matrix)
 # Over MPI once more: the contract of transports, published numbers of several ranks, shared batches.
 set(natgrad_mpi_tests t_comm t_comm_faults t_golden t_placements t_properties_life t_shared_batch t_shards t_to_owner t_stages t_mpi_leave)
 if(NATGRAD_HAVE_MPI)

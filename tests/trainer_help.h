@@ -7,7 +7,7 @@
 
 /* Write a file of the folder. */
 void put_file(const char *name, const void *bytes, size_t n);
-/* The same as an npy file of version 1; `shape` as "3, 4". */
+/* Write an npy file of version 1; `shape` is text as "3, 4". */
 void put_npy(const char *name, const char *type, const char *shape, const void *values, size_t n);
 
 /* Redirect stderr to a file; read the file and restore stderr. */

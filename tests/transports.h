@@ -86,7 +86,7 @@ int32_t rank_count(which w, int32_t i);
 int32_t at_most_ranks(which w, int32_t n);
 #define LAST_WHICH ((which)(WHICH - 1))
 
-/* Post and wait. */
+/* Post a reduce-scatter and wait. */
 static inline ng_status scatter_sum(ng_comm *c, const ng_group *g, void *buffer,
                                     const int64_t *counts, ng_dtype t) {
   ng_request q;

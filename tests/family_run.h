@@ -1,0 +1,63 @@
+/* family_run.h: train a model whose blocks belong to families that a test registers, on 1 to 4 ranks.
+ *
+ * Gradients and observations are drawn from the step and the entry, so they are the same on all ranks.  Ranks return a
+ * status; only the main thread asserts. */
+#ifndef TESTS_FAMILY_RUN_H
+#define TESTS_FAMILY_RUN_H
+
+#include "family/family.h"
+
+enum { FAMILY_ENTRIES = 8, FAMILY_STEPS = 8, FAMILY_RANKS = 4, FAMILY_NUMBERS = 130 };
+
+/* A tensor of `in` elements if out = 0; a convolution with a kernel of 3 x 3 on images of 5 x 5 if is_conv; else a
+ * linear layer.  Layers are observed unless `silent`. */
+typedef struct family_entry {
+  const char *name;
+  int64_t in, out;
+  bool bias, is_conv, silent;
+} family_entry;
+
+typedef struct family_model {
+  const family_entry *entry;
+  int32_t entries, steps, saved; /* saved: the step before which a run saves or loads */
+  void (*adjust)(int32_t entry, float *gradient); /* after a gradient is drawn; NULL: nothing */
+} family_model;
+
+/* The number of gradients of an entry, a bias after its weight; the gradients of one step. */
+int64_t family_count(const family_model *m, int32_t entry);
+void family_draw(const family_model *m, int32_t step, int32_t entry, float *x);
+
+typedef struct family_run {
+  const family_model *model;
+  const ng_family *const *families; /* to register; the list ends with NULL */
+  const ng_family *extra;           /* one more, which selects its layers first; or NULL */
+  const char *set, *linalg;         /* options "name=value ..." */
+  int32_t ranks;
+  const char *save, *load;     /* save before step model->saved; load, and begin with this step */
+  int32_t bad_step, bad_entry; /* this step has a NaN in this gradient, and is repeated without */
+  bool is_late;                /* entries of the queue run at the wait (late.h) */
+  ng_status (*hook)(int32_t rank, ng_precond *p, int32_t step); /* before each ng_step */
+  void (*last)(int32_t rank, const ng_precond *p);              /* after the last step */
+  void (*place)(ng_block *b, ng_stat *s);                       /* ng_context.place */
+  float out[FAMILY_RANKS][FAMILY_STEPS][FAMILY_ENTRIES][FAMILY_NUMBERS];
+  double clip[FAMILY_RANKS][FAMILY_STEPS];
+  ng_status status[FAMILY_RANKS][FAMILY_STEPS];
+  int32_t changed[FAMILY_RANKS]; /* finite gradients that skipped steps wrote */
+  char message[FAMILY_RANKS][256], family[FAMILY_RANKS][FAMILY_ENTRIES][32];
+  ng_layer_report report[FAMILY_RANKS][FAMILY_ENTRIES];
+} family_run;
+
+family_run *family_run_of(const family_model *m, const ng_family *const *families, const char *set,
+                          int32_t ranks); /* with `ref`; free() */
+/* Return the worst status of all ranks. */
+ng_status family_train(family_run *run);
+
+/* Train; fail the test unless all ranks succeed with the same bits. */
+family_run *family_completed(family_run *run);
+/* Complete and free two runs, which have the same bits from this step on. */
+void family_must_equal(family_run *x, family_run *y, int32_t step);
+void family_same_from(const family_run *x, const family_run *y, int32_t step);
+/* Fail unless all results differ by at most 1e-5 of the largest number of their entry and step. */
+void family_must_be_close(const family_run *x, const family_run *y);
+
+#endif
