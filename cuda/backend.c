@@ -127,7 +127,9 @@ static void measure(ng_queue *q, const ng_measure *m, int64_t n, double *unused)
   dv_measure *list = ng_stage_take(d, n, sizeof *list);
   if (list == NULL || !cut_begin(d, n, &all) || !cut_begin(d, n, &rows)) return;
   for (int64_t i = 0; i < n; i++, m++) {
-    list[i] = (dv_measure){region_of(&m->D), m->x, m->y, m->y_all, m->t, m->out};
+    list[i] = (dv_measure){.D = region_of(&m->D), .x = m->x, .y = m->y, .t = m->t, .out = m->out};
+    list[i].has_bias = m->bias.place != NULL;
+    if (list[i].has_bias) list[i].bias = region_of(&m->bias);
     list[i].D.is_flat = list[i].D.is_flat && is_aligned(m->x);
     cut_add(&all, tiles_of(&m->D));
     cut_add(&rows, m->t != NULL ? m->D.rows : 0);
@@ -138,6 +140,7 @@ static void measure(ng_queue *q, const ng_measure *m, int64_t n, double *unused)
   LAUNCH(d, dv_measure_tiles, cut_blocks(&all), &at, &all.on_device, &n, &sums);
   LAUNCH(d, dv_measure_rows, cut_blocks(&rows), &at, &rows.on_device, &n);
   LAUNCH(d, dv_add_tiles, n, &at, &all.on_device, &two, &sums, &none);
+  if (cut_blocks(&rows) > 0) LAUNCH(d, dv_measure_t, n, &at);
 }
 
 static void check_finite(ng_queue *q, const ng_region *a, int64_t n, int32_t *out) {

@@ -33,8 +33,9 @@ typedef struct dv_region {
 typedef struct dv_measure {
   dv_region D;
   const float *x, *y;
-  double y_all;
   double *t, *out;
+  dv_region bias; /* with has_bias */
+  bool has_bias;
 } dv_measure;
 
 /* ng_read; to NULL: only `finite` is set */

@@ -18,7 +18,6 @@ NG_INLINE void measure_flat(const dv_measure *m, dv_tile t, double *xx, double *
   const float4 *d = (const float4 *)(const void *)m->D.place.data;
   const float4 *u = m->t == NULL ? (const float4 *)(const void *)m->x : NULL;
   const float *y = m->y;
-  const double y_all = m->y_all;
   const uint32_t cols = (uint32_t)m->D.cols;
   for (int64_t from = t.from + 4 * NG_THREAD; from < t.to; from += 4 * TOGETHER * DV_THREADS) {
     float4 x[TOGETHER];
@@ -34,7 +33,7 @@ NG_INLINE void measure_flat(const dv_measure *m, dv_tile t, double *xx, double *
       *xx += dot4(x[k], x[k]);
       if (u == NULL) continue;
       const uint32_t r = (uint32_t)i / cols, c = (uint32_t)i - r * cols;
-      *xu += (y == NULL ? y_all : (double)y[r]) * dot4(x[k], u[c / 4]);
+      *xu += (y == NULL ? 1.0 : (double)y[r]) * dot4(x[k], u[c / 4]);
     }
   }
 }
@@ -54,7 +53,7 @@ NG_GLOBAL dv_measure_tiles(const dv_measure *list, const int64_t *first, int64_t
       const double x = (double)dv_gradient(&m->D, r, c);
       xx += x * x;
       if (m->x == NULL || m->t != NULL) continue;
-      xu += (m->y == NULL ? m->y_all : (double)m->y[r]) * x * (double)m->x[c];
+      xu += (m->y == NULL ? 1.0 : (double)m->y[r]) * x * (double)m->x[c];
     }
   }
   xx = dv_block_sum(xx, warps);
@@ -65,7 +64,12 @@ NG_GLOBAL dv_measure_tiles(const dv_measure *list, const int64_t *first, int64_t
   }
 }
 
-/* One block for each row of the descriptors with t: t[r] = <D[r], x>. first [n + 1] counts rows. */
+/* The bias of row r (ng_measure), times y. */
+NG_INLINE double bias_of(const dv_measure *m, int64_t r) {
+  return m->has_bias ? (double)dv_gradient(&m->bias, 0, r) * (double)m->y[0] : 0.0;
+}
+
+/* One block for each row of the descriptors with t: t[r] = <D[r], x> + b[r]. first [n + 1] counts rows. */
 NG_GLOBAL dv_measure_rows(const dv_measure *list, const int64_t *first, int64_t n) {
   NG_SHARED double warps[32];
   const int64_t item = dv_find(first, n), r = NG_BLOCK - first[item];
@@ -75,7 +79,25 @@ NG_GLOBAL dv_measure_rows(const dv_measure *list, const int64_t *first, int64_t 
     sum += (double)dv_gradient(&m->D, r, c) * (double)m->x[c];
   }
   sum = dv_block_sum(sum, warps);
-  if (NG_THREAD == 0) m->t[r] = sum;
+  if (NG_THREAD == 0) m->t[r] = sum + bias_of(m, r);
+}
+
+/* One block for each descriptor, after dv_measure_rows and dv_add_tiles: sums of t. */
+NG_GLOBAL dv_measure_t(const dv_measure *list) {
+  NG_SHARED double warps[32];
+  const dv_measure *m = &list[NG_BLOCK];
+  double tt = 0.0, tb = 0.0;
+  if (m->t == NULL) return;
+  for (int64_t r = NG_THREAD; r < m->D.rows; r += DV_THREADS) {
+    tt += m->t[r] * m->t[r];
+    tb += m->t[r] * bias_of(m, r);
+  }
+  tt = dv_block_sum(tt, warps);
+  tb = dv_block_sum(tb, warps);
+  if (NG_THREAD == 0) {
+    m->out[1] = tt;
+    m->out[2] = tb;
+  }
 }
 
 /* One block for each descriptor: add `width` sums of its tiles and store them at out[descriptor][width], or for measure

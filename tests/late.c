@@ -249,7 +249,7 @@ static void drop(const call *x) {
 /* What kernels write; scratch and bound arrays are left out. */
 static void wrote_measure(const ng_measure *m, int64_t n) {
   for (const ng_measure *stop = m + n; m < stop; m++) {
-    DOUBLES(m->out, 2);
+    DOUBLES(m->out, m->t != NULL ? 3 : 2);
     if (m->t != NULL) DOUBLES(m->t, m->D.rows);
   }
 }

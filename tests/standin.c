@@ -194,6 +194,7 @@ typedef const int64_t *starts;
 typedef int64_t i64;
 CALL4(dv_measure_tiles, const dv_measure *, starts, i64, double *)
 CALL3(dv_measure_rows, const dv_measure *, starts, i64)
+CALL1(dv_measure_t, const dv_measure *)
 CALL5(dv_add_tiles, const dv_measure *, starts, int32_t, const double *, double *)
 CALL3(dv_scan_tiles, const dv_array *, starts, i64)
 CALL3(dv_fill, int32_t *, i64, int32_t)
@@ -223,14 +224,14 @@ CALL5(dv_norm_gram, const dv_norm *, const double *, double, void *, int32_t)
 static const struct {
   const char *name;
   void (*run)(void **args);
-} kernels[] = {KERNEL(dv_measure_tiles), KERNEL(dv_measure_rows),   KERNEL(dv_add_tiles),
-               KERNEL(dv_scan_tiles),    KERNEL(dv_fill),           KERNEL(dv_read_tiles),
-               KERNEL(dv_emit_tiles),    KERNEL(dv_store_tiles),    KERNEL(dv_norm2_tiles),
-               KERNEL(dv_update_tiles),  KERNEL(dv_ratio_begin),    KERNEL(dv_ratio_tiles),
-               KERNEL(dv_eva_fold),      KERNEL(dv_eva_decide),     KERNEL(dv_box_channels),
-               KERNEL(dv_box_mark),      KERNEL(dv_square_columns), KERNEL(dv_gram_squares),
-               KERNEL(dv_norm_moments),  KERNEL(dv_norm_gradients), KERNEL(dv_norm_squares),
-               KERNEL(dv_norm_mark),     KERNEL(dv_norm_gram)};
+} kernels[] = {KERNEL(dv_measure_tiles), KERNEL(dv_measure_rows), KERNEL(dv_measure_t),
+               KERNEL(dv_add_tiles),     KERNEL(dv_scan_tiles),   KERNEL(dv_fill),
+               KERNEL(dv_read_tiles),    KERNEL(dv_emit_tiles),   KERNEL(dv_store_tiles),
+               KERNEL(dv_norm2_tiles),   KERNEL(dv_update_tiles), KERNEL(dv_ratio_begin),
+               KERNEL(dv_ratio_tiles),   KERNEL(dv_eva_fold),     KERNEL(dv_eva_decide),
+               KERNEL(dv_box_channels),  KERNEL(dv_box_mark),     KERNEL(dv_square_columns),
+               KERNEL(dv_gram_squares),  KERNEL(dv_norm_moments), KERNEL(dv_norm_gradients),
+               KERNEL(dv_norm_squares),  KERNEL(dv_norm_mark),    KERNEL(dv_norm_gram)};
 
 /* ---- the desk --------------------------------------------------------------------------------*/
 

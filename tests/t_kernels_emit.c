@@ -380,13 +380,34 @@ static void test_store_norm2(void **state) {
   }
 }
 
+/* The sums of t, with its bias, against sums over the rows in order. */
+static void same_sums_of_t(const ng_measure *m, const item *a, double n) {
+  double tt = 0.0, tb = 0.0;
+  for (int64_t r = 0; r < a->rows; r++) {
+    const double b = m->bias.place == NULL ? 0.0 : 0.5 * (double)a->m0[m->bias.col + r];
+    double t = b;
+    for (int64_t c = 0; c < a->cols; c++) {
+      float x;
+      ng_place_read(&a->grad, r, c, 1, &x);
+      t += (double)x * (double)a->x[c];
+    }
+    assert_true(fabs(m->t[r] - t) <= 4.0 * n * 0x1p-53 * n);
+    tt += m->t[r] * m->t[r];
+    tb += m->t[r] * b;
+  }
+  assert_true(fabs(m->out[1] - tt) <= 4.0 * n * 0x1p-53 * tt);
+  assert_true(fabs(m->out[2] - tb) <= 4.0 * n * 0x1p-53 * n * n);
+}
+
 /* Sums of every kind of direction; a NaN in any element is found. */
 static void test_measure_and_finite(void **state) {
+  const float half = 0.5F;
   rng r = {test_seed()};
   for (int round = 0; round < test_times(ROUNDS) / 4; round++) {
     list l;
-    double parts[2 * LISTED * 80], out[LISTED][2], want[LISTED][2] = {{0.0}};
+    double parts[2 * LISTED * 80], out[LISTED][3], want[LISTED][3] = {{0.0}};
     ng_measure m[LISTED];
+    ng_place bias[LISTED];
     used = 0;
     make_list(&r, &l, PLAIN, round);
     for (int k = QUEUES - 1; k >= KERNELS_FIRST; k--) {
@@ -398,10 +419,16 @@ static void test_measure_and_finite(void **state) {
         item *a = &l.item[i];
         restore(a);
         region[i] = l.e[i].D;
-        m[i] = (ng_measure){.D = region[i], .y_all = 0.5, .out = out[i]};
+        m[i] = (ng_measure){.D = region[i], .out = out[i]};
         if (round % 4 > 0) m[i].x = a->x;
         if (round % 4 == 2) m[i].y = a->y;
         if (round % 4 == 3) m[i].t = a->y_wide;
+        if (round % 8 == 7) {
+          lay_out(&bias[i], NG_F32, a->rows + 1, false);
+          bias[i].data = a->m0;
+          m[i].bias = (ng_region){&bias[i], 0, 1, a->cols > 1, a->rows};
+          m[i].y = &half;
+        }
         copy[i] =
             (ng_read){region[i], k == QUEUES - 1 ? a->u : a->stored, a->cols, 1, NULL, &copied[i]};
         if (round % 3 == 1) copy[i].map = a->map;
@@ -424,6 +451,7 @@ static void test_measure_and_finite(void **state) {
         if (k == QUEUES - 1) want[i][0] = out[i][0], want[i][1] = second;
         assert_true(fabs(out[i][0] - want[i][0]) <= 4.0 * n * 0x1p-53 * want[i][0]);
         assert_true(fabs(second - want[i][1]) <= 4.0 * n * 0x1p-53 * n);
+        if (m[i].t != NULL) same_sums_of_t(&m[i], &l.item[i], n);
         assert_true(finite[i] == 1 && copied[i] == 1);
         if (k < QUEUES - 1)
           assert_memory_equal(l.item[i].u, l.item[i].stored, (size_t)n * sizeof(float));

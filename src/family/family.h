@@ -162,7 +162,7 @@ typedef struct ng_family {
    * sums over ranks of round r - 1 (if r > 0), and write b->topk_counts[r] numbers to x. The call with round = b->topk_rounds only
    * reads. After this call the statistics are complete. */
   void (*select_topk)(ng_block *b, int32_t round, double *x);
-  /* Describe sums over the gradient of group g of segment k, which `measure` reads: m->D is set, m->y_all = 1; the engine
+  /* Describe sums over the gradient of group g of segment k, which `measure` reads: m->D is set; the engine
    * writes the result to b->sum, two numbers for each group, segment after segment. */
   void (*sums)(const ng_block *b, int32_t k, int32_t g, ng_measure *m);
   void (*commit)(ng_block *b, bool taken); /* end the step; taken: the step counts */

@@ -63,12 +63,11 @@ static ng_status create(ng_block *b) {
     k->has_no_sides = none;
     b->observed = none ? 0 : input_only ? NG_OBSERVED_INPUT : b->observed;
     k->group = ng_object(b->p, (size_t)groups * sizeof *k->group);
+    k->norms = ng_object(b->p, (size_t)(3 * (2 * groups + 1)) * sizeof *k->norms);
     if (input_only) k->t = ng_object(b->p, (size_t)d->out * sizeof *k->t);
-    if (input_only) k->t_f32 = ng_object(b->p, (size_t)d->out * sizeof *k->t_f32);
+    if (input_only) k->t_sums = ng_object(b->p, (size_t)(3 * groups) * sizeof *k->t_sums);
   }
-  if (k == NULL || k->group == NULL || (input_only && (k->t == NULL || k->t_f32 == NULL))) {
-    return NG_ERR_NOMEM;
-  }
+  if (ng_objects_status(b->p) != NG_OK) return NG_ERR_NOMEM;
   k->side[NG_MEAN_A].conv = ng_layer_conv(b->entry, false);
   k->side[NG_MEAN_G].conv = ng_layer_conv(b->entry, true);
   k->p = b->segment[0].slot->cols;
@@ -122,74 +121,63 @@ static const double LEAST_F32 = 1e-36;
  * the outputs: its left entry is the last entry of a, its right vector is g (or t). */
 static const float *right_vector(const ng_rankone *k, const ng_slot *s, int32_t g, int64_t col) {
   if (s->param == NG_WEIGHT) return ng_rankone_mean(k, NG_MEAN_A) + g * k->p;
-  return (k->t != NULL ? k->t_f32 : ng_rankone_mean(k, NG_MEAN_G)) + col;
+  return k->t != NULL ? NULL : ng_rankone_mean(k, NG_MEAN_G) + col;
 }
 
-static double bias_entry(const ng_rankone *k) {
-  return (double)ng_rankone_mean(k, NG_MEAN_A)[k->side[NG_MEAN_A].length - 1];
+static const float *bias_entry(const ng_rankone *k) {
+  return ng_rankone_mean(k, NG_MEAN_A) + k->side[NG_MEAN_A].length - 1;
 }
 
-/* |D|^2 and g' D a; sides = input: D a of the weight to k->t. */
+/* |D|^2 and g' D a; sides = input: D a to k->t, and its sums. */
 static void sums(const ng_block *b, int32_t segment, int32_t g, ng_measure *m) {
   const ng_rankone *k = ng_rankone_of(b);
   const ng_slot *s = b->segment[segment].slot;
   const bool weight = s->param == NG_WEIGHT;
   if (k->has_no_sides || (k->t != NULL && !weight)) return;
   m->x = right_vector(k, s, g, m->D.col);
-  if (k->t != NULL) {
-    m->t = k->t + m->D.row;
-  } else if (weight) {
+  if (weight && k->t == NULL) {
     m->y = ng_rankone_mean(k, NG_MEAN_G) + m->D.row;
-  } else {
-    m->y_all = bias_entry(k);
+  } else if (b->segments > 1) {
+    m->y = bias_entry(k);
   }
+  if (k->t == NULL) return;
+  m->t = k->t + m->D.row;
+  m->out = k->t_sums + 3 * (int64_t)g;
+  if (b->segments > 1) m->bias = (ng_region){&b->segment[1].slot->grad, 0, 1, m->D.row, m->D.rows};
 }
 
-static double norm2(const float *x, int64_t n) {
-  double sum = 0.0;
-  for (int64_t i = 0; i < n; i++) {
-    sum += (double)x[i] * (double)x[i];
-  }
-  return sum;
-}
-
-/* sides = input: add the bias to t, and |t|^2 to s. */
-static void finish_t(ng_block *b) {
-  ng_rankone *k = ng_rankone_of(b);
-  const double one = bias_entry(k);
-  const ng_place *bias = &b->entry->slot[NG_BIAS].grad;
-  for (int64_t r = 0; r < b->entry->d.out; r++) {
-    double bias_t = 0.0;
-    if (b->entry->d.bias) {
-      float x;
-      ng_place_read(bias, 0, r, 1, &x);
-      bias_t = (double)x * one;
-      k->t[r] += bias_t;
-    }
-    k->t_f32[r] = (float)k->t[r];
-    k->group[r / k->q].s += k->t[r] * k->t[r];
-    k->group[r / k->q].bias_s += k->t[r] * bias_t;
-  }
+/* Enqueue |a|^2 and |g|^2 of all groups. */
+static void precondition(ng_block *b) {
+  const ng_rankone *k = ng_rankone_of(b);
+  ng_queue *q = b->ctx->queue;
+  const int64_t groups = k->groups;
+  double *out = k->norms;
+  if (k->has_no_sides) return;
+  const float *a = ng_rankone_mean(k, NG_MEAN_A), *one = bias_entry(k);
+  ng_on(q)->row_sums(q, groups, k->p, a, k->p, a, k->p, out);
+  if (b->segments > 1) ng_on(q)->row_sums(q, 1, 1, one, 1, one, 1, out + 6 * groups);
+  if (k->t != NULL) return;
+  const float *g = ng_rankone_mean(k, NG_MEAN_G);
+  ng_on(q)->row_sums(q, groups, k->q, g, k->q, g, k->q, out + 3 * groups);
 }
 
 static void init_groups(ng_block *b) {
   ng_rankone *k = ng_rankone_of(b);
-  const float *a = k->has_no_sides ? NULL : ng_rankone_mean(k, NG_MEAN_A);
-  const float *g = k->has_no_sides || k->t != NULL ? NULL : ng_rankone_mean(k, NG_MEAN_G);
-  const double one = b->entry->d.bias && a != NULL ? (double)a[k->side[NG_MEAN_A].length - 1] : 0.0;
+  const double *norm = ng_numbers_read(b->ctx->queue, k->norms);
+  const double one = b->segments > 1 ? norm[6 * k->groups] : 0.0;
   for (int64_t i = 0; i < k->groups; i++) {
     ng_rankone_group *r = &k->group[i];
-    const double *weight = &b->sum[2 * i], *bias = &b->sum[2 * (k->groups + i)];
-    *r = (ng_rankone_group){.bias_alpha = one * one, .d2 = weight[0], .s = weight[1]};
-    if (b->segments > 1) {
-      r->d2 += r->bias_d2 = bias[0];
-      r->s += r->bias_s = bias[1];
-    }
-    if (a == NULL) continue;
-    r->alpha = norm2(a + i * k->p, k->p) + r->bias_alpha;
-    r->beta = g == NULL ? 1.0 : norm2(g + i * k->q, k->q);
+    const double *weight = k->t != NULL ? &k->t_sums[3 * i] : &b->sum[2 * i];
+    const double *bias = &b->sum[2 * (k->groups + i)];
+    *r = (ng_rankone_group){.d2 = weight[0], .s = weight[1]};
+    if (k->t != NULL) r->bias_s = weight[2];
+    if (b->segments > 1) r->d2 += r->bias_d2 = bias[0];
+    if (b->segments > 1 && k->t == NULL) r->s += r->bias_s = bias[1];
+    if (k->has_no_sides) continue;
+    r->bias_alpha = one;
+    r->alpha = norm[3 * i] + one;
+    r->beta = k->t != NULL ? 1.0 : norm[3 * (k->groups + i)];
   }
-  if (k->t != NULL) finish_t(b);
 }
 
 /* Set b->inner and b->pd2 over all groups. Return false if the gradient is so nearly parallel to g a' that PD in f32
@@ -227,10 +215,7 @@ static ng_status measure(ng_block *b) {
     return ng_fail(b->ctx, NG_SKIPPED, "layer '%s': its gradient is not finite", b->name);
   }
   k->lambda = b->base.damping + (k->has_no_sides ? b->d2 : 0.0);
-  const bool sure = sum_groups(b);
-  /* D a of a row may overflow f32 although all inputs are finite. */
-  const bool fits = k->t == NULL || ng_all_finite(k->t_f32, NG_F32, b->entry->d.out);
-  k->in_double = !sure || !fits || k->lambda < LEAST_F32;
+  k->in_double = !sum_groups(b) || k->lambda < LEAST_F32;
   return NG_OK;
 }
 
@@ -266,8 +251,8 @@ static void emit(const ng_block *b, int32_t segment, int32_t g, double factor, n
   e->u = right_vector(k, s, g, e->D.col);
   e->k = -e->scale * k->group[g].c;
   if (!weight) {
-    e->k *= bias_entry(k);
-    if (k->in_double && k->t != NULL) e->u_double = k->t + e->D.col;
+    e->y = bias_entry(k);
+    if (k->t != NULL) e->u_double = k->t + e->D.col;
     return;
   }
   e->largest_u = sqrt(k->group[g].alpha);
@@ -289,6 +274,7 @@ const ng_family ng_family_rankone = {
     .statistics = statistics,
     .plan = plan,
     .observe = ng_rankone_observe,
+    .precondition = precondition,
     .measure = measure,
     .emit = emit,
     .observe_scratch = ng_rankone_room,

@@ -24,11 +24,12 @@ typedef struct ng_rankone {
   int64_t groups, p, q; /* p, q: columns of the weight and outputs of one group */
   ng_mean side[2];
   ng_rankone_group *group; /* [groups] */
-  double *t;               /* sides = input: [outputs] t = D a; otherwise NULL */
-  float *t_f32;            /* t in f32; NULL if t is NULL */
-  bool has_no_sides;       /* sides = none: no mean vectors */
-  double lambda;           /* divisor of this step: the damping; sides = none: damping + |D|^2 */
-  bool in_double;          /* emit PD of this step in double (rankone.c: NEARLY) */
+  double *
+      norms; /* [2 groups + 1, 3] row sums: |a|^2, |g|^2 of each group, then of the 1 of the bias */
+  double *t, *t_sums; /* sides = input: [outputs] t = D a, [groups, 3] its sums; otherwise NULL */
+  bool has_no_sides;  /* sides = none: no mean vectors */
+  double lambda;      /* divisor of this step: the damping; sides = none: damping + |D|^2 */
+  bool in_double;     /* emit PD of this step in double (rankone.c: CANCELLATION) */
 } ng_rankone;
 
 static inline ng_rankone *ng_rankone_of(const ng_block *b) { return b->state; }

@@ -45,15 +45,16 @@ typedef struct ng_region {
 } ng_region;
 
 /* Sums over a region of a bound gradient D, in double; D[r] is row r:
- *     out[0] = sum of D[r][c]^2;   out[1] = sum of y[r] <D[r], x>;   if t is not NULL instead: t[r] = <D[r], x>
+ *     out[0] = sum of D[r][c]^2;   out[1] = sum of y[r] <D[r], x>
+ * With t, and b[r] = y[0] bias[0][r]: t[r] = <D[r], x> + b[r];  out[1] = sum of t[r]^2;  out[2] = sum of t[r] b[r]
  * out[0] is finite if and only if all elements of D are: a square of an f32 fits a double. */
 typedef struct ng_measure {
   ng_region D;
   const float *x; /* [cols]; NULL: out[1] = 0 */
-  const float *y; /* [rows]; NULL: `y_all` for all rows */
-  double y_all;
-  double *t;   /* [rows]; NULL: none */
-  double *out; /* [2] */
+  const float *y; /* [rows]; NULL: 1 */
+  double *t;      /* [rows]; NULL: none; needs x */
+  ng_region bias; /* [1, rows], with t; place NULL: none */
+  double *out;    /* [2]; with t [3] */
 } ng_measure;
 
 /* Copy a region of a bound gradient D to f32: to[r to_row + c to_col] = D[r][c]; with a map, to[r to_row + map[c]]. */

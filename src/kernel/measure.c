@@ -68,12 +68,25 @@ static void measure_tile(void *parts, const void *descriptor, const ng_tile *t) 
     part[0] += sums[0];
     if (m->x == NULL) continue;
     if (m->t == NULL) {
-      part[1] += (m->y == NULL ? m->y_all : (double)m->y[r]) * sums[1];
+      part[1] += (m->y == NULL ? 1.0 : (double)m->y[r]) * sums[1];
     } else if (t->cols == m->D.cols) {
       m->t[r] = sums[1];
     } else {
       part[1] = sums[1];
     }
+  }
+}
+
+/* Add the bias to t; sum the squares and products of t. */
+static void finish_t(const ng_measure *m) {
+  m->out[1] = m->out[2] = 0.0;
+  for (int64_t r = 0; r < m->D.rows; r++) {
+    float x = 0.0F;
+    if (m->bias.place != NULL) ng_place_read(m->bias.place, 0, m->bias.col + r, 1, &x);
+    const double b = m->bias.place != NULL ? (double)x * (double)m->y[0] : 0.0;
+    m->t[r] += b;
+    m->out[1] += m->t[r] * m->t[r];
+    m->out[2] += m->t[r] * b;
   }
 }
 
@@ -85,11 +98,12 @@ static void add_parts(const ng_measure *m, const double *part) {
     m->out[0] += part[k * PARTS];
     m->out[1] += part[k * PARTS + 1];
   }
-  if (m->t == NULL || m->D.cols <= NG_TILE_ELEMENTS) return;
+  if (m->t == NULL) return;
   const int64_t across = tiles / m->D.rows;
-  for (int64_t k = 0; k < tiles; k++) {
+  for (int64_t k = 0; k < tiles && m->D.cols > NG_TILE_ELEMENTS; k++) {
     m->t[k / across] = (k % across == 0 ? 0.0 : m->t[k / across]) + part[k * PARTS + 1];
   }
+  finish_t(m);
 }
 
 void ng_measure_gradients(ng_queue *q, const ng_measure *m, int64_t n, double *parts) {

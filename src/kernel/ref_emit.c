@@ -62,8 +62,14 @@ void ng_ref_measure(ng_queue *q, const ng_measure *m, int64_t n, double *parts) 
       if (m->t != NULL) {
         m->t[r] += x * u;
       } else {
-        m->out[1] += (m->y == NULL ? m->y_all : (double)m->y[r]) * x * u;
+        m->out[1] += (m->y == NULL ? 1.0 : (double)m->y[r]) * x * u;
       }
+    }
+    for (int64_t r = 0; m->t != NULL && r < m->D.rows; r++) {
+      const double b = m->bias.place != NULL ? (double)m->y[0] * gradient(&m->bias, 0, r) : 0.0;
+      m->t[r] += b;
+      m->out[1] += m->t[r] * m->t[r];
+      m->out[2] = (r > 0 ? m->out[2] : 0.0) + m->t[r] * b;
     }
   }
 }

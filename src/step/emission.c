@@ -70,7 +70,7 @@ static int64_t list_sums(ng_emission *l, ng_block *b) {
     const ng_slot *s = b->segment[k].slot;
     for (int32_t g = 0; g < s->groups; g++, out += 2) {
       ng_measure *m = &l->measure[l->measure_count++];
-      *m = (ng_measure){.D = range_of(&s->grad, s, g), .y_all = 1.0, .out = out};
+      *m = (ng_measure){.D = range_of(&s->grad, s, g), .out = out};
       b->family->sums(b, k, g, m);
       elements += m->D.rows * m->D.cols;
     }
