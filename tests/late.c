@@ -349,8 +349,8 @@ static void wrote_largest_collect(const ng_largest *v, int64_t n) {
 static void wrote_largest_store(const ng_largest *v, int64_t n) {
   for (const ng_largest *stop = v + n; v < stop; v++) {
     FLOATS(v->x, v->n);
-    BYTES(v->value, v->k * ng_dtype_size(v->dtype));
-    BYTES(v->index, v->k * 2);
+    BYTES(v->value, v->size * ng_dtype_size(v->dtype));
+    BYTES(v->index, v->size * 2);
     FLOATS(v->begin, v->blocks);
   }
 }
@@ -440,9 +440,62 @@ LIST(norm_gram, ng_norm_sum, void)
     CALL(e, .n = n, .list = copy_of(list, n, sizeof *list));                                       \
     NAMED(e, wrote_##e(list, n));                                                                  \
   }
-LIST_ALONE(flat, ng_flat_pass)
-LIST_ALONE(row_products, ng_rows)
-LIST_ALONE(row_combine, ng_rows)
+/* The caller may change lists of the host (flat.h) when the entry has returned. */
+static void *copy_to(char **at, const void *list, int64_t n, size_t size) {
+  void *copy = *at;
+  if (list == NULL) return NULL;
+  memcpy(copy, list, (size_t)n * size);
+  *at += (size_t)n * size;
+  return copy;
+}
+ENTRY(flat, x->list, x->n)
+static void late_flat(ng_queue *q, const ng_flat_pass *list, int64_t n) {
+  ng_flat_pass *copy = copy_of(list, n, sizeof *copy);
+  int64_t ranges = 0;
+  for (int64_t i = 0; i < n; i++) {
+    ranges += list[i].ranges;
+  }
+  char *second = malloc((size_t)ranges * sizeof(ng_flat) + 1), *at = second;
+  for (int64_t i = 0; i < n; i++) {
+    copy[i].range = copy_to(&at, list[i].range, list[i].ranges, sizeof(ng_flat));
+  }
+  CALL(flat, .n = n, .list = copy, .second = second);
+  NAMED(flat, wrote_flat(list, n));
+}
+static call rows_of(const ng_rows *list, int64_t n) {
+  ng_rows *copy = copy_of(list, n, sizeof *copy);
+  size_t most = 1;
+  for (int64_t i = 0; i < n; i++) {
+    const ng_rows *G = &list[i];
+    most += (size_t)G->ranges * (sizeof *G->range + (size_t)G->places * 8 + 8);
+    most += (size_t)G->used * sizeof *G->place;
+  }
+  char *second = malloc(most), *at = second;
+  for (int64_t i = 0; i < n; i++) {
+    const ng_rows *G = &list[i];
+    int64_t parts = 0;
+    for (int64_t k = 0; k < G->ranges; k++) {
+      parts = ng_max64(parts, G->range[k].part + 1);
+    }
+    copy[i].range = copy_to(&at, G->range, G->ranges, sizeof *G->range);
+    copy[i].place = copy_to(&at, G->place, G->used, sizeof *G->place);
+    copy[i].c = copy_to(&at, G->c, parts * G->places, sizeof *G->c);
+    copy[i].by = copy_to(&at, G->by, parts, sizeof *G->by);
+  }
+  return (call){.n = n, .list = copy, .second = second};
+}
+ENTRY(row_products, x->list, x->n)
+static void late_row_products(ng_queue *q, const ng_rows *G, int64_t n) {
+  const call x = rows_of(G, n);
+  store_call(run_row_products, &x, sizeof x);
+  NAMED(row_products, wrote_row_products(G, n));
+}
+ENTRY(row_combine, x->list, x->n)
+static void late_row_combine(ng_queue *q, const ng_rows *G, int64_t n) {
+  const call x = rows_of(G, n);
+  store_call(run_row_combine, &x, sizeof x);
+  NAMED(row_combine, wrote_row_combine(G, n));
+}
 LIST(largest_select, ng_largest, int32_t)
 LIST_ALONE(largest_count, ng_largest)
 LIST_ALONE(largest_collect, ng_largest)

@@ -332,7 +332,7 @@ static int64_t draw_groups(rng *r, ng_largest *g) {
     const int64_t n = wide && i == 1 ? 200000 : 1 + rng_below(r, i == 2 ? 2000 : 40);
     g[i] = (ng_largest){.n = n, .k = 1 + rng_below(r, n), .dtype = dtypes[rng_below(r, 2)]};
     if (wide && i == 1) g[i].k = rng_between(r, 1, 5000);
-    g[i].size = g[i].k + rng_below(r, 3);
+    g[i].size = ng_min64(n, g[i].k + rng_below(r, 3));
     g[i].blocks = (n + NG_FLAT_BLOCK - 1) / NG_FLAT_BLOCK;
     at += n;
   }
@@ -389,7 +389,9 @@ static void selection_and_rows(void **state) {
     EACH_QUEUE(q) {
       selected *a = memset(&sets[i], 0, sizeof *sets);
       memcpy(a->x, drawn_x, (size_t)n * sizeof *drawn_x);
-      memset(count, 0x5a, sizeof count); /* scratch has any contents */
+      memset(count, 0x5a, sizeof count); /* scratch and old rows have any contents */
+      memset(a->value, 0x5a, sizeof a->value);
+      memset(a->index, 0x5a, sizeof a->index);
       place_groups(g, a, with_error);
       ng_kernels(&q)->largest_select(&q, g, GROUPS, count);
       ng_queue_wait(&q);
@@ -409,6 +411,11 @@ static void selection_and_rows(void **state) {
         float value[2000];
         ng_queue_wait(&q);
         memset(g[k].chosen + g[k].k, 0, (size_t)(g[k].n - g[k].k) * sizeof *g[k].chosen);
+        for (int64_t j = g[k].k; j < g[k].size; j++) {
+          const int64_t bytes = ng_dtype_size(p.dtype);
+          assert_memory_equal((char *)p.value + j * bytes, &(float){0.0F}, (size_t)bytes);
+          assert_int_equal(p.index[j], 0);
+        }
         if (p.n > 2000) continue;
         back.value = value, back.index = index, back.unpacks = true;
         ng_kernels(&q)->largest_pack(&q, &p, 1);

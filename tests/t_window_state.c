@@ -43,7 +43,8 @@ static void run_steps(int from, int to, const char *load, const char *save, bool
   fixture_close(&f);
 }
 
-static void same_factor(const char *a, const char *b) {
+/* Compare two states. Of arrays with a row for each of `places`, leave out the row `unused`, which no step reads. */
+static void same_state(const char *a, const char *b, int64_t places, int64_t unused) {
   char message[512];
   ngio_tensors *x, *y;
   int found = 0;
@@ -52,7 +53,11 @@ static void same_factor(const char *a, const char *b) {
   for (int32_t i = 0; i < (int32_t)ngio_tensors_count(x); i++) {
     const ngio_tensor *p = ngio_tensors_at(x, i), *q = ngio_tensors_find(y, p->name);
     assert_non_null(q);
-    assert_memory_equal(p->data, q->data, (size_t)p->bytes);
+    const int64_t row = p->shape[0] == places ? p->bytes / places : 0;
+    const size_t before = (size_t)(row * unused), behind = before + (size_t)row;
+    assert_memory_equal(p->data, q->data, before);
+    assert_memory_equal((const char *)p->data + behind, (const char *)q->data + behind,
+                        (size_t)p->bytes - behind);
     found += strcmp(p->name, "window/factor") == 0;
   }
   assert_int_equal(found, 1);
@@ -67,12 +72,12 @@ static void factors_resume_from_a_state(void **state) {
   run_steps(0, STEPS, NULL, file[0], false, &whole);
   run_steps(0, STEPS, NULL, file[1], true, &refused);
   assert_memory_equal(&whole, &refused, sizeof whole);
-  same_factor(file[0], file[1]);
+  same_state(file[0], file[1], 0, 0);
   for (size_t i = 0; i < sizeof at / sizeof at[0]; i++) {
     run_steps(0, at[i], NULL, file[1], false, &parts);
     run_steps(at[i], STEPS, file[1], file[2], false, &parts);
     assert_memory_equal(&whole, &parts, sizeof whole);
-    same_factor(file[0], file[2]);
+    same_state(file[0], file[2], 0, 0);
   }
 }
 
@@ -136,7 +141,7 @@ static void compare_with_skipped_steps(const char *store) {
   run_with_skipped_steps(store, 0, file[0], whole);
   run_with_skipped_steps(store, 1e-3, file[1], same);
   assert_memory_equal(whole, same, sizeof whole);
-  same_factor(file[0], file[1]);
+  same_state(file[0], file[1], 6, STEPS_TO_SAVE % 6); /* window + 1 places */
   /* a smaller damping: the stored factor then looks accurate enough */
   run_with_skipped_steps(store, 1e-5, file[1], other);
   for (int t = 0; t < STEPS_TO_SAVE; t++) {

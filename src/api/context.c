@@ -156,6 +156,7 @@ ng_status ng_context_create(int32_t version, const ng_context_config *config, ch
   ctx->stages = c.stage_group == NULL ? NULL : &made->stages;
   made->queue =
       (ng_queue){.la = la, .kernels = ng_kernels_find(la->name), .run = run_tasks, .executor = ctx};
+  made->queue.host = la;
   ctx->queue = &made->queue;
   ctx->rank = comm.rank;
   ctx->ranks = comm.size;

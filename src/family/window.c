@@ -2,10 +2,10 @@
  *
  *   observe   store the gradient (plus window_decay times the weights) as the row at head; the block's statistic is
  *             the new row of the Gram matrix: products of this row with the rows in use, in double
- *   measure   compute coefficients from the Gram matrix (window_solve.c), the direction u = by x + G' c, momentum,
- *             and <D, u>, |D|^2, |u|^2
+ *   precondition, measure   compute coefficients from the Gram matrix (window_solve.c), the direction
+ *             u = by x + G' c, momentum, and <D, u>, |D|^2, |u|^2
  *   emit      pass tiles of u to the sink
- *   commit    if the step counts, advance head and momentum; otherwise set the row at head to 0
+ *   commit    if the step counts, advance head and momentum; the row at head is then unused
  *
  * In steps that stat_period leaves out, no row enters and x is the gradient.  All ranks have the same gradients, so
  * each rank computes all elements or, with statistics = sharded, its slice.
@@ -37,11 +37,11 @@ static ng_status create(ng_block *b) {
   return w->row_place == NULL ? NG_ERR_NOMEM : ng_window_set_layout(b);
 }
 
-/* "row": the new rows of the Gram matrices.  "along", only if sliced: <row, x> for an x that is not the row at head. */
+/* "row": the new rows of the Gram matrices.  "along": <row, x> for an x that is not the row at head. */
 static ng_status statistics(ng_block *b) {
   static const char *const name[] = {"row", "along"};
   const ng_window *w = ng_window_of(b);
-  ng_status st = ng_block_alloc_stats(b, w->sliced ? 2 : 1);
+  ng_status st = ng_block_alloc_stats(b, 2);
   for (int32_t i = 0; i < b->stats && st == NG_OK; i++) {
     ng_stat *s = &b->stat[i];
     st = ng_stat_alloc_parts(b, s, 1, 1);
@@ -107,13 +107,14 @@ static ng_status plan(ng_block *b, ng_plan *plan) {
     w->s = take_vector(plan, NG_USE_FACTORS, w);
     w->next_s = take_vector(plan, NG_USE_SUMS, w);
   }
-  if (momentum && (first || b->base.window_momentum_form == NG_MOMENTUM_GRADIENT)) {
+  /* else commit swaps u and v; if sliced, b->whole_direction owns u */
+  if (momentum && (first || w->sliced || b->base.window_momentum_form == NG_MOMENTUM_GRADIENT)) {
     w->next_v = take_vector(plan, NG_USE_SUMS, w);
   }
-  w->sums = take_doubles(plan, NG_USE_SUMS, w->chunks + 1, 3);
+  w->results = take_doubles(plan, NG_USE_SUMS, NG_FLAT_OPS, 3);
+  w->sums = take_doubles(plan, NG_USE_SUMS, w->chunks + w->units, 3);
   w->unit_products = take_doubles(plan, NG_USE_SUMS, w->units, w->places);
-  w->x_products = take_doubles(plan, NG_USE_SUMS, w->parts, w->places);
-  ng_plan_scratch(plan, ng_window_scratch(b));
+  w->work = ng_plan_take(plan, NG_USE_SUMS, ng_window_work(b));
   return NG_OK;
 }
 
@@ -125,16 +126,13 @@ static ng_status begin(ng_block *b) {
     return ng_fail(b->ctx, NG_ERR_STATE,
                    "'%s': its weight is not bound, and window_mask needs it at ng_ready", s->name);
   }
-  if (w->mask != NULL) ng_window_pass(b, &(ng_flat_pass){.op = NG_FLAT_MASK});
+  if (w->mask != NULL) ng_window_pass(b, (ng_flat_pass){.op = NG_FLAT_MASK});
   if (w->store->begin != NULL) w->store->begin(b);
+  ng_queue_wait(b->ctx->queue);
   return NG_OK;
 }
 
 /* ---- the rows of a step ----------------------------------------------------------------------*/
-
-static bool has_decay(const ng_block *b, ng_decay_form form) {
-  return b->base.window_decay > 0.0 && b->base.window_decay_form == form;
-}
 
 static ng_status need_weights(const ng_block *b) {
   for (int32_t k = 0; k < b->segments && b->base.window_decay > 0.0; k++) {
@@ -145,13 +143,6 @@ static ng_status need_weights(const ng_block *b) {
                    s->name);
   }
   return NG_OK;
-}
-
-ng_status ng_window_read_decayed(ng_block *b, float *to) {
-  const ng_status st = ng_window_read_gradients(b, to);
-  if (st != NG_OK || !has_decay(b, NG_DECAY_GRADIENT)) return st;
-  if (ng_window_add_decay(b, b->base.window_decay, to)) return NG_OK;
-  return ng_fail(b->ctx, NG_SKIPPED, "%s: a gradient with window_decay is not finite", b->name);
 }
 
 /* ---- the direction ---------------------------------------------------------------------------*/
@@ -176,7 +167,6 @@ static void combine(ng_block *b) {
   G.by = w->u_scales;
   G.u = w->u;
   ng_kernels(b->ctx->queue)->row_combine(b->ctx->queue, &G, 1);
-  ng_queue_wait(b->ctx->queue); /* the caller changes the list of rows and c */
 }
 
 void ng_window_combine(ng_block *b, double by) {
@@ -191,12 +181,14 @@ void ng_window_combine(ng_block *b, double by) {
 static bool is_row(const ng_block *b, bool fresh) { return fresh && !ng_window_x_is_average(b); }
 
 /* u <- the gradient x, or r if x is an average. */
-static ng_status read_x(ng_block *b, bool fresh) {
+static void read_x(ng_block *b, bool fresh) {
   ng_window *w = ng_window_of(b);
-  const ng_status st =
-      ng_window_x_is_average(b) ? ng_window_average(b, fresh) : ng_window_read_decayed(b, w->u);
+  if (ng_window_x_is_average(b)) {
+    ng_window_average(b, fresh);
+  } else {
+    ng_window_read_decayed(b, w->u);
+  }
   ng_window_list_used(w, fresh);
-  return st;
 }
 
 /* k [parts, places] += <row, x> for all rows in use; x NULL: x is the row at head. */
@@ -206,7 +198,6 @@ static void products(ng_block *b, const float *x, double *k) {
   G.x = x == NULL && G.kind == NG_ROWS_WHOLE ? w->x : x;
   G.k = k;
   ng_kernels(b->ctx->queue)->row_products(b->ctx->queue, &G, 1);
-  ng_queue_wait(b->ctx->queue);
 }
 
 /* k [parts, places] += <row, u> for all rows in use, and <u, u> at the unused place. */
@@ -226,53 +217,59 @@ static void copy_products(ng_block *b, double *k) {
                        .k = k};
   products(b, w->u, k);
   ng_kernels(b->ctx->queue)->row_products(b->ctx->queue, &one, 1);
-  ng_queue_wait(b->ctx->queue);
 }
 
-/* Add the new Gram row to its statistic.  If sliced, products are sums over ranks, which the engine forms before
- * `measure`; so also add the products with x, unless x is the row at head. */
-static ng_status add_products(ng_block *b, bool fresh) {
-  ng_window *w = ng_window_of(b);
-  if (ng_window_is_adaptive(&b->base)) return NG_OK;
+/* Add the new Gram row to its statistic, and the products with x unless x is the row at head.  If sliced, products are
+ * sums over ranks, which the engine forms before `precondition`. */
+static void add_products(ng_block *b, bool fresh) {
+  if (ng_window_is_adaptive(&b->base)) return;
   if (fresh) products(b, NULL, b->stat->part->sum);
-  if (!w->sliced || is_row(b, fresh)) return NG_OK;
-  const ng_status st = read_x(b, fresh);
-  if (st == NG_OK) copy_products(b, b->stat[1].part->sum);
-  return st;
+  if (is_row(b, fresh)) return;
+  read_x(b, fresh);
+  copy_products(b, b->stat[1].part->sum);
 }
 
-/* If ranks select entries jointly, the row enters in select_topk, after `check` found all gradients finite. */
+/* Store the gradient as the row at head.  If ranks select entries jointly, the row enters in select_topk, after `check`
+ * found all gradients finite. */
+static void enter(ng_block *b, double lr) {
+  ng_window *w = ng_window_of(b);
+  w->next_lr = lr;
+  w->input_scale = ng_window_feeds_lr(b) ? lr : 1.0;
+  w->x = w->store->input(b);
+  ng_window_read_decayed(b, w->x);
+  if (ng_window_is_adaptive(&b->base)) ng_window_adaptive_enter(b);
+  b->is_selecting = b->topk_rounds > 0;
+  if (!b->is_selecting) w->store->enter(b);
+}
+
+/* Wait once, for all results.  If a gradient is not finite, clear the sums; no other array that this step has written is
+ * read in a later step. */
 static ng_status observe(ng_block *b, const ng_obs *o) {
   ng_window *w = ng_window_of(b);
   const bool fresh = b->stat->is_due;
-  const ng_status st = need_weights(b);
+  ng_status st = need_weights(b);
   b->is_selecting = false;
-  w->overflowed = 0;
   if (st != NG_OK) return st;
+  memset(w->results, 0, 3 * NG_FLAT_OPS * sizeof *w->results);
   w->drops_rows = fresh && w->lr > 0.0 && o->lr <= b->base.window_empty * w->lr;
-  if (fresh) w->next_lr = o->lr;
   ng_window_list_used(w, fresh);
-  if (fresh) {
-    w->input_scale = ng_window_feeds_lr(b) ? o->lr : 1.0;
-    w->x = w->store->input(b);
-    const ng_status enters = ng_window_read_decayed(b, w->x);
-    if (enters != NG_OK) {
-      w->store->clear_row(b, ng_window_head(w));
-      return enters;
-    }
-    if (ng_window_is_adaptive(&b->base)) ng_window_adaptive_enter(b);
-    b->is_selecting = b->topk_rounds > 0;
-    if (b->is_selecting) return NG_OK;
-    w->store->enter(b);
+  if (fresh) enter(b, o->lr);
+  if (!b->is_selecting) add_products(b, fresh);
+  ng_queue_wait(b->ctx->queue);
+  st = ng_window_check_read(b);
+  if (st == NG_OK) return NG_OK;
+  b->is_selecting = false;
+  for (int32_t i = 0; i < b->stats; i++) {
+    memset(b->stat[i].part->sum, 0, (size_t)(w->parts * w->places) * sizeof(double));
   }
-  return add_products(b, fresh);
+  return st;
 }
 
 static void select_topk(ng_block *b, int32_t round, double *x) {
   ng_window *w = ng_window_of(b);
   w->store->select_topk(b, round, x);
   ng_window_list_used(w, true);
-  if (round == b->topk_rounds) (void)add_products(b, true); /* the rows are finite */
+  if (round == b->topk_rounds) add_products(b, true);
 }
 
 /* Return whether window_fill is `how` and the window is not full. */
@@ -284,7 +281,7 @@ static bool has_fill(const ng_block *b, ng_window_fill how) {
 /* u <- gradient - row at head.  These nearly cancel, so the difference is rounded before the caller adds decay. */
 static void subtract_stored(ng_block *b) {
   ng_window *w = ng_window_of(b);
-  (void)ng_window_read_decayed(b, w->u);
+  ng_window_read_decayed(b, w->u);
   for (int32_t i = 0; i < w->parts; i++) {
     w->part[i].c[ng_window_head(w)] = -1.0;
   }
@@ -294,79 +291,82 @@ static void subtract_stored(ng_block *b) {
   ng_window_list_used(w, true);
 }
 
-static ng_status direct_row(ng_block *b) {
+/* The sums of `measure` show elements that are not finite. */
+static void add_decay(ng_block *b, double decay) {
+  ng_window_pass(b, (ng_flat_pass){.op = NG_FLAT_DECAY, .to = ng_window_of(b)->u, .take = decay});
+}
+
+static void direct_row(ng_block *b) {
   ng_window *w = ng_window_of(b);
+  ng_queue *q = b->ctx->queue;
   const bool rest = b->base.window_fill == NG_FILL_ADDED || has_fill(b, NG_FILL_REST);
-  const bool decay = has_decay(b, NG_DECAY_DIRECTION);
+  const bool decay = ng_window_has_decay(b, NG_DECAY_DIRECTION);
   if (rest && decay) subtract_stored(b);
-  const ng_status st = ng_window_solve(b, NULL, rest);
+  w->solved = ng_window_solve(b, NULL, rest);
   if (rest && !decay) { /* add (gradient - row) / damping in the same combination */
-    (void)ng_window_read_decayed(b, w->u);
+    ng_window_read_decayed(b, w->u);
     for (int32_t i = 0; i < w->parts; i++) {
       w->part[i].c[ng_window_head(w)] -= 1.0 / b->base.damping;
     }
   } else if (!rest && decay) {
-    memset(w->u, 0, (size_t)w->d * sizeof *w->u);
+    ng_on(q)->scale(q, w->d, w->u, 0.0);
   }
-  if (decay)
-    (void)ng_window_add_decay(b, b->base.window_decay,
-                              w->u); /* the measuring pass finds non-finite elements */
+  if (decay) add_decay(b, b->base.window_decay);
   ng_window_combine(b, rest || decay ? 1.0 / b->base.damping : 0.0);
   const bool error = has_fill(b, NG_FILL_ERROR);
-  ng_flat_pass fill = {.op = NG_FLAT_FILL, .to = w->u, .x = error ? w->store->residual(b) : NULL};
-  if (error || has_fill(b, NG_FILL_GRADIENT)) ng_window_pass(b, &fill);
-  return st;
+  if (!error && !has_fill(b, NG_FILL_GRADIENT)) return;
+  ng_window_pass(
+      b, (ng_flat_pass){.op = NG_FLAT_FILL, .to = w->u, .x = error ? w->store->residual(b) : NULL});
 }
 
 /* u <- the direction of an x that is not the row at head. */
-static ng_status direct_x(ng_block *b, bool fresh) {
-  ng_window *w = ng_window_of(b);
-  double *k = w->sliced ? b->stat[1].part->sum : w->x_products;
-  ng_status st = w->sliced ? NG_OK : read_x(b, fresh);
-  if (st != NG_OK) return st;
-  if (!w->sliced) {
-    memset(k, 0, (size_t)(w->parts * w->places) * sizeof *k);
-    copy_products(b, k);
-  }
-  st = ng_window_solve(b, k, false);
+static void direct_x(ng_block *b) {
+  ng_window_of(b)->solved = ng_window_solve(b, b->stat[1].part->sum, false);
   combine(b);
   /* Add decay / lambda last: inside x, decay would be rounded together with g, before most of x / lambda cancels. */
-  if (has_decay(b, NG_DECAY_DIRECTION))
-    (void)ng_window_add_decay(b, b->base.window_decay / b->base.damping, w->u);
-  return st;
+  if (ng_window_has_decay(b, NG_DECAY_DIRECTION))
+    add_decay(b, b->base.window_decay / b->base.damping);
+}
+
+static void precondition(ng_block *b) {
+  ng_window *w = ng_window_of(b);
+  const bool fresh = b->stat->w > 0.0, adaptive = ng_window_is_adaptive(&b->base);
+  const double mu = b->base.window_momentum;
+  w->solved = NG_OK;
+  ng_window_list_used(w, fresh);
+  if (fresh) ng_window_gram_set_row(w, b->stat->part->sum);
+  if (adaptive) {
+    ng_window_adaptive_direct(b);
+  } else if (is_row(b, fresh)) {
+    direct_row(b);
+  } else {
+    direct_x(b);
+  }
+  if (mu > 0.0 && !adaptive && b->base.window_momentum_form != NG_MOMENTUM_GRADIENT) {
+    const bool average = b->base.window_momentum_form == NG_MOMENTUM_AVERAGE;
+    ng_window_mix(b, w->u, w->v, w->u, mu, average ? 1.0 - mu : 1.0);
+    if (w->next_v != NULL) ng_window_copy(b, w->u, w->next_v);
+  }
+  ng_window_pass(b, (ng_flat_pass){.op = NG_FLAT_MEASURE, .to = w->u});
 }
 
 static ng_status measure(ng_block *b) {
-  ng_window *w = ng_window_of(b);
-  const bool fresh = b->stat->w > 0.0;
-  const double mu = b->base.window_momentum;
-  const double *sum = w->sums;
-  ng_status st = need_weights(b);
-  if (st != NG_OK) return st;
-  ng_window_list_used(w, fresh);
-  if (fresh) ng_window_gram_set_row(w, b->stat->part->sum);
-  if (ng_window_is_adaptive(&b->base)) {
-    ng_window_adaptive_direct(b);
-  } else {
-    st = is_row(b, fresh) ? direct_row(b) : direct_x(b, fresh);
-  }
-  if (mu > 0.0 && !ng_window_is_adaptive(&b->base) &&
-      b->base.window_momentum_form != NG_MOMENTUM_GRADIENT) {
-    const bool average = b->base.window_momentum_form == NG_MOMENTUM_AVERAGE;
-    ng_window_mix(b, w->u, w->v, w->u, mu, average ? 1.0 - mu : 1.0);
-  }
-  ng_window_pass(b, &(ng_flat_pass){.op = NG_FLAT_MEASURE, .to = w->u});
+  const ng_window *w = ng_window_of(b);
+  const double *result = ng_numbers_read(b->ctx->queue, w->results);
+  const double *sum = result + 3 * NG_FLAT_MEASURE;
   if (!(sum[1] - sum[1] == 0.0)) {
     return ng_fail(b->ctx, NG_SKIPPED, "%s: a gradient is not finite", b->name);
   }
   b->inner = sum[0];
   b->d2 = sum[1];
   b->pd2 = sum[2];
-  if (w->overflowed == 0) return st;
+  const double kept = result[3 * NG_FLAT_MIX] + result[3 * NG_FLAT_ADAM] +
+                      result[3 * NG_FLAT_LIMIT] + result[3 * NG_FLAT_DIVIDE];
+  if (kept == 0.0) return w->solved;
   return ng_fail(b->ctx, NG_RESCUED,
                  "%s: elements of momentum or error feedback that are not finite kept their old "
                  "value (elements: %lld)",
-                 b->name, (long long)w->overflowed);
+                 b->name, (long long)kept);
 }
 
 static void emit(const ng_block *b, int32_t segment, int32_t g, double factor, ng_direction *e) {
@@ -382,12 +382,9 @@ static void emit(const ng_block *b, int32_t segment, int32_t g, double factor, n
 /* ---- life ------------------------------------------------------------------------------------*/
 
 /* Drop all rows except the one at head. */
-static void drop_other_rows(ng_block *b) {
-  ng_window *w = ng_window_of(b);
+static void drop_other_rows(ng_window *w) {
   for (int64_t place = 0; place < w->places; place++) {
-    if (place == ng_window_head(w)) continue;
-    w->store->clear_row(b, place);
-    ng_window_gram_clear_row(w, place);
+    if (place != ng_window_head(w)) ng_window_gram_clear_row(w, place);
   }
   w->count = 0.0;
 }
@@ -396,10 +393,7 @@ static void commit(ng_block *b, bool taken) {
   ng_window *w = ng_window_of(b);
   const bool fresh = b->stat->w > 0.0;
   float **next = w->next_v != NULL ? &w->next_v : &w->u;
-  if (taken && w->v != NULL && w->sliced &&
-      w->next_v == NULL) { /* copy: b->whole_direction owns u */
-    memcpy(w->v, w->u, (size_t)w->d * sizeof *w->v);
-  } else if (taken && w->v != NULL) {
+  if (taken && w->v != NULL) {
     float *v = *next;
     *next = w->v;
     w->v = v;
@@ -410,16 +404,13 @@ static void commit(ng_block *b, bool taken) {
   if (taken && fresh) {
     const bool idle = ng_window_is_adaptive(&b->base) && w->input_scale == 0.0;
     if (w->store->commit != NULL && !idle) w->store->commit(b);
-    if (w->drops_rows) drop_other_rows(b);
+    if (w->drops_rows) drop_other_rows(w);
     w->head = (double)((ng_window_head(w) + 1) % w->places);
     w->count = (double)ng_min64(ng_window_count(w) + 1, w->m);
     w->lr = w->next_lr;
   }
   w->drops_rows = false;
-  w->overflowed = 0; /* observe, which also resets this counter, runs only at stat_period */
-  if (taken && !fresh) return;
-  w->store->clear_row(b, ng_window_head(w));
-  ng_window_gram_clear_row(w, ng_window_head(w));
+  if (!taken || fresh) ng_window_gram_clear_row(w, ng_window_head(w));
 }
 
 static ng_status fields(ng_block *b, ng_field_visit visit, void *arg) {
@@ -470,6 +461,7 @@ const ng_family ng_family_window = {
     .statistics = statistics,
     .plan = plan,
     .observe = observe,
+    .precondition = precondition,
     .measure = measure,
     .select_topk = select_topk,
     .emit = emit,

@@ -45,8 +45,7 @@ typedef struct ng_window_store {
   void (*enter)(ng_block *b);   /* store the vector in input as the row at head */
   /* Replaces `enter` if b->topk_rounds > 0: all ranks select entries together (ng_family.select_topk). */
   void (*select_topk)(ng_block *b, int32_t round, double *x);
-  ng_rows (*rows)(ng_block *b); /* describe the rows, without the fields of the window */
-  void (*clear_row)(ng_block *b, int64_t place); /* set the row at `place` to 0 */
+  ng_rows (*rows)(ng_block *b);    /* describe the rows, without the fields of the window */
   float *(*residual)(ng_block *b); /* [d] residual of this step; NULL: the store has none */
   void (*commit)(ng_block *b);     /* the step counts; NULL: nothing to do */
   void (*begin)(ng_block *b);      /* set initial values in ng_ready; NULL: zeros */
@@ -65,7 +64,6 @@ typedef struct ng_window {
   ng_window_view *view;   /* [segments] */
   int32_t *segment_order; /* [segments] segment numbers in flat order */
   ng_flat *flat;          /* [segments] the elements of segments in flat order */
-  ng_flat *cut_flat;      /* [segments] a part of `flat`: scratch of ng_window_count_selectable */
   double *u_scales;       /* [parts] factors of u in the direction */
   double input_scale;     /* factor of the vector that enters (window_feedback_lr: lr, else 1) */
   double head, count;     /* the free place; number of rows in the window */
@@ -75,14 +73,15 @@ typedef struct ng_window {
   double updates;                             /* number of Adam steps */
   float *s, *next_s;                          /* [d] second moments before and after this step */
   bool drops_rows;          /* this step drops all rows except its own (window_empty) */
-  int64_t overflowed;       /* number of elements that kept their old value in this step */
+  ng_status solved;         /* of the solve of this step */
   float *x;                 /* [d] the vector that entered */
   float *u;                 /* [d] the direction; if sliced, a slice of b->whole_direction */
   float *v, *next_v;        /* [d] momentum, or r of an average x; before and after this step */
   uint8_t *mask;            /* [d] 0: the weight is masked (window_mask); NULL: no mask */
-  double *sums;             /* [1 + chunks, 3] result and sums of chunks of a pass */
+  double *results;          /* [NG_FLAT_OPS, 3] result of the last pass of each kind in this step */
+  double *sums;             /* [chunks + units, 3] scratch of a pass */
   double *unit_products;    /* [units, places] products of each unit of the store */
-  double *x_products;       /* [parts, places] products with an x that is no row, unless sliced */
+  double *work;             /* memory of window_solve.c for the host */
   int64_t *row_place, rows; /* [rows] places of the rows in use, oldest first; their number */
   int32_t units;            /* chunks or ranges for which a store computes products separately */
   void *state;              /* state of the store */
@@ -119,14 +118,18 @@ ng_field ng_window_field(const ng_block *b, const char *name, ng_dtype t, int64_
  * Q stay unchanged. */
 bool ng_window_has_excluded(const ng_block *b);        /* some parameter is excluded in this step */
 void ng_window_clear_excluded(ng_block *b, float *to); /* to <- 0 for excluded parameters */
-double ng_window_pass(ng_block *b, ng_flat_pass *p);
-/* to <- the bound gradients, 0 for masked and excluded elements.  NG_SKIPPED: an element is not finite, or too large
- * for error feedback or momentum (STORED_MOST). */
-ng_status ng_window_read_gradients(ng_block *b, float *to);
-/* to <- to + decay * weights.  Return false if an element is not finite. */
-bool ng_window_add_decay(ng_block *b, double decay, float *to);
-/* Return the number of elements in [at, at + n) that are neither masked nor excluded. */
-int64_t ng_window_count_selectable(ng_block *b, int64_t at, int64_t n);
+/* Enqueue a pass; fill the fields that all passes share.  The result goes to w->results. */
+void ng_window_pass(ng_block *b, ng_flat_pass p);
+/* to <- the bound gradients, 0 for masked and excluded elements; window_decay_form = gradient: plus window_decay times
+ * the weights. */
+void ng_window_read_decayed(ng_block *b, float *to);
+/* After a wait: NG_SKIPPED if an element that ng_window_read_decayed read is not finite, or too large for error feedback
+ * or momentum (STORED_MOST). */
+ng_status ng_window_check_read(const ng_block *b);
+/* Return whether window_decay is used in this form. */
+bool ng_window_has_decay(const ng_block *b, ng_decay_form form);
+/* Write the ranges of the elements [at, at + n) to `to`; return their number. */
+int64_t ng_window_cut_ranges(const ng_block *b, int64_t at, int64_t n, ng_flat *to);
 /* Return k of a top-k selection from n elements: window_density if above 1; else window_density * n, rounded down
  * (window_store = topk-block: rounded up). */
 int64_t ng_window_topk_size(const ng_block *b, int64_t n);
@@ -148,6 +151,7 @@ void ng_window_joint_round(ng_queue *q, ng_window_joint *j, int32_t round, int32
 
 /* ---- window_moments.c ------------------------------------------------------------------------*/
 
+void ng_window_copy(ng_block *b, const float *x, float *to); /* to <- x */
 /* to <- old * v + take * x; excluded parameters: to <- v. */
 void ng_window_mix(ng_block *b, float *to, const float *v, float *x, double old, double take);
 static inline bool ng_window_is_adaptive(const ng_settings *s) {
@@ -162,12 +166,10 @@ void ng_window_adaptive_direct(ng_block *b);    /* u <- the direction from the r
 void ng_window_adaptive_commit(ng_block *b);    /* the step counts: store the next second moments */
 bool ng_window_x_is_average(const ng_block *b); /* window_momentum_form = gradient */
 /* u <- r of the average x = r + G' b; changes the rows in use. */
-ng_status ng_window_average(ng_block *b, bool fresh);
+void ng_window_average(ng_block *b, bool fresh);
 /* Update the bound of r's rounding error; size: |r| of this step. */
 void ng_window_average_add_error(const ng_block *b, ng_window_part *p, double size);
 void ng_window_average_commit(ng_block *b); /* the step counts: store next_row_coefficient */
-/* window.c: to <- gradients; window_decay_form = gradient: plus window_decay * weights. */
-ng_status ng_window_read_decayed(ng_block *b, float *to);
 
 /* ---- window_gram.c ---------------------------------------------------------------------------*/
 
@@ -186,7 +188,7 @@ ng_status ng_window_check(const ng_options *o, char *message, size_t size);
 
 /* ---- window_solve.c --------------------------------------------------------------------------*/
 
-int64_t ng_window_scratch(const ng_block *b); /* bytes */
+int64_t ng_window_work(const ng_block *b); /* bytes of ng_window.work */
 /* Set c and u_scale of all parts such that u_scale r + G' c is the direction of x.  k NULL: x is the row at head; else
  * x = r + G' next_row_coefficient (NULL: x = r), and k [parts, places] has <row, r>, at the unused place <r, r>.  rest:
  * the caller adds (gradient - row) / damping.  NG_RESCUED: a part raised its damping or uses the plain gradient. */

@@ -99,8 +99,7 @@ ng_status ng_window_set_layout(ng_block *b) {
   w->cut = ng_object(b->p, (size_t)(b->ctx->ranks + 1) * sizeof *w->cut);
   w->view = ng_object(b->p, (size_t)w->segments * sizeof *w->view);
   w->segment_order = ng_object(b->p, (size_t)w->segments * sizeof *w->segment_order);
-  w->flat = ng_object(b->p, (size_t)(2 * w->segments) * sizeof *w->flat);
-  w->cut_flat = w->flat == NULL ? NULL : w->flat + w->segments;
+  w->flat = ng_object(b->p, (size_t)w->segments * sizeof *w->flat);
   if (w->cut == NULL || w->view == NULL || w->segment_order == NULL || w->flat == NULL) {
     return NG_ERR_NOMEM;
   }

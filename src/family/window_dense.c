@@ -60,12 +60,6 @@ static ng_rows rows(ng_block *b) {
 
 /* ---- life ------------------------------------------------------------------------------------*/
 
-static void clear_row(ng_block *b, int64_t place) {
-  const ng_window *w = ng_window_of(b);
-  const dense *s = w->state;
-  memset(row_at(w, place, 0), 0, (size_t)(w->d * ng_dtype_size(s->type)));
-}
-
 static ng_status fields(ng_block *b, ng_field_visit visit, void *arg) {
   const ng_window *w = ng_window_of(b);
   const dense *s = w->state;
@@ -79,6 +73,5 @@ const ng_window_store ng_window_dense = {
     .input = input,
     .enter = enter,
     .rows = rows,
-    .clear_row = clear_row,
     .fields = fields,
 };

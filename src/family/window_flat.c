@@ -6,39 +6,48 @@
 /* Largest element for error feedback or momentum: 1e12 / (damping = 1e-6) = 1e18, whose square fits f32 (AdamW). */
 static const double STORED_MOST = 1e12;
 
-/* Fill the fields that all passes share; return the first result of the pass. */
-double ng_window_pass(ng_block *b, ng_flat_pass *p) {
+void ng_window_pass(ng_block *b, ng_flat_pass p) {
   ng_window *w = ng_window_of(b);
   for (int32_t i = 0; i < w->segments; i++) {
     w->flat[i].is_excluded = b->segment[w->segment_order[i]].slot->is_excluded;
   }
-  if (p->range == NULL) {
-    p->range = w->flat;
-    p->ranges = w->segments;
-  }
-  p->mask = w->mask;
-  p->out = w->sums;
-  p->unit = w->sums + 3;
-  ng_kernels(b->ctx->queue)->flat(b->ctx->queue, p, 1);
-  ng_queue_wait(b->ctx->queue);
-  return *ng_numbers_read(b->ctx->queue, p->out);
+  p.range = w->flat;
+  p.ranges = w->segments;
+  p.mask = w->mask;
+  p.out = w->results + 3 * p.op;
+  p.unit = w->sums;
+  ng_kernels(b->ctx->queue)->flat(b->ctx->queue, &p, 1);
+}
+
+bool ng_window_has_decay(const ng_block *b, ng_decay_form form) {
+  return b->base.window_decay > 0.0 && b->base.window_decay_form == form;
 }
 
 /* Rows may be large, because a row leaves the window after m steps and the solve scales its direction down.  But error
  * feedback and averages keep large elements, and every step divides them by the damping: so these have a bound. */
-ng_status ng_window_read_gradients(ng_block *b, float *to) {
+static bool is_bounded(const ng_block *b) {
   const bool keeps = b->base.window_store != NG_STORE_DENSE || ng_window_x_is_average(b);
-  const bool bounded = keeps && !ng_window_is_adaptive(&b->base);
-  const double limit = bounded ? STORED_MOST : ng_dtype_largest(NG_F32);
-  if (ng_window_pass(b, &(ng_flat_pass){.op = NG_FLAT_READ, .to = to, .limit = limit}) == 0.0) {
-    return NG_OK;
-  }
-  return ng_fail(b->ctx, NG_SKIPPED, "%s: a gradient is not finite%s", b->name,
-                 bounded ? ", or above 1e12, which error feedback or momentum would keep" : "");
+  return keeps && !ng_window_is_adaptive(&b->base);
 }
 
-bool ng_window_add_decay(ng_block *b, double decay, float *to) {
-  return ng_window_pass(b, &(ng_flat_pass){.op = NG_FLAT_DECAY, .to = to, .take = decay}) == 0.0;
+void ng_window_read_decayed(ng_block *b, float *to) {
+  const double limit = is_bounded(b) ? STORED_MOST : ng_dtype_largest(NG_F32);
+  ng_window_pass(b, (ng_flat_pass){.op = NG_FLAT_READ, .to = to, .limit = limit});
+  if (!ng_window_has_decay(b, NG_DECAY_GRADIENT)) return;
+  ng_window_pass(b, (ng_flat_pass){.op = NG_FLAT_DECAY, .to = to, .take = b->base.window_decay});
+}
+
+ng_status ng_window_check_read(const ng_block *b) {
+  const double *bad = ng_numbers_read(b->ctx->queue, ng_window_of(b)->results);
+  if (bad[3 * NG_FLAT_READ] > 0.0) {
+    return ng_fail(b->ctx, NG_SKIPPED, "%s: a gradient is not finite%s", b->name,
+                   is_bounded(b) ? ", or above 1e12, which error feedback or momentum would keep"
+                                 : "");
+  }
+  if (bad[3 * NG_FLAT_DECAY] > 0.0) {
+    return ng_fail(b->ctx, NG_SKIPPED, "%s: a gradient with window_decay is not finite", b->name);
+  }
+  return NG_OK;
 }
 
 bool ng_window_has_excluded(const ng_block *b) {
@@ -48,26 +57,25 @@ bool ng_window_has_excluded(const ng_block *b) {
   return false;
 }
 
-int64_t ng_window_count_selectable(ng_block *b, int64_t at, int64_t n) {
+int64_t ng_window_cut_ranges(const ng_block *b, int64_t at, int64_t n, ng_flat *to) {
   const ng_window *w = ng_window_of(b);
-  ng_flat_pass p = {.op = NG_FLAT_COUNT, .range = w->cut_flat};
-  int64_t chunks = 0;
+  int64_t ranges = 0, chunks = 0;
   for (int32_t i = 0; i < w->segments; i++) {
     ng_flat r = w->flat[i];
-    const int64_t from = ng_max64(at, r.at), to = ng_min64(at + n, r.at + r.n);
-    if (from >= to) continue;
+    const int64_t from = ng_max64(at, r.at), end = ng_min64(at + n, r.at + r.n);
+    if (from >= end) continue;
     r.is_excluded = b->segment[w->segment_order[i]].slot->is_excluded;
     r.at = from;
-    r.n = to - from;
+    r.n = end - from;
     r.first_chunk = chunks;
     chunks += ng_flat_chunks(r.n);
-    w->cut_flat[p.ranges++] = r;
+    to[ranges++] = r;
   }
-  return (int64_t)ng_window_pass(b, &p);
+  return ranges;
 }
 
 void ng_window_clear_excluded(ng_block *b, float *to) {
-  if (ng_window_has_excluded(b)) ng_window_pass(b, &(ng_flat_pass){.op = NG_FLAT_CLEAR, .to = to});
+  if (ng_window_has_excluded(b)) ng_window_pass(b, (ng_flat_pass){.op = NG_FLAT_CLEAR, .to = to});
 }
 
 int64_t ng_window_topk_size(const ng_block *b, int64_t n) {

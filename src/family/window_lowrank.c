@@ -115,7 +115,6 @@ static void enter(ng_block *b) {
     s->power[i] = power_of(b, i, (ng_window_head(w) + w->places - 1) % w->places);
   }
   ng_kernels(b->ctx->queue)->low_rank(b->ctx->queue, s->power, w->segments);
-  ng_queue_wait(b->ctx->queue);
 }
 
 static ng_rows rows(ng_block *b) {
@@ -144,46 +143,54 @@ static float random_normal(uint64_t *state) {
   return (float)sum;
 }
 
-/* Write the first Q to the last place, where the first step reads the last Q. */
+/* Fill a Q with random numbers; the seed is the FNV-1a hash of the name. */
+static void draw(const char *name, float *Q, int64_t n) {
+  uint64_t state = UINT64_C(14695981039346656037);
+  for (const char *c = name; *c != 0; c++) {
+    state = (state ^ (unsigned char)*c) * UINT64_C(1099511628211);
+  }
+  for (int64_t k = 0; k < n; k++) {
+    Q[k] = random_normal(&state);
+  }
+}
+
+/* Write the first Q to the last place, where the first step reads the last Q: random numbers, then one iteration with
+ * the weights. */
 static void begin(ng_block *b) {
   const ng_window *w = ng_window_of(b);
+  const lowrank *s = w->state;
   ng_queue *q = b->ctx->queue;
+  int64_t n = 0, some = 0;
+  int32_t finite = 1; /* on the stack: ng_queue_wait follows below */
   for (int32_t i = 0; i < w->segments; i++) {
     const ng_slot *slot = b->segment[w->segment_order[i]].slot;
     ng_low_rank first = power_of(b, i, w->places - 1);
     const ng_factors *v = &first.shape;
-    const int64_t P = v->rank * v->rows;
-    uint64_t state = UINT64_C(14695981039346656037); /* the seed is the FNV-1a hash of the name */
-    for (const char *c = slot->name; *c != 0; c++) {
-      state = (state ^ (unsigned char)*c) * UINT64_C(1099511628211);
-    }
-    for (int64_t k = P; k < P + v->rank * v->cols; k++) {
-      first.from.x[k] = random_normal(&state);
-    }
-    if (v->rank == 0 || slot->weight.data == NULL) continue;
-    int32_t finite = 1; /* on the stack: ng_queue_wait follows below */
     const ng_read weight = {.D = {&slot->weight, 0, v->rows, 0, v->cols},
                             .to = first.a.x,
                             .to_row = v->cols,
                             .to_col = 1,
                             .finite = &finite};
+    draw(slot->name, first.from.x + v->rank * v->rows, v->rank * v->cols);
+    if (v->rank == 0 || slot->weight.data == NULL) continue;
     ng_kernels(q)->read(q, &weight, 1);
-    ng_on(q)->norm2(q, v->rows, v->cols, first.a.x, NG_F32, v->cols, w->sums);
-    ng_queue_wait(q);
-    /* skip weights so large that Q, with |Q| <= |x|, may overflow f32 */
-    if (!(sqrt(*ng_numbers_read(q, w->sums)) <= (double)FLT_MAX)) continue;
+    ng_on(q)->norm2(q, v->rows, v->cols, first.a.x, NG_F32, v->cols, w->sums + n);
     first.to = first.from;
     first.e.x = NULL;
     first.is_excluded = false;
-    ng_kernels(q)->low_rank(q, &first, 1);
-    ng_queue_wait(q);
-    memset(first.to.x, 0, (size_t)P * sizeof(float));
+    s->power[n++] = first;
   }
-}
-
-static void clear_row(ng_block *b, int64_t place) {
-  const lowrank *s = ng_window_of(b)->state;
-  memset(s->rows + place * s->floats, 0, (size_t)s->floats * sizeof *s->rows);
+  ng_queue_wait(q);
+  for (int64_t i = 0; i < n; i++) {
+    /* skip weights so large that Q, with |Q| <= |x|, may overflow f32 */
+    if (sqrt(*ng_numbers_read(q, w->sums + i)) <= (double)FLT_MAX) s->power[some++] = s->power[i];
+  }
+  ng_kernels(q)->low_rank(q, s->power, some);
+  ng_queue_wait(q);
+  for (int64_t i = 0; i < some; i++) {
+    const ng_factors *v = &s->power[i].shape;
+    memset(s->power[i].to.x, 0, (size_t)(v->rank * v->rows) * sizeof(float));
+  }
 }
 
 /* Return the high part of the next error feedback, without its low part next_error_rest. */
@@ -224,7 +231,6 @@ const ng_window_store ng_window_lowrank_store = {
     .input = input,
     .enter = enter,
     .rows = rows,
-    .clear_row = clear_row,
     .residual = residual,
     .commit = commit_row,
     .fields = fields,

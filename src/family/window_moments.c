@@ -1,6 +1,6 @@
 /* window_moments.c: vectors that are no rows: momentum, moments of first-order methods, the average of gradients.
  *
- * If the new value of an element is not finite, the element keeps the old value and is counted in w->overflowed. */
+ * If the new value of an element is not finite, the element keeps the old value and is counted. */
 #include "family/window.h"
 
 #include <math.h>
@@ -8,9 +8,14 @@
 /* Elements with |lr x| > 1e28 do not enter: if lr later falls to 1e-10, sent / lr would overflow f32 in every step. */
 static const double INPUT_MOST = 1e28;
 
+void ng_window_copy(ng_block *b, const float *x, float *to) {
+  const int64_t d = ng_window_of(b)->d;
+  ng_on(b->ctx->queue)->copy(b->ctx->queue, 1, d, x, d, to, d);
+}
+
 void ng_window_mix(ng_block *b, float *to, const float *v, float *x, double old, double take) {
-  ng_flat_pass p = {.op = NG_FLAT_MIX, .to = to, .v = v, .x = x, .old = old, .take = take};
-  ng_window_of(b)->overflowed += (int64_t)ng_window_pass(b, &p);
+  ng_window_pass(
+      b, (ng_flat_pass){.op = NG_FLAT_MIX, .to = to, .v = v, .x = x, .old = old, .take = take});
 }
 
 /* ---- first-order methods ---------------------------------------------------------------------*/
@@ -45,11 +50,11 @@ void ng_window_adaptive_enter(ng_block *b) {
                     .m = 1.0 / (1.0 - pow(mu, t)),
                     .m2 = forget < 1.0 ? 1.0 / (1.0 - pow(forget, t)) : 1.0,
                     .eps = b->base.damping};
-  if (w->v != NULL) w->overflowed += (int64_t)ng_window_pass(b, &p);
+  if (w->v != NULL) ng_window_pass(b, p);
   if (!ng_window_feeds_lr(b)) return;
-  ng_flat_pass limit = {
-      .op = NG_FLAT_LIMIT, .to = w->x, .take = w->input_scale, .limit = INPUT_MOST};
-  w->overflowed += (int64_t)ng_window_pass(b, &limit);
+  ng_window_pass(
+      b,
+      (ng_flat_pass){.op = NG_FLAT_LIMIT, .to = w->x, .take = w->input_scale, .limit = INPUT_MOST});
 }
 
 void ng_window_read_head(ng_block *b, double by) {
@@ -65,14 +70,16 @@ void ng_window_read_head(ng_block *b, double by) {
 void ng_window_adaptive_direct(ng_block *b) {
   ng_window *w = ng_window_of(b);
   if (w->input_scale == 0.0) {
-    memset(w->u, 0, (size_t)w->d * sizeof *w->u);
+    ng_on(b->ctx->queue)->scale(b->ctx->queue, w->d, w->u, 0.0);
     return;
   }
   ng_window_read_head(b, w->input_scale);
   if (b->base.window_function != NG_WINDOW_ADAGRAD) return;
-  ng_flat_pass p = {
-      .op = NG_FLAT_DIVIDE, .to = w->u, .next_s = w->next_s, .s = w->s, .eps = b->base.damping};
-  w->overflowed += (int64_t)ng_window_pass(b, &p);
+  ng_window_pass(b, (ng_flat_pass){.op = NG_FLAT_DIVIDE,
+                                   .to = w->u,
+                                   .next_s = w->next_s,
+                                   .s = w->s,
+                                   .eps = b->base.damping});
 }
 
 void ng_window_adaptive_commit(ng_block *b) {
@@ -129,31 +136,29 @@ static void move_leaving_rows(ng_block *b, bool fresh, bool all) {
     }
   }
   if (w->rows > 0) {
-    memcpy(w->u, w->v, (size_t)w->d * sizeof *w->u);
+    ng_window_copy(b, w->v, w->u);
     ng_window_combine(b, 1.0);
   }
-  memcpy(w->next_v, w->rows > 0 ? w->u : w->v, (size_t)w->d * sizeof *w->next_v);
+  ng_window_copy(b, w->rows > 0 ? w->u : w->v, w->next_v);
 }
 
 /* u, next_v <- r after this step, next_row_coefficient <- b; if the step counts, they replace v and row_coefficient. */
-ng_status ng_window_average(ng_block *b, bool fresh) {
+void ng_window_average(ng_block *b, bool fresh) {
   ng_window *w = ng_window_of(b);
   const double mu = b->base.window_momentum;
   const bool out = ng_window_has_excluded(b), in_rest = out || !fresh;
-  ng_status st = NG_OK;
   move_leaving_rows(b, fresh, out || (fresh && w->drops_rows));
   if (in_rest && fresh) {
     ng_window_read_head(b, 1.0);
   } else if (in_rest) {
-    st = ng_window_read_decayed(b, w->u);
+    ng_window_read_decayed(b, w->u);
   }
   ng_window_mix(b, w->next_v, w->next_v, in_rest ? w->u : w->next_v, mu, in_rest ? 1.0 - mu : 0.0);
   for (int32_t i = 0; i < w->parts && !in_rest; i++) {
     w->part[i].next_row_coefficient[ng_window_head(w)] = 1.0 - mu;
   }
-  memcpy(w->u, w->next_v, (size_t)w->d * sizeof *w->u);
+  ng_window_copy(b, w->next_v, w->u);
   ng_window_clear_excluded(b, w->u);
-  return st;
 }
 
 /* Rounding errors of different steps are independent, so their squares add up; each error decays by mu per step. */

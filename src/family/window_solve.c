@@ -62,8 +62,9 @@ static int64_t vector_bytes(const ng_window *w) {
   return (w->places * (int64_t)sizeof(double) + NG_ALIGN - 1) / NG_ALIGN * NG_ALIGN;
 }
 
-/* Scratch of M-FAC: two vectors and S; of GGT: six vectors, V and the work of the eigensolver. */
-int64_t ng_window_scratch(const ng_block *b) {
+/* M-FAC: two vectors and S; GGT: six vectors, V and the work of the eigensolver.  The host solves while entries of other
+ * blocks are pending, so the memory is not the scratch. */
+int64_t ng_window_work(const ng_block *b) {
   const ng_window *w = ng_window_of(b);
   const ng_queue *q = b->ctx->queue;
   const int64_t each = (int64_t)sizeof(double);
@@ -71,7 +72,7 @@ int64_t ng_window_scratch(const ng_block *b) {
     return ng_plus(2 * vector_bytes(w), ng_times(ng_sym_count(w->m), each));
   }
   return ng_plus(ng_plus(6 * vector_bytes(w), ng_times(ng_times(w->m, w->m), each) + NG_ALIGN),
-                 q->la->eigen64_work(q, w->m));
+                 q->host->eigen64_work(q, w->m));
 }
 
 static double gram_entry(const ng_window *w, const ng_window_part *p, int64_t i, int64_t j) {
@@ -154,11 +155,9 @@ static void fill_system(const ng_window *w, const ng_window_part *p, double lamb
 
 /* S <- its Cholesky factor; return false if S is not positive definite or not finite. */
 static bool factor(ng_block *b, int64_t n, double *S) {
-  int info = 0; /* on the stack: ng_queue_wait follows below */
-  ng_queue *q = b->ctx->queue;
-  ng_on(q)->factor64(q, n, S, &info);
-  ng_queue_wait(q);
-  if (ng_info_read(q, &info) != 0) return false;
+  int info = 0;
+  b->ctx->queue->host->factor64(b->ctx->queue, n, S, &info);
+  if (info != 0) return false;
   for (int64_t i = 0; i < n; i++) {
     const double d = S[ng_sym_at(n, i, i)];
     if (!(d > 0.0) || !(d - d == 0.0)) return false;
@@ -171,8 +170,7 @@ static bool factor(ng_block *b, int64_t n, double *S) {
 static void solve_system(ng_block *b, const ng_window_part *p, const double *S, bool last,
                          double *z) {
   const ng_window *w = ng_window_of(b);
-  ng_queue *q = b->ctx->queue;
-  double *x = ng_scratch(b);
+  double *x = w->work;
   if (S == NULL) {
     const ng_ring r = ng_window_ring(w, p);
     ng_ring_solve(&r, last, z);
@@ -181,8 +179,7 @@ static void solve_system(ng_block *b, const ng_window_part *p, const double *S, 
   for (int64_t i = 0; i < w->rows; i++) {
     x[i] = z[w->row_place[i]];
   }
-  ng_on(q)->solve64(q, w->rows, S, x);
-  ng_queue_wait(q);
+  b->ctx->queue->host->solve64(b->ctx->queue, w->rows, S, x);
   for (int64_t i = 0; i < w->rows; i++) {
     z[w->row_place[i]] = x[i];
   }
@@ -194,7 +191,7 @@ static bool append_to_factor(ng_block *b, ng_window_part *p, double lambda, doub
   const bool fresh = w->row_place[w->rows - 1] == ng_window_head(w);
   const bool same = w->factor_damping == lambda && M == (double)w->m;
   const ng_ring r = ng_window_ring(w, p);
-  double *row = ng_scratch(b);
+  double *row = w->work;
   if (!fresh || !(same || w->rows == 1)) return false;
   for (int64_t k = 0; k < w->rows; k++) {
     row[w->row_place[k]] = gram_entry(w, p, w->rows - 1, k) / lambda;
@@ -270,8 +267,8 @@ static double try_mfac(ng_block *b, ng_window_part *p, const solve_args *a, bool
   ng_window *w = ng_window_of(b);
   const double lambda = a->damping;
   const double M = (double)(b->base.window_function == NG_WINDOW_MFAC_FILLED ? w->rows : w->m);
-  double *z = (double *)(void *)((char *)ng_scratch(b) + vector_bytes(w));
-  double *S = (double *)(void *)((char *)z + vector_bytes(w));
+  double *z = w->work + vector_bytes(w) / (int64_t)sizeof *z;
+  double *S = z + vector_bytes(w) / (int64_t)sizeof *z;
   *p->u_scale = a->k == NULL ? 0.0 : 1.0 / lambda;
   if (M != (double)w->m) w->next_factor_damping = 0.0; /* M differs in the next step */
   if (!raised && append_to_factor(b, p, lambda, M)) {
@@ -303,7 +300,7 @@ typedef struct spectrum {
 
 static spectrum spectrum_of(const ng_block *b) {
   const int64_t vector = vector_bytes(ng_window_of(b)) / (int64_t)sizeof(double);
-  double *x = ng_scratch(b);
+  double *x = ng_window_of(b)->work;
   return (spectrum){.age = x,
                     .at_b = x,
                     .value = x + vector,
@@ -317,7 +314,7 @@ static spectrum spectrum_of(const ng_block *b) {
 
 static bool decompose(ng_block *b, const ng_window_part *p, const solve_args *a,
                       const spectrum *s) {
-  int info = 0; /* on the stack: ng_queue_wait follows below */
+  int info = 0;
   const ng_window *w = ng_window_of(b);
   ng_queue *queue = b->ctx->queue;
   const int64_t n = w->rows;
@@ -336,9 +333,8 @@ static bool decompose(ng_block *b, const ng_window_part *p, const solve_args *a,
       s->q_off[i] += 2.0 * rounding(w) * fabs(q);
     }
   }
-  ng_on(queue)->eigen64(queue, n, s->V, s->value, work, &info);
-  ng_queue_wait(queue);
-  if (ng_info_read(queue, &info) != 0) return false;
+  queue->host->eigen64(queue, n, s->V, s->value, work, &info);
+  if (info != 0) return false;
   for (int64_t i = 0; i < n; i++) {
     s->on_b[i] = s->on_q[i] = 0.0;
     for (int64_t j = 0; j < n; j++) {

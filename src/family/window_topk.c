@@ -108,9 +108,11 @@ static ng_status create_rows(ng_block *b) {
   set_layout(b);
   s->group = ng_object(b->p, (size_t)(s->groups + 1) * sizeof *s->group);
   s->block = ng_object(b->p, (size_t)(s->blocks + 1) * sizeof *s->block);
-  if (s->block == NULL || s->group == NULL) {
-    return NG_ERR_NOMEM;
-  }
+  const size_t groups = (size_t)(s->groups + 1);
+  s->count_pass = ng_object(b->p, groups * sizeof *s->count_pass);
+  s->cut_range = ng_object(b->p, (groups + (size_t)w->segments) * sizeof *s->cut_range);
+  s->selectable = ng_object(b->p, 3 * groups * sizeof *s->selectable);
+  if (ng_objects_status(b->p) != NG_OK) return NG_ERR_NOMEM;
   set_layout(b);
   w->units = s->blocks;
   b->topk_rounds = s->is_joint ? NG_WINDOW_JOINT_ROUNDS + 1 : 0;
@@ -158,14 +160,6 @@ static ng_rows rows(ng_block *b) {
 
 /* ---- life ------------------------------------------------------------------------------------*/
 
-static void clear_row(ng_block *b, int64_t place) {
-  const ng_topk_rows *s = ng_window_of(b)->state;
-  const size_t k = (size_t)s->k, size = (size_t)ng_dtype_size(s->value_dtype);
-  memset(s->index + place * s->k, 0, k * sizeof *s->index);
-  memset(s->value + (size_t)place * k * size, 0, k * size);
-  memset(s->block_begin + place * s->row_blocks, 0, (size_t)s->row_blocks * sizeof *s->block_begin);
-}
-
 static float *residual(ng_block *b) { return ((ng_topk_rows *)ng_window_of(b)->state)->next_error; }
 
 static void commit_row(ng_block *b) {
@@ -201,7 +195,6 @@ const ng_window_store ng_window_topk_store = {
     .enter = ng_window_topk_enter,
     .select_topk = ng_window_topk_select,
     .rows = rows,
-    .clear_row = clear_row,
     .residual = residual,
     .commit = commit_row,
     .fields = fields,

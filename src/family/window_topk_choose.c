@@ -12,15 +12,15 @@ static void save_excluded(ng_block *b) {
   ng_topk_rows *s = ng_window_of(b)->state;
   const double by = ng_window_of(b)->input_scale;
   const bool out = ng_window_has_excluded(b);
-  ng_flat_pass p = {.op = NG_FLAT_SAVE, .to = s->next_error, .v = s->error, .take = by};
-  if (out) ng_window_pass(b, &p);
+  const ng_flat_pass p = {.op = NG_FLAT_SAVE, .to = s->next_error, .v = s->error, .take = by};
+  if (out) ng_window_pass(b, p);
   s->gradient_factor = out ? 1.0F : (float)by;
 }
 
 static void restore_excluded(ng_block *b) {
   ng_topk_rows *s = ng_window_of(b)->state;
-  ng_flat_pass p = {.op = NG_FLAT_CLEAR, .to = s->next_error, .v = s->error};
-  if (ng_window_has_excluded(b)) ng_window_pass(b, &p);
+  const ng_flat_pass p = {.op = NG_FLAT_CLEAR, .to = s->next_error, .v = s->error};
+  if (ng_window_has_excluded(b)) ng_window_pass(b, p);
 }
 
 /* ---- selecting alone -------------------------------------------------------------------------*/
@@ -40,12 +40,42 @@ static ng_largest elements(const ng_window *w, int64_t at, int64_t to) {
                       .first = s->k_before + to};
 }
 
+/* Return whether a step selects from fewer elements than the window has: some are masked or excluded. */
+static bool has_unselectable(const ng_block *b) {
+  return ng_window_of(b)->mask != NULL || ng_window_has_excluded(b);
+}
+
+/* Count the selectable elements of all groups, with one wait; set k of the groups. */
+static void count_selectable(ng_block *b) {
+  const ng_window *w = ng_window_of(b);
+  const ng_topk_rows *s = w->state;
+  ng_queue *q = b->ctx->queue;
+  ng_flat *range = s->cut_range;
+  double *unit = w->sums;
+  for (int64_t i = 0, at = 0; i < s->groups; at += s->group[i++].n) {
+    const int64_t n = ng_window_cut_ranges(b, at, s->group[i].n, range);
+    s->count_pass[i] = (ng_flat_pass){.op = NG_FLAT_COUNT,
+                                      .range = range,
+                                      .ranges = n,
+                                      .mask = w->mask,
+                                      .unit = unit,
+                                      .out = s->selectable + 3 * i};
+    unit += 3 * (int64_t)ng_flat_list_chunks(range, n);
+    range += n;
+  }
+  ng_kernels(q)->flat(q, s->count_pass, s->groups);
+  ng_queue_wait(q);
+  for (int32_t i = 0; i < s->groups; i++) {
+    const double *count = ng_numbers_read(q, s->selectable + 3 * (int64_t)i);
+    s->group[i].k = ng_window_topk_size(b, (int64_t)*count);
+  }
+}
+
 /* Describe the groups.  k is the number of entries of a row, unless elements are masked or excluded; it is computed in
  * every step, because a load may change the mask. */
 static void describe_groups(ng_block *b) {
   const ng_window *w = ng_window_of(b);
   const ng_topk_rows *s = w->state;
-  const bool some = w->mask != NULL || ng_window_has_excluded(b);
   int32_t *begin = s->block_begin + ng_window_head(w) * s->row_blocks;
   int64_t at = 0, to = 0;
   for (int32_t i = 0; i < s->groups; i++) {
@@ -55,11 +85,12 @@ static void describe_groups(ng_block *b) {
     s->group[i].size = g.size;
     s->group[i].blocks = g.blocks;
     s->group[i].begin = begin;
-    s->group[i].k = some ? ng_window_topk_size(b, ng_window_count_selectable(b, at, g.n)) : g.size;
+    s->group[i].k = g.size;
     at += g.n;
     to += g.size;
     begin += g.blocks;
   }
+  if (has_unselectable(b)) count_selectable(b);
 }
 
 void ng_window_topk_enter(ng_block *b) {
@@ -70,7 +101,6 @@ void ng_window_topk_enter(ng_block *b) {
   ng_kernels(q)->largest_select(q, s->group, s->groups, s->count);
   ng_kernels(q)->largest_store(q, s->group, s->groups);
   restore_excluded(b);
-  ng_queue_wait(q);
 }
 
 /* ---- selecting together ----------------------------------------------------------------------*/
@@ -185,14 +215,14 @@ void ng_window_topk_select(ng_block *b, int32_t round, double *x) {
   }
   /* x[included], after the counts of round 0: the number of unmasked, included elements. */
   const int64_t included = ng_window_joint_count(0, b->ctx->ranks);
-  const bool some = w->mask != NULL || ng_window_has_excluded(b);
-  if (round == 1 && some) {
+  if (round == 1 && has_unselectable(b)) {
     s->selection.of.k = s->selection.rank_in_prefix =
         ng_min64(s->k, ng_window_topk_size(b, (int64_t)x[included]));
   }
+  if (round == 0) ng_window_pass(b, (ng_flat_pass){.op = NG_FLAT_COUNT});
   if (round <= NG_WINDOW_JOINT_ROUNDS)
     ng_window_joint_round(b->ctx->queue, &s->selection, round, b->ctx->ranks, x);
-  if (round == 0) x[included] = some ? (double)ng_window_count_selectable(b, 0, w->d) : 0.0;
+  if (round == 0) x[included] = w->results[3 * NG_FLAT_COUNT];
   if (round == NG_WINDOW_JOINT_ROUNDS) {
     write_entries(b, x);
     restore_excluded(b);

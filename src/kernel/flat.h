@@ -2,7 +2,10 @@
  *
  * Flat order: parameter after parameter, row after row. A list of ranges defines which elements of which parameters a
  * vector contains. Threads take chunks of ranges, and the sums of the chunks are added in order, so a result does not
- * depend on the number of threads. */
+ * depend on the number of threads.
+ *
+ * Lists that a descriptor points to (range, place, c, by, factors) are memory of the host: an entry reads them before it
+ * returns, so the caller may change them at once. */
 #ifndef NG_FLAT_H
 #define NG_FLAT_H
 
@@ -140,7 +143,7 @@ enum { NG_LARGEST_BINS = 2048, NG_LARGEST_COUNTS = 4 * NG_LARGEST_BINS };
  *                      and d as their next `digits` bits, the last of which is bit `shift`.
  *                      digits = 0: count[0], count[1] <- how many keys are above `prefix`, how many are equal
  *     largest_collect  chosen[0..*selected) <- the indices of the keys above `prefix` and of the first `equal` equal keys
- *     largest_store    value[j], index[j] <- x[chosen[j]], rounded to dtype, and its index in its block;
+ *     largest_store    value[j], index[j] <- x[chosen[j]], rounded to dtype, and its index in its block; 0 for k <= j < size;
  *                      x[chosen[j]] <- its rounding error; begin[i] <- first + the number of values before block i, or
  *                      first + size if the blocks from i > 0 on have no value */
 typedef struct ng_largest {

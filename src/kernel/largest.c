@@ -232,6 +232,9 @@ static void store_group(void *arg, int32_t i) {
   for (int64_t j = 0; j < v->k; j += VALUES) {
     store_values(v, j, ng_min64(VALUES, v->k - j));
   }
+  const size_t unused = (size_t)(v->size - v->k), size = (size_t)ng_dtype_size(v->dtype);
+  memset((char *)v->value + (size_t)v->k * size, 0, unused * size);
+  memset(v->index + v->k, 0, unused * sizeof *v->index);
 }
 
 void ng_largest_store(ng_queue *q, const ng_largest *v, int64_t n) {

@@ -81,8 +81,11 @@ void ng_ref_largest_store(ng_queue *q, const ng_largest *v, int64_t n) {
       }
       v->begin[b] = (int32_t)(v->first + (b > 0 && before == v->k ? v->size : before));
     }
-    for (int64_t j = 0; j < v->k; j++) {
+    for (int64_t j = 0; j < v->size; j++) {
       void *value = (char *)v->value + j * ng_dtype_size(v->dtype);
+      v->index[j] = 0;
+      memset(value, 0, (size_t)ng_dtype_size(v->dtype));
+      if (j >= v->k) continue;
       float *x = &v->x[v->chosen[j]], rounded;
       ng_from_f32(value, v->dtype, x, 1);
       ng_to_f32(&rounded, value, v->dtype, 1);

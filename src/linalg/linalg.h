@@ -53,6 +53,7 @@ enum { NG_WAIT_PLACES = 8 };
 
 typedef struct ng_queue {
   const ng_linalg_ops *la;
+  const ng_linalg_ops *host; /* its entries are done when they return: for small systems */
   const struct ng_kernel_ops *kernels; /* kernel/kernel.h */
   /* Call task(arg, i) for i in [0, n) and return when all tasks are done. NULL: run the tasks one after the other. */
   void (*run)(void *executor, int32_t n, void (*task)(void *arg, int32_t i), void *arg);
