@@ -49,7 +49,7 @@ static void refused(const char *options, ng_layer l, ng_status want, const char 
 
 static void unsupported_embeddings_are_refused_by_name(void **state) {
   ng_layer l = words(5, 2);
-  refused("method=eva", l, NG_ERR_ABSENT, "'words': method eva takes no embeddings");
+  refused("method=eva", l, NG_ERR_ABSENT, "'words': method eva does not support embeddings");
   refused("method=natgrad positions=reduce", l, NG_ERR_ARG,
           "positions = reduce is not for embeddings");
   refused("method=sam", l, NG_ERR_ARG, "solver = product is not for embeddings");

@@ -146,7 +146,7 @@ class Preconditioner(Binding, _state.Uncopied):
         if self._has_window():
             return "a parameter of Embedding"
         if "Kronecker factors" not in _core.traits(method):
-            return f"method {method} takes no embeddings"
+            return f"method {method} does not support embeddings"
         for option, value in (("solver", "product"), ("positions", "reduce")):
             if self._chosen.get(option) == value:
                 return f"{option} = {value} is not for embeddings"

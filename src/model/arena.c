@@ -1,11 +1,11 @@
-/* arena.c: the memory plan: one arena for each use, allocated once at ng_ready.
+/* arena.c: the memory plan (one arena for each use, allocated once at ng_ready), and objects.
  *
- * In: requests of blocks, statistics and slots, first counted, then placed.  Out: addresses.  Sums are contiguous in
- * the order of blocks, so that the sums of a step need few messages; behind them are the sums that go to one owner,
- * ordered by owner.  Results are ordered by owner, directions by column, so that a rank sends one run of bytes.
+ * Sums are contiguous in the order of blocks, so that the sums of a step need few messages; after them come the sums
+ * that only one owner receives, sorted by owner.  Results are sorted by owner and directions by column, so that a rank
+ * sends one span of bytes.
  *
  * After ng_ready only an observation of a larger image allocates (ng_scratch_grow).  So a step cannot run out of memory
- * on one rank while other ranks wait, and ng_report gives the memory of the whole run. */
+ * on one rank while other ranks wait, and ng_report shows the memory of the whole run. */
 #include "model/model.h"
 
 static int64_t round_up(int64_t bytes) {
@@ -14,34 +14,31 @@ static int64_t round_up(int64_t bytes) {
 
 /* ---- requests --------------------------------------------------------------------------------*/
 
-/* run->end is the length of the run in the counting pass, and the place of the next piece in the placing pass. */
-static void *take_span(ng_plan *plan, ng_use use, ng_span *run, int64_t bytes) {
-  const int64_t at = run->end;
-  run->end = ng_plus(at, round_up(bytes));
+/* Append a request to a span of an arena.  Each request begins at a cache line, so that no two share a line. */
+static void *append_to(ng_plan *plan, ng_use use, ng_span *span, int64_t bytes) {
+  const int64_t at = span->end;
+  span->end = ng_plus(at, round_up(bytes));
   plan->bytes[use] = ng_plus(plan->bytes[use], round_up(bytes));
   return plan->is_placing && bytes > 0 ? plan->base[use] + at : NULL;
 }
 
-/* Each piece begins at a cache line, so that no two pieces share a line.  NULL: counting pass, or 0 bytes. */
 void *ng_plan_take(ng_plan *plan, ng_use use, int64_t bytes) {
-  if (use == NG_USE_SUMS) return take_span(plan, use, &plan->shared_sum, bytes);
-  const int64_t at = plan->bytes[use];
-  plan->bytes[use] = ng_plus(at, round_up(bytes));
-  return plan->is_placing && bytes > 0 ? plan->base[use] + at : NULL;
+  ng_span whole = {0, plan->bytes[use]}; /* an arena without spans */
+  return append_to(plan, use, use == NG_USE_SUMS ? &plan->shared_sum : &whole, bytes);
 }
 
 void *ng_plan_result(ng_plan *plan, int32_t owner, int64_t bytes) {
-  return take_span(plan, NG_USE_RESULTS, &plan->result[owner], bytes);
+  return append_to(plan, NG_USE_RESULTS, &plan->result[owner], bytes);
 }
 
-/* PD is ordered by column, because all ranks of a column compute the same PD, and each sends this PD to its row. */
+/* All ranks of a column compute the PD of the same blocks, and each rank sends this PD to its row. */
 void ng_plan_direction(ng_plan *plan, ng_block *b, ng_stored_by by, int64_t floats) {
   b->stored_by = by;
-  b->direction = take_span(plan, NG_USE_DIRECTION, &plan->direction[b->column],
+  b->direction = append_to(plan, NG_USE_DIRECTION, &plan->direction[b->column],
                            floats * (int64_t)sizeof(float));
 }
 
-/* Blocks use the scratch one after the other, so the largest request is enough for all. */
+/* Blocks use the scratch one after the other, so the largest request is enough for all blocks. */
 void ng_plan_scratch(ng_plan *plan, int64_t bytes) {
   plan->bytes[NG_USE_SCRATCH] = ng_max64(plan->bytes[NG_USE_SCRATCH], round_up(bytes));
 }
@@ -50,7 +47,7 @@ int64_t ng_plan_counted_bytes(const ng_plan *plan) {
   return plan->bytes[NG_USE_FACTORS] + plan->bytes[NG_USE_SUMS] + plan->bytes[NG_USE_RESULTS];
 }
 
-/* A rank that does not store a statistic has average = NULL; a rank that does not observe it has sum = NULL. */
+/* On a rank that does not store a statistic, `average` stays NULL; if it does not observe it, `sum` stays NULL. */
 void ng_plan_stats(ng_plan *plan, ng_block *b) {
   for (int32_t i = 0; i < b->stats; i++) {
     ng_stat *s = &b->stat[i];
@@ -64,8 +61,8 @@ void ng_plan_stats(ng_plan *plan, ng_block *b) {
         }
       }
       if (!s->observes) continue;
-      ng_span *run = ng_stat_goes_to_owner(s) ? &plan->sum[s->owner] : &plan->shared_sum;
-      part->sum = take_span(plan, NG_USE_SUMS, run, n * ng_dtype_size(s->sum_dtype));
+      ng_span *span = ng_stat_goes_to_owner(s) ? &plan->sum[s->owner] : &plan->shared_sum;
+      part->sum = append_to(plan, NG_USE_SUMS, span, n * ng_dtype_size(s->sum_dtype));
     }
     ng_plan_scratch(plan, ng_stat_stale_scratch(s));
   }
@@ -73,18 +70,17 @@ void ng_plan_stats(ng_plan *plan, ng_block *b) {
 
 /* ---- arenas ----------------------------------------------------------------------------------*/
 
-/* Turn the lengths run[i].end into consecutive empty runs from `at` on, for the placing pass; return the end of all. */
-static int64_t place_spans(ng_span *run, int32_t ranks, int64_t at) {
+/* Between the passes: the spans, whose lengths are known, follow one another from byte `at` on.  Set their begins. */
+static void place_spans(ng_span *span, int32_t ranks, int64_t at) {
   for (int32_t i = 0; i < ranks; i++) {
-    const int64_t bytes = run[i].end;
-    run[i] = (ng_span){at, at};
+    const int64_t bytes = span[i].end;
+    span[i] = (ng_span){at, at};
     at += bytes;
   }
-  return at;
 }
 
-/* The arenas are zeroed: sums start at 0, and gaps between the pieces of a message stay 0 when ranks add them.  After a
- * failure, ng_arena_release frees the arenas. */
+/* The arenas are zeroed: sums start at 0, and the gaps between the sums of a message stay 0 when ranks add them.  After
+ * a failure the caller calls ng_arena_release. */
 ng_status ng_plan_commit(ng_precond *p, ng_plan *plan) {
   for (int u = 0; u < NG_USE_OBJECTS; u++) {
     if (plan->bytes[u] == 0) continue;
@@ -98,16 +94,16 @@ ng_status ng_plan_commit(ng_precond *p, ng_plan *plan) {
     plan->base[u] = p->arena[u];
     plan->bytes[u] = 0;
   }
-  (void)place_spans(plan->result, p->ctx->ranks, 0);
-  (void)place_spans(plan->direction, p->ctx->ranks, 0);
-  (void)place_spans(plan->sum, p->ctx->ranks, plan->shared_sum.end);
+  place_spans(plan->result, p->ctx->ranks, 0);
+  place_spans(plan->direction, p->ctx->ranks, 0);
+  place_spans(plan->sum, p->ctx->ranks, plan->shared_sum.end);
   plan->shared_sum.end = 0;
   plan->is_placing = true;
   return NG_OK;
 }
 
-/* Called if an observed image is larger than the declared image and all images before.  ng_queue_wait: queued work may
- * use the old scratch. */
+/* Called when an observed image is larger than the declared image and all earlier images.  Wait for the queue, because
+ * queued work may use the old scratch. */
 ng_status ng_scratch_grow(ng_precond *p, int64_t bytes, const char *name) {
   const int64_t wanted = round_up(bytes);
   if (wanted <= p->arena_bytes[NG_USE_SCRATCH]) return NG_OK;
@@ -139,11 +135,11 @@ void ng_arena_release(ng_precond *p) {
 
 /* ---- objects ---------------------------------------------------------------------------------*/
 
-/* The head that precedes each object in memory.  Its size is a multiple of 16, the alignment of malloc. */
+/* The header in front of each object: a doubly linked list.  Objects are aligned to 16 bytes, as by malloc. */
 struct ng_object_head {
   _Alignas(16) ng_object_head *older;
   ng_object_head *newer;
-  size_t bytes; /* size of head and object */
+  size_t bytes; /* of header and object */
 };
 
 void *ng_object(ng_precond *p, size_t bytes) {

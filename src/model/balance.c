@@ -1,25 +1,24 @@
-/* balance.c: placement = balanced, never more expensive than kaisa.
+/* balance.c: placement = balanced: a local search for the assignment with the least ng_assign_total_cost.
  *
- * In: an ng_assignment.  Out: the columns and owners with the lowest price found (ng_assign_total_cost).
- *
- * The search has two starts: kaisa, and the greedy assignment by load and `each`.  It improves each start by moves and
- * exchanges from the most expensive rank or column, and takes the cheaper result, or kaisa if both are equal.
- * The number of rounds is bounded, not the time, so that all ranks compute the same assignment. */
+ * The search has two starts: the assignment of kaisa, and a greedy assignment that also counts `step_cost`.  It
+ * improves each start by moves and exchanges of blocks and tasks, and keeps the cheaper result; if both cost the same,
+ * the first.  So the result is never more expensive than kaisa.  The number of rounds is bounded, not the time, because
+ * all ranks must compute the same assignment. */
 #include "model/assign.h"
 
 #include "core/core.h"
 
-static double largest(double a, double b) { return a > b ? a : b; }
+#include <math.h>
 
 /* Return whether a is less than b by more than the rounding of a sum. */
 static bool is_below(double a, double b) { return a < b - 1e-12 * b; }
 
-/* ---- inside a column: loads ------------------------------------------------------------------*/
+/* ---- between the ranks of a column -----------------------------------------------------------*/
 
-/* A block (`together`) or a statistic: the unit of moves. */
+/* What one move reassigns: a block with all its tasks (one_owner), or one task. */
 typedef struct unit {
   ng_assign_block *w;
-  int32_t task; /* -1: the whole block */
+  int32_t task; /* index in w->task; -1: the whole block */
 } unit;
 
 static double cost_of(unit u) {
@@ -41,33 +40,34 @@ static void move_unit(ng_assigner *x, unit u, int32_t rank) {
   }
 }
 
-/* Set *u to the next unit; *work: index of the next block.  Return false after the last unit. */
-static bool next_unit(const ng_assigner *x, int32_t *work, unit *u) {
+/* Set *u to the next unit of all blocks; return false after the last unit.  *next: index of the next block. */
+static bool next_unit(const ng_assigner *x, int32_t *next, unit *u) {
   if (u->w != NULL && !x->a->one_owner && ++u->task < u->w->tasks) return true;
-  for (; *work < x->a->blocks; ++*work) {
-    ng_assign_block *w = &x->a->block[*work];
-    if (w->tasks == 0) continue;
-    *u = (unit){w, x->a->one_owner ? -1 : 0};
-    ++*work;
-    return true;
+  while (*next < x->a->blocks && x->a->block[*next].tasks == 0) {
+    ++*next;
   }
-  return false;
+  if (*next == x->a->blocks) return false;
+  *u = (unit){&x->a->block[(*next)++], x->a->one_owner ? -1 : 0};
+  return true;
 }
 
+/* Move unit u to `rank`, and unit `with` (with.w NULL: none) from `rank` to the rank of u. */
 typedef struct exchange {
-  unit u, with; /* with.w NULL: u moves to `rank` */
+  unit u, with;
   int32_t rank;
-  double most; /* the larger load of the two ranks after the exchange */
+  double most; /* the larger load of the two ranks afterwards */
 } exchange;
 
-static void try_pair(const ng_assigner *x, int32_t top, unit u, int32_t rank, unit with,
-                     exchange *b) {
+/* Set *best to the exchange between u on rank `top` and `with` on `rank`, if it is better than *best. */
+static void try_exchange(const ng_assigner *x, int32_t top, unit u, int32_t rank, unit with,
+                         exchange *best) {
   const double back = with.w == NULL ? 0.0 : cost_of(with);
-  const double most = largest(x->load[top] - cost_of(u) + back, x->load[rank] + cost_of(u) - back);
-  if (is_below(most, b->most)) *b = (exchange){u, with, rank, most};
+  const double most = fmax(x->load[top] - cost_of(u) + back, x->load[rank] + cost_of(u) - back);
+  if (is_below(most, best->most)) *best = (exchange){u, with, rank, most};
 }
 
-/* Make the best move or exchange between the most loaded rank and a rank of its column; false: none lowers the load. */
+/* Make the best move or exchange between the most loaded rank and a rank of its column; return false if none lowers the
+ * larger load of the two ranks. */
 static bool improve_loads(ng_assigner *x) {
   const ng_assignment *a = x->a;
   int32_t top = 0, at = 0;
@@ -80,12 +80,12 @@ static bool improve_loads(ng_assigner *x) {
     if (owner_of(u) != top) continue;
     for (int32_t row = 0; row < a->m; row++) {
       const int32_t rank = row * a->n + top % a->n;
-      if (rank != top) try_pair(x, top, u, rank, (unit){0}, &b);
+      if (rank != top) try_exchange(x, top, u, rank, (unit){0}, &b);
     }
     int32_t other = 0;
     for (unit v = {0}; next_unit(x, &other, &v);) {
       const int32_t rank = owner_of(v);
-      if (rank != top && rank % a->n == top % a->n) try_pair(x, top, u, rank, v, &b);
+      if (rank != top && rank % a->n == top % a->n) try_exchange(x, top, u, rank, v, &b);
     }
   }
   if (b.u.w == NULL) return false;
@@ -94,17 +94,18 @@ static bool improve_loads(ng_assigner *x) {
   return true;
 }
 
-/* ---- across columns --------------------------------------------------------------------------*/
+/* ---- between columns -------------------------------------------------------------------------*/
 
 static double peak_of(const ng_assigner *x, int32_t c) {
   double most = 0.0;
   for (int32_t r = c; r < x->a->m * x->a->n; r += x->a->n) {
-    most = largest(most, x->load[r]);
+    most = fmax(most, x->load[r]);
   }
   return most;
 }
 
-/* The three columns with the largest values.  If any two columns change, this has the largest of the other columns. */
+/* The columns with the three largest values.  If two columns change, one of these has the largest of the other
+ * values. */
 typedef struct top_three {
   int32_t column[3];
 } top_three;
@@ -121,6 +122,7 @@ static top_three largest_three(const double *value, int32_t n) {
   return p;
 }
 
+/* Return the largest value of all columns except c and d. */
 static double largest_except(const top_three *p, const double *value, int32_t c, int32_t d) {
   for (int k = 0; k < 3; k++) {
     if (p->column[k] >= 0 && p->column[k] != c && p->column[k] != d) return value[p->column[k]];
@@ -128,7 +130,7 @@ static double largest_except(const top_three *p, const double *value, int32_t c,
   return 0.0;
 }
 
-/* save, restore: copy the column and the owners of a block to `at`, or from `at`; return the end of the copy. */
+/* Copy the column and the owners of a block to `at` (save) or from `at` (restore); return the end of the copy. */
 static int32_t *save(const ng_assign_block *w, int32_t *at) {
   *at++ = w->column;
   for (int32_t i = 0; i < w->tasks; i++) {
@@ -145,65 +147,59 @@ static const int32_t *restore(ng_assign_block *w, const int32_t *at) {
   return at;
 }
 
-static void undo(ng_assigner *x, ng_assign_block *w) {
-  x->step_cost[w->column] += w->step_cost;
-  for (int32_t i = 0; i < w->tasks; i++) {
-    x->load[w->task[i].owner] += w->task[i].cost;
-    x->sum[w->column] += w->task[i].cost;
-  }
-}
-
-/* Move `w` to column d, and `back` (may be NULL) from column d to the column of w.  If the result is no improvement,
- * undo the moves and return false. */
-static bool try_columns(ng_assigner *x, const top_three *loads, const top_three *eaches,
-                        ng_assign_block *w, int32_t d, ng_assign_block *back, double price) {
+/* Move block w to column d, and block `back` (NULL: none) from column d to the column of w.  If this does not lower the
+ * total cost, undo the moves and return false.  loads, steps: the largest `peak` and `step_cost` before the move. */
+static bool try_columns(ng_assigner *x, const top_three *loads, const top_three *steps,
+                        ng_assign_block *w, int32_t d, ng_assign_block *back, double cost) {
   const int32_t c = w->column;
   const double weight = x->a->weight;
-  const double pair =
-      weight * largest(x->peak[c], x->peak[d]) + largest(x->step_cost[c], x->step_cost[d]);
+  const double pair_before =
+      weight * fmax(x->peak[c], x->peak[d]) + fmax(x->step_cost[c], x->step_cost[d]);
   int32_t *const was = x->part, *const end = save(w, was);
-  ng_assign_remove(x, w);
+  ng_assign_charge(x, w, -1.0);
   if (back != NULL) {
     (void)save(back, end);
-    ng_assign_remove(x, back);
+    ng_assign_charge(x, back, -1.0);
     ng_assign_add(x, back, c);
   }
   ng_assign_add(x, w, d);
-  const double load = largest(peak_of(x, c), peak_of(x, d)),
-               each = largest(x->step_cost[c], x->step_cost[d]);
-  const double now = weight * largest(load, largest_except(loads, x->peak, c, d)) +
-                     largest(each, largest_except(eaches, x->step_cost, c, d));
-  /* If another column also has the maximum, the price stays equal; then the price of columns c and d must fall. */
-  if (is_below(now, price) || (now <= price && is_below(weight * load + each, pair))) return true;
-  ng_assign_remove(x, w);
-  if (back != NULL) ng_assign_remove(x, back);
+  const double load = fmax(peak_of(x, c), peak_of(x, d));
+  const double step = fmax(x->step_cost[c], x->step_cost[d]);
+  const double now = weight * fmax(load, largest_except(loads, x->peak, c, d)) +
+                     fmax(step, largest_except(steps, x->step_cost, c, d));
+  /* If another column also has the maximum, the total stays equal; then the cost of columns c and d must fall. */
+  if (is_below(now, cost) || (now <= cost && is_below(weight * load + step, pair_before)))
+    return true;
+  ng_assign_charge(x, w, -1.0);
+  if (back != NULL) ng_assign_charge(x, back, -1.0);
   (void)restore(w, was);
-  undo(x, w);
+  ng_assign_charge(x, w, 1.0);
   if (back != NULL) {
     (void)restore(back, end);
-    undo(x, back);
+    ng_assign_charge(x, back, 1.0);
   }
   return false;
 }
 
-/* Make the first improving move or exchange of a block in the column of the largest load or of the largest `each`. */
+/* Make the first improving move or exchange of a block that is in the column with the largest load or with the largest
+ * `step_cost`; return false if there is none. */
 static bool improve_columns(ng_assigner *x) {
   const ng_assignment *a = x->a;
   if (a->n == 1) return false;
   for (int32_t c = 0; c < a->n; c++) {
     x->peak[c] = peak_of(x, c);
   }
-  const top_three loads = largest_three(x->peak, a->n), eaches = largest_three(x->step_cost, a->n);
-  const double price = ng_assign_total_cost(x);
+  const top_three loads = largest_three(x->peak, a->n), steps = largest_three(x->step_cost, a->n);
+  const double cost = ng_assign_total_cost(x);
   for (int32_t i = 0; i < a->blocks; i++) {
     ng_assign_block *w = &a->block[i];
-    if (w->column != loads.column[0] && w->column != eaches.column[0]) continue;
+    if (w->column != loads.column[0] && w->column != steps.column[0]) continue;
     for (int32_t d = 0; d < a->n; d++) {
-      if (d != w->column && try_columns(x, &loads, &eaches, w, d, NULL, price)) return true;
+      if (d != w->column && try_columns(x, &loads, &steps, w, d, NULL, cost)) return true;
     }
     for (int32_t k = 0; k < a->blocks; k++) {
       ng_assign_block *v = &a->block[k];
-      if (v->column != w->column && try_columns(x, &loads, &eaches, w, v->column, v, price))
+      if (v->column != w->column && try_columns(x, &loads, &steps, w, v->column, v, cost))
         return true;
     }
   }
@@ -212,6 +208,7 @@ static bool improve_columns(ng_assigner *x) {
 
 /* ---- search ----------------------------------------------------------------------------------*/
 
+/* Return the total cost afterwards. */
 static double improve(ng_assigner *x) {
   for (int32_t round = 0; round < 4 * x->a->blocks + 16; round++) {
     if (!improve_loads(x) && !improve_columns(x)) break;

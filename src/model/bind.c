@@ -1,16 +1,13 @@
-/* bind.c: bind arrays of the caller to parameters, and set update groups.
+/* bind.c: bind arrays of the caller to parameters, and set the groups of fused updates.
  *
- * In: lists of arrays.  Out: slots with the places of these arrays, until the next binding or, with NG_ONE_STEP, until
- * the step returns.  place.c reads and writes the arrays.
- *
- * Frameworks free and reallocate gradients between steps, so binding is cheap and allowed at any time between steps;
- * the step checks the bindings (step/take.c).  At the end of the step, a binding for one step drops its pointer, so
- * that the library never writes freed memory. */
+ * Frameworks free and reallocate gradients between steps, so binding is cheap and allowed at any time between steps.
+ * The step checks that every parameter is bound (step/take.c).  At its end a binding with NG_ONE_STEP loses its
+ * address, so that the library never writes freed memory. */
 #include "model/model.h"
 
 /* ---- a list ----------------------------------------------------------------------------------*/
 
-/* Return the number of leading axes whose extents multiply to `rows`; -1: none. */
+/* Return the number of leading axes whose extents have the product `rows`; -1 if there is no such number. */
 static int32_t row_axes(const ng_strided *s, int64_t rows) {
   int64_t have = 1;
   int32_t k = 0;
@@ -31,7 +28,8 @@ static void drop_unit_axes(ng_strided *s) {
   s->ndim = n;
 }
 
-/* Return whether a squeezed array has an accepted shape: [rows, cols], PyTorch's shape, or for a tensor any shape. */
+/* Return whether an array without axes of extent 1 has an accepted shape: [rows, cols]; of a convolution also [out,
+ * in/groups, kernel, kernel]; of a tensor any shape. */
 static bool shape_fits(const ng_slot *slot, const ng_strided *s) {
   const ng_layer *d = &slot->entry->d;
   int64_t count = 1, want[4] = {slot->rows, slot->cols, 1, 1};
@@ -58,13 +56,13 @@ static bool shape_fits(const ng_slot *slot, const ng_strided *s) {
   return false;
 }
 
-/* Check an array and set *out to its layout as rows and columns. */
+/* Check an array, and describe its layout as rows and columns in *out.  An array with data NULL unbinds the slot. */
 static ng_status make_place(ng_precond *p, const ng_slot *slot, const ng_array *a, const char *call,
                             ng_place *out) {
   const char *name = slot->entry->d.name;
   ng_strided s;
   memset(out, 0, sizeof *out);
-  if (a->data == NULL) return NG_OK; /* unbind */
+  if (a->data == NULL) return NG_OK;
   if (a->dtype != NG_F32 && a->dtype != NG_BF16 && a->dtype != NG_F16) {
     return ng_fail(p->ctx, NG_ERR_ARG, "%s: '%s' has dtype %s, expected f32, bf16 or f16", call,
                    name, ng_dtype_name(a->dtype));
@@ -149,7 +147,7 @@ static ng_status bind_one(ng_precond *p, const ng_binding *b, const char *call, 
   return st;
 }
 
-/* Pass 0 checks the whole list, pass 1 binds. */
+/* Pass 0 checks the whole list, pass 1 binds its arrays. */
 ng_status ng_bind_list(ng_precond *p, const ng_binding *list, int32_t count, const char *call) {
   if (count < 0 || (count > 0 && list == NULL)) {
     return ng_fail(p->ctx, NG_ERR_ARG, "%s: list is %s and count is %d", call,
@@ -183,7 +181,7 @@ void ng_bind_expire(ng_precond *p) {
 
 /* ---- groups ----------------------------------------------------------------------------------*/
 
-/* ng_ready allocates the numbers (learning rate, decay) of each group, so later calls cannot add a group. */
+/* ng_ready allocates memory for the learning rate and coefficients of each group, so no group can be added later. */
 ng_status ng_slot_set_group(ng_precond *p, int32_t index, ng_param which, int32_t group,
                             const char *call) {
   enum { MOST = 1024 };

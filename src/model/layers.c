@@ -1,15 +1,14 @@
-/* layers.c: layers and tensors as the caller registers them before ng_ready.
+/* layers.c: check a layer or tensor of the caller, and register it as an ng_entry with its slots (weight, bias).
  *
- * In: a description.  Out: an ng_entry with its slots (weight, bias).  This file checks every field; other files assume
- * a valid entry.
- *
- * A message names the layer, the field, the value and the accepted values.  An unsupported value gives NG_ERR_ABSENT
- * and a message with an alternative; an invalid value gives NG_ERR_ARG. */
+ * A message names the layer, the field, the value and the accepted values.  An invalid value gives NG_ERR_ARG, an
+ * unsupported value NG_ERR_ABSENT and a message with an alternative. */
 #include "model/model.h"
 
-/* All sizes are below WIDTH_MOST, so that the product of two sizes fits an int64_t, and an int32_t holds an index. */
+#include <math.h>
+
+/* All sizes are below WIDTH_MOST: an index then fits an int32_t, and the product of two sizes an int64_t. */
 #define WIDTH_MOST (INT64_C(1) << 31)
-/* The padding is below PADDING_MOST, so that the number of output positions fits an int64_t for any image. */
+/* The padding is below PADDING_MOST: the number of output positions of any image then fits an int64_t. */
 #define PADDING_MOST (INT64_C(1) << 16)
 
 /* ---- checks ----------------------------------------------------------------------------------*/
@@ -29,8 +28,9 @@ int32_t ng_entry_find(ng_precond *p, const char *name) {
   return -1;
 }
 
-/* A name is a key in files and messages, so it must be unique and have 1 to 255 printable bytes: "NAME/FIELD" then fits
- * NG_FIELD_KEY.  JSON would escape quotes and backslashes.  Only saving a state refuses names that are not UTF-8. */
+/* A name is a key in files and messages, so it must be unique.  It has at most 255 bytes, so that "NAME/FIELD" fits
+ * NG_FIELD_KEY, and no quotes or backslashes, which JSON would escape.  A name that is not UTF-8 is refused only when a
+ * state is saved. */
 ng_status ng_entry_check_name(ng_precond *p, const char *call, const char *name) {
   if (name == NULL || name[0] == 0) {
     return ng_fail(p->ctx, NG_ERR_ARG, "%s: the name is %s", call, name == NULL ? "NULL" : "empty");
@@ -63,7 +63,7 @@ static ng_status check_range(ng_precond *p, const ng_layer *d, const char *field
   return check_below(p, d, field, value, least, WIDTH_MOST);
 }
 
-/* Runs before the checks of sizes, because the fields of an unsupported kind have another meaning. */
+/* Call this function before sizes are checked, because the meaning of fields depends on the kind. */
 static ng_status check_supported(ng_precond *p, const ng_layer *d) {
   if (d->alias_of != NULL) {
     return ng_fail(p->ctx, NG_ERR_ABSENT,
@@ -79,11 +79,12 @@ static ng_status check_supported(ng_precond *p, const ng_layer *d) {
   return NG_OK;
 }
 
-/* *out = floor((size + 2 padding - reach) / stride) + 1, reach = dilation (kernel - 1) + 1 pixels. */
+/* *out = floor((size + 2 padding - extent) / stride) + 1, where the kernel covers extent = dilation (kernel - 1) + 1
+ * pixels. */
 bool ng_conv_output(const ng_layer *d, int axis, int64_t size, int64_t *out) {
-  const int64_t reach = d->dilation[axis] * (d->kernel[axis] - 1) + 1;
-  if (size + 2 * d->padding[axis] < reach) return false;
-  *out = (size + 2 * d->padding[axis] - reach) / d->stride[axis] + 1;
+  const int64_t extent = d->dilation[axis] * (d->kernel[axis] - 1) + 1;
+  if (size + 2 * d->padding[axis] < extent) return false;
+  *out = (size + 2 * d->padding[axis] - extent) / d->stride[axis] + 1;
   return true;
 }
 
@@ -96,14 +97,14 @@ static ng_status check_conv(ng_precond *p, const ng_layer *d, int64_t out[2]) {
     const int64_t value[5] = {d->kernel[i], d->stride[i], d->padding[i], d->dilation[i],
                               d->image[i]};
     for (int k = 0; k < 5 && st == NG_OK; k++) {
-      /* The padding may be 0.  The image may be 0 on both axes: its size is not declared. */
+      /* The padding may be 0.  If the image is 0 on both axes, its size is not declared. */
       const bool unknown = k == 4 && d->image[0] == 0 && d->image[1] == 0;
       st = check_below(p, d, name[i][k], value[k], k == 2 || unknown ? 0 : 1,
                        k == 2 ? PADDING_MOST : WIDTH_MOST);
     }
     if (st == NG_OK && d->image[i] > 0 && !ng_conv_output(d, i, d->image[i], &out[i])) {
       st = ng_fail(p->ctx, NG_ERR_ARG,
-                   "layer '%s': the kernel reaches over %lld pixels, the padded image has %lld",
+                   "layer '%s': the kernel covers %lld pixels, the padded image has only %lld",
                    d->name, (long long)(d->dilation[i] * (d->kernel[i] - 1) + 1),
                    (long long)(d->image[i] + 2 * d->padding[i]));
     }
@@ -116,7 +117,7 @@ static ng_status check_conv(ng_precond *p, const ng_layer *d, int64_t out[2]) {
                  (long long)d->groups, (long long)d->in, (long long)d->out);
   }
   if (st != NG_OK) return st;
-  /* Families index columns of the weight with 32 bits. */
+  /* families index the columns of the weight with 32 bits */
   const int64_t columns = ng_times(d->in / d->groups, ng_times(d->kernel[0], d->kernel[1]));
   if (columns < WIDTH_MOST) return NG_OK;
   return ng_fail(p->ctx, NG_ERR_ARG,
@@ -125,7 +126,6 @@ static ng_status check_conv(ng_precond *p, const ng_layer *d, int64_t out[2]) {
                  (long long)d->kernel[1], (long long)WIDTH_MOST);
 }
 
-/* The condition on norm_eps also refuses Inf and NaN. */
 static ng_status check_norm(ng_precond *p, const ng_layer *d) {
   ng_status st = check_range(p, d, "in", d->in, 1);
   if (st == NG_OK && d->out != 0 && d->out != d->in) {
@@ -140,7 +140,7 @@ static ng_status check_norm(ng_precond *p, const ng_layer *d) {
                 "ng_norm_input",
                 d->name, (int)d->norm_kind, (int)d->norm_input);
   }
-  if (st == NG_OK && !(d->norm_eps >= 0.0 && d->norm_eps - d->norm_eps == 0.0)) {
+  if (st == NG_OK && !(d->norm_eps >= 0.0 && isfinite(d->norm_eps))) {
     st = ng_fail(p->ctx, NG_ERR_ARG, "layer '%s': norm_eps is %g, expected a number >= 0", d->name,
                  d->norm_eps);
   }
@@ -191,7 +191,7 @@ static ng_status check_shard(ng_precond *p, const ng_layer *d) {
                  d->name, d->shard_axis);
 }
 
-/* Check all fields of *d, and set the output size e->oh, e->ow of a convolution. */
+/* Check all fields of *d, and set e->out_height and e->out_width of a convolution. */
 static ng_status check_layer(ng_precond *p, const ng_layer *d, ng_entry *e) {
   ng_status st = check_supported(p, d);
   const bool norm = d->kind == NG_NORM;
@@ -244,7 +244,8 @@ static ng_status append_entry(ng_precond *p, ng_entry *e, int32_t *index) {
   return NG_OK;
 }
 
-/* Copy the texts and append the entry; free it on failure.  Slots point to the entry, so its address must be final. */
+/* Copy the texts and register the entry; after a failure free it.  The entry cannot move later, because its slots point
+ * to it. */
 static ng_status register_entry(ng_precond *p, ng_entry *e, const char *name, const char *options,
                                 int32_t *index) {
   ng_status st = NG_ERR_NOMEM;
@@ -268,7 +269,7 @@ static ng_status register_entry(ng_precond *p, ng_entry *e, const char *name, co
   return st;
 }
 
-/* Gamma and beta are one row each; without gamma, beta is the first slot. */
+/* The slots of a norm are gamma and beta [1, channels]; without gamma, beta is the first slot. */
 static ng_status add_norm(ng_precond *p, const ng_entry *found, int32_t *index) {
   const char *name = found->d.name, *options = found->d.options;
   ng_entry *e = ng_object(p, sizeof *e);
@@ -283,8 +284,9 @@ static ng_status add_norm(ng_precond *p, const ng_entry *found, int32_t *index) 
   return register_entry(p, e, name, options, index);
 }
 
-/* The caller has set all fields of *d and has checked name and options.  A refused layer changes nothing.  A weight has
- * the shape [out, (in / groups) kh kw] for a kernel of kh x kw, as in PyTorch: along a row (channel, kernel offset). */
+/* The caller has checked name and options.  After an error nothing has changed.  The weight of a convolution is a
+ * matrix [out, (in / groups) kh kw] for a kernel of kh x kw; along a row the order is (channel, kernel offset), as in
+ * PyTorch. */
 ng_status ng_entry_add_layer(ng_precond *p, const ng_layer *d, int32_t *index) {
   ng_entry found;
   memset(&found, 0, sizeof found);
@@ -315,11 +317,11 @@ ng_status ng_entry_add_layer(ng_precond *p, const ng_layer *d, int32_t *index) {
   return register_entry(p, e, d->name, d->options, index);
 }
 
-/* A tensor: families may precondition it (ng_family.fits); fused updates always write it. */
+/* A family may precondition a tensor (ng_family.fits); a fused update writes it in any case. */
 ng_status ng_entry_add_tensor(ng_precond *p, const char *name, int64_t count, int32_t *index) {
   ng_entry *e = ng_object(p, sizeof *e);
   if (e == NULL) return NG_ERR_NOMEM;
-  e->d.kind = NG_LINEAR; /* one row, no curvature */
+  e->d.kind = NG_LINEAR; /* with one row */
   e->d.shard_axis = -1;
   e->is_tensor = true;
   e->slots = 1;

@@ -1,13 +1,13 @@
 /* model.h: layers, parameters, blocks, placement and memory.
  *
- * In:   layers and tensors (api/), the places of their gradients and weights. Out:  entries with
- * slots; blocks with segments; owners; the memory plan. May call: stat, option, linalg, comm, core.
- * The model calls families through struct ng_family only.
+ * In:   layers and tensors, and the addresses of their gradients and weights.
+ * Out:  entries with slots; blocks with segments; owners; the memory plan.
+ * May call: stat, option, linalg, comm, core; families only through struct ng_family.
  *
- *   entry    a layer or a tensor, as registered
- *   slot     a parameter of an entry: gradient, weight, moments; points to its block
+ *   entry    a registered layer or tensor
+ *   slot     a parameter of an entry: gradient, weight, moments
  *   block    the unit of preconditioning: one layer or many; has a family, statistics, an owner
- *   segment  the range of a slot that belongs to a block, and the clip factor of this range */
+ *   segment  the elements of a slot that belong to a block, and their clip factor */
 #ifndef NG_MODEL_H
 #define NG_MODEL_H
 
@@ -24,61 +24,59 @@ typedef struct ng_entry ng_entry;
 typedef struct ng_layer_shard ng_layer_shard;
 typedef struct ng_object_head ng_object_head;
 
-/* ---- what the caller described: layers.c -----------------------------------------------------*/
+/* ---- layers and tensors of the caller: layers.c ----------------------------------------------*/
 
 /* A parameter of an entry. */
 typedef struct ng_slot {
   ng_entry *entry;
-  int32_t param;      /* NG_WEIGHT, NG_BIAS                                                       */
+  int32_t param;      /* NG_WEIGHT, NG_BIAS */
   const char *name;   /* "conv1.weight"; of a tensor: the name of the tensor */
-  int64_t rows, cols; /* weight [out, in/groups*kh*kw]; bias and tensors [1, count]               */
-  int64_t groups; /* groups of a convolution: cut the rows, or the columns if rows = 1; else 1 */
-  ng_place grad, weight;
-  float *m, *v; /* m: momentum or first moment, v: second moment; NULL: the update has none */
-  int32_t update_group; /* group of a fused update, from ng_set_group */
-  ng_block *block;      /* NULL: no curvature */
-  int32_t segment;      /* index of this slot's segment in the block */
-  bool
-      updates_here; /* this rank updates the weight; with update_ranks = owner only one rank does */
-  bool is_excluded; /* in this step, see ng_block.is_excluded */
+  int64_t rows, cols; /* weight [out, in/groups*kh*kw]; bias and tensors [1, count] */
+  int64_t groups; /* of a convolution: they divide the rows, or the columns if rows = 1; else 1 */
+  ng_place grad, weight; /* bound arrays */
+  float *m, *v;          /* momentum or first moment; second moment; NULL if the update has none */
+  int32_t update_group;  /* group of a fused update, from ng_set_group */
+  ng_block *block;       /* NULL: no curvature */
+  int32_t segment;       /* index of this slot's segment in the block */
+  bool updates_here;     /* this rank updates the weight (option update_ranks) */
+  bool is_excluded;      /* from this step: the entry is frozen or has no gradient */
   _Atomic int64_t overflowed; /* elements that the update of this step left unchanged */
-  float late_coefficients[2]; /* replaces `coefficients` of the group if the entry missed updates */
+  float
+      late_coefficients[2]; /* replace ng_group_numbers.coefficients if the entry missed updates */
 } ng_slot;
 
-enum {
-  NG_IMAGE_SIZES = 4,
-  NG_NAME_BUCKETS = 1024
-}; /* capacities of ng_entry.sizes, ng_precond.name_bucket */
+enum { NG_IMAGE_SIZES = 4, NG_NAME_BUCKETS = 1024 };
 struct ng_entry {
-  ng_layer d;                     /* copied; name and options are owned; alias_of is unsupported */
+  ng_layer d;                     /* copy of the caller's struct, with own copies of its texts */
   bool is_tensor;                 /* registered by ng_add_tensor */
-  bool has_per_layer_options;     /* d.options come from per_layer, until ng_setup_release */
+  bool has_per_layer_options;     /* d.options come from per_layer; ng_setup_release resets them */
   bool is_frozen;                 /* frozen by ng_freeze */
-  int64_t steps_without_gradient; /* counted steps */
-  int64_t missed_updates;         /* fused updates in which the entry was excluded; saved */
+  int64_t steps_without_gradient; /* number of counted steps in which the entry had no gradient */
+  int64_t missed_updates;         /* number of fused updates that excluded the entry; saved */
   int32_t slots;                  /* 1 or 2 */
   int32_t first_slot;             /* number of slots of all previous entries */
   int32_t next_named;     /* next entry in the hash bucket of this name: index + 1; 0: none */
   ng_slot slot[2];        /* weight, bias; see ng_entry_slot */
   char slot_name[2][264]; /* texts of the slots' names */
-  ng_block *block;        /* NULL: no curvature; `why` has the reason */
-  char why[200];
-  int32_t plan_members, plan_axis; /* arguments of ng_plan_shard; 0 members: not sharded */
-  const struct ng_family *family;  /* family of the entry, set by ng_ready; NULL: no curvature */
+  ng_block *block;        /* NULL: no curvature */
+  char why[200];          /* text of ng_explain: the factors, or the reason why there is no block */
+  int32_t plan_members, plan_axis; /* arguments of ng_plan_shard; 0 members: not called */
+  const struct ng_family *family;  /* set by ng_ready; NULL: no curvature */
   ng_layer_shard *shard;           /* set by ng_ready; NULL: not sharded */
-  ng_entry *registered;            /* in ng_layer_shard.whole: the registered shard; else NULL */
+  ng_entry *registered;            /* of ng_layer_shard.whole: the registered shard; else NULL */
   int64_t out_height, out_width;   /* output size of the declared image of a convolution, or 0 */
-  int64_t
-      sizes_batch; /* a micro-batch; `sizes` are the output sizes [height, width] of its images */
+  /* The different output sizes [height, width] of a convolution in micro-batch `sizes_batch`.  sizes_count may exceed
+   * NG_IMAGE_SIZES; then only the first sizes are stored. */
+  int64_t sizes_batch;
   int64_t sizes[NG_IMAGE_SIZES][2];
-  int32_t sizes_count; /* above NG_IMAGE_SIZES: there were more sizes */
+  int32_t sizes_count;
 };
 
-/* A sharded linear layer (whole.c).  Families see `whole`, an entry with the total width and with gathered gradients;
- * the registered shard stays unchanged. */
+/* A sharded linear layer (whole.c).  Families get `whole`, an entry of the total width with gathered gradients, instead
+ * of the registered shard. */
 struct ng_layer_shard {
   ng_entry whole;
-  int32_t members, member; /* ranks of the model group, and this rank's number in the group */
+  int32_t members, member; /* size of the model group, and index of this rank in the group */
   int64_t *first_element;  /* [members + 1] first element of each shard along the sharded axis */
   int64_t *saved_first_element; /* `first_element` of rank 0, whose model group saves the moments */
   int64_t *counts;              /* [members] scratch of a gather */
@@ -87,10 +85,11 @@ struct ng_layer_shard {
   float *whole_grad;            /* gathered gradient: weight [out, in], then the bias */
 };
 
-/* Return the parameter (NG_WEIGHT, NG_BIAS) of slot k; return the slot of parameter `which`, or -1. */
+/* Return the parameter (NG_WEIGHT, NG_BIAS) of slot k. */
 static inline int32_t ng_entry_param(const ng_entry *e, int32_t k) {
   return !e->is_tensor && e->d.kind == NG_NORM && e->d.norm_no_weight != 0 ? NG_BIAS : k;
 }
+/* Return the index of the slot of parameter `which`; -1 if the entry has none. */
 static inline int32_t ng_entry_slot(const ng_entry *e, int32_t which) {
   for (int32_t k = 0; k < e->slots; k++) {
     if (ng_entry_param(e, k) == which) return k;
@@ -98,7 +97,7 @@ static inline int32_t ng_entry_slot(const ng_entry *e, int32_t which) {
   return -1;
 }
 
-/* Return the entry that families see: the whole layer of a shard. */
+/* Return the entry that families get: of a shard, the whole layer. */
 static inline const ng_entry *ng_entry_whole(const ng_entry *e) {
   return e->shard == NULL ? e : &e->shard->whole;
 }
@@ -107,34 +106,38 @@ static inline ng_slot *ng_slot_registered(ng_slot *s) {
   ng_entry *local = s->entry->registered;
   return local == NULL ? s : &local->slot[s - s->entry->slot];
 }
-/* Return whether shards cut the output gradients (`grad`) or the inputs of the layer. */
+/* Return whether each rank has only a shard of the output gradients (`grad`) or of the inputs of the layer. */
 static inline bool ng_shard_cuts(const ng_entry *e, bool grad) {
   return (e->d.shard_axis == 0) == grad;
 }
-/* Create e->shard.  width[i]: the width of member i along the sharded axis. */
+/* Create e->shard for index `member` of a model group.  width[i]: width of the shard of member i on the sharded
+ * axis. */
 ng_status ng_shard_make(ng_precond *p, ng_entry *e, const double *width, int32_t members,
                         int32_t member);
-void ng_shard_copy_flags(ng_entry *e); /* copy the flags of the entry to the whole layer */
+/* Copy flags and groups of a registered shard, which ng_freeze and ng_set_group change, to its whole layer. */
+void ng_shard_copy_flags(ng_entry *e);
 
-/* The largest number of elements of a parameter, so that 32 bits hold the number of tiles. */
+/* The largest number of elements of a parameter: the number of its tiles then fits 32 bits. */
 #define NG_PARAMETER_MOST (INT64_C(1) << 40)
-/* The largest number of groups, of diagonal blocks and of permuted columns of a layer.  These are stored as lists; with
- * this bound, planning a layer takes at most two seconds and two gigabytes. */
+/* The largest number of groups, of diagonal blocks, and of permuted columns of a layer, which are stored as lists.
+ * With this bound, ng_ready needs at most two seconds and two gigabytes for a layer. */
 #define NG_LIST_MOST (INT64_C(1) << 22)
 /* Check every field of a layer or tensor and add its entry; other files assume a valid entry. */
 ng_status ng_entry_add_layer(ng_precond *p, const ng_layer *d, int32_t *index);
 ng_status ng_entry_add_tensor(ng_precond *p, const char *name, int64_t count, int32_t *index);
 int32_t ng_entry_find(ng_precond *p, const char *name); /* index of the entry; -1: unknown */
 ng_status ng_entry_check_name(ng_precond *p, const char *call, const char *name);
-/* Set *out to the output size of a convolution along `axis` (0: height); false: the kernel exceeds the padded image. */
+/* Set *out to the output size of a convolution along `axis` (0: height, 1: width) for an input of `size` pixels.
+ * Return false if the kernel is larger than the padded input. */
 bool ng_conv_output(const ng_layer *d, int axis, int64_t size, int64_t *out);
+
 /* ---- addresses of gradients and weights: bind.c ----------------------------------------------*/
 
-/* Bind all of the list or none. */
+/* Bind every array of the list, or after an error none.  `call`: name of the public function, for messages. */
 ng_status ng_bind_list(ng_precond *p, const ng_binding *list, int32_t count, const char *call);
-void ng_bind_expire(ng_precond *p); /* end the bindings for one step */
+void ng_bind_expire(ng_precond *p); /* end the bindings with NG_ONE_STEP */
 
-/* Set the update group of a parameter of entry `index`; `which` may be NG_BOTH. */
+/* Set the group of a parameter (NG_BOTH: of both parameters) of entry `index` for fused updates. */
 ng_status ng_slot_set_group(ng_precond *p, int32_t index, ng_param which, int32_t group,
                             const char *call);
 
@@ -147,7 +150,7 @@ typedef struct ng_segment {
   int64_t offset;      /* number of elements of all previous segments of the block */
   int32_t group;       /* update_group of the slot at ng_ready */
   double weight_norm2; /* |weight|^2, for clip = ratio */
-  double clip_factor;  /* clip factor */
+  double clip_factor;
 } ng_segment;
 
 /* Who plans and fills ng_block.direction. */
@@ -163,106 +166,116 @@ struct ng_block {
   const struct ng_family *family;
   ng_precond *p;
   ng_context *ctx;
-  const char *name;  /* key in messages and files: the layer's name, or the family's */
-  const char *line;  /* line of own options; NULL: none */
+  const char *name;  /* key in messages and files: "fc1" (the layer), "window", "window.fc1" */
+  const char *line;  /* the layer's own options; NULL: none */
   ng_entry *entry;   /* layer of the block; NULL: a block over many layers */
   int32_t index;     /* index in ng_precond.block */
-  ng_settings base;  /* options of the model, changed by the line; see ng_block_set_options */
+  ng_settings base;  /* options of the model, overridden by `line` (ng_block_set_options) */
   uint32_t observed; /* set of observations (ng_observed_bit) that the block uses */
   ng_stat *stat;
   int32_t stats;
   int32_t first_stat; /* number of statistics of all previous blocks */
   ng_segment *segment;
   int32_t segments;
-  int32_t owner, column; /* rank that solves (unless statistics have owners); column of workers */
-  bool has_averages;     /* this rank stores all averages of the block */
-  bool owners_differ;    /* each average is stored on its owner only, and the owners differ */
+  int32_t owner;     /* rank that solves; if owners_differ, each statistic has its own owner */
+  int32_t column;    /* column of the grid whose ranks store the results */
+  bool has_averages; /* this rank stores all averages of the block */
+  bool averages_everywhere; /* every rank stores all averages of the block */
+  bool owners_differ;       /* each average is stored on its owner only, and the owners differ */
   /* If `owners_differ`: numbers that the owner of each statistic sends to the other ranks of the column before a solve
    * (ng_family.put_traces).  Otherwise `traces` is NULL. */
   int64_t traces_per_stat;
-  double *traces;           /* [stats x traces_per_stat] */
-  bool averages_everywhere; /* every rank stores all averages of the block */
-  bool solves;              /* ng_family.solve != NULL; `create` may clear it */
-  bool is_worker;           /* this rank stores the results of the solve and can compute PD */
-  void *state;              /* memory of the family */
-  int64_t curvature_bytes;
-  float *direction; /* PD, unless `stored_by` is NG_BY_NONE */
+  double *traces;          /* [stats x traces_per_stat] */
+  bool solves;             /* the family solves this block; ng_family.create may clear the flag */
+  bool is_worker;          /* this rank stores the results of the solve and can compute PD */
+  void *state;             /* memory of the family */
+  int64_t curvature_bytes; /* averages, sums and results on this rank */
+  float *direction;        /* PD, unless `stored_by` is NG_BY_NONE */
   ng_stored_by stored_by;
   /* PD in slices: rank r computes elements [slice[r], slice[r + 1]) of whole_direction, in the family's order, and the
-   * engine gathers the slices of all ranks; inner, d2, pd2 are this rank's part of sums over ranks.  NULL: not sliced. */
+   * engine gathers the slices of all ranks; inner, d2, pd2 are this rank's part of sums over ranks.  NULL: not
+   * sliced. */
   float *whole_direction;
   const int64_t *slice; /* [ranks + 1] */
-  /* Joint top-k selection: ranks add round[i] numbers in each of `topk_rounds` reductions (ng_family.select_topk). */
+  /* Joint top-k selection: in reduction i of `topk_rounds` the ranks sum topk_counts[i] numbers
+   * (ng_family.select_topk). */
   int32_t topk_rounds;
   int64_t topk_counts[NG_TOPK_ROUNDS];
-  /* this step */
-  bool is_selecting; /* the gradient is observed, but its top-k selection is still to be done */
-  bool is_excluded; /* excluded: the layer is frozen, or its gradient is missing (missing = keep) */
+  /* Valid in one step. */
+  bool is_selecting; /* the gradient is observed, but its top-k elements are not selected yet */
+  bool is_excluded;  /* the layer is frozen, or its gradient is missing (missing = keep) */
   double inner, d2, pd2;
-  double *sum; /* [groups of all segments x 2] results of ng_family.sums */
-  /* since ng_ready */
-  /* [kind] some rank observed this kind, or the block does not use it */
-  bool was_observed[NG_OBSERVED_KINDS];
+  double *sum;            /* [groups of all segments x 2] results of ng_family.sums */
+  int32_t unobserved_now; /* number of statistics that were due and that no rank observed */
+  /* Since ng_ready. */
+  bool was_observed
+      [NG_OBSERVED_KINDS]; /* some rank observed this kind, or the block does not use it */
   int64_t observation_count[NG_OBSERVED_KINDS];
-  int32_t unobserved_now;   /* statistics that were due in this step and that no rank observed */
-  int64_t unobserved_steps; /* steps with unobserved_now > 0 */
-  bool was_solved;          /* since ng_ready */
-  double observe_ms, step_observe_ms, solve_ms, measure_ms; /* observing: of this step so far */
+  int64_t unobserved_steps; /* number of steps with unobserved_now > 0 */
+  bool was_solved;
+  /* Times of ng_layer_report; step_observe_ms: of the observations in this step so far. */
+  double observe_ms, step_observe_ms, solve_ms, measure_ms;
 };
 
 /* ---- memory: arena.c -------------------------------------------------------------------------*/
 
+/* One arena (allocation) for each use. */
 typedef enum ng_use {
   NG_USE_FACTORS,   /* running averages */
   NG_USE_SUMS,      /* sums of the current step */
-  NG_USE_RESULTS,   /* inverses, eigenbases; one run of bytes for each owner */
-  NG_USE_DIRECTION, /* PD of blocks; one run of bytes for each column of ranks */
+  NG_USE_RESULTS,   /* inverses, eigenbases; ordered by owner */
+  NG_USE_DIRECTION, /* PD of blocks; ordered by column of ranks */
   NG_USE_MOMENTS,   /* moments of the fused updates */
   NG_USE_SCRATCH,   /* shared by all stations */
   NG_USE_OBJECTS,   /* structs, names */
   NG_USES
 } ng_use;
 
-/* Bytes [begin, end) of an arena, sent as one message. */
+/* Bytes [begin, end) of an arena.  Each span is sent as one message. */
 typedef struct ng_span {
   int64_t begin, end;
 } ng_span;
 
-/* Memory is requested twice: in a counting pass (take returns NULL) and in a placing pass. */
+/* The memory plan.  All memory is requested twice: in a counting pass, in which requests return NULL, and in a placing
+ * pass, in which they return addresses.  While a pass runs, a span ends after the last request so far. */
 typedef struct ng_plan {
   bool is_placing;
-  char *base[NG_USES];
-  int64_t bytes[NG_USES]; /* requested so far in this pass, each piece rounded up to NG_ALIGN */
-  ng_span *result,
-      *direction; /* [ranks] by owner, by column; in the placing pass `end` is the next place */
-  ng_span *sum, shared_sum; /* sum: [ranks] sums that go to each owner; rest: all other sums */
+  char *base[NG_USES]; /* placing pass: address of each arena */
+  int64_t
+      bytes[NG_USES]; /* requested so far in this pass; each request is rounded up to NG_ALIGN */
+  ng_span *result;    /* [ranks] results of each owner */
+  ng_span *direction; /* [columns] PD of the blocks of each column */
+  ng_span *sum;       /* [ranks] sums that only this owner receives */
+  ng_span shared_sum; /* all other sums */
 } ng_plan;
+
 /* Check that a call that needs ng_ready may begin: process, transport, state. */
 ng_status ng_check_callable(ng_precond *p, const char *call);
-void ng_shard_plan_memory(ng_layer_shard *s,
-                          ng_plan *plan); /* plan the gathered gradient: whole.c */
+/* Request memory.  Return NULL in the counting pass, and for 0 bytes. */
 void *ng_plan_take(ng_plan *plan, ng_use use, int64_t bytes);
 void *ng_plan_result(ng_plan *plan, int32_t owner, int64_t bytes);
-/* Plan b->direction, which is sent to ranks without results. */
+/* Request memory for b->direction, which is sent to ranks without results. */
 void ng_plan_direction(ng_plan *plan, ng_block *b, ng_stored_by by, int64_t floats);
 void ng_plan_scratch(ng_plan *plan, int64_t bytes); /* the scratch gets the largest request */
 void ng_plan_stats(ng_plan *plan, ng_block *b); /* averages and sums of the block's statistics */
 int64_t ng_plan_counted_bytes(const ng_plan *plan); /* bytes of averages, sums and results so far */
 
-/* Allocate the arenas and place the runs, between the counting pass and the placing pass. */
+/* Between the passes: allocate the arenas and set the begin of each span. */
 ng_status ng_plan_commit(ng_precond *p, ng_plan *plan);
 void ng_arena_release(ng_precond *p);
 /* Grow the scratch to at least `bytes`; its contents are lost.  Messages name the layer `name`. */
 ng_status ng_scratch_grow(ng_precond *p, int64_t bytes, const char *name);
 
-/* Allocate a zeroed object, counted under NG_USE_OBJECTS.  NULL: 0 bytes, or no memory (ng_fail has been called).
- * ng_setup_release frees all objects made since ng_objects_open, ng_precond_destroy frees the older objects. */
+/* Allocate a zeroed object, which counts as NG_USE_OBJECTS.  Return NULL for 0 bytes, or without memory, after ng_fail.
+ * ng_object_text: allocate a copy of a text.  ng_objects_open begins a list of objects, all of which ng_objects_close
+ * frees; ng_setup_release calls it.
+ * ng_objects_status: return NG_ERR_NOMEM if an allocation has failed since ng_objects_open. */
 void *ng_object(ng_precond *p, size_t bytes);
 char *ng_object_text(ng_precond *p, const char *text);
 void ng_object_free(ng_precond *p, void *object);
 void ng_objects_open(ng_precond *p);
 void ng_objects_close(ng_precond *p);
-ng_status ng_objects_status(const ng_precond *p); /* NG_ERR_NOMEM: an ng_object had no memory */
+ng_status ng_objects_status(const ng_precond *p);
 
 /* ---- ranks: placement.c ----------------------------------------------------------------------*/
 
@@ -278,9 +291,10 @@ ng_status ng_grid_groups(ng_precond *p); /* create column_group and row_group; c
 void ng_grid_release(ng_precond *p);
 /* Assign columns and owners to blocks and statistics by their costs. */
 ng_status ng_place_blocks(ng_precond *p);
-void ng_place_stats(ng_block *b); /* set whether this rank observes and stores each statistic */
+void ng_place_stats(ng_block *b); /* set which statistics this rank observes and stores */
+/* Return the cost of solving a statistic: operations, or with `memory` numbers to store. */
 double ng_stat_cost(const ng_stat *s, bool memory);
-double ng_block_apply_cost(const ng_block *b);
+double ng_block_apply_cost(const ng_block *b); /* cost of PD, see ng_rank_plan.apply_cost */
 
 /* ---- the preconditioner ----------------------------------------------------------------------*/
 
@@ -293,7 +307,7 @@ typedef enum ng_rescue {
   NG_RESCUES
 } ng_rescue;
 
-/* A statistic whose sums are reduced to its owner only. */
+/* A statistic whose sums only its owner receives. */
 typedef struct ng_owned_stat {
   ng_block *block;
   ng_stat *stat;
@@ -301,11 +315,11 @@ typedef struct ng_owned_stat {
 
 enum { NG_FIELD_KEY = 320 }; /* "layer/field": at most 255 and 47 characters, a slash and a 0 */
 
-/* Position of the last search of state/walk.c: `before` counts the fields before key `key` in the pass over fields with
- * elements of `width` bytes. */
+/* Where the last search of state/walk.c ended, in the order of files: arrays with elements of 8 bytes, 4, 2, 1. */
 typedef struct ng_field_search {
-  int64_t width; /* 0: no search yet */
-  int32_t key, fields_before;
+  int64_t width;         /* bytes of an element; 0: no search yet */
+  int32_t key;           /* block or entry, see ng_state_key_fields */
+  int32_t fields_before; /* number of arrays before the first one of this width and key */
 } ng_field_search;
 
 struct ng_precond {
@@ -313,11 +327,11 @@ struct ng_precond {
   ng_options opt;
   ng_entry **entry; /* fixed at ng_ready */
   int32_t entries, entry_capacity;
-  int32_t name_bucket[NG_NAME_BUCKETS]; /* hash buckets: index + 1 of the last entry, 0: none */
+  int32_t name_bucket[NG_NAME_BUCKETS]; /* hash table of names: index + 1 of an entry, 0: none */
   ng_block **block;
   int32_t blocks;
-  int32_t update_groups; /* number of update groups, fixed at ng_ready, 0 before */
-  char *unused_globs;    /* [unused] globs of skip_layers that match no layer, each ended by a 0 */
+  int32_t update_groups; /* number of groups of ng_set_group, fixed at ng_ready; 0 before */
+  char *unused_globs; /* [unused_count] globs of skip_layers that match no layer, each with a 0 */
   int32_t unused_count;
   bool is_ready;
   bool has_expiring; /* some binding ends with the next step (NG_ONE_STEP) */
@@ -327,9 +341,8 @@ struct ng_precond {
   int64_t arena_bytes[NG_USES];      /* bytes of each arena, and of all objects */
   ng_object_head *objects, *lasting; /* newest object; newest object at ng_objects_open */
   bool out_of_memory;                /* an allocation of an object failed since ng_objects_open */
-  ng_span *result_span, *direction_span; /* [ranks] results by owner, PD by column */
-  ng_span *sum_span;                     /* [ranks] sums that go to each owner */
-  ng_owned_stat *owned; /* [owned_stats] statistics that go to one owner, in order of owners */
+  ng_span *result_span, *direction_span, *sum_span; /* see ng_plan */
+  ng_owned_stat *owned; /* [owned_stats] statistics that only one owner receives, sorted by owner */
   int32_t owned_stats;
   struct ng_engine *step; /* step/step.h */
   /* counters */
@@ -348,7 +361,7 @@ static inline int32_t ng_stats_count(const ng_precond *p) {
   return last != NULL ? last->first_stat + last->stats : 0;
 }
 
-/* Return the scratch.  Callers must not store the address, because an observation may grow the scratch. */
+/* Return the address of the scratch, which an observation may reallocate. */
 static inline void *ng_scratch(const ng_block *b) { return b->p->arena[NG_USE_SCRATCH]; }
 
 #endif

@@ -1,12 +1,10 @@
-/* placement.c: the grid of ranks, and the owners of blocks and statistics.
- *
- * In: the number of ranks, placement, grad_worker_fraction, statistics.  Out: for each block the column of ranks that
- * can compute its PD; for each statistic its owner, and the ranks that observe and store it.  This file computes the
- * costs, assign.c the assignment.
+/* placement.c: make the grid of ranks; compute the costs by which assign.c assigns blocks and statistics to ranks; set
+ * which ranks observe and store a statistic.
  *
  * W ranks form a grid of m rows and n = W/m columns, rank = row * n + column.  The m ranks of a block's column store
- * the results (KAISA's gradient workers, SC'21).  In each row, the rank in this column sends PD to all others.  More
- * rows need more memory and less traffic: m = W is the published COMM-OPT, m = 1 MEM-OPT, and 1 < m < W HYBRID-OPT. */
+ * the results (KAISA's gradient workers, SC'21).  In each row, the rank in this column sends PD to the other ranks of
+ * the row.  More rows need more memory and less traffic: m = W is the published COMM-OPT, m = 1 is MEM-OPT, and 1 < m <
+ * W is HYBRID-OPT. */
 #include "model/assign.h"
 #include "model/model.h"
 
@@ -15,7 +13,7 @@
 /* ---- the grid --------------------------------------------------------------------------------*/
 
 typedef struct legal_text {
-  char text[200]; /* "0, 1/6, 1/3, 1/2 or 1"; a longer list is cut */
+  char text[200]; /* "0, 1/6, 1/3, 1/2 or 1"; a longer list is truncated */
 } legal_text;
 
 static legal_text legal_fractions(int32_t W) {
@@ -32,9 +30,9 @@ static legal_text legal_fractions(int32_t W) {
 ng_status ng_grid_make(ng_precond *p) {
   const int32_t W = p->ctx->ranks;
   const double workers = p->opt.base.grad_worker_fraction * W;
-  int32_t m = (int32_t)lround(workers); /* fraction x W, at least 1 */
+  int32_t m = (int32_t)lround(workers);
   if (m < 1) m = 1;
-  /* As published, the fraction 0 gives one worker, and a single rank accepts any fraction. */
+  /* As published, the fraction 0 means one worker, and any fraction is valid for a single rank. */
   const bool any = p->opt.base.grad_worker_fraction == 0.0 || W == 1;
   if (W % m != 0 || (!any && fabs(workers - m) > 1e-6 * W)) {
     const legal_text legal = legal_fractions(W);
@@ -51,13 +49,14 @@ ng_status ng_grid_make(ng_precond *p) {
   return ng_objects_status(p);
 }
 
-/* Collective: all ranks create the groups of all columns and rows; each rank destroys the groups of other ranks. */
+/* Collective.  All ranks create the groups of all columns and all rows; each rank then destroys the groups to which it
+ * does not belong. */
 ng_status ng_grid_groups(ng_precond *p) {
   ng_comm *c = p->ctx->comm;
   ng_grid *g = &p->grid;
   g->column_group = g->row_group = ng_group_world(c);
-  if (g->m == c->size || g->m == 1)
-    return NG_OK; /* one group is the world, the other has one rank and sends nothing */
+  /* with m = W or m = 1, one group has all ranks and the other only this rank, which sends nothing */
+  if (g->m == c->size || g->m == 1) return NG_OK;
   if (c->t.group_create == NULL) {
     return ng_fail(p->ctx, NG_ERR_ABSENT,
                    "grad_worker_fraction is %g, but the transport '%s' has no groups; use 0 or 1",
@@ -95,8 +94,8 @@ void ng_grid_release(ng_precond *p) {
 
 /* ---- owners ----------------------------------------------------------------------------------*/
 
-/* Return KAISA's cost of a statistic: for each symmetric matrix of order n, n^3 operations or (`memory`) n^2 numbers;
- * for other parts the number of elements. */
+/* KAISA's costs: n^3 operations, or n^2 numbers, for each symmetric matrix of order n.  For another part, both costs
+ * are its number of elements. */
 double ng_stat_cost(const ng_stat *s, bool memory) {
   double sum = 0.0;
   for (int32_t k = 0; k < s->parts; k++) {
@@ -107,8 +106,7 @@ double ng_stat_cost(const ng_stat *s, bool memory) {
   return sum;
 }
 
-/* Return p q (p + q) for a layer with factors A [p, p] and G [q, q], summed over groups: half the operations of
- * G^-1 D A^-1. */
+/* Return p q (p + q) for a layer with factors A [p, p] and G [q, q], the number of multiplications of G^-1 D A^-1. */
 double ng_block_apply_cost(const ng_block *b) {
   double elements = 0.0, orders = 0.0;
   for (int32_t i = 0; i < b->segments; i++) {
@@ -120,22 +118,23 @@ double ng_block_apply_cost(const ng_block *b) {
   return elements * orders;
 }
 
-/* Return the operations for PD of a block in a step: two products with each eigenbasis, or one with each inverse. */
+/* Return the operations for the PD of a block in a step: two products with each eigenbasis, or one with each
+ * inverse. */
 static double step_cost_of(const ng_block *b) {
   return (ng_is_eigen(b->base.solver) ? 4.0 : 2.0) * ng_block_apply_cost(b);
 }
 
-/* Return the cost of a decomposition relative to matrix products, as in `natgrad plan`: n^3 operations for Cholesky and
- * inverse, 9 n^3 for an eigendecomposition, at 1/20 of the rate of products, once in solve_period steps. */
+/* Return the weight of solves relative to matrix products, as in `natgrad plan`.  A Cholesky inverse takes n^3
+ * operations and an eigendecomposition 9 n^3, at 1/20 of the rate of products, once in solve_period steps. */
 static double weight_of(const ng_settings *o) {
   return (ng_is_eigen(o->solver) ? 9.0 : 1.0) * 20.0 / (double)o->solve_period;
 }
 
-/* With statistics = local, A and G of a layer must come from the same samples, so one rank owns both factors, as in the
- * published DP classes. */
+/* With statistics = local an owner uses its own samples.  A and G of a layer must come from the same samples, so they
+ * must have the same owner, as in the published DP classes. */
 static ng_placement placement_of(const ng_settings *o) {
-  const bool whole = o->statistics == NG_STATISTICS_LOCAL;
-  return o->placement == NG_PLACEMENT_MPD_KFAC && whole ? NG_PLACEMENT_ROUND_ROBIN : o->placement;
+  const bool local = o->statistics == NG_STATISTICS_LOCAL;
+  return o->placement == NG_PLACEMENT_MPD_KFAC && local ? NG_PLACEMENT_ROUND_ROBIN : o->placement;
 }
 
 ng_status ng_place_blocks(ng_precond *p) {
@@ -177,8 +176,8 @@ ng_status ng_place_blocks(ng_precond *p) {
   return NG_OK;
 }
 
-/* Tests set ctx->place, which may move a statistic to another rank of the block's column.  With NG_SPREAD_LOCAL only
- * the owner observes (DP-KFAC, arXiv 2206.15143). */
+/* With NG_SPREAD_LOCAL only the owner observes (DP-KFAC, arXiv 2206.15143).  In tests ctx->place may change the owner
+ * of a statistic to another rank of the block's column. */
 void ng_place_stats(ng_block *b) {
   const int32_t rank = b->ctx->rank, ranks = b->ctx->ranks;
   b->has_averages = b->averages_everywhere = true;

@@ -1,19 +1,9 @@
-/* whole.c: the entry of a whole linear layer whose ranks have shards.
+/* whole.c: make the entry of a whole linear layer from an entry that was registered as a shard.
  *
- * In: an entry registered as a shard, the widths of all shards.  Out: an entry with the total width; families get this
- * entry.  step/shard.c gathers gradients and observations. */
+ * Families get the whole layer.  step/shard.c gathers its gradients and observations. */
 #include "model/model.h"
 
 enum { OUTPUTS, INPUTS }; /* shard_axis */
-
-static ng_status refuse_width(ng_precond *p, const ng_entry *e, double width) {
-  return ng_fail(
-      p->ctx, NG_ERR_ARG,
-      "layer '%s': its shards have %.0f %s in total, expected less than 2147483648, and a "
-      "weight of at most %lld elements",
-      e->d.name, width, e->d.shard_axis == OUTPUTS ? "outputs" : "inputs",
-      (long long)NG_PARAMETER_MOST);
-}
 
 static void set_slot(ng_layer_shard *s, int32_t k, int64_t rows, int64_t cols) {
   ng_slot *slot = &s->whole.slot[k];
@@ -25,7 +15,6 @@ static void set_slot(ng_layer_shard *s, int32_t k, int64_t rows, int64_t cols) {
   slot->m = slot->v = NULL;
 }
 
-/* If inputs are sharded, every rank has the whole bias. */
 ng_status ng_shard_make(ng_precond *p, ng_entry *e, const double *width, int32_t members,
                         int32_t member) {
   const double WIDEST = 2147483648.0;
@@ -35,7 +24,11 @@ ng_status ng_shard_make(ng_precond *p, ng_entry *e, const double *width, int32_t
     total += width[i];
   }
   if (total >= WIDEST || ng_times((int64_t)total, across) > NG_PARAMETER_MOST) {
-    return refuse_width(p, e, total);
+    return ng_fail(p->ctx, NG_ERR_ARG,
+                   "layer '%s': its shards have %.0f %s in total, expected less than 2147483648, "
+                   "and a weight of at most %lld elements",
+                   e->d.name, total, e->d.shard_axis == OUTPUTS ? "outputs" : "inputs",
+                   (long long)NG_PARAMETER_MOST);
   }
   ng_layer_shard *s = ng_object(p, sizeof *s);
   e->shard = s;
@@ -62,15 +55,6 @@ ng_status ng_shard_make(ng_precond *p, ng_entry *e, const double *width, int32_t
   if (e->d.bias != 0) set_slot(s, NG_BIAS, 1, out);
   ng_shard_copy_flags(e);
   return NG_OK;
-}
-
-void ng_shard_plan_memory(ng_layer_shard *s, ng_plan *plan) {
-  const ng_layer *d = &s->whole.d;
-  s->whole_grad = ng_plan_take(plan, NG_USE_DIRECTION,
-                               d->out * (d->in + d->bias) * (int64_t)sizeof *s->whole_grad);
-  if (s->whole_grad == NULL) return; /* counting pass */
-  s->whole.slot[NG_WEIGHT].grad.data = s->whole_grad;
-  if (d->bias != 0) s->whole.slot[NG_BIAS].grad.data = s->whole_grad + d->out * d->in;
 }
 
 void ng_shard_copy_flags(ng_entry *e) {

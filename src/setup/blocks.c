@@ -1,17 +1,21 @@
-/* blocks.c: assign layers to families and blocks, at ng_ready.
- *
- * In: entries, options, ranks.  Out: blocks and statistics in an order that is equal on all ranks; for each block the
- * ranks that solve, hold results, observe and store averages. */
+/* blocks.c: choose a family for each entry, and make the blocks with their statistics, in the same order on all
+ * ranks. */
 #include "setup/setup.h"
 
 #include <stdlib.h>
 
-/* ---- which layer gets a block ----------------------------------------------------------------*/
+/* ---- one block -------------------------------------------------------------------------------*/
+
+/* Return the layer to which globs are compared.  A tensor has kind 0, so that only its name can match. */
+static ng_layer layer_for_globs(const ng_entry *e) {
+  ng_layer d = ng_entry_whole(e)->d;
+  if (e->is_tensor) d.kind = 0;
+  return d;
+}
 
 /* Return whether the entry may have a block.  If not, set e->why, which ng_explain shows. */
 static bool may_have_block(ng_entry *e, const ng_options *o) {
-  ng_layer d = ng_entry_whole(e)->d;
-  if (e->is_tensor) d.kind = 0; /* a tensor matches by name only */
+  const ng_layer d = layer_for_globs(e);
   const char *why = e->d.frozen                        ? "frozen: never touched"
                     : ng_globs_fit(o->skip_layers, &d) ? "matches skip_layers"
                                                        : NULL;
@@ -19,7 +23,7 @@ static bool may_have_block(ng_entry *e, const ng_options *o) {
   return why == NULL;
 }
 
-/* *o <- the model's options, overridden by `line` (options of one layer; NULL: none). */
+/* Set *o to the model's options, overridden by a layer's own options, `line` (NULL: none). */
 static ng_status options_of(ng_precond *p, const char *name, const char *line, ng_options *o) {
   char message[NG_MESSAGE] = "";
   *o = p->opt;
@@ -27,7 +31,7 @@ static ng_status options_of(ng_precond *p, const char *name, const char *line, n
   return st == NG_OK ? st : ng_fail(p->ctx, st, "layer '%s': options: %s", name, message);
 }
 
-/* Number blocks in their order of creation, equal on all ranks: owners, messages and hashes depend on the number. */
+/* b->index is the same on all ranks, because all ranks create blocks in the same order. */
 static ng_status new_block(ng_precond *p, const ng_family *f, const char *name, int32_t segments,
                            ng_block **out) {
   ng_block *b = ng_object(p, sizeof *b);
@@ -46,7 +50,7 @@ static ng_status new_block(ng_precond *p, const ng_family *f, const char *name, 
   return NG_OK;
 }
 
-/* Append a segment, a whole parameter, for each slot of the entry from index `at` on; return the next index. */
+/* Make one segment for each slot of the entry, from index `at` on; return the next index. */
 static int32_t add_entry(ng_block *b, ng_entry *e, int32_t at) {
   e->block = b;
   for (int32_t k = 0; k < e->slots; k++, at++) {
@@ -64,7 +68,7 @@ static int32_t add_entry(ng_block *b, ng_entry *e, int32_t at) {
   return at;
 }
 
-/* Link the registered shard to the block, whose segments are of the whole layer. */
+/* Link a registered shard to its block, whose segments belong to the whole layer. */
 static void add_shard(ng_block *b, ng_entry *e) {
   e->block = b;
   for (int32_t k = 0; k < e->slots; k++) {
@@ -73,8 +77,8 @@ static void add_shard(ng_block *b, ng_entry *e) {
   }
 }
 
-/* Set rules, dtypes and spread of all statistics from the block's options. statistics = local is DP-KFAC: only the
- * owner's samples enter the average (Zhang et al. 2022, arXiv 2206.15143).  A spread that the family has set stays. */
+/* Set rules, dtypes and spread of all statistics from the block's options, where the family has not set them.
+ * statistics = local is DP-KFAC: an average has only samples of its owner (Zhang et al. 2022, arXiv 2206.15143). */
 static void set_rules(ng_block *b) {
   const ng_settings *o = &b->base;
   for (int32_t i = 0; i < b->stats; i++) {
@@ -105,7 +109,7 @@ static ng_status invalid_statistic(const ng_block *b, const ng_stat *s, const ch
                  s->name, why);
 }
 
-/* Refuse a kind of observation, dtype, owner or spread that the engine does not support. */
+/* Check that the engine supports the kind of observation, the dtypes, the owner and the spread of a statistic. */
 static ng_status check_stat(const ng_block *b, const ng_stat *s) {
   const bool one = s->observed != 0 && (s->observed & (s->observed - 1)) == 0 &&
                    (s->observed & ~b->observed) == 0;
@@ -126,7 +130,7 @@ static ng_status check_stat(const ng_block *b, const ng_stat *s) {
     return invalid_statistic(b, s, "its owner is not in the block's column");
   }
   if (!b->owners_differ) return NG_OK;
-  /* The curvature is the product of A and G, so both must be averages over the same samples. */
+  /* The curvature is the product of A and G, so A and G must be averages over the same samples. */
   if (s->spread == NG_SPREAD_LOCAL) {
     return invalid_statistic(b, s,
                              "statistics = local: the statistics of the block have different "
@@ -142,7 +146,7 @@ static ng_status check_stat(const ng_block *b, const ng_stat *s) {
   return NG_OK;
 }
 
-/* Let the family create the block and declare its statistics; placement, which needs their sizes, comes later. */
+/* Let the family create the block and declare its statistics. */
 static ng_status fill_block(ng_block *b) {
   b->solves = b->family->solve != NULL;
   ng_status st = b->family->create(b);
@@ -151,9 +155,9 @@ static ng_status fill_block(ng_block *b) {
   return st;
 }
 
-/* Set b->is_worker: this rank can compute PD. If the family solves, all ranks of the block's column hold the results.
- * Otherwise the ranks that store the averages compute PD, and each row of the grid needs such a rank. */
-static ng_status set_block_holders(ng_block *b) {
+/* Set b->is_worker: this rank can compute PD.  If the family solves, all ranks of the block's column store the results.
+ * Otherwise PD is computed from the averages, and each row of the grid needs a rank that stores them. */
+static ng_status set_worker(ng_block *b) {
   ng_status st = NG_OK;
   ng_place_stats(b);
   for (int32_t i = 0; i < b->stats && st == NG_OK; i++) {
@@ -168,9 +172,8 @@ static ng_status set_block_holders(ng_block *b) {
   }
   if (!b->solves && !b->averages_everywhere && b->p->grid.m > 1) {
     return ng_fail(b->ctx, NG_ERR_ARG,
-                   "'%s': only the owner keeps the statistics, and family %s sends no results to "
-                   "other ranks; "
-                   "set grad_worker_fraction = 0 or statistics = all",
+                   "'%s': only the owner stores the statistics, and family %s sends no results to "
+                   "other ranks; set grad_worker_fraction = 0 or statistics = all",
                    b->name, b->family->name);
   }
   b->is_worker = b->solves ? b->column == b->p->grid.column : b->has_averages;
@@ -180,15 +183,15 @@ static ng_status set_block_holders(ng_block *b) {
   return NG_OK;
 }
 
-ng_status ng_blocks_set_holders(ng_precond *p) {
+ng_status ng_blocks_set_workers(ng_precond *p) {
   ng_status st = NG_OK;
   for (int32_t i = 0; i < p->blocks && st == NG_OK; i++) {
-    st = set_block_holders(p->block[i]);
+    st = set_worker(p->block[i]);
   }
   return st;
 }
 
-/* Set and check the options of the block (the model's, overridden by `line`), then create the block. */
+/* Set and check the options of the block: the model's, overridden by `line`.  Then let the family fill the block. */
 static ng_status describe(ng_block *b, const char *line) {
   ng_options o;
   char message[NG_MESSAGE] = "";
@@ -218,13 +221,14 @@ static ng_status layer_block(ng_precond *p, ng_entry *e, const ng_family *f) {
 
 /* ---- blocks over many layers -----------------------------------------------------------------*/
 
-/* An entry, its index `at`, and the index of the first entry with the same options line. */
+/* An entry of a family with NG_SCOPE_MODEL.  Entries with the same own options share a block. */
 typedef struct member {
   ng_entry *e;
-  int32_t at, first;
+  int32_t at;    /* index of the entry */
+  int32_t first; /* index of the first entry with the same own options */
 } member;
 
-/* Compare options lines as text.  Entries without a line are equal and come first. */
+/* Compare the own options of two entries as texts.  Entries without own options are equal and come first. */
 static int compare_lines(const member *x, const member *y) {
   const char *a = x->e->d.options, *b = y->e->d.options;
   if (a == NULL || b == NULL) return (a != NULL) - (b != NULL);
@@ -237,7 +241,8 @@ static int by_line(const void *a, const void *b) {
   return lines != 0 ? lines : (x->at > y->at) - (x->at < y->at);
 }
 
-/* Order by the first entry with the same line, then by index; entries without a line come first. */
+/* Order blocks by their first entry, and the entries of a block by index.  The block without own options comes
+ * first. */
 static int by_block(const void *a, const void *b) {
   const member *x = a, *y = b;
   const int lined = (x->e->d.options != NULL) - (y->e->d.options != NULL);
@@ -246,8 +251,8 @@ static int by_block(const void *a, const void *b) {
   return first != 0 ? first : (x->at > y->at) - (x->at < y->at);
 }
 
-/* *out <- the family's name.  If entries of[0..n) have an options line, append the alphabetically first of their names:
- * this name does not depend on the order of registration. */
+/* Name a block after its family, and if it has own options, after the alphabetically first of its n entries: this name
+ * does not depend on the order of registration. */
 static ng_status name_block(ng_precond *p, const member *of, int32_t n, char **out) {
   char name[NG_FIELD_KEY];
   const char *least = of->e->d.name;
@@ -265,7 +270,7 @@ static ng_status name_block(ng_precond *p, const member *of, int32_t n, char **o
   return ng_objects_status(p);
 }
 
-/* Make one block over entries of[0..n), which have the same options line. */
+/* Make one block of the n entries in `of`. */
 static ng_status model_block(ng_precond *p, const member *of, int32_t n) {
   const ng_family *f = of->e->family;
   ng_block *b = NULL;
@@ -285,7 +290,7 @@ static ng_status model_block(ng_precond *p, const member *of, int32_t n) {
   return describe(b, of->e->d.options);
 }
 
-/* Make one block of family f for each options line of its entries.  Sorting groups n entries in O(n log n). */
+/* Make the blocks of family f: one for each text of own options.  Sorting groups n entries in O(n log n). */
 static ng_status model_blocks(ng_precond *p, const ng_family *f) {
   ng_status st = NG_OK;
   int32_t n = 0;
@@ -311,7 +316,7 @@ static ng_status model_blocks(ng_precond *p, const ng_family *f) {
 
 /* ---- all blocks -----------------------------------------------------------------------------*/
 
-/* Set e->family, the family of an entry under its own options, or e->why if no family takes the entry. */
+/* Set e->family, according to the entry's own options, or set e->why if no family preconditions the entry. */
 static ng_status choose_family(ng_precond *p, ng_entry *e) {
   ng_options o;
   const ng_status st = options_of(p, e->d.name, e->d.options, &o);
@@ -324,7 +329,7 @@ static ng_status choose_family(ng_precond *p, ng_entry *e) {
   }
   if (st == NG_OK && e->family == NULL && !e->is_tensor && e->d.kind == NG_EMBEDDING) {
     return ng_fail(p->ctx, NG_ERR_ABSENT,
-                   "layer '%s': method %s takes no embeddings; register its weight with "
+                   "layer '%s': method %s does not support embeddings; register its weight with "
                    "ng_add_tensor, or name it in skip_layers",
                    e->d.name, o.base.method);
   }
@@ -333,13 +338,13 @@ static ng_status choose_family(ng_precond *p, ng_entry *e) {
                    e->is_tensor ? "registered as a tensor: no curvature"
                    : e->d.kind == NG_NORM && o.base.norm_block == NG_NORM_NONE
                        ? "norm_block = none"
-                       : "no family takes it");
+                       : "the method does not support this layer");
   }
   return st;
 }
 
-/* Apply per_layer to layers without own options.  An unused entry of per_layer is an error, but not with pipeline
- * stages: the entry may be for another stage. */
+/* Give the lines of per_layer to layers without own options.  An unused entry of per_layer is an error, except with
+ * pipeline stages, where the entry may be for a layer of another stage. */
 static ng_status copy_lines(ng_precond *p) {
   char message[NG_MESSAGE] = "";
   ng_lines *lines;
@@ -347,8 +352,7 @@ static ng_status copy_lines(ng_precond *p) {
   if (st != NG_OK) return ng_fail(p->ctx, st, "ng_ready: %s", message);
   for (int32_t i = 0; i < p->entries && lines != NULL && st == NG_OK; i++) {
     ng_entry *e = p->entry[i];
-    ng_layer d = ng_entry_whole(e)->d;
-    if (e->is_tensor) d.kind = 0; /* a tensor matches by name only */
+    const ng_layer d = layer_for_globs(e);
     const char *line = e->d.options != NULL ? NULL : ng_lines_find(lines, &d);
     if (line == NULL) continue;
     e->has_per_layer_options = true;
@@ -371,14 +375,14 @@ static ng_status copy_lines(ng_precond *p) {
 static bool is_used(const ng_precond *p, const ng_glob *g) {
   bool used = false;
   for (int32_t i = 0; i < p->entries && !used; i++) {
-    ng_layer d = ng_entry_whole(p->entry[i])->d;
-    if (p->entry[i]->is_tensor) d.kind = 0;
+    const ng_layer d = layer_for_globs(p->entry[i]);
     used = ng_glob_fits(g, &d);
   }
   return used;
 }
 
-/* Log and list globs of skip_layers that match no layer.  With pipeline stages a glob may be for another stage. */
+/* Log the globs of skip_layers that match no layer, and list them for ng_explain.  With pipeline stages a glob may be
+ * for a layer of another stage. */
 static ng_status list_unused_globs(ng_precond *p) {
   const char *list = p->opt.skip_layers;
   ng_glob g;
@@ -397,7 +401,7 @@ static ng_status list_unused_globs(ng_precond *p) {
   return NG_OK;
 }
 
-/* Make the blocks of single layers in order of registration, then the blocks of families with NG_SCOPE_MODEL. */
+/* The blocks of single layers come first, in the order of registration, then the blocks over many layers. */
 ng_status ng_blocks_make(ng_precond *p) {
   p->block = ng_object(p, (size_t)(p->entries + NG_FAMILIES_MAX) * sizeof *p->block);
   if (p->block == NULL) return NG_ERR_NOMEM;
@@ -413,7 +417,7 @@ ng_status ng_blocks_make(ng_precond *p) {
     if (p->ctx->family[i]->scope == NG_SCOPE_MODEL) st = model_blocks(p, p->ctx->family[i]);
   }
   if (st == NG_OK) st = ng_place_blocks(p);
-  if (st == NG_OK) st = ng_blocks_set_holders(p);
+  if (st == NG_OK) st = ng_blocks_set_workers(p);
   for (int32_t i = 1; i < p->blocks && st == NG_OK; i++) {
     p->block[i]->first_stat = p->block[i - 1]->first_stat + p->block[i - 1]->stats;
   }

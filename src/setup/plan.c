@@ -1,9 +1,9 @@
 /* plan.c: ng_plan_ranks: count bytes, messages and costs of any rank, for any number of ranks.
  *
- * For each rank, run ng_ready with that rank's number up to the counting pass, then release the result.  Allocate only
- * objects and call no collective, so a laptop can plan thousands of ranks.  If no block or shard depends on the rank's
- * number, place blocks once for all ranks.  Ranks that own nothing have the plan of the first such rank of their
- * column. */
+ * For each rank, run the steps of ng_ready with the number of that rank, up to the counting pass, and release the
+ * result.  No arena is allocated and no collective is called, so a laptop can plan thousands of ranks.  To save time,
+ * place the blocks only once, if no block or shard depends on the number of the rank, and copy the plan of a rank that
+ * owns nothing to the other such ranks of its column. */
 #include "setup/setup.h"
 
 static void add_costs(const ng_precond *p, ng_rank_plan *out) {
@@ -28,29 +28,30 @@ static void add_memory(const ng_plan *plan, ng_rank_plan *out) {
   }
 }
 
-typedef struct message_sums {
-  const ng_stat *before; /* the last statistic of the current message */
-  int64_t message;       /* elements of that message */
-} message_sums;
+/* The message to which the next statistic may be appended. */
+typedef struct open_message {
+  const ng_stat *last; /* its last statistic; NULL: nothing can be appended */
+  int64_t count;       /* its elements so far */
+} open_message;
 
-static void add_statistic(const ng_precond *p, const ng_stat *s, message_sums *x,
+static void add_statistic(const ng_precond *p, const ng_stat *s, open_message *x,
                           ng_rank_plan *out) {
-  const ng_stat *before = s->own_message ? NULL : x->before;
+  const ng_stat *last = s->own_message ? NULL : x->last;
   int64_t gap, n;
-  x->before = NULL;
+  x->last = NULL;
   if (!ng_stat_is_sent(s) || !s->observes) return;
-  if (!ng_stat_joins_message(p, before, s, x->message, &gap, &n)) {
+  if (!ng_stat_joins_message(p, last, s, x->count, &gap, &n)) {
     out->sums_messages++;
-    x->message = gap = 0;
+    x->count = gap = 0;
   }
-  x->message += gap + n;
+  x->count += gap + n;
   out->sums_bytes += (gap + n) * ng_dtype_size(s->wire_dtype);
-  if (!s->own_message) x->before = s;
+  if (!s->own_message) x->last = s;
 }
 
-/* Add the messages of statistics that go to their owner (`owned`), or of all other statistics. */
+/* Add the messages of the statistics that only one owner receives (`owned`), or of all other statistics. */
 static void add_statistics(const ng_precond *p, bool owned, ng_rank_plan *out) {
-  message_sums x = {NULL, 0};
+  open_message x = {NULL, 0};
   for (int32_t i = 0; i < p->owned_stats && owned; i++) {
     add_statistic(p, p->owned[i].stat, &x, out);
   }
@@ -58,7 +59,7 @@ static void add_statistics(const ng_precond *p, bool owned, ng_rank_plan *out) {
     const ng_block *b = p->block[i];
     for (int32_t k = 0; k < b->stats; k++) {
       if (ng_stat_goes_to_owner(&b->stat[k])) {
-        x.before = NULL;
+        x.last = NULL;
       } else {
         add_statistic(p, &b->stat[k], &x, out);
       }
@@ -77,7 +78,8 @@ static void add_slices(const ng_precond *p, ng_rank_plan *out) {
   }
 }
 
-/* Add the messages of a step in which all statistics and solves are due and no message is sent before the step. */
+/* Add the messages of a step in which all statistics and solves are due.  ng_batch.last, with which sums are sent
+ * before the step, is not considered. */
 static void add_messages(const ng_precond *p, ng_rank_plan *out) {
   if (p->ctx->ranks == 1) return;
   out->check_bytes = ng_exchange_check_count(p) * (int64_t)sizeof(double);
@@ -98,9 +100,9 @@ static void add_messages(const ng_precond *p, ng_rank_plan *out) {
   add_slices(p, out);
   for (int32_t i = 0; i < p->ctx->ranks; i++) {
     const int64_t result = p->grid.m > 1 ? p->result_span[i].end : 0;
-    const bool travels =
-        p->grid.n > 1 && !ng_update_is_owned(p); /* owners send weights instead of PD */
-    const int64_t direction = travels ? p->direction_span[i].end : 0;
+    /* with update_ranks = owner, ranks send weights instead of PD */
+    const bool is_sent = p->grid.n > 1 && !ng_update_is_owned(p);
+    const int64_t direction = is_sent ? p->direction_span[i].end : 0;
     out->share_bytes += result;
     out->share_messages += result > 0;
     out->deliver_bytes += direction;
@@ -110,7 +112,7 @@ static void add_messages(const ng_precond *p, ng_rank_plan *out) {
 
 /* ---- one rank, all ranks ---------------------------------------------------------------------*/
 
-static ng_status check_whole(const ng_precond *p) {
+static ng_status check_unsharded(const ng_precond *p) {
   for (int32_t i = 0; i < p->entries; i++) {
     if (p->entry[i]->d.shard_axis == -1) continue;
     return ng_fail(
@@ -122,7 +124,7 @@ static ng_status check_whole(const ng_precond *p) {
   return NG_OK;
 }
 
-/* Fill *out for rank p->ctx->rank, after placement. */
+/* Set *out to the plan of rank p->ctx->rank, after placement. */
 static ng_status count_rank(ng_precond *p, ng_rank_plan *out) {
   ng_plan plan = {.result = p->result_span, .direction = p->direction_span, .sum = p->sum_span};
   const ng_status st = ng_setup_request_memory(p, &plan);
@@ -136,35 +138,34 @@ static ng_status count_rank(ng_precond *p, ng_rank_plan *out) {
   return NG_OK;
 }
 
-/* Return whether some block is sliced, or some layer is sharded: then plans depend on the rank's number. */
-static bool differs_by_number(const ng_precond *p) {
-  bool cut = false;
-  for (int32_t i = 0; i < p->blocks && !cut; i++) {
-    cut = p->block[i]->slice != NULL;
+/* Return whether the blocks depend on the number of the rank: they have slices, or layers are sharded. */
+static bool blocks_depend_on_rank(const ng_precond *p) {
+  bool depend = false;
+  for (int32_t i = 0; i < p->blocks && !depend; i++) {
+    depend = p->block[i]->slice != NULL;
   }
-  for (int32_t i = 0; i < p->entries && !cut; i++) {
-    cut = p->entry[i]->shard != NULL;
+  for (int32_t i = 0; i < p->entries && !depend; i++) {
+    depend = p->entry[i]->shard != NULL;
   }
-  return cut;
+  return depend;
 }
 
-enum { UNKNOWN_OWNER = -1 };
-
 /* Ranks that own nothing have equal plans if they are in the same column, or in columns without blocks. */
-typedef struct rank_twins {
-  bool *owns;   /* [ranks] the rank owns a block, a statistic or a weight */
-  bool *filled; /* [columns] the column has a block */
-  int32_t *
-      answer; /* [ranks + 1] first such rank of each column; the last element: of all columns without blocks */
-} rank_twins;
+typedef struct equal_plans {
+  bool *owns;      /* [ranks] the rank owns a block, a statistic or a weight */
+  bool *has_block; /* [columns] */
+  /* [ranks + 1] first rank in each column that owns nothing; last element: first such rank in any column without
+   * blocks; -1: not known yet */
+  int32_t *first;
+} equal_plans;
 
-static void find_owners(const ng_precond *p, rank_twins *t) {
+static void find_owners(const ng_precond *p, equal_plans *t) {
   for (int32_t r = 0; r <= p->ctx->ranks; r++) {
-    t->answer[r] = UNKNOWN_OWNER;
+    t->first[r] = -1;
   }
   for (int32_t i = 0; i < p->blocks; i++) {
     const ng_block *b = p->block[i];
-    t->filled[b->column] = true;
+    t->has_block[b->column] = true;
     t->owns[b->owner] = true;
     for (int32_t k = 0; k < b->stats; k++) {
       t->owns[b->stat[k].owner] = true;
@@ -175,12 +176,12 @@ static void find_owners(const ng_precond *p, rank_twins *t) {
   }
 }
 
-/* Return the first rank with the same plan as `rank`. */
-static int32_t twin_of(const ng_precond *p, rank_twins *t, int32_t rank) {
+/* Return the first planned rank that has the same plan as `rank`. */
+static int32_t first_equal(const ng_precond *p, equal_plans *t, int32_t rank) {
   const int32_t column = rank % p->grid.n;
-  int32_t *first = &t->answer[t->filled[column] ? column : p->ctx->ranks];
+  int32_t *first = &t->first[t->has_block[column] ? column : p->ctx->ranks];
   if (t->owns[rank]) return rank;
-  if (*first == UNKNOWN_OWNER) *first = rank;
+  if (*first < 0) *first = rank;
   return *first;
 }
 
@@ -188,12 +189,12 @@ static ng_rank_plan *plan_at(ng_rank_plan *out, size_t size, int32_t rank) {
   return (ng_rank_plan *)(void *)((char *)out + (size_t)rank * size);
 }
 
-/* Make and place the blocks for rank p->ctx->rank; fill *t. */
-static ng_status place_twins(ng_precond *p, rank_twins *t) {
+/* Make and place the blocks for rank p->ctx->rank, and set *t. */
+static ng_status place_blocks(ng_precond *p, equal_plans *t) {
   const size_t W = (size_t)p->ctx->ranks;
   ng_objects_open(p);
-  *t = (rank_twins){ng_object(p, W * sizeof *t->owns), ng_object(p, W * sizeof *t->filled),
-                    ng_object(p, (W + 1) * sizeof *t->answer)};
+  *t = (equal_plans){ng_object(p, W * sizeof *t->owns), ng_object(p, W * sizeof *t->has_block),
+                     ng_object(p, (W + 1) * sizeof *t->first)};
   ng_status st = ng_objects_status(p);
   if (st == NG_OK) st = ng_shards_plan(p);
   if (st == NG_OK) st = ng_setup_place(p);
@@ -206,32 +207,32 @@ static void release(ng_precond *p) {
   ng_setup_release(p);
 }
 
-/* Place the blocks once and turn to one rank after the other, or place the blocks for each rank if plans depend on its
- * number.  The context stores rank and size for all code, so they are replaced during the plan. */
+/* All code reads the number of this rank and of all ranks from the context, so replace these numbers for the time of
+ * the plan.  `placed`: the blocks are placed, and do not depend on the number of the rank. */
 ng_status ng_setup_plan(ng_precond *p, int32_t ranks, int32_t first, int32_t n, ng_rank_plan *out,
                         size_t size) {
   ng_context *c = p->ctx;
   const int32_t own[2] = {c->ranks, c->rank};
-  rank_twins t;
+  equal_plans t;
   bool placed = false;
-  ng_status st = check_whole(p);
+  ng_status st = check_unsharded(p);
   if (st != NG_OK) return st;
   c->ranks = ranks;
   for (int32_t r = first; r < first + n && st == NG_OK; r++) {
     ng_rank_plan plan;
     memset(&plan, 0, sizeof plan);
     c->rank = r;
-    if (!placed) st = place_twins(p, &t);
+    if (!placed) st = place_blocks(p, &t);
     if (st != NG_OK) break;
-    const int32_t twin = twin_of(p, &t, r);
-    if (twin < r) {
-      memcpy(plan_at(out, size, r - first), plan_at(out, size, twin - first), size);
+    const int32_t equal = first_equal(p, &t, r);
+    if (equal < r) {
+      memcpy(plan_at(out, size, r - first), plan_at(out, size, equal - first), size);
       continue;
     }
     if (placed) st = ng_setup_switch_rank(p, r);
     if (st == NG_OK) st = count_rank(p, &plan);
     if (st == NG_OK) st = ng_struct_write(plan_at(out, size, r - first), &plan, sizeof plan);
-    placed = !differs_by_number(p);
+    placed = !blocks_depend_on_rank(p);
     if (!placed) release(p);
   }
   release(p);

@@ -1,46 +1,43 @@
 /* ready.c: ng_ready: allocate memory, and compare the models of all ranks.
  *
- * In: entries, options, ranks.  Out: all memory; later only a larger image allocates.  Families request memory twice,
- * first to count, then to place.  After a failure a rank does not return at once: the rank sends its status in
- * ng_exchange_compare_models, then all ranks free their memory and return. */
+ * A rank that fails does not return at once, because the other ranks wait in the next collective.  It sends its status
+ * in ng_exchange_compare_models; then all ranks free their memory and return the same error. */
 #include "setup/setup.h"
 
 #include <stdlib.h>
 
 /* ---- memory ----------------------------------------------------------------------------------*/
 
-/* Request the memory of all blocks and moments.  Both passes call this function, so their order is equal.
- * curvature_bytes: averages, sums and results of a block. */
+/* The counting pass and the placing pass call this function, so they request the same memory in the same order. */
 ng_status ng_setup_request_memory(ng_precond *p, ng_plan *plan) {
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
-    const int64_t held = ng_plan_counted_bytes(plan);
+    const int64_t before = ng_plan_counted_bytes(plan);
     ng_plan_stats(plan, b);
     const ng_status st = b->family->plan(b, plan);
     if (st != NG_OK) return st;
-    b->curvature_bytes = ng_plan_counted_bytes(plan) - held;
+    b->curvature_bytes = ng_plan_counted_bytes(plan) - before;
     ng_emission_plan_direction(b, plan);
   }
   ng_plan_scratch(plan, ng_gather_scratch(p));
   ng_shards_plan_memory(p, plan);
-  const int each = p->opt.base.update == NG_UPDATE_ADAMW ? 2
-                   : p->opt.base.update == NG_UPDATE_SGD ? 1
-                                                         : 0;
+  const bool adamw = p->opt.base.update == NG_UPDATE_ADAMW;
+  const bool sgd = p->opt.base.update == NG_UPDATE_SGD;
   for (int32_t i = 0; i < p->entries; i++) {
     ng_entry *e = p->entry[i];
     for (int32_t k = 0; k < e->slots && !e->d.frozen; k++) {
       ng_slot *s = &e->slot[k];
       const int64_t bytes = s->rows * s->cols * (int64_t)sizeof(float);
       if (!s->updates_here) continue;
-      s->m = each > 0 ? ng_plan_take(plan, NG_USE_MOMENTS, bytes) : NULL; /* f32 */
-      s->v = each > 1 ? ng_plan_take(plan, NG_USE_MOMENTS, bytes) : NULL;
+      s->m = adamw || sgd ? ng_plan_take(plan, NG_USE_MOMENTS, bytes) : NULL;
+      s->v = adamw ? ng_plan_take(plan, NG_USE_MOMENTS, bytes) : NULL;
     }
   }
   return NG_OK;
 }
 
-/* The number of groups is the largest index + 1: a fused update takes numbers for each group. */
-static ng_status take_groups(ng_precond *p) {
+/* Set the number of groups of ng_set_group, the largest index + 1, and allocate their numbers. */
+static ng_status count_groups(ng_precond *p) {
   int32_t most = 0;
   for (int32_t i = 0; i < p->entries; i++) {
     for (int32_t k = 0; k < p->entry[i]->slots; k++) {
@@ -53,7 +50,7 @@ static ng_status take_groups(ng_precond *p) {
 }
 
 /* Set slot->updates_here: this rank updates the weight.  Only such slots get memory for moments. */
-static ng_status take_slots(ng_precond *p) {
+static ng_status set_updates(ng_precond *p) {
   const bool owned = ng_update_is_owned(p);
   for (int32_t i = 0; i < p->entries; i++) {
     ng_entry *e = p->entry[i];
@@ -69,8 +66,8 @@ static ng_status take_slots(ng_precond *p) {
                  ng_choice_text(NG_OPTION_clip, (int32_t)p->opt.base.clip));
 }
 
-/* Count, allocate and place memory.  Initial values come last, because memory is zeroed first. */
-static ng_status take_memory(ng_precond *p) {
+/* Count, allocate and place all memory, then set initial values. */
+static ng_status allocate_memory(ng_precond *p) {
   int32_t most = 1;
   for (int32_t i = 0; i < p->blocks; i++) {
     most = (int32_t)ng_max64(most, p->block[i]->segments);
@@ -93,7 +90,7 @@ static ng_status take_memory(ng_precond *p) {
 
 /* ---- the same model on every rank? -----------------------------------------------------------*/
 
-/* Extend the hash h by data (FNV-1a).  Hashes are compared between ranks of one run, never stored. */
+/* Extend the hash h by data (FNV-1a).  Hashes are compared between the ranks of one run and never stored. */
 static uint64_t hash_bytes(uint64_t h, const void *data, size_t bytes) {
   const unsigned char *c = data;
   for (size_t i = 0; i < bytes; i++) {
@@ -106,8 +103,8 @@ static uint64_t hash_text(uint64_t h, const char *text) {
   return text == NULL ? hash_bytes(h, "", 1) : hash_bytes(h, text, strlen(text) + 1);
 }
 
-/* All fields of ng_layer except texts (hash_layer hashes them), struct_size (may differ) and shard_group (unused).  A
- * new field of ng_layer changes its size and must be added here. */
+/* All fields of ng_layer, except texts (see hash_layer), struct_size (which may differ between ranks) and shard_group
+ * (which is unused).  A new field of ng_layer must be added here. */
 /* clang-format off */
 #define LAYER_FIELDS(X)                                                                            \
   X(kind) X(in) X(out) X(bias) X(frozen) X(positions) X(order) X(kernel) X(stride) X(padding)      \
@@ -124,19 +121,12 @@ static uint64_t hash_layer(uint64_t h, const ng_layer *d) {
   return h;
 }
 
-/* Hash the numbers that must be equal on all ranks: hash[0] of options (as normal text), [1] of layers, [2] of owners,
- * [3] of linear algebra.  Separate hashes let the message name the difference. */
+/* Hash everything that must be equal on all ranks: hash[0] options, [1] layers, [2] owners, [3] linear algebra.  With
+ * separate hashes a message can name the difference. */
 static void hash_model(const ng_precond *p, uint64_t hash[NG_HASHES]) {
-  hash[0] = hash[1] = hash[2] = UINT64_C(14695981039346656037);
-  hash[3] = hash_text(hash[0], p->ctx->queue->la->name);
-  for (int32_t i = 0; i < NG_OPTION_COUNT; i++) {
-    const ng_option_row *row = &ng_option_table[i];
-    char value[NG_MESSAGE] = "";
-    if (row->type == NG_OPTION_TEXT) continue; /* texts have any length; hashed below */
-    if (!ng_option_write(row, &p->opt, value, sizeof value)) continue;
-    hash[0] = hash_text(hash_text(hash[0], row->name), value);
-  }
-  hash[0] = hash_text(hash[0], p->opt.skip_layers);
+  hash[1] = hash[2] = UINT64_C(14695981039346656037);
+  hash[3] = hash_text(hash[1], p->ctx->queue->la->name);
+  hash[0] = hash_text(ng_options_hash(p), p->opt.skip_layers);
   hash[0] = hash_text(hash[0], p->opt.per_layer);
   hash[0] = hash_text(hash[0], p->opt.base.method); /* the method selects the family */
   for (int32_t i = 0; i < p->entries; i++) {
@@ -167,36 +157,26 @@ static int by_owner(const void *x, const void *y) {
   return a->stat < b->stat ? -1 : a->stat > b->stat;
 }
 
-/* p->owned <- the statistics that go to their owner, in memory order (model/arena.c). */
-static ng_status order_owned(ng_precond *p) {
-  for (int pass = 0; pass < 2; pass++) {
-    int32_t n = 0;
-    for (int32_t i = 0; i < p->blocks; i++) {
-      for (int32_t k = 0; k < p->block[i]->stats; k++) {
-        ng_stat *s = &p->block[i]->stat[k];
-        if (!ng_stat_goes_to_owner(s)) continue;
-        if (pass == 1) p->owned[n] = (ng_owned_stat){p->block[i], s};
-        n++;
-      }
+/* List the statistics that only one owner receives, in the order of their sums in memory (model/arena.c). */
+static ng_status list_owned(ng_precond *p) {
+  p->owned = ng_object(p, (size_t)ng_stats_count(p) * sizeof *p->owned);
+  for (int32_t i = 0; i < p->blocks && p->owned != NULL; i++) {
+    for (int32_t k = 0; k < p->block[i]->stats; k++) {
+      ng_stat *s = &p->block[i]->stat[k];
+      if (ng_stat_goes_to_owner(s)) p->owned[p->owned_stats++] = (ng_owned_stat){p->block[i], s};
     }
-    if (pass == 1 || n == 0) break;
-    p->owned = ng_object(p, (size_t)n * sizeof *p->owned);
-    if (p->owned == NULL) return NG_ERR_NOMEM;
-    p->owned_stats = n;
   }
   if (p->owned_stats > 0) qsort(p->owned, (size_t)p->owned_stats, sizeof *p->owned, by_owner);
-  return NG_OK;
+  return ng_objects_status(p);
 }
 
-/* Make blocks, owners and shards, which depend on options, layers and ranks only.  Spans are objects, because the
- * counting pass needs them before the arenas exist. */
 ng_status ng_setup_place(ng_precond *p) {
   const size_t W = (size_t)p->ctx->ranks;
   ng_status st = ng_grid_make(p);
-  if (st == NG_OK) st = take_groups(p);
+  if (st == NG_OK) st = count_groups(p);
   if (st == NG_OK) st = ng_blocks_make(p);
-  if (st == NG_OK) st = order_owned(p);
-  if (st == NG_OK) st = take_slots(p);
+  if (st == NG_OK) st = list_owned(p);
+  if (st == NG_OK) st = set_updates(p);
   if (st == NG_OK) st = ng_shards_set_primary(p);
   if (st != NG_OK) return st;
   p->result_span = ng_object(p, W * sizeof *p->result_span);
@@ -205,22 +185,21 @@ ng_status ng_setup_place(ng_precond *p) {
   return ng_objects_status(p);
 }
 
-/* Turn a placed model without memory to another rank.  Not valid for sliced blocks and sharded layers, which
- * differ by rank. */
+/* Only for models in which no block depends on the number of the rank (plan.c). */
 ng_status ng_setup_switch_rank(ng_precond *p, int32_t rank) {
   const size_t W = (size_t)p->ctx->ranks;
   p->ctx->rank = rank;
   p->grid.row = rank / p->grid.n;
   p->grid.column = rank % p->grid.n;
-  ng_status st = ng_blocks_set_holders(p);
-  if (st == NG_OK) st = take_slots(p);
+  ng_status st = ng_blocks_set_workers(p);
+  if (st == NG_OK) st = set_updates(p);
   memset(p->result_span, 0, W * sizeof *p->result_span);
   memset(p->direction_span, 0, W * sizeof *p->direction_span);
   memset(p->sum_span, 0, W * sizeof *p->sum_span);
   return st;
 }
 
-/* Groups of ranks are created last: this collective needs the same grid on all ranks. */
+/* Groups of ranks are created after the comparison of models: all ranks must have the same grid. */
 ng_status ng_setup_ready(ng_precond *p) {
   ng_objects_open(p);
   ng_status st = ng_groups_compare(p);
@@ -233,7 +212,7 @@ ng_status ng_setup_ready(ng_precond *p) {
   }
   st = ng_shards_refuse_planned(p);
   if (st == NG_OK) st = ng_setup_place(p);
-  if (st == NG_OK) st = take_memory(p);
+  if (st == NG_OK) st = allocate_memory(p);
   if (st == NG_OK) st = ng_emission_plan(p);
   if (st == NG_OK) st = ng_quantify_plan(p);
   if (st == NG_OK) st = ng_exchange_plan(p);
@@ -242,13 +221,13 @@ ng_status ng_setup_ready(ng_precond *p) {
   st = ng_exchange_compare_models(p, hash, st);
   if (st == NG_OK) st = ng_grid_groups(p);
   if (st != NG_ERR_COMM) {
-    const ng_status heard = ng_stages_check(p, st);
-    if (st == NG_OK) st = heard;
+    const ng_status worst = ng_stages_check(p, st);
+    if (st == NG_OK) st = worst;
   } else {
     ng_exchange_abort(p);
   }
   if (st != NG_OK) {
-    /* The transport failed, or the models of ranks differ: the model can only be destroyed. */
+    /* NG_ERR_COMM: the transport failed, or the models of ranks differ; the model can only be destroyed */
     if (st == NG_ERR_COMM) p->is_broken = true;
     ng_setup_release(p);
     return st;
@@ -259,9 +238,9 @@ ng_status ng_setup_ready(ng_precond *p) {
   return NG_OK;
 }
 
-/* Free all memory of ng_ready, complete or not.  Then the caller may add layers and call ng_ready again. */
+/* Afterwards the caller may add layers and call ng_ready again. */
 void ng_setup_release(ng_precond *p) {
-  /* Complete posted messages before their memory is freed. */
+  /* complete the posted messages before their memory is freed */
   if (p->is_ready && !p->is_broken && ng_exchange_end_last_batch(p) == NG_OK) {
     (void)ng_exchange_wait(p, NG_MAIL_STATISTICS);
   }

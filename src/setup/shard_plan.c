@@ -1,18 +1,16 @@
-/* shard_plan.c: for ng_plan_ranks, shard the layers named by ng_plan_shard as ng_ready would on one of many ranks.
+/* shard_plan.c: sharded layers in ng_plan_ranks: turn each layer that ng_plan_shard named, and that was registered
+ * whole, into the shard that ng_ready would find on the planned rank; afterwards restore the layer.
  *
- * In: layers that were registered whole, their shard axes, the number of ranks, a rank.  Out: entries as ng_shards_exchange
- * makes them, with this rank's shard and the whole layer; the gathered bytes.  Afterwards the entries are restored.
- *
- * A model group consists of consecutive ranks: rank r is member r % M of M members.  Widths of shards differ by at most
- * one row or column; the wider shards come first. */
+ * A model group has M consecutive ranks: rank r is member r % M.  The widths of its shards differ by at most 1; the
+ * wider shards come first. */
 #include "setup/setup.h"
 
 static int64_t shard_begin(int64_t n, int32_t members, int32_t i) {
   return n / members * i + ng_min64(i, n % members);
 }
 
-/* Set the width of the shard, or of the whole layer, in the registered entry. */
-static void set_part(ng_entry *e, int64_t width) {
+/* Set the width of a registered entry along the sharded axis. */
+static void set_width(ng_entry *e, int64_t width) {
   const bool outputs = e->plan_axis == 0;
   ng_slot *w = &e->slot[NG_WEIGHT];
   *(outputs ? &e->d.out : &e->d.in) = width;
@@ -20,7 +18,7 @@ static void set_part(ng_entry *e, int64_t width) {
   if (outputs && e->d.bias != 0) e->slot[NG_BIAS].cols = width;
 }
 
-/* Set the ranks and positions that ranks exchange in ng_ready (ng_shards_exchange). */
+/* Set the ranks of the model groups, which ng_ready would get from the other ranks (ng_shards_exchange). */
 static ng_status set_ranks(ng_precond *p, int32_t members) {
   ng_shards *s = &p->step->shards;
   const int32_t W = p->ctx->ranks, first = p->ctx->rank / members * members;
@@ -39,7 +37,7 @@ static ng_status set_ranks(ng_precond *p, int32_t members) {
   return NG_OK;
 }
 
-static ng_status cut_widths(ng_precond *p, ng_entry *e, double *width) {
+static ng_status shard_layer(ng_precond *p, ng_entry *e, double *width) {
   const int32_t M = e->plan_members, member = p->ctx->rank % M;
   const int64_t n = e->plan_axis == 0 ? e->d.out : e->d.in;
   for (int32_t i = 0; i < M; i++) {
@@ -47,7 +45,7 @@ static ng_status cut_widths(ng_precond *p, ng_entry *e, double *width) {
   }
   e->d.shard_axis = e->plan_axis;
   const ng_status st = ng_shard_make(p, e, width, M, member);
-  if (st == NG_OK) set_part(e, (int64_t)width[member]);
+  if (st == NG_OK) set_width(e, (int64_t)width[member]);
   return st;
 }
 
@@ -67,19 +65,19 @@ ng_status ng_shards_plan(ng_precond *p) {
   double *width = ng_object(p, (size_t)M * sizeof *width);
   if (width == NULL) st = NG_ERR_NOMEM;
   for (int32_t i = 0; i < p->entries && st == NG_OK; i++) {
-    if (p->entry[i]->plan_members > 0) st = cut_widths(p, p->entry[i], width);
+    if (p->entry[i]->plan_members > 0) st = shard_layer(p, p->entry[i], width);
   }
   ng_object_free(p, width);
   return st;
 }
 
-/* Restore the registered widths; ng_setup_release then frees the shards. */
+/* Restore the registered widths.  ng_setup_release then frees the shards. */
 void ng_shards_unplan(ng_precond *p) {
   for (int32_t i = 0; i < p->entries; i++) {
     ng_entry *e = p->entry[i];
     if (e->plan_members == 0) continue;
     const ng_layer *whole = e->shard == NULL ? NULL : &e->shard->whole.d;
-    if (whole != NULL) set_part(e, e->plan_axis == 0 ? whole->out : whole->in);
+    if (whole != NULL) set_width(e, e->plan_axis == 0 ? whole->out : whole->in);
     e->d.shard_axis = -1;
   }
 }
@@ -96,7 +94,8 @@ ng_status ng_shards_refuse_planned(ng_precond *p) {
   return NG_OK;
 }
 
-/* Add the bytes of gathered gradients, of statuses (per micro-batch) and of gathered observations (per sample). */
+/* Add the bytes of gathered gradients, of the statuses of a micro-batch, and of the gathered observations of a
+ * sample. */
 void ng_shards_count(const ng_precond *p, ng_rank_plan *out) {
   for (int32_t i = 0; i < p->entries; i++) {
     const ng_entry *e = p->entry[i];

@@ -1,8 +1,9 @@
-/* shard_ranks.c: compute the shards of each layer, and the ranks that hold them.
+/* shard_ranks.c: sharded layers in ng_ready: exchange the widths of the shards in each model group, make the whole
+ * layers, plan their memory.
  *
- * In: widths of the shards of all ranks of a model group.  Out: whole layers.  In every model group one rank is the
- * *primary* of a block: the rank whose position in its group equals the owner's position in the owner's group, as in
- * GPT-NeoX's preconditioner of gpauloski/kfac-pytorch. */
+ * In every model group one rank is the *primary* of a block, which adds the observations of the group: the rank whose
+ * index in its group equals the index of the block's owner in the owner's group, as in GPT-NeoX's preconditioner of
+ * gpauloski/kfac-pytorch. */
 #include "setup/setup.h"
 
 static int32_t count_sharded(const ng_precond *p) {
@@ -13,7 +14,7 @@ static int32_t count_sharded(const ng_precond *p) {
   return n;
 }
 
-/* Return the worst status of all ranks of `c`.  NG_ERR_COMM if their numbers of sharded layers differ. */
+/* Return the worst status of all ranks of `c`, or NG_ERR_COMM if their numbers of sharded layers differ. */
 static ng_status compare(ng_precond *p, ng_comm *c, ng_status local, const char *who) {
   double x[NG_CODES + NG_HASH_PIECES];
   ng_codes_write(x, local);
@@ -26,7 +27,8 @@ static ng_status compare(ng_precond *p, ng_comm *c, ng_status local, const char 
                  who);
 }
 
-/* Exchange the world ranks of this model group and the widths of its shards; x: scratch. */
+/* In each model group: gather the world rank of each member and the widths of its shards in x (by a sum, in which the
+ * summands of other ranks are 0), and make the whole layers. */
 static ng_status make_shards(ng_precond *p, double *x) {
   ng_shards *s = &p->step->shards;
   ng_comm *c = p->ctx->model;
@@ -62,8 +64,8 @@ static ng_status broadcast_from_0(ng_precond *p, void *x, int64_t n, ng_dtype t)
              : ng_exchange_failed(p, "ng_ready");
 }
 
-/* The model group of rank 0 saves the moments: broadcast its ranks and its shard boundaries. */
-static ng_status name_holders(ng_precond *p) {
+/* The model group of rank 0 saves the moments: broadcast its ranks and the bounds of its shards. */
+static ng_status broadcast_holders(ng_precond *p) {
   ng_shards *s = &p->step->shards;
   const int32_t M = s->members;
   memcpy(s->holder, s->rank, (size_t)M * sizeof *s->holder);
@@ -78,8 +80,8 @@ static ng_status name_holders(ng_precond *p) {
   return st;
 }
 
-/* Get the position of every rank in its model group. */
-static ng_status number_members(ng_precond *p, double *x) {
+/* Gather the index of every rank in its model group. */
+static ng_status gather_members(ng_precond *p, double *x) {
   const int32_t W = p->ctx->ranks;
   memset(x, 0, (size_t)W * sizeof *x);
   x[p->ctx->rank] = p->ctx->model->rank;
@@ -90,8 +92,8 @@ static ng_status number_members(ng_precond *p, double *x) {
   return st;
 }
 
-/* Collective over the model groups, then over all ranks. ng_groups_compare has checked that all ranks have a model group
- * of the same size, or no rank has a model group. */
+/* Collective over each model group, then over all ranks.  ng_groups_compare has checked that all model groups have the
+ * same size, or that no rank has one. */
 ng_status ng_shards_exchange(ng_precond *p) {
   ng_shards *s = &p->step->shards;
   if (p->ctx->model == NULL) return NG_OK;
@@ -104,13 +106,13 @@ ng_status ng_shards_exchange(ng_precond *p) {
   ng_status st = compare(p, p->ctx->model, ng_objects_status(p), "ranks of the model group");
   if (st == NG_OK) st = make_shards(p, x);
   if (!p->is_broken) st = compare(p, p->ctx->comm, st, "ranks");
-  if (st == NG_OK) st = number_members(p, x);
-  if (st == NG_OK) st = name_holders(p);
+  if (st == NG_OK) st = gather_members(p, x);
+  if (st == NG_OK) st = broadcast_holders(p);
   ng_object_free(p, x);
   return st;
 }
 
-/* Return whether `rank` computes PD of the block; call after placement. */
+/* Return whether `rank` computes PD of the block. */
 static bool computes_pd(const ng_block *b, int32_t rank) {
   if (b->solves) return rank % b->p->grid.n == b->column;
   return b->averages_everywhere || rank == b->owner;
@@ -148,8 +150,12 @@ void ng_shards_plan_memory(const ng_precond *p, ng_plan *plan) {
   for (int32_t i = 0; i < p->entries; i++) {
     ng_layer_shard *s = p->entry[i]->shard;
     if (s == NULL) continue;
-    ng_shard_plan_memory(s, plan);
     const ng_layer *d = &s->whole.d;
-    if (s->gathers) ng_plan_scratch(plan, d->out * (d->in + d->bias) * (int64_t)sizeof(float));
+    const int64_t bytes = d->out * (d->in + d->bias) * (int64_t)sizeof(float);
+    if (s->gathers) ng_plan_scratch(plan, bytes);
+    s->whole_grad = ng_plan_take(plan, NG_USE_DIRECTION, bytes);
+    if (s->whole_grad == NULL) continue; /* counting pass */
+    s->whole.slot[NG_WEIGHT].grad.data = s->whole_grad;
+    if (d->bias != 0) s->whole.slot[NG_BIAS].grad.data = s->whole_grad + d->out * d->in;
   }
 }

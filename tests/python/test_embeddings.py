@@ -218,7 +218,7 @@ class Plain(Case):
 
     def test_methods_and_options(self):
         for kind, options, pattern in (
-                (natgrad.Eva, {}, "method eva-natgrad takes no embeddings"),
+                (natgrad.Eva, {}, "method eva-natgrad does not support embeddings"),
                 (natgrad.KFAC, dict(positions="reduce"), "positions = reduce is not for embeddings"),
                 (natgrad.KFAC, dict(method="sam", damping=default_of("damping", "sam")), "solver = product is not for"),
                 (natgrad.KFAC, dict(method="kaisa"), "method kaisa leaves embeddings as they are, as published"),
