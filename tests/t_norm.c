@@ -76,7 +76,7 @@ static void refuses_what_does_not_fit(void **state) {
   l.name = "x";
   l.in = 4;
   l.norm_no_weight = 1;
-  fixture_fails(&h.f, ng_add_layer(h.f.p, &l, NULL), NG_ERR_ARG, "one of gamma and beta at least");
+  fixture_fails(&h.f, ng_add_layer(h.f.p, &l, NULL), NG_ERR_ARG, "gamma or beta or both");
   fixture_close(&h.f);
 }
 

@@ -1,13 +1,7 @@
-/* context.c: create and free a context: memory, threads, log, linear algebra, transport.
+/* context.c: create and destroy a context: memory, threads, log, linear algebra, transports.
  *
- * In: a config, the environment.  Out: an ng_context with its own pool, queue and transports; its config has real
- * values instead of defaults (an allocator, a number of threads).
- *
- * The library has no mutable globals: all state belongs to a context.  The environment is read once, here:
- * NG_THREADS, NG_LINALG, NG_LOG.  Unknown variables with the prefix NG_ are logged.  One thread at a time
- * may use a context and its objects; contexts are independent.
- *
- * Errors before the context exists are written to the caller's buffer. */
+ * The library has no mutable globals: all state belongs to a context.  The environment variables NG_THREADS, NG_LINALG
+ * and NG_LOG are read here only.  Errors before the context exists are written to the caller's buffer. */
 #include "comm/comm.h"
 #include "core/core.h"
 #include "family/family.h"
@@ -21,8 +15,8 @@
 
 static const char *const level_name[] = {"none", "error", "warn", "info", "trace"};
 
-/* The config overrides NG_THREADS and NG_LINALG.  NG_LOG overrides the config, so that a user can trace a
- * program without changing it. */
+/* The config overrides NG_THREADS and NG_LINALG.  NG_LOG overrides the config, so that the user of a program can see
+ * its log without changing the program. */
 static ng_status read_environment(ng_context_config *c, char *message, size_t size) {
   const char *threads = getenv("NG_THREADS");
   if (threads != NULL && c->threads == 0) {
@@ -50,7 +44,6 @@ static ng_status read_environment(ng_context_config *c, char *message, size_t si
   return NG_OK;
 }
 
-/* threads = 0 and linalg = NULL are valid: ng_context_create replaces them by defaults. */
 static ng_status check_config(const ng_context_config *c, char *message, size_t size) {
   if ((c->alloc == NULL) != (c->free == NULL)) {
     return ng_fail_to(message, size, NG_ERR_ARG,
@@ -64,7 +57,7 @@ static ng_status check_config(const ng_context_config *c, char *message, size_t 
     return ng_fail_to(message, size, NG_ERR_ARG,
                       "ng_context_config: log_level is %d, expected 0 to 4", (int)c->log_level);
   }
-  if (c->queue != NULL) { /* a host build would read arrays before the queue has written them */
+  if (c->queue != NULL) { /* this library would read arrays before the device has written them */
     return ng_fail_to(
         message, size, NG_ERR_ABSENT,
         "ng_context_config: queue is set, and this build has no device; leave it NULL");
@@ -72,7 +65,7 @@ static ng_status check_config(const ng_context_config *c, char *message, size_t 
   return NG_OK;
 }
 
-/* The context and the objects it points to, in one allocation, so that only one allocation can fail. */
+/* The context and the objects that it points to, in one allocation. */
 typedef struct context_memory {
   ng_context ctx;
   ng_comm comm, model, stages;
@@ -88,8 +81,8 @@ static void run_tasks(void *ctx, int32_t n, void (*task)(void *arg, int32_t i), 
 static void *counted_alloc(void *ctx, size_t bytes) { return ng_alloc(ctx, bytes); }
 static void counted_free(void *ctx, void *ptr, size_t bytes) { ng_free(ctx, ptr, bytes); }
 
-/* Refuse a caller with a newer header (major, minor), which may declare structs and functions that this library lacks.
- * struct_size handles older headers. */
+/* Refuse a caller with a newer header (major and minor version): it may call functions that this library lacks.  An
+ * older header is supported by struct_size. */
 ng_status ng_context_create(int32_t version, const ng_context_config *config, char *message,
                             size_t size, ng_context **out) {
   if (out == NULL) return ng_fail_to(message, size, NG_ERR_ARG, "ng_context: out is NULL");
@@ -107,8 +100,7 @@ ng_status ng_context_create(int32_t version, const ng_context_config *config, ch
                         "ng_context_config", message, size);
   }
   if (st == NG_OK) st = check_config(&c, message, size);
-  /* true: the config, not NG_LINALG, gives the name; for the message */
-  const bool named = c.linalg != NULL;
+  const bool from_config = c.linalg != NULL; /* otherwise the name is from NG_LINALG */
   if (st == NG_OK) st = read_environment(&c, message, size);
   if (st != NG_OK) return st;
   const ng_linalg_ops *la = ng_linalg_find(c.linalg);
@@ -116,7 +108,7 @@ ng_status ng_context_create(int32_t version, const ng_context_config *config, ch
     const ng_linalg_ops *best = ng_linalg_find(NULL);
     return ng_fail_to(message, size, NG_ERR_ABSENT,
                       "%s is '%s', which is not built in; expected %s%s",
-                      named ? "linalg" : "NG_LINALG", ng_quote(c.linalg).text, best->name,
+                      from_config ? "linalg" : "NG_LINALG", ng_quote(c.linalg).text, best->name,
                       best != &ng_linalg_ref ? " or ref" : "");
   }
   ng_comm comm, model, stages;
@@ -139,7 +131,7 @@ ng_status ng_context_create(int32_t version, const ng_context_config *config, ch
     const long online = sysconf(_SC_NPROCESSORS_ONLN);
     c.threads = online < 1 ? 1 : online > 1024 ? 1024 : (int32_t)online;
   }
-  /* the context's counters are inside this allocation, so its bytes are counted below */
+  /* ng_alloc cannot count these bytes, because its counters are part of the context */
   context_memory *made = c.alloc(c.alloc_user, sizeof *made);
   if (made == NULL) {
     return ng_fail_to(message, size, NG_ERR_NOMEM, "ng_context: no memory");
@@ -147,7 +139,7 @@ ng_status ng_context_create(int32_t version, const ng_context_config *config, ch
   memset(made, 0, sizeof *made);
   ng_context *ctx = &made->ctx;
   ctx->config = c;
-  ctx->config.transport = ctx->config.model_group = ctx->config.stage_group = NULL; /* copied */
+  ctx->config.transport = ctx->config.model_group = ctx->config.stage_group = NULL; /* see comm */
   made->comm = comm;
   made->model = model;
   ctx->comm = &made->comm;
@@ -163,7 +155,7 @@ ng_status ng_context_create(int32_t version, const ng_context_config *config, ch
   ng_process_mark(ctx);
   ctx->bytes = ctx->peak = (int64_t)sizeof *made;
   ctx->calls = 1;
-  /* Fewer threads than wanted is a warning: a container may limit the number of threads. */
+  /* fewer threads than requested are only a warning: a container may limit the number of threads */
   if (c.parallel_for == NULL && c.threads > 1) {
     const ng_pool_alloc from = {counted_alloc, counted_free, ctx};
     ctx->pool = ng_pool_create(c.threads, &from);
@@ -185,11 +177,11 @@ ng_status ng_context_create(int32_t version, const ng_context_config *config, ch
   return NG_OK;
 }
 
-/* Destroy the pool first, because the pool uses memory of the context.  A forked child lacks the pool's threads. */
+/* Destroy the pool first, because its memory is counted in the context.  A forked child does not have its threads. */
 void ng_context_destroy(ng_context **ctx) {
   if (ctx == NULL || *ctx == NULL) return;
   ng_context *c = *ctx;
-  *ctx = NULL; /* so a second destroy does nothing */
+  *ctx = NULL;
   if (ng_process_same(c)) {
     ng_pool_destroy(c->pool);
   } else {
@@ -201,7 +193,6 @@ void ng_context_destroy(ng_context **ctx) {
 
 int32_t ng_context_threads(const ng_context *ctx) { return ctx == NULL ? 1 : ng_threads_of(ctx); }
 
-/* The counts include the context itself. */
 void ng_context_allocated(const ng_context *ctx, int64_t *bytes, int64_t *peak, int64_t *calls) {
   if (bytes != NULL) *bytes = ctx == NULL ? 0 : ctx->bytes;
   if (peak != NULL) *peak = ctx == NULL ? 0 : ctx->peak;

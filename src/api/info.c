@@ -1,5 +1,5 @@
-/* info.c: version, build, BLAS and components of this library.  No other file contains the commit, so a new
- * commit rebuilds one file.  The functions need no context. */
+/* info.c: version, build, BLAS and components of this library.  Only this file contains the name of the commit, so that
+ * a new commit rebuilds only this file. */
 #include "core/core.h"
 #include "linalg/linalg.h"
 
@@ -12,7 +12,6 @@
 
 int32_t ng_version(void) { return NG_VERSION; }
 
-/* Write lines `key = value` to text; return the length of all lines, as snprintf does. */
 int32_t ng_build_info(char *text, size_t size) {
   char blas[256], kernel[64], hint[256];
   int32_t threads = 0;
@@ -28,7 +27,7 @@ int32_t ng_build_info(char *text, size_t size) {
   return n < (int)sizeof line ? n : (int)sizeof line - 1;
 }
 
-/* The list has also components that this build lacks, with a hint. */
+/* Components of this build, and components that it lacks, with the way to get them. */
 static const ng_component component[] = {
 #if defined(NG_HAVE_BLAS)
     {sizeof(ng_component), "linalg", "cpu", 1, ""},

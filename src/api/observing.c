@@ -1,9 +1,5 @@
-/* observing.c: the public functions of a micro-batch: begin, wants, observe, reset.
- *
- * In: an ng_batch, arrays of activations and output gradients.  Out: checked arguments for step/observe.c.
- * Two calls are collective:
- * - a reset in the last micro-batch before a step, in which observations may send messages;
- * - an observation along the sharded axis of a layer, in its model group. */
+/* observing.c: the public functions of a micro-batch: ng_begin, ng_wants, ng_observe_*, ng_reset_batch.  They check
+ * arguments and call step/observe.c. */
 #include "step/step.h"
 
 static ng_status begin(ng_precond *p, const ng_batch *batch, const char *call) {
@@ -42,7 +38,7 @@ static ng_status begin(ng_precond *p, const ng_batch *batch, const char *call) {
                    "<= whole <= 2147483648",
                    call, (long long)b.first, (long long)b.whole, (long long)b.samples);
   }
-  /* Inf and NaN are valid here: for these, ng_step_begin skips the step.  A rank without samples may give 0. */
+  /* Inf and NaN are no errors: the step is then skipped.  A rank without samples does not use the loss scale. */
   if (b.loss_scale == 0.0 && b.samples > 0) {
     return ng_fail(p->ctx, NG_ERR_ARG, "%s: loss_scale is 0, expected any other number", call);
   }
@@ -59,13 +55,13 @@ ng_status ng_begin_samples(ng_precond *p, int64_t samples, double loss_scale) {
   return begin(p, &b, "ng_begin_samples");
 }
 
-/* Return 0 also for invalid arguments: hooks call this function and cannot handle an error. */
+/* Return 0 for invalid arguments, too: hooks, which call this function, cannot handle errors. */
 int32_t ng_wants(const ng_precond *p, int32_t layer) {
   if (p == NULL || !p->is_ready || p->is_broken || layer < 0 || layer >= p->entries) return 0;
   return !ng_process_same(p->ctx) ? 0 : ng_step_wants(p, layer);
 }
 
-/* Check the fields of an array.  NG_COPY and NG_BORROW differ only for the input of a norm layer (see observe). */
+/* Check the fields of an observed array. */
 static ng_status check_array(ng_precond *p, const ng_layer *d, const ng_array *v, ng_loan loan,
                              bool grad, const char *call) {
   if (v == NULL || v->data == NULL) {
@@ -106,7 +102,7 @@ static ng_status observe(ng_precond *p, int32_t layer, const ng_array *v, ng_loa
   ng_strided s;
   if (!p->step->has_begun) st = ng_fail(p->ctx, NG_ERR_STATE, "%s: call ng_begin first", call);
   if (st == NG_OK && p->step->batch.samples == 0) {
-    return ng_step_observe(p, layer, NULL, grad, NG_OK); /* without samples the array is ignored */
+    return ng_step_observe(p, layer, NULL, grad, NG_OK); /* a rank without samples has no array */
   }
   if (st == NG_OK) st = check_array(p, d, v, loan, grad, call);
   const char *wrong = st == NG_OK ? ng_array_take(v, &s) : NULL;
@@ -132,7 +128,7 @@ ng_status ng_observe_output_grad(ng_precond *p, int32_t layer, const ng_array *g
   return observe(p, layer, g, loan, true, "ng_observe_output_grad");
 }
 
-/* Complete the messages that are already posted, because other ranks wait for them; then forget all sums. */
+/* Complete the messages that this rank has posted, because other ranks wait for them; then discard all sums. */
 ng_status ng_reset_batch(ng_precond *p) {
   ng_status st = ng_check_callable(p, "ng_reset_batch");
   if (st == NG_OK) st = ng_exchange_end_last_batch(p);

@@ -1,18 +1,22 @@
-/* precond.c: the public functions that make a model: create, describe, bind, ready, destroy.
+/* precond.c: the public functions that make a model: create, add layers, bind, ready, destroy.  They check arguments
+ * and call model/ and setup/.
  *
- * In: a context, options, descriptions of layers and tensors.  Out: an ng_precond, ready to step.
- *
- * This file only checks arguments, then calls model/ and step/.  Each call that can fail starts with ng_enter,
- * which clears ng_last_error.  A failed call leaves the object unchanged, unless the transport fails in
- * ng_ready.  ng_ready is the first collective call. */
+ * A failed call leaves the model unchanged, except when the transport fails in ng_ready, the first collective call. */
 #include "setup/setup.h"
 
 /* ---- create, destroy -------------------------------------------------------------------------*/
 
-/* Count every byte of the object, so that ng_report adds up to ng_context_allocated. */
+static ng_status begin_create(ng_context *ctx, const char *call, ng_precond **out) {
+  if (out != NULL) *out = NULL;
+  if (ctx == NULL) return NG_ERR_ARG;
+  const ng_status st = ng_enter(ctx);
+  return st != NG_OK || out != NULL ? st : ng_fail(ctx, NG_ERR_ARG, "%s: out is NULL", call);
+}
+
+/* Count every byte of the object, so that the bytes of ng_report add up to ng_context_allocated. */
 static ng_status create(ng_context *ctx, const ng_options *options, ng_precond **out) {
   char message[NG_MESSAGE] = "";
-  ng_status st = ng_family_check(options, message, sizeof message);
+  const ng_status st = ng_family_check(options, message, sizeof message);
   if (st != NG_OK) return ng_fail(ctx, st, "%s", message);
   ng_precond *p = ng_alloc(ctx, sizeof *p);
   if (p == NULL) return ng_fail(ctx, NG_ERR_NOMEM, "ng_precond_create: no memory");
@@ -21,51 +25,35 @@ static ng_status create(ng_context *ctx, const ng_options *options, ng_precond *
   p->opt = *options;
   p->arena_bytes[NG_USE_OBJECTS] = (int64_t)sizeof *p;
   p->step = ng_object(p, sizeof *p->step);
-  if (p->step == NULL) {
-    st = NG_ERR_NOMEM;
-    goto done;
-  }
-  p->step->nu = 1.0; /* the clip factor before the first step */
+  if (p->step != NULL) p->step->nu = 1.0; /* the clip factor before the first step */
+  if (p->step == NULL) ng_precond_destroy(&p);
   *out = p;
-  return NG_OK;
-done:
-  if (st == NG_ERR_NOMEM) (void)ng_fail(ctx, st, "ng_precond_create: no memory for the options");
-  ng_precond_destroy(&p);
-  return st;
+  return p == NULL ? NG_ERR_NOMEM : NG_OK;
 }
 
 ng_status ng_precond_create_from(ng_context *ctx, const ng_options *options, ng_precond **out) {
-  if (out != NULL) *out = NULL;
-  if (ctx == NULL) return NG_ERR_ARG;
-  if (ng_enter(ctx) != NG_OK) return NG_ERR_STATE;
-  if (out == NULL || options == NULL) {
-    return ng_fail(ctx, NG_ERR_ARG, "ng_precond_create_from: %s is NULL",
-                   out == NULL ? "out" : "options");
-  }
-  return create(ctx, options, out);
+  const ng_status st = begin_create(ctx, "ng_precond_create_from", out);
+  if (st != NG_OK) return st;
+  if (options != NULL) return create(ctx, options, out);
+  return ng_fail(ctx, NG_ERR_ARG, "ng_precond_create_from: options is NULL");
 }
 
-/* The options are on the stack, because the context would not count the bytes of an options object. */
 ng_status ng_precond_create(ng_context *ctx, const char *line, ng_precond **out) {
   char message[NG_MESSAGE] = "";
   ng_options o;
-  if (out != NULL) *out = NULL;
-  if (ctx == NULL) return NG_ERR_ARG;
-  if (ng_enter(ctx) != NG_OK) return NG_ERR_STATE;
-  if (out == NULL) return ng_fail(ctx, NG_ERR_ARG, "ng_precond_create: out is NULL");
+  ng_status st = begin_create(ctx, "ng_precond_create", out);
+  if (st != NG_OK) return st;
   ng_options_set_defaults(&o);
-  const ng_status st =
-      line == NULL ? NG_OK : ng_options_set_line(&o, line, message, sizeof message);
+  if (line != NULL) st = ng_options_set_line(&o, line, message, sizeof message);
   return st == NG_OK ? create(ctx, &o, out) : ng_fail(ctx, st, "%s", message);
 }
 
-/* Destroy also a partly created object, and a model whose transport failed.  A forked child must not use its parent's
- * transport, so the child leaves the transport first. */
+/* A forked child must not use the transports of its parent, so in the child the context leaves them first. */
 void ng_precond_destroy(ng_precond **precond) {
   if (precond == NULL || *precond == NULL) return;
   ng_precond *p = *precond;
   ng_context *ctx = p->ctx;
-  *precond = NULL; /* so a second destroy does nothing */
+  *precond = NULL;
   if (!ng_process_same(ctx)) {
     ng_comm_leave(ctx->comm);
     if (ctx->model != NULL) ng_comm_leave(ctx->model);
@@ -80,8 +68,10 @@ void ng_precond_destroy(ng_precond **precond) {
 
 /* ---- describe --------------------------------------------------------------------------------*/
 
-/* Refuse layers after ng_ready: memory, tiles and hashes are planned for the registered layers. */
-static ng_status may_add(ng_precond *p, const char *call) {
+/* Check that the model accepts another layer or tensor: ng_ready plans memory for the registered ones only. */
+static ng_status check_open(ng_precond *p, const char *call) {
+  const ng_status st = ng_precond_enter(p);
+  if (st != NG_OK) return st;
   if (p->is_broken) return ng_fail(p->ctx, NG_ERR_COMM, "%s: the transport failed before", call);
   if (p->is_ready) {
     return ng_fail(p->ctx, NG_ERR_STATE,
@@ -90,12 +80,10 @@ static ng_status may_add(ng_precond *p, const char *call) {
   return NG_OK;
 }
 
-/* The struct must contain the fields before `positions`.  The layer's options are checked here together with the
- * model's, so that the call with the wrong option reports the error. */
+/* Check the layer's options together with the model's here, so that the call with the wrong option reports the
+ * error. */
 ng_status ng_add_layer(ng_precond *p, const ng_layer *layer, int32_t *index) {
-  if (p == NULL) return NG_ERR_ARG;
-  if (ng_enter(p->ctx) != NG_OK) return NG_ERR_STATE;
-  ng_status st = may_add(p, "ng_add_layer");
+  ng_status st = check_open(p, "ng_add_layer");
   if (st != NG_OK) return st;
   if (layer == NULL) return ng_fail(p->ctx, NG_ERR_ARG, "ng_add_layer: layer is NULL");
   char message[NG_MESSAGE] = "";
@@ -106,7 +94,7 @@ ng_status ng_add_layer(ng_precond *p, const ng_layer *layer, int32_t *index) {
   if (st != NG_OK) return ng_fail(p->ctx, st, "%s", message);
   st = ng_entry_check_name(p, "ng_add_layer", d.name);
   if (st != NG_OK) return st;
-  if (d.norm_kind == 0) d.norm_kind = NG_BATCH_NORM; /* the caller did not call ng_layer_init */
+  if (d.norm_kind == 0) d.norm_kind = NG_BATCH_NORM; /* a caller without ng_layer_init */
 
   if (d.options != NULL) {
     ng_options o = p->opt;
@@ -139,9 +127,9 @@ ng_status ng_add_conv2d(ng_precond *p, const char *name, int64_t in, int64_t out
                         const int64_t dilation[2], int64_t groups, const int64_t image[2],
                         int32_t bias, int32_t *index) {
   ng_layer d;
-  if (p == NULL) return NG_ERR_ARG;
   ng_layer_init(&d, NG_CONV2D, sizeof d);
-  if (ng_enter(p->ctx) != NG_OK) return NG_ERR_STATE;
+  const ng_status st = ng_precond_enter(p);
+  if (st != NG_OK) return st;
   if (kernel == NULL) return ng_fail(p->ctx, NG_ERR_ARG, "ng_add_conv2d: kernel is NULL");
   d.name = name;
   d.in = in;
@@ -170,9 +158,7 @@ ng_status ng_add_norm(ng_precond *p, const char *name, ng_norm_kind kind, int64_
 }
 
 ng_status ng_add_tensor(ng_precond *p, const char *name, int64_t count, int32_t *index) {
-  if (p == NULL) return NG_ERR_ARG;
-  if (ng_enter(p->ctx) != NG_OK) return NG_ERR_STATE;
-  ng_status st = may_add(p, "ng_add_tensor");
+  ng_status st = check_open(p, "ng_add_tensor");
   if (st == NG_OK) st = ng_entry_check_name(p, "ng_add_tensor", name);
   if (st != NG_OK) return st;
   if (count < 1 || count > NG_PARAMETER_MOST) {
@@ -184,16 +170,14 @@ ng_status ng_add_tensor(ng_precond *p, const char *name, int64_t count, int32_t 
 
 /* ---- bind, ready -----------------------------------------------------------------------------*/
 
-/* Call before ng_ready, or at any time between steps. */
 ng_status ng_bind(ng_precond *p, const ng_binding *list, int32_t count) {
-  if (p == NULL) return NG_ERR_ARG;
-  if (ng_enter(p->ctx) != NG_OK) return NG_ERR_STATE;
-  return ng_bind_list(p, list, count, "ng_bind");
+  const ng_status st = ng_precond_enter(p);
+  return st == NG_OK ? ng_bind_list(p, list, count, "ng_bind") : st;
 }
 
 static ng_status bind_one(ng_precond *p, ng_binding b, bool grad, const char *call) {
-  if (p == NULL) return NG_ERR_ARG;
-  if (ng_enter(p->ctx) != NG_OK) return NG_ERR_STATE;
+  const ng_status st = ng_precond_enter(p);
+  if (st != NG_OK) return st;
   if ((grad ? b.grad : b.weight) == NULL) {
     return ng_fail(p->ctx, NG_ERR_ARG, "%s: the array is NULL", call);
   }
@@ -204,15 +188,14 @@ ng_status ng_bind_grad(ng_precond *p, int32_t index, ng_param which, const ng_ar
   return bind_one(p, (ng_binding){index, which, grad, NULL, NG_HOLD}, true, "ng_bind_grad");
 }
 
-/* Only fused updates and clip = ratio use the weight. */
 ng_status ng_bind_weight(ng_precond *p, int32_t index, ng_param which, const ng_array *weight) {
   return bind_one(p, (ng_binding){index, which, NULL, weight, NG_HOLD}, false, "ng_bind_weight");
 }
 
-/* Refuse a layer that shares a block with other layers, unless the family can exclude single layers. */
+/* Of a block over many layers, a single layer can be frozen only if the family can exclude layers. */
 ng_status ng_freeze(ng_precond *p, int32_t index, int32_t on) {
-  if (p == NULL) return NG_ERR_ARG;
-  if (ng_enter(p->ctx) != NG_OK) return NG_ERR_STATE;
+  const ng_status st = ng_precond_enter(p);
+  if (st != NG_OK) return st;
   if (index < 0 || index >= p->entries || (on != 0 && on != 1)) {
     return ng_fail(p->ctx, NG_ERR_ARG,
                    "ng_freeze: index is %d and on is %d, expected an index below %d, and "
@@ -232,17 +215,15 @@ ng_status ng_freeze(ng_precond *p, int32_t index, int32_t on) {
   return NG_OK;
 }
 
-/* Call before ng_ready, which counts the groups, or between steps. */
 ng_status ng_set_group(ng_precond *p, int32_t index, ng_param which, int32_t group) {
-  if (p == NULL) return NG_ERR_ARG;
-  if (ng_enter(p->ctx) != NG_OK) return NG_ERR_STATE;
-  return ng_slot_set_group(p, index, which, group, "ng_set_group");
+  const ng_status st = ng_precond_enter(p);
+  return st == NG_OK ? ng_slot_set_group(p, index, which, group, "ng_set_group") : st;
 }
 
-/* Collective.  Check for a failed transport first: no rank may enter a collective that other ranks cannot join. */
+/* After a failure of the transport, this rank must not enter a collective that the other ranks cannot join. */
 ng_status ng_ready(ng_precond *p) {
-  if (p == NULL) return NG_ERR_ARG;
-  if (ng_enter(p->ctx) != NG_OK) return NG_ERR_STATE;
+  const ng_status st = ng_precond_enter(p);
+  if (st != NG_OK) return st;
   if (p->is_broken) return ng_fail(p->ctx, NG_ERR_COMM, "ng_ready: the transport failed before");
   if (p->is_ready) return ng_fail(p->ctx, NG_ERR_STATE, "ng_ready: called a second time");
   if (p->entries == 0) {

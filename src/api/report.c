@@ -1,77 +1,70 @@
-/* report.c: the public functions that report steps, memory, the plan and the treatment of each parameter.
- *
- * In: a model, an index.  Out: a struct, truncated to the size that the caller knows.  The calls are local.
- * Times, bytes and rungs (steps of the damping ladder) are of this rank only; results of a collective step are equal on all ranks. */
+/* report.c: the public functions ng_report_*, ng_plan_* and ng_explain: fill a struct of the caller. */
 #include "setup/setup.h"
 
-/* Check that 0 <= i < n and that `out` is not NULL. */
+/* Check that 0 <= i < n, and that `out` is not NULL. */
 static ng_status check_index(const ng_precond *p, const char *call, int64_t i, int64_t n,
                              const void *out) {
-  if (p == NULL) return NG_ERR_ARG;
-  if (ng_enter(p->ctx) != NG_OK) return NG_ERR_STATE;
+  const ng_status st = ng_precond_enter(p);
+  if (st != NG_OK) return st;
   if (out == NULL) return ng_fail(p->ctx, NG_ERR_ARG, "%s: out is NULL", call);
   if (i >= 0 && i < n) return NG_OK;
   return ng_fail(p->ctx, NG_ERR_ARG, "%s: index is %lld, expected 0 to %lld", call, (long long)i,
                  (long long)n - 1);
 }
 
-/* Return the run (a block or an entry) that contains item i; before(p, r) is the number of items before run r. */
-static int32_t run_of(const ng_precond *p, int32_t runs, int32_t i,
-                      int32_t (*before)(const ng_precond *p, int32_t run)) {
-  int32_t low = 0, high = runs;
+/* Return the block of statistic i, or the entry of slot i, by bisection; before(p, k) is the number of statistics
+ * before block k, or of slots before entry k, and `count` the number of blocks or entries. */
+static int32_t find_container(const ng_precond *p, int32_t count, int32_t i,
+                              int32_t (*before)(const ng_precond *p, int32_t k)) {
+  int32_t low = 0, high = count;
   while (high - low > 1) {
     const int32_t mid = low + (high - low) / 2;
-    if (before(p, mid) <= i)
-      low = mid;
-    else
-      high = mid;
+    *(before(p, mid) <= i ? &low : &high) = mid;
   }
   return low;
 }
 
-static int32_t statistics_before(const ng_precond *p, int32_t run) {
-  return p->block[run]->first_stat;
-}
-static int32_t slots_before(const ng_precond *p, int32_t run) { return p->entry[run]->first_slot; }
+static int32_t stats_before(const ng_precond *p, int32_t k) { return p->block[k]->first_stat; }
+static int32_t slots_before(const ng_precond *p, int32_t k) { return p->entry[k]->first_slot; }
 
 ng_status ng_report_read(const ng_precond *p, ng_report *r) {
   const ng_status st = check_index(p, "ng_report_read", 0, 1, r);
   if (st != NG_OK) return st;
-  ng_report now;
-  memset(&now, 0, sizeof now);
-  now.steps = p->steps;
-  now.skipped = p->skipped;
-  now.clip = p->step->nu;
-  now.inner = p->step->inner;
-  now.more_damping = p->rescued[NG_RESCUE_DAMPING];
-  now.in_double = p->rescued[NG_RESCUE_DOUBLE];
-  now.kept_last = p->rescued[NG_RESCUE_LAST];
-  now.plain = p->rescued[NG_RESCUE_PLAIN];
-  now.stations = NG_STATIONS;
-  now.kept = p->entries_without_gradient;
-  now.unobserved = p->unobserved;
-  now.statistics = ng_stats_count(p);
-  now.d2 = p->step->d2;
-  now.pd2 = p->step->pd2;
   const ng_scaling *s = &p->step->quantify.result;
-  now.scaled = s->count;
-  now.scaling_min = s->least;
-  now.scaling_25 = s->quartile[0];
-  now.scaling_50 = s->quartile[1];
-  now.scaling_75 = s->quartile[2];
-  now.scaling_max = s->most;
-  now.scaling_mean = s->mean;
-  now.sent_ms = p->ctx->comm->meter.sent_ms;
-  now.overflowed = p->overflowed;
-  now.factors = p->arena_bytes[NG_USE_FACTORS];
-  now.sums = p->arena_bytes[NG_USE_SUMS];
-  now.results = p->arena_bytes[NG_USE_RESULTS];
-  now.direction = p->arena_bytes[NG_USE_DIRECTION];
-  now.moments = p->arena_bytes[NG_USE_MOMENTS];
-  now.scratch = p->arena_bytes[NG_USE_SCRATCH];
-  now.objects = p->arena_bytes[NG_USE_OBJECTS];
-  now.waits = p->step->waits;
-  now.hidden_ms = ng_meter_hidden(&p->ctx->comm->meter);
+  const ng_report now = {
+      .steps = p->steps,
+      .skipped = p->skipped,
+      .clip = p->step->nu,
+      .inner = p->step->inner,
+      .more_damping = p->rescued[NG_RESCUE_DAMPING],
+      .in_double = p->rescued[NG_RESCUE_DOUBLE],
+      .kept_last = p->rescued[NG_RESCUE_LAST],
+      .plain = p->rescued[NG_RESCUE_PLAIN],
+      .stations = NG_STATIONS,
+      .kept = p->entries_without_gradient,
+      .unobserved = p->unobserved,
+      .statistics = ng_stats_count(p),
+      .d2 = p->step->d2,
+      .pd2 = p->step->pd2,
+      .scaled = s->count,
+      .scaling_min = s->least,
+      .scaling_25 = s->quartile[0],
+      .scaling_50 = s->quartile[1],
+      .scaling_75 = s->quartile[2],
+      .scaling_max = s->most,
+      .scaling_mean = s->mean,
+      .sent_ms = p->ctx->comm->meter.sent_ms,
+      .hidden_ms = ng_meter_hidden(&p->ctx->comm->meter),
+      .overflowed = p->overflowed,
+      .factors = p->arena_bytes[NG_USE_FACTORS],
+      .sums = p->arena_bytes[NG_USE_SUMS],
+      .results = p->arena_bytes[NG_USE_RESULTS],
+      .direction = p->arena_bytes[NG_USE_DIRECTION],
+      .moments = p->arena_bytes[NG_USE_MOMENTS],
+      .scratch = p->arena_bytes[NG_USE_SCRATCH],
+      .objects = p->arena_bytes[NG_USE_OBJECTS],
+      .waits = p->step->waits,
+  };
   return ng_struct_write(r, &now, sizeof now);
 }
 
@@ -79,53 +72,52 @@ ng_status ng_report_station(const ng_precond *p, int32_t i, ng_station_report *r
   const ng_status st = check_index(p, "ng_report_station", i, NG_STATIONS, r);
   if (st != NG_OK) return st;
   const ng_station_time *t = &p->step->time[i];
-  ng_station_report now;
-  memset(&now, 0, sizeof now);
-  now.name = ng_stations[i].name;
-  now.collective = ng_stations[i].collective;
-  now.runs = t->runs;
-  now.last_ms = t->last_ms;
-  now.total_ms = t->total_ms;
-  now.last_bytes = t->last_bytes;
-  now.total_bytes = t->total_bytes;
-  now.last_messages = t->last_messages;
-  now.total_messages = t->total_messages;
-  now.last_wait_ms = t->last_wait_ms;
-  now.total_wait_ms = t->total_wait_ms;
-  now.last_waits = t->last_waits;
+  const ng_station_report now = {
+      .name = ng_stations[i].name,
+      .collective = ng_stations[i].collective,
+      .runs = t->runs,
+      .last_ms = t->last_ms,
+      .total_ms = t->total_ms,
+      .last_bytes = t->last_bytes,
+      .total_bytes = t->total_bytes,
+      .last_messages = t->last_messages,
+      .total_messages = t->total_messages,
+      .last_wait_ms = t->last_wait_ms,
+      .total_wait_ms = t->total_wait_ms,
+      .last_waits = t->last_waits,
+  };
   return ng_struct_write(r, &now, sizeof now);
 }
 
-/* Statistics are numbered block after block. */
 ng_status ng_report_statistic(const ng_precond *p, int32_t i, ng_statistic_report *r) {
   const ng_status st =
       check_index(p, "ng_report_statistic", i, p == NULL ? 0 : ng_stats_count(p), r);
   if (st != NG_OK) return st;
-  const int32_t block = run_of(p, p->blocks, i, statistics_before);
-  const ng_stat *s = &p->block[block]->stat[i - p->block[block]->first_stat];
-  ng_statistic_report now;
-  memset(&now, 0, sizeof now);
-  now.layer = p->block[block]->name;
-  now.name = s->name;
-  now.refreshed = s->stale.refreshes;
-  now.passed = s->stale.steps_without;
-  now.interval = s->stale.enabled ? s->stale.interval : 0;
-  now.next = s->stale.enabled ? s->stale.next_refresh : 0;
-  now.bytes_sent = s->stale.bytes_sent;
-  now.bytes_passed = s->stale.bytes_saved;
+  const ng_block *b = p->block[find_container(p, p->blocks, i, stats_before)];
+  const ng_stat *s = &b->stat[i - b->first_stat];
+  const ng_statistic_report now = {
+      .layer = b->name,
+      .name = s->name,
+      .refreshed = s->stale.refreshes,
+      .passed = s->stale.steps_without,
+      .interval = s->stale.enabled ? s->stale.interval : 0,
+      .next = s->stale.enabled ? s->stale.next_refresh : 0,
+      .bytes_sent = s->stale.bytes_sent,
+      .bytes_passed = s->stale.bytes_saved,
+  };
   return ng_struct_write(r, &now, sizeof now);
 }
 
 ng_status ng_report_layer(const ng_precond *p, int32_t index, ng_layer_report *r) {
   const ng_status st = check_index(p, "ng_report_layer", index, p == NULL ? 0 : p->entries, r);
   if (st != NG_OK) return st;
-  const ng_block *b = p->entry[index]->block;
-  ng_layer_report now;
-  memset(&now, 0, sizeof now);
-  now.name = p->entry[index]->d.name;
-  now.kept = p->entry[index]->steps_without_gradient;
-  now.frozen = p->entry[index]->is_frozen || p->entry[index]->d.frozen;
-  now.block = now.method = "";
+  const ng_entry *e = p->entry[index];
+  const ng_block *b = e->block;
+  ng_layer_report now = {.name = e->d.name,
+                         .kept = e->steps_without_gradient,
+                         .frozen = e->is_frozen || e->d.frozen,
+                         .block = "",
+                         .method = ""};
   if (b != NULL) {
     now.block = b->name;
     now.method = b->base.method;
@@ -141,18 +133,16 @@ ng_status ng_report_layer(const ng_precond *p, int32_t index, ng_layer_report *r
   return ng_struct_write(r, &now, sizeof now);
 }
 
+static ng_status check_unready(const ng_precond *p, const char *call) {
+  if (!p->is_ready && !p->is_broken) return NG_OK;
+  return ng_fail(p->ctx, NG_ERR_STATE, "%s: the model is ready, expected one before ng_ready",
+                 call);
+}
+
 ng_status ng_plan_shard(ng_precond *p, int32_t index, int32_t axis, int32_t members) {
-  if (p == NULL) return NG_ERR_ARG;
-  if (ng_enter(p->ctx) != NG_OK) return NG_ERR_STATE;
-  if (index < 0 || index >= p->entries) {
-    return ng_fail(p->ctx, NG_ERR_ARG,
-                   "ng_plan_shard: index is %d, there are %d layers and tensors", index,
-                   p->entries);
-  }
-  if (p->is_ready || p->is_broken) {
-    return ng_fail(p->ctx, NG_ERR_STATE,
-                   "ng_plan_shard: the model is ready, expected one before ng_ready");
-  }
+  ng_status st = check_index(p, "ng_plan_shard", index, p == NULL ? 0 : p->entries, p);
+  if (st == NG_OK) st = check_unready(p, "ng_plan_shard");
+  if (st != NG_OK) return st;
   ng_entry *e = p->entry[index];
   if (e->is_tensor || e->d.kind != NG_LINEAR || e->d.shard_axis != -1) {
     return ng_fail(p->ctx, NG_ERR_ARG, "ng_plan_shard: '%s' is not an unsharded linear layer",
@@ -182,7 +172,7 @@ ng_status ng_plan_shard(ng_precond *p, int32_t index, int32_t axis, int32_t memb
   return NG_OK;
 }
 
-/* Check that all structs have the struct_size of the first one. */
+/* Return whether all structs have the struct_size of the first one, and a size that keeps their fields aligned. */
 static bool same_struct_sizes(const ng_rank_plan *out, int32_t count, size_t size) {
   bool same = size >= sizeof size && size % sizeof(void *) == 0;
   for (int32_t r = 0; r < count && same; r++) {
@@ -195,12 +185,9 @@ static bool same_struct_sizes(const ng_rank_plan *out, int32_t count, size_t siz
 
 ng_status ng_plan_ranks(ng_precond *p, int32_t ranks, int32_t first, int32_t count,
                         ng_rank_plan *out) {
-  const ng_status st = check_index(p, "ng_plan_ranks", 0, 1, out);
+  ng_status st = check_index(p, "ng_plan_ranks", 0, 1, out);
+  if (st == NG_OK) st = check_unready(p, "ng_plan_ranks");
   if (st != NG_OK) return st;
-  if (p->is_ready || p->is_broken) {
-    return ng_fail(p->ctx, NG_ERR_STATE,
-                   "ng_plan_ranks: the model is ready, expected one before ng_ready");
-  }
   if (ranks < 1 || first < 0 || count < 1 || count > ranks - first) {
     return ng_fail(p->ctx, NG_ERR_ARG,
                    "ng_plan_ranks: first = %d, count = %d of %d ranks: expected count >= 1 and "
@@ -214,13 +201,13 @@ ng_status ng_plan_ranks(ng_precond *p, int32_t ranks, int32_t first, int32_t cou
   return ng_setup_plan(p, ranks, first, count, out, out->struct_size);
 }
 
-/* Count the parameters and the unused globs of skip_layers. */
+/* The rows are the parameters, then the unused globs of skip_layers. */
 int32_t ng_explain_count(const ng_precond *p) {
   const ng_entry *last = p != NULL && p->entries > 0 ? p->entry[p->entries - 1] : NULL;
   return (last != NULL ? last->first_slot + last->slots : 0) + (p != NULL ? p->unused_count : 0);
 }
 
-/* Fill the row of unused glob i: a glob of skip_layers that matches no layer.  These rows follow the parameters. */
+/* Describe unused glob i of skip_layers. */
 static ng_status explain_unused(const ng_precond *p, int32_t i, ng_explain_row *out) {
   const char *glob = p->unused_globs;
   for (; i > 0; i--) {
@@ -236,29 +223,30 @@ static ng_status explain_unused(const ng_precond *p, int32_t i, ng_explain_row *
   return ng_struct_write(out, &r, sizeof r);
 }
 
-/* Rows are in the order of registration, the bias after its weight.  The row of a block's first parameter has the bytes
- * of the block. */
+/* The row of a block's first parameter has the bytes of the block. */
 ng_status ng_explain(const ng_precond *p, int32_t i, ng_explain_row *out) {
   const ng_status st = check_index(p, "ng_explain", i, ng_explain_count(p), out);
   if (st != NG_OK) return st;
   const int32_t rows = ng_explain_count(p) - p->unused_count;
   if (i >= rows) return explain_unused(p, i - rows, out);
-  const int32_t index = run_of(p, p->entries, i, slots_before);
+  const int32_t index = find_container(p, p->entries, i, slots_before);
   const ng_entry *e = p->entry[index];
   i -= e->first_slot;
   const ng_block *b = e->block;
-  ng_explain_row r;
-  memset(&r, 0, sizeof r);
-  r.name = e->slot[i].name;
-  r.index = index;
-  r.count = e->slot[i].rows * e->slot[i].cols;
-  r.covered = b != NULL && !e->is_frozen;
-  r.family = b != NULL ? b->family->name : "none";
-  r.why = e->is_frozen ? "frozen by ng_freeze" : p->is_ready ? e->why : "ng_ready decides";
-  r.bytes =
-      b != NULL && ng_slot_registered(b->segment[0].slot) == &e->slot[i] ? b->curvature_bytes : 0;
-  r.owner = b != NULL ? b->owner : -1;
-  r.block = b != NULL ? b->name : "";
-  r.method = b != NULL ? b->base.method : "";
+  const bool first = b != NULL && ng_slot_registered(b->segment[0].slot) == &e->slot[i];
+  const ng_explain_row r = {
+      .name = e->slot[i].name,
+      .index = index,
+      .count = e->slot[i].rows * e->slot[i].cols,
+      .covered = b != NULL && !e->is_frozen,
+      .family = b != NULL ? b->family->name : "none",
+      .why = e->is_frozen  ? "frozen by ng_freeze"
+             : p->is_ready ? e->why
+                           : "ng_ready decides",
+      .bytes = first ? b->curvature_bytes : 0,
+      .owner = b != NULL ? b->owner : -1,
+      .block = b != NULL ? b->name : "",
+      .method = b != NULL ? b->base.method : "",
+  };
   return ng_struct_write(out, &r, sizeof r);
 }

@@ -1,7 +1,5 @@
-/* saving.c: the public functions that save, load and list the state; state/ implements them.
- *
- * Saving, loading and the manifest are collective.  Only rank 0 uses the file or the stream, except that owners write
- * the parts of a state and the files of factors. */
+/* saving.c: the public functions that save, load and list the state.  They check that the model is ready and call
+ * state/. */
 #include "state/state.h"
 
 ng_status ng_save(ng_precond *p, const char *path) {

@@ -1,7 +1,5 @@
-/* setting.c: ng_options_check, ng_method_at, ng_set and ng_get.
- *
- * option/ checks each option alone; the families check combinations.  A value from ng_set is used from the
- * next step on. */
+/* setting.c: the public functions about options that need the families (ng_options_check, ng_method_at) or a model
+ * (ng_set, ng_get). */
 #include "step/step.h"
 
 ng_status ng_options_check(const ng_options *o, char *message, size_t size) {
@@ -22,18 +20,17 @@ ng_status ng_method_at(int32_t i, ng_method_info *out) {
   return ng_struct_write(out, &info, sizeof info);
 }
 
-/* ---- values in use ---------------------------------------------------------------------------*/
+/* ---- options of a model ----------------------------------------------------------------------*/
 
 ng_status ng_set(ng_precond *p, const char *name, const char *value) {
-  if (p == NULL) return NG_ERR_ARG;
-  if (ng_enter(p->ctx) != NG_OK) return NG_ERR_STATE;
+  const ng_status st = ng_precond_enter(p);
+  if (st != NG_OK) return st;
   if (name == NULL || value == NULL) {
     return ng_fail(p->ctx, NG_ERR_ARG, "ng_set: %s is NULL", name == NULL ? "option" : "value");
   }
   return ng_step_set(p, name, value);
 }
 
-/* Convert the number to text, so that ng_set makes all checks. */
 ng_status ng_set_real(ng_precond *p, const char *name, double value) {
   char text[64];
   (void)snprintf(text, sizeof text, "%.17g", value); /* reads back as the same double */
@@ -41,17 +38,15 @@ ng_status ng_set_real(ng_precond *p, const char *name, double value) {
 }
 
 ng_status ng_get(const ng_precond *p, const char *name, char *value, size_t size) {
-  if (p == NULL) return NG_ERR_ARG;
-  if (ng_enter(p->ctx) != NG_OK) return NG_ERR_STATE;
+  const ng_status st = ng_precond_enter(p);
+  if (st != NG_OK) return st;
   if (name == NULL || value == NULL || size == 0) {
     return ng_fail(p->ctx, NG_ERR_ARG, "ng_get: %s",
                    name == NULL ? "option is NULL" : "the buffer is NULL or empty");
   }
   char message[NG_MESSAGE] = "";
-  const ng_option_row *found = NULL; /* unused: ng_option_lookup writes the message */
-  const int32_t row = ng_option_find(name);
-  if (row < 0 && !ng_is(name, "method")) {
-    (void)ng_option_lookup(name, &found, message, sizeof message);
+  const ng_option_row *row = NULL;
+  if (!ng_is(name, "method") && ng_option_lookup(name, &row, message, sizeof message) != NG_OK) {
     return ng_fail(p->ctx, NG_ERR_ARG, "ng_get: %s", message);
   }
   if (ng_options_get(&p->opt, name, value, size) == NG_OK) return NG_OK;

@@ -1,4 +1,5 @@
-/* static.c: the public functions of the Fisher matrix of given gradients: check arguments, call linalg/. */
+/* static.c: the public functions ng_fisher_*: the Fisher matrix of given gradients.  They check arguments and call
+ * linalg/. */
 #include "core/core.h"
 #include "linalg/linalg.h"
 
@@ -58,7 +59,7 @@ ng_status ng_fisher_create(ng_context *ctx, const ng_array *gradients, double da
   return st == NG_OK ? ng_fisher_make(ctx, &rows, damping, end, blocks, out) : st;
 }
 
-static ng_status may_answer(const ng_fisher *f, const char *call, const void *out) {
+static ng_status check_query(const ng_fisher *f, const char *call, const void *out) {
   if (f == NULL) return NG_ERR_ARG;
   ng_context *ctx = ng_fisher_context(f);
   if (ng_enter(ctx) != NG_OK) return NG_ERR_STATE;
@@ -66,7 +67,7 @@ static ng_status may_answer(const ng_fisher *f, const char *call, const void *ou
 }
 
 ng_status ng_fisher_solve(ng_fisher *f, const double *x, double *out) {
-  const ng_status st = may_answer(f, "ng_fisher_solve", out);
+  const ng_status st = check_query(f, "ng_fisher_solve", out);
   if (st != NG_OK) return st;
   ng_context *ctx = ng_fisher_context(f);
   if (x == NULL) return ng_fail(ctx, NG_ERR_ARG, "ng_fisher_solve: x is NULL");
@@ -78,7 +79,7 @@ ng_status ng_fisher_solve(ng_fisher *f, const double *x, double *out) {
 }
 
 ng_status ng_fisher_diagonal(ng_fisher *f, double *out) {
-  const ng_status st = may_answer(f, "ng_fisher_diagonal", out);
+  const ng_status st = check_query(f, "ng_fisher_diagonal", out);
   if (st == NG_OK) ng_fisher_inverse_diagonal(f, out);
   return st;
 }
@@ -86,6 +87,6 @@ ng_status ng_fisher_diagonal(ng_fisher *f, double *out) {
 void ng_fisher_destroy(ng_fisher **fisher) {
   if (fisher == NULL || *fisher == NULL) return;
   ng_fisher *f = *fisher;
-  *fisher = NULL; /* so a second destroy does nothing */
+  *fisher = NULL;
   ng_fisher_free(f);
 }

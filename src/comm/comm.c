@@ -1,11 +1,7 @@
-/* comm.c: collectives over a caller's transport.
+/* comm.c: see comm.h.
  *
- * In: a buffer and a group. Out: NG_OK and the buffer complete, or NG_ERR_COMM. This file replaces optional parts of a
- * transport: one rank and groups of one rank need none; all ranks need no group; reduce-scatter and all-gather become
- * all-reduce and broadcast; start and wait become run. A call of more than 2^28 elements becomes several messages.
- *
- * The first failure marks the transport broken and calls its abort, so that no other rank waits. Later calls return
- * NG_ERR_COMM without calling the transport.
+ * Optional functions of a transport are replaced: reduce-scatter and all-gather by all-reduce and broadcast, start and
+ * wait by run.  A collective of more than 2^28 elements becomes several calls of the transport.
  *
  * All members of a group must call the same collectives in the same order. */
 #include "comm/comm.h"
@@ -14,8 +10,8 @@
 #include <stddef.h>
 
 enum {
-  ASK = 64,       /* members whose ranks one message collects */
-  PIECE = 1 << 28 /* most elements of a message: 2 GiB of doubles; limit of MPI and NCCL: INT_MAX */
+  ASKED = 64,     /* members whose ranks one sum collects, see ask_ranks */
+  PIECE = 1 << 28 /* most elements of one call: 2 GiB of doubles; MPI and NCCL accept INT_MAX */
 };
 
 static ng_status fail(ng_comm *c) {
@@ -26,14 +22,13 @@ static ng_status fail(ng_comm *c) {
   return NG_ERR_COMM;
 }
 
-/* Return whether the transport implements a kind itself. */
+/* Return whether the transport has collectives of this kind. */
 static bool implements(const ng_comm *c, ng_coll_kind kind) {
   return (c->t.kinds >> kind & 1u) != 0;
 }
 
 /* ---- the table -------------------------------------------------------------------------------*/
 
-/* ng_comm_init checks the table, so that later calls need no check. */
 static ng_status check_table(const ng_transport *t, char *message, size_t size) {
   const uint32_t basic = 1u << NG_ALL_REDUCE | 1u << NG_BROADCAST;
   const uint32_t known = basic | 1u << NG_REDUCE_SCATTER | 1u << NG_ALL_GATHER;
@@ -59,8 +54,7 @@ static ng_status check_table(const ng_transport *t, char *message, size_t size) 
   return NG_OK;
 }
 
-/* The copy has the caller's `user` and functions. In a struct of an older header, fields from `start` on are
- * optional. */
+/* In the struct of an older header, the fields from `start` on may be missing. */
 ng_status ng_comm_init(ng_comm *c, const ng_transport *t, char *message, size_t size) {
   *c = (ng_comm){
       .t = {.struct_size = sizeof c->t, .name = "self", .size = 1}, .size = 1, .piece = PIECE};
@@ -85,7 +79,7 @@ ng_status ng_comm_init(ng_comm *c, const ng_transport *t, char *message, size_t 
 
 ng_status ng_comm_give_up(ng_comm *c) { return fail(c); }
 
-/* A forked process calls this function, because the locks and sockets of the transport belong to its parent. */
+/* A forked child calls this function, because the locks and sockets of the transport belong to its parent. */
 void ng_comm_leave(ng_comm *c) {
   c->broken = true;
   c->t = (ng_transport){
@@ -98,8 +92,8 @@ ng_group ng_group_world(const ng_comm *c) {
   return (ng_group){.handle = NULL, .n = c->size, .index = c->rank};
 }
 
-/* One rank or all ranks need no group of the transport. Ranks are ascending, so that all members agree on their index.
- * Ranks outside the group also call group_create, because MPI_Comm_split needs all ranks. */
+/* A group of one rank or of all ranks needs no group of the transport.  Ranks are ascending, so that all members agree
+ * on the index of each.  Ranks that are not members also call group_create, because MPI_Comm_split needs all ranks. */
 ng_status ng_group_create(ng_comm *c, const int32_t *ranks, int32_t n, ng_group *out) {
   *out = (ng_group){.n = n, .index = -1};
   for (int32_t i = 0; i < n; i++) {
@@ -113,18 +107,18 @@ ng_status ng_group_create(ng_comm *c, const int32_t *ranks, int32_t n, ng_group 
     out->handle = NULL;
     return fail(c);
   }
-  /* Without a handle, a member's collectives would go to all ranks. */
+  /* without a handle, the collectives of this member would go to all ranks */
   if (out->index >= 0 && out->handle == NULL) return fail(c);
   return NG_OK;
 }
 
-/* A group of one rank or of all ranks has no handle. After ng_comm_leave the table has no group_destroy. */
+/* After ng_comm_leave there is no group_destroy. */
 void ng_group_destroy(ng_comm *c, ng_group *g) {
   if (g->handle != NULL && c->t.group_destroy != NULL) c->t.group_destroy(c->t.user, g->handle);
   *g = (ng_group){.index = -1};
 }
 
-/* Return whether this rank sends nothing: the group has one rank, or this rank is outside (it makes the same calls). */
+/* Return whether this rank sends nothing: it is the only member of the group, or not a member. */
 static bool is_alone(const ng_group *g) { return g->n <= 1 || g->index < 0; }
 
 /* ---- collectives -----------------------------------------------------------------------------*/
@@ -133,7 +127,7 @@ static char *at(void *buffer, int64_t i, ng_dtype t) {
   return (char *)buffer + i * ng_dtype_size(t);
 }
 
-/* Return the sum of n counts, which is also the position of member n's part. */
+/* Return the sum of n counts, which is also the first element of member n's part. */
 static int64_t sum_of(const int64_t *counts, int32_t n) {
   int64_t sum = 0;
   for (int32_t i = 0; i < n; i++) {
@@ -142,7 +136,8 @@ static int64_t sum_of(const int64_t *counts, int32_t n) {
   return sum;
 }
 
-/* One collective over a buffer of `total` elements. counts: elements of each member, or NULL if the kind has none. */
+/* One collective in place.  `total`: number of elements of the buffer; `counts`: elements of each member, or NULL if
+ * the kind has no counts. */
 typedef struct call {
   ng_coll_kind kind;
   void *buffer;
@@ -152,7 +147,7 @@ typedef struct call {
   int32_t root;
 } call;
 
-/* Collectives are in place: every transport must accept send == recv for sums and broadcasts. */
+/* Return the ng_collective for the transport.  Sums and broadcasts have send == recv. */
 static ng_collective describe(const ng_group *g, const call *x) {
   void *part = x->counts == NULL ? x->buffer : at(x->buffer, sum_of(x->counts, g->index), x->t);
   return (ng_collective){.struct_size = sizeof(ng_collective),
@@ -176,7 +171,7 @@ static ng_status run(ng_comm *c, const ng_collective *x) {
   return st == NG_OK ? NG_OK : fail(c);
 }
 
-/* Run an all-reduce or a broadcast in messages of at most c->piece elements. */
+/* Run an all-reduce or a broadcast, at most c->piece elements at a time. */
 static ng_status in_pieces(ng_comm *c, const ng_group *g, ng_coll_kind kind, void *buffer,
                            int64_t count, ng_dtype t, int32_t root) {
   ng_status st = NG_OK;
@@ -188,7 +183,8 @@ static ng_status in_pieces(ng_comm *c, const ng_group *g, ng_coll_kind kind, voi
   return st;
 }
 
-/* Set rank[i] to the rank of member first + i, i < n. A broadcast needs its root, and a group has no list of ranks. */
+/* Set rank[i] to the rank of member first + i, for i < n, by a sum: a group has no list of its ranks, but a broadcast
+ * needs the rank of its root. */
 static ng_status ask_ranks(ng_comm *c, const ng_group *g, int32_t first, int32_t n, double *rank) {
   for (int32_t i = 0; i < n; i++) {
     rank[i] = first + i == g->index ? c->rank : 0;
@@ -196,24 +192,25 @@ static ng_status ask_ranks(ng_comm *c, const ng_group *g, int32_t first, int32_t
   return in_pieces(c, g, NG_ALL_REDUCE, rank, n, NG_F64, 0);
 }
 
-/* Gather by one broadcast from each member. */
+/* All-gather by one broadcast from each member. */
 static ng_status gather_by_broadcast(ng_comm *c, const ng_group *g, const call *x) {
   char *buffer = x->buffer;
-  double rank[ASK];
+  double rank[ASKED];
   ng_status st = NG_OK;
   for (int32_t i = 0; i < g->n && st == NG_OK; i++) {
-    if (i % ASK == 0 && g->handle != NULL) {
-      st = ask_ranks(c, g, i, g->n - i < ASK ? g->n - i : ASK, rank);
+    if (i % ASKED == 0 && g->handle != NULL) {
+      st = ask_ranks(c, g, i, g->n - i < ASKED ? g->n - i : ASKED, rank);
       if (st != NG_OK) return st;
     }
-    const int32_t root = g->handle == NULL ? i : (int32_t)rank[i % ASK];
+    const int32_t root = g->handle == NULL ? i : (int32_t)rank[i % ASKED];
     st = in_pieces(c, g, NG_BROADCAST, buffer, x->counts[i], x->t, root);
     buffer += x->counts[i] * ng_dtype_size(x->t);
   }
   return st;
 }
 
-/* Count payload and call; a call is one message here, in however many pieces. Plans and tests compare these counts. */
+/* Count a collective as one message, even if the transport is called several times: ng_plan_ranks counts in this
+ * way. */
 static void count_in(ng_comm *c, const call *x) {
   c->bytes += x->total * ng_dtype_size(x->t);
   c->messages++;
@@ -229,11 +226,11 @@ static ng_status complete(ng_comm *c, const ng_group *g, const call *x) {
     return run(c, &one);
   }
   if (x->kind == NG_ALL_GATHER) return gather_by_broadcast(c, g, x);
-  return in_pieces(c, g, NG_ALL_REDUCE, x->buffer, x->total, x->t, 0); /* sums every part */
+  return in_pieces(c, g, NG_ALL_REDUCE, x->buffer, x->total, x->t, 0); /* for a reduce-scatter */
 }
 
-/* If the transport has no start, or the call needs several pieces (one request each), complete the call at once.
- * Then ng_comm_wait has nothing to do. */
+/* If the transport has no `start`, or the collective needs several calls of the transport, complete it at once; then
+ * ng_comm_wait does nothing. */
 static ng_status post(ng_comm *c, const ng_group *g, const call *x, ng_request *r) {
   *r = (ng_request){.done = true};
   if (c->broken) return NG_ERR_COMM;

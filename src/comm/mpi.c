@@ -1,12 +1,8 @@
 /* mpi.c: the transport over MPI, in a library of its own (natgrad_mpi.h).
  *
- * In: one ng_collective from each member of a team (all ranks, or a group). Out: the recv buffer of every member is
- * complete. Each call becomes one op (mpi_op.c). A rank that waits advances all its ops.
- *
- * MPI reads and writes only buffers of ops, never the caller's: MPI cannot cancel a collective, and after a failure the
- * caller may free its buffers. mpi_leave.c handles failure and release.
- *
- * A table outlives contexts, so its memory comes from malloc, not from the allocator of a context. */
+ * Each call is one op (mpi_op.c).  A rank that waits for one op makes progress with all its ops.  MPI reads and writes
+ * only buffers of ops, never the caller's: MPI cannot cancel a collective, but after a failure the caller may free its
+ * buffers.  A table outlives contexts, so its memory comes from malloc. */
 #include "comm/mpi.h"
 #include "comm/tile.h"
 
@@ -16,11 +12,12 @@ typedef ng_mpi_op op;
 typedef ng_mpi_team team;
 typedef ng_mpi_seat seat;
 
-enum { MOST = 1 << 30 }; /* most elements of a call: counts and offsets of MPI stay below 2^31 */
+enum { MOST = 1 << 30 }; /* most elements of a call, so that counts and offsets of MPI fit an int */
 
 /* ---- ops -------------------------------------------------------------------------------------*/
 
-/* Return a spare op with a large enough buffer; otherwise enlarge the buffer of the first spare op, or create an op. */
+/* Return a spare op whose buffer is large enough.  If there is none, enlarge the buffer of the first spare op, or
+ * create an op. */
 static op *op_take(seat *s, size_t bytes) {
   op **at = &s->spare;
   bytes += NG_ALIGN; /* never 0 */
@@ -47,7 +44,7 @@ static op *op_take(seat *s, size_t bytes) {
   return o;
 }
 
-/* Advance all ops in progress. Remove complete ops from the list; wait or test returns them to the spare ops. */
+/* Remove complete ops from the list of ops in progress; wait or test then puts them on the spare list. */
 ng_status ng_mpi_drive(seat *s) {
   if (s->stopped) return NG_ERR_COMM;
   op **at = &s->first;
@@ -66,7 +63,7 @@ ng_status ng_mpi_drive(seat *s) {
 
 static bool complete(const op *o) { return o->stage == NG_MPI_DONE; }
 
-/* ---- the table -------------------------------------------------------------------------------*/
+/* ---- calls -----------------------------------------------------------------------------------*/
 
 static ng_status start(void *user, const ng_collective *c, void **request) {
   seat *s = user;
@@ -100,15 +97,15 @@ static void collect(seat *s, op *o) {
   s->spare = o;
 }
 
-/* If a request was complete before another rank failed, wait still succeeds. */
+/* A request that was complete before another rank failed still succeeds. */
 static ng_status wait(void *user, void *request) {
   seat *s = user;
   if (request == NULL) return ng_mpi_refuse(s, NG_ERR_ARG);
-  for (int64_t looks = 0; !complete(request); looks++) {
+  for (int64_t polls = 0; !complete(request); polls++) {
     const ng_status st = ng_mpi_drive(s);
     if (st != NG_OK) return st;
-    if (looks % 8 == 7 && !complete(request) && ng_mpi_alarmed(s)) return NG_ERR_COMM;
-    ng_mpi_pause(looks);
+    if (polls % 8 == 7 && !complete(request) && ng_mpi_alarmed(s)) return NG_ERR_COMM;
+    ng_mpi_pause(polls);
   }
   collect(s, request);
   return NG_OK;
@@ -154,15 +151,15 @@ ng_status ng_mpi_barrier(seat *s) {
   if (s->stopped) return NG_ERR_COMM;
   if (MPI_Ibarrier(s->world->comm[0], &request) != MPI_SUCCESS)
     return ng_mpi_refuse(s, NG_ERR_COMM);
-  for (int64_t looks = 0;; looks++) {
+  for (int64_t polls = 0;; polls++) {
     int done = 0;
     if (MPI_Test(&request, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS)
       return ng_mpi_refuse(s, NG_ERR_COMM);
     if (done != 0) return NG_OK;
     const ng_status st = ng_mpi_drive(s);
     if (st != NG_OK) return st;
-    if (looks % 8 == 7 && ng_mpi_peer_lost(s)) return NG_ERR_COMM;
-    ng_mpi_pause(looks);
+    if (polls % 8 == 7 && ng_mpi_peer_lost(s)) return NG_ERR_COMM;
+    ng_mpi_pause(polls);
   }
 }
 
@@ -174,7 +171,7 @@ static team *find_team(const seat *s, const int32_t *ranks, int32_t n) {
   return t;
 }
 
-/* The ranks meet at a barrier before they call split, because MPI_Comm_split cannot be interrupted. */
+/* Called after a barrier of all ranks, because a failure of another rank cannot interrupt MPI_Comm_split. */
 static int split(seat *s, team *t) {
   const MPI_Comm world = s->world->comm[0];
   const bool in = t->index >= 0;
@@ -183,8 +180,8 @@ static int split(seat *s, team *t) {
   return e;
 }
 
-/* A second call with the same ranks returns the same group. It stays until release, because freeing is collective.
- * Ranks outside also store the group, so that every rank skips the second split. */
+/* A second call with the same ranks returns the same group, which exists until release, because freeing a communicator
+ * is collective.  Ranks that are not members also store the group, so that every rank skips the second split. */
 static ng_status group_create(void *user, const int32_t *ranks, int32_t n, void **group) {
   seat *s = user;
   *group = NULL;
@@ -221,7 +218,7 @@ static bool running(void) {
          MPI_Finalized(&ended) == MPI_SUCCESS && ended == 0;
 }
 
-/* The duplicates return errors instead of aborting. Their names are for debuggers. */
+/* The duplicates return errors instead of ending the program.  Debuggers show their names. */
 static int duplicate(MPI_Comm comm, team *t) {
   int e = MPI_SUCCESS;
   for (int i = 0; i < 2 && e == MPI_SUCCESS; i++) {
@@ -258,24 +255,15 @@ ng_status ng_mpi_transport(MPI_Comm comm, ng_transport *out, size_t size) {
     t->rank[r] = r;
     s->peer[r] = (ng_mpi_peer){.left = -1, .sent = MPI_REQUEST_NULL};
   }
-  const ng_transport table = {
-      .struct_size = size,
-      .user = s,
-      .name = "mpi",
-      .rank = rank,
-      .size = ranks,
-      .run = run,
-      .start = start,
-      .wait = wait,
-      .group_create = group_create,
-      .group_destroy = group_destroy,
-      .kinds =
-          1u << NG_ALL_REDUCE | 1u << NG_BROADCAST | 1u << NG_REDUCE_SCATTER | 1u << NG_ALL_GATHER,
-      .abort = ng_mpi_give_up,
-      .test = test,
-  };
-  memset(out, 0, size); /* the caller's header may be older or newer */
-  memcpy(out, &table, size < sizeof table ? size : sizeof table);
+  const ng_transport functions = {.name = "mpi",
+                                  .run = run,
+                                  .start = start,
+                                  .wait = wait,
+                                  .group_create = group_create,
+                                  .group_destroy = group_destroy,
+                                  .abort = ng_mpi_give_up,
+                                  .test = test};
+  ng_call_fill(out, size, &functions, s, rank, ranks);
   return NG_OK;
 }
 
@@ -284,7 +272,8 @@ void ng_mpi_release(ng_transport *t) {
   seat *s = t->user;
   t->user = NULL;
   const bool all = ng_mpi_leave_together(s);
-  /* after a failure MPI may still write to buffers of unfinished collectives: these ops and communicators stay */
+  /* after a failure MPI may still write to the buffers of unfinished ops, so these ops and communicators are not
+   * freed */
   while (s->spare != NULL) {
     op *next = s->spare->next;
     free(s->spare->buffer);

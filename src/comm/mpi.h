@@ -1,7 +1,7 @@
 /* mpi.h: shared by the files of the MPI transport and its tests.
  *
- *   mpi.c        the table: calls, waiting, groups
- *   mpi_op.c     one op from stage to stage
+ *   mpi.c        the functions of the transport: start, wait, groups
+ *   mpi_op.c     an op: one collective, as one or two collectives of MPI
  *   mpi_leave.c  failure and release */
 #ifndef NG_COMM_MPI_H
 #define NG_COMM_MPI_H
@@ -14,12 +14,13 @@ typedef struct ng_mpi_team ng_mpi_team;
 struct ng_mpi_team {
   ng_mpi_team *next; /* the team that was created before */
   MPI_Comm comm[2];  /* communicators for the first and for the second stages of ops */
-  int32_t n, index;  /* number of members; index of this rank, -1 if outside */
-  int64_t tickets, turn;
-  int32_t rank[]; /* rank of each member, ascending */
+  int32_t n, index;  /* number of members; index of this rank, -1: not a member */
+  int64_t tickets;   /* number of two-stage ops so far */
+  int64_t turn;      /* ticket of the op whose second stage is next */
+  int32_t rank[];    /* rank of each member, ascending */
 };
 
-/* The stage of an op. NG_MPI_TURN: the first stage is complete; the second waits for its ticket to be the turn. */
+/* The stage of an op.  NG_MPI_TURN: the first stage is complete, and the second waits until its ticket is the turn. */
 typedef enum ng_mpi_stage { NG_MPI_FIRST, NG_MPI_TURN, NG_MPI_SECOND, NG_MPI_DONE } ng_mpi_stage;
 
 typedef struct ng_mpi_op ng_mpi_op;
@@ -28,54 +29,55 @@ struct ng_mpi_op {
   ng_collective c;
   ng_mpi_team *team;
   ng_mpi_stage stage;
-  bool two;
-  int64_t ticket; /* number of the op among the two-stage ops of its team */
-  MPI_Request request;
-  char *buffer; /* [bytes], read and written by MPI: sent data, then received data */
+  bool two;            /* the op has two stages */
+  int64_t ticket;      /* number of the op among the two-stage ops of its team */
+  MPI_Request request; /* of the collective of MPI in progress */
+  char *buffer;        /* [bytes] read and written by MPI: sent data, then received data */
   size_t bytes;
   int list[]; /* [4 ranks] counts and offsets of sent data, counts and offsets of received data */
 };
 
-/* The collectives that this rank shares with another rank. */
+/* What this rank knows of another rank.  A collective is shared if both are members of its team. */
 typedef struct ng_mpi_peer {
-  int64_t posted; /* number of collectives posted with this peer */
-  int64_t left;   /* the peer's `posted` for this rank when the peer left or failed; -1 before */
-  MPI_Request sent;
+  int64_t posted;   /* number of shared collectives that this rank has posted */
+  int64_t left;     /* number that the peer had posted when it left or failed; -1: still present */
+  MPI_Request sent; /* of the message with which this rank leaves */
 } ng_mpi_peer;
 
-/* The `user` of a rank's table. */
+/* The `user` of the table of one rank. */
 typedef struct ng_mpi_seat {
   ng_mpi_team *world, *groups; /* all ranks; list of groups, the newest first */
   bool stopped;                /* this rank has failed */
-  bool lost;                   /* another rank failed; its complete collectives may still arrive */
-  int64_t open;                /* number of calls and group creations in progress */
-  ng_mpi_op *first, **last, *spare;
-  int32_t away;       /* number of ranks that have left */
-  ng_mpi_peer peer[]; /* [ranks] */
+  bool lost;    /* another rank has failed; its complete collectives may still arrive */
+  int64_t open; /* number of calls and group creations in progress */
+  ng_mpi_op *first, **last, *spare; /* ops in progress; end of this list; ops to be reused */
+  int32_t away;                     /* number of ranks that have left */
+  ng_mpi_peer peer[];               /* [ranks] */
 } ng_mpi_seat;
 
-/* Return the elements of the buffer for a call of `count` elements. *two: the call takes two collectives of MPI. */
+/* Return the number of elements of the buffer that a call of `count` elements needs.  *two: it has two stages. */
 int64_t ng_mpi_buffer_size(const ng_mpi_team *t, const ng_collective *c, int64_t count, bool *two);
-/* Begin an op whose call, team and buffer are set; advance it without waiting. Both return MPI's error code. */
+/* Begin an op whose call, team and buffer are set; make progress with it, without waiting.  Return MPI's error code. */
 int ng_mpi_begin(ng_mpi_op *o);
 int ng_mpi_advance(ng_mpi_op *o);
 
-/* Advance all ops in progress without waiting. */
+/* Make progress with all ops, without waiting. */
 ng_status ng_mpi_drive(ng_mpi_seat *s);
 /* Wait for all ranks; fail if a rank failed or left. */
 ng_status ng_mpi_barrier(ng_mpi_seat *s);
 
-void ng_mpi_give_up(void *seat);
+void ng_mpi_give_up(void *seat);                       /* fail, and tell all ranks */
 ng_status ng_mpi_refuse(ng_mpi_seat *s, ng_status st); /* call ng_mpi_give_up and return st */
-/* Return whether this rank must stop: another rank failed, or left before a collective that this rank waits for. */
+/* Receive messages of failed and leaving ranks.  Return whether this rank must stop, too, because it waits for a
+ * collective that such a rank will not complete. */
 bool ng_mpi_alarmed(ng_mpi_seat *s);
-/* Return the same in a wait for all ranks: here any failed rank stops this rank. */
+/* As ng_mpi_alarmed, for a wait in which all ranks must take part: any failed rank stops this rank. */
 bool ng_mpi_peer_lost(ng_mpi_seat *s);
-/* Count one more collective with the members of t. Return false if a member has already left. */
+/* Count a new collective of team t.  Return false if a member has failed or left without posting it. */
 bool ng_mpi_count_in(ng_mpi_seat *s, const ng_mpi_team *t);
-/* Pause after `looks` polls in vain. */
-void ng_mpi_pause(int64_t looks);
-/* Leave together with all ranks. Return true on all ranks (communicators may be freed) or false on all. */
+/* Yield the core, or sleep, after `polls` polls without success, because other ranks may share the core. */
+void ng_mpi_pause(int64_t polls);
+/* Leave together with all ranks.  Return true on all ranks, if communicators may be freed, or false on all. */
 bool ng_mpi_leave_together(ng_mpi_seat *s);
 
 #endif

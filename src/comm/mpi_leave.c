@@ -1,13 +1,13 @@
 /* mpi_leave.c: failure and release of the transport over MPI (mpi.h).
  *
- * A failing rank sends a message to all ranks; waiting ranks poll for messages. If the sender has unfinished calls, the
- * message is empty and ends every wait of its receiver. Otherwise the message is the number of collectives that the
- * sender has posted with the receiver. These collectives are complete at the sender, so the receiver may still finish
- * them. After a failure no communicator is freed, because its collectives do not end.
+ * Failure: the rank sends a message (tag ALARM) to every rank; ranks that wait poll for messages.  If the sender has
+ * unfinished calls, the message is empty and ends every wait of its receiver.  Otherwise the message is the number of
+ * collectives that the sender has posted with the receiver.  They are complete at the sender, so the receiver may still
+ * finish them.  After a failure no communicator is freed, because some of its collectives never end.
  *
- * So either all ranks free their communicators or none does. A leaving rank sends each rank the number of collectives
- * that it has posted with this rank. A rank that waits for one more collective fails. When all ranks have left with
- * equal numbers and have passed a barrier, no rank can fail any more. */
+ * Release: a leaving rank sends every rank (tag FAREWELL) the number of collectives that it has posted with this rank.
+ * A rank that waits for one more collective fails.  When all ranks have left with equal numbers and have passed a
+ * barrier, no rank can fail any more.  So either all ranks free their communicators, or none does. */
 #include "comm/mpi.h"
 
 #include <sched.h>
@@ -18,11 +18,11 @@ typedef ng_mpi_seat seat;
 typedef ng_mpi_peer peer;
 
 enum {
-  ALARM = 1,       /* tag: the sender has failed */
-  FAREWELL = 2,    /* tag: the sender leaves; sends its number of collectives with the receiver */
-  PATIENCE = 256,  /* number of polls before a yield of the core */
-  WEARY = 1 << 14, /* number of polls before a sleep */
-  NAP_NS = 50000   /* duration of a sleep */
+  ALARM = 1,             /* tag: the sender has failed */
+  FAREWELL = 2,          /* tag: the sender leaves */
+  YIELD_AFTER = 256,     /* polls, after which the rank yields the core between polls */
+  SLEEP_AFTER = 1 << 14, /* polls, after which the rank sleeps between polls */
+  SLEEP_NS = 50000       /* duration of a sleep */
 };
 
 /* ---- failure ----------------------------------------------------------------------------------*/
@@ -35,14 +35,14 @@ void ng_mpi_give_up(void *user) {
   for (int r = 0; r < s->world->n; r++) {
     MPI_Request sent;
     if (r == s->world->index) continue;
-    /* MPI may read the number later, so the seat of a failed rank is never freed */
+    /* MPI may read peer[r].posted later, so the seat of a failed rank is never freed */
     if (MPI_Isend(&s->peer[r].posted, s->open == 0 ? 1 : 0, MPI_INT64_T, r, ALARM, comm, &sent) !=
         MPI_SUCCESS)
       continue;
     (void)MPI_Request_free(&sent);
   }
   int none;
-  for (int i = 0; i < PATIENCE; i++) { /* let MPI make progress on the messages */
+  for (int i = 0; i < YIELD_AFTER; i++) { /* let MPI send the messages */
     (void)MPI_Iprobe(MPI_ANY_SOURCE, ALARM, comm, &none, MPI_STATUS_IGNORE);
   }
 }
@@ -52,6 +52,7 @@ ng_status ng_mpi_refuse(seat *s, ng_status st) {
   return st;
 }
 
+/* Receive the number of an alarm or a farewell. */
 static int receive_number(seat *s, const MPI_Status *from) {
   peer *r = &s->peer[from->MPI_SOURCE];
   if (from->MPI_TAG == FAREWELL)
@@ -76,7 +77,6 @@ bool ng_mpi_alarmed(seat *s) {
   return s->stopped;
 }
 
-/* A failed rank does not arrive where all ranks meet, so s->lost ends the wait. */
 bool ng_mpi_peer_lost(seat *s) {
   if (!ng_mpi_alarmed(s) && s->lost) ng_mpi_give_up(s);
   return s->stopped;
@@ -93,19 +93,18 @@ bool ng_mpi_count_in(seat *s, const team *t) {
   return true;
 }
 
-/* Yield or sleep, because other ranks may share this core. */
-void ng_mpi_pause(int64_t looks) {
-  if (looks > WEARY) {
-    const struct timespec nap = {0, NAP_NS};
-    (void)nanosleep(&nap, NULL);
-  } else if (looks > PATIENCE) {
+void ng_mpi_pause(int64_t polls) {
+  if (polls > SLEEP_AFTER) {
+    const struct timespec time = {0, SLEEP_NS};
+    (void)nanosleep(&time, NULL);
+  } else if (polls > YIELD_AFTER) {
     (void)sched_yield();
   }
 }
 
 /* ---- release ----------------------------------------------------------------------------------*/
 
-/* Send each rank this rank's number of collectives with it; the number does not change afterwards. */
+/* The number of posted collectives does not change after the farewell. */
 static ng_status send_farewells(seat *s) {
   for (int r = 0; r < s->world->n; r++) {
     peer *to = &s->peer[r];
@@ -118,31 +117,31 @@ static ng_status send_farewells(seat *s) {
   return NG_OK;
 }
 
-/* Wait until all ranks have left and have received this rank's number. */
+/* Wait until all ranks have left, and have received the farewell of this rank. */
 static ng_status await_farewells(seat *s) {
   const team *t = s->world;
-  for (int64_t looks = 0; s->away < t->n - 1; looks++) {
+  for (int64_t polls = 0; s->away < t->n - 1; polls++) {
     if (ng_mpi_peer_lost(s)) return NG_ERR_COMM;
-    ng_mpi_pause(looks);
+    ng_mpi_pause(polls);
   }
   for (int32_t r = 0; r < t->n; r++) {
     peer *from = &s->peer[r];
     if (r == t->index) continue;
     if (from->left != from->posted) return ng_mpi_refuse(s, NG_ERR_COMM);
     int sent = 0;
-    for (int64_t looks = 0; sent == 0; looks++) {
+    for (int64_t polls = 0; sent == 0; polls++) {
       if (MPI_Test(&from->sent, &sent, MPI_STATUS_IGNORE) != MPI_SUCCESS || ng_mpi_peer_lost(s)) {
         return ng_mpi_refuse(s, NG_ERR_COMM);
       }
-      ng_mpi_pause(looks);
+      ng_mpi_pause(polls);
     }
   }
   return NG_OK;
 }
 
 bool ng_mpi_leave_together(seat *s) {
-  if (s->first != NULL || s->lost)
-    ng_mpi_give_up(s); /* other ranks may wait for calls that this rank abandons */
+  /* other ranks may wait for collectives that this rank abandons */
+  if (s->first != NULL || s->lost) ng_mpi_give_up(s);
   if (s->stopped || send_farewells(s) != NG_OK || await_farewells(s) != NG_OK) return false;
   return ng_mpi_barrier(s) == NG_OK;
 }

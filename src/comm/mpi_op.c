@@ -1,14 +1,13 @@
-/* mpi_op.c: one op of the transport over MPI (mpi.h), from stage to stage.
+/* mpi_op.c: one op of the transport over MPI (mpi.h): a call, as one or two non-blocking collectives of MPI.
  *
- * In: a call, a team, a buffer. Out: recv complete. An op is one non-blocking collective of MPI, except for a large
- * sum, which is two. First each rank receives its share of the elements from all ranks (MPI_Ialltoallv) and sums it
- * (tile.h); then all ranks gather the shares (MPI_Iallgatherv). A reduce-scatter with very uneven parts also has two
- * stages, so that no rank receives everything: the second stage sends the shares to the owners of the elements
- * (MPI_Ialltoallv). MPI's own sums are not used: they have no bf16, round 16-bit numbers at every addition, and choose
- * the order of ranks. The sums equal the sums of threads.c to the last bit.
+ * A large sum has two stages.  First each rank receives its share of the elements from all ranks (MPI_Ialltoallv) and
+ * sums them (tile.h); then all ranks gather the shares (MPI_Iallgatherv).  A reduce-scatter with very uneven parts also
+ * has two stages, so that no rank receives all elements: the second stage sends each share to the ranks that its
+ * elements belong to (MPI_Ialltoallv).  MPI's own sums are not used: they have no bf16, round 16-bit numbers at every
+ * addition, and do not fix the order of ranks.
  *
- * MPI requires that all ranks post the collectives of a communicator in the same order. First stages begin when posted.
- * Second stages use a second communicator and begin in the order of tickets, which is the order of posting. */
+ * All ranks must post the collectives of a communicator in the same order.  First stages begin when posted.  Second
+ * stages use a second communicator and begin in the order of tickets, which is the order of posting. */
 #include "comm/mpi.h"
 #include "comm/tile.h"
 
@@ -19,7 +18,7 @@ typedef ng_mpi_team team;
 
 enum { SMALL = 1 << 15 }; /* most bytes that a rank receives for a sum in one stage */
 
-/* Return whether the call needs two stages; the result is equal on all ranks. */
+/* Return whether the call has two stages, equally on all ranks. */
 static bool needs_two_stages(const team *t, const ng_collective *c, int64_t count) {
   const int64_t size = ng_dtype_size(c->dtype);
   if (c->kind == NG_ALL_REDUCE) return t->n > 2 && count * size * t->n > SMALL;
@@ -49,7 +48,7 @@ static MPI_Datatype type_of(ng_dtype t) {
 /* Return the first element of member m's share in a two-stage op. */
 static int64_t share_at(const op *o, int32_t m) { return o->c.count * m / o->team->n; }
 
-/* Return the elements of member m: its part of a call with `counts`, otherwise its share. */
+/* Return the number of elements of member m: its part in a call with `counts` and one stage, otherwise its share. */
 static int64_t part_of(const op *o, int32_t m) {
   if (ng_call_counts(o->c.kind) && !o->two) return o->c.counts[m];
   return share_at(o, m + 1) - share_at(o, m);
@@ -81,8 +80,8 @@ static int common(int64_t a, int64_t b, int64_t from, int64_t to) {
   return (int)ng_max64(0, ng_min64(b, to) - ng_max64(a, from));
 }
 
-/* Set `list` to counts and offsets to send this rank's share to the owners of its elements, and to receive this rank's
- * part from the shares. Pieces are in order: each begins where the previous piece ends. */
+/* Set `list` to counts and offsets for the second stage of a reduce-scatter: to send the elements of this rank's share
+ * to the members whose parts they are in, and to receive this rank's part from the shares. */
 static void list_owners(op *o) {
   const int32_t n = o->team->n, me = o->team->index;
   int64_t mine = 0, part = 0;
@@ -102,9 +101,8 @@ static void list_owners(op *o) {
 
 /* ---- sums ------------------------------------------------------------------------------------*/
 
-/* Sum the lines of all members: to[i] = sum over m of line m at i. `from` has a line of `count` elements for each
- * member. */
-static void sum_lines(const op *o, const char *from, int64_t count, char *to) {
+/* Set to[i] to the sum over members m of from[m][i].  `from` has `count` elements of each member. */
+static void sum_members(const op *o, const char *from, int64_t count, char *to) {
   const ng_dtype t = o->c.dtype;
   const int64_t size = ng_dtype_size(t);
   double acc[NG_TILE];
@@ -117,8 +115,9 @@ static void sum_lines(const op *o, const char *from, int64_t count, char *to) {
   }
 }
 
-/* ---- from stage to stage ----------------------------------------------------------------------*/
+/* ---- stages -----------------------------------------------------------------------------------*/
 
+/* A small all-reduce: every rank gathers all data and sums them. */
 static bool gathers(const op *o) { return o->c.kind == NG_ALL_REDUCE && !o->two; }
 
 /* Copy the data to send into the buffer and begin the first collective. */
@@ -154,7 +153,7 @@ int ng_mpi_begin(op *o) {
                         o->list + 3 * n, type, t->comm[0], &o->request);
 }
 
-/* Called when the first collective is complete. Write the result, or the input of the second collective. */
+/* Called when the first collective is complete: write the result, or the input of the second collective. */
 static void first_done(op *o) {
   const ng_collective *c = &o->c;
   const team *t = o->team;
@@ -163,16 +162,16 @@ static void first_done(op *o) {
     const bool own = c->kind == NG_BROADCAST && c->root == t->rank[t->index] && c->recv == c->send;
     if (!own && all > 0) memcpy(c->recv, o->buffer, (size_t)all);
   } else if (gathers(o)) {
-    sum_lines(o, o->buffer, c->count, c->recv);
+    sum_members(o, o->buffer, c->count, c->recv);
   } else {
     const int64_t mine = o->list[t->index];
     char *to = o->two ? o->buffer + o->list[t->n + t->index] * size : c->recv;
-    sum_lines(o, o->buffer + all, mine, to);
+    sum_members(o, o->buffer + all, mine, to);
   }
   o->stage = o->two ? NG_MPI_TURN : NG_MPI_DONE;
 }
 
-/* Return the place of received data, which follow the sent data. */
+/* In the buffer the received data follow the sent data. */
 static char *received(const op *o) { return o->buffer + o->c.count * ng_dtype_size(o->c.dtype); }
 
 static int begin_second(op *o) {

@@ -1,15 +1,16 @@
-/* threads.c: ranks as threads of one process.
+/* threads.c: a transport between ranks that are threads of one process.
  *
- * In: one ng_collective from each member of a team (all ranks, or a group). Out: the recv buffer of every member is
- * complete. Calls meet in an `op`: the k-th call of each member on a team belongs to the team's k-th op. The op opens
- * when the last member arrives, if all calls agree. Then each waiting member processes chunks of elements. An element
- * is summed over members in rank order, in double, so its bits are the same on all ranks and in each run.
+ * A team is all ranks, or the ranks of a group.  The k-th collective of a team is its k-th *op*, which the k-th call of
+ * each member joins.  The op opens when the last member has joined, if all calls are equal.  Then the members that wait
+ * process its elements in chunks.  An element is summed over members in the order of ranks, in double, so its bits are
+ * the same on all ranks and in each run.
  *
- * One lock guards all bookkeeping; threads move elements without the lock. An error stops all ranks: waiting members
- * wake and fail, and no new chunk begins. A failing call returns only when no thread is inside a chunk, so that its
- * caller may free the buffers.
+ * One lock guards all fields; threads copy and add elements without it.  An error stops all ranks: waiting members wake
+ * and fail, and no new chunk begins.  A failing call returns only when no thread is inside a chunk, so that its caller
+ * may free the buffers.
  *
- * A group outlives contexts, so its memory comes from malloc. Ops are reused, so later collectives allocate nothing. */
+ * An ng_threads outlives contexts, so its memory comes from malloc.  Ops are reused, so that most calls allocate
+ * nothing. */
 
 #include "comm/tile.h"
 #include "core/core.h"
@@ -18,33 +19,39 @@
 #include <stdlib.h>
 
 enum {
-  CHUNK = 1 << 15, /* elements processed without the lock: some tens of microseconds */
-  MAKE_TEAM = 0    /* internal kind of the call that creates a group: `send` has `count` ranks */
+  CHUNK = 1 << 15, /* elements that a thread processes without the lock: some 10 microseconds */
+  MAKE_TEAM = 0    /* internal kind of a call that creates a group of the `count` ranks in `send` */
 };
 
 typedef struct team team;
 typedef struct op op;
 
 struct op {
-  op *next;  /* next op in the team's queue, or in the spare list */
+  op *next;  /* next op of the team, or next spare op */
   op *older; /* next op in the list of all ops */
   team *team;
-  team *made;                          /* for MAKE_TEAM: the new team */
-  int32_t arrived, waiting, collected; /* numbers of members; waiting: for the op to open */
-  bool open;
-  int64_t total, given, finished; /* elements; given: in chunks already begun */
-  const ng_collective *call[];    /* [members] */
+  team *made;                  /* for MAKE_TEAM: the new team */
+  int32_t arrived;             /* number of members that have joined */
+  int32_t waiting;             /* number of members that wait for the op to open */
+  int32_t collected;           /* number of members that have seen the op complete */
+  bool open;                   /* all members have joined */
+  int64_t total;               /* number of elements */
+  int64_t given;               /* number of elements in chunks that have begun */
+  int64_t finished;            /* number of elements in chunks that are complete */
+  const ng_collective *call[]; /* [members] */
 };
 
 struct team {
   team *next;
-  int32_t n, holders; /* numbers of members, and of members that have not destroyed the group */
-  int32_t *rank;      /* [members] rank of each member, ascending */
-  op **joins;         /* [members] the op of the member's next call; NULL: not created yet */
-  op *tail;           /* newest op that has not opened */
+  int32_t n;       /* number of members */
+  int32_t holders; /* number of members that have not destroyed the group */
+  int32_t *rank;   /* [members] rank of each member, ascending */
+  op **joins;      /* [members] op that the member's next call joins; NULL: not created yet */
+  op *tail;        /* newest op that has not opened */
   pthread_cond_t changed;
 };
 
+/* The `user` of the table of one rank. */
 typedef struct seat {
   ng_threads *g;
   int32_t rank;
@@ -55,11 +62,11 @@ struct ng_threads {
   pthread_cond_t idle;  /* signalled when the group has stopped and no thread is inside a chunk */
   int32_t size;         /* number of ranks */
   int32_t busy;         /* number of threads inside a chunk */
-  int32_t stuck;        /* ranks that wait for an op to open; a deadlock if all ranks do */
-  bool stopped;         /* every later call fails */
-  team *teams, *world;  /* all teams; the team of all ranks */
-  op *ops, *spare;      /* all ops, through `older`; free ops, through `next` */
-  seat *seat;           /* [size] `user` of each rank's table */
+  int32_t stuck;       /* number of ranks that wait for an op to open; a deadlock if all ranks do */
+  bool stopped;        /* an error has occurred: every later call fails */
+  team *teams, *world; /* list of all teams; the team of all ranks */
+  op *ops, *spare; /* list of all ops, by `older`; list of the ops that can be reused, by `next` */
+  seat *seat;      /* [size] */
 };
 
 /* ---- teams and ops ---------------------------------------------------------------------------*/
@@ -74,10 +81,7 @@ static void team_free(team *t) {
 static team *team_new(ng_threads *g, const int32_t *rank, int32_t n) {
   team *t = calloc(1, sizeof *t);
   if (t == NULL) return NULL;
-  if (pthread_cond_init(&t->changed, NULL) != 0) {
-    free(t);
-    return NULL;
-  }
+  (void)pthread_cond_init(&t->changed, NULL);
   t->n = t->holders = n;
   t->rank = malloc((size_t)n * sizeof *t->rank);
   t->joins = calloc((size_t)n, sizeof *t->joins);
@@ -97,7 +101,8 @@ static int32_t member_of(const team *t, int32_t rank) {
   return ng_call_member(t->rank, t->n, rank);
 }
 
-/* Return a spare or new op for team t. Every op has room for all ranks, so that any team can reuse it. */
+/* Return a spare or new op for team t.  Every op has memory for the calls of all ranks, so that any team can reuse
+ * it. */
 static op *op_take(ng_threads *g, team *t) {
   op *o = g->spare;
   op *older = g->ops;
@@ -115,7 +120,7 @@ static op *op_take(ng_threads *g, team *t) {
 
 /* ---- stopping --------------------------------------------------------------------------------*/
 
-/* Stop the group; the caller holds the lock. Waiting members wake, see `stopped` and fail. */
+/* Called with the lock after an error.  Waiting members wake, see `stopped` and fail. */
 static void stop(ng_threads *g) {
   g->stopped = true;
   for (team *t = g->teams; t != NULL; t = t->next) {
@@ -123,7 +128,7 @@ static void stop(ng_threads *g) {
   }
 }
 
-/* A failing call ends with this function, with the lock held. It waits until no thread uses a buffer. */
+/* Called with the lock at the end of a failing call: wait until no thread uses a buffer. */
 static void settle(ng_threads *g) {
   while (g->busy > 0) {
     (void)pthread_cond_wait(&g->idle, &g->lock);
@@ -138,13 +143,13 @@ static void give_up(void *user) {
   (void)pthread_mutex_unlock(&g->lock);
 }
 
-/* An invalid call fails before it meets the calls of other members, and stops the group. */
+/* A call with invalid arguments joins no op, and stops all ranks. */
 static ng_status refuse(seat *s, ng_status st) {
   give_up(s);
   return st;
 }
 
-/* ---- moving elements -------------------------------------------------------------------------*/
+/* ---- elements --------------------------------------------------------------------------------*/
 
 static const char *send_at(const op *o, int32_t m, int64_t i) {
   return (const char *)o->call[m]->send + i * ng_dtype_size(o->call[m]->dtype);
@@ -153,8 +158,8 @@ static char *recv_at(const op *o, int32_t m, int64_t i) {
   return (char *)o->call[m]->recv + i * ng_dtype_size(o->call[m]->dtype);
 }
 
-/* Sum elements [b, e) over all sends, and write the sums to the recv of members [first, last) from element `at` on. No
- * other thread uses these elements, and each is read before it is written, so sums in place are safe. */
+/* Sum elements [b, e) of `send` over all members.  Write the sums to `recv` of members [first, last), from element `at`
+ * on.  No other thread uses these elements, and a sum is read before it is written, so `send` may be `recv`. */
 static void sum_range(const op *o, int64_t b, int64_t e, int32_t first, int32_t last, int64_t at) {
   const ng_dtype t = o->call[0]->dtype;
   double acc[NG_TILE];
@@ -169,7 +174,7 @@ static void sum_range(const op *o, int64_t b, int64_t e, int32_t first, int32_t 
   }
 }
 
-/* Copy elements from `at` on of member `from`'s send to elements [b, e) of every recv. */
+/* Copy elements of `send` of member `from`, from element `at` on, to elements [b, e) of `recv` of every member. */
 static void copy_range(const op *o, int32_t from, int64_t at, int64_t b, int64_t e) {
   const size_t bytes = (size_t)((e - b) * ng_dtype_size(o->call[0]->dtype));
   const char *src = send_at(o, from, at);
@@ -179,8 +184,8 @@ static void copy_range(const op *o, int32_t from, int64_t at, int64_t b, int64_t
   }
 }
 
-/* Process elements [b, e) of the op. Elements are numbered through one array; for a call with counts this array is the
- * parts of all members in order. Different ranges touch different elements of every buffer. */
+/* Process elements [b, e) of the op.  In a call with counts, elements are numbered through the parts of all members in
+ * order.  Two ranges without a common element touch different elements of every buffer. */
 static void work(const op *o, int64_t b, int64_t e) {
   const ng_collective *c = o->call[0];
   if (!ng_call_counts(c->kind)) {
@@ -203,9 +208,9 @@ static void work(const op *o, int64_t b, int64_t e) {
   }
 }
 
-/* ---- how calls meet ---------------------------------------------------------------------------*/
+/* ---- ops --------------------------------------------------------------------------------------*/
 
-/* Return whether two calls are equal in all fields except buffers. */
+/* Return whether the calls of two members are equal, except for their buffers. */
 static bool same_call(const ng_collective *a, const ng_collective *b, int32_t n) {
   if (a->kind != b->kind || a->dtype != b->dtype || a->mem != b->mem) return false;
   if (a->kind == NG_BROADCAST && a->root != b->root) return false;
@@ -216,8 +221,8 @@ static bool same_call(const ng_collective *a, const ng_collective *b, int32_t n)
          memcmp(a->send, b->send, (size_t)a->count * sizeof(int32_t)) == 0;
 }
 
-/* Open an op whose last member has arrived. false: the calls differ, a bug of the caller that must not give a wrong
- * sum. */
+/* Open an op that all members have joined.  Return false if their calls differ, by an error of the caller, or if a new
+ * team has no memory. */
 static bool op_open(ng_threads *g, op *o) {
   team *t = o->team;
   const ng_collective *c = o->call[0];
@@ -230,7 +235,7 @@ static bool op_open(ng_threads *g, op *o) {
   } else {
     o->total = ng_call_total(c, t->n);
   }
-  /* Ops open in the order of calls. If this op is the newest, the queue is now empty. */
+  /* ops open in the order of calls: if this op is the newest, none is closed now */
   if (t->tail == o) t->tail = NULL;
   g->stuck -= o->waiting;
   o->open = true;
@@ -238,8 +243,9 @@ static bool op_open(ng_threads *g, op *o) {
   return true;
 }
 
-/* Join member m's call to its op; the lock is held. `c` must stay valid until the op is collected. The first member
- * creates the op for all members, who find it in `joins`. So a fast rank may be several calls ahead. */
+/* Called with the lock: let the call `c` of member m join its op.  `c` must stay valid until the member has collected
+ * the op.  The first member creates the op, and the others find it in `joins`.  So one rank may be several calls
+ * ahead. */
 static ng_status post(ng_threads *g, team *t, int32_t m, const ng_collective *c, op **out) {
   if (g->stopped) return NG_ERR_COMM;
   op *o = t->joins[m];
@@ -265,7 +271,7 @@ static ng_status post(ng_threads *g, team *t, int32_t m, const ng_collective *c,
   return NG_OK;
 }
 
-/* Process the op's next chunk, which must exist. The lock is held before and after, and released during the work. */
+/* Called with the lock, which is released during the work: process the next chunk of the op, which must exist. */
 static void do_chunk(ng_threads *g, op *o) {
   const int64_t b = o->given, e = ng_min64(b + CHUNK, o->total);
   o->given = e;
@@ -279,15 +285,15 @@ static void do_chunk(ng_threads *g, op *o) {
   if (g->stopped && g->busy == 0) (void)pthread_cond_broadcast(&g->idle);
 }
 
-/* Called with the lock when a member has seen its op complete. The last member makes the op spare. */
+/* Called with the lock when a member has seen the op complete.  The last member puts the op on the spare list. */
 static void release_op(ng_threads *g, op *o) {
   if (++o->collected < o->team->n) return;
   o->next = g->spare;
   g->spare = o;
 }
 
-/* Wait, with the lock, until the op is complete. `made` (may be NULL) receives a new team. If every rank waits for an
- * op to open, the group is deadlocked, and all calls fail. */
+/* Called with the lock: process chunks and wait until the op is complete.  *made (NULL: none) receives the new team of
+ * MAKE_TEAM.  If every rank waits for an op to open, no op can open any more, and all calls fail. */
 static ng_status collect(ng_threads *g, op *o, team **made) {
   team *t = o->team;
   if (!o->open && !g->stopped) {
@@ -310,8 +316,7 @@ static ng_status collect(ng_threads *g, op *o, team **made) {
   return NG_OK;
 }
 
-/* Process at most one chunk, with the lock, so that an observation waits briefly. The caller does not count as
- * stuck. */
+/* Called with the lock: process at most one chunk, so that the caller waits only briefly. */
 static ng_status progress(ng_threads *g, op *o, int32_t *done) {
   if (o->open && !g->stopped && o->given < o->total) do_chunk(g, o);
   *done = o->open && o->finished == o->total;
@@ -342,7 +347,8 @@ static ng_status start(void *user, const ng_collective *c, void **request) {
   return st;
 }
 
-/* done NULL: wait. A request is complete when all its chunks are, because other threads write to its recv. */
+/* With done = NULL, wait.  A request is complete when all chunks of its op are, because any member writes to its
+ * recv. */
 static ng_status test(void *user, void *request, int32_t *done) {
   seat *s = user;
   if (request == NULL) return refuse(s, NG_ERR_ARG);
@@ -360,7 +366,7 @@ static ng_status run(void *user, const ng_collective *c) {
   return st == NG_OK ? wait(user, request) : st;
 }
 
-/* All ranks call this function; it is an op of the world without elements. */
+/* All ranks call this function; the calls join an op of the world that has no elements. */
 static ng_status group_create(void *user, const int32_t *ranks, int32_t n, void **group) {
   seat *s = user;
   ng_threads *g = s->g;
@@ -376,13 +382,13 @@ static ng_status group_create(void *user, const int32_t *ranks, int32_t n, void 
   } else {
     settle(g);
   }
-  /* A rank outside the group gets no handle: the members may already have freed the team. */
+  /* a rank that is not a member gets no handle, because the members may have freed the team already */
   if (st == NG_OK && ng_call_member(ranks, n, s->rank) >= 0) *group = made;
   (void)pthread_mutex_unlock(&g->lock);
   return st;
 }
 
-/* Each member destroys its handle; the last one frees the team. */
+/* The last member frees the team. */
 static void group_destroy(void *user, void *group) {
   ng_threads *g = ((seat *)user)->g;
   team *t = group;
@@ -405,15 +411,8 @@ ng_status ng_threads_create(int32_t ranks, ng_threads **out) {
   if (ranks < 1) return NG_ERR_ARG;
   ng_threads *g = calloc(1, sizeof *g);
   if (g == NULL) return NG_ERR_NOMEM;
-  if (pthread_mutex_init(&g->lock, NULL) != 0) {
-    free(g);
-    return NG_ERR_NOMEM;
-  }
-  if (pthread_cond_init(&g->idle, NULL) != 0) {
-    (void)pthread_mutex_destroy(&g->lock);
-    free(g);
-    return NG_ERR_NOMEM;
-  }
+  (void)pthread_mutex_init(&g->lock, NULL);
+  (void)pthread_cond_init(&g->idle, NULL);
   g->size = ranks;
   g->seat = calloc((size_t)ranks, sizeof *g->seat);
   g->world = g->seat == NULL ? NULL : team_new(g, NULL, ranks);
@@ -432,28 +431,18 @@ ng_status ng_threads_transport(ng_threads *group, int32_t rank, ng_transport *ou
   if (group == NULL || out == NULL || rank < 0 || rank >= group->size || size < sizeof(size_t)) {
     return NG_ERR_ARG;
   }
-  const ng_transport table = {
-      .struct_size = size,
-      .user = &group->seat[rank],
-      .name = "threads",
-      .rank = rank,
-      .size = group->size,
-      .run = run,
-      .start = start,
-      .wait = wait,
-      .group_create = group_create,
-      .group_destroy = group_destroy,
-      .kinds =
-          1u << NG_ALL_REDUCE | 1u << NG_BROADCAST | 1u << NG_REDUCE_SCATTER | 1u << NG_ALL_GATHER,
-      .abort = give_up,
-      .test = test,
-  };
-  memset(out, 0, size); /* the caller's header may be older or newer */
-  memcpy(out, &table, size < sizeof table ? size : sizeof table);
+  const ng_transport functions = {.name = "threads",
+                                  .run = run,
+                                  .start = start,
+                                  .wait = wait,
+                                  .group_create = group_create,
+                                  .group_destroy = group_destroy,
+                                  .abort = give_up,
+                                  .test = test};
+  ng_call_fill(out, size, &functions, &group->seat[rank], rank, group->size);
   return NG_OK;
 }
 
-/* The public header requires that no rank is inside a call. */
 void ng_threads_destroy(ng_threads **group) {
   if (group == NULL || *group == NULL) return;
   ng_threads *g = *group;

@@ -1,5 +1,7 @@
-/* tile.h: sums over ranks of NG_TILE elements at a time, in double and in rank order, rounded once. The transports
- * threads and mpi both use these functions, so their sums are equal to the last bit. */
+/* tile.h: shared by the transports threads and mpi: sums over ranks, and checks of calls.
+ *
+ * A sum adds NG_TILE elements of each rank at a time, in double and in the order of ranks, and rounds the result once.
+ * So the sums of the two transports are equal to the last bit. */
 #ifndef NG_TILE_H
 #define NG_TILE_H
 
@@ -8,9 +10,10 @@
 
 #include <string.h>
 
-enum { NG_TILE = 256 }; /* elements of an accumulator on the stack */
+enum { NG_TILE = 256 }; /* elements of an accumulator, which is on the stack */
 
-/* Set acc to n values (first), or add them to acc. The first rank sets acc, because 0 + -0 would become +0. */
+/* Set acc to the n values of the first rank, or add the values of another rank to acc.  (Starting from zeros would turn
+ * a sum of -0 into +0.) */
 static inline void ng_tile_add(double *acc, const void *from, ng_dtype t, int64_t n, bool first) {
   double wide[NG_TILE];
   float narrow[NG_TILE];
@@ -39,23 +42,23 @@ static inline void ng_tile_write(const double *acc, void *to, ng_dtype t, int64_
   ng_from_f32(to, t, narrow, n);
 }
 
-/* ---- calls, for the threads and MPI transports -----------------------------------------------------------------*/
+/* ---- calls -----------------------------------------------------------------------------------*/
 
 static inline bool ng_call_sums(ng_coll_kind k) {
   return k == NG_ALL_REDUCE || k == NG_REDUCE_SCATTER;
 }
-/* Return whether the kind has a count for each member. */
+/* Return whether a call of this kind has a count for each member. */
 static inline bool ng_call_counts(ng_coll_kind k) {
   return k == NG_REDUCE_SCATTER || k == NG_ALL_GATHER;
 }
-/* Return the index of `rank` among n ascending ranks, or -1 if `rank` is not a member. */
+/* Return the index of `rank` in a list of n ranks; -1 if it is not in the list. */
 static inline int32_t ng_call_member(const int32_t *ranks, int32_t n, int32_t rank) {
   for (int32_t i = 0; i < n; i++) {
     if (ranks[i] == rank) return i;
   }
   return -1;
 }
-/* Whether `ranks` has n >= 1 ascending numbers in [0, size). */
+/* Return whether `ranks` has n >= 1 ascending numbers in [0, size). */
 static inline bool ng_call_ranks_valid(const int32_t *ranks, int32_t n, int32_t size) {
   bool fit = ranks != NULL && n >= 1;
   for (int32_t i = 0; i < n && fit; i++) {
@@ -71,7 +74,7 @@ static inline int64_t ng_call_total(const ng_collective *c, int32_t n) {
   }
   return sum;
 }
-/* Check the arguments of a call among n ranks; `most`: largest allowed number of elements. */
+/* Check the arguments of a call among n ranks.  `most`: the largest number of elements that the transport accepts. */
 static inline ng_status ng_call_check(const ng_collective *c, const int32_t *ranks, int32_t n,
                                       int64_t most) {
   int64_t total = 0;
@@ -79,7 +82,7 @@ static inline ng_status ng_call_check(const ng_collective *c, const int32_t *ran
   if (c->kind < NG_ALL_REDUCE || c->kind > NG_ALL_GATHER || ng_dtype_size(c->dtype) == 0) {
     return NG_ERR_ARG;
   }
-  if (ng_call_sums(c->kind) && c->dtype > NG_BF16) return NG_ERR_ARG; /* integers: sent only */
+  if (ng_call_sums(c->kind) && c->dtype > NG_BF16) return NG_ERR_ARG; /* no sums of integers */
   if (c->kind == NG_BROADCAST && ng_call_member(ranks, n, c->root) < 0) return NG_ERR_ARG;
   if (!ng_call_counts(c->kind)) return c->count < 0 || c->count > most ? NG_ERR_ARG : NG_OK;
   if (c->counts == NULL) return NG_ERR_ARG;
@@ -88,6 +91,20 @@ static inline ng_status ng_call_check(const ng_collective *c, const int32_t *ran
     total = ng_plus(total, c->counts[m]);
   }
   return total > most ? NG_ERR_ARG : NG_OK;
+}
+
+/* Fill the caller's table of `size` bytes for one rank.  The caller's header may be older or newer. */
+static inline void ng_call_fill(ng_transport *out, size_t size, const ng_transport *functions,
+                                void *user, int32_t rank, int32_t ranks) {
+  ng_transport table = *functions;
+  table.struct_size = size;
+  table.user = user;
+  table.rank = rank;
+  table.size = ranks;
+  table.kinds =
+      1u << NG_ALL_REDUCE | 1u << NG_BROADCAST | 1u << NG_REDUCE_SCATTER | 1u << NG_ALL_GATHER;
+  memset(out, 0, size);
+  memcpy(out, &table, size < sizeof table ? size : sizeof table);
 }
 
 #endif

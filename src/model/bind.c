@@ -28,32 +28,30 @@ static void drop_unit_axes(ng_strided *s) {
   s->ndim = n;
 }
 
+/* Return whether an array without axes of extent 1 has the shape `expected`, apart from such axes. */
+static bool has_shape(const ng_strided *s, const int64_t expected[4]) {
+  int32_t n = 0;
+  for (int32_t i = 0; i < 4; i++) {
+    if (expected[i] == 1) continue;
+    if (n == s->ndim || s->shape[n++] != expected[i]) return false;
+  }
+  return n == s->ndim;
+}
+
 /* Return whether an array without axes of extent 1 has an accepted shape: [rows, cols]; of a convolution also [out,
  * in/groups, kernel, kernel]; of a tensor any shape. */
 static bool shape_fits(const ng_slot *slot, const ng_strided *s) {
   const ng_layer *d = &slot->entry->d;
-  int64_t count = 1, want[4] = {slot->rows, slot->cols, 1, 1};
-  for (int32_t i = 0; i < s->ndim; i++) {
-    count *= s->shape[i];
-  }
-  if (count != slot->rows * slot->cols) return false;
-  if (slot->rows == 1 && (slot->entry->is_tensor || s->ndim <= 1)) return true;
-  for (int way = 0; way < 2; way++) {
-    int32_t n = 0;
-    if (way == 1 && d->kind == NG_CONV2D) {
-      want[1] = d->in / d->groups;
-      want[2] = d->kernel[0];
-      want[3] = d->kernel[1];
+  if (slot->entry->is_tensor) {
+    int64_t count = 1;
+    for (int32_t i = 0; i < s->ndim; i++) {
+      count *= s->shape[i];
     }
-    bool same = true;
-    for (int32_t i = 0; i < 4; i++) {
-      if (want[i] == 1) continue;
-      same = same && n < s->ndim && s->shape[n] == want[i];
-      n++;
-    }
-    if (same && n == s->ndim) return true;
+    return count == slot->cols;
   }
-  return false;
+  return has_shape(s, (int64_t[]){slot->rows, slot->cols, 1, 1}) ||
+         (d->kind == NG_CONV2D && slot->param == NG_WEIGHT &&
+          has_shape(s, (int64_t[]){slot->rows, d->in / d->groups, d->kernel[0], d->kernel[1]}));
 }
 
 /* Check an array, and describe its layout as rows and columns in *out.  An array with data NULL unbinds the slot. */

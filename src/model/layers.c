@@ -63,6 +63,13 @@ static ng_status check_range(ng_precond *p, const ng_layer *d, const char *field
   return check_below(p, d, field, value, least, WIDTH_MOST);
 }
 
+static ng_status check_divides(ng_precond *p, const ng_layer *d, bool divides) {
+  if (divides) return NG_OK;
+  return ng_fail(p->ctx, NG_ERR_ARG,
+                 "layer '%s': groups is %lld, expected a divisor of in %lld and out %lld", d->name,
+                 (long long)d->groups, (long long)d->in, (long long)d->out);
+}
+
 /* Call this function before sizes are checked, because the meaning of fields depends on the kind. */
 static ng_status check_supported(ng_precond *p, const ng_layer *d) {
   if (d->alias_of != NULL) {
@@ -111,11 +118,7 @@ static ng_status check_conv(ng_precond *p, const ng_layer *d, int64_t out[2]) {
   }
   if (st != NG_OK) return st;
   st = check_below(p, d, "groups", d->groups, 1, NG_LIST_MOST + 1);
-  if (st == NG_OK && (d->in % d->groups != 0 || d->out % d->groups != 0)) {
-    st = ng_fail(p->ctx, NG_ERR_ARG,
-                 "layer '%s': groups is %lld, expected a divisor of in %lld and out %lld", d->name,
-                 (long long)d->groups, (long long)d->in, (long long)d->out);
-  }
+  if (st == NG_OK) st = check_divides(p, d, d->in % d->groups == 0 && d->out % d->groups == 0);
   if (st != NG_OK) return st;
   /* families index the columns of the weight with 32 bits */
   const int64_t columns = ng_times(d->in / d->groups, ng_times(d->kernel[0], d->kernel[1]));
@@ -128,36 +131,31 @@ static ng_status check_conv(ng_precond *p, const ng_layer *d, int64_t out[2]) {
 
 static ng_status check_norm(ng_precond *p, const ng_layer *d) {
   ng_status st = check_range(p, d, "in", d->in, 1);
-  if (st == NG_OK && d->out != 0 && d->out != d->in) {
-    st = ng_fail(p->ctx, NG_ERR_ARG, "layer '%s': out is %lld, expected 0 or in, which is %lld",
-                 d->name, (long long)d->out, (long long)d->in);
-  }
-  if (st == NG_OK && (d->norm_kind < NG_BATCH_NORM || d->norm_kind > NG_GROUP_NORM ||
-                      (d->norm_input != NG_NORM_RAW && d->norm_input != NG_NORM_NORMALISED))) {
-    st =
-        ng_fail(p->ctx, NG_ERR_ARG,
-                "layer '%s': norm_kind is %d and norm_input is %d, expected an ng_norm_kind and an "
-                "ng_norm_input",
-                d->name, (int)d->norm_kind, (int)d->norm_input);
-  }
-  if (st == NG_OK && !(d->norm_eps >= 0.0 && isfinite(d->norm_eps))) {
-    st = ng_fail(p->ctx, NG_ERR_ARG, "layer '%s': norm_eps is %g, expected a number >= 0", d->name,
-                 d->norm_eps);
-  }
-  if (st == NG_OK && ((d->norm_no_weight != 0 && d->norm_no_weight != 1) ||
-                      (d->norm_no_weight == 1 && d->bias == 0))) {
-    st =
-        ng_fail(p->ctx, NG_ERR_ARG,
-                "layer '%s': norm_no_weight is %d and bias is %d, expected 0 or 1 and one of gamma "
-                "and beta at least",
-                d->name, d->norm_no_weight, d->bias);
-  }
   if (st == NG_OK) st = check_range(p, d, "groups", d->groups, 1);
-  if (st == NG_OK && d->in % d->groups != 0) {
-    st = ng_fail(p->ctx, NG_ERR_ARG, "layer '%s': groups is %lld, expected a divisor of in %lld",
-                 d->name, (long long)d->groups, (long long)d->in);
+  if (st != NG_OK) return st;
+  if (d->out != 0 && d->out != d->in) {
+    return ng_fail(p->ctx, NG_ERR_ARG, "layer '%s': out is %lld, expected 0 or in, which is %lld",
+                   d->name, (long long)d->out, (long long)d->in);
   }
-  return st;
+  if (d->norm_kind < NG_BATCH_NORM || d->norm_kind > NG_GROUP_NORM ||
+      (d->norm_input != NG_NORM_RAW && d->norm_input != NG_NORM_NORMALISED)) {
+    return ng_fail(p->ctx, NG_ERR_ARG,
+                   "layer '%s': norm_kind is %d and norm_input is %d, expected an ng_norm_kind and "
+                   "an ng_norm_input",
+                   d->name, (int)d->norm_kind, (int)d->norm_input);
+  }
+  if (!(d->norm_eps >= 0.0 && isfinite(d->norm_eps))) {
+    return ng_fail(p->ctx, NG_ERR_ARG, "layer '%s': norm_eps is %g, expected a number >= 0",
+                   d->name, d->norm_eps);
+  }
+  if ((d->norm_no_weight != 0 && d->norm_no_weight != 1) ||
+      (d->norm_no_weight == 1 && d->bias == 0)) {
+    return ng_fail(p->ctx, NG_ERR_ARG,
+                   "layer '%s': norm_no_weight is %d and bias is %d, expected 0 or 1, and gamma or "
+                   "beta or both",
+                   d->name, d->norm_no_weight, d->bias);
+  }
+  return check_divides(p, d, d->in % d->groups == 0);
 }
 
 static ng_status check_embedding(ng_precond *p, const ng_layer *d) {
@@ -330,9 +328,13 @@ ng_status ng_entry_add_tensor(ng_precond *p, const char *name, int64_t count, in
   return register_entry(p, e, name, NULL, index);
 }
 
+ng_status ng_precond_enter(const ng_precond *p) {
+  return p == NULL ? NG_ERR_ARG : ng_enter(p->ctx);
+}
+
 ng_status ng_check_callable(ng_precond *p, const char *call) {
-  if (p == NULL) return NG_ERR_ARG;
-  if (ng_enter(p->ctx) != NG_OK) return NG_ERR_STATE;
+  const ng_status st = ng_precond_enter(p);
+  if (st != NG_OK) return st;
   if (p->is_broken) return ng_fail(p->ctx, NG_ERR_COMM, "%s: the transport failed before", call);
   if (!p->is_ready) return ng_fail(p->ctx, NG_ERR_STATE, "%s: call ng_ready first", call);
   return NG_OK;

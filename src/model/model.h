@@ -249,7 +249,9 @@ typedef struct ng_plan {
   ng_span shared_sum; /* all other sums */
 } ng_plan;
 
-/* Check that a call that needs ng_ready may begin: process, transport, state. */
+/* Begin a public function of a model: NG_ERR_ARG if p is NULL; otherwise ng_enter.  ng_check_callable: also check that
+ * the transport works and that ng_ready was called. */
+ng_status ng_precond_enter(const ng_precond *p);
 ng_status ng_check_callable(ng_precond *p, const char *call);
 /* Request memory.  Return NULL in the counting pass, and for 0 bytes. */
 void *ng_plan_take(ng_plan *plan, ng_use use, int64_t bytes);

@@ -1,40 +1,36 @@
 /* factors.c: save and load the running averages only: a folder with one file for each layer.
  *
- * In: a model between two steps, a folder. Save: each owner writes the files of its layers. Load: every rank that keeps
- * an average gets it from such files.
- *
- * As in the GPT-NeoX preconditioner of gpauloski/kfac-pytorch, each owner writes its own layers, and missing files are
- * skipped. In contrast to it, every owner reads and checks all its files, and all ranks agree, before the first average
- * changes. */
+ * As in the GPT-NeoX preconditioner of gpauloski/kfac-pytorch, each owner writes and reads the files of its layers, and
+ * missing files are skipped.  Unlike there, all owners check all files before the first average changes. */
 #include "state/work.h"
 
 #include <errno.h>
 #include <stdlib.h>
 #include <sys/stat.h>
 
-#define LAYER "natgrad.layer"
+#define LAYER "natgrad.layer" /* keys in the metadata of a file */
 #define CRC "natgrad.crc32"
 static const char suffix[] = ".safetensors";
 enum {
-  FILE_NAME = 255 - 13, /* the writer's temporary name has up to 13 bytes more */
-  NAME_ROOM = 3 * 255 + sizeof suffix
+  NAME_LIMIT = 255 - 13,                /* bytes; the writer's temporary name has 13 bytes more */
+  NAME_BUFFER = 3 * 255 + sizeof suffix /* three bytes for each byte of a layer's name */
 };
 
 typedef struct factors {
   ng_work w;
-  double *found; /* [blocks] bit i: statistic i is in the file; summed over ranks */
+  double *found; /* [blocks] bit i: statistic i is in the file; a double, to be summed over ranks */
   const char *folder;
   char *path; /* FOLDER/NAME.safetensors */
-  int64_t path_room;
-  char *guest; /* buffer for the arrays of a block whose statistics have several owners */
+  int64_t path_size;
+  char *gathered; /* buffer for arrays of a block that other ranks own */
   ng_field *field;
   ngio_tensor *tensor;
-  ngio_tensors **file; /* [blocks] for load: the files that this rank has read */
+  ngio_tensors **file; /* [blocks] load: the files that this rank has read */
 } factors;
 
-/* Return the rank that reads and writes the file of a block: the owner of the block's first statistic. If other
- * statistics have other owners, this rank gathers their arrays. */
+/* Return the rank that reads and writes the file of a block: the owner of the block's first statistic. */
 static int32_t file_owner(const ng_block *b) { return b->stats > 0 ? b->stat[0].owner : b->owner; }
+/* Return whether this rank must get the array from another rank to write the file. */
 static bool is_gathered(const ng_block *b, const ng_field *f) {
   return b->owners_differ && f->owner != file_owner(b);
 }
@@ -42,7 +38,7 @@ static bool is_gathered(const ng_block *b, const ng_field *f) {
 /* ---- names -----------------------------------------------------------------------------------*/
 
 typedef struct file_name {
-  char text[NAME_ROOM];
+  char text[NAME_BUFFER];
 } file_name;
 
 static bool is_plain(unsigned char c, bool first) {
@@ -50,7 +46,8 @@ static bool is_plain(unsigned char c, bool first) {
   return letter || c == '_' || c == '-' || (c == '.' && !first);
 }
 
-/* Return the file name of a block. It is valid on every file system, has no '/', and is unique for each block name. */
+/* Return the file name of a block.  Different blocks have different file names, which every file system accepts: other
+ * bytes than letters, digits, '_', '-' and '.' become %XX. */
 static file_name name_of(const ng_block *b) {
   static const char digit[] = "0123456789ABCDEF";
   file_name n = {.text = ""};
@@ -71,13 +68,14 @@ static file_name name_of(const ng_block *b) {
 
 static void set_path(factors *x, const ng_block *b) {
   const file_name n = name_of(b);
-  (void)snprintf(x->path, (size_t)x->path_room, "%s/%s", x->folder, n.text);
+  (void)snprintf(x->path, (size_t)x->path_size, "%s/%s", x->folder, n.text);
   x->w.label = x->path;
 }
 
 /* ---- opening and closing ---------------------------------------------------------------------*/
 
-/* List the averages of the started statistics, wide dtypes first, as files require. Return their number. */
+/* List the averages of the statistics in the set `started`, wide dtypes first, as files require.  Return their
+ * number. */
 static int32_t list_fields(factors *x, const ng_block *b, uint64_t started) {
   int32_t n = 0;
   for (int64_t width = NG_WIDEST; width > 0; width /= 2) {
@@ -99,41 +97,41 @@ static bool check_names(factors *x) {
   }
   for (int32_t i = 0; i < w->p->blocks; i++) {
     const file_name n = name_of(w->p->block[i]);
-    if (strlen(n.text) <= FILE_NAME) continue;
+    if (strlen(n.text) <= NAME_LIMIT) continue;
     return ng_work_fail(
         w, NG_ERR_ARG,
         "layer '%.40s...': its file name would have %zu characters, at most %d are possible",
-        w->p->block[i]->name, strlen(n.text), (int)FILE_NAME);
+        w->p->block[i]->name, strlen(n.text), (int)NAME_LIMIT);
   }
   return true;
 }
 
 static void prepare(factors *x, ng_precond *p, const char *call, const char *folder) {
   ng_work *w = &x->w;
-  int64_t most = 0,
-          gathered = 0; /* most arrays of a block; most bytes of a block with several owners */
+  int64_t arrays = 0,
+          gathered = 0; /* most arrays of a block; most bytes if it has several owners */
   x->folder = folder;
   if (!ng_work_open(w, p, call, NULL) || !check_names(x)) return;
   for (int32_t i = 0; i < p->blocks; i++) {
     const ng_block *b = p->block[i];
-    int64_t n = 0, guest = 0;
+    int64_t n = 0, all = 0;
     for (int32_t k = 0; k < b->stats; k++) {
       const ng_stat *s = &b->stat[k];
       n += s->parts;
       for (int32_t j = 0; j < s->parts; j++) {
         const int64_t bytes = ng_stat_part_count(s, &s->part[j]) * ng_dtype_size(s->average_dtype);
         w->largest = ng_max64(w->largest, bytes);
-        guest += bytes;
+        all += bytes;
       }
     }
-    most = ng_max64(most, n);
-    if (b->owners_differ) gathered = ng_max64(gathered, guest);
+    arrays = ng_max64(arrays, n);
+    if (b->owners_differ) gathered = ng_max64(gathered, all);
   }
-  x->path_room = (int64_t)strlen(folder) + 1 + (int64_t)sizeof(file_name);
-  x->path = ng_work_alloc(w, x->path_room);
-  x->field = ng_work_alloc(w, most * (int64_t)sizeof *x->field);
-  x->tensor = ng_work_alloc(w, most * (int64_t)sizeof *x->tensor);
-  x->guest = ng_work_alloc(w, gathered);
+  x->path_size = (int64_t)strlen(folder) + 1 + (int64_t)sizeof(file_name);
+  x->path = ng_work_alloc(w, x->path_size);
+  x->field = ng_work_alloc(w, arrays * (int64_t)sizeof *x->field);
+  x->tensor = ng_work_alloc(w, arrays * (int64_t)sizeof *x->tensor);
+  x->gathered = ng_work_alloc(w, gathered);
   w->memory = ng_work_alloc(w, w->largest);
   w->published = ng_work_alloc(w, w->largest);
   x->found = ng_work_alloc(w, p->blocks * (int64_t)sizeof *x->found);
@@ -150,11 +148,11 @@ static void close_factors(factors *x) {
 
 /* ---- save ------------------------------------------------------------------------------------*/
 
-/* Create the folder and its parents (on rank 0). */
+/* Create the folder and its parents; called on rank 0. */
 static void make_folder(factors *x) {
   ng_work *w = &x->w;
   struct stat at;
-  (void)snprintf(x->path, (size_t)x->path_room, "%s", x->folder);
+  (void)snprintf(x->path, (size_t)x->path_size, "%s", x->folder);
   for (char *c = x->path + 1; w->st == NG_OK; c++) {
     const char end = *c;
     if (end != '/' && end != 0) continue;
@@ -168,8 +166,8 @@ static void make_folder(factors *x) {
   }
 }
 
-/* Find the statistics whose averages have started. Only the owner of a statistic knows, because other ranks do not know
- * of a refused fold. */
+/* Set x->found to the statistics whose averages contain samples.  The owner of a statistic decides, because other ranks
+ * do not know whether it folded the sum. */
 static ng_status find_started(factors *x) {
   const ng_precond *p = x->w.p;
   for (int32_t i = 0; i < p->blocks; i++) {
@@ -182,10 +180,10 @@ static ng_status find_started(factors *x) {
   return ng_work_sum(&x->w, x->found, p->blocks);
 }
 
-/* Gather the n arrays of the block on the rank that writes its file. Every rank must call this function, also after a
- * failure. */
+/* Gather the n arrays of the block on the rank that writes its file.  Collective, so it is called also after a failure
+ * of this rank. */
 static ng_status gather_block(factors *x, const ng_block *b, int32_t n) {
-  char *to = x->guest;
+  char *to = x->gathered;
   ng_status st = NG_OK;
   for (int32_t i = 0; i < n && st == NG_OK; i++) {
     ng_field *f = &x->field[i];
@@ -249,21 +247,20 @@ done:
 
 /* ---- load ------------------------------------------------------------------------------------*/
 
-/* Return the error of tensor t of a file for field f, or NULL. */
-static const char *find_difference(const ng_field *f, const ngio_tensor *t) {
-  const ngio_tensor want = ng_tensor_describe(f->name, f, NULL);
-  const char *why = ng_tensor_difference(&want, t);
+/* Return the text of an error in tensor t of a file, which has array f, or NULL. */
+static const char *find_error(const ng_field *f, const ngio_tensor *t) {
+  const ngio_tensor expected = ng_tensor_describe(f->name, f, NULL);
+  const char *why = ng_tensor_difference(&expected, t);
   return why != NULL ? why : ng_field_error(f, t->data, ng_field_count(f));
 }
 
-/* Match all parts of a statistic, or none, with tensors of the file. Return the number of matched parts, or -1 after an
- * error. */
+/* Find the parts of a statistic in a file, which must have all or none.  Return their number, or -1 after an error. */
 static int32_t match_fields(factors *x, const ng_stat *s, const ngio_tensors *file) {
   int32_t n = 0;
   for (int32_t k = 0; k < s->parts; k++) {
     const ng_field f = ng_average_field(s, k, false);
     const ngio_tensor *t = ngio_tensors_find(file, f.name);
-    const char *why = t == NULL ? n > 0 ? "is missing" : NULL : find_difference(&f, t);
+    const char *why = t == NULL ? n > 0 ? "is missing" : NULL : find_error(&f, t);
     if (why == NULL && t != NULL && n < k)
       why = "exists, but earlier parts of its statistic are missing";
     if (why != NULL) {
@@ -275,8 +272,8 @@ static int32_t match_fields(factors *x, const ng_stat *s, const ngio_tensors *fi
   return n;
 }
 
-/* Check the file of a block: its layer, the checksum over all arrays, their names and shapes. Set in *found the bits of
- * its statistics. */
+/* Check the file of a block: the name of the layer, the checksum over all arrays, their names and shapes.  Set *found
+ * to the set of its statistics. */
 static bool check_file(factors *x, const ng_block *b, double *found) {
   ng_work *w = &x->w;
   const ngio_tensors *file = x->file[b->index];
@@ -307,7 +304,7 @@ static bool check_file(factors *x, const ng_block *b, double *found) {
          ng_work_fail(w, NG_ERR_FILE, "has tensors that this layer lacks");
 }
 
-/* Read and check all files of this rank, so that every error is known before an average changes. */
+/* Read and check all files of this rank. */
 static void read_files(factors *x) {
   ng_work *w = &x->w;
   ng_precond *p = w->p;
@@ -325,6 +322,7 @@ static void read_files(factors *x) {
   }
 }
 
+/* Read an array from the file, send it to the ranks that store it, and set the average. */
 static ng_status store_average(factors *x, ng_block *b, const ng_field *f) {
   const bool mine = file_owner(b) == b->ctx->rank;
   if (mine) {
@@ -339,7 +337,7 @@ static ng_status store_average(factors *x, ng_block *b, const ng_field *f) {
   return NG_OK;
 }
 
-/* Load the averages of a block on every rank that keeps them, and mark them as started, as after a fold. */
+/* Set the averages of a block on every rank that stores them, and mark the statistics as observed. */
 static ng_status store_block(factors *x, ng_block *b, double found) {
   ng_status st = NG_OK;
   uint64_t bits = (uint64_t)found;
@@ -361,8 +359,8 @@ static ng_status store_block(factors *x, ng_block *b, double found) {
   return st;
 }
 
-/* Set *there on all ranks to whether the folder exists; rank 0 tests. */
-static ng_status find_folder(factors *x, bool *there) {
+/* Set *exists on all ranks to whether rank 0 finds the folder. */
+static ng_status find_folder(factors *x, bool *exists) {
   ng_work *w = &x->w;
   struct stat at;
   double found = w->is_rank0 && stat(x->folder, &at) == 0;
@@ -373,23 +371,23 @@ static ng_status find_folder(factors *x, bool *there) {
   }
   ng_status st = ng_work_agree(w);
   if (st == NG_OK) st = ng_work_broadcast(w, &found, (int64_t)sizeof found, 0);
-  *there = found > 0.0;
+  *exists = found > 0.0;
   return st;
 }
 
 ng_status ng_state_load_factors(ng_precond *p, const char *folder, int32_t *layers) {
   factors x = {.file = NULL};
-  bool there = false;
+  bool exists = false;
   int32_t count = 0;
   ng_status st = NG_OK;
   prepare(&x, p, "ng_load_factors", folder);
   NG_TRY(ng_work_agree(&x.w));
-  NG_TRY(find_folder(&x, &there));
-  if (there) {
+  NG_TRY(find_folder(&x, &exists));
+  if (exists) {
     read_files(&x);
     NG_TRY(ng_work_agree(&x.w));
     NG_TRY(ng_work_sum(&x.w, x.found, p->blocks));
-    /* from here on only the transport can fail; read_files has checked everything else */
+    /* from here on only the transport can fail */
     for (int32_t i = 0; i < p->blocks; i++) {
       NG_TRY(store_block(&x, p->block[i], x.found[i]));
       count += x.found[i] > 0.0;

@@ -1,9 +1,9 @@
-/* field_order.c: convert an array between the order in memory and the published order.
+/* field_order.c: convert an array between the order in memory and the published order.  Elements are moved, never
+ * converted to another dtype.
  *
- * In memory the columns of a convolution's factor A are (kernel offset, channel), so that blocks of one displacement
- * are contiguous, and symmetric matrices are rectangular full packed. In files columns are (channel, kernel offset), as
- * in the weight [out, in, kh, kw], and a symmetric matrix is its lower triangle, row after row. Elements are moved,
- * never converted. */
+ * In memory the columns of a convolution's factor A have the order (kernel offset, channel), in files (channel, kernel
+ * offset) as in a weight [out, in, kh, kw].  A symmetric matrix is stored in rectangular full packed format in memory,
+ * in files as its lower triangle, row after row. */
 #include "state/state.h"
 
 int64_t ng_field_count(const ng_field *f) {
@@ -31,15 +31,16 @@ ng_rect ng_field_rank_rect(const ng_field *f, int32_t rank) {
 
 int64_t ng_rect_count(const ng_rect *b) { return (b->bottom - b->top) * (b->right - b->left); }
 
-/* Return the index in memory of published index i: (channel, offset) -> (offset, channel). The index of a bias column,
- * which follows, does not change. */
-static int64_t published_index(int64_t i, int64_t offsets, int64_t channels) {
+/* Return the index in memory of published index i: (channel, offset) becomes (offset, channel).  The column of the
+ * bias, which is the last one, keeps its index. */
+static int64_t memory_index(int64_t i, int64_t offsets, int64_t channels) {
   if (offsets <= 1 || i >= offsets * channels) return i;
   return i % offsets * channels + i / offsets;
 }
 
-/* strided: copy n elements at distances dst_step and src_step. triangle: copy a symmetric matrix of order n whose order
- * of columns is the published one, out of memory or into memory; most arrays need only this. */
+/* For elements of each size.  strided: copy n elements that are src_step apart to positions that are dst_step apart.
+ * triangle: copy a symmetric matrix of order n between the two formats, out of memory or into memory, if the order of
+ * its columns is the same in both; most arrays need only this function. */
 typedef void (*strided)(void *dst, int64_t dst_step, const void *src, int64_t src_step, int64_t n);
 typedef void (*triangle)(void *dst, const void *src, int64_t n, bool out);
 
@@ -82,11 +83,11 @@ typedef struct walker {
   const ng_field *f;
   char *dst;
   const char *src;
-  bool out;     /* copy from memory to the file; false: to memory */
-  int64_t file; /* number of elements moved: the position in the file */
+  bool out;     /* from memory to the file; false: from the file to memory */
+  int64_t file; /* number of elements moved, which is the position in the file */
 } walker;
 
-/* Move n elements: contiguous in the file, from `at` on at distance `step` in memory. */
+/* Move the next n elements of the file.  In memory they begin at `at` and are `step` apart. */
 static void move(walker *w, int64_t at, int64_t step, int64_t n) {
   const int64_t size = ng_dtype_size(w->f->dtype);
   moves[size].some(w->dst + (w->out ? w->file : at) * size, w->out ? 1 : step,
@@ -94,8 +95,8 @@ static void move(walker *w, int64_t at, int64_t step, int64_t n) {
   w->file += n;
 }
 
-/* Move the n elements (i, j), (i, j + step), ... of memory. In a symmetric matrix their distance changes at the
- * diagonal and at column h of the storage (linalg/sym.c). */
+/* Move the n elements (i, j), (i, j + step), ... of row i in memory.  In a symmetric matrix the distance between them
+ * changes at the diagonal and at the middle column (linalg/sym.c), so move one run before each change. */
 static void move_run(walker *w, int64_t i, int64_t j, int64_t step, int64_t n) {
   const ng_field *f = w->f;
   const int64_t half = (f->rows + 1) / 2;
@@ -110,11 +111,10 @@ static void move_run(walker *w, int64_t i, int64_t j, int64_t step, int64_t n) {
   if (n > 0) move(w, i * f->cols + j, step, n);
 }
 
-/* Return whether the index order in memory is the published order. */
+/* Return whether rows and columns have the published order in memory. */
 static bool has_same_order(const ng_field *f) { return f->row_offsets <= 1 && f->col_offsets <= 1; }
 
-/* Copy an array in the order of the file: row by row; in a row channel by channel, with all kernel offsets of a
- * channel. */
+/* Copy an array in the order of the file: row by row; in a row channel by channel; in a channel offset by offset. */
 static void reorder(const ng_field *f, void *dst, const void *src, bool out) {
   if (has_same_order(f)) {
     if (f->is_symmetric) {
@@ -126,28 +126,28 @@ static void reorder(const ng_field *f, void *dst, const void *src, bool out) {
   }
   walker w = {f, dst, src, out, 0};
   const int64_t offsets = f->col_offsets > 1 ? f->col_offsets : 1;
-  const int64_t woven = offsets > 1 ? offsets * f->col_channels : 0;
+  const int64_t permuted = offsets > 1 ? offsets * f->col_channels : 0; /* number of columns */
   for (int64_t r = 0; r < f->rows; r++) {
-    const int64_t i = published_index(r, f->row_offsets, f->row_channels);
+    const int64_t i = memory_index(r, f->row_offsets, f->row_channels);
     const int64_t cols = f->is_symmetric ? r + 1 : f->cols;
     int64_t c = 0;
-    for (int64_t channel = 0; c < ng_min64(woven, cols); channel++, c += offsets)
+    for (int64_t channel = 0; c < ng_min64(permuted, cols); channel++, c += offsets)
       move_run(&w, i, channel, f->col_channels, ng_min64(offsets, cols - c));
     c = ng_min64(c, cols);
     move_run(&w, i, c, 1, cols - c);
   }
 }
 
-void ng_field_export(const ng_field *f, const void *memory, void *published) {
-  reorder(f, published, memory, true);
+void ng_field_export(const ng_field *f, const void *memory, void *to) {
+  reorder(f, to, memory, true);
 }
 
-void ng_field_import(const ng_field *f, const void *published, void *memory) {
-  reorder(f, memory, published, false);
+void ng_field_import(const ng_field *f, const void *published, void *to) {
+  reorder(f, to, published, false);
 }
 
-void *ng_field_published(const ng_field *f, void *room) {
+void *ng_field_published(const ng_field *f, void *to) {
   if (has_same_order(f) && !f->is_symmetric) return f->data;
-  ng_field_export(f, f->data, room);
-  return room;
+  ng_field_export(f, f->data, to);
+  return to;
 }

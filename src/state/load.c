@@ -1,28 +1,25 @@
-/* load.c: load a state from a file, a stream, or the files of several ranks.
+/* load.c: load a state from a file, a stream, or the files of several ranks.  After an error the model is unchanged.
  *
  * Rank 0 reads the header of the first file, and all ranks compare its manifest with their model.  Then
- * - one file or a stream: rank 0 reads and verifies all arrays and sends them;
- * - parts: each rank opens the files with arrays that it needs, in a folder visible to all ranks, and reads
- *   its arrays through a buffer.  One rank checks each part that no rank needs (an empty part, for example).
+ * - one file or a stream: rank 0 reads and checks all arrays and sends them;
+ * - parts: each rank reads and checks the elements that it needs, from the files that have them.  A part that no rank
+ *   needs (because it is empty, for example) is checked by one rank.
  * So a state can be loaded on any number of ranks and with any placement.
  *
- * Order of the checks: header, checksum of the manifest, content of the manifest, shapes of the arrays.
- * Memory for arrays is allocated only after these, because a damaged file may claim any size.
- *
- * In: a model between two steps, a file or a stream. Out: a model that continues from the state with the same bits, or,
- * after an error, the unchanged model. */
+ * Memory for arrays is allocated only after header and manifest are checked, because a damaged file may claim any
+ * size. */
 #include "state/work.h"
 
-enum { CHUNK = 1 << 18, LANES = 16 };
+enum { CHUNK = 1 << 18, LANES = 16 }; /* bytes read at once; tasks of a parallel loop */
 
-/* A piece of an array, as listed in the manifest. */
+/* A piece of an array. */
 typedef struct piece {
-  ng_part_piece listed;
-  int32_t item;
-  bool is_wanted;            /* this rank reads elements of the piece */
-  int64_t staged_offset;     /* in parts: offset of this rank's part of the array in `staged` */
-  const ngio_tensor *tensor; /* the tensor in the open file */
-  const char *error;         /* the error of the data, or NULL */
+  ng_part_piece listed;      /* as in the manifest */
+  int32_t item;              /* index of the array in ng_work.item */
+  bool is_wanted;            /* this rank needs elements of the piece */
+  int64_t staged_offset;     /* in parts: of this rank's elements of the array in `staged` */
+  const ngio_tensor *tensor; /* in the open file */
+  const char *error;         /* text of an error in the data, or NULL */
 } piece;
 
 typedef struct load_data {
@@ -34,10 +31,10 @@ typedef struct load_data {
   int64_t text_bytes;
   piece *piece; /* [pieces] in the order of items */
   int64_t pieces;
-  ngio_out list;    /* buffer of `piece` */
-  bool *reads_part; /* [parts] whether this rank reads the part */
+  ngio_out list;    /* memory of `piece` */
+  bool *reads_part; /* [parts] whether this rank needs elements of the part */
   char *path, *buffer;
-  char *staged; /* in parts: this rank's arrays in published order, one after the other */
+  char *staged; /* in parts: this rank's elements of all arrays, in published order */
 } load_data;
 
 static bool refuse(load_data *x, int32_t item, const char *why) {
@@ -53,13 +50,13 @@ static bool parse_manifest(load_data *x, const char *text) {
   return st == NGIO_OK || ng_work_fail(w, NG_ERR_FILE, "the manifest is not JSON");
 }
 
-/* The threads of the context share large reads. */
+/* Run the tasks of a large read on the threads of the context. */
 static void all_threads(void *user, int32_t n, void (*each)(void *arg, int32_t i), void *arg) {
   ng_parallel(user, n, each, arg);
 }
 
-/* On rank 0: open the file, read its header and parse the manifest, which is in memory of the open file. A failure is
- * stored in *w. */
+/* On rank 0: open the file, read its header and parse the manifest, a text in the header.  A failure is stored in
+ * *w. */
 static bool read_header(load_data *x) {
   ng_work *w = &x->w;
   const ng_state_file *from = w->file_or_stream;
@@ -93,18 +90,18 @@ static bool read_header(load_data *x) {
   return parse_manifest(x, x->text);
 }
 
-/* Read the header and list the fields, at the same time. Only the header takes memory of the context. */
-static void start(void *arg, int32_t i) {
+/* Two tasks: read the header; list the arrays.  Only the first one allocates memory of the context. */
+static void read_or_list(void *arg, int32_t i) {
   load_data *x = arg;
   if (i == 1) ng_work_list(&x->w);
   if (i == 0 && x->w.is_rank0 && !x->w.file_or_stream->stream) (void)read_header(x);
 }
 
-/* The caller's thread reads a stream. */
+/* A stream is read by the caller's thread. */
 static void prepare(load_data *x, ng_precond *p, const char *call, const ng_state_file *from) {
   ng_work *w = &x->w;
   if (!ng_work_open(w, p, call, from)) return;
-  ng_parallel(p->ctx, 2, start, x);
+  ng_parallel(p->ctx, 2, read_or_list, x);
   if (from->stream && w->is_rank0) (void)read_header(x);
   if (ng_work_list_status(w) && p->ctx->ranks > 1) w->memory = ng_work_alloc(w, w->largest);
   w->source.threads = (ngio_threads){all_threads, p->ctx};
@@ -131,7 +128,7 @@ done:
 
 /* ---- the pieces that this rank reads ----------------------------------------------------------*/
 
-/* Return the part of an array that this rank reads: the whole array of a single file, otherwise its own part. */
+/* Return the elements of an array that this rank reads: all from a single file, otherwise those that it holds. */
 static ng_rect own_rect(const load_data *x, const ng_field *f) {
   return x->is_single_file ? (ng_rect){0, f->rows, 0, f->cols}
                            : ng_field_rank_rect(f, x->w.p->ctx->rank);
@@ -147,7 +144,7 @@ static ng_rect intersect(ng_rect a, ng_rect b) {
                    ng_min64(a.right, b.right)};
 }
 
-/* Add the pieces of array i to the list. Return false if its entry is invalid. */
+/* Append the pieces of array i to the list.  Return false if its entry in the manifest is invalid. */
 static bool list_pieces(load_data *x, int32_t i, const ngio_value *entry, int64_t at) {
   const ng_field *f = &x->w.item[i].field;
   const ngio_value *list = x->is_single_file ? NULL : ng_pieces_read(entry, f, x->snapshot.parts);
@@ -164,8 +161,7 @@ static bool list_pieces(load_data *x, int32_t i, const ngio_value *entry, int64_
   return x->is_single_file || list != NULL;
 }
 
-/* Check that the manifest has a valid entry for every array of this model and no other entries;
- * list all pieces. */
+/* Check that the manifest has a valid entry for every array of this model, and no other entries.  List all pieces. */
 static bool plan(load_data *x) {
   ng_work *w = &x->w;
   const ngio_value *all = ngio_get(ngio_json_root(w->manifest), "tensors"), *next = ngio_first(all);
@@ -203,7 +199,7 @@ static bool plan(load_data *x) {
 
 /* ---- one file --------------------------------------------------------------------------------*/
 
-/* Check that an open file is part `part` of this state; its name is no proof. */
+/* Check that an open file is part `part` of this state, which its name does not prove. */
 static bool is_part_of_state(load_data *x, const ngio_tensors *file, int32_t part) {
   ng_work *w = &x->w;
   char says[NGIO_PART_ROOM];
@@ -224,7 +220,7 @@ static bool is_part_of_state(load_data *x, const ngio_tensors *file, int32_t par
          ng_work_fail(w, NG_ERR_FILE, "has another size or number of tensors than in the manifest");
 }
 
-/* Called if the file has more tensors than the manifest lists for it. The error names the first extra tensor. */
+/* Called if the file has more tensors than the manifest lists: fail with the name of the first additional tensor. */
 static bool refuse_extra(load_data *x, const ngio_tensors *file, int32_t part) {
   ng_work *w = &x->w;
   const char *name = NULL;
@@ -243,8 +239,8 @@ static bool refuse_extra(load_data *x, const ngio_tensors *file, int32_t part) {
                           : "does not belong to this model");
 }
 
-/* Check that the part has exactly the pieces of the manifest. Files of natgrad have the order of the walk, so each
- * piece is first looked up at the next position. */
+/* Find the tensor of each piece in a part, and check that the part has no other tensors.  A file of natgrad has them in
+ * the order of the pieces, so look at the next tensor first. */
 static bool match_tensors(load_data *x, const ngio_tensors *file, int32_t part) {
   int32_t at = 0;
   for (int64_t k = 0; k < x->pieces; k++) {
@@ -254,14 +250,14 @@ static bool match_tensors(load_data *x, const ngio_tensors *file, int32_t part) 
     q->tensor = ngio_tensors_at(file, at++);
     if (q->tensor == NULL || !ng_is(q->tensor->name, item->name))
       q->tensor = ngio_tensors_find(file, item->name);
-    const ngio_tensor want = ng_tensor_describe(item->name, &item->field, &q->listed);
-    const char *why = ng_tensor_difference(&want, q->tensor);
+    const ngio_tensor expected = ng_tensor_describe(item->name, &item->field, &q->listed);
+    const char *why = ng_tensor_difference(&expected, q->tensor);
     if (why != NULL) return refuse(x, q->item, why);
   }
   return at == ngio_tensors_count(file) || refuse_extra(x, file, part);
 }
 
-/* Copy bytes [done, done + n) of a piece from the buffer to the staged part of the array. */
+/* The buffer has bytes [done, done + n) of a piece.  Copy the elements that this rank needs to `staged`. */
 static void stage_rows(const load_data *x, const piece *q, int64_t done, int64_t n) {
   const ng_field *f = &x->w.item[q->item].field;
   const ng_rect box = own_rect(x, f), there = ng_piece_rect(&q->listed, f),
@@ -279,23 +275,23 @@ static void stage_rows(const load_data *x, const piece *q, int64_t done, int64_t
   }
 }
 
-/* Verify the checksum and the numbers of a piece, which is in memory, or (s != NULL) at `place` of a file. If the piece
- * is damaged, set q->why. Return false if a read failed. */
-static bool check_piece(load_data *x, piece *q, ngio_source *s, int64_t place) {
+/* Check the checksum and the numbers of a piece, which is in memory (s = NULL), or at byte `offset` of a file; then
+ * also copy it to `staged`.  If the piece is damaged, set q->error.  Return false if a read failed. */
+static bool check_piece(load_data *x, piece *q, ngio_source *s, int64_t offset) {
   ng_work *w = &x->w;
   const ng_field *f = &w->item[q->item].field;
   const ng_rect box = own_rect(x, f), there = ng_piece_rect(&q->listed, f);
-  const bool straight = f->is_symmetric || memcmp(&box, &there, sizeof there) == 0;
+  const bool all = f->is_symmetric || memcmp(&box, &there, sizeof there) == 0; /* are needed */
   uint32_t crc = 0;
   for (int64_t done = 0, n; done < q->tensor->bytes; done += n) {
     n = ng_min64(CHUNK, q->tensor->bytes - done);
     const char *from = (const char *)q->tensor->data + done;
     if (s != NULL) {
-      char *to = straight ? x->staged + q->staged_offset + done : x->buffer;
+      char *to = all ? x->staged + q->staged_offset + done : x->buffer;
       if (!ng_work_check_io(
-              w, ngio_source_read(s, place + done, to, n, w->message, sizeof w->message)))
+              w, ngio_source_read(s, offset + done, to, n, w->message, sizeof w->message)))
         return false;
-      if (!straight) stage_rows(x, q, done, n);
+      if (!all) stage_rows(x, q, done, n);
       from = to;
     }
     crc = ng_crc_on(crc, from, n);
@@ -309,6 +305,7 @@ static bool check_piece(load_data *x, piece *q, ngio_source *s, int64_t place) {
 
 /* ---- all files -------------------------------------------------------------------------------*/
 
+/* Task `lane` of a parallel loop over all pieces. */
 static void check_lane(void *arg, int32_t lane) {
   load_data *x = arg;
   int64_t from, to;
@@ -317,7 +314,7 @@ static void check_lane(void *arg, int32_t lane) {
     (void)check_piece(x, &x->piece[k], NULL, 0);
 }
 
-/* Read one file in large blocks; check the arrays with all threads. */
+/* Read all arrays of one file; check them with all threads. */
 static bool read_single_file(load_data *x) {
   ng_work *w = &x->w;
   if (!match_tensors(x, w->file, 0) ||
@@ -368,7 +365,7 @@ static void read_arrays(load_data *x) {
 
 /* ---- store the arrays on every rank ----------------------------------------------------------*/
 
-/* Copy the staged arrays into the model; ranks exchange nothing. */
+/* Task `lane` of a parallel loop over all arrays: copy the elements that this rank has read into the model. */
 static void store_lane(void *arg, int32_t lane) {
   const load_data *x = arg;
   int64_t from, to;
@@ -386,7 +383,7 @@ static void store_lane(void *arg, int32_t lane) {
   }
 }
 
-/* Send an array from rank 0 row by row; every rank copies its part of each row. */
+/* Send an array from rank 0 row by row; every rank copies its elements of each row. */
 static ng_status send_rows(ng_work *w, const ng_item *item) {
   const ng_field *f = &item->field;
   const int64_t bytes = ng_field_piece(f) * ng_dtype_size(f->dtype);
@@ -399,7 +396,8 @@ static ng_status send_rows(ng_work *w, const ng_item *item) {
   return st;
 }
 
-/* Send an array from rank 0; every rank copies the part that it holds now, whichever rank held it at the save. */
+/* Send an array from rank 0.  Every rank copies the elements that it holds, also if another rank held them at the
+ * save. */
 static ng_status send_field(ng_work *w, const ng_item *item) {
   const ng_field *f = &item->field;
   if (f->slice != NULL) return send_rows(w, item);
@@ -419,7 +417,7 @@ ng_status ng_state_load(ng_precond *p, const char *call, const ng_state_file *fr
   x.is_single_file = x.snapshot.parts == 1;
   read_arrays(&x);
   NG_TRY(ng_work_agree(w));
-  /* From here on only the transport can fail; after such a failure the model can only be destroyed. */
+  /* from here on only the transport can fail; after such a failure the model can only be destroyed */
   if (!x.is_single_file || p->ctx->ranks == 1) {
     ng_parallel(p->ctx, LANES, store_lane, &x);
   } else {

@@ -1,18 +1,15 @@
-/* manifest.c: read the manifest: the JSON text of everything in a state that is not an array.
+/* manifest.c: read and check the manifest: the JSON text of everything in a state that is not an array.
  *
  *   {"format": 2, "library": "0.2.0", "method": "natgrad",
  *    "options":  {"solver": "cholesky", ...}        every option, as ng_options_set takes it
  *    "counters": {"steps": 120, ...},  "last": {"clip": 0.8, "inner": 3.5},
  *    "layers":   [{"name": "fc1", "is": "linear in=64 out=10 ...", "options": ""}, ...]
  *    "blocks":   {"fc1": {"solved": 1.0, "input_seen": 1.0, "A_started": 1.0, ...}, ...}
- *    "tensors":  {"fc1/A": {"crc32": "89abcdef"}, ...}}    added by save.c; blocks are keyed by their name
+ *    "tensors":  {"fc1/A": {"crc32": "89abcdef"}, ...}}    written by save.c
  *
- * The manifest has layers and options as text, not as a hash, so that the error for a state of another model can name
- * the difference.
- *
- * In: a model, an untrusted JSON text.  Out: the verified values in separate memory (ng_snapshot, `values`),
- * from which ng_snapshot_apply cannot fail.  The model does not change before the whole text is verified.
- * Every key may be missing, have another type, or a number out of range. */
+ * The manifest has layers and options as texts, not as a hash, so that the error for a state of another model can name
+ * the difference.  The text is untrusted: every key may be missing, have another type, or a number out of range.  The
+ * checked values are in memory of their own (ng_snapshot, ng_work.values) until the whole state is checked. */
 #include "state/work.h"
 
 /* ---- layers ----------------------------------------------------------------------------------*/
@@ -22,7 +19,7 @@ typedef struct text_buffer {
   size_t size;
 } text_buffer;
 
-/* Append a text and a number. printf would take most of the time of a save with many layers. */
+/* Append a text and a number.  With many layers, printf would take most of the time of a save. */
 static void append(const text_buffer *w, const char *what, int64_t x) {
   ng_name_append(w->text, w->size, what);
   if (x < 0) ng_name_append(w->text, w->size, "-");
@@ -34,8 +31,8 @@ static void append_pair(const text_buffer *w, const char *what, const int64_t x[
   append(w, "x", x[1]);
 }
 
-/* Describe a layer in the properties on which the state depends. The layout of observed arrays is omitted, because the
- * weights do not depend on it. Error messages contain this text, so each number has a name. */
+/* Describe a layer by the properties on which its arrays in the state depend.  They do not depend on the order of the
+ * axes of observed arrays. */
 void ng_manifest_describe(const ng_entry *e, char *text, size_t size) {
   const ng_layer *d = &e->d;
   const text_buffer w = {text, size};
@@ -71,7 +68,7 @@ void ng_manifest_describe(const ng_entry *e, char *text, size_t size) {
       append(&w, " positions=", d->positions);
     }
   }
-  for (int32_t k = 0; k < e->slots; k++) { /* one window per group */
+  for (int32_t k = 0; k < e->slots; k++) { /* window_scope = group: a window for each group */
     const ng_block *b = e->slot[k].block;
     if (b == NULL || b->entry != NULL || b->base.window_scope != NG_WINDOW_GROUP) continue;
     ng_name_append(text, size, k == 0 ? " group=" : ",");
@@ -89,8 +86,8 @@ static bool read_count(ng_work *w, const ngio_value *object, const char *where, 
                       (long long)most);
 }
 
-/* Compare the layers in order; the error names the first difference. Read "missed", which is absent for layers that
- * missed no update. */
+/* Compare the layers in order; the error names the first difference.  Also read "missed", the number of missed updates,
+ * which is absent if 0. */
 static bool read_layers(ng_work *w, const ngio_value *layers, int64_t updates) {
   const ng_precond *p = w->p;
   double *missed = w->values + w->value_count - p->entries;
@@ -142,56 +139,42 @@ static bool read_layers(ng_work *w, const ngio_value *layers, int64_t updates) {
 
 /* Return whether an option may differ from the state: placement does not change saved values, and quantify only
  * measures. */
-static bool may_differ(const char *option) {
-  const int32_t id = ng_option_find(option);
+static bool may_differ(ng_option_id id) {
   return id == NG_OPTION_placement || id == NG_OPTION_colocate ||
          id == NG_OPTION_grad_worker_fraction || id == NG_OPTION_quantify;
 }
 
-/* Return whether statistics cover the samples of all ranks, stored whole on each rank or divided between ranks. */
-static bool holds_all(const char *statistics) {
+/* Return whether statistics include the samples of all ranks. */
+static bool has_all_samples(const char *statistics) {
   return ng_is(statistics, "all") || ng_is(statistics, "sharded");
 }
 
-size_t ng_manifest_buffer_size(const ng_precond *p) {
-  return NG_MESSAGE + strlen(p->opt.skip_layers) + strlen(p->opt.per_layer);
-}
-
-bool ng_manifest_option(int32_t i, ng_option_info *info) {
-  memset(info, 0, sizeof *info);
-  info->struct_size = sizeof *info;
-  return ng_option_at(i, info) == NG_OK;
-}
-
-/* Compare a fixed option with the model's, or set a live option in *o. check_known_options rejects unknown options. */
-static bool read_option(ng_work *w, const ngio_value *options, const char *method,
-                        const ng_option_info *info, ng_options *o, char *ours, size_t room) {
-  const ng_precond *p = w->p;
-  char why[NG_MESSAGE] = "";
-  const ngio_value *v = ngio_get(options, info->name);
-  /* a state without the option was written with its default */
-  const char *theirs = v == NULL ? info->standard : ngio_text_of(v);
+/* Compare an option with the model's or, if it may change, set it in *o. */
+static bool read_option(ng_work *w, const ngio_value *options, const char *method, ng_option_id id,
+                        ng_options *o) {
+  const ng_options *opt = &w->p->opt;
+  const ng_option_row *row = &ng_option_table[id];
+  char why[NG_MESSAGE] = "", ours[NG_TEXT_SIZE] = "";
+  const ngio_value *v = ngio_get(options, row->name);
+  /* a state without the option is older than the option, and was written with its default */
+  const char *theirs = v == NULL ? row->default_text : ngio_text_of(v);
   if (theirs == NULL) {
-    return ng_work_fail(w, NG_ERR_FILE, "option '%s' of the manifest is not a text", info->name);
+    return ng_work_fail(w, NG_ERR_FILE, "option '%s' of the manifest is not a text", row->name);
   }
-  if (info->live) {
-    return ng_options_set(o, info->name, theirs, why, sizeof why) == NG_OK ||
+  if (row->can_change) {
+    return ng_option_read(row, theirs, o, why, sizeof why) == NG_OK ||
            ng_work_fail(w, NG_ERR_FILE, "option of the state: %s", why);
   }
-  if (may_differ(info->name)) return true;
-  if (ng_options_get(&p->opt, info->name, ours, room) != NG_OK) {
-    return ng_work_fail(w, NG_ERR_FILE, "option '%s' cannot be written as text", info->name);
-  }
-  return ng_is(theirs, ours) ||
-         (ng_option_find(info->name) == NG_OPTION_statistics && holds_all(theirs) &&
-          holds_all(ours)) ||
+  (void)ng_option_write(row, opt, ours, sizeof ours);
+  return may_differ(id) || ng_is(theirs, ours) ||
+         (id == NG_OPTION_statistics && has_all_samples(theirs) && has_all_samples(ours)) ||
          ng_work_fail(w, NG_ERR_FILE,
                       "option '%s' is '%.120s' in the state (method '%.40s') and '%.120s' here "
                       "(method '%.40s')",
-                      info->name, theirs, method, ours, p->opt.base.method);
+                      row->name, theirs, method, ours, opt->base.method);
 }
 
-/* Check that this version has each option of the state, or that the option was removed and had its default. */
+/* Check that this version has each option of the state, or has removed the option and the state has its default. */
 static bool check_known_options(ng_work *w, const ngio_value *options) {
   for (const ngio_value *v = ngio_first(options); v != NULL; v = ngio_next(options, v)) {
     const ng_removed_option *gone = ng_option_removed(v->key);
@@ -208,41 +191,28 @@ static bool check_known_options(ng_work *w, const ngio_value *options) {
   return true;
 }
 
-/* Check the combination of options as for a new model, also together with each layer's own options. */
-static bool check_options(ng_work *w, const ng_options *o) {
-  char why[NG_MESSAGE] = "";
-  const ng_status st = ng_model_check_options(w->p, o, why, sizeof why);
-  return st == NG_OK ||
-         ng_work_fail(w, st == NG_ERR_NOMEM ? st : NG_ERR_FILE, "options of the state: %s", why);
-}
-
-/* Read all options of the state into the copy *o. */
+/* Set *o to the model's options with the values of the state, and check them as for a new model. */
 static bool read_options(ng_work *w, const ngio_value *manifest, ng_options *o) {
-  const ng_precond *p = w->p;
+  char why[NG_MESSAGE] = "";
   const ngio_value *options = ngio_get(manifest, "options");
   const char *method = ngio_text_of(ngio_get(manifest, "method"));
   if (!ngio_is(options, NGIO_OBJECT) || method == NULL) {
     return ng_work_fail(w, NG_ERR_FILE, "the manifest has no options or no method");
   }
   if (!check_known_options(w, options)) return false;
-  const size_t room = ng_manifest_buffer_size(p);
-  char *ours = ng_work_alloc(w, (int64_t)room);
-  if (ours == NULL) return false;
-  ng_option_info info;
-  *o = p->opt;
-  for (int32_t i = 0; i < ng_option_count(); i++) {
-    if (ng_manifest_option(i, &info) && !read_option(w, options, method, &info, o, ours, room)) {
-      return false;
-    }
+  *o = w->p->opt;
+  for (int32_t i = 0; i < NG_OPTION_COUNT; i++) {
+    if (!read_option(w, options, method, (ng_option_id)i, o)) return false;
   }
-  return check_options(w, o);
+  const ng_status st = ng_model_check_options(w->p, o, why, sizeof why);
+  return st == NG_OK ||
+         ng_work_fail(w, st == NG_ERR_NOMEM ? st : NG_ERR_FILE, "options of the state: %s", why);
 }
 
 /* ---- counters --------------------------------------------------------------------------------*/
 
 const char *const ng_rung_name[NG_RESCUES] = {"more_damping", "in_double", "kept_last", "plain"};
 
-/* Read the counters; updates must not exceed steps. */
 static bool read_counters(ng_work *w, const ngio_value *manifest, ng_snapshot *s) {
   const int64_t most = NG_COUNT_MOST;
   const ngio_value *c = ngio_get(manifest, "counters");
@@ -263,7 +233,7 @@ static bool read_counters(ng_work *w, const ngio_value *manifest, ng_snapshot *s
 
 /* ---- pieces of arrays ------------------------------------------------------------------------*/
 
-/* Return the integer of a key, or -1 if the key is missing. */
+/* Return the integer that has the key, or -1 if there is none. */
 static int64_t number_of(const ngio_value *v, const char *key) {
   const ngio_value *x = ngio_get(v, key);
   return ngio_is(x, NGIO_INTEGER) ? x->is.integer : -1;
@@ -295,7 +265,8 @@ static bool same_shape(const ngio_value *v, const ng_field *f) {
   return true;
 }
 
-/* Return whether a file has two pieces of the array. Called if parts are not ascending, as within a model group. */
+/* Return whether one file has two pieces of the array.  Needed only if the files of the pieces are not in ascending
+ * order, as for sharded layers. */
 static bool has_duplicate_part(const ngio_value *pieces) {
   for (const ngio_value *x = ngio_first(pieces); x != NULL; x = ngio_next(pieces, x)) {
     for (const ngio_value *y = ngio_next(pieces, x); y != NULL; y = ngio_next(pieces, y)) {
@@ -305,7 +276,7 @@ static bool has_duplicate_part(const ngio_value *pieces) {
   return false;
 }
 
-/* An entry with an unknown key is invalid. */
+/* The pieces must be in order and without gaps, and every key must be known. */
 const ngio_value *ng_pieces_read(const ngio_value *v, const ng_field *f, int32_t parts) {
   const ngio_value *pieces = ngio_get(v, "pieces"), *x = ngio_first(pieces);
   const bool by_rows = ngio_get(x, "from_row") != NULL;
@@ -337,14 +308,15 @@ const ngio_value *ng_pieces_read(const ngio_value *v, const ng_field *f, int32_t
 
 typedef struct block_reader {
   ng_work *w;
-  const ngio_value *from, *next; /* next: the number that is expected first */
+  const ngio_value *from; /* the numbers of the block */
+  const ngio_value *next; /* probably the number with the next name */
   const char *layer;
-  double *to;          /* receives the next number */
-  size_t seen, counts; /* numbers read; how many numbers, from the first, are flags or counts */
+  double *to;    /* receives the next number */
+  size_t seen;   /* numbers of the block read so far */
+  size_t counts; /* the first `counts` numbers of the block are flags and counts */
 } block_reader;
 
-/* Read a number by its name. Check the range of flags and counts, because they are converted to integers; families
- * check their own numbers. */
+/* Read a number by its name.  Check the range of a flag or count, because it is converted to an integer. */
 static ng_status read_number(void *arg, ng_number *n) {
   block_reader *r = arg;
   const ngio_value *v = ngio_get_hinted(r->from, r->next, n->name);
@@ -362,8 +334,7 @@ static ng_status read_number(void *arg, ng_number *n) {
   return r->w->st;
 }
 
-/* Read the numbers of all blocks. Each number is found by its name; if the counts are equal, too, there is no unknown
- * number. */
+/* Read the numbers of all blocks by name.  A block with more numbers than were read has an unknown number. */
 static bool read_blocks(ng_work *w, const ngio_value *blocks) {
   const ng_precond *p = w->p;
   block_reader r = {.w = w, .to = w->values};
@@ -376,7 +347,7 @@ static bool read_blocks(ng_work *w, const ngio_value *blocks) {
     r.seen = 0;
     r.counts = ng_block_counts(p->block[i]);
     if (ng_block_numbers(p->block[i], read_number, &r) != NG_OK) return false;
-    if (r.from->count != r.seen) { /* an object: read_number has found numbers in it */
+    if (r.from->count != r.seen) {
       return ng_work_fail(w, NG_ERR_FILE,
                           "block '%s' of the manifest has numbers that are unknown to this "
                           "version",
@@ -388,8 +359,7 @@ static bool read_blocks(ng_work *w, const ngio_value *blocks) {
          ng_work_fail(w, NG_ERR_FILE, "the state has %zu blocks, this model has %d", n, p->blocks);
 }
 
-/* Read the format first, because it defines the other keys. Read layers before options, so that the error for a state
- * of another model names a layer. */
+/* Compare layers before options, so that the error for a state of another model names a layer. */
 bool ng_manifest_read(ng_work *w, ng_snapshot *s) {
   const ngio_value *manifest = ngio_json_root(w->manifest);
   const ngio_value *layers = ngio_get(manifest, "layers"), *parts = ngio_get(manifest, "parts");
@@ -409,7 +379,6 @@ bool ng_manifest_read(ng_work *w, ng_snapshot *s) {
          read_options(w, manifest, &s->opt) && read_blocks(w, ngio_get(manifest, "blocks"));
 }
 
-/* Apply the options of the state, then the layers' own options. */
 void ng_snapshot_apply(ng_precond *p, const ng_snapshot *s, const double *values) {
   ng_model_set_options(p, &s->opt);
   for (int32_t i = 0; i < p->blocks; i++) {
@@ -420,7 +389,7 @@ void ng_snapshot_apply(ng_precond *p, const ng_snapshot *s, const double *values
   p->steps = s->steps;
   p->updates = s->updates;
   p->skipped = s->skipped;
-  /* each rank counts its own rungs; the state has their sum, which rank 0 gets */
+  /* each rank counts its own rungs; the state has the sum over ranks, which rank 0 gets */
   const bool first = p->ctx->rank == 0;
   for (int i = 0; i < NG_RESCUES; i++) {
     p->rescued[i] = first ? s->rung[i] : 0;

@@ -1,27 +1,18 @@
-/* manifest_write.c: write the manifest (see manifest.c): the JSON text of everything that is not an array.
- *
- * In: a model, the numbers of all ranks. Out: text. The manifest of a model of 10,000 layers has a hundred thousand
- * lines, so the code writes text directly, without a tree of values. */
+/* manifest_write.c: write the manifest, which manifest.c describes and reads.  The manifest of 10,000 layers has about
+ * a hundred thousand values, so the text is written directly, without a tree of values. */
 #include "state/work.h"
 
 /* Write every option as a text that ng_options_set reads. */
-static void make_options(ng_work *w, ngio_out *o) {
-  const size_t room = ng_manifest_buffer_size(w->p);
-  char *text = ng_work_alloc(w, (int64_t)room);
-  ng_option_info info;
+static void make_options(const ng_precond *p, ngio_out *o) {
+  char text[NG_TEXT_SIZE];
   ngio_open(o, "options", '{');
-  for (int32_t i = 0; i < ng_option_count() && text != NULL; i++) {
-    if (!ng_manifest_option(i, &info) ||
-        ng_options_get(&w->p->opt, info.name, text, room) != NG_OK) {
-      o->lost = 1;
-      continue;
-    }
-    ngio_put_text(o, info.name, text);
+  for (int32_t i = 0; i < NG_OPTION_COUNT; i++) {
+    (void)ng_option_write(&ng_option_table[i], &p->opt, text, sizeof text);
+    ngio_put_text(o, ng_option_table[i].name, text);
   }
   ngio_shut(o, '}');
 }
 
-/* Write the layers in the order of registration, in which read_layers compares them. */
 static void make_layers(const ng_precond *p, const double *missed, ngio_out *o) {
   char is[NG_MESSAGE];
   ngio_open(o, "layers", '[');
@@ -44,7 +35,7 @@ typedef struct block_writer {
   int64_t at; /* index in `values` */
 } block_writer;
 
-/* ng_state_append_numbers and this function visit numbers in the same order, so `at` is the index of the number. */
+/* The numbers are visited in the order in which ng_state_append_numbers listed them. */
 static ng_status write_number(void *arg, ng_number *n) {
   block_writer *w = arg;
   ngio_put_real(w->to, n->name, w->from[w->at++]);
@@ -62,11 +53,10 @@ static void make_blocks(ng_precond *p, const double *values, ngio_out *o) {
   ngio_shut(o, '}');
 }
 
-/* A non-finite clip factor or inner (ng_report) must not prevent a save. */
+/* A clip factor or `inner` that is not finite must not prevent a save. */
 static double finite_or(double x, double otherwise) { return x - x == 0.0 ? x : otherwise; }
 
-/* Check texts and numbers before the file is written. JSON is UTF-8 and has only finite numbers, and an unreadable
- * state must not replace a valid state. */
+/* Check that JSON can represent all texts and numbers: it is UTF-8 and has only finite numbers. */
 static bool can_be_written(ng_work *w) {
   const ng_precond *p = w->p;
   if (p->steps > NG_COUNT_MOST || p->skipped > NG_COUNT_MOST) {
@@ -101,7 +91,7 @@ bool ng_manifest_begin(ng_work *w, int32_t parts) {
   ngio_put_integer(o, "format", parts == 1 ? NG_STATE_FORMAT : NG_STATE_PARTS);
   ngio_put_text(o, "library", version); /* for readers; a load ignores it */
   ngio_put_text(o, "method", p->opt.base.method);
-  make_options(w, o);
+  make_options(p, o);
   ngio_open(o, "counters", '{');
   ngio_put_integer(o, "steps", p->steps);
   ngio_put_integer(o, "updates", p->updates);

@@ -1,22 +1,17 @@
 /* save.c: save a state to a file, a stream, or one file for each rank; write the manifest alone.
  *
- * A file is safetensors: every array of fields.c is a tensor "block/field" in published order.  The
- * metadata has the manifest (manifest.c), which contains the CRC-32 of each tensor, and the CRC-32 of the
- * manifest.  So a load compares or checks every bit of the file.
+ * A file is safetensors: every array of fields.c is a tensor "block/field" in published order.  The metadata has the
+ * manifest (manifest.c), which contains the CRC-32 of each tensor, and the CRC-32 of the manifest.  So a load detects
+ * every changed bit.  The manifest precedes the arrays, and a stream cannot seek, so arrays are visited twice: first
+ * for the checksums, then to write them.
  *
- * The manifest precedes the arrays, and a stream cannot seek. So the code visits arrays twice: first for the checksums,
- * on the rank that supplies the array, then for the bytes.
- *
- * One file: the owner broadcasts each array that rank 0 does not hold.  In parts no array is sent; ranks
- * exchange the numbers of blocks and a checksum for each piece:
+ * One file: the owner broadcasts each array that rank 0 does not hold.  In parts no array is sent:
  *   PATH                  arrays of rank 0, and the manifest of all parts: format 3
  *   PATH.<id>-<r>of<n>    arrays of rank r; <id>: the checksum of the manifest, 8 digits
  *
- * In: a model between two steps, a file or a stream.  Out: new files that replace the old ones at once, or
- * the unchanged old files.  All files are written and flushed under temporary names before the first rename.
- * The file of rank 0, which lists the parts, is renamed last.  File names contain the id of their state, so
- * the parts of an earlier state stay valid until then and are removed afterwards.  A failure in between may
- * leave parts that no manifest lists. */
+ * All files are written and flushed under temporary names before the first rename.  The file of rank 0, which lists the
+ * parts, is renamed last.  File names contain the id of their state, so an earlier state stays valid until then; its
+ * parts are removed afterwards.  A failure in between may leave parts that no manifest lists. */
 #include "state/work.h"
 
 #include <sys/stat.h>
@@ -26,11 +21,11 @@ typedef struct save_data {
   int32_t parts;          /* number of files: 1, or the number of ranks */
   bool writes;            /* this rank has a file */
   int64_t *bytes, *count; /* [parts] bytes and number of arrays of each file */
-  uint8_t *here;          /* [fields] for one file: whether rank 0 holds the array */
+  uint8_t *on_rank0;      /* [fields] for one file: rank 0 holds the array */
   ngio_tensor *tensor;    /* [fields] arrays of this rank's file */
-  char *path;             /* path of this rank's part */
-  int64_t path_room;
-  ng_hex id;
+  char *path;             /* of this rank's file */
+  int64_t path_size;
+  ng_hex id; /* checksum of the manifest */
 } save_data;
 
 /* ---- pieces of arrays -------------------------------------------------------------------------*/
@@ -42,7 +37,7 @@ static ng_part_piece slice_of(const ng_field *f, int32_t i) {
                          .by_rows = f->by_rows};
 }
 
-/* Set *q to the piece of array f in file r. Return false if the file has none. */
+/* Set *q to the piece of array f in file r.  Return false if the file has none. */
 static bool piece_of(const save_data *x, const ng_field *f, int32_t r, ng_part_piece *q) {
   int32_t i = r;
   if (x->parts == 1 || f->slice == NULL) {
@@ -58,8 +53,8 @@ static bool piece_of(const save_data *x, const ng_field *f, int32_t r, ng_part_p
   return q->to > q->from;
 }
 
-/* Set *data to this rank's part of array f in published order, *bytes to its size (if f is whole, on all ranks). Return
- * false if this rank supplies nothing. */
+/* Set *data to the elements of array f that this rank supplies, in published order, and *bytes to their size.  Return
+ * false if this rank supplies none; if f is not sliced, *bytes is also set then. */
 static bool has_data(const save_data *x, const ng_field *f, void **data, int64_t *bytes) {
   ng_part_piece q;
   if (f->slice == NULL) {
@@ -75,21 +70,20 @@ static bool has_data(const save_data *x, const ng_field *f, void **data, int64_t
   return true;
 }
 
-/* Return whether rank 0 writes an array row by row, because there is one file and each rank holds a piece of the
- * array. */
+/* Return whether rank 0 writes the array row by row: there is one file, and each rank holds a piece of the array. */
 static bool by_row(const save_data *x, const ng_field *f) {
   return x->parts == 1 && f->slice != NULL;
 }
 
-/* Return the number of seals (checksums) of an array: one, or one for each rank's piece. */
+/* Return the number of seals (checksums) of an array: one for each piece. */
 static int64_t seal_count(const save_data *x, const ng_field *f) {
   return x->parts == 1 || f->slice == NULL ? 1 : x->parts;
 }
 
 /* ---- memory ----------------------------------------------------------------------------------*/
 
-/* Assign each array that every rank holds (moments, if every rank updates) to the rank with the fewest bytes to write.
- * The choice is the same on all ranks. */
+/* In parts, any rank can write an array that every rank holds (a moment).  Assign it to the rank with the fewest bytes
+ * to write, equally on all ranks. */
 static void assign_writers(save_data *x) {
   ng_work *w = &x->w;
   int64_t *load = x->bytes;
@@ -112,7 +106,7 @@ static void assign_writers(save_data *x) {
   }
 }
 
-/* Allocate all memory of the save, because no rank may fail alone between two collectives. */
+/* Allocate all memory first, because no rank may fail alone between two collectives. */
 static void prepare(save_data *x, ng_precond *p, const char *call, const ng_state_file *to) {
   ng_work *w = &x->w;
   if (!ng_work_open(w, p, call, to)) return;
@@ -122,7 +116,7 @@ static void prepare(save_data *x, ng_precond *p, const char *call, const ng_stat
   x->bytes = ng_work_alloc(w, x->parts * (int64_t)sizeof *x->bytes);
   x->count = ng_work_alloc(w, x->parts * (int64_t)sizeof *x->count);
   if (x->parts > 1 && x->bytes != NULL) assign_writers(x);
-  int64_t more = NG_RESCUES; /* and the seals */
+  int64_t more = NG_RESCUES; /* numbers after w->values: rung counters, then seals */
   for (int32_t i = 0; i < w->fields; i++)
     more += seal_count(x, &w->item[i].field);
   if (!ngio_out_reserve(&w->numbers, (size_t)more * sizeof *w->values))
@@ -130,32 +124,32 @@ static void prepare(save_data *x, ng_precond *p, const char *call, const ng_stat
   w->values = (void *)w->numbers.text;
   w->published = ng_work_alloc(w, x->parts == 1 ? w->largest : w->largest_local);
   if (x->parts == 1 && p->ctx->ranks > 1) w->memory = ng_work_alloc(w, w->largest);
-  x->here = ng_work_alloc(w, w->fields);
+  x->on_rank0 = ng_work_alloc(w, w->fields);
   x->tensor = ng_work_alloc(w, w->fields * (int64_t)sizeof *x->tensor);
-  x->path_room = to == NULL || to->stream ? 0 : (int64_t)strlen(to->path) + NGIO_PART_ROOM;
-  x->path = ng_work_alloc(w, x->path_room);
+  x->path_size = to == NULL || to->stream ? 0 : (int64_t)strlen(to->path) + NGIO_PART_ROOM;
+  x->path = ng_work_alloc(w, x->path_size);
   if (w->st == NG_OK) memset(w->values + w->value_count, 0, (size_t)more * sizeof *w->values);
   w->numbers.used += (size_t)more * sizeof *w->values;
 }
 
 /* ---- the manifest ----------------------------------------------------------------------------*/
 
-/* For one file: find the arrays that rank 0 lacks. Their owners send them; rank 0 becomes the owner of all others. */
+/* For one file: rank 0 supplies every array that it holds, and the owners supply the others. */
 static ng_status find_suppliers(save_data *x) {
   ng_work *w = &x->w;
   if (x->parts > 1) return NG_OK;
   for (int32_t i = 0; i < w->fields && w->is_rank0; i++)
-    x->here[i] = w->item[i].field.data != NULL;
-  const ng_status st = ng_work_broadcast(w, x->here, w->fields, 0);
+    x->on_rank0[i] = w->item[i].field.data != NULL;
+  const ng_status st = ng_work_broadcast(w, x->on_rank0, w->fields, 0);
   for (int32_t i = 0; i < w->fields && st == NG_OK; i++) {
-    if (x->here[i] != 0) w->item[i].field.owner = 0;
+    if (x->on_rank0[i] != 0) w->item[i].field.owner = 0;
   }
   return st;
 }
 
-/* Process a sliced array row by row: compute its seal or, if seal is NULL, write it to the file. Every rank must call
- * this function, also after a failure. */
-static ng_status seal_rows(save_data *x, const ng_field *f, double *seal) {
+/* Gather a sliced array on rank 0, row by row; compute its seal or, if `seal` is NULL, write it to the file.
+ * Collective, so it is called also after a failure of this rank. */
+static ng_status process_rows(save_data *x, const ng_field *f, double *seal) {
   ng_work *w = &x->w;
   const int64_t n = ng_field_piece(f), bytes = n * ng_dtype_size(f->dtype);
   ng_status st = NG_OK;
@@ -186,7 +180,7 @@ static ng_status seal_arrays(save_data *x) {
     void *data;
     int64_t bytes;
     if (by_row(x, f)) {
-      st = seal_rows(x, f, seal);
+      st = process_rows(x, f, seal);
     } else if (has_data(x, f, &data, &bytes)) {
       const bool finite = ng_all_finite(data, f->dtype, bytes / ng_dtype_size(f->dtype));
       seal[f->slice == NULL ? 0 : w->p->ctx->rank] = ng_seal(ng_crc_of(data, bytes), finite);
@@ -196,14 +190,14 @@ static ng_status seal_arrays(save_data *x) {
   return st;
 }
 
-/* With one rank, which already has all numbers, two threads write the manifest and compute the seals. */
+/* Two tasks of a single rank, which has all numbers already: write the manifest; compute the seals. */
 static void begin_or_seal(void *arg, int32_t i) {
   save_data *x = arg;
   if (i == 0) (void)ng_manifest_begin(&x->w, x->parts);
   if (i == 1) (void)seal_arrays(x); /* cannot fail without a transport */
 }
 
-/* Gather all numbers and seals. Each is 0 on all ranks but one, so the sum over ranks is exact. */
+/* Gather all numbers and seals by a sum over ranks, which is exact, because all ranks but one have 0. */
 static ng_status gather(save_data *x) {
   ng_work *w = &x->w;
   ng_status st = find_suppliers(x);
@@ -230,7 +224,7 @@ static void list_piece(save_data *x, const ng_item *item, const double *seal, ng
   ng_manifest_piece(&x->w.out, &q);
 }
 
-/* List the pieces of an array in the manifest, in the order of columns or of rows. */
+/* List the pieces of an array in the manifest, in the order of their columns or rows. */
 static void list_array(save_data *x, const ng_item *item, const double *seal) {
   const ng_field *f = &item->field;
   ng_part_piece q;
@@ -247,7 +241,7 @@ static void list_array(save_data *x, const ng_item *item, const double *seal) {
   }
 }
 
-/* Write the manifest from the gathered values. A failure is stored in *w. */
+/* Write the manifest from the gathered numbers and seals.  A failure is stored in *w. */
 static void make_manifest(save_data *x) {
   ng_work *w = &x->w;
   const double *seal = w->values + w->value_count + NG_RESCUES;
@@ -263,7 +257,7 @@ static void make_manifest(save_data *x) {
   x->id = ng_hex_of(ng_crc_of(w->out.text, (int64_t)w->out.used - 1));
 }
 
-/* Every rank has the gathered values, so all ranks write the same text. */
+/* Every rank has all numbers and seals, so all ranks write the same text. */
 ng_status ng_state_manifest_text(ng_precond *p, char *text, size_t size, int64_t *length) {
   save_data x = {.parts = 1};
   ng_work *w = &x.w;
@@ -286,7 +280,7 @@ done:
 
 /* ---- writing the files ------------------------------------------------------------------------*/
 
-/* Begin this rank's file. A failure is stored in *w. */
+/* Begin the file of this rank.  A failure is stored in *w. */
 static void begin_file(save_data *x) {
   ng_work *w = &x->w;
   const ng_state_file *to = w->file_or_stream;
@@ -308,18 +302,18 @@ static void begin_file(save_data *x) {
                                                  2, &w->writer, w->message, sizeof w->message));
     return;
   }
-  ngio_part_path(x->path, (size_t)x->path_room, to->path, x->id.text, rank, x->parts);
+  ngio_part_path(x->path, (size_t)x->path_size, to->path, x->id.text, rank, x->parts);
   (void)ng_work_check_io(w, ngio_writer_create(x->path, x->tensor, n, text, 2, &w->writer,
                                                w->message, sizeof w->message));
 }
 
-/* Write one field; its owner sends it to rank 0 if necessary. So rank 0 needs memory for the largest field only. After
- * a failure rank 0 continues to receive, because the other ranks do not know of the failure. */
+/* Write one array; in one file, its owner first sends it to rank 0, which so needs memory for the largest array only.
+ * After a failure rank 0 continues to receive, because the other ranks do not know of the failure. */
 static ng_status write_field(save_data *x, const ng_field *f) {
   ng_work *w = &x->w;
   void *data;
   int64_t bytes = 0;
-  if (by_row(x, f)) return seal_rows(x, f, NULL);
+  if (by_row(x, f)) return process_rows(x, f, NULL);
   bool has = has_data(x, f, &data, &bytes);
   if (x->parts == 1 && f->owner != 0) {
     if (!has) data = w->memory;
@@ -334,12 +328,12 @@ static ng_status write_field(save_data *x, const ng_field *f) {
   return NG_OK;
 }
 
-/* On rank 0: check that all parts are in the folder of its own file. */
+/* On rank 0: check that all parts exist in the folder of its own file. */
 static bool can_read_all_parts(save_data *x) {
   ng_work *w = &x->w;
   struct stat is;
   for (int32_t r = 1; r < x->parts; r++) {
-    ngio_part_path(x->path, (size_t)x->path_room, w->file_or_stream->path, x->id.text, r, x->parts);
+    ngio_part_path(x->path, (size_t)x->path_size, w->file_or_stream->path, x->id.text, r, x->parts);
     if (stat(x->path, &is) == 0 && S_ISREG(is.st_mode)) continue;
     w->label = x->path;
     return ng_work_fail(
@@ -350,7 +344,6 @@ static bool can_read_all_parts(save_data *x) {
   return true;
 }
 
-/* After the first rename, only another rename or the flush of the folder can fail. */
 ng_status ng_state_save(ng_precond *p, const char *call, const ng_state_file *to, bool in_parts) {
   save_data x = {.parts = in_parts ? p->ctx->ranks : 1};
   ng_work *w = &x.w;
@@ -373,7 +366,7 @@ ng_status ng_state_save(ng_precond *p, const char *call, const ng_state_file *to
     (void)ng_work_check_io(w, ngio_writer_finish(&w->writer, w->message, sizeof w->message));
   }
   NG_TRY(ng_work_agree(w));
-  if (w->is_rank0 && can_read_all_parts(&x)) { /* then remove earlier parts */
+  if (w->is_rank0 && can_read_all_parts(&x)) { /* also remove the parts of earlier states */
     (void)ng_work_check_io(
         w, ngio_writer_finish_whole(&w->writer, x.id.text, w->message, sizeof w->message));
   }

@@ -1,14 +1,16 @@
 /* state.h: save and load the state of a preconditioner.
  *
- * In: a model between two steps; a path, or the caller's stream. Out: a file with every array and number that a later
- * run needs; a model that continues from such a file; or single arrays. May call: step, family, model, stat, option,
- * comm, core, and io/.
+ * In:   a model between two steps; a path, or the caller's stream.
+ * Out:  a file with every array and number that a later run needs; a model that continues from such a file; or single
+ *       arrays.
+ * May call: step, family, model, stat, option, comm, core, and io/.
  *
- *   save.c, load.c     one file, a stream, or one file per rank; all checks come before any change
- *   work.c             shared by both: memory, agreement of all ranks
+ *   save.c, load.c     one file, a stream, or one file per rank
+ *   work.c             shared by save.c, load.c and factors.c: memory, one status on all ranks
  *   walk.c             read single arrays
  *   factors.c          running averages only: a folder with a file for each layer
- *   manifest_write.c   write options, counters and layers as JSON; manifest.c reads them
+ *   manifest_write.c   write options, counters and layers as JSON
+ *   manifest.c         read and check this JSON
  *   fields.c           visit every array and number
  *   field_order.c      convert an array between the order in memory and the published order */
 #ifndef NG_STATE_H
@@ -23,18 +25,18 @@
 
 /* ---- fields.c, field_order.c --------------------------------------------------------------------------*/
 
-/* Visit the arrays of key k: a block, or the moments of a layer. There are ng_state_keys keys. The key of an array is the
- * name of its block; for moments, the name of the layer. */
+/* Visit the arrays of key k of ng_state_keys.  A key is the name of a block, or of a layer, whose arrays are its
+ * moments: first come all blocks, then all layers. */
 typedef ng_status (*ng_field_keyed)(void *arg, const char *key, ng_field *f);
 int32_t ng_state_keys(const ng_precond *p);
 ng_status ng_state_key_fields(ng_precond *p, int32_t k, ng_field_keyed visit, void *arg);
 
-/* Bytes of the widest element. Files have arrays of 8-byte elements first, then of 4, 2 and 1. */
+/* Bytes of the widest element.  In files, arrays with elements of 8 bytes come first, then of 4, 2 and 1. */
 enum { NG_WIDEST = 8 };
 
 int64_t ng_field_count(const ng_field *f); /* number of elements in the file and in memory */
 int64_t ng_field_bytes(const ng_field *f);
-/* Return the number of elements sent at once: one row of an array of which ranks hold columns, otherwise all. */
+/* Return the number of elements that ranks send at once: one row if ranks hold columns of the array, otherwise all. */
 int64_t ng_field_piece(const ng_field *f);
 
 /* Rows [top, bottom) and columns [left, right) of an array. */
@@ -42,44 +44,42 @@ typedef struct ng_rect {
   int64_t top, bottom, left, right;
 } ng_rect;
 int64_t ng_rect_count(const ng_rect *b);
-/* ng_field_slices: the number of slices of an array. ng_slice_rank: the rank that saves slice i. */
-int32_t ng_field_slices(const ng_field *f, int32_t ranks);
-int32_t ng_slice_rank(const ng_field *f, int32_t i);
-ng_rect ng_field_rank_rect(const ng_field *f,
-                           int32_t rank); /* the part of the array that `rank` holds */
-/* Convert an array from the order in memory to the published order: row-major, a symmetric
- * matrix as its lower triangle, row after row. ng_field_import converts back. */
-void ng_field_export(const ng_field *f, const void *memory, void *published);
-/* Return the error of `n` elements of a file, or NULL. */
+int32_t ng_field_slices(const ng_field *f, int32_t ranks);   /* number of slices of the array */
+int32_t ng_slice_rank(const ng_field *f, int32_t i);         /* rank that saves slice i */
+ng_rect ng_field_rank_rect(const ng_field *f, int32_t rank); /* the elements that `rank` holds */
+/* Convert an array between the order in memory and the published order, which is row-major; of a symmetric matrix it
+ * has the lower triangle, row after row.  `to`: receives the converted array. */
+void ng_field_export(const ng_field *f, const void *memory, void *to);
+void ng_field_import(const ng_field *f, const void *published, void *to);
+/* Return the data of f in published order: f->data itself if the orders are equal, otherwise `to` after an export. */
+void *ng_field_published(const ng_field *f, void *to);
+/* Return the text of an error in n elements of array f, or NULL. */
 const char *ng_field_error(const ng_field *f, const void *data, int64_t n);
-void ng_field_import(const ng_field *f, const void *published, void *memory);
-/* Return f's data if they are in published order; otherwise export f to `room` and return `room`. */
-void *ng_field_published(const ng_field *f, void *room);
 
-/* The numbers of all blocks and entries as one list, in the same order on every rank; the last p->entries numbers belong
- * to entries. get: append the numbers of key k, 0 for numbers of other ranks. put: copy the next numbers, from x on,
- * into a block; return the address after them. */
+/* All numbers of the state form one list: the numbers of each block, then one number for each entry.
+ * ng_state_append_numbers: append the numbers of key k; a number that belongs to another rank is 0.
+ * ng_state_set_numbers: set the numbers of a block from x on; return the address after them. */
 void ng_state_append_numbers(ng_precond *p, int32_t k, ngio_out *to);
 const double *ng_state_set_numbers(ng_block *b, const double *x);
 
-/* ---- save.c, load.c, walk.c: what api/ calls -------------------------------------------------*/
+/* ---- implementations of public functions: save.c, load.c, factors.c, walk.c ------------------*/
 
 /* A file, or the caller's stream. */
 typedef struct ng_state_file {
   bool stream;
-  const char *path;
-  ng_reader read; /* for a stream: `read` or `write` is the callback that the call uses */
-  ng_writer write;
+  const char *path; /* of a file */
+  ng_reader read;   /* of a stream that is loaded */
+  ng_writer write;  /* of a stream that is saved */
   void *user;
 } ng_state_file;
 
-/* call: name of the public function, for messages. */
+/* `call`: name of the public function, for messages.  `in_parts`: one file per rank. */
 ng_status ng_state_save(ng_precond *p, const char *call, const ng_state_file *to, bool in_parts);
 ng_status ng_state_load(ng_precond *p, const char *call, const ng_state_file *from);
-/* Write the manifest to `text`, or only its length if `text` is NULL. *length does not count the terminating 0. */
+/* Write the manifest to `text` (NULL: only its length).  *length does not count the terminating 0. */
 ng_status ng_state_manifest_text(ng_precond *p, char *text, size_t size, int64_t *length);
 
-/* Save or load the factor folder. *layers: the number of layers with a file in the folder. */
+/* *layers: the number of layers that have a file in the folder. */
 ng_status ng_state_save_factors(ng_precond *p, const char *folder);
 ng_status ng_state_load_factors(ng_precond *p, const char *folder, int32_t *layers);
 

@@ -1,11 +1,8 @@
 /* walk.c: read single arrays of the state, for programs with their own file format.
  *
- * In: a model, the index of an array. Out: the array's description; its elements in published order. Indices follow the
- * order of files (wide dtypes first) and are equal on every rank. The calls are local: a rank reads the arrays that it
- * holds.
- *
- * Fields can be visited only block by block. So ng_precond.last_search stores the position of the last search, and a program
- * reads all arrays in order in linear time. */
+ * Arrays are numbered in the order of files (wide dtypes first), equally on every rank.  An array can only be found by
+ * a visit of all arrays before it.  So ng_precond.last_search stores where the last search ended, and a program that
+ * reads all arrays in order needs linear time. */
 #include "state/work.h"
 
 static ng_status count_one(void *arg, const char *key, ng_field *f) {
@@ -21,9 +18,10 @@ int32_t ng_state_field_count(ng_precond *p) {
   return n;
 }
 
+/* A search for one array. */
 typedef struct field_seek {
-  int64_t width;
-  int32_t left; /* fields of this width before the requested one */
+  int64_t width; /* size of its elements in this pass over all arrays */
+  int32_t left;  /* number of arrays of this width to skip */
   bool found;
   char name[NG_FIELD_KEY]; /* "key/field" */
   ng_field field;
@@ -41,7 +39,7 @@ static ng_status seek_one(void *arg, const char *key, ng_field *f) {
   return NG_OK;
 }
 
-/* Find field i. Continue from the position of the last search if it is not after field i. */
+/* Find array i.  If the last search ended before array i, continue from there. */
 static bool find_field(ng_precond *p, int32_t i, field_seek *s) {
   ng_field_search *at = &p->last_search;
   memset(s, 0, sizeof *s);

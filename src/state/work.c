@@ -9,11 +9,11 @@
 _Static_assert(NG_F32 == (int)NGIO_F32 && NG_F64 == (int)NGIO_F64 && NG_F16 == (int)NGIO_F16 &&
                    NG_BF16 == (int)NGIO_BF16 && NG_I32 == (int)NGIO_I32 &&
                    NG_I64 == (int)NGIO_I64 && NG_U8 == (int)NGIO_U8,
-               "the dtypes of the files are those of the library");
+               "ngio_dtype and ng_dtype have the same values");
 
 /* ---- memory ----------------------------------------------------------------------------------*/
 
-/* The header of an allocation; it takes NG_ALIGN bytes, so that the block after it is aligned. */
+/* The header of an allocation.  It occupies NG_ALIGN bytes, so that the memory after it is aligned. */
 typedef struct ng_work_allocation {
   struct ng_work_allocation *next;
   size_t bytes;
@@ -31,11 +31,11 @@ void *ng_work_alloc(ng_work *w, int64_t bytes) {
   return (char *)t + NG_ALIGN;
 }
 
-static void *payload_take(void *user, size_t bytes) { return ng_alloc(user, bytes); }
-static void payload_give(void *user, void *ptr, size_t bytes) { ng_free(user, ptr, bytes); }
+static void *counted_alloc(void *ctx, size_t bytes) { return ng_alloc(ctx, bytes); }
+static void counted_free(void *ctx, void *ptr, size_t bytes) { ng_free(ctx, ptr, bytes); }
 
 ngio_alloc ng_work_data_alloc(ng_work *w) {
-  return (ngio_alloc){payload_take, payload_give, w->p->ctx};
+  return (ngio_alloc){counted_alloc, counted_free, w->p->ctx};
 }
 
 /* ---- tensors ---------------------------------------------------------------------------------*/
@@ -49,11 +49,11 @@ ngio_tensor ng_tensor_describe(const char *name, const ng_field *f, const ng_par
   return t;
 }
 
-const char *ng_tensor_difference(const ngio_tensor *want, const ngio_tensor *t) {
+const char *ng_tensor_difference(const ngio_tensor *expected, const ngio_tensor *t) {
   if (t == NULL) return "is missing";
-  if (t->dtype != want->dtype) return "has another dtype than in this model";
-  const bool same = t->ndim == want->ndim && t->shape[0] == want->shape[0] &&
-                    (t->ndim < 2 || t->shape[1] == want->shape[1]);
+  if (t->dtype != expected->dtype) return "has another dtype than in this model";
+  const bool same = t->ndim == expected->ndim && t->shape[0] == expected->shape[0] &&
+                    (t->ndim < 2 || t->shape[1] == expected->shape[1]);
   return same ? NULL : "has another shape than in this model";
 }
 
@@ -63,7 +63,7 @@ ng_rect ng_piece_rect(const ng_part_piece *q, const ng_field *f) {
 
 /* ---- the list of fields ----------------------------------------------------------------------*/
 
-/* The sizes are known on every rank, also if f->data is NULL. */
+/* Every rank knows the size of the array, also if f->data is NULL on this rank. */
 static ng_status list_field(void *arg, const char *key, ng_field *f) {
   ng_work *w = arg;
   const ng_item item = {.field = *f, .key = key};
@@ -85,7 +85,7 @@ static int by_width(const void *a, const void *b) {
   return wider != 0 ? (int)wider : x->name < y->name ? -1 : 1;
 }
 
-/* Visit each key once: a visit of many blocks is slow, because their memory is not in the cache. */
+/* Visit each key only once: with many blocks a visit is slow, because their memory is not in the cache. */
 void ng_work_list(ng_work *w) {
   for (int32_t k = 0; k < ng_state_keys(w->p); k++) {
     (void)ng_state_key_fields(w->p, k, list_field, w);
@@ -103,7 +103,7 @@ bool ng_work_list_status(ng_work *w) {
   const char *name = w->names.text;
   for (int32_t i = 0; i < w->fields; i++, name += strlen(name) + 1)
     w->item[i].name = name;
-  /* wide dtypes come first, so that all data in the file are aligned; most models have one width */
+  /* most models have elements of one size and need no sort */
   if ((w->widths & (w->widths - 1)) != 0)
     qsort(w->item, (size_t)w->fields, sizeof *w->item, by_width);
   return true;
@@ -143,7 +143,7 @@ void ng_work_close(ng_work *w) {
   }
 }
 
-/* ---- agreement of all ranks ---------------------------------------------------------------------------------------*/
+/* ---- collectives -----------------------------------------------------------------------------*/
 
 static ng_status fail_transport(ng_work *w) {
   ng_exchange_abort(w->p);
@@ -165,7 +165,7 @@ ng_status ng_work_broadcast(ng_work *w, void *buffer, int64_t bytes, int32_t roo
                                                                            : fail_transport(w);
 }
 
-/* Return the number of contiguous elements that belong to one unit (row or column) of the slice bounds. */
+/* Slice bounds count rows or columns.  Return the number of contiguous elements for each of these in a row to send. */
 static int64_t slice_unit(const ng_field *f) { return f->by_rows ? f->cols : 1; }
 
 int64_t ng_work_rows(const ng_field *f) { return f->by_rows ? 1 : f->rows; }

@@ -1,9 +1,8 @@
-/* work.h: the working data of a save or a load, and the agreement of all ranks. Only files of state/ include it.
+/* work.h: the data of one save or load, shared by the files of state/: the list of arrays, memory, one status on all
+ * ranks.
  *
- * In: a model between two steps. Out: its fields in the order of files, memory for the call, one status on all ranks.
- *
- * No rank returns between two collectives. A failure of a rank stays in its `st` and `message` until ng_work_agree sends
- * it, so that every rank reports the same failure. */
+ * No rank returns between two collectives: a rank stores its failure in `st` and `message` and continues, until
+ * ng_work_agree gives every rank the failure of the first failed rank. */
 #ifndef NG_STATE_WORK_H
 #define NG_STATE_WORK_H
 
@@ -18,135 +17,133 @@
 /* One array of the state. */
 typedef struct ng_item {
   ng_field field;
-  const char *key, *name; /* key: name of the block or layer; name: "key/field" */
-  const void *data;       /* for load: the verified part that this rank reads, in published order */
+  const char *key;  /* name of the block or layer */
+  const char *name; /* "key/field" */
+  const void *data; /* load: the verified elements that this rank reads, in published order */
 } ng_item;
 
-/* A piece of an array: columns [from, to) of every row, or rows [from, to) (by_rows), or the whole array. */
+/* A piece of an array, which one file has: columns [from, to) of every row; rows [from, to), if by_rows; or, if
+ * is_whole, all elements. */
 typedef struct ng_part_piece {
-  int32_t part; /* index of the file that has the piece */
+  int32_t part; /* index of the file */
   int64_t from, to;
   bool is_whole, by_rows;
-  const char *crc; /* NG_HEX digits */
-  bool finite;
+  const char *crc; /* checksum: NG_HEX digits */
+  bool finite;     /* all elements are finite */
 } ng_part_piece;
 
 typedef struct ng_work {
   ng_precond *p;
   const char *label;                   /* prefix of messages: the public function, later the file */
   const ng_state_file *file_or_stream; /* NULL: the call has no file or stream */
-  bool is_rank0;                       /* this rank is rank 0 */
-  struct ng_work_allocation *allocations; /* list of the allocations of the call */
+  bool is_rank0;
+  struct ng_work_allocation *allocations; /* list of the allocations of ng_work_alloc */
   ngio_out items, names, numbers;         /* memory of `item`, of the names, of `values` */
-  int64_t widths; /* sum of the sizes of elements that occur; each is a power of two */
+  int64_t widths; /* sum of the element sizes that occur, each of which is a power of two */
   ng_item *item;  /* [fields] wide dtypes first, so that all data in the file are aligned */
   int32_t fields;
-  int64_t largest; /* bytes of the largest field, or of its largest row if ranks hold columns */
-  int64_t largest_local; /* bytes of the largest whole field on this rank */
+  int64_t largest;       /* bytes of the largest array, or row if ranks hold columns */
+  int64_t largest_local; /* bytes of the largest unsliced array on this rank */
   int64_t value_count;
-  double
-      *values; /* [value_count] of ng_state_append_numbers; for save also rung counters and seals */
-  void *memory;        /* one field, or one row, in the order of memory */
-  void *published;     /* one field in published order */
-  ngio_out out;        /* for save: the manifest with a terminating 0 */
-  ngio_json *manifest; /* for load */
+  double *values;      /* [value_count] numbers of the state; save: then rung counters and seals */
+  void *memory;        /* one array or row, in the order of memory */
+  void *published;     /* one array, in published order */
+  ngio_out out;        /* save: the manifest with its terminating 0 */
+  ngio_json *manifest; /* load: the manifest */
   ngio_writer *writer;
   ngio_source source; /* load, rank 0 */
   ngio_tensors *file; /* load, rank 0 */
-  ng_status
-      st; /* first failure of this rank since the last ng_work_agree; `message` describes it */
+  ng_status st;       /* first failure of this rank since the last ng_work_agree */
   char message[NG_MESSAGE];
 } ng_work;
 
-/* Check the arguments, and that no step is in progress. Return false if not; the failure is stored in *w. Only rank 0
- * needs a callback. */
-bool ng_work_open(ng_work *w, ng_precond *p, const char *call, const ng_state_file *place);
-/* List the fields and get the numbers. ng_work_list only changes `items` to `largest`, so that another thread may read a
- * file at the same time; ng_work_list_status reports its failure. */
+/* Check the arguments, and that no step is in progress.  A stream needs its callback on rank 0 only. */
+bool ng_work_open(ng_work *w, ng_precond *p, const char *call, const ng_state_file *at);
+/* List the arrays and numbers of the state.  ng_work_list only changes `items` to `largest`, so that another thread can
+ * read a file at the same time.  Call ng_work_list_status afterwards; it stores a failure in *w. */
 void ng_work_list(ng_work *w);
 bool ng_work_list_status(ng_work *w);
 void ng_work_close(ng_work *w); /* also after a failure; removes an unfinished file */
 
-/* Allocate memory that ng_work_close frees. If there is no memory, return NULL and store the failure in *w. */
+/* Allocate memory that ng_work_close frees.  Without memory, return NULL and store the failure in *w. */
 void *ng_work_alloc(ng_work *w, int64_t bytes);
 
 /* Return dtype and shape of piece q of an array in its file; q NULL: of the whole array. */
 ngio_tensor ng_tensor_describe(const char *name, const ng_field *f, const ng_part_piece *q);
-/* Return how tensor t of a file differs from the expected tensor, or NULL. */
-const char *ng_tensor_difference(const ngio_tensor *want, const ngio_tensor *t);
-ng_rect ng_piece_rect(const ng_part_piece *q, const ng_field *f); /* f not symmetric */
+/* Return a text that says how tensor t of a file differs from the expected tensor, or NULL. */
+const char *ng_tensor_difference(const ngio_tensor *expected, const ngio_tensor *t);
+ng_rect ng_piece_rect(const ng_part_piece *q, const ng_field *f); /* f is not symmetric */
 
-/* Sum `count` doubles over ranks; broadcast bytes from rank `root`. Both may fail with NG_ERR_COMM. */
+/* Sum `count` doubles over ranks; broadcast bytes from rank `root`. */
 ng_status ng_work_sum(ng_work *w, double *x, int64_t count);
 ng_status ng_work_broadcast(ng_work *w, void *buffer, int64_t bytes, int32_t root);
 /* Return on all ranks the worst `st` of any rank, with the message of the first failed rank. */
 ng_status ng_work_agree(ng_work *w);
 
-/* For a field of which ranks hold parts. ng_work_rows: its rows; a field sliced by rows counts as one row.
- * ng_work_copy_part: copy this rank's part of row `row` to w->memory (out) or from w->memory. ng_work_gather_row: gather the row in
- * w->memory on all ranks. */
+/* For an array of which each rank holds some columns or rows.  It is sent row by row; an array of which ranks hold rows
+ * counts as one row.
+ * ng_work_copy_part: copy this rank's elements of row `row` to w->memory (out), or from w->memory.
+ * ng_work_gather_row: gather the row in w->memory on all ranks. */
 int64_t ng_work_rows(const ng_field *f);
 void ng_work_copy_part(ng_work *w, const ng_field *f, int64_t row, bool out);
 ng_status ng_work_gather_row(ng_work *w, const ng_field *f, int64_t row);
 
-/* Store in *w a failure of io/, which has written the message. Return whether `st` is a success. */
+/* Store in *w a failure of io/, which has written the message.  Return whether `st` is a success. */
 bool ng_work_check_io(ng_work *w, ngio_status st);
-/* Store a failure and its message in *w if *w has no failure yet. Return false. */
+/* Store a failure and its message in *w, if *w has no failure yet.  Return false. */
 bool ng_work_fail(ng_work *w, ng_status st, const char *format, ...) NG_PRINTF(3, 4);
-ngio_alloc ng_work_data_alloc(ng_work *w); /* allocator for the data of files: the context's */
+ngio_alloc ng_work_data_alloc(ng_work *w); /* the allocator of the context */
 
 enum { NG_HEX = 8 }; /* digits of a checksum */
 typedef struct ng_hex {
   char text[12];
 } ng_hex;
-/* The CRC-32 of zlib, which detects damage, not manipulation. */
+/* The CRC-32 of zlib.  It detects damage, not manipulation.  ng_crc_on continues `crc` over more bytes. */
 uint32_t ng_crc_of(const void *data, int64_t bytes);
-uint32_t ng_crc_on(uint32_t crc, const void *data, int64_t bytes); /* continues from `crc` */
+uint32_t ng_crc_on(uint32_t crc, const void *data, int64_t bytes);
 ng_hex ng_hex_of(uint32_t crc);
-/* A seal: a checksum and a flag "all elements are finite" as one double. If the seal is 0 on all other ranks, its sum
- * over ranks is exact. */
+/* A seal has a checksum and the flag "all elements are finite" in one double.  Ranks exchange seals in a sum: if all
+ * other ranks have 0, the sum is exact. */
 double ng_seal(uint32_t crc, bool finite);
 ng_hex ng_seal_of(double seal, bool *finite);
 
 /* ---- manifest_write.c, manifest.c ------------------------------------------------------------------------*/
 
-/* The largest count in a file. Other JSON readers use doubles, which are exact up to 2^53. */
+/* The largest count in a file.  Other JSON readers use doubles, which are exact up to 2^53. */
 #define NG_COUNT_MOST (INT64_C(1) << 53)
 extern const char *const ng_rung_name[NG_RESCUES];
 /* Describe a layer, for comparison and for messages. */
 void ng_manifest_describe(const ng_entry *e, char *text, size_t size);
-size_t ng_manifest_buffer_size(const ng_precond *p); /* buffer size for any option as text */
-bool ng_manifest_option(int32_t i, ng_option_info *info);
 
 /* Write the manifest to w->out, with numbers from w->values, up to its tensors. */
 bool ng_manifest_begin(ng_work *w, int32_t parts);
-/* ng_manifest_tensor: write the entry of an array in one file. ng_manifest_open, _piece: begin the entry of an array in
- * several files, and add a piece to the list. */
+/* ng_manifest_tensor: write the entry of an array of a state in one file.
+ * ng_manifest_open, ng_manifest_piece: begin the entry of an array of a state in several files, and add a piece to
+ * it. */
 void ng_manifest_tensor(ngio_out *o, const char *name, const char *crc, bool finite);
 void ng_manifest_open(ngio_out *o, const ng_item *item);
 void ng_manifest_piece(ngio_out *o, const ng_part_piece *q);
-/* Write the end of the manifest: if parts > 1, bytes and tensors of each part; then a terminating 0, which w->out
- * counts. */
+/* Write the end of the manifest (if parts > 1, the number of bytes and tensors of each part), and a terminating 0,
+ * which w->out counts. */
 bool ng_manifest_end(ng_work *w, const int64_t *bytes, const int64_t *tensors, int32_t parts);
 
-/* The verified content of a manifest. */
+/* The checked content of a manifest. */
 typedef struct ng_snapshot {
-  ng_options opt; /* its texts belong to the model */
+  ng_options opt;
   int64_t steps, updates, skipped, rung[4];
   int32_t parts; /* number of files */
   double nu, inner;
 } ng_snapshot;
 
-/* Compare w->manifest with this model, and fill *s and w->values. The model does not change. */
+/* Compare w->manifest with this model, and fill *s and w->values.  The model does not change. */
 bool ng_manifest_read(ng_work *w, ng_snapshot *s);
-/* Copy the snapshot and the values into the model. Cannot fail. */
+/* Copy the snapshot and the values into the model. */
 void ng_snapshot_apply(ng_precond *p, const ng_snapshot *s, const double *values);
 
-/* Return the list of pieces of an array from its entry `v` in a manifest of `parts` files, or NULL if the list is
- * invalid. */
+/* Check the list of pieces in `v`, the entry of an array in a manifest of `parts` files.  Return the list, or NULL if
+ * it is invalid. */
 const ngio_value *ng_pieces_read(const ngio_value *v, const ng_field *f, int32_t parts);
-/* Read an item of the list of pieces, or the entry of an array in one file. The result's crc is NULL if `v` is
- * invalid. */
+/* Read a piece of this list, or the entry of an array in one file.  If `v` is invalid, `crc` of the result is NULL. */
 ng_part_piece ng_piece_of(const ngio_value *v, const ng_field *f);
 
 #endif
