@@ -43,8 +43,8 @@ ng_range ng_axis_paired_taps(const ng_axis *a, int64_t d); /* taps k such that k
 ng_strips ng_strips_of(const ng_axis *a, int64_t d);
 static inline int64_t ng_strips_count(const ng_strips *s) { return 1 + s->low + s->high; }
 int64_t ng_strip_at(const ng_strips *s, int64_t i); /* the coordinate of index i > 0 */
-/* Write to `index` the indices from which block (k, k + d) is combined: 0, then those of the coordinates of `inner` that
- * the block does not contain. Return how many; 0 means that the block is zero. */
+/* Write to `index` the indices from which block (k, k + d) is combined: 0, then the indices of the coordinates of
+ * `inner` that the block does not contain. Return how many; 0 means that the block is zero. */
 int64_t ng_strips_terms(const ng_axis *a, const ng_strips *s, int64_t d, int64_t k, int64_t *index);
 
 /* Return how many image columns at each end a tile stores a second time, in the layout of edge_pixel_at (gram_shift.c). */

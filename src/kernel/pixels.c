@@ -22,7 +22,7 @@ int64_t ng_tile_floats(int64_t cols) {
 
 /* ---- pixels ----------------------------------------------------------------------------------*/
 
-/* Channels last: if the pixels are contiguous, one call converts all of them. */
+/* Channels last: if the pixels are contiguous, one call converts all pixels. */
 static void load_channels_last(const ng_pixels *p, const char *src, int64_t count, float *dst,
                                int64_t stride) {
   const int64_t size = ng_dtype_size(p->v->dtype), wide = p->c1 - p->c0;

@@ -1,6 +1,6 @@
-/* stale.c: see stale.h.
+/* stale.c: adaptive refresh; stale.h has the rule.
  *
- * In: a statistic before and after a fold. Out: its change, and the step of its next refresh. */
+ * In: the average of a statistic before and after a fold. Out: the verdict on its change; the step of its next refresh. */
 #include "stat/stat.h"
 
 void ng_stale_advance(ng_stale *s, ng_verdict verdict, int64_t step) {
@@ -23,8 +23,7 @@ int64_t ng_stat_wire_bytes(const ng_stat *s) {
 
 /* ---- change of an average ---------------------------------------------------------------------*/
 
-/* Describe the change of a part since `was`, to be added to out. The Frobenius norm counts elements off the diagonal of a
- * symmetric matrix twice. */
+/* Describe to the kernel `change` the change of a part since the average `was`. */
 static ng_change change_of(const ng_stat *s, const ng_stat_part *p, const void *was, double *out) {
   return (ng_change){.a = p->average,
                      .b = was,

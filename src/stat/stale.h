@@ -1,15 +1,16 @@
 /* stale.h: adaptive refresh of statistics if refresh_tolerance > 0: the rule of SP-NGD (Osawa et al. 2020, arXiv
  * 2002.06015, section 4.4).
  *
- * X is the running average after a refresh, X1 and X2 the averages after the two refreshes before, d1 and d2 the last
- * two intervals in steps. "A like B" means |A - B| < tolerance |B| in the Frobenius norm. The next interval is
+ * X is the running average after a refresh, X1 and X2 the averages after the last refresh and the refresh before it, d1
+ * and d2 the last interval and the interval before it, in steps. "A like B" means |A - B| < tolerance |B| in the Frobenius
+ * norm. The verdict determines the next interval:
  *
- *     max(1, d1 / 2)   X not like X1
- *     d1               like X1, not like X2
- *     d1 + d2          like both
+ *     max(1, d1 / 2)   if X is not like X1
+ *     d1               if X is like X1, but not like X2
+ *     d1 + d2          if X is like X1 and X2
  *
- * The first two intervals are 1. X1 is the stored average until the fold, so only X2 needs memory. All ranks use the
- * verdict of the owner, because their averages may differ in rounding. */
+ * The first two intervals are 1. X1 is the stored average until the fold, so only X2 needs additional memory. All ranks
+ * use the verdict of the owner, because their averages may differ by rounding. */
 #ifndef NG_STALE_H
 #define NG_STALE_H
 
@@ -23,12 +24,12 @@ typedef struct ng_stale {
   double tolerance;
   int64_t next_refresh;
   int64_t interval, previous_interval; /* d1, d2 */
-  int64_t refreshes, steps_without;    /* steps with a refresh, without */
-  int64_t bytes_sent, bytes_saved;     /* sent by refreshes; not sent */
+  int64_t refreshes, steps_without;    /* number of steps with a refresh, and without */
+  int64_t bytes_sent, bytes_saved;     /* bytes of all refreshes; bytes not sent without refresh */
   ng_verdict verdict;                  /* this rank's verdict, valid after a refresh in this step */
 } ng_stale;
 
-/* Set the next interval from a verdict at `step`. */
+/* Set the next interval from the verdict of a refresh in step `step`. */
 void ng_stale_advance(ng_stale *s, ng_verdict verdict, int64_t step);
 
 #endif

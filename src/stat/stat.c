@@ -1,16 +1,15 @@
 /* stat.c: a statistic from observation to average; stat.h has the sequence.
  *
- * In: the rule of a statistic and the samples of a call (an observation). Out: weights and mixed arrays. The library
- * weights every call by its samples, so that uneven micro-batches and shards give the same average as the whole batch.
- * The rules of published programs (equal weights, one update a call, the last call only) are other values of the same
- * options.
+ * In: the rule of a statistic and the number of samples of an observation. Out: weights; averages. Every observation has
+ * its number of samples as weight, so that uneven micro-batches and shards give the same average as the whole batch.
+ * Other values of the options give the rules of published programs.
  *
- * With w_i the weight of call i of n, X_i the sum of call i, rho the weight of the old average, S the sum of the step
- * and F the average,
+ * With X_i the mean of observation i of n in this step, w_i its weight, rho the weight of the old average, S the sum of
+ * the step and F the running average,
  *
- *     calls = mean   S = sum w_i X_i                                 F <- rho F + (1 - rho) S / sum w_i
- *     calls = last   S = w_n X_n, only the last                      the same
- *     calls = ema    S = one update of an average a call             F <- rho^n F + S
+ *     calls = mean   S = sum w_i X_i                        F <- rho F + (1 - rho) S / sum w_i
+ *     calls = last   S = w_n X_n                            F <- rho F + (1 - rho) S / w_n
+ *     calls = ema    S <- rho S + (1 - rho) X_i, for all i  F <- rho^n F + S
  *
  * S and w are also summed over ranks. With calls = ema, F is the mean of the ranks' averages, weighted by samples: each
  * rank multiplies its S by its w before the sum over ranks, and the fold divides by the total weight. */
@@ -22,15 +21,15 @@ int64_t ng_stat_part_count(const ng_stat *s, const ng_stat_part *p) {
   return s->symmetric ? ng_sym_count(p->rows) : p->rows * p->cols;
 }
 
-/* Reset the weights of this step. keep = 1: without a sample the old average stays. */
+/* Reset the weights of this step. keep = 1, because without a sample the old average does not change. */
 static void reset_step(ng_stat *s) {
   s->w = s->w_total = s->w_keep_total = 0.0;
   s->keep = 1.0;
   s->posted = s->last_observed = s->is_new = false;
 }
 
-/* start = identity: set the diagonal of the average to 1, as KAISA and kfac_pytorch do. start = first needs no initial
- * value, because the first fold gives the old average the weight 0. */
+/* start = identity: set the diagonal of the average to 1, as KAISA and kfac_pytorch do. start = first: nothing to set,
+ * because the first fold gives the old average the weight 0. */
 void ng_stat_init(ng_stat *s) {
   reset_step(s);
   if (!s->has_average || s->rule.start != NG_START_IDENTITY) return;
@@ -56,8 +55,8 @@ static double observation_weight(const ng_stat *s) {
   return s->rule.equal_weights ? take / (double)s->samples_all : take;
 }
 
-/* Return the weight of the old average for the next sample: 0 for the first sample if start = first. With calls = ema
- * the second call of the first step already has an old average: the first call. */
+/* Return rho for the next observation: 0 for the first observation if start = first. With calls = ema, the second
+ * observation of the first step has an old average, which is the first observation. */
 static double old_weight(const ng_stat *s) {
   const bool ema = s->rule.calls == NG_CALLS_EMA;
   const bool first = !s->started && (!ema || s->w == 0.0);
@@ -81,22 +80,20 @@ void ng_stat_prepare(ng_stat *s, int64_t samples, int64_t first, int64_t whole) 
   }
 }
 
-static void scale_part(ng_queue *q, const ng_stat *s, const ng_stat_part *p, double by) {
-  const int64_t n = ng_stat_part_count(s, p);
-  if (ng_stat_is_double(s)) {
-    ng_on(q)->scale64(q, n, p->sum, by);
-  } else {
-    ng_on(q)->scale(q, n, p->sum, by);
+static void scale_sums(ng_queue *q, const ng_stat *s, double by) {
+  for (int32_t i = 0; i < s->parts && by != 1.0; i++) {
+    const int64_t n = ng_stat_part_count(s, &s->part[i]);
+    if (ng_stat_is_double(s)) {
+      ng_on(q)->scale64(q, n, s->part[i].sum, by);
+    } else {
+      ng_on(q)->scale(q, n, s->part[i].sum, by);
+    }
   }
 }
 
-void ng_stat_scale_old(ng_queue *q, const ng_stat *s) {
-  for (int32_t i = 0; i < s->parts && s->mix.old != 1.0; i++) {
-    scale_part(q, s, &s->part[i], s->mix.old);
-  }
-}
+void ng_stat_scale_old(ng_queue *q, const ng_stat *s) { scale_sums(q, s, s->mix.old); }
 
-/* The family calls this function after it has added the observation, so that a refused observation has no weight. */
+/* Called after the observation was added, so that a refused observation has no weight. */
 void ng_stat_count_samples(ng_stat *s) {
   if (!s->rule.averaged) {
     s->w = 1.0;
@@ -109,7 +106,7 @@ void ng_stat_count_samples(ng_stat *s) {
   s->w += weight;
 }
 
-/* With calls = last, discard earlier calls: the last call had no sample on this rank. Otherwise do nothing. */
+/* The observation had no sample on this rank. With calls = last, it nevertheless replaces all earlier observations. */
 void ng_stat_skip_observation(ng_queue *q, ng_stat *s) {
   const bool last = s->rule.averaged && s->rule.calls == NG_CALLS_LAST;
   if (!last || s->w == 0.0) return;
@@ -137,26 +134,21 @@ void ng_stat_set_totals(ng_stat *s, const double total[2], bool shared) {
 /* f16 sums travel as means, because a sum over a batch easily exceeds 65504, the largest f16. */
 bool ng_stat_sends_mean(const ng_stat *s) { return s->wire_dtype == NG_F16 && s->observers > 1; }
 
-/* Ranks send sums, not means; the fold divides by the total weight of all ranks, so that uneven shards have the correct
- * weight. calls = ema makes S a sum by multiplying it by w. f16 sums are divided by the total before they travel. */
+/* Ranks send sums, not means, and the fold divides by the weight of all ranks, so that uneven shards have the correct
+ * weight. With calls = ema S is a mean, so it is multiplied by w. f16 sums are divided by w_total before they are sent. */
 void ng_stat_to_wire(ng_queue *q, const ng_stat *s) {
-  double own = 1.0;
+  double own = s->rule.calls == NG_CALLS_EMA && s->w > 0.0 ? s->w : 1.0;
   if (!s->rule.averaged || !s->observes) return;
-  if (s->rule.calls == NG_CALLS_EMA && s->w > 0.0) {
-    own = s->w;
-  }
   if (ng_stat_sends_mean(s)) own /= s->w_total;
-  for (int32_t i = 0; i < s->parts && own != 1.0; i++) {
-    scale_part(q, s, &s->part[i], own);
-  }
+  scale_sums(q, s, own);
 }
 
 /* ---- fold or discard the sums -----------------------------------------------------------------*/
 
-/* Return the weights of the fold. With calls = ema, S already contains the factor 1 - keep; if S was summed over ranks,
- * it is divided by the total weight. If the owner refused its first fold, the other ranks count the statistic as
- * started and send a weight `keep` for an average that does not exist. Then the owner uses keep = 0, and divides S of
- * calls = ema by 1 - keep. */
+/* Return the weights of the fold, keep and c. With calls = ema, S already contains the factor 1 - keep; if S was summed
+ * over ranks, c divides it by their total weight. A special case: if the owner refused its first fold, its average does
+ * not exist, but the other ranks have counted the statistic as started and sent keep > 0. Then the owner uses keep = 0,
+ * and with calls = ema divides S by 1 - keep. */
 static ng_mix fold_weights(const ng_stat *s) {
   const double kept = s->w_keep_total / s->w_total;
   const bool first = ng_stat_goes_to_owner(s) && s->rule.start == NG_START_FIRST && !s->started;
@@ -182,7 +174,7 @@ void ng_stat_scan(ng_queue *q, ng_stat *s) {
   }
 }
 
-/* Values of doubles that exceed f32 are refused as well. */
+/* Return whether all sums are finite; doubles must not exceed f32 either. */
 static bool sums_finite(const ng_queue *q, const ng_stat *s) {
   for (int32_t i = 0; i < s->parts; i++) {
     const ng_stat_part *p = &s->part[i];
@@ -192,7 +184,7 @@ static bool sums_finite(const ng_queue *q, const ng_stat *s) {
   return true;
 }
 
-/* Return the largest |element| of all sums (which ng_stat_scan has found) or averages. */
+/* Return the largest |element| of all sums, which ng_stat_scan has computed, or of all averages. */
 static double largest_element(ng_queue *q, ng_stat *s, bool sums) {
   double most = 0.0;
   for (int32_t i = 0; i < s->parts; i++) {
@@ -207,9 +199,9 @@ static double largest_element(ng_queue *q, ng_stat *s, bool sums) {
   return most;
 }
 
-/* Return whether the new average fits its dtype. The largest f16 is 65504; a mean of squares of inputs near 320, or a
- * sum over 65536 positions, exceeds it. A mix of two values in range is in range, so the average is scanned only if the
- * sum may be too large or a shift is added. The margin of a thousandth covers roundings. */
+/* Return whether the new average fits its dtype. The largest f16 is 65504, which a mean of squares of inputs near 320, or a
+ * sum over 65536 positions, exceeds. If sum and old average are in range, their weighted mean is in range, too. So the average is
+ * scanned only if the sum may be too large or a shift is added. A margin of 2^-10 covers roundings. */
 static bool fits_dtype(ng_queue *q, ng_stat *s, ng_mix mix) {
   const double most =
       ng_dtype_largest(ng_stat_is_double(s) ? NG_F32 : s->average_dtype) * (1.0 - 0x1p-10);
@@ -230,15 +222,14 @@ static void clear_sums(const ng_stat *s) {
   }
 }
 
-/* A posted sum contains samples of other ranks even if this rank has none, so it must be cleared. */
+/* A posted sum is cleared even if this rank has no samples, because it contains samples of other ranks. */
 void ng_stat_discard(ng_stat *s) {
   if (s->observes && (s->w > 0.0 || s->w_total > 0.0 || s->posted)) clear_sums(s);
   reset_step(s);
 }
 
-/* Add the shift to the diagonal of the average. Ranks whose averages are summed add an equal part each. A rank adds the
- * whole shift if only the owner keeps the average, if the option says so (undivided), or if the ranks share their
- * micro-batches. */
+/* Add the shift to the diagonal of the average, divided by the number of ranks that observe. A rank adds the whole shift if
+ * only the owner stores the average, if the rule has whole_shift, or if the ranks share their micro-batches. */
 static void add_shift(ng_queue *q, ng_stat *s) {
   const bool all = s->spread == NG_SPREAD_OWNER || s->rule.whole_shift || s->shares_batch;
   for (int32_t i = 0; i < s->parts; i++) {
@@ -252,8 +243,8 @@ static void add_shift(ng_queue *q, ng_stat *s) {
   }
 }
 
-/* Vectors are folded in double: they are small, and each of their elements is a long sum. Matrices are folded in f32,
- * because the rounding error of their solve is larger. */
+/* Vectors are folded in double, because they are small and each element is a long sum. Matrices are folded in f32, because
+ * the rounding error of their solve is larger. */
 static void fold_part(ng_queue *q, const ng_stat *s, const ng_stat_part *p, ng_mix mix) {
   const int64_t n = ng_stat_part_count(s, p);
   if (ng_stat_is_double(s)) {
@@ -265,8 +256,8 @@ static void fold_part(ng_queue *q, const ng_stat *s, const ng_stat_part *p, ng_m
   }
 }
 
-/* The fold scans the sums, because sums of finite f32 may overflow. It changes the average only after all checks, so a
- * skipped step leaves the old average. */
+/* The sums are checked, because a sum of finite f32 may overflow. The average changes only after all checks, so a skipped
+ * step leaves the old average. */
 ng_status ng_stat_fold(ng_queue *q, ng_stat *s) {
   if (!(s->w_total > 0.0)) return NG_OK;
   if (has_sums(s) && !sums_finite(q, s)) {

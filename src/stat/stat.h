@@ -1,17 +1,19 @@
 /* stat.h: statistics: sums over observations and ranks, optionally averaged over steps.
  *
  * In: the number of samples of an observation; sums that a family added to `sum`. Out: the weight of an observation,
- * sums scaled for the wire, the running average. May call: kernel, linalg, comm (the request of a posted sum), option (the
- * choices of a rule), core.
+ * sums scaled for the reduction over ranks, the running average. May call: kernel, linalg, comm (the request of a posted
+ * sum), option (the choices of a rule), core.
  *
- * A family declares the shape of each statistic and the observation that adds to it. This file weights, scales to the
- * wire, folds and discards. With X the sum of one observation, S of the step, F the average, w and keep the weights of
- * a rank:
+ * A family declares the shape of each statistic and adds observations to it. This room weights observations, scales sums,
+ * folds and discards them. X: the value of one observation, for example (1/B) sum a a' over its B samples; S: sum of
+ * the step; F: running average; w, keep: weights of this rank's samples and of the old average. Functions in their order:
  *
- *     observe      S <- old S + fresh X          X: one observation             ng_stat_prepare, _count
- *     to the wire  S <- own S                                                   ng_stat_to_wire
- *     all ranks    S, sum of w, sum of w keep    (the exchange)                 ng_stat_weights, _agreed
- *     fold         F <- keep F + c S                                            ng_stat_fold
+ *     ng_stat_prepare               compute the weights old and fresh of an observation
+ *     (the family)                  S <- old S + fresh X
+ *     ng_stat_count_samples         add the samples to w
+ *     ng_stat_weights, _set_totals  sum w and w keep over ranks
+ *     ng_stat_to_wire               S <- own S, then S is summed over ranks (step/sums.c)
+ *     ng_stat_scan, ng_stat_fold    F <- keep F + c S
  *
  * A statistic has one or more parts (groups of a convolution, diagonal blocks of a factor). All parts have one weight,
  * one owner and one message.
@@ -36,6 +38,7 @@ enum {
   NG_OBSERVED_KINDS = 3
 };
 static inline uint32_t ng_observed_bit(int kind) { return 1u << kind; }
+static inline int ng_observed_kind(uint32_t bit) { return __builtin_ctz(bit); }
 
 /* Which ranks compute a statistic and which have the result. */
 typedef enum ng_spread {
@@ -45,28 +48,28 @@ typedef enum ng_spread {
   NG_SPREAD_SAME   /* every rank computes the whole statistic; ranks send nothing */
 } ng_spread;
 
-/* A mix: new value = old * present value + fresh * observed value. */
+/* The weights of a weighted sum: new value = old * present value + fresh * added value. */
 typedef struct ng_mix {
   double old, fresh;
 } ng_mix;
 
-/* Options of a statistic; fields without a comment are options of the same name. */
+/* Options of a statistic. Fields without a comment have the name of their option (docs/options.md). */
 typedef struct ng_rule {
   bool averaged; /* false: no `average`, and the other fields are unused */
   ng_calls calls;
-  bool equal_weights; /* of observations; false: weights are sample counts */
+  bool equal_weights; /* all observations have the same weight; false: their number of samples */
   ng_start start;
   int64_t stat_batch;
   double decay;     /* value for the next step */
-  bool whole_shift; /* every rank adds it, not a part */
+  bool whole_shift; /* every rank adds the whole shift, not shift / ranks */
 } ng_rule;
 
 typedef struct ng_stat_part {
   int32_t group;
-  int64_t rows, cols; /* if symmetric: rows = cols is the order, elements in ng_sym order */
+  int64_t rows, cols; /* of a symmetric matrix, which is stored in ng_sym order: both the order */
   /* Order of the published index along both axes: see ng_field in family/family.h. */
   int64_t offsets, channels;
-  int64_t diagonal; /* for a vector: its first `diagonal` elements are a diagonal */
+  int64_t diagonal; /* the first `diagonal` elements of a vector are the diagonal of a matrix */
   void *average;    /* of average_dtype; NULL: not on this rank */
   void *older;      /* the average before the last refresh, if stale.enabled */
   void *sum;        /* of sum_dtype: the sum of this step; NULL: this rank does not observe */
@@ -80,40 +83,41 @@ typedef struct ng_stat {
   uint32_t also_observed; /* bit of an earlier observation that is needed, too; 0: none */
   bool symmetric;
   bool every_step;  /* stat_period does not apply */
-  bool own_message; /* the sums share no message */
+  bool own_message; /* the sums are sent in a message of their own */
   ng_dtype average_dtype,
       sum_dtype;       /* averages: f32, bf16, f16; sums: f32, f64; small matrices: both f64 */
-  ng_dtype wire_dtype; /* between ranks: sum_dtype, bf16 or f16 */
+  ng_dtype wire_dtype; /* dtype of messages: sum_dtype, bf16 or f16 */
   int32_t parts, groups;
   ng_stat_part *part; /* array of the family, in the order of the sums in memory */
-  double *shift;      /* [groups]: to add to the diagonal of the average; NULL: none */
+  double *shift;      /* [groups] numbers to add to the diagonal of the average; NULL: none */
   ng_rule rule;
   ng_spread spread;
-  int32_t owner, observers;   /* a rank that keeps the average; number of ranks that observe */
+  int32_t owner, observers;   /* a rank that stores the average; number of ranks that observe */
   bool observes, has_average; /* on this rank */
   bool started;               /* the average contains a sample */
   bool is_new;                /* the average changed in this step */
   ng_stale stale;
-  /* the current observation */
+  /* Of the current observation: */
   bool is_due;         /* the observation adds to this statistic */
-  int64_t samples;     /* samples used */
-  int64_t samples_all; /* samples used by all ranks of the micro-batch */
+  int64_t samples;     /* number of samples that this rank uses */
+  int64_t samples_all; /* number of samples that all ranks use, if they share the micro-batch */
   ng_mix mix;          /* weights of the old sum and of the observation */
-  /* this step */
-  double w, keep;               /* this rank: weight of its samples; weight of the old average */
-  double w_total, w_keep_total; /* over ranks: sum of w, sum of w keep */
+  /* Of this step: */
+  double w, keep;               /* weight of this rank's samples; weight of the old average */
+  double w_total, w_keep_total; /* w and w keep, summed over ranks */
   bool shares_batch;            /* the ranks share their micro-batches */
   bool last_observed;           /* the last micro-batch before the step was observed */
-  bool posted;                  /* the sum is posted: observations may not add to it */
+  bool posted;                  /* the sum is posted, so no observation may add to it */
   double largest;               /* result of the last ng_on(q)->largest */
-  double change[4]; /* of ng_stat_compare: since the last refresh, and since the one before */
+  double change
+      [4]; /* ng_stat_compare: ng_change.out since the last refresh, and since the one before */
 } ng_stat;
 
 /* Return whether the statistic uses observations of the kinds `what` (NG_OBSERVED_ bits). */
 static inline bool ng_stat_uses(const ng_stat *s, uint32_t what) {
   return ((s->observed | s->also_observed) & what) != 0;
 }
-/* Return whether sums and averages are doubles. Values that exceed f32 are refused as well. */
+/* Return whether sums and averages are doubles. Even then, values that exceed f32 are refused. */
 static inline bool ng_stat_is_double(const ng_stat *s) { return s->average_dtype == NG_F64; }
 int64_t ng_stat_part_count(const ng_stat *s,
                            const ng_stat_part *p); /* elements of one array of a part */
@@ -140,22 +144,23 @@ int64_t ng_stat_wire_bytes(const ng_stat *s);
 /* Set the initial values of a statistic whose arrays are zero. */
 void ng_stat_init(ng_stat *s);
 
-/* Begin an observation of `samples` samples; its first sample has index `first` among the `whole` samples of all ranks
- * (whole = 0: the batch is this rank's own). Set samples, samples_all and mix only. If samples is 0, add nothing.
- * Otherwise the family calls ng_stat_scale_old, adds mix.fresh X (or mixes itself), and calls ng_stat_count_samples. */
+/* Begin an observation of `samples` samples: set samples, samples_all and mix. If ranks share the micro-batch, `whole` is
+ * its number of samples and `first` the index of this rank's first sample; otherwise whole = 0. If samples becomes 0, there
+ * is nothing to add. Otherwise the family calls ng_stat_scale_old and adds mix.fresh X, or computes mix.old S + mix.fresh X
+ * itself; then the caller calls ng_stat_count_samples. */
 void ng_stat_prepare(ng_stat *s, int64_t samples, int64_t first, int64_t whole);
 void ng_stat_scale_old(ng_queue *q, const ng_stat *s); /* S <- mix.old S */
 void ng_stat_count_samples(ng_stat *s);
 void ng_stat_skip_observation(ng_queue *q,
                               ng_stat *s); /* for an observation without a sample on this rank */
 
-/* ng_stat_weights: return w, w keep of this rank. ng_stat_set_totals: set their sums over ranks; shared: ranks share
- * batches. */
+/* ng_stat_weights: return w and w keep of this rank. ng_stat_set_totals: set their sums over ranks; `shared`: the ranks
+ * share their micro-batches. */
 void ng_stat_weights(const ng_stat *s, double w[2]);
 void ng_stat_set_totals(ng_stat *s, const double total[2], bool shared);
-/* Return whether ranks send sums divided by the total weight, which must then be known before. */
+/* Return whether ranks send their sums divided by w_total, which they must then know before. */
 bool ng_stat_sends_mean(const ng_stat *s);
-/* Scale this rank's sums, so that the sums over ranks have the correct weights. */
+/* Scale this rank's sums, so that their sum over ranks has the correct weights. */
 void ng_stat_to_wire(ng_queue *q, const ng_stat *s);
 
 /* Let the queue scan the sums over ranks. The caller waits once for all statistics, before it folds. */

@@ -1,20 +1,20 @@
 /* agree.c: sum statuses and numbers over ranks, so that all ranks decide equally about the step.
  *
- * In: this rank's status, refusals, sample weights, clip sums.  Out: their sums over ranks.
+ * In: this rank's status, sample weights, clip sums, and whether it refused a non-finite value. Out: sums over ranks.
  *
- * same        at ng_ready: status; hashes of options, layers, owners and linear algebra
- * check       before anything changes: status, refusals, hashes of options and update, sample weights of all statistics
- * agree       before anything is written: status, refusals, clip sums
+ *   ng_exchange_compare_models  at ng_ready: status; hashes of options, layers, owners and linear algebra
+ *   check                       before the model changes: status, refusals, hashes of options and update, sample weights
+ *   agree                       before gradients or weights are written: status, refusals, clip sums
  *
- * Between two collectives no rank returns.  After a failure a rank continues with harmless data and sends its status in
- * the next small reduction.  Then all ranks return together (as PETSc's PCReduceFailedReason). */
+ * Between two collectives no rank returns. After a failure a rank continues with harmless data and sends its status in
+ * the next of these reductions. Then all ranks return together (as PETSc's PCReduceFailedReason). */
 #include "step/step.h"
 
-enum { WEIGHTS = 2 }; /* numbers of each statistic in check: ng_stat_weights */
+enum { WEIGHTS = 2 }; /* numbers that check sums for each statistic: ng_stat_weights */
 
 /* Positions in the buffer of check. */
 enum {
-  REFUSED = NG_CODES, /* number of ranks that refused a value; same position in agree */
+  REFUSED = NG_CODES, /* number of ranks that refused a value; the same position as in agree */
   OVERFLOWED, /* elements that kept their old value in the last step; 0 if all ranks count the same */
   LAST,       /* number of ranks with ng_batch.last */
   BEGUN,      /* number of ranks that began a micro-batch */
@@ -23,7 +23,7 @@ enum {
   FIRST_OUT = SAME + NG_HASH_NUMBERS /* [entries] number of ranks that exclude each entry */
 };
 
-/* Positions in the buffer of agree: two ng_sums, then the verdicts on statistics. */
+/* Positions in the buffer of agree: status codes, refusals, two ng_sums, verdicts on statistics (stat/stale.h). */
 enum { SUMS = REFUSED + 1, AGREED = SUMS + 2 * (int)(sizeof(ng_sums) / sizeof(double)) };
 
 /* ---- same ------------------------------------------------------------------------------------*/
@@ -44,7 +44,8 @@ ng_status ng_exchange_worst_status(ng_precond *p, const double code[NG_CODES], n
                  (int)reported(code), who, ng_status_name(st), ng_status_meaning(st));
 }
 
-/* Compare each rank's hashes with rank 0's and sum 0 or 1: a sum of hashes would not show differences. */
+/* Every rank compares its hashes with the hashes of rank 0. The ranks sum the results, 0 or 1: the number of ranks that
+ * differ. */
 ng_status ng_exchange_compare_models(ng_precond *p, const uint64_t hash[NG_HASHES],
                                      ng_status local) {
   static const char *const what[NG_HASHES] = {"options", "layers", "owners of blocks",
@@ -77,31 +78,31 @@ ng_status ng_exchange_compare_models(ng_precond *p, const uint64_t hash[NG_HASHE
 
 /* ---- check -----------------------------------------------------------------------------------*/
 
-/* Return an error if no rank has ever observed a kind of array that the block needs.  After a refused array return
- * NG_OK: the refusal is reported instead. */
+/* Return whether some rank has observed arrays of a kind for the block since the last step. */
+static bool is_observed(const ng_block *b, int kind) {
+  for (int32_t i = 0; i < b->stats; i++) {
+    if (ng_stat_uses(&b->stat[i], ng_observed_bit(kind)) && b->stat[i].w_total > 0.0) return true;
+  }
+  return false;
+}
+
+/* Return an error if no rank has ever observed a kind of array that the block needs. If an array was refused in this
+ * step, return NG_OK, because the step is skipped and reports the refusal. */
 static ng_status check_observed(ng_precond *p, ng_block *b) {
   static const char *const name[NG_OBSERVED_KINDS] = {"input", "output gradient", "gradient"};
-  for (int kind = 0; kind < NG_OBSERVED_KINDS; kind++) {
-    bool now = b->was_observed[kind] || b->is_excluded;
-    for (int32_t i = 0; i < b->stats; i++) {
-      if (ng_stat_uses(&b->stat[i], ng_observed_bit(kind)) && b->stat[i].w_total > 0.0) now = true;
-    }
-    if (!now && !p->step->refused) {
-      return ng_fail(p->ctx, NG_ERR_STATE, "layer '%s' was never observed: no rank observed its %s",
-                     b->name, name[kind]);
-    }
+  for (int kind = 0; kind < NG_OBSERVED_KINDS && !b->is_excluded && !p->step->refused; kind++) {
+    if (b->was_observed[kind] || is_observed(b, kind)) continue;
+    return ng_fail(p->ctx, NG_ERR_STATE, "layer '%s' was never observed: no rank observed its %s",
+                   b->name, name[kind]);
   }
   return NG_OK;
 }
 
-/* b->was_observed is permanent and saved, because the layer may be absent in later steps.  Call after the sums are reduced:
- * block_due reads b->was_observed. */
+/* b->was_observed stays true and is saved, because the layer may be absent in later steps. Call after the sums are posted,
+ * because block_due, which decides what to post, reads b->was_observed. */
 void ng_exchange_mark_observed(ng_block *b) {
   for (int kind = 0; kind < NG_OBSERVED_KINDS; kind++) {
-    for (int32_t i = 0; i < b->stats; i++) {
-      if (ng_stat_uses(&b->stat[i], ng_observed_bit(kind)) && b->stat[i].w_total > 0.0)
-        b->was_observed[kind] = true;
-    }
+    b->was_observed[kind] = b->was_observed[kind] || is_observed(b, kind);
   }
 }
 
@@ -118,8 +119,8 @@ static ng_status check_excluded(ng_precond *p, const double *out) {
   return NG_OK;
 }
 
-/* Check that all ranks are in this reduction: each rank adds one code, so the codes sum to the number of ranks.
- * Another sum means that some rank reduced statistics of the same length, so the data is invalid. */
+/* Check that all ranks are in this reduction. Each rank adds 1 to one code, so the codes sum to the number of ranks. For
+ * another sum, some rank is in a reduction of statistics of the same length, and the data is invalid. */
 static ng_status check_meeting(ng_precond *p, const double *x) {
   const double ranks = reported(x);
   if (ranks != (double)p->ctx->ranks) {
@@ -145,12 +146,8 @@ static ng_status check_batch_samples(ng_precond *p, const double *x, bool *share
       "ng_batch.whole differs between ranks, expected the samples of all ranks, or 0 on all ranks");
 }
 
-/* Return whether ranks write different elements (owners of updates, shards), so that their overflow counts differ. */
-static bool overflows_alone(const ng_precond *p) {
-  return ng_update_is_owned(p) || p->step->shards.members > 1;
-}
-
-/* The last step returned NG_RESCUED only on ranks that counted elements; this step returns it on all ranks. */
+/* The last step returned NG_RESCUED only on the ranks that counted overflows. Let this step return NG_RESCUED on all
+ * ranks. */
 static void note_overflow(ng_precond *p, double elements) {
   const ng_status st = ng_fail(
       p->ctx, NG_RESCUED,
@@ -160,13 +157,16 @@ static void note_overflow(ng_precond *p, double elements) {
   p->step->status = ng_worse_status(p->step->status, st);
 }
 
-/* Run check on the ranks of this stage.  If no rank has an error, set the totals of all statistics. */
+/* Run check on the ranks of this pipeline stage. If no rank has an error, set the weights of all statistics to their sums
+ * over ranks. */
 static ng_status check_stage(ng_precond *p) {
   ng_engine *s = p->step;
   double *x = s->exchange.check_buffer, *out = x + FIRST_OUT, *w = out + p->entries;
   ng_codes_write(x, s->status);
   x[REFUSED] = s->refused;
-  x[OVERFLOWED] = overflows_alone(p) ? (double)s->overflowed : 0.0;
+  /* Owners of updates, and ranks of a model group, write different elements, so their counts differ. */
+  const bool counts_differ = ng_update_is_owned(p) || s->shards.members > 1;
+  x[OVERFLOWED] = counts_differ ? (double)s->overflowed : 0.0;
   x[LAST] = s->is_last_batch;
   x[BEGUN] = s->has_begun;
   ng_hash_split(x + SHARED, s->has_begun ? (uint64_t)s->batch.whole : 0);
@@ -202,7 +202,7 @@ static ng_status check_stage(ng_precond *p) {
     for (int32_t k = 0; k < b->stats; k++, w += WEIGHTS) {
       ng_stat_set_totals(&b->stat[k], w, shared);
       b->unobserved_now += !b->is_excluded && ng_statistic_due(p, b, &b->stat[k]) &&
-                           !(w[0] > 0.0); /* w[0]: summed over ranks */
+                           !(w[0] > 0.0); /* w[0]: weight of the samples of all ranks */
     }
   }
   for (int32_t i = 0; i < p->blocks && st >= NG_OK; i++) {

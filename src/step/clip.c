@@ -1,18 +1,14 @@
 /* clip.c: the clip factor (docs/options.md: clip).
  *
- * In: clip sums over all blocks and ranks; for clip = ratio and rms |PD|^2 of each segment, for ratio also |weight|^2.
- * Out: the clip factor nu and a factor for each segment.  Both are equal on all ranks, because gradients, weights and
- * delivered PD are equal. */
+ * In: <D, PD>, |D|^2 and |PD|^2, summed over blocks and ranks; for clip = ratio and rms |PD|^2 of each segment, for ratio
+ * also |weight|^2. Out: the clip factor nu and a factor for each segment. Both are equal on all ranks, because gradients,
+ * weights and delivered PD are equal. */
 #include "step/step.h"
 
 #include <float.h>
 #include <math.h>
 
 enum { RATIO_MOST = 50 };
-
-static bool is_per_tensor(const ng_precond *p) {
-  return p->opt.base.clip == NG_CLIP_RATIO || p->opt.base.clip == NG_CLIP_RMS;
-}
 
 bool ng_clip_reads_weights(const ng_precond *p) { return p->opt.base.clip == NG_CLIP_RATIO; }
 
@@ -56,7 +52,8 @@ void ng_clip_check(ng_precond *p) {
 /* ---- learning rates of groups ----------------------------------------------------------------*/
 
 /* clip = kl bounds the sum of lr_b^2 <PD, D> over blocks b; lr_b is the learning rate of the block's weight, or the
- * largest of several layers.  The weight is relative to the largest lr, so equal learning rates change no bit. */
+ * largest one if the block has several layers. Return (lr_b / lr)^2 with the largest lr of all groups: it is 1, and
+ * rounds nothing, if all learning rates are equal. */
 double ng_clip_weight(const ng_block *b) {
   const ng_engine *step = b->p->step;
   if (step->output.kind == NG_OUT_GRADIENT || !(step->lr > 0.0)) return 1.0;
@@ -71,8 +68,9 @@ double ng_clip_weight(const ng_block *b) {
 
 /* ---- the common factor -----------------------------------------------------------------------*/
 
-/* Return the sums over all blocks: sums[0] of blocks without ascent, sums[1] of blocks with PD = D + k H, as <D, H>,
- * |D|^2, |H|^2.  Set the ascent k = radius / |D|, with the norm over all these blocks, also of other stages. */
+/* Return the sums over all blocks. sums[0] belongs to blocks without ascent. sums[1] belongs to blocks with PD = D + k H,
+ * and contains <D, H>, |D|^2 and |H|^2. Set the ascent k = radius / |D|, where |D| is the norm over all blocks with
+ * ascent, also blocks of other pipeline stages. */
 static ng_sums combine_sums(ng_precond *p, const ng_sums sums[2]) {
   const double MOST = (double)FLT_MAX / 64.0; /* k times a clip factor up to 64 fits f32 */
   const ng_sums h = sums[1];
@@ -86,8 +84,8 @@ static ng_sums combine_sums(ng_precond *p, const ng_sums sums[2]) {
                    .weighted_d2 = sums[0].weighted_d2 + h.weighted_d2};
 }
 
-/* kl: Ba, Grosse & Martens (ICLR 2017), with <PD, D> as in all published codes instead of the Fisher norm PD' F PD. For
- * PD = (F + lambda I)^-1 D the two differ by lambda |PD|^2.  Rounding can make the sum negative, hence fabs. */
+/* clip = kl: Ba, Grosse & Martens (ICLR 2017), with <PD, D> instead of PD' F PD, as in all published programs. For PD = (F
+ * + lambda I)^-1 D, <PD, D> is larger by lambda |PD|^2. Rounding can make the sum negative, hence fabs. */
 static double common_factor(const ng_precond *p, double lr, const ng_sums *s) {
   if (p->opt.base.clip == NG_CLIP_KL) {
     const double kl = fabs(lr * lr * s->weighted_inner);
@@ -106,16 +104,16 @@ void ng_clip_compute(ng_precond *p, const ng_sums sums[2]) {
   step->pd2 = s.pd2;
   step->nu = common_factor(p, step->lr, &s);
   if (!(step->nu - step->nu == 0.0) || !(s.inner - s.inner == 0.0) || !(s.pd2 - s.pd2 == 0.0)) {
-    step->refused = true; /* the sums, equal on all ranks, overflowed */
+    step->refused = true; /* the sums overflowed; they are equal on all ranks */
     step->nu = 1.0;
   }
 }
 
 /* ---- the factors of each tensor --------------------------------------------------------------*/
 
-/* pd2: |PD|^2 of the segment. ratio: LARS (You, Gitman & Ginsburg 2017, arXiv 1708.03888), bounded as in the published
- * Eva; a zero weight has factor 1, or it would stay zero. rms: Adafactor (Shazeer & Stern 2018, arXiv 1804.04235,
- * section 6). */
+/* Return the clip factor of a segment; pd2: |PD|^2 of the segment. clip = ratio: LARS (You, Gitman & Ginsburg 2017, arXiv
+ * 1708.03888), at most RATIO_MOST as in the published Eva; a weight of only zeros has factor 1, because factor 0 would
+ * keep it zero. clip = rms: Adafactor (Shazeer & Stern 2018, arXiv 1804.04235, section 6). */
 static double tensor_factor(const ng_precond *p, const ng_segment *g, double pd2) {
   const double bound = p->opt.base.clip_bound, count = (double)(g->to - g->from);
   if (!(pd2 > 0.0)) return 1.0;
@@ -126,7 +124,7 @@ static double tensor_factor(const ng_precond *p, const ng_segment *g, double pd2
 }
 
 void ng_clip_factors(ng_precond *p) {
-  const bool each = is_per_tensor(p);
+  const bool each = p->opt.base.clip == NG_CLIP_RATIO || p->opt.base.clip == NG_CLIP_RMS;
   double least = INFINITY;
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];

@@ -8,12 +8,12 @@
 
 /* ---- the numbers of a group ------------------------------------------------------------------*/
 
-/* out <- the two numbers that depend on the count of updates (ng_group_numbers.coefficients).
+/* out <- the two coefficients that depend on the number of earlier updates (ng_group_numbers.coefficients).
  *
- * SGD: {take, old} of m <- old m + take g.  In the first update of a parameter, and with momentum 0, m <- g without
- * dampening, as in torch, where the buffer starts as a copy of g.
- * AdamW: {lr / (1 - b1^t), 1 / sqrt(1 - b2^t)}, t = updates + 1: no division per element.  1 - b^t is computed in
- * double: at t = 1, b2 = 0.999 an f32 would lose three digits. */
+ * SGD: {take, old} of m <- old m + take g. In the first update of a parameter, and with momentum 0, m <- g without
+ * dampening, as in torch, whose momentum starts as a copy of g.
+ * AdamW: {lr / (1 - b1^t), 1 / sqrt(1 - b2^t)} with t = updates + 1, so that no element needs these divisions. 1 - b^t is
+ * computed in double: at t = 1 and b2 = 0.999 an f32 would lose three digits. */
 static void count_updates(const ng_group_numbers *of, ng_output_kind kind, int64_t updates,
                           float out[2]) {
   const bool first = updates == 0 || of->momentum == 0.0;
@@ -56,7 +56,7 @@ void ng_update_set_adamw(ng_group_numbers *of, const ng_adamw *how, int64_t upda
   count_updates(of, NG_OUT_ADAMW, updates, of->coefficients);
 }
 
-/* AdamW's first coefficient has lr, too. */
+/* The first coefficient of AdamW contains lr, so it is computed again. */
 void ng_update_set_unit(ng_group_numbers *of, ng_output_kind kind, int64_t updates) {
   of->lr = 1.0;
   of->sgd.lr = 1.0f;
@@ -64,7 +64,7 @@ void ng_update_set_unit(ng_group_numbers *of, ng_output_kind kind, int64_t updat
   count_updates(of, kind, updates, of->coefficients);
 }
 
-/* As torch, count updates per parameter: a frozen or absent parameter had fewer updates. */
+/* Each parameter has its own number of updates, as in torch: a frozen or absent parameter had fewer. */
 void ng_update_count_missed(ng_precond *p) {
   const ng_output *s = &p->step->output;
   for (int32_t i = 0; i < p->entries && s->kind != NG_OUT_GRADIENT; i++) {
@@ -87,14 +87,14 @@ void ng_overflow_begin(ng_precond *p) {
   }
 }
 
-ng_status ng_overflow_end(ng_precond *p) {
-  const ng_slot *first = NULL;
-  int64_t all = 0;
+ng_status ng_overflow_collect(ng_precond *p) {
+  const char *name = NULL;
+  int64_t all = 0, parameters = 0;
   for (int32_t i = 0; i < p->entries; i++) {
     for (int32_t k = 0; k < p->entry[i]->slots; k++) {
       const ng_slot *s = &p->entry[i]->slot[k];
       const int64_t mine = atomic_load(&s->overflowed);
-      if (mine > 0 && first == NULL) first = s;
+      if (mine > 0 && parameters++ == 0) name = s->name;
       all += mine;
     }
   }
@@ -104,6 +104,5 @@ ng_status ng_overflow_end(ng_precond *p) {
   return ng_fail(p->ctx, NG_RESCUED,
                  "'%s'%s: elements whose result is not finite in its dtype kept their old value "
                  "(elements: %lld)",
-                 first->name, all > atomic_load(&first->overflowed) ? " and others" : "",
-                 (long long)all);
+                 name, parameters > 1 ? " and others" : "", (long long)all);
 }

@@ -13,8 +13,9 @@ bool ng_any_block(const ng_precond *p, bool (*is)(const ng_precond *p, const ng_
   return false;
 }
 
-/* With refresh_tolerance > 0: return whether the refresh interval (stat/stale.h) of s, or of a statistic of the same
- * observation, has ended.  A family adds to all these statistics at once, so they are refreshed together. */
+/* With refresh_tolerance > 0: return whether the refresh interval (stat/stale.h) of s, or of another statistic of the
+ * block that uses the same kind of observation, has ended. A family adds an observation to all these statistics, so they
+ * are refreshed together. */
 static bool stale_due(const ng_precond *p, const ng_block *b, const ng_stat *s) {
   for (int32_t i = 0; i < b->stats; i++) {
     const ng_stat *t = &b->stat[i];
@@ -24,9 +25,9 @@ static bool stale_due(const ng_precond *p, const ng_block *b, const ng_stat *s) 
   return false;
 }
 
-/* Return whether the statistics of a block are due.  Only counted steps advance the period, so step 0 is always due.
- * While no rank has observed some kind of array, every step is due: a layer that was excluded at its first due step
- * starts when the layer returns.  An excluded block (`out`) is never due. */
+/* Return whether the statistics of a block are due in this step. p->steps counts only counted steps, so the first counted
+ * step is always due. Until some rank has observed every kind of array of the block, every step is due, so a layer that
+ * was excluded from the first due step is observed as soon as it is included. An excluded block is never due. */
 static bool block_due(const ng_precond *p, const ng_block *b) {
   bool period = p->steps % b->base.stat_period == 0;
   if (b->base.refresh_tolerance > 0.0) {
@@ -37,7 +38,7 @@ static bool block_due(const ng_precond *p, const ng_block *b) {
   }
   if (b->is_excluded || (b->entry != NULL && b->entry->is_frozen)) return false;
   for (int kind = 0; kind < NG_OBSERVED_KINDS; kind++) {
-    if (!b->was_observed[kind]) return true; /* `seen` is equal on all ranks */
+    if (!b->was_observed[kind]) return true; /* was_observed is equal on all ranks */
   }
   return period;
 }
@@ -55,7 +56,7 @@ bool ng_block_statistics_due(const ng_precond *p, const ng_block *b) {
   return (every && !b->is_excluded) || block_due(p, b);
 }
 
-/* A block that was never solved is due, because PD needs results. */
+/* A block that was never solved is due, because PD needs its inverses. */
 bool ng_block_solve_due(const ng_precond *p, const ng_block *b) {
   if (!b->solves || b->is_excluded) return false;
   if (b->base.refresh_tolerance > 0.0) return !b->was_solved || ng_block_statistics_due(p, b);
@@ -64,7 +65,6 @@ bool ng_block_solve_due(const ng_precond *p, const ng_block *b) {
 
 /* ---- observations ----------------------------------------------------------------------------*/
 
-/* Return whether this rank adds an array of kind `what` (NG_OBSERVED_...) to a due statistic of the block. */
 bool ng_array_wanted(const ng_block *b, uint32_t what) {
   for (int32_t i = 0; i < b->stats; i++) {
     const ng_stat *s = &b->stat[i];
@@ -82,11 +82,6 @@ int32_t ng_step_wants(const ng_precond *p, int32_t layer) {
 
 /* ---- stations --------------------------------------------------------------------------------*/
 
-bool ng_due_always(const ng_precond *p) {
-  (void)p;
-  return true;
-}
-
 bool ng_block_observes_gradients(const ng_precond *p, const ng_block *b) {
   return (b->observed & NG_OBSERVED_FLATGRAD) != 0 && ng_block_statistics_due(p, b) &&
          ng_array_wanted(b, NG_OBSERVED_FLATGRAD);
@@ -101,7 +96,7 @@ static bool is_selecting(const ng_precond *p, const ng_block *b) {
   return b->is_selecting;
 }
 
-/* After `check` all ranks have the same `refused`; without a refusal `selecting` is equal, too. */
+/* After `check`, `refused` is equal on all ranks. If no value was refused, is_selecting is equal, too. */
 bool ng_due_topk(const ng_precond *p) { return !p->step->refused && ng_any_block(p, is_selecting); }
 
 bool ng_due_statistics(const ng_precond *p) {
@@ -114,7 +109,7 @@ bool ng_block_exchanges_traces(const ng_precond *p, const ng_block *b) {
 
 bool ng_due_traces(const ng_precond *p) { return ng_any_block(p, ng_block_exchanges_traces); }
 
-/* take.c sets `solving` before the first station, because `solve` marks blocks as solved. */
+/* take.c sets is_solving before the first station, because the station `solve` changes what ng_block_solve_due returns. */
 bool ng_due_solve(const ng_precond *p) { return p->step->is_solving; }
 
 bool ng_due_shards(const ng_precond *p) { return p->step->shards.blocks > 0; }

@@ -1,21 +1,22 @@
-/* emission.c: describe what the kernels measure and emit: one descriptor for each group of each parameter.
+/* emission.c: describe to the kernels what to measure and to emit, by one descriptor for each group of each parameter.
  *
- * In: blocks after solve, bound gradients and weights, clip factors, learning rates.  Out: lists of descriptors
- * (kernel/kernel.h); sums of gradients; gradients in place, or updated weights and moments.  One call of an entry
- * covers all parameters, so a small layer costs no dispatch.
+ * In: blocks after solve, bound gradients and weights, clip factors, learning rates. Out: lists of descriptors
+ * (kernel/kernel.h); sums of gradients; gradients in place, or updated weights and moments. One call of a kernel covers
+ * all parameters, so that a small layer does not cost a call.
  *
- * A parameter without curvature has the gradient as its direction.  Only a fused update writes such a parameter;
- * otherwise the caller does. */
+ * The direction of a parameter without curvature is its gradient. A fused update writes such a parameter; without a fused
+ * update the library leaves it to the caller. */
 #include "step/step.h"
 
 /* ---- memory ----------------------------------------------------------------------------------*/
 
-/* Return whether a step writes a parameter without a block. */
+/* Return whether the parameter has no curvature and a fused update writes it. */
 static bool is_plain(const ng_precond *p, const ng_entry *e, const ng_slot *s) {
   return p->opt.base.update != NG_UPDATE_GRADIENT && !e->d.frozen && s->block == NULL;
 }
 
-/* Set the range of group g of slot s, in the place v. A bias or a tensor has one row: its groups are runs of columns. */
+/* Return the region of group g of slot s, in the gradient or weight v. A bias or a tensor has one row, so its groups are
+ * ranges of columns. */
 static ng_region range_of(const ng_place *v, const ng_slot *s, int64_t g) {
   const bool flat = s->rows == 1;
   const int64_t rows = flat ? 1 : s->rows / s->groups, cols = flat ? s->cols / s->groups : s->cols;
@@ -62,7 +63,7 @@ ng_status ng_emission_plan(ng_precond *p) {
 
 /* ---- measure ---------------------------------------------------------------------------------*/
 
-/* List the sums of a block; return the number of elements. */
+/* Append the descriptors of the sums of a block; return their number of elements. */
 static int64_t list_sums(ng_emission *l, ng_block *b) {
   int64_t elements = 0;
   double *out = b->sum;
@@ -78,14 +79,15 @@ static int64_t list_sums(ng_emission *l, ng_block *b) {
   return elements;
 }
 
-/* Share the time of the common loop, ms, between blocks by their numbers of elements, in b->measure_ms. */
+/* Replace b->measure_ms, the number of elements of block b, by the block's share of the time ms that one call of the
+ * kernel needed for `all` elements. */
 static void share_time(ng_precond *p, double ms, double all) {
   for (int32_t i = 0; i < p->blocks; i++) {
     p->block[i]->measure_ms *= all > 0.0 ? ms / all : 0.0;
   }
 }
 
-/* Let the queue check the gradients without curvature. */
+/* Enqueue the check that the gradients without curvature are finite. */
 static void scan_plain(ng_precond *p) {
   ng_emission *l = &p->step->emission;
   l->plain_count = 0;
@@ -130,8 +132,8 @@ void ng_emission_measure(ng_precond *p) {
 
 /* ---- directions ------------------------------------------------------------------------------*/
 
-/* b->direction has the size of the block's gradients in f32, segment after segment, row after row, on every rank. The
- * exchange sends it, and all ranks read PD from there, so all have the same bits. */
+/* b->direction stores PD of the block in f32 on every rank, segment after segment, row after row. The exchange sends
+ * b->direction, and all ranks read PD from there, so that all ranks have the same bits. */
 void ng_emission_plan_direction(ng_block *b, ng_plan *plan) {
   const ng_precond *p = b->p;
   const ng_segment *last = &b->segment[b->segments - 1];
@@ -148,8 +150,8 @@ static float *stored_at(const ng_block *b, int32_t k, const ng_region *D) {
   return b->direction + s->offset + D->row * s->slot->cols + D->col - s->from;
 }
 
-/* Describe `factor` times PD of all groups of segment k: of the family, or as the engine stores PD. Return the number of
- * groups. */
+/* Describe `factor` times PD of all groups of segment k: as the family computes PD or, if `stored`, as b->direction stores
+ * PD. Return the number of groups. */
 static int64_t list_segment(const ng_block *b, int32_t k, double factor, bool stored,
                             ng_direction *e) {
   ng_slot *s = b->segment[k].slot;
@@ -168,8 +170,8 @@ static int64_t list_segment(const ng_block *b, int32_t k, double factor, bool st
   return s->groups;
 }
 
-/* Store PD with factor 1 in b->direction of all blocks that other ranks cannot compute: the clip factor is not known
- * yet. */
+/* Store PD of all blocks that other ranks cannot compute in b->direction, with factor 1, because the clip factor is not
+ * known yet. */
 void ng_emission_store(ng_precond *p) {
   ng_emission *l = &p->step->emission;
   int64_t n = 0;
@@ -186,8 +188,8 @@ void ng_emission_store(ng_precond *p) {
   if (n > 0) ng_kernels(p->ctx->queue)->store(p->ctx->queue, l->direction, l->store_to, n);
 }
 
-/* The sums are added in order, so all ranks have equal bits. A rank of a delivered block may lack the results, so it
- * reads the stored PD. */
+/* The sums are added in order, so all ranks have equal bits. For a delivered block, whose inverses this rank may lack, the
+ * function reads the stored PD. */
 void ng_emission_norms(ng_block *b, double *pd2) {
   ng_emission *l = &b->p->step->emission;
   ng_queue *q = b->ctx->queue;
@@ -233,7 +235,7 @@ static void list_sinks(ng_precond *p, const ng_slot *s, int64_t end) {
 
 static bool is_emitted(const ng_slot *s) { return !s->is_excluded && s->updates_here; }
 
-/* List PD of the blocks; unit: with factor 1, as quantify.c measures. */
+/* List PD of the blocks, times their clip factors or, for quantify.c, with factor 1 (unit). */
 void ng_emission_list_blocks(ng_precond *p, bool unit) {
   ng_emission *l = &p->step->emission;
   l->direction_count = 0;

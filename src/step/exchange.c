@@ -1,14 +1,15 @@
-/* exchange.c: the messages of a step, without sums of statistics (sums.c) and weights (gather.c).
+/* exchange.c: the messages of a step, except sums of statistics (sums.c) and weights (gather.c).
  *
- * small sums  for agree.c, topk.c, quantify.c and ng_ready
- * traces      of A and G with different owners, summed over their column before the solve
- * results     from each owner to its column, one message per owner
- * direction   from each column along the rows, one message per column
+ * small sums  of a few numbers, for agree.c, topk.c, quantify.c and ng_ready
+ * traces      of A and G if they have different owners, summed over a column of the grid before the solve
+ * results     from each owner to the ranks of its column, one message for each owner
+ * direction   PD from each column to the other ranks of a row, one message for each column
  *
- * This file does not interpret the data.  If a transport fails, ranks that wait for this rank return an error. */
+ * This file does not interpret the data. If a transport fails, it is aborted, so that ranks that wait for this rank
+ * return an error. */
 #include "step/step.h"
 
-/* Abort all transports: ranks that wait in this stage, the model group or another stage return an error. */
+/* Abort all transports, so that ranks that wait in this stage, in the model group or in another stage return an error. */
 void ng_exchange_abort(ng_precond *p) {
   ng_comm *const all[] = {p->ctx->comm, p->ctx->model, p->ctx->stages};
   p->is_broken = true;
@@ -38,9 +39,10 @@ void ng_exchange_count_early(ng_precond *p, int station, ng_traffic before) {
 /* After a failed transport, ranks may be at different collectives; the model can only be destroyed. */
 ng_status ng_exchange_failed(ng_precond *p, const char *what) {
   ng_exchange_abort(p);
-  return ng_fail(p->ctx, NG_ERR_COMM,
-                 "the transport failed in %s; every rank gets this, at the latest in its next step",
-                 what);
+  return ng_fail(
+      p->ctx, NG_ERR_COMM,
+      "the transport failed in %s; all ranks return this error, at the latest in their next step",
+      what);
 }
 
 /* ---- memory ----------------------------------------------------------------------------------*/
@@ -91,7 +93,7 @@ ng_status ng_exchange_plan(ng_precond *p) {
 
 /* ---- small sums ------------------------------------------------------------------------------*/
 
-/* Sum x[0..n) over the ranks of c; `what` is for messages.  In double, sums of counts are exact in any order. */
+/* Sum x[0..n) over the ranks of c; `what` names the collective in error messages. Sums of counts in double are exact. */
 ng_status ng_exchange_sum_over(ng_precond *p, ng_comm *c, double *x, int64_t n, const char *what) {
   const ng_group world = ng_group_world(c);
   return ng_comm_sum(c, &world, x, n, NG_F64) == NG_OK ? NG_OK : ng_exchange_failed(p, what);
@@ -103,7 +105,7 @@ ng_status ng_exchange_sum(ng_precond *p, double *x, int64_t n, const char *what)
 
 /* ---- traces ----------------------------------------------------------------------------------*/
 
-/* The owner of a statistic adds its traces and the other ranks add zeros, so the sum is exact. */
+/* The owner of a statistic contributes its traces and the other ranks contribute zeros, so the sum is exact. */
 ng_status ng_exchange_traces(ng_precond *p) {
   ng_exchange *x = &p->step->exchange;
   ng_comm *c = p->ctx->comm;
@@ -128,8 +130,9 @@ static ng_status post(ng_precond *p, const ng_group *g, void *x, int64_t n, ng_d
   return n == 0 ? NG_OK : ng_comm_post_broadcast(p->ctx->comm, g, x, n, t, root, r);
 }
 
-/* Broadcast the results of each owner to its column, whose ranks compute PD (KAISA's gradient workers), as bytes,
- * because results have several dtypes.  Columns are disjoint and owners come in one order, so there is no deadlock. */
+/* Broadcast the results of each owner to its column, whose ranks compute PD (KAISA's gradient workers). The message is
+ * bytes, because results have several dtypes. Columns have no common ranks, and all ranks of a column post the owners in
+ * the same order, so there is no deadlock. */
 ng_status ng_exchange_post_results(ng_precond *p) {
   ng_status st = NG_OK;
   for (int32_t owner = 0; owner < p->ctx->ranks && p->grid.m > 1 && st == NG_OK; owner++) {
@@ -155,8 +158,8 @@ static ng_status post_slices(ng_precond *p) {
   return st;
 }
 
-/* In each row of the grid, the rank of column c broadcasts PD of the blocks of column c.  With update_ranks = owner
- * only slices are sent: an owner needs no PD of other blocks. */
+/* In each row of the grid, the rank of column c broadcasts PD of the blocks whose workers are column c. With update_ranks
+ * = owner only slices are sent, because an owner needs no PD of other blocks. */
 ng_status ng_exchange_post_direction(ng_precond *p) {
   const bool sends = p->grid.n > 1 && !ng_update_is_owned(p);
   if (p->ctx->ranks == 1) return NG_OK;
@@ -181,7 +184,7 @@ static ng_status wait_spans(ng_precond *p, const char *what) {
   return NG_OK;
 }
 
-/* Results and directions use the same requests (spans), so a step waits for results before it posts directions. */
+/* Results and directions use the same span_requests, so a step waits for results before it posts directions. */
 ng_status ng_exchange_wait(ng_precond *p, ng_mail what) {
   ng_status st = NG_OK;
   if (p->ctx->ranks == 1) return st;

@@ -27,8 +27,8 @@ int64_t ng_gather_scratch(const ng_precond *p) {
   return most * (int64_t)sizeof(float);
 }
 
-/* Copy elements [from, from + n) of the weight, row-major, between its place and x: at most three ranges, the end of a
- * row, whole rows, the begin of a row. The owner reads its weight; the other ranks write theirs. */
+/* Copy elements [from, from + n) of the weight, counted row by row, to x on the owner, and from x to the weight on other
+ * ranks. The elements are at most three regions: the end of a row, whole rows, the beginning of a row. */
 static void copy_floats(ng_precond *p, ng_slot *s, int64_t from, int64_t n, float *x) {
   ng_queue *q = p->ctx->queue;
   for (int64_t i = 0, m; i < n; i += m) {
@@ -78,11 +78,7 @@ ng_status ng_gather_weights(ng_precond *p) {
       if (!e->slot[k].is_excluded) st = gather_slot(p, &e->slot[k], ng_update_owner(p, e, i));
     }
   }
-  if (st == NG_OK) return NG_OK;
-  p->is_broken = true;
-  return ng_fail(
-      p->ctx, NG_ERR_COMM,
-      "the transport failed in weights; every rank gets this, at the latest in its next step");
+  return st == NG_OK ? NG_OK : ng_exchange_failed(p, "weights");
 }
 
 void ng_gather_count_traffic(const ng_precond *p, ng_rank_plan *out) {

@@ -1,14 +1,15 @@
 /* observe.c: add activations, output gradients and, for some families, bound gradients to the sums of statistics.
  *
- * In: the caller's array; api/observing.c has checked the arguments.  Out: sums of the block's statistics; nothing of
- * activation size is stored.  A non-finite array is refused before any sum changes, and the step is skipped.  A family
+ * In: the caller's array; api/observing.c has checked the arguments. Out: sums of the block's statistics; nothing of the
+ * size of an activation is stored. A non-finite array is refused before any sum changes, and the step is skipped. A family
  * with `scans` detects non-finite values itself, in the elements that it reads.
  *
- * Observing is local, except for sharded layers: ranks may observe layers in any order, any number of times.  In the
- * micro-batch with ng_batch.last each layer is observed once, because complete sums are posted (sums.c). */
+ * Observing a layer needs no communication, except if it is sharded, so ranks may observe layers in any order and any
+ * number of times. In the micro-batch with ng_batch.last each layer is observed once, because its sums are then complete
+ * and are posted (sums.c). */
 #include "step/step.h"
 
-/* Each observation uses the size and loss scale of its micro-batch; these may differ between micro-batches. */
+/* Begin a micro-batch. Its observations use its number of samples and its loss scale. */
 ng_status ng_step_begin(ng_precond *p, const ng_batch *batch) {
   if (p->step->is_last_batch) {
     return ng_fail(
@@ -21,7 +22,7 @@ ng_status ng_step_begin(ng_precond *p, const ng_batch *batch) {
   p->step->is_last_batch = batch->last != 0;
   if (p->step->is_last_batch) ng_exchange_begin_last_batch(p);
   if (batch->loss_scale - batch->loss_scale == 0.0) return NG_OK;
-  p->step->refused = true; /* a loss scaler overflows now and then: skip the step */
+  p->step->refused = true; /* loss scalers overflow now and then, so this is no error */
   return ng_fail(p->ctx, NG_SKIPPED, "ng_begin: loss_scale is not finite; this step is skipped");
 }
 
@@ -34,7 +35,8 @@ static ng_status refuse_shape(ng_precond *p, const ng_layer *d, const ng_strided
                  (long long)p->step->batch.samples);
 }
 
-/* Set the n position axes of v from their sizes and strides.  Joinable axes are joined; the last is v->run. */
+/* Set the position axes of v from the sizes and strides of n axes. Axes that have one common stride are joined. The last
+ * axis becomes the run (ng_view.run_length). */
 static void set_positions(ng_view *v, int32_t n, const int64_t *extent, const int64_t *step) {
   int64_t e[NG_DIMS], by[NG_DIMS];
   v->positions = 1;
@@ -53,11 +55,20 @@ static void set_positions(ng_view *v, int32_t n, const int64_t *extent, const in
   }
 }
 
+/* View an array [samples, channels, positions...]. */
+static void set_channels(ng_view *v, const ng_strided *s) {
+  v->samples = s->shape[0];
+  v->columns = s->shape[1];
+  v->sample_stride = s->stride[0];
+  v->column_stride = s->stride[1];
+  set_positions(v, s->ndim - 2, s->shape + 2, s->stride + 2);
+}
+
 static int64_t columns_of(const ng_layer *d, bool grad) {
   return grad ? d->out : d->kind == NG_EMBEDDING ? 1 : d->in;
 }
 
-/* Report the expected shape.  Only an error makes this text, because an observation may be small. */
+/* Return NG_ERR_SHAPE with the expected shape. The text is formatted only after an error, to keep observations fast. */
 static ng_status refuse_rows(ng_precond *p, const ng_layer *d, const ng_strided *s, bool grad) {
   char expected[96];
   (void)snprintf(expected, sizeof expected,
@@ -67,8 +78,8 @@ static ng_status refuse_rows(ng_precond *p, const ng_layer *d, const ng_strided 
   return refuse_shape(p, d, s, grad, expected);
 }
 
-/* View an array [..., columns].  A single leading axis counts samples times positions.  Of several leading axes, one
- * counts samples (the first, or the second with NG_POSITIONS_FIRST) and the others count positions. */
+/* View an array [..., columns]. If the array has one leading axis, its size is samples times positions. If it has several,
+ * one is the axis of samples (the first, or the second with NG_POSITIONS_FIRST), and the others are axes of positions. */
 static ng_status view_rows(ng_precond *p, const ng_entry *e, const ng_strided *s, bool grad,
                            ng_obs *o) {
   const ng_layer *d = &e->d;
@@ -104,8 +115,8 @@ static ng_status view_rows(ng_precond *p, const ng_entry *e, const ng_strided *s
   return NG_OK;
 }
 
-/* Return whether `out` (height and width of an output gradient) is the output size of an image observed in this
- * micro-batch.  If no image, or more than NG_IMAGE_SIZES sizes, were observed, any size is accepted. */
+/* Return whether `out` (height and width of an output gradient) is the output size of an image that was observed in this
+ * micro-batch. If no image was observed, or images of more than NG_IMAGE_SIZES sizes, return true for any size. */
 static bool size_known(const ng_precond *p, const ng_entry *e, const int64_t out[2]) {
   if (e->sizes_batch != p->step->batches || e->sizes_count == 0 ||
       e->sizes_count > NG_IMAGE_SIZES) {
@@ -125,7 +136,7 @@ static void store_size(const ng_precond *p, ng_entry *e, const int64_t out[2]) {
   e->sizes_count += e->sizes_count <= NG_IMAGE_SIZES;
 }
 
-/* View an array [samples, channels, height, width]: pixels are positions. */
+/* View an array [samples, channels, height, width], whose pixels are positions. */
 static ng_status view_image(ng_precond *p, ng_entry *e, const ng_strided *s, bool grad, ng_obs *o) {
   const ng_layer *d = &e->d;
   const int64_t B = p->step->batch.samples, C = grad ? d->out : d->in;
@@ -135,12 +146,7 @@ static ng_status view_image(ng_precond *p, ng_entry *e, const ng_strided *s, boo
                    (long long)C);
     return refuse_shape(p, d, s, grad, expected);
   }
-  ng_view *v = &o->view;
-  v->samples = B;
-  v->columns = C;
-  v->sample_stride = s->stride[0];
-  v->column_stride = s->stride[1];
-  set_positions(v, 2, s->shape + 2, s->stride + 2);
+  set_channels(&o->view, s);
   for (int i = 0; i < 2; i++) {
     o->in_size[i] = o->out_size[i] = s->shape[2 + i];
     if (grad) continue;
@@ -160,23 +166,18 @@ static ng_status view_image(ng_precond *p, ng_entry *e, const ng_strided *s, boo
   return NG_OK;
 }
 
-/* View an array [samples, channels, ...] of a batch or group norm: axes after the channels are positions. */
+/* View an array [samples, channels, ...] of a batch or group norm. The axes after the channels are axes of positions. */
 static ng_status view_channels(ng_precond *p, const ng_entry *e, const ng_strided *s, bool grad,
                                ng_obs *o) {
   const ng_layer *d = &e->d;
   const int64_t B = p->step->batch.samples;
-  ng_view *v = &o->view;
   if (s->ndim < 2 || s->shape[0] != B || s->shape[1] != d->in) {
     char expected[96];
     (void)snprintf(expected, sizeof expected, "[%lld, %lld, ...]", (long long)B, (long long)d->in);
     return refuse_shape(p, d, s, grad, expected);
   }
-  v->samples = B;
-  v->columns = d->in;
-  v->sample_stride = s->stride[0];
-  v->column_stride = s->stride[1];
-  set_positions(v, s->ndim - 2, s->shape + 2, s->stride + 2);
-  o->positions = v->positions;
+  set_channels(&o->view, s);
+  o->positions = o->view.positions;
   return NG_OK;
 }
 
@@ -198,7 +199,8 @@ static ng_status make_view(ng_precond *p, ng_entry *e, const ng_strided *s, bool
   return channels ? view_channels(p, e, s, grad, o) : view_rows(p, e, s, grad, o);
 }
 
-/* Return an error if a statistic that reads this kind of array is complete or posted: its sums may already be sent. */
+/* Return an error if a statistic that uses this kind of array is complete or posted, because its sums may already be
+ * sent. */
 static ng_status check_open(ng_block *b, const ng_obs *o) {
   const char *what = o->kind == NG_OBSERVED_OUTGRAD ? "output gradient" : "input";
   for (int32_t i = 0; i < b->stats; i++) {
@@ -214,8 +216,8 @@ static ng_status check_open(ng_block *b, const ng_obs *o) {
 
 /* ---- adding to sums --------------------------------------------------------------------------*/
 
-/* Let the family add the array to the due statistics.  Weights are prepared before and counted after the family's call,
- * so that a refused array has no weight. */
+/* Let the family add the array to the due statistics. The samples are counted after the family's call, so that a refused
+ * array has no weight. */
 static ng_status add_observation(ng_block *b, const ng_obs *o) {
   ng_status st = check_open(b, o);
   bool every = false, none = false;
@@ -229,7 +231,7 @@ static ng_status add_observation(ng_block *b, const ng_obs *o) {
     if (s->is_due) ng_stat_prepare(s, o->samples, o->first_sample, o->batch_samples);
     none = none || (s->is_due && s->samples == 0);
   }
-  /* With ng_batch.whole this rank may have none of the samples that stat_batch takes. */
+  /* With stat_batch and ng_batch.whole, all samples that the statistic uses may be on other ranks. */
   if (!none) st = b->family->observe(b, o);
   if (st != NG_OK) return st;
   for (int32_t i = 0; i < b->stats; i++) {
@@ -237,20 +239,19 @@ static ng_status add_observation(ng_block *b, const ng_obs *o) {
     if (s->is_due && none) ng_stat_skip_observation(b->ctx->queue, s);
     if (s->is_due && !none) ng_stat_count_samples(s);
   }
-  for (int kind = 0; kind < NG_OBSERVED_KINDS; kind++) {
-    if (o->kind == ng_observed_bit(kind)) b->observation_count[kind]++;
-  }
+  b->observation_count[ng_observed_kind(o->kind)]++;
   return NG_OK;
 }
 
-/* Grow the scratch for an image larger than all before.  Without memory the observation fails and no sum changes. */
+/* Enlarge the scratch for an image that is larger than all earlier images. If there is no memory, the observation fails
+ * and no sum changes. */
 static ng_status grow_scratch(ng_block *b, const ng_obs *o) {
   const ng_status st = check_open(b, o); /* before memory is allocated */
   if (st != NG_OK || b->family->observe_scratch == NULL) return st;
   return ng_scratch_grow(b->p, b->family->observe_scratch(b, o), b->name);
 }
 
-/* Mark the statistics that read `what` as complete, but not of blocks of several layers, which get many arrays. */
+/* Mark the statistics that use `what` as complete, except in a block of several layers, which observes many arrays. */
 static void mark_observed(ng_block *b, uint32_t what) {
   for (int32_t i = 0; i < b->stats && b->entry != NULL; i++) {
     if ((b->stat[i].observed & what) != 0) b->stat[i].last_observed = true;
@@ -267,8 +268,8 @@ static double largest_of(ng_precond *p, const ng_strided *s) {
   return *ng_numbers_read(q, &p->step->largest);
 }
 
-/* Gather the array of a sharded layer to *whole on the primary, and set the view in *o.  All ranks of the model group
- * enter, also with an error `st`, and return the same status. */
+/* Gather the array of a sharded layer; on the primary, set *whole and the view of *o. Every rank of the model group calls
+ * this function, also after an error `st`, and all return the same status. */
 static ng_status gather_whole(ng_precond *p, ng_entry *e, const ng_strided *s, bool grad,
                               ng_status st, ng_obs *o, ng_strided *whole) {
   if (st == NG_OK) st = check_open(e->block, o);
@@ -283,26 +284,27 @@ static ng_status gather_whole(ng_precond *p, ng_entry *e, const ng_strided *s, b
   return st;
 }
 
-/* Add the array to the block's sums.  NG_SKIPPED: an element is not finite. */
+/* Add the array to the block's sums. Return NG_SKIPPED, without adding, if an element is not finite. */
 static ng_status add_array(ng_precond *p, ng_entry *e, const ng_strided *s, bool grad, ng_obs *o) {
   ng_block *b = e->block;
   if (o->samples == 0) return add_observation(b, o);
-  const bool tokens = e->d.kind == NG_EMBEDDING && !grad; /* tokens stand for one-hot vectors */
+  /* The input of an embedding is token numbers, which stand for one-hot vectors. */
+  const bool tokens = e->d.kind == NG_EMBEDDING && !grad;
   o->largest = tokens ? 1.0 : scans_itself(b) ? 0.0 : largest_of(p, s);
   const bool finite = o->loss_scale - o->loss_scale == 0.0 && o->largest - o->largest == 0.0;
   const ng_status st = finite ? grow_scratch(b, o) : NG_SKIPPED;
   return st == NG_OK ? add_observation(b, o) : st;
 }
 
-/* Check the shape also if no statistic is due, so that a wrong shape is reported at once. s NULL: this rank has no
- * samples, or its arguments have the error `wrong`. */
+/* The shape is checked even if no statistic is due, so that a wrong shape is reported in the first step. s NULL: this rank
+ * has no samples, or its arguments have the error `wrong`. */
 static ng_status observe(ng_precond *p, int32_t layer, const ng_strided *s, bool grad,
                          ng_status wrong) {
   ng_entry *e = p->entry[layer];
   ng_engine *step = p->step;
   const bool none = step->batch.samples == 0 && s == NULL && wrong == NG_OK;
   const ng_strided nothing = {.dtype = NG_F32, .ndim = 2, .shape = {0, columns_of(&e->d, grad)}};
-  ng_obs o; /* set field by field: most of the struct is unused lists */
+  ng_obs o; /* set field by field, because clearing its lists would take longer */
   o.kind = grad ? NG_OBSERVED_OUTGRAD : NG_OBSERVED_INPUT;
   o.samples = step->batch.samples;
   o.loss_scale = step->batch.loss_scale;
@@ -329,7 +331,7 @@ static ng_status observe(ng_precond *p, int32_t layer, const ng_strided *s, bool
   /* A non-finite array is no error: loss scalers cause such arrays now and then. */
   if (st != NG_SKIPPED) return st;
   step->refused = true;
-  const bool pair = e->d.kind == NG_NORM && scans_itself(b); /* the family scans both together */
+  const bool pair = e->d.kind == NG_NORM && scans_itself(b); /* scans input and gradient together */
   return ng_fail(
       p->ctx, NG_SKIPPED,
       "layer '%s': the %s is not finite; it is not added to the statistics, and the step will be "
@@ -340,7 +342,7 @@ static ng_status observe(ng_precond *p, int32_t layer, const ng_strided *s, bool
              : "input");
 }
 
-/* Post complete sums also after a refused array: the step is skipped, but other ranks wait for the messages. */
+/* Complete sums are posted even after a refused array: the step is skipped, but other ranks wait for the messages. */
 ng_status ng_step_observe(ng_precond *p, int32_t layer, const ng_strided *s, bool grad,
                           ng_status wrong) {
   const ng_status st = observe(p, layer, s, grad, wrong);
@@ -351,7 +353,7 @@ ng_status ng_step_observe(ng_precond *p, int32_t layer, const ng_strided *s, boo
 
 /* ---- bound gradients: a station --------------------------------------------------------------*/
 
-/* Return whether all gradients of a block are finite; for families that do not scan. */
+/* Return whether all gradients of a block are finite, for a family that does not scan them. */
 static bool grads_finite(const ng_block *b) {
   const ng_emission *l = &b->p->step->emission;
   ng_queue *q = b->ctx->queue;
@@ -369,8 +371,8 @@ static bool grads_finite(const ng_block *b) {
   return finite;
 }
 
-/* Observe each bound gradient as one sample; take.c has checked the bindings.  After a failure continue: `refused` and
- * `trouble` store the result for `check`. */
+/* Observe each bound gradient as one sample; take.c has checked the bindings. After a failure, continue: ng_engine.refused
+ * and ng_engine.status contain the result for `check`. */
 ng_status ng_gradients_observe(ng_precond *p) {
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
@@ -390,28 +392,27 @@ ng_status ng_gradients_observe(ng_precond *p) {
   return NG_OK;
 }
 
-/* After an error in a step, forget the sums of gradients, because the next step observes the gradients again.  Restore
- * this rank's own `refused`: other ranks repeat their refusals. */
+/* After an error in a step, discard the sums of gradients, because the next step observes the gradients again. Restore
+ * this rank's own `refused`, which `check` has overwritten, because every rank contributes its own value again. */
 void ng_gradients_discard(ng_precond *p) {
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
-    bool looked = false;
-    b->is_selecting = false;
+    bool observed = false;
+    b->is_selecting = b->is_excluded = false;
     for (int32_t k = 0; k < b->stats; k++) {
       if (b->stat[k].observed != NG_OBSERVED_FLATGRAD) continue;
-      looked = looked || b->stat[k].w > 0.0;
+      observed = observed || b->stat[k].w > 0.0;
       ng_stat_discard(&b->stat[k]);
     }
-    for (int kind = 0; kind < NG_OBSERVED_KINDS && looked; kind++) {
-      if (ng_observed_bit(kind) == NG_OBSERVED_FLATGRAD) b->observation_count[kind]--;
-    }
+    b->observation_count[ng_observed_kind(NG_OBSERVED_FLATGRAD)] -= observed;
   }
   p->step->refused = p->step->refused_before;
 }
 
 /* ---- forget ----------------------------------------------------------------------------------*/
 
-/* Forget all observations since the last step; averages stay. */
+/* Discard all observations since the last step; the averages do not change. The next step decides again which blocks are
+ * excluded. */
 void ng_step_reset(ng_precond *p) {
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
@@ -419,7 +420,7 @@ void ng_step_reset(ng_precond *p) {
       ng_stat_discard(&b->stat[k]);
     }
     b->step_observe_ms = 0.0;
-    b->is_selecting = false;
+    b->is_selecting = b->is_excluded = false;
   }
   p->step->refused = false;
   p->step->has_begun = p->step->is_last_batch = false;

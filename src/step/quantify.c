@@ -1,9 +1,9 @@
 /* quantify.c: the ratio by which a step scales each element, as EFCP measures it (arXiv 2306.06098):
  * r_i = |u_i / (g_i + 1e-8)| with the gradient g = D and the direction u = PD before the clip.
  *
- * In: tiles, before directions overwrite the gradients.  Out: minimum, quartiles, maximum and mean of r.
+ * In: gradients and PD, before PD overwrites the gradients. Out: minimum, quartiles, maximum and mean of r.
  *
- * Without preconditioned blocks, u is the factor of lr in the fused update with moments m, v and t updates:
+ * In a model without curvature, u is the factor of -lr in the fused update t with moments m and v:
  *   SGD    m, or the gradient if there is no momentum
  *   AdamW  m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + eps)
  * Then <g, u>, |g|^2 and |u|^2 of the report are computed here, too.
@@ -12,8 +12,8 @@
  * 1. Count r by the leading bits of its f32 (exponent and 6 bits: 64 bins per octave).
  * 2. Each quartile is the mean of its two neighbours in sorted order, as published ("midpoint").  Count
  *    the elements in the bins of these six neighbours by the next 11 bits.
- * The middle of a fine bin is within 2^-18 (relative) of the neighbour.  Bins are made of the f32 of 2^-30 r, so the
- * largest ratio of f32 numbers fits.  For r below 2^-96 the error is 2^-114, and r below 2^-113 counts as 0.
+ * The middle of a fine bin is within 2^-18 (relative) of the neighbour. The bins use the f32 of 2^-30 r, so that the
+ * largest ratio of f32 numbers fits. For r below 2^-96 the error is 2^-114, and r below 2^-113 counts as 0.
  * Minimum, maximum and mean are computed from r itself.
  *
  * Each piece has its own counts and each tile its own sums.  They are added in a fixed order, so the
@@ -26,16 +26,17 @@
 #include <float.h>
 #include <math.h>
 
-enum { ENDS = 2, SUMS = 4, RANK_NUMBERS = ENDS + SUMS };
 enum {
+  NEIGHBOURS = 6,
+  ENDS = 2,
+  SUMS = 4,
+  RANK_NUMBERS = ENDS + SUMS,
   BINS = NG_RATIO_BINS,
   FINE = NG_RATIO_FINE_BINS,
   DROPPED = NG_RATIO_DROPPED_BITS,
   REST = DROPPED - 11
 };
-enum { NEIGHBOURS = 6 };
 _Static_assert(NEIGHBOURS *FINE <= BINS, "the second pass counts in the memory of the first");
-static const double SHRINK = 0x1p-30;
 
 /* ---- memory ----------------------------------------------------------------------------------*/
 
@@ -53,21 +54,20 @@ ng_status ng_quantify_plan(ng_precond *p) {
   return ng_objects_status(p);
 }
 
-/* Return whether u is the fused update, because there is no block.  Not with pipeline stages: a stage without blocks
- * reports <D, PD> of all stages. */
+/* Return whether u is the fused update, because the model has no block. With pipeline stages the model has other stages,
+ * and a stage without blocks reports <D, PD> of all stages. */
 static bool measures_update(const ng_precond *p) { return p->blocks == 0 && !ng_stages_exist(p); }
 
 /* ---- counting --------------------------------------------------------------------------------*/
 
-/* One element of the sorted r: its bin in the first pass, and its rank within this bin (`rest`). */
+/* One element of the sorted r: its bin in the first pass, and its number within this bin, `rest`, from 0. */
 typedef struct neighbour {
   int64_t rest;
   uint32_t bin;
-  int32_t of; /* index of `bin` in pass.bin */
+  int32_t of; /* position of `bin` in the list of the second pass */
 } neighbour;
 
-/* List PD of the blocks with factor 1, or the updates with lr = 1 and keep = 0: the change of the weight is then minus
- * the direction. */
+/* List PD of the blocks with factor 1, or the updates with lr = 1 and keep = 0, whose new weight is minus u. */
 static void list_directions(ng_precond *p) {
   ng_quantify *q = &p->step->quantify;
   ng_emission_list_blocks(p, true);
@@ -84,8 +84,8 @@ static void list_directions(ng_precond *p) {
   u->group = real;
 }
 
-/* Sum counts, minima, maxima and sums over ranks.  Counts are exact in double.  The other numbers have a place for each
- * rank, which is 0 on all other ranks. */
+/* Combine counts, minima, maxima and sums of all ranks by one sum over ranks. Counts are exact in double. The other
+ * numbers are gathered: each rank writes its own elements of `all`, and the other ranks contribute 0 there. */
 static ng_status gather_ranks(ng_precond *p, double sum[SUMS]) {
   const ng_quantify *q = &p->step->quantify;
   const int64_t W = p->ctx->ranks;
@@ -94,7 +94,7 @@ static ng_status gather_ranks(ng_precond *p, double sum[SUMS]) {
     q->rank_sums[k] = (double)q->count[k];
   }
   memset(all, 0, (size_t)(RANK_NUMBERS * W) * sizeof *all);
-  /* without elements the minimum is INFINITY: send a finite number above all ratios */
+  /* A rank without elements has the minimum INFINITY. Send a finite number above all ratios instead. */
   own[0] = fmin(q->extreme[0], (double)FLT_MAX * (double)FLT_MAX);
   own[1] = q->extreme[1];
   memcpy(own + ENDS, sum, SUMS * sizeof *sum);
@@ -116,8 +116,8 @@ static ng_status gather_ranks(ng_precond *p, double sum[SUMS]) {
   return NG_OK;
 }
 
-/* Run one pass over all elements, and sum its counts over ranks. The second pass counts only elements of the listed bins,
- * which ascend; bins = 0: the first pass. */
+/* Run one pass over all elements, and sum its counts over ranks. bins = 0: the first pass. bins > 0: the second pass,
+ * which counts only elements of the listed bins, in ascending order. */
 static ng_status count_all(ng_precond *p, const uint32_t *bin, int32_t bins) {
   ng_quantify *q = &p->step->quantify;
   const ng_emission *l = &p->step->emission;
@@ -136,15 +136,15 @@ static ng_status count_all(ng_precond *p, const uint32_t *bin, int32_t bins) {
 
 /* ---- quantiles -------------------------------------------------------------------------------*/
 
-/* Return the middle of the numbers with keys [key, key + many). */
+/* Return the middle of the ratios whose keys (ng_ratios) are in [key, key + many). */
 static double middle(uint32_t key, uint32_t many) {
   const double from = (double)ng_float_of_bits(key);
   const double to =
       key + many < NG_INF_BITS ? (double)ng_float_of_bits(key + many) : (double)FLT_MAX;
-  return (from + to) / 2.0 / SHRINK;
+  return (from + to) / 2.0 * 0x1p30;
 }
 
-/* Find element `at` (from 0) of the sorted r. */
+/* Return element `at` (from 0) of the sorted r. */
 static neighbour find_neighbour(const ng_quantify *q, int64_t at) {
   uint32_t bin = 0;
   while (q->count[bin] <= at) {
@@ -207,6 +207,6 @@ static ng_status measure(ng_precond *p) {
 ng_status ng_quantify_step(ng_precond *p) {
   list_directions(p);
   const ng_status st = measure(p);
-  ng_update_count_missed(p); /* `list` set the coefficients with lr = 1 */
+  ng_update_count_missed(p); /* list_directions computed the coefficients with lr = 1 */
   return st;
 }

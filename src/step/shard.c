@@ -1,17 +1,17 @@
 /* shard.c: layers that are sharded over the ranks of a model group: gather whole arrays for the families.
  *
- * In: sharded observations and gradients.  Out: whole observations and gradients; this rank's shard of PD.
+ * In: sharded observations and gradients. Out: whole observations and gradients; this rank's shard of PD.
  *
- *   observe    gather sharded arrays along the features.  Only the primary (setup/shard_ranks.c) adds arrays of a
- *              sharded layer to its sums
- *   step       gather the gradient shards if a rank of the group computes PD (station share).  Every rank computes or
+ *   observe    gather the sharded array along its features. Only the primary of the group (setup/shard_ranks.c) adds the
+ *              whole array to its sums
+ *   step       in the station `share`, gather the gradient if a rank of the group computes PD. Every rank computes or
  *              receives the whole PD and writes its shard
  *
- * So statistics, placement and clip refer to whole layers.  A saved state has whole moments, each shard written by one
- * rank (state/fields.c).  A gather is an all-gather, or broadcasts if the transport has no all-gather. */
+ * So statistics, placement and clip refer to whole layers. A saved state contains whole moments; one rank writes each
+ * shard (state/fields.c). */
 #include "step/step.h"
 
-/* Refuse clip = ratio. ng_set may change the clip, so every step checks it. */
+/* Refuse clip = ratio for sharded layers. ng_set may change the clip, so every step checks it. */
 ng_status ng_shards_check(ng_precond *p) {
   if (p->step->shards.blocks == 0 || !ng_clip_reads_weights(p)) return NG_OK;
   return ng_fail(p->ctx, NG_ERR_ABSENT,
@@ -31,16 +31,21 @@ static bool grow_buffer(ng_precond *p, int64_t bytes) {
   return true;
 }
 
+/* Set stride to the strides of a dense row-major array with the shape of s. */
+static void set_dense(const ng_strided *s, int64_t *stride) {
+  for (int64_t i = s->ndim - 1, by = 1; i >= 0; by *= s->shape[i--]) {
+    stride[i] = by;
+  }
+}
+
 /* Copy the elements of `s` to dense row-major memory at `to`. */
 static void pack(ng_queue *q, const ng_strided *s, char *to) {
   ng_copy c = {.from = *s, .to = to};
-  for (int64_t i = s->ndim - 1, by = 1; i >= 0; by *= s->shape[i--]) {
-    c.to_stride[i] = by;
-  }
+  set_dense(s, c.to_stride);
   ng_kernels(q)->copy(q, &c, 1);
 }
 
-/* to <- rows of the whole array. parts: shard after shard, each with `rows` rows. */
+/* to [rows, all features] <- the shards in `parts`, which are stored one after the other, each with `rows` rows. */
 static void interleave(ng_queue *q, const ng_layer_shard *s, char *parts, int64_t rows, ng_dtype t,
                        char *to) {
   const int64_t total = s->first_element[s->members], size = ng_dtype_size(t);
@@ -61,7 +66,8 @@ static int64_t rows_of(const ng_strided *s) {
   return rows;
 }
 
-/* Return one status on all ranks of the model group.  NG_ERR_STATE if `call`, a hash of the observation, differs. */
+/* Return the same status on all ranks of the model group: the worst status, or NG_ERR_STATE if `call`, a hash of the
+ * observation, differs between ranks. */
 static ng_status agree(ng_precond *p, const ng_entry *e, ng_status st, uint64_t call) {
   const int32_t M = p->ctx->model->size;
   double x[NG_CODES + NG_HASH_PIECES];
@@ -83,7 +89,7 @@ static ng_status agree(ng_precond *p, const ng_entry *e, ng_status st, uint64_t 
       e->d.name);
 }
 
-/* Gather the shards of an observation into the buffer, shard after shard. */
+/* Gather the shards of an observation into the buffer, one after the other. */
 static ng_status gather_observation(ng_precond *p, ng_layer_shard *shard, const ng_strided *s,
                                     int64_t rows) {
   const ng_group all = ng_group_world(p->ctx->model);
@@ -98,7 +104,7 @@ static ng_status gather_observation(ng_precond *p, ng_layer_shard *shard, const 
   return ng_exchange_failed(p, "observe");
 }
 
-/* *whole points to a buffer that the next call overwrites. See step.h. */
+/* whole->data points to a buffer that the next call overwrites. */
 ng_status ng_shard_gather_observation(ng_precond *p, ng_entry *e, bool grad, const ng_strided *s,
                                       ng_status st, ng_strided *whole) {
   ng_layer_shard *shard = e->shard;
@@ -127,9 +133,7 @@ ng_status ng_shard_gather_observation(ng_precond *p, ng_entry *e, bool grad, con
   *whole = *s;
   whole->data = room + apart;
   whole->shape[s->ndim - 1] = total;
-  for (int64_t i = s->ndim - 1, by = 1; i >= 0; by *= whole->shape[i--]) {
-    whole->stride[i] = by;
-  }
+  set_dense(whole, whole->stride);
   return NG_OK;
 }
 
@@ -150,8 +154,8 @@ static void copy_floats(ng_queue *q, float *from, int64_t n, float *to) {
   ng_kernels(q)->copy(q, &c, 1);
 }
 
-/* Gather the gradient of a layer into shard->grad.  If outputs are sharded, a rank sends its rows of the weight, then
- * of the bias. */
+/* Gather the gradient of a layer into shard->whole_grad. If outputs are sharded, a rank sends its rows of the weight, then
+ * its elements of the bias. If inputs are sharded, a rank sends its columns of the weight; every rank has the bias. */
 static ng_status gather(ng_precond *p, ng_entry *e) {
   ng_layer_shard *shard = e->shard;
   ng_queue *q = p->ctx->queue;
@@ -187,10 +191,10 @@ static ng_status gather(ng_precond *p, ng_entry *e) {
   return NG_OK;
 }
 
-/* Collective over the model group: blocks, placement and excluded layers are equal on its ranks. */
+/* Collective over the model group, because blocks, placement and excluded layers are equal on its ranks. */
 ng_status ng_shards_gather(ng_precond *p) {
   ng_status st = NG_OK;
-  ng_queue_wait(p->ctx->queue); /* until no queued work uses the scratch */
+  ng_queue_wait(p->ctx->queue); /* queued work may still use the scratch */
   for (int32_t i = 0; i < p->entries && st == NG_OK; i++) {
     ng_entry *e = p->entry[i];
     if (e->shard == NULL || e->block == NULL || e->block->is_excluded || !e->shard->gathers)
@@ -203,7 +207,6 @@ ng_status ng_shards_gather(ng_precond *p) {
 
 /* ---- this rank's shard of PD -----------------------------------------------------------------*/
 
-/* Describe only this rank's shard of a direction of a whole layer. Return false if the shard has no element of e. */
 bool ng_shard_cut_direction(ng_slot *slot, ng_direction *e) {
   ng_slot *own = ng_slot_registered(slot);
   if (own == slot) return true;

@@ -1,10 +1,10 @@
-/* stages.c: check the groups of ranks; combine pipeline stages.  Stages have different layers and step together.
+/* stages.c: check the groups of ranks; sum numbers over pipeline stages. Stages have different layers and step together.
  *
- * In: values that are equal on all ranks of this stage.  Out: the values summed over all stages.  So the
- * clip covers all layers, each counted once, and a step is skipped in all stages or in none.
+ * In: numbers that are equal on all ranks of this stage. Out: their sums over all stages. So the clip covers all layers,
+ * each counted once, and a step is skipped in all stages or in none.
  *
- * Each rank sums with the ranks of the same position in the other stages.  All ranks of a stage send
- * equal values, so all these sums are equal. */
+ * Each rank sums with the ranks at the same position of the other stages. All ranks of a stage contribute equal numbers,
+ * so all ranks have equal sums. */
 #include "step/step.h"
 
 bool ng_stages_exist(const ng_precond *p) {
@@ -15,9 +15,8 @@ ng_status ng_groups_compare(ng_precond *p) {
   static const char *const name[2] = {"stage_group", "model_group"};
   const ng_comm *const group[2] = {p->ctx->stages, p->ctx->model};
   const int32_t W = p->ctx->ranks;
-  double
-      x[2]
-       [1 + NG_HASH_PIECES]; /* for each group: 1 if the group is given; its size (ng_hash_split) */
+  /* For each group: 1 if the group is given, then its size (ng_hash_split). */
+  double x[2][1 + NG_HASH_PIECES];
   for (int i = 0; i < 2; i++) {
     x[i][0] = group[i] != NULL;
     ng_hash_split(x[i] + 1, group[i] == NULL ? 0 : (uint64_t)group[i]->size);
@@ -33,7 +32,7 @@ ng_status ng_groups_compare(ng_precond *p) {
     } else {
       continue;
     }
-    /* wake ranks that already wait in their stage_group */
+    /* Abort, because ranks that have a stage_group may already wait there. */
     if (i == 0) ng_exchange_abort(p);
   }
   return st;

@@ -1,18 +1,19 @@
 /* stations.c: the step is a table of ten stations; take.c runs them in order.
  *
- * In: observations, results of earlier steps.  Out: averages, results, PD, sums over all ranks, new gradients or
- * weights.  A row states when its station is due, whether ranks communicate in it, which messages it waits for, and
- * whether all ranks may end the step after it.  No station runs another.  After a local failure, `trouble` has the
- * status, and the rank continues with harmless data until the next small reduction, where all ranks leave with one
- * status.
+ * In: observations, inverses of earlier steps. Out: averages, inverses, PD, sums over all ranks, new gradients or
+ * weights. A row of the table states when its station is due, whether ranks communicate in the station, for which messages
+ * the station waits, and whether all ranks may end the step after the station. No station runs another. After a failure
+ * on this rank, ng_engine.status contains the error, and the rank continues with harmless data until `check` or `agree`,
+ * where all ranks return with one status.
  *
- * Nothing is summed, folded or solved before `check` knows every rank's status, so a call that was wrong on one rank
- * changes nothing.  No gradient or weight is written before `agree`, so a step counts on all ranks or on none. */
+ * Before `check`, which gives all ranks the worst status, nothing is summed, folded or solved. So a call with a wrong
+ * argument on one rank changes nothing on any rank. Before `agree` no gradient or weight is written. So a step counts on
+ * all ranks or on none. */
 #include "step/step.h"
 
 /* ---- statistics, solve, share ----------------------------------------------------------------*/
 
-/* Fold a sum into its average; with refresh_tolerance above 0, judge how much the average changed. */
+/* Fold a sum into its average; with refresh_tolerance > 0, compare the new average with the old average. */
 static ng_status refresh(ng_precond *p, ng_stat *s) {
   const bool folds = s->w_total > 0.0;
   if (folds && s->stale.enabled) ng_stat_copy_average(p->ctx->queue, s, p->arena[NG_USE_SCRATCH]);
@@ -25,27 +26,23 @@ static ng_status refresh(ng_precond *p, ng_stat *s) {
   return NG_OK;
 }
 
-/* Fold all statistics of a block.  If one fold fails, the other statistics are folded all the same. */
+/* Fold all statistics of a block. If one fold fails, fold the other statistics nevertheless. */
 static ng_status fold_block(ng_precond *p, ng_block *b) {
   static const char *const what[NG_OBSERVED_KINDS] = {"inputs", "output gradients", "gradients"};
   ng_status st = NG_OK;
   for (int32_t i = 0; i < b->stats; i++) {
     ng_stat *s = &b->stat[i];
-    int kind = 0;
-    while (kind + 1 < NG_OBSERVED_KINDS && ng_observed_bit(kind) != s->observed) {
-      kind++;
-    }
     if (refresh(p, s) == NG_OK) continue;
     st = ng_fail(
         p->ctx, NG_SKIPPED,
         "layer '%s': the sum of %s overflowed, or the average %s would leave the range of %s",
-        b->name, what[kind], s->name, ng_dtype_name(s->average_dtype));
+        b->name, what[ng_observed_kind(s->observed)], s->name, ng_dtype_name(s->average_dtype));
   }
   return st;
 }
 
-/* Reduce the due sums and fold them into averages.  An overflow may be known on this rank only (with statistics = local
- * one rank folds), so `refused` stores it until `agree`.  The step ends here only after a refusal in `check`. */
+/* Reduce the due sums over ranks and fold them into averages. Perhaps only this rank knows that a fold overflowed, because
+ * with statistics = local only the owner folds. So ng_engine.refused stores the refusal until `agree`. */
 static ng_status statistics(ng_precond *p) {
   ng_status st = ng_due_topk(p) ? ng_topk_select(p) : NG_OK;
   if (st != NG_OK || !ng_any_block(p, ng_block_statistics_due)) return st;
@@ -72,7 +69,8 @@ static ng_status statistics(ng_precond *p) {
   return NG_OK;
 }
 
-/* Log one line for all blocks that used the ladder; before: counters before this solve, first: the first block. */
+/* Log one line for all blocks that used the ladder. before: the counters before this solve; first: name of the first of
+ * these blocks. */
 static void log_rescued(const ng_precond *p, const int64_t before[NG_RESCUES], const char *first) {
   int64_t now[NG_RESCUES], all = 0;
   for (int i = 0; i < NG_RESCUES; i++) {
@@ -87,7 +85,8 @@ static void log_rescued(const ng_precond *p, const int64_t before[NG_RESCUES], c
          (long long)now[NG_RESCUE_LAST], (long long)now[NG_RESCUE_PLAIN], first);
 }
 
-/* Solve the due blocks.  All ranks mark them as solved, also without their results, so that due work is equal. */
+/* Solve the due blocks. All ranks mark the blocks as solved, also ranks without their inverses, so that all ranks have the
+ * same due work. */
 static ng_status solve(ng_precond *p) {
   int64_t before[NG_RESCUES];
   const char *first = "";
@@ -117,8 +116,8 @@ static ng_status share(ng_precond *p) {
 
 /* ---- measure, deliver, agree, emit -----------------------------------------------------------*/
 
-/* Enqueue PD and sums of all blocks, wait once, then let each family read its sums.  A rank without the block's results
- * leaves zeros; `agree` takes each block from its owner. */
+/* Let families read new inverses, enqueue PD and the sums of all blocks, wait once, then let each family compute its clip
+ * sums. A rank that is not a worker of a block leaves zeros, because `agree` adds the sums of the block's owner. */
 static ng_status measure(ng_precond *p) {
   for (int32_t i = 0; i < p->blocks && p->step->is_solving; i++) {
     ng_block *b = p->block[i];
@@ -163,7 +162,7 @@ static ng_status agree(ng_precond *p) {
 static ng_status emit(ng_precond *p) {
   ng_overflow_begin(p);
   ng_emission_emit(p);
-  p->step->status = ng_worse_status(p->step->status, ng_overflow_end(p));
+  p->step->status = ng_worse_status(p->step->status, ng_overflow_collect(p));
   return NG_OK;
 }
 
@@ -175,33 +174,27 @@ const ng_station ng_stations[NG_STATIONS] = {
                          .is_due = ng_due_gradients},
     [NG_AT_CHECK] = {.name = "check",
                      .run = ng_exchange_check,
-                     .is_due = ng_due_always,
                      .collective = true,
-                     .shares_refusal = true,
-                     .leave = NG_LEAVE_ERRORS},
+                     .shares_refusal = true},
     [NG_AT_STATISTICS] = {.name = "statistics",
                           .run = statistics,
                           .is_due = ng_due_statistics,
                           .collective = true,
-                          .leave = NG_LEAVE_REFUSED},
+                          .skips_step = true},
     [NG_AT_SOLVE] = {.name = "solve", .run = solve, .is_due = ng_due_solve, .collective = true},
     [NG_AT_SHARE] = {.name = "share", .run = share, .is_due = ng_due_share, .collective = true},
-    [NG_AT_MEASURE] = {.name = "measure",
-                       .run = measure,
-                       .is_due = ng_due_always,
-                       .awaited_mail = NG_MAIL_RESULTS},
+    [NG_AT_MEASURE] = {.name = "measure", .run = measure, .awaited_mail = NG_MAIL_RESULTS},
     [NG_AT_DELIVER] = {.name = "deliver",
                        .run = ng_exchange_post_direction,
                        .is_due = ng_due_deliver,
                        .collective = true},
     [NG_AT_AGREE] = {.name = "agree",
                      .run = agree,
-                     .is_due = ng_due_always,
                      .collective = true,
                      .shares_refusal = true,
                      .awaited_mail = NG_MAIL_DIRECTION,
-                     .leave = NG_LEAVE_REFUSED},
-    [NG_AT_EMIT] = {.name = "emit", .run = emit, .is_due = ng_due_always},
+                     .skips_step = true},
+    [NG_AT_EMIT] = {.name = "emit", .run = emit},
     [NG_AT_WEIGHTS] = {.name = "weights",
                        .run = ng_gather_weights,
                        .is_due = ng_due_weights,

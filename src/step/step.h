@@ -31,7 +31,8 @@
 
 typedef enum ng_output_kind { NG_OUT_GRADIENT, NG_OUT_SGD, NG_OUT_ADAMW } ng_output_kind;
 
-/* The learning rate and coefficients of one group, set in each step.  Only the fields of this step's update are set. */
+/* The learning rate and coefficients of one group of parameters, set in each step. Only the fields of the update in use,
+ * SGD or AdamW, are set. */
 typedef struct ng_group_numbers {
   double lr, momentum, dampening, beta1, beta2; /* the caller's values */
   ng_sgd_numbers sgd;
@@ -44,50 +45,53 @@ typedef struct ng_output {
   ng_group_numbers *group; /* [p->update_groups], indexed by slot->update_group */
 } ng_output;
 
-/* Set the numbers of one group from the caller's `how`.  `updates`: number of earlier updates of the model. */
+/* Set the numbers of one group from the caller's values `how`. `updates`: number of earlier updates of the model. */
 void ng_update_set_sgd(ng_group_numbers *of, const ng_sgd *how, int64_t updates);
 void ng_update_set_adamw(ng_group_numbers *of, const ng_adamw *how, int64_t updates);
-/* Set slot->late_coefficients of all parameters that missed updates.  Call after the numbers of all groups are set. */
+/* Set slot->late_coefficients of all parameters that had fewer updates than the model. Call after the numbers of all
+ * groups are set. */
 void ng_update_count_missed(ng_precond *p);
-/* Change the numbers to lr = 1 and keep = 0: the weight then becomes minus the direction of the update. */
+/* Change the numbers to lr = 1 and keep = 0, so that the new weight is minus the direction of the update. */
 void ng_update_set_unit(ng_group_numbers *of, ng_output_kind kind, int64_t updates);
 
-/* An element whose new weight, momentum or moment is not finite keeps its old value.  A gradient element whose PD does
- * not fit its dtype keeps the plain gradient.  If either happened on this rank, ng_overflow_end returns NG_RESCUED and
- * a message with the first parameter and the number of elements. */
+/* An element whose new weight, momentum or moment is not finite keeps its old value; a gradient element whose PD does not
+ * fit its dtype keeps the gradient. ng_overflow_begin, before an emission, resets the counters of these elements. If there
+ * were such elements on this rank, ng_overflow_collect returns NG_RESCUED with a message that names the first parameter. */
 void ng_overflow_begin(ng_precond *p);
-ng_status ng_overflow_end(ng_precond *p);
+ng_status ng_overflow_collect(ng_precond *p);
 
 /* ---- emission: emission.c --------------------------------------------------------------------*/
 
-/* Lists of descriptors, filled in each step. */
+/* Lists of descriptors for the kernels, filled in each step. */
 typedef struct ng_emission {
-  int64_t capacity, tiles; /* capacity: descriptors; their tiles */
-  /* Filled elements of `measure`, of `direction` and `update`, of `range` in ng_emission_measure. */
+  int64_t capacity, tiles; /* largest number of descriptors, and of their tiles */
+  /* Lengths in this step of `measure`; of `direction` and `update`; of `range` in ng_emission_measure. */
   int64_t measure_count, direction_count, plain_count;
   ng_measure *measure;
   ng_region *range;
   ng_direction *direction;
   ng_weight_update *update;
-  ng_slot **slot;  /* parameters of `range` */
-  int32_t *finite; /* results */
-  double *norm2;
-  float **store_to; /* where `store` stores directions */
-  double *parts;    /* [tiles x 2] scratch */
+  ng_slot **slot;   /* the parameters of `range` */
+  int32_t *finite;  /* result of the kernel `finite` for `range` */
+  double *norm2;    /* result of the kernel `norm2` for `direction` */
+  float **store_to; /* where the kernel `store` writes `direction` */
+  double *parts;    /* [tiles x 2] scratch of kernels */
 } ng_emission;
 
 ng_status ng_emission_plan(ng_precond *p);
 /* If some ranks cannot compute PD of the block and its family does not store PD, request memory where the engine does. */
 void ng_emission_plan_direction(ng_block *b, ng_plan *plan);
-/* Enqueue the sums of families with `sums`, and a scan of the gradients without curvature. */
+/* Enqueue the sums over gradients of families with `sums`, and the check of the gradients of parameters without
+ * curvature. */
 void ng_emission_measure(ng_precond *p);
 /* After a wait: if a gradient without curvature is not finite, set ng_engine.refused. */
 void ng_emission_check(ng_precond *p);
 void ng_emission_store(ng_precond *p); /* store PD of delivered blocks, on ranks with results */
 void ng_emission_norms(ng_block *b, double *pd2); /* pd2[k] <- |PD|^2 of segment k of the block */
-/* Write gradients, or weights and moments: PD times the factor of its segment; without curvature the plain gradient. */
+/* Write PD, times the clip factor of its segment, to the gradients, or update weights and moments with it. The direction
+ * of a parameter without curvature is its gradient. */
 void ng_emission_emit(ng_precond *p);
-/* Fill `emit` and `sink`: PD of blocks; the gradients without curvature that an update reads. */
+/* Fill `direction` and `update`: first with PD of the blocks, then with the gradients of parameters without curvature. */
 void ng_emission_list_blocks(ng_precond *p, bool unit);
 void ng_emission_list_plain(ng_precond *p);
 
@@ -100,49 +104,54 @@ typedef enum ng_mail {
   NG_MAIL_DIRECTION = 1 << 2
 } ng_mail;
 
-/* Adjacent sums of one dtype that travel together. */
+/* Adjacent sums of one dtype, which are sent together. */
 typedef struct ng_message {
   char *buffer;
   int64_t count;
   int64_t *owner_counts; /* [ranks] number of elements that each owner receives; NULL: all-reduce */
   ng_dtype dtype;
-  bool is_narrowed; /* f32 in memory, converted to 16-bit `dtype` while it travels */
+  bool is_narrowed; /* f32 before and after the message, converted to the 16-bit `dtype` for it */
   ng_request request;
 } ng_message;
 
 typedef struct ng_exchange {
-  double *check_buffer; /* buffer of check and agree */
+  double *check_buffer; /* the numbers that check and agree sum */
   ng_message *message;  /* [statistics + 1] in the order of posting */
   ng_wire *wire;        /* [statistics + 1] messages to be converted */
-  int64_t *counts; /* [messages x ranks] memory of `counts`; NULL: no sum goes to its owner only */
+  int64_t *counts; /* [messages x ranks] memory for owner_counts; NULL: all sums are all-reduced */
   int32_t messages, messages_waited; /* the first `messages_waited` messages are complete */
-  int32_t blocks_ahead; /* blocks [0, ahead) wait for observations of the last micro-batch */
-  int32_t blocks_held;  /* blocks [ahead, held) are complete; their message is not full yet */
-  int64_t held_bytes;   /* of blocks [ahead, held) */
+  /* In the last micro-batch: blocks [0, blocks_ahead) still wait for observations; the sums of blocks [blocks_ahead,
+   * blocks_held), held_bytes, are complete, but their message is not full; the sums of later blocks are posted. */
+  int32_t blocks_ahead, blocks_held;
+  int64_t held_bytes;
   bool *may_post_ahead; /* [blocks] the sums of the block may be posted before the step */
   double *traces;       /* [traces_count] traces of blocks whose A and G have different owners */
   int64_t traces_count;
   double *topk_sums; /* sums of one round of topk.c */
-  /* [spans_most] posted broadcasts: results by owner or directions by column, then slices of PD. */
+  /* [span_capacity] posted broadcasts: results, one for each owner, or directions, one for each column; then slices of
+   * PD. */
   ng_request *span_requests;
   int32_t span_capacity;
 } ng_exchange;
 
-/* Sums over blocks, after agree also over ranks: inner = <D, PD>, d2 = |D|^2, pd2 = |PD|^2.  Blocks with ascent (PD = D
- * + k H, k set after agree) have inner = <D, H>, pd2 = |H|^2.  Weighted sums multiply each block by ng_clip_weight. */
+/* Sums over blocks and, after agree, also over ranks: inner = <D, PD>, d2 = |D|^2, pd2 = |PD|^2. For blocks with ascent
+ * (PD = D + k H, where k is computed after agree) inner = <D, H> and pd2 = |H|^2. In weighted sums the terms of each block
+ * are multiplied by ng_clip_weight. */
 typedef struct ng_sums {
   double inner, d2, pd2;
   double weighted_inner, weighted_d2;
 } ng_sums;
 
-/* Return the hash `so_far` extended by x.  Ranks compare such hashes. */
+/* Return the hash of the numbers that so_far is a hash of, and of x. */
 uint64_t ng_hash_number(uint64_t so_far, double x);
 uint64_t ng_options_hash(const ng_precond *p); /* hash of the model's options */
 enum { NG_HASH_NUMBERS = 8, NG_HASH_PIECES = 4 };
-/* x <- the low 32 bits of `number` in a form to be summed. ng_hash_sums_agree: do the sums x come from equal numbers? */
+/* ng_hash_split: x <- the low 32 bits of `number`, in a form that ranks sum. ng_hash_sums_agree: return whether all
+ * `ranks` ranks had the same number, given the sums x. */
 void ng_hash_split(double x[NG_HASH_PIECES], uint64_t number);
 bool ng_hash_sums_agree(const double x[NG_HASH_PIECES], int32_t ranks);
-/* x <- this rank's hashes of options and update. ng_hashes_check: NG_ERR_STATE if the sums x show a difference. */
+/* ng_hashes_write: x <- this rank's hashes of options and update, split. ng_hashes_check: return NG_ERR_STATE if ranks had
+ * different hashes, given the sums x. */
 void ng_hashes_write(const ng_precond *p, double x[NG_HASH_NUMBERS]);
 ng_status ng_hashes_check(ng_precond *p, const double *x);
 
@@ -154,8 +163,8 @@ ng_status ng_exchange_wait_statistics(ng_precond *p);
 enum { NG_HASHES = 4 }; /* options, layers, owners, linear algebra */
 ng_status ng_exchange_compare_models(ng_precond *p, const uint64_t hash[NG_HASHES],
                                      ng_status local);
-/* Small reductions after which all ranks have one status. check sums statuses, refusals and sample weights. agree sums
- * statuses, refusals and clip sums: sums[0] of blocks without ascent, sums[1] of blocks with ascent. */
+/* The two reductions after which all ranks have the same status. check sums statuses, refusals and sample weights. agree
+ * sums statuses, refusals and clip sums: sums[0] of blocks without ascent, sums[1] of blocks with ascent. */
 ng_status ng_exchange_check(ng_precond *p);
 void ng_exchange_mark_observed(ng_block *b); /* call before the block's sums are folded */
 ng_status ng_exchange_agree(ng_precond *p, ng_sums sums[2]);
@@ -168,7 +177,8 @@ int64_t ng_topk_count(const ng_precond *p); /* numbers in the largest round */
 ng_status ng_topk_select(ng_precond *p);
 ng_status ng_exchange_sum(ng_precond *p, double *x, int64_t n, const char *what);
 ng_status ng_exchange_sum_over(ng_precond *p, ng_comm *c, double *x, int64_t n, const char *what);
-/* Return the worst status in the summed codes.  If it is not `mine`, the message says how many of `who` failed. */
+/* Return the worst status in the summed codes. If another rank has a worse status than `mine`, set a message that says how
+ * many of `who` ("ranks") failed. */
 ng_status ng_exchange_worst_status(ng_precond *p, const double code[NG_CODES], ng_status mine,
                                    const char *who);
 /* Post all due messages that are not posted yet, in the same order on all ranks. */
@@ -176,8 +186,8 @@ ng_status ng_exchange_post_statistics(ng_precond *p);
 ng_status ng_exchange_post_results(ng_precond *p);
 ng_status ng_exchange_post_direction(ng_precond *p);
 ng_status ng_exchange_wait(ng_precond *p, ng_mail what);
-/* Return whether statistic s joins the message of `count` elements (of s->sum_dtype) that ends with statistic `before`.
- * *gap: padding between both; *n: elements of s with the gaps between its arrays. */
+/* Return whether statistic s joins a message of `count` elements (of s->sum_dtype) that ends with statistic `before`. *gap:
+ * padding between the message and s; *n: elements of s, padding between its arrays included. */
 bool ng_stat_joins_message(const ng_precond *p, const ng_stat *before, const ng_stat *s,
                            int64_t count, int64_t *gap, int64_t *n);
 typedef struct ng_traffic {
@@ -186,14 +196,14 @@ typedef struct ng_traffic {
 } ng_traffic;
 /* Return the payload, calls and waiting time of all collectives of this rank so far. */
 ng_traffic ng_exchange_traffic(const ng_precond *p);
-/* Count the traffic since `before` as traffic of `station` in the coming step. */
+/* Count the traffic since `before` as traffic of `station` in the next step. */
 void ng_exchange_count_early(ng_precond *p, int station, ng_traffic before);
 /* Return how many numbers check and agree sum. */
 int64_t ng_exchange_check_count(const ng_precond *p);
 int64_t ng_exchange_agree_count(const ng_precond *p);
-/* For the last micro-batch before a step (ng_batch.last). begin_last marks the blocks whose sums may be posted before
- * the step. ahead, called after an observation, posts complete sums and makes progress. end_last posts the remaining
- * sums.  In other micro-batches, ahead and end_last do nothing. */
+/* For the last micro-batch before a step (ng_batch.last). begin_last_batch marks the blocks whose sums may be posted before
+ * the step. post_ahead, called after each observation, posts complete sums and tests posted messages. end_last_batch,
+ * called when the step begins, posts the remaining sums of marked blocks. In other micro-batches these do nothing. */
 void ng_exchange_begin_last_batch(ng_precond *p);
 ng_status ng_exchange_post_ahead(ng_precond *p);
 ng_status ng_exchange_end_last_batch(ng_precond *p);
@@ -201,17 +211,19 @@ void ng_exchange_reset(ng_precond *p); /* after a step or a reset: no block wait
 
 /* ---- pipeline stages: stages.c ---------------------------------------------------------------*/
 
-/* At ng_ready: NG_ERR_COMM if stage_group or model_group is NULL, or has another size, on some ranks only. */
+/* At ng_ready: return NG_ERR_COMM if some ranks have a stage_group (or model_group) and others have none, or one of another
+ * size. */
 ng_status ng_groups_compare(ng_precond *p);
 bool ng_stages_exist(const ng_precond *p); /* there are several pipeline stages */
 /* Sum x[0..n) over the pipeline stages.  Before the call x is equal on all ranks of a stage. */
 ng_status ng_stages_sum(ng_precond *p, double *x, int64_t n, const char *what);
-/* Return `local`, or the worst error of all stages; NG_ERR_STATE if their options or lr differ. */
+/* Return the worst error of all stages; NG_ERR_STATE if their options or learning rates differ; otherwise `local`. */
 ng_status ng_stages_check(ng_precond *p, ng_status local);
 
 /* ---- weights: gather.c -----------------------------------------------------------------------*/
 
-bool ng_update_is_owned(const ng_precond *p); /* a fused update with update_ranks = owner */
+bool ng_update_is_owned(
+    const ng_precond *p); /* there is a fused update with update_ranks = owner */
 int32_t ng_update_owner(const ng_precond *p, const ng_entry *e, int32_t index);
 int64_t ng_gather_scratch(const ng_precond *p);
 void ng_gather_count_traffic(const ng_precond *p, ng_rank_plan *out);
@@ -241,9 +253,9 @@ typedef struct ng_quantify {
   double *extreme;         /* [threads x 2] minimum and maximum */
   int64_t *count;          /* [threads x bins] histogram */
   double *sum;             /* [tiles x 4] sums of r, <g, u>, |g|^2, |u|^2: see quantify.c */
-  double total[4];         /* these sums over all elements */
+  double total[4];         /* the same four sums over all elements */
   ng_group_numbers *group; /* [update_groups] numbers with lr = 1 */
-  double *rank_sums;       /* sums over ranks; NULL: every rank counts all elements */
+  double *rank_sums;       /* buffer of a sum over ranks; NULL: every rank counts all elements */
   ng_scaling result;
 } ng_quantify;
 ng_status ng_quantify_plan(ng_precond *p); /* call after ng_emission_plan */
@@ -252,23 +264,23 @@ ng_status ng_quantify_step(ng_precond *p); /* call after agree and before emit *
 /* ---- sharded layers: shard.c -----------------------------------------------------------------*/
 
 typedef struct ng_shards {
-  int32_t members, blocks; /* number of ranks of the model group; of blocks of sharded layers */
+  int32_t members, blocks; /* number of ranks of the model group, and of blocks of sharded layers */
   int32_t *rank;           /* [members] world rank of each member of this model group */
   int32_t *member;         /* [ranks] index of each rank in its model group */
   int32_t *holder;         /* [members] world rank of each member of rank 0's model group */
-  char *buffer;            /* buffer: gathered shards, then the whole array */
+  char *buffer;            /* the gathered shards of an observation, then the whole array */
   int64_t buffer_bytes;
-  int32_t finite; /* written by copies of gradients and weights, not used */
+  int32_t finite; /* ng_read.finite needs an address; the value is not used */
 } ng_shards;
 
 ng_status ng_shards_check(ng_precond *p);
-/* Gather one observation of a sharded layer. s NULL: this rank has no array; st: its local status.  All ranks of the
- * model group return the same status.  *whole <- the whole array, on the primary. */
+/* Gather an observation s of a sharded layer; on the primary, *whole <- the whole array. s NULL: this rank has no array. st:
+ * status of this rank before the call. All ranks of the model group return the same status. */
 ng_status ng_shard_gather_observation(ng_precond *p, ng_entry *e, bool grad, const ng_strided *s,
                                       ng_status st, ng_strided *whole);
 ng_status ng_shards_gather(ng_precond *p);
 
-/* Describe only this rank's shard of a direction of a whole layer; return false if the shard has no element of e. */
+/* e describes a direction of a whole layer. Reduce e to this rank's shard; return false if the shard has no element of e. */
 bool ng_shard_cut_direction(ng_slot *slot, ng_direction *e);
 
 /* ---- stations --------------------------------------------------------------------------------*/
@@ -287,31 +299,24 @@ typedef enum ng_station_id {
   NG_STATIONS
 } ng_station_id;
 
-/* Whether all ranks may end the step after a station.  They decide equally, because all have the same status. */
-typedef enum ng_leave {
-  NG_LEAVE_NEVER,
-  NG_LEAVE_ERRORS, /* after an error on any rank, but not after a non-finite value */
-  NG_LEAVE_REFUSED /* after a non-finite value on any rank: the step is skipped */
-} ng_leave;
-
 typedef struct ng_station {
   const char *name;
   ng_status (*run)(ng_precond *p);
-  bool (*is_due)(const ng_precond *p);
+  bool (*is_due)(const ng_precond *p); /* NULL: always */
   bool collective;
-  bool shares_refusal;   /* after `run` all ranks know whether any rank refused a value */
-  unsigned awaited_mail; /* messages (ng_mail) to wait for before `run` */
-  ng_leave leave;        /* tested also if the station was not due */
+  bool shares_refusal;   /* after `run`, ng_engine.refused is equal on all ranks */
+  unsigned awaited_mail; /* kinds of messages (ng_mail) to wait for before `run` */
+  bool skips_step;       /* end the step here, also if the station was not due, after a refusal */
 } ng_station;
 extern const ng_station ng_stations[NG_STATIONS];
 
 typedef struct ng_station_time {
   int64_t runs, last_bytes, total_bytes, last_messages, total_messages;
-  int64_t last_waits; /* of the host, for the queue */
+  int64_t last_waits; /* how often the host waited for the queue (ng_queue.waits) */
   double last_ms, total_ms, last_wait_ms, total_wait_ms;
 } ng_station_time;
 
-/* The current step, and numbers of the last one. */
+/* The state of the current step, and numbers of the last step. */
 typedef struct ng_engine {
   bool has_begun;     /* ng_begin was called in this step */
   bool is_last_batch; /* the current micro-batch has ng_batch.last */
@@ -323,24 +328,25 @@ typedef struct ng_engine {
   ng_shards shards;
   ng_output output;
   double lr;            /* the largest learning rate of all groups */
-  double largest;       /* result of the last scan of an observed array */
+  double largest;       /* largest magnitude of the last array that was scanned */
   uint64_t update_hash; /* hash of the coefficients of the update: ng_hash_number */
-  ng_status status;     /* worst status of this rank; check and agree make it equal on all ranks */
-  bool refused;         /* a value was not finite: on this rank, after check or agree on any rank */
+  ng_status status;     /* worst status of this rank; after check and agree, of all ranks */
+  bool refused;         /* this rank refused a non-finite value; after check and agree, some rank */
   bool refused_before;  /* `refused` before gradients were observed */
-  bool refusal_is_known; /* all ranks know that a value was not finite on some rank */
-  bool is_solving;       /* some block solves in this step */
-  /* Elements that kept their old value on this rank in the last emit; the next check clears the number. */
+  bool refusal_is_known; /* `refused` is true on all ranks, since a station with shares_refusal */
+  bool is_solving;       /* some block is solved in this step */
+  /* Elements that kept their old value on this rank in the last step; the next check reads and clears this number. */
   int64_t overflowed;
-  double nu, inner, d2, pd2;             /* clip factor, <D, PD>, |D|^2, |PD|^2 of the last step */
-  double ascent;                         /* PD = D + ascent H of blocks with radius > 0 */
-  double *norms;                         /* |PD|^2 of each segment of one block */
-  ng_traffic early_traffic[NG_STATIONS]; /* traffic before the step, counted at each station */
+  double nu, inner, d2, pd2; /* clip factor, <D, PD>, |D|^2, |PD|^2 of the last step */
+  double ascent;             /* PD = D + ascent H of blocks with radius > 0 */
+  double *norms;             /* |PD|^2 of each segment of one block */
+  ng_traffic
+      early_traffic[NG_STATIONS]; /* traffic before the step, to be counted in each station */
   ng_station_time time[NG_STATIONS];
-  int64_t waits; /* of the host, for the queue, in the last step */
+  int64_t waits; /* how often the host waited for the queue in the last step */
 } ng_engine;
 
-/* Return the worse of two statuses: the smaller if one is an error (< 0), otherwise the larger note. */
+/* Return the worse of two statuses: the smaller one if one is an error (< 0), otherwise the larger one. */
 static inline ng_status ng_worse_status(ng_status a, ng_status b) {
   if (a < 0 || b < 0) return a < b ? a : b;
   return a > b ? a : b;
@@ -353,13 +359,12 @@ bool ng_block_statistics_due(const ng_precond *p,
                              const ng_block *b); /* some statistic of the block is due */
 bool ng_statistic_due(const ng_precond *p, const ng_block *b, const ng_stat *s);
 bool ng_block_solve_due(const ng_precond *p, const ng_block *b);
-/* Return whether this rank adds an array of kind `what` (NG_OBSERVED_...) to a due statistic of the block. */
+/* Return whether this rank adds arrays of the kinds `what` (NG_OBSERVED_ bits) to a due statistic of the block. */
 bool ng_array_wanted(const ng_block *b, uint32_t what);
 bool ng_block_observes_gradients(const ng_precond *p, const ng_block *b);
 /* Return whether the owners of A and G exchange traces in this step; equal on all ranks of a column. */
 bool ng_block_exchanges_traces(const ng_precond *p, const ng_block *b);
-/* Return whether stations, and parts of stations, are due. */
-bool ng_due_always(const ng_precond *p);
+/* Return whether a station, or a part of a station, is due. */
 bool ng_due_gradients(const ng_precond *p);
 bool ng_due_topk(const ng_precond *p);
 bool ng_due_statistics(const ng_precond *p);
@@ -371,22 +376,22 @@ bool ng_due_deliver(const ng_precond *p);
 bool ng_due_weights(const ng_precond *p);
 bool ng_due_quantify(const ng_precond *p);
 
-/* Add bound gradients to the sums of families that read gradients; after an error, discard these sums. */
+/* Observe bound gradients, for families with statistics of gradients; after an error, discard these observations. */
 ng_status ng_gradients_observe(ng_precond *p);
 void ng_gradients_discard(ng_precond *p);
 
 /* Implementations of public functions; api/ has checked the arguments. */
 ng_status ng_step_begin(ng_precond *p, const ng_batch *batch);
 int32_t ng_step_wants(const ng_precond *p, int32_t layer);
-/* s NULL: no array, because of the error `wrong` or without samples.  A sharded layer sends `wrong` to its model
- * group. */
+/* s NULL: this rank has no array, because its arguments have the error `wrong`, or because it has no samples. For a sharded
+ * layer, the ranks of the model group return the worst `wrong`. */
 ng_status ng_step_observe(ng_precond *p, int32_t layer, const ng_strided *s, bool grad,
                           ng_status wrong);
 void ng_step_reset(ng_precond *p);
-/* `wrong`: NG_OK, or the error in this rank's arguments.  After an error the step fails on all ranks. */
+/* `wrong`: NG_OK, or the error in this rank's arguments. If one rank has an error, the step fails on all ranks. */
 ng_status ng_step_run(ng_precond *p, const char *call, ng_status wrong);
 ng_status ng_step_set(ng_precond *p, const char *option, const char *value);
-/* Check new options of the model, alone and overridden by the line of each block. */
+/* Check new options of the model, and the options of each block: these options, overridden by its line of per_layer. */
 ng_status ng_model_check_options(const ng_precond *p, const ng_options *o, char *message,
                                  size_t size);
 /* Set the options of a block, or of the model and all blocks; *o has been checked. */

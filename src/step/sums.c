@@ -1,18 +1,19 @@
 /* sums.c: reduce the sums of statistics over ranks.
  *
- * In: this rank's sums: in order of blocks; if only the owner stores the average, in order of owners.  Out: the sums of
- * all ranks, on all ranks or on the owner.  A message has one statistic, or several of at most stat_bucket_mb together.
- * Messages are posted in the station `statistics`, which waits for them before the first fold.  In the micro-batch with
- * ng_batch.last a message is posted as soon as all its statistics are observed. */
+ * In: this rank's sums, in memory order: first the statistics whose average every rank stores, in order of blocks, then
+ * those whose average only an owner stores, in order of owners. Out: the sums over all ranks, on all ranks or on the
+ * owner. A message contains one statistic, or adjacent statistics of together at most stat_bucket_mb. The station
+ * `statistics` posts the messages and waits for them before the first fold. In the micro-batch with ng_batch.last a
+ * message is posted as soon as all its statistics are observed. */
 #include "step/step.h"
 
 /* ---- messages --------------------------------------------------------------------------------*/
 
-/* Return whether the sums of s are to be sent: equal on all ranks, because spread and totals are equal, and after
- * ng_batch.last the order of observations is equal. */
+/* Return whether the sums of s must still be posted. The result is equal on all ranks, because spread, weights summed over
+ * ranks and, after ng_batch.last, the order of observations are equal. */
 static bool is_sent_to_ranks(const ng_stat *s) {
   const bool any =
-      s->w_total > 0.0 || !ng_stat_sends_mean(s); /* the scale of f16 sums needs the totals */
+      s->w_total > 0.0 || !ng_stat_sends_mean(s); /* f16 sums are divided by w_total first */
   return ng_stat_is_sent(s) && s->observes && !s->posted && any;
 }
 
@@ -39,9 +40,9 @@ bool ng_stat_joins_message(const ng_precond *p, const ng_stat *before, const ng_
          (count + *gap + *n) * ng_dtype_size(s->wire_dtype) <= bucket_bytes(p);
 }
 
-/* Append s to the last message if `before`, the previous statistic, ends this message and s fits; otherwise add a
- * message.  Gaps between arrays are zeros.  Sums lie in one arena in this order, so a step with all statistics due
- * usually has one message, plus one for owners. */
+/* Append s to the last message if s fits, and `before`, the previous statistic in memory, is the end of that message;
+ * otherwise add a message. Gaps between arrays are zeros. All sums are in one arena in this order, so a step with all
+ * statistics due usually has one message for all ranks and one for owners. */
 static void add_message(ng_precond *p, const ng_stat *before, const ng_stat *s) {
   ng_exchange *x = &p->step->exchange;
   const int32_t ranks = p->ctx->ranks;
@@ -49,7 +50,7 @@ static void add_message(ng_precond *p, const ng_stat *before, const ng_stat *s) 
   int64_t gap, n;
   if (ng_stat_joins_message(p, before, s, m != NULL ? m->count : 0, &gap, &n)) {
     NG_ASSERT((char *)s->part->sum == m->buffer + (m->count + gap) * ng_dtype_size(s->sum_dtype));
-    if (m->owner_counts != NULL) { /* a gap belongs to the array before it */
+    if (m->owner_counts != NULL) { /* the owner of `before` also receives the gap */
       m->owner_counts[before->owner] += gap;
       m->owner_counts[s->owner] += n;
     }
@@ -70,7 +71,7 @@ static void add_message(ng_precond *p, const ng_stat *before, const ng_stat *s) 
                                            .request = {.done = true}};
 }
 
-/* Convert the sums of the messages from index `first` on, to 16 bits or (widens) back. Wait for the queue. */
+/* Convert the sums of the messages from index `first` on to 16 bits, or back if `widens`; then wait for the queue. */
 static void convert(ng_precond *p, int32_t first, bool widens) {
   const ng_exchange *x = &p->step->exchange;
   ng_queue *q = p->ctx->queue;
@@ -82,8 +83,7 @@ static void convert(ng_precond *p, int32_t first, bool widens) {
   ng_queue_wait(q);
 }
 
-/* Post the messages from index `first` on, which the transport reads.  A transport without `start` completes each
- * message here. */
+/* Post the messages from index `first` on. A transport without asynchronous messages completes each message here. */
 static ng_status post(ng_precond *p, int32_t first) {
   ng_comm *c = p->ctx->comm;
   ng_exchange *x = &p->step->exchange;
@@ -101,7 +101,7 @@ static ng_status post(ng_precond *p, int32_t first) {
   return NG_OK;
 }
 
-/* Add s to the messages if s is due.  Return s if the next statistic may join the same message, otherwise NULL. */
+/* Add s to the messages if s is due. Return s if the next statistic in memory may join the same message, otherwise NULL. */
 static const ng_stat *add_stat(ng_precond *p, const ng_block *b, ng_stat *s,
                                const ng_stat *before) {
   if (!is_sent_to_ranks(s) || !ng_statistic_due(p, b, s)) return NULL;
@@ -120,7 +120,7 @@ static const ng_stat *add_block(ng_precond *p, ng_block *b, const ng_stat *befor
   return before;
 }
 
-/* Add the statistics that go to their owners; with `ahead`, only of the held blocks. */
+/* Add the statistics whose sums only an owner receives; with `ahead`, only statistics of blocks in [blocks_ahead, blocks_held). */
 static void add_owned(ng_precond *p, bool ahead) {
   const ng_exchange *x = &p->step->exchange;
   const ng_stat *before = NULL;
@@ -132,23 +132,31 @@ static void add_owned(ng_precond *p, bool ahead) {
   }
 }
 
-/* Post all due sums in memory order: first by blocks, then by owners. */
-ng_status ng_exchange_post_statistics(ng_precond *p) {
-  const int32_t first = p->step->exchange.messages;
+/* Post the sums of blocks [from, to) in memory order: first block by block, then owner by owner. `ahead`: before the step,
+ * of blocks with may_post_ahead; otherwise of blocks with due statistics. */
+static ng_status post_blocks(ng_precond *p, int32_t from, int32_t to, bool ahead) {
+  const ng_exchange *x = &p->step->exchange;
+  const int32_t first = x->messages;
   const ng_stat *before = NULL;
-  if (p->ctx->ranks == 1) return NG_OK;
-  for (int32_t i = 0; i < p->blocks; i++) {
+  for (int32_t i = from; i < to; i++) {
     ng_block *b = p->block[i];
-    if (b->stats > 0) before = ng_block_statistics_due(p, b) ? add_block(p, b, before) : NULL;
+    if (b->stats == 0) continue;
+    const bool posts = ahead ? x->may_post_ahead[i] : ng_block_statistics_due(p, b);
+    before = posts ? add_block(p, b, before) : NULL;
   }
-  add_owned(p, false);
+  add_owned(p, ahead);
   return post(p, first);
+}
+
+ng_status ng_exchange_post_statistics(ng_precond *p) {
+  return p->ctx->ranks == 1 ? NG_OK : post_blocks(p, 0, p->blocks, false);
 }
 
 /* ---- ahead of the step -----------------------------------------------------------------------*/
 
-/* Set may_post_ahead: the block's sums may be posted before `check`.  Decide at the begin of the micro-batch, because a
- * period may change before its end.  Never for families that read gradients, or blocks of several layers. */
+/* Set may_post_ahead of each block: whether the block's sums may be posted before `check`. Decide at the beginning of the
+ * micro-batch, because a period may change before its end. Exclude families that observe gradients, and blocks of several
+ * layers. */
 void ng_exchange_begin_last_batch(ng_precond *p) {
   ng_exchange *x = &p->step->exchange;
   for (int32_t i = 0; i < p->blocks; i++) {
@@ -176,7 +184,7 @@ static bool is_complete(const ng_block *b) {
   return true;
 }
 
-/* Return the bytes that the block sends ahead of the step, with gaps between its arrays. */
+/* Return how many bytes the block sends ahead of the step, gaps between its arrays included. */
 static int64_t sum_bytes(const ng_precond *p, const ng_block *b) {
   int64_t bytes = 0;
   for (int32_t k = 0; k < b->stats && p->step->exchange.may_post_ahead[b->index]; k++) {
@@ -191,23 +199,16 @@ static int64_t sum_bytes(const ng_precond *p, const ng_block *b) {
   return bytes;
 }
 
-/* Post the held blocks in memory order. */
 static ng_status post_held(ng_precond *p) {
   ng_exchange *x = &p->step->exchange;
-  const int32_t first = x->messages;
-  const ng_stat *before = NULL;
-  for (int32_t i = x->blocks_ahead; i < x->blocks_held; i++) {
-    ng_block *b = p->block[i];
-    if (b->stats > 0) before = x->may_post_ahead[i] ? add_block(p, b, before) : NULL;
-  }
-  if (x->blocks_held > x->blocks_ahead) add_owned(p, true);
+  const ng_status st = post_blocks(p, x->blocks_ahead, x->blocks_held, true);
   x->blocks_held = x->blocks_ahead;
   x->held_bytes = 0;
-  return post(p, first);
+  return st;
 }
 
-/* Post complete blocks in a fixed order, from the last registered layer on, as in a backward pass.  A block waits until
- * all blocks before it are complete and its message is full, so all ranks post the same messages.  `all`: no more
+/* Post complete blocks in the order of a backward pass, from the last registered layer to the first. A block is posted
+ * when all later layers are complete and its message is full, so that all ranks post the same messages. `all`: no more
  * observations follow, so post the incomplete blocks, too. */
 static ng_status post_ahead(ng_precond *p, bool all) {
   ng_exchange *x = &p->step->exchange;
@@ -225,7 +226,7 @@ static ng_status post_ahead(ng_precond *p, bool all) {
   return st;
 }
 
-/* Let transports that work only when called make progress, oldest message first. */
+/* Test the oldest incomplete messages, because some transports make progress only when they are called. */
 static ng_status test_messages(ng_precond *p) {
   ng_exchange *x = &p->step->exchange;
   while (x->messages_waited < x->messages) {
@@ -244,7 +245,7 @@ ng_status ng_exchange_post_ahead(ng_precond *p) {
   return st;
 }
 
-/* Also after an error of this rank, because the other ranks wait for the remaining messages. */
+/* Called also after an error on this rank, because the other ranks wait for the remaining messages. */
 ng_status ng_exchange_end_last_batch(ng_precond *p) { return post_ahead(p, true); }
 
 /* Wait in the order of posting, which is equal on all ranks. */

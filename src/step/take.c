@@ -1,14 +1,13 @@
 /* take.c: one step: check the call, run the stations, close the step.
  *
- * In: observations, bound gradients and weights, p->step->out and lr.  Out: the status, equal on all ranks; counters.
- * The sums of observations are forgotten.  This file measures time and bytes of the stations; stations.c decides which
- * station is due, which messages it waits for, and where all ranks may end the step. */
+ * In: observations, bound gradients and weights, p->step->output and lr. Out: the status, equal on all ranks; counters.
+ * After a step the sums of observations are discarded. This file also measures the time and bytes of the stations. */
 #include "step/step.h"
 
 /* ---- before the walk -------------------------------------------------------------------------*/
 
-/* Return whether the step reads the gradient (or weight) of a parameter: a fused update reads both of every parameter;
- * otherwise a step reads gradients of blocks, with clip = ratio also their weights. */
+/* needs_slot, needs_weight: return whether the step reads the gradient, or the weight, of a parameter. A fused update
+ * reads both of every parameter. Otherwise a step reads the gradients of blocks and, with clip = ratio, their weights. */
 static bool needs_slot(const ng_precond *p, const ng_slot *s) {
   return s->block != NULL || p->step->output.kind != NG_OUT_GRADIENT;
 }
@@ -17,8 +16,9 @@ static bool needs_weight(const ng_precond *p, const ng_slot *s) {
   return p->step->output.kind != NG_OUT_GRADIENT || (s->block != NULL && ng_clip_reads_weights(p));
 }
 
-/* *absent: missing = keep, and none of the gradients that the step reads is bound, so the layer is excluded from the
- * step.  An expired binding is an error.  A layer with only some gradients has no D and is not absent. */
+/* Set *absent to whether the step excludes the layer, because missing = keep and none of the gradients that the step reads
+ * is bound. If only some are bound, the layer is not absent, and check_bound reports the others. An expired
+ * binding is an error. */
 static ng_status find_absent(ng_precond *p, ng_entry *e, bool *absent) {
   int32_t missing = 0, needed = 0;
   for (int32_t k = 0; k < e->slots; k++) {
@@ -79,7 +79,8 @@ static void exclude_blocks(ng_precond *p) {
   }
 }
 
-/* Check arguments and bindings.  Store an error in `trouble`: this rank must enter `check`, where other ranks wait. */
+/* Check arguments and bindings. Store an error in p->step->status and do not return, because this rank must enter the
+ * station `check`, where other ranks wait. */
 static void check_call(ng_precond *p, const char *call, ng_status wrong) {
   static const ng_update update[] = {NG_UPDATE_GRADIENT, NG_UPDATE_SGD, NG_UPDATE_ADAMW};
   ng_engine *s = p->step;
@@ -129,8 +130,8 @@ static ng_status run_station(ng_precond *p, int i) {
   return st;
 }
 
-/* Run the stations.  Test `leave` also after a station that was not due, because the refusal may be older.  An error of
- * a station is equal on all ranks (check, agree), or the transport failed. */
+/* Run the stations in order. skips_step is tested also for a station that was not due, because an earlier station may
+ * have made a refusal known. If a station returns an error, all ranks return the same error, or the transport failed. */
 static ng_status run_stations(ng_precond *p) {
   ng_engine *s = p->step;
   s->refusal_is_known = false;
@@ -141,27 +142,27 @@ static ng_status run_stations(ng_precond *p) {
       const ng_status st = ng_quantify_step(p);
       if (st < NG_OK) return st;
     }
-    if (ng_stations[i].is_due(p)) {
+    if (ng_stations[i].is_due == NULL || ng_stations[i].is_due(p)) {
       const ng_status st = run_station(p, i);
       if (st == NG_ERR_COMM) p->is_broken = true;
       if (st < NG_OK) return st;
       if (ng_stations[i].shares_refusal) s->refusal_is_known = s->refused;
     }
-    if (ng_stations[i].leave == NG_LEAVE_REFUSED && s->refusal_is_known) return NG_SKIPPED;
+    if (ng_stations[i].skips_step && s->refusal_is_known) return NG_SKIPPED;
   }
   return s->status;
 }
 
 /* ---- the end of a step -----------------------------------------------------------------------*/
 
-/* Count the bytes that a statistic without refresh did not send. */
+/* Count the bytes that a statistic saved in this step, because it was not refreshed. */
 static void count_saved_refresh(ng_stat *s) {
   if (s->is_new) return;
   s->stale.steps_without++;
   s->stale.bytes_saved += ng_stat_wire_bytes(s);
 }
 
-/* Count and commit the step, then forget its sums: `commit` of a family may read them. taken: the step counts. */
+/* Count and commit the step, then discard its sums, which `commit` of a family may read. taken: the step counts. */
 static void close_step(ng_precond *p, bool taken) {
   p->entries_without_gradient = 0;
   for (int32_t i = 0; i < p->blocks; i++) {
@@ -182,15 +183,8 @@ static void close_step(ng_precond *p, bool taken) {
   ng_bind_expire(p);
 }
 
-/* Include all blocks; the next step decides again which blocks are excluded. */
-static void include_all(ng_precond *p) {
-  for (int32_t i = 0; i < p->blocks; i++) {
-    p->block[i]->is_excluded = false;
-  }
-}
-
-/* Return NG_UNOBSERVED if some statistic was due but no rank observed it, often because of a missing hook.  `check`
- * made the number equal on all ranks. */
+/* Return NG_UNOBSERVED, or st if st is worse, if some statistic was due but no rank observed it, often because a hook is
+ * missing in the caller's program. `check` has made b->unobserved_now equal on all ranks. */
 static ng_status count_unobserved(ng_precond *p, const char *call, ng_status st) {
   const ng_block *first = NULL;
   int32_t layers = 0;
@@ -212,8 +206,8 @@ static ng_status count_unobserved(ng_precond *p, const char *call, ng_status st)
 
 /* ---- the step --------------------------------------------------------------------------------*/
 
-/* After an error in `check` the observations stay, so the caller may correct the cause and step again.  Only gradients
- * are observed again, because the caller may bind others. */
+/* After an error in `check` the sums of observations stay, so that the caller can correct the cause and step again. Only
+ * the sums of gradients are discarded, because the caller may bind other gradients. */
 ng_status ng_step_run(ng_precond *p, const char *call, ng_status wrong) {
   ng_engine *s = p->step;
   check_call(p, call, wrong);
@@ -225,13 +219,11 @@ ng_status ng_step_run(ng_precond *p, const char *call, ng_status wrong) {
   s->waits = p->ctx->queue->waits;
   if (st < NG_OK) {
     if (!p->is_broken) ng_gradients_discard(p);
-    include_all(p);
     return st;
   }
   /* Messages may have been posted ahead for statistics that are no longer due, because a period changed. */
   if (ng_exchange_wait(p, NG_MAIL_STATISTICS) != NG_OK) return NG_ERR_COMM;
   close_step(p, st != NG_SKIPPED);
-  include_all(p);
   if (st == NG_SKIPPED) {
     p->skipped++;
     return ng_fail(

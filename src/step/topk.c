@@ -1,7 +1,8 @@
 /* topk.c: all ranks select the largest entries of a sliced window jointly (ng_family.select_topk).
  *
- * In: blocks of which every rank has observed a slice of the gradient, after `check`.  Out: their statistics, as
- * complete as after an observation.  Each round sums a few numbers over ranks and narrows the threshold. */
+ * In: blocks of which every rank has observed a slice of the gradient, after `check`. Out: the sums of their statistics,
+ * complete as after any other observation. Each round sums a few numbers over ranks and narrows the range of the smallest
+ * selected magnitude. */
 #include "step/step.h"
 
 int64_t ng_topk_count(const ng_precond *p) {

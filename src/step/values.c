@@ -3,7 +3,7 @@
 
 /* ---- the same on every rank? -----------------------------------------------------------------*/
 
-/* Ranks of one run compare these hashes of bits; no file has them. */
+/* Ranks of one run compare these hashes; no file contains them, so they may differ between versions and machines. */
 uint64_t ng_hash_number(uint64_t so_far, double x) {
   uint64_t bits;
   x += 0.0; /* -0 becomes 0 */
@@ -12,7 +12,7 @@ uint64_t ng_hash_number(uint64_t so_far, double x) {
   return h ^ h >> 29;
 }
 
-/* Texts are fixed at creation; ng_ready compares them. */
+/* Options with texts are not hashed: they cannot change after ng_ready, which compares them. */
 uint64_t ng_options_hash(const ng_precond *p) {
   uint64_t h = 0;
   for (int32_t i = 0; i < NG_OPTION_COUNT; i++) {
@@ -26,8 +26,9 @@ enum { PIECES = 2 }; /* pieces of a number, 16 bits each */
 _Static_assert(NG_HASH_PIECES == 2 * PIECES && NG_HASH_NUMBERS == 2 * NG_HASH_PIECES,
                "two numbers, two sums of each piece");
 
-/* Write each piece v and v^2.  The v_i of W ranks are equal iff W sum v_i^2 - (sum v_i)^2, the sum of (v_i - v_j)^2
- * over pairs of ranks, is 0. v < 2^16, so sums are exact up to 46,000 ranks. */
+/* For each piece v of 16 bits write v and v^2, which the ranks sum. The v_i of W ranks are equal if and only if W sum
+ * v_i^2 - (sum v_i)^2, which is the sum of (v_i - v_j)^2 over pairs of ranks, is 0. The sums are exact for up to 46,000
+ * ranks. */
 void ng_hash_split(double x[NG_HASH_PIECES], uint64_t number) {
   for (int i = 0; i < PIECES; i++) {
     const double v = (double)(number >> (16 * i) & 0xffff);
@@ -36,7 +37,8 @@ void ng_hash_split(double x[NG_HASH_PIECES], uint64_t number) {
   }
 }
 
-/* Return a hash of lr, kind, coefficients and groups of the update, excluded parameters, and dtypes written. */
+/* Return a hash of everything that the update of this step depends on: kind, lr, coefficients, groups of parameters,
+ * excluded parameters, dtypes of the arrays that are written. */
 static uint64_t update_hash(const ng_precond *p) {
   const ng_engine *s = p->step;
   uint64_t h = ng_hash_number(ng_hash_number(s->update_hash, s->lr), (double)s->output.kind);
@@ -61,7 +63,7 @@ bool ng_hash_sums_agree(const double x[NG_HASH_PIECES], int32_t ranks) {
   return true;
 }
 
-/* Report differences that arose after ng_ready: ng_set, learning rates, coefficients of groups, dtypes. */
+/* Report differences between ranks that ng_ready could not find: values of ng_set, learning rates, coefficients, dtypes. */
 ng_status ng_hashes_check(ng_precond *p, const double *x) {
   if (p->ctx->ranks == 1) return NG_OK;
   if (!ng_hash_sums_agree(x, p->ctx->ranks)) {
@@ -90,7 +92,7 @@ void ng_hashes_write(const ng_precond *p, double x[NG_HASH_NUMBERS]) {
 
 /* ---- ng_set ----------------------------------------------------------------------------------*/
 
-/* Blocks of one family that have no options of their own are equal here, so only the first is checked. */
+/* Blocks of one family without own options have the same options, so only the first such block is checked. */
 ng_status ng_model_check_options(const ng_precond *p, const ng_options *o, char *message,
                                  size_t size) {
   char why[NG_MESSAGE] = "";
@@ -132,7 +134,7 @@ void ng_model_set_options(ng_precond *p, const ng_options *o) {
   }
 }
 
-/* Numbers are passed as text, too, so that ng_set_real makes the same checks as the command line. */
+/* ng_set_real passes its number as text, too, so that every caller passes the same checks. */
 ng_status ng_step_set(ng_precond *p, const char *option, const char *value) {
   const int32_t row = ng_option_find(option);
   char message[NG_MESSAGE] = "";
