@@ -117,7 +117,6 @@ ng_field ng_window_field(const ng_block *b, const char *name, ng_dtype t, int64_
 /* An excluded parameter's elements of the row, x and the direction are 0, and its error feedback, momentum, moments and
  * Q stay unchanged. */
 bool ng_window_has_excluded(const ng_block *b);        /* some parameter is excluded in this step */
-void ng_window_clear_excluded(ng_block *b, float *to); /* to <- 0 for excluded parameters */
 /* Enqueue a pass; fill the fields that all passes share.  The result goes to w->results. */
 void ng_window_pass(ng_block *b, ng_flat_pass p);
 /* to <- the bound gradients, 0 for masked and excluded elements; window_decay_form = gradient: plus window_decay times
@@ -128,8 +127,6 @@ void ng_window_read_decayed(ng_block *b, float *to);
 ng_status ng_window_check_read(const ng_block *b);
 /* Return whether window_decay is used in this form. */
 bool ng_window_has_decay(const ng_block *b, ng_decay_form form);
-/* Write the ranges of the elements [at, at + n) to `to`; return their number. */
-int64_t ng_window_cut_ranges(const ng_block *b, int64_t at, int64_t n, ng_flat *to);
 /* Return k of a top-k selection from n elements: window_density if above 1; else window_density * n, rounded down
  * (window_store = topk-block: rounded up). */
 int64_t ng_window_topk_size(const ng_block *b, int64_t n);

@@ -57,27 +57,6 @@ bool ng_window_has_excluded(const ng_block *b) {
   return false;
 }
 
-int64_t ng_window_cut_ranges(const ng_block *b, int64_t at, int64_t n, ng_flat *to) {
-  const ng_window *w = ng_window_of(b);
-  int64_t ranges = 0, chunks = 0;
-  for (int32_t i = 0; i < w->segments; i++) {
-    ng_flat r = w->flat[i];
-    const int64_t from = ng_max64(at, r.at), end = ng_min64(at + n, r.at + r.n);
-    if (from >= end) continue;
-    r.is_excluded = b->segment[w->segment_order[i]].slot->is_excluded;
-    r.at = from;
-    r.n = end - from;
-    r.first_chunk = chunks;
-    chunks += ng_flat_chunks(r.n);
-    to[ranges++] = r;
-  }
-  return ranges;
-}
-
-void ng_window_clear_excluded(ng_block *b, float *to) {
-  if (ng_window_has_excluded(b)) ng_window_pass(b, (ng_flat_pass){.op = NG_FLAT_CLEAR, .to = to});
-}
-
 int64_t ng_window_topk_size(const ng_block *b, int64_t n) {
   const double density = b->base.window_density;
   const double k = density > 1.0 ? density : density * (double)n;

@@ -158,7 +158,7 @@ void ng_window_average(ng_block *b, bool fresh) {
     w->part[i].next_row_coefficient[ng_window_head(w)] = 1.0 - mu;
   }
   ng_window_copy(b, w->next_v, w->u);
-  ng_window_clear_excluded(b, w->u);
+  if (out) ng_window_pass(b, (ng_flat_pass){.op = NG_FLAT_CLEAR, .to = w->u});
 }
 
 /* Rounding errors of different steps are independent, so their squares add up; each error decays by mu per step. */

@@ -45,6 +45,24 @@ static bool has_unselectable(const ng_block *b) {
   return ng_window_of(b)->mask != NULL || ng_window_has_excluded(b);
 }
 
+/* Write the ranges of the elements [at, at + n) to `to`; return their number. */
+static int64_t cut_ranges(const ng_block *b, int64_t at, int64_t n, ng_flat *to) {
+  const ng_window *w = ng_window_of(b);
+  int64_t ranges = 0, chunks = 0;
+  for (int32_t i = 0; i < w->segments; i++) {
+    ng_flat r = w->flat[i];
+    const int64_t from = ng_max64(at, r.at), end = ng_min64(at + n, r.at + r.n);
+    if (from >= end) continue;
+    r.is_excluded = b->segment[w->segment_order[i]].slot->is_excluded;
+    r.at = from;
+    r.n = end - from;
+    r.first_chunk = chunks;
+    chunks += ng_flat_chunks(r.n);
+    to[ranges++] = r;
+  }
+  return ranges;
+}
+
 /* Count the selectable elements of all groups, with one wait; set k of the groups. */
 static void count_selectable(ng_block *b) {
   const ng_window *w = ng_window_of(b);
@@ -53,7 +71,7 @@ static void count_selectable(ng_block *b) {
   ng_flat *range = s->cut_range;
   double *unit = w->sums;
   for (int64_t i = 0, at = 0; i < s->groups; at += s->group[i++].n) {
-    const int64_t n = ng_window_cut_ranges(b, at, s->group[i].n, range);
+    const int64_t n = cut_ranges(b, at, s->group[i].n, range);
     s->count_pass[i] = (ng_flat_pass){.op = NG_FLAT_COUNT,
                                       .range = range,
                                       .ranges = n,

@@ -31,21 +31,15 @@ int64_t ng_gather_scratch(const ng_precond *p) {
  * ranks. The elements are at most three regions: the end of a row, whole rows, the beginning of a row. */
 static void copy_floats(ng_precond *p, ng_slot *s, int64_t from, int64_t n, float *x) {
   ng_queue *q = p->ctx->queue;
-  for (int64_t i = 0, m; i < n; i += m) {
+  ng_direction e = {.scale = 1.0, .is_stored = true, .u_col = 1, .overflowed = &s->overflowed};
+  for (int64_t i = 0, cols; i < n; i += e.D.rows * cols) {
     const int64_t row = (from + i) / s->cols, col = (from + i) % s->cols, left = n - i;
     const bool whole = col == 0 && left >= s->cols;
-    const int64_t cols = whole ? s->cols : ng_min64(left, s->cols - col);
-    const ng_region D = {&s->weight, row, whole ? left / s->cols : 1, col, cols};
-    const ng_read r = {
-        .D = D, .to = x + i, .to_row = cols, .to_col = 1, .finite = &p->step->shards.finite};
-    const ng_direction e = {.D = D,
-                            .scale = 1.0,
-                            .is_stored = true,
-                            .u = x + i,
-                            .u_row = cols,
-                            .u_col = 1,
-                            .overflowed = &s->overflowed};
-    m = D.rows * cols;
+    cols = ng_min64(left, s->cols - col);
+    e.D = (ng_region){&s->weight, row, whole ? left / cols : 1, col, cols};
+    e.u = x + i;
+    e.u_row = cols;
+    const ng_read r = {e.D, x + i, cols, 1, NULL, &p->step->shards.finite};
     if (s->updates_here) {
       ng_kernels(q)->read(q, &r, 1);
     } else {
