@@ -14,8 +14,13 @@
 #include "kernel/pixels.h"
 #include "simd.h"
 
-/* Doubles that fit an L1 cache; channels of a line: least, most, if pointwise; elements converted at once. */
-enum { PLANE = 4096, LINE_LEAST = 8, LINE_MOST = 64, POINTWISE = 256, TILE = 512 };
+enum {
+  PLANE = 4096,   /* doubles that fit an L1 cache */
+  LINE_LEAST = 8, /* smallest and largest number of channels that sum_lines sums at once */
+  LINE_MOST = 64,
+  POINTWISE = 256, /* the same number if the kernel is pointwise */
+  TILE = 512       /* elements that are converted at once */
+};
 
 typedef struct job {
   const ng_conv *box;
@@ -91,8 +96,8 @@ static int64_t image_coordinate(const ng_conv *b, int axis, int64_t k, int64_t u
 
 /* ---- channels first: a plane [channel][y][x] at a time ---------------------------------------*/
 
-/* Sum image rows for every column, then sum columns of the result. With kernel kh x kw, output oh x ow and image
- * width w, this takes kh oh w + kh kw ow additions instead of kh kw oh ow. */
+/* For each kernel row, sum the image rows under it, then sum columns of this sum. With kernel kh x kw, output oh x ow and
+ * image width w, this needs kh oh w + kh kw ow additions instead of kh kw oh ow. */
 static void sum_plane(const ng_conv *b, const double *plane, double *rows, double *out) {
   for (int64_t i = 0; i < b->kernel[0]; i++) {
     int64_t from, to;
@@ -116,7 +121,7 @@ static int64_t plane_channels(const ng_conv *b) {
   return ng_max64(1, ng_min64(b->channels, PLANE / ng_times(b->height, b->width)));
 }
 
-/* Process as many channel planes at a time as fit the cache; they are one contiguous run in each sample. */
+/* Sum channels [c0, c1), as many planes at a time as fit the cache. These planes are contiguous in each sample. */
 static void sum_planes(job *j, int64_t c0, int64_t c1, double *scratch) {
   const ng_conv *b = j->box;
   const int64_t pixels = b->height * b->width, most = plane_channels(b);
@@ -142,7 +147,7 @@ static void sum_planes(job *j, int64_t c0, int64_t c1, double *scratch) {
 
 /* ---- channels last and all other layouts: one row of pixels at a time, some channels of each pixel --------------*/
 
-/* Return the channels of a line. With all channels, the sums of a line would leave the cache before the next sample. */
+/* Return how many channels to sum at once: so few that their sums stay in the cache from one sample to the next. */
 static int64_t line_channels(const ng_conv *b) {
   const int64_t n = ng_conv_is_pointwise(b)
                         ? POINTWISE
@@ -202,7 +207,7 @@ static void sum_other_layouts(job *j, int64_t c0, int64_t c1, double *scratch) {
     const ng_view *in = j->in;
     for (int64_t s = 0; s < j->take; s++) {
       int64_t at = 0;
-      do { /* usually one iteration: a dense view has one run */
+      do { /* one iteration for each run of the view; a dense view has one */
         const int64_t first = ng_view_offset(in, s, at) + c * in->column_stride;
         add_elements(j, scratch, first, in->position_stride, in->run_length, n, in->column_stride);
       } while ((at += in->run_length) < pixels);
@@ -236,7 +241,7 @@ static void sum_piece(void *arg, int32_t i) {
 
 /* ---- the entry -----------------------------------------------------------------------------*/
 
-/* Return the doubles of scratch that one piece needs; planes: for channels first. */
+/* Return how many doubles of scratch a piece needs; `planes`: for sum_planes. */
 static int64_t piece_scratch(const ng_conv *b, bool planes) {
   const int64_t first =
       ng_plus(ng_times(plane_channels(b), ng_times(b->height, b->width)), b->width);

@@ -57,7 +57,7 @@ void ng_copy_arrays(ng_queue *q, const ng_copy *c, int64_t n) {
 
 /* ---- the wire --------------------------------------------------------------------------------*/
 
-/* Convert from the front: a tile is written where floats have been read already. */
+/* Convert from the front to the end, so that 16-bit numbers overwrite only floats that were already read. */
 static void narrow(char *x, int64_t n, ng_dtype t) {
   float wide[NG_LINE];
   uint16_t half[NG_LINE];
@@ -69,7 +69,7 @@ static void narrow(char *x, int64_t n, ng_dtype t) {
   }
 }
 
-/* Convert from the end: a tile is written behind all 16-bit numbers that are still unread. */
+/* Convert from the end to the front, so that floats overwrite only 16-bit numbers that were already read. */
 static void widen(char *x, int64_t n, ng_dtype t) {
   float wide[NG_LINE];
   uint16_t half[NG_LINE];
@@ -81,7 +81,7 @@ static void widen(char *x, int64_t n, ng_dtype t) {
   }
 }
 
-/* The conversion is in place, so one thread converts a message. */
+/* One thread converts a message, because the order of conversions matters. */
 void ng_copy_wire(ng_queue *q, const ng_wire *w, int64_t n) {
   (void)q;
   for (const ng_wire *end = w + n; w < end; w++) {

@@ -66,7 +66,7 @@ static int64_t read_line(const line *l) {
     return 0;
   }
   read_flat(l, l->range->grad, p->to);
-  const uint32_t largest = ng_largest_bits(p->to, l->n);
+  const uint32_t largest = ng_largest_bits_of(p->to, NG_F32, l->n);
   for (int64_t k = 0; k < l->n && p->mask != NULL; k++) {
     if (p->mask[k] == 0) p->to[k] = 0.0F;
   }

@@ -18,17 +18,6 @@
 static int64_t kernel_height(const ng_conv *c) { return (c->kernel[0] - 1) * c->dilation[0] + 1; }
 static int64_t padded_width(const ng_conv *c) { return c->width + 2 * c->padding[1]; }
 
-typedef struct patch_tile {
-  const ng_conv *c;
-  ng_pixels in;         /* channels [c0, c1) of the images */
-  bool one;             /* append a column of ones */
-  int64_t first, count; /* the rows of the tile are patches [first, first + count) */
-  int32_t pieces;       /* number of pieces, each for one thread */
-  float *to;            /* the tile [count, ld] */
-  int64_t ld;
-  float *window; /* of each piece: kernel_height padded image rows; row y is in ring_slot(y) */
-} patch_tile;
-
 static int64_t window_floats(const ng_conv *c, int64_t channels) {
   return ng_round16(ng_times(ng_times(kernel_height(c), padded_width(c)), channels));
 }
@@ -37,21 +26,21 @@ static int64_t window_floats(const ng_conv *c, int64_t channels) {
 static int64_t ring_slot(int64_t y, int64_t span) { return (y % span + span) % span; }
 
 /* Load row y of image n, with its horizontal padding, into its slot of the window; a row of the vertical padding is 0. */
-static void load_image_row(const patch_tile *t, float *window, int64_t n, int64_t y) {
-  const ng_conv *c = t->c;
-  const int64_t wide = t->in.c1 - t->in.c0, row = padded_width(c) * wide;
+static void load_image_row(const ng_gram *g, float *window, int64_t n, int64_t y) {
+  const ng_conv *c = &g->conv;
+  const ng_pixels in = {&g->x, g->c0, g->c1};
+  const int64_t wide = g->c1 - g->c0, row = padded_width(c) * wide;
   float *to = window + ring_slot(y, kernel_height(c)) * row;
   memset(to, 0, (size_t)row * sizeof *to);
   if (y < 0 || y >= c->height) return;
-  ng_pixels_load(&t->in, n, y * c->width, c->width, to + c->padding[1] * wide, wide);
+  ng_pixels_load(&in, n, y * c->width, c->width, to + c->padding[1] * wide, wide);
 }
 
 /* Copy the patch whose first pixel is at image row y0 and padded column x0 from the window to `out`. Without horizontal
  * dilation, the pixels under a kernel row are contiguous. */
-static void copy_patch(const patch_tile *t, const float *window, int64_t y0, int64_t x0,
-                       float *out) {
-  const ng_conv *c = t->c;
-  const int64_t wide = t->in.c1 - t->in.c0, row = padded_width(c) * wide, span = kernel_height(c);
+static void copy_patch(const ng_gram *g, const float *window, int64_t y0, int64_t x0, float *out) {
+  const ng_conv *c = &g->conv;
+  const int64_t wide = g->c1 - g->c0, row = padded_width(c) * wide, span = kernel_height(c);
   for (int64_t ky = 0; ky < c->kernel[0]; ky++) {
     const float *from = window + ring_slot(y0 + ky * c->dilation[0], span) * row + x0 * wide;
     if (c->dilation[1] == 1) {
@@ -64,14 +53,15 @@ static void copy_patch(const patch_tile *t, const float *window, int64_t y0, int
       out += wide;
     }
   }
-  if (t->one) *out = 1.0f;
+  if (g->has_ones) *out = 1.0f;
 }
 
-/* Fill the rows of piece i. Each piece has its own window, so two pieces may load the same image row. */
+/* Fill the rows of piece i with patches. Each piece has a window of its own: kernel_height padded image rows, of which row
+ * y is in ring_slot(y). */
 static void copy_patches(void *arg, int32_t i) {
-  const patch_tile *t = arg;
-  const ng_conv *c = t->c;
-  float *window = t->window + i * window_floats(c, t->in.c1 - t->in.c0);
+  const ng_gram_tile *t = arg;
+  const ng_conv *c = &t->g->conv;
+  float *window = t->scratch + i * window_floats(c, t->g->c1 - t->g->c0);
   int64_t from, to, last_n = -1, next = 0; /* the window contains rows < next of image last_n */
   ng_piece_bounds(t->count, t->pieces, i, &from, &to);
   for (int64_t k = from; k < to;) {
@@ -79,12 +69,12 @@ static void copy_patches(void *arg, int32_t i) {
                   oy = g / c->out_width % c->out_height;
     const int64_t y0 = oy * c->stride[0] - c->padding[0];
     for (int64_t y = n == last_n ? ng_max64(y0, next) : y0; y < y0 + kernel_height(c); y++) {
-      load_image_row(t, window, n, y);
+      load_image_row(t->g, window, n, y);
     }
     last_n = n;
     next = y0 + kernel_height(c);
     for (int64_t ox = g % c->out_width; ox < c->out_width && k < to; ox++, k++) {
-      copy_patch(t, window, y0, ox * c->stride[1], t->to + k * t->ld);
+      copy_patch(t->g, window, y0, ox * c->stride[1], t->to + k * t->ld);
     }
   }
 }
@@ -105,71 +95,49 @@ static int64_t reduce_scratch(const ng_conv *c, int64_t channels) {
               ng_round16(ng_box_sample_scratch(&box)));
 }
 
-typedef struct reduction {
-  patch_tile p;
-  int how;
-} reduction;
-
 /* Return channels [c0, c1) of sample n as a view of one sample. */
-static ng_view sample_view(const ng_pixels *p, int64_t n) {
-  ng_view one = *p->v;
-  one.data = ng_view_at(p->v, n, 0, p->c0);
+static ng_view sample_view(const ng_gram *g, int64_t n) {
+  ng_view one = g->x;
+  one.data = ng_view_at(&g->x, n, 0, g->c0);
   one.samples = 1;
-  one.columns = p->c1 - p->c0;
+  one.columns = g->c1 - g->c0;
   return one;
 }
 
 /* Fill the rows of piece i with one row for each sample: KFAC-reduce (Eschenhagen et al. 2023) forms the outer product
- * of the mean (how == 1) or sum (how == 2) of all patches of a sample. The 1 of the bias is averaged or summed, too. */
+ * of the mean (reduce == 1) or sum (reduce == 2) of all patches of a sample. The 1 of the bias is averaged or summed, too. */
 static void reduce_samples(void *arg, int32_t i) {
-  const reduction *t = arg;
-  const ng_conv *c = t->p.c;
-  const int64_t wide = t->p.in.c1 - t->p.in.c0, taps = ng_conv_taps(c), cols = taps * wide;
+  const ng_gram_tile *t = arg;
+  const ng_conv *c = &t->g->conv;
+  const int64_t wide = t->g->c1 - t->g->c0, taps = ng_conv_taps(c), cols = taps * wide;
   const double positions = (double)(c->out_height * c->out_width),
-               factor = t->how == 1 ? 1.0 / positions : 1.0;
+               factor = t->g->reduce == 1 ? 1.0 / positions : 1.0;
   const ng_conv box = with_channels(c, wide);
-  double *sum = (double *)(void *)(t->p.window + i * reduce_scratch(c, wide));
+  double *sum = (double *)(void *)(t->scratch + i * reduce_scratch(c, wide));
   int64_t from, to;
-  ng_piece_bounds(t->p.count, t->p.pieces, i, &from, &to);
+  ng_piece_bounds(t->count, t->pieces, i, &from, &to);
   for (int64_t k = from; k < to; k++) {
-    float *out = t->p.to + k * t->p.ld;
-    const ng_view in = sample_view(&t->p.in, t->p.first + k);
+    float *out = t->to + k * t->ld;
+    const ng_view in = sample_view(t->g, t->first + k);
     ng_box_sample(&box, &in, sum, sum + ng_round16(cols));
     for (int64_t j = 0; j < cols; j++) { /* from [channel][offset] to [offset][channel] */
       out[j] = (float)(sum[j % wide * taps + j / wide] * factor);
     }
-    if (t->p.one) out[cols] = (float)(positions * factor);
+    if (t->g->has_ones) out[cols] = (float)(positions * factor);
   }
 }
 
 /* ---- the plain method -------------------------------------------------------------------------*/
 
-/* On a device, add_gram may still read the tile after add_gram has returned. So the loop waits before it refills the
- * tile. */
 void ng_gram_conv_plain(ng_queue *q, const ng_gram *g, float *scratch) {
   const ng_conv *c = &g->conv;
-  const bool reduced = g->reduce != 0;
   const int64_t cols = ng_conv_taps(c) * (g->c1 - g->c0) + (g->has_ones ? 1 : 0);
-  const int64_t rows = reduced ? g->samples : g->samples * c->out_height * c->out_width,
-                most = ng_tile_rows(cols);
-  reduction r = {.p = {.c = c,
-                       .in = {&g->x, g->c0, g->c1},
-                       .one = g->has_ones,
-                       .to = scratch,
-                       .ld = ng_tile_ld(cols),
-                       .window = scratch + ng_tile_floats(cols)},
-                 .how = g->reduce};
-  for (int64_t first = 0; first < rows; first += r.p.count) {
-    r.p.first = first;
-    r.p.count = ng_min64(most, rows - first);
-    r.p.pieces = ng_queue_pieces(q, r.p.count * (reduced ? c->height * c->width : cols));
-    if (reduced) {
-      ng_queue_run(q, r.p.pieces, reduce_samples, &r);
-    } else {
-      ng_queue_run(q, r.p.pieces, copy_patches, &r.p);
-    }
-    q->la->add_gram(q, g->S, 0, cols, scratch, r.p.count, r.p.ld, g->alpha);
-    q->la->wait(q);
+  if (g->reduce != 0) {
+    const int64_t pixels = c->height * c->width;
+    ng_gram_add_tiles(q, g, g->samples, cols, pixels, reduce_samples, scratch);
+  } else {
+    const int64_t patches = g->samples * c->out_height * c->out_width;
+    ng_gram_add_tiles(q, g, patches, cols, cols, copy_patches, scratch);
   }
 }
 

@@ -53,19 +53,24 @@ static void add_gram_in_place(ng_queue *q, const ng_gram *g, int64_t ldx, float 
 
 /* ---- tiles -----------------------------------------------------------------------------------*/
 
-typedef struct row_tile {
-  const ng_gram *r;
-  int64_t first, count; /* the rows of the tile are rows [first, first + count) */
-  int32_t pieces;
-  float *to;
-  int64_t ld;
-} row_tile;
+void ng_gram_add_tiles(ng_queue *q, const ng_gram *g, int64_t rows, int64_t cols, int64_t reads,
+                       void (*fill)(void *tile, int32_t i), float *scratch) {
+  ng_gram_tile t = {.g = g, .to = scratch, .ld = ng_tile_ld(cols)};
+  t.scratch = scratch + ng_tile_floats(cols);
+  for (; t.first < rows; t.first += t.count) {
+    t.count = ng_min64(ng_tile_rows(cols), rows - t.first);
+    t.pieces = ng_queue_pieces(q, t.count * reads);
+    ng_queue_run(q, t.pieces, fill, &t);
+    q->la->add_gram(q, g->S, 0, cols, scratch, t.count, t.ld, g->alpha);
+    q->la->wait(q); /* on a device, add_gram may still read the tile */
+  }
+}
 
 /* Copy the rows of piece i to the tile in the order of memory: position after position if positions have the larger
  * stride, otherwise sample after sample. */
 static void copy_rows(void *arg, int32_t i) {
-  const row_tile *t = arg;
-  const ng_gram *r = t->r;
+  const ng_gram_tile *t = arg;
+  const ng_gram *r = t->g;
   const ng_pixels in = {&r->x, r->c0, r->c1};
   const int64_t cols = r->c1 - r->c0, S = r->x.positions;
   const bool outer = r->x.axes == 0 && r->x.position_stride > r->x.sample_stride;
@@ -86,8 +91,8 @@ static void copy_rows(void *arg, int32_t i) {
  * whose sums stay in registers and the L1 cache. */
 static void reduce_rows(void *arg, int32_t i) {
   enum { WIDE = 64, ROWS = 32 };
-  const row_tile *t = arg;
-  const ng_gram *r = t->r;
+  const ng_gram_tile *t = arg;
+  const ng_gram *r = t->g;
   const int64_t cols = r->c1 - r->c0, S = r->x.positions;
   const double factor = r->reduce == 1 ? 1.0 / (double)S : 1.0;
   int64_t from, to;
@@ -139,28 +144,18 @@ static int64_t row_distance(const ng_gram *r) {
   return by >= wide && ng_linalg_fits(by) ? by : 0;
 }
 
-static void add_tiles(ng_queue *q, const ng_gram *g, bool reduces, float *scratch) {
-  const int64_t S = g->x.positions, cols = g->c1 - g->c0, wide = cols + (g->has_ones ? 1 : 0);
-  const int64_t rows = reduces ? g->samples : g->samples * S, most = ng_tile_rows(wide);
-  row_tile t = {.r = g, .to = scratch, .ld = ng_tile_ld(wide)};
-  for (; t.first < rows; t.first += t.count) {
-    t.count = ng_min64(most, rows - t.first);
-    t.pieces = ng_queue_pieces(q, t.count * cols * (reduces ? S : 1));
-    ng_queue_run(q, t.pieces, reduces ? reduce_rows : copy_rows, &t);
-    q->la->add_gram(q, g->S, 0, wide, scratch, t.count, t.ld, g->alpha);
-    q->la->wait(q); /* the next iteration overwrites the tile */
-  }
-}
-
 void ng_gram_rows(ng_queue *q, const ng_gram *g, int64_t n, float *scratch) {
   for (const ng_gram *end = g + n; g < end; g++) {
-    const bool reduces = g->reduce != 0 && g->x.positions > 1;
-    if (g->samples <= 0 || g->c1 <= g->c0) continue;
+    const int64_t S = g->x.positions, cols = g->c1 - g->c0, wide = cols + (g->has_ones ? 1 : 0);
+    const bool reduces = g->reduce != 0 && S > 1;
+    if (g->samples <= 0 || cols <= 0) continue;
     const int64_t distance = reduces ? 0 : row_distance(g);
     if (distance > 0) {
       add_gram_in_place(q, g, distance, scratch);
+    } else if (reduces) {
+      ng_gram_add_tiles(q, g, g->samples, wide, cols * S, reduce_rows, scratch);
     } else {
-      add_tiles(q, g, reduces, scratch);
+      ng_gram_add_tiles(q, g, g->samples * S, wide, cols, copy_rows, scratch);
     }
   }
 }

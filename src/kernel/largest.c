@@ -3,9 +3,9 @@
  * In: groups of elements (flat.h). Out: indices, ascending; values, indices in blocks, residuals. O(n) operations; the
  * result does not depend on the number of threads.
  *
- * A key has digits of 11, 10 and 10 bits. A histogram of first digits finds the bin of the k-th largest key; the other
- * digits select within that bin. x is read twice: once for the sum and the histogram, once to collect the elements at or
- * above the bin. */
+ * A key (flat.h) consists of three digits of 11, 10 and 10 bits. A histogram of the first digits finds the bin of the k-th
+ * largest key. Its other digits are found in the same way among the keys of this bin. x is read twice: once for the sum
+ * and the histogram, once to collect the elements in this bin and in the bins above. */
 #include <string.h>
 
 #include "kernel/entries.h"
@@ -31,8 +31,8 @@ NG_CLONES static void add_error(float *restrict x, const float *restrict error, 
   }
 }
 
-/* Add the error to x[from..to) and count first digits in four histograms, added at the end: an increment of a bin waits
- * for the previous increment of the same bin. */
+/* Add the error to x[from..to) and count the first digits. Neighbouring elements are counted in four different histograms,
+ * because two increments of the same counter would wait for each other. */
 static void count_first(const ng_largest *v, int64_t from, int64_t to, int32_t *count) {
   memset(count, 0, (size_t)COPIES * BINS * sizeof *count);
   for (int64_t at = from, n; at < to; at += n) { /* the sums stay in the first-level cache */
@@ -54,7 +54,7 @@ static void count_first(const ng_largest *v, int64_t from, int64_t to, int32_t *
   }
 }
 
-/* Write the indices in [from, to) with keys >= low to `chosen` from position `from` on; return their number. */
+/* Write the indices i in [from, to) with key >= low to chosen[from], chosen[from + 1], ...; return how many. */
 static int64_t collect_above(const float *x, int64_t from, int64_t to, uint32_t low,
                              int32_t *chosen) {
   int64_t m = from;
@@ -65,7 +65,7 @@ static int64_t collect_above(const float *x, int64_t from, int64_t to, uint32_t 
   return m - from;
 }
 
-/* Return the bin of the k-th largest key; *k <- its rank within the bin, counted from the largest. */
+/* Return the bin of the k-th largest key; *k <- how many keys of this bin are selected. */
 static uint32_t find_bin(const int32_t *count, int32_t bins, int64_t *k) {
   int32_t bin = bins - 1;
   while (bin > 0 && count[bin] < *k) {
@@ -74,7 +74,8 @@ static uint32_t find_bin(const int32_t *count, int32_t bins, int64_t *k) {
   return (uint32_t)bin;
 }
 
-/* Return `top` extended by the next digit of the k-th largest of the chosen keys that begin with `top`. */
+/* Consider the chosen keys whose leading digits are `top`. Return `top` and the next digit of the k-th largest of these
+ * keys; *k as in find_bin. */
 static uint32_t find_digit(const float *x, const int32_t *chosen, int64_t m, uint32_t top,
                            int shift, int32_t *count, int64_t *k) {
   memset(count, 0, (DIGIT + 1) * sizeof *count);
@@ -85,7 +86,7 @@ static uint32_t find_digit(const float *x, const int32_t *chosen, int64_t m, uin
   return top << SECOND | find_bin(count, DIGIT + 1, k);
 }
 
-/* Compact `chosen` to the elements above the bin and the `rest` largest elements of the bin. */
+/* Of the m chosen elements, keep those in bins above `bin` and the `rest` largest in `bin`. */
 static void keep_k_largest(const float *x, int32_t *chosen, int64_t m, uint32_t bin, int64_t rest,
                            int32_t *count) {
   int64_t out = 0;
@@ -114,7 +115,8 @@ static void count_piece(void *arg, int32_t piece) {
   count_first(g->v, from, to, g->count + (int64_t)piece * NG_LARGEST_COUNTS);
 }
 
-/* Collect the candidates of a piece; write their number after the piece's first histogram, over the unused copies. */
+/* Collect the elements of a piece with key >= low; write their number after the piece's first histogram, where the other
+ * histograms are no longer needed. */
 static void collect_piece(void *arg, int32_t piece) {
   const selection *g = arg;
   int64_t from, to;
@@ -247,7 +249,7 @@ void ng_largest_pack_entries(ng_queue *q, const ng_largest_pack *p, int64_t n) {
     const int64_t size = ng_dtype_size(p->dtype);
     for (int64_t i = 0; i < p->n; i++) {
       char *value = (char *)p->value + i * size;
-      uint32_t bits = 0; /* bf16 sets the low 16 bits */
+      uint32_t bits = 0; /* a bf16 sets only the low 16 bits */
       if (p->unpacks) {
         const uint64_t entry = (uint64_t)p->entry[i];
         bits = (uint32_t)(entry & 0xffffffffU);

@@ -1,8 +1,9 @@
 /* low_rank.c: one power iteration for low-rank rows of windows.
  *
- * In: a gradient plus its error feedback, the last Q. Out: P and Q of the row, the residual. Gram-Schmidt orthonormalises
- * P in double, column by column: p / (|p| + 1e-8) as published. If a column p is only the rounding error of earlier
- * columns, or their 1e-8, p becomes 0; the published code scales p to length 1. */
+ * In: a gradient plus its error feedback; Q of the last row. Out: P and Q of the new row; the residual. Gram-Schmidt
+ * orthonormalises P in double, column by column: p <- p / (|p| + 1e-8), as published. Because of 1e-8 the columns are
+ * slightly shorter than 1. If a column p, after the projections on earlier columns were subtracted, is only rounding error
+ * or such an error of length, p becomes 0; the published code scales p to length 1. */
 #include <math.h>
 #include <string.h>
 
@@ -49,14 +50,14 @@ static double dot_pairs(ng_pair x, int64_t at, ng_pair y, int64_t from, int64_t 
 }
 
 /* to <- column a of Q, corrected for the rounding of P to f32: with R the rounded P and E = R - P, store
- * Q_a - sum over c of <R_a, E_c> Q_c.  Then R times the stored Q' equals P Q' in the span of R's columns. */
+ * Q_a - sum over c of <R_a, E_c> Q_c. Then R times the stored Q' equals the projection of P Q' on R's columns. */
 static void round_column(const ng_factors *v, int64_t a, const double *work, ng_pair from,
                          ng_pair to) {
   const int64_t behind = v->rank * v->rows, n = v->cols;
   const double *P = work, *Q = work + behind;
   const float *p = to.x + a * v->rows;
   double acc[NG_FLAT_LINE];
-  /* column a of P is 0: keep the old column of Q, with which the next step starts */
+  /* If column a of P is 0, the next iteration starts from the old column of Q. */
   const bool none = dot(P + a * v->rows, P + a * v->rows, v->rows) == 0.0;
   for (int64_t at = 0, k; at < n; at += k) {
     k = ng_min64(NG_FLAT_LINE, n - at);
@@ -130,7 +131,7 @@ static void power_task(void *arg, int32_t i) {
   const ng_low_rank *w = (const ng_low_rank *)arg + i;
   const ng_factors *v = &w->shape;
   const int64_t n = v->rows * v->cols, P = v->rank * v->rows, Q = v->rank * v->cols;
-  for (int64_t k = 0; k < n && v->rank == 0; k++) { /* the residual is 0 */
+  for (int64_t k = 0; k < n && v->rank == 0; k++) { /* all elements are stored: the residual is 0 */
     w->to.x[k] = (float)w->by * w->a.x[k];
     w->a.x[k] = w->a.rest[k] = 0.0F;
   }
@@ -143,7 +144,7 @@ static void power_task(void *arg, int32_t i) {
     memcpy(w->a.rest, w->e.rest, (size_t)n * sizeof(float));
     return;
   }
-  const ng_pair x = w->a, e = w->e; /* copies: with members, the loop is not vectorised */
+  const ng_pair x = w->a, e = w->e; /* local copies, so that the compiler vectorises the loop */
   const double by = w->by;
   for (int64_t k = 0; k < n && e.x != NULL; k++) {
     split((double)e.x[k] + (double)e.rest[k] + by * (double)x.x[k], &x.x[k], &x.rest[k]);

@@ -23,6 +23,21 @@ typedef struct ng_pixels {
 void ng_pixels_load(const ng_pixels *p, int64_t n, int64_t first, int64_t count, float *dst,
                     int64_t stride);
 
+/* A tile of rows [first, first + count) of the matrix whose Gram matrix is computed. */
+typedef struct ng_gram_tile {
+  const ng_gram *g;
+  int64_t first, count;
+  int32_t pieces; /* the threads fill the tile, one piece of rows each */
+  float *to;      /* [count, ld] */
+  int64_t ld;
+  float *scratch; /* scratch after the tile */
+} ng_gram_tile;
+
+/* gram_rows.c: g->S += alpha X'X for X [rows, cols], tile after tile. fill(tile, i) writes piece i of a tile and reads about
+ * `reads` numbers for a row. */
+void ng_gram_add_tiles(ng_queue *q, const ng_gram *g, int64_t rows, int64_t cols, int64_t reads,
+                       void (*fill)(void *tile, int32_t i), float *scratch);
+
 /* gram_rows.c: add the row of the bias to g->S. With p = taps times channels of x: S[p, 0 .. p) += alpha times the sum of
  * all patches; S[p, p] += alpha times the number of patches. */
 void ng_gram_bias_row(ng_queue *q, const ng_gram *g, float *scratch);

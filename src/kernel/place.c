@@ -1,18 +1,18 @@
 /* place.c: read and write a row of a bound gradient or weight as f32, in any layout.
  *
- * In: a place (model.h), a row, a range of its columns.  Out: the elements as f32, or written elements.  A row of adjacent
- * elements is converted in one call.  For other rows, the inner loop runs along the axis with the smallest step: along the
- * channels of a channels-last weight. */
+ * In: a place (kernel.h), a row, a range of columns. Out: the elements as f32, or written elements. A row of adjacent
+ * elements is converted in one call. For other rows, the inner loop runs along the axis with the smallest stride: in a
+ * channels-last weight, the axis of channels. */
 #include "kernel/kernel.h"
 
 /* ---- along an axis ---------------------------------------------------------------------------*/
 
-/* The columns of a row have the order [outer][axis][inner].  The columns of one pair (outer, inner) form a line along
- * `axis`; adjacent elements of the line are `inner` columns apart. */
+/* Among the axes of a row, `axis` has the smallest stride. Column (o extent + k) inner + i has index o along the axes before
+ * `axis`, k along `axis`, and i along the axes after it. The columns with the same o and i form a line. */
 typedef struct lines {
   const ng_place *v;
   int32_t axis;
-  int64_t extent, inner; /* extent of the axis; product of the extents of the axes inside it */
+  int64_t extent, inner; /* extent of the axis; product of the extents of the axes after it */
 } lines;
 
 static lines lines_of(const ng_place *v) {
@@ -28,7 +28,7 @@ static lines lines_of(const ng_place *v) {
   return l;
 }
 
-/* Return the offset in elements from the beginning of the row to (outer, 0, inner). */
+/* Return the offset of element (o = outer, k = 0, i = inner) from the beginning of the row, in elements. */
 static int64_t line_offset(const lines *l, int64_t outer, int64_t inner) {
   int64_t at = 0;
   for (int32_t i = l->v->axes - 1; i > l->axis; i--) {
@@ -49,7 +49,7 @@ typedef struct line {
   int64_t x;        /* column of element `from`, minus col */
 } line;
 
-/* Read or write a line.  If its columns are not adjacent in x, the elements go through a buffer. */
+/* Copy a line to x, or from x if `write`; adjacent elements of the line are `inner` columns apart in x. */
 static void move_line(const lines *l, const line *at, float *x, bool write) {
   const ng_place *v = l->v;
   const int64_t step = v->stride[l->axis], n = at->to - at->from;
@@ -100,7 +100,8 @@ static bool is_channels_last(const ng_place *v, int64_t col, int64_t n, int64_t 
   return *c1 - *c0 >= 4;
 }
 
-/* Transpose the whole channels of a channels-last weight; move the columns before and after them line by line. */
+/* Copy columns [col, col + n) to x, or from x if `write`. Whole channels of a channels-last weight are transposed; columns
+ * of other channels are copied line by line. */
 static void move(const ng_place *v, int64_t row, int64_t col, int64_t n, float *x, bool write) {
   int64_t c0, c1;
   if (!is_channels_last(v, col, n, &c0, &c1)) {
@@ -128,7 +129,7 @@ void ng_place_read(const ng_place *v, int64_t row, int64_t col, int64_t n, float
   }
 }
 
-/* The cast removes const; `move` only reads x when it writes to the place. */
+/* The cast removes const from x, which `move` does not change if `write` is true. */
 void ng_place_write(const ng_place *v, int64_t row, int64_t col, int64_t n, const float *x) {
   if (v->rows_adjacent) {
     ng_from_f32(ng_place_at(v, row, col), v->dtype, x, n);

@@ -22,7 +22,8 @@ void ng_ref_copy(ng_queue *q, const ng_copy *c, int64_t n) {
   }
 }
 
-/* Narrowing goes up and widening goes down, so no number is overwritten before it is read. */
+/* To 16 bits from the front to the end, and back from the end to the front, so that no number is overwritten before it is
+ * read. */
 void ng_ref_wire(ng_queue *q, const ng_wire *w, int64_t n) {
   (void)q;
   for (const ng_wire *end = w + n; w < end; w++) {

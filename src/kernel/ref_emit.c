@@ -123,7 +123,7 @@ void ng_ref_emit(ng_queue *q, const ng_direction *e, int64_t n) {
   }
 }
 
-/* An element of an update. Moments are rounded to f32: if one overflows, the weight overflows, too. */
+/* The weight and moments of one element. Moments are rounded to f32: if the momentum overflows, the weight does, too. */
 typedef struct element {
   double w, m, v;
 } element;

@@ -55,7 +55,7 @@ static int moments(const element *e) {
   return kept + store(&p->next_s[k], s, p->s[k]);
 }
 
-/* Apply the pass to an element; return 1 if it counts. */
+/* Apply the pass to an element; return 1 if the pass counts the element. */
 static int pass(const element *e) {
   const ng_flat_pass *p = e->p;
   const ng_flat *r = e->r;

@@ -35,7 +35,7 @@ static int64_t collect(const ng_largest *v, uint32_t prefix, int64_t equal) {
   return m;
 }
 
-/* Find the bits of the k-th largest key, the highest first. */
+/* Find the k-th largest key bit by bit, the highest bit first. */
 void ng_ref_largest_select(ng_queue *q, const ng_largest *v, int64_t n, int32_t *count) {
   (void)q, (void)count;
   for (const ng_largest *end = v + n; v < end; v++) {

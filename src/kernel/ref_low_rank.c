@@ -17,7 +17,7 @@ static double inner(const double *x, const double *y, int64_t n) {
   return sum;
 }
 
-/* Make column a of P orthogonal to the columns before; make it 0 if only rounding errors are left. */
+/* Orthonormalise column a of P against the columns before it; make the column 0 if only rounding errors remain. */
 static void orthogonal(double *P, int64_t n, int64_t a) {
   double *p = P + a * n, lost = 1e-10 * sqrt(inner(p, p, n));
   for (const double *c = P; c < p; c += n) {

@@ -29,7 +29,7 @@ static int64_t entries(const ng_rows *G, int64_t i, int64_t place) {
   return ng_max64(0, ng_min64(G->begin[place * G->blocks + block] - G->before, G->stride));
 }
 
-/* acc += c row for elements [from, from + n) of range i; sparse: of the whole range. */
+/* acc += c row for elements [from, from + n) of range i; for sparse rows, of the whole range. */
 static void add_row(const ng_rows *G, int64_t i, int64_t place, int64_t from, int64_t n, double c,
                     double *acc) {
   const bool sparse = G->kind == NG_ROWS_SPARSE;

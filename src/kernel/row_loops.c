@@ -1,9 +1,9 @@
-/* row_loops.c: products and sums of rows in f32 or bf16, computed in double.  A loop reads several rows at once, so
- * that it reads x (or the sums) once for these rows.
+/* row_loops.c: products and sums of rows in f32 or bf16, computed in double. A loop reads several rows at once, so that it
+ * reads x (or the sums) only once for these rows.
  *
- * The result has the same bits for any grouping of rows and any vector width: the partial sums of a row are added in a
- * fixed order, and rows are added to a vector in order, four at a time.  A product of two f32 is exact in double.
- * A chunk of x (or of the sums) stays in the first-level cache while the same columns of all rows are read. */
+ * The bits of a result depend neither on how many rows a loop reads nor on the vector width: the partial sums of a row are
+ * added in a fixed order, and rows are added to a vector in order, in sums of four rows. A product of two f32 is exact in
+ * double. A chunk of x (or of the sums) stays in the first-level cache while the same columns of all rows are read. */
 #include <string.h>
 
 #include "kernel/row_loops.h"
@@ -13,7 +13,7 @@ enum { LANES = 32, LINE_BYTES = 64 };
 
 #define INLINE static inline __attribute__((always_inline))
 
-/* Element i of a row; half: bf16, else f32.  `half` is a constant after inlining, so each dtype has its own loop. */
+/* Return element i of a row of bf16 (half) or f32. `half` is a constant after inlining, so each dtype has its own loop. */
 INLINE double at(const void *row, bool half, int64_t i) {
   if (!half) return (double)((const float *)row)[i];
   const uint32_t bits = (uint32_t)((const uint16_t *)row)[i] << 16;
@@ -22,7 +22,8 @@ INLINE double at(const void *row, bool half, int64_t i) {
   return (double)x;
 }
 
-/* Element 2 i (odd: 2 i + 1) of a bf16 row.  One 32-bit word has two elements; a shift or a mask converts each. */
+/* Return element 2 i of a row of bf16, or 2 i + 1 if `odd`. Both are in one 32-bit word; a shift or a mask converts them
+ * to f32. */
 INLINE double of_pair(const void *row, bool odd, int64_t i) {
   uint32_t bits;
   float x;
@@ -32,13 +33,13 @@ INLINE double of_pair(const void *row, bool odd, int64_t i) {
   return (double)x;
 }
 
-/* Loops over `whole` elements of `each` bytes prefetch NG_FETCH_AHEAD bytes ahead in the row.  Return the element from
- * which on they prefetch the beginning of the next row instead. */
+/* Loops over `whole` elements of `each` bytes prefetch memory NG_FETCH_AHEAD bytes after the current element. Return the
+ * element from which on this would be past the end, so that the loop prefetches the beginning of the next row instead. */
 INLINE int64_t turn_of(int64_t whole, int64_t each) {
   return ng_max64(0, whole - NG_FETCH_AHEAD / each);
 }
 
-/* Return the address p such that the loop prefetches p + i * each at element i. */
+/* Return an address p: at element i, the loop prefetches p + i * each. turned: i >= turn_of(). */
 INLINE uintptr_t ahead_of(const void *row, const void *next, bool turned, int64_t turn,
                           int64_t each) {
   return turned ? (uintptr_t)next - (uintptr_t)(turn * each) : (uintptr_t)row + NG_FETCH_AHEAD;
@@ -74,8 +75,8 @@ NG_CLONES static double dot(const float *restrict x, const float *restrict y, in
   return sum_of(sum);
 }
 
-/* Add the products of elements [c, c + LANES) of four rows with y to the lanes s0 to s3.  bf16: the first half of the
- * lanes has the even elements, the second half the odd elements. */
+/* Add the products of elements [c, c + LANES) of four rows with y to the partial sums s0 to s3 of the rows. For bf16, the
+ * first half of the partial sums belongs to even elements, the second half to odd elements. */
 INLINE void dots_lanes(const void *const row[4], bool half, const float *restrict y, int64_t c,
                        double *restrict s0, double *restrict s1, double *restrict s2,
                        double *restrict s3) {
@@ -101,7 +102,7 @@ INLINE void dots_lanes(const void *const row[4], bool half, const float *restric
   }
 }
 
-/* Put the lanes in element order, add the products of elements [whole, n), and return the sum. */
+/* Order the partial sums of a row by element, add the products of elements [whole, n), and return the sum. */
 INLINE double finish(const double *lane, const void *row, bool half, const float *y, int64_t whole,
                      int64_t n) {
   double sum[LANES];
@@ -229,14 +230,14 @@ NG_CLONES static void sums_bf16(double *acc, const void *const *row, const void 
   }
 }
 
-/* NG_CLONES functions must be static: clones of an external name would be exported by the library. */
+/* NG_CLONES functions must be static, because the library would export the clones of an external function. */
 double ng_row_dot(const float *x, const float *y, int64_t n) { return dot(x, y, n); }
 void ng_row_add(double *acc, const float *x, int64_t n, double c) { add(acc, x, n, c); }
 
 /* ---- whole rows ------------------------------------------------------------------------------*/
 
-/* row[q] <- the address of element `at` of the (j + q)-th row in use, for q < many; past the last row: the last row.
- * If j is past the last row: the first rows, n elements further, which the next loop reads (to prefetch). */
+/* row[q] <- the address of element `at` of the (j + q)-th row in use, for q < many; instead of a row past the last one, the
+ * last one. If all are past the last row: the first rows, n elements further, which the next call reads (for prefetch). */
 static void rows_from(const ng_rows *G, int64_t j, int64_t many, int64_t at, int64_t n,
                       const void **row) {
   if (j >= G->used) at += n;

@@ -2,8 +2,8 @@
  *
  * In: descriptors of rows (flat.h). Out: products in double; a vector, rounded once.
  *
- * Whole rows: see row_loops.c. Sparse rows: a tile of x in f32, or of sums in double, stays in the second-level cache
- * while the block of every row is read; rows are far apart in memory, so later rows are prefetched. Low-rank rows:
+ * Whole rows: see row_loops.c. Sparse rows: one block of x in f32, or of the sums in double, is in the second-level cache
+ * while the same block of all rows is read; rows are far apart in memory, so later rows are prefetched. Low-rank rows:
  * <P1 Q1', P2 Q2'> = sum over i, j of (P1'P2)_ij (Q1'Q2)_ij, so no dense gradient is computed. */
 #include <string.h>
 
@@ -13,7 +13,7 @@
 
 enum { AHEAD = 4, ENTRIES = 256 }; /* prefetched sparse rows; entries that are converted at once */
 
-/* acc <- by u, where by = 0 does not read u. */
+/* acc <- by u; if by = 0, u is not read. */
 static void begin_sums(double *acc, const float *u, int64_t n, double by) {
   for (int64_t e = 0; e < n; e++) {
     acc[e] = by == 0.0 ? 0.0 : by * (double)u[e];
@@ -43,7 +43,7 @@ NG_CLONES static void widen_bf16(double *restrict to, const uint16_t *restrict x
   }
 }
 
-/* to <- values [from, from + n) in double, in a separate loop that the compiler vectorises. */
+/* to <- elements [from, from + n) of `value` in double, in a loop of its own that the compiler vectorises. */
 static void widen(double *to, const void *value, ng_dtype type, int64_t from, int64_t n) {
   if (type == NG_F32) {
     widen_f32(to, (const float *)value + from, n);
@@ -97,7 +97,7 @@ static void sparse_add(double *tile, const uint16_t *index, const void *value, n
   }
 }
 
-/* The n entries of a row in one block. */
+/* The n values of a sparse row in one block, and their indices in the block. */
 typedef struct run {
   const uint16_t *index;
   const void *value;
@@ -112,7 +112,7 @@ static run run_of(const ng_rows *G, int64_t place, int64_t block) {
   return (run){G->index + place * G->stride + from, ng_row_at(G, place, from), to - from};
 }
 
-/* Return the entries of the j-th row in use in a block; prefetch the entries of a later row. */
+/* Return the values of the j-th row in use in a block; prefetch the values of row j + AHEAD. */
 static run next_of(const ng_rows *G, int64_t j, int64_t block) {
   if (j + AHEAD < G->used) {
     const run r = run_of(G, G->place[j + AHEAD], block);
@@ -124,7 +124,7 @@ static run next_of(const ng_rows *G, int64_t j, int64_t block) {
 
 static void sparse_products(const ng_rows *G, float *tile, int64_t i) {
   const ng_flat *block = &G->range[i];
-  if (G->x == NULL) { /* values are exact in f32 */
+  if (G->x == NULL) { /* x is the row at `head`; f32 represents its values exactly */
     const run own = run_of(G, G->head, i);
     memset(tile, 0, (size_t)block->n * sizeof *tile);
     sparse_put(tile, own.index, own.value, G->dtype, own.n);
@@ -225,7 +225,7 @@ static void whole_products(void *arg, int32_t i) { ng_whole_products(arg, i); }
 
 /* ---- the entries -----------------------------------------------------------------------------*/
 
-/* Combine the rows for one chunk; low-rank: line by line, within a row of the parameter. */
+/* Compute row_combine for chunk i, line by line; a line of low-rank rows is within one row of the parameter. */
 static void combine_chunk(void *arg, int32_t i) {
   const ng_rows *G = arg;
   const ng_flat_chunk c = ng_flat_chunk_at(G->range, G->ranges, i);

@@ -57,10 +57,11 @@ void ng_scatter(void *to, ng_dtype t, int64_t step, const float *x, int64_t n) {
 enum { PIECES = 256 };
 
 typedef struct scan {
-  const ng_strided *s; /* axes sorted and joined; the elements of the last axis form a line */
+  const ng_strided *s; /* axes sorted and joined; the elements along the last axis are a line */
   int64_t lines, length, step; /* number of lines; elements of a line, and their stride */
   int32_t pieces;
-  uint32_t most[PIECES]; /* [pieces] bits of the largest magnitude of each piece: ng_largest_bits */
+  uint32_t
+      most[PIECES]; /* [pieces] bits of the largest magnitude of each piece: ng_largest_bits_of */
 } scan;
 
 static uint32_t line_most(const char *at, ng_dtype t, int64_t step, int64_t n) {
@@ -70,13 +71,13 @@ static uint32_t line_most(const char *at, ng_dtype t, int64_t step, int64_t n) {
   for (int64_t i = 0; i < n && most < NG_INF_BITS; i += NG_LINE) {
     const int64_t m = ng_min64(NG_LINE, n - i);
     ng_gather(line, at + i * step * ng_dtype_size(t), t, step, m);
-    const uint32_t bits = ng_largest_bits(line, m);
+    const uint32_t bits = ng_largest_bits_of(line, NG_F32, m);
     most = bits > most ? bits : most;
   }
   return most;
 }
 
-/* Scan the lines of piece i.  An array with one line is cut inside the line. */
+/* Scan piece i: some lines or, in an array with one line, a part of the line. */
 static void scan_piece(void *arg, int32_t i) {
   scan *j = arg;
   const ng_strided *s = j->s;

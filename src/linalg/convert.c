@@ -26,7 +26,7 @@ static inline float widen_bf16(uint16_t h) { return float_of((uint32_t)h << 16);
 static inline uint16_t narrow_bf16(float f) {
   const uint32_t u = bits_of(f);
   const uint32_t rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
-  const uint32_t quiet = (u >> 16) | 0x40u; /* the cut must not turn a NaN into Inf */
+  const uint32_t quiet = (u >> 16) | 0x40u; /* without this bit, a NaN could become Inf */
   return (uint16_t)((u & 0x7fffffffu) > 0x7f800000u ? quiet : rounded);
 }
 
@@ -53,7 +53,7 @@ static inline uint16_t narrow_f16(float f) {
    * addition rounds to nearest even. */
   const uint32_t subnormal = bits_of(float_of(a) + 0.5f) - (126u << 23);
   uint32_t h = a < (113u << 23) ? subnormal : normal;
-  h = a >= (143u << 23) ? 0x7c00u : h; /* from 65536 on; 65520 and above carry into Inf */
+  h = a >= (143u << 23) ? 0x7c00u : h; /* from 65536 on; from 65520 on the carry gives Inf */
   h = a > 0x7f800000u ? 0x7e00u : h;
   return (uint16_t)(sign | h);
 }
@@ -127,8 +127,6 @@ NG_CLONES static uint16_t largest_bits16(const uint16_t *x, int64_t n) {
   }
   return most;
 }
-
-uint32_t ng_largest_bits(const float *x, int64_t n) { return largest_bits(x, n); }
 
 uint32_t ng_largest_bits_of(const void *x, ng_dtype t, int64_t n) {
   if (t == NG_F32) return largest_bits(x, n);

@@ -155,7 +155,7 @@ static void add_gram(ng_queue *q, ng_sym S, int64_t r0, int64_t m, const float *
   }
 }
 
-/* C' = S B': each half of the rows of B' and C' belongs to one triangle of S. */
+/* C' = S B'. The first h rows of B' and C' belong to T1, the others to T2. */
 static void mul_right(ng_queue *q, ng_sym S, int64_t m, const float *B, int64_t ldb, float *C,
                       int64_t ldc) {
   (void)q;
@@ -167,7 +167,7 @@ static void mul_right(ng_queue *q, ng_sym S, int64_t m, const float *B, int64_t 
   gemm('N', 'N', t.g, m, t.h, 1.0f, t.r, t.ld, B, ldb, 1.0f, C + t.h, ldc);
 }
 
-/* C' = B' S: each half of the columns of B' and C' belongs to one triangle of S. */
+/* C' = B' S. The first h columns of B' and C' belong to T1, the others to T2. */
 static void mul_left(ng_queue *q, ng_sym S, int64_t m, const float *B, int64_t ldb, float *C,
                      int64_t ldc) {
   (void)q;
@@ -183,9 +183,9 @@ static void mul_left(ng_queue *q, ng_sym S, int64_t m, const float *B, int64_t l
 
 /* ---- Cholesky --------------------------------------------------------------------------------*/
 
-/* Matrices up to order SMALL are factored, inverted and solved in double and rounded once. A solve in f32 loses digits
- * (condition 300 at order 97: an error of 3e-5 of the largest entry); rounding L costs 5e-6. Cost:
- * docs/algorithms.md. */
+/* Matrices up to order SMALL are factored, inverted and solved in double, and each result is rounded once. A solve in f32
+ * loses digits: with condition 300 and order 97 its error is 3e-5 of the largest entry, while rounding L costs 5e-6.
+ * docs/algorithms.md has the cost in time. */
 enum { SMALL = NG_SMALL_SOLVE, SMALL_COUNT = SMALL * (SMALL + 1) / 2 };
 
 static void widen_small(ng_sym S, double *wide) {
@@ -216,7 +216,7 @@ static void factor(ng_queue *q, ng_sym S, int *info) {
   run_packed(S, dpftrf_, spftrf_, info);
 }
 
-/* Replace L by one triangle of the inverse of L L'. *info is i if L has a 0 at diagonal entry i (from 1). */
+/* Replace L by (L L')^-1. *info is i if L has a 0 at diagonal entry i (from 1). */
 static void invert(ng_queue *q, ng_sym L, int *info) {
   (void)q;
   run_packed(L, dpftri_, spftri_, info);
@@ -244,7 +244,7 @@ static void solve_small(ng_sym L, int64_t m, float *B, int64_t within, int64_t b
   }
 }
 
-/* B' <- L'^-1 L^-1 B', with L = [T1 0; R T2]; T2' is stored (upper triangle). */
+/* B' <- L'^-1 L^-1 B', where L = [T1 0; R T2] and T2' is stored as an upper triangle. */
 static void solve_right(ng_queue *q, ng_sym L, int64_t m, float *B, int64_t ldb) {
   (void)q;
   if (L.n <= SMALL) {

@@ -1,7 +1,7 @@
-/* damped.c: invert a damped symmetric matrix: (F + d I)^-1, or L of F + d I = L L'.
+/* damped.c: compute (F + d I)^-1, or L of F + d I = L L', of a symmetric matrix F.
  *
- * In: F, d. Out: the result, checked and rounded to its dtype, and the rung of the ladder: damping d, then d times 10,
- * 100 and 1000, then d in double precision.
+ * In: F, d. Out: the result, checked and rounded to its dtype, and the rung of the ladder that succeeded: damping d, then d
+ * times 10, 100 and 1000, then d in double precision.
  *
  * LAPACK reports success on NaN. So the caller scans F, and one column of the result is checked. */
 #include "core/core.h"
@@ -10,8 +10,8 @@
 #include <math.h>
 #include <string.h>
 
-/* Largest accepted residual of a column of the inverse. In use, a correct f32 inverse has about n eps cond, at most
- * 1e-4; above 1e-2 the preconditioned gradient PD becomes wrong. */
+/* Largest accepted residual of a column of the inverse. The residual of a correct f32 inverse is about n eps times the
+ * condition number, in practice at most 1e-4; above 1e-2 the preconditioned gradient PD becomes wrong. */
 #define RESIDUAL_MOST 1e-2
 
 /* ---- scratch: in f32 W [tri] and F [tri], in double W [tri]; then vectors of n: two doubles, one float ---- */
@@ -29,11 +29,10 @@ ng_sym ng_sym_load(ng_queue *q, int64_t n, const void *F, ng_dtype kept, float *
   return S;
 }
 
-/* The checks run on the host: n^2 operations are few compared with n^3 of a solve. They are in double, because sums in
- * f32 would add a residual of their own. */
+/* The checks run on the host, because their n^2 operations are few compared with the n^3 of a solve. They are in double,
+ * because the rounding errors of f32 sums would appear as a residual. */
 
-/* Return the largest entry of |(F + d I) x - e_j|, x: column j of the inverse, e_j: column j of I; y: n doubles of
- * scratch. */
+/* Return the largest entry of |(F + d I) x - e_j|; x: column j of the inverse; e_j: column j of I; y [n]: scratch. */
 static double residual(ng_sym F, double d, int64_t j, const double *x, double *y) {
   double worst = 0.0;
   ng_sym_vector(F, x, y);
@@ -44,7 +43,7 @@ static double residual(ng_sym F, double d, int64_t j, const double *x, double *y
   return worst;
 }
 
-/* Return the same residual for F in double, which would change if it was rounded to f32. */
+/* Return the largest entry of |(F + d I) x - e_j| for an F in double. */
 static double residual_wide(const ng_damped *m, double d, int64_t j, const double *x) {
   const double *F = m->F;
   double worst = 0.0;
@@ -58,8 +57,9 @@ static double residual_wide(const ng_damped *m, double d, int64_t j, const doubl
   return worst;
 }
 
-/* Return the index of the largest diagonal entry of the inverse, or of the smallest pivot of L: its column has the
- * worst condition, so one check covers all columns. *sound: all diagonal entries are positive and finite. */
+/* Return the index of the largest diagonal entry of an inverse, or of the smallest one of L. The column of this index has
+ * the largest error, so a check of this column covers all columns. *sound <- whether all diagonal entries are positive and
+ * finite. */
 static int64_t worst_column(ng_sym R, bool is_factor, bool *sound) {
   int64_t at = 0;
   float extreme = 0.0f;
@@ -77,8 +77,7 @@ static int64_t worst_column(ng_sym R, bool is_factor, bool *sound) {
 
 /* ---- single and double -----------------------------------------------------------------------*/
 
-/* Return whether the result R passes its checks. x, column: scratch for one column of the inverse, in double and in
- * f32. */
+/* Return whether the result R passes its checks. Scratch of n numbers: x, y; column. */
 static bool passes_checks(ng_queue *q, const ng_damped *m, ng_sym F, double d, ng_sym R,
                           float *column, double *x, double *y) {
   bool sound = false;
@@ -97,8 +96,8 @@ static bool passes_checks(ng_queue *q, const ng_damped *m, ng_sym F, double d, n
   return residual(F, d, j, x, y) <= RESIDUAL_MOST;
 }
 
-/* Return whether factor and invert succeeded. Both were enqueued together; if factor fails, the time of invert is
- * lost. */
+/* Return whether factor and invert succeeded. Both are enqueued before the host reads the info of factor; if factor fails,
+ * the time of invert is lost. */
 static bool both_succeeded(const ng_queue *q, const ng_damped *m) {
   return ng_info_read(q, &m->info[0]) == 0 && (m->is_factor || ng_info_read(q, &m->info[1]) == 0);
 }
@@ -129,7 +128,8 @@ static bool solve_single(ng_queue *q, const ng_damped *m, double d, float *scrat
   return true;
 }
 
-/* Compute and check the result in double; a result that exceeds f32 fails. The checks use the unrounded result. */
+/* Compute and check the result in double, then round it to its dtype. Return false if a check fails or the result exceeds
+ * f32. */
 static bool solve_double(ng_queue *q, const ng_damped *m, double d, float *scratch) {
   const int64_t n = m->n, tri = ng_sym_count(n);
   double *W = (double *)(void *)scratch;
@@ -164,7 +164,7 @@ static bool solve_double(ng_queue *q, const ng_damped *m, double d, float *scrat
   if (!((wide ? residual_wide(m, d, j, x) : residual(F, d, j, x, y)) <= RESIDUAL_MOST))
     return false;
   for (int64_t i = 0; i < tri; i++) {
-    room[i] = (float)W[i]; /* room, which contained F, now has the rounded result */
+    room[i] = (float)W[i]; /* room contained F, and now receives the rounded result */
     if (!(room[i] - room[i] == 0.0f)) return false;
   }
   if (m->stored == NG_F64) {
@@ -176,8 +176,8 @@ static bool solve_double(ng_queue *q, const ng_damped *m, double d, float *scrat
   return true;
 }
 
-/* The ladder first tries more damping, because that costs one more f32 solve, and most matrices that fail have lost
- * rank. Double is last; its roundings are 2^29 times smaller. */
+/* The ladder tries more damping before double precision, because a solve in f32 is cheaper, and because most matrices that
+ * fail are rank-deficient. */
 int32_t ng_damped_solve(ng_queue *q, const ng_damped *m, double d, float *scratch) {
   double shift = d;
   const bool wide = m->kept == NG_F64;

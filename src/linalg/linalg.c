@@ -14,7 +14,7 @@
 
 /* ---- the queue -------------------------------------------------------------------------------*/
 
-/* On a CPU every entry is done when it returns. The count of pending entries still detects a missing wait there. */
+/* On a CPU every entry is done when it returns, but the count of pending entries detects a missing wait even there. */
 void ng_queue_wait_at(ng_queue *q, const char *place) {
   if (q->pending > 0) {
     if (q->waits < NG_WAIT_PLACES) q->wait_place[q->waits] = place;
@@ -123,7 +123,7 @@ void ng_blas_describe(char *name, size_t name_size, char *kernel, size_t kernel_
     if (find_symbol("bli_arch_query_id", &arch) && find_symbol("bli_arch_string", &arch_text)) {
       copy_text(kernel, kernel_size, arch_text(arch()));
     }
-    int64_t (*ways)(void); /* dim_t of BLIS */
+    int64_t (*ways)(void); /* BLIS returns its type dim_t, which has 64 bits */
     if (threads != NULL && find_symbol("bli_thread_get_num_threads", &ways))
       *threads = (int32_t)ways();
     return;

@@ -1,9 +1,9 @@
-/* linalg.h: a queue, symmetric matrices, and the operations on both.
+/* linalg.h: a queue, symmetric matrices, and a table of operations on matrices and vectors.
  *
  * An ng_queue contains the table of an implementation and the threads of its loops. Every entry of the table takes the
- * queue first and enqueues its work: it may return before the work is done. Work is done in the order of calls. Numeric
- * results (LAPACK's info, a dot product, a trace) are written to memory that the caller names and a device can write,
- * not to the caller's stack. The host may
+ * queue first and enqueues its work: the entry may return before the work is done. Work is done in the order of calls.
+ * Numbers (LAPACK's info, a norm, a trace) are written to memory that the caller names and a device can write, not to the
+ * caller's stack. The host may
  *   - read what an entry wrote, or write what an entry reads, only after ng_queue_wait;
  *   - read infos and numbers only by ng_info_read and ng_numbers_read, which with NG_DEBUG assert that the host waited.
  * A device implements the same table. The device of tests/t_queue.c does all work as late as allowed.
@@ -12,8 +12,8 @@
  * column-major: n(n+1)/2 floats. With h = n/2 rounded up and ld = n + (n even), element (i, j), i >= j, is
  *     j <  h:  a[(i + (n even)) + j * ld]
  *     j >= h:  a[(j - h) + (i - h + (n odd)) * ld]
- * So a block that does not cross column h is a strided rectangle, plain (j < h) or transposed. Only linalg/ indexes
- * this storage.
+ * with (n even) and (n odd) 0 or 1. So a block of the matrix on one side of column h is a strided rectangle: plain if j <
+ * h, transposed if j >= h. Other rooms index this storage only by ng_sym_at.
  *
  * All other matrices are row-major with a leading dimension. Before a call, the caller checks with ng_linalg_fits that
  * the sizes fit 32 bits. */
@@ -37,10 +37,9 @@ uint16_t ng_f32_to_f16(float f); /* round to nearest even, also to subnormals; o
 void ng_to_f32(float *dst, const void *src, ng_dtype t, int64_t n);
 void ng_from_f32(void *dst, ng_dtype t, const float *src, int64_t n);
 bool ng_all_finite(const void *src, ng_dtype t, int64_t n); /* `t` may be any dtype */
-/* Return the f32 bits of the largest |x[i]| of n elements, 0 if n is 0.  The bits of magnitudes have the order of the
- * magnitudes; bits >= NG_INF_BITS are Inf or NaN. */
+/* Return the bits, as f32, of the largest |x[i]| of n elements; 0 if n = 0. A larger magnitude has larger bits; bits >=
+ * NG_INF_BITS are Inf or NaN. */
 #define NG_INF_BITS UINT32_C(0x7f800000)
-uint32_t ng_largest_bits(const float *x, int64_t n);
 uint32_t ng_largest_bits_of(const void *x, ng_dtype t, int64_t n); /* `t`: f32, bf16 or f16 */
 float ng_float_of_bits(uint32_t bits);
 double ng_dtype_largest(ng_dtype t); /* the largest finite number of f32, bf16 or f16 */
@@ -58,10 +57,10 @@ typedef struct ng_queue {
   /* Call task(arg, i) for i in [0, n) and return when all tasks are done. NULL: run the tasks one after the other. */
   void (*run)(void *executor, int32_t n, void (*task)(void *arg, int32_t i), void *arg);
   void *executor;
-  int32_t threads;          /* number of threads: pieces of a loop */
+  int32_t threads;          /* number of threads, and of the pieces of a loop */
   int64_t pending;          /* number of entries called since the last wait */
   struct ng_device *device; /* of a backend with a device (cuda/backend.h); NULL: the host */
-  /* Waits with pending entries since the owner set `waits` to 0, and the functions of the first ones. */
+  /* Number of waits with pending entries since the last reset (take.c), and the functions that waited first. */
   int64_t waits;
   const char *wait_place[NG_WAIT_PLACES];
 } ng_queue;
@@ -76,10 +75,10 @@ static inline const ng_linalg_ops *ng_on(ng_queue *q) {
 #define ng_queue_wait(q) ng_queue_wait_at((q), __func__)
 void ng_queue_wait_at(ng_queue *q, const char *place);
 static inline bool ng_queue_settled(const ng_queue *q) { return q->pending == 0; }
-/* Return a result of an entry after a wait; with NG_DEBUG, fail if there was no wait. */
+/* Return numbers that an entry wrote, after a wait; with NG_DEBUG, fail if entries are pending. */
 int ng_info_read(const ng_queue *q, const int *info);
 const double *ng_numbers_read(const ng_queue *q, const double *numbers);
-/* Return the number of pieces of a loop over `floats` numbers. */
+/* Return into how many pieces a loop over `floats` numbers should be cut: 1, or one for each thread. */
 int32_t ng_queue_pieces(const ng_queue *q, int64_t floats);
 /* Call task(arg, i) for i in [0, n) on the threads of the queue, or on the calling thread if q is NULL. Return when all
  * tasks are done, so a task may use the stack of its caller. A task must not call this function with a queue. */
@@ -102,21 +101,21 @@ static inline int64_t ng_sym_at(int64_t n, int64_t i, int64_t j) {
 
 static inline float ng_sym_get(ng_sym S, int64_t i, int64_t j) { return S.a[ng_sym_at(S.n, i, j)]; }
 
-/* A piece of a block of a symmetric matrix. Its element (r, c) is element (row + r, col + c) of the matrix, at a[r * rs
- * + c * cs]; rs or cs is 1. `diagonal`: rows == cols, row == col, and only r >= c is stored. */
+/* A rectangle of a symmetric matrix on one side of column h. Its element (r, c) is element (row + r, col + c) of the
+ * matrix, at a[r * rs + c * cs]; rs or cs is 1. `diagonal`: rows == cols, row == col, and only r >= c is stored. */
 typedef struct ng_piece {
   float *a;
   int64_t row, col, rows, cols, rs, cs;
   bool diagonal;
 } ng_piece;
-/* Cut the lower part of the block of rows [r0, r0+m) and columns [c0, c0+k) into at most 3 pieces, and return their
- * number. Requires r0 >= c0 + k, or r0 == c0 and m == k. */
+/* Cut the block of rows [r0, r0+m) and columns [c0, c0+k), without elements above the diagonal, into at most 3 pieces;
+ * return their number. The block must be below the diagonal (r0 >= c0 + k) or on it (r0 == c0, m == k). */
 int32_t ng_sym_pieces(ng_sym s, int64_t r0, int64_t m, int64_t c0, int64_t k, ng_piece out[3]);
 
 /* ---- operations ------------------------------------------------------------------------------*/
 
-/* Eigenvalues g of factor G and a of factor A (NULL: all 1), and damping. They divide entry (r, c) of a matrix in the
- * eigenbases by (g[r] + on_g) (a[c] + on_a) + on_both. */
+/* The divisors (g[r] + on_g) (a[c] + on_a) + on_both of the entries (r, c) of a matrix in the eigenbases of G and A; g, a:
+ * eigenvalues (NULL: all 1); on_g, on_a, on_both: damping. */
 typedef struct ng_spectrum {
   const float *g, *a;
   double on_g, on_a, on_both;
@@ -154,12 +153,12 @@ struct ng_linalg_ops {
    * eigen_work(n) bytes, aligned to 64. *info: 0, or LAPACK's info. */
   void (*eigen)(ng_queue *q, int64_t n, float *V, float *w, void *work, int *info);
   int64_t (*eigen_work)(const ng_queue *q, int64_t n);
-  /* qr: row i of X [n, m], n <= m, is column i of a matrix A. X <- Q' of A = Q R by Householder reflections, whatever the
-   * rank of A. `work`: qr_work(m, n) bytes, aligned to 64. *info: 0, or LAPACK's info. */
+  /* qr: X [n, m], n <= m, is A' of a matrix A [m, n]. X <- Q' of A = Q R by Householder reflections, for any rank of A.
+   * `work`: qr_work(m, n) bytes, aligned to 64. *info: 0, or LAPACK's info. */
   void (*qr)(ng_queue *q, int64_t m, int64_t n, float *X, int64_t ldx, void *work, int *info);
   int64_t (*qr_work)(const ng_queue *q, int64_t m, int64_t n);
-  /* The same operations in double, for the ladder and for small systems; `a` in ng_sym order. solve64: x <- (L L')^-1
-   * x, L from factor64. */
+  /* factor, invert, eigen in double, for the ladder and for small systems; `a` in ng_sym order. solve64: x <- (L L')^-1 x,
+   * L from factor64. */
   void (*factor64)(ng_queue *q, int64_t n, double *a, int *info);
   void (*invert64)(ng_queue *q, int64_t n, double *a, int *info);
   void (*solve64)(ng_queue *q, int64_t n, const double *a, double *x);
@@ -233,15 +232,16 @@ extern const ng_linalg_ops ng_linalg_cpu; /* BLAS and LAPACK through their Fortr
 #define NG_BLAS_TEXT1(name) NG_BLAS_TEXT2(name)
 #define NG_BLAS_TEXT(name) NG_BLAS_TEXT1(NG_BLAS_NAME(name))
 
-/* Return the implementation called `name`, or NULL if the library has none of this name. name NULL: the fastest one. */
+/* Return the implementation called `name`, or NULL if there is none; name NULL: the fastest one. */
 const ng_linalg_ops *ng_linalg_find(const char *name);
 bool ng_linalg_fits(
     int64_t n); /* whether 32-bit BLAS and LAPACK accept order n, work sizes included */
 
-/* Describe the loaded BLAS: its name with version, its kernel name, its threads; "" and 0 if unknown. */
+/* Describe the loaded BLAS: name and version, name of its kernels, number of threads. Unknown: "unknown", "", 0. */
 void ng_blas_describe(char *name, size_t name_size, char *kernel, size_t kernel_size,
                       int32_t *threads);
-/* Write a hint ("OPENBLAS_CORETYPE=SkylakeX would use AVX-512 kernels on this processor"), or "". */
+/* Write a hint how to make BLAS faster ("OPENBLAS_CORETYPE=SkylakeX would use AVX-512 kernels on this processor"), or
+ * "". */
 void ng_blas_hint(char *hint, size_t size);
 
 /* ---- damped.c: (F + d I)^-1 ------------------------------------------------------------------*/
@@ -253,46 +253,47 @@ typedef struct ng_damped {
   void *R;         /* out, in ng_sym order: the inverse, or L of F + d I = L L' */
   ng_dtype stored; /* dtype of R; f64 only if F is f64 */
   bool is_factor;
-  int *info;       /* [2]: memory that entries can write */
-  double *largest; /* memory that entries can write; needed unless `stored` is f32 */
+  int *info;       /* [2] scratch that a device can write: infos of factor and invert */
+  double *largest; /* scratch that a device can write; needed unless `stored` is f32 */
 } ng_damped;
 
-/* Compute R and return the rung whose result passed the checks: 0 with damping d; 1 to 3 with d times 10, 100, 1000;
- * NG_DAMPED_DOUBLE in double with d. NG_DAMPED_NONE: no result passed, and R is unchanged. */
+/* Compute R and return the rung of the ladder whose result passed the checks. Rung 0: damping d; 1 to 3: d times 10, 100,
+ * 1000; NG_DAMPED_DOUBLE: d, in double. NG_DAMPED_NONE: no result passed the checks, and R is unchanged. */
 enum { NG_DAMPED_DOUBLE = 4, NG_DAMPED_NONE = 5 };
 /* Up to this order every implementation computes Cholesky factors, inverses and solves in double. */
 enum { NG_SMALL_SOLVE = 128 };
 int32_t ng_damped_solve(ng_queue *q, const ng_damped *m, double d, float *scratch);
 int64_t ng_damped_scratch(int64_t n); /* floats */
-/* Return F, of dtype `kept`, as f32: in place, or (after a wait) converted to `room`. */
+/* Return F, of dtype `kept`, as f32: F itself if it is f32, otherwise a copy that the queue writes to `room`. */
 ng_sym ng_sym_load(ng_queue *q, int64_t n, const void *F, ng_dtype kept, float *room);
-/* Return whether the n numbers of x are in the range of t (the largest f16 is 65504). `largest`: memory that entries
- * can write. */
+/* Return whether the n numbers of x do not exceed the largest number of dtype t. `largest`: scratch that a device can
+ * write. */
 bool ng_fits_dtype(ng_queue *q, int64_t n, const float *x, ng_dtype t, double *largest);
 
 /* ---- ring.c: a Cholesky factor whose rows enter and leave, computed by the calling thread at once ----------------*/
 
-/* L of S = L L' [n, n]; row k of S is at place[k] of the ring, the oldest first. Other places are 0. */
+/* The factor L of S = L L' [n, n], in the memory of a ring of `places` places. Row k of S, the oldest first, belongs to
+ * place[k]. Entries of unused places are 0. */
 typedef struct ng_ring {
   double *L; /* [places, places] L[column's place][row's place] */
   int64_t places;
   const int64_t *place; /* [n], consecutive around the ring */
   int64_t n;
 } ng_ring;
-/* Append row n - 1, row [places] of S, which is overwritten. Return false, and leave L unchanged, if the square of its pivot
- * is below `least` or not finite. */
+/* Append row n - 1 to L. row [places]: its entries of S, by place; they are overwritten. Return false, with L unchanged, if
+ * the square of the new diagonal entry of L is below `least` or not finite. */
 bool ng_ring_append(const ng_ring *r, double least, double *row);
 void ng_ring_store(const ng_ring *r, const double *L); /* store a factor in ng_sym order */
-/* z [places] <- S^-1 z; last: z is 0 except for row n - 1. */
+/* z [places] <- S^-1 z. last: z is 0 except at the place of row n - 1. */
 void ng_ring_solve(const ng_ring *r, bool last, double *z);
 void ng_ring_drop(const ng_ring *r);                 /* remove row 0 */
-void ng_ring_clear(const ng_ring *r, int64_t place); /* set the entries of a place to 0 */
+void ng_ring_clear(const ng_ring *r, int64_t place); /* set the row and column of a place to 0 */
 
 /* ---- fisher.c: lambda I + G'G / m of given rows, inverted: ng_fisher of natgrad.h ---------------*/
 
 struct ng_strided;
-/* Factor the blocks of lambda I + G'G / m. rows: G [m, d], finite f32, which must stay valid; damping: lambda > 0; end:
- * the ends of the blocks as in ng_fisher_create (NULL: one block). */
+/* Factor the diagonal blocks of lambda I + G'G / m. rows: G [m, d], finite f32, whose memory must stay valid; damping:
+ * lambda > 0; end [blocks]: the ends of the blocks as in ng_fisher_create (NULL: one block). */
 ng_status ng_fisher_make(ng_context *ctx, const struct ng_strided *rows, double damping,
                          const int64_t *end, int64_t blocks, ng_fisher **out);
 void ng_fisher_free(ng_fisher *f);

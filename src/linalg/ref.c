@@ -178,7 +178,7 @@ static void solve64(ng_queue *q, int64_t n, const double *a, double *x) {
   solve_f64(n, a, x, 1);
 }
 
-/* Each row of B is solved by itself; in solve_left each column. */
+/* solve_right solves for each row of B, solve_left for each column. */
 static void solve_right(ng_queue *q, ng_sym L, int64_t m, float *B, int64_t ldb) {
   (void)q;
   for (int64_t r = 0; r < m; r++) {
@@ -204,9 +204,9 @@ static void rotate(double *x, double *y, int64_t n, int64_t stride, double c, do
   }
 }
 
-/* Diagonalise A [n,n], with |A_ij| <= 1, by cyclic Jacobi rotations, and multiply the rotations into V. Of the two
- * angles that zero an entry, the smaller is used (Golub & Van Loan, 8.5). Return false if A is not diagonal after 60
- * sweeps (8 are usual). */
+/* Diagonalise A [n,n], with |A_ij| <= 1, by cyclic Jacobi rotations, and multiply the rotations into V. Two angles make an
+ * entry 0, of which the smaller one is used (Golub & Van Loan, 8.5). Return false if A is not diagonal after 60 sweeps; 8
+ * are usual. */
 static bool diagonalise(int64_t n, double *A, double *V) {
   const double TINY = 0x1p-66;
   bool turned = true;
@@ -230,11 +230,9 @@ static bool diagonalise(int64_t n, double *A, double *V) {
   return !turned;
 }
 
-static int64_t decompose_work(int64_t n) { return n * n * (int64_t)sizeof(double); }
-
-/* Replace V by its eigenvectors (rows) and set w to the eigenvalues in ascending order. Return 1 if V is not finite or
- * the rotations do not converge. Before, V is scaled exactly by a power of two: its largest entry is then in [1/2,
- * 1). */
+/* Replace V by its eigenvectors (rows) and set w to the eigenvalues in ascending order. V is first scaled by a power of
+ * two, without rounding, so that its largest entry is in [1/2, 1). Return 1 if V is not finite or the rotations do not
+ * converge. */
 static int decompose(int64_t n, double *V, double *w, void *work) {
   double *A = work, most = 0.0;
   int exponent = 0;
@@ -266,7 +264,7 @@ static int decompose(int64_t n, double *V, double *w, void *work) {
 
 static int64_t eigen64_work(const ng_queue *q, int64_t n) {
   (void)q;
-  return decompose_work(n);
+  return n * n * (int64_t)sizeof(double);
 }
 
 static void eigen64(ng_queue *q, int64_t n, double *V, double *w, void *work, int *info) {
@@ -274,10 +272,10 @@ static void eigen64(ng_queue *q, int64_t n, double *V, double *w, void *work, in
   *info = decompose(n, V, w, work);
 }
 
-/* The oracle must not have f32 errors: eigen computes in double and rounds at the end. */
+/* The oracle must not have rounding errors of f32, so eigen computes in double and rounds at the end. */
 static int64_t eigen_work(const ng_queue *q, int64_t n) {
   (void)q;
-  return (n * n + n) * (int64_t)sizeof(double) + decompose_work(n);
+  return (2 * n * n + n) * (int64_t)sizeof(double);
 }
 
 static void eigen(ng_queue *q, int64_t n, float *V, float *w, void *work, int *info) {

@@ -1,16 +1,19 @@
-/* ring.c: the Cholesky factor L of a matrix S whose rows enter and leave one by one, updated in O(n^2) instead of n^3 / 3.
+/* ring.c: update the Cholesky factor L of a matrix S, S = L L', when a row and column is appended to S or the oldest row and
+ * column is removed: O(n^2) operations instead of n^3 / 3.
  *
- * In: L, the row of S that enters. Out: L with this row, or without the oldest row; solutions of S z = k. The rows of L are
- * ordered by age, which is the order of places around the ring:
+ * In: L, the new row of S. Out: L; solutions z of S z = k. The rows of L are ordered by age, which is the order of their
+ * places around the ring:
  *
- *   append   y = L^-1 (entries of S for the new row and the old rows),  L_nn^2 = S_nn - y'y
- *   drop     S = L L' without its first row and column is L2 L2' + l l', where l is the first column of L below the
- *            diagonal; rotations add l l' to L2 L2' without subtractions
+ *   append   with s the entries of S between the new row and the old rows: y = L^-1 s is the new row of L, and its
+ *            diagonal entry is sqrt(S_nn - y'y)
+ *   drop     S without its first row and column is L2 L2' + l l', where l is the first column of L below the diagonal and
+ *            L2 the rest of L; Givens rotations turn [L2 l] into the new factor, without subtractions
  *
- * A row stays in L while it is in the ring, so rounding errors add up over at most n rotations. The calling thread computes
- * L, so the bits do not depend on the number of threads.
+ * A row is in L only while it is in the ring, so the rounding errors of at most n rotations add up. The calling thread
+ * computes L, so the bits do not depend on the number of threads.
  *
- * L [place of the column][place of the row]: a loop reads one contiguous run or, around the end of the ring, two. */
+ * Storage: L [place of the column][place of the row]. So a column is one contiguous run or, around the end of the ring,
+ * two. */
 #include <math.h>
 #include <string.h>
 
@@ -127,7 +130,7 @@ void ng_ring_clear(const ng_ring *r, int64_t place) {
 }
 
 void ng_ring_drop(const ng_ring *r) {
-  double *l = column(r, r->place[0]); /* scratch, then cleared */
+  double *l = column(r, r->place[0]); /* the rotations overwrite l */
   for (int64_t k = 1; k < r->n; k++) {
     const int64_t at = r->place[k];
     double *L = column(r, at);

@@ -11,8 +11,8 @@
  *     30 31 32 33              30  31  32
  *     40 41 42 43 44           40  41  42
  *
- * Functions visit runs. Line f of the matrix has one contiguous run: for f < h column f from the diagonal down, for f
- * >= h row f from column h to the diagonal. The runs of all lines contain each stored element once. */
+ * Functions visit the storage in contiguous runs, one for each index f: for f < h column f from the diagonal down, for f >=
+ * h row f from column h to the diagonal. The runs contain each stored element once. */
 #include "linalg/linalg.h"
 
 #include <string.h>

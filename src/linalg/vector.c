@@ -18,10 +18,10 @@
 enum {
   TILE = 256,         /* elements converted at a time; they stay in the L1 cache */
   LANES = 8,          /* partial sums of a sum */
-  LEAST_FOLD = 16384, /* smaller loops run on one thread: a start costs 10 us */
+  LEAST_FOLD = 16384, /* shorter folds run on one thread, because waking threads costs 10 us */
   LEAST_SUM = 8192,
   MOST_PIECES = 256,
-  NORM_TILE = 512, /* elements of a tile and pieces of norm2: they define the order of its sum */
+  NORM_TILE = 512, /* elements of a tile of norm2; this and NORM_PIECES fix the order of its sum */
   NORM_PIECES = 64
 };
 
@@ -36,11 +36,6 @@ static const float *as_floats(const void *x, ng_dtype t, int64_t n, float *tile)
   if (t == NG_F32) return x;
   ng_to_f32(tile, x, t, n);
   return tile;
-}
-
-/* Return the number of elements of one pass: `left`, or at most TILE if they must be converted. */
-static int64_t step_of(ng_dtype t, int64_t left) {
-  return t == NG_F32 ? left : ng_min64(left, TILE);
 }
 
 void ng_host_wait(ng_queue *q) { (void)q; }
@@ -154,7 +149,7 @@ static void fold_piece(void *arg, int32_t piece) {
   }
 }
 
-/* A piece is whole cache lines of S, one piece a thread. Elements are independent, so the result does not depend on the
+/* Each thread folds one piece of whole cache lines of S. Elements are independent, so the result does not depend on the
  * number of pieces. */
 void ng_host_fold(ng_queue *q, int64_t n, void *F, ng_dtype t, float *S, float keep, float c) {
   fold_job j = {F, S, t, n, 0, keep, c};
@@ -177,7 +172,7 @@ void ng_host_fold_wide(ng_queue *q, int64_t n, float *F, float *S, double keep, 
   memset(S, 0, (size_t)n * sizeof *S);
 }
 
-/* A power costs about 50 ns; a spectrum is short. */
+/* pow costs about 50 ns, but a spectrum is short, so one thread computes it. */
 void ng_host_power(ng_queue *q, int64_t n, const float *d, double damping, double exponent,
                    float *to) {
   (void)q;
@@ -229,7 +224,8 @@ void ng_host_finite(ng_queue *q, int64_t n, const void *x, ng_dtype t, int *out)
   *out = ng_all_finite(x, t, n);
 }
 
-/* Compare the bits, because this loop vectorises. If an element is not finite, compare one by one and skip NaN. */
+/* The first loop compares bits, because such a loop vectorises. Only if an element is not finite, the second loop compares
+ * numbers and skips NaN. */
 void ng_host_largest(ng_queue *q, int64_t n, const void *x, ng_dtype t, double *out) {
   (void)q;
   if (t == NG_F64) {
@@ -245,7 +241,7 @@ void ng_host_largest(ng_queue *q, int64_t n, const void *x, ng_dtype t, double *
   if (bits < NG_INF_BITS) return;
   float tile[TILE], found = 0.0f;
   for (int64_t i = 0; i < n;) {
-    const int64_t m = step_of(t, n - i);
+    const int64_t m = t == NG_F32 ? n - i : ng_min64(TILE, n - i);
     const float *at = as_floats(stored_at(x, t, i), t, m, tile);
     for (int64_t k = 0; k < m; k++) {
       const float size = fabsf(at[k]);
@@ -326,8 +322,8 @@ void ng_host_mul64(ng_queue *q, int64_t n, const double *S, int64_t lines, int64
 
 /* ---- sums ------------------------------------------------------------------------------------*/
 
-/* out = <P,D>, |D|^2, |P|^2. Element c adds to lane c mod LANES. Eight lanes of double are one register of AVX-512, two
- * of AVX2, four of SSE2, with the same additions. */
+/* out = <P,D>, |D|^2, |P|^2. The products of element c are added to partial sum c mod LANES. Eight doubles are one register
+ * of AVX-512, two of AVX2 or four of SSE2, with the same additions. */
 NG_CLONES static void sum_pair(const float *P, const float *D, int64_t n, double out[3]) {
   double pd[LANES] = {0.0}, dd[LANES] = {0.0}, pp[LANES] = {0.0};
   const int64_t whole = n / LANES * LANES;
@@ -353,7 +349,7 @@ NG_CLONES static void sum_pair(const float *P, const float *D, int64_t n, double
   }
 }
 
-/* Return |x|^2, summed in the same order. */
+/* Return |x|^2, summed in the same order as in sum_pair. */
 NG_CLONES static double sum_squares(const float *x, int64_t n) {
   double lane[LANES] = {0.0}, sum = 0.0;
   const int64_t whole = n / LANES * LANES;

@@ -1,7 +1,7 @@
 /* vector.h: entries that all implementations on the host share (vector.c).
  *
- * The contract fixes the order of these loops, so a BLAS could not be faster. `ref` and `cpu` add these entries to
- * their tables by NG_HOST_ENTRIES. */
+ * linalg.h fixes the order of additions in these loops, so an implementation by BLAS is not possible. `ref` and `cpu` add
+ * these entries to their tables by NG_HOST_ENTRIES. */
 #ifndef NG_VECTOR_H
 #define NG_VECTOR_H
 
