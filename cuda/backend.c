@@ -58,16 +58,18 @@ static dv_update update_of(const ng_direction *e, const ng_weight_update *s) {
                   .m = s->m,
                   .v = s->v,
                   .cols = s->cols,
-                  .coefficients = {s->coefficients[0], s->coefficients[1]},
+                  .coefficients = {(float)s->coefficients[0], (float)s->coefficients[1]},
                   .is_sgd = s->sgd != NULL,
                   .is_flat = is_flat(s->weight, &e->D) && s->m != NULL && is_aligned(s->m) &&
                              s->cols == e->D.cols};
   if (s->sgd != NULL) {
-    to.lr = s->sgd->lr, to.mu = s->sgd->mu, to.keep = s->sgd->keep, to.decay = s->sgd->decay;
+    to.lr = (float)s->sgd->lr, to.mu = (float)s->sgd->mu;
+    to.keep = (float)s->sgd->keep, to.decay = (float)s->sgd->decay;
     to.nesterov = s->sgd->nesterov;
   } else {
-    to.b1 = s->adamw->b1, to.b2 = s->adamw->b2, to.n1 = s->adamw->n1, to.n2 = s->adamw->n2;
-    to.keep = s->adamw->keep, to.eps = s->adamw->eps;
+    to.b1 = (float)s->adamw->b1, to.b2 = (float)s->adamw->b2;
+    to.n1 = (float)s->adamw->n1, to.n2 = (float)s->adamw->n2;
+    to.keep = (float)s->adamw->keep, to.eps = (float)s->adamw->eps;
   }
   return to;
 }

@@ -44,6 +44,7 @@ NG_INLINE uint16_t dv_f32_to_bf16(float x) {
 
 NG_INLINE float dv_load(const char *data, int32_t dtype, int64_t at) {
   if (dtype == DV_F32) return ((const float *)(const void *)data)[at];
+  if (dtype == DV_F64) return (float)((const double *)(const void *)data)[at];
   const uint16_t h = ((const uint16_t *)(const void *)data)[at];
   return dtype == DV_BF16 ? NG_FLOAT_OF_BITS((uint32_t)h << 16) : dv_f16_to_f32(h);
 }

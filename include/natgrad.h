@@ -499,7 +499,7 @@ typedef struct ng_binding {
  * NG_ONE_STEP: a step with an expired binding fails and names the parameter.  If a parameter has no
  * gradient in this step, bind data NULL (option `missing`).
  * Shapes:  weight as in ng_layer, or [out, count / out]; bias [out]; tensors in any shape; any
- *          strides without overlap.  f32, bf16, f16.
+ *          strides without overlap.  f32, f64, bf16, f16.
  * Memory:  data is read and written in place as long as `hold` says.
  * Errors:  on an error nothing is bound: NG_ERR_SHAPE; NG_ERR_ABSENT (device memory). */
 NG_API NG_CHECKED ng_status ng_bind(ng_precond *p, const ng_binding *list, int32_t count);
@@ -574,7 +574,8 @@ NG_API int32_t ng_wants(const ng_precond *p, int32_t layer);
  * Shapes:  linear: [B, positions..., features], [positions, B, ..., features] (NG_POSITIONS_FIRST),
  *          or [B S, features]; conv2d: [B, C, H, W], any H, W; embedding: token numbers without the
  *          feature axis (token_dtype); batch and group norm: [B, C, positions...]; layer norm: as
- *          linear.  f32, bf16, f16; any strides.
+ *          linear.  f32, f64, bf16, f16; any strides.  An f64 value above the largest f32 counts as
+ *          not finite, because sums are in f32.
  * Memory:  allocates only if an image is larger than all before.  Loans end when the call returns,
  *          except the input of a norm: bind it with NG_BORROW (NG_COPY is rejected) and keep it
  *          unchanged until its output gradient is observed.  A norm called several times observes
@@ -619,7 +620,8 @@ NG_API NG_CHECKED ng_status ng_step(ng_precond *p, double lr);
  *          clip = kl sums lr^2 <PD, D> with the lr of each layer's weight.
  *          If a new weight, momentum or moment of an element is not finite in its dtype, its old
  *          value stays, each of the three by itself; the element is counted (NG_RESCUED).
- * Shapes:  weights as bound; momentum and moments in f32; how[count].
+ * Shapes:  weights as bound; how[count].  Momentum and moments are f32; f64 if the weight bound at
+ *          ng_ready is f64, which is then updated in double.
  * Ranks:   collective, with the same numbers; wrong or different numbers are an error on all ranks.
  *          If only some ranks write an element (update_ranks = owner, shards), they return
  *          NG_RESCUED in this step, all ranks in the next one.

@@ -11,8 +11,8 @@ void *at(uint32_t *of, ng_dtype t, int64_t i) { return (char *)of + i * ng_dtype
 element element_of(const model *m, int i) {
   const ng_slot *s = &m->f.p->entry[i < FC ? 0 : 1]->slot[i >= IN * OUT && i < FC];
   const int k = i < IN * OUT ? i : i < FC ? i - IN * OUT : i - FC;
-  return (element){get(m->weight, m->type, i), s->m == NULL ? 0 : s->m[k],
-                   s->v == NULL ? 0 : s->v[k]};
+  return (element){get(m->weight, m->type, i), s->m == NULL ? 0 : ((float *)s->m)[k],
+                   s->v == NULL ? 0 : ((float *)s->v)[k]};
 }
 
 ng_status model_open(model *m, const char *line, const update *by, ng_dtype grads, ng_dtype type,

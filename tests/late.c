@@ -256,7 +256,9 @@ static void wrote_measure(const ng_measure *m, int64_t n) {
 static void wrote_read(const ng_read *r, int64_t n) {
   for (const ng_read *stop = r + n; r < stop; r++) {
     const int64_t last = r->map != NULL ? r->D.cols - 1 : (r->D.cols - 1) * r->to_col;
-    FLOATS(r->to, (r->D.rows - 1) * r->to_row + last + 1);
+    const int64_t count = (r->D.rows - 1) * r->to_row + last + 1;
+    BYTES(r->to_double != NULL ? (void *)r->to_double : (void *)r->to,
+          count * (r->to_double != NULL ? 8 : 4));
     INFO(r->finite);
   }
 }

@@ -20,8 +20,8 @@ void *need(int64_t bytes) {
 double grid_value(void) { return (double)between(-15, 15) / 8; }
 
 static ng_dtype any_dtype(void) {
-  static const ng_dtype all[] = {NG_F32, NG_F32, NG_BF16, NG_F16};
-  return all[between(0, 3)];
+  static const ng_dtype all[] = {NG_F32, NG_F32, NG_BF16, NG_F16, NG_F64};
+  return all[between(0, 4)];
 }
 
 static axis_order any_axis_order(void) { return (axis_order)between(0, AXES_ORDERS - 1); }
@@ -124,7 +124,7 @@ static image_array layout_of(const picture *g) {
     next *= extent[order[i]];
     if (any || i == 2) next += draw() % 2 ? 0 : between(1, 5);
   }
-  s.data = need(next * 4);
+  s.data = need(next * 8);
   for (int64_t i = 0; i < next; i++)
     put(s.data, g->t, i, NAN);
   s.v = (ng_view){.data = s.data,

@@ -186,17 +186,17 @@ static void same(const model *m, const model *d, const char *what) {
   }
 }
 
-/* dtypes: f32; gradients of bf16 and weights of f16. */
+/* dtypes: f32; gradients of bf16 and weights of f16; f64. */
 static void parameters_have_any_layout(void **state) {
   for (size_t a = 0; a < sizeof methods / sizeof methods[0]; a++) {
     for (size_t u = 0; u < 3; u++) {
-      for (size_t k = 0; k < 2 * sizeof lies / sizeof lies[0]; k++) {
+      for (size_t k = 0; k < 3 * sizeof lies / sizeof lies[0]; k++) {
         char options[200], what[300];
-        layout here = lies[k / 2], plain = dense;
-        here.grads = plain.grads = k % 2 ? NG_BF16 : NG_F32;
-        here.weights = plain.weights = k % 2 ? NG_F16 : NG_F32;
+        layout here = lies[k / 3], plain = dense;
+        here.grads = plain.grads = (ng_dtype[]){NG_F32, NG_BF16, NG_F64}[k % 3];
+        here.weights = plain.weights = (ng_dtype[]){NG_F32, NG_F16, NG_F64}[k % 3];
         (void)snprintf(options, sizeof options, "%s update=%s", methods[a], updates[u]);
-        (void)snprintf(what, sizeof what, "%s, %s, types %d", options, here.name, (int)(k % 2));
+        (void)snprintf(what, sizeof what, "%s, %s, types %d", options, here.name, (int)(k % 3));
         model m = {0}, d = {0};
         open_model(&m, options, &here);
         open_model(&d, options, &plain);
@@ -230,12 +230,12 @@ static void largest_gap(const model *m, const model *d, double *gap, double *mos
   }
 }
 
-/* Every order of the axes of every array, with and without gaps, in f32 and bf16 (both runs have the same numbers). */
+/* Every order of the axes of every array, with and without gaps, in every dtype (both runs have the same numbers). */
 static void observations_have_any_layout(void **state) {
   rng r = {test_seed()};
   for (size_t a = 0; a < sizeof methods / sizeof methods[0]; a++) {
     for (int round = 0; round < 24; round++) {
-      const ng_dtype dtype = round % 3 == 2 ? NG_BF16 : round % 3 == 1 ? NG_F16 : NG_F32;
+      const ng_dtype dtype = (ng_dtype[]){NG_F32, NG_F16, NG_BF16, NG_F64}[round % 4];
       char options[200];
       (void)snprintf(options, sizeof options, "%s%s%s", methods[a],
                      round % 4 == 1 && strstr(methods[a], "method=eva d") == NULL &&

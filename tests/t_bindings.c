@@ -108,7 +108,7 @@ static void a_list_is_bound_whole_or_not(void **state) {
     bad = a[ENTRIES - 1];
     last->grad = &bad;
     if (way == 0) bad.room[1] = 4;
-    if (way == 1) bad.dtype = NG_F64;
+    if (way == 1) bad.dtype = NG_I64;
     if (way == 2) bad.mem = NG_DEVICE;
     if (way == 3) bad.room[5] = 0;
     if (way == 4) last->index = 3;
@@ -116,7 +116,7 @@ static void a_list_is_bound_whole_or_not(void **state) {
     if (way == 6) last->hold = (ng_hold)0;
     static const ng_status want[7] = {NG_ERR_SHAPE, NG_ERR_ARG, NG_ERR_ABSENT, NG_ERR_SHAPE,
                                       NG_ERR_ARG,   NG_ERR_ARG, NG_ERR_ARG};
-    static const char *const word[7] = {"[1, 4]",     "f64",  "device",   "share memory",
+    static const char *const word[7] = {"[1, 4]",     "i64",  "device",   "share memory",
                                         "index is 3", "bias", "hold is 0"};
     fixture_fails(&m.f, ng_bind(m.f.p, list, ENTRIES), want[way], word[way]);
     *last = right;

@@ -128,8 +128,8 @@ static void invalid_observations_are_refused(void **state) {
   a.rows = 3;
   WRONG(plane_input(f.p, f.fc, &a, NG_COPY), NG_ERR_SHAPE, "[3, 3]");
   a.rows = B;
-  a.dtype = NG_F64;
-  WRONG(plane_input(f.p, f.fc, &a, NG_COPY), NG_ERR_ARG, "f64");
+  a.dtype = NG_I64;
+  WRONG(plane_input(f.p, f.fc, &a, NG_COPY), NG_ERR_ARG, "i64");
   a.dtype = NG_F32;
   a.mem = NG_DEVICE;
   WRONG(plane_input(f.p, f.fc, &a, NG_COPY), NG_ERR_ABSENT, "device");

@@ -316,7 +316,7 @@ typedef struct faulty {
 static void average(ng_precond *p) {
   ((float *)p->block[0]->stat[0].part[0].average)[2] = INFINITY;
 }
-static void second(ng_precond *p) { p->entry[0]->slot[0].v[2] = -FLT_TRUE_MIN; }
+static void second(ng_precond *p) { ((float *)p->entry[0]->slot[0].v)[2] = -FLT_TRUE_MIN; }
 static void squares(ng_precond *p) { ng_window_of(p->block[0])->s[ALL - 1] = -1.0F; }
 
 /* The square root of a negative mean of squares would be NaN. */

@@ -10,9 +10,9 @@
 #include <string.h>
 
 enum { STEPS = 5, MOST_RANKS = 3, ROOM = 64, B = 4 };
-/* fc [3,4] with a bias, weights transposed in memory; norm of 5 channels; a tensor of 7 in bf16 */
+/* fc [3,4] with a bias, weights transposed in memory; norm of 5 channels, beta in f64; a tensor of 7 in bf16 */
 enum { FC, BN, PLAIN, ENTRIES };
-enum { SLOTS = 5 };
+enum { SLOTS = 5, BETA = 3 };
 static const int64_t rows[SLOTS] = {3, 1, 1, 1, 1}, cols[SLOTS] = {4, 3, 5, 5, 7};
 
 typedef struct gather_run {
@@ -27,6 +27,7 @@ typedef struct gather_run {
 typedef struct mine {
   float grad[SLOTS][ROOM], w[SLOTS][ROOM];
   uint16_t half[ROOM];
+  double wide[ROOM / 2];
 } mine;
 
 static float drawn(int step, int what, int64_t i) {
@@ -43,6 +44,7 @@ static ng_status bind(ng_precond *p, mine *m) {
       w.room[4] = 1;
       w.room[5] = 3;
     }
+    if (k == BETA) w = ng_array_matrix(m->wide, 1, cols[k], NG_F64);
     if (k == SLOTS - 1) w = ng_array_matrix(m->half, 1, cols[k], NG_BF16);
     st = ng_bind_grad(p, k / 2, (ng_param)(k % 2), &g);
     if (st == NG_OK) st = ng_bind_weight(p, k / 2, (ng_param)(k % 2), &w);
@@ -94,7 +96,10 @@ static ng_status run_rank(int32_t rank, ng_transport *t, void *arg) {
   for (int s = 0; s < STEPS && st == NG_OK; s++) {
     st = step(f.p, l, &m, s);
     for (int k = 0; k < SLOTS; k++)
-      memcpy(l->w[rank][s][k], k == SLOTS - 1 ? (void *)m.half : (void *)m.w[k],
+      memcpy(l->w[rank][s][k],
+             k == SLOTS - 1 ? (void *)m.half
+             : k == BETA    ? (void *)m.wide
+                            : (void *)m.w[k],
              k == SLOTS - 1 ? sizeof m.half : sizeof m.w[k]);
   }
   ng_report report = {.struct_size = sizeof report};

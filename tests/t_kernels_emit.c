@@ -4,6 +4,7 @@
  * Tolerances: cpu combines two products in f32 (3 roundings of 2^-24 of the sum of magnitudes) and updates in f32 (at
  * most 8 more), ref in double; both round to the dtype of the array, where they may be neighbours. Sums are compared
  * with 4 n 2^-53 of the sum of magnitudes. Functions that compute in double on both sides must agree to the last bit.
+ * An f64 gradient or weight is combined in double on both sides: at most 12 roundings of 2^-53.
  */
 #include "unit_test.h"
 
@@ -31,15 +32,16 @@ typedef enum kind {
 typedef struct item {
   ng_place grad, weight;
   int64_t rows, cols, bytes;
-  char *gradient, *weights, *g, *w;
-  float *m0, *v0, *m, *v, *u, *x, *stored;
+  ng_dtype moment;
+  char *gradient, *weights, *g, *w, *m0, *v0, *m, *v;
+  float *u, *x, *stored;
   float *y;
   double *y_wide;
   int32_t *map;
   _Atomic int64_t overflowed;
 } item;
 
-static const ng_dtype types[] = {NG_F32, NG_BF16, NG_F16};
+static const ng_dtype types[] = {NG_F32, NG_BF16, NG_F16, NG_F64};
 
 /* Memory of one round; every block starts as zeros. */
 static char arena[64 << 20];
@@ -73,25 +75,31 @@ static char *draw_array(rng *r, ng_dtype t, int64_t n) {
   char *a = take((size_t)n, (size_t)ng_dtype_size(t));
   float *x = draw(r, n);
   ng_from_f32(a, t, x, n);
+  for (int64_t i = 0; i < n && t == NG_F64; i++) {
+    ((double *)(void *)a)[i] += rng_real(r) * 0x1p-24;
+  }
   return a;
 }
 
-static void make(rng *r, item *a, int i) {
+static void make(rng *r, item *a, int i, bool doubles) {
   const int64_t cols[] = {1, 9, 144, 512, 577, 513, 2048, 17001};
   const bool is_flat = i % 5 == 0; /* rows that a device reads 4 elements at once */
   a->cols = is_flat ? 512 : cols[rng_below(r, 8)];
   a->rows = rng_between(r, 1, MOST / a->cols < 70 ? MOST / a->cols : 70);
   const int64_t n = a->rows * a->cols;
-  lay_out(&a->grad, types[is_flat ? 0 : rng_below(r, 3)], a->cols, i % 2 == 1);
-  lay_out(&a->weight, types[is_flat ? 0 : rng_below(r, 3)], a->cols, rng_below(r, 2) == 1);
+  const int32_t of = doubles ? 4 : 3;
+  lay_out(&a->grad, types[is_flat ? 0 : rng_below(r, of)], a->cols, i % 2 == 1);
+  lay_out(&a->weight, types[is_flat ? 0 : rng_below(r, of)], a->cols, rng_below(r, 2) == 1);
+  a->moment = a->weight.dtype == NG_F64 ? NG_F64 : NG_F32;
   a->gradient = draw_array(r, a->grad.dtype, n), a->weights = draw_array(r, a->weight.dtype, n);
-  a->g = take((size_t)n, 4), a->w = take((size_t)n, 4);
+  a->g = take((size_t)n, 8), a->w = take((size_t)n, 8);
   a->grad.data = a->g, a->weight.data = a->w;
-  a->m0 = draw(r, n), a->v0 = draw(r, n), a->u = draw(r, n), a->x = draw(r, a->cols);
-  for (int64_t k = 0; k < n; k++) {
-    a->v0[k] = fabsf(a->v0[k]);
+  a->m0 = draw_array(r, a->moment, n), a->v0 = draw_array(r, a->moment, n);
+  a->u = draw(r, n), a->x = draw(r, a->cols);
+  for (int64_t k = 0; k < n; k++) { /* clear the sign, in the last byte */
+    a->v0[(k + 1) * ng_dtype_size(a->moment) - 1] &= 0x7f;
   }
-  a->m = take((size_t)n, 4), a->v = take((size_t)n, 4), a->stored = take((size_t)n, 4);
+  a->m = take((size_t)n, 8), a->v = take((size_t)n, 8), a->stored = take((size_t)n, 4);
   a->y = draw(r, a->rows), a->y_wide = take((size_t)a->rows, sizeof(double));
   a->map = take((size_t)a->cols, sizeof *a->map);
   for (int64_t k = 0; k < a->cols; k++) {
@@ -124,24 +132,26 @@ static void restore(item *a) {
   const size_t n = (size_t)(a->rows * a->cols);
   memcpy(a->g, a->gradient, n * (size_t)ng_dtype_size(a->grad.dtype));
   memcpy(a->w, a->weights, n * (size_t)ng_dtype_size(a->weight.dtype));
-  memcpy(a->m, a->m0, n * sizeof *a->m);
-  memcpy(a->v, a->v0, n * sizeof *a->v);
+  memcpy(a->m, a->m0, n * (size_t)ng_dtype_size(a->moment));
+  memcpy(a->v, a->v0, n * (size_t)ng_dtype_size(a->moment));
   a->overflowed = 0;
 }
 
 /* Return an element in the order of memory. */
 static double at(const char *a, ng_dtype t, int64_t i) {
   float x;
+  if (t == NG_F64) return ((const double *)(const void *)a)[i];
   ng_to_f32(&x, a + i * ng_dtype_size(t), t, 1);
   return (double)x;
 }
 
 /* Return whether two results, computed from numbers of magnitude up to 4, agree. */
 static bool agree(double x, double y, ng_dtype t) {
-  const double last = t == NG_F32    ? 0.0
+  const double last = t == NG_F16    ? 0x1p-10
                       : t == NG_BF16 ? 0x1p-7
-                                     : 0x1p-10; /* one unit in the last place */
-  return fabs(x - y) <= (last + 12.0 * 0x1p-24) * fmax(4.0, fabs(y));
+                                     : 0.0; /* one unit in the last place */
+  const double roundings = 12.0 * (t == NG_F64 ? 0x1p-53 : 0x1p-24);
+  return fabs(x - y) <= (last + roundings) * fmax(4.0, fabs(y));
 }
 
 /* Compare the arrays with results of the reference; the first queue of ref sets them. */
@@ -151,13 +161,14 @@ static void compare(const item *a, const item *is, bool update) {
   for (int64_t i = 0; i < a->rows * a->cols; i++) {
     assert_true(agree(at(x, t, i), at(y, t, i), t));
     if (!update) continue;
-    assert_true(agree((double)a->m[i], (double)is->m[i], NG_F32));
-    assert_true(agree((double)a->v[i], (double)is->v[i], NG_F32));
+    assert_true(agree(at(a->m, a->moment, i), at(is->m, a->moment, i), a->moment));
+    assert_true(agree(at(a->v, a->moment, i), at(is->v, a->moment, i), a->moment));
   }
   assert_int_equal(a->overflowed, is->overflowed);
 }
 
 typedef struct list {
+  bool doubles; /* some arrays are f64, which the device does not support */
   item item[LISTED];
   ng_direction e[LISTED];
   ng_weight_update s[LISTED];
@@ -167,14 +178,15 @@ typedef struct list {
 static const ng_sgd_numbers sgd[] = {{0.1f, 0.9f, 1.0f, 0.01f, false},
                                      {0.1f, 0.9f, 0.5f, 0.0f, true}};
 static const ng_adamw_numbers adamw = {0.9f, 0.99f, 0.1f, 0.01f, 0.999f, 1e-3f};
-static const float counted[] = {0.5f, 0.9f};
+static const double counted[] = {0.5, 0.9};
 
 /* Make three descriptors of one kind. Some elements overflow: every correct result keeps their old value. */
 static void make_list(rng *r, list *l, kind k, int round) {
   memset(l, 0, sizeof *l);
+  l->doubles = rng_below(r, 3) == 0;
   for (int i = 0; i < LISTED; i++) {
     item *a = &l->item[i];
-    make(r, a, round + i);
+    make(r, a, round + i, l->doubles);
     l->e[i] = describe(a, k, round % 5 == 4 ? 0.25f : 0.0f);
     if (round % 3 != 2 && rng_below(r, 3) == 0) { /* SGD; k y does not fit f32, k y u does */
       l->e[i].k = 1e39, l->e[i].largest_u = 0.0;
@@ -189,6 +201,10 @@ static void make_list(rng *r, list *l, kind k, int round) {
       }
     }
     if (round % 7 == 6) l->e[i].scale = 1e50, l->e[i].largest_D = 0.0;
+    for (int64_t c = 0; c < a->rows * a->cols && round % 7 == 6 && a->grad.dtype == NG_F64;
+         c += 3) {
+      ((double *)(void *)a->gradient)[c] = 1e300; /* PD does not fit f64 */
+    }
     l->s[i] = (ng_weight_update){
         .weight = &a->weight, .m = a->m, .v = a->v, .cols = a->cols, .coefficients = counted};
     if (round % 3 == 2)
@@ -204,10 +220,12 @@ static void keep(const item *from, item *to) {
   const size_t n = (size_t)(from->rows * from->cols);
   memcpy(to->g, from->g, n * (size_t)ng_dtype_size(from->grad.dtype));
   memcpy(to->w, from->w, n * (size_t)ng_dtype_size(from->weight.dtype));
-  memcpy(to->m, from->m, n * sizeof *to->m);
-  memcpy(to->v, from->v, n * sizeof *to->v);
+  memcpy(to->m, from->m, n * (size_t)ng_dtype_size(from->moment));
+  memcpy(to->v, from->v, n * (size_t)ng_dtype_size(from->moment));
   to->overflowed = from->overflowed;
 }
+
+static int first_queue(const list *l) { return l->doubles ? 0 : KERNELS_FIRST; }
 
 static void run(ng_queue *q, list *l, bool update) {
   for (int i = 0; i < LISTED; i++) {
@@ -230,7 +248,7 @@ static void test_emit_and_update(void **state) {
     used = 0;
     make_list(&r, &l, (kind)(round % KINDS), round);
     make_list(&again, &is, (kind)(round % KINDS), round);
-    for (int k = QUEUES - 1; k >= KERNELS_FIRST; k--) { /* ref first */
+    for (int k = QUEUES - 1; k >= first_queue(&l); k--) { /* ref first */
       ng_queue q = kernels_queue_or_device(k);
       run(&q, &l, update);
       for (int i = 0; i < LISTED; i++) {
@@ -322,7 +340,7 @@ static void test_ratios(void **state) {
       if (l.s[i].adamw != NULL) l.s[i].adamw = &unit_adamw;
       n += l.item[i].rows * l.item[i].cols;
     }
-    for (int k = QUEUES - 1; k >= KERNELS_FIRST; k--) {
+    for (int k = QUEUES - 1; k >= first_queue(&l); k--) {
       ng_queue q = kernels_queue_or_device(k);
       for (int pass = 0; pass < 2; pass++) {
         run_ratios(&q, &l, update, bin, pass == 0 ? 0 : bins, count, &is);
@@ -355,7 +373,7 @@ static void test_store_norm2(void **state) {
     float *want[LISTED];
     used = 0;
     make_list(&r, &l, (kind)(round % KINDS), 7 * round);
-    for (int k = QUEUES - 1; k >= KERNELS_FIRST; k--) {
+    for (int k = QUEUES - 1; k >= first_queue(&l); k--) {
       ng_queue q = kernels_queue_or_device(k);
       for (int i = 0; i < LISTED; i++) {
         restore(&l.item[i]);
@@ -384,12 +402,12 @@ static void test_store_norm2(void **state) {
 static void same_sums_of_t(const ng_measure *m, const item *a, double n) {
   double tt = 0.0, tb = 0.0;
   for (int64_t r = 0; r < a->rows; r++) {
-    const double b = m->bias.place == NULL ? 0.0 : 0.5 * (double)a->m0[m->bias.col + r];
+    const double b = m->bias.place == NULL ? 0.0 : 0.5 * at(a->m0, a->moment, m->bias.col + r);
     double t = b;
     for (int64_t c = 0; c < a->cols; c++) {
-      float x;
-      ng_place_read(&a->grad, r, c, 1, &x);
-      t += (double)x * (double)a->x[c];
+      double x;
+      ng_place_read_double(&a->grad, r, c, 1, &x);
+      t += x * (double)a->x[c];
     }
     assert_true(fabs(m->t[r] - t) <= 4.0 * n * 0x1p-53 * n);
     tt += m->t[r] * m->t[r];
@@ -409,8 +427,8 @@ static void test_measure_and_finite(void **state) {
     ng_measure m[LISTED];
     ng_place bias[LISTED];
     used = 0;
-    make_list(&r, &l, PLAIN, round);
-    for (int k = QUEUES - 1; k >= KERNELS_FIRST; k--) {
+    make_list(&r, &l, PLAIN, 7 * round); /* no overflow */
+    for (int k = QUEUES - 1; k >= first_queue(&l); k--) {
       ng_queue q = kernels_queue_or_device(k);
       int32_t finite[LISTED] = {-1, -1, -1}, copied[LISTED] = {1, 1, 1};
       ng_region region[LISTED];
@@ -424,13 +442,13 @@ static void test_measure_and_finite(void **state) {
         if (round % 4 == 2) m[i].y = a->y;
         if (round % 4 == 3) m[i].t = a->y_wide;
         if (round % 8 == 7) {
-          lay_out(&bias[i], NG_F32, a->rows + 1, false);
+          lay_out(&bias[i], a->moment, a->rows + 1, false);
           bias[i].data = a->m0;
           m[i].bias = (ng_region){&bias[i], 0, 1, a->cols > 1, a->rows};
           m[i].y = &half;
         }
-        copy[i] =
-            (ng_read){region[i], k == QUEUES - 1 ? a->u : a->stored, a->cols, 1, NULL, &copied[i]};
+        copy[i] = (ng_read){region[i], k == QUEUES - 1 ? a->u : a->stored, NULL, a->cols, 1, NULL,
+                            &copied[i]};
         if (round % 3 == 1) copy[i].map = a->map;
         if (round % 3 == 2) copy[i].to_row = 1, copy[i].to_col = a->rows;
         memset(copy[i].to, 0x5A, (size_t)(a->rows * a->cols) * sizeof(float));
@@ -463,7 +481,7 @@ static void test_measure_and_finite(void **state) {
                   a->grad.dtype, &bad, 1);
       ng_kernels(&q)->finite(&q, region, LISTED, finite);
       for (int i = 0; i < LISTED; i++) {
-        copy[i].to = l.item[i].m; /* keep the expected copies */
+        copy[i].to = (float *)(void *)l.item[i].m; /* keep the expected copies */
       }
       ng_kernels(&q)->read(&q, copy, LISTED);
       ng_queue_wait(&q);

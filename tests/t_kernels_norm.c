@@ -41,9 +41,9 @@ static void shape(size_t k) {
 
 static const double unit = 0x1p-24, EPS = 1e-3;
 
-/* [B, S, C] of f32, bf16 or f16; `planar`: [B, C, S] in memory. */
+/* [B, S, C] of any dtype; `planar`: [B, C, S] in memory. */
 typedef struct data {
-  float x[ALL], g[ALL];
+  float x[2 * ALL], g[2 * ALL]; /* room for f64 */
   ng_dtype t;
   bool planar;
 } data;
@@ -251,7 +251,7 @@ static void near(const ng_norm_layer *of, const double *x, const double *want, i
 }
 
 static void every_kind_equals_ref(void **state) {
-  static const ng_dtype types[] = {NG_F32, NG_BF16, NG_F16};
+  static const ng_dtype types[] = {NG_F32, NG_BF16, NG_F16, NG_F64};
   enum { GRAM = 48 * 49 / 2 };
   rng r = {test_seed()};
   for (int i = 0; i < 3 * 2 * 3 * 4; i++) {
@@ -264,7 +264,7 @@ static void every_kind_equals_ref(void **state) {
                               .groups = 4,
                               .has_gamma = i / 24 != 1,
                               .has_beta = i / 24 != 2};
-    data *d = data_of(&r, 0, 1), *other = changed(d, i % 4 > 1, types[i % 3]);
+    data *d = data_of(&r, 0, 1), *other = changed(d, i % 4 > 1, types[i / 2 % 4]);
     const int64_t n = ng_norm_width(&of), take = B - i % 3;
     assert_true(sums("ref", d, &of, 1, take, X[1], gram[1]));
     assert_true(sums("cpu", other, &of, 1 + i % 3, take, X[0], gram[0]));

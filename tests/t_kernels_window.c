@@ -195,13 +195,13 @@ typedef struct vectors {
   uint8_t mask[ALL];
 } vectors;
 
-static const ng_dtype dtypes[] = {NG_F32, NG_BF16, NG_F16};
+static const ng_dtype dtypes[] = {NG_F32, NG_BF16, NG_F16, NG_F64};
 
 /* A parameter of a range, from its element r->from on: dense, or channels-last with 3 offsets a channel. */
 static void draw_place(rng *r, ng_place *v, ng_flat *of, char *memory) {
   const int64_t cols = of->cols, offsets = rng_below(r, 2) == 0 ? 1 : 3;
   const bool dense = offsets == 1;
-  *v = (ng_place){.data = memory, .dtype = dtypes[rng_below(r, 3)], .rows_adjacent = dense};
+  *v = (ng_place){.data = memory, .dtype = dtypes[rng_below(r, 4)], .rows_adjacent = dense};
   v->axes = dense ? 1 : 2;
   v->row_stride = cols;
   v->extent[0] = cols / offsets, v->stride[0] = 1;
@@ -230,7 +230,7 @@ static void draw_vectors(rng *r, vectors *a, float *v, float *s) {
 static void passes_over_vectors(void **state) {
   static vectors drawn, done[QUEUES];
   static float v[ALL], s[ALL];
-  static char memory[2][RANGES][4 * 20000];
+  static char memory[2][RANGES][8 * 20000];
   static ng_place grad[RANGES], weight[RANGES];
   rng r = {test_seed()};
   for (int64_t t = 0; t < test_times(6 * NG_FLAT_OPS); t++) {

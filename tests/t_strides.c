@@ -145,13 +145,14 @@ static void joined_axes_have_the_same_addresses(void **state) {
 /* ---- lines -----------------------------------------------------------------------------------*/
 
 enum { LONGEST = 3 * NG_LINE + 7, FARTHEST = 4, ROOM = 2 * LONGEST * FARTHEST };
-static const ng_dtype types[3] = {NG_F32, NG_BF16, NG_F16};
+static const ng_dtype types[4] = {NG_F32, NG_BF16, NG_F16, NG_F64};
 
 static void gathered_lines_are_scattered_back(void **state) {
-  static float memory[ROOM], line[LONGEST];
+  static double memory[ROOM];
+  static float line[LONGEST];
   rng r = {test_seed()};
   for (int round = 0; round < 300; round++) {
-    const ng_dtype t = types[round % 3];
+    const ng_dtype t = types[round % 4];
     const int64_t n = rng_between(&r, 1, LONGEST), step = rng_between(&r, -FARTHEST, FARTHEST);
     const int64_t first = ROOM / 2; /* a line may go backwards */
     void *from = (char *)(void *)memory + first * ng_dtype_size(t);
@@ -218,11 +219,11 @@ static void scan_reads_elements_only(void **state) {
   rng r = {test_seed()};
   for (int round = 0; round < 300; round++) {
     ng_strided s = any_slice(&r);
-    s.dtype = types[round % 3];
+    s.dtype = types[round % 4];
     scan(&s, 20000, &r);
   }
-  for (int k = 0; k < 12; k++) { /* one long line, cut for two threads; many long lines */
-    ng_strided s = {.dtype = types[k % 3], .ndim = 2, .shape = {1, 40000}, .stride = {1, 2}};
+  for (int k = 0; k < 16; k++) { /* one long line, cut for two threads; many long lines */
+    ng_strided s = {.dtype = types[k / 4], .ndim = 2, .shape = {1, 40000}, .stride = {1, 2}};
     if (k % 4 == 1) s.stride[1] = -3;
     if (k % 4 == 2) s = (ng_strided){.dtype = s.dtype, .ndim = 2, .shape = {9, 5000}};
     if (k % 4 == 2) s.stride[0] = 10003, s.stride[1] = 2;
@@ -235,11 +236,12 @@ static void scan_reads_elements_only(void **state) {
 
 static void ranges_of_rows_are_read_and_written(void **state) {
   enum { H = 5, W = 301, ROWS = 3, COLS = H * W, MEMORY = 2 * ROWS * COLS };
-  static float memory[MEMORY], line[COLS];
+  static double memory[MEMORY];
+  static float line[COLS];
   rng r = {test_seed()};
   for (int round = 0; round < 400; round++) {
-    const bool flat = round % 4 == 3;
-    ng_place v = {.data = memory, .dtype = types[round % 3], .axes = 2};
+    const bool flat = round % 3 == 2;
+    ng_place v = {.data = memory, .dtype = types[round % 4], .axes = 2};
     v.extent[0] = H, v.extent[1] = W;
     v.stride[0] = 1, v.stride[1] = 2 * H; /* the last axis is the outer one */
     v.row_stride = H;

@@ -433,6 +433,7 @@ if(NOT NATGRAD_SANITIZE)
           calls
           checkpoint
           compat
+          double
           dropped
           embedding_ranks
           embeddings

@@ -6,7 +6,7 @@ import torch
 from . import _abi
 from ._core import Error, failure
 
-DTYPES = {torch.float32: _abi.NG_F32, torch.bfloat16: _abi.NG_BF16, torch.float16: _abi.NG_F16}
+DTYPES = {torch.float32: _abi.NG_F32, torch.float64: _abi.NG_F64, torch.bfloat16: _abi.NG_BF16, torch.float16: _abi.NG_F16}
 STORED = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "I64": torch.int64,
           "I32": torch.int32, "U8": torch.uint8}
 _storage_of = getattr(torch.Tensor, "untyped_storage", torch.Tensor.storage)  # PyTorch 1.13 has storage() only
@@ -25,7 +25,7 @@ def wrong(name, tensor, dtypes=DTYPES):
     if tensor.device.type != "cpu":
         return f"'{name}' is on {tensor.device}: only the CPU is supported"
     if tensor.dtype not in dtypes:
-        expected = "float32, bfloat16 or float16" if dtypes is DTYPES else "int64"
+        expected = "float32, float64, bfloat16 or float16" if dtypes is DTYPES else "int64"
         return f"'{name}' is {str(tensor.dtype).replace('torch.', '')}: expected {expected}"
     return ""
 

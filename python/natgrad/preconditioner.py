@@ -126,7 +126,7 @@ class Preconditioner(Binding, _state.Uncopied):
         self._register(layer_options or {})
         self._before_ready()
         self._make_bindings()
-        if masked:  # ng_ready reads which weights are 0
+        if self._weights:  # ng_ready reads dtypes of weights and, for window_mask, which weights are 0
             self._bind_arrays()
         self._core.call("ready")
         self._observer = Observer(self._core, self._observed(), self.model, chosen.get("calls") != "mean", samples,

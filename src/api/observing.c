@@ -76,9 +76,10 @@ static ng_status check_array(ng_precond *p, const ng_layer *d, const ng_array *v
     return ng_fail(p->ctx, NG_ERR_ARG, "%s: layer '%s': dtype is %s, expected %s, its token_dtype",
                    call, d->name, ng_dtype_name(v->dtype), ng_dtype_name(d->token_dtype));
   }
-  if (!tokens && v->dtype != NG_F32 && v->dtype != NG_BF16 && v->dtype != NG_F16) {
-    return ng_fail(p->ctx, NG_ERR_ARG, "%s: layer '%s': dtype is %s, expected f32, bf16 or f16",
-                   call, d->name, ng_dtype_name(v->dtype));
+  if (!tokens && !ng_dtype_is_real(v->dtype)) {
+    return ng_fail(p->ctx, NG_ERR_ARG,
+                   "%s: layer '%s': dtype is %s, expected f32, f64, bf16 or f16", call, d->name,
+                   ng_dtype_name(v->dtype));
   }
   if (v->mem != NG_HOST && v->mem != NG_DEVICE) {
     return ng_fail(p->ctx, NG_ERR_ARG, "%s: layer '%s': mem is %d, expected NG_HOST or NG_DEVICE",

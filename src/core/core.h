@@ -180,6 +180,9 @@ typedef struct ng_strided {
   int64_t shape[NG_DIMS], stride[NG_DIMS];
 } ng_strided;
 
+/* Return whether `t` is a dtype of floating-point numbers. */
+static inline bool ng_dtype_is_real(ng_dtype t) { return t >= NG_F32 && t <= NG_BF16; }
+
 /* Check *a and copy its fields to *out.  Return NULL, or the text of an error.  For an accepted array the offset of
  * every element in bytes fits an int64_t. */
 const char *ng_array_take(const ng_array *a, ng_strided *out);

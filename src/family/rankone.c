@@ -202,7 +202,7 @@ static bool sum_groups(ng_block *b) {
   return sure;
 }
 
-/* Squares of f32 and their sums fit a double, so |D|^2 is finite if and only if all elements of D are. */
+/* |D|^2 is finite if and only if all elements of D are, and for an f64 gradient if its norm is below 1e154. */
 static ng_status measure(ng_block *b) {
   ng_rankone *k = ng_rankone_of(b);
   init_groups(b);

@@ -1,6 +1,6 @@
 /* box.c: sums of image patches over samples and output positions, computed without storing patches.
  *
- * In: images or rows of positions, in any strides, f32, bf16 or f16. Out: a[c, i, k], for channel c and kernel offset
+ * In: images or rows of positions, in any strides and dtype. Out: a[c, i, k], for channel c and kernel offset
  * (i, k): the sum, over samples and output positions (u, v), of the pixel under that offset (0 outside the image).
  * With x the image summed over samples, and s, d, p stride, dilation and padding,
  *

@@ -21,18 +21,35 @@ static const float *load_u(const ng_direction *e, int64_t r, int64_t c, int64_t 
   return buffer;
 }
 
-void ng_line_double(const ng_direction *e, int64_t r, int64_t c, int64_t n, double *pd) {
-  float buffer[NG_LINE], gradient[NG_LINE];
-  const float *u = e->u == NULL ? NULL : load_u(e, r, c, n, buffer), *d = u;
-  const double k = ng_line_factor(e, r);
-  if (!e->is_stored) d = ng_line_f32(e->D.place, e->D.row + r, e->D.col + c, n, gradient);
+/* u <- elements [c, c + n) of row r of u, in double. */
+static void load_double(const ng_direction *e, int64_t r, int64_t c, int64_t n, double *u) {
+  float buffer[NG_LINE];
+  if (e->u_double == NULL) {
+    ng_from_f32(u, NG_F64, load_u(e, r, c, n, buffer), n);
+    return;
+  }
   for (int64_t i = 0; i < n; i++) {
-    pd[i] = e->scale * (double)d[i];
-    if (e->u_double != NULL) {
-      pd[i] += k * e->u_double[c + i];
-    } else if (u != NULL && !e->is_stored) {
-      pd[i] += k * (double)u[i];
-    }
+    u[i] = e->u_double[r * e->u_row + (e->map != NULL ? e->map[c + i] : (c + i) * e->u_col)];
+  }
+}
+
+void ng_line_double(const ng_direction *e, int64_t r, int64_t c, int64_t n, double *pd) {
+  const double k = ng_line_factor(e, r);
+  double u[NG_LINE];
+  const bool has_u = e->u != NULL || e->u_double != NULL;
+  if (has_u) load_double(e, r, c, n, e->is_stored ? pd : u);
+  if (!e->is_stored) ng_place_read_double(e->D.place, e->D.row + r, e->D.col + c, n, pd);
+  for (int64_t i = 0; i < n; i++) {
+    pd[i] *= e->scale;
+    if (has_u && !e->is_stored) pd[i] += k * u[i];
+  }
+}
+
+void ng_line_clipped(const ng_direction *e, int64_t r, int64_t c, int64_t n, double *pd) {
+  const double bound = (double)e->clip_bound;
+  ng_line_double(e, r, c, n, pd);
+  for (int64_t i = 0; i < n && bound > 0.0; i++) {
+    pd[i] = pd[i] > bound ? bound : pd[i] < -bound ? -bound : pd[i];
   }
 }
 
@@ -44,11 +61,7 @@ ng_line ng_line_of(const ng_direction *e, int64_t r, int64_t c, int64_t n, float
     *(e->is_stored ? &x.values : &x.u) = e->u == NULL ? NULL : load_u(e, r, c, n, buffer);
     return x;
   }
-  ng_line_double(e, r, c, n, pd);
-  const float bound = e->clip_bound > 0.0f ? e->clip_bound : INFINITY;
-  for (int64_t i = 0; i < n; i++) {
-    const float y = (float)pd[i];
-    buffer[i] = y > bound ? bound : y < -bound ? -bound : y;
-  }
+  ng_line_clipped(e, r, c, n, pd);
+  ng_to_f32(buffer, pd, NG_F64, n);
   return (ng_line){.scale = 1.0f, .values = buffer};
 }

@@ -24,7 +24,8 @@ static inline bool ng_line_fits_f32(double x) { return !(fabs(x) > (double)FLT_M
 
 /* Return whether d is computed in f32 and not clipped, provided that the factor of u fits f32. */
 static inline bool ng_line_is_single(const ng_direction *e) {
-  return e->u_double == NULL && !e->in_double && !(e->clip_bound > 0.0f) &&
+  const bool reads_double = !e->is_stored && e->D.place->dtype == NG_F64;
+  return e->u_double == NULL && !e->in_double && !reads_double && !(e->clip_bound > 0.0f) &&
          ng_line_fits_f32(e->scale);
 }
 
@@ -48,6 +49,8 @@ static inline bool ng_line_in_place(const ng_direction *e, int64_t r, int64_t c,
 ng_line ng_line_of(const ng_direction *e, int64_t r, int64_t c, int64_t n, float *buffer);
 /* pd[0..n) <- the direction in double, before it is clipped; n <= NG_LINE. */
 void ng_line_double(const ng_direction *e, int64_t r, int64_t c, int64_t n, double *pd);
+void ng_line_clipped(const ng_direction *e, int64_t r, int64_t c, int64_t n,
+                     double *pd); /* clipped */
 
 /* Return n elements of a row as f32: their address, or a copy in `buffer`; n <= NG_LINE if they are copied. */
 float *ng_line_f32(const ng_place *v, int64_t row, int64_t col, int64_t n, float *buffer);

@@ -72,6 +72,22 @@ static int32_t write_line(const ng_direction *e, int64_t r, int64_t c, int64_t n
   return stayed;
 }
 
+/* Write n <= NG_LINE elements of row r of an f64 gradient. Return the number of elements that kept their gradient. */
+static int32_t write_double(const ng_direction *e, int64_t r, int64_t c, int64_t n) {
+  const int64_t row = e->D.row + r, col = e->D.col + c;
+  double x[NG_LINE], pd[NG_LINE];
+  int32_t stayed = 0;
+  ng_place_read_double(e->D.place, row, col, n, x);
+  ng_line_clipped(e, r, c, n, pd);
+  for (int64_t i = 0; i < n; i++) {
+    const bool fits = fabs(pd[i]) < INFINITY;
+    x[i] = fits ? pd[i] : x[i];
+    stayed += !fits;
+  }
+  ng_place_write_double(e->D.place, row, col, n, x);
+  return stayed;
+}
+
 static void write_tile(void *unused, const void *descriptor, const ng_tile *t) {
   const ng_direction *e = descriptor;
   const ng_place *v = e->D.place;
@@ -88,7 +104,7 @@ static void write_tile(void *unused, const void *descriptor, const ng_tile *t) {
     }
     for (int64_t c = t->col, n; c < t->col + t->cols; c += n) {
       n = ng_min64(most, t->col + t->cols - c);
-      stayed += write_line(e, r, c, n);
+      stayed += v->dtype == NG_F64 ? write_double(e, r, c, n) : write_line(e, r, c, n);
     }
   }
   if (stayed > 0) atomic_fetch_add(e->overflowed, stayed); /* rare, so threads seldom contend */

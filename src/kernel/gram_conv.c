@@ -1,6 +1,6 @@
 /* gram_conv.c: the input factor of a convolution (Grosse & Martens 2016, arXiv 1602.01407, equations 11 to 13).
  *
- * In: images in any strides, f32, bf16 or f16. Out: S += alpha sum over samples and output positions of a a'; a is the
+ * In: images in any strides and dtype. Out: S += alpha sum over samples and output positions of a a'; a is the
  * zero-padded patch in the order (kernel offset, channel), followed by a 1 for a bias.
  *
  * The plain method writes patches as rows of a tile (im2col) and computes the Gram matrix of the tile. It accepts every

@@ -1,6 +1,6 @@
 /* gram_rows.c: sums of outer products of rows (Martens & Grosse 2015, equation 1).
  *
- * In: a view in any strides, f32, bf16 or f16; the samples and columns to use. Out: S += alpha sum over rows r of r
+ * In: a view in any strides and dtype; the samples and columns to use. Out: S += alpha sum over rows r of r
  * r', with a 1 appended to r for a bias.
  *
  * SYRK reads f32 rows of one stride in place. All other layouts are copied to tiles. */

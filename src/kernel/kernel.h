@@ -47,7 +47,8 @@ typedef struct ng_region {
 /* Sums over a region of a bound gradient D, in double; D[r] is row r:
  *     out[0] = sum of D[r][c]^2;   out[1] = sum of y[r] <D[r], x>
  * With t, and b[r] = y[0] bias[0][r]: t[r] = <D[r], x> + b[r];  out[1] = sum of t[r]^2;  out[2] = sum of t[r] b[r]
- * out[0] is finite if and only if all elements of D are: a square of an f32 fits a double. */
+ * out[0] is finite if and only if all elements of D are: a square of an f32 fits a double. The square of an f64 element
+ * above 1e154 overflows. */
 typedef struct ng_measure {
   ng_region D;
   const float *x; /* [cols]; NULL: out[1] = 0 */
@@ -61,6 +62,7 @@ typedef struct ng_measure {
 typedef struct ng_read {
   ng_region D;
   float *to;
+  double *to_double; /* replaces `to`; NULL: `to` is used */
   int64_t to_row, to_col;
   const int32_t *map; /* [cols]; NULL: none */
   int32_t *finite;    /* set to 0 if an element is not finite, otherwise unchanged */
@@ -77,7 +79,7 @@ typedef struct ng_direction {
   const float *u; /* u[r][c] is u[r u_row + c u_col], or u[r u_row + map[c]]; NULL: no u */
   int64_t u_row, u_col;
   const int32_t *map;          /* [cols] */
-  const double *u_double;      /* [cols]: u in double, the same for all rows; NULL: `u` is used */
+  const double *u_double;      /* u in double, with the same strides or map; NULL: `u` is used */
   const float *y;              /* [rows]; NULL: y_double */
   const double *y_double;      /* [rows]; both NULL: 1 */
   double largest_D, largest_u; /* upper bounds of |D[r][c]| and |u[r][c]|; 0: unknown */
@@ -88,24 +90,25 @@ typedef struct ng_direction {
 /* Coefficients of SGD with direction d: g = d + decay w; m <- old m + take g; w <- keep w - lr m, or with nesterov
  * w <- keep w - lr (g + mu m). `take` and `old` depend on the parameter: see ng_weight_update. */
 typedef struct ng_sgd_numbers {
-  float lr, mu, keep, decay;
+  double lr, mu, keep, decay;
   bool nesterov;
 } ng_sgd_numbers;
 
 /* Coefficients of AdamW with direction d: m <- b1 m + n1 d; v <- b2 v + n2 d^2; w <- keep w - step m / (root sqrt(v) +
  * eps). `step` and `root` depend on the parameter: see ng_weight_update. */
 typedef struct ng_adamw_numbers {
-  float b1, b2, n1, n2, keep, eps;
+  double b1, b2, n1, n2, keep, eps;
 } ng_adamw_numbers;
 
-/* The weight and moments that one ng_direction updates. */
+/* The weight and moments that one ng_direction updates. An f64 weight has f64 moments and is updated in double; the
+ * moments of other weights are f32, and the coefficients are rounded to f32. */
 typedef struct ng_weight_update {
   const ng_place *weight;    /* bound weight, with the rows and columns of the gradient's place */
-  float *m, *v;              /* [rows, cols] momentum or first moment; second moment */
+  void *m, *v;               /* [rows, cols] momentum or first moment; second moment */
   int64_t cols;              /* columns of the parameter */
   const ng_sgd_numbers *sgd; /* NULL: AdamW */
   const ng_adamw_numbers *adamw; /* NULL: SGD */
-  const float *coefficients;     /* [2] SGD: take, old; AdamW: step, root */
+  const double *coefficients;    /* [2] SGD: take, old; AdamW: step, root */
 } ng_weight_update;
 
 /* The ratios r = |d / (D + 1e-8)| of all elements of a list of directions: histogram, extremes, sums (step/quantify.c).
@@ -159,7 +162,7 @@ typedef struct ng_kernel_ops {
   const char *name;
   /* Return the number of tiles of a region, for scratch: measure, norm2 and ratios store the sums of tiles. */
   int64_t (*tiles)(int64_t rows, int64_t cols);
-  /* scan.c: out[i] <- the largest |element| of array a[i] (f32, bf16 or f16); Inf if an element is not finite. */
+  /* scan.c: out[i] <- the largest |element| of array a[i] in f32; Inf if an element is not finite in f32. */
   void (*scan)(ng_queue *q, const ng_strided *a, int64_t n, double *out);
   /* measure.c. measure: compute the sums of every descriptor. parts: scratch, 2 numbers for each tile.
    * finite: out[i] <- 1 if all elements of region i are finite, else 0. */
@@ -223,6 +226,9 @@ const ng_kernel_ops *ng_kernels_find(const char *name);
 void ng_place_read(const ng_place *v, int64_t row, int64_t col, int64_t n, float *out);
 void ng_place_write(const ng_place *v, int64_t row, int64_t col, int64_t n, const float *x);
 bool ng_place_finite(const ng_place *v, int64_t row, int64_t col, int64_t n);
+/* Read or write n elements as double: without rounding if the place is f64. Only f64 places are written. */
+void ng_place_read_double(const ng_place *v, int64_t row, int64_t col, int64_t n, double *out);
+void ng_place_write_double(const ng_place *v, int64_t row, int64_t col, int64_t n, const double *x);
 /* Return how many columns to read or write at once: at most NG_LINE, and only whole channels of a channels-last weight,
  * because whole channels are transposed (place.c). */
 static inline int64_t ng_place_columns(const ng_place *v) {
@@ -237,7 +243,7 @@ static inline void *ng_place_at(const ng_place *v, int64_t row, int64_t col) {
 /* transpose.c: dst[j * ldd + i] = src[i * lds + j] for i < m, j < n; lds, ldd: elements between rows of src, dst. */
 void ng_transpose(const float *src, int64_t lds, int64_t m, int64_t n, float *dst, int64_t ldd);
 
-/* ng_gather: convert n elements of dtype `t` (f32, bf16, f16), `step` elements apart, to a dense f32 array.
+/* ng_gather: convert n elements of dtype `t` (f32, f64, bf16, f16), `step` elements apart, to a dense f32 array.
  * ng_scatter: convert a dense f32 array to such elements. */
 void ng_gather(float *out, const void *from, ng_dtype t, int64_t step, int64_t n);
 void ng_scatter(void *to, ng_dtype t, int64_t step, const float *x, int64_t n);

@@ -37,11 +37,21 @@ NG_CLONES static void row_sums(const float *restrict x, const float *restrict u,
   out[1] = xu[0];
 }
 
+/* The same for a row of an f64 gradient. */
+static void row_sums_double(const double *x, const float *u, int64_t n, double out[PARTS]) {
+  out[0] = out[1] = 0.0;
+  for (int64_t c = 0; c < n; c++) {
+    out[0] += x[c] * x[c];
+    out[1] += u == NULL ? 0.0 : x[c] * (double)u[c];
+  }
+}
+
 /* out <- the two sums of columns [c, c + n) of row r. */
 static void measure_row(const ng_measure *m, int64_t r, int64_t c, int64_t n, double out[PARTS]) {
   const ng_region *D = &m->D;
   const int64_t most = ng_place_columns(D->place), end = c + n;
   float buffer[NG_LINE];
+  double line[NG_LINE];
   if (D->place->dtype == NG_F32 && D->place->rows_adjacent) {
     const float *x = ng_place_at(D->place, D->row + r, D->col + c);
     row_sums(x, m->x == NULL ? x : m->x + c, n, out);
@@ -51,8 +61,13 @@ static void measure_row(const ng_measure *m, int64_t r, int64_t c, int64_t n, do
   for (int64_t k; c < end; c += k) {
     double sums[PARTS];
     k = ng_min64(most, end - c);
-    ng_place_read(D->place, D->row + r, D->col + c, k, buffer);
-    row_sums(buffer, m->x == NULL ? buffer : m->x + c, k, sums);
+    if (D->place->dtype == NG_F64) {
+      ng_place_read_double(D->place, D->row + r, D->col + c, k, line);
+      row_sums_double(line, m->x == NULL ? NULL : m->x + c, k, sums);
+    } else {
+      ng_place_read(D->place, D->row + r, D->col + c, k, buffer);
+      row_sums(buffer, m->x == NULL ? buffer : m->x + c, k, sums);
+    }
     out[0] += sums[0];
     out[1] += sums[1];
   }
@@ -81,9 +96,11 @@ static void measure_tile(void *parts, const void *descriptor, const ng_tile *t) 
 static void finish_t(const ng_measure *m) {
   m->out[1] = m->out[2] = 0.0;
   for (int64_t r = 0; r < m->D.rows; r++) {
-    float x = 0.0F;
-    if (m->bias.place != NULL) ng_place_read(m->bias.place, 0, m->bias.col + r, 1, &x);
-    const double b = m->bias.place != NULL ? (double)x * (double)m->y[0] : 0.0;
+    double b = 0.0;
+    if (m->bias.place != NULL) {
+      ng_place_read_double(m->bias.place, 0, m->bias.col + r, 1, &b);
+      b *= (double)m->y[0];
+    }
     m->t[r] += b;
     m->out[1] += m->t[r] * m->t[r];
     m->out[2] += m->t[r] * b;
@@ -147,6 +164,15 @@ static bool read_line(const ng_read *j, int64_t r, int64_t c, int64_t n) {
   return ng_all_finite(x, NG_F32, n);
 }
 
+static bool read_double(const ng_read *j, int64_t r, int64_t c, int64_t n) {
+  double x[NG_LINE], *to = j->to_double + r * j->to_row;
+  ng_place_read_double(j->D.place, j->D.row + r, j->D.col + c, n, x);
+  for (int64_t i = 0; i < n; i++) {
+    to[j->map != NULL ? j->map[c + i] : (c + i) * j->to_col] = x[i];
+  }
+  return ng_all_finite(x, NG_F64, n);
+}
+
 static void read_tile(void *unused, const void *descriptor, const ng_tile *t) {
   const ng_read *j = descriptor;
   const int64_t most = ng_place_columns(j->D.place);
@@ -154,7 +180,8 @@ static void read_tile(void *unused, const void *descriptor, const ng_tile *t) {
   for (int64_t r = t->row; r < t->row + t->rows; r++) {
     for (int64_t c = t->col, n; c < t->col + t->cols; c += n) {
       n = ng_min64(most, t->col + t->cols - c);
-      if (!read_line(j, r, c, n)) __atomic_store_n(j->finite, 0, __ATOMIC_RELAXED);
+      const bool finite = j->to_double == NULL ? read_line(j, r, c, n) : read_double(j, r, c, n);
+      if (!finite) __atomic_store_n(j->finite, 0, __ATOMIC_RELAXED);
     }
   }
 }

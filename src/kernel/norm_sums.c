@@ -1,6 +1,6 @@
 /* norm_sums.c: sums over samples of gradients of gamma and beta; see observed.h.
  *
- * In: views of an input x and its output gradient g, in any strides, f32, bf16 or f16. Out: two sums for each channel
+ * In: views of an input x and its output gradient g, in any strides and dtype. Out: two sums for each channel
  * and sample. The code does not store normalised inputs: it sums g and g (x - mean) for each channel, and multiplies by
  * 1 / sqrt(var + eps) at the end.
  *

@@ -1,4 +1,4 @@
-/* place.c: read and write a row of a bound gradient or weight as f32, in any layout.
+/* place.c: read and write a row of a bound gradient or weight as f32 or double, in any layout.
  *
  * In: a place (kernel.h), a row, a range of columns. Out: the elements as f32, or written elements. A row of adjacent
  * elements is converted in one call. For other rows, the inner loop runs along the axis with the smallest stride: in a
@@ -138,13 +138,45 @@ void ng_place_write(const ng_place *v, int64_t row, int64_t col, int64_t n, cons
   }
 }
 
-bool ng_place_finite(const ng_place *v, int64_t row, int64_t col, int64_t n) {
-  if (v->rows_adjacent) return ng_all_finite(ng_place_at(v, row, col), v->dtype, n);
+/* Return the address of an element in any layout. */
+static double *element_at(const ng_place *v, int64_t row, int64_t col) {
+  int64_t at = row * v->row_stride;
+  for (int32_t i = v->axes - 1; i >= 0; i--) {
+    at += col % v->extent[i] * v->stride[i];
+    col /= v->extent[i];
+  }
+  return (double *)v->data + at;
+}
+
+void ng_place_read_double(const ng_place *v, int64_t row, int64_t col, int64_t n, double *out) {
   float room[NG_LINE];
+  if (v->dtype == NG_F64) {
+    for (int64_t i = 0; i < n; i++) {
+      out[i] = *element_at(v, row, col + i);
+    }
+    return;
+  }
   for (int64_t c = 0, m; c < n; c += m) {
     m = ng_min64(NG_LINE, n - c);
     ng_place_read(v, row, col + c, m, room);
-    if (!ng_all_finite(room, NG_F32, m)) return false;
+    ng_from_f32(out + c, NG_F64, room, m);
+  }
+}
+
+void ng_place_write_double(const ng_place *v, int64_t row, int64_t col, int64_t n,
+                           const double *x) {
+  for (int64_t i = 0; i < n; i++) {
+    *element_at(v, row, col + i) = x[i];
+  }
+}
+
+bool ng_place_finite(const ng_place *v, int64_t row, int64_t col, int64_t n) {
+  if (v->rows_adjacent) return ng_all_finite(ng_place_at(v, row, col), v->dtype, n);
+  double room[NG_LINE];
+  for (int64_t c = 0, m; c < n; c += m) {
+    m = ng_min64(NG_LINE, n - c);
+    ng_place_read_double(v, row, col + c, m, room);
+    if (!ng_all_finite(room, NG_F64, m)) return false;
   }
   return true;
 }

@@ -51,19 +51,19 @@ static void count(const counts *c, double d, double g) {
 
 static void count_tile(const job *j, const ng_tile *t, const counts *to) {
   const ng_direction *e = (const ng_direction *)(const void *)j->walk.list + t->region;
-  float g[NG_LINE], u[NG_LINE];
-  double d[NG_LINE];
+  float u[NG_LINE];
+  double g[NG_LINE], d[NG_LINE];
   for (int64_t r = t->row; r < t->row + t->rows; r++) {
     for (int64_t c = t->col, n; c < t->col + t->cols; c += n) {
       n = ng_min64(NG_LINE, t->col + t->cols - c);
-      ng_place_read(e->D.place, e->D.row + r, e->D.col + c, n, g);
+      ng_place_read_double(e->D.place, e->D.row + r, e->D.col + c, n, g);
       if (j->sink == NULL) {
         ng_line_double(e, r, c, n, d);
       } else {
         ng_update_direction(e, &j->sink[t->region], r, c, n, u);
       }
       for (int64_t i = 0; i < n; i++) {
-        count(to, j->sink == NULL ? d[i] : (double)u[i], (double)g[i]);
+        count(to, j->sink == NULL ? d[i] : (double)u[i], g[i]);
       }
     }
   }

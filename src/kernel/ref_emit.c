@@ -8,13 +8,17 @@
 /* ---- elements --------------------------------------------------------------------------------*/
 
 static double read(const ng_place *v, int64_t row, int64_t col) {
-  float x;
-  ng_place_read(v, row, col, 1, &x);
-  return (double)x;
+  double x;
+  ng_place_read_double(v, row, col, 1, &x);
+  return x;
 }
 
 /* Write x if it fits the dtype of the place; return whether it fits. */
 static bool write(const ng_place *v, int64_t row, int64_t col, double x) {
+  if (v->dtype == NG_F64) {
+    if (x - x == 0.0) ng_place_write_double(v, row, col, 1, &x);
+    return x - x == 0.0;
+  }
   const float y = (float)x;
   float stored;
   uint64_t buffer;
@@ -33,8 +37,9 @@ static double gradient(const ng_region *D, int64_t r, int64_t c) {
 static double direction(const ng_direction *e, int64_t r, int64_t c) {
   const double y = e->y != NULL ? (double)e->y[r] : e->y_double != NULL ? e->y_double[r] : 1.0;
   double u = 0.0;
-  if (e->u != NULL) u = (double)e->u[r * e->u_row + (e->map != NULL ? e->map[c] : c * e->u_col)];
-  if (e->u_double != NULL) u = e->u_double[c];
+  const int64_t at = r * e->u_row + (e->map != NULL ? e->map[c] : c * e->u_col);
+  if (e->u != NULL) u = (double)e->u[at];
+  if (e->u_double != NULL) u = e->u_double[at];
   return e->is_stored ? e->scale * u : e->scale * gradient(&e->D, r, c) + e->k * y * u;
 }
 
@@ -90,8 +95,11 @@ void ng_ref_read(ng_queue *q, const ng_read *j, int64_t n) {
   for (const ng_read *end = j + n; j < end; j++) {
     EACH_ELEMENT(j, r, c) {
       const double x = gradient(&j->D, r, c);
-      j->to[r * j->to_row + (j->map != NULL ? j->map[c] : c * j->to_col)] = (float)x;
-      if (x - x != 0.0) *j->finite = 0;
+      const int64_t at = r * j->to_row + (j->map != NULL ? j->map[c] : c * j->to_col);
+      const bool single = j->to_double == NULL;
+      if (single) j->to[at] = (float)x;
+      if (!single) j->to_double[at] = x;
+      if (!(single ? (float)x - (float)x == 0.0f : x - x == 0.0)) *j->finite = 0;
     }
   }
 }
@@ -123,44 +131,59 @@ void ng_ref_emit(ng_queue *q, const ng_direction *e, int64_t n) {
   }
 }
 
-/* The weight and moments of one element. Moments are rounded to f32: if the momentum overflows, the weight does, too. */
+/* An element of an update. Moments and coefficients of an f64 weight are f64, of other weights rounded to f32. If a moment
+ * overflows, the weight overflows, too. */
 typedef struct element {
   double w, m, v;
 } element;
 
-static element sgd(const ng_sgd_numbers *s, const float counted[2], element x, double d) {
-  const double g = d + (double)s->decay * x.w;
-  x.m = (double)(float)((double)counted[1] * x.m + (double)counted[0] * g);
-  const double step = s->nesterov ? g + (double)s->mu * x.m : x.m;
-  x.w = (double)s->keep * x.w - (double)s->lr * step;
+static ng_dtype moment_dtype(const ng_weight_update *s) {
+  return s->weight->dtype == NG_F64 ? NG_F64 : NG_F32;
+}
+
+static double rounded(ng_dtype t, double x) { return t == NG_F64 ? x : (double)(float)x; }
+
+static element sgd(ng_dtype t, const ng_sgd_numbers *s, const double counted[2], element x,
+                   double d) {
+  const double g = d + rounded(t, s->decay) * x.w;
+  x.m = rounded(t, rounded(t, counted[1]) * x.m + rounded(t, counted[0]) * g);
+  const double step = s->nesterov ? g + rounded(t, s->mu) * x.m : x.m;
+  x.w = rounded(t, s->keep) * x.w - rounded(t, s->lr) * step;
   return x;
 }
 
-static element adamw(const ng_adamw_numbers *a, const float counted[2], element x, double d) {
-  x.m = (double)(float)((double)a->b1 * x.m + (double)a->n1 * d);
-  x.v = (double)(float)((double)a->b2 * x.v + (double)a->n2 * d * d);
-  const double root = sqrt(x.v) * (double)counted[1] + (double)a->eps;
-  x.w = (double)a->keep * x.w - (double)counted[0] * (x.m / root);
+static element adamw(ng_dtype t, const ng_adamw_numbers *a, const double counted[2], element x,
+                     double d) {
+  x.m = rounded(t, rounded(t, a->b1) * x.m + rounded(t, a->n1) * d);
+  x.v = rounded(t, rounded(t, a->b2) * x.v + rounded(t, a->n2) * d * d);
+  const double root = sqrt(x.v) * rounded(t, counted[1]) + rounded(t, a->eps);
+  x.w = rounded(t, a->keep) * x.w - rounded(t, counted[0]) * (x.m / root);
   return x;
 }
 
 static element updated(const ng_weight_update *s, element x, double d) {
-  return s->sgd != NULL ? sgd(s->sgd, s->coefficients, x, d)
-                        : adamw(s->adamw, s->coefficients, x, d);
+  const ng_dtype t = moment_dtype(s);
+  return s->sgd != NULL ? sgd(t, s->sgd, s->coefficients, x, d)
+                        : adamw(t, s->adamw, s->coefficients, x, d);
 }
 
-/* Store x in f32 if it is finite there; return whether it is. */
-static bool store_f32(float *to, double x) {
-  const float y = (float)x;
-  const bool fits = y - y == 0.0f;
-  if (fits) *to = y;
+static double load_moment(const void *m, ng_dtype t, int64_t at) {
+  if (m == NULL) return 0.0;
+  return t == NG_F64 ? ((const double *)m)[at] : (double)((const float *)m)[at];
+}
+
+/* Store a moment if it is finite; return whether it is. */
+static bool store_moment(void *m, ng_dtype t, int64_t at, double x) {
+  const bool fits = x - x == 0.0;
+  if (fits && t == NG_F64) ((double *)m)[at] = x;
+  if (fits && t == NG_F32) ((float *)m)[at] = (float)x;
   return fits;
 }
 
 static element load_element(const ng_weight_update *s, int64_t row, int64_t col) {
   const int64_t at = row * s->cols + col;
-  return (element){read(s->weight, row, col), s->m == NULL ? 0.0 : (double)s->m[at],
-                   s->v == NULL ? 0.0 : (double)s->v[at]};
+  const ng_dtype t = moment_dtype(s);
+  return (element){read(s->weight, row, col), load_moment(s->m, t, at), load_moment(s->v, t, at)};
 }
 
 void ng_ref_update(ng_queue *q, const ng_direction *e, const ng_weight_update *s, int64_t n) {
@@ -168,9 +191,10 @@ void ng_ref_update(ng_queue *q, const ng_direction *e, const ng_weight_update *s
   for (const ng_direction *end = e + n; e < end; e++, s++) {
     EACH_ELEMENT(e, r, c) {
       const int64_t row = e->D.row + r, col = e->D.col + c, at = row * s->cols + col;
+      const ng_dtype t = moment_dtype(s);
       const element x = updated(s, load_element(s, row, col), clipped(e, r, c));
-      bool fits = s->m == NULL || store_f32(&s->m[at], x.m);
-      if (s->v != NULL && !store_f32(&s->v[at], x.v)) fits = false;
+      bool fits = s->m == NULL || store_moment(s->m, t, at, x.m);
+      if (s->v != NULL && !store_moment(s->v, t, at, x.v)) fits = false;
       if (!write(s->weight, row, col, x.w) || !fits) atomic_fetch_add(e->overflowed, 1);
     }
   }

@@ -19,6 +19,13 @@ void ng_gather(float *out, const void *from, ng_dtype t, int64_t step, int64_t n
     }
     return;
   }
+  if (t == NG_F64) {
+    const double *x = from;
+    for (int64_t i = 0; i < n; i++) {
+      out[i] = (float)x[i * step];
+    }
+    return;
+  }
   const uint16_t *x = from;
   uint16_t line[NG_LINE];
   for (int64_t at = 0; at < n; at += NG_LINE) {
@@ -39,6 +46,13 @@ void ng_scatter(void *to, ng_dtype t, int64_t step, const float *x, int64_t n) {
     float *out = to;
     for (int64_t i = 0; i < n; i++) {
       out[i * step] = x[i];
+    }
+    return;
+  }
+  if (t == NG_F64) {
+    double *out = to;
+    for (int64_t i = 0; i < n; i++) {
+      out[i * step] = (double)x[i];
     }
     return;
   }
@@ -65,7 +79,7 @@ typedef struct scan {
 } scan;
 
 static uint32_t line_most(const char *at, ng_dtype t, int64_t step, int64_t n) {
-  if (step == 1) return ng_largest_bits_of(at, t, n);
+  if (step == 1 && t != NG_F64) return ng_largest_bits_of(at, t, n);
   float line[NG_LINE];
   uint32_t most = 0;
   for (int64_t i = 0; i < n && most < NG_INF_BITS; i += NG_LINE) {

@@ -1,7 +1,7 @@
 /* squares.c: sums of squares of columns: the diagonal of the Gram matrices of gram_rows.c and
  * gram_conv.c.
  *
- * In: a view in any strides, f32, bf16 or f16. Out: for each column the sum over samples and positions of x^2, or the
+ * In: a view in any strides and dtype. Out: for each column the sum over samples and positions of x^2, or the
  * sum over samples of the squared sum (or mean) over positions. A thread sums all rows of its columns, so the result
  * does not depend on the number of threads. Sums are in f32 over blocks of rows, in double between blocks. */
 #include "kernel/pixels.h"

@@ -1,7 +1,7 @@
 /* update.c: update weights and moments by directions, with SGD or AdamW as in torch.optim (AdamW: decoupled weight decay,
  * arXiv 1711.05101).
  *
- * In: descriptors of directions d (kernel.h), weights in the caller's dtype, moments in f32, coefficients. Out: weights
+ * In: descriptors of directions d (kernel.h), weights in the caller's dtype, moments in f32 or f64, coefficients. Out: weights
  * and moments. With d = clip factor times PD, w the weight, m and v the moments, t the number of the update; lr, wd
  * (weight decay), mu (momentum), damp (dampening), b1, b2 and eps are the caller's numbers:
  *
@@ -27,11 +27,12 @@ typedef struct direction_row {
  * weight overflows, the momentum still changes. If the momentum overflows, the weight overflows, too, so the function
  * counts weights only. `plain`: keep and take are 1, so the compiler removes two products. */
 static inline __attribute__((always_inline)) int32_t
-sgd_loop(const ng_sgd_numbers *s, const float counted[2], float *restrict m, float *restrict w,
+sgd_loop(const ng_sgd_numbers *s, const double counted[2], float *restrict m, float *restrict w,
          const direction_row *of, int64_t n, float limit, bool pair, bool nesterov, bool plain) {
   const float *restrict d = of->d, *restrict u = of->u;
-  const float scale = of->scale, k = of->k, lr = s->lr, mu = s->mu, decay = s->decay,
-              old = counted[1], keep = plain ? 1.0f : s->keep, take = plain ? 1.0f : counted[0];
+  const float scale = of->scale, k = of->k, lr = (float)s->lr, mu = (float)s->mu,
+              decay = (float)s->decay, old = (float)counted[1],
+              keep = plain ? 1.0f : (float)s->keep, take = plain ? 1.0f : (float)counted[0];
   int32_t updated = 0;
   for (int64_t i = 0; i < n; i++) {
     const float pd = pair ? scale * d[i] + k * u[i] : scale * d[i];
@@ -48,9 +49,9 @@ sgd_loop(const ng_sgd_numbers *s, const float counted[2], float *restrict m, flo
   return (int32_t)n - updated;
 }
 
-NG_CLONES static int32_t sgd_tile(const ng_sgd_numbers *s, const float counted[2], float *m,
+NG_CLONES static int32_t sgd_tile(const ng_sgd_numbers *s, const double counted[2], float *m,
                                   float *w, const direction_row *of, int64_t n, float limit) {
-  const bool pair = of->u != NULL, plain = s->keep == 1.0f && counted[0] == 1.0f;
+  const bool pair = of->u != NULL, plain = s->keep == 1.0 && counted[0] == 1.0;
   if (s->nesterov) {
     return pair ? sgd_loop(s, counted, m, w, of, n, limit, true, true, false)
                 : sgd_loop(s, counted, m, w, of, n, limit, false, true, false);
@@ -63,11 +64,12 @@ NG_CLONES static int32_t sgd_tile(const ng_sgd_numbers *s, const float counted[2
 /* Return how many elements have a moment or weight that overflows and keeps its old value. If the second moment
  * overflows, the denominator is Inf, so the weight only decays. */
 static inline __attribute__((always_inline)) int32_t
-adamw_loop(const ng_adamw_numbers *a, const float counted[2], float *restrict m, float *restrict v,
+adamw_loop(const ng_adamw_numbers *a, const double counted[2], float *restrict m, float *restrict v,
            float *restrict w, const direction_row *of, int64_t n, float limit, bool pair) {
   const float *restrict d = of->d, *restrict u = of->u;
-  const float scale = of->scale, k = of->k, b1 = a->b1, b2 = a->b2, n1 = a->n1, n2 = a->n2,
-              keep = a->keep, step = counted[0], root = counted[1], eps = a->eps;
+  const float scale = of->scale, k = of->k, b1 = (float)a->b1, b2 = (float)a->b2, n1 = (float)a->n1,
+              n2 = (float)a->n2, keep = (float)a->keep, step = (float)counted[0],
+              root = (float)counted[1], eps = (float)a->eps;
   int32_t stayed = 0;
   for (int64_t i = 0; i < n; i++) {
     const float g = pair ? scale * d[i] + k * u[i] : scale * d[i];
@@ -84,11 +86,52 @@ adamw_loop(const ng_adamw_numbers *a, const float counted[2], float *restrict m,
   return stayed;
 }
 
-NG_CLONES static int32_t adamw_tile(const ng_adamw_numbers *a, const float counted[2], float *m,
+NG_CLONES static int32_t adamw_tile(const ng_adamw_numbers *a, const double counted[2], float *m,
                                     float *v, float *w, const direction_row *of, int64_t n,
                                     float limit) {
   return of->u != NULL ? adamw_loop(a, counted, m, v, w, of, n, limit, true)
                        : adamw_loop(a, counted, m, v, w, of, n, limit, false);
+}
+
+/* ---- f64 weights -----------------------------------------------------------------------------*/
+
+/* The two updates for one element in double, with f64 moments; return 1 if a result overflows. */
+static int32_t sgd_double(const ng_sgd_numbers *s, const double counted[2], double *m, double *w,
+                          double d) {
+  const double g = d + s->decay * *w, v = counted[1] * *m + counted[0] * g;
+  const double moved = s->keep * *w - s->lr * (s->nesterov ? g + s->mu * v : v);
+  if (fabs(v) < INFINITY) *m = v;
+  if (!(fabs(moved) < INFINITY)) return 1;
+  *w = moved;
+  return 0;
+}
+
+static int32_t adamw_double(const ng_adamw_numbers *a, const double counted[2], double *m,
+                            double *v, double *w, double d) {
+  const double first = a->b1 * *m + a->n1 * d, second = a->b2 * *v + a->n2 * (d * d);
+  const double moved = a->keep * *w - counted[0] * (first / (sqrt(second) * counted[1] + a->eps));
+  const bool fits[] = {fabs(first) < INFINITY, second < INFINITY, fabs(moved) < INFINITY};
+  if (fits[0]) *m = first;
+  if (fits[1]) *v = second;
+  if (fits[2]) *w = moved;
+  return !(fits[0] && fits[1] && fits[2]);
+}
+
+/* Update n <= NG_LINE elements of row r of an f64 weight; return how many overflowed. */
+static int32_t update_double(const ng_direction *e, const ng_weight_update *s, int64_t r, int64_t c,
+                             int64_t n) {
+  const int64_t row = e->D.row + r, col = e->D.col + c, at = row * s->cols + col;
+  double *m = s->m, *v = s->v, d[NG_LINE], w[NG_LINE];
+  int32_t stayed = 0;
+  ng_line_clipped(e, r, c, n, d);
+  ng_place_read_double(s->weight, row, col, n, w);
+  for (int64_t i = 0; i < n; i++) {
+    stayed += s->sgd != NULL
+                  ? sgd_double(s->sgd, s->coefficients, &m[at + i], &w[i], d[i])
+                  : adamw_double(s->adamw, s->coefficients, &m[at + i], &v[at + i], &w[i], d[i]);
+  }
+  ng_place_write_double(s->weight, row, col, n, w);
+  return stayed;
 }
 
 /* ---- rows ------------------------------------------------------------------------------------*/
@@ -118,8 +161,9 @@ static int32_t update_line(const ng_direction *e, const ng_weight_update *s, int
                            int64_t n, float limit, const direction_row *of) {
   const int64_t row = e->D.row + r, col = e->D.col + c, at = row * s->cols + col;
   float tile[NG_LINE], *w = ng_line_f32(s->weight, row, col, n, tile);
+  float *m = s->m, *v = s->v;
   const int32_t stayed =
-      update(s, s->m == NULL ? NULL : s->m + at, s->v == NULL ? NULL : s->v + at, w, of, n, limit);
+      update(s, m == NULL ? NULL : m + at, v == NULL ? NULL : v + at, w, of, n, limit);
   if (w == tile) ng_place_write(s->weight, row, col, n, tile);
   return stayed;
 }
@@ -142,6 +186,10 @@ static void update_tile(void *updates, const void *descriptor, const ng_tile *t)
     }
     for (int64_t c = t->col, n; c < t->col + t->cols; c += n) {
       n = ng_min64(most, t->col + t->cols - c);
+      if (s->weight->dtype == NG_F64) {
+        stayed += update_double(e, s, r, c, n);
+        continue;
+      }
       x = ng_line_of(e, r, c, n, buffer);
       const direction_row of = direction_of(e, &x, r, c, n, gradient);
       stayed += update_line(e, s, r, c, n, limit, &of);
@@ -159,17 +207,17 @@ void ng_emit_update(ng_queue *q, const ng_direction *e, const ng_weight_update *
 void ng_update_direction(const ng_direction *e, const ng_weight_update *s, int64_t r, int64_t c,
                          int64_t n, float *u) {
   const int64_t row = e->D.row + r, col = e->D.col + c, at = row * s->cols + col;
-  const size_t bytes = (size_t)n * sizeof(float);
+  const ng_dtype t = s->weight->dtype == NG_F64 ? NG_F64 : NG_F32; /* of the moments */
   float buffer[NG_LINE], gradient[NG_LINE], m[NG_LINE], v[NG_LINE];
   const ng_line x = ng_line_of(e, r, c, n, buffer);
   const direction_row of = direction_of(e, &x, r, c, n, gradient);
   ng_place_read(s->weight, row, col, n, u);
   if (!ng_all_finite(u, NG_F32, n)) {
-    memset(u, 0, bytes);
+    memset(u, 0, (size_t)n * sizeof *u);
     return;
   }
-  if (s->m != NULL) memcpy(m, s->m + at, bytes);
-  if (s->v != NULL) memcpy(v, s->v + at, bytes);
+  if (s->m != NULL) ng_to_f32(m, (const char *)s->m + at * ng_dtype_size(t), t, n);
+  if (s->v != NULL) ng_to_f32(v, (const char *)s->v + at * ng_dtype_size(t), t, n);
   (void)update(s, m, v, u, &of, n, INFINITY);
   for (int64_t i = 0; i < n; i++) {
     u[i] = -u[i];

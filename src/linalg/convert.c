@@ -1,6 +1,6 @@
-/* convert.c: convert between f32, bf16 and f16; find non-finite values.
+/* convert.c: convert between f32, f64, bf16 and f16; find non-finite values.
  *
- * In: arrays of the caller in f32, bf16 or f16.  Out: arrays in f32; the reverse conversion.  The conversions are
+ * In: arrays of the caller in f32, f64, bf16 or f16.  Out: arrays in f32; the reverse conversion.  The conversions are
  * integer arithmetic on bit patterns and, for f16, one exact scaling; they have no branches, so that compilers
  * vectorise the loops.  bf16 is the upper half of an f32; f16 is IEEE 754-2008 binary16. */
 #include <string.h>
@@ -91,6 +91,18 @@ NG_CLONES static void narrow_many_f16(uint16_t *restrict dst, const float *restr
   }
 }
 
+NG_CLONES static void round_many_f64(float *restrict dst, const double *restrict src, int64_t n) {
+  for (int64_t i = 0; i < n; i++) {
+    dst[i] = (float)src[i];
+  }
+}
+
+NG_CLONES static void widen_many_f32(double *restrict dst, const float *restrict src, int64_t n) {
+  for (int64_t i = 0; i < n; i++) {
+    dst[i] = (double)src[i];
+  }
+}
+
 /* Return 1 if an exponent has only ones (Inf or NaN).  The test reads bits, because -ffast-math may remove a test of
  * floats.  The loop has no early exit, so that it vectorises. */
 NG_CLONES static uint32_t has_nonfinite32(const float *src, int64_t n) {
@@ -142,10 +154,12 @@ float ng_float_of_bits(uint32_t bits) { return float_of(bits); }
 
 /* If n is 0, `dst` and `src` may be NULL. */
 void ng_to_f32(float *dst, const void *src, ng_dtype t, int64_t n) {
-  NG_ASSERT(t == NG_F32 || t == NG_BF16 || t == NG_F16);
+  NG_ASSERT(ng_dtype_is_real(t));
   if (n <= 0) return;
   if (t == NG_F32) {
     memcpy(dst, src, (size_t)n * sizeof *dst);
+  } else if (t == NG_F64) {
+    round_many_f64(dst, src, n);
   } else if (t == NG_BF16) {
     widen_many_bf16(dst, src, n);
   } else {
@@ -154,10 +168,12 @@ void ng_to_f32(float *dst, const void *src, ng_dtype t, int64_t n) {
 }
 
 void ng_from_f32(void *dst, ng_dtype t, const float *src, int64_t n) {
-  NG_ASSERT(t == NG_F32 || t == NG_BF16 || t == NG_F16);
+  NG_ASSERT(ng_dtype_is_real(t));
   if (n <= 0) return;
   if (t == NG_F32) {
     memcpy(dst, src, (size_t)n * sizeof *src);
+  } else if (t == NG_F64) {
+    widen_many_f32(dst, src, n);
   } else if (t == NG_BF16) {
     narrow_many_bf16(dst, src, n);
   } else {
@@ -175,7 +191,7 @@ static bool all_finite64(const double *x, int64_t n) {
 
 bool ng_all_finite(const void *src, ng_dtype t, int64_t n) {
   if (t == NG_F64) return all_finite64(src, n);
-  if (t != NG_F32 && t != NG_BF16 && t != NG_F16) return true; /* integers are always finite */
+  if (!ng_dtype_is_real(t)) return true; /* integers are always finite */
   /* Pieces are long enough to run at memory speed, and short enough to stop soon after the first
    * non-finite value. */
   enum { PIECE = 16384 };

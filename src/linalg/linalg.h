@@ -26,14 +26,14 @@
 
 #include "natgrad.h"
 
-/* ---- convert.c: f32, bf16, f16 ---------------------------------------------------------------*/
+/* ---- convert.c: f32, f64, bf16, f16 ----------------------------------------------------------*/
 
 float ng_bf16_to_f32(uint16_t h);
 uint16_t ng_f32_to_bf16(float f); /* round to nearest even; NaN gives NaN */
 float ng_f16_to_f32(uint16_t h);
 uint16_t ng_f32_to_f16(float f); /* round to nearest even, also to subnormals; overflow gives Inf */
 
-/* Convert n elements from or to dtype `t`: f32, bf16 or f16. */
+/* Convert n elements from or to dtype `t`: f32, f64, bf16 or f16. */
 void ng_to_f32(float *dst, const void *src, ng_dtype t, int64_t n);
 void ng_from_f32(void *dst, ng_dtype t, const float *src, int64_t n);
 bool ng_all_finite(const void *src, ng_dtype t, int64_t n); /* `t` may be any dtype */

@@ -61,9 +61,9 @@ static ng_status make_place(ng_precond *p, const ng_slot *slot, const ng_array *
   ng_strided s;
   memset(out, 0, sizeof *out);
   if (a->data == NULL) return NG_OK;
-  if (a->dtype != NG_F32 && a->dtype != NG_BF16 && a->dtype != NG_F16) {
-    return ng_fail(p->ctx, NG_ERR_ARG, "%s: '%s' has dtype %s, expected f32, bf16 or f16", call,
-                   name, ng_dtype_name(a->dtype));
+  if (!ng_dtype_is_real(a->dtype)) {
+    return ng_fail(p->ctx, NG_ERR_ARG, "%s: '%s' has dtype %s, expected f32, f64, bf16 or f16",
+                   call, name, ng_dtype_name(a->dtype));
   }
   if (a->mem != NG_HOST && a->mem != NG_DEVICE) {
     return ng_fail(p->ctx, NG_ERR_ARG, "%s: '%s': mem is %d, expected NG_HOST or NG_DEVICE", call,
@@ -129,6 +129,20 @@ static ng_status bound_slot(ng_precond *p, const ng_binding *b, const char *call
   return NG_OK;
 }
 
+/* An f64 weight needs f64 moments, whose memory ng_ready has planned. */
+static ng_status check_moments(ng_precond *p, const ng_slot *slot, const ng_place *weight,
+                               const char *call) {
+  const bool is_double = weight->dtype == NG_F64;
+  if (!p->is_ready || p->opt.base.update == NG_UPDATE_GRADIENT || weight->data == NULL ||
+      is_double == (slot->moment_dtype == NG_F64)) {
+    return NG_OK;
+  }
+  return ng_fail(p->ctx, NG_ERR_STATE,
+                 "%s: '%s' has dtype %s and its moments are %s: bind a weight of this dtype before "
+                 "ng_ready, which plans the moments",
+                 call, slot->name, ng_dtype_name(weight->dtype), ng_dtype_name(slot->moment_dtype));
+}
+
 static ng_status bind_one(ng_precond *p, const ng_binding *b, const char *call, bool apply) {
   ng_slot *slot = NULL;
   ng_status st = bound_slot(p, b, call, &slot);
@@ -137,6 +151,7 @@ static ng_status bind_one(ng_precond *p, const ng_binding *b, const char *call, 
     ng_place place;
     if (a == NULL) continue;
     st = make_place(p, slot, a, call, &place);
+    if (st == NG_OK && k == 1) st = check_moments(p, slot, &place, call);
     if (st != NG_OK || !apply) continue;
     place.one_step = b->hold == NG_ONE_STEP && place.data != NULL;
     if (place.one_step) p->has_expiring = true;

@@ -34,14 +34,15 @@ typedef struct ng_slot {
   int64_t rows, cols; /* weight [out, in/groups*kh*kw]; bias and tensors [1, count] */
   int64_t groups; /* of a convolution: they divide the rows, or the columns if rows = 1; else 1 */
   ng_place grad, weight; /* bound arrays */
-  float *m, *v;          /* momentum or first moment; second moment; NULL if the update has none */
+  void *m, *v;           /* momentum or first moment; second moment; NULL if the update has none */
+  ng_dtype moment_dtype; /* f64 if the weight bound at ng_ready is f64, otherwise f32 */
   int32_t update_group;  /* group of a fused update, from ng_set_group */
   ng_block *block;       /* NULL: no curvature */
   int32_t segment;       /* index of this slot's segment in the block */
   bool updates_here;     /* this rank updates the weight (option update_ranks) */
   bool is_excluded;      /* from this step: the entry is frozen or has no gradient */
   _Atomic int64_t overflowed; /* elements that the update of this step left unchanged */
-  float
+  double
       late_coefficients[2]; /* replace ng_group_numbers.coefficients if the entry missed updates */
 } ng_slot;
 

@@ -27,7 +27,7 @@ ng_status ng_setup_request_memory(ng_precond *p, ng_plan *plan) {
     ng_entry *e = p->entry[i];
     for (int32_t k = 0; k < e->slots && !e->d.frozen; k++) {
       ng_slot *s = &e->slot[k];
-      const int64_t bytes = s->rows * s->cols * (int64_t)sizeof(float);
+      const int64_t bytes = s->rows * s->cols * ng_dtype_size(s->moment_dtype);
       if (!s->updates_here) continue;
       s->m = adamw || sgd ? ng_plan_take(plan, NG_USE_MOMENTS, bytes) : NULL;
       s->v = adamw ? ng_plan_take(plan, NG_USE_MOMENTS, bytes) : NULL;
@@ -49,12 +49,14 @@ static ng_status count_groups(ng_precond *p) {
   return ng_objects_status(p);
 }
 
-/* Set slot->updates_here: this rank updates the weight.  Only such slots get memory for moments. */
+/* Set slot->moment_dtype, and slot->updates_here: this rank updates the weight.  Only such slots get memory for moments. */
 static ng_status set_updates(ng_precond *p) {
   const bool owned = ng_update_is_owned(p);
   for (int32_t i = 0; i < p->entries; i++) {
     ng_entry *e = p->entry[i];
     for (int32_t k = 0; k < e->slots; k++) {
+      const bool is_double = e->slot[k].weight.data != NULL && e->slot[k].weight.dtype == NG_F64;
+      e->slot[k].moment_dtype = is_double ? NG_F64 : NG_F32;
       e->slot[k].updates_here = !owned || ng_update_owner(p, e, i) == p->ctx->rank;
     }
   }
@@ -132,7 +134,8 @@ static void hash_model(const ng_precond *p, uint64_t hash[NG_HASHES]) {
   for (int32_t i = 0; i < p->entries; i++) {
     const ng_entry *e = p->entry[i];
     const int32_t group[] = {e->slot[NG_WEIGHT].update_group, e->slot[NG_BIAS].update_group};
-    const int64_t field[] = {e->is_tensor, e->is_frozen, ng_entry_whole(e)->slot[0].cols};
+    const int64_t field[] = {e->is_tensor, e->is_frozen, ng_entry_whole(e)->slot[0].cols,
+                             e->slot[0].moment_dtype, e->slot[1].moment_dtype};
     hash[1] = hash_layer(hash[1], &ng_entry_whole(e)->d);
     hash[1] = hash_text(hash[1], e->family == NULL ? NULL : e->family->name);
     hash[1] = hash_bytes(hash[1], field, sizeof field);

@@ -35,8 +35,8 @@ static void set_slice(ng_precond *p, const ng_slot *slot, ng_field *f) {
 
 /* Visit a moment.  With update_ranks = all every rank has the moment (everywhere); otherwise only `owner` has it. */
 static ng_status visit_moment(field_walk *w, ng_precond *p, const ng_slot *slot, const char *name,
-                              float *data, int32_t owner, bool everywhere) {
-  ng_field f = ng_field_plain(name, NG_F32, slot->rows, slot->cols, data, owner);
+                              void *data, int32_t owner, bool everywhere) {
+  ng_field f = ng_field_plain(name, slot->moment_dtype, slot->rows, slot->cols, data, owner);
   f.is_everywhere = everywhere;
   set_slice(p, slot, &f);
   f.is_nonnegative = ng_is(name, "second");
@@ -44,10 +44,10 @@ static ng_status visit_moment(field_walk *w, ng_precond *p, const ng_slot *slot,
   return one_field(w, &f);
 }
 
-static bool below_zero(const float *x, int64_t n) {
+static bool below_zero(const void *x, ng_dtype t, int64_t n) {
   int found = 0;
   for (int64_t i = 0; i < n; i++) {
-    found |= x[i] < 0.0F;
+    found |= t == NG_F64 ? ((const double *)x)[i] < 0.0 : ((const float *)x)[i] < 0.0F;
   }
   return found != 0;
 }
@@ -55,7 +55,7 @@ static bool below_zero(const float *x, int64_t n) {
 /* A training run never stores such numbers, because every later average or moment would be non-finite. */
 const char *ng_field_error(const ng_field *f, const void *data, int64_t n) {
   return !ng_all_finite(data, f->dtype, n) ? "holds a number that is not finite"
-         : f->is_nonnegative && below_zero(data, n)
+         : f->is_nonnegative && below_zero(data, f->dtype, n)
              ? "holds a number below 0, expected means of squares"
              : NULL;
 }

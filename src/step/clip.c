@@ -23,7 +23,7 @@ void ng_clip_measure(ng_precond *p) {
       ng_segment *g = &p->block[i]->segment[k];
       const ng_place *w = &g->slot->weight;
       if (g->slot->is_excluded) continue; /* an excluded weight may be unbound */
-      if (!w->rows_adjacent) {
+      if (!w->rows_adjacent || w->dtype == NG_F64) {
         const ng_direction e = {.D = {w, 0, g->slot->rows, 0, g->slot->cols}, .scale = 1.0};
         ng_kernels(q)->norm2(q, &e, 1, p->step->emission.parts, &g->weight_norm2);
         continue;

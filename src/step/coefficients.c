@@ -12,18 +12,17 @@
  *
  * SGD: {take, old} of m <- old m + take g. In the first update of a parameter, and with momentum 0, m <- g without
  * dampening, as in torch, whose momentum starts as a copy of g.
- * AdamW: {lr / (1 - b1^t), 1 / sqrt(1 - b2^t)} with t = updates + 1, so that no element needs these divisions. 1 - b^t is
- * computed in double: at t = 1 and b2 = 0.999 an f32 would lose three digits. */
+ * AdamW: {lr / (1 - b1^t), 1 / sqrt(1 - b2^t)} with t = updates + 1, so that no element needs these divisions. */
 static void count_updates(const ng_group_numbers *of, ng_output_kind kind, int64_t updates,
-                          float out[2]) {
+                          double out[2]) {
   const bool first = updates == 0 || of->momentum == 0.0;
   const double t = (double)(updates + 1);
   if (kind == NG_OUT_SGD) {
-    out[0] = first ? 1.0f : (float)(1.0 - of->dampening);
-    out[1] = first ? 0.0f : (float)of->momentum;
+    out[0] = first ? 1.0 : 1.0 - of->dampening;
+    out[1] = first ? 0.0 : of->momentum;
   } else {
-    out[0] = (float)(of->lr / (1.0 - pow(of->beta1, t)));
-    out[1] = (float)(1.0 / sqrt(1.0 - pow(of->beta2, t)));
+    out[0] = of->lr / (1.0 - pow(of->beta1, t));
+    out[1] = 1.0 / sqrt(1.0 - pow(of->beta2, t));
   }
 }
 
@@ -32,10 +31,10 @@ void ng_update_set_sgd(ng_group_numbers *of, const ng_sgd *how, int64_t updates)
   of->momentum = how->momentum;
   of->dampening = how->dampening;
   of->sgd = (ng_sgd_numbers){
-      .lr = (float)how->lr,
-      .mu = (float)how->momentum,
-      .keep = how->decoupled ? (float)(1.0 - how->lr * how->weight_decay) : 1.0f,
-      .decay = how->decoupled ? 0.0f : (float)how->weight_decay,
+      .lr = how->lr,
+      .mu = how->momentum,
+      .keep = how->decoupled ? 1.0 - how->lr * how->weight_decay : 1.0,
+      .decay = how->decoupled ? 0.0 : how->weight_decay,
       .nesterov = how->nesterov != 0,
   };
   count_updates(of, NG_OUT_SGD, updates, of->coefficients);
@@ -46,12 +45,12 @@ void ng_update_set_adamw(ng_group_numbers *of, const ng_adamw *how, int64_t upda
   of->beta1 = how->beta1;
   of->beta2 = how->beta2;
   of->adamw = (ng_adamw_numbers){
-      .b1 = (float)how->beta1,
-      .b2 = (float)how->beta2,
-      .n1 = (float)(1.0 - how->beta1),
-      .n2 = (float)(1.0 - how->beta2),
-      .keep = (float)(1.0 - how->lr * how->weight_decay),
-      .eps = (float)how->eps,
+      .b1 = how->beta1,
+      .b2 = how->beta2,
+      .n1 = 1.0 - how->beta1,
+      .n2 = 1.0 - how->beta2,
+      .keep = 1.0 - how->lr * how->weight_decay,
+      .eps = how->eps,
   };
   count_updates(of, NG_OUT_ADAMW, updates, of->coefficients);
 }
@@ -59,8 +58,8 @@ void ng_update_set_adamw(ng_group_numbers *of, const ng_adamw *how, int64_t upda
 /* The first coefficient of AdamW contains lr, so it is computed again. */
 void ng_update_set_unit(ng_group_numbers *of, ng_output_kind kind, int64_t updates) {
   of->lr = 1.0;
-  of->sgd.lr = 1.0f;
-  of->sgd.keep = of->adamw.keep = 0.0f;
+  of->sgd.lr = 1.0;
+  of->sgd.keep = of->adamw.keep = 0.0;
   count_updates(of, kind, updates, of->coefficients);
 }
 

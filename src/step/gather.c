@@ -2,10 +2,10 @@
  *
  * The owner of a block updates the block's parameters and stores their moments.  A parameter without curvature, of
  * entry i, belongs to rank i mod W.  Weights travel in the order of registration, in messages of at most PIECE
- * elements, as f32, which is exact for all weight dtypes. */
+ * elements, as f64 if the weight is f64, otherwise as f32, so the values are exact. */
 #include "step/step.h"
 
-enum { PIECE = 1 << 20 }; /* most floats of a message */
+enum { PIECE = 1 << 20 }; /* most elements of a message */
 
 bool ng_update_is_owned(const ng_precond *p) {
   return p->opt.base.update_ranks == NG_UPDATE_RANKS_OWNER &&
@@ -21,15 +21,17 @@ int64_t ng_gather_scratch(const ng_precond *p) {
   for (int32_t i = 0; i < p->entries && ng_update_is_owned(p); i++) {
     for (int32_t k = 0; k < p->entry[i]->slots; k++) {
       const ng_slot *s = &p->entry[i]->slot[k];
-      most = ng_max64(most, ng_min64(PIECE, s->rows * s->cols));
+      const int64_t n = ng_min64(PIECE, s->rows * s->cols);
+      most = ng_max64(most, n * ng_dtype_size(s->moment_dtype));
     }
   }
-  return most * (int64_t)sizeof(float);
+  return most;
 }
 
 /* Copy elements [from, from + n) of the weight, counted row by row, to x on the owner, and from x to the weight on other
- * ranks. The elements are at most three regions: the end of a row, whole rows, the beginning of a row. */
-static void copy_floats(ng_precond *p, ng_slot *s, int64_t from, int64_t n, float *x) {
+ * ranks. The elements are at most three regions: the end of a row, whole rows, the beginning of a row. x: f64 or f32. */
+static void copy_weights(ng_precond *p, ng_slot *s, int64_t from, int64_t n, void *x) {
+  const bool is_double = s->moment_dtype == NG_F64;
   ng_queue *q = p->ctx->queue;
   ng_direction e = {.scale = 1.0, .is_stored = true, .u_col = 1, .overflowed = &s->overflowed};
   for (int64_t i = 0, cols; i < n; i += e.D.rows * cols) {
@@ -37,9 +39,15 @@ static void copy_floats(ng_precond *p, ng_slot *s, int64_t from, int64_t n, floa
     const bool whole = col == 0 && left >= s->cols;
     cols = ng_min64(left, s->cols - col);
     e.D = (ng_region){&s->weight, row, whole ? left / cols : 1, col, cols};
-    e.u = x + i;
+    e.u = is_double ? NULL : (float *)x + i;
+    e.u_double = is_double ? (double *)x + i : NULL;
     e.u_row = cols;
-    const ng_read r = {e.D, x + i, cols, 1, NULL, &p->step->shards.finite};
+    const ng_read r = {.D = e.D,
+                       .to = (float *)(uintptr_t)e.u,
+                       .to_double = (double *)(uintptr_t)e.u_double,
+                       .to_row = cols,
+                       .to_col = 1,
+                       .finite = &p->step->shards.finite};
     if (s->updates_here) {
       ng_kernels(q)->read(q, &r, 1);
     } else {
@@ -52,13 +60,13 @@ static void copy_floats(ng_precond *p, ng_slot *s, int64_t from, int64_t n, floa
 static ng_status gather_slot(ng_precond *p, ng_slot *s, int32_t root) {
   const ng_group world = ng_group_world(p->ctx->comm);
   const int64_t count = s->rows * s->cols;
-  float *x = (void *)p->arena[NG_USE_SCRATCH];
+  void *x = p->arena[NG_USE_SCRATCH];
   ng_status st = NG_OK;
   for (int64_t from = 0, n; from < count && st == NG_OK; from += n) {
     n = ng_min64(PIECE, count - from);
-    if (s->updates_here) copy_floats(p, s, from, n, x);
-    st = ng_comm_broadcast(p->ctx->comm, &world, x, n, NG_F32, root);
-    if (st == NG_OK && !s->updates_here) copy_floats(p, s, from, n, x);
+    if (s->updates_here) copy_weights(p, s, from, n, x);
+    st = ng_comm_broadcast(p->ctx->comm, &world, x, n, s->moment_dtype, root);
+    if (st == NG_OK && !s->updates_here) copy_weights(p, s, from, n, x);
   }
   return st;
 }
@@ -80,7 +88,7 @@ void ng_gather_count_traffic(const ng_precond *p, ng_rank_plan *out) {
     const ng_entry *e = p->entry[i];
     for (int32_t k = 0; k < e->slots && !e->d.frozen; k++) {
       const int64_t count = e->slot[k].rows * e->slot[k].cols;
-      out->weights_bytes += count * (int64_t)sizeof(float);
+      out->weights_bytes += count * ng_dtype_size(e->slot[k].moment_dtype);
       out->weights_messages += (count + PIECE - 1) / PIECE;
     }
   }

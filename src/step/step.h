@@ -37,7 +37,7 @@ typedef struct ng_group_numbers {
   double lr, momentum, dampening, beta1, beta2; /* the caller's values */
   ng_sgd_numbers sgd;
   ng_adamw_numbers adamw;
-  float coefficients[2]; /* SGD: take, old; AdamW: step, root */
+  double coefficients[2]; /* SGD: take, old; AdamW: step, root */
 } ng_group_numbers;
 
 typedef struct ng_output {
