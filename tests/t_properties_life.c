@@ -283,6 +283,8 @@ static void waits_are_few(const variant *v) {
   const bool solves = has(v, VECTORS) && strstr(v->f->name, "full norms") != NULL;
   if (!window) fixture_real(&o, "stat_period", 3);
   if (!window && !has(v, VECTORS)) fixture_real(&o, "solve_period", 3);
+  if (strcmp(v->f->name, "mfac") == 0)
+    fixture_set(&o, "per_layer", "linear: window=2"); /* two blocks */
   case_result r = v_run(v, s, &o);
   for (int t = 1; t < 3; t++) {
     const int64_t *is = r.waits[t];

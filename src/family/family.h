@@ -142,6 +142,10 @@ typedef struct ng_family {
   /* Enqueue PD and the sums that `measure` reads; default: nothing. The engine calls the entry for all blocks and waits
    * once. So the scratch is for queued work only, and the host reads no result here. */
   void (*precondition)(ng_block *b);
+  /* For a family that reads bound gradients: NG_SKIPPED if a gradient is not finite. The engine calls the entry after it has
+   * called `observe` of all blocks and waited once, and discards the sums if necessary; default: `observe` waits and
+   * returns the status. */
+  ng_status (*check_observed)(ng_block *b);
   /* Return the bytes of scratch that `observe` needs for the observation o; default: the planned scratch is enough. */
   int64_t (*observe_scratch)(const ng_block *b, const ng_obs *o);
   /* pd2[i] <- |PD|^2 of segment i, on ranks that compute PD themselves; default: computed from `emit`. */

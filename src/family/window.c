@@ -242,27 +242,20 @@ static void enter(ng_block *b, double lr) {
   if (!b->is_selecting) w->store->enter(b);
 }
 
-/* Wait once, for all results.  If a gradient is not finite, clear the sums; no other array that this step has written is
- * read in a later step. */
+/* If a gradient is not finite, the engine discards the sums; no other array that this step writes is read in a later
+ * step. */
 static ng_status observe(ng_block *b, const ng_obs *o) {
   ng_window *w = ng_window_of(b);
   const bool fresh = b->stat->is_due;
-  ng_status st = need_weights(b);
+  const ng_status st = need_weights(b);
   b->is_selecting = false;
-  if (st != NG_OK) return st;
   memset(w->results, 0, 3 * NG_FLAT_OPS * sizeof *w->results);
+  if (st != NG_OK) return st;
   w->drops_rows = fresh && w->lr > 0.0 && o->lr <= b->base.window_empty * w->lr;
   ng_window_list_used(w, fresh);
   if (fresh) enter(b, o->lr);
   if (!b->is_selecting) add_products(b, fresh);
-  ng_queue_wait(b->ctx->queue);
-  st = ng_window_check_read(b);
-  if (st == NG_OK) return NG_OK;
-  b->is_selecting = false;
-  for (int32_t i = 0; i < b->stats; i++) {
-    memset(b->stat[i].part->sum, 0, (size_t)(w->parts * w->places) * sizeof(double));
-  }
-  return st;
+  return NG_OK;
 }
 
 static void select_topk(ng_block *b, int32_t round, double *x) {
@@ -461,6 +454,7 @@ const ng_family ng_family_window = {
     .statistics = statistics,
     .plan = plan,
     .observe = observe,
+    .check_observed = ng_window_check_read,
     .precondition = precondition,
     .measure = measure,
     .select_topk = select_topk,

@@ -371,8 +371,20 @@ static bool grads_finite(const ng_block *b) {
   return finite;
 }
 
-/* Observe each bound gradient as one sample; take.c has checked the bindings. After a failure, continue: ng_engine.refused
- * and ng_engine.status contain the result for `check`. */
+/* Discard the sums of bound gradients. */
+static void discard_gradients(ng_block *b) {
+  bool observed = false;
+  b->is_selecting = false;
+  for (int32_t k = 0; k < b->stats; k++) {
+    if (b->stat[k].observed != NG_OBSERVED_FLATGRAD) continue;
+    observed = observed || b->stat[k].w > 0.0;
+    ng_stat_discard(&b->stat[k]);
+  }
+  b->observation_count[ng_observed_kind(NG_OBSERVED_FLATGRAD)] -= observed;
+}
+
+/* Observe each bound gradient as one sample, then wait once; take.c has checked the bindings. After a failure, continue:
+ * ng_engine.refused and ng_engine.status contain the result for `check`. */
 ng_status ng_gradients_observe(ng_precond *p) {
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
@@ -389,6 +401,14 @@ ng_status ng_gradients_observe(ng_precond *p) {
     if (st == NG_SKIPPED) p->step->refused = true;
     if (st < NG_OK) p->step->status = ng_worse_status(p->step->status, st);
   }
+  ng_queue_wait(p->ctx->queue);
+  for (int32_t i = 0; i < p->blocks; i++) {
+    ng_block *b = p->block[i];
+    if (!ng_block_observes_gradients(p, b) || b->family->check_observed == NULL) continue;
+    if (b->family->check_observed(b) == NG_OK) continue;
+    p->step->refused = true;
+    discard_gradients(b);
+  }
   return NG_OK;
 }
 
@@ -396,15 +416,8 @@ ng_status ng_gradients_observe(ng_precond *p) {
  * this rank's own `refused`, which `check` has overwritten, because every rank contributes its own value again. */
 void ng_gradients_discard(ng_precond *p) {
   for (int32_t i = 0; i < p->blocks; i++) {
-    ng_block *b = p->block[i];
-    bool observed = false;
-    b->is_selecting = b->is_excluded = false;
-    for (int32_t k = 0; k < b->stats; k++) {
-      if (b->stat[k].observed != NG_OBSERVED_FLATGRAD) continue;
-      observed = observed || b->stat[k].w > 0.0;
-      ng_stat_discard(&b->stat[k]);
-    }
-    b->observation_count[ng_observed_kind(NG_OBSERVED_FLATGRAD)] -= observed;
+    p->block[i]->is_excluded = false;
+    discard_gradients(p->block[i]);
   }
   p->step->refused = p->step->refused_before;
 }
