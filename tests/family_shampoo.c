@@ -7,20 +7,20 @@ static bool fits(const ng_settings *o, const ng_entry *e) { return matrices_fit(
 static ng_status create(ng_block *b) { return matrices_create(b, NG_RESULT_ROOT); }
 
 /* (L / c + e I)^(-1/4) = c^(1/4) (L + c e I)^(-1/4), c = 1 - decay^t; grafting cancels the factor. */
-static ng_status solve(ng_block *b) {
+static ng_status solve(ng_block *b, ng_solve_phase phase) {
   matrices *k = matrices_of(b);
-  ng_queue *q = b->ctx->queue;
   const double c = 1.0 - pow(b->base.stat_decay, k->steps + 1.0);
   int32_t worst = 0;
   if (!b->has_averages || b->stat->owner != b->ctx->rank) return NG_OK;
   for (int i = 0; i < 2; i++) {
-    k->of[i].F = b->stat->part[i].average;
-    const int32_t rung =
-        ng_matrix_solve(q, &k->of[i], 0.0, c * b->base.damping, 0.0, ng_scratch(b));
+    ng_matrix *m = &k->of[i];
+    m->F = b->stat->part[i].average;
+    if (phase == NG_SOLVE_LIST) ng_block_list(b, m, 0.0, c * b->base.damping, 0.0);
+    if (phase != NG_SOLVE_CLIMB) continue;
+    const int32_t rung = ng_matrix_climb(b->ctx->queue, m, ng_scratch(b));
     worst = rung > worst ? rung : worst;
   }
-  ng_queue_wait(q);
-  return matrices_count(b, worst);
+  return phase == NG_SOLVE_CLIMB ? matrices_count(b, worst) : NG_OK;
 }
 
 static void read_results(ng_block *b) {

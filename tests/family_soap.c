@@ -25,7 +25,7 @@ static ng_status create(ng_block *b) {
 }
 
 /* The first basis is computed from the first gradient. Each later basis refreshes the present basis. */
-static ng_status solve(ng_block *b) {
+static ng_status solve(ng_block *b, ng_solve_phase phase) {
   matrices *k = matrices_of(b);
   ng_queue *q = b->ctx->queue;
   int32_t worst = 0;
@@ -37,8 +37,10 @@ static ng_status solve(ng_block *b) {
     m->F = b->stat->part[i].average;
     for (int32_t j = 0; j < m->n; j++)
       k->order[i][j] = j;
+    if (phase == NG_SOLVE_LIST && k->steps == 0.0) ng_block_list(b, m, 0.0, b->base.damping, 0.0);
+    if (phase != NG_SOLVE_CLIMB) continue;
     if (k->steps == 0.0) {
-      rung = ng_matrix_solve(q, m, 0.0, b->base.damping, 0.0, ng_scratch(b));
+      rung = ng_matrix_climb(q, m, ng_scratch(b));
     } else {
       memcpy(m->R, k->basis[i], (size_t)(m->n * m->n) * sizeof(float));
       if (!ng_matrix_refresh(q, m, k->order[i], ng_scratch(b))) rung = NG_DAMPED_NONE;
@@ -46,7 +48,7 @@ static ng_status solve(ng_block *b) {
     worst = rung > worst ? rung : worst;
   }
   ng_queue_wait(q);
-  return matrices_count(b, worst);
+  return phase == NG_SOLVE_CLIMB ? matrices_count(b, worst) : NG_OK;
 }
 
 static void read_results(ng_block *b) {}

@@ -58,7 +58,9 @@ static void BYTES(const void *at, int64_t bytes) { late_forbid(name_of_entry, at
 #define WORK(e, ...)                                                                               \
   static void e##_work(ng_queue *q, const void *record) {                                          \
     const e##_args *x = record;                                                                    \
-    real->e(q, __VA_ARGS__);                                                                       \
+    ng_queue now = *q;                                                                             \
+    now.la = real;                                                                                 \
+    real->e(&now, __VA_ARGS__);                                                                    \
   }
 #define NOTE(e, ...)                                                                               \
   const e##_args x = {__VA_ARGS__};                                                                \
@@ -111,7 +113,7 @@ LATE6(qr, i64, i64, float *, i64, void *, int *, MATRIX(c, b, a, d), INFO(g))
 LATE5(power, i64, in, double, double, float *, FLOATS(f, a))
 LATE6(divide_by, i64, float *, in, double, bool, double, FLOATS(b, a))
 LATE4(shift, i64, void *, ng_dtype, double, BYTES(b, ng_sym_count(a) * ng_dtype_size(c)))
-LATE4(trace, i64, in_any, ng_dtype, double *, DOUBLES(d, 1))
+LATE5(trace, i64, in_any, ng_dtype, bool, double *, DOUBLES(f, 1))
 LATE3(unpack, ng_sym, float *, i64, MATRIX(b, a.n, a.n, c))
 LATE4(widen, i64, in_any, ng_dtype, float *, FLOATS(d, a))
 LATE4(narrow, i64, in, void *, ng_dtype, BYTES(c, a * ng_dtype_size(d)))
@@ -152,6 +154,35 @@ static void late_gemm(ng_queue *q, bool ta, bool tb, int64_t m, int64_t n, int64
   NAMED(gemm, MATRIX(C, m, n, ldc));
 }
 
+typedef struct solve_args {
+  ng_matrix **list;
+  int64_t n;
+  float *scratch;
+} solve_args;
+
+static void solve_work(ng_queue *q, const void *record) {
+  const solve_args *x = record;
+  ng_queue now = *q;
+  now.la = real;
+  real->solve(&now, x->list, x->n, x->scratch);
+  free(x->list);
+}
+
+static void late_solve(ng_queue *q, ng_matrix *const *list, int64_t n, float *scratch) {
+  ng_matrix **copy = malloc((size_t)n * sizeof *copy + 1);
+  if (copy == NULL) abort();
+  memcpy(copy, list, (size_t)n * sizeof *copy);
+  NOTE(solve, copy, n, scratch);
+  for (int64_t i = 0; i < n; i++) {
+    const ng_matrix *m = copy[i];
+    const int64_t count = m->form != NG_FORM_SYMMETRIC     ? 0
+                          : m->result == NG_RESULT_EIGEN ? m->n * m->n
+                                                         : ng_sym_count(m->n);
+    NAMED(solve, BYTES(m->R, count * ng_dtype_size(m->result_dtype)), INFO(&m->taken));
+    if (m->d != NULL) FLOATS(m->d, m->n);
+  }
+}
+
 /* Sizes do not depend on earlier calls. */
 static int64_t late_eigen_work(const ng_queue *q, int64_t n) { return real->eigen_work(q, n); }
 static int64_t late_qr_work(const ng_queue *q, int64_t m, int64_t n) {
@@ -175,6 +206,7 @@ static const ng_linalg_ops late = {
     .eigen_work = late_eigen_work,
     .qr = late_qr,
     .qr_work = late_qr_work,
+    .solve = late_solve,
     .power = late_power,
     .divide_by = late_divide_by,
     .factor64 = late_factor64,

@@ -15,6 +15,7 @@ ng_status matrices_create(ng_block *b, ng_result result) {
   matrices *k = b->state = ng_object(b->p, sizeof *k);
   if (k == NULL) return NG_ERR_NOMEM;
   k->m = b->entry->d.out;
+  b->matrices = 2;
   k->n = b->entry->d.in;
   for (int i = 0; i < 2; i++) {
     k->of[i] = (ng_matrix){.result = result, .p = 4.0, .n = i == 0 ? k->m : k->n};

@@ -262,22 +262,24 @@ static void one_wrong_entry_is_noticed(void **state) {
   q->la = &ops;
   for (int i = 0; i < 12; i++) {
     float F[6] = {0.0f}, R[6], scratch[512];
-    int info[2];
     wrong.factor = i % 2 == 1;
     wrong.in_double = i % 4 > 1;
     wrong.entry = wrong.factor ? entry[i / 4].of_factor : entry[i / 4].of_inverse;
     F[ng_sym_at(3, 0, 0)] = 4.0f;
     F[ng_sym_at(3, 1, 1)] = entry[i / 4].worst;
     F[ng_sym_at(3, 2, 2)] = 9.0f;
-    const ng_damped m = {.n = 3,
-                         .F = F,
-                         .kept = NG_F32,
-                         .R = R,
-                         .stored = NG_F32,
-                         .is_factor = wrong.factor,
-                         .info = info};
-    assert_true(ng_damped_scratch(3) <= 512);
-    assert_int_equal(ng_damped_solve(q, &m, 1e-6, scratch),
+    ng_matrix m = {.result = wrong.factor ? NG_RESULT_CHOLESKY : NG_RESULT_INVERSE,
+                   .n = 3,
+                   .F = F,
+                   .average_dtype = NG_F32,
+                   .result_dtype = NG_F32,
+                   .R = R,
+                   .on = 1e-6};
+    ng_matrix *list = &m;
+    assert_true(ng_matrix_scratch(q, &m) <= 512);
+    ng_on(q)->solve(q, &list, 1, scratch);
+    ng_queue_wait(q);
+    assert_int_equal(ng_matrix_climb(q, &m, scratch),
                      wrong.in_double ? NG_DAMPED_NONE : NG_DAMPED_DOUBLE);
   }
   q->la = wrong.real;

@@ -179,7 +179,7 @@ static void eigen(int64_t n) {
     trace += (double)w.a[i];
   }
   double known;
-  DO(q, trace, n, s.a, NG_F32, &known);
+  DO(q, trace, n, s.a, NG_F32, false, &known);
   CHECK(fabs(trace - known) <= (double)n * U32 * known);
   through_vectors(n, V.a, NULL, z, x, y);
   check_probe(y, z, frobenius(z, n), n);

@@ -54,7 +54,7 @@ static void late_entries_run_in_order_at_the_wait(void **state) {
   int info = -1;
   a[corner] = 0.0f;
   ng_on(&q)->shift(&q, 2, a, NG_F32, 9.0);
-  ng_on(&q)->trace(&q, 2, a, NG_F32, &trace);
+  ng_on(&q)->trace(&q, 2, a, NG_F32, false, &trace);
   ng_on(&q)->factor(&q, S, &info);
   assert_int_equal(late_waiting(), 3);
   assert_true(info == -1 && trace == -1.0 && a[corner] == 0.0f);
@@ -79,7 +79,7 @@ static int signal_of_a_read(bool wait, bool number) {
     int info = 1;
     (void)close(STDERR_FILENO); /* hide the message of assert */
     (void)signal(SIGABRT, SIG_DFL);
-    ng_on(&q)->trace(&q, 1, a, NG_F32, &trace);
+    ng_on(&q)->trace(&q, 1, a, NG_F32, false, &trace);
     ng_on(&q)->factor(&q, S, &info);
     if (wait) ng_queue_wait(&q);
     const bool right = number ? *ng_numbers_read(&q, &trace) == 4.0 : ng_info_read(&q, &info) == 0;

@@ -155,7 +155,7 @@ static void found_by_name(void **arg) {
     assert_true(la->shift && la->trace && la->unpack && la->widen && la->narrow && la->scale);
     assert_true(la->fold && la->fold_wide && la->finite && la->largest && la->copy);
     assert_true(la->divide && la->row_sums && la->norm2 && la->add_sums);
-    assert_true(la->mul_diagonal && la->mul64);
+    assert_true(la->mul_diagonal && la->mul64 && la->solve);
   }
 }
 

@@ -26,6 +26,18 @@ static ng_queue queue_for(const ng_linalg_ops *la) {
   return queue_of(la != NULL ? la : late_over(&ng_linalg_ref));
 }
 
+/* Solve one matrix; return the rung. */
+static int32_t solve_matrix(ng_queue *q, ng_matrix *m, double shift, double on, double floor,
+                            float *scratch) {
+  m->shift = shift;
+  m->on = on;
+  m->floor = floor;
+  m->in_double = false;
+  ng_on(q)->solve(q, &m, 1, scratch);
+  ng_queue_wait(q);
+  return ng_matrix_climb(q, m, scratch);
+}
+
 /* One side: its matrices, and each matrix in dense form. */
 typedef struct flank {
   ng_matrix m[GROUPS * BLOCKS];
@@ -110,7 +122,7 @@ static void solve_side(ng_queue *q, flank *f, double on, float *scratch) {
     ng_matrix *m = &f->m[i];
     double trace = 0.0;
     CHECK(ng_matrix_scratch(q, m) <= SCRATCH);
-    CHECK(ng_matrix_solve(q, m, 0.25 * on, 0.75 * on, 0.0, scratch) == 0);
+    CHECK(solve_matrix(q, m, 0.25 * on, 0.75 * on, 0.0, scratch) == 0);
     if (m->form == NG_FORM_ABSENT) continue;
     ng_matrix_measure(q, m);
     ng_queue_wait(q);
@@ -202,6 +214,68 @@ static void every_form_and_result(void **arg) {
   }
 }
 
+/* (F + d I) R = I to a few roundings of f32 times the condition. */
+static bool is_inverse(ng_sym F, double d, ng_sym R) {
+  const int64_t n = F.n;
+  double *A = dense(F), *X = dense(R), worst = 0.0;
+  for (int64_t i = 0; i < n; i++)
+    A[i * (n + 1)] += d;
+  dense_product(false, false, n, n, n, A, X, X);
+  for (int64_t i = 0; i < n * n; i++)
+    worst = fmax(worst, fabs(X[i] - (i % (n + 1) == 0 ? 1.0 : 0.0)));
+  free(A);
+  free(X);
+  return worst <= 2e-6;
+}
+
+/* Matrices of one list have the same bits as alone, with any number of threads. A matrix that fails keeps its result. */
+static void lists(void **arg) {
+  enum { LIST = 48, FAILS = 7, LARGEST = 70 };
+  ng_queue queue = queue_for(*arg), *q = &queue;
+  ng_matrix m[LIST], *list[LIST];
+  ng_sym F[LIST], R[LIST], alone[LIST];
+  float *scratch = work_new(SCRATCH * sizeof *scratch);
+  for (int i = 0; i < LIST; i++) {
+    const int64_t n = i % 3 == 0 ? 64 : 1 + (i * 11) % LARGEST;
+    F[i] = sym_positive(n, 0.5);
+    R[i] = sym_new(n);
+    alone[i] = sym_new(n);
+    if (i == FAILS) sym_set(F[i], n - 1, n - 1, -5.0f);
+    for (int64_t k = 0; k < ng_sym_count(n); k++)
+      R[i].a[k] = alone[i].a[k] = (float)i;
+    m[i] = (ng_matrix){.result = i % 5 == 0 ? NG_RESULT_CHOLESKY : NG_RESULT_INVERSE, .n = n};
+    m[i].average_dtype = m[i].result_dtype = NG_F32;
+    m[i].F = F[i].a;
+    m[i].on = 0.25;
+    list[i] = &m[i];
+    assert_true(ng_matrix_scratch(q, list[i]) <= SCRATCH);
+  }
+  for (int32_t threads = 1; threads <= 3; threads += 2) {
+    q->threads = threads;
+    for (int i = 0; i < LIST; i++) {
+      m[i].R = alone[i].a;
+      ng_on(q)->solve(q, &list[i], 1, scratch);
+      ng_queue_wait(q);
+      m[i].R = R[i].a;
+    }
+    ng_on(q)->solve(q, list, LIST, scratch);
+    ng_queue_wait(q);
+    for (int i = 0; i < LIST; i++) {
+      CASE("list of %d threads, n = %" PRId64, (int)threads, m[i].n);
+      CHECK(ng_info_read(q, &m[i].taken) == (i != FAILS));
+      CHECK(i != FAILS || R[i].a[0] == (float)FAILS);
+      CHECK(memcmp(R[i].a, alone[i].a, (size_t)ng_sym_count(m[i].n) * sizeof *R[i].a) == 0);
+      CHECK(i == FAILS || m[i].result != NG_RESULT_INVERSE || is_inverse(F[i], 0.25, R[i]));
+    }
+  }
+  for (int i = 0; i < LIST; i++) {
+    sym_free(F[i]);
+    sym_free(R[i]);
+    sym_free(alone[i]);
+  }
+  work_free(scratch, SCRATCH * sizeof *scratch);
+}
+
 /* ---- roots, refreshed bases ------------------------------------------------------------------*/
 
 /* X = (F + d I)^(-1/p): X^a (F + d I)^b = I with a / b = p. The error is about a times the error of X, which is n u cond. */
@@ -223,7 +297,7 @@ static void roots(void **arg) {
         CASE("root n = %" PRId64 " p = %g zero %d", n, m.p, zero);
         const int64_t floats = ng_matrix_scratch(q, &m);
         float *scratch = work_new(floats * (int64_t)sizeof *scratch);
-        CHECK(ng_matrix_solve(q, &m, shift, on, 0.0, scratch) == 0);
+        CHECK(solve_matrix(q, &m, shift, on, 0.0, scratch) == 0);
         ng_queue_wait(q);
         work_free(scratch, floats * (int64_t)sizeof *scratch);
         sym_check(X);
@@ -253,7 +327,7 @@ static void diagonal_roots(void **arg) {
   float F[3] = {0.5f, 2.0f, 0.0f}, d[3], scratch[16];
   ng_matrix m = {.form = NG_FORM_DIAGONAL, .result = NG_RESULT_ROOT, .n = 3, .p = 4.0, .F = F};
   m.d = d;
-  CHECK(ng_matrix_solve(&queue, &m, 0.125, 0.25, 0.0, scratch) == 0);
+  CHECK(solve_matrix(&queue, &m, 0.125, 0.25, 0.0, scratch) == 0);
   for (int i = 0; i < 3; i++)
     CHECK(fabs((double)d[i] * pow((double)F[i] + 0.375, 0.25) - 1.0) <= 1e-6);
 }
@@ -268,8 +342,8 @@ static void root_out_of_range(void **arg) {
   m.average_dtype = NG_F32;
   m.result_dtype = NG_F16;
   float *scratch = work_new(SCRATCH);
-  CHECK(ng_matrix_solve(q, &m, 0.0, 1e-12, 0.0, scratch) == NG_DAMPED_NONE); /* 1e6 > 65504 */
-  CHECK(ng_matrix_solve(q, &m, 0.0, 0.0, 0.0, scratch) == NG_DAMPED_NONE);   /* Inf */
+  CHECK(solve_matrix(q, &m, 0.0, 1e-12, 0.0, scratch) == NG_DAMPED_NONE); /* 1e6 > 65504 */
+  CHECK(solve_matrix(q, &m, 0.0, 0.0, 0.0, scratch) == NG_DAMPED_NONE);   /* Inf */
   CHECK(memcmp(R, old, sizeof R) == 0);
   work_free(scratch, SCRATCH);
   sym_free(F);
@@ -310,7 +384,7 @@ static void refreshes(void **arg) {
     CASE("refresh n = %" PRId64, n);
     const int64_t floats = ng_matrix_scratch(q, &m);
     float *scratch = work_new(floats * (int64_t)sizeof *scratch);
-    CHECK(ng_matrix_solve(q, &m, 0.0, 1.0, 0.0, scratch) == 0);
+    CHECK(solve_matrix(q, &m, 0.0, 1.0, 0.0, scratch) == 0);
     ng_queue_wait(q);
     m.F = F.a;
     double *A = dense(F), top = 0.0, first = 0.0, last = 0.0;
@@ -372,8 +446,13 @@ static void directions(void **arg) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      EACH_AND_LATE(every_form_and_result), EACH_AND_LATE(roots),     EACH_AND_LATE(diagonal_roots),
-      EACH_AND_LATE(root_out_of_range),     EACH_AND_LATE(refreshes), cmocka_unit_test(directions),
+      EACH_AND_LATE(every_form_and_result),
+      EACH_AND_LATE(lists),
+      EACH_AND_LATE(roots),
+      EACH_AND_LATE(diagonal_roots),
+      EACH_AND_LATE(root_out_of_range),
+      EACH_AND_LATE(refreshes),
+      cmocka_unit_test(directions),
   };
   return cmocka_run_group_tests_name("twosided", tests, seed_begin, NULL);
 }

@@ -244,11 +244,16 @@ static void shifts_and_traces(void **arg) {
         exact += (double)get(S, t, ng_sym_at(n, i, i));
         terms += fabs((double)get(S, t, ng_sym_at(n, i, i)));
       }
-      DO(q, trace, n, S, t, &trace);
+      DO(q, trace, n, S, t, false, &trace);
       CHECK(fabs(*ng_numbers_read(q, &trace) - exact) <= 2.0 * (double)(n + 4) * U64 * terms);
       put(S, t, ng_sym_at(n, n - 1, n - 1), NAN);
-      DO(q, trace, n, S, t, &trace);
+      DO(q, trace, n, S, t, false, &trace);
       CHECK(isnan(*ng_numbers_read(q, &trace)));
+      exact = 0.0;
+      for (int64_t i = 0; i < n; i++)
+        exact += (double)get(old, t, i);
+      DO(q, trace, n, old, t, true, &trace);
+      CHECK(*ng_numbers_read(q, &trace) == exact);
       drop(S, count, t);
       drop(old, count, t);
     }

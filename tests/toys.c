@@ -61,9 +61,10 @@ static ng_status diagonal_observe(ng_block *b, const ng_obs *o) {
   return NG_OK;
 }
 
-static ng_status diagonal_solve(ng_block *b) {
+static ng_status diagonal_solve(ng_block *b, ng_solve_phase phase) {
   const float *v = b->stat->part->average;
-  for (int64_t i = 0; i < b->segment->to && b->stat->owner == b->ctx->rank; i++) {
+  if (phase != NG_SOLVE_CLIMB || b->stat->owner != b->ctx->rank) return NG_OK;
+  for (int64_t i = 0; i < b->segment->to; i++) {
     ((diagonal *)b->state)->by[i] = (float)(1.0 / (b->base.damping + sqrt((double)v[i])));
   }
   return NG_OK;

@@ -160,6 +160,15 @@ ng_status ng_block_alloc_stats(ng_block *b, int32_t count) {
   return NG_OK;
 }
 
+void ng_block_list(ng_block *b, ng_matrix *m, double shift, double on, double floor) {
+  m->shift = shift;
+  m->on = on;
+  m->floor = floor;
+  m->in_double = false;
+  b->p->list[b->p->listed++] = m;
+  b->listed++;
+}
+
 ng_status ng_block_measured(ng_block *b, const ng_direction_sums *s, int64_t count) {
   ng_queue *q = b->ctx->queue;
   if (s->finite == 0) {

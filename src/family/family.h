@@ -11,7 +11,7 @@
  *   [statistics]     the engine sums over ranks and folds into the averages
  *   select_topk      all ranks select the k largest elements of the gradient, in a few small sums over ranks
  *   put_traces       the owner of a statistic sends its traces to the owners of the block's other statistics
- *   solve            the owner computes results; read_results: every rank that received results reads them
+ *   solve            the owner computes results, in three phases; read_results: every rank that received results reads them
  *   sums             describe sums over gradients, which the engine computes for all blocks at once
  *   precondition     enqueue PD and its sums; the engine waits once for all blocks
  *   measure          read the sums
@@ -103,6 +103,8 @@ typedef enum ng_scope {
   NG_SCOPE_MODEL  /* one block over the parameters of all layers that fit */
 } ng_scope;
 
+typedef enum ng_solve_phase { NG_SOLVE_MEASURE, NG_SOLVE_LIST, NG_SOLVE_CLIMB } ng_solve_phase;
+
 typedef struct ng_family {
   const char *name;
   uint32_t observed;
@@ -155,9 +157,11 @@ typedef struct ng_family {
   ng_status (*numbers)(ng_block *b, ng_number_visit visit, void *arg);
 
   /* ---- optional; NULL: the family does not support this function ---- */
-  /* Set both or neither. solve, on every rank: compute the results that this rank owns; for a fallback count the rung
-   * and return NG_RESCUED. read_results, on workers: read received or loaded results, new or old. */
-  ng_status (*solve)(ng_block *b);
+  /* Set both or neither. solve, on every rank: compute the results that this rank owns. The engine calls each phase for all
+   * blocks and waits in between: MEASURE enqueues the numbers that LIST reads; LIST calls ng_block_list for each matrix, and
+   * the engine solves the matrices of all blocks; CLIMB calls ng_matrix_climb, leaves no work pending, and returns NG_RESCUED after it
+   * counted the rung of a fallback. read_results, on workers: read received or loaded results, new or old. */
+  ng_status (*solve)(ng_block *b, ng_solve_phase phase);
   void (*read_results)(ng_block *b);
   /* For blocks whose statistics have different owners: after the fold, the owner of statistic `stat` writes
    * b->traces_per_stat numbers. All ranks of the block's column receive all numbers in b->traces for `solve`. */
@@ -230,6 +234,9 @@ typedef struct ng_direction_sums {
 /* Set b->inner, b->d2 and b->pd2. If D is not finite, set the `count` numbers of the direction to 0, because other ranks
  * may receive the direction before they learn that the step is skipped; return NG_SKIPPED. */
 ng_status ng_block_measured(ng_block *b, const ng_direction_sums *s, int64_t count);
+
+/* Let the engine compute the result of m with this damping (ng_matrix). */
+void ng_block_list(ng_block *b, ng_matrix *m, double shift, double on, double floor);
 
 /* Allocate b->stat with `count` statistics, freed with the block. */
 ng_status ng_block_alloc_stats(ng_block *b, int32_t count);

@@ -190,6 +190,7 @@ static ng_status create(ng_block *b) {
   k->both.right = k->right->matrix;
   k->both.left_count = k->left->group_parts;
   k->both.right_count = k->right->group_parts;
+  b->matrices = k->left->parts + k->right->parts;
   k->both.damping = ng_object(b->p, (size_t)k->groups * sizeof *k->both.damping);
   describe_block(b);
   return k->both.damping == NULL ? NG_ERR_NOMEM : NG_OK;

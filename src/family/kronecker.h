@@ -66,7 +66,7 @@ static inline int64_t ng_kron_info_count(const ng_side *s, int64_t groups) {
 ng_status ng_kron_observe(ng_block *b, const ng_obs *o);
 int64_t ng_kron_observe_scratch(const ng_block *b, const ng_obs *o);
 void ng_kron_put_traces(ng_block *b, int32_t stat, double *mean);
-ng_status ng_kron_solve(ng_block *b);
+ng_status ng_kron_solve(ng_block *b, ng_solve_phase phase);
 void ng_kron_read_results(ng_block *b);
 void ng_kron_precondition(ng_block *b);
 ng_status ng_kron_measure(ng_block *b);

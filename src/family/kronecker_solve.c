@@ -61,19 +61,17 @@ void ng_kron_set_damping(const ng_block *b) {
 
 /* ---- the block -------------------------------------------------------------------------------*/
 
-/* Set `F`, `trace` and `finite` of the averages of a group that this rank keeps. pi uses both traces, so ng_kron_solve must
+/* Enqueue `trace` and `finite` of the averages that this rank keeps. pi uses the traces of both sides, so ng_kron_solve must
  * know whether they are finite. */
-static void measure_averages(const ng_block *b, int32_t group) {
+static void measure_averages(const ng_block *b) {
   const ng_kron *k = ng_kron_of(b);
   for (int side = 0; side < 2; side++) {
     const ng_side *s = &k->side[side];
-    if (!s->stat->has_average) continue;
-    for (int32_t i = group * s->group_parts; i < (group + 1) * s->group_parts; i++) {
+    for (int32_t i = 0; i < s->parts && s->stat->has_average; i++) {
       s->matrix[i].F = s->stat->part[i].average;
       ng_matrix_measure(b->ctx->queue, &s->matrix[i]);
     }
   }
-  ng_queue_wait(b->ctx->queue);
 }
 
 /* *mean <- mean eigenvalue of side s in a group, plus its leaked shift; return false if an entry is not finite. */
@@ -107,28 +105,11 @@ static double least_damping(const ng_block *b, int side, int32_t group, const do
 /* Write the mean eigenvalues of side `stat`, which the owner of the other side needs for pi. */
 void ng_kron_put_traces(ng_block *b, int32_t stat, double *mean) {
   ng_kron *k = ng_kron_of(b);
+  measure_averages(b);
+  ng_queue_wait(b->ctx->queue);
   for (int32_t group = 0; group < k->groups; group++) {
-    measure_averages(b, group);
     (void)mean_eigenvalue(b, &k->side[stat], group, &mean[group]);
   }
-}
-
-/* Solve one group of a side on its owner; return the highest rung of its parts. */
-static int32_t solve_group(ng_block *b, ng_side *s, int32_t group, double on, bool finite) {
-  int32_t worst = 0;
-  for (int32_t j = group * s->group_parts; j < (group + 1) * s->group_parts; j++) {
-    ng_matrix *m = &s->matrix[j];
-    int32_t rung = NG_DAMPED_NONE;
-    if (finite) {
-      rung = ng_matrix_solve(b->ctx->queue, m, s->shift[group], on, b->base.eigen_floor,
-                             ng_scratch(b));
-    }
-    if (rung == NG_DAMPED_NONE) rung = m->is_good ? NG_RUNG_LAST : NG_RUNG_PLAIN;
-    ng_count_rung(b->p, rung);
-    m->is_good = m->is_good || rung < NG_RUNG_LAST;
-    worst = rung > worst ? rung : worst;
-  }
-  return worst;
 }
 
 /* Return pi, or 1 if pi would be 0, Inf or NaN; with 1 the product of both shifts is still lambda. */
@@ -144,53 +125,73 @@ static bool is_new(const ng_block *b, const ng_stat *s) {
   return !s->stale.enabled || !b->was_solved || s->is_new;
 }
 
-/* Every rank that keeps the averages computes the same traces, pi and shifts, but only the owner of a side solves it.
- * So no rank waits for pi, and with damping_leak the shifts are equal on all ranks. (In the published program only the
- * owner's average is shifted, until the next reduction.) If only its owner keeps a side, b->traces has the means of
- * both sides. Each group has its own pi. */
-ng_status ng_kron_solve(ng_block *b) {
+static bool owns(const ng_block *b, const ng_side *s) {
+  return s->stat->owner == b->ctx->rank && is_new(b, s->stat);
+}
+
+/* List the matrices of a group, unless their side is not finite. Every rank that keeps the averages computes the same traces,
+ * pi and shifts, but only the owner of a side solves it. So no rank waits for pi, and with damping_leak the shifts are
+ * equal on all ranks. (In the published program only the owner's average is shifted, until the next reduction.) If only its
+ * owner keeps a side, b->traces has the means of both sides. */
+static void list_group(ng_block *b, int32_t group) {
   ng_kron *k = ng_kron_of(b);
-  const double lambda = b->base.damping;
-  int32_t worst[2] = {0, 0};
-  bool own[2]; /* this rank solves the side */
-  k->lambda = lambda;
-  if (!b->has_averages && b->traces == NULL) return NG_OK;
+  double mean[2], on[2];
+  bool finite[2];
   for (int i = 0; i < 2; i++) {
-    const ng_stat *s = k->side[i].stat;
-    own[i] = s->owner == b->ctx->rank && is_new(b, s);
+    finite[i] = k->side[i].stat->has_average && mean_eigenvalue(b, &k->side[i], group, &mean[i]);
+    if (b->traces != NULL) mean[i] = b->traces[i * b->traces_per_stat + group];
   }
-  for (int32_t group = 0; group < k->groups; group++) {
-    double mean[2], on[2];
-    bool finite[2];
-    measure_averages(b, group);
-    for (int i = 0; i < 2; i++) {
-      finite[i] = k->side[i].stat->has_average && mean_eigenvalue(b, &k->side[i], group, &mean[i]);
-      if (b->traces != NULL) mean[i] = b->traces[i * b->traces_per_stat + group];
-    }
-    const double pi = pi_of(mean);
-    ng_kron_split_damping(b, lambda, pi, on);
-    for (int i = 0; i < 2; i++) {
-      ng_side *s = &k->side[i];
-      if (own[i]) {
-        const double d = k->is_eigen ? least_damping(b, i, group, mean, on) : on[i];
-        const int32_t rung = solve_group(b, s, group, d, finite[i]);
-        worst[i] = rung > worst[i] ? rung : worst[i];
-        s->solve_info[NG_INFO_PI + group] = (float)pi;
-        if (group == 0) s->solve_info[NG_INFO_DAMPING] = (float)on[i];
-      }
-      if (b->base.damping_leak && s->stat->has_average && is_new(b, s->stat))
-        s->shift[group] += on[i];
-    }
-  }
-  ng_queue_wait(b->ctx->queue); /* other blocks use the scratch next */
+  const double pi = pi_of(mean);
+  ng_kron_split_damping(b, b->base.damping, pi, on);
   for (int i = 0; i < 2; i++) {
     ng_side *s = &k->side[i];
-    for (int32_t j = 0; own[i] && j < s->parts; j++) {
-      s->solve_info[NG_INFO_PI + k->groups + j] = s->matrix[j].is_good ? 1.0f : 0.0f;
+    const double d = k->is_eigen ? least_damping(b, i, group, mean, on) : on[i];
+    for (int32_t j = group * s->group_parts; owns(b, s) && j < (group + 1) * s->group_parts; j++) {
+      if (finite[i]) {
+        ng_block_list(b, &s->matrix[j], s->shift[group], d, b->base.eigen_floor);
+      } else {
+        s->matrix[j].finite = 0;
+      }
     }
-    if (own[i]) s->solve_info[NG_INFO_RUNG] = (float)worst[i];
+    if (owns(b, s)) s->solve_info[NG_INFO_PI + group] = (float)pi;
+    if (owns(b, s) && group == 0) s->solve_info[NG_INFO_DAMPING] = (float)on[i];
+    if (b->base.damping_leak && s->stat->has_average && is_new(b, s->stat))
+      s->shift[group] += on[i];
   }
-  return worst[0] > 0 || worst[1] > 0 ? NG_RESCUED : NG_OK;
+}
+
+/* Climb the ladder for the matrices of a side on its owner; return the highest rung. */
+static int32_t climb_side(ng_block *b, ng_side *s) {
+  const ng_kron *k = ng_kron_of(b);
+  int32_t worst = 0;
+  for (int32_t j = 0; j < s->parts; j++) {
+    ng_matrix *m = &s->matrix[j];
+    int32_t rung = NG_DAMPED_NONE;
+    if (m->finite != 0) rung = ng_matrix_climb(b->ctx->queue, m, ng_scratch(b));
+    if (rung == NG_DAMPED_NONE) rung = m->is_good ? NG_RUNG_LAST : NG_RUNG_PLAIN;
+    ng_count_rung(b->p, rung);
+    m->is_good = m->is_good || rung < NG_RUNG_LAST;
+    worst = rung > worst ? rung : worst;
+    s->solve_info[NG_INFO_PI + k->groups + j] = m->is_good ? 1.0f : 0.0f;
+  }
+  s->solve_info[NG_INFO_RUNG] = (float)worst;
+  return worst;
+}
+
+ng_status ng_kron_solve(ng_block *b, ng_solve_phase phase) {
+  ng_kron *k = ng_kron_of(b);
+  int32_t worst = 0;
+  k->lambda = b->base.damping;
+  if (!b->has_averages && b->traces == NULL) return NG_OK;
+  if (phase == NG_SOLVE_MEASURE) measure_averages(b);
+  for (int32_t group = 0; group < k->groups && phase == NG_SOLVE_LIST; group++) {
+    list_group(b, group);
+  }
+  for (int i = 0; i < 2 && phase == NG_SOLVE_CLIMB; i++) {
+    const int32_t rung = owns(b, &k->side[i]) ? climb_side(b, &k->side[i]) : 0;
+    worst = rung > worst ? rung : worst;
+  }
+  return worst > 0 ? NG_RESCUED : NG_OK;
 }
 
 /* Read from solve_info which parts are good. */

@@ -45,6 +45,7 @@ static ng_status create(ng_block *b) {
                              .has_beta = d->bias != 0};
   k->width = (int64_t)b->entry->slots * d->in;
   k->is_full = b->solves = b->base.norm_block == NG_NORM_FULL;
+  b->matrices = k->is_full;
   if (!k->layer.has_gamma) b->observed &= ~(uint32_t)NG_OBSERVED_INPUT;
   if (k->is_full && !ng_linalg_fits(k->width)) {
     return ng_fail(b->ctx, NG_ERR_ARG,
@@ -124,15 +125,19 @@ static double damping(const ng_block *b) { return b->base.damping * b->base.norm
 
 /* ---- full: solve -----------------------------------------------------------------------------*/
 
-static ng_status solve(ng_block *b) {
+static ng_status solve(ng_block *b, ng_solve_phase phase) {
   ng_norm *k = ng_norm_of_block(b);
   const double d = damping(b);
+  const bool owns = b->stat->owner == b->ctx->rank;
   int32_t rung = 0;
   if (!b->has_averages) return NG_OK;
-  if (b->stat->owner == b->ctx->rank) {
+  if (phase == NG_SOLVE_LIST && owns) {
     k->side->F = b->stat->part->average;
-    rung = ng_matrix_solve(b->ctx->queue, k->side, 0.0, k->shift + d, 0.0, ng_scratch(b));
-    ng_queue_wait(b->ctx->queue);
+    ng_block_list(b, k->side, 0.0, k->shift + d, 0.0);
+  }
+  if (phase != NG_SOLVE_CLIMB) return NG_OK;
+  if (owns) {
+    rung = ng_matrix_climb(b->ctx->queue, k->side, ng_scratch(b));
     const bool had = k->solve_info[NG_NORM_GOOD] != 0.0f;
     if (rung == NG_DAMPED_NONE) rung = had ? NG_RUNG_LAST : NG_RUNG_PLAIN;
     k->solve_info[NG_NORM_RUNG] = (float)rung;

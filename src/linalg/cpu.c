@@ -390,6 +390,7 @@ const ng_linalg_ops ng_linalg_cpu = {
     .solve64 = solve64,
     .eigen64 = eigen64,
     .eigen64_work = eigen64_work,
+    .solve = ng_small_solve,
     NG_HOST_ENTRIES,
 };
 

@@ -112,6 +112,40 @@ typedef struct ng_piece {
  * return their number. The block must be below the diagonal (r0 >= c0 + k) or on it (r0 == c0, m == k). */
 int32_t ng_sym_pieces(ng_sym s, int64_t r0, int64_t m, int64_t c0, int64_t k, ng_piece out[3]);
 
+/* ---- matrices with a result -------------------------------------------------------------------*/
+
+typedef enum ng_form { NG_FORM_SYMMETRIC, NG_FORM_DIAGONAL, NG_FORM_ABSENT } ng_form;
+
+/* What a solve computes. A diagonal matrix has d = the diagonal of the result. */
+typedef enum ng_result {
+  NG_RESULT_INVERSE,  /* R = (F + d I)^-1 */
+  NG_RESULT_CHOLESKY, /* R = L of F + d I = L L'; diagonal: as INVERSE */
+  NG_RESULT_EIGEN,    /* F = Q diag(e) Q', Q = R': row i of R is the eigenvector of d[i] */
+  NG_RESULT_COPY,     /* R = F */
+  NG_RESULT_ROOT      /* R = (F + d I)^(-1/p), p > 0 any real number */
+} ng_result;
+
+/* A symmetric or diagonal matrix, or the identity, with its result. */
+typedef struct ng_matrix {
+  ng_form form;
+  ng_result result;
+  bool is_good;     /* the caller's: the stored result passed its checks */
+  int64_t n;        /* order */
+  int64_t row, col; /* twosided/: first row and column of D that the matrix multiplies */
+  double p;         /* ROOT */
+  const void *F;    /* the average, in ng_sym order; diagonal: [n], f32 */
+  ng_dtype average_dtype, result_dtype; /* result_dtype f64: INVERSE only */
+  void *R;  /* [ng_matrix_count], result_dtype; eigen: [n, n], else ng_sym order */
+  float *d; /* [n] eigenvalues; diagonal: see ng_result; otherwise NULL */
+  /* The present solve: d = shift + on. Eigen: `on` is the smallest damping of any eigenvector. Eigen, root: `shift` is
+   * added to the eigenvalues, and eigenvalues at or below `floor` become 0. */
+  double shift, on, floor;
+  bool in_double;
+  /* The queue writes these numbers. finite, trace: of F; taken: see ng_linalg_ops.solve; top: the largest eigenvalue. */
+  int info, finite, taken;
+  double trace, top;
+} ng_matrix;
+
 /* ---- operations ------------------------------------------------------------------------------*/
 
 /* The divisors (g[r] + on_g) (a[c] + on_a) + on_both of the entries (r, c) of a matrix in the eigenbases of G and A; g, a:
@@ -165,10 +199,16 @@ struct ng_linalg_ops {
   void (*eigen64)(ng_queue *q, int64_t n, double *V, double *w, void *work, int *info);
   int64_t (*eigen64_work)(const ng_queue *q, int64_t n);
 
+  /* Compute the results of n finite matrices. If a result passes its checks, store it and set taken = 1; otherwise the
+   * stored result stays, and taken = 0. The matrices are independent, so a device may compute equal orders at once, and
+   * `cpu` computes small ones in threads. scratch: floats, at least ng_solve_scratch of each matrix. */
+  void (*solve)(ng_queue *q, ng_matrix *const *list, int64_t n, float *scratch);
+
   /* ---- symmetric storage of order n, any dtype ---- */
   void (*shift)(ng_queue *q, int64_t n, void *S, ng_dtype t, double d); /* S += d I; also f64 */
-  void (*trace)(ng_queue *q, int64_t n, const void *S, ng_dtype t, double *out); /* sum in double */
-  void (*unpack)(ng_queue *q, ng_sym S, float *full, int64_t ld);                /* full = S */
+  /* *out: the trace, in double; diagonal: S is the diagonal [n]. */
+  void (*trace)(ng_queue *q, int64_t n, const void *S, ng_dtype t, bool diagonal, double *out);
+  void (*unpack)(ng_queue *q, ng_sym S, float *full, int64_t ld); /* full = S */
 
   /* ---- vectors of n elements; symmetric storage is one of ng_sym_count(n) ---- */
   void (*widen)(ng_queue *q, int64_t n, const void *x, ng_dtype t, float *to);
@@ -244,31 +284,14 @@ void ng_blas_describe(char *name, size_t name_size, char *kernel, size_t kernel_
  * "". */
 void ng_blas_hint(char *hint, size_t size);
 
-/* ---- damped.c: (F + d I)^-1 ------------------------------------------------------------------*/
+/* ---- results.c: solves -----------------------------------------------------------------------*/
 
-typedef struct ng_damped {
-  int64_t n;
-  const void *F;   /* in ng_sym order, all finite; if f64, all arithmetic is in double */
-  ng_dtype kept;   /* dtype of F */
-  void *R;         /* out, in ng_sym order: the inverse, or L of F + d I = L L' */
-  ng_dtype stored; /* dtype of R; f64 only if F is f64 */
-  bool is_factor;
-  int *info;       /* [2] scratch that a device can write: infos of factor and invert */
-  double *largest; /* scratch that a device can write; needed unless `stored` is f32 */
-} ng_damped;
-
-/* Compute R and return the rung of the ladder whose result passed the checks. Rung 0: damping d; 1 to 3: d times 10, 100,
- * 1000; NG_DAMPED_DOUBLE: d, in double. NG_DAMPED_NONE: no result passed the checks, and R is unchanged. */
-enum { NG_DAMPED_DOUBLE = 4, NG_DAMPED_NONE = 5 };
 /* Up to this order every implementation computes Cholesky factors, inverses and solves in double. */
 enum { NG_SMALL_SOLVE = 128 };
-int32_t ng_damped_solve(ng_queue *q, const ng_damped *m, double d, float *scratch);
-int64_t ng_damped_scratch(int64_t n); /* floats */
-/* Return F, of dtype `kept`, as f32: F itself if it is f32, otherwise a copy that the queue writes to `room`. */
-ng_sym ng_sym_load(ng_queue *q, int64_t n, const void *F, ng_dtype kept, float *room);
-/* Return whether the n numbers of x do not exceed the largest number of dtype t. `largest`: scratch that a device can
- * write. */
-bool ng_fits_dtype(ng_queue *q, int64_t n, const float *x, ng_dtype t, double *largest);
+int64_t ng_solve_scratch(const ng_queue *q, const ng_matrix *m); /* floats */
+/* Rungs of the ladder of twosided/. 0: damping d; 1 to 3: d times 10, 100, 1000; NG_DAMPED_DOUBLE: d, in double.
+ * NG_DAMPED_NONE: no result passed the checks, and R is unchanged. */
+enum { NG_DAMPED_DOUBLE = 4, NG_DAMPED_NONE = 5 };
 
 /* ---- ring.c: a Cholesky factor whose rows enter and leave, computed by the calling thread at once ----------------*/
 

@@ -364,5 +364,6 @@ const ng_linalg_ops ng_linalg_ref = {
     .solve64 = solve64,
     .eigen64 = eigen64,
     .eigen64_work = eigen64_work,
+    .solve = ng_host_solve,
     NG_HOST_ENTRIES,
 };

@@ -72,12 +72,12 @@ void ng_host_shift(ng_queue *q, int64_t n, void *S, ng_dtype t, double d) {
 }
 
 /* The sum is in index order. */
-void ng_host_trace(ng_queue *q, int64_t n, const void *S, ng_dtype t, double *out) {
+void ng_host_trace(ng_queue *q, int64_t n, const void *S, ng_dtype t, bool diagonal, double *out) {
   (void)q;
   double sum = 0.0;
   for (int64_t i = 0; i < n; i++) {
     float x;
-    ng_to_f32(&x, stored_at(S, t, ng_sym_at(n, i, i)), t, 1);
+    ng_to_f32(&x, stored_at(S, t, diagonal ? i : ng_sym_at(n, i, i)), t, 1);
     sum += (double)x;
   }
   *out = sum;

@@ -11,7 +11,7 @@ void ng_host_wait(ng_queue *q);
 void ng_host_add_row(ng_queue *q, ng_sym S, int64_t r, int64_t c0, int64_t k, const float *v,
                      float alpha);
 void ng_host_shift(ng_queue *q, int64_t n, void *S, ng_dtype t, double d);
-void ng_host_trace(ng_queue *q, int64_t n, const void *S, ng_dtype t, double *out);
+void ng_host_trace(ng_queue *q, int64_t n, const void *S, ng_dtype t, bool diagonal, double *out);
 void ng_host_unpack(ng_queue *q, ng_sym S, float *full, int64_t ld);
 void ng_host_widen(ng_queue *q, int64_t n, const void *x, ng_dtype t, float *to);
 void ng_host_narrow(ng_queue *q, int64_t n, const float *x, void *to, ng_dtype t);
@@ -39,6 +39,10 @@ void ng_host_mul_diagonal(ng_queue *q, int64_t rows, int64_t cols, const float *
                           const float *x, float *y, int64_t ld);
 void ng_host_mul64(ng_queue *q, int64_t n, const double *S, int64_t lines, int64_t within,
                    int64_t between, const float *x, float *y);
+/* results.c: one after the other, by the other entries of the queue's table. */
+void ng_host_solve(ng_queue *q, ng_matrix *const *list, int64_t n, float *scratch);
+/* small.c: the same, with small matrices in threads and without BLAS. */
+void ng_small_solve(ng_queue *q, ng_matrix *const *list, int64_t n, float *scratch);
 
 /* clang-format off */
 #define NG_HOST_ENTRIES                                                                            \

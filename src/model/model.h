@@ -188,6 +188,8 @@ struct ng_block {
   int64_t traces_per_stat;
   double *traces;          /* [stats x traces_per_stat] */
   bool solves;             /* the family solves this block; ng_family.create may clear the flag */
+  int32_t matrices;        /* set in `create`: most matrices that ng_block_list lists */
+  int32_t listed;          /* in this step */
   bool is_worker;          /* this rank stores the results of the solve and can compute PD */
   void *state;             /* memory of the family */
   int64_t curvature_bytes; /* averages, sums and results on this rank */
@@ -354,6 +356,8 @@ struct ng_precond {
   int64_t entries_without_gradient; /* in the last step; 0 if it was not counted */
   int64_t unobserved; /* sum over steps of the statistics that were due and not observed */
   int64_t rescued[NG_RESCUES];
+  ng_matrix **list; /* [sum of ng_block.matrices] that the step solves, block after block */
+  int32_t listed;
   ng_field_search last_search;
   char found_name[NG_FIELD_KEY]; /* the last name of ng_state_at */
 };

@@ -31,6 +31,7 @@ static void count_slot(const ng_precond *p, ng_emission *l, const ng_slot *s) {
 
 ng_status ng_emission_plan(ng_precond *p) {
   ng_emission *l = &p->step->emission;
+  int64_t matrices = 0;
   *l = (ng_emission){0};
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
@@ -39,6 +40,7 @@ ng_status ng_emission_plan(ng_precond *p) {
       count_slot(p, l, b->segment[k].slot);
       groups += b->segment[k].slot->groups;
     }
+    matrices += b->matrices;
     if (b->family->sums != NULL) b->sum = ng_object(p, (size_t)groups * 2 * sizeof *b->sum);
   }
   for (int32_t i = 0; i < p->entries; i++) {
@@ -47,7 +49,8 @@ ng_status ng_emission_plan(ng_precond *p) {
       if (is_plain(p, p->entry[i], s)) count_slot(p, l, s);
     }
   }
-  if (l->capacity == 0) return NG_OK;
+  p->list = ng_object(p, (size_t)matrices * sizeof *p->list);
+  if (l->capacity == 0) return ng_objects_status(p);
   const size_t most = (size_t)l->capacity;
   l->direction = ng_object(p, most * sizeof *l->direction);
   l->update = ng_object(p, most * sizeof *l->update);

@@ -85,25 +85,63 @@ static void log_rescued(const ng_precond *p, const int64_t before[NG_RESCUES], c
          (long long)now[NG_RESCUE_LAST], (long long)now[NG_RESCUE_PLAIN], first);
 }
 
-/* Solve the due blocks. All ranks mark the blocks as solved, also ranks without their inverses, so that all ranks have the
- * same due work. */
+/* Run a phase for all due blocks, and wait; return the name of the first block that used a fallback, or "".  All ranks mark
+ * blocks as solved, also without their results, so that due work is equal. */
+static const char *solve_phase(ng_precond *p, ng_solve_phase phase) {
+  const char *first = "";
+  for (int32_t i = 0; i < p->blocks; i++) {
+    ng_block *b = p->block[i];
+    if (phase == NG_SOLVE_MEASURE) b->listed = 0;
+    if (!ng_block_solve_due(p, b)) continue;
+    const double t0 = ng_now_ms();
+    const ng_status st = b->family->solve(b, phase);
+    p->step->status = ng_worse_status(p->step->status, st);
+    if (st == NG_RESCUED && first[0] == 0) first = b->name;
+    b->solve_ms = ng_now_ms() - t0 + (phase == NG_SOLVE_MEASURE ? 0.0 : b->solve_ms);
+    b->was_solved = b->was_solved || phase == NG_SOLVE_CLIMB;
+  }
+  ng_queue_wait(p->ctx->queue);
+  return first;
+}
+
+/* Solve n matrices of blocks [from, to), which share the time. */
+static void solve_blocks(ng_precond *p, ng_matrix **list, int32_t n, int32_t from, int32_t to) {
+  const double t0 = ng_now_ms();
+  if (n == 0) return;
+  ng_on(p->ctx->queue)->solve(p->ctx->queue, list, n, (float *)(void *)p->arena[NG_USE_SCRATCH]);
+  const double ms = ng_now_ms() - t0;
+  for (; from < to; from++) {
+    p->block[from]->solve_ms += ms * p->block[from]->listed / n;
+  }
+}
+
+/* Solve the listed matrices: blocks with small matrices only by one call, other blocks one by one. */
+static void solve_listed(ng_precond *p) {
+  ng_matrix **list = p->list;
+  for (int32_t i = 0, n = 0, from = 0; i < p->blocks; i++) {
+    bool small = i + 1 < p->blocks;
+    for (int32_t k = 0; k < p->block[i]->listed; k++) {
+      small = list[n++]->n <= NG_SMALL_SOLVE && small;
+    }
+    if (small) continue;
+    solve_blocks(p, list, n, from, i + 1);
+    list += n;
+    from = i + 1;
+    n = 0;
+  }
+}
+
 static ng_status solve(ng_precond *p) {
   int64_t before[NG_RESCUES];
-  const char *first = "";
   const ng_status sent = ng_due_traces(p) ? ng_exchange_traces(p) : NG_OK;
   if (sent != NG_OK) return sent;
   memcpy(before, p->rescued, sizeof before);
-  for (int32_t i = 0; i < p->blocks; i++) {
-    ng_block *b = p->block[i];
-    if (!ng_block_solve_due(p, b)) continue;
-    const double t0 = ng_now_ms();
-    const ng_status st = b->family->solve(b);
-    p->step->status = ng_worse_status(p->step->status, st);
-    if (st == NG_RESCUED && first[0] == 0) first = b->name;
-    b->solve_ms = ng_now_ms() - t0;
-    b->was_solved = true;
-  }
-  log_rescued(p, before, first);
+  p->listed = 0;
+  (void)solve_phase(p, NG_SOLVE_MEASURE);
+  (void)solve_phase(p, NG_SOLVE_LIST);
+  solve_listed(p);
+  ng_queue_wait(p->ctx->queue);
+  log_rescued(p, before, solve_phase(p, NG_SOLVE_CLIMB));
   return NG_OK;
 }
 

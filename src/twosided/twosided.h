@@ -10,33 +10,6 @@
 
 #include "kernel/kernel.h"
 
-typedef enum ng_form { NG_FORM_SYMMETRIC, NG_FORM_DIAGONAL, NG_FORM_ABSENT } ng_form;
-
-/* What a solve computes. d: damping, shift included; a diagonal matrix has d = the diagonal of the result. */
-typedef enum ng_result {
-  NG_RESULT_INVERSE,  /* R = (F + d I)^-1 */
-  NG_RESULT_CHOLESKY, /* R = L of F + d I = L L'; diagonal: as INVERSE */
-  NG_RESULT_EIGEN,    /* F = Q diag(e) Q', Q = R': row i of R is the eigenvector of d[i] */
-  NG_RESULT_COPY,     /* R = F */
-  NG_RESULT_ROOT      /* R = (F + d I)^(-1/p), p > 0 any real number */
-} ng_result;
-
-typedef struct ng_matrix {
-  ng_form form;
-  ng_result result;
-  bool is_good;                         /* the caller's: the stored result passed its checks */
-  int64_t n;                            /* order */
-  int64_t row, col;                     /* first row and column of D that the matrix multiplies */
-  double p;                             /* ROOT */
-  const void *F;                        /* the average, in ng_sym order; diagonal: [n], f32 */
-  ng_dtype average_dtype, result_dtype; /* result_dtype f64: INVERSE only */
-  void *R;  /* [ng_matrix_count], result_dtype; eigen: [n, n], else ng_sym order */
-  float *d; /* [n] eigenvalues; diagonal: see ng_result; otherwise NULL */
-  /* The queue writes these numbers. info: of LAPACK; finite, trace: of F; largest: scratch. */
-  int info[2], finite;
-  double trace, largest;
-} ng_matrix;
-
 typedef struct ng_twosided {
   int64_t groups, rows, cols;      /* rows: of one group */
   ng_matrix *left, *right;         /* L multiplies rows, R multiplies columns */
@@ -56,11 +29,9 @@ static inline int64_t ng_matrix_count(const ng_matrix *m) {
 
 /* Compute m->finite and m->trace of F; read both after a wait. */
 void ng_matrix_measure(ng_queue *q, ng_matrix *m);
-/* Compute the result of a finite F with d = shift + on; return the rung as ng_damped_solve does. Eigen: `on` is the smallest
- * damping of any eigenvector. Eigen, root: `shift` is added to the eigenvalues, and eigenvalues at or below `floor` become
- * 0. scratch: ng_matrix_scratch floats. */
-int32_t ng_matrix_solve(ng_queue *q, ng_matrix *m, double shift, double on, double floor,
-                        float *scratch);
+/* After ng_linalg_ops.solve with shift, on and floor of m, and a wait: return rung 0, or try the other rungs and return
+ * the first that succeeds. scratch: ng_matrix_scratch floats. */
+int32_t ng_matrix_climb(ng_queue *q, ng_matrix *m, float *scratch);
 int64_t ng_matrix_scratch(const ng_queue *q, const ng_matrix *m);
 /* Refresh an eigenbasis by one orthogonal iteration. Sort the vectors q_i of R by d_i = q_i' F q_i, the largest first; then
  * R <- Q' of the QR of F Q, d <- the sorted d_i, order[i] <- the old index of vector i. Return false, with R and d

@@ -1,0 +1,311 @@
+/* results.c: compute the result of a matrix once, with its checks: the entry `solve` on the host (ng_matrix).
+ *
+ * In: F, shift, damping; d is their sum. Out: (F + d I)^-1, or L of F + d I = L L', or F = Q diag(e) Q', or F itself, or
+ * (F + d I)^(-1/p), rounded to its dtype. The ladder of twosided/ tries again where `taken` is 0.
+ *
+ * LAPACK reports success on NaN. So the caller scans F, and the result is checked: by one column or by three eigenpairs. */
+#include "core/core.h"
+#include "linalg/vector.h"
+
+#include <math.h>
+#include <string.h>
+
+/* Largest accepted residual of a column of the inverse. The residual of a correct f32 inverse is about n eps times the
+ * condition number, in practice at most 1e-4; above 1e-2 the preconditioned gradient PD becomes wrong. */
+#define RESIDUAL_MOST 1e-2
+
+/* Rounding makes eigenvalues of a covariance of order n as low as -n eps times the largest. 1e-3 exceeds n eps up to
+ * n = 16000 and is far below the negative eigenvalues of an indefinite matrix. */
+#define NEGATIVE_MOST 1e-3
+
+/* ---- scratch ---------------------------------------------------------------------------------*/
+
+static bool is_decomposed(const ng_matrix *m) {
+  return m->result == NG_RESULT_EIGEN || m->result == NG_RESULT_ROOT;
+}
+
+/* inverse, factor: in f32 W [tri] and F [tri], in double W [tri]; then vectors of n: two doubles, one float. eigen, root:
+ * V [n, n], in double also V64 [n, n]; F [tri], vectors, work. */
+int64_t ng_solve_scratch(const ng_queue *q, const ng_matrix *m) {
+  const int64_t n = m->n, vectors = 6 * ng_round16(2 * n), tri = ng_sym_count(n);
+  if (m->form != NG_FORM_SYMMETRIC) return n;
+  if (!is_decomposed(m)) return 2 * ng_round16(2 * tri) + vectors;
+  const int64_t single = ng_round16(n * n) + ng_round16(q->la->eigen_work(q, n) / 4 + 16);
+  const int64_t twice = 3 * ng_round16(n * n) + ng_round16(q->la->eigen64_work(q, n) / 4 + 16);
+  return ng_max64(single, twice) + ng_round16(tri) + vectors;
+}
+
+/* Return F as f32: in place, or converted to `room`. */
+static ng_sym load(const ng_matrix *m, float *room) {
+  if (m->average_dtype == NG_F32) return (ng_sym){(float *)(uintptr_t)m->F, m->n};
+  ng_to_f32(room, m->F, m->average_dtype, ng_sym_count(m->n));
+  return (ng_sym){room, m->n};
+}
+
+/* Round `count` numbers to m->R; return false, with R unchanged, if one is not finite or not in the range of its dtype (the
+ * largest f16 is 65504). */
+static bool store(const ng_matrix *m, int64_t count, const float *x) {
+  if (!((double)ng_float_of_bits(ng_largest_bits_of(x, NG_F32, count)) <=
+        ng_dtype_largest(m->result_dtype)))
+    return false;
+  ng_from_f32(m->R, m->result_dtype, x, count);
+  return true;
+}
+
+/* ---- inverse, factor -------------------------------------------------------------------------*/
+
+/* Checks take n^2 operations, few compared with the n^3 of a solve. They are in double, because the rounding errors of f32
+ * sums would appear as a residual. */
+
+/* Return the largest entry of |(F + d I) x - e_j|; x: column j of the inverse; e_j: column j of I; y [n]: scratch. */
+static double residual(ng_sym F, double d, int64_t j, const double *x, double *y) {
+  double worst = 0.0;
+  ng_sym_vector(F, x, y);
+  for (int64_t i = 0; i < F.n; i++) {
+    const double r = fabs(y[i] + d * x[i] - (i == j ? 1.0 : 0.0));
+    if (!(r <= worst)) worst = r; /* NaN stays */
+  }
+  return worst;
+}
+
+/* Return the largest entry of |(F + d I) x - e_j| for an F in double. */
+static double residual_wide(const ng_matrix *m, double d, int64_t j, const double *x) {
+  const double *F = m->F;
+  double worst = 0.0;
+  for (int64_t i = 0; i < m->n; i++) {
+    double r = d * x[i] - (i == j ? 1.0 : 0.0);
+    for (int64_t k = 0; k < m->n; k++) {
+      r += F[ng_sym_at(m->n, i, k)] * x[k];
+    }
+    if (!(fabs(r) <= worst)) worst = fabs(r);
+  }
+  return worst;
+}
+
+/* Return the index of the largest diagonal entry of an inverse, or of the smallest one of L. The column of this index has
+ * the largest error, so a check of this column covers all columns. *sound <- whether all diagonal entries are positive and
+ * finite. */
+static int64_t worst_column(ng_sym R, bool is_factor, bool *sound) {
+  int64_t at = 0;
+  float extreme = 0.0f;
+  *sound = true;
+  for (int64_t i = 0; i < R.n; i++) {
+    const float x = ng_sym_get(R, i, i);
+    if (!(x > 0.0f) || !(x - x == 0.0f)) *sound = false;
+    if (i == 0 || (is_factor ? x < extreme : x > extreme)) {
+      extreme = x;
+      at = i;
+    }
+  }
+  return at;
+}
+
+/* Return whether the result R passes its checks. column, x, y: vectors of scratch. */
+static bool passes_checks(ng_queue *q, const ng_matrix *m, ng_sym F, double d, ng_sym R,
+                          float *column, double *x, double *y) {
+  const bool is_factor = m->result == NG_RESULT_CHOLESKY;
+  bool sound = false;
+  const int64_t j = worst_column(R, is_factor, &sound);
+  if (!sound) return false;
+  if (is_factor) {
+    memset(column, 0, (size_t)m->n * sizeof *column);
+    column[j] = 1.0f;
+    q->la->solve_left(q, R, 1, column, 1);
+  }
+  for (int64_t i = 0; i < m->n; i++) {
+    x[i] = (double)(is_factor ? column[i] : ng_sym_get(R, i, j));
+  }
+  return residual(F, d, j, x, y) <= RESIDUAL_MOST;
+}
+
+static bool solve_single(ng_queue *q, ng_matrix *m, double d, float *scratch) {
+  const int64_t tri = ng_sym_count(m->n);
+  ng_sym W = {scratch, m->n};
+  float *room = scratch + ng_round16(tri), *column = room + ng_round16(tri);
+  double *x = (double *)(void *)(column + ng_round16(m->n)), *y = x + ng_round16(m->n);
+  const ng_sym F = load(m, room);
+  memcpy(W.a, F.a, (size_t)tri * sizeof *W.a);
+  q->la->shift(q, m->n, W.a, NG_F32, d);
+  q->la->factor(q, W, &m->info);
+  if (m->info == 0 && m->result == NG_RESULT_INVERSE) q->la->invert(q, W, &m->info);
+  return m->info == 0 && passes_checks(q, m, F, d, W, column, x, y) && store(m, tri, W.a);
+}
+
+/* Compute and check the result in double, then round it to its dtype. Return false if a check fails or the result exceeds
+ * f32. */
+static bool solve_double(ng_queue *q, ng_matrix *m, double d, float *scratch) {
+  const int64_t n = m->n, tri = ng_sym_count(n);
+  double *W = (double *)(void *)scratch;
+  float *room = scratch + ng_round16(2 * tri);
+  double *x = (double *)(void *)(room + ng_round16(tri)), *y = x + ng_round16(n);
+  const bool wide = m->average_dtype == NG_F64, is_factor = m->result == NG_RESULT_CHOLESKY;
+  const ng_sym F = wide ? (ng_sym){room, n} : load(m, room);
+  for (int64_t i = 0; i < tri; i++) {
+    W[i] = wide ? ((const double *)m->F)[i] : (double)F.a[i];
+  }
+  q->la->shift(q, n, W, NG_F64, d);
+  q->la->factor64(q, n, W, &m->info);
+  if (m->info == 0 && !is_factor) q->la->invert64(q, n, W, &m->info);
+  if (m->info != 0) return false;
+  int64_t j = 0;
+  for (int64_t i = 0; i < n; i++) {
+    const double w = W[ng_sym_at(n, i, i)], best = W[ng_sym_at(n, j, j)];
+    if (!(w > 0.0)) return false;
+    if (is_factor ? w < best : w > best) j = i;
+  }
+  for (int64_t i = 0; i < n; i++) {
+    x[i] = !is_factor ? W[ng_sym_at(n, i, j)] : i == j ? 1.0 : 0.0;
+  }
+  if (is_factor) q->la->solve64(q, n, W, x);
+  if (!((wide ? residual_wide(m, d, j, x) : residual(F, d, j, x, y)) <= RESIDUAL_MOST))
+    return false;
+  for (int64_t i = 0; i < tri; i++) {
+    room[i] = (float)W[i]; /* room contained F, and now receives the rounded result */
+  }
+  if (m->result_dtype != NG_F64) return store(m, tri, room);
+  if (!ng_all_finite(room, NG_F32, tri)) return false;
+  memcpy(m->R, W, (size_t)tri * sizeof *W);
+  return true;
+}
+
+/* ---- eigen -----------------------------------------------------------------------------------*/
+
+/* Return x such that eigenvalues down to -x times the largest eigenvalue are accepted. Rounding the n entries of each
+ * row to a 16-bit dtype t moves an eigenvalue by up to n half units in the last place. */
+static double negative_limit(ng_dtype t, int64_t n) {
+  return t == NG_F32 ? NEGATIVE_MOST : fmin(0.5, (double)n * (t == NG_BF16 ? 0x1p-8 : 0x1p-11));
+}
+
+/* Check that eigenvalues e are finite and not too negative, the residual and norm of the first, middle and last
+ * eigenpair, and the orthogonality of the first and last eigenvector. x, y [n]: scratch. */
+static bool check_eigen(ng_sym F, ng_dtype average_dtype, const float *V, const float *e, double *x,
+                        double *y) {
+  const int64_t n = F.n, sample[3] = {0, n / 2, n - 1};
+  double top = 0.0, dot = 0.0;
+  for (int64_t i = 0; i < n; i++) {
+    if (!(e[i] - e[i] == 0.0f)) return false;
+    top = fmax(top, fabs((double)e[i]));
+  }
+  if ((double)e[0] < -negative_limit(average_dtype, n) * top) return false;
+  for (int s = 0; s < 3; s++) {
+    const float *v = V + sample[s] * n;
+    double norm = 0.0, worst = 0.0;
+    for (int64_t i = 0; i < n; i++) {
+      x[i] = v[i];
+      norm += x[i] * x[i];
+    }
+    ng_sym_vector(F, x, y);
+    for (int64_t i = 0; i < n; i++) {
+      const double r = fabs(y[i] - (double)e[sample[s]] * x[i]);
+      if (!(r <= worst)) worst = r;
+    }
+    if (!(worst <= NEGATIVE_MOST * top) || !(fabs(norm - 1.0) <= NEGATIVE_MOST)) return false;
+  }
+  for (int64_t i = 0; i < n && n > 1; i++) {
+    dot += (double)V[i] * (double)V[(n - 1) * n + i];
+  }
+  return fabs(dot) <= NEGATIVE_MOST;
+}
+
+/* An eigenvalue below -lambda would reverse the direction, so eigenvalues at or below `floor` become 0 (KAISA: 0,
+ * MPD-KFAC: 1e-10). */
+static void shift_eigenvalues(const ng_matrix *m, const float *e, float *to) {
+  for (int64_t i = 0; i < m->n; i++) {
+    const float x = (float)((double)e[i] + m->shift);
+    to[i] = (double)x <= m->floor || x < 0.0f ? 0.0f : x;
+  }
+}
+
+/* R <- (V' diag(e) V + d I)^(-1/p) = B'B, row i of B: (e_i + d)^(-1/2p) v_i. B replaces V; root [n], S [tri]: scratch.
+ * Return false if the result does not fit its dtype. */
+static bool store_root(ng_queue *q, ng_matrix *m, float *V, const float *e, double d, float *root,
+                       float *S) {
+  const int64_t n = m->n, tri = ng_sym_count(n);
+  q->la->power(q, n, e, d, 0.5 / m->p, root);
+  q->la->divide(q, n, n, (ng_spectrum){.g = root}, V, n);
+  memset(S, 0, (size_t)tri * sizeof *S);
+  q->la->add_gram(q, (ng_sym){S, n}, 0, n, V, n, n, 1.0f);
+  return store(m, tri, S);
+}
+
+/* Compute eigenvectors and eigenvalues, in f32 or in double, and store them or the root. Return false if LAPACK or
+ * check_eigen fails, or the result does not fit. */
+static bool decompose(ng_queue *q, ng_matrix *m, float *scratch) {
+  const int64_t n = m->n;
+  double *V64 = (double *)(void *)scratch;
+  float *V = m->in_double ? scratch + 2 * ng_round16(n * n) : scratch;
+  float *room = V + ng_round16(n * n), *e = room + ng_round16(ng_sym_count(n));
+  double *x = (double *)(void *)(e + ng_round16(n)), *y = x + ng_round16(n);
+  void *work = y + ng_round16(n);
+  const ng_sym F = load(m, room);
+  ng_sym_unpack(F, V, n);
+  for (int64_t i = 0; i < n * n && m->in_double; i++) {
+    V64[i] = (double)V[i];
+  }
+  if (m->in_double) {
+    q->la->eigen64(q, n, V64, x, work, &m->info);
+  } else {
+    q->la->eigen(q, n, V, e, work, &m->info);
+  }
+  if (m->info != 0) return false;
+  for (int64_t i = 0; i < n * n && m->in_double; i++) {
+    V[i] = (float)V64[i];
+  }
+  for (int64_t i = 0; i < n && m->in_double; i++) {
+    e[i] = (float)x[i];
+  }
+  if (!check_eigen(F, m->average_dtype, V, e, x, y)) return false;
+  m->top = (double)e[n - 1];
+  if (m->result == NG_RESULT_ROOT) {
+    shift_eigenvalues(m, e, e);
+    return store_root(q, m, V, e, m->on, (float *)(void *)x, room);
+  }
+  if (!store(m, n * n, V)) return false;
+  shift_eigenvalues(m, e, m->d);
+  return true;
+}
+
+/* ---- diagonal --------------------------------------------------------------------------------*/
+
+/* out <- 1 / (F_i + d), or its p-th root, for all i; return false if a result is not a positive f32. */
+static bool invert_diagonal(const ng_matrix *m, double d, float *out) {
+  for (int64_t i = 0; i < m->n; i++) {
+    const double x = 1.0 / ((double)((const float *)m->F)[i] + d);
+    out[i] = (float)(m->result == NG_RESULT_ROOT ? pow(x, 1.0 / m->p) : x);
+    if (!(out[i] > 0.0f) || !(out[i] - out[i] == 0.0f)) return false;
+  }
+  return true;
+}
+
+static bool solve_diagonal(ng_matrix *m, float *scratch) {
+  const size_t bytes = (size_t)m->n * sizeof *m->d;
+  if (m->result == NG_RESULT_EIGEN) {
+    shift_eigenvalues(m, m->F, m->d);
+  } else if (m->result == NG_RESULT_COPY) {
+    memcpy(m->d, m->F, bytes);
+  } else if (invert_diagonal(m, m->shift + m->on, scratch)) {
+    memcpy(m->d, scratch, bytes);
+  } else {
+    return false;
+  }
+  return true;
+}
+
+/* ---- any form --------------------------------------------------------------------------------*/
+
+static bool solve_one(ng_queue *q, ng_matrix *m, float *scratch) {
+  if (m->form == NG_FORM_ABSENT) return true;
+  if (m->form == NG_FORM_DIAGONAL) return solve_diagonal(m, scratch);
+  if (is_decomposed(m)) return decompose(q, m, scratch);
+  if (m->result == NG_RESULT_COPY) {
+    return store(m, ng_sym_count(m->n), load(m, scratch).a);
+  }
+  const bool in_double = m->in_double || m->average_dtype == NG_F64;
+  return (in_double ? solve_double : solve_single)(q, m, m->shift + m->on, scratch);
+}
+
+void ng_host_solve(ng_queue *q, ng_matrix *const *list, int64_t n, float *scratch) {
+  for (int64_t i = 0; i < n; i++) {
+    list[i]->taken = solve_one(q, list[i], scratch);
+  }
+}
