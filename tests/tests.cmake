@@ -449,6 +449,7 @@ if(NOT NATGRAD_SANITIZE)
           passes
           ranks
           records
+          rejected
           shards
           shared_batch
           spngd

@@ -14,7 +14,7 @@ typedef struct launch {
 } launch;
 
 /* `wanted` is "auto" (MPI under a launcher, else one rank), "mpi", or a number of threads. CLI_BAD, reported: the value
- * is unknown, or launch_mpi.so is missing or uses another MPI than the launcher. */
+ * is unknown, launch_mpi.so does not exist, or its MPI is not the launcher's. */
 int launch_begin(const char *wanted, launch *out);
 /* Return the transport of MPI; NULL if the run does not use MPI. */
 const ng_transport *launch_get_transport(const launch *l);

@@ -1,15 +1,15 @@
-/* log.h: DIR/log.jsonl has one JSON object per line, with "schema": 1 and an "event":
+/* log.h: DIR/log.jsonl has one JSON object per line, with "schema": 1 and these fields:
  *
- *   "step"    step, epoch, lr, train_loss, train_accuracy (of this batch), clip, cosine, angle, rotation, stretch, ms.
- *             With g the gradient and u the direction over all layers with curvature: cosine of the angle between g and
- *             u; angle in degrees; rotation = 90 (1 - cosine), as in EFCP; stretch = |u| / |g|. These are null for sgd
- *             and adamw without --quantify. With --quantify, u is the vector that lr multiplies, and there are
- *             scaling_min, scaling_25, scaling_50, scaling_75, scaling_max, scaling_mean of |u_i / g_i|
- *   "epoch"   step, epoch, lr, train_loss, train_accuracy (means over the epoch), test_loss, test_accuracy, seconds, ms
- *   "end"     step, epoch, why ("done", "stopped", "diverged"), train_loss, test_accuracy, skipped, rescued,
- *             unobserved, network_bytes, precond_bytes, seconds, ms; with averaged weights: averaged,
- *             average_test_loss, average_test_accuracy; with adaptive intervals: statistics; with several ranks: ranks
- *             (traffic.h); last: crc32 of config.json and of the log before it
+ *   "event": "step"   step, epoch, lr, train_loss, train_accuracy (of this batch), clip, cosine (of the angle between
+ *     the gradient g and the direction u, over all layers with curvature), angle (in degrees), rotation
+ *     (90 times 1 - cosine, as in EFCP), stretch (|u| / |g|), ms (cosine to stretch are null for sgd and adamw without
+ *     --quantify. With --quantify, u is the vector that lr multiplies, and six fields follow: scaling_min, scaling_25,
+ *     scaling_50, scaling_75, scaling_max, scaling_mean of |u_i / g_i|)
+ *   "event": "epoch"  step, epoch, lr, train_loss, train_accuracy (means), test_loss, test_accuracy, seconds, ms
+ *   "event": "end"    step, epoch, why ("done", "stopped", "diverged"), train_loss, test_accuracy, skipped, rescued,
+ *     unobserved, network_bytes, precond_bytes, seconds, ms (with averaged weights: averaged, average_test_loss,
+ *     average_test_accuracy; with adaptive intervals: statistics; with several ranks: ranks, see traffic.h; last: crc32
+ *     of config.json and of the log before it)
  *
  * ms: milliseconds per step at each station, since the last line with the same event or since the resumed checkpoint
  * ("end": in the whole run). Doubles have 17 digits, so they read back exactly; values that are not finite are null. */

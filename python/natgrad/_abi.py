@@ -1,11 +1,12 @@
-"""Declare natgrad.h for ctypes from C texts of its structs, functions and numbers.
+"""Declare the structs, functions and constants of natgrad.h for ctypes.
 
-The ctypes types are made from these texts.  A test compiles them beside natgrad.h and fails on any difference.
+The texts below are C.  The ctypes types are made from them.  A test compiles the texts together with natgrad.h, and
+fails if a declaration differs.
 """
 import ctypes as c
 import re
 
-VERSION = 200  # NG_VERSION of the header that this file repeats
+VERSION = 200  # NG_VERSION of the natgrad.h that this file repeats
 
 NUMBERS = dict(
     NG_OK=0, NG_RESCUED=1, NG_SKIPPED=2, NG_UNOBSERVED=3, NG_ERR_ARG=-1, NG_ERR_SHAPE=-2, NG_ERR_STATE=-3,
@@ -132,7 +133,7 @@ _plain = dict(char=c.c_char, int32_t=c.c_int32, int64_t=c.c_int64, uint32_t=c.c_
 
 
 def _kind(text):
-    """Return the ctypes type of a C type.  Every pointer except const char * is an address."""
+    """Return the ctypes type of a C type.  Every pointer becomes c_void_p, except const char *."""
     words = text.replace("const", "").split()
     if "*" in text:
         return c.c_char_p if text.replace(" ", "") == "constchar*" else c.c_void_p
@@ -140,7 +141,7 @@ def _kind(text):
 
 
 def _split(text, by):
-    """Return the parts of a text between occurrences of `by` outside parentheses."""
+    """Split a text at each `by` that is not inside parentheses."""
     parts, depth = [""], 0
     for letter in text:
         depth += (letter == "(") - (letter == ")")
@@ -160,13 +161,13 @@ def _field(text):
 
 
 def structs():
-    """Yield (name, C texts of the fields) of every struct."""
+    """Yield the name of each struct and the C texts of its fields."""
     for name, body in re.findall(r"^(ng_\w+) \{(.*?)\}$", STRUCTS, re.S | re.M):
         yield name, _split(body, ";")
 
 
 def calls():
-    """Yield (name, result, arguments) of every function, as C texts."""
+    """Yield the name of each function, and the C texts of its result and of its arguments."""
     for text in _split(CALLS, ";"):
         result, name, arguments = re.match(r"(.*?[\s*])(ng_\w+)\((.*)\)$", text, re.S).groups()
         yield name, result, [] if arguments == "void" else _split(arguments, ",")
@@ -177,12 +178,12 @@ for _name, _fields in structs():
 globals().update(NUMBERS)
 
 
-# Structs with an initialiser, besides ng_layer; all others start as zeros.
+# Structs that NAME_init fills with defaults, besides ng_layer; all other structs are initially zero.
 INITIALISED = ("ng_context_config", "ng_batch", "ng_sgd", "ng_adamw")
 
 
 def declare(library):
-    """Tell ctypes the arguments and results of the functions."""
+    """Set the argument and result types of all functions of the loaded library."""
     for name, result, arguments in calls():
         function = getattr(library, name)
         function.restype, function.argtypes = _kind(result), [_field(text)[1] for text in arguments]

@@ -1,4 +1,4 @@
-"""Bind the parameters for a step, and check that the model has not changed since construction."""
+"""Bind gradients and weights for a step, and check that the model has not changed since the preconditioner was made."""
 import ctypes as c
 
 from . import _abi, _layers
@@ -7,12 +7,12 @@ from ._tensors import Described, Flat, wrong
 
 
 class Binding:
-    """Base class of Preconditioner: binds its parameters."""
+    """Base class of Preconditioner that binds the parameters of the model to the library."""
 
     def _bound(self):
-        """Return the parameters to bind: of layers; of all entries if a step updates or stores them."""
+        """Return the parameters to bind, as (entry, place): of layers only, or of all entries if `_binds_all`."""
         return [(entry, place) for entry in self.entries for place in entry.places
-                if not entry.frozen and (self._all or isinstance(entry, _layers.Layer))]
+                if not entry.frozen and (self._binds_all or isinstance(entry, _layers.Layer))]
 
     def _check_parameters(self):
         for _, (_, module, attribute, full) in self._bound():
@@ -23,7 +23,7 @@ class Binding:
     def _make_bindings(self):
         rows = self._bound()
         self._rows = []
-        self._learning = [(entry, [(module._parameters, attribute) for _, module, attribute, _ in entry.places])
+        self._trainable = [(entry, [(module._parameters, attribute) for _, module, attribute, _ in entry.places])
                           for entry in self.entries]
         self._places = [(module._parameters, attribute, full) for entry in self.entries
                         for _, module, attribute, full in entry.places]
@@ -35,14 +35,14 @@ class Binding:
                           for path, parent in self.model.named_modules() for name, child in parent._modules.items()
                           if child is not None and any(id(m) in mine for m in child.modules())]
         self._bindings = (_abi.ng_binding * len(rows))()
-        self._held = (_abi.ng_binding * (len(rows) if self._weights else 0))()  # weights stay bound until one moves
+        self._held = (_abi.ng_binding * (len(rows) if self._binds_weights else 0))()  # stay bound until a weight moves
         self._moved = False
         for i, (binding, (entry, (which, module, attribute, full))) in enumerate(zip(self._bindings, rows)):
             kind = Flat if getattr(entry, "axes", 0) > 1 else Described
             grad, weight = kind(f"the gradient of {full}"), kind(full)
             binding.index, binding.param, binding.hold = entry.index, which, _abi.NG_ONE_STEP
             binding.grad = c.addressof(grad.array)
-            if self._weights:
+            if self._binds_weights:
                 held = self._held[i]
                 held.index, held.param, held.hold = entry.index, which, _abi.NG_HOLD
                 held.weight = c.addressof(weight.array)
@@ -51,7 +51,7 @@ class Binding:
     # ---- at each step
 
     def _check_model(self):
-        """Check that modules, parameters and sharing are unchanged."""
+        """Check that the model has the same modules and parameters, shared in the same way, as at construction."""
         for modules, name, child, full in self._children:
             if modules.get(name) is not child:
                 raise failure(_abi.NG_ERR_STATE, f"module '{full}' was replaced or removed: make a new preconditioner")
@@ -77,7 +77,7 @@ class Binding:
                               "was made, and are now: make a new one")
 
     def _check_added(self, parent, count, path):
-        """Reject a module that was added later and shares a parameter: the module has no hook."""
+        """Reject a module that was added later and shares a parameter of a layer: this module has no hook."""
         mine = {id(parameters[attribute]): full for parameters, attribute, full in self._places}
         for name, child in list(parent._modules.items())[count:]:
             for parameter in () if child is None else child.parameters():
@@ -88,17 +88,17 @@ class Binding:
 
     def _bind(self):
         self._check_model()
-        for entry, places in self._learning:
+        for entry, places in self._trainable:
             frozen = entry.frozen_now or entry.frozen
             for parameters, attribute in places:
                 if frozen == parameters[attribute].requires_grad:
-                    self._follow_freezing(entry)
+                    self._freeze_or_thaw(entry)
                     break
         self._bind_arrays()
 
     def _bind_arrays(self):
-        """Bind gradients for one step; bind weights again only if the address or layout of a weight changed."""
-        weights, self._alive = self._weights, []  # another thread may drop a gradient during the step
+        """Bind gradients for one step.  Bind weights again only if the address or layout of a weight has changed."""
+        weights, self._alive = self._binds_weights, []  # _alive keeps gradients from being freed during the step
         for entry, parameters, attribute, grad, weight in self._rows:
             parameter = parameters[attribute]
             gradient = parameter.grad
@@ -114,8 +114,8 @@ class Binding:
             self._moved = False
         self._core.call("bind", self._bindings, len(self._bindings))
 
-    def _follow_freezing(self, entry):
-        """Freeze or thaw an entry after requires_grad changed; all its parameters must have the same requires_grad."""
+    def _freeze_or_thaw(self, entry):
+        """Freeze or unfreeze an entry after requires_grad changed, which must be equal for all its parameters."""
         learn = {full: parameter.requires_grad
                  for (_, _, _, full), parameter in zip(entry.places, entry.parameters())}
         if entry.frozen:

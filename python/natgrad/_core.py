@@ -1,4 +1,4 @@
-"""The library without PyTorch: contexts, options, models.  Errors are exceptions; notes are returned."""
+"""The library without PyTorch: contexts, options, models.  Errors raise exceptions; other statuses are returned."""
 import ctypes as c
 import functools
 import logging
@@ -16,7 +16,7 @@ _ROOM = 1024
 
 
 class Error(RuntimeError):
-    """An error of the library: `status` is its ng_status, the text its message."""
+    """An error of the library, with its message.  `status` is the ng_status."""
 
     def __init__(self, text, status=_abi.NG_ERR_STATE):
         super().__init__(text)
@@ -33,15 +33,15 @@ def failure(status, text):
 
 
 def shown(value):
-    """Return a short text of a value for a message."""
+    """Return a short text that shows a value in a message."""
     try:
         return reprlib.repr(value)
-    except Exception:  # __repr__ of the class failed, or an integer has too many digits
+    except Exception:  # __repr__ failed, or an integer has too many digits for str()
         return f"a {type(value).__name__}"
 
 
 def number(name, value):
-    """Return a float; `name` is the argument in the message."""
+    """Convert a value to float.  `name` is the name of the argument in the error message."""
     try:
         return float(value)
     except (TypeError, ValueError, OverflowError, RuntimeError):  # a tensor raises RuntimeError
@@ -49,7 +49,7 @@ def number(name, value):
 
 
 def encoded(name, text):
-    """Return a text in UTF-8; `name` is the argument in the message."""
+    """Convert a text to UTF-8.  `name` is the name of the argument in the error message."""
     if not isinstance(text, str):
         raise failure(_abi.NG_ERR_ARG, f"{name} is {shown(text)}, expected a text")
     try:
@@ -62,7 +62,7 @@ def encoded(name, text):
 
 
 def locked(method):
-    """Let only one thread at a time run the decorated methods of a preconditioner."""
+    """Decorator: only one thread at a time runs the decorated methods of a preconditioner."""
     @functools.wraps(method)
     def call(self, *arguments, **keywords):
         with self._core.lock:
@@ -71,7 +71,7 @@ def locked(method):
 
 
 def filled(struct, *arguments):
-    """Return a struct with its defaults."""
+    """Return a new struct with default values."""
     value = struct()
     if arguments or struct.__name__ in _abi.INITIALISED:
         getattr(load(), struct.__name__ + "_init")(c.byref(value), *arguments, c.sizeof(value))
@@ -81,7 +81,7 @@ def filled(struct, *arguments):
 
 
 def as_dict(struct):
-    """Return the fields of a struct as a dict, with texts as str."""
+    """Return the fields of a struct as a dict; texts are str."""
     names = [name for name, *_ in struct._fields_ if name != "struct_size"]
     values = [getattr(struct, name) for name in names]
     return {n: v.decode() if isinstance(v, bytes) else v for n, v in zip(names, values)}
@@ -106,28 +106,29 @@ def build_info():
 
 
 def options():
-    """Return the option table: name, type, default (`standard`), bounds, choices, help, ..."""
+    """Return the options as a list of dicts: name, type, default (key "standard"), bounds, choices, help, ..."""
     return rows(load().ng_option_at, _abi.ng_option_info)
 
 
 def methods():
-    """Return the methods: name, family, help, paper, number of published names, traits."""
+    """Return the methods as a list of dicts: name, family, help, paper, number of published names, traits."""
     return rows(load().ng_method_at, _abi.ng_method_info)
 
 
 def traits(method):
-    """Return the traits of a method, such as ["Kronecker factors", "a solve"]: it has the options with these traits."""
+    """Return the traits of a method, such as ["Kronecker factors", "a solve"].  The options of these traits apply to
+    it."""
     return next(row["traits"] for row in methods() if row["name"] == method).split(", ")
 
 
 def published(method):
-    """Return the published names of a method with their options here and the meaning of their values."""
+    """Return the published option names of a method, the option that each name sets, and the meaning of its values."""
     names = [row["name"] for row in methods()]
     return rows(load().ng_method_published_at, _abi.ng_published_info, names.index(method))
 
 
 def spell(name, value):
-    """Return the text, in UTF-8, of a Python value, a numpy number or a tensor with one element, for option `name`."""
+    """Return the UTF-8 text of a value for option `name`: a Python value, a numpy number, a tensor of one element."""
     return encoded(name, _text_of(name, value))
 
 
@@ -138,7 +139,7 @@ def _text_of(name, value):
         value = value.item()
     if isinstance(value, bool):
         return "1" if value else "0"
-    if isinstance(value, (list, tuple)):  # regular expressions of a published program
+    if isinstance(value, (list, tuple)):  # regular expressions, as published programs take
         return "|".join(str(one) for one in value)
     if value is None:
         return "none"
@@ -146,11 +147,11 @@ def _text_of(name, value):
         return value.name
     if isinstance(value, float):
         return str(int(value)) if value.is_integer() and 0 < abs(value) < 2**53 else repr(float(value))
-    return shown(value) if isinstance(value, int) else str(value)  # str() refuses integers of many digits
+    return shown(value) if isinstance(value, int) else str(value)  # str() refuses very long integers
 
 
 class Options:
-    """Options set by name; see ng_options in natgrad.h."""
+    """A set of option values (ng_options in natgrad.h)."""
 
     def __init__(self):
         self._library, self._o, self._why = load(), c.c_void_p(), c.create_string_buffer(_ROOM)
@@ -176,7 +177,7 @@ class Options:
         self._check(self._library.ng_options_set_system(self._o, system.encode(), variant.encode(), self._why, _ROOM))
 
     def set_published(self, name, value):
-        """Set an option by its published name.  Return the value if the name means the lr of a step, else None."""
+        """Set an option by its published name.  If this name means the lr of a step, return the lr, else None."""
         lr = c.c_double(-1.0)
         self._check(self._library.ng_options_set_published(self._o, name.encode(), spell(name, value), c.byref(lr),
                                                            self._why, _ROOM))
@@ -203,13 +204,15 @@ def _log_line(_user, level, line):
 
 
 class Precond:
-    """An ng_precond in a context of its own.  call("bind", ...) calls ng_bind(p, ...) and raises its errors."""
+    """An ng_precond with its own context.  call("bind", ...) calls ng_bind(p, ...), and raises an exception on
+    failure."""
 
     def __init__(self, chosen, threads=0, transport=None, linalg=None, model_group=None, stage_group=None):
         self.library, self.ctx, self.p, self.lock = load(), c.c_void_p(), c.c_void_p(), threading.RLock()
         self.transport, self.model_group, self.stage_group = transport, model_group, stage_group
         config = filled(_abi.ng_context_config)
-        config.threads = threads if -2**31 <= threads < 2**31 else -1  # out of int32: let the library reject -1
+        # not an int32: pass -1, which the library rejects
+        config.threads = threads if -2**31 <= threads < 2**31 else -1
         config.log = c.cast(_log_line, c.c_void_p)
         level = log.getEffectiveLevel()
         config.log_level = _abi.NG_LOG_TRACE if level <= logging.DEBUG else (
@@ -229,7 +232,7 @@ class Precond:
         self.check(self.library.ng_precond_create_from(self.ctx, chosen.pointer, c.byref(self.p)))
 
     def close(self):
-        if not hasattr(self, "lock"):  # the library was not found
+        if not hasattr(self, "lock"):  # the constructor failed early: no library was found
             return
         with self.lock:
             if self.p:
@@ -273,7 +276,7 @@ class Precond:
         self.call("set", encoded("the name of an option", option), spell(option, value))
 
     def save(self, writes=True):
-        """Return the bytes of the state on rank 0 (writes=True), b"" on other ranks (writes=False).  Collective."""
+        """Return the bytes of the state if `writes` (on rank 0), else b"" (on other ranks).  Collective."""
         pieces = []
 
         def write(_user, data, size):
@@ -284,7 +287,7 @@ class Precond:
         return b"".join(pieces)
 
     def load(self, state):
-        """Load the bytes of rank 0; other ranks may pass None.  Collective."""
+        """Load a state from the bytes that rank 0 passes; other ranks may pass None.  Collective."""
         at, source = 0, None if state is None else memoryview(state)
 
         def read(_user, data, size):

@@ -1,4 +1,4 @@
-"""Transports over torch.distributed or Horovod: tables of callbacks (ng_transport) for the library."""
+"""Transports for the library (ng_transport, a table of callbacks) over torch.distributed or Horovod."""
 import ctypes as c
 import inspect
 import itertools
@@ -21,7 +21,7 @@ _ABORT, _DESTROY = c.CFUNCTYPE(None, c.c_void_p), c.CFUNCTYPE(None, c.c_void_p, 
 
 
 def transport(group):
-    """Return the transport of a process group or of the module horovod.torch; None for a single process."""
+    """Return the transport for a process group or for the module horovod.torch; None if there is one process."""
     if hasattr(group, "allreduce_async_"):
         if not group.is_initialized():
             raise failure(_abi.NG_ERR_ARG, "process_group: horovod.torch.init() was not called")
@@ -40,8 +40,8 @@ def _ranks_of(group):
 
 
 def peers(data, model):
-    """Create the group of all processes connected to this one by data and model groups: the ranks of its pipeline
-    stage.  Collective over all processes."""
+    """Create the group of all processes that data groups and model groups connect to this process, which are the ranks
+    of its pipeline stage.  Collective over all processes."""
     dist = torch.distributed
     if data is None:
         return None
@@ -51,7 +51,7 @@ def peers(data, model):
     dist.all_gather_object(lists, mine, group=meeting)
     dist.destroy_process_group(meeting)
     sets = [{rank, *lists[rank]} for rank in range(world)]
-    for _ in range(2):  # ranks of the model group have other data groups: join twice
+    for _ in range(2):  # twice, because the ranks of a model group are in different data groups
         sets = [set().union(*(sets[other] for other in joined)) for joined in sets]
     found = None
     for joined in sorted({tuple(sorted(one)) for one in sets}):
@@ -67,10 +67,11 @@ def _memory(address, count, dtype):
 
 
 class _Table:
-    """The transport table of one rank.  If a callback raises, it returns NG_ERR_COMM; Precond.check raises the cause.
+    """The table of callbacks of one rank.  A callback that raises an exception returns NG_ERR_COMM to the library, and
+    Precond.check raises the exception again.
 
-    A subclass has rank, size, _sum(tensor, group) and _send(tensor, root, group).  _sum and _send start an in-place
-    collective and return an object with is_completed() and wait().
+    A subclass has rank, size, _sum(tensor, group) and _send(tensor, root, group).  _sum and _send start a collective in
+    place, and return an object with is_completed() and wait().
     """
 
     def __init__(self, name, groups):
@@ -93,7 +94,7 @@ class _Table:
             try:
                 function(*arguments)
                 return _abi.NG_OK
-            except BaseException as error:  # exceptions must not cross C
+            except BaseException as error:  # an exception must not pass through C
                 self._failure = error
                 return _abi.NG_ERR_COMM
         return call
@@ -103,7 +104,7 @@ class _Table:
         return error
 
     def _abort(self, _user):
-        """Wake the other ranks, if the backend can."""
+        """Let the other ranks fail instead of waiting for this rank, if the backend can."""
 
     def close(self):
         pass
@@ -111,7 +112,7 @@ class _Table:
     # ---- a collective
 
     def _begin(self, do):
-        """Start a collective; return (work, function to call after the wait), or None if no data moves."""
+        """Start a collective.  Return (work, function to call after the wait), or None if there is no data."""
         if do.count == 0:
             return None
         group = self._groups[do.group] if do.group else None
@@ -120,7 +121,7 @@ class _Table:
         if (do.kind == _abi.NG_ALL_REDUCE or do.root == self.rank) and do.send != do.recv:
             recv.copy_(_memory(do.send, do.count, dtype))
         if do.kind == _abi.NG_BROADCAST:
-            moved = recv.view(torch.uint8)  # a backend may not know the dtype
+            moved = recv.view(torch.uint8)  # as bytes: a backend may not support the dtype
             return self._send(moved, do.root, group), lambda: moved
         if do.kind != _abi.NG_ALL_REDUCE:
             raise ValueError(f"collective {do.kind} was not offered")
@@ -151,13 +152,13 @@ class _Table:
             self._wait(None, key)  # raises if the collective failed
 
     def any(self, yes):
-        """Return whether `yes` is true on some rank."""
+        """Return True if `yes` is true on some rank.  Collective."""
         count = torch.tensor([float(yes)])
         self._sum(count, None).wait()
         return count.item() > 0
 
     def share(self, data):
-        """Return rank 0's bytes on every rank."""
+        """Return the bytes of rank 0 on every rank.  Collective."""
         size = torch.tensor([len(data)])
         self._send(size, 0, None).wait()
         body = torch.frombuffer(bytearray(data), dtype=torch.uint8) if self.rank == 0 else torch.empty(
@@ -167,8 +168,9 @@ class _Table:
 
 
 class Transport(_Table):
-    """A private process group with the ranks of a group of torch.distributed.  abort() closes this group, so that no
-    other rank waits for this one.  For a group of nccl the private group uses gloo, since memory is the host's."""
+    """A transport over torch.distributed, with a private process group of the same ranks as the given group.  abort()
+    closes the private group, so that no other rank waits for this one.  If the given group uses nccl, the private group
+    uses gloo, because the arrays are in host memory."""
 
     _host = ("gloo", "mpi", "ucc")
 
@@ -176,9 +178,9 @@ class Transport(_Table):
         self._dist, self._given = torch.distributed, group
         self.rank, self.size = self._dist.get_rank(group), self._dist.get_world_size(group)
         self._group = self._own = self._private_group()
-        if self._own is None:  # older PyTorch: only all processes together can create a group
+        if self._own is None:  # in older PyTorch only all processes together can create a group
             self._group = group
-        super().__init__(b"torch.distributed", group is None)  # new_group is collective over all processes
+        super().__init__(b"torch.distributed", group is None)  # creating groups needs all processes
 
     def _private_group(self):
         backend = str(self._dist.get_backend(self._given))
@@ -216,11 +218,11 @@ class Transport(_Table):
         if group is not None and self._dist.is_initialized():
             try:
                 self._dist.destroy_process_group(group)
-            except Exception:  # not a member, or the process is ending
+            except Exception:  # this rank is no member, or the process is ending
                 self._failure = None
 
     def close(self):
-        """Close the private group; no collective follows."""
+        """Close the private group, after the last collective."""
         own, self._own = self._own, None
         self._group = None
         self._close(own)
@@ -242,7 +244,7 @@ class _Handle:
 
 
 class Horovod(_Table):
-    """The transport of horovod.torch.  Every collective has a name, which is the same on all ranks."""
+    """A transport over horovod.torch.  Each collective has a name, which is the same on all ranks."""
 
     _made = itertools.count()
 

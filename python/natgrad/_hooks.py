@@ -1,8 +1,8 @@
-"""Hooks: observe the input and the output gradient of each call of a layer.
+"""Hooks that let the library observe the input and the output gradient of each call of a layer.
 
-The library receives both arrays when the output gradient arrives.  A call of a layer counts only if a backward pass
-goes through the call: a forward whose loss is dropped, or the first forward of activation checkpointing, leaves no
-observation.  Methods with calls = ema or last observe the input in forward, as the published programs do.
+The library observes both arrays when backward reaches the call.  So a call without a backward pass is not observed: a
+forward whose loss is not used, or the first forward of activation checkpointing.  Only methods with calls = ema or last
+observe the input already in forward, as the published programs do (`early_input`).
 """
 import ctypes as c
 import inspect
@@ -23,7 +23,8 @@ _BACKWARD = {torch.autograd.backward.__code__, torch.autograd.grad.__code__}
 
 
 def _called_by_backward():
-    """Return 0 in a backward pass, else -1, for PyTorch 1: search the stack, since backward runs in this thread."""
+    """For PyTorch 1: return 0 in a backward pass, else -1.  Backward runs in the calling thread, so search the
+    stack."""
     frame = sys._getframe(1)
     while frame is not None and frame.f_code not in _BACKWARD:
         frame = frame.f_back
@@ -35,8 +36,8 @@ _compiling = getattr(getattr(torch, "compiler", None), "is_compiling", lambda: F
 
 
 def _made_by_layer(output, x):
-    """Return the base tensor if the output is a view that the layer with input x made, else None: an in-place operation
-    on a view continues the graph at the base."""
+    """If the output is a view that the layer made, return its base tensor, else None (x: the input of the layer).
+    After an in-place operation on a view, autograd continues at the base, so the hook must be on the base."""
     base = output._base if output._is_view() else None
     if base is None or base.grad_fn is None or base.numel() != output.numel() or base is x or base is x._base:
         return None
@@ -44,7 +45,7 @@ def _made_by_layer(output, x):
 
 
 def _as_output(output, base):
-    """Return a function that turns a gradient of base into a gradient of output, a view of base."""
+    """Return a function that converts the gradient of `base` to the gradient of its view `output`."""
     shape = output.shape
     if output.is_contiguous() and base.is_contiguous():
         return lambda g: g.reshape(shape)
@@ -58,7 +59,8 @@ def _as_output(output, base):
 
 
 def _on_gradient(output, x, arrived):
-    """Call arrived(gradient of output) in the backward pass.  A hook on the node is faster than on the tensor."""
+    """Let the backward pass call arrived(gradient of output).  A hook on the autograd node is faster than on the
+    tensor."""
     base, turned = _made_by_layer(output, x), None
     if base is not None:
         turned = _as_output(output, base)
@@ -79,7 +81,7 @@ def _on_gradient(output, x, arrived):
 
 
 def _nothing(*_arguments, **_more):
-    """Replace a hook in a copied or pickled model, to which the preconditioner does not belong."""
+    """Take the place of a hook in a copied or pickled model, which has no preconditioner."""
 
 
 def _first_tensor(values):
@@ -98,7 +100,7 @@ def _no_hook():
 
 
 class _Uncopied:
-    """Base class of hooks: a copied or pickled model gets `_nothing` in place of the hook."""
+    """Base class of hooks.  In a copied or pickled model, `_nothing` replaces the hook."""
 
     __slots__ = ()
 
@@ -110,7 +112,7 @@ class _Uncopied:
 
 
 class RootHook(_Uncopied):
-    """Count the samples on the first tensor passed to the model."""
+    """Before the model's forward, read the number of samples from the first tensor passed to the model."""
 
     def __init__(self, observer):
         self.observer = weakref.ref(observer)
@@ -119,12 +121,12 @@ class RootHook(_Uncopied):
         observer = self.observer()
         if observer is not None and observer.by_model:
             x = _first_tensor(inputs if named is None else (inputs, named))
-            axis = 0 if observer.first or x is None or x.dim() < 2 else 1
-            observer.seen = None if x is None else x.shape[axis]
+            axis = 0 if observer.batch_first or x is None or x.dim() < 2 else 1
+            observer.model_samples = None if x is None else x.shape[axis]
 
 
 class RootEnd(_Uncopied):
-    """Clear the sample count after the model's forward: a layer called outside counts its own samples."""
+    """After the model's forward, forget this number: a layer that is called alone counts its own samples."""
 
     def __init__(self, observer):
         self.observer = weakref.ref(observer)
@@ -132,11 +134,12 @@ class RootEnd(_Uncopied):
     def __call__(self, _module, _inputs, _output):
         observer = self.observer()
         if observer is not None:
-            observer.seen = None
+            observer.model_samples = None
 
 
 class Pass:
-    """One backward pass.  The autograd engine calls the object at the end, or deletes it uncalled after a failure."""
+    """A backward pass.  The autograd engine calls this object at the end; if the pass fails, it only deletes the
+    object."""
 
     __slots__ = ("observer", "over")
 
@@ -147,44 +150,44 @@ class Pass:
         self.over = True
         observer = self.observer()
         if observer is not None:
-            observer.passing = False
+            observer.in_pass = False
             observer.mark()
 
     def __del__(self):
         observer = self.observer()
         if observer is not None and not self.over:
-            observer.passing, observer.failed = False, True
+            observer.in_pass, observer.failed = False, True
 
 
 class Hook(_Uncopied):
-    """A forward hook of one layer."""
+    """The forward hook of a layer."""
 
-    __slots__ = ("observer", "layer", "handles", "input", "output", "size", "names", "said", "__weakref__")
+    __slots__ = ("observer", "layer", "handles", "input", "output", "size", "names", "settings", "__weakref__")
 
     def __init__(self, observer, layer):
         self.names = [name for name in ("weight", "bias") if layer.modules[0]._parameters.get(name) is not None]
-        self.said = [(m, _layers.geometry(m)) for m in layer.modules]
+        self.settings = [(m, _layers.geometry(m)) for m in layer.modules]
         self.observer, self.layer, self.size = weakref.ref(observer), layer, None
         self.input = (Tokens if layer.embedding else Described)(f"the input of {layer.name}")
         self.output = Described(f"the output gradient of {layer.name}")
         extra = {"with_kwargs": True} if _KWARGS else {}
         self.handles = [(m, m.register_forward_hook(self, **extra)) for m in layer.modules]
-        for module, handle in self.handles:  # run this hook first: other hooks may change the output
+        for module, handle in self.handles:  # run before other hooks, which may replace the output
             module._forward_hooks.move_to_end(handle.id, last=False)
 
     def lost(self):
-        """Return a module whose hook was removed, or None."""
+        """Return a module from which this hook was removed, or None."""
         for module, handle in self.handles:
             if handle.id not in module._forward_hooks:
                 return module
         return None
 
     def changed(self):
-        """Return the name of a changed setting of a module, or ''."""
-        for module, said in self.said:
+        """Return the name of a setting of a module that has changed since construction, or ''."""
+        for module, before in self.settings:
             now = _layers.geometry(module)
-            if now != said:
-                return next(name for name in (*said, *now) if said.get(name) != now.get(name))
+            if now != before:
+                return next(name for name in (*before, *now) if before.get(name) != now.get(name))
         return ""
 
     def remove(self):
@@ -196,14 +199,14 @@ class Hook(_Uncopied):
             named, output = rest
         else:
             named, output = {}, rest[0]
-        if type(output) is tuple:  # linear layers as in Megatron return (output, bias)
+        if type(output) is tuple:  # linear layers of Megatron return (output, bias)
             output = output[0]
         observer, layer = self.observer(), self.layer
         if observer is None or not observer.enabled:
             return
         if observer.failed and _in_backward() == -1:
             observer.forget_failed()
-        if not module.training or not output.requires_grad:  # requires_grad is False under no_grad
+        if not module.training or not output.requires_grad:  # the latter under no_grad
             layer.calls_without_gradients += 1
             if module.training and not _grad_enabled():
                 observer.without_gradients(self, inputs[0] if inputs else named.get("input"))
@@ -215,7 +218,7 @@ class Hook(_Uncopied):
         if lead is None:
             raise failure(_abi.NG_ERR_STATE, f"layer '{layer.name}': its {layer.lead} is no parameter any more: make a new "
                           "preconditioner")
-        if layer.frozen_now == lead.requires_grad and not layer.frozen:  # requires_grad changed
+        if layer.frozen_now == lead.requires_grad and not layer.frozen:  # the user changed requires_grad
             layer.frozen_now = not layer.frozen_now
             observer.core.call("freeze", layer.index, int(layer.frozen_now))
         if not observer.wants(observer.p, layer.index):
@@ -230,9 +233,9 @@ class Hook(_Uncopied):
 
 
 class Observer:
-    """Begin micro-batches and pass the arrays of hooks to the library."""
+    """Begins micro-batches of the library, and passes the arrays of hooks to it."""
 
-    def __init__(self, precond, layers, model, early, samples, first, reduction, expand):
+    def __init__(self, precond, layers, model, early_input, samples, first, reduction, expand):
         self.core, self.p, library = precond, precond.p, precond.library
         self.wants = library.ng_wants
         self._begin, self._input, self._output = (library.ng_begin, library.ng_observe_input,
@@ -241,24 +244,27 @@ class Observer:
         library.ng_batch_init(c.byref(self.batch), c.sizeof(self.batch))
         self._batch = c.byref(self.batch)
         self.batch.reduction = _abi.NG_SUM if reduction == "sum" else _abi.NG_MEAN
-        # A convolution observes the T frames of a sample as T samples, not as T positions.  A is then 1/T of its value,
-        # so G must be T times its value.  Uncorrected, G is T^2 times its value (mean loss) or equal (sum).  G is
-        # divided by the square of the loss scale, so the loss scale is multiplied by T^frames.
-        self.frames = 0.0 if not expand else -0.5 if reduction == "sum" else 0.5
-        self.early, self.first, self.by_model = early, first, samples == "model"
+        # A convolution observes the T frames of a sample as T samples instead of T positions.  Then A is 1/T of the
+        # right
+        # value, so G should be T times the right value.  Without correction, G is T^2 times the right value (mean loss)
+        # or
+        # equal to it (sum).  G is divided by the square of the loss scale, which is multiplied by T^frame_exponent.
+        self.frame_exponent = 0.0 if not expand else -0.5 if reduction == "sum" else 0.5
+        self.early_input, self.batch_first, self.by_model = early_input, first, samples == "model"
         self.enabled = True
-        self.open = None  # (samples, scale, whole, first) of the library's micro-batch
-        self.given = None  # (samples, scale, whole, first) of begin() for the coming micro-batch; None: not called
-        self.share = None  # (rank, number of ranks) if the ranks have equal shares of one batch
-        self.seen = None  # samples of the model's input, during the model's forward
-        self.owed = {}  # if early: layer index -> calls without gradients, which checkpointing may repeat
-        self.runs = {}  # (layer index, input shape) -> [(samples, arguments of begin()), calls to repeat, round]
-        self.passing = self.failed = False  # an observed backward pass is running; the last one failed
-        self.round = 0  # counts steps and resets
-        self.marked = None  # (a gradient after the last backward pass, its version)
-        self.gathered = False  # the optimizer adds up the gradients of micro-batches in tensors of its own
-        self.warned = False  # the warning about dropped gradients was given
-        self.fixed, self.scale = None, None  # the loss scale, or a function that returns it
+        self.open = None  # (samples, scale, whole, first) of the micro-batch that the library has begun
+        self.given = None  # arguments of begin() for the next micro-batch: (samples, scale, whole, first); or None
+        self.equal_shares = None  # (rank, number of ranks) if the ranks share one batch in equal parts
+        self.model_samples = None  # number of samples of the model's input; None outside the model's forward
+        self.repeatable = {}  # for early_input: layer index -> calls without gradients that checkpointing may repeat
+        self.first_forwards = {}  # first forwards of checkpointing: (layer index, input shape) ->
+        #   [(samples, arguments of begin()), number of calls to repeat, round]
+        self.in_pass = self.failed = False  # an observed backward pass is running; the last one failed
+        self.round = 0  # number of steps and resets so far
+        self.marked_gradient = None  # (a gradient, its version) at the end of the last backward pass
+        self.summed_outside = False  # the optimizer sums gradients of micro-batches in its own tensors
+        self.warned = False  # True after the warning about dropped gradients
+        self.fixed_scale, self.scale = None, None  # a constant loss scale, else a function that returns it
         self.hooks = [Hook(self, layer) for layer in layers]
         extra = {"with_kwargs": True} if _KWARGS else {}
         self.model = model
@@ -272,108 +278,111 @@ class Observer:
         self.end.remove()
 
     def lost_root(self):
-        """Return whether the hooks that count samples were removed."""
+        """Return True if a hook that counts samples was removed."""
         return self.by_model and (self.root.id not in self.model._forward_pre_hooks
                                   or self.end.id not in self.model._forward_hooks)
 
     def close_batch(self):
         self.open = None
         self.given = None
-        self.owed.clear()
-        self.runs = {call: run for call, run in self.runs.items() if run[1] and run[2] == self.round}
-        self.failed, self.marked = False, None
+        self.repeatable.clear()
+        self.first_forwards = {call: run for call, run in self.first_forwards.items()
+                               if run[1] and run[2] == self.round}
+        self.failed, self.marked_gradient = False, None
         self.round += 1
 
-    def _forget(self):
+    def _drop_observations(self):
         given = self.given
         self.core.call("reset_batch")
         self.close_batch()
-        self.given = given  # begin() described the coming micro-batch
+        self.given = given  # still valid: begin() described the next micro-batch
 
     def forget_failed(self):
-        """Drop the observations of a failed backward pass: they cover only some layers."""
-        self._forget()
-        self.runs.clear()
+        """Discard the observations of a failed backward pass, which has reached only some layers."""
+        self._drop_observations()
+        self.first_forwards.clear()
         warnings.warn("natgrad: a backward pass failed: the observations since the last step are dropped",
                       stacklevel=4)
 
     def _gradients(self):
-        """Yield the existing gradients of the weights of trainable layers."""
+        """Yield the gradients of the weights of all trainable layers, where they exist."""
         for hook in self.hooks:
             weight = hook.layer.modules[0]._parameters.get(hook.layer.lead)
             if weight is not None and weight.requires_grad and weight.grad is not None:
                 yield weight.grad
 
     def mark(self):
-        """After a backward pass, store one gradient, to detect later whether all gradients were dropped."""
+        """At the end of a backward pass, remember one gradient, to detect later that the caller dropped the
+        gradients."""
         first = next(self._gradients(), None)
-        self.marked = None if first is None else (first, first._version)
+        self.marked_gradient = None if first is None else (first, first._version)
 
     def _dropped(self):
-        """Return whether the gradients of earlier passes are missing or zero.  Values are tested only if the marked
-        gradient was written after mark()."""
+        """Return True if the gradients of earlier passes are missing or zero.  If the remembered gradient was not
+        written since mark(), they are not, and the values need no test."""
         first = next(self._gradients(), None)
         if first is None:
             return True
-        if self.marked is None or first is self.marked[0] and first._version == self.marked[1]:
+        marked, version = self.marked_gradient or (first, first._version)
+        if first is marked and first._version == version:
             return False
         return not any(bool(g.any()) for g in self._gradients())
 
-    def _enter(self):
-        """Enter a backward pass.  If the gradients of earlier passes were dropped, drop their observations, too."""
-        if self.open is not None and not self.early and not self.gathered and self._dropped():
-            self._forget()
+    def _enter_backward(self):
+        """Begin a backward pass.  If the caller dropped the gradients of earlier passes, discard their observations."""
+        if self.open is not None and not self.early_input and not self.summed_outside and self._dropped():
+            self._drop_observations()
             if not self.warned:
                 self.warned = True
                 warnings.warn("natgrad: gradients of a backward pass were dropped without a step, or it left none: its "
                               "observations are dropped, now and in later passes", stacklevel=3)
-        self.passing = True
+        self.in_pass = True
         _queue_callback(Pass(self))
 
     # ---- one call of a layer
 
     def without_gradients(self, hook, x):
-        """Store a training-mode call without gradients: activation checkpointing may repeat the call in backward."""
+        """Remember a call in training mode without gradients: activation checkpointing may repeat it in backward."""
         index = hook.layer.index
-        if self.early:
-            self.owed[index] = self.owed.get(index, 0) + 1
+        if self.early_input:
+            self.repeatable[index] = self.repeatable.get(index, 0) + 1
         if x is None or _in_backward() != -1:  # nested checkpointing
             return
-        said, run = (self.seen, self.given), self.runs.get((index, x.shape))
+        context, run = (self.model_samples, self.given), self.first_forwards.get((index, x.shape))
         if run is None or not run[1]:
-            self.runs[index, x.shape] = [said, 1, self.round]
+            self.first_forwards[index, x.shape] = [context, 1, self.round]
             return
-        run[0] = said if run[0] == said else None
+        run[0] = context if run[0] == context else None
         run[1:] = run[1] + 1, self.round
 
-    def _said_before(self, hook, x):
-        """Return (samples, arguments of begin()) of the forward that checkpointing repeats, and '' or the reason why
-        they are unknown."""
-        run = self.runs.get((hook.layer.index, x.shape))
+    def _first_forward(self, hook, x):
+        """Return samples and arguments of begin() at the first forward, which checkpointing repeats; then '', or the
+        reason why they are unknown."""
+        run = self.first_forwards.get((hook.layer.index, x.shape))
         if run is not None:
             run[1] = max(run[1] - 1, 0)
             if run[0] is not None:
                 return (*run[0], "")
             return None, None, "two forwards with different numbers of samples gave it an input of this shape"
-        if self.seen is not None or not self.by_model or self.given is not None:
-            return self.seen, self.given, ""
+        if self.model_samples is not None or not self.by_model or self.given is not None:
+            return self.model_samples, self.given, ""
         return None, None, "no forward since the last step called it"
 
     def forward(self, hook, module, x, output):
         used = [getattr(module, name) for name in hook.names]
         again, why = _in_backward() != -1, ""
-        seen, given = self.seen, self.given  # values of this forward: begin() may be called again before backward
+        seen, given = self.model_samples, self.given  # now: begin() may be called again before backward
         if again:  # activation checkpointing
-            seen, given, why = self._said_before(hook, x)
+            seen, given, why = self._first_forward(hook, x)
         samples = seen if given is None else given[0]
-        if self.early and not hook.layer.both:  # norms and embeddings need input and output gradient at once
+        if self.early_input and not hook.layer.needs_both:  # norms and embeddings need both at once
             x = x.detach()
-            if again and not self.passing:
-                self._enter()
-            owed = self.owed.get(hook.layer.index, 0)
-            if not again or owed:
+            if again and not self.in_pass:
+                self._enter_backward()
+            repeats = self.repeatable.get(hook.layer.index, 0)
+            if not again or repeats:
                 if again:
-                    self.owed[hook.layer.index] = owed - 1
+                    self.repeatable[hook.layer.index] = repeats - 1
                 self._check_samples(hook, why)
                 self.observe(hook, x, samples, None, given)
 
@@ -383,16 +392,16 @@ class Observer:
                 self.observe(hook, None, samples, g, given)
             _on_gradient(output, x, arrived_early)
             return
-        if again and not self.passing:
-            self._enter()
+        if again and not self.in_pass:
+            self._enter_backward()
         version, shown = x._version, None
 
         def arrived(g):
             nonlocal shown
             if not self.enabled:
                 return
-            if not self.passing:
-                self._enter()
+            if not self.in_pass:
+                self._enter_backward()
             self._check_parameters(hook, module, used)
             self._check_samples(hook, why)
             if shown == self.round:
@@ -408,7 +417,7 @@ class Observer:
         _on_gradient(output, x, arrived)
 
     def _check_parameters(self, hook, module, used):
-        """Check that the forward used the module's parameters (functional_call replaces them)."""
+        """Check that the forward used the module's own parameters, not parameters passed by functional_call."""
         parameters = module._parameters
         for name, one in zip(hook.names, used):
             if parameters.get(name) is not one and self.enabled:
@@ -423,16 +432,16 @@ class Observer:
                           "set hook_enabled = False around a forward that is not of the loss")
 
     def _place(self, layer, count, given):
-        """Return (whole, first) of ng_batch, in samples as this layer counts them."""
+        """Return the members `whole` and `first` of ng_batch, counted in samples of this layer."""
         if given is not None and given[2] is not None:
             samples, _, whole, first = given
             if count % samples:
                 raise failure(_abi.NG_ERR_STATE, f"layer '{layer.name}' has {count} samples of its own, not a multiple of the "
                               f"{samples} of begin(): their place among {whole} is unknown")
             return whole * (count // samples), first * (count // samples)
-        if self.share is None:
+        if self.equal_shares is None:
             return 0, 0
-        rank, ranks = self.share
+        rank, ranks = self.equal_shares
         return count * ranks, count * rank
 
     def observe(self, hook, x, samples, g, given):
@@ -441,32 +450,33 @@ class Observer:
                 self._observe(hook, x, samples, g, given)
 
     def _observe(self, hook, x, samples, g, given):
-        if g is not None and not self.passing:
-            self._enter()
+        if g is not None and not self.in_pass:
+            self._enter_backward()
         layer = hook.layer
-        if g is not None and not g.numel() or x is not None and not x.numel():  # an unused expert
+        if g is not None and not g.numel() or x is not None and not x.numel():  # an empty call, as of an unused expert
             return
-        if x is not None and x.is_neg():  # a lazy negation
+        if x is not None and x.is_neg():  # PyTorch has not negated the values yet
             x = x.resolve_neg()
         if g is not None and g.is_neg():
             g = g.resolve_neg()
         if x is not None:
-            x, count = layer.input(x, samples, self.first)
+            x, count = layer.input(x, samples, self.batch_first)
         if g is not None:
-            g = layer.output(g, samples, self.first)
+            g = layer.output(g, samples, self.batch_first)
             if x is None:
                 count = g.shape[0]
         given = given or self.given
-        if given is None and self.fixed is not None:
-            scale = self.fixed
+        if given is None and self.fixed_scale is not None:
+            scale = self.fixed_scale
         else:
             scale = given[1] if given is not None and given[1] is not None else self.scale()
         if layer.embedding:
-            if layer.shown == 0:
+            if layer.counted == 0:
                 return
             scale *= layer.scale
-        if layer.conv and samples and count != samples and count % samples == 0:  # count: the frames of all samples
-            scale *= (count // samples) ** self.frames
+        # count includes the frames of each sample
+        if layer.conv and samples and count != samples and count % samples == 0:
+            scale *= (count // samples) ** self.frame_exponent
         other = layer.conv and g is not None and g.shape[2:] != hook.size  # a new image size: begin a micro-batch
         whole, first = self._place(layer, count, given)
         if self.open != (count, scale, whole, first) or other:
@@ -475,13 +485,13 @@ class Observer:
             self.batch.whole, self.batch.first = whole, first
             self.core.check(self._begin(self.p, self._batch))
             self.open = (count, scale, whole, first)
-        if layer.norm:  # the library reads the input of a norm together with the output gradient
+        if layer.norm:  # borrowed until the output gradient of the norm is observed
             status = self._input(self.p, layer.index, hook.input.of(x), _abi.NG_BORROW)
             x = None
             if status:
                 self.core.check(status)
                 return
-        if g is not None:  # before the input: if a scaled loss overflowed, the input is not observed
+        if g is not None:  # first: if a scaled loss overflowed, the input is not observed
             status = self._output(self.p, layer.index, hook.output.of(g), _abi.NG_COPY)
             if status:
                 self.core.check(status)

@@ -1,6 +1,6 @@
-"""Turn modules into layers: make the entry of each parameter, and give arrays the library's layout.
+"""Find the layers of a model, and convert their arrays to the library's layout.
 
-Every parameter is part of a layer with curvature, or an entry of its own; explain() prints why it has no curvature.
+Each parameter belongs to a layer with curvature, or is an entry of its own without curvature; explain() prints why.
 """
 import math
 import re
@@ -29,7 +29,7 @@ def unwrap(model):
     return model
 
 
-def refuse(model):
+def check_supported(model):
     if not isinstance(model, nn.Module):
         raise failure(_abi.NG_ERR_ARG, f"model is a {type(model).__name__}, expected a torch.nn.Module")
     for name, module in model.named_modules():
@@ -42,24 +42,24 @@ def refuse(model):
 
 
 class Entry:
-    """A layer or tensor of the library, with its parameters.  `reason`: why the entry has no curvature, or ''."""
+    """A layer or tensor of the library, and its parameters.  `reason` tells why it has no curvature; '' if it has."""
 
     def __init__(self, name, reason=""):
         self.name, self.reason = name, reason
         self.index = -1
         self.places = []  # (ng_param, module, name of the attribute, full name) of each parameter
-        self.frozen = False  # registered as frozen
-        self.frozen_now = False  # frozen by ng_freeze
+        self.frozen = False  # frozen when it was registered
+        self.frozen_now = False  # frozen since then, by ng_freeze
 
     def parameters(self):
         return [getattr(module, attribute) for _, module, attribute, _ in self.places]
 
     def described(self, options=None):
-        """Return the ng_layer to register, or None to register a tensor, which has no curvature."""
+        """Return the ng_layer to register; None: register a tensor, which has no curvature."""
 
 
 class Matrix(Entry):
-    """A parameter [out, ...] whose module is unknown."""
+    """A parameter [out, ...] of an unknown module, registered as a layer."""
 
     def described(self, options=None):
         shape = tuple(self.parameters()[0].shape)
@@ -74,20 +74,20 @@ class Matrix(Entry):
 
 
 class Layer(Entry):
-    """A linear or convolution layer, of one module or of several that share their parameters."""
+    """A linear or convolution layer: one module, or several modules that share their parameters."""
 
     norm = embedding = False
-    both = False  # the library needs input and output gradient together
-    shard_axis = -1  # -1: whole layer; 0: outputs, 1: inputs of a linear layer are sharded
-    lead = "weight"  # the parameter whose requires_grad decides whether the layer is frozen
+    needs_both = False  # the library reads input and output gradient together
+    shard_axis = -1  # of a linear layer: 0 outputs sharded, 1 inputs sharded; -1: not sharded
+    lead = "weight"  # the layer is frozen if this parameter does not require a gradient
 
     def __init__(self, name, module, bias):
         super().__init__(name)
         self.modules, self.bias = [module], bias
         self.conv = isinstance(module, (nn.Conv1d, nn.Conv2d))
-        self.pad = None  # arguments of F.pad, applied before the observation
+        self.pad = None  # arguments of F.pad for the input, if the library cannot describe this padding
         self.padding = (0, 0)
-        self.calls = self.calls_without_gradients = 0  # observed forwards; forwards in eval mode or without gradients
+        self.calls = self.calls_without_gradients = 0  # forwards with gradients; in eval mode or without gradients
         if self.conv:
             self._set_padding(module)
 
@@ -125,7 +125,7 @@ class Layer(Entry):
     # ---- arrays in the library's layout
 
     def input(self, x, samples, first):
-        """Return the input of a call in the library's layout, and its number of samples."""
+        """Convert the input of a call to the library's layout.  Return it with its number of samples."""
         if not self.conv:
             return self.rows(x, samples, first)
         if x.dim() == len(self.modules[0].kernel_size) + 1:
@@ -141,11 +141,12 @@ class Layer(Entry):
 
     @staticmethod
     def image(x):
-        """Return images [n, c, h, w]; images of a 1-D convolution get height 1."""
+        """Return images as [n, c, h, w]; images of a 1-D convolution have height 1."""
         return x.unsqueeze(2) if x.dim() == 3 else x
 
     def rows(self, x, samples, first):
-        """Return x as [samples, positions, ..., features], and its samples (None: the leading axis)."""
+        """Return x as [samples, positions, ..., features] and the number of samples.  samples=None: use the leading
+        axis."""
         axes, shape = x.dim(), x.shape
         if axes == 2 and (samples is None or shape[0] == samples):
             return x, shape[0]
@@ -178,14 +179,14 @@ _NORMS = {nn.BatchNorm1d: _abi.NG_BATCH_NORM, nn.BatchNorm2d: _abi.NG_BATCH_NORM
 
 
 def _norm_of(module):
-    """Return the norm class of PyTorch that a module derives from, or None."""
+    """Return the class of _NORMS that a module derives from, or None."""
     return next((kind for kind in type(module).__mro__ if kind in _NORMS), None)
 
 
 class Norm(Layer):
-    """Trainable gamma and beta of a batch, layer, group or instance norm."""
+    """A batch, layer, group or instance norm with a trainable gamma or beta."""
 
-    norm = both = True
+    norm = needs_both = True
 
     def __init__(self, name, module, gamma, beta):
         super().__init__(name, module, beta)
@@ -226,19 +227,19 @@ class Norm(Layer):
 
 
 class Embedding(Layer):
-    """An embedding.  Padding tokens are not counted, and their output gradients are set to 0.
+    """An embedding.  Padding tokens do not count, and their output gradients are set to 0.
 
-    The loss scale of the output gradient is multiplied by `scale`, so that G is a mean over the counted positions.  An
-    input without samples, such as torch.arange(T), receives the sum of the gradients of B samples.  These are taken as
-    independent, so G is divided by B.
+    `scale` multiplies the loss scale of the output gradient, so that G is a mean over the counted tokens only.  If all
+    B samples share an input, such as torch.arange(T), its output gradient is the sum over the samples.  Their gradients
+    are assumed independent, so G is divided by B: `scale` contains sqrt(B).
     """
 
-    embedding = both = True
+    embedding = needs_both = True
 
     def __init__(self, name, module):
         super().__init__(name, module, False)
         self.padding_idx = module.padding_idx
-        self.scale, self.shown, self._padding = 1.0, 0, None
+        self.scale, self.counted, self._padding = 1.0, 0, None
 
     def described(self, options=None):
         layer = filled(_abi.ng_layer, _abi.NG_EMBEDDING)
@@ -250,26 +251,26 @@ class Embedding(Layer):
         return layer
 
     @staticmethod
-    def _of_all(shape, samples, first):
-        """Return whether all samples share an input of this shape."""
+    def _is_shared_input(shape, samples, first):
+        """Return True if all samples share an input of this shape."""
         rows = math.prod(shape)
         return samples is not None and (rows % samples != 0 or (
             len(shape) > 1 and samples > 1 and shape[0 if first else 1] == 1))
 
     def rows(self, x, samples, first):
-        if self._of_all(x.shape[:-1], samples, first):
+        if self._is_shared_input(x.shape[:-1], samples, first):
             return x.unsqueeze(0).expand(samples, *x.shape), samples
         return super().rows(x if x.dim() > 1 else x.unsqueeze(0), samples, first)
 
     def input(self, x, samples, first):
         padding = None if self.padding_idx is None else x == self.padding_idx
         self._padding = padding if padding is not None and bool(padding.any()) else None
-        self.scale, self.shown = 1.0, x.numel()
+        self.scale, self.counted = 1.0, x.numel()
         if self._padding is not None:
-            self.shown -= int(self._padding.sum())
-            self.scale = math.sqrt(self.shown / x.numel())
+            self.counted -= int(self._padding.sum())
+            self.scale = math.sqrt(self.counted / x.numel())
             x = x.masked_fill(self._padding, _abi.NG_NO_TOKEN)
-        if self._of_all(x.shape, samples, first):
+        if self._is_shared_input(x.shape, samples, first):
             self.scale *= math.sqrt(samples)
         x, count = self.rows(x.to(torch.int64).unsqueeze(-1), samples, first)
         return x.squeeze(-1), count
@@ -281,7 +282,8 @@ class Embedding(Layer):
 
 
 def _layer_problem(name, module, parent, linear):
-    """Return '' for a supported layer, None for a module of another kind, else why the module is not supported."""
+    """Return '' for a supported layer, None for a module of another kind, else the reason why a layer is
+    unsupported."""
     if linear is not None and linear(module):
         return ""
     if isinstance(module, nn.SyncBatchNorm):
@@ -310,8 +312,9 @@ def _layer_problem(name, module, parent, linear):
 
 
 def plan(model, accept=None, linear=None, embeddings=""):
-    """Return the entries of a model in module order.  accept(name, module) returns why a module has no
-    curvature, or ''.  linear(module) is True if the class computes x W' + b.  embeddings: why they have none."""
+    """Return the entries of a model in the order of its modules.  accept(name, module) returns '', or the reason why
+    the module gets no curvature.  linear(module) returns True if the module computes x W' + b.  embeddings: '', or the
+    reason why embeddings get no curvature."""
     modules = list(model.named_modules())
     parents = {id(child): module for _, module in modules for child in module.children()}
     users = {}  # id of a parameter -> [(module, full name)]
@@ -350,8 +353,8 @@ def plan(model, accept=None, linear=None, embeddings=""):
     return entries
 
 
-def expressions(given):
-    """skip_layers, compiled: one regular expression or a list."""
+def compile_expressions(given):
+    """Compile the argument skip_layers: a regular expression or a list of expressions."""
     try:
         texts = [given] if isinstance(given, str) else list(given or [])
     except TypeError:
@@ -367,9 +370,9 @@ def _escaped(name):
     return "".join("\\" + letter if letter in "*?[]\\,^$|() \t\n\r" else letter for letter in name)
 
 
-def found(patterns, entries):
-    """Return globs of the entries with one of `patterns` in their name or class (also in lower case).  If the globs are
-    too long for an option, numbers become '*', except in a glob that would also match another entry."""
+def globs_of(patterns, entries):
+    """Return the entries whose name or class (also in lower case) contains one of `patterns`, as globs for an option.
+    If the text is too long, numbers become '*', except where the glob would also match an entry that is not skipped."""
     names, used = {}, set()
     for entry in entries:
         texts = [entry.name]
@@ -380,7 +383,7 @@ def found(patterns, entries):
         used |= hits
     for pattern in patterns:
         if pattern not in used:
-            log.warning("skip_layers: '%s' is found in no layer", pattern.pattern)
+            log.warning("skip_layers: '%s' matches no layer", pattern.pattern)
     exact = ",".join(_escaped(name) for name, hit in names.items() if hit)
     if len(exact.encode()) < 4096:
         return exact
@@ -392,21 +395,21 @@ def found(patterns, entries):
     return ",".join(globs)
 
 
-_SAID = ("stride", "padding", "dilation", "groups", "padding_mode", "num_groups", "eps", "normalized_shape", "padding_idx",
-         "scale_grad_by_freq", "sparse")
+_GEOMETRY = ("stride", "padding", "dilation", "groups", "padding_mode", "num_groups", "eps", "normalized_shape",
+             "padding_idx", "scale_grad_by_freq", "sparse")
 
 
 def geometry(module):
-    """Return the settings of a module without its parameters: {name: value}."""
+    """Return the settings of a module, such as stride and padding, as {name: value}."""
     own = module.__dict__
-    found = {name: own[name] for name in _SAID if name in own}
+    found = {name: own[name] for name in _GEOMETRY if name in own}
     found["class"], found["forward"] = type(module), own.get("forward")
     found["padding of each side"] = tuple(own.get("_reversed_padding_repeated_twice", ()))
     return found
 
 
 def _add_layer(name, module, users, layers, entries, taken):
-    """Add the module as a layer or to an existing layer; return '', or why the module has no curvature."""
+    """Add the module to `layers`, or to the layer with which it shares parameters.  Return '', or why it cannot be."""
     weight, bias = module.weight, getattr(module, "bias", None)
     key = (id(weight), id(bias))
     if key in layers:
@@ -431,7 +434,7 @@ def _add_layer(name, module, users, layers, entries, taken):
     else:
         if wants == [False, True]:
             return "its weight is frozen, its bias is not"
-        has = [True, bias is not None and wants[0] == wants[1]]  # a frozen bias is a separate entry
+        has = [True, bias is not None and wants[0] == wants[1]]  # a frozen bias becomes an entry of its own
         layer = Layer(name, module, has[1])
     for which, attribute, mine in ((_abi.NG_WEIGHT, "weight", has[0]), (_abi.NG_BIAS, "bias", has[1])):
         if mine:

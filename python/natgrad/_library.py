@@ -15,7 +15,7 @@ _loaded = None
 
 
 def _avx512():
-    """Return whether this processor can run OpenBLAS's SkylakeX kernels."""
+    """Return True if this processor can run OpenBLAS's SkylakeX kernels (AVX-512)."""
     if platform.machine() not in ("x86_64", "AMD64"):
         return False
     with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="ascii", errors="replace") as file:
@@ -27,9 +27,9 @@ def _avx512():
 
 @contextlib.contextmanager
 def _best_kernels():
-    """Set the variables that OpenBLAS reads while it loads, then remove them.  CORETYPE selects AVX-512 kernels, since
-    OpenBLAS uses AVX2 on unknown processors.  THREAD_TIMEOUT lets idle threads stop spinning after 2^14 instead of 2^26
-    cycles, so that PyTorch can use their cores.  Variables that the user set are kept."""
+    """While OpenBLAS loads, set the variables that it reads.  OPENBLAS_CORETYPE selects AVX-512 kernels, because
+    OpenBLAS uses AVX2 on unknown processors.  OPENBLAS_THREAD_TIMEOUT lets idle threads stop spinning after 2^14, not
+    2^26 cycles, so that PyTorch can use their cores.  Variables that the user has set are not changed."""
     wanted = {"OPENBLAS_THREAD_TIMEOUT": "14", **({"OPENBLAS_CORETYPE": "SkylakeX"} if _avx512() else {})}
     ours = {name: value for name, value in wanted.items() if name not in os.environ}
     os.environ.update(ours)
@@ -41,11 +41,11 @@ def _best_kernels():
 
 
 def _candidates():
-    """Yield (file, origin of the name)."""
+    """Yield the files to try, with the origin of each file name."""
     given = os.environ.get("NATGRAD_LIBRARY")
     if given:
         yield given, "NATGRAD_LIBRARY"
-        return  # if the user names a file, no other file is tried
+        return  # no other file is tried
     own = os.path.join(_BESIDE, "libnatgrad.so.0")
     if os.path.exists(own):
         yield own, "the package"
@@ -53,7 +53,7 @@ def _candidates():
 
 
 def load():
-    """Return the library with its functions declared.  If none loads, ImportError lists the files tried."""
+    """Return the library with its functions declared.  If no file can be loaded, ImportError lists the files."""
     global _loaded
     with _lock:
         if _loaded is None:
@@ -69,7 +69,7 @@ def load():
                     library.ng_version.restype = ctypes.c_int32
                 except AttributeError:
                     raise ImportError(f"natgrad: {file} ({origin}) is not libnatgrad") from None
-                if library.ng_version() // 100 != _abi.VERSION // 100:  # 0.x: a minor version may change anything
+                if library.ng_version() // 100 != _abi.VERSION // 100:  # before 1.0, minor versions are incompatible
                     raise ImportError(f"natgrad: {file} ({origin}) is version {library.ng_version()}, this package "
                                       f"is for {_abi.VERSION}")
                 try:

@@ -1,4 +1,4 @@
-"""The classes of natgrad, one row each: class, default method, help.  A class takes the methods with the same traits."""
+"""The classes of natgrad: name, default method, help.  A class accepts all methods with the traits of its default."""
 
 CLASSES = (
     ("KFAC", "natgrad", "Kronecker-factored curvature: natgrad, kaisa, mpd-kfac, dp-kfac, eva-kfac, sam"),

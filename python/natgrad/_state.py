@@ -1,4 +1,4 @@
-"""Convert a state between bytes and a dict of named tensors; print rows as a table."""
+"""Convert a state from bytes to a dict of named tensors and back; print rows as a table."""
 import ctypes
 import json
 import os
@@ -6,8 +6,8 @@ import struct
 
 import torch
 
-from . import _abi
-from ._core import failure
+from . import _abi, _core
+from ._core import failure, locked, shown
 from ._tensors import STORED
 
 _NAMES = {dtype: name for name, dtype in STORED.items()}
@@ -15,13 +15,13 @@ _META = ("natgrad", "natgrad.crc32")  # the manifest and its checksum, as the li
 
 
 def shared(core):
-    """Return the bytes of the state, on every rank."""
+    """Return the bytes of the state on every rank.  Collective."""
     transport = core.transport
     return core.save() if transport is None else transport.share(core.save(transport.rank == 0))
 
 
 def unpack(data):
-    """Return {"manifest", "crc32", "fields": {"fc1/A": tensor, ...}} from the bytes of a safetensors file."""
+    """Convert the bytes of a state (safetensors) to {"manifest", "crc32", "fields": {"fc1/A": tensor, ...}}."""
     size, = struct.unpack("<Q", data[:8])
     header = json.loads(data[8:8 + size])
     meta = header.pop("__metadata__")
@@ -35,7 +35,7 @@ def unpack(data):
 
 
 def pack(state):
-    """Return the bytes of a state that unpack() returned.  The library rejects unknown fields by name."""
+    """Convert a dict of unpack() back to bytes.  The library will reject unknown fields by name."""
     if not isinstance(state, dict):
         raise failure(_abi.NG_ERR_FILE, f"the state is a {type(state).__name__}, expected a dict")
     missing = [key for key in ("manifest", "crc32", "fields", "steps") if key not in state]
@@ -61,7 +61,8 @@ def pack(state):
 
 
 def steps_of(state):
-    """Return the number of steps in the manifest; None if it is unreadable (the library then rejects the state)."""
+    """Return the number of steps in the manifest; None if the manifest is unreadable: the library will reject the
+    state."""
     try:
         return json.loads(state["manifest"])["counters"]["steps"]
     except (KeyError, TypeError, ValueError):
@@ -69,7 +70,8 @@ def steps_of(state):
 
 
 def steps_in(path):
-    """Return the number of steps in the manifest of a state file; None if unreadable (the library rejects the file)."""
+    """Return the number of steps in the manifest of a file; None if it is unreadable: the library will reject the
+    file."""
     try:
         with open(path, "rb") as file:
             size = int.from_bytes(file.read(8), "little")
@@ -80,15 +82,99 @@ def steps_in(path):
 
 
 class Uncopied:
-    """An object with hooks and memory of the library, which cannot be copied or pickled."""
+    """Base class of objects that cannot be copied or pickled, because they own hooks and memory of the library."""
 
     def __reduce_ex__(self, protocol):
         raise failure(_abi.NG_ERR_STATE, f"{type(self).__name__} cannot be copied or pickled, since it belongs to one model: "
                       "make a new one of the copy, and load state_dict()")
 
 
+class Saved(Uncopied):
+    """Base class of Preconditioner that saves and loads its state."""
+
+    @locked
+    def state_dict(self):
+        """Return the exact state as a dict of tensors, numbers and texts, the same on all ranks.  Collective."""
+        return {**unpack(shared(self._core)), "steps": self._steps}
+
+    def load_state_dict(self, state):
+        """Load a state of the same model and options.  If this fails, nothing changes.  Collective."""
+        self._load(lambda: state)
+
+    @locked
+    def save_parts(self, path):
+        """Write one file per rank into the folder of `path`, which all ranks share; no tensor is sent.  Collective."""
+        self._core.call("save_parts", _file(path))
+
+    @locked
+    def load_parts(self, path):
+        """Load the files of save_parts(), on any number of ranks.  If this fails, nothing changes.  Collective."""
+        def checked():
+            steps = steps_in(path)
+            if steps is not None:
+                self._check_state({"steps": steps, "manifest": None})
+            return steps
+        steps = self._on_all_ranks(checked)
+        self._core.call("load", _file(path))
+        self._steps = steps
+        self._observer.close_batch()
+        self._set_functions()
+
+    def _on_all_ranks(self, given):
+        """Return given().  If it raises an exception on one rank, all ranks raise one.  Collective."""
+        problem = found = None
+        try:
+            found = given()
+        except Exception as error:
+            problem = error
+        transport = self._core.transport
+        others = transport is not None and self._core.ctx and transport.any(problem is not None)
+        if problem is not None:
+            raise problem
+        if others:
+            raise failure(_abi.NG_ERR_FILE, "another rank rejected its state")
+        return found
+
+    @locked
+    def _load(self, given):
+        """Load the state that given() returns; if one rank fails, no rank loads it.  Collective."""
+        def checked():
+            state = given()
+            data = pack(state)
+            self._check_state(state)
+            return state, data
+        state, data = self._on_all_ranks(checked)
+        self._core.load(data)
+        self._steps = state["steps"]
+        self._observer.close_batch()
+        self._set_functions()
+
+    def _check_state(self, state):
+        """Before anything changes, check `steps` of a state and the functions of the step at this number."""
+        steps, counted = state["steps"], steps_of(state)
+        if type(steps) is not int or steps < 0:
+            raise failure(_abi.NG_ERR_FILE, f"the state: steps is {steps!r}, expected a count")
+        if counted is not None and steps != counted:
+            raise failure(_abi.NG_ERR_FILE, f"the state: steps is {steps}, and its manifest counts {counted}")
+        chosen = _core.Options()
+        chosen.set("method", self._chosen.get("method"))
+        for name, value in self._values_at(steps).items():
+            chosen.set(name, value)
+
+
+def _file(path):
+    """Return a file name as bytes."""
+    try:
+        name = os.fsencode(path)
+    except (TypeError, UnicodeEncodeError):
+        name = b"\0"
+    if b"\0" in name:
+        raise failure(_abi.NG_ERR_ARG, f"path is {shown(path)}, expected the name of a file")
+    return name
+
+
 class Table(list):
-    """Rows (dicts) that print as a table of some columns."""
+    """A list of rows (dicts) that prints as a table of the given columns."""
 
     def __init__(self, rows, columns):
         super().__init__(rows)

@@ -1,4 +1,4 @@
-"""Describe tensors for the library: address, dtype, shape, strides.  No data is copied."""
+"""Describe tensors to the library by address, dtype, shape and strides.  No data is copied."""
 import ctypes as c
 
 import torch
@@ -10,11 +10,11 @@ DTYPES = {torch.float32: _abi.NG_F32, torch.float64: _abi.NG_F64, torch.bfloat16
 STORED = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "I64": torch.int64,
           "I32": torch.int32, "U8": torch.uint8}
 _storage_of = getattr(torch.Tensor, "untyped_storage", torch.Tensor.storage)  # PyTorch 1.13 has storage() only
-_ROOM = 4  # axes whose extents and strides fit into an ng_array itself
+_ROOM = 4  # up to this many axes, shape and strides are stored in ng_array.room
 
 
 def wrong(name, tensor, dtypes=DTYPES):
-    """Return why the library cannot use this tensor, or ''."""
+    """Return the reason why the library cannot use this tensor, or ''."""
     kind = type(tensor).__name__
     if kind in ("DTensor", "FakeTensor", "ShardedTensor"):
         return f"'{name}' is a {kind}: sharded and traced tensors are not supported"
@@ -31,7 +31,7 @@ def wrong(name, tensor, dtypes=DTYPES):
 
 
 class Described:
-    """An ng_array that describes one tensor after the other; of() is cheap if only the address changed."""
+    """An ng_array that describes different tensors in turn.  of() is cheap if only the address has changed."""
 
     __slots__ = ("array", "reference", "name", "_seen", "_lists", "_extent")
     dtypes = DTYPES
@@ -62,7 +62,7 @@ class Described:
         return self.reference
 
     def moved(self, tensor):
-        """Describe the tensor; return whether address, shape, strides or dtype differ from the last tensor's."""
+        """Describe the tensor.  Return True if its address, shape, strides or dtype differ from the last tensor."""
         before = self.array.data, self._seen
         self.of(tensor)
         return before != (self.array.data, self._seen)
@@ -90,7 +90,7 @@ class Described:
 
 
 class Flat(Described):
-    """The description of a parameter that is flattened to one axis."""
+    """Describes a parameter flattened to one axis."""
 
     __slots__ = ()
 
@@ -105,7 +105,7 @@ class Flat(Described):
 
 
 class Tokens(Described):
-    """The description of the int64 token numbers that an embedding receives."""
+    """Describes the int64 token numbers that are the input of an embedding."""
 
     __slots__ = ()
     dtypes = {torch.int64: _abi.NG_I64}

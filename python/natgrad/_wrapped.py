@@ -1,4 +1,4 @@
-"""Base class of the optimizers of this package: parameter groups around a preconditioner."""
+"""The base class of optimizers in this package: an optimizer with parameter groups that owns a preconditioner."""
 import torch
 
 from . import _abi
@@ -7,7 +7,7 @@ from ._state import Uncopied
 
 
 class Wrapped(Uncopied, torch.optim.Optimizer):
-    """An optimizer around `preconditioner`; state_dict() has the states of the optimizer and the preconditioner.
+    """An optimizer that owns `preconditioner`.  state_dict() has the states of the optimizer and of the preconditioner.
 
     Lightning derives a class from an optimizer's class and looks up missing attributes on that class, so
     `preconditioner` must not be a class attribute.
@@ -30,7 +30,7 @@ class Wrapped(Uncopied, torch.optim.Optimizer):
         return self.preconditioner.steps
 
     def state_dict(self):
-        """Return the optimizer's state and, as "natgrad", the preconditioner's."""
+        """Return the state of the optimizer; its key "natgrad" has the state of the preconditioner."""
         return {**super().state_dict(), "natgrad": self.preconditioner.state_dict()}
 
     def load_state_dict(self, state_dict):
@@ -38,7 +38,7 @@ class Wrapped(Uncopied, torch.optim.Optimizer):
         super().load_state_dict({name: value for name, value in state_dict.items() if name != "natgrad"})
 
     def _checked(self, state_dict):
-        """Return the preconditioner's state after checking that `state` and `param_groups` fit this optimizer."""
+        """Check that `state` and `param_groups` fit this optimizer, and return the state of the preconditioner."""
         self._check_state_of(state_dict, "natgrad")
         return state_dict["natgrad"]
 
@@ -62,7 +62,7 @@ class Wrapped(Uncopied, torch.optim.Optimizer):
             self._check_group(group)
 
     def _check_group(self, group):
-        """Reject values that a step would reject."""
+        """Raise an error for values that a step would reject."""
 
     def begin(self, samples, loss_scale=None):
         """See Preconditioner.begin."""

@@ -1,4 +1,4 @@
-"""Optimizers that precondition, apply momentum and weight decay and update the weights in one pass over memory.
+"""Optimizers that precondition the gradients and update the weights in one pass over memory.
 
     optimizer = natgrad.SGD(model, lr=0.1, momentum=0.9, weight_decay=5e-4, damping=0.003)
     loss.backward()
@@ -16,14 +16,14 @@ from ._core import failure, number, shown
 from ._wrapped import Wrapped
 from .preconditioner import Preconditioner
 
-# increment_version reports an in-place update to autograd; older PyTorch lacks the function.
+# increment_version tells autograd that a tensor was changed in place; older PyTorch lacks this function.
 _changed = getattr(torch.autograd.graph, "increment_version", None)
-# Accelerate looks up this argument by name.
+# Accelerate looks for an argument with this name in zero_grad().
 _SET_TO_NONE = inspect.signature(torch.optim.Optimizer.zero_grad).parameters["set_to_none"].default
 
 
 class _Updating(Preconditioner):
-    """A preconditioner that updates the weights with the lr, momentum, ... of each param_group."""
+    """A preconditioner whose step also updates the weights, with lr, momentum, ... of their param_group."""
 
     def __init__(self, optimizer, model, options, kwargs):
         self._group = {id(p): i for i, group in enumerate(optimizer.param_groups) for p in group["params"]}
@@ -50,7 +50,7 @@ class _Updating(Preconditioner):
                           "in the model")
         self._of_groups = [(module._parameters, attribute, module._parameters[attribute], full) for entry in self.entries
                            for _, module, attribute, full in entry.places]
-        self.groups = sorted(set(mine.values()))  # groups with a trainable parameter
+        self.groups = sorted(set(mine.values()))  # indices of param_groups with a trainable parameter
         for (index, which), group in mine.items():
             self._core.call("set_group", index, which, self.groups.index(group))
 
@@ -96,15 +96,15 @@ class _Optimizer(Wrapped):
         return loss
 
     def zero_grad(self, set_to_none=_SET_TO_NONE):
-        """Drop the gradients.  If no step used them (GradScaler skipped it), drop their observations, too."""
+        """Drop the gradients.  If no step used them (GradScaler skipped the step), also drop their observations."""
         if self.preconditioner._observer.open is not None or self.preconditioner._observer.failed:
             self.preconditioner.reset_batch()
         super().zero_grad(set_to_none)
 
 
 class SGD(_Optimizer):
-    """torch.optim.SGD of preconditioned gradients.  `decoupled`: weight decay as in AdamW.  SGD accepts params (param
-    groups), method, all keywords of Preconditioner and all options."""
+    """torch.optim.SGD with preconditioned gradients.  `decoupled`: weight decay as in AdamW.  More keywords: params
+    (for param_groups), method, all keywords of Preconditioner, all options."""
 
     _update, _struct = "sgd", _abi.ng_sgd
 
@@ -121,7 +121,7 @@ class SGD(_Optimizer):
 
 
 class AdamW(_Optimizer):
-    """torch.optim.AdamW of preconditioned gradients; keywords as for SGD."""
+    """torch.optim.AdamW with preconditioned gradients.  More keywords as for SGD."""
 
     _update, _struct = "adamw", _abi.ng_adamw
 

@@ -1,11 +1,9 @@
-"""The classes whose step() preconditions the gradients between loss.backward() and optimizer.step()."""
+"""Preconditioners.  Their step(), between loss.backward() and optimizer.step(), preconditions the gradients in
+place."""
 import ctypes as c
 import math
 import numbers
-import os
 import warnings
-
-import torch
 
 from . import _abi, _core, _layers, _state
 from ._binding import Binding
@@ -14,36 +12,36 @@ from ._hooks import Observer
 from ._methods import CLASSES
 
 
-class Preconditioner(Binding, _state.Uncopied):
-    """Preconditions the gradients of a model in place.
+class Preconditioner(Binding, _state.Saved):
+    """A preconditioner for the gradients of a model.
 
         preconditioner = natgrad.KFAC(model, lr=0.1, damping=0.003)
         loss.backward()
         preconditioner.step()      # between backward and the step of the optimizer
         optimizer.step()
 
-    model              any nn.Module, or DistributedDataParallel around one, its parameters on the CPU
-    lr                 the optimizer's learning rate, used by the clip; a number, or a function of the step
-    accumulation_steps the micro-batches of a step, by which the caller divides each loss
+    model              an nn.Module, or DistributedDataParallel around one, with its parameters on the CPU
+    lr                 the optimizer's learning rate, which the clip factor uses; a number, or a function of the step
+    accumulation_steps the number of micro-batches of a step; the caller divides each loss by this number
     grad_scaler        a GradScaler, or a function that returns the loss scale
-    samples            'model': the first tensor passed to the model counts samples; 'layer': each layer's input does
+    samples            'model': count samples on the first tensor passed to the model; 'layer': on each layer's input
     batch_first        False: arrays are [positions, samples, features]
     reduction          'mean' | 'sum': the loss is the mean or the sum over the samples
-    process_group      of torch.distributed; None: the default group, if initialised; False: this process alone
-    own_batches        False: ranks have equal shares of one batch, with the results of one rank on the whole batch
-                       (uneven shares: see begin()).  True: each rank's samples are a batch of their own for stat_batch,
-                       published scales and damping_leak, as in the published programs
-    threads            the number of threads of the library's loops; 0: one per processor
-    linalg             the linear algebra: 'cpu' | 'ref'; None: the best built in
+    process_group      a group of torch.distributed; None: the default group, if initialised; False: this process alone
+    own_batches        False: the ranks share one batch in equal parts (uneven parts: see begin()), and results equal
+                       one rank with this batch.  True: the samples of a rank count as a batch of their own for
+                       stat_batch, published scales and damping_leak, as in the published programs
+    threads            the number of threads of the library; 0: one per processor
+    linalg             the linear algebra: 'cpu' | 'ref'; None: the best in this build
     options            options of the library (natgrad.options()); live options may be functions of the step
 
-    `layer_options` maps names of layers to their options, {"fc": "damping=0.1"}; the option `per_layer` maps globs: "fc*:
-    method=mfac window=16; conv2d: damping=0.3".  `skip_layers` is a regular expression of Python or a list of
-    them; each is searched in the name and the class of a layer.
+    `layer_options` sets options of layers by name, {"fc": "damping=0.1"}; the option `per_layer` does so by globs,
+    "fc*: method=mfac window=16; conv2d: damping=0.3".  `skip_layers` is a Python regular expression or a list of
+    expressions; a layer is skipped if an expression is found in its name or in the name of its class.
     """
 
-    method = None  # the default; None: every method is accepted
-    _searched = ()  # the regular expressions of skip_layers
+    method = None  # the default method; None: natgrad, and every method is accepted
+    _skip_patterns = ()  # compiled regular expressions of skip_layers
 
     def __init__(self, model, *, lr=0.1, accumulation_steps=1, grad_scaler=None, samples="model", batch_first=True,
                  reduction="mean", process_group=None, threads=0, linalg=None, layer_options=None, own_batches=False,
@@ -54,26 +52,27 @@ class Preconditioner(Binding, _state.Uncopied):
     # ---- construction
 
     def _options(self, given):
-        """Return the options.  Values that are functions of the step are called with 0 here, and before each step."""
+        """Return the options.  A value that is a function of the step is called with 0 now, and again before each
+        step."""
         self._functions = {}
         chosen = _core.Options()
         chosen.set("method", given.pop("method", None) or self.method or "natgrad")
         given = dict(given)
-        self._searched = _layers.expressions(given.pop("skip_layers", None))
+        self._skip_patterns = _layers.compile_expressions(given.pop("skip_layers", None))
         live = {row["name"] for row in _core.options() if row["live"]}
         for name, value in given.items():
             if callable(value):
                 if name not in live:
-                    raise failure(_abi.NG_ERR_ARG, f"{name}: it is fixed after construction, so it cannot be a "
+                    raise failure(_abi.NG_ERR_ARG, f"{name}: not a live option, so its value cannot be a "
                                   "function of the step")
                 self._functions[name] = value
-                value = self._coming(0)[name]
+                value = self._values_at(0)[name]
             chosen.set(name, value)
         chosen.check()
         method = chosen.get("method")
         if self.method is not None and _core.traits(method) != _core.traits(self.method):
             name = next((name for name, other, _ in CLASSES if _core.traits(other) == _core.traits(method)), "another class")
-            raise failure(_abi.NG_ERR_ARG, f"{type(self).__name__}: method '{method}' is of {name}")
+            raise failure(_abi.NG_ERR_ARG, f"{type(self).__name__}: method '{method}' belongs to {name}")
         return chosen
 
     def _setup(self, model, chosen, lr=None, accumulation_steps=1, grad_scaler=None, samples="layer", batch_first=True,
@@ -101,22 +100,22 @@ class Preconditioner(Binding, _state.Uncopied):
             raise failure(_abi.NG_ERR_ARG, f"samples is '{samples}', expected 'model' or 'layer'")
         if reduction not in ("mean", "sum"):
             raise failure(_abi.NG_ERR_ARG, f"reduction is '{reduction}', expected 'mean' or 'sum'")
-        _layers.refuse(model)
+        _layers.check_supported(model)
         self.model = _layers.unwrap(model)
-        _layers.refuse(self.model)
+        _layers.check_supported(self.model)
         self.lr, self.accumulation_steps, self.grad_scaler = lr, accumulation_steps, grad_scaler
         self._chosen = chosen
-        # A window covers all parameters, and its weight decay reads the weights.
-        lines = " ".join([chosen.get("per_layer"), *(layer_options or {}).values()])  # these lines may select windows
-        self._all = (chosen.get("update") != "gradient" or self._has_window() or "method=" in lines)
+        # Windows cover all parameters.  Fused updates, clip = ratio, and mask and decay of windows read the weights.
+        lines = " ".join([chosen.get("per_layer"), *(layer_options or {}).values()])  # their lines may select windows
+        self._binds_all = (chosen.get("update") != "gradient" or self._has_window() or "method=" in lines)
         masked = chosen.get("window_mask") == "1" or "window_mask" in lines
-        self._weights = (chosen.get("update") != "gradient" or chosen.get("clip") == "ratio" or masked
+        self._binds_weights = (chosen.get("update") != "gradient" or chosen.get("clip") == "ratio" or masked
                          or float(chosen.get("window_decay")) > 0 or "window_decay" in lines)
         self.entries = self._plan(accept)
-        if self._searched:
-            chosen.set("skip_layers", _layers.found(self._searched, self.entries))
+        if self._skip_patterns:
+            chosen.set("skip_layers", _layers.globs_of(self._skip_patterns, self.entries))
         self._warned, self._steps = set(), 0
-        self.rescued = self.unobserved = 0  # numbers of steps with status 1 and 3
+        self.rescued = self.unobserved = 0  # number of steps with status 1; with status 3
         self._check_parameters()
         self._core = _core.Precond(chosen, threads, self._transport(process_group), linalg,
                                   *self._other_groups())
@@ -126,22 +125,22 @@ class Preconditioner(Binding, _state.Uncopied):
         self._register(layer_options or {})
         self._before_ready()
         self._make_bindings()
-        if self._weights:  # ng_ready reads dtypes of weights and, for window_mask, which weights are 0
+        if self._binds_weights:  # ng_ready reads dtypes of weights and, for window_mask, which weights are 0
             self._bind_arrays()
         self._core.call("ready")
         self._observer = Observer(self._core, self._observed(), self.model, chosen.get("calls") != "mean", samples,
                                   batch_first, reduction, expand)
         self._observer.scale = self._scale
-        self._observer.fixed = self._scale() if grad_scaler is None else None
-        if self._core.transport is not None and not own_batches and self._speaks_of_a_batch(lines):
-            self._observer.share = self._core.transport.rank, self._core.transport.size
+        self._observer.fixed_scale = self._scale() if grad_scaler is None else None
+        if self._core.transport is not None and not own_batches and self._needs_whole_batch(lines):
+            self._observer.equal_shares = self._core.transport.rank, self._core.transport.size
         self._warn_excluded()
 
     def _plan(self, accept):
         return _layers.plan(self.model, accept, embeddings=self._without_embeddings())
 
     def _without_embeddings(self):
-        """Return why embeddings keep their gradients, or ''."""
+        """Return the reason why embeddings have no curvature, or ''."""
         method = self._chosen.get("method")
         if self._has_window():
             return "a parameter of Embedding"
@@ -149,18 +148,20 @@ class Preconditioner(Binding, _state.Uncopied):
             return f"method {method} does not support embeddings"
         for option, value in (("solver", "product"), ("positions", "reduce")):
             if self._chosen.get(option) == value:
-                return f"{option} = {value} is not for embeddings"
+                return f"{option} = {value} does not support embeddings"
         rows = _core.Options()
         rows.set("method", method)
-        if rows.get("norm_block") == "none":  # the method's own value: its program has no norms and embeddings
-            return f"method {method} leaves embeddings as they are, as published"
+        # the default of the method, whose program has no curvature of norms and embeddings
+        if rows.get("norm_block") == "none":
+            return f"method {method} does not precondition embeddings, as published"
         return ""
 
     def _has_window(self):
         return "a window" in _core.traits(self._chosen.get("method"))
 
-    def _speaks_of_a_batch(self, lines):
-        """Return whether results depend on how samples are split over ranks, so the library needs the whole batch."""
+    def _needs_whole_batch(self, lines):
+        """Return True if the library must know the batch of all ranks, because results depend on its split over
+        ranks."""
         chosen = self._chosen
         return (chosen.get("stat_batch") != "0" or chosen.get("damping_leak") in ("owner", "all")
                 or chosen.get("stat_scale") in ("kaisa", "eva", "chainerkfac")
@@ -175,7 +176,7 @@ class Preconditioner(Binding, _state.Uncopied):
         return _distributed.transport(group)
 
     def _other_groups(self):
-        """Return the transports of the model group and of the pipeline stages."""
+        """Return the transports of the model group and of the group of pipeline stages."""
         return None, None
 
     def _register(self, layer_options):
@@ -196,17 +197,17 @@ class Preconditioner(Binding, _state.Uncopied):
             raise failure(_abi.NG_ERR_ARG, f"layer_options: no layer '{next(iter(layer_options))}'")
 
     def _before_ready(self):
-        """Optimizers override this method to set the groups of parameters."""
+        """Set the groups of parameters; optimizers override this method."""
 
     def _observed(self):
-        """Return the layers to observe: all except excluded layers and layers of a window."""
+        """Return the layers to observe: all layers except excluded layers and layers that a window covers."""
         windows = {row["name"].encode() for row in _core.methods() if "a window" in row["traits"]}
         observed = {row.index for row in self._read_all("explain", _abi.ng_explain_row)
                     if row.family != b"none" and row.method not in windows}
         return [e for e in self.entries if isinstance(e, _layers.Layer) and e.index in observed]
 
     def _warn_excluded(self):
-        """Warn once about attention layers without curvature; explain() lists all parameters without curvature."""
+        """Warn about attention layers without curvature; explain() lists all parameters without curvature."""
         left = [e for e in self.entries if not isinstance(e, _layers.Layer) and "MultiheadAttention" in e.reason]
         if left:
             names = ", ".join(sorted({e.name.rsplit(".", 1)[0] for e in left}))
@@ -217,7 +218,7 @@ class Preconditioner(Binding, _state.Uncopied):
 
     @property
     def steps(self):
-        """The number of counted steps; a skipped step does not count."""
+        """The number of counted steps: steps that were not skipped."""
         return self._steps
 
     def _scale(self):
@@ -229,24 +230,25 @@ class Preconditioner(Binding, _state.Uncopied):
         return number("the loss scale of grad_scaler", scale) / self.accumulation_steps
 
     def begin(self, samples, loss_scale=None, whole=None, first=None):
-        """Describe the coming micro-batch: its number of samples, and `loss_scale`, the factor of its loss (uneven
-        micro-batches: samples / all samples of the step, times the scale of mixed precision).  If ranks have uneven
-        shares, `whole` counts the samples of all ranks and `first` is the index of this rank's first sample."""
+        """Describe the next micro-batch: its number of samples, and `loss_scale`, the factor of its loss (for uneven
+        micro-batches: samples / all samples of the step, times the scale of mixed precision).  If the ranks have uneven
+        parts of a batch, `whole` is its number of samples and `first` the index of this rank's first sample."""
         if not isinstance(samples, numbers.Integral) or not 1 <= samples < 2**63:
             raise failure(_abi.NG_ERR_ARG, f"samples is {shown(samples)}, expected a whole number of at least 1")
         if (whole is None) != (first is None) or whole is not None and not (
                 isinstance(whole, numbers.Integral) and isinstance(first, numbers.Integral)
                 and 0 <= first <= whole - samples and whole < 2**63):
-            raise failure(_abi.NG_ERR_ARG, f"first is {shown(first)} and whole {shown(whole)}, expected neither, or 0 <= first <= whole - "
-                          f"{samples}")
+            raise failure(_abi.NG_ERR_ARG, f"first is {shown(first)} and whole {shown(whole)}, expected both or neither, "
+                          f"and 0 <= first <= whole - {samples}")
         scale = None if loss_scale is None else number("loss_scale", loss_scale)
         if scale is not None and not (math.isfinite(scale) and scale > 0):
             raise failure(_abi.NG_ERR_ARG, f"loss_scale is {shown(loss_scale)}, expected a finite number above 0")
         self._observer.given = (int(samples), scale, whole, first)
 
     def step(self, lr=None):
-        """Precondition the gradients in place.  Return the status: 0 done; 1 a block was rescued; 2 skipped, as a value
-        was not finite: gradients are unchanged; 3 a statistic was due and not observed: its last average was used."""
+        """Precondition the gradients in place.  Return the status: 0 done; 1 a block was rescued; 2 skipped, because a
+        value was not finite, and gradients are unchanged; 3 a layer was due but not observed, so its old average was
+        used."""
         if lr is None:
             lr = self.lr(self._steps) if callable(self.lr) else self.lr
         return self._step("step", c.c_double(number("lr", lr)))
@@ -262,13 +264,13 @@ class Preconditioner(Binding, _state.Uncopied):
         try:
             status = self._core.call(call, *arguments)
         except _core.Error as error:
-            raise self._explained(error) from error.__cause__
+            raise self._with_reason(error) from error.__cause__
         finally:
             self._alive.clear()
         self._observer.close_batch()
         if status != _abi.NG_SKIPPED:
             self._steps += 1
-            self._move()
+            self._set_functions()
         if status == _abi.NG_RESCUED:
             self.rescued += 1
         elif status == _abi.NG_UNOBSERVED:
@@ -276,12 +278,12 @@ class Preconditioner(Binding, _state.Uncopied):
             self._warn_unobserved()
         return status
 
-    def _move(self):
-        """Set every option that is a function of the step to its value for the coming step."""
-        for name, value in self._coming(self._steps).items():
+    def _set_functions(self):
+        """Set each option that is a function of the step to its value for the next step."""
+        for name, value in self._values_at(self._steps).items():
             self._core.set(name, value)
 
-    def _coming(self, steps):
+    def _values_at(self, steps):
         found = {}
         for name, function in self._functions.items():
             try:
@@ -307,8 +309,8 @@ class Preconditioner(Binding, _state.Uncopied):
                 raise failure(_abi.NG_ERR_STATE, f"layer '{hook.layer.name}': its {name} changed after the "
                               "preconditioner was made: make a new one")
 
-    def _explained(self, error):
-        """Return the error with the reason added if a layer was not observed or ranks differ in samples."""
+    def _with_reason(self, error):
+        """If a layer was not observed, or ranks differ in samples, return the error with the reason added."""
         if "ng_batch.whole differs" in str(error):
             return failure(error.status, f"{error}: their numbers of samples differ.  Call "
                            "begin(samples, whole=..., first=...), or set own_batches=True")
@@ -325,9 +327,9 @@ class Preconditioner(Binding, _state.Uncopied):
             elif layer.calls_without_gradients:
                 why = "it was only called in eval mode, or without gradients"
             else:
-                why = ("its module was not called: it is unused, was replaced, or its weight is used "
-                       "elsewhere")
-            return failure(error.status, f"{error}; {why}.  Exclude it with skip_layers, or set "
+                why = ("its module was not called: the module is unused or was replaced, or another module uses "
+                       "its weight")
+            return failure(error.status, f"{error}; {why}.  Exclude the layer with skip_layers, or set "
                            "missing='keep'")
         return error
 
@@ -343,7 +345,7 @@ class Preconditioner(Binding, _state.Uncopied):
 
     @locked
     def reset_batch(self):
-        """Drop the observations since the last step."""
+        """Discard the observations since the last step."""
         self._core.call("reset_batch")
         self._observer.close_batch()
 
@@ -353,7 +355,7 @@ class Preconditioner(Binding, _state.Uncopied):
 
     @hook_enabled.setter
     def hook_enabled(self, on):
-        """Set False around a backward pass of a value other than the loss: hooks then observe nothing."""
+        """If False, hooks observe nothing: set this around a backward pass of a value other than the loss."""
         self._core.check_open()
         if isinstance(on, str):
             raise failure(_abi.NG_ERR_ARG, f"hook_enabled is '{on}', expected True or False")
@@ -361,15 +363,16 @@ class Preconditioner(Binding, _state.Uncopied):
 
     @locked
     def close(self):
-        """Remove the hooks from the model and free the memory."""
+        """Remove the hooks from the model and free the memory of the library."""
         self._observer.remove()
-        self._observer.enabled = False  # a backward pass may follow
+        self._observer.enabled = False  # hooks on the graph of a forward pass remain
         self._core.close()
 
     # ---- reports
 
     def explain(self):
-        """Return one dict per parameter, with its curvature or why it has none; the list prints as a table."""
+        """Return a list with a dict for each parameter: its curvature, or the reason why it has none.  It prints as a
+        table."""
         reasons = {entry.index: entry.reason for entry in self.entries if entry.reason}
         rows = [_core.as_dict(row) for row in self._read_all("explain", _abi.ng_explain_row)]
         for row in rows:
@@ -387,7 +390,7 @@ class Preconditioner(Binding, _state.Uncopied):
         return _state.Table(rows, ("name", "count", "covered", "family", "why", "bytes"))
 
     def memory_usage(self):
-        """Return the bytes on this rank by use, and their `total`."""
+        """Return the bytes of memory on this rank for each use, and their `total`."""
         report = self._core.read("report_read", _abi.ng_report)
         uses = ("factors", "sums", "results", "direction", "moments", "scratch", "objects")
         found = {use: report[use] for use in uses}
@@ -395,7 +398,8 @@ class Preconditioner(Binding, _state.Uncopied):
 
     @locked
     def report(self):
-        """Return the clip factor, rescued solves, times of stations, and a report of each statistic and each layer."""
+        """Return clip factor, numbers of rescued solves, times of stations, a report of each statistic and each
+        layer."""
         found = self._core.read("report_read", _abi.ng_report)
         found["stations"] = [self._core.read("report_station", _abi.ng_station_report, i)
                              for i in range(found["stations"])]
@@ -412,88 +416,6 @@ class Preconditioner(Binding, _state.Uncopied):
         for i, row in enumerate(found):
             self._core.call(name, i, c.byref(row))
         return found
-
-    # ---- state
-
-    @locked
-    def state_dict(self):
-        """Return the exact state as a dict of tensors, numbers and texts, equal on all ranks.  Collective."""
-        return {**_state.unpack(_state.shared(self._core)), "steps": self._steps}
-
-    def load_state_dict(self, state):
-        """Load a state of the same model and options; a failed load changes nothing.  Collective."""
-        self._load(lambda: state)
-
-    @locked
-    def save_parts(self, path):
-        """Save one file per rank, without sending tensors; rank 0 writes `path`, in a shared folder.  Collective."""
-        self._core.call("save_parts", _file(path))
-
-    @locked
-    def load_parts(self, path):
-        """Load a state of save_parts() on any number of ranks; a failed load changes nothing.  Collective."""
-        def checked():
-            steps = _state.steps_in(path)
-            if steps is not None:
-                self._check_state({"steps": steps, "manifest": None})
-            return steps
-        steps = self._agreed(checked)
-        self._core.call("load", _file(path))
-        self._steps = steps
-        self._observer.close_batch()
-        self._move()
-
-    def _agreed(self, given):
-        """Return given(); if it fails on one rank, all ranks fail.  Collective."""
-        problem = found = None
-        try:
-            found = given()
-        except Exception as error:
-            problem = error
-        transport = self._core.transport
-        others = transport is not None and self._core.ctx and transport.any(problem is not None)
-        if problem is not None:
-            raise problem
-        if others:
-            raise failure(_abi.NG_ERR_FILE, "another rank rejected its state")
-        return found
-
-    @locked
-    def _load(self, given):
-        """Load the state that given() returns, on all ranks or on none."""
-        def checked():
-            state = given()
-            data = _state.pack(state)
-            self._check_state(state)
-            return state, data
-        state, data = self._agreed(checked)
-        self._core.load(data)
-        self._steps = state["steps"]
-        self._observer.close_batch()
-        self._move()
-
-    def _check_state(self, state):
-        """Check `steps` and the functions of the step before anything changes."""
-        steps, counted = state["steps"], _state.steps_of(state)
-        if type(steps) is not int or steps < 0:
-            raise failure(_abi.NG_ERR_FILE, f"the state: steps is {steps!r}, expected a count")
-        if counted is not None and steps != counted:
-            raise failure(_abi.NG_ERR_FILE, f"the state: steps is {steps}, and its manifest counts {counted}")
-        chosen = _core.Options()
-        chosen.set("method", self._chosen.get("method"))
-        for name, value in self._coming(steps).items():
-            chosen.set(name, value)
-
-
-def _file(path):
-    """Return the bytes of a file name."""
-    try:
-        name = os.fsencode(path)
-    except (TypeError, UnicodeEncodeError):
-        name = b"\0"
-    if b"\0" in name:
-        raise failure(_abi.NG_ERR_ARG, f"path is {shown(path)}, expected the name of a file")
-    return name
 
 
 for _name, _method, _doc in CLASSES:

@@ -1,4 +1,4 @@
-"""Write the record of a run: log.jsonl as `natgrad train` writes it, for `natgrad export` and other readers.
+"""Write the log of a run in the format of `natgrad train` (log.jsonl), for `natgrad export` and other readers.
 
     log = natgrad.Log("run/log.jsonl", preconditioner)
     for epoch in range(epochs):
@@ -19,9 +19,9 @@ from ._core import failure
 _NUMBERS = ("lr", "train_loss", "train_accuracy", "test_loss", "test_accuracy", "seconds", "clip")
 
 
-def _turn(report):
-    """Return angle and stretch from the last step's gradient D to its direction PD.  Without preconditioned layers and
-    with quantify=True, PD is the direction of the fused update."""
+def _angle(report):
+    """Return angle and stretch between the gradient D and the direction PD of the last step.  If no layer is
+    preconditioned but quantify=True, PD is the direction of the fused update."""
     d2, pd2 = report["d2"], report["pd2"]
     if not (d2 > 0 and pd2 > 0):
         return dict.fromkeys(("cosine", "angle", "rotation", "stretch"))
@@ -31,18 +31,18 @@ def _turn(report):
 
 
 def _scaling(report):
-    """Return the statistics of |PD_i / (D_i + 1e-8)| over the elements i; {} without quantify=True."""
+    """Return quantiles and mean of |PD_i / (D_i + 1e-8)| over the elements i; {} if quantify is not True."""
     return {key: report[key] for key in report if key.startswith("scaling_")} if report["scaled"] else {}
 
 
 class Log:
-    """Write the lines of one run: "step", "epoch", "end", each a JSON object with "schema": 1.
+    """Writes the lines of a run: JSON objects with "schema": 1 and "event": "step", "epoch" or "end".
 
     path           a new file; its folder is created
-    preconditioner a preconditioner or optimizer of this package: source of steps, clip and times
-    every          steps between "step" lines
-    model          the model whose parameters network_bytes of the last line counts; None: the preconditioner's
-    forward        a function called with each object after it was written
+    preconditioner a preconditioner or optimizer of this package, which counts steps and reports clip and times
+    every          number of steps between "step" lines
+    model          network_bytes of the "end" line counts the parameters of this model; None: the preconditioner's model
+    forward        a function that is called with each line, as a dict, after it was written
     """
 
     def __init__(self, path, preconditioner, every=10, model=None, forward=None):
@@ -64,7 +64,7 @@ class Log:
         self._marks[event] = totals, report["steps"] + report["skipped"]
         row = {"schema": 1, "event": event, "step": report["steps"], "epoch": int(epoch)}
         if event == "step":
-            values.update(clip=report["clip"], **_turn(report), **_scaling(report))
+            values.update(clip=report["clip"], **_angle(report), **_scaling(report))
         if event == "end":
             values.update(skipped=report["skipped"], rescued=self._preconditioner.rescued,
                           unobserved=self._preconditioner.unobserved,
@@ -83,18 +83,18 @@ class Log:
             self._forward(row)
 
     def step(self, epoch, lr, loss, accuracy=None):
-        """Write the loss and the accuracy, in [0, 1], of a batch, if the number of steps is a multiple of `every`."""
+        """Write a "step" line with loss and accuracy (0 to 1) of a batch, if `every` divides the number of steps."""
         if (self._preconditioner.steps % self._every) == 0:
             self._write("step", epoch, lr=lr, train_loss=loss, train_accuracy=accuracy)
 
     def epoch(self, epoch, lr, train_loss, train_accuracy=None, test_loss=None, test_accuracy=None):
-        """Write the line of an epoch: means over its batches."""
+        """Write an "epoch" line; losses and accuracies are means over the epoch."""
         self._last = dict(epoch=epoch, train_loss=train_loss, test_accuracy=test_accuracy)
         self._write("epoch", epoch, lr=lr, train_loss=train_loss, train_accuracy=train_accuracy, test_loss=test_loss,
                     test_accuracy=test_accuracy)
 
     def end(self, why="done"):
-        """Write the last line; `why` is "done", "stopped" or "diverged"."""
+        """Write the "end" line and close the file.  `why` is "done", "stopped" or "diverged"."""
         if why not in ("done", "stopped", "diverged"):
             raise failure(_abi.NG_ERR_ARG, f"argument why is '{why}', expected done, stopped or diverged")
         self._write("end", self._last["epoch"], why=why, train_loss=self._last["train_loss"],

@@ -219,9 +219,9 @@ class Plain(Case):
     def test_methods_and_options(self):
         for kind, options, pattern in (
                 (natgrad.Eva, {}, "method eva-natgrad does not support embeddings"),
-                (natgrad.KFAC, dict(positions="reduce"), "positions = reduce is not for embeddings"),
-                (natgrad.KFAC, dict(method="sam", damping=default_of("damping", "sam")), "solver = product is not for"),
-                (natgrad.KFAC, dict(method="kaisa"), "method kaisa leaves embeddings as they are, as published"),
+                (natgrad.KFAC, dict(positions="reduce"), "positions = reduce does not support embeddings"),
+                (natgrad.KFAC, dict(method="sam", damping=default_of("damping", "sam")), "solver = product does not support"),
+                (natgrad.KFAC, dict(method="kaisa"), "method kaisa does not precondition embeddings, as published"),
                 (natgrad.KFAC, dict(skip_layers="Embedding"), "skip_layers")):
             with self.subTest(pattern):
                 self.assertIn(pattern, self.why(Words(table()), kind, **options))

@@ -70,12 +70,12 @@ class Options(Case):
                 if other == family[standard]:
                     self.assertEqual(kind(net(), method=method)._chosen.get("method"), method)
                 else:
-                    with self.refused(f"{name}: method '{method}' is of "):
+                    with self.refused(f"{name}: method '{method}' belongs to "):
                         kind(net(), method=method)
 
     def test_wrong_ones_are_named(self):
         for options, pattern in ((dict(dampin=1), "did you mean 'damping'"), (dict(damping=-1), "damping"),
-                                 (dict(solver=lambda t: "eigen"), "solver: it is fixed after construction"),
+                                 (dict(solver=lambda t: "eigen"), "solver: not a live option"),
                                  (dict(accumulation_steps=0), "accumulation_steps is 0"),
                                  (dict(samples="all"), "samples is 'all'"), (dict(reduction="max"), "reduction is 'max'"),
                                  (dict(layer_options={"9": "damping=1"}), "no layer '9'"),

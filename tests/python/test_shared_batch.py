@@ -133,7 +133,7 @@ class SharedBatch(Case):
     def test_what_begin_refuses(self):
         k = natgrad.Eva(net())
         for more in (dict(whole=4), dict(first=0), dict(whole=4, first=2), dict(whole=4, first=-1), dict(whole=2.5, first=0)):
-            with self.refused("first is .* and whole .*, expected neither, or 0 <= first <= whole - 3"):
+            with self.refused("first is .* and whole .*, expected both or neither, and 0 <= first <= whole - 3"):
                 k.begin(3, **more)
         with self.refused("own_batches is 'no', expected True or False"):
             natgrad.Eva(net(), own_batches="no")

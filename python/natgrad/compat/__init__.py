@@ -1,4 +1,4 @@
-"""Published classes under their own names: change the import, keep the script.
+"""The classes of published programs, under their own names: a script only needs another import.
 
     from kfac.preconditioner import KFACPreconditioner     ->  from natgrad.compat.preconditioner import KFACPreconditioner
     import kfac; kfac.preconditioner.KFACPreconditioner    ->  import natgrad.compat as kfac
@@ -7,8 +7,8 @@
     from optim.mfac import MFAC                            ->  from natgrad.compat import MFAC
     from ista_daslab_optimizers import SparseMFAC          ->  from natgrad.compat import SparseMFAC
 
-Every argument works or is rejected by name; docs/migrating.md lists the arguments.  Results equal the
-published programs, except where a program is wrong: dilated and grouped convolutions, padding modes.
+Each argument works or is rejected by name; docs/migrating.md lists all arguments.  Results equal the published programs,
+except for dilated and grouped convolutions and padding modes, where the programs are wrong.
 """
 from . import backend, enums, gpt_neox, hyperparams, preconditioner, scheduler
 from ._chainerkfac import SPNGD

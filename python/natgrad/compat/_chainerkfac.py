@@ -22,12 +22,12 @@ def _accept(_name, module):
 
 
 class SPNGD(Wrapped):
-    """SP-NGD of chainerkfac with the arguments of its optimizer; weight_decay is the hook of Chainer.
+    """SP-NGD of chainerkfac, with the arguments of its optimizer.
 
-    v = m v - lr PD, w = w + v, with momentum m, weights w.  adjust_momentum multiplies m by min(1, lr / lr of the step
-    before).  acc_iters = n: every n-th step() updates the weights with the mean of n gradients.
-    loss_scale: factor of the loss.  diagonalize: names of layers with a diagonal output factor, or of batch norms with a
-    diagonal block.
+    The update is v <- m v - lr PD, w <- w + v, with momentum m and weights w.  adjust_momentum multiplies m by
+    min(1, lr / lr of the step before).  With acc_iters = n, every n-th step() updates the weights with the mean of n
+    gradients.  weight_decay is added to the gradient, as by Chainer's hook.  loss_scale is the factor of the loss.
+    diagonalize: names of layers that get a diagonal output factor, or of batch norms that get a diagonal block.
     """
 
     def __init__(self, model, lr=0.001, momentum=0.9, cov_ema_decay=0.99, damping=0.03, stab_coeff=16.0,
@@ -57,14 +57,15 @@ class SPNGD(Wrapped):
         self.preconditioner = _Inner(model, chosen, loss_scale, process_group, own)
 
     def _gather(self):
-        """Return True if p.grad is now the mean over all micro-batches, without loss scale, with weight decay."""
+        """Add a micro-batch to the sums.  Return True after the last one: then p.grad is the mean over the
+        micro-batches, divided by the loss scale, plus weight decay."""
         parameters = [p for p in self.param_groups[0]["params"] if p.grad is not None]
         if self.acc_iters > 1:
             for p in parameters:
                 part = p.grad / self.acc_iters
                 self._sums[p] = part if self._count == 0 else self._sums[p].add_(part)
             self._count = (self._count + 1) % self.acc_iters
-            self.preconditioner._observer.gathered = self._count > 0
+            self.preconditioner._observer.summed_outside = self._count > 0
             if self._count:
                 return False
             for p in parameters:
@@ -79,7 +80,8 @@ class SPNGD(Wrapped):
 
     @torch.no_grad()
     def step(self, closure=None):
-        """Add a micro-batch; take a step after acc_iters micro-batches.  `note` is the status; None: no step."""
+        """Add a micro-batch; after acc_iters micro-batches take a step.  `note` is its status, or None without a
+        step."""
         loss, self.note = self._evaluate(closure), None
         if not self._gather():
             return loss
@@ -102,10 +104,10 @@ class SPNGD(Wrapped):
 
     def _start_again(self):
         self._sums, self._count = {}, 0
-        self.preconditioner._observer.gathered = False
+        self.preconditioner._observer.summed_outside = False
 
     def reset_batch(self):
-        """Drop the observations and the gathered micro-batches."""
+        """Discard the observations and the sums of micro-batches since the last step."""
         super().reset_batch()
         self._start_again()
 
@@ -113,7 +115,7 @@ class SPNGD(Wrapped):
         return {**super().state_dict(), "lr_before": self._lr_before}
 
     def load_state_dict(self, state_dict):
-        own = isinstance(state_dict, dict)  # if not a dict, all ranks reject the state
+        own = isinstance(state_dict, dict)  # otherwise all ranks will reject the state
         super().load_state_dict({name: value for name, value in state_dict.items() if name != "lr_before"} if own
                                 else state_dict)
         self._lr_before = state_dict.get("lr_before")

@@ -21,11 +21,13 @@ def _size(group):
 
 
 class GPTNeoXKFACPreconditioner(KFACPreconditioner):
-    """KFACPreconditioner for the column- and row-parallel linear layers of a pipeline stage; owners keep eigenbases.
+    """KFACPreconditioner for the column- and row-parallel linear layers of a pipeline stage.  Only owners store
+    eigenbases.
 
-    compute_eigenvalue_outer_product is ignored, as published.  nu covers the layers of all stages of
-    pipeline_parallel_group, which have the same options and step together.  Ranks of model_parallel_group hold shards:
-    outputs of a ColumnParallelLinear (gather_output=False), inputs of a RowParallelLinear (input_is_parallel=True).
+    compute_eigenvalue_outer_product is ignored, as published.  The clip factor nu is computed over the layers of all
+    stages of pipeline_parallel_group, which must have the same options and step together.  The ranks of
+    model_parallel_group have shards of a layer: outputs of a ColumnParallelLinear (gather_output=False), inputs of a
+    RowParallelLinear (input_is_parallel=True).
     """
 
     def __init__(self, model, *, factor_update_steps=1, inv_update_steps=1, damping=0.001, factor_decay=0.95,
@@ -41,18 +43,19 @@ class GPTNeoXKFACPreconditioner(KFACPreconditioner):
         if _core.spell("compute_method", compute_method).upper() == b"INVERSE":
             raise failure(_abi.NG_ERR_ARG, "compute_method: inverse is not supported, expected eigen")
         if _size(pipeline_parallel_group) > 1 and data_parallel_group is None:
-            raise failure(_abi.NG_ERR_ARG, "data_parallel_group: required with several stages, since "
-                          "the ranks of a preconditioner have the same layers")
+            raise failure(_abi.NG_ERR_ARG, "data_parallel_group: required with several stages, because "
+                          "the ranks of a preconditioner must have the same layers")
         if factor_checkpoint_dir is not None:
             factor_checkpoint_dir = os.fspath(factor_checkpoint_dir)
         self.factor_checkpoint_dir = factor_checkpoint_dir
-        self._cut = model_parallel_group if _size(model_parallel_group) > 1 else None
-        self._stages = pipeline_parallel_group if _size(pipeline_parallel_group) > 1 else None
-        for name, group in (("model_parallel_group", self._cut), ("pipeline_parallel_group", self._stages)):
+        self._model_group = model_parallel_group if _size(model_parallel_group) > 1 else None
+        self._stage_group = pipeline_parallel_group if _size(pipeline_parallel_group) > 1 else None
+        for name, group in (("model_parallel_group", self._model_group),
+                            ("pipeline_parallel_group", self._stage_group)):
             if group is not None and not isinstance(group, torch.distributed.ProcessGroup):
                 raise failure(_abi.NG_ERR_ARG, f"{name} is a {type(group).__name__}, expected a group of torch.distributed")
-        if self._cut is not None:
-            data_parallel_group = _distributed.peers(data_parallel_group, self._cut)
+        if self._model_group is not None:
+            data_parallel_group = _distributed.peers(data_parallel_group, self._model_group)
         if not isinstance(compute_eigenvalue_outer_product, bool):
             raise failure(_abi.NG_ERR_ARG, "compute_eigenvalue_outer_product: expected True or False")
         super().__init__(model, factor_update_steps=factor_update_steps, inv_update_steps=inv_update_steps,
@@ -64,7 +67,7 @@ class GPTNeoXKFACPreconditioner(KFACPreconditioner):
                          inv_dtype=inv_dtype, skip_layers=skip_layers, update_factors_in_hook=update_factors_in_hook,
                          loglevel=loglevel, process_group=data_parallel_group)
 
-    # ---- state: with factor_checkpoint_dir, factors are in one file per layer and not in the dict
+    # ---- state: with factor_checkpoint_dir, factors are in files, one per layer, instead of the dict
 
     def state_dict(self, include_factors=True):
         if include_factors and self.factor_checkpoint_dir is not None:
@@ -74,15 +77,15 @@ class GPTNeoXKFACPreconditioner(KFACPreconditioner):
 
     def load_state_dict(self, state_dict, compute_inverses=True):
         if self.factor_checkpoint_dir is not None and "steps" in state_dict:
-            self.load_factors_from_dir(compute_inverses)  # loaded before `steps`, so a failure changes nothing
+            self.load_factors_from_dir(compute_inverses)  # before `steps` is loaded, so that a failure changes nothing
         super().load_state_dict(state_dict, compute_inverses)
 
     def save_factors_to_dir(self):
-        """Write FACTOR_CHECKPOINT_DIR/LAYER.safetensors for each layer, on its owner.  Collective."""
+        """The owner of each layer writes its factors to FACTOR_CHECKPOINT_DIR/LAYER.safetensors.  Collective."""
         self._core.call("save_factors", self._folder())
 
     def load_factors_from_dir(self, compute_inverses=True):
-        """Load existing files; the next step recomputes the bases.  Collective; return the number of layers found."""
+        """Load the files that exist, and return their number; the next step recomputes the eigenbases.  Collective."""
         found = c.c_int32(0)
         self._core.call("load_factors", self._folder(), c.byref(found))
         if not os.path.isdir(self.factor_checkpoint_dir):
@@ -104,9 +107,10 @@ class GPTNeoXKFACPreconditioner(KFACPreconditioner):
     def _plan(self, accept):
         entries = _layers.plan(self.model, accept, self._is_mine)
         for entry in entries:
-            if self._cut is not None and isinstance(entry, _layers.Layer):
+            if self._model_group is not None and isinstance(entry, _layers.Layer):
                 entry.shard_axis = _LAYERS.index(self._class_name(entry.modules[0]))
         return entries
 
     def _other_groups(self):
-        return [None if group is None else _distributed.Transport(group) for group in (self._cut, self._stages)]
+        return [None if group is None else _distributed.Transport(group)
+                for group in (self._model_group, self._stage_group)]

@@ -1,7 +1,7 @@
 """Optimizers of IST-DASLab: M-FAC, EFCP (dense, sparse and low-rank M-FAC, GGT), ISTA-DASLab-Optimizers (SparseMFAC).
 
-The classes are optimizers over parameters, not over a model.  A step writes the direction into the gradients and
-updates the weights.  `lr` comes from the param_group; so does `weight_decay`, if the published program reads it there.
+The classes are optimizers of parameters, not of a model.  A step replaces the gradients by directions and updates the
+weights.  lr is read from each param_group, and weight_decay, if the published program reads it there.
 """
 import inspect
 
@@ -17,7 +17,7 @@ _NEEDED = inspect.Parameter.empty
 
 
 class _OfParameters(Preconditioner):
-    """One window over the parameters of an optimizer, in the order of its groups."""
+    """A preconditioner with one window over the parameters of an optimizer, in the order of the param_groups."""
 
     def __init__(self, groups, chosen, process_group):
         self._functions, holder = {}, nn.Module()
@@ -27,7 +27,7 @@ class _OfParameters(Preconditioner):
         self._setup(holder, chosen, process_group=process_group)
 
     def _plan(self, _accept):
-        matrices = self._chosen.get("window_store") == "lowrank"  # low rank needs rows and columns
+        matrices = self._chosen.get("window_store") == "lowrank"  # a low-rank store needs rows and columns
         entries = []
         for name, parameter in self.model._parameters.items():
             kind = _layers.Matrix if matrices and parameter.dim() > 1 else _layers.Entry
@@ -38,8 +38,8 @@ class _OfParameters(Preconditioner):
         return entries
 
 
-def _none_for_cpu(name, value):
-    """Reject devices other than the CPU."""
+def _check_device(name, value):
+    """Return None for the CPU, which is the only supported device; raise an error for other devices."""
     given = value if isinstance(value, (list, tuple)) else [value]
     if all(one is None or str(one) == "cpu" for one in given):
         return None
@@ -47,20 +47,21 @@ def _none_for_cpu(name, value):
 
 
 class _Window(Wrapped):
-    """Base class.  `system`, `variant`: a published program and its configuration; `arguments`: (name, default
-    or _NEEDED) in the published order; `shrink`: "group" if weight_decay is read from the group."""
+    """The base class.  `system` and `variant` select a published program and its configuration.  `arguments` are pairs
+    of name and default (or _NEEDED) in the published order.  `decay_from` is "group" if groups have their own
+    weight_decay."""
 
-    system = variant = shrink = None
+    system = variant = decay_from = None
     arguments = ()
 
     def __init__(self, params, *given, process_group=None, **named):
         values = self._bind(given, named)
         self._chosen = chosen = _core.Options()
         chosen.set_system(self.system, self.variant)
-        self._take(chosen, dict(values))
+        self._set_options(chosen, dict(values))
         chosen.check()
         defaults = {"lr": values["lr"]}
-        if self.shrink is not None:
+        if self.decay_from is not None:
             defaults["weight_decay"] = values["weight_decay"]
         self._decay = values.get("weight_decay", values.get("wd"))
         super().__init__(params, defaults)
@@ -78,25 +79,25 @@ class _Window(Wrapped):
         bound.apply_defaults()
         return bound.arguments
 
-    def _take(self, chosen, values):
+    def _set_options(self, chosen, values):
         for name in ("moddev", "optdev", "dev", "gpus"):
             if name in values:
-                _none_for_cpu(name, values.pop(name))
+                _check_device(name, values.pop(name))
         for name, value in values.items():
             chosen.set_published(name, value)
 
     def _check_groups(self):
-        """Check that all groups have equal values of the arguments that cannot differ between groups."""
+        """Check that all groups have the same value of each argument that must not differ between groups."""
         for i, group in enumerate(self.param_groups):
-            if self.shrink is None and group.get("weight_decay", self._decay) != self._decay:
+            if self.decay_from is None and group.get("weight_decay", self._decay) != self._decay:
                 raise failure(_abi.NG_ERR_ARG, f"weight_decay of param_groups[{i}]: {type(self).__name__} has one for all "
                               f"parameters, {self._decay}")
         if self._chosen.get("window_feedback_lr") == "1" and len({group["lr"] for group in self.param_groups}) > 1:
             raise failure(_abi.NG_ERR_ARG, "topk_lr_on_update=False: the groups have different lr, but a window needs "
                           "one")
 
-    def _shrunk(self, group):
-        """Return the number that multiplies the weights before the update (weight decay)."""
+    def _weight_factor(self, group):
+        """Return the factor that multiplies the weights before the update (decoupled weight decay)."""
         return 1.0
 
     @torch.no_grad()
@@ -111,7 +112,7 @@ class _Window(Wrapped):
             moved = [p for p in group["params"] if p.requires_grad and p.grad is not None]
             if not moved:
                 continue
-            factor = self._shrunk(group)
+            factor = self._weight_factor(group)
             if factor != 1.0:
                 torch._foreach_mul_(moved, factor)
             torch._foreach_add_(moved, [p.grad for p in moved], alpha=-float(group["lr"]))
@@ -138,22 +139,23 @@ class DenseMFAC(_Window):
     """IST-DASLab/EFCP, DenseMFAC(params, ngrads, lr, damp, wd_type, weight_decay, momentum, sparse=False, dev=None,
     gpus=None)."""
 
-    system, variant, shrink = "EFCP", "mfac", "group"
+    system, variant, decay_from = "EFCP", "mfac", "group"
     arguments = _needed("ngrads lr damp wd_type weight_decay momentum") + (("sparse", False), ("dev", None), ("gpus", None))
 
-    def _take(self, chosen, values):
+    def _set_options(self, chosen, values):
         if isinstance(values["wd_type"], int):
             values["wd_type"] = str(int(values["wd_type"]))
-        self._shrinks = values["wd_type"] in ("wd", "both", "0", "2")
-        super()._take(chosen, values)
+        self._decays = values["wd_type"] in ("wd", "both", "0", "2")
+        super()._set_options(chosen, values)
 
-    def _shrunk(self, group):
-        return 1.0 - float(group["weight_decay"]) if self._shrinks else 1.0
+    def _weight_factor(self, group):
+        return 1.0 - float(group["weight_decay"]) if self._decays else 1.0
 
 
 class SparseGradientMFAC(DenseMFAC):
-    """IST-DASLab/EFCP, SparseGradientMFAC(params, ngrads, k_init, lr, damp, wd_type, weight_decay, momentum, sparse=False,
-    dev=None, gpus=None), and the two switches of the program, topk_lr_on_update=True, precondition_sparse_grad=True."""
+    """IST-DASLab/EFCP, SparseGradientMFAC(params, ngrads, k_init, lr, damp, wd_type, weight_decay, momentum,
+    sparse=False, dev=None, gpus=None), and the two switches of the program, topk_lr_on_update=True,
+    precondition_sparse_grad=True."""
 
     variant = "sparse-mfac"
     arguments = _needed("ngrads k_init lr damp wd_type weight_decay momentum") + (
@@ -161,24 +163,24 @@ class SparseGradientMFAC(DenseMFAC):
 
 
 class SparseMFAC(_Window):
-    """ISTA-DASLab-Optimizers, SparseMFAC(params, lr, damp, m, k_init, weight_decay, use_bf16): the largest entries of each
-    block of 32,768, where the program has blocks of the size of a GPU's shared memory."""
+    """ISTA-DASLab-Optimizers, SparseMFAC(params, lr, damp, m, k_init, weight_decay, use_bf16): the largest entries of
+    each block of 32,768, where the program has blocks of the size of a GPU's shared memory."""
 
-    system, variant, shrink = "EFCP", "sparse-mfac", "group"
+    system, variant, decay_from = "EFCP", "sparse-mfac", "group"
     arguments = _needed("lr damp m k_init weight_decay use_bf16")
 
-    def _take(self, chosen, values):
+    def _set_options(self, chosen, values):
         use_bf16 = values.pop("use_bf16")
         if not isinstance(use_bf16, bool):
             raise failure(_abi.NG_ERR_ARG, f"use_bf16 is {use_bf16!r}, expected True or False")
         k_init = values["k_init"]
         if isinstance(k_init, (int, float)) and k_init > 1:
-            raise failure(_abi.NG_ERR_ARG, f"k_init is {k_init!r}, expected a part of each block, at most 1")
+            raise failure(_abi.NG_ERR_ARG, f"k_init is {k_init!r}, expected a fraction of each block, at most 1")
         chosen.set("window_dtype", "bf16" if use_bf16 else "f32")
         chosen.set("window_store", "topk-block")
-        super()._take(chosen, {"ngrads" if name == "m" else name: value for name, value in values.items()})
+        super()._set_options(chosen, {"ngrads" if name == "m" else name: value for name, value in values.items()})
 
-    def _shrunk(self, group):
+    def _weight_factor(self, group):
         return 1.0 - float(group["lr"]) * float(group["weight_decay"])
 
 
@@ -203,8 +205,8 @@ class LowRankMFAC(_Window):
     system, variant, scope = "EFCP", "lowrank-mfac", "tensor"
     arguments = _MFAC + (("rank", 1),)
 
-    def _take(self, chosen, values):
-        super()._take(chosen, {**values, "scope": self.scope})
+    def _set_options(self, chosen, values):
+        super()._set_options(chosen, {**values, "scope": self.scope})
 
 
 class LowRankAggregateMFAC(LowRankMFAC):

@@ -1,7 +1,7 @@
 """The preconditioner, scheduler and enums of gpauloski/kfac-pytorch (KAISA).
 
-The option table of the library translates the arguments (natgrad.published("kaisa")).  This file adds functions of the
-step, enums, regular expressions and the choice of modules.
+The library translates the arguments to options (natgrad.published("kaisa") prints how).  This file adds arguments that
+are functions of the step, enums, regular expressions and the selection of modules.
 """
 import enum
 import logging
@@ -32,13 +32,15 @@ class DistributedStrategy(enum.Enum):
     HYBRID_OPT = 3
 
 
-# The six arguments that may be functions of the step, and their options; None: lr is an argument of ng_step.
+# The six arguments that may be functions of the step, with their options (None: lr is no option but an argument of a
+# step).
 _LIVE = {"factor_update_steps": "stat_period", "inv_update_steps": "solve_period", "damping": "damping",
          "factor_decay": "stat_decay", "kl_clip": "kl_clip", "lr": None}
 
 
 def exp_decay_factor_averaging(min_value=0.95):
-    """Return factor_decay(t) = min(1 - 1 / max(t, 1), min_value), t: step.  The first factors have equal weight."""
+    """Return the function factor_decay(t) = min(1 - 1 / max(t, 1), min_value) of the step t.  With this decay, the
+    first factors have equal weights in the average."""
     if min_value <= 0:
         raise ValueError("min_value must be greater than 0")
 
@@ -79,7 +81,7 @@ class KFACPreconditioner(Preconditioner):
         if eigen and compute_eigenvalue_outer_product and not colocate_factors:
             raise failure(_abi.NG_ERR_ARG, "colocate_factors must be True to use compute_eigenvalue_outer_product")
         if accumulation_steps == 1 and update_factors_in_hook:
-            chosen.set("calls", "ema")  # a module that runs twice in a step updates its averages twice
+            chosen.set("calls", "ema")  # as published, two calls of a module update its averages twice
         periods = [self._values.get(name) for name in ("inv_update_steps", "factor_update_steps")]
         if None not in periods and periods[0] % periods[1]:
             warnings.warn("It is suggested that inv_update_steps be an integer multiple of factor_update_steps",
@@ -87,7 +89,7 @@ class KFACPreconditioner(Preconditioner):
         self._skip = [re.compile(text) for text in ([skip_layers] if isinstance(skip_layers, str) else skip_layers or [])]
         self._functions = {}
         self._setup(model, chosen, grad_scaler=grad_scaler, process_group=process_group, accept=self._accept)
-        self._follow()
+        self._set_live()
         for layer in self.report()["layers"]:
             _core.log.log(loglevel, "Registered layer %s", layer["name"])
 
@@ -98,7 +100,7 @@ class KFACPreconditioner(Preconditioner):
         return isinstance(module, (nn.Linear, nn.Conv2d))
 
     def _accept(self, name, module):
-        """Accept Linear and Conv2d modules without frozen parameters."""
+        """Return '' for Linear and Conv2d modules without frozen parameters, else the reason why they are left out."""
         for pattern in self._skip:
             if pattern.search(name) or pattern.search(self._class_name(module)):
                 return f"matches skip_layers: '{pattern.pattern}'"
@@ -113,8 +115,8 @@ class KFACPreconditioner(Preconditioner):
     def _value(self, name, step):
         return self._of_step[name](step) if name in self._of_step else self._values[name]
 
-    def _follow(self):
-        """Set the options of the six arguments in _LIVE for the coming step."""
+    def _set_live(self):
+        """Set the options of the arguments in _LIVE to their values for the next step."""
         for name, option in _LIVE.items():
             value = self._value(name, self._steps)
             if name == "kl_clip":
@@ -122,11 +124,11 @@ class KFACPreconditioner(Preconditioner):
             if option is not None and value is not None:
                 self._core.set(option, value)
 
-    _move = _follow
+    _set_functions = _set_live
 
     def step(self):
-        """Precondition gradients in place; the clip uses `lr`."""
-        self._follow()  # a scheduler may have changed arguments since the last step
+        """Precondition the gradients in place.  The clip factor uses `lr`."""
+        self._set_live()  # a scheduler may have changed an argument
         return super().step(self.lr)
 
     def _number(name):
@@ -137,7 +139,7 @@ class KFACPreconditioner(Preconditioner):
             self._of_step.pop(name, None)
             self._values[name] = value
             if getattr(self, "_core", None) is not None:
-                self._follow()
+                self._set_live()
         return property(get, put)
 
     factor_update_steps, inv_update_steps = _number("factor_update_steps"), _number("inv_update_steps")
@@ -150,16 +152,16 @@ class KFACPreconditioner(Preconditioner):
 
     @lr.setter
     def lr(self, value):
-        if value is not None:  # the base class passes None
+        if value is not None:  # None comes from the base class
             self._of_step.pop("lr", None)
             self._values["lr"] = value
 
     def memory_usage(self):
-        """Return the bytes on this rank under KAISA's keys, the bytes of natgrad's other uses, and their `total`.
+        """Return the bytes of memory on this rank: under KAISA's keys, for natgrad's other uses, and their `total`.
 
-        The library reports A and G together.  They share the bytes as p (p + 1) to q (q + 1), the ratio of their triangles
-        and of their eigenbases with eigenvalues, summed over layers; p and q are the orders of A and G.
-        """
+        The library reports the bytes of A and G together.  They are divided in the ratio of p (p + 1) to q (q + 1),
+        summed over layers, where p and q are the orders of A and G: the ratio of their triangles, and of their
+        eigenbases with eigenvalues. """
         found, a, g = super().memory_usage(), 0, 0
         for entry in self.entries:
             if isinstance(entry, _layers.Layer):
@@ -176,12 +178,12 @@ class KFACPreconditioner(Preconditioner):
     # ---- state
 
     def state_dict(self, include_factors=True):
-        """Return the exact state (without factors: only `steps`) and the arguments that are not functions."""
+        """Return the exact state (include_factors=False: only `steps`), and the arguments that are no functions."""
         state = super().state_dict() if include_factors else {"steps": self._steps}
         return {**state, "numbers": dict(self._values)}
 
     def load_state_dict(self, state_dict, compute_inverses=True):
-        """Load a state with its inverses; compute_inverses is ignored."""
+        """Load a state.  compute_inverses is ignored, because the state contains the inverses."""
         if isinstance(state_dict, dict) and "fields" in state_dict:
             super().load_state_dict(state_dict)
         elif isinstance(state_dict, dict) and set(state_dict) == {"steps", "numbers"}:
@@ -192,10 +194,10 @@ class KFACPreconditioner(Preconditioner):
         for name, value in state_dict["numbers"].items():
             self._of_step.pop(name, None)
             self._values[name] = value
-        self._follow()
+        self._set_live()
 
     def _check_state(self, state):
-        """Check a state.  Its steps may differ from the manifest if a state without factors was loaded before."""
+        """Check a state.  `steps` may differ from its manifest, because a state without factors sets only `steps`."""
         steps, numbers = state["steps"], state.get("numbers")
         if type(steps) is not int or steps < 0:
             raise failure(_abi.NG_ERR_FILE, f"the state: steps is {steps!r}, expected a count")
@@ -213,7 +215,7 @@ class KFACPreconditioner(Preconditioner):
 
 
 class LambdaParamScheduler:
-    """Multiply arguments of a KFACPreconditioner by functions of the step at each step(); the factors accumulate."""
+    """At each step(), multiplies arguments of a KFACPreconditioner by values of functions of the step, cumulatively."""
 
     def __init__(self, preconditioner, *, factor_update_steps_lambda=None, inv_update_steps_lambda=None,
                  damping_lambda=None, factor_decay_lambda=None, kl_clip_lambda=None, lr_lambda=None):
@@ -229,7 +231,7 @@ class LambdaParamScheduler:
                                  "LambdaParamScheduler.")
 
     def step(self, step=None):
-        """Apply the functions at `step`; None: at the preconditioner's number of steps."""
+        """Multiply by the values of the functions at `step` (None: the preconditioner's number of steps)."""
         at = self._preconditioner.steps if step is None else step
         for name, function in self._functions.items():
             value = getattr(self._preconditioner, name) * function(at)

@@ -1,7 +1,7 @@
 """Classes and schedulers of lzhangbv/kfac_pytorch (MPD-KFAC, DP-KFAC), lzhangbv/eva and ffhh927/fused_eva.
 
-The classes are optimizers over all parameters with one param_group.  lr, damping, fac_update_freq and
-kfac_update_freq of the group are read at each step, so schedulers may change them.
+Each class is an optimizer with one param_group of all parameters.  A step reads lr, damping, fac_update_freq and
+kfac_update_freq of this group, so schedulers may change them.
 """
 import torch
 
@@ -24,21 +24,21 @@ class _Inner(Preconditioner):
 
 
 class _Published(Wrapped):
-    """Base class.  `system` and `variant` name a published program and its configuration; `_standard`: defaults of the
-    arguments; `_forced`: keyword-only arguments."""
+    """The base class.  `system` and `variant` select a published program and its configuration; `_defaults` has the
+    defaults of the arguments, `_keyword_only` the arguments that are not positional."""
 
     system = variant = None
-    _standard, _forced = {}, ()
+    _defaults, _keyword_only = {}, ()
 
     def __init__(self, model, *given, process_group=None, **named):
-        values = {**self._standard, **self._by_name(given, named)}
+        values = {**self._defaults, **self._by_name(given, named)}
         enabled = values.pop("hook_enabled")
         chosen = self._set(values)
         names = {row["name"]: row["option"] for row in _core.published(chosen.get("method"))}
         self._options = {name: names.get(name, "") for name in _GROUP}
         super().__init__(list(_layers.unwrap(model).parameters()), {name: values[name] for name in _GROUP})
         self.preconditioner = _Inner(model, chosen, backend.group() if process_group is None else process_group)
-        self._period = values["fac_update_freq"]  # used by the hooks
+        self._period = values["fac_update_freq"]  # the period that the hooks use
         self.set_hook_enabled(enabled)
 
     def _set(self, values):
@@ -53,22 +53,22 @@ class _Published(Wrapped):
 
     @classmethod
     def _by_name(cls, given, named):
-        names = [name for name in _ORDER if name in cls._standard and name not in cls._forced]
+        names = [name for name in _ORDER if name in cls._defaults and name not in cls._keyword_only]
         if len(given) > len(names):
             raise failure(_abi.NG_ERR_ARG, f"{cls.__name__}() takes {len(names)} arguments after the model, {len(given)} were "
                           "given")
         for name in named:
-            if name not in cls._standard:
+            if name not in cls._defaults:
                 raise failure(_abi.NG_ERR_ARG, f"{cls.__name__}() got an unexpected keyword argument '{name}'")
             if name in names[:len(given)]:
                 raise failure(_abi.NG_ERR_ARG, f"{cls.__name__}() got multiple values for argument '{name}'")
         return {**dict(zip(names, given)), **named}
 
     def set_hook_enabled(self, mode=True):
-        """Switch the hooks on (mode=True) or off (False)."""
+        """mode=False: the hooks observe nothing; True: they observe."""
         self.preconditioner.hook_enabled = mode
 
-    def _take(self, *names):
+    def _set_options(self, *names):
         for name in names:
             if self._options[name]:
                 self.preconditioner._core.set(self._options[name], self.param_groups[0][name])
@@ -76,28 +76,28 @@ class _Published(Wrapped):
                 self._period = self.param_groups[0][name]
 
     def step(self, closure=None, epoch=None):
-        """Precondition gradients in place.  Both arguments are ignored, as published."""
+        """Precondition the gradients in place.  closure and epoch are ignored, as published."""
         group = self.param_groups[0]
         if group["fac_update_freq"] != self._period:
             self._check_group(group)
-        self._take("damping", "kfac_update_freq")
+        self._set_options("damping", "kfac_update_freq")
         if self.system == "DP-KFACrepo" and self.steps % group["fac_update_freq"]:
-            # as published, hooks use the period of the step before, and averages use the present period
+            # in the published program, hooks still use the period of the previous step, averages already the new one
             if self.preconditioner._observer.open is not None and not self.preconditioner._observer.failed:
                 self.preconditioner.reset_batch()
-            self._take("fac_update_freq")
+            self._set_options("fac_update_freq")
         note = self.preconditioner.step(group["lr"])
-        self._take("fac_update_freq")  # hooks use this period from now on
+        self._set_options("fac_update_freq")  # hooks use this period from now on
         return note
 
     def load_state_dict(self, state_dict):
-        """Load a state of this class, or a state of the published class, which has no averages."""
+        """Load a state of this class, or of the published class, whose states contain no averages."""
         if isinstance(state_dict, dict) and "natgrad" in state_dict:
             super().load_state_dict(state_dict)
         else:
-            self.preconditioner._agreed(lambda: self._check_state_of(state_dict))
+            self.preconditioner._on_all_ranks(lambda: self._check_state_of(state_dict))
             torch.optim.Optimizer.load_state_dict(self, state_dict)
-        self._take("fac_update_freq")
+        self._set_options("fac_update_freq")
 
 
 _KFAC = dict(lr=0.1, damping=0.001, fac_update_freq=1, kfac_update_freq=1, kl_clip=0.001, factor_decay=0.95,
@@ -105,7 +105,7 @@ _KFAC = dict(lr=0.1, damping=0.001, fac_update_freq=1, kfac_update_freq=1, kl_cl
 _EVA = dict(lr=0.1, damping=0.03, fac_update_freq=1, kfac_update_freq=1, kfac_batch_size=16, kl_clip=0.001,
             factor_decay=0.95, exclude_vocabulary_size=None, hook_enabled=True, exclude_parts="")
 
-# (class, system, variant, defaults of the program, defaults of the class that differ)
+# (class, system, variant, defaults of its program, more defaults of the class)
 _CLASSES = (
     ("KFAC_EIGEN", "DP-KFACrepo", "eigen", _KFAC, dict(communicate_inverse_or_not=True,
                                                        distribute_layer_factors=None)),
@@ -119,8 +119,8 @@ _CLASSES = (
 )
 for _name, _system, _variant, _program, _more in _CLASSES:
     globals()[_name] = type(_name, (_Published,), {
-        "__module__": __name__, "system": _system, "variant": _variant, "_standard": {**_program, **_more},
-        "_forced": ("communicate_inverse_or_not",) if _variant != "inverse" else (),
+        "__module__": __name__, "system": _system, "variant": _variant, "_defaults": {**_program, **_more},
+        "_keyword_only": ("communicate_inverse_or_not",) if _variant != "inverse" else (),
         "__doc__": f"{_system} {_variant}: " + ", ".join(f"{n}={v!r}" for n, v in {**_program, **_more}.items())})
 FusedEVA = type("FusedEVA", (globals()["EVA"],), {"__module__": __name__, "__doc__": globals()["EVA"].__doc__})
 MPD_KFAC = KFAC_EIGEN = globals()["KFAC_EIGEN"]
@@ -133,7 +133,7 @@ kfac_mappers = {"eigen": KFAC_EIGEN, "inverse": KFAC_INV, "eigen_dp": KFAC_EIGEN
 
 
 def get_kfac_module(kfac="eigen_dp"):
-    """Return the class of a published name."""
+    """Return the class that has this name in kfac_mappers, as published."""
     if kfac not in kfac_mappers:
         raise failure(_abi.NG_ERR_ABSENT, f"get_kfac_module: '{kfac}' is not supported, expected "
                       + ", ".join(kfac_mappers))
@@ -142,15 +142,15 @@ def get_kfac_module(kfac="eigen_dp"):
 
 def DP_KFAC(model, inv_type="eigen", lr=0.1, damping=0.001, fac_update_freq=1, kfac_update_freq=1, kl_clip=0.001,
             factor_decay=0.95, exclude_vocabulary_size=None, hook_enabled=True, exclude_parts="", **options):
-    """Return a DP preconditioner: with eigenbases if inv_type is "eigen", otherwise with inverses."""
+    """Return a DP-KFAC preconditioner: with eigenbases if inv_type is "eigen", otherwise with inverses."""
     return get_kfac_module("eigen_dp" if inv_type == "eigen" else "inverse_dp")(
         model, lr, damping, fac_update_freq, kfac_update_freq, kl_clip=kl_clip, factor_decay=factor_decay,
         exclude_vocabulary_size=exclude_vocabulary_size, hook_enabled=hook_enabled, exclude_parts=exclude_parts, **options)
 
 
 class KFACParamScheduler:
-    """Set damping = base damping_alpha^n, both periods to int(base update_freq_alpha^n); base: value at construction;
-    n: number of epochs in the schedule that are <= the present epoch."""
+    """Schedules damping = d damping_alpha^n and both periods = int(p update_freq_alpha^n), where d and p are the values
+    at construction, and n counts the epochs of the schedule that are <= the current epoch."""
 
     def __init__(self, kfac, damping_alpha=1, damping_schedule=None, update_freq_alpha=1, update_freq_schedule=None,
                  start_epoch=0):

@@ -1,4 +1,5 @@
-"""kfac.backend of lzhangbv's programs: select the communication library; `comm` has collectives for scripts."""
+"""The module kfac.backend of lzhangbv's programs: init() selects a communication library, `comm` has its
+collectives."""
 import enum
 import os
 
@@ -7,7 +8,7 @@ import torch
 from .. import _abi
 from .._core import failure
 
-_group = None  # default process group of preconditioners
+_group = None  # default process_group of the preconditioners
 
 
 class Ops(enum.Enum):
@@ -42,7 +43,7 @@ def _torch():
 
 
 class _Sum:
-    """A pending sum or broadcast; wait() completes it and divides the tensor by `divisor`."""
+    """A sum or broadcast in progress.  wait() waits until it is complete, and divides the tensor by `divisor`."""
 
     def __init__(self, work, tensor, divisor):
         self._work, self._tensor, self._divisor = work, tensor, divisor
@@ -57,7 +58,7 @@ class _Sum:
 
 
 class _Comm:
-    """Ranks and in-place collectives of the chosen library, as published."""
+    """The ranks and in-place collectives of the selected library, with the published names."""
 
     Average, Sum = Ops.Average, Ops.Sum
 
