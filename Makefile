@@ -1,13 +1,13 @@
-# Front doors; the build itself is CMakeLists.txt, its variants are CMakePresets.json.
+# Short commands.  CMakeLists.txt has the build, CMakePresets.json its variants.
 #
 #   make                     configure and build (release)       make BUILD=/somewhere/else
 #   make check               the quick tests, under 4 minutes    make check ONLY=linalg  (any tests, a regex)
 #   make check-all           every test, with both PyTorches     make check-all TORCH=none  (without)
 #   make demo                five methods on digits: a table, and curves in build/demo
-#   make info, make bench    what was built; how fast it is
+#   make info, make bench    print the features of the build; run the benchmarks
 #   make asan, make tsan     the tests under sanitizers          make torture  (a quarter of an hour)
-#   make mutants             which lines, broken one at a time, no test notices (an hour)
-#   make same-bits REV=HEAD~1    is every result, bit for bit, that of another commit
+#   make mutants             break one line at a time; list the lines that no test notices (an hour)
+#   make same-bits REV=HEAD~1    compare results with another commit, bit for bit
 #   make format, make tidy   clang-format; clang-tidy and cppcheck
 #   make install PREFIX=/usr/local DESTDIR=                      make clean
 
@@ -72,13 +72,13 @@ tsan: packages
 torture: packages all
 	@BUILD=$(BUILD) scripts/torture.sh
 
-# Broken one line at a time, in copies: do the tests notice?  What they do not: scripts/mutate.py --list.
+# Lines are broken in copies of the tree; scripts/mutate.py --list prints those that no test noticed.
 mutants: packages
 	@test -x build-mutants/venv/bin/mutate || { python3 -m venv build-mutants/venv && \
 	  build-mutants/venv/bin/pip install --quiet universalmutator; }
 	@build-mutants/venv/bin/python scripts/mutate.py --count $(COUNT) --seed $(SEED) --jobs $(JOBS)
 
-# The present tree, with what is not committed yet, against a commit, or a build of one: BASE=folder.
+# Compare this tree, with its uncommitted changes, with the commit REV, or with the build in BASE=folder.
 same-bits:
 	@scripts/same_bits.sh $(if $(BASE),--base $(BASE),$(REV))
 

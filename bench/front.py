@@ -25,9 +25,9 @@ LAYERS = 100
 
 
 def idle(k):
-    """The library's part of a step taken out."""
+    """Replace every call of the library in a step by a function that does nothing."""
     library = ctypes.CDLL(k._core.library._name)
-    nothing = library.ng_dtype_size  # 0 for a number that is no dtype, and looks at nothing else
+    nothing = library.ng_dtype_size  # returns 0 for an invalid dtype and reads no other argument
     nothing.argtypes = [ctypes.c_void_p, ctypes.c_int32, ctypes.c_void_p, ctypes.c_int]
     k._observer._input = k._observer._output = nothing
     k._observer._begin = lambda *_arguments: 0
@@ -59,7 +59,7 @@ def main():
     idle(k)
     plain, front = [], []
     for _ in range(args.rounds):
-        # processor time of this thread, which does all the work: other load on the machine does not count
+        # processor time of this thread, which does all the work, so other load on the machine does not count
         plain.append(step_ms(chain, x, y, clock=time.thread_time))
         front.append(step_ms(hooked, x, y, k, clock=time.thread_time))
     least = [statistics.median(sorted(times)[:args.rounds // 2]) for times in (plain, front)]

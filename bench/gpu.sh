@@ -11,7 +11,7 @@ if [[ ${1:-} == --pack && $# -eq 2 ]]; then
   mkdir -p "$2" && to=$(cd "$2" && pwd)
   work=$(mktemp -d)
   trap 'rm -rf "$work"' EXIT
-  build=$work/build # without BLAS, which the other machine may lack
+  build=$work/build # without BLAS, which may be missing on the machine with the GPU
   (cd "$root" && cmake --preset release -B "$build" -DNATGRAD_BLAS=OFF -DNATGRAD_MPI=OFF -DNATGRAD_IMAGES=OFF &&
     cmake --build "$build" --target natgrad_static natgrad_test_support) >"$work/log" || { tail "$work/log" >&2; exit 1; }
   gpus=()
@@ -26,7 +26,7 @@ if [[ ${1:-} == --pack && $# -eq 2 ]]; then
   cc $flags -fno-builtin -c "$root/tests/gpu_memory.c" -o gpu_memory.o
   for test in $tests; do
     cc $flags "-DNG_SOURCE_DIR=\"$root\"" -c "$root/tests/$test.c" -o "$test.o"
-    # no relocations that are read-only later: a segment is registered as a whole
+    # norelro: gpu_memory.c registers whole segments with the device; no part may become read-only
     cc -Wl,-z,norelro "$test.o" late.o late_memory.o pictures.o kernels.o fatbin.o backend.o backend_sums.o stage.o gpu_memory.o desk_cuda.o \
       -o "$to/$test" "$build/libnatgrad_test_support.a" "$build/libnatgrad.a" \
       -lz -ldl -lm -lpthread -lcmocka

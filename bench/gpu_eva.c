@@ -3,7 +3,7 @@
  *
  * usage: gpu_eva resnet18 | resnet50 | tiny
  *
- * The step has four launches and no number that the host reads: dv_eva_fold, dv_measure_tiles, dv_eva_decide,
+ * The step has four launches, and the host reads no result between them: dv_eva_fold, dv_measure_tiles, dv_eva_decide,
  * dv_update_tiles. Its result is compared with double on the host; the exit code is 1 if they differ. Arrays are random. */
 #include <math.h>
 #include <stdbool.h>
@@ -14,7 +14,7 @@
 #include "desk.h"
 #include "device.h"
 
-/* CHECKED: steps that are compared. TINY: layers, more than a warp has threads. */
+/* CHECKED: steps that are compared with the host. TINY: layers of the model `tiny`, more than a warp has threads (32). */
 enum { CHECKED = 3, TINY = 40, MOST = 400, WARM_UP = 10, RUNS = 50, DECIDE_THREADS = 1024 };
 static const double DAMPING = 0.03, CLIP = 1e-3, LR = 0.1, DECAY = 5e-4, MU = 0.9;
 
@@ -98,7 +98,7 @@ static void *floats_on_device(const float *x, int64_t count) {
 
 /* ---- the step --------------------------------------------------------------------------------*/
 
-/* Lists on the device. */
+/* Arrays on the device: the descriptors and results of the four launches. */
 static const dv_mean *means;
 static const dv_layer *layers;
 static const dv_measure *measures;
@@ -179,8 +179,8 @@ static void measure_tiles(void) {
                   (void *[]){&measures, &first_measured, &curved, &sums}));
 }
 static double bound_of(int k) {
-  return (1 + k) * CLIP / (LR * LR);
-} /* other clip factors in each step */
+  return (1 + k) * CLIP / (LR * LR); /* another bound in each step, so that clip factors differ */
+}
 static void decide(void) {
   static int decided;
   double damping = DAMPING, bound = bound_of(decided++ % CHECKED);

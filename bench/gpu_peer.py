@@ -1,6 +1,6 @@
 """Times of PyTorch beside gpu_eva: Eva as published with SGD, and the solves that K-FAC on a GPU would use.
 
-usage: gpu_peer.py        needs PyTorch with CUDA; medians in microseconds or milliseconds
+usage: gpu_peer.py        (PyTorch with CUDA); prints medians
 """
 import math
 
@@ -25,7 +25,7 @@ def median_ms(f, runs=20, warm_up=3):
 
 
 def resnet(deep):
-    """The shapes of ResNet-18 or ResNet-50 for 1,000 classes, as in gpu_eva.c."""
+    """Return the parameter shapes of ResNet-18 or ResNet-50 for 1,000 classes, as in gpu_eva.c."""
     shapes = []
 
     def add_conv(out, channels, kernel):
@@ -47,7 +47,7 @@ def resnet(deep):
 
 
 def time_eva(name):
-    """The operations of lzhangbv/eva in their order, with its reads of scalars, then torch.optim.SGD."""
+    """Time the operations of lzhangbv/eva in their order, with its reads of scalars by the host, then torch.optim.SGD."""
     parameters = [torch.nn.Parameter(torch.randn(s, device="cuda") * 0.1) for s in resnet(name == "resnet50")]
     for p in parameters:
         p.grad = torch.randn_like(p) * 1e-2

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# hosts.sh [MBIT [OPTIONS...]]: run `natgrad train OPTIONS` on two network namespaces of this machine, joined by a link
-# of MBIT Mbit/s each way (tc tbf; 100), over Open MPI and TCP.  Prints the final table: bytes sent, and the share
-# of the messages that overlapped other work.
+# hosts.sh [MBIT [OPTIONS...]]: run `natgrad train OPTIONS` with 2 ranks in two network namespaces of this machine, over Open MPI
+# and TCP.  The link carries MBIT Mbit/s in each direction (default 100; tc tbf).  The final table has the bytes sent and the
+# share of sending time that overlapped other work.
 #
 # Needs root, iproute2 and Open MPI.  Exit code 77 (skipped) with the reason if the kernel or a tool lacks support.
-# NG_BUILD_DIR: where the program is (build).
+# NG_BUILD_DIR: the folder of the program (default build).
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 natgrad=${NG_BUILD_DIR:-$root/build}/natgrad
@@ -41,8 +41,9 @@ host() {
 host "$a" "${link}a" 10.77.0.1
 host "$b" "${link}b" 10.77.0.2
 
-# What Open MPI calls instead of ssh: HOST COMMAND...; a name of its own, or it would be one machine to it.  Found by
-# the path, as a folder may have a space in its name.
+# Open MPI calls this script instead of ssh, with the arguments HOST COMMAND...  The script sets another host name; with equal names
+# Open MPI would treat both namespaces as one machine.  Open MPI finds the script in PATH, because it splits the argument at
+# spaces, and the scratch folder's name may have some.
 agent=natgrad-agent-$$
 cat >"$scratch/$agent" <<END
 #!/bin/sh

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# plan_beside.sh [MODEL [BATCH]]: `natgrad plan --calibrate` beside `natgrad train` on 1, 2 and 4 ranks as threads, each
-# with one thread: planned and measured ms of a step, of forward and backward, and of everything else, over 20 steps
-# (four with statistics, two with factorisations).  The plan assumes a free core for each rank.  NG_BUILD_DIR: the folder
-# of the program (build).
+# plan_beside.sh [MODEL [BATCH]]: compare `natgrad plan --calibrate` with `natgrad train` on 1, 2 and 4 ranks as threads, each
+# with one thread.  Print planned and measured milliseconds of 20 steps (four with statistics, two with factorisations): of the
+# whole, of forward and backward, and of the remaining work.  The plan assumes a free core for each rank.  NG_BUILD_DIR: the
+# folder of the program (default build).
 set -euo pipefail
 export OPENBLAS_NUM_THREADS=1 NG_THREADS=1
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -13,7 +13,7 @@ scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 
 periods=(--stat-period 5 --solve-period 10)
-# number NAME: of the line on stdin
+# number NAME: print the number of field NAME in the JSON line on stdin.
 number() { sed -nE "s/.*\"$1\": ?([0-9.]+).*/\\1/p"; }
 
 printf '%5s  %8s  %8s  %6s  %26s  %18s\n' ranks planned measured error 'forward, backward' added

@@ -3,8 +3,8 @@
 
     natgrad plan --model resnet50 --ranks 1,4,16,64,256,1024,4096 --json | bench/plan_tables.py
 
-Ranks "64 / 4": in model groups of 4.  Cells: GB on the rank with most, MB that a rank passes to collectives in a step, ms
-added to a step."""
+"64 / 4" ranks: 64 ranks in model groups of 4.  A cell has the GB of the rank with most memory, the MB that a rank passes to
+collectives in a step, and the milliseconds that the method adds to a step."""
 
 import json
 import sys
@@ -31,7 +31,7 @@ def main():
     ranks = {}
     for line in sys.stdin:
         row = json.loads(line)
-        if "strategy" in row:  # the line of the recommendation has none
+        if "strategy" in row:  # the line with the recommendation has no strategy
             ranks.setdefault((row["ranks"], row["model_parallel"]), {})[row["strategy"]] = row
     heads = ["ranks", "step without, ms", *COLUMNS.values(), "fastest with averages everywhere", "fastest of ours"]
     print("| " + " | ".join(heads) + " |")

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""An Eva step in PyTorch and in natgrad, one after the other: milliseconds and how many times faster.
+"""Time a step of Eva in PyTorch, then in natgrad: median milliseconds and their ratio.
 
 PyTorch runs the published sequence of operations (lzhangbv/eva): for every layer an outer product, a
-scale, an add, a divide, three scalars read back; the clip; torch.optim.SGD with momentum and weight
-decay.  natgrad is `natgrad bench fused-eva` on the same shapes and threads.  Run it on a quiet machine.
+scale, an add, a divide, three scalars read by the host; then the clip; then torch.optim.SGD with
+momentum and weight decay.  natgrad is `natgrad bench fused-eva` on the same shapes and threads.  Run it on a quiet machine.
 
     python3 bench/vs_torch.py build/natgrad [--model resnet18] [--threads 2] [--steps 15]
 """
@@ -24,14 +24,14 @@ DAMPING, KL_CLIP, LR = 0.03, 0.001, 0.1
 
 
 def shapes(program, model):
-    """[rows, columns] of each layer's gradient, the bias as one more column."""
+    """Return [rows, columns] of each layer's gradient; a bias is one more column."""
     lines = subprocess.run([program, "bench", "kfac", "--model", model, "--list"], check=True, text=True,
                            capture_output=True).stdout.splitlines()
     return [(int(g), int(a)) for _, a, g, _ in (line.split() for line in lines[1:-1])]
 
 
 def precondition(params, vectors):
-    """kfac/eva.py, step by step."""
+    """Run the operations of kfac/eva.py of lzhangbv/eva in their order."""
     results = []
     for p, (a, g) in zip(params, vectors):
         grad = p.grad
@@ -64,7 +64,7 @@ def torch_times(sizes, steps):
     fresh = [torch.randn(s) * 0.01 for s in sizes]
     vectors = [(torch.rand(c, 1) - 0.5, torch.rand(r, 1) - 0.5) for r, c in sizes]
     sgd = torch.optim.SGD(params, lr=LR, momentum=0.9, weight_decay=5e-4)
-    other = torch.zeros(64 << 20)  # what the caches hold after a backward pass
+    other = torch.zeros(64 << 20)  # overwritten before each step, so that the caches do not hold the gradients
     rows = []
     for _ in range(steps + 2):
         for p, f in zip(params, fresh):
@@ -98,7 +98,7 @@ def main():
     theirs = torch_times(sizes, args.steps)
     ours = our_times(args.program, args.model, args.threads, args.steps)
     print(f"{args.model}, {count} parameters, {args.threads} threads, torch {torch.__version__}, medians of {args.steps}")
-    print(f"{'':14} {'torch ms':>9} {'natgrad ms':>10} {'faster':>7} {'of floor':>9}")
+    print(f"{'':14} {'torch ms':>9} {'natgrad ms':>10} {'faster':>7} {'/ bound':>9}")
     for name, t, o in zip(("precondition", "with sgd"), theirs, ours):
         floor = o["floor_ms"]
         print(f"{name:14} {t:9.2f} {o['median_ms']:10.3f} {t / o['median_ms']:7.1f} "

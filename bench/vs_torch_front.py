@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""Eva and K-FAC through the PyTorch front, beside the same methods written in PyTorch: milliseconds, and how many
-times faster.  ResNet-18 for 32x32 images, both with the published numbers (Eva: 16 samples; K-FAC: the inverse method
-of kfac-pytorch, everything in every step), in turns; medians.
+"""Compare natgrad's PyTorch front with the same methods written in PyTorch: median milliseconds, and natgrad's speed-up.
+The model is ResNet-18 for 32x32 images.  Eva uses 16 samples as published; K-FAC is the inverse method of kfac-pytorch with
+statistics and inverses in every step.  The three programs alternate.
 
     NATGRAD_LIBRARY=build/libnatgrad.so.0 PYTHONPATH=python python3 bench/vs_torch_front.py [eva] [kfac]
         [--batch 32] [--threads 2] [--rounds 9]
 
-`published` is the sequence of operations of the published program; `at its best` uses the fewest passes over memory
-possible in PyTorch (Eva: a product, norms by foreach, one addr_ in place; K-FAC: patches, addmm_ into the average, Cholesky).
-All three start from the same weights; the gradients after the first step must agree.
-With one thread the figures are processor time, which other load on the machine does not change.
+`published` is the sequence of operations of the published program.  `at its best` uses the fewest passes over memory that PyTorch
+allows (Eva: a product, norms by foreach, one addr_ in place; K-FAC: patches, addmm_ into the average, Cholesky).  The three
+programs start from the same weights, and their gradients after the first step must agree.  With one thread the figures are
+processor time, which other load on the machine does not change.
 """
 import argparse
 import copy
@@ -27,15 +27,15 @@ except ImportError as missing:
 from networks import network
 
 LR, KL_CLIP = 0.1, 0.001
-EVA = dict(damping=0.03, decay=0.95)  # of the new sample
-KFAC = dict(damping=0.001, decay=0.95)  # of the old average
-# Both are float32. Eva takes c g a' from D, which loses where g' D a is large beside the rest: 1e-4 at batch 4, 6e-6 at 32.
-# K-FAC's first factors are 0.95 I and a twentieth of the new one, of condition 1e3 at most here, times 6e-8.
+EVA = dict(damping=0.03, decay=0.95)  # decay: the weight of the new sample
+KFAC = dict(damping=0.001, decay=0.95)  # decay: the weight of the old average
+# Relative difference accepted between float32 programs.  Eva subtracts c g a' from D, which cancels digits where g' D a is large:
+# measured 1e-4 at batch 4, 6e-6 at batch 32.  K-FAC's first factors are 0.95 I + 0.05 new: condition at most 1e3, times 6e-8.
 TOLERANCE = 1e-3
 
 
 class Written:
-    """What both methods share: hooks, gradients as matrices, the clip."""
+    """Base class of the two methods written in PyTorch: hooks, gradients as matrices, the clip."""
 
     def __init__(self, model, best):
         self.best, self.due, self.steps = best, True, 0
@@ -51,7 +51,7 @@ class Written:
 
     @staticmethod
     def matrix(m):
-        """[q, p] with the bias as the last column, and whether it is the gradient itself."""
+        """Return the gradient [q, p], with the gradient of the bias as the last column."""
         D = m.weight.grad.view(len(m.weight), -1)
         return D if m.bias is None else torch.cat([D, m.bias.grad[:, None]], 1)
 
@@ -68,7 +68,7 @@ class Written:
 
 
 class WrittenEva(Written):
-    """kfac/eva.py of lzhangbv/eva."""
+    """Eva as in kfac/eva.py of lzhangbv/eva."""
 
     def mean(self, kept, m, new):
         kept[m] = new if m not in kept else kept[m].mul_(1 - EVA["decay"]).add_(new, alpha=EVA["decay"])
@@ -77,7 +77,7 @@ class WrittenEva(Written):
         if not self.due:
             return
         x = inputs[0].detach()[:16]
-        if isinstance(m, torch.nn.Conv2d):  # patches of the mean image
+        if isinstance(m, torch.nn.Conv2d):  # mean over the patches of the mean image
             a = F.unfold(x.mean(0, keepdim=True), m.kernel_size, 1, m.padding, m.stride).mean(2).view(-1)
         else:
             a = x.mean(0)
@@ -108,7 +108,7 @@ class WrittenEva(Written):
                 m.bias.grad.mul_(nu)
 
     def in_few_passes(self):
-        """<D, P> = (|D|^2 - s c) / l is known before P is made, so that P is D.addr_(g, a), scaled."""
+        """<D, P> = (|D|^2 - s c) / damping is known before P is computed, so one scaled D.addr_(g, a) yields nu P."""
         damping, Ds = EVA["damping"], [self.matrix(m) for m in self.layers]
         a, g = [self.a[m] for m in self.layers], [self.g[m] for m in self.layers]
         s = torch.stack([(u @ D).dot(v) if D.shape[0] < D.shape[1] else u.dot(D @ v) for D, u, v in zip(Ds, g, a)])
@@ -122,10 +122,10 @@ class WrittenEva(Written):
 
 
 class WrittenKFAC(Written):
-    """kfac-pytorch, compute_method inverse."""
+    """K-FAC as in kfac-pytorch with compute_method inverse."""
 
     def rows(self, m, x):
-        """Patches as rows [samples * positions, p], ones for the bias."""
+        """Return x as rows [samples * positions, p] (patches of a convolution, a column of ones for the bias), and positions."""
         if isinstance(m, torch.nn.Conv2d):
             x = F.pad(x, (m.padding[1],) * 2 + (m.padding[0],) * 2)
             x = x.unfold(2, m.kernel_size[0], m.stride[0]).unfold(3, m.kernel_size[1], m.stride[1])
@@ -175,7 +175,7 @@ class WrittenKFAC(Written):
 
 
 class Front:
-    """natgrad.compat, with the same numbers."""
+    """The class of natgrad.compat, with the options of the two programs written in PyTorch."""
 
     def __init__(self, model, method):
         self.k, self.method = (compat.EVA(model) if method == "eva" else
@@ -194,12 +194,12 @@ class Front:
 
 
 class Hooks:
-    """Time inside of hooks, of whichever model runs; the outermost call counts."""
+    """Measures the time inside hooks of the model that runs; a hook called by another hook is not counted twice."""
 
     def __init__(self, clock):
         self.clock, self.inside, self.ms = clock, False, 0.0
         for kind, names in ((WrittenEva, ("forward", "backward")), (WrittenKFAC, ("forward", "backward")),
-                            (_hooks.Hook, ("__call__",)), (_hooks.Observer, ("show",))):
+                            (_hooks.Hook, ("__call__",)), (_hooks.Observer, ("observe",))):
             for name in names:
                 setattr(kind, name, self.timed(getattr(kind, name)))
 
@@ -217,7 +217,7 @@ class Hooks:
 
 
 class Run:
-    """One of those in turn, with a model and an optimizer of its own."""
+    """One of the programs, with its own copy of the model, preconditioner and optimizer."""
 
     def __init__(self, name, model, make, hooks, optimizer):
         self.name, self.model, self.hooks, self.rows = name, copy.deepcopy(model), hooks, {True: [], False: []}
@@ -225,7 +225,7 @@ class Run:
         self.optimizer = optimizer(self.model)
 
     def iterate(self, x, y, due=True):
-        """Forward and backward, the preconditioner, the optimizer."""
+        """Run one iteration (forward, backward, preconditioner, optimizer) and record the times of its parts."""
         clock = self.hooks.clock
         self.model.zero_grad(set_to_none=True)
         if self.k is not None:
@@ -247,12 +247,12 @@ class Run:
     first = None
 
     def median(self, due, *columns):
-        """Of the sums of these columns; the first two rounds warm up."""
+        """Return the median over rounds of the sum of these columns, without the first two rounds."""
         return statistics.median(sum(row[c] for c in columns) for row in self.rows[due][2:])
 
 
 def sgd(model):
-    """PyTorch's own in its quickest form: fused where there is one for the CPU."""
+    """PyTorch's SGD in its fastest form: fused if this PyTorch has a fused SGD for the CPU, else foreach."""
     def make(**form):
         return torch.optim.SGD(model.parameters(), lr=LR, momentum=0.9, weight_decay=5e-4, **form)
     try:
@@ -262,12 +262,12 @@ def sgd(model):
 
 
 def agree(method, runs):
-    """The gradients of the first step."""
+    """Exit with a message if the gradients of the first step differ by more than TOLERANCE."""
     for run in runs[1:]:
         worst = max(((a - b).abs().max() / b.abs().max()).item() for a, b in zip(run.first, runs[0].first))
         print(f"  {run.name}: gradients of the first step differ by {worst:.1e} from '{runs[0].name}'")
         if not worst < TOLERANCE:
-            sys.exit(f"vs_torch_front.py: {method}: expected at most {TOLERANCE:.0e}: that is not the same method")
+            sys.exit(f"vs_torch_front.py: {method}: expected a difference of at most {TOLERANCE:.0e}: not the same method")
 
 
 HOOKS, STEP, UPDATE, ALL = range(4)

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Forward and backward of ResNet-18 (32x32 images, 100 classes) or ResNet-20 (10 classes) in PyTorch and
-in natgrad's trainer, in turns on the same threads: median milliseconds and their ratio.
+"""Time forward and backward of ResNet-18 (32x32 images, 100 classes) or ResNet-20 (10 classes) in PyTorch and in natgrad's
+trainer, alternately, with equal thread numbers: median milliseconds and their ratio.
 
     python3 bench/vs_torch_train.py build/natgrad [--model resnet18] [--batch 32] [--threads 2] [--rounds 3]
 """

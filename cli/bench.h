@@ -45,7 +45,7 @@ typedef struct bench_case {
   const char *options;   /* options of the library, before the user's; NULL: the case has none */
   const char *models[4]; /* models to run if --model is not given; ends with NULL */
   const char *needs,
-      *expected; /* an option that the method must have, or NULL; names of such methods */
+      *expected; /* an option that the method must have, or NULL; the methods that have it */
   int (*list)(const bench *b);   /* print the layers (--list); NULL: --list is ignored */
   int (*open)(bench *b);         /* prepare the data, add rows, and call bench_print_title */
   int (*round)(bench *b, int r); /* run round r; r = -1 is the warm-up, whose times do not count */

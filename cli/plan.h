@@ -31,7 +31,7 @@ enum {
   PLAN_DELIVER,
   PLAN_WEIGHTS,
   PLAN_SMALL,  /* the small messages check, agree and traces */
-  PLAN_SHARDS, /* gathering of sharded layers in model groups */
+  PLAN_SHARDS, /* all-gathers of sharded layers in model groups */
   PLAN_PARTS
 };
 extern const char *const plan_part_name[PLAN_PARTS];

@@ -82,7 +82,7 @@ static int list_model(const char *model, shapes *out) {
 /* ---- a file ----------------------------------------------------------------------------------*/
 
 typedef enum layer_kind { CONV2D, LINEAR, NORM, EMBEDDING, KINDS } layer_kind;
-enum { KEYS = 12 }; /* at the end NULL */
+enum { KEYS = 12 }; /* keys of a kind; the last one is NULL */
 static const struct {
   const char *name, *keys[KEYS];
 } kinds[KINDS] = {

@@ -1,8 +1,8 @@
 /* 20_three_layers: train a perceptron with fused SGD, two micro-batches a step; then repeat the run, destroy
  * everything half way and resume from memory: the weights are equal, bit for bit.
  *
- * The comments 1 to 12 count the lines that natgrad adds to a training loop; tests/twelve_lines.sh checks them.
- * Lines for errors and for saving are not counted.  The loop's matrices are ng_arrays. */
+ * The comments 1 to 12 number the lines that natgrad adds to a training loop; tests/twelve_lines.sh checks them.
+ * Lines that handle errors or save are not numbered.  The network itself stores its matrices as ng_arrays. */
 #include <natgrad.h>
 
 #include <math.h>

@@ -42,7 +42,7 @@ template <class T> T filled(void (*init)(T *, std::size_t)) {
   return value;
 }
 
-/* A struct with its size, for the library to fill. */
+/* Return a struct whose size is set and whose other members are 0; the library fills it. */
 template <class T> T empty() {
   T value{};
   value.struct_size = sizeof value;
@@ -107,7 +107,7 @@ public:
     precond.reset(p);
   }
 
-  /* Check the status of a call on get(), with the library's message. */
+  /* Throw the library's message if `status`, of a call with get(), is an error. */
   ng_status done(ng_status status) const { return check(status, ng_last_error(context.get())); }
   ng_precond *get() const { return precond.get(); }
 
@@ -138,12 +138,12 @@ struct network {
       fc_w.value(i / MID, i % MID) = uniform(draw, 0.5f);
   }
 
-  /* std:: distributions differ between standard libraries. */
+  /* Not a std:: distribution: its numbers differ between standard libraries. */
   static float uniform(std::mt19937 &draw, float limit) {
     return limit * (static_cast<float>(draw() >> 8) / 8388608.0f - 1.0f);
   }
 
-  /* Stripes along w (want 0) or along h (want 1), of period 2 or 3, noise, a second channel of noise. */
+  /* Draw a batch: channel 0 has stripes along w (want 0) or h (want 1), of period 2 or 3, and noise; channel 1 has noise. */
   void fetch(std::mt19937 &draw) {
     for (std::int64_t n = 0; n < N; n++) {
       want[n] = static_cast<int>(draw() >> 31);
@@ -157,7 +157,7 @@ struct network {
     }
   }
 
-  /* Call visit(input row, input column, kernel row, kernel column) for positions inside the image. */
+  /* Call visit(input row, input column, kernel row, kernel column) for the kernel positions inside the image. */
   template <class F> static void patch(std::int64_t h, std::int64_t w, F visit) {
     for (std::int64_t i = 0; i < K; i++)
       for (std::int64_t j = 0; j < K; j++)
@@ -229,7 +229,7 @@ struct network {
 
 /* ---- training --------------------------------------------------------------------------------*/
 
-/* Print each parameter, and return whether the counters fit this run. */
+/* Print each parameter; return whether the report's counters are those of a run of STEPS steps. */
 bool print_report(const preconditioner &ng) {
   bool right = true;
   for (std::int32_t i = 0; i < ng_explain_count(ng.get()); i++) {
@@ -280,7 +280,7 @@ std::vector<double> train(tensor::layout how, const char *name) {
     ng.done(ng_step_sgd(ng.get(), &sgd, 1));
   }
   std::printf("%s: loss %.4f, after %d steps %.4f\n", name, losses.front(), STEPS, losses.back());
-  if (!print_report(ng)) throw std::runtime_error("the report is not of this run");
+  if (!print_report(ng)) throw std::runtime_error("the report has other counters than this run");
   return losses;
 }
 
@@ -290,7 +290,7 @@ int main() {
   try {
     const auto last = train(ng_array_nhwc, "channels last"),
                first = train(ng_array_nchw, "channels first");
-    /* Sums may be added in another order, which changes the last bits of f32. */
+    /* The layouts may add sums in different orders, which changes the last bits of f32. */
     double apart = 0.0;
     for (std::size_t i = 0; i < last.size(); i++)
       apart = std::fmax(apart, std::fabs(last[i] - first[i]));

@@ -13,7 +13,7 @@ import sys
 
 import torch
 
-NG_VERSION = 200  # of the header that this was written for
+NG_VERSION = 200  # the version of natgrad.h whose structs follow
 NG_F32, NG_F64, NG_F16, NG_BF16 = 1, 2, 3, 4
 NG_HOST, NG_COPY = 1, 1
 NG_WEIGHT, NG_BIAS = 0, 1
@@ -62,7 +62,7 @@ class ng_layer_report(c.Structure):
 
 
 P, S, I, L, D = c.c_void_p, c.c_char_p, c.c_int32, c.c_int64, c.c_double
-CALLS = {  # those that return a status
+CALLS = {  # functions that return a status
     "ng_context_create": [I, P, P, c.c_size_t, P],
     "ng_precond_create": [P, S, P],
     "ng_add_linear": [P, S, L, L, I, P],
@@ -80,7 +80,7 @@ CALLS = {  # those that return a status
 
 
 def array(t):
-    """Describes a tensor where it lies, whatever its strides; valid while the tensor is."""
+    """Return an ng_array that points at the tensor's memory, in any strides; valid as long as the tensor."""
     kinds = {"torch.float32": NG_F32, "torch.float64": NG_F64, "torch.float16": NG_F16, "torch.bfloat16": NG_BF16}
     a = ng_array(t.data_ptr(), kinds[str(t.dtype)], NG_HOST, t.dim())
     a.room[0:t.dim()] = t.shape
@@ -89,8 +89,8 @@ def array(t):
 
 
 class Natgrad:
-    """A context and a preconditioner; its methods are the functions above without ng_, their first
-    argument, and their status: an error is an exception, a note is returned."""
+    """A context and a preconditioner.  Method NAME calls ng_NAME with the preconditioner as first argument; an error
+    status raises RuntimeError, any other status is returned."""
 
     def __init__(self, path, options):
         self.lib, self.ctx, self.p = c.CDLL(path), P(), P()
@@ -112,7 +112,7 @@ class Natgrad:
 
     def filled(self, struct):
         value, init = struct(c.sizeof(struct)), getattr(self.lib, struct.__name__ + "_init", None)
-        if init is not None:  # defaults other than 0
+        if init is not None:  # structs with defaults other than 0 have ng_NAME_init
             init.argtypes, init.restype = [P, c.c_size_t], None
             init(c.byref(value), c.sizeof(value))
         return value
@@ -150,7 +150,7 @@ class Natgrad:
         out.register_hook(backward)
 
     def bind_all(self, of, hold):
-        """of(parameter): its gradient's array and its own; None: as it was."""
+        """of(parameter) returns the arrays of gradient and weight; None leaves that binding unchanged."""
         rows = []
         for index, m in enumerate(self.layers):
             for which, w in ((NG_WEIGHT, m.weight), (NG_BIAS, m.bias)):
@@ -159,7 +159,7 @@ class Natgrad:
         self.bind((ng_binding * len(rows))(*rows), len(rows))
 
     def step(self, *groups):
-        """`groups` are numbers of ng_sgd.  A gradient is only there until zero_grad: bound for this step."""
+        """Each group has values for fields of ng_sgd.  zero_grad frees the gradients, so they are bound for this step only."""
         self.bind_all(lambda w: (ng_array() if w.grad is None else array(w.grad), None), NG_ONE_STEP)
         how = (ng_sgd * len(groups))()
         for at, numbers in enumerate(groups):
@@ -179,12 +179,12 @@ class Net(torch.nn.Module):
         super().__init__()
         self.conv1 = torch.nn.Conv2d(1, 8, 3, padding=1)
         self.conv2 = torch.nn.Conv2d(8, 8, 3, stride=2, padding=1)
-        self.spare = torch.nn.Linear(8, 8)  # not used
+        self.spare = torch.nn.Linear(8, 8)  # never called, so it has no gradient
         self.fc = torch.nn.Linear(128, 4)
 
     def forward(self, x):
         x = torch.relu(self.conv1(x))
-        x = x * torch.tensor([1, 1, 1, 1, 1, 1, 1, 0], dtype=x.dtype).view(1, 8, 1, 1)  # see the end of main
+        x = x * torch.tensor([1, 1, 1, 1, 1, 1, 1, 0], dtype=x.dtype).view(1, 8, 1, 1)  # channel 7 is 0; main checks its weights
         return self.fc(torch.relu(self.conv2(x)).flatten(1))
 
 
@@ -224,13 +224,13 @@ def main():
     ng.close()
     assert sum(losses[-10:]) < 0.2 * 10 * losses[0], "the loss did not fall"
     assert report.steps == STEPS and report.skipped == 0, "a step was skipped"
-    assert spare.kept == STEPS and torch.equal(model.spare.weight, start["spare.weight"]), "what has no gradient moved"
-    # The last channel between the convolutions is 0, so that nothing but decay moves what makes and takes it.
+    assert spare.kept == STEPS and torch.equal(model.spare.weight, start["spare.weight"]), "a weight without a gradient moved"
+    # Channel 7 between the convolutions is 0, so its weights have the gradient 0 and only weight decay changes them.
     left = (1 - LR * DECAY) ** STEPS
     for name, at in (("conv1.weight", (7,)), ("conv2.weight", (slice(None), 7)), ("conv1.bias", (7,))):
         expected = start[name][at] * (1 if name.endswith("bias") else left)
         moved = (dict(model.named_parameters())[name][at] - expected).abs().max().item()
-        assert moved < 1e-6, f"{name}: off by {moved} where only decay should move it"
+        assert moved < 1e-6, f"{name}: differs by {moved} from the weights after decay alone"
 
 
 if __name__ == "__main__":

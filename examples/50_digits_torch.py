@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""natgrad in a PyTorch script: the UCI digits, a small convolution network, four ways.
+"""natgrad in a PyTorch script: train a small convolution network on the UCI digits with four optimizers.
 
     50_digits_torch.py [--data data/digits.csv] [--epochs 4] [--seed 1]
 
     sgd         torch.optim.SGD alone
     natgrad     natgrad.KFAC between backward() and the step of torch.optim.SGD
-    fused       natgrad.SGD: the same, its update in the same pass over memory
-    kaisa       natgrad.compat.KFACPreconditioner, as a script for kfac-pytorch has it
+    fused       natgrad.SGD: K-FAC and SGD in one pass over the gradients
+    kaisa       natgrad.compat.KFACPreconditioner, as scripts of kfac-pytorch call it
 
-Nothing is tuned; `make demo` compares methods.
+Learning rates are not tuned; `make demo` compares methods.
 """
 import argparse
 import os
@@ -29,7 +29,7 @@ def network(seed):
 
 
 def digits(path):
-    """Images [n, 1, 8, 8] and labels; the last 360 are the test split."""
+    """Return (images [n, 1, 8, 8], labels) for training and for test; the last 360 rows are the test split."""
     with open(path, encoding="ascii") as file:
         rows = torch.tensor([[float(number) for number in line.split(",")] for line in file if line[0].isdigit()])
     x, y = rows[:, :64].reshape(-1, 1, 8, 8) / 16, rows[:, 64].long()
@@ -37,7 +37,7 @@ def digits(path):
 
 
 class Both:
-    """A preconditioner and an optimizer, as their scripts call them."""
+    """A preconditioner and an optimizer: step() calls them in this order."""
 
     def __init__(self, preconditioner, optimizer):
         self.preconditioner, self.optimizer, self.zero_grad = preconditioner, optimizer, optimizer.zero_grad

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Count phrases that hide the subject of a sentence, per 1,000 lines, one line per folder.  Fail if the total exceeds
-# the record in scripts/english.txt: plain English can only improve.  Lower the record in the commit that earns it.
+# the record in scripts/english.txt.  A commit that lowers the total also lowers the record.
 #   english.sh [TREE]          count                english.sh --list [TREE]    print every occurrence
 set -euo pipefail
 

@@ -4,7 +4,7 @@
 set -euo pipefail
 cd "${1:-$(dirname "$0")/..}"
 
-longest=550 # lines; a longer file becomes a folder
+longest=550 # lines of a file; split a longer file by subject
 
 # Blank comments; keep line numbers and quoted text.
 code() {

@@ -34,7 +34,7 @@ methods() {
               else printf ".br\n%s\n", $0 }' | sed -e '/^\./!s/\\/\\e/g' -e 's/\([^.]\)-/\1\\-/g'
 }
 
-# NAME meaning; options have a section of their own, and one line here.
+# Lines "NAME meaning" of the environment variables; a variable NG_OPTION of an option is left out.
 environment() {
   local options name meaning
   options=" $("$program" info --options | awk '{ print "NG_" toupper($1) }' | tr '\n' ' ')"
@@ -43,7 +43,7 @@ environment() {
   done
 }
 
-# As `natgrad help COMMAND` shows it, unfilled.
+# The text of `natgrad help COMMAND`, with its line breaks.
 commands() {
   local command
   for command in $("$program" help | awk '/^  [a-z]+  / { print $1 }'); do

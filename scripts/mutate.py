@@ -6,18 +6,18 @@
   scripts/mutate.py --again FILE  run only the mutants of FILE, wherever their lines are now: the path of a
                                   source, then "- old line" and "+ new line", as in docs/mutants.txt
 
-Mutants come from universalmutator and its rules for C.  Lines are drawn with equal probability, then one mutant of the
-line; the seed determines the draws.  A mutant that does not compile, or whose object file equals the original's or an
-earlier mutant's, is drawn again.
+A mutant is the source with one changed line.  universalmutator and its rules for C make the mutants.  A line is drawn with equal
+probability, then one mutant of that line; the seed determines the draws.  A mutant that does not compile, or whose object file
+equals the original's or an earlier mutant's, is replaced by another draw.
 
-All work happens in copies of the tree under ROOM.  One copy is built for gcov and runs every test once.  A mutant then
-runs the tests that execute its line until one fails: quick tests and tests that noticed other mutants of the file
-first.  The other copies, one a job, are built at -O1; a mutant costs one object file and the links of its tests.
-A test that exceeds five times its time with counters plus 20 s runs again with four times that limit; a second timeout
-counts as noticed.  Lines that no test executes are reported separately.  Tests of style and installation are left
-out, and cli_bench, which measures time.
+All work happens in copies of the tree under ROOM (the folder of --room).  One copy is built for gcov and runs every test once, to
+record which tests execute which line.  For each mutant, the tests that execute its line run until one fails: quick tests, and
+tests that noticed other mutants of the file, run first.  The other copies, one for each job, are built at -O1; a mutant costs one
+object file and the links of its tests.  A test's time limit is 20 s plus five times its duration in the gcov copy; after a timeout
+it runs again with four times that limit, and a second timeout counts as noticed.  Lines that no test executes are reported
+separately.  Tests of style and of installation do not run, nor cli_bench, which measures time.
 
-Results are appended to ROOM/results.jsonl, one mutant a line; a stopped run can be continued.
+Results are appended to ROOM/results.jsonl, one mutant a line; the same command continues a stopped run.
 """
 import argparse
 import hashlib
@@ -55,7 +55,7 @@ def must(command, **keys):
 
 
 class Tree:
-    """A copy of the tracked files, with its build."""
+    """A copy of the tracked files and its build folder."""
 
     def __init__(self, room, name, flags):
         self.source = os.path.join(room, name)
@@ -91,7 +91,7 @@ class Tree:
         return found
 
     def targets(self, test):
-        """The programs to link before the test runs."""
+        """Return the programs to link before the test runs."""
         near = [os.path.relpath(c, self.build) for c in test["command"] if c.startswith(self.build)]
         near = [t for t in near if t in self.known]
         if test["command"][0].endswith(".sh"):
@@ -99,7 +99,7 @@ class Tree:
         return near
 
     def play(self, test, limit, umask=0o022):
-        """(exit status, seconds, output); 'late' when the limit was passed."""
+        """Return (exit status, seconds, output); the status is 'late' after a timeout."""
         shutil.rmtree(self.tmp, ignore_errors=True)
         os.makedirs(self.tmp)
 
@@ -131,7 +131,7 @@ class Tree:
 
 
 def signature(tree):
-    """A checksum of the covered sources: coverage is measured again if one changes."""
+    """Return a checksum of the sources; coverage is measured again if it changes."""
     h = hashlib.sha256()
     for top in TOPS:
         for folder, _, files in sorted(os.walk(os.path.join(tree.source, top))):
@@ -141,7 +141,7 @@ def signature(tree):
 
 
 def executed(tree):
-    """[(path, line, executed)] of what ran since the counters were deleted."""
+    """Yield (path, line, executed) of each line, by the counters that gcov wrote since they were deleted."""
     data = [os.path.join(folder, f) for folder, _, files in os.walk(tree.build) for f in files
             if f.endswith(".gcda") and re.search(r"/(%s)/" % "|".join(TOPS), os.path.join(folder, f))]
     if not data:
@@ -156,7 +156,7 @@ def executed(tree):
 
 
 def coverage(room, tree):
-    """{file: {line: [tests]}} and {test: seconds}; kept in the room, completed when there are new tests."""
+    """Return {file: {line: [tests]}} and {test: seconds}.  The file coverage.json stores them; only new tests are run."""
     kept = os.path.join(room, "coverage.json")
     k = json.load(open(kept)) if os.path.exists(kept) else {}
     if k.get("of") != signature(tree):
@@ -165,14 +165,14 @@ def coverage(room, tree):
     left = sorted(set(tests) - set(k["seconds"]))
     for i, name in enumerate(left):
         for folder, _, files in os.walk(tree.build):
-            os.chmod(folder, 0o777)  # a test may go on as another user
+            os.chmod(folder, 0o777)  # a test may continue as another user
             for f in files:
                 if f.endswith(".gcda"):
                     os.unlink(os.path.join(folder, f))
         code, took, out = tree.play(tests[name], 1200, umask=0)
         print("coverage %d/%d %s: %s, %.1f s" % (i + 1, len(left), name, code, took), flush=True)
         if code not in (0, 77):
-            print(out + "(left out: does not pass with counters)", flush=True)
+            print(out + "(the test fails in the gcov copy, so it is not used)", flush=True)
         if code != 0:
             continue
         k["seconds"][name] = took
@@ -187,8 +187,8 @@ def coverage(room, tree):
 
 
 def tests_of(lines, seconds, path, line):
-    """The tests that execute a line.  A line without code of its own belongs to the nearest before and after it; a
-    table outside functions to every test."""
+    """Return the tests that execute a line.  For a line without machine code: the tests of the nearest lines before and after
+    it; for a table outside functions: all tests."""
     of = lines.get(path, {})
     if str(line) in of:
         return set(of[str(line)])
@@ -204,7 +204,7 @@ def tests_of(lines, seconds, path, line):
 
 
 def mutants_of(tree):
-    """[(path, line, [(new text, rule)])] of all lines that can be broken."""
+    """Return [(path, line, [(new text, rule)])] of all lines that have mutants."""
     try:
         from universalmutator import mutator
     except ImportError:
@@ -235,7 +235,7 @@ def key_of(path, line, new):
 
 
 def drawn(found, seed):
-    """Mutants without end: a line, then one of its mutants that was not drawn before."""
+    """Yield mutants until none is left: draw a line, then one of its mutants that was not drawn before."""
     dice = random.Random(seed)
     left = [(p, n, list(ms)) for p, n, ms in found]
     while left:
@@ -287,7 +287,7 @@ class Judge:
         return sorted(names, key=cost)
 
     def judge(self, tree, tests, objects, m):
-        """Breaks the tree, runs what could notice, mends it."""
+        """Apply the mutant, run the tests of its line until one fails, restore the source.  Return the verdict."""
         path = os.path.join(tree.source, m["path"])
         good = open(path).read()
         bad = good.split("\n")
@@ -320,7 +320,7 @@ class Judge:
                     return dict(r, verdict="does not link", said=out[-1000:])
                 limit = SLACK + TIMES * self.seconds[name]
                 code, took, out = tree.play(tests[name], limit)
-                if code == "late":  # the machine may be shared
+                if code == "late":  # another program may have slowed the machine
                     code, took, out = tree.play(tests[name], 4 * limit)
                 ran += 1
                 if code not in (0, 77):

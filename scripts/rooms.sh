@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
-# rooms.sh [TREE [ARCHIVE]]: arrows between the rooms of src/ run downward only.  Silent and 0 when they
-# do; otherwise one line each, and 1.
+# rooms.sh [TREE [ARCHIVE]]: check that the rooms of src/ use only rooms below them.  Print one line for each
+# violation; exit code 1 if there is any.
 #
-# A room is a folder with one header of its name.  A file may include its own room's headers, and of
-# other rooms only that one header, of rooms below.  With the static library, every function or table
-# that a file uses is looked up, too: a declaration in natgrad.h is no way up.
+# A room is a folder with one header of its name.  A file may include all headers of its own room, and of each
+# room below the header of that room's name.  If the static library ARCHIVE is given, the functions and tables that an object
+# uses are checked, too, because natgrad.h declares functions of rooms above.
 set -euo pipefail
 cd "${1:-$(dirname "$0")/..}"
 archive=${2:-}
 export LC_ALL=C
 
-# room: the rooms it may call.  Order of reading; what is not listed is above, or beside.
+# [room]="the rooms that it may use", lowest room first.
 declare -A below=(
   [core]=""
   [linalg]="core"
@@ -26,7 +26,7 @@ declare -A below=(
   [state]="core linalg kernel comm option stat model family step"
   [api]="core linalg kernel comm option stat model family step setup state"
 )
-# Families are read one without the other; what they share is in family.h.
+# No family uses another family; code for several families is declared in family.h.
 families="kronecker rankone norm window"
 
 bad=0
@@ -38,7 +38,7 @@ may() { [[ $1 == "$2" || " ${below[$1]} " == *" $2 "* ]]; } # may ROOM OTHER
 
 for folder in src/*/; do
   room=$(basename "$folder")
-  [[ -v below[$room] ]] || complain "$folder: this room is not in scripts/rooms.sh: say what it may call"
+  [[ -v below[$room] ]] || complain "$folder: this room is not in scripts/rooms.sh: add the rooms that it may use"
 done
 for room in "${!below[@]}"; do
   if [[ -d src/$room && $room != api && ! -f src/$room/$room.h ]]; then
@@ -49,10 +49,10 @@ done
 while read -r file; do
   known=
   for f in families $families; do [[ $(basename "$file") == "$f"* ]] && known=1; done
-  [[ -n $known ]] || complain "$file: belongs to no family that scripts/rooms.sh knows: name it in families"
+  [[ -n $known ]] || complain "$file: its name begins with no family of scripts/rooms.sh: add the family to 'families'"
 done < <(find src/family -name '*.c' | sort)
 
-family_of() { # the family that a file of src/family/ belongs to, or nothing
+family_of() { # FILE: print the family of a file of src/family/, or nothing
   local f
   for f in $families; do [[ $(basename "$1") == "$f"* ]] && echo "$f"; done || true
 }
@@ -62,7 +62,7 @@ while IFS=: read -r file line included; do
   [[ -v below[$room] ]] || continue
   other=${included%%/*}
   if [[ $included != */* ]]; then
-    # include/, base/ and io/ are no rooms: the first two are for all, io/ for who reads and writes files
+    # include/ and base/ (for every room) and io/ (for rooms that access files) are no rooms
     case $included in
       natgrad.h | natgrad_mpi.h | clock.h | crc.h | meter.h | pages.h | pool.h | simd.h | words.h) ;;
       io.h | json.h | npy.h | part_files.h | safetensors.h) [[ $room == state ]] || complain "$file:$line: only state/ may use $included" ;;
@@ -89,8 +89,8 @@ done < <(grep -rnE '"(kronecker|rankone)"|\bfamily\b.*"(norm|window)"|ng_family_
   --include='*.[ch]' --include='*.py' 2>/dev/null | grep -vE '^src/(family/|option/methods\.c)' | cut -c1-100)
 
 # Vectorised functions and parallel loops stand in kernel/ and linalg/ only (design D2). core/memory.c and api/context.c
-# hand the threads to the queue. save.c and load.c of state/ overlap reading, writing and checksums of files, on lanes
-# that need no queue.
+# pass the thread pool to the queue. save.c and load.c of state/ overlap reading, writing and checksums of files in parallel
+# loops without a queue.
 loops_outside="
 src/api/context.c src/core/memory.c
 src/state/load.c src/state/save.c
@@ -120,15 +120,15 @@ while IFS=: read -r file line included; do
 done < <(grep -nE '^#include "' -r cli/common cli/nn cli/data cli/train --include='*.[ch]' 2>/dev/null |
   sed -nE 's/^([^:]+):([0-9]+):#include "([^"]+)".*/\1:\2:\3/p')
 
-# Names are unique, so that an object says its file.
+# File names are unique, so that the name of an object file determines its source.
 while read -r twice; do
-  complain "src: there are two files $twice"
+  complain "src: two files have the name $twice"
 done < <(find src -name '*.c' -printf '%f\n' | sort | uniq -d)
 
 if [[ -n $archive ]]; then
   work=$(mktemp -d)
   trap 'rm -rf "$work"' EXIT
-  # "file room" of every object, "symbol room" of every definition
+  # rooms: "object room"; symbols: "object type symbol"; used: "room object symbol"; defined: "symbol room"
   find src -name '*.c' | awk -F/ '{ print $3, $2 }' >"$work/rooms"
   nm -A "$archive" 2>/dev/null | sed -nE 's/^[^:]*:([^:]+\.c)\.o:[0-9a-f ]* ([A-Za-z]) (ng_[A-Za-z0-9_]+)$/\1 \2 \3/p' >"$work/symbols"
   [[ -s $work/symbols ]] || complain "$archive: no symbols could be read"

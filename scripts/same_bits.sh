@@ -4,23 +4,23 @@
 #   scripts/same_bits.sh REV          build that commit (release, no tests), or use its earlier build
 #   scripts/same_bits.sh --base DIR   use DIR/libnatgrad.so, DIR/natgrad and, if present, DIR/bits
 #
-# tests/bits.c runs some thousand small trainings and prints a hash of each.  Each side has its own program, built with
-# its own header, so the header may change; if the other commit has none, the present program runs on its library.  The
-# present program runs the cases that the other printed.  Then both sides replay the recordings of tests/golden.
-# Prints the number of cases and the differing ones; exit code 1 if any differs.  Run a single case on either side:
+# tests/bits.c runs some thousand small trainings (cases) and prints a hash of each.  Each commit's bits.c is built with its own
+# header, so the header may change; if the other commit has no bits.c, this tree's program runs on that commit's library.  This
+# tree's program runs the cases that the other printed.  Then both commits replay the recordings of tests/golden.
+# Print the number of cases and the differing cases; exit code 1 if any differs.  To run a single case on one commit:
 #   build-bits/now/play 'natgrad solver=eigen ranks=2'
 #   build-bits/base/play 'natgrad solver=eigen ranks=2'
-# Cases that this tree refuses (removed option or method) are counted separately and listed in build-bits/gone.txt.  A
-# change of tests/bits.c itself changes hashes, too: make it in its own commit.
+# Cases that this tree rejects (a removed option or method) are counted separately and listed in build-bits/gone.txt.  A
+# change of tests/bits.c may change hashes, too, so change it in a separate commit.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-# One BLAS thread: another number may change the order of sums, and ranks already are threads.
+# One BLAS thread, because the number of threads may change the order of sums; ranks are threads already.
 export OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 LC_ALL=C
 jobs=$(nproc 2>/dev/null || echo 2)
 room=$PWD/build-bits
 work=$(mktemp -d)
 export TMPDIR=$work
-tree= # of the other commit, while it is built
+tree= # the worktree of the other commit, while that commit is built
 finish() {
   if [[ -n $tree ]]; then git worktree remove --force "$tree" >/dev/null 2>&1 || true; fi
   rm -rf "$work"
@@ -32,7 +32,8 @@ fail() {
   exit 2
 }
 
-# program SOURCE FOLDER: the player of SOURCE, if it has one; its files stand in its tests/tests.cmake or CMakeLists.txt.
+# program SOURCE FOLDER: build FOLDER/player from tests/bits.c of the tree SOURCE; return 1 if SOURCE has no bits.c.
+# Its files are read from add_executable(bits ...) in tests/tests.cmake or CMakeLists.txt.
 program() {
   local files
   files=$(sed -n 's/^ *add_executable(bits \(.*\)) *$/\1/p' "$1/tests/tests.cmake" "$1/CMakeLists.txt" 2>/dev/null | head -n 1) || true
@@ -45,7 +46,7 @@ program() {
   }
 }
 
-# build SOURCE FOLDER
+# build SOURCE FOLDER: build the library and the program of the tree SOURCE in FOLDER.
 build() {
   (cd "$1" && cmake --preset release -B "$2" -DNATGRAD_TESTS=OFF) >"$work/log" 2>&1 &&
     cmake --build "$2" -j "$jobs" --target natgrad natgrad_cli >>"$work/log" 2>&1 || {
@@ -66,7 +67,7 @@ case ${1:-} in
     tree=$work/tree
     git worktree add --quiet --detach "$tree" "$commit"
     build "$tree" "$base"
-    program "$tree" "$base" || echo "same_bits: ${1} has no tests/bits.c; the present one plays on it"
+    program "$tree" "$base" || echo "same_bits: ${1} has no tests/bits.c; the program of this tree runs on its library"
     git worktree remove --force "$tree"
     tree=
     touch "$base/built"
@@ -78,7 +79,7 @@ now=$room/now
 build "$PWD" "$now"
 program "$PWD" "$now" || fail "tests/tests.cmake has no line add_executable(bits ...)"
 
-# player FOLDER: its program, on its library.
+# player FOLDER SCRIPT: write a SCRIPT that runs the bits program of FOLDER, or else of this tree, with the library of FOLDER.
 player() {
   local program=$now/player
   if [[ -x $1/player ]]; then program=$1/player; elif [[ -x $1/bits ]]; then program=$1/bits; fi
@@ -89,11 +90,11 @@ mkdir -p "$room/base"
 player "$base" "$room/base/play"
 player "$now" "$now/play"
 
-# bits FILE PLAY...
+# bits FILE COMMAND...: write the hashes that COMMAND prints to FILE.
 bits() {
   local file=$1
   shift
-  timeout 900 "$@" >"$file" || fail "$1 ended with $?; $(wc -l <"$file") cases were played"
+  timeout 900 "$@" >"$file" || fail "$1 ended with $?, after $(wc -l <"$file") cases"
 }
 bits "$work/base" "$room/base/play"
 bits "$work/now" "$now/play" --of "$work/base"
@@ -107,11 +108,12 @@ awk -v gone="$room/gone.txt" '
   was[$0] != hash { print "differs: " $0; differ++ }
   END {
     for (name in was) if (!(name in seen)) { print name >gone; refused++ }
-    printf "same_bits: %d cases, %d differ, %d are refused now\n", cases, differ, refused
+    printf "same_bits: %d cases, %d differ, %d are rejected now\n", cases, differ, refused
     exit differ > 0 || cases == 0
   }' "$work/base" "$work/now" || status=1
 
-# replay FOLDER FILE: two recordings need a wider tolerance, so it says 1; that, too, stays as it was.
+# replay FOLDER FILE: append the output of `natgrad replay` to FILE.  Exit code 1 is accepted, because two recordings exceed the
+# default tolerance; the code is part of the comparison.
 replay() {
   local linalg code
   for linalg in ref cpu; do

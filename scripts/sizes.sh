@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # sizes.sh [--record]: print the lines of C of every room beside their record in scripts/sizes.txt; exit 1 if a room is
-# larger than its record or has none.  A commit that needs a larger room raises the record and says why.
-# --record writes today's sizes.
+# larger than its record or has no record.  A commit that needs a larger room raises the record and says why.
+# --record writes the present sizes as records.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export LC_ALL=C

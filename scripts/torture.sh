@@ -5,9 +5,9 @@
 #   TORTURE_KILLS=100            number of kills (kill -9) of training runs at random moments
 #   TORTURE_STEPS=600            steps of one training run
 #   TORTURE_FUZZ_SECONDS=600     seconds of libFuzzer on the reader of the state
-#   TORTURE_FORGED=2000          forged recordings of each of three, read by a build with sanitizers
+#   TORTURE_FORGED=2000          forgeries of each of three recordings, read by a build with sanitizers
 #   TORTURE_MIXED=10             rounds of 40 checkpoints with parts of different checkpoints
-#   TORTURE_SEED=$RANDOM         seed of the moments
+#   TORTURE_SEED=$RANDOM         seed of the random moments and forgeries
 set -euo pipefail
 cd "$(dirname "$0")/.."
 build=${BUILD:-build}
@@ -27,7 +27,7 @@ fail() {
   exit 1
 }
 
-figure() { # said as it comes, too: the next part may take its time
+figure() { # print at once, because the next part may take minutes, and again at the end
   echo "torture: $*" >&2
   figures+=("$*")
 }
@@ -49,7 +49,7 @@ kill_runs() {
         ms=$((RANDOM % 250 + 5))
         sleep "$(printf '0.%03d' "$ms")"
         if kill -9 "$pid" 2>/dev/null; then
-          wait "$pid" 2>/dev/null && continue # it had just ended by itself
+          wait "$pid" 2>/dev/null && continue # the run ended before the kill
           [[ -s $work/error ]] && fail "seed $seed, kill $done_kills: $(cat "$work/error")"
           done_kills=$((done_kills + 1))
           compgen -G "$folder/*.natgrad-part" >/dev/null && saving=$((saving + 1))

@@ -208,6 +208,6 @@ int data_hold_out(data_set *d, int32_t count, uint64_t seed) {
   d->train.index = index + count;
   d->train.n = n - count;
   if (d->images == NULL)
-    set_statistics(d); /* now without the validation samples; image sets use given values */
+    set_statistics(d); /* over the smaller train split; image sets have fixed values */
   return CLI_OK;
 }

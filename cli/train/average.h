@@ -17,7 +17,7 @@
 #include "settings.h"
 
 typedef struct average {
-  int64_t start, every; /* S; average_every in steps */
+  int64_t start, every; /* S, and average_every, in steps */
   int64_t count;        /* n */
   int64_t weights;
   float *mean; /* [weights]; NULL: weights are not averaged */

@@ -216,7 +216,7 @@ static void describe(const checkpoint *c, const char *config, const ngio_out *st
                          .dtype = NGIO_U8,
                          .ndim = 1,
                          .shape = {(int64_t)state->used},
-                         .data = state->text}; /* u8: no checksum, the state has its own */
+                         .data = state->text}; /* u8: no checksum; the state has one */
   file_add_tensor(h, &t);
 }
 

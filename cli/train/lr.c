@@ -14,7 +14,7 @@ typedef struct form {
   const char *name, *expected;
   int least, most;     /* smallest and largest number of values */
   double lower, upper; /* bounds of each value */
-  double standard;     /* default of an optional value; else, of the first extra */
+  double standard;     /* default of an optional value and of the first extra */
   int extras;          /* number of extras; a text has all or none */
   double most_extra;
 } form;

@@ -82,7 +82,7 @@ int64_t pruning_count_next(int64_t d, int64_t began, int64_t zeros, double spars
   const double was = (double)(d - began) / (double)d, wanted = 1.0 - sparsity;
   if (wanted >= was) return 0;
   const double left = was * pow(wanted / was, (double)k / (double)K);
-  /* 1e-9, so that rounding does not lose a weight */
+  /* 1e-9: if the exact product is an integer, rounding must not make it smaller. */
   const int64_t pruned = (int64_t)((double)d * (1.0 - (k == K ? wanted : left)) + 1e-9);
   return pruned > zeros ? pruned - zeros : 0;
 }

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""BERT: classification of texts and question answering, fine-tuned.
+"""BERT: fine-tune a model for text classification or for question answering.
 
     bert.py [--task classify | answer] [--model FOLDER of a model of transformers] [--method kaisa]
 
-With transformers installed the model is that of --model, or a small one of random weights; without it a small encoder of
-PyTorch with the same outputs.  --data is a file of torch.save: {"tokens": [n, t], "labels": [n]}, of answers
-{"tokens": [n, t], "begin": [n], "end": [n]}; without it generated.
+If the package transformers is installed, the model is that of --model, or a small BERT of random weights; else a small encoder of
+PyTorch with the same outputs.  --data is a file of torch.save: {"tokens": [n, t], "labels": [n]} for classify,
+{"tokens": [n, t], "begin": [n], "end": [n]} for answer; without --data the texts are generated.
 """
 import sys
 
@@ -23,7 +23,7 @@ except ImportError:
 
 
 class Encoder(nn.Module):
-    """BERT in small: `outputs` numbers for each text, or for each token."""
+    """A small encoder with `outputs` numbers for each text, or for each token."""
 
     def __init__(self, outputs, each_token, words=64, width=32, layers=2):
         super().__init__()
@@ -40,7 +40,7 @@ class Encoder(nn.Module):
 
 
 class Wrapped(nn.Module):
-    """A model of transformers with the same outputs."""
+    """A BERT of the package transformers with the outputs of Encoder."""
 
     def __init__(self, answer, folder):
         super().__init__()
@@ -55,7 +55,7 @@ class Wrapped(nn.Module):
 
 
 def texts(args, answer):
-    """Tokens and labels; generated ones: which of two words comes more often, or where 2 and 3 stand."""
+    """Return tokens and labels.  A generated label says whether token 4 occurs more often than 5, or where tokens 2 and 3 are."""
     if args.data:
         stored = torch.load(args.data)
         return [stored[name] for name in (("tokens", "begin", "end") if answer else ("tokens", "labels"))]
@@ -80,12 +80,12 @@ def answers(args):
 
 
 def main():
-    tuned = "--model" in sys.argv  # the numbers of kfac_pytorch's script for SQuAD; else some for a model of random weights
+    tuned = "--model" in sys.argv  # defaults of kfac_pytorch's SQuAD script, else for random weights
     standard = dict(batch_size=4, lr=5e-6, kl_clip=None, inv_update_steps=1) if tuned else dict(batch_size=32, lr=0.02,
                                                                                                 inv_update_steps=10)
     parser = common.options(__doc__, epochs=3, momentum=0.8, weight_decay=0.0, damping=0.03, **standard)
     parser.add_argument("--task", choices=("classify", "answer"), default="classify")
-    parser.add_argument("--model", help="a folder, as transformers saves it")
+    parser.add_argument("--model", help="folder of a saved transformers model")
     args = common.parse(parser)
     torch.manual_seed(args.seed)
     answer = args.task == "answer"

@@ -1,11 +1,11 @@
-"""What the examples of this folder share: options, methods by their published arguments, the loop.
+"""Shared by the examples of this folder: command line, methods, training loop.
 
-    --method sgd | adamw | natgrad | spngd | eva-natgrad     natgrad's own
+    --method sgd | adamw | natgrad | spngd | eva-natgrad     first-order methods; methods of natgrad under its own names
              kaisa | eigen_dp | inverse_dp | eigen | inverse | eva | mfac | efcp
-                                                             published programs by their own names (natgrad.compat)
-             none                                            --optimizer alone
+                                                             published programs (natgrad.compat)
+             none                                            the optimizer of --optimizer without a preconditioner
 
-Published scripts warm the rate of learning up to its multiple by the number of ranks: on one rank there is nothing to warm.
+Published scripts raise the learning rate in a warm-up to its product with the number of ranks; on one rank there is no warm-up.
 """
 import argparse
 import os
@@ -25,7 +25,7 @@ def number_or_none(text):
 
 
 def options(doc, **standard):
-    """The parser; `standard` are the published numbers of this task."""
+    """Return the parser; `standard` has the published values of this task, which become defaults."""
     values = dict(method="natgrad", optimizer="sgd", epochs=1, batch_size=32, accumulation_steps=1, lr=0.1, lr_decay_alpha=0.1,
                   momentum=0.9, weight_decay=5e-4, label_smoothing=0.0, damping=0.003, damping_alpha=0.5, kl_clip=0.001,
                   stat_decay=0.95, factor_update_steps=1, inv_update_steps=10, update_steps_alpha=10.0, ngrads=32, k_init=0.01,
@@ -40,15 +40,15 @@ def options(doc, **standard):
     for name, value in lists.items():
         parser.add_argument("--" + name.replace("_", "-"), nargs="*", type=str if name == "skip_layers" else int,
                             default=list(value), help="expressions" if name == "skip_layers" else "epochs")
-    parser.add_argument("--device", default="cpu", help="of the model; natgrad says which it supports")
-    parser.add_argument("--steps", type=int, default=0, help="stop after so many; 0: after the epochs")
-    parser.add_argument("--data", help="a folder; none: generated data")
-    parser.add_argument("--log", help="a folder for log.jsonl")
+    parser.add_argument("--device", default="cpu", help="device of the model (natgrad supports the CPU)")
+    parser.add_argument("--steps", type=int, default=0, help="stop after this number of steps; 0: after --epochs")
+    parser.add_argument("--data", help="folder of the data; default: generated data")
+    parser.add_argument("--log", help="folder for log.jsonl")
     return parser
 
 
 def parse(parser, published=()):
-    """The arguments; `published` has what a method's own script takes for this task, where that is something else."""
+    """Return the arguments.  `published` maps a method to the defaults of its own script for this task, where they differ."""
     method = parser.parse_known_args()[0].method
     parser.set_defaults(**dict(published).get(method, {}))
     args = parser.parse_args()
@@ -56,7 +56,7 @@ def parse(parser, published=()):
                                  (args.update_steps_decay, "--update-steps-decay", KAISA + LZHANGBV),
                                  (args.skip_layers, "--skip-layers", KAISA + OWN)):
         if given and args.method not in methods:
-            sys.exit(f"{flag} is of --method {', '.join(methods)}")
+            sys.exit(f"{flag} needs --method {', '.join(methods)}")
     return args
 
 
@@ -65,8 +65,8 @@ WINDOWS = ("mfac", "efcp")
 
 
 class Method:
-    """A preconditioner, if there is one, the optimizer behind it, and what changes with the epoch.  `vocabulary` is the
-    width of a layer that lzhangbv's scripts leave out."""
+    """A preconditioner (or None), its optimizer, and the schedules that step once an epoch.  `vocabulary` is the width of the
+    output layer that lzhangbv's scripts do not precondition."""
 
     def __init__(self, args, model, vocabulary=None):
         name, self.preconditioner, self.changes = args.method, None, []
@@ -111,13 +111,13 @@ class Method:
         elif name == "eva-natgrad":
             self.preconditioner = natgrad.Eva(model, **own, **clip, stat_decay=args.stat_decay)
         elif name not in ("none", "sgd", "adamw") + WINDOWS:
-            sys.exit(f"--method {name}: expected one of those in common.py")
+            sys.exit(f"--method {name}: expected a method of the list in --help or common.py")
         self.teller = self.preconditioner or (self.optimizer if name in WINDOWS else None)
         for one in [self.optimizer] + ([self.preconditioner] if name in LZHANGBV else []):
             self.changes.append(torch.optim.lr_scheduler.MultiStepLR(one, args.lr_decay, args.lr_decay_alpha))
 
     def of_kaisa(self, args):
-        """Its scheduler multiplies, so each epoch of the lists counts once."""
+        """Return KAISA's scheduler.  It multiplies the current value, so the factor is alpha in the listed epochs only, else 1."""
         self.epochs = 0
 
         def at(epochs, alpha):
@@ -138,8 +138,8 @@ class Method:
 
 
 def train(args, model, batches, loss_of, accuracy_of=None, test=None, vocabulary=None):
-    """Trains; batches() yields the batches of an epoch, loss_of(model, batch) gives (loss, output); prints a line an
-    epoch.  Returns the losses of all steps."""
+    """Train, print a line for each epoch, and return the losses of all steps.  batches() yields the batches of an epoch;
+    loss_of(model, batch) returns (loss, output)."""
     model.to(args.device)
     method, losses, parts = Method(args, model, vocabulary), [], args.accumulation_steps
     log = None
@@ -188,7 +188,7 @@ def tested_by(model, test, loss_of, accuracy_of, device):
 
 
 def shuffled(args, *tensors):
-    """batches() over tensors, in another order each epoch; incomplete ones are left out."""
+    """Return a function that yields the batches of an epoch, in a new random order, without an incomplete last batch."""
     size = args.batch_size * args.accumulation_steps
 
     def batches():

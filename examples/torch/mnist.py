@@ -14,7 +14,7 @@ import common
 
 
 def read(folder, name):
-    """An IDX file of bytes, maybe gzipped."""
+    """Return the array of an IDX file of bytes, plain or gzipped."""
     path = os.path.join(folder, name)
     path, opener = (path, open) if os.path.exists(path) else (path + ".gz", gzip.open)
     with opener(path, "rb") as file:
@@ -28,7 +28,7 @@ def digits(folder, part):
     if folder:
         return (read(folder, part + "-images-idx3-ubyte")[:, None].float() - 33.3) / 78.6, read(
             folder, part + "-labels-idx1-ubyte").long()
-    generator = torch.Generator().manual_seed(3)  # ten prototypes and noise
+    generator = torch.Generator().manual_seed(3)  # an image is the prototype of its class plus noise
     prototypes = torch.randn(10, 1, 28, 28, generator=generator)
     count, generator = (2048, generator.manual_seed(4)) if part == "train" else (512, generator.manual_seed(5))
     labels = torch.randint(10, (count,), generator=generator)
@@ -41,7 +41,7 @@ def network():
 
 
 def main():
-    # Adadelta for the preconditioners of one step in ten; windows and plain SGD have rates of their own
+    # The published script uses Adadelta and updates factors every 10 steps; windows, SGD and AdamW have other learning rates.
     plain = dict(lr=0.05, lr_decay=[])
     args = common.parse(common.options(__doc__, optimizer="adadelta", batch_size=64, epochs=5, lr=0.1, lr_decay=(1, 2, 3, 4),
                                        lr_decay_alpha=0.7, weight_decay=0.0, damping=0.001, factor_update_steps=10,

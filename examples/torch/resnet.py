@@ -18,7 +18,7 @@ def conv(ins, outs, kernel, stride=1):
 
 
 class Block(nn.Module):
-    """Two convolutions, or three with a bottleneck, and a shortcut."""
+    """A residual block: two convolutions (three in a bottleneck block) and a shortcut."""
 
     def __init__(self, ins, width, stride, bottleneck):
         super().__init__()
@@ -65,7 +65,7 @@ def cifar(folder):
 
 
 def published(imagenet):
-    """What each program's own scripts take, where that is not what kfac-pytorch's take, which are the defaults."""
+    """Return, for each method, the values of its own script that differ from kfac-pytorch's, which are the defaults."""
     step = dict(inv_update_steps=1, factor_update_steps=1)
     if imagenet:
         of_dp, eva = dict(step, damping=0.002), dict(step, damping=0.001, batch_size=64)
@@ -80,7 +80,7 @@ def published(imagenet):
 
 
 def images(args):
-    """batches()"""
+    """Return the function batches() of common.train: ImageNet, CIFAR-10, or generated images."""
     if args.imagenet and args.data:
         try:
             from torchvision import datasets, transforms

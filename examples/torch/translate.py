@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""A Transformer that translates, as kfac-pytorch's example on Multi30k: an encoder and a decoder, of nn.Linear, so that every
-projection is a layer with curvature (nn.MultiheadAttention would keep its own).
+"""A Transformer for translation, as in kfac-pytorch's example on Multi30k.  Attention is written with nn.Linear, so that every
+projection has curvature; nn.MultiheadAttention would keep its gradients unpreconditioned.
 
     translate.py [--data FOLDER with train.en and train.de] [--method kaisa] [--layers 2] [--width 64]
-    Without data: sequences that are to be turned round.
+    Without --data, the target is the reversed source sequence.
 """
 import os
 
@@ -68,7 +68,7 @@ class Transformer(nn.Module):
 
 
 def sentences(folder, longest=40, most=8000):
-    """[n, longest] of both languages, one vocabulary of words."""
+    """Return source and target tokens [n, longest] and the size of their common vocabulary of words."""
     lines = []
     for language in ("en", "de"):
         with open(os.path.join(folder, f"train.{language}"), encoding="utf-8") as file:

@@ -110,7 +110,7 @@ class Preconditioner(Binding, _state.Saved):
         self._binds_all = (chosen.get("update") != "gradient" or self._has_window() or "method=" in lines)
         masked = chosen.get("window_mask") == "1" or "window_mask" in lines
         self._binds_weights = (chosen.get("update") != "gradient" or chosen.get("clip") == "ratio" or masked
-                         or float(chosen.get("window_decay")) > 0 or "window_decay" in lines)
+                               or float(chosen.get("window_decay")) > 0 or "window_decay" in lines)
         self.entries = self._plan(accept)
         if self._skip_patterns:
             chosen.set("skip_layers", _layers.globs_of(self._skip_patterns, self.entries))

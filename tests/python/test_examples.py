@@ -149,7 +149,7 @@ class PublishedOptions(Case):
             self.assertAlmostEqual(method.optimizer.param_groups[0]["lr"], 0.01)
             if name == "natgrad":
                 self.assertAlmostEqual(method.preconditioner.lr(0), 0.01)
-            with self.assertRaisesRegex(SystemExit, "--damping-decay is of --method kaisa, eigen_dp"):
+            with self.assertRaisesRegex(SystemExit, "--damping-decay needs --method kaisa, eigen_dp"):
                 self.method("--method", name, "--damping-decay", 2)
 
     def test_layers_that_are_skipped(self):
@@ -157,7 +157,7 @@ class PublishedOptions(Case):
             rows = {row["name"]: row["why"] for row in self.method("--method", name, "--skip-layers", "^0$").preconditioner.explain()}
             self.assertIn("skip_layers", rows["0.weight"])
             self.assertNotIn("skip_layers", rows["2.weight"])
-        with self.assertRaisesRegex(SystemExit, "--skip-layers is of"):
+        with self.assertRaisesRegex(SystemExit, "--skip-layers needs"):
             self.method("--method", "eva", "--skip-layers", "^0$")
         common, args = self.args("--method", "eva")
         model = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.Linear(5, 3))
