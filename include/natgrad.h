@@ -6,14 +6,14 @@
  * Life of a model
  *
  *   ng_context_create                one per process, rank or training thread
- *   ng_precond_create                choose a method and options: "method=eva damping=0.01"
- *   ng_add_layer / ng_add_tensor     describe every parameter; each gets an index
- *   ng_bind                          give the addresses of gradients (and weights)
- *   [ng_set_group]                   choose the group of a parameter for fused updates
+ *   ng_precond_create                select a method and options: "method=eva damping=0.01"
+ *   ng_add_layer / ng_add_tensor     describe every layer and every other parameter
+ *   ng_bind                          set the addresses of gradients (and weights)
+ *   [ng_set_group]                   put parameters into groups, each with its own learning rate
  *   ng_ready                         allocate all memory; nothing is allocated later
  *     each micro-batch:  ng_begin or ng_begin_samples, then for every layer
  *                        ng_observe_input (forward), ng_observe_output_grad (backward)
- *     each step:         ng_step                      precondition gradients in place
+ *     each step:         ng_step                      precondition all gradients in place
  *                    or  ng_step_sgd / ng_step_adamw  ... and update the weights in the same pass
  *   between steps:   ng_set, ng_freeze, ng_save, ng_load, ng_report_read, ng_explain
  *   ng_precond_destroy, ng_context_destroy
@@ -74,7 +74,7 @@ extern "C" {
 #endif
 
 /* ---- 1. Status ------------------------------------------------------------------------------
- * 0: success.  Positive: done, with a note to log.  Negative: error. */
+ * 0: success.  Positive: success, with a note for the log.  Negative: error. */
 #define NG_STATUS_LIST(X)                                                                          \
   X(NG_OK, 0, "done")                                                                              \
   X(NG_RESCUED, 1, "done; a block was rescued, or overflowing elements kept their old value")      \
@@ -110,8 +110,8 @@ typedef enum ng_loan { NG_COPY = 1, NG_BORROW = 2 } ng_loan;
 
 /* An array of the caller, with the fields of DLPack's DLTensor (add its byte_offset to `data`).
  * Element (i0, i1, ...) is at data + i0 stride[0] + i1 stride[1] + ... elements.  Any strides are
- * valid: slices, transposed matrices, channels-last images; an expanded axis of an input has 0.  In
- * an array that the library writes, no two elements share memory and rows do not interleave.
+ * valid: slices, transposed matrices, channels-last images; in an input also 0 (an expanded axis).
+ * In an array that the library writes, no two elements share memory and rows do not interleave.
  * Memory:  `data` is aligned for dtype; shape and stride are read during the call only. */
 enum { NG_DIMS = 8 };
 typedef struct ng_array {
@@ -121,7 +121,7 @@ typedef struct ng_array {
   int32_t ndim;          /* 0 to NG_DIMS */
   const int64_t *shape;  /* extents, each >= 1; NULL: `room` has extents and strides */
   const int64_t *stride; /* NULL: dense, last axis fastest */
-  int64_t room[8];       /* extents in [0, 4), strides in [4, 8), so a struct can be returned */
+  int64_t room[8];       /* set by the functions below: extents in [0, 4), strides in [4, 8) */
 } ng_array;
 
 /* Return an ng_array of host memory: a dense vector [n]; a dense matrix [rows, cols]; a matrix
@@ -141,30 +141,30 @@ typedef struct ng_transport ng_transport; /* section 3 */
 
 #if defined(NG_EXPERIMENTAL)
 /* ---- 3. Transport: experimental --------------------------------------------------------------
- * A transport is a table of the caller's collectives; the library itself needs no MPI.  Ready made:
- * none (one rank), ng_threads (ranks as threads), MPI (natgrad_mpi.h).  A callback returns NG_OK or
- * an error.  After an error the library calls `abort`, so that no other rank waits for this one,
+ * A transport is a table of collectives, which are functions of the caller.  One rank needs none;
+ * ng_threads is for ranks that are threads, natgrad_mpi.h for MPI.  A function of the table returns
+ * NG_OK or an error.  After an error the library calls `abort`, so that no rank waits for this one,
  * and every rank gets NG_ERR_COMM, at the latest in its next step. */
 typedef enum ng_coll_kind {
   NG_ALL_REDUCE = 1,     /* recv[i] = sum over ranks of send[i]; `count` */
   NG_BROADCAST = 2,      /* recv of every rank = send of `root`; `count` */
-  NG_REDUCE_SCATTER = 3, /* rank r receives its counts[r] elements of the sum of send */
-  NG_ALL_GATHER = 4      /* rank r sends counts[r] elements; recv has all, in rank order */
+  NG_REDUCE_SCATTER = 3, /* recv of rank r = its part, counts[r] elements, of the sum of send */
+  NG_ALL_GATHER = 4      /* rank r sends its part, counts[r] elements; recv = all parts in order */
 } ng_coll_kind;
 
 /* One collective.  Every member of the group makes the same calls in the same order. */
 typedef struct ng_collective {
   size_t struct_size;
   ng_coll_kind kind;
-  ng_dtype dtype; /* f64, f32, bf16, f16: sum in f32 or better; u8: only moved */
+  ng_dtype dtype; /* f64, f32, bf16, f16: sums are computed in f32 or better; u8: no sums */
   ng_mem mem;
   void *group;           /* from group_create; NULL: all ranks */
-  int32_t root;          /* broadcast: rank in the whole transport */
-  const void *send;      /* disjoint from recv, or in place: recv; all-gather: this rank's part */
-  void *recv;            /* reduce-scatter in place: this rank's part of send */
-  int64_t count;         /* elements; all-reduce and broadcast */
-  const int64_t *counts; /* elements per member; reduce-scatter and all-gather */
-  void *stream;          /* device memory: stream to be ordered after; NULL on the host */
+  int32_t root;          /* broadcast: rank in the whole transport, also with a group */
+  const void *send;      /* disjoint from recv; or recv itself; or, all-gather: a part of recv */
+  void *recv;            /* or, reduce-scatter: a part of send */
+  int64_t count;         /* all-reduce, broadcast: number of elements */
+  const int64_t *counts; /* reduce-scatter, all-gather: number of elements of each member */
+  void *stream;          /* device memory: run after the work in this stream; host: NULL */
 } ng_collective;
 
 struct ng_transport {
@@ -172,10 +172,10 @@ struct ng_transport {
   void *user; /* passed to every callback */
   const char *name;
   int32_t rank, size;
-  /* Required: perform `c`; return when recv is complete. */
+  /* Required: perform `c`, and return when recv is complete. */
   ng_status (*run)(void *user, const ng_collective *c);
-  /* Callbacks below are optional.  Set start and wait together: start returns at once, wait returns
-   * when recv is complete; until then `c` and its buffers stay valid.  Default: start calls run. */
+  /* All functions below are optional.  Set start and wait together (default: run): start returns
+   * at once, wait when recv is complete; until then `c` and its buffers stay valid. */
   ng_status (*start)(void *user, const ng_collective *c, void **request);
   ng_status (*wait)(void *user, void *request);
   /* Set both together.  All ranks call group_create, with the `n` ascending ranks of a group.
@@ -185,15 +185,15 @@ struct ng_transport {
   /* Bit (1 << kind) for each kind that `run` performs; 0: all-reduce and broadcast.  The library
    * builds the other kinds from these two. */
   uint32_t kinds;
-  /* Called if this rank fails: wake the other ranks, so that their calls fail. */
+  /* Called if this rank fails: let the calls of the other ranks fail. */
   void (*abort)(void *user);
   /* Needs start and wait; called by the thread that started the request.  Make progress without
    * blocking.  *done = 1: recv is complete, and wait is not called; 0: test is called again. */
   ng_status (*test)(void *user, void *request, int32_t *done);
 };
 
-/* Create ranks as threads of one process.  Sums add in rank order: same bits in every run.
- * ng_threads_transport fills a table of `size` bytes for one rank.
+/* Create a group of ranks that are threads of one process.  It adds in the order of ranks: every
+ * run gives the same bits.  ng_threads_transport fills the table of one rank, of `size` bytes.
  * Memory:  the group outlives every context that uses it.
  * Threads: create and destroy in one thread; use the table of rank r in the thread of rank r. */
 typedef struct ng_threads ng_threads;
@@ -214,7 +214,7 @@ typedef enum ng_log_level {
   NG_LOG_TRACE = 4
 } ng_log_level;
 
-/* Services of a context.  ng_context_config_init sets defaults; every pointer may stay NULL. */
+/* Callbacks and settings.  ng_context_config_init sets defaults; every pointer may stay NULL. */
 typedef struct ng_context_config {
   size_t struct_size;
   /* Allocator of 64-byte aligned blocks; free gets the size given to alloc.  Set both or none. */
@@ -229,7 +229,7 @@ typedef struct ng_context_config {
    * never calls BLAS from two threads at once.  Contexts that run at the same time share the
    * processors: set `threads` and OPENBLAS_NUM_THREADS (MKL_NUM_THREADS) of each to its share. */
   int32_t threads;
-  /* Log one line without newline, such as "step: n = 12 clip = 0.031".  NULL: silent. */
+  /* Receives a line for the log, without newline: "step: n = 12 clip = 0.031".  NULL: no log. */
   void (*log)(void *user, ng_log_level level, const char *line);
   void *log_user;
   ng_log_level log_level;        /* most verbose level; NG_LOG of the environment overrides it */
@@ -262,7 +262,8 @@ NG_API void ng_context_destroy(ng_context **ctx);
 /* Return the reason of the last failure in one line, or "".  Valid until the next call. */
 NG_API const char *ng_last_error(const ng_context *ctx);
 
-/* Return the threads of the loops, at least 1; get the bytes held now, their peak, alloc calls. */
+/* Return the number of threads of the library's loops; set (each may be NULL) *bytes to the bytes
+ * allocated now, *peak to the most bytes so far, *calls to the number of allocations. */
 NG_API int32_t ng_context_threads(const ng_context *ctx);
 NG_API void ng_context_allocated(const ng_context *ctx, int64_t *bytes, int64_t *peak,
                                  int64_t *calls);
@@ -373,8 +374,8 @@ typedef struct ng_option_info {
   const char *test;  /* test in which two values give different results */
   int32_t per_layer; /* 1: allowed in ng_layer.options and per_layer */
   int32_t live;      /* 1: ng_set may change it after ng_ready */
-  const char *trait; /* only methods with this have the option, as "a window"; "": all */
-  const char *needs; /* first option on which the effect of this one depends: ng_options_idle */
+  const char *trait; /* "a window", ...: a method must have this to have the option; "": nothing */
+  const char *needs; /* an option on whose value the effect of this one depends: ng_options_idle */
 } ng_option_info;
 NG_API int32_t ng_option_count(void);
 NG_API NG_CHECKED ng_status ng_option_at(int32_t i, ng_option_info *out);
@@ -383,7 +384,7 @@ typedef struct ng_method_info {
   size_t struct_size;
   const char *name, *family, *help, *paper;
   int32_t published; /* number of published names */
-  char traits[64];   /* "Kronecker factors, a solve": the method has the options with these */
+  char traits[64];   /* "Kronecker factors, a solve": see ng_option_info.trait */
 } ng_method_info;
 NG_API int32_t ng_method_count(void);
 NG_API NG_CHECKED ng_status ng_method_at(int32_t i, ng_method_info *out);
@@ -411,14 +412,14 @@ NG_API void ng_precond_destroy(ng_precond **p);
 typedef enum ng_kind { NG_LINEAR = 1, NG_CONV2D = 2, NG_NORM = 3, NG_EMBEDDING = 4 } ng_kind;
 /* The axis that counts samples: the first of [B,T,F], the second of [T,B,F]. */
 typedef enum ng_order { NG_SAMPLES_FIRST = 1, NG_POSITIONS_FIRST = 2 } ng_order;
-/* Observed input of a norm layer: its input, or the normalised input, which gamma multiplies. */
+/* What a norm layer observes: its input, or the normalised input, which gamma multiplies. */
 typedef enum ng_norm_input { NG_NORM_RAW = 1, NG_NORM_NORMALISED = 2 } ng_norm_input;
 /* A batch norm normalises each channel of the micro-batch; a layer norm the features of each
  * position; a group norm each group of channels of a sample (groups = channels: instance norm). */
 typedef enum ng_norm_kind { NG_BATCH_NORM = 1, NG_LAYER_NORM = 2, NG_GROUP_NORM = 3 } ng_norm_kind;
 enum { NG_NO_TOKEN = -1 }; /* padding in the input of an embedding */
 
-/* Describe a layer.  ng_layer_init sets defaults; set name, widths and other fields that differ.
+/* A layer.  ng_layer_init sets defaults; set name, widths, and all fields that differ from them.
  * Shapes:  weight [out, in]; of a convolution [out, in/groups, kernel[0], kernel[1]]; of an
  *          embedding [in, out].  Inputs: see ng_observe_input. */
 typedef struct ng_layer {
@@ -427,7 +428,7 @@ typedef struct ng_layer {
   ng_kind kind;
   int64_t in, out;   /* features or channels; of a norm, out is equal to in, or 0 */
   int32_t bias;      /* 1: the layer has a bias; norm: beta */
-  int32_t frozen;    /* 1: listed by ng_explain, never read or written; see also ng_freeze */
+  int32_t frozen;    /* 1: never read or written, only listed by ng_explain; see also ng_freeze */
   int64_t positions; /* linear: positions per sample; 0: any number */
   ng_order order;    /* NG_SAMPLES_FIRST */
   /* conv2d: [0] vertical, [1] horizontal; defaults 1, 1, 0, 1, one group.  Output size along an
@@ -440,8 +441,8 @@ typedef struct ng_layer {
   double norm_eps; /* norm: added to the variance; default 1e-5; >= 0 */
   ng_norm_input norm_input;
   /* embedding: `in` tokens, `out` features, no bias.  The input is token numbers 0 to in - 1, or
-   * NG_NO_TOKEN: the position counts, but has no token.  A is diagonal and exact (frequency of each
-   * token).  Kronecker and window families only. */
+   * NG_NO_TOKEN for a position without a token, which counts as a position.  A is diagonal: the
+   * frequency of each token.  Kronecker and window families only. */
   ng_dtype token_dtype; /* NG_I64; NG_I32 */
   /* tensor parallelism: each rank of model_group holds consecutive outputs (rows of weight and
    * bias) or inputs (columns of the weight, and all of the bias) of a linear layer, in rank order,
@@ -456,14 +457,14 @@ typedef struct ng_layer {
 } ng_layer;
 NG_API void ng_layer_init(ng_layer *l, ng_kind kind, size_t size);
 
-/* Register a layer.  *index (may be NULL) receives its number; layers and tensors share one
- * sequence from 0.
+/* Register a layer.  *index (may be NULL) receives its index; layers and tensors are numbered
+ * together from 0.
  * Errors:  NG_ERR_ARG and NG_ERR_ABSENT name the field; NG_ERR_STATE (after ng_ready). */
 NG_API NG_CHECKED ng_status ng_add_layer(ng_precond *p, const ng_layer *layer, int32_t *index);
 
-/* Register a linear layer, a convolution or a norm with the common fields.  Pairs are [vertical,
- * horizontal]; NULL: stride {1, 1}, padding {0, 0}, dilation {1, 1}, image unknown.  A norm has
- * gamma and beta and observes the input before the norm; `groups` is 1 but for a group norm. */
+/* Register a linear layer, a convolution or a norm.  Other fields have their defaults.  Pairs are
+ * [vertical, horizontal]; NULL: stride {1, 1}, padding {0, 0}, dilation {1, 1}, image unknown.  A
+ * norm has gamma and beta and observes its input; `groups` is 1, except for a group norm. */
 NG_API NG_CHECKED ng_status ng_add_linear(ng_precond *p, const char *name, int64_t in, int64_t out,
                                           int32_t bias, int32_t *index);
 NG_API NG_CHECKED ng_status ng_add_conv2d(ng_precond *p, const char *name, int64_t in, int64_t out,
@@ -479,7 +480,7 @@ NG_API NG_CHECKED ng_status ng_add_norm(ng_precond *p, const char *name, ng_norm
 NG_API NG_CHECKED ng_status ng_add_tensor(ng_precond *p, const char *name, int64_t count,
                                           int32_t *index);
 
-/* NG_BOTH: in ng_set_group only, every parameter of the layer. */
+/* NG_BOTH: weight and bias; in ng_set_group only. */
 typedef enum ng_param { NG_WEIGHT = 0, NG_BIAS = 1, NG_BOTH = 2 } ng_param;
 
 /* How long a binding lasts: NG_HOLD until the next ng_bind of the parameter; NG_ONE_STEP until the
@@ -487,10 +488,10 @@ typedef enum ng_param { NG_WEIGHT = 0, NG_BIAS = 1, NG_BOTH = 2 } ng_param;
 typedef enum ng_hold { NG_HOLD = 1, NG_ONE_STEP = 2 } ng_hold;
 
 typedef struct ng_binding {
-  int32_t index; /* of ng_add_*; the parameter of a tensor is its NG_WEIGHT */
-  ng_param param;
-  const ng_array *grad;   /* NULL: keep the present binding; data NULL: no gradient */
-  const ng_array *weight; /* NULL: keep the present binding */
+  int32_t index;          /* of the layer or tensor */
+  ng_param param;         /* of a tensor: NG_WEIGHT */
+  const ng_array *grad;   /* NULL: no change; an array with data NULL: there is no gradient */
+  const ng_array *weight; /* NULL: no change */
   ng_hold hold;           /* of grad and weight */
 } ng_binding;
 
@@ -500,17 +501,17 @@ typedef struct ng_binding {
  * gradient in this step, bind data NULL (option `missing`).
  * Shapes:  weight as in ng_layer, or [out, count / out]; bias [out]; tensors in any shape; any
  *          strides without overlap.  f32, f64, bf16, f16.
- * Memory:  data is read and written in place as long as `hold` says.
- * Errors:  on an error nothing is bound: NG_ERR_SHAPE; NG_ERR_ABSENT (device memory). */
+ * Memory:  data is read and written in place, for the time that `hold` states.
+ * Errors:  NG_ERR_SHAPE; NG_ERR_ABSENT (device memory).  After an error nothing is bound. */
 NG_API NG_CHECKED ng_status ng_bind(ng_precond *p, const ng_binding *list, int32_t count);
 NG_API NG_CHECKED ng_status ng_bind_grad(ng_precond *p, int32_t index, ng_param which,
                                          const ng_array *grad);
 NG_API NG_CHECKED ng_status ng_bind_weight(ng_precond *p, int32_t index, ng_param which,
                                            const ng_array *weight);
 
-/* Freeze a layer or tensor (on = 1) or thaw it (0), from the next step on.  A frozen layer needs no
- * gradient or observation (ng_wants returns 0) and is not clipped; its gradient, weight, moments,
- * averages and inverses do not change.  A window stores zeros for its gradient.
+/* Freeze (on = 1) or unfreeze (0) a layer or tensor, from the next step on.  A frozen layer needs
+ * no gradient or observation and is not clipped; its gradient, weight, moments, averages and
+ * inverses do not change.  A window stores zeros for its gradient.
  * Ranks:   same on all ranks.
  * Errors:  NG_ERR_STATE (registered as frozen). */
 NG_API NG_CHECKED ng_status ng_freeze(ng_precond *p, int32_t index, int32_t on);
@@ -518,7 +519,7 @@ NG_API NG_CHECKED ng_status ng_freeze(ng_precond *p, int32_t index, int32_t on);
 /* Put a parameter into a group (0, the default, to 1023; after ng_ready only a group that existed
  * then).  ng_step_sgd and ng_step_adamw take one struct per group.  A parameter keeps its moments
  * when its group changes.
- * Ranks:   same on all ranks; only ng_ready and fused steps compare groups. */
+ * Ranks:   same on all ranks, which only ng_ready and fused steps check. */
 NG_API NG_CHECKED ng_status ng_set_group(ng_precond *p, int32_t index, ng_param which,
                                          int32_t group);
 
@@ -533,41 +534,41 @@ typedef enum ng_reduction { NG_MEAN = 1, NG_SUM = 2 } ng_reduction;
 
 typedef struct ng_batch {
   size_t struct_size;
-  /* B of this rank; must be set (default -1).  0: this rank has no samples, but takes part in the
-   * collectives; arrays that it observes are ignored.  It must observe every layer if calls = last,
-   * or if `last` is set and the caller uses the same transport before the step. */
+  /* B of this rank; has no valid default.  0: this rank has no samples, but takes part in the
+   * collectives; the arrays that it observes are ignored.  It must observe every layer if calls =
+   * last, or if `last` is set and the caller uses the same transport before the step. */
   int64_t samples;
   ng_reduction reduction; /* the loss is the mean (default) or the sum over samples */
   /* Factor of the loss in backward; g is divided by it.  Not 0; default 1.  Mixed precision: the
    * scale of the loss.  Accumulated mean losses: samples / all samples of the step (1/m for m
    * even micro-batches).  Both: their product. */
   double loss_scale;
-  /* 1: last micro-batch before a step; each layer is observed at most once.  Complete sums are sent
-   * while other layers are observed. */
+  /* 1: the last micro-batch before a step.  Each layer is observed at most once, and complete sums
+   * are sent while other layers are observed. */
   int32_t last;
-  /* If ranks share one micro-batch: its samples on all ranks; index of this rank's first sample.
-   * Statistics then equal a run of one rank with all samples: stat_batch and stat_scale = eva,
-   * kaisa, chainerkfac apply to the whole; damping_leak is not divided by ranks.  All calls of a
-   * step have the same `whole`.  0 (default): this rank's samples are a batch of their own, as in
-   * the published programs.  Ignored with statistics = local. */
+  /* If ranks share one micro-batch: number of its samples on all ranks; index of this rank's first
+   * sample.  The statistics are then those of one rank with all samples: stat_batch, and stat_scale
+   * = eva, kaisa or chainerkfac, apply to all samples; damping_leak is not divided by the number of
+   * ranks.  All micro-batches of a step have the same `whole`.  0 (default): each rank has its own
+   * micro-batch, as in the published programs.  Ignored with statistics = local. */
   int64_t whole, first;
 } ng_batch;
 NG_API void ng_batch_init(ng_batch *b, size_t size);
 
-/* Begin a micro-batch; ng_begin_samples sets only samples and loss_scale.  Sums are weighted by
- * samples: with method "natgrad", uneven micro-batches and ranks give the statistics of the whole
- * batch.  Published methods depend on the split (docs/algorithms.md).
+/* Begin a micro-batch; ng_begin_samples sets only samples and loss_scale.  Sums are weighted by the
+ * number of samples: with method "natgrad", micro-batches and ranks of any size give the statistics
+ * of the whole batch.  With published methods they depend on the sizes (docs/algorithms.md).
  * Ranks:   `last` and `whole` are the same on all ranks, also if samples = 0 (NG_ERR_COMM if sums
  *          were already sent).  After `last`, ng_observe_* may send, ng_reset_batch is collective.
  * Errors:  NG_ERR_STATE (before ng_ready; after `last` without a step). */
 NG_API NG_CHECKED ng_status ng_begin(ng_precond *p, const ng_batch *batch);
 NG_API NG_CHECKED ng_status ng_begin_samples(ng_precond *p, int64_t samples, double loss_scale);
 
-/* Return 1 if observing this layer now has an effect (period, owner, frozen), else 0. */
+/* Return 1 if an observation of this layer has an effect now; else (frozen, not due, ...) 0. */
 NG_API int32_t ng_wants(const ng_precond *p, int32_t layer);
 
-/* Observe the input of a layer (forward), its output gradient (backward).  The call adds to the
- * sums of the layer's statistics.  Arrays that ng_wants rejects are not read.
+/* Observe the input of a layer (forward pass) or its output gradient (backward pass): add to the
+ * sums of the layer's statistics.  If ng_wants is 0, the array is not read.
  * Math:    "textbook": A = (1/B) sum_n sum_s a a',  G = (1/(B S)) sum_n sum_s delta delta', with
  *          delta = B g / loss_scale (mean loss) or g / loss_scale (sum); a ends with 1 for a bias.
  *          Other scales: docs/algorithms.md.
@@ -576,12 +577,12 @@ NG_API int32_t ng_wants(const ng_precond *p, int32_t layer);
  *          feature axis (token_dtype); batch and group norm: [B, C, positions...]; layer norm: as
  *          linear.  f32, f64, bf16, f16; any strides.  An f64 value above the largest f32 counts as
  *          not finite, because sums are in f32.
- * Memory:  allocates only if an image is larger than all before.  Loans end when the call returns,
- *          except the input of a norm: bind it with NG_BORROW (NG_COPY is rejected) and keep it
- *          unchanged until its output gradient is observed.  A norm called several times observes
- *          output gradients in reverse order; at most 8 inputs wait.
+ * Memory:  allocates only if an image is larger than all earlier images.  The array is not read
+ *          after the call, except the input of a norm: it needs NG_BORROW, and must not change
+ *          until the output gradient is observed.  If a norm is called several times, observe its
+ *          output gradients in reverse order; at most 8 inputs may wait for their output gradient.
  * Ranks:   local; for sharded layers collective in the model group.  Every rank observes its shard
- *          in the same order; one rank adds the whole layer, and all get the same status.
+ *          in the same order; one rank adds the gathered array; all get the same status.
  * Errors:  NG_SKIPPED: a value is not finite; nothing was added, and the next step leaves gradients
  *          and weights unchanged.  (Rank-one methods test only values that they use.)
  *          NG_ERR_SHAPE; NG_ERR_ARG (token out of range, ...); NG_ERR_STATE (no ng_begin; second
@@ -604,8 +605,8 @@ NG_API NG_CHECKED ng_status ng_reset_batch(ng_precond *p);
  * Ranks:   collective; lr and options are the same on all ranks.  All return the same status.
  * Errors:  of several notes the first of NG_SKIPPED, NG_UNOBSERVED, NG_RESCUED is returned.
  *          NG_SKIPPED: a gradient, an observation or PD of some rank is not finite; the step is not
- *          counted.  NG_RESCUED: a solve used the ladder (ng_report), or elements of nu PD do not
- *          fit the dtype of their gradient, which keeps them as they were (ng_report.overflowed).
+ *          counted.  NG_RESCUED: a solve used a fallback (ng_report), or elements of a gradient are
+ *          unchanged, because their nu PD does not fit the dtype (ng_report.overflowed).
  *          NG_ERR_STATE names a layer that was never observed, or a gradient that is not bound. */
 NG_API NG_CHECKED ng_status ng_step(ng_precond *p, double lr);
 
@@ -622,7 +623,7 @@ NG_API NG_CHECKED ng_status ng_step(ng_precond *p, double lr);
  *          value stays, each of the three by itself; the element is counted (NG_RESCUED).
  * Shapes:  weights as bound; how[count].  Momentum and moments are f32; f64 if the weight bound at
  *          ng_ready is f64, which is then updated in double.
- * Ranks:   collective, with the same numbers; wrong or different numbers are an error on all ranks.
+ * Ranks:   collective, with the same numbers; otherwise all ranks return an error.
  *          If only some ranks write an element (update_ranks = owner, shards), they return
  *          NG_RESCUED in this step, all ranks in the next one.
  * Errors:  as ng_step; NG_ERR_ARG names field and group (lr not given; count is not the number of
@@ -651,36 +652,35 @@ NG_API NG_CHECKED ng_status ng_get(const ng_precond *p, const char *name, char *
 
 /* ---- 10. Reports ------------------------------------------------------------------------------
  * Units:   ms (wall clock), bytes and rungs of this rank; clip, inner, d2, pd2 and counts of steps
- *          are the same on all ranks.  Counts start at 0 in ng_ready; "saved": in the state. */
+ *          are the same on all ranks.  Counts start at 0 in ng_ready; "saved": part of a state. */
 typedef struct ng_report {
   size_t struct_size;
-  int64_t steps;   /* counted steps, without skipped ones; saved */
-  int64_t skipped; /* steps that returned NG_SKIPPED; saved */
-  double clip;     /* nu of the last step; clip = ratio, rms: the smallest factor; 1 before any */
+  int64_t steps;   /* number of steps, without skipped steps; saved */
+  int64_t skipped; /* number of steps that returned NG_SKIPPED; saved */
+  double clip;     /* nu of the last step; clip = ratio, rms: the smallest factor; at first 1 */
   double inner;    /* sum <PD, D> of the last step, before the clip, without lr */
-  int64_t more_damping; /* factors and directions solved with raised damping (rungs 1 to 3) */
-  int64_t in_double;    /* factors and directions solved in double precision (rung 4) */
-  int64_t kept_last;    /* not solved: the last good result was used (rung 5) */
-  int64_t plain;        /* not solved, no earlier result: the gradient stays plain (rung 6) */
+  int64_t more_damping; /* number of solves that used rung 1 to 3: more damping */
+  int64_t in_double;    /* used rung 4: double precision */
+  int64_t kept_last;    /* used rung 5: the last good result */
+  int64_t plain;        /* used rung 6, without an earlier result: plain gradient */
   int32_t stations;     /* rows of ng_report_station */
   int64_t kept;         /* layers and tensors without gradient in the last step (missing = keep) */
-  int64_t unobserved;   /* statistics x steps: due, but observed on no rank */
+  int64_t unobserved;   /* sum over steps of the statistics that were due, but not observed */
   int32_t statistics;   /* rows of ng_report_statistic */
   /* sum ||D||^2 and sum ||PD||^2 of the last step, before the clip; 0 before any step and after
    * loading.  Without blocks, d2, pd2, inner: 0; with quantify = 1: of the fused update, below. */
   double d2, pd2;
   /* quantify = 1: r_i = |PD_i / (D_i + 1e-8)| of the last counted step, before the clip, over the
-   * `scaled` elements of all blocks (scaling of EFCP, arXiv 2306.06098).  Quartiles are midpoints,
-   * known to 2^-18 of themselves; the other numbers are exact.  Without blocks, PD is the direction
-   * of the fused update: SGD's momentum buffer with weight decay (Nesterov form), AdamW's m / (sqrt
-   * v + eps), bias-corrected.  With quantify = 0, and after loading, all are 0. */
+   * `scaled` elements of all blocks (scaling of EFCP, arXiv 2306.06098).  Quartiles have a relative
+   * error of 2^-18.  Without blocks, PD is the direction of the fused update: SGD's momentum with
+   * weight decay (Nesterov form), AdamW's m / (sqrt v + eps), bias-corrected.  Otherwise 0. */
   int64_t scaled;
   double scaling_min, scaling_25, scaling_50, scaling_75, scaling_max, scaling_mean;
-  double sent_ms, hidden_ms; /* time with a message in flight; the part without waiting */
+  double sent_ms, hidden_ms; /* time with messages in progress; the part without waiting */
   int64_t overflowed;        /* elements on this rank that kept their old, finite value */
-  /* Bytes held, by use; the sum is what the allocator counted for this object. */
+  /* Bytes of this model, by use; their sum is counted by ng_context_allocated. */
   int64_t factors, sums, results, direction, moments, scratch, objects;
-  int64_t waits; /* of the host for queued work, in the last step */
+  int64_t waits; /* number of times that the host waited for queued work, in the last step */
 } ng_report;
 
 typedef struct ng_station_report {
@@ -688,27 +688,27 @@ typedef struct ng_station_report {
   /* Station: gradients, check, statistics, solve, share, measure, deliver, agree, emit, weights */
   const char *name;
   int32_t collective;                    /* 1: all ranks take part */
-  int64_t runs;                          /* steps in which the station ran */
-  double last_ms, total_ms;              /* including waits for other ranks */
-  int64_t last_bytes, total_bytes;       /* passed to collectives by this rank */
-  int64_t last_messages, total_messages; /* calls of collectives */
-  double last_wait_ms, total_wait_ms;    /* time in collectives without other work */
-  int64_t last_waits;                    /* of the host for queued work, in the last step */
+  int64_t runs;                          /* number of steps in which the station ran */
+  double last_ms, total_ms;              /* time, with waits for other ranks */
+  int64_t last_bytes, total_bytes;       /* bytes of this rank's collectives */
+  int64_t last_messages, total_messages; /* number of these collectives */
+  double last_wait_ms, total_wait_ms;    /* time in which this rank only waited for them */
+  int64_t last_waits;                    /* see ng_report.waits */
 } ng_station_report;
 
 typedef struct ng_layer_report {
   size_t struct_size;
   const char *name;
-  double observe_ms, solve_ms, measure_ms; /* in the last step with such work */
-  double pi;            /* of the last solve on this rank, see damping_split; 0: none */
-  double damping_a;     /* added to the diagonal of A in the last solve; 0: none */
-  double damping_g;     /* added to the diagonal of G in the last solve; 0: none */
-  int32_t rung;         /* 0 normal, 1-3 damping raised, 4 double, 5 last good result, 6 plain */
-  int64_t observations; /* arrays read on this rank; saved */
-  int64_t kept;         /* steps without gradient (missing = keep) */
-  int32_t frozen;       /* 1: registered as frozen, or by ng_freeze */
-  int64_t unobserved;   /* steps with a statistic that was due, but observed on no rank */
-  double damping_f;     /* added to the diagonal of a norm block's F; 0: none */
+  double observe_ms, solve_ms, measure_ms; /* in the last step that did this work */
+  double pi;                  /* of the last solve on this rank, see damping_split; 0: none */
+  double damping_a;           /* added to the diagonal of A in the last solve; 0: none */
+  double damping_g;           /* added to the diagonal of G in the last solve; 0: none */
+  int32_t rung;               /* 0: no fallback; 1 to 6: see ng_report.more_damping */
+  int64_t observations;       /* number of arrays read on this rank; saved */
+  int64_t kept;               /* number of steps without gradient (missing = keep) */
+  int32_t frozen;             /* 1: registered as frozen, or by ng_freeze */
+  int64_t unobserved;         /* number of steps with a statistic that was due, but not observed */
+  double damping_f;           /* added to the diagonal of a norm block's F; 0: none */
   const char *block, *method; /* as in ng_explain_row */
 } ng_layer_report;
 
@@ -716,9 +716,9 @@ typedef struct ng_layer_report {
 typedef struct ng_statistic_report {
   size_t struct_size;
   const char *layer, *name;
-  int64_t refreshed, passed; /* steps with and without a refresh */
-  int64_t interval, next;    /* adaptive: present interval, step of the next refresh; else 0 */
-  int64_t bytes_sent, bytes_passed; /* of sums: sent; not sent, as stale */
+  int64_t refreshed, passed; /* number of steps with a refresh, and without */
+  int64_t interval, next;    /* refresh_tolerance > 0: interval, and step of the next refresh */
+  int64_t bytes_sent, bytes_passed; /* of sums: sent; not sent, because they were stale */
 } ng_statistic_report;
 
 NG_API NG_CHECKED ng_status ng_report_read(const ng_precond *p, ng_report *r);
@@ -727,12 +727,12 @@ NG_API NG_CHECKED ng_status ng_report_statistic(const ng_precond *p, int32_t i,
                                                 ng_statistic_report *r);
 NG_API NG_CHECKED ng_status ng_report_layer(const ng_precond *p, int32_t index, ng_layer_report *r);
 
-/* Predict the memory and traffic of ranks first to first + count - 1 of `ranks`: the plan of
- * ng_ready without allocation or transport, before ng_ready; the model is unchanged.  One call for
- * all ranks is faster than one per rank, except with statistics = sharded or sharded layers.
+/* Predict the memory and messages of ranks first to first + count - 1 of `ranks`, before ng_ready.
+ * Nothing is allocated or sent, and the model is unchanged.  One call for all ranks is faster than
+ * one per rank, except with statistics = sharded or sharded layers.
  * Math:    solve_cost = sum of n^3 over the symmetric statistics of order n that the rank solves;
  *          apply_cost = sum of q p (p + q) over the blocks whose PD it computes.
- * Units:   bytes as in ng_report and ng_report_station, in a step in which everything is refreshed.
+ * Units:   bytes as in ng_report and ng_report_station, in a step that refreshes all inverses.
  *          With ng_batch.last, messages may differ (by less than 64 bytes per gap between sums).
  * Shapes:  out [count], with the same struct_size in each.
  * Errors:  NG_ERR_ARG (grad_worker_fraction or ng_plan_shard does not fit `ranks`); NG_ERR_STATE
@@ -742,17 +742,17 @@ typedef struct ng_rank_plan {
   int32_t blocks;  /* blocks of the model */
   int32_t owned;   /* blocks that this rank owns */
   int32_t held;    /* blocks whose PD this rank computes */
-  int32_t workers; /* ranks that compute PD of a block: m of a grid of m x n */
+  int32_t workers; /* ranks that compute PD of the same block */
   int64_t factors, sums, results, direction, moments, scratch; /* bytes, as in ng_report */
   int64_t check_bytes, sums_bytes, share_bytes, deliver_bytes, agree_bytes, weights_bytes;
   int64_t sums_messages, share_messages, deliver_messages, weights_messages;
   double solve_cost, apply_cost;
-  int64_t scatter_bytes, scatter_messages; /* part of sums_*: reduce-scattered */
-  int64_t trace_bytes;               /* at "solve": traces, if A and G have two owners; 1 message */
-  int64_t topk_bytes, topk_messages; /* at "statistics": joint top-k of sharded windows */
-  int64_t shards_bytes, shards_messages; /* model group: gradients of sharded layers */
-  int64_t verdict_bytes;                 /* model group: status, per micro-batch */
-  int64_t shown_bytes;                   /* model group: observations, per sample, in f32 */
+  int64_t scatter_bytes, scatter_messages; /* part of sums_*: in a reduce-scatter */
+  int64_t trace_bytes; /* in "solve": traces, if A and G have different owners; one message */
+  int64_t topk_bytes, topk_messages;     /* in "statistics": joint top-k of sharded windows */
+  int64_t shards_bytes, shards_messages; /* in the model group: gradients of sharded layers */
+  int64_t verdict_bytes;                 /* in the model group: statuses of a micro-batch */
+  int64_t shown_bytes; /* in the model group: observations of one sample, in f32 */
 } ng_rank_plan;
 NG_API NG_CHECKED ng_status ng_plan_ranks(ng_precond *p, int32_t ranks, int32_t first,
                                           int32_t count, ng_rank_plan *out);
@@ -766,7 +766,7 @@ NG_API NG_CHECKED ng_status ng_plan_ranks(ng_precond *p, int32_t ranks, int32_t 
 NG_API NG_CHECKED ng_status ng_plan_shard(ng_precond *p, int32_t index, int32_t axis,
                                           int32_t members);
 
-/* One registered parameter: how it is treated, and why. */
+/* How a registered parameter is treated, and why. */
 typedef struct ng_explain_row {
   size_t struct_size;
   const char *name;   /* "conv1.weight"; last rows: globs of skip_layers that match no layer */
@@ -806,8 +806,8 @@ NG_API NG_CHECKED ng_status ng_load(ng_precond *p, const char *path);
 
 /* Write a state to a stream of the caller, or read it; same bytes as the file.  Data arrives in
  * order, in any sizes; the functions must not call the library.
- *   write  takes all `bytes`; returns 0, or another value on failure (then it is not called again)
- *   read   gives at most `bytes`, returns their number; 0 at the end; negative on failure
+ *   write  writes all `bytes`; returns 0, or another value on failure (and is not called again)
+ *   read   reads at most `bytes` to data and returns their number; 0 at the end; < 0 on failure
  * Memory:  ng_load_from holds one copy of the arrays until all are checked.
  * Ranks:   collective; rank 0 calls the function, other ranks may pass NULL.
  * Errors:  as ng_save and ng_load; NG_ERR_FILE (the function failed, or data follows the state).
@@ -825,11 +825,11 @@ NG_API NG_CHECKED ng_status ng_load_from(ng_precond *p, ng_reader read, void *us
  * all parts and keep their suffix.
  * Memory:  the manifest, and the largest array (saving) or all arrays (loading) of this rank.
  * Ranks:   collective; same path, in a folder that all ranks can write.  One rank: as ng_save.
- * Errors:  as ng_save and ng_load, with one status and message on all ranks; a missing, damaged or
- *          foreign part is named.  `path` is renamed last, so until then an earlier state stays
- *          intact, even if a rank is killed.  Then parts of earlier states of `path` are removed
- *          (ng_save removes them, too).  If two jobs save to one path, one is rejected or the later
- *          one wins; states never mix. */
+ * Errors:  as ng_save and ng_load, with one status and message on all ranks.  The message names a
+ *          part that is missing, damaged or of another state.  `path` is renamed last; until then
+ *          an earlier state stays intact, even if a rank is killed.  Then the parts of earlier
+ *          states of `path` are removed (ng_save removes them, too).  If two jobs save to one
+ *          path, one is rejected or the later one wins; states never mix. */
 NG_API NG_CHECKED ng_status ng_save_parts(ng_precond *p, const char *path);
 
 typedef struct ng_field_info {

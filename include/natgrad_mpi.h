@@ -30,25 +30,25 @@ extern "C" {
 /* Fill the transport table of this rank of `comm`.  The table uses a duplicate of `comm`, so its
  * messages never match the caller's.
  *
- * Math:    sums add in rank order, in double, and are rounded once: same bits on all ranks, in every
- *          run, as with ng_threads.  A large sum is two collectives and sends 2 (W-1)/W of its bytes per rank; a
- *          small sum is one.
- * Memory:  buffers of twice the payload in flight (reduce-scatter: up to three times), which are reused,
- *          because the caller may free its arrays after a failure.  Free with ng_mpi_release.
+ * Math:    a sum adds in the order of ranks, in double, and is rounded once: it has the same bits on
+ *          all ranks and in every run, as with ng_threads.  A large sum takes two collectives of MPI,
+ *          and each rank sends 2 (W-1)/W of its bytes; a small sum takes one.
+ * Memory:  buffers of twice the data in progress (reduce-scatter: up to three times), which are
+ *          reused.  MPI uses these buffers, not the caller's arrays, because the caller may free its
+ *          arrays after a failure.  ng_mpi_release frees them.
  * Ranks:   collective over `comm`; all ranks return the same status.
  * Threads: the thread that initialised MPI makes every call on the table and on its contexts, unless
  *          MPI has MPI_THREAD_MULTIPLE.
  * Errors:  NG_ERR_ARG (no table, an intercommunicator), NG_ERR_STATE (MPI is not running),
  *          NG_ERR_NOMEM, NG_ERR_COMM.  If a rank fails or releases its table, calls of the other ranks
  *          fail.  The launcher detects a killed rank and ends the job.
- * Limits:  host memory; all-gather and reduce-scatter of at most 2^31-1 elements (the library splits
- *          larger ones). */
+ * Limits:  host memory only; calls of at most 2^30 elements (the library divides larger ones). */
 NG_API NG_CHECKED ng_status ng_mpi_transport(MPI_Comm comm, ng_transport *out, size_t size);
 
-/* Free a table and clear it, after the last context that used it and before MPI_Finalize.  Collective:
- * it waits for all ranks, and all ranks release several tables in the same order.  If a rank failed, or
- * released its table before other ranks finished their calls, ng_mpi_release does not wait, and memory that
- * MPI may still use stays until the process ends.  Accepts NULL and a cleared table. */
+/* Free the memory of a table and clear it, after the last context that used it and before
+ * MPI_Finalize.  Accepts NULL and a cleared table.  Collective: all ranks release their tables in the
+ * same order.  If a rank has failed, or has released its table before other ranks finished their
+ * calls, ng_mpi_release does not wait, and memory that MPI may still use is not freed. */
 NG_API void ng_mpi_release(ng_transport *t);
 
 #ifdef __cplusplus

@@ -16,25 +16,37 @@
 enum { NG_OPTION_LIST(KIND) };
 
 /* The index of a row is the option's id, so the compiler warns of a second row for the same option. */
-#define ROW(field, ...)                                                                            \
-  [NG_OPTION_##field] = {                                                                          \
-      .name = #field, .type = (ng_option_type)KIND_##field, .offset = OFFSET_##field, __VA_ARGS__}
+#define ROW(field, of, standard, ...)                                                              \
+  [NG_OPTION_##field] = {.name = #field,                                                           \
+                         .group = of,                                                              \
+                         .type = (ng_option_type)KIND_##field,                                     \
+                         .offset = OFFSET_##field,                                                 \
+                         .default_text = standard,                                                 \
+                         __VA_ARGS__}
 
-/* Arguments: the enum values of a choice, each followed by its text.  Messages use .choices, the parser .choice. */
-#define ONE_OF_2(a, at, b, bt) .choices = at "|" bt, .choice = {[a] = at, [b] = bt}
-#define ONE_OF_3(a, at, b, bt, c, ct)                                                              \
-  .choices = at "|" bt "|" ct, .choice = {[a] = at, [b] = bt, [c] = ct}
-#define ONE_OF_4(a, at, b, bt, c, ct, d, dt)                                                       \
-  .choices = at "|" bt "|" ct "|" dt, .choice = {[a] = at, [b] = bt, [c] = ct, [d] = dt}
-#define ONE_OF_5(a, at, b, bt, c, ct, d, dt, e, et)                                                \
+/* The bounds and the unit of a number; ABOVE: the lower bound itself is excluded. */
+#define FROM(low, high, what) .lower = low, .upper = high, .unit = what
+#define ABOVE(low, high, what) FROM(low, high, what), .lower_open = true
+#define LAYER .per_layer = true
+#define LIVE .can_change = true
+
+/* Arguments: the common beginning of the enum values of a choice, then for each value the end of its name and its text.
+ * Messages use .choices, the parser .choice. */
+#define ONE_OF_2(p, a, at, b, bt) .choices = at "|" bt, .choice = {[p##a] = at, [p##b] = bt}
+#define ONE_OF_3(p, a, at, b, bt, c, ct)                                                           \
+  .choices = at "|" bt "|" ct, .choice = {[p##a] = at, [p##b] = bt, [p##c] = ct}
+#define ONE_OF_4(p, a, at, b, bt, c, ct, d, dt)                                                    \
+  .choices = at "|" bt "|" ct "|" dt, .choice = {[p##a] = at, [p##b] = bt, [p##c] = ct, [p##d] = dt}
+#define ONE_OF_5(p, a, at, b, bt, c, ct, d, dt, e, et)                                             \
   .choices = at "|" bt "|" ct "|" dt "|" et,                                                       \
-  .choice = {[a] = at, [b] = bt, [c] = ct, [d] = dt, [e] = et}
-#define ONE_OF_6(a, at, b, bt, c, ct, d, dt, e, et, f, ft)                                         \
+  .choice = {[p##a] = at, [p##b] = bt, [p##c] = ct, [p##d] = dt, [p##e] = et}
+#define ONE_OF_6(p, a, at, b, bt, c, ct, d, dt, e, et, f, ft)                                      \
   .choices = at "|" bt "|" ct "|" dt "|" et "|" ft,                                                \
-  .choice = {[a] = at, [b] = bt, [c] = ct, [d] = dt, [e] = et, [f] = ft}
-#define ONE_OF_7(a, at, b, bt, c, ct, d, dt, e, et, f, ft, g, gt)                                  \
+  .choice = {[p##a] = at, [p##b] = bt, [p##c] = ct, [p##d] = dt, [p##e] = et, [p##f] = ft}
+#define ONE_OF_7(p, a, at, b, bt, c, ct, d, dt, e, et, f, ft, g, gt)                               \
   .choices = at "|" bt "|" ct "|" dt "|" et "|" ft "|" gt,                                         \
-  .choice = {[a] = at, [b] = bt, [c] = ct, [d] = dt, [e] = et, [f] = ft, [g] = gt}
+  .choice = {[p##a] = at, [p##b] = bt, [p##c] = ct, [p##d] = dt,                                   \
+             [p##e] = et, [p##f] = ft, [p##g] = gt}
 
 /* Methods whose family lacks the trait must leave the option at its default (ng_family_check_others). */
 #define FACTORS .trait = NG_TRAIT_FACTORS
@@ -48,11 +60,11 @@ enum { NG_OPTION_LIST(KIND) };
   .needs = {NEED(which, values), NEED(other, others)}
 /* The option has an effect only if option `which`, a number, is above 0. */
 #define NEEDS_ABOVE(which) .needs = {NEED(which, 0)}
-#define STATISTICS .group = "statistics", NEEDS(sides, 1U << NG_SIDES_BOTH | 1U << NG_SIDES_INPUT)
+#define OBSERVED NEEDS(sides, 1U << NG_SIDES_BOTH | 1U << NG_SIDES_INPUT)
 
 #define MFAC (1U << NG_WINDOW_MFAC | 1U << NG_WINDOW_MFAC_FILLED)
 #define TOPK (1U << NG_STORE_TOPK | 1U << NG_STORE_TOPK_LAYER | 1U << NG_STORE_TOPK_BLOCK)
-#define WINDOW .group = "windows", .trait = NG_TRAIT_WINDOW, .per_layer = true
+#define WINDOW .trait = NG_TRAIT_WINDOW, LAYER
 
 /* Bounds exclude only values that the arithmetic cannot represent.  A double represents every whole number up to
  * COUNT_MAX exactly; the product of REAL_MAX and an eigenvalue up to 3e8 fits f32. */
@@ -61,10 +73,10 @@ enum { NG_OPTION_LIST(KIND) };
 
 const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
     /* Curvature. */
-    ROW(solver, .group = "curvature", .default_text = "cholesky",
-        ONE_OF_4(NG_SOLVER_CHOLESKY, "cholesky", NG_SOLVER_EIGEN, "eigen", NG_SOLVER_EIGEN_PREDIV,
-                 "eigen-prediv", NG_SOLVER_PRODUCT, "product"),
-        FACTORS, .per_layer = true,
+    ROW(solver, "curvature", "cholesky",
+        ONE_OF_4(NG_SOLVER_, CHOLESKY, "cholesky", EIGEN, "eigen", EIGEN_PREDIV, "eigen-prediv",
+                 PRODUCT, "product"),
+        FACTORS, LAYER,
         .help = "How the damped curvature A (x) G is inverted (arXiv 1503.05671; convolutions: "
                 "1602.01407).\n"
                 "- cholesky: invert each damped factor.\n"
@@ -72,18 +84,14 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
                 "product of eigenvalues.\n"
                 "- eigen-prediv: as eigen, but divide by the damping of the last solve.\n"
                 "- product: multiply by the factors instead of inverting them, see radius."),
-    ROW(eigen_floor, .group = "curvature", .default_text = "0", .lower = 0, .upper = REAL_MAX,
-        .unit = "eigenvalue", FACTORS, .per_layer = true, .can_change = true,
+    ROW(eigen_floor, "curvature", "0", FROM(0, REAL_MAX, "eigenvalue"), FACTORS, LAYER, LIVE,
         .help = "solver = eigen, eigen-prediv: eigenvalues at or below this value count as 0."),
-    ROW(damping, .group = "curvature", .default_text = "0.1", .lower = 0, .upper = REAL_MAX,
-        .lower_open = true, .unit = "curvature", .per_layer = true, .can_change = true,
+    ROW(damping, "curvature", "0.1", ABOVE(0, REAL_MAX, "curvature"), LAYER, LIVE,
         NEEDS(window_function,
               MFAC | 1U << NG_WINDOW_GGT | 1U << NG_WINDOW_ADAM | 1U << NG_WINDOW_ADAGRAD),
         .help = "lambda, added to the curvature before it is inverted."),
-    ROW(damping_split, .group = "curvature", .default_text = "pi",
-        ONE_OF_4(NG_SPLIT_JOINT, "joint", NG_SPLIT_FULL, "full", NG_SPLIT_PI, "pi", NG_SPLIT_ROOT,
-                 "root"),
-        FACTORS, .per_layer = true,
+    ROW(damping_split, "curvature", "pi",
+        ONE_OF_4(NG_SPLIT_, JOINT, "joint", FULL, "full", PI, "pi", ROOT, "root"), FACTORS, LAYER,
         .help = "How lambda = damping is divided between A [p, p] and G [q, q].\n"
                 "- joint: d_G d_A + lambda for each product of eigenvalues, the exact F + lambda "
                 "I; needs solver = eigen or eigen-prediv.\n"
@@ -91,29 +99,25 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
                 "- pi: A + pi sqrt(lambda) I and G + sqrt(lambda) / pi I, pi = sqrt((tr A / p) / "
                 "(tr G / q)).\n"
                 "- root: A + sqrt(lambda) I and G + sqrt(lambda) I."),
-    ROW(damping_leak, .group = "curvature", .default_text = "0",
-        ONE_OF_3(NG_LEAK_NONE, "0", NG_LEAK_OWNER, "owner", NG_LEAK_ALL, "all"), FACTORS,
-        .per_layer = true,
+    ROW(damping_leak, "curvature", "0", ONE_OF_3(NG_LEAK_, NONE, "0", OWNER, "owner", ALL, "all"),
+        FACTORS, LAYER,
         .help = "Add the damping of each solve to the stored running average, on these ranks.\n"
                 "- 0: none.\n"
                 "- owner: the rank that solves; the next sum over ranks divides the damping by "
                 "the number of ranks (MPD-KFAC, DP-KFAC).\n"
                 "- all: every rank, as in eva-kfac, where each rank solves all factors. Ranks that "
                 "share a batch always use all."),
-    ROW(output_factor, .group = "curvature", .default_text = "full",
-        ONE_OF_2(NG_OUTPUT_FULL, "full", NG_OUTPUT_DIAGONAL, "diagonal"), FACTORS,
-        .per_layer = true,
+    ROW(output_factor, "curvature", "full",
+        ONE_OF_2(NG_OUTPUT_, FULL, "full", DIAGONAL, "diagonal"), FACTORS, LAYER,
         .help = "The form of factor G.\n"
                 "- full: a matrix, which max_factor and factor_blocks may cut.\n"
                 "- diagonal: only the diagonal."),
-    ROW(radius, .group = "curvature", .default_text = "0", .lower = 0, .upper = REAL_MAX,
-        .unit = "norm", FACTORS,
+    ROW(radius, "curvature", "0", FROM(0, REAL_MAX, "norm"), FACTORS,
         .help = "solver = product: PD = D + radius / sqrt(sum ||D||^2) G D A, the ascent of SAM "
                 "(arXiv 2010.01412).\n"
                 "Must be above 0 with product, else 0; damping has no effect on PD."),
-    ROW(sides, .group = "curvature", .default_text = "both",
-        ONE_OF_3(NG_SIDES_BOTH, "both", NG_SIDES_INPUT, "input", NG_SIDES_NONE, "none"),
-        .trait = NG_TRAIT_VECTORS, .per_layer = true,
+    ROW(sides, "curvature", "both", ONE_OF_3(NG_SIDES_, BOTH, "both", INPUT, "input", NONE, "none"),
+        .trait = NG_TRAIT_VECTORS, LAYER,
         .help = "Rank-one curvature (Eva, arXiv 2308.02123) from the mean input a and the mean "
                 "output gradient g.\n"
                 "- both: (a a') (x) (g g').\n"
@@ -121,20 +125,18 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
                 "- none: PD = D / (damping + ||D||^2) (AdaSGD); nothing is observed."),
 
     /* Statistics. */
-    ROW(stat_decay, STATISTICS, .default_text = "0.95", .lower = 0, .upper = 1, .unit = "weight",
-        .per_layer = true, .can_change = true,
+    ROW(stat_decay, "statistics", "0.95", OBSERVED, FROM(0, 1, "weight"), LAYER, LIVE,
         .help = "rho, the weight of the old running average: F <- rho F + (1 - rho) new."),
-    ROW(stat_start, STATISTICS, .default_text = "first",
-        ONE_OF_3(NG_START_FIRST, "first", NG_START_IDENTITY, "identity", NG_START_ZERO, "zero"),
-        .per_layer = true,
+    ROW(stat_start, "statistics", "first", OBSERVED,
+        ONE_OF_3(NG_START_, FIRST, "first", IDENTITY, "identity", ZERO, "zero"), LAYER,
         .help = "The running average before the first statistics.\n"
                 "- first: none; the first statistics enter with weight 1.\n"
                 "- identity: the identity matrix.\n"
                 "- zero: zeros."),
-    ROW(stat_scale, STATISTICS, .default_text = "textbook",
-        ONE_OF_5(NG_SCALE_TEXTBOOK, "textbook", NG_SCALE_KAISA, "kaisa", NG_SCALE_MPD_KFAC,
-                 "mpd-kfac", NG_SCALE_EVA, "eva", NG_SCALE_CHAINERKFAC, "chainerkfac"),
-        .per_layer = true,
+    ROW(stat_scale, "statistics", "textbook", OBSERVED,
+        ONE_OF_5(NG_SCALE_, TEXTBOOK, "textbook", KAISA, "kaisa", MPD_KFAC, "mpd-kfac", EVA, "eva",
+                 CHAINERKFAC, "chainerkfac"),
+        LAYER,
         .help =
             "The divisors of the statistics, and the weight of one observation in the mean "
             "over a step and over ranks.\n"
@@ -145,29 +147,25 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
             "samples.\n"
             "- eva: plain means over the rows (methods with mean vectors only); equal weights.\n"
             "- chainerkfac: the divisors of textbook; equal weights."),
-    ROW(positions, STATISTICS, .default_text = "expand",
-        ONE_OF_2(NG_POSITIONS_EXPAND, "expand", NG_POSITIONS_REDUCE, "reduce"), .per_layer = true,
+    ROW(positions, "statistics", "expand", OBSERVED,
+        ONE_OF_2(NG_POSITIONS_, EXPAND, "expand", REDUCE, "reduce"), LAYER,
         .help = "Positions of a sequence or image.\n"
                 "- expand: each position is a sample.\n"
                 "- reduce: positions are averaged first."),
-    ROW(stat_batch, STATISTICS, .default_text = "0", .lower = 0, .upper = COUNT_MAX,
-        .unit = "samples", .per_layer = true,
+    ROW(stat_batch, "statistics", "0", OBSERVED, FROM(0, COUNT_MAX, "samples"), LAYER,
         .help = "Use only the first samples of each micro-batch; 0: all."),
-    ROW(calls, STATISTICS, .default_text = "mean",
-        ONE_OF_3(NG_CALLS_MEAN, "mean", NG_CALLS_EMA, "ema", NG_CALLS_LAST, "last"),
-        .per_layer = true,
+    ROW(calls, "statistics", "mean", OBSERVED,
+        ONE_OF_3(NG_CALLS_, MEAN, "mean", EMA, "ema", LAST, "last"), LAYER,
         .help = "Several observations of a layer in one step.\n"
                 "- mean: their mean.\n"
                 "- ema: each observation updates the running average.\n"
                 "- last: only the last observation."),
-    ROW(stat_period, STATISTICS, .default_text = "1", .lower = 1, .upper = COUNT_MAX,
-        .unit = "steps", .per_layer = true, .can_change = true,
+    ROW(stat_period, "statistics", "1", OBSERVED, FROM(1, COUNT_MAX, "steps"), LAYER, LIVE,
         .help = "Steps between observations of statistics."),
-    ROW(solve_period, STATISTICS, .default_text = "10", .lower = 1, .upper = COUNT_MAX,
-        .unit = "steps", .trait = NG_TRAIT_SOLVES, .per_layer = true, .can_change = true,
+    ROW(solve_period, "statistics", "10", OBSERVED, FROM(1, COUNT_MAX, "steps"),
+        .trait = NG_TRAIT_SOLVES, LAYER, LIVE,
         .help = "Steps between solves (inverses, eigenbases)."),
-    ROW(refresh_tolerance, STATISTICS, .default_text = "0", .lower = 0, .upper = REAL_MAX,
-        .unit = "norm",
+    ROW(refresh_tolerance, "statistics", "0", OBSERVED, FROM(0, REAL_MAX, "norm"),
         .help = "When statistics are refreshed.\n"
                 "- 0: every stat_period steps, solved every solve_period.\n"
                 "- above 0: as in SP-NGD (arXiv 2002.06015): the slower a statistic changes, the "
@@ -176,43 +174,36 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
                 "intervals. The next interval is\n"
                 "  max(1, d1/2) if |X - X1| >= refresh_tolerance |X1|, else d1 if X and X2 differ "
                 "as much, else d1 + d2."),
-    ROW(max_factor, STATISTICS, .default_text = "0", .lower = 0, .upper = COUNT_MAX,
-        .unit = "columns", FACTORS, .per_layer = true,
+    ROW(max_factor, "statistics", "0", OBSERVED, FROM(0, COUNT_MAX, "columns"), FACTORS, LAYER,
         .help = "Cut a wider factor into diagonal blocks of at most this width; 0: never."),
-    ROW(factor_blocks, STATISTICS, .default_text = "1", .lower = 1, .upper = COUNT_MAX,
-        .unit = "blocks", FACTORS, .per_layer = true,
+    ROW(factor_blocks, "statistics", "1", OBSERVED, FROM(1, COUNT_MAX, "blocks"), FACTORS, LAYER,
         .help = "Cut every factor into at least this number of diagonal blocks."),
-    ROW(factor_dtype, STATISTICS, .default_text = "f32",
-        ONE_OF_3(NG_F32, "f32", NG_BF16, "bf16", NG_F16, "f16"), .unsupported = "f64", FACTORS,
-        .per_layer = true,
+    ROW(factor_dtype, "statistics", "f32", OBSERVED,
+        ONE_OF_3(NG_, F32, "f32", BF16, "bf16", F16, "f16"), .unsupported = "f64", FACTORS, LAYER,
         .help = "The type of running averages of factors; norm layers and A of an embedding always "
                 "use f32."),
-    ROW(inverse_dtype, STATISTICS, .default_text = "f32",
-        ONE_OF_3(NG_F32, "f32", NG_BF16, "bf16", NG_F16, "f16"), .unsupported = "f64", FACTORS,
-        .per_layer = true,
+    ROW(inverse_dtype, "statistics", "f32", OBSERVED,
+        ONE_OF_3(NG_, F32, "f32", BF16, "bf16", F16, "f16"), .unsupported = "f64", FACTORS, LAYER,
         .help = "The type of inverses and eigenvectors; norm layers always use f32."),
 
     /* Norm layers. */
-    ROW(norm_block, .group = "norm layers", .default_text = "unit",
-        ONE_OF_4(NG_NORM_UNIT, "unit", NG_NORM_FULL, "full", NG_NORM_DIAGONAL, "diagonal",
-                 NG_NORM_NONE, "none"),
-        .per_layer = true,
+    ROW(norm_block, "norm layers", "unit",
+        ONE_OF_4(NG_NORM_, UNIT, "unit", FULL, "full", DIAGONAL, "diagonal", NONE, "none"), LAYER,
         .help = "The curvature F of gamma and beta: second moments of the gradients of single "
                 "samples; PD = (F + damping norm_damping I)^-1 D.\n"
                 "- unit: the 2x2 block of each channel (SP-NGD, arXiv 2002.06015).\n"
                 "- full: all channels, [2C, 2C].\n"
                 "- diagonal: the diagonal of F (arXiv 1811.12019).\n"
                 "- none: the gradient is not changed."),
-    ROW(norm_damping, .group = "norm layers", .default_text = "1", .lower = 0, .upper = REAL_MAX,
-        .lower_open = true, .unit = "damping", .per_layer = true, .can_change = true,
+    ROW(norm_damping, "norm layers", "1", ABOVE(0, REAL_MAX, "damping"), LAYER, LIVE,
         NEEDS(norm_block, 1U << NG_NORM_UNIT | 1U << NG_NORM_FULL | 1U << NG_NORM_DIAGONAL),
         .help = "The factor of damping in norm layers."),
 
     /* Clip. */
-    ROW(clip, .group = "clip", .default_text = "kl",
-        ONE_OF_7(NG_CLIP_KL, "kl", NG_CLIP_RESCALE, "rescale", NG_CLIP_NORM, "norm", NG_CLIP_RATIO,
-                 "ratio", NG_CLIP_RMS, "rms", NG_CLIP_NONE, "none", NG_CLIP_VALUE, "value"),
-        .can_change = true,
+    ROW(clip, "clip", "kl",
+        ONE_OF_7(NG_CLIP_, KL, "kl", RESCALE, "rescale", NORM, "norm", RATIO, "ratio", RMS, "rms",
+                 NONE, "none", VALUE, "value"),
+        LIVE,
         .help = "The clip factor nu, which multiplies every preconditioned gradient PD of a "
                 "gradient D.\n"
                 "- kl: nu = min(1, sqrt(kl_clip / |lr^2 sum <PD, D>|)), 1 if the sum is 0.\n"
@@ -225,17 +216,15 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
                 "arXiv 1804.04235).\n"
                 "- none: nu = 1.\n"
                 "- value: nu = 1, and each element of PD is limited to [-clip_bound, clip_bound]."),
-    ROW(kl_clip, .group = "clip", .default_text = "0.001", .lower = 0, .upper = REAL_MAX,
-        .lower_open = true, .unit = "KL", .can_change = true, NEEDS(clip, 1U << NG_CLIP_KL),
+    ROW(kl_clip, "clip", "0.001", ABOVE(0, REAL_MAX, "KL"), LIVE, NEEDS(clip, 1U << NG_CLIP_KL),
         .help = "clip = kl: the bound kappa."),
-    ROW(clip_bound, .group = "clip", .default_text = "0", .lower = 0, .upper = REAL_MAX,
-        .unit = "norm", .can_change = true,
+    ROW(clip_bound, "clip", "0", FROM(0, REAL_MAX, "norm"), LIVE,
         NEEDS(clip,
               1U << NG_CLIP_NORM | 1U << NG_CLIP_RATIO | 1U << NG_CLIP_RMS | 1U << NG_CLIP_VALUE),
         .help = "clip = norm, ratio, rms, value: the bound, which must be above 0."),
 
     /* Layers. */
-    ROW(skip_layers, .group = "layers", .default_text = "", .check_text = ng_globs_check_text,
+    ROW(skip_layers, "layers", "", .check_text = ng_globs_check_text,
         .help =
             "Layers that keep their gradient: globs separated by commas, as in \"fc*,conv2d\".\n"
             "A glob must match the whole name or kind of a layer (\"linear\", \"Linear\", "
@@ -246,7 +235,7 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
             "- A backslash makes the next byte literal, also a comma.\n"
             "- linear/N matches the linear layers with N outputs.\n"
             "Globs that match no layer are logged, and ng_explain lists them."),
-    ROW(per_layer, .group = "layers", .default_text = "", .check_text = ng_lines_check_text,
+    ROW(per_layer, "layers", "", .check_text = ng_lines_check_text,
         .help = "Options of single layers: entries \"GLOBS: NAME=VALUE ...\" separated by ';'.\n"
                 "Example: \"conv2d: solver=eigen; fc*,head: method=mfac window=16 damping=1e-4\".\n"
                 "- The first entry with a glob that matches a layer's name or kind (a tensor's "
@@ -258,20 +247,18 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
                 "- Layers of methods with a window and with identical lines share one window."),
 
     /* Ranks. */
-    ROW(statistics, .group = "ranks", .default_text = "all",
-        ONE_OF_4(NG_STATISTICS_ALL, "all", NG_STATISTICS_LOCAL, "local", NG_STATISTICS_OWNER,
-                 "owner", NG_STATISTICS_SHARDED, "sharded"),
+    ROW(statistics, "ranks", "all",
+        ONE_OF_4(NG_STATISTICS_, ALL, "all", LOCAL, "local", OWNER, "owner", SHARDED, "sharded"),
         .help = "Whose batches enter the statistics, and which ranks store them.\n"
                 "- all: summed over all ranks, stored by all.\n"
                 "- local: the owner's batch only, never sent.\n"
                 "- owner: summed over all ranks, stored by the owner.\n"
                 "- sharded: windows only: each rank stores a slice of about 1/W of every row and "
                 "computes that slice of PD."),
-    ROW(placement, .group = "ranks", .default_text = "balanced",
-        ONE_OF_7(NG_PLACEMENT_ROUND_ROBIN, "round-robin", NG_PLACEMENT_KAISA, "kaisa",
-                 NG_PLACEMENT_MPD_KFAC, "mpd-kfac", NG_PLACEMENT_CONTIGUOUS, "contiguous",
-                 NG_PLACEMENT_SPNGD, "spngd", NG_PLACEMENT_BALANCED, "balanced",
-                 NG_PLACEMENT_KAISA_MEMORY, "kaisa-memory"),
+    ROW(placement, "ranks", "balanced",
+        ONE_OF_7(NG_PLACEMENT_, ROUND_ROBIN, "round-robin", KAISA, "kaisa", MPD_KFAC, "mpd-kfac",
+                 CONTIGUOUS, "contiguous", SPNGD, "spngd", BALANCED, "balanced", KAISA_MEMORY,
+                 "kaisa-memory"),
         .help = "Which rank solves a block. Results do not depend on it, except with statistics = "
                 "local.\n"
                 "- round-robin: block i on rank i mod W.\n"
@@ -283,41 +270,36 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
                 "- balanced: counts the products of each step, too; never more expensive than "
                 "kaisa by that count.\n"
                 "- kaisa-memory: as kaisa; a factor of order n costs n^2 instead of n^3."),
-    ROW(colocate, .group = "ranks", .default_text = "1",
+    ROW(colocate, "ranks", "1",
         .help = "1: one rank solves A and G of a layer. 0: each factor is placed by itself on the "
                 "ranks that store the layer's inverse.\n"
                 "Must be 1 with placement = spngd, and with statistics = local unless one rank "
                 "stores the inverse."),
-    ROW(grad_worker_fraction, .group = "ranks", .default_text = "1", .lower = 0, .upper = 1,
-        .unit = "ranks/W", .trait = NG_TRAIT_SOLVES,
+    ROW(grad_worker_fraction, "ranks", "1", FROM(0, 1, "ranks/W"), .trait = NG_TRAIT_SOLVES,
         .help = "The share of ranks that store the inverse of a block; 0: the owner only."),
 
     /* Messages. */
-    ROW(wire_dtype, .group = "messages", .default_text = "f32",
-        ONE_OF_3(NG_F32, "f32", NG_BF16, "bf16", NG_F16, "f16"),
+    ROW(wire_dtype, "messages", "f32", ONE_OF_3(NG_, F32, "f32", BF16, "bf16", F16, "f16"),
         .help = "The type in which sums of averaged statistics are sent.\n"
                 "Each rank rounds its sums to this type, the transport adds in f32 or better, and "
                 "the sum is rounded again. f16 sends means."),
-    ROW(stat_bucket_mb, .group = "messages", .default_text = "25", .lower = 0, .upper = 1e5,
-        .unit = "MB",
+    ROW(stat_bucket_mb, "messages", "25", FROM(0, 1e5, "MB"),
         .help = "The largest message of statistics (MB = 10^6 bytes). A larger statistic has its "
                 "own message; 0: each statistic has.\n"
                 "A message is posted when all its statistics are observed (ng_batch.last), or in "
                 "the step. The option does not change results."),
 
     /* Update. */
-    ROW(update, .group = "update", .default_text = "gradient",
-        ONE_OF_3(NG_UPDATE_GRADIENT, "gradient", NG_UPDATE_SGD, "sgd", NG_UPDATE_ADAMW, "adamw"),
+    ROW(update, "update", "gradient",
+        ONE_OF_3(NG_UPDATE_, GRADIENT, "gradient", SGD, "sgd", ADAMW, "adamw"),
         .help = "The step function that will be called: ng_step, ng_step_sgd or ng_step_adamw."),
-    ROW(update_ranks, .group = "update", .default_text = "all",
-        ONE_OF_2(NG_UPDATE_RANKS_ALL, "all", NG_UPDATE_RANKS_OWNER, "owner"),
+    ROW(update_ranks, "update", "all", ONE_OF_2(NG_UPDATE_RANKS_, ALL, "all", OWNER, "owner"),
         NEEDS(update, 1U << NG_UPDATE_SGD | 1U << NG_UPDATE_ADAMW),
         .help = "update = sgd, adamw: the ranks that update a weight.\n"
                 "- all: every rank.\n"
                 "- owner: the owner of the block (of tensor i: rank i mod W), which alone stores "
                 "the moments and broadcasts the weights."),
-    ROW(missing, .group = "update", .default_text = "refuse",
-        ONE_OF_2(NG_MISSING_REFUSE, "refuse", NG_MISSING_KEEP, "keep"),
+    ROW(missing, "update", "refuse", ONE_OF_2(NG_MISSING_, REFUSE, "refuse", KEEP, "keep"),
         .help = "What a step does with a layer or tensor without gradients (never bound, or bound "
                 "with data NULL).\n"
                 "- refuse: the step returns an error.\n"
@@ -325,13 +307,13 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
                 "its elements are zeros.\n"
                 "A layer with only some of its gradients, or with an expired binding, is always an "
                 "error."),
-    ROW(quantify, .group = "update", .default_text = "0",
+    ROW(quantify, "update", "0",
         .help = "1: report how far each element is scaled, |PD_i / (D_i + 1e-8)|: least, "
                 "quartiles, largest, mean (EFCP).\n"
                 "Costs two more passes over gradients and PD, and 128 KiB a thread."),
 
     /* Windows. */
-    ROW(window, WINDOW, .default_text = "64", .lower = 1, .upper = COUNT_MAX, .unit = "gradients",
+    ROW(window, "windows", "64", WINDOW, FROM(1, COUNT_MAX, "gradients"),
         .help = "m, the number of stored gradients. Windows need no observation; with G [m, d] the "
                 "stored gradients and x the newest:\n"
                 "- mfac: PD = (damping I + G'G / m)^-1 x (M-FAC, arXiv 2107.03356).\n"
@@ -339,9 +321,9 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
                 "(GGT, arXiv 1806.02958).\n"
                 "With stat_period > 1, only the gradient of every stat_period-th step enters the "
                 "window; in other steps x is the gradient of the step."),
-    ROW(window_function, WINDOW, .default_text = "mfac",
-        ONE_OF_6(NG_WINDOW_MFAC, "mfac", NG_WINDOW_MFAC_FILLED, "mfac-filled", NG_WINDOW_GGT, "ggt",
-                 NG_WINDOW_STEP, "step", NG_WINDOW_ADAM, "adam", NG_WINDOW_ADAGRAD, "adagrad"),
+    ROW(window_function, "windows", "mfac", WINDOW,
+        ONE_OF_6(NG_WINDOW_, MFAC, "mfac", MFAC_FILLED, "mfac-filled", GGT, "ggt", STEP, "step",
+                 ADAM, "adam", ADAGRAD, "adagrad"),
         .help = "The direction that a window computes.\n"
                 "- mfac, ggt: see window.\n"
                 "- mfac-filled: while the window is not full, divide by the number of stored "
@@ -349,47 +331,43 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
                 "- step: window = 1; x = v with v the momentum of D.\n"
                 "- adam: window = 1; x = m / (sqrt(s) + damping) with unbiased moments of D.\n"
                 "- adagrad: window = 1; s <- s + x^2, PD = x / (sqrt(s) + damping)."),
-    ROW(window_scope, WINDOW, .default_text = "model",
-        ONE_OF_3(NG_WINDOW_MODEL, "model", NG_WINDOW_PARAMETER, "parameter", NG_WINDOW_GROUP,
-                 "group"),
+    ROW(window_scope, "windows", "model", WINDOW,
+        ONE_OF_3(NG_WINDOW_, MODEL, "model", PARAMETER, "parameter", GROUP, "group"),
         NEEDS_EITHER(window_function, MFAC | 1U << NG_WINDOW_GGT, window_store, TOPK),
         .help = "One curvature for all parameters, for each parameter, or for each group of "
                 "ng_set_group (as it is at ng_ready)."),
-    ROW(window_dtype, WINDOW, .default_text = "f32", ONE_OF_2(NG_F32, "f32", NG_BF16, "bf16"),
+    ROW(window_dtype, "windows", "f32", WINDOW, ONE_OF_2(NG_, F32, "f32", BF16, "bf16"),
         .unsupported = "f16|f64",
         .help = "The dtype of stored gradients; with bf16, x (see window) is rounded too."),
-    ROW(window_forget, WINDOW, .default_text = "1", .lower = 0, .upper = 1, .unit = "weight",
+    ROW(window_forget, "windows", "1", WINDOW, FROM(0, 1, "weight"),
         .help = "ggt: in G'G (see window) the k-th gradient before the newest has the weight "
                 "window_forget^(2k). adam: the weight of the old second moment."),
-    ROW(window_momentum, WINDOW, .default_text = "0", .lower = 0, .upper = 0.999999,
-        .unit = "weight",
+    ROW(window_momentum, "windows", "0", WINDOW, FROM(0, 0.999999, "weight"),
         .help = "mu, the weight of the old momentum v, see window_momentum_form; the clip applies "
                 "to the result."),
-    ROW(window_momentum_form, WINDOW, .default_text = "average",
-        ONE_OF_3(NG_MOMENTUM_AVERAGE, "average", NG_MOMENTUM_HEAVY_BALL, "heavy-ball",
-                 NG_MOMENTUM_GRADIENT, "gradient"),
+    ROW(window_momentum_form, "windows", "average", WINDOW,
+        ONE_OF_3(NG_MOMENTUM_, AVERAGE, "average", HEAVY_BALL, "heavy-ball", GRADIENT, "gradient"),
         NEEDS_ABOVE(window_momentum),
         .help = "The momentum, from v = 0.\n"
                 "- average: v = mu v + (1 - mu) PD.\n"
                 "- heavy-ball: v = mu v + PD.\n"
                 "- gradient: x = v = mu v + (1 - mu) D, and D enters the window."),
-    ROW(window_decay, WINDOW, .default_text = "0", .lower = 0, .upper = REAL_MAX, .unit = "weight",
+    ROW(window_decay, "windows", "0", WINDOW, FROM(0, REAL_MAX, "weight"),
         NEEDS(window_decay_form, 1U << NG_DECAY_GRADIENT | 1U << NG_DECAY_DIRECTION),
         .help = "Weight decay inside the preconditioner; above 0 weights must be bound."),
-    ROW(window_decay_form, WINDOW, .default_text = "gradient",
-        ONE_OF_3(NG_DECAY_GRADIENT, "gradient", NG_DECAY_DIRECTION, "direction", NG_DECAY_NONE,
-                 "none"),
+    ROW(window_decay_form, "windows", "gradient", WINDOW,
+        ONE_OF_3(NG_DECAY_, GRADIENT, "gradient", DIRECTION, "direction", NONE, "none"),
         NEEDS_ABOVE(window_decay),
         .help = "How window_decay is applied to the weight w.\n"
                 "- gradient: D + window_decay w enters the window.\n"
                 "- direction: window_decay / damping w is added to PD (mfac, as in EFCP).\n"
                 "- none: not at all."),
-    ROW(window_mask, WINDOW, .default_text = "0",
+    ROW(window_mask, "windows", "0", WINDOW,
         .help = "1: weights that are 0 at ng_ready get no gradient and no direction. Weights must "
                 "be bound before ng_ready."),
-    ROW(window_store, WINDOW, .default_text = "dense",
-        ONE_OF_5(NG_STORE_DENSE, "dense", NG_STORE_TOPK, "topk", NG_STORE_TOPK_LAYER, "topk-layer",
-                 NG_STORE_TOPK_BLOCK, "topk-block", NG_STORE_LOWRANK, "lowrank"),
+    ROW(window_store, "windows", "dense", WINDOW,
+        ONE_OF_5(NG_STORE_, DENSE, "dense", TOPK, "topk", TOPK_LAYER, "topk-layer", TOPK_BLOCK,
+                 "topk-block", LOWRANK, "lowrank"),
         .help =
             "The stored part of a = e + D, with error feedback e <- a - stored (EFCP, arXiv "
             "2306.06098); x is the stored part, too.\n"
@@ -397,17 +375,17 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
             "- topk, topk-layer, topk-block: the largest entries of all, of each parameter, or of "
             "each 32,768 consecutive elements; of equal entries the first.\n"
             "- lowrank: factors P Q' of each weight (PowerSGD, arXiv 1905.13727)."),
-    ROW(window_density, WINDOW, .default_text = "0.01", .lower = 0, .upper = COUNT_MAX,
-        .lower_open = true, .unit = "entries/all", NEEDS(window_store, TOPK),
+    ROW(window_density, "windows", "0.01", WINDOW, ABOVE(0, COUNT_MAX, "entries/all"),
+        NEEDS(window_store, TOPK),
         .help = "topk: the stored share k / d, at least one entry; above 1: k itself (topk "
                 "only)."),
-    ROW(window_rank, WINDOW, .default_text = "1", .lower = 1, .upper = COUNT_MAX, .unit = "columns",
+    ROW(window_rank, "windows", "1", WINDOW, FROM(1, COUNT_MAX, "columns"),
         NEEDS(window_store, 1U << NG_STORE_LOWRANK),
         .help = "lowrank: columns of P and Q of each weight, at most its rows and columns; biases "
                 "and tensors are stored whole."),
-    ROW(window_fill, WINDOW, .default_text = "none",
-        ONE_OF_5(NG_FILL_NONE, "none", NG_FILL_GRADIENT, "gradient", NG_FILL_ERROR, "error",
-                 NG_FILL_REST, "rest", NG_FILL_ADDED, "added"),
+    ROW(window_fill, "windows", "none", WINDOW,
+        ONE_OF_5(NG_FILL_, NONE, "none", GRADIENT, "gradient", ERROR, "error", REST, "rest", ADDED,
+                 "added"),
         NEEDS(window_store, TOPK | 1U << NG_STORE_LOWRANK),
         .help = "topk, lowrank: how PD gets the part D - x that was not stored.\n"
                 "- none: not at all.\n"
@@ -417,10 +395,10 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
                 "of e, which is 0 there afterwards.\n"
                 "- rest: until the window is full, (D - x) / damping is added to PD (mfac).\n"
                 "- added: in every step, (D - x) / damping is added to PD (mfac)."),
-    ROW(window_feedback_lr, WINDOW, .default_text = "0",
+    ROW(window_feedback_lr, "windows", "0", WINDOW,
         NEEDS(window_store, TOPK | 1U << NG_STORE_LOWRANK),
         .help = "1: a = e + lr D, and PD is the stored part over lr."),
-    ROW(window_empty, WINDOW, .default_text = "0", .lower = 0, .upper = 0.999999, .unit = "lr/lr",
+    ROW(window_empty, "windows", "0", WINDOW, FROM(0, 0.999999, "lr/lr"),
         .help = "Empty the window if lr is at most window_empty times the lr of the last stored "
                 "gradient; error and momentum stay. 0: never."),
 };

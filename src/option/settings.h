@@ -17,25 +17,25 @@
 /* ---- choices ---------------------------------------------------------------------------------*/
 
 /* An enum value is the index of its text in ng_option_row.choice.  The value 0 need not be the default. */
-typedef enum ng_solver {
+typedef enum {
   NG_SOLVER_CHOLESKY,
   NG_SOLVER_EIGEN,
   NG_SOLVER_EIGEN_PREDIV,
   NG_SOLVER_PRODUCT
 } ng_solver;
-typedef enum ng_split { NG_SPLIT_JOINT, NG_SPLIT_FULL, NG_SPLIT_PI, NG_SPLIT_ROOT } ng_split;
-typedef enum ng_damping_leak { NG_LEAK_NONE, NG_LEAK_OWNER, NG_LEAK_ALL } ng_damping_leak;
-typedef enum ng_start { NG_START_FIRST, NG_START_IDENTITY, NG_START_ZERO } ng_start;
-typedef enum ng_stat_scale {
+typedef enum { NG_SPLIT_JOINT, NG_SPLIT_FULL, NG_SPLIT_PI, NG_SPLIT_ROOT } ng_split;
+typedef enum { NG_LEAK_NONE, NG_LEAK_OWNER, NG_LEAK_ALL } ng_damping_leak;
+typedef enum { NG_START_FIRST, NG_START_IDENTITY, NG_START_ZERO } ng_start;
+typedef enum {
   NG_SCALE_TEXTBOOK,
   NG_SCALE_KAISA,
   NG_SCALE_MPD_KFAC,
   NG_SCALE_EVA,
   NG_SCALE_CHAINERKFAC
 } ng_stat_scale;
-typedef enum ng_positions { NG_POSITIONS_EXPAND, NG_POSITIONS_REDUCE } ng_positions;
-typedef enum ng_calls { NG_CALLS_MEAN, NG_CALLS_EMA, NG_CALLS_LAST } ng_calls;
-typedef enum ng_clip_kind {
+typedef enum { NG_POSITIONS_EXPAND, NG_POSITIONS_REDUCE } ng_positions;
+typedef enum { NG_CALLS_MEAN, NG_CALLS_EMA, NG_CALLS_LAST } ng_calls;
+typedef enum {
   NG_CLIP_KL,
   NG_CLIP_RESCALE,
   NG_CLIP_NORM,
@@ -44,14 +44,14 @@ typedef enum ng_clip_kind {
   NG_CLIP_NONE,
   NG_CLIP_VALUE
 } ng_clip_kind;
-typedef enum ng_statistics {
+typedef enum {
   NG_STATISTICS_ALL,
   NG_STATISTICS_LOCAL,
   NG_STATISTICS_OWNER,
   NG_STATISTICS_SHARDED
 } ng_statistics;
-typedef enum ng_output_factor { NG_OUTPUT_FULL, NG_OUTPUT_DIAGONAL } ng_output_factor;
-typedef enum ng_placement {
+typedef enum { NG_OUTPUT_FULL, NG_OUTPUT_DIAGONAL } ng_output_factor;
+typedef enum {
   NG_PLACEMENT_ROUND_ROBIN,
   NG_PLACEMENT_KAISA,
   NG_PLACEMENT_MPD_KFAC,
@@ -60,18 +60,13 @@ typedef enum ng_placement {
   NG_PLACEMENT_BALANCED,
   NG_PLACEMENT_KAISA_MEMORY
 } ng_placement;
-typedef enum ng_update { NG_UPDATE_GRADIENT, NG_UPDATE_SGD, NG_UPDATE_ADAMW } ng_update;
-typedef enum ng_update_ranks { NG_UPDATE_RANKS_ALL, NG_UPDATE_RANKS_OWNER } ng_update_ranks;
-typedef enum ng_missing { NG_MISSING_REFUSE, NG_MISSING_KEEP } ng_missing;
-typedef enum ng_norm_block {
-  NG_NORM_UNIT,
-  NG_NORM_FULL,
-  NG_NORM_DIAGONAL,
-  NG_NORM_NONE
-} ng_norm_block;
-typedef enum ng_sides { NG_SIDES_BOTH, NG_SIDES_INPUT, NG_SIDES_NONE } ng_sides;
+typedef enum { NG_UPDATE_GRADIENT, NG_UPDATE_SGD, NG_UPDATE_ADAMW } ng_update;
+typedef enum { NG_UPDATE_RANKS_ALL, NG_UPDATE_RANKS_OWNER } ng_update_ranks;
+typedef enum { NG_MISSING_REFUSE, NG_MISSING_KEEP } ng_missing;
+typedef enum { NG_NORM_UNIT, NG_NORM_FULL, NG_NORM_DIAGONAL, NG_NORM_NONE } ng_norm_block;
+typedef enum { NG_SIDES_BOTH, NG_SIDES_INPUT, NG_SIDES_NONE } ng_sides;
 
-typedef enum ng_window_function {
+typedef enum {
   NG_WINDOW_MFAC,
   NG_WINDOW_MFAC_FILLED,
   NG_WINDOW_GGT,
@@ -79,31 +74,23 @@ typedef enum ng_window_function {
   NG_WINDOW_ADAM,
   NG_WINDOW_ADAGRAD
 } ng_window_function;
-typedef enum ng_window_scope {
-  NG_WINDOW_MODEL,
-  NG_WINDOW_PARAMETER,
-  NG_WINDOW_GROUP
-} ng_window_scope;
-typedef enum ng_momentum_form {
-  NG_MOMENTUM_AVERAGE,
-  NG_MOMENTUM_HEAVY_BALL,
-  NG_MOMENTUM_GRADIENT
-} ng_momentum_form;
-typedef enum ng_store_kind {
+typedef enum { NG_WINDOW_MODEL, NG_WINDOW_PARAMETER, NG_WINDOW_GROUP } ng_window_scope;
+typedef enum { NG_MOMENTUM_AVERAGE, NG_MOMENTUM_HEAVY_BALL, NG_MOMENTUM_GRADIENT } ng_momentum_form;
+typedef enum {
   NG_STORE_DENSE,
   NG_STORE_TOPK,
   NG_STORE_TOPK_LAYER,
   NG_STORE_TOPK_BLOCK,
   NG_STORE_LOWRANK
 } ng_store_kind;
-typedef enum ng_window_fill {
+typedef enum {
   NG_FILL_NONE,
   NG_FILL_GRADIENT,
   NG_FILL_ERROR,
   NG_FILL_REST,
   NG_FILL_ADDED
 } ng_window_fill;
-typedef enum ng_decay_form { NG_DECAY_GRADIENT, NG_DECAY_DIRECTION, NG_DECAY_NONE } ng_decay_form;
+typedef enum { NG_DECAY_GRADIENT, NG_DECAY_DIRECTION, NG_DECAY_NONE } ng_decay_form;
 
 /* ---- the list of options ---------------------------------------------------------------------*/
 
@@ -167,7 +154,6 @@ typedef enum ng_decay_form { NG_DECAY_GRADIENT, NG_DECAY_DIRECTION, NG_DECAY_NON
 
 #define NG_AS_ID(kind, name, type) NG_OPTION_##name,
 typedef enum ng_option_id { NG_OPTION_LIST(NG_AS_ID) NG_OPTION_COUNT } ng_option_id;
-#undef NG_AS_ID
 
 #define NG_FIELD_REAL(name, type) type name;
 #define NG_FIELD_INT(name, type) type name;
@@ -179,12 +165,6 @@ typedef struct ng_settings {
   const char *method, *family; /* names in the table of methods */
   NG_OPTION_LIST(NG_AS_FIELD)
 } ng_settings;
-#undef NG_AS_FIELD
-#undef NG_FIELD_REAL
-#undef NG_FIELD_INT
-#undef NG_FIELD_BOOL
-#undef NG_FIELD_CHOICE
-#undef NG_FIELD_TEXT
 
 /* ---- sets of options -------------------------------------------------------------------------*/
 
