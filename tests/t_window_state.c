@@ -6,6 +6,7 @@
 #include "folder.h"
 #include "safetensors.h"
 
+#include <float.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -159,8 +160,41 @@ static void steps_skipped_after_the_solve(void **state) {
   compare_with_skipped_steps("window_store=lowrank");
 }
 
+/* ---- a state after a skipped step ------------------------------------------------------------*/
+
+/* NaN in a gradient, or (bf16) a gradient that rounds to Inf. */
+static void a_state_after_a_skipped_step_loads(void **state) {
+  static const char *const store[] = {
+      "", "window_dtype=bf16", "window_store=topk window_density=0.2", "window_store=lowrank"};
+  const char *file = in_folder("skipped");
+  for (int k = 0; k < 5; k++) {
+    float g[4 * LONG];
+    const plane vg = plane_of(g, 4, LONG, NG_F32);
+    char options[200];
+    (void)snprintf(options, sizeof options, "method=mfac window=5 damping=1e-3 %s",
+                   store[k == 4 ? 1 : k]);
+    for (int load = 0; load < 2; load++) {
+      fixture f;
+      fixture_ok(&f, fixture_open(&f, options, NULL));
+      fixture_ok(&f, fixture_tensor(&f, "w", &vg, NULL));
+      fixture_ok(&f, ng_ready(f.p));
+      if (load) fixture_ok(&f, ng_load(f.p, file));
+      for (int t = 0; t < 4 - 2 * load; t++) {
+        for (int i = 0; i < 4 * LONG; i++) {
+          g[i] = (float)cos(i + t);
+        }
+        if (t == 3) g[7] = k == 4 ? FLT_MAX : NAN;
+        assert_int_equal(ng_step(f.p, 1.0), t == 3 ? NG_SKIPPED : NG_OK);
+      }
+      if (!load) fixture_ok(&f, ng_save(f.p, file));
+      fixture_close(&f);
+    }
+  }
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {cmocka_unit_test(factors_resume_from_a_state),
-                                     cmocka_unit_test(steps_skipped_after_the_solve)};
+                                     cmocka_unit_test(steps_skipped_after_the_solve),
+                                     cmocka_unit_test(a_state_after_a_skipped_step_loads)};
   return cmocka_run_group_tests_name("states of windows", tests, make_folder, delete_folder);
 }

@@ -242,8 +242,23 @@ static void enter(ng_block *b, double lr) {
   if (!b->is_selecting) w->store->enter(b);
 }
 
-/* If a gradient is not finite, the engine discards the sums; no other array that this step writes is read in a later
- * step. */
+/* After a skipped step: the place at head may hold numbers that are not finite, which ng_load refuses, so enter zeros.  No
+ * other array that the step has written is saved or read in a later step. */
+static void forget_row(ng_block *b) {
+  ng_window *w = ng_window_of(b);
+  ng_queue *q = b->ctx->queue;
+  w->x = w->store->input(b);
+  ng_on(q)->scale(q, w->d, w->x, 0.0);
+  w->store->enter(b);
+  ng_queue_wait(q);
+}
+
+static ng_status check_observed(ng_block *b) {
+  const ng_status st = ng_window_check_read(b);
+  if (st != NG_OK) forget_row(b);
+  return st;
+}
+
 static ng_status observe(ng_block *b, const ng_obs *o) {
   ng_window *w = ng_window_of(b);
   const bool fresh = b->stat->is_due;
@@ -403,6 +418,7 @@ static void commit(ng_block *b, bool taken) {
     w->lr = w->next_lr;
   }
   w->drops_rows = false;
+  if (!taken) forget_row(b);
   if (!taken || fresh) ng_window_gram_clear_row(w, ng_window_head(w));
 }
 
@@ -454,7 +470,7 @@ const ng_family ng_family_window = {
     .statistics = statistics,
     .plan = plan,
     .observe = observe,
-    .check_observed = ng_window_check_read,
+    .check_observed = check_observed,
     .precondition = precondition,
     .measure = measure,
     .select_topk = select_topk,

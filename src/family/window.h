@@ -122,9 +122,9 @@ void ng_window_pass(ng_block *b, ng_flat_pass p);
 /* to <- the bound gradients, 0 for masked and excluded elements; window_decay_form = gradient: plus window_decay times
  * the weights. */
 void ng_window_read_decayed(ng_block *b, float *to);
-/* ng_family.check_observed: NG_SKIPPED if an element that ng_window_read_decayed read is not finite, or too large for error
+/* After a wait: NG_SKIPPED if an element that ng_window_read_decayed read is not finite, or too large for error
  * feedback or momentum (STORED_MOST). */
-ng_status ng_window_check_read(ng_block *b);
+ng_status ng_window_check_read(const ng_block *b);
 /* Return whether window_decay is used in this form. */
 bool ng_window_has_decay(const ng_block *b, ng_decay_form form);
 /* Return k of a top-k selection from n elements: window_density if above 1; else window_density * n, rounded down

@@ -37,7 +37,7 @@ void ng_window_read_decayed(ng_block *b, float *to) {
   ng_window_pass(b, (ng_flat_pass){.op = NG_FLAT_DECAY, .to = to, .take = b->base.window_decay});
 }
 
-ng_status ng_window_check_read(ng_block *b) {
+ng_status ng_window_check_read(const ng_block *b) {
   const double *bad = ng_numbers_read(b->ctx->queue, ng_window_of(b)->results);
   if (bad[3 * NG_FLAT_READ] > 0.0) {
     return ng_fail(b->ctx, NG_SKIPPED, "%s: a gradient is not finite%s", b->name,
