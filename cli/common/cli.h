@@ -139,8 +139,8 @@ typedef struct cli_fields {
 } cli_fields;
 
 __attribute__((format(printf, 2, 3))) void cli_field_error(cli_fields *f, const char *format, ...);
-/* Return the whole number of `key`, from `lower` to `upper`. A missing key gives `absent`; if that is < 0, a
- * mistake. */
+/* Return the integer at `key`, from `lower` to `upper`. Without the key, return `absent`, or report an error if
+ * `absent` < 0. */
 int64_t cli_read_whole(cli_fields *f, const ngio_value *object, const char *key, int64_t lower,
                        int64_t upper, int64_t absent);
 /* Read the pair of whole numbers of `key`, each from `lower` to 2^20. A single number sets both. */

@@ -50,7 +50,7 @@ void *cli_grow(void *list, size_t count, size_t size) {
   size_t capacity = 1;
   while (capacity <= count)
     capacity *= 2;
-  char *more = realloc(list, capacity * size); /* mostly the same size as before, which is cheap */
+  char *more = realloc(list, capacity * size); /* cheap: the size seldom changes */
   if (more == NULL) exit(cli_bad("no memory for %zu x %zu bytes", capacity, size));
   memset(more + count * size, 0, size);
   return more;

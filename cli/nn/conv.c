@@ -181,7 +181,7 @@ typedef struct reorder_job {
   float *to;
   int64_t out, rows, columns; /* an array is [out][columns][rows] or [out][rows][columns] */
   int64_t stride;             /* elements between the arrays that transpose_weights adds */
-  int32_t pieces, sums;       /* pieces of work; number of these arrays */
+  int32_t pieces, sums;       /* parallel tasks; arrays that transpose_weights adds */
 } reorder_job;
 
 /* Add the t->sums arrays [o][columns][rows] at from, from + stride, ...; write the sum as [o][rows][columns]. */

@@ -193,7 +193,7 @@ static void forward(nn *n, node *v, int64_t samples, nn_mode mode) {
   for (int64_t k = 0; k < c; k++) {
     const float mean = own ? s.mean[k] : running[k];
     const float r = own ? s.r[k] : (float)(1.0 / sqrt((double)spread[k] + eps));
-    if (mode == NN_TRAIN) { /* backward reads these */
+    if (mode == NN_TRAIN) { /* backward reads mean and r */
       s.mean[k] = mean;
       s.r[k] = r;
     }

@@ -36,7 +36,7 @@ typedef struct run_state {
   double first_loss;        /* loss of the run's first step; 0: unknown */
   int64_t averaged;         /* number of averaged weights (average.h) */
   int64_t log_bytes;        /* length of log.jsonl */
-  int64_t log_crc;          /* CRC-32 of these bytes */
+  int64_t log_crc;          /* CRC-32 of these log_bytes bytes */
   double seconds;           /* seconds of training, as in log.jsonl */
   int64_t previous; /* step of the checkpoint that the next one replaces; -1: none; not saved */
   int stations;     /* number of stations; their total times in ms: */

@@ -41,7 +41,7 @@ typedef struct run {
   char *config;              /* text of config.json (rank 0) */
   grads grads;               /* sum of gradients over micro-batches and ranks */
   double base[SCHEDULED];    /* initial values of the options that --schedule can change */
-  double current[SCHEDULED]; /* current values of these options; NaN: not set */
+  double current[SCHEDULED]; /* present values of the options of `base`; NaN: not set */
   average mean;              /* mean of the weights (--average-weights) */
   double loss;               /* loss of the last step */
   double loss_since; /* sum of the losses since the last checkpoint; steps_since: their number */

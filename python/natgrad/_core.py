@@ -143,7 +143,7 @@ def _text_of(name, value):
         return "|".join(str(one) for one in value)
     if value is None:
         return "none"
-    if hasattr(value, "name") and not isinstance(value, str):  # an enum
+    if hasattr(value, "name") and not isinstance(value, str):  # an enum: its name is the value
         return value.name
     if isinstance(value, float):
         return str(int(value)) if value.is_integer() and 0 < abs(value) < 2**53 else repr(float(value))

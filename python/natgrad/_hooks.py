@@ -206,7 +206,7 @@ class Hook(_Uncopied):
             return
         if observer.failed and _in_backward() == -1:
             observer.forget_failed()
-        if not module.training or not output.requires_grad:  # the latter under no_grad
+        if not module.training or not output.requires_grad:  # eval mode, or no_grad
             layer.calls_without_gradients += 1
             if module.training and not _grad_enabled():
                 observer.without_gradients(self, inputs[0] if inputs else named.get("input"))
@@ -244,11 +244,9 @@ class Observer:
         library.ng_batch_init(c.byref(self.batch), c.sizeof(self.batch))
         self._batch = c.byref(self.batch)
         self.batch.reduction = _abi.NG_SUM if reduction == "sum" else _abi.NG_MEAN
-        # A convolution observes the T frames of a sample as T samples instead of T positions.  Then A is 1/T of the
-        # right
-        # value, so G should be T times the right value.  Without correction, G is T^2 times the right value (mean loss)
-        # or
-        # equal to it (sum).  G is divided by the square of the loss scale, which is multiplied by T^frame_exponent.
+        # A convolution observes the T frames of a sample as T samples instead of T positions.  Then A is 1/T of the right
+        # value, so G should be T times the right value; it is T^2 times (mean loss) or once (summed loss) the right value.
+        # G has the factor 1 / (loss scale)^2, so T^frame_exponent times the loss scale corrects G.
         self.frame_exponent = 0.0 if not expand else -0.5 if reduction == "sum" else 0.5
         self.early_input, self.batch_first, self.by_model = early_input, first, samples == "model"
         self.enabled = True
@@ -259,7 +257,7 @@ class Observer:
         self.repeatable = {}  # for early_input: layer index -> calls without gradients that checkpointing may repeat
         self.first_forwards = {}  # first forwards of checkpointing: (layer index, input shape) ->
         #   [(samples, arguments of begin()), number of calls to repeat, round]
-        self.in_pass = self.failed = False  # an observed backward pass is running; the last one failed
+        self.in_pass = self.failed = False  # in_pass: an observed backward pass is running; failed: the last one raised
         self.round = 0  # number of steps and resets so far
         self.marked_gradient = None  # (a gradient, its version) at the end of the last backward pass
         self.summed_outside = False  # the optimizer sums gradients of micro-batches in its own tensors
@@ -295,7 +293,7 @@ class Observer:
         given = self.given
         self.core.call("reset_batch")
         self.close_batch()
-        self.given = given  # still valid: begin() described the next micro-batch
+        self.given = given  # arguments of begin() remain, as they describe the next micro-batch
 
     def forget_failed(self):
         """Discard the observations of a failed backward pass, which has reached only some layers."""
@@ -371,11 +369,11 @@ class Observer:
     def forward(self, hook, module, x, output):
         used = [getattr(module, name) for name in hook.names]
         again, why = _in_backward() != -1, ""
-        seen, given = self.model_samples, self.given  # now: begin() may be called again before backward
+        seen, given = self.model_samples, self.given  # values of this forward: a later begin() changes them
         if again:  # activation checkpointing
             seen, given, why = self._first_forward(hook, x)
         samples = seen if given is None else given[0]
-        if self.early_input and not hook.layer.needs_both:  # norms and embeddings need both at once
+        if self.early_input and not hook.layer.needs_both:  # else backward observes input and output gradient
             x = x.detach()
             if again and not self.in_pass:
                 self._enter_backward()
@@ -491,7 +489,7 @@ class Observer:
             if status:
                 self.core.check(status)
                 return
-        if g is not None:  # first: if a scaled loss overflowed, the input is not observed
+        if g is not None:  # before the input: if a scaled loss overflowed, the library then ignores the input
             status = self._output(self.p, layer.index, hook.output.of(g), _abi.NG_COPY)
             if status:
                 self.core.check(status)

@@ -317,7 +317,7 @@ def plan(model, accept=None, linear=None, embeddings=""):
     reason why embeddings get no curvature."""
     modules = list(model.named_modules())
     parents = {id(child): module for _, module in modules for child in module.children()}
-    users = {}  # id of a parameter -> [(module, full name)]
+    users = {}  # id of a parameter -> [(module, full name)] of the modules that use it
     for name, module in modules:
         for attribute, parameter in module._parameters.items():
             if parameter is not None:

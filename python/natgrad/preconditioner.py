@@ -184,7 +184,7 @@ class Preconditioner(Binding, _state.Saved):
         for entry in self.entries:
             layer = entry.described(layer_options.get(entry.name))
             if layer is None and window and not entry.parameters()[0].requires_grad:
-                entry.frozen = True  # a window covers every registered parameter
+                entry.frozen = True  # not registered, because a window covers all registered parameters
                 continue
             if layer is not None:
                 layer_options.pop(entry.name, None)
