@@ -74,7 +74,7 @@ static dv_update update_of(const ng_direction *e, const ng_weight_update *s) {
   return to;
 }
 
-/* Lists of directions and updates on the device; `list` NULL: an error. */
+/* Lists of directions and updates on the device; after an error `list` is NULL. */
 typedef struct emission {
   void *list, *updates;
   cut cut;

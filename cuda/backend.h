@@ -1,7 +1,7 @@
 /* backend.h: a queue whose kernels run on a device.
  *
- * In:   a queue, and lists of descriptors as every implementation of kernel/kernel.h gets them; arrays that the device can
- *       access (desk.h). Out: the same results as of `ref`. May call: src/kernel, src/linalg, the desk. */
+ * In:   a queue; lists of descriptors (kernel/kernel.h); arrays that the device can access (desk.h). Out: the results that
+ *       `ref` computes. May call: src/kernel, src/linalg, desk.h. */
 #ifndef NG_BACKEND_H
 #define NG_BACKEND_H
 
@@ -12,7 +12,7 @@ typedef struct ng_device ng_device;
 
 /* Open device `index`. Return NULL, or the text of an error that is valid until the next call. */
 const char *ng_device_open(int32_t index, ng_device **out);
-void ng_device_close(ng_device *d); /* waits for its work; d may be NULL */
+void ng_device_close(ng_device *d); /* wait for the device, then close it; d may be NULL */
 dv_desk *ng_device_desk(ng_device *d);
 /* Let the kernels of queue q run on the device, and its linear algebra on the host, by `ref`. */
 void ng_device_attach(ng_device *d, ng_queue *q);

@@ -19,7 +19,7 @@ static dv_view view_of(const ng_view *v) {
   return x;
 }
 
-/* c NULL: no patches */
+/* Describe the first `samples` samples of v and, unless c is NULL, the geometry of patches. */
 static dv_sum sum_of(const ng_view *v, int64_t samples, const ng_conv *c) {
   dv_sum s = {.x = view_of(v), .samples = samples, .taps = 1};
   if (c == NULL) return s;

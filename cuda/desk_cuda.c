@@ -45,13 +45,13 @@
   X(replay, "cuGraphLaunch", (void *, void *))                                                     \
   X(error_name, "cuGetErrorName", (int, const char **))
 
-/* KERNELS: at least the number of kernels of cuda/*.cu */
+/* KERNELS: an upper bound of the number of kernels in cuda/*.cu; the other names: constants of the CUDA Driver API. */
 enum { KERNELS = 64, MAPPED = 2, NO_DEFAULT_STREAM = 1, THREAD_LOCAL_CAPTURE = 1 };
 struct dv_desk {
 #define FIELD(name, symbol, arguments) int(*name) arguments;
   DRIVER(FIELD)
   int device_index;
-  void *primary, *module, *queue, *mark[2], *graph; /* NULL: not made */
+  void *primary, *module, *queue, *mark[2], *graph; /* NULL: not created */
   char title[100], message[200];
   struct {
     const char *name;

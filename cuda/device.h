@@ -1,7 +1,7 @@
 /* device.h: the descriptors that kernels of a device read.
  *
- * A kernel takes lists of descriptors; its blocks cut the list: `first` [n + 1] has the number of blocks before each
- * descriptor. All pointers are addresses that the device can read and write. */
+ * A kernel processes a list of descriptors. first[i], for i in [0, n], is the number of thread blocks of the descriptors
+ * before descriptor i. All pointers are addresses that the device can read and write. */
 #ifndef NG_DEVICE_H
 #define NG_DEVICE_H
 
@@ -21,8 +21,8 @@ typedef struct dv_place {
   int64_t extent[DV_AXES], stride[DV_AXES];
 } dv_place;
 
-/* ng_region. is_flat: the range is the whole place, f32 without gaps, aligned to 16 bytes, with fewer than 2^31
- * elements and a multiple of 4 columns; x or u of the descriptor is aligned, too. Threads read 4 elements at once. */
+/* ng_region. is_flat: threads may read 4 elements at once. The region is then a whole parameter, f32 without gaps, aligned
+ * to 16 bytes, with fewer than 2^31 elements and a multiple of 4 columns; x or u of the descriptor is aligned, too. */
 typedef struct dv_region {
   dv_place place;
   int64_t row, rows, col, cols;
@@ -102,7 +102,7 @@ typedef struct dv_sum {
   int32_t *bad;
 } dv_sum;
 
-/* ng_gram: rows of p numbers, of positions or (has_patches) of patches; `of` has the array, the geometry and `reduce`. */
+/* ng_gram. A row has p numbers, of a position or (has_patches) a patch; `of`: the array, the geometry and `reduce`. */
 typedef struct dv_gram {
   dv_sum of;
   int64_t c0, c1, p;

@@ -13,7 +13,7 @@
 /* Return the number of blocks for n threads, or for a tile of n elements each. */
 static inline int64_t blocks_of(int64_t n, int64_t each) { return (n + each - 1) / each; }
 
-/* The numbers of blocks before each descriptor, [n + 1]; host and device addresses. */
+/* Addresses, on the host and on the device, of `first` [n + 1]: the number of thread blocks before each descriptor. */
 typedef struct cut {
   int64_t *first, n;
   void *on_device;

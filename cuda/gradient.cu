@@ -5,14 +5,14 @@
 
 /* ---- sums ------------------------------------------------------------------------------------*/
 
-/* Return <x, u> of 4 neighbours. */
+/* Return <x, u> of 4 adjacent elements. */
 NG_INLINE double dot4(float4 x, float4 u) {
   return (double)x.x * (double)u.x + (double)x.y * (double)u.y + (double)x.z * (double)u.z +
          (double)x.w * (double)u.w;
 }
 
-/* Add the sums of the elements of a flat range that this thread reads. The reads of 4 times TOGETHER elements come first,
- * so that the thread waits for memory once. */
+/* Add the sums of the elements of a flat region that this thread reads. The thread issues the reads of 4 times TOGETHER
+ * elements before it uses one, so that it waits for memory once. */
 NG_INLINE void measure_flat(const dv_measure *m, dv_tile t, double *xx, double *xu) {
   enum { TOGETHER = 4 };
   const float4 *d = (const float4 *)(const void *)m->D.place.data;
@@ -115,7 +115,7 @@ NG_GLOBAL dv_add_tiles(const dv_measure *list, const int64_t *first, int32_t wid
   }
 }
 
-/* *out, 0 before, <- the largest magnitude of an array. Non-negative doubles have the order of their bits. */
+/* *out, which is 0 before, <- the largest magnitude of an array, by its bits: larger doubles >= 0 have larger bits. */
 NG_GLOBAL dv_scan_tiles(const dv_array *list, const int64_t *first, int64_t n) {
   const int64_t item = dv_find(first, n);
   const dv_array *a = &list[item];

@@ -30,7 +30,7 @@ NG_INLINE int32_t keep_finite(element *x, element old) {
   return w && m && v ? 0 : 1;
 }
 
-/* Update 4 neighbours of row r by SGD; the direction is in f32 where scale and k y fit. Return how many stayed. */
+/* Update 4 adjacent elements of row r by SGD, in f32 if scale and k y fit f32. Return how many kept an old value. */
 NG_INLINE int32_t update_four(const dv_direction *e, const dv_update *s, uint32_t r, float4 d,
                               float4 u, float4 *w, float4 *m) {
   const double k = e->u == NULL ? 0.0 : e->y == NULL ? e->k : e->k * (double)e->y[r];
@@ -52,7 +52,7 @@ NG_INLINE int32_t update_four(const dv_direction *e, const dv_update *s, uint32_
   return stayed;
 }
 
-/* SGD on a flat tile: the reads of TOGETHER times 4 elements come first. */
+/* SGD on a flat tile. A thread issues the reads of TOGETHER times 4 elements before it uses one. */
 NG_INLINE int64_t update_flat(const dv_direction *e, const dv_update *s, dv_tile t) {
   enum { TOGETHER = 2 };
   const float4 *d = (const float4 *)(const void *)e->D.place.data;
@@ -99,7 +99,7 @@ NG_INLINE int64_t update_one(const dv_direction *e, const dv_update *s, int64_t 
   return dv_store(s->weight.data, s->weight.dtype, w_at, weight) ? stayed : 1;
 }
 
-/* skipped: if not NULL and not 0, nothing changes. */
+/* If skipped is not NULL and *skipped is not 0, change nothing. */
 NG_GLOBAL dv_update_tiles(const dv_direction *list, const dv_update *updates, const int64_t *first,
                           int64_t n, const int32_t *skipped) {
   if (skipped != NULL && *skipped != 0) return;

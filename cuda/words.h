@@ -1,7 +1,7 @@
-/* words.h: the words in which kernels are written.
+/* words.h: macros for kernels.
  *
- * A kernel is a function in a file *.cu, written in C with these words. nvcc compiles the file for a GPU; in tests the
- * host compiler compiles it for a stand-in, whose words are in tests/standin.h. */
+ * A kernel is a function in a file *.cu, written in C with these macros. nvcc compiles the file for a GPU; in tests the
+ * host compiler compiles the file for a stand-in, whose macros are in tests/standin.h. */
 #ifndef NG_WORDS_H
 #define NG_WORDS_H
 
@@ -14,7 +14,7 @@
 #define NG_THREAD ((int32_t)threadIdx.x)
 #define NG_THREADS ((int32_t)blockDim.x)
 #define NG_UNROLL _Pragma("unroll")
-/* Add, set the largest, set the smallest of 64 bits, by one thread at a time. */
+/* Atomic add, maximum and minimum of 64-bit integers. */
 #define NG_ADD(at, x) atomicAdd((unsigned long long *)(at), (unsigned long long)(x))
 #define NG_LARGEST(at, x) atomicMax((unsigned long long *)(at), (unsigned long long)(x))
 #define NG_SMALLEST(at, x) atomicMin((unsigned long long *)(at), (unsigned long long)(x))

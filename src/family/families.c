@@ -42,7 +42,7 @@ const ng_family *ng_family_of(const ng_context *ctx, const ng_settings *o, const
 
 /* ---- options ---------------------------------------------------------------------------------*/
 
-/* Option statistics: `sharded` needs a window; the other values except `all` need factors. */
+/* Check the option statistics: its value sharded needs a window; its other values except all need factors. */
 static ng_status check_spread(uint32_t traits, const ng_options *o, char *message, size_t size) {
   const ng_statistics is = o->base.statistics;
   const uint32_t need = is == NG_STATISTICS_SHARDED ? NG_TRAIT_WINDOW : NG_TRAIT_FACTORS;
@@ -54,7 +54,7 @@ static ng_status check_spread(uint32_t traits, const ng_options *o, char *messag
       ng_choice_text(NG_OPTION_statistics, (int32_t)is), o->base.method, ng_trait_text(need));
 }
 
-/* Write the option's value as text and compare it with the default, which is a text; 63 characters hold any value. */
+/* Write the option's value as text to `value`, where every value fits, and compare it with the text of the default. */
 static bool is_default(ng_option_id id, const ng_options *o, char value[64]) {
   const ng_option_row *row = &ng_option_table[id];
   return ng_option_write(row, o, value, 64) && ng_is(value, row->default_text);
@@ -260,7 +260,7 @@ ng_status ng_block_fields(ng_block *b, ng_field_visit visit, void *arg) {
 static ng_status visit_number(const char *name, const ng_stat *s, const char *what, double *value,
                               ng_number_visit visit, void *arg) {
   ng_number n = {.value = value, .stat = s};
-  (void)stpcpy(stpcpy(n.name, name), what); /* literals, which fit */
+  (void)stpcpy(stpcpy(n.name, name), what); /* both are literals, which fit */
   return visit(arg, &n);
 }
 
@@ -272,7 +272,7 @@ static ng_status visit_flag(const char *name, const ng_stat *s, const char *what
   return st;
 }
 
-/* A block observed before a save must not be reported as unobserved after a load. */
+/* was_observed is saved, so that a block that was observed before a save is not reported as unobserved after a load. */
 static ng_status visit_observed(ng_block *b, int kind, ng_number_visit visit, void *arg) {
   static const char *const name[NG_OBSERVED_KINDS] = {"input", "output_grad", "gradient"};
   double count = (double)b->observation_count[kind];
@@ -309,7 +309,7 @@ size_t ng_block_counts(const ng_block *b) {
   return n;
 }
 
-/* Visit the flags and counts of ng_block_counts first. */
+/* The flags and counts, ng_block_counts(b) numbers, come first. */
 ng_status ng_block_numbers(ng_block *b, ng_number_visit visit, void *arg) {
   ng_status st = visit_flag("solved", NULL, "", &b->was_solved, visit, arg);
   for (int kind = 0; kind < NG_OBSERVED_KINDS && st == NG_OK; kind++) {

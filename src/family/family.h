@@ -1,9 +1,9 @@
 /* family.h: the interface between the engine and a family of curvatures.
  *
- * In:   a block with its layer, options and segments; observations; tiles of gradients. Out:  sums
- * of the block's statistics, results of a solve, <D, PD>, |D|^2, |PD|^2, descriptors of PD. May call:
- * model, stat, option, linalg, core. A family does not communicate, does not write gradients or
- * weights, and does not know the step, the update or the clip.
+ * In:   a block with its layer, options and segments; observations; sums over gradients. Out: sums of the block's
+ * statistics; results of a solve (inverses, eigenbases); <D, PD>, |D|^2, |PD|^2; descriptors of PD. May call: model, stat,
+ * option, linalg, core. A family does not communicate, does not write gradients or weights, and does not know the step,
+ * the update or the clip.
  *
  * A step, as a block sees it (step/step.h has all stations):
  *
@@ -27,10 +27,10 @@
 
 /* An observation: one array of a micro-batch, checked against the layer. */
 typedef struct ng_obs {
-  uint32_t kind; /* kind of array; NG_OBSERVED_FLATGRAD: none, the family reads bound gradients */
+  uint32_t kind; /* NG_OBSERVED_ bit; for NG_OBSERVED_FLATGRAD the family reads bound gradients */
   ng_view view;
-  int64_t samples; /* on this rank */
-  /* ng_batch.whole: samples of the micro-batch on all ranks, and index of this rank's first sample; else 0. */
+  int64_t samples; /* number of samples on this rank */
+  /* If ranks share the micro-batch (ng_batch.whole): its number of samples, index of this rank's first one; else 0. */
   int64_t batch_samples, first_sample;
   int64_t positions; /* output positions of one sample */
   int64_t in_size[2],
@@ -42,7 +42,7 @@ typedef struct ng_obs {
   double largest; /* largest magnitude in the array; 0 if the family scans */
 } ng_obs;
 
-/* Return the samples of this rank / samples of all ranks if the loss is a mean over a shared micro-batch, else 1. */
+/* If the loss is a mean over a micro-batch that all ranks share, return this rank's share of the samples; otherwise 1. */
 static inline double ng_obs_share(const ng_obs *o) {
   const bool mean = o->reduction == NG_MEAN && o->batch_samples > 0;
   return mean ? (double)o->samples / (double)o->batch_samples : 1.0;
@@ -64,13 +64,13 @@ static inline ng_conv ng_obs_conv(const ng_conv *declared, const ng_obs *o) {
 typedef struct ng_field {
   char name[48];      /* "A", "G.1", "A_inverse", "momentum.weight"                               */
   ng_dtype dtype;     /* of `data` in memory */
-  bool is_symmetric;  /* symmetric: n(n+1)/2 elements in ng_sym order, n = rows = cols */
-  int64_t rows, cols; /* size in memory; dense and row-major unless sym */
+  bool is_symmetric;  /* n(n+1)/2 elements in ng_sym order, n = rows = cols */
+  int64_t rows, cols; /* size in memory; dense and row-major unless is_symmetric */
   void *data;         /* NULL on ranks that do not hold the array */
   int32_t owner;      /* a rank that holds the array */
   bool is_everywhere; /* all ranks hold the array; false: unknown */
   bool is_nonnegative; /* the elements are means of squares: f32, never negative */
-  /* [ranks + 1]: `data` of rank r has columns [slice[r], slice[r + 1]) of every row; not for sym. NULL: not sliced. */
+  /* [ranks + 1]: `data` of rank r has columns [slice[r], slice[r + 1]) of every row. NULL: every rank has all columns. */
   const int64_t *slice;
   /* If several ranks hold the same columns (rows if by_rows): rank holder[i] provides slice i of `slices`, and this
    * rank holds the columns (rows) [from, to). NULL: rank r provides slice r. */
@@ -88,11 +88,11 @@ typedef ng_status (*ng_field_visit)(void *arg, ng_field *f);
 ng_field ng_field_plain(const char *name, ng_dtype t, int64_t rows, int64_t cols, void *data,
                         int32_t owner);
 
-/* A number of the saved state, written with 17 digits. */
+/* A number of the saved state; files contain it with 17 digits. */
 typedef struct ng_number {
   char name[48];
   double *value;
-  const ng_stat *stat; /* its owner provides the value; NULL: the owner of the block does */
+  const ng_stat *stat; /* the owner of stat (NULL: of the block) has the value that is saved */
 } ng_number;
 typedef ng_status (*ng_number_visit)(void *arg, ng_number *n);
 
@@ -108,9 +108,9 @@ typedef enum ng_solve_phase { NG_SOLVE_MEASURE, NG_SOLVE_LIST, NG_SOLVE_CLIMB } 
 typedef struct ng_family {
   const char *name;
   uint32_t observed;
-  uint32_t traits; /* NG_TRAIT_...: options that the family has */
+  uint32_t traits; /* NG_TRAIT_ bits: groups of options that apply to the family */
   ng_scope scope;
-  bool scans; /* observe detects non-finite values if the block does not solve; else the engine */
+  bool scans; /* if a block does not solve, `observe` detects non-finite values; else the engine */
   /* NG_SCOPE_MODEL: a step may exclude some parameters of the block, because the family reads slot->is_excluded. */
   bool can_exclude;
   /* Layers may be sharded. Ranks that observe or compute PD receive whole observations and gradients; the other ranks
@@ -135,8 +135,8 @@ typedef struct ng_family {
    * gradient is not finite; NG_RESCUED: the block used a fallback.
    * If b->base.radius > 0, PD = D + k H: inner and pd2 are of H, and the engine multiplies e->k of `emit` by k. */
   ng_status (*measure)(ng_block *b);
-  /* Describe factor * PD of group g of segment k. e->D is set, e->scale = factor, u_col = 1, and the other fields are 0:
-   * without a change, PD is factor times the gradient. */
+  /* Describe factor * PD of group g of segment k in *e. Before the call, *e describes factor times the gradient: e->D is
+   * set, e->scale = factor, e->u_col = 1, and the other fields are 0. */
   void (*emit)(const ng_block *b, int32_t k, int32_t g, double factor, ng_direction *e);
 
   /* ---- optional, with a default ---- */
@@ -197,7 +197,7 @@ ng_status ng_family_check_others(uint32_t traits, const ng_options *o, char *mes
 /* Used in `check`: fail if one of n options that the method ignores differs from its default; the message has `why`. */
 ng_status ng_family_check_unused(const ng_option_id *list, size_t n, const char *why,
                                  const ng_options *o, char *message, size_t size);
-/* Used in `check`: fail at the first row with `wrong`; the message is "OPTION = VALUE", then `says`. */
+/* Used in `check`: fail at the first row with is_refused; the message is "OPTION = VALUE", then `reason`. */
 typedef struct ng_refusal {
   bool is_refused;
   ng_option_id option;
@@ -218,7 +218,7 @@ ng_status ng_block_numbers(ng_block *b, ng_number_visit visit, void *arg);
 /* Return how many numbers, which ng_block_numbers visits first, are flags and counts. */
 size_t ng_block_counts(const ng_block *b);
 
-/* Return the geometry of a layer at its declared image size (0: undeclared). outputs: a 1x1 kernel over its output. */
+/* Return the geometry of a layer at its declared image size (0: undeclared); outputs: of its output gradient. */
 ng_conv ng_layer_conv(const ng_entry *e, bool outputs);
 
 /* Rungs (ng_layer_report.rung): 0 to 3 damping x 1, 10, 100, 1000; then double, last good result, plain gradient. */

@@ -27,7 +27,7 @@
 enum { NG_SIDE_A = 0, NG_SIDE_G = 1 };
 
 typedef struct ng_part {
-  int64_t lo, hi; /* channels [lo, hi) of the layer: input channels of A, output channels of G */
+  int64_t lo, hi; /* channels [lo, hi) of the layer: of its input (A) or of its output (G) */
   bool has_bias;  /* A: the last row and column belong to the 1 appended for the bias */
 } ng_part;
 
@@ -74,9 +74,9 @@ void ng_kron_emit(const ng_block *b, int32_t segment, int32_t g, double factor, 
 void ng_kron_report(const ng_block *b, ng_layer_report *report);
 int64_t ng_kron_apply_scratch(const ng_block *b); /* floats */
 
-/* Return what a part of order n keeps; an inverse, or L for two triangular solves with m columns a step, by cost. */
+/* Return which result a part of order n stores; cholesky: the cheaper of an inverse and L, applied to m columns a step. */
 ng_result ng_kron_result(const ng_block *b, int64_t n, int64_t m);
-/* on[side] <- the damping of each side at `lambda`, from damping_split and pi. */
+/* on[side] <- the damping of each side, computed from lambda, damping_split and pi. */
 void ng_kron_split_damping(const ng_block *b, double lambda, double pi, double on[2]);
 /* eigen: set the damping of each group in k->both. */
 void ng_kron_set_damping(const ng_block *b);

@@ -17,7 +17,7 @@
 
 enum { CHUNK = 256 };
 
-/* With a diagonal left side rows are independent, so an embedding is processed in chunks of rows; else in one chunk. */
+/* Rows of an embedding are independent, because its left side is diagonal, so they form chunks; else one chunk. */
 static int64_t chunk_rows(const ng_kron *k) {
   return k->both.left->form == NG_FORM_DIAGONAL ? ng_min64(CHUNK, k->outputs) : k->outputs;
 }

@@ -20,9 +20,9 @@
 ng_result ng_kron_result(const ng_block *b, int64_t n, int64_t m) {
   const ng_kron *k = ng_kron_of(b);
   if (k->is_eigen || k->is_product) return k->is_eigen ? NG_RESULT_EIGEN : NG_RESULT_COPY;
-  /* Computing the inverse takes 2 n^3 / 3 more operations per solve. Applying L takes the time of n^2 m more operations
-   * per step: two triangular solves run at two thirds of the rate of one symmetric product, and both are 2 n^2 m
-   * operations. So keep L if 2 n^3 / 3 > solve_period n^2 m. */
+  /* An inverse needs 2 n^3 / 3 more operations in each solve. L needs the time of n^2 m more operations in each step: two
+   * triangular solves and one symmetric product are both 2 n^2 m operations, but the solves run at two thirds of the rate.
+   * So store L if 2 n^3 / 3 > solve_period n^2 m. */
   const bool keeps = 2.0 * (double)n > 3.0 * (double)b->base.solve_period * (double)m;
   return keeps ? NG_RESULT_CHOLESKY : NG_RESULT_INVERSE;
 }

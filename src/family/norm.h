@@ -13,8 +13,8 @@
 #include "family/family.h"
 #include "twosided/twosided.h"
 
-/* Most inputs that may wait for their output gradients. If a layer runs several times in a micro-batch, its output
- * gradients arrive in the opposite order of its inputs, so each belongs to the latest waiting input. */
+/* The largest number of inputs that may wait for their output gradients. If a layer runs several times in a micro-batch,
+ * its output gradients are observed in the opposite order of its inputs, so each belongs to the latest waiting input. */
 enum { NG_NORM_WAITING = 8 };
 
 /* Indices of ng_norm.solve_info: the rung of the last solve, 1 if R is good (else 0), the damping. */
@@ -30,7 +30,7 @@ typedef struct ng_norm {
   double shift;        /* damping_leak: damping of earlier solves, added to F at the next fold */
   int32_t rung;        /* unit, diagonal: highest rung of the last measure */
   double last_damping; /* unit, diagonal: damping of the last measure */
-  float *solve_info;   /* full: [NG_NORM_INFO_COUNT], sent by the owner with R */
+  float *solve_info;   /* full: [NG_NORM_INFO_COUNT], which the owner sends with the inverse R */
   ng_matrix side[2];   /* full: F with its damped inverse on the left, nothing on the right */
   ng_twosided both;
   ng_direction_sums sums;

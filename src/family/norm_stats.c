@@ -8,7 +8,7 @@
 
 #include <math.h>
 
-/* Scratch: [X; not for full][scratch of the kernel]. Return the number of doubles of X. */
+/* The scratch contains X, then the scratch of the kernel. Return the number of doubles of X; a full block has no X. */
 static int64_t count_of_x(const ng_block *b) {
   return ng_norm_of_block(b)->is_full ? 0 : ng_round16(3 * ng_norm_of_block(b)->layer.channels);
 }

@@ -5,7 +5,7 @@
  *
  *     PD = (D - c g a') / lambda,   c = s / (alpha beta + lambda)
  *
- * exactly, and the clip needs no PD:
+ * exactly, and the sums of the clip need no PD:
  *
  *     <D, PD> = (|D|^2 - s c) / lambda,   |PD|^2 = (|D|^2 - 2 c s + c^2 alpha beta) / lambda^2
  *
@@ -31,8 +31,8 @@ static bool fits(const ng_settings *o, const ng_entry *e) {
          ng_is(o->family, "rankone");
 }
 
-/* Accept only scalings for mean vectors, no identity as initial average, and `positions` only if it has an effect:
- * stat_scale = eva always averages over positions. */
+/* Accept only scalings for mean vectors, no identity as initial average, and the option positions only with a value that
+ * has an effect: stat_scale = eva always averages over positions. */
 static ng_status check(const ng_options *o, char *message, size_t size) {
   const ng_settings *s = &o->base;
   const bool eva = s->stat_scale == NG_SCALE_EVA;
@@ -84,7 +84,7 @@ static ng_status create(ng_block *b) {
   return NG_OK;
 }
 
-/* a_mean and g_mean have one part each, with the vectors of all groups; a_mean ends with one 1 for the bias. */
+/* a_mean and g_mean have one part each: the vectors of all groups, in order; a_mean ends with a 1 for the bias. */
 static ng_status statistics(ng_block *b) {
   ng_rankone *k = ng_rankone_of(b);
   const int32_t count = (k->side[NG_MEAN_A].length > 0) + (k->side[NG_MEAN_G].length > 0);
@@ -112,13 +112,13 @@ static ng_status plan(ng_block *b, ng_plan *plan) {
 
 /* ---- first pass ------------------------------------------------------------------------------*/
 
-/* PD is emitted in double if |D|^2 - <D, c g a'> < |D|^2 / CANCELLATION, as with one sample and damping far below
- * alpha beta, or if lambda < LEAST_F32, because 1 / lambda may then overflow f32. */
+/* PD is emitted in double in two cases: if |D|^2 - <D, c g a'> < |D|^2 / CANCELLATION, for example with one sample and a
+ * damping far below alpha beta; or if lambda < LEAST_F32, because 1 / lambda may then overflow f32. */
 enum { CANCELLATION = 64 };
 static const double LEAST_F32 = 1e-36;
 
-/* Entry (row, col) of g a' is left[row] * right[col]; sides = input: t replaces g.  The bias is one row whose columns are
- * the outputs: its left entry is the last entry of a, its right vector is g (or t). */
+/* Return `right`, where left[row] * right[col] is entry (row, col) of g a' (sides = input: of t a'). Weight: left = g or t,
+ * right = a. Bias, one row whose columns are the outputs: left = the last entry of a, right = g (or t: not f32, so NULL). */
 static const float *right_vector(const ng_rankone *k, const ng_slot *s, int32_t g, int64_t col) {
   if (s->param == NG_WEIGHT) return ng_rankone_mean(k, NG_MEAN_A) + g * k->p;
   return k->t != NULL ? NULL : ng_rankone_mean(k, NG_MEAN_G) + col;
@@ -202,7 +202,7 @@ static bool sum_groups(ng_block *b) {
   return sure;
 }
 
-/* |D|^2 is finite if and only if all elements of D are, and for an f64 gradient if its norm is below 1e154. */
+/* |D|^2 is finite if and only if all elements of D are and, if the gradient is f64, its norm is below 1e154. */
 static ng_status measure(ng_block *b) {
   ng_rankone *k = ng_rankone_of(b);
   init_groups(b);
@@ -219,8 +219,8 @@ static ng_status measure(ng_block *b) {
   return NG_OK;
 }
 
-/* pd2 of weight and bias: (|D|^2 - 2 c s + c^2 alpha beta) / lambda^2, each with its own part of |D|^2, s and alpha.
- * sides = input: |t|^2 replaces beta. */
+/* pd2[k] <- (|D|^2 - 2 c s + c^2 alpha beta) / lambda^2, where |D|^2, s and alpha are the terms of segment k: the weight or
+ * the bias. sides = input: |t|^2 replaces beta. */
 static void norms(ng_block *b, double *pd2) {
   const ng_rankone *k = ng_rankone_of(b);
   const double by = 1.0 / (k->lambda * k->lambda);
@@ -239,7 +239,7 @@ static void norms(ng_block *b, double *pd2) {
 
 /* ---- second pass -----------------------------------------------------------------------------*/
 
-/* `factor` multiplies both terms of PD.  |D_ij| <= |D| and |a_j| <= |a| bound the terms. */
+/* `factor` multiplies both terms of PD. largest_D and largest_u are the bounds |D_ij| <= |D| and |a_j| <= |a|. */
 static void emit(const ng_block *b, int32_t segment, int32_t g, double factor, ng_direction *e) {
   const ng_rankone *k = ng_rankone_of(b);
   const ng_slot *s = b->segment[segment].slot;

@@ -21,7 +21,7 @@ typedef struct ng_rankone_group {
 } ng_rankone_group;
 
 typedef struct ng_rankone {
-  int64_t groups, p, q; /* p, q: columns of the weight and outputs of one group */
+  int64_t groups, p, q; /* p: columns of the weight; q: outputs of one group */
   ng_mean side[2];
   ng_rankone_group *group; /* [groups] */
   double *

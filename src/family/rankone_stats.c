@@ -40,7 +40,7 @@ static double observation_scale(const ng_block *b, const ng_obs *o) {
 
 int64_t ng_rankone_room(const ng_block *b, const ng_obs *o) {
   if (b->entry->d.kind == NG_LINEAR)
-    return 0; /* the planned scratch is enough for any number of positions */
+    return 0; /* the scratch of ng_ready is large enough for any number of positions */
   const ng_mean *m = &ng_rankone_of(b)->side[o->kind == NG_OBSERVED_OUTGRAD];
   const ng_conv c = ng_obs_conv(&m->conv, o);
   return ng_times(ng_round16(m->length) + ng_box_scratch(b->ctx->queue, &c),

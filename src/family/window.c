@@ -4,7 +4,7 @@
  *             the new row of the Gram matrix: products of this row with the rows in use, in double
  *   precondition, measure   compute coefficients from the Gram matrix (window_solve.c), the direction
  *             u = by x + G' c, momentum, and <D, u>, |D|^2, |u|^2
- *   emit      pass tiles of u to the sink
+ *   emit      describe u
  *   commit    if the step counts, advance head and momentum; the row at head is then unused
  *
  * In steps that stat_period leaves out, no row enters and x is the gradient.  All ranks have the same gradients, so
@@ -107,7 +107,7 @@ static ng_status plan(ng_block *b, ng_plan *plan) {
     w->s = take_vector(plan, NG_USE_FACTORS, w);
     w->next_s = take_vector(plan, NG_USE_SUMS, w);
   }
-  /* else commit swaps u and v; if sliced, b->whole_direction owns u */
+  /* Otherwise commit swaps u and v. A slice of u is in b->whole_direction, so it cannot be swapped. */
   if (momentum && (first || w->sliced || b->base.window_momentum_form == NG_MOMENTUM_GRADIENT)) {
     w->next_v = take_vector(plan, NG_USE_SUMS, w);
   }
@@ -286,7 +286,7 @@ static bool has_fill(const ng_block *b, ng_window_fill how) {
   return b->base.window_fill == how && (w->drops_rows || ng_window_count(w) < w->m);
 }
 
-/* u <- gradient - row at head.  These nearly cancel, so the difference is rounded before the caller adds decay. */
+/* u <- gradient - row at head. The two nearly cancel, so the caller adds decay only after this difference is rounded. */
 static void subtract_stored(ng_block *b) {
   ng_window *w = ng_window_of(b);
   ng_window_read_decayed(b, w->u);
@@ -299,7 +299,7 @@ static void subtract_stored(ng_block *b) {
   ng_window_list_used(w, true);
 }
 
-/* The sums of `measure` show elements that are not finite. */
+/* Elements that become non-finite here are found by the sums of `measure`. */
 static void add_decay(ng_block *b, double decay) {
   ng_window_pass(b, (ng_flat_pass){.op = NG_FLAT_DECAY, .to = ng_window_of(b)->u, .take = decay});
 }

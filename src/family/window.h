@@ -88,7 +88,7 @@ typedef struct ng_window {
 } ng_window;
 
 static inline ng_window *ng_window_of(const ng_block *b) { return b->state; }
-/* Convert a number, which a loaded file may have out of range, to an index from 0 to most. */
+/* Convert a number to an index from 0 to `most`; in a loaded file the number may be out of range. */
 static inline int64_t ng_window_index(double x, int64_t most) {
   return x >= 0.0 && x <= (double)most ? (int64_t)x : 0;
 }
@@ -99,7 +99,7 @@ static inline int64_t ng_window_count(const ng_window *w) {
   return ng_window_index(w->count, w->m);
 }
 
-/* Return whether lr times the vector enters.  A dense store has no residual, so window_feedback_lr has no effect. */
+/* Return whether lr times the vector enters (window_feedback_lr). A dense store has no residual and ignores the option. */
 static inline bool ng_window_feeds_lr(const ng_block *b) {
   return b->base.window_feedback_lr && ng_window_of(b)->store->residual != NULL;
 }
@@ -155,16 +155,16 @@ static inline bool ng_window_is_adaptive(const ng_settings *s) {
   return s->window_function == NG_WINDOW_STEP || s->window_function == NG_WINDOW_ADAM ||
          s->window_function == NG_WINDOW_ADAGRAD;
 }
-/* u <- the row at head / by; changes the rows in use. */
+/* u <- the row at head, divided by `by`; overwrites the list of rows in use. */
 void ng_window_read_head(ng_block *b, double by);
 /* Replace the gradient in w->x by the vector that enters. */
 void ng_window_adaptive_enter(ng_block *b);
 void ng_window_adaptive_direct(ng_block *b);    /* u <- the direction from the row at head */
 void ng_window_adaptive_commit(ng_block *b);    /* the step counts: store the next second moments */
 bool ng_window_x_is_average(const ng_block *b); /* window_momentum_form = gradient */
-/* u <- r of the average x = r + G' b; changes the rows in use. */
+/* u <- r of the average x = r + G' b; overwrites the list of rows in use. */
 void ng_window_average(ng_block *b, bool fresh);
-/* Update the bound of r's rounding error; size: |r| of this step. */
+/* Update the bound of the rounding error of r; size: |r| in this step. */
 void ng_window_average_add_error(const ng_block *b, ng_window_part *p, double size);
 void ng_window_average_commit(ng_block *b); /* the step counts: store next_row_coefficient */
 
@@ -190,7 +190,7 @@ int64_t ng_window_work(const ng_block *b); /* bytes of ng_window.work */
  * x = r + G' next_row_coefficient (NULL: x = r), and k [parts, places] has <row, r>, at the unused place <r, r>.  rest:
  * the caller adds (gradient - row) / damping.  NG_RESCUED: a part raised its damping or uses the plain gradient. */
 ng_status ng_window_solve(ng_block *b, const double *k, bool rest);
-/* Return a place of no row in use: of the m + 1 places, this step neither reads nor writes it. */
+/* Return a place that this step neither reads nor writes: one of the m + 1 places has no row in use. */
 int64_t ng_window_unused_place(const ng_window *w);
 /* u <- by u + G' c, with c of each part. */
 void ng_window_combine(ng_block *b, double by);

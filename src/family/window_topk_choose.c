@@ -25,8 +25,8 @@ static void restore_excluded(ng_block *b) {
 
 /* ---- selecting alone -------------------------------------------------------------------------*/
 
-/* Return the elements from `at` on; their entries are stored from entry `to` of the row at head on.  The indices are in
- * the memory of u, which is unused before `measure`. */
+/* Return a group that begins at element `at`; its selected elements become entries `to`, `to` + 1, ... of the row at head.
+ * The selected indices use the memory of u, which is unused before `measure`. */
 static ng_largest elements(const ng_window *w, int64_t at, int64_t to) {
   const ng_topk_rows *s = w->state;
   const int64_t entry = ng_window_head(w) * s->k + to;
@@ -167,7 +167,7 @@ void ng_window_joint_round(ng_queue *q, ng_window_joint *j, int32_t round, int32
   if (round == 1) of->prefix = find_bin(x, 1 << FIRST_DIGITS, &j->rank_in_prefix);
   if (round == 2 || round == 3)
     of->prefix = of->prefix << DIGITS | find_bin(x, 1 << DIGITS, &j->rank_in_prefix);
-  if (round > 0) of->error = NULL; /* round 0 adds the error */
+  if (round > 0) of->error = NULL; /* round 0 has added the error */
   if (round == NG_WINDOW_JOINT_ROUNDS) {
     collect(q, j, x);
     return;

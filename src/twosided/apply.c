@@ -23,7 +23,7 @@ typedef struct row_chunk {
   float *T, *as_f32;             /* [rows, cols]; a result converted to f32 */
 } row_chunk;
 
-/* Return the floats of the largest result after conversion to f32. */
+/* Return how many floats the largest result has after conversion to f32. */
 static int64_t widest_result(const ng_twosided *t) {
   int64_t most = 0;
   for (int32_t i = 0; i < t->left_count + t->right_count; i++) {
@@ -37,7 +37,7 @@ int64_t ng_twosided_scratch(const ng_twosided *t, int64_t count) {
   return ng_round16(count * t->cols) + ng_round16(widest_result(t));
 }
 
-/* Return the result as f32. The queue works in order, so consecutive matrices may use the same memory without a wait. */
+/* Return the result as f32, perhaps converted into c->as_f32, which the next matrix overwrites: the queue works in order. */
 static float *load_result(const row_chunk *c, const ng_matrix *m) {
   if (m->result_dtype == NG_F32) return m->R;
   ng_on(c->q)->widen(c->q, ng_matrix_count(m), m->R, m->result_dtype, c->as_f32);

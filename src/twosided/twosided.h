@@ -16,7 +16,7 @@ typedef struct ng_twosided {
   int32_t left_count, right_count; /* matrices of one group */
   ng_spectrum *damping;            /* eigen: on_g (of L), on_a (of R) and on_both of each group */
   const float *divisor; /* eigen, one group: [rows, cols], replaces the products of eigenvalues */
-  bool is_good;         /* all results are good; otherwise PD = D (copy: 0) */
+  bool is_good;         /* all results passed their checks; otherwise PD = D (copy: 0) */
 } ng_twosided;
 
 /* Return the number of elements of m->R. */
