@@ -12,9 +12,8 @@
 enum { SUMS = 4, REST = NG_RATIO_DROPPED_BITS - 11 };
 
 typedef struct job {
-  ng_tile_list walk;
-  const ng_weight_update *sink; /* NULL: ratios of the directions, not of updates */
   const ng_ratios *r;
+  const ng_weight_update *sink; /* NULL: ratios of the directions, not of updates */
 } job;
 
 /* Where count() adds the elements of a tile. */
@@ -49,10 +48,16 @@ static void count(const counts *c, double d, double g) {
   c->sum[3] += d * d;
 }
 
-static void count_tile(const job *j, const ng_tile *t, const counts *to) {
-  const ng_direction *e = (const ng_direction *)(const void *)j->walk.list + t->region;
+static void count_tile(void *arg, const void *descriptor, const ng_tile *t) {
+  const job *j = arg;
+  const ng_direction *e = descriptor;
+  const counts to = {.r = j->r,
+                     .count = j->r->count + (int64_t)t->piece * NG_RATIO_BINS,
+                     .extreme = j->r->extreme + 2 * t->piece,
+                     .sum = j->r->sum + t->index * SUMS};
   float u[NG_LINE];
   double g[NG_LINE], d[NG_LINE];
+  if (j->r->bins == 0) memset(to.sum, 0, SUMS * sizeof *to.sum);
   for (int64_t r = t->row; r < t->row + t->rows; r++) {
     for (int64_t c = t->col, n; c < t->col + t->cols; c += n) {
       n = ng_min64(NG_LINE, t->col + t->cols - c);
@@ -63,32 +68,22 @@ static void count_tile(const job *j, const ng_tile *t, const counts *to) {
         ng_update_direction(e, &j->sink[t->region], r, c, n, u);
       }
       for (int64_t i = 0; i < n; i++) {
-        count(to, j->sink == NULL ? d[i] : (double)u[i], g[i]);
+        count(&to, j->sink == NULL ? d[i] : (double)u[i], g[i]);
       }
     }
   }
 }
 
-static void count_piece(void *arg, int32_t i) {
-  const job *j = arg;
-  ng_tile_position p = j->walk.from[i];
-  counts to = {.r = j->r, .count = j->r->count + (int64_t)i * NG_RATIO_BINS};
-  to.extreme = j->r->extreme + 2 * i;
-  memset(to.count, 0, NG_RATIO_BINS * sizeof *to.count);
-  if (j->r->bins == 0) to.extreme[0] = INFINITY, to.extreme[1] = 0.0;
-  for (ng_tile t; ng_tile_next(&j->walk, i, &p, &t);) {
-    to.sum = &j->r->sum[t.index * SUMS];
-    if (j->r->bins == 0) memset(to.sum, 0, SUMS * sizeof *to.sum);
-    count_tile(j, &t, &to);
-  }
-}
-
 void ng_emit_ratios(ng_queue *q, const ng_direction *e, const ng_weight_update *s, int64_t n,
                     const ng_ratios *r) {
-  job j = {.sink = s, .r = r};
-  ng_tile_list_cut(q, &j.walk, e, sizeof *e, n);
-  ng_queue_run(q, j.walk.pieces, count_piece, &j);
-  for (int32_t i = 1; i < j.walk.pieces; i++) {
+  job j = {r, s};
+  memset(r->count, 0, (size_t)q->threads * NG_RATIO_BINS * sizeof *r->count);
+  for (int32_t i = 0; i < q->threads && r->bins == 0; i++) {
+    r->extreme[2 * i] = INFINITY;
+    r->extreme[2 * i + 1] = 0.0;
+  }
+  const int64_t tiles = ng_tiles_run(q, e, sizeof *e, n, false, count_tile, &j);
+  for (int32_t i = 1; i < q->threads; i++) {
     r->extreme[0] = fmin(r->extreme[0], r->extreme[2 * i]);
     r->extreme[1] = fmax(r->extreme[1], r->extreme[2 * i + 1]);
     for (int64_t k = 0; k < NG_RATIO_BINS; k++) {
@@ -96,7 +91,7 @@ void ng_emit_ratios(ng_queue *q, const ng_direction *e, const ng_weight_update *
     }
   }
   memset(r->out, 0, SUMS * sizeof *r->out);
-  for (int64_t k = 0; k < j.walk.from[j.walk.pieces].index * SUMS; k++) {
+  for (int64_t k = 0; k < tiles * SUMS; k++) {
     r->out[k % SUMS] += r->sum[k];
   }
 }

@@ -247,8 +247,9 @@ static void rows_from(const ng_rows *G, int64_t j, int64_t many, int64_t at, int
   }
 }
 
-void ng_whole_products(const ng_rows *G, int32_t i) {
+void ng_whole_products(void *arg, int32_t i) {
   enum { AT_ONCE = 4 };
+  const ng_rows *G = arg;
   const ng_flat_chunk c = ng_flat_chunk_at(G->range, G->ranges, i);
   double *k = G->unit + i * G->used, out[AT_ONCE];
   for (int64_t j = 0; j < G->used; j += AT_ONCE) {

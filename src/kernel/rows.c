@@ -221,8 +221,6 @@ static void add_low_rank_rows(const ng_rows *G, const ng_factors *v, const doubl
   }
 }
 
-static void whole_products(void *arg, int32_t i) { ng_whole_products(arg, i); }
-
 /* ---- the entries -----------------------------------------------------------------------------*/
 
 /* Compute row_combine for chunk i, line by line; a line of low-rank rows is within one row of the parameter. */
@@ -253,7 +251,8 @@ static void run_rows(const ng_queue *q, const ng_rows *G, bool combines) {
   } else if (combines) {
     ng_queue_run(q, ng_flat_list_chunks(G->range, G->ranges), combine_chunk, (void *)(uintptr_t)G);
   } else if (G->kind == NG_ROWS_WHOLE) {
-    ng_queue_run(q, ng_flat_list_chunks(G->range, G->ranges), whole_products, (void *)(uintptr_t)G);
+    ng_queue_run(q, ng_flat_list_chunks(G->range, G->ranges), ng_whole_products,
+                 (void *)(uintptr_t)G);
   } else {
     ng_queue_run(q, (int32_t)G->ranges, low_rank_products, (void *)(uintptr_t)G);
   }

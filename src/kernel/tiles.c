@@ -1,69 +1,107 @@
 /* tiles.c: see tiles.h. */
 #include "kernel/tiles.h"
 
+enum { MOST_PIECES = 256 };
+
+/* A position in the list: tile `tile` of region `region`, which is tile `index` of the list. */
+typedef struct position {
+  int64_t region, tile, index;
+} position;
+
+/* Piece i consists of the tiles from from[i] up to from[i + 1]. */
+typedef struct job {
+  const char *list;
+  size_t size;
+  bool backward;
+  void (*work)(void *arg, const void *descriptor, const ng_tile *t);
+  void *arg;
+  int32_t pieces;
+  position from[MOST_PIECES + 1];
+} job;
+
 int64_t ng_tiles_of(int64_t rows, int64_t cols) {
   if (cols > NG_TILE_ELEMENTS) return rows * ((cols + NG_TILE_ELEMENTS - 1) / NG_TILE_ELEMENTS);
   const int64_t high = ng_max64(1, NG_TILE_ELEMENTS / cols);
   return (rows + high - 1) / high;
 }
 
-/* Piece i ends with the tile that reaches (i + 1) / pieces of all elements. So equal lists have equal pieces in every
- * step, and a thread finds its gradients in its cache. */
-void ng_tile_list_cut(const ng_queue *q, ng_tile_list *w, const void *list, size_t size,
-                      int64_t n) {
-  int64_t all = 0, at = 0;
-  ng_tile_position p = {0, 0, 0};
-  *w = (ng_tile_list){.list = list, .size = size, .n = n};
-  for (int64_t i = 0; i < n; i++) {
-    all += ng_tile_list_region(w, i)->rows * ng_tile_list_region(w, i)->cols;
-  }
-  w->pieces = all < NG_TILE_ELEMENTS ? 1 : (int32_t)ng_min64(q->threads, NG_TILE_PIECES);
-  for (int32_t i = 0; i < w->pieces; i++) {
-    w->from[i] = p;
-    while (p.region < n && at * w->pieces < all * (i + 1)) {
-      const ng_region *a = ng_tile_list_region(w, p.region);
-      const ng_tile t = ng_tile_at(a, p);
-      at += t.rows * t.cols;
-      p.index++;
-      if (++p.tile == ng_tiles_of(a->rows, a->cols))
-        p = (ng_tile_position){p.region + 1, 0, p.index};
-    }
-  }
-  w->from[w->pieces] = p;
+static const ng_region *region_at(const job *j, int64_t i) {
+  return (const void *)(j->list + (size_t)i * j->size);
 }
 
-typedef struct tiles_job {
-  ng_tile_list w;
-  bool backward;
-  void (*work)(void *arg, const void *descriptor, const ng_tile *t);
-  void *arg;
-} tiles_job;
+static int64_t count_tiles(const job *j, int64_t region) {
+  const ng_region *a = region_at(j, region);
+  return ng_tiles_of(a->rows, a->cols);
+}
 
-/* Set *t to the tile before *p and move *p back. Return false at the beginning of piece i. */
-static bool previous_tile(const ng_tile_list *w, int32_t i, ng_tile_position *p, ng_tile *t) {
-  if (p->index == w->from[i].index) return false;
-  while (p->tile == 0) {
-    p->region--;
-    p->tile = ng_tiles_of(ng_tile_list_region(w, p->region)->rows,
-                          ng_tile_list_region(w, p->region)->cols);
+static ng_tile tile_at(const job *j, position p, int32_t piece) {
+  const ng_region *a = region_at(j, p.region);
+  const int64_t wide = ng_min64(a->cols, NG_TILE_ELEMENTS);
+  const int64_t high = ng_max64(1, NG_TILE_ELEMENTS / a->cols),
+                across = (a->cols + wide - 1) / wide;
+  const int64_t row = p.tile / across * high, col = p.tile % across * wide;
+  return (ng_tile){.index = p.index,
+                   .region = p.region,
+                   .piece = piece,
+                   .row = row,
+                   .rows = ng_min64(high, a->rows - row),
+                   .col = col,
+                   .cols = ng_min64(wide, a->cols - col)};
+}
+
+/* Piece i ends with the tile that reaches (i + 1) / pieces of all elements. So equal lists have equal pieces in every
+ * step, and a thread finds its gradients in its cache. */
+static void cut(job *j, int64_t n, int32_t threads) {
+  int64_t all = 0, at = 0;
+  position p = {0, 0, 0};
+  for (int64_t i = 0; i < n; i++) {
+    all += region_at(j, i)->rows * region_at(j, i)->cols;
   }
-  p->tile--;
-  p->index--;
-  *t = ng_tile_at(ng_tile_list_region(w, p->region), *p);
-  return true;
+  j->pieces = all < NG_TILE_ELEMENTS ? 1 : (int32_t)ng_min64(threads, MOST_PIECES);
+  for (int32_t i = 0; i < j->pieces; i++) {
+    j->from[i] = p;
+    while (p.region < n && at * j->pieces < all * (i + 1)) {
+      const ng_tile t = tile_at(j, p, i);
+      at += t.rows * t.cols;
+      p.index++;
+      if (++p.tile == count_tiles(j, p.region)) p = (position){p.region + 1, 0, p.index};
+    }
+  }
+  j->from[j->pieces] = p;
+}
+
+static void run_forward(const job *j, int32_t i) {
+  for (position p = j->from[i]; p.index < j->from[i + 1].index; p.tile++, p.index++) {
+    while (p.tile == count_tiles(j, p.region)) {
+      p.region++;
+      p.tile = 0;
+    }
+    const ng_tile t = tile_at(j, p, i);
+    j->work(j->arg, region_at(j, p.region), &t);
+  }
+}
+
+static void run_backward(const job *j, int32_t i) {
+  for (position p = j->from[i + 1]; p.index > j->from[i].index;) {
+    while (p.tile == 0) {
+      p.tile = count_tiles(j, --p.region);
+    }
+    p.tile--;
+    p.index--;
+    const ng_tile t = tile_at(j, p, i);
+    j->work(j->arg, region_at(j, p.region), &t);
+  }
 }
 
 static void run_piece(void *arg, int32_t i) {
-  const tiles_job *j = arg;
-  ng_tile_position p = j->w.from[j->backward ? i + 1 : i];
-  for (ng_tile t; (j->backward ? previous_tile : ng_tile_next)(&j->w, i, &p, &t);) {
-    j->work(j->arg, ng_tile_list_region(&j->w, t.region), &t);
-  }
+  const job *j = arg;
+  (j->backward ? run_backward : run_forward)(j, i);
 }
 
-void ng_tiles_run(const ng_queue *q, const void *list, size_t size, int64_t n, bool backward,
-                  void (*work)(void *arg, const void *descriptor, const ng_tile *t), void *arg) {
-  tiles_job j = {.backward = backward, .work = work, .arg = arg};
-  ng_tile_list_cut(q, &j.w, list, size, n);
-  ng_queue_run(q, j.w.pieces, run_piece, &j);
+int64_t ng_tiles_run(const ng_queue *q, const void *list, size_t size, int64_t n, bool backward,
+                     void (*work)(void *arg, const void *descriptor, const ng_tile *t), void *arg) {
+  job j = {.list = list, .size = size, .backward = backward, .work = work, .arg = arg};
+  cut(&j, n, q->threads);
+  ng_queue_run(q, j.pieces, run_piece, &j);
+  return j.from[j.pieces].index;
 }

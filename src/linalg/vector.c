@@ -273,13 +273,8 @@ void ng_host_copy(ng_queue *q, int64_t rows, int64_t cols, const float *x, int64
 NG_CLONES static void divide_row(float *restrict u, const float *restrict a, int64_t n, double g,
                                  double on_a, double on_both) {
   for (int64_t c = 0; c < n; c++) {
-    u[c] = (float)((double)u[c] / (g * ((double)a[c] + on_a) + on_both));
-  }
-}
-
-NG_CLONES static void divide_evenly(float *u, int64_t n, double by) {
-  for (int64_t c = 0; c < n; c++) {
-    u[c] = (float)((double)u[c] / by);
+    const double a_c = a == NULL ? 1.0 : (double)a[c];
+    u[c] = (float)((double)u[c] / (g * (a_c + on_a) + on_both));
   }
 }
 
@@ -288,11 +283,7 @@ void ng_host_divide(ng_queue *q, int64_t rows, int64_t cols, ng_spectrum s, floa
   (void)q;
   for (int64_t r = 0; r < rows; r++) {
     const double g = (s.g == NULL ? 1.0 : (double)s.g[r]) + s.on_g;
-    if (s.a == NULL) {
-      divide_evenly(U + r * ldu, cols, g * (1.0 + s.on_a) + s.on_both);
-    } else {
-      divide_row(U + r * ldu, s.a, cols, g, s.on_a, s.on_both);
-    }
+    divide_row(U + r * ldu, s.a, cols, g, s.on_a, s.on_both);
   }
 }
 
