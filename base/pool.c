@@ -1,7 +1,7 @@
 /* pool.c: a thread pool for parallel loops.
  *
- * OpenMP is not used: a second runtime in a Python process slows the first one, and thread sanitizers do not
- * understand it.
+ * OpenMP is not used: a second runtime in a Python process slows the first one, and thread sanitizers do not understand
+ * it.
  *
  * The partition is static: with T threads, share t of n tasks is [t n / T, (t + 1) n / T), so the same task nearly
  * always runs on the same thread.  When the caller has finished its share, the caller also runs shares that no worker
@@ -13,15 +13,15 @@
 #include <stdlib.h>
 #include <string.h>
 
-typedef struct seat {
+typedef struct seat { /* a share of the tasks, and the worker that usually runs it */
   pthread_t thread;
-  uint64_t taken; /* the last round in which a thread took this share */
+  uint64_t taken; /* the last round in which a thread has run or begun this share */
 } seat;
 
 struct ng_pool {
   ng_pool_alloc alloc;
   int32_t threads; /* including the caller */
-  int32_t wanted;  /* number of seats */
+  int32_t wanted;  /* number of seats: the threads that were requested */
   seat *seat;      /* seat 0 is the caller's and has no thread */
   pthread_mutex_t lock;
   pthread_cond_t work, idle;
@@ -42,8 +42,8 @@ static void run_share(const ng_pool *pool, int32_t me) {
   }
 }
 
-/* The lock protects all shared fields except n, task and arg. These fields stay valid until the last
- * share of the round is done, and a late worker finds its share taken and does not read them. */
+/* The lock protects all shared fields except n, task and arg.  These fields stay valid until the last share of the
+ * round is done, and a late worker finds its share taken and does not read them. */
 static void *worker(void *arg) {
   ng_pool *pool = arg;
   (void)pthread_mutex_lock(&pool->lock);
@@ -119,8 +119,8 @@ void ng_pool_destroy(ng_pool *pool) {
   ng_pool_leave(pool);
 }
 
-/* Do not destroy the lock and the conditions: in a forked child, the destroy calls could wait for
- * ever for threads that only the parent has. */
+/* Do not destroy the lock and the conditions: in a forked child, the destroy calls could wait for ever for threads that
+ * only the parent has. */
 void ng_pool_leave(ng_pool *pool) {
   if (pool == NULL) return;
   const ng_pool_alloc alloc = pool->alloc;

@@ -1,7 +1,7 @@
-/* io.c: read bytes of a file or of memory; one-line messages; payload memory.
+/* io.c: read bytes of a file, of memory or of a stream; write messages; allocate memory for data.
  *
- * A read returns exactly the requested bytes; a short read is an error.  Files are read, not mapped: if another
- * process truncates a mapped file, the program that mapped it gets a signal. */
+ * A read returns exactly the requested bytes; a short read is an error.  Files are read, not mapped: if another process
+ * truncates a mapped file, the program that mapped it gets a signal. */
 #include "io.h"
 
 #include <errno.h>
@@ -142,8 +142,8 @@ void ngio_source_stream(ngio_source *s, const char *label, ngio_read read, void 
   s->user = user;
 }
 
-/* Call the stream's `read` until n bytes arrived: it may return fewer bytes than requested. */
-static ngio_status take_from(ngio_source *s, char *to, int64_t n, char *message, size_t size) {
+/* Call the stream's `read` until n bytes have arrived: it may return fewer bytes than requested. */
+static ngio_status read_stream(ngio_source *s, char *to, int64_t n, char *message, size_t size) {
   while (n > 0) {
     const int64_t got = s->read(s->user, to, n);
     if (got < 0)
@@ -189,7 +189,7 @@ static ngio_status read_file(const ngio_source *s, int64_t offset, char *to, int
   return NGIO_OK;
 }
 
-/* A large read is cut into at most LANES pieces; each piece is a multiple of LARGE bytes, a large page. */
+/* A large read has at most LANES pieces for threads; their size is a multiple of LARGE bytes, a large page. */
 enum { LANES = 16, LARGE = 1 << 21 };
 
 typedef struct lanes {
@@ -226,7 +226,7 @@ static ngio_status read_together(const ngio_source *s, int64_t offset, char *to,
 ngio_status ngio_source_read(ngio_source *s, int64_t offset, void *to, int64_t n, char *message,
                              size_t size) {
   if (s->read != NULL) {
-    if (offset == s->at) return take_from(s, to, n, message, size);
+    if (offset == s->at) return read_stream(s, to, n, message, size);
     return ngio_say(message, size, NGIO_ERR_ARG, "%s: a stream can only be read in order",
                     s->label);
   }

@@ -1,9 +1,9 @@
 /* io.h: shared by the readers and writers of files.
  *
- * io/ is a small static library, independent of the engine and of the command line.  The engine uses it for its
- * state, the command line for recordings.  Every function that can fail returns an ngio_status and writes one
- * line to the caller's buffer (`message` may be NULL); text from a file is quoted there without control
- * characters.  Files are little-endian; the host must be little-endian, too. */
+ * io/ is a small static library, independent of the engine and of the command line.  The engine uses it for its state,
+ * the command line for recordings.  Every function that can fail returns an ngio_status and writes one line to the
+ * caller's buffer (`message` may be NULL); text from a file is quoted there without control characters.  Files are
+ * little-endian; the host must be little-endian, too. */
 #ifndef NGIO_IO_H
 #define NGIO_IO_H
 
@@ -38,8 +38,8 @@ typedef enum ngio_dtype {
 int64_t ngio_dtype_size(ngio_dtype t);     /* bytes; 0: unknown dtype */
 const char *ngio_dtype_name(ngio_dtype t); /* as in safetensors: "F32"; NULL: unknown dtype */
 
-/* Allocator of the payload of a file; a NULL allocator is the C library's. `take` returns memory
- * aligned to at least 8 bytes, or NULL; `give` gets the size that was passed to `take`. */
+/* Allocator for the data of a file; NULL: malloc and free. `take` returns memory that is aligned to at least 8 bytes,
+ * or NULL; `give` frees it and gets the size that was passed to `take`. */
 typedef struct ngio_alloc {
   void *(*take)(void *user, size_t bytes);
   void (*give)(void *user, void *ptr, size_t bytes);
@@ -48,19 +48,18 @@ typedef struct ngio_alloc {
 
 /* ---- for the readers and writers inside io/ --------------------------------------------------*/
 
-/* Functions of a caller's stream. ngio_read returns the number of bytes read, at most `bytes`; 0 at
- * the end; < 0 on failure. ngio_write returns 0, or another value on failure. */
+/* Functions of a caller's stream. ngio_read returns the number of bytes read, at most `bytes`; 0 at the end; < 0 on
+ * failure. ngio_write returns 0, or another value on failure. */
 typedef int64_t (*ngio_read)(void *user, void *data, int64_t bytes);
 typedef int32_t (*ngio_write)(void *user, const void *data, int64_t bytes);
 
-/* The caller's threads: all() runs each(arg, i) for i in [0, n) in parallel and then returns. */
+/* The caller's threads: all() runs each(arg, i) for i in [0, n) and waits until all have returned. */
 typedef struct ngio_threads {
   void (*all)(void *user, int32_t n, void (*each)(void *arg, int32_t i), void *arg);
   void *user;
 } ngio_threads;
 
-/* A file or memory, which can be read at any offset; or a stream, which can only be read in
- * order. */
+/* What a reader reads from: a file or memory, at any offset; or a stream, in order only. */
 typedef struct ngio_source {
   const char *label; /* name of the source in messages, such as the path */
   int fd;            /* -1: memory or a stream */
@@ -95,9 +94,9 @@ __attribute__((format(printf, 4, 5)))
 ngio_status
 ngio_say(char *message, size_t size, ngio_status st, const char *format, ...);
 
-/* Return how many of the first 8 bytes at `text` need no escape in a JSON string (no quote,
- * backslash or control character). A borrow of a subtraction changes only higher bytes, so the
- * lowest mark is correct, and the function uses only this mark. */
+/* Return the number of bytes before the first of the 8 bytes at `text` that needs an escape in a JSON string (a quote,
+ * backslash or control character).  Each subtraction marks such bytes by their high bit.  It may borrow from higher
+ * bytes and mark them wrongly, so only the lowest mark counts. */
 static inline int ngio_plain(const char *text) {
   const uint64_t each = UINT64_C(0x0101010101010101), high = 0x80 * each;
   uint64_t x;

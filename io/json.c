@@ -47,7 +47,7 @@ static char escape_of(unsigned char c) {
   }
 }
 
-/* Input bytes for which memory is reserved at once; bytes of the longest escape of one byte. */
+/* PIECE: bytes of text for which memory is reserved at once.  LONGEST: bytes of the longest escape, "\u00XX". */
 enum { PIECE = 1024, LONGEST = 6 };
 
 static char *escape(char *to, unsigned char c) {
@@ -62,7 +62,7 @@ static char *escape(char *to, unsigned char c) {
   return to;
 }
 
-/* Copy eight bytes at once, then advance only by the bytes before the first byte that needs an escape. */
+/* Copy eight bytes at once, but advance only to the first byte that needs an escape. */
 void ngio_out_escaped(ngio_out *o, const char *text, size_t n) {
   const char *end = text + n;
   while (text < end) {
@@ -120,8 +120,8 @@ void ngio_out_integer(ngio_out *o, int64_t x) {
   o->used = (size_t)(ngio_digits(o->text + o->used, x) - o->text);
 }
 
-/* Whole numbers have a fast path. snprintf writes all other numbers; its decimal point depends on the
- * locale, and its exponents may have a plus and leading zeros, which the code below removes. */
+/* Whole numbers have a fast path. snprintf writes all other numbers; its decimal point depends on the locale, and its
+ * exponents may have a plus and leading zeros, which the code below removes. */
 void ngio_out_real(ngio_out *o, double x) {
   char text[64];
   if (o->digits == 0 && fabs(x) < 1e15 && x == (double)(int64_t)x && !(x == 0.0 && signbit(x))) {

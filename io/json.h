@@ -1,10 +1,9 @@
 /* json.h: the JSON writer and reader of the library and the program.
  *
- * The writer appends to one block of memory.  After a failure, the writer sets `lost` and drops further output, so
- * one test at the end is enough.  The reader takes untrusted text and returns all values in one array, or an
- * error with its line.  All accessors accept NULL and values of another kind.  The writer and the reader use the C
- * library's allocator and no global state.  Values are in one array for speed: a state of 10,000 layers has half a
- * million values. */
+ * The writer appends to one block of memory.  After a failure it sets `lost` and ignores further output, so a test at
+ * the end is enough.  The reader accepts untrusted text; it returns all values in one array, or an error with its line.
+ * One array is fast: a state of 10,000 layers has half a million values.  All accessors accept NULL, and values of
+ * another kind. */
 #ifndef NGIO_JSON_H
 #define NGIO_JSON_H
 
@@ -23,7 +22,8 @@ typedef struct ngio_out { /* starts as {0} */
   int depth;  /* open brackets */
 } ngio_out;
 
-/* Append a member, or (key NULL) an element of an array or the outermost value, after a comma if needed. */
+/* Append a member of an object, or with key NULL an element of an array or the outermost value; first a comma if
+ * needed. */
 void ngio_open(ngio_out *o, const char *key, char bracket);         /* '{' or '[' */
 void ngio_shut(ngio_out *o, char bracket);                          /* '}' or ']' */
 void ngio_put_text(ngio_out *o, const char *key, const char *text); /* writes null for NULL */

@@ -1,8 +1,9 @@
 /* json_read.c: parse untrusted JSON text in one pass.
  *
- * Values are in one array in the order of the text: the values inside a list or map follow the list or map.  Strings
- * stay in place in the text or its copy.  So any text needs few blocks of memory.
- * The parser follows RFC 8259 and rejects text that is not UTF-8, NUL, duplicate keys and numbers out of range. */
+ * In this file a list is an array or an object of JSON, and a map is an object.  All values are in one array, in the
+ * order of the text: after a list come the values inside it.  Strings are decoded in place, in the text or its copy.
+ * So any text needs only a few allocations.  The parser follows RFC 8259, and rejects text that is not UTF-8, NUL,
+ * duplicate keys and numbers out of range. */
 #include "io.h"
 #include "json.h"
 #include "pages.h"
@@ -18,14 +19,14 @@ enum {
 };
 
 typedef struct slot {
-  uint32_t at,
-      hash; /* at: offset of the member from its map, 0: empty slot; hash: of the member's key */
+  uint32_t at;   /* offset of a member from its map in the array of values; 0: empty slot */
+  uint32_t hash; /* of the member's key */
 } slot;
 
 typedef struct ngio_index {
   struct ngio_index *next;
   uint64_t
-      seed; /* from the address of the index, which a file cannot predict to make its keys collide */
+      seed; /* of hashes; depends on the address, so that a file cannot choose keys that collide */
   uint32_t mask; /* number of slots - 1 */
   slot slots[];
 } ngio_index;
@@ -119,8 +120,9 @@ static int escape(parser *p, char **to) {
   return e == 'u' ? unicode(p, to) : fail_with(p, "an unknown escape after a backslash");
 }
 
-/* Copy unescaped bytes and escaped quotes from `at` to *out (*out <= at), advance *out, and OR all copied bytes, and up
- * to 7 bytes after them, into *high; return the address of the first other byte. */
+/* Copy unescaped bytes and escaped quotes from `at` to *out (*out <= at), and advance *out.  Return the address of the
+ * first other byte.  *high: OR of the copied bytes, and of up to 7 bytes after them, to find bytes that are not
+ * ASCII. */
 static char *run(const parser *p, char *at, char **out, uint64_t *high) {
   char *to = *out;
   while (p->end - at >= 8) {
@@ -152,7 +154,7 @@ static char *run(const parser *p, char *at, char **out, uint64_t *high) {
   return at;
 }
 
-/* Decode a string in place, from p->at after its opening quote: no escape is shorter than its character. */
+/* Decode the string after the opening quote at p->at, in place: no escape is shorter than its character. */
 static const char *string(parser *p) {
   char *const begin = p->at;
   char *to = begin;
@@ -188,8 +190,7 @@ static size_t digits(parser *p, uint64_t *value) {
   return n;
 }
 
-/* Read the number from `begin` to p->at with strtod, after replacing its point by the decimal point
- * of the locale. */
+/* Read the number from `begin` to p->at with strtod, after replacing its point by the decimal point of the locale. */
 static int real(parser *p, const char *begin, double *out) {
   char small[512];
   const size_t n = (size_t)(p->at - begin);
@@ -276,8 +277,8 @@ static uint32_t hash(const ngio_index *x, const char *key) {
   return (uint32_t)h;
 }
 
-/* Return the slot of `key`, whose hash is h, or the empty slot where it belongs. Compare keys only
- * if their hashes are equal, because keys are rarely in the cache. */
+/* Return the slot of `key`, whose hash is h; if the map has no such key, the empty slot for it.  Compare keys only if
+ * their hashes are equal, because keys are rarely in the cache. */
 static slot *slot_of(const ngio_value *map, const char *key, uint32_t h) {
   ngio_index *x = map->is.index;
   uint32_t i = h & x->mask;

@@ -1,8 +1,8 @@
 /* npy.c: read NumPy's .npy files.
  *
- * The layout is NEP 1 of NumPy: "\x93NUMPY", two version bytes, a little-endian header length (2 bytes in
- * version 1, 4 bytes in later versions), then a Python dictionary with exactly 'descr', 'fortran_order' and
- * 'shape', then the data.  The dictionary is parsed, not searched for substrings, because the file is untrusted. */
+ * The layout is NEP 1 of NumPy: "\x93NUMPY", two version bytes, a little-endian header length (2 bytes in version 1, 4
+ * bytes in later versions), then a Python dictionary with exactly 'descr', 'fortran_order' and 'shape', then the data.
+ * The dictionary is parsed, not searched for substrings, because the file is untrusted. */
 #include "npy.h"
 
 #include <stdlib.h>

@@ -1,6 +1,5 @@
-/* npy.h: read NumPy's .npy files (format versions 1.0, 2.0, 3.0): C-ordered little-endian arrays
- * of f4, f8, i4, i8 and u1 with at most NGIO_MAX_DIMS axes. Other arrays, and files whose length
- * differs from their header, are errors. */
+/* npy.h: read NumPy's .npy files (format versions 1.0, 2.0, 3.0): C-ordered little-endian arrays of f4, f8, i4, i8 and
+ * u1 with at most NGIO_MAX_DIMS axes.  Other arrays, and files whose length differs from their header, are errors. */
 #ifndef NGIO_NPY_H
 #define NGIO_NPY_H
 

@@ -10,7 +10,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-static const char passing_end[] = ".natgrad-part";
+static const char temporary_end[] = ".natgrad-part";
 
 /* ---- names -----------------------------------------------------------------------------------*/
 
@@ -23,7 +23,7 @@ void ngio_part_path(char *out, size_t size, const char *path, const char *id, in
   }
 }
 
-void ngio_part_says(char out[NGIO_PART_ROOM], int32_t part, int32_t parts) {
+void ngio_part_text(char out[NGIO_PART_ROOM], int32_t part, int32_t parts) {
   (void)snprintf(out, NGIO_PART_ROOM, "%ld of %ld", (long)part, (long)parts);
 }
 
@@ -32,13 +32,13 @@ static const char *digits(const char *c) {
   return n > 0 ? c + n : NULL;
 }
 
-int ngio_part_named(const char *end, int passing) {
+int ngio_part_named(const char *end, int unfinished) {
   const char *c = end + NGIO_PART_ID;
   if (strspn(end, "0123456789abcdef") != NGIO_PART_ID || *c != '-' || (c = digits(c + 1)) == NULL ||
       strncmp(c, "of", 2) != 0 || (c = digits(c + 2)) == NULL) {
     return 0;
   }
-  return *c == 0 || (passing && strcmp(c, passing_end) == 0);
+  return *c == 0 || (unfinished && strcmp(c, temporary_end) == 0);
 }
 
 size_t ngio_parts_room(const char *path) {
@@ -67,19 +67,19 @@ int ngio_parts_each(const char *path, char *room, int (*each)(void *user, const 
 
 /* ---- removal ---------------------------------------------------------------------------------*/
 
-/* Return 1 if the metadata of the open file agrees with its name; `end`: the name without "PATH.".
- * The writer puts this metadata first, after the length of the header, so an unfinished file
- * (`passing`) may end before or in this metadata. */
-static int is_part(int fd, const char *end, int passing) {
+/* Return 1 if the metadata of the open file agrees with its name; `end`: the name without "PATH.".  The writer puts
+ * this metadata first, after the length of the header, so an unfinished file (`unfinished`) may end before or in this
+ * metadata. */
+static int is_part(int fd, const char *end, int unfinished) {
   char says[NGIO_PART_ROOM], want[3 * NGIO_PART_ROOM], is[8 + sizeof want];
   char *after = NULL;
   const long part = strtol(end + NGIO_PART_ID + 1, &after, 10);
   const long parts = strtol(after + 2, NULL, 10);
-  ngio_part_says(says, (int32_t)part, (int32_t)parts);
+  ngio_part_text(says, (int32_t)part, (int32_t)parts);
   const int put = snprintf(want, sizeof want, "{\"__metadata__\":{\"%s\":\"%s\",\"%s\":\"%.*s\"",
                            NGIO_PART, says, NGIO_PART_WHOLE, NGIO_PART_ID, end);
   const ssize_t got = pread(fd, is, (size_t)put + 8, 0);
-  if (put >= (int)sizeof want || got < 0 || (!passing && got < put + 8)) return 0;
+  if (put >= (int)sizeof want || got < 0 || (!unfinished && got < put + 8)) return 0;
   return got <= 8 || memcmp(is + 8, want, (size_t)got - 8) == 0;
 }
 
@@ -90,16 +90,16 @@ typedef struct sweep {
 static int sweep_one(void *user, const char *name) {
   const sweep *s = user;
   const char *end = name + strlen(s->path) + 1;
-  const int passing = !ngio_part_named(end, 0);
+  const int unfinished = !ngio_part_named(end, 0);
   struct stat at, named;
   if (s->id != NULL && strncmp(end, s->id, NGIO_PART_ID) == 0) return 0;
   /* some file systems lock only files that are open for writing */
   const int fd =
-      open(name, (passing ? O_RDWR : O_RDONLY) | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY);
+      open(name, (unfinished ? O_RDWR : O_RDONLY) | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY);
   if (fd < 0) return 0;
   const int mine = fstat(fd, &at) == 0 && S_ISREG(at.st_mode) &&
-                   (!passing || flock(fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) &&
-                   is_part(fd, end, passing) && lstat(name, &named) == 0 &&
+                   (!unfinished || flock(fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) &&
+                   is_part(fd, end, unfinished) && lstat(name, &named) == 0 &&
                    named.st_ino == at.st_ino && named.st_dev == at.st_dev;
   if (mine) (void)unlink(name);
   (void)close(fd);

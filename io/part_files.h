@@ -3,7 +3,7 @@
  *   PATH                    the first part, with the list of all parts
  *   PATH.<id>-<r>of<n>      the other parts; <id>: the checksum of this list, 8 digits
  *
- * The metadata of these other parts begins with NGIO_PART, "r of n", and NGIO_PART_WHOLE, "<id>".  A file of another
+ * The metadata of the other parts begins with NGIO_PART: "r of n" and NGIO_PART_WHOLE: "<id>".  A file of another
  * program may have such a name, so a file is removed only if its metadata agrees with its name. */
 #ifndef NGIO_PART_FILES_H
 #define NGIO_PART_FILES_H
@@ -16,30 +16,29 @@ extern "C" {
 
 #define NGIO_PART "natgrad.part"
 #define NGIO_PART_WHOLE "natgrad.whole"
-/* NGIO_PART_ROOM: bytes that fit the suffix ".<id>-<r>of<n>", or "r of n"; NGIO_PART_ID: digits of an id. */
+/* NGIO_PART_ROOM: capacity for the suffix ".<id>-<r>of<n>" or the text "r of n"; NGIO_PART_ID: digits of an id. */
 enum { NGIO_PART_ROOM = 64, NGIO_PART_ID = 8 };
 
-/* Write the path of part `part` of `parts` to `out`, which has size = strlen(path) + NGIO_PART_ROOM
- * bytes; part 0 has the path itself. */
+/* Write the path of part `part` of `parts` to `out`, which has size = strlen(path) + NGIO_PART_ROOM bytes; part 0 has
+ * the path itself. */
 void ngio_part_path(char *out, size_t size, const char *path, const char *id, int32_t part,
                     int32_t parts);
-void ngio_part_says(char out[NGIO_PART_ROOM], int32_t part, int32_t parts); /* writes "r of n" */
+void ngio_part_text(char out[NGIO_PART_ROOM], int32_t part, int32_t parts); /* writes "r of n" */
 
-/* Return 1 if `end`, a file name without "PATH.", is the suffix of a part; with `passing` also if it is
- * the suffix of the temporary file of a part that is being written. */
-int ngio_part_named(const char *end, int passing);
+/* Return 1 if `end`, a file name without "PATH.", is the suffix of a part; with `unfinished` also if it is the suffix
+ * of the temporary file of a part that is being written. */
+int ngio_part_named(const char *end, int unfinished);
 
-/* Return the bytes that the path of any file in the folder of `path` needs. */
+/* Return the capacity of a buffer for the path of any file in the folder of `path`. */
 size_t ngio_parts_room(const char *path);
 /* Call each() for every file that is named like a part of `path`, with its path in `room` (ngio_parts_room bytes),
  * until each() returns another value than 0; return this value, or 0.  An unreadable folder counts as empty. */
 int ngio_parts_each(const char *path, char *room, int (*each)(void *user, const char *name),
                     void *user);
 
-/* Remove the parts of `path`, finished or not, whose id differs from `id` (NULL: all parts). Remove
- * only regular files whose metadata agrees with their name; keep an unfinished file that a writer has
- * locked. The caller must exclude other writers of `path`: ngio_writer_finish_whole holds the lock of
- * `path`. `room`: ngio_parts_room bytes. */
+/* Remove the parts of `path`, finished or not, whose id differs from `id` (NULL: all parts).  Remove only regular files
+ * whose metadata agrees with their name; keep an unfinished file that a writer has locked.  The caller must exclude
+ * other writers of `path`: ngio_writer_finish_whole holds the lock of `path`. `room`: ngio_parts_room bytes. */
 void ngio_parts_sweep(const char *path, const char *id, char *room);
 
 #ifdef __cplusplus

@@ -5,8 +5,8 @@
  * and the data of all tensors, one after the other.
  *
  * The reader trusts nothing.  These are errors: a duplicate key, an offset outside the file, tensors that overlap or
- * leave a gap, a shape that does not agree with the offsets, missing or additional bytes.  The caller checks the
- * values (checksums, finite numbers).
+ * leave a gap, a shape that does not agree with the offsets, missing or additional bytes.  The caller checks the values
+ * (checksums, finite numbers).
  *
  * The writer keeps an earlier file of the same name until the new file is complete and on the disk: it writes
  * PATH.natgrad-part in the same folder, flushes this file, renames it to PATH, and flushes the folder.  After a failure
@@ -38,8 +38,8 @@ typedef struct ngio_text { /* one entry of __metadata__ */
 
 typedef struct ngio_tensors ngio_tensors;
 
-/* Read and check the whole file.  `alloc` (NULL: the C library) allocates the memory of the data
- * and is copied.  After a failure *out is NULL. */
+/* Read and check the whole file.  `alloc` (NULL: the C library) allocates the memory of the data and is copied.  After
+ * a failure *out is NULL. */
 ngio_status ngio_tensors_read(const char *path, const ngio_alloc *alloc, ngio_tensors **out,
                               char *message, size_t size);
 /* Parse the n bytes of a file in memory and copy the data; messages have `label` instead of a path. */
@@ -47,9 +47,9 @@ ngio_status ngio_tensors_parse(const void *bytes, size_t n, const char *label,
                                const ngio_alloc *alloc, ngio_tensors **out, char *message,
                                size_t size);
 
-/* Read in two calls, so that the caller can check the header before _finish allocates memory: the header of a
- * stream may announce any amount of data.  After _begin the data pointers are NULL.  _finish reads the data up to the
- * end of `s`; a failure of _finish leaves f unchanged.  The caller closes `s`. */
+/* Read in two calls, so that the caller can check the header before _finish allocates memory: the header of a stream
+ * may announce any amount of data.  After _begin the data pointers are NULL.  _finish reads the data up to the end of
+ * `s`; a failure of _finish leaves f unchanged.  The caller closes `s`. */
 ngio_status ngio_tensors_begin(ngio_source *s, const ngio_alloc *alloc, ngio_tensors **out,
                                char *message, size_t size);
 ngio_status ngio_tensors_finish(ngio_tensors *f, ngio_source *s, char *message, size_t size);
@@ -84,8 +84,8 @@ ngio_status ngio_tensors_write(const char *path, const ngio_tensor *tensors, int
  *   _finish    flushes, renames the file to its name, and frees the writer, even after an error
  *   _abandon   removes the temporary file and frees the writer
  *
- * _stream passes the bytes of the file to the caller's `write` in order.  After a failure the
- * caller must discard the bytes it received.  Messages have `label` instead of a path. */
+ * _stream passes the bytes of the file to the caller's `write` in order.  After a failure the caller must discard the
+ * bytes it received.  Messages have `label` instead of a path. */
 ngio_status ngio_writer_create(const char *path, const ngio_tensor *tensors, int32_t n,
                                const ngio_text *text, int32_t texts, ngio_writer **out,
                                char *message, size_t size);
@@ -97,7 +97,8 @@ ngio_status ngio_writer_put(ngio_writer *w, const void *data, int64_t bytes, cha
 ngio_status ngio_writer_flush(ngio_writer *w, char *message, size_t size);
 ngio_status ngio_writer_finish(ngio_writer **w, char *message, size_t size);
 /* As _finish, for a state, or for the first part of a state with id `id`.  Then remove the parts of PATH that have
- * another id (part_files.h), under the lock of PATH.  If another writer has the lock, that writer removes these parts. */
+ * another id (part_files.h), under the lock of PATH.  If another writer has the lock, that writer removes these
+ * parts. */
 ngio_status ngio_writer_finish_whole(ngio_writer **w, const char *id, char *message, size_t size);
 void ngio_writer_abandon(ngio_writer **w);
 

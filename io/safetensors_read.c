@@ -1,11 +1,11 @@
 /* safetensors_read.c: read and check safetensors files.
  *
- * The result has names, dtypes, shapes, metadata and one aligned copy of all data.  The reader compares the header
- * with the length of the file, or with the end of the stream.
+ * The result has names, dtypes, shapes, metadata and one aligned copy of all data.  The data that the header announces
+ * must end at the end of the file or stream.
  *
- * The format: https://github.com/huggingface/safetensors, with the same limits: a header of at most 100 MB,
- * tensors contiguous from offset 0 to the end.  In addition, data must be aligned for its dtype, so that callers can
- * use the pointers directly; all known writers align data. */
+ * The format: https://github.com/huggingface/safetensors, with the same limits: a header of at most 100 MB, tensors
+ * contiguous from offset 0 to the end.  In addition, data must be aligned for its dtype, so that callers can use the
+ * pointers directly; all known writers align data. */
 #include "json.h"
 #include "pages.h"
 #include "safetensors.h"
@@ -41,7 +41,7 @@ static int find_dtype(const char *name, ngio_dtype *out) {
 
 static int64_t whole(const ngio_value *v) { return v->kind == NGIO_INTEGER ? v->is.integer : -1; }
 
-/* Read and check one header entry; `why` receives the error. check_places checks the order of the data. */
+/* Read and check the header entry of one tensor; `why` receives an error.  check_places checks all offsets together. */
 static ngio_status take_tensor(const char *name, const ngio_value *v, int64_t data_bytes,
                                ngio_tensor *t, int64_t *begin, char *why, size_t size) {
   const ngio_value *next = ngio_first(v); /* most programs write dtype, shape, data_offsets */

@@ -1,8 +1,8 @@
 /* safetensors_write.c: write safetensors files.
  *
  * The result is a complete file, or an error and the unchanged earlier file.  The writer locks and writes
- * PATH.natgrad-part, flushes it to the disk, renames it to PATH, and flushes the folder.  So PATH is a complete file
- * at every moment.  A stream gets the same bytes.
+ * PATH.natgrad-part, flushes it to the disk, renames it to PATH, and flushes the folder.  So PATH is a complete file at
+ * every moment.  A stream gets the same bytes.
  *
  * Bytes are written in order and once, as a stream requires, so the header must be complete before the data. */
 #include "json.h"
@@ -19,17 +19,18 @@
 #include <unistd.h>
 
 struct ngio_writer {
-  char *path,
-      *part; /* path: the path, or the label of a stream; part: the temporary name of a file */
-  int fd;    /* -1: a stream, or not open */
+  char *path;       /* of a file, or the label of a stream */
+  char *part;       /* temporary name of the file */
+  int fd;           /* -1: a stream, or not open */
   ngio_write write; /* of a stream; NULL: a file */
   void *user;
-  int64_t expect, written; /* bytes of data that the header announces; bytes that _put received */
-  int flushed;             /* every byte is on the disk */
-  char *held;              /* file: buffer of bytes to be written */
-  char *other;             /* file: buffer for paths in its folder (ngio_parts_room) */
-  int64_t holds;           /* bytes in `held` */
-  int64_t given, started;  /* file: bytes passed to write(); bytes whose writeback was started */
+  int64_t expect;         /* bytes of data that the header announces */
+  int64_t written;        /* bytes of data that ngio_writer_put has received */
+  int flushed;            /* every byte is on the disk */
+  char *held;             /* file: buffer of bytes to be written */
+  char *other;            /* file: buffer for paths in its folder (ngio_parts_room) */
+  int64_t holds;          /* bytes in `held` */
+  int64_t given, started; /* file: bytes passed to write(); bytes whose writeback was started */
 };
 
 enum { HELD = 1 << 18, AHEAD = 1 << 22 }; /* bytes of `held`; bytes per start of writeback */
@@ -106,8 +107,8 @@ static ngio_status to_stream(const ngio_writer *w, const void *data, int64_t n, 
   return ngio_say(message, size, NGIO_ERR_FILE, "%s: the writer failed (%ld)", w->path, (long)said);
 }
 
-/* Ask the kernel to start writing now, so that the final fsync waits less. Ignore errors: fsync
- * reports them. */
+/* Let the operating system begin to write to the disk now, so that the final fsync waits less.  Ignore errors, because
+ * fsync reports them. */
 static void start_writing(ngio_writer *w) {
   if (w->given - w->started < AHEAD) return;
 #ifdef SYNC_FILE_RANGE_WRITE
@@ -138,8 +139,7 @@ static ngio_status flush(ngio_writer *w, char *message, size_t size) {
   return to_file(w, w->held, n, message, size);
 }
 
-/* Write n bytes. A state has tens of thousands of small arrays, so collect small pieces of a file in
- * `held`. */
+/* Write n bytes.  A state has tens of thousands of small arrays, so collect small pieces of a file in `held`. */
 static ngio_status append(ngio_writer *w, const void *data, int64_t n, char *message, size_t size) {
   ngio_status st = NGIO_OK;
   if (w->write != NULL) return to_stream(w, data, n, message, size);
@@ -151,8 +151,8 @@ static ngio_status append(ngio_writer *w, const void *data, int64_t n, char *mes
   return NGIO_OK;
 }
 
-/* Open and lock PATH.natgrad-part, a reserved name. The file of a killed writer has no lock: overwrite this file.
- * If another writer renames the file between open and lock, open the path again. */
+/* Open and lock PATH.natgrad-part, a reserved name.  The file of a killed writer has no lock: overwrite this file.  If
+ * another writer renames the file between open and lock, open the path again. */
 static ngio_status open_part(ngio_writer *w, char *message, size_t size) {
   struct stat target, mine, named;
   if (stat(w->path, &target) == 0 && !S_ISREG(target.st_mode))
@@ -168,8 +168,8 @@ static ngio_status open_part(ngio_writer *w, char *message, size_t size) {
       return ngio_say(message, size, NGIO_ERR_FILE,
                       "%s.natgrad-part: exists and is not a regular file", w->path);
     }
-    /* On file systems without locks (some network file systems), flock fails with another errno;
-     * then continue without a lock. */
+    /* On file systems without locks (some network file systems), flock fails with another errno; then continue without
+     * a lock. */
     if (flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
       (void)close(fd);
       return ngio_say(message, size, NGIO_ERR_FILE, "%s: another program is writing it", w->path);
@@ -242,8 +242,8 @@ ngio_status ngio_writer_put(ngio_writer *w, const void *data, int64_t bytes, cha
   return st;
 }
 
-/* Flush the folder after the rename. Report only EIO, a failing disk: some file systems cannot flush
- * a folder (EINVAL), and some folders cannot be read (EACCES). */
+/* Flush the folder after the rename.  Report only EIO, a failing disk: some file systems cannot flush a folder
+ * (EINVAL), and some folders cannot be read (EACCES). */
 static ngio_status sync_folder(const ngio_writer *w, char *message, size_t size) {
   const char *slash = strrchr(w->path, '/');
   ngio_status st = NGIO_OK;
@@ -269,8 +269,8 @@ ngio_status ngio_writer_flush(ngio_writer *w, char *message, size_t size) {
   return st;
 }
 
-/* The rename released the name PATH.natgrad-part, so create and lock it again, then remove old parts.  If another
- * writer replaced PATH since the rename (`done`: the file renamed here), that writer removes the parts. */
+/* After the rename, create and lock PATH.natgrad-part again, which excludes other writers; then remove old parts.  If
+ * another writer has replaced PATH since the rename (`done` is the renamed file), that writer removes the parts. */
 static void remove_old_parts(ngio_writer *w, int done, const char *id) {
   struct stat mine, named;
   if (open_part(w, NULL, 0) != NGIO_OK) return;

@@ -207,7 +207,7 @@ static bool is_part_of_state(load_data *x, const ngio_tensors *file, int32_t par
   const ngio_value *bytes = ngio_get(v, "bytes"), *count = ngio_get(v, "tensors");
   const char *whole = ngio_tensors_text(file, part == 0 ? NG_MANIFEST_CRC : NGIO_PART_WHOLE);
   const char *is = ngio_tensors_text(file, NGIO_PART);
-  ngio_part_says(says, part, x->snapshot.parts);
+  ngio_part_text(says, part, x->snapshot.parts);
   if (whole == NULL || (part > 0) != (is != NULL) || ngio_tensors_text_count(file) != 2) {
     return ng_work_fail(w, NG_ERR_FILE, "is not a part of a state");
   }

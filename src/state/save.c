@@ -293,7 +293,7 @@ static void begin_file(save_data *x) {
     if (piece_of(x, &item->field, rank, &q))
       x->tensor[n++] = ng_tensor_describe(item->name, &item->field, &q);
   }
-  ngio_part_says(says, rank, x->parts);
+  ngio_part_text(says, rank, x->parts);
   const ngio_text first[2] = {{NG_MANIFEST, w->out.text}, {NG_MANIFEST_CRC, x->id.text}};
   const ngio_text other[2] = {{NGIO_PART, says}, {NGIO_PART_WHOLE, x->id.text}};
   const ngio_text *text = w->is_rank0 ? first : other;
