@@ -174,11 +174,11 @@ void ng_stat_scan(ng_queue *q, ng_stat *s) {
   }
 }
 
-/* Return whether all sums are finite; doubles must not exceed f32 either. */
-static bool sums_finite(const ng_queue *q, const ng_stat *s) {
+/* Return whether the scanned sums are finite and doubles fit f32. No ng_info_read: folds of other statistics may be pending. */
+static bool sums_finite(const ng_stat *s) {
   for (int32_t i = 0; i < s->parts; i++) {
     const ng_stat_part *p = &s->part[i];
-    if (ng_info_read(q, &p->finite) == 0) return false;
+    if (p->finite == 0) return false;
     if (ng_stat_is_double(s) && p->largest > ng_dtype_largest(NG_F32)) return false;
   }
   return true;
@@ -260,7 +260,7 @@ static void fold_part(ng_queue *q, const ng_stat *s, const ng_stat_part *p, ng_m
  * step leaves the old average. */
 ng_status ng_stat_fold(ng_queue *q, ng_stat *s) {
   if (!(s->w_total > 0.0)) return NG_OK;
-  if (has_sums(s) && !sums_finite(q, s)) {
+  if (has_sums(s) && !sums_finite(s)) {
     ng_stat_discard(s);
     return NG_SKIPPED;
   }
