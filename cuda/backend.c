@@ -236,7 +236,6 @@ static void ratios(ng_queue *q, const ng_direction *e, const ng_weight_update *s
 /* ---- the table -------------------------------------------------------------------------------*/
 
 static const ng_kernel_ops table = {
-    .name = "device",
     .tiles = tiles,
     .scan = scan,
     .measure = measure,
@@ -255,8 +254,16 @@ static const ng_kernel_ops table = {
     .norm_gram = ng_device_norm_gram,
 };
 
-void ng_device_attach(ng_device *d, ng_queue *q) {
-  q->la = &d->la;
-  q->kernels = &table;
-  q->device = d;
-}
+static const char *open_queue(ng_queue *q) { return ng_device_open(0, &q->device); }
+static void close_queue(ng_queue *q) { ng_device_close(q->device); }
+static void wait_queue(ng_queue *q) { ng_stage_wait(q->device); }
+
+const ng_backend ng_backend_device = {.name = "device",
+                                      .linalg = &ng_linalg_ref,
+                                      .host = &ng_linalg_ref,
+                                      .kernels = &table,
+                                      .alloc = ng_plain_alloc,
+                                      .free = ng_plain_free,
+                                      .open = open_queue,
+                                      .close = close_queue,
+                                      .wait = wait_queue};

@@ -14,8 +14,8 @@ typedef struct ng_device ng_device;
 const char *ng_device_open(int32_t index, ng_device **out);
 void ng_device_close(ng_device *d); /* wait for the device, then close it; d may be NULL */
 dv_desk *ng_device_desk(ng_device *d);
-/* Let the kernels of queue q run on the device, and its linear algebra on the host, by `ref`. */
-void ng_device_attach(ng_device *d, ng_queue *q);
+/* The kernels run on device 0; the linear algebra runs on the host, at once. Memory is the host's. */
+extern const ng_backend ng_backend_device;
 /* Return the text of the first error of an entry since the device was opened, or NULL. After an error no work runs. */
 const char *ng_device_error(const ng_device *d);
 

@@ -53,8 +53,6 @@ bool ng_stage_begin(ng_device *d) {
 
 /* ---- the device ------------------------------------------------------------------------------*/
 
-static void queue_wait(ng_queue *q) { ng_stage_wait(q->device); }
-
 static const char *open_stage(ng_device *d, int32_t index) {
   const char *error = dv_open(index, &d->desk);
   if (error == NULL) error = dv_alloc_host(d->desk, STAGE, (void **)&d->host);
@@ -69,8 +67,6 @@ const char *ng_device_open(int32_t index, ng_device **out) {
   *out = NULL;
   if (d == NULL) return "out of memory";
   ng_stage_check(d, open_stage(d, index));
-  d->la = ng_linalg_ref;
-  d->la.wait = queue_wait;
   if (d->error[0] == '\0') {
     *out = d;
     return NULL;

@@ -11,8 +11,7 @@ struct ng_device {
   dv_desk *desk;
   char *host, *device, *scratch;
   size_t used, sent, scratch_used; /* bytes; the first `sent` of `used` bytes are copied */
-  ng_linalg_ops la;
-  char error[200]; /* "": none */
+  char error[200];                 /* "": none */
 };
 
 /* Return memory of the stage for n objects of `size` bytes, or NULL after an error. */

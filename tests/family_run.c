@@ -2,7 +2,6 @@
 #include "family_run.h"
 #include "draw.h"
 #include "fixture.h"
-#include "late.h"
 #include "ranks.h"
 #include "unit_test.h"
 
@@ -134,7 +133,6 @@ static ng_status run_rank(int32_t rank, ng_transport *t, void *arg) {
   for (int32_t i = 0; i < m->entries && st == NG_OK; i++)
     st = add(f.p, &m->entry[i]);
   if (st == NG_OK) st = ng_ready(f.p);
-  if (st == NG_OK && run->is_late) late_queue(f.ctx->queue, &ng_linalg_ref);
   if (st == NG_OK && run->load != NULL) st = ng_load(f.p, run->load);
   for (int32_t step = run->load != NULL ? m->saved : 0; step < m->steps && st == NG_OK; step++) {
     if (step == m->saved && run->save != NULL) st = ng_save(f.p, run->save);

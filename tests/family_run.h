@@ -35,7 +35,6 @@ typedef struct family_run {
   int32_t ranks;
   const char *save, *load;     /* save before step model->saved; load, and begin with this step */
   int32_t bad_step, bad_entry; /* this step has a NaN in this gradient, and is repeated without */
-  bool is_late;                /* entries of the queue run at the wait (late.h) */
   ng_status (*hook)(int32_t rank, ng_precond *p, int32_t step); /* before each ng_step */
   void (*last)(int32_t rank, const ng_precond *p);              /* after the last step */
   void (*place)(ng_block *b, ng_stat *s);                       /* ng_context.place */

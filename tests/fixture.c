@@ -1,5 +1,6 @@
 /* fixture.c: see fixture.h. */
 #include "fixture.h"
+#include "late.h"
 #include "unit_test.h"
 
 #include <stdio.h>
@@ -24,7 +25,10 @@ static ng_status context(fixture *f, const fixture_how *how) {
     if (how->threads > 0) c.threads = how->threads;
     if (how->transport != NULL) c.transport = how->transport;
   }
-  return ng_context_create(NG_VERSION, &c, f->message, sizeof f->message, &f->ctx);
+  const ng_backend *const own = how == NULL ? NULL : how->backend;
+  const ng_backend *const more[] = {own == NULL ? &late_ref.backend : own, NULL};
+  if (own != NULL) c.linalg = own->name;
+  return ng_context_create_with(more, NG_VERSION, &c, f->message, sizeof f->message, &f->ctx);
 }
 
 ng_status fixture_open_options(fixture *f, const ng_options *o, const fixture_how *how) {
@@ -184,7 +188,8 @@ void fixture_ok(const fixture *f, ng_status st) {
 void fixture_fails(const fixture *f, ng_status st, ng_status want, const char *text) {
   const char *message = ng_last_error(f->ctx);
   if (st != want || strstr(message, text) == NULL)
-    fail_msg("%s: '%s', expected %s: '%s'", ng_status_name(st), message, ng_status_name(want), text);
+    fail_msg("%s: '%s', expected %s: '%s'", ng_status_name(st), message, ng_status_name(want),
+             text);
 }
 
 ng_report fixture_report(const fixture *f) {

@@ -23,7 +23,8 @@ typedef struct fixture {
 
 /* The settings of a context; 0, or NULL instead of the struct: the defaults. */
 typedef struct fixture_how {
-  const char *linalg;
+  const char *linalg;               /* a backend of the library, or "late" (late.h) */
+  const struct ng_backend *backend; /* instead of `linalg` */
   int32_t threads;
   const ng_transport *transport;
   const ng_context_config *config; /* further settings: an allocator, a log */

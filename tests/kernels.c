@@ -5,16 +5,15 @@
 
 #include "backend.h"
 
-static ng_device *device;
+static ng_queue queue = {.backend = &ng_backend_device, .threads = 1};
 
 ng_queue kernels_device(void) {
-  ng_queue q = {.threads = 1};
-  const char *error = device == NULL ? ng_device_open(0, &device) : NULL;
+  const char *error = queue.device == NULL ? queue.backend->open(&queue) : NULL;
   if (error != NULL) fail_msg("the device does not open: %s", error);
-  ng_device_attach(device, &q);
-  return q;
+  return queue;
 }
 
 void kernels_check_device(void) {
-  if (device != NULL && ng_device_error(device) != NULL) fail_msg("%s", ng_device_error(device));
+  const char *error = queue.device == NULL ? NULL : ng_device_error(queue.device);
+  if (error != NULL) fail_msg("%s", error);
 }

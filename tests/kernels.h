@@ -1,23 +1,29 @@
-/* kernels.h: loop over the implementations of kernel/kernel.h, on the host with one piece and with three pieces of a loop.
+/* kernels.h: loop over the backends of late.h, with one piece and with three pieces of a loop.
  *
  *     EACH_QUEUE(q) { ng_kernels(&q)->scan(&q, &array, 1, &out); ng_queue_wait(&q); assert... }
  */
 #ifndef TESTS_KERNELS_H
 #define TESTS_KERNELS_H
 
-#include "kernel/kernel.h"
+#include "late.h"
 
-/* Return queue `i` of 4: cpu and ref, each with 1 and 3 threads; the pieces run one after the other. */
+/* Return queue `i`: 1 thread on each backend, then 3 threads; the pieces run one after the other. No backend: the end. */
 static inline ng_queue kernels_queue(int i) {
-  const char *name = i < 2 ? "cpu" : "ref";
-  const ng_linalg_ops *la = ng_linalg_find(name);
-  return (ng_queue){.la = la != NULL ? la : &ng_linalg_ref,
-                    .kernels = ng_kernels_find(name),
-                    .threads = i % 2 == 0 ? 1 : 3};
+  return (ng_queue){.backend = test_backend(i / 2), .threads = i % 2 == 0 ? 1 : 3};
 }
+enum { KERNELS_QUEUES = 8 }; /* at most */
 #define EACH_QUEUE(q)                                                                              \
-  for (int q_ = 0; q_ < 4; q_++)                                                                   \
+  for (int q_ = 0; test_backend(q_ / 2) != NULL; q_++)                                             \
     for (ng_queue q = kernels_queue(q_), *in_ = &q; in_ != NULL; in_ = NULL)
+
+/* Return the index of the last queue. */
+static inline int kernels_last(void) {
+  int i = 0;
+  while (test_backend(i / 2) != NULL) {
+    i++;
+  }
+  return i - 1;
+}
 
 /* The thread sanitizer does not know the fibers of the stand-in. */
 #if defined(__SANITIZE_THREAD__)
@@ -31,7 +37,7 @@ static inline ng_queue kernels_queue_or_device(int i) {
   return i < 0 ? kernels_device() : kernels_queue(i);
 }
 #define EACH_QUEUE_AND_DEVICE(q)                                                                   \
-  for (int q_ = KERNELS_FIRST; q_ < 4; q_++)                                                       \
+  for (int q_ = KERNELS_FIRST; q_ < 0 || test_backend(q_ / 2) != NULL; q_++)                       \
     for (ng_queue q = kernels_queue_or_device(q_), *in_ = &q; in_ != NULL; in_ = NULL)
 /* Fail if an entry of the device failed. */
 void kernels_check_device(void);

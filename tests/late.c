@@ -7,13 +7,14 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "kernel/tiles.h"
+
 typedef struct note {
   struct note *next;
   void (*work)(ng_queue *q, const void *record);
   void *record;
 } note;
 
-static _Thread_local const ng_linalg_ops *real;
 static _Thread_local note *first, **end;
 static _Thread_local int64_t waiting;
 
@@ -31,17 +32,23 @@ static void store_call(void (*work)(ng_queue *q, const void *record), const void
   waiting++;
 }
 
+/* The backend that does the work of a late queue. */
+static const ng_backend *under(const ng_queue *q) {
+  return ((const late_backend *)(const void *)q->backend)->under;
+}
+
 static void late_wait(ng_queue *q) {
+  ng_queue now = *q;
+  now.backend = under(q);
   late_allow();
   while (first != NULL) {
     note *n = first;
     first = n->next;
-    n->work(q, n->record);
+    n->work(&now, n->record);
     free(n->record);
     free(n);
     waiting--;
   }
-  real->wait(q);
 }
 
 /* What an entry writes. */
@@ -58,9 +65,7 @@ static void BYTES(const void *at, int64_t bytes) { late_forbid(name_of_entry, at
 #define WORK(e, ...)                                                                               \
   static void e##_work(ng_queue *q, const void *record) {                                          \
     const e##_args *x = record;                                                                    \
-    ng_queue now = *q;                                                                             \
-    now.la = real;                                                                                 \
-    real->e(&now, __VA_ARGS__);                                                                    \
+    q->backend->linalg->e(q, __VA_ARGS__);                                                                     \
   }
 #define NOTE(e, ...)                                                                               \
   const e##_args x = {__VA_ARGS__};                                                                \
@@ -143,8 +148,8 @@ typedef struct gemm_args {
 
 static void gemm_work(ng_queue *q, const void *record) {
   const gemm_args *x = record;
-  real->gemm(q, x->ta, x->tb, x->m, x->n, x->k, x->alpha, x->A, x->lda, x->B, x->ldb, x->beta, x->C,
-             x->ldc);
+  q->backend->linalg->gemm(q, x->ta, x->tb, x->m, x->n, x->k, x->alpha, x->A, x->lda, x->B, x->ldb,
+                           x->beta, x->C, x->ldc);
 }
 
 static void late_gemm(ng_queue *q, bool ta, bool tb, int64_t m, int64_t n, int64_t k, float alpha,
@@ -162,9 +167,7 @@ typedef struct solve_args {
 
 static void solve_work(ng_queue *q, const void *record) {
   const solve_args *x = record;
-  ng_queue now = *q;
-  now.la = real;
-  real->solve(&now, x->list, x->n, x->scratch);
+  q->backend->linalg->solve(q, x->list, x->n, x->scratch);
   free(x->list);
 }
 
@@ -175,7 +178,7 @@ static void late_solve(ng_queue *q, ng_matrix *const *list, int64_t n, float *sc
   NOTE(solve, copy, n, scratch);
   for (int64_t i = 0; i < n; i++) {
     const ng_matrix *m = copy[i];
-    const int64_t count = m->form != NG_FORM_SYMMETRIC     ? 0
+    const int64_t count = m->form != NG_FORM_SYMMETRIC   ? 0
                           : m->result == NG_RESULT_EIGEN ? m->n * m->n
                                                          : ng_sym_count(m->n);
     NAMED(solve, BYTES(m->R, count * ng_dtype_size(m->result_dtype)), INFO(&m->taken));
@@ -184,15 +187,17 @@ static void late_solve(ng_queue *q, ng_matrix *const *list, int64_t n, float *sc
 }
 
 /* Sizes do not depend on earlier calls. */
-static int64_t late_eigen_work(const ng_queue *q, int64_t n) { return real->eigen_work(q, n); }
-static int64_t late_qr_work(const ng_queue *q, int64_t m, int64_t n) {
-  return real->qr_work(q, m, n);
+static int64_t late_eigen_work(const ng_queue *q, int64_t n) {
+  return under(q)->linalg->eigen_work(q, n);
 }
-static int64_t late_eigen64_work(const ng_queue *q, int64_t n) { return real->eigen64_work(q, n); }
+static int64_t late_qr_work(const ng_queue *q, int64_t m, int64_t n) {
+  return under(q)->linalg->qr_work(q, m, n);
+}
+static int64_t late_eigen64_work(const ng_queue *q, int64_t n) {
+  return under(q)->linalg->eigen64_work(q, n);
+}
 
-static const ng_linalg_ops late = {
-    .name = "late",
-    .wait = late_wait,
+static const ng_linalg_ops late_linalg = {
     .gemm = late_gemm,
     .add_gram = late_add_gram,
     .add_row = late_add_row,
@@ -236,14 +241,7 @@ static const ng_linalg_ops late = {
     .mul64 = late_mul64,
 };
 
-const ng_linalg_ops *late_over(const ng_linalg_ops *under) {
-  real = under;
-  return &late;
-}
-
 /* ---- kernels ---------------------------------------------------------------------------------*/
-
-static _Thread_local const ng_kernel_ops *kernels;
 
 /* The arguments of an entry: copies of its lists, and the addresses of its results. */
 typedef struct call {
@@ -264,14 +262,11 @@ static void drop(const call *x) {
   free(x->second);
 }
 
-/* ENTRY defines the function that runs a noted call of an entry; the call is `x`. A kernel that calls linear algebra
- * calls the real one. */
+/* ENTRY defines the function that runs a noted call of an entry; the call is `x`. */
 #define ENTRY(e, ...)                                                                              \
   static void run_##e(ng_queue *q, const void *record) {                                           \
     const call *x = record;                                                                        \
-    ng_queue now = *q;                                                                             \
-    now.la = real;                                                                                 \
-    kernels->e(&now, __VA_ARGS__);                                                                 \
+    q->backend->kernels->e(q, __VA_ARGS__);                                                        \
     drop(x);                                                                                       \
   }
 #define CALL(e, ...)                                                                               \
@@ -544,11 +539,8 @@ LIST_ALONE(wire, ng_wire)
 LIST_ALONE(change, ng_change)
 LIST_ALONE(low_rank, ng_low_rank)
 
-static int64_t late_tiles(int64_t rows, int64_t cols) { return kernels->tiles(rows, cols); }
-
 static const ng_kernel_ops late_kernels = {
-    .name = "late",
-    .tiles = late_tiles,
+    .tiles = ng_tiles_of,
     .scan = late_scan,
     .measure = late_measure,
     .finite = late_all_finite,
@@ -578,10 +570,24 @@ static const ng_kernel_ops late_kernels = {
     .low_rank = late_low_rank,
 };
 
-void late_queue(ng_queue *q, const ng_linalg_ops *under) {
-  kernels = q->kernels;
-  q->la = late_over(under);
-  q->kernels = &late_kernels;
-}
+#define LATE(real, linalg_of_host)                                                                 \
+  {                                                                                                \
+    .backend = {.name = "late",                                                                    \
+                .linalg = &late_linalg,                                                            \
+                .host = (linalg_of_host),                                                          \
+                .kernels = &late_kernels,                                                          \
+                .alloc = late_alloc,                                                               \
+                .free = late_free,                                                                 \
+                .open = late_open,                                                                 \
+                .wait = late_wait},                                                                \
+    .under = (real)                                                                                \
+  }
+const late_backend late_ref = LATE(&ng_backend_ref, &ng_linalg_ref);
+late_backend late_over(const ng_backend *real) { return (late_backend)LATE(real, real->host); }
 
 int64_t late_waiting(void) { return waiting; }
+
+const ng_backend *test_backend(int32_t i) {
+  const ng_backend *b = ng_backend_at(i);
+  return b == NULL && (i == 0 || ng_backend_at(i - 1) != NULL) ? &late_ref.backend : b;
+}

@@ -1,27 +1,33 @@
-/* late.h: linear algebra and kernels that do all work as late as the queue allows.
+/* late.h: a backend that does all work as late as the queue allows, and the table of backends for tests.
  *
  * An entry only notes its arguments, with copies of its lists of descriptors; ng_queue_wait runs the noted calls in
- * order, with another implementation. Code that reads a result, or changes an input, without a wait gets other numbers
- * than with that implementation, on a machine without a device. Each thread has its own list, so ranks may be threads.
- */
+ * order, with another backend. Code that reads a result, or changes an input, without a wait gets other numbers than
+ * with that backend, on a machine without a device. Each thread has its own list, so ranks may be threads.
+ *
+ * The memory of the backend faults: between an entry and its wait the process ends with LATE_FAULT if the host accesses
+ * memory that the entry writes. */
 #ifndef TESTS_LATE_H
 #define TESTS_LATE_H
 
 #include "kernel/kernel.h"
 
-/* The linear algebra; `under` does the work. A thread uses one `under` at a time. */
-const ng_linalg_ops *late_over(const ng_linalg_ops *under);
-/* Let a queue run its entries as late as allowed, by `under` and the kernels of the queue. */
-void late_queue(ng_queue *q, const ng_linalg_ops *under);
-/* Memory that faults: between an entry and its wait the process ends with LATE_FAULT if the host accesses memory of such a
- * context that the entry writes. Call late_memory_reserve once, before any thread. */
+/* The suites run on each of these backends: the library's, then `late` over `ref`. NULL: there is no backend i. */
+const ng_backend *test_backend(int32_t i);
+
+typedef struct late_backend {
+  ng_backend backend; /* the first member */
+  const ng_backend *under;
+} late_backend;
+extern const late_backend late_ref;              /* over `ref` */
+late_backend late_over(const ng_backend *under); /* named "late", too */
+int64_t late_waiting(void); /* noted calls that have not run yet, on this thread */
+
+/* late_memory.c: memory that faults. late_forbid: the bytes fault until this thread calls late_allow. */
 enum { LATE_FAULT = 70 };
-void late_memory_reserve(void);
-ng_context_config late_memory(void);
-/* For late.c: the bytes fault until this thread calls late_allow. */
+const char *late_open(ng_queue *q); /* catch the faults */
+void *late_alloc(void *user, size_t bytes);
+void late_free(void *user, void *at, size_t bytes);
 void late_forbid(const char *entry, const void *at, int64_t bytes);
 void late_allow(void);
-
-int64_t late_waiting(void); /* noted calls that have not run yet, on this thread */
 
 #endif

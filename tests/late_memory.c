@@ -137,8 +137,15 @@ void late_allow(void) {
 
 /* ---- the allocator ---------------------------------------------------------------------------*/
 
-static void *take_pages(void *user, size_t bytes) {
+void *late_alloc(void *user, size_t bytes) {
   (void)user;
+  lock();
+  if (reserved == 0) {
+    void *all = mmap(NULL, RESERVED, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (all == MAP_FAILED) abort();
+    reserved = (uintptr_t)all;
+  }
+  unlock();
   const size_t size = (bytes + PAGE - 1) / PAGE * PAGE, at = atomic_fetch_add(&used, size);
   if (at + size > RESERVED) return NULL;
   protect(reserved + at, reserved + at + size, PROT_READ | PROT_WRITE);
@@ -146,7 +153,7 @@ static void *take_pages(void *user, size_t bytes) {
 }
 
 /* Freed memory faults, too. */
-static void drop_pages(void *user, void *at, size_t bytes) {
+void late_free(void *user, void *at, size_t bytes) {
   (void)user;
   const size_t size = (bytes + PAGE - 1) / PAGE * PAGE;
   if (at == NULL) return;
@@ -155,7 +162,8 @@ static void drop_pages(void *user, void *at, size_t bytes) {
 }
 
 /* cmocka sets its own handler before each test, so set this one again. */
-static void catch_faults(void) {
+const char *late_open(ng_queue *q) {
+  (void)q;
   struct sigaction old, act = {.sa_sigaction = on_fault, .sa_flags = SA_SIGINFO};
   lock();
   if (sigaction(SIGSEGV, &act, &old) != 0) abort();
@@ -165,20 +173,5 @@ static void catch_faults(void) {
   if (sigaction(SIGTRAP, &act, NULL) != 0) abort();
 #endif
   unlock();
-}
-
-ng_context_config late_memory(void) {
-  ng_context_config c;
-  ng_context_config_init(&c, sizeof c);
-  c.alloc = take_pages;
-  c.free = drop_pages;
-  catch_faults();
-  return c;
-}
-
-void late_memory_reserve(void) {
-  if (reserved != 0) return;
-  void *at = mmap(NULL, RESERVED, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (at == MAP_FAILED) abort();
-  reserved = (uintptr_t)at;
+  return NULL;
 }

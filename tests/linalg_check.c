@@ -47,12 +47,12 @@ void fail_case(const char *what, int line) {
   fail_msg("NG_TEST_SEED=%" PRIu64 ": %s: %s (line %d)", seed, case_text, what, line);
 }
 
-void check_ratio(int kind, const ng_linalg_ops *la, double ratio) {
+void check_ratio(int kind, const ng_backend *on, double ratio) {
   if (!(ratio <= limits[kind].limit)) { /* also for NaN */
-    fail_msg("NG_TEST_SEED=%" PRIu64 ": %s: %s: %s = %.3g, limit %.3g", seed, case_text, la->name,
+    fail_msg("NG_TEST_SEED=%" PRIu64 ": %s: %s: %s = %.3g, limit %.3g", seed, case_text, on->name,
              limits[kind].what, ratio, limits[kind].limit);
   }
-  double *w = &worst[kind][la != &ng_linalg_ref];
+  double *w = &worst[kind][on != &ng_backend_ref];
   if (ratio > *w) *w = ratio;
 }
 
@@ -70,10 +70,27 @@ int seed_restart(void **arg) {
 int print_largest_ratios(void **arg) {
   for (int i = 0; i < LIMITS; i++) {
     if (worst[i][0] == 0.0 && worst[i][1] == 0.0) continue;
-    print_message("%-10s largest: ref %-9.3g cpu %-9.3g limit %-4g %s\n", limits[i].name,
+    print_message("%-10s largest: ref %-9.3g others %-9.3g limit %-4g %s\n", limits[i].name,
                   worst[i][0], worst[i][1], limits[i].limit, limits[i].what);
   }
   return 0;
+}
+
+enum { MOST_TESTS = 100 };
+int run_on_backends(const char *group, const struct CMUnitTest *tests, size_t n) {
+  static char names[MOST_TESTS][100];
+  struct CMUnitTest all[MOST_TESTS];
+  size_t count = 0;
+  for (int32_t i = 0; test_backend(i) != NULL; i++) {
+    for (size_t k = 0; k < n; k++, count++) {
+      if (count == MOST_TESTS) return 1;
+      (void)snprintf(names[count], sizeof names[0], "%s: %s", test_backend(i)->name, tests[k].name);
+      all[count] = tests[k];
+      all[count].name = names[count];
+      all[count].initial_state = (void *)(uintptr_t)test_backend(i);
+    }
+  }
+  return _cmocka_run_group_tests(group, all, count, seed_begin, print_largest_ratios);
 }
 
 double uniform(void) { return 2.0 * rng_real(&numbers) - 1.0; }
@@ -86,9 +103,9 @@ static void backwards(void *executor, int32_t n, void (*task)(void *arg, int32_t
   }
 }
 
-ng_queue queue_of(const ng_linalg_ops *la) {
+ng_queue queue_of(const ng_backend *on) {
   left_info = -99;
-  return (ng_queue){.la = la, .run = backwards, .threads = 3};
+  return (ng_queue){.backend = on, .run = backwards, .threads = 3};
 }
 
 enum { GUARD = 16 };

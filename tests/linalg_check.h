@@ -10,7 +10,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 
-#include "linalg/linalg.h"
+#include "late.h"
 
 #define U32 ((double)FLT_EPSILON / 2) /* unit roundoff */
 #define U64 (DBL_EPSILON / 2)
@@ -18,7 +18,7 @@
 enum { PRODUCT, SUMMED, FACTOR, INVERSE, SOLVE, EIGEN, ORTHOGONAL, VALUES, PROBED, QR, LIMITS };
 
 /* Fail the test, with the seed and the case, if `ratio` is above the limit of `kind` or NaN. */
-void check_ratio(int kind, const ng_linalg_ops *la, double ratio);
+void check_ratio(int kind, const ng_backend *on, double ratio);
 void fail_case(const char *what, int line);
 #define CHECK(x)                                                                                   \
   do {                                                                                             \
@@ -34,8 +34,8 @@ int seed_restart(void **state);
 int print_largest_ratios(void **state);
 double uniform(void); /* [-1, 1) */
 
-/* A queue for a linear algebra, with three pieces per loop. */
-ng_queue queue_of(const ng_linalg_ops *la);
+/* A queue of a backend, with three pieces per loop. */
+ng_queue queue_of(const ng_backend *on);
 /* Run an entry and wait; the second returns its info. */
 #define DO(q, entry, ...) (ng_on(q)->entry((q), __VA_ARGS__), ng_queue_wait(q))
 #define INFO(q, entry, ...)                                                                        \
@@ -85,14 +85,9 @@ static inline void sym_diagonal(ng_sym s, float d) {
     sym_set(s, i, i, d);
 }
 
-/* Rows of a table of cmocka: test f on every linear algebra, which it gets as its state. */
-#define ON_LINALG(f, name)                                                                         \
-  { #name ": " #f, f, seed_restart, NULL, (void *)(uintptr_t)&ng_linalg_##name }
-#if defined(NG_HAVE_BLAS)
-#define CPU(f) ON_LINALG(f, cpu)
-#define EACH(f) ON_LINALG(f, ref), CPU(f)
-#else
-#define EACH(f) ON_LINALG(f, ref)
-#endif
+/* EACH: a row of a table; run_on_backends runs the row on every backend of late.h, which is the state of the test. */
+#define EACH(f)                                                                                    \
+  { #f, f, seed_restart, NULL, NULL }
+int run_on_backends(const char *group, const struct CMUnitTest *tests, size_t n);
 
 #endif

@@ -116,6 +116,7 @@ ng_status sim_open(sim *s, const sim_setup *how, const ng_transport *t,
   char set[512];
   (void)snprintf(set, sizeof set, "method=%s %s", how->method, how->set);
   const fixture_how where = {.linalg = how->linalg,
+                             .backend = how->backend,
                              .threads = how->threads > 0 ? how->threads : 1,
                              .transport = t,
                              .config = config};

@@ -20,9 +20,10 @@ enum {
 };
 
 typedef struct sim_setup {
-  const char *method, *set; /* "natgrad", "solver=eigen damping_split=joint" */
-  const char *linalg;       /* NULL: the default */
-  int32_t threads, micro;   /* micro: micro-batches per step; 0: one */
+  const char *method, *set;         /* "natgrad", "solver=eigen damping_split=joint" */
+  const char *linalg;               /* NULL: the default */
+  const struct ng_backend *backend; /* instead of `linalg` */
+  int32_t threads, micro;           /* micro: micro-batches per step; 0: one */
   unsigned vary;
   const char *layer_options; /* of SIM_OWN */
 } sim_setup;

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "natgrad.h"
+#include "kernel/kernel.h"
 
 /* ---- contexts --------------------------------------------------------------------------------*/
 
@@ -48,6 +48,56 @@ static void invalid_settings_create_no_context(void **state) {
   assert_string_equal(ng_last_error(ctx), "");
   ng_context_destroy(&ctx);
   assert_string_equal(ng_last_error(NULL), "");
+}
+
+/* A backend that counts the calls of its functions. */
+static int64_t allocated, opened, closed, waited;
+static const char *failure;
+
+static void *count_alloc(void *user, size_t bytes) {
+  allocated++;
+  return ng_plain_alloc(user, bytes);
+}
+static void count_free(void *user, void *at, size_t bytes) {
+  allocated--;
+  ng_plain_free(user, at, bytes);
+}
+static const char *count_open(ng_queue *q) {
+  opened++;
+  return failure;
+}
+static void count_close(ng_queue *q) { closed++; }
+static void count_wait(ng_queue *q) { waited++; }
+
+static void contexts_use_memory_and_queue_of_a_backend(void **state) {
+  const ng_backend counts = {.name = "counts",
+                             .linalg = &ng_linalg_ref,
+                             .host = &ng_linalg_ref,
+                             .kernels = ng_backend_ref.kernels,
+                             .alloc = count_alloc,
+                             .free = count_free,
+                             .open = count_open,
+                             .close = count_close,
+                             .wait = count_wait};
+  const ng_backend *const more[] = {&counts, NULL};
+  ng_context *ctx = NULL;
+  ng_context_config c;
+  char why[256];
+  ng_context_config_init(&c, sizeof c);
+  c.linalg = "counts";
+  assert_int_equal(ng_context_create(NG_VERSION, &c, why, sizeof why, &ctx), NG_ERR_ABSENT);
+  failure = "no device";
+  assert_int_equal(ng_context_create_with(more, NG_VERSION, &c, why, sizeof why, &ctx),
+                   NG_ERR_ABSENT);
+  assert_string_equal(why, "linalg = counts: no device");
+  assert_true(ctx == NULL && opened == 1 && closed == 1 && allocated == 0);
+  failure = NULL;
+  assert_int_equal(ng_context_create_with(more, NG_VERSION, &c, why, sizeof why, &ctx), NG_OK);
+  assert_true(opened == 2 && allocated > 0);
+  ng_queue_wait(ctx->queue);
+  assert_int_equal(waited, 1);
+  ng_context_destroy(&ctx);
+  assert_true(closed == 2 && allocated == 0);
 }
 
 static void invalid_variables_create_no_context(void **state) {
@@ -180,6 +230,7 @@ int main(void) {
       cmocka_unit_test(unknown_variables_are_logged_with_the_nearest_name),
       cmocka_unit_test(every_option_is_a_variable),
       cmocka_unit_test(statuses_types_and_components_have_names),
+      cmocka_unit_test(contexts_use_memory_and_queue_of_a_backend),
   };
   return cmocka_run_group_tests_name("context", tests, NULL, NULL);
 }

@@ -117,7 +117,7 @@ static void a_late_queue_changes_no_bit(void **state) {
   static const char *const clip[] = {"", "clip=rms clip_bound=0.1"};
   for (int k = 0; k < 2; k++) {
     family_run *late = new_run(with(text, COMMON "grad_worker_fraction=0", clip[k]), 3);
-    late->is_late = true;
+    late->linalg = "late";
     family_must_equal(late, new_run(text, 3), 0);
   }
 }

@@ -202,7 +202,7 @@ static void ranks_and_fractions_follow_the_formulas(void **state) {
       as_predicted(run);
       if (k == 1) {
         family_run *late = new_run(set[0], ranks);
-        late->is_late = true;
+        late->linalg = "late";
         family_same_from(run, family_completed(late), 0);
         free(late);
       }

@@ -15,7 +15,7 @@
 #include "draw.h"
 #include "kernels.h"
 
-enum { LISTED = 3, MOST = 40000, ROUNDS = 200, QUEUES = 4 };
+enum { LISTED = 3, MOST = 40000, ROUNDS = 200 };
 typedef enum kind {
   PLAIN,
   STORED,
@@ -248,11 +248,11 @@ static void test_emit_and_update(void **state) {
     used = 0;
     make_list(&r, &l, (kind)(round % KINDS), round);
     make_list(&again, &is, (kind)(round % KINDS), round);
-    for (int k = QUEUES - 1; k >= first_queue(&l); k--) { /* ref first */
+    for (int k = kernels_last(); k >= first_queue(&l); k--) { /* late, over ref, first */
       ng_queue q = kernels_queue_or_device(k);
       run(&q, &l, update);
       for (int i = 0; i < LISTED; i++) {
-        if (k == QUEUES - 1) keep(&l.item[i], &is.item[i]);
+        if (k == kernels_last()) keep(&l.item[i], &is.item[i]);
         compare(&l.item[i], &is.item[i], update);
       }
     }
@@ -340,13 +340,13 @@ static void test_ratios(void **state) {
       if (l.s[i].adamw != NULL) l.s[i].adamw = &unit_adamw;
       n += l.item[i].rows * l.item[i].cols;
     }
-    for (int k = QUEUES - 1; k >= first_queue(&l); k--) {
+    for (int k = kernels_last(); k >= first_queue(&l); k--) {
       ng_queue q = kernels_queue_or_device(k);
       for (int pass = 0; pass < 2; pass++) {
         run_ratios(&q, &l, update, bin, pass == 0 ? 0 : bins, count, &is);
-        if (k == QUEUES - 1) want[pass] = is;
-        if (k == QUEUES - 1 && pass == 0) bins = list_bins(&is, bin, 3);
-        if (update && k < QUEUES - 1) {
+        if (k == kernels_last()) want[pass] = is;
+        if (k == kernels_last() && pass == 0) bins = list_bins(&is, bin, 3);
+        if (update && k < kernels_last()) {
           if (pass == 0) near_ratios(&is, &want[0]);
         } else if (pass == 0) {
           same_ratios(&is, &want[0], n);
@@ -373,7 +373,7 @@ static void test_store_norm2(void **state) {
     float *want[LISTED];
     used = 0;
     make_list(&r, &l, (kind)(round % KINDS), 7 * round);
-    for (int k = QUEUES - 1; k >= first_queue(&l); k--) {
+    for (int k = kernels_last(); k >= first_queue(&l); k--) {
       ng_queue q = kernels_queue_or_device(k);
       for (int i = 0; i < LISTED; i++) {
         restore(&l.item[i]);
@@ -386,7 +386,7 @@ static void test_store_norm2(void **state) {
       for (int i = 0; i < LISTED; i++) {
         const int64_t n = l.item[i].rows * l.item[i].cols;
         const size_t bytes = (size_t)n * sizeof(float);
-        if (k == QUEUES - 1) {
+        if (k == kernels_last()) {
           want[i] = take((size_t)n, sizeof(float));
           memcpy(want[i], l.to[i], bytes);
           want2[i] = norm2[i];
@@ -428,7 +428,7 @@ static void test_measure_and_finite(void **state) {
     ng_place bias[LISTED];
     used = 0;
     make_list(&r, &l, PLAIN, 7 * round); /* no overflow */
-    for (int k = QUEUES - 1; k >= first_queue(&l); k--) {
+    for (int k = kernels_last(); k >= first_queue(&l); k--) {
       ng_queue q = kernels_queue_or_device(k);
       int32_t finite[LISTED] = {-1, -1, -1}, copied[LISTED] = {1, 1, 1};
       ng_region region[LISTED];
@@ -447,8 +447,8 @@ static void test_measure_and_finite(void **state) {
           m[i].bias = (ng_region){&bias[i], 0, 1, a->cols > 1, a->rows};
           m[i].y = &half;
         }
-        copy[i] = (ng_read){region[i], k == QUEUES - 1 ? a->u : a->stored, NULL, a->cols, 1, NULL,
-                            &copied[i]};
+        copy[i] = (ng_read){
+            region[i], k == kernels_last() ? a->u : a->stored, NULL, a->cols, 1, NULL, &copied[i]};
         if (round % 3 == 1) copy[i].map = a->map;
         if (round % 3 == 2) copy[i].to_row = 1, copy[i].to_col = a->rows;
         memset(copy[i].to, 0x5A, (size_t)(a->rows * a->cols) * sizeof(float));
@@ -466,12 +466,12 @@ static void test_measure_and_finite(void **state) {
           t += (double)l.item[i].y[c] * m[i].t[c];
         }
         const double second = m[i].t != NULL ? t : out[i][1];
-        if (k == QUEUES - 1) want[i][0] = out[i][0], want[i][1] = second;
+        if (k == kernels_last()) want[i][0] = out[i][0], want[i][1] = second;
         assert_true(fabs(out[i][0] - want[i][0]) <= 4.0 * n * 0x1p-53 * want[i][0]);
         assert_true(fabs(second - want[i][1]) <= 4.0 * n * 0x1p-53 * n);
         if (m[i].t != NULL) same_sums_of_t(&m[i], &l.item[i], n);
         assert_true(finite[i] == 1 && copied[i] == 1);
-        if (k < QUEUES - 1)
+        if (k < kernels_last())
           assert_memory_equal(l.item[i].u, l.item[i].stored, (size_t)n * sizeof(float));
       }
       item *a = &l.item[round % LISTED];
@@ -515,7 +515,7 @@ static void test_rounding_to_16_bits(void **state) {
       want[i] = 1;
       stay++;
     }
-    for (int k = QUEUES - 1; k >= KERNELS_FIRST; k--) {
+    for (int k = kernels_last(); k >= KERNELS_FIRST; k--) {
       ng_queue q = kernels_queue_or_device(k);
       ng_place place = {.data = got, .dtype = half[t]};
       lay_out(&place, half[t], N, false);

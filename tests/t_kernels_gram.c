@@ -1,6 +1,5 @@
 /* t_kernels_gram.c: the kernels over observed arrays (gram_rows.c, gram_conv.c, gram_shift.c, box.c, squares.c) equal
- * `ref` bit for bit, for every layout of an array, and with a linear algebra that does each entry as late as the queue
- * allows.
+ * `ref` bit for bit, for every layout of an array, on every backend.
  *
  * Values are k / 8, |k| <= 15, which f32, bf16 and f16 hold exactly; their products are multiples of 1/64, and sums of
  * fewer than 2^24 / 225 products are exact in f32 in any order.  So there is no tolerance, except for means and for
@@ -22,18 +21,16 @@
 #include "late.h"
 #include "pictures.h"
 
-/* NULL: the default; late: ref behind late.h. */
-enum { NAMES = 3 };
-static const char *const names[NAMES] = {"ref", "late", NULL};
+/* NULL: the default. */
+enum { NAMES = 2 };
+static const char *const names[NAMES] = {"ref", NULL};
 
 static double uniform(void) { return rng_real(&numbers); }
 
 static fixture opened(const char *linalg, int32_t threads) {
   fixture f;
-  const bool late = linalg != NULL && strcmp(linalg, "late") == 0;
-  const fixture_how how = {.linalg = late ? "ref" : linalg, .threads = threads};
+  const fixture_how how = {.linalg = linalg, .threads = threads};
   fixture_ok(&f, fixture_open(&f, "", &how));
-  if (late) late_queue(f.ctx->queue, &ng_linalg_ref);
   return f;
 }
 
@@ -90,30 +87,35 @@ static void by_shift(ng_queue *q, const ng_gram *g, int64_t n, float *scratch) {
   ng_gram_conv_shift(q, g, scratch);
 }
 
-/* The kernels of the device; the queue of the test waits, so the device waits here. */
-static void on_device(const ng_gram *g, bool has_patches) {
-  ng_queue q = kernels_device();
-  (has_patches ? q.kernels->gram_conv : q.kernels->gram_rows)(&q, g, 1, NULL);
+/* The kernels of another queue; the queue of the test waits, so the other queue waits here. */
+static void on_queue(ng_queue q, const ng_gram *g, bool has_patches, float *scratch) {
+  (has_patches ? q.backend->kernels->gram_conv : q.backend->kernels->gram_rows)(&q, g, 1, scratch);
   ng_queue_wait(&q);
-  kernels_check_device();
 }
 static void device_conv(ng_queue *q, const ng_gram *g, int64_t n, float *scratch) {
-  ng_queue_wait(q);
-  on_device(g, true);
+  on_queue(kernels_device(), g, true, NULL);
+  kernels_check_device();
 }
 static void device_rows(ng_queue *q, const ng_gram *g, int64_t n, float *scratch) {
-  ng_queue_wait(q);
-  on_device(g, false);
+  on_queue(kernels_device(), g, false, NULL);
+  kernels_check_device();
+}
+static void late_conv(ng_queue *q, const ng_gram *g, int64_t n, float *scratch) {
+  on_queue((ng_queue){.backend = &late_ref.backend, .threads = 1}, g, true, scratch);
+}
+static void late_rows(ng_queue *q, const ng_gram *g, int64_t n, float *scratch) {
+  on_queue((ng_queue){.backend = &late_ref.backend, .threads = 1}, g, false, scratch);
 }
 
-enum { REF, PLAIN, FAST, SHIFT, DEVICE, ROWS, REF_ROWS, DEVICE_ROWS, WAYS };
+enum { REF, PLAIN, FAST, SHIFT, LATE, DEVICE, ROWS, REF_ROWS, LATE_ROWS, DEVICE_ROWS, WAYS };
 static const struct {
   const char *name;
   void (*run)(ng_queue *q, const ng_gram *g, int64_t n, float *scratch);
-} way[WAYS] = {{"ref", ng_ref_gram_conv},      {"plain", plain},
-               {"fast", ng_gram_conv},         {"shift", by_shift},
-               {"device", device_conv},        {"rows", ng_gram_rows},
-               {"ref rows", ng_ref_gram_rows}, {"device rows", device_rows}};
+} way[WAYS] = {{"ref", ng_ref_gram_conv}, {"plain", plain},
+               {"fast", ng_gram_conv},    {"shift", by_shift},
+               {"late", late_conv},       {"device", device_conv},
+               {"rows", ng_gram_rows},    {"ref rows", ng_ref_gram_rows},
+               {"late rows", late_rows},  {"device rows", device_rows}};
 static int64_t used[WAYS];
 
 /* Whether the device takes part: its stand-in is slow, so it gets small pictures. */
@@ -149,47 +151,51 @@ static ng_sym gram_by(int k, ng_queue *q, const picture *g, const ng_view *x) {
   way[k].run(q, &of, 1, scratch);
   ng_queue_wait(q);
   assert_int_equal(late_waiting(), 0);
-  release(scratch, floats, title(g, way[k].name, q->la->name));
+  release(scratch, floats, title(g, way[k].name, q->backend->name));
   return of.S;
 }
 
 /* ---- sums ----------------------------------------------------------------------------------------*/
 
-/* `ref`, `cpu` and the device sum the same patches and squares. The sums are exact, except for squares of means: at
- * most 4 roundings of 2^-53 in each square, and one in each addition. */
+/* out [2 n] <- the box sums and the squares of channels. */
+static void sum_picture(ng_queue *q, const picture *g, const ng_view *v, const ng_conv *c,
+                        double *out, float *scratch) {
+  const ng_box box = {.x = *v, .samples = g->take, .conv = *c, .out = out};
+  const ng_squares squares = {
+      .x = *v, .samples = g->take, .reduce = g->reduce, .out = out + c->channels * ng_conv_taps(c)};
+  ng_kernels(q)->box_sums(q, &box, 1, (double *)(void *)scratch);
+  ng_kernels(q)->square_sums(q, &squares, 1);
+  ng_queue_wait(q);
+}
+
+/* `ref`, the other backends and the device sum the same patches and squares. The sums are exact, except for squares of
+ * means: at most 4 roundings of 2^-53 in each square, and one in each addition. */
 static void sums_match(ng_queue *q, const picture *g, const ng_view *x) {
   ng_conv c = g->c;
   ng_view v = *x;
   c.channels = v.columns = g->c1 - g->c0;
   v.data = ng_view_at(x, 0, 0, g->c0);
   const int64_t n = c.channels * ng_conv_taps(&c), room = ng_box_scratch(q, &c);
-  double *out = need(6 * n * 8);
+  double *want = need(4 * n * 8), *out = want + 2 * n;
   float *scratch = guarded(2 * room);
-  const char *what = title(g, "sums", q->la->name);
-  const int implementations = for_device(g) ? 3 : 2; /* ref, cpu, the device */
-  for (int k = 0; k < implementations; k++) {
-    ng_queue on = k < 2 ? *q : kernels_device();
-    if (k < 2) on.kernels = ng_kernels_find(k == 0 ? "ref" : "cpu");
-    const ng_box box = {.x = v, .samples = g->take, .conv = c, .out = out + 2 * k * n};
-    const ng_squares squares = {
-        .x = v, .samples = g->take, .reduce = g->reduce, .out = out + (2 * k + 1) * n};
-    on.kernels->box_sums(&on, &box, 1, (double *)(void *)scratch);
-    on.kernels->square_sums(&on, &squares, 1);
-    ng_queue_wait(&on);
+  ng_queue ref = {.backend = &ng_backend_ref, .threads = 1};
+  sum_picture(&ref, g, &v, &c, want, scratch);
+  for (int k = for_device(g) ? KERNELS_FIRST : 0; k < 0 || test_backend(k / 2) != NULL; k += 2) {
+    ng_queue on = kernels_queue_or_device(k);
+    const char *what = title(g, "sums", on.backend->name);
+    sum_picture(&on, g, &v, &c, out, scratch);
     for (int64_t i = 0; i < n; i++) {
-      const double got = out[2 * k * n + i];
-      if (got != out[i]) fail_msg("%s: sum %d is %g", what, (int)i, got);
+      if (out[i] != want[i]) fail_msg("%s: sum %d is %g", what, (int)i, out[i]);
     }
-    for (int64_t i = 0; i < c.channels; i++) {
-      const double got = out[(2 * k + 1) * n + i], want = out[n + i];
+    for (int64_t i = n; i < n + c.channels; i++) {
       const double tolerance = g->reduce == 1 ? (double)(2 * (4 + g->take)) * 0x1p-53 : 0;
-      if (!(fabs(got - want) <= tolerance * want))
-        fail_msg("%s: square %d is %g", what, (int)i, got);
+      if (!(fabs(out[i] - want[i]) <= tolerance * want[i]))
+        fail_msg("%s: square %d is %g", what, (int)(i - n), out[i]);
     }
   }
   kernels_check_device();
-  release(scratch, 2 * room, what);
-  free(out);
+  release(scratch, 2 * room, "sums");
+  free(want);
 }
 
 /* Every algorithm equals `ref`, exactly, or within `tolerance` times the largest entry. */
@@ -198,7 +204,7 @@ static void must_match(ng_context *ctx, const picture *g, double (*next)(void), 
   const ng_sym want = gram_by(REF, ctx->queue, g, &x.v);
   for (int k = PLAIN; k < WAYS; k++) {
     if (!fits(k, g)) continue;
-    const char *what = title(g, way[k].name, ctx->queue->la->name);
+    const char *what = title(g, way[k].name, ctx->queue->backend->name);
     const ng_sym S = gram_by(k, ctx->queue, g, &x.v);
     compare(S, want, tolerance, what);
     release(S.a, ng_sym_count(S.n), what);
@@ -337,11 +343,9 @@ static void all_bits_match_in_f32(void **unused) {
 
 /* One infinite pixel: in a patch, outside all patches, or in a sample beyond `take`. */
 static void box_sums_find_non_finite_values(void **unused) {
-  fixture f = opened(NULL, 3);
-  const int devices = KERNELS_FIRST < 0 ? 1 : 0;
-  for (int k = 0; k < 12 + 6 * devices; k++) {
+  for (int k = 0; k < 6; k++) {
     const bool taken = k % 3 != 2, patch = k % 3 == 0;
-    picture g = {.c = conv_of(3, 6, 6, 1), .how = k / 3 % 2 ? AXES_NHWC : AXES_NCHW, .t = NG_F32};
+    picture g = {.c = conv_of(3, 6, 6, 1), .how = k / 3 ? AXES_NHWC : AXES_NCHW, .t = NG_F32};
     g.samples = g.take = 2;
     g.c1 = 3;
     g.c.stride[0] = g.c.stride[1] = 2;
@@ -349,17 +353,16 @@ static void box_sums_find_non_finite_values(void **unused) {
     image_array x = images(&g, grid_value);
     put(x.data, NG_F32, x.by[0] + x.by[1] + (patch ? 2 : 3) * x.by[2] + 4 * x.by[3], INFINITY);
     double out[3];
-    double *scratch = need(ng_box_scratch(f.ctx->queue, &g.c) * 8);
     const ng_box box = {.x = x.v, .samples = taken ? 2 : 1, .conv = g.c, .out = out};
-    ng_queue q = k < 12 ? *f.ctx->queue : kernels_device();
-    if (k < 12) q.kernels = ng_kernels_find(k < 6 ? "cpu" : "ref");
-    q.kernels->box_sums(&q, &box, 1, scratch);
-    ng_queue_wait(&q);
-    assert_true(isnan(out[0]) == taken);
-    free(scratch);
+    EACH_QUEUE_AND_DEVICE(q) {
+      double *scratch = need(ng_box_scratch(&q, &g.c) * 8);
+      ng_kernels(&q)->box_sums(&q, &box, 1, scratch);
+      ng_queue_wait(&q);
+      assert_true(isnan(out[0]) == taken);
+      free(scratch);
+    }
     free(x.data);
   }
-  fixture_close(&f);
 }
 
 int main(void) {

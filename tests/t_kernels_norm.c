@@ -90,15 +90,9 @@ static ng_view view_of(const data *d, const float *x) {
                    .run_length = S};
 }
 
-/* Compute X of a norm by the implementation called `kernels`, and its Gram matrix if `gram` is not NULL. Return false if a
- * value is not finite. */
-static bool sums(const char *kernels, const data *d, const ng_norm_layer *of, int32_t threads,
-                 int64_t take, double X[3 * MOST], double *gram) {
-  fixture f;
-  const fixture_how how = {.linalg = gram && ng_linalg_find(kernels) ? kernels : NULL,
-                           .threads = threads};
-  fixture_ok(&f, fixture_open(&f, "", &how));
-  ng_queue *q = f.ctx->queue;
+/* Compute X of a norm on queue q, and its Gram matrix if `gram` is not NULL. Return false if a value is not finite. */
+static bool sums(ng_queue *q, const data *d, const ng_norm_layer *of, int64_t take,
+                 double X[3 * MOST], double *gram) {
   const size_t bytes = (size_t)ng_norm_sums_scratch(q, of);
   void *scratch = NULL;
   assert_int_equal(posix_memalign(&scratch, 64, bytes), 0);
@@ -112,15 +106,11 @@ static bool sums(const char *kernels, const data *d, const ng_norm_layer *of, in
                            .alpha = 0.25,
                            .S = gram,
                            .dtype = NG_F64};
-  ng_queue device;
-  q->kernels = ng_kernels_find(kernels);
-  if (q->kernels == NULL) device = kernels_device(), q = &device;
   ng_kernels(q)->norm_squares(q, &sum, 1, scratch);
   if (gram != NULL) ng_kernels(q)->norm_gram(q, &sum, 1, scratch);
   ng_queue_wait(q);
   kernels_check_device();
   free(scratch);
-  fixture_close(&f);
   return !isnan(X[0]);
 }
 
@@ -134,7 +124,8 @@ static const ng_norm_layer raw_batch = {.kind = NG_BATCH_NORM,
 static bool products(const data *d, int32_t threads, int64_t take, double X[3 * MOST]) {
   ng_norm_layer of = raw_batch;
   of.channels = C;
-  return sums("cpu", d, &of, threads, take, X, NULL);
+  ng_queue q = {.backend = ng_backend_at(0), .threads = threads};
+  return sums(&q, d, &of, take, X, NULL);
 }
 
 /* X of channel c, and the tolerance of each. */
@@ -266,13 +257,13 @@ static void every_kind_equals_ref(void **state) {
                               .has_beta = i / 24 != 2};
     data *d = data_of(&r, 0, 1), *other = changed(d, i % 4 > 1, types[i / 2 % 4]);
     const int64_t n = ng_norm_width(&of), take = B - i % 3;
-    assert_true(sums("ref", d, &of, 1, take, X[1], gram[1]));
-    assert_true(sums("cpu", other, &of, 1 + i % 3, take, X[0], gram[0]));
-    near(&of, X[0], X[1], of.has_gamma && of.has_beta ? 3 * C : n);
-    near(&of, gram[0], gram[1], n * (n + 1) / 2);
-    if (i % 7 == 0 && KERNELS_FIRST < 0) { /* the stand-in of a device is slow */
+    ng_queue ref = {.backend = &ng_backend_ref, .threads = 1};
+    assert_true(sums(&ref, d, &of, take, X[1], gram[1]));
+    /* the stand-in of a device is slow */
+    for (int k = i % 7 == 0 ? KERNELS_FIRST : 0; k < 0 || test_backend(k / 2) != NULL; k++) {
+      ng_queue q = kernels_queue_or_device(k);
       memset(gram[0], 0, sizeof gram[0]);
-      assert_true(sums("device", other, &of, 1, take, X[0], gram[0]));
+      assert_true(sums(&q, other, &of, take, X[0], gram[0]));
       near(&of, X[0], X[1], of.has_gamma && of.has_beta ? 3 * C : n);
       near(&of, gram[0], gram[1], n * (n + 1) / 2);
     }

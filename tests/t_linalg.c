@@ -9,23 +9,23 @@
 #include "linalg_check.h"
 
 /* Check one element of a product of k terms: `got` against `exact`; terms: the sum of their magnitudes. */
-static void product_element(const ng_linalg_ops *la, float got, double exact, double terms,
+static void product_element(const ng_backend *on, float got, double exact, double terms,
                             int64_t k) {
   const double err = fabs((double)got - exact);
   if (isnan(got)) fail_case("NaN in a product", __LINE__);
   if (err == 0.0) return;
-  if (la == &ng_linalg_ref) {
-    check_ratio(SUMMED, la, err / (U32 * fabs((double)got) + 2.0 * (double)(k + 4) * U64 * terms));
+  if (on == &ng_backend_ref) {
+    check_ratio(SUMMED, on, err / (U32 * fabs((double)got) + 2.0 * (double)(k + 4) * U64 * terms));
   } else {
-    check_ratio(PRODUCT, la, err / ((double)(k + 4) * U32 * terms));
+    check_ratio(PRODUCT, on, err / ((double)(k + 4) * U32 * terms));
   }
 }
 
 /* ---- products --------------------------------------------------------------------------------*/
 
-static void gemm_case(const ng_linalg_ops *la, bool ta, bool tb, int64_t m, int64_t n, int64_t k,
+static void gemm_case(const ng_backend *on, bool ta, bool tb, int64_t m, int64_t n, int64_t k,
                       float alpha, float beta, int64_t pad) {
-  ng_queue queue = queue_of(la), *q = &queue;
+  ng_queue queue = queue_of(on), *q = &queue;
   CASE("gemm %d%d %" PRId64 " x %" PRId64 " x %" PRId64 " alpha = %g beta = %g pad = %" PRId64, ta,
        tb, m, n, k, (double)alpha, (double)beta, pad);
   mat A = ta ? mat_random(k, m, pad) : mat_random(m, k, pad);
@@ -50,7 +50,7 @@ static void gemm_case(const ng_linalg_ops *la, bool ta, bool tb, int64_t m, int6
         exact += (double)beta * old[i * n + j];
         terms += fabs((double)beta * old[i * n + j]);
       }
-      product_element(la, C.a[i * C.ld + j], exact, terms, k);
+      product_element(on, C.a[i * C.ld + j], exact, terms, k);
     }
   }
   free(old);
@@ -60,27 +60,27 @@ static void gemm_case(const ng_linalg_ops *la, bool ta, bool tb, int64_t m, int6
 }
 
 static void gemm_multiplies(void **arg) {
-  const ng_linalg_ops *la = *arg;
+  const ng_backend *on = *arg;
   static const int64_t dims[] = {1, 2, 3, 5, 8, 17, 33};
   static const float alphas[] = {1.0f, -0.5f}, betas[] = {0.0f, 1.0f, 0.25f};
   int c = 0;
   for (int t = 0; t < 4; t++) {
     for (int i = 0; i < 7 * 7 * 7; i++) {
       for (int b = 0; b < 3; b++, c++) {
-        gemm_case(la, t & 1, t >> 1, dims[i % 7], dims[i / 7 % 7], dims[i / 49], alphas[c % 2],
+        gemm_case(on, t & 1, t >> 1, dims[i % 7], dims[i / 7 % 7], dims[i / 49], alphas[c % 2],
                   betas[b], c % 3);
       }
     }
     for (int b = 0; b < 3; b++) {
-      gemm_case(la, t & 1, t >> 1, 4, 3, 0, 1.0f, betas[b], 1); /* no terms: C = beta C */
-      gemm_case(la, t & 1, t >> 1, 130, 257, 65, -0.5f, betas[b], 5);
+      gemm_case(on, t & 1, t >> 1, 4, 3, 0, 1.0f, betas[b], 1); /* no terms: C = beta C */
+      gemm_case(on, t & 1, t >> 1, 130, 257, 65, -0.5f, betas[b], 5);
     }
   }
 }
 
-static void block_case(const ng_linalg_ops *la, int64_t n, int64_t r0, int64_t m, int64_t rows,
+static void block_case(const ng_backend *on, int64_t n, int64_t r0, int64_t m, int64_t rows,
                        float alpha) {
-  ng_queue queue = queue_of(la), *q = &queue;
+  ng_queue queue = queue_of(on), *q = &queue;
   CASE("n = %" PRId64 " block %" PRId64 "+%" PRId64 ", %" PRId64 " rows, alpha = %g", n, r0, m,
        rows, (double)alpha);
   ng_sym s = sym_random(n), old = sym_copy(s);
@@ -103,7 +103,7 @@ static void block_case(const ng_linalg_ops *la, int64_t n, int64_t r0, int64_t m
         exact += t;
         terms += fabs(t);
       }
-      product_element(la, got, exact, terms, rows);
+      product_element(on, got, exact, terms, rows);
     }
   }
   mat_free(X);
@@ -112,26 +112,26 @@ static void block_case(const ng_linalg_ops *la, int64_t n, int64_t r0, int64_t m
 }
 
 static void blocks_accumulate(void **arg) {
-  const ng_linalg_ops *la = *arg;
+  const ng_backend *on = *arg;
   for (int64_t n = 1; n <= 9; n++) {
     for (int64_t r0 = 0; r0 < n; r0++) {
       for (int64_t m = 1; r0 + m <= n; m++) {
-        block_case(la, n, r0, m, 1 + (r0 + 3 * m) % 7, m % 2 == 0 ? 1.0f : -0.5f);
+        block_case(on, n, r0, m, 1 + (r0 + 3 * m) % 7, m % 2 == 0 ? 1.0f : -0.5f);
       }
     }
   }
   EACH_SIZE(n) {
-    block_case(la, n, 0, n, 19, 0.125f);
+    block_case(on, n, 0, n, 19, 0.125f);
     if (n < 16) continue;
     const int64_t a = n / 5, b = 3 * n / 4;
-    block_case(la, n, a, b - a, 70, 1.0f);  /* across the middle */
-    block_case(la, n, b, n - b, 33, -1.0f); /* to the last column */
+    block_case(on, n, a, b - a, 70, 1.0f);  /* across the middle */
+    block_case(on, n, b, n - b, 33, -1.0f); /* to the last column */
   }
 }
 
 static void symmetric_multiplies(void **arg) {
-  const ng_linalg_ops *la = *arg;
-  ng_queue queue = queue_of(la), *q = &queue;
+  const ng_backend *on = *arg;
+  ng_queue queue = queue_of(on), *q = &queue;
   static const int64_t ms[] = {1, 2, 5, 33, 130};
   EACH_SIZE(n) {
     for (int i = 0; i < 5; i++) {
@@ -160,7 +160,7 @@ static void symmetric_multiplies(void **arg) {
               exact += t;
               terms += fabs(t);
             }
-            product_element(la, C.a[r * C.ld + c], exact, terms, n);
+            product_element(on, C.a[r * C.ld + c], exact, terms, n);
           }
         }
         free(d);
@@ -212,8 +212,8 @@ static double *columns(mat B, bool left) {
 }
 
 static void factor_invert_solve(void **arg) {
-  const ng_linalg_ops *la = *arg;
-  ng_queue queue = queue_of(la), *q = &queue;
+  const ng_backend *on = *arg;
+  ng_queue queue = queue_of(on), *q = &queue;
   static const double shifts[] = {1.0, 1e-3}; /* condition numbers of about 3 and 1e3 */
   EACH_SIZE(n) {
     for (int k = 0; k < 2; k++) {
@@ -223,7 +223,7 @@ static void factor_invert_solve(void **arg) {
       CHECK(INFO(q, factor, l) == 0);
       sym_check(l);
       double *L = dense(l);
-      check_ratio(FACTOR, la, factor_error(A, L, n) / ((double)(n + 2) * U32));
+      check_ratio(FACTOR, on, factor_error(A, L, n) / ((double)(n + 2) * U32));
       for (int64_t i = 0; i < n; i++) {
         CHECK(ng_sym_get(l, i, i) > 0.0f);
       }
@@ -246,7 +246,7 @@ static void factor_invert_solve(void **arg) {
         sym_check(l);
         CHECK(memcmp(l.a, kept.a, (size_t)ng_sym_count(n) * sizeof *l.a) == 0);
         double *x = columns(B, left);
-        check_ratio(SOLVE, la, residual(A, x, b, n, m) / ((double)(n + 4) * U32));
+        check_ratio(SOLVE, on, residual(A, x, b, n, m) / ((double)(n + 4) * U32));
         free(b);
         free(x);
         mat_free(B);
@@ -257,7 +257,7 @@ static void factor_invert_solve(void **arg) {
       CHECK(INFO(q, invert, l) == 0);
       sym_check(l);
       double *X = dense(l);
-      check_ratio(INVERSE, la, residual(A, X, NULL, n, n) / ((double)(n + 4) * U32));
+      check_ratio(INVERSE, on, residual(A, X, NULL, n, n) / ((double)(n + 4) * U32));
       free(X);
       free(A);
       sym_free(s);
@@ -275,8 +275,8 @@ static double *dense64(int64_t n, const double *a) {
 }
 
 static void factor_invert_in_double(void **arg) {
-  const ng_linalg_ops *la = *arg;
-  ng_queue queue = queue_of(la), *q = &queue;
+  const ng_backend *on = *arg;
+  ng_queue queue = queue_of(on), *q = &queue;
   EACH_SIZE(n) {
     CASE("double n = %" PRId64, n);
     ng_sym s = sym_positive(n, 1e-3);
@@ -288,16 +288,16 @@ static void factor_invert_in_double(void **arg) {
     double *A = dense64(n, a);
     CHECK(INFO(q, factor64, n, a) == 0);
     double *L = dense64(n, a), *b = doubles(n), *x = doubles(n);
-    check_ratio(FACTOR, la, factor_error(A, L, n) / ((double)(n + 2) * U64));
+    check_ratio(FACTOR, on, factor_error(A, L, n) / ((double)(n + 2) * U64));
     for (int64_t i = 0; i < n; i++) {
       b[i] = x[i] = uniform();
     }
     DO(q, solve64, n, a, x);
-    check_ratio(SOLVE, la, residual(A, x, b, n, 1) / ((double)(n + 4) * U64));
+    check_ratio(SOLVE, on, residual(A, x, b, n, 1) / ((double)(n + 4) * U64));
     CHECK(INFO(q, invert64, n, a) == 0);
     CHECK(a[ng_sym_count(n)] == 42.0);
     double *X = dense64(n, a);
-    check_ratio(INVERSE, la, residual(A, X, NULL, n, n) / ((double)(n + 4) * U64));
+    check_ratio(INVERSE, on, residual(A, X, NULL, n, n) / ((double)(n + 4) * U64));
     free(a);
     free(b);
     free(x);
@@ -311,8 +311,8 @@ static void factor_invert_in_double(void **arg) {
 /* A = L D L' with small integers and D = 1 except entry k, which is 0 or -1.  Elimination is exact, so every
  * implementation must report leading minor k + 1. */
 static void indefinite_matrices_report_their_minor(void **arg) {
-  const ng_linalg_ops *la = *arg;
-  ng_queue queue = queue_of(la), *q = &queue;
+  const ng_backend *on = *arg;
+  ng_queue queue = queue_of(on), *q = &queue;
   static const int64_t ns[] = {1, 2, 3, 6, 7, 40, 65};
   for (int i = 0; i < 7; i++) {
     const int64_t n = ns[i];
@@ -349,7 +349,7 @@ static void indefinite_matrices_report_their_minor(void **arg) {
 /* ---- eigen -----------------------------------------------------------------------------------*/
 
 /* Row i of V [n,n] is the vector of w[i]; u: unit of rounding; known: eigenvalues, ascending, or NULL. */
-static void eigen_check(const ng_linalg_ops *la, const double *A, const double *V, const double *w,
+static void eigen_check(const ng_backend *on, const double *A, const double *V, const double *w,
                         const double *known, int64_t n, double u) {
   const double size = frobenius(A, n * n), nu = (double)n * u;
   double *VA = times(V, A, n, n, n);
@@ -368,30 +368,30 @@ static void eigen_check(const ng_linalg_ops *la, const double *A, const double *
     }
     if (known != NULL) {
       const double e = fabs(w[i] - known[i]);
-      if (e > 0.0) check_ratio(VALUES, la, e / (nu * size));
+      if (e > 0.0) check_ratio(VALUES, on, e / (nu * size));
     }
   }
-  check_ratio(ORTHOGONAL, la, most / nu);
+  check_ratio(ORTHOGONAL, on, most / nu);
   const double r = frobenius(VA, n * n);
-  check_ratio(EIGEN, la, r == 0.0 ? 0.0 : r / (nu * size)); /* the zero matrix has size 0 */
+  check_ratio(EIGEN, on, r == 0.0 ? 0.0 : r / (nu * size)); /* the zero matrix has size 0 */
   free(VA);
 }
 
-static void decompose64(const ng_linalg_ops *la, int64_t n, double *V, double *w) {
-  ng_queue queue = queue_of(la), *q = &queue;
-  const int64_t bytes = la->eigen64_work(q, n);
+static void decompose64(const ng_backend *on, int64_t n, double *V, double *w) {
+  ng_queue queue = queue_of(on), *q = &queue;
+  const int64_t bytes = on->linalg->eigen64_work(q, n);
   void *work = work_new(bytes);
   CHECK(INFO(q, eigen64, n, V, w, work) == 0);
   work_free(work, bytes);
 }
 
-static void eigen_case(const ng_linalg_ops *la, ng_sym s, const double *known) {
-  ng_queue queue = queue_of(la), *q = &queue;
+static void eigen_case(const ng_backend *on, ng_sym s, const double *known) {
+  ng_queue queue = queue_of(on), *q = &queue;
   const int64_t n = s.n;
   double *A = dense(s), *V64 = doubles(n * n), *w64 = doubles(n);
   mat V = mat_new(n, n, 0), w = mat_new(1, n, 0);
   ng_sym_unpack(s, V.a, V.ld);
-  const int64_t bytes = la->eigen_work(q, n);
+  const int64_t bytes = on->linalg->eigen_work(q, n);
   void *work = work_new(bytes);
   CHECK(INFO(q, eigen, n, V.a, w.a, work) == 0);
   work_free(work, bytes);
@@ -403,11 +403,11 @@ static void eigen_case(const ng_linalg_ops *la, ng_sym s, const double *known) {
   for (int64_t i = 0; i < n; i++) {
     w64[i] = (double)w.a[i];
   }
-  eigen_check(la, A, V64, w64, known, n, U32);
+  eigen_check(on, A, V64, w64, known, n, U32);
 
   memcpy(V64, A, (size_t)(n * n) * sizeof *V64);
-  decompose64(la, n, V64, w64);
-  eigen_check(la, A, V64, w64, known, n, U64);
+  decompose64(on, n, V64, w64);
+  eigen_check(on, A, V64, w64, known, n, U64);
   free(A);
   free(V64);
   free(w64);
@@ -416,26 +416,26 @@ static void eigen_case(const ng_linalg_ops *la, ng_sym s, const double *known) {
 }
 
 static void eigen_decomposes(void **arg) {
-  const ng_linalg_ops *la = *arg;
+  const ng_backend *on = *arg;
   EACH_SIZE(n) {
     double *known = doubles(n);
     CASE("eigen random n = %" PRId64, n);
     ng_sym s = sym_random(n);
-    eigen_case(la, s, NULL);
+    eigen_case(on, s, NULL);
     CASE("eigen tiny n = %" PRId64, n);
     for (int64_t i = 0; i < ng_sym_count(n); i++) {
       s.a[i] *= 1e-30f; /* its squares are 0 in float */
     }
-    eigen_case(la, s, NULL);
+    eigen_case(on, s, NULL);
     CASE("eigen zero n = %" PRId64, n);
     sym_diagonal(s, 0.0f);
-    eigen_case(la, s, known);
+    eigen_case(on, s, known);
     CASE("eigen identity n = %" PRId64, n);
     sym_diagonal(s, 1.0f);
     for (int64_t i = 0; i < n; i++) {
       known[i] = 1.0;
     }
-    eigen_case(la, s, known);
+    eigen_case(on, s, known);
     CASE("eigen rank one n = %" PRId64, n);
     double sum = 0.0;
     float *x = malloc((size_t)n * sizeof *x);
@@ -448,14 +448,14 @@ static void eigen_decomposes(void **arg) {
       }
     }
     known[n - 1] = sum;
-    eigen_case(la, s, known);
+    eigen_case(on, s, known);
     CASE("eigen diagonal n = %" PRId64, n);
     sym_diagonal(s, 0.0f);
     for (int64_t i = 0; i < n; i++) { /* descending, in pairs, from positive to negative */
       sym_set(s, i, i, (float)(n / 2 - i / 2 * 2));
       known[n - 1 - i] = (double)(n / 2 - i / 2 * 2);
     }
-    eigen_case(la, s, known);
+    eigen_case(on, s, known);
     CASE("eigen second difference n = %" PRId64, n);
     sym_diagonal(s, 0.0f);
     for (int64_t i = 0; i < n; i++) { /* Golub & Van Loan 4.8.3: 2 - 2 cos(pi k / (n + 1)) */
@@ -463,7 +463,7 @@ static void eigen_decomposes(void **arg) {
       if (i > 0) sym_set(s, i, i - 1, -1.0f);
       known[i] = 2.0 - 2.0 * cos(acos(-1.0) * (double)(i + 1) / (double)(n + 1));
     }
-    eigen_case(la, s, known);
+    eigen_case(on, s, known);
     free(x);
     free(known);
     sym_free(s);
@@ -473,9 +473,9 @@ static void eigen_decomposes(void **arg) {
 /* ---- QR --------------------------------------------------------------------------------------*/
 
 /* Row i of X is column i of A, so A = Q R with R = Q'A, which is upper triangular. */
-static void qr_case(const ng_linalg_ops *la, mat X) {
-  ng_queue queue = queue_of(la), *q = &queue;
-  const int64_t n = X.rows, m = X.cols, bytes = la->qr_work(q, m, n);
+static void qr_case(const ng_backend *on, mat X) {
+  ng_queue queue = queue_of(on), *q = &queue;
+  const int64_t n = X.rows, m = X.cols, bytes = on->linalg->qr_work(q, m, n);
   void *work = work_new(bytes);
   double *A = dense_mat(X);
   const double size = frobenius(A, n * m);
@@ -491,7 +491,7 @@ static void qr_case(const ng_linalg_ops *la, mat X) {
       most = fmax(most, fabs(sum));
     }
   }
-  check_ratio(ORTHOGONAL, la, most / ((double)m * U32));
+  check_ratio(ORTHOGONAL, on, most / ((double)m * U32));
   /* A_j -= sum over i <= j of Q_i R_ij, where R is computed from A_j before the subtraction */
   for (int64_t j = 0; j < n; j++) {
     double *R = doubles(j + 1);
@@ -506,7 +506,7 @@ static void qr_case(const ng_linalg_ops *la, mat X) {
     free(R);
   }
   const double r = frobenius(A, n * m);
-  check_ratio(QR, la, r == 0.0 ? 0.0 : r / ((double)(m + 4) * U32 * size));
+  check_ratio(QR, on, r == 0.0 ? 0.0 : r / ((double)(m + 4) * U32 * size));
   free(A);
   free(Q);
   mat_free(X);
@@ -536,7 +536,7 @@ static void qr_is_orthogonal(void **arg) {
 
 /* Squares of these entries leave the range of double. */
 static void eigen_of_extremes_in_double(void **arg) {
-  const ng_linalg_ops *la = *arg;
+  const ng_backend *on = *arg;
   static const double scales[] = {1e-200, 1e200};
   for (int64_t n = 2; n <= 9; n++) {
     for (int k = 0; k < 2; k++) {
@@ -548,11 +548,11 @@ static void eigen_of_extremes_in_double(void **arg) {
           V[i * n + j] = V[j * n + i] = A[i * n + j] * scales[k];
         }
       }
-      decompose64(la, n, V, w);
+      decompose64(on, n, V, w);
       for (int64_t i = 0; i < n; i++) {
         w[i] /= scales[k];
       }
-      eigen_check(la, A, V, w, NULL, n, 2.0 * U64); /* 2: the scaling rounds again */
+      eigen_check(on, A, V, w, NULL, n, 2.0 * U64); /* 2: the scaling rounds again */
       free(A);
       free(V);
       free(w);
@@ -568,5 +568,5 @@ int main(void) {
       EACH(eigen_decomposes),        EACH(eigen_of_extremes_in_double),
       EACH(qr_is_orthogonal),
   };
-  return cmocka_run_group_tests_name("linalg", tests, seed_begin, print_largest_ratios);
+  return run_on_backends("linalg", tests, sizeof tests / sizeof tests[0]);
 }

@@ -58,7 +58,7 @@ static ng_sym damped(int64_t n) {
   ng_sym s = sym_new(n);
   mat X = mat_random(rows, n, 0);
   sym_diagonal(s, 0.0f);
-  ng_queue queue = queue_of(&ng_linalg_cpu), *q = &queue;
+  ng_queue queue = queue_of(&ng_backend_cpu), *q = &queue;
   DO(q, add_gram, s, 0, n, X.a, rows, X.ld, 3.0f / (float)rows); /* the diagonal is about 1 */
   DO(q, shift, n, s.a, NG_F32, 1e-2);
   mat_free(X);
@@ -66,7 +66,7 @@ static ng_sym damped(int64_t n) {
 }
 
 static void check_probe(const double *got, const double *exact, double scale, int64_t n) {
-  check_ratio(PROBED, &ng_linalg_cpu, distance(got, exact, n) / (sqrt((double)n) * U32 * scale));
+  check_ratio(PROBED, &ng_backend_cpu, distance(got, exact, n) / (sqrt((double)n) * U32 * scale));
 }
 
 /* x = L' z, y = L x. */
@@ -87,7 +87,7 @@ static void through_factor(ng_sym l, const double *z, double *x, double *y) {
 }
 
 static void cholesky(int64_t n) {
-  ng_queue queue = queue_of(&ng_linalg_cpu), *q = &queue;
+  ng_queue queue = queue_of(&ng_backend_cpu), *q = &queue;
   enum { M = 3 };
   CASE("Cholesky n = %" PRId64, n);
   ng_sym s = damped(n), l = sym_copy(s);
@@ -159,13 +159,13 @@ static void through_vectors(int64_t n, const float *V, const float *w, const dou
 }
 
 static void eigen(int64_t n) {
-  ng_queue queue = queue_of(&ng_linalg_cpu), *q = &queue;
+  ng_queue queue = queue_of(&ng_backend_cpu), *q = &queue;
   CASE("eigen n = %" PRId64, n);
   ng_sym s = damped(n);
   const double size = largest(s);
   mat V = mat_new(n, n, 0), w = mat_new(1, n, 0);
   ng_sym_unpack(s, V.a, V.ld);
-  const int64_t bytes = q->la->eigen_work(q, n);
+  const int64_t bytes = q->backend->linalg->eigen_work(q, n);
   void *work = work_new(bytes);
   const double t = now();
   CHECK(INFO(q, eigen, n, V.a, w.a, work) == 0);

@@ -1,7 +1,7 @@
 /* t_queue.c: the rule of the queue: a caller reads results, and changes inputs, only after ng_queue_wait.
  *
- * First the rule alone, then every user of a queue, with two linear algebras: one completes each entry before it
- * returns, one as late as allowed (late.h).  Both must give the same bits. */
+ * First the rule alone, then every user of a queue: on each backend of the library, and on `late` over this backend.
+ * Both must give the same bits. */
 #include "unit_test.h"
 
 #include <math.h>
@@ -19,17 +19,9 @@
 
 /* ---- the rule --------------------------------------------------------------------------------*/
 
-static const ng_linalg_ops *const algebras[] = {
-    &ng_linalg_ref,
-#if defined(NG_HAVE_BLAS)
-    &ng_linalg_cpu,
-#endif
-};
-enum { ALGEBRAS = sizeof algebras / sizeof algebras[0] };
-
 static void entries_are_pending_until_the_wait(void **state) {
-  for (int i = 0; i < ALGEBRAS; i++) {
-    ng_queue q = {.la = algebras[i], .threads = 1};
+  for (int32_t i = 0; test_backend(i) != NULL; i++) {
+    ng_queue q = {.backend = test_backend(i), .threads = 1};
     float x[3] = {1.0f, 2.0f, 3.0f};
     int finite = -1;
     assert_true(ng_queue_settled(&q));
@@ -40,13 +32,13 @@ static void entries_are_pending_until_the_wait(void **state) {
     ng_queue_wait(&q);
     assert_true(ng_queue_settled(&q));
     assert_int_equal(ng_info_read(&q, &finite), 1);
-    (void)q.la->eigen_work(&q, 3); /* a size query is not pending work */
+    (void)q.backend->linalg->eigen_work(&q, 3); /* a size query is not pending work */
     assert_true(ng_queue_settled(&q));
   }
 }
 
 static void late_entries_run_in_order_at_the_wait(void **state) {
-  ng_queue q = {.la = late_over(&ng_linalg_ref), .threads = 1};
+  ng_queue q = {.backend = &late_ref.backend, .threads = 1};
   float a[3] = {4.0f, 2.0f, 5.0f};
   const ng_sym S = {a, 2};
   const int64_t corner = ng_sym_at(2, 0, 0);
@@ -72,7 +64,7 @@ static int signal_of_a_read(bool wait, bool number) {
   const pid_t child = fork();
   assert_true(child >= 0);
   if (child == 0) {
-    ng_queue q = {.la = &ng_linalg_ref, .threads = 1};
+    ng_queue q = {.backend = &ng_backend_ref, .threads = 1};
     float a[1] = {4.0f};
     const ng_sym S = {a, 1};
     double trace = 0.0;
@@ -110,10 +102,9 @@ static int touching(int what, bool wait) {
   const pid_t child = fork();
   assert_true(child >= 0);
   if (child == 0) {
-    const ng_context_config c = late_memory();
-    ng_queue q = {.la = &ng_linalg_ref, .kernels = ng_kernels_find("ref"), .threads = 1};
-    float *x = c.alloc(NULL, 64), g[4] = {1.0f, 2.0f, 3.0f, 4.0f}, *to[1];
-    double *number = c.alloc(NULL, sizeof *number);
+    ng_queue q = {.backend = &late_ref.backend, .threads = 1};
+    float *x = q.backend->alloc(NULL, 64), g[4] = {1.0f, 2.0f, 3.0f, 4.0f}, *to[1];
+    double *number = q.backend->alloc(NULL, sizeof *number);
     _Atomic int64_t kept = 0;
     const ng_place grad = {.data = g,
                            .dtype = NG_F32,
@@ -124,7 +115,7 @@ static int touching(int what, bool wait) {
                            .stride = {1}};
     const ng_direction e = {.D = {&grad, 0, 2, 0, 2}, .scale = 2.0, .overflowed = &kept};
     if (freopen("/dev/null", "w", stderr) == NULL) _exit(1);
-    late_queue(&q, &ng_linalg_ref);
+    if (q.backend->open(&q) != NULL) _exit(1);
     to[0] = x + 4;
     x[0] = 3.0f, x[12] = 5.0f;
     ng_on(&q)->scale(&q, 4, x, 2.0);
@@ -156,7 +147,7 @@ enum { STEPS = 6, RANKS = 3 };
 
 typedef struct comparison {
   sim_setup how;
-  const ng_linalg_ops *table;
+  const ng_backend *backend[2];   /* at once, late */
   uint64_t hash[2][RANKS][STEPS]; /* hashes of state, gradients and weights: at once, late */
   atomic_bool unsettled;          /* a public function returned with pending work */
 } comparison;
@@ -206,13 +197,10 @@ static ng_status run_rank(int32_t rank, ng_transport *t, void *arg) {
   ng_status st = NG_OK;
   for (int late = 0; late < 2 && st >= NG_OK; late++) {
     sim s;
-    const ng_context_config faulting = late_memory();
-    st = sim_open(&s, &b->how, t, late ? &faulting : NULL);
-    if (st == NG_OK) {
-      if (!ng_queue_settled(s.ctx->queue)) b->unsettled = true;
-      if (late) late_queue(s.ctx->queue, b->table);
-      if (!late) s.ctx->queue->la = b->table;
-    }
+    sim_setup how = b->how;
+    how.backend = b->backend[late];
+    st = sim_open(&s, &how, t, NULL);
+    if (st == NG_OK && !ng_queue_settled(s.ctx->queue)) b->unsettled = true;
     for (int64_t k = 0; k < STEPS && st >= NG_OK; k++) {
       if (k == 2) st = interrupt_step(&s, k, b);
       if (st >= NG_OK) st = sim_step(&s, k);
@@ -228,9 +216,9 @@ static ng_status run_rank(int32_t rank, ng_transport *t, void *arg) {
   return st;
 }
 
-static void compare(const sim_setup *how, const ng_linalg_ops *table, int32_t ranks) {
-  comparison b = {.how = *how, .table = table};
-  b.how.linalg = table == &ng_linalg_ref || ranks > 1 ? "ref" : NULL;
+static void compare(const sim_setup *how, const ng_backend *on, int32_t ranks) {
+  const late_backend late = late_over(on);
+  comparison b = {.how = *how, .backend = {on, &late.backend}};
   assert_true(ranks_run(ranks, run_rank, &b, NULL) >= NG_OK);
   for (int32_t r = 0; r < ranks; r++) {
     for (int k = 0; k < STEPS; k++) {
@@ -288,15 +276,15 @@ enum { ROWS = sizeof rows / sizeof rows[0] };
 
 static void steps_wait_for_their_results(void **state) {
   for (int i = 0; i < ROWS; i++) {
-    for (int k = 0; k < ALGEBRAS; k++) {
-      compare(&rows[i], algebras[k], 1);
+    for (int32_t k = 0; ng_backend_at(k) != NULL; k++) {
+      compare(&rows[i], ng_backend_at(k), 1);
     }
   }
 }
 
 static void steps_on_ranks_wait_for_their_results(void **state) {
   for (int i = 0; i < ROWS; i++) {
-    compare(&rows[i], &ng_linalg_ref, 2);
+    compare(&rows[i], &ng_backend_ref, 2);
   }
   static const sim_setup spread[] = {
       {.method = "natgrad", .set = "grad_worker_fraction=0 update=sgd"},
@@ -308,7 +296,7 @@ static void steps_on_ranks_wait_for_their_results(void **state) {
       {.method = "efcp", .set = "window=3 statistics=sharded window_density=0.3"},
   };
   for (size_t i = 0; i < sizeof spread / sizeof spread[0]; i++) {
-    compare(&spread[i], &ng_linalg_ref, RANKS);
+    compare(&spread[i], &ng_backend_ref, RANKS);
   }
 }
 
@@ -334,9 +322,11 @@ static void fallbacks_wait_for_their_results(void **state) {
       {.method = "natgrad", .set = "solver=eigen damping_split=joint factor_dtype=f16"},
   };
   for (int way = 0; way < 2; way++) {
-    ng_linalg_ops broken = ng_linalg_ref;
-    broken.factor = way == 0 ? report_failure : return_zeros;
-    broken.eigen = return_no_vectors;
+    ng_linalg_ops linalg = ng_linalg_ref;
+    linalg.factor = way == 0 ? report_failure : return_zeros;
+    linalg.eigen = return_no_vectors;
+    ng_backend broken = ng_backend_ref;
+    broken.linalg = &linalg;
     for (size_t i = 0; i < sizeof hard / sizeof hard[0]; i++) {
       compare(&hard[i], &broken, 1);
     }
@@ -344,7 +334,6 @@ static void fallbacks_wait_for_their_results(void **state) {
 }
 
 int main(void) {
-  late_memory_reserve();
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(entries_are_pending_until_the_wait),
       cmocka_unit_test(late_entries_run_in_order_at_the_wait),

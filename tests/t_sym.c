@@ -105,7 +105,7 @@ static void vectors_are_multiplied(void **arg) {
 }
 
 static void rows_are_added(void **arg) {
-  ng_queue queue = queue_of(&ng_linalg_ref), *q = &queue;
+  ng_queue queue = queue_of(&ng_backend_ref), *q = &queue;
   for (int64_t n = 1; n <= 9; n++) {
     for (int64_t r = 0; r < n; r++) {
       for (int64_t c0 = 0; c0 <= r; c0++) {
@@ -135,27 +135,33 @@ static void rows_are_added(void **arg) {
 
 /* ---- names -----------------------------------------------------------------------------------*/
 
-static void found_by_name(void **arg) {
-  assert_ptr_equal(ng_linalg_find("ref"), &ng_linalg_ref);
-  assert_null(ng_linalg_find("cuda"));
-  assert_null(ng_linalg_find(""));
+/* A table consists of pointers to functions. */
+static void must_be_complete(const void *table, size_t size) {
+  for (size_t at = 0; at < size; at += sizeof(void (*)(void))) {
+    void (*entry)(void);
+    memcpy(&entry, (const char *)table + at, sizeof entry);
+    assert_true(entry != NULL);
+  }
+}
+
+static void backends_are_found_by_name(void **arg) {
+  assert_ptr_equal(ng_backend_find(NULL, "ref"), &ng_backend_ref);
+  assert_null(ng_backend_find(NULL, "cuda"));
+  assert_null(ng_backend_find(NULL, ""));
+  assert_null(ng_backend_find(NULL, "late"));
+  const ng_backend *const more[] = {&late_ref.backend, NULL};
+  assert_ptr_equal(ng_backend_find(more, "late"), &late_ref.backend);
+  assert_ptr_equal(ng_backend_find(more, NULL), ng_backend_at(0));
 #if defined(NG_HAVE_BLAS)
-  assert_ptr_equal(ng_linalg_find("cpu"), &ng_linalg_cpu);
-  assert_ptr_equal(ng_linalg_find(NULL), &ng_linalg_cpu);
+  assert_ptr_equal(ng_backend_find(NULL, "cpu"), &ng_backend_cpu);
+  assert_ptr_equal(ng_backend_at(0), &ng_backend_cpu);
 #else
-  assert_null(ng_linalg_find("cpu"));
-  assert_ptr_equal(ng_linalg_find(NULL), &ng_linalg_ref);
+  assert_null(ng_backend_find(NULL, "cpu"));
+  assert_ptr_equal(ng_backend_at(0), &ng_backend_ref);
 #endif
-  for (int i = 0; i < 2; i++) {
-    const ng_linalg_ops *la = i ? &ng_linalg_ref : ng_linalg_find(NULL);
-    assert_true(la->wait && la->gemm && la->add_gram && la->add_row);
-    assert_true(la->factor && la->invert && la->factor64 && la->invert64 && la->solve64);
-    assert_true(la->solve_right && la->solve_left && la->mul_right && la->mul_left);
-    assert_true(la->eigen && la->eigen_work && la->eigen64 && la->eigen64_work);
-    assert_true(la->shift && la->trace && la->unpack && la->widen && la->narrow && la->scale);
-    assert_true(la->fold && la->fold_wide && la->finite && la->largest && la->copy);
-    assert_true(la->divide && la->row_sums && la->norm2 && la->add_sums);
-    assert_true(la->mul_diagonal && la->mul64 && la->solve);
+  for (int32_t i = 0; test_backend(i) != NULL; i++) {
+    must_be_complete(test_backend(i)->linalg, sizeof(ng_linalg_ops));
+    must_be_complete(test_backend(i)->kernels, sizeof(ng_kernel_ops));
   }
 }
 
@@ -169,10 +175,12 @@ static void fits_32_bits(void **arg) {
   assert_false(ng_linalg_fits(INT64_MAX));
   assert_false(ng_linalg_fits(0));
   assert_false(ng_linalg_fits(-5));
-  const ng_linalg_ops *la = ng_linalg_find(NULL);
-  const ng_queue q = queue_of(la);
+  const ng_backend *on = ng_backend_at(0);
+  const ng_linalg_ops *la = on->linalg;
+  const ng_queue q = queue_of(on);
   assert_true(la->eigen_work(&q, 32766) > INT64_C(4) * 2 * 32766 * 32766);
-  assert_true(la->eigen64_work(&q, 32766) > INT64_C(8) * 2 * 32766 * 32766 || la == &ng_linalg_ref);
+  assert_true(la->eigen64_work(&q, 32766) > INT64_C(8) * 2 * 32766 * 32766 ||
+              on == &ng_backend_ref);
 }
 
 /* Run this program again as "NAME kernel" with another core type; it prints kernel and hint. */
@@ -234,12 +242,9 @@ int main(int argc, char **argv) {
     return 0;
   }
   const struct CMUnitTest tests[] = {
-      TEST(positions_are_a_bijection),
-      TEST(pieces_cover_once),
-      TEST(vectors_are_multiplied),
-      TEST(rows_are_added),
-      TEST(found_by_name),
-      TEST(fits_32_bits),
+      TEST(positions_are_a_bijection),  TEST(pieces_cover_once),
+      TEST(vectors_are_multiplied),     TEST(rows_are_added),
+      TEST(backends_are_found_by_name), TEST(fits_32_bits),
       TEST(blas_is_described),
   };
   return cmocka_run_group_tests_name("sym", tests, seed_begin, print_largest_ratios);

@@ -21,11 +21,6 @@ static const int64_t rows_of[BLOCKS] = {3, 2}, cols_of[BLOCKS] = {2, 5};
 static const char *const form_name[] = {"symmetric", "diagonal", "absent"};
 static const char *const result_name[] = {"inverse", "cholesky", "eigen", "copy", "root"};
 
-/* NULL: a queue that does all work late. */
-static ng_queue queue_for(const ng_linalg_ops *la) {
-  return queue_of(la != NULL ? la : late_over(&ng_linalg_ref));
-}
-
 /* Solve one matrix; return the rung. */
 static int32_t solve_matrix(ng_queue *q, ng_matrix *m, double shift, double on, double floor,
                             float *scratch) {
@@ -202,7 +197,7 @@ static void one_case(ng_queue *q, ng_form lf, ng_form rf, ng_result result, ng_d
 }
 
 static void every_form_and_result(void **arg) {
-  ng_queue queue = queue_for(*arg);
+  ng_queue queue = queue_of(*arg);
   static const ng_dtype dtypes[] = {NG_F32, NG_BF16};
   for (int l = NG_FORM_SYMMETRIC; l <= NG_FORM_ABSENT; l++) {
     for (int r = NG_FORM_SYMMETRIC; r <= NG_FORM_ABSENT; r++) {
@@ -231,7 +226,7 @@ static bool is_inverse(ng_sym F, double d, ng_sym R) {
 /* Matrices of one list have the same bits as alone, with any number of threads. A matrix that fails keeps its result. */
 static void lists(void **arg) {
   enum { LIST = 48, FAILS = 7, LARGEST = 70 };
-  ng_queue queue = queue_for(*arg), *q = &queue;
+  ng_queue queue = queue_of(*arg), *q = &queue;
   ng_matrix m[LIST], *list[LIST];
   ng_sym F[LIST], R[LIST], alone[LIST];
   float *scratch = work_new(SCRATCH * sizeof *scratch);
@@ -280,7 +275,7 @@ static void lists(void **arg) {
 
 /* X = (F + d I)^(-1/p): X^a (F + d I)^b = I with a / b = p. The error is about a times the error of X, which is n u cond. */
 static void roots(void **arg) {
-  ng_queue queue = queue_for(*arg), *q = &queue;
+  ng_queue queue = queue_of(*arg), *q = &queue;
   static const struct {
     double p;
     int a, b;
@@ -323,7 +318,7 @@ static void roots(void **arg) {
 }
 
 static void diagonal_roots(void **arg) {
-  ng_queue queue = queue_for(*arg);
+  ng_queue queue = queue_of(*arg);
   float F[3] = {0.5f, 2.0f, 0.0f}, d[3], scratch[16];
   ng_matrix m = {.form = NG_FORM_DIAGONAL, .result = NG_RESULT_ROOT, .n = 3, .p = 4.0, .F = F};
   m.d = d;
@@ -334,7 +329,7 @@ static void diagonal_roots(void **arg) {
 
 /* A root that f16 cannot hold fails, and the result stays. */
 static void root_out_of_range(void **arg) {
-  ng_queue queue = queue_for(*arg), *q = &queue;
+  ng_queue queue = queue_of(*arg), *q = &queue;
   ng_sym F = sym_new(3);
   uint16_t R[6] = {1, 2, 3, 4, 5, 6}, old[6] = {1, 2, 3, 4, 5, 6};
   ng_matrix m = {.result = NG_RESULT_ROOT, .n = 3, .p = 2.0, .F = F.a, .R = R};
@@ -371,7 +366,7 @@ static double *between(const double *Q, const double *F, const double *X, int64_
 /* One iteration from a cold basis of another matrix, then many; the properties and limits come from the recordings of
  * SOAP: |Q'Q - I| <= 5e-6, and Q'(F Q_old, sorted) is upper triangular to 5e-6 of the largest entry of F. */
 static void refreshes(void **arg) {
-  ng_queue queue = queue_for(*arg), *q = &queue;
+  ng_queue queue = queue_of(*arg), *q = &queue;
   EACH_SIZE(n) {
     if (n > 40) continue;
     ng_sym F = sym_positive(n, 0.0), older = sym_positive(n, 0.0);
@@ -441,18 +436,10 @@ static void directions(void **arg) {
   assert_true(e.is_stored && e.map == NULL && *e.u == 5.0f);
 }
 
-/* Also on the queue of late.h. */
-#define EACH_AND_LATE(f) {"late: " #f, f, seed_restart, NULL, NULL}, EACH(f)
-
 int main(void) {
   const struct CMUnitTest tests[] = {
-      EACH_AND_LATE(every_form_and_result),
-      EACH_AND_LATE(lists),
-      EACH_AND_LATE(roots),
-      EACH_AND_LATE(diagonal_roots),
-      EACH_AND_LATE(root_out_of_range),
-      EACH_AND_LATE(refreshes),
-      cmocka_unit_test(directions),
+      EACH(every_form_and_result), EACH(lists),     EACH(roots),      EACH(diagonal_roots),
+      EACH(root_out_of_range),     EACH(refreshes), EACH(directions),
   };
-  return cmocka_run_group_tests_name("twosided", tests, seed_begin, NULL);
+  return run_on_backends("twosided", tests, sizeof tests / sizeof tests[0]);
 }

@@ -529,5 +529,5 @@ int main(void) {
       EACH(multiplies_in_double),
       EACH(sums_squares),
   };
-  return cmocka_run_group_tests_name("vector", tests, seed_begin, print_largest_ratios);
+  return run_on_backends("vector", tests, sizeof tests / sizeof tests[0]);
 }

@@ -148,6 +148,8 @@ set(natgrad_test_support_sources
     tests/families.c
     tests/fixture.c
     tests/folder.c
+    tests/late.c
+    tests/late_memory.c
     tests/layer_oracle.c
     tests/oracle.c
     tests/oracle_geometry.c
@@ -196,8 +198,6 @@ add_executable(gpu_eva bench/gpu_eva.c tests/standin.c)
 target_include_directories(gpu_eva PRIVATE cuda tests)
 target_link_libraries(gpu_eva PRIVATE m)
 natgrad_share(io_check t_npy t_safetensors_read t_safetensors_write)
-natgrad_share(late t_family t_family_calls t_family_matrix t_kernels_gram t_queue t_strides t_twosided)
-natgrad_share(late_memory t_family t_family_calls t_family_matrix t_kernels_gram t_queue t_strides t_twosided)
 natgrad_share(linalg_check t_linalg t_linalg_long t_sym t_twosided t_vector)
 natgrad_share(misuse t_describe t_engine)
 natgrad_share(pictures t_kernels_gram)

@@ -1,11 +1,11 @@
-/* context.c: create and destroy a context: memory, threads, log, linear algebra, transports.
+/* context.c: create and destroy a context: backend, memory, threads, log, transports.
  *
  * The library has no mutable globals: all state belongs to a context.  The environment variables NG_THREADS, NG_LINALG
  * and NG_LOG are read here only.  Errors before the context exists are written to the caller's buffer. */
 #include "comm/comm.h"
 #include "core/core.h"
 #include "family/family.h"
-#include "linalg/linalg.h"
+#include "kernel/kernel.h"
 #include "option/option.h"
 
 #include <stdlib.h>
@@ -81,10 +81,30 @@ static void run_tasks(void *ctx, int32_t n, void (*task)(void *arg, int32_t i), 
 static void *counted_alloc(void *ctx, size_t bytes) { return ng_alloc(ctx, bytes); }
 static void counted_free(void *ctx, void *ptr, size_t bytes) { ng_free(ctx, ptr, bytes); }
 
-/* Refuse a caller with a newer header (major and minor version): it may call functions that this library lacks.  An
- * older header is supported by struct_size. */
+/* *out <- the backend called `name`.  The message of an error names the source of `name` and the valid names. */
+static ng_status find_backend(const ng_backend *const *more, const char *name, bool from_config,
+                              char *message, size_t size, const ng_backend **out) {
+  char names[64] = "";
+  *out = ng_backend_find(more, name);
+  if (*out != NULL) return NG_OK;
+  for (int32_t i = 0; ng_backend_at(i) != NULL; i++) {
+    if (i > 0) ng_name_append(names, sizeof names, " or ");
+    ng_name_append(names, sizeof names, ng_backend_at(i)->name);
+  }
+  return ng_fail_to(message, size, NG_ERR_ABSENT, "%s is '%s', which is not built in; expected %s",
+                    from_config ? "linalg" : "NG_LINALG", ng_quote(name).text, names);
+}
+
 ng_status ng_context_create(int32_t version, const ng_context_config *config, char *message,
                             size_t size, ng_context **out) {
+  return ng_context_create_with(NULL, version, config, message, size, out);
+}
+
+/* Refuse a caller with a newer header (major and minor version): it may call functions that this library lacks.  An
+ * older header is supported by struct_size. */
+ng_status ng_context_create_with(const ng_backend *const *more, int32_t version,
+                                 const ng_context_config *config, char *message, size_t size,
+                                 ng_context **out) {
   if (out == NULL) return ng_fail_to(message, size, NG_ERR_ARG, "ng_context: out is NULL");
   *out = NULL;
   if (version / 100 > NG_VERSION / 100) {
@@ -102,15 +122,9 @@ ng_status ng_context_create(int32_t version, const ng_context_config *config, ch
   if (st == NG_OK) st = check_config(&c, message, size);
   const bool from_config = c.linalg != NULL; /* otherwise the name is from NG_LINALG */
   if (st == NG_OK) st = read_environment(&c, message, size);
+  const ng_backend *backend = NULL;
+  if (st == NG_OK) st = find_backend(more, c.linalg, from_config, message, size, &backend);
   if (st != NG_OK) return st;
-  const ng_linalg_ops *la = ng_linalg_find(c.linalg);
-  if (la == NULL) {
-    const ng_linalg_ops *best = ng_linalg_find(NULL);
-    return ng_fail_to(message, size, NG_ERR_ABSENT,
-                      "%s is '%s', which is not built in; expected %s%s",
-                      from_config ? "linalg" : "NG_LINALG", ng_quote(c.linalg).text, best->name,
-                      best != &ng_linalg_ref ? " or ref" : "");
-  }
   ng_comm comm, model, stages;
   st = ng_comm_init(&comm, c.transport, message, size);
   if (st == NG_OK) st = ng_comm_init(&model, c.model_group, message, size);
@@ -124,8 +138,8 @@ ng_status ng_context_create(int32_t version, const ng_context_config *config, ch
   }
 
   if (c.alloc == NULL) {
-    c.alloc = ng_plain_alloc;
-    c.free = ng_plain_free;
+    c.alloc = backend->alloc;
+    c.free = backend->free;
   }
   if (c.threads == 0) {
     const long online = sysconf(_SC_NPROCESSORS_ONLN);
@@ -146,15 +160,19 @@ ng_status ng_context_create(int32_t version, const ng_context_config *config, ch
   ctx->model = c.model_group == NULL ? NULL : &made->model;
   made->stages = stages;
   ctx->stages = c.stage_group == NULL ? NULL : &made->stages;
-  made->queue =
-      (ng_queue){.la = la, .kernels = ng_kernels_find(la->name), .run = run_tasks, .executor = ctx};
-  made->queue.host = la;
+  made->queue = (ng_queue){.backend = backend, .run = run_tasks, .executor = ctx};
   ctx->queue = &made->queue;
   ctx->rank = comm.rank;
   ctx->ranks = comm.size;
   ng_process_mark(ctx);
   ctx->bytes = ctx->peak = (int64_t)sizeof *made;
   ctx->calls = 1;
+  const char *error = backend->open == NULL ? NULL : backend->open(&made->queue);
+  if (error != NULL) {
+    st = ng_fail_to(message, size, NG_ERR_ABSENT, "linalg = %s: %s", backend->name, error);
+    ng_context_destroy(&ctx);
+    return st;
+  }
   /* fewer threads than requested are only a warning: a container may limit the number of threads */
   if (c.parallel_for == NULL && c.threads > 1) {
     const ng_pool_alloc from = {counted_alloc, counted_free, ctx};
@@ -171,7 +189,7 @@ ng_status ng_context_create(int32_t version, const ng_context_config *config, ch
   made->queue.threads = ctx->config.threads;
   ng_family_register_own(ctx);
   ng_environment_check(ctx);
-  ng_log(ctx, NG_LOG_INFO, "context: linalg = %s threads = %d ranks = %d", la->name,
+  ng_log(ctx, NG_LOG_INFO, "context: linalg = %s threads = %d ranks = %d", backend->name,
          ctx->config.threads, ctx->ranks);
   *out = ctx;
   return NG_OK;
@@ -187,6 +205,7 @@ void ng_context_destroy(ng_context **ctx) {
   } else {
     ng_pool_leave(c->pool);
   }
+  if (c->queue->backend->close != NULL) c->queue->backend->close(c->queue);
   ng_process_unmark(c);
   c->config.free(c->config.alloc_user, c, sizeof(context_memory)); /* ctx is its first member */
 }

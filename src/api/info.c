@@ -1,7 +1,7 @@
 /* info.c: version, build, BLAS and components of this library.  Only this file contains the name of the commit, so that
  * a new commit rebuilds only this file. */
 #include "core/core.h"
-#include "linalg/linalg.h"
+#include "kernel/kernel.h"
 
 #ifndef NG_COMMIT
 #define NG_COMMIT "unknown"
@@ -22,20 +22,17 @@ int32_t ng_build_info(char *text, size_t size) {
                          "version = %d.%d.%d\ncommit = %s\ncompiler = %s\nlinalg = %s\nblas = %s\n"
                          "kernel = %s\nblas threads = %d\nhint = %s\n",
                          NG_VERSION_MAJOR, NG_VERSION_MINOR, NG_VERSION_PATCH, NG_COMMIT,
-                         NG_COMPILER, ng_linalg_find(NULL)->name, blas, kernel, threads, hint);
+                         NG_COMPILER, ng_backend_at(0)->name, blas, kernel, threads, hint);
   if (text != NULL && size > 0) (void)snprintf(text, size, "%s", line);
   return n < (int)sizeof line ? n : (int)sizeof line - 1;
 }
 
-/* Components of this build, and components that it lacks, with the way to get them. */
+/* Components beside the backends, and components that this build lacks, with the way to get them. */
 static const ng_component component[] = {
-#if defined(NG_HAVE_BLAS)
-    {sizeof(ng_component), "linalg", "cpu", 1, ""},
-#else
+#if !defined(NG_HAVE_BLAS)
     {sizeof(ng_component), "linalg", "cpu", 0,
      "this build has no BLAS; configure with NATGRAD_BLAS=ON"},
 #endif
-    {sizeof(ng_component), "linalg", "ref", 1, ""},
     {sizeof(ng_component), "linalg", "cuda", 0, "not supported yet"},
     {sizeof(ng_component), "transport", "self", 1, ""},
     {sizeof(ng_component), "transport", "user", 1, ""},
@@ -53,7 +50,13 @@ static const ng_component component[] = {
 };
 
 ng_status ng_component_info(int32_t i, ng_component *out) {
-  if (out == NULL || i < 0 || i >= (int32_t)(sizeof component / sizeof component[0]))
+  int32_t backends = 0;
+  while (ng_backend_at(backends) != NULL) {
+    backends++;
+  }
+  if (out == NULL || i < 0 || i >= backends + (int32_t)(sizeof component / sizeof component[0]))
     return NG_ERR_ARG;
-  return ng_struct_write(out, &component[i], sizeof component[i]);
+  ng_component c = {sizeof c, "linalg", "", 1, ""};
+  if (i < backends) c.name = ng_backend_at(i)->name;
+  return ng_struct_write(out, i < backends ? &c : &component[i - backends], sizeof c);
 }

@@ -88,7 +88,13 @@ struct ng_context {
   char error[NG_MESSAGE];
 };
 
-/* The default allocator of a context: memory of the C library, 64-byte aligned. */
+/* context.c: ng_context_create with more backends (linalg/linalg.h; ended by NULL), which config->linalg may name. */
+struct ng_backend;
+ng_status ng_context_create_with(const struct ng_backend *const *more, int32_t version,
+                                 const ng_context_config *config, char *message, size_t size,
+                                 ng_context **out);
+
+/* The allocator of backends on the host: memory of the C library, 64-byte aligned. */
 void *ng_plain_alloc(void *user, size_t bytes);
 void ng_plain_free(void *user, void *ptr, size_t bytes);
 

@@ -72,7 +72,7 @@ int64_t ng_window_work(const ng_block *b) {
     return ng_plus(2 * vector_bytes(w), ng_times(ng_sym_count(w->m), each));
   }
   return ng_plus(ng_plus(6 * vector_bytes(w), ng_times(ng_times(w->m, w->m), each) + NG_ALIGN),
-                 q->host->eigen64_work(q, w->m));
+                 q->backend->host->eigen64_work(q, w->m));
 }
 
 static double gram_entry(const ng_window *w, const ng_window_part *p, int64_t i, int64_t j) {
@@ -156,7 +156,7 @@ static void fill_system(const ng_window *w, const ng_window_part *p, double lamb
 /* S <- its Cholesky factor; return false if S is not positive definite or not finite. */
 static bool factor(ng_block *b, int64_t n, double *S) {
   int info = 0;
-  b->ctx->queue->host->factor64(b->ctx->queue, n, S, &info);
+  b->ctx->queue->backend->host->factor64(b->ctx->queue, n, S, &info);
   if (info != 0) return false;
   for (int64_t i = 0; i < n; i++) {
     const double d = S[ng_sym_at(n, i, i)];
@@ -179,7 +179,7 @@ static void solve_system(ng_block *b, const ng_window_part *p, const double *S, 
   for (int64_t i = 0; i < w->rows; i++) {
     x[i] = z[w->row_place[i]];
   }
-  b->ctx->queue->host->solve64(b->ctx->queue, w->rows, S, x);
+  b->ctx->queue->backend->host->solve64(b->ctx->queue, w->rows, S, x);
   for (int64_t i = 0; i < w->rows; i++) {
     z[w->row_place[i]] = x[i];
   }
@@ -333,7 +333,7 @@ static bool decompose(ng_block *b, const ng_window_part *p, const solve_args *a,
       s->q_off[i] += 2.0 * rounding(w) * fabs(q);
     }
   }
-  queue->host->eigen64(queue, n, s->V, s->value, work, &info);
+  queue->backend->host->eigen64(queue, n, s->V, s->value, work, &info);
   if (info != 0) return false;
   for (int64_t i = 0; i < n; i++) {
     s->on_b[i] = s->on_q[i] = 0.0;

@@ -1,4 +1,4 @@
-/* entries.h: the entries of both tables of kernel.c. A file X.c has entries of `cpu`, ref_X.c entries of `ref`. */
+/* entries.h: the entries of both tables of backend.c. A file X.c has entries of `cpu`, ref_X.c entries of `ref`. */
 #ifndef NG_ENTRIES_H
 #define NG_ENTRIES_H
 

@@ -19,8 +19,7 @@ void ng_gram_bias_row(ng_queue *q, const ng_gram *g, float *scratch) {
     row[i] = (float)sum[i % C * taps + i / C];
   }
   row[p] = (float)(g->samples * c->out_height * c->out_width);
-  q->la->add_row(q, g->S, p, 0, p + 1, row, g->alpha);
-  q->la->wait(q); /* the caller reuses the scratch */
+  ng_linalg_of(q)->add_row(q, g->S, p, 0, p + 1, row, g->alpha);
 }
 
 /* Add the Gram matrix of f32 rows at distance ldx in place, then the row of the bias. For the bias, all rows are
@@ -28,7 +27,7 @@ void ng_gram_bias_row(ng_queue *q, const ng_gram *g, float *scratch) {
 static void add_gram_in_place(ng_queue *q, const ng_gram *g, int64_t ldx, float *scratch) {
   const float *X = (const float *)(const void *)ng_view_at(&g->x, 0, 0, g->c0);
   const int64_t rows = g->samples * g->x.positions, cols = g->c1 - g->c0;
-  q->la->add_gram(q, g->S, 0, cols, X, rows, ldx, g->alpha);
+  ng_linalg_of(q)->add_gram(q, g->S, 0, cols, X, rows, ldx, g->alpha);
   if (!g->has_ones) return;
   ng_gram bias = {.samples = 1, .alpha = g->alpha, .S = g->S};
   bias.x = (ng_view){.data = X,
@@ -61,8 +60,7 @@ void ng_gram_add_tiles(ng_queue *q, const ng_gram *g, int64_t rows, int64_t cols
     t.count = ng_min64(ng_tile_rows(cols), rows - t.first);
     t.pieces = ng_queue_pieces(q, t.count * reads);
     ng_queue_run(q, t.pieces, fill, &t);
-    q->la->add_gram(q, g->S, 0, cols, scratch, t.count, t.ld, g->alpha);
-    q->la->wait(q); /* on a device, add_gram may still read the tile */
+    ng_linalg_of(q)->add_gram(q, g->S, 0, cols, scratch, t.count, t.ld, g->alpha);
   }
 }
 

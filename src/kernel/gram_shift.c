@@ -93,8 +93,8 @@ static void add_product(const job *j, int64_t pixels, const float *X, const floa
   const int64_t C = j->C, rows = pixels * j->samples;
   ng_queue *q = j->q;
   for (int64_t k = 0; k < rows; k += PRODUCT_ROWS) {
-    q->la->gemm(q, true, false, C, C, ng_min64(PRODUCT_ROWS, rows - k), 1.0f, X + k * C, C,
-                Y + k * C, C, k == 0 ? beta : 1.0f, M, C);
+    ng_linalg_of(q)->gemm(q, true, false, C, C, ng_min64(PRODUCT_ROWS, rows - k), 1.0f, X + k * C,
+                          C, Y + k * C, C, k == 0 ? beta : 1.0f, M, C);
   }
 }
 
@@ -106,9 +106,9 @@ static void multiply_inner(const job *j, float *gram) {
   if (dy == 0 && dx == 0) {
     const ng_sym G = {.a = gram, .n = j->C};
     ng_queue *q = j->q;
-    q->la->scale(q, ng_sym_count(G.n), G.a, 0.0);
-    q->la->add_gram(q, G, 0, j->C, j->tile, height * width * j->samples, j->C, 1.0f);
-    q->la->unpack(q, G, M, j->C);
+    ng_linalg_of(q)->scale(q, ng_sym_count(G.n), G.a, 0.0);
+    ng_linalg_of(q)->add_gram(q, G, 0, j->C, j->tile, height * width * j->samples, j->C, 1.0f);
+    ng_linalg_of(q)->unpack(q, G, M, j->C);
   } else if (dx == 0) { /* rows of pixels are contiguous */
     add_product(j, height * width, pixel_at(j, 0, 0), pixel_at(j, dy, 0), 0.0f, M);
   } else {
@@ -270,7 +270,6 @@ static void add_tile(job *j, float *gram) {
       if (j->sy.inner.from >= j->sy.inner.to || j->sx.inner.from >= j->sx.inner.to) continue;
       multiply_inner(j, gram);
       multiply_strips(j);
-      q->la->wait(q); /* the threads of the queue read the products */
       const ng_range ky = ng_axis_paired_taps(&j->v, j->dy), kx = ng_axis_paired_taps(&j->h, j->dx);
       j->pieces = ng_queue_pieces(q, (ky.to - ky.from) * (kx.to - kx.from) * j->C * j->C);
       ng_queue_run(q, j->pieces, add_blocks, j);

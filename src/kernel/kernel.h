@@ -159,7 +159,6 @@ typedef struct ng_wire {
 /* ---- the table -------------------------------------------------------------------------------*/
 
 typedef struct ng_kernel_ops {
-  const char *name;
   /* Return the number of tiles of a region, for scratch: measure, norm2 and ratios store the sums of tiles. */
   int64_t (*tiles)(int64_t rows, int64_t cols);
   /* scan.c: out[i] <- the largest |element| of array a[i] in f32; Inf if an element is not finite in f32. */
@@ -214,11 +213,19 @@ typedef struct ng_kernel_ops {
 /* Return the table for one call: ng_kernels(q)->scan(q, ...), and count the call as pending, as ng_on does. */
 static inline const ng_kernel_ops *ng_kernels(ng_queue *q) {
   q->pending++;
-  return q->kernels;
+  return q->backend->kernels;
 }
 
-/* Return the implementation called `name`, or NULL. name NULL: the fastest one. */
-const ng_kernel_ops *ng_kernels_find(const char *name);
+/* ---- backend.c ---------------------------------------------------------------------------------*/
+
+extern const ng_backend ng_backend_ref;
+#if defined(NG_HAVE_BLAS)
+extern const ng_backend ng_backend_cpu;
+#endif
+/* The backends of the library, the default first. NULL: there is no backend i, or of this name. */
+const ng_backend *ng_backend_at(int32_t i);
+/* Search `more` (ended by NULL; may be NULL) first. name NULL: the default. */
+const ng_backend *ng_backend_find(const ng_backend *const *more, const char *name);
 
 /* ---- rows of arrays in any layout --------------------------------------------------------------*/
 

@@ -337,8 +337,7 @@ void ng_norm_gram(ng_queue *queue, const ng_norm_sum *k, int64_t n, void *scratc
         continue;
       }
       const ng_sym S = {k->S, width};
-      queue->la->add_gram(queue, S, 0, width, q, count, ld, (float)k->alpha);
-      queue->la->wait(queue); /* the next chunk overwrites q */
+      ng_linalg_of(queue)->add_gram(queue, S, 0, width, q, count, ld, (float)k->alpha);
     }
   }
 }

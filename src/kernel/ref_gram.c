@@ -64,9 +64,8 @@ static void add_strip(const ng_gram *g, bool patches, int64_t p, int64_t from, i
 }
 
 /* Add the Gram matrices to S in strips of as many rows as fit the scratch. */
-static void add_grams(ng_queue *q, const ng_gram *g, int64_t n, bool patches, float *scratch) {
+static void add_grams(const ng_gram *g, int64_t n, bool patches, float *scratch) {
   double *row = (double *)(void *)scratch;
-  q->la->wait(q); /* for earlier entries that write S */
   for (const ng_gram *end = g + n; g < end; g++) {
     const int64_t taps = patches ? ng_conv_taps(&g->conv) : 1;
     const int64_t p = taps * (g->c1 - g->c0) + (g->has_ones ? 1 : 0);
@@ -78,11 +77,13 @@ static void add_grams(ng_queue *q, const ng_gram *g, int64_t n, bool patches, fl
 }
 
 void ng_ref_gram_rows(ng_queue *q, const ng_gram *g, int64_t n, float *scratch) {
-  add_grams(q, g, n, false, scratch);
+  (void)q;
+  add_grams(g, n, false, scratch);
 }
 
 void ng_ref_gram_conv(ng_queue *q, const ng_gram *g, int64_t n, float *scratch) {
-  add_grams(q, g, n, true, scratch);
+  (void)q;
+  add_grams(g, n, true, scratch);
 }
 
 /* ---- sums ------------------------------------------------------------------------------------*/

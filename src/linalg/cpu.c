@@ -372,7 +372,6 @@ static void qr(ng_queue *q, int64_t m, int64_t n, float *X, int64_t ldx, void *w
 }
 
 const ng_linalg_ops ng_linalg_cpu = {
-    .name = "cpu",
     .gemm = cpu_gemm,
     .add_gram = add_gram,
     .factor = factor,

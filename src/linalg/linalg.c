@@ -1,4 +1,4 @@
-/* linalg.c: the queue, the list of implementations, and the description of the loaded BLAS.
+/* linalg.c: the queue, and the description of the loaded BLAS.
  *
  * The administrator or the environment chooses the BLAS behind libblas.so.3, so the library finds out at run time which
  * one is loaded. */
@@ -20,7 +20,7 @@ void ng_queue_wait_at(ng_queue *q, const char *place) {
     if (q->waits < NG_WAIT_PLACES) q->wait_place[q->waits] = place;
     q->waits++;
   }
-  q->la->wait(q);
+  if (q->backend->wait != NULL) q->backend->wait(q);
   q->pending = 0;
 }
 
@@ -48,23 +48,6 @@ void ng_queue_run(const ng_queue *q, int32_t n, void (*task)(void *arg, int32_t 
   for (int32_t i = 0; i < n; i++) {
     task(arg, i);
   }
-}
-
-/* ---- implementations ----------------------------------------------------------------------------------------------*/
-
-static const ng_linalg_ops *const all[] = {
-#if defined(NG_HAVE_BLAS)
-    &ng_linalg_cpu,
-#endif
-    &ng_linalg_ref,
-};
-
-const ng_linalg_ops *ng_linalg_find(const char *name) {
-  if (name == NULL) return all[0];
-  for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
-    if (strcmp(all[i]->name, name) == 0) return all[i];
-  }
-  return NULL;
 }
 
 bool ng_linalg_fits(int64_t n) {

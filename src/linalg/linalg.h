@@ -1,12 +1,12 @@
 /* linalg.h: a queue, symmetric matrices, and a table of operations on matrices and vectors.
  *
- * An ng_queue contains the table of an implementation and the threads of its loops. Every entry of the table takes the
- * queue first and enqueues its work: the entry may return before the work is done. Work is done in the order of calls.
- * Numbers (LAPACK's info, a norm, a trace) are written to memory that the caller names and a device can write, not to the
- * caller's stack. The host may
+ * An ng_queue has the tables of a backend and the threads of its loops. Every entry of a table takes the
+ * queue first and enqueues its work: it may return before the work is done. Work is done in the order of calls. Numeric
+ * results (LAPACK's info, a dot product, a trace) are written to memory that the caller names and a device can write,
+ * not to the caller's stack. The host may
  *   - read what an entry wrote, or write what an entry reads, only after ng_queue_wait;
  *   - read infos and numbers only by ng_info_read and ng_numbers_read, which with NG_DEBUG assert that the host waited.
- * A device implements the same table. The device of tests/t_queue.c does all work as late as allowed.
+ * A device implements the same tables. The backend of tests/late.c does all work as late as allowed.
  *
  * ng_sym is LAPACK's rectangular full packed format, TRANSR = 'N', UPLO = 'L', of a symmetric matrix of order n, read
  * column-major: n(n+1)/2 floats. With h = n/2 rounded up and ld = n + (n even), element (i, j), i >= j, is
@@ -47,13 +47,28 @@ double ng_dtype_largest(ng_dtype t); /* the largest finite number of f32, bf16 o
 /* ---- the queue -------------------------------------------------------------------------------*/
 
 typedef struct ng_linalg_ops ng_linalg_ops;
+typedef struct ng_queue ng_queue;
+
+/* A backend: memory, a queue, a linear algebra and kernels. A context selects a backend by name (kernel/backend.c). */
+typedef struct ng_backend {
+  const char *name;
+  const ng_linalg_ops *linalg;
+  const ng_linalg_ops *host; /* its entries are done when they return: for small systems */
+  const struct ng_kernel_ops *kernels; /* kernel/kernel.h */
+  /* Memory of a context without an allocator of its caller (ng_context_config): 64-byte aligned, for host and tables. */
+  void *(*alloc)(void *user, size_t bytes);
+  void (*free)(void *user, void *ptr, size_t bytes);
+  /* Prepare a queue that begins to use the backend, and end its use, also after an error; wait until the entries are
+   * done (called by ng_queue_wait only). NULL: nothing to do. open returns NULL, or the text of an error. */
+  const char *(*open)(ng_queue *q);
+  void (*close)(ng_queue *q);
+  void (*wait)(ng_queue *q);
+} ng_backend;
 
 enum { NG_WAIT_PLACES = 8 };
 
-typedef struct ng_queue {
-  const ng_linalg_ops *la;
-  const ng_linalg_ops *host; /* its entries are done when they return: for small systems */
-  const struct ng_kernel_ops *kernels; /* kernel/kernel.h */
+struct ng_queue {
+  const ng_backend *backend;
   /* Call task(arg, i) for i in [0, n) and return when all tasks are done. NULL: run the tasks one after the other. */
   void (*run)(void *executor, int32_t n, void (*task)(void *arg, int32_t i), void *arg);
   void *executor;
@@ -63,14 +78,16 @@ typedef struct ng_queue {
   /* Number of waits with pending entries since the last reset (take.c), and the functions that waited first. */
   int64_t waits;
   const char *wait_place[NG_WAIT_PLACES];
-} ng_queue;
+};
 
 /* Return the table for one call: ng_on(q)->factor(q, S, &info), and count the call as pending. Only the thread that
  * owns the queue may call ng_on; a task may not. */
 static inline const ng_linalg_ops *ng_on(ng_queue *q) {
   q->pending++;
-  return q->la;
+  return q->backend->linalg;
 }
+/* Return the table without counting a call: for sizes, and for entries that call other entries. */
+static inline const ng_linalg_ops *ng_linalg_of(const ng_queue *q) { return q->backend->linalg; }
 /* Wait until all entries are done. Then the host may read their results and change their inputs. */
 #define ng_queue_wait(q) ng_queue_wait_at((q), __func__)
 void ng_queue_wait_at(ng_queue *q, const char *place);
@@ -158,9 +175,6 @@ typedef struct ng_spectrum {
 /* The operations of one implementation; every entry is required. Callers pass valid inputs. A dtype argument (f32,
  * bf16, f16) belongs to a stored vector or symmetric matrix. */
 struct ng_linalg_ops {
-  const char *name;
-  void (*wait)(ng_queue *q); /* called by ng_queue_wait only */
-
   /* ---- matrices ---- */
   /* C [m,n] = alpha op(A) op(B) + beta C, op(A) [m,k], op(B) [k,n], transposed if ta, tb. beta == 0: C is not read. */
   void (*gemm)(ng_queue *q, bool ta, bool tb, int64_t m, int64_t n, int64_t k, float alpha,
@@ -272,8 +286,6 @@ extern const ng_linalg_ops ng_linalg_cpu; /* BLAS and LAPACK through their Fortr
 #define NG_BLAS_TEXT1(name) NG_BLAS_TEXT2(name)
 #define NG_BLAS_TEXT(name) NG_BLAS_TEXT1(NG_BLAS_NAME(name))
 
-/* Return the implementation called `name`, or NULL if there is none; name NULL: the fastest one. */
-const ng_linalg_ops *ng_linalg_find(const char *name);
 bool ng_linalg_fits(
     int64_t n); /* whether 32-bit BLAS and LAPACK accept order n, work sizes included */
 

@@ -346,7 +346,6 @@ static void qr(ng_queue *q, int64_t m, int64_t n, float *X, int64_t ldx, void *w
 }
 
 const ng_linalg_ops ng_linalg_ref = {
-    .name = "ref",
     .gemm = gemm,
     .add_gram = add_gram,
     .factor = factor,

@@ -30,8 +30,9 @@ int64_t ng_solve_scratch(const ng_queue *q, const ng_matrix *m) {
   const int64_t n = m->n, vectors = 6 * ng_round16(2 * n), tri = ng_sym_count(n);
   if (m->form != NG_FORM_SYMMETRIC) return n;
   if (!is_decomposed(m)) return 2 * ng_round16(2 * tri) + vectors;
-  const int64_t single = ng_round16(n * n) + ng_round16(q->la->eigen_work(q, n) / 4 + 16);
-  const int64_t twice = 3 * ng_round16(n * n) + ng_round16(q->la->eigen64_work(q, n) / 4 + 16);
+  const int64_t single = ng_round16(n * n) + ng_round16(ng_linalg_of(q)->eigen_work(q, n) / 4 + 16);
+  const int64_t twice =
+      3 * ng_round16(n * n) + ng_round16(ng_linalg_of(q)->eigen64_work(q, n) / 4 + 16);
   return ng_max64(single, twice) + ng_round16(tri) + vectors;
 }
 
@@ -110,7 +111,7 @@ static bool passes_checks(ng_queue *q, const ng_matrix *m, ng_sym F, double d, n
   if (is_factor) {
     memset(column, 0, (size_t)m->n * sizeof *column);
     column[j] = 1.0f;
-    q->la->solve_left(q, R, 1, column, 1);
+    ng_linalg_of(q)->solve_left(q, R, 1, column, 1);
   }
   for (int64_t i = 0; i < m->n; i++) {
     x[i] = (double)(is_factor ? column[i] : ng_sym_get(R, i, j));
@@ -125,9 +126,9 @@ static bool solve_single(ng_queue *q, ng_matrix *m, double d, float *scratch) {
   double *x = (double *)(void *)(column + ng_round16(m->n)), *y = x + ng_round16(m->n);
   const ng_sym F = load(m, room);
   memcpy(W.a, F.a, (size_t)tri * sizeof *W.a);
-  q->la->shift(q, m->n, W.a, NG_F32, d);
-  q->la->factor(q, W, &m->info);
-  if (m->info == 0 && m->result == NG_RESULT_INVERSE) q->la->invert(q, W, &m->info);
+  ng_linalg_of(q)->shift(q, m->n, W.a, NG_F32, d);
+  ng_linalg_of(q)->factor(q, W, &m->info);
+  if (m->info == 0 && m->result == NG_RESULT_INVERSE) ng_linalg_of(q)->invert(q, W, &m->info);
   return m->info == 0 && passes_checks(q, m, F, d, W, column, x, y) && store(m, tri, W.a);
 }
 
@@ -143,9 +144,9 @@ static bool solve_double(ng_queue *q, ng_matrix *m, double d, float *scratch) {
   for (int64_t i = 0; i < tri; i++) {
     W[i] = wide ? ((const double *)m->F)[i] : (double)F.a[i];
   }
-  q->la->shift(q, n, W, NG_F64, d);
-  q->la->factor64(q, n, W, &m->info);
-  if (m->info == 0 && !is_factor) q->la->invert64(q, n, W, &m->info);
+  ng_linalg_of(q)->shift(q, n, W, NG_F64, d);
+  ng_linalg_of(q)->factor64(q, n, W, &m->info);
+  if (m->info == 0 && !is_factor) ng_linalg_of(q)->invert64(q, n, W, &m->info);
   if (m->info != 0) return false;
   int64_t j = 0;
   for (int64_t i = 0; i < n; i++) {
@@ -156,7 +157,7 @@ static bool solve_double(ng_queue *q, ng_matrix *m, double d, float *scratch) {
   for (int64_t i = 0; i < n; i++) {
     x[i] = !is_factor ? W[ng_sym_at(n, i, j)] : i == j ? 1.0 : 0.0;
   }
-  if (is_factor) q->la->solve64(q, n, W, x);
+  if (is_factor) ng_linalg_of(q)->solve64(q, n, W, x);
   if (!((wide ? residual_wide(m, d, j, x) : residual(F, d, j, x, y)) <= RESIDUAL_MOST))
     return false;
   for (int64_t i = 0; i < tri; i++) {
@@ -221,10 +222,10 @@ static void shift_eigenvalues(const ng_matrix *m, const float *e, float *to) {
 static bool store_root(ng_queue *q, ng_matrix *m, float *V, const float *e, double d, float *root,
                        float *S) {
   const int64_t n = m->n, tri = ng_sym_count(n);
-  q->la->power(q, n, e, d, 0.5 / m->p, root);
-  q->la->divide(q, n, n, (ng_spectrum){.g = root}, V, n);
+  ng_linalg_of(q)->power(q, n, e, d, 0.5 / m->p, root);
+  ng_linalg_of(q)->divide(q, n, n, (ng_spectrum){.g = root}, V, n);
   memset(S, 0, (size_t)tri * sizeof *S);
-  q->la->add_gram(q, (ng_sym){S, n}, 0, n, V, n, n, 1.0f);
+  ng_linalg_of(q)->add_gram(q, (ng_sym){S, n}, 0, n, V, n, n, 1.0f);
   return store(m, tri, S);
 }
 
@@ -243,9 +244,9 @@ static bool decompose(ng_queue *q, ng_matrix *m, float *scratch) {
     V64[i] = (double)V[i];
   }
   if (m->in_double) {
-    q->la->eigen64(q, n, V64, x, work, &m->info);
+    ng_linalg_of(q)->eigen64(q, n, V64, x, work, &m->info);
   } else {
-    q->la->eigen(q, n, V, e, work, &m->info);
+    ng_linalg_of(q)->eigen(q, n, V, e, work, &m->info);
   }
   if (m->info != 0) return false;
   for (int64_t i = 0; i < n * n && m->in_double; i++) {

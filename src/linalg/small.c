@@ -171,7 +171,8 @@ typedef struct small_job {
 
 static void solve_piece(void *arg, int32_t piece) {
   const small_job *j = arg;
-  ng_queue own = {.la = &small};
+  static const ng_backend backend = {.linalg = &small};
+  ng_queue own = {.backend = &backend};
   _Alignas(64) float scratch[SCRATCH];
   for (int64_t i = piece; i < j->n; i += j->pieces) {
     if (is_small(j->list[i])) ng_host_solve(&own, &j->list[i], 1, scratch);

@@ -38,8 +38,6 @@ static const float *as_floats(const void *x, ng_dtype t, int64_t n, float *tile)
   return tile;
 }
 
-void ng_host_wait(ng_queue *q) { (void)q; }
-
 /* ---- symmetric storage -----------------------------------------------------------------------*/
 
 void ng_host_add_row(ng_queue *q, ng_sym S, int64_t r, int64_t c0, int64_t k, const float *v,

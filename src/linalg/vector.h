@@ -7,7 +7,6 @@
 
 #include "linalg/linalg.h"
 
-void ng_host_wait(ng_queue *q);
 void ng_host_add_row(ng_queue *q, ng_sym S, int64_t r, int64_t c0, int64_t k, const float *v,
                      float alpha);
 void ng_host_shift(ng_queue *q, int64_t n, void *S, ng_dtype t, double d);
@@ -46,7 +45,7 @@ void ng_small_solve(ng_queue *q, ng_matrix *const *list, int64_t n, float *scrat
 
 /* clang-format off */
 #define NG_HOST_ENTRIES                                                                            \
-  .wait = ng_host_wait, .add_row = ng_host_add_row, .shift = ng_host_shift,                        \
+  .add_row = ng_host_add_row, .shift = ng_host_shift,                        \
   .trace = ng_host_trace, .unpack = ng_host_unpack, .widen = ng_host_widen,                        \
   .narrow = ng_host_narrow, .scale = ng_host_scale, .fold = ng_host_fold,                          \
   .fold_wide = ng_host_fold_wide, .fold64 = ng_host_fold64, .scale64 = ng_host_scale64,            \

@@ -127,7 +127,7 @@ static uint64_t hash_layer(uint64_t h, const ng_layer *d) {
  * separate hashes a message can name the difference. */
 static void hash_model(const ng_precond *p, uint64_t hash[NG_HASHES]) {
   hash[1] = hash[2] = UINT64_C(14695981039346656037);
-  hash[3] = hash_text(hash[1], p->ctx->queue->la->name);
+  hash[3] = hash_text(hash[1], p->ctx->queue->backend->name);
   hash[0] = hash_text(ng_options_hash(p), p->opt.skip_layers);
   hash[0] = hash_text(hash[0], p->opt.per_layer);
   hash[0] = hash_text(hash[0], p->opt.base.method); /* the method selects the family */

@@ -26,7 +26,7 @@ static ng_region range_of(const ng_place *v, const ng_slot *s, int64_t g) {
 static void count_slot(const ng_precond *p, ng_emission *l, const ng_slot *s) {
   const ng_region a = range_of(&s->grad, s, 0);
   l->capacity += s->groups;
-  l->tiles += s->groups * p->ctx->queue->kernels->tiles(a.rows, a.cols);
+  l->tiles += s->groups * p->ctx->queue->backend->kernels->tiles(a.rows, a.cols);
 }
 
 ng_status ng_emission_plan(ng_precond *p) {

@@ -22,7 +22,7 @@ void ng_matrix_measure(ng_queue *q, ng_matrix *m) {
 int64_t ng_matrix_scratch(const ng_queue *q, const ng_matrix *m) {
   const int64_t n = m->n, solve = ng_solve_scratch(q, m);
   if (m->form != NG_FORM_SYMMETRIC || m->result != NG_RESULT_EIGEN) return solve;
-  const int64_t work = ng_round16(q->la->qr_work(q, n, n) / 4 + 16);
+  const int64_t work = ng_round16(ng_linalg_of(q)->qr_work(q, n, n) / 4 + 16);
   return ng_max64(solve, 2 * ng_round16(n * n) + work + ng_round16(ng_sym_count(n)) +
                              6 * ng_round16(2 * n));
 }

@@ -1,9 +1,10 @@
-/* kernel.c: the two implementations of kernel.h. */
+/* backend.c: the backends of the library: `cpu` and `ref` compute on the host, so entries are done when they return. The
+ * kernels of the host expect a linear algebra of this kind. */
 #include "kernel/entries.h"
 #include "kernel/tiles.h"
 
-static const ng_kernel_ops cpu = {
-    .name = "cpu",
+#if defined(NG_HAVE_BLAS)
+static const ng_kernel_ops cpu_kernels = {
     .tiles = ng_tiles_of,
     .scan = ng_scan,
     .measure = ng_measure_gradients,
@@ -34,8 +35,12 @@ static const ng_kernel_ops cpu = {
     .low_rank = ng_low_rank_steps,
 };
 
-static const ng_kernel_ops ref = {
-    .name = "ref",
+const ng_backend ng_backend_cpu = {"cpu",        &ng_linalg_cpu, &ng_linalg_cpu,
+                                   &cpu_kernels, ng_plain_alloc, ng_plain_free,
+                                   NULL,         NULL,           NULL};
+#endif
+
+static const ng_kernel_ops ref_kernels = {
     .tiles = ng_tiles_of,
     .scan = ng_ref_scan,
     .measure = ng_ref_measure,
@@ -66,8 +71,27 @@ static const ng_kernel_ops ref = {
     .low_rank = ng_ref_low_rank,
 };
 
-const ng_kernel_ops *ng_kernels_find(const char *name) {
-  return name != NULL && ng_is(name, ref.name)   ? &ref
-         : name == NULL || ng_is(name, cpu.name) ? &cpu
-                                                 : NULL;
+const ng_backend ng_backend_ref = {"ref",        &ng_linalg_ref, &ng_linalg_ref,
+                                   &ref_kernels, ng_plain_alloc, ng_plain_free,
+                                   NULL,         NULL,           NULL};
+
+static const ng_backend *const all[] = {
+#if defined(NG_HAVE_BLAS)
+    &ng_backend_cpu,
+#endif
+    &ng_backend_ref,
+};
+
+const ng_backend *ng_backend_at(int32_t i) {
+  return i >= 0 && i < (int32_t)(sizeof all / sizeof all[0]) ? all[i] : NULL;
+}
+
+const ng_backend *ng_backend_find(const ng_backend *const *more, const char *name) {
+  for (; more != NULL && name != NULL && *more != NULL; more++) {
+    if (ng_is((*more)->name, name)) return *more;
+  }
+  for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
+    if (name == NULL || ng_is(all[i]->name, name)) return all[i];
+  }
+  return NULL;
 }
