@@ -80,7 +80,7 @@ static void gram(ng_device *d, const ng_gram *g, int64_t n, bool has_patches) {
                     .c1 = g->c1,
                     .has_patches = has_patches,
                     .has_ones = g->has_ones,
-                    .alpha = g->alpha,
+                    .alpha = (float)g->alpha,
                     .S = g->S.a};
     to->of.reduce = g->reduce;
     to->p = to->of.taps * (g->c1 - g->c0) + (g->has_ones ? 1 : 0);

@@ -134,6 +134,10 @@ LATE6(copy, i64, i64, in, i64, float *, i64, MATRIX(f, a, b, g))
 LATE5(divide, i64, i64, ng_spectrum, float *, i64, MATRIX(d, a, b, f))
 LATE7(row_sums, i64, i64, in, i64, in, i64, double *, DOUBLES(h, 3 * a))
 LATE6(norm2, i64, i64, in_any, ng_dtype, i64, double *, DOUBLES(g, 1))
+LATE3(unpack64, i64, const double *, double *, DOUBLES(c, a * a))
+LATE5(divide64, i64, i64, ng_spectrum, double *, i64, DOUBLES(d, (a - 1) * f + b))
+LATE4(scale_rows64, i64, i64, const double *, double *, DOUBLES(d, a * b))
+LATE4(sums64, i64, const double *, const double *, double *, DOUBLES(d, 3))
 LATE3(add_sums, i64, const double *, double *, DOUBLES(c, 3))
 LATE7(mul_diagonal, i64, i64, in, in, in, float *, i64, MATRIX(g, a, b, h))
 LATE7(mul64, i64, const double *, i64, i64, i64, in, float *, FLOATS(h, (a - 1) * d + (c - 1) * f + 1))
@@ -183,7 +187,28 @@ static void late_solve(ng_queue *q, ng_matrix *const *list, int64_t n, float *sc
                                                          : ng_sym_count(m->n);
     NAMED(solve, BYTES(m->R, count * ng_dtype_size(m->result_dtype)), INFO(&m->taken));
     if (m->d != NULL) FLOATS(m->d, m->n);
+    if (m->d64 != NULL) DOUBLES(m->d64, m->n);
   }
+}
+
+typedef struct gemm64_args {
+  bool ta, tb;
+  int64_t m, n, k, lda, ldb, ldc;
+  double *C;
+  const double *A, *B;
+} gemm64_args;
+
+static void gemm64_work(ng_queue *q, const void *record) {
+  const gemm64_args *x = record;
+  q->backend->linalg->gemm64(q, x->ta, x->tb, x->m, x->n, x->k, x->A, x->lda, x->B, x->ldb, x->C,
+                             x->ldc);
+}
+
+static void late_gemm64(ng_queue *q, bool ta, bool tb, int64_t m, int64_t n, int64_t k,
+                        const double *A, int64_t lda, const double *B, int64_t ldb, double *C,
+                        int64_t ldc) {
+  NOTE(gemm64, ta, tb, m, n, k, lda, ldb, ldc, C, A, B);
+  NAMED(gemm64, DOUBLES(C, (m - 1) * ldc + n));
 }
 
 /* Sizes do not depend on earlier calls. */
@@ -239,6 +264,11 @@ static const ng_linalg_ops late_linalg = {
     .add_sums = late_add_sums,
     .mul_diagonal = late_mul_diagonal,
     .mul64 = late_mul64,
+    .gemm64 = late_gemm64,
+    .unpack64 = late_unpack64,
+    .divide64 = late_divide64,
+    .scale_rows64 = late_scale_rows64,
+    .sums64 = late_sums64,
 };
 
 /* ---- kernels ---------------------------------------------------------------------------------*/
@@ -291,7 +321,8 @@ static void wrote_read(const ng_read *r, int64_t n) {
 }
 static void wrote_gram_rows(const ng_gram *g, int64_t n) {
   for (const ng_gram *stop = g + n; g < stop; g++) {
-    SYM(g->S);
+    if (g->S64 == NULL) SYM(g->S);
+    if (g->S64 != NULL) DOUBLES(g->S64, ng_sym_count(g->S.n));
   }
 }
 #define wrote_gram_conv wrote_gram_rows

@@ -51,7 +51,7 @@ static void calls_in_wrong_order_are_refused(void **state) {
   WRONG(ng_precond_create_from(f.ctx, &o, &none), NG_ERR_ARG, "damping_split");
   WRONG(ng_precond_create(f.ctx, "damping_split=joint", &none), NG_ERR_ARG, "damping_split");
   WRONG(ng_precond_create(f.ctx, "dampin=1", &none), NG_ERR_ARG, "'damping'");
-  WRONG(ng_precond_create(f.ctx, "factor_dtype=f64", &none), NG_ERR_ABSENT, "f64");
+  WRONG(ng_precond_create(f.ctx, "window_dtype=f64", &none), NG_ERR_ABSENT, "f64");
   WRONG(ng_precond_create(f.ctx, "skip_layers=(", &none), NG_ERR_ARG, "skip_layers");
   assert_null(none);
   fixture_set(&o, "damping_split", "pi");

@@ -198,6 +198,30 @@ static void sums_match(ng_queue *q, const picture *g, const ng_view *x) {
   free(want);
 }
 
+/* Sums in double equal sums in f32, up to the rounding of means to f32, and the sum of rows whose entries f32 rounds. */
+static void double_matches(ng_queue *q, const picture *g, const ng_view *x) {
+  const int64_t n = ng_conv_taps(&g->c) * (g->c1 - g->c0) + g->one, count = ng_sym_count(n);
+  const int64_t floats = ng_gram_conv_scratch(q, &g->c, x->columns, g->c.outputs);
+  double *wide = need(count * 8), largest = 0.0;
+  ng_gram of = {.x = *x, .samples = g->take, .c0 = g->c0, .c1 = g->c1, .has_ones = g->one};
+  of.reduce = g->reduce, of.conv = g->c, of.alpha = 1.0 / 3.0, of.S = start(n);
+  float *scratch = guarded(floats);
+  memset(of.S.a, 0, (size_t)count * sizeof *of.S.a);
+  memset(wide, 0, (size_t)count * sizeof *wide);
+  ng_gram_conv(q, &of, 1, scratch);
+  of.S64 = wide;
+  ng_gram_conv(q, &of, 1, scratch);
+  for (int64_t i = 0; i < count; i++)
+    largest = fmax(largest, fabs(wide[i]));
+  for (int64_t i = 0; i < count; i++) {
+    if (!(fabs(wide[i] - (double)of.S.a[i]) <= 8 * 0x1p-24 * largest))
+      fail_msg("%s: sum %d is %g", title(g, "double", q->backend->name), (int)i, wide[i]);
+  }
+  release(scratch, floats, "double");
+  release(of.S.a, count, "double");
+  free(wide);
+}
+
 /* Every algorithm equals `ref`, exactly, or within `tolerance` times the largest entry. */
 static void must_match(ng_context *ctx, const picture *g, double (*next)(void), double tolerance) {
   image_array x = images(g, next);
@@ -210,6 +234,7 @@ static void must_match(ng_context *ctx, const picture *g, double (*next)(void), 
     release(S.a, ng_sym_count(S.n), what);
   }
   if (tolerance == 0 || g->reduce == 1) sums_match(ctx->queue, g, &x.v);
+  if (for_device(g)) double_matches(ctx->queue, g, &x.v);
   release(want.a, ng_sym_count(want.n), "ref");
   free(x.data);
 }

@@ -72,6 +72,8 @@ static const effect effects[] = {
     {"factor_blocks", D, "1|2", .less = FACTORS},
     {"factor_dtype", D, "f32|bf16|f16", .less = FACTORS, .least = 1e-5, .most = 0.3},
     {"inverse_dtype", D, "f32|bf16|f16", .less = RESULTS, .least = 1e-5, .most = 0.3},
+    {"factor_dtype", D, "f64|f32", .less = FACTORS, .least = 1e-10, .most = 1e-3},
+    {"inverse_dtype", D, "f64|f32", .less = RESULTS, .least = 1e-10, .most = 1e-3},
     {"norm_block", D, "unit|full|diagonal|none", .same = 0},
     {"norm_damping", D, "1|3", .same = 0},
     {"clip", "damping=0.1 clip_bound=0.01", "kl|rescale|none|norm", .same = 0},

@@ -181,9 +181,9 @@ static void the_environment_sets_all_variables_or_none(void **state) {
   assert_contains(message, "'kaisa'");
   assert_memory_equal(&o, &before, sizeof o);
   assert_int_equal(unsetenv("NG_METHOD"), 0);
-  assert_int_equal(setenv("NG_FACTOR_DTYPE", "f64", 1), 0);
+  assert_int_equal(setenv("NG_WINDOW_DTYPE", "f64", 1), 0);
   assert_int_equal(ng_options_from_env(&o, message, sizeof message), NG_ERR_ABSENT);
-  assert_int_equal(unsetenv("NG_FACTOR_DTYPE"), 0);
+  assert_int_equal(unsetenv("NG_WINDOW_DTYPE"), 0);
   assert_int_equal(unsetenv("NG_STAT_BATCH"), 0);
   assert_int_equal(ng_options_from_env(&o, NULL, 0), NG_OK);
   assert_memory_equal(&o, &before, sizeof o);

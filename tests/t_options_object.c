@@ -175,7 +175,7 @@ static void all_of_a_line_or_nothing(void **state) {
       {"dampin=1", "did you mean 'damping'?", NG_ERR_ARG},
       {"metod=eva", "did you mean 'method'?", NG_ERR_ARG},
       {"method=kiasa", "did you mean 'kaisa'?", NG_ERR_ARG},
-      {"factor_dtype=f64", "not supported yet", NG_ERR_ABSENT},
+      {"window_dtype=f64", "not supported yet", NG_ERR_ABSENT},
       {"damping", "'damping", NG_ERR_ARG},
       {"damping", "NAME=VALUE", NG_ERR_ARG},
       {"damping = 1", "NAME=VALUE", NG_ERR_ARG},

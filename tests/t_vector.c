@@ -310,7 +310,7 @@ static void divides_by_eigenvalues(void **arg) {
         float *x = i < rows ? &g.a[i] : &a.a[i - rows];
         *x = *x < -0.5f ? 0.0f : fabsf(*x);
       }
-      const ng_spectrum s = {g.a, a.a, damping[k][0], damping[k][1], damping[k][2]};
+      const ng_spectrum s = {g.a, a.a, damping[k][0], damping[k][1], damping[k][2], NULL, NULL};
       CASE("divide n = %" PRId64 " damping %d", n, k);
       double *old = dense_mat(U);
       DO(q, divide, rows, n, s, U.a, U.ld);
@@ -479,6 +479,57 @@ static void multiplies_in_double(void **arg) {
   }
 }
 
+/* unpack64, gemm64 in its four forms, scale_rows64, divide64 and sums64 against loops. */
+static void products_in_double(void **arg) {
+  ng_queue queue = queue_of(*arg), *q = &queue;
+  for (int64_t n = 1; n < 40; n += 3) {
+    const int64_t m = 1 + n % 5, ld = n + 2;
+    double *S = doubles(ng_sym_count(n)), *M = doubles(n * n), *X = doubles(ld * ld);
+    double *Y = doubles(ld * ld), total[3] = {1.0, 2.0, 3.0}, want[3] = {1.0, 2.0, 3.0};
+    for (int64_t i = 0; i < ng_sym_count(n); i++)
+      S[i] = uniform();
+    for (int64_t i = 0; i < ld * ld; i++)
+      X[i] = uniform() + 2.0;
+    DO(q, unpack64, n, S, M);
+    for (int64_t i = 0; i < n * n; i++)
+      CHECK(M[i] == S[ng_sym_at(n, i / n, i % n)]);
+    for (int64_t i = 0; i < n * n; i++)
+      M[i] = uniform();
+    for (int way = 0; way < 4; way++) { /* X: [m, n], or [n, m] if transposed */
+      const bool ta = way % 2 == 1, tb = way > 1;
+      CASE("gemm64 n = %" PRId64 " way %d", n, way);
+      DO(q, gemm64, ta, tb, m, n, n, X, ld, M, n, Y, ld);
+      for (int64_t i = 0; i < m * n; i++) {
+        const int64_t r = i / n, c = i % n;
+        double exact = 0.0, terms = 0.0;
+        for (int64_t k = 0; k < n; k++) {
+          const double x = ta ? X[k * ld + r] : X[r * ld + k], y = tb ? M[c * n + k] : M[k * n + c];
+          exact += x * y;
+          terms += fabs(x * y);
+        }
+        CHECK(fabs(Y[r * ld + c] - exact) <= 2.0 * (double)(n + 1) * U64 * terms);
+      }
+    }
+    const ng_spectrum s = {.on_g = 0.5, .on_a = 0.25, .on_both = 0.125, .g64 = X, .a64 = X + m};
+    memcpy(Y, M, (size_t)(n * n) * sizeof *Y);
+    DO(q, divide64, n < m ? n : m, n, s, Y, n);
+    for (int64_t i = 0; i < (n < m ? n : m) * n; i++)
+      CHECK(Y[i] == M[i] / ((X[i / n] + 0.5) * (X[m + i % n] + 0.25) + 0.125));
+    memcpy(Y, M, (size_t)(n * n) * sizeof *Y);
+    DO(q, scale_rows64, n, n, X, Y);
+    DO(q, sums64, n * n, Y, M, total);
+    for (int64_t i = 0; i < n * n; i++) {
+      CHECK(Y[i] == M[i] * X[i / n]);
+      want[0] += Y[i] * M[i];
+      want[1] += M[i] * M[i];
+      want[2] += Y[i] * Y[i];
+    }
+    for (int i = 0; i < 3; i++)
+      CHECK(fabs(total[i] - want[i]) <= 2.0 * (double)(n * n + 4) * U64 * want[i]);
+    free(S), free(M), free(X), free(Y);
+  }
+}
+
 static void sums_squares(void **arg) {
   ng_queue queue = queue_of(*arg), *q = &queue;
   EACH_LENGTH(n) {
@@ -527,6 +578,7 @@ int main(void) {
       EACH(adds_sums),
       EACH(multiplies_by_a_diagonal),
       EACH(multiplies_in_double),
+      EACH(products_in_double),
       EACH(sums_squares),
   };
   return run_on_backends("vector", tests, sizeof tests / sizeof tests[0]);

@@ -171,6 +171,7 @@ static ng_status create(ng_block *b) {
   k->p = embedding ? d->out : d->in / k->groups * k->offsets + d->bias;
   k->is_eigen = ng_is_eigen(b->base.solver);
   k->is_product = b->base.solver == NG_SOLVER_PRODUCT;
+  k->is_double = b->base.inverse_dtype == NG_F64;
   /* The clip needs one scale for all blocks: PD = D + k H (product) and PD = G^-1 D A^-1 have different scales. */
   if (k->is_product != (b->p->opt.base.solver == NG_SOLVER_PRODUCT)) {
     return ng_fail(
@@ -178,6 +179,11 @@ static ng_status create(ng_block *b) {
         "layer '%s': solver = %s and the model's %s: use product in all layers or in none", d->name,
         ng_choice_text(NG_OPTION_solver, (int32_t)b->base.solver),
         ng_choice_text(NG_OPTION_solver, (int32_t)b->p->opt.base.solver));
+  }
+  if (k->is_double && b->entry->registered != NULL) {
+    return ng_fail(b->ctx, NG_ERR_ABSENT,
+                   "layer '%s': sharded layers gather gradients in f32; set inverse_dtype = f32",
+                   b->name);
   }
   k->conv = ng_layer_conv(b->entry, false);
   ng_status st = embedding ? check_embedding(b) : NG_OK;
@@ -213,6 +219,8 @@ static ng_status check(const ng_options *o, char *message, size_t size) {
       /* joint adds lambda to d_G d_A' (Pauloski et al. 2021, arXiv 2107.01739), which is no shift of A or of G. */
       {joint && !eigen, NG_OPTION_damping_split,
        " needs solver = eigen or eigen-prediv; other solvers take pi or full"},
+      {product && s->inverse_dtype == NG_F64, NG_OPTION_inverse_dtype,
+       ": solver = product inverts nothing; set f32, bf16 or f16"},
       {s->eigen_floor > 0 && !eigen, NG_OPTION_eigen_floor,
        " needs solver = eigen or eigen-prediv"},
       {product != (s->radius > 0), NG_OPTION_radius,
@@ -244,6 +252,7 @@ static ng_status statistics(ng_block *b) {
     s->symmetric = !diagonal;
     s->rule.averaged = true;
     s->average_dtype = of->matrix->average_dtype;
+    if (s->average_dtype == NG_F64) s->sum_dtype = NG_F64;
     s->shift = b->base.damping_leak ? of->shift : NULL;
     st = ng_stat_alloc_parts(b, s, (int32_t)k->groups, of->group_parts);
     for (int32_t i = 0; i < of->parts && st == NG_OK; i++) {
@@ -289,8 +298,7 @@ static ng_status plan(ng_block *b, ng_plan *plan) {
   for (int side = 0; side < 2; side++) {
     ng_side *s = &k->side[side];
     const int32_t owner = s->stat->owner;
-    if (b->is_worker)
-      s->solve_info = ng_plan_result(plan, owner, ng_kron_info_count(s, k->groups) * real);
+    if (b->is_worker) s->solve_info = ng_plan_result(plan, owner, ng_kron_info_count(k, s) * real);
     for (int32_t i = 0; i < s->parts; i++) {
       ng_matrix *m = &s->matrix[i];
       const bool diagonal = m->form == NG_FORM_DIAGONAL;
@@ -299,10 +307,15 @@ static ng_status plan(ng_block *b, ng_plan *plan) {
       if (!diagonal) {
         m->R = ng_plan_result(plan, owner, ng_matrix_count(m) * ng_dtype_size(m->result_dtype));
       }
-      if (k->is_eigen || diagonal) m->d = ng_plan_result(plan, owner, m->n * real);
+      if (k->is_eigen || diagonal) {
+        float *d =
+            ng_plan_result(plan, owner, m->n * ng_dtype_size(k->is_double ? NG_F64 : NG_F32));
+        m->d = k->is_double ? NULL : d;
+        m->d64 = k->is_double ? (double *)(void *)d : NULL;
+      }
     }
   }
-  ng_plan_direction(plan, b, NG_BY_FAMILY, k->outputs * k->p);
+  ng_plan_direction(plan, b, NG_BY_FAMILY, ng_kron_direction_floats(k));
   ng_plan_scratch(plan, ng_times(floats, real));
   return NG_OK;
 }
@@ -333,7 +346,9 @@ static ng_status visit_part(const ng_kron *k, int side, int32_t i, ng_field_visi
     const ng_status st = visit(arg, &f);
     if (st != NG_OK || !k->is_eigen) return st;
   }
-  ng_field f = ng_part_field(s, i, k->is_eigen ? "_eigenvalues" : "_inverse", NG_F32, 1, n, m->d);
+  ng_field f =
+      ng_part_field(s, i, k->is_eigen ? "_eigenvalues" : "_inverse", k->is_double ? NG_F64 : NG_F32,
+                    1, n, k->is_double ? (void *)m->d64 : (void *)m->d);
   return visit(arg, &f);
 }
 
@@ -349,7 +364,7 @@ static ng_status fields(ng_block *b, ng_field_visit visit, void *arg) {
     }
     if (st != NG_OK) return st;
     ng_field f = ng_field_plain(side == NG_SIDE_A ? "A_solve" : "G_solve", NG_F32, 1,
-                                ng_kron_info_count(s, k->groups), s->solve_info, s->stat->owner);
+                                ng_kron_info_count(k, s), s->solve_info, s->stat->owner);
     st = visit(arg, &f);
   }
   return st;

@@ -32,7 +32,8 @@ typedef struct ng_part {
 } ng_part;
 
 /* Indices of ng_side.solve_info, which the owner of a side sends with its results: the highest rung of the side's parts, the
- * damping of group 0, pi of each group, and for each part 1 if its result is good, else 0. */
+ * damping of group 0, pi of each group, and for each part 1 if its result is good, else 0; with inverse_dtype = f64 also
+ * the rounding error of each pi. */
 enum { NG_INFO_RUNG, NG_INFO_DAMPING, NG_INFO_PI };
 
 typedef struct ng_side {
@@ -45,6 +46,7 @@ typedef struct ng_side {
 } ng_side;
 
 typedef struct ng_kron {
+  bool is_double;          /* inverse_dtype = f64: results, D and `direction` are in double */
   int64_t groups, offsets; /* offsets: kernel height * width of a convolution, else 1 */
   int64_t p, q, outputs;   /* columns and rows of a group's gradient; out = q * groups */
   int32_t *map;   /* internal column -> column of the weight; the bias -> p - 1; NULL: identity */
@@ -60,8 +62,11 @@ typedef struct ng_kron {
 } ng_kron;
 
 static inline ng_kron *ng_kron_of(const ng_block *b) { return b->state; }
-static inline int64_t ng_kron_info_count(const ng_side *s, int64_t groups) {
-  return NG_INFO_PI + groups + s->parts;
+static inline int64_t ng_kron_info_count(const ng_kron *k, const ng_side *s) {
+  return NG_INFO_PI + k->groups + s->parts + (k->is_double ? k->groups : 0);
+}
+static inline int64_t ng_kron_direction_floats(const ng_kron *k) {
+  return k->outputs * k->p * (k->is_double ? 2 : 1);
 }
 ng_status ng_kron_observe(ng_block *b, const ng_obs *o);
 int64_t ng_kron_observe_scratch(const ng_block *b, const ng_obs *o);

@@ -25,26 +25,33 @@ static int64_t chunk_rows(const ng_kron *k) {
 int64_t ng_kron_apply_scratch(const ng_block *b) {
   const ng_kron *k = ng_kron_of(b);
   const int64_t rows = chunk_rows(k);
+  if (k->is_double) return 2 * ng_round16(rows * k->p) + ng_twosided_scratch64(&k->both, rows);
   return ng_round16(rows * k->p) + ng_round16(6 * rows) + ng_twosided_scratch(&k->both, rows);
 }
 
 /* ---- precondition, measure, emit -------------------------------------------------------------*/
 
-/* D <- rows [row, row + rows) of the gradients in internal column order, the bias last. */
-static void read_rows(const ng_block *b, int64_t row, int64_t rows, float *D) {
+/* D <- rows [row, row + rows) of the gradients in internal column order, the bias last, in f32 or double. */
+static void read_rows(const ng_block *b, int64_t row, int64_t rows, void *D) {
   ng_kron *k = ng_kron_of(b);
   ng_queue *q = b->ctx->queue;
   const ng_slot *w = b->segment[0].slot;
   ng_read list[] = {{.D = {&w->grad, row, rows, 0, w->cols},
-                     .to = D,
                      .to_row = k->p,
                      .to_col = 1,
                      .map = k->offsets > 1 ? k->unmap : NULL,
                      .finite = &k->sums.finite},
-                    {.to = D + k->p - 1, .to_col = k->p, .finite = &k->sums.finite}};
+                    {.to_col = k->p, .finite = &k->sums.finite}};
+  for (int i = 0; i < 2; i++) {
+    const int64_t at = i == 0 ? 0 : k->p - 1;
+    if (k->is_double) list[i].to_double = (double *)D + at;
+    if (!k->is_double) list[i].to = (float *)D + at;
+  }
   if (b->segments > 1) list[1].D = (ng_region){&b->segment[1].slot->grad, 0, 1, row, rows};
   ng_kernels(q)->read(q, list, b->segments);
 }
+
+static double *direction64(const ng_block *b) { return (double *)(void *)b->direction; }
 
 /* Rows are summed in order, so the bits do not depend on the number of threads. */
 void ng_kron_precondition(ng_block *b) {
@@ -58,8 +65,14 @@ void ng_kron_precondition(ng_block *b) {
   k->sums = (ng_direction_sums){.finite = 1};
   for (int64_t row = 0; row < k->outputs; row += most) {
     const int64_t rows = ng_min64(most, k->outputs - row);
-    float *out = b->direction + row * k->p;
     read_rows(b, row, rows, D);
+    if (k->is_double) {
+      double *D64 = (double *)(void *)D, *out64 = direction64(b) + row * k->p;
+      ng_twosided_apply64(q, &k->both, row, rows, D64, out64, D64 + ng_round16(most * k->p));
+      ng_on(q)->sums64(q, rows * k->p, out64, D64, k->sums.total);
+      continue;
+    }
+    float *out = b->direction + row * k->p;
     ng_twosided_apply(q, &k->both, row, rows, D, out, scratch);
     ng_on(q)->row_sums(q, rows, k->p, out, k->p, D, k->p, sums);
     ng_on(q)->add_sums(q, rows, sums, k->sums.total);
@@ -68,7 +81,7 @@ void ng_kron_precondition(ng_block *b) {
 
 ng_status ng_kron_measure(ng_block *b) {
   const ng_kron *k = ng_kron_of(b);
-  return ng_block_measured(b, &k->sums, k->outputs * k->p);
+  return ng_block_measured(b, &k->sums, ng_kron_direction_floats(k));
 }
 
 /* The gradient of the bias is one row whose columns are the outputs; in `direction` the bias is the last column. */
@@ -79,6 +92,10 @@ void ng_kron_emit(const ng_block *b, int32_t segment, int32_t g, double factor, 
     ng_direction_store(e, b->direction + k->p - 1, 0, k->p, NULL);
   } else {
     ng_direction_store(e, b->direction, k->p, 1, k->offsets > 1 ? k->unmap : NULL);
+  }
+  if (k->is_double) {
+    e->u_double = direction64(b) + (e->u - b->direction);
+    e->u = NULL;
   }
   e->is_stored = !k->is_product;
   e->k = k->is_product ? factor : 0.0;

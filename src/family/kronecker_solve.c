@@ -22,8 +22,9 @@ ng_result ng_kron_result(const ng_block *b, int64_t n, int64_t m) {
   if (k->is_eigen || k->is_product) return k->is_eigen ? NG_RESULT_EIGEN : NG_RESULT_COPY;
   /* An inverse needs 2 n^3 / 3 more operations in each solve. L needs the time of n^2 m more operations in each step: two
    * triangular solves and one symmetric product are both 2 n^2 m operations, but the solves run at two thirds of the rate.
-   * So store L if 2 n^3 / 3 > solve_period n^2 m. */
-  const bool keeps = 2.0 * (double)n > 3.0 * (double)b->base.solve_period * (double)m;
+   * So store L if 2 n^3 / 3 > solve_period n^2 m; in double always store the inverse. */
+  const bool keeps =
+      !k->is_double && 2.0 * (double)n > 3.0 * (double)b->base.solve_period * (double)m;
   return keeps ? NG_RESULT_CHOLESKY : NG_RESULT_INVERSE;
 }
 
@@ -42,6 +43,11 @@ void ng_kron_split_damping(const ng_block *b, double lambda, double pi, double o
   }
 }
 
+/* Return the rounding errors of pi, the last numbers of solve_info. */
+static float *pi_rest(const ng_kron *k, const ng_side *s) {
+  return s->solve_info + ng_kron_info_count(k, s) - k->groups;
+}
+
 /* With eigenvalues d_G, d_A the divisors are d_G d_A + lambda (joint) or (d_G + on_g) (d_A + on_a). eigen-prediv uses
  * lambda of the last solve, as compute_eigenvalue_outer_product of KAISA. pi is the value that the owner of G computed,
  * so that all ranks with results use the same pi. */
@@ -49,8 +55,10 @@ void ng_kron_set_damping(const ng_block *b) {
   const ng_kron *k = ng_kron_of(b);
   const double lambda = b->base.solver == NG_SOLVER_EIGEN_PREDIV ? k->lambda : b->base.damping;
   for (int64_t g = 0; g < k->groups && k->is_eigen; g++) {
-    double on[2];
-    ng_kron_split_damping(b, lambda, (double)k->side[NG_SIDE_G].solve_info[NG_INFO_PI + g], on);
+    const ng_side *side = &k->side[NG_SIDE_G];
+    double on[2], pi = (double)side->solve_info[NG_INFO_PI + g];
+    if (k->is_double) pi += (double)pi_rest(k, side)[g];
+    ng_kron_split_damping(b, lambda, pi, on);
     k->both.damping[g] = (ng_spectrum){
         .on_g = on[k->left - k->side],
         .on_a = on[k->right - k->side],
@@ -154,6 +162,7 @@ static void list_group(ng_block *b, int32_t group) {
       }
     }
     if (owns(b, s)) s->solve_info[NG_INFO_PI + group] = (float)pi;
+    if (owns(b, s) && k->is_double) pi_rest(k, s)[group] = (float)(pi - (double)(float)pi);
     if (owns(b, s) && group == 0) s->solve_info[NG_INFO_DAMPING] = (float)on[i];
     if (b->base.damping_leak && s->stat->has_average && is_new(b, s->stat))
       s->shift[group] += on[i];

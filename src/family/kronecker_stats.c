@@ -65,7 +65,7 @@ static void add_grams(ng_block *b, const ng_obs *o, const ng_side *side, call_sc
                        .samples = s->samples,
                        .reduce = c.reduce,
                        .conv = ng_obs_conv(&ng_kron_of(b)->conv, o),
-                       .alpha = (float)(c.alpha * s->mix.fresh)};
+                       .alpha = c.alpha * s->mix.fresh};
   ng_gram list[LIST];
   for (int32_t i = 0, n; i < side->parts; i += n) {
     n = (int32_t)ng_min64(LIST, side->parts - i);
@@ -76,6 +76,7 @@ static void add_grams(ng_block *b, const ng_obs *o, const ng_side *side, call_sc
       list[k].c1 = part->hi;
       list[k].has_ones = part->has_bias;
       list[k].S = (ng_sym){s->part[i + k].sum, side->matrix[i + k].n};
+      list[k].S64 = ng_stat_is_double(s) ? s->part[i + k].sum : NULL;
     }
     if (patches) {
       ng_kernels(q)->gram_conv(q, list, n, ng_scratch(b));
@@ -99,8 +100,13 @@ static void add_diagonal(ng_block *b, const ng_obs *o, const ng_side *side, call
   ng_kernels(q)->square_sums(q, &squares, 1);
   ng_queue_wait(q); /* also for ng_stat_scale_old, which the caller has enqueued */
   for (int32_t i = 0; i < side->parts; i++) {
+    const double alpha = c.alpha * s->mix.fresh;
+    if (ng_stat_is_double(s)) {
+      *(double *)s->part[i].sum += alpha * sum[i];
+      continue;
+    }
     float *to = s->part[i].sum;
-    *to = (float)((double)*to + (double)(float)(c.alpha * s->mix.fresh) * sum[i]);
+    *to = (float)((double)*to + (double)(float)alpha * sum[i]);
   }
 }
 

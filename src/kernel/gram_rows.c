@@ -19,7 +19,7 @@ void ng_gram_bias_row(ng_queue *q, const ng_gram *g, float *scratch) {
     row[i] = (float)sum[i % C * taps + i / C];
   }
   row[p] = (float)(g->samples * c->out_height * c->out_width);
-  ng_linalg_of(q)->add_row(q, g->S, p, 0, p + 1, row, g->alpha);
+  ng_linalg_of(q)->add_row(q, g->S, p, 0, p + 1, row, (float)g->alpha);
 }
 
 /* Add the Gram matrix of f32 rows at distance ldx in place, then the row of the bias. For the bias, all rows are
@@ -27,7 +27,7 @@ void ng_gram_bias_row(ng_queue *q, const ng_gram *g, float *scratch) {
 static void add_gram_in_place(ng_queue *q, const ng_gram *g, int64_t ldx, float *scratch) {
   const float *X = (const float *)(const void *)ng_view_at(&g->x, 0, 0, g->c0);
   const int64_t rows = g->samples * g->x.positions, cols = g->c1 - g->c0;
-  ng_linalg_of(q)->add_gram(q, g->S, 0, cols, X, rows, ldx, g->alpha);
+  ng_linalg_of(q)->add_gram(q, g->S, 0, cols, X, rows, ldx, (float)g->alpha);
   if (!g->has_ones) return;
   ng_gram bias = {.samples = 1, .alpha = g->alpha, .S = g->S};
   bias.x = (ng_view){.data = X,
@@ -60,7 +60,7 @@ void ng_gram_add_tiles(ng_queue *q, const ng_gram *g, int64_t rows, int64_t cols
     t.count = ng_min64(ng_tile_rows(cols), rows - t.first);
     t.pieces = ng_queue_pieces(q, t.count * reads);
     ng_queue_run(q, t.pieces, fill, &t);
-    ng_linalg_of(q)->add_gram(q, g->S, 0, cols, scratch, t.count, t.ld, g->alpha);
+    ng_linalg_of(q)->add_gram(q, g->S, 0, cols, scratch, t.count, t.ld, (float)g->alpha);
   }
 }
 
@@ -147,6 +147,10 @@ void ng_gram_rows(ng_queue *q, const ng_gram *g, int64_t n, float *scratch) {
     const int64_t S = g->x.positions, cols = g->c1 - g->c0, wide = cols + (g->has_ones ? 1 : 0);
     const bool reduces = g->reduce != 0 && S > 1;
     if (g->samples <= 0 || cols <= 0) continue;
+    if (g->S64 != NULL) {
+      ng_ref_gram_rows(q, g, 1, scratch);
+      continue;
+    }
     const int64_t distance = reduces ? 0 : row_distance(g);
     if (distance > 0) {
       add_gram_in_place(q, g, distance, scratch);

@@ -293,7 +293,7 @@ void ng_gram_conv_shift(ng_queue *q, const ng_gram *g, float *scratch) {
            .columns = ng_shift_columns(c),
            .tile = scratch,
            .product = scratch + at.products,
-           .alpha = g->alpha,
+           .alpha = (float)g->alpha,
            .S = g->S};
   for (j.first = 0; j.first < g->samples; j.first += j.samples) {
     j.samples = ng_min64(even, g->samples - j.first);

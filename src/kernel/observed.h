@@ -59,7 +59,7 @@ static inline bool ng_conv_is_pointwise(const ng_conv *c) {
 /* ---- Gram matrices: gram_rows.c, gram_conv.c -------------------------------------------------*/
 
 /* S += alpha sum over rows r of r r'. A row has c1 - c0 columns (gram_rows) or taps (c1 - c0) columns (gram_conv), and
- * one more with has_ones. */
+ * one more with has_ones. S64, in ng_sym order, replaces S.a: then every implementation adds in double, as `ref`. */
 typedef struct ng_gram {
   ng_view x;
   int64_t samples; /* number of samples used: the first ones */
@@ -67,8 +67,9 @@ typedef struct ng_gram {
   bool has_ones;   /* append a column of ones */
   int reduce;      /* a row is 0: a position; 1: the mean of a sample over positions; 2: the sum */
   ng_conv conv;    /* gram_conv: the rows are zero-padded patches; gram_rows: not used */
-  float alpha;
+  double alpha;    /* rounded to f32 for S.a */
   ng_sym S;
+  double *S64;
 } ng_gram;
 
 /* Return how many floats of scratch gram_rows needs for at most `columns` columns. */

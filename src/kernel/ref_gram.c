@@ -7,6 +7,7 @@
 
 double ng_ref_element(const ng_view *v, int64_t n, int64_t s, int64_t c) {
   float x;
+  if (v->dtype == NG_F64) return *(const double *)ng_view_at(v, n, s, c);
   ng_to_f32(&x, ng_view_at(v, n, s, c), v->dtype, 1);
   return (double)x;
 }
@@ -57,8 +58,13 @@ static void add_strip(const ng_gram *g, bool patches, int64_t p, int64_t from, i
   }
   for (int64_t i = from; i < to; i++) {
     for (int64_t j = 0; j <= i; j++) {
-      float *S_ij = &g->S.a[ng_sym_at(p, i, j)];
-      *S_ij = (float)((double)*S_ij + (double)g->alpha * sum[(i - from) * p + j]);
+      const int64_t at = ng_sym_at(p, i, j);
+      const double more = sum[(i - from) * p + j];
+      if (g->S64 != NULL) {
+        g->S64[at] += g->alpha * more;
+      } else {
+        g->S.a[at] = (float)((double)g->S.a[at] + (double)(float)g->alpha * more);
+      }
     }
   }
 }

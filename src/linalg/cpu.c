@@ -22,6 +22,7 @@ typedef size_t length;
 
 #if defined(NG_BLAS_PREFIX) /* OpenBLAS in a Python wheel: scipy_sgemm_ */
 #define sgemm_ NG_BLAS_NAME(sgemm_)
+#define dgemm_ NG_BLAS_NAME(dgemm_)
 #define ssyrk_ NG_BLAS_NAME(ssyrk_)
 #define ssymm_ NG_BLAS_NAME(ssymm_)
 #define strsm_ NG_BLAS_NAME(strsm_)
@@ -40,6 +41,10 @@ typedef size_t length;
 extern void sgemm_(const char *transa, const char *transb, const integer *m, const integer *n,
                    const integer *k, const float *alpha, const float *a, const integer *lda,
                    const float *b, const integer *ldb, const float *beta, float *c,
+                   const integer *ldc, length, length);
+extern void dgemm_(const char *transa, const char *transb, const integer *m, const integer *n,
+                   const integer *k, const double *alpha, const double *a, const integer *lda,
+                   const double *b, const integer *ldb, const double *beta, double *c,
                    const integer *ldc, length, length);
 extern void ssyrk_(const char *uplo, const char *trans, const integer *n, const integer *k,
                    const float *alpha, const float *a, const integer *lda, const float *beta,
@@ -135,6 +140,16 @@ static void cpu_gemm(ng_queue *q, bool ta, bool tb, int64_t m, int64_t n, int64_
                      int64_t ldc) {
   (void)q;
   gemm(tb ? 'T' : 'N', ta ? 'T' : 'N', n, m, k, alpha, B, ldb, A, lda, beta, C, ldc);
+}
+
+static void gemm64(ng_queue *q, bool ta, bool tb, int64_t m, int64_t n, int64_t k, const double *A,
+                   int64_t lda, const double *B, int64_t ldb, double *C, int64_t ldc) {
+  const integer m_ = (integer)m, n_ = (integer)n, k_ = (integer)k;
+  const integer lda_ = (integer)lda, ldb_ = (integer)ldb, ldc_ = (integer)ldc;
+  const double one = 1.0, zero = 0.0;
+  (void)q;
+  dgemm_(tb ? "T" : "N", ta ? "T" : "N", &n_, &m_, &k_, &one, B, &ldb_, A, &lda_, &zero, C, &ldc_,
+         1, 1);
 }
 
 /* SYRK adds the two triangles, with half the work of GEMM; GEMM adds the rectangle between them. */
@@ -373,6 +388,7 @@ static void qr(ng_queue *q, int64_t m, int64_t n, float *X, int64_t ldx, void *w
 
 const ng_linalg_ops ng_linalg_cpu = {
     .gemm = cpu_gemm,
+    .gemm64 = gemm64,
     .add_gram = add_gram,
     .factor = factor,
     .invert = invert,

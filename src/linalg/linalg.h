@@ -151,9 +151,10 @@ typedef struct ng_matrix {
   int64_t row, col; /* twosided/: first row and column of D that the matrix multiplies */
   double p;         /* ROOT */
   const void *F;    /* the average, in ng_sym order; diagonal: [n], f32 */
-  ng_dtype average_dtype, result_dtype; /* result_dtype f64: INVERSE only */
+  ng_dtype average_dtype, result_dtype; /* result_dtype f64: INVERSE and EIGEN only */
   void *R;  /* [ng_matrix_count], result_dtype; eigen: [n, n], else ng_sym order */
   float *d; /* [n] eigenvalues; diagonal: see ng_result; otherwise NULL */
+  double *d64; /* replaces d if result_dtype is f64 */
   /* The present solve: d = shift + on. Eigen: `on` is the smallest damping of any eigenvector. Eigen, root: `shift` is
    * added to the eigenvalues, and eigenvalues at or below `floor` become 0. */
   double shift, on, floor;
@@ -170,6 +171,7 @@ typedef struct ng_matrix {
 typedef struct ng_spectrum {
   const float *g, *a;
   double on_g, on_a, on_both;
+  const double *g64, *a64; /* divide64: replace g and a */
 } ng_spectrum;
 
 /* The operations of one implementation; every entry is required. Callers pass valid inputs. A dtype argument (f32,
@@ -212,6 +214,10 @@ struct ng_linalg_ops {
   void (*solve64)(ng_queue *q, int64_t n, const double *a, double *x);
   void (*eigen64)(ng_queue *q, int64_t n, double *V, double *w, void *work, int *info);
   int64_t (*eigen64_work)(const ng_queue *q, int64_t n);
+  /* C [m,n] = op(A) op(B). unpack64: full [n,n] = S. */
+  void (*gemm64)(ng_queue *q, bool ta, bool tb, int64_t m, int64_t n, int64_t k, const double *A,
+                 int64_t lda, const double *B, int64_t ldb, double *C, int64_t ldc);
+  void (*unpack64)(ng_queue *q, int64_t n, const double *S, double *full);
 
   /* Compute the results of n finite matrices. If a result passes its checks, store it and set taken = 1; otherwise the
    * stored result stays, and taken = 0. The matrices are independent, so a device may compute equal orders at once, and
@@ -258,6 +264,10 @@ struct ng_linalg_ops {
                    const float *D, int64_t ldd, double *out);
   void (*norm2)(ng_queue *q, int64_t rows, int64_t cols, const void *X, ng_dtype t, int64_t ldx,
                 double *out);
+  /* In double: U <- U / s; U <- U with row r times g[r]; total [3] += <P, D>, |D|^2, |P|^2 of n elements. */
+  void (*divide64)(ng_queue *q, int64_t rows, int64_t cols, ng_spectrum s, double *U, int64_t ldu);
+  void (*scale_rows64)(ng_queue *q, int64_t rows, int64_t cols, const double *g, double *U);
+  void (*sums64)(ng_queue *q, int64_t n, const double *P, const double *D, double *total);
   /* total [3] += the rows of sums [rows,3], row after row. */
   void (*add_sums)(ng_queue *q, int64_t rows, const double *sums, double *total);
   /* y [rows,cols] <- x, row r times g[r] or column c times a[c]; the other vector is NULL. */

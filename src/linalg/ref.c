@@ -34,6 +34,20 @@ static void gemm(ng_queue *q, bool ta, bool tb, int64_t m, int64_t n, int64_t k,
   }
 }
 
+static void gemm64(ng_queue *q, bool ta, bool tb, int64_t m, int64_t n, int64_t k, const double *A,
+                   int64_t lda, const double *B, int64_t ldb, double *C, int64_t ldc) {
+  (void)q;
+  for (int64_t i = 0; i < m; i++) {
+    for (int64_t j = 0; j < n; j++) {
+      double sum = 0.0;
+      for (int64_t l = 0; l < k; l++) {
+        sum += (ta ? A[l * lda + i] : A[i * lda + l]) * (tb ? B[j * ldb + l] : B[l * ldb + j]);
+      }
+      C[i * ldc + j] = sum;
+    }
+  }
+}
+
 /* S_ij += alpha sum over rows l of X_li X_lj, for i and j in the block from r0. */
 static void add_gram(ng_queue *q, ng_sym S, int64_t r0, int64_t m, const float *X, int64_t rows,
                      int64_t ldx, float alpha) {
@@ -347,6 +361,7 @@ static void qr(ng_queue *q, int64_t m, int64_t n, float *X, int64_t ldx, void *w
 
 const ng_linalg_ops ng_linalg_ref = {
     .gemm = gemm,
+    .gemm64 = gemm64,
     .add_gram = add_gram,
     .factor = factor,
     .invert = invert,

@@ -174,7 +174,8 @@ static bool solve_double(ng_queue *q, ng_matrix *m, double d, float *scratch) {
 /* Return x such that eigenvalues down to -x times the largest eigenvalue are accepted. Rounding the n entries of each
  * row to a 16-bit dtype t moves an eigenvalue by up to n half units in the last place. */
 static double negative_limit(ng_dtype t, int64_t n) {
-  return t == NG_F32 ? NEGATIVE_MOST : fmin(0.5, (double)n * (t == NG_BF16 ? 0x1p-8 : 0x1p-11));
+  return t == NG_F32 || t == NG_F64 ? NEGATIVE_MOST
+                                    : fmin(0.5, (double)n * (t == NG_BF16 ? 0x1p-8 : 0x1p-11));
 }
 
 /* Check that eigenvalues e are finite and not too negative, the residual and norm of the first, middle and last
@@ -215,6 +216,12 @@ static void shift_eigenvalues(const ng_matrix *m, const float *e, float *to) {
     const float x = (float)((double)e[i] + m->shift);
     to[i] = (double)x <= m->floor || x < 0.0f ? 0.0f : x;
   }
+}
+
+/* The same for one eigenvalue e in double. */
+static double shifted(const ng_matrix *m, double e) {
+  const double x = e + m->shift;
+  return x <= m->floor || x < 0.0 ? 0.0 : x;
 }
 
 /* R <- (V' diag(e) V + d I)^(-1/p) = B'B, row i of B: (e_i + d)^(-1/2p) v_i. B replaces V; root [n], S [tri]: scratch.
@@ -266,6 +273,35 @@ static bool decompose(ng_queue *q, ng_matrix *m, float *scratch) {
   return true;
 }
 
+/* Decompose in double, for F or results in f64. The checks read f32 copies, because they detect failures only. */
+static bool decompose64(ng_queue *q, ng_matrix *m, float *scratch) {
+  const int64_t n = m->n, full = ng_round16(n * n);
+  const bool wide = m->result_dtype == NG_F64;
+  double *V64 = (double *)(void *)scratch;
+  float *V = scratch + 2 * full, *room = V + full, *e = room + ng_round16(ng_sym_count(n));
+  double *x = (double *)(void *)(e + ng_round16(n)), *y = x + ng_round16(n);
+  double *w = y + ng_round16(n);
+  const ng_sym F = load(m, room);
+  if (m->average_dtype == NG_F64) {
+    ng_linalg_of(q)->unpack64(q, n, m->F, V64);
+  } else {
+    ng_sym_unpack(F, V, n);
+    ng_from_f32(V64, NG_F64, V, n * n);
+  }
+  ng_linalg_of(q)->eigen64(q, n, V64, w, w + ng_round16(n), &m->info);
+  if (m->info != 0) return false;
+  ng_to_f32(V, V64, NG_F64, n * n);
+  ng_to_f32(e, w, NG_F64, n);
+  m->top = 0.0; /* the error of the eigenvalues is small */
+  if (!check_eigen(F, m->average_dtype, V, e, x, y) || (!wide && !store(m, n * n, V))) return false;
+  if (wide) memcpy(m->R, V64, (size_t)(n * n) * sizeof *V64);
+  for (int64_t i = 0; i < n; i++) {
+    if (wide) m->d64[i] = shifted(m, w[i]);
+    if (!wide) m->d[i] = (float)shifted(m, w[i]);
+  }
+  return true;
+}
+
 /* ---- diagonal --------------------------------------------------------------------------------*/
 
 /* out <- 1 / (F_i + d), or its p-th root, for all i; return false if a result is not a positive f32. */
@@ -274,6 +310,18 @@ static bool invert_diagonal(const ng_matrix *m, double d, float *out) {
     const double x = 1.0 / ((double)((const float *)m->F)[i] + d);
     out[i] = (float)(m->result == NG_RESULT_ROOT ? pow(x, 1.0 / m->p) : x);
     if (!(out[i] > 0.0f) || !(out[i] - out[i] == 0.0f)) return false;
+  }
+  return true;
+}
+
+static bool solve_diagonal64(ng_matrix *m) {
+  const float *F = m->F;
+  const bool eigen = m->result == NG_RESULT_EIGEN;
+  for (int64_t i = 0; i < m->n && !eigen; i++) {
+    if (!((double)F[i] + m->shift + m->on > 0.0)) return false;
+  }
+  for (int64_t i = 0; i < m->n; i++) {
+    m->d64[i] = eigen ? shifted(m, (double)F[i]) : 1.0 / ((double)F[i] + m->shift + m->on);
   }
   return true;
 }
@@ -296,13 +344,17 @@ static bool solve_diagonal(ng_matrix *m, float *scratch) {
 
 static bool solve_one(ng_queue *q, ng_matrix *m, float *scratch) {
   if (m->form == NG_FORM_ABSENT) return true;
-  if (m->form == NG_FORM_DIAGONAL) return solve_diagonal(m, scratch);
-  if (is_decomposed(m)) return decompose(q, m, scratch);
+  const bool wide = m->average_dtype == NG_F64 || m->result_dtype == NG_F64;
+  if (m->form == NG_FORM_DIAGONAL) {
+    return m->d64 != NULL ? solve_diagonal64(m) : solve_diagonal(m, scratch);
+  }
+  if (is_decomposed(m)) {
+    return (wide && m->result == NG_RESULT_EIGEN ? decompose64 : decompose)(q, m, scratch);
+  }
   if (m->result == NG_RESULT_COPY) {
     return store(m, ng_sym_count(m->n), load(m, scratch).a);
   }
-  const bool in_double = m->in_double || m->average_dtype == NG_F64;
-  return (in_double ? solve_double : solve_single)(q, m, m->shift + m->on, scratch);
+  return (m->in_double || wide ? solve_double : solve_single)(q, m, m->shift + m->on, scratch);
 }
 
 void ng_host_solve(ng_queue *q, ng_matrix *const *list, int64_t n, float *scratch) {

@@ -159,7 +159,7 @@ static const ng_linalg_ops small = {
 
 static bool is_small(const ng_matrix *m) {
   return m->form == NG_FORM_SYMMETRIC && m->n <= MOST && !m->in_double &&
-         m->average_dtype != NG_F64 &&
+         m->average_dtype != NG_F64 && m->result_dtype != NG_F64 &&
          (m->result == NG_RESULT_INVERSE || m->result == NG_RESULT_CHOLESKY);
 }
 

@@ -74,11 +74,21 @@ void ng_host_trace(ng_queue *q, int64_t n, const void *S, ng_dtype t, bool diago
   (void)q;
   double sum = 0.0;
   for (int64_t i = 0; i < n; i++) {
-    float x;
-    ng_to_f32(&x, stored_at(S, t, diagonal ? i : ng_sym_at(n, i, i)), t, 1);
-    sum += (double)x;
+    const void *at = stored_at(S, t, diagonal ? i : ng_sym_at(n, i, i));
+    float x = 0.0f;
+    if (t != NG_F64) ng_to_f32(&x, at, t, 1);
+    sum += t == NG_F64 ? *(const double *)at : (double)x;
   }
   *out = sum;
+}
+
+void ng_host_unpack64(ng_queue *q, int64_t n, const double *S, double *full) {
+  (void)q;
+  for (int64_t i = 0; i < n; i++) {
+    for (int64_t j = 0; j <= i; j++) {
+      full[i * n + j] = full[j * n + i] = S[ng_sym_at(n, i, j)];
+    }
+  }
 }
 
 /* ---- element by element ----------------------------------------------------------------------*/
@@ -285,6 +295,23 @@ void ng_host_divide(ng_queue *q, int64_t rows, int64_t cols, ng_spectrum s, floa
   }
 }
 
+void ng_host_divide64(ng_queue *q, int64_t rows, int64_t cols, ng_spectrum s, double *U,
+                      int64_t ldu) {
+  (void)q;
+  for (int64_t r = 0; r < rows; r++) {
+    for (int64_t c = 0; c < cols; c++) {
+      U[r * ldu + c] /= (s.g64[r] + s.on_g) * (s.a64[c] + s.on_a) + s.on_both;
+    }
+  }
+}
+
+void ng_host_scale_rows64(ng_queue *q, int64_t rows, int64_t cols, const double *g, double *U) {
+  (void)q;
+  for (int64_t i = 0; i < rows * cols; i++) {
+    U[i] *= g[i / cols];
+  }
+}
+
 void ng_host_mul_diagonal(ng_queue *q, int64_t rows, int64_t cols, const float *g, const float *a,
                           const float *x, float *y, int64_t ld) {
   (void)q;
@@ -386,6 +413,15 @@ void ng_host_add_sums(ng_queue *q, int64_t rows, const double *sums, double *tot
     for (int i = 0; i < 3; i++) {
       total[i] += sums[i];
     }
+  }
+}
+
+void ng_host_sums64(ng_queue *q, int64_t n, const double *P, const double *D, double *total) {
+  (void)q;
+  for (int64_t i = 0; i < n; i++) {
+    total[0] += P[i] * D[i];
+    total[1] += D[i] * D[i];
+    total[2] += P[i] * P[i];
   }
 }
 

@@ -36,6 +36,11 @@ void ng_host_norm2(ng_queue *q, int64_t rows, int64_t cols, const void *X, ng_dt
 void ng_host_add_sums(ng_queue *q, int64_t rows, const double *sums, double *total);
 void ng_host_mul_diagonal(ng_queue *q, int64_t rows, int64_t cols, const float *g, const float *a,
                           const float *x, float *y, int64_t ld);
+void ng_host_unpack64(ng_queue *q, int64_t n, const double *S, double *full);
+void ng_host_divide64(ng_queue *q, int64_t rows, int64_t cols, ng_spectrum s, double *U,
+                      int64_t ldu);
+void ng_host_scale_rows64(ng_queue *q, int64_t rows, int64_t cols, const double *g, double *U);
+void ng_host_sums64(ng_queue *q, int64_t n, const double *P, const double *D, double *total);
 void ng_host_mul64(ng_queue *q, int64_t n, const double *S, int64_t lines, int64_t within,
                    int64_t between, const float *x, float *y);
 /* results.c: one after the other, by the other entries of the queue's table. */
@@ -52,7 +57,9 @@ void ng_small_solve(ng_queue *q, ng_matrix *const *list, int64_t n, float *scrat
   .raise = ng_host_raise, .finite = ng_host_finite, .largest = ng_host_largest,            \
   .copy = ng_host_copy, .divide = ng_host_divide, .row_sums = ng_host_row_sums,                    \
   .norm2 = ng_host_norm2, .power = ng_host_power, .divide_by = ng_host_divide_by,                  \
-  .add_sums = ng_host_add_sums, .mul_diagonal = ng_host_mul_diagonal, .mul64 = ng_host_mul64
+  .add_sums = ng_host_add_sums, .mul_diagonal = ng_host_mul_diagonal, .mul64 = ng_host_mul64,    \
+  .unpack64 = ng_host_unpack64, .divide64 = ng_host_divide64,                                      \
+  .scale_rows64 = ng_host_scale_rows64, .sums64 = ng_host_sums64
 /* clang-format on */
 
 #endif

@@ -179,12 +179,13 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
     ROW(factor_blocks, "statistics", "1", OBSERVED, FROM(1, COUNT_MAX, "blocks"), FACTORS, LAYER,
         .help = "Cut every factor into at least this number of diagonal blocks."),
     ROW(factor_dtype, "statistics", "f32", OBSERVED,
-        ONE_OF_3(NG_, F32, "f32", BF16, "bf16", F16, "f16"), .unsupported = "f64", FACTORS, LAYER,
-        .help = "The type of running averages of factors; norm layers and A of an embedding always "
-                "use f32."),
+        ONE_OF_4(NG_, F32, "f32", F64, "f64", BF16, "bf16", F16, "f16"), FACTORS, LAYER,
+        .help = "The type of running averages of factors; f64: the sums of a step, too. Norm layers "
+                "and A of an embedding always use f32."),
     ROW(inverse_dtype, "statistics", "f32", OBSERVED,
-        ONE_OF_3(NG_, F32, "f32", BF16, "bf16", F16, "f16"), .unsupported = "f64", FACTORS, LAYER,
-        .help = "The type of inverses and eigenvectors; norm layers always use f32."),
+        ONE_OF_4(NG_, F32, "f32", F64, "f64", BF16, "bf16", F16, "f16"), FACTORS, LAYER,
+        .help = "The type of inverses and eigenvectors; f64: directions are computed in double, too. "
+                "Norm layers always use f32."),
 
     /* Norm layers. */
     ROW(norm_block, "norm layers", "unit",

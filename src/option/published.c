@@ -166,8 +166,8 @@ static ng_status check_scale(job *j) {
 
 /* Names of dtypes in Python, with or without "torch.".  None means the dtype of the data, which is f32. */
 #define DTYPES                                                                                     \
-  "float32=f32|float=f32|fp32=f32|f32|none=f32|bfloat16=bf16|bf16|float16=f16|half=f16|fp16=f16|"  \
-  "f16"
+  "float32=f32|float=f32|fp32=f32|f32|none=f32|float64=f64|double=f64|f64|bfloat16=bf16|bf16|"     \
+  "float16=f16|half=f16|fp16=f16|f16"
 static ng_status take_dtype(job *j) {
   if (strncmp(j->value, "torch.", 6) == 0) j->value += 6;
   return take_word(j);
@@ -192,9 +192,10 @@ static const ng_published kaisa_names[] = {
     {"grad_worker_fraction", "grad_worker_fraction",
      "sets grad_worker_fraction; COMM_OPT: 1, HYBRID_OPT: 0.5, MEM_OPT: 0", take_same,
      "COMM_OPT=1|HYBRID_OPT=0.5|MEM_OPT=0"},
-    {"factor_dtype", "factor_dtype", "float32, bfloat16, float16 by any name; none: f32",
+    {"factor_dtype", "factor_dtype", "float32, float64, bfloat16, float16 by any name; none: f32",
      take_dtype, DTYPES},
-    {"inv_dtype", "inverse_dtype", "float32, bfloat16, float16 by any name", take_dtype, DTYPES},
+    {"inv_dtype", "inverse_dtype", "float32, float64, bfloat16, float16 by any name", take_dtype,
+     DTYPES},
     {"skip_layers", "skip_layers",
      "a regular expression that globs can express; join a list with '|'", take_regex, NULL},
     {"symmetry_aware", "",

@@ -45,6 +45,11 @@ bool ng_matrix_refresh(ng_queue *q, ng_matrix *m, int32_t *order, float *scratch
 void ng_twosided_apply(ng_queue *q, const ng_twosided *t, int64_t row, int64_t count,
                        const float *D, float *out, float *scratch);
 int64_t ng_twosided_scratch(const ng_twosided *t, int64_t count);
+/* apply64.c: the same for results in f64, which are inverses or eigenbases; only the left side may be diagonal. D, out and
+ * scratch are doubles; ng_twosided_scratch64 returns floats. */
+void ng_twosided_apply64(ng_queue *q, const ng_twosided *t, int64_t row, int64_t count,
+                         const double *D, double *out, double *scratch);
+int64_t ng_twosided_scratch64(const ng_twosided *t, int64_t count);
 /* Eigen: out <- Q_L' D Q_R, back: Q_L D Q_R', of all rows. out must not overlap D. */
 void ng_twosided_rotate(ng_queue *q, const ng_twosided *t, bool back, const float *D, float *out,
                         float *scratch);

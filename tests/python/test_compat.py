@@ -162,7 +162,7 @@ class Arguments(Case):
         for options in (dict(damping=0), dict(factor_update_steps=0), dict(inv_update_steps=-1), dict(factor_decay=1.5),
                         dict(kl_clip=0), dict(lr=-1), dict(accumulation_steps=0), dict(allreduce_bucket_cap_mb=-1),
                         dict(assignment_strategy="fast"), dict(compute_method="lu"), dict(grad_worker_fraction=2.0),
-                        dict(colocate_factors=False), dict(factor_dtype=torch.float64)):
+                        dict(colocate_factors=False), dict(factor_dtype=torch.int8)):
             with self.assertRaisesRegex(ValueError, next(iter(options)), msg=options):
                 KFACPreconditioner(net(), **options)
         with self.assertWarnsRegex(UserWarning, "multiple"):

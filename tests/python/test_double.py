@@ -8,8 +8,10 @@ from torch import nn
 import natgrad
 import oracle
 from front import TOLERANCE, Case, batch, grads, loss_of, make, net
+from natgrad.compat import KFACPreconditioner
 
 UNIT = 2.0**-53
+DOUBLE = dict(factor_dtype="f64", inverse_dtype="f64")
 CLOSE = 200 * UNIT  # five steps; at most 8 roundings of a result in each, on both sides
 SGD = (dict(lr=0.1), dict(lr=0.1, momentum=0.9), dict(lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01),
        dict(lr=0.1, momentum=0.9, dampening=0.3))
@@ -105,6 +107,65 @@ class Directions(Case):
         self.assertEqual(k.step(), 0)
         self.near(grads(model), expected)
         self.assertTrue(all(p.grad.dtype == torch.float64 for p in model.parameters()))
+
+    def test_kfac_in_double(self):
+        """A solve loses cond(F + d I) 2^-53 of the result; the condition is below 1e3 and 1e6 here."""
+        x, y = batch()
+        solvers = (dict(), dict(solver="eigen"), dict(solver="eigen-prediv"), dict(linalg="ref"))
+        for damping, tolerance in ((0.1, 1e-12), (1e-4, 1e-10)):
+            for solver in solvers:
+                model = double_net(last=len(solver) == 0)
+                expected = oracle.kfac(model, ("0", "2", "6", "8"), lambda m: [loss_of(m, x, y)], damping)
+                k = make(model, skip_layers="3", damping=damping, damping_split="pi", **DOUBLE, **solver)
+                loss_of(model, x, y).backward()
+                self.assertEqual(k.step(), 0)
+                self.near(grads(model), expected, tolerance)
+
+    def test_every_shape_of_factors_in_double(self):
+        """Diagonal blocks, groups of a convolution, embeddings, reduced positions: as in float32."""
+        for options in (dict(factor_blocks=2), dict(positions="reduce"), dict(output_factor="diagonal"),
+                        dict(solver="eigen", damping_split="joint"), dict(calls="ema", stat_start="identity")):
+            found = []
+            for dtypes in (dict(), DOUBLE):
+                torch.manual_seed(4)
+                model = nn.Sequential(nn.Conv2d(2, 4, 3, groups=2), nn.Flatten(1, 2), nn.Linear(6, 4)).double()
+                table = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 3)).double()
+                k = [make(m, **options, **dtypes) for m in (model, *([] if "positions" in options else [table]))]
+                loss = model(torch.sin(torch.arange(8 * 2 * 8 * 8, dtype=torch.float64)).reshape(8, 2, 8, 8)).pow(2).mean()
+                (loss + table(torch.arange(8).reshape(4, 2) % 5).pow(2).mean()).backward()
+                for one in k:
+                    self.assertEqual(one.step(), 0)
+                found.append(torch.cat([p.grad.flatten() for m in (model, table) for p in m.parameters()]))
+            self.assertLess(oracle.distance(*found), TOLERANCE, options)
+            self.assertFalse(torch.equal(*found))
+
+    def test_a_state_in_double(self):
+        model, other = double_net(), double_net()
+        ours = make(model, solve_period=2, **DOUBLE)
+        for t in range(2):
+            model.zero_grad()
+            loss_of(model, *batch(seed=t)).backward()
+            ours.step()
+        resumed = make(other, solve_period=2, **DOUBLE)
+        resumed.load_state_dict(ours.state_dict())
+        for m, k in ((model, ours), (other, resumed)):
+            m.zero_grad()
+            loss_of(m, *batch(seed=9)).backward()
+            self.assertEqual(k.step(), 0)
+        for (name, a), b in zip(grads(model).items(), grads(other).values()):
+            if not name.startswith("3"):  # the norm has seen other batches
+                self.assertTrue(torch.equal(a, b), name)
+
+    def test_published_names(self):
+        model = double_net()
+        k = KFACPreconditioner(model, factor_dtype=torch.float64, inv_dtype=torch.float64)
+        loss_of(model, *batch()).backward()
+        k.step()
+        self.assertTrue(all(torch.isfinite(p.grad).all() for p in model.parameters()))
+
+    def test_refused(self):
+        with self.refused("inverse_dtype.*solver = product"):
+            natgrad.KFAC(net(), method="sam", inverse_dtype="f64")
 
     def test_every_method_agrees_with_float32(self):
         for kind in (natgrad.KFAC, natgrad.Eva, natgrad.SPNGD, natgrad.MFAC, natgrad.GGT):

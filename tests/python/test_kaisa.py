@@ -23,8 +23,8 @@ TABLE = dict(
     compute_method=(ComputeMethod.EIGEN, ("inverse", True), "lu"),
     compute_eigenvalue_outer_product=(True, (False, False), "maybe"),
     grad_worker_fraction=(DistributedStrategy.COMM_OPT, (0.5, False), 1.5), symmetry_aware=(False, (True, False), "maybe"),
-    grad_scaler=(None, (lambda: 4.0, True), None), factor_dtype=(None, (torch.bfloat16, True), torch.float64),
-    inv_dtype=(torch.float32, (torch.bfloat16, True), torch.float64), skip_layers=(None, (["6$"], True), ["("]),
+    grad_scaler=(None, (lambda: 4.0, True), None), factor_dtype=(None, (torch.bfloat16, True), torch.int8),
+    inv_dtype=(torch.float32, (torch.bfloat16, True), torch.int8), skip_layers=(None, (["6$"], True), ["("]),
     update_factors_in_hook=(True, (False, True), "maybe"), loglevel=(logging.DEBUG, (logging.INFO, False), None))
 # what GPT-NeoX's has otherwise
 NEOX = dict(compute_eigenvalue_outer_product=(False, None, "maybe"), compute_method=(ComputeMethod.EIGEN, None, "inverse"),
