@@ -254,7 +254,7 @@ static void arrays_and_steps(const char *method) {
 
 /* ---- wide layers -----------------------------------------------------------------------------*/
 
-/* A factor of 20500 columns takes 840 MB: split it if the method accepts max_factor. */
+/* A factor of 20500 columns takes 840 MB, so methods that accept max_factor split the factor. */
 static void long_rows(const char *method, const char *how) {
   if (!run_case("%s model=long linalg=cpu max_factor=150 %s", method, how)) {
     (void)run_case("%s model=long linalg=ref %s", method, how);

@@ -77,7 +77,7 @@ typedef struct bits_case {
   BITS_WORDS(X)
 #undef X
   ng_options *opt;
-  char text[BITS_TEXT]; /* the text, split into words: values point into it */
+  char text[BITS_TEXT]; /* a copy of the text, split into words, to which the values point */
 } bits_case;
 
 #define COUNT(a) ((int32_t)(sizeof(a) / sizeof(a)[0]))
@@ -85,7 +85,7 @@ typedef struct bits_case {
 static inline bool is(const char *a, const char *b) { return strcmp(a, b) == 0; }
 
 /* End the program with the message unless `fine` is true. */
-void bits_need(bool fine, const char *what);
+void bits_require(bool fine, const char *what);
 
 /* Parse a case.  Return the status of the library; bits_free in any case. */
 ng_status bits_read(bits_case *c, const char *text);

@@ -30,7 +30,7 @@ static const struct word_row {
 #undef X
 };
 
-void bits_need(bool fine, const char *what) {
+void bits_require(bool fine, const char *what) {
   if (fine) return;
   fprintf(stderr, "bits: %s\n", what);
   exit(2);
@@ -59,15 +59,15 @@ ng_status bits_read(bits_case *c, const char *text) {
   for (int32_t i = 0; i < COUNT(word_row); i++) {
     memcpy((char *)c + word_row[i].at, &word_row[i].standard, sizeof word_row[i].standard);
   }
-  bits_need(strlen(text) < sizeof c->text, "a case is too long");
+  bits_require(strlen(text) < sizeof c->text, "a case is too long");
   memcpy(c->text, text, strlen(text) + 1);
   char *rest = NULL, *word = strtok_r(c->text, " ", &rest);
-  bits_need(word != NULL, "an empty case");
+  bits_require(word != NULL, "an empty case");
   ng_status st = ng_options_create(NULL, NULL, 0, &c->opt);
   if (st == NG_OK) st = ng_options_set(c->opt, "method", word, NULL, 0);
   while (st == NG_OK && (word = strtok_r(NULL, " ", &rest)) != NULL) {
     char *value = strchr(word, '=');
-    bits_need(value != NULL, word);
+    bits_require(value != NULL, word);
     *value++ = 0;
     for (char *at = value; *at != 0; at++) {
       if (*at == ';') *at = ' ';
@@ -149,7 +149,7 @@ const bits_layer *bits_model(const char *name, int32_t *layers) {
     *layers = model[i].layers;
     return model[i].layer;
   }
-  bits_need(false, name);
+  bits_require(false, name);
   return NULL;
 }
 
@@ -182,7 +182,7 @@ static plane array(const bits_source *from, int64_t rows, int64_t cols, ng_dtype
   v.row_stride = cols + (int64_t)from->c->pad;
   const size_t bytes = (size_t)(rows * v.row_stride * ng_dtype_size(t));
   v.data = aligned_alloc(64, (bytes + 63) / 64 * 64);
-  bits_need(v.data != NULL, "no memory");
+  bits_require(v.data != NULL, "no memory");
   memset(v.data, 0xff, bytes);
   return v;
 }

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# bits_repeat.sh BITS: the tool of scripts/same_bits.sh keeps its promises: equal lines on a repeat,
-# and cases that tell different things apart.
+# bits_repeat.sh BITS: the program of scripts/same_bits.sh prints equal lines when repeated, and different lines for
+# different cases.
 set -euo pipefail
 bits=$1
 export OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1
@@ -13,7 +13,7 @@ export TMPDIR=$work
 diff "$work/one" "$work/two"
 cases=$(wc -l <"$work/one")
 hashes=$(cut -d ' ' -f 1 "$work/one" | sort -u | wc -l)
-# Some options have no effect beside others; most have.
+# A few options have no effect in some cases.
 if ((cases < 100 || 2 * hashes < cases)); then
   echo "$cases cases with $hashes hashes, expected 100 or more, and half as many hashes"
   exit 1

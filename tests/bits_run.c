@@ -131,14 +131,14 @@ static void close_rank(rank_run *run) {
 static void observe_one(rank_run *run, int64_t step, int64_t call, int64_t samples, int32_t l,
                         bool grad) {
   const ng_loan loan = run->c->borrow > 0 ? NG_BORROW : NG_COPY;
-  bits_need(run->observations < MOST_OBSERVED, "too many observations in a step");
+  bits_require(run->observations < MOST_OBSERVED, "too many observations in a step");
   run->observed[run->observations] = bits_observation(&run->source, step, call, samples, l, grad);
   const plane *v = &run->observed[run->observations++];
   (void)add_status(run, grad ? plane_output_grad(run->p, run->index[l], v, loan)
                              : plane_input(run->p, run->index[l], v, loan));
 }
 
-/* Observe every array, also if the library does not want it. */
+/* Observe every array, also arrays that the library does not want. */
 static void observe(rank_run *run, int64_t step, int64_t round) {
   const bits_case *c = run->c;
   if (run->source.last && (int64_t)c->miss == step) return;
@@ -171,7 +171,7 @@ static void set_live(rank_run *run) {
   (void)snprintf(text, sizeof text, "%s", run->c->live);
   for (char *w = strtok_r(text, " ", &rest); w != NULL; w = strtok_r(NULL, " ", &rest)) {
     char *value = strchr(w, '=');
-    bits_need(value != NULL, w);
+    bits_require(value != NULL, w);
     *value++ = 0;
     (void)add_status(run, ng_set(run->p, w, value));
   }
@@ -284,7 +284,7 @@ static void *run_rank(void *arg) {
 static uint64_t run_ranks(const rank_run *like, int32_t ranks, uint64_t hash) {
   ng_threads *group = NULL;
   job *j = calloc((size_t)ranks, sizeof *j);
-  bits_need(j != NULL && ng_threads_create(ranks, &group) == NG_OK, "no ranks");
+  bits_require(j != NULL && ng_threads_create(ranks, &group) == NG_OK, "no ranks");
   for (int32_t r = 0; r < ranks; r++) {
     j[r].run = *like;
     j[r].run.source.rank = r;
@@ -292,14 +292,14 @@ static uint64_t run_ranks(const rank_run *like, int32_t ranks, uint64_t hash) {
     j[r].run.trace = like->trace && r == 0;
     j[r].run.hash = hash_start;
     j[r].alone = ranks == 1;
-    bits_need(ng_threads_transport(group, r, &j[r].t, sizeof j[r].t) == NG_OK, "no transport");
+    bits_require(ng_threads_transport(group, r, &j[r].t, sizeof j[r].t) == NG_OK, "no transport");
   }
   for (int32_t r = 1; r < ranks; r++) {
-    bits_need(pthread_create(&j[r].thread, NULL, run_rank, &j[r]) == 0, "no thread");
+    bits_require(pthread_create(&j[r].thread, NULL, run_rank, &j[r]) == 0, "no thread");
   }
   (void)run_rank(&j[0]);
   for (int32_t r = 0; r < ranks; r++) {
-    if (r > 0) bits_need(pthread_join(j[r].thread, NULL) == 0, "no join");
+    if (r > 0) bits_require(pthread_join(j[r].thread, NULL) == 0, "no join");
     hash = hash_more(hash, &j[r].run.hash, sizeof j[r].run.hash);
   }
   ng_threads_destroy(&group);
@@ -317,7 +317,7 @@ static uint64_t run_case(const bits_case *c, bool trace) {
   const char *folder = getenv("TMPDIR");
   const int n = snprintf(path, sizeof path, "%s/bits-%ld.safetensors",
                          folder == NULL ? "/tmp" : folder, (long)getpid());
-  bits_need(n > 0 && (size_t)n < sizeof path, "the name of the temporary folder is too long");
+  bits_require(n > 0 && (size_t)n < sizeof path, "the name of the temporary folder is too long");
   run.path = path;
   run.to = (int64_t)c->save;
   uint64_t hash = run_ranks(&run, (int32_t)c->ranks, hash_start);

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# .ci/run fails for a test or a case that was skipped and has no reason in tests/skips.txt, for one that did not run
-# at all, for a failed one, and where no test ran.  On a tree of three files whose `make check-all` says what it is told.
+# .ci/run fails if a test was skipped without a reason in tests/skips.txt, did not run or failed, or if no test ran.  A
+# tree of three files has a `make check-all` that prints given lines.
 set -u -o pipefail
 root=$NG_TEST_SOURCE_DIR
 work=$(mktemp -d)
@@ -15,7 +15,8 @@ check-all:
 	@exit $$(cat code)
 END
 failures=0
-# ci WANT CODE LOG SAID...: lines of ctest, of its log and the exit code of make check-all
+# ci WANT CODE LOG SAID...: WANT: the expected exit code; CODE: the exit code of make check-all; LOG: the log of ctest;
+# SAID: lines of ctest
 ci() {
   local want=$1 got=0
   echo "$2" >"$work/tree/code"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The kernels of cuda/ compile for every GPU of bench/gpu.sh, without warnings and without registers spilled to memory.
-# bench/gpu.sh packs its programs; without a GPU they say so in one line. 77: nvcc is missing.
+# The programs that bench/gpu.sh packs print one line without a GPU. Exit code 77: nvcc is missing.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 command -v nvcc >/dev/null || { echo "skipped: nvcc (CUDA's compiler) is not installed"; exit 77; }

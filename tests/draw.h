@@ -21,7 +21,7 @@ static inline uint64_t rng_next(rng *r) {
 static inline int64_t rng_below(rng *r, int64_t n) { /* 0 ... n-1 */
   return (int64_t)(rng_next(r) % (uint64_t)n);
 }
-static inline int64_t rng_between(rng *r, int64_t low, int64_t high) { /* both included */
+static inline int64_t rng_between(rng *r, int64_t low, int64_t high) { /* low ... high */
   return low + rng_below(r, high - low + 1);
 }
 static inline double rng_real(rng *r) { /* [0, 1) */
@@ -34,7 +34,7 @@ static inline void rng_values(rng *r, float *x, int64_t n) {
     x[i] = (float)rng_value(r);
 }
 
-/* A value that is a function of its place. */
+/* A value that is a function of the indices. */
 static inline double rng_place(int64_t a, int64_t b, int64_t c, int64_t i) {
   rng r = {(uint64_t)(((a * 31 + b) * 31 + c) * 1009 + i)};
   (void)rng_next(&r);

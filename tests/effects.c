@@ -31,12 +31,8 @@ const run usual = {.ranks = 1, .own = FC1, .step = "gradient"};
 
 static ng_status describe(const run *what, struct outcome *r, ng_precond *p) {
   for (int32_t i = 0; i < LAYERS; i++) {
-    ng_layer l;
+    ng_layer l = layer_of(layer[i].kind, layer[i].name, layer[i].in, i == BN ? 0 : layer[i].out);
     int32_t index;
-    ng_layer_init(&l, layer[i].kind, sizeof l);
-    l.name = layer[i].name;
-    l.in = layer[i].in;
-    l.out = i == BN ? 0 : layer[i].out;
     l.bias = layer[i].bias > 0;
     if (i == CONV) {
       l.kernel[0] = l.kernel[1] = 3;
@@ -89,7 +85,7 @@ static ng_status observe(struct outcome *r, fixture *f, int32_t rank, int32_t st
   return NG_OK;
 }
 
-/* The call that `what->step` names; it is wrong if option `update` differs. */
+/* Call the step that `what->step` names, which fails if the option `update` has another value. */
 static ng_status one_step(const run *what, ng_precond *p, int32_t step) {
   const ng_sgd s = fixture_sgd(1, 0.9);
   ng_adamw a;

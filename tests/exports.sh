@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# exports.sh LIBRARY [NAME]: what the shared library exports = abi/NAME.syms = what NAME.h declares (natgrad).
+# exports.sh LIBRARY [NAME]: the symbols that the shared library exports, abi/NAME.syms and the functions that NAME.h
+# declares are the same.  NAME: natgrad.
 set -euo pipefail
 library=$1 name=${2:-natgrad}
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -7,11 +8,11 @@ export LC_ALL=C
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-# Symbols with their version; the version's own name (kind A) is not one of them.
+# Symbols with their version, without the name of the version (kind A).
 nm -D --defined-only "$library" | awk '$(NF-1) != "A" { print $NF }' >"$work/versioned"
 sed 's/@.*//' "$work/versioned" | sort >"$work/library"
 
-# Declarations: comments and directives off, one line, NG_API up to the bracket of the arguments.
+# Declarations: remove comments and directives, join lines, print the text from NG_API to the bracket of the arguments.
 grep -v '^ *#' "$root/include/$name.h" | tr '\n' ' ' |
   sed -E 's:/\*([^*]|\*+[^*/])*\*+/: :g' | grep -oE 'NG_API [^;({]*\(' |
   grep -oE '[A-Za-z0-9_]+ *\($' | tr -d ' (' | sort -u >"$work/header"
@@ -32,7 +33,7 @@ if [[ $soname != "lib$name.so.0" ]]; then
   echo "soname is '$soname', expected lib$name.so.0"
   bad=1
 fi
-# In the build folder natgrad_mpi knows where natgrad is; installed, that it is beside it.
+# natgrad_mpi finds natgrad by the path of the build folder, or, installed, in its own folder.
 if readelf -d "$library" | grep -E "TEXTREL$([[ $name != natgrad ]] || echo '|RPATH|RUNPATH')"; then
   echo "the library carries the entries above"
   bad=1

@@ -233,7 +233,7 @@ enum { FAMILIES = sizeof families / sizeof families[0] };
 
 /* ---- running properties ----------------------------------------------------------------------*/
 
-static void everywhere(void **state) {
+static void check_property(void **state) {
   const property *p = *state;
   int rows = 0;
   for (const family *f = families; f < families + FAMILIES; f++) {
@@ -267,7 +267,7 @@ int properties_main(const char *group, const property *list, size_t n) {
   if (openblas_set_num_threads) openblas_set_num_threads(1);
   for (size_t i = 0; i < n; i++) {
     tests[i + 1].name = list[i].name;
-    tests[i + 1].test_func = everywhere;
+    tests[i + 1].test_func = check_property;
     tests[i + 1].initial_state = (void *)(uintptr_t)&list[i];
   }
   return ranks_tests(group, tests, n + 1);
@@ -371,7 +371,7 @@ static void grouped(test_case *s) {
 }
 
 /* The properties of a linear layer use the first layer, the properties of a convolution the last layer. */
-static void beside_norms(const variant *v, test_case *s) {
+static void add_norms_between(const variant *v, test_case *s) {
   case_linear(s, 7, 4, true, 1);
   case_norm(s, NG_LAYER_NORM, 5, 1, 3);
   ng_layer *l = case_norm(s, NG_BATCH_NORM, 4, 3, 2);
@@ -386,7 +386,7 @@ static void beside_norms(const variant *v, test_case *s) {
 test_case *v_layers_of(const variant *v, int32_t steps, int32_t ranks) {
   test_case *s = case_create(steps, ranks);
   if (v->f->promises & NORMS) {
-    beside_norms(v, s);
+    add_norms_between(v, s);
     case_set_positions(s);
     return s;
   }

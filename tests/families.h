@@ -13,8 +13,8 @@
 #include "fixture.h"
 #include "test_case.h"
 
-/* Properties that a row promises beside the properties of every row (positive, zero gives zero, any order of samples, the
- * same bits with any number of threads, ...).
+/* Properties that a row promises beside the properties of every row (positive, zero gives zero, any order of samples,
+ * the same bits with any number of threads, ...).
  *
  *   LINEAR     P is linear in D, and D / damping^power without curvature or with a large damping
  *   SYMMETRIC  <y, Px> = <Py, x>
@@ -82,7 +82,7 @@ typedef struct variant {
 
 typedef struct property {
   const char *name;
-  unsigned promise; /* the promises that it needs */
+  unsigned promise; /* a row needs these promises */
   void (*check)(const variant *v);
 } property;
 
@@ -95,8 +95,8 @@ int properties_main(const char *group, const property *list, size_t n);
 
 void v_fail(const variant *v, const char *format, ...) __attribute__((format(printf, 2, 3)));
 ng_options v_options(const variant *v);
-/* Change the option `knob` for a curvature that is `by` times as large.  The new result is the old result divided by the
- * returned factor. */
+/* Change the option `knob` for a curvature that is `by` times as large.  The new result is the old result divided by
+ * the returned factor. */
 double v_turn(const variant *v, ng_options *o, double by);
 
 /* Run.  Fail unless the status is NG_OK, all ranks have the same bits, and no step allocated memory. */
@@ -109,7 +109,7 @@ double v_tolerance(const variant *v, const test_case *s, const ng_options *o);
 /* Fail unless results and nu differ by at most `tolerance` times the largest entry of each layer; 0: not at all. */
 void v_same(const variant *v, const char *what, const test_case *s, const case_result *x,
             const case_result *y, double tolerance);
-/* v_run both, then v_same. */
+/* Run x with ox and y with oy by v_run; compare the results by v_same. */
 void v_equal(const variant *v, const char *what, const test_case *x, const ng_options *ox,
              const test_case *y, const ng_options *oy, double tolerance);
 
@@ -119,8 +119,8 @@ void v_predicted(const variant *v, const char *what, const test_case *s, const n
 /* Two linear layers (one with positions) and two convolutions (one grouped, strided, dilated); with NORMS, one of each
  * with norms (and an embedding) between them. */
 test_case *v_layers_of(const variant *v, int32_t steps, int32_t ranks);
-/* The layers of v_layers_of, with arrays and summed losses.  Uneven: ranks have different numbers and sizes of micro-batches.  Even: one
- * micro-batch of three samples. */
+/* The layers of v_layers_of, with arrays and summed losses.  Uneven: ranks have different numbers and sizes of
+ * micro-batches.  Even: one micro-batch of three samples. */
 test_case *v_uneven(const variant *v, int32_t steps, int32_t ranks, uint64_t salt);
 test_case *v_even(const variant *v, int32_t steps, int32_t ranks, uint64_t salt);
 /* Change summed losses to means: divide each g by the samples of its micro-batch. */
@@ -133,7 +133,7 @@ void v_silence(const test_case *s, case_micro *m, int32_t l, bool grad);
 
 /* Add weights, for clip = ratio. */
 void v_weights(test_case *s);
-/* All values of `clip`; those from V_BOUNDED on need a clip_bound. */
+/* All values of `clip`; values from index V_BOUNDED on need a clip_bound. */
 enum { V_CLIPS = 7, V_BOUNDED = 3 };
 extern const char *const v_clips[V_CLIPS];
 

@@ -139,8 +139,7 @@ static ng_status run_rank(int32_t rank, ng_transport *t, void *arg) {
     if (st == NG_OK) st = step_of(run, rank, &f, step);
   }
   if (st == NG_OK) st = read_reports(run, rank, f.p);
-  (void)snprintf(run->message[rank], 256, "%.255s",
-                 f.ctx != NULL ? ng_last_error(f.ctx) : f.message);
+  (void)snprintf(run->message[rank], 256, "%.255s", fixture_message(&f));
   fixture_close(&f);
   return st;
 }

@@ -1,7 +1,7 @@
 /* family_soap.c: SOAP of matrices (matrix_families.h).
  *
- * `basis` and the moments belong to the last counted step. A solve refreshes a copy of `basis`; if the step counts, commit
- * moves the moments to the new bases: the first is rotated, the second permuted. */
+ * `basis` and the moments belong to the last counted step. A solve refreshes a copy of `basis`; if the step counts,
+ * commit moves the moments to the new bases: the first is rotated, the second permuted. */
 #include "matrix_families.h"
 
 #include <math.h>
@@ -75,8 +75,8 @@ static void precondition(ng_block *b) {
   matrices_enqueue_sums(b, D);
 }
 
-/* M <- EMA of U, V <- EMA of U^2, N = M / (sqrt(V) + damping), corrected for the start from 0; PD = Q_L N Q_R'. Rotations
- * keep scalar products: <PD, D> = <N, U>. */
+/* M <- EMA of U, V <- EMA of U^2, N = M / (sqrt(V) + damping), corrected for the start from 0; PD = Q_L N Q_R'.
+ * Rotations keep scalar products: <PD, D> = <N, U>. */
 static ng_status measure(ng_block *b) {
   matrices *k = matrices_of(b);
   float *N = ng_scratch(b), *M = k->next[0], *V = k->next[1];

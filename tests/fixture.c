@@ -57,6 +57,10 @@ ng_status fixture_open(fixture *f, const char *options, const fixture_how *how) 
   return fixture_open_options(f, &o, how);
 }
 
+const char *fixture_message(const fixture *f) {
+  return f->ctx == NULL ? f->message : ng_last_error(f->ctx);
+}
+
 void fixture_close(fixture *f) {
   ng_precond_destroy(&f->p);
   ng_context_destroy(&f->ctx);
@@ -111,12 +115,29 @@ ng_status fixture_add(fixture *f, const fixture_entry *e, int32_t n, float *g, f
   return st;
 }
 
-ng_status fixture_begin(fixture *f, int64_t samples) {
+ng_layer layer_of(ng_kind kind, const char *name, int64_t in, int64_t out) {
+  ng_layer l;
+  ng_layer_init(&l, kind, sizeof l);
+  l.name = name;
+  l.in = in;
+  l.out = out;
+  return l;
+}
+
+ng_batch batch_of(int64_t samples) {
   ng_batch b;
   ng_batch_init(&b, sizeof b);
   b.samples = samples;
+  return b;
+}
+
+ng_status fixture_begin_last(fixture *f, int64_t samples, int32_t last) {
+  ng_batch b = batch_of(samples);
+  b.last = last;
   return note(f, ng_begin(f->p, &b));
 }
+
+ng_status fixture_begin(fixture *f, int64_t samples) { return fixture_begin_last(f, samples, 0); }
 
 ng_status fixture_observe(fixture *f, int32_t index, const plane *a, const plane *g) {
   ng_status st = a == NULL ? NG_OK : note(f, plane_input(f->p, index, a, NG_COPY));
@@ -181,7 +202,7 @@ ng_context_config allocator_config(allocator *p) {
 
 void fixture_ok(const fixture *f, ng_status st) {
   if (st != NG_OK) {
-    fail_msg("%s: %s", ng_status_name(st), f->ctx == NULL ? f->message : ng_last_error(f->ctx));
+    fail_msg("%s: %s", ng_status_name(st), fixture_message(f));
   }
 }
 

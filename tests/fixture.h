@@ -35,6 +35,8 @@ typedef struct fixture_how {
 ng_status fixture_open(fixture *f, const char *options, const fixture_how *how);
 ng_status fixture_open_options(fixture *f, const ng_options *o, const fixture_how *how);
 void fixture_close(fixture *f);
+/* The last failure, also if the context could not be created. */
+const char *fixture_message(const fixture *f);
 
 /* Add and bind a linear layer or a tensor; arrays with data = NULL are not bound.  grad and weight of a layer are
  * [NG_WEIGHT], [NG_BIAS]; the layer has the shape of grad[NG_WEIGHT], and a bias if grad[NG_BIAS] has rows; weight may
@@ -44,13 +46,18 @@ ng_status fixture_tensor(fixture *f, const char *name, const plane *grad, const 
 ng_status fixture_bind(fixture *f, int32_t index, ng_param which, const plane *grad,
                        const plane *weight);
 
+/* A description with the defaults of ng_layer_init; a micro-batch with the defaults of ng_batch_init. */
+ng_layer layer_of(ng_kind kind, const char *name, int64_t in, int64_t out);
+ng_batch batch_of(int64_t samples);
+
 /* A linear layer; with one row and no bias a tensor. */
 typedef struct fixture_entry {
   const char *name;
   int64_t rows, cols;
   bool bias;
 } fixture_entry;
-/* Add these entries; g and w have their elements in order, each bias after its weights. */
+/* Add n entries and bind their gradients and weights, which follow each other in g and w, each bias after its weight.
+ * */
 ng_status fixture_add(fixture *f, const fixture_entry *e, int32_t n, float *g, float *w);
 
 /* An allocator that counts and can fail. */
@@ -61,9 +68,10 @@ typedef struct allocator {
 } allocator;
 ng_context_config allocator_config(allocator *p);
 
-/* Begin a micro-batch with a mean loss; observe both arrays of one layer, and return the worse status.  NULL is not
- * observed. */
+/* Begin a micro-batch with a mean loss.  Observe the input and the output gradient of one layer, unless NULL, and
+ * return the worse status. */
 ng_status fixture_begin(fixture *f, int64_t samples);
+ng_status fixture_begin_last(fixture *f, int64_t samples, int32_t last); /* with ng_batch.last */
 ng_status fixture_observe(fixture *f, int32_t index, const plane *a, const plane *g);
 ng_status fixture_begin_and_observe(fixture *f, int64_t samples, int32_t index, const plane *a,
                                     const plane *g);

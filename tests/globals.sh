@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# globals.sh ARCHIVE: the library has no variables of its own: nothing in .data, .bss or their thread
-# local kin.  Tables of constants are in .rodata or, for the sake of their pointers, .data.rel.ro.
+# globals.sh ARCHIVE: the library has no variables: .data, .bss and the thread-local sections are empty.  Tables of
+# constants are in .rodata or, if they have pointers, in .data.rel.ro.
 set -euo pipefail
 members=$(objdump -t "$1")
-# A self-test: objdump does name the functions, so an empty list below means something.
+# Self-test: objdump lists functions, so an empty list below is a result.
 grep -qE ' F \.text.* ng_version$' <<<"$members" || { echo "cannot read symbols of $1"; exit 1; }
-# objdump -t: address, flags, section, a tab, size, name; a section's own entry has size 0.
+# objdump -t: address, flags, section, a tab, size, name; the entry of a section has size 0.
 found=$(awk '/file format/ { file = $1 }
   / (\.data|\.bss|\.tdata|\.tbss|\.data\.rel|\.data\.rel\.local|\*COM\*)\t0*[1-9a-f]/ { print file " " $NF }' <<<"$members")
 if [[ -n $found ]]; then

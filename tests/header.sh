@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# header.sh CC [LIBRARY]: natgrad.h alone, twice included, as C11 and C++17 with all warnings as errors, and with
-# no header of its own but stddef.h and stdint.h.
+# header.sh CC [LIBRARY]: natgrad.h compiles alone and included twice, as C11 and C++17, without warnings; it includes
+# only stddef.h and stdint.h.
 set -euo pipefail
 cc=$1 library=${2:-}
 root=$(cd "$(dirname "$0")/.." && pwd)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-# What the header's cards write, in C and in C++.
+# The code in the comments of the header, in C and in C++.
 cat >"$work/a.c" <<'END'
 #include <natgrad.h>
 #include <natgrad.h>
@@ -69,7 +69,7 @@ int main(void) {
 END
 cp "$work/a.c" "$work/a.cc"
 
-# Without NG_EXPERIMENTAL there is no transport to call; a struct of it can be pointed to.
+# Without NG_EXPERIMENTAL a program may only have a pointer to a transport.
 printf '#include <natgrad.h>\nng_transport *t;\nng_threads *group;\n' >"$work/experimental.c"
 
 warnings=(-Wall -Wextra -Wpedantic -Wconversion -Wshadow -Wundef -Werror)
@@ -83,10 +83,10 @@ if "$cc" -std=c11 -I"$root/include" -c "$work/experimental.c" -o "$work/e.o" 2>"
 fi
 grep -q ng_threads "$work/log" && ! grep -q "name.*ng_transport" "$work/log" || { cat "$work/log"; exit 1; }
 
-# The manual's ways to make options.
+# The ways to create options (options_idioms.c).
 "$cc" -std=c11 "${warnings[@]}" -Wstrict-prototypes -I"$root/include" -c "$root/tests/options_idioms.c" -o "$work/o.o"
 
-# A binding calls what is exported: no behaviour may live in the header.
+# A binding of another language calls exported functions, so the header must not define functions.
 inline=$(grep -n 'static inline' "$root/include/natgrad.h" || true)
 [[ -z $inline ]] || { echo "natgrad.h has functions of its own: $inline"; exit 1; }
 
@@ -104,7 +104,7 @@ for part in -UNG_EXPERIMENTAL -DNG_EXPERIMENTAL; do
 done
 "$cxx" -std=c++17 -x c++ "${warnings[@]}" -Wold-style-cast -Wzero-as-null-pointer-constant -I"$root/include" \
   -c "$root/tests/options_idioms.c" -o "$work/o.o"
-# ... and does what it says: not run where the library needs a sanitizer's.
+# Run the program, unless the library needs a sanitizer.
 if [[ -n $library ]]; then
   "$cxx" "$work/a.o" "$library" -Wl,-rpath,"$(dirname "$library")" -o "$work/a"
   "$work/a"

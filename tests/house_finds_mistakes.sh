@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# scripts/house.sh is itself checked: a clean tree passes, and each mistake planted alone is found.
+# scripts/house.sh accepts a clean tree, and finds each single mistake.
 set -euo pipefail
 house=$(cd "$(dirname "$0")/.." && pwd)/scripts/house.sh
 tree=$(mktemp -d)
@@ -8,7 +8,7 @@ trap 'rm -rf "$tree"' EXIT
 fresh() {
   rm -rf "${tree:?}"/*
   mkdir -p "$tree/src/linalg" "$tree/src/core" "$tree/io" "$tree/cli"
-  # Looks like mistakes and is none: members, longer names, comments, texts.
+  # Correct code that resembles mistakes: members, longer names, comments, texts.
   cat >"$tree/src/clean.c" <<'C'
 /* exit( and malloc( in a comment, printf("x") too. */
 const char *text = "do not call abort() or rand()";
@@ -28,7 +28,7 @@ if ! "$house" "$tree"; then
 fi
 
 missed=0
-# plant FILE LINE: the line alone must make house.sh fail and be named by it.
+# plant FILE LINE: add the line; house.sh must fail and print the line.
 plant() {
   fresh
   printf '%s\n' "$2" >"$tree/$1"

@@ -1,8 +1,9 @@
 /* late_memory.c: see late.h.
  *
- * All memory of a context comes from one reserved range of addresses, each allocation on pages of its own. Pages that an
- * entry writes fault until the wait. A fault inside the written bytes ends the test. After a fault beside them, in another
- * array of the same page, the page is open for one instruction (STEP); elsewhere it stays open until the next entry. */
+ * All memory of a context comes from one reserved range of addresses, each allocation on pages of its own. Pages that
+ * an entry writes fault until the wait. A fault inside the written bytes ends the test. After a fault beside them, in
+ * another array of the same page, the page is open for one instruction (STEP); elsewhere it stays open until the next
+ * entry. */
 #include "late.h"
 
 #include <signal.h>

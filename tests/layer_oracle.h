@@ -20,8 +20,8 @@ enum { R1_GROWTH = 8 };
 /* Predict the results of a test case; case_free_result frees them. */
 void r1_predict(const test_case *s, const ng_options *opt, case_result *out);
 
-/* Predict the norms of a test case; `others` predicts all other layers.  Options must have stat_start = first, calls = mean and
- * stat_scale = textbook. */
+/* Predict the norms of a test case; `others` predicts all other layers.  Options must have stat_start = first, calls =
+ * mean and stat_scale = textbook. */
 void norm_predict(const test_case *s, const ng_options *opt,
                   void (*others)(const test_case *s, const ng_options *opt, case_result *out),
                   case_result *out);

@@ -12,8 +12,8 @@
 /* ---- limits ----------------------------------------------------------------------------------
  * A ratio is an error divided by n u and a scale; u is the unit roundoff of the result.  Limits of products and of the
  * Cholesky factor hold for every input and every order of summation.  The others are about four times the largest ratio
- * (0.61, 0.71, 3.1, 4.2, 1.5) of 50 seeds with OpenBLAS 0.3.21 (SkylakeX and Haswell kernels), BLIS 0.9 and Netlib 3.11,
- * n from 1 to 257.  A wrong index or a missing term gives ratios above 1e3. */
+ * (0.61, 0.71, 3.1, 4.2, 1.5) of 50 seeds with OpenBLAS 0.3.21 (SkylakeX and Haswell kernels), BLIS 0.9 and Netlib
+ * 3.11, n from 1 to 257.  A wrong index or a missing term gives ratios above 1e3. */
 static const struct {
   const char *name, *what;
   double limit;

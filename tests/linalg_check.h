@@ -48,7 +48,7 @@ typedef struct mat {
 } mat;
 mat mat_new(int64_t rows, int64_t cols, int64_t pad); /* full of canaries */
 mat mat_random(int64_t rows, int64_t cols, int64_t pad);
-void mat_check(mat m); /* canaries around it are intact, no element is NaN */
+void mat_check(mat m); /* the canaries are intact, and no element is NaN */
 void mat_free(mat m);
 
 ng_sym sym_new(int64_t n);

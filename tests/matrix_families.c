@@ -1,4 +1,5 @@
-/* matrix_families.c: what Shampoo and SOAP share (matrix_families.h): geometry, statistics, reading D, sums, reports. */
+/* matrix_families.c: what Shampoo and SOAP share (matrix_families.h): geometry, statistics, reading D, sums, reports.
+ * */
 #include "matrix_families.h"
 
 #include <math.h>

@@ -1,10 +1,12 @@
-/* matrix_families.h: two families for tests, made of src/twosided/, for linear layers without bias: PD of a gradient D [m, n]
- * from L = average of D D' and R = average of D'D. Both follow published optimizers; damping is their epsilon.
+/* matrix_families.h: two families for tests, made of src/twosided/, for linear layers without bias: PD of a gradient D
+ * [m, n] from L = average of D D' and R = average of D'D. Both follow published optimizers; damping is their epsilon.
  *
  * shampoo  layers "shampoo...": PD = |D| P / |P|, P = L_c^(-1/4) D R_c^(-1/4), L_c = L / (1 - decay^t) + damping I
  *          (Gupta et al. 2018, arXiv 1802.09568; beta1 = 0, SGD grafting, bias correction: facebookresearch/optimizers)
- * soap     layers "soap...": Adam in the eigenbases of L and R, refreshed by one orthogonal iteration every solve_period
- *          steps, PD = 0 in the first step (Vyas et al. 2024, arXiv 2409.11321; nikhilvyas/SOAP, beta1 = beta2 = 0.95) */
+ * soap     layers "soap...": Adam in the eigenbases of L and R, refreshed by one orthogonal iteration every
+ * solve_period
+ *          steps, PD = 0 in the first step (Vyas et al. 2024, arXiv 2409.11321; nikhilvyas/SOAP, beta1 = beta2 = 0.95)
+ * */
 #ifndef TESTS_MATRIX_FAMILIES_H
 #define TESTS_MATRIX_FAMILIES_H
 
@@ -36,13 +38,13 @@ ng_status matrices_statistics(ng_block *b);
 ng_status matrices_observe(ng_block *b, const ng_obs *o);
 int64_t matrices_scratch(const ng_block *b); /* floats */
 ng_status matrices_plan(ng_block *b, ng_plan *plan);
-/* Enqueue: `to` <- D or D', and `finite`; the sums of D and b->direction. */
+/* Enqueue: copy D or D' to `to` and set `finite`; add the sums of D and b->direction. */
 void matrices_read(ng_block *b, bool transposed, float *to);
 void matrices_enqueue_sums(ng_block *b, const float *D);
 void matrices_emit(const ng_block *b, int32_t k, int32_t g, double factor, ng_direction *e);
 void matrices_report(const ng_block *b, ng_layer_report *r);
 ng_status matrices_numbers(ng_block *b, ng_number_visit visit, void *arg);
-/* Count a rung of a solve; return NG_RESCUED if it is not 0. */
+/* Count the rung of a solve; return NG_RESCUED if the rung is not 0. */
 ng_status matrices_count(ng_block *b, int32_t rung);
 
 extern const ng_family family_shampoo, family_soap;

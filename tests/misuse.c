@@ -51,13 +51,6 @@ void ready(misused *f, const char *set) {
   assert_int_equal(ng_ready(f->p), NG_OK);
 }
 
-ng_batch batch_of(int64_t samples) {
-  ng_batch b;
-  ng_batch_init(&b, sizeof b);
-  b.samples = samples;
-  return b;
-}
-
 ng_status observe(misused *f) {
   const plane a = plane_of(f->a, B, IN, NG_F32), g = plane_of(f->g, B, OUT, NG_F32);
   return fixture_begin_and_observe(&f->f, B, f->fc, &a, &g);

@@ -23,7 +23,6 @@ void fill_arrays(misused *f); /* with their initial numbers */
 void create(misused *f, const char *set);
 void bind_all(misused *f);
 void ready(misused *f, const char *set); /* create, bind, ng_ready */
-ng_batch batch_of(int64_t samples);
 ng_status observe(misused *f);
 void destroy(misused *f); /* check that no memory is left */
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# mpirun.sh RANKS PROGRAM...: a program on so many ranks of this machine, whatever its number of cores.
-# Open MPI refuses root, and more ranks than cores, unless told otherwise; MPICH does not know what it is
-# told here.  The launcher is that of the MPI that was configured (NG_TEST_MPIRUN): one of another MPI starts so many
-# programs of one rank each.  77 (skipped) without a launcher.
+# mpirun.sh RANKS PROGRAM...: run a program on RANKS ranks of this machine, also with fewer cores.  The variables let
+# Open MPI accept root and more ranks than cores; MPICH ignores them.  The launcher belongs to the configured MPI
+# (NG_TEST_MPIRUN): the launcher of another MPI would start RANKS programs of one rank.  Exit code 77 (skipped) without
+# a launcher.
 set -euo pipefail
 n=$1
 shift

@@ -42,7 +42,7 @@ const double *oracle_factor(const oracle *o, int32_t rank, int32_t layer, int64_
                             int64_t *n);
 
 /* The growth of a relative error of the factors in P, for the worst group of the layer: largest over smallest
- * denominator (eigen), sum of the condition numbers of both damped factors (Cholesky). */
+ * denominator (eigen), sum of the condition numbers of the damped A and G (Cholesky). */
 double oracle_condition(const oracle *o, int32_t layer);
 
 /* The rows of the statistic of one group, [samples * positions, n]: patches, vectors, unit vectors of tokens. */

@@ -34,7 +34,7 @@ typedef struct image_array {
   int64_t by[4]; /* elements from one sample, channel, row, pixel to the next */
 } image_array;
 
-/* Set the output size of a convolution; return false if it is not positive. */
+/* Set the output size of a convolution; return false if the size is not positive. */
 bool set_output_size(ng_conv *c);
 /* Return a convolution with as many outputs as channels, strides and dilations 1, padding for the size of the input. */
 ng_conv conv_of(int64_t channels, int64_t height, int64_t width, int64_t kernel);

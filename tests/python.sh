@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# python.sh LIBRARY any | 1 | 2 TEST...: tests of the Python package, tests/python/TEST.py, on the first Python 3
-# (any), or on the first that has PyTorch 1.x or 2.x.  The package is that of the tree, the library that of the
-# build.  Which Pythons: NG_TEST_PYTHON, that of scripts/torch.sh, python3, /usr/bin/python3.
+# python.sh LIBRARY any | 1 | 2 TEST...: run tests of the Python package, tests/python/TEST.py, with the first Python 3
+# (any), or the first Python with PyTorch 1.x or 2.x.  The package comes from the tree, the library from the build.  The
+# Pythons are NG_TEST_PYTHON, the Python of scripts/torch.sh, python3, /usr/bin/python3.
 set -euo pipefail
 library=$1 major=$2
 shift 2

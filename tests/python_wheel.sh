@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# python_wheel.sh: the README's commands for PyTorch in a fresh environment, on what the Python index has, its example,
-# and that the wheel has a BLAS of its own.  A PyTorch that is on the machine (scripts/torch.sh, Debian's) is seen by the
-# environment, since it is large; without one `torch` is left out, and what needs it.  The second command, the tests,
-# is run with -k: some of each kind.  Takes some minutes.
+# python_wheel.sh: run the README's commands for PyTorch and its example in a fresh environment with packages of the
+# Python index; check that the wheel has a BLAS of its own.  The environment uses a PyTorch of this machine
+# (scripts/torch.sh, Debian), because PyTorch is large; without PyTorch the steps that need it are skipped.  The second
+# command runs some tests of each kind (-k).  Takes minutes.
 set -euo pipefail
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT

@@ -24,11 +24,11 @@ ng_status ranks_run(int32_t n, rank_fn fn, void *arg, ng_status *per_rank);
 #if defined(NG_TEST_MPI)
 int32_t ranks_there(void); /* number of processes, at most 8 */
 
-/* The transport of a group of n processes, all of which call this; ng_mpi_release frees it. */
+/* Make the transport of a group of n processes.  All of them call this function; ng_mpi_release frees the transport. */
 ng_status ranks_group(int32_t n, const int *list, ng_transport *out);
 #endif
 
-/* Run these n tests of cmocka; over MPI between MPI_Init and MPI_Finalize.  For main(). */
+/* Run n tests of cmocka, over MPI between MPI_Init and MPI_Finalize.  For main(). */
 struct CMUnitTest;
 int ranks_tests(const char *group, const struct CMUnitTest *tests, size_t n);
 #define RANKS_TESTS(group, tests) ranks_tests(group, tests, sizeof(tests) / sizeof((tests)[0]))
@@ -44,7 +44,7 @@ ng_status ranks_grid_open(ranks_grid *g, int32_t rows, int32_t cols);
 void ranks_grid_close(ranks_grid *g);
 ng_status ranks_grid_transport(const ranks_grid *g, int32_t rank, bool of_row, ng_transport *out);
 void ranks_grid_release(ng_transport *t);
-/* Over MPI: broadcast these bytes of rank r to all processes. */
+/* Over MPI: broadcast the bytes at `what` from rank r to all processes. */
 void ranks_broadcast_bytes(int32_t r, void *what, size_t bytes);
 
 /* ranks_run with the caller's transports: t[r] for rank r. */

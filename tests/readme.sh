@@ -19,9 +19,8 @@ while IFS= read -r line; do
 done < <(grep -oE '[^ ].*/\* [0-9]+ \*/$' $steps)
 [[ $(grep -cE '/\* [0-9]+ \*/$' $steps) == 12 ]] || fail "$steps shows other lines than the twelve of the example"
 
-# The demo: docs/reproduce.md quotes the Makefile's command, and what it prints has that form.  A short run is
-# compared, by the names of methods and columns: its figures are of the machine and of f32 in the
-# BLAS at hand.
+# The demo: docs/reproduce.md quotes the command of the Makefile and its output.  A short run is compared by the names
+# of methods and columns, because figures depend on the machine and the BLAS.
 made() { # of make's recipe: one line, with build for $(BUILD)
   awk '/^demo:/ { on = 1; next } on && !/^\t/ { exit } on' Makefile | grep -v '^	@' |
     sed -e 's/^\t//' -e 's/\\$//' -e 's/\$(BUILD)/build/g' | tr -s ' \n' ' ' | sed 's/ $//'
@@ -34,7 +33,7 @@ quoted() { # the same from the page
 out=$(mktemp -d)
 trap 'rm -rf "$out"' EXIT
 read -ra command <<<"$(made)"
-# On a busy machine threads of OpenBLAS wait for each other a hundred times as long as they work.
+# On a busy machine threads of OpenBLAS wait for each other a hundred times longer than they compute.
 export OPENBLAS_NUM_THREADS=1
 short=("$NG_TEST_PROGRAM" "${command[@]:1}" --grid-epochs 1 --epochs 1 --seeds 2 --quiet --out "$out/demo")
 "${short[@]}" >"$out/got" 2>"$out/err" || fail "the demo, shortened, fails: $(cat "$out/err")"

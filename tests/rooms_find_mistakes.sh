@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# scripts/rooms.sh is itself checked: a small house in order passes, each arrow upward planted alone is
-# found, and so is a call upward that no include shows.  CC: the compiler.
+# scripts/rooms.sh accepts a small correct tree, and finds each single include upward, and calls upward without an
+# include.  CC: the compiler.
 set -euo pipefail
 rooms=$(cd "$(dirname "$0")/.." && pwd)/scripts/rooms.sh
 compiler=${1:-cc}
@@ -30,7 +30,7 @@ if ! "$rooms" "$tree"; then
 fi
 
 missed=0
-# plant FILE LINE: the line alone must make rooms.sh fail and be named by it.
+# plant FILE LINE: add the line; rooms.sh must fail and print the line.
 plant() {
   fresh
   printf '%s\n' "$2" >"$tree/$1"
@@ -74,7 +74,7 @@ if "$rooms" "$tree" >/dev/null; then
   missed=1
 fi
 
-# archive LOW HIGH: core/low.c.o uses what step/high.c.o defines, or the other way round
+# archive LOW HIGH: core/low.c.o calls a function of step/high.c.o, or the reverse
 archive() {
   fresh
   echo "int ng_$2(void); int ng_$1(void) { return ng_$2(); }" >"$tree/src/$3/low.c"

@@ -76,11 +76,7 @@ static bool is_whole(const rank_run *run) {
 
 static ng_status add(rank_run *run, int i) {
   const shard p = shard_of(run->x, run->rank, i);
-  ng_layer d;
-  ng_layer_init(&d, NG_LINEAR, sizeof d);
-  d.name = layer[i].name;
-  d.in = p.in;
-  d.out = p.out;
+  ng_layer d = layer_of(NG_LINEAR, layer[i].name, p.in, p.out);
   d.bias = (int32_t)has_bias(run->x, i);
   d.positions = layer[i].positions;
   d.order = run->x->rows_first ? NG_SAMPLES_FIRST : NG_POSITIONS_FIRST;
@@ -150,9 +146,7 @@ static ng_status observe_one(rank_run *run, int64_t t, int64_t call, int i, bool
 static ng_status observe(rank_run *run, int64_t t) {
   ng_status worst = NG_OK;
   for (int64_t call = 0; call < MICRO; call++) {
-    ng_batch b;
-    ng_batch_init(&b, sizeof b);
-    b.samples = observed_samples(run, t, call);
+    ng_batch b = batch_of(observed_samples(run, t, call));
     b.last = run->x->last && call == MICRO - 1;
     ng_status st = ng_begin(run->f.p, &b);
     if (st != NG_OK) return st;

@@ -1,6 +1,6 @@
 /* shard_run.h: train four linear layers, three of them sharded, on a grid of ranks: `data` model groups of `model`
- * ranks each.  Numbers are a function of (step, model group, call, layer, element), so all shards together must equal whole
- * layers on `data` ranks.  Ranks return a status; only the main thread asserts. */
+ * ranks each.  Numbers are a function of (step, model group, call, layer, element), so all shards together must equal
+ * whole layers on `data` ranks.  Ranks return a status; only the main thread asserts. */
 #ifndef TESTS_SHARD_RUN_H
 #define TESTS_SHARD_RUN_H
 
@@ -26,13 +26,14 @@ typedef struct shard_run {
   bool bias;          /* false: no layer has a bias */
   bool last;          /* set ng_batch.last in the last call of a step */
   bool rows_first;
-  bool whole;                    /* no layer is sharded; for model = 1 */
-  bool skewed;                   /* model groups but the first have other shards */
-  bool even;                     /* shards as ng_plan_shard defines them */
-  uint32_t unsharded;            /* bit r: rank r has no model group and no shards */
-  int first;                     /* step to begin with */
-  const char *save, *parts;      /* after step `first` + 1: save to this file, in parts */
-  const char *load, *resave;     /* before the first step: load this state, save it again */
+  bool whole;               /* no layer is sharded; for model = 1 */
+  bool skewed;              /* model groups but the first have other shards */
+  bool even;                /* shards as ng_plan_shard defines them */
+  uint32_t unsharded;       /* bit r: rank r has no model group and no shards */
+  int first;                /* step to begin with */
+  const char *save, *parts; /* after step `first` + 1: save to this file, in parts */
+  const char *load,
+      *resave; /* before the first step: load the state `load`, save to the file `resave` */
   double (*start)[MOST_WEIGHTS]; /* whole weights to begin with, the bias in the last column */
   ng_status (*check)(const ng_precond *p, int32_t rank, void *arg); /* after the last step */
   void *check_arg;

@@ -146,7 +146,7 @@ void sim_close(sim *s) {
 
 /* ---- training --------------------------------------------------------------------------------*/
 
-static ng_status show(sim *s, int64_t step, int32_t i, int64_t samples, int64_t call) {
+static ng_status observe_layer(sim *s, int64_t step, int32_t i, int64_t samples, int64_t call) {
   const ng_layer *l = &s->layer[i];
   const int64_t who = s->rank * 8 + call;
   for (int grad = 0; grad < 2; grad++) {
@@ -181,7 +181,7 @@ static ng_status observe(sim *s, int64_t step) {
     st = sim_begin(s, step);
     for (int32_t i = 0; i < s->layers && st == NG_OK; i++) {
       if (s->layer[i].kind != 0 && ng_wants(s->p, s->index[i])) {
-        st = show(s, step, i, samples, call);
+        st = observe_layer(s, step, i, samples, call);
       }
     }
   }

@@ -1,9 +1,10 @@
 /* standin.c: a device for tests: the operations of cuda/desk.h by the host, which runs the kernels of cuda/kernels.cu.
  *
- * The threads of a block are fibers of one thread of the host. A fiber runs until a barrier or a shuffle, or to its end. A
- * warp goes on when all its 32 threads are at a shuffle, a block when all its threads are at a barrier. If a thread ends,
- * or waits elsewhere, while others wait for it, the launch fails with a text that names the kernel. One launch runs its
- * blocks forward, the next backward, the next in a random order. A launch has run when its call returns. */
+ * The threads of a block are fibers of one thread of the host. A fiber runs until a barrier or a shuffle, or to its
+ * end. A warp goes on when all its 32 threads are at a shuffle, a block when all its threads are at a barrier. If a
+ * thread ends, or waits elsewhere, while others wait for it, the launch fails with a text that names the kernel. One
+ * launch runs its blocks forward, the next backward, the next in a random order. A launch has run when its call
+ * returns. */
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -137,7 +138,8 @@ static const char *run_block(const char *name, int32_t threads, standin_order or
   return fault;
 }
 
-/* Return block i of n in the chosen order; random: steps of an odd number, modulo a power of 2, that skip numbers >= n. */
+/* Return block i of n in the chosen order; random: steps of an odd number, modulo a power of 2, that skip numbers >= n.
+ * */
 static int64_t block_at(standin_order order, int64_t i, int64_t n, int64_t *state) {
   if (order == STANDIN_FORWARD) return i;
   if (order == STANDIN_BACKWARD) return n - 1 - i;

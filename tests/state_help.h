@@ -27,7 +27,7 @@ extern const sim_setup plain, spread; /* spread: ranks store different statistic
 
 void open_at(sim *s, const sim_setup *how, int64_t to); /* open and take `to` steps */
 
-/* The message of the last call is one line with these words, and the fingerprint of s is still `before`. */
+/* Fail unless the message of the last call is one line that contains `says`, and the fingerprint of s is `before`. */
 void assert_refusal(const sim *s, const char *says, uint64_t before);
 /* Step `at` of s equals step `at` of a new sim that made no refused calls. */
 void assert_untouched(sim *s, const sim_setup *how, int64_t at);
@@ -38,10 +38,10 @@ typedef struct transfer {
   int32_t steps;
   const char *load, *one, *parts; /* load this file; save to one file; save in parts; NULL: skip */
   const char *last_part;          /* the last rank saves its part here */
-  const char *says;               /* the load fails with these words on every rank */
-  int32_t wrong[8];               /* a rank did not get this message, or changed */
-  int32_t changed[8];             /* the refused load changed the rank */
-  char message[512];              /* of rank 0 */
+  const char *says;   /* the load fails on every rank with a message that contains this text */
+  int32_t wrong[8];   /* a rank did not get this message, or changed */
+  int32_t changed[8]; /* the refused load changed the rank */
+  char message[512];  /* of rank 0 */
 } transfer;
 
 /* `arg` is a transfer.  Assert nothing. */

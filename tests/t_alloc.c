@@ -3,7 +3,8 @@
  * NG_ERR_NOMEM with a message.  Called again it succeeds, and the run ends with the bits of a run without
  * failures.  No memory is left.
  *
- * The loop covers the allocator of the context, and malloc, calloc, realloc and posix_memalign, which the linker wraps. */
+ * The loop covers the allocator of the context, and malloc, calloc, realloc and posix_memalign, which the linker wraps.
+ * */
 #include "unit_test.h"
 
 #include <errno.h>
@@ -145,11 +146,7 @@ static ng_status make_precond(run *r) {
 static ng_status add_fc(run *r) { return ng_add_linear(r->f.p, "fc", IN, OUT, 1, &r->fc); }
 
 static ng_status add_conv(run *r) {
-  ng_layer l;
-  ng_layer_init(&l, NG_CONV2D, sizeof l);
-  l.name = "conv";
-  l.in = C;
-  l.out = OUT;
+  ng_layer l = layer_of(NG_CONV2D, "conv", C, OUT);
   l.kernel[0] = l.kernel[1] = 2;
   l.image[0] = l.image[1] = H;
   if (!windows(r)) l.options = "damping=0.02";

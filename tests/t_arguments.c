@@ -32,7 +32,7 @@ static void is_arg(const char *expression, ng_status st) {
 
 /* Set another message first, to recognise a new one. */
 static const char other[] = "no such option";
-static int provoke(void) {
+static int set_other_message(void) {
   assert_int_equal(ng_set(p, other, "1"), NG_ERR_ARG);
   assert_non_null(strstr(ng_last_error(ctx), other));
   return 1;
@@ -44,9 +44,9 @@ static void is_told(const char *expression, ng_status st) {
   if (message[0] == 0 || strstr(message, other) != NULL) fail_msg("%s: no message", expression);
 }
 
-/* ARG: the call has no context.  TOLD: it has one, with the message. */
+/* ARG: a call without a context.  TOLD: the context of the call has the message. */
 #define ARG(call) is_arg(#call, call)
-#define TOLD(call) is_told(#call, provoke() ? call : NG_OK)
+#define TOLD(call) is_told(#call, set_other_message() ? call : NG_OK)
 
 #define SILENT(call, expected)                                                                     \
   do {                                                                                             \
@@ -120,6 +120,7 @@ static void null_arguments_are_refused(void **state) {
   ARG(ng_options_set_published(&options, NULL, "1", NULL, NULL, 0));
   ARG(ng_options_set_published(&options, "damping", NULL, NULL, NULL, 0));
   ARG(ng_option_at(0, NULL));
+  ARG(ng_option_at(-1, &option_row));
   ARG(ng_option_at(ng_option_count(), &option_row));
   ARG(ng_method_at(0, NULL));
   ARG(ng_method_at(ng_method_count(), &method_row));
@@ -171,9 +172,7 @@ static void null_arguments_are_refused(void **state) {
   assert_string_equal(text, "natgrad");
   ng_batch batch;
   ng_batch_init(&batch, sizeof batch);
-  TOLD(ng_begin(
-      p,
-      &batch)); /* samples must be set: a default of 1 would be valid for nearly every array, and wrong */
+  TOLD(ng_begin(p, &batch)); /* samples has no default */
   batch.samples = 1;
   assert_int_equal(ng_begin(p, &batch), NG_OK);
   ARG(ng_begin(NULL, &(ng_batch){0}));
@@ -335,7 +334,7 @@ static void initialisers_fill_the_given_size(void **state) {
   assert_true(batch.samples == -1 && batch.reduction == NG_MEAN && batch.loss_scale == 1.0);
 }
 
-/* After the calls: every function of the header was called. */
+/* Runs last. */
 static void every_function_was_called(void **state) {
   char line[256];
   int functions = 0;

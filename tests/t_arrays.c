@@ -56,15 +56,11 @@ static float number(int64_t what, int64_t i) {
 
 static ng_status describe(ng_precond *p) {
   const int64_t kernel[2] = {3, 2}, stride[2] = {1, 2}, padding[2] = {1, 0};
-  ng_layer seq;
+  ng_layer seq = layer_of(NG_LINEAR, "seq", 5, 3);
   ng_status st = ng_add_linear(p, "fc", 6, 7, 1, NULL);
   if (st == NG_OK) {
     st = ng_add_conv2d(p, "conv", 4, 6, kernel, stride, padding, NULL, 2, NULL, 1, NULL);
   }
-  ng_layer_init(&seq, NG_LINEAR, sizeof seq);
-  seq.name = "seq";
-  seq.in = 5;
-  seq.out = 3;
   seq.order = NG_POSITIONS_FIRST;
   if (st == NG_OK) st = ng_add_layer(p, &seq, NULL);
   return st == NG_OK ? ng_add_tensor(p, "gamma", 24, NULL) : st;
@@ -157,7 +153,7 @@ static ng_status step(model *m, const char *update) {
 
 /* ---- parameters ------------------------------------------------------------------------------*/
 
-static const layout lies[] = {
+static const layout layouts[] = {
     {"last axis first", {0, 1}, {0, 1, 2}, {0, 1, 2, 3}, 0, NG_F32, NG_F32},
     {"channels last", {1, 0}, {1, 2, 0}, {1, 3, 2, 0}, 0, NG_F32, NG_F32},
     {"slices", {1, 0}, {2, 1, 0}, {3, 2, 1, 0}, 3, NG_F32, NG_F32},
@@ -190,9 +186,9 @@ static void same(const model *m, const model *d, const char *what) {
 static void parameters_have_any_layout(void **state) {
   for (size_t a = 0; a < sizeof methods / sizeof methods[0]; a++) {
     for (size_t u = 0; u < 3; u++) {
-      for (size_t k = 0; k < 3 * sizeof lies / sizeof lies[0]; k++) {
+      for (size_t k = 0; k < 3 * sizeof layouts / sizeof layouts[0]; k++) {
         char options[200], what[300];
-        layout here = lies[k / 3], plain = dense;
+        layout here = layouts[k / 3], plain = dense;
         here.grads = plain.grads = (ng_dtype[]){NG_F32, NG_BF16, NG_F64}[k % 3];
         here.weights = plain.weights = (ng_dtype[]){NG_F32, NG_F16, NG_F64}[k % 3];
         (void)snprintf(options, sizeof options, "%s update=%s", methods[a], updates[u]);
@@ -265,7 +261,8 @@ static void observations_have_any_layout(void **state) {
       assert_true(ng_step(m.f.p, 0.1) >= 0 && ng_step(d.f.p, 0.1) >= 0);
       double gap, most;
       largest_gap(&m, &d, &gap, &most);
-      if (!(gap <= 2e-5 * most)) fail_msg("%s, round %d: %g of %g", options, round, gap, most);
+      if (!(gap <= 2e-5 * most))
+        fail_msg("%s, round %d: off by %g, largest entry %g", options, round, gap, most);
       close_model(&m);
       close_model(&d);
     }
@@ -302,7 +299,8 @@ static void expanded_axes_repeat_elements(void **state) {
       }
       double gap, most;
       largest_gap(&m, &d, &gap, &most);
-      if (!(gap <= 2e-5 * most)) fail_msg("array %d, axis %u: %g of %g", k, axis, gap, most);
+      if (!(gap <= 2e-5 * most))
+        fail_msg("array %d, axis %u: off by %g, largest entry %g", k, axis, gap, most);
       assert_true(strided_close(&x) && strided_close(&y));
       close_model(&m);
       close_model(&d);

@@ -82,7 +82,7 @@ static void owners_match_examples_of_kaisa(void **state) {
   static const struct {
     double cost[2][MOST_TASKS]; /* 0: no further task */
     int32_t W, m;
-    int together; /* 2: both ways */
+    int together; /* 1: A and G on one rank; 0: on two ranks; 2: both cases */
     const char *owner[2];
   } row[] = {
       {{{1, 1}, {1, 1}}, 1, 1, 2, {"00", "00"}},

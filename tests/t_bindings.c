@@ -1,12 +1,17 @@
-/* t_bindings.c: when bindings expire, and lists of bindings.  t_absent.c tests missing gradients and frozen layers. */
+/* t_bindings.c: when bindings expire, lists of bindings, missing gradients and frozen layers.
+ *
+ * The weights of an excluded layer keep their bits; all other weights have the bits of a run without that layer. */
 #include "unit_test.h"
 
 #include <math.h>
 #include <stdbool.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "bound.h"
+#include "ranks.h"
+#include "stream.h"
 
 /* ---- expiry ----------------------------------------------------------------------------------*/
 
@@ -132,12 +137,246 @@ static void a_list_is_bound_whole_or_not(void **state) {
   fixture_close(&m.f);
 }
 
+/* ---- absent gradients ------------------------------------------------------------------------*/
+
+static void absent(model *m, int32_t k) {
+  const ng_array none = ng_array_vector(NULL, 1, NG_F32);
+  const ng_binding b = {k, NG_WEIGHT, &none, NULL, NG_HOLD};
+  fixture_ok(&m->f, ng_bind(m->f.p, &b, 1));
+}
+
+/* A layer or the tensor has no gradient. */
+static void missing_gradients_keep_weights(void **state) {
+  static const char *const methods[] = {
+      "damping=0.1", "method=kaisa damping=0.1", "method=eva damping=0.1",
+      "damping=0.1 clip=ratio clip_bound=0.1", "damping=0.1 clip=rms clip_bound=0.1"};
+  for (size_t a = 0; a < sizeof methods / sizeof methods[0]; a++) {
+    for (int32_t k = 0; k < ENTRIES; k++) {
+      char text[200];
+      model m, without;
+      (void)snprintf(text, sizeof text, "%s update=adamw missing=refuse", methods[a]);
+      fixture_ok(&m.f, open_model(&m, text, NULL));
+      absent(&m, k);
+      draw_gradients(&m, 0);
+      const model ready = m;
+      fixture_ok(&m.f, observe_layers(&m, 0, k < GAMMA ? 3U & ~(1U << k) : 3));
+      fixture_fails(&m.f, step_sgd(&m), NG_ERR_STATE, "is not bound");
+      assert_memory_equal(m.weight, ready.weight, sizeof m.weight);
+      fixture_close(&m.f);
+
+      (void)snprintf(text, sizeof text, "%s update=adamw missing=keep", methods[a]);
+      fixture_ok(&m.f, open_model(&m, text, NULL));
+      (void)snprintf(text, sizeof text, "%s update=adamw%s", methods[a],
+                     k == FC1   ? " skip_layers=fc1"
+                     : k == FC2 ? " skip_layers=fc2"
+                                : "");
+      fixture_ok(&without.f, open_model(&without, text, NULL));
+      absent(&m, k);
+      for (int32_t t = 0; t < 3; t++) {
+        model before = m;
+        draw_gradients(&m, t);
+        draw_gradients(&without, t);
+        const unsigned seen = k < GAMMA ? 3U & ~(1U << k) : 3;
+        fixture_ok(&m.f, observe_layers(&m, t, seen));
+        fixture_ok(&without.f, observe_layers(&without, t, seen));
+        fixture_ok(&m.f, step_sgd(&m));
+        fixture_ok(&without.f, step_sgd(&without));
+        assert_memory_equal(m.weight[k], before.weight[k], sizeof m.weight[k]);
+        for (int32_t i = 0; i < ENTRIES; i++) {
+          if (i != k) assert_memory_equal(m.weight[i], without.weight[i], sizeof m.weight[i]);
+        }
+        assert_int_equal(fixture_report(&m.f).kept, 1);
+        assert_int_equal(fixture_layer_report(&m.f, k).kept, t + 1);
+      }
+      /* a bound gradient ends the exclusion */
+      fixture_ok(&m.f, bind_one(&m, k, m.grad[k], NULL, NG_HOLD));
+      draw_gradients(&m, 9);
+      model before = m;
+      fixture_ok(&m.f, observe_layers(&m, 9, 3));
+      fixture_ok(&m.f, step_sgd(&m));
+      assert_memory_not_equal(m.weight[k], before.weight[k], (size_t)count[k] * sizeof(float));
+      assert_int_equal(fixture_report(&m.f).kept, 0);
+      assert_int_equal(fixture_layer_report(&m.f, k).kept, 3);
+      fixture_close(&m.f);
+      fixture_close(&without.f);
+    }
+  }
+}
+
+/* An expired binding is an error, and so is a layer with a gradient of only its weight or only its bias. */
+static void an_expired_binding_is_no_missing_gradient(void **state) {
+  model m;
+  fixture_ok(&m.f, open_model(&m, "damping=0.1 missing=keep", NULL));
+  fixture_ok(&m.f, bind_one(&m, FC1, m.grad[FC1], NULL, NG_ONE_STEP));
+  draw_gradients(&m, 0);
+  fixture_ok(&m.f, observe_layers(&m, 0, 3));
+  fixture_ok(&m.f, ng_step(m.f.p, 0.1));
+  fixture_ok(&m.f, observe_layers(&m, 1, 3));
+  fixture_fails(&m.f, ng_step(m.f.p, 0.1), NG_ERR_STATE,
+                "'fc1.weight': the binding of the gradient has expired");
+  fixture_close(&m.f);
+  fixture f;
+  float w[4] = {0}, b[2] = {0};
+  fixture_ok(&f, fixture_open(&f, "damping=0.1 missing=keep", NULL));
+  fixture_ok(&f, ng_add_linear(f.p, "fc", 2, 2, 1, NULL));
+  const ng_array gw = ng_array_matrix(w, 2, 2, NG_F32), gb = ng_array_vector(b, 2, NG_F32);
+  for (int part = 0; part < 2; part++) {
+    const ng_array none = ng_array_vector(NULL, 1, NG_F32);
+    const ng_binding list[2] = {{0, NG_WEIGHT, part == 0 ? &none : &gw, NULL, NG_HOLD},
+                                {0, NG_BIAS, part == 0 ? &gb : &none, NULL, NG_HOLD}};
+    if (part == 0) fixture_ok(&f, ng_ready(f.p));
+    fixture_ok(&f, ng_bind(f.p, list, 2));
+    fixture_fails(&f, ng_step(f.p, 0.1), NG_ERR_STATE,
+                  part == 0 ? "gradient of its weight is not bound"
+                            : "gradient of its bias is not bound");
+  }
+  fixture_close(&f);
+}
+
+/* ---- frozen layers ---------------------------------------------------------------------------*/
+
+/* t_left_out.c tests that the weights do not change. */
+static void frozen_is_reported(void **state) {
+  model m;
+  fixture_ok(&m.f, open_model(&m, "damping=0.1 update=sgd", NULL));
+  for (int32_t t = 0; t < 1 + 2 * ENTRIES; t++) { /* each entry is frozen for one step */
+    const int32_t k = t / 2;
+    const bool frozen = t % 2 == 1;
+    fixture_ok(&m.f, ng_freeze(m.f.p, k % ENTRIES, frozen));
+    if (frozen) absent(&m, k);
+    if (k < GAMMA) assert_int_equal(ng_wants(m.f.p, k), !frozen);
+    assert_int_equal(fixture_layer_report(&m.f, k % ENTRIES).frozen, frozen);
+    draw_gradients(&m, t);
+    const model before = m;
+    fixture_ok(&m.f,
+               observe_layers(&m, t, 3)); /* the library ignores observations of a frozen layer */
+    fixture_ok(&m.f, step_sgd(&m));
+    if (!frozen) continue;
+    assert_memory_equal(m.weight[k], before.weight[k], sizeof m.weight[k]);
+    assert_int_equal(fixture_report(&m.f).kept, 0);
+    fixture_ok(&m.f, ng_freeze(m.f.p, k, 0));
+    fixture_ok(&m.f, bind_one(&m, k, m.grad[k], NULL, NG_HOLD));
+  }
+  fixture_close(&m.f);
+  fixture f;
+  fixture_ok(&f, fixture_open(&f, "damping=0.1", NULL));
+  ng_layer l = layer_of(NG_LINEAR, "ice", 2, 2);
+  l.frozen = 1;
+  fixture_ok(&f, ng_add_layer(f.p, &l, NULL));
+  fixture_fails(&f, ng_freeze(f.p, 0, 0), NG_ERR_STATE, "'ice' was registered as frozen");
+  fixture_close(&f);
+}
+
+/* The library counts updates of each parameter, as PyTorch does, and saves the counts: with a gradient of 1 the first
+ * step of AdamW is lr, and the buffer of SGD starts as the gradient. */
+static ng_status open_pair(fixture *f, const char *update, float g[2], float w[2]) {
+  char text[64];
+  (void)snprintf(text, sizeof text, "update=%s", update);
+  ng_status st = fixture_open(f, text, &(fixture_how){.threads = 1});
+  for (int32_t k = 0; k < 2 && st == NG_OK; k++) {
+    st = ng_add_tensor(f->p, k == 0 ? "always" : "late", 1, NULL);
+    const ng_array a = ng_array_vector(&g[k], 1, NG_F32), b = ng_array_vector(&w[k], 1, NG_F32);
+    const ng_binding bind = {k, NG_WEIGHT, &a, &b, NG_HOLD};
+    if (st == NG_OK) st = ng_bind(f->p, &bind, 1);
+  }
+  return st == NG_OK ? ng_ready(f->p) : st;
+}
+
+static ng_status update(fixture *f, bool adamw) {
+  ng_sgd s;
+  ng_adamw a;
+  ng_sgd_init(&s, sizeof s);
+  ng_adamw_init(&a, sizeof a);
+  s.lr = a.lr = 0.1;
+  s.momentum = 0.9;
+  s.dampening = 0.5;
+  a.weight_decay = 0;
+  return adamw ? ng_step_adamw(f->p, &a, 1) : ng_step_sgd(f->p, &s, 1);
+}
+
+static void updates_are_counted_by_parameter(void **state) {
+  for (int way = 0; way < 4; way++) {
+    const bool adamw = way % 2 == 0, saved = way / 2 == 1;
+    float g[2] = {1, 1}, w[2] = {0, 0};
+    float *at = w;
+    fixture f, again;
+    stream b = {.n = 0};
+    fixture_ok(&f, open_pair(&f, adamw ? "adamw" : "sgd", g, w));
+    float path[2][3];
+    for (int t = 0; t < 13; t++) {
+      fixture_ok(&f, ng_freeze(f.p, 1, t < 10));
+      fixture_ok(&f, update(&f, adamw));
+      if (t < 3) path[0][t] = at[0];
+      if (t == 5) { /* a skipped step does not count for the other parameter */
+        g[0] = NAN;
+        assert_int_equal(update(&f, adamw), NG_SKIPPED);
+        g[0] = 1;
+      }
+      if (t < 10) assert_true(at[1] == 0.0f);
+      if (t >= 10) path[1][t - 10] = at[1];
+      if (saved && t == 10) {
+        fixture_ok(&f, ng_save_to(f.p, stream_write, &b));
+        fixture_ok(&again, open_pair(&again, adamw ? "adamw" : "sgd", g, w));
+        fixture_ok(&again, ng_load_from(again.p, stream_read, &b));
+        fixture_close(&f);
+        f = again;
+      }
+    }
+    assert_memory_equal(path[0], path[1], sizeof path[0]);
+    assert_true(fabs((double)path[1][0] + 0.1) < 1e-7); /* AdamW's eps is 1e-8 */
+    fixture_close(&f);
+    stream_drop(&b);
+  }
+}
+
+/* ---- ranks -----------------------------------------------------------------------------------*/
+
+typedef struct odd {
+  int what; /* 0: no gradient, 1: frozen, on the last rank only; 2, 3: the same on all ranks */
+  char message[3][256];
+  ng_status st[3];
+} odd;
+
+static ng_status odd_rank(int32_t rank, ng_transport *t, void *arg) {
+  odd *o = arg;
+  model m;
+  const bool mine = o->what >= 2 || rank == 2;
+  ng_status st = open_model(&m, "damping=0.1 missing=keep", t);
+  const ng_array none = ng_array_vector(NULL, 1, NG_F32);
+  const ng_binding b = {FC2, NG_WEIGHT, &none, NULL, NG_HOLD};
+  if (st == NG_OK && mine && o->what % 2 == 0) st = ng_bind(m.f.p, &b, 1);
+  if (st == NG_OK && mine && o->what % 2 == 1) st = ng_freeze(m.f.p, FC2, 1);
+  draw_gradients(&m, 0);
+  if (st == NG_OK) st = observe_layers(&m, rank, 3);
+  if (st == NG_OK) st = ng_step(m.f.p, 0.1);
+  (void)snprintf(o->message[rank], sizeof o->message[0], "%s", ng_last_error(m.f.ctx));
+  o->st[rank] = st;
+  fixture_close(&m.f);
+  return NG_OK;
+}
+
+static void ranks_must_exclude_the_same_layers(void **state) {
+  for (int what = 0; what < 4; what++) {
+    odd o = {.what = what};
+    assert_int_equal(ranks_run(3, odd_rank, &o, NULL), NG_OK);
+    for (int rank = 0; rank < 3; rank++) {
+      assert_int_equal(o.st[rank], what < 2 ? NG_ERR_STATE : NG_OK);
+      if (what < 2) assert_non_null(strstr(o.message[rank], "on 1 of 3 ranks"));
+    }
+  }
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(bindings_of_one_step_expire),
       cmocka_unit_test(skipped_steps_end_a_binding),
       cmocka_unit_test(gradients_in_new_memory),
       cmocka_unit_test(a_list_is_bound_whole_or_not),
+      cmocka_unit_test(missing_gradients_keep_weights),
+      cmocka_unit_test(an_expired_binding_is_no_missing_gradient),
+      cmocka_unit_test(frozen_is_reported),
+      cmocka_unit_test(ranks_must_exclude_the_same_layers),
+      cmocka_unit_test(updates_are_counted_by_parameter),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -222,8 +222,8 @@ static void no_message_exceeds_the_limit(void **state) {
 
 /* ---- post and wait ---------------------------------------------------------------------------*/
 
-/* After all ranks have posted, rank 0 calls ng_comm_test until the sum is complete on all ranks; each call sums a chunk.
- * Transports without `test` compute the sum in wait or in start. */
+/* After all ranks have posted, rank 0 calls ng_comm_test until the sum is complete on all ranks; each call sums a
+ * chunk. Transports without `test` compute the sum in wait or in start. */
 static ng_status test_body(ng_comm *c, const ng_transport *t, const comm_case *how) {
   enum { CHUNKS = 5, MANY = CHUNKS << 15 }; /* of threads.c */
   static _Thread_local float x[MANY];
@@ -280,8 +280,8 @@ static void a_test_before_all_ranks_posted_is_not_complete(void **state) {
 
 static void one_rank_completes_a_posted_sum(void **state) { on_all_transports(test_body); }
 
-/* Six sums are posted, long, short and empty, of all ranks and of a group, with a broadcast between.  Every rank waits in
- * another order, and twice for each sum. */
+/* Six sums are posted, long, short and empty, of all ranks and of a group, with a broadcast between.  Every rank waits
+ * in another order, and twice for each sum. */
 static ng_status post_body(ng_comm *c, const ng_transport *t, const comm_case *how) {
   enum { POSTS = 6, MANY = 20011 };
   static _Thread_local float x[POSTS * MANY];

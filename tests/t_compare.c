@@ -268,9 +268,9 @@ static void method_lists_are_parsed(void **state) {
        "natgrad: --methods: natgrad: dampnig: unknown setting; the nearest is damping\n"},
   };
   for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
-    quiet();
+    capture_stderr();
     const int rc = parse(&p, wrong[i].list);
-    assert_string_equal(said(), wrong[i].message);
+    assert_string_equal(captured_stderr(), wrong[i].message);
     assert_int_equal(rc, CLI_BAD);
     compare_plan_free(&p);
   }
@@ -334,17 +334,17 @@ static void grids_multiply_the_methods(void **state) {
   };
   for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
     assert_int_equal(parse(&p, "sgd"), CLI_OK);
-    quiet();
+    capture_stderr();
     const int rc = compare_add_grid(&p, wrong[i][0]);
-    assert_string_equal(said(), wrong[i][1]);
+    assert_string_equal(captured_stderr(), wrong[i][1]);
     assert_int_equal(rc, CLI_BAD);
     compare_plan_free(&p);
   }
   assert_int_equal(parse(&p, "sgd"), CLI_OK);
   assert_int_equal(compare_add_grid(&p, "weight-decay=0,1"), CLI_OK);
-  quiet();
+  capture_stderr();
   assert_int_equal(compare_add_grid(&p, "weight_decay=2"), CLI_BAD);
-  assert_string_equal(said(), "natgrad: --grid: weight_decay is given twice\n");
+  assert_string_equal(captured_stderr(), "natgrad: --grid: weight_decay is given twice\n");
   compare_plan_free(&p);
 }
 

@@ -1,5 +1,5 @@
 /* t_describe.c: registration of layers: each wrong layer or size gives a message with its name and changes nothing;
- * structs of other headers; sizes that are too large. */
+ * structs of other headers; sizes that are too large; memory and tokens of embeddings. */
 #include "unit_test.h"
 
 #include <math.h>
@@ -16,7 +16,6 @@ static void invalid_layers_are_refused_by_name(void **state) {
   misused f;
   create(&f, "");
   int32_t i = -7;
-  WRONG(ng_add_linear(f.p, NULL, 3, 2, 0, &i), NG_ERR_ARG, "NULL");
   WRONG(ng_add_linear(f.p, "", 3, 2, 0, &i), NG_ERR_ARG, "empty");
   WRONG(ng_add_linear(f.p, "fc", 3, 2, 0, &i), NG_ERR_ARG, "'fc' is taken");
   WRONG(ng_add_linear(f.p, "x\n", 3, 2, 0, &i), NG_ERR_ARG, "control");
@@ -30,17 +29,11 @@ static void invalid_layers_are_refused_by_name(void **state) {
   WRONG(plane_conv2d(f.p, "x", 3, 2, 3, 1, 0, 2, 8, 0, &i), NG_ERR_ARG, "3 pixels");
   WRONG(ng_add_tensor(f.p, "x", 0, &i), NG_ERR_ARG, "count is 0");
   WRONG(ng_add_tensor(f.p, "norm", 3, &i), NG_ERR_ARG, "'norm' is taken");
-  WRONG(ng_add_layer(f.p, NULL, &i), NG_ERR_ARG, "layer is NULL");
-  assert_int_equal(ng_add_linear(NULL, "x", 3, 2, 0, &i), NG_ERR_ARG);
   ng_layer d;
-  ng_layer_init(&d, NG_EMBEDDING, sizeof d);
-  d.name = "x";
-  d.in = d.out = 4;
+  d = layer_of(NG_EMBEDDING, "x", 4, 4);
   d.bias = 1;
   WRONG(ng_add_layer(f.p, &d, &i), NG_ERR_ARG, "of an embedding");
-  ng_layer_init(&d, NG_LINEAR, sizeof d);
-  d.name = "x";
-  d.in = d.out = 4;
+  d = layer_of(NG_LINEAR, "x", 4, 4);
   d.shard_axis = 0;
   WRONG(ng_add_layer(f.p, &d, &i), NG_ERR_ARG, "model_group was not given");
   d.shard_axis = -1;
@@ -57,10 +50,7 @@ static void invalid_layers_are_refused_by_name(void **state) {
   d.kind = NG_LINEAR;
   d.struct_size = 8;
   WRONG(ng_add_layer(f.p, &d, &i), NG_ERR_ARG, "struct_size");
-  ng_layer_init(&d, NG_CONV2D, sizeof d);
-  d.name = "x";
-  d.in = 4;
-  d.out = 6;
+  d = layer_of(NG_CONV2D, "x", 4, 6);
   d.image[0] = d.image[1] = 5;
   d.groups = 4;
   WRONG(ng_add_layer(f.p, &d, &i), NG_ERR_ARG, "groups");
@@ -134,7 +124,7 @@ static void sizes_that_overflow_are_refused(void **state) {
       assert_int_equal(st, NG_OK);
       const ng_status ready = ng_ready(f.p);
       if (ready != NG_OK && ready != NG_ERR_NOMEM && ready != NG_ERR_ARG) {
-        fail_msg("size %d: %s", (int)k / 2, ng_last_error(f.ctx));
+        fail_msg("row %d of the sizes: %s", (int)k / 2, ng_last_error(f.ctx));
       }
     }
     fixture_close(&f);
@@ -146,11 +136,100 @@ static void sizes_that_overflow_are_refused(void **state) {
   fixture_close(&f);
 }
 
+/* ---- embeddings ------------------------------------------------------------------------------*/
+
+/* A is a vector, so its memory grows linearly with the vocabulary. */
+static void memory_grows_with_the_vocabulary(void **state) {
+  fixture f;
+  ng_layer l = layer_of(NG_EMBEDDING, "words", 50000, 16);
+  fixture_ok(&f, fixture_open(&f, "method=natgrad", NULL));
+  assert_int_equal(ng_add_layer(f.p, &l, NULL), NG_OK);
+  float *grad = calloc(50000 * 16, sizeof *grad);
+  assert_non_null(grad);
+  const plane g = plane_of(grad, 50000, 16, NG_F32);
+  fixture_ok(&f, plane_bind_grad(f.p, 0, NG_WEIGHT, &g));
+  fixture_ok(&f, ng_ready(f.p));
+  assert_in_range(fixture_report(&f).factors, 4 * 50000, 4 * 50000 + 4096);
+  ng_explain_row row = {.struct_size = sizeof row};
+  assert_int_equal(ng_explain(f.p, 0, &row), NG_OK);
+  assert_string_equal(row.why, "A diagonal of 50000, G 16x16");
+  assert_string_equal(row.family, "kronecker");
+  assert_int_equal(row.count, 50000 * 16);
+  fixture_close(&f);
+  free(grad);
+}
+
+/* ---- refusals --------------------------------------------------------------------------------*/
+
+static void refused(const char *options, ng_layer l, ng_status want, const char *text) {
+  fixture f;
+  fixture_ok(&f, fixture_open(&f, options, NULL));
+  ng_status st = ng_add_layer(f.p, &l, NULL);
+  if (st == NG_OK) st = ng_ready(f.p);
+  fixture_fails(&f, st, want, text);
+  fixture_close(&f);
+}
+
+static void unsupported_embeddings_are_refused_by_name(void **state) {
+  ng_layer l = layer_of(NG_EMBEDDING, "words", 5, 2);
+  refused("method=eva", l, NG_ERR_ABSENT, "'words': method eva does not support embeddings");
+  refused("method=natgrad positions=reduce", l, NG_ERR_ARG,
+          "positions = reduce is not for embeddings");
+  refused("method=sam", l, NG_ERR_ARG, "solver = product is not for embeddings");
+  l.bias = 1;
+  refused("method=natgrad", l, NG_ERR_ARG, "bias");
+  l.bias = 0;
+  l.token_dtype = NG_F32;
+  refused("method=natgrad", l, NG_ERR_ARG, "token_dtype is f32");
+  l.token_dtype = NG_I64;
+  l.in = 0;
+  refused("method=natgrad", l, NG_ERR_ARG, "in is 0");
+}
+
+/* Tokens outside the vocabulary, wrong dtypes and shapes are refused and change nothing.  -1 is NG_NO_TOKEN. */
+static void invalid_tokens_are_refused(void **state) {
+  fixture f;
+  float d[10] = {1}, y[8] = {0};
+  int64_t token[2] = {1, 5};
+  const int64_t shape[3] = {2, 1, 2};
+  ng_layer l = layer_of(NG_EMBEDDING, "words", 5, 2);
+  const plane grad = plane_of(d, 5, 2, NG_F32);
+  /* also tokens of samples that stat_batch excludes from A */
+  fixture_ok(&f, fixture_open(&f, "method=natgrad stat_batch=1", NULL));
+  fixture_ok(&f, ng_add_layer(f.p, &l, NULL));
+  fixture_ok(&f, plane_bind_grad(f.p, 0, NG_WEIGHT, &grad));
+  fixture_ok(&f, ng_ready(f.p));
+  fixture_ok(&f, ng_begin_samples(f.p, 2, 1));
+  ng_array a = {.data = token, .dtype = NG_I64, .mem = NG_HOST, .ndim = 1, .shape = shape};
+  fixture_fails(&f, ng_observe_input(f.p, 0, &a, NG_COPY), NG_ERR_ARG,
+                "token 0 of sample 1 is 5, expected 0 to 4");
+  token[1] = -2;
+  assert_int_equal(ng_observe_input(f.p, 0, &a, NG_COPY), NG_ERR_ARG);
+  a.dtype = NG_I32;
+  fixture_fails(&f, ng_observe_input(f.p, 0, &a, NG_COPY), NG_ERR_ARG,
+                "dtype is i32, expected i64");
+  a = (ng_array){.data = y, .dtype = NG_F32, .mem = NG_HOST, .ndim = 2, .shape = shape};
+  assert_int_equal(ng_observe_input(f.p, 0, &a, NG_COPY), NG_ERR_ARG);
+  const int64_t odd[1] = {3};
+  a = (ng_array){.data = token, .dtype = NG_I64, .mem = NG_HOST, .ndim = 1, .shape = odd};
+  assert_int_equal(ng_observe_input(f.p, 0, &a, NG_COPY), NG_ERR_SHAPE);
+  token[1] = 4;
+  a.shape = shape;
+  assert_int_equal(ng_observe_input(f.p, 0, &a, NG_COPY), NG_OK);
+  const ng_array g = {.data = y, .dtype = NG_F32, .mem = NG_HOST, .ndim = 3, .shape = shape};
+  assert_int_equal(ng_observe_output_grad(f.p, 0, &g, NG_COPY), NG_OK);
+  assert_int_equal(ng_step(f.p, 0.1), NG_OK);
+  fixture_close(&f);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(invalid_layers_are_refused_by_name),
       cmocka_unit_test(sizes_that_overflow_are_refused),
       cmocka_unit_test(structs_of_unknown_size_are_refused),
+      cmocka_unit_test(memory_grows_with_the_vocabulary),
+      cmocka_unit_test(unsupported_embeddings_are_refused_by_name),
+      cmocka_unit_test(invalid_tokens_are_refused),
   };
   return cmocka_run_group_tests_name("describe", tests, NULL, NULL);
 }

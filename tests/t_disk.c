@@ -71,14 +71,14 @@ static void the_log_is_truncated_and_read(void **state) {
   assert_int_equal(crc, disk_compute_crc(whole, (size_t)bytes));
   assert_int_equal(log_check(path, bytes, crc, "checkpoint-8"), CLI_OK);
   assert_int_equal(log_check(path, longer, crc_longer, "checkpoint-8"), CLI_OK);
-  quiet();
+  capture_stderr();
   assert_int_equal(log_check(path, longer, crc, "checkpoint-8"), CLI_BAD);
-  assert_non_null(strstr(said(), "log.jsonl: does not belong to checkpoint-8"));
+  assert_non_null(strstr(captured_stderr(), "log.jsonl: does not belong to checkpoint-8"));
   free(whole);
   free(again);
-  quiet();
+  capture_stderr();
   assert_int_equal(log_check(path, longer + 1, crc, "checkpoint-8"), CLI_BAD);
-  assert_non_null(strstr(said(), "the checkpoint was made when the log had"));
+  assert_non_null(strstr(captured_stderr(), "the checkpoint was made when the log had"));
 }
 
 /* RLIMIT_FSIZE simulates a full disk. */
@@ -94,7 +94,7 @@ static void a_full_disk_is_an_error(void **state) {
   little = was;
   little.rlim_cur = 16;
   assert_int_equal(log_create(path, &l), CLI_OK);
-  quiet();
+  capture_stderr();
   void (*const handler)(int) = signal(SIGXFSZ, SIG_IGN);
   assert_int_equal(setrlimit(RLIMIT_FSIZE, &little), 0);
   int rc = log_write_step(l, 1, 1, (const train_number[]){{"lr", 0.1}, {"train_loss", 0.4}}, 2, &t);
@@ -102,11 +102,12 @@ static void a_full_disk_is_an_error(void **state) {
   (void)setrlimit(RLIMIT_FSIZE, &was); /* before other output goes to a file */
   (void)signal(SIGXFSZ, handler);
   log_drop(&l);
-  (void)said();
+  (void)captured_stderr();
   assert_int_equal(rc, CLI_BAD);
-  quiet();
+  capture_stderr();
   assert_int_equal(log_create("/dev/null", &l), CLI_BAD);
-  assert_non_null(strstr(said(), "/dev/null: is a device or a socket, expected a regular file"));
+  assert_non_null(
+      strstr(captured_stderr(), "/dev/null: is a device or a socket, expected a regular file"));
 }
 
 /* Writing does not follow links or wait for pipes. */
@@ -116,9 +117,9 @@ static void only_regular_files(void **state) {
   (void)snprintf(target, sizeof target, "%s", in_folder("target"));
   assert_int_equal(disk_write(target, "kept", 4), CLI_OK);
   assert_int_equal(symlink(target, path), 0);
-  quiet();
+  capture_stderr();
   assert_int_equal(disk_write(path, "new", 3), CLI_BAD);
-  assert_non_null(strstr(said(), "odd: is a symbolic link, expected a regular file"));
+  assert_non_null(strstr(captured_stderr(), "odd: is a symbolic link, expected a regular file"));
   disk_remove(path);
   assert_true(disk_exists(path));
   assert_int_equal(disk_read(path, &text), CLI_OK); /* reading follows links */
@@ -126,12 +127,12 @@ static void only_regular_files(void **state) {
   free(text);
   assert_int_equal(unlink(path), 0);
   assert_int_equal(mkfifo(path, 0600), 0);
-  quiet();
+  capture_stderr();
   assert_int_equal(disk_read(path, &text), CLI_BAD);
-  assert_non_null(strstr(said(), "odd: not a regular file"));
-  quiet();
+  assert_non_null(strstr(captured_stderr(), "odd: not a regular file"));
+  capture_stderr();
   assert_int_equal(disk_write(path, "new", 3), CLI_BAD);
-  assert_non_null(strstr(said(), "odd: is a pipe, expected a regular file"));
+  assert_non_null(strstr(captured_stderr(), "odd: is a pipe, expected a regular file"));
   disk_remove(path);
   assert_true(disk_exists(path));
 }
@@ -144,9 +145,9 @@ static void a_folder_is_locked(void **state) {
   assert_int_equal(disk_make_folder(path), CLI_OK);
   assert_int_equal(disk_lock(path, "train", &first), CLI_OK);
   assert_true(first >= 0);
-  quiet();
+  capture_stderr();
   const int rc = disk_lock(path, "train", &second);
-  assert_non_null(strstr(said(), "--out: another natgrad train is running in "));
+  assert_non_null(strstr(captured_stderr(), "--out: another natgrad train is running in "));
   assert_int_equal(rc, CLI_BAD);
   assert_int_equal(second, -1);
   assert_int_equal(close(first), 0);
@@ -169,7 +170,7 @@ int __wrap_rename(const char *from, const char *to) {
 
 static bool bad_close;
 int __real_close(int fd);
-/* Visible, because the thread sanitizer calls it, too. */
+/* Visible, because the thread sanitizer also calls this function. */
 __attribute__((visibility("default"))) int __wrap_close(int fd);
 int __wrap_close(int fd) {
   const int rc = __real_close(fd);
@@ -180,11 +181,11 @@ int __wrap_close(int fd) {
 
 /* An error of close is an error of writing. */
 static void must_fail_to_close(const char *path) {
-  quiet();
+  capture_stderr();
   bad_close = true;
   const int rc = disk_write(path, "three", 5);
   bad_close = false;
-  assert_non_null(strstr(said(), "cannot be written: Input/output error"));
+  assert_non_null(strstr(captured_stderr(), "cannot be written: Input/output error"));
   assert_int_equal(rc, CLI_BAD);
 }
 
@@ -204,22 +205,23 @@ static void files_are_written_whole_or_not(void **state) {
   must_fail_to_close(file);
   assert_false(disk_exists(part));
   no_rename = true;
-  quiet();
+  capture_stderr();
   const int rc = disk_write(file, "three", 5);
   no_rename = false;
-  assert_non_null(strstr(said(), "c/f: cannot be written: Permission denied"));
+  assert_non_null(strstr(captured_stderr(), "c/f: cannot be written: Permission denied"));
   assert_int_equal(rc, CLI_BAD);
   assert_false(disk_exists(part));
   assert_int_equal(mkdir(part, 0700), 0); /* a folder with the name of the temporary file */
-  quiet();
+  capture_stderr();
   assert_int_equal(disk_write(file, "three", 5), CLI_BAD);
-  assert_non_null(strstr(said(), "c/f.natgrad-part: is a folder, expected a regular file"));
+  assert_non_null(
+      strstr(captured_stderr(), "c/f.natgrad-part: is a folder, expected a regular file"));
   assert_int_equal(disk_read(file, &text), CLI_OK);
   assert_string_equal(text, "two and more");
   free(text);
-  quiet();
+  capture_stderr();
   assert_int_equal(disk_make_folder(file), CLI_BAD);
-  assert_non_null(strstr(said(), "c/f: cannot be made a folder"));
+  assert_non_null(strstr(captured_stderr(), "c/f: the folder cannot be created"));
   free(file);
   free(part);
 }

@@ -18,7 +18,7 @@ static const char *const files[] = {"fc1.safetensors", "conv.safetensors",
                                     "block%2Fdown.safetensors", "seq.safetensors"};
 enum { FILES = sizeof files / sizeof files[0] };
 
-static path below(const path *dir, const char *name) {
+static path path_in(const path *dir, const char *name) {
   path p;
   (void)snprintf(p.text, sizeof p.text, "%.80s/%.70s", dir->text, name);
   return p;
@@ -30,7 +30,7 @@ static int32_t drop(const path *dir) {
   if (d == NULL) return 0;
   for (struct dirent *e = readdir(d); e != NULL; e = readdir(d)) {
     if (e->d_name[0] == '.') continue;
-    const path p = below(dir, e->d_name);
+    const path p = path_in(dir, e->d_name);
     n += unlink(p.text) == 0;
   }
   (void)closedir(d);
@@ -100,7 +100,7 @@ static void a_loaded_run_equals_the_saved_run(void **state) {
   }
 }
 
-/* A layer with loaded factors counts as observed, so it is solved without a new observation. */
+/* The library solves a layer with loaded factors without a new observation. */
 static void loaded_factors_count_as_observed(void **state) {
   static const sim_setup how = {.method = "natgrad", .set = "", .vary = SIM_SMALL};
   const path dir = path_of("deep/er");
@@ -188,7 +188,7 @@ static void factors_load_on_other_ranks(void **state) {
         assert_true(moved.hash[r] == moved.hash[0]);
       }
       for (int k = 0; k < FILES; k++) {
-        const path a = below(&first, files[k]), b = below(&second, files[k]);
+        const path a = path_in(&first, files[k]), b = path_in(&second, files[k]);
         assert_same_file(a.text, b.text);
       }
       assert_int_equal(drop(&first), FILES);
@@ -212,7 +212,7 @@ static void missing_files_change_nothing(void **state) {
   assert_true(sim_fingerprint(&b) == before);
   assert_true(sim_step(&a, 0) >= NG_OK);
   save(&a, &dir);
-  const path conv = below(&dir, files[1]);
+  const path conv = path_in(&dir, files[1]);
   assert_int_equal(unlink(conv.text), 0);
   assert_int_equal(load(&b, &dir), FILES - 1);
   assert_int_equal(drop(&dir), FILES - 1);
@@ -229,7 +229,7 @@ static void refused(sim *s, const char *dir, ng_status st, const char *says, uin
 
 /* The damaged file is read last; then averages of the files before are not used, either. */
 static void damaged_files_are_refused(void **state) {
-  const path dir = path_of("factors"), file = below(&dir, files[3]);
+  const path dir = path_of("factors"), file = path_in(&dir, files[3]);
   sim a, b;
   size_t n;
   open_at(&a, &plain, 3);
@@ -247,7 +247,7 @@ static void damaged_files_are_refused(void **state) {
     write_file(file.text, bytes, cut);
     refused(&b, dir.text, NG_ERR_FILE, files[3], before);
   }
-  const path other = below(&dir, files[0]);
+  const path other = path_in(&dir, files[0]);
   assert_int_equal(unlink(file.text), 0);
   assert_int_equal(rename(other.text, file.text), 0);
   refused(&b, dir.text, NG_ERR_FILE, "another layer", before);
@@ -319,7 +319,7 @@ static ng_status fail_to_load(int32_t rank, ng_transport *t, void *arg) {
 }
 
 static void a_fault_on_one_rank_is_refused_by_all(void **state) {
-  const path dir = path_of("factors"), file = below(&dir, files[2]);
+  const path dir = path_of("factors"), file = path_in(&dir, files[2]);
   ng_status each[4];
   sim a;
   open_at(&a, &plain, 3);

@@ -1,8 +1,8 @@
-/* t_family_matrix.c: Shampoo and SOAP as families of a test (matrix_families.h), in one model with a Kronecker layer, on
- * 1 to 4 ranks, against dense formulas in double: own solve periods, save, resume, skipped steps, reports.
+/* t_family_matrix.c: Shampoo and SOAP as families of a test (matrix_families.h), in one model with a Kronecker layer,
+ * on 1 to 4 ranks, against dense formulas in double: own solve periods, save, resume, skipped steps, reports.
  *
- * Tolerance.  `ref` computes eigenvectors in double: 1e-5 of the largest entry is ten times the largest difference of 20
- * seeds.  LAPACK computes them in f32: 2e-4.  Runs that must be equal are compared bit for bit. */
+ * Tolerance.  `ref` computes eigenvectors in double: 1e-5 of the largest entry is ten times the largest difference of
+ * 20 seeds.  LAPACK computes them in f32: 2e-4.  Runs that must be equal are compared bit for bit. */
 #include "dense.h"
 #include "draw.h"
 #include "family_run.h"

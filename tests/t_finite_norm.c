@@ -22,7 +22,7 @@ typedef struct norm_case {
   int32_t ranks;
   float huge;   /* an element of g in step HUGE_STEP, on the last rank */
   int calls;    /* micro-batches of a step */
-  bool refused; /* step HUGE_STEP must be skipped; if not, a 2x2 block may be singular after it */
+  bool refused; /* step HUGE_STEP must be skipped; otherwise 2x2 blocks may become singular */
   char options[160];
   ng_status status[RANKS];        /* of step HUGE_STEP */
   char message[RANKS][200];       /* the fault; "" if there is none */
@@ -32,18 +32,13 @@ typedef struct norm_case {
 /* ---- the layer -------------------------------------------------------------------------------*/
 
 static ng_status describe(const norm_case *n, ng_precond *p) {
-  ng_layer l;
-  ng_layer_init(&l,
-                n->kind == WORDS    ? NG_EMBEDDING
-                : n->kind == LINEAR ? NG_LINEAR
-                                    : NG_NORM,
-                sizeof l);
-  l.name = "layer";
-  l.in = n->kind == WORDS ? VOCABULARY : C;
-  if (n->kind == WORDS || n->kind == LINEAR) {
-    l.out = C;
+  if (n->kind >= WORDS) {
+    const bool words = n->kind == WORDS;
+    const ng_layer l =
+        layer_of(words ? NG_EMBEDDING : NG_LINEAR, "layer", words ? VOCABULARY : C, C);
     return ng_add_layer(p, &l, NULL);
   }
+  ng_layer l = layer_of(NG_NORM, "layer", C, 0);
   l.bias = 1;
   l.norm_kind = n->kind == BATCH ? NG_BATCH_NORM : n->kind == LAYER ? NG_LAYER_NORM : NG_GROUP_NORM;
   l.norm_input = n->input;
@@ -126,8 +121,7 @@ static ng_status run_rank(int32_t rank, ng_transport *t, void *arg) {
   if (st == NG_OK) st = describe(n, f.p);
   if (st == NG_OK) st = bind(n, &f, grad);
   if (st == NG_OK) st = ng_ready(f.p);
-  if (st != NG_OK)
-    (void)snprintf(why, 200, "not ready: %.150s", f.ctx ? ng_last_error(f.ctx) : f.message);
+  if (st != NG_OK) (void)snprintf(why, 200, "not ready: %.150s", fixture_message(&f));
   for (int s = 0; s < STEPS && st >= NG_OK; s++) {
     memset(before, 0, sizeof before);
     memset(after, 0, sizeof after);
@@ -172,9 +166,9 @@ static void check_case(norm_case n, bool refused) {
   }
 }
 
-/* The square of 1e8 is in the range of f32, the squares of 1e25 and 1e30 are not.  f16 ends at 65504: 30^2 is in its range,
- * 3e4^2 times the weight 1/20 is not. */
-static void each(const char *with, int32_t ranks, bool half) {
+/* The square of 1e8 is in the range of f32, the squares of 1e25 and 1e30 are not.  f16 ends at 65504: 30^2 is in its
+ * range, 3e4^2 times the weight 1/20 is not. */
+static void check_all_kinds(const char *with, int32_t ranks, bool half) {
   static const char *const block[] = {"unit", "full", "diagonal"};
   for (int k = 0; k < KINDS; k++)
     for (int b = 0; b < (k < WORDS ? 3 : 2); b++)
@@ -205,8 +199,8 @@ static void averages_stay_finite(void **state) {
   static const char *const with[] = {"", "calls=ema", "stat_start=identity", "factor_dtype=f16",
                                      "factor_dtype=bf16"};
   for (int i = 0; i < 5; i++) {
-    each(with[i], 1, i == 3);
-    if (i != 2) each(with[i], RANKS, i == 3);
+    check_all_kinds(with[i], 1, i == 3);
+    if (i != 2) check_all_kinds(with[i], RANKS, i == 3);
   }
 }
 

@@ -71,14 +71,12 @@ static bool is_refused(const ng_context *ctx, ng_status st, pid_t parent) {
 static int refused(model *m, pid_t parent) {
   ng_context *ctx = m->f.ctx;
   ng_precond *p = m->f.p, *other = NULL;
-  ng_batch batch;
+  const ng_batch batch = batch_of(B);
   char value[64];
   int32_t index;
   const ng_sgd how = fixture_sgd(0.1, 0.9);
   const plane a = plane_of(m->a, B, IN, NG_F32), g = plane_of(m->g, B, OUT, NG_F32);
   const plane grad = plane_of(m->grad, OUT, IN, NG_F32);
-  ng_batch_init(&batch, sizeof batch);
-  batch.samples = B;
   CHILD(is_refused(ctx, ng_precond_create(ctx, NULL, &other), parent) && other == NULL);
   CHILD(is_refused(ctx, ng_add_linear(p, "two", 2, 2, 0, &index), parent));
   CHILD(is_refused(ctx, ng_add_tensor(p, "three", 2, &index), parent));

@@ -106,7 +106,7 @@ static ng_status run_rank(int32_t rank, ng_transport *t, void *arg) {
   if (st == NG_OK) st = ng_report_read(f.p, &report);
   l->moments[rank] = report.moments;
   if (rank == 0 && st != NG_OK)
-    (void)snprintf(l->message, sizeof l->message, "%s", f.ctx ? ng_last_error(f.ctx) : f.message);
+    (void)snprintf(l->message, sizeof l->message, "%s", fixture_message(&f));
   fixture_close(&f);
   return st;
 }
@@ -153,7 +153,7 @@ static void owners_send_the_same_weights(void **state) {
   }
 }
 
-/* clip = ratio needs each preconditioned gradient on all ranks, so it is refused. */
+/* clip = ratio needs each preconditioned gradient on all ranks. */
 static void clips_of_one_tensor_are_refused(void **state) {
   gather_run *l = new_run(LINE "sgd update_ranks=owner clip=ratio clip_bound=0.1", 2, false);
   assert_int_equal(run_all(l), NG_ERR_ARG);

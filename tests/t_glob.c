@@ -1,5 +1,5 @@
 /* t_glob.c: globs of skip_layers and per_layer: matches, against fnmatch(3) in the C locale; refused lists; globs
- * for published regular expressions, against regexec(3). */
+ * for published regular expressions, against regexec(3); layers that skip_layers excludes. */
 #include "unit_test.h"
 #include "fixture.h"
 #include "option/option.h"
@@ -138,10 +138,70 @@ static void translated_expressions_match_as_regexec(void **state) {
   assert_false(ng_globs_of_search("\\w", small, sizeof small));
 }
 
+static ng_layer conv(const char *name, int64_t out) {
+  ng_layer l = layer_of(NG_CONV2D, name, 3, out);
+  l.image[0] = l.image[1] = 4;
+  return l;
+}
+
+/* A 1 for each layer that the globs match. */
+static void skip_layers_excludes_matching_layers(void **state) {
+  static const char *const skip[][2] = {{"", "0000"},
+                                        {"fc*", "1000"},
+                                        {"fc1", "1000"},
+                                        {"linear", "1010"},
+                                        {"Conv2d", "0101"},
+                                        {"conv*", "0101"},
+                                        {"*", "1111"},
+                                        {"[Ll]in*", "1010"},
+                                        {"a*,b*", "0010"},
+                                        {"?c1", "1000"},
+                                        {"*2*", "0101"},
+                                        {"linear/5", "0010"},
+                                        {"a*,linear/2", "1010"},
+                                        {"linear/[27]", "1000"}};
+  const ng_layer layer[] = {layer_of(NG_LINEAR, "fc1", 3, 2), conv("conv2", 2),
+                            layer_of(NG_LINEAR, "a.head", 3, 5), conv("stem", 7)};
+  enum { LAYERS = sizeof layer / sizeof layer[0] };
+  int32_t unused = 0;
+  for (size_t i = 0; i < sizeof skip / sizeof skip[0]; i++) {
+    ng_options o = fixture_parse("");
+    fixture f;
+    fixture_set(&o, "skip_layers", skip[i][0]);
+    fixture_ok(&f, fixture_open_options(&f, &o, NULL));
+    ng_precond *p = f.p;
+    for (int32_t k = 0, index; k < LAYERS; k++)
+      assert_int_equal(ng_add_layer(p, &layer[k], &index), NG_OK);
+    assert_int_equal(ng_ready(p), NG_OK);
+    /* layers without bias; then globs without a layer */
+    assert_true(ng_explain_count(p) >= LAYERS);
+    for (int32_t k = LAYERS; k < ng_explain_count(p); k++) {
+      ng_explain_row row = {.struct_size = sizeof row};
+      assert_int_equal(ng_explain(p, k, &row), NG_OK);
+      assert_string_equal(row.why, "skip_layers: this glob matches no layer");
+      assert_int_equal(row.index, -1);
+      assert_non_null(strstr(skip[i][0], row.name));
+      unused++;
+    }
+    for (int32_t k = 0; k < LAYERS; k++) {
+      ng_explain_row row = {.struct_size = sizeof row};
+      const bool skipped = skip[i][1][k] == '1';
+      assert_int_equal(ng_explain(p, k, &row), NG_OK);
+      assert_int_equal(row.covered, !skipped);
+      if (skipped) assert_non_null(strstr(row.why, "matches skip_layers"));
+    }
+    fixture_close(&f);
+  }
+  assert_true(unused > 0);
+}
+
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(globs_match_by_table),
-                                     cmocka_unit_test(globs_match_as_fnmatch),
-                                     cmocka_unit_test(regular_expressions_are_refused),
-                                     cmocka_unit_test(translated_expressions_match_as_regexec)};
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(globs_match_by_table),
+      cmocka_unit_test(globs_match_as_fnmatch),
+      cmocka_unit_test(regular_expressions_are_refused),
+      cmocka_unit_test(translated_expressions_match_as_regexec),
+      cmocka_unit_test(skip_layers_excludes_matching_layers),
+  };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

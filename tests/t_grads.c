@@ -211,9 +211,9 @@ static void every_call_fails(const char *method, tap_way w) {
   assert_true(calls > 20);
   for (int64_t k = 1; k <= calls; k++) {
     l.fail_at = k;
-    quiet();
+    capture_stderr();
     const ng_status st = ranks_run(RANKS, live, &l, NULL);
-    const char *words = said();
+    const char *words = captured_stderr();
     assert_int_equal(st, NG_OK);
     const bool came = l.calls >= k; /* the number of tests depends on timing */
     for (int r = 0; r < RANKS; r++) {
@@ -240,9 +240,9 @@ static void a_diverging_rank_ends_all_ranks(void **state) {
       begin(&l, method[m], "2");
       must_set(&l.s, "epochs", "1"); /* all of them */
       ((float *)(uintptr_t)l.d.train.reals)[6 * sample] = NAN;
-      quiet();
+      capture_stderr();
       const ng_status st = ranks_run(RANKS, live, &l, NULL);
-      const char *words = said();
+      const char *words = captured_stderr();
       assert_int_equal(st, NG_OK);
       for (int r = 0; r < RANKS; r++) {
         if (l.rc[r] != CLI_OK || !l.diverged[r] || l.steps[r] != l.steps[0])

@@ -81,9 +81,9 @@ static void ok(const model *m, ng_status st) { fixture_ok(&m->f, st); }
 #define WRONG(call, word, which)                                                                   \
   do {                                                                                             \
     assert_int_equal(call, NG_ERR_ARG);                                                            \
-    const char *said = ng_last_error(m.f.ctx);                                                     \
-    if (!strstr(said, word) || !strstr(said, which))                                               \
-      fail_msg("'%s' lacks %s %s", said, word, which);                                             \
+    const char *message = ng_last_error(m.f.ctx);                                                  \
+    if (!strstr(message, word) || !strstr(message, which))                                         \
+      fail_msg("'%s' lacks %s %s", message, word, which);                                          \
   } while (0)
 
 /* A wrong argument of a step; `group` has the wrong number, zeros keep the valid ones. */
@@ -198,7 +198,7 @@ typedef struct job {
   const mistake *mistake; /* of rank ODD; NULL: none */
   ng_status first[RANKS], last[RANKS];
   double nu[RANKS];
-  char said[RANKS][256];
+  char message[RANKS][256];
   float weight[RANKS][NUMBERS];
   bool changed[RANKS];
 } job;
@@ -215,7 +215,7 @@ static ng_status run_rank(int32_t rank, ng_transport *t, void *arg) {
   st = step_with(&m, rank == ODD && j->mistake != NULL ? j->mistake : &none, false);
   j->first[rank] = st;
   j->changed[rank] = memcmp(before, m.weight, sizeof before) != 0;
-  (void)snprintf(j->said[rank], sizeof j->said[rank], "%s", ng_last_error(m.f.ctx));
+  (void)snprintf(j->message[rank], sizeof j->message[rank], "%s", ng_last_error(m.f.ctx));
   if (st == NG_ERR_ARG) st = step_with(&m, &none, false);
   j->last[rank] = st;
   ng_report r = {.struct_size = sizeof r};
@@ -237,8 +237,9 @@ static void a_mistake_of_one_rank_is_refused_by_all(void **state) {
       assert_false(j.changed[r]);
       assert_int_equal(j.last[r], NG_OK);
     }
-    if (!strstr(j.said[ODD], w->word)) fail_msg("'%s' lacks '%s'", j.said[ODD], w->word);
-    if (!strstr(j.said[0], "1 of 3 ranks")) fail_msg("'%s' does not count the ranks", j.said[0]);
+    if (!strstr(j.message[ODD], w->word)) fail_msg("'%s' lacks '%s'", j.message[ODD], w->word);
+    if (!strstr(j.message[0], "1 of 3 ranks"))
+      fail_msg("'%s' does not count the ranks", j.message[0]);
   }
 }
 

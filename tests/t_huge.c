@@ -38,7 +38,7 @@ static const update in_place = {.name = "ng_step", .lr = 0.1, .in_place = true};
 
 /* ---- one element -----------------------------------------------------------------------------*/
 
-/* x if it is finite in dtype t, else `old`; then set *stayed. */
+/* Return x in dtype t if the result is finite; else set *stayed and return `old`. */
 static float keep(float x, float old, ng_dtype t, int *stayed) {
   uint32_t bits;
   ng_from_f32(&bits, t, &x, 1);
@@ -81,7 +81,7 @@ typedef struct element_run {
   element before[RANKS], after[RANKS][ALL];
   ng_status status[RANKS], next[RANKS];
   int64_t overflowed[RANKS];
-  char said[RANKS][200];
+  char message[RANKS][200];
 } element_run;
 
 static ng_status run(int32_t rank, ng_transport *t, void *arg) {
@@ -94,7 +94,7 @@ static ng_status run(int32_t rank, ng_transport *t, void *arg) {
     ng_report r = {.struct_size = sizeof r};
     x->before[rank] = element_of(&m, x->place);
     x->status[rank] = fill_and_step(&m, x->by, x->place, x->size);
-    (void)snprintf(x->said[rank], sizeof x->said[rank], "%s", ng_last_error(m.f.ctx));
+    (void)snprintf(x->message[rank], sizeof x->message[rank], "%s", ng_last_error(m.f.ctx));
     for (int i = 0; i < ALL; i++)
       x->after[rank][i] = element_of(&m, i);
     st = ng_report_read(m.f.p, &r);
@@ -136,11 +136,12 @@ static void one_element(const update *by, ng_dtype type, double size, int32_t ra
            x.status[r] == (stayed && writes ? NG_RESCUED : NG_OK) &&
            /* AdamW: a momentum of 3e38 over a small second moment overflows again */
            (by->beta2 > 0 || x.next[r] == (stayed && owned && ranks > 1 ? NG_RESCUED : NG_OK));
-    if (same && (!stayed || !writes || strstr(x.said[r], "'t': elements whose") != NULL)) continue;
+    if (same && (!stayed || !writes || strstr(x.message[r], "'t': elements whose") != NULL))
+      continue;
     fail_msg("%s, %s weights, %g, rank %d of %d: %s, then %s (%s), %d elements; %g %g %g, "
              "expected %g %g %g",
              by->name, ng_dtype_name(type), size, r, ranks, ng_status_name(x.status[r]),
-             ng_status_name(x.next[r]), x.said[r], (int)x.overflowed[r], (double)is->w,
+             ng_status_name(x.next[r]), x.message[r], (int)x.overflowed[r], (double)is->w,
              (double)is->m, (double)is->v, (double)e.w, (double)e.m, (double)e.v);
   }
 }
@@ -242,10 +243,10 @@ typedef struct huge_run {
   ng_dtype type;
   int place, before, after; /* of the huge number; numbers of ordinary steps */
   double size;
-  bool state;              /* check every array of the state, too */
-  ng_status status[RANKS]; /* of the huge step */
-  int skipped[RANKS];      /* ordinary steps that were skipped */
-  char said[RANKS][200];   /* message of the huge step */
+  bool state;               /* check every array of the state, too */
+  ng_status status[RANKS];  /* of the huge step */
+  int skipped[RANKS];       /* ordinary steps that were skipped */
+  char message[RANKS][200]; /* message of the huge step */
 } huge_run;
 
 /* The name of a non-finite array of the state, or NULL. */
@@ -257,7 +258,7 @@ static const char *bad_array(const model *m) {
     if (ng_state_at(m->f.p, i, &info) != NG_OK) return "ng_state_at";
     if (info.dtype == NG_U8 || info.dtype == NG_I32) continue;
     const ng_status st = ng_state_read(m->f.p, i, bytes, info.bytes);
-    if (st == NG_ERR_STATE) continue; /* another rank stores it */
+    if (st == NG_ERR_STATE) continue; /* another rank stores this array */
     if (st != NG_OK) return "ng_state_read";
     if (!ng_all_finite(bytes, info.dtype, info.bytes / ng_dtype_size(info.dtype))) return info.name;
   }
@@ -274,7 +275,7 @@ static ng_status run_rank(int32_t rank, ng_transport *t, void *arg) {
     st = fill_and_step(&m, huge ? &x->huge : &x->by, huge ? x->place : NOWHERE, x->size);
     if (huge) {
       x->status[rank] = st;
-      (void)snprintf(x->said[rank], sizeof x->said[rank], "%s", ng_last_error(m.f.ctx));
+      (void)snprintf(x->message[rank], sizeof x->message[rank], "%s", ng_last_error(m.f.ctx));
     }
     const char *bad = !ng_all_finite(m.weight, x->type, ALL) ? "a weight"
                       : x->state && i >= x->before           ? bad_array(&m)
@@ -427,7 +428,7 @@ static void a_huge_rate_leaves_weights_finite(void **state) {
                   .state = true};
     none_skipped(&x, i % 2 ? 1 : RANKS);
     assert_int_equal(x.status[0], lr[i % 7] < 1e28 ? NG_OK : NG_RESCUED);
-    if (x.status[0] == NG_RESCUED) assert_non_null(strstr(x.said[0], "kept their old value"));
+    if (x.status[0] == NG_RESCUED) assert_non_null(strstr(x.message[0], "kept their old value"));
   }
 }
 

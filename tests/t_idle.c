@@ -1,14 +1,8 @@
-/* t_idle.c: ng_options_idle returns exactly the options without an effect.
+/* t_idle.c: ng_options_idle returns exactly the options without an effect, and names the option that they need.
  *
  * Run with other values of each option.  An idle option changes no bit.  For every kind of window, a window option
  * that is not idle has at least one value that changes the directions, or all its values are refused. */
-#include "unit_test.h"
-#include "draw.h"
-#include "fixture.h"
-
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
+#include "options_help.h"
 
 enum { B = 2, ROWS = 6, COLS = 5, D = ROWS * COLS + ROWS + 4, STEPS = 7 };
 
@@ -132,7 +126,89 @@ static void idle_options_have_no_effect(void **state) {
   assert_true(idle > 60);
 }
 
+/* ---- what an idle option needs ---------------------------------------------------------------*/
+
+static ng_options with_method(const char *name) {
+  ng_options o = standard_options();
+  fixture_set(&o, "method", name);
+  return o;
+}
+
+static void needs(const ng_options *o, const char *option, const char *expected) {
+  char text[128] = "x";
+  assert_int_equal(ng_options_idle(o, option, text, sizeof text), NG_OK);
+  if (strcmp(text, expected) != 0) fail_msg("%s needs '%s', expected '%s'", option, text, expected);
+}
+
+static void idle_options_name_what_they_need(void **state) {
+  static const char *const clip[] = {"kl", "rescale", "norm", "ratio", "rms", "value", "none"};
+  ng_options o = standard_options();
+  for (int i = 0; i < 7; i++) {
+    fixture_set(&o, "clip", clip[i]);
+    needs(&o, "kl_clip", i == 0 ? "" : "clip = kl");
+    needs(&o, "kl-clip", i == 0 ? "" : "clip = kl");
+    needs(&o, "clip_bound", i >= 2 && i <= 5 ? "" : "clip = norm, ratio, rms or value");
+    needs(&o, "damping", "");
+    needs(&o, "clip", "");
+  }
+  o = with_method("mfac");
+  needs(&o, "window_fill", "window_store = topk, topk-layer, topk-block or lowrank");
+  needs(&o, "window_momentum_form", "window_momentum above 0");
+  needs(&o, "window_scope", "");
+  o = with_method("lowrank-mfac");
+  needs(&o, "window_fill", "");
+  o = with_method("topk-sgd");
+  needs(&o, "damping", "window_function = mfac, mfac-filled, ggt, adam or adagrad");
+  needs(&o, "window_scope", "");
+  fixture_set(&o, "window_store", "dense");
+  needs(&o, "window_scope",
+        "window_function = mfac, mfac-filled or ggt, or window_store = topk, topk-layer or "
+        "topk-block");
+  o = with_method("topk-adam");
+  needs(&o, "damping", "");
+  o = with_method("natgrad");
+  o = with_method("eva");
+  needs(&o, "stat_decay", "");
+  fixture_set(&o, "sides", "input");
+  needs(&o, "stat_decay", "");
+  fixture_set(&o, "sides", "none");
+  needs(&o, "stat_decay", "sides = both or input");
+  needs(&o, "stat_batch", "sides = both or input");
+  needs(&o, "sides", "");
+
+  char text[128];
+  assert_int_equal(ng_options_idle(&o, "stat_decay", text, 22), NG_OK);
+  assert_int_equal(ng_options_idle(&o, "stat_decay", text, 21), NG_ERR_ARG);
+  assert_string_equal(text, "");
+  assert_int_equal(ng_options_idle(&o, "stat_decay", text, 3), NG_ERR_ARG);
+  assert_int_equal(ng_options_idle(&o, "no_such_option", text, sizeof text), NG_ERR_ARG);
+}
+
+/* ng_option_info.needs names the option at the start of the sentence, if there is one. */
+static void needs_is_the_option_of_the_sentence(void **state) {
+  int32_t named = 0;
+  for (int32_t i = 0; i < ng_option_count(); i++) {
+    const ng_option_info info = option_info(i);
+    ng_options o = with_method("adasgd"); /* sides = none */
+    char text[128], begins[64];
+    fixture_set(&o, "clip", "rescale");
+    fixture_set(&o, "placement", "spngd");
+    fixture_set(&o, "window_function", "step");
+    fixture_set(&o, "window_decay_form", "none");
+    assert_int_equal(ng_options_idle(&o, info.name, text, sizeof text), NG_OK);
+    assert_int_equal(text[0] != 0, info.needs[0] != 0);
+    (void)snprintf(begins, sizeof begins, "%s ", info.needs);
+    if (info.needs[0] != 0) assert_memory_equal(text, begins, strlen(begins));
+    named += info.needs[0] != 0;
+  }
+  assert_true(named > 10);
+}
+
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(idle_options_have_no_effect)};
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(idle_options_have_no_effect),
+      cmocka_unit_test(idle_options_name_what_they_need),
+      cmocka_unit_test(needs_is_the_option_of_the_sentence),
+  };
   return cmocka_run_group_tests_name("idle options", tests, NULL, NULL);
 }

@@ -38,7 +38,8 @@ static bool put_image_file(const char *name, int n) {
   return true;
 }
 
-/* Write all/train/{ant,bee,cat}/NN.png with image n = class * EACH + i, and all/val with image n + 1000, one per class. */
+/* Write all/train/{ant,bee,cat}/NN.png with image n = class * EACH + i, and all/val with image n + 1000, one per class.
+ * */
 static bool made_folder(void) {
   static int state;
   if (state != 0) return state > 0;
@@ -91,13 +92,13 @@ static void folders_are_classes(void **state) {
   /* Without train/ a folder is one split; other files are ignored and counted. */
   run("cd '%s' && touch all/train/bee/notes.txt all/train/README && touch all/train/bee/.hid%s",
       "den");
-  quiet();
+  capture_stderr();
   assert_int_equal(data_open(spec("all/train", ""), &e), 0);
-  assert_string_equal(said(), ""); /* only rank 0 prints */
-  quiet();
+  assert_string_equal(captured_stderr(), ""); /* only rank 0 prints */
+  capture_stderr();
   data_print_notes(&e);
-  assert_non_null(
-      strstr(said(), "2 files are not named .jpg, .jpeg or .png, left out; the first is "));
+  assert_non_null(strstr(captured_stderr(),
+                         "2 files are not named .jpg, .jpeg or .png, left out; the first is "));
   assert_true(e.train.n == CLASSES * EACH && e.test.n == 0);
   data_close(&e);
   run("cd '%s' && rm all/train/bee/notes.txt all/train/REA%s", "DME");
@@ -129,7 +130,8 @@ static void lists_name_files(void **state) {
   static const char tested[] = "/ant/00.png 0\nbee/00.png 7\n";
   put_file("all/train/tested", tested + 1, sizeof tested - 2);
   (void)snprintf(more + n, sizeof more - n, ",test=%s", in_folder("all/train/tested"));
-  must_refuse(spec("all/list", more), "all/ant/00.png: No such file"); /* root is for both */
+  /* `root` applies to both splits */
+  must_refuse(spec("all/list", more), "all/ant/00.png: No such file");
   assert_int_equal(data_open(spec("all/list", more + n), &d), 0);
   assert_true(d.train.n == 3 && d.test.n == 2 && d.classes == 8 && d.images->total == 5);
   assert_non_null(strstr(d.test.images->path[1], "all/train/bee/00.png"));
@@ -292,7 +294,7 @@ static void means_are_files_too(void **state) {
 
 /* ---- threads, resuming, damage -----------------------------------------------------------------*/
 
-static uint64_t digest(uint64_t sum, const feed *f, int count) {
+static uint64_t hash_batches(uint64_t sum, const feed *f, int count) {
   const unsigned char *b = (const unsigned char *)f->x;
   for (size_t i = 0; i < (size_t)count * SIDE * SIDE * 3 * sizeof *f->x; i++)
     sum = (sum ^ b[i]) * 1099511628211U;
@@ -311,10 +313,10 @@ static void run_epochs(const char *path, const char *more, int first, uint64_t s
   for (int i = first; i < 42; i++) {
     int32_t good = 0;
     assert_int_equal(feed_fill_train(&f, i / 2, i % 2), CLI_OK);
-    sums[i] = digest(14695981039346656037U, &f, 8);
+    sums[i] = hash_batches(14695981039346656037U, &f, 8);
     if (i % 5 != 3) continue;
     assert_int_equal(feed_fill_test(&f, 0, 3, &good), CLI_OK);
-    sums[i] = digest(sums[i], &f, good);
+    sums[i] = hash_batches(sums[i], &f, good);
   }
   feed_free(&f);
   settings_free(&s);
@@ -328,7 +330,7 @@ static void threads_change_no_bit(void **state) {
   if (!made_folder()) skip();
   run("cd '%s' && rm -rf hurt && cp -r all hurt && head -c 60 all/train/bee/07.png >%s",
       "hurt/train/bee/07.png"); /* one of 123 is damaged */
-  quiet();
+  capture_stderr();
   run_epochs("hurt", ",threads=2", 0, one);
   for (int k = 0; k < 3; k++) {
     run_epochs("hurt", more[k], 0, other);
@@ -344,12 +346,12 @@ static void threads_change_no_bit(void **state) {
   feed_of(&d, "auto", &s, &f);
   for (size_t i = 0; i < sizeof jumps / sizeof jumps[0]; i++) {
     assert_int_equal(feed_fill_train(&f, jumps[i] / 2, jumps[i] % 2), CLI_OK);
-    assert_true(digest(14695981039346656037U, &f, 8) == one[jumps[i]]);
+    assert_true(hash_batches(14695981039346656037U, &f, 8) == one[jumps[i]]);
   }
   feed_free(&f);
   settings_free(&s);
   data_close(&d);
-  assert_non_null(strstr(said(), "07.png: unreadable, left out (1 of 123 files): "));
+  assert_non_null(strstr(captured_stderr(), "07.png: unreadable, left out (1 of 123 files): "));
 }
 
 /* A damaged file, its replacement, and the message. */
@@ -363,7 +365,7 @@ static void damaged_files_are_skipped(void **state) {
       "hurt/train/bee/07.png");
   assert_int_equal(data_open(spec("hurt", ""), &d), 0);
   feed_of(&d, "none", &s, &f);
-  quiet();
+  capture_stderr();
   int replaced = 0, late = 0;
   for (int i = 0; i < 42; i++) { /* one message in three epochs */
     const int32_t *order = f.order + i % 14 * 8;
@@ -375,7 +377,7 @@ static void damaged_files_are_skipped(void **state) {
       late += order[k] == BAD && k > 0;
     }
   }
-  const char *line = said();
+  const char *line = captured_stderr();
   assert_true(replaced > 1 && late > 0); /* 8 of 120 are in no batch of an epoch */
   assert_non_null(strstr(line, "hurt/train/bee/07.png: unreadable, left out (1 of 123 files): "));
   assert_ptr_equal(strchr(line, '\n'), line + strlen(line) - 1);
@@ -387,9 +389,10 @@ static void damaged_files_are_skipped(void **state) {
   assert_int_equal(data_open(spec("hurt", ""), &d), 0);
   feed_of(&d, "none", &s, &f);
   int32_t good = -1;
-  quiet();
+  capture_stderr();
   assert_int_equal(feed_fill_test(&f, 0, 3, &good), CLI_OK);
-  assert_non_null(strstr(said(), "left out (1 of 123 files): its first bytes are neither"));
+  assert_non_null(
+      strstr(captured_stderr(), "left out (1 of 123 files): its first bytes are neither"));
   assert_int_equal(good, 2);
   assert_true(f.labels[0] == 0 && f.labels[1] == 2);
   feed_free(&f);
@@ -399,10 +402,11 @@ static void damaged_files_are_skipped(void **state) {
   assert_int_equal(data_open(spec("hurt", ""), &d), 0);
   settings_free(&s);
   feed_of(&d, "none", &s, &f);
-  quiet();
+  capture_stderr();
   assert_int_equal(feed_fill_test(&f, 0, 3, &good), CLI_BAD);
   assert_non_null(
-      strstr(said(), "--data: images: 2 of 123 files are unreadable, more than 1 %; the last is "));
+      strstr(captured_stderr(),
+             "--data: images: 2 of 123 files are unreadable, more than 1 %; the last is "));
   feed_free(&f);
   settings_free(&s);
   data_close(&d);

@@ -201,7 +201,8 @@ static char *rewritten(const char *text, size_t n) {
   return o.text;
 }
 
-/* Whether the reader accepts a text; writing it twice gives the same text. */
+/* Return whether the reader accepts a text.  An accepted text that is written, read and written again must not change.
+ * */
 static bool accepts(const char *text, size_t n) {
   char *one = rewritten(text, n);
   if (one == NULL) return false;
@@ -305,7 +306,7 @@ static void errors_have_lines(void **state) {
   }
 }
 
-/* Replace every byte by every other one, delete it, end the text there. */
+/* For every byte: replace the byte by all other values, delete the byte, end the text there. */
 static void damaged_texts_are_refused_or_consistent(void **state) {
   static const char good[] =
       "{\"a\":[1,-2.5e3,true],\"b\":{\"c\\u00e9\":null,\"\xc3\xa9\":\"x\\n\"},"

@@ -18,7 +18,8 @@ static void fill(rng *r, uint8_t *x) {
   }
 }
 
-/* Draw strides for a shape: axes in a drawn order, a gap after some; return the number of elements from first to last. */
+/* Draw strides for a shape: axes in a drawn order, a gap after some; return the number of elements from first to last.
+ * */
 static int64_t draw_strides(rng *r, int32_t ndim, const int64_t *shape, int64_t *stride) {
   int64_t by = 1;
   const int32_t first = (int32_t)rng_below(r, ndim);

@@ -23,8 +23,8 @@
  * counts squared, 22 units of 1 + (off / deviation)^2; of a product of two of these their sum. */
 
 enum { MOST = 300, ALL = 160000 };
-/* Narrow rows; strips of 64 columns with and without a remainder, a number of rows that is no multiple of four; wide rows.
- * Then, for every kind: several chunks of samples, several blocks of rows. */
+/* Narrow rows; strips of 64 columns with and without a remainder, a number of rows that is no multiple of four; wide
+ * rows. Then, for every kind: several chunks of samples, several blocks of rows. */
 static const struct shape {
   int B, S, C;
 } shapes[] = {{9, 802, 21}, {9, 67, 150}, {9, 50, 300}, {9, 3, 64},
@@ -193,8 +193,8 @@ static void one_pass_is_dense(void **state) {
       for (int n = 0; n < 3; n++) {
         const double e = fabs(X[n * C + c] - want[n]) / may[n];
         if (!(e <= 1))
-          fail_msg("case %d, C %d, channel %d, %d: %g, not %g", (int)k, C, c, n, X[n * C + c],
-                   want[n]);
+          fail_msg("case %d, C %d, channel %d: number %d is %g, expected %g", (int)k, C, c, n,
+                   X[n * C + c], want[n]);
         worst = fmax(worst, e);
       }
     }

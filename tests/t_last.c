@@ -26,12 +26,12 @@ static const struct {
 /* The fault of a run.  It happens in step 1 on the last rank, unless stated otherwise. */
 typedef enum event {
   NOTHING,
-  UNOBSERVED,  /* the last micro-batch omits one layer */
-  NOT_FINITE,  /* an input */
-  UNBOUND,     /* a gradient is unbound, and bound again after ng_step reports it */
-  RESET,       /* all ranks observe different layers, then call ng_reset_batch */
-  PERIOD,      /* all ranks set a stat_period with which no statistic is due */
-  DESTROY,     /* all ranks leave, each after another number of observations */
+  UNOBSERVED, /* the last micro-batch omits one layer */
+  NOT_FINITE, /* an input */
+  UNBOUND, /* a gradient is unbound; ng_step reports the fault; then the gradient is bound again */
+  RESET,   /* all ranks observe different layers, then call ng_reset_batch */
+  PERIOD,  /* all ranks set a stat_period with which no statistic is due */
+  DESTROY, /* all ranks leave, each after another number of observations */
   ONE_HAS_LAST /* only rank 0 sets ng_batch.last */
 } event;
 
@@ -80,22 +80,15 @@ static ng_status observe_array(test_run *l, ng_precond *p, int32_t rank, int32_t
   return st == NG_SKIPPED ? NG_OK : st; /* ng_step returns NG_SKIPPED on all ranks */
 }
 
-static ng_status begin(ng_precond *p, int32_t last) {
-  ng_batch b;
-  ng_batch_init(&b, sizeof b);
-  b.samples = B;
-  b.last = last;
-  return ng_begin(p, &b);
-}
-
 static ng_status bind(const test_run *l, ng_precond *p, int32_t i, float *grad) {
   const plane v = plane_of(grad, layer[i].out, inputs_of(l, i), NG_F32);
   return plane_bind_grad(p, i, NG_WEIGHT, &v);
 }
 
 /* Observe numbers that belong to no step, other layers on each rank, and discard them. */
-static ng_status forget_one(test_run *l, ng_precond *p, int32_t rank) {
-  ng_status st = begin(p, l->last);
+static ng_status observe_and_reset(test_run *l, fixture *f, int32_t rank) {
+  ng_precond *p = f->p;
+  ng_status st = fixture_begin_last(f, B, l->last);
   for (int32_t k = 0; k < (rank == 0 ? 2 * LAYERS : rank) && st == NG_OK; k++) {
     st = observe_array(l, p, rank, 77, 0, k);
   }
@@ -113,17 +106,18 @@ static bool is_changed(const test_run *l, int32_t rank, int32_t step) {
   return changed;
 }
 
-static ng_status one_step(test_run *l, ng_precond *p, int32_t rank, int32_t step) {
+static ng_status one_step(test_run *l, fixture *f, int32_t rank, int32_t step) {
+  ng_precond *p = f->p;
   const bool now = step == 1;
   l->tap[rank].starts = 0;
-  ng_status st = now && l->what == RESET ? forget_one(l, p, rank) : NG_OK;
+  ng_status st = now && l->what == RESET ? observe_and_reset(l, f, rank) : NG_OK;
   for (int32_t i = 0; i < LAYERS && st == NG_OK; i++) {
     draw(l->out[rank][step][i], layer[i].out * inputs_of(l, i), 0, step, i);
     st = bind(l, p, i, l->out[rank][step][i]);
   }
   for (int32_t micro = 0; micro < MICRO && st == NG_OK; micro++) {
     const bool mine = l->what != ONE_HAS_LAST || rank == 0;
-    st = begin(p, micro == MICRO - 1 && mine ? l->last : 0);
+    st = fixture_begin_last(f, B, micro == MICRO - 1 && mine ? l->last : 0);
     const int32_t most = now && micro == MICRO - 1 && l->what == DESTROY ? 2 * rank : 2 * LAYERS;
     for (int32_t k = 0; k < most && st == NG_OK; k++) {
       st = observe_array(l, p, rank, step, micro, k);
@@ -159,11 +153,10 @@ static ng_status run_rank(int32_t rank, ng_transport *t, void *arg) {
   }
   if (st == NG_OK) st = ng_ready(f.p);
   for (int32_t step = 0; step < STEPS && st >= NG_OK; step++) {
-    st = l->step_status[rank][step] = one_step(l, f.p, rank, step);
+    st = l->step_status[rank][step] = one_step(l, &f, rank, step);
     if (l->what == DESTROY && step == 1) break;
   }
-  (void)snprintf(l->why[rank], sizeof l->why[0], "%s",
-                 f.ctx == NULL ? f.message : ng_last_error(f.ctx));
+  (void)snprintf(l->why[rank], sizeof l->why[0], "%s", fixture_message(&f));
   if (st >= NG_OK) st = ng_report_station(f.p, NG_AT_STATISTICS, &l->sums[rank]);
   l->status[rank] = st;
   fixture_close(&f);
@@ -321,8 +314,8 @@ static void last_on_one_rank_only_is_an_error_on_all(void **state) {
   assert_int_equal(met, 24); /* 9 to 16 inputs: three blocks; 25 to 32: two; 41 to 48: one */
 }
 
-/* The transport of one rank fails at each call in turn, also while it observes.  All ranks return an error, and no
- * gradient is half written. */
+/* The transport of one rank fails at each call in turn, also during an observation.  All ranks return an error, and no
+ * rank changes a gradient. */
 static void every_failing_call_ends_all_ranks(void **state) {
   static const char *const set[] = {"method=natgrad", "method=natgrad grad_worker_fraction=0",
                                     "method=eva", SLICES};
@@ -424,12 +417,12 @@ static void observations_after_last_are_refused(void **state) {
                fixture_open(&f, "method=natgrad", &(fixture_how){.linalg = "ref", .threads = 1}));
     fixture_ok(&f, fixture_linear(&f, "fc", grad, NULL));
     fixture_ok(&f, ng_ready(f.p));
-    fixture_ok(&f, begin(f.p, 0));
+    fixture_ok(&f, fixture_begin_last(&f, B, 0));
     fixture_ok(&f, fixture_observe(&f, 0, &x, &y));
     /* a layer may be observed often before the last micro-batch */
     fixture_ok(&f, fixture_observe(&f, 0, &x, &y));
-    fixture_fails(&f, begin(f.p, 2), NG_ERR_ARG, "last is 2, expected 0 or 1");
-    fixture_ok(&f, begin(f.p, 1));
+    fixture_fails(&f, fixture_begin_last(&f, B, 2), NG_ERR_ARG, "last is 2, expected 0 or 1");
+    fixture_ok(&f, fixture_begin_last(&f, B, 1));
     fixture_ok(&f, fixture_observe(&f, 0, &x, &y));
     if (twice) {
       fixture_fails(
@@ -437,14 +430,16 @@ static void observations_after_last_are_refused(void **state) {
           "layer 'fc': its input was observed a second time in the micro-batch that ng_batch.last");
       fixture_fails(&f, plane_output_grad(f.p, 0, &y, NG_COPY), NG_ERR_STATE,
                     "its output gradient");
-      fixture_fails(&f, begin(f.p, 0), NG_ERR_STATE, "the previous micro-batch had ng_batch.last");
-      fixture_fails(&f, begin(f.p, 1), NG_ERR_STATE, "the previous micro-batch had ng_batch.last");
+      fixture_fails(&f, fixture_begin_last(&f, B, 0), NG_ERR_STATE,
+                    "the previous micro-batch had ng_batch.last");
+      fixture_fails(&f, fixture_begin_last(&f, B, 1), NG_ERR_STATE,
+                    "the previous micro-batch had ng_batch.last");
     }
     fixture_ok(&f, ng_step(f.p, 0.1));
-    fixture_ok(&f, begin(f.p, 1)); /* the next step */
+    fixture_ok(&f, fixture_begin_last(&f, B, 1)); /* the next step */
     fixture_ok(&f, fixture_observe(&f, 0, &x, &y));
     fixture_ok(&f, ng_reset_batch(f.p));
-    fixture_ok(&f, begin(f.p, 1));
+    fixture_ok(&f, fixture_begin_last(&f, B, 1));
     fixture_close(&f);
   }
   assert_memory_equal(d[0], d[1], sizeof d[0]);

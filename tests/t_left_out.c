@@ -56,7 +56,7 @@ static ng_status bind(ng_precond *p, int32_t k, float *grad, float *weight) {
   return ng_bind(p, &b, 1);
 }
 
-static ng_status open_life(fixture *f, const test_run *l, const ng_transport *t) {
+static ng_status open_run(fixture *f, const test_run *l, const ng_transport *t) {
   ng_status st = fixture_open(f, l->set, &(fixture_how){.threads = 1, .transport = t});
   if (st == NG_OK) st = ng_add_linear(f->p, "fc1", IN, MID, 0, NULL);
   if (st == NG_OK) st = ng_add_linear(f->p, "fc2", MID, OUT, 0, NULL);
@@ -76,10 +76,6 @@ static ng_status observe(fixture *f, int32_t rank, int t, int32_t k, bool grad) 
 
 static ng_status one_step(test_run *l, fixture *f, int32_t rank, int t) {
   const bool out = t >= l->from && t < l->to;
-  ng_batch batch;
-  ng_batch_init(&batch, sizeof batch);
-  batch.samples = B;
-  batch.last = l->last;
   ng_status st = NG_OK;
   for (int32_t k = 0; k < LAYERS && st == NG_OK; k++) {
     float *g = l->grad[rank][t][k];
@@ -92,7 +88,7 @@ static ng_status one_step(test_run *l, fixture *f, int32_t rank, int t) {
     st = ng_freeze(f->p, k, 0);
   }
   if (st == NG_OK && out && l->what == FROZEN) st = ng_freeze(f->p, FC2, 1);
-  if (st == NG_OK) st = ng_begin(f->p, &batch);
+  if (st == NG_OK) st = fixture_begin_last(f, B, l->last);
   for (int32_t k = 0; k < LAYERS && st == NG_OK; k++) {
     st = observe(f, rank, t, k, false);
   }
@@ -110,7 +106,7 @@ static ng_status one_step(test_run *l, fixture *f, int32_t rank, int t) {
 static ng_status run_rank(int32_t rank, ng_transport *t, void *arg) {
   test_run *l = arg;
   fixture f;
-  ng_status st = open_life(&f, l, t);
+  ng_status st = open_run(&f, l, t);
   for (int32_t k = 0; k < LAYERS; k++) {
     for (int64_t i = 0; i < MOST; i++) {
       l->weight[rank][k][i] = number(900 + k, i);
@@ -121,15 +117,14 @@ static ng_status run_rank(int32_t rank, ng_transport *t, void *arg) {
     if (l->save_at > 0 && step == l->save_at) {
       st = ng_save(f.p, l->file);
       fixture_close(&f);
-      if (st == NG_OK) st = open_life(&f, l, t);
+      if (st == NG_OK) st = open_run(&f, l, t);
       if (st == NG_OK) st = ng_load(f.p, l->file);
     }
     if (st == NG_OK) st = one_step(l, &f, rank, step);
   }
   l->status[rank] = st;
   l->wanted[rank] = st == NG_OK ? ng_wants(f.p, FC2) : -1;
-  (void)snprintf(l->why[rank], sizeof l->why[0], "%s",
-                 f.ctx == NULL ? f.message : ng_last_error(f.ctx));
+  (void)snprintf(l->why[rank], sizeof l->why[0], "%s", fixture_message(&f));
   fixture_close(&f);
   return NG_OK;
 }
@@ -168,8 +163,8 @@ static void compare(const test_run *l, const test_run *all_layers, const test_ru
     const bool fc2 =
         memcmp(l->weight[r][FC2], without_steps->weight[r][FC2], sizeof l->weight[r][FC2]);
     if (!fc1 && !fc2) continue;
-    fail_msg("%s, %d ranks, way %d, last %d, saved %d: rank %d: %s is another", l->set, ranks,
-             (int)l->what, l->last, l->save_at, r, fc1 ? "fc1" : "fc2");
+    fail_msg("%s, %d ranks, way %d, last %d, saved %d: rank %d has other weights of %s", l->set,
+             ranks, (int)l->what, l->last, l->save_at, r, fc1 ? "fc1" : "fc2");
   }
 }
 
@@ -249,8 +244,9 @@ static void first_observation_of_a_returning_layer_is_folded(void **state) {
       test_run *l = run_as(how, ranks);
       for (int32_t r = 0; r < ranks; r++) {
         if (memcmp(l->weight[r][FC2], first->weight[r][FC2], sizeof l->weight[r][FC2]) != 0)
-          fail_msg("%s, %d ranks, way %d, last %d: rank %d: fc2 is not as in its first step", set,
-                   ranks, (int)how.what, how.last, r);
+          fail_msg("%s, %d ranks, way %d, last %d: rank %d: fc2 has other weights than after its "
+                   "first step",
+                   set, ranks, (int)how.what, how.last, r);
         assert_int_equal(l->wanted[r], 0);
       }
       free(l);
@@ -353,7 +349,7 @@ static void report_counts_missing_gradients(void **state) {
     (void)snprintf(set, sizeof set, "damping=0.1 skip_layers=fc2 %s", clips[k]);
     open_ok(&d, set);
     for (int64_t i = 0; i < MOST; i++) {
-      m.weight[FC2][i] *= 1e-3f; /* FC2 has the smallest factor while it takes part */
+      m.weight[FC2][i] *= 1e-3f; /* FC2 has the smallest factor, unless excluded */
     }
     fixture_ok(&m.f, take_step(&m, 0));
     fixture_ok(&d.f, take_step(&d, 0));

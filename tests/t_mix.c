@@ -36,9 +36,10 @@ static void mixing_weights_have_a_beta_distribution(void **state) {
     const double want4 = 3.0 * want / (2.0 * alphas[a] + 3.0);
     /* five deviations of a mean of N; draws are fixed, so the result is always the same */
     if (fabs(square - want) > 5.0 * sqrt((want4 - want * want) / N) || fabs(fourth - want4) > 0.02)
-      fail_msg("alpha %g: %g, %g; expected %g, %g", alphas[a], square, fourth, want, want4);
+      fail_msg("alpha %g: moments %g and %g, expected %g and %g", alphas[a], square, fourth, want,
+               want4);
   }
-  /* smallest alpha: both powers are 0, and one sample has the whole weight */
+  /* with the smallest alpha one sample has weight 1 */
   for (int32_t i = 0; i < 1000; i++)
     assert_true(mix_draw_weight(5e-324, 11, 3, i) == 1.0);
 }
@@ -131,7 +132,8 @@ static void batches_are_mixed_and_erased(void **state) {
       mix_batch(&m, (uint32_t)n, rows, labels, x);
       /* numbers of order 1 in f32, a few roundings per batch */
       for (int k = 0; k < B * PER; k++) {
-        if (fabs((double)x[k] - want[k]) > 2e-6) fail_msg("kind %d, batch %d, %d", kind, n, k);
+        if (fabs((double)x[k] - want[k]) > 2e-6)
+          fail_msg("kind %d, batch %d: wrong value %d", kind, n, k);
       }
       for (int k = 0; k < B * K; k++)
         assert_true(fabs((double)m.targets[k] - t[k]) < 1e-6);
@@ -161,13 +163,14 @@ static void erasing_without_mixup(void **state) {
     assert_true(b.height > 0 && sum == (double)(PER - b.height * b.width * C));
   }
   mix_free(&m);
-  quiet();
+  capture_stderr();
   const data_set rows_of = {.name = "rows", .height = 1, .width = 1, .channels = 5, .classes = 2};
   assert_int_equal(mix_create(&s, &rows_of, NULL, false, &m), CLI_BAD);
-  assert_non_null(strstr(said(), "--erase-rate: needs images, rows has rows of features"));
-  quiet();
+  assert_non_null(
+      strstr(captured_stderr(), "--erase-rate: needs images, rows has rows of features"));
+  capture_stderr();
   assert_int_equal(mix_create(&s, &images, NULL, true, &m), CLI_BAD);
-  assert_non_null(strstr(said(), "--erase-rate: model mlp has no labels"));
+  assert_non_null(strstr(captured_stderr(), "--erase-rate: model mlp has no labels"));
   settings_free(&s);
 }
 

@@ -104,7 +104,7 @@ static void every_listed_model_builds(void **state) {
   }
 }
 
-/* If no stride divides the image size, both branches of a block round up. */
+/* If the stride does not divide the image size, the two branches of a residual block round up alike. */
 static void image_sizes_that_no_stride_divides(void **state) {
   static const char *const names[] = {"resnet18", "resnet50", "resnet50d", "wrn-10-2", "resnet20"};
   for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
@@ -179,10 +179,10 @@ static void wrong_names_and_tasks(void **state) {
     const model_task task = {.input = wrong[i].input, .classes = 10, .dropout = wrong[i].dropout};
     bool reconstructs = false;
     nn *n = nn_create(NULL, 1);
-    quiet();
+    capture_stderr();
     int rc = model_build(wrong[i].name, &task, n, &reconstructs);
     if (rc == 0) rc = nn_ready(n, 2);
-    const char *line = said();
+    const char *line = captured_stderr();
     nn_destroy(&n);
     assert_int_equal(rc, 2);
     if (strstr(line, wrong[i].says) == NULL) fail_msg("'%s' is not in: %s", wrong[i].says, line);
@@ -208,11 +208,11 @@ static void weights_are_finite(void **state) {
     last->value[1] = values[i];
     assert_int_equal(checkpoint_write_model(in_folder("w.safetensors"), net, &s), 0);
     last->value[1] = 0.0F;
-    quiet();
+    capture_stderr();
     const int rc = checkpoint_read_model(in_folder("w.safetensors"), net, &back);
-    const char *text = said();
+    const char *text = captured_stderr();
     if ((rc == 0) != (isfinite(values[i]) != 0))
-      fail_msg("%g: %d, %s", (double)values[i], rc, text);
+      fail_msg("weight %g: status %d, '%s'", (double)values[i], rc, text);
     if (rc == 0)
       assert_true(last->value[1] == values[i]);
     else

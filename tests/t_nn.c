@@ -185,11 +185,11 @@ static double loss_now(const test_net *s) {
   assert_int_equal(nn_forward(s->n, NN_TRAIN, s->x, s->k->samples, 3, NULL), 0);
   if (s->k->fixed)
     assert_true(nn_output(s->n)[0] == evaluated && nn_buffer_at(s->n, 0)->value[0] == running);
-  const bool soft = s->k->loss == NN_SQUARED_ERROR; /* cross entropy accepts both */
+  const bool soft = s->k->loss == NN_SQUARED_ERROR; /* cross entropy also accepts labels */
   return nn_loss(s->n, NN_TRAIN, s->labels, soft ? s->targets : NULL, NULL);
 }
 
-/* The central slope and both one-sided slopes. */
+/* Compute the central slope and the one-sided slopes from the left and from the right. */
 static void slopes_along(const test_net *s, const nn_param *p, const float *d, double h,
                          double slope[3]) {
   const size_t bytes = (size_t)p->count * sizeof(float);
@@ -270,7 +270,7 @@ static float *record(const test_net *s, int64_t *count) {
   return r;
 }
 
-static void replan(test_net *s, bool share) {
+static void plan_memory(test_net *s, bool share) {
   assert_true(nn_allocate(s->n, share));
   nn_init_parameters(s->n);
 }
@@ -281,10 +281,10 @@ static void memory_plans_do_not_change_results(void **state) {
   for (size_t c = 0; c < sizeof cases / sizeof cases[0]; c++) {
     test_net s = open_net(&cases[c], pool);
     int64_t count = 0;
-    replan(&s, false);
+    plan_memory(&s, false);
     const int64_t apart = nn_bytes(s.n);
     float *oracle = record(&s, &count);
-    replan(&s, true);
+    plan_memory(&s, true);
     assert_true(nn_bytes(s.n) <= apart);
     float *first = record(&s, &count);
     assert_memory_equal(first, oracle, (size_t)count * sizeof *first);
@@ -357,7 +357,8 @@ static int on_output(observed *s, int layer, const float *g, int64_t samples, in
   return 0;
 }
 
-static int see(void *user, int layer, const float *x, int64_t samples, int64_t columns, bool grad) {
+static int count_call(void *user, int layer, const float *x, int64_t samples, int64_t columns,
+                      bool grad) {
   return (grad ? on_output : on_input)(user, layer, x, samples, columns);
 }
 
@@ -365,7 +366,7 @@ static void watches_receive_every_layer(void **state) {
   const net_case k = {"residual", {8, 8, 3}, 3, b_residual, NN_CROSS_ENTROPY, 0, false};
   test_net s = open_net(&k, NULL);
   observed w = {.n = s.n};
-  const nn_watch watch = {&w, see};
+  const nn_watch watch = {&w, count_call};
   assert_int_equal(nn_forward(s.n, NN_TRAIN, s.x, 3, 0, &watch), 0);
   (void)nn_loss(s.n, NN_TRAIN, s.labels, NULL, NULL);
   assert_int_equal(nn_backward(s.n, true, &watch), 0);

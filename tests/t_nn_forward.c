@@ -49,8 +49,9 @@ static void convolution_matches_plain_loops(void **state) {
           const double want = conv_at(l, x + s * nn_count(in), w, b, y, c, o);
           /* f32 sums of n <= 7 * 7 * 3 terms of about 1 / sqrt(n) */
           if (!(fabs((double)nn_output(n)[i] - want) <= 1e-5)) {
-            fail_msg("kernel %lld stride %lld padding %lld: %g instead of %g", (long long)kernel,
-                     (long long)stride, (long long)padding, (double)nn_output(n)[i], want);
+            fail_msg("kernel %lld stride %lld padding %lld: output %g, expected %g",
+                     (long long)kernel, (long long)stride, (long long)padding,
+                     (double)nn_output(n)[i], want);
           }
         }
         checked++;

@@ -95,8 +95,8 @@ static void a_singular_unit_is_rescued(void **state) {
   fixture_close(&h.f);
 }
 
-/* Take a step.  The average is written by the test and kept by stat_decay = 1.  The step must report this rung,
- * and count it once. */
+/* Take a step with the average that the test wrote and stat_decay = 1 keeps.  The step must report the given rung
+ * and count one solve with a rung. */
 static void expect_rung(norm_run *h, const char *what, int32_t rung) {
   static const float D[4] = {1, 2, 3, 4};
   memcpy(h->grad, D, sizeof D);

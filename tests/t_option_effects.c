@@ -200,7 +200,7 @@ static ng_option_info info_of(const char *option) {
   return info;
 }
 
-/* Tests of these options: update_decides_the_step_and_the_moments, t_absent, t_plan_places. */
+/* Tests of these options: update_decides_the_step_and_the_moments, t_bindings, t_plan_places. */
 static const char *const elsewhere[] = {"update", "missing", "colocate"};
 
 static bool is_tested(const char *option, const char *choice) {
@@ -236,12 +236,13 @@ static void expect_own_layer_changes(const run *base, const run *over, const cha
   for (int32_t step = 0; step < STEPS; step++) {
     for (int32_t i = 0; i < LAYERS; i++) {
       const double gap = layer_gap(base, over, step, i);
-      if (i != base->own && gap > 0) fail_msg("%s changes %s", what, layer[i].name);
+      if (i != base->own && gap > 0)
+        fail_msg("%s of one layer changes the layer %s", what, layer[i].name);
       if (gap > 1e12) fail_msg("%s: not finite", what);
       changed = changed || gap > 0;
     }
   }
-  if (!changed) fail_msg("%s changes nothing", what);
+  if (!changed) fail_msg("%s of a layer does not change the layer", what);
 }
 
 /* Options of a window over all layers and of sam belong to the whole model. */

@@ -4,6 +4,7 @@
 
 #include "model/model.h"
 
+#include <ctype.h>
 #include <math.h>
 
 static char message[512];
@@ -45,8 +46,6 @@ static void numbers_equal_their_text(void **state) {
     assert_contains(message, bad[i].part);
     assert_memory_equal(&o, &before, sizeof o);
   }
-  assert_int_equal(ng_options_set_real(&o, NULL, 1, message, sizeof message), NG_ERR_ARG);
-  assert_int_equal(ng_options_set_real(NULL, "damping", 1, message, sizeof message), NG_ERR_ARG);
   /* for every number of the table, text and number set the same bytes */
   const uint64_t seed = test_seed();
   rng r = {seed};
@@ -79,11 +78,8 @@ static void numbers_equal_their_text(void **state) {
       CHECK_SEED(seed, memcmp(&back, &v, sizeof v) == 0, text);
     }
   }
-  double number_;
-  assert_int_equal(ng_options_get_real(NULL, "damping", &number_), NG_ERR_ARG);
-  assert_int_equal(ng_options_get_real(&o, NULL, &number_), NG_ERR_ARG);
-  assert_int_equal(ng_options_get_real(&o, "damping", NULL), NG_ERR_ARG);
-  assert_int_equal(ng_options_get_real(&o, "method", &number_), NG_ERR_ARG);
+  double number = 0;
+  assert_int_equal(ng_options_get_real(&o, "method", &number), NG_ERR_ARG);
 }
 
 static void options_against_each_other(void **state) {
@@ -119,72 +115,73 @@ static void options_against_each_other(void **state) {
     assert_int_equal(ng_options_set_line(&o, line[i][0], message, sizeof message), NG_OK);
     expect_status(&o, line[i][1][0] == 0 ? NG_OK : NG_ERR_ARG, line[i][1]);
   }
-  assert_int_equal(ng_options_check(NULL, message, sizeof message), NG_ERR_ARG);
 }
 
 /* ---- environment -----------------------------------------------------------------------------*/
 
-static void the_environment_sets_all_variables_or_none(void **state) {
-  for (int32_t i = 0; i < ng_option_count(); i++) { /* all options */
+/* NULL removes the variable. */
+static void set_variable(const char *name, const char *value) {
+  assert_int_equal(value == NULL ? unsetenv(name) : setenv(name, value, 1), 0);
+}
+
+/* The message contains `part`, and no option changes. */
+static void environment_is_refused(ng_options *o, ng_status st, const char *part) {
+  const ng_options before = *o;
+  assert_int_equal(ng_options_from_env(o, message, sizeof message), st);
+  assert_contains(message, part);
+  assert_memory_equal(o, &before, sizeof *o);
+}
+
+static void every_option_has_a_variable(void **state) {
+  for (int32_t i = 0; i < ng_option_count(); i++) {
     const ng_option_info info = option_info(i);
-    char variable[64];
+    char variable[64], value[64];
     size_t n = (size_t)snprintf(variable, sizeof variable, "NG_%s", info.name);
-    for (size_t k = 3; k < n; k++) {
-      if (variable[k] != '_') variable[k] = (char)(variable[k] - 'a' + 'A');
-    }
-    const bool free_text = info.type == NG_OPTION_TEXT;
-    char value[64];
-    unusual(&info, value, sizeof value);
+    for (size_t k = 3; k < n; k++)
+      variable[k] = (char)toupper((unsigned char)variable[k]);
+    other_value_of(&info, value, sizeof value);
     ng_options o = standard_options();
-    assert_int_equal(setenv(variable, value, 1), 0);
+    set_variable(variable, value);
     assert_int_equal(ng_options_from_env(&o, message, sizeof message), NG_OK);
     assert_option(&o, info.name, value);
-    ng_options before = o;
-    assert_int_equal(setenv(variable, free_text ? "damping(" : "?", 1), 0);
-    const ng_status st = ng_options_from_env(&o, message, sizeof message);
-    assert_int_equal(st, NG_ERR_ARG);
-    assert_contains(message, variable);
-    assert_memory_equal(&o, &before, sizeof o);
-    assert_int_equal(unsetenv(variable), 0);
+    set_variable(variable, info.type == NG_OPTION_TEXT ? "damping(" : "?");
+    environment_is_refused(&o, NG_ERR_ARG, variable);
+    set_variable(variable, NULL);
   }
-  /* an option of an earlier version */
-  ng_options gone = standard_options();
-  assert_int_equal(setenv("NG_SCHEDULE", "", 1), 0);
-  assert_int_equal(ng_options_from_env(&gone, message, sizeof message), NG_ERR_ARG);
-  assert_contains(
-      message, "NG_SCHEDULE in the environment: option 'schedule' was removed: call ng_set_real");
-  assert_int_equal(unsetenv("NG_SCHEDULE"), 0);
-  /* one bad variable: no variable is applied */
-  ng_options o = standard_options(), before = o;
-  assert_int_equal(setenv("NG_SOLVER", "eigen", 1), 0);
-  assert_int_equal(setenv("NG_UPDATE", "sgdd", 1), 0);
-  assert_int_equal(ng_options_from_env(&o, message, sizeof message), NG_ERR_ARG);
-  assert_contains(message, "NG_UPDATE");
+}
+
+static void the_environment_sets_all_variables_or_none(void **state) {
+  ng_options o = standard_options();
+  set_variable("NG_SCHEDULE", ""); /* an option of an earlier version */
+  environment_is_refused(
+      &o, NG_ERR_ARG,
+      "NG_SCHEDULE in the environment: option 'schedule' was removed: call ng_set_real");
+  set_variable("NG_SCHEDULE", NULL);
+  set_variable("NG_SOLVER", "eigen");
+  set_variable("NG_UPDATE", "sgdd");
+  environment_is_refused(&o, NG_ERR_ARG, "NG_UPDATE");
   assert_contains(message, "'sgd'");
-  assert_memory_equal(&o, &before, sizeof o);
-  assert_int_equal(unsetenv("NG_SOLVER"), 0);
-  assert_int_equal(unsetenv("NG_UPDATE"), 0);
-  /* NG_METHOD sets its row, below other variables and values given before */
-  assert_int_equal(setenv("NG_METHOD", "eva", 1), 0);
-  assert_int_equal(setenv("NG_STAT_BATCH", "7", 1), 0);
+  set_variable("NG_SOLVER", NULL);
+  set_variable("NG_UPDATE", NULL);
+  /* NG_METHOD replaces the row; other variables and earlier values replace values of the row */
+  set_variable("NG_METHOD", "eva");
+  set_variable("NG_STAT_BATCH", "7");
   fixture_real(&o, "stat_decay", 0.5);
   assert_int_equal(ng_options_from_env(&o, message, sizeof message), NG_OK);
   assert_option(&o, "method", "eva");
   assert_option(&o, "damping", "0.03");
   assert_option(&o, "stat_batch", "7");
   assert_option(&o, "stat_decay", "0.5");
-  before = o;
-  assert_int_equal(setenv("NG_METHOD", "kiasa", 1), 0);
-  assert_int_equal(setenv("NG_STAT_BATCH", "8", 1), 0);
-  assert_int_equal(ng_options_from_env(&o, message, sizeof message), NG_ERR_ARG);
-  assert_contains(message, "NG_METHOD in the environment");
+  set_variable("NG_METHOD", "kiasa");
+  set_variable("NG_STAT_BATCH", "8");
+  environment_is_refused(&o, NG_ERR_ARG, "NG_METHOD in the environment");
   assert_contains(message, "'kaisa'");
-  assert_memory_equal(&o, &before, sizeof o);
-  assert_int_equal(unsetenv("NG_METHOD"), 0);
-  assert_int_equal(setenv("NG_WINDOW_DTYPE", "f64", 1), 0);
-  assert_int_equal(ng_options_from_env(&o, message, sizeof message), NG_ERR_ABSENT);
-  assert_int_equal(unsetenv("NG_WINDOW_DTYPE"), 0);
-  assert_int_equal(unsetenv("NG_STAT_BATCH"), 0);
+  set_variable("NG_METHOD", NULL);
+  set_variable("NG_WINDOW_DTYPE", "f64");
+  environment_is_refused(&o, NG_ERR_ABSENT, "");
+  set_variable("NG_WINDOW_DTYPE", NULL);
+  set_variable("NG_STAT_BATCH", NULL);
+  const ng_options before = o;
   assert_int_equal(ng_options_from_env(&o, NULL, 0), NG_OK);
   assert_memory_equal(&o, &before, sizeof o);
 }
@@ -257,7 +254,7 @@ static ng_status any_published(rng *r, ng_options *o, const char *name, const ch
   ng_method_info method = {.struct_size = sizeof method};
   ng_published_info p = {.struct_size = sizeof p, .name = name};
   ng_status st = ng_method_at(m, &method);
-  *o = standard_options(); /* earlier options may not fit the method */
+  *o = standard_options(); /* earlier options could contradict the method */
   if (st == NG_OK) st = ng_options_set(o, "method", method.name, NULL, 0);
   if (st != NG_OK) return st;
   const ng_options before = *o;
@@ -330,6 +327,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(numbers_equal_their_text),
       cmocka_unit_test(options_against_each_other),
+      cmocka_unit_test(every_option_has_a_variable),
       cmocka_unit_test(the_environment_sets_all_variables_or_none),
       cmocka_unit_test(overrides_set_a_whole_line),
       cmocka_unit_test(random_text_is_accepted_or_refused),

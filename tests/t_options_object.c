@@ -62,8 +62,8 @@ static void order_has_no_effect(void **state) {
       for (int32_t j = i + 1; j < ng_option_count(); j++) {
         const ng_option_info a = option_info(i), b = option_info(j);
         char x[64], y[64], text[NG_TEXT_SIZE];
-        unusual(&a, x, sizeof x);
-        unusual(&b, y, sizeof y);
+        other_value_of(&a, x, sizeof x);
+        other_value_of(&b, y, sizeof y);
         const option_set given = {{"method", a.name, b.name}, {method.name, x, y}};
         ng_options expected = row; /* the row with the two values */
         assert_int_equal(ng_option_read(&ng_option_table[i], x, &expected, NULL, 0), NG_OK);
@@ -90,7 +90,7 @@ static void order_has_no_effect(void **state) {
   assert_true(tried >= 30000 && differ > 4000); /* many values differ from the rows */
 }
 
-/* The last call for an option counts, whichever function set it. */
+/* For all functions that set options. */
 static void the_last_call_counts(void **state) {
   ng_options *o = options_of("damping=0.5 method=eva");
   assert_int_equal(ng_options_set_real(o, "damping", 0.25, message, sizeof message), NG_OK);
@@ -159,7 +159,8 @@ static void lines_are_read(void **state) {
   line_gives("damping=1 skip_layers=\"a b\"", "skip_layers", "a b");
   line_gives("skip_layers='say \"x\"'", "skip_layers", "say \"x\"");
   line_gives("skip_layers=\"it's\"", "skip_layers", "it's");
-  line_gives("skip_layers=it's", "skip_layers", "it's"); /* only a first character is a quote */
+  line_gives("skip_layers=it's", "skip_layers",
+             "it's"); /* a quote within a word is an ordinary character */
   line_gives("skip_layers=a=b", "skip_layers", "a=b");
   line_gives("damping='0.5'", "damping", "0.5");
   line_gives("method=\"eva\"", "method", "eva");
@@ -217,7 +218,7 @@ static void all_of_a_line_or_nothing(void **state) {
   for (int32_t i = 0; i < ng_option_count(); i++) {
     const ng_option_info info = option_info(i);
     char line[256], value[64];
-    unusual(&info, value, sizeof value);
+    other_value_of(&info, value, sizeof value);
     (void)snprintf(line, sizeof line, "%s='%s' method=eva %s='%s'", info.name, value, info.name,
                    value);
     assert_int_equal(ng_options_create(line, message, sizeof message, &(ng_options *){NULL}),
@@ -281,7 +282,7 @@ static void a_copy_is_another_object(void **state) {
     char value[64];
     ng_options *o = options_of("skip_layers=conv* kl_clip=0.25 method=eva"), *copy = NULL;
     ng_options *as_it_was = options_of("method=eva kl_clip=0.25 skip_layers=conv*");
-    unusual(&info, value, sizeof value);
+    other_value_of(&info, value, sizeof value);
     assert_int_equal(ng_options_copy(o, &copy), NG_OK);
     assert_true(copy != o && same(copy, as_it_was));
     assert_int_equal(ng_options_set(o, info.name, value, message, sizeof message), NG_OK);

@@ -80,11 +80,7 @@ typedef struct outcome {
 static void one_step(fixture *f, const slow *wire, int32_t last, float weight[LAYERS][20],
                      outcome *out) {
   static const int64_t width[LAYERS + 1] = {4, 5, 3};
-  ng_batch b;
-  ng_batch_init(&b, sizeof b);
-  b.samples = B;
-  b.last = last;
-  fixture_ok(f, ng_begin(f->p, &b));
+  fixture_ok(f, fixture_begin_last(f, B, last));
   for (int k = 0; k < 2 * LAYERS; k++) {
     float x[B * 5];
     const bool grad = k >= LAYERS;

@@ -66,15 +66,15 @@ static void any_number_of_ranks_loads_the_parts(void **state) {
     for (int32_t n = 1; n <= MOST; n++) {
       transfer m = {.how = &rows[i].from, .steps = 3, .one = one.text, .parts = parts.text};
       if (ranks_run(n, run_transfer, &m, NULL) != NG_OK)
-        fail_msg("row %d: saving on %d ranks", i, n);
+        fail_msg("row %d: %d ranks could not save", i, n);
       assert_int_equal(list_folder().n, 1 + n);
       for (int32_t k = 1; k <= MOST; k++) {
         m = (transfer){.how = &rows[i].to, .load = one.text, .one = x.text};
         if (ranks_run(k, run_transfer, &m, NULL) != NG_OK)
-          fail_msg("row %d: one file, %d to %d", i, n, k);
+          fail_msg("row %d: one file of %d ranks differs after a load on %d ranks", i, n, k);
         m = (transfer){.how = &rows[i].to, .load = parts.text, .one = y.text};
         if (ranks_run(k, run_transfer, &m, NULL) != NG_OK)
-          fail_msg("row %d: parts, %d to %d", i, n, k);
+          fail_msg("row %d: parts of %d ranks differ after a load on %d ranks", i, n, k);
         assert_same_file(x.text, y.text);
       }
       clear_folder();

@@ -57,7 +57,7 @@ static void drop_parts(saved_parts *x) {
 
 static char text[ROOM], room[ROOM];
 
-/* Put wrong numbers and words into the manifest in `text`; it usually remains JSON. */
+/* Put wrong numbers and words into the manifest in `text`, which usually remains valid JSON. */
 static size_t change_manifest(const saved_parts *x, rng *r) {
   static const char *const wrong_value[] = {"-1",        "0",         "1",  "2",
                                             "3",         "7",         "64", "2147483648",

@@ -138,11 +138,11 @@ static void only_old_parts_of_the_same_state_are_deleted(void **state) {
   save_parts("a", 2);
   const names after = list_folder();
   for (int32_t i = 0; i < others.n; i++) {
-    if (!exists(others.text[i])) fail_msg("%s is gone", others.text[i]);
+    if (!exists(others.text[i])) fail_msg("%s was deleted", others.text[i]);
   }
   for (int32_t i = 0; i < after.n; i++) {
     if (i >= others.n || strcmp(after.text[i], others.text[i]) != 0)
-      fail_msg("%s is there", after.text[i]);
+      fail_msg("%s was not deleted", after.text[i]);
   }
   loads(path_of("a").text, 2);
   loads(path_of("a.0123abcd-1of2").text, 2);

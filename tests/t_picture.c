@@ -33,7 +33,8 @@ static void decode(const made *m, picture *p) {
 static void refused(const uint8_t *bytes, size_t n, const char *announced) {
   char why[PICTURE_WHY] = "";
   picture p;
-  if (picture_decode(bytes, n, &p, why)) fail_msg("taken, and not '%s'", announced);
+  if (picture_decode(bytes, n, &p, why))
+    fail_msg("a damaged file was accepted, expected '%s'", announced);
   if (strstr(why, announced) == NULL) fail_msg("'%s' is not in: %s", announced, why);
   assert_true(p.rgb == NULL && p.width == 0);
 }
@@ -76,7 +77,8 @@ static void png_pixels_are_those_written(void **state) {
                                                   : (7 * v & 255))
                                       : eight(v, depth);
       if (p.rgb[at] != want)
-        fail_msg("type %d, depth %d, %d: %u, not %u", type, depth, at, p.rgb[at], want);
+        fail_msg("type %d, depth %d: value %d is %u, expected %u", type, depth, at, p.rgb[at],
+                 want);
     }
     free(p.rgb);
     free(m.bytes);
@@ -120,7 +122,7 @@ static void make_smooth(int components) {
  * are seen.  Colours have half the resolution. */
 static void near(const picture *p, int at, double want, double within) {
   if (fabs((double)p->rgb[at] - want) > within)
-    fail_msg("pixel %d, colour %d: %d, not %g", at / 3, at % 3, p->rgb[at], want);
+    fail_msg("pixel %d: colour %d is %d, expected %g", at / 3, at % 3, p->rgb[at], want);
 }
 
 static void jpeg_colours(void **state) {
@@ -138,7 +140,7 @@ static void jpeg_colours(void **state) {
     assert_true(make_jpeg(W, H, smooth, &again, &scans));
     decode(&m, &p);
     decode(&scans, &q);
-    assert_true(p.width == W && p.height == H); /* as stored; EXIF does not rotate it */
+    assert_true(p.width == W && p.height == H); /* EXIF does not rotate the picture */
     assert_memory_equal(p.rgb, q.rgb, W * H * 3);
     for (int at = 0; at < W * H * 3; at++) {
       const uint8_t *v = smooth + at / 3 * n;
@@ -350,7 +352,8 @@ static void scaling_is_the_triangle_filter(void **state) {
       const double want = plain(&p, k[2], k[3], k[4] + y, k[5] + x, (int)(at % 3));
       /* one rounding, and f32 sums of a few dozen products of 255: 1e-4 */
       if (fabs((double)got[at] - want) > 0.5 + 1e-3)
-        fail_msg("case %zu, %lld %lld: %d, not %g", i, (long long)y, (long long)x, got[at], want);
+        fail_msg("case %zu: pixel (%lld, %lld) is %d, expected %g", i, (long long)y, (long long)x,
+                 got[at], want);
     }
   }
   int64_t h, w;

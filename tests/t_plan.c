@@ -37,11 +37,7 @@ static ng_status add(ng_precond *p, const char *options) {
   if (st == NG_OK) st = ng_add_linear(p, "fc2", 6, 3, 1, NULL);
   if (st == NG_OK) st = ng_add_norm(p, "bn", NG_BATCH_NORM, 4, 1, 1e-5, NULL);
   if (st == NG_OK) st = ng_add_tensor(p, "plain", 70, NULL);
-  ng_layer table;
-  ng_layer_init(&table, NG_EMBEDDING, sizeof table);
-  table.name = "words";
-  table.in = WORDS;
-  table.out = 5;
+  ng_layer table = layer_of(NG_EMBEDDING, "words", WORDS, 5);
   table.positions = 4;
   table.token_dtype = NG_I32;
   return st == NG_OK && has_embedding(options) ? ng_add_layer(p, &table, NULL) : st;
@@ -99,9 +95,7 @@ static ng_status run_rank(int32_t rank, ng_transport *t, void *arg) {
   if (st == NG_OK) st = step(&f, m, l->options);
   if (st == NG_OK) st = plan_count(f.p, &counted);
   if (st == NG_OK && !plan_same(l->options, rank, &l->plan[rank], &counted)) st = NG_ERR_ARG;
-  if (st != NG_OK)
-    fprintf(stderr, "%s, rank %d: %s\n", l->options, rank,
-            f.ctx ? ng_last_error(f.ctx) : f.message);
+  if (st != NG_OK) fprintf(stderr, "%s, rank %d: %s\n", l->options, rank, fixture_message(&f));
   fixture_close(&f);
   free(m);
   return st;
@@ -260,7 +254,6 @@ static void planning_leaves_the_model_unchanged(void **state) {
   fixture_fails(&f, ng_plan_ranks(f.p, 4, 4, 1, &plan), NG_ERR_ARG,
                 "first = 4, count = 1 of 4 ranks: expected");
   assert_int_equal(ng_plan_ranks(f.p, 0, 0, 1, &plan), NG_ERR_ARG);
-  assert_int_equal(ng_plan_ranks(f.p, 4, 0, 1, NULL), NG_ERR_ARG);
   assert_int_equal(ng_plan_ranks(f.p, 4, 0, 0, &plan), NG_ERR_ARG);
   ng_rank_plan two[2] = {{.struct_size = sizeof two[0]}, {.struct_size = 8}};
   assert_int_equal(ng_plan_ranks(f.p, 4, 2, 3, two), NG_ERR_ARG);

@@ -27,7 +27,7 @@ typedef struct plan_case {
 
 static int64_t piece(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 static int64_t triangle(int64_t n) { return piece(n * (n + 1) / 2 * (int64_t)sizeof(float)); }
-/* An inverse, and a cache line about its solve. */
+/* The bytes of an inverse and of the cache line that describes its solve. */
 static int64_t results(int64_t n) { return triangle(n) + 64; }
 static double cube(int64_t n) { return (double)n * (double)n * (double)n; }
 

@@ -12,12 +12,8 @@
 static ng_status add_whole(ng_precond *p, int32_t members) {
   ng_status st = NG_OK;
   for (int i = 0; i < LAYERS && st == NG_OK; i++) {
-    ng_layer d;
+    ng_layer d = layer_of(NG_LINEAR, layer[i].name, layer[i].in, layer[i].out);
     int32_t index;
-    ng_layer_init(&d, NG_LINEAR, sizeof d);
-    d.name = layer[i].name;
-    d.in = layer[i].in;
-    d.out = layer[i].out;
     d.bias = layer[i].bias;
     d.positions = layer[i].positions;
     d.order = NG_SAMPLES_FIRST;
@@ -117,7 +113,7 @@ static void wrong_shard_plans_are_refused(void **state) {
     int32_t index, axis, members;
     const char *message;
   } wrong[] = {{-1, 0, 2, "index is -1"},
-               {tensor + 1, 0, 2, "there are 6 layers"},
+               {tensor + 1, 0, 2, "index is 6, expected 0 to 5"},
                {norm, 0, 2, "'bn' is not an unsharded linear"},
                {tensor, 0, 2, "'t' is not an unsharded linear"},
                {1, 2, 3, "layer 'down': axis is 2"},

@@ -45,7 +45,7 @@ static void sizes_of_one(const variant *v) {
     const int kind = k % KINDS, zero = k / KINDS / 2; /* zero: none, inputs, output gradients */
     if ((kind == NORM && !(v->f->promises & NORMS)) ||
         (kind == WORDS && !(v->f->promises & TOKENS)))
-      case_linear(s, 1, 1, true, 1); /* this kind is not promised */
+      case_linear(s, 1, 1, true, 1); /* the row does not promise this kind of layer */
     else if (kind == NORM)
       case_norm(s, NG_BATCH_NORM, 1, 1, 1)->norm_input = NG_NORM_NORMALISED;
     else if (kind == WORDS)
@@ -109,7 +109,7 @@ static void expect_inverse(const variant *v, int B, int in, int q, bool bias) {
       A[i * p + i] += full ? o.base.damping : root * pi;
     for (int i = 0; i < q; i++)
       G[i * q + i] += full ? o.base.damping : root / pi;
-    each = 0; /* it is in both factors */
+    each = 0; /* the damping is in A and in G */
   }
   case_result result = v_run(v, s, &o);
   const double *PD = result.P[0][0], *D = s->D[0][0];
@@ -133,7 +133,7 @@ static void solves(const variant *v) {
 
 /* ---- linear, symmetric, positive -------------------------------------------------------------*/
 
-/* PD of D = x, y and 2 x - y / 2, unclipped. */
+/* The unclipped PD of three gradients: x, y and 2 x - y / 2. */
 typedef struct three {
   test_case *s[3];
   case_result r[3];

@@ -110,7 +110,7 @@ static void ranks_with_the_same_batch(const variant *v) {
   const ng_options usual = v_options(v);
   test_case *one = v_even(v, steps_of(&usual), 1, 27);
   v_means(one);
-  v_weights(one); /* some rows start with the weights */
+  v_weights(one); /* the options of some rows need weights */
   const double tolerance = v_tolerance(v, one, &usual);
   for (int k = 1; k < RANK_COUNTS; k++) {
     test_case *s = on_every_rank(v, one, rank_count(k));
@@ -271,11 +271,11 @@ static void out_of_range(const variant *v) {
   }
 }
 
-/* Waits of the host for the queue in a step that refreshes and solves nothing: one in `measure`, for the sums of all blocks,
- * and one in `emit`, because the arrays are the caller's after ng_step.  Eva's options have no solve_period, so its full
- * norms are solved in every step.  A window, which refreshes in every step, waits once more in `gradients`, which finds
- * values that are not finite, and in `statistics`, for all its parameters at once.  The first
- * step waits in `solve` for all traces, then for all results, and once more for an eigenbasis in double. */
+/* Waits of the host for the queue in a step that refreshes and solves nothing: one in `measure`, for the sums of all
+ * blocks, and one in `emit`, because the arrays are the caller's after ng_step.  Eva's options have no solve_period, so
+ * its full norms are solved in every step.  A window, which refreshes in every step, waits once more in `gradients`,
+ * which finds values that are not finite, and in `statistics`, for all its parameters at once.  The first step waits in
+ * `solve` for all traces, then for all results, and once more for an eigenbasis in double. */
 static void waits_are_few(const variant *v) {
   enum { GRADIENTS, CHECK, STATISTICS, SOLVE, SHARE, MEASURE, DELIVER, AGREE, EMIT, WEIGHTS };
   test_case *s = v_even(v, 3, 1, 41);

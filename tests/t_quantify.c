@@ -75,7 +75,7 @@ typedef struct test_run {
   const char *name, *options;
   double mu, decay, b1, b2, eps, lr;
   bool layers, nesterov, decoupled;
-  /* misses: the step, from 1, in which the first parameter has no gradient; 0: none */
+  /* misses: the first parameter has no gradient in this step, counted from 1; 0: in no step */
   int32_t threads, misses;
   float g[STEPS][D];
   /* of rank 0: weights before the last step; nu PD of layers after it */

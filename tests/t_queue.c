@@ -96,9 +96,9 @@ static void forgotten_wait_is_noticed(void **state) {
 #endif
 }
 
-/* How a process ends that enqueues entries of memory that faults, and then, waiting or not, reads a result (0), a result
- * of `store` (1), a number (2), or an array beside a result (3). */
-static int touching(int what, bool wait) {
+/* How a process ends that enqueues entries of memory that faults, and then, waiting or not, reads a result (0), a
+ * result of `store` (1), a number (2), or an array beside a result (3). */
+static int signal_of_an_access(int what, bool wait) {
   const pid_t child = fork();
   assert_true(child >= 0);
   if (child == 0) {
@@ -136,8 +136,8 @@ static int touching(int what, bool wait) {
 
 static void access_before_the_wait_faults(void **state) {
   for (int what = 0; what < 4; what++) {
-    assert_int_equal(touching(what, true), 0);
-    assert_int_equal(touching(what, false), what == 3 ? 0 : LATE_FAULT);
+    assert_int_equal(signal_of_an_access(what, true), 0);
+    assert_int_equal(signal_of_an_access(what, false), what == 3 ? 0 : LATE_FAULT);
   }
 }
 
@@ -228,7 +228,9 @@ static void compare(const sim_setup *how, const ng_backend *on, int32_t ranks) {
     }
     assert_true(b.hash[0][r][STEPS - 1] != b.hash[0][r][STEPS - 2]);
   }
-  if (b.unsettled) fail_msg("%s %s: %d ranks: something is undone", how->method, how->set, ranks);
+  if (b.unsettled)
+    fail_msg("%s %s, %d ranks: a public function returned before its wait", how->method, how->set,
+             ranks);
 }
 
 #define PERIODS "stat_period=2 solve_period=3"

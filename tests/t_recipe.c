@@ -47,7 +47,8 @@ static void lr_is_the_published_polynomial(void **state) {
     for (int k = 0; k < 5; k++) {
       const double got = recipe_get_lr(&s, epoch[k], known[i].epochs);
       if (fabs(got / known[i].eta[k] - 1.0) > 1e-6) /* seven known digits */
-        fail_msg("%s at %g: %.7g, not %.7g", known[i].schedule, epoch[k], got, known[i].eta[k]);
+        fail_msg("%s at epoch %g: %.7g, expected %.7g", known[i].schedule, epoch[k], got,
+                 known[i].eta[k]);
     }
     /* In a run longer than END, END is the run's length: max(epoch, polynomial_epoch). */
     assert_true(recipe_get_lr(&s, 100, 200) > 0.0 && recipe_get_lr(&s, 200, 200) == 0.0);
@@ -81,7 +82,8 @@ static void every_key_of_every_configuration_is_used(void **state) {
     assert_int_equal(cli_json_parse(path, text, strlen(text), &json), CLI_OK);
     const ngio_value *object = ngio_json_root(json);
     for (const ngio_value *v = ngio_first(object); v != NULL; v = ngio_next(object, v), keys++) {
-      if (!settings_knows(&s, v->key)) fail_msg("%s: nobody uses %s", e->d_name, v->key);
+      if (!settings_knows(&s, v->key))
+        fail_msg("%s: no setting or option is called %s", e->d_name, v->key);
       if (settings_is_idle(&s, v->key, needs, sizeof needs))
         fail_msg("%s: %s needs %s", e->d_name, v->key, needs);
     }
@@ -121,7 +123,7 @@ static void momentum_follows_lr(void **state) {
       before = lr;
     }
     /* 60 steps on numbers up to 10, each with a few roundings of 1e-16 */
-    if (largest > 1e-13) fail_msg("%s: %g apart", how[k], largest);
+    if (largest > 1e-13) fail_msg("%s: updates differ by %g", how[k], largest);
     settings_free(&s);
   }
 }
@@ -218,8 +220,8 @@ static void micro_batches_make_a_batch(void **state) {
     if (fabs(e[0].train_loss - e[1].train_loss) > 1e-5 ||
         fabs(e[0].test_loss - e[1].test_loss) > 1e-5 ||
         fabs(e[0].train_accuracy - e[1].train_accuracy) > 0.011) {
-      fail_msg("%s: train %g %g, test %g %g", methods[i], e[0].train_loss, e[1].train_loss,
-               e[0].test_loss, e[1].test_loss);
+      fail_msg("%s: train losses %g and %g, test losses %g and %g", methods[i], e[0].train_loss,
+               e[1].train_loss, e[0].test_loss, e[1].test_loss);
     }
   }
   data_close(&d);
@@ -248,7 +250,8 @@ static void every_setting_has_an_effect(void **state) {
                      on ? with[i][1] : "");
       loss[on] = last_epoch(&d, set).test_loss;
     }
-    if (!(fabs(loss[0] - loss[1]) > 1e-4)) fail_msg("%s: %g", with[i][1], loss[0]);
+    if (!(fabs(loss[0] - loss[1]) > 1e-4))
+      fail_msg("%s does not change the loss %g", with[i][1], loss[0]);
   }
   data_close(&d);
 }

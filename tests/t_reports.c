@@ -48,7 +48,7 @@ static void step(report_run *s, double lr, int calls) {
 }
 
 static void near(const char *what, double got, double expected) {
-  /* f32 intermediates */
+  /* intermediate results are f32 */
   if (!(fabs(got - expected) <= 1e-6 * fabs(expected)))
     fail_msg("%s is %.9g instead of %.9g", what, got, expected);
 }

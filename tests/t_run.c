@@ -35,7 +35,7 @@ static void scan(double w[CLASSES][WIDE], const feed *f, int32_t n, double smoot
     double y[CLASSES];
     logits(w, f->x + i * FEATURES, y);
     *loss += entropy(y, CLASSES, f->labels[i], smoothing) / n;
-    *accuracy += (double)right(y, CLASSES, f->labels[i]) / n;
+    *accuracy += (double)is_correct(y, CLASSES, f->labels[i]) / n;
   }
 }
 
@@ -148,7 +148,8 @@ static void compare_with_hand_computation(const char *name, const char *set, con
       must_be_near(o, "train_loss", loss, NEAR);
       must_be_near(o, "train_accuracy", accuracy, 1e-9);
       must_be_near(o, "clip", 1, 0);
-      assert_true(ngio_is(ngio_get(o, "cosine"), NGIO_NULL)); /* no curvature */
+      assert_true(
+          ngio_is(ngio_get(o, "cosine"), NGIO_NULL)); /* SGD has no curvature, so no cosine */
     }
     if (step % EACH == 0 || step == STEPS) {
       const ngio_value *o = r.line[at++];
@@ -314,7 +315,7 @@ static void the_fourth_skipped_step_in_a_row_ends_the_run(void **state) {
     train(&d, i == 0 ? "skipped" : "skipped-some", set, &r);
     if (r.r.diverged != row[i].diverges || r.r.skipped != row[i].skipped ||
         r.r.steps != row[i].steps)
-      fail_msg("%d steps, %d skipped, lost: %s", (int)r.r.steps, (int)r.r.skipped, r.r.reason);
+      fail_msg("%d steps, %d skipped, reason '%s'", (int)r.r.steps, (int)r.r.skipped, r.r.reason);
     drop_trained(&r);
     data_close(&d);
   }

@@ -33,7 +33,7 @@ static void evaluate(const trained *r, const data_set *d, const data_split *spli
     for (int k = 0; k < d->classes; k++)
       y[k] = (double)nn_output(net)[k];
     *loss += entropy(y, d->classes, split->labels[row], 0.0) / split->n;
-    *accuracy += (double)right(y, d->classes, split->labels[row]) / split->n;
+    *accuracy += (double)is_correct(y, d->classes, split->labels[row]) / split->n;
   }
   free(x);
   nn_destroy(&net);

@@ -135,7 +135,7 @@ static void momentum_matches_the_published_rule(void **state) {
       gap = fmax(gap, fabs(p.w[step][i] + v[i] - p.w[step + 1][i]));
       v[i] = p.w[step + 1][i] - p.w[step][i];
     }
-    if (gap > 1e-4 * most + 1e-6) fail_msg("step %d: %g of %g", step, gap, most);
+    if (gap > 1e-4 * most + 1e-6) fail_msg("step %d: off by %g, largest entry %g", step, gap, most);
   }
   train(&d, "recipe-log", RECIPE_RUN " steps=15", &r);
   step = 0;
@@ -179,7 +179,7 @@ static void damping_keeps_its_ratio(void **state) {
       (void)snprintf(set, sizeof set, DAMPED " steps=%d%s", last, more ? " resume=true" : "");
       train(&d, name, set, &r);
       if (fabs(damping_of(&r) - 0.01 / last) > 1e-14)
-        fail_msg("step %d: %.15g, not %.15g", last, damping_of(&r), 0.01 / last);
+        fail_msg("step %d: damping %.15g, expected %.15g", last, damping_of(&r), 0.01 / last);
       drop_trained(&r);
     }
   }

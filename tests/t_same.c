@@ -57,10 +57,7 @@ static void describe(ng_layer *l, const char *c) {
 }
 
 static ng_status rows(fixture *f, const char *c) {
-  ng_layer l;
-  ng_layer_init(&l, NG_LINEAR, sizeof l);
-  l.name = "rows";
-  l.in = l.out = 3;
+  ng_layer l = layer_of(NG_LINEAR, "rows", 3, 3);
   l.positions = is(c, "positions") ? 5 : 0;
   if (is(c, "order")) l.order = NG_POSITIONS_FIRST;
   return ng_add_layer(f->p, &l, NULL);
@@ -90,23 +87,17 @@ typedef struct difference {
   const char *change;            /* of the odd rank's layers; NULL: the layers of add_layers */
   char usual[TEXT], other[TEXT]; /* options of all ranks, of the odd rank */
   const char *layer;             /* options of the odd rank's norm layer */
-  bool words;                    /* with an embedding */
+  bool words;                    /* the model has an embedding */
   char message[RANKS][512];
 } difference;
 
 static ng_status add_layers(fixture *f, const char *of_norm, bool words) {
-  ng_layer l;
+  ng_layer l = layer_of(NG_NORM, "norm", 3, 3);
   ng_status st = ng_add_linear(f->p, "fc", 4, 3, 1, NULL);
-  ng_layer_init(&l, NG_NORM, sizeof l);
-  l.name = "norm";
-  l.in = l.out = 3;
   l.bias = 1;
   l.options = of_norm;
   if (st == NG_OK) st = ng_add_layer(f->p, &l, NULL);
-  ng_layer_init(&l, NG_EMBEDDING, sizeof l);
-  l.name = "words";
-  l.in = 5;
-  l.out = 3;
+  l = layer_of(NG_EMBEDDING, "words", 5, 3);
   if (st == NG_OK && words) st = ng_add_layer(f->p, &l, NULL);
   return st == NG_OK ? ng_add_tensor(f->p, "gamma", 7, NULL) : st;
 }
@@ -254,7 +245,7 @@ static void differing_options_are_refused(void **state) {
   }
 }
 
-/* A radius needs one solver (window_mask, not tested here, needs weights); options of a norm layer. */
+/* The radius needs solver = product; the options of one layer are no option of the model. */
 static void differing_radius_and_layer_options_are_refused(void **state) {
   difference radius = {.usual = "method=natgrad solver=product norm_block=none radius=0.3",
                        .other = "method=natgrad solver=product norm_block=none radius=0.7"},
@@ -267,7 +258,7 @@ static void differing_radius_and_layer_options_are_refused(void **state) {
 
 enum { WIDE = 3, TALL = 2, SAMPLES = 4, GROUPS_HERE = 2 };
 
-/* What differs on the odd rank in its one step. */
+/* The difference of the odd rank in its only step. */
 typedef struct odd_step {
   const char *options;     /* of all ranks */
   const char *set, *value; /* for ng_set */
@@ -401,7 +392,7 @@ static void differing_steps_are_refused(void **state) {
         const bool good = none != 0 ? st[r] >= NG_OK && l.moved[r]
                                     : st[r] == NG_ERR_STATE && named && !l.moved[r];
         if (good && l.again[r] >= NG_OK) continue;
-        fail_msg("number %zu, none %d, rank %d: %s, %s, then %s (%s)", i, none, r,
+        fail_msg("row %zu, no difference %d, rank %d: %s, %s, then %s (%s)", i, none, r,
                  ng_status_name(st[r]), l.moved[r] ? "moved" : "not moved",
                  ng_status_name(l.again[r]), l.message[r]);
       }

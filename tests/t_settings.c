@@ -73,7 +73,8 @@ static void every_setting_is_set_and_got(void **state) {
   for (int i = 0; i < OTHERS; i++) {
     char before[256], after[256], spelt[64];
     assert_true(settings_get(&s, other[i][0], before, sizeof before));
-    if (strcmp(before, other[i][1]) == 0) fail_msg("%s: that is the default", other[i][0]);
+    if (strcmp(before, other[i][1]) == 0)
+      fail_msg("%s: the other value is the default", other[i][0]);
     settings_copy(&copy, &s);
     cli_spell(spelt, sizeof spelt, other[i][0], '_');
     must_set(&s, i % 2 == 0 ? spelt : other[i][0], other[i][1]); /* '-' and '_' */
@@ -176,11 +177,11 @@ static void settings_are_checked_together(void **state) {
     settings_init(&s);
     for (int k = 0; k < 3 && bad[i].set[k][0] != NULL; k++)
       must_set(&s, bad[i].set[k][0], bad[i].set[k][1]);
-    quiet();
+    capture_stderr();
     const int rc = settings_check(&s);
-    const char *text = said();
+    const char *text = captured_stderr();
     if (rc != CLI_BAD || strstr(text, bad[i].why) == NULL)
-      fail_msg("case %zu: %d, '%s' lacks '%s'", i, rc, text, bad[i].why);
+      fail_msg("case %zu: status %d, message '%s', expected '%s'", i, rc, text, bad[i].why);
     settings_free(&s);
   }
 }
@@ -201,7 +202,7 @@ static void settings_override_environment_and_method(void **state) {
   assert_int_equal(setenv("NG_DAMPING", "0.25", 1), 0);
   expect_option(&s, "damping", "0.25");
   must_set(&s, "damping", "0.5");
-  must_set(&s, "damping", "0.75"); /* replaces the value */
+  must_set(&s, "damping", "0.75"); /* the new value replaces the old one */
   assert_int_equal(s.n_library, 1);
   expect_option(&s, "damping", "0.75");
   must_set(&s, "optimizer", "adamw");
@@ -229,9 +230,9 @@ static void the_method_of_the_environment(void **state) {
   settings_free(&s);
   assert_int_equal(setenv("NG_METHOD", "evva", 1), 0);
   settings_init(&s);
-  quiet();
+  capture_stderr();
   assert_int_equal(settings_options(&s, &o), CLI_BAD);
-  const char *text = said();
+  const char *text = captured_stderr();
   assert_non_null(strstr(text, "NG_METHOD in the environment"));
   assert_non_null(strstr(text, "'eva'"));
   assert_null(o);
@@ -287,11 +288,11 @@ static void many_unknown_keys(void **state) {
   assert_int_equal(fclose(f), 0);
   settings s;
   settings_init(&s);
-  quiet();
+  capture_stderr();
   const clock_t begun = clock();
   const int rc = settings_read(&s, in_folder("many.json"));
   const double took = (double)(clock() - begun) / CLOCKS_PER_SEC;
-  const char *text = said();
+  const char *text = captured_stderr();
   if (rc != CLI_BAD || strstr(text, "unknown setting") == NULL) fail_msg("%s", text);
   if (took > 20.0) fail_msg("%d keys took %.1f s", KEYS, took);
   settings_free(&s);
@@ -327,18 +328,18 @@ static void bad_files_are_refused(void **state) {
     settings s;
     settings_init(&s);
     put_file("bad.json", bad[i][0], strlen(bad[i][0]));
-    quiet();
+    capture_stderr();
     const int rc = settings_read(&s, in_folder("bad.json"));
-    const char *text = said();
+    const char *text = captured_stderr();
     if (rc != CLI_BAD || strstr(text, bad[i][1]) == NULL || strstr(text, "bad.json: ") == NULL)
-      fail_msg("%s: %d, '%s' lacks '%s'", bad[i][0], rc, text, bad[i][1]);
+      fail_msg("%s: status %d, message '%s', expected '%s'", bad[i][0], rc, text, bad[i][1]);
     settings_free(&s);
   }
   settings s;
   settings_init(&s);
-  quiet();
+  capture_stderr();
   assert_int_equal(settings_read(&s, in_folder("absent.json")), CLI_BAD);
-  assert_non_null(strstr(said(), "absent.json: "));
+  assert_non_null(strstr(captured_stderr(), "absent.json: "));
   settings_free(&s);
 }
 
@@ -350,11 +351,11 @@ static void resumed_runs_keep_their_settings(void **state) {
     settings_init(&was);
     settings_init(&now);
     must_set(&now, other[i][0], other[i][1]);
-    quiet();
+    capture_stderr();
     const int rc = settings_check_same(&was, &now, NULL, "FILE");
-    const char *text = said();
+    const char *text = captured_stderr();
     const bool shapes = settings_find(other[i][0])->fixed;
-    if (rc != (shapes ? CLI_BAD : CLI_OK)) fail_msg("%s: %d %s", other[i][0], rc, text);
+    if (rc != (shapes ? CLI_BAD : CLI_OK)) fail_msg("%s: status %d, '%s'", other[i][0], rc, text);
     if (shapes && strstr(text, other[i][0]) == NULL) fail_msg("%s: '%s'", other[i][0], text);
     settings_free(&was);
     settings_free(&now);
@@ -363,9 +364,9 @@ static void resumed_runs_keep_their_settings(void **state) {
   settings_init(&was);
   settings_copy(&now, &was);
   must_set(&now, "damping", "0.5");
-  quiet();
+  capture_stderr();
   assert_int_equal(settings_check_same(&was, &now, NULL, "FILE"), CLI_BAD);
-  assert_non_null(strstr(said(), "--damping: is '0.5', but "));
+  assert_non_null(strstr(captured_stderr(), "--damping: is '0.5', but "));
   settings_free(&now);
   settings_copy(&now, &was);
   must_set(&now, "lr", "0.03"); /* the default value */

@@ -26,11 +26,7 @@ static void compute_oracle(const shard_run *x, whole *w) {
   ng_options opt = fixture_parse(options);
   oracle *o = oracle_create(&opt, x->data);
   for (int i = 0; i < LAYERS; i++) {
-    ng_layer d;
-    ng_layer_init(&d, NG_LINEAR, sizeof d);
-    d.name = layer[i].name;
-    d.in = layer[i].in;
-    d.out = layer[i].out;
+    ng_layer d = layer_of(NG_LINEAR, layer[i].name, layer[i].in, layer[i].out);
     d.bias = (int32_t)has_bias(x, i);
     d.positions = layer[i].positions;
     assert_int_equal(oracle_add(o, &d), i);
@@ -40,9 +36,7 @@ static void compute_oracle(const shard_run *x, whole *w) {
     double *P[LAYERS];
     for (int32_t g = 0; g < x->data; g++) {
       for (int64_t call = 0; call < MICRO; call++) {
-        ng_batch b;
-        ng_batch_init(&b, sizeof b);
-        b.samples = sample_count(g, call);
+        const ng_batch b = batch_of(sample_count(g, call));
         oracle_begin(o, g, &b);
         for (int k = 0; k < 2 * LAYERS; k++) {
           const int i = k % LAYERS;

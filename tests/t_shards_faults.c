@@ -85,7 +85,8 @@ static void any_collective_fails(void **state) {
       const ng_status st = train(x, each);
       for (int32_t r = 0; r < 4; r++) {
         if (each[r] != (st == NG_OK ? NG_OK : NG_ERR_COMM)) {
-          fail_msg("collective %d of %d: rank %d has %d: %s", k, which, r, each[r], x->message[r]);
+          fail_msg("collective %d of group %d failed: rank %d returned %d: %s", k, which, r,
+                   each[r], x->message[r]);
         }
       }
       free(x);

@@ -137,9 +137,7 @@ static ng_status run_rank(int32_t rank, ng_transport *unused, void *arg) {
   tap t[2];
   const ng_status st = train(rank, x, &f, t);
   (void)snprintf(x->rank[rank].message, sizeof x->rank[rank].message, "%s",
-                 f.message[0] != 0 ? f.message
-                 : f.ctx != NULL   ? ng_last_error(f.ctx)
-                                   : "");
+                 f.message[0] != 0 ? f.message : fixture_message(&f));
   fixture_close(&f);
   for (int i = 0; i < 2; i++)
     ranks_grid_release(&t[i].inner);
@@ -174,11 +172,7 @@ static void all_stages_share_one_clip_factor(void **state) {
     ng_options opt = fixture_parse(options[k]);
     oracle *o = oracle_create(&opt, W);
     for (int i = 0; i < S; i++) {
-      ng_layer d;
-      ng_layer_init(&d, NG_LINEAR, sizeof d);
-      d.name = layer[i].name;
-      d.in = layer[i].in;
-      d.out = layer[i].out;
+      ng_layer d = layer_of(NG_LINEAR, layer[i].name, layer[i].in, layer[i].out);
       d.bias = 1;
       assert_int_equal(oracle_add(o, &d), i);
     }
@@ -187,9 +181,7 @@ static void all_stages_share_one_clip_factor(void **state) {
       const double *from[STAGES];
       double *to[STAGES];
       for (int32_t g = 0; g < W; g++) {
-        ng_batch b;
-        ng_batch_init(&b, sizeof b);
-        b.samples = 3 + g;
+        const ng_batch b = batch_of(3 + g);
         oracle_begin(o, g, &b);
         for (int i = 0; i < S; i++) {
           for (int64_t j = 0; j < b.samples * layer[i].in; j++)
@@ -254,7 +246,7 @@ static void all_stages_return_one_status(void **state) {
       assert_int_equal(o->ready, how[k].ready);
       if (how[k].step < 0) continue;
       if (o->status[how[k].step] != how[k].st)
-        fail_msg("fault %d: rank %d has %d: %s", k, r, o->status[how[k].step], o->message);
+        fail_msg("fault %d: rank %d returned %d: %s", k, r, o->status[how[k].step], o->message);
       if (how[k].st < 0 && strstr(o->message, how[k].message) == NULL) fail_msg("%s", o->message);
       if (how[k].st >= 0) assert_int_equal(o->status[2], NG_OK);
     }
@@ -268,7 +260,7 @@ static void any_collective_fails(void **state) {
   const int32_t D = data_ranks(), W = stages() * D;
   for (int which = 0; which < 2; which++) {
     int32_t k = 1;
-    if (which == 0 && D == 1) continue; /* its stage has no other rank */
+    if (which == 0 && D == 1) continue; /* the stage of this rank has no other rank */
     for (bool fails = true; fails; k++) {
       ng_status each[RANKS];
       test_run *x = run_stages((test_run){.options = BASE " grad_worker_fraction=0",
@@ -281,7 +273,8 @@ static void any_collective_fails(void **state) {
         const outcome *o = &x->rank[r];
         const bool done = !beside && o->status[STEPS - 1] == NG_OK && o->nu[STEPS - 1] > 0.0;
         if (each[r] != (fails ? NG_ERR_COMM : NG_OK) && !(each[r] == NG_OK && done))
-          fail_msg("collective %d of %d: rank %d has %d: %s", k, which, r, each[r], o->message);
+          fail_msg("collective %d of group %d failed: rank %d returned %d: %s", k, which, r,
+                   each[r], o->message);
       }
       free(x);
     }

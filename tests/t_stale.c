@@ -74,7 +74,7 @@ static ng_status run_rank(int32_t rank, ng_transport *t, void *arg) {
   if (st >= NG_OK && l->save != NULL) st = ng_save(f.p, l->save);
   ng_report held = {.struct_size = sizeof held};
   if (st >= NG_OK && rank == 0 && ng_report_read(f.p, &held) == NG_OK) l->factors = held.factors;
-  if (st < NG_OK) print_message("rank %d: %s\n", rank, f.ctx ? ng_last_error(f.ctx) : f.message);
+  if (st < NG_OK) print_message("rank %d: %s\n", rank, fixture_message(&f));
   fixture_close(&f);
   return st;
 }

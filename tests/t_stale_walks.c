@@ -1,8 +1,8 @@
 /* t_stale_walks.c: refresh_tolerance above 0, with averages that walk at random.
  *
  * The distance of two averages is computed in every stored form.  The oracle (stale_rule.h) applies the rule of SP-NGD
- * to whole matrices in double.  A step of a walk is about as long as the tolerance, so a wrong weight in one form changes
- * verdicts.  A walk ends when a distance is too close to the tolerance. */
+ * to whole matrices in double.  A step of a walk is about as long as the tolerance, so a wrong weight in one form
+ * changes verdicts.  A walk ends when a distance is too close to the tolerance. */
 #include "draw.h"
 #include "fixture.h"
 #include "kernels.h"
@@ -57,7 +57,8 @@ typedef struct statistic {
   float average[PARTS][DENSE], older[PARTS][DENSE], scratch[PARTS * DENSE];
 } statistic;
 
-/* Change a statistic by the relative length `far`, in some entries (which = 0: all, 1: diagonal, 2: off the diagonal). */
+/* Change a statistic by the relative length `far`, in some entries (which = 0: all, 1: diagonal, 2: off the diagonal).
+ * */
 static void walk(statistic *b, const form *f, rng *r, int which, double far) {
   for (int32_t p = 0; p < f->parts; p++) {
     const int64_t n = ng_stat_part_count(&b->s, &b->part[p]);
@@ -235,14 +236,10 @@ static void observe_and_step(fixture *f, const kind *k, const samples *s, int t,
 
 static void open_kind(fixture *f, const kind *k, float *grad) {
   char line[256];
-  ng_layer l;
   int32_t index;
   (void)snprintf(line, sizeof line, "%s clip=none damping=1 refresh_tolerance=0.1", k->options);
   fixture_ok(f, fixture_open(f, line, NULL));
-  ng_layer_init(&l, k->norm ? NG_NORM : NG_LINEAR, sizeof l);
-  l.name = "layer";
-  l.in = IN;
-  l.out = k->norm ? 0 : OUT;
+  ng_layer l = layer_of(k->norm ? NG_NORM : NG_LINEAR, "layer", IN, k->norm ? 0 : OUT);
   l.bias = k->beta;
   l.norm_no_weight = k->norm && !k->gamma;
   l.norm_kind = k->norm ? NG_BATCH_NORM : 0;

@@ -45,7 +45,8 @@ static void expect_refused_save(sim *s, const char *file, const char *messages) 
   assert_int_equal(ng_save(s->p, file), NG_ERR_FILE);
   const char *message = ng_last_error(s->ctx);
   if (strstr(message, messages) == NULL) fail_msg("message \"%s\" lacks \"%s\"", message, messages);
-  if (sim_fingerprint(s) != before) fail_msg("\"%s\", and yet something changed", message);
+  if (sim_fingerprint(s) != before)
+    fail_msg("the call failed with \"%s\" and changed the state", message);
 }
 
 /* Counters above 2^53 could not be read back, so they are not saved over an earlier state. */

@@ -39,7 +39,7 @@ typedef struct sink {
   int64_t n, room;
 } sink;
 
-static int32_t take(void *user, const void *data, int64_t bytes) {
+static int32_t sink_write(void *user, const void *data, int64_t bytes) {
   sink *s = user;
   if (bytes > s->room - s->n) return 1;
   memcpy(s->bytes + s->n, data, (size_t)bytes);
@@ -97,12 +97,13 @@ static void reorder(subject *s) {
   const int32_t n = ngio_tensors_count(f);
   ngio_tensor *t = calloc((size_t)n, sizeof *t);
   assert_non_null(t);
-  for (int32_t i = 0; i < n; i++) /* the data, too; all tensors are floats */
+  for (int32_t i = 0; i < n; i++) /* data follow the order of the manifest */
     t[i] = *ngio_tensors_at(f, n - 1 - i);
   sink to = {malloc((size_t)s->saved.n + 4096), 0, s->saved.n + 4096};
   assert_non_null(to.bytes);
   assert_int_equal(
-      ngio_writer_stream("other", take, &to, t, n, texts, 2, &w, message, sizeof message), NGIO_OK);
+      ngio_writer_stream("other", sink_write, &to, t, n, texts, 2, &w, message, sizeof message),
+      NGIO_OK);
   for (int32_t i = 0; i < n; i++)
     assert_int_equal(ngio_writer_put(w, t[i].data, t[i].bytes, message, sizeof message), NGIO_OK);
   assert_int_equal(ngio_writer_finish(&w, message, sizeof message), NGIO_OK);
@@ -117,7 +118,7 @@ static void save_or_load(subject *s, int part) {
   if (part == SAVE) {
     sink to = {s->saved.bytes == NULL ? malloc((size_t)s->room) : s->saved.bytes, 0, s->room};
     assert_non_null(to.bytes);
-    fixture_ok(&s->f, ng_save_to(s->f.p, take, &to));
+    fixture_ok(&s->f, ng_save_to(s->f.p, sink_write, &to));
     s->saved.bytes = to.bytes;
     s->saved.n = to.n;
     return;

@@ -209,7 +209,7 @@ static void announced_lengths_are_not_trusted(void **state) {
   huge.calls = 0;
   assert_int_equal(ng_load_from(b.p, stream_read, &huge), NG_ERR_FILE);
   assert_refusal(&b, "has another shape than in this model", before);
-  assert_int_equal(huge.calls, 2); /* the length, the header */
+  assert_int_equal(huge.calls, 2); /* one read of the length, one of the header */
   free(text);
   stream_drop(&huge);
   stream_drop(&other);
@@ -295,7 +295,7 @@ static void ranks_fail_together(void **state) {
       x.s.fail_at = k;
       x.s.says = -3;
       const ng_status st = ranks_run(RANKS, fail_at_k, &x, NULL);
-      if (st != NG_OK) fail_msg("call %d: %s", (int)k, ng_status_name(st));
+      if (st != NG_OK) fail_msg("failing call %d: %s", (int)k, ng_status_name(st));
       assert_int_equal(x.got[0], x.got[1]);
       assert_string_equal(x.message[0], x.message[1]);
       if (x.got[0] == NG_OK) {

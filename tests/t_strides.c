@@ -438,7 +438,8 @@ static void image_sizes_may_differ_from_the_registered_size(void **state) {
       }
       fixture_ok(&f, ng_step(f.p, 0.1));
       fixture_close(&f);
-      if (memcmp(dw[way], dw[0], sizeof dw[0]) != 0) fail_msg("%s, way %d", settings[k], way);
+      if (memcmp(dw[way], dw[0], sizeof dw[0]) != 0)
+        fail_msg("%s: image size %d gives other bits", settings[k], way);
     }
     assert_true(dw[0][0] != -2.5f);
   }

@@ -24,10 +24,10 @@ static const struct {
 /* The transport: blocking; with `start`; without reduce-scatter. */
 typedef enum way { BLOCKING, STARTED, WITHOUT, WAYS } way;
 
-typedef struct spy {
-  tap tap; /* must be first: count_and_spoil casts it */
+typedef struct recorder {
+  tap tap; /* must be first: count_and_overwrite casts it */
   int64_t scattered, others;
-} spy;
+} recorder;
 
 typedef struct outcome {
   float out[STEPS][LAYERS][MOST];
@@ -50,8 +50,8 @@ typedef struct test_run {
 /* ---- the transport ---------------------------------------------------------------------------*/
 
 /* Count messages, and overwrite all but this rank's result, which lies within `send`. */
-static void count_and_spoil(tap *p, const ng_collective *c) {
-  spy *s = (spy *)p;
+static void count_and_overwrite(tap *p, const ng_collective *c) {
+  recorder *s = (recorder *)p;
   const int64_t size = ng_dtype_size(c->dtype);
   char *at = (char *)(uintptr_t)c->send;
   s->scattered += c->kind == NG_REDUCE_SCATTER;
@@ -63,7 +63,7 @@ static void count_and_spoil(tap *p, const ng_collective *c) {
   }
 }
 
-static ng_transport counting(spy *s, const test_run *l) {
+static ng_transport counting(recorder *s, const test_run *l) {
   ng_transport t = tapped(&s->tap, l->way == BLOCKING ? NO_START : WHOLE);
   t.group_create = NULL;
   t.group_destroy = NULL;
@@ -98,7 +98,8 @@ static ng_status observe_layer(const test_run *l, ng_precond *p, int32_t rank, i
   return st == NG_OK ? ng_observe_output_grad(p, k, &out, NG_COPY) : st;
 }
 
-static ng_status one_step(test_run *l, ng_precond *p, int32_t rank, int step) {
+static ng_status one_step(test_run *l, fixture *f, int32_t rank, int step) {
+  ng_precond *p = f->p;
   ng_status st = NG_OK;
   for (int32_t k = 0; k < LAYERS && st == NG_OK; k++) {
     const int64_t n = k < LINEAR ? layer[k].in * layer[k].out : layer[k].out;
@@ -111,11 +112,7 @@ static ng_status one_step(test_run *l, ng_precond *p, int32_t rank, int step) {
     if (st == NG_OK) st = ng_bind_grad(p, k, NG_BIAS, &bias);
   }
   for (int micro = 0; micro < MICRO && st == NG_OK; micro++) {
-    ng_batch b;
-    ng_batch_init(&b, sizeof b);
-    b.samples = samples(l, rank, micro);
-    b.last = l->ahead && micro == MICRO - 1;
-    st = ng_begin(p, &b);
+    st = fixture_begin_last(f, samples(l, rank, micro), l->ahead && micro == MICRO - 1);
     for (int32_t k = 0; k < LAYERS && st == NG_OK; k++) {
       if (!l->alone || step == 0 || k == step) st = observe_layer(l, p, rank, step, micro, k);
     }
@@ -126,7 +123,7 @@ static ng_status one_step(test_run *l, ng_precond *p, int32_t rank, int step) {
 static ng_status run_rank(int32_t rank, ng_transport *t, void *arg) {
   test_run *l = arg;
   outcome *o = &l->rank[rank];
-  spy p = {.tap = {.inner = *t, .after = count_and_spoil}};
+  recorder p = {.tap = {.inner = *t, .after = count_and_overwrite}};
   const ng_transport mine = counting(&p, l);
   const fixture_how how = {.threads = 1, .linalg = "ref", .transport = &mine};
   char options[256];
@@ -139,10 +136,8 @@ static ng_status run_rank(int32_t rank, ng_transport *t, void *arg) {
   if (st == NG_OK) st = ng_add_norm(f.p, "bn", NG_BATCH_NORM, 6, 1, 1e-5, NULL);
   if (st == NG_OK) st = ng_ready(f.p);
   for (int step = 0; step < STEPS && st >= NG_OK; step++)
-    st = o->status[step] = one_step(l, f.p, rank, step);
-  if (st < NG_OK)
-    (void)snprintf(o->message, sizeof o->message, "%s",
-                   f.ctx != NULL ? ng_last_error(f.ctx) : f.message);
+    st = o->status[step] = one_step(l, &f, rank, step);
+  if (st < NG_OK) (void)snprintf(o->message, sizeof o->message, "%s", fixture_message(&f));
   ng_station_report s = {.struct_size = sizeof s};
   for (int32_t i = 0; st >= NG_OK && ng_report_station(f.p, i, &s) == NG_OK; i++)
     if (strcmp(s.name, "statistics") == 0) o->sums = s.total_bytes;
@@ -190,7 +185,8 @@ static void same_bits(test_run how) {
   const outcome *all = result[0]->rank, *owner = result[1]->rank;
   if (memcmp(all->out, owner->out, sizeof all->out) != 0 ||
       memcmp(all->status, owner->status, sizeof all->status) != 0)
-    fail_msg("%s, %d ranks, way %d: other bits", how.with, how.ranks, (int)how.way);
+    fail_msg("%s, %d ranks, transport %d: statistics = owner gives other bits", how.with, how.ranks,
+             (int)how.way);
   assert_true(owner->sums > 0);
 }
 
@@ -253,7 +249,8 @@ static void an_overflow_found_by_the_owner_skips_the_step(void **state) {
     for (int i = 0; i < STEPS * LAYERS * MOST; i++) {
       const double x = (double)(&result[0]->rank[0].out[0][0][0])[i],
                    y = (double)(&result[1]->rank[0].out[0][0][0])[i];
-      if (!(fabs(x - y) <= 1e-5 * fmax(1.0, fabs(x)))) fail_msg("%d: %g, expected %g", i, y, x);
+      if (!(fabs(x - y) <= 1e-5 * fmax(1.0, fabs(x))))
+        fail_msg("number %d is %g, expected %g", i, y, x);
     }
   }
 }

@@ -1,5 +1,5 @@
 /* t_train.c: parts of the trainer below a run: threads, the order of samples, a step without observations.  Other
- * tests: learning rate t_lr.c, logs and files t_disk.c, settings t_settings.c, whole runs tests/cli/train.sh and
+ * tests: schedules t_schedule.c, logs and files t_disk.c, settings t_settings.c, whole runs tests/cli/train.sh and
  * resume.sh. */
 #include "nn/models.h"
 #include "train/feed.h"
@@ -29,9 +29,9 @@ static void trainer_and_library_use_the_same_threads(void **state) {
   ng_context_destroy(&ctx);
   assert_int_equal(ng_context_threads(NULL), 1);
   assert_int_equal(setenv("NG_THREADS", "1025", 1), 0);
-  quiet();
+  capture_stderr();
   assert_int_equal(cli_threads(&threads), CLI_BAD);
-  assert_string_equal(said(),
+  assert_string_equal(captured_stderr(),
                       "natgrad: NG_THREADS is '1025', expected a whole number from 1 to 1024\n");
   assert_int_equal(setenv("NG_THREADS", "", 1), 0);
   assert_int_equal(cli_threads(&threads), CLI_OK);
@@ -110,16 +110,16 @@ static void batches_cover_an_epoch(void **state) {
     assert_true(f.x[2 * i] == (float)(48 + i) && f.labels[i] == (48 + i) % 5);
   feed_free(&f);
   feed_free(&alone);
-  quiet();
+  capture_stderr();
   must_set(&s, "batch", "54");
   int rc = feed_create(&s, &d, NULL, false, NULL, &f);
-  assert_non_null(strstr(said(), "--batch: 54 samples, but rows has 53 to train on"));
+  assert_non_null(strstr(captured_stderr(), "--batch: 54 samples, but rows has 53 to train on"));
   assert_int_equal(rc, CLI_BAD);
   must_set(&s, "batch", "8");
   must_set(&s, "augment", "flip");
-  quiet();
+  capture_stderr();
   rc = feed_create(&s, &d, NULL, false, NULL, &f);
-  assert_non_null(strstr(said(), "--augment: flip needs images"));
+  assert_non_null(strstr(captured_stderr(), "--augment: flip needs images"));
   assert_int_equal(rc, CLI_BAD);
   settings_free(&s);
   ng_pool_destroy(pool);
@@ -151,9 +151,9 @@ static void unobserved_steps_are_reported(void **state) {
     assert_int_equal(nn_forward(net, NN_TRAIN, x, SAMPLES, (uint64_t)step, watch), CLI_OK);
     (void)nn_loss(net, NN_TRAIN, labels, NULL, NULL);
     assert_int_equal(nn_backward(net, true, watch), CLI_OK);
-    quiet();
+    capture_stderr();
     const int rc = precond_step(p, 0.1, s.momentum, &outcome);
-    const char *line = said();
+    const char *line = captured_stderr();
     assert_int_equal(rc, CLI_OK);
     assert_false(outcome.skipped || outcome.rescued);
     assert_true(outcome.unobserved == (step == 1));

@@ -1,9 +1,9 @@
 /* t_twosided.c: a gradient between two matrices, for every form of both, every result and every linear algebra, against
  * a dense solve in double.
  *
- * Tolerance.  Every factor is X X' / n + I / 2 with |X| < 1, so its condition is below 10, and the condition of the product below
- * 100.  A solve in f32 then has an error of a few times 6e-8 * 100 of the largest entry; results rounded to bf16 have
- * 2^-9 * 100 in the worst case, and a tenth here. */
+ * Tolerance.  Every factor is X X' / n + I / 2 with |X| < 1, so its condition is below 10, and the condition of the
+ * product below 100.  A solve in f32 then has an error of a few times 6e-8 * 100 of the largest entry; results rounded
+ * to bf16 have 2^-9 * 100 in the worst case, and a tenth here. */
 #include "unit_test.h"
 
 #include <math.h>
@@ -273,7 +273,8 @@ static void lists(void **arg) {
 
 /* ---- roots, refreshed bases ------------------------------------------------------------------*/
 
-/* X = (F + d I)^(-1/p): X^a (F + d I)^b = I with a / b = p. The error is about a times the error of X, which is n u cond. */
+/* X = (F + d I)^(-1/p): X^a (F + d I)^b = I with a / b = p. The error is about a times the error of X, which is n u
+ * cond. */
 static void roots(void **arg) {
   ng_queue queue = queue_of(*arg), *q = &queue;
   static const struct {

@@ -126,8 +126,8 @@ static void unobserved_statistics_are_counted(void **state) {
   }
 }
 
-/* Only statistics that are due count; with sides = input, output gradients are never due.  With statistics = local, only
- * the samples of the owner count: rank 0 for a, rank 1 for b. */
+/* Only statistics that are due count; with sides = input, output gradients are never due.  With statistics = local,
+ * only the samples of the owner count: rank 0 for a, rank 1 for b. */
 static void only_due_statistics_count(void **state) {
   static const plan plans[] = {{.set = "method=natgrad stat_period=2 solve_period=2",
                                 .all = {EVERYTHING, NOTHING, NO_B, NOTHING, EVERYTHING},

@@ -23,8 +23,9 @@ typedef struct trial {
   bool grid;       /* gradients are multiples of 1/512 */
   bool moves;      /* weights change between steps */
   bool feeds_back; /* low rank: a rounding error grows through the warm start */
-  bool deficient;  /* some parameter has no more elements than rows, so NG_RESCUED is allowed */
-  double later;    /* damping of the second half; 0: unchanged */
+  bool
+      deficient; /* a parameter has no more elements than the window has rows, so NG_RESCUED is allowed */
+  double later; /* damping of the second half; 0: unchanged */
 } trial;
 
 typedef struct model {

@@ -198,7 +198,8 @@ static void recordings(void **state) {
     if (!(x.between <= most)) fail_msg("%s: off by %g", name, x.between);
     /* of rank 1: without extended precision of Q the ratio would be a sixth */
     if (!(x.library <= (strcmp(cases[i], "lowrank-1") == 0 ? 0.03 : 1.0) * x.recorded))
-      fail_msg("%s: %g from the formula, the program %g", name, x.library, x.recorded);
+      fail_msg("%s: the library is off by %g, the published program by %g", name, x.library,
+               x.recorded);
     if (x.errors != (r.o.base.window_store == NG_STORE_DENSE ? 0 : r.steps))
       fail_msg("%s: error feedback of %d steps", name, x.errors);
     if (!(x.error <= (lowrank ? real_of(&r, "state_tolerance", most) : 1e-6)))

@@ -1,5 +1,5 @@
-/* t_window_kernels.c: several ranks select the k largest elements that one rank selects; the Cholesky factor of a ring of
- * rows solves as a dense factor; the memory of a large sparse window. */
+/* t_window_kernels.c: several ranks select the k largest elements that one rank selects; the Cholesky factor of a ring
+ * of rows solves as a dense factor; the memory of a large sparse window. */
 #include "unit_test.h"
 #include "dense.h"
 #include "draw.h"
@@ -60,7 +60,7 @@ static void selection_on_ranks_equals_one_rank(void **state) {
         fail_msg("rank %d of %d begins at %d", q, W, (int)j[q].selected_below);
       for (int64_t i = 0; i < j[q].selected; i++, before++) {
         if (before >= k || single[before] != cut[q] + mine[q][i])
-          fail_msg("%d of %d, %d ranks, kind %d: entry %d is another", (int)k, (int)n, W,
+          fail_msg("the %d largest of %d, %d ranks, kind %d: entry %d differs", (int)k, (int)n, W,
                    (int)(t % 4), (int)before);
       }
     }
@@ -138,8 +138,7 @@ static void memory_of_a_sparse_window(void **state) {
   /* 1,025 rows of 112,000 entries of 4 bytes, e, the Gram matrix and its factor; and the starts of 342 blocks */
   const int64_t least = 1025 * 112000 * 4 + 4 * d + 2 * 1025 * 1025 * 8;
   if (!(bytes >= least && bytes <= least + (1 << 22) && bytes <= INT64_C(1) << 29))
-    fail_msg("%lld bytes are kept, at least %lld, at most 2^29", (long long)bytes,
-             (long long)least);
+    fail_msg("%lld bytes are stored, expected %lld to 2^29", (long long)bytes, (long long)least);
   fixture_close(&f);
 }
 

@@ -97,8 +97,7 @@ static ng_status run_rank(int32_t rank, ng_transport *t, void *arg) {
     memcpy(l->P[rank][step], g, sizeof g);
   }
   if (st < NG_OK && rank == 0)
-    (void)snprintf(l->message, sizeof l->message, "%s",
-                   f.ctx == NULL ? f.message : ng_last_error(f.ctx));
+    (void)snprintf(l->message, sizeof l->message, "%s", fixture_message(&f));
   fixture_close(&f);
   return st;
 }

@@ -26,7 +26,7 @@ enum { FC1 = IN * OUT, FC2 = OUT * LAST, D = FC1 + OUT + LONG + FC2 };
 /* A run on several ranks.  P: the directions of rank 0. */
 typedef struct test_run {
   const char *options;
-  const char *load, *save; /* files: load before step AT, save before step AT */
+  const char *load, *save; /* before step AT: load this file, save to this file */
   bool slices;             /* the window is sliced */
   float P[STEPS][D];
   int64_t factors[MOST];
@@ -105,8 +105,7 @@ static ng_status run_rank(int32_t rank, ng_transport *t, void *arg) {
   ng_status st = room == NULL ? NG_ERR_NOMEM : fixture_open(&f, l->options, &how);
   if (st == NG_OK) st = train(l, &f, rank, room, room + D);
   if (st < NG_OK && rank == 0)
-    (void)snprintf(l->message, sizeof l->message, "%s",
-                   f.ctx == NULL ? f.message : ng_last_error(f.ctx));
+    (void)snprintf(l->message, sizeof l->message, "%s", fixture_message(&f));
   fixture_close(&f);
   free(room);
   return st;
@@ -200,7 +199,7 @@ static void ranks_equal_one_rank(void **state) {
     test_run *all = run_ranks(ranks, windows[k], "", NULL, NULL),
              *part = run_ranks(ranks, windows[k], SHARDED, NULL, NULL);
     if (memcmp(one->P, all->P, sizeof one->P) != 0)
-      fail_msg("%s: %d ranks compute other bits than one", windows[k], ranks);
+      fail_msg("%s: the bits of %d ranks differ from the bits of one rank", windows[k], ranks);
     const double e = gap(part, one, 0);
     if (!(e <= 1e-6)) fail_msg("%s, %d slices: off by %g", windows[k], ranks, e);
     free(all);

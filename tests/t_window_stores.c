@@ -69,7 +69,7 @@ static void compare_with_dense(const char *store, fill *of, int64_t n) {
       gap = fmax(gap, fabs((double)dense[t][i] - (double)other[t][i]));
     }
     if (!(most > 0 && gap <= 1e-6 * most))
-      fail_msg("%s: step %d: %g of %g apart", store, t, gap, most);
+      fail_msg("%s: step %d: off by %g, largest entry %g", store, t, gap, most);
   }
 }
 
@@ -201,7 +201,8 @@ static void first_factor_depends_on_the_name(void **state) {
   }
   assert_true(n == 7200);
   if (!(fabs(sum / (double)n) < 0.06 && fabs(square / (double)n - 1) < 0.085))
-    fail_msg("mean %g, variance %g", sum / (double)n, square / (double)n);
+    fail_msg("the first Q has mean %g and variance %g, expected 0 and 1", sum / (double)n,
+             square / (double)n);
 }
 
 /* Gradients of rank 1 and any size: the second column of P is 0, its column of Q stays, and the sent matrix is the

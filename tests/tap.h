@@ -6,7 +6,7 @@
 
 #include <stdint.h>
 
-/* LATE: start stores the call, wait runs it. */
+/* WHOLE: all functions; NO_TEST, NO_START: without them; LATE: start stores a call, and wait runs the call. */
 typedef enum tap_way { WHOLE, NO_TEST, NO_START, TAP_WAYS, LATE } tap_way;
 
 enum { TAP_STARTS = 16 };

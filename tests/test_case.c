@@ -287,5 +287,5 @@ void test_cases(double (*case_of)(uint64_t seed), int64_t n, double allowed) {
     if (getenv("NG_TEST_SEED") != NULL && getenv("NG_TEST_MULT") == NULL) break;
   }
   print_message("worst = %.3g units of %g allowed, over %d cases\n", worst, allowed, (int)times);
-  if (failed > 0) fail_msg("%d of %d cases", (int)failed, (int)times);
+  if (failed > 0) fail_msg("%d of %d cases failed", (int)failed, (int)times);
 }

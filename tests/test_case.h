@@ -108,8 +108,8 @@ int64_t case_weight_count(const test_case *s, int32_t layer); /* q * p */
 /* Allocate and fill missing arrays with rng_value. */
 void case_fill(test_case *s, rng *r);
 
-/* The same samples on one rank, as one micro-batch per step.  All micro-batches must have reduction NG_SUM and
- * loss_scale 1: then g does not change. */
+/* A copy with the samples of all ranks on one rank, as one micro-batch per step.  All micro-batches must have reduction
+ * NG_SUM and loss_scale 1: then g does not change. */
 test_case *case_merge(const test_case *s);
 /* A copy with another order of the samples within every micro-batch. */
 test_case *case_shuffle(const test_case *s, rng *r);

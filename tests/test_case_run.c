@@ -343,7 +343,7 @@ static ng_status run_rank(int32_t rank, ng_transport *transport, void *arg) {
   }
   if (st < NG_OK) {
     snprintf(out->message, sizeof out->message, "rank %d: %s: %.400s", rank, ng_status_name(st),
-             run.f.ctx ? ng_last_error(run.f.ctx) : run.f.message);
+             fixture_message(&run.f));
     worst = st;
   }
   close_rank(&run);

@@ -7,8 +7,8 @@ set(natgrad_quick_tests
     cli_train example_00_hello example_10_digits_mlp example_20_three_layers
     example_30_cpp exports fuzz_options fuzz_safetensors fuzz_state header house python_core
     python_front_torch1 python_front_torch2 readme rooms sizes t_alloc t_arguments t_bindings
-    t_comm t_context t_convert t_data t_describe t_embedding t_engine t_golden t_linalg
-    t_methods t_models t_nn t_nn_forward t_norm t_options t_oracle t_properties t_published t_rankone
+    t_comm t_context t_convert t_data t_describe t_engine t_golden t_linalg
+    t_models t_nn t_nn_forward t_norm t_options t_oracle t_properties t_published t_rankone
     t_settings t_state t_sym t_train t_vector t_window_golden)
 
 # cmocka gives each test `state`, and a table of functions gives each entry arguments; few read all.
@@ -40,7 +40,6 @@ endfunction()
 
 # Programs, tests/NAME.c each, on the static library: they may look inside the rooms.  One name a line, in order.
 set(natgrad_unit_tests
-    t_absent
     t_alloc
     t_arguments
     t_arrays
@@ -52,8 +51,6 @@ set(natgrad_unit_tests
     t_convert
     t_crc
     t_describe
-    t_edges
-    t_embedding
     t_engine
     t_factor_files
     t_family
@@ -80,11 +77,9 @@ set(natgrad_unit_tests
     t_left_out
     t_linalg
     t_linalg_long
-    t_methods
     t_norm
     t_npy
     t_option_effects
-    t_option_questions
     t_options
     t_options_check
     t_options_object
@@ -185,7 +180,7 @@ function(natgrad_share file)
     target_sources(${test} PRIVATE tests/${file}.c)
   endforeach()
 endfunction()
-natgrad_share(bound t_absent t_bindings t_left_out)
+natgrad_share(bound t_bindings t_left_out)
 natgrad_share(effects t_option_effects)
 # Kernels of a device, on the stand-in of standin.c. bench/gpu.sh runs them on a GPU.
 foreach(test t_kernels_emit t_kernels_gram t_kernels_norm t_strides)
@@ -241,7 +236,6 @@ set(natgrad_trainer_tests
     t_data
     t_disk
     t_grads
-    t_lr
     t_schedule
     t_mix
     t_models

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# torch_example.sh CC LIBRARY layout | train: examples/40_torch.py.  layout: its structs and constants are those
-# of natgrad.h, by sizeof and offsetof; PyTorch is not needed.  train: it runs, on the first Python that has PyTorch.
+# torch_example.sh CC LIBRARY layout | train: test examples/40_torch.py.  layout: compare its structs and constants with
+# natgrad.h by sizeof and offsetof, without PyTorch.  train: run the example with the first Python that has PyTorch.
 set -euo pipefail
 cc=$1 library=$2 what=$3
 example=$NG_TEST_SOURCE_DIR/examples/40_torch.py
@@ -26,7 +26,7 @@ fi
 
 python=$(first_that_runs 'import ctypes')
 [[ -n $python ]] || { echo "skipped: no Python 3 (apt-get install python3)"; exit 77; }
-# Prints what the script believes, and writes a program that prints what is so.
+# Print the sizes and offsets of the script, and write a C program that prints the true ones.
 "$python" - "$example" "$work/layout.c" >"$work/python" <<'END'
 import ctypes, runpy, sys, types
 sys.modules["torch"] = torch = types.ModuleType("torch")

@@ -117,7 +117,7 @@ double entropy(const double *y, int n, int32_t label, double smoothing) {
   return loss;
 }
 
-bool right(const double *y, int n, int32_t label) {
+bool is_correct(const double *y, int n, int32_t label) {
   for (int k = 0; k < n; k++) {
     if (k != label && y[k] >= y[label]) return false;
   }

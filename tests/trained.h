@@ -37,6 +37,6 @@ void must_be_near(const ngio_value *line, const char *key, double expected, doub
 
 /* -log softmax(y)_label of one sample with outputs y, with label smoothing. */
 double entropy(const double *y, int n, int32_t label, double smoothing);
-bool right(const double *y, int n, int32_t label);
+bool is_correct(const double *y, int n, int32_t label);
 
 #endif

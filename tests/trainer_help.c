@@ -26,14 +26,14 @@ void put_npy(const char *name, const char *type, const char *shape, const void *
 }
 
 static int stderr_was = -1;
-void quiet(void) {
+void capture_stderr(void) {
   const int to = open(in_folder("stderr"), O_WRONLY | O_CREAT | O_TRUNC, 0600);
   assert_true(to >= 0);
   stderr_was = dup(STDERR_FILENO);
   (void)dup2(to, STDERR_FILENO);
   (void)close(to);
 }
-const char *said(void) {
+const char *captured_stderr(void) {
   static char text[4096];
   (void)fflush(stderr);
   (void)dup2(stderr_was, STDERR_FILENO);
@@ -47,9 +47,9 @@ const char *said(void) {
 
 void must_refuse(const char *set, const char *says) {
   data_set d;
-  quiet();
+  capture_stderr();
   const int rc = data_open(set, &d);
-  const char *line = said();
+  const char *line = captured_stderr();
   if (rc != CLI_BAD || strstr(line, says) == NULL || strchr(line, '\n') != line + strlen(line) - 1)
     fail_msg("%s: exit %d, '%s' instead of '%s' in one line", set, rc, line, says);
   assert_true(d.blocks == NULL && d.train.n == 0);

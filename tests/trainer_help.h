@@ -11,8 +11,8 @@ void put_file(const char *name, const void *bytes, size_t n);
 void put_npy(const char *name, const char *type, const char *shape, const void *values, size_t n);
 
 /* Redirect stderr to a file; read the file and restore stderr. */
-void quiet(void);
-const char *said(void);
+void capture_stderr(void);
+const char *captured_stderr(void);
 
 /* data_open of this set fails with a one-line message that contains `says`, and leaves an empty set. */
 void must_refuse(const char *set, const char *says);

@@ -51,8 +51,8 @@ bool guarded_intact(const guarded *g);
 ng_collective collective_of(ng_coll_kind kind, ng_dtype t, const void *send, void *recv);
 
 /* USER is a transport of transports.c with all-reduce and broadcast only, without start and wait, with and without
- * groups; src/comm/ makes all other collectives from these.  The last rank that arrives does the whole collective under
- * a lock.  Programs for MPI have OVER_MPI only. */
+ * groups; src/comm/ builds all other collectives on these two.  The last rank that arrives does the whole collective
+ * under a lock.  Programs for MPI have OVER_MPI only. */
 #if defined(NG_TEST_MPI)
 typedef enum which { SELF, USER, USER_NO_GROUPS, THREADS, OVER_MPI, WHICH } which;
 #define FIRST_WHICH OVER_MPI

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# examples/20_three_layers.c says that natgrad takes twelve lines beside a training loop.  Every line that names
-# anything of natgrad.h carries its number, but for what a program has anyway (matrices, two handles, a way to
-# fail) and the section on saving; a numbered line is one whole statement; there are no macros; twelve at most.
+# examples/20_three_layers.c states that natgrad needs twelve lines in a training loop.  Every line that uses natgrad.h
+# has a number, except for declarations that a program needs anyway (matrices, two handles, errors) and the section on
+# saving.  A numbered line is one complete statement.  There are no macros, and at most twelve numbers.
 set -euo pipefail
 file=$NG_TEST_SOURCE_DIR/examples/20_three_layers.c
 work=$(mktemp -d)
@@ -31,9 +31,9 @@ count() {
 }
 count "$file"
 
-# It finds what it is for.
+# The check finds mistakes.
 missed() { echo "twelve_lines: $1"; exit 1; }
-# finds MESSAGE SED: the example, changed so, is refused with that message.
+# finds MESSAGE SED: the check refuses the example after the change SED with the message.
 finds() {
   sed "$2" "$file" >"$work/mutant.c"
   ! cmp -s "$file" "$work/mutant.c" || missed "nothing to change: $2"

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Limits of address space (ulimit -v), in steps around what OpenBLAS's buffers take: with each the program says one
-# line or does what it was asked to, and soon.  OpenBLAS itself tries for ever where it gets no buffer.
+# Limits of address space (ulimit -v) around the size of OpenBLAS's buffers: the program succeeds or prints one line,
+# without delay.  OpenBLAS alone would retry for ever without memory for a buffer.
 . "$(dirname "$0")/lib.sh"
 cd "$scratch" || exit 1
 grep -qa -e __asan_init -e __tsan_init "$natgrad" && finish # they take terabytes of addresses
 tiny=(--data synthetic:classes=3,features=6,train=64,test=16 --model mlp --batch 8 --lr-schedule constant)
 OPENBLAS_NUM_THREADS=1 "$natgrad" train "${tiny[@]}" --epochs 1 --quiet --out whole || fail "whole"
 
-# Threads of OpenBLAS, ranks, kilobytes from, to, by.
+# Columns: threads of OpenBLAS, ranks, first limit in kB, last limit, step.
 refused=0 ran=0
 while read -r threads ranks from to by; do
   for ((memory = from; memory <= to; memory += by)); do
@@ -28,7 +28,8 @@ done <<END
 2 1 310000 500000 10000
 2 3 460000 720000 10000
 END
-# A stack that is too small for OpenBLAS's kernels: the soft limit is raised, a hard limit gets one line.
+# If the stack is too small for OpenBLAS's kernels, the program raises a soft limit, and refuses a hard limit in one
+# line.
 for ranks in 1 4; do
   rm -rf T
   (ulimit -S -s 64 && exec timeout $patience "$natgrad" train "${tiny[@]}" --method spngd --ranks $ranks --epochs 1 --quiet --out T) ||
@@ -37,6 +38,6 @@ for ranks in 1 4; do
   [[ $? == 2 && $(cat err) == 'natgrad: the stack limit (ulimit -s) is 128 kB, expected at least 1024' ]] ||
     fail "a hard stack limit of 128 kB, $ranks ranks: $(cat err)"
 done
-# Another BLAS needs no such room, and runs in all of them.
+# Another BLAS runs with all limits.
 ((ran > 0)) || fail "nothing ran with any limit, $refused refused"
 finish

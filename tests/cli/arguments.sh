@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Commands, options and help, right and wrong.
+# Valid and invalid commands, options and help.
 . "$(dirname "$0")/lib.sh"
 file=$golden/kaisa-eigen-0.safetensors
 
@@ -18,8 +18,8 @@ done
 expect 0 'natgrad replay *--tolerance*All options of the library*' "$natgrad" replay --help
 expect 0 'natgrad bench *' "$natgrad" bench kfac --batch 3 --help
 
-# Misspelt, unknown, without a value, with one too many; the command's own and the
-# library's; both spellings of a name are the same option.
+# Options that are misspelt, unknown, without a value or with too many values, of the command and of the library; '-'
+# and '_' in a name are equal.
 expect 2 '*replay: unknown option --tolerence; the nearest is --tolerance' "$natgrad" replay --tolerence 1 "$file"
 expect 2 '*replay: unknown option --dampnig; the nearest is --damping' "$natgrad" replay --dampnig=1 "$file"
 expect 2 '*replay: unknown option --stat_decya; the nearest is --stat-decay' "$natgrad" replay --stat_decya 1 "$file"

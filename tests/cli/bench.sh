@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# All cases of `natgrad bench` on a small list of layers, and errors in such lists.
+# All cases of `natgrad bench` on a small list of layers; errors in lists.
 . "$(dirname "$0")/lib.sh"
 list=$scratch/list.json
 cat >"$list" <<'J'
@@ -8,7 +8,7 @@ cat >"$list" <<'J'
  {"name": "s", "kind": "linear", "in": 10, "out": 7, "positions": 4},
  {"name": "f", "kind": "linear", "in": 20, "out": 10, "bias": true}]
 J
-# floor_is CASE OPERATIONS BYTES: the lower bound in $scratch/lines is that of the rates of the machine line.
+# floor_is CASE OPERATIONS BYTES: the lower bound in $scratch/lines equals the bound from the rates in the machine line.
 floor_is() {
   awk -F'[,:{}]' -v name="\"$1\"" -v operations="$2" -v bytes="$3" '
     { for (i = 1; i < NF; i++) field[$i] = $(i + 1) }
@@ -25,7 +25,7 @@ floor_is() {
 "$helper" json case bench median_ms:n floor_ms:n <"$scratch/lines" || fail "bench --json"
 head -1 "$scratch/lines" | "$helper" json machine || fail "bench --json: no line about the machine"
 head -1 "$scratch/lines" | grep -q '"processor":.*"threads":.*"blas":.*"kernel":.*"commit":' || fail "machine line"
-# 4 layers and the sum, 3 parts each; the whole step; the machine
+# lines: 3 parts of each of 4 layers and of their sum; the whole step; the machine
 [[ $(wc -l <"$scratch/lines") == 17 ]] || fail "$(wc -l <"$scratch/lines") lines instead of 17"
 # a linear layer of orders 21 and 10; a convolution of orders 27 and 8 with 48 positions, whose patches are cut out
 floor_is list.json/4/f/statistics $((4 * (21 * 22 + 10 * 11))) 0
@@ -52,7 +52,7 @@ expect 0 '*both*norm blocks*% of forward and backward' "$natgrad" bench train --
 expect 2 "*--model: unknown model 'lenett'; the nearest is lenet" "$natgrad" bench train --model lenett
 expect 2 '*bench train: --damping: this case takes no option of the library' "$natgrad" bench train --model mlp --damping 1
 
-# Windows: a step once the window is full.
+# Windows: a step with a full window.
 "$natgrad" bench window --model "$list" --window 3 --repeat 2 --json >"$scratch/lines" || fail "bench window --json"
 "$helper" json case bench median_ms:n floor_ms:n kept_bytes:n <"$scratch/lines" || fail "bench window --json"
 for method in mfac efcp ggt sparse-ggt lowrank-mfac; do

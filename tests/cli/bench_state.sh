@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The bench of saving and loading: its lines, and where it cannot work.  What it costs is in t_state_growth: of the
-# processor's time in proportion to the layers, of the system's calls one for many arrays.
+# The bench of saving and loading: its lines and its errors.  t_state_growth tests the costs: CPU time in proportion to
+# the layers, one system call for many arrays.
 . "$(dirname "$0")/lib.sh"
 "$natgrad" bench state --model 5120 --repeat 1 --json >"$scratch/lines" || fail "bench state --json"
 "$helper" json case bench layers:n bytes:n median_ms:n floor_ms:n least_ms:n <"$scratch/lines" || fail "bench state --json"

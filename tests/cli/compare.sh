@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# natgrad compare: bad input; a small comparison from the grid to the files; the same once more;
-# killed and stopped on the way and gone on with.
+# natgrad compare: invalid input; a small comparison from the grid to the files; the comparison again; interrupted and
+# resumed.
 . "$(dirname "$0")/lib.sh"
 cd "$scratch" || exit 1
 bad() { expect 2 "natgrad: $1" "$natgrad" compare "${@:2}"; }
@@ -43,7 +43,7 @@ bad '--out: full/file: Not a directory' --methods sgd --out full/file
 bad '--methods: natgrad: kl_clip has no effect unless clip = kl' --methods natgrad:clip=none,kl-clip=0.01 --out idle
 [[ $(ls) == $'err\nfull\nout' ]] || fail "bad input left something: $(ls)"
 
-# Two methods, two seeds, a grid; lr 1e6 diverges or does worse than anything.
+# Two methods, two seeds, a grid; lr 1e6 diverges or is the worst.
 tiny=(--data synthetic:classes=3,features=6,train=240,test=60,seed=5 --model logreg --batch 20 --epochs 3
   --seeds 2 --methods sgd,natgrad:clip=none --grid lr=0.05,1e-4 --grid damping=0.1,1 --momentum 0.5)
 "$natgrad" compare "${tiny[@]}" --out one >one.txt 2>one.err || fail "compare fails: $(tail -3 one.err)"
@@ -59,7 +59,7 @@ for want in 'sgd: damping of the grid is left out: it has no effect' \
   'sgd: lr 0.05 is the largest of the grid; a wider grid may do better'; do
   grep -qxF "$want" one.txt || fail "no note '$want'"
 done
-# Times of the stations and "other" are what a step takes; curves have the names of their methods.
+# The times of the stations and "other" add up to the time of a step; curves have the names of the methods.
 awk '/^method  *ms a step/ { n = 0; for (i = 1; i <= NF; i++) if ($i == "other") n = i - 2; next }
   n && ($1 == "sgd" || $1 ~ /^natgrad/) { sum = 0; for (i = 3; i <= n; i++) sum += $i
     if (sum - $2 > 0.0005 * n || $2 - sum > 0.0005 * n) exit 1; seen++ }
@@ -70,7 +70,7 @@ if command -v gnuplot >/dev/null; then
   grep -q '</svg>' one/curves.svg || fail "no SVG"
 fi
 
-# The tables say what curves.csv says: recount the target, the best accuracies and the differences.
+# The tables agree with curves.csv: recompute the target, the best accuracies and the differences.
 [[ $(head -1 one/curves.csv) == method,seed,epoch,seconds,train_loss,test_loss,test_accuracy ]] || fail "head of curves.csv"
 [[ $(wc -l <one/curves.csv) == 13 ]] || fail "curves.csv has not 2 x 2 x 3 lines"
 if command -v python3 >/dev/null; then
@@ -91,7 +91,7 @@ for m, settings in ("sgd", "lr 0.05"), ("natgrad", "clip none, lr .*, damping .*
     assert re.search("^%s +2 +%s.* %s +%s  .* %s$" % (m, epochs, re.escape("%.2f ± %.2f" % (
         statistics.mean(best), statistics.stdev(best))), re.escape("%.2f..%.2f" % (min(best), max(best))), settings),
         text, re.M), (m, epochs, best)
-# natgrad less sgd, seed by seed; of two differences the interval is t(1) times half of theirs
+# natgrad minus sgd for each seed; the interval of two differences is t(1) times half of their distance
 x = [100 * (max(accuracy["natgrad", s]) - max(accuracy["sgd", s])) for s in (1, 2)]
 half = 12.706204736174707 * abs(x[0] - x[1]) / 2
 mean = statistics.mean(x)
@@ -99,8 +99,8 @@ assert re.search(r"^natgrad +2 .* %s$" % re.escape("%+.2f [%+.2f, %+.2f]" % (mea
 END
 fi
 
-# Each of its runs is one of natgrad train: on all training data, or, tuning, with the seed before
-# the first and a tenth held out.
+# Each run equals a run of natgrad train: on all training data, or, for tuning, with the seed before the first seed and
+# a tenth of the data held out.
 epochs_of() { sed '/"event": "\(step\|end\)"/d' "$1" | grep -oE '"t(rain|est)_(loss|accuracy)": [^,}]*'; }
 same_as_train() { # RUN SETTINGS...
   rm -rf alone
@@ -111,8 +111,8 @@ same_as_train one/tuning/sgd-0 --seed 0 --validation 24
 same_as_train one/runs/sgd-seed1 --seed 1
 same_as_train one/runs/sgd-seed2 --seed 2
 
-# Several tuning seeds: each point once with each, on a split of its own; the mean decides.  (Seed 0 and
-# seed 1002 alone are checked to be runs of natgrad train; the choice among means is in t_compare.)
+# Several tuning seeds: each point runs with each seed, on a split of its own, and the mean decides.  Only seeds 0 and
+# 1002 are compared with runs of natgrad train; t_compare tests the choice.
 many=("${tiny[@]:0:8}" --seeds 2 --methods sgd --grid lr=0.05,1e-4 --momentum 0.5)
 "$natgrad" compare "${many[@]}" --grid-seeds 2 --out many >many.txt 2>many.err ||
   fail "--grid-seeds fails: $(tail -3 many.err)"
@@ -121,7 +121,7 @@ many=("${tiny[@]:0:8}" --seeds 2 --methods sgd --grid lr=0.05,1e-4 --momentum 0.
 same_as_train many/tuning/sgd-0 --seed 0 --validation 24
 same_as_train many/tuning/sgd-0-seed1002 --seed 1002 --validation 24
 
-# What is given for all and can do nothing in one is left out there; a grid of what decides it keeps it.
+# A setting for all methods is omitted for a method that ignores it, unless a grid decides whether the method needs it.
 short=("${tiny[@]:0:6}" --steps 2 --seeds 1 --quiet)
 "$natgrad" compare "${short[@]}" --methods natgrad,adasgd,natgrad:clip=none --kl-clip 0.01 --grid stat-decay=0.9,0.95 --out shared >shared.txt 2>err ||
   fail "a shared option: $(cat err)"
@@ -135,7 +135,7 @@ done
 
 losses() { cut -d, -f1-3,5- "$1/curves.csv"; } # all but the seconds
 
-# The first samples and weights are the same for both methods: so is the loss of the first step.
+# Both methods have the same first samples and weights, so the same first loss.
 first_loss() { grep -o '"step": 1, .*"train_loss": [^,]*' "$1/log.jsonl" | sed 's/.*: //'; }
 "$natgrad" compare "${tiny[@]:0:6}" --steps 2 --log-every 1 --seeds 2 --methods sgd,natgrad --quiet --out order >/dev/null 2>err ||
   fail "steps: $(cat err)"
@@ -146,7 +146,7 @@ done
 [[ $(first_loss order/runs/sgd-seed1) != "$(first_loss order/runs/sgd-seed2)" ]] || fail "both seeds begin alike"
 [[ ! -s err ]] || fail "--quiet says: $(cat err)"
 
-# Once more; taken from the disk; one run and one tuning run lost; a killed run's leavings; more seeds.
+# Compare again: results come from the disk; one run and one tuning run are lost; a killed run left files; more seeds.
 "$natgrad" compare "${tiny[@]}" --out two >/dev/null 2>&1 || fail "the second time fails"
 diff <(losses one) <(losses two) || fail "a repeat differs"
 bad '--out: one has a comparison; --resume continues it' "${tiny[@]}" --out one
@@ -168,7 +168,7 @@ bad "one/tuning/natgrad-1/config.json: damping: is '1', but '2' in this comparis
 sed -i '1s/"lr": 0/"lr": 1/' one/runs/sgd-seed1/log.jsonl
 bad 'one/runs/sgd-seed1/log.jsonl: does not belong to config.json beside it, or was edited' "${tiny[@]}" --out one --resume
 
-# Interrupted in a long run: what was done counts, and the losses are those of the undisturbed one.
+# Interrupted in a long run: finished steps count, and the losses equal an undisturbed run.
 long=(--data synthetic:classes=4,features=40,train=4000,test=200,seed=5 --model mlp --batch 20 --epochs 4
   --seeds 1 --methods sgd,natgrad)
 "$natgrad" compare "${long[@]}" --out whole >/dev/null 2>&1 || fail "the long one fails"
@@ -201,7 +201,7 @@ for dir in stopped killed; do
   [[ -z $(find $dir -name 'checkpoint*') ]] || fail "$dir: a checkpoint stays: $(find $dir -name 'checkpoint*')"
 done
 
-# A method that diverges is counted and shown; squared error has losses.
+# A method that diverges is counted and shown; with squared error the table has losses.
 "$natgrad" compare "${tiny[@]:0:8}" --methods sgd,sgd:lr=1e6 --model mlp --seeds 2 --quiet --out lost >lost.txt 2>&1 || fail "divergence"
 grep -qE '^sgd-2 +2, 2 diverged ' lost.txt || fail "not shown: $(cat lost.txt)"
 grep -qE '^sgd-2: 2 of 2 runs diverged \(seed 1 after step [0-9]+, 2 after step [0-9]+\); all runs diverged$' lost.txt ||
@@ -209,7 +209,7 @@ grep -qE '^sgd-2: 2 of 2 runs diverged \(seed 1 after step [0-9]+, 2 after step 
 expect 0 '*target: test accuracy 50.00 %'$'\n''*epochs to 50.00 %*' \
   "$natgrad" compare "${tiny[@]:0:8}" --methods sgd --seeds 1 --target 0.5 --quiet --out given
 
-# No gnuplot: one line, script and data are there.
+# Without gnuplot: one line; script and data are written.
 mkdir empty
 PATH=$scratch/empty "$natgrad" compare "${tiny[@]:0:8}" --methods sgd --seeds 1 --quiet --out bare >/dev/null 2>err ||
   fail "fails without gnuplot"
@@ -219,7 +219,7 @@ PATH=$scratch/empty "$natgrad" compare "${tiny[@]:0:8}" --methods sgd --seeds 1 
 expect 0 '*' "$natgrad" compare "${tiny[@]:0:8}" --methods sgd --seeds 1 --quiet
 [[ -s compare-synthetic-logreg/table.txt ]] || fail "no folder of its own"
 
-# What no run could begin with is refused before there is a folder.
+# Settings that no run accepts are refused before the folder is made.
 expect 0 '*target: test loss *best test loss*' "$natgrad" compare --data synthetic:classes=2,image=4x4x1,train=16,test=8 \
   --model autoencoder --methods sgd --seeds 1 --epochs 1 --batch 8 --out auto
 expect 0 '*synthetic, logreg, batch 8, 3 steps, *' "$natgrad" compare --data synthetic:classes=2,features=6,train=32,test=8 \
@@ -229,13 +229,13 @@ bad '--augment: crop needs images, *' --data synthetic:classes=2,features=6,trai
 bad '--dropout: mlp has no dropout; *' --data digits --model mlp --methods sgd --grid dropout=0.1,0.2 --out refused
 [[ ! -e refused ]] || fail "a refused comparison left a folder"
 
-# A run's folder that is a link to elsewhere: refused, and nothing is touched there.
+# A folder of a run that is a link is refused; nothing behind the link changes.
 cp -a lost linked && rm -r linked/runs/sgd-seed1 && mkdir elsewhere && echo keep >elsewhere/log.jsonl && ln -s "$PWD/elsewhere" linked/runs/sgd-seed1
 "$natgrad" compare "${tiny[@]:0:8}" --methods sgd,sgd:lr=1e6 --model mlp --seeds 2 --quiet --out linked --resume >link.txt 2>&1 && fail "a link was followed"
 grep -q 'linked/runs/sgd-seed1: is a symbolic link, expected a folder' link.txt || fail "link: $(cat link.txt)"
 [[ $(cat elsewhere/log.jsonl) == keep ]] || fail "a file behind a link was removed"
 
-# All lost: said so, without a picture and without advice.
+# All runs diverge: the table says so, without a picture and without advice.
 "$natgrad" compare --data synthetic:classes=3,features=8,train=64,test=32 --model logreg --batch 16 --steps 12 --seeds 2 \
   --methods sgd --grid lr=1e6,1e5 --weight-decay 1000 --lr-schedule constant --quiet --out gone >lost.txt 2>lost.err ||
   fail "lost: $(cat lost.err)"

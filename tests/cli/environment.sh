@@ -25,11 +25,11 @@ for name in "${!command[@]}"; do
   [[ $name == export ]] && silent=1
   want=$([[ $silent ]] && echo 0 || echo 2)
   line='natgrad: standard output could not be written'
-  # Ranks stop together, one step after one of them was told.
+  # All ranks stop together, one step after one of them got the signal.
   [[ $name == train ]] && line+='; stopped after step 8; continue with natgrad train --resume --out T'
   [[ $name == ranks ]] && line+='; stopped after step [89]; continue with natgrad train --resume --out T'
   told=$([[ $silent ]] || echo "$line")
-  # A reader that has gone, a stream that was never there, a device that is full.
+  # A pipe without a reader, a closed stream, a full device.
   run "$name" && timeout $patience "$natgrad" "${words[@]}" 2>err >&4
   got=$?
   [[ $got == "$want" && $(cat err) == $told ]] || fail "$name to a closed pipe: exit $got: $(cat err)"
@@ -51,7 +51,7 @@ for name in "${!command[@]}"; do
   got=$?
   [[ $got == "$want" ]] || fail "$name without any stream: exit $got"
   ! grep -rlE 'natgrad: |^epoch 1/' T C x.csv p.safetensors q.safetensors 2>/dev/null || fail "$name without any stream: a message is in a file"
-  # Messages that nobody can hear do not land in a file either: the second run is refused.
+  # Messages to closed streams are not written to a file; the second run is refused.
   if [[ $name == train || $name == ranks ]]; then
     cksum T/* >before
     "$natgrad" "${words[@]}" >&- 2>&- <&- && fail "$name: twice into one folder"
@@ -59,7 +59,7 @@ for name in "${!command[@]}"; do
   fi
 done
 
-# A disk that is full at each size (simulated by a file size limit): the rest can be resumed.
+# A full disk, simulated by a limit of the file size: after an error the run can be resumed.
 for size in 1 2 4 40 100 200; do # kilobytes; a checkpoint has 250, config.json and the log 2 to 6
   for name in train ranks compare export prune; do
     run "$name"

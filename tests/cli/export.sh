@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# natgrad export: a log made by hand as CSV; damaged logs.
+# natgrad export: a small log as CSV; damaged logs.
 . "$(dirname "$0")/lib.sh"
 cd "$scratch" || exit 1
 export_() { expect "$1" "$2" "$natgrad" export "${@:3}"; }
@@ -29,7 +29,7 @@ export_ 2 'natgrad: bad/log.jsonl: line 1: expected an object with "schema": 1, 
 rm -r bad
 [[ $(ls) == $'err\nexpected.csv\nout\nout.csv\nrun' ]] || fail "something was left behind: $(ls)"
 
-# Damage.
+# Damaged logs.
 bad_log() { # TEXT MESSAGE
   mkdir -p bad
   printf '%s' "$1" >bad/log.jsonl
@@ -56,7 +56,7 @@ if [[ -w /dev/full ]]; then
   export_ 2 'natgrad: full/x.csv.natgrad-part: is a symbolic link, expected a regular file' run --csv full/x.csv
 fi
 
-# A link is not followed, a pipe is not waited for; the log itself is safe.
+# Export does not follow links, wait for pipes or overwrite the log.
 touch real.csv && ln -s real.csv link.csv && mkfifo pipe
 export_ 2 'natgrad: link.csv: is a symbolic link, expected a regular file' run --csv link.csv
 export_ 2 'natgrad: pipe: is a pipe, expected a regular file' run --csv pipe
@@ -64,7 +64,7 @@ export_ 2 'natgrad: bad: is a folder, expected a regular file' run --csv bad
 mkdir piped && mkfifo piped/log.jsonl
 export_ 2 'natgrad: piped/log.jsonl: not a regular file' piped --csv x.csv
 cp run/log.jsonl log.copy
-# A run is a unit: no part of it is written over, by any name, and nothing is put among its checkpoints.
+# Export overwrites no file of a run, under any name, and adds no file to a run.
 mkdir run/sub
 for part in config.json checkpoint-3.safetensors checkpoint-3.natgrad-state; do echo mine >"run/$part"; done
 cp -r run run.copy

@@ -41,7 +41,7 @@ static void put_letters(ngio_out *o, size_t n) {
 }
 
 /* JSON text of a value that is usually invalid. */
-static char *strange(void) {
+static char *invalid_value(void) {
   static const int64_t whole[] = {0,      1,          -1,         2,          3,         7,
                                   64,     1000,       4096,       65536,      1 << 20,   1 << 24,
                                   100000, 2147483647, 2147483648, 4294967296, INT64_MAX, INT64_MIN};
@@ -124,7 +124,7 @@ static char *change(char *text) {
   if (ngio_json_parse(text, strlen(text), &json, NULL, 0) != NGIO_OK) return text;
   const ngio_value *v = ngio_json_root(json), *inner = NULL;
   json_edit edit = {0};
-  char key[256], *other = strange();
+  char key[256], *other = invalid_value();
   for (bool down = true; down; v = down ? inner : v) {
     const bool map = ngio_is(v, NGIO_OBJECT);
     down = false;

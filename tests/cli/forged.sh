@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
-# Recordings that a stranger forged, thousands of them: each is answered, or refused in one line that names it.
-# No crash (the address sanitizer looks, in `make asan` and `make torture`), no hang, no more memory than
-# a few times what the file has.
+# Thousands of forged recordings: each one is replayed, or refused in one line with its name.  No crash (`make asan` and
+# `make torture` check memory accesses), no hang, and at most a few times the memory of the file.
 #
 #   FORGED_COUNT=300      files made of each recording     FORGED_SEED=1
 . "$(dirname "$0")/lib.sh"
@@ -11,7 +10,7 @@ batch=50
 answered=0 refused=0 files=0
 mkdir "$scratch/forged"
 
-# run FOLDER: all files of it in one process; as many answers and lines as files.
+# run FOLDER: replay all its files in one process; expect one result or line for each file.
 run() {
   local got=0 ok lines list=("$scratch/forged"/*)
   timeout $patience "$natgrad" replay "${list[@]}" >"$scratch/out" 2>"$scratch/err" </dev/null || got=$?

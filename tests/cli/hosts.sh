@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# hosts.sh: two hosts, as network namespaces with a link of 1 Gbit/s between them (bench/hosts.sh), train to the
-# bits of two ranks as threads, with many small messages and with one of each kind.  What is hidden of their time is
-# told, and depends on what else the machine does; that they leave while backward goes on is in t_grads and t_buckets.
+# hosts.sh: two hosts, simulated by network namespaces with a link of 1 Gbit/s (bench/hosts.sh), compute the bits of two
+# ranks as threads, with many small messages and with one message of each kind.  The hidden share of the time is
+# printed; it depends on the load.  t_grads tests that messages leave during backward.
 . "$(dirname "$0")/lib.sh"
 export OPENBLAS_NUM_THREADS=1 NG_THREADS=1
 
 how=(--data synthetic:classes=4,image=32x32x3,train=64,test=8 --model resnet20 --method natgrad --batch 16 --steps 4
   --seed 3 --stat-period 1 --solve-period 4)
-# over MB: the run, and that it tells what was hidden
+# over MB: run with messages of MB megabytes; the output has the hidden share
 over() {
   local code=0
   NG_BUILD_DIR=$NG_BUILD_DIR "$NG_SOURCE_DIR/bench/hosts.sh" 1000 "${how[@]}" --bucket-mb "$1" --stat-bucket-mb "$1" \
@@ -20,7 +20,7 @@ over() {
   grep -qE '^2 ranks: messages take [0-9.]+ ms a step, (100\.0|[0-9]{1,2}\.[0-9]) % during other work$' "$scratch/out" ||
     fail "no share that was hidden: $(tail -n 3 "$scratch/out")"
 }
-# messages MB STATION: of the first rank, in all steps
+# messages MB STATION: the messages of the first rank in all steps
 messages() {
   tail -n 1 "$scratch/over.$1/log.jsonl" | grep -oE "\"$2\": \{[^}]*\"messages\": [0-9]+" | head -n 1 | grep -oE '[0-9]+$'
 }

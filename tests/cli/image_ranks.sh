@@ -1,14 +1,13 @@
 #!/usr/bin/env bash
-# image_ranks.sh [RANKS]: files that are no images, met by several ranks: as threads, or with a number as so many
-# processes under mpirun. Each process names and counts each file once, in whatever epoch it meets the file; more than
-# 1 % of the files is one line and the end of all ranks.
+# image_ranks.sh [RANKS]: damaged image files on several ranks: threads, or RANKS processes under mpirun. Each process
+# reports and counts a damaged file once. If more than 1 % of the files are damaged, all ranks end with one line.
 . "$(dirname "$0")/lib_ranks.sh"
 cd "$scratch" || exit 1
 "$NG_BUILD_DIR/cli_pictures" good 2 100
 [[ $? == 77 ]] && echo "skipped: built without libjpeg-turbo or libpng" && exit 77
 n=${processes:-3}
 
-# hurt DIR NUMBER...: a folder of 200 files, of which those are empty
+# hurt DIR NUMBER...: make a folder of 200 files; the files with these numbers are empty
 hurt() {
   local to=$1 i
   cp -r good "$to"
@@ -20,7 +19,7 @@ hurt two 10 60
 hurt three 3 10 17
 how=(--model logreg --method sgd --batch 21 --lr-schedule constant --quiet)
 
-# What the program said; a launcher has more to say.
+# Messages of the program, without messages of the launcher.
 said() { grep '^natgrad: ' "$scratch/said"; }
 
 got=0
@@ -31,7 +30,7 @@ for file in 010 060; do
   ((times >= 1 && times <= ${processes:-1})) || fail "image_$file: $(said)"
 done
 
-# A process counts the files that it meets: three ranks of one process meet all, processes may not.
+# A process counts the files that it reads: three ranks of one process read all files, a process may read fewer.
 if [[ -z $processes ]]; then
   got=0
   on "$n" --data images:three,size=16 "${how[@]}" --epochs 3 >/dev/null 2>"$scratch/said" || got=$?
@@ -40,7 +39,7 @@ if [[ -z $processes ]]; then
     fail "three of 200: exit $got: $(said)"
 fi
 
-# Other files are worth a note, once.
+# Other files are reported once.
 touch two/class_00/notes.txt
 on "$n" --data images:two,size=16 "${how[@]}" --steps 1 >/dev/null 2>"$scratch/said" || fail "a note: $(said)"
 [[ $(said | grep -c '1 file is not named .jpg, .jpeg or .png, left out; the first is two/class_00/notes.txt') == 1 ]] ||

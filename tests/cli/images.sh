@@ -16,7 +16,7 @@ expect 0 '*images jpeg = built in: libjpeg*images png = built in: libpng *' "$na
 [[ $(find folder -type f | wc -l) == 256 ]] || fail "not 256 files"
 head -c 200 folder/class_01/image_010.jpg >cut && mv cut folder/class_01/image_010.jpg
 
-# A shipped configuration with a small network and small images.
+# A published configuration with a small network and small images.
 run() { # OUT THREADS ARGS...
   expect 0 "$3" "$natgrad" train --config "$configs/resnet50-bs32k.json" --data "images:folder,size=16,resize=20,threads=$2" --model resnet20 \
     --acc-iters 2 --batch 16 --quiet --out "$1" "${@:4}"
@@ -32,7 +32,7 @@ same_run one four natgrad.mixup || fail "running mixup keeps no batch"
 expect 2 'natgrad: --data: images:folder,size=16,resize=22 has other samples than the run in one began with' \
   "$natgrad" train --data images:folder,size=16,resize=22 --out one --resume --steps 13
 
-# It learns: colours of four classes.
+# The run learns the colours of four classes.
 expect 0 '*test accuracy * %*' "$natgrad" train --data images:folder,size=16,resize=20,test=folder --model resnet20 --batch 16 \
   --epochs 2 --lr 0.03
 accuracy=$(sed -nE 's/.*test accuracy ([0-9.]+) %.*/\1/p' "$scratch/out" | tail -1)

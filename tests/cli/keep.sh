@@ -8,13 +8,13 @@ tiny=(--data synthetic:classes=3,features=6,train=64,test=16 --model mlp --batch
 full=("${tiny[@]}" --mixup-alpha 1 --running-mixup --average-weights 0.25 --average-every 3 --checkpoint-every 6)
 train() { expect "$1" "$2" "$natgrad" train "${@:3}"; }
 listing() { (cd "$1" && find . -printf '%p %y %l\n' | sort && find . -type f -exec cksum {} + | sort -k 3); }
-# again CHANGE...: a fresh copy of `whole`, changed
+# again CHANGE...: copy `whole` and change the copy
 again() {
   rm -rf run && cp -a whole run
   "$@"
   listing run >before
 }
-# wrong MESSAGE CHANGE...: after the change --resume is refused with this message, and changes nothing
+# wrong MESSAGE CHANGE...: after the change, --resume fails with the message and changes nothing
 wrong() {
   again "${@:2}"
   train 2 "natgrad: $1" --out run --resume --epochs 3 --quiet
@@ -28,7 +28,7 @@ train 0 '' "${full[@]}" --out long
 train 0 '' --out long --resume --epochs 3 --quiet
 [[ $(cd whole && echo *) == 'average.safetensors checkpoint-16.safetensors config.json log.jsonl' ]] || fail "a run has $(ls whole)"
 
-# Equal runs have equal weights, states and memory; so has a run that was interrupted.
+# Equal runs, also interrupted ones, have equal weights, states and memory.
 bytes_of() { tail -1 "$1/log.jsonl" | grep -oE '"(network|precond)_bytes": [0-9]+'; }
 train 0 '' "${full[@]}" --epochs 1 --out parts
 cp parts/checkpoint-8.safetensors first
@@ -40,16 +40,16 @@ for run in twin parts; do
 done
 
 f=run/checkpoint-16.safetensors
-# Missing.
+# Missing files.
 wrong 'run/config.json: is missing, but the checkpoint run/checkpoint-16.safetensors needs it' rm run/config.json
 wrong 'run/log.jsonl: No such file or directory' rm run/log.jsonl
 wrong 'run/log.jsonl: has the end of the run, but run has no checkpoint; *' rm $f
-# Cut.
+# Truncated files.
 for size in 0 5 200 -4; do wrong "$f: *" truncate -s $size $f; done
 wrong 'run/log.jsonl: has 100 bytes, the checkpoint was made when the log had *' truncate -s 100 run/log.jsonl
 zero() { printf '\0abc' >>"$1"; }
 wrong 'run/config.json: contains a zero byte, expected text' zero run/config.json
-# Edited: metadata, each tensor, settings, the log.
+# Edited files: metadata, each tensor, settings, the log.
 wrong "$f: its metadata is damaged or was edited: *" sed -i 's/"skipped":"0"/"skipped":"1"/' $f
 for tensor in fc2.weight natgrad.average natgrad.mixup.images natgrad.mixup.targets; do
   wrong "$f: tensor '$tensor' is damaged (its checksum differs)" "$helper" hurt $f $tensor
@@ -59,7 +59,7 @@ wrong "$f: natgrad.state: *" sed -i 's/\\"steps\\":16/\\"steps\\":15/' $f
 wrong "run/config.json: batch: is '4', but '8' in $f; *" sed -i 's/"batch": 8/"batch": 4/' run/config.json
 wrong "run/config.json: data: is 'mnist:*" sed -i 's/"data": "synthetic/"data": "mnist/' run/config.json
 wrong "run/log.jsonl: does not belong to $f, or was edited: *" sed -i '1s/"step": 2/"step": 3/' run/log.jsonl
-# Of another run, of another step.
+# Files of another run or another step.
 wrong "run/*: * $f*" cp other/checkpoint-16.safetensors run
 wrong "run/config.json: seed: is '2', but '1' in $f; *" cp other/config.json run
 wrong "run/log.jsonl: does not belong to $f, or was edited: *" cp other/log.jsonl run
@@ -77,11 +77,11 @@ for part in checkpoint-16.safetensors config.json log.jsonl; do
   wrong "run/$part: is a folder, expected a regular file" folder
   cmp "whole/$part" "elsewhere/$part" || fail "$part: a link was followed"
 done
-# Of an earlier version.
+# Files of an earlier version.
 older() { rm $f && mkdir run/checkpoint && echo '{"schema": 2}' >run/checkpoint/latest.json; }
 wrong 'run/checkpoint: is a checkpoint of natgrad 0.2, unsupported by this version; *' older
 
-# A run that begins does not write over another.
+# A new run does not overwrite another run.
 for part in config.json log.jsonl; do
   again rm run/$part
   train 2 "natgrad: *run*" "${tiny[@]}" --out run
@@ -93,7 +93,7 @@ again eval 'printf "one\ntwo\n" >>run/log.jsonl'
 train 0 '*' --out run --resume
 ! grep -q '^two' run/log.jsonl || fail 'run/log.jsonl: keeps lines after the checkpoint'
 
-# What a killed save left is removed: a temporary file, a part, the checkpoint that was replaced.  Files of others stay.
+# The files of a killed save are removed: a temporary file, a part, the replaced checkpoint.  Other files stay.
 strangers=(run/checkpoint-{3,best}.safetensors run/checkpoint-7.safetensors.bak run/checkpoint-8 run/{config.json,log.jsonl}.part run/notes)
 rm -rf run && cp -a parts run && cp first run/checkpoint-8.safetensors
 touch run/checkpoint-18.safetensors.natgrad-part run/checkpoint-18.natgrad-state{,.01234567-1of2}
@@ -119,7 +119,7 @@ expect 2 'natgrad: --csv: whole/average.safetensors is the name of a file of a r
 expect 2 'natgrad: --out: whole/checkpoint-99.safetensors is the name of a file of a run' "$natgrad" prune whole --sparsity 0.5 \
   --out whole/checkpoint-99.safetensors
 
-# A comparison removes no more than its runs wrote.
+# A comparison removes only files that its runs wrote.
 pair=(--data synthetic:classes=3,features=6,train=64,test=16 --model logreg --batch 8 --epochs 1 --seeds 1 --methods sgd --quiet)
 expect 0 '*' "$natgrad" compare "${pair[@]}" --out pair
 r=pair/runs/sgd-seed1
@@ -128,7 +128,7 @@ rm $r/log.jsonl && echo mine | tee $r/notes $r/old.json >/dev/null
 expect 0 '*' "$natgrad" compare "${pair[@]}" --out pair --resume
 [[ $(cat $r/notes $r/old.json) == $'mine\nmine' && -e $r/log.jsonl ]] || fail "compare removed what is not its own"
 
-# The results of a comparison are the logs of its runs, each of which belongs to the settings beside it.
+# The results of a comparison are the logs of its runs; each log must belong to the settings in its folder.
 pair+=(--grid lr=0.1,0.5)
 pair[11]=sgd,adamw
 expect 0 '*' "$natgrad" compare "${pair[@]}" --out results
@@ -157,7 +157,7 @@ mkfifo pipe.json
 expect 2 'natgrad: pipe.json: not a regular file' timeout $patience "$natgrad" train "${tiny[@]}" --config pipe.json
 expect 2 'natgrad: pipe.json: skipped, not a recording: *' timeout $patience "$natgrad" replay pipe.json
 
-# Weights that are lost do not replace a checkpoint; --resume finds the one before.
+# Non-finite weights do not replace a checkpoint; --resume finds the previous one.
 grow=(--data synthetic:classes=3,features=8,train=64,test=32 --model logreg --batch 16 --method sgd
   --lr-schedule constant --quiet)
 grow_to() { "$natgrad" train "${grow[@]}" "$@"; }
@@ -166,14 +166,15 @@ expect 1 '*natgrad: diverged after step *; the checkpoint of step 1 stays' "$nat
 finite=$(newest grown)
 "$helper" finite "$finite" || fail "$finite holds numbers that are not finite"
 
-# Nor do weights that are finite and worth nothing: they grow 2.2 times in every step (z^2 + 2.6 z + 0.9, momentum 0.9).
+# Weights that diverge but are still finite do not replace a checkpoint either: they grow 2.2 times in every step (z^2 +
+# 2.6 z + 0.9, momentum 0.9).
 far='the mean loss since the last checkpoint, *, is above 1000 times the first loss'
 expect 1 "*natgrad: diverged after step *: $far; the checkpoint of step * stays" grow_to --lr 0.01 --weight-decay 450 --checkpoint-every 4 --steps 50 --out far
 stays=$(sed -nE 's/.*the checkpoint of step ([0-9]+) stays.*/\1/p' "$scratch/err")
 [[ $(cd far && echo checkpoint*) == "checkpoint-$stays.safetensors" ]] || fail "$stays: $(ls far)"
 [[ $(tail -1 far/log.jsonl) == *'"why": "diverged"'* ]] || fail "far: $(tail -1 far/log.jsonl)"
 
-# Other threads: one line, and the run goes on.
+# Another number of threads: one line, and the run continues.
 again true
 expect 0 '*natgrad: --resume: run: build or machine differ (threads *, now 3), so the last bits of results may differ*' env NG_THREADS=3 "$natgrad" train --out run --resume
 finish

@@ -11,7 +11,7 @@
 #   finish                        exits 1 if an expectation failed
 set -u -o pipefail
 export LC_ALL=C
-# CTest gives them names of the tests' own, which no context takes for a misspelt option.
+# CTest sets these variables, whose names no context reports as misspelt options.
 NG_SOURCE_DIR=$NG_TEST_SOURCE_DIR
 NG_BUILD_DIR=$NG_TEST_BUILD_DIR
 golden=$NG_SOURCE_DIR/tests/golden

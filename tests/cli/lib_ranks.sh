@@ -1,4 +1,4 @@
-# lib_ranks.sh: for tests of runs on several ranks: threads, or with a number as the first argument of the script so many
+# lib_ranks.sh: for tests on several ranks: threads, or, if the first argument of the script is a number, as many
 # processes under mpirun (`processes`).
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 export OPENBLAS_NUM_THREADS=1 NG_THREADS=1
@@ -8,7 +8,7 @@ if [[ -n $processes ]]; then
   command -v "${NG_TEST_MPIRUN:-mpirun}" >/dev/null || { echo "skipped: no mpirun (apt-get install openmpi-bin)"; exit 77; }
 fi
 
-# on RANKS OPTIONS...
+# on RANKS OPTIONS...: run natgrad train on RANKS ranks
 on() {
   local n=$1
   shift
@@ -23,15 +23,15 @@ on() {
 
 losses() { grep '"event": "step"' "$1/log.jsonl" | sed -nE 's/.*"train_loss": ([^,]*),.*/\1/p'; }
 
-# near NAME A B LEAST: the losses of all steps, at least so many, to 1e-4.
+# near NAME A B LEAST: the losses of all steps, at least LEAST steps, differ by at most 1e-4.
 near() {
   paste <(losses "$2") <(losses "$3") >"$scratch/pairs"
   awk -v most=1e-4 -v least="$4" '{ d = $1 - $2; if (d < 0) d = -d; if (!(d <= most)) { print "step " NR ": " $1 " and " $2; exit 1 } }
     END { if (NR < least) exit 1 }' "$scratch/pairs" >"$scratch/why" || fail "$1: $(cat "$scratch/why")"
 }
 
-# rank_of DIR R: the process of rank R, under a launcher, of the run in DIR.  grep reads the environment by itself:
-# of a pipe it would be done before the writer, which then fails.
+# rank_of DIR R: the process of rank R of the run in DIR, under a launcher.  grep reads the file itself: with a pipe it
+# could end before the writer, which would fail.
 rank_of() {
   local child
   for child in $(pgrep -f -- "train .*--out $1"); do
@@ -39,10 +39,11 @@ rank_of() {
   done
 }
 
-# gone DIR: no process has a run there any more; a launcher may leave before those it ends
+# gone DIR: no process of the run in DIR exists; a launcher may end before its processes
 gone() { ! pgrep -f -- "train .*--out $1" >/dev/null; }
 
-# whole DIR STEP PARTS: the run has the files of this checkpoint, with the state in so many parts (1: in the file), and no other
+# whole DIR STEP PARTS: the run has exactly the files of this checkpoint, with the state in PARTS parts (1: in the
+# checkpoint)
 whole() {
   local want="checkpoint-$2.safetensors" id r
   if (($3 > 1)); then

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Mixed checkpoints, at random: files of three runs and of two moments of each are exchanged, renamed, left
-# out, cut, or edited in their metadata.  What --resume is given must be refused by the name of a file, or be a
-# whole checkpoint and end with the weights of the run that its parts belong to.
-#   NG_TEST_SEED=N repeats a sequence; NG_TEST_MULT=N does N times as many; prints its figures
+# Checkpoints with random faults: files of three runs, each at two steps, are exchanged, renamed, removed, truncated or
+# edited in their metadata.  --resume must refuse such a run with the name of a file, or find a complete checkpoint and
+# end with the weights of its run.
+#   NG_TEST_SEED=N repeats a sequence; NG_TEST_MULT=N multiplies the number of trials; the script prints counts
 . "$(dirname "$0")/lib.sh"
 seed=${NG_TEST_SEED:-$RANDOM}
 RANDOM=$seed
@@ -11,7 +11,7 @@ cd "$scratch" || exit 1
 tiny=(--data synthetic:classes=3,features=6,train=64,test=16 --model mlp-8-1 --batch 8 --epochs 2
   --lr-schedule constant --log-every 2 --mixup-alpha 1 --running-mixup)
 
-# a and b differ in their seed, c is a once more; each when it was stopped (nobody listened) and at its end.
+# a and b have different seeds, c equals a; each run is copied when a closed output stopped it, and at its end.
 for run in a b c; do
   "$natgrad" train "${tiny[@]}" --seed $([[ $run == b ]] && echo 2 || echo 1) --out run >&- 2>err && fail "run $run was not stopped"
   cp -a run $run.8
@@ -21,7 +21,7 @@ done
 runs=(a.8 a.16 b.8 b.16 c.8 c.16)
 parts=(config.json log.jsonl checkpoint)
 
-# The path of a part in a run's folder.
+# path RUN PART [FOLDER]: the path of a file of a run.
 path() {
   local step=${1#*.}
   case $2 in
@@ -31,7 +31,7 @@ path() {
 }
 any() { local -n list=$1 && echo "${list[$((RANDOM % ${#list[@]}))]}"; }
 
-# A change of text, of the same length, in what is metadata: digits become others.
+# edit FILE: change one byte of the metadata.
 edit() {
   local file=$1 size at byte
   size=$(stat -c %s "$file")
@@ -77,7 +77,7 @@ for ((trial = 0; trial < trials && failures == 0; trial++)); do
     (cd run && find . -type f -exec cksum {} + | sort -k 3) | diff before - >diff || fail "seed $seed, trial $trial ($base:$did): refused, but changed: $(cat diff)"
     refused=$((refused + 1))
   elif [[ $got == 0 ]]; then
-    # A whole run: of a and c, which are equal, or of b.
+    # A complete run has the weights of a and c, which are equal, or of b.
     same_run run a.16 2>/dev/null || same_run run b.16 2>/dev/null ||
       fail "seed $seed, trial $trial ($base:$did): neither refused nor a whole run"
     cmp -s <(grep -o '"train_loss": [^,]*' run/log.jsonl) <(grep -o '"train_loss": [^,]*' "${base%%.*}.16/log.jsonl") ||
@@ -89,6 +89,6 @@ for ((trial = 0; trial < trials && failures == 0; trial++)); do
 done
 echo "mixed checkpoints: trials = $trials swapped = $swapped added = $renamed missing = $missing edited = $edited cut = $cut; refused_by_name = $refused whole_runs = $whole seed = $seed"
 [[ $failures != 0 || $((refused + whole)) == "$trials" ]] || fail "seed $seed: $refused refused and $whole whole of $trials"
-# about one in eight is whole, so that 40 without one happen once in 200 times
+# about one trial in eight has a complete run, so 40 trials without one occur once in 200 times
 ((trials < 200 || (refused > 0 && whole > 0))) || fail "seed $seed: $refused refused, $whole whole: nothing is learnt"
 finish

@@ -1,15 +1,14 @@
 #!/usr/bin/env bash
-# mixup_ranks.sh [RANKS]: mixup and random erasing on several ranks, as threads, or with a number as so many processes
-# under mpirun.  Checkpoints hold the batch before as it was mixed, which no weight has a part in: that of several ranks
-# is that of one, byte for byte, with uneven shards and micro-batches, and also where a run goes on with
-# another number of ranks.
+# mixup_ranks.sh [RANKS]: mixup and random erasing on several ranks: threads, or RANKS processes under mpirun.  A
+# checkpoint stores the previous mixed batch, which does not depend on weights.  Its bytes are the same for any number
+# of ranks, with uneven shards and micro-batches, also if a run resumes with another number of ranks.
 . "$(dirname "$0")/lib_ranks.sh"
 cd "$scratch" || exit 1
 counts=${processes:-2 3 5}
 n=${processes:-3}
 data=(--data synthetic:classes=4,image=12x10x3,train=300,test=30)
 
-# mixed NAME OPTIONS...: 9 steps on one rank and on others, a checkpoint after 5
+# mixed NAME OPTIONS...: 9 steps on one rank and on several ranks, with a checkpoint after 5 steps
 mixed() {
   local name=$1 ranks
   local how=("${data[@]}" --model logreg --method sgd --batch 23 --seed 3 --augment crop+flip --log-every 1 --lr 0.01 --quiet "${@:2}")
@@ -29,7 +28,7 @@ mixed() {
 mixed running --mixup-alpha 0.6 --running-mixup --erase-rate 0.5 --label-smoothing 0.1 --acc-iters 2
 [[ -n $processes ]] || mixed plain --mixup-alpha 0.4
 
-# The file is refused on all ranks, by name, and nothing is changed.
+# All ranks refuse the file by name, and nothing changes.
 cp -r running.1 hurt
 "$helper" hurt hurt/checkpoint-9.safetensors natgrad.mixup.targets || fail "no batch"
 find hurt -type f -exec cksum {} + | sort >before
@@ -39,7 +38,7 @@ on "$n" --out hurt --resume --steps 12 >/dev/null 2>said || got=$?
 find hurt -type f -exec cksum {} + | sort | cmp before - || fail "refused, but changed"
 [[ -n $processes ]] && finish
 
-# A published configuration as it is, but for a network and a size of image that are soon done.
+# A published configuration with a smaller network and smaller images.
 "$NG_BUILD_DIR/cli_pictures" folder 4 40
 [[ $? == 77 ]] && finish # without the libraries for images: cli_image_ranks says so
 for ranks in 1 2; do

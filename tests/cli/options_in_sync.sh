@@ -15,14 +15,14 @@ sed -nE 's/^ *ROW\(([a-z_]+), .*/\1/p' src/option/option_table.c >"$scratch/tabl
 "$natgrad" info --options | awk '{ print $1 }' >"$scratch/info"
 same "natgrad info --options" "$scratch/info"
 
-# docs/options.md is what the program says today, and has every option.
+# docs/options.md equals the output of the program, and has every option.
 scripts/options_doc.sh "$natgrad" >"$scratch/options.md" || fail "scripts/options_doc.sh fails"
 diff docs/options.md "$scratch/options.md" >"$scratch/diff" ||
   fail "docs/options.md is out of date, run scripts/options_doc.sh build/natgrad >docs/options.md: $(head -5 "$scratch/diff")"
 sed -nE 's/^### (.*)$/\1/p' docs/options.md >"$scratch/page"
 same "docs/options.md" "$scratch/page"
 
-# The page in the tree is what the program says today, and has every option.
+# The man page equals the output of the program, and has every option.
 scripts/manpage.sh "$natgrad" >"$scratch/natgrad.1" || fail "scripts/manpage.sh fails"
 diff docs/natgrad.1 "$scratch/natgrad.1" >"$scratch/diff" ||
   fail "docs/natgrad.1 is out of date, run scripts/manpage.sh build/natgrad >docs/natgrad.1: $(head -5 "$scratch/diff")"
@@ -33,7 +33,7 @@ if command -v groff >/dev/null; then
   [[ ! -s $scratch/warnings ]] || fail "groff: $(head -3 "$scratch/warnings")"
 fi
 
-# The list of variables has each option, each that the sources ask for, and no name twice.
+# The list of variables has each option and each variable that the sources read, and no name twice.
 "$natgrad" info --environment >"$scratch/environment"
 awk '{ print $1 }' "$scratch/environment" | sort >"$scratch/known"
 [[ -z $(uniq -d "$scratch/known") ]] || fail "info --environment has twice: $(uniq -d "$scratch/known")"
@@ -44,8 +44,8 @@ if grep -vE '^[A-Z_*]+ +[^ ]' "$scratch/environment"; then fail "info --environm
 } | grep -v NATGRAD_STARTED_AGAIN | sort -u | comm -23 - "$scratch/known" >"$scratch/missing"
 [[ ! -s $scratch/missing ]] || fail "info --environment lacks: $(tr '\n' ' ' <"$scratch/missing")"
 
-# Each is taken on the command line and from the environment: a value that no option has ("(" is no
-# glob either) is refused by the name of the option.
+# Each option is read from the command line and the environment: the value "(", which no option accepts, is refused with
+# the name of the option.
 while IFS= read -r name; do
   expect 2 "natgrad: *$name*" "$natgrad" replay "$file" "--$name" '('
   expect 2 "natgrad: *$name*" "$natgrad" replay "$file" "--${name//_/-}=("
@@ -54,7 +54,7 @@ while IFS= read -r name; do
 done <"$scratch/table"
 
 run=(train --data synthetic --model logreg --epochs 1 --quiet)
-# What nobody reads is named, with the nearest that somebody does; what the tests read is not.
+# A variable that nothing reads is reported with the nearest known name; variables of the tests are not reported.
 expect 0 '*environment: NG_DAMPNG is set, and nothing reads it; did you mean '"'NG_DAMPING'"'?*' \
   env NG_DAMPNG=0.5 "$natgrad" "${run[@]}"
 NG_TEST_ANYTHING=1 "$natgrad" "${run[@]}" >"$scratch/out" 2>&1

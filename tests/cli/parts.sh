@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# parts.sh [RANKS]: --checkpoint-parts: every rank writes its own part of the state.  A run goes on from them on
-# fewer ranks and on more; what is missing, swapped, edited or in the way is refused by name; a run that is killed
-# at any moment has a whole checkpoint.  As threads, or with a number as so many processes under mpirun.
+# parts.sh [RANKS]: --checkpoint-parts: every rank writes its own part of the state.  A run resumes from the parts on
+# fewer and on more ranks.  Missing, exchanged, edited or unexpected files are refused by name.  A run that is killed at
+# any time has a complete checkpoint.  Ranks are threads, or RANKS processes under mpirun.
 . "$(dirname "$0")/lib_ranks.sh"
 cd "$scratch" || exit 1
 how=(--data digits --model mlp --method natgrad --batch 61 --seed 3 --log-every 1 --quiet --lr-schedule constant)
-# moves PID DIR: until a checkpoint of a later step is there
+# moves PID DIR: wait for a checkpoint of a later step
 step_over() { [[ $(step_of "$1") -gt $2 ]]; }
 moves() { until_so "$1" "$2: a checkpoint" step_over "$2" "$(step_of "$2")"; }
 
@@ -15,14 +15,14 @@ expect 0 '' on "$n" "${how[@]}" --steps 30 --checkpoint-parts --checkpoint-every
 whole parts 30 "$n"
 same_run one parts !natgrad. || fail "parts change weights"
 
-# Half on n ranks in parts, the rest on others; and on with another number, in one file again.
+# Half of the steps on n ranks with parts, the other half on another number of ranks, then one file again.
 for rest in 1 2 $((n + 1)); do
   expect 0 '' on "$n" "${how[@]}" --steps 15 --checkpoint-parts --out half$rest
   expect 0 '*' on "$rest" "${how[@]}" --steps 30 --out half$rest --resume
   near "15 steps on $n, 15 on $rest" one half$rest 30
   whole half$rest 30 "$rest"
 done
-# ... and with another strategy; a window cut otherwise, or not at all.
+# With another strategy: a window in other slices, or whole.
 expect 0 '' on "$n" "${how[@]}" --steps 15 --checkpoint-parts --grad-worker-fraction 0 --placement kaisa --out moved
 expect 0 '*' on 2 "${how[@]}" --steps 30 --grad-worker-fraction 1 --placement round-robin --out moved --resume
 near "another strategy" one moved 30
@@ -33,8 +33,8 @@ expect 0 '*' on 2 "${window[@]}" --statistics sharded --steps 25 --out cut --res
 expect 0 '*' on 1 "${window[@]}" --statistics all --steps 30 --out cut --resume
 near "a window that was cut" dense cut 30
 
-# One rank of a job is killed while checkpoints are made after every step: the job ends, the last checkpoint is whole,
-# and the run goes on on fewer ranks and again on all.
+# One rank of a job is killed while every step writes a checkpoint: the job ends, the last checkpoint is complete, and
+# the run resumes on fewer ranks, then on all.
 dir=$scratch/lost
 if [[ -n $processes ]]; then
   expect 0 '' on "$n" "${how[@]}" --steps 2 --checkpoint-parts --out "$dir"
@@ -56,7 +56,7 @@ if [[ -n $processes ]]; then
   finish
 fi
 
-# What does not belong together, as files and as names.
+# Files that do not belong together, by content and by name.
 refused() { expect 2 "natgrad: $1" on "${ranks:-2}" --out run --resume --steps 40 --quiet; }
 listing() { (cd "$1" && find . -printf '%p %y %l\n' | sort && find . -type f -exec cksum {} + | sort -k 3); }
 again() {
@@ -78,7 +78,7 @@ for ranks in 1 2 4; do
   again truncate -s -1 run/$two && refused "run/$two: *" && untouched cut
 done
 again cp half1/checkpoint-30.safetensors run && refused "run/*: * run/checkpoint-30.safetensors*" && untouched other
-# What a killed save left is removed; files of others stay.
+# The files of a killed save are removed; other files stay.
 strangers=(run/checkpoint-30.natgrad-state.mine run/checkpoint-31.natgrad-states)
 leave() {
   cp run/$one run/checkpoint-31${one#checkpoint-30}
@@ -89,7 +89,7 @@ expect 0 '*' on 1 --out run --resume --steps 31 --quiet
 rm "${strangers[@]}" || fail "a file of others is gone"
 whole run 31 1
 
-# Killed at any moment, most of the time while a checkpoint is being made, and gone on on another number of ranks.
+# The run is killed at random times, mostly while a checkpoint is written, and resumed on another number of ranks.
 kills=0
 expect 0 '' on 3 "${how[@]}" --steps 2 --checkpoint-parts --out killed
 for ((i = 0; i < 12; i++)); do

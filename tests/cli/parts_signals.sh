@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# parts_signals.sh [RANKS]: --checkpoint-parts and what may come in between: SIGUSR1, SIGTERM while a checkpoint is being
-# written, a file that gets too large for one rank.  The checkpoint that is there is whole on all ranks, and any
-# number of ranks goes on from it.  As threads, or with a number as so many processes under mpirun.
+# parts_signals.sh [RANKS]: --checkpoint-parts with interruptions: SIGUSR1, SIGTERM while a checkpoint is written, a
+# file that exceeds the limit of one rank.  The last checkpoint is complete on all ranks, and any number of ranks
+# resumes from it.  Ranks are threads, or RANKS processes under mpirun.
 . "$(dirname "$0")/lib_ranks.sh"
 cd "$scratch" || exit 1
 n=${processes:-3}
 how=(--data digits --model mlp --method natgrad --batch 61 --seed 3 --quiet --lr-schedule constant --checkpoint-parts)
 
-# begin DIR OPTIONS...: a long run in the background, which has kept a checkpoint or taken steps; `ranks` can be told.
-# The log has a line every $every steps
+# begin DIR OPTIONS...: start a long run on $ranks ranks in the background, and wait for a checkpoint or for steps. The
+# log has a line every $every steps
 every=1
 begin() {
   local dir=$1 i before
@@ -28,7 +28,7 @@ begin() {
   done
 }
 
-# ended DIR: by a signal, with all of the checkpoint that it tells of; two ranks and one go on
+# ended DIR: the run ended by a signal, and has all files of the reported checkpoint; two ranks and one rank resume
 ended() {
   local dir=$1 got=0 step
   wait "$job" || got=$?
@@ -43,8 +43,8 @@ ended() {
 told() { grep -c '^natgrad: SIGUSR1: the checkpoint of step [0-9]* is in' "$1.err"; }
 told_over() { [[ $(told "$1") -gt $2 ]]; }
 
-# Each rank in turn asks for a checkpoint; the run goes on, and what it kept is of all ranks.  Then all are asked at once, and
-# one to end.
+# Each rank in turn gets SIGUSR1: the run continues, and all ranks write the checkpoint.  Then all ranks get the signal
+# at once, and one gets SIGTERM.
 begin kept --checkpoint-every 0
 for ((r = 0; r < ${#ranks[@]}; r++)); do
   kill -USR1 "${ranks[r]}"
@@ -58,7 +58,7 @@ kill -TERM "${ranks[${#ranks[@]} - 1]}"
 ended kept
 
 on_its_way() { compgen -G "$1/checkpoint-*.natgrad-state*.natgrad-part" >/dev/null; }
-# SIGTERM as soon as the part of some rank is on its way: that checkpoint is finished, and another one made.
+# SIGTERM when a rank begins to write its part: the ranks finish this checkpoint and write another one.
 for turn in 1 2 3; do
   begin between$turn --checkpoint-every 1
   nap='' until_so $job "between$turn: a part on its way" on_its_way between$turn
@@ -66,8 +66,8 @@ for turn in 1 2 3; do
   ended between$turn
 done
 
-# A limit between the largest part and what else a checkpoint has: one line, which names a part, and the checkpoint before is as it
-# was.  A later run finishes.
+# A limit of the file size below the largest part: one line names a part, and the previous checkpoint is unchanged.  A
+# later run succeeds.
 expect 0 '' on "$n" "${how[@]}" --steps 4 --out full
 listing() { (cd full && find . -name 'checkpoint*' -type f -exec cksum {} + | sort -k 3); }
 largest() { find full -name "$1" -printf '%s\n' | sort -n | tail -n 1; }
@@ -83,7 +83,7 @@ done
 kill -USR1 "${ranks[0]}"
 got=0
 wait "$job" || got=$?
-# a launcher asks those to end that are a little slower
+# a launcher ends the slower processes
 [[ $got == 2 || (-n $processes && $got != 0) ]] || fail "a part too large: exit $got"
 [[ $(grep -v 'natgrad: stopping after' full.err | grep -c '^natgrad: ') == 1 ]] && grep -qE '^natgrad: .*natgrad-state.*: cannot write' full.err ||
   fail "a part too large: $(cat full.err)"

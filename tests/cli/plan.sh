@@ -5,12 +5,12 @@
 
 # KAISA's ResNet-50 (54 layers): one triangle of every factor is 76,967,027 numbers, a gradient of every layer
 # 25,503,912; pieces begin on lines of 64 bytes, two for each layer.
-# of FILE STRATEGY FIELD: a number of the object of that strategy
+# of FILE STRATEGY FIELD: print a number of the strategy
 of() { grep -F "\"strategy\":\"$2\"," "$1" | sed -E "s/.*\"$3\":([-+.e0-9]+).*/\1/"; }
 between() { [[ $2 -ge $3 && $2 -le $4 ]] || fail "$1 is $2, expected $3 to $4"; }
 
 "$natgrad" plan --json --ranks 4 >"$scratch/r50" || fail "plan of a resnet50"
-# Norms, for ours: 26,560 channels in 53 layers, three numbers of each; two where weights travel.
+# Norms of the method natgrad: 26,560 channels in 53 layers, three numbers each; two numbers if weights are sent.
 between "natgrad, comm-opt: sums" "$(of "$scratch/r50" "natgrad, comm-opt" sums_bytes)" $((4 * (76967027 + 3 * 26560))) \
   $((4 * (76967027 + 3 * 26560) + 64 * (108 + 53)))
 for row in "kaisa, comm-opt" "kaisa, mem-opt"; do
@@ -18,7 +18,7 @@ for row in "kaisa, comm-opt" "kaisa, mem-opt"; do
 done
 between "kaisa, mem-opt: gradients" "$(of "$scratch/r50" "kaisa, mem-opt" deliver_bytes)" $((4 * 25503912)) \
   $((4 * 25503912 + 64 * 54))
-# eigenvectors and eigenvalues: p^2 + q^2 and p + q of each layer
+# numbers of a layer: p^2 + q^2 of eigenvectors, p + q of eigenvalues
 for row in "kaisa, comm-opt" mpd-kfac; do
   between "$row: results" "$(of "$scratch/r50" "$row" share_bytes)" $((4 * (153851562 + 82492))) $((4 * (153851562 + 82492) + 64 * 600))
 done
@@ -34,7 +34,7 @@ for row in "natgrad, statistics=local" "natgrad, statistics=owner" "natgrad, mem
   most=$held
 done
 
-# One layer of orders 4 and 3 on four ranks: all times again, by the formulas of the help.
+# One layer of orders 4 and 3 on four ranks: recompute all times by the formulas of the help.
 echo '[{"name": "fc", "kind": "linear", "in": 4, "out": 3, "positions": 5}]' >"$scratch/fc.json"
 "$natgrad" plan --json --model "$scratch/fc.json" --ranks 4 --batch 2 --stat-period 2 --solve-period 5 --gemm 1k \
   --solve 10 --bandwidth 1kB/s --latency 1e6 >"$scratch/fc" || fail "plan of one layer"
@@ -74,13 +74,13 @@ BEGIN { W = 4; B = 2; pos = 5; p = 4; q = 3; F = 2; I = 5; gemm = 1000; solve = 
 END { exit bad || NR < 9 }
 AWK
 awk -f "$scratch/again.awk" "$scratch/fc" || fail "times of one layer"
-# Where latency is little a sum goes by halves: 48 bytes of gradients, 2 * 2 us + 2 * 3/4 * 48 ms.
+# With a small latency a sum uses recursive halving: 48 bytes of gradients, 2 * 2 us + 2 * 3/4 * 48 ms.
 "$natgrad" plan --json --model "$scratch/fc.json" --ranks 4 --bandwidth 1kB/s --latency 1 >"$scratch/halves" || fail "plan of halves"
 gradients=$(of "$scratch/halves" "natgrad, comm-opt" gradients)
 [[ $gradients == 72.004* ]] || fail "gradients by halves: $gradients ms, expected 72.004"
 
-# The same layer cut by outputs in groups of two: 48 bytes of gradients, a verdict of 160 and 10 rows of 3 numbers, each to two
-# ranks; half of its products, and its gradients are summed over two ranks.
+# The layer sharded by outputs in groups of two: 48 bytes of gradients, a check of 160 bytes and 10 rows of 3 numbers,
+# each to two ranks; half of the products; gradients are summed over two ranks.
 echo '[{"name": "fc", "kind": "linear", "in": 4, "out": 3, "positions": 5, "split": "output"}]' >"$scratch/cut.json"
 slow=(--batch 2 --stat-period 2 --solve-period 5 --gemm 1k --solve 10 --bandwidth 1kB/s --latency 1e6)
 "$natgrad" plan --json --model "$scratch/cut.json" --ranks 4 --model-parallel 2 "${slow[@]}" >"$scratch/cut" || fail "plan of a cut layer"
@@ -102,7 +102,7 @@ done
 echo '[{"name": "c", "kind": "conv2d", "in": 4, "out": 3, "kernel": 1, "image": 5, "split": "output"}]' >"$scratch/bad.json"
 expect 2 "*layer 0: conv2d has no key 'split'*" "$natgrad" plan --model "$scratch/bad.json"
 
-# An embedding of 9 tokens and 3 features: 9 numbers of A and a triangle of G; nothing where it is a tensor.
+# An embedding of 9 tokens and 3 features: 9 numbers of A and a triangle of G; none if the method has no block for it.
 echo '[{"name": "words", "kind": "embedding", "in": 9, "out": 3, "positions": 5}, {"name": "fc", "kind": "linear", "in": 4, "out": 3}]' >"$scratch/words.json"
 "$natgrad" plan --json --model "$scratch/words.json" --ranks 2 --batch 2 --gemm 1k --stat-period 2 >"$scratch/words" || fail "plan of an embedding"
 between "embedding: sums" "$(of "$scratch/words" "natgrad, comm-opt" sums_bytes)" $((4 * (9 + 6 + 10 + 6))) $((4 * (9 + 6 + 10 + 6) + 3 * 64))
@@ -123,8 +123,8 @@ done
 expect 2 "*per_layer: 'c' applies to no layer*" "$natgrad" plan --model "$scratch/two.json" --per-layer 'c: method=eva'
 expect 2 '*per_layer*no_such*' "$natgrad" plan --model "$scratch/two.json" --per-layer 'a: no_such=1'
 
-# Norms and grouped convolutions of a file: per group triangles of 2 * 9 + 1 and 3, and two layers' numbers; a norm before a
-# layer that is cut moves nobody's split.
+# Norms and grouped convolutions of a file: triangles of 2 * 9 + 1 and 3 for each group, and the numbers of two layers;
+# a norm before a sharded layer does not change the shards.
 echo '[{"name": "bn", "kind": "norm", "in": 12}, {"name": "c", "kind": "conv2d", "in": 8, "out": 12, "kernel": 3, "image": 9,
   "groups": 4, "dilation": 2, "bias": true}]' >"$scratch/groups.json"
 "$natgrad" plan --json --model "$scratch/groups.json" --ranks 2 >"$scratch/groups" || fail "plan of groups and a norm"
@@ -178,11 +178,11 @@ for row in "bert-base 109482240" "bert-large 335141888" "gpt-24 354823168"; do
 done
 expect 0 '*gpt-24 on 2 ranks*natgrad, mem-opt*fastest that fits: natgrad*' "$natgrad" plan --model gpt-24 --ranks 2
 
-# The recommendation respects --memory.
+# The recommendation fits into --memory.
 expect 0 '*fastest that fits: natgrad, comm-opt (grad_worker_fraction = 1)*' "$natgrad" plan --ranks 4 --latency 1e5
 expect 0 '*fastest that fits: natgrad, *' "$natgrad" plan --ranks 4 --memory 900MB --latency 1e5
 expect 0 '*no strategy fits into --memory: the smallest needs * MB' "$natgrad" plan --ranks 4 --memory 100MiB
-# The same as JSON: which rows fit, and a last object.
+# The output as JSON: rows that fit, and a last object.
 "$natgrad" plan --json --ranks 4 --memory 900MB --latency 1e5 >"$scratch/fits" || fail "plan --json --memory"
 [[ $(of "$scratch/fits" "natgrad, comm-opt" held_most) -gt 900000000 && $(grep -c '"fits":true' "$scratch/fits") -gt 2 ]] ||
   fail "what fits into 900 MB"

@@ -4,9 +4,9 @@
 . "$(dirname "$0")/lib.sh"
 
 "$natgrad" plan --json --model resnet20 --ranks 2 --stat-period 1 --solve-period 1 >"$scratch/plan" || fail "plan of a resnet20"
-# of STRATEGY FIELD: a number of that strategy
+# of STRATEGY FIELD: print a number of the strategy
 of() { grep -F "\"strategy\":\"$1\"," "$scratch/plan" | sed -E "s/.*\"$2\":([-+.e0-9]+).*/\1/"; }
-# sent STATION...: bytes sent by rank 0 in these stations
+# sent STATION...: print the bytes that rank 0 sent in these stations
 sent() {
   local station all=0
   for station; do

@@ -1,6 +1,5 @@
 #!/usr/bin/env bash
-# natgrad prune: the second-order score beats magnitude on digits, what it writes is read again, and every
-# wrong thing to ask for.
+# natgrad prune: the second-order score beats magnitude on digits; its output is read again; all invalid requests.
 . "$(dirname "$0")/lib.sh"
 cd "$scratch" || exit 1
 prune() { expect "$1" "$2" "$natgrad" prune "${@:3}"; }
@@ -9,7 +8,7 @@ prune() { expect "$1" "$2" "$natgrad" prune "${@:3}"; }
 cp -r run copy
 
 accuracy() { sed -n "s/^$1 .* test accuracy \([0-9.]*\) %$/\1/p"; } # before or after
-# Seeds 1 to 3 of the run: 71.4, 79.2, 82.2 % right with mfac, 28.6, 40.3, 60.3 with magnitude.
+# Accuracies for seeds 1 to 3: 71.4, 79.2, 82.2 % with mfac, 28.6, 40.3, 60.3 % with magnitude.
 "$natgrad" prune run --sparsity 0.98 --out mfac.safetensors >mfac.txt || fail "mfac"
 "$natgrad" prune run --sparsity 0.98 --score magnitude --out magnitude.safetensors >magnitude.txt || fail "magnitude"
 grep -q '^after   16683 of 17024 weights are 0 (98.00 %)  test loss' mfac.txt || fail "mfac: $(cat mfac.txt)"
@@ -19,7 +18,7 @@ awk -v m="$(accuracy after <mfac.txt)" -v g="$(accuracy after <magnitude.txt)" '
   fail "mfac is no better than magnitude: $(cat mfac.txt magnitude.txt)"
 diff -r run copy || fail "the run was changed"
 
-# The same again; what was written is where another one goes on.
+# Repeat the command; a further command continues from the written file.
 "$natgrad" prune run --sparsity 0.98 --out again.safetensors >again.txt && cmp -s mfac.safetensors again.safetensors ||
   fail "not the same again"
 prune 0 "before  16683 of 17024 *${nl:=$'\n'}after   16[78]?? of 17024 weights are 0 *" run --weights mfac.safetensors \

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# natgrad train --quantify: six numbers a line, in order, and weights as without it; of every method, also of those
-# without curvature.
+# natgrad train --quantify: six ordered numbers in each line, and unchanged weights, for every method, also without
+# curvature.
 . "$(dirname "$0")/lib.sh"
 cd "$scratch" || exit 1
 train() { "$natgrad" train --data digits --model mlp-16-1 --batch 256 --log-every 1 --quiet "$@"; }
@@ -30,7 +30,7 @@ for line in steps:
 END
 done
 
-# What it is worth is kept: a run goes on with it; compare drops it for none.
+# A resumed run keeps the setting; compare keeps it for all methods.
 train --method sgd --lr-schedule constant --steps 2 --quantify 1 --out on || fail sgd
 "$natgrad" train --out on --resume --steps 4 --quiet || fail resume
 [ "$(grep -c scaling_25 on/log.jsonl)" = 4 ] || fail "resume: $(cat on/log.jsonl)"

@@ -1,4 +1,4 @@
-"""What the tests of the PyTorch front share."""
+"""Helpers for tests of the PyTorch front."""
 import unittest
 import warnings
 
@@ -9,7 +9,7 @@ import natgrad
 import oracle
 
 NEW = not torch.__version__.startswith("1.")
-# Factors of a few samples are inverted in float32: cond(A + d_A) is at most some 1e3 here, eps 6e-8.
+# Factors of a few samples are inverted in float32: cond(A + d_A) is about 1e3 at most, eps is 6e-8.
 TOLERANCE = 2e-4
 DAMPING = 0.1
 
@@ -57,7 +57,7 @@ class Case(unittest.TestCase):
             self.assertTrue(torch.equal(a[name], b[name]), name)
 
     def near(self, got, expected, tolerance=TOLERANCE, prefix=None):
-        """`expected` is the oracle's, `got` are gradients by name."""
+        """Compare the gradients `got`, by name, with the gradients `expected` of the oracle."""
         for name, parts in expected.items():
             for kind, part in zip(("weight", "bias"), parts):
                 full = kind if name == "" else f"{name}.{kind}"

@@ -1,4 +1,4 @@
-"""K-FAC by its definition, in float64, from what autograd says: what the package's hooks must come to.
+"""K-FAC by its definition in float64, from the arrays that autograd computes: the oracle of the package's hooks.
 
 Textbook scale, factors of one step, Cholesky inverses with pi damping, no clip: the row natgrad at its first step.
     A = 1/B sum a a',  G = 1/(B S) sum d d' with d = B g;  P = (G + sqrt(l)/pi I)^-1 D (A + pi sqrt(l) I)^-1
@@ -26,8 +26,8 @@ def rows_of(module, x):
 
 
 def calls_of(model, names, losses, rounded=False):
-    """[(input rows [B,S,p], output gradients [B,S,q])] of every call of each layer, and the gradients D.  rounded=True:
-    those of the model's own types, and not as float64 makes them."""
+    """For each layer: (input rows [B,S,p], output gradients [B,S,q]) of every call, and the gradients D.  The model runs in
+    float64, or, if rounded=True, in its own dtypes."""
     model = copy.deepcopy(model) if rounded else copy.deepcopy(model).double()
     model.zero_grad()
     modules, calls = dict(model.named_modules()), {name: [] for name in names}
@@ -54,8 +54,8 @@ def calls_of(model, names, losses, rounded=False):
 
 
 def kfac(model, names, losses, damping, scale=1.0, bias=True, rounded=False):
-    """{name: [new gradient of the weight, of the bias]}; `losses(model)` yields what backward is called on, each of
-    which the caller has multiplied by `scale`.  bias=False leaves the bias out of D and A."""
+    """{name: [new gradient of the weight, of the bias]}.  `losses(model)` yields the losses, each multiplied by `scale`.
+    bias=False omits the bias from D and A."""
     found = {}
     for name, (pairs, grads, module) in calls_of(model, names, losses, rounded).items():
         with_bias = bias and module.bias is not None

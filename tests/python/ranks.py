@@ -8,7 +8,7 @@ import torch
 import torch.multiprocessing as processes
 
 if not torch.__version__.startswith("1."):
-    import torch._dynamo  # noqa: F401  DistributedDataParallel takes seconds to import it: once, before the forks
+    import torch._dynamo  # noqa: F401  DistributedDataParallel imports it in seconds: import it once, before the forks
 
 os.environ.setdefault("NG_THREADS", "1")  # ranks share the processors
 
@@ -19,14 +19,14 @@ def _child(rank, world, file, function, arguments, results):
         results.put((rank, True, function(rank, world, *arguments)))
     except BaseException:
         results.put((rank, False, traceback.format_exc()))
-        return  # the others may wait for this one: the parent ends them
+        return  # other ranks may wait for this rank; the parent ends them
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
 
 
 def run(world, function, *arguments):
-    """[function(rank, world, *arguments) of each rank]; an exception of one is one here.  Who does not answer in
-    NG_TEST_TIMEOUT seconds, or ten minutes, hangs: a machine may be slow and busy."""
+    """Return [function(rank, world, *arguments) of each rank]; raise the exception of a rank.  A rank that does not answer
+    within NG_TEST_TIMEOUT seconds, or ten minutes on a slow and busy machine, counts as hanging."""
     context = processes.get_context("fork")
     results = context.SimpleQueue()
     with tempfile.TemporaryDirectory() as folder:
@@ -40,7 +40,7 @@ def run(world, function, *arguments):
             while len(found) < world and time.monotonic() < end:
                 gone = any(not child.is_alive() for rank, child in enumerate(children) if rank not in found)
                 if results.empty():
-                    if gone:  # before the queue was looked at: nothing is on its way
+                    if gone:  # the rank ended before the queue was read, so it sends no result
                         break
                     time.sleep(0.02)
                     continue

@@ -14,7 +14,7 @@ GOLDEN = os.path.join(os.environ.get("NG_TEST_SOURCE_DIR", os.path.join(os.path.
                       "tests", "golden")
 
 
-TOLERANCE = 1e-5  # of the largest entry of a step and layer; a recording may name a larger one, and why
+TOLERANCE = 1e-5  # relative to the largest entry of a step and layer; a recording may state a larger tolerance with the reason
 
 
 def names(*patterns):
@@ -23,7 +23,7 @@ def names(*patterns):
 
 
 def read(name):
-    """(what the case is, {array: tensor})"""
+    """(the description of the case, {array: tensor})"""
     with open(os.path.join(GOLDEN, name + ".safetensors"), "rb") as file:
         data = file.read()
     size, = struct.unpack("<Q", data[:8])
@@ -55,7 +55,7 @@ def model_of(case, arrays):
 
 
 def preconditioner_of(case, model, **more):
-    """By the published class and arguments."""
+    """A preconditioner of the published class with the published arguments."""
     config = dict(case["config"])
     system, method = config.pop("system"), config.pop("method", None)
     if system == "KAISA":
@@ -64,7 +64,7 @@ def preconditioner_of(case, model, **more):
 
 
 def replay(case, arrays, rank=None, make=preconditioner_of, **more):
-    """Runs the recording through the model; returns the largest error, relative to the largest entry recorded."""
+    """Run the recording through the model; return the largest error relative to the largest recorded entry."""
     if case["config"]["system"] == "chainerkfac":
         return replay_optimizer(case, arrays, rank, **more)
     model = model_of(case, arrays)
@@ -82,7 +82,7 @@ def replay(case, arrays, rank=None, make=preconditioner_of, **more):
         for name, parameter in model.named_parameters():
             parameter.grad = arrays[f"{shared}{name}.grad"].reshape(parameter.shape).clone()
         k.step()
-        for name in case["order"]:  # weight and bias of a layer together, as `natgrad replay` has it
+        for name in case["order"]:  # weight and bias of a layer together, as in `natgrad replay`
             error = size = 0.0
             for part, parameter in getattr(model, name).named_parameters():
                 expected = arrays[f"{shared}{name}.{part}.out"].reshape(parameter.shape)
@@ -94,7 +94,8 @@ def replay(case, arrays, rank=None, make=preconditioner_of, **more):
 
 
 def spngd_of(case, model, **more):
-    """By the published arguments; `ema_leak` false is no program's: averages are put back after each inverse."""
+    """An optimizer with the published arguments.  No program has `ema_leak` false, which restores averages after each
+    inverse."""
     config = dict(case["config"], **more)
     for name in ("system", "method"):
         del config[name]
@@ -105,7 +106,7 @@ def spngd_of(case, model, **more):
 
 
 def replay_optimizer(case, arrays, rank=None, **more):
-    """SP-NGD: as replay(), and weights and momentum are looked at beside it."""
+    """SP-NGD: replay() that also compares weights and momentum."""
     model, largest = model_of(case, arrays), 0.0
     optimizer, micro = spngd_of(case, model, **more), case["micro_batches"]
     mine = "" if rank is None else f"r{rank}."
@@ -141,6 +142,6 @@ def replay_optimizer(case, arrays, rank=None, **more):
         for name, p in model.named_parameters():
             for what, got in (("v", optimizer.state[p]["momentum_buffer"]), ("after", p.detach())):
                 expected = recorded(name, p, what)
-                # four steps of directions that are off by as much as those are, and the sum's rounding
+                # the errors of four directions, and the rounding of their sum
                 assert (got - expected).abs().max() <= 2e-4 * expected.abs().max() + 1e-7, (name, step, what)
     return largest

@@ -1,4 +1,4 @@
-"""natgrad/_abi.py is natgrad.h: every struct, field, number and function of it, asked of the C compiler."""
+"""natgrad/_abi.py equals natgrad.h: the C compiler checks every struct, field, number and function."""
 import ctypes
 import os
 import re
@@ -23,7 +23,7 @@ def program():
         claim(f"{name} == {value}")
     for name, fields in _abi.structs():
         struct = getattr(_abi, name)
-        grows = fields[0] == "size_t struct_size"  # what a later header appends is unknown here, and does no harm
+        grows = fields[0] == "size_t struct_size"  # a later header may append fields
         claim(f"sizeof({name}) {'>=' if grows else '=='} {ctypes.sizeof(struct)}")
         for text in fields:
             field, _ = _abi._field(text)
@@ -57,7 +57,7 @@ class Abi(unittest.TestCase):
         self.assertTrue(good, why[:2000])
 
     def test_a_difference_is_found(self):
-        """Each kind of mistake in what the package says, one at a time."""
+        """The check finds each kind of mistake in _abi.py."""
         text = program()
         for right, wrong in ((f"NG_VERSION == {_abi.VERSION}", f"NG_VERSION == {_abi.VERSION + 1}"),
                              ("NG_ONE_STEP == 2", "NG_ONE_STEP == 3"),

@@ -1,4 +1,4 @@
-"""What happens to a model between two steps: parameters that are frozen, others in their place, modules that change."""
+"""Changes of a model between two steps: parameters that are frozen or replaced, modules that change."""
 import unittest
 
 import torch
@@ -64,7 +64,7 @@ class Frozen(Case):
                             k.step()
                         self.same(copies(model.named_parameters()), weights)
                         self.same(gradients(model), before)
-                        frozen.requires_grad_(True)  # and it goes on
+                        frozen.requires_grad_(True)  # training continues
                         model.zero_grad(set_to_none=none)
                         k.reset_batch()
                         loss_of(model, *data(3)).backward()
@@ -100,7 +100,7 @@ class Frozen(Case):
 
 
 class Others(Case):
-    """A forward with parameters that are not the model's, by functional_call."""
+    """functional_call runs the forward pass with other parameters than the model's."""
 
     def test_functional_call(self):
         for kind, options in ((natgrad.KFAC, dict(norm_block="none")), (natgrad.KFAC, dict(norm_block="unit")),
@@ -116,7 +116,7 @@ class Others(Case):
                         with self.refused(f"layer 'f1': its {which[3:]} was replaced in the forward .functional_call"):
                             loss.backward()
                         model.zero_grad()
-                        k.hook_enabled = False  # which is what it says
+                        k.hook_enabled = False  # as the message asks
                         F.cross_entropy(functional_call(model, others, (data(3)[0],)), data(3)[1]).backward()
                         k.hook_enabled = True
                         model.zero_grad()
@@ -132,7 +132,7 @@ class Others(Case):
 
 
 class Changed(Case):
-    """What a layer computes with is not what it was."""
+    """A layer gets another weight, bias or geometry after the preconditioner was made."""
 
     def refusal(self, model, x, change, pattern):
         k = make(model)
@@ -169,7 +169,7 @@ class Changed(Case):
     def test_what_is_no_layer_may_change(self):
         model = nn.Sequential(nn.Conv2d(4, 3, 3), nn.Dropout(0.5))
         model[0].requires_grad_(True)
-        k = natgrad.MFAC(model)  # a window is of gradients alone
+        k = natgrad.MFAC(model)  # a window needs gradients only
         for stride in (1, 2):
             model[0].stride, model[1].p = (stride, stride), 0.0
             model(torch.randn(2, 4, 9, 9)).sum().backward()
@@ -191,7 +191,7 @@ class Changed(Case):
             k.step()
 
     def test_options_of_a_group(self):
-        """They would be passed over."""
+        """Parameters that the preconditioner does not know would not be updated."""
         for kind in (natgrad.SGD, natgrad.AdamW):
             model = Net()
             with self.refused("param_groups.0. has 'damping', which is not per group"):
@@ -204,7 +204,7 @@ class Changed(Case):
                 optimizer.step()
             self.same(copies(model.named_parameters()), weights)
             del optimizer.param_groups[0]["damping"]
-            optimizer.param_groups[0]["initial_lr"] = 0.1  # as schedulers do
+            optimizer.param_groups[0]["initial_lr"] = 0.1  # schedulers add this key
             optimizer.step()
 
 

@@ -1,4 +1,4 @@
-"""Calls that hooks see in unusual ways: the numbers are those of the plain way."""
+"""Calls of layers in unusual ways give the numbers of plain calls."""
 import copy
 import unittest
 
@@ -11,12 +11,12 @@ import natgrad
 import oracle
 from front import Case, grads, make
 
-# The same numbers are summed in another order or layout: float32 through an inverse of condition 1e3.
+# Sums in another order or layout, in float32, through an inverse of condition 1e3.
 SAME = 1e-4
 
 
 def stepped(model, run, **options):
-    """Gradients after one step in which run(model) is the loss."""
+    """Return the gradients after one step with the loss run(model)."""
     k = make(model, **options)
     model.zero_grad()
     run(model).backward()
@@ -58,7 +58,7 @@ class InPlace(Alike):
 
     def test_linear_of_sequences(self):
         torch.manual_seed(1)
-        for options in ({}, {"method": "kaisa"}):  # kaisa shows the input in forward
+        for options in ({}, {"method": "kaisa"}):  # kaisa observes the input in forward
             self.both(nn.Linear(6, 5), nn.Linear(5, 3), (4, 7, 6), self.changes, **options)
         self.both(nn.Linear(6, 5), nn.Linear(5, 3), (4, 2, 7, 6), self.changes)
 
@@ -166,7 +166,7 @@ class Others(Alike):
 
 
 class Changed(Case):
-    """What is not as it was when the preconditioner was made is refused by name, at the step."""
+    """The step refuses, by name, modules that changed after the preconditioner was made."""
 
     def stopped(self, model, change, pattern):
         k = make(model)
@@ -208,7 +208,7 @@ class Changed(Case):
         self.stopped(tied, untie, "'0.weight' was shared by several modules")
 
     def test_other_parameters_than_those_of_an_optimizer(self):
-        """zero_grad() of the optimizer would not reach them; a preconditioner has its own beside it, and goes on."""
+        """zero_grad() of the optimizer would not clear these gradients; the preconditioner has its own zero_grad()."""
         def change(m):
             m[0].weight = nn.Parameter(torch.randn(4, 4))
         model = self.plain()
@@ -237,7 +237,7 @@ class Changed(Case):
 
 
 class Number(float):
-    """Its repr is that of numpy's."""
+    """A number whose repr is the repr of numpy."""
 
     def __repr__(self):
         return f"np.float64({float(self)})"

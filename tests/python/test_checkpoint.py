@@ -1,4 +1,4 @@
-"""Activation checkpointing with re-entry: a call that is run again in backward has the samples of its own forward."""
+"""Activation checkpointing with re-entry: a call that backward repeats has the samples of its own forward pass."""
 import unittest
 
 import torch
@@ -12,7 +12,7 @@ ORDER = 1e-4
 
 
 class Rows(nn.Module):
-    """Its layers see the rows of all samples in one axis, so only the model's own input counts these."""
+    """The layers have the rows of all samples in one axis, so only the input of the model tells the number of samples."""
 
     def __init__(self, how=None, nested=False):
         super().__init__()
@@ -43,8 +43,8 @@ def loss_of(model, x):
 
 class Again(Case):
     def both(self, play, calls=1, **model):
-        """What play(model, k) leaves, against that without checkpointing.  Of several calls in one backward pass the
-        last is run again first, which rows whose numbers depend on their order take as the first."""
+        """Compare the gradients after play(model, k) with and without checkpointing.  Backward repeats the last of several
+        calls first; methods that depend on the order of calls are compared with one call only."""
         published = (dict(calls="ema", stat_scale="chainerkfac", stat_start="identity"),) if calls == 1 else ()
         for options in (dict(), dict(samples="layer"), *published):
             found = []
@@ -64,7 +64,7 @@ class Again(Case):
             self.both(lambda m, k: loss_of(m, data(6)).backward(), nested=nested)
 
     def test_samples_count(self):
-        """A test that can fail: with 24 samples of one row the numbers are others."""
+        """The test can fail: 24 samples of one row give other numbers than 6 samples of 4 rows."""
         found = []
         for shape in ((6, 4), (24, 1)):
             m = Rows(True)
@@ -105,7 +105,7 @@ class Again(Case):
         for samples, positions in ((3, 4), (6, 4), (5, 2)):
             def play(m, k):
                 loss = loss_of(m, data(6))
-                k.hook_enabled = False  # such a forward counts in rows whose numbers depend on the order of calls
+                k.hook_enabled = False  # methods that depend on the order of calls count such a forward pass
                 with torch.no_grad():
                     m(data(samples, positions))
                 k.hook_enabled = True
@@ -139,7 +139,7 @@ class Again(Case):
             (loss_of(m, data(6, 4)) + loss_of(m, data(4, 6))).backward()
         self.quiet()
         m.zero_grad()
-        loss_of(m, data(6)).backward()  # and it goes on
+        loss_of(m, data(6)).backward()  # training continues
         self.assertEqual(k.step(), 0)
         expected, other = grads(m), Rows()
         k.close()
@@ -162,7 +162,7 @@ class Again(Case):
         self.same(*found)
 
     def test_two_backward_passes_of_one_forward_without_a_step(self):
-        """As published: each pass shows."""
+        """As published: each pass is observed."""
         m = Rows(True)
         k = make(m, calls="ema", stat_scale="chainerkfac", stat_start="identity")
         loss = loss_of(m, data(6))

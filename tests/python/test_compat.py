@@ -16,13 +16,13 @@ from natgrad.compat import KFACPreconditioner, LambdaParamScheduler, exp_decay_f
 
 
 def pattern(shape, m, b, mod, s):
-    """The generator of the golden numbers."""
+    """The inputs of the golden numbers: a sine."""
     k = torch.arange(torch.Size(shape).numel())
     return ((((m * k + b) % mod).double() - (mod - 1) / 2) / s).float().reshape(shape)
 
 
 def t1_step(model, k, t, shift=None, scale=1.0):
-    """Test T1: a linear layer whose input and output gradient are given."""
+    """Test T1: a linear layer with given input and output gradient."""
     shift = t if shift is None else shift
     x, g = pattern((4, 3), 7, 3 + shift, 11, 4), pattern((4, 2), 5, 2 + shift, 7, 8)
     model.zero_grad()
@@ -117,7 +117,7 @@ class Golden(Case):
 
 class Arguments(Case):
     def test_placement(self):
-        """Who solves what is KAISA's: the cost that is counted, and A and G on one rank or on two."""
+        """Owners are assigned as in KAISA: by the same cost, with A and G on one rank or on two."""
         for options, *expected in (({}, "kaisa", "1"), (dict(assignment_strategy="MEMORY"), "kaisa-memory", "1"),
                                    (dict(colocate_factors=False, compute_method="inverse"), "kaisa", "0")):
             got = KFACPreconditioner(net(), **options)._core
@@ -140,8 +140,8 @@ class Arguments(Case):
             loss_of(model, *data).backward()
             k.step()
             got = grads(model)
-            del got["2.bias"]  # batch norm follows: 0 but for rounding
-            for name, g in (plain or got).items():  # none of these changes a number beyond rounding
+            del got["2.bias"]  # a batch norm follows, so the gradient is 0 up to rounding
+            for name, g in (plain or got).items():  # the options change numbers by rounding only
                 self.assertLess(((got[name] - g).abs().max() / g.abs().max()).item(), 1e-4, (options, name))
             plain = plain or got
 
@@ -173,7 +173,7 @@ class Arguments(Case):
         model[3].bias.requires_grad_(False)
         why = {row["name"]: row["why"] for row in KFACPreconditioner(model, skip_layers=[r"^\d$(?<!2)(?<!3)(?<!0)"]).explain()}
         self.assertEqual(why["0.weight"], "kfac-pytorch has no Conv1d")
-        self.assertIn("matches skip_layers", why["1.weight"])  # an expression of Python's
+        self.assertIn("matches skip_layers", why["1.weight"])  # a regular expression of Python
         self.assertIn("A 3x3", why["2.weight"])
         self.assertEqual(why["3.weight"], "one of its parameters is frozen")
 
@@ -239,7 +239,7 @@ class Schedulers(Case):
         scheduler = LambdaParamScheduler(k, lr_lambda=lambda t: seen.append(t) or 1)
         scheduler.step(0)
         scheduler.step()
-        self.assertEqual(seen, [0, 0, 1])  # 0 counts as given
+        self.assertEqual(seen, [0, 0, 1])  # 0 is a value
         with self.assertRaisesRegex(ValueError, "callable"):
             LambdaParamScheduler(KFACPreconditioner(net(), damping=lambda t: 1), damping_lambda=lambda t: 1)
 
@@ -270,7 +270,7 @@ class Schedulers(Case):
         self.assertEqual(int(k.preconditioner._core.get("stat_period")), 10)
 
     def test_schedulers_of_pytorch(self):
-        """lr of the clip by a scheduler that is attached to the preconditioner."""
+        """A scheduler that is attached to the preconditioner changes the lr of the clip."""
         found = []
         for lr, factor in ((2.0, 0.25), (0.5, 1.0), (2.0, 1.0)):
             model = net()

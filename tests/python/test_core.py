@@ -1,4 +1,4 @@
-"""The package without PyTorch: which library is loaded and how, options, errors, state as bytes."""
+"""The package without PyTorch: the choice of the library, options, errors, state as bytes."""
 import ctypes
 import os
 import subprocess
@@ -10,7 +10,7 @@ from natgrad import _abi, _core, _library
 
 
 def run(text, **environment):
-    """A Python of its own, since a library is loaded once."""
+    """Run in another Python process, because a process loads a library once."""
     env = {**os.environ, **environment}
     env = {name: value for name, value in env.items() if value is not None}
     return subprocess.run([sys.executable, "-c", text], env=env, capture_output=True, text=True)
@@ -25,7 +25,7 @@ class Loading(unittest.TestCase):
         done = run("import natgrad; natgrad.options()", NATGRAD_LIBRARY="/nowhere/libnatgrad.so.0")
         self.assertNotEqual(done.returncode, 0)
         self.assertIn("/nowhere/libnatgrad.so.0 (NATGRAD_LIBRARY)", done.stderr)
-        self.assertNotIn("the system", done.stderr)  # nothing else was tried
+        self.assertNotIn("the system", done.stderr)  # no other library was tried
 
     def test_another_library_is_named(self):
         done = run("import natgrad; natgrad.options()", NATGRAD_LIBRARY="libm.so.6")

@@ -1,4 +1,4 @@
-"""Gradients that are dropped without a step take what was observed along, whoever drops them."""
+"""If gradients are dropped without a step, their observations are dropped, too."""
 import unittest
 import warnings
 
@@ -17,7 +17,7 @@ class Dropped(Case):
         self.quiet()
 
     def after(self, disturb, kind=natgrad.KFAC):
-        """Gradients, or weights, of one step after disturb(model, k)."""
+        """Return the gradients or weights after disturb(model, k) and one step."""
         model = Net()
         k = kind(model, lr=0.1, **OPTIONS)
         disturb(model, k)
@@ -58,7 +58,7 @@ class Dropped(Case):
             self.same(self.after(disturb), self.after(lambda m, k: None))
 
     def test_a_pass_that_is_for_its_input(self):
-        """An adversarial example and a map of saliency; the second leaves no gradients in the model."""
+        """An adversarial example, and a saliency map, which leaves no gradients in the model."""
         def adversarial(m, k):
             for _ in range(2):
                 x, y = data(5)
@@ -74,7 +74,7 @@ class Dropped(Case):
 
     @unittest.skipUnless(NEW, "PyTorch 1.13 has no GradScaler of the CPU")
     def test_a_grad_scaler_that_skips(self):
-        """Where what overflows is no layer, and where it is the loss: as if the step had not been."""
+        """A skipped step has no effect if the loss overflows, or only a parameter without curvature."""
         for scale in (1, float("inf")):
             found = []
             for skipped in (False, True):
@@ -94,7 +94,7 @@ class Dropped(Case):
             self.same(*found)
 
     def test_what_is_kept(self):
-        """Micro-batches whose gradients are scaled, clipped, or moved elsewhere between them."""
+        """Gradients are scaled, clipped or moved between micro-batches."""
         def play(model, between):
             k = make(model, norm_block="none", accumulation_steps=2)
             for seed in (5, 2):
@@ -121,7 +121,7 @@ class Dropped(Case):
             got = play(Net(), one_is_none)
         self.same({n: g for n, g in got.items() if "norm" not in n}, {n: g for n, g in expected.items() if "norm" not in n})
 
-        model = Net()  # both micro-batches count: the second alone gives another curvature
+        model = Net()  # both micro-batches count; the second one alone has another curvature
         k = make(model, norm_block="none")
         loss_of(model, *data()).backward()
         k.step()

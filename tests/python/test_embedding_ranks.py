@@ -1,4 +1,4 @@
-"""Embeddings over ranks of torch.distributed: shards of a batch are the whole of it, however each rank runs its own."""
+"""Embeddings over ranks of torch.distributed: shards of a batch give the numbers of the whole batch."""
 import contextlib
 import copy
 import math
@@ -18,7 +18,7 @@ SAMPLES, T = 12, 5
 
 
 class Model(Words):
-    """`how` it runs: under autocast, checkpointed, with a second table of positions, or with the head tied to the table."""
+    """`how`: under autocast, with checkpointing, with a second table of positions, or with the head tied to the table."""
 
     def __init__(self, how):
         super().__init__(table(padding_idx=2 if how == "padding" else None))
@@ -46,7 +46,7 @@ class Model(Words):
 def data(how):
     torch.manual_seed(8)
     x = torch.randint(0, 7, (SAMPLES, T))
-    if how == "padding":  # as much of it on each rank, and in each micro-batch
+    if how == "padding":  # equally much padding on each rank and in each micro-batch
         x[x == 2] = 3
         x[:, 4] = 2
     return x, torch.rand(SAMPLES, T, 7, dtype=torch.float64)
@@ -58,7 +58,7 @@ def loss_of(model, x, factor):
 
 
 def one_step(rank, world, how, accumulate):
-    """Gradients of this rank's part; with accumulate in two micro-batches, of which one is not reduced."""
+    """Return the gradients of this rank's shard; accumulate: of two micro-batches, the first of which is not reduced."""
     model, (x, factor) = DDP(Model(how)), data(how)
     x, factor = x[rank::world], factor[rank::world]
     k, cut = make(model), 1 if accumulate else 0
@@ -73,7 +73,7 @@ def one_step(rank, world, how, accumulate):
 
 
 def trained(rank, world, fraction):
-    """natgrad.SGD: weights after five steps, and after three of them, a state that was saved and loaded, and two more."""
+    """natgrad.SGD: return the weights after five steps, and after three steps, a saved and loaded state, and two steps."""
     found = []
     for resumed in (False, True):
         model = DDP(Model("positions"))
@@ -105,7 +105,7 @@ class EmbeddingRanks(Case):
             expected, tolerance = by_definition(Model("plain") if how != "padding" else Model(how), "table",
                                                 lambda m: loss_of(m, x, factor),
                                                 of_samples(SAMPLES, 2 if how == "padding" else None))
-            if how == "autocast":  # y and its gradient have 8 bits, and sin(3 y) makes three times as much of it
+            if how == "autocast":  # y and its gradient have 8 bits, and sin(3 y) triples the error
                 tolerance = 8 * 2.0**-8
             for world in (2, 4):
                 for accumulate in (False, True):
@@ -115,7 +115,7 @@ class EmbeddingRanks(Case):
                             self.check(found["table.weight"], expected, tolerance)
 
     def test_a_table_of_positions(self):
-        """Each rank's own is read once for its samples: G is the mean over ranks of B/W times the square of a mean."""
+        """Each rank reads its table once for its samples: G is the mean over ranks of B/W times the square of a mean."""
         x, factor = data("positions")
         for world in (2, 4):
             own = SAMPLES // world
@@ -131,7 +131,7 @@ class EmbeddingRanks(Case):
                     self.check(found["places.weight"], expected, tolerance)
 
     def test_tied_to_the_head(self):
-        """It keeps its gradient, which is that of the whole batch."""
+        """The table keeps its gradient, which is the gradient of the whole batch."""
         x, factor = data("tied")
         model = Model("tied").double()
         loss_of(model, x, factor).backward()
@@ -140,7 +140,7 @@ class EmbeddingRanks(Case):
                 with self.subTest(world=world, accumulate=accumulate):
                     for note, found, why in ranks.run(world, one_step, "tied", accumulate):
                         self.assertEqual((note, why["table.weight"]), (0, ("none", "tied to 'head.weight'")))
-                        self.check(found["table.weight"], model.table.weight.grad, 1e-6)  # some sums in float32
+                        self.check(found["table.weight"], model.table.weight.grad, 1e-6)  # a few sums in float32
 
     def test_the_update_and_its_state(self):
         for world, fraction in ((2, 0), (4, 0.5)):

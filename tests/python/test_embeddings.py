@@ -1,4 +1,4 @@
-"""Embeddings: tables of tokens against K-FAC by its definition in float64, of inputs of every shape."""
+"""Embeddings against K-FAC by its definition in float64, for inputs of every shape."""
 import copy
 import tempfile
 import unittest
@@ -11,13 +11,13 @@ import natgrad
 from natgrad import _core
 from front import DAMPING, Case, grads, make
 
-EPS = 2.0**-24  # gradients, A, G and the solve are float32: some EPS times the condition of what is solved
+EPS = 2.0**-24  # gradients, A, G and the solve are float32: a few EPS times the condition of the damped factors
 
 
 def by_definition(model, name, loss, counts, damping=DAMPING, full=False):
-    """(new gradient, tolerance) of the embedding `name`: P = (A + pi sqrt(l) I)^-1 D (G + sqrt(l)/pi I)^-1, or with l
-    itself (full).  A = E[a a'], a the unit vectors of the tokens of a sample, summed over its positions; G = E[d d'] over
-    positions, d = samples times what comes back.  counts(tokens, gradients) gives (A's diagonal, rows d) of one call."""
+    """(new gradient, tolerance) of the embedding `name`: P = (A + pi sqrt(l) I)^-1 D (G + sqrt(l)/pi I)^-1; full: l on both
+    sides.  A = E[a a'], a: the sum of the unit vectors of a sample's tokens.  G = E[d d'] over positions, d: samples times
+    the output gradient.  counts(one, tokens, gradients) returns the diagonal of A and the rows d of one call."""
     model = copy.deepcopy(model).double()
     module, calls = dict(model.named_modules())[name], []
 
@@ -39,7 +39,7 @@ def by_definition(model, name, loss, counts, damping=DAMPING, full=False):
 
 
 def of_samples(samples, padding=None):
-    """Every token is one of a sample; those of `padding` are none."""
+    """Every token belongs to one sample; tokens equal to `padding` are ignored."""
     def counts(one, tokens, g):
         keep = torch.ones(tokens.numel(), dtype=torch.bool) if padding is None else (tokens != padding).flatten()
         return one.flatten(0, -2)[keep].sum(0) / samples, samples * g.flatten(0, -2)[keep]
@@ -47,14 +47,14 @@ def of_samples(samples, padding=None):
 
 
 def of_all(samples):
-    """Read once for all samples: each sees all of it; B times the square of a mean of B is the mean square of one."""
+    """The table is read once for all samples.  B times the square of a mean over B samples is the mean square of one."""
     def counts(one, _tokens, g):
         return one.flatten(0, -2).sum(0) if one.dim() > 1 else one, samples**0.5 * g.reshape(-1, g.shape[-1])
     return counts
 
 
 class Words(nn.Module):
-    """Tokens [B, T] or what `read` makes of them, and a head."""
+    """An embedding of `read(tokens)`, tokens [B, T], and a head."""
 
     def __init__(self, table, read=lambda x: x, of_head=None):
         super().__init__()
@@ -126,16 +126,16 @@ class Numbers(Case):
             self.check(Words(table(), lambda x: x.t().contiguous().t()), self.tokens(6, 5), 6, of_samples(6))
 
     def test_an_input_without_samples(self):
-        """nn.Embedding(torch.arange(T)): once for all samples, however T and their number stand to each other."""
+        """nn.Embedding(torch.arange(T)) is called once for all samples, for any T and any number of samples."""
         for samples, T in ((6, 5), (5, 5), (3, 6), (2, 7), (1, 4)):
             for what, read in (("[T]", places), ("[1, T]", lambda x: places(x)[None]),
                                ("[T, T]", lambda x: (places(x)[:, None] - places(x)).abs())):
                 def join(x, e, what=what):
-                    inputs = x.unsqueeze(-1) % 3 - 1.0  # samples differ
+                    inputs = x.unsqueeze(-1) % 3 - 1.0  # so that samples differ
                     return inputs * (e.mean(0) if what == "[T, T]" else e)
                 with self.subTest(what, samples=samples, T=T):
                     self.check(Words(table(), read, join), self.tokens(samples, T), samples, of_all(samples))
-        for samples, T in ((3, 6), (5, 5)):  # one leading row is of all samples, whatever divides
+        for samples, T in ((3, 6), (5, 5)):  # one leading row belongs to all samples, also if T divides their number
             with self.subTest("[1, T]", samples=samples, damping_split="full"):
                 self.check(Words(table(), lambda x: places(x)[None], lambda x, e: (x.unsqueeze(-1) % 3 - 1.0) * e),
                            self.tokens(samples, T), samples, of_all(samples), damping_split="full")
@@ -150,10 +150,10 @@ class Numbers(Case):
         got = self.check(Words(table(padding_idx=2)), x, 6, of_samples(6, 2))
         self.assertEqual(got[2].abs().max().item(), 0)
         self.check(Words(table(padding_idx=-5)), x, 6, of_samples(6, 2))
-        self.check(Words(table(padding_idx=2)), self.tokens(6, 5) // 4, 6, of_samples(6, 2))  # not one of them
+        self.check(Words(table(padding_idx=2)), self.tokens(6, 5) // 4, 6, of_samples(6, 2))  # token 2 is ignored
         model = Words(table(padding_idx=2))
         k = make(model)
-        for padded in (False, True):  # a batch of padding alone shows nothing of the table
+        for padded in (False, True):  # a batch of padding only observes nothing of the table
             model.zero_grad()
             mean_loss(torch.full_like(x, 2) if padded else x, 6)(model).backward()
             self.assertEqual(k.step(), 3 if padded else 0)
@@ -173,7 +173,7 @@ class Numbers(Case):
         x[:, 4] = 2
         x[1] = torch.tensor([1, 3, 4, 5, 2])
         x[x == 2] = 3
-        x[:, 4] = 2  # as much padding in each half
+        x[:, 4] = 2  # equally much padding in each half
         expected, tolerance = by_definition(model, "table", lambda m: m(x).pow(2).sum() / 8, of_samples(8, 2))
         k = make(model, accumulation_steps=2, grad_scaler=lambda: 64.0)
         for half in x.split(4):
@@ -185,7 +185,7 @@ class Numbers(Case):
         self.assertLess(((got - expected).abs().max() / expected.abs().max()).item(), tolerance)
 
     def test_layers_beside_it_are_as_they_were(self):
-        """The shape of an input without samples, or padding, is that of one layer."""
+        """Inputs without a sample axis, and padding, are properties of one layer."""
         x = self.tokens(6, 5)
         x[:, 4] = 2
         found = []
@@ -202,7 +202,7 @@ class Numbers(Case):
 
 
 class Plain(Case):
-    """What keeps its gradient, and why."""
+    """Embeddings that keep their gradient, with the reason."""
 
     def why(self, model, kind=None, **options):
         k = make(model, kind, **options)
@@ -260,7 +260,7 @@ def default_of(option, method):
 
 class Together(Case):
     def test_two_tables_that_share(self):
-        """Two modules, one weight: one layer with two calls."""
+        """Two modules with one weight are one layer with two calls."""
         one = Words(table())
         two = copy.deepcopy(one)
         one.join = lambda x, e: e * one.table(x.flip(0))
@@ -307,7 +307,7 @@ class Together(Case):
             k.step()
             plain.step()
         for a, b in zip(one.parameters(), two.parameters()):
-            self.assertLess(((a - b).abs().max() / b.abs().max()).item(), 1e-5)  # a sum in another order, three steps
+            self.assertLess(((a - b).abs().max() / b.abs().max()).item(), 1e-5)  # three steps with sums in another order
 
 
 if __name__ == "__main__":

@@ -69,7 +69,7 @@ class Examples(Case):
                 self.run_one(name, "--device", "meta", "--steps", 1)
 
     def test_data_by_path(self):
-        """Files as the real ones are."""
+        """Files in the formats of MNIST and CIFAR-10."""
         with tempfile.TemporaryDirectory() as folder:
             for part, count in (("train", 128), ("t10k", 256)):
                 for name, shape in (("images-idx3", (count, 28, 28)), ("labels-idx1", (count,))):
@@ -78,7 +78,7 @@ class Examples(Case):
                         file.write(struct.pack(f">BBBB{len(shape)}I", 0, 0, 8, len(shape), *shape) + body.numpy().tobytes())
             self.run_one("mnist", "--data", folder, "--epochs", 1, "--log", os.path.join(folder, "log"))
             self.assertTrue(os.path.exists(os.path.join(folder, "log", "log.jsonl")))
-            for i in (1, 3):  # a subset of the five
+            for i in (1, 3):  # two of the five files
                 with open(os.path.join(folder, f"data_batch_{i}.bin"), "wb") as file:
                     file.write(torch.randint(10, (8, 3073), dtype=torch.uint8).numpy().tobytes())
             self.run_one("resnet", "--data", folder, "--depth", 8, "--batch-size", 8, "--steps", 1)
@@ -92,7 +92,7 @@ class Examples(Case):
 
 
 class PublishedOptions(Case):
-    """What the published scripts can be told."""
+    """The arguments of the published scripts."""
 
     def args(self, *arguments, published=(), **standard):
         import common
@@ -177,7 +177,7 @@ class PublishedOptions(Case):
             with contextlib.redirect_stdout(io.StringIO()):
                 losses = common.train(args, model, lambda: [[x[:16], y[:16]], [x[16:], y[16:]]], common.classify(args))
             found.append(torch.tensor(losses + [p.sum().item() for p in model.parameters()]))
-        self.assertLess((found[0] - found[1]).abs().max().item(), 1e-4)  # another order of sums, twice through an inverse
+        self.assertLess((found[0] - found[1]).abs().max().item(), 1e-4)  # sums in another order, through two inverses
         common, args = self.args("--batch-size", 8, "--accumulation-steps", 2)
         self.assertEqual([len(batch[0]) for batch in common.shuffled(args, x)()], [16, 16])
 

@@ -1,4 +1,4 @@
-"""A convolution of frames, [B*T, C, H, W]: those of a sample are positions, as rows of a linear layer are."""
+"""A convolution of frames, [B*T, C, H, W]: the frames of a sample are positions, like rows of a linear layer."""
 import unittest
 
 import torch
@@ -9,12 +9,12 @@ import natgrad
 from front import Case, grads, make
 
 B, T = 6, 4
-# Sums in another order, through inverses of condition 1e2 at most.
+# Sums in another order, through inverses of condition at most 1e2.
 ORDER = 1e-4
 
 
 class Patches(nn.Module):
-    """A convolution, or the linear layer of its patches; and one of its means, beside it."""
+    """A convolution, or a linear layer of its patches, and a second layer of the means."""
 
     def __init__(self, conv, kernel):
         super().__init__()

@@ -1,4 +1,4 @@
-"""The classes: options, state, what they tell of themselves; the optimizers beside those of torch.optim."""
+"""The classes: options, state, reports; the optimizers compared with torch.optim."""
 import copy
 import io
 import os
@@ -25,7 +25,7 @@ def train(model, step, steps, start=0):
 
 
 class Windows(Case):
-    """The first step of M-FAC by hand: one gradient x, over all parameters, the norm's among them."""
+    """The first step of M-FAC by hand: one gradient x over all parameters, also of the norm."""
 
     def first(self, decay):
         torch.manual_seed(3)
@@ -84,7 +84,7 @@ class Options(Case):
                 natgrad.KFAC(net(), **options)
 
     def test_functions_of_the_step(self):
-        """damping(t) at step t is damping set by hand before it."""
+        """A callable damping equals damping(t) that is set before step t."""
         one, two = net(), net()
         by_function = make(one, damping=lambda t: 0.1 * (t + 1), solve_period=lambda t: 1 + (t > 0))
         by_hand = make(two, damping=0.1, solve_period=1)
@@ -135,7 +135,7 @@ class Options(Case):
             self.assertLess(oracle.distance(found[1][name], g.double()), 1e-5)
 
     def test_eva_by_its_formula(self):
-        """P = (D - c g a') / l, c = g' D a / (|a|^2 |g|^2 + l), a and g the means of what K-FAC squares."""
+        """P = (D - c g a') / l, c = g' D a / (|a|^2 |g|^2 + l), a and g: means of the vectors whose squares are A and G."""
         model, data = net(), batch()
         k = make(model, natgrad.Eva)
         loss_of(model, *data).backward()
@@ -169,7 +169,7 @@ class Readme(Case):
 
 class Example(Case):
     def test_digits(self):
-        """It learns, and the fused update is that of the preconditioner and torch.optim.SGD."""
+        """The loss falls, and the fused update equals the preconditioner followed by torch.optim.SGD."""
         file = os.path.join(os.environ.get("NG_TEST_SOURCE_DIR", "."), "examples", "50_digits_torch.py")
         done = subprocess.run([sys.executable, file, "--epochs", "2"], capture_output=True, text=True)
         self.assertEqual(done.returncode, 0, done.stderr)
@@ -183,7 +183,7 @@ class Example(Case):
 
 class State(Case):
     def resumed(self, make_one, steps=3):
-        """Bit for bit: 6 steps, and 3 steps, saved, loaded by torch.load(weights_only=True), 3 more."""
+        """6 steps have the bits of 3 steps, a state that torch.load(weights_only=True) reads, and 3 more steps."""
         whole = net()
         k = make_one(whole)
         train(whole, k.step, 2 * steps)
@@ -193,7 +193,7 @@ class State(Case):
         file = io.BytesIO()
         torch.save({"k": k.state_dict(), "model": half.state_dict()}, file)
         file.seek(0)
-        plain = NEW or "param_groups" not in k.state_dict()  # PyTorch 1.13 does not even take a float then
+        plain = NEW or "param_groups" not in k.state_dict()  # PyTorch 1.13 then refuses even a float
         saved = torch.load(file, weights_only=plain)
         other = net(seed=5)
         other.load_state_dict(saved["model"])
@@ -266,7 +266,7 @@ class Optimizers(Case):
                 dict(params=[p for p in model.parameters() if p.dim() == 1], lr=0.02)]
 
     def beside(self, mine, theirs, **more):
-        """The optimizer in one pass beside a preconditioner and the optimizer of PyTorch."""
+        """The fused optimizer compared with a preconditioner and the optimizer of PyTorch."""
         one, two = net(), net()
         fused = mine(one, params=self.groups(one), damping=DAMPING, clip="none", **more)
         k, plain = make(two), theirs(self.groups(two), **more)
@@ -277,7 +277,7 @@ class Optimizers(Case):
             for schedule in schedules:
                 schedule.step()
         for (name, a), b in zip(one.named_parameters(), two.parameters()):
-            # the same operations in another order: a few units in the last place a step, through five networks
+            # operations in another order: a few units in the last place per step, in five networks
             self.assertLess(oracle.distance(a.detach(), b.detach().double()), 2e-4, name)
 
     def test_sgd(self):
@@ -289,7 +289,7 @@ class Optimizers(Case):
         self.beside(natgrad.AdamW, torch.optim.AdamW, lr=0.01, betas=(0.8, 0.95), eps=1e-4)
 
     def test_schedulers_of_pytorch(self):
-        """Every class of torch.optim.lr_scheduler: numbers of the groups, and weights, as with PyTorch's optimizer."""
+        """Every class of torch.optim.lr_scheduler gives the group values and weights of PyTorch's optimizer."""
         of = torch.optim.lr_scheduler
         makers = dict(
             LambdaLR=lambda o: of.LambdaLR(o, lambda t: 1 / (1 + t)), StepLR=lambda o: of.StepLR(o, 2, 0.5),
@@ -324,7 +324,7 @@ class Optimizers(Case):
                         for number in more:
                             self.assertEqual(fused.param_groups[0][number], plain.param_groups[0][number])
                     for a, b in zip(one.parameters(), two.parameters()):
-                        self.assertLess(oracle.distance(a.detach(), b.detach().double()), 1e-4)  # another order of sums
+                        self.assertLess(oracle.distance(a.detach(), b.detach().double()), 1e-4)  # sums in another order
 
     def test_it_is_an_optimizer(self):
         model = net()
@@ -354,13 +354,13 @@ class Optimizers(Case):
             natgrad.SGD(model, 0.1).add_param_group(dict(params=[nn.Parameter(torch.zeros(3))]))
         for p in self.groups(model)[0]["params"]:
             p.requires_grad_(False)
-        optimizer = natgrad.SGD(model, 0.1, params=self.groups(model))  # nothing of the first group learns
+        optimizer = natgrad.SGD(model, 0.1, params=self.groups(model))  # the first group is frozen
         before = model[6].weight.clone()
         train(model, optimizer.step, 1)
         self.assertTrue(torch.equal(model[6].weight, before))
 
     def test_a_step_that_was_left_out_takes_its_observations_along(self):
-        """As GradScaler does it: it does not call step() when gradients overflowed."""
+        """GradScaler does not call step() if gradients overflowed."""
         one, two = net(), net()
         for model, disturbed in ((one, False), (two, True)):
             optimizer = natgrad.SGD(model, 0.1, clip="none")

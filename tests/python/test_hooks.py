@@ -17,7 +17,7 @@ NAMES = ("0", "2", "6", "8")
 
 
 class Numbers(Case):
-    """Against the oracle."""
+    """Compared with the oracle."""
 
     def oracle(self, model, names, *batches, **more):
         m = len(batches)
@@ -99,7 +99,7 @@ class Numbers(Case):
                 m = copy.deepcopy(model)
                 k = make(m, batch_first=first, positions=positions)
                 given = x if first == (kind != "turned") else x.transpose(0, 1).contiguous()
-                if kind != "view":  # the layers see one leading axis, or the axes of the other order; there are 6 samples
+                if kind != "view":  # layers have one leading axis, or axes in another order; there are 6 samples
                     k.begin(6)
                 if kind == "flat":
                     given = given.reshape(18, 4)
@@ -149,12 +149,12 @@ class Numbers(Case):
         k = make(model)
         loss(model).backward()
         k.step()
-        # What bf16 makes of inputs and gradients depends on the processor: the oracle looks at the same ones.
+        # The bf16 inputs and gradients depend on the processor, so the oracle uses the same arrays.
         self.near(grads(model), oracle.kfac(net(), NAMES, lambda n: [loss(n)], DAMPING, rounded=True))
 
 
 class NoTrace(Case):
-    """What is not part of the loss changes no bit."""
+    """Calls that are no part of the loss change no bit."""
 
     def check(self, disturb, **options):
         data = batch()
@@ -222,7 +222,7 @@ class NoTrace(Case):
             def forward(self, x):
                 if self.how is None:
                     return self.body(x)
-                # all but the last layer of what is run again are called as a whole: PyTorch 2 stops where it may
+                # the checkpoint omits the last layers, because PyTorch 2 may stop a repeated forward pass early
                 return self.body[7:](checkpoint(self.body[:7], x.requires_grad_(), use_reentrant=self.how))
         for options in (dict(), dict(calls="ema", stat_scale="chainerkfac", stat_start="identity")):
             expected = one_step(Some(None), batch(), **options)
@@ -277,7 +277,7 @@ class MixedPrecision(Case):
         self.assertEqual(k.steps, 0)
         for name, p in model.named_parameters():
             self.assertEqual(p.grad.numpy().tobytes(), before[name].numpy().tobytes(), name)
-        model = net()  # batch norm has seen two batches: gradients in training mode do not depend on that
+        model = net()  # the batch norm has had two batches; gradients in training mode do not depend on them
         k = make(model, grad_scaler=scaler)
         (loss_of(model, *batch(seed=5)) * float("inf")).backward()
         k.step()

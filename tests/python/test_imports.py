@@ -1,4 +1,4 @@
-"""Names by which published scripts reach what they use, after one import line was changed."""
+"""The names that published scripts use still exist after one import line was changed."""
 import argparse
 import os
 import unittest
@@ -12,7 +12,7 @@ from front import Case, batch, grads, loss_of, net
 
 
 def train(preconditioner, model, steps=2):
-    """The loop of all these scripts."""
+    """The training loop of the published scripts."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     before = [p.clone() for p in model.parameters()]
     for i in range(steps):
@@ -26,7 +26,7 @@ def train(preconditioner, model, steps=2):
 
 
 def of_all(rank, world):
-    """What the utilities of kfac_pytorch's scripts do with the backend."""
+    """The calls of the backend in the utilities of kfac_pytorch's scripts."""
     kfac.backend.init("Torch")
     comm = kfac.backend.comm
     with mock.patch.dict(os.environ, LOCAL_RANK=str(rank)):
@@ -97,7 +97,7 @@ class Imports(Case):
         group = a.param_groups[0]
         self.assertEqual([group[n] for n in ("lr", "damping", "fac_update_freq", "kfac_update_freq")], [0.2, 0.004, 2, 6])
         self.assertEqual([float(a.preconditioner._core.get(n)) for n in ("kl_clip", "stat_decay")],
-                         [0.01, 1 - 0.9])  # factor_decay is the weight of what is new
+                         [0.01, 1 - 0.9])  # factor_decay is the weight of the new sample
 
     def test_the_backend_of_one_process(self):
         comm, x = kfac.backend.comm, torch.tensor([2.0])

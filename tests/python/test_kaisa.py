@@ -1,4 +1,4 @@
-"""Every argument of kfac-pytorch's two preconditioners: the published table, and GPT-NeoX's layers."""
+"""Every argument of the two preconditioners of kfac-pytorch: the published table, and the layers of GPT-NeoX."""
 import inspect
 import logging
 import os
@@ -14,7 +14,7 @@ from front import Case, batch, grads, loss_of, net
 from natgrad import Preconditioner
 from natgrad.compat import AssignmentStrategy, ComputeMethod, DistributedStrategy, KFACPreconditioner
 
-# name: (default, another value and whether it changes the numbers of net(), or None, a wrong value)
+# name: (default, (another value, whether this value changes the results of net()) or None, an invalid value)
 TABLE = dict(
     factor_update_steps=(1, (2, True), 0), inv_update_steps=(1, (2, True), 0), damping=(0.001, (0.1, True), 0),
     factor_decay=(0.95, (0.5, True), 1.5), kl_clip=(0.001, (0.1, True), -1), lr=(0.1, (1.0, True), -0.1),
@@ -26,7 +26,7 @@ TABLE = dict(
     grad_scaler=(None, (lambda: 4.0, True), None), factor_dtype=(None, (torch.bfloat16, True), torch.int8),
     inv_dtype=(torch.float32, (torch.bfloat16, True), torch.int8), skip_layers=(None, (["6$"], True), ["("]),
     update_factors_in_hook=(True, (False, True), "maybe"), loglevel=(logging.DEBUG, (logging.INFO, False), None))
-# what GPT-NeoX's has otherwise
+# rows that differ for GPT-NeoX
 NEOX = dict(compute_eigenvalue_outer_product=(False, None, "maybe"), compute_method=(ComputeMethod.EIGEN, None, "inverse"),
             factor_checkpoint_dir=(None, None, "/tmp"), data_parallel_group=(None, None, None),
             model_parallel_group=(None, None, None), pipeline_parallel_group=(None, None, None))
@@ -34,7 +34,7 @@ ABSENT = ("colocate_factors", "grad_worker_fraction")
 
 
 class Called(nn.Module):
-    """A layer that runs twice: what update_factors_in_hook is about."""
+    """A layer that runs twice, because update_factors_in_hook matters for such layers only."""
 
     def __init__(self):
         super().__init__()
@@ -75,7 +75,7 @@ class Table(Case):
                 value, differs = other
                 got = after_steps(**{name: value})
                 far = max(((got[n] - g).abs().max() / g.abs().max()).item() for n, g in plain.items() if n != "net.2.bias")
-                # the same numbers in another order: rounding, times the condition of the eigenbases
+                # sums in another order: rounding, times the condition of the eigenbases
                 (self.assertGreater if differs else self.assertLess)(far, 1e-4)
 
     def test_each_refuses_what_is_wrong(self):
@@ -108,7 +108,7 @@ class Table(Case):
 
 
 class ColumnParallelLinear(nn.Module):
-    """A linear layer as Megatron has it: no nn.Linear, and it gives (output, bias)."""
+    """A linear layer as in Megatron: no nn.Linear, and forward returns (output, bias)."""
 
     def __init__(self, columns, rows):
         super().__init__()
@@ -135,7 +135,7 @@ class PipelineModule(nn.Module):
 
 
 class Plain(nn.Module):
-    """The same of nn.Linear."""
+    """The same network of nn.Linear."""
 
     def __init__(self, other):
         super().__init__()
@@ -157,7 +157,7 @@ class GptNeoX(Case):
             return compat.GPTNeoXKFACPreconditioner(model, **options)
 
     def test_numbers(self):
-        """Of the same network of nn.Linear, without its head."""
+        """Results equal the same network of nn.Linear without the head."""
         model, x = PipelineModule(), torch.randn(7, 2, 4)  # [T, B, F]
         other = Plain(model)
         k = self.make(model, compute_eigenvalue_outer_product=True, data_parallel_group=None)
@@ -179,7 +179,7 @@ class GptNeoX(Case):
             self.assertEqual([layer["name"] for layer in self.make(PipelineModule(), **options).report()["layers"]], left)
 
     def test_factor_folder(self):
-        """A model that goes on from the folder of another has its gradients; the dict has no factors."""
+        """A model that loads the folder of another model has the same gradients; the state_dict has no factors."""
         x = torch.randn(7, 2, 4)
 
         def step(model, k):

@@ -1,4 +1,4 @@
-"""Every argument of lzhangbv's classes: the published tables, by name and by position."""
+"""Every argument of the classes of lzhangbv: the published tables, by name and by position."""
 import unittest
 import warnings
 
@@ -9,7 +9,7 @@ import natgrad
 import natgrad.compat as kfac
 from front import Case, batch, grads, loss_of, net
 
-# name: (another value and whether it changes numbers of one rank, a wrong value); the defaults are below
+# name: ((another value, whether this value changes results on one rank), an invalid value); defaults are below
 SAME = dict(lr=((1.0, True), -1), damping=((0.2, True), -1), fac_update_freq=((2, True), 0), kfac_update_freq=((2, True), 0),
             factor_decay=((0.5, True), 2), kl_clip=((0.1, True), "x"), exclude_vocabulary_size=((5, True), -1),
             exclude_parts=(None, "ComputeFactor"))
@@ -25,7 +25,7 @@ def row(defaults, **more):
     return defaults, {**SAME, **more}
 
 
-FIRST = (4, True)  # of the 8 samples
+FIRST = (4, True)  # 4 of the 8 samples
 FORCED = dict(communicate_inverse_or_not=((None, False), "maybe"))
 CLASSES = {
     "eigen": row({**KFAC, "distribute_layer_factors": None}, distribute_layer_factors=((True, False), "maybe")),
@@ -33,7 +33,7 @@ CLASSES = {
     "eigen_dp": row(KFAC), "inverse_dp": row(KFAC),
     "eva": row(EVA, kfac_batch_size=(FIRST, 0), kfac_update_freq=((2, False), None)),
     "kfac": row({**EVA, "diag_blocks": 1}, kfac_batch_size=(FIRST, 0), diag_blocks=((2, True), 0)),
-    # as published: neither clip nor statistics
+    # as published, without clip and statistics
     "adasgd": row({**EVA, "kl_clip": 0.01}, kfac_batch_size=((4, False), None), kfac_update_freq=((2, False), None),
                   lr=((1.0, False), -1), fac_update_freq=((2, False), None), factor_decay=((0.5, False), None),
                   kl_clip=((0.1, False), None)),
@@ -65,14 +65,14 @@ class Table(Case):
 
     def test_each_works(self):
         for name, (defaults, rows) in CLASSES.items():
-            base = {"kl_clip": 10.0} if name == "sam" else {}  # which is its rho: with 0.01 everything else is small
+            base = {"kl_clip": 10.0} if name == "sam" else {}  # kl_clip is rho of sam: with 0.01 all other effects are small
             plain = after_steps(name, **base)
             for argument, (other, _) in rows.items():
                 if other is None:
                     continue
                 with self.subTest(name, argument=argument):
                     got = after_steps(name, **{**base, argument: other[0]})
-                    # the same numbers in another order: rounding, times the condition of the eigenbases
+                    # sums in another order: rounding, times the condition of the eigenbases
                     (self.assertGreater if other[1] else self.assertLess)(far(plain, got), 1e-4)
                     order = [one for one in ORDER if one in defaults]
                     given = {one: {**defaults, **base}[one] for one in order[:order.index(argument)]}
@@ -106,7 +106,7 @@ class Table(Case):
             model = net()
             k = kfac.get_kfac_module(name)(model, hook_enabled=False)
             loss_of(model, *batch()).backward()
-            if name == "adasgd":  # which has none
+            if name == "adasgd":  # adasgd has no hooks
                 self.assertEqual(k.step(), 0)
                 continue
             with self.refused("never observed"):
@@ -117,10 +117,10 @@ class Table(Case):
 
 
 class Scheduled(Case):
-    """KFACParamScheduler doubles the periods after a forward could have seen it."""
+    """KFACParamScheduler doubles the periods between the forward pass and the step."""
 
     def test_averages_go_by_the_period_of_the_step(self):
-        """At step 2 hooks look at the period 2, and averages of DP-KFAC's programs at 4; Eva's are made in its hooks."""
+        """At step 2 hooks use the period 2, and DP-KFAC averages with the period 4; Eva averages in its hooks."""
         for name in ("eigen", "inverse", "eigen_dp", "inverse_dp", "eva", "kfac"):
             model, moved = net(), []
             k = kfac.get_kfac_module(name)(model, fac_update_freq=2, kfac_update_freq=8, damping=0.1)
@@ -155,7 +155,7 @@ class Scheduled(Case):
 
 
 class Asked(Case):
-    """What all optimizers of the package answer."""
+    """Methods that all optimizers of the package have."""
 
     MAKERS = (lambda m: natgrad.SGD(m, 0.1), lambda m: natgrad.AdamW(m), lambda m: kfac.EVA(m), lambda m: kfac.FusedEVA(m),
               lambda m: kfac.DP_KFAC(m), lambda m: kfac.SPNGD(m, acc_iters=2), lambda m: kfac.MFAC(m.parameters(), ngrads=3),
@@ -175,7 +175,7 @@ class Asked(Case):
                 self.assertEqual(k.report()["steps"], k.steps)
 
     def test_a_batch_that_is_reset(self):
-        """Gradients of it are dropped, and what was observed."""
+        """reset_batch() drops the gradients and the observations."""
         for make_one in self.MAKERS + self.OWN:
             found = []
             for dropped in (False, True):
@@ -184,7 +184,7 @@ class Asked(Case):
                 if dropped:
                     loss_of(model, *batch(seed=5)).backward()
                     if isinstance(k, kfac.SPNGD):
-                        k.step()  # half of two micro-batches
+                        k.step()  # the first of two micro-batches
                     k.reset_batch()
                     for module in model.modules():
                         if isinstance(module, nn.BatchNorm2d):

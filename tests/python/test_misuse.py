@@ -1,4 +1,4 @@
-"""Wrong arguments, gradients without memory, several threads: an error of natgrad that names the argument, or the result."""
+"""Invalid arguments, gradients without memory, several threads: the result, or an error that names the argument."""
 import threading
 import unittest
 import warnings

@@ -9,11 +9,11 @@ import torch.nn.functional as F
 import natgrad
 from front import DAMPING, NEW, Case, grads, make
 
-EPS = 2.0**-24  # gradients, F and the solve are float32: some EPS times the condition of what is solved
+EPS = 2.0**-24  # gradients, F and the solve are float32: a few EPS times the condition of F + damping I
 
 
 def normalised(module, x):
-    """What the norm multiplies by gamma."""
+    """The normalised input, which the norm multiplies by gamma."""
     if isinstance(module, nn.LayerNorm):
         return F.layer_norm(x, module.normalized_shape, eps=module.eps)
     if isinstance(module, nn.GroupNorm):
@@ -25,7 +25,7 @@ def normalised(module, x):
 
 def by_definition(model, name, loss, samples, block, damping=DAMPING):
     """({parameter: new gradient}, tolerance): PD = (F + damping I)^-1 D with F = 1/B sum_i q_i q_i', q_i the gradient of gamma and
-    beta of sample i's own rows.  Axes: the model's arrays have samples first, maybe as rows one behind the other."""
+    beta of sample i alone.  The arrays of the model have samples first, or the rows of all samples in one axis."""
     model = copy.deepcopy(model).double()
     module, seen = dict(model.named_modules())[name], {}
 
@@ -58,7 +58,7 @@ def by_definition(model, name, loss, samples, block, damping=DAMPING):
 
 
 def cases():
-    """(what, model whose layer '0' is the norm, input, samples)"""
+    """Yield (description, model whose layer '0' is the norm, input, samples)."""
     torch.manual_seed(4)
     for what, norm, shape, samples in (
             ("BatchNorm1d of rows", nn.BatchNorm1d(5), (8, 5), 8),
@@ -83,7 +83,7 @@ def cases():
 
 def loss(x):
     torch.manual_seed(6)
-    factor = torch.rand(x.shape)  # so that samples differ by more than their inputs
+    factor = torch.rand(x.shape)  # so that the gradients of samples differ, too
 
     def of(model):
         dtype = next(model.parameters()).dtype
@@ -158,7 +158,7 @@ class Numbers(Case):
         self.beside(grads(model), expected)
 
     def test_accumulation(self):
-        """Two micro-batches of a layer norm are the whole batch."""
+        """Two micro-batches of a layer norm give the gradients of the whole batch."""
         torch.manual_seed(4)
         model, x = nn.Sequential(nn.LayerNorm(6)), torch.randn(8, 3, 6)
         expected = by_definition(model, "0", lambda m: torch.sin(3 * m(x.double())).sum() / 8, 8, "unit")

@@ -1,4 +1,4 @@
-"""Backward passes that are not one whole pass of one loss: right, or refused by name."""
+"""Backward passes other than one complete pass of one loss give right results, or are refused by name."""
 import copy
 import threading
 import unittest
@@ -15,7 +15,7 @@ from natgrad.compat import KFACPreconditioner
 
 
 class Boom(torch.autograd.Function):
-    """Its backward fails."""
+    """A function whose backward raises an exception."""
 
     @staticmethod
     def forward(ctx, x):
@@ -42,7 +42,7 @@ def loss_of(model, x, y):
 
 class Failed(Case):
     def fail(self, model):
-        """A backward pass that the last layer has seen, and the first has not."""
+        """A backward pass that fails between the last and the first layer."""
         with self.assertRaisesRegex(ValueError, "boom"):
             model[2](Boom.apply(torch.tanh(model[0](data(9)[0])))).pow(2).mean().backward()
 
@@ -57,7 +57,7 @@ class Failed(Case):
         for kind in (natgrad.KFAC, natgrad.Eva):
             model = mlp()
             k = make(model, kind)
-            loss_of(model, *data(7)).backward()  # a micro-batch before it, which zero_grad drops as well
+            loss_of(model, *data(7)).backward()  # an earlier micro-batch, which zero_grad drops, too
             self.fail(model)
             model.zero_grad()
             with self.assertWarnsRegex(UserWarning, "a backward pass failed"):
@@ -92,7 +92,7 @@ class Failed(Case):
         self.same(grads(model), before)
         k.reset_batch()
         model.zero_grad()
-        loss_of(model, *data()).backward()  # and nothing is said
+        loss_of(model, *data()).backward()  # without a warning
         k.step()
         self.same(grads(model), self.expected())
 
@@ -119,7 +119,7 @@ class Failed(Case):
         self.same({n[5:]: g for n, g in grads(model).items()}, self.expected())
 
     def test_inside_of_checkpointing(self):
-        """What was shown by the pass within another one is forgotten, too."""
+        """Observations of the inner backward pass are dropped, too."""
         for reentrant in (True, False):
             class Two(nn.Module):
                 def __init__(self):
@@ -156,7 +156,7 @@ class Failed(Case):
         self.same(*found)
 
     def test_kaisa_forgets_the_inputs_too(self):
-        """The averages of a program that shows inputs in forward."""
+        """Averages of a published program that observes inputs in forward."""
         found = []
         for fail in (False, True):
             model = mlp()
@@ -204,7 +204,7 @@ class Twice(Case):
             k.close()
 
     def test_a_pass_that_is_not_of_the_loss(self):
-        """A gradient penalty: the pass of its inner gradient is not shown."""
+        """A gradient penalty: the pass of the inner gradient is not observed."""
         def penalised(model, k):
             x, y = data()
             x.requires_grad_()
@@ -245,7 +245,7 @@ class Twice(Case):
         self.same(grads(other), whole)
 
     def test_kaisa_counts_both_as_published(self):
-        """Its hooks run in both: A moves once, G twice, of which each is of one pass."""
+        """The hooks of KAISA run in both passes: A is folded once, G twice, once for each pass."""
         torch.manual_seed(1)
         model, x = nn.Linear(3, 2), torch.randn(4, 3)
         k = KFACPreconditioner(model, damping=0.1, factor_decay=0.9)
@@ -266,7 +266,7 @@ class Twice(Case):
 
 class Several(Case):
     def test_forwards_of_several_sizes_and_one_backward(self):
-        """begin() before each of them says its share."""
+        """begin() before each forward pass gives its number of samples."""
         whole, parts = mlp(), mlp()
         (a, one), (b, two) = data(2, 8), data(3, 4)
         k = make(whole)

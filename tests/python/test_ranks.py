@@ -48,7 +48,7 @@ def replay(rank, world, names):
 
 
 def shards(rank, world, accumulate, kind):
-    """Gradients after one step on this rank's part of 12 samples; with accumulate in two micro-batches."""
+    """Return the gradients after one step on this rank's shard of 12 samples; accumulate: in two micro-batches."""
     model, (x, y) = DDP(mlp()), batch(12, shape=(2, 3, 3))
     x, y = x[rank::world], y[rank::world]
     parts = ((x[:1], y[:1]), (x[1:], y[1:])) if accumulate else ((x, y),)
@@ -76,7 +76,7 @@ def train(model, k, steps, rank):
 
 
 def turn_over(rank, path):
-    """The last byte, by rank 0 alone."""
+    """Rank 0 changes the last byte of the file."""
     torch.distributed.barrier()
     if rank == 0:
         with open(path, "r+b") as file:
@@ -88,7 +88,7 @@ def turn_over(rank, path):
 
 
 def in_parts(rank, world, path):
-    """Each rank its part: they go on with the same bits; a part that is damaged changes nothing on any rank."""
+    """Save and load in parts: training continues with the same bits; a damaged part changes nothing on any rank."""
     model, other = DDP(mlp()), DDP(mlp())
     k, k2 = make(model, **RESUMED), make(other, **RESUMED)
     train(model, k, range(3), rank)
@@ -117,7 +117,7 @@ def alone(rank, world, path):
 
 
 def resume(rank, world):
-    """State is the same on every rank, and goes on with the same bits."""
+    """The state is equal on all ranks; after loading, training continues with the same bits."""
     model = DDP(mlp())
     k = make(model, **RESUMED)
     train(model, k, range(3), rank)
@@ -153,7 +153,7 @@ def broken(rank, world):
 
 
 def one_broken(rank, world):
-    """Rank 1 cannot; the others hear of it at once."""
+    """The transport of rank 1 fails; all other ranks get the error at once."""
     k = make(mlp())
     if rank == 1:
         def fail(*_arguments, **_more):
@@ -168,7 +168,7 @@ def one_broken(rank, world):
 
 
 def as_nccl(rank, world, given=False):
-    """A group that cannot send host memory, the default one or one of the caller's: one of gloo is made beside it."""
+    """A group that cannot send host memory, the default group or the caller's: the package makes a group of gloo."""
     dist, real = torch.distributed, torch.distributed.get_backend
     new_group, asked = dist.new_group, []
     own = new_group(list(range(world))) if given else None
@@ -177,7 +177,7 @@ def as_nccl(rank, world, given=False):
     def noted(*args, backend=None, **more):
         asked.append(backend)
         return new_group(*args, backend=backend, **more)
-    noted.__signature__ = inspect.signature(new_group)  # the package looks which arguments there are
+    noted.__signature__ = inspect.signature(new_group)  # the package inspects the arguments of new_group
     dist.new_group = noted
     try:
         k = make(mlp(), process_group=own, grad_worker_fraction=1.0)
@@ -194,7 +194,7 @@ def given_as_nccl(rank, world):
 
 
 class StubHorovod:
-    """horovod.torch by torch.distributed, without its names being looked at."""
+    """horovod.torch on top of torch.distributed, which ignores the names of messages."""
 
     Sum = "sum"
 
@@ -222,7 +222,7 @@ class StubHorovod:
 
 
 def horovod(rank, world):
-    """The same numbers and state as by torch.distributed, and the same names on all ranks."""
+    """Horovod gives the gradients and the state of torch.distributed, with the same message names on all ranks."""
     import sys
     import types
     import natgrad.compat as kfac
@@ -249,7 +249,7 @@ def horovod(rank, world):
 
 
 def subgroup(rank, world):
-    """A group of two of three processes: ranks of the group are not those of the world."""
+    """A group of two of three processes: ranks in the group differ from ranks in the world."""
     group = torch.distributed.new_group([1, 2])
     if rank == 0:
         return None
@@ -265,7 +265,7 @@ def subgroup(rank, world):
 
 
 def sharded(rank, world):
-    """What is said of parameters that FSDP2 or a plan of tensor parallelism has sharded, and of FSDP of PyTorch 1 and 2."""
+    """Messages about parameters sharded by FSDP2 or tensor parallelism, and about FSDP of PyTorch 1 and 2."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
     from torch.distributed.tensor import distribute_module
@@ -276,7 +276,7 @@ def sharded(rank, world):
     fully_shard(inside[1], mesh=mesh)
     parallelize_module(plan, mesh, {"3": ColwiseParallel()})
     distribute_module(all_of_it, mesh)
-    outer = FullyShardedDataParallel.__new__(FullyShardedDataParallel)  # it wants an accelerator
+    outer = FullyShardedDataParallel.__new__(FullyShardedDataParallel)  # __init__ needs an accelerator
     nn.Module.__init__(outer)
     outer.model = mlp()
     for model in (whole, inside, plan, all_of_it, nn.Sequential(outer)):
@@ -291,7 +291,7 @@ def sharded(rank, world):
 
 
 def collectives(rank, world):
-    """Each kind and dtype by itself, in place and not; 16-bit sums are rounded once."""
+    """Each kind and dtype of a collective, in place and not in place; 16-bit sums are rounded once."""
     transport, wrong = _distributed.transport(None), []
     for dtype, kind in ((torch.float64, _abi.NG_F64), (torch.float32, _abi.NG_F32), (torch.bfloat16, _abi.NG_BF16),
                         (torch.float16, _abi.NG_F16)):
@@ -356,7 +356,7 @@ class Ranks(Case):
         for same, *state in found:
             self.assertTrue(same)
             self.assertEqual(state, list(found[0][1:]))
-            self.assertIn("1/A", state[1])  # by the names of the model inside of DistributedDataParallel
+            self.assertIn("1/A", state[1])  # the names of the model inside of DistributedDataParallel
 
     def test_state_in_parts(self):
         with tempfile.TemporaryDirectory() as folder:
@@ -380,7 +380,7 @@ class Ranks(Case):
             self.assertIn("the cable", text)
 
     def test_the_others_do_not_wait_for_a_broken_one(self):
-        # torch.distributed itself would wait for half an hour, longer than ranks.run does
+        # torch.distributed would wait for half an hour, longer than ranks.run
         for found in ranks.run(2, one_broken):
             self.assertIsNotNone(found)
 
@@ -390,7 +390,7 @@ class Ranks(Case):
         for found, asked in ranks.run(2, given_as_nccl):
             if "use_local_synchronization" in inspect.signature(torch.distributed.new_group).parameters:
                 self.assertEqual((found, asked), (0, {"gloo"}))
-            else:  # PyTorch 1.13 cannot make a group of some without the others
+            else:  # PyTorch 1.13 needs all ranks to make a group of some ranks
                 self.assertIn("process_group: backend 'nccl' cannot send host memory", found)
 
     def test_horovod(self):
@@ -414,7 +414,7 @@ class Ranks(Case):
                                      "'0' " + first)):
                 for text in said[4 * i:4 * i + 3]:
                     self.assertIn(why, text)
-            for text in said[3:16:4]:  # of parameters alone
+            for text in said[3:16:4]:  # optimizers of parameters without a model
                 self.assertIn(tensor, text)
 
     def test_what_is_not_there(self):

@@ -42,7 +42,7 @@ class Records(Case):
                           ("end", 8, 1)])
         with open(os.path.join(SOURCE, "cli", "train", "log.h"), encoding="utf-8") as file:
             card = re.sub(r"\n \*", "", file.read())
-        for row in rows:  # the fields that log.h lists, and no others
+        for row in rows:  # exactly the fields that log.h lists
             listed = re.search(rf'"event": "{row["event"]}"(.*?)( "event"| ms: )', card, re.S).group(1)
             listed = re.sub(r"\([^)]*\)", "", listed).replace(" ", "").rstrip(".").split(",")
             self.assertEqual(list(row), ["schema", "event", *listed], row["event"])
@@ -87,7 +87,7 @@ class Records(Case):
 
 
 class Forwarding(Case):
-    """The lines of docs/pytorch.md, with writers that take notes."""
+    """The lines of docs/pytorch.md, with writers that record their calls."""
 
     def example(self, what):
         with open(os.path.join(SOURCE, "docs", "pytorch.md"), encoding="utf-8") as file:
@@ -111,7 +111,7 @@ class Forwarding(Case):
         self.assertIn(("step/train_loss", rows[0]["train_loss"], 2), notes)
         self.assertIn(("epoch/test_accuracy", 0.75, 8), notes)
         self.assertIn(("step_ms/solve", rows[0]["ms"]["solve"], 2), notes)
-        self.assertNotIn("epoch/test_loss", [name for name, *_ in notes])  # not a number
+        self.assertNotIn("epoch/test_loss", [name for name, *_ in notes])  # test_loss is no number
 
     def test_tensorboard(self):
         notes = []

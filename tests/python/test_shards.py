@@ -1,4 +1,4 @@
-"""Layers in shards: GPT-NeoX's preconditioner on modules as Megatron has them, over gloo."""
+"""Sharded layers: the preconditioner of GPT-NeoX on modules as in Megatron, over gloo."""
 import os
 import tempfile
 import unittest
@@ -16,7 +16,7 @@ dist = torch.distributed
 
 
 class Copy(torch.autograd.Function):
-    """The same on all ranks of the group; gradients are summed."""
+    """Forward: the identity; backward: sum the gradients over the group."""
 
     @staticmethod
     def forward(ctx, x, group):
@@ -32,7 +32,7 @@ class Copy(torch.autograd.Function):
 
 
 class Reduce(torch.autograd.Function):
-    """Summed over the group; gradients are the same on all ranks."""
+    """Forward: sum over the group; backward: the identity."""
 
     @staticmethod
     def forward(ctx, x, group):
@@ -62,7 +62,7 @@ class RowParallelLinear(ColumnParallelLinear):
 
 
 class PipelineModule(nn.Module):
-    """All of it, or the part of one member of a group."""
+    """The whole layer, or the shard of one member of a group."""
 
     def __init__(self, bias, cut=(0, 1), group=None):
         super().__init__()
@@ -96,9 +96,9 @@ def steps(model, k, data, group, count=3):
 
 
 def both(rank, world, bias, folder):
-    """The largest relative difference between the part of this rank and that part of the whole."""
+    """Return the largest relative difference between this rank's shard and the same elements of the whole layer."""
     warnings.simplefilter("ignore")
-    across = world == 4 and bias  # ranks of a data group follow each other
+    across = world == 4 and bias  # ranks of a data group are adjacent
     grid = [[0, 2], [1, 3]] if across else [[r, r + 1] for r in range(0, world, 2)]
     models, datas = [dist.new_group(g) for g in grid], [dist.new_group(g) for g in zip(*grid)]
     data = next(i for i, g in enumerate(grid) if rank in g)
@@ -126,7 +126,7 @@ def both(rank, world, bias, folder):
 
 
 class Half(nn.Module):
-    """A stage: one of the two layers."""
+    """A pipeline stage with one of the two layers."""
 
     def __init__(self, whole, last):
         super().__init__()
@@ -142,7 +142,7 @@ Half.__name__ = "PipelineModule"
 
 
 def stages(rank, world):
-    """Two stages of two data ranks; rank = stage * 2 + data.  Of each its clip and gradients beside those of both layers."""
+    """Two stages of two data ranks, rank = stage * 2 + data: compare clip and gradients with a model of both layers."""
     warnings.simplefilter("ignore")
     datas, pipes = [dist.new_group(g) for g in ([0, 1], [2, 3])], [dist.new_group(g) for g in ([0, 2], [1, 3])]
     stage, data = divmod(rank, 2)
@@ -162,7 +162,7 @@ def stages(rank, world):
             handle.remove()
         half.zero_grad(set_to_none=True)
         other(shown[0].requires_grad_())[0].backward(shown[1])
-        for p in half.parameters():  # the bias of `down` is added behind the layer
+        for p in half.parameters():  # the caller adds the bias of `down`
             p.grad = shown[1].sum((0, 1)) if p.grad is None else p.grad
             dist.all_reduce(p.grad, group=datas[stage])
             p.grad /= 2

@@ -1,4 +1,4 @@
-"""Ranks of torch.distributed that share their batches: the losses of one rank with all of them, whatever the method."""
+"""Ranks of torch.distributed that share their batches have the losses of one rank with all samples, for every method."""
 import unittest
 
 import torch
@@ -11,11 +11,11 @@ from front import Case, batch, loss_of
 
 WINDOW = dict(window=3, damping=0.1)
 LEAK = dict(method="mpd-kfac", solver="cholesky", eigen_floor=0, damping_split="pi", damping_leak="owner", damping=0.1)
-# A method, its class and options; whether it says something of a batch, so that ranks of their own differ from one.
+# method: (class, options, whether ranks with batches of their own give other losses than one rank)
 TABLE = {
     "natgrad": ("KFAC", dict(solve_period=1, damping=0.1), False),
     "spngd": ("SPNGD", dict(damping=0.1), False),
-    "kaisa": ("KFAC", dict(method="kaisa", stat_start="first", solve_period=1, damping=1e-3), True),  # identity hides the rest
+    "kaisa": ("KFAC", dict(method="kaisa", stat_start="first", solve_period=1, damping=1e-3), True),  # an initial identity would hide the differences
     "mpd-kfac": ("KFAC", dict(method="mpd-kfac", damping=0.1), False),
     "mpd-kfac, inverse": ("KFAC", LEAK, True),
     "eva-kfac": ("KFAC", dict(method="eva-kfac", damping=0.1), True),
@@ -31,7 +31,7 @@ TABLE = {
     "sparse-ggt": ("GGT", dict(WINDOW, method="sparse-ggt", window_density=0.5), False),
     **{name: ("MFAC", dict(method=name, window_density=0.5), False) for name in ("topk-sgd", "topk-adam", "topk-adagrad")},
 }
-# Its statistics are the samples of one rank, whoever shares what.
+# Statistics come from the samples of one rank.
 LOCAL = {"dp-kfac"}
 STEPS, SAMPLES = 4, 24
 
@@ -42,13 +42,13 @@ def net():
 
 
 def part_of(rank, world, even=True):
-    """This rank's samples: half of them each, or 9 and 15."""
+    """This rank's range of samples: equal shares, or 9 and 15 samples."""
     cut = [SAMPLES * r // world for r in range(world + 1)] if even or world == 1 else [0, 9, SAMPLES]
     return cut[rank], cut[rank + 1]
 
 
 def losses(rank, world, name, even=True, said=True, **more):
-    """Of all samples, before each step."""
+    """Return the losses of all samples before each step."""
     kind, options, _ = TABLE[name]
     model = net()
     model = DDP(model) if world > 1 else model
@@ -59,7 +59,7 @@ def losses(rank, world, name, even=True, said=True, **more):
     for t in range(STEPS):
         x, y = batch(SAMPLES, seed=20 + t, shape=(2, 5, 5))
         optimizer.zero_grad()
-        share = 1.0 if even else (end - begin) * world / SAMPLES  # DistributedDataParallel takes the mean over ranks
+        share = 1.0 if even else (end - begin) * world / SAMPLES  # DistributedDataParallel averages over ranks
         if not even and said:
             k.begin(end - begin, share, whole=SAMPLES, first=begin)
         loss = loss_of(model, x[begin:end], y[begin:end]) * share
@@ -75,7 +75,7 @@ def losses(rank, world, name, even=True, said=True, **more):
 
 
 def of_all(rank, world):
-    """Of every row as they are by default, and with batches of their own."""
+    """Return, for every row of TABLE, the losses with a shared batch (the default) and with own batches."""
     return {name: (losses(rank, world, name), losses(rank, world, name, own_batches=True)) for name in TABLE}
 
 
@@ -84,7 +84,7 @@ def uneven(rank, world, names):
 
 
 def not_said(rank, world):
-    """Every rank hears of it, but where it does not matter."""
+    """Unequal batches without begin() are an error on all ranks, except for methods that do not depend on the batch."""
     found = [losses(rank, world, "natgrad", even=False, said=False)]
     for name in ("eva", "kaisa", "eva-kfac"):
         try:

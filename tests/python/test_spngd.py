@@ -1,4 +1,4 @@
-"""SP-NGD by chainerkfac's arguments (recordings: test_compat, test_ranks)."""
+"""SP-NGD with the arguments of chainerkfac (recordings: test_compat, test_ranks)."""
 import inspect
 import io
 import unittest
@@ -78,7 +78,7 @@ class Steps(Case):
                     self.assertEqual(optimizer.note is None, torch.equal(before, model[0].weight))
             found.append(model[0].weight.detach().clone())
             self.assertEqual(optimizer.steps, 3)
-        self.assertLess((found[0] - found[1]).abs().max().item(), 1e-5)  # the same sums in another order
+        self.assertLess((found[0] - found[1]).abs().max().item(), 1e-5)  # sums in another order
 
     def test_resumed(self):
         whole = steps(6, adjust_momentum=True)[0]

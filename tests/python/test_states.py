@@ -1,4 +1,4 @@
-"""States that are refused change nothing; what cannot be copied, or was closed, says so."""
+"""Refused states change nothing; objects that cannot be copied, or are closed, raise an error."""
 import copy
 import io
 import pickle
@@ -23,7 +23,7 @@ def stepped(model, optimizer, steps=2):
 
 
 def of_two(rank, world):
-    """Only one rank is given a state that does not fit."""
+    """Only one rank loads a state that does not fit."""
     model = net()
     k = stepped(model, make(model))
     state, found = k.state_dict(), []
@@ -41,7 +41,7 @@ def of_two(rank, world):
 
 class Atomic(Case):
     def unchanged(self, make_one, wrong, pattern):
-        """wrong(state) is refused, and the object then goes on as one that was given nothing."""
+        """wrong(state) is refused; then the object continues like an object that loaded nothing."""
         mine, other, from_model = net(), net(), net(7)
         state = stepped(from_model, make_one(from_model), 3).state_dict()
         one, two = (stepped(model, make_one(model)) for model in (mine, other))
@@ -96,7 +96,7 @@ class Atomic(Case):
             self.assertEqual((k.steps, k.lr, k.damping), (0, 0.1, 0.25))
 
     def test_steps_of_a_state_without_factors(self):
-        """They go on from there, and are kept with the factors that were made since."""
+        """The counter continues from the loaded steps, and is saved with the new factors."""
         model = net()
         k = KFACPreconditioner(model, damping=0.1)
         k.load_state_dict({"steps": 40, "numbers": {}})
@@ -123,7 +123,7 @@ class Atomic(Case):
                                     (drop("natgrad"), "has no 'natgrad'"), (drop("param_groups"), "has no 'param_groups'"),
                                     (lambda s: {**s, "param_groups": []}, "param_groups of"),
                                     (lambda s: {**s, "natgrad": {**s["natgrad"], "steps": 9}}, "manifest counts")):
-                if last != "damping" or pattern != "has no 'natgrad'":  # that is a state of the published class
+                if last != "damping" or pattern != "has no 'natgrad'":  # without 'natgrad' the state is a state of the published class
                     self.unchanged(make_one, change, pattern)
 
         def bad(state):
@@ -136,7 +136,7 @@ class Atomic(Case):
         stepped(model, optimizer)
         optimizer.zero_grad()
         (loss_of(model, *batch()) * float("inf")).backward()
-        versions = [p._version for p in model.parameters()]  # autograd hears of updates only
+        versions = [p._version for p in model.parameters()]  # autograd counts updates only
         optimizer.step()
         self.assertEqual((optimizer.note, optimizer.steps), (2, 2))
         self.assertEqual([p._version for p in model.parameters()], versions)
@@ -162,7 +162,7 @@ def foreign(model):
 
 
 def foreign_of_two(rank, world):
-    """A state of the published class that only one rank can take."""
+    """A state of the published class that only one rank accepts."""
     model, found = net(), []
     k = kfac.KFAC_EIGEN_DP(model, process_group=torch.distributed.group.WORLD)
     good = {name: value for name, value in k.state_dict().items() if name != "natgrad"}
@@ -180,7 +180,7 @@ def foreign_of_two(rank, world):
 
 class Foreign(Case):
     def test_states_of_others(self):
-        """Each is refused in one line, and nothing has changed."""
+        """Each state is refused in one line, and changes nothing."""
         for name, make_one in MAKERS.items():
             for kind, state in foreign(net()).items():
                 if (name, kind) == ("KFAC", "natgrad"):

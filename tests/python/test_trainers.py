@@ -1,5 +1,5 @@
-"""What trainers do to an optimizer: wrappers of Lightning and Accelerate (stand-ins here, and the real ones where they
-are installed), schedulers on published classes, states that load with weights_only=True."""
+"""Optimizers in trainers: wrappers of Lightning and Accelerate (stand-ins, and the real ones if installed), schedulers on
+published classes, states that load with weights_only=True."""
 import copy
 import importlib.util
 import inspect
@@ -23,7 +23,7 @@ def there(*packages):
 
 
 def saved(state):
-    """By a file, as trainers do it; PyTorch 1.13 does not take a float with weights_only."""
+    """Save and load by a file, as trainers do; PyTorch 1.13 refuses a float with weights_only."""
     file = io.BytesIO()
     torch.save(state, file)
     file.seek(0)
@@ -31,7 +31,7 @@ def saved(state):
 
 
 class LikeLightning:
-    """LightningOptimizer: of a class made of its own and the optimizer's, with attributes asked for where there are none."""
+    """Like LightningOptimizer: a class that derives from the optimizer's class, and reads attributes that may be missing."""
 
     def __init__(self, optimizer):
         self._optimizer = optimizer
@@ -45,7 +45,7 @@ class LikeLightning:
 
 
 class LikeAccelerate(torch.optim.Optimizer):
-    """AcceleratedOptimizer: saves and loads the state at once, looks for an argument, replaces step() by one of its own."""
+    """Like AcceleratedOptimizer: saves and loads the state at once, inspects an argument, replaces step()."""
 
     def __init__(self, optimizer):
         self.optimizer, self.called = optimizer, 0
@@ -106,7 +106,7 @@ class Wrappers(Case):
     def test_they_change_nothing(self):
         self.quiet()
         for name in MAKERS:
-            by_closure = name not in ("EVA", "KFAC_EIGEN_DP")  # which do not look at it, as published
+            by_closure = name not in ("EVA", "KFAC_EIGEN_DP")  # these ignore the closure, as published
             expected, _ = self.trained(name, lambda o: o, by_closure)
             for wrap in (LikeLightning, LikeAccelerate):
                 with self.subTest(name, wrap=wrap.__name__):
@@ -122,7 +122,7 @@ class Wrappers(Case):
                         self.assertEqual(outer.called, 4)
 
     def test_schedulers_of_published_classes(self):
-        """Each scheduler against its numbers written into the groups by hand, which are not those of no scheduler."""
+        """Each scheduler equals a loop that writes the same values into the groups, and differs from no scheduler."""
         of = torch.optim.lr_scheduler
         makers = [lambda o: of.LambdaLR(o, lambda t: 1 / (1 + t)), lambda o: of.MultiStepLR(o, [1, 3], 0.5),
                   lambda o: of.ExponentialLR(o, 0.7), lambda o: of.CosineAnnealingLR(o, 4),
@@ -155,7 +155,7 @@ class Wrappers(Case):
 
 
 class Words(nn.Module):
-    """Every kind of layer; the table is not updated here, only its gradient is."""
+    """Every kind of layer.  The table is not trained, but has a gradient."""
 
     def __init__(self):
         super().__init__()
@@ -167,7 +167,7 @@ class Words(nn.Module):
 
 
 class States(Case):
-    """Of every method, beside a preconditioner's and with the update fused: what is loaded goes on with the same bits."""
+    """States of every method, with and without a fused update: after loading, training continues with the same bits."""
 
     def train(self, model, k, steps):
         for t in steps:
@@ -202,7 +202,7 @@ class States(Case):
 
 
 class Real(Case):
-    """The trainers themselves."""
+    """The real trainers."""
 
     def bert(self):
         from transformers import BertConfig, BertForSequenceClassification
@@ -213,7 +213,7 @@ class Real(Case):
 
     @unittest.skipUnless(*there("transformers", "accelerate"))
     def test_trainer_of_transformers(self):
-        """Two epochs, and one, a checkpoint and another: the same weights; the Trainer makes the schedule."""
+        """Two epochs give the weights of one epoch, a checkpoint and one more epoch; the Trainer makes the schedule."""
         from transformers import Trainer, TrainingArguments
         torch.manual_seed(1)
         data = [dict(input_ids=torch.randint(50, (8,)), labels=torch.tensor(i % 2)) for i in range(32)]
@@ -234,7 +234,7 @@ class Real(Case):
 
     @unittest.skipUnless(*there("transformers", "accelerate"))
     def test_a_callback_of_the_trainer(self):
-        """KFAC beside an optimizer of PyTorch's, as docs/pytorch.md says it."""
+        """KFAC with an optimizer of PyTorch, as in docs/pytorch.md."""
         from transformers import Trainer, TrainerCallback, TrainingArguments
         model = self.bert()
         preconditioner = natgrad.KFAC(model, damping=0.03, missing="keep")
@@ -251,8 +251,8 @@ class Real(Case):
 
     @unittest.skipUnless(*there("lightning"))
     def test_lightning(self):
-        """Automatic optimization, manual optimization and KFAC in on_before_optimizer_step, each as a loop by hand; and
-        a checkpoint in between."""
+        """Automatic optimization, manual optimization and KFAC in on_before_optimizer_step, each equals a plain loop;
+        with a checkpoint in between."""
         import lightning
         self.quiet()
         logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)

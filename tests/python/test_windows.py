@@ -1,4 +1,4 @@
-"""The optimizers of IST-DASLab by their own names: recordings, formulas, arguments, groups, state."""
+"""The optimizers of IST-DASLab under their published names: recordings, formulas, arguments, groups, state."""
 import io
 import re
 import unittest
@@ -14,7 +14,7 @@ from front import NEW, Case, batch, loss_of, net
 
 
 def optimizer_of(case, parameters):
-    """By the published class and arguments."""
+    """An optimizer of the published class with the published arguments."""
     config = dict(case["config"])
     kind = {"SparseGGT_DenseFormat": "SparseGGT", "SparseGGT_SparseFormatSpmm": "SparseGGT"}.get(config["class"],
                                                                                                config["class"])
@@ -27,7 +27,7 @@ def optimizer_of(case, parameters):
 
 
 def begin_as_recorded(optimizer, arrays, case):
-    """The matrices that the low-rank program drew in the place of ours, in the row that the next gradient takes."""
+    """Load the initial matrices of the recorded low-rank program into the place of the coming row."""
     state, rank = optimizer.state_dict(), case["config"]["rank"]
     recorded = [(p["name"], p["shape"]) for group in case["groups"] for p in case["parameters"]
                 if p["name"] in group["parameters"]]
@@ -39,7 +39,7 @@ def begin_as_recorded(optimizer, arrays, case):
             continue
         row, at = factors[-1], 0
         for name, (parameter, shape) in zip(names, recorded):
-            if key not in ("window", name):  # a window of its own
+            if key not in ("window", name):  # the parameter has another window
                 continue
             rows, cols = (1, shape[0]) if len(shape) == 1 else (shape[0], torch.Size(shape[1:]).numel())
             columns = min(rank, rows, cols)
@@ -53,7 +53,7 @@ def begin_as_recorded(optimizer, arrays, case):
 
 
 def reseal(state):
-    """The checksums of a state whose fields were changed."""
+    """Recompute the checksums of a state whose fields were changed."""
     for name, field in state["fields"].items():
         crc = f"{zlib.crc32(field.contiguous().numpy().tobytes()):08x}"
         state["manifest"] = re.sub(rf'("{re.escape(name)}":{{"crc32":)"[0-9a-f]+"', rf'\1"{crc}"', state["manifest"])
@@ -61,7 +61,7 @@ def reseal(state):
 
 
 def replay(name):
-    """The largest error of a direction, relative to the largest entry of its step; weights are checked beside it."""
+    """Return the largest error of a direction relative to the largest entry of the step; also check the weights."""
     case, arrays = recording.read(name)
     parameters = {p["name"]: nn.Parameter(arrays[f"s0.{p['name']}.before"].reshape(p["shape"]).clone())
                   for p in case["parameters"]}
@@ -80,12 +80,12 @@ def replay(name):
         weights = torch.cat([p.detach().reshape(-1) for p in parameters.values()])
         off = (direction - recorded("out")).abs().max().item()
         worst = max(worst, off / recorded("out").abs().max().item() if off == off else float("inf"))
-        # the weights are off by lr times that, and what float32 rounds where they are moved
+        # weights differ by lr times this error, and by rounding in the update
         moved = (weights - recorded("after")).abs().max().item()
         bound = case["config"]["lr"] * off + 4e-7 * recorded("after").abs().max().item()
         assert moved <= bound, (name, step, moved, bound)
     error = optimizer.state_dict()["natgrad"]["fields"].get("window/error")
-    if error is not None and case["config"]["method"] != "lowrank-mfac":  # there 1-D parameters have none
+    if error is not None and case["config"]["method"] != "lowrank-mfac":  # 1-D parameters have no error feedback in lowrank-mfac
         names = [n for group in case["groups"] for n in group["parameters"]]
         expected = torch.cat([arrays[f"s{step}.{n}.error"].reshape(-1) for n in names])
         assert (error.reshape(-1) - expected).abs().max() <= 1e-6 * expected.abs().max(), name
@@ -102,12 +102,12 @@ class Recordings(Case):
 
 
 def wave(s, size):
-    """The generator of the golden numbers, sin((i + 1) (s + 0.5))."""
+    """The inputs of the golden numbers, sin((i + 1) (s + 0.5))."""
     return torch.sin((torch.arange(size, dtype=torch.float64) + 1) * (s + 0.5))
 
 
 class Golden(Case):
-    """Numbers of the formulas in double."""
+    """Golden numbers, computed from the formulas in double."""
 
     def check(self, make, size, rows):
         p = nn.Parameter(wave(2.0, size).float())
@@ -117,7 +117,7 @@ class Golden(Case):
             before = p.detach().clone()
             optimizer.step()
             self.assertLess((p.grad.double() - torch.tensor(row, dtype=torch.float64)).abs().max().item(),
-                            1e-4 * max(map(abs, row)))  # the condition of (lambda, G G') is some 1e2 here, of GGT 1e3
+                            1e-4 * max(map(abs, row)))  # the condition of lambda I + G G' is about 1e2, of GGT 1e3
             self.assertTrue(torch.equal(p, before - 0.5 * p.grad))
 
     def test_mfac(self):
@@ -153,7 +153,7 @@ class Golden(Case):
             (0.172070292, -0.184585061, -0.623264799, 0, 0, 0.72881977)))
 
 
-# The published signatures: (argument, default); ... is one that must be given.
+# The published signatures: (argument, default); ... marks a required argument.
 NEEDED = ...
 MFAC = dict(lr=1e-3, momentum=0, weight_decay=0, ngrads=1024, damp=1e-5, moddev=None, optdev=None)
 LOWRANK = dict(lr=1e-3, momentum=0, weight_decay=0, num_grads=1024, damp=1e-5, moddev=None, optdev=None)
@@ -170,7 +170,7 @@ PUBLISHED = {
     "RankOneAggregateMFAC": LOWRANK, "LowRankAggregateMFAC": dict(LOWRANK, rank=1)}
 VALUES = dict(ngrads=3, num_grads=3, m=3, lr=0.1, damp=0.1, wd_type="reg", weight_decay=0.01, momentum=0.5, k_init=0.3, wd=0.01,
               r=3, beta1=0.9, beta2=0.9, eps=0.1, use_bf16=False, rank=1)
-# Another value of each, which gives another direction or other weights, or what it is refused with.
+# Another value of each argument, which changes directions or weights, or is refused.
 OTHER = dict(ngrads=2, num_grads=2, m=2, lr=0.2, damp=0.2, wd_type="both", weight_decay=0.02, momentum=0.25, k_init=0.6, wd=0.02,
              r=2, beta1=0.5, beta2=0.5, eps=0.2, use_bf16=True, rank=2, sparse=True, topk_lr_on_update=False,
              precondition_sparse_grad=False)
@@ -178,7 +178,7 @@ DEVICES = ("moddev", "optdev", "gpus", "dev")
 
 
 def steps(kind, values, count=5):
-    """Directions and weights of some steps."""
+    """Return the directions and weights of `count` steps."""
     torch.manual_seed(1)
     parameters = [nn.Parameter(torch.randn(*shape)) for shape in ((4, 3), (4, 4))]
     with torch.no_grad():
@@ -223,7 +223,7 @@ class Arguments(Case):
                         continue
                     other = steps(kind, {**base, name: OTHER[name]})
                     same = all(torch.equal(a, b) for a, b in zip(plain, other))
-                    # EFCP takes the two of sparse GGT and does not look at them
+                    # EFCP accepts and ignores the two arguments of sparse GGT
                     self.assertEqual(same, kind == "SparseGGT" and name.startswith("beta"))
 
     def test_wrong_values_are_named(self):
@@ -320,7 +320,7 @@ class Arguments(Case):
         self.assertTrue(torch.equal(p, torch.ones(3)))
 
     def test_frozen_weights(self):
-        """sparse=True: what is 0 at the beginning stays so."""
+        """sparse=True: weights that are 0 at the beginning stay 0."""
         ps = [nn.Parameter(torch.tensor([1.0, 0.0, 2.0])), nn.Parameter(torch.ones(2), requires_grad=False)]
         optimizer = compat.MFAC(ps, ngrads=2, sparse=True, damp=0.1)
         for _ in range(3):
@@ -332,7 +332,7 @@ class Arguments(Case):
 
 
     def test_frozen_for_a_while(self):
-        """Every class: a parameter that is frozen between steps has no part in them, whatever its gradient is."""
+        """Every class: a parameter that is frozen between steps is ignored, whatever its gradient is."""
         for kind in PUBLISHED:
             base = {n: VALUES[n] for n, _ in getattr(compat, kind).arguments if n in VALUES}
             torch.manual_seed(1)
@@ -378,7 +378,7 @@ class State(Case):
 
 class TestOfLayers(Case):
     def test_beside_factors(self):
-        """A window of some layers beside K-FAC of the others: each as it would be alone; saved, gone on with."""
+        """A window of some layers and K-FAC of the others equal separate preconditioners, also after save and load."""
         lines = dict(per_layer="Linear: method=mfac window=3 damping=0.1", damping=0.2, clip="none", solve_period=1)
         both, alone, factors = net(), net(), net()
         made = [natgrad.KFAC(both, **lines),
