@@ -265,7 +265,7 @@ static double time_of(void (*run)(void)) {
     check(dv_mark(desk, 0));
     run();
     check(dv_mark(desk, 1));
-    check(dv_marked(desk, i < WARM_UP ? &unused : &seconds[i - WARM_UP]));
+    check(dv_marks_elapsed(desk, i < WARM_UP ? &unused : &seconds[i - WARM_UP]));
   }
   qsort(seconds, RUNS, sizeof seconds[0], by_value);
   return seconds[RUNS / 2] * 1e6;

@@ -66,7 +66,7 @@ void bench_add_note(bench *b, const char *format, ...) {
 }
 
 void bench_add_member(bench *b, const char *key, int64_t value) {
-  b->member[b->members].key = key;
+  b->member[b->members].json_key = key;
   b->member[b->members++].value = value;
 }
 
@@ -218,7 +218,7 @@ static int print_row(const bench *b, const bench_case *c, bench_row *row) {
   ngio_put_real(&line, "floor_ms", row->bound > 0 ? row->bound : NAN); /* NAN is written as null */
   ngio_put_real(&line, "ratio", row->bound > 0 ? median / row->bound : NAN);
   for (int i = 0; i < b->members; i++)
-    ngio_put_integer(&line, b->member[i].key, b->member[i].value);
+    ngio_put_integer(&line, b->member[i].json_key, b->member[i].value);
   ngio_shut(&line, '}');
   return cli_json_print("bench", &line);
 }

@@ -27,7 +27,7 @@ typedef struct bench {
   /* set by the case */
   char prefix[96]; /* prefix of the name of every row in JSON */
   struct {
-    const char *key;
+    const char *json_key;
     int64_t value;
   } member[8]; /* more members of every row in JSON, such as the number of parameters */
   int members;
@@ -64,8 +64,8 @@ void bench_set_time(bench *b, int row, int r, double ms);
 __attribute__((format(printf, 2, 3))) void bench_print_title(const bench *b, const char *format,
                                                              ...);
 __attribute__((format(printf, 2, 3))) void bench_add_note(bench *b, const char *format, ...);
-/* Add "key": value to every row's JSON. */
-void bench_add_member(bench *b, const char *key, int64_t value);
+/* Add "json_key": value to every row's JSON. */
+void bench_add_member(bench *b, const char *json_key, int64_t value);
 
 int bench_fail(const bench *b, const char *what, ng_status st);
 double bench_find_median(double *x, int n); /* sorts x */

@@ -247,7 +247,7 @@ static int plan_for_ranks(plan_command *c, int32_t ranks) {
 }
 
 /* Measure the rates of matrix products and of factorisations, both of order 1024, with the BLAS in use. */
-static int measure_rates(plan_machine *m) {
+static int measure_compute_rates(plan_machine *m) {
   enum { ORDER = 1024 };
   if (!floors_have_blas()) return cli_bad("plan: --calibrate needs a build with BLAS");
   const double gflops = floor_measure_sgemm(ORDER), ms = floor_measure_cholesky(ORDER);
@@ -272,7 +272,7 @@ static int plan_for_all_ranks(plan_command *c) {
   launch l;
   int rc = launch_begin("auto", &l);
   const ng_transport *t = launch_get_transport(&l);
-  if (rc == CLI_OK && c->calibrate) rc = measure_rates(&c->task.machine);
+  if (rc == CLI_OK && c->calibrate) rc = measure_compute_rates(&c->task.machine);
   if (rc == CLI_OK && c->calibrate && t != NULL) rc = plan_measure_link(t, &c->task.machine);
   override_rates(c);
   if (rc == CLI_OK && l.table.rank == 0) {

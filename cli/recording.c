@@ -87,7 +87,7 @@ static void read_parameter(cli_fields *f, const ngio_value *o, shape *l) {
       cli_field_error(f, "parameter %s: a length is not a whole number from 1 to 1048576", l->name);
     *(k == 0 && axes > 1 ? &l->out : &l->in) *= length;
     if (l->in > MOST)
-      cli_field_error(f, "parameter %s has more than %d elements in a row", l->name, MOST);
+      cli_field_error(f, "parameter %s: a row has more than %d elements", l->name, MOST);
   }
 }
 

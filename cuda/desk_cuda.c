@@ -196,7 +196,7 @@ const char *dv_mark(dv_desk *d, int32_t i) {
   TRY(d, record, d->mark[i], d->queue);
   return NULL;
 }
-const char *dv_marked(dv_desk *d, double *seconds) {
+const char *dv_marks_elapsed(dv_desk *d, double *seconds) {
   float ms;
   TRY(d, wait, d->queue);
   TRY(d, elapsed, &ms, d->mark[0], d->mark[1]);

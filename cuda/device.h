@@ -111,8 +111,8 @@ typedef struct dv_gram {
   float *S;
 } dv_gram;
 
-/* ng_norm_sum; width: numbers of q_i. */
 enum { DV_BATCH_NORM = 1, DV_LAYER_NORM, DV_GROUP_NORM }; /* as ng_norm_kind */
+/* ng_norm_sum (kernel/observed.h). width: number of elements of q_i, the gradient of gamma and beta for sample i. */
 typedef struct dv_norm {
   dv_view x, g;
   double eps;

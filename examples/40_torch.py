@@ -103,6 +103,7 @@ class Natgrad:
         self.check(self.lib.ng_precond_create(self.ctx, options.encode(), c.byref(self.p)))
 
     def __getattr__(self, name):
+        """Return a function that calls ng_NAME with the preconditioner as first argument."""
         return lambda *arguments: self.check(getattr(self.lib, "ng_" + name)(self.p, *arguments))
 
     def check(self, status):

@@ -38,7 +38,7 @@ int ngio_parts_each(const char *path, char *room, int (*each)(void *user, const 
 
 /* Remove the parts of `path`, finished or not, whose id differs from `id` (NULL: all parts).  Remove only regular files
  * whose metadata agrees with their name; keep an unfinished file that a writer has locked.  The caller must exclude
- * other writers of `path`: ngio_writer_finish_whole holds the lock of `path`. `room`: ngio_parts_room bytes. */
+ * other writers of `path`: ngio_writer_finish_and_sweep holds the lock of `path`. `room`: ngio_parts_room bytes. */
 void ngio_parts_sweep(const char *path, const char *id, char *room);
 
 #ifdef __cplusplus

@@ -99,7 +99,8 @@ ngio_status ngio_writer_finish(ngio_writer **w, char *message, size_t size);
 /* As _finish, for a state, or for the first part of a state with id `id`.  Then remove the parts of PATH that have
  * another id (part_files.h), under the lock of PATH.  If another writer has the lock, that writer removes these
  * parts. */
-ngio_status ngio_writer_finish_whole(ngio_writer **w, const char *id, char *message, size_t size);
+ngio_status ngio_writer_finish_and_sweep(ngio_writer **w, const char *id, char *message,
+                                         size_t size);
 void ngio_writer_abandon(ngio_writer **w);
 
 #ifdef __cplusplus

@@ -281,8 +281,8 @@ static void remove_old_parts(ngio_writer *w, int done, const char *id) {
 }
 
 /* `id` NULL: keep all parts. */
-ngio_status ngio_writer_finish_whole(ngio_writer **writer, const char *id, char *message,
-                                     size_t size) {
+ngio_status ngio_writer_finish_and_sweep(ngio_writer **writer, const char *id, char *message,
+                                         size_t size) {
   ngio_writer *w = *writer;
   int done = -1;
   ngio_status st = ngio_writer_flush(w, message, size);
@@ -303,7 +303,7 @@ done:
 }
 
 ngio_status ngio_writer_finish(ngio_writer **writer, char *message, size_t size) {
-  return ngio_writer_finish_whole(writer, NULL, message, size);
+  return ngio_writer_finish_and_sweep(writer, NULL, message, size);
 }
 
 void ngio_writer_abandon(ngio_writer **writer) {

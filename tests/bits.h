@@ -105,21 +105,22 @@ typedef struct bits_layer {
 const bits_layer *bits_model(const char *name, int32_t *layers);
 
 /* An array is a function of the step and of these fields. */
-typedef struct bits_source {
+typedef struct bits_array_inputs {
   const bits_case *c;
   const bits_layer *layer;
   int32_t rank;
   bool last; /* the last rank, which has the faults */
-} bits_source;
+} bits_array_inputs;
 
 /* A new array: the input or output gradient of layer l in one call, in the dtype of the case. */
-plane bits_observation(const bits_source *from, int64_t step, int64_t call, int64_t samples,
-                       int32_t l, bool grad);
+plane bits_observed_array(const bits_array_inputs *from, int64_t step, int64_t call,
+                          int64_t samples, int32_t l, bool grad);
 /* A new array of a parameter; no rows if the layer has no bias. */
-plane bits_parameter(const bits_source *from, int32_t l, ng_param which, const char *dtype);
+plane bits_parameter(const bits_array_inputs *from, int32_t l, ng_param which, const char *dtype);
 /* Fill with initial weights, or with a gradient, which is the same on every rank. */
-void bits_weight(const bits_source *from, int32_t l, ng_param which, const plane *to);
-void bits_grad(const bits_source *from, int64_t step, int32_t l, ng_param which, const plane *to);
+void bits_weight(const bits_array_inputs *from, int32_t l, ng_param which, const plane *to);
+void bits_grad(const bits_array_inputs *from, int64_t step, int32_t l, ng_param which,
+               const plane *to);
 size_t bits_bytes(const plane *v);
 
 /* ---- run (bits_run.c) ------------------------------------------------------------------------*/

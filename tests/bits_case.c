@@ -177,7 +177,7 @@ static void put(const plane *v, int64_t row, int64_t col, float x) {
 
 /* Aligned, because results of BLAS may depend on addresses; filled with NaN, because the library must not read or write
  * between the rows. */
-static plane array(const bits_source *from, int64_t rows, int64_t cols, ng_dtype t) {
+static plane array(const bits_array_inputs *from, int64_t rows, int64_t cols, ng_dtype t) {
   plane v = plane_of(NULL, rows, cols, t);
   v.row_stride = cols + (int64_t)from->c->pad;
   const size_t bytes = (size_t)(rows * v.row_stride * ng_dtype_size(t));
@@ -212,7 +212,7 @@ static float cancelling(uint64_t key, int64_t i, int64_t place, int64_t count, i
   return (in_group == 0 ? most : -most) * number(key + 1, i - in_group * step);
 }
 
-static float observed_number(const bits_source *from, const bits_layer *d, const plane *v,
+static float observed_number(const bits_array_inputs *from, const bits_layer *d, const plane *v,
                              uint64_t key, int64_t i, int64_t each, bool grad) {
   const bits_case *c = from->c;
   const float most = v->dtype == NG_F16 ? 0x1p10f : 0x1p40f;
@@ -230,8 +230,8 @@ static float observed_number(const bits_source *from, const bits_layer *d, const
                     most);
 }
 
-plane bits_observation(const bits_source *from, int64_t step, int64_t call, int64_t samples,
-                       int32_t l, bool grad) {
+plane bits_observed_array(const bits_array_inputs *from, int64_t step, int64_t call,
+                          int64_t samples, int32_t l, bool grad) {
   const bits_case *c = from->c;
   const bits_layer *d = &from->layer[l];
   const bool same = is(c->values, "same");
@@ -265,21 +265,22 @@ plane bits_observation(const bits_source *from, int64_t step, int64_t call, int6
 
 /* ---- parameters ------------------------------------------------------------------------------*/
 
-plane bits_parameter(const bits_source *from, int32_t l, ng_param which, const char *dtype) {
+plane bits_parameter(const bits_array_inputs *from, int32_t l, ng_param which, const char *dtype) {
   const bits_layer *d = &from->layer[l];
   const int64_t cols = d->in / d->groups * d->kernel[0] * d->kernel[1];
   if (which == NG_WEIGHT) return array(from, d->out, cols, dtype_of(dtype));
   return d->bias ? array(from, 1, d->out, dtype_of(dtype)) : plane_of(NULL, 0, 0, NG_F32);
 }
 
-void bits_weight(const bits_source *from, int32_t l, ng_param which, const plane *to) {
+void bits_weight(const bits_array_inputs *from, int32_t l, ng_param which, const plane *to) {
   const uint64_t key = key_of(0, 991, l, which);
   for (int64_t i = 0; i < to->rows * to->cols; i++) {
     put(to, i / to->cols, i % to->cols, from->c->zero > 0 ? 0 : number(key, i));
   }
 }
 
-void bits_grad(const bits_source *from, int64_t step, int32_t l, ng_param which, const plane *to) {
+void bits_grad(const bits_array_inputs *from, int64_t step, int32_t l, ng_param which,
+               const plane *to) {
   const bits_case *c = from->c;
   const uint64_t key = key_of(step, 990, l, 2 + which);
   const uint64_t of_a = key_of(step, 0, l, 0), of_g = key_of(step, 0, l, 1);

@@ -24,7 +24,7 @@ static uint64_t hash_more(uint64_t hash, const void *data, size_t bytes) {
 enum { MOST_OBSERVED = 512 };
 
 typedef struct rank_run {
-  bits_source source;
+  bits_array_inputs source;
   const bits_case *c;
   const char *path; /* state file, or NULL: loaded if from > 0, else saved after the last step   */
   int64_t from, to; /* steps                                                                     */
@@ -132,7 +132,8 @@ static void observe_one(rank_run *run, int64_t step, int64_t call, int64_t sampl
                         bool grad) {
   const ng_loan loan = run->c->borrow > 0 ? NG_BORROW : NG_COPY;
   bits_require(run->observations < MOST_OBSERVED, "too many observations in a step");
-  run->observed[run->observations] = bits_observation(&run->source, step, call, samples, l, grad);
+  run->observed[run->observations] =
+      bits_observed_array(&run->source, step, call, samples, l, grad);
   const plane *v = &run->observed[run->observations++];
   (void)add_status(run, grad ? plane_output_grad(run->p, run->index[l], v, loan)
                              : plane_input(run->p, run->index[l], v, loan));

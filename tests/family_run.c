@@ -74,7 +74,7 @@ static ng_status one_step(family_run *run, int32_t rank, fixture *f, int32_t ste
   return st == NG_OK ? ng_step(f->p, 0.1) : st;
 }
 
-/* Count finite gradients that differ from the drawn ones. */
+/* Count the gradient elements that a skipped step changed: finite, and different from family_draw. */
 static int32_t count_changed(const family_run *run, int32_t rank, int32_t step) {
   int32_t n = 0;
   for (int32_t i = 0; i < run->model->entries; i++) {

@@ -14,7 +14,7 @@
 #include <time.h>
 
 #if defined(NG_TEST_MPI)
-#include "mpi_patience.h"
+#include "mpi_sleep.h"
 #include "natgrad_mpi.h"
 
 #include <unistd.h>
@@ -130,7 +130,7 @@ enum { RANKS_MOST = 8 };
 
 int ranks_tests(const char *group, const struct CMUnitTest *tests, size_t n) {
   int level;
-  mpi_patience();
+  mpi_link_sleeping_collectives();
   if (MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &level) != MPI_SUCCESS) abort();
   const int failed = _cmocka_run_group_tests(group, tests, n, NULL, NULL);
   (void)MPI_Finalize();

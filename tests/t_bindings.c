@@ -60,7 +60,7 @@ static void skipped_steps_end_a_binding(void **state) {
 }
 
 /* Every step has newly allocated gradients, and the old ones are freed.  The address sanitizer finds stale accesses. */
-static void gradients_in_new_memory(void **state) {
+static void each_step_may_bind_new_gradient_arrays(void **state) {
   enum { STEPS = 10000 };
   const char *const settings[] = {"damping=0.1 update=sgd solve_period=50 stat_period=10",
                                   "method=eva damping=0.1 update=sgd"};
@@ -370,7 +370,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(bindings_of_one_step_expire),
       cmocka_unit_test(skipped_steps_end_a_binding),
-      cmocka_unit_test(gradients_in_new_memory),
+      cmocka_unit_test(each_step_may_bind_new_gradient_arrays),
       cmocka_unit_test(a_list_is_bound_whole_or_not),
       cmocka_unit_test(missing_gradients_keep_weights),
       cmocka_unit_test(an_expired_binding_is_no_missing_gradient),

@@ -248,7 +248,7 @@ static void method_lists_are_parsed(void **state) {
   assert_string_equal(p.method[1].s.library[0].value, "0.01");
   assert_int_equal(p.method[2].s.n_library, 0);
   assert_string_equal(p.method[3].s.method, "natgrad");
-  assert_int_equal(p.method[4].n_own, 1);
+  assert_int_equal(p.method[4].n_own_settings, 1);
   compare_plan_free(&p);
 
   static const struct {

@@ -243,7 +243,7 @@ static void updates_need_their_option_and_weights(void **state) {
   bind_all(&f);
   assert_int_equal(ng_step_sgd(f.p, &s, 1), NG_OK);
   destroy(&f);
-  /* clip = ratio reads weights with every kind of update */
+  /* with clip = ratio also ng_step needs bound weights, because the clip reads their norms */
   ready(&f, "");
   assert_int_equal(observe(&f), NG_OK);
   assert_int_equal(plane_bind_weight(f.p, f.fc, NG_WEIGHT, &none), NG_OK);

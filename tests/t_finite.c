@@ -319,7 +319,7 @@ static void average(ng_precond *p) {
 static void second(ng_precond *p) { ((float *)p->entry[0]->slot[0].v)[2] = -FLT_TRUE_MIN; }
 static void squares(ng_precond *p) { ng_window_of(p->block[0])->s[ALL - 1] = -1.0F; }
 
-/* The square root of a negative mean of squares would be NaN. */
+/* ng_load refuses a negative mean of squares, because its square root would be NaN. */
 #define FIRST "method=mfac window=1 window_store=topk window_density=0.5 window_function="
 static const fault faults[] = {
     {"method=natgrad", "'fc/A' holds a number that is not finite", &in_place, average},

@@ -47,7 +47,7 @@ static int64_t weight_at(const model *m, int k, int64_t i) {
   return i / cols * (cols + m->pad) + i % cols;
 }
 
-static double weight(const model *m, int k, int64_t i) {
+static double read_weight(const model *m, int k, int64_t i) {
   return (double)get(m->weight[k], m->weights, weight_at(m, k, i));
 }
 
@@ -195,7 +195,7 @@ static void check_formula(const update_case *c) {
     v[k] = w[k] + size(&m, k);
     s[k] = v[k] + size(&m, k);
     for (int64_t i = 0; i < size(&m, k); i++)
-      w[k][i] = weight(&m, k, i);
+      w[k][i] = read_weight(&m, k, i);
   }
   for (int t = 1; t <= STEPS; t++) {
     const bool stays = c->still && t < 3;
@@ -217,7 +217,7 @@ static void check_formula(const update_case *c) {
         } else {
           oracle_sgd(&how.sgd[g], t, 1, &d, &w[k][i], &v[k][i]);
         }
-        const double x = weight(&m, k, i),
+        const double x = read_weight(&m, k, i),
                      half = c->weights == NG_BF16 ? 0x1p-8 * fabs(w[k][i]) : 0;
         const double slack = c->s == &wide ? 3e-7 : 2e-6;
         if (!(fabs(x - w[k][i]) <= slack * (1 + fabs(w[k][i])) + half) ||
@@ -268,7 +268,7 @@ static void a_nan_in_the_last_tile_skips_the_step(void **state) {
   assert_int_equal(model_step(&m, &how, GROUPS), NG_SKIPPED);
   for (int k = 0; k < SLOTS; k++) {
     for (int64_t i = 0; i < size(&m, k); i++)
-      assert_true(weight(&m, k, i) == (double)value(0, k, i));
+      assert_true(read_weight(&m, k, i) == (double)value(0, k, i));
   }
   model_close(&m);
 }

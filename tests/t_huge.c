@@ -38,7 +38,7 @@ static const update in_place = {.name = "ng_step", .lr = 0.1, .in_place = true};
 
 /* ---- one element -----------------------------------------------------------------------------*/
 
-/* Return x in dtype t if the result is finite; else set *stayed and return `old`. */
+/* Return x rounded to dtype t. If the rounded x is not finite, set *stayed and return `old`. */
 static float keep(float x, float old, ng_dtype t, int *stayed) {
   uint32_t bits;
   ng_from_f32(&bits, t, &x, 1);
@@ -250,7 +250,7 @@ typedef struct huge_run {
 } huge_run;
 
 /* The name of a non-finite array of the state, or NULL. */
-static const char *bad_array(const model *m) {
+static const char *first_nonfinite_array(const model *m) {
   static _Thread_local ng_field_info info;
   unsigned char bytes[8192];
   for (int32_t i = 0; i < ng_state_count(m->f.p); i++) {
@@ -278,7 +278,7 @@ static ng_status run_rank(int32_t rank, ng_transport *t, void *arg) {
       (void)snprintf(x->message[rank], sizeof x->message[rank], "%s", ng_last_error(m.f.ctx));
     }
     const char *bad = !ng_all_finite(m.weight, x->type, ALL) ? "a weight"
-                      : x->state && i >= x->before           ? bad_array(&m)
+                      : x->state && i >= x->before           ? first_nonfinite_array(&m)
                                                              : NULL;
     if (bad != NULL && st >= NG_OK) {
       (void)fprintf(stderr, "%s, %s, %g: '%s' is not finite after step %d\n", x->line, x->by.name,
@@ -471,7 +471,7 @@ static void a_zero_rate_keeps_the_momentum(void **state) {
                               &in_place, NG_F32, NG_F32, NULL));
   assert_int_equal(fill_and_step(&m, &at_rest, 3, 3e38), NG_OK);
   assert_int_equal(fill_and_step(&m, &at_rest, 3, 3e38), NG_RESCUED);
-  assert_null(bad_array(&m));
+  assert_null(first_nonfinite_array(&m));
   fixture_close(&m.f);
 }
 

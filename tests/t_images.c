@@ -21,9 +21,9 @@ static uint8_t pixel(int n, int y, int x, int c) {
   return (uint8_t)(n * 37 + y * 11 + x * 5 + c * 70 + n * x);
 }
 
-static void run(const char *format, const char *with) {
+static void run_shell(const char *format, const char *text) {
   char command[1024];
-  (void)snprintf(command, sizeof command, format, in_folder(""), with, with);
+  (void)snprintf(command, sizeof command, format, in_folder(""), text, text);
   assert_int_equal(system(command), 0);
 }
 
@@ -48,7 +48,7 @@ static bool made_folder(void) {
     static const char *const names[] = {"ant", "bee", "cat"};
     char name[64], folder[64];
     (void)snprintf(folder, sizeof folder, "train/%s all/val/%s", names[k], names[k]);
-    run("cd '%s' && mkdir -p all/%s", folder);
+    run_shell("cd '%s' && mkdir -p all/%s", folder);
     for (int i = 0; i < EACH; i++) {
       (void)snprintf(name, sizeof name, "all/train/%s/%02d.png", names[k], i);
       if (!put_image_file(name, k * EACH + i)) return false;
@@ -78,7 +78,8 @@ static void folders_are_classes(void **state) {
     assert_int_equal(d.train.labels[i], i / EACH);
   assert_non_null(strstr(d.train.images->path[EACH + 3], "all/train/bee/03.png"));
   /* The set through symbolic links has the same checksum; a set with another image size has not. */
-  run("cd '%s' && mkdir linked && ln -s ../all/train linked/train && ln -s ../all/val linked/%s",
+  run_shell(
+      "cd '%s' && mkdir linked && ln -s ../all/train linked/train && ln -s ../all/val linked/%s",
       "val");
   assert_int_equal(data_open(spec("linked", ""), &e), 0);
   assert_int_equal(data_compute_crc(&d), data_compute_crc(&e));
@@ -90,7 +91,8 @@ static void folders_are_classes(void **state) {
   assert_int_not_equal(data_compute_crc(&d), data_compute_crc(&e));
   data_close(&e);
   /* Without train/ a folder is one split; other files are ignored and counted. */
-  run("cd '%s' && touch all/train/bee/notes.txt all/train/README && touch all/train/bee/.hid%s",
+  run_shell(
+      "cd '%s' && touch all/train/bee/notes.txt all/train/README && touch all/train/bee/.hid%s",
       "den");
   capture_stderr();
   assert_int_equal(data_open(spec("all/train", ""), &e), 0);
@@ -101,7 +103,7 @@ static void folders_are_classes(void **state) {
                          "2 files are not named .jpg, .jpeg or .png, left out; the first is "));
   assert_true(e.train.n == CLASSES * EACH && e.test.n == 0);
   data_close(&e);
-  run("cd '%s' && rm all/train/bee/notes.txt all/train/REA%s", "DME");
+  run_shell("cd '%s' && rm all/train/bee/notes.txt all/train/REA%s", "DME");
   data_close(&d);
 }
 
@@ -191,8 +193,8 @@ static void errors_name_the_entry(void **state) {
   };
   for (size_t i = 0; i < sizeof sets / sizeof sets[0]; i++) {
     data_set d;
-    run("cd '%s' && rm -rf set && mkdir -p set/a && cp all/val/ant/x.png set/a/0.png && %s",
-        sets[i][0]);
+    run_shell("cd '%s' && rm -rf set && mkdir -p set/a && cp all/val/ant/x.png set/a/0.png && %s",
+              sets[i][0]);
     if (sets[i][2][0] != 0) {
       must_refuse(spec(sets[i][1], ""), sets[i][2]);
     } else {
@@ -328,8 +330,8 @@ static void threads_change_no_bit(void **state) {
                                      ",threads=7,queue=64"};
   uint64_t one[42], other[42];
   if (!made_folder()) skip();
-  run("cd '%s' && rm -rf hurt && cp -r all hurt && head -c 60 all/train/bee/07.png >%s",
-      "hurt/train/bee/07.png"); /* one of 123 is damaged */
+  run_shell("cd '%s' && rm -rf hurt && cp -r all hurt && head -c 60 all/train/bee/07.png >%s",
+            "hurt/train/bee/07.png"); /* one of 123 is damaged */
   capture_stderr();
   run_epochs("hurt", ",threads=2", 0, one);
   for (int k = 0; k < 3; k++) {
@@ -361,8 +363,8 @@ static void damaged_files_are_skipped(void **state) {
   settings s;
   feed f;
   if (!made_folder()) skip();
-  run("cd '%s' && rm -rf hurt && cp -r all hurt && head -c 60 all/train/bee/07.png >%s",
-      "hurt/train/bee/07.png");
+  run_shell("cd '%s' && rm -rf hurt && cp -r all hurt && head -c 60 all/train/bee/07.png >%s",
+            "hurt/train/bee/07.png");
   assert_int_equal(data_open(spec("hurt", ""), &d), 0);
   feed_of(&d, "none", &s, &f);
   capture_stderr();
@@ -385,7 +387,7 @@ static void damaged_files_are_skipped(void **state) {
   settings_free(&s);
   data_close(&d);
   /* The test split gets shorter. */
-  run("cd '%s' && rm -rf hurt && cp -r all hurt && echo no >%s", "hurt/val/bee/x.png");
+  run_shell("cd '%s' && rm -rf hurt && cp -r all hurt && echo no >%s", "hurt/val/bee/x.png");
   assert_int_equal(data_open(spec("hurt", ""), &d), 0);
   feed_of(&d, "none", &s, &f);
   int32_t good = -1;
@@ -398,7 +400,7 @@ static void damaged_files_are_skipped(void **state) {
   feed_free(&f);
   data_close(&d);
   /* Two of 123 are more than 1 %. */
-  run("cd '%s' && cp hurt/val/bee/x.png %s", "hurt/val/ant");
+  run_shell("cd '%s' && cp hurt/val/bee/x.png %s", "hurt/val/ant");
   assert_int_equal(data_open(spec("hurt", ""), &d), 0);
   settings_free(&s);
   feed_of(&d, "none", &s, &f);

@@ -144,7 +144,7 @@ static void initial_values_have_the_documented_variance(void **state) {
       const double want = i == 2              ? 2.0 / (in + out) /* uniform: bound^2 / 3 */
                           : i == 3 && l->conv ? 2.0 / out
                                               : 1.0 / (3.0 * in);
-      /* five deviations of a mean of squares: sqrt(2 / n) for normals, sqrt(4 / 5n) for uniforms */
+      /* five standard deviations of a mean of squares: sqrt(2 / n) for normals, sqrt(4 / (5 n)) for uniforms */
       assert_true(fabs(variance(p) / want - 1.0) < 5.0 * sqrt(2.0 / (double)p->count));
     }
     nn_destroy(&n);

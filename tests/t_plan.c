@@ -27,7 +27,7 @@ typedef struct plan_run {
 } plan_run;
 
 /* Only these methods have blocks for embeddings. */
-static bool has_embedding(const char *options) {
+static bool method_covers_embeddings(const char *options) {
   return strstr(options, "method=natgrad") == options && strstr(options, "per_layer") == NULL;
 }
 
@@ -40,7 +40,7 @@ static ng_status add(ng_precond *p, const char *options) {
   ng_layer table = layer_of(NG_EMBEDDING, "words", WORDS, 5);
   table.positions = 4;
   table.token_dtype = NG_I32;
-  return st == NG_OK && has_embedding(options) ? ng_add_layer(p, &table, NULL) : st;
+  return st == NG_OK && method_covers_embeddings(options) ? ng_add_layer(p, &table, NULL) : st;
 }
 
 typedef struct arrays {
@@ -59,7 +59,7 @@ static ng_status step(fixture *f, arrays *m, const char *options) {
     ((float *)(void *)m)[i] = (float)rng_value(&r);
   ng_status st = NG_OK;
   for (int k = 0; k < SLOTS && st == NG_OK; k++) {
-    if (rows[k] == 0 || (k == SLOTS - 1 && !has_embedding(options))) continue;
+    if (rows[k] == 0 || (k == SLOTS - 1 && !method_covers_embeddings(options))) continue;
     const ng_array g = ng_array_matrix(m->grad[k], rows[k], cols[k], NG_F32),
                    w = ng_array_matrix(m->w[k], rows[k], cols[k], NG_F32);
     st = ng_bind_grad(p, k / 2, (ng_param)(k % 2), &g);
@@ -74,7 +74,7 @@ static ng_status step(fixture *f, arrays *m, const char *options) {
   static const int32_t token[B * 4] = {0, 3, 8, 1, 2, 2, 5, 7, 4, 6, 0, 1};
   const ng_array tokens = ng_array_matrix((void *)(uintptr_t)token, B, 4, NG_I32),
                  g = ng_array_matrix(m->g[0], B * 4, 5, NG_F32);
-  const bool observed = has_embedding(options);
+  const bool observed = method_covers_embeddings(options);
   if (st == NG_OK && observed) st = ng_observe_input(p, LAYERS + 1, &tokens, NG_BORROW);
   if (st == NG_OK && observed) st = ng_observe_output_grad(p, LAYERS + 1, &g, NG_COPY);
   if (st != NG_OK) return st;

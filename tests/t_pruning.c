@@ -176,7 +176,7 @@ static void sparsity_is_met(void **state) {
                          .damping = 1e-3,
                          .block = 50};
     float *first = nn_param_at(p.net, 0)->value;
-    /* zero before the run */
+    /* weights that are 0 before pruning must stay 0 */
     for (int i = 0; i < 7; i++)
       first[i] = 0.0F;
     float bias[4];

@@ -166,7 +166,7 @@ static void pieces_must_cover_the_array_once(void **state) {
     ngio_json *json = NULL;
     (void)snprintf(text, sizeof text, "{\"shape\":[5,7],\"pieces\":[%s]}", table[i].pieces);
     assert_int_equal(ngio_json_parse(text, strlen(text), &json, why, sizeof why), NGIO_OK);
-    const ngio_value *v = ng_pieces_read(ngio_json_root(json), &f, 3);
+    const ngio_value *v = ng_pieces_check(ngio_json_root(json), &f, 3);
     if ((v != NULL) != table[i].valid) fail_msg("%s", table[i].pieces);
     ngio_json_free(&json);
   }

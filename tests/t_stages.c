@@ -246,8 +246,11 @@ static void all_stages_return_one_status(void **state) {
       assert_int_equal(o->ready, how[k].ready);
       if (how[k].step < 0) continue;
       if (o->status[how[k].step] != how[k].st)
-        fail_msg("fault %d: rank %d returned %d: %s", k, r, o->status[how[k].step], o->message);
-      if (how[k].st < 0 && strstr(o->message, how[k].message) == NULL) fail_msg("%s", o->message);
+        fail_msg("fault %d: step %d of rank %d returned %d, expected %d: %s", k, how[k].step, r,
+                 o->status[how[k].step], how[k].st, o->message);
+      if (how[k].st < 0 && strstr(o->message, how[k].message) == NULL)
+        fail_msg("fault %d: rank %d has the message '%s', expected '%s'", k, r, o->message,
+                 how[k].message);
       if (how[k].st >= 0) assert_int_equal(o->status[2], NG_OK);
     }
     free(x);

@@ -241,7 +241,8 @@ static void ranks_share_the_memory(void **state) {
         fail_msg("rank %d of %d has %lld bytes", r, ranks, (long long)l->factors[r]);
     }
     if (llabs(error - (int64_t)(4 * D)) > 2000 * ranks)
-      fail_msg("%d ranks have %lld bytes of errors", ranks, (long long)error);
+      fail_msg("%d ranks store %lld bytes of error feedback, expected about %d", ranks,
+               (long long)error, 4 * D);
     free(l);
   }
 }

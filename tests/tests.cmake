@@ -205,7 +205,7 @@ natgrad_share(family_run t_family t_family_calls t_family_matrix)
 # Over MPI once more: the contract of transports, published numbers of several ranks, shared batches.
 set(natgrad_mpi_tests t_comm t_comm_faults t_golden t_placements t_properties_life t_shared_batch t_shards t_to_owner t_stages t_mpi_leave)
 if(NATGRAD_HAVE_MPI)
-  add_library(natgrad_mpi_support STATIC ${natgrad_test_support_sources} tests/mpi_patience.c src/comm/mpi.c src/comm/mpi_op.c src/comm/mpi_leave.c)
+  add_library(natgrad_mpi_support STATIC ${natgrad_test_support_sources} tests/mpi_sleep.c src/comm/mpi.c src/comm/mpi_op.c src/comm/mpi_leave.c)
   target_include_directories(natgrad_mpi_support PRIVATE include src base io)
   target_compile_definitions(natgrad_mpi_support PRIVATE NG_TEST_MPI)
   target_link_libraries(natgrad_mpi_support PUBLIC PkgConfig::CMOCKA MPI::MPI_C)

@@ -9,7 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
-static int64_t read_big_endian(const unsigned char *b) {
+static int64_t read_big_endian_u32(const unsigned char *b) {
   return ((int64_t)b[0] << 24) | ((int64_t)b[1] << 16) | ((int64_t)b[2] << 8) | b[3];
 }
 
@@ -46,7 +46,7 @@ static int open_idx(const char *path, int axes, int64_t length[3], data_stream *
     return cli_bad("--data: %s: begins with %d %d %d %d, expected 0 0 8 %d (unsigned bytes, %d %s)",
                    path, b[0], b[1], b[2], b[3], axes, axes, axes == 1 ? "axis" : "axes");
   for (int i = 0; i < axes; i++) {
-    length[i] = read_big_endian(b + 4 + 4 * i);
+    length[i] = read_big_endian_u32(b + 4 + 4 * i);
     if (length[i] < 1 || length[i] > INT32_MAX || length[i] > count / product)
       return cli_bad(
           "--data: %s: its header has length %lld for axis %d, which does not fit %s %lld bytes",

@@ -67,7 +67,10 @@ int data_make_synthetic(const char *settings, data_set *d) {
   free(copy);
   if (rc != CLI_OK) return rc;
   const int64_t per = r.height * r.width * r.channels, rows = r.train + r.test;
-  if (rows > INT32_MAX || rows > ((int64_t)1 << 34) / per || r.classes > ((int64_t)1 << 30) / per)
+  if (r.classes > ((int64_t)1 << 30) / per)
+    return cli_bad("--data: synthetic: %lld classes of %lld values are too many",
+                   (long long)r.classes, (long long)per);
+  if (rows > INT32_MAX || rows > ((int64_t)1 << 34) / per)
     return cli_bad("--data: synthetic: %lld samples of %lld values are too many", (long long)rows,
                    (long long)per);
   float *x = data_alloc(d, rows * per, (int64_t)sizeof *x);

@@ -27,7 +27,8 @@ static void logreg(nn *n, const model_task *t, int x, const int64_t number[2]) {
   (void)dense(n, "fc", x, t->classes);
 }
 
-static void mlp(nn *n, const model_task *t, int x, const int64_t number[2]) {
+/* number: the widths of the two hidden layers */
+static void mlp_two_hidden(nn *n, const model_task *t, int x, const int64_t number[2]) {
   x = nn_relu(n, dense(n, "fc1", x, number[0]));
   x = nn_relu(n, dense(n, "fc2", x, number[1]));
   (void)dense(n, "fc3", x, t->classes);
@@ -111,8 +112,9 @@ static const model_task imagenet = {{224, 224, 3}, 1000, 0.0, -1.0};
 
 static const row rows[] = {
     {"logreg", "softmax regression: one linear layer", &mnist, logreg, .traits = 0},
-    {"mlp", "perceptron in-128-64-out, ReLU", &mnist, mlp, .number = {128, 64}},
-    {"mlp-1000", "perceptron in-1000-1000-out, ReLU", &mnist, mlp, .number = {1000, 1000}},
+    {"mlp", "perceptron in-128-64-out, ReLU", &mnist, mlp_two_hidden, .number = {128, 64}},
+    {"mlp-1000", "perceptron in-1000-1000-out, ReLU", &mnist, mlp_two_hidden,
+     .number = {1000, 1000}},
     {"autoencoder", "in-1000-500-250-30 and the reverse, tanh (Hinton & Salakhutdinov 2006)",
      &mnist, autoencoder, .traits = RECONSTRUCTS},
     {"lenet", "Caffe's LeNet: conv 20, conv 50, linear 500", &mnist, lenet, .traits = IMAGES},

@@ -19,8 +19,8 @@ typedef struct node node;
 
 typedef struct nn_op {
   const char *name;
-  bool in_place;         /* forward can overwrite the first input, backward the output gradient */
-  bool needs_output;     /* backward reads `out`: nodes that read `out` must not overwrite it */
+  bool in_place;     /* forward can overwrite the first input, backward the output gradient */
+  bool needs_output; /* no other node may overwrite `out`: backward reads it, or it is the input */
   bool batch_statistics; /* normalizes by the batch: needs two values a channel */
   void (*forward)(nn *n, node *v, int64_t samples, nn_mode mode);
   /* From v->grad compute the gradient of each input i, unless it is NULL: overwrite it, or add to it if v->adds[i].

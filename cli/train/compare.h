@@ -23,7 +23,7 @@ typedef struct compare_method {
   char label[64];   /* the name of the method; "name-2" for its second entry */
   settings s;       /* shared settings, settings of this method, and tuned settings */
   cli_setting *own; /* settings given after the method's name in --methods */
-  int n_own;
+  int n_own_settings;
   train_result *run; /* [seeds] */
   /* use[g]: grid g applies: its option has an effect, and is not among the method's own settings */
   bool use[COMPARE_GRIDS];

@@ -52,7 +52,7 @@ bool compare_has_effect(const compare_plan *p, const compare_method *m, const ch
 }
 
 bool compare_has_own(const compare_method *m, const char *name) {
-  for (int i = 0; i < m->n_own; i++)
+  for (int i = 0; i < m->n_own_settings; i++)
     if (settings_same_name(name, m->own[i].name)) return true;
   return false;
 }
@@ -119,8 +119,8 @@ static int add_own(compare_plan *p, char *text) {
   if (compare_has_own(m, text)) return cli_bad("--methods: %s: %s is given twice", m->label, text);
   (void)snprintf(where, sizeof where, "--methods: %s", m->label);
   if (settings_set(&m->s, where, text, equals + 1) != CLI_OK) return CLI_BAD;
-  m->own = cli_grow(m->own, (size_t)m->n_own, sizeof *m->own);
-  m->own[m->n_own++] = (cli_setting){text, equals + 1};
+  m->own = cli_grow(m->own, (size_t)m->n_own_settings, sizeof *m->own);
+  m->own[m->n_own_settings++] = (cli_setting){text, equals + 1};
   return CLI_OK;
 }
 
@@ -157,7 +157,7 @@ int compare_parse_methods(compare_plan *p, const char *list) {
   }
   for (int i = 0; rc == CLI_OK && i < p->methods; i++) {
     compare_method *m = &p->method[i];
-    for (int k = 0; rc == CLI_OK && k < m->n_own; k++)
+    for (int k = 0; rc == CLI_OK && k < m->n_own_settings; k++)
       if (!settings_knows(&m->s, m->own[k].name))
         rc = cli_bad("--methods: %s: %s has no effect", m->label, m->own[k].name);
     if (rc == CLI_OK) rc = drop_idle(p, m);

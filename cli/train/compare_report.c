@@ -103,7 +103,7 @@ static void put_spread(table *t, int column, const spread *s, double scale, int 
 /* Write the method's own settings, then its tuned settings. */
 static void put_settings(table *t, int column, const compare_plan *p, const compare_method *m) {
   const char *comma = "";
-  for (int i = 0; i < m->n_own; i++, comma = ", ")
+  for (int i = 0; i < m->n_own_settings; i++, comma = ", ")
     table_put(t, column, "%s%s %s", comma, m->own[i].name, m->own[i].value);
   for (int g = 0; g < p->grids; g++) {
     if (!m->use[g]) continue;

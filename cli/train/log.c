@@ -72,7 +72,7 @@ int log_reopen(const char *path, int64_t bytes, const log_times *t, run_log **ou
   run_log *l = *out;
   if (ftruncate(fileno(l->f), (off_t)bytes) != 0) {
     const int rc = cli_bad("%s: cannot be truncated: %s", path, strerror(errno));
-    log_drop(out);
+    log_close_quietly(out);
     return rc;
   }
   for (int m = 0; m < MARKS - 1; m++) { /* times of an "end" line are of the whole run */
@@ -92,7 +92,7 @@ int log_close(run_log **l) {
   return rc;
 }
 
-void log_drop(run_log **l) {
+void log_close_quietly(run_log **l) {
   if (*l == NULL) return;
   (*l)->reported = true;
   (void)log_close(l);

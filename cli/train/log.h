@@ -24,7 +24,7 @@ typedef struct run_log run_log; /* NULL: no log; all functions accept NULL */
 /* Functions with the type int return CLI_BAD after a message. */
 int log_create(const char *path, run_log **out);
 int log_close(run_log **l);
-void log_drop(run_log **l); /* close without a message, after an error was reported */
+void log_close_quietly(run_log **l); /* close without a message, after an error was reported */
 
 typedef struct log_times { /* totals since the start of the run; the log writes differences */
   const train_station *station;

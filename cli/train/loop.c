@@ -303,7 +303,7 @@ int train_run_on(const ng_transport *t, const settings *s, const data_set *d,
     if (rc == CLI_OK) rc = finish(&r);
   }
   if (rc == CLI_OK) rc = log_close(&r.log);
-  log_drop(&r.log);
+  log_close_quietly(&r.log);
   if (rc != CLI_OK) ranks_leave(&r.ranks);
   if (r.lock >= 0) (void)close(r.lock);
   precond_destroy(&r.p);

@@ -179,7 +179,7 @@ int schedule_evaluate(const char *text, const double base[SCHEDULED], int64_t t,
 }
 
 /* Set the value in a copy of the options, and let the library check it. */
-static int try_value(const reader *r, const char *entry, int k, double v, int64_t step) {
+static int check_value(const reader *r, const char *entry, int k, double v, int64_t step) {
   char why[256] = "", more[320];
   ng_options *o = NULL;
   ng_status st = ng_options_copy(r->against, &o);
@@ -197,7 +197,7 @@ int schedule_check(const char *text, const ng_options *o, char *message, size_t 
   reader r = {.at = text,
               .base = base,
               .value = value,
-              .visit = try_value,
+              .visit = check_value,
               .against = o,
               .message = message,
               .size = size};

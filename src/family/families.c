@@ -273,7 +273,7 @@ static ng_status visit_flag(const char *name, const ng_stat *s, const char *what
 }
 
 /* was_observed is saved, so that a block that was observed before a save is not reported as unobserved after a load. */
-static ng_status visit_observed(ng_block *b, int kind, ng_number_visit visit, void *arg) {
+static ng_status visit_observation_counts(ng_block *b, int kind, ng_number_visit visit, void *arg) {
   static const char *const name[NG_OBSERVED_KINDS] = {"input", "output_grad", "gradient"};
   double count = (double)b->observation_count[kind];
   if ((b->observed & ng_observed_bit(kind)) == 0) return NG_OK;
@@ -313,7 +313,7 @@ size_t ng_block_counts(const ng_block *b) {
 ng_status ng_block_numbers(ng_block *b, ng_number_visit visit, void *arg) {
   ng_status st = visit_flag("solved", NULL, "", &b->was_solved, visit, arg);
   for (int kind = 0; kind < NG_OBSERVED_KINDS && st == NG_OK; kind++) {
-    st = visit_observed(b, kind, visit, arg);
+    st = visit_observation_counts(b, kind, visit, arg);
   }
   for (int32_t i = 0; i < b->stats && st == NG_OK; i++) {
     ng_stat *s = &b->stat[i];

@@ -39,7 +39,7 @@ typedef struct ng_obs {
   double loss_scale;
   double lr; /* NG_OBSERVED_FLATGRAD: learning rate of the step */
   ng_reduction reduction;
-  double largest; /* largest magnitude in the array; 0 if the family scans */
+  double largest; /* largest magnitude in the array; 0: the family itself finds non-finite values */
 } ng_obs;
 
 /* If the loss is a mean over a micro-batch that all ranks share, return this rank's share of the samples; otherwise 1. */

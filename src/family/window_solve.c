@@ -450,6 +450,9 @@ static ng_status solve_part(ng_block *b, ng_window_part *p, solve_args *a) {
   }
   use_plain_gradient(w, p, a);
   b->p->rescued[NG_RESCUE_PLAIN]++;
+  if (!possible)
+    return ng_fail(b->ctx, NG_RESCUED, "%s: the eigendecomposition failed; used the plain gradient",
+                   b->name);
   return ng_fail(b->ctx, NG_RESCUED,
                  "%s: rounding would exceed 1e-5 of the direction at damping = %g, and 0.1 at %g; "
                  "used the plain gradient",

@@ -13,7 +13,7 @@ enum { BLOCK = NG_FLAT_BLOCK };
 
 /* ---- geometry --------------------------------------------------------------------------------*/
 
-/* Elements [at, at + n) in flat order. */
+/* Elements [at, at + n) in the flat order of all ranks; part: index in ng_window.part. */
 typedef struct run_of_elements {
   int64_t at, n;
   int32_t part;

@@ -53,7 +53,7 @@ static bool is_finite_known(const ng_direction *e, const ng_line *x) {
 }
 
 /* Write a row of adjacent f32 in place. Return the number of elements that kept their gradient. */
-static int32_t write_in_place(const ng_direction *e, float *x, const ng_line *line, int64_t n) {
+static int32_t write_adjacent(const ng_direction *e, float *x, const ng_line *line, int64_t n) {
   if (!is_finite_known(e, line)) {
     return rescale(x, line->values, line->u, n, line->scale, line->k, INFINITY);
   }
@@ -99,7 +99,7 @@ static void write_tile(void *unused, const void *descriptor, const ng_tile *t) {
     ng_line line;
     if (plain && ng_line_in_place(e, r, t->col, &line)) {
       float *x = ng_place_at(v, e->D.row + r, e->D.col + t->col);
-      stayed += write_in_place(e, x, &line, t->cols);
+      stayed += write_adjacent(e, x, &line, t->cols);
       continue;
     }
     for (int64_t c = t->col, n; c < t->col + t->cols; c += n) {

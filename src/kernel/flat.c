@@ -134,7 +134,7 @@ static int64_t mix_line(const line *l) {
   return l->range->is_excluded ? 0 : kept;
 }
 
-static int64_t adam_line(const line *l) {
+static int64_t adam_direction(const line *l) {
   const ng_flat_pass *p = &l->p;
   int64_t kept = 0;
   if (l->range->is_excluded) { /* NG_FLAT_READ has set x to 0 */
@@ -201,7 +201,7 @@ static int64_t (*const count_line[NG_FLAT_OPS])(const line *l) = {
     [NG_FLAT_READ] = read_line,         [NG_FLAT_DECAY] = decay_line,
     [NG_FLAT_MASK] = mask_line,         [NG_FLAT_CLEAR] = clear_line,
     [NG_FLAT_SAVE] = save_line,         [NG_FLAT_FILL] = fill_line,
-    [NG_FLAT_MIX] = mix_line,           [NG_FLAT_ADAM] = adam_line,
+    [NG_FLAT_MIX] = mix_line,           [NG_FLAT_ADAM] = adam_direction,
     [NG_FLAT_DIVIDE] = divide_line,     [NG_FLAT_LIMIT] = limit_line,
     [NG_FLAT_COUNT] = count_selectable, [NG_FLAT_MEASURE] = NULL};
 

@@ -38,19 +38,20 @@ int32_t ng_flat_list_chunks(const ng_flat *range, int64_t ranges); /* number of 
 
 /* What a pass does with every element of the vectors. g: the bound gradient; w: the bound weight; E: elements of excluded
  * parameters; M: elements with mask 0. "a or b" means: a; if a is not finite, b, and the pass counts the element.
+ * take, old, forget, m, m2, eps and limit: numbers of ng_flat_pass.
  * Arithmetic is in double and rounded once. */
 typedef enum ng_flat_op {
   NG_FLAT_READ, /* to <- g; E, M: to <- 0. Count the lines in which some |g| outside E exceeds limit */
-  NG_FLAT_DECAY, /* to <- to + take w; E, M: unchanged. Count the lines with a non-finite element */
+  NG_FLAT_DECAY, /* to <- to + take * w; E, M: unchanged. Count the lines with a non-finite element */
   NG_FLAT_MASK,  /* mask <- 1 where w is not 0, else 0 */
   NG_FLAT_CLEAR, /* E: to <- v, or 0 if v is NULL; others: unchanged */
-  NG_FLAT_SAVE,  /* to <- take to; E: to <- -v */
+  NG_FLAT_SAVE,  /* to <- take * to; E: to <- -v */
   NG_FLAT_FILL,  /* where to = 0: to <- x, x <- 0 (x NULL: to <- g); E, M: unchanged */
-  NG_FLAT_MIX,   /* to <- old v + take x or v; E: to <- v */
-  NG_FLAT_ADAM,  /* to <- old v + take x or v; next_s <- forget s + (1 - forget) x^2 or s; then
-                    * x <- m to / (sqrt(m2 next_s) + eps), or x <- to if s is NULL; E: to <- v, next_s <- s */
+  NG_FLAT_MIX,   /* to <- old * v + take * x or v; E: to <- v */
+  NG_FLAT_ADAM, /* to <- old * v + take * x or v; next_s <- forget * s + (1 - forget) x^2 or s; then
+                    * x <- m * to / (sqrt(m2 * next_s) + eps), or x <- to if s is NULL; E: to <- v, next_s <- s */
   NG_FLAT_DIVIDE,  /* next_s <- s + to^2 or s; to <- to / (sqrt(next_s) + eps) */
-  NG_FLAT_LIMIT,   /* to <- 0 where |to| take > limit; count these elements */
+  NG_FLAT_LIMIT,   /* to <- 0 where |to| * take > limit; count these elements */
   NG_FLAT_COUNT,   /* count the elements outside E and M */
   NG_FLAT_MEASURE, /* out <- <g, to>, <g, g>, <to, to> over the elements outside E */
   NG_FLAT_OPS

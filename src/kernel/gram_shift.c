@@ -83,7 +83,7 @@ static void copy_edges(void *arg, int32_t i) {
 enum { PRODUCT_ROWS = 1024 };
 
 static float *product_at(const job *j, int64_t i, int64_t k) {
-  return j->product + (i * ng_strips_count(&j->sx) + k) * j->C * j->C;
+  return j->product + (i * ng_strips_indices(&j->sx) + k) * j->C * j->C;
 }
 
 /* M[c, c'] = beta M[c, c'] + sum over `pixels` pixels and all samples of x[c] y[c']. The sum is computed in parts of 1024
@@ -122,16 +122,16 @@ static void multiply_inner(const job *j, float *gram) {
 static void multiply_strips(const job *j) {
   const int64_t dy = j->dy * j->v.step, dx = j->dx * j->h.step;
   const ng_range ry = j->sy.inner, rx = j->sx.inner;
-  for (int64_t k = 1; k < ng_strips_count(&j->sx); k++) {
+  for (int64_t k = 1; k < ng_strips_indices(&j->sx); k++) {
     const int64_t x = ng_strip_at(&j->sx, k);
     add_product(j, ry.to - ry.from, edge_pixel_at(j, x, ry.from),
                 edge_pixel_at(j, x + dx, ry.from + dy), 0.0f, product_at(j, 0, k));
   }
-  for (int64_t i = 1; i < ng_strips_count(&j->sy); i++) {
+  for (int64_t i = 1; i < ng_strips_indices(&j->sy); i++) {
     const int64_t y = ng_strip_at(&j->sy, i);
     add_product(j, rx.to - rx.from, pixel_at(j, y, rx.from), pixel_at(j, y + dy, rx.from + dx),
                 0.0f, product_at(j, i, 0));
-    for (int64_t k = 1; k < ng_strips_count(&j->sx); k++) {
+    for (int64_t k = 1; k < ng_strips_indices(&j->sx); k++) {
       const int64_t x = ng_strip_at(&j->sx, k);
       add_product(j, 1, pixel_at(j, y, x), pixel_at(j, y + dy, x + dx), 0.0f, product_at(j, i, k));
     }

@@ -41,7 +41,7 @@ ng_axis ng_axis_of(const ng_conv *c, int32_t i);
 ng_range ng_axis_tap_range(const ng_axis *a, int64_t k);   /* image coordinates that tap k covers */
 ng_range ng_axis_paired_taps(const ng_axis *a, int64_t d); /* taps k such that k + d is a tap */
 ng_strips ng_strips_of(const ng_axis *a, int64_t d);
-static inline int64_t ng_strips_count(const ng_strips *s) { return 1 + s->low + s->high; }
+static inline int64_t ng_strips_indices(const ng_strips *s) { return 1 + s->low + s->high; }
 int64_t ng_strip_at(const ng_strips *s, int64_t i); /* the coordinate of index i > 0 */
 /* Write to `index` the indices from which block (k, k + d) is combined: 0, then the indices of the coordinates of
  * `inner` that the block does not contain. Return how many; 0 means that the block is zero. */

@@ -103,7 +103,7 @@ static int64_t product_count(const ng_conv *c) {
   for (int64_t dy = 0; dy < v.taps; dy++) {
     for (int64_t dx = 0; dx < h.taps; dx++) {
       const ng_strips sy = ng_strips_of(&v, dy), sx = ng_strips_of(&h, dx);
-      most = ng_max64(most, ng_strips_count(&sy) * ng_strips_count(&sx));
+      most = ng_max64(most, ng_strips_indices(&sy) * ng_strips_indices(&sx));
     }
   }
   return most;
@@ -156,7 +156,7 @@ double ng_conv_shift_cost(const ng_conv *c, int64_t channels, int64_t samples) {
       const ng_strips sy = ng_strips_of(&v, dy), sx = ng_strips_of(&h, dx);
       const int64_t height = sy.inner.to - sy.inner.from, width = sx.inner.to - sx.inner.from;
       if (height <= 0 || width <= 0) continue;
-      const int64_t ny = ng_strips_count(&sy), nx = ng_strips_count(&sx);
+      const int64_t ny = ng_strips_indices(&sy), nx = ng_strips_indices(&sx);
       const ng_range ky = ng_axis_paired_taps(&v, dy), kx = ng_axis_paired_taps(&h, dx);
       const double call = (double)((dx == 0 ? 1 : height) + ny * nx - 1);
       rows += (double)((height + ny - 1) * (width + nx - 1)) * (dy == 0 && dx == 0 ? 0.6 : 1.0);

@@ -1,11 +1,11 @@
 /* largest.c: select the k largest magnitudes of vectors, and store them as sparse rows.
  *
- * In: groups of elements (flat.h). Out: indices, ascending; values, indices in blocks, residuals. O(n) operations; the
+ * In: groups of elements (flat.h), each with an optional error. Out: indices, ascending; values, indices in blocks, residuals. O(n) operations; the
  * result does not depend on the number of threads.
  *
  * A key (flat.h) consists of three digits of 11, 10 and 10 bits. A histogram of the first digits finds the bin of the k-th
- * largest key. Its other digits are found in the same way among the keys of this bin. x is read twice: once for the sum
- * and the histogram, once to collect the elements in this bin and in the bins above. */
+ * largest key. Its other digits are found in the same way among the keys of this bin. x is read twice: once for
+ * x <- error + by x and the histogram, once to collect the elements in this bin and in the bins above. */
 #include <string.h>
 
 #include "kernel/entries.h"
@@ -35,7 +35,7 @@ NG_CLONES static void add_error(float *restrict x, const float *restrict error, 
  * because two increments of the same counter would wait for each other. */
 static void count_first(const ng_largest *v, int64_t from, int64_t to, int32_t *count) {
   memset(count, 0, (size_t)COPIES * BINS * sizeof *count);
-  for (int64_t at = from, n; at < to; at += n) { /* the sums stay in the first-level cache */
+  for (int64_t at = from, n; at < to; at += n) { /* a line stays in the L1 cache */
     float *x = v->x + at;
     int64_t i = 0;
     n = ng_min64(NG_FLAT_LINE, to - at);

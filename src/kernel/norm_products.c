@@ -16,7 +16,7 @@
 
 enum {
   GUESS_ROWS = 16,      /* rows whose mean is the guess */
-  PIECE_FLOATS = 65536, /* least floats of a piece */
+  PIECE_FLOATS = 65536, /* a batch has 1 + floats / PIECE_FLOATS pieces */
   STRIP = 64,           /* channels whose sums fit the registers: see add_strip */
   NARROW = 256,         /* largest number of channels for which add_strip is faster than add_all */
   AHEAD = 8,            /* rows between a prefetch and its use */

@@ -157,7 +157,7 @@ static void solve_left(ng_queue *q, ng_sym L, int64_t m, float *B, int64_t ldb) 
 static const ng_linalg_ops small = {
     .shift = ng_host_shift, .factor = factor, .invert = invert, .solve_left = solve_left};
 
-static bool is_small(const ng_matrix *m) {
+static bool small_handles(const ng_matrix *m) {
   return m->form == NG_FORM_SYMMETRIC && m->n <= MOST && !m->in_double &&
          m->average_dtype != NG_F64 && m->result_dtype != NG_F64 &&
          (m->result == NG_RESULT_INVERSE || m->result == NG_RESULT_CHOLESKY);
@@ -175,7 +175,7 @@ static void solve_piece(void *arg, int32_t piece) {
   ng_queue own = {.backend = &backend};
   _Alignas(64) float scratch[SCRATCH];
   for (int64_t i = piece; i < j->n; i += j->pieces) {
-    if (is_small(j->list[i])) ng_host_solve(&own, &j->list[i], 1, scratch);
+    if (small_handles(j->list[i])) ng_host_solve(&own, &j->list[i], 1, scratch);
   }
 }
 
@@ -183,7 +183,7 @@ void ng_small_solve(ng_queue *q, ng_matrix *const *list, int64_t n, float *scrat
   small_job j = {list, n, 1};
   int64_t work = 0;
   for (int64_t i = 0; i < n; i++) {
-    if (is_small(list[i])) {
+    if (small_handles(list[i])) {
       work += list[i]->n * list[i]->n * list[i]->n;
     } else {
       ng_host_solve(q, &list[i], 1, scratch);

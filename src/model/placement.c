@@ -176,8 +176,8 @@ ng_status ng_place_blocks(ng_precond *p) {
   return NG_OK;
 }
 
-/* With NG_SPREAD_LOCAL only the owner observes (DP-KFAC, arXiv 2206.15143).  In tests ctx->place may change the owner
- * of a statistic to another rank of the block's column. */
+/* With NG_SPREAD_LOCAL only the owner of a statistic observes the statistic (DP-KFAC, arXiv 2206.15143).  Tests may set
+ * ctx->place to move this owner to another rank of the block's column of the rank grid. */
 void ng_place_stats(ng_block *b) {
   const int32_t rank = b->ctx->rank, ranks = b->ctx->ranks;
   b->has_averages = b->averages_everywhere = true;

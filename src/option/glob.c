@@ -205,7 +205,7 @@ bool ng_globs_of_search(const char *expression, char *out, size_t size) {
 static bool is_expression(const ng_glob *g) {
   for (const char *s = g->from; s < g->to; s = skip_element(s)) {
     if (strchr("^$|()", *s) != NULL || (s[0] == '[' && s[1] == '[' && s[2] == ':')) return true;
-    if (g->is_broken && (*s == '[' || *s == '\\')) return false; /* skip_element may return NULL */
+    if (g->is_broken && (*s == '[' || *s == '\\')) return false; /* here skip_element is NULL */
   }
   return false;
 }

@@ -196,14 +196,14 @@ static ng_status place_blocks(ng_precond *p, equal_plans *t) {
   *t = (equal_plans){ng_object(p, W * sizeof *t->owns), ng_object(p, W * sizeof *t->has_block),
                      ng_object(p, (W + 1) * sizeof *t->first)};
   ng_status st = ng_objects_status(p);
-  if (st == NG_OK) st = ng_shards_plan(p);
+  if (st == NG_OK) st = ng_shards_make_planned(p);
   if (st == NG_OK) st = ng_setup_place(p);
   if (st == NG_OK) find_owners(p, t);
   return st;
 }
 
 static void release(ng_precond *p) {
-  ng_shards_unplan(p);
+  ng_shards_undo_planned(p);
   ng_setup_release(p);
 }
 

@@ -208,7 +208,7 @@ ng_status ng_setup_ready(ng_precond *p) {
   ng_status st = ng_groups_compare(p);
   if (st == NG_OK) st = ng_shards_exchange(p);
   if (st != NG_OK) { /* all ranks of this stage have an error */
-    if (!p->is_broken) (void)ng_stages_check(p, st);
+    if (!p->is_broken) (void)ng_pipeline_check(p, st);
     if (st == NG_ERR_COMM) p->is_broken = true;
     ng_setup_release(p);
     return st;
@@ -224,7 +224,7 @@ ng_status ng_setup_ready(ng_precond *p) {
   st = ng_exchange_compare_models(p, hash, st);
   if (st == NG_OK) st = ng_grid_groups(p);
   if (st != NG_ERR_COMM) {
-    const ng_status worst = ng_stages_check(p, st);
+    const ng_status worst = ng_pipeline_check(p, st);
     if (st == NG_OK) st = worst;
   } else {
     ng_exchange_abort(p);

@@ -38,10 +38,10 @@ ng_status ng_shards_exchange(ng_precond *p); /* collective; call before blocks a
 /* After placement: set on which rank of each model group observations of a sharded layer count. */
 ng_status ng_shards_set_primary(ng_precond *p);
 void ng_shards_plan_memory(const ng_precond *p, ng_plan *plan);
-/* For ng_plan_ranks: shard the layers named by ng_plan_shard, as ng_shards_exchange would.  ng_shards_unplan: restore
+/* For ng_plan_ranks: shard the layers named by ng_plan_shard, as ng_shards_exchange would.  ng_shards_undo_planned: restore
  * them, before ng_setup_release. */
-ng_status ng_shards_plan(ng_precond *p);
-void ng_shards_unplan(ng_precond *p);
+ng_status ng_shards_make_planned(ng_precond *p);
+void ng_shards_undo_planned(ng_precond *p);
 ng_status ng_shards_refuse_planned(ng_precond *p); /* in ng_ready: fail after ng_plan_shard */
 /* Add the messages of sharded layers to a plan. */
 void ng_shards_count(const ng_precond *p, ng_rank_plan *out);

@@ -49,7 +49,7 @@ static ng_status shard_layer(ng_precond *p, ng_entry *e, double *width) {
   return st;
 }
 
-ng_status ng_shards_plan(ng_precond *p) {
+ng_status ng_shards_make_planned(ng_precond *p) {
   int32_t M = 0;
   for (int32_t i = 0; i < p->entries; i++) {
     M = p->entry[i]->plan_members > 0 ? p->entry[i]->plan_members : M;
@@ -72,7 +72,7 @@ ng_status ng_shards_plan(ng_precond *p) {
 }
 
 /* Restore the registered widths.  ng_setup_release then frees the shards. */
-void ng_shards_unplan(ng_precond *p) {
+void ng_shards_undo_planned(ng_precond *p) {
   for (int32_t i = 0; i < p->entries; i++) {
     ng_entry *e = p->entry[i];
     if (e->plan_members == 0) continue;

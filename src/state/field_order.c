@@ -11,7 +11,7 @@ int64_t ng_field_count(const ng_field *f) {
 }
 
 int64_t ng_field_bytes(const ng_field *f) { return ng_field_count(f) * ng_dtype_size(f->dtype); }
-int64_t ng_field_piece(const ng_field *f) {
+int64_t ng_field_send_count(const ng_field *f) {
   return f->slice == NULL || f->by_rows ? ng_field_count(f) : f->cols;
 }
 

@@ -93,7 +93,7 @@ static bool read_header(load_data *x) {
 /* Two tasks: read the header; list the arrays.  Only the first one allocates memory of the context. */
 static void read_or_list(void *arg, int32_t i) {
   load_data *x = arg;
-  if (i == 1) ng_work_list(&x->w);
+  if (i == 1) ng_work_list_state(&x->w);
   if (i == 0 && x->w.is_rank0 && !x->w.file_or_stream->stream) (void)read_header(x);
 }
 
@@ -103,7 +103,7 @@ static void prepare(load_data *x, ng_precond *p, const char *call, const ng_stat
   if (!ng_work_open(w, p, call, from)) return;
   ng_parallel(p->ctx, 2, read_or_list, x);
   if (from->stream && w->is_rank0) (void)read_header(x);
-  if (ng_work_list_status(w) && p->ctx->ranks > 1) w->memory = ng_work_alloc(w, w->largest);
+  if (ng_work_list_state_status(w) && p->ctx->ranks > 1) w->memory = ng_work_alloc(w, w->largest);
   w->source.threads = (ngio_threads){all_threads, p->ctx};
 }
 
@@ -147,7 +147,7 @@ static ng_rect intersect(ng_rect a, ng_rect b) {
 /* Append the pieces of array i to the list.  Return false if its entry in the manifest is invalid. */
 static bool list_pieces(load_data *x, int32_t i, const ngio_value *entry, int64_t at) {
   const ng_field *f = &x->w.item[i].field;
-  const ngio_value *list = x->is_single_file ? NULL : ng_pieces_read(entry, f, x->snapshot.parts);
+  const ngio_value *list = x->is_single_file ? NULL : ng_pieces_check(entry, f, x->snapshot.parts);
   const ngio_value *v = x->is_single_file ? entry : ngio_first(list);
   for (; v != NULL; v = x->is_single_file ? NULL : ngio_next(list, v)) {
     piece q = {.listed = ng_piece_of(v, f), .item = i, .staged_offset = at};
@@ -386,9 +386,9 @@ static void store_lane(void *arg, int32_t lane) {
 /* Send an array from rank 0 row by row; every rank copies its elements of each row. */
 static ng_status send_rows(ng_work *w, const ng_item *item) {
   const ng_field *f = &item->field;
-  const int64_t bytes = ng_field_piece(f) * ng_dtype_size(f->dtype);
+  const int64_t bytes = ng_field_send_count(f) * ng_dtype_size(f->dtype);
   ng_status st = NG_OK;
-  for (int64_t row = 0; row < ng_work_rows(f) && st == NG_OK; row++) {
+  for (int64_t row = 0; row < ng_work_transfers(f) && st == NG_OK; row++) {
     if (w->is_rank0) memcpy(w->memory, (const char *)item->data + row * bytes, (size_t)bytes);
     st = ng_work_broadcast(w, w->memory, bytes, 0);
     if (st == NG_OK) ng_work_copy_part(w, f, row, false);

@@ -277,7 +277,7 @@ static bool has_duplicate_part(const ngio_value *pieces) {
 }
 
 /* The pieces must be in order and without gaps, and every key must be known. */
-const ngio_value *ng_pieces_read(const ngio_value *v, const ng_field *f, int32_t parts) {
+const ngio_value *ng_pieces_check(const ngio_value *v, const ng_field *f, int32_t parts) {
   const ngio_value *pieces = ngio_get(v, "pieces"), *x = ngio_first(pieces);
   const bool by_rows = ngio_get(x, "from_row") != NULL;
   const int64_t all = by_rows ? f->rows : f->cols;

@@ -110,8 +110,8 @@ static void assign_writers(save_data *x) {
 static void prepare(save_data *x, ng_precond *p, const char *call, const ng_state_file *to) {
   ng_work *w = &x->w;
   if (!ng_work_open(w, p, call, to)) return;
-  ng_work_list(w);
-  if (!ng_work_list_status(w)) return;
+  ng_work_list_state(w);
+  if (!ng_work_list_state_status(w)) return;
   x->writes = x->parts > 1 || w->is_rank0;
   x->bytes = ng_work_alloc(w, x->parts * (int64_t)sizeof *x->bytes);
   x->count = ng_work_alloc(w, x->parts * (int64_t)sizeof *x->count);
@@ -151,11 +151,11 @@ static ng_status find_suppliers(save_data *x) {
  * Collective, so it is called also after a failure of this rank. */
 static ng_status process_rows(save_data *x, const ng_field *f, double *seal) {
   ng_work *w = &x->w;
-  const int64_t n = ng_field_piece(f), bytes = n * ng_dtype_size(f->dtype);
+  const int64_t n = ng_field_send_count(f), bytes = n * ng_dtype_size(f->dtype);
   ng_status st = NG_OK;
   uint32_t crc = 0;
   bool finite = true;
-  for (int64_t row = 0; row < ng_work_rows(f) && st == NG_OK; row++) {
+  for (int64_t row = 0; row < ng_work_transfers(f) && st == NG_OK; row++) {
     st = ng_work_gather_row(w, f, row);
     if (st != NG_OK || !w->is_rank0 || w->st != NG_OK) continue;
     if (seal != NULL) {
@@ -368,7 +368,7 @@ ng_status ng_state_save(ng_precond *p, const char *call, const ng_state_file *to
   NG_TRY(ng_work_agree(w));
   if (w->is_rank0 && can_read_all_parts(&x)) { /* also remove the parts of earlier states */
     (void)ng_work_check_io(
-        w, ngio_writer_finish_whole(&w->writer, x.id.text, w->message, sizeof w->message));
+        w, ngio_writer_finish_and_sweep(&w->writer, x.id.text, w->message, sizeof w->message));
   }
   NG_TRY(ng_work_agree(w));
   ng_log(p->ctx, NG_LOG_INFO, "state: saved = %s parts = %d steps = %lld",

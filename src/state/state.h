@@ -37,7 +37,7 @@ enum { NG_WIDEST = 8 };
 int64_t ng_field_count(const ng_field *f); /* number of elements in the file and in memory */
 int64_t ng_field_bytes(const ng_field *f);
 /* Return the number of elements that ranks send at once: one row if ranks hold columns of the array, otherwise all. */
-int64_t ng_field_piece(const ng_field *f);
+int64_t ng_field_send_count(const ng_field *f);
 
 /* Rows [top, bottom) and columns [left, right) of an array. */
 typedef struct ng_rect {

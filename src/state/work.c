@@ -69,7 +69,7 @@ static ng_status list_field(void *arg, const char *key, ng_field *f) {
   const ng_item item = {.field = *f, .key = key};
   const int64_t size = ng_dtype_size(f->dtype);
   w->widths |= size;
-  w->largest = ng_max64(w->largest, ng_field_piece(f) * size);
+  w->largest = ng_max64(w->largest, ng_field_send_count(f) * size);
   if (f->slice == NULL && f->data != NULL)
     w->largest_local = ng_max64(w->largest_local, ng_field_bytes(f));
   ngio_out_bytes(&w->items, &item, sizeof item);
@@ -86,14 +86,14 @@ static int by_width(const void *a, const void *b) {
 }
 
 /* Visit each key only once: with many blocks a visit is slow, because their memory is not in the cache. */
-void ng_work_list(ng_work *w) {
+void ng_work_list_state(ng_work *w) {
   for (int32_t k = 0; k < ng_state_keys(w->p); k++) {
     (void)ng_state_key_fields(w->p, k, list_field, w);
     ng_state_append_numbers(w->p, k, &w->numbers);
   }
 }
 
-bool ng_work_list_status(ng_work *w) {
+bool ng_work_list_state_status(ng_work *w) {
   if (w->items.lost || w->names.lost || w->numbers.lost)
     return ng_work_fail(w, NG_ERR_NOMEM, "no memory");
   w->item = (void *)w->items.text;
@@ -168,7 +168,7 @@ ng_status ng_work_broadcast(ng_work *w, void *buffer, int64_t bytes, int32_t roo
 /* Slice bounds count rows or columns.  Return the number of contiguous elements for each of these in a row to send. */
 static int64_t slice_unit(const ng_field *f) { return f->by_rows ? f->cols : 1; }
 
-int64_t ng_work_rows(const ng_field *f) { return f->by_rows ? 1 : f->rows; }
+int64_t ng_work_transfers(const ng_field *f) { return f->by_rows ? 1 : f->rows; }
 
 void ng_work_copy_part(ng_work *w, const ng_field *f, int64_t row, bool out) {
   const int32_t rank = w->p->ctx->rank;

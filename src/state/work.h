@@ -59,10 +59,10 @@ typedef struct ng_work {
 
 /* Check the arguments, and that no step is in progress.  A stream needs its callback on rank 0 only. */
 bool ng_work_open(ng_work *w, ng_precond *p, const char *call, const ng_state_file *at);
-/* List the arrays and numbers of the state.  ng_work_list only changes `items` to `largest`, so that another thread can
- * read a file at the same time.  Call ng_work_list_status afterwards; it stores a failure in *w. */
-void ng_work_list(ng_work *w);
-bool ng_work_list_status(ng_work *w);
+/* List the arrays and numbers of the state.  ng_work_list_state only changes `items` to `largest`, so that another thread can
+ * read a file at the same time.  Call ng_work_list_state_status afterwards; it stores a failure in *w. */
+void ng_work_list_state(ng_work *w);
+bool ng_work_list_state_status(ng_work *w);
 void ng_work_close(ng_work *w); /* also after a failure; removes an unfinished file */
 
 /* Allocate memory that ng_work_close frees.  Without memory, return NULL and store the failure in *w. */
@@ -84,7 +84,7 @@ ng_status ng_work_agree(ng_work *w);
  * counts as one row.
  * ng_work_copy_part: copy this rank's elements of row `row` to w->memory (out), or from w->memory.
  * ng_work_gather_row: gather the row in w->memory on all ranks. */
-int64_t ng_work_rows(const ng_field *f);
+int64_t ng_work_transfers(const ng_field *f);
 void ng_work_copy_part(ng_work *w, const ng_field *f, int64_t row, bool out);
 ng_status ng_work_gather_row(ng_work *w, const ng_field *f, int64_t row);
 
@@ -142,7 +142,7 @@ void ng_snapshot_apply(ng_precond *p, const ng_snapshot *s, const double *values
 
 /* Check the list of pieces in `v`, the entry of an array in a manifest of `parts` files.  Return the list, or NULL if
  * it is invalid. */
-const ngio_value *ng_pieces_read(const ngio_value *v, const ng_field *f, int32_t parts);
+const ngio_value *ng_pieces_check(const ngio_value *v, const ng_field *f, int32_t parts);
 /* Read a piece of this list, or the entry of an array in one file.  If `v` is invalid, `crc` of the result is NULL. */
 ng_part_piece ng_piece_of(const ngio_value *v, const ng_field *f);
 

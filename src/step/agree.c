@@ -215,7 +215,7 @@ static ng_status check_stage(ng_precond *p) {
 ng_status ng_exchange_check(ng_precond *p) {
   ng_status st = check_stage(p);
   if (st == NG_ERR_COMM) return st; /* all transports are aborted */
-  st = ng_stages_check(p, st < NG_OK ? st : p->step->status);
+  st = ng_pipeline_check(p, st < NG_OK ? st : p->step->status);
   if (st >= NG_OK) return NG_OK;
   if (st != NG_ERR_COMM) p->step->status = st;
   return st;
@@ -274,7 +274,7 @@ ng_status ng_exchange_agree(ng_precond *p, ng_sums sums[2]) {
   ng_status st = ng_exchange_sum(p, x, AGREED + verdicts, "agree");
   if (st != NG_OK) return st;
   read_verdicts(p, x + AGREED);
-  st = ng_stages_sum(p, x, AGREED, "agree");
+  st = ng_pipeline_sum(p, x, AGREED, "agree");
   if (st != NG_OK) return st;
   st = ng_exchange_worst_status(p, x, s->status, "ranks");
   s->status = st;

@@ -72,7 +72,7 @@ double ng_clip_weight(const ng_block *b) {
  * and contains <D, H>, |D|^2 and |H|^2. Set the ascent k = radius / |D|, where |D| is the norm over all blocks with
  * ascent, also blocks of other pipeline stages. */
 static ng_sums combine_sums(ng_precond *p, const ng_sums sums[2]) {
-  const double MOST = (double)FLT_MAX / 64.0; /* k times a clip factor up to 64 fits f32 */
+  const double MOST = (double)FLT_MAX / 64.0; /* k times a clip factor of 64 fits f32 */
   const ng_sums h = sums[1];
   const double k = h.d2 > 0.0 ? fmin(p->opt.base.radius / sqrt(h.d2), MOST) : 0.0;
   p->step->ascent = k;

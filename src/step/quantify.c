@@ -56,7 +56,9 @@ ng_status ng_quantify_plan(ng_precond *p) {
 
 /* Return whether u is the fused update, because the model has no block. With pipeline stages the model has other stages,
  * and a stage without blocks reports <D, PD> of all stages. */
-static bool measures_update(const ng_precond *p) { return p->blocks == 0 && !ng_stages_exist(p); }
+static bool measures_update(const ng_precond *p) {
+  return p->blocks == 0 && !ng_pipeline_exists(p);
+}
 
 /* ---- counting --------------------------------------------------------------------------------*/
 

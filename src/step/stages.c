@@ -7,7 +7,7 @@
  * so all ranks have equal sums. */
 #include "step/step.h"
 
-bool ng_stages_exist(const ng_precond *p) {
+bool ng_pipeline_exists(const ng_precond *p) {
   return p->ctx->stages != NULL && p->ctx->stages->size > 1;
 }
 
@@ -38,19 +38,19 @@ ng_status ng_groups_compare(ng_precond *p) {
   return st;
 }
 
-ng_status ng_stages_sum(ng_precond *p, double *x, int64_t n, const char *what) {
-  if (!ng_stages_exist(p)) return NG_OK;
+ng_status ng_pipeline_sum(ng_precond *p, double *x, int64_t n, const char *what) {
+  if (!ng_pipeline_exists(p)) return NG_OK;
   return ng_exchange_sum_over(p, p->ctx->stages, x, n, what);
 }
 
-ng_status ng_stages_check(ng_precond *p, ng_status local) {
+ng_status ng_pipeline_check(ng_precond *p, ng_status local) {
   double x[NG_CODES + 1 + NG_HASH_PIECES];
   double *refused = x + NG_CODES, *same = refused + 1;
-  if (!ng_stages_exist(p)) return local;
+  if (!ng_pipeline_exists(p)) return local;
   ng_codes_write(x, local);
   *refused = p->step->refused;
   ng_hash_split(same, ng_hash_number(ng_options_hash(p), p->step->lr));
-  const ng_status st = ng_stages_sum(p, x, NG_CODES + 1 + NG_HASH_PIECES, "check");
+  const ng_status st = ng_pipeline_sum(p, x, NG_CODES + 1 + NG_HASH_PIECES, "check");
   if (st != NG_OK) return st;
   const ng_status worst = ng_exchange_worst_status(p, x, local, "pipeline stages");
   if (worst < NG_OK) return worst;

@@ -214,11 +214,11 @@ void ng_exchange_reset(ng_precond *p); /* after a step or a reset: no block wait
 /* At ng_ready: return NG_ERR_COMM if some ranks have a stage_group (or model_group) and others have none, or one of another
  * size. */
 ng_status ng_groups_compare(ng_precond *p);
-bool ng_stages_exist(const ng_precond *p); /* there are several pipeline stages */
+bool ng_pipeline_exists(const ng_precond *p); /* there are several pipeline stages */
 /* Sum x[0..n) over the pipeline stages.  Before the call x is equal on all ranks of a stage. */
-ng_status ng_stages_sum(ng_precond *p, double *x, int64_t n, const char *what);
+ng_status ng_pipeline_sum(ng_precond *p, double *x, int64_t n, const char *what);
 /* Return the worst error of all stages; NG_ERR_STATE if their options or learning rates differ; otherwise `local`. */
-ng_status ng_stages_check(ng_precond *p, ng_status local);
+ng_status ng_pipeline_check(ng_precond *p, ng_status local);
 
 /* ---- weights: gather.c -----------------------------------------------------------------------*/
 

@@ -1,6 +1,7 @@
 /* topk.c: all ranks select the largest entries of a sliced window jointly (ng_family.select_topk).
  *
- * In: blocks of which every rank has observed a slice of the gradient, after `check`. Out: the sums of their statistics,
+ * In: blocks of which every rank has observed a slice of the gradient; the station
+ * `check` has agreed that the step goes on. Out: the sums of their statistics,
  * complete as after any other observation. Each round sums a few numbers over ranks and narrows the range of the smallest
  * selected magnitude. */
 #include "step/step.h"

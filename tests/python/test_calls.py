@@ -142,7 +142,7 @@ class Rows(Alike):
                 k.step()
 
 
-class Others(Alike):
+class ForeignHooks(Alike):
     """Hooks and forwards of other programs."""
 
     def test_a_hook_that_was_there_and_changes_the_output(self):

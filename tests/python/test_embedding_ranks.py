@@ -99,7 +99,7 @@ class EmbeddingRanks(Case):
         worst = ((torch.tensor(got).double() - expected).abs().max() / expected.abs().max()).item()
         self.assertLess(worst, tolerance)
 
-    def test_shards_are_the_whole_batch(self):
+    def test_ranks_equal_the_whole_batch(self):
         for how in ("plain", "padding", "checkpoint", "autocast"):
             x, factor = data(how)
             expected, tolerance = by_definition(Model("plain") if how != "padding" else Model(how), "table",

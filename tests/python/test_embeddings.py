@@ -85,7 +85,7 @@ def mean_loss(x, samples):
     return loss
 
 
-class Numbers(Case):
+class GradientsByDefinition(Case):
     def check(self, model, x, samples, counts, kind=None, **options):
         loss = mean_loss(x, samples)
         expected, tolerance = by_definition(model, "table", loss, counts, full=options.get("damping_split") == "full")

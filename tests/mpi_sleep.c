@@ -1,4 +1,4 @@
-/* mpi_patience.c: blocking collectives of MPI that give the core to other processes, for tests with more ranks than
+/* mpi_sleep.c: blocking collectives of MPI that give the core to other processes, for tests with more ranks than
  * cores.
  *
  * MPICH polls while it waits, so a rank that waits for a rank without a core keeps its own core for its whole time
@@ -6,11 +6,11 @@
  * and sleep. Splitting a communicator still waits inside MPI.
  *
  * For MPICH only: the tests call the collectives of other MPIs directly. */
-#include "mpi_patience.h"
+#include "mpi_sleep.h"
 
 #include <mpi.h>
 
-void mpi_patience(void) {}
+void mpi_link_sleeping_collectives(void) {}
 
 #if defined(MPICH_VERSION)
 #include <sched.h>
