@@ -547,10 +547,10 @@ typedef struct ng_batch {
    * are sent while other layers are observed. */
   int32_t last;
   /* If ranks share one micro-batch: number of its samples on all ranks; index of this rank's first
-   * sample.  The statistics are then those of one rank with all samples: stat_batch, and stat_scale
-   * = eva, kaisa or chainerkfac, apply to all samples; damping_leak is not divided by the number of
-   * ranks.  All micro-batches of a step have the same `whole`.  0 (default): each rank has its own
-   * micro-batch, as in the published programs.  Ignored with statistics = local. */
+   * sample.  The statistics then equal the statistics of one rank with all samples: stat_batch and
+   * stat_scale (eva, kaisa, chainerkfac) count all samples, and damping_leak is not divided by the
+   * number of ranks.  All micro-batches of a step have the same `whole`.  0 (default): each rank has
+   * its own micro-batch, as in the published programs.  Ignored with statistics = local. */
   int64_t whole, first;
 } ng_batch;
 NG_API void ng_batch_init(ng_batch *b, size_t size);

@@ -24,7 +24,7 @@ ng_status ranks_run(int32_t n, rank_fn fn, void *arg, ng_status *per_rank);
 #if defined(NG_TEST_MPI)
 int32_t ranks_there(void); /* number of processes, at most 8 */
 
-/* Make the transport of a group of n processes.  All of them call this function; ng_mpi_release frees the transport. */
+/* Make the transport of a group of n processes.  Each process calls this function.  ng_mpi_release frees the transport. */
 ng_status ranks_group(int32_t n, const int *list, ng_transport *out);
 #endif
 

@@ -3,8 +3,8 @@
 
     bert.py [--task classify | answer] [--model FOLDER of a model of transformers] [--method kaisa]
 
-If the package transformers is installed, the model is that of --model, or a small BERT of random weights; else a small encoder of
-PyTorch with the same outputs.  --data is a file of torch.save: {"tokens": [n, t], "labels": [n]} for classify,
+With the package transformers the script trains the model of --model; without --model, a small BERT of random weights.  Without
+the package it trains a small encoder of PyTorch, which has the same outputs.  --data is a file of torch.save: {"tokens": [n, t], "labels": [n]} for classify,
 {"tokens": [n, t], "begin": [n], "end": [n]} for answer; without --data the texts are generated.
 """
 import sys
