@@ -5,7 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "dense.h"
 #include "draw.h"
 #include "linalg_check.h"
 
@@ -108,6 +107,13 @@ ng_queue queue_of(const ng_backend *on) {
   return (ng_queue){.backend = on, .run = backwards, .threads = 3};
 }
 
+bool same(float x, float y) {
+  uint32_t a, b;
+  memcpy(&a, &x, sizeof a);
+  memcpy(&b, &y, sizeof b);
+  return a == b || (isnan(x) && isnan(y));
+}
+
 enum { GUARD = 16 };
 static const uint32_t canary = 0x7fc0dead;
 
@@ -161,14 +167,8 @@ void sym_check(ng_sym s) {
 }
 void sym_free(ng_sym s) { free(s.a - GUARD); }
 
-double *doubles(int64_t count) {
-  double *d = calloc((size_t)count, sizeof *d);
-  if (d == NULL) abort();
-  return d;
-}
-
 double *dense(ng_sym s) {
-  double *d = doubles(s.n * s.n);
+  double *d = zeros(s.n * s.n);
   for (int64_t i = 0; i < s.n; i++) {
     for (int64_t j = 0; j < s.n; j++) {
       d[i * s.n + j] = (double)s.a[ng_sym_at(s.n, i, j)];
@@ -178,7 +178,7 @@ double *dense(ng_sym s) {
 }
 
 double *dense_mat(mat m) {
-  double *d = doubles(m.rows * m.cols);
+  double *d = zeros(m.rows * m.cols);
   for (int64_t i = 0; i < m.rows; i++) {
     for (int64_t j = 0; j < m.cols; j++) {
       d[i * m.cols + j] = (double)m.a[i * m.ld + j];
@@ -197,7 +197,7 @@ ng_sym sym_random(int64_t n) {
 
 ng_sym sym_positive(int64_t n, double shift) {
   ng_sym s = sym_new(n);
-  double *x = doubles(n * n);
+  double *x = zeros(n * n);
   for (int64_t i = 0; i < n * n; i++) {
     x[i] = uniform();
   }
@@ -251,3 +251,4 @@ void work_free(void *work, int64_t bytes) {
 }
 
 const int64_t sizes[SIZES] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 17, 31, 32, 33, 64, 65, 130, 257};
+const int64_t lengths[LENGTHS] = {1, 2, 3, 7, 8, 9, 31, 255, 256, 257, 513, 8191, 16385, 33001};

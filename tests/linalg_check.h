@@ -10,6 +10,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 
+#include "dense.h"
 #include "late.h"
 
 #define U32 ((double)FLT_EPSILON / 2) /* unit roundoff */
@@ -58,8 +59,7 @@ ng_sym sym_copy(ng_sym s);
 void sym_check(ng_sym s);
 void sym_free(ng_sym s);
 
-double *doubles(int64_t count); /* zeros; free() */
-double *dense(ng_sym s);        /* element by element through ng_sym_at */
+double *dense(ng_sym s); /* element by element through ng_sym_at */
 double *dense_mat(mat m);
 double frobenius(const double *a, int64_t count);
 double *times(const double *A, const double *B, int64_t m, int64_t k, int64_t n); /* dense A B */
@@ -73,6 +73,15 @@ extern const int64_t sizes[SIZES];
 #define EACH_SIZE(n)                                                                               \
   for (int i_ = 0, go_ = 1; i_ < SIZES; i_++, go_ = 1)                                             \
     for (const int64_t n = sizes[i_]; go_; go_ = 0)
+
+/* Odd lengths, lengths above the cut of a loop, and lengths near the tiles of a conversion. */
+enum { LENGTHS = 14 };
+extern const int64_t lengths[LENGTHS];
+#define EACH_LENGTH(n)                                                                             \
+  for (int n_ = 0, in_ = 1; n_ < LENGTHS; n_++, in_ = 1)                                           \
+    for (const int64_t n = lengths[n_]; in_; in_ = 0)
+
+bool same(float x, float y); /* equal bits, or both NaN */
 
 static inline void sym_set(ng_sym s, int64_t i, int64_t j, float v) {
   s.a[ng_sym_at(s.n, i, j)] = v;

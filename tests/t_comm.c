@@ -8,7 +8,6 @@
 #include <inttypes.h>
 #include <sched.h>
 #include <stdatomic.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -447,14 +446,12 @@ static void sums_have_the_bits_of_rank_order(void **state) {
  * 263, 2055 and 16777223 lie half way between two numbers of the type; ties round to even. */
 static ng_status narrow_body(ng_comm *c, const ng_transport *t, const comm_case *how) {
   static const ng_dtype type[] = {NG_BF16, NG_F16, NG_F32};
-  static const double large[] = {256.0, 2048.0, 16777216.0};
-  static const double want[] = {264.0, 2056.0, 16777224.0};
+  static const double large[] = {256.0, 2048.0, 16777216.0}, want[] = {264.0, 2056.0, 16777224.0};
   const ng_group world = ng_group_world(c);
   for (size_t k = 0; k < 3; k++) {
-    double room;
+    double room, once;
     put(&room, type[k], 0, c->rank == 0 ? large[k] : 1.0);
     DO(ng_comm_sum(c, &world, &room, 1, type[k]));
-    double once;
     put(&once, type[k], 0, large[k] + how->n - 1);
     NEED(get(&room, type[k], 0) == get(&once, type[k], 0));
     NEED(how->n != 8 || get(&room, type[k], 0) == want[k]);

@@ -2,9 +2,6 @@
  * structs of other headers; sizes that are too large; memory and tokens of embeddings. */
 #include "unit_test.h"
 
-#include <math.h>
-#include <stdbool.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

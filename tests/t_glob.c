@@ -6,7 +6,6 @@
 
 #include <fnmatch.h>
 #include <regex.h>
-#include <stdio.h>
 #include <string.h>
 
 static ng_layer layer(const char *name, int32_t kind) {

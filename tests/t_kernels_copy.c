@@ -2,7 +2,6 @@
  * expected elements, for every dtype and layout, and write nothing else. */
 #include "unit_test.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 #include "draw.h"

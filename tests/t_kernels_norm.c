@@ -3,7 +3,6 @@
 #include "unit_test.h"
 
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,5 +1,5 @@
 /* t_linalg.c: the contract of linalg.h.  Every implementation runs the same cases, against dense loops in double
- * and against identities: A X = B, A V = V w, V V' = I. */
+ * and against identities: L L' = A, A X = B.  Eigenvalues and QR: t_eigen.c. */
 #include "unit_test.h"
 
 #include <math.h>
@@ -205,7 +205,7 @@ static double residual(const double *A, const double *X, const double *B, int64_
 /* Return the right-hand sides as columns; they are the columns of B (left) or its rows. */
 static double *columns(mat B, bool left) {
   const int64_t n = left ? B.rows : B.cols, m = left ? B.cols : B.rows;
-  double *d = doubles(n * m);
+  double *d = zeros(n * m);
   for (int64_t i = 0; i < n * m; i++)
     d[i] = (double)B.a[left ? i / m * B.ld + i % m : i % m * B.ld + i / m];
   return d;
@@ -267,7 +267,7 @@ static void factor_invert_solve(void **arg) {
 }
 
 static double *dense64(int64_t n, const double *a) {
-  double *d = doubles(n * n);
+  double *d = zeros(n * n);
   for (int64_t i = 0; i < n * n; i++) {
     d[i] = a[ng_sym_at(n, i / n, i % n)];
   }
@@ -280,14 +280,14 @@ static void factor_invert_in_double(void **arg) {
   EACH_SIZE(n) {
     CASE("double n = %" PRId64, n);
     ng_sym s = sym_positive(n, 1e-3);
-    double *a = doubles(ng_sym_count(n) + 1);
+    double *a = zeros(ng_sym_count(n) + 1);
     for (int64_t i = 0; i < ng_sym_count(n); i++) {
       a[i] = (double)s.a[i];
     }
     a[ng_sym_count(n)] = 42.0;
     double *A = dense64(n, a);
     CHECK(INFO(q, factor64, n, a) == 0);
-    double *L = dense64(n, a), *b = doubles(n), *x = doubles(n);
+    double *L = dense64(n, a), *b = zeros(n), *x = zeros(n);
     check_ratio(FACTOR, on, factor_error(A, L, n) / ((double)(n + 2) * U64));
     for (int64_t i = 0; i < n; i++) {
       b[i] = x[i] = uniform();
@@ -320,7 +320,7 @@ static void indefinite_matrices_report_their_minor(void **arg) {
       for (int zero = 0; zero < 2; zero++) {
         CASE("n = %" PRId64 ", minor %" PRId64 " %s", n, k + 1, zero ? "zero" : "negative");
         ng_sym s = sym_new(n);
-        double *a = doubles(ng_sym_count(n));
+        double *a = zeros(ng_sym_count(n));
         sym_diagonal(s, 0.0f);
         for (int64_t r = 0; r < n; r++) { /* L: ones on the diagonal and just below */
           const double d = r != k ? 1.0 : zero ? 0.0 : -1.0;
@@ -346,227 +346,11 @@ static void indefinite_matrices_report_their_minor(void **arg) {
   }
 }
 
-/* ---- eigen -----------------------------------------------------------------------------------*/
-
-/* Row i of V [n,n] is the vector of w[i]; u: unit of rounding; known: eigenvalues, ascending, or NULL. */
-static void eigen_check(const ng_backend *on, const double *A, const double *V, const double *w,
-                        const double *known, int64_t n, double u) {
-  const double size = frobenius(A, n * n), nu = (double)n * u;
-  double *VA = times(V, A, n, n, n);
-  double most = 0.0;
-  for (int64_t i = 0; i < n; i++) {
-    CHECK(isfinite(w[i]));
-    CHECK(i == 0 || w[i] >= w[i - 1]);
-    for (int64_t j = 0; j < n; j++) {
-      CHECK(isfinite(V[i * n + j]));
-      VA[i * n + j] -= w[i] * V[i * n + j];
-      double sum = i == j ? -1.0 : 0.0;
-      for (int64_t l = 0; l < n; l++) {
-        sum += V[i * n + l] * V[j * n + l];
-      }
-      most = fmax(most, fabs(sum));
-    }
-    if (known != NULL) {
-      const double e = fabs(w[i] - known[i]);
-      if (e > 0.0) check_ratio(VALUES, on, e / (nu * size));
-    }
-  }
-  check_ratio(ORTHOGONAL, on, most / nu);
-  const double r = frobenius(VA, n * n);
-  check_ratio(EIGEN, on, r == 0.0 ? 0.0 : r / (nu * size)); /* the zero matrix has size 0 */
-  free(VA);
-}
-
-static void decompose64(const ng_backend *on, int64_t n, double *V, double *w) {
-  ng_queue queue = queue_of(on), *q = &queue;
-  const int64_t bytes = on->linalg->eigen64_work(q, n);
-  void *work = work_new(bytes);
-  CHECK(INFO(q, eigen64, n, V, w, work) == 0);
-  work_free(work, bytes);
-}
-
-static void eigen_case(const ng_backend *on, ng_sym s, const double *known) {
-  ng_queue queue = queue_of(on), *q = &queue;
-  const int64_t n = s.n;
-  double *A = dense(s), *V64 = doubles(n * n), *w64 = doubles(n);
-  mat V = mat_new(n, n, 0), w = mat_new(1, n, 0);
-  ng_sym_unpack(s, V.a, V.ld);
-  const int64_t bytes = on->linalg->eigen_work(q, n);
-  void *work = work_new(bytes);
-  CHECK(INFO(q, eigen, n, V.a, w.a, work) == 0);
-  work_free(work, bytes);
-  mat_check(V);
-  mat_check(w);
-  for (int64_t i = 0; i < n * n; i++) {
-    V64[i] = (double)V.a[i];
-  }
-  for (int64_t i = 0; i < n; i++) {
-    w64[i] = (double)w.a[i];
-  }
-  eigen_check(on, A, V64, w64, known, n, U32);
-
-  memcpy(V64, A, (size_t)(n * n) * sizeof *V64);
-  decompose64(on, n, V64, w64);
-  eigen_check(on, A, V64, w64, known, n, U64);
-  free(A);
-  free(V64);
-  free(w64);
-  mat_free(V);
-  mat_free(w);
-}
-
-static void eigen_decomposes(void **arg) {
-  const ng_backend *on = *arg;
-  EACH_SIZE(n) {
-    double *known = doubles(n);
-    CASE("eigen random n = %" PRId64, n);
-    ng_sym s = sym_random(n);
-    eigen_case(on, s, NULL);
-    CASE("eigen tiny n = %" PRId64, n);
-    for (int64_t i = 0; i < ng_sym_count(n); i++) {
-      s.a[i] *= 1e-30f; /* its squares are 0 in float */
-    }
-    eigen_case(on, s, NULL);
-    CASE("eigen zero n = %" PRId64, n);
-    sym_diagonal(s, 0.0f);
-    eigen_case(on, s, known);
-    CASE("eigen identity n = %" PRId64, n);
-    sym_diagonal(s, 1.0f);
-    for (int64_t i = 0; i < n; i++) {
-      known[i] = 1.0;
-    }
-    eigen_case(on, s, known);
-    CASE("eigen rank one n = %" PRId64, n);
-    double sum = 0.0;
-    float *x = malloc((size_t)n * sizeof *x);
-    for (int64_t i = 0; i < n; i++) {
-      x[i] = (float)(1 + i % 7) * (i % 2 ? -1.0f : 1.0f); /* integers: the matrix is exact */
-      sum += (double)x[i] * (double)x[i];
-      known[i] = 0.0;
-      for (int64_t j = 0; j <= i; j++) {
-        sym_set(s, i, j, x[i] * x[j]);
-      }
-    }
-    known[n - 1] = sum;
-    eigen_case(on, s, known);
-    CASE("eigen diagonal n = %" PRId64, n);
-    sym_diagonal(s, 0.0f);
-    for (int64_t i = 0; i < n; i++) { /* descending, in pairs, from positive to negative */
-      sym_set(s, i, i, (float)(n / 2 - i / 2 * 2));
-      known[n - 1 - i] = (double)(n / 2 - i / 2 * 2);
-    }
-    eigen_case(on, s, known);
-    CASE("eigen second difference n = %" PRId64, n);
-    sym_diagonal(s, 0.0f);
-    for (int64_t i = 0; i < n; i++) { /* Golub & Van Loan 4.8.3: 2 - 2 cos(pi k / (n + 1)) */
-      sym_set(s, i, i, 2.0f);
-      if (i > 0) sym_set(s, i, i - 1, -1.0f);
-      known[i] = 2.0 - 2.0 * cos(acos(-1.0) * (double)(i + 1) / (double)(n + 1));
-    }
-    eigen_case(on, s, known);
-    free(x);
-    free(known);
-    sym_free(s);
-  }
-}
-
-/* ---- QR --------------------------------------------------------------------------------------*/
-
-/* Row i of X is column i of A, so A = Q R with R = Q'A, which is upper triangular. */
-static void qr_case(const ng_backend *on, mat X) {
-  ng_queue queue = queue_of(on), *q = &queue;
-  const int64_t n = X.rows, m = X.cols, bytes = on->linalg->qr_work(q, m, n);
-  void *work = work_new(bytes);
-  double *A = dense_mat(X);
-  const double size = frobenius(A, n * m);
-  CHECK(INFO(q, qr, m, n, X.a, X.ld, work) == 0);
-  work_free(work, bytes);
-  mat_check(X);
-  double *Q = dense_mat(X), most = 0.0;
-  for (int64_t i = 0; i < n; i++) {
-    for (int64_t j = 0; j < n; j++) {
-      double sum = i == j ? -1.0 : 0.0;
-      for (int64_t l = 0; l < m; l++)
-        sum += Q[i * m + l] * Q[j * m + l];
-      most = fmax(most, fabs(sum));
-    }
-  }
-  check_ratio(ORTHOGONAL, on, most / ((double)m * U32));
-  /* A_j -= sum over i <= j of Q_i R_ij, where R is computed from A_j before the subtraction */
-  for (int64_t j = 0; j < n; j++) {
-    double *R = doubles(j + 1);
-    for (int64_t i = 0; i <= j; i++) {
-      for (int64_t l = 0; l < m; l++)
-        R[i] += Q[i * m + l] * A[j * m + l];
-    }
-    for (int64_t i = 0; i <= j; i++) {
-      for (int64_t l = 0; l < m; l++)
-        A[j * m + l] -= R[i] * Q[i * m + l];
-    }
-    free(R);
-  }
-  const double r = frobenius(A, n * m);
-  check_ratio(QR, on, r == 0.0 ? 0.0 : r / ((double)(m + 4) * U32 * size));
-  free(A);
-  free(Q);
-  mat_free(X);
-}
-
-static void qr_is_orthogonal(void **arg) {
-  static const char *const kind[] = {"random", "rank one", "zero", "tiny", "graded"};
-  EACH_SIZE(n) {
-    for (int k = 0; k < 5; k++) {
-      for (int64_t more = 0; more < 8; more += 7) {
-        CASE("qr %s n = %" PRId64 " m = %" PRId64, kind[k], n, n + more);
-        mat X = mat_random(n, n + more, 3);
-        for (int64_t i = 0; i < n; i++) {
-          for (int64_t l = 0; l < X.cols && k > 0; l++) {
-            float *x = &X.a[i * X.ld + l];
-            *x = k == 1   ? X.a[l] * (float)(1 + i % 3)
-                 : k == 2 ? 0.0f
-                 : k == 3 ? *x * 1e-30f
-                          : *x * ldexpf(1.0f, (int)(-i % 40));
-          }
-        }
-        qr_case(*arg, X);
-      }
-    }
-  }
-}
-
-/* Squares of these entries leave the range of double. */
-static void eigen_of_extremes_in_double(void **arg) {
-  const ng_backend *on = *arg;
-  static const double scales[] = {1e-200, 1e200};
-  for (int64_t n = 2; n <= 9; n++) {
-    for (int k = 0; k < 2; k++) {
-      CASE("n = %" PRId64 " scale = %g", n, scales[k]);
-      double *A = doubles(n * n), *V = doubles(n * n), *w = doubles(n);
-      for (int64_t i = 0; i < n; i++) {
-        for (int64_t j = 0; j <= i; j++) {
-          A[i * n + j] = A[j * n + i] = uniform();
-          V[i * n + j] = V[j * n + i] = A[i * n + j] * scales[k];
-        }
-      }
-      decompose64(on, n, V, w);
-      for (int64_t i = 0; i < n; i++) {
-        w[i] /= scales[k];
-      }
-      eigen_check(on, A, V, w, NULL, n, 2.0 * U64); /* 2: the scaling rounds again */
-      free(A);
-      free(V);
-      free(w);
-    }
-  }
-}
-
 int main(void) {
   const struct CMUnitTest tests[] = {
       EACH(gemm_multiplies),         EACH(blocks_accumulate),
       EACH(symmetric_multiplies),    EACH(factor_invert_solve),
       EACH(factor_invert_in_double), EACH(indefinite_matrices_report_their_minor),
-      EACH(eigen_decomposes),        EACH(eigen_of_extremes_in_double),
-      EACH(qr_is_orthogonal),
   };
   return run_on_backends("linalg", tests, sizeof tests / sizeof tests[0]);
 }

@@ -24,7 +24,7 @@ static double now(void) {
 
 /* A random vector of entries in [-1, 1); its norm is about sqrt(n / 3). */
 static double *probe(int64_t n) {
-  double *z = doubles(n);
+  double *z = zeros(n);
   for (int64_t i = 0; i < n; i++) {
     z[i] = uniform();
   }
@@ -42,7 +42,7 @@ static double distance(const double *x, const double *y, int64_t n) {
 /* Largest eigenvalue of a positive matrix by power iteration.  The estimate is too small, so ratios are too large,
  * never too small. */
 static double largest(ng_sym s) {
-  double *x = probe(s.n), *y = doubles(s.n), size = 0.0;
+  double *x = probe(s.n), *y = zeros(s.n), size = 0.0;
   for (int i = 0; i < 12; i++) {
     ng_sym_vector(s, x, y);
     size = frobenius(y, s.n) / frobenius(x, s.n);
@@ -91,7 +91,7 @@ static void cholesky(int64_t n) {
   enum { M = 3 };
   CASE("Cholesky n = %" PRId64, n);
   ng_sym s = damped(n), l = sym_copy(s);
-  double *z = probe(n), *x = doubles(n), *y = doubles(n);
+  double *z = probe(n), *x = zeros(n), *y = zeros(n);
   const double size = largest(s);
 
   double t = now();
@@ -173,7 +173,7 @@ static void eigen(int64_t n) {
   work_free(work, bytes);
   mat_check(V);
   mat_check(w);
-  double *z = probe(n), *x = doubles(n), *y = doubles(n), trace = 0.0;
+  double *z = probe(n), *x = zeros(n), *y = zeros(n), trace = 0.0;
   for (int64_t i = 0; i < n; i++) {
     CHECK(i == 0 || w.a[i] >= w.a[i - 1]);
     trace += (double)w.a[i];

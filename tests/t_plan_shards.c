@@ -2,7 +2,6 @@
  * station on every rank; wrong arguments; the model after planning. */
 #include "unit_test.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -5,7 +5,6 @@
 #include "unit_test.h"
 
 #include <math.h>
-#include <stdio.h>
 #include <string.h>
 
 /* The row's options without clip. */

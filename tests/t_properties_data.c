@@ -5,7 +5,6 @@
 #include "unit_test.h"
 
 #include <math.h>
-#include <stdio.h>
 #include <string.h>
 
 static void copy(double *to, const double *from, int64_t n) {

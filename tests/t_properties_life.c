@@ -8,8 +8,6 @@
 #include "unit_test.h"
 
 #include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #if defined(NG_TEST_MPI)

@@ -2,7 +2,6 @@
  * collectives, unsupported methods and options.  Ranks fail together, with a message that names the cause. */
 #include "unit_test.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

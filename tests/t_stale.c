@@ -10,7 +10,6 @@
 #include "stale_rule.h"
 #include "unit_test.h"
 
-#include <stdio.h>
 
 enum { RANKS = 2, STEPS = 40 };
 #define SPLIT(how)                                                                                 \

@@ -1,7 +1,6 @@
 /* t_standin.c: the stand-in of a device (standin.c) runs blocks in every order, and finds threads that do not meet. */
 #include "unit_test.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 #include "standin.h"

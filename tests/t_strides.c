@@ -7,7 +7,6 @@
 
 #include <math.h>
 #include <stdbool.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -16,7 +15,6 @@
 #include "element.h"
 #include "fixture.h"
 #include "kernels.h"
-#include "late.h"
 #include "model/model.h"
 
 /* ---- addresses -------------------------------------------------------------------------------*/

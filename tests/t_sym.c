@@ -83,7 +83,7 @@ static void vectors_are_multiplied(void **arg) {
   EACH_SIZE(n) {
     CASE("n = %" PRId64, n);
     ng_sym s = sym_random(n);
-    double *x = doubles(n), *y = doubles(n), *d = dense(s);
+    double *x = zeros(n), *y = zeros(n), *d = dense(s);
     for (int64_t i = 0; i < n; i++) {
       x[i] = uniform();
       y[i] = NAN;

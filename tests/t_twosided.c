@@ -95,7 +95,7 @@ static double entry(const flank *f, int32_t group, int64_t r, int64_t c, bool le
 static void predict(const flank *l, const flank *r, int32_t group, bool copy, ng_spectrum s,
                     double *X) {
   enum { N = ROWS * COLS };
-  double *M = doubles(N * N), D[N];
+  double *M = zeros(N * N), D[N];
   for (int64_t a = 0; a < N; a++) {
     for (int64_t b = 0; b < N; b++) {
       M[a * N + b] = entry(l, group, a / COLS, b / COLS, true, s.on_g) *
@@ -297,7 +297,7 @@ static void roots(void **arg) {
         ng_queue_wait(q);
         work_free(scratch, floats * (int64_t)sizeof *scratch);
         sym_check(X);
-        double *A = dense(F), *R = dense(X), *Z = doubles(n * n);
+        double *A = dense(F), *R = dense(X), *Z = zeros(n * n);
         for (int64_t i = 0; i < n; i++) {
           A[i * (n + 1)] += shift + on;
           Z[i * (n + 1)] = 1.0;
@@ -385,7 +385,7 @@ static void refreshes(void **arg) {
     m.F = F.a;
     double *A = dense(F), top = 0.0, first = 0.0, last = 0.0;
     for (int step = 0; step < 60; step++) {
-      double *old = dense_mat(V), *sorted = doubles(n * n), *I = doubles(n * n);
+      double *old = dense_mat(V), *sorted = zeros(n * n), *I = zeros(n * n);
       CHECK(ng_matrix_refresh(q, &m, order, scratch));
       ng_queue_wait(q);
       mat_check(V);

@@ -7,8 +7,8 @@ set(natgrad_quick_tests
     cli_train example_00_hello example_10_digits_mlp example_20_three_layers
     example_30_cpp exports fuzz_options fuzz_safetensors fuzz_state header house python_core
     python_front_torch1 python_front_torch2 readme rooms sizes t_alloc t_arguments t_bindings
-    t_comm t_context t_convert t_data t_describe t_engine t_golden t_linalg
-    t_models t_nn t_nn_forward t_norm t_options t_oracle t_properties t_published t_rankone
+    t_comm t_context t_convert t_data t_describe t_eigen t_engine t_golden t_linalg
+    t_models t_nn t_nn_forward t_norm t_options t_oracle t_properties t_published t_rankone t_rows
     t_settings t_state t_sym t_train t_vector t_window_golden)
 
 # cmocka gives each test `state`, and a table of functions gives each entry arguments; few read all.
@@ -51,6 +51,7 @@ set(natgrad_unit_tests
     t_convert
     t_crc
     t_describe
+    t_eigen
     t_engine
     t_factor_files
     t_family
@@ -70,6 +71,8 @@ set(natgrad_unit_tests
     t_kernels_copy
     t_kernels_emit
     t_kernels_gram
+    t_kernels_largest
+    t_kernels_measure
     t_kernels_norm
     t_kernels_window
     t_ladder
@@ -103,6 +106,7 @@ set(natgrad_unit_tests
     t_queue
     t_rankone
     t_reports
+    t_rows
     t_safetensors_read
     t_safetensors_write
     t_same
@@ -144,6 +148,7 @@ set(natgrad_test_support_sources
     tests/fixture.c
     tests/folder.c
     tests/late.c
+    tests/late_kernels.c
     tests/late_memory.c
     tests/layer_oracle.c
     tests/oracle.c
@@ -183,7 +188,7 @@ endfunction()
 natgrad_share(bound t_bindings t_left_out)
 natgrad_share(effects t_option_effects)
 # Kernels of a device, on the stand-in of standin.c. bench/gpu.sh runs them on a GPU.
-foreach(test t_kernels_emit t_kernels_gram t_kernels_norm t_strides)
+foreach(test t_kernels_emit t_kernels_gram t_kernels_measure t_kernels_norm t_strides)
   target_sources(${test} PRIVATE cuda/backend.c cuda/backend_sums.c cuda/stage.c tests/kernels.c tests/standin.c)
   target_include_directories(${test} PRIVATE cuda)
 endforeach()
@@ -192,8 +197,9 @@ target_include_directories(t_standin PRIVATE cuda)
 add_executable(gpu_eva bench/gpu_eva.c tests/standin.c)
 target_include_directories(gpu_eva PRIVATE cuda tests)
 target_link_libraries(gpu_eva PRIVATE m)
+natgrad_share(directions t_kernels_emit t_kernels_measure)
 natgrad_share(io_check t_npy t_safetensors_read t_safetensors_write)
-natgrad_share(linalg_check t_linalg t_linalg_long t_sym t_twosided t_vector)
+natgrad_share(linalg_check t_eigen t_linalg t_linalg_long t_rows t_sym t_twosided t_vector)
 natgrad_share(misuse t_describe t_engine)
 natgrad_share(pictures t_kernels_gram)
 natgrad_share(huge_model t_finite t_huge)

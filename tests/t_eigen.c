@@ -1,0 +1,230 @@
+/* t_eigen.c: the contract of the eigendecompositions and of QR in linalg.h.  Every implementation runs the same cases,
+ * against known eigenvalues and identities: A V = V w, V V' = I, A = Q R. */
+#include "unit_test.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "linalg_check.h"
+
+/* Row i of V [n,n] is the vector of w[i]; u: unit of rounding; known: eigenvalues, ascending, or NULL. */
+static void eigen_check(const ng_backend *on, const double *A, const double *V, const double *w,
+                        const double *known, int64_t n, double u) {
+  const double size = frobenius(A, n * n), nu = (double)n * u;
+  double *VA = times(V, A, n, n, n);
+  double most = 0.0;
+  for (int64_t i = 0; i < n; i++) {
+    CHECK(isfinite(w[i]));
+    CHECK(i == 0 || w[i] >= w[i - 1]);
+    for (int64_t j = 0; j < n; j++) {
+      CHECK(isfinite(V[i * n + j]));
+      VA[i * n + j] -= w[i] * V[i * n + j];
+      double sum = i == j ? -1.0 : 0.0;
+      for (int64_t l = 0; l < n; l++) {
+        sum += V[i * n + l] * V[j * n + l];
+      }
+      most = fmax(most, fabs(sum));
+    }
+    if (known != NULL) {
+      const double e = fabs(w[i] - known[i]);
+      if (e > 0.0) check_ratio(VALUES, on, e / (nu * size));
+    }
+  }
+  check_ratio(ORTHOGONAL, on, most / nu);
+  const double r = frobenius(VA, n * n);
+  check_ratio(EIGEN, on, r == 0.0 ? 0.0 : r / (nu * size)); /* the zero matrix has size 0 */
+  free(VA);
+}
+
+static void decompose64(const ng_backend *on, int64_t n, double *V, double *w) {
+  ng_queue queue = queue_of(on), *q = &queue;
+  const int64_t bytes = on->linalg->eigen64_work(q, n);
+  void *work = work_new(bytes);
+  CHECK(INFO(q, eigen64, n, V, w, work) == 0);
+  work_free(work, bytes);
+}
+
+static void eigen_case(const ng_backend *on, ng_sym s, const double *known) {
+  ng_queue queue = queue_of(on), *q = &queue;
+  const int64_t n = s.n;
+  double *A = dense(s), *V64 = zeros(n * n), *w64 = zeros(n);
+  mat V = mat_new(n, n, 0), w = mat_new(1, n, 0);
+  ng_sym_unpack(s, V.a, V.ld);
+  const int64_t bytes = on->linalg->eigen_work(q, n);
+  void *work = work_new(bytes);
+  CHECK(INFO(q, eigen, n, V.a, w.a, work) == 0);
+  work_free(work, bytes);
+  mat_check(V);
+  mat_check(w);
+  for (int64_t i = 0; i < n * n; i++) {
+    V64[i] = (double)V.a[i];
+  }
+  for (int64_t i = 0; i < n; i++) {
+    w64[i] = (double)w.a[i];
+  }
+  eigen_check(on, A, V64, w64, known, n, U32);
+
+  memcpy(V64, A, (size_t)(n * n) * sizeof *V64);
+  decompose64(on, n, V64, w64);
+  eigen_check(on, A, V64, w64, known, n, U64);
+  free(A);
+  free(V64);
+  free(w64);
+  mat_free(V);
+  mat_free(w);
+}
+
+static void eigen_decomposes(void **arg) {
+  const ng_backend *on = *arg;
+  EACH_SIZE(n) {
+    double *known = zeros(n);
+    CASE("eigen random n = %" PRId64, n);
+    ng_sym s = sym_random(n);
+    eigen_case(on, s, NULL);
+    CASE("eigen tiny n = %" PRId64, n);
+    for (int64_t i = 0; i < ng_sym_count(n); i++) {
+      s.a[i] *= 1e-30f; /* its squares are 0 in float */
+    }
+    eigen_case(on, s, NULL);
+    CASE("eigen zero n = %" PRId64, n);
+    sym_diagonal(s, 0.0f);
+    eigen_case(on, s, known);
+    CASE("eigen identity n = %" PRId64, n);
+    sym_diagonal(s, 1.0f);
+    for (int64_t i = 0; i < n; i++) {
+      known[i] = 1.0;
+    }
+    eigen_case(on, s, known);
+    CASE("eigen rank one n = %" PRId64, n);
+    double sum = 0.0;
+    float *x = malloc((size_t)n * sizeof *x);
+    for (int64_t i = 0; i < n; i++) {
+      x[i] = (float)(1 + i % 7) * (i % 2 ? -1.0f : 1.0f); /* integers: the matrix is exact */
+      sum += (double)x[i] * (double)x[i];
+      known[i] = 0.0;
+      for (int64_t j = 0; j <= i; j++) {
+        sym_set(s, i, j, x[i] * x[j]);
+      }
+    }
+    known[n - 1] = sum;
+    eigen_case(on, s, known);
+    CASE("eigen diagonal n = %" PRId64, n);
+    sym_diagonal(s, 0.0f);
+    for (int64_t i = 0; i < n; i++) { /* descending, in pairs, from positive to negative */
+      sym_set(s, i, i, (float)(n / 2 - i / 2 * 2));
+      known[n - 1 - i] = (double)(n / 2 - i / 2 * 2);
+    }
+    eigen_case(on, s, known);
+    CASE("eigen second difference n = %" PRId64, n);
+    sym_diagonal(s, 0.0f);
+    for (int64_t i = 0; i < n; i++) { /* Golub & Van Loan 4.8.3: 2 - 2 cos(pi k / (n + 1)) */
+      sym_set(s, i, i, 2.0f);
+      if (i > 0) sym_set(s, i, i - 1, -1.0f);
+      known[i] = 2.0 - 2.0 * cos(acos(-1.0) * (double)(i + 1) / (double)(n + 1));
+    }
+    eigen_case(on, s, known);
+    free(x);
+    free(known);
+    sym_free(s);
+  }
+}
+
+/* ---- QR --------------------------------------------------------------------------------------*/
+
+/* Row i of X is column i of A, so A = Q R with R = Q'A, which is upper triangular. */
+static void qr_case(const ng_backend *on, mat X) {
+  ng_queue queue = queue_of(on), *q = &queue;
+  const int64_t n = X.rows, m = X.cols, bytes = on->linalg->qr_work(q, m, n);
+  void *work = work_new(bytes);
+  double *A = dense_mat(X);
+  const double size = frobenius(A, n * m);
+  CHECK(INFO(q, qr, m, n, X.a, X.ld, work) == 0);
+  work_free(work, bytes);
+  mat_check(X);
+  double *Q = dense_mat(X), most = 0.0;
+  for (int64_t i = 0; i < n; i++) {
+    for (int64_t j = 0; j < n; j++) {
+      double sum = i == j ? -1.0 : 0.0;
+      for (int64_t l = 0; l < m; l++)
+        sum += Q[i * m + l] * Q[j * m + l];
+      most = fmax(most, fabs(sum));
+    }
+  }
+  check_ratio(ORTHOGONAL, on, most / ((double)m * U32));
+  /* A_j -= sum over i <= j of Q_i R_ij, where R is computed from A_j before the subtraction */
+  for (int64_t j = 0; j < n; j++) {
+    double *R = zeros(j + 1);
+    for (int64_t i = 0; i <= j; i++) {
+      for (int64_t l = 0; l < m; l++)
+        R[i] += Q[i * m + l] * A[j * m + l];
+    }
+    for (int64_t i = 0; i <= j; i++) {
+      for (int64_t l = 0; l < m; l++)
+        A[j * m + l] -= R[i] * Q[i * m + l];
+    }
+    free(R);
+  }
+  const double r = frobenius(A, n * m);
+  check_ratio(QR, on, r == 0.0 ? 0.0 : r / ((double)(m + 4) * U32 * size));
+  free(A);
+  free(Q);
+  mat_free(X);
+}
+
+static void qr_is_orthogonal(void **arg) {
+  static const char *const kind[] = {"random", "rank one", "zero", "tiny", "graded"};
+  EACH_SIZE(n) {
+    for (int k = 0; k < 5; k++) {
+      for (int64_t more = 0; more < 8; more += 7) {
+        CASE("qr %s n = %" PRId64 " m = %" PRId64, kind[k], n, n + more);
+        mat X = mat_random(n, n + more, 3);
+        for (int64_t i = 0; i < n; i++) {
+          for (int64_t l = 0; l < X.cols && k > 0; l++) {
+            float *x = &X.a[i * X.ld + l];
+            *x = k == 1   ? X.a[l] * (float)(1 + i % 3)
+                 : k == 2 ? 0.0f
+                 : k == 3 ? *x * 1e-30f
+                          : *x * ldexpf(1.0f, (int)(-i % 40));
+          }
+        }
+        qr_case(*arg, X);
+      }
+    }
+  }
+}
+
+/* Squares of these entries leave the range of double. */
+static void eigen_of_extremes_in_double(void **arg) {
+  const ng_backend *on = *arg;
+  static const double scales[] = {1e-200, 1e200};
+  for (int64_t n = 2; n <= 9; n++) {
+    for (int k = 0; k < 2; k++) {
+      CASE("n = %" PRId64 " scale = %g", n, scales[k]);
+      double *A = zeros(n * n), *V = zeros(n * n), *w = zeros(n);
+      for (int64_t i = 0; i < n; i++) {
+        for (int64_t j = 0; j <= i; j++) {
+          A[i * n + j] = A[j * n + i] = uniform();
+          V[i * n + j] = V[j * n + i] = A[i * n + j] * scales[k];
+        }
+      }
+      decompose64(on, n, V, w);
+      for (int64_t i = 0; i < n; i++) {
+        w[i] /= scales[k];
+      }
+      eigen_check(on, A, V, w, NULL, n, 2.0 * U64); /* 2: the scaling rounds again */
+      free(A);
+      free(V);
+      free(w);
+    }
+  }
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      EACH(eigen_decomposes),
+      EACH(eigen_of_extremes_in_double),
+      EACH(qr_is_orthogonal),
+  };
+  return run_on_backends("eigen", tests, sizeof tests / sizeof tests[0]);
+}
