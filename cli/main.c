@@ -4,7 +4,7 @@
  *   OPENBLAS_CORETYPE        on a processor that OpenBLAS does not know, it selects AVX2 kernels, at half the speed;
  *                            ng_build_info names a better core type in its line "hint"
  *   OPENBLAS_THREAD_TIMEOUT  idle threads of OpenBLAS spin for 2^26 cycles and take processor time from the trainer's
- *                            loops; 2^14 is the shortest time that does not slow a factorisation */
+ *                            loops; 2^18 cycles (0.1 ms) free the cores and slow no small factorisation */
 #include "common/commands.h"
 
 #include <errno.h>
@@ -54,7 +54,7 @@ static void usage(void) {
        "tolerance; train: stopped or diverged); 2: bad input, or output could not be written.\n\n"
        "Environment: NG_<OPTION> sets an option of the library (replay uses the recording's\n"
        "value); NG_LOG=info prints the log; `natgrad info --environment` lists all variables.\n\n"
-       "With OpenBLAS, the program restarts itself with OPENBLAS_THREAD_TIMEOUT=14, so that idle\n"
+       "With OpenBLAS, the program restarts itself with OPENBLAS_THREAD_TIMEOUT=18, so that idle\n"
        "threads of OpenBLAS do not occupy cores, and with another OPENBLAS_CORETYPE if OpenBLAS\n"
        "selected AVX2 kernels on a processor with AVX-512.  NATGRAD_KEEP_KERNEL=1 prevents this.");
 }
@@ -88,7 +88,7 @@ static void restart_with_blas_environment(char **argv) {
     value[strcspn(value, " ")] = 0;
     (void)setenv(hint, value, 0); /* 0: keep the user's value */
   }
-  (void)setenv("OPENBLAS_THREAD_TIMEOUT", "14", 0);
+  (void)setenv("OPENBLAS_THREAD_TIMEOUT", "18", 0);
   if (setenv("NATGRAD_STARTED_AGAIN", "1", 1) != 0) return;
   (void)fflush(stdout);
   (void)execv("/proc/self/exe", argv); /* if exec fails, continue: slower, but correct */

@@ -28,9 +28,9 @@ def _avx512():
 @contextlib.contextmanager
 def _best_kernels():
     """While OpenBLAS loads, set the variables that it reads.  OPENBLAS_CORETYPE selects AVX-512 kernels, because
-    OpenBLAS uses AVX2 on unknown processors.  OPENBLAS_THREAD_TIMEOUT lets idle threads stop spinning after 2^14, not
+    OpenBLAS uses AVX2 on unknown processors.  OPENBLAS_THREAD_TIMEOUT lets idle threads stop spinning after 2^18, not
     2^26 cycles, so that PyTorch can use their cores.  Variables that the user has set are not changed."""
-    wanted = {"OPENBLAS_THREAD_TIMEOUT": "14", **({"OPENBLAS_CORETYPE": "SkylakeX"} if _avx512() else {})}
+    wanted = {"OPENBLAS_THREAD_TIMEOUT": "18", **({"OPENBLAS_CORETYPE": "SkylakeX"} if _avx512() else {})}
     ours = {name: value for name, value in wanted.items() if name not in os.environ}
     os.environ.update(ours)
     try:

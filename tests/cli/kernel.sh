@@ -14,7 +14,7 @@ expect 0 '*kernel = Haswell*' env NATGRAD_KEEP_KERNEL=1 "$fake" info
 expect 0 "*kernel = $wide*" env NATGRAD_KEEP_KERNEL=0 "$fake" info
 expect 0 '*kernel = Zen*' env OPENBLAS_CORETYPE=Zen "$fake" info
 expect 0 '*kernel = Haswell*' timeout $patience env FAKE_DEAF=1 "$fake" info
-expect 0 '*, timeout 14*' "$fake" info
+expect 0 '*, timeout 18*' "$fake" info
 expect 0 '*, timeout 20*' env OPENBLAS_THREAD_TIMEOUT=20 "$fake" info
 expect 0 '*, timeout 26*' env NATGRAD_KEEP_KERNEL=1 "$fake" info
 # Arguments and exit code survive.
