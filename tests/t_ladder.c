@@ -15,14 +15,14 @@
 #include "fixture.h"
 #include "model/model.h"
 
-typedef struct fix {
+typedef struct ladder_run {
   fixture f;
   float a[3 * 2], g[3 * 2], dw[4];
-} fix;
+} ladder_run;
 
 static const float gradient[4] = {0.5f, -1.0f, 2.0f, 0.25f};
 
-static void start(fix *f, const char *linalg, const char *solver) {
+static void open_layer(ladder_run *f, const char *linalg, const char *solver) {
   char set[200];
   const fixture_how how = {.linalg = linalg, .threads = 1};
   const plane dw[2] = {plane_of(f->dw, 2, 2, NG_F32)};
@@ -38,22 +38,22 @@ static void start(fix *f, const char *linalg, const char *solver) {
   }
 }
 
-static void put_average(fix *f, float a00, float a10, float a11) {
+static void write_average(ladder_run *f, float a00, float a10, float a11) {
   ng_sym F = {f->f.p->block[0]->stat[NG_SIDE_A].part[0].average, 2};
   F.a[ng_sym_at(F.n, 0, 0)] = a00;
   F.a[ng_sym_at(F.n, 1, 0)] = a10;
   F.a[ng_sym_at(F.n, 1, 1)] = a11;
 }
 
-static ng_status step(fix *f) {
+static ng_status take_step(ladder_run *f) {
   const plane a = plane_of(f->a, 3, 2, NG_F32), g = plane_of(f->g, 3, 2, NG_F32);
   memcpy(f->dw, gradient, sizeof gradient);
   fixture_ok(&f->f, fixture_begin_and_observe(&f->f, 3, 0, &a, &g));
   return ng_step(f->f.p, 0.1);
 }
 
-static void counters(fix *f, int32_t rung, int64_t more, int64_t in_double, int64_t last,
-                     int64_t plain) {
+static void expect_counters(ladder_run *f, int32_t rung, int64_t more, int64_t in_double,
+                            int64_t last, int64_t plain) {
   const ng_report r = fixture_report(&f->f);
   assert_int_equal(fixture_layer_report(&f->f, 0).rung, rung);
   assert_int_equal(r.more_damping, more);
@@ -63,7 +63,7 @@ static void counters(fix *f, int32_t rung, int64_t more, int64_t in_double, int6
 }
 
 /* PD for A = diag(x, y), damping included, and G = (1 + 1e-3) I; 1e-5: a few roundings. */
-static void expect(const fix *f, double x, double y) {
+static void expect_direction(const ladder_run *f, double x, double y) {
   for (int r = 0; r < 2; r++) {
     const double want[2] = {(double)gradient[2 * r] / (x * 1.001),
                             (double)gradient[2 * r + 1] / (y * 1.001)};
@@ -82,11 +82,11 @@ enum { LINALGS = sizeof linalg / sizeof linalg[0] };
 
 static void a_good_matrix_needs_no_rung(void **state) {
   for (int i = 0; i < LINALGS; i++) {
-    fix f;
-    start(&f, linalg[i], "cholesky");
-    assert_int_equal(step(&f), NG_OK);
-    counters(&f, 0, 0, 0, 0, 0);
-    expect(&f, 1.001, 1.001);
+    ladder_run f;
+    open_layer(&f, linalg[i], "cholesky");
+    assert_int_equal(take_step(&f), NG_OK);
+    expect_counters(&f, 0, 0, 0, 0, 0);
+    expect_direction(&f, 1.001, 1.001);
     fixture_close(&f.f);
   }
 }
@@ -95,15 +95,15 @@ static void rungs_1_to_3_raise_the_damping(void **state) {
   const double below[3] = {0.005, 0.05, 0.5};
   for (int i = 0; i < LINALGS; i++) {
     for (int32_t rung = 1; rung <= 3; rung++) {
-      fix f;
+      ladder_run f;
       const double d = 1e-3 * pow(10.0, rung);
-      start(&f, linalg[i], "cholesky");
-      put_average(&f, 1.0f, 0.0f, (float)-below[rung - 1]);
-      assert_int_equal(step(&f), NG_RESCUED);
-      counters(&f, rung, 1, 0, 0, 0);
-      expect(&f, 1.0 + d, d - below[rung - 1]);
-      assert_int_equal(step(&f), NG_RESCUED);
-      counters(&f, rung, 2, 0, 0, 0);
+      open_layer(&f, linalg[i], "cholesky");
+      write_average(&f, 1.0f, 0.0f, (float)-below[rung - 1]);
+      assert_int_equal(take_step(&f), NG_RESCUED);
+      expect_counters(&f, rung, 1, 0, 0, 0);
+      expect_direction(&f, 1.0 + d, d - below[rung - 1]);
+      assert_int_equal(take_step(&f), NG_RESCUED);
+      expect_counters(&f, rung, 2, 0, 0, 0);
       fixture_close(&f.f);
     }
   }
@@ -113,12 +113,12 @@ static void rungs_1_to_3_raise_the_damping(void **state) {
  * below half a unit.  Double precision has seven digits to spare. */
 static void rung_4_solves_in_double(void **state) {
   for (int i = 0; i < LINALGS; i++) {
-    fix f;
-    start(&f, linalg[i], "cholesky");
-    put_average(&f, 1e9f, 1e9f - 64.0f, 1e9f);
-    assert_int_equal(step(&f), NG_RESCUED);
-    counters(&f, 4, 0, 1, 0, 0);
-    /* (1,-1) is an eigenvector of A with eigenvalue 64.001; (0.5,-1) has the component 0.75 */
+    ladder_run f;
+    open_layer(&f, linalg[i], "cholesky");
+    write_average(&f, 1e9f, 1e9f - 64.0f, 1e9f);
+    assert_int_equal(take_step(&f), NG_RESCUED);
+    expect_counters(&f, 4, 0, 1, 0, 0);
+    /* (1,-1) is an eigenvector of A with eigenvalue 64.001; the gradient (0.5,-1) has the component 0.75 */
     const double along = 0.75 / (64.001 * 1.001);
     assert_true(fabs((double)(f.dw[0] - f.dw[1]) / 2.0 - along) <= 1e-4 * along);
     fixture_close(&f.f);
@@ -131,20 +131,20 @@ static void rungs_5_and_6_keep_the_last_result_or_the_gradient(void **state) {
   for (int i = 0; i < LINALGS * 4 * 2; i++) {
     const int kind = i / 2 % 4;
     const bool before = i % 2 == 1; /* a good step comes first */
-    fix f;
+    ladder_run f;
     float good[4];
     memcpy(good, gradient, sizeof good);
-    start(&f, linalg[i / 8], kind == 3 ? "eigen" : "cholesky");
-    put_average(&f, 2.0f, 0.0f, 3.0f);
-    if (before) assert_int_equal(step(&f), NG_OK);
+    open_layer(&f, linalg[i / 8], kind == 3 ? "eigen" : "cholesky");
+    write_average(&f, 2.0f, 0.0f, 3.0f);
+    if (before) assert_int_equal(take_step(&f), NG_OK);
     if (before) memcpy(good, f.dw, sizeof good);
-    put_average(&f, 2.0f, 0.0f, bad[kind]);
-    assert_int_equal(step(&f), NG_RESCUED);
-    counters(&f, before ? 5 : 6, 0, 0, before, !before);
+    write_average(&f, 2.0f, 0.0f, bad[kind]);
+    assert_int_equal(take_step(&f), NG_RESCUED);
+    expect_counters(&f, before ? 5 : 6, 0, 0, before, !before);
     assert_memory_equal(good, f.dw, sizeof good);
-    put_average(&f, 2.0f, 0.0f, 3.0f); /* the next step succeeds */
-    assert_int_equal(step(&f), NG_OK);
-    counters(&f, 0, 0, 0, before, !before);
+    write_average(&f, 2.0f, 0.0f, 3.0f); /* the next step succeeds */
+    assert_int_equal(take_step(&f), NG_OK);
+    expect_counters(&f, 0, 0, 0, before, !before);
     fixture_close(&f.f);
   }
 }
@@ -155,7 +155,7 @@ static void fail_eigen(ng_queue *q, int64_t n, float *V, float *w, void *work, i
 }
 
 /* Return success with wrong eigenvectors, as LAPACK does on NaN. */
-static void wrong_vectors(ng_queue *q, int64_t n, float *V, float *w, void *work, int *info) {
+static void fake_vectors(ng_queue *q, int64_t n, float *V, float *w, void *work, int *info) {
   for (int64_t i = 0; i < n * n; i++) {
     V[i] = 0.5f;
   }
@@ -171,7 +171,7 @@ static void fail_eigen64(ng_queue *q, int64_t n, double *V, double *w, void *wor
 }
 
 /* Let a queue use a copy of its linear algebra; return the copy. */
-static ng_linalg_ops *changeable(ng_queue *q) {
+static ng_linalg_ops *replace_linalg(ng_queue *q) {
   static ng_backend backend;
   static ng_linalg_ops ops;
   ops = *q->backend->linalg;
@@ -184,25 +184,25 @@ static ng_linalg_ops *changeable(ng_queue *q) {
 /* The eigen solver returns an error or wrong vectors.  Double precision takes over, then the last good result. */
 static void a_failed_eigen_solver_is_noticed(void **state) {
   void (*const broken[])(ng_queue *, int64_t, float *, float *, void *, int *) = {fail_eigen,
-                                                                                  wrong_vectors};
+                                                                                  fake_vectors};
   for (int i = 0; i < LINALGS; i++) {
     for (int k = 0; k < 2; k++) {
-      fix f;
-      start(&f, linalg[i], "eigen");
-      put_average(&f, 2.0f, 0.5f, 3.0f);
-      assert_int_equal(step(&f), NG_OK);
+      ladder_run f;
+      open_layer(&f, linalg[i], "eigen");
+      write_average(&f, 2.0f, 0.5f, 3.0f);
+      assert_int_equal(take_step(&f), NG_OK);
       float good[4];
       memcpy(good, f.dw, sizeof good);
-      ng_linalg_ops *ops = changeable(f.f.ctx->queue);
+      ng_linalg_ops *ops = replace_linalg(f.f.ctx->queue);
       ops->eigen = broken[k];
-      assert_int_equal(step(&f), NG_RESCUED);
-      counters(&f, 4, 0, 2, 0, 0);  /* A and G */
-      for (int j = 0; j < 4; j++) { /* f32 against double: a few roundings */
+      assert_int_equal(take_step(&f), NG_RESCUED);
+      expect_counters(&f, 4, 0, 2, 0, 0); /* A and G */
+      for (int j = 0; j < 4; j++) {       /* f32 against double: a few roundings */
         assert_true(fabs((double)(f.dw[j] - good[j])) <= 1e-5 * fabs((double)good[j]));
       }
       ops->eigen64 = fail_eigen64;
-      assert_int_equal(step(&f), NG_RESCUED);
-      counters(&f, 5, 0, 2, 2, 0);
+      assert_int_equal(take_step(&f), NG_RESCUED);
+      expect_counters(&f, 5, 0, 2, 2, 0);
       fixture_close(&f.f);
     }
   }
@@ -215,12 +215,12 @@ static void skip_invert(ng_queue *q, ng_sym L, int *info) {
 }
 
 static void a_wrong_inverse_is_noticed(void **state) {
-  fix f;
-  start(&f, "ref", "cholesky");
-  put_average(&f, 2.0f, 0.5f, 3.0f);
-  changeable(f.f.ctx->queue)->invert = skip_invert;
-  assert_int_equal(step(&f), NG_RESCUED);
-  counters(&f, 4, 0, 1, 0, 0); /* A only; for G = 1.001 I the root is its own inverse to 1.5e-3 */
+  ladder_run f;
+  open_layer(&f, "ref", "cholesky");
+  write_average(&f, 2.0f, 0.5f, 3.0f);
+  replace_linalg(f.f.ctx->queue)->invert = skip_invert;
+  assert_int_equal(take_step(&f), NG_RESCUED);
+  expect_counters(&f, 4, 0, 1, 0, 0); /* A only: L of G = 1.001 I equals the inverse up to 1.5e-3 */
   fixture_close(&f.f);
 }
 
@@ -232,23 +232,23 @@ static struct {
   bool factor, in_double;
 } wrong;
 
-static void wrong_factor(ng_queue *q, ng_sym S, int *info) {
+static void corrupt_factor(ng_queue *q, ng_sym S, int *info) {
   wrong.real->factor(q, S, info);
   if (wrong.in_double) *info = 1;
   if (wrong.factor) S.a[ng_sym_at(S.n, 1, 1)] = wrong.entry;
 }
 
-static void wrong_invert(ng_queue *q, ng_sym L, int *info) {
+static void corrupt_inverse(ng_queue *q, ng_sym L, int *info) {
   wrong.real->invert(q, L, info);
   if (!wrong.factor) L.a[ng_sym_at(L.n, 1, 1)] = wrong.entry;
 }
 
-static void wrong_factor64(ng_queue *q, int64_t n, double *a, int *info) {
+static void corrupt_factor64(ng_queue *q, int64_t n, double *a, int *info) {
   wrong.real->factor64(q, n, a, info);
   if (wrong.in_double && wrong.factor) a[ng_sym_at(n, 1, 1)] = (double)wrong.entry;
 }
 
-static void wrong_invert64(ng_queue *q, int64_t n, double *a, int *info) {
+static void corrupt_inverse64(ng_queue *q, int64_t n, double *a, int *info) {
   wrong.real->invert64(q, n, a, info);
   if (wrong.in_double && !wrong.factor) a[ng_sym_at(n, 1, 1)] = (double)wrong.entry;
 }
@@ -258,15 +258,15 @@ static void one_wrong_entry_is_noticed(void **state) {
     float worst; /* F = diag(4, worst, 9) */
     float of_inverse, of_factor;
   } entry[] = {{1.0f, 1.5f, 0.5f}, {6.0f, -0.1f, -2.4494898f}, {6.0f, NAN, NAN}};
-  fix f;
-  start(&f, "ref", "cholesky");
+  ladder_run f;
+  open_layer(&f, "ref", "cholesky");
   ng_queue *q = f.f.ctx->queue;
   wrong.real = q->backend->linalg;
-  ng_linalg_ops *ops = changeable(q);
-  ops->factor = wrong_factor;
-  ops->invert = wrong_invert;
-  ops->factor64 = wrong_factor64;
-  ops->invert64 = wrong_invert64;
+  ng_linalg_ops *ops = replace_linalg(q);
+  ops->factor = corrupt_factor;
+  ops->invert = corrupt_inverse;
+  ops->factor64 = corrupt_factor64;
+  ops->invert64 = corrupt_inverse64;
   for (int i = 0; i < 12; i++) {
     float F[6] = {0.0f}, R[6], scratch[512];
     wrong.factor = i % 2 == 1;
@@ -293,14 +293,14 @@ static void one_wrong_entry_is_noticed(void **state) {
 }
 
 /* PD of zero factors is defined: D / lambda^2, if both sides have the full damping. */
-static void zero_factors_leave_the_damping(void **state) {
+static void zero_factors_divide_by_the_damping(void **state) {
   for (int i = 0; i < LINALGS; i++) {
-    fix f;
-    start(&f, linalg[i], "cholesky");
-    put_average(&f, 0.0f, 0.0f, 0.0f);
-    assert_int_equal(step(&f), NG_OK);
-    counters(&f, 0, 0, 0, 0, 0);
-    expect(&f, 1e-3, 1e-3);
+    ladder_run f;
+    open_layer(&f, linalg[i], "cholesky");
+    write_average(&f, 0.0f, 0.0f, 0.0f);
+    assert_int_equal(take_step(&f), NG_OK);
+    expect_counters(&f, 0, 0, 0, 0, 0);
+    expect_direction(&f, 1e-3, 1e-3);
     fixture_close(&f.f);
   }
 }
@@ -311,7 +311,8 @@ enum { FEATURES = 96, SAMPLES = 256 };
 
 /* PD of one output with G = 1, features of scales 1e-2 to 1e2 and joint damping 1e-3, against a dense solve of (A
  * + 1e-3 I) x = D in double.  Feature i has the scale number order[i]. */
-static double graded_error(const char *la, const char *solver, int64_t n, const int64_t *order) {
+static double measure_direction_error(const char *la, const char *solver, int64_t n,
+                                      const int64_t *order) {
   static float a[SAMPLES * FEATURES], g[SAMPLES], dw[FEATURES];
   static double A[FEATURES * FEATURES], D[FEATURES];
   rng r = {test_seed()};
@@ -368,7 +369,7 @@ static void the_order_of_features_does_not_matter(void **state) {
         /* ascending, descending, mixed (5 and n have no common factor) */
         for (int64_t j = 0; j < n; j++)
           order[j] = kind == 0 ? j : kind == 1 ? n - 1 - j : j * 5 % n;
-        const double off = graded_error(linalg[i], "eigen", n, order);
+        const double off = measure_direction_error(linalg[i], "eigen", n, order);
         if (!(off <= 1e-4))
           fail_msg("%s, %d features, order %d: off by %g", linalg[i], (int)n, kind, off);
       }
@@ -384,7 +385,7 @@ int main(void) {
       cmocka_unit_test(rungs_5_and_6_keep_the_last_result_or_the_gradient),
       cmocka_unit_test(a_failed_eigen_solver_is_noticed),
       cmocka_unit_test(a_wrong_inverse_is_noticed),
-      cmocka_unit_test(zero_factors_leave_the_damping),
+      cmocka_unit_test(zero_factors_divide_by_the_damping),
       cmocka_unit_test(the_order_of_features_does_not_matter),
       cmocka_unit_test(one_wrong_entry_is_noticed),
   };

@@ -31,7 +31,7 @@ typedef enum event {
   UNBOUND, /* a gradient is unbound; ng_step reports the fault; then the gradient is bound again */
   RESET,   /* all ranks observe different layers, then call ng_reset_batch */
   PERIOD,  /* all ranks set a stat_period with which no statistic is due */
-  DESTROY, /* all ranks leave, each after another number of observations */
+  DESTROY, /* all ranks destroy their objects, each after another number of observations */
   ONE_HAS_LAST /* only rank 0 sets ng_batch.last */
 } event;
 
@@ -52,14 +52,14 @@ typedef struct test_run {
   char why[MOST_RANKS][512];
 } test_run;
 
-static void draw(float *x, int64_t n, int32_t rank, int32_t step, int32_t at) {
+static void fill_random(float *x, int64_t n, int32_t rank, int32_t step, int32_t at) {
   rng r = {test_seed() ^ (uint64_t)(rank * 10000 + step * 100 + at)};
   rng_values(&r, x, n);
 }
 
 /* ---- one run ---------------------------------------------------------------------------------*/
 
-static int64_t inputs_of(const test_run *l, int32_t i) {
+static int64_t count_layer_inputs(const test_run *l, int32_t i) {
   return i == LAYERS - 1 && l->in > 0 ? l->in : layer[i].in;
 }
 
@@ -70,9 +70,9 @@ static ng_status observe_array(test_run *l, ng_precond *p, int32_t rank, int32_t
   const bool grad = k >= LAYERS;
   const int32_t i = grad ? (2 * LAYERS - 1 - k + rank) % LAYERS : (k + rank) % LAYERS;
   const bool bad = l->what == NOT_FINITE && step == 1 && rank == l->ranks - 1 && i == 1;
-  const int64_t cols = grad ? layer[i].out : inputs_of(l, i);
+  const int64_t cols = grad ? layer[i].out : count_layer_inputs(l, i);
   if (l->what == UNOBSERVED && micro == MICRO - 1 && rank == l->ranks - 1 && i == 2) return NG_OK;
-  draw(x, B * cols, rank, step, 10 + micro * 20 + k);
+  fill_random(x, B * cols, rank, step, 10 + micro * 20 + k);
   l->tap[rank].mark = k + 1;
   if (bad && !grad && micro == MICRO - 1) x[1] = NAN;
   const plane v = plane_of(x, B, cols, NG_F32);
@@ -80,8 +80,8 @@ static ng_status observe_array(test_run *l, ng_precond *p, int32_t rank, int32_t
   return st == NG_SKIPPED ? NG_OK : st; /* ng_step returns NG_SKIPPED on all ranks */
 }
 
-static ng_status bind(const test_run *l, ng_precond *p, int32_t i, float *grad) {
-  const plane v = plane_of(grad, layer[i].out, inputs_of(l, i), NG_F32);
+static ng_status bind_weight_grad(const test_run *l, ng_precond *p, int32_t i, float *grad) {
+  const plane v = plane_of(grad, layer[i].out, count_layer_inputs(l, i), NG_F32);
   return plane_bind_grad(p, i, NG_WEIGHT, &v);
 }
 
@@ -95,25 +95,25 @@ static ng_status observe_and_reset(test_run *l, fixture *f, int32_t rank) {
   return st == NG_OK ? ng_reset_batch(p) : st;
 }
 
-static bool is_changed(const test_run *l, int32_t rank, int32_t step) {
+static bool has_changed_gradients(const test_run *l, int32_t rank, int32_t step) {
   bool changed = false;
   for (int32_t i = 0; i < LAYERS; i++) {
     float was[MOST];
-    const int64_t n = layer[i].out * inputs_of(l, i);
-    draw(was, n, 0, step, i);
+    const int64_t n = layer[i].out * count_layer_inputs(l, i);
+    fill_random(was, n, 0, step, i);
     changed = changed || memcmp(was, l->out[rank][step][i], (size_t)n * sizeof *was) != 0;
   }
   return changed;
 }
 
-static ng_status one_step(test_run *l, fixture *f, int32_t rank, int32_t step) {
+static ng_status take_step(test_run *l, fixture *f, int32_t rank, int32_t step) {
   ng_precond *p = f->p;
   const bool now = step == 1;
   l->tap[rank].starts = 0;
   ng_status st = now && l->what == RESET ? observe_and_reset(l, f, rank) : NG_OK;
   for (int32_t i = 0; i < LAYERS && st == NG_OK; i++) {
-    draw(l->out[rank][step][i], layer[i].out * inputs_of(l, i), 0, step, i);
-    st = bind(l, p, i, l->out[rank][step][i]);
+    fill_random(l->out[rank][step][i], layer[i].out * count_layer_inputs(l, i), 0, step, i);
+    st = bind_weight_grad(l, p, i, l->out[rank][step][i]);
   }
   for (int32_t micro = 0; micro < MICRO && st == NG_OK; micro++) {
     const bool mine = l->what != ONE_HAS_LAST || rank == 0;
@@ -129,12 +129,12 @@ static ng_status one_step(test_run *l, fixture *f, int32_t rank, int32_t step) {
     const plane none = plane_of(NULL, 0, 0, NG_F32);
     if (rank == l->ranks - 1) st = plane_bind_grad(p, 2, NG_WEIGHT, &none);
     if (st == NG_OK && ng_step(p, 0.1) != NG_ERR_STATE) st = NG_ERR_COMM;
-    if (st == NG_OK) st = bind(l, p, 2, l->out[rank][step][2]);
+    if (st == NG_OK) st = bind_weight_grad(l, p, 2, l->out[rank][step][2]);
   }
   l->ahead[rank] += p->step->exchange.messages;
   l->tap[rank].mark = 0;
   if (st == NG_OK) st = ng_step(p, 0.1);
-  if (st < NG_OK) l->changed[rank] = is_changed(l, rank, step);
+  if (st < NG_OK) l->changed[rank] = has_changed_gradients(l, rank, step);
   return st;
 }
 
@@ -149,11 +149,11 @@ static ng_status run_rank(int32_t rank, ng_transport *t, void *arg) {
   ng_status st = fixture_open(&f, l->set, &how);
   if (st == NG_OK && l->family != NULL) ng_family_register(f.ctx, l->family);
   for (int32_t i = 0; i < LAYERS && st == NG_OK; i++) {
-    st = ng_add_linear(f.p, layer[i].name, inputs_of(l, i), layer[i].out, 0, NULL);
+    st = ng_add_linear(f.p, layer[i].name, count_layer_inputs(l, i), layer[i].out, 0, NULL);
   }
   if (st == NG_OK) st = ng_ready(f.p);
   for (int32_t step = 0; step < STEPS && st >= NG_OK; step++) {
-    st = l->step_status[rank][step] = one_step(l, &f, rank, step);
+    st = l->step_status[rank][step] = take_step(l, &f, rank, step);
     if (l->what == DESTROY && step == 1) break;
   }
   (void)snprintf(l->why[rank], sizeof l->why[0], "%s", fixture_message(&f));
@@ -163,7 +163,7 @@ static ng_status run_rank(int32_t rank, ng_transport *t, void *arg) {
   return NG_OK;
 }
 
-static test_run *run_as(test_run how) {
+static test_run *run_case(test_run how) {
   test_run *l = malloc(sizeof *l);
   assert_non_null(l);
   *l = how;
@@ -172,10 +172,10 @@ static test_run *run_as(test_run how) {
 }
 
 static test_run *run_ranks(const char *set, int32_t ranks, int32_t last, event what, tap_way way) {
-  return run_as((test_run){.set = set, .ranks = ranks, .last = last, .what = what, .wire = way});
+  return run_case((test_run){.set = set, .ranks = ranks, .last = last, .what = what, .wire = way});
 }
 
-static bool succeeded(const test_run *l) {
+static bool all_ranks_succeeded(const test_run *l) {
   for (int32_t r = 0; r < l->ranks; r++) {
     if (l->status[r] >= NG_OK) continue;
     print_error("%s, %d ranks, event %d, wire %d: rank %d: %s\n", l->set, l->ranks, (int)l->what,
@@ -208,7 +208,7 @@ enum { SETS = (int)(sizeof sets / sizeof sets[0]) };
 static void compare_with_and_without_last(const char *set, int32_t ranks, event what, tap_way way) {
   test_run *plain = run_ranks(set, ranks, 0, what, way), *l = run_ranks(set, ranks, 1, what, way);
   int64_t ahead = 0, tests = 0;
-  assert_true(succeeded(plain) && succeeded(l));
+  assert_true(all_ranks_succeeded(plain) && all_ranks_succeeded(l));
   for (int32_t r = 0; r < ranks; r++) {
     ahead += l->ahead[r];
     tests += l->tap[r].tests;
@@ -255,17 +255,17 @@ static void last_does_not_change_a_faulty_step(void **state) {
   }
 }
 
-/* No rank waits for ever if ranks leave in the middle of a batch, each at another place. */
+/* No rank waits for ever if ranks destroy their objects after different numbers of observations. */
 static void ranks_may_leave_within_a_batch(void **state) {
   for (tap_way w = WHOLE; w < TAP_WAYS; w++) {
     test_run *l = run_ranks("method=natgrad", 4, 1, DESTROY, w);
-    assert_true(succeeded(l));
+    assert_true(all_ranks_succeeded(l));
     free(l);
   }
 }
 
 /* Statistics with sums in double, like the sums of `check`.  No step succeeds, so the sums are not read. */
-static ng_status sums_in_double(ng_block *b) {
+static ng_status declare_double_sums(ng_block *b) {
   const ng_status st = ng_family_rankone.statistics(b);
   for (int32_t i = 0; i < b->stats && st == NG_OK; i++) {
     b->stat[i].rule.averaged = false;
@@ -286,17 +286,17 @@ static void last_on_one_rank_only_is_an_error_on_all(void **state) {
   ng_family doubles = ng_family_rankone;
   int met = 0;
   doubles.name = "doubles";
-  doubles.statistics = sums_in_double;
+  doubles.statistics = declare_double_sums;
   doubles.observe = observe_nothing;
   for (int k = 0; k < 4; k++) {
     for (int64_t in = 1; in <= 48; in++) {
-      test_run *l = run_as((test_run){.set = set[k],
-                                      .ranks = 3,
-                                      .last = 1,
-                                      .in = in,
-                                      .family = k == 3 ? &doubles : NULL,
-                                      .what = ONE_HAS_LAST,
-                                      .wire = (tap_way)(in % TAP_WAYS)});
+      test_run *l = run_case((test_run){.set = set[k],
+                                        .ranks = 3,
+                                        .last = 1,
+                                        .in = in,
+                                        .family = k == 3 ? &doubles : NULL,
+                                        .what = ONE_HAS_LAST,
+                                        .wire = (tap_way)(in % TAP_WAYS)});
       for (int32_t r = 0; r < 3; r++) {
         const ng_status want = k == 2 ? NG_ERR_STATE : NG_ERR_COMM;
         if (l->status[r] == want) continue;
@@ -322,13 +322,13 @@ static void every_failing_call_ends_all_ranks(void **state) {
   for (int i = 0; i < 4 * TAP_WAYS; i++) {
     test_run how = {
         .set = set[i / TAP_WAYS], .ranks = 3, .last = 1, .wire = (tap_way)(i % TAP_WAYS)};
-    test_run *l = run_as(how);
+    test_run *l = run_case(how);
     const int64_t calls = l->tap[2].calls;
-    assert_true(succeeded(l) && calls > 12);
+    assert_true(all_ranks_succeeded(l) && calls > 12);
     free(l);
     for (int64_t k = 1; k <= calls; k++) {
       how.fail_at = k;
-      l = run_as(how);
+      l = run_case(how);
       /* the number of tests depends on the other ranks, so the last calls may not happen */
       const bool came = l->tap[2].calls >= k;
       for (int32_t r = 0; r < 3; r++) {
@@ -381,7 +381,7 @@ static void complete_layers_are_sent_first(void **state) {
     int64_t all = 0;
     (void)snprintf(set, sizeof set, "method=natgrad stat_bucket_mb=%s", row[i].mb);
     test_run *l = run_ranks(set, 3, row[i].last, NOTHING, NO_TEST);
-    assert_true(succeeded(l));
+    assert_true(all_ranks_succeeded(l));
     for (int k = 0; k < row[i].messages; k++)
       all += row[i].sent[k].count;
     for (int r = 0; r < 3; r++) {

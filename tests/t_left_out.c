@@ -44,12 +44,12 @@ typedef struct test_run {
   char why[RANKS][512];
 } test_run;
 
-static float number(int64_t what, int64_t i) {
+static float draw_number(int64_t what, int64_t i) {
   rng r = {test_seed() + (uint64_t)(what * 1009 + i)};
   return (float)rng_value(&r);
 }
 
-static ng_status bind(ng_precond *p, int32_t k, float *grad, float *weight) {
+static ng_status bind_layer(ng_precond *p, int32_t k, float *grad, float *weight) {
   const ng_array g = ng_array_matrix(grad, rows[k], cols[k], NG_F32);
   const ng_array w = ng_array_matrix(weight, rows[k], cols[k], NG_F32);
   const ng_binding b = {k, NG_WEIGHT, &g, &w, NG_HOLD};
@@ -63,26 +63,26 @@ static ng_status open_run(fixture *f, const test_run *l, const ng_transport *t) 
   return st == NG_OK ? ng_ready(f->p) : st;
 }
 
-static ng_status observe(fixture *f, int32_t rank, int t, int32_t k, bool grad) {
+static ng_status observe_layer(fixture *f, int32_t rank, int t, int32_t k, bool grad) {
   float x[B * MID];
   const int64_t n = grad ? rows[k] : cols[k];
   for (int64_t i = 0; i < B * n; i++) {
-    x[i] = number(10000 * (rank + 1) + 100 * t + 10 * grad + k, i);
+    x[i] = draw_number(10000 * (rank + 1) + 100 * t + 10 * grad + k, i);
   }
   const ng_array a = ng_array_matrix(x, B, n, NG_F32);
   return grad ? ng_observe_output_grad(f->p, k, &a, NG_COPY)
               : ng_observe_input(f->p, k, &a, NG_COPY);
 }
 
-static ng_status one_step(test_run *l, fixture *f, int32_t rank, int t) {
+static ng_status run_step(test_run *l, fixture *f, int32_t rank, int t) {
   const bool out = t >= l->from && t < l->to;
   ng_status st = NG_OK;
   for (int32_t k = 0; k < LAYERS && st == NG_OK; k++) {
     float *g = l->grad[rank][t][k];
     for (int64_t i = 0; i < MOST; i++) {
-      g[i] = number(500 + 10 * t + k, i);
+      g[i] = draw_number(500 + 10 * t + k, i);
     }
-    st = bind(f->p, k, out && k == FC2 && l->what == ABSENT ? NULL : g, l->weight[rank][k]);
+    st = bind_layer(f->p, k, out && k == FC2 && l->what == ABSENT ? NULL : g, l->weight[rank][k]);
   }
   for (int32_t k = 0; k < LAYERS && st == NG_OK; k++) {
     st = ng_freeze(f->p, k, 0);
@@ -90,11 +90,11 @@ static ng_status one_step(test_run *l, fixture *f, int32_t rank, int t) {
   if (st == NG_OK && out && l->what == FROZEN) st = ng_freeze(f->p, FC2, 1);
   if (st == NG_OK) st = fixture_begin_last(f, B, l->last);
   for (int32_t k = 0; k < LAYERS && st == NG_OK; k++) {
-    st = observe(f, rank, t, k, false);
+    st = observe_layer(f, rank, t, k, false);
   }
   if (st == NG_OK && out && l->what == FROZEN_BETWEEN) st = ng_freeze(f->p, FC2, 1);
   for (int32_t k = LAYERS - 1; k >= 0 && st == NG_OK; k--) {
-    st = observe(f, rank, t, k, true);
+    st = observe_layer(f, rank, t, k, true);
   }
   const bool late = out && (l->what == FROZEN_LATE || l->what == ALL_FROZEN);
   if (st == NG_OK && late) st = ng_freeze(f->p, FC2, 1);
@@ -109,7 +109,7 @@ static ng_status run_rank(int32_t rank, ng_transport *t, void *arg) {
   ng_status st = open_run(&f, l, t);
   for (int32_t k = 0; k < LAYERS; k++) {
     for (int64_t i = 0; i < MOST; i++) {
-      l->weight[rank][k][i] = number(900 + k, i);
+      l->weight[rank][k][i] = draw_number(900 + k, i);
     }
   }
   for (int step = 0; step < l->steps && st == NG_OK; step++) {
@@ -120,7 +120,7 @@ static ng_status run_rank(int32_t rank, ng_transport *t, void *arg) {
       if (st == NG_OK) st = open_run(&f, l, t);
       if (st == NG_OK) st = ng_load(f.p, l->file);
     }
-    if (st == NG_OK) st = one_step(l, &f, rank, step);
+    if (st == NG_OK) st = run_step(l, &f, rank, step);
   }
   l->status[rank] = st;
   l->wanted[rank] = st == NG_OK ? ng_wants(f.p, FC2) : -1;
@@ -129,7 +129,7 @@ static ng_status run_rank(int32_t rank, ng_transport *t, void *arg) {
   return NG_OK;
 }
 
-static test_run *run_as(test_run how, int32_t ranks) {
+static test_run *run_or_fail(test_run how, int32_t ranks) {
   test_run *l = malloc(sizeof *l);
   assert_non_null(l);
   *l = how;
@@ -144,18 +144,18 @@ static test_run *run_as(test_run how, int32_t ranks) {
 
 static test_run *run_ranks(const char *set, int32_t ranks, way what, int32_t last,
                            int32_t save_at) {
-  return run_as((test_run){.set = set,
-                           .what = what,
-                           .from = FROM,
-                           .to = TO,
-                           .steps = STEPS,
-                           .last = last,
-                           .save_at = save_at},
-                ranks);
+  return run_or_fail((test_run){.set = set,
+                                .what = what,
+                                .from = FROM,
+                                .to = TO,
+                                .steps = STEPS,
+                                .last = last,
+                                .save_at = save_at},
+                     ranks);
 }
 
-static void compare(const test_run *l, const test_run *all_layers, const test_run *without_steps,
-                    int32_t ranks) {
+static void compare_weights(const test_run *l, const test_run *all_layers,
+                            const test_run *without_steps, int32_t ranks) {
   for (int32_t r = 0; r < ranks; r++) {
     const bool fc1 =
         memcmp(l->weight[r][FC1], all_layers->weight[r][FC1], sizeof l->weight[r][FC1]) ||
@@ -195,10 +195,10 @@ static void left_out_layers_keep_their_state(void **state) {
       for (way w = FROZEN; w < WAYS; w++) {
         for (int last = 0; last < 2; last++) {
           test_run *l = run_ranks(set, ranks, w, last, 0);
-          compare(l, w == ALL_FROZEN ? without_steps : all_layers, without_steps, ranks);
+          compare_weights(l, w == ALL_FROZEN ? without_steps : all_layers, without_steps, ranks);
           for (int t = FROM; t < TO; t++) { /* the gradient of the frozen layer is unchanged */
             for (int64_t i = 0; i < rows[FC2] * cols[FC2]; i++) {
-              assert_true(l->grad[0][t][FC2][i] == number(500 + 10 * t + FC2, i));
+              assert_true(l->grad[0][t][FC2][i] == draw_number(500 + 10 * t + FC2, i));
             }
           }
           free(l);
@@ -207,8 +207,8 @@ static void left_out_layers_keep_their_state(void **state) {
       for (int32_t at = FROM; at <= TO && k % 2 == 0 && ranks % 2 == 1; at++) {
         test_run *frozen = run_ranks(set, ranks, FROZEN, 0, at),
                  *absent = run_ranks(set, ranks, ABSENT, 1, at);
-        compare(frozen, all_layers, without_steps, ranks);
-        compare(absent, all_layers, without_steps, ranks);
+        compare_weights(frozen, all_layers, without_steps, ranks);
+        compare_weights(absent, all_layers, without_steps, ranks);
         free(frozen);
         free(absent);
       }
@@ -237,11 +237,11 @@ static void first_observation_of_a_returning_layer_is_folded(void **state) {
                    "%s damping=0.1 stat_period=3 clip=none update=sgd missing=keep",
                    late[k / RANKS]);
     test_run how = {.set = set, .what = WITHOUT_STEPS, .from = 0, .to = 1, .steps = 2};
-    test_run *first = run_as(how, ranks);
+    test_run *first = run_or_fail(how, ranks);
     for (int w = 0; w < 4; w++) {
       how.what = ways[w / 2];
       how.last = w % 2;
-      test_run *l = run_as(how, ranks);
+      test_run *l = run_or_fail(how, ranks);
       for (int32_t r = 0; r < ranks; r++) {
         if (memcmp(l->weight[r][FC2], first->weight[r][FC2], sizeof l->weight[r][FC2]) != 0)
           fail_msg("%s, %d ranks, way %d, last %d: rank %d: fc2 has other weights than after its "
@@ -257,7 +257,7 @@ static void first_observation_of_a_returning_layer_is_folded(void **state) {
 
 /* ---- on one rank -----------------------------------------------------------------------------*/
 
-static void open_ok(model *m, const char *set) { fixture_ok(&m->f, open_model(m, set, NULL)); }
+static void must_open(model *m, const char *set) { fixture_ok(&m->f, open_model(m, set, NULL)); }
 
 static ng_status take_step(model *m, int t) {
   draw_gradients(m, t);
@@ -268,8 +268,8 @@ static ng_status take_step(model *m, int t) {
 /* A frozen layer skips the solves of its period.  It returns with its old inverse, though the damping has changed. */
 static void frozen_layers_are_not_solved(void **state) {
   model m, d;
-  open_ok(&m, "damping=0.1 clip=none stat_period=100 solve_period=3");
-  open_ok(&d, "damping=0.1 clip=none stat_period=100 solve_period=100");
+  must_open(&m, "damping=0.1 clip=none stat_period=100 solve_period=3");
+  must_open(&d, "damping=0.1 clip=none stat_period=100 solve_period=100");
   for (int t = 0; t < 6; t++) {
     model *of[2] = {&m, &d};
     for (int i = 0; i < 2; i++) {
@@ -287,7 +287,7 @@ static void frozen_layers_are_not_solved(void **state) {
 /* clip = ratio reads weights, but no weight of a frozen layer, which may be unbound. */
 static void weights_of_frozen_layers_are_not_read(void **state) {
   model m;
-  open_ok(&m, "damping=0.1 clip=ratio clip_bound=0.1");
+  must_open(&m, "damping=0.1 clip=ratio clip_bound=0.1");
   fixture_ok(&m.f, take_step(&m, 0));
   m.weight[FC2][0] = NAN;
   assert_int_equal(take_step(&m, 1), NG_SKIPPED);
@@ -302,7 +302,7 @@ static void weights_of_frozen_layers_are_not_read(void **state) {
 /* Observations of a layer without a gradient are not folded, so the layer counts as never observed. */
 static void layers_without_a_gradient_are_not_folded(void **state) {
   model m;
-  open_ok(&m, "damping=0.1 missing=keep");
+  must_open(&m, "damping=0.1 missing=keep");
   const ng_array none = ng_array_vector(NULL, 1, NG_F32);
   fixture_ok(&m.f, ng_bind_grad(m.f.p, FC2, NG_WEIGHT, &none));
   fixture_ok(&m.f, take_step(&m, 0));
@@ -345,9 +345,9 @@ static void report_counts_missing_gradients(void **state) {
     char set[200];
     model m, d;
     (void)snprintf(set, sizeof set, "damping=0.1 missing=keep %s", clips[k]);
-    open_ok(&m, set);
+    must_open(&m, set);
     (void)snprintf(set, sizeof set, "damping=0.1 skip_layers=fc2 %s", clips[k]);
-    open_ok(&d, set);
+    must_open(&d, set);
     for (int64_t i = 0; i < MOST; i++) {
       m.weight[FC2][i] *= 1e-3f; /* FC2 has the smallest factor, unless excluded */
     }

@@ -45,8 +45,8 @@ static void mixing_weights_have_a_beta_distribution(void **state) {
 }
 
 /* The published rectangle, from the same random words. */
-static mix_box published(double rate, double low, double high, double thin, uint64_t seed,
-                         uint32_t epoch, int32_t row, int64_t h, int64_t w) {
+static mix_box compute_box(double rate, double low, double high, double thin, uint64_t seed,
+                           uint32_t epoch, int32_t row, int64_t h, int64_t w) {
   uint32_t a[4], b[4];
   random_words(seed, RANDOM_ERASE, epoch, 2 * (uint64_t)row, a);
   random_words(seed, RANDOM_ERASE, epoch, 2 * (uint64_t)row + 1, b);
@@ -74,7 +74,7 @@ static void rectangles_match_the_published_formula(void **state) {
   int erased = 0, tall = 0, last = 0;
   for (int32_t i = 0; i < N; i++) {
     const mix_box got = mix_draw_box(&s, 4, i, SIDE, SIDE + 8);
-    const mix_box want = published(0.5, 0.02, 0.25, 0.3, 9, 4, i, SIDE, SIDE + 8);
+    const mix_box want = compute_box(0.5, 0.02, 0.25, 0.3, 9, 4, i, SIDE, SIDE + 8);
     assert_memory_equal(&got, &want, sizeof got);
     if (got.height == 0) continue;
     erased++;
@@ -112,7 +112,7 @@ static void batches_are_mixed_and_erased(void **state) {
       random_normal(1, RANDOM_DATA, (uint32_t)n, 1.0, 0, (int64_t)B * PER, x);
       for (int i = 0; i < B; i++) {
         const double l = n == 0 ? 1.0 : mix_draw_weight(0.4, 5, (uint32_t)n, rows[i]);
-        const mix_box b = erases ? published(0.7, 0.02, 0.25, 0.3, 5, (uint32_t)n, rows[i], H, W)
+        const mix_box b = erases ? compute_box(0.7, 0.02, 0.25, 0.3, 5, (uint32_t)n, rows[i], H, W)
                                  : (mix_box){0, 0, 0, 0};
         for (int k = 0; k < PER; k++) {
           const int64_t row = k / C / W, column = k / C % W;
@@ -143,7 +143,7 @@ static void batches_are_mixed_and_erased(void **state) {
   }
 }
 
-static void erasing_without_mixup(void **state) {
+static void erasing_works_without_mixup(void **state) {
   settings s;
   settings_init(&s);
   must_set_line(&s, "erase-rate=1 batch=3");
@@ -241,7 +241,7 @@ int main(void) {
       cmocka_unit_test(mixing_weights_have_a_beta_distribution),
       cmocka_unit_test(rectangles_match_the_published_formula),
       cmocka_unit_test(batches_are_mixed_and_erased),
-      cmocka_unit_test(erasing_without_mixup),
+      cmocka_unit_test(erasing_works_without_mixup),
       cmocka_unit_test(gradient_uses_soft_targets),
       cmocka_unit_test(checkpoints_store_the_previous_batch),
   };

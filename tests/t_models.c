@@ -13,7 +13,7 @@
 #include <string.h>
 #include <unistd.h>
 
-static nn *build(const char *name, nn_shape input, int64_t classes, uint64_t seed) {
+static nn *build_network(const char *name, nn_shape input, int64_t classes, uint64_t seed) {
   const model_task task = {.input = input, .classes = classes, .dropout = -1.0};
   bool reconstructs = false;
   nn *n = nn_create(NULL, seed);
@@ -51,9 +51,9 @@ static const struct {
 };
 enum { KNOWN = sizeof known / sizeof known[0] };
 
-static void published_sizes_and_layers(void **state) {
+static void models_have_published_sizes_and_layers(void **state) {
   for (int i = 0; i < KNOWN; i++) {
-    nn *n = build(known[i].name, known[i].input, known[i].classes, 1);
+    nn *n = build_network(known[i].name, known[i].input, known[i].classes, 1);
     if (nn_weights(n) != known[i].parameters || nn_layers(n) != known[i].layers) {
       fail_msg("%s: %lld parameters in %d layers, expected %lld in %d", known[i].name,
                (long long)nn_weights(n), nn_layers(n), (long long)known[i].parameters,
@@ -81,7 +81,7 @@ static void published_sizes_and_layers(void **state) {
     }
     nn_destroy(&n);
   }
-  nn *n = build("resnet18", (nn_shape)SMALL, 100, 1);
+  nn *n = build_network("resnet18", (nn_shape)SMALL, 100, 1);
   assert_string_equal(nn_layer_at(n, 1)->name, "layer1.0.conv1");
   assert_string_equal(nn_param_at(n, 0)->name, "conv1.weight");
   assert_string_equal(nn_buffer_at(n, 0)->name, "bn1.running_mean");
@@ -105,17 +105,17 @@ static void every_listed_model_builds(void **state) {
 }
 
 /* If the stride does not divide the image size, the two branches of a residual block round up alike. */
-static void image_sizes_that_no_stride_divides(void **state) {
+static void residual_branches_round_sizes_alike(void **state) {
   static const char *const names[] = {"resnet18", "resnet50", "resnet50d", "wrn-10-2", "resnet20"};
   for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
     for (int64_t size = 27; size < 36; size += 3) {
-      nn *n = build(names[i], (nn_shape){size, size + 1, 1}, 10, 1);
+      nn *n = build_network(names[i], (nn_shape){size, size + 1, 1}, 10, 1);
       nn_destroy(&n);
     }
   }
 }
 
-static double variance(const nn_param *p) {
+static double compute_variance(const nn_param *p) {
   double sum = 0.0;
   for (int64_t i = 0; i < p->count; i++)
     sum += (double)p->value[i] * (double)p->value[i] / (double)p->count;
@@ -128,8 +128,8 @@ static void initial_values_have_the_documented_variance(void **state) {
     nn_shape input;
   } some[] = {{"mlp", MNIST}, {"lenet", MNIST}, {"autoencoder", MNIST}, {"resnet20", SMALL}};
   for (int i = 0; i < 4; i++) {
-    nn *n = build(some[i].name, some[i].input, 10, 3),
-       *other = build(some[i].name, some[i].input, 10, 4);
+    nn *n = build_network(some[i].name, some[i].input, 10, 3),
+       *other = build_network(some[i].name, some[i].input, 10, 4);
     assert_int_equal(nn_ready(n, 1), 0);
     assert_int_equal(nn_ready(other, 1), 0);
     for (int k = 0; k < nn_params(n); k++) {
@@ -145,7 +145,7 @@ static void initial_values_have_the_documented_variance(void **state) {
                           : i == 3 && l->conv ? 2.0 / out
                                               : 1.0 / (3.0 * in);
       /* five standard deviations of a mean of squares: sqrt(2 / n) for normals, sqrt(4 / (5 n)) for uniforms */
-      assert_true(fabs(variance(p) / want - 1.0) < 5.0 * sqrt(2.0 / (double)p->count));
+      assert_true(fabs(compute_variance(p) / want - 1.0) < 5.0 * sqrt(2.0 / (double)p->count));
     }
     nn_destroy(&n);
     nn_destroy(&other);
@@ -153,7 +153,7 @@ static void initial_values_have_the_documented_variance(void **state) {
 }
 
 /* Messages on stderr about unsuitable names and tasks. */
-static void wrong_names_and_tasks(void **state) {
+static void wrong_names_and_tasks_are_refused(void **state) {
   static const struct {
     const char *name, *says;
     nn_shape input;
@@ -191,7 +191,7 @@ static void wrong_names_and_tasks(void **state) {
 
 /* A weight file is read as it was written.  A non-finite number is rejected with the name of its tensor, even if
  * all checksums are right. */
-static void weights_are_finite(void **state) {
+static void non_finite_weights_are_refused(void **state) {
   static const float values[] = {FLT_MAX, -FLT_TRUE_MIN, INFINITY, -INFINITY, NAN};
   const model_task task = {.input = {1, 1, 6}, .classes = 3};
   bool reconstructs = false;
@@ -223,12 +223,12 @@ static void weights_are_finite(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(published_sizes_and_layers),
-      cmocka_unit_test(image_sizes_that_no_stride_divides),
+      cmocka_unit_test(models_have_published_sizes_and_layers),
+      cmocka_unit_test(residual_branches_round_sizes_alike),
       cmocka_unit_test(every_listed_model_builds),
       cmocka_unit_test(initial_values_have_the_documented_variance),
-      cmocka_unit_test(wrong_names_and_tasks),
-      cmocka_unit_test(weights_are_finite),
+      cmocka_unit_test(wrong_names_and_tasks_are_refused),
+      cmocka_unit_test(non_finite_weights_are_refused),
   };
   return cmocka_run_group_tests(tests, make_folder, delete_folder);
 }

@@ -27,8 +27,8 @@ enum {
   FAREWELL
 };
 
-static ng_collective collective(ng_coll_kind kind, int32_t root, void *group, double *x,
-                                int64_t count) {
+static ng_collective make_collective(ng_coll_kind kind, int32_t root, void *group, double *x,
+                                     int64_t count) {
   return (ng_collective){.struct_size = sizeof(ng_collective),
                          .kind = kind,
                          .dtype = NG_F64,
@@ -41,22 +41,22 @@ static ng_collective collective(ng_coll_kind kind, int32_t root, void *group, do
 }
 
 /* Set x[0] to x[count-1] to the sum of rank + 1 over `group`; NULL: all ranks. */
-static ng_status sum(const ng_transport *t, void *group, double *x, int64_t count) {
-  const ng_collective c = collective(NG_ALL_REDUCE, 0, group, x, count);
+static ng_status sum_rank_numbers(const ng_transport *t, void *group, double *x, int64_t count) {
+  const ng_collective c = make_collective(NG_ALL_REDUCE, 0, group, x, count);
   for (int64_t i = 0; i < count; i++)
     x[i] = t->rank + 1;
   return t->run(t->user, &c);
 }
 
 /* A transport of the first n ranks. */
-static ng_status group_of(int32_t n, ng_transport *out) {
+static ng_status create_transport(int32_t n, ng_transport *out) {
   int list[MOST];
   for (int32_t r = 0; r < n; r++)
     list[r] = r;
   return ranks_group(n, list, out);
 }
 
-static double of_all(const ng_transport *t) { return t->size * (t->size + 1) / 2.0; }
+static double expected_sum(const ng_transport *t) { return t->size * (t->size + 1) / 2.0; }
 
 static void sleep_ms(long ms) {
   const struct timespec some = {0, ms * 1000000};
@@ -73,21 +73,21 @@ int MPI_Test(MPI_Request *request, int *done, MPI_Status *status) {
   return late_by > 0 ? MPI_SUCCESS : PMPI_Test(request, done, status);
 }
 
-static int freed;    /* communicators of natgrad that this process freed */
-static long held_ms; /* delay before messages of the tag `held` */
-static int held;
+static int freed_comms; /* communicators of natgrad that this process freed */
+static long delay_ms;   /* delay before messages of the tag delayed_tag */
+static int delayed_tag;
 
 int MPI_Comm_free(MPI_Comm *comm) {
   char name[MPI_MAX_OBJECT_NAME] = "";
   int length;
   if (*comm != MPI_COMM_NULL) (void)PMPI_Comm_get_name(*comm, name, &length);
-  freed += strncmp(name, "natgrad", 7) == 0;
+  freed_comms += strncmp(name, "natgrad", 7) == 0;
   return PMPI_Comm_free(comm);
 }
 
 int MPI_Isend(const void *data, int count, MPI_Datatype type, int to, int tag, MPI_Comm comm,
               MPI_Request *request) {
-  if (held_ms > 0 && tag == held) sleep_ms(held_ms);
+  if (delay_ms > 0 && tag == delayed_tag) sleep_ms(delay_ms);
   return PMPI_Isend(data, count, type, to, tag, comm, request);
 }
 
@@ -99,7 +99,7 @@ typedef struct early {
 } early;
 
 /* Call k: sums over all ranks, short and long, and over a group; creation of groups. */
-static ng_status call(const ng_transport *t, int32_t k, void **pair, bool *wrong) {
+static ng_status perform_call(const ng_transport *t, int32_t k, void **pair, bool *wrong) {
   static double x[LARGE];
   const int32_t two[2] = {0, 1}, ends[2] = {0, t->size - 1};
   const int64_t n = k == 4 ? LARGE : 3;
@@ -107,8 +107,8 @@ static ng_status call(const ng_transport *t, int32_t k, void **pair, bool *wrong
   if (k == 1) return t->group_create(t->user, two, 2, pair);
   if (k == 3) return t->group_create(t->user, ends, 2, &more);
   if (k == 2 && *pair == NULL) return NG_OK;
-  const ng_status st = sum(t, k == 2 ? *pair : NULL, x, n);
-  const double right = k == 2 ? 3.0 : of_all(t);
+  const ng_status st = sum_rank_numbers(t, k == 2 ? *pair : NULL, x, n);
+  const double right = k == 2 ? 3.0 : expected_sum(t);
   for (int64_t i = 0; i < n && st == NG_OK; i++)
     *wrong = *wrong || x[i] != right;
   return st;
@@ -120,7 +120,7 @@ static ng_status leave_early(int32_t rank, ng_transport *t, void *arg) {
   ng_status st = NG_OK;
   for (int32_t k = 0; k < CALLS && st == NG_OK; k++) {
     if (rank == x->who && k == x->calls) break;
-    st = call(t, k, &pair, &x->wrong[rank]);
+    st = perform_call(t, k, &pair, &x->wrong[rank]);
   }
   return st;
 }
@@ -150,12 +150,12 @@ static ng_status abort_late(int32_t rank, ng_transport *t, void *arg) {
   for (int k = 0; k < TIMES / 4; k++) {
     ng_transport a, b = {.struct_size = 0};
     double x = 0.0;
-    ng_status st = group_of(W, &a);
-    if (st == NG_OK) st = sum(&a, NULL, &x, 1);
-    if (st == NG_OK && x != of_all(t)) st = NG_ERR_STATE;
+    ng_status st = create_transport(W, &a);
+    if (st == NG_OK) st = sum_rank_numbers(&a, NULL, &x, 1);
+    if (st == NG_OK && x != expected_sum(t)) st = NG_ERR_STATE;
     if (st != NG_OK) return st;
     /* after this sum no rank waits in `a` */
-    st = sum(t, NULL, &x, 1);
+    st = sum_rank_numbers(t, NULL, &x, 1);
     if (st != NG_OK) return st;
     if (rank == W - 1) {
       sleep_ms(5);
@@ -163,10 +163,10 @@ static ng_status abort_late(int32_t rank, ng_transport *t, void *arg) {
     }
     ng_mpi_release(&a);
     if (rank == W - 1) continue;
-    st = group_of(W - 1, &b);
-    if (st == NG_OK) st = sum(&b, NULL, &x, 1);
+    st = create_transport(W - 1, &b);
+    if (st == NG_OK) st = sum_rank_numbers(&b, NULL, &x, 1);
     ng_mpi_release(&b);
-    if (st != NG_OK || x != of_all(t) - W) return NG_ERR_STATE;
+    if (st != NG_OK || x != expected_sum(t) - W) return NG_ERR_STATE;
   }
   return NG_OK;
 }
@@ -174,7 +174,7 @@ static ng_status abort_late(int32_t rank, ng_transport *t, void *arg) {
 /* Rank 0 leaves without waiting for its request.  The other ranks do not wait for its further parts. */
 static ng_status leave_with_request(int32_t rank, ng_transport *t, void *arg) {
   static double x[2 * LARGE];
-  ng_collective c = collective(NG_ALL_REDUCE, 0, NULL, x, LARGE);
+  ng_collective c = make_collective(NG_ALL_REDUCE, 0, NULL, x, LARGE);
   void *request;
   ng_status st = t->start(t->user, &c, &request);
   if (st != NG_OK || rank == 0) return st;
@@ -183,7 +183,7 @@ static ng_status leave_with_request(int32_t rank, ng_transport *t, void *arg) {
   return st == NG_OK ? t->run(t->user, &c) : st;
 }
 
-static void leaving_with_a_pending_request(void **state) {
+static void ranks_may_leave_with_a_pending_request(void **state) {
   ng_status each[MOST];
   (void)ranks_run(ranks_there(), leave_with_request, NULL, each);
   for (int32_t r = 0; r < ranks_there(); r++)
@@ -192,7 +192,7 @@ static void leaving_with_a_pending_request(void **state) {
 
 /* The last rank leaves at once.  The other ranks get the error while they wait for each other, and then sum over all
  * ranks. */
-static ng_status learn_between_sums(int32_t rank, ng_transport *t, void *arg) {
+static ng_status sum_while_one_rank_leaves(int32_t rank, ng_transport *t, void *arg) {
   int32_t rest[MOST];
   const int32_t n = t->size - 1;
   double x;
@@ -203,17 +203,17 @@ static ng_status learn_between_sums(int32_t rank, ng_transport *t, void *arg) {
   if (st != NG_OK || rank == n) return st;
   for (int32_t late = 0; late < 2 && st == NG_OK; late++) {
     if (rank == late) sleep_ms(100);
-    st = sum(t, group, &x, 1);
+    st = sum_rank_numbers(t, group, &x, 1);
     if (st == NG_OK && x != n * (n + 1) / 2.0) st = NG_ERR_STATE;
   }
-  return st == NG_OK ? sum(t, NULL, &x, 1) : st;
+  return st == NG_OK ? sum_rank_numbers(t, NULL, &x, 1) : st;
 }
 
 static void ranks_learn_of_a_leave_while_they_wait(void **state) {
   ng_status each[MOST];
   const int32_t W = ranks_there();
   if (W == 2) skip();
-  (void)ranks_run(W, learn_between_sums, NULL, each);
+  (void)ranks_run(W, sum_while_one_rank_leaves, NULL, each);
   for (int32_t r = 0; r < W; r++)
     assert_int_equal(each[r], r == W - 1 ? NG_OK : NG_ERR_COMM);
 }
@@ -228,17 +228,17 @@ typedef struct agreed {
 static ng_status abort_after_agreement(int32_t rank, ng_transport *t, void *arg) {
   const agreed *a = arg;
   double x = rank == a->who ? 7.0 : 1.0;
-  const ng_collective c = collective(a->kind, a->who, NULL, &x, 1);
+  const ng_collective c = make_collective(a->kind, a->who, NULL, &x, 1);
   const double right = a->kind == NG_BROADCAST ? 7.0 : t->size + 6.0;
   if (rank != a->who) late_by = 16 * 100;
   ng_status st = t->run(t->user, &c);
   late_by = 0;
   if (st != NG_OK || x != right) return NG_ERR_STATE;
   if (rank == a->who) t->abort(t->user);
-  return sum(t, NULL, &x, 1);
+  return sum_rank_numbers(t, NULL, &x, 1);
 }
 
-static void after_an_agreement(void **state) {
+static void an_abort_after_agreement_loses_no_result(void **state) {
   const int32_t W = ranks_there();
   for (int32_t who = 0; who < 2 * W; who++) {
     agreed a = {.who = who / 2, .kind = who % 2 == 0 ? NG_ALL_REDUCE : NG_BROADCAST};
@@ -255,7 +255,7 @@ static void after_an_agreement(void **state) {
 /* ---- groups ----------------------------------------------------------------------------------*/
 
 /* The same ranks form the same group and need no further communicator. */
-static ng_status same_group_again(int32_t rank, ng_transport *t, void *arg) {
+static ng_status create_same_group_again(int32_t rank, ng_transport *t, void *arg) {
   const int32_t two[2] = {0, 1};
   void *first = NULL, *g;
   for (int k = 0; k < TIMES * 50; k++) {
@@ -265,7 +265,7 @@ static ng_status same_group_again(int32_t rank, ng_transport *t, void *arg) {
     if ((g != NULL) != (rank < 2) || (k > 0 && g != first)) return NG_ERR_STATE;
     first = g;
     if (g != NULL && k % 50 == 0) {
-      st = sum(t, g, &x, 1);
+      st = sum_rank_numbers(t, g, &x, 1);
       if (st != NG_OK || x != 3.0) return NG_ERR_STATE;
     }
     if (g != NULL) t->group_destroy(t->user, g);
@@ -274,13 +274,13 @@ static ng_status same_group_again(int32_t rank, ng_transport *t, void *arg) {
 }
 
 /* Leave t, and gather how many communicators each rank freed; a `late` rank delays its messages of this tag. */
-static ng_status leave(ng_transport *t, int tag, bool late, int each[MOST]) {
-  freed = 0;
-  held = tag;
-  held_ms = late ? 30 : 0;
+static ng_status leave_and_count_freed(ng_transport *t, int tag, bool late, int each[MOST]) {
+  freed_comms = 0;
+  delayed_tag = tag;
+  delay_ms = late ? 30 : 0;
   ng_mpi_release(t);
-  held_ms = 0;
-  return MPI_Allgather(&freed, 1, MPI_INT, each, 1, MPI_INT, MPI_COMM_WORLD) == MPI_SUCCESS
+  delay_ms = 0;
+  return MPI_Allgather(&freed_comms, 1, MPI_INT, each, 1, MPI_INT, MPI_COMM_WORLD) == MPI_SUCCESS
              ? NG_OK
              : NG_ERR_COMM;
 }
@@ -305,11 +305,11 @@ static ng_status leave_one_by_one(int32_t rank, ng_transport *t, void *arg) {
     int each[MOST];
     double x;
     void *pair;
-    ng_status st = group_of(t->size, &a);
+    ng_status st = create_transport(t->size, &a);
     if (st == NG_OK) st = a.group_create(a.user, two, 2, &pair);
-    if (st == NG_OK) st = sum(&a, NULL, &x, 1);
-    if (st == NG_OK && pair != NULL) st = sum(&a, pair, &x, 1);
-    if (st == NG_OK) st = leave(&a, FAREWELL, rank == late, each);
+    if (st == NG_OK) st = sum_rank_numbers(&a, NULL, &x, 1);
+    if (st == NG_OK && pair != NULL) st = sum_rank_numbers(&a, pair, &x, 1);
+    if (st == NG_OK) st = leave_and_count_freed(&a, FAREWELL, rank == late, each);
     if (st == NG_OK) st = expect_freed("a farewell that comes late", each, t->size, 2);
     if (st != NG_OK) return st;
   }
@@ -318,9 +318,9 @@ static ng_status leave_one_by_one(int32_t rank, ng_transport *t, void *arg) {
 
 /* ---- communicators: none is freed ------------------------------------------------------------*/
 
-/* One rank leaves before the other rank's broadcast, which waits for no rank, so these two part as after an abort.
- * Each gets the error from the other.  The remaining ranks get it late: they already have regular farewells of both
- * ranks, but wait. */
+/* One of two ranks leaves before the other rank's broadcast, which waits for no rank.  Both then leave as after an
+ * abort, and each sends the error to all ranks.  The remaining ranks already have regular farewells of both ranks,
+ * but wait for the error. */
 static ng_status leave_before_a_broadcast(int32_t rank, ng_transport *t, void *arg) {
   const int32_t last[2] = {t->size - 2, t->size - 1};
   for (int32_t k = 0; k < TIMES / 10; k++) {
@@ -329,20 +329,20 @@ static ng_status leave_before_a_broadcast(int32_t rank, ng_transport *t, void *a
     int each[MOST];
     double x = 1.0;
     void *pair;
-    ng_status st = group_of(t->size, &a);
+    ng_status st = create_transport(t->size, &a);
     if (st == NG_OK) st = a.group_create(a.user, last, 2, &pair);
     if (st != NG_OK) return st;
-    const ng_collective c = collective(NG_BROADCAST, last[root], pair, &x, 1);
+    const ng_collective c = make_collective(NG_BROADCAST, last[root], pair, &x, 1);
     if (rank == last[root]) st = a.run(a.user, &c);
-    if (st == NG_ERR_COMM) st = NG_OK; /* the other's farewell came first */
-    if (st == NG_OK) st = leave(&a, ALARM, rank >= last[0], each);
+    if (st == NG_ERR_COMM) st = NG_OK; /* the other rank's farewell came first */
+    if (st == NG_OK) st = leave_and_count_freed(&a, ALARM, rank >= last[0], each);
     /* with two ranks, each gets the error from the other's number */
     if (st == NG_OK && t->size > 2) st = expect_freed("a broadcast too many", each, t->size, 0);
     if (st != NG_OK) return st;
     if (rank >= last[0]) continue;
     ng_transport b = {.struct_size = 0};
-    st = group_of(t->size - 2, &b);
-    if (st == NG_OK) st = sum(&b, NULL, &x, 1);
+    st = create_transport(t->size - 2, &b);
+    if (st == NG_OK) st = sum_rank_numbers(&b, NULL, &x, 1);
     ng_mpi_release(&b);
     if (st != NG_OK || x != last[0] * (last[0] + 1) / 2.0) return NG_ERR_STATE;
   }
@@ -355,19 +355,19 @@ static ng_status leave_in_any_order(int32_t rank, ng_transport *t, void *arg) {
   for (int32_t k = 0; k < 2 * t->size; k++) {
     ng_transport a[2];
     int each[MOST];
-    ng_status st = group_of(t->size, &a[0]);
-    if (st == NG_OK) st = group_of(t->size, &a[1]);
+    ng_status st = create_transport(t->size, &a[0]);
+    if (st == NG_OK) st = create_transport(t->size, &a[1]);
     if (st != NG_OK) return st;
-    freed = 0;
-    held = ALARM;
-    held_ms = 10;
+    freed_comms = 0;
+    delayed_tag = ALARM;
+    delay_ms = 10;
     for (int i = 0; i < 2 && rank == k / 2; i++)
       a[i].abort(a[i].user);
-    held_ms = 0;
+    delay_ms = 0;
     const int first = (rank + k) % 2;
     ng_mpi_release(&a[first]);
     ng_mpi_release(&a[1 - first]);
-    if (MPI_Allgather(&freed, 1, MPI_INT, each, 1, MPI_INT, MPI_COMM_WORLD) != MPI_SUCCESS)
+    if (MPI_Allgather(&freed_comms, 1, MPI_INT, each, 1, MPI_INT, MPI_COMM_WORLD) != MPI_SUCCESS)
       return NG_ERR_COMM;
     st = expect_freed("in an order of its own", each, t->size, 0);
     if (st != NG_OK) return st;
@@ -376,7 +376,7 @@ static ng_status leave_in_any_order(int32_t rank, ng_transport *t, void *arg) {
 }
 
 /* Cases in which every rank returns NG_OK. */
-static const rank_fn good[] = {abort_late, same_group_again, leave_one_by_one,
+static const rank_fn good[] = {abort_late, create_same_group_again, leave_one_by_one,
                                leave_before_a_broadcast, leave_in_any_order};
 
 static void all_ranks_succeed(void **state) {
@@ -390,10 +390,10 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(one_rank_leaves_before_the_others),
       GOOD("leaving while another rank aborts", 0),
-      cmocka_unit_test(leaving_with_a_pending_request),
+      cmocka_unit_test(ranks_may_leave_with_a_pending_request),
       GOOD("the same ranks are the same group", 1),
       cmocka_unit_test(ranks_learn_of_a_leave_while_they_wait),
-      cmocka_unit_test(after_an_agreement),
+      cmocka_unit_test(an_abort_after_agreement_loses_no_result),
       GOOD("communicators are freed by all ranks", 2),
       GOOD("ranks learn of a leave after a broadcast", 3),
       GOOD("two transports are left in any order", 4),

@@ -16,7 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static int64_t taken; /* allocations by our own code */
+static int64_t allocations; /* allocations by our own code */
 void *__real_malloc(size_t bytes);
 void *__real_calloc(size_t n, size_t bytes);
 void *__real_aligned_alloc(size_t to, size_t bytes);
@@ -25,10 +25,10 @@ void *__real_aligned_alloc(size_t to, size_t bytes);
 EXPORTED void *__wrap_malloc(size_t bytes);
 EXPORTED void *__wrap_calloc(size_t n, size_t bytes);
 EXPORTED void *__wrap_aligned_alloc(size_t to, size_t bytes);
-void *__wrap_malloc(size_t bytes) { return taken++, __real_malloc(bytes); }
-void *__wrap_calloc(size_t n, size_t bytes) { return taken++, __real_calloc(n, bytes); }
+void *__wrap_malloc(size_t bytes) { return allocations++, __real_malloc(bytes); }
+void *__wrap_calloc(size_t n, size_t bytes) { return allocations++, __real_calloc(n, bytes); }
 void *__wrap_aligned_alloc(size_t to, size_t bytes) {
-  return taken++, __real_aligned_alloc(to, bytes);
+  return allocations++, __real_aligned_alloc(to, bytes);
 }
 
 /* ---- central differences -----------------------------------------------------------------------*/
@@ -43,50 +43,50 @@ typedef struct net_case {
   bool fixed; /* norms use their running statistics */
 } net_case;
 
-static void b_linear(nn *n, int x) {
+static void build_linear(nn *n, int x) {
   (void)nn_linear(n, "b", nn_linear(n, "a", x, 4, true), 3, true);
 }
-static void b_linear_plain(nn *n, int x) { (void)nn_linear(n, "a", x, 3, false); }
-static void b_activations(nn *n, int x) {
+static void build_unbiased(nn *n, int x) { (void)nn_linear(n, "a", x, 3, false); }
+static void build_activations(nn *n, int x) {
   x = nn_relu(n, nn_linear(n, "b", nn_tanh(n, nn_linear(n, "a", x, 9, true)), 9, true));
   (void)nn_sigmoid(n, nn_linear(n, "c", x, 5, true));
 }
-static void b_dropout(nn *n, int x) {
+static void build_dropout(nn *n, int x) {
   (void)nn_linear(n, "b", nn_dropout(n, nn_linear(n, "a", x, 30, true), 0.4), 3, true);
 }
 /* A node after a node that works in place must not work in place, too. */
-static void b_conv_relu_chain(nn *n, int x) {
+static void build_in_place_chain(nn *n, int x) {
   x = nn_relu(n, nn_norm(n, "n", nn_conv(n, "a", x, 3, 3, 1, 1, true)));
   (void)nn_linear(n, "b", nn_dropout(n, nn_tanh(n, x), 0.2), 2, true);
 }
-static void b_norm(nn *n, int x) {
+static void build_norm(nn *n, int x) {
   (void)nn_linear(n, "b", nn_norm(n, "n", nn_conv(n, "a", x, 5, 1, 1, 0, false)), 2, true);
 }
-static void b_norm_flat(nn *n, int x) {
+static void build_flat_norm(nn *n, int x) {
   (void)nn_linear(n, "b", nn_norm(n, "n", nn_linear(n, "a", x, 6, false)), 2, true);
 }
-static void b_max(nn *n, int x) {
+static void build_max_pool(nn *n, int x) {
   (void)nn_max_pool(n, nn_conv(n, "a", x, 2, 1, 1, 0, true), 3, 2, 1);
 }
-static void b_max_apart(nn *n, int x) {
+static void build_gapped_pool(nn *n, int x) {
   (void)nn_max_pool(n, nn_conv(n, "a", x, 2, 1, 1, 0, true), 2, 3, 0);
 }
-static void b_mean(nn *n, int x) {
+static void build_average_pool(nn *n, int x) {
   (void)nn_average_pool(n, nn_conv(n, "a", x, 2, 1, 1, 0, true), 2, 2);
 }
-static void b_global(nn *n, int x) {
+static void build_global_pool(nn *n, int x) {
   (void)nn_global_pool(n, nn_tanh(n, nn_conv(n, "a", x, 3, 3, 1, 1, true)));
 }
-static void b_add(nn *n, int x) {
+static void build_sums(nn *n, int x) {
   const int a = nn_conv(n, "a", x, 3, 1, 1, 0, true);
   const int b = nn_tanh(n, nn_conv(n, "b", a, 3, 3, 1, 1, false));
   (void)nn_global_pool(n, nn_add(n, nn_conv(n, "c", b, 3, 1, 1, 0, false), nn_add(n, a, b)));
 }
-static void b_twice(nn *n, int x) {
+static void build_sum_with_itself(nn *n, int x) {
   const int a = nn_linear(n, "a", x, 4, true);
   (void)nn_add(n, a, a);
 }
-static void b_residual(nn *n, int x) {
+static void build_residual(nn *n, int x) {
   x = nn_relu(n, nn_norm(n, "n0", nn_conv(n, "c0", x, 4, 3, 1, 1, false)));
   int y = nn_relu(n, nn_norm(n, "n1", nn_conv(n, "c1", x, 6, 3, 2, 1, false)));
   y = nn_norm(n, "n2", nn_conv(n, "c2", y, 6, 3, 1, 1, false));
@@ -99,40 +99,40 @@ static void b_residual(nn *n, int x) {
   static void name(nn *n, int x) {                                                                 \
     (void)nn_conv(n, "b", nn_conv(n, "a", x, 3, 1, 1, 0, true), out, k, s, p, bias);               \
   }
-CONV(b_conv3, 4, 3, 1, 1, true)
-CONV(b_conv3s2, 4, 3, 2, 1, false)
-CONV(b_conv1s2, 4, 1, 2, 0, true)
-CONV(b_conv5p2, 2, 5, 1, 2, true)
-CONV(b_conv5, 2, 5, 1, 0, true)
-CONV(b_conv2s3, 3, 2, 3, 1, true)
-CONV(b_conv3p3, 2, 3, 1, 3, true)
-CONV(b_conv7s2p3, 2, 7, 2, 3, false)
+CONV(build_conv3, 4, 3, 1, 1, true)
+CONV(build_conv3s2, 4, 3, 2, 1, false)
+CONV(build_conv1s2, 4, 1, 2, 0, true)
+CONV(build_conv5p2, 2, 5, 1, 2, true)
+CONV(build_conv5, 2, 5, 1, 0, true)
+CONV(build_conv2s3, 3, 2, 3, 1, true)
+CONV(build_conv3p3, 2, 3, 1, 3, true)
+CONV(build_conv7s2p3, 2, 7, 2, 3, false)
 
 static const net_case cases[] = {
-    {"linear", {1, 1, 5}, 7, b_linear, NN_SQUARED_ERROR, 0, false},
-    {"linear, no bias, one sample", {1, 1, 5}, 1, b_linear_plain, NN_CROSS_ENTROPY, 0, false},
-    {"cross entropy, smoothed", {1, 1, 5}, 6, b_linear, NN_CROSS_ENTROPY, 0.1, false},
-    {"activations", {1, 1, 5}, 8, b_activations, NN_SQUARED_ERROR, 0, false},
-    {"dropout", {1, 1, 5}, 8, b_dropout, NN_SQUARED_ERROR, 0, false},
-    {"chain", {4, 5, 2}, 3, b_conv_relu_chain, NN_SQUARED_ERROR, 0, false},
-    {"norm", {4, 3, 2}, 5, b_norm, NN_SQUARED_ERROR, 0, false},
-    {"norm, fixed", {4, 3, 2}, 5, b_norm, NN_SQUARED_ERROR, 0, true},
-    {"norm of features", {1, 1, 4}, 9, b_norm_flat, NN_SQUARED_ERROR, 0, false},
-    {"max pool", {7, 5, 2}, 3, b_max, NN_SQUARED_ERROR, 0, false},
-    {"max pool, apart", {8, 8, 2}, 3, b_max_apart, NN_SQUARED_ERROR, 0, false},
-    {"average pool", {7, 4, 2}, 3, b_mean, NN_SQUARED_ERROR, 0, false},
-    {"global pool", {4, 6, 1}, 3, b_global, NN_SQUARED_ERROR, 0, false},
-    {"add", {4, 4, 2}, 3, b_add, NN_SQUARED_ERROR, 0, false},
-    {"add of one", {1, 1, 4}, 3, b_twice, NN_SQUARED_ERROR, 0, false},
-    {"residual", {8, 8, 3}, 4, b_residual, NN_CROSS_ENTROPY, 0.1, false},
-    {"conv 3", {5, 6, 2}, 3, b_conv3, NN_SQUARED_ERROR, 0, false},
-    {"conv 3 / 2", {7, 6, 1}, 3, b_conv3s2, NN_SQUARED_ERROR, 0, false},
-    {"conv 1 / 2", {5, 6, 2}, 2, b_conv1s2, NN_SQUARED_ERROR, 0, false},
-    {"conv 5 pad 2", {4, 6, 2}, 2, b_conv5p2, NN_SQUARED_ERROR, 0, false},
-    {"conv 5", {5, 7, 2}, 1, b_conv5, NN_SQUARED_ERROR, 0, false},
-    {"conv 2 / 3", {5, 7, 2}, 2, b_conv2s3, NN_SQUARED_ERROR, 0, false},
-    {"conv 3 pad 3", {2, 3, 2}, 2, b_conv3p3, NN_SQUARED_ERROR, 0, false},
-    {"conv 7 / 2 on a smaller image", {4, 5, 2}, 2, b_conv7s2p3, NN_SQUARED_ERROR, 0, false},
+    {"linear", {1, 1, 5}, 7, build_linear, NN_SQUARED_ERROR, 0, false},
+    {"linear, no bias, one sample", {1, 1, 5}, 1, build_unbiased, NN_CROSS_ENTROPY, 0, false},
+    {"cross entropy, smoothed", {1, 1, 5}, 6, build_linear, NN_CROSS_ENTROPY, 0.1, false},
+    {"activations", {1, 1, 5}, 8, build_activations, NN_SQUARED_ERROR, 0, false},
+    {"dropout", {1, 1, 5}, 8, build_dropout, NN_SQUARED_ERROR, 0, false},
+    {"chain", {4, 5, 2}, 3, build_in_place_chain, NN_SQUARED_ERROR, 0, false},
+    {"norm", {4, 3, 2}, 5, build_norm, NN_SQUARED_ERROR, 0, false},
+    {"norm, fixed", {4, 3, 2}, 5, build_norm, NN_SQUARED_ERROR, 0, true},
+    {"norm of features", {1, 1, 4}, 9, build_flat_norm, NN_SQUARED_ERROR, 0, false},
+    {"max pool", {7, 5, 2}, 3, build_max_pool, NN_SQUARED_ERROR, 0, false},
+    {"max pool, apart", {8, 8, 2}, 3, build_gapped_pool, NN_SQUARED_ERROR, 0, false},
+    {"average pool", {7, 4, 2}, 3, build_average_pool, NN_SQUARED_ERROR, 0, false},
+    {"global pool", {4, 6, 1}, 3, build_global_pool, NN_SQUARED_ERROR, 0, false},
+    {"add", {4, 4, 2}, 3, build_sums, NN_SQUARED_ERROR, 0, false},
+    {"add of one", {1, 1, 4}, 3, build_sum_with_itself, NN_SQUARED_ERROR, 0, false},
+    {"residual", {8, 8, 3}, 4, build_residual, NN_CROSS_ENTROPY, 0.1, false},
+    {"conv 3", {5, 6, 2}, 3, build_conv3, NN_SQUARED_ERROR, 0, false},
+    {"conv 3 / 2", {7, 6, 1}, 3, build_conv3s2, NN_SQUARED_ERROR, 0, false},
+    {"conv 1 / 2", {5, 6, 2}, 2, build_conv1s2, NN_SQUARED_ERROR, 0, false},
+    {"conv 5 pad 2", {4, 6, 2}, 2, build_conv5p2, NN_SQUARED_ERROR, 0, false},
+    {"conv 5", {5, 7, 2}, 1, build_conv5, NN_SQUARED_ERROR, 0, false},
+    {"conv 2 / 3", {5, 7, 2}, 2, build_conv2s3, NN_SQUARED_ERROR, 0, false},
+    {"conv 3 pad 3", {2, 3, 2}, 2, build_conv3p3, NN_SQUARED_ERROR, 0, false},
+    {"conv 7 / 2 on a smaller image", {4, 5, 2}, 2, build_conv7s2p3, NN_SQUARED_ERROR, 0, false},
 };
 
 typedef struct test_net {
@@ -175,7 +175,7 @@ static void close_net(test_net *s) {
   free(s->labels);
 }
 
-static double loss_now(const test_net *s) {
+static double compute_loss(const test_net *s) {
   const float running = s->k->fixed ? nn_buffer_at(s->n, 0)->value[0] : 0.0F;
   float evaluated = 0.0F;
   if (s->k->fixed) {
@@ -189,9 +189,9 @@ static double loss_now(const test_net *s) {
   return nn_loss(s->n, NN_TRAIN, s->labels, soft ? s->targets : NULL, NULL);
 }
 
-/* Compute the central slope and the one-sided slopes from the left and from the right. */
-static void slopes_along(const test_net *s, const nn_param *p, const float *d, double h,
-                         double slope[3]) {
+/* Compute the central slope of the loss along d, and the slopes from the right and from the left of p. */
+static void compute_slopes(const test_net *s, const nn_param *p, const float *d, double h,
+                           double slope[3]) {
   const size_t bytes = (size_t)p->count * sizeof(float);
   float *keep = malloc(bytes);
   double value[3];
@@ -199,7 +199,7 @@ static void slopes_along(const test_net *s, const nn_param *p, const float *d, d
   for (int side = -1; side <= 1; side++) {
     for (int64_t k = 0; k < p->count; k++)
       p->value[k] = keep[k] + (float)(h * side) * d[k];
-    value[side + 1] = loss_now(s);
+    value[side + 1] = compute_loss(s);
   }
   memcpy(p->value, keep, bytes);
   free(keep);
@@ -208,7 +208,7 @@ static void slopes_along(const test_net *s, const nn_param *p, const float *d, d
   slope[2] = (value[1] - value[0]) / h;
 }
 
-static void check_param(const test_net *s, int i, double loss) {
+static void check_gradient(const test_net *s, int i, double loss) {
   const nn_param *p = nn_param_at(s->n, i);
   float *d = malloc((size_t)p->count * sizeof *d);
   for (uint32_t trial = 0; trial < 3; trial++) {
@@ -223,7 +223,7 @@ static void check_param(const test_net *s, int i, double loss) {
     bool good = false;
     double slope[3] = {0, 0, 0};
     for (double h = 1e-3; h > 1e-4 && !good; h *= 0.5) {
-      slopes_along(s, p, d, h, slope);
+      compute_slopes(s, p, d, h, slope);
       tolerance = 1e-2 * sqrt(norm) + 1e-6 * fabs(loss) / h;
       for (int k = 0; k < 3; k++)
         good = good || fabs(slope[k] - product) <= tolerance;
@@ -240,11 +240,11 @@ static void gradients_match_central_differences(void **state) {
   ng_pool *pool = ng_pool_create(2, NULL);
   for (size_t c = 0; c < sizeof cases / sizeof cases[0]; c++) {
     test_net s = open_net(&cases[c], pool);
-    const double loss = loss_now(&s);
+    const double loss = compute_loss(&s);
     assert_int_equal(nn_backward(s.n, true, NULL), 0);
     for (int i = 0; i < nn_params(s.n); i++) {
-      check_param(&s, i, loss);
-      (void)loss_now(&s);
+      check_gradient(&s, i, loss);
+      (void)compute_loss(&s);
       assert_int_equal(nn_backward(s.n, true, NULL), 0);
     }
     close_net(&s);
@@ -252,14 +252,12 @@ static void gradients_match_central_differences(void **state) {
   ng_pool_destroy(pool);
 }
 
-/* ---- the plan of memory ------------------------------------------------------------------------*/
-
 /* Concatenate loss, output and all gradients of a step, to compare bits. */
-static float *record(const test_net *s, int64_t *count) {
+static float *copy_step_results(const test_net *s, int64_t *count) {
   const int64_t out = s->k->samples * nn_outputs(s->n);
   *count = out + nn_weights(s->n);
   float *r = malloc((size_t)*count * sizeof *r), *at = r + out;
-  (void)loss_now(s);
+  (void)compute_loss(s);
   memcpy(r, nn_output(s->n), (size_t)out * sizeof *r);
   assert_int_equal(nn_backward(s->n, true, NULL), 0);
   for (int i = 0; i < nn_params(s->n); i++) {
@@ -283,23 +281,23 @@ static void memory_plans_do_not_change_results(void **state) {
     int64_t count = 0;
     plan_memory(&s, false);
     const int64_t apart = nn_bytes(s.n);
-    float *oracle = record(&s, &count);
+    float *oracle = copy_step_results(&s, &count);
     plan_memory(&s, true);
     assert_true(nn_bytes(s.n) <= apart);
-    float *first = record(&s, &count);
+    float *first = copy_step_results(&s, &count);
     assert_memory_equal(first, oracle, (size_t)count * sizeof *first);
     /* Another batch, another size, an evaluation, sampled targets: all must leave the next step unchanged. */
     s.x[0] += 1.0F;
     assert_int_equal(nn_forward(s.n, NN_TRAIN, s.x, 1, 9, NULL), 0);
     nn_sample_loss(s.n, 4);
-    const int64_t before = taken;
+    const int64_t before = allocations;
     assert_int_equal(nn_backward(s.n, true, NULL), 0);
     assert_int_equal(nn_forward(s.n, NN_EVALUATE, s.x, s.k->samples, 0, NULL), 0);
-    (void)loss_now(&s);
-    assert_int_equal(taken, before);
+    (void)compute_loss(&s);
+    assert_int_equal(allocations, before);
     s.x[0] -= 1.0F;
     random_normal(test_seed(), RANDOM_DATA, 1, 1.0, 0, 1, s.x);
-    float *again = record(&s, &count);
+    float *again = copy_step_results(&s, &count);
     assert_memory_equal(first, again, (size_t)count * sizeof *first);
     free(oracle);
     free(first);
@@ -322,7 +320,7 @@ typedef struct observed {
   const float *a;
 } observed;
 
-static int on_input(observed *s, int layer, const float *a, int64_t samples, int64_t columns) {
+static int check_input(observed *s, int layer, const float *a, int64_t samples, int64_t columns) {
   if (layer >= nn_layers(s->n)) {
     const nn_norm_layer *v = nn_norm_at(s->n, s->norm_inputs);
     assert_int_equal(layer, nn_layers(s->n) + s->norm_inputs++);
@@ -337,7 +335,7 @@ static int on_input(observed *s, int layer, const float *a, int64_t samples, int
   return ++s->inputs == s->stop_at ? 77 : 0;
 }
 
-static int on_output(observed *s, int layer, const float *g, int64_t samples, int64_t columns) {
+static int check_output(observed *s, int layer, const float *g, int64_t samples, int64_t columns) {
   if (layer >= nn_layers(s->n)) {
     assert_int_equal(layer, nn_layers(s->n) + nn_norms(s->n) - 1 - s->norm_outputs++);
     const int64_t channels = nn_norm_at(s->n, layer - nn_layers(s->n))->channels;
@@ -357,16 +355,16 @@ static int on_output(observed *s, int layer, const float *g, int64_t samples, in
   return 0;
 }
 
-static int count_call(void *user, int layer, const float *x, int64_t samples, int64_t columns,
-                      bool grad) {
-  return (grad ? on_output : on_input)(user, layer, x, samples, columns);
+static int check_observed_array(void *user, int layer, const float *x, int64_t samples,
+                                int64_t columns, bool grad) {
+  return (grad ? check_output : check_input)(user, layer, x, samples, columns);
 }
 
 static void watches_receive_every_layer(void **state) {
-  const net_case k = {"residual", {8, 8, 3}, 3, b_residual, NN_CROSS_ENTROPY, 0, false};
+  const net_case k = {"residual", {8, 8, 3}, 3, build_residual, NN_CROSS_ENTROPY, 0, false};
   test_net s = open_net(&k, NULL);
   observed w = {.n = s.n};
-  const nn_watch watch = {&w, count_call};
+  const nn_watch watch = {&w, check_observed_array};
   assert_int_equal(nn_forward(s.n, NN_TRAIN, s.x, 3, 0, &watch), 0);
   (void)nn_loss(s.n, NN_TRAIN, s.labels, NULL, NULL);
   assert_int_equal(nn_backward(s.n, true, &watch), 0);

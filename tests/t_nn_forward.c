@@ -9,8 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-static double conv_at(const nn_layer *l, const float *x, const float *w, const float *b, int64_t y,
-                      int64_t c, int64_t o) {
+static double convolve_in_double(const nn_layer *l, const float *x, const float *w, const float *b,
+                                 int64_t y, int64_t c, int64_t o) {
   double sum = b != NULL ? (double)b[o] : 0.0;
   for (int64_t i = 0; i < l->kernel; i++) {
     for (int64_t j = 0; j < l->kernel; j++) {
@@ -46,7 +46,7 @@ static void convolution_matches_plain_loops(void **state) {
         for (int64_t i = 0; i < 3 * nn_count(to); i++) {
           const int64_t o = i % to.channels, c = i / to.channels % to.width;
           const int64_t y = i / to.channels / to.width % to.height, s = i / nn_count(to);
-          const double want = conv_at(l, x + s * nn_count(in), w, b, y, c, o);
+          const double want = convolve_in_double(l, x + s * nn_count(in), w, b, y, c, o);
           /* f32 sums of n <= 7 * 7 * 3 terms of about 1 / sqrt(n) */
           if (!(fabs((double)nn_output(n)[i] - want) <= 1e-5)) {
             fail_msg("kernel %lld stride %lld padding %lld: output %g, expected %g",
@@ -205,7 +205,7 @@ static void gemm_matches_plain_loops(void **state) {
 
 /* ---- losses ------------------------------------------------------------------------------------*/
 
-static void losses_by_hand(void **state) {
+static void losses_match_hand_computation(void **state) {
   nn *n = nn_create(NULL, 5);
   nn_set_loss(n, NN_CROSS_ENTROPY, 0.1);
   (void)nn_linear(n, "a", nn_input(n, (nn_shape){1, 1, 3}), 3, false);
@@ -267,7 +267,7 @@ int main(void) {
       cmocka_unit_test(dropout_keeps_the_mean),
       cmocka_unit_test(parts_of_a_batch_draw_the_same_numbers),
       cmocka_unit_test(gemm_matches_plain_loops),
-      cmocka_unit_test(losses_by_hand),
+      cmocka_unit_test(losses_match_hand_computation),
       cmocka_unit_test(sampled_targets_have_the_fisher_moment),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -10,8 +10,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- one layer by hand -----------------------------------------------------------------------*/
-
 typedef struct norm_run {
   fixture f;
   float grad[4], a[8], g[8];
@@ -19,7 +17,7 @@ typedef struct norm_run {
 } norm_run;
 
 /* Two channels, two samples, two positions. */
-static void open_run(norm_run *h, const char *options) {
+static void open_layer(norm_run *h, const char *options) {
   static const float a[8] = {1, -2, 3, 4, -1, 2, 0, 5}, g[8] = {1, 2, -1, 1, 3, 0, 2, -2};
   memcpy(h->a, a, sizeof a);
   memcpy(h->g, g, sizeof g);
@@ -37,14 +35,14 @@ static void open_run(norm_run *h, const char *options) {
   fixture_ok(&h->f, ng_begin_samples(h->f.p, 2, 1));
 }
 
-static void observe(norm_run *h) {
+static void observe_layer(norm_run *h) {
   fixture_ok(&h->f, ng_observe_input(h->f.p, 0, &h->in, NG_BORROW));
   fixture_ok(&h->f, ng_observe_output_grad(h->f.p, 0, &h->out, NG_COPY));
 }
 
-static void refuses_what_does_not_fit(void **state) {
+static void wrong_observations_and_norms_are_refused(void **state) {
   norm_run h;
-  open_run(&h, "method=natgrad");
+  open_layer(&h, "method=natgrad");
   fixture_fails(&h.f, ng_observe_input(h.f.p, 0, &h.in, NG_COPY), NG_ERR_ARG, "NG_BORROW");
   fixture_fails(&h.f, ng_observe_output_grad(h.f.p, 0, &h.out, NG_COPY), NG_ERR_STATE,
                 "without its input");
@@ -62,7 +60,7 @@ static void refuses_what_does_not_fit(void **state) {
   /* an input does not count in the next micro-batch */
   fixture_ok(&h.f, ng_begin_samples(h.f.p, 2, 1));
   assert_int_equal(ng_observe_output_grad(h.f.p, 0, &h.out, NG_COPY), NG_ERR_STATE);
-  observe(&h); /* the limit of 8 inputs starts again */
+  observe_layer(&h); /* the limit of 8 inputs starts again */
   fixture_close(&h.f);
   fixture_ok(&h.f, fixture_open(&h.f, "method=natgrad", NULL));
   fixture_fails(&h.f, ng_add_norm(h.f.p, "x", NG_GROUP_NORM, 4, 3, 1e-5, NULL), NG_ERR_ARG,
@@ -81,12 +79,12 @@ static void refuses_what_does_not_fit(void **state) {
 }
 
 /* Only one sample has a gradient, so F of a channel has rank one, and rounding of F exceeds the damping. */
-static void a_singular_unit_is_rescued(void **state) {
+static void a_singular_unit_needs_a_fallback(void **state) {
   norm_run h;
-  open_run(&h, "method=natgrad clip=none damping=1e-9");
+  open_layer(&h, "method=natgrad clip=none damping=1e-9");
   memset(h.g, 0, sizeof h.g);
   h.g[0] = h.g[2] = 100;
-  observe(&h);
+  observe_layer(&h);
   assert_int_equal(ng_step(h.f.p, 0.1), NG_RESCUED);
   for (int i = 0; i < 4; i++)
     assert_true(isfinite(h.grad[i]));
@@ -102,7 +100,7 @@ static void expect_rung(norm_run *h, const char *what, int32_t rung) {
   memcpy(h->grad, D, sizeof D);
   const ng_report before = fixture_report(&h->f);
   fixture_ok(&h->f, ng_begin_samples(h->f.p, 2, 1));
-  observe(h);
+  observe_layer(h);
   const ng_status st = ng_step(h->f.p, 0.1);
   const ng_report after = fixture_report(&h->f);
   const int32_t got = fixture_layer_report(&h->f, 0).rung;
@@ -124,7 +122,7 @@ static void rungs_are_reported(void **state) {
                    "method=natgrad norm_block=%s clip=none damping=0.001 norm_damping=1 "
                    "stat_decay=1 stat_start=identity solve_period=1",
                    full ? "full" : "unit");
-    open_run(&h, set);
+    open_layer(&h, set);
     const ng_stat *s = h.f.p->block[0]->stat;
     const int64_t last = full ? ng_sym_at(4, 3, 3) : 3; /* beta of the second channel */
     for (int k = 0; k < 5; k++) {
@@ -139,7 +137,7 @@ static void rungs_are_reported(void **state) {
 /* With norm_block = none the layer is registered and named, and its gradient stays.  Statistics are never due. */
 static void norm_block_none_keeps_the_gradient(void **state) {
   norm_run h;
-  open_run(&h, "method=natgrad norm_block=none");
+  open_layer(&h, "method=natgrad norm_block=none");
   assert_int_equal(ng_wants(h.f.p, 0), 0);
   fixture_ok(&h.f, ng_step(h.f.p, 0.1));
   for (int i = 0; i < 4; i++)
@@ -149,7 +147,7 @@ static void norm_block_none_keeps_the_gradient(void **state) {
   assert_string_equal(row.family, "none");
   assert_string_equal(row.name, "bn.weight");
   fixture_close(&h.f);
-  open_run(&h, "method=natgrad");
+  open_layer(&h, "method=natgrad");
   row = (ng_explain_row){.struct_size = sizeof row};
   assert_int_equal(ng_explain(h.f.p, 1, &row), NG_OK);
   assert_string_equal(row.family, "norm");
@@ -160,9 +158,9 @@ static void norm_block_none_keeps_the_gradient(void **state) {
 }
 
 /* Take step t and return the reported damping of F. */
-static double damping_of_step(norm_run *h, int t) {
+static double take_step_and_get_damping(norm_run *h, int t) {
   if (t == 2) fixture_ok(&h->f, ng_begin_samples(h->f.p, 2, 1));
-  if (t % 2 == 0) observe(h);
+  if (t % 2 == 0) observe_layer(h);
   fixture_ok(&h->f, ng_step(h->f.p, 0.1));
   const ng_layer_report r = fixture_layer_report(&h->f, 0);
   assert_true(r.damping_a == 0 && r.damping_g == 0);
@@ -171,7 +169,7 @@ static double damping_of_step(norm_run *h, int t) {
 
 /* The damping doubles after step 0.  damping_leak = owner adds it to the average when that changes, at steps 0 and
  * 2. */
-static void reports_its_damping(void **state) {
+static void damping_of_the_average_is_reported(void **state) {
   static const struct {
     const char *options;
     double expected[3];
@@ -181,10 +179,10 @@ static void reports_its_damping(void **state) {
               {1.6, 1.6, 3.2}}};
   for (size_t i = 0; i < sizeof row / sizeof row[0]; i++) {
     norm_run h;
-    open_run(&h, row[i].options);
+    open_layer(&h, row[i].options);
     for (int t = 0; t < 3; t++) {
       if (t == 1) fixture_ok(&h.f, ng_set_real(h.f.p, "damping", 0.2));
-      const double d = damping_of_step(&h, t);
+      const double d = take_step_and_get_damping(&h, t);
       if (fabs(d - row[i].expected[t]) > 1e-12) fail_msg("%s, step %d: %g", row[i].options, t, d);
     }
     fixture_close(&h.f);
@@ -193,9 +191,9 @@ static void reports_its_damping(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(refuses_what_does_not_fit),
-      cmocka_unit_test(a_singular_unit_is_rescued),
-      cmocka_unit_test(reports_its_damping),
+      cmocka_unit_test(wrong_observations_and_norms_are_refused),
+      cmocka_unit_test(a_singular_unit_needs_a_fallback),
+      cmocka_unit_test(damping_of_the_average_is_reported),
       cmocka_unit_test(rungs_are_reported),
       cmocka_unit_test(norm_block_none_keeps_the_gradient),
   };

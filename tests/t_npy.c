@@ -9,7 +9,7 @@
 #include "io_check.h"
 #include "npy.h"
 
-static size_t npy_compose(unsigned char *b, int version, const char *header, const void *data,
+static size_t compose_npy(unsigned char *b, int version, const char *header, const void *data,
                           size_t bytes) {
   size_t h = strlen(header), at = version == 1 ? 10 : 12;
   memcpy(b, "\x93NUMPY", 6);
@@ -22,7 +22,7 @@ static size_t npy_compose(unsigned char *b, int version, const char *header, con
   return at + h + bytes;
 }
 
-static ngio_status npy_parse(const void *bytes, size_t n, ngio_npy *a) {
+static ngio_status parse_npy(const void *bytes, size_t n, ngio_npy *a) {
   /* exactly n bytes, for the sanitizer */
   void *exact = malloc(n ? n : 1);
   assert_non_null(exact);
@@ -50,7 +50,7 @@ static void files_of_numpy_are_read(void **state) {
   const char *all[] = {npy1, npy2, npy3};
   for (int v = 0; v < 3; v++) {
     ngio_npy a;
-    assert_int_equal(npy_parse(all[v], sizeof npy1 - 1, &a), NGIO_OK);
+    assert_int_equal(parse_npy(all[v], sizeof npy1 - 1, &a), NGIO_OK);
     assert_int_equal(a.dtype, NGIO_F64);
     assert_int_equal(a.ndim, 2);
     assert_int_equal(a.shape[0], 1);
@@ -68,7 +68,7 @@ static void files_of_numpy_are_read(void **state) {
     assert_int_equal(unlink(path), 0);
   }
   ngio_npy a;
-  assert_int_equal(npy_parse(npy_byte, sizeof npy_byte - 1, &a), NGIO_OK);
+  assert_int_equal(parse_npy(npy_byte, sizeof npy_byte - 1, &a), NGIO_OK);
   assert_int_equal(a.dtype, NGIO_U8);
   assert_int_equal(a.ndim, 0);
   assert_int_equal(a.count, 1);
@@ -95,9 +95,9 @@ static void every_dtype_and_shape_is_read(void **state) {
   for (size_t i = 0; i < sizeof good / sizeof good[0]; i++) {
     for (int version = 1; version <= 3; version++) {
       size_t bytes = (size_t)(good[i].count * ngio_dtype_size(good[i].dtype));
-      size_t n = npy_compose(b, version, good[i].header, data, bytes);
+      size_t n = compose_npy(b, version, good[i].header, data, bytes);
       ngio_npy a;
-      if (npy_parse(b, n, &a) != NGIO_OK) fail_msg("%s: %s", good[i].header, message);
+      if (parse_npy(b, n, &a) != NGIO_OK) fail_msg("%s: %s", good[i].header, message);
       assert_int_equal(a.dtype, good[i].dtype);
       assert_int_equal(a.ndim, good[i].ndim);
       assert_int_equal(a.count, good[i].count);
@@ -147,19 +147,19 @@ static void invalid_headers_are_refused(void **state) {
 #undef D
   unsigned char b[512], data[16] = {0};
   for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
-    size_t n = npy_compose(b, 1, bad[i].header, data, bad[i].data);
+    size_t n = compose_npy(b, 1, bad[i].header, data, bad[i].data);
     ngio_npy a;
-    if (npy_parse(b, n, &a) != NGIO_ERR_FILE) fail_msg("accepted: %s", bad[i].header);
+    if (parse_npy(b, n, &a) != NGIO_ERR_FILE) fail_msg("accepted: %s", bad[i].header);
     expect_message(bad[i].says);
   }
   ngio_npy a;
   memcpy(b, npy1, sizeof npy1);
   b[6] = 4;
-  assert_int_equal(npy_parse(b, sizeof npy1 - 1, &a), NGIO_ERR_FILE);
+  assert_int_equal(parse_npy(b, sizeof npy1 - 1, &a), NGIO_ERR_FILE);
   expect_message("version is 4.0");
   memcpy(b, npy2, sizeof npy2);
   b[11] = 0xff; /* a header of 4 GB */
-  assert_int_equal(npy_parse(b, sizeof npy2 - 1, &a), NGIO_ERR_FILE);
+  assert_int_equal(parse_npy(b, sizeof npy2 - 1, &a), NGIO_ERR_FILE);
   expect_message("truncated");
 }
 
@@ -169,21 +169,21 @@ static void damaged_files_are_refused_or_consistent(void **state) {
   for (int v = 0; v < 3; v++) {
     ngio_npy a;
     for (size_t n = 0; n < size[v]; n++) {
-      if (npy_parse(all[v], n, &a) != NGIO_ERR_FILE)
+      if (parse_npy(all[v], n, &a) != NGIO_ERR_FILE)
         fail_msg("file %d was accepted after truncation to %zu bytes", v, n);
     }
     unsigned char b[512];
     for (size_t bit = 0; bit < size[v] * 8; bit++) {
       memcpy(b, all[v], size[v]);
       b[bit / 8] = (unsigned char)(b[bit / 8] ^ (1 << (bit % 8)));
-      if (npy_parse(b, size[v], &a) != NGIO_OK) continue;
+      if (parse_npy(b, size[v], &a) != NGIO_OK) continue;
       assert_true(a.bytes == ngio_bytes_of(a.dtype, a.shape, a.ndim));
       assert_true(a.bytes <= (int64_t)size[v]);
       ngio_npy_free(&a);
     }
     memcpy(b, all[v], size[v]);
     b[size[v]] = 0;
-    assert_int_equal(npy_parse(b, size[v] + 1, &a), NGIO_ERR_FILE);
+    assert_int_equal(parse_npy(b, size[v] + 1, &a), NGIO_ERR_FILE);
   }
 }
 

@@ -28,16 +28,16 @@ typedef struct effect {
   number less;
   /* bounds of the difference; 0: 1e-3, infinity */
   double least, most;
-  const char *move; /* the damping that ng_set sets before the second step */
-  bool only_fc1;    /* the weights of other layers are 0 */
-  bool falls;       /* lr is 0.5, in the last step 0.05 */
+  const char *later_damping; /* the damping that ng_set sets before the second step */
+  bool only_fc1;             /* the weights of other layers are 0 */
+  bool falls;                /* lr is 0.5, in the last step 0.05 */
 } effect;
 
 static const effect effects[] = {
     {"solver", D, "cholesky|eigen", .same = ALL},
     {"solver", D, "cholesky|eigen damping_split=joint", .same = 0},
     {"solver", SAM, "product radius=0.1|product radius=0.2", .same = 0},
-    {"solver", JOINT "solve_period=2", "eigen|eigen-prediv", .same = 1, .move = "10"},
+    {"solver", JOINT "solve_period=2", "eigen|eigen-prediv", .same = 1, .later_damping = "10"},
     {"eigen_floor", JOINT, "0|1e20", .same = 0},
     {"damping", "clip=none", "0.1|0.2", .same = 0},
     {"damping", "method=eva clip=none", "0.1|0.2", .same = 0},
@@ -127,7 +127,7 @@ static const effect effects[] = {
 enum { EFFECTS = sizeof effects / sizeof effects[0] };
 
 /* Value k of a list; return false after the last. */
-static bool value_at(const char *values, int k, char out[100]) {
+static bool get_listed_value(const char *values, int k, char out[100]) {
   for (; k > 0 && values != NULL; k--) {
     values = strchr(values, '|');
     if (values != NULL) values++;
@@ -137,7 +137,7 @@ static bool value_at(const char *values, int k, char out[100]) {
   return true;
 }
 
-static run run_of(const effect *e) {
+static run make_run(const effect *e) {
   run r = usual;
   r.ranks = e->ranks == 0 ? 1 : e->ranks;
   r.only_fc1 = e->only_fc1;
@@ -145,23 +145,23 @@ static run run_of(const effect *e) {
   if (strstr(e->settings, "update=adamw") != NULL) r.step = "adamw";
   if (e->falls) r.lr = 0.5;
   if (e->falls) r.last_lr = 0.05;
-  if (e->move != NULL) r.set = "damping";
-  r.value = e->move;
+  if (e->later_damping != NULL) r.set = "damping";
+  r.value = e->later_damping;
   return r;
 }
 
 /* Run with value k of the option; return false after the last. */
 static bool run_value(const effect *e, int k, run *out) {
   char value[100], settings[300];
-  if (!value_at(e->values, k, value)) return false;
+  if (!get_listed_value(e->values, k, value)) return false;
   (void)snprintf(settings, sizeof settings, "%s; %s=%s", e->settings, e->option, value);
-  run r = run_of(e);
+  run r = make_run(e);
   r.settings = settings;
   *out = must_run(r);
   return true;
 }
 
-static void must_differ(const effect *e, const run *a, const run *b, int i, int k) {
+static void expect_difference(const effect *e, const run *a, const run *b, int i, int k) {
   for (int32_t step = 0; step < e->same; step++) {
     if (step_gap(a, b, step) > (e->same == ALL ? 1e-3 : 1e-5))
       fail_msg("%s (%s): values %d and %d differ in step %d", e->option, e->settings, i, k, step);
@@ -183,7 +183,7 @@ static void option_values_have_different_effects(void **state) {
       n++;
     for (int k = 1; k < n; k++) {
       for (int i = 0; i < k; i++)
-        must_differ(e, &r[i], &r[k], i, k);
+        expect_difference(e, &r[i], &r[k], i, k);
       for (int32_t q = 0; q < r[k].ranks && e->less != NONE; q++) {
         if (r[k].rank[q].number[e->less] >= r[0].rank[q].number[e->less])
           fail_msg("%s (%s): value %d is not less than the first", e->option, e->settings, k);
@@ -194,22 +194,22 @@ static void option_values_have_different_effects(void **state) {
 
 /* ---- the table is complete -------------------------------------------------------------------*/
 
-static ng_option_info info_of(const char *option) {
+static ng_option_info get_option_info(const char *option) {
   ng_option_info info = {.struct_size = sizeof info};
   assert_int_equal(ng_option_at(ng_option_find(option), &info), NG_OK);
   return info;
 }
 
 /* Tests of these options: update_decides_the_step_and_the_moments, t_bindings, t_plan_places. */
-static const char *const elsewhere[] = {"update", "missing", "colocate"};
+static const char *const tested_elsewhere[] = {"update", "missing", "colocate"};
 
 static bool is_tested(const char *option, const char *choice) {
-  for (size_t i = 0; i < sizeof elsewhere / sizeof elsewhere[0]; i++) {
-    if (strcmp(elsewhere[i], option) == 0) return true;
+  for (size_t i = 0; i < sizeof tested_elsewhere / sizeof tested_elsewhere[0]; i++) {
+    if (strcmp(tested_elsewhere[i], option) == 0) return true;
   }
   for (const effect *e = effects; e < effects + EFFECTS; e++) {
     char value[100];
-    for (int k = 0; strcmp(e->option, option) == 0 && value_at(e->values, k, value); k++) {
+    for (int k = 0; strcmp(e->option, option) == 0 && get_listed_value(e->values, k, value); k++) {
       value[strcspn(value, " ")] = 0;
       if (choice == NULL || strcmp(value, choice) == 0) return true;
     }
@@ -217,12 +217,12 @@ static bool is_tested(const char *option, const char *choice) {
   return false;
 }
 
-static void every_option_and_choice_is_named(void **state) {
+static void every_option_and_choice_is_tested(void **state) {
   ng_option_info info = {.struct_size = sizeof info};
   for (int32_t i = 0; ng_option_at(i, &info) == NG_OK; i++) {
     char choice[100];
     if (!is_tested(info.name, NULL)) fail_msg("%s", info.name);
-    for (int k = 0; info.choices[0] != 0 && value_at(info.choices, k, choice); k++) {
+    for (int k = 0; info.choices[0] != 0 && get_listed_value(info.choices, k, choice); k++) {
       if (!is_tested(info.name, choice)) fail_msg("%s = %s", info.name, choice);
     }
   }
@@ -246,7 +246,7 @@ static void expect_own_layer_changes(const run *base, const run *over, const cha
 }
 
 /* Options of a window over all layers and of sam belong to the whole model. */
-static bool fits_a_layer(const effect *e) {
+static bool applies_to_one_layer(const effect *e) {
   const bool window = strstr(e->settings, "method=mfac") != NULL;
   return strstr(e->settings, "method=sam") == NULL && !e->only_fc1 &&
          (!window || strstr(e->settings, "window_scope=parameter") != NULL);
@@ -255,9 +255,9 @@ static bool fits_a_layer(const effect *e) {
 static void per_layer_options_change_one_layer(void **state) {
   for (const effect *e = effects; e < effects + EFFECTS; e++) {
     char one[100], two[100], settings[300], own[200];
-    if (!info_of(e->option).per_layer || !fits_a_layer(e)) continue;
-    assert_true(value_at(e->values, 0, one) && value_at(e->values, 1, two));
-    run r = run_of(e);
+    if (!get_option_info(e->option).per_layer || !applies_to_one_layer(e)) continue;
+    assert_true(get_listed_value(e->values, 0, one) && get_listed_value(e->values, 1, two));
+    run r = make_run(e);
     (void)snprintf(settings, sizeof settings, "%s; %s=%s", e->settings, e->option, one);
     (void)snprintf(own, sizeof own, "%s=%s", e->option, two);
     r.settings = settings;
@@ -315,13 +315,13 @@ static void a_layer_with_a_method_has_its_values(void **state) {
 static void live_options_change_later_steps(void **state) {
   for (const effect *e = effects; e < effects + EFFECTS; e++) {
     char one[100], two[100], settings[300];
-    const bool live = info_of(e->option).live;
+    const bool live = get_option_info(e->option).live;
     if (!live && e > effects && strcmp(e[-1].option, e->option) == 0) continue;
-    assert_true(value_at(e->values, 0, one) && value_at(e->values, 1, two));
+    assert_true(get_listed_value(e->values, 0, one) && get_listed_value(e->values, 1, two));
     const bool solves = live && strstr(e->settings, "method=") == NULL;
     (void)snprintf(settings, sizeof settings, "%s; %s=%s%s", e->settings, e->option, one,
                    solves ? "; solve_period=1" : "");
-    run r = run_of(e);
+    run r = make_run(e);
     r.settings = settings;
     const run base = must_run(r);
     r.set = e->option;
@@ -364,7 +364,7 @@ static void update_decides_the_step_and_the_moments(void **state) {
 }
 
 /* These values are refused only with layers; t_options_check has the others. */
-static void layer_options_are_refused_with_a_model(void **state) {
+static void layer_options_must_suit_the_model(void **state) {
   static const char *const row[][3] = {
       {"damping=0.1", "solver=product", "solver"},
       {"damping=0.1 statistics=local colocate=0", NULL, "set colocate = 1"}};
@@ -381,13 +381,13 @@ static void layer_options_are_refused_with_a_model(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(option_values_have_different_effects),
-      cmocka_unit_test(every_option_and_choice_is_named),
+      cmocka_unit_test(every_option_and_choice_is_tested),
       cmocka_unit_test(per_layer_options_change_one_layer),
       cmocka_unit_test(lines_of_per_layer_equal_layer_options),
       cmocka_unit_test(a_layer_with_a_method_has_its_values),
       cmocka_unit_test(live_options_change_later_steps),
       cmocka_unit_test(update_decides_the_step_and_the_moments),
-      cmocka_unit_test(layer_options_are_refused_with_a_model),
+      cmocka_unit_test(layer_options_must_suit_the_model),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -11,7 +11,7 @@ static char message[512];
 /* ---- the table -------------------------------------------------------------------------------*/
 
 /* A help text with a list of values describes every value. */
-static void helps_name_every_value(void **state) {
+static void help_texts_describe_every_value(void **state) {
   int32_t listed = 0;
   for (int32_t i = 0; i < ng_option_count(); i++) {
     const ng_option_info info = option_info(i);
@@ -25,7 +25,7 @@ static void helps_name_every_value(void **state) {
   assert_true(listed >= 15);
 }
 
-static void rows_are_complete(void **state) {
+static void option_rows_are_complete(void **state) {
   for (int32_t i = 0; i < ng_option_count(); i++) {
     const ng_option_info a = option_info(i);
     assert_true(a.name[0] != 0 && a.group[0] != 0 && strlen(a.help) > 10);
@@ -45,7 +45,7 @@ static void rows_are_complete(void **state) {
 /* ---- set and get -----------------------------------------------------------------------------*/
 
 /* A refused value changes no byte. */
-static void refused(const char *name, const char *value, ng_status st, const char *part) {
+static void expect_refused(const char *name, const char *value, ng_status st, const char *part) {
   ng_options o = standard_options(), before = o;
   message[0] = 0;
   const ng_status got = ng_options_set(&o, name, value, message, sizeof message);
@@ -58,7 +58,7 @@ static void refused(const char *name, const char *value, ng_status st, const cha
   assert_int_equal(ng_options_set(&o, name, value, NULL, 0), st);
 }
 
-static void accepted(const char *name, const char *value, const char *reads) {
+static void expect_accepted(const char *name, const char *value, const char *reads) {
   ng_options o = standard_options();
   const ng_status st = ng_options_set(&o, name, value, message, sizeof message);
   if (st != NG_OK) print_error("%s\n", message);
@@ -76,56 +76,56 @@ static void accepted(const char *name, const char *value, const char *reads) {
   }
 }
 
-static const char *number(double v, ng_option_type type) {
+static const char *print_number(double v, ng_option_type type) {
   static char text[64];
   (void)snprintf(text, sizeof text, type == NG_OPTION_INT ? "%.0f" : "%.17g", v);
   return text;
 }
 
-static void a_number(const ng_option_info *a) {
+static void check_number_option(const ng_option_info *a) {
   static const char *const never[] = {"",    " ",   "inf",  "-inf",  "nan", "NaN", "1x",
                                       "1 ",  " 1",  "0x10", "1e",    "e1",  "1e+", ".",
                                       "--1", "+-1", "1,5",  "1e999", "one", "1\n", "1_0"};
   char text[64];
   const bool whole = a->type == NG_OPTION_INT;
   for (size_t i = 0; i < sizeof never / sizeof never[0]; i++) {
-    refused(a->name, never[i], NG_ERR_ARG, whole ? "whole number" : "finite number");
+    expect_refused(a->name, never[i], NG_ERR_ARG, whole ? "whole number" : "finite number");
   }
-  if (whole) refused(a->name, "1.0", NG_ERR_ARG, "whole number");
-  if (whole) refused(a->name, "99999999999999999999", NG_ERR_ARG, "whole number");
+  if (whole) expect_refused(a->name, "1.0", NG_ERR_ARG, "whole number");
+  if (whole) expect_refused(a->name, "99999999999999999999", NG_ERR_ARG, "whole number");
   (void)snprintf(text, sizeof text, "%g %s %s <= %g", a->lower, a->lower_open ? "<" : "<=", a->name,
                  a->upper);
   const double above = whole ? a->upper + 1 : nextafter(a->upper, INFINITY);
   const double under = a->lower_open ? a->lower
                        : whole       ? a->lower - 1
                                      : nextafter(a->lower, -INFINITY);
-  refused(a->name, number(above, a->type), NG_ERR_ARG, text);
-  refused(a->name, number(under, a->type), NG_ERR_ARG, text);
+  expect_refused(a->name, print_number(above, a->type), NG_ERR_ARG, text);
+  expect_refused(a->name, print_number(under, a->type), NG_ERR_ARG, text);
   char text_of_value[64];
   (void)snprintf(text_of_value, sizeof text_of_value, whole ? "%.0f" : "%.15g", a->upper);
-  accepted(a->name, number(a->upper, a->type), text_of_value);
+  expect_accepted(a->name, print_number(a->upper, a->type), text_of_value);
   if (a->lower_open) {
     assert_true(nextafter(a->lower, 1) > a->lower);
-    accepted(a->name, number(1e-300, a->type), "1e-300");
+    expect_accepted(a->name, print_number(1e-300, a->type), "1e-300");
   } else {
     (void)snprintf(text_of_value, sizeof text_of_value, "%.0f", a->lower);
-    accepted(a->name, number(a->lower, a->type), text_of_value);
+    expect_accepted(a->name, print_number(a->lower, a->type), text_of_value);
   }
 }
 
-static void a_choice(const ng_option_info *a) {
+static void check_choice_option(const ng_option_info *a) {
   char list[256];
   (void)snprintf(list, sizeof list, "%s", a->choices);
   int32_t n = 0;
   for (char *word = strtok(list, "|"); word != NULL; word = strtok(NULL, "|")) {
-    accepted(a->name, word, word);
+    expect_accepted(a->name, word, word);
     n++;
   }
   assert_true(n >= 1);
-  refused(a->name, "", NG_ERR_ARG, a->choices);
-  refused(a->name, "zzz", NG_ERR_ARG, a->choices);
+  expect_refused(a->name, "", NG_ERR_ARG, a->choices);
+  expect_refused(a->name, "zzz", NG_ERR_ARG, a->choices);
   /* the list of choices is not a choice */
-  if (n > 1) refused(a->name, a->choices, NG_ERR_ARG, a->choices);
+  if (n > 1) expect_refused(a->name, a->choices, NG_ERR_ARG, a->choices);
 }
 
 static void every_row_accepts_its_values_only(void **state) {
@@ -133,26 +133,26 @@ static void every_row_accepts_its_values_only(void **state) {
     const ng_option_info a = option_info(i);
     ng_options o = standard_options();
     assert_option(&o, a.name, a.standard);
-    accepted(a.name, a.standard, a.standard);
-    refused(a.name, NULL, NG_ERR_ARG, "NULL");
+    expect_accepted(a.name, a.standard, a.standard);
+    expect_refused(a.name, NULL, NG_ERR_ARG, "NULL");
     switch (a.type) {
     case NG_OPTION_REAL:
     case NG_OPTION_INT:
-      a_number(&a);
+      check_number_option(&a);
       break;
     case NG_OPTION_BOOL:
       for (int k = 0; k < 4; k++) {
         static const char *const no[] = {"0", "false", "OFF", "no"};
         static const char *const yes[] = {"1", "True", "on", "yes"};
-        accepted(a.name, no[k], "0");
-        accepted(a.name, yes[k], "1");
+        expect_accepted(a.name, no[k], "0");
+        expect_accepted(a.name, yes[k], "1");
       }
-      refused(a.name, "2", NG_ERR_ARG, "0 or 1");
-      refused(a.name, "", NG_ERR_ARG, "0 or 1");
-      refused(a.name, "-0", NG_ERR_ARG, "0 or 1");
+      expect_refused(a.name, "2", NG_ERR_ARG, "0 or 1");
+      expect_refused(a.name, "", NG_ERR_ARG, "0 or 1");
+      expect_refused(a.name, "-0", NG_ERR_ARG, "0 or 1");
       break;
     case NG_OPTION_CHOICE:
-      a_choice(&a);
+      check_choice_option(&a);
       break;
     case NG_OPTION_TEXT:
       break;
@@ -160,15 +160,15 @@ static void every_row_accepts_its_values_only(void **state) {
   }
 }
 
-static void numbers_read_back(void **state) {
-  accepted("damping", "+3e-2", "0.03");
-  accepted("damping", ".5", "0.5");
-  accepted("damping", "5.", "5");
-  accepted("damping", "0.1", "0.1");
-  accepted("damping", "0.30000000000000004", "0.30000000000000004"); /* needs 17 digits */
-  accepted("eigen_floor", "-0", "0");                                /* not "-0" */
-  accepted("stat_period", "+12", "12");
-  accepted("stat_period", "007", "7");
+static void numbers_are_read_back_exactly(void **state) {
+  expect_accepted("damping", "+3e-2", "0.03");
+  expect_accepted("damping", ".5", "0.5");
+  expect_accepted("damping", "5.", "5");
+  expect_accepted("damping", "0.1", "0.1");
+  expect_accepted("damping", "0.30000000000000004", "0.30000000000000004"); /* needs 17 digits */
+  expect_accepted("eigen_floor", "-0", "0");                                /* not "-0" */
+  expect_accepted("stat_period", "+12", "12");
+  expect_accepted("stat_period", "007", "7");
   const uint64_t seed = test_seed();
   rng r = {seed};
   for (int i = 0; i < 2000; i++) { /* any double in range reads back with the same bits */
@@ -188,15 +188,15 @@ static void numbers_read_back(void **state) {
  * passes. */
 static void numbers_have_a_point_in_every_locale(void **state) {
   const bool comma = setlocale(LC_NUMERIC, "de_DE.UTF-8") != NULL;
-  accepted("damping", "0.5", "0.5");
-  refused("damping", "0,5", NG_ERR_ARG, "finite number");
+  expect_accepted("damping", "0.5", "0.5");
+  expect_refused("damping", "0,5", NG_ERR_ARG, "finite number");
   char text[16];
   (void)snprintf(text, sizeof text, "%.1f", 0.5);
   assert_string_equal(text, comma ? "0,5" : "0.5"); /* the program's locale is unchanged */
   assert_non_null(setlocale(LC_NUMERIC, "C"));
 }
 
-static void names_have_hyphens_and_hints(void **state) {
+static void names_accept_hyphens_and_get_hints(void **state) {
   ng_options o = standard_options();
   assert_int_equal(ng_options_set(&o, "kl-clip", "0.5", NULL, 0), NG_OK);
   assert_option(&o, "kl_clip", "0.5");
@@ -221,8 +221,8 @@ static void names_have_hyphens_and_hints(void **state) {
   }
   assert_int_equal(ng_options_set(&o, "frobnicate", "1", message, sizeof message), NG_ERR_ARG);
   assert_null(strstr(message, "did you mean")); /* no option has a similar name */
-  refused("solver", "eigne", NG_ERR_ARG, "did you mean 'eigen'?");
-  refused("solver", "chol", NG_ERR_ARG, "did you mean 'cholesky'?");
+  expect_refused("solver", "eigne", NG_ERR_ARG, "did you mean 'eigen'?");
+  expect_refused("solver", "chol", NG_ERR_ARG, "did you mean 'cholesky'?");
   char text[4];
   /* buffer too small */
   assert_int_equal(ng_options_get(&o, "solver", text, sizeof text), NG_ERR_ARG);
@@ -233,20 +233,20 @@ static void names_have_hyphens_and_hints(void **state) {
 static void unsupported_values_are_refused_with_the_reason(void **state) {
   static const char *const later[][2] = {{"window_dtype", "f64"}};
   for (size_t i = 0; i < sizeof later / sizeof later[0]; i++) {
-    refused(later[i][0], later[i][1], NG_ERR_ABSENT, "not supported yet");
-    refused(later[i][0], later[i][1], NG_ERR_ABSENT, later[i][1]);
+    expect_refused(later[i][0], later[i][1], NG_ERR_ABSENT, "not supported yet");
+    expect_refused(later[i][0], later[i][1], NG_ERR_ABSENT, later[i][1]);
     const ng_option_info info = option_info(ng_option_find(later[i][0]));
     assert_null(strstr(info.choices, later[i][1])); /* and not in the list */
     char whole[256];
     (void)snprintf(whole, sizeof whole, "%s: '%s' is not supported yet, expected %s", later[i][0],
                    later[i][1], info.choices);
-    refused(later[i][0], later[i][1], NG_ERR_ABSENT, whole);
+    expect_refused(later[i][0], later[i][1], NG_ERR_ABSENT, whole);
   }
 }
 
 /* ---- structs of other sizes ------------------------------------------------------------------*/
 
-static void infos_of_other_sizes(void **state) {
+static void option_info_accepts_smaller_structs(void **state) {
   ng_option_info small = {.struct_size = offsetof(ng_option_info, standard)};
   small.standard = "untouched";
   assert_int_equal(ng_option_at(ng_option_find("damping"), &small), NG_OK);
@@ -256,14 +256,14 @@ static void infos_of_other_sizes(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(helps_name_every_value),
-      cmocka_unit_test(rows_are_complete),
+      cmocka_unit_test(help_texts_describe_every_value),
+      cmocka_unit_test(option_rows_are_complete),
       cmocka_unit_test(every_row_accepts_its_values_only),
-      cmocka_unit_test(numbers_read_back),
+      cmocka_unit_test(numbers_are_read_back_exactly),
       cmocka_unit_test(numbers_have_a_point_in_every_locale),
-      cmocka_unit_test(names_have_hyphens_and_hints),
+      cmocka_unit_test(names_accept_hyphens_and_get_hints),
       cmocka_unit_test(unsupported_values_are_refused_with_the_reason),
-      cmocka_unit_test(infos_of_other_sizes),
+      cmocka_unit_test(option_info_accepts_smaller_structs),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -82,7 +82,7 @@ static void numbers_equal_their_text(void **state) {
   assert_int_equal(ng_options_get_real(&o, "method", &number), NG_ERR_ARG);
 }
 
-static void options_against_each_other(void **state) {
+static void conflicting_options_are_refused(void **state) {
 #define EIGEN "solver=eigen damping_split=joint "
   static const char *const line[][2] = {
       {"method=sam", ""},
@@ -125,7 +125,7 @@ static void set_variable(const char *name, const char *value) {
 }
 
 /* The message contains `part`, and no option changes. */
-static void environment_is_refused(ng_options *o, ng_status st, const char *part) {
+static void expect_refused_environment(ng_options *o, ng_status st, const char *part) {
   const ng_options before = *o;
   assert_int_equal(ng_options_from_env(o, message, sizeof message), st);
   assert_contains(message, part);
@@ -145,7 +145,7 @@ static void every_option_has_a_variable(void **state) {
     assert_int_equal(ng_options_from_env(&o, message, sizeof message), NG_OK);
     assert_option(&o, info.name, value);
     set_variable(variable, info.type == NG_OPTION_TEXT ? "damping(" : "?");
-    environment_is_refused(&o, NG_ERR_ARG, variable);
+    expect_refused_environment(&o, NG_ERR_ARG, variable);
     set_variable(variable, NULL);
   }
 }
@@ -153,13 +153,13 @@ static void every_option_has_a_variable(void **state) {
 static void the_environment_sets_all_variables_or_none(void **state) {
   ng_options o = standard_options();
   set_variable("NG_SCHEDULE", ""); /* an option of an earlier version */
-  environment_is_refused(
+  expect_refused_environment(
       &o, NG_ERR_ARG,
       "NG_SCHEDULE in the environment: option 'schedule' was removed: call ng_set_real");
   set_variable("NG_SCHEDULE", NULL);
   set_variable("NG_SOLVER", "eigen");
   set_variable("NG_UPDATE", "sgdd");
-  environment_is_refused(&o, NG_ERR_ARG, "NG_UPDATE");
+  expect_refused_environment(&o, NG_ERR_ARG, "NG_UPDATE");
   assert_contains(message, "'sgd'");
   set_variable("NG_SOLVER", NULL);
   set_variable("NG_UPDATE", NULL);
@@ -174,11 +174,11 @@ static void the_environment_sets_all_variables_or_none(void **state) {
   assert_option(&o, "stat_decay", "0.5");
   set_variable("NG_METHOD", "kiasa");
   set_variable("NG_STAT_BATCH", "8");
-  environment_is_refused(&o, NG_ERR_ARG, "NG_METHOD in the environment");
+  expect_refused_environment(&o, NG_ERR_ARG, "NG_METHOD in the environment");
   assert_contains(message, "'kaisa'");
   set_variable("NG_METHOD", NULL);
   set_variable("NG_WINDOW_DTYPE", "f64");
-  environment_is_refused(&o, NG_ERR_ABSENT, "");
+  expect_refused_environment(&o, NG_ERR_ABSENT, "");
   set_variable("NG_WINDOW_DTYPE", NULL);
   set_variable("NG_STAT_BATCH", NULL);
   const ng_options before = o;
@@ -188,7 +188,7 @@ static void the_environment_sets_all_variables_or_none(void **state) {
 
 /* ---- a layer's overrides ---------------------------------------------------------------------*/
 
-static void overrides_set_a_whole_line(void **state) {
+static void overrides_set_a_whole_line_or_nothing(void **state) {
   ng_options o = standard_options();
   assert_int_equal(
       ng_options_override(&o, "  damping=0.01\tstat-decay=0.5 ", message, sizeof message), NG_OK);
@@ -224,9 +224,9 @@ static void overrides_set_a_whole_line(void **state) {
   }
 }
 
-/* ---- any text at all -------------------------------------------------------------------------*/
+/* ---- random text -----------------------------------------------------------------------------*/
 
-static void random_text(rng *r, char *text, int64_t most) {
+static void write_random_text(rng *r, char *text, int64_t most) {
   static const char vocabulary[] =
       "damping stat_decay solve_period solver = * *= @ , ~ 0.5 1e-3 2 10 inf - + eigen cholesky "
       "pi joint nan . e 0 %s%n 1e400 99999999999999999999 | [ none kl_clip =' damping=' \n "
@@ -249,7 +249,7 @@ static void random_text(rng *r, char *text, int64_t most) {
   }
 }
 
-static ng_status any_published(rng *r, ng_options *o, const char *name, const char *value) {
+static ng_status set_any_published(rng *r, ng_options *o, const char *name, const char *value) {
   const int32_t m = (int32_t)rng_below(r, ng_method_count());
   ng_method_info method = {.struct_size = sizeof method};
   ng_published_info p = {.struct_size = sizeof p, .name = name};
@@ -269,7 +269,7 @@ static ng_status any_published(rng *r, ng_options *o, const char *name, const ch
   return st;
 }
 
-static bool is_line(const char *text) {
+static bool is_single_line(const char *text) {
   for (; *text != 0; text++) {
     if ((unsigned char)*text < 32 || *text == 127) return false;
   }
@@ -283,8 +283,8 @@ static void random_text_is_accepted_or_refused(void **state) {
   for (int i = 0; i < 60000; i++) {
     char name[128], value[128], text_of_value[160];
     ng_options o = standard_options();
-    random_text(&r, value, sizeof value);
-    random_text(&r, name, sizeof name);
+    write_random_text(&r, value, sizeof value);
+    write_random_text(&r, name, sizeof name);
     if (rng_below(&r, 4) != 0) {
       (void)snprintf(name, sizeof name, "%s",
                      option_info((int32_t)rng_below(&r, ng_option_count())).name);
@@ -301,11 +301,11 @@ static void random_text_is_accepted_or_refused(void **state) {
       CHECK_SEED(seed, st == NG_ERR_ARG || st == NG_ERR_ABSENT, value);
       CHECK_SEED(seed, memcmp(&o, &before, sizeof o) == 0, value);
       CHECK_SEED(seed, memchr(message, 0, sizeof message) != NULL, value);
-      CHECK_SEED(seed, is_line(message), message);
+      CHECK_SEED(seed, is_single_line(message), message);
     }
     o = before;
     if (ng_options_set_line(&o, value, message, sizeof message) != NG_OK)
-      CHECK_SEED(seed, memcmp(&o, &before, sizeof o) == 0 && is_line(message), message);
+      CHECK_SEED(seed, memcmp(&o, &before, sizeof o) == 0 && is_single_line(message), message);
     o = before;
     ng_option_mask mask = {{7}};
     if (ng_options_override(&o, value, message, sizeof message) == NG_OK) {
@@ -316,7 +316,7 @@ static void random_text_is_accepted_or_refused(void **state) {
     CHECK_SEED(seed, ng_options_set(&o, "method", name, message, sizeof message) != NG_OK, name);
     CHECK_SEED(seed, ng_options_set_system(&o, name, value, message, sizeof message) != NG_OK,
                name);
-    if (any_published(&r, &o, name, value) == NG_OK) published++;
+    if (set_any_published(&r, &o, name, value) == NG_OK) published++;
     /* a published option keeps the methods consistent */
     CHECK_SEED(seed, ng_options_check(&o, message, sizeof message) == NG_OK, message);
   }
@@ -326,10 +326,10 @@ static void random_text_is_accepted_or_refused(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(numbers_equal_their_text),
-      cmocka_unit_test(options_against_each_other),
+      cmocka_unit_test(conflicting_options_are_refused),
       cmocka_unit_test(every_option_has_a_variable),
       cmocka_unit_test(the_environment_sets_all_variables_or_none),
-      cmocka_unit_test(overrides_set_a_whole_line),
+      cmocka_unit_test(overrides_set_a_whole_line_or_nothing),
       cmocka_unit_test(random_text_is_accepted_or_refused),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

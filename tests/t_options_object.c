@@ -6,7 +6,7 @@
 
 static char message[512];
 
-static ng_options *options_of(const char *line) {
+static ng_options *create_options(const char *line) {
   ng_options *o = NULL;
   const ng_status st = ng_options_create(line, message, sizeof message, &o);
   if (st != NG_OK) fail_msg("%s: %s", line == NULL ? "NULL" : line, message);
@@ -14,7 +14,7 @@ static ng_options *options_of(const char *line) {
 }
 
 /* Compare all options and the method by name. */
-static bool same(const ng_options *x, const ng_options *y) {
+static bool are_equal_options(const ng_options *x, const ng_options *y) {
   char a[NG_TEXT_SIZE], b[NG_TEXT_SIZE];
   for (int32_t i = -1; i < ng_option_count(); i++) {
     const ng_option_info info = option_info(i < 0 ? 0 : i);
@@ -49,7 +49,7 @@ static void set_in_order(ng_options *by_calls, ng_options *by_line, const option
 
 /* For every method and pair of options, in all six orders, by calls and by a line: a given option has the given value,
  * every other option the value of the row.  A method chosen before leaves no trace. */
-static void order_has_no_effect(void **state) {
+static void order_of_options_has_no_effect(void **state) {
   static const int order[6][3] = {{0, 1, 2}, {0, 2, 1}, {1, 0, 2}, {1, 2, 0}, {2, 0, 1}, {2, 1, 0}};
   int64_t tried = 0, differ = 0;
   for (int32_t m = 0; m < ng_method_count(); m++) {
@@ -78,7 +78,7 @@ static void order_has_no_effect(void **state) {
               memcmp(&line, &expected, sizeof expected) == 0) {
             continue;
           }
-          if (!same(&calls, &expected) || !same(&line, &expected)) {
+          if (!are_equal_options(&calls, &expected) || !are_equal_options(&line, &expected)) {
             fail_msg("method=%s %s=%s %s=%s, order %d", method.name, a.name, x, b.name, y, k);
           }
         }
@@ -91,8 +91,8 @@ static void order_has_no_effect(void **state) {
 }
 
 /* For all functions that set options. */
-static void the_last_call_counts(void **state) {
-  ng_options *o = options_of("damping=0.5 method=eva");
+static void last_value_of_an_option_counts(void **state) {
+  ng_options *o = create_options("damping=0.5 method=eva");
   assert_int_equal(ng_options_set_real(o, "damping", 0.25, message, sizeof message), NG_OK);
   assert_option(o, "damping", "0.25");
   assert_int_equal(ng_options_set_line(o, "damping=0.75", message, sizeof message), NG_OK);
@@ -110,15 +110,15 @@ static void the_last_call_counts(void **state) {
   assert_int_equal(ng_options_set_system(o, "KAISA", "inverse", message, sizeof message), NG_OK);
   assert_option(o, "damping", "0.001");
   assert_int_equal(ng_options_set(o, "method", "natgrad", message, sizeof message), NG_OK);
-  ng_options *standard = options_of(NULL);
-  assert_true(same(o, standard));
+  ng_options *standard = create_options(NULL);
+  assert_true(are_equal_options(o, standard));
   ng_options_destroy(&standard);
   ng_options_destroy(&o);
 }
 
 /* An option that the new method does not have is refused, not dropped. */
 static void options_of_another_method_are_refused(void **state) {
-  ng_options *o = options_of("solver=eigen");
+  ng_options *o = create_options("solver=eigen");
   assert_int_equal(ng_options_set(o, "method", "eva", message, sizeof message), NG_OK);
   assert_int_equal(ng_options_check(o, message, sizeof message), NG_ERR_ARG);
   assert_contains(message, "solver = eigen: method eva does not use this option");
@@ -138,36 +138,37 @@ static void options_of_another_method_are_refused(void **state) {
 
 /* ---- lines -----------------------------------------------------------------------------------*/
 
-static void line_gives(const char *line, const char *name, const char *value) {
-  ng_options *o = options_of(line);
+static void expect_line_sets(const char *line, const char *name, const char *value) {
+  ng_options *o = create_options(line);
   assert_option(o, name, value);
   ng_options_destroy(&o);
 }
 
-static void lines_are_read(void **state) {
-  ng_options *standard = options_of(NULL), *empty = options_of(""), *blank = options_of(" \t\r\n ");
-  assert_true(same(standard, empty) && same(standard, blank));
+static void lines_set_options(void **state) {
+  ng_options *standard = create_options(NULL), *empty = create_options(""),
+             *blank = create_options(" \t\r\n ");
+  assert_true(are_equal_options(standard, empty) && are_equal_options(standard, blank));
   ng_options_destroy(&standard);
   ng_options_destroy(&empty);
   ng_options_destroy(&blank);
-  line_gives("method=eva update=sgd damping=0.01", "update", "sgd");
-  line_gives("method=eva update=sgd damping=0.01", "method", "eva");
-  line_gives("  damping=0.01\tkl-clip=0.5\nmethod=eva\r\n", "kl_clip", "0.5");
-  line_gives("skip_layers=", "skip_layers", "");
-  line_gives("skip_layers='' damping=1", "damping", "1");
-  line_gives("skip_layers='a b' damping=1", "skip_layers", "a b");
-  line_gives("damping=1 skip_layers=\"a b\"", "skip_layers", "a b");
-  line_gives("skip_layers='say \"x\"'", "skip_layers", "say \"x\"");
-  line_gives("skip_layers=\"it's\"", "skip_layers", "it's");
-  line_gives("skip_layers=it's", "skip_layers",
-             "it's"); /* a quote within a word is an ordinary character */
-  line_gives("skip_layers=a=b", "skip_layers", "a=b");
-  line_gives("damping='0.5'", "damping", "0.5");
-  line_gives("method=\"eva\"", "method", "eva");
+  expect_line_sets("method=eva update=sgd damping=0.01", "update", "sgd");
+  expect_line_sets("method=eva update=sgd damping=0.01", "method", "eva");
+  expect_line_sets("  damping=0.01\tkl-clip=0.5\nmethod=eva\r\n", "kl_clip", "0.5");
+  expect_line_sets("skip_layers=", "skip_layers", "");
+  expect_line_sets("skip_layers='' damping=1", "damping", "1");
+  expect_line_sets("skip_layers='a b' damping=1", "skip_layers", "a b");
+  expect_line_sets("damping=1 skip_layers=\"a b\"", "skip_layers", "a b");
+  expect_line_sets("skip_layers='say \"x\"'", "skip_layers", "say \"x\"");
+  expect_line_sets("skip_layers=\"it's\"", "skip_layers", "it's");
+  expect_line_sets("skip_layers=it's", "skip_layers",
+                   "it's"); /* a quote within a word is an ordinary character */
+  expect_line_sets("skip_layers=a=b", "skip_layers", "a=b");
+  expect_line_sets("damping='0.5'", "damping", "0.5");
+  expect_line_sets("method=\"eva\"", "method", "eva");
 }
 
 /* A bad word makes the whole line fail; the good words before and after it are not applied. */
-static void all_of_a_line_or_nothing(void **state) {
+static void lines_are_applied_whole_or_not_at_all(void **state) {
   static const struct {
     const char *words, *part;
     ng_status st;
@@ -197,7 +198,7 @@ static void all_of_a_line_or_nothing(void **state) {
       if (strstr(bad[i].words, "skip_layers") != NULL) good = "update=sgd radius=0.5";
       (void)snprintf(line, sizeof line, "%s %s", behind ? bad[i].words : good,
                      behind ? good : bad[i].words);
-      ng_options *o = options_of("method=eva damping=0.5"), *before = NULL;
+      ng_options *o = create_options("method=eva damping=0.5"), *before = NULL;
       assert_int_equal(ng_options_copy(o, &before), NG_OK);
       message[0] = 0;
       const ng_status st = ng_options_set_line(o, line, message, sizeof message);
@@ -239,7 +240,7 @@ static void texts_are_copied(void **state) {
   for (int k = 0; k < 2; k++) {
     for (int length = 4094; length <= 4097; length++) {
       const bool fits = length <= 4095;
-      ng_options *o = options_of(NULL), *before = options_of(NULL), *by_line = NULL;
+      ng_options *o = create_options(NULL), *before = create_options(NULL), *by_line = NULL;
       memset(text, 'a', ROOM);
       if (k == 1) memcpy(text, "a: damping=1 ", 13);
       if (k == 1) memset(text + 13, ' ', ROOM - 13);
@@ -250,7 +251,7 @@ static void texts_are_copied(void **state) {
                        fits ? NG_OK : NG_ERR_ARG);
       if (!fits) assert_contains(message, name[k]);
       if (!fits) assert_contains(message, "expected at most 4095");
-      if (!fits) assert_true(same(o, before));
+      if (!fits) assert_true(are_equal_options(o, before));
       message[0] = 0;
       assert_int_equal(ng_options_create(line, message, sizeof message, &by_line),
                        fits ? NG_OK : NG_ERR_ARG);
@@ -276,23 +277,23 @@ static void texts_are_copied(void **state) {
 }
 
 /* A change of the original does not change the copy, nor does its destruction. */
-static void a_copy_is_another_object(void **state) {
+static void copies_are_independent(void **state) {
   for (int32_t i = 0; i < ng_option_count(); i++) {
     const ng_option_info info = option_info(i);
     char value[64];
-    ng_options *o = options_of("skip_layers=conv* kl_clip=0.25 method=eva"), *copy = NULL;
-    ng_options *as_it_was = options_of("method=eva kl_clip=0.25 skip_layers=conv*");
+    ng_options *o = create_options("skip_layers=conv* kl_clip=0.25 method=eva"), *copy = NULL;
+    ng_options *as_it_was = create_options("method=eva kl_clip=0.25 skip_layers=conv*");
     other_value_of(&info, value, sizeof value);
     assert_int_equal(ng_options_copy(o, &copy), NG_OK);
-    assert_true(copy != o && same(copy, as_it_was));
+    assert_true(copy != o && are_equal_options(copy, as_it_was));
     assert_int_equal(ng_options_set(o, info.name, value, message, sizeof message), NG_OK);
     assert_int_equal(ng_options_set(o, "method", "natgrad", message, sizeof message), NG_OK);
     assert_option(o, info.name, value);
-    assert_true(same(copy, as_it_was));
+    assert_true(are_equal_options(copy, as_it_was));
     memset(o, 'x', sizeof *o); /* reveals pointers into the original */
     ng_options_destroy(&o);
     assert_null(o);
-    assert_true(same(copy, as_it_was));
+    assert_true(are_equal_options(copy, as_it_was));
     /* a copy knows which options were given */
     assert_int_equal(ng_options_set(copy, "method", "natgrad", message, sizeof message), NG_OK);
     assert_option(copy, "kl_clip", "0.25");
@@ -313,7 +314,7 @@ static void preconditioners_own_their_options(void **state) {
   int64_t before, with, after, held = 0;
   assert_int_equal(ng_context_create(NG_VERSION, NULL, message, sizeof message, &ctx), NG_OK);
   ng_context_allocated(ctx, &before, NULL, NULL);
-  ng_options *o = options_of("skip_layers=fc2* damping=0.5");
+  ng_options *o = create_options("skip_layers=fc2* damping=0.5");
   ng_context_allocated(ctx, &with, NULL, NULL);
   assert_int_equal(with, before); /* options belong to no context */
   assert_int_equal(ng_precond_create_from(ctx, o, &p), NG_OK);
@@ -342,13 +343,13 @@ static void preconditioners_own_their_options(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(order_has_no_effect),
-      cmocka_unit_test(the_last_call_counts),
+      cmocka_unit_test(order_of_options_has_no_effect),
+      cmocka_unit_test(last_value_of_an_option_counts),
       cmocka_unit_test(options_of_another_method_are_refused),
-      cmocka_unit_test(lines_are_read),
-      cmocka_unit_test(all_of_a_line_or_nothing),
+      cmocka_unit_test(lines_set_options),
+      cmocka_unit_test(lines_are_applied_whole_or_not_at_all),
       cmocka_unit_test(texts_are_copied),
-      cmocka_unit_test(a_copy_is_another_object),
+      cmocka_unit_test(copies_are_independent),
       cmocka_unit_test(preconditioners_own_their_options),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -14,17 +14,17 @@
 
 enum { B = 3, LAYERS = 2, STEPS = 3, WIRE = 10, QUICK = 2, SMALL = 2, WORK = 3, ROOM = 64 };
 
-static double now, wire_ms;
+static double clock_ms, message_ms;
 double __wrap_ng_now_ms(void);
-double __wrap_ng_now_ms(void) { return now; }
+double __wrap_ng_now_ms(void) { return clock_ms; }
 
 /* ---- a slow wire ---------------------------------------------------------------------------------*/
 
-typedef struct slow {
+typedef struct slow_wire {
   int under_way;
   double done_at[ROOM];
   int next;
-} slow;
+} slow_wire;
 
 static void double_sum(const ng_collective *c) {
   if (c->kind != NG_ALL_REDUCE) return;
@@ -37,33 +37,33 @@ static void double_sum(const ng_collective *c) {
   }
 }
 
-static ng_status slow_run(void *user, const ng_collective *c) {
+static ng_status run_on_wire(void *user, const ng_collective *c) {
   double_sum(c);
-  now += SMALL;
+  clock_ms += SMALL;
   return NG_OK;
 }
 
-static ng_status slow_start(void *user, const ng_collective *c, void **request) {
-  slow *s = user;
+static ng_status start_on_wire(void *user, const ng_collective *c, void **request) {
+  slow_wire *s = user;
   double_sum(c);
   double *at = &s->done_at[s->next++ % ROOM];
-  *at = now + wire_ms;
+  *at = clock_ms + message_ms;
   *request = at;
   s->under_way++;
   return NG_OK;
 }
 
-static ng_status slow_wait(void *user, void *request) {
+static ng_status wait_for_wire(void *user, void *request) {
   const double *at = request;
-  if (now < *at) now = *at;
-  ((slow *)user)->under_way--;
+  if (clock_ms < *at) clock_ms = *at;
+  ((slow_wire *)user)->under_way--;
   return NG_OK;
 }
 
-static ng_status slow_test(void *user, void *request, int32_t *done) {
+static ng_status test_wire(void *user, void *request, int32_t *done) {
   const double *at = request;
-  *done = now >= *at;
-  ((slow *)user)->under_way -= *done;
+  *done = clock_ms >= *at;
+  ((slow_wire *)user)->under_way -= *done;
   return NG_OK;
 }
 
@@ -76,8 +76,8 @@ typedef struct outcome {
   int under_way_before_last, under_way_after_all;
 } outcome;
 
-static void one_step(fixture *f, const slow *wire, int32_t last, float weight[LAYERS][20],
-                     outcome *out) {
+static void take_step(fixture *f, const slow_wire *wire, int32_t last, float weight[LAYERS][20],
+                      outcome *out) {
   static const int64_t width[LAYERS + 1] = {4, 5, 3};
   fixture_ok(f, fixture_begin_last(f, B, last));
   for (int k = 0; k < 2 * LAYERS; k++) {
@@ -87,7 +87,7 @@ static void one_step(fixture *f, const slow *wire, int32_t last, float weight[LA
     const int64_t n = width[grad ? i + 1 : i];
     rng r = {test_seed() ^ (uint64_t)k};
     rng_values(&r, x, B * n);
-    now += WORK;
+    clock_ms += WORK;
     if (k == 2 * LAYERS - 1) out->under_way_before_last = wire->under_way;
     const plane v = plane_of(x, B, n, NG_F32);
     fixture_ok(f,
@@ -101,9 +101,9 @@ static void one_step(fixture *f, const slow *wire, int32_t last, float weight[LA
   fixture_ok(f, ng_step(f->p, 0.1));
 }
 
-static outcome run(const char *more, int32_t last, double takes, bool starts, bool tests) {
+static outcome run_model(const char *more, int32_t last, double takes, bool starts, bool tests) {
   fixture f;
-  slow wire = {0};
+  slow_wire wire = {0};
   outcome out = {0};
   char set[128];
   float weight[LAYERS][20];
@@ -114,13 +114,13 @@ static outcome run(const char *more, int32_t last, double takes, bool starts, bo
                           .name = "slow",
                           .user = &wire,
                           .size = 2,
-                          .run = slow_run,
-                          .start = starts ? slow_start : NULL,
-                          .wait = starts ? slow_wait : NULL,
-                          .test = tests ? slow_test : NULL};
+                          .run = run_on_wire,
+                          .start = starts ? start_on_wire : NULL,
+                          .wait = starts ? wait_for_wire : NULL,
+                          .test = tests ? test_wire : NULL};
   (void)snprintf(set, sizeof set, "method=natgrad stat_period=1 solve_period=1 %s", more);
-  now = 0;
-  wire_ms = takes;
+  clock_ms = 0;
+  message_ms = takes;
   fixture_ok(&f,
              fixture_open(&f, set, &(fixture_how){.linalg = "ref", .threads = 1, .transport = &t}));
   fixture_ok(&f, ng_add_linear(f.p, "one", 4, 5, 0, NULL));
@@ -128,7 +128,7 @@ static outcome run(const char *more, int32_t last, double takes, bool starts, bo
   fixture_ok(&f, ng_ready(f.p));
   for (int i = 0; i < STEPS; i++) {
     const ng_report before = fixture_report(&f);
-    one_step(&f, &wire, last, weight, &out);
+    take_step(&f, &wire, last, weight, &out);
     const ng_report after = fixture_report(&f);
     out.sent = after.sent_ms - before.sent_ms;
     out.hidden = after.hidden_ms - before.hidden_ms;
@@ -153,7 +153,7 @@ static void expect_equal(const char *what, double is, double want) {
  * - WORK - SMALL, for the others WORK more.  The results of both owners take WIRE together; `agree` follows. */
 static void sums_travel_during_observations(void **state) {
   for (int tests = 0; tests < 2; tests++) {
-    const outcome o = run("stat_bucket_mb=0", 1, WIRE, true, tests != 0);
+    const outcome o = run_model("stat_bucket_mb=0", 1, WIRE, true, tests != 0);
     assert_int_equal(o.under_way_before_last, 2);
     assert_int_equal(o.under_way_after_all, 4);
     expect_equal("hidden", o.hidden, WORK);
@@ -171,7 +171,7 @@ static void sums_travel_during_observations(void **state) {
  * other two are complete after `check`. */
 static void quick_messages_are_hidden(void **state) {
   for (int tests = 0; tests < 2; tests++) {
-    const outcome o = run("stat_bucket_mb=0", 1, QUICK, true, tests != 0);
+    const outcome o = run_model("stat_bucket_mb=0", 1, QUICK, true, tests != 0);
     expect_equal("hidden", o.hidden, WORK);
     expect_equal("sent", o.sent, WORK + SMALL + QUICK + SMALL);
     expect_equal("statistics", o.wait[NG_AT_STATISTICS], 0);
@@ -180,9 +180,9 @@ static void quick_messages_are_hidden(void **state) {
 
 /* Nothing is hidden if all sums are one message, if no micro-batch has `last`, or if the transport has no `start`. */
 static void blocking_messages_are_not_hidden(void **state) {
-  const outcome whole = run("", 1, WIRE, true, true),
-                late = run("stat_bucket_mb=0", 0, WIRE, true, true),
-                stops = run("stat_bucket_mb=0", 1, WIRE, false, false);
+  const outcome whole = run_model("", 1, WIRE, true, true),
+                late = run_model("stat_bucket_mb=0", 0, WIRE, true, true),
+                stops = run_model("stat_bucket_mb=0", 1, WIRE, false, false);
   assert_int_equal(whole.under_way_before_last, 0);
   assert_int_equal(whole.under_way_after_all, 1);
   expect_equal("hidden, one message", whole.hidden, 0);

@@ -94,7 +94,7 @@ typedef struct memory_use {
 } memory_use;
 
 /* Linear layers with A and G of order WIDE, which only their owners store. */
-static ng_status measure_rank(int32_t rank, ng_transport *t, void *arg) {
+static ng_status measure_memory_of_rank(int32_t rank, ng_transport *t, void *arg) {
   memory_use *x = arg;
   allocator memory = {0};
   tap counted = {.inner = *t};
@@ -154,7 +154,7 @@ static ng_status measure_rank(int32_t rank, ng_transport *t, void *arg) {
 static void memory_of_saving_and_loading_is_bounded(void **state) {
   const path parts = path_of("parts");
   memory_use x = {.parts = parts.text};
-  assert_int_equal(ranks_run(3, measure_rank, &x, NULL), NG_OK);
+  assert_int_equal(ranks_run(3, measure_memory_of_rank, &x, NULL), NG_OK);
   for (int r = 0; r < 3; r++) {
     const int64_t lists = 65536, held = x.held[r];
     if (getenv("NG_TEST_SHOW") != NULL)
@@ -168,11 +168,11 @@ static void memory_of_saving_and_loading_is_bounded(void **state) {
   clear_folder();
 }
 
-/* ---- who writes what all have ----------------------------------------------------------------*/
+/* ---- moments that every rank has -------------------------------------------------------------*/
 
 /* At least `parts_with` parts hold moments of weights that every rank updates, and the largest part is at most
  * `ratio` times the smallest. */
-static void expect_shared_moments(const sim_setup *how, int32_t parts_with, double ratio) {
+static void expect_moments_in_parts(const sim_setup *how, int32_t parts_with, double ratio) {
   const path parts = path_of("parts");
   must_transfer(3, (transfer){.how = how, .steps = 3, .parts = parts.text});
   int64_t least = INT64_MAX, most = 0;
@@ -203,19 +203,19 @@ static void expect_shared_moments(const sim_setup *how, int32_t parts_with, doub
   clear_folder();
 }
 
-/* Together with factors on their owners, and with almost no other data, so that rank 0 has a share, too. */
-static void parts_share_the_moments(void **state) {
-  expect_shared_moments(&(sim_setup){.method = "natgrad", .set = "update=adamw update_ranks=all"},
-                        2, 2.0);
-  expect_shared_moments(&(sim_setup){.method = "eva", .set = "update=adamw update_ranks=all"}, 3,
-                        2.0);
+/* natgrad has factors on their owners; eva has almost no other data, so that rank 0 has moments, too. */
+static void moments_are_spread_over_the_parts(void **state) {
+  expect_moments_in_parts(&(sim_setup){.method = "natgrad", .set = "update=adamw update_ranks=all"},
+                          2, 2.0);
+  expect_moments_in_parts(&(sim_setup){.method = "eva", .set = "update=adamw update_ranks=all"}, 3,
+                          2.0);
 }
 
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(any_number_of_ranks_loads_the_parts),
       cmocka_unit_test(memory_of_saving_and_loading_is_bounded),
-      cmocka_unit_test(parts_share_the_moments),
+      cmocka_unit_test(moments_are_spread_over_the_parts),
   };
   return cmocka_run_group_tests(tests, make_folder, drop_folder);
 }

@@ -20,23 +20,23 @@
 
 enum { RANKS = 3 };
 
-static path part(const char *base, int32_t r) { return file_of_part(base, r, RANKS); }
+static path find_part(const char *base, int32_t r) { return file_of_part(base, r, RANKS); }
 
-/* ---- ranks that save, or load and look -------------------------------------------------------*/
+/* ---- ranks that save or load -----------------------------------------------------------------*/
 
-static void save(const char *base, int32_t steps) {
+static void save_parts(const char *base, int32_t steps) {
   const path file = path_of(base);
   must_transfer(RANKS, (transfer){.parts = file.text, .steps = steps});
 }
 
-static void loads(const char *base) {
+static void must_load_parts(const char *base) {
   const path file = path_of(base);
   for (int32_t n = 1; n <= RANKS; n++)
     must_transfer(n, (transfer){.load = file.text});
 }
 
-/* On fewer ranks and on as many, each after one step, which must not be undone. */
-static void refused(const char *base, const char *message) {
+/* Load on 1 to RANKS ranks after one step.  The refused load must not change the model. */
+static void expect_refused_parts(const char *base, const char *message) {
   const path file = path_of(base);
   for (int32_t n = 1; n <= RANKS; n++) {
     transfer x = {.load = file.text, .steps = 1, .says = message};
@@ -49,46 +49,46 @@ static void refused(const char *base, const char *message) {
   }
 }
 
-/* ---- what is not as it was saved -------------------------------------------------------------*/
+/* ---- missing, foreign and edited parts -------------------------------------------------------*/
 
-static void move(const char *from, const char *to) { assert_int_equal(rename(from, to), 0); }
+static void rename_file(const char *from, const char *to) { assert_int_equal(rename(from, to), 0); }
 
 static void foreign_parts_are_refused(void **state) {
   const path aside = path_of("aside");
-  save("a", 2);
-  save("b", 3);
-  loads("a");
+  save_parts("a", 2);
+  save_parts("b", 3);
+  must_load_parts("a");
   for (int32_t r = 1; r < RANKS; r++) { /* missing */
-    const path p = part("a", r);
-    move(p.text, aside.text);
-    refused("a", p.text);
-    move(aside.text, p.text);
+    const path p = find_part("a", r);
+    rename_file(p.text, aside.text);
+    expect_refused_parts("a", p.text);
+    rename_file(aside.text, p.text);
   }
-  const path one = part("a", 1), two = part("a", 2), other = part("b", 1);
-  move(one.text, aside.text); /* parts under other names: of the same state, of another state */
-  move(two.text, one.text);
-  move(aside.text, two.text);
-  refused("a", "is a part of another state");
-  move(one.text, aside.text);
-  move(two.text, one.text);
-  move(aside.text, two.text);
-  loads("a");
-  move(one.text, aside.text);
-  move(other.text, one.text);
+  const path one = find_part("a", 1), two = find_part("a", 2), other = find_part("b", 1);
+  rename_file(one.text, aside.text); /* exchange two parts, then use a part of another state */
+  rename_file(two.text, one.text);
+  rename_file(aside.text, two.text);
+  expect_refused_parts("a", "is a part of another state");
+  rename_file(one.text, aside.text);
+  rename_file(two.text, one.text);
+  rename_file(aside.text, two.text);
+  must_load_parts("a");
+  rename_file(one.text, aside.text);
+  rename_file(other.text, one.text);
   char message[256];
   (void)snprintf(message, sizeof message, "%s: is a part of another state", one.text);
-  refused("a", message);
-  move(one.text, other.text);
-  move(aside.text, one.text);
-  refused("a.none", "a.none");
+  expect_refused_parts("a", message);
+  rename_file(one.text, other.text);
+  rename_file(aside.text, one.text);
+  expect_refused_parts("a.none", "a.none");
   const char *name = strrchr(two.text, '/') + 1; /* a single part */
-  refused(name, "is part 2 of 3 of a state");
-  loads("a");
-  loads("b");
+  expect_refused_parts(name, "is part 2 of 3 of a state");
+  must_load_parts("a");
+  must_load_parts("b");
   clear_folder();
 }
 
-/* One layer has one owner; parts of other ranks have no arrays, but are required all the same. */
+/* One layer has one owner.  Parts of other ranks have no arrays, but a load still needs them. */
 static void parts_without_arrays_are_required(void **state) {
   static const sim_setup small = {
       .method = "natgrad", .set = "grad_worker_fraction=0", .vary = SIM_SMALL};
@@ -97,7 +97,7 @@ static void parts_without_arrays_are_required(void **state) {
   must_transfer(1, (transfer){.how = &small, .load = a.text});
   int32_t empty = 0;
   for (int32_t r = 1; r < RANKS; r++) {
-    const path p = part("a", r);
+    const path p = find_part("a", r);
     char message[256];
     ngio_tensors *file;
     assert_int_equal(ngio_tensors_read(p.text, NULL, &file, message, sizeof message), NGIO_OK);
@@ -115,9 +115,9 @@ static void parts_without_arrays_are_required(void **state) {
 
 /* One bit of the manifest, of the header and of the data of each part. */
 static void edited_parts_are_refused(void **state) {
-  save("a", 2);
+  save_parts("a", 2);
   for (int32_t r = 0; r < RANKS; r++) {
-    const path p = part("a", r);
+    const path p = find_part("a", r);
     size_t n;
     unsigned char *bytes = read_file(p.text, &n);
     uint64_t head = 0;
@@ -127,21 +127,21 @@ static void edited_parts_are_refused(void **state) {
     for (size_t i = 0; i < sizeof at / sizeof at[0]; i++) {
       bytes[at[i]] ^= 0x20;
       write_file(p.text, bytes, n);
-      refused("a", p.text);
+      expect_refused_parts("a", p.text);
       bytes[at[i]] ^= 0x20;
     }
     write_file(p.text, bytes, n - 4);
-    refused("a", p.text);
+    expect_refused_parts("a", p.text);
     write_file(p.text, bytes, n);
     free(bytes);
   }
-  loads("a");
+  must_load_parts("a");
   clear_folder();
 }
 
 /* ---- a disk that is full ---------------------------------------------------------------------*/
 
-static int64_t size_of(const char *name) {
+static int64_t get_file_size(const char *name) {
   struct stat at;
   assert_int_equal(stat(name, &at), 0);
   return (int64_t)at.st_size;
@@ -150,17 +150,17 @@ static int64_t size_of(const char *name) {
 /* The largest part does not fit on the disk, or one part cannot be created. */
 static void a_part_that_does_not_fit_leaves_the_old_state(void **state) {
   int64_t most = 0;
-  save("new", 3);
+  save_parts("new", 3);
   for (int32_t r = 0; r < RANKS; r++) {
-    const int64_t n = size_of(part("new", r).text);
+    const int64_t n = get_file_size(find_part("new", r).text);
     most = n > most ? n : most;
   }
   const path a = path_of("a");
   char blocked[200];
   (void)snprintf(blocked, sizeof blocked, "%s/a%s.natgrad-part", test_folder,
-                 part("new", 1).text + strlen(path_of("new").text));
+                 find_part("new", 1).text + strlen(path_of("new").text));
   clear_folder();
-  save("a", 2);
+  save_parts("a", 2);
   const names before = list_folder();
   struct rlimit was, less;
   assert_int_equal(getrlimit(RLIMIT_FSIZE, &was), 0);
@@ -189,12 +189,12 @@ static void a_part_that_does_not_fit_leaves_the_old_state(void **state) {
     const names now = list_folder();
     assert_int_equal(now.n, before.n);
     assert_memory_equal(now.text, before.text, sizeof now.text[0] * (size_t)now.n);
-    loads("a");
+    must_load_parts("a");
   }
   clear_folder();
 }
 
-/* ---- a rank that is gone, memory that is not there -------------------------------------------*/
+/* ---- a failing transport, a failing allocator ------------------------------------------------*/
 
 typedef struct rank_fault {
   const char *file;
@@ -239,7 +239,7 @@ static void a_failing_rank_fails_all_and_loses_nothing(void **state) {
         .file = a.text, .memory = way >= 4, .loading = way / 2 % 2 != 0, .who = way % 2};
     const ng_status expected = x.memory ? NG_ERR_NOMEM : NG_ERR_COMM;
     bool completed = false;
-    save("a", 2);
+    save_parts("a", 2);
     while (!completed) {
       x.k++;
       assert_true(ranks_run(RANKS, fail_one_rank, &x, NULL) >= NG_OK);
@@ -247,13 +247,13 @@ static void a_failing_rank_fails_all_and_loses_nothing(void **state) {
       for (int32_t r = 0; r < RANKS; r++)
         assert_int_equal(x.got[r], completed ? NG_OK : expected);
       if (!x.memory) {
-        loads("a");
-        save("a", 2); /* deletes partial files */
+        must_load_parts("a");
+        save_parts("a", 2); /* deletes partial files */
       }
       assert_int_equal(list_folder().n, RANKS);
     }
     assert_true(x.k > 5);
-    loads("a");
+    must_load_parts("a");
   }
   clear_folder();
 }
@@ -261,8 +261,8 @@ static void a_failing_rank_fails_all_and_loses_nothing(void **state) {
 /* If hosts do not share their folder, rank 0 does not find the parts of others; the earlier state stays. */
 static void hosts_need_a_shared_folder(void **state) {
   const path file = path_of("state"), other = path_of("other");
-  save("state", 2);
-  const path before = part("state", RANKS - 1);
+  save_parts("state", 2);
+  const path before = find_part("state", RANKS - 1);
   transfer x = {.parts = file.text,
                 .last_part = other.text,
                 .steps = 3,
@@ -271,7 +271,7 @@ static void hosts_need_a_shared_folder(void **state) {
   for (int32_t r = 0; r < RANKS; r++)
     assert_int_equal(x.wrong[r], 0);
   assert_int_equal(access(before.text, F_OK), 0);
-  loads("state");
+  must_load_parts("state");
   clear_folder();
 }
 

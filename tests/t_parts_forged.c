@@ -14,7 +14,7 @@
 
 enum { RANKS = 3, TRIALS = 150, ROOM = 1 << 20 };
 
-static const sim_setup hows[] = {
+static const sim_setup setups[] = {
     {.method = "natgrad", .set = "update=sgd grad_worker_fraction=0", .linalg = "ref"},
     {.method = "mfac",
      .set = "update=sgd window=3 damping=0.1 statistics=sharded",
@@ -32,7 +32,7 @@ typedef struct saved_parts {
 static const char head[] = "{\"__metadata__\":{\"natgrad\":\"", tail[] = "\",\"natgrad.crc32\":\"";
 
 /* Save on all ranks, read the parts and delete them. */
-static saved_parts take_parts(const sim_setup *how) {
+static saved_parts save_and_read_parts(const sim_setup *how) {
   const path a = path_of("a");
   saved_parts x;
   must_transfer(RANKS, (transfer){.how = how, .steps = 2, .parts = a.text});
@@ -40,9 +40,9 @@ static saved_parts take_parts(const sim_setup *how) {
     const path p = file_of_part("a", r, RANKS);
     x.bytes[r] = read_file(p.text, &x.n[r]);
   }
-  const char *text = (const char *)x.bytes[0] + 8;
-  assert_memory_equal(text, head, sizeof head - 1);
-  x.text = text + sizeof head - 1;
+  const char *header = (const char *)x.bytes[0] + 8;
+  assert_memory_equal(header, head, sizeof head - 1);
+  x.text = header + sizeof head - 1;
   x.rest = memmem(x.text, x.n[0] - sizeof head - 8, tail, sizeof tail - 1);
   assert_non_null(x.rest);
   memcpy(x.id, x.rest + sizeof tail - 1, NG_HEX);
@@ -50,14 +50,14 @@ static saved_parts take_parts(const sim_setup *how) {
   return x;
 }
 
-static void drop_parts(saved_parts *x) {
+static void free_parts(saved_parts *x) {
   for (int32_t q = 0; q < RANKS; q++)
     free(x->bytes[q]);
 }
 
-static char text[ROOM], room[ROOM];
+static char manifest_text[ROOM], scratch[ROOM];
 
-/* Put wrong numbers and words into the manifest in `text`, which usually remains valid JSON. */
+/* Put wrong numbers and words into manifest_text, which usually remains valid JSON.  Return its new length. */
 static size_t change_manifest(const saved_parts *x, rng *r) {
   static const char *const wrong_value[] = {"-1",        "0",         "1",  "2",
                                             "3",         "7",         "64", "2147483648",
@@ -71,34 +71,34 @@ static size_t change_manifest(const saved_parts *x, rng *r) {
   for (int64_t edits = rng_between(r, 1, 2); edits > 0; edits--) {
     size_t at = (size_t)(from - x->text) + (size_t)rng_below(r, (int64_t)used - (from - x->text));
     if (rng_below(r, 3) > 0) { /* a number that is no part of a name or a checksum */
-      while (at < used &&
-             !(strchr(":[,", text[at - 1]) != NULL && text[at] >= '0' && text[at] <= '9'))
+      while (at < used && !(strchr(":[,", manifest_text[at - 1]) != NULL &&
+                            manifest_text[at] >= '0' && manifest_text[at] <= '9'))
         at++;
       size_t end = at;
-      while (end < used && text[end] >= '0' && text[end] <= '9')
+      while (end < used && manifest_text[end] >= '0' && manifest_text[end] <= '9')
         end++;
       if (at >= used) continue;
       const char *word =
           wrong_value[rng_below(r, (int64_t)(sizeof wrong_value / sizeof wrong_value[0]))];
       const size_t m = strlen(word);
-      memmove(text + at + m, text + end, used - end);
-      memcpy(text + at, word, m);
+      memmove(manifest_text + at + m, manifest_text + end, used - end);
+      memcpy(manifest_text + at, word, m);
       used = used - (end - at) + m;
-    } else if (text[at] != '\\' && text[at] != '"') {
+    } else if (manifest_text[at] != '\\' && manifest_text[at] != '"') {
       static const char other[] = "019a,{}[]:tpf";
-      text[at] = other[rng_below(r, (int64_t)sizeof other - 1)];
+      manifest_text[at] = other[rng_below(r, (int64_t)sizeof other - 1)];
     }
   }
   return used;
 }
 
-/* Write rank 0's part with the manifest in `text`, and the others under their new names. */
+/* Write rank 0's part with manifest_text of n bytes, and the other parts under their new names. */
 static void write_parts(const saved_parts *x, size_t n) {
   size_t m = 0;
   for (size_t i = 0; i < n; i++) {
-    if (text[i] != '\\') room[m++] = text[i];
+    if (manifest_text[i] != '\\') scratch[m++] = manifest_text[i];
   }
-  const ng_hex id = ng_hex_of(ng_crc_of(room, (int64_t)m));
+  const ng_hex id = ng_hex_of(ng_crc_of(scratch, (int64_t)m));
   uint64_t was = 0;
   for (int i = 7; i >= 0; i--)
     was = was << 8 | x->bytes[0][i];
@@ -106,15 +106,15 @@ static void write_parts(const saved_parts *x, size_t n) {
                after = x->n[0] - (size_t)(x->rest - (char *)x->bytes[0]);
   const uint64_t length = was + n - old;
   for (int i = 0; i < 8; i++)
-    room[i] = (char)(unsigned char)(length >> (8 * i));
-  char *at = room + 8;
+    scratch[i] = (char)(unsigned char)(length >> (8 * i));
+  char *at = scratch + 8;
   memcpy(at, head, sizeof head - 1);
   at += sizeof head - 1;
-  memcpy(at, text, n);
+  memcpy(at, manifest_text, n);
   at += n;
   memcpy(at, x->rest, after);
   memcpy(at + sizeof tail - 1, id.text, NG_HEX);
-  write_file(file_of_part("a", 0, RANKS).text, room, (size_t)(at - room) + after);
+  write_file(file_of_part("a", 0, RANKS).text, scratch, (size_t)(at - scratch) + after);
   for (int32_t r = 1; r < RANKS; r++) {
     char name[64];
     (void)snprintf(name, sizeof name, "a.%s-%dof%d", id.text, (int)r, RANKS);
@@ -129,21 +129,21 @@ static void write_parts(const saved_parts *x, size_t n) {
 static void edited_manifests_are_refused(void **state) {
   rng r = {test_seed()};
   int64_t refused = 0;
-  for (size_t k = 0; k < sizeof hows / sizeof hows[0]; k++) {
+  for (size_t k = 0; k < sizeof setups / sizeof setups[0]; k++) {
     const path a = path_of("a");
-    saved_parts x = take_parts(&hows[k]);
+    saved_parts x = save_and_read_parts(&setups[k]);
     const size_t whole = (size_t)(x.rest - x.text);
     for (int64_t trial = 0; trial < test_times(TRIALS); trial++) {
       size_t n = whole;
-      memcpy(text, x.text, whole);
+      memcpy(manifest_text, x.text, whole);
       if (trial > 0) n = change_manifest(&x, &r);
       assert_true(n < ROOM / 2);
       write_parts(&x, n);
       ng_status each[RANKS];
-      transfer load = {.how = &hows[k], .steps = 2, .load = a.text};
+      transfer load = {.how = &setups[k], .steps = 2, .load = a.text};
       const int32_t ranks = 1 + (int32_t)(trial % RANKS);
       (void)ranks_run(ranks, run_transfer, &load, each);
-      const bool same = n == whole && memcmp(text, x.text, n) == 0;
+      const bool same = n == whole && memcmp(manifest_text, x.text, n) == 0;
       bool wrong = (each[0] >= NG_OK) != same;
       for (int32_t q = 0; q < ranks; q++)
         wrong = wrong || each[q] != each[0] || load.changed[q] ||
@@ -154,7 +154,7 @@ static void edited_manifests_are_refused(void **state) {
       refused += !same;
       clear_folder();
     }
-    drop_parts(&x);
+    free_parts(&x);
   }
   printf("forged manifests of parts: %lld, each refused\n", (long long)refused);
 }
@@ -163,11 +163,11 @@ static void edited_manifests_are_refused(void **state) {
 static void arrays_in_the_wrong_part_are_refused(void **state) {
   static const char piece[] = "\\\"pieces\\\":[{\\\"part\\\":1,\\\"crc32";
   const path a = path_of("a");
-  saved_parts x = take_parts(&hows[0]);
-  transfer load = {.how = &hows[0], .steps = 2, .load = a.text};
+  saved_parts x = save_and_read_parts(&setups[0]);
+  transfer load = {.how = &setups[0], .steps = 2, .load = a.text};
   const size_t n = (size_t)(x.rest - x.text);
-  memcpy(text, x.text, n);
-  char *at = memmem(text, n, piece, sizeof piece - 1);
+  memcpy(manifest_text, x.text, n);
+  char *at = memmem(manifest_text, n, piece, sizeof piece - 1);
   assert_non_null(at);
   *strchr(at, '1') = '2';
   write_parts(&x, n);
@@ -177,7 +177,7 @@ static void arrays_in_the_wrong_part_are_refused(void **state) {
     fail_msg("%s", load.message);
   assert_false(load.changed[0]);
   clear_folder();
-  drop_parts(&x);
+  free_parts(&x);
 }
 
 int main(void) {

@@ -2,7 +2,7 @@
  * writes to the same path at that moment, nor unrelated files with similar names.
  *
  * This program replaces opendir and rename, so that another job saves at the two worst moments: when old parts are
- * listed, and between the rename and that. */
+ * listed, and between the rename and the listing. */
 #include "unit_test.h"
 
 #include <dirent.h>
@@ -20,7 +20,7 @@
 
 enum { RANKS = 3 };
 
-/* ---- another job, let in ---------------------------------------------------------------------*/
+/* ---- another job that saves at the same time -------------------------------------------------*/
 
 static struct {
   enum { NOWHERE, AT_OPENDIR, AT_RENAME } at;
@@ -28,7 +28,7 @@ static struct {
   ng_status got;
 } other;
 
-static void run_other_job(void) {
+static void let_other_job_save(void) {
   other.at = NOWHERE; /* run the job once */
   other.got = ranks_run(RANKS, run_transfer, &other.job, NULL);
 }
@@ -36,7 +36,7 @@ static void run_other_job(void) {
 DIR *opendir(const char *name) {
   DIR *(*real)(const char *);
   *(void **)(void *)&real = dlsym(RTLD_NEXT, "opendir");
-  if (other.at == AT_OPENDIR) run_other_job();
+  if (other.at == AT_OPENDIR) let_other_job_save();
   return real(name);
 }
 
@@ -44,18 +44,18 @@ int rename(const char *from, const char *to) {
   int (*real)(const char *, const char *);
   *(void **)(void *)&real = dlsym(RTLD_NEXT, "rename");
   const int done = real(from, to);
-  if (other.at == AT_RENAME && strcmp(to, other.job.parts) == 0) run_other_job();
+  if (other.at == AT_RENAME && strcmp(to, other.job.parts) == 0) let_other_job_save();
   return done;
 }
 
-static void loads(const char *file, int32_t ranks) {
+static void must_load(const char *file, int32_t ranks) {
   must_transfer(ranks, (transfer){.load = file});
 }
 
 static void two_jobs_may_save_to_one_name(void **state) {
   const path a = path_of("a");
   for (int first = 0; first < 2; first++) { /* in parts, in one file */
-    for (int late = 0; late < 2; late++) {  /* when old parts are listed, before */
+    for (int late = 0; late < 2; late++) {  /* during the listing of old parts, before it */
       must_transfer(RANKS, (transfer){.parts = a.text, .steps = 1});
       other.job = (transfer){.parts = a.text, .steps = 3};
       other.got = NG_ERR_COMM;
@@ -64,21 +64,21 @@ static void two_jobs_may_save_to_one_name(void **state) {
                                       : (transfer){.one = a.text, .steps = 2});
       /* after the listing the first job holds the lock; before it, the other job saves last and completely */
       assert_int_equal(other.got, late == 0 ? NG_ERR_FILE : NG_OK);
-      loads(a.text, RANKS);
-      loads(a.text, 1);
+      must_load(a.text, RANKS);
+      must_load(a.text, 1);
       assert_int_equal(list_folder().n, late == 0 && first == 1 ? 1 : RANKS);
       clear_folder();
     }
   }
 }
 
-/* ---- what is ours, and what is not -----------------------------------------------------------*/
+/* ---- files that a save deletes ---------------------------------------------------------------*/
 
 static void put_file(const char *name, const void *bytes, size_t n) {
   write_file(path_of(name).text, bytes, n);
 }
 
-static bool exists(const char *name) {
+static bool file_exists(const char *name) {
   struct stat at;
   return lstat(path_of(name).text, &at) == 0;
 }
@@ -88,7 +88,7 @@ static void save_parts(const char *name, int32_t steps) {
   must_transfer(RANKS, (transfer){.parts = file.text, .steps = steps});
 }
 
-static void save_one(const char *name, int32_t ranks) {
+static void save_one_file(const char *name, int32_t ranks) {
   const path file = path_of(name);
   must_transfer(ranks, (transfer){.one = file.text, .steps = 2});
 }
@@ -118,7 +118,7 @@ static void only_old_parts_of_the_same_state_are_deleted(void **state) {
   put_file("a.0123456a-1of3", part, n);
   put_file(elsewhere, part, n);
   put_file(swapped, part, n);
-  save_one("a.0123abcd-1of2", 1);
+  save_one_file("a.0123abcd-1of2", 1);
   assert_int_equal(symlink("swapped", path_of("a.0123456b-1of3").text), 0);
   assert_int_equal(mkfifo(path_of("a.0123456c-1of3").text, 0666), 0);
   assert_int_equal(mkfifo(path_of("a.0123456d-1of3.natgrad-part").text, 0666), 0);
@@ -138,14 +138,14 @@ static void only_old_parts_of_the_same_state_are_deleted(void **state) {
   save_parts("a", 2);
   const names after = list_folder();
   for (int32_t i = 0; i < others.n; i++) {
-    if (!exists(others.text[i])) fail_msg("%s was deleted", others.text[i]);
+    if (!file_exists(others.text[i])) fail_msg("%s was deleted", others.text[i]);
   }
   for (int32_t i = 0; i < after.n; i++) {
     if (i >= others.n || strcmp(after.text[i], others.text[i]) != 0)
       fail_msg("%s was not deleted", after.text[i]);
   }
-  loads(path_of("a").text, 2);
-  loads(path_of("a.0123abcd-1of2").text, 2);
+  must_load(path_of("a").text, 2);
+  must_load(path_of("a.0123abcd-1of2").text, 2);
   ngio_writer_abandon(&busy);
   clear_folder();
 }
@@ -155,10 +155,10 @@ static void one_file_replaces_parts(void **state) {
   for (int32_t ranks = 1; ranks <= RANKS; ranks += RANKS - 1) {
     save_parts("a", 1);
     save_parts("b", 1);
-    save_one("a", ranks);
+    save_one_file("a", ranks);
     assert_int_equal(list_folder().n, 1 + RANKS);
-    loads(path_of("a").text, 2);
-    loads(path_of("b").text, 2);
+    must_load(path_of("a").text, 2);
+    must_load(path_of("b").text, 2);
     clear_folder();
   }
 }
@@ -177,7 +177,7 @@ static void parts_under_any_spelling_of_a_path_are_deleted(void **state) {
     }
   }
   assert_int_equal(chdir(was), 0);
-  loads(path_of("a").text, 2);
+  must_load(path_of("a").text, 2);
   clear_folder();
 }
 
