@@ -43,7 +43,7 @@ static ng_status measure(ng_block *b) {
   const ng_status st = ng_block_measured(b, &k->sums, k->m * k->n);
   if (st != NG_OK) return st;
   const double by = sqrt(b->d2) / (sqrt(b->pd2) + 1e-16);
-  ng_on(q)->scale(q, k->m * k->n, b->direction, by);
+  ng_on(q)->scale(q, k->m * k->n, b->direction, NG_F32, by);
   ng_queue_wait(q);
   b->inner *= by;
   b->pd2 *= by * by;

@@ -107,28 +107,21 @@ LATE3(invert64, i64, double *, int *, DOUBLES(b, ng_sym_count(a)), INFO(c))
 LATE3(solve64, i64, const double *, double *, DOUBLES(c, a))
 LATE5(eigen64, i64, double *, double *, void *, int *, DOUBLES(b, a * a), DOUBLES(c, a), INFO(f))
 LATE6(qr, i64, i64, float *, i64, void *, int *, MATRIX(c, b, a, d), INFO(g))
-LATE5(power, i64, in, double, double, float *, FLOATS(f, a))
-LATE6(divide_by, i64, float *, in, double, bool, double, FLOATS(b, a))
-LATE4(shift, i64, void *, ng_dtype, double, BYTES(b, ng_sym_count(a) * ng_dtype_size(c)))
+LATE5(shift, i64, void *, ng_dtype, bool, double, BYTES(b, (d ? a : ng_sym_count(a)) * ng_dtype_size(c)))
 LATE5(trace, i64, in_any, ng_dtype, bool, double *, DOUBLES(f, 1))
-LATE3(unpack, ng_sym, float *, i64, MATRIX(b, a.n, a.n, c))
+LATE5(unpack, i64, in_any, ng_dtype, void *, i64, BYTES(d, ((a - 1) * f + a) * ng_dtype_size(c)))
 LATE4(widen, i64, in_any, ng_dtype, float *, FLOATS(d, a))
 LATE4(narrow, i64, in, void *, ng_dtype, BYTES(c, a * ng_dtype_size(d)))
-LATE3(scale, i64, float *, double, FLOATS(b, a))
+LATE4(scale, i64, void *, ng_dtype, double, BYTES(b, a * ng_dtype_size(c)))
 LATE6(fold, i64, void *, ng_dtype, float *, float, float, BYTES(b, a * ng_dtype_size(c)), FLOATS(d, a))
-LATE5(fold_wide, i64, float *, float *, double, double, FLOATS(b, a), FLOATS(c, a))
-LATE5(fold64, i64, double *, double *, double, double, DOUBLES(b, a), DOUBLES(c, a))
-LATE3(scale64, i64, double *, double, DOUBLES(b, a))
-LATE3(raise, i64, float *, double, FLOATS(b, a))
+LATE6(fold_wide, i64, void *, void *, ng_dtype, double, double, BYTES(b, a * ng_dtype_size(d)), BYTES(c, a * ng_dtype_size(d)))
 LATE4(finite, i64, in_any, ng_dtype, int *, INFO(d))
 LATE4(largest, i64, in_any, ng_dtype, double *, DOUBLES(d, 1))
 LATE6(copy, i64, i64, in, i64, float *, i64, MATRIX(f, a, b, g))
-LATE5(divide, i64, i64, ng_spectrum, float *, i64, MATRIX(d, a, b, f))
+LATE6(divide, i64, i64, ng_spectrum, void *, ng_dtype, i64, BYTES(d, ((a - 1) * g + b) * ng_dtype_size(f)))
 LATE7(row_sums, i64, i64, in, i64, in, i64, double *, DOUBLES(h, 3 * a))
 LATE6(norm2, i64, i64, in_any, ng_dtype, i64, double *, DOUBLES(g, 1))
-LATE3(unpack64, i64, const double *, double *, DOUBLES(c, a * a))
-LATE5(divide64, i64, i64, ng_spectrum, double *, i64, DOUBLES(d, (a - 1) * f + b))
-LATE4(scale_rows64, i64, i64, const double *, double *, DOUBLES(d, a * b))
+LATE5(scale_rows64, i64, i64, const double *, const double *, double *, DOUBLES(f, a * b))
 LATE4(sums64, i64, const double *, const double *, double *, DOUBLES(d, 3))
 LATE3(add_sums, i64, const double *, double *, DOUBLES(c, 3))
 LATE7(mul_diagonal, i64, i64, in, in, in, float *, i64, MATRIX(g, a, b, h))
@@ -178,8 +171,7 @@ static void late_solve(ng_queue *q, ng_matrix *const *list, int64_t n, float *sc
                           : m->result == NG_RESULT_EIGEN ? m->n * m->n
                                                          : ng_sym_count(m->n);
     NAMED(solve, BYTES(m->R, count * ng_dtype_size(m->result_dtype)), INFO(&m->taken));
-    if (m->d != NULL) FLOATS(m->d, m->n);
-    if (m->d64 != NULL) DOUBLES(m->d64, m->n);
+    if (m->d != NULL) BYTES(m->d, m->n * (m->result_dtype == NG_F64 ? 8 : 4));
   }
 }
 
@@ -229,8 +221,6 @@ static const ng_linalg_ops late_linalg = {
     .qr = late_qr,
     .qr_work = late_qr_work,
     .solve = late_solve,
-    .power = late_power,
-    .divide_by = late_divide_by,
     .factor64 = late_factor64,
     .invert64 = late_invert64,
     .solve64 = late_solve64,
@@ -244,9 +234,6 @@ static const ng_linalg_ops late_linalg = {
     .scale = late_scale,
     .fold = late_fold,
     .fold_wide = late_fold_wide,
-    .fold64 = late_fold64,
-    .scale64 = late_scale64,
-    .raise = late_raise,
     .finite = late_finite,
     .largest = late_largest,
     .copy = late_copy,
@@ -257,8 +244,6 @@ static const ng_linalg_ops late_linalg = {
     .mul_diagonal = late_mul_diagonal,
     .mul64 = late_mul64,
     .gemm64 = late_gemm64,
-    .unpack64 = late_unpack64,
-    .divide64 = late_divide64,
     .scale_rows64 = late_scale_rows64,
     .sums64 = late_sums64,
 };

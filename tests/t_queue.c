@@ -25,7 +25,7 @@ static void entries_are_pending_until_the_wait(void **state) {
     float x[3] = {1.0f, 2.0f, 3.0f};
     int finite = -1;
     assert_true(ng_queue_settled(&q));
-    ng_on(&q)->scale(&q, 3, x, 2.0);
+    ng_on(&q)->scale(&q, 3, x, NG_F32, 2.0);
     assert_false(ng_queue_settled(&q));
     ng_on(&q)->finite(&q, 3, x, NG_F32, &finite);
     assert_int_equal(q.pending, 2);
@@ -45,7 +45,7 @@ static void late_entries_run_in_order_at_the_wait(void **state) {
   double trace = -1.0;
   int info = -1;
   a[corner] = 0.0f;
-  ng_on(&q)->shift(&q, 2, a, NG_F32, 9.0);
+  ng_on(&q)->shift(&q, 2, a, NG_F32, false, 9.0);
   ng_on(&q)->trace(&q, 2, a, NG_F32, false, &trace);
   ng_on(&q)->factor(&q, S, &info);
   assert_int_equal(late_waiting(), 3);
@@ -118,7 +118,7 @@ static int signal_of_an_access(int what, bool wait) {
     if (q.backend->open(&q) != NULL) _exit(1);
     to[0] = x + 4;
     x[0] = 3.0f, x[12] = 5.0f;
-    ng_on(&q)->scale(&q, 4, x, 2.0);
+    ng_on(&q)->scale(&q, 4, x, NG_F32, 2.0);
     ng_kernels(&q)->store(&q, &e, to, 1);
     ng_on(&q)->largest(&q, 4, x, NG_F32, number);
     if (wait) ng_queue_wait(&q);
@@ -311,7 +311,7 @@ static void report_failure(ng_queue *q, ng_sym S, int *info) {
   *info = 1;
 }
 static void return_zeros(ng_queue *q, ng_sym S, int *info) {
-  ng_linalg_ref.scale(q, ng_sym_count(S.n), S.a, 0.0);
+  ng_linalg_ref.scale(q, ng_sym_count(S.n), S.a, NG_F32, 0.0);
   *info = 0;
 }
 static void return_no_vectors(ng_queue *q, int64_t n, float *V, float *w, void *work, int *info) {

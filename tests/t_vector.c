@@ -95,7 +95,7 @@ static void scale_is_exact(void **arg) {
       float *x = stored_random(n, NG_F32);
       x[n / 3] = odd_values[(n + k) % ODD_VALUES];
       float *old = stored_copy(x, n, NG_F32);
-      DO(q, scale, n, x, factors[k]);
+      DO(q, scale, n, x, NG_F32, factors[k]);
       for (int64_t i = 0; i < n; i++) { /* a factor of 0 removes NaN and infinities */
         CHECK(same(x[i], k == 0 ? 0.0f : (float)(factors[k] * (double)old[i])));
       }
@@ -132,7 +132,7 @@ static void folds(void **arg) {
     float *m = stored_random(n, NG_F32), *s = stored_random(n, NG_F32);
     s[n / 2] = odd_values[n % ODD_VALUES];
     float *m0 = stored_copy(m, n, NG_F32), *s0 = stored_copy(s, n, NG_F32);
-    DO(q, fold_wide, n, m, s, 0.95, 0.05);
+    DO(q, fold_wide, n, m, s, NG_F32, 0.95, 0.05);
     for (int64_t i = 0; i < n; i++) {
       CHECK(same(m[i], (float)(0.95 * (double)m0[i] + 0.05 * (double)s0[i])) && same(s[i], 0.0f));
     }
@@ -154,9 +154,9 @@ static void works_in_double(void **arg) {
       F[i] = uniform() / 3.0, S[i] = uniform() / 7.0;
     }
     double *F0 = stored_copy(F, n, NG_F64), *S0 = stored_copy(S, n, NG_F64);
-    DO(q, scale64, n, S, 0.3);
-    DO(q, fold64, n, F, S, 0.95, 0.05);
-    DO(q, raise, n, x, 0.7);
+    DO(q, scale, n, S, NG_F64, 0.3);
+    DO(q, fold_wide, n, F, S, NG_F64, 0.95, 0.05);
+    DO(q, shift, n, x, NG_F32, true, 0.7);
     for (int64_t i = 0; i < n; i++) {
       CHECK(F[i] == 0.95 * F0[i] + 0.05 * (0.3 * S0[i]) && S[i] == 0.0);
       CHECK(same(x[i], (float)((double)x0[i] + 0.7)));
@@ -169,6 +169,9 @@ static void works_in_double(void **arg) {
     CHECK(ng_info_read(q, &finite) == 0);
     DO(q, finite, n, F0, NG_F64, &finite);
     CHECK(ng_info_read(q, &finite) == 1);
+    F0[0] = NAN;
+    DO(q, scale, n, F0, NG_F64, 0.0);
+    CHECK(F0[0] == 0.0 && F0[n - 1] == 0.0);
     drop(x, n, NG_F32), drop(x0, n, NG_F32);
     drop(F, n, NG_F64), drop(F0, n, NG_F64);
     drop(S, n, NG_F64), drop(S0, n, NG_F64);
@@ -219,7 +222,7 @@ static void shifts_and_traces(void **arg) {
       const int64_t count = ng_sym_count(n);
       void *S = stored_random(count, t), *old = stored_copy(S, count, t);
       double trace, exact = 0.0, terms = 0.0;
-      DO(q, shift, n, S, t, 0.3);
+      DO(q, shift, n, S, t, false, 0.3);
       for (int64_t i = 0; i < n; i++) {
         for (int64_t j = 0; j <= i; j++) {
           const int64_t at = ng_sym_at(n, i, j);
@@ -245,7 +248,7 @@ static void shifts_and_traces(void **arg) {
     CASE("unpack, add_row n = %" PRId64, n);
     ng_sym s = sym_random(n), old = sym_copy(s);
     mat full = mat_new(n, n, n % 2 * 3), v = mat_random(1, n, 0);
-    DO(q, unpack, s, full.a, full.ld);
+    DO(q, unpack, n, s.a, NG_F32, full.a, full.ld);
     DO(q, add_row, s, n - 1, 0, n, v.a, 2.0f);
     mat_check(full);
     sym_check(s);

@@ -191,7 +191,8 @@ static ng_status create(ng_block *b) {
   if (st == NG_OK) st = make_side(b, NG_SIDE_G, d->out / k->groups, false);
   if (st == NG_OK) st = make_map(b);
   if (st != NG_OK) return st;
-  k->both = (ng_twosided){.groups = k->groups, .rows = k->q, .cols = k->p};
+  k->both =
+      (ng_twosided){.groups = k->groups, .rows = k->q, .cols = k->p, .is_double = k->is_double};
   k->both.left = k->left->matrix;
   k->both.right = k->right->matrix;
   k->both.left_count = k->left->group_parts;
@@ -308,10 +309,7 @@ static ng_status plan(ng_block *b, ng_plan *plan) {
         m->R = ng_plan_result(plan, owner, ng_matrix_count(m) * ng_dtype_size(m->result_dtype));
       }
       if (k->is_eigen || diagonal) {
-        float *d =
-            ng_plan_result(plan, owner, m->n * ng_dtype_size(k->is_double ? NG_F64 : NG_F32));
-        m->d = k->is_double ? NULL : d;
-        m->d64 = k->is_double ? (double *)(void *)d : NULL;
+        m->d = ng_plan_result(plan, owner, m->n * ng_dtype_size(k->is_double ? NG_F64 : NG_F32));
       }
     }
   }
@@ -346,9 +344,8 @@ static ng_status visit_part(const ng_kron *k, int side, int32_t i, ng_field_visi
     const ng_status st = visit(arg, &f);
     if (st != NG_OK || !k->is_eigen) return st;
   }
-  ng_field f =
-      ng_part_field(s, i, k->is_eigen ? "_eigenvalues" : "_inverse", k->is_double ? NG_F64 : NG_F32,
-                    1, n, k->is_double ? (void *)m->d64 : (void *)m->d);
+  ng_field f = ng_part_field(s, i, k->is_eigen ? "_eigenvalues" : "_inverse",
+                             k->is_double ? NG_F64 : NG_F32, 1, n, m->d);
   return visit(arg, &f);
 }
 

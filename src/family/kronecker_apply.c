@@ -22,11 +22,14 @@ static int64_t chunk_rows(const ng_kron *k) {
   return k->both.left->form == NG_FORM_DIAGONAL ? ng_min64(CHUNK, k->outputs) : k->outputs;
 }
 
+static int64_t D_floats(const ng_kron *k, int64_t rows) {
+  return ng_round16(rows * k->p) * (k->is_double ? 2 : 1);
+}
+
 int64_t ng_kron_apply_scratch(const ng_block *b) {
   const ng_kron *k = ng_kron_of(b);
   const int64_t rows = chunk_rows(k);
-  if (k->is_double) return 2 * ng_round16(rows * k->p) + ng_twosided_scratch64(&k->both, rows);
-  return ng_round16(rows * k->p) + ng_round16(6 * rows) + ng_twosided_scratch(&k->both, rows);
+  return D_floats(k, rows) + ng_round16(6 * rows) + ng_twosided_scratch(&k->both, rows);
 }
 
 /* ---- precondition, measure, emit -------------------------------------------------------------*/
@@ -51,31 +54,27 @@ static void read_rows(const ng_block *b, int64_t row, int64_t rows, void *D) {
   ng_kernels(q)->read(q, list, b->segments);
 }
 
-static double *direction64(const ng_block *b) { return (double *)(void *)b->direction; }
-
 /* Rows are summed in order, so the bits do not depend on the number of threads. */
 void ng_kron_precondition(ng_block *b) {
   ng_kron *k = ng_kron_of(b);
   ng_queue *q = b->ctx->queue;
   const int64_t most = chunk_rows(k);
   float *D = ng_scratch(b);
-  double *sums = (double *)(void *)(D + ng_round16(most * k->p));
+  double *sums = (double *)(void *)(D + D_floats(k, most));
   float *scratch = (float *)(void *)sums + ng_round16(6 * most);
   ng_kron_set_damping(b);
   k->sums = (ng_direction_sums){.finite = 1};
   for (int64_t row = 0; row < k->outputs; row += most) {
     const int64_t rows = ng_min64(most, k->outputs - row);
+    float *out = b->direction + row * k->p * (k->is_double ? 2 : 1);
     read_rows(b, row, rows, D);
-    if (k->is_double) {
-      double *D64 = (double *)(void *)D, *out64 = direction64(b) + row * k->p;
-      ng_twosided_apply64(q, &k->both, row, rows, D64, out64, D64 + ng_round16(most * k->p));
-      ng_on(q)->sums64(q, rows * k->p, out64, D64, k->sums.total);
-      continue;
-    }
-    float *out = b->direction + row * k->p;
     ng_twosided_apply(q, &k->both, row, rows, D, out, scratch);
-    ng_on(q)->row_sums(q, rows, k->p, out, k->p, D, k->p, sums);
-    ng_on(q)->add_sums(q, rows, sums, k->sums.total);
+    if (k->is_double) {
+      ng_on(q)->sums64(q, rows * k->p, (void *)out, (void *)D, k->sums.total);
+    } else {
+      ng_on(q)->row_sums(q, rows, k->p, out, k->p, D, k->p, sums);
+      ng_on(q)->add_sums(q, rows, sums, k->sums.total);
+    }
   }
 }
 
@@ -94,7 +93,7 @@ void ng_kron_emit(const ng_block *b, int32_t segment, int32_t g, double factor, 
     ng_direction_store(e, b->direction, k->p, 1, k->offsets > 1 ? k->unmap : NULL);
   }
   if (k->is_double) {
-    e->u_double = direction64(b) + (e->u - b->direction);
+    e->u_double = (double *)(void *)b->direction + (e->u - b->direction);
     e->u = NULL;
   }
   e->is_stored = !k->is_product;

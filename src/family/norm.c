@@ -203,7 +203,7 @@ static void precondition_units(ng_block *b, const float *D) {
   ng_on(q)->copy(q, 1, k->width, D, k->width, b->direction, k->width);
   if (!k->solves_units) {
     const ng_spectrum s = {.g = b->stat->part->average, .on_both = k->last_damping};
-    ng_on(q)->divide(q, k->width, 1, s, b->direction, 1);
+    ng_on(q)->divide(q, k->width, 1, s, b->direction, NG_F32, 1);
   }
 }
 

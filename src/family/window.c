@@ -248,7 +248,7 @@ static void forget_row(ng_block *b) {
   ng_window *w = ng_window_of(b);
   ng_queue *q = b->ctx->queue;
   w->x = w->store->input(b);
-  ng_on(q)->scale(q, w->d, w->x, 0.0);
+  ng_on(q)->scale(q, w->d, w->x, NG_F32, 0.0);
   w->store->enter(b);
   ng_queue_wait(q);
 }
@@ -317,7 +317,7 @@ static void direct_row(ng_block *b) {
       w->part[i].c[ng_window_head(w)] -= 1.0 / b->base.damping;
     }
   } else if (!rest && decay) {
-    ng_on(q)->scale(q, w->d, w->u, 0.0);
+    ng_on(q)->scale(q, w->d, w->u, NG_F32, 0.0);
   }
   if (decay) add_decay(b, b->base.window_decay);
   ng_window_combine(b, rest || decay ? 1.0 / b->base.damping : 0.0);

@@ -70,7 +70,7 @@ void ng_window_read_head(ng_block *b, double by) {
 void ng_window_adaptive_direct(ng_block *b) {
   ng_window *w = ng_window_of(b);
   if (w->input_scale == 0.0) {
-    ng_on(b->ctx->queue)->scale(b->ctx->queue, w->d, w->u, 0.0);
+    ng_on(b->ctx->queue)->scale(b->ctx->queue, w->d, w->u, NG_F32, 0.0);
     return;
   }
   ng_window_read_head(b, w->input_scale);

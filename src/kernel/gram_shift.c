@@ -106,9 +106,9 @@ static void multiply_inner(const job *j, float *gram) {
   if (dy == 0 && dx == 0) {
     const ng_sym G = {.a = gram, .n = j->C};
     ng_queue *q = j->q;
-    ng_linalg_of(q)->scale(q, ng_sym_count(G.n), G.a, 0.0);
+    ng_linalg_of(q)->scale(q, ng_sym_count(G.n), G.a, NG_F32, 0.0);
     ng_linalg_of(q)->add_gram(q, G, 0, j->C, j->tile, height * width * j->samples, j->C, 1.0f);
-    ng_linalg_of(q)->unpack(q, G, M, j->C);
+    ng_linalg_of(q)->unpack(q, G.n, G.a, NG_F32, M, j->C);
   } else if (dx == 0) { /* rows of pixels are contiguous */
     add_product(j, height * width, pixel_at(j, 0, 0), pixel_at(j, dy, 0), 0.0f, M);
   } else {

@@ -152,9 +152,9 @@ typedef struct ng_matrix {
   double p;         /* ROOT */
   const void *F;    /* the average, in ng_sym order; diagonal: [n], f32 */
   ng_dtype average_dtype, result_dtype; /* result_dtype f64: INVERSE and EIGEN only */
-  void *R;  /* [ng_matrix_count], result_dtype; eigen: [n, n], else ng_sym order */
-  float *d; /* [n] eigenvalues; diagonal: see ng_result; otherwise NULL */
-  double *d64; /* replaces d if result_dtype is f64 */
+  void *R; /* [ng_matrix_count], result_dtype; eigen: [n, n], else ng_sym order */
+  void *
+      d; /* [n], f64 if result_dtype is f64, else f32: eigenvalues; diagonal: see ng_result; otherwise NULL */
   /* The present solve: d = shift + on. Eigen: `on` is the smallest damping of any eigenvector. Eigen, root: `shift` is
    * added to the eigenvalues, and eigenvalues at or below `floor` become 0. */
   double shift, on, floor;
@@ -167,11 +167,10 @@ typedef struct ng_matrix {
 /* ---- operations ------------------------------------------------------------------------------*/
 
 /* The divisors (g[r] + on_g) (a[c] + on_a) + on_both of the entries (r, c) of a matrix in the eigenbases of G and A; g, a:
- * eigenvalues (NULL: all 1); on_g, on_a, on_both: damping. */
+ * eigenvalues (NULL: all 1), of the dtype of the matrix; on_g, on_a, on_both: damping. */
 typedef struct ng_spectrum {
-  const float *g, *a;
+  const void *g, *a;
   double on_g, on_a, on_both;
-  const double *g64, *a64; /* divide64: replace g and a */
 } ng_spectrum;
 
 /* The operations of one implementation; every entry is required. Callers pass valid inputs. A dtype argument (f32,
@@ -214,40 +213,32 @@ struct ng_linalg_ops {
   void (*solve64)(ng_queue *q, int64_t n, const double *a, double *x);
   void (*eigen64)(ng_queue *q, int64_t n, double *V, double *w, void *work, int *info);
   int64_t (*eigen64_work)(const ng_queue *q, int64_t n);
-  /* C [m,n] = op(A) op(B). unpack64: full [n,n] = S. */
+  /* C [m,n] = op(A) op(B), in double. */
   void (*gemm64)(ng_queue *q, bool ta, bool tb, int64_t m, int64_t n, int64_t k, const double *A,
                  int64_t lda, const double *B, int64_t ldb, double *C, int64_t ldc);
-  void (*unpack64)(ng_queue *q, int64_t n, const double *S, double *full);
 
   /* Compute the results of n finite matrices. If a result passes its checks, store it and set taken = 1; otherwise the
    * stored result stays, and taken = 0. The matrices are independent, so a device may compute equal orders at once, and
    * `cpu` computes small ones in threads. scratch: floats, at least ng_solve_scratch of each matrix. */
   void (*solve)(ng_queue *q, ng_matrix *const *list, int64_t n, float *scratch);
 
-  /* ---- symmetric storage of order n, any dtype ---- */
-  void (*shift)(ng_queue *q, int64_t n, void *S, ng_dtype t, double d); /* S += d I; also f64 */
-  /* *out: the trace, in double; diagonal: S is the diagonal [n]. */
+  /* ---- symmetric storage of order n; diagonal: only the diagonal [n] is stored; `t`: also f64 ---- */
+  void (*shift)(ng_queue *q, int64_t n, void *S, ng_dtype t, bool diagonal,
+                double d); /* S += d I */
+  /* *out: the trace, in double. */
   void (*trace)(ng_queue *q, int64_t n, const void *S, ng_dtype t, bool diagonal, double *out);
-  void (*unpack)(ng_queue *q, ng_sym S, float *full, int64_t ld); /* full = S */
+  /* full [n,ld] = S; `t`: f32 or f64, of both. */
+  void (*unpack)(ng_queue *q, int64_t n, const void *S, ng_dtype t, void *full, int64_t ld);
 
   /* ---- vectors of n elements; symmetric storage is one of ng_sym_count(n) ---- */
   void (*widen)(ng_queue *q, int64_t n, const void *x, ng_dtype t, float *to);
   void (*narrow)(ng_queue *q, int64_t n, const float *x, void *to, ng_dtype t);
-  /* x <- (float)(by x), the product in double. If by == 0, x becomes 0, also where it was Inf or NaN. */
-  void (*scale)(ng_queue *q, int64_t n, float *x, double by);
+  /* x <- by x, in double, then rounded to `t`: f32 or f64. If by == 0, x becomes 0, also where it was Inf or NaN. */
+  void (*scale)(ng_queue *q, int64_t n, void *x, ng_dtype t, double by);
   /* F <- keep F + c S, then S <- 0. fold: in f32, then rounded to the dtype t of F. fold_wide: in double, then rounded
-   * to f32. */
+   * to the dtype t of F and S: f32 or f64. */
   void (*fold)(ng_queue *q, int64_t n, void *F, ng_dtype t, float *S, float keep, float c);
-  void (*fold_wide)(ng_queue *q, int64_t n, float *F, float *S, double keep, double c);
-  /* In double: fold64 as fold; x <- by x. raise: x <- (float)(x + by), the sum in double. */
-  void (*fold64)(ng_queue *q, int64_t n, double *F, double *S, double keep, double c);
-  void (*scale64)(ng_queue *q, int64_t n, double *x, double by);
-  void (*raise)(ng_queue *q, int64_t n, float *x, double by);
-  /* Powers of a spectrum: to[i] <- (d[i] + damping)^exponent, in double. */
-  void (*power)(ng_queue *q, int64_t n, const float *d, double damping, double exponent, float *to);
-  /* U[i] <- U[i] / (c V[i] + on), with root: U[i] / (sqrt(c V[i]) + on); in double; V >= 0. */
-  void (*divide_by)(ng_queue *q, int64_t n, float *U, const float *V, double c, bool root,
-                    double on);
+  void (*fold_wide)(ng_queue *q, int64_t n, void *F, void *S, ng_dtype t, double keep, double c);
   /* *out: 1 if no element is Inf or NaN, else 0. finite and largest take f64, too. */
   void (*finite)(ng_queue *q, int64_t n, const void *x, ng_dtype t, int *out);
   /* *out: the largest |element| of x, ignoring NaN (call `finite` to detect NaN). */
@@ -256,17 +247,18 @@ struct ng_linalg_ops {
   /* ---- rows of a matrix ---- */
   void (*copy)(ng_queue *q, int64_t rows, int64_t cols, const float *x, int64_t ldx, float *to,
                int64_t ldt);
-  /* U [rows,cols] <- U / s (ng_spectrum); the quotients in double. */
-  void (*divide)(ng_queue *q, int64_t rows, int64_t cols, ng_spectrum s, float *U, int64_t ldu);
+  /* U [rows,cols] <- U / s (ng_spectrum), in double, then rounded to `t`: f32 or f64. */
+  void (*divide)(ng_queue *q, int64_t rows, int64_t cols, ng_spectrum s, void *U, ng_dtype t,
+                 int64_t ldu);
   /* row_sums: out [rows,3] = <P_r, D_r>, |D_r|^2, |P_r|^2 of row r of P and D. norm2: *out = |X|^2, the sum of squares.
    * Sums are in double, in an order independent of threads and vector width. */
   void (*row_sums)(ng_queue *q, int64_t rows, int64_t cols, const float *P, int64_t ldp,
                    const float *D, int64_t ldd, double *out);
   void (*norm2)(ng_queue *q, int64_t rows, int64_t cols, const void *X, ng_dtype t, int64_t ldx,
                 double *out);
-  /* In double: U <- U / s; U <- U with row r times g[r]; total [3] += <P, D>, |D|^2, |P|^2 of n elements. */
-  void (*divide64)(ng_queue *q, int64_t rows, int64_t cols, ng_spectrum s, double *U, int64_t ldu);
-  void (*scale_rows64)(ng_queue *q, int64_t rows, int64_t cols, const double *g, double *U);
+  /* In double: y [rows,cols] <- x, row r times g[r]; total [3] += <P, D>, |D|^2, |P|^2 of n elements. */
+  void (*scale_rows64)(ng_queue *q, int64_t rows, int64_t cols, const double *g, const double *x,
+                       double *y);
   void (*sums64)(ng_queue *q, int64_t n, const double *P, const double *D, double *total);
   /* total [3] += the rows of sums [rows,3], row after row. */
   void (*add_sums)(ng_queue *q, int64_t rows, const double *sums, double *total);

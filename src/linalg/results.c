@@ -25,10 +25,10 @@ static bool is_decomposed(const ng_matrix *m) {
 }
 
 /* inverse, factor: in f32 W [tri] and F [tri], in double W [tri]; then vectors of n: two doubles, one float. eigen, root:
- * V [n, n], in double also V64 [n, n]; F [tri], vectors, work. */
+ * V [n, n], in double also V64 [n, n]; F [tri]; vectors of n: three doubles, one float; work. */
 int64_t ng_solve_scratch(const ng_queue *q, const ng_matrix *m) {
   const int64_t n = m->n, vectors = 6 * ng_round16(2 * n), tri = ng_sym_count(n);
-  if (m->form != NG_FORM_SYMMETRIC) return n;
+  if (m->form != NG_FORM_SYMMETRIC) return 0;
   if (!is_decomposed(m)) return 2 * ng_round16(2 * tri) + vectors;
   const int64_t single = ng_round16(n * n) + ng_round16(ng_linalg_of(q)->eigen_work(q, n) / 4 + 16);
   const int64_t twice =
@@ -126,7 +126,7 @@ static bool solve_single(ng_queue *q, ng_matrix *m, double d, float *scratch) {
   double *x = (double *)(void *)(column + ng_round16(m->n)), *y = x + ng_round16(m->n);
   const ng_sym F = load(m, room);
   memcpy(W.a, F.a, (size_t)tri * sizeof *W.a);
-  ng_linalg_of(q)->shift(q, m->n, W.a, NG_F32, d);
+  ng_linalg_of(q)->shift(q, m->n, W.a, NG_F32, false, d);
   ng_linalg_of(q)->factor(q, W, &m->info);
   if (m->info == 0 && m->result == NG_RESULT_INVERSE) ng_linalg_of(q)->invert(q, W, &m->info);
   return m->info == 0 && passes_checks(q, m, F, d, W, column, x, y) && store(m, tri, W.a);
@@ -144,7 +144,7 @@ static bool solve_double(ng_queue *q, ng_matrix *m, double d, float *scratch) {
   for (int64_t i = 0; i < tri; i++) {
     W[i] = wide ? ((const double *)m->F)[i] : (double)F.a[i];
   }
-  ng_linalg_of(q)->shift(q, n, W, NG_F64, d);
+  ng_linalg_of(q)->shift(q, n, W, NG_F64, false, d);
   ng_linalg_of(q)->factor64(q, n, W, &m->info);
   if (m->info == 0 && !is_factor) ng_linalg_of(q)->invert64(q, n, W, &m->info);
   if (m->info != 0) return false;
@@ -209,152 +209,108 @@ static bool check_eigen(ng_sym F, ng_dtype average_dtype, const float *V, const 
   return fabs(dot) <= NEGATIVE_MOST;
 }
 
-/* An eigenvalue below -lambda would reverse the direction, so eigenvalues at or below `floor` become 0 (KAISA: 0,
- * MPD-KFAC: 1e-10). */
-static void shift_eigenvalues(const ng_matrix *m, const float *e, float *to) {
-  for (int64_t i = 0; i < m->n; i++) {
-    const float x = (float)((double)e[i] + m->shift);
-    to[i] = (double)x <= m->floor || x < 0.0f ? 0.0f : x;
+/* Return x rounded to the dtype of m->d. */
+static double rounded(const ng_matrix *m, double x) {
+  return m->result_dtype == NG_F64 ? x : (double)(float)x;
+}
+
+static void store_number(const ng_matrix *m, int64_t i, double x) {
+  if (m->result_dtype == NG_F64) {
+    ((double *)m->d)[i] = x;
+  } else {
+    ((float *)m->d)[i] = (float)x;
   }
 }
 
-/* The same for one eigenvalue e in double. */
+/* Return e + shift. An eigenvalue below -lambda would reverse the direction, so eigenvalues at or below `floor` become 0
+ * (KAISA: 0, MPD-KFAC: 1e-10). */
 static double shifted(const ng_matrix *m, double e) {
-  const double x = e + m->shift;
+  const double x = rounded(m, e + m->shift);
   return x <= m->floor || x < 0.0 ? 0.0 : x;
 }
 
 /* R <- (V' diag(e) V + d I)^(-1/p) = B'B, row i of B: (e_i + d)^(-1/2p) v_i. B replaces V; root [n], S [tri]: scratch.
  * Return false if the result does not fit its dtype. */
-static bool store_root(ng_queue *q, ng_matrix *m, float *V, const float *e, double d, float *root,
-                       float *S) {
+static bool store_root(ng_queue *q, ng_matrix *m, float *V, const float *e, float *root, float *S) {
   const int64_t n = m->n, tri = ng_sym_count(n);
-  ng_linalg_of(q)->power(q, n, e, d, 0.5 / m->p, root);
-  ng_linalg_of(q)->divide(q, n, n, (ng_spectrum){.g = root}, V, n);
+  for (int64_t i = 0; i < n; i++) {
+    root[i] = (float)pow(shifted(m, (double)e[i]) + m->on, 0.5 / m->p);
+  }
+  ng_linalg_of(q)->divide(q, n, n, (ng_spectrum){.g = root}, V, NG_F32, n);
   memset(S, 0, (size_t)tri * sizeof *S);
   ng_linalg_of(q)->add_gram(q, (ng_sym){S, n}, 0, n, V, n, n, 1.0f);
   return store(m, tri, S);
 }
 
 /* Compute eigenvectors and eigenvalues, in f32 or in double, and store them or the root. Return false if LAPACK or
- * check_eigen fails, or the result does not fit. */
+ * check_eigen fails, or the result does not fit. The check reads f32 copies, because it detects failures only. */
 static bool decompose(ng_queue *q, ng_matrix *m, float *scratch) {
-  const int64_t n = m->n;
-  double *V64 = (double *)(void *)scratch;
-  float *V = m->in_double ? scratch + 2 * ng_round16(n * n) : scratch;
-  float *room = V + ng_round16(n * n), *e = room + ng_round16(ng_sym_count(n));
-  double *x = (double *)(void *)(e + ng_round16(n)), *y = x + ng_round16(n);
-  void *work = y + ng_round16(n);
-  const ng_sym F = load(m, room);
-  ng_sym_unpack(F, V, n);
-  for (int64_t i = 0; i < n * n && m->in_double; i++) {
-    V64[i] = (double)V[i];
-  }
-  if (m->in_double) {
-    ng_linalg_of(q)->eigen64(q, n, V64, x, work, &m->info);
-  } else {
-    ng_linalg_of(q)->eigen(q, n, V, e, work, &m->info);
-  }
-  if (m->info != 0) return false;
-  for (int64_t i = 0; i < n * n && m->in_double; i++) {
-    V[i] = (float)V64[i];
-  }
-  for (int64_t i = 0; i < n && m->in_double; i++) {
-    e[i] = (float)x[i];
-  }
-  if (!check_eigen(F, m->average_dtype, V, e, x, y)) return false;
-  m->top = (double)e[n - 1];
-  if (m->result == NG_RESULT_ROOT) {
-    shift_eigenvalues(m, e, e);
-    return store_root(q, m, V, e, m->on, (float *)(void *)x, room);
-  }
-  if (!store(m, n * n, V)) return false;
-  shift_eigenvalues(m, e, m->d);
-  return true;
-}
-
-/* Decompose in double, for F or results in f64. The checks read f32 copies, because they detect failures only. */
-static bool decompose64(ng_queue *q, ng_matrix *m, float *scratch) {
+  const bool in_double = ng_is_solved_in_double(m);
   const int64_t n = m->n, full = ng_round16(n * n);
-  const bool wide = m->result_dtype == NG_F64;
   double *V64 = (double *)(void *)scratch;
-  float *V = scratch + 2 * full, *room = V + full, *e = room + ng_round16(ng_sym_count(n));
+  float *V = in_double ? scratch + 2 * full : scratch;
+  float *room = V + full, *e = room + ng_round16(ng_sym_count(n));
   double *x = (double *)(void *)(e + ng_round16(n)), *y = x + ng_round16(n);
   double *w = y + ng_round16(n);
+  void *work = w + ng_round16(n);
   const ng_sym F = load(m, room);
-  if (m->average_dtype == NG_F64) {
-    ng_linalg_of(q)->unpack64(q, n, m->F, V64);
+  ng_sym_unpack(F, V, n);
+  if (!in_double) {
+    ng_linalg_of(q)->eigen(q, n, V, e, work, &m->info);
   } else {
-    ng_sym_unpack(F, V, n);
     ng_from_f32(V64, NG_F64, V, n * n);
+    if (m->average_dtype == NG_F64) ng_linalg_of(q)->unpack(q, n, m->F, NG_F64, V64, n);
+    ng_linalg_of(q)->eigen64(q, n, V64, w, work, &m->info);
   }
-  ng_linalg_of(q)->eigen64(q, n, V64, w, w + ng_round16(n), &m->info);
   if (m->info != 0) return false;
-  ng_to_f32(V, V64, NG_F64, n * n);
-  ng_to_f32(e, w, NG_F64, n);
-  m->top = 0.0; /* the error of the eigenvalues is small */
-  if (!check_eigen(F, m->average_dtype, V, e, x, y) || (!wide && !store(m, n * n, V))) return false;
-  if (wide) memcpy(m->R, V64, (size_t)(n * n) * sizeof *V64);
-  for (int64_t i = 0; i < n; i++) {
-    if (wide) m->d64[i] = shifted(m, w[i]);
-    if (!wide) m->d[i] = (float)shifted(m, w[i]);
+  if (in_double) {
+    ng_to_f32(V, V64, NG_F64, n * n);
+    ng_to_f32(e, w, NG_F64, n);
   }
-  return true;
-}
-
-/* ---- diagonal --------------------------------------------------------------------------------*/
-
-/* out <- 1 / (F_i + d), or its p-th root, for all i; return false if a result is not a positive f32. */
-static bool invert_diagonal(const ng_matrix *m, double d, float *out) {
-  for (int64_t i = 0; i < m->n; i++) {
-    const double x = 1.0 / ((double)((const float *)m->F)[i] + d);
-    out[i] = (float)(m->result == NG_RESULT_ROOT ? pow(x, 1.0 / m->p) : x);
-    if (!(out[i] > 0.0f) || !(out[i] - out[i] == 0.0f)) return false;
-  }
-  return true;
-}
-
-static bool solve_diagonal64(ng_matrix *m) {
-  const float *F = m->F;
-  const bool eigen = m->result == NG_RESULT_EIGEN;
-  for (int64_t i = 0; i < m->n && !eigen; i++) {
-    if (!((double)F[i] + m->shift + m->on > 0.0)) return false;
-  }
-  for (int64_t i = 0; i < m->n; i++) {
-    m->d64[i] = eigen ? shifted(m, (double)F[i]) : 1.0 / ((double)F[i] + m->shift + m->on);
-  }
-  return true;
-}
-
-static bool solve_diagonal(ng_matrix *m, float *scratch) {
-  const size_t bytes = (size_t)m->n * sizeof *m->d;
-  if (m->result == NG_RESULT_EIGEN) {
-    shift_eigenvalues(m, m->F, m->d);
-  } else if (m->result == NG_RESULT_COPY) {
-    memcpy(m->d, m->F, bytes);
-  } else if (invert_diagonal(m, m->shift + m->on, scratch)) {
-    memcpy(m->d, scratch, bytes);
-  } else {
+  if (!check_eigen(F, m->average_dtype, V, e, x, y)) return false;
+  m->top =
+      in_double ? 0.0 : (double)e[n - 1]; /* in double, the error of the eigenvalues is small */
+  if (m->result == NG_RESULT_ROOT) return store_root(q, m, V, e, (float *)(void *)x, room);
+  if (m->result_dtype == NG_F64) {
+    memcpy(m->R, V64, (size_t)(n * n) * sizeof *V64);
+  } else if (!store(m, n * n, V)) {
     return false;
+  }
+  for (int64_t i = 0; i < n; i++) {
+    store_number(m, i, shifted(m, in_double ? w[i] : (double)e[i]));
   }
   return true;
 }
 
 /* ---- any form --------------------------------------------------------------------------------*/
 
+/* Return element i of the result of a diagonal matrix, in double. */
+static double diagonal_result(const ng_matrix *m, int64_t i) {
+  const double F = (double)((const float *)m->F)[i], x = 1.0 / (F + (m->shift + m->on));
+  if (m->result == NG_RESULT_EIGEN) return shifted(m, F);
+  if (m->result == NG_RESULT_COPY) return F;
+  return m->result == NG_RESULT_ROOT ? pow(x, 1.0 / m->p) : x;
+}
+
+/* Return false, with m->d unchanged, if an inverse or root is not positive or not in the range of its dtype. */
+static bool solve_diagonal(const ng_matrix *m) {
+  const bool checks = m->result != NG_RESULT_EIGEN && m->result != NG_RESULT_COPY;
+  for (int64_t i = 0; i < m->n && checks; i++) {
+    const double x = rounded(m, diagonal_result(m, i));
+    if (!(x > 0.0) || !(x - x == 0.0)) return false;
+  }
+  for (int64_t i = 0; i < m->n; i++) {
+    store_number(m, i, diagonal_result(m, i));
+  }
+  return true;
+}
+
 static bool solve_one(ng_queue *q, ng_matrix *m, float *scratch) {
   if (m->form == NG_FORM_ABSENT) return true;
-  const bool wide = m->average_dtype == NG_F64 || m->result_dtype == NG_F64;
-  if (m->form == NG_FORM_DIAGONAL) {
-    return m->d64 != NULL ? solve_diagonal64(m) : solve_diagonal(m, scratch);
-  }
-  if (is_decomposed(m)) {
-    return (wide && m->result == NG_RESULT_EIGEN ? decompose64 : decompose)(q, m, scratch);
-  }
-  if (m->result == NG_RESULT_COPY) {
-    return store(m, ng_sym_count(m->n), load(m, scratch).a);
-  }
-  return (m->in_double || wide ? solve_double : solve_single)(q, m, m->shift + m->on, scratch);
+  if (m->form == NG_FORM_DIAGONAL) return solve_diagonal(m);
+  if (is_decomposed(m)) return decompose(q, m, scratch);
+  if (m->result == NG_RESULT_COPY) return store(m, ng_sym_count(m->n), load(m, scratch).a);
+  return (ng_is_solved_in_double(m) ? solve_double : solve_single)(q, m, m->shift + m->on, scratch);
 }
 
 void ng_host_solve(ng_queue *q, ng_matrix *const *list, int64_t n, float *scratch) {

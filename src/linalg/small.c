@@ -158,8 +158,7 @@ static const ng_linalg_ops small = {
     .shift = ng_host_shift, .factor = factor, .invert = invert, .solve_left = solve_left};
 
 static bool small_handles(const ng_matrix *m) {
-  return m->form == NG_FORM_SYMMETRIC && m->n <= MOST && !m->in_double &&
-         m->average_dtype != NG_F64 && m->result_dtype != NG_F64 &&
+  return m->form == NG_FORM_SYMMETRIC && m->n <= MOST && !ng_is_solved_in_double(m) &&
          (m->result == NG_RESULT_INVERSE || m->result == NG_RESULT_CHOLESKY);
 }
 

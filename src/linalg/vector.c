@@ -31,6 +31,14 @@ static const void *stored_at(const void *x, ng_dtype t, int64_t i) {
 
 static void *place_at(void *x, ng_dtype t, int64_t i) { return (char *)x + i * ng_dtype_size(t); }
 
+/* Return element i of x. */
+static double element(const void *x, ng_dtype t, int64_t i) {
+  float value;
+  if (t == NG_F64) return ((const double *)x)[i];
+  ng_to_f32(&value, stored_at(x, t, i), t, 1);
+  return (double)value;
+}
+
 /* Return n elements of x as f32: in place, or converted into `tile`. */
 static const float *as_floats(const void *x, ng_dtype t, int64_t n, float *tile) {
   if (t == NG_F32) return x;
@@ -48,16 +56,25 @@ void ng_host_add_row(ng_queue *q, ng_sym S, int64_t r, int64_t c0, int64_t k, co
   }
 }
 
-void ng_host_unpack(ng_queue *q, ng_sym S, float *full, int64_t ld) {
+void ng_host_unpack(ng_queue *q, int64_t n, const void *S, ng_dtype t, void *full, int64_t ld) {
   (void)q;
-  ng_sym_unpack(S, full, ld);
+  double *wide = full;
+  if (t == NG_F32) {
+    ng_sym_unpack((ng_sym){(float *)(uintptr_t)S, n}, full, ld);
+    return;
+  }
+  for (int64_t i = 0; i < n; i++) {
+    for (int64_t j = 0; j <= i; j++) {
+      wide[i * ld + j] = wide[j * ld + i] = ((const double *)S)[ng_sym_at(n, i, j)];
+    }
+  }
 }
 
 /* S + d I in double, rounded to f32 and then to the dtype of S. In bf16 a small d may change nothing. */
-void ng_host_shift(ng_queue *q, int64_t n, void *S, ng_dtype t, double d) {
+void ng_host_shift(ng_queue *q, int64_t n, void *S, ng_dtype t, bool diagonal, double d) {
   (void)q;
   for (int64_t i = 0; i < n; i++) {
-    void *at = place_at(S, t, ng_sym_at(n, i, i));
+    void *at = place_at(S, t, diagonal ? i : ng_sym_at(n, i, i));
     float x;
     if (t == NG_F64) {
       *(double *)at += d;
@@ -74,21 +91,9 @@ void ng_host_trace(ng_queue *q, int64_t n, const void *S, ng_dtype t, bool diago
   (void)q;
   double sum = 0.0;
   for (int64_t i = 0; i < n; i++) {
-    const void *at = stored_at(S, t, diagonal ? i : ng_sym_at(n, i, i));
-    float x = 0.0f;
-    if (t != NG_F64) ng_to_f32(&x, at, t, 1);
-    sum += t == NG_F64 ? *(const double *)at : (double)x;
+    sum += element(S, t, diagonal ? i : ng_sym_at(n, i, i));
   }
   *out = sum;
-}
-
-void ng_host_unpack64(ng_queue *q, int64_t n, const double *S, double *full) {
-  (void)q;
-  for (int64_t i = 0; i < n; i++) {
-    for (int64_t j = 0; j <= i; j++) {
-      full[i * n + j] = full[j * n + i] = S[ng_sym_at(n, i, j)];
-    }
-  }
 }
 
 /* ---- element by element ----------------------------------------------------------------------*/
@@ -110,13 +115,21 @@ NG_CLONES static void scale_floats(float *x, int64_t n, double by) {
   }
 }
 
+static void scale_doubles(double *x, int64_t n, double by) {
+  for (int64_t i = 0; i < n; i++) {
+    x[i] *= by;
+  }
+}
+
 /* If by == 0, Inf, NaN and -0 become 0, too. */
-void ng_host_scale(ng_queue *q, int64_t n, float *x, double by) {
+void ng_host_scale(ng_queue *q, int64_t n, void *x, ng_dtype t, double by) {
   (void)q;
   if (by == 0.0) {
-    memset(x, 0, (size_t)n * sizeof *x);
-  } else {
+    memset(x, 0, (size_t)(n * ng_dtype_size(t)));
+  } else if (t == NG_F32) {
     scale_floats(x, n, by);
+  } else {
+    scale_doubles(x, n, by);
   }
 }
 
@@ -166,63 +179,28 @@ void ng_host_fold(ng_queue *q, int64_t n, void *F, ng_dtype t, float *S, float k
   ng_queue_run(q, pieces, fold_piece, &j);
 }
 
-NG_CLONES static void fold_doubles(float *restrict F, const float *restrict S, int64_t n,
-                                   double keep, double c) {
+NG_CLONES static void fold_floats_wide(float *restrict F, const float *restrict S, int64_t n,
+                                       double keep, double c) {
   for (int64_t i = 0; i < n; i++) {
     F[i] = (float)(keep * (double)F[i] + c * (double)S[i]);
   }
 }
 
-/* Vectors are small, so they are folded in double and rounded once. */
-void ng_host_fold_wide(ng_queue *q, int64_t n, float *F, float *S, double keep, double c) {
-  (void)q;
-  fold_doubles(F, S, n, keep, c);
-  memset(S, 0, (size_t)n * sizeof *S);
-}
-
-/* pow costs about 50 ns, but a spectrum is short, so one thread computes it. */
-void ng_host_power(ng_queue *q, int64_t n, const float *d, double damping, double exponent,
-                   float *to) {
-  (void)q;
-  for (int64_t i = 0; i < n; i++) {
-    to[i] = (float)pow((double)d[i] + damping, exponent);
-  }
-}
-
-NG_CLONES static void divide_elements(float *restrict U, const float *restrict V, int64_t n,
-                                      double c, bool root, double on) {
-  for (int64_t i = 0; i < n; i++) {
-    const double v = c * (double)V[i];
-    U[i] = (float)((double)U[i] / ((root ? sqrt(v) : v) + on));
-  }
-}
-
-void ng_host_divide_by(ng_queue *q, int64_t n, float *U, const float *V, double c, bool root,
-                       double on) {
-  (void)q;
-  divide_elements(U, V, n, c, root, on);
-}
-
-void ng_host_fold64(ng_queue *q, int64_t n, double *F, double *S, double keep, double c) {
-  (void)q;
+static void fold_doubles(double *F, const double *S, int64_t n, double keep, double c) {
   for (int64_t i = 0; i < n; i++) {
     F[i] = keep * F[i] + c * S[i];
   }
-  memset(S, 0, (size_t)n * sizeof *S);
 }
 
-void ng_host_scale64(ng_queue *q, int64_t n, double *x, double by) {
+void ng_host_fold_wide(ng_queue *q, int64_t n, void *F, void *S, ng_dtype t, double keep,
+                       double c) {
   (void)q;
-  for (int64_t i = 0; i < n; i++) {
-    x[i] *= by;
+  if (t == NG_F32) {
+    fold_floats_wide(F, S, n, keep, c);
+  } else {
+    fold_doubles(F, S, n, keep, c);
   }
-}
-
-void ng_host_raise(ng_queue *q, int64_t n, float *x, double by) {
-  (void)q;
-  for (int64_t i = 0; i < n; i++) {
-    x[i] = (float)((double)x[i] + by);
-  }
+  memset(S, 0, (size_t)(n * ng_dtype_size(t)));
 }
 
 /* ---- scans ----------------------------------------------------------------------------*/
@@ -286,29 +264,32 @@ NG_CLONES static void divide_row(float *restrict u, const float *restrict a, int
   }
 }
 
-/* The quotients are in double, because a divisor may be smaller than the smallest f32. */
-void ng_host_divide(ng_queue *q, int64_t rows, int64_t cols, ng_spectrum s, float *U, int64_t ldu) {
-  (void)q;
-  for (int64_t r = 0; r < rows; r++) {
-    const double g = (s.g == NULL ? 1.0 : (double)s.g[r]) + s.on_g;
-    divide_row(U + r * ldu, s.a, cols, g, s.on_a, s.on_both);
+static void divide_row64(double *u, const double *a, int64_t n, double g, double on_a,
+                         double on_both) {
+  for (int64_t c = 0; c < n; c++) {
+    u[c] /= g * ((a == NULL ? 1.0 : a[c]) + on_a) + on_both;
   }
 }
 
-void ng_host_divide64(ng_queue *q, int64_t rows, int64_t cols, ng_spectrum s, double *U,
-                      int64_t ldu) {
+/* The quotients are in double, because a divisor may be smaller than the smallest f32. */
+void ng_host_divide(ng_queue *q, int64_t rows, int64_t cols, ng_spectrum s, void *U, ng_dtype t,
+                    int64_t ldu) {
   (void)q;
   for (int64_t r = 0; r < rows; r++) {
-    for (int64_t c = 0; c < cols; c++) {
-      U[r * ldu + c] /= (s.g64[r] + s.on_g) * (s.a64[c] + s.on_a) + s.on_both;
+    const double value = s.g == NULL ? 1.0 : element(s.g, t, r), g = value + s.on_g;
+    if (t == NG_F32) {
+      divide_row((float *)U + r * ldu, s.a, cols, g, s.on_a, s.on_both);
+    } else {
+      divide_row64((double *)U + r * ldu, s.a, cols, g, s.on_a, s.on_both);
     }
   }
 }
 
-void ng_host_scale_rows64(ng_queue *q, int64_t rows, int64_t cols, const double *g, double *U) {
+void ng_host_scale_rows64(ng_queue *q, int64_t rows, int64_t cols, const double *g, const double *x,
+                          double *y) {
   (void)q;
   for (int64_t i = 0; i < rows * cols; i++) {
-    U[i] *= g[i / cols];
+    y[i] = x[i] * g[i / cols];
   }
 }
 

@@ -9,26 +9,20 @@
 
 void ng_host_add_row(ng_queue *q, ng_sym S, int64_t r, int64_t c0, int64_t k, const float *v,
                      float alpha);
-void ng_host_shift(ng_queue *q, int64_t n, void *S, ng_dtype t, double d);
+void ng_host_shift(ng_queue *q, int64_t n, void *S, ng_dtype t, bool diagonal, double d);
 void ng_host_trace(ng_queue *q, int64_t n, const void *S, ng_dtype t, bool diagonal, double *out);
-void ng_host_unpack(ng_queue *q, ng_sym S, float *full, int64_t ld);
+void ng_host_unpack(ng_queue *q, int64_t n, const void *S, ng_dtype t, void *full, int64_t ld);
 void ng_host_widen(ng_queue *q, int64_t n, const void *x, ng_dtype t, float *to);
 void ng_host_narrow(ng_queue *q, int64_t n, const float *x, void *to, ng_dtype t);
-void ng_host_scale(ng_queue *q, int64_t n, float *x, double by);
+void ng_host_scale(ng_queue *q, int64_t n, void *x, ng_dtype t, double by);
 void ng_host_fold(ng_queue *q, int64_t n, void *F, ng_dtype t, float *S, float keep, float c);
-void ng_host_fold_wide(ng_queue *q, int64_t n, float *F, float *S, double keep, double c);
-void ng_host_power(ng_queue *q, int64_t n, const float *d, double damping, double exponent,
-                   float *to);
-void ng_host_divide_by(ng_queue *q, int64_t n, float *U, const float *V, double c, bool root,
-                       double on);
-void ng_host_fold64(ng_queue *q, int64_t n, double *F, double *S, double keep, double c);
-void ng_host_scale64(ng_queue *q, int64_t n, double *x, double by);
-void ng_host_raise(ng_queue *q, int64_t n, float *x, double by);
+void ng_host_fold_wide(ng_queue *q, int64_t n, void *F, void *S, ng_dtype t, double keep, double c);
 void ng_host_finite(ng_queue *q, int64_t n, const void *x, ng_dtype t, int *out);
 void ng_host_largest(ng_queue *q, int64_t n, const void *x, ng_dtype t, double *out);
 void ng_host_copy(ng_queue *q, int64_t rows, int64_t cols, const float *x, int64_t ldx, float *to,
                   int64_t ldt);
-void ng_host_divide(ng_queue *q, int64_t rows, int64_t cols, ng_spectrum s, float *U, int64_t ldu);
+void ng_host_divide(ng_queue *q, int64_t rows, int64_t cols, ng_spectrum s, void *U, ng_dtype t,
+                    int64_t ldu);
 void ng_host_row_sums(ng_queue *q, int64_t rows, int64_t cols, const float *P, int64_t ldp,
                       const float *D, int64_t ldd, double *out);
 void ng_host_norm2(ng_queue *q, int64_t rows, int64_t cols, const void *X, ng_dtype t, int64_t ldx,
@@ -36,13 +30,15 @@ void ng_host_norm2(ng_queue *q, int64_t rows, int64_t cols, const void *X, ng_dt
 void ng_host_add_sums(ng_queue *q, int64_t rows, const double *sums, double *total);
 void ng_host_mul_diagonal(ng_queue *q, int64_t rows, int64_t cols, const float *g, const float *a,
                           const float *x, float *y, int64_t ld);
-void ng_host_unpack64(ng_queue *q, int64_t n, const double *S, double *full);
-void ng_host_divide64(ng_queue *q, int64_t rows, int64_t cols, ng_spectrum s, double *U,
-                      int64_t ldu);
-void ng_host_scale_rows64(ng_queue *q, int64_t rows, int64_t cols, const double *g, double *U);
+void ng_host_scale_rows64(ng_queue *q, int64_t rows, int64_t cols, const double *g, const double *x,
+                          double *y);
 void ng_host_sums64(ng_queue *q, int64_t n, const double *P, const double *D, double *total);
 void ng_host_mul64(ng_queue *q, int64_t n, const double *S, int64_t lines, int64_t within,
                    int64_t between, const float *x, float *y);
+/* Whether `solve` computes in double: the ladder asks for it, or the average or the result is f64. */
+static inline bool ng_is_solved_in_double(const ng_matrix *m) {
+  return m->in_double || m->average_dtype == NG_F64 || m->result_dtype == NG_F64;
+}
 /* results.c: one after the other, by the other entries of the queue's table. */
 void ng_host_solve(ng_queue *q, ng_matrix *const *list, int64_t n, float *scratch);
 /* small.c: the same, with small matrices in threads and without BLAS. */
@@ -50,15 +46,12 @@ void ng_small_solve(ng_queue *q, ng_matrix *const *list, int64_t n, float *scrat
 
 /* clang-format off */
 #define NG_HOST_ENTRIES                                                                            \
-  .add_row = ng_host_add_row, .shift = ng_host_shift,                        \
-  .trace = ng_host_trace, .unpack = ng_host_unpack, .widen = ng_host_widen,                        \
-  .narrow = ng_host_narrow, .scale = ng_host_scale, .fold = ng_host_fold,                          \
-  .fold_wide = ng_host_fold_wide, .fold64 = ng_host_fold64, .scale64 = ng_host_scale64,            \
-  .raise = ng_host_raise, .finite = ng_host_finite, .largest = ng_host_largest,            \
-  .copy = ng_host_copy, .divide = ng_host_divide, .row_sums = ng_host_row_sums,                    \
-  .norm2 = ng_host_norm2, .power = ng_host_power, .divide_by = ng_host_divide_by,                  \
-  .add_sums = ng_host_add_sums, .mul_diagonal = ng_host_mul_diagonal, .mul64 = ng_host_mul64,    \
-  .unpack64 = ng_host_unpack64, .divide64 = ng_host_divide64,                                      \
+  .add_row = ng_host_add_row, .shift = ng_host_shift, .trace = ng_host_trace,                      \
+  .unpack = ng_host_unpack, .widen = ng_host_widen, .narrow = ng_host_narrow,                      \
+  .scale = ng_host_scale, .fold = ng_host_fold, .fold_wide = ng_host_fold_wide,                    \
+  .finite = ng_host_finite, .largest = ng_host_largest, .copy = ng_host_copy,                      \
+  .divide = ng_host_divide, .row_sums = ng_host_row_sums, .norm2 = ng_host_norm2,                  \
+  .add_sums = ng_host_add_sums, .mul_diagonal = ng_host_mul_diagonal, .mul64 = ng_host_mul64,      \
   .scale_rows64 = ng_host_scale_rows64, .sums64 = ng_host_sums64
 /* clang-format on */
 

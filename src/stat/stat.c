@@ -82,12 +82,7 @@ void ng_stat_prepare(ng_stat *s, int64_t samples, int64_t first, int64_t whole) 
 
 static void scale_sums(ng_queue *q, const ng_stat *s, double by) {
   for (int32_t i = 0; i < s->parts && by != 1.0; i++) {
-    const int64_t n = ng_stat_part_count(s, &s->part[i]);
-    if (ng_stat_is_double(s)) {
-      ng_on(q)->scale64(q, n, s->part[i].sum, by);
-    } else {
-      ng_on(q)->scale(q, n, s->part[i].sum, by);
-    }
+    ng_on(q)->scale(q, ng_stat_part_count(s, &s->part[i]), s->part[i].sum, s->sum_dtype, by);
   }
 }
 
@@ -235,24 +230,19 @@ static void add_shift(ng_queue *q, ng_stat *s) {
   for (int32_t i = 0; i < s->parts; i++) {
     const ng_stat_part *p = &s->part[i];
     const double by = s->shift[p->group] / (all ? 1 : s->observers);
-    if (s->symmetric) {
-      ng_on(q)->shift(q, p->rows, p->average, s->average_dtype, by);
-    } else {
-      ng_on(q)->raise(q, p->diagonal, p->average, by);
-    }
+    ng_on(q)->shift(q, s->symmetric ? p->rows : p->diagonal, p->average, s->average_dtype,
+                    !s->symmetric, by);
   }
 }
 
-/* Vectors are folded in double, because they are small and each element is a long sum. Matrices are folded in f32, because
- * the rounding error of their solve is larger. */
+/* Vectors are folded in double, because they are small and each element is a long sum. Matrices of f32, bf16 or f16 are
+ * folded in f32, because the rounding error of their solve is larger. */
 static void fold_part(ng_queue *q, const ng_stat *s, const ng_stat_part *p, ng_mix mix) {
   const int64_t n = ng_stat_part_count(s, p);
-  if (ng_stat_is_double(s)) {
-    ng_on(q)->fold64(q, n, p->average, p->sum, mix.old, mix.fresh);
-  } else if (s->symmetric) {
+  if (s->symmetric && !ng_stat_is_double(s)) {
     ng_on(q)->fold(q, n, p->average, s->average_dtype, p->sum, (float)mix.old, (float)mix.fresh);
   } else {
-    ng_on(q)->fold_wide(q, n, p->average, p->sum, mix.old, mix.fresh);
+    ng_on(q)->fold_wide(q, n, p->average, p->sum, s->average_dtype, mix.old, mix.fresh);
   }
 }
 

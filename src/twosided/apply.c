@@ -2,7 +2,6 @@
  *
  *   inverse, cholesky   PD = L^-1 D R^-1, both damped
  *   eigen               PD = Q_L ((Q_L' D Q_R) / s) Q_R', s: the damped products of eigenvalues (ng_spectrum)
- *                       or a given matrix plus damping (EKFAC: George et al. 2018, arXiv 1806.03884)
  *   copy                PD = L D R
  *   root                PD = L^(-1/p) D R^(-1/p)
  *
@@ -20,38 +19,42 @@ typedef struct row_chunk {
   ng_queue *q;
   const ng_twosided *t;
   int64_t row, rows, group_rows; /* rows [row, row + rows) of D; group_rows: of one group */
-  float *T, *as_f32;             /* [rows, cols]; a result converted to f32 */
+  void *T, *R;                   /* [rows, cols]; a result as f32, or as a full matrix of doubles */
 } row_chunk;
 
-/* Return how many floats the largest result has after conversion to f32. */
-static int64_t widest_result(const ng_twosided *t) {
-  int64_t most = 0;
-  for (int32_t i = 0; i < t->left_count + t->right_count; i++) {
-    const ng_matrix *m = i < t->left_count ? &t->left[i] : &t->right[i - t->left_count];
-    if (m->result_dtype != NG_F32) most = ng_max64(most, ng_matrix_count(m));
-  }
-  return most;
+static ng_dtype dtype_of(const row_chunk *c) { return c->t->is_double ? NG_F64 : NG_F32; }
+
+/* Return the address of element i of D, T, PD or eigenvalues. */
+static void *address_of(const row_chunk *c, const void *x, int64_t i) {
+  return (char *)(uintptr_t)x + i * ng_dtype_size(dtype_of(c));
 }
 
 int64_t ng_twosided_scratch(const ng_twosided *t, int64_t count) {
-  return ng_round16(count * t->cols) + ng_round16(widest_result(t));
+  int64_t most = 0;
+  for (int32_t i = 0; i < t->left_count + t->right_count; i++) {
+    const ng_matrix *m = i < t->left_count ? &t->left[i] : &t->right[i - t->left_count];
+    if (m->form != NG_FORM_SYMMETRIC || m->result_dtype == NG_F32) continue;
+    most = ng_max64(most, t->is_double ? m->n * m->n : ng_matrix_count(m));
+  }
+  return (t->is_double ? 2 : 1) * (ng_round16(count * t->cols) + ng_round16(most));
 }
 
-/* Return the result as f32, perhaps converted into c->as_f32, which the next matrix overwrites: the queue works in order. */
+/* Return the result as f32, perhaps converted into c->R, which the next matrix overwrites: the queue works in order. */
 static float *load_result(const row_chunk *c, const ng_matrix *m) {
   if (m->result_dtype == NG_F32) return m->R;
-  ng_on(c->q)->widen(c->q, ng_matrix_count(m), m->R, m->result_dtype, c->as_f32);
-  return c->as_f32;
+  ng_on(c->q)->widen(c->q, ng_matrix_count(m), m->R, m->result_dtype, c->R);
+  return c->R;
 }
 
 /* y <- x, times one matrix of the left or right side. */
-static void act_with(const row_chunk *c, const ng_matrix *m, bool left, action a, const float *x,
-                     float *y) {
+static void act_with(const row_chunk *c, const ng_matrix *m, bool left, action a, const void *x,
+                     void *y) {
   ng_queue *q = c->q;
   const int64_t n = m->n, p = c->t->cols, lines = left ? p : c->group_rows;
   if (m->form == NG_FORM_DIAGONAL) {
+    const float *d = m->d;
     ng_on(q)->mul_diagonal(q, left ? ng_min64(n, c->rows) : lines, left ? p : n,
-                           left ? m->d + c->row : NULL, left ? NULL : m->d, x, y, p);
+                           left ? d + c->row : NULL, left ? NULL : d, x, y, p);
     return;
   }
   if (m->result_dtype == NG_F64) {
@@ -71,14 +74,33 @@ static void act_with(const row_chunk *c, const ng_matrix *m, bool left, action a
   }
 }
 
+/* The same in double. An inverse is unpacked, so that all products are general ones. Only the left side may be diagonal. */
+static void act_with64(const row_chunk *c, const ng_matrix *m, bool left, action a, const void *x,
+                       void *y) {
+  ng_queue *q = c->q;
+  const int64_t n = m->n, p = c->t->cols;
+  if (m->form == NG_FORM_DIAGONAL) {
+    ng_on(q)->scale_rows64(q, c->rows, p, (const double *)m->d + c->row, x, y);
+    return;
+  }
+  if (a == MULTIPLY) ng_on(q)->unpack(q, n, m->R, NG_F64, c->R, n);
+  const double *R = a == MULTIPLY ? c->R : m->R;
+  if (left) {
+    ng_on(q)->gemm64(q, a == ROTATE_BACK, false, n, p, n, R, n, x, p, y, p);
+  } else {
+    ng_on(q)->gemm64(q, false, a == ROTATE, c->group_rows, n, n, x, p, R, n, y, p);
+  }
+}
+
 /* to <- from, times all matrices of one side; each multiplies its own rows or columns. */
-static void act(const row_chunk *c, bool left, action a, const float *from, float *to) {
+static void act(const row_chunk *c, bool left, action a, const void *from, void *to) {
   const ng_twosided *t = c->t;
   const ng_matrix *m = left ? t->left : t->right;
   const int64_t count = t->groups * (left ? t->left_count : t->right_count);
   for (const ng_matrix *end = m + count; m < end; m++) {
     const int64_t at = m->row * t->cols + m->col;
-    act_with(c, m, left, a, from + at, to + at);
+    (t->is_double ? act_with64 : act_with)(c, m, left, a, address_of(c, from, at),
+                                           address_of(c, to, at));
   }
 }
 
@@ -86,47 +108,41 @@ static bool acts(const ng_matrix *m, action a) {
   return m->form == NG_FORM_SYMMETRIC || (m->form == NG_FORM_DIAGONAL && a == MULTIPLY);
 }
 
+/* The copy of a double is the copy of two floats. */
+static void copy_rows(const row_chunk *c, const void *from, void *to) {
+  const int64_t floats = c->t->cols * (c->t->is_double ? 2 : 1);
+  ng_on(c->q)->copy(c->q, c->rows, floats, from, floats, to, floats);
+}
+
 /* to <- from, times both sides. If only one side acts, `from` and `to` must differ. */
-static void act_both(const row_chunk *c, action a, const float *from, float *to) {
+static void act_both(const row_chunk *c, action a, const void *from, void *to) {
   const bool left = acts(c->t->left, a), right = acts(c->t->right, a);
   if (right) act(c, false, a, from, left ? c->T : to);
   if (left) act(c, true, a, right ? c->T : from, to);
-  if (!left && !right && from != to) {
-    ng_on(c->q)->copy(c->q, c->rows, c->t->cols, from, c->t->cols, to, c->t->cols);
-  }
+  if (!left && !right && from != to) copy_rows(c, from, to);
 }
 
-/* Divide each entry of U = Q_L' D Q_R by its damped product of eigenvalues, for all pairs of matrices in one group; or by
- * t->divisor. */
-static void divide_spectrum(const row_chunk *c, float *U) {
+/* Divide each entry of U = Q_L' D Q_R by its damped product of eigenvalues, for all pairs of matrices in one group. */
+static void divide_spectrum(const row_chunk *c, void *U) {
   const ng_twosided *t = c->t;
-  if (t->divisor != NULL) {
-    ng_on(c->q)->divide_by(c->q, c->rows * t->cols, U, t->divisor + c->row * t->cols, 1.0, false,
-                           t->damping->on_both);
-    return;
-  }
   for (int64_t i = 0; i < t->groups * t->left_count; i++) {
     const int64_t group = i / t->left_count;
     const ng_matrix *l = &t->left[i], *r = &t->right[group * t->right_count];
     for (const ng_matrix *end = r + t->right_count; r < end; r++) {
       ng_spectrum s = t->damping[group];
-      s.g = l->d == NULL ? NULL : l->d + c->row;
+      s.g = l->d == NULL ? NULL : address_of(c, l->d, c->row);
       s.a = r->d;
-      ng_on(c->q)->divide(c->q, ng_min64(l->n, c->rows), r->n, s, U + l->row * t->cols + r->col,
-                          t->cols);
+      ng_on(c->q)->divide(c->q, ng_min64(l->n, c->rows), r->n, s,
+                          address_of(c, U, l->row * t->cols + r->col), dtype_of(c), t->cols);
     }
   }
 }
 
 static row_chunk chunk_of(ng_queue *q, const ng_twosided *t, int64_t row, int64_t count,
-                          float *scratch) {
-  return (row_chunk){.q = q,
-                     .t = t,
-                     .row = row,
-                     .rows = count,
-                     .group_rows = ng_min64(t->rows, count),
-                     .T = scratch,
-                     .as_f32 = scratch + ng_round16(count * t->cols)};
+                          void *scratch) {
+  row_chunk c = {q, t, row, count, ng_min64(t->rows, count), scratch, NULL};
+  c.R = address_of(&c, scratch, ng_round16(count * t->cols));
+  return c;
 }
 
 void ng_twosided_rotate(ng_queue *q, const ng_twosided *t, bool back, const float *D, float *out,
@@ -135,18 +151,18 @@ void ng_twosided_rotate(ng_queue *q, const ng_twosided *t, bool back, const floa
   act_both(&c, back ? ROTATE_BACK : ROTATE, D, out);
 }
 
-void ng_twosided_apply(ng_queue *q, const ng_twosided *t, int64_t row, int64_t count,
-                       const float *D, float *out, float *scratch) {
+void ng_twosided_apply(ng_queue *q, const ng_twosided *t, int64_t row, int64_t count, const void *D,
+                       void *out, void *scratch) {
   const row_chunk c = chunk_of(q, t, row, count, scratch);
   const ng_result result = t->left->result;
   if (!t->is_good && result == NG_RESULT_COPY) {
-    ng_on(q)->scale(q, count * t->cols, out, 0.0);
+    ng_on(q)->scale(q, count * t->cols, out, dtype_of(&c), 0.0);
   } else if (!t->is_good) {
-    ng_on(q)->copy(q, count, t->cols, D, t->cols, out, t->cols);
+    copy_rows(&c, D, out);
   } else if (result != NG_RESULT_EIGEN) {
     act_both(&c, MULTIPLY, D, out);
   } else {
-    float *U = acts(t->left, ROTATE) != acts(t->right, ROTATE) ? c.T : out;
+    void *U = acts(t->left, ROTATE) != acts(t->right, ROTATE) ? c.T : out;
     act_both(&c, ROTATE, D, U);
     divide_spectrum(&c, U);
     act_both(&c, ROTATE_BACK, U, out);

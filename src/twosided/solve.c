@@ -106,7 +106,7 @@ bool ng_matrix_refresh(ng_queue *q, ng_matrix *m, int32_t *order, float *scratch
   if (ng_info_read(q, &m->info) != 0 || ng_info_read(q, &m->taken) == 0) return false;
   ng_on(q)->narrow(q, n * n, V, m->R, m->result_dtype);
   for (int64_t i = 0; i < n; i++) {
-    m->d[i] = (float)fmax(0.0, rayleigh[3 * order[i]]);
+    ((float *)m->d)[i] = (float)fmax(0.0, rayleigh[3 * order[i]]);
   }
   return true;
 }

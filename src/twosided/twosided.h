@@ -15,8 +15,8 @@ typedef struct ng_twosided {
   ng_matrix *left, *right;         /* L multiplies rows, R multiplies columns */
   int32_t left_count, right_count; /* matrices of one group */
   ng_spectrum *damping;            /* eigen: on_g (of L), on_a (of R) and on_both of each group */
-  const float *divisor; /* eigen, one group: [rows, cols], replaces the products of eigenvalues */
-  bool is_good;         /* all results passed their checks; otherwise PD = D (copy: 0) */
+  bool is_good;                    /* all results passed their checks; otherwise PD = D (copy: 0) */
+  bool is_double;                  /* D, PD and all results are f64; inverse, eigen */
 } ng_twosided;
 
 /* Return the number of elements of m->R. */
@@ -41,16 +41,12 @@ bool ng_matrix_refresh(ng_queue *q, ng_matrix *m, int32_t *order, float *scratch
 /* ---- apply.c ---------------------------------------------------------------------------------*/
 
 /* out <- PD of rows [row, row + count) of D; D and out begin at row `row`. A range of rows requires one
- * group and one matrix on the left, diagonal or absent. scratch: ng_twosided_scratch floats. */
-void ng_twosided_apply(ng_queue *q, const ng_twosided *t, int64_t row, int64_t count,
-                       const float *D, float *out, float *scratch);
+ * group and one matrix on the left, diagonal or absent. D, out, scratch: f32, or f64 with is_double; ng_twosided_scratch
+ * returns floats. */
+void ng_twosided_apply(ng_queue *q, const ng_twosided *t, int64_t row, int64_t count, const void *D,
+                       void *out, void *scratch);
 int64_t ng_twosided_scratch(const ng_twosided *t, int64_t count);
-/* apply64.c: the same for results in f64, which are inverses or eigenbases; only the left side may be diagonal. D, out and
- * scratch are doubles; ng_twosided_scratch64 returns floats. */
-void ng_twosided_apply64(ng_queue *q, const ng_twosided *t, int64_t row, int64_t count,
-                         const double *D, double *out, double *scratch);
-int64_t ng_twosided_scratch64(const ng_twosided *t, int64_t count);
-/* Eigen: out <- Q_L' D Q_R, back: Q_L D Q_R', of all rows. out must not overlap D. */
+/* Eigen, f32: out <- Q_L' D Q_R, back: Q_L D Q_R', of all rows. out must not overlap D. */
 void ng_twosided_rotate(ng_queue *q, const ng_twosided *t, bool back, const float *D, float *out,
                         float *scratch);
 /* Describe a stored matrix P in the range of e->D: element (r, c) is P[r row_stride + c col_stride], with a map
