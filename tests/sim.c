@@ -204,7 +204,7 @@ ng_status sim_step(sim *s, int64_t step) {
 
 /* ---- fingerprint -----------------------------------------------------------------------------*/
 
-static uint64_t hash(uint64_t h, const void *data, size_t bytes) { /* FNV-1a */
+uint64_t sim_hash(uint64_t h, const void *data, size_t bytes) {
   const unsigned char *c = data;
   for (size_t i = 0; i < bytes; i++) {
     h = (h ^ c[i]) * UINT64_C(1099511628211);
@@ -214,7 +214,7 @@ static uint64_t hash(uint64_t h, const void *data, size_t bytes) { /* FNV-1a */
 
 static ng_status hash_number(void *arg, ng_number *n) {
   uint64_t *h = arg;
-  *h = hash(*h, n->value, sizeof *n->value);
+  *h = sim_hash(*h, n->value, sizeof *n->value);
   return NG_OK;
 }
 
@@ -223,7 +223,7 @@ static uint64_t hash_live(uint64_t h, const ng_settings *s) {
   const double live[] = {s->damping,      (double)s->clip,         s->clip_bound,
                          s->kl_clip,      (double)s->stat_period,  s->stat_decay,
                          s->norm_damping, (double)s->solve_period, s->eigen_floor};
-  return hash(h, live, sizeof live);
+  return sim_hash(h, live, sizeof live);
 }
 
 uint64_t sim_fingerprint(const sim *s) {
@@ -231,20 +231,20 @@ uint64_t sim_fingerprint(const sim *s) {
   const ng_precond *p = s->p;
   char text[512];
   for (int u = 0; u < NG_USE_OBJECTS; u++) {
-    if (u != NG_USE_SCRATCH) h = hash(h, p->arena[u], (size_t)p->arena_bytes[u]);
+    if (u != NG_USE_SCRATCH) h = sim_hash(h, p->arena[u], (size_t)p->arena_bytes[u]);
   }
-  h = hash(h, p->arena_bytes, sizeof p->arena_bytes);
+  h = sim_hash(h, p->arena_bytes, sizeof p->arena_bytes);
   h = hash_live(h, &p->opt.base);
   const int64_t counters[] = {p->steps, p->updates, p->skipped, p->ctx->bytes};
-  h = hash(h, counters, sizeof counters);
-  h = hash(h, p->rescued, sizeof p->rescued);
-  h = hash(h, &p->step->nu, sizeof p->step->nu);
-  h = hash(h, &p->step->inner, sizeof p->step->inner);
+  h = sim_hash(h, counters, sizeof counters);
+  h = sim_hash(h, p->rescued, sizeof p->rescued);
+  h = sim_hash(h, &p->step->nu, sizeof p->step->nu);
+  h = sim_hash(h, &p->step->inner, sizeof p->step->inner);
   for (int32_t i = 0; i < ng_option_count(); i++) {
     ng_option_info info = {.struct_size = sizeof info};
     if (ng_option_at(i, &info) == NG_OK &&
         ng_options_get(&p->opt, info.name, text, sizeof text) == NG_OK) {
-      h = hash(h, text, strlen(text));
+      h = sim_hash(h, text, strlen(text));
     }
   }
   for (int32_t i = 0; i < p->blocks; i++) {
@@ -254,9 +254,9 @@ uint64_t sim_fingerprint(const sim *s) {
     const double own[] = {b->was_solved,      r.rung,      r.pi,
                           r.damping_a,        r.damping_g, b->base.damping,
                           b->base.eigen_floor};
-    h = hash(h, own, sizeof own);
+    h = sim_hash(h, own, sizeof own);
     h = hash_live(h, &b->base);
     (void)ng_block_numbers(b, hash_number, &h);
   }
-  return hash(h, s->weight, (size_t)s->weight_count * sizeof *s->weight);
+  return sim_hash(h, s->weight, (size_t)s->weight_count * sizeof *s->weight);
 }

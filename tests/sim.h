@@ -52,6 +52,8 @@ ng_status sim_step(sim *s, int64_t step); /* observe, fresh gradients, the step 
 ng_status sim_begin(sim *s, int64_t step); /* ng_begin alone */
 void sim_close(sim *s);
 
+/* Hash bytes by FNV-1a, continuing from h. */
+uint64_t sim_hash(uint64_t h, const void *data, size_t bytes);
 /* Hash everything that a load may change: arenas, counters, live values, options, bytes allocated. */
 uint64_t sim_fingerprint(const sim *s);
 

@@ -33,7 +33,7 @@ static const char *const placement[] = {"round-robin", "kaisa", "mpd-kfac",
 enum { PLACEMENTS = sizeof placement / sizeof placement[0] };
 
 /* A norm block has no results to send to other workers, except its whole matrix. */
-static bool is_way(const variant *v, const ng_options *o, way w, int32_t ranks) {
+static bool is_valid_way(const variant *v, const ng_options *o, way w, int32_t ranks) {
   const bool norms = strstr(v->f->name, "norm") != NULL && strstr(v->f->name, "full") == NULL;
   if (ranks % w.workers != 0) return false;
   if (w.owner && o->base.statistics != NG_STATISTICS_ALL) return false; /* the row has its own */
@@ -41,7 +41,7 @@ static bool is_way(const variant *v, const ng_options *o, way w, int32_t ranks) 
   return w.colocate || strcmp(placement[w.placement], "spngd") != 0;
 }
 
-static void set_way(ng_options *o, way w, int32_t ranks) {
+static void set_options_of_way(ng_options *o, way w, int32_t ranks) {
   fixture_set(o, "placement", placement[w.placement]);
   fixture_set(o, "colocate", w.colocate ? "1" : "0");
   if (w.owner) fixture_set(o, "statistics", "owner");
@@ -49,19 +49,19 @@ static void set_way(ng_options *o, way w, int32_t ranks) {
 }
 
 /* Compare all ways with the first, and the first with `whole` unless it is NULL. */
-static void every_way(const variant *v, const test_case *s, const ng_options *usual,
-                      const case_result *whole, double tolerance) {
+static void compare_all_ways(const variant *v, const test_case *s, const ng_options *usual,
+                             const case_result *whole, double tolerance) {
   case_result first = {.status = NG_OK};
   int runs = 0;
   const int32_t half = 2 * PLACEMENTS * s->ranks;
   for (int32_t k = 0; k < 2 * half; k++) {
     const way w = {k / 2 % PLACEMENTS, 1 + k % half / 2 / PLACEMENTS, k % 2 == 0, k >= half};
     ng_options o = *usual;
-    if (!is_way(v, usual, w, s->ranks)) continue;
+    if (!is_valid_way(v, usual, w, s->ranks)) continue;
     char what[96];
     (void)snprintf(what, sizeof what, "%d ranks, %d workers, placement=%s colocate=%d%s", s->ranks,
                    w.workers, placement[w.placement], w.colocate, w.owner ? " owner" : "");
-    set_way(&o, w, s->ranks);
+    set_options_of_way(&o, w, s->ranks);
     case_result r = v_run(v, s, &o);
     if (runs++ == 0) {
       first = r;
@@ -77,7 +77,7 @@ static void every_way(const variant *v, const test_case *s, const ng_options *us
 
 /* One row per solver and per kind of block, without DP-KFAC, whose statistics are the owner's samples.  Shards are
  * uneven if the row supports it. */
-static void placements(const variant *v) {
+static void placements_change_no_result(const variant *v) {
   ng_options usual = v_options(v);
   static const char *const row[] = {"natgrad, cholesky, pi",
                                     "natgrad, eigen, joint",
@@ -95,7 +95,7 @@ static void placements(const variant *v) {
     listed = listed || strcmp(v->f->name, row[i]) == 0;
   if (!listed) return;
   const bool merges = v->f->shards == ANY_PARTS;
-  /* a leaking damping differs between an owner and ranks that sum a share */
+  /* damping_leak = owner adds more damping on an owner than on ranks that sum a share */
   if (strcmp(v->f->name, "mpd-kfac, inverse") == 0) fixture_set(&usual, "statistics", "owner");
   const bool all =
       merges && strcmp(v->linalg, "ref") == 0 &&
@@ -108,7 +108,7 @@ static void placements(const variant *v) {
     test_case *whole = merges ? case_merge(s) : NULL;
     case_result y;
     if (merges) y = v_run(v, whole, &usual);
-    every_way(v, s, &usual, merges ? &y : NULL, merges ? v_tolerance(v, s, &usual) : 0);
+    compare_all_ways(v, s, &usual, merges ? &y : NULL, merges ? v_tolerance(v, s, &usual) : 0);
     if (merges) case_free_result(&y);
     if (merges) case_destroy(&whole);
     case_destroy(&s);
@@ -116,6 +116,6 @@ static void placements(const variant *v) {
 }
 
 int main(void) {
-  static const property list[] = {{"placements", FRACTIONS, placements}};
+  static const property list[] = {{"placements", FRACTIONS, placements_change_no_result}};
   return PROPERTIES_MAIN("placements", list);
 }

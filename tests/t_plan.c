@@ -31,7 +31,7 @@ static bool method_covers_embeddings(const char *options) {
   return strstr(options, "method=natgrad") == options && strstr(options, "per_layer") == NULL;
 }
 
-static ng_status add(ng_precond *p, const char *options) {
+static ng_status add_layers(ng_precond *p, const char *options) {
   ng_status st = plane_conv2d(p, "conv", 3, 4, 3, 1, 1, 5, 5, 1, NULL);
   if (st == NG_OK) st = ng_add_linear(p, "fc1", 10, 6, 1, NULL);
   if (st == NG_OK) st = ng_add_linear(p, "fc2", 6, 3, 1, NULL);
@@ -47,12 +47,12 @@ typedef struct arrays {
   float grad[SLOTS][ROOM], w[SLOTS][ROOM], a[LAYERS][ROOM], g[LAYERS][ROOM];
 } arrays;
 
-static ng_array batch_array(float *x, int layer, bool out) {
+static ng_array make_batch_array(float *x, int layer, bool out) {
   if (layer == 0) return ng_array_nchw(x, B, out ? 4 : 3, 5, 5, NG_F32);
   return ng_array_matrix(x, B, out ? outputs[layer] : inputs[layer], NG_F32);
 }
 
-static ng_status step(fixture *f, arrays *m, const char *options) {
+static ng_status take_step(fixture *f, arrays *m, const char *options) {
   ng_precond *p = f->p;
   rng r = {test_seed()};
   for (size_t i = 0; i < sizeof *m / sizeof(float); i++)
@@ -67,7 +67,7 @@ static ng_status step(fixture *f, arrays *m, const char *options) {
   }
   if (st == NG_OK) st = ng_begin_samples(p, B, 1);
   for (int k = 0; k < LAYERS && st == NG_OK; k++) {
-    const ng_array a = batch_array(m->a[k], k, false), g = batch_array(m->g[k], k, true);
+    const ng_array a = make_batch_array(m->a[k], k, false), g = make_batch_array(m->g[k], k, true);
     st = ng_observe_input(p, k, &a, NG_BORROW);
     if (st == NG_OK) st = ng_observe_output_grad(p, k, &g, NG_COPY);
   }
@@ -90,9 +90,9 @@ static ng_status run_rank(int32_t rank, ng_transport *t, void *arg) {
   ng_status st = m == NULL ? NG_ERR_NOMEM : fixture_open(&f, l->options, &how);
   ng_rank_plan counted;
   memset(&counted, 0, sizeof counted);
-  if (st == NG_OK) st = add(f.p, l->options);
+  if (st == NG_OK) st = add_layers(f.p, l->options);
   if (st == NG_OK) st = ng_ready(f.p);
-  if (st == NG_OK) st = step(&f, m, l->options);
+  if (st == NG_OK) st = take_step(&f, m, l->options);
   if (st == NG_OK) st = plan_count(f.p, &counted);
   if (st == NG_OK && !plan_same(l->options, rank, &l->plan[rank], &counted)) st = NG_ERR_ARG;
   if (st != NG_OK) fprintf(stderr, "%s, rank %d: %s\n", l->options, rank, fixture_message(&f));
@@ -102,11 +102,11 @@ static ng_status run_rank(int32_t rank, ng_transport *t, void *arg) {
 }
 
 /* Plan all ranks in a process of one rank without transport. */
-static void plan_all(plan_run *l) {
+static void plan_all_ranks(plan_run *l) {
   fixture f;
   const fixture_how how = {.threads = 1};
   assert_int_equal(fixture_open(&f, l->options, &how), NG_OK);
-  fixture_ok(&f, add(f.p, l->options));
+  fixture_ok(&f, add_layers(f.p, l->options));
   for (int32_t r = 0; r < l->ranks; r++) {
     l->plan[r] = (ng_rank_plan){.struct_size = sizeof l->plan[r]};
     fixture_ok(&f, ng_plan_ranks(f.p, l->ranks, r, 1, &l->plan[r]));
@@ -117,7 +117,7 @@ static void plan_all(plan_run *l) {
 static const struct {
   const char *options;
   int32_t ranks[4];
-} line[] = {
+} setting[] = {
     {"method=natgrad", {1, 2, 3, 4}},
     {"method=natgrad stat_bucket_mb=0", {2, 3}},
     {"method=natgrad stat_bucket_mb=0.001 norm_block=full", {2, 3}},
@@ -165,14 +165,14 @@ static const struct {
      "update_ranks=owner",
      {2, 3}},
 };
-enum { LINES = sizeof line / sizeof line[0] };
+enum { ROWS = sizeof setting / sizeof setting[0] };
 
 static void planned_bytes_equal_counted_bytes(void **state) {
   bool ok = true;
-  for (size_t i = 0; i < LINES; i++) {
-    for (int k = 0; k < 4 && line[i].ranks[k] > 0; k++) {
-      plan_run l = {.options = line[i].options, .ranks = line[i].ranks[k]};
-      plan_all(&l);
+  for (size_t i = 0; i < ROWS; i++) {
+    for (int k = 0; k < 4 && setting[i].ranks[k] > 0; k++) {
+      plan_run l = {.options = setting[i].options, .ranks = setting[i].ranks[k]};
+      plan_all_ranks(&l);
       const ng_status st =
           l.ranks > 1 ? ranks_run(l.ranks, run_rank, &l, NULL) : run_rank(0, NULL, &l);
       ok = ok && st == NG_OK;
@@ -186,13 +186,13 @@ static void planned_bytes_equal_counted_bytes(void **state) {
 static void plans_of_all_ranks_equal_single_plans(void **state) {
   enum { MOST = 24 };
   static const int32_t ranks[] = {1, 2, 3, 6, 7, MOST};
-  for (size_t i = 0; i < LINES; i++) {
+  for (size_t i = 0; i < ROWS; i++) {
     for (size_t k = 0; k < sizeof ranks / sizeof ranks[0]; k++) {
       const int32_t n = ranks[k];
       fixture f;
       ng_rank_plan all[MOST], one;
-      assert_int_equal(fixture_open(&f, line[i].options, &(fixture_how){.threads = 1}), NG_OK);
-      fixture_ok(&f, add(f.p, line[i].options));
+      assert_int_equal(fixture_open(&f, setting[i].options, &(fixture_how){.threads = 1}), NG_OK);
+      fixture_ok(&f, add_layers(f.p, setting[i].options));
       for (int32_t r = 0; r < n; r++)
         all[r] = (ng_rank_plan){.struct_size = sizeof all[r]};
       const ng_status st = ng_plan_ranks(f.p, n, 0, n, all);
@@ -200,7 +200,7 @@ static void plans_of_all_ranks_equal_single_plans(void **state) {
         one = (ng_rank_plan){.struct_size = sizeof one};
         assert_int_equal(ng_plan_ranks(f.p, n, r, 1, &one), st);
         if (st == NG_OK && memcmp(&all[r], &one, sizeof one) != 0)
-          fail_msg("%s: rank %d of %d differs", line[i].options, r, n);
+          fail_msg("%s: rank %d of %d differs", setting[i].options, r, n);
       }
       fixture_close(&f);
     }
@@ -208,7 +208,7 @@ static void plans_of_all_ranks_equal_single_plans(void **state) {
 }
 
 /* The fractions of KAISA's tests, and fractions that it refuses.  A rounded third counts as 1/3. */
-static void fractions_are_whole_ranks(void **state) {
+static void fractions_must_give_whole_ranks(void **state) {
   static const struct {
     int32_t ranks;
     const char *fraction;
@@ -224,7 +224,7 @@ static void fractions_are_whole_ranks(void **state) {
     (void)snprintf(options, sizeof options, "method=kaisa grad_worker_fraction=%s",
                    row[i].fraction);
     assert_int_equal(fixture_open(&f, options, &(fixture_how){.threads = 1}), NG_OK);
-    fixture_ok(&f, add(f.p, ""));
+    fixture_ok(&f, add_layers(f.p, ""));
     const ng_status st = ng_plan_ranks(f.p, row[i].ranks, 0, 1, &plan);
     assert_int_equal(st, row[i].workers > 0 ? NG_OK : NG_ERR_ARG);
     if (st == NG_OK) assert_int_equal(plan.workers, row[i].workers);
@@ -242,8 +242,8 @@ static void planning_leaves_the_model_unchanged(void **state) {
   int64_t bytes[2];
   assert_int_equal(fixture_open(&f, "method=natgrad", &(fixture_how){.threads = 1}), NG_OK);
   assert_int_equal(fixture_open(&plain, "method=natgrad", &(fixture_how){.threads = 1}), NG_OK);
-  fixture_ok(&f, add(f.p, ""));
-  fixture_ok(&plain, add(plain.p, ""));
+  fixture_ok(&f, add_layers(f.p, ""));
+  fixture_ok(&plain, add_layers(plain.p, ""));
   fixture_ok(&f, ng_plan_ranks(f.p, 4096, 4095, 1, &plan));
   assert_int_equal(plan.owned, 0); /* there are four blocks */
   ng_context_allocated(f.ctx, &bytes[0], NULL, NULL);
@@ -272,7 +272,7 @@ static void planning_leaves_the_model_unchanged(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {cmocka_unit_test(planned_bytes_equal_counted_bytes),
                                      cmocka_unit_test(plans_of_all_ranks_equal_single_plans),
-                                     cmocka_unit_test(fractions_are_whole_ranks),
+                                     cmocka_unit_test(fractions_must_give_whole_ranks),
                                      cmocka_unit_test(planning_leaves_the_model_unchanged)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

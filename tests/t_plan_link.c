@@ -6,16 +6,16 @@
 
 #include "plan.h"
 
-static double now;
+static double clock_ms;
 double __wrap_ng_now_ms(void);
-double __wrap_ng_now_ms(void) { return now; }
+double __wrap_ng_now_ms(void) { return clock_ms; }
 
 typedef struct wire {
   plan_machine truth;
   int32_t ranks, fails_at, calls;
 } wire;
 
-static ng_status slow(void *user, const ng_collective *c) {
+static ng_status run_slowly(void *user, const ng_collective *c) {
   wire *w = user;
   if (++w->calls == w->fails_at) return NG_ERR_COMM;
   const double bytes = (double)c->count * (c->dtype == NG_F64 ? 8 : 4);
@@ -23,25 +23,25 @@ static ng_status slow(void *user, const ng_collective *c) {
                              ? plan_estimate_broadcast(&w->truth, w->ranks, bytes, 1)
                              : plan_estimate_sum(&w->truth, w->ranks, bytes, 1);
   /* load on the machine: only one call of four takes the model's time */
-  now += 1e3 * seconds * (1 + w->calls % 4);
+  clock_ms += 1e3 * seconds * (1 + w->calls % 4);
   return NG_OK;
 }
 
-static ng_transport table_of(wire *w) {
+static ng_transport make_transport(wire *w) {
   ng_transport t = {.struct_size = sizeof t, .size = 1};
   t.user = w;
   t.size = w->ranks;
-  t.run = slow;
+  t.run = run_slowly;
   return t;
 }
 
 /* Other load only makes calls longer, so the shortest times count. */
-static void link_fit_takes_the_least_times(void **state) {
+static void link_fit_uses_the_shortest_times(void **state) {
   static const int32_t ranks[] = {2, 4, 6};
   for (int i = 0; i < 3; i++) {
     wire w = {.truth = {.bandwidth = 1e9, .latency = 1e-3}, .ranks = ranks[i]};
     plan_machine m = {1, 2, 3, 4};
-    const ng_transport t = table_of(&w);
+    const ng_transport t = make_transport(&w);
     assert_int_equal(plan_measure_link(&t, &m), CLI_OK);
     assert_true(m.gemm == 1 && m.solve == 2);
     /* the fit ignores the 4 ns that one number of four bytes takes */
@@ -69,14 +69,14 @@ static void measurement_fails_with_the_transport(void **state) {
   for (int at = 1; at < 212; at += 5) {
     wire w = {.truth = {.bandwidth = 1e12, .latency = 1e-9}, .ranks = 2, .fails_at = at};
     plan_machine m = {0};
-    const ng_transport t = table_of(&w);
+    const ng_transport t = make_transport(&w);
     assert_int_equal(plan_measure_link(&t, &m), at > 210 ? CLI_OK : CLI_BAD);
   }
 }
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(link_fit_takes_the_least_times),
+      cmocka_unit_test(link_fit_uses_the_shortest_times),
       cmocka_unit_test(fit_inverts_the_model),
       cmocka_unit_test(measurement_fails_with_the_transport),
   };

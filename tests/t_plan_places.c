@@ -25,14 +25,14 @@ typedef struct plan_case {
   const char *statistics;
 } plan_case;
 
-static int64_t piece(int64_t bytes) { return (bytes + 63) / 64 * 64; }
-static int64_t triangle(int64_t n) { return piece(n * (n + 1) / 2 * (int64_t)sizeof(float)); }
+static int64_t round_up(int64_t bytes) { return (bytes + 63) / 64 * 64; }
+static int64_t triangle_bytes(int64_t n) { return round_up(4 * (n * (n + 1) / 2)); }
 /* The bytes of an inverse and of the cache line that describes its solve. */
-static int64_t results(int64_t n) { return triangle(n) + 64; }
+static int64_t result_bytes(int64_t n) { return triangle_bytes(n) + 64; }
 static double cube(int64_t n) { return (double)n * (double)n * (double)n; }
 
-/* The assignment, from its inputs computed again: costs n^3 (n^2 if placed by memory), the products of each step,
- * the weight 20 / solve_period. */
+/* Assign blocks to ranks from inputs computed here: solve costs n^3 (n^2 if placed by memory), the cost of the products
+ * of each step, and the weight 20 / solve_period. */
 static void assign(const plan_case *c, ng_assign_block work[LAYERS], ng_task task[LAYERS][2]) {
   ng_assignment a = {.placement = c->placement,
                      .one_owner = c->together,
@@ -56,7 +56,7 @@ static void assign(const plan_case *c, ng_assign_block work[LAYERS], ng_task tas
   free(a.scratch);
 }
 
-static void check(const plan_case *c) {
+static void expect_plan(const plan_case *c) {
   char options[256];
   ng_assign_block work[LAYERS];
   ng_task task[LAYERS][2];
@@ -80,15 +80,15 @@ static void check(const plan_case *c) {
       const bool held = r % (W / c->m) == work[i].column;
       for (int k = 0; k < 2; k++) {
         const bool own = task[i][k].owner == r;
-        if (all || own) want.factors += triangle(order[i][k]);
-        if (!local || own) want.sums += triangle(order[i][k]);
-        if (held) want.results += results(order[i][k]);
+        if (all || own) want.factors += triangle_bytes(order[i][k]);
+        if (!local || own) want.sums += triangle_bytes(order[i][k]);
+        if (held) want.results += result_bytes(order[i][k]);
         want.solve_cost += own ? cube(order[i][k]) : 0;
-        if (c->m > 1) want.share_bytes += held ? results(order[i][k]) : 0;
+        if (c->m > 1) want.share_bytes += held ? result_bytes(order[i][k]) : 0;
       }
       /* traces: one number of A and one of G, to the other side's owner */
       if (held && owner && task[i][0].owner != task[i][1].owner) want.trace_bytes += 16;
-      const int64_t pd = piece(order[i][0] * order[i][1] * 4);
+      const int64_t pd = round_up(order[i][0] * order[i][1] * 4);
       want.direction += pd;
       if (c->m < W) want.deliver_bytes += pd;
       want.held += held;
@@ -142,7 +142,7 @@ static void plans_match_the_published_formula(void **state) {
       if (!c.together && (c.placement == NG_PLACEMENT_SPNGD || (one && m > 1))) continue;
       /* mpd-kfac separates A and G if there are more ranks than layers, but local sums need one owner */
       if (c.placement == NG_PLACEMENT_MPD_KFAC && one) c.placement = NG_PLACEMENT_ROUND_ROBIN;
-      check(&c);
+      expect_plan(&c);
       checked++;
     }
   }

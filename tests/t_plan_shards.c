@@ -8,7 +8,7 @@
 #include "plan_count.h"
 #include "shard_run.h"
 
-static ng_status add_whole(ng_precond *p, int32_t members) {
+static ng_status add_layers(ng_precond *p, int32_t members) {
   ng_status st = NG_OK;
   for (int i = 0; i < LAYERS && st == NG_OK; i++) {
     ng_layer d = layer_of(NG_LINEAR, layer[i].name, layer[i].in, layer[i].out);
@@ -29,7 +29,7 @@ typedef struct plan_check {
   ng_rank_plan plan[RANKS];
 } plan_check;
 
-static ng_status compare(const ng_precond *p, int32_t rank, void *arg) {
+static ng_status compare_plan(const ng_precond *p, int32_t rank, void *arg) {
   const plan_check *b = arg;
   ng_rank_plan counted, planned = b->plan[rank];
   memset(&counted, 0, sizeof counted);
@@ -55,7 +55,7 @@ static void planned_bytes_of_shards_equal_counted_bytes(void **state) {
       const int32_t data = grid[g][0], model = grid[g][1], W = data * model;
       if (m == 4 && W % 2 != 0) continue;
       assert_int_equal(fixture_open(&f, options[m], &(fixture_how){.threads = 1}), NG_OK);
-      fixture_ok(&f, add_whole(f.p, model));
+      fixture_ok(&f, add_layers(f.p, model));
       for (int32_t r = 0; r < W; r++) {
         b.plan[r] = (ng_rank_plan){.struct_size = sizeof b.plan[r]};
         fixture_ok(&f, ng_plan_ranks(f.p, W, r, 1, &b.plan[r]));
@@ -68,7 +68,7 @@ static void planned_bytes_of_shards_equal_counted_bytes(void **state) {
       how.data = data;
       how.model = model;
       how.even = true;
-      how.check = compare;
+      how.check = compare_plan;
       how.check_arg = &b;
       free(trained_run(&how));
     }
@@ -82,7 +82,7 @@ static void planning_shards_leaves_layers_whole(void **state) {
   first = (ng_rank_plan){.struct_size = sizeof first};
   again = first;
   assert_int_equal(fixture_open(&f, "method=natgrad", &(fixture_how){.threads = 1}), NG_OK);
-  fixture_ok(&f, add_whole(f.p, 3));
+  fixture_ok(&f, add_layers(f.p, 3));
   fixture_ok(&f, ng_plan_ranks(f.p, 6, 4, 1, &first));
   fixture_ok(&f, ng_plan_ranks(f.p, 3, 2, 1, &again));
   fixture_ok(&f, ng_plan_ranks(f.p, 6, 4, 1, &again));
@@ -102,7 +102,7 @@ static void wrong_shard_plans_are_refused(void **state) {
   fixture f;
   int32_t norm, tensor;
   assert_int_equal(fixture_open(&f, "method=natgrad", &(fixture_how){.threads = 1}), NG_OK);
-  fixture_ok(&f, add_whole(f.p, 0));
+  fixture_ok(&f, add_layers(f.p, 0));
   fixture_ok(&f, ng_add_norm(f.p, "bn", NG_BATCH_NORM, 4, 1, 1e-5, &norm));
   fixture_ok(&f, ng_add_tensor(f.p, "t", 4, &tensor));
   fixture_ok(&f, ng_plan_shard(f.p, 0, 0, 2));
@@ -125,7 +125,7 @@ static void wrong_shard_plans_are_refused(void **state) {
   }
   fixture_close(&f);
   assert_int_equal(fixture_open(&f, "method=natgrad", &(fixture_how){.threads = 1}), NG_OK);
-  fixture_ok(&f, add_whole(f.p, 0));
+  fixture_ok(&f, add_layers(f.p, 0));
   fixture_ok(&f, ng_ready(f.p));
   assert_int_equal(ng_plan_shard(f.p, 0, 0, 2), NG_ERR_STATE);
   fixture_close(&f);
@@ -139,7 +139,7 @@ static void failed_allocations_leave_the_model_unchanged(void **state) {
   fixture f;
   ng_rank_plan want, got;
   assert_int_equal(fixture_open(&f, "method=natgrad", &(fixture_how){.config = &c}), NG_OK);
-  fixture_ok(&f, add_whole(f.p, 2));
+  fixture_ok(&f, add_layers(f.p, 2));
   want = (ng_rank_plan){.struct_size = sizeof want};
   fixture_ok(&f, ng_plan_ranks(f.p, 4, 1, 1, &want));
   int failures = 0;

@@ -63,8 +63,8 @@ static void wait_at_gate(int signal) {
   errno = was;
 }
 
-/* A thread that sleeps holds no lock of the pool. */
-static bool sleeps(long tid) {
+/* Return whether a thread sleeps.  A sleeping thread holds no lock of the pool. */
+static bool is_sleeping(long tid) {
   char path[64], line[256] = "";
   (void)snprintf(path, sizeof path, "/proc/self/task/%ld/stat", tid);
   FILE *f = fopen(path, "r");
@@ -76,7 +76,7 @@ static bool sleeps(long tid) {
 }
 
 /* Run rounds until the other thread runs the last share, and return that round. */
-static job round_of_the_worker(ng_pool *pool) {
+static job run_until_worker_takes_part(ng_pool *pool) {
   for (int round = 0; round < 1000000; round++) {
     job j = {.done = {0}};
     ng_pool_run(pool, 2, record_thread, &j);
@@ -94,8 +94,8 @@ static void rounds_finish_without_a_sleeping_thread(void **state) {
   assert_non_null(pool);
   assert_int_equal(pipe(gate), 0);
   assert_int_equal(sigaction(SIGUSR1, &hold, &was), 0);
-  const job first = round_of_the_worker(pool);
-  while (!sleeps(first.tid[1])) {
+  const job first = run_until_worker_takes_part(pool);
+  while (!is_sleeping(first.tid[1])) {
     (void)usleep(1000);
   }
   assert_int_equal(pthread_kill(first.by[1], SIGUSR1), 0);
@@ -110,7 +110,7 @@ static void rounds_finish_without_a_sleeping_thread(void **state) {
   }
   (void)alarm(0);
   assert_int_equal(write(gate[1], "x", 1), 1);
-  (void)round_of_the_worker(pool);
+  (void)run_until_worker_takes_part(pool);
   ng_pool_destroy(pool);
   assert_int_equal(sigaction(SIGUSR1, &was, NULL), 0);
   (void)close(gate[0]);

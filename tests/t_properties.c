@@ -8,16 +8,16 @@
 #include <string.h>
 
 /* The row's options without clip. */
-static ng_options unclipped(const variant *v) {
+static ng_options options_without_clip(const variant *v) {
   ng_options o = v_options(v);
   fixture_set(&o, "clip", "none");
   return o;
 }
 
-/* ---- the whole answer ------------------------------------------------------------------------*/
+/* ---- against the prediction ------------------------------------------------------------------*/
 
-/* Micro-batches of any size, sums and means, layers used twice, a changed damping. */
-static void as_predicted(const variant *v) {
+/* With micro-batches of any size, sums and means, layers used twice, and a changed damping. */
+static void results_match_the_prediction(const variant *v) {
   rng r = {test_seed() + 21};
   test_case *s = v_layers_of(v, 3, 1);
   s->uses[1] = s->uses[2] = 2;
@@ -35,8 +35,8 @@ static void as_predicted(const variant *v) {
   case_destroy(&s);
 }
 
-/* One sample, input and output, with and without bias; zero inputs or gradients. */
-static void sizes_of_one(const variant *v) {
+/* With one sample, one input and one output, with and without bias, and with zero inputs or gradients. */
+static void sizes_of_one_match_prediction(const variant *v) {
   enum { PLAIN, BIAS, CONV, NORM, WORDS, KINDS };
   for (int k = 0; k < KINDS * 2 * 3; k++) {
     rng r = {test_seed() + 22};
@@ -60,7 +60,7 @@ static void sizes_of_one(const variant *v) {
     case_fill(s, &r);
     for (int32_t t = 0; t < 2 && zero > 0; t++)
       v_silence(s, &s->micro[t][0][0], 0, zero == 2);
-    const ng_options o = unclipped(v);
+    const ng_options o = options_without_clip(v);
     v_predicted(v, "sizes of one", s, &o);
     case_destroy(&s);
   }
@@ -76,7 +76,7 @@ static void expect_inverse(const variant *v, int B, int in, int q, bool bias) {
   case_linear(s, in, q, bias, 1);
   case_micro *m = case_add_micro(s, 0, 0, B); /* a mean loss: delta = B g */
   case_fill(s, &r);
-  ng_options o = unclipped(v);
+  ng_options o = options_without_clip(v);
   fixture_real(&o, "damping", 0.5);
   double A[MOST * MOST] = {0}, G[MOST * MOST] = {0}, a[MOST] = {0}, g[MOST] = {0};
   for (int k = 0; k < B; k++) {
@@ -123,7 +123,7 @@ static void expect_inverse(const variant *v, int B, int in, int q, bool bias) {
   case_destroy(&s);
 }
 
-static void solves(const variant *v) {
+static void direction_solves_damped_system(const variant *v) {
   expect_inverse(v, 9, 3, 2, true);
   /* scalars: P = D / (a^2 g^2 + lambda), or with damped factors */
   expect_inverse(v, 1, 1, 1, false);
@@ -133,16 +133,16 @@ static void solves(const variant *v) {
 /* ---- linear, symmetric, positive -------------------------------------------------------------*/
 
 /* The unclipped PD of three gradients: x, y and 2 x - y / 2. */
-typedef struct three {
+typedef struct three_runs {
   test_case *s[3];
   case_result r[3];
   double tolerance;
-} three;
+} three_runs;
 
-static three run_three(const variant *v) {
-  three x;
+static three_runs run_three_gradients(const variant *v) {
+  three_runs x;
   rng other = {test_seed() + 77};
-  const ng_options o = unclipped(v);
+  const ng_options o = options_without_clip(v);
   for (int k = 0; k < 3; k++)
     x.s[k] = v_uneven(v, 1, 1, 1);
   for (int32_t l = 0; l < x.s[0]->layers; l++) {
@@ -157,15 +157,15 @@ static three run_three(const variant *v) {
   return x;
 }
 
-static void free_three(three *x) {
+static void free_three_runs(three_runs *x) {
   for (int k = 0; k < 3; k++) {
     case_free_result(&x->r[k]);
     case_destroy(&x->s[k]);
   }
 }
 
-static void linear(const variant *v) {
-  three x = run_three(v);
+static void operator_is_linear(const variant *v) {
+  three_runs x = run_three_gradients(v);
   for (int32_t l = 0; l < x.s[0]->layers; l++) {
     const int64_t n = case_weight_count(x.s[0], l);
     const double *Px = x.r[0].P[0][l], *Py = x.r[1].P[0][l], *Pz = x.r[2].P[0][l];
@@ -176,11 +176,11 @@ static void linear(const variant *v) {
                2 * Px[i] - Py[i] / 2);
     }
   }
-  free_three(&x);
+  free_three_runs(&x);
 }
 
-static void symmetric(const variant *v) {
-  three z = run_three(v);
+static void operator_is_symmetric(const variant *v) {
+  three_runs z = run_three_gradients(v);
   for (int32_t l = 0; l < z.s[0]->layers; l++) {
     const int64_t n = case_weight_count(z.s[0], l);
     const double *x = z.s[0]->D[0][l], *y = z.s[1]->D[0][l];
@@ -190,11 +190,11 @@ static void symmetric(const variant *v) {
     if (!(fabs(v_dot(y, Px, n) - v_dot(x, Py, n)) <= z.tolerance * size))
       v_fail(v, "%s: <y, Px> %g, <x, Py> %g", z.s[0]->name[l], v_dot(y, Px, n), v_dot(x, Py, n));
   }
-  free_three(&z);
+  free_three_runs(&z);
 }
 
-static void positive(const variant *v) {
-  three x = run_three(v);
+static void operator_is_positive(const variant *v) {
+  three_runs x = run_three_gradients(v);
   for (int k = 0; k < 3; k++) {
     double inner = 0;
     for (int32_t l = 0; l < x.s[k]->layers; l++) {
@@ -205,28 +205,28 @@ static void positive(const variant *v) {
     if (!(fabs(x.r[k].inner[0] - inner) <= x.tolerance * inner))
       v_fail(v, "reported <x, Px> is %g, not %g", x.r[k].inner[0], inner);
   }
-  free_three(&x);
+  free_three_runs(&x);
 }
 
 /* ---- limits ----------------------------------------------------------------------------------*/
 
-static void all_of(test_case *s, double to, double times) {
+static void scale_gradients(test_case *s, double factor) {
   for (int32_t t = 0; t < s->steps; t++) {
     for (int32_t l = 0; l < s->layers; l++) {
       for (int64_t i = 0; i < case_weight_count(s, l); i++)
-        s->D[t][l][i] = to + times * s->D[t][l][i];
+        s->D[t][l][i] *= factor;
     }
   }
 }
 
-static void zero_gives_zero(const variant *v) {
+static void zero_gradients_give_zero(const variant *v) {
   for (int k = 0; k < V_CLIPS; k++) {
     test_case *s = v_uneven(v, 1, 1, 2);
     ng_options o = v_options(v);
     fixture_set(&o, "clip", v_clips[k]);
     fixture_real(&o, "clip_bound", k < V_BOUNDED ? 0 : 0.001);
     v_weights(s);
-    all_of(s, 0, 0);
+    scale_gradients(s, 0);
     case_result r = v_run(v, s, &o);
     if (r.nu[0] != 1 || r.inner[0] != 0)
       v_fail(v, "%s: nu %g, <D, PD> %g", v_clips[k], r.nu[0], r.inner[0]);
@@ -239,8 +239,8 @@ static void zero_gives_zero(const variant *v) {
 }
 
 /* damping^power P must be D, up to `part` of the largest entry; norms have a damping of their own. */
-static void is_plain(const variant *v, const char *what, const test_case *s, const ng_options *o,
-                     double part) {
+static void expect_scaled_gradient(const variant *v, const char *what, const test_case *s,
+                                   const ng_options *o, double part) {
   case_result r = v_run(v, s, o);
   for (int32_t l = 0; l < s->layers; l++) {
     const double lambda = pow(o->base.damping, v->f->power) *
@@ -254,21 +254,21 @@ static void is_plain(const variant *v, const char *what, const test_case *s, con
   case_free_result(&r);
 }
 
-static void large_damping(const variant *v) {
+static void large_damping_scales_gradient(const variant *v) {
   test_case *s = v_uneven(v, 1, 1, 3);
-  ng_options o = unclipped(v);
+  ng_options o = options_without_clip(v);
   fixture_real(&o, "damping", 1e10);
-  is_plain(v, "damping 1e10", s, &o, v->f->tail + 2 * v->f->growth * unit);
+  expect_scaled_gradient(v, "damping 1e10", s, &o, v->f->tail + 2 * v->f->growth * unit);
   case_destroy(&s);
 }
 
 /* Zero inputs, zero output gradients or both leave only the damping.  One zero side is enough if the damping is
  * added to the product of A and G.  Without bias, whose input is 1. */
-static void no_curvature(const variant *v) {
+static void no_curvature_scales_gradient(const variant *v) {
   for (int k = 0; k < 3; k++) {
     test_case *s = v_even(v, 1, 1, 23);
     case_micro *m = &s->micro[0][0][0];
-    ng_options o = unclipped(v);
+    ng_options o = options_without_clip(v);
     const bool product = v->f->promises & VECTORS || o.base.damping_split == NG_SPLIT_JOINT;
     fixture_real(&o, "stat_decay", 0); /* otherwise a part of the initial identity remains */
     for (int32_t l = 0; l < s->layers; l++) {
@@ -277,13 +277,13 @@ static void no_curvature(const variant *v) {
       if (k != 0) v_silence(s, m, l, true);
     }
     if (k == 2 || (product && v->f->promises & (k == 0 ? READS_INPUT : READS_OUTPUT)))
-      is_plain(v, "no curvature", s, &o, 2 * v->f->growth * unit);
+      expect_scaled_gradient(v, "no curvature", s, &o, 2 * v->f->growth * unit);
     case_destroy(&s);
   }
 }
 
-/* Gradients whose squares f32 cannot hold give the results of gradients near 1, scaled. */
-static void far_from_one(const variant *v) {
+/* Gradients whose squares f32 cannot hold give the scaled results of gradients near 1. */
+static void extreme_gradients_only_scale(const variant *v) {
   static const double size[] = {1e25, 1e-30};
   test_case *s = v_uneven(v, 1, 1, 24);
   ng_options o = v_options(v);
@@ -292,7 +292,7 @@ static void far_from_one(const variant *v) {
   const double tolerance = v_tolerance(v, s, &o);
   for (int k = 0; k < 2; k++) {
     test_case *far = v_uneven(v, 1, 1, 24);
-    all_of(far, 0, size[k]);
+    scale_gradients(far, size[k]);
     case_result r = v_run(v, far, &o);
     for (int32_t l = 0; l < s->layers; l++) {
       for (int64_t i = 0; i < case_weight_count(s, l); i++)
@@ -308,18 +308,19 @@ static void far_from_one(const variant *v) {
 
 /* ---- clips -----------------------------------------------------------------------------------*/
 
-/* Return whether entry i of D belongs to the slot: 0 the weight, 1 the bias, its last column.  Slots are clipped
- * apart. */
-static bool in_slot(const test_case *s, int32_t l, int64_t i, int slot) {
+/* Return whether entry i of D belongs to the slot: 0 is the weight, 1 the bias, the last column of D.  Each slot has
+ * its own clip factor. */
+static bool is_in_slot(const test_case *s, int32_t l, int64_t i, int slot) {
   const int64_t p = oracle_cols(&s->layer[l]);
   return (s->layer[l].bias && i % p == p - 1) == (slot == 1);
 }
 
-static double slot_norm(const test_case *s, int32_t l, const double *x, int slot, int64_t *count) {
+static double compute_slot_norm(const test_case *s, int32_t l, const double *x, int slot,
+                                int64_t *count) {
   double sum = 0;
   *count = 0;
   for (int64_t i = 0; i < case_weight_count(s, l); i++) {
-    if (!in_slot(s, l, i, slot)) continue;
+    if (!is_in_slot(s, l, i, slot)) continue;
     sum += x[i] * x[i];
     ++*count;
   }
@@ -327,8 +328,8 @@ static double slot_norm(const test_case *s, int32_t l, const double *x, int slot
 }
 
 /* The clip factor of one slot by the formula of natgrad.h, from the unclipped PD and the gradient; lr = 0.1. */
-static double factor(const ng_options *o, const test_case *s, const case_result *plain, int32_t t,
-                     int32_t l, int slot) {
+static double compute_clip_factor(const ng_options *o, const test_case *s, const case_result *plain,
+                                  int32_t t, int32_t l, int slot) {
   double inner = 0, d2 = 0, pd2 = 0;
   int64_t n;
   for (int32_t k = 0; k < s->layers; k++) {
@@ -337,18 +338,18 @@ static double factor(const ng_options *o, const test_case *s, const case_result 
     d2 += v_dot(D, D, case_weight_count(s, k));
     pd2 += v_dot(P, P, case_weight_count(s, k));
   }
-  const double length = slot_norm(s, l, plain->P[t][l], slot, &n);
+  const double length = compute_slot_norm(s, l, plain->P[t][l], slot, &n);
   if (o->base.clip == NG_CLIP_KL) return fmin(1, sqrt(o->base.kl_clip / (0.01 * inner)));
   if (o->base.clip == NG_CLIP_RESCALE) return sqrt(d2 / pd2);
   if (o->base.clip == NG_CLIP_NORM) return fmin(1, o->base.clip_bound / sqrt(pd2));
   if (o->base.clip == NG_CLIP_RATIO)
-    return fmin(50, o->base.clip_bound * slot_norm(s, l, s->W[l], slot, &n) / length);
+    return fmin(50, o->base.clip_bound * compute_slot_norm(s, l, s->W[l], slot, &n) / length);
   if (o->base.clip == NG_CLIP_VALUE) return 1;
   return 1 / fmax(1, length / sqrt((double)n) / o->base.clip_bound);
 }
 
 /* Each clip against its formula, with tight bounds and with bounds that clip nothing (a ratio is at most 50). */
-static void clips_by_their_formulas(const variant *v) {
+static void clips_match_their_formulas(const variant *v) {
   static const struct {
     const char *clip;
     double kl_clip, bound;
@@ -356,7 +357,7 @@ static void clips_by_their_formulas(const variant *v) {
              {"norm", 1, 0.1}, {"norm", 1, 1e9}, {"ratio", 1, 0.001}, {"ratio", 1, 1e6},
              {"rms", 1, 0.01}, {"rms", 1, 1e9},  {"value", 1, 0.01}};
   test_case *s = v_uneven(v, 2, 1, 14);
-  ng_options o = unclipped(v);
+  ng_options o = options_without_clip(v);
   v_weights(s);
   case_result plain = v_run(v, s, &o);
   /* Sums of a few hundred f32 products.  Families that do not store PD compute it again, with nu in it. */
@@ -372,12 +373,12 @@ static void clips_by_their_formulas(const variant *v) {
       double least = INFINITY;
       for (int32_t l = 0; l < s->layers; l++) {
         for (int slot = 0; slot < 1 + s->layer[l].bias; slot++) {
-          const double f = factor(&o, s, &plain, t, l, slot);
+          const double f = compute_clip_factor(&o, s, &plain, t, l, slot);
           for (int64_t i = 0; i < case_weight_count(s, l); i++) {
             const double all = f * plain.P[t][l][i], bound = value ? o.base.clip_bound : INFINITY;
             const double want = fmax(-bound, fmin(bound, all));
             const double most = f * v_most(plain.P[t][l], case_weight_count(s, l));
-            if (in_slot(s, l, i, slot) && !(fabs(r.P[t][l][i] - want) <= part * most))
+            if (is_in_slot(s, l, i, slot) && !(fabs(r.P[t][l][i] - want) <= part * most))
               v_fail(v, "%s, %s: %g, not %g", how[k].clip, s->name[l], r.P[t][l][i], want);
           }
           least = fmin(least, f);
@@ -402,7 +403,7 @@ static void clips_by_their_formulas(const variant *v) {
 }
 
 /* Zero, tiny and huge norms give finite results.  A tensor with zero weights is not clipped by the ratio. */
-static void clips_at_the_ends(const variant *v) {
+static void clips_of_extreme_norms_are_finite(const variant *v) {
   static const double size[] = {1e-44, 1e-30, 1e25};
   for (int k = 4 * V_BOUNDED; k < 4 * V_CLIPS; k++) {
     test_case *s = v_uneven(v, 1, 1, 2);
@@ -410,7 +411,7 @@ static void clips_at_the_ends(const variant *v) {
     fixture_set(&o, "clip", v_clips[k / 4]);
     fixture_real(&o, "clip_bound", 0.001);
     v_weights(s);
-    if (k % 4 < 3) all_of(s, 0, size[k % 4]);
+    if (k % 4 < 3) scale_gradients(s, size[k % 4]);
     for (int32_t l = 0; l < s->layers && k % 4 == 3; l++)
       memset(s->W[l], 0, sizeof(double) * (size_t)case_weight_count(s, l));
     case_result r = v_run(v, s, &o);
@@ -420,7 +421,7 @@ static void clips_at_the_ends(const variant *v) {
       }
     }
     if (k % 4 == 3 && o.base.clip == NG_CLIP_RATIO) {
-      const ng_options plain = unclipped(v);
+      const ng_options plain = options_without_clip(v);
       v_equal(v, "weights of 0", s, &o, s, &plain, 8 * unit);
     }
     case_free_result(&r);
@@ -428,11 +429,11 @@ static void clips_at_the_ends(const variant *v) {
   }
 }
 
-/* ---- what is kept in half precision ----------------------------------------------------------*/
+/* ---- statistics and inverses in half precision -----------------------------------------------*/
 
 /* Each entry is rounded by half a unit in the last place (2^-9 to 2^-8 of its value in bf16, 2^-12 to 2^-11 in
  * f16), twice (two folds, or an inverse and its factor), on both sides, and the condition multiplies this. */
-static void half_precision(const variant *v) {
+static void half_precision_error_is_bounded(const variant *v) {
   static const char *const name[] = {"bf16", "f16"};
   static const double half[] = {0x1p-8, 0x1p-11};
   test_case *s = v_uneven(v, 2, 1, 15);
@@ -458,19 +459,19 @@ static void half_precision(const variant *v) {
 
 int main(void) {
   static const property list[] = {
-      {"as predicted", PREDICTED, as_predicted},
-      {"sizes of one", PREDICTED, sizes_of_one},
-      {"solves the damped system", SOLVES, solves},
-      {"linear in the gradient", LINEAR, linear},
-      {"symmetric", SYMMETRIC, symmetric},
-      {"positive", EVERYONE, positive},
-      {"zero gives zero", EVERYONE, zero_gives_zero},
-      {"large damping", LINEAR, large_damping},
-      {"no curvature", LINEAR, no_curvature},
-      {"far from one", LINEAR, far_from_one},
-      {"clips by their formulas", EVERYONE, clips_by_their_formulas},
-      {"clips at the ends", READS_INPUT, clips_at_the_ends},
-      {"kept in half precision", HALVES, half_precision},
+      {"as predicted", PREDICTED, results_match_the_prediction},
+      {"sizes of one", PREDICTED, sizes_of_one_match_prediction},
+      {"solves the damped system", SOLVES, direction_solves_damped_system},
+      {"linear in the gradient", LINEAR, operator_is_linear},
+      {"symmetric", SYMMETRIC, operator_is_symmetric},
+      {"positive", EVERYONE, operator_is_positive},
+      {"zero gives zero", EVERYONE, zero_gradients_give_zero},
+      {"large damping", LINEAR, large_damping_scales_gradient},
+      {"no curvature", LINEAR, no_curvature_scales_gradient},
+      {"far from one", LINEAR, extreme_gradients_only_scale},
+      {"clips by their formulas", EVERYONE, clips_match_their_formulas},
+      {"clips at the ends", READS_INPUT, clips_of_extreme_norms_are_finite},
+      {"kept in half precision", HALVES, half_precision_error_is_bounded},
   };
   return PROPERTIES_MAIN("properties", list);
 }

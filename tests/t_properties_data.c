@@ -7,14 +7,14 @@
 #include <math.h>
 #include <string.h>
 
-static void copy(double *to, const double *from, int64_t n) {
+static void copy_numbers(double *to, const double *from, int64_t n) {
   memcpy(to, from, sizeof *to * (size_t)n);
 }
 
-/* ---- what a batch is -------------------------------------------------------------------------*/
+/* ---- parts of a batch ------------------------------------------------------------------------*/
 
 /* Micro-batches of one rank equal one micro-batch: with summed losses, then with mean losses. */
-static void micro_batches(const variant *v) {
+static void micro_batches_equal_one_batch(const variant *v) {
   if (v->f->calls == NO_PARTS) return;
   rng r = {test_seed() + 5};
   test_case *s = v_layers_of(v, 3, 1);
@@ -38,7 +38,7 @@ static void micro_batches(const variant *v) {
 }
 
 /* Two uses of a layer in a micro-batch count as one batch of both. */
-static void shared_weights(const variant *v) {
+static void two_uses_equal_one_batch(const variant *v) {
   if (v->f->calls == NO_PARTS) return;
   rng r = {test_seed() + 8};
   test_case *s = v_layers_of(v, 1, 1), *one = v_layers_of(v, 1, 1);
@@ -50,10 +50,10 @@ static void shared_weights(const variant *v) {
   case_fill(one, &r);
   for (int32_t l = 0; l < s->layers; l++) {
     const int64_t na = case_input_count(s, l, 3), ng = case_output_count(s, l, 3);
-    copy(one->D[0][l], s->D[0][l], case_weight_count(s, l));
+    copy_numbers(one->D[0][l], s->D[0][l], case_weight_count(s, l));
     for (int u = 0; u < 2; u++) {
-      copy(w->a[l][0] + u * na, m->a[l][u], na);
-      copy(w->g[l][0] + u * ng, m->g[l][u], ng);
+      copy_numbers(w->a[l][0] + u * na, m->a[l][u], na);
+      copy_numbers(w->g[l][0] + u * ng, m->g[l][u], ng);
     }
   }
   const ng_options o = v_options(v);
@@ -62,9 +62,9 @@ static void shared_weights(const variant *v) {
   case_destroy(&one);
 }
 
-/* ---- how the loss is scaled ------------------------------------------------------------------*/
+/* ---- the scale of the loss -------------------------------------------------------------------*/
 
-/* Options without influence of an initial identity, which does not scale with the data. */
+/* The options of v without clip and without the initial identity, which does not scale with the data. */
 static ng_options options_without_identity(const variant *v) {
   ng_options o = v_options(v);
   fixture_set(&o, "clip", "none");
@@ -72,7 +72,7 @@ static ng_options options_without_identity(const variant *v) {
   return o;
 }
 
-static void times(const test_case *s, case_result *r, double c) {
+static void multiply_results(const test_case *s, case_result *r, double c) {
   for (int32_t t = 0; t < s->steps; t++) {
     for (int32_t l = 0; l < s->layers; l++) {
       for (int64_t i = 0; i < case_weight_count(s, l); i++)
@@ -81,21 +81,21 @@ static void times(const test_case *s, case_result *r, double c) {
   }
 }
 
-/* `other` must have `by` times the curvature of `s`. */
+/* Fail unless `other` has `by` times the curvature of `s`. */
 static void expect_curvature(const variant *v, const char *what, const test_case *s,
                              const test_case *other, double by) {
   const ng_options o = options_without_identity(v);
   ng_options turned = o;
   const double factor = v_turn(v, &turned, by);
   case_result x = v_run(v, s, &o), y = v_run(v, other, &turned);
-  times(s, &y, factor);
+  multiply_results(s, &y, factor);
   v_same(v, what, s, &y, &x, v_tolerance(v, s, &o));
   case_free_result(&x);
   case_free_result(&y);
 }
 
 /* Doubling a batch with a mean loss halves g; the row states the curvature. */
-static void duplicate_batch(const variant *v) {
+static void repeated_samples_scale_curvature(const variant *v) {
   if (v->f->repeat == 0) return;
   rng r = {test_seed() + 9};
   test_case *s = v_layers_of(v, 1, 1), *twice = v_layers_of(v, 1, 1);
@@ -108,7 +108,7 @@ static void duplicate_batch(const variant *v) {
       w->a[l][0][i] = m->a[l][0][i % na];
     for (int64_t i = 0; i < 2 * ng; i++)
       w->g[l][0][i] = m->g[l][0][i % ng] / 2;
-    copy(twice->D[0][l], s->D[0][l], case_weight_count(s, l));
+    copy_numbers(twice->D[0][l], s->D[0][l], case_weight_count(s, l));
   }
   expect_curvature(v, "duplicate batch", s, twice, 1 / v->f->repeat);
   case_destroy(&s);
@@ -116,7 +116,7 @@ static void duplicate_batch(const variant *v) {
 }
 
 /* g times a power of two, with loss_scale set, gives the same bits. */
-static void loss_scale(const variant *v) {
+static void loss_scale_changes_no_bit(const variant *v) {
   test_case *s = v_uneven(v, 2, 1, 10), *scaled = v_uneven(v, 2, 1, 10);
   v_scale_losses(scaled, 8);
   for (int32_t t = 0; t < 2; t++) {
@@ -130,7 +130,7 @@ static void loss_scale(const variant *v) {
 }
 
 /* g times c without loss_scale gives c^2 times the curvature and the same gradient. */
-static void scaled_loss(const variant *v) {
+static void scaled_loss_scales_curvature(const variant *v) {
   test_case *s = v_uneven(v, 2, 1, 10), *scaled = v_uneven(v, 2, 1, 10);
   v_scale_losses(scaled, 8);
   expect_curvature(v, "scaled loss", s, scaled, 64);
@@ -138,7 +138,7 @@ static void scaled_loss(const variant *v) {
   case_destroy(&scaled);
 }
 
-/* Arrays that a method does not read may hold NaN; the same for a frozen layer. */
+/* Fill the inputs or the output gradients of layer l with NaN, the tokens of an embedding with 1e6. */
 static void fill_with_nan(test_case *s, int32_t l, bool grad) {
   for (int32_t t = 0; t < s->steps; t++) {
     for (int32_t c = 0; c < s->calls[t][0]; c++) {
@@ -152,7 +152,7 @@ static void fill_with_nan(test_case *s, int32_t l, bool grad) {
   }
 }
 
-static void not_read(const variant *v) {
+static void unread_arrays_may_hold_nan(const variant *v) {
   const bool input = v->f->promises & READS_INPUT, output = v->f->promises & READS_OUTPUT;
   if (input && output) return;
   test_case *s = v_uneven(v, 2, 1, 25), *other = v_uneven(v, 2, 1, 25);
@@ -170,7 +170,7 @@ static void not_read(const variant *v) {
   case_destroy(&other);
 }
 
-static void frozen(const variant *v) {
+static void frozen_layers_change_no_other(const variant *v) {
   test_case *s = v_uneven(v, 2, 1, 26), *other = v_uneven(v, 2, 1, 26);
   s->layer[1].frozen = other->layer[1].frozen = 1;
   fill_with_nan(other, 1, false);
@@ -185,7 +185,7 @@ static void frozen(const variant *v) {
     assert_memory_equal(x.P[t][1], s->D[t][1], sizeof(double) * (size_t)case_weight_count(s, 1));
     assert_memory_equal(y.P[t][1], other->D[t][1],
                         sizeof(double) * (size_t)case_weight_count(s, 1));
-    copy(y.P[t][1], x.P[t][1], case_weight_count(s, 1));
+    copy_numbers(y.P[t][1], x.P[t][1], case_weight_count(s, 1));
   }
   v_same(v, "others beside a frozen layer", s, &y, &x, 0);
   case_free_result(&x);
@@ -208,7 +208,7 @@ static void make_all_different(test_case *s) {
   }
 }
 
-static void order(const variant *v) {
+static void order_does_not_matter(const variant *v) {
   rng r = {test_seed() + 7};
   test_case *s = v_uneven(v, 2, 1, 7);
   make_all_different(s);
@@ -228,7 +228,7 @@ static void order(const variant *v) {
 
 /* The layout changes no bit.  The dtype may change the order in which scales and sums are rounded, although the
  * numbers are exact in all dtypes. */
-static void setups(const variant *v) {
+static void layout_and_dtype_do_not_matter(const variant *v) {
   static const struct {
     const char *name;
     case_setup setup;
@@ -261,7 +261,7 @@ static void setups(const variant *v) {
 
 /* Half-precision gradients that are exact in both dtypes are computed in f32 and rounded once, to nearest: half a
  * unit of bf16 or f16, or half of the smallest step of f16. */
-static void half_gradients(const variant *v) {
+static void half_gradients_are_rounded_once(const variant *v) {
   static const ng_dtype type[] = {NG_BF16, NG_F16};
   test_case *s = v_uneven(v, 2, 1, 12);
   const ng_options o = v_options(v);
@@ -285,10 +285,10 @@ static void half_gradients(const variant *v) {
   case_destroy(&s);
 }
 
-/* Any number of threads gives the same bits, in layers large enough to be cut.  Vectors have rows longer than a
- * tile and are compared with the prediction.  Matrices, where that would take too long, have a factor and a
- * gradient that threads share. */
-static void threads(const variant *v) {
+/* Any number of threads gives the same bits, in layers large enough to be cut.  Methods with vectors have rows longer
+ * than a tile and are compared with the prediction, which takes too long for matrices.  Methods with matrices have a
+ * factor and a gradient that threads share. */
+static void threads_change_no_bit(const variant *v) {
   rng r = {test_seed() + 3};
   const bool vectors = v->f->promises & VECTORS;
   const int32_t steps = vectors ? 2 : 1;
@@ -326,7 +326,7 @@ static void threads(const variant *v) {
 /* ---- layers ----------------------------------------------------------------------------------*/
 
 /* A bias equals an additional input of ones; for a 1x1 convolution, an image of ones. */
-static void bias(const variant *v) {
+static void bias_equals_an_input_of_ones(const variant *v) {
   if (v->f->promises & SHAPED) return;
   for (int k = 0; k < 3 * 2; k++) {
     enum { B = 6, IN = 4, OUT = 3, HW = 6 };
@@ -358,8 +358,8 @@ static void bias(const variant *v) {
         const int64_t j = i % (row + one);
         to[i] = j < row ? from[i / (row + one) * row + j] : 1;
       }
-      copy(ones->micro[t][0][0].g[0][0], s->micro[t][0][0].g[0][0], B * S * OUT);
-      copy(ones->D[t][0], s->D[t][0], OUT * (IN + 1));
+      copy_numbers(ones->micro[t][0][0].g[0][0], s->micro[t][0][0].g[0][0], B * S * OUT);
+      copy_numbers(ones->D[t][0], s->D[t][0], OUT * (IN + 1));
     }
     ng_options o = v_options(v);
     if (o.base.stat_scale == NG_SCALE_TEXTBOOK && v->f->promises & READS_INPUT)
@@ -371,7 +371,7 @@ static void bias(const variant *v) {
 }
 
 /* A convolution in two groups equals two convolutions on the channels of each group. */
-static void groups(const variant *v) {
+static void groups_equal_convolutions(const variant *v) {
   for (int one_by_one = 0; one_by_one < 2; one_by_one++) {
     rng r = {test_seed() + 16};
     test_case *s = case_create(2, 1), *apart = case_create(2, 1);
@@ -392,10 +392,10 @@ static void groups(const variant *v) {
       const case_micro *from = &s->micro[t][0][0];
       case_micro *to = &apart->micro[t][0][0];
       for (int64_t g = 0; g < 2; g++) {
-        copy(apart->D[t][g], s->D[t][0] + g * half, half);
+        copy_numbers(apart->D[t][g], s->D[t][0] + g * half, half);
         for (int64_t b = 0; b < B; b++) {
-          copy(to->a[g][0] + b * 3 * hw, from->a[0][0] + (b * 6 + g * 3) * hw, 3 * hw);
-          copy(to->g[g][0] + b * 2 * S, from->g[0][0] + (b * 4 + g * 2) * S, 2 * S);
+          copy_numbers(to->a[g][0] + b * 3 * hw, from->a[0][0] + (b * 6 + g * 3) * hw, 3 * hw);
+          copy_numbers(to->g[g][0] + b * 2 * S, from->g[0][0] + (b * 4 + g * 2) * S, 2 * S);
         }
       }
     }
@@ -420,19 +420,19 @@ static void groups(const variant *v) {
 
 int main(void) {
   static const property list[] = {
-      {"micro-batches", EVERYONE, micro_batches},
-      {"shared weights", EVERYONE, shared_weights},
-      {"duplicate batch", EVERYONE, duplicate_batch},
-      {"loss scale", EVERYONE, loss_scale},
-      {"scaled loss", SCALES, scaled_loss},
-      {"not read", EVERYONE, not_read},
-      {"frozen", EVERYONE, frozen},
-      {"order", EVERYONE, order},
-      {"setups", EVERYONE, setups},
-      {"half gradients", EVERYONE, half_gradients},
-      {"threads", EVERYONE, threads},
-      {"bias", EVERYONE, bias},
-      {"groups", IN_GROUPS, groups},
+      {"micro-batches", EVERYONE, micro_batches_equal_one_batch},
+      {"shared weights", EVERYONE, two_uses_equal_one_batch},
+      {"duplicate batch", EVERYONE, repeated_samples_scale_curvature},
+      {"loss scale", EVERYONE, loss_scale_changes_no_bit},
+      {"scaled loss", SCALES, scaled_loss_scales_curvature},
+      {"not read", EVERYONE, unread_arrays_may_hold_nan},
+      {"frozen", EVERYONE, frozen_layers_change_no_other},
+      {"order", EVERYONE, order_does_not_matter},
+      {"setups", EVERYONE, layout_and_dtype_do_not_matter},
+      {"half gradients", EVERYONE, half_gradients_are_rounded_once},
+      {"threads", EVERYONE, threads_change_no_bit},
+      {"bias", EVERYONE, bias_equals_an_input_of_ones},
+      {"groups", IN_GROUPS, groups_equal_convolutions},
   };
   return PROPERTIES_MAIN("properties of data", list);
 }

@@ -23,14 +23,14 @@ static bool has(const variant *v, unsigned promise) { return (v->f->promises & p
 
 /* A damping that leaks into the owner's average is divided by the number of ranks (as published), which changes
  * results from the second step on. */
-static int32_t steps_of(const ng_options *o) {
+static int32_t count_comparable_steps(const ng_options *o) {
   return o->base.damping_leak == NG_LEAK_OWNER ? 1 : 2;
 }
 
-/* Two divisions of the work: all ranks store every result, or the owner only. */
-static int ways(const variant *v) { return has(v, FRACTIONS) ? 2 : 1; }
+/* Return 2 if either all ranks or only the owner may store a result; otherwise 1. */
+static int count_divisions(const variant *v) { return has(v, FRACTIONS) ? 2 : 1; }
 
-static ng_options divided(const variant *v, int way) {
+static ng_options divide_work(const variant *v, int way) {
   ng_options o = v_options(v);
   if (has(v, FRACTIONS)) fixture_real(&o, "grad_worker_fraction", way);
   return o;
@@ -39,12 +39,12 @@ static ng_options divided(const variant *v, int way) {
 /* ---- ranks -----------------------------------------------------------------------------------*/
 
 /* Ranks with shards of any size, against the prediction. */
-static void ranks_as_predicted(const variant *v) {
+static void ranks_match_the_prediction(const variant *v) {
   for (int k = 1; k < RANK_COUNTS; k++) {
     test_case *s =
         has(v, ALIKE) ? v_even(v, 2, rank_count(k), 6) : v_uneven(v, 2, rank_count(k), 6);
-    for (int way = 0; way < ways(v); way++) {
-      const ng_options o = divided(v, way);
+    for (int way = 0; way < count_divisions(v); way++) {
+      const ng_options o = divide_work(v, way);
       v_predicted(v, "prediction for ranks", s, &o);
     }
     case_destroy(&s);
@@ -52,17 +52,17 @@ static void ranks_as_predicted(const variant *v) {
 }
 
 /* A row with stat_batch = 16 would read more samples on more ranks. */
-static ng_options of_all_samples(ng_options o) {
+static ng_options use_all_samples(ng_options o) {
   fixture_real(&o, "stat_batch", 0);
   return o;
 }
 
 /* N ranks with a shard each equal one rank with the whole batch. */
-static void ranks_share_a_batch(const variant *v) {
+static void shards_equal_the_whole_batch(const variant *v) {
   if (v->f->shards == NO_PARTS) return;
   for (int k = 0; k < RANK_COUNTS; k++) {
-    const ng_options usual = of_all_samples(v_options(v));
-    const int32_t steps = steps_of(&usual);
+    const ng_options usual = use_all_samples(v_options(v));
+    const int32_t steps = count_comparable_steps(&usual);
     test_case *s = v->f->shards == ANY_PARTS ? v_uneven(v, steps, rank_count(k), 6)
                                              : v_even(v, steps, rank_count(k), 6);
     test_case *whole = case_merge(s);
@@ -72,8 +72,8 @@ static void ranks_share_a_batch(const variant *v) {
     }
     case_result y = v_run(v, whole, &usual);
     const double tolerance = v_tolerance(v, s, &usual);
-    for (int way = 0; way < ways(v); way++) {
-      const ng_options o = of_all_samples(divided(v, way));
+    for (int way = 0; way < count_divisions(v); way++) {
+      const ng_options o = use_all_samples(divide_work(v, way));
       case_result x = v_run(v, s, &o);
       v_same(v, "ranks", s, &x, &y, tolerance);
       case_free_result(&x);
@@ -85,7 +85,7 @@ static void ranks_share_a_batch(const variant *v) {
 }
 
 /* The batch of `one` on every rank. */
-static test_case *on_every_rank(const variant *v, const test_case *one, int32_t ranks) {
+static test_case *give_batch_to_all_ranks(const variant *v, const test_case *one, int32_t ranks) {
   test_case *s = v_even(v, one->steps, ranks, 28);
   v_means(s);
   for (int32_t t = 0; t < s->steps; t++) {
@@ -104,16 +104,16 @@ static test_case *on_every_rank(const variant *v, const test_case *one, int32_t 
 }
 
 /* Ranks that all have the same batch equal one rank with this batch. */
-static void ranks_with_the_same_batch(const variant *v) {
+static void equal_ranks_equal_one_rank(const variant *v) {
   const ng_options usual = v_options(v);
-  test_case *one = v_even(v, steps_of(&usual), 1, 27);
+  test_case *one = v_even(v, count_comparable_steps(&usual), 1, 27);
   v_means(one);
   v_weights(one); /* the options of some rows need weights */
   const double tolerance = v_tolerance(v, one, &usual);
   for (int k = 1; k < RANK_COUNTS; k++) {
-    test_case *s = on_every_rank(v, one, rank_count(k));
-    for (int way = 0; way < ways(v); way++) {
-      const ng_options o = divided(v, way);
+    test_case *s = give_batch_to_all_ranks(v, one, rank_count(k));
+    for (int way = 0; way < count_divisions(v); way++) {
+      const ng_options o = divide_work(v, way);
       v_equal(v, "ranks with one batch", s, &o, one, &usual, tolerance);
     }
     case_destroy(&s);
@@ -122,15 +122,15 @@ static void ranks_with_the_same_batch(const variant *v) {
 }
 
 /* Each clip sums over the blocks of all ranks. */
-static void ranks_clip_together(const variant *v) {
+static void clips_sum_over_all_ranks(const variant *v) {
   test_case *one = v_even(v, 1, 1, 27), *s;
   v_means(one);
   v_weights(one);
-  s = on_every_rank(v, one, 3);
+  s = give_batch_to_all_ranks(v, one, 3);
   const ng_options usual = v_options(v);
   const double tolerance = v_tolerance(v, one, &usual);
   for (int k = 1; k < V_CLIPS; k++) {
-    ng_options o = divided(v, k % ways(v));
+    ng_options o = divide_work(v, k % count_divisions(v));
     fixture_set(&o, "clip", v_clips[k]);
     fixture_real(&o, "clip_bound", k < V_BOUNDED ? 0 : 0.1);
     v_equal(v, v_clips[k], s, &o, one, &o, tolerance);
@@ -139,7 +139,7 @@ static void ranks_clip_together(const variant *v) {
   case_destroy(&one);
 }
 
-/* ---- the same again --------------------------------------------------------------------------*/
+/* ---- resumed runs ----------------------------------------------------------------------------*/
 
 /* One rank with threads, or three ranks. */
 static test_case *usual_case(const variant *v, int32_t ranks) {
@@ -151,7 +151,7 @@ static case_setup usual_setup(int32_t ranks) { return (case_setup){.threads = ra
 /* A new preconditioner that loads the state continues with the same bits.  The state is one file, one file per
  * rank, or single arrays that the test collects from their ranks.  If every layer is observed in every second step
  * only, the running average decides the other steps. */
-static void resumed(const variant *v) {
+static void resumed_runs_have_the_same_bits(const variant *v) {
   assert_int_equal(make_folder(NULL), 0);
   const path file = path_of("state");
   for (int k = 0; k < 7; k++) {
@@ -179,12 +179,12 @@ static void resumed(const variant *v) {
   assert_int_equal(drop_folder(NULL), 0);
 }
 
-/* ---- refused ---------------------------------------------------------------------------------*/
+/* ---- skipped steps ---------------------------------------------------------------------------*/
 
 /* A non-finite value on one rank skips the step on all ranks and changes no gradient.  The array with this value
  * enters no average: later steps have the bits of a run that did not observe it and skipped the step for another
  * reason.  Other observations of the step do enter the averages, in both runs. */
-static void refused(const variant *v) {
+static void non_finite_values_skip_the_step(const variant *v) {
   static const struct {
     const char *name;
     case_fault what, as;
@@ -220,7 +220,7 @@ static void refused(const variant *v) {
 }
 
 /* Observations before ng_reset_batch have no effect. */
-static void discarded(const variant *v) {
+static void reset_observations_have_no_effect(const variant *v) {
   for (int32_t ranks = 1; ranks <= 3; ranks += 2) {
     test_case *s = usual_case(v, ranks);
     const ng_options o = v_options(v);
@@ -238,7 +238,7 @@ static void discarded(const variant *v) {
 }
 
 /* Without curvature, P = D / damping overflows the gradient's dtype; the gradient stays. */
-static void out_of_range(const variant *v) {
+static void overflow_keeps_the_gradient(const variant *v) {
   static const struct {
     ng_dtype type;
     double largest;
@@ -303,19 +303,19 @@ static void waits_are_few(const variant *v) {
   case_destroy(&s);
 }
 
-/* Over MPI only what ranks exchange; files belong to one process. */
+/* Over MPI, run the properties of exchanges only; state files belong to one process. */
 int main(void) {
   static const property list[] = {
     {"waits are few", EVERYONE, waits_are_few},
-    {"ranks share a batch", EVERYONE, ranks_share_a_batch},
+    {"ranks share a batch", EVERYONE, shards_equal_the_whole_batch},
 #if !defined(NG_TEST_MPI)
-    {"ranks as predicted", PREDICTED, ranks_as_predicted},
-    {"ranks see the same", EVERYONE, ranks_with_the_same_batch},
-    {"ranks clip together", EVERYONE, ranks_clip_together},
-    {"resumed", EVERYONE, resumed},
-    {"refused", EVERYONE, refused},
-    {"abandoned", EVERYONE, discarded},
-    {"out of range", LINEAR, out_of_range},
+    {"ranks as predicted", PREDICTED, ranks_match_the_prediction},
+    {"ranks see the same", EVERYONE, equal_ranks_equal_one_rank},
+    {"ranks clip together", EVERYONE, clips_sum_over_all_ranks},
+    {"resumed", EVERYONE, resumed_runs_have_the_same_bits},
+    {"refused", EVERYONE, non_finite_values_skip_the_step},
+    {"abandoned", EVERYONE, reset_observations_have_no_effect},
+    {"out of range", LINEAR, overflow_keeps_the_gradient},
 #endif
   };
   return PROPERTIES_MAIN("properties of a life", list);

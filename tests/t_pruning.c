@@ -27,10 +27,10 @@ static int close_context(void **state) {
 }
 
 /* x_s(i) = sin((i + 1)(s + 0.5)) */
-static double wave(double s, int i) { return sin((double)(i + 1) * (s + 0.5)); }
+static double compute_sine(double s, int i) { return sin((double)(i + 1) * (s + 0.5)); }
 
 /* Invert the damped block-diagonal matrix; coordinates with the same block number form a block. */
-static void invert(const float *G, const int *block, double damping, double inverse[N * N]) {
+static void invert_blocks(const float *G, const int *block, double damping, double inverse[N * N]) {
   double A[N * N];
   memset(inverse, 0, sizeof A);
   for (int i = 0; i < N; i++) {
@@ -45,19 +45,19 @@ static void invert(const float *G, const int *block, double damping, double inve
   dense_solve(N, A, N, inverse);
 }
 
-static void step_is_dense(int64_t size, int block_size) {
+static void expect_dense_step(int64_t size, int block_size) {
   enum { DROP = 5 };
   float G[GRADIENTS * N];
   double w[N], expected[N], score[N], inverse[N * N], t[N] = {0.0};
   bool pruned[N], out[N] = {false};
   int block[N];
   for (int i = 0; i < GRADIENTS * N; i++)
-    G[i] = (float)wave(0.3 + 0.9 * (double)(i / N), i % N);
+    G[i] = (float)compute_sine(0.3 + 0.9 * (double)(i / N), i % N);
   for (int i = 0; i < N; i++) {
-    w[i] = wave(2.0, i);
+    w[i] = compute_sine(2.0, i);
     block[i] = i / block_size;
   }
-  invert(G, block, 0.05, inverse);
+  invert_blocks(G, block, 0.05, inverse);
   for (int i = 0; i < N; i++)
     score[i] = w[i] * w[i] / (2.0 * inverse[i * (N + 1)]);
   for (int k = 0; k < DROP; k++) {
@@ -84,23 +84,23 @@ static void step_is_dense(int64_t size, int block_size) {
   }
 }
 
-static void steps_are_dense(void **state) {
-  step_is_dense(0, N);
-  step_is_dense(5, 5);
-  step_is_dense(100, N);
+static void steps_match_dense_formulas(void **state) {
+  expect_dense_step(0, N);
+  expect_dense_step(5, 5);
+  expect_dense_step(100, N);
 }
 
 /* From the published program in double: 6 weights, 3 gradients, damping 0.1, 2 weights dropped.  Gradients here
  * are f32. */
-static void step_is_the_published_one(void **state) {
+static void step_matches_the_published_program(void **state) {
   static const double after[] = {0.604278621, -1.039811836, 1.231898664, 0.0, 0.0, 0.705931968};
   float G[18];
   double w[6];
   bool pruned[6];
   for (int i = 0; i < 18; i++)
-    G[i] = (float)wave(0.3 + 0.9 * (double)(i / 6), i % 6);
+    G[i] = (float)compute_sine(0.3 + 0.9 * (double)(i / 6), i % 6);
   for (int i = 0; i < 6; i++)
-    w[i] = wave(2.0, i);
+    w[i] = compute_sine(2.0, i);
   const pruning how = {
       .gradients = 3,
       .steps = 1,
@@ -121,7 +121,7 @@ static void magnitude_drops_the_smallest_weights(void **state) {
   assert_true(w[0] == -3.0 && w[1] == 0.0 && w[2] == -1.0 && w[3] == 0.0 && w[4] == 1.0);
 }
 
-static void steps_are_geometric(void **state) {
+static void remaining_share_falls_geometrically(void **state) {
   assert_int_equal(pruning_count_next(1000, 0, 0, 0.75, 1, 2), 500);
   assert_int_equal(pruning_count_next(1000, 0, 500, 0.75, 2, 2), 250);
   /* 0.8, 0.4, 0.2 and 0.1 remain */
@@ -163,8 +163,8 @@ static void close_setup(pruning_run_setup *p) {
   settings_free(&p->s);
 }
 
-/* The given share of all weights is zero afterwards.  Earlier zeros and all biases are unchanged. */
-static void sparsity_is_met(void **state) {
+/* After pruning, the given share of all weights is zero.  Earlier zeros and all biases are unchanged. */
+static void given_sparsity_is_reached(void **state) {
   for (int turn = 0; turn < 2; turn++) {
     pruning_run_setup p;
     open_setup(&p, "mlp", "digits");
@@ -193,11 +193,11 @@ static void sparsity_is_met(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(steps_are_dense),
-      cmocka_unit_test(step_is_the_published_one),
+      cmocka_unit_test(steps_match_dense_formulas),
+      cmocka_unit_test(step_matches_the_published_program),
       cmocka_unit_test(magnitude_drops_the_smallest_weights),
-      cmocka_unit_test(steps_are_geometric),
-      cmocka_unit_test(sparsity_is_met),
+      cmocka_unit_test(remaining_share_falls_geometrically),
+      cmocka_unit_test(given_sparsity_is_reached),
   };
   return cmocka_run_group_tests_name("pruning", tests, open_context, close_context);
 }

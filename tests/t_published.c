@@ -207,7 +207,7 @@ static const meaning meanings[] = {
 };
 enum { MEANINGS = sizeof meanings / sizeof meanings[0] };
 
-static ng_options options_of(const char *who) {
+static ng_options create_options_for(const char *who) {
   char system[32];
   const size_t n = strcspn(who, "/");
   ng_options o = standard_options();
@@ -217,8 +217,8 @@ static ng_options options_of(const char *who) {
   return o;
 }
 
-static void check(const meaning *m) {
-  ng_options o = options_of(m->who);
+static void check_meaning(const meaning *m) {
+  ng_options o = create_options_for(m->who);
   double lr = -1;
   if (m->first != NULL) {
     char name[64];
@@ -261,7 +261,7 @@ static void check(const meaning *m) {
 
 static void published_values_have_their_meaning(void **state) {
   for (int i = 0; i < MEANINGS; i++)
-    check(&meanings[i]);
+    check_meaning(&meanings[i]);
 }
 
 /* Every published name accepts at least one value. */
@@ -275,7 +275,7 @@ static void every_published_name_accepts_a_value(void **state) {
       assert_int_equal(ng_method_published_at(m, i, &p), NG_OK);
       int32_t taken = 0;
       for (size_t k = 0; k < sizeof some / sizeof some[0]; k++) {
-        ng_options o = options_of(info.name);
+        ng_options o = create_options_for(info.name);
         if (ng_options_set_published(&o, p.name, some[k], NULL, NULL, 0) == NG_OK) taken++;
       }
       const bool any = strcmp(p.name, "skip_layers") == 0; /* any text is a pattern */
@@ -326,7 +326,7 @@ static void every_argument_has_a_meaning_or_a_reason(void **state) {
     int left_out = 0, n = 0;
     (void)snprintf(list, sizeof list, "%s", programs[i][1]);
     for (char *name = strtok(list, " "); name != NULL; name = strtok(NULL, " "), n++) {
-      ng_options o = options_of(programs[i][0]);
+      ng_options o = create_options_for(programs[i][0]);
       const ng_status st = ng_options_set_published(&o, name, "1", NULL, message, sizeof message);
       if (st >= NG_OK) continue;
       if (strstr(message, "has no option") != NULL || strstr(message, name) == NULL)
@@ -340,7 +340,7 @@ static void every_argument_has_a_meaning_or_a_reason(void **state) {
 /* ---- methods and systems ---------------------------------------------------------------------*/
 
 /* `differences`, "name=value ...", lists all options that differ from the table's defaults. */
-static void differs_by(const ng_options *o, const char *method, const char *differences) {
+static void expect_differences(const ng_options *o, const char *method, const char *differences) {
   char list[512];
   int32_t n = 0;
   assert_string_equal(o->base.method, method);
@@ -367,22 +367,23 @@ static void systems_replace_all_options(void **state) {
   fixture_set(&o, "skip_layers", "fc");
   fixture_set(&o, "update", "sgd");
   assert_int_equal(ng_options_set_system(&o, "Eva", "adasgd", message, sizeof message), NG_OK);
-  differs_by(&o, "adasgd", "sides=none damping=0.03 clip=none norm_block=none");
+  expect_differences(&o, "adasgd", "sides=none damping=0.03 clip=none norm_block=none");
   assert_int_equal(ng_options_set(&o, "method", "natgrad", message, sizeof message), NG_OK);
-  differs_by(&o, "natgrad", "");
+  expect_differences(&o, "natgrad", "");
   assert_int_equal(ng_options_set(&o, "method", "eva", message, sizeof message), NG_OK);
-  differs_by(&o, "eva",
-             "damping=0.03 stat_decay=0.05 stat_scale=eva stat_batch=16 calls=ema norm_block=none");
+  expect_differences(
+      &o, "eva",
+      "damping=0.03 stat_decay=0.05 stat_scale=eva stat_batch=16 calls=ema norm_block=none");
   /* values of a variant do not count as given; published options do */
   o = system_options("KAISA", "inverse");
   assert_int_equal(ng_options_set_published(&o, "damping", "0.5", NULL, NULL, 0), NG_OK);
   assert_int_equal(ng_options_set_published(&o, "kl_clip", "none", NULL, NULL, 0), NG_OK);
   assert_int_equal(ng_options_set(&o, "method", "natgrad", message, sizeof message), NG_OK);
-  differs_by(&o, "natgrad", "damping=0.5 clip=none");
+  expect_differences(&o, "natgrad", "damping=0.5 clip=none");
   o = system_options("KAISA", "eigen");
   assert_int_equal(ng_options_set_published(&o, "compute_method", "inverse", NULL, NULL, 0), NG_OK);
   assert_int_equal(ng_options_set(&o, "method", "natgrad", message, sizeof message), NG_OK);
-  differs_by(&o, "natgrad", "damping_split=full");
+  expect_differences(&o, "natgrad", "damping_split=full");
 }
 
 static void rows_of_methods_are_complete(void **state) {

@@ -12,16 +12,17 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- a sort ----------------------------------------------------------------------------------*/
+/* ---- quartiles by a sort ---------------------------------------------------------------------*/
 
 /* Numbers of nine magnitudes and zeros. */
-static float random_of_many_magnitudes(int64_t at, int64_t i) {
+static float draw_of_many_magnitudes(int64_t at, int64_t i) {
   rng r = {(uint64_t)at * UINT64_C(0x9e3779b97f4a7c15) + test_seed()};
   const float x = (float)rng_value(&r);
   return i % 97 == 5 ? 0.0f : x * powf(10.0f, (float)(i % 9) - 4.0f);
 }
 
-static void near(const char *name, const char *what, double got, double expected, double allowed) {
+static void expect_near(const char *name, const char *what, double got, double expected,
+                        double allowed) {
   if (!(fabs(got - expected) <= allowed))
     fail_msg("%s: %s is %.17g instead of %.17g", name, what, got, expected);
 }
@@ -31,7 +32,7 @@ static int compare_doubles(const void *a, const void *b) {
   return (x > y) - (x < y);
 }
 
-static double midpoint(const double *sorted, int64_t n, double q) {
+static double compute_midpoint_quantile(const double *sorted, int64_t n, double q) {
   const double at = (double)(n - 1) * q;
   return (sorted[(int64_t)floor(at)] + sorted[(int64_t)ceil(at)]) / 2.0;
 }
@@ -46,21 +47,21 @@ static void expect_quartiles(const char *name, const ng_report *r, double *x, in
   qsort(x, (size_t)n, sizeof *x, compare_doubles);
   assert_int_equal(r->scaled, n);
   for (int k = 0; k < 3; k++) {
-    const double q = midpoint(x, n, 0.25 * (k + 1));
-    near(name, what[k], got[k], q, (0x1p-18 + bits) * q + 0x1p-114 + near_zero);
+    const double q = compute_midpoint_quantile(x, n, 0.25 * (k + 1));
+    expect_near(name, what[k], got[k], q, (0x1p-18 + bits) * q + 0x1p-114 + near_zero);
   }
-  near(name, "max", r->scaling_max, x[n - 1], most * x[n - 1] + near_zero);
+  expect_near(name, "max", r->scaling_max, x[n - 1], most * x[n - 1] + near_zero);
 }
 
-static void expect_all(const char *name, const ng_report *r, double *x, int64_t n, double bits,
-                       double near_zero) {
+static void expect_all_numbers(const char *name, const ng_report *r, double *x, int64_t n,
+                               double bits, double near_zero) {
   double sum = 0.0;
   expect_quartiles(name, r, x, n, bits, near_zero, bits);
   for (int64_t i = 0; i < n; i++)
     sum += x[i];
-  near(name, "min", r->scaling_min, x[0], bits * x[0] + near_zero);
-  near(name, "mean", r->scaling_mean, sum / (double)n,
-       (bits + 1e-12) * sum / (double)n + near_zero);
+  expect_near(name, "min", r->scaling_min, x[0], bits * x[0] + near_zero);
+  expect_near(name, "mean", r->scaling_mean, sum / (double)n,
+              (bits + 1e-12) * sum / (double)n + near_zero);
 }
 
 /* ---- one run ---------------------------------------------------------------------------------*/
@@ -86,11 +87,11 @@ typedef struct test_run {
 } test_run;
 
 static bool is_adamw(const test_run *l) { return strstr(l->options, "update=adamw") != NULL; }
-static float weight(const test_run *l, int64_t i) {
+static float initial_weight(const test_run *l, int64_t i) {
   return l->layers ? 0.0f : sinf((float)(i + 1));
 }
 
-static ng_status observe(fixture *f, const test_run *l) {
+static ng_status observe_layers(fixture *f, const test_run *l) {
   bool wants = false;
   for (int32_t i = 0; i < PARTS && l->layers; i++)
     wants = wants || ng_wants(f->p, i) != 0;
@@ -129,7 +130,7 @@ static ng_status run_rank(int32_t rank, ng_transport *t, void *arg) {
   fixture f;
   ng_status st = g == NULL ? NG_ERR_NOMEM : fixture_open(&f, l->options, &how);
   for (int64_t i = 0; i < D && st == NG_OK; i++)
-    w[i] = weight(l, i);
+    w[i] = initial_weight(l, i);
   if (st == NG_OK) st = fixture_add(&f, l->layers ? layers : tensors, PARTS, g, w);
   if (st == NG_OK) st = ng_ready(f.p);
   for (int step = 0; step < STEPS && st == NG_OK; step++) {
@@ -140,7 +141,7 @@ static ng_status run_rank(int32_t rank, ng_transport *t, void *arg) {
     if (step + 1 == l->misses) grad.data = NULL;
     if (l->misses > 0) st = ng_bind_grad(f.p, 0, NG_WEIGHT, &grad);
     if (rank == 0) memcpy(l->before, w, sizeof l->before);
-    if (st == NG_OK) st = observe(&f, l);
+    if (st == NG_OK) st = observe_layers(&f, l);
     if (st == NG_OK) st = take_step(&f, l);
   }
   const bool fused = strstr(l->options, "update=sgd") != NULL;
@@ -156,7 +157,7 @@ static ng_status run_rank(int32_t rank, ng_transport *t, void *arg) {
 }
 
 /* The direction u of element i in the last step, in double.  Weight decay reads the weights before that step. */
-static double direction_of(const test_run *l, int64_t i) {
+static double compute_direction(const test_run *l, int64_t i) {
   double m = 0.0, v = 0.0, u = 0.0;
   int64_t updates = 0;
   for (int step = 0; step < STEPS; step++) {
@@ -216,7 +217,7 @@ static test_run *run_ranks(int which, int32_t ranks, int32_t threads) {
   if (l->layers) l->name = l->options;
   l->threads = threads;
   for (int64_t i = 0; i < STEPS * D; i++)
-    l->g[i / D][i % D] = random_of_many_magnitudes(i, i % D);
+    l->g[i / D][i % D] = draw_of_many_magnitudes(i, i % D);
   for (int i = 0; i < SAMPLES * TALL; i++)
     l->a[i] = sinf((float)(i + 1));
   if (ranks_run(ranks, run_rank, l, NULL) != NG_OK) fail_msg("%s: %s", l->name, l->message);
@@ -231,24 +232,24 @@ static void expect_numbers_of_a_sort(const test_run *l, const ng_report *r) {
   double sum[3] = {0};
   for (int64_t i = 0; i < D; i++) {
     const double g = (double)l->g[STEPS - 1][i];
-    const double u = l->layers ? (double)l->P[i] / r->clip : direction_of(l, i);
+    const double u = l->layers ? (double)l->P[i] / r->clip : compute_direction(l, i);
     x[i] = fabs(u / (g + 1e-8));
     sum[0] += u * g;
     sum[1] += g * g;
     sum[2] += u * u;
   }
   if (l->layers) {
-    expect_all(l->name, r, x, D, 1e-6, 10 * 0x1p-23);
+    expect_all_numbers(l->name, r, x, D, 1e-6, 10 * 0x1p-23);
     return;
   }
-  near(l->name, "d2", r->d2, sum[1], 1e-12 * sum[1]);
-  near(l->name, "pd2", r->pd2, sum[2], 1e-6 * sum[2]);
-  near(l->name, "inner", r->inner, sum[0], 1e-6 * sqrt(sum[1] * sum[2]));
+  expect_near(l->name, "d2", r->d2, sum[1], 1e-12 * sum[1]);
+  expect_near(l->name, "pd2", r->pd2, sum[2], 1e-6 * sum[2]);
+  expect_near(l->name, "inner", r->inner, sum[0], 1e-6 * sqrt(sum[1] * sum[2]));
   expect_quartiles(l->name, r, x, D, 1e-6, 0.0, 1e-5);
   if (l->mu == 0.0 && l->decay == 0.0 && !is_adamw(l)) assert_true(r->inner == r->d2);
 }
 
-static void quartiles_are_those_of_a_sort(void **state) {
+static void quartiles_equal_those_of_a_sort(void **state) {
   for (int k = 0; k < RUNS; k++) {
     test_run *one = run_ranks(k, 1, 1), *threads = run_ranks(k, 1, 3), *all = run_ranks(k, MOST, 1);
     const ng_report *r = &one->report[0], *t = &threads->report[0];
@@ -267,7 +268,7 @@ static void quartiles_are_those_of_a_sort(void **state) {
 /* ---- the published function ------------------------------------------------------------------*/
 
 static void expect_published(const char *what, double got, double expected, double allowed) {
-  near("published", what, got, expected, allowed * expected + 10 * 0x1p-23);
+  expect_near("published", what, got, expected, allowed * expected + 10 * 0x1p-23);
 }
 
 /* EFCP's quantify_preconditioning of g = sin((i+1) 0.8) and u = sin((i+1) 1.6) for i < 8, in float64.  Two
@@ -305,7 +306,7 @@ static void numbers_match_the_published_function(void **state) {
   expect_published("25 %", r.scaling_25, 0.741142614, 0x1p-18 + 1e-6);
   expect_published("50 %", r.scaling_50, 1.434100404, 0x1p-18 + 1e-6);
   expect_published("75 %", r.scaling_75, 1.768750724, 0x1p-18 + 1e-6);
-  /* A step that does not count leaves the last numbers. */
+  /* A skipped step leaves the reported numbers unchanged. */
   g[3] = NAN;
   assert_int_equal(ng_step(f.p, 1.0), NG_SKIPPED);
   const double before = r.scaling_75;
@@ -316,8 +317,8 @@ static void numbers_match_the_published_function(void **state) {
 
 /* ---- hard distributions ----------------------------------------------------------------------*/
 
-/* SGD with decay 1 and lr 0 has u = g + w, so g = 0 gives r = |w| / 1e-8 for any w. */
-static ng_report measure(float *w, int64_t n) {
+/* Report one step of SGD on w.  With decay 1 and lr 0, u = g + w, so g = 0 gives r = |w| / 1e-8 for any w. */
+static ng_report report_of_weights(float *w, int64_t n) {
   float *g = calloc((size_t)n, sizeof *g);
   assert_non_null(g);
   fixture f;
@@ -336,7 +337,7 @@ static ng_report measure(float *w, int64_t n) {
 
 typedef enum shape { EQUAL, ZEROS, HALF_ZEROS, TIES, HEAVY, SMALL, CLOSE, TWO_ENDS, SHAPES } shape;
 
-static float drawn(shape s, int64_t i, int64_t n, rng *r) {
+static float draw_from_shape(shape s, int64_t i, int64_t n, rng *r) {
   const float u = (float)rng_value(r), sign = u < 0.0f ? -1.0f : 1.0f;
   switch (s) {
   case EQUAL:
@@ -371,12 +372,12 @@ static void hard_distributions_equal_a_sort(void **state) {
       char what[64];
       assert_true(w != NULL && x != NULL);
       for (int64_t i = 0; i < n; i++) {
-        w[i] = drawn(s, i, n, &draw);
+        w[i] = draw_from_shape(s, i, n, &draw);
         x[i] = fabs((double)w[i] / 1e-8);
       }
-      const ng_report r = measure(w, n);
+      const ng_report r = report_of_weights(w, n);
       (void)snprintf(what, sizeof what, "%s, %lld", name[s], (long long)n);
-      expect_all(what, &r, x, n, 0x1p-50, 0.0);
+      expect_all_numbers(what, &r, x, n, 0x1p-50, 0.0);
       if (s == EQUAL || s == ZEROS) assert_true(r.scaling_25 == x[0] && r.scaling_75 == x[0]);
       if (s == HALF_ZEROS && n > 5) assert_true(r.scaling_25 == 0.0);
       free(w);
@@ -386,7 +387,7 @@ static void hard_distributions_equal_a_sort(void **state) {
 }
 
 /* Without quantify nothing is counted.  With preconditioned blocks, other parameters are not counted. */
-static void only_without_blocks(void **state) {
+static void blocks_exclude_other_parameters(void **state) {
   for (int k = 0; k < 2; k++) {
     fixture f;
     float g[3] = {1, 2, 3}, w[3] = {0};
@@ -406,10 +407,10 @@ static void only_without_blocks(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(quartiles_are_those_of_a_sort),
+      cmocka_unit_test(quartiles_equal_those_of_a_sort),
       cmocka_unit_test(numbers_match_the_published_function),
       cmocka_unit_test(hard_distributions_equal_a_sort),
-      cmocka_unit_test(only_without_blocks),
+      cmocka_unit_test(blocks_exclude_other_parameters),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -17,7 +17,7 @@
 #include "ranks.h"
 #include "sim.h"
 
-/* ---- the rule --------------------------------------------------------------------------------*/
+/* ---- the rule of the queue -------------------------------------------------------------------*/
 
 static void entries_are_pending_until_the_wait(void **state) {
   for (int32_t i = 0; test_backend(i) != NULL; i++) {
@@ -60,7 +60,7 @@ static void late_entries_run_in_order_at_the_wait(void **state) {
 
 #if defined(NG_DEBUG)
 /* Read an info or a number in a child process, with or without waiting.  Return the signal that ended it, or 0. */
-static int signal_of_a_read(bool wait, bool number) {
+static int read_in_child(bool wait, bool number) {
   const pid_t child = fork();
   assert_true(child >= 0);
   if (child == 0) {
@@ -88,17 +88,17 @@ static int signal_of_a_read(bool wait, bool number) {
 static void forgotten_wait_is_noticed(void **state) {
 #if defined(NG_DEBUG)
   for (int number = 0; number < 2; number++) {
-    assert_int_equal(signal_of_a_read(true, number), 0);
-    assert_int_equal(signal_of_a_read(false, number), SIGABRT);
+    assert_int_equal(read_in_child(true, number), 0);
+    assert_int_equal(read_in_child(false, number), SIGABRT);
   }
 #else
   skip(); /* release builds do not assert; asan, tsan and dev do */
 #endif
 }
 
-/* How a process ends that enqueues entries of memory that faults, and then, waiting or not, reads a result (0), a
- * result of `store` (1), a number (2), or an array beside a result (3). */
-static int signal_of_an_access(int what, bool wait) {
+/* In a child process, enqueue entries whose memory faults before the wait, and read a result (0), a result of `store`
+ * (1), a number (2), or an array beside a result (3), with or without waiting.  Return the child's exit status. */
+static int access_in_child(int what, bool wait) {
   const pid_t child = fork();
   assert_true(child >= 0);
   if (child == 0) {
@@ -134,10 +134,10 @@ static int signal_of_an_access(int what, bool wait) {
   return WEXITSTATUS(status);
 }
 
-static void access_before_the_wait_faults(void **state) {
+static void access_before_the_wait_ends_process(void **state) {
   for (int what = 0; what < 4; what++) {
-    assert_int_equal(signal_of_an_access(what, true), 0);
-    assert_int_equal(signal_of_an_access(what, false), what == 3 ? 0 : LATE_FAULT);
+    assert_int_equal(access_in_child(what, true), 0);
+    assert_int_equal(access_in_child(what, false), what == 3 ? 0 : LATE_FAULT);
   }
 }
 
@@ -151,16 +151,6 @@ typedef struct comparison {
   uint64_t hash[2][RANKS][STEPS]; /* hashes of state, gradients and weights: at once, late */
   atomic_bool unsettled;          /* a public function returned with pending work */
 } comparison;
-
-/* FNV-1a over words. */
-static uint64_t hash_floats(uint64_t h, const float *x, int64_t n) {
-  for (int64_t i = 0; i < n; i++) {
-    uint32_t word;
-    memcpy(&word, &x[i], sizeof word);
-    h = (h ^ word) * UINT64_C(1099511628211);
-  }
-  return h;
-}
 
 /* Before a step: one observation that ng_reset_batch discards, and one skipped step; both have sums to discard. */
 static ng_status interrupt_step(sim *s, int64_t k, comparison *b) {
@@ -205,7 +195,8 @@ static ng_status run_rank(int32_t rank, ng_transport *t, void *arg) {
       if (k == 2) st = interrupt_step(&s, k, b);
       if (st >= NG_OK) st = sim_step(&s, k);
       if (!ng_queue_settled(s.ctx->queue) || late_waiting() > 0) b->unsettled = true;
-      b->hash[late][rank][k] = hash_floats(sim_fingerprint(&s), s.grad, s.weight_count);
+      b->hash[late][rank][k] =
+          sim_hash(sim_fingerprint(&s), s.grad, (size_t)s.weight_count * sizeof *s.grad);
     }
     if (st < NG_OK) {
       fprintf(stderr, "%s %s: %s%s\n", b->how.method, b->how.set, s.message,
@@ -216,7 +207,7 @@ static ng_status run_rank(int32_t rank, ng_transport *t, void *arg) {
   return st;
 }
 
-static void compare(const sim_setup *how, const ng_backend *on, int32_t ranks) {
+static void compare_queues(const sim_setup *how, const ng_backend *on, int32_t ranks) {
   const late_backend late = late_over(on);
   comparison b = {.how = *how, .backend = {on, &late.backend}};
   assert_true(ranks_run(ranks, run_rank, &b, NULL) >= NG_OK);
@@ -282,14 +273,14 @@ enum { ROWS = sizeof rows / sizeof rows[0] };
 static void steps_wait_for_their_results(void **state) {
   for (int i = 0; i < ROWS; i++) {
     for (int32_t k = 0; ng_backend_at(k) != NULL; k++) {
-      compare(&rows[i], ng_backend_at(k), 1);
+      compare_queues(&rows[i], ng_backend_at(k), 1);
     }
   }
 }
 
 static void steps_on_ranks_wait_for_their_results(void **state) {
   for (int i = 0; i < ROWS; i++) {
-    compare(&rows[i], &ng_backend_ref, 2);
+    compare_queues(&rows[i], &ng_backend_ref, 2);
   }
   static const sim_setup spread[] = {
       {.method = "natgrad", .set = "grad_worker_fraction=0 update=sgd"},
@@ -301,7 +292,7 @@ static void steps_on_ranks_wait_for_their_results(void **state) {
       {.method = "efcp", .set = "window=3 statistics=sharded window_density=0.3"},
   };
   for (size_t i = 0; i < sizeof spread / sizeof spread[0]; i++) {
-    compare(&spread[i], &ng_backend_ref, RANKS);
+    compare_queues(&spread[i], &ng_backend_ref, RANKS);
   }
 }
 
@@ -333,7 +324,7 @@ static void fallbacks_wait_for_their_results(void **state) {
     ng_backend broken = ng_backend_ref;
     broken.linalg = &linalg;
     for (size_t i = 0; i < sizeof hard / sizeof hard[0]; i++) {
-      compare(&hard[i], &broken, 1);
+      compare_queues(&hard[i], &broken, 1);
     }
   }
 }
@@ -343,7 +334,7 @@ int main(void) {
       cmocka_unit_test(entries_are_pending_until_the_wait),
       cmocka_unit_test(late_entries_run_in_order_at_the_wait),
       cmocka_unit_test(forgotten_wait_is_noticed),
-      cmocka_unit_test(access_before_the_wait_faults),
+      cmocka_unit_test(access_before_the_wait_ends_process),
       cmocka_unit_test(steps_wait_for_their_results),
       cmocka_unit_test(steps_on_ranks_wait_for_their_results),
       cmocka_unit_test(fallbacks_wait_for_their_results),

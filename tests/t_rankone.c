@@ -15,7 +15,7 @@
 
 /* ---- golden numbers: spec of the published program, float64 ----------------------------------*/
 
-static double *wave(int64_t n, double shift, double scale) {
+static double *make_wave(int64_t n, double shift, double scale) {
   double *x = zeros(n);
   for (int64_t i = 0; i < n; i++)
     x[i] = scale * sin(0.7 * (double)i + shift + 0.013 * (double)(i * i));
@@ -23,7 +23,7 @@ static double *wave(int64_t n, double shift, double scale) {
 }
 
 /* Linear 3 -> 2 with bias on two positions; a strided, padded convolution. */
-static test_case *golden_case(void) {
+static test_case *make_golden_case(void) {
   test_case *s = case_create(2, 1);
   case_linear(s, 3, 2, true, 2);
   ng_layer *l = case_conv(s, 2, 2, 3, 2, 5, 4, false);
@@ -33,25 +33,26 @@ static test_case *golden_case(void) {
   for (int32_t t = 0; t < 2; t++) {
     const double o = 0.5 * t;
     case_micro *linear = case_add_micro(s, t, 0, 4);
-    linear->a[0][0] = wave(24, 0.1 + o, 1);
-    linear->g[0][0] = wave(16, 0.4 + o, 1);
-    double *w = wave(6, 0.9 + o, 0.2), *b = wave(2, 1.3 + o, 0.2), *D = s->D[t][0] = zeros(8);
+    linear->a[0][0] = make_wave(24, 0.1 + o, 1);
+    linear->g[0][0] = make_wave(16, 0.4 + o, 1);
+    double *w = make_wave(6, 0.9 + o, 0.2), *b = make_wave(2, 1.3 + o, 0.2),
+           *D = s->D[t][0] = zeros(8);
     for (int i = 0; i < 2; i++) {
       memcpy(D + 4 * i, w + 3 * i, 3 * sizeof *D);
       D[4 * i + 3] = b[i];
     }
     free(w);
     free(b);
-    s->D[t][1] = wave(24, 1.1 + o, 0.2);
+    s->D[t][1] = make_wave(24, 1.1 + o, 0.2);
     /* another number of samples makes a new micro-batch */
     case_micro *conv = case_add_micro(s, t, 0, 2);
-    conv->a[1][0] = wave(80, 0.2 + o, 1);
-    conv->g[1][0] = wave(36, 0.6 + o, 1);
+    conv->a[1][0] = make_wave(80, 0.2 + o, 1);
+    conv->g[1][0] = make_wave(36, 0.6 + o, 1);
   }
   return s;
 }
 
-static ng_options system_of(const char *system) {
+static ng_options parse_system(const char *system) {
   char message[256];
   ng_options o = fixture_parse("method=natgrad");
   assert_int_equal(ng_options_set_system(&o, "Eva", system, message, sizeof message), NG_OK);
@@ -64,7 +65,7 @@ static void run_or_fail(const test_case *s, const ng_options *o, case_result *r)
 }
 
 /* f32 agrees with the specification's digits to about 1e-6 of entries near 0.5. */
-static void near(double x, double y, const char *what) {
+static void expect_near(double x, double y, const char *what) {
   if (!(fabs(x - y) <= 1e-6)) fail_msg("%s: %.9g, should be %.9g", what, x, y);
 }
 
@@ -72,7 +73,7 @@ static void near(double x, double y, const char *what) {
 static void eva_f_has_the_golden_numbers(void **state) {
   static const double want[8] = {4.49795021,   6.23377827,  4.75516723,  -0.615276684,
                                  -0.405750378, -4.95952117, -6.64931057, 0.488469587};
-  test_case *s = golden_case();
+  test_case *s = make_golden_case();
   case_result r;
   ng_options o = fixture_parse("method=eva-f");
   fixture_set(&o, "clip", "none");
@@ -93,17 +94,17 @@ static void kfac_has_the_golden_numbers(void **state) {
       {0.168832483, 0.0769612293, 0.170025238, 0.200412979, 0.143668981, 0.00234312223,
        -0.178652318, -0.304235108, -0.293005362, 0.0328637161}};
   for (int clean = 0; clean < 2; clean++) {
-    test_case *s = golden_case();
+    test_case *s = make_golden_case();
     case_result r;
-    ng_options o = system_of("kfac");
+    ng_options o = parse_system("kfac");
     if (clean) fixture_set(&o, "damping_leak", "0");
     run_or_fail(s, &o, &r);
     for (int t = 0; t < 2; t++) {
       const double *w = want[t == 0 ? 0 : 1 + clean];
-      near(0.01 * r.inner[t], w[0], "V");
-      near(r.nu[t], w[1], "nu");
+      expect_near(0.01 * r.inner[t], w[0], "V");
+      expect_near(r.nu[t], w[1], "nu");
       for (int i = 0; i < 8; i++)
-        near(r.P[t][0][i], w[2 + i], "linear");
+        expect_near(r.P[t][0][i], w[2 + i], "linear");
     }
     case_free_result(&r);
     case_destroy(&s);
@@ -122,12 +123,12 @@ static void adasgd_and_sam_have_the_golden_numbers(void **state) {
                {0.156838397, 0.199941023, 0.142027215, 0.19409221, 0.00506004595, -0.138619349,
                 -0.199979584, 0.18194748}}};
   for (int k = 0; k < 2; k++) {
-    test_case *s = golden_case();
+    test_case *s = make_golden_case();
     case_result r;
-    ng_options o = system_of(want[k].system);
+    ng_options o = parse_system(want[k].system);
     run_or_fail(s, &o, &r);
     for (int i = 0; i < 8; i++)
-      near(r.P[0][0][i], want[k].linear[i], want[k].system);
+      expect_near(r.P[0][0][i], want[k].linear[i], want[k].system);
     assert_true(r.nu[0] == 1);
     case_free_result(&r);
     case_destroy(&s);
@@ -186,7 +187,7 @@ static ng_status take_step(rank_one_step *t) {
 
 /* PD before the step; rows: Eva-f.  Return the condition number of the curvature, the growth of a rounding in double.
  */
-static double predict(const rank_one_step *t, bool rows, double lambda, double *pd) {
+static double predict_direction(const rank_one_step *t, bool rows, double lambda, double *pd) {
   double alpha = 0, beta = 0, s = 0, line[Q] = {0};
   for (int i = 0; i < P; i++)
     alpha += (double)t->a[i] * (double)t->a[i];
@@ -205,14 +206,14 @@ static double predict(const rank_one_step *t, bool rows, double lambda, double *
   return (alpha * (rows ? 1 : beta) + lambda) / lambda;
 }
 
-static double norm(const double *x) {
+static double compute_norm(const double *x) {
   double sum = 0;
   for (int i = 0; i < ALL; i++)
     sum += x[i] * x[i];
   return sqrt(sum);
 }
 
-static void make(rank_one_step *t, float inputs, bool along, uint64_t salt) {
+static void make_step(rank_one_step *t, float inputs, bool along, uint64_t salt) {
   rng r = {test_seed() + salt};
   for (int i = 0; i < P; i++)
     t->a[i] = i == IN ? 1 : inputs * (float)rng_real(&r);
@@ -236,10 +237,10 @@ static void cancelling_gradients_keep_their_precision(void **state) {
                         .damping = damping[k / 3 % 2],
                         .update = "gradient",
                         .dtype = NG_F32};
-    make(&t, k < 6 ? 255 : 16, true, (uint64_t)k);
+    make_step(&t, k < 6 ? 255 : 16, true, (uint64_t)k);
     sgd = t;
     sgd.update = "sgd";
-    const double condition = predict(&t, k % 3 == 2, strtod(t.damping, NULL), pd);
+    const double condition = predict_direction(&t, k % 3 == 2, strtod(t.damping, NULL), pd);
     double inner = 0, gap = 0;
     for (int i = 0; i < ALL; i++)
       inner += pd[i] * (double)t.d[i];
@@ -249,8 +250,8 @@ static void cancelling_gradients_keep_their_precision(void **state) {
       gap = fmax(gap, fabs((double)t.d[i] - pd[i]));
       gap = fmax(gap, fabs((double)sgd.w[i] + pd[i]));
     }
-    if (!(gap <= 0x1p-23 * norm(pd)))
-      fail_msg("%s, case %d: PD is off by %g, |PD| is %g", t.method, k, gap, norm(pd));
+    if (!(gap <= 0x1p-23 * compute_norm(pd)))
+      fail_msg("%s, case %d: PD is off by %g, |PD| is %g", t.method, k, gap, compute_norm(pd));
     if (!(fabs(t.inner - inner) <= 0x1p-46 * condition * inner))
       fail_msg("case %d: <D, PD> is %g, expected %g", k, t.inner, inner);
   }
@@ -295,25 +296,25 @@ static void results_out_of_range_keep_the_old_value(void **state) {
 }
 
 /* x u and 1 / lambda are out of the range of f32. */
-static void intermediate_numbers_may_leave_the_range(void **state) {
+static void intermediate_overflow_is_harmless(void **state) {
   static rank_one_step t;
   static double pd[ALL];
   t = (rank_one_step){.method = "eva", .damping = "0.03", .update = "gradient", .dtype = NG_F32};
-  make(&t, 1, false, 99);
+  make_step(&t, 1, false, 99);
   for (int i = 0; i < IN; i++)
     t.a[i] *= 1e30f;
   for (int i = 0; i < ALL; i++)
     t.d[i] *= 1e10f;
-  (void)predict(&t, false, 0.03, pd);
+  (void)predict_direction(&t, false, 0.03, pd);
   assert_int_equal(take_step(&t), NG_OK);
   for (int i = 0; i < ALL; i++)
-    assert_true(fabs((double)t.d[i] - pd[i]) <= 1e-6 * norm(pd));
+    assert_true(fabs((double)t.d[i] - pd[i]) <= 1e-6 * compute_norm(pd));
   t.damping = "1e-39";
   memset(t.d, 0, sizeof t.d);
   assert_int_equal(take_step(&t), NG_OK);
   for (int i = 0; i < ALL; i++)
     assert_true(t.d[i] == 0);
-  make(&t, 0, false, 100);
+  make_step(&t, 0, false, 100);
   memset(t.d, 0, sizeof t.d);
   t.d[5] = 1e-6f; /* times 1e39: large, but in range */
   assert_int_equal(take_step(&t), NG_OK);
@@ -327,7 +328,7 @@ int main(void) {
       cmocka_unit_test(eva_f_has_the_golden_numbers),
       cmocka_unit_test(cancelling_gradients_keep_their_precision),
       cmocka_unit_test(results_out_of_range_keep_the_old_value),
-      cmocka_unit_test(intermediate_numbers_may_leave_the_range),
+      cmocka_unit_test(intermediate_overflow_is_harmless),
   };
   return cmocka_run_group_tests_name("rankone", tests, NULL, NULL);
 }

@@ -144,7 +144,7 @@ static void damping_keeps_its_ratio(void **state) {
 
 /* ---- weights -----------------------------------------------------------------------------------*/
 
-static double norm(const nn_param *p) {
+static double compute_norm(const nn_param *p) {
   double sum = 0.0;
   for (int64_t k = 0; k < p->count; k++)
     sum += (double)p->value[k] * (double)p->value[k];
@@ -166,7 +166,7 @@ static void weights_are_rescaled(void **state) {
       for (int i = 0; i < nn_params(n); i++) {     /* conv: 8 outputs, sqrt(8) = 2.8284 */
         const nn_param *p = nn_param_at(n, i);
         random_normal(5, RANDOM_DATA, (uint32_t)i, 1.0, 0, p->count, p->value);
-        const double was = norm(p);
+        const double was = compute_norm(p);
         for (int64_t j = 0; j < p->count; j++)
           p->value[j] = (float)((double)p->value[j] * length / was);
       }
@@ -177,8 +177,8 @@ static void weights_are_rescaled(void **state) {
         const bool changes = p->role == NN_WEIGHT && (k == 2 || (k == 1 && length > target));
         const double want = changes ? target : length;
         /* sums of at most 720 rounded squares of f32 values: 1e-6 */
-        if (fabs(norm(p) / want - 1.0) > 1e-6)
-          fail_msg("%s, %s from %d: %g, not %g", when[k], p->name, length, norm(p), want);
+        if (fabs(compute_norm(p) / want - 1.0) > 1e-6)
+          fail_msg("%s, %s from %d: %g, not %g", when[k], p->name, length, compute_norm(p), want);
       }
     }
     settings_free(&s);
@@ -190,7 +190,7 @@ static void weights_are_rescaled(void **state) {
 
 #define RUN_DATA "synthetic:classes=3,features=12,train=110,test=40,seed=2"
 
-static train_epoch last_epoch(const data_set *d, const char *set) {
+static train_epoch run_to_last_epoch(const data_set *d, const char *set) {
   static int runs;
   char name[16];
   trained r;
@@ -203,7 +203,7 @@ static train_epoch last_epoch(const data_set *d, const char *set) {
 
 /* Without norms, and with a method whose statistics do not depend on micro-batches, both runs are the same.  110
  * samples are 3 steps of 32; 14 remain. */
-static void micro_batches_make_a_batch(void **state) {
+static void micro_batches_equal_a_batch(void **state) {
   static const char *const methods[] = {"sgd", "natgrad", "eva-natgrad"};
   data_set d;
   assert_int_equal(data_open(RUN_DATA, &d), 0);
@@ -213,7 +213,7 @@ static void micro_batches_make_a_batch(void **state) {
       char set[128];
       (void)snprintf(set, sizeof set, "model=mlp-16-1 epochs=3 method=%s %s", methods[i],
                      cut ? "batch=8 acc-iters=4" : "batch=32");
-      e[cut] = last_epoch(&d, set);
+      e[cut] = run_to_last_epoch(&d, set);
       assert_int_equal(e[cut].step, 9);
     }
     /* 9 steps with f32 sums in another order: 1e-5 of losses of order 1; one sample of 40 may change its class */
@@ -248,7 +248,7 @@ static void every_setting_has_an_effect(void **state) {
       char set[128];
       (void)snprintf(set, sizeof set, "model=mlp-64-1 batch=16 steps=8 %s %s", with[i][0],
                      on ? with[i][1] : "");
-      loss[on] = last_epoch(&d, set).test_loss;
+      loss[on] = run_to_last_epoch(&d, set).test_loss;
     }
     if (!(fabs(loss[0] - loss[1]) > 1e-4))
       fail_msg("%s does not change the loss %g", with[i][1], loss[0]);
@@ -263,7 +263,7 @@ int main(void) {
       cmocka_unit_test(momentum_follows_lr),
       cmocka_unit_test(damping_keeps_its_ratio),
       cmocka_unit_test(weights_are_rescaled),
-      cmocka_unit_test(micro_batches_make_a_batch),
+      cmocka_unit_test(micro_batches_equal_a_batch),
       cmocka_unit_test(every_setting_has_an_effect),
   };
   return cmocka_run_group_tests(tests, make_folder, delete_folder);

@@ -10,9 +10,9 @@
 #include <string.h>
 
 /* Each call of the clock advances it by one millisecond. */
-static _Thread_local double now;
+static _Thread_local double clock_ms;
 double __wrap_ng_now_ms(void);
-double __wrap_ng_now_ms(void) { return now += 1.0; }
+double __wrap_ng_now_ms(void) { return clock_ms += 1.0; }
 
 enum { IN = 3, OUT = 2, SAMPLES = 4, COUNT = OUT * IN + OUT };
 
@@ -22,7 +22,7 @@ typedef struct report_run {
   float a[SAMPLES * IN], g[SAMPLES * OUT];
 } report_run;
 
-static void open_run(report_run *s, const char *options) {
+static void open_layer(report_run *s, const char *options) {
   memset(s, 0, sizeof *s);
   for (int i = 0; i < OUT * IN; i++)
     s->d[i] = sinf((float)(3 * i + 1));
@@ -39,7 +39,7 @@ static void open_run(report_run *s, const char *options) {
   fixture_ok(&s->f, ng_ready(s->f.p));
 }
 
-static void step(report_run *s, double lr, int calls) {
+static void take_step(report_run *s, double lr, int calls) {
   const plane a = plane_of(s->a, SAMPLES, IN, NG_F32), g = plane_of(s->g, SAMPLES, OUT, NG_F32);
   memcpy(s->grad, s->d, sizeof s->d);
   for (int i = 0; i < calls; i++)
@@ -47,7 +47,7 @@ static void step(report_run *s, double lr, int calls) {
   fixture_ok(&s->f, ng_step(s->f.p, lr));
 }
 
-static void near(const char *what, double got, double expected) {
+static void expect_near(const char *what, double got, double expected) {
   /* intermediate results are f32 */
   if (!(fabs(got - expected) <= 1e-6 * fabs(expected)))
     fail_msg("%s is %.9g instead of %.9g", what, got, expected);
@@ -57,13 +57,13 @@ static void near(const char *what, double got, double expected) {
 
 /* tr A / p with A = (1/B) sum a a', a ends with 1 for the bias; tr G / q with G = (1/B) sum delta delta', delta =
  * B g. */
-static double mean_a(const report_run *s) {
+static double compute_mean_a(const report_run *s) {
   double sum = SAMPLES;
   for (int i = 0; i < SAMPLES * IN; i++)
     sum += (double)s->a[i] * (double)s->a[i];
   return sum / SAMPLES / (IN + 1);
 }
-static double mean_g(const report_run *s) {
+static double compute_mean_g(const report_run *s) {
   double sum = 0.0;
   for (int i = 0; i < SAMPLES * OUT; i++)
     sum += SAMPLES * SAMPLES * (double)s->g[i] * (double)s->g[i];
@@ -77,23 +77,23 @@ static void pi_and_damping_follow_from_the_traces(void **state) {
     report_run s;
     (void)snprintf(options, sizeof options, "damping=0.04 solve_period=2 damping_split=%s",
                    split[full]);
-    open_run(&s, options);
+    open_layer(&s, options);
     ng_layer_report r = fixture_layer_report(&s.f, 0);
     assert_true(r.pi == 0.0 && r.damping_a == 0.0 && r.damping_g == 0.0); /* no solve yet */
-    const double pi = sqrt(mean_a(&s) / mean_g(&s));
+    const double pi = sqrt(compute_mean_a(&s) / compute_mean_g(&s));
     assert_true(pi > 1.5 || pi < 0.6);
     for (int k = 0; k < 2; k++) {
-      step(&s, 0.1, 1);
+      take_step(&s, 0.1, 1);
       r = fixture_layer_report(&s.f, 0);
-      near("pi", r.pi, pi);
-      near("damping_a", r.damping_a, full == 1 ? 0.04 : 0.2 * pi);
-      near("damping_g", r.damping_g, full == 1 ? 0.04 : 0.2 / pi);
+      expect_near("pi", r.pi, pi);
+      expect_near("damping_a", r.damping_a, full == 1 ? 0.04 : 0.2 * pi);
+      expect_near("damping_g", r.damping_g, full == 1 ? 0.04 : 0.2 / pi);
       fixture_ok(&s.f, ng_set(s.f.p, "damping", "0.09")); /* counts from the next solve on */
     }
-    step(&s, 0.1, 1);
+    take_step(&s, 0.1, 1);
     r = fixture_layer_report(&s.f, 0);
-    near("damping_a", r.damping_a, full == 1 ? 0.09 : 0.3 * pi);
-    near("damping_g", r.damping_g, full == 1 ? 0.09 : 0.3 / pi);
+    expect_near("damping_a", r.damping_a, full == 1 ? 0.09 : 0.3 * pi);
+    expect_near("damping_g", r.damping_g, full == 1 ? 0.09 : 0.3 / pi);
     fixture_close(&s.f);
   }
 }
@@ -105,23 +105,23 @@ static void inner_and_clip_follow_from_the_gradients(void **state) {
     char options[128];
     report_run s;
     (void)snprintf(options, sizeof options, "damping=0.04 clip=kl kl_clip=%g", kl[loose]);
-    open_run(&s, options);
+    open_layer(&s, options);
     assert_true(fixture_report(&s.f).clip == 1.0 && fixture_report(&s.f).inner == 0.0 &&
                 fixture_report(&s.f).d2 == 0.0 && fixture_report(&s.f).pd2 == 0.0);
     for (int k = 0; k < 3; k++) {
       const double lr = 0.5 + k;
       double inner = 0.0, d2 = 0.0, pd2 = 0.0; /* inner: nu <PD, D>, pd2: nu^2 |PD|^2 */
-      step(&s, lr, 1);
+      take_step(&s, lr, 1);
       for (int i = 0; i < COUNT; i++) {
         inner += (double)s.grad[i] * (double)s.d[i];
         d2 += (double)s.d[i] * (double)s.d[i];
         pd2 += (double)s.grad[i] * (double)s.grad[i];
       }
       const ng_report r = fixture_report(&s.f);
-      near("d2", r.d2, d2);
-      near("pd2", r.pd2, pd2 / (r.clip * r.clip));
-      near("inner", r.inner, inner / r.clip);
-      near("clip", r.clip, fmin(1.0, sqrt(kl[loose] / (lr * lr * r.inner))));
+      expect_near("d2", r.d2, d2);
+      expect_near("pd2", r.pd2, pd2 / (r.clip * r.clip));
+      expect_near("inner", r.inner, inner / r.clip);
+      expect_near("clip", r.clip, fmin(1.0, sqrt(kl[loose] / (lr * lr * r.inner))));
       assert_true(loose == 1 ? r.clip == 1.0 : r.clip < 0.5);
       assert_true(r.steps == k + 1 && r.skipped == 0 && r.kept == 0 && r.unobserved == 0);
       assert_int_equal(fixture_layer_report(&s.f, 0).observations, 2 * (k + 1));
@@ -135,16 +135,16 @@ static void inner_and_clip_follow_from_the_gradients(void **state) {
 /* Each observation, fold, phase of a solve and measure takes one millisecond: the time between two calls of the clock. */
 static void expect_times(const char *options, double solve_ms, double measure_ms) {
   report_run s;
-  open_run(&s, options);
+  open_layer(&s, options);
   double sum[32] = {0.0};
   int64_t runs[32] = {0};
   for (int k = 0; k < 4; k++) {
-    step(&s, 0.1, k % 2 == 0 ? 1 + k : 0);
+    take_step(&s, 0.1, k % 2 == 0 ? 1 + k : 0);
     const ng_layer_report l = fixture_layer_report(&s.f, 0);
     /* the last time stays while no statistic is due */
-    near("observe_ms", l.observe_ms, k < 2 ? 2 + 1 : 2 * 3 + 1);
-    near("solve_ms", l.solve_ms, solve_ms);
-    near("measure_ms", l.measure_ms, measure_ms);
+    expect_near("observe_ms", l.observe_ms, k < 2 ? 2 + 1 : 2 * 3 + 1);
+    expect_near("solve_ms", l.solve_ms, solve_ms);
+    expect_near("measure_ms", l.measure_ms, measure_ms);
     for (int32_t i = 0; i < fixture_report(&s.f).stations; i++) {
       ng_station_report t = {.struct_size = sizeof t};
       assert_int_equal(ng_report_station(s.f.p, i, &t), NG_OK);
@@ -152,14 +152,14 @@ static void expect_times(const char *options, double solve_ms, double measure_ms
       assert_int_equal(t.runs - runs[i], ran);
       runs[i] = t.runs;
       if (ran) sum[i] += t.last_ms;
-      near(t.name, t.total_ms, sum[i]);
+      expect_near(t.name, t.total_ms, sum[i]);
       if (!ran) continue;
       /* the station calls the clock before and after; its block and the tiles call it in between */
       const double inside = strcmp(t.name, "statistics") == 0 ? 2
                             : strcmp(t.name, "solve") == 0    ? 8
                             : strcmp(t.name, "measure") == 0  ? 6
                                                               : 0;
-      near(t.name, t.last_ms, 1 + inside);
+      expect_near(t.name, t.last_ms, 1 + inside);
       if (strcmp(t.name, "solve") == 0) assert_true(k == 0 && solve_ms > 0.0);
       if (strcmp(t.name, "statistics") == 0) assert_int_equal(k % 2, 0);
     }
@@ -175,14 +175,14 @@ static void times_follow_the_clock(void **state) {
 
 /* ---- bytes -----------------------------------------------------------------------------------*/
 
-static int64_t lines_of(int64_t bytes) { return (bytes + 63) / 64 * 64; } /* whole cache lines */
-static int64_t triangle(int64_t n) { return lines_of(4 * (n * (n + 1) / 2)); }
+static int64_t round_up(int64_t bytes) { return (bytes + 63) / 64 * 64; } /* whole cache lines */
+static int64_t triangle_bytes(int64_t n) { return round_up(4 * (n * (n + 1) / 2)); }
 /* The average, the sum and the inverse of each side, and four words about each solve. */
-static int64_t kronecker_bytes(int64_t p, int64_t q) {
-  return 3 * (triangle(p) + triangle(q)) + 2 * lines_of(4 * 4);
+static int64_t count_kronecker_bytes(int64_t p, int64_t q) {
+  return 3 * (triangle_bytes(p) + triangle_bytes(q)) + 2 * round_up(4 * 4);
 }
-static int64_t rankone_bytes(int64_t p, int64_t q) {
-  return 2 * (lines_of(4 * p) + lines_of(4 * q));
+static int64_t count_rankone_bytes(int64_t p, int64_t q) {
+  return 2 * (round_up(4 * p) + round_up(4 * q));
 }
 
 /* Rows of a convolution, an excluded layer, a tensor, and a linear layer without bias. */
@@ -216,8 +216,8 @@ static void explain_reports_memory(void **state) {
       ng_explain_row e = {.struct_size = sizeof e};
       assert_int_equal(ng_explain(f.p, i, &e), NG_OK);
       const int64_t held = row[i].p == 0  ? 0
-                           : rankone == 1 ? rankone_bytes(row[i].p, row[i].q)
-                                          : kronecker_bytes(row[i].p, row[i].q);
+                           : rankone == 1 ? count_rankone_bytes(row[i].p, row[i].q)
+                                          : count_kronecker_bytes(row[i].p, row[i].q);
       assert_string_equal(e.name, row[i].name);
       assert_int_equal(e.index, row[i].index);
       assert_int_equal(e.count, row[i].count);
@@ -233,10 +233,11 @@ static void explain_reports_memory(void **state) {
       if (e.bytes != held)
         fail_msg("%s: %lld bytes instead of %lld", e.name, (long long)e.bytes, (long long)held);
       all += held;
-      moments += 2 * lines_of(4 * row[i].count);
+      moments += 2 * round_up(4 * row[i].count);
     }
     const int64_t sides = rankone == 1 ? all / 2 : 0;
-    const int64_t triangles = triangle(28) + triangle(5) + triangle(30) + triangle(10);
+    const int64_t triangles =
+        triangle_bytes(28) + triangle_bytes(5) + triangle_bytes(30) + triangle_bytes(10);
     const ng_report held = fixture_report(&f);
     assert_int_equal(held.factors, rankone == 1 ? sides : triangles);
     assert_int_equal(held.sums, rankone == 1 ? sides : triangles);
@@ -248,13 +249,13 @@ static void explain_reports_memory(void **state) {
 
 /* Sums travel when statistics are due, results when a block is solved. */
 enum { SENT_STEPS = 4 };
-typedef struct sent {
+typedef struct sent_bytes {
   int64_t sums[SENT_STEPS], share[SENT_STEPS], agree[SENT_STEPS];
-} sent;
+} sent_bytes;
 
-static ng_status send(int32_t rank, ng_transport *t, void *arg) {
+static ng_status record_sent_bytes(int32_t rank, ng_transport *t, void *arg) {
   report_run s;
-  sent *out = (sent *)arg + rank;
+  sent_bytes *out = (sent_bytes *)arg + rank;
   int64_t total[16] = {0};
   memset(&s, 0, sizeof s);
   const plane grad[2] = {plane_of(s.grad, OUT, IN, NG_F32),
@@ -288,10 +289,10 @@ static ng_status send(int32_t rank, ng_transport *t, void *arg) {
 /* Sums: two triangles, the first in whole cache lines, to all ranks.  Results: the inverses of both sides, each
  * with the words about its solve, to the other rank. */
 static void reported_bytes_were_sent(void **state) {
-  sent got[2];
+  sent_bytes got[2];
   memset(got, 0, sizeof got);
-  assert_int_equal(ranks_run(2, send, got, NULL), NG_OK);
-  const int64_t sums = triangle(IN + 1) + 4 * (OUT * (OUT + 1) / 2), results = 4 * 64;
+  assert_int_equal(ranks_run(2, record_sent_bytes, got, NULL), NG_OK);
+  const int64_t sums = triangle_bytes(IN + 1) + 4 * (OUT * (OUT + 1) / 2), results = 4 * 64;
   for (int rank = 0; rank < 2; rank++) {
     for (int k = 0; k < SENT_STEPS; k++) {
       assert_int_equal(got[rank].sums[k], k % 2 == 0 ? sums : 0);

@@ -27,7 +27,7 @@ static void copy_keeps_bits_and_padding(void **arg) {
 }
 
 /* The damping is added to both factors, to their product, or is 0; 1 / 0 must be Inf. */
-static void divides_by_eigenvalues(void **arg) {
+static void divide_by_eigenvalues_matches(void **arg) {
   ng_queue queue = queue_of(*arg), *q = &queue;
   static const double damping[][3] = {{0.1, 0.02, 0.0}, {0.0, 0.0, 0.003}, {0.0, 0.0, 0.0}};
   EACH_SIZE(n) {
@@ -55,7 +55,7 @@ static void divides_by_eigenvalues(void **arg) {
   }
 }
 
-static void sums_rows(void **arg) {
+static void row_sums_match(void **arg) {
   ng_queue queue = queue_of(*arg), *q = &queue;
   EACH_LENGTH(n) {
     const int64_t rows = n > 8000 ? 3 : 37;
@@ -94,7 +94,7 @@ static void sums_rows(void **arg) {
   }
 }
 
-static void adds_sums(void **arg) {
+static void add_sums_matches(void **arg) {
   ng_queue queue = queue_of(*arg), *q = &queue;
   EACH_SIZE(n) {
     double *sums = zeros(3 * n), total[3] = {0.5, -0.25, 0.0}, expected[3] = {0.5, -0.25, 0.0};
@@ -109,7 +109,7 @@ static void adds_sums(void **arg) {
   }
 }
 
-static void multiplies_by_a_diagonal(void **arg) {
+static void multiply_by_diagonal_matches(void **arg) {
   ng_queue queue = queue_of(*arg), *q = &queue;
   EACH_SIZE(n) {
     const int64_t rows = 1 + n % 4;
@@ -131,8 +131,8 @@ static void multiplies_by_a_diagonal(void **arg) {
   }
 }
 
-/* From the left and from the right. */
-static void multiplies_in_double(void **arg) {
+/* The symmetric matrix multiplies from the left and from the right. */
+static void multiply_in_double_matches(void **arg) {
   ng_queue queue = queue_of(*arg), *q = &queue;
   EACH_SIZE(n) {
     if (n > 200) continue;
@@ -166,7 +166,7 @@ static void multiplies_in_double(void **arg) {
 }
 
 /* unpack, gemm64 in its four forms, scale_rows64, divide and sums64, in double, against loops. */
-static void products_in_double(void **arg) {
+static void entries_in_double_match(void **arg) {
   ng_queue queue = queue_of(*arg), *q = &queue;
   for (int64_t n = 1; n < 40; n += 3) {
     const int64_t m = 1 + n % 5, ld = n + 2;
@@ -218,12 +218,12 @@ static void products_in_double(void **arg) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       EACH(copy_keeps_bits_and_padding),
-      EACH(divides_by_eigenvalues),
-      EACH(sums_rows),
-      EACH(adds_sums),
-      EACH(multiplies_by_a_diagonal),
-      EACH(multiplies_in_double),
-      EACH(products_in_double),
+      EACH(divide_by_eigenvalues_matches),
+      EACH(row_sums_match),
+      EACH(add_sums_matches),
+      EACH(multiply_by_diagonal_matches),
+      EACH(multiply_in_double_matches),
+      EACH(entries_in_double_match),
   };
   return run_on_backends("rows", tests, sizeof tests / sizeof tests[0]);
 }

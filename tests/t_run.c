@@ -20,7 +20,7 @@ enum { CLASSES = 4, FEATURES = 6, BATCH = 8, EACH = 3, STEPS = 8, WIDE = FEATURE
 static const double SMOOTHING = 0.1;
 
 /* y = W x + b, b as the last column of w. */
-static void logits(double w[CLASSES][WIDE], const float *x, double *y) {
+static void compute_logits(double w[CLASSES][WIDE], const float *x, double *y) {
   for (int k = 0; k < CLASSES; k++) {
     y[k] = w[k][FEATURES];
     for (int i = 0; i < FEATURES; i++)
@@ -28,18 +28,18 @@ static void logits(double w[CLASSES][WIDE], const float *x, double *y) {
   }
 }
 
-static void scan(double w[CLASSES][WIDE], const feed *f, int32_t n, double smoothing, double *loss,
-                 double *accuracy) {
+static void evaluate(double w[CLASSES][WIDE], const feed *f, int32_t n, double smoothing,
+                     double *loss, double *accuracy) {
   *loss = *accuracy = 0.0;
   for (int i = 0; i < n; i++) {
     double y[CLASSES];
-    logits(w, f->x + i * FEATURES, y);
+    compute_logits(w, f->x + i * FEATURES, y);
     *loss += entropy(y, CLASSES, f->labels[i], smoothing) / n;
     *accuracy += (double)is_correct(y, CLASSES, f->labels[i]) / n;
   }
 }
 
-static void weights_by_hand(const nn *net, double w[CLASSES][WIDE]) {
+static void copy_weights(const nn *net, double w[CLASSES][WIDE]) {
   for (int k = 0; k < CLASSES; k++) {
     for (int c = 0; c < FEATURES; c++)
       w[k][c] = (double)nn_param_at(net, 0)->value[k * FEATURES + c];
@@ -48,12 +48,12 @@ static void weights_by_hand(const nn *net, double w[CLASSES][WIDE]) {
 }
 
 /* The gradient of the mean loss; the last column belongs to b. */
-static void gradient_of(double w[CLASSES][WIDE], const feed *f, double smoothing,
-                        double g[CLASSES][WIDE]) {
+static void compute_gradient(double w[CLASSES][WIDE], const feed *f, double smoothing,
+                             double g[CLASSES][WIDE]) {
   memset(g, 0, sizeof(double[CLASSES][WIDE]));
   for (int i = 0; i < BATCH; i++) {
     double y[CLASSES], sum = 0.0;
-    logits(w, f->x + i * FEATURES, y);
+    compute_logits(w, f->x + i * FEATURES, y);
     for (int k = 0; k < CLASSES; k++)
       sum += exp(y[k]);
     for (int k = 0; k < CLASSES; k++) {
@@ -74,9 +74,9 @@ typedef struct weights {
   double w[CLASSES][WIDE], v[CLASSES][WIDE], m[CLASSES][WIDE], s[CLASSES][WIDE];
 } weights;
 
-static void learn(weights *l, const feed *f, const update *u, double lr, int step) {
+static void update_weights(weights *l, const feed *f, const update *u, double lr, int step) {
   double g[CLASSES][WIDE];
-  gradient_of(l->w, f, SMOOTHING, g);
+  compute_gradient(l->w, f, SMOOTHING, g);
   for (int i = 0; i < CLASSES * WIDE; i++) {
     const int k = i / WIDE, c = i % WIDE;
     double *w = &l->w[k][c], *v = &l->v[k][c], *m = &l->m[k][c], *s = &l->s[k][c];
@@ -94,8 +94,8 @@ static void learn(weights *l, const feed *f, const update *u, double lr, int ste
   }
 }
 
-/* The times of the parts of a step; their sum is at most the seconds of `steps` steps. */
-static void times_add_up(const ngio_value *line, double steps) {
+/* Fail unless the line has the times of a step, and `steps` times their sum is at most its seconds. */
+static void expect_times_add_up(const ngio_value *line, double steps) {
   static const char *const own[] = {"data", "forward", "backward", "observe"};
   const ngio_value *ms = ngio_get(line, "ms");
   double sum = 0.0;
@@ -127,15 +127,15 @@ static void compare_with_hand_computation(const char *name, const char *set, con
                  set);
   train(&d, name, line, &r);
   nn *net = network_of(&r, &d, BATCH, 5);
-  weights_by_hand(net, l.w);
+  copy_weights(net, l.w);
   assert_int_equal(feed_create(&r.s, &d, NULL, false, NULL, &f), CLI_OK);
   double loss, accuracy, loss_sum = 0.0, accuracy_sum = 0.0, test_loss = 0.0, test_accuracy = 0.0;
   int at = 0;
   for (int step = 1; step <= STEPS; step++) {
     const double lr = 0.4 * (1.0 - (step - 1.0) / STEPS); /* linear, the default */
     assert_int_equal(feed_fill_train(&f, step - 1, 0), CLI_OK);
-    scan(l.w, &f, BATCH, SMOOTHING, &loss, &accuracy);
-    learn(&l, &f, u, lr, step);
+    evaluate(l.w, &f, BATCH, SMOOTHING, &loss, &accuracy);
+    update_weights(&l, &f, u, lr, step);
     loss_sum += loss;
     accuracy_sum += accuracy;
     if (step % 2 == 0) {
@@ -157,7 +157,7 @@ static void compare_with_hand_computation(const char *name, const char *set, con
       int32_t good = 0;
       assert_int_equal(feed_fill_test(&f, 0, d.test.n, &good), CLI_OK);
       assert_int_equal(good, d.test.n);
-      scan(l.w, &f, d.test.n, 0.0, &test_loss, &test_accuracy);
+      evaluate(l.w, &f, d.test.n, 0.0, &test_loss, &test_accuracy);
       assert_true(is_event(o, "epoch"));
       must_be_near(o, "step", step, 0);
       must_be_near(o, "epoch", (step + EACH - 1) / EACH, 0);
@@ -192,7 +192,7 @@ static void compare_with_hand_computation(const char *name, const char *set, con
   precond_destroy(&p);
   ng_pool_destroy(pool);
   assert_string_equal(ngio_text_of(ngio_get(end, "why")), "done");
-  times_add_up(end, STEPS);
+  expect_times_add_up(end, STEPS);
   for (int k = 0; k < CLASSES; k++) {
     const float *kept = ngio_tensors_find(r.model, nn_param_at(net, 0)->name)->data;
     for (int c = 0; c < FEATURES; c++)
@@ -204,7 +204,7 @@ static void compare_with_hand_computation(const char *name, const char *set, con
   data_close(&d);
 }
 
-static void softmax_regression_by_hand(void **state) {
+static void log_matches_softmax_regression(void **state) {
   compare_with_hand_computation("plain", "method=sgd momentum=0 weight-decay=0.02",
                                 &(update){.decay = 0.02});
   compare_with_hand_computation("momentum", "method=sgd momentum=0.8 weight-decay=0.02",
@@ -220,15 +220,15 @@ static void softmax_regression_by_hand(void **state) {
       &(update){.adamw = true, .beta1 = 0.7, .beta2 = 0.95, .eps = 0.01, .decay = 0.2});
 }
 
-/* ---- whose labels ----------------------------------------------------------------------------*/
+/* ---- the labels that the curvature observes --------------------------------------------------*/
 
 /* Sum over samples of (s - onehot(label)) (s - onehot(label))', s = softmax(y); the lower triangle. */
-static void moment_of(double w[CLASSES][WIDE], const feed *f, int code,
-                      double g[CLASSES * (CLASSES + 1) / 2]) {
+static void compute_label_moment(double w[CLASSES][WIDE], const feed *f, int code,
+                                 double g[CLASSES * (CLASSES + 1) / 2]) {
   memset(g, 0, sizeof(double[CLASSES * (CLASSES + 1) / 2]));
   for (int i = 0; i < BATCH; i++, code /= CLASSES) {
     double y[CLASSES], sum = 0.0;
-    logits(w, f->x + i * FEATURES, y);
+    compute_logits(w, f->x + i * FEATURES, y);
     for (int k = 0; k < CLASSES; k++)
       sum += y[k] = exp(y[k]);
     for (int k = 0, at = 0; k < CLASSES; k++) {
@@ -240,7 +240,7 @@ static void moment_of(double w[CLASSES][WIDE], const feed *f, int code,
 
 /* fisher = empirical observes softmax - onehot(label), fisher = sampled the same with drawn labels.  So G of the
  * first step belongs to exactly one set of labels.  The update uses the labels of the batch in both cases. */
-static void fisher_says_whose_labels_are_observed(void **state) {
+static void fisher_selects_the_observed_labels(void **state) {
   static const char *const fisher[] = {"empirical", "sampled"};
   enum { CODES = 65536, PAIRS = CLASSES * (CLASSES + 1) / 2 }; /* CODES = CLASSES^BATCH */
   data_set d;
@@ -258,7 +258,7 @@ static void fisher_says_whose_labels_are_observed(void **state) {
                    fisher[sampled]);
     train(&d, fisher[sampled], set, &r);
     nn *net = network_of(&r, &d, BATCH, 5);
-    weights_by_hand(net, w);
+    copy_weights(net, w);
     assert_int_equal(feed_create(&r.s, &d, NULL, false, NULL, &f), CLI_OK);
     assert_int_equal(feed_fill_train(&f, 0, 0), CLI_OK);
     ngio_tensors *saved = state_of(&r);
@@ -271,7 +271,7 @@ static void fisher_says_whose_labels_are_observed(void **state) {
       of_batch = of_batch * CLASSES + f.labels[i];
     for (int code = 0; code < CODES; code++) { /* G = B sum g g' with g = (s - onehot) / B */
       double most = 0.0;
-      moment_of(w, &f, code, moment);
+      compute_label_moment(w, &f, code, moment);
       for (int k = 0; k < PAIRS; k++)
         most = fmax(most, fabs((double)((const float *)G->data)[k] - moment[k] / BATCH));
       if (most > 1e-6) continue;
@@ -280,7 +280,7 @@ static void fisher_says_whose_labels_are_observed(void **state) {
     }
     if (found != 1 || (labels == of_batch) != (sampled == 0))
       fail_msg("fisher=%s: G is that of %d sets of labels", fisher[sampled], found);
-    gradient_of(w, &f, 0.0, g);
+    compute_gradient(w, &f, 0.0, g);
     const float *kept = ngio_tensors_find(r.model, nn_param_at(net, 0)->name)->data;
     for (int k = 0; k < CLASSES; k++) {
       for (int c = 0; c < FEATURES; c++) /* a curvature of 10 against a damping of 1e6 */
@@ -323,8 +323,8 @@ static void the_fourth_skipped_step_in_a_row_ends_the_run(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(softmax_regression_by_hand),
-      cmocka_unit_test(fisher_says_whose_labels_are_observed),
+      cmocka_unit_test(log_matches_softmax_regression),
+      cmocka_unit_test(fisher_selects_the_observed_labels),
       cmocka_unit_test(the_fourth_skipped_step_in_a_row_ends_the_run),
   };
   return cmocka_run_group_tests(tests, make_folder, delete_folder);

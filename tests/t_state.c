@@ -28,18 +28,9 @@ typedef struct resume {
   path at_k, loaded, end, end_again;
 } resume;
 
-static uint64_t hash_floats(const float *x, int64_t n) {
-  uint64_t h = UINT64_C(14695981039346656037);
-  for (int64_t i = 0; i < n; i++) {
-    uint32_t bits;
-    memcpy(&bits, x + i, sizeof bits);
-    h = (h ^ bits) * UINT64_C(1099511628211);
-  }
-  return h;
-}
-
-static uint64_t hash_run(const sim *s) {
-  return hash_floats(s->grad, s->weight_count) * 3 + hash_floats(s->weight, s->weight_count);
+static uint64_t hash_gradients_and_weights(const sim *s) {
+  const size_t bytes = (size_t)s->weight_count * sizeof *s->grad;
+  return sim_hash(sim_hash(1, s->grad, bytes), s->weight, bytes);
 }
 
 /* Take the steps [from, to); the reports of a process alone are not part of the state. */
@@ -52,7 +43,7 @@ static ng_status steps(sim *s, const resume *r, int64_t from, int64_t to, uint64
       if (st == NG_OK) st = ng_set(s->p, "stat_decay", "0.7");
     }
     if (st >= NG_OK) st = sim_step(s, t);
-    if (hashes != NULL) hashes[t] = hash_run(s);
+    if (hashes != NULL) hashes[t] = hash_gradients_and_weights(s);
   }
   return st < NG_OK ? st : NG_OK;
 }
