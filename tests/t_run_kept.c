@@ -12,8 +12,8 @@
 /* ---- the test pass ---------------------------------------------------------------------------*/
 
 /* Evaluate the kept weights in a network of batch 1, on each sample as it is in the data set. */
-static void evaluate(const trained *r, const data_set *d, const data_split *split, double *loss,
-                     double *accuracy) {
+static void evaluate_kept_weights(const trained *r, const data_set *d, const data_split *split,
+                                  double *loss, double *accuracy) {
   enum { CLASSES = 8 };
   nn *net = network_of(r, d, 1, 77);
   load_weights(net, r->model);
@@ -39,8 +39,8 @@ static void evaluate(const trained *r, const data_set *d, const data_split *spli
   nn_destroy(&net);
 }
 
-/* The test pass does not use dropout, batch statistics, augmentation or smoothed labels.  The run has batches of 8
- * and one of 5, also in validation. */
+/* The test pass does not use dropout, batch statistics, augmentation or smoothed labels.  The run has batches of 8,
+ * and its last batch has 5 samples, also in validation. */
 #define IMAGES "synthetic:classes=3,image=8x8x3,train=45,test=21,noise=2"
 #define HARD                                                                                       \
   "model=wrn-10-1 method=sgd batch=8 epochs=2 lr=0.05 dropout=0.5 label-smoothing=0.2 "            \
@@ -54,7 +54,7 @@ static void tests_evaluate_the_kept_weights(void **state) {
     assert_int_equal(data_open(IMAGES, &d), CLI_OK);
     if (held == 1) assert_int_equal(data_hold_out(&d, 13, 1), CLI_OK);
     train(&d, held == 1 ? "held" : "tested", held == 1 ? HARD " validation=13" : HARD, &r);
-    evaluate(&r, &d, held == 1 ? &d.validation : &d.test, &loss, &accuracy);
+    evaluate_kept_weights(&r, &d, held == 1 ? &d.validation : &d.test, &loss, &accuracy);
     const ngio_value *epoch = last_event(&r, "epoch"), *end = last_event(&r, "end");
     /* f32 sums of up to 576 terms in another order: 5e-8 is seen */
     must_be_near(epoch, "test_loss", loss, 1e-6);
@@ -93,12 +93,12 @@ static void testing_leaves_training_unchanged(void **state) {
   data_close(&d);
 }
 
-/* ---- weights, averaged -----------------------------------------------------------------------*/
+/* ---- averaged weights ------------------------------------------------------------------------*/
 
 #define STEADY HARD " lr-schedule=constant"
 #define AVERAGED STEADY " average-weights=1"
 
-static ngio_tensors *average_of(const trained *r) {
+static ngio_tensors *read_averaged_weights(const trained *r) {
   char message[256] = "", *path = cli_join(r->folder, "average.safetensors");
   ngio_tensors *file = NULL;
   if (ngio_tensors_read(path, NULL, &file, message, sizeof message) != NGIO_OK)
@@ -139,7 +139,7 @@ static void expect_mean_statistics(const trained *r, const data_set *d, const ng
 
 /* Average after each of the epochs 2 to 4: the mean of the weights of shorter runs.  Averaging leaves the run
  * unchanged. */
-static void weights_are_averaged(void **state) {
+static void average_is_the_mean_of_weights(void **state) {
   static const char *const set[] = {STEADY " epochs=2", STEADY " epochs=3", STEADY " epochs=4"};
   static const char *const name[] = {"two", "three", "four"};
   data_set d;
@@ -147,7 +147,7 @@ static void weights_are_averaged(void **state) {
   double loss, accuracy;
   assert_int_equal(data_open(IMAGES, &d), CLI_OK);
   train(&d, "averaged", AVERAGED " epochs=4", &r);
-  ngio_tensors *file = average_of(&r);
+  ngio_tensors *file = read_averaged_weights(&r);
   for (int k = 0; k < 3; k++)
     train(&d, name[k], set[k], &one[k]);
   nn *net = network_of(&r, &d, 1, 77);
@@ -166,7 +166,7 @@ static void weights_are_averaged(void **state) {
   expect_mean_statistics(&r, &d, file);
   ngio_tensors_close(&r.model);
   r.model = file;
-  evaluate(&r, &d, &d.test, &loss, &accuracy);
+  evaluate_kept_weights(&r, &d, &d.test, &loss, &accuracy);
   const ngio_value *end = last_event(&r, "end");
   must_be_near(end, "averaged", 3, 0.0);
   must_be_near(end, "average_test_loss", loss, 1e-6);
@@ -180,7 +180,7 @@ static void weights_are_averaged(void **state) {
 }
 
 /* A resumed run has the same average, bit for bit.  average-lr is the learning rate after averaging starts. */
-static void averages_resume(void **state) {
+static void resumed_averages_have_the_same_bits(void **state) {
   data_set d;
   trained whole, part, rest;
 #define OFTEN AVERAGED " average-every=2 average-lr=0.02 mixup-alpha=0.4 acc-iters=2 log-every=1"
@@ -188,7 +188,7 @@ static void averages_resume(void **state) {
   train(&d, "whole-average", OFTEN " epochs=4", &whole);
   train(&d, "part-average", OFTEN " epochs=2", &part);
   train(&d, "part-average", OFTEN " epochs=4 resume=true", &rest);
-  ngio_tensors *a = average_of(&whole), *b = average_of(&rest);
+  ngio_tensors *a = read_averaged_weights(&whole), *b = read_averaged_weights(&rest);
   assert_true(ngio_tensors_count(a) > 0);
   for (int32_t i = 0; i < ngio_tensors_count(a); i++) {
     const ngio_tensor *t = ngio_tensors_at(a, i);
@@ -212,8 +212,8 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(tests_evaluate_the_kept_weights),
       cmocka_unit_test(testing_leaves_training_unchanged),
-      cmocka_unit_test(weights_are_averaged),
-      cmocka_unit_test(averages_resume),
+      cmocka_unit_test(average_is_the_mean_of_weights),
+      cmocka_unit_test(resumed_averages_have_the_same_bits),
   };
   return cmocka_run_group_tests(tests, make_folder, delete_folder);
 }

@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The weights before each step, and its gradient.  Step k is read from a run of k steps. */
+/* The weights and the gradient before each step.  Those of step k come from a run of k steps. */
 typedef struct trajectory {
   int64_t count;
   int steps;
@@ -20,7 +20,7 @@ typedef struct trajectory {
   double *w[16], *g[16];
 } trajectory;
 
-static trajectory trajectory_of(const data_set *d, const char *name, const char *set, int steps) {
+static trajectory make_trajectory(const data_set *d, const char *name, const char *set, int steps) {
   trajectory p = {.steps = steps};
   feed f;
   for (int k = 0; k <= steps; k++) {
@@ -54,7 +54,7 @@ static trajectory trajectory_of(const data_set *d, const char *name, const char 
   return p;
 }
 
-static void drop_trajectory(trajectory *p) {
+static void free_trajectory(trajectory *p) {
   for (int k = 0; k <= p->steps; k++) {
     free(p->w[k]);
     free(p->g[k]);
@@ -73,7 +73,7 @@ static void reported_clip_matches_the_weights(void **state) {
   int clipped = 0, whole = 0, step = 0;
   assert_int_equal(data_open("synthetic:classes=4,features=6,train=80,test=7,noise=3", &d), CLI_OK);
   train(&d, "clip", CLIPPED " steps=10", &r);
-  trajectory p = trajectory_of(&d, "clip-path", CLIPPED, MOVES);
+  trajectory p = make_trajectory(&d, "clip-path", CLIPPED, MOVES);
   for (int i = 0; i < r.lines; i++) {
     if (!is_event(r.line[i], "step")) continue;
     double s = 0.0, d2 = 0.0, w2 = 0.0;
@@ -97,7 +97,7 @@ static void reported_clip_matches_the_weights(void **state) {
   }
   assert_int_equal(step, MOVES);
   if (clipped == 0 || whole == 0) fail_msg("%d steps are clipped, %d are not", clipped, whole);
-  drop_trajectory(&p);
+  free_trajectory(&p);
   drop_trained(&r);
   data_close(&d);
 }
@@ -108,7 +108,7 @@ enum { RECIPE = 15, EPOCH = 5 };
 #define RECIPE_DATA "synthetic:classes=4,features=6,train=40,test=7,noise=3"
 
 /* The learning rate of chainerkfac with p = 3, from epoch 0.5 to 4. */
-static double published_lr(int step) {
+static double compute_lr(int step) {
   const double e = (double)step / EPOCH;
   return 0.2 * (e < 0.5 ? 1 : pow(1 - (e - 0.5) / 3.5, 3));
 }
@@ -123,11 +123,11 @@ static void momentum_matches_the_published_rule(void **state) {
   trained r;
   int step = 0;
   assert_int_equal(data_open(RECIPE_DATA, &d), CLI_OK);
-  trajectory p = trajectory_of(&d, "recipe", RECIPE_RUN, RECIPE);
+  trajectory p = make_trajectory(&d, "recipe", RECIPE_RUN, RECIPE);
   double *v = calloc((size_t)p.count, sizeof *v);
   assert_non_null(v);
   for (; step < RECIPE; step++) {
-    const double lr = published_lr(step), m = 0.9 / 0.2 * lr;
+    const double lr = compute_lr(step), m = 0.9 / 0.2 * lr;
     double most = 0.0, gap = 0.0;
     for (int64_t i = 0; i < p.count; i++) {
       v[i] = m * v[i] - lr * p.g[step][i];
@@ -140,17 +140,17 @@ static void momentum_matches_the_published_rule(void **state) {
   train(&d, "recipe-log", RECIPE_RUN " steps=15", &r);
   step = 0;
   for (int i = 0; i < r.lines; i++) {
-    if (is_event(r.line[i], "step")) must_be_near(r.line[i], "lr", published_lr(step++), 1e-14);
+    if (is_event(r.line[i], "step")) must_be_near(r.line[i], "lr", compute_lr(step++), 1e-14);
   }
   assert_int_equal(step, RECIPE);
   free(v);
-  drop_trajectory(&p);
+  free_trajectory(&p);
   drop_trained(&r);
   data_close(&d);
 }
 
 /* The damping in the state of the last checkpoint. */
-static double damping_of(const trained *r) {
+static double read_damping(const trained *r) {
   ngio_tensors *saved = state_of(r);
   const char *text = ngio_tensors_text(saved, "natgrad");
   ngio_json *json = json_must(text, strlen(text));
@@ -178,8 +178,8 @@ static void damping_keeps_its_ratio(void **state) {
       const int last = first[i] + more;
       (void)snprintf(set, sizeof set, DAMPED " steps=%d%s", last, more ? " resume=true" : "");
       train(&d, name, set, &r);
-      if (fabs(damping_of(&r) - 0.01 / last) > 1e-14)
-        fail_msg("step %d: damping %.15g, expected %.15g", last, damping_of(&r), 0.01 / last);
+      if (fabs(read_damping(&r) - 0.01 / last) > 1e-14)
+        fail_msg("step %d: damping %.15g, expected %.15g", last, read_damping(&r), 0.01 / last);
       drop_trained(&r);
     }
   }

@@ -27,15 +27,15 @@ static int64_t slow_read(void *user, void *data, int64_t bytes) {
 }
 
 /* An allocator for a reader, counted by p. */
-static ngio_alloc alloc_of(allocator *p) {
+static ngio_alloc make_counting_alloc(allocator *p) {
   const ng_context_config c = allocator_config(p);
   return (ngio_alloc){c.alloc, c.free, p};
 }
 
-/* A stream gives the same result as the bytes in memory. */
-static void same_as_a_stream(const void *bytes, size_t n, const ngio_tensors *f) {
+/* Fail unless a stream of the bytes gives the tensors of f, or an error if f is NULL. */
+static void expect_same_from_stream(const void *bytes, size_t n, const ngio_tensors *f) {
   allocator largest = {.largest = 4096}; /* a stream may announce any length */
-  const ngio_alloc alloc = alloc_of(&largest);
+  const ngio_alloc alloc = make_counting_alloc(&largest);
   slow_stream d = {bytes, n};
   ngio_source s;
   ngio_tensors *g = NULL;
@@ -62,16 +62,16 @@ static void same_as_a_stream(const void *bytes, size_t n, const ngio_tensors *f)
   ngio_tensors_close(&g);
 }
 
-static ngio_status parse(const void *bytes, size_t n, ngio_tensors **f) {
+static ngio_status parse_bytes(const void *bytes, size_t n, ngio_tensors **f) {
   message[0] = 0;
   ngio_status st = ngio_tensors_parse(bytes, n, "x", NULL, f, message, sizeof message);
   assert_true((st == NGIO_OK) == (*f != NULL));
   assert_true((st == NGIO_OK) == (message[0] == 0));
-  same_as_a_stream(bytes, n, *f);
+  expect_same_from_stream(bytes, n, *f);
   return st;
 }
 
-static unsigned char *file_of(const char *header, size_t data, size_t *n) {
+static unsigned char *make_file(const char *header, size_t data, size_t *n) {
   size_t h = strlen(header);
   unsigned char *b = calloc(1, 8 + h + data);
   assert_non_null(b);
@@ -97,7 +97,7 @@ static const uint16_t half[] = {0x3e00, 0xc000}; /* tensor h */
 
 static void a_file_of_the_python_package_is_read(void **state) {
   ngio_tensors *f;
-  assert_int_equal(parse(python_file, sizeof python_file - 1, &f), NGIO_OK);
+  assert_int_equal(parse_bytes(python_file, sizeof python_file - 1, &f), NGIO_OK);
   assert_consistent(f, sizeof python_file);
   const ngio_tensor *w = ngio_tensors_find(f, "w");
   assert_int_equal(w->ndim, 2);
@@ -124,7 +124,7 @@ static void truncated_and_extended_files_are_refused(void **state) {
     char *exact = malloc(n ? n : 1);
     assert_non_null(exact);
     memcpy(exact, b, n);
-    assert_int_equal(parse(exact, n, &f), n == whole ? NGIO_OK : NGIO_ERR_FILE);
+    assert_int_equal(parse_bytes(exact, n, &f), n == whole ? NGIO_OK : NGIO_ERR_FILE);
     ngio_tensors_close(&f);
     write_file(path, b, n);
     ngio_status st = ngio_tensors_read(path, NULL, &f, message, sizeof message);
@@ -138,7 +138,7 @@ static void truncated_and_extended_files_are_refused(void **state) {
   assert_int_equal(unlink(path), 0);
 }
 
-static void headers_with_a_flipped_bit(void **state) {
+static void flipped_bits_are_refused_or_consistent(void **state) {
   size_t n = sizeof python_file - 1;
   int refused = 0;
   for (size_t bit = 0; bit < 8 * (8 + 0xd0); bit++) {
@@ -147,7 +147,7 @@ static void headers_with_a_flipped_bit(void **state) {
     memcpy(b, python_file, n);
     b[bit / 8] = (char)(b[bit / 8] ^ (1 << (bit % 8)));
     ngio_tensors *f;
-    if (parse(b, n, &f) == NGIO_OK) {
+    if (parse_bytes(b, n, &f) == NGIO_OK) {
       assert_consistent(f, n);
     } else {
       refused++;
@@ -216,9 +216,9 @@ static void invalid_headers_are_refused(void **state) {
   };
   for (size_t i = 0; i < sizeof invalid / sizeof invalid[0]; i++) {
     size_t n;
-    unsigned char *b = file_of(invalid[i].header, invalid[i].data, &n);
+    unsigned char *b = make_file(invalid[i].header, invalid[i].data, &n);
     ngio_tensors *f;
-    if (parse(b, n, &f) != NGIO_ERR_FILE) fail_msg("accepted: %s", invalid[i].header);
+    if (parse_bytes(b, n, &f) != NGIO_ERR_FILE) fail_msg("accepted: %s", invalid[i].header);
     expect_message(invalid[i].message);
     free(b);
   }
@@ -238,7 +238,7 @@ static void invalid_headers_are_refused(void **state) {
       b[k] = (unsigned char)(lengths[i] >> (8 * k));
     b[8] = '{';
     ngio_tensors *f;
-    assert_int_equal(parse(b, sizeof b, &f), NGIO_ERR_FILE);
+    assert_int_equal(parse_bytes(b, sizeof b, &f), NGIO_ERR_FILE);
   }
   /* Deep nesting is an error, not a stack overflow. */
   size_t deep = 400000;
@@ -248,18 +248,18 @@ static void invalid_headers_are_refused(void **state) {
   memcpy(h, "{\"a\":", 5);
   h[deep] = 0;
   size_t n;
-  unsigned char *b = file_of(h, 0, &n);
+  unsigned char *b = make_file(h, 0, &n);
   ngio_tensors *f;
-  assert_int_equal(parse(b, n, &f), NGIO_ERR_FILE);
+  assert_int_equal(parse_bytes(b, n, &f), NGIO_ERR_FILE);
   free(b);
   free(h);
 }
 
 /* ---- memory ----------------------------------------------------------------------------------*/
 
-static void payload_memory(void **state) {
+static void tensors_use_the_given_allocator(void **state) {
   allocator memory = {0};
-  const ngio_alloc alloc = alloc_of(&memory);
+  const ngio_alloc alloc = make_counting_alloc(&memory);
   ngio_tensors *f;
   assert_int_equal(ngio_tensors_parse(python_file, sizeof python_file - 1, "x", &alloc, &f, message,
                                       sizeof message),
@@ -318,9 +318,9 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(a_file_of_the_python_package_is_read),
       cmocka_unit_test(truncated_and_extended_files_are_refused),
-      cmocka_unit_test(headers_with_a_flipped_bit),
+      cmocka_unit_test(flipped_bits_are_refused_or_consistent),
       cmocka_unit_test(invalid_headers_are_refused),
-      cmocka_unit_test(payload_memory),
+      cmocka_unit_test(tensors_use_the_given_allocator),
       cmocka_unit_test(threads_read_one_large_file),
   };
   return cmocka_run_group_tests(tests, make_folder, drop_folder);

@@ -21,7 +21,7 @@ static const int64_t big[] = {INT64_MIN};
 static const int32_t word[] = {-7};
 static const uint8_t byte[] = {9, 8, 7};
 
-static int32_t sample(ngio_tensor *t) {
+static int32_t make_sample_tensors(ngio_tensor *t) {
   const ngio_tensor all[] = {
       {"a/byte", NGIO_U8, 1, {3}, byte, 0},
       {"a/float \"quoted\"\n", NGIO_F32, 2, {3, 1}, three, 0},
@@ -38,7 +38,7 @@ static int32_t sample(ngio_tensor *t) {
 
 static void written_tensors_are_read_back(void **state) {
   ngio_tensor t[16];
-  int32_t n = sample(t);
+  int32_t n = make_sample_tensors(t);
   const ngio_text text[] = {{"note", "two\nlines, \"quotes\", \\, \xe2\x82\xac"}, {"", ""}};
   const char *path = in_folder("round");
   assert_int_equal(ngio_tensors_write(path, t, n, text, 2, message, sizeof message), NGIO_OK);
@@ -134,14 +134,14 @@ static void tensors_are_written_in_pieces(void **state) {
 }
 
 /* The stream gets the bytes of the file in order, and nothing after a failure. */
-typedef struct sink {
+typedef struct memory_stream {
   unsigned char bytes[4096];
   int64_t n;
   int32_t calls, fail_at;
-} sink;
+} memory_stream;
 
-static int32_t sink_write(void *user, const void *data, int64_t bytes) {
-  sink *s = user;
+static int32_t write_to_memory_stream(void *user, const void *data, int64_t bytes) {
+  memory_stream *s = user;
   if (++s->calls >= s->fail_at) return 7;
   assert_true(bytes > 0 && s->n + bytes <= (int64_t)sizeof s->bytes);
   memcpy(s->bytes + s->n, data, (size_t)bytes);
@@ -157,10 +157,10 @@ static void a_stream_receives_the_bytes_of_the_file(void **state) {
   assert_int_equal(ngio_tensors_write(path, t, 2, &text, 1, message, sizeof message), NGIO_OK);
   unsigned char *file = read_file(path, &n);
   for (int32_t fail_at = 1; fail_at <= 4; fail_at++) {
-    sink s = {.fail_at = fail_at};
+    memory_stream s = {.fail_at = fail_at};
     ngio_writer *w;
-    ngio_status st =
-        ngio_writer_stream("the sink", sink_write, &s, t, 2, &text, 1, &w, message, sizeof message);
+    ngio_status st = ngio_writer_stream("the sink", write_to_memory_stream, &s, t, 2, &text, 1, &w,
+                                        message, sizeof message);
     assert_true((w == NULL) == (st != NGIO_OK));
     if (st == NGIO_OK) st = ngio_writer_put(w, two, sizeof two, message, sizeof message);
     if (st == NGIO_OK) st = ngio_writer_put(w, three, sizeof three, message, sizeof message);
@@ -257,7 +257,7 @@ static void a_full_disk_leaves_the_old_file(void **state) {
   assert_int_equal(unlink(path), 0);
 }
 
-static void files_of_killed_and_running_writers(void **state) {
+static void partial_files_of_writers_are_handled(void **state) {
   ngio_tensor t = {"f", NGIO_F32, 1, {3}, three, 0};
   const char *path = in_folder("again"), *part = in_folder("again.natgrad-part");
   /* The next writer replaces the partial file of a killed writer, whatever its length. */
@@ -300,7 +300,7 @@ int main(void) {
       cmocka_unit_test(a_stream_receives_the_bytes_of_the_file),
       cmocka_unit_test(invalid_paths_are_refused),
       cmocka_unit_test(a_full_disk_leaves_the_old_file),
-      cmocka_unit_test(files_of_killed_and_running_writers),
+      cmocka_unit_test(partial_files_of_writers_are_handled),
   };
   return cmocka_run_group_tests(tests, make_folder, drop_folder);
 }

@@ -23,61 +23,62 @@ static const char changes[] =
     "options|norm_kind|norm_no_weight|kind|weight's group|bias's group|frozen mark|tensor's count|"
     "tensor's name|tensor first|one more|method|linear algebra";
 
-static bool is(const char *c, const char *name) { return strcmp(c, name) == 0; }
+static bool is_set(const char *c, const char *name) { return strcmp(c, name) == 0; }
 
-/* Return `other` if c names this axis, else `usual`. */
-static int64_t axis(const char *c, const char *name, int i, int64_t usual, int64_t other) {
+/* Return `other` if the change c names this field and axis i, else `usual`. */
+static int64_t choose_axis_value(const char *c, const char *name, int i, int64_t usual,
+                                 int64_t other) {
   const size_t n = strlen(name);
   return strncmp(c, name, n) == 0 && c[n] == '0' + i ? other : usual;
 }
 
-/* A convolution that is valid with any single change. */
-static void describe(ng_layer *l, const char *c) {
-  ng_layer_init(l, is(c, "kind") ? NG_LINEAR : NG_CONV2D, sizeof *l);
-  l->name = is(c, "name") ? "other" : "conv";
-  l->in = is(c, "in") ? 8 : 4;
-  l->out = is(c, "out") ? 12 : 8;
-  l->bias = !is(c, "bias");
-  l->frozen = is(c, "frozen");
-  l->options = is(c, "options") ? "damping=0.5" : NULL;
-  if (is(c, "kind")) return;
+/* Describe a convolution with the change c.  The convolution is valid with any single change. */
+static void fill_layer(ng_layer *l, const char *c) {
+  ng_layer_init(l, is_set(c, "kind") ? NG_LINEAR : NG_CONV2D, sizeof *l);
+  l->name = is_set(c, "name") ? "other" : "conv";
+  l->in = is_set(c, "in") ? 8 : 4;
+  l->out = is_set(c, "out") ? 12 : 8;
+  l->bias = !is_set(c, "bias");
+  l->frozen = is_set(c, "frozen");
+  l->options = is_set(c, "options") ? "damping=0.5" : NULL;
+  if (is_set(c, "kind")) return;
   for (int i = 0; i < 2; i++) {
-    l->kernel[i] = axis(c, "kernel", i, 3, 1);
-    l->stride[i] = axis(c, "stride", i, 1, 2);
-    l->padding[i] = axis(c, "padding", i, 1, 2);
-    l->dilation[i] = axis(c, "dilation", i, 1, 2);
-    l->image[i] = axis(c, "image", i, 10, 9);
+    l->kernel[i] = choose_axis_value(c, "kernel", i, 3, 1);
+    l->stride[i] = choose_axis_value(c, "stride", i, 1, 2);
+    l->padding[i] = choose_axis_value(c, "padding", i, 1, 2);
+    l->dilation[i] = choose_axis_value(c, "dilation", i, 1, 2);
+    l->image[i] = choose_axis_value(c, "image", i, 10, 9);
   }
-  l->groups = is(c, "groups") ? 2 : 1;
-  if (is(c, "norm_eps")) l->norm_eps += 1e-3;
-  if (is(c, "norm_input")) l->norm_input = NG_NORM_NORMALISED;
-  if (is(c, "norm_kind")) l->norm_kind = NG_GROUP_NORM;
-  if (is(c, "norm_no_weight")) l->norm_no_weight = 1;
-  if (is(c, "token_dtype")) l->token_dtype = l->token_dtype == NG_I64 ? NG_I32 : NG_I64;
+  l->groups = is_set(c, "groups") ? 2 : 1;
+  if (is_set(c, "norm_eps")) l->norm_eps += 1e-3;
+  if (is_set(c, "norm_input")) l->norm_input = NG_NORM_NORMALISED;
+  if (is_set(c, "norm_kind")) l->norm_kind = NG_GROUP_NORM;
+  if (is_set(c, "norm_no_weight")) l->norm_no_weight = 1;
+  if (is_set(c, "token_dtype")) l->token_dtype = l->token_dtype == NG_I64 ? NG_I32 : NG_I64;
 }
 
-static ng_status rows(fixture *f, const char *c) {
+static ng_status add_linear_with_rows(fixture *f, const char *c) {
   ng_layer l = layer_of(NG_LINEAR, "rows", 3, 3);
-  l.positions = is(c, "positions") ? 5 : 0;
-  if (is(c, "order")) l.order = NG_POSITIONS_FIRST;
+  l.positions = is_set(c, "positions") ? 5 : 0;
+  if (is_set(c, "order")) l.order = NG_POSITIONS_FIRST;
   return ng_add_layer(f->p, &l, NULL);
 }
 
-static ng_status make(fixture *f, const char *c) {
+static ng_status add_changed_layers(fixture *f, const char *c) {
   ng_layer l;
   ng_status st = NG_OK;
-  const char *const tensor = is(c, "tensor's name") ? "delta" : "gamma";
-  const int64_t count = is(c, "tensor's count") ? 6 : 7;
-  describe(&l, c);
-  if (is(c, "tensor first")) st = ng_add_tensor(f->p, tensor, count, NULL);
+  const char *const tensor = is_set(c, "tensor's name") ? "delta" : "gamma";
+  const int64_t count = is_set(c, "tensor's count") ? 6 : 7;
+  fill_layer(&l, c);
+  if (is_set(c, "tensor first")) st = ng_add_tensor(f->p, tensor, count, NULL);
   int32_t index = 0;
   if (st == NG_OK) st = ng_add_layer(f->p, &l, &index);
-  if (st == NG_OK) st = rows(f, c);
-  if (st == NG_OK && !is(c, "tensor first")) st = ng_add_tensor(f->p, tensor, count, NULL);
-  if (st == NG_OK && is(c, "one more")) st = ng_add_linear(f->p, "more", 2, 2, 0, NULL);
-  if (st == NG_OK && is(c, "weight's group")) st = ng_set_group(f->p, index, NG_WEIGHT, 1);
-  if (st == NG_OK && is(c, "bias's group")) st = ng_set_group(f->p, index, NG_BIAS, 1);
-  if (st == NG_OK && is(c, "frozen mark")) st = ng_freeze(f->p, index, 1);
+  if (st == NG_OK) st = add_linear_with_rows(f, c);
+  if (st == NG_OK && !is_set(c, "tensor first")) st = ng_add_tensor(f->p, tensor, count, NULL);
+  if (st == NG_OK && is_set(c, "one more")) st = ng_add_linear(f->p, "more", 2, 2, 0, NULL);
+  if (st == NG_OK && is_set(c, "weight's group")) st = ng_set_group(f->p, index, NG_WEIGHT, 1);
+  if (st == NG_OK && is_set(c, "bias's group")) st = ng_set_group(f->p, index, NG_BIAS, 1);
+  if (st == NG_OK && is_set(c, "frozen mark")) st = ng_freeze(f->p, index, 1);
   return st;
 }
 
@@ -108,9 +109,9 @@ static ng_status make_ready(int32_t rank, ng_transport *t, void *arg) {
   const bool odd = rank == ODD;
   const char *c = odd && l->change != NULL ? l->change : "";
   const fixture_how how = {
-      .linalg = is(c, "linear algebra") ? "cpu" : "ref", .threads = 1, .transport = t};
+      .linalg = is_set(c, "linear algebra") ? "cpu" : "ref", .threads = 1, .transport = t};
   ng_status st = fixture_open(&f, odd ? l->other : l->usual, &how);
-  if (st == NG_OK && l->change != NULL) st = make(&f, c);
+  if (st == NG_OK && l->change != NULL) st = add_changed_layers(&f, c);
   if (st == NG_OK && l->change == NULL) st = add_layers(&f, odd ? l->layer : NULL, l->words);
   if (st == NG_OK) st = ng_ready(f.p);
   (void)snprintf(l->message[rank], sizeof l->message[0], "%s", ng_last_error(f.ctx));
@@ -144,14 +145,14 @@ static void differing_layers_are_refused(void **state) {
     char c[32];
     end = at + strcspn(at, "|");
     (void)snprintf(c, sizeof c, "%.*s", (int)(end - at), at);
-    const bool algebra = is(c, "linear algebra");
+    const bool algebra = is_set(c, "linear algebra");
     difference l = {.change = c, .usual = "method=natgrad"};
-    (void)snprintf(l.other, TEXT, "method=%s", is(c, "method") ? "eva-natgrad" : "natgrad");
+    (void)snprintf(l.other, TEXT, "method=%s", is_set(c, "method") ? "eva-natgrad" : "natgrad");
     if (algebra && !has_cpu()) continue; /* a build without BLAS */
     expect_refusal(&l, c[0] != 0,
-                   algebra           ? "ng_ready: linear algebra of 1 of 3"
-                   : is(c, "method") ? "ng_ready: options of 1 of 3"
-                                     : "ng_ready: layers of 1 of 3");
+                   algebra               ? "ng_ready: linear algebra of 1 of 3"
+                   : is_set(c, "method") ? "ng_ready: options of 1 of 3"
+                                         : "ng_ready: layers of 1 of 3");
   }
 }
 
@@ -163,7 +164,7 @@ static void no_field_was_added(void **state) {
 /* ---- every option of the table ---------------------------------------------------------------*/
 
 /* Return whether a model with these options becomes ready on all ranks. */
-static bool works(const char *options, bool words) {
+static bool becomes_ready(const char *options, bool words) {
   difference l = {.words = words};
   ng_status st[RANKS];
   (void)snprintf(l.usual, TEXT, "%s", options);
@@ -172,7 +173,7 @@ static bool works(const char *options, bool words) {
 }
 
 /* Candidate i for another value: choices, numbers of any size, names.  Return false after the last. */
-static bool candidate(const ng_option_info *o, int i, char *value) {
+static bool get_candidate(const ng_option_info *o, int i, char *value) {
   static const char *const number[] = {"3", "0.5", "1", "0", "7", "0.001", "-1", "100"};
   static const char *const text[] = {"fc", "*: damping=0.7"};
   if (o->type == NG_OPTION_CHOICE) {
@@ -192,8 +193,8 @@ static bool candidate(const ng_option_info *o, int i, char *value) {
   return true;
 }
 
-/* Read the model's value; return false if the options are invalid. */
-static bool text_of(const char *options, const char *name, char *value) {
+/* Read the value of an option from a line of options; return false if the line is invalid. */
+static bool get_option_text(const char *options, const char *name, char *value) {
   ng_options *o = NULL;
   char why[256];
   bool good = ng_options_create(NULL, why, sizeof why, &o) == NG_OK &&
@@ -204,14 +205,15 @@ static bool text_of(const char *options, const char *name, char *value) {
 }
 
 /* The first value that differs from the method's own and is valid with the other options. */
-static bool other_value(const ng_option_info *o, const char *method, difference *l) {
+static bool find_other_value(const ng_option_info *o, const char *method, difference *l) {
   char value[64], own[TEXT], got[TEXT];
   (void)snprintf(l->usual, TEXT, "method=%s", method);
-  l->words = works(l->usual, true); /* some methods do not support embeddings */
-  if (!text_of(l->usual, o->name, own)) return false;
-  for (int i = 0; candidate(o, i, value); i++) {
+  l->words = becomes_ready(l->usual, true); /* some methods do not support embeddings */
+  if (!get_option_text(l->usual, o->name, own)) return false;
+  for (int i = 0; get_candidate(o, i, value); i++) {
     (void)snprintf(l->other, TEXT, "method=%s %s='%s'", method, o->name, value);
-    if (text_of(l->other, o->name, got) && strcmp(own, got) != 0 && works(l->other, l->words))
+    if (get_option_text(l->other, o->name, got) && strcmp(own, got) != 0 &&
+        becomes_ready(l->other, l->words))
       return true;
   }
   return false;
@@ -228,7 +230,7 @@ static void differing_options_are_refused(void **state) {
     int here = 0;
     for (size_t m = 0; m < sizeof method / sizeof *method; m++) {
       difference l = {.layer = NULL};
-      if (!other_value(&o, method[m], &l)) continue;
+      if (!find_other_value(&o, method[m], &l)) continue;
       expect_refusal(&l, true, "ng_ready: options of");
       here++;
     }
@@ -245,7 +247,7 @@ static void differing_options_are_refused(void **state) {
   }
 }
 
-/* The radius needs solver = product; the options of one layer are no option of the model. */
+/* The radius needs solver = product, and the options of one layer are not options of the model. */
 static void differing_radius_and_layer_options_are_refused(void **state) {
   difference radius = {.usual = "method=natgrad solver=product norm_block=none radius=0.3",
                        .other = "method=natgrad solver=product norm_block=none radius=0.7"},

@@ -10,7 +10,7 @@
 #include <stdio.h>
 #include <string.h>
 
-static double value(const char *text, const char *option, double of, int64_t t) {
+static double evaluate_schedule(const char *text, const char *option, double of, int64_t t) {
   double base[SCHEDULED], v[SCHEDULED];
   char message[256] = "";
   int k = 0;
@@ -35,7 +35,7 @@ static void the_decay_follows_the_table_of_kaisa(void **state) {
   char text[64];
   for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
     (void)snprintf(text, sizeof text, "stat_decay~%s", table[i].m);
-    assert_true(value(text, "stat_decay", 0.5, table[i].t) == table[i].v);
+    assert_true(evaluate_schedule(text, "stat_decay", 0.5, table[i].t) == table[i].v);
   }
 }
 
@@ -63,12 +63,12 @@ static void schedules_multiply_at_their_points(void **state) {
              {"stat_period*=0.4@1,2", "stat_period", 2, {2, 1, 1, 1, 1}}};
   for (size_t i = 0; i < sizeof row / sizeof row[0]; i++) {
     for (int64_t t = 0; t < 5; t++) {
-      const double v = value(row[i].text, row[i].option, row[i].base, t);
+      const double v = evaluate_schedule(row[i].text, row[i].option, row[i].base, t);
       if (v != row[i].v[t])
         fail_msg("%s: %s is %g at step %d", row[i].text, row[i].option, v, (int)t);
     }
   }
-  assert_true(value(kaisa, "damping", 1, 1000000) == 625);
+  assert_true(evaluate_schedule(kaisa, "damping", 1, 1000000) == 625);
 }
 
 /* EFCP's rules at x = 1/4, 1/2, 3/4 and the end, from their formulas: 1 - sqrt(15)/4, 1 - sqrt(3)/2, 1 -
@@ -97,8 +97,8 @@ static void curves_follow_the_formulas_of_efcp(void **state) {
     for (int64_t t = 0; t < 9; t++) { /* later steps equal the last */
       const int64_t k = t < 4 ? t : 3;
       /* 16 digits above, and a few roundings of 2^-53 */
-      assert_true(fabs(value(up, "damping", 3, t) - 3 * table[i].up[k]) < 4e-15);
-      assert_true(fabs(value(down, "damping", 3, t) - 3 * table[i].down[k]) < 4e-15);
+      assert_true(fabs(evaluate_schedule(up, "damping", 3, t) - 3 * table[i].up[k]) < 4e-15);
+      assert_true(fabs(evaluate_schedule(down, "damping", 3, t) - 3 * table[i].down[k]) < 4e-15);
     }
   }
 }
@@ -181,8 +181,8 @@ static void schedules_are_checked_before_the_run(void **state) {
 /* Rounding of a few operations on numbers up to 1. */
 #define NEAR 1e-14
 
-static void check_lr(const char *schedule, const char *warm_up, double epoch, double total,
-                     double expected) {
+static void expect_lr(const char *schedule, const char *warm_up, double epoch, double total,
+                      double expected) {
   settings s;
   settings_init(&s);
   must_set(&s, "lr", "0.5");
@@ -195,44 +195,44 @@ static void check_lr(const char *schedule, const char *warm_up, double epoch, do
 }
 
 static void lr_follows_its_formulas(void **state) {
-  check_lr("constant", "0", 7.5, 10, 1);
-  check_lr("step:3,6", "0", 2.999, 10, 1);
-  check_lr("step:3,6", "0", 3, 10, 0.1);
-  check_lr("step:3,6", "0", 9, 10, 0.01);
-  check_lr("step:0.5,6@0.2", "0", 0.5, 10, 0.2);
-  check_lr("step:3,6@0.5", "0", 6, 10, 0.25);
-  check_lr("cosine", "0", 0, 10, 1);
-  check_lr("cosine", "0", 2.5, 10, 0.5 * (1 + sqrt(0.5)));
-  check_lr("cosine", "0", 5, 10, 0.5);
-  check_lr("cosine", "0", 10, 10, 0);
-  check_lr("cosine:0.2", "0", 10, 10, 0.2);
-  check_lr("cosine:0.2", "0", 5, 10, 0.6);
-  check_lr("linear", "0", 4, 10, 0.6);
-  check_lr("linear:0.5", "0", 10, 10, 0.5);
-  check_lr("linear:0.5", "0", 5, 10, 0.75);
-  check_lr("polynomial:2", "0", 5, 10, 0.25);
-  check_lr("polynomial:0.5", "0", 7.5, 10, 0.5);
-  check_lr("polynomial:2@2,6", "0", 1.999, 5, 1);
-  check_lr("polynomial:2@2,6", "0", 4, 5, 0.25);
-  check_lr("polynomial:2@2,6", "0", 6, 10, 0.25);  /* END is at least the end of the run */
-  check_lr("polynomial:1@0,20", "4", 2, 10, 0.45); /* the warm-up rises while the schedule falls */
-  check_lr("cyclic:4", "0", 0, 10, 0.1);
-  check_lr("cyclic:4", "0", 1, 10, 0.55);
-  check_lr("cyclic:4", "0", 2, 10, 1);
-  check_lr("cyclic:4@0.4", "0", 3, 10, 0.7);
-  check_lr("cyclic:4@0.4", "0", 8, 10, 0.4);
+  expect_lr("constant", "0", 7.5, 10, 1);
+  expect_lr("step:3,6", "0", 2.999, 10, 1);
+  expect_lr("step:3,6", "0", 3, 10, 0.1);
+  expect_lr("step:3,6", "0", 9, 10, 0.01);
+  expect_lr("step:0.5,6@0.2", "0", 0.5, 10, 0.2);
+  expect_lr("step:3,6@0.5", "0", 6, 10, 0.25);
+  expect_lr("cosine", "0", 0, 10, 1);
+  expect_lr("cosine", "0", 2.5, 10, 0.5 * (1 + sqrt(0.5)));
+  expect_lr("cosine", "0", 5, 10, 0.5);
+  expect_lr("cosine", "0", 10, 10, 0);
+  expect_lr("cosine:0.2", "0", 10, 10, 0.2);
+  expect_lr("cosine:0.2", "0", 5, 10, 0.6);
+  expect_lr("linear", "0", 4, 10, 0.6);
+  expect_lr("linear:0.5", "0", 10, 10, 0.5);
+  expect_lr("linear:0.5", "0", 5, 10, 0.75);
+  expect_lr("polynomial:2", "0", 5, 10, 0.25);
+  expect_lr("polynomial:0.5", "0", 7.5, 10, 0.5);
+  expect_lr("polynomial:2@2,6", "0", 1.999, 5, 1);
+  expect_lr("polynomial:2@2,6", "0", 4, 5, 0.25);
+  expect_lr("polynomial:2@2,6", "0", 6, 10, 0.25);  /* END is at least the end of the run */
+  expect_lr("polynomial:1@0,20", "4", 2, 10, 0.45); /* the warm-up rises while the schedule falls */
+  expect_lr("cyclic:4", "0", 0, 10, 0.1);
+  expect_lr("cyclic:4", "0", 1, 10, 0.55);
+  expect_lr("cyclic:4", "0", 2, 10, 1);
+  expect_lr("cyclic:4@0.4", "0", 3, 10, 0.7);
+  expect_lr("cyclic:4@0.4", "0", 8, 10, 0.4);
   /* After a warm-up the schedule is stretched over the remaining epochs. */
-  check_lr("constant", "2", 0, 10, 0);
-  check_lr("constant", "2", 0.5, 10, 0.25);
-  check_lr("constant", "2", 2, 10, 1);
-  check_lr("cosine", "2", 1, 10, 0.5);
-  check_lr("cosine", "2", 2, 10, 1);
-  check_lr("cosine", "2", 6, 10, 0.5);
-  check_lr("linear", "2", 4, 10, 0.75);
-  check_lr("polynomial:3", "2", 6, 10, 0.125);
-  check_lr("step:1,3", "2", 1, 10, 0.05);
-  check_lr("step:1,3", "2", 2.5, 10, 0.1);
-  check_lr("linear", "20", 5, 10, 0.25); /* a run that ends within its warm-up */
+  expect_lr("constant", "2", 0, 10, 0);
+  expect_lr("constant", "2", 0.5, 10, 0.25);
+  expect_lr("constant", "2", 2, 10, 1);
+  expect_lr("cosine", "2", 1, 10, 0.5);
+  expect_lr("cosine", "2", 2, 10, 1);
+  expect_lr("cosine", "2", 6, 10, 0.5);
+  expect_lr("linear", "2", 4, 10, 0.75);
+  expect_lr("polynomial:3", "2", 6, 10, 0.125);
+  expect_lr("step:1,3", "2", 1, 10, 0.05);
+  expect_lr("step:1,3", "2", 2.5, 10, 0.1);
+  expect_lr("linear", "20", 5, 10, 0.25); /* a run that ends within its warm-up */
 }
 
 /* Only `step` schedules jump, and no schedule leaves [0, lr]. */

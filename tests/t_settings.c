@@ -212,7 +212,7 @@ static void settings_override_environment_and_method(void **state) {
 }
 
 /* NG_METHOD sets the method if none is given. */
-static void the_method_of_the_environment(void **state) {
+static void environment_sets_the_method(void **state) {
   settings s;
   ng_options *o = NULL;
   assert_int_equal(setenv("NG_METHOD", "eva", 1), 0);
@@ -277,8 +277,8 @@ static void written_settings_are_read_back(void **state) {
   settings_free(&back);
 }
 
-/* Time grows with the number of keys, not of pairs; at 30 microseconds per pair these would take 138 s. */
-static void many_unknown_keys(void **state) {
+/* Time grows with the number of keys.  If it grew with the number of pairs, at 30 us each, the test would take 138 s. */
+static void many_unknown_keys_are_read_fast(void **state) {
   enum { KEYS = 3000 };
   FILE *f = fopen(in_folder("many.json"), "w");
   assert_non_null(f);
@@ -343,7 +343,7 @@ static void bad_files_are_refused(void **state) {
   settings_free(&s);
 }
 
-/* ---- going on --------------------------------------------------------------------------------*/
+/* ---- resumed runs ----------------------------------------------------------------------------*/
 
 static void resumed_runs_keep_their_settings(void **state) {
   for (int i = 0; i < OTHERS; i++) {
@@ -381,10 +381,10 @@ int main(void) {
       cmocka_unit_test(bad_values_are_refused),
       cmocka_unit_test(settings_are_checked_together),
       cmocka_unit_test(settings_override_environment_and_method),
-      cmocka_unit_test(the_method_of_the_environment),
+      cmocka_unit_test(environment_sets_the_method),
       cmocka_unit_test(written_settings_are_read_back),
       cmocka_unit_test(bad_files_are_refused),
-      cmocka_unit_test(many_unknown_keys),
+      cmocka_unit_test(many_unknown_keys_are_read_fast),
       cmocka_unit_test(resumed_runs_keep_their_settings),
   };
   return cmocka_run_group_tests(tests, make_folder, delete_folder);

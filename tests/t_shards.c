@@ -14,13 +14,11 @@
 #include "oracle.h"
 #include "shard_run.h"
 
-/* ---- the oracle ------------------------------------------------------------------------------*/
-
-typedef struct whole {
+typedef struct whole_model {
   double P[STEPS][LAYERS][MOST_WEIGHTS], nu[STEPS];
-} whole;
+} whole_model;
 
-static void compute_oracle(const shard_run *x, whole *w) {
+static void compute_oracle(const shard_run *x, whole_model *w) {
   char options[256];
   (void)snprintf(options, sizeof options, "%.*s", (int)strcspn(x->options, "|"), x->options);
   ng_options opt = fixture_parse(options);
@@ -58,8 +56,8 @@ static void compute_oracle(const shard_run *x, whole *w) {
   oracle_destroy(&o);
 }
 
-/* The weights after the updates. */
-static void update(const shard_run *x, whole *w) {
+/* If the options have a fused update, replace PD of each step by the weights after the update. */
+static void apply_updates(const shard_run *x, whole_model *w) {
   const bool sgd = strstr(x->options, "=sgd") != NULL;
   if (!sgd && strstr(x->options, "=adamw") == NULL) return;
   ng_sgd s = fixture_sgd(0.1, 0.9);
@@ -84,7 +82,7 @@ static void update(const shard_run *x, whole *w) {
 }
 
 /* The largest difference of this rank's shards, relative to the largest number of the layer. */
-static double largest_error(const shard_run *x, const whole *w, int32_t rank, int t) {
+static double measure_error(const shard_run *x, const whole_model *w, int32_t rank, int t) {
   double worst = fabs(x->nu[rank][t] - w->nu[t]) / w->nu[t];
   for (int i = 0; i < LAYERS; i++) {
     const shard p = shard_of(x, rank, i);
@@ -103,19 +101,19 @@ static double largest_error(const shard_run *x, const whole *w, int32_t rank, in
 
 /* Eigenvectors are f32, and their accuracy depends on the LAPACK: 1.1e-5 is seen with AVX-512 on one rank without
  * shards. */
-static double bound_of(const shard_run *x) {
+static double error_bound(const shard_run *x) {
   return strstr(x->options, "eigen") != NULL ? 3e-5 : 1e-5;
 }
 
-static void compare(const shard_run *x) {
-  whole w;
+static void compare_with_oracle(const shard_run *x) {
+  whole_model w;
   memset(&w, 0, sizeof w);
   compute_oracle(x, &w);
-  update(x, &w);
+  apply_updates(x, &w);
   for (int32_t r = 0; r < x->data * x->model; r++) {
     for (int t = x->first; t < STEPS; t++) {
-      const double error = largest_error(x, &w, r, t);
-      if (!(error < bound_of(x))) {
+      const double error = measure_error(x, &w, r, t);
+      if (!(error < error_bound(x))) {
         fail_msg("%s, data %d model %d: rank %d is off by %g in step %d (nu %g, %g)", x->options,
                  x->data, x->model, r, error, t, x->nu[r][t], w.nu[t]);
       }
@@ -162,7 +160,7 @@ static void shards_equal_whole_layers(void **state) {
         how.last = g % 2 == 1;
         how.rows_first = k % 2 == 0;
         shard_run *x = trained_run(&how);
-        compare(x);
+        compare_with_oracle(x);
         free(x);
       }
     }
@@ -209,7 +207,7 @@ static void shards_equal_groups_of_one_rank(void **state) {
   }
 }
 
-/* ---- a group that some ranks were not given --------------------------------------------------*/
+/* ---- a model group on some ranks only --------------------------------------------------------*/
 
 /* For any set of ranks without a model group, all ranks return the error, and no rank hangs. */
 static void model_groups_on_some_ranks_are_refused(void **state) {

@@ -7,8 +7,6 @@
 
 #include "shard_run.h"
 
-/* ---- faults ----------------------------------------------------------------------------------*/
-
 #define BASE "method=natgrad damping=0.3 stat_period=1 solve_period=1"
 
 /* One rank observes a NaN or an array that does not fit.  Its model group gets the error from that call, all other
@@ -69,7 +67,7 @@ static void failed_allocations_reach_the_model_group(void **state) {
 }
 
 /* Each collective in turn fails, in the data group or in the model group: all ranks return NG_ERR_COMM. */
-static void any_collective_fails(void **state) {
+static void failing_collectives_end_all_ranks(void **state) {
   for (int which = 0; which < 2; which++) {
     int32_t k = 1;
     for (;; k++) {
@@ -122,7 +120,7 @@ static void unsupported_options_are_refused(void **state) {
   }
 }
 
-static void refused_layers(void **state) {
+static void unsupported_layers_are_refused(void **state) {
   static const struct {
     /* group: the context has a model group; shard_group: the layer has its own; words: an embedding */
     bool group, shard_group, embedding;
@@ -160,9 +158,10 @@ static void refused_layers(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(wrong_arrays_of_one_rank_reach_all), cmocka_unit_test(any_collective_fails),
-      cmocka_unit_test(failed_allocations_reach_the_model_group),
-      cmocka_unit_test(unsupported_options_are_refused), cmocka_unit_test(refused_layers)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(wrong_arrays_of_one_rank_reach_all),
+                                     cmocka_unit_test(failing_collectives_end_all_ranks),
+                                     cmocka_unit_test(failed_allocations_reach_the_model_group),
+                                     cmocka_unit_test(unsupported_options_are_refused),
+                                     cmocka_unit_test(unsupported_layers_are_refused)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -29,14 +29,14 @@ static const struct {
               {2, false, true, false}};
 enum { OTHERS = sizeof others / sizeof others[0] };
 
-static shard_run saver(const char *options, const char *one, const char *parts) {
+static shard_run make_saving_run(const char *options, const char *one, const char *parts) {
   shard_run how = usual_run(options);
   how.save = one;
   how.parts = parts;
   return how;
 }
 
-/* Continue from the weights `start`, and save again. */
+/* Let the run begin at step 2 with the weights `start`, and save to `again`. */
 static void continue_from(shard_run *how, double start[LAYERS][MOST_WEIGHTS], const char *again) {
   how->save = how->parts = NULL;
   how->resave = again;
@@ -44,7 +44,7 @@ static void continue_from(shard_run *how, double start[LAYERS][MOST_WEIGHTS], co
   how->start = start;
 }
 
-static void whole_of(const shard_run *x, int t, double to[LAYERS][MOST_WEIGHTS]) {
+static void merge_shards(const shard_run *x, int t, double to[LAYERS][MOST_WEIGHTS]) {
   memset(to, 0, LAYERS * sizeof to[0]);
   for (int32_t r = 0; r < x->data * x->model; r++) {
     for (int i = 0; i < LAYERS; i++)
@@ -55,10 +55,10 @@ static void whole_of(const shard_run *x, int t, double to[LAYERS][MOST_WEIGHTS])
 static void expect_continuation(const shard_run *uninterrupted, const shard_run *x, bool same) {
   double expected[LAYERS][MOST_WEIGHTS], got[LAYERS][MOST_WEIGHTS];
   const int last = STEPS - 1;
-  whole_of(uninterrupted, last, expected);
+  merge_shards(uninterrupted, last, expected);
   for (int32_t r = 0; r < x->data * x->model && same; r++)
     assert_memory_equal(x->out[r][last], uninterrupted->out[r][last], sizeof x->out[r][last]);
-  whole_of(x, last, got);
+  merge_shards(x, last, got);
   for (int i = 0; i < LAYERS; i++) {
     double most = 0.0;
     for (int k = 0; k < MOST_WEIGHTS; k++)
@@ -75,13 +75,13 @@ static void states_are_read_by_any_split(void **state) {
   const path one = path_of("one"), parts = path_of("parts"), again = path_of("again");
   for (size_t u = 0; u < sizeof updates / sizeof updates[0]; u++) {
     for (int across = 0; across < 2; across++) {
-      shard_run how = saver(updates[u], one.text, parts.text);
+      shard_run how = make_saving_run(updates[u], one.text, parts.text);
       how.data_adjacent = across == 1;
       how.skewed = u == 1;
       how.bias = u != 2;
       double start[LAYERS][MOST_WEIGHTS];
       shard_run *uninterrupted = trained_run(&how);
-      whole_of(uninterrupted, 1, start);
+      merge_shards(uninterrupted, 1, start);
       assert_int_equal(list_folder().n, 1 + 2 * how.model);
       continue_from(&how, start, again.text);
       for (int k = 0; k < 2 * OTHERS; k++) {
@@ -108,12 +108,12 @@ static void states_are_read_by_any_split(void **state) {
 static void states_of_whole_layers_are_read_by_shards(void **state) {
   const path one = path_of("one"), parts = path_of("parts"), again = path_of("again");
   for (size_t u = 0; u < sizeof updates / sizeof updates[0]; u++) {
-    shard_run how = saver(updates[u], one.text, parts.text);
+    shard_run how = make_saving_run(updates[u], one.text, parts.text);
     how.model = 1;
     how.whole = true;
     double start[LAYERS][MOST_WEIGHTS];
     shard_run *uninterrupted = trained_run(&how);
-    whole_of(uninterrupted, 1, start);
+    merge_shards(uninterrupted, 1, start);
     continue_from(&how, start, again.text);
     how.whole = false;
     how.model = 3;

@@ -21,20 +21,20 @@ enum { PATTERNS = 3, DESCRIPTIONS = 4, TAKES = 4 };
 static int32_t rank_count(int k) { return rank_counts[k]; }
 #endif
 
-/* Every second rank has samples, in turn; only the last rank has samples; SHARED: each rank has its own number. */
+/* Samples of a rank.  Pattern 0: every second rank has samples; 1: only the last rank; SHARED: every rank. */
 enum { SHARED = 2 };
-static int64_t samples_of(int pattern, int32_t t, int32_t rank, int32_t ranks) {
+static int64_t count_samples(int pattern, int32_t t, int32_t rank, int32_t ranks) {
   if (pattern == SHARED) return 1 + (3 * rank + t) % 5;
   if (pattern == 1) return rank == ranks - 1 ? 5 : 0;
   return (rank + t) % 2 == 0 ? 0 : 1 + (3 * rank + t) % 5;
 }
 
-static test_case *shards(const variant *v, int32_t steps, int32_t ranks, int pattern) {
+static test_case *make_sharded_case(const variant *v, int32_t steps, int32_t ranks, int pattern) {
   rng r = {test_seed() ^ 43};
   test_case *s = v_layers_of(v, steps, ranks);
   for (int32_t t = 0; t < steps; t++) {
     for (int32_t k = 0; k < ranks; k++)
-      case_add_micro(s, t, k, samples_of(pattern, t, k, ranks))->batch.reduction = NG_SUM;
+      case_add_micro(s, t, k, count_samples(pattern, t, k, ranks))->batch.reduction = NG_SUM;
   }
   case_fill(s, &r);
   return s;
@@ -45,7 +45,7 @@ typedef struct description {
   bool mean, last, silent, whole; /* silent: ranks without samples do not observe */
 } description;
 
-static void describe(test_case *s, const description *m) {
+static void set_batch_fields(test_case *s, const description *m) {
   for (int32_t t = 0; t < s->steps; t++) {
     int64_t whole = 0;
     for (int32_t k = 0; k < s->ranks; k++) {
@@ -82,13 +82,13 @@ static void ranks_equal_one_rank(const variant *v) {
       /* A damping that leaks into an average is divided by the number of ranks (as published), which changes
        * results from the second step on; ranks that share a batch add it whole. */
       const int32_t steps = usual.base.damping_leak != NG_LEAK_NONE && !row[k].whole ? 1 : STEPS;
-      test_case *s = shards(v, steps, rank_count(i / PATTERNS), i % PATTERNS),
+      test_case *s = make_sharded_case(v, steps, rank_count(i / PATTERNS), i % PATTERNS),
                 *whole = case_merge(s);
       if (row[k].mean) {
         v_means(s);
         v_means(whole);
       }
-      describe(s, &row[k]);
+      set_batch_fields(s, &row[k]);
       char what[80];
       (void)snprintf(what, sizeof what, "%d ranks, pattern %d, manner %d", s->ranks, i % PATTERNS,
                      (int)k);
@@ -107,7 +107,7 @@ static void ranks_equal_one_rank(const variant *v) {
 
 /* calls = last: a rank without samples in the last call contributes nothing, as one rank's earlier calls
  * contribute nothing. */
-static void last_call(const variant *v) {
+static void empty_last_call_adds_nothing(const variant *v) {
   enum { RANKS = 2, B = 4 };
   rng r = {test_seed() ^ 44};
   const ng_options usual = v_options(v); /* the same with one call */
@@ -143,8 +143,8 @@ static void expect_refusal(const variant *v, test_case *s, ng_status st, const c
   case_destroy(&s);
 }
 
-/* A single rank needs samples, and a range within the whole batch. */
-static void refused(const variant *v) {
+/* A single rank needs samples, and its samples must lie within the whole batch. */
+static void invalid_batch_sizes_are_refused(const variant *v) {
   static const struct {
     int64_t samples, whole, first;
     const char *message;
@@ -173,7 +173,7 @@ static void different_wholes_are_refused(const variant *v) {
   for (int more = 0; more < 2; more++) {
     test_case *s = v_even(v, 2, 3, 43);
     ng_batch *b = &s->micro[1][1][0].batch;
-    describe(s, &(description){.whole = true});
+    set_batch_fields(s, &(description){.whole = true});
     b->whole = more ? b->whole + 3 : 0;
     if (!more) b->first = 0;
     expect_refusal(v, s, NG_ERR_STATE, "ng_batch.whole differs");
@@ -184,11 +184,11 @@ static void different_wholes_are_refused(const variant *v) {
 int main(void) {
   static const property list[] = {
     {"as one rank", READS_INPUT, ranks_equal_one_rank},
-    {"the last call", READS_INPUT, last_call},
+    {"the last call", READS_INPUT, empty_last_call_adds_nothing},
 #if !defined(NG_TEST_MPI)
     {"of one batch", READS_INPUT, different_wholes_are_refused},
 #endif
-    {"refused", EVERYONE, refused}
+    {"refused", EVERYONE, invalid_batch_sizes_are_refused}
   };
   return PROPERTIES_MAIN("shared batches", list);
 }

@@ -28,7 +28,7 @@
 __extension__ typedef __int128 wide;
 
 /* Ordinary sizes, limits, or any number. */
-static int64_t any_size(rng *r) {
+static int64_t draw_size(rng *r) {
   static const int64_t edge[] = {0,
                                  1,
                                  65535,
@@ -48,28 +48,28 @@ static int64_t any_size(rng *r) {
   return rng_between(r, 1, 8);
 }
 
-static void pair_of(rng *r, int64_t to[2]) {
-  to[0] = any_size(r);
-  to[1] = any_size(r);
+static void draw_pair(rng *r, int64_t to[2]) {
+  to[0] = draw_size(r);
+  to[1] = draw_size(r);
 }
 
-static void describe(rng *r, ng_layer *l, const char *name) {
+static void draw_layer(rng *r, ng_layer *l, const char *name) {
   ng_layer_init(l, rng_below(r, 3) == 0 ? NG_LINEAR : NG_CONV2D, sizeof *l);
   l->name = name;
-  l->in = any_size(r);
-  l->out = any_size(r);
+  l->in = draw_size(r);
+  l->out = draw_size(r);
   l->bias = rng_below(r, 2) != 0;
   if (l->kind == NG_LINEAR) {
-    l->positions = any_size(r);
+    l->positions = draw_size(r);
     return;
   }
-  pair_of(r, l->kernel);
-  pair_of(r, l->stride);
-  pair_of(r, l->padding);
-  pair_of(r, l->dilation);
-  pair_of(r, l->image);
+  draw_pair(r, l->kernel);
+  draw_pair(r, l->stride);
+  draw_pair(r, l->padding);
+  draw_pair(r, l->dilation);
+  draw_pair(r, l->image);
   if (rng_below(r, 2)) l->image[0] = l->image[1] = 0;
-  l->groups = rng_below(r, 2) ? 1 : any_size(r);
+  l->groups = rng_below(r, 2) ? 1 : draw_size(r);
 }
 
 static void expect_sound(const fixture *f, int32_t i) {
@@ -104,8 +104,8 @@ static void random_sizes_fit_or_are_refused(void **state) {
       char name[16];
       ng_layer l;
       (void)snprintf(name, sizeof name, "l%d", k);
-      describe(&r, &l, name);
-      const ng_status st = rng_below(&r, 4) == 0 ? ng_add_tensor(f.p, name, any_size(&r), NULL)
+      draw_layer(&r, &l, name);
+      const ng_status st = rng_below(&r, 4) == 0 ? ng_add_tensor(f.p, name, draw_size(&r), NULL)
                                                  : ng_add_layer(f.p, &l, NULL);
       assert_true(st == NG_OK || st == NG_ERR_ARG || st == NG_ERR_NOMEM);
       if (st != NG_OK) assert_non_null(strstr(ng_last_error(f.ctx), name));
@@ -192,7 +192,7 @@ static const limit limits[] = {
     {"method=spngd norm_block=full", NG_NORM, TWO(30), 0, 1, 1, 1, 4, NG_ERR_ARG, "norm_block"},
 };
 
-static void describe_row(const limit *r, ng_layer *l) {
+static void fill_layer(const limit *r, ng_layer *l) {
   ng_layer_init(l, r->kind, sizeof *l);
   l->name = "wide";
   l->in = r->in;
@@ -207,7 +207,7 @@ static void describe_row(const limit *r, ng_layer *l) {
 /* 65,536 slices of 2^31 entries took 15 s of CPU when each slice visited all blocks, and take 0.01 s now. */
 static const double MOST_SECONDS = 5.0;
 
-/* If ng_plan_ranks returns NG_OK, ng_ready must fail to allocate. */
+/* Return 1 if the row fails.  If ng_plan_ranks returns NG_OK, ng_ready must fail to allocate. */
 static int check_limit(const limit *r, bool ready) {
   allocator memory = {.room = ROOM};
   fixture f;
@@ -216,7 +216,7 @@ static int check_limit(const limit *r, bool ready) {
   const ng_context_config c = allocator_config(&memory);
   const fixture_how how = {.linalg = "ref", .threads = 1, .config = &c};
   fixture_ok(&f, fixture_open(&f, r->options, &how));
-  describe_row(r, &l);
+  fill_layer(r, &l);
   plan = (ng_rank_plan){.struct_size = sizeof plan};
   const clock_t before = clock();
   ng_status st = ng_add_layer(f.p, &l, NULL);
@@ -225,15 +225,15 @@ static int check_limit(const limit *r, bool ready) {
   const ng_status want = ready && r->want == NG_OK ? NG_ERR_NOMEM : r->want;
   const char *message = r->message == NULL ? "no memory" : r->message;
   const bool named = st == NG_OK || strstr(ng_last_error(f.ctx), message) != NULL;
-  const bool expect_sound = st == want && named && took < MOST_SECONDS;
-  if (!expect_sound) {
+  const bool is_right = st == want && named && took < MOST_SECONDS;
+  if (!is_right) {
     print_error("%s, %lld by %lld, %s: status %d in %.1f s: %s\n", r->options, (long long)r->in,
                 (long long)r->out, ready ? "ready" : "planned", (int)st, took,
                 st == NG_OK ? "" : ng_last_error(f.ctx));
   }
   fixture_close(&f);
   assert_int_equal(memory.held, 0);
-  return !expect_sound;
+  return !is_right;
 }
 
 static void planning_and_ready_agree_on_limits(void **state) {
@@ -249,7 +249,7 @@ enum { LAYERS = 54 };
 
 /* The matrix orders determine the kernel: 7 x 7 of three channels, 3 x 3, 1 x 1; the last layer is linear with a
  * bias. */
-static ng_status add(ng_precond *p, int i) {
+static ng_status add_resnet50_layer(ng_precond *p, int i) {
   const int32_t a = resnet50[i][0], kernel = a == 147 ? 7 : a % 9 == 0 ? 3 : 1;
   char name[24];
   (void)snprintf(name, sizeof name, "layer%d", i);
@@ -259,8 +259,8 @@ static ng_status add(ng_precond *p, int i) {
                        image, 0, NULL);
 }
 
-/* The sent bytes as a share of whole f32 matrices. */
-static double part_of_whole(const char *more) {
+/* Return the planned bytes of the statistics, as a share of whole f32 matrices. */
+static double plan_share_of_whole(const char *more) {
   fixture f;
   ng_rank_plan r = {.struct_size = sizeof r};
   char options[160];
@@ -271,7 +271,7 @@ static double part_of_whole(const char *more) {
   for (int i = 0; i < LAYERS; i++) {
     const double a = resnet50[i][0], g = resnet50[i][1];
     whole += 4.0 * (a * a + g * g);
-    fixture_ok(&f, add(f.p, i));
+    fixture_ok(&f, add_resnet50_layer(f.p, i));
   }
   assert_true(whole == 4.0 * 153851562);
   fixture_ok(&f, ng_plan_ranks(f.p, 2, 0, 1, &r));
@@ -282,13 +282,13 @@ static double part_of_whole(const char *more) {
   return (double)r.sums_bytes / whole;
 }
 
-static void parts_of_whole_matrices(void **state) {
+static void resnet50_sends_the_expected_share(void **state) {
   static const struct {
     const char *more;
     double most;
   } row[] = {{"wire_dtype=bf16", 0.26}, {"", 0.51}};
   for (int i = 0; i < 2; i++) {
-    const double part = part_of_whole(row[i].more);
+    const double part = plan_share_of_whole(row[i].more);
     assert_true(part <= row[i].most && part >= row[i].most - 0.02);
   }
 }
@@ -297,7 +297,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(random_sizes_fit_or_are_refused),
       cmocka_unit_test(planning_and_ready_agree_on_limits),
-      cmocka_unit_test(parts_of_whole_matrices),
+      cmocka_unit_test(resnet50_sends_the_expected_share),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -45,7 +45,7 @@ typedef struct test_run {
 /* ---- the grid --------------------------------------------------------------------------------*/
 
 /* Over MPI, where processes are few: two stages, each on half of the processes. */
-static int32_t stages(void) {
+static int32_t count_stages(void) {
 #if defined(NG_TEST_MPI)
   return 2;
 #else
@@ -67,7 +67,7 @@ static ng_status observe_step(fixture *f, const test_run *x, int32_t stage, int3
                               int64_t t) {
   float a[ROOM], g[ROOM];
   const int64_t B = 3 + data;
-  const bool me = stage == stages() - 1 && t == 1, one = me && data == 0;
+  const bool me = stage == count_stages() - 1 && t == 1, one = me && data == 0;
   for (int64_t k = 0; k < B * layer[stage].in; k++)
     a[k] = (float)rng_place(t, stage * 8 + data, 0, k);
   for (int64_t k = 0; k < B * layer[stage].out; k++)
@@ -75,11 +75,11 @@ static ng_status observe_step(fixture *f, const test_run *x, int32_t stage, int3
   if (one && x->fault == NAN_INPUT) a[0] = NAN;
   const plane in = plane_of(a, B, layer[stage].in, NG_F32),
               out = plane_of(g, B, layer[stage].out, NG_F32);
-  const bool hide = stage == stages() - 1 && x->fault == UNOBSERVED;
+  const bool hide = stage == count_stages() - 1 && x->fault == UNOBSERVED;
   return fixture_begin_and_observe(f, B, 0, hide ? NULL : &in, hide ? NULL : &out);
 }
 
-static ng_status train(int32_t rank, test_run *x, fixture *f, tap t[2]) {
+static ng_status train_rank(int32_t rank, test_run *x, fixture *f, tap t[2]) {
   const int32_t stage = rank / data_ranks(), data = rank % data_ranks();
   outcome *o = &x->rank[rank];
   ng_transport with[2];
@@ -101,7 +101,7 @@ static ng_status train(int32_t rank, test_run *x, fixture *f, tap t[2]) {
   const int64_t in = layer[stage].in, out = layer[stage].out;
   for (int64_t k = 0; k < ROOM; k++)
     weight[k] = (float)rng_place(-1, stage, 0, k);
-  const bool shorter = rank == stages() * data_ranks() - 1 && x->fault == SHORT;
+  const bool shorter = rank == count_stages() * data_ranks() - 1 && x->fault == SHORT;
   const plane g[2] = {plane_of(grad, out, in - shorter, NG_F32),
                       plane_of(grad + out * in, 1, out, NG_F32)};
   const plane w[2] = {plane_of(weight, out, in - shorter, NG_F32),
@@ -109,7 +109,7 @@ static ng_status train(int32_t rank, test_run *x, fixture *f, tap t[2]) {
   if (st == NG_OK) st = fixture_linear(f, layer[stage].name, g, w);
   if (st == NG_OK) st = ng_ready(f->p);
   o->ready = st;
-  const bool late = stage == stages() - 1;
+  const bool late = stage == count_stages() - 1;
   for (int64_t s = 0; s < STEPS && st >= NG_OK; s++) {
     st = observe_step(f, x, stage, data, s);
     if (st < NG_OK) return st;
@@ -135,7 +135,7 @@ static ng_status run_rank(int32_t rank, ng_transport *unused, void *arg) {
   fixture f;
   memset(&f, 0, sizeof f);
   tap t[2];
-  const ng_status st = train(rank, x, &f, t);
+  const ng_status st = train_rank(rank, x, &f, t);
   (void)snprintf(x->rank[rank].message, sizeof x->rank[rank].message, "%s",
                  f.message[0] != 0 ? f.message : fixture_message(&f));
   fixture_close(&f);
@@ -148,7 +148,7 @@ static test_run *run_stages(test_run how, ng_status each[RANKS]) {
   test_run *x = malloc(sizeof *x);
   assert_non_null(x);
   *x = how;
-  const int32_t S = stages(), D = data_ranks();
+  const int32_t S = count_stages(), D = data_ranks();
   assert_int_equal(ranks_grid_open(&x->grid, S, D), NG_OK);
   (void)ranks_run(S * D, run_rank, x, each);
   ranks_grid_close(&x->grid);
@@ -161,7 +161,7 @@ static test_run *run_stages(test_run how, ng_status each[RANKS]) {
 /* ---- one clip --------------------------------------------------------------------------------*/
 
 static void all_stages_share_one_clip_factor(void **state) {
-  const int32_t S = stages(), W = data_ranks();
+  const int32_t S = count_stages(), W = data_ranks();
   static const char *const options[] = {
       "method=natgrad damping=0.3 stat_period=1 solve_period=1 kl_clip=0.0001",
       "method=natgrad damping=0.3 stat_period=1 solve_period=1 clip=rescale grad_worker_fraction=0",
@@ -241,7 +241,7 @@ static void all_stages_return_one_status(void **state) {
     if (k == SHORT && data_ranks() == 1) continue; /* no rank of the stage has another layer */
     ng_status each[RANKS];
     test_run *x = run_stages((test_run){.options = BASE, .fault = (fault)k, .who = -1}, each);
-    for (int32_t r = 0; r < stages() * data_ranks(); r++) {
+    for (int32_t r = 0; r < count_stages() * data_ranks(); r++) {
       const outcome *o = &x->rank[r];
       assert_int_equal(o->ready, how[k].ready);
       if (how[k].step < 0) continue;
@@ -257,10 +257,10 @@ static void all_stages_return_one_status(void **state) {
   }
 }
 
-/* No rank hangs.  Ranks outside the group of the failed collective may have finished their last step: these return
- * NG_OK, all others NG_ERR_COMM. */
-static void any_collective_fails(void **state) {
-  const int32_t D = data_ranks(), W = stages() * D;
+/* No rank hangs.  A rank outside the group of the failed collective returns NG_OK if it has finished its last step.  All
+ * other ranks return NG_ERR_COMM. */
+static void failing_collectives_end_all_ranks(void **state) {
+  const int32_t D = data_ranks(), W = count_stages() * D;
   for (int which = 0; which < 2; which++) {
     int32_t k = 1;
     if (which == 0 && D == 1) continue; /* the stage of this rank has no other rank */
@@ -334,7 +334,7 @@ int main(void) {
       cmocka_unit_test(all_stages_share_one_clip_factor),
       cmocka_unit_test(all_stages_return_one_status),
       cmocka_unit_test(stage_groups_on_some_ranks_are_refused),
-      cmocka_unit_test(any_collective_fails),
+      cmocka_unit_test(failing_collectives_end_all_ranks),
   };
   return RANKS_TESTS("stages", tests);
 }

@@ -10,22 +10,21 @@
 #include "stale_rule.h"
 #include "unit_test.h"
 
-
 enum { RANKS = 2, STEPS = 40 };
 #define SPLIT(how)                                                                                 \
   "method=natgrad clip=none stat_decay=0 damping=0.5 refresh_tolerance=0.1 damping_split=" how
 
 /* ---- scripted steps --------------------------------------------------------------------------*/
 
-/* Return whether the statistic is due at step t; then its average is `now`. */
-static bool rule_step(rule *r, int t, double now) {
+/* Return whether the statistic is due at step t.  If so, the rule takes `now` as its average. */
+static bool apply_rule(rule *r, int t, double now) {
   if (t < r->next) return false;
   (void)rule_refresh(r, t, &now, 1);
   return true;
 }
 
 /* The value of a script at step t: constant, a jump, a drift of 3 % per step, alternating. */
-static double script(int which, int t) {
+static double get_scripted_value(int which, int t) {
   const double value[] = {2, t < 17 ? 1 : 3, pow(1.03, t), 1 + t % 3};
   return value[which];
 }
@@ -56,8 +55,8 @@ static ng_status run_rank(int32_t rank, ng_transport *t, void *arg) {
   if (st == NG_OK && l->load != NULL) st = ng_load(f.p, l->load);
   for (int s = l->from; s < l->to && st >= NG_OK; s++) {
     for (int bad = s == l->bad; bad >= 0 && st >= NG_OK; bad--) {
-      x = (float)script(l->a, s);
-      y = (float)script(l->g, s);
+      x = (float)get_scripted_value(l->a, s);
+      y = (float)get_scripted_value(l->g, s);
       D = bad ? NAN : (float)(s + 1);
       l->wanted[rank][s] = ng_wants(f.p, 0);
       st = fixture_begin_and_observe(&f, 1, 0, &a, &g);
@@ -78,7 +77,7 @@ static ng_status run_rank(int32_t rank, ng_transport *t, void *arg) {
   return st;
 }
 
-static void run(test_run *l) {
+static void run_all_steps(test_run *l) {
   if (l->options == NULL) l->options = SPLIT("full");
   if (l->to == 0) l->to = STEPS;
   const ng_status st = l->ranks > 1 ? ranks_run(l->ranks, run_rank, l, NULL) : run_rank(0, NULL, l);
@@ -94,8 +93,8 @@ static void expect_rule(const test_run *l, int from) {
   double on[2] = {lambda, lambda}; /* damping of the last solve of each side */
   int due[2] = {0, 0};
   for (int t = 0; t < l->to; t++) {
-    const double a = script(l->a, t), g = script(l->g, t);
-    const bool now[2] = {rule_step(&A, t, a * a), rule_step(&G, t, g * g)};
+    const double a = get_scripted_value(l->a, t), g = get_scripted_value(l->g, t);
+    const bool now[2] = {apply_rule(&A, t, a * a), apply_rule(&G, t, g * g)};
     const rule *r[2] = {&A, &G};
     due[0] += now[0];
     due[1] += now[1];
@@ -123,13 +122,13 @@ static void expect_rule(const test_run *l, int from) {
 
 /* ---- tests -----------------------------------------------------------------------------------*/
 
-/* Intervals 1, 1, then each the sum of the two before. */
-static void a_constant_average_is_refreshed_in_growing_intervals(void **state) {
+/* The intervals are 1, 1, and then the sum of the two previous intervals. */
+static void constant_averages_get_growing_intervals(void **state) {
   static const int steps[] = {0, 1, 2, 4, 7, 12, 20, 33};
   rule r = initial_rule;
   ng_stale s = {.interval = 1, .previous_interval = 1};
   for (int t = 0, k = 0; t < STEPS; t++) {
-    const bool due = rule_step(&r, t, 5);
+    const bool due = apply_rule(&r, t, 5);
     assert_int_equal(due, k < 8 && steps[k] == t);
     k += due;
   }
@@ -146,11 +145,11 @@ static void a_constant_average_is_refreshed_in_growing_intervals(void **state) {
   }
 }
 
-static void intervals_of_scripted_changes(void **state) {
+static void intervals_of_scripts_follow_the_rule(void **state) {
   for (int k = 0; k < 16; k++) {
     for (int32_t ranks = 1; ranks <= RANKS; ranks++) {
       test_run l = {.a = k / 4, .g = k % 4, .ranks = ranks, .bad = -1};
-      run(&l);
+      run_all_steps(&l);
       expect_rule(&l, 0);
     }
   }
@@ -168,7 +167,7 @@ static void owners_follow_the_rule_of_their_side(void **state) {
              {2, SPLIT("pi statistics=owner colocate=0 placement=round-robin")}};
   for (size_t k = 0; k < sizeof row / sizeof row[0]; k++) {
     test_run l = {.a = 1, .g = 2, .ranks = row[k].ranks, .bad = -1, .options = row[k].options};
-    run(&l);
+    run_all_steps(&l);
     expect_rule(&l, 0);
   }
 }
@@ -177,8 +176,8 @@ static void skipped_steps_leave_the_schedule(void **state) {
   for (int bad = 0; bad < 8; bad++) {
     test_run l = {.a = 0, .g = 0, .ranks = 1, .bad = bad, .to = 12},
              m = {.a = 0, .g = 0, .ranks = 1, .bad = -1, .to = 12};
-    run(&l);
-    run(&m);
+    run_all_steps(&l);
+    run_all_steps(&m);
     for (int t = 0; t < 12; t++) {
       assert_int_equal(l.reports[0][t][0].refreshed, m.reports[0][t][0].refreshed);
       assert_int_equal(l.reports[0][t][0].next, m.reports[0][t][0].next);
@@ -193,9 +192,9 @@ static void intervals_resume_from_a_state(void **state) {
     first.to = at;
     first.save = second.load = file;
     second.from = at;
-    run(&whole);
-    run(&first);
-    run(&second);
+    run_all_steps(&whole);
+    run_all_steps(&first);
+    run_all_steps(&second);
     expect_rule(&second, at);
     for (int32_t r = 0; r < 2; r++)
       assert_memory_equal(&second.P[r][at], &whole.P[r][at], sizeof(float) * (size_t)(STEPS - at));
@@ -203,23 +202,23 @@ static void intervals_resume_from_a_state(void **state) {
 }
 
 /* refresh_tolerance adds one array to each of the two statistics; an array has 64 bytes here. */
-static void the_report_counts_the_memory(void **state) {
+static void report_counts_the_memory(void **state) {
   test_run l = {.ranks = 1, .bad = -1, .to = 2}, m = l;
   m.options = "method=natgrad clip=none stat_decay=0 damping_split=full";
-  run(&l);
-  run(&m);
+  run_all_steps(&l);
+  run_all_steps(&m);
   assert_int_equal(m.factors, 2 * 64);
   assert_int_equal(l.factors, 4 * 64);
 }
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(a_constant_average_is_refreshed_in_growing_intervals),
-      cmocka_unit_test(intervals_of_scripted_changes),
+      cmocka_unit_test(constant_averages_get_growing_intervals),
+      cmocka_unit_test(intervals_of_scripts_follow_the_rule),
       cmocka_unit_test(owners_follow_the_rule_of_their_side),
       cmocka_unit_test(skipped_steps_leave_the_schedule),
       cmocka_unit_test(intervals_resume_from_a_state),
-      cmocka_unit_test(the_report_counts_the_memory),
+      cmocka_unit_test(report_counts_the_memory),
   };
   return cmocka_run_group_tests_name("stale", tests, make_folder, delete_folder);
 }

@@ -26,7 +26,7 @@ typedef struct form {
 } form;
 
 /* Write the stored part as a whole matrix in double; return the number of entries. */
-static int64_t to_matrix(const form *f, const float *x, double *to) {
+static int64_t write_matrix(const form *f, const float *x, double *to) {
   const int64_t n = f->rows, C = f->cols - f->diagonal;
   if (f->symmetric) {
     for (int64_t i = 0; i < n * n; i++)
@@ -42,7 +42,7 @@ static int64_t to_matrix(const form *f, const float *x, double *to) {
 }
 
 /* Return whether stored entry i of a part is a diagonal entry of its matrix. */
-static bool on_diagonal(const form *f, int64_t i) {
+static bool is_diagonal_entry(const form *f, int64_t i) {
   if (!f->symmetric) return f->diagonal == 0 || i < f->diagonal;
   for (int64_t k = 0; k < f->rows; k++) {
     if (ng_sym_at(f->rows, k, k) == i) return true;
@@ -59,12 +59,12 @@ typedef struct statistic {
 
 /* Change a statistic by the relative length `far`, in some entries (which = 0: all, 1: diagonal, 2: off the diagonal).
  * */
-static void walk(statistic *b, const form *f, rng *r, int which, double far) {
+static void walk_at_random(statistic *b, const form *f, rng *r, int which, double far) {
   for (int32_t p = 0; p < f->parts; p++) {
     const int64_t n = ng_stat_part_count(&b->s, &b->part[p]);
     double d[DENSE], most = 0, of = 0;
     for (int64_t i = 0; i < n; i++) {
-      d[i] = which == 0 || (which == 1) == on_diagonal(f, i) ? rng_value(r) : 0;
+      d[i] = which == 0 || (which == 1) == is_diagonal_entry(f, i) ? rng_value(r) : 0;
       most += d[i] * d[i];
       of += (double)b->value[p][i] * (double)b->value[p][i];
     }
@@ -75,10 +75,10 @@ static void walk(statistic *b, const form *f, rng *r, int which, double far) {
   }
 }
 
-static int64_t to_matrices(const statistic *b, const form *f, double *to) {
+static int64_t write_matrices(const statistic *b, const form *f, double *to) {
   int64_t n = 0;
   for (int32_t p = 0; p < f->parts; p++)
-    n += to_matrix(f, b->value[p], to + n);
+    n += write_matrix(f, b->value[p], to + n);
   return n;
 }
 
@@ -105,13 +105,13 @@ static void compare_walk(const form *f, rng *r, int counts[4]) {
     for (int64_t i = 0; i < DENSE; i++) /* the initial average, which is no refresh */
       b.value[p][i] = (float)(1 + fabs(rng_value(r)));
   }
-  walk(&b, f, r, 0, 0.01);
+  walk_at_random(&b, f, r, 0, 0.01);
   assert_true(ng_stat_stale_scratch(&b.s) <= (int64_t)sizeof b.scratch);
   for (int t = 0; t < 12; t++) {
     double now[DENSE];
     ng_stat_copy_average(&q, &b.s, b.scratch);
-    walk(&b, f, r, (int)rng_below(r, 3), 0.02 + 0.12 * rng_real(r));
-    const int64_t n = to_matrices(&b, f, now);
+    walk_at_random(&b, f, r, (int)rng_below(r, 3), 0.02 + 0.12 * rng_real(r));
+    const int64_t n = write_matrices(&b, f, now);
     assert_true(n <= DENSE);
     ng_stat_compare(&q, &b.s, b.scratch);
     const ng_verdict verdict = rule_refresh(&want, t, now, n);
@@ -150,7 +150,7 @@ static void verdicts_match_the_formula(void **state) {
   }
 }
 
-/* However similar the samples are to the initial average, for example the identity. */
+/* The first refresh has nothing to compare with, even if its samples are similar to the initial average. */
 static void the_initial_average_is_no_refresh(void **state) {
   ng_queue q = kernels_queue(0);
   float average[3] = {1, 0, 1}, older[3] = {0}, scratch[16];
@@ -185,7 +185,7 @@ typedef struct samples {
   float x[STEPS][IN], g[STEPS][C];
 } samples;
 
-static void draw(samples *s, rng *r) {
+static void draw_samples(samples *s, rng *r) {
   for (int t = 0; t < STEPS; t++) {
     const double far = 0.3 * rng_real(r) * rng_real(r);
     for (int i = 0; i < IN; i++) {
@@ -198,7 +198,7 @@ static void draw(samples *s, rng *r) {
 }
 
 /* Write statistic i of the sample of step t as a whole matrix; return the number of entries. */
-static int64_t sample_of(const kind *k, const samples *s, int t, int i, double *to) {
+static int64_t write_sample_statistic(const kind *k, const samples *s, int t, int i, double *to) {
   double q[2 * C];
   int n = 0;
   if (!k->norm) {
@@ -234,7 +234,7 @@ static void observe_and_step(fixture *f, const kind *k, const samples *s, int t,
   fixture_ok(f, ng_step(f->p, 0.1));
 }
 
-static void open_kind(fixture *f, const kind *k, float *grad) {
+static void open_layer(fixture *f, const kind *k, float *grad) {
   char line[256];
   int32_t index;
   (void)snprintf(line, sizeof line, "%s clip=none damping=1 refresh_tolerance=0.1", k->options);
@@ -257,8 +257,8 @@ static void open_kind(fixture *f, const kind *k, float *grad) {
 /* Both averages of a distance are f32: a few roundings of 6e-8 each. */
 static const double CLOSE = 1e-5;
 
-/* Return false if a distance is too close to the tolerance to decide. */
-static bool follows_the_rule(const kind *k, const samples *s, int *passed) {
+/* Fail unless a run follows the rule.  Return false if a distance is too close to the tolerance to decide. */
+static bool compare_run(const kind *k, const samples *s, int *passed) {
   static rule want[2];
   static double average[2][DENSE];
   const double keep = strstr(k->options, "stat_decay=0.5") != NULL ? 0.5 : 0;
@@ -266,7 +266,7 @@ static bool follows_the_rule(const kind *k, const samples *s, int *passed) {
   float grad[2 * IN * OUT];
   bool is_clear = true;
   fixture f;
-  open_kind(&f, k, grad);
+  open_layer(&f, k, grad);
   for (int i = 0; i < stats; i++)
     want[i] = initial_rule;
   for (int t = 0; t < STEPS && is_clear; t++) {
@@ -274,7 +274,7 @@ static bool follows_the_rule(const kind *k, const samples *s, int *passed) {
     for (int i = 0; i < stats && is_clear; i++) {
       double X[DENSE];
       rule *w = &want[i];
-      const int64_t n = sample_of(k, s, t, i, X);
+      const int64_t n = write_sample_statistic(k, s, t, i, X);
       if (t >= w->next) {
         for (int64_t e = 0; e < n; e++)
           average[i][e] = w->refreshed == 0 ? X[e] : keep * average[i][e] + (1 - keep) * X[e];
@@ -309,8 +309,8 @@ static void intervals_follow_the_rule_of_SP_NGD(void **state) {
     int is_clear = 0, passed = 0;
     for (int64_t trial = 0; trial < test_times(40); trial++) {
       samples s;
-      draw(&s, &r);
-      is_clear += follows_the_rule(&kinds[k], &s, &passed);
+      draw_samples(&s, &r);
+      is_clear += compare_run(&kinds[k], &s, &passed);
     }
     if (is_clear < test_times(20) || passed < 20)
       fail_msg("%s: only %d runs were decided, with %d steps between refreshes", kinds[k].options,

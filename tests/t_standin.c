@@ -15,7 +15,7 @@ static void count_block(void **args) {
   last = (int32_t)standin_block;
 }
 
-/* Every block runs once, in the order of the name. */
+/* Every block runs once, and the last block depends on the order. */
 static void every_order_runs_every_block(void **state) {
   int32_t ends[STANDIN_ORDERS];
   for (int order = 0; order < STANDIN_ORDERS; order++) {
@@ -54,7 +54,7 @@ static void barriers_and_shuffles_synchronise(void **state) {
   }
 }
 
-/* A kernel whose threads do not all reach a barrier or a shuffle fails by name; the next launch works. */
+/* Kernels whose threads do not all reach a barrier or a shuffle.  They fail by name; the next launch works. */
 static void leave_before_barrier(void **args) {
   if (standin_thread != 5) standin_barrier();
 }

@@ -14,7 +14,7 @@
 #include "state/state.h"
 #include "state_help.h"
 
-/* ---- bit for bit -----------------------------------------------------------------------------*/
+/* ---- resumed runs ----------------------------------------------------------------------------*/
 
 enum { STEPS = 7, RANKS = 3 };
 
@@ -33,8 +33,8 @@ static uint64_t hash_gradients_and_weights(const sim *s) {
   return sim_hash(sim_hash(1, s->grad, bytes), s->weight, bytes);
 }
 
-/* Take the steps [from, to); the reports of a process alone are not part of the state. */
-static ng_status steps(sim *s, const resume *r, int64_t from, int64_t to, uint64_t *hashes) {
+/* Take the steps [from, to), and store the hash after each step. */
+static ng_status take_steps(sim *s, const resume *r, int64_t from, int64_t to, uint64_t *hashes) {
   ng_status st = NG_OK;
   for (int64_t t = from; t < to && st >= NG_OK; t++) {
     if (t == r->set_at) {
@@ -48,18 +48,18 @@ static ng_status steps(sim *s, const resume *r, int64_t from, int64_t to, uint64
   return st < NG_OK ? st : NG_OK;
 }
 
-static ng_status whole_and_resumed(int32_t rank, ng_transport *t, void *arg) {
+static ng_status run_whole_and_resumed(int32_t rank, ng_transport *t, void *arg) {
   resume *r = arg;
   sim a, b;
   sim_setup other = r->how;
   char set[512];
   ng_status st = sim_open(&a, &r->how, t, NULL);
-  if (st == NG_OK) st = steps(&a, r, 0, r->k, r->first[rank]);
+  if (st == NG_OK) st = take_steps(&a, r, 0, r->k, r->first[rank]);
   if (st == NG_OK) st = ng_save(a.p, r->at_k.text);
   float *weights = malloc((size_t)a.weight_count * sizeof *weights);
   if (weights == NULL) st = NG_ERR_NOMEM;
   if (st == NG_OK) memcpy(weights, a.weight, (size_t)a.weight_count * sizeof *weights);
-  if (st == NG_OK) st = steps(&a, r, r->k, STEPS, r->first[rank]);
+  if (st == NG_OK) st = take_steps(&a, r, r->k, STEPS, r->first[rank]);
   if (st == NG_OK) st = ng_save(a.p, r->end.text);
   if (st != NG_OK)
     fprintf(stderr, "rank %d: %s %s\n", rank, a.message, a.ctx ? ng_last_error(a.ctx) : "");
@@ -72,7 +72,7 @@ static ng_status whole_and_resumed(int32_t rank, ng_transport *t, void *arg) {
     if (st == NG_OK) st = ng_load(b.p, r->at_k.text);
     if (st == NG_OK) st = ng_save(b.p, r->loaded.text);
     if (st == NG_OK) memcpy(b.weight, weights, (size_t)b.weight_count * sizeof *weights);
-    if (st == NG_OK) st = steps(&b, r, r->k, STEPS, r->again[rank]);
+    if (st == NG_OK) st = take_steps(&b, r, r->k, STEPS, r->again[rank]);
     if (st == NG_OK) st = ng_save(b.p, r->end_again.text);
     if (st != NG_OK)
       fprintf(stderr, "rank %d: %s %s\n", rank, b.message, b.ctx ? ng_last_error(b.ctx) : "");
@@ -93,7 +93,7 @@ static void resume_once(const sim_setup *how, int32_t ranks, int64_t k, int64_t 
   r.loaded = path_of("loaded");
   r.end = path_of("end");
   r.end_again = path_of("end2");
-  const ng_status st = ranks_run(ranks, whole_and_resumed, &r, NULL);
+  const ng_status st = ranks_run(ranks, run_whole_and_resumed, &r, NULL);
   if (st != NG_OK) fail_msg("%s %s: %s", how->method, how->set, ng_status_name(st));
   for (int32_t rank = 0; rank < ranks; rank++) {
     for (int64_t t = k; t < STEPS; t++) {
@@ -278,7 +278,7 @@ static void states_have_the_published_order(void **state) {
 
 /* The memory index of published index i: published (channel, offset) is stored as (offset, channel); a bias is
  * last. */
-static int64_t memory_index(int64_t i, int64_t offsets, int64_t channels) {
+static int64_t get_memory_index(int64_t i, int64_t offsets, int64_t channels) {
   if (offsets <= 1 || i >= offsets * channels) return i;
   return i % offsets * channels + i / offsets;
 }
@@ -311,8 +311,8 @@ static void exported_order_matches_the_definition(void **state) {
           int64_t at = 0;
           for (int64_t r = 0; r < n; r++) {
             for (int64_t c = 0; c < (sym ? r + 1 : n); c++, at++) {
-              const int64_t i = memory_index(r, f.row_offsets, f.row_channels);
-              const int64_t j = memory_index(c, offsets, channels);
+              const int64_t i = get_memory_index(r, f.row_offsets, f.row_channels);
+              const int64_t j = get_memory_index(c, offsets, channels);
               const int64_t from = sym ? ng_sym_at(n, i, j) : i * n + j;
               assert_memory_equal(file + (size_t)at * size, memory + (size_t)from * size, size);
             }

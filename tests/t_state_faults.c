@@ -18,7 +18,7 @@
 
 enum { RANKS = 3 };
 
-/* ---- order, places, disks --------------------------------------------------------------------*/
+/* ---- order of calls, paths -------------------------------------------------------------------*/
 
 static void states_need_a_ready_model(void **state) {
   sim s;
@@ -87,7 +87,7 @@ typedef struct common_faults {
   bool changed[RANKS];
 } common_faults;
 
-/* The disk of rank 0 is full while the other ranks still send. */
+/* Save while the disk of rank 0 is full and the other ranks still send. */
 static ng_status save_on_a_full_disk(sim *s, const common_faults *x) {
   struct rlimit unlimited = {0, 0};
   if (s->rank != 0) return ng_save(s->p, x->good);
@@ -156,16 +156,16 @@ static void ranks_fail_together(void **state) {
 
 /* ---- the transport fails ---------------------------------------------------------------------*/
 
-typedef struct broken {
+typedef struct broken_transport {
   const char *file;
   bool loading;
   int32_t who; /* the rank whose transport fails */
   int64_t k;   /* at this call of the save or load */
   bool completed[RANKS];
-} broken;
+} broken_transport;
 
 static ng_status fail_at_call(int32_t rank, ng_transport *t, void *arg) {
-  broken *x = arg;
+  broken_transport *x = arg;
   tap between = {.inner = *t};
   const ng_transport mine = tapped(&between, NO_START);
   sim s;
@@ -191,14 +191,14 @@ static ng_status fail_at_call(int32_t rank, ng_transport *t, void *arg) {
   return st < NG_OK ? st : NG_OK;
 }
 
-static void transport_fails(void **state) {
+static void failing_transports_fail_all_ranks(void **state) {
   const path file = path_of("file"), part = path_of("file.natgrad-part");
   char message[256];
   for (int loading = 0; loading < 2; loading++) {
     for (int32_t who = 0; who < 2; who++) {
       int64_t k = 1;
       for (;; k++) {
-        broken x = {.file = file.text, .loading = loading != 0, .who = who, .k = k};
+        broken_transport x = {.file = file.text, .loading = loading != 0, .who = who, .k = k};
         const ng_status st = ranks_run(RANKS, fail_at_call, &x, NULL);
         if (st != NG_OK) fail_msg("call %d of rank %d: %s", (int)k, who, ng_status_name(st));
         for (int r = 1; r < RANKS; r++) {
@@ -222,7 +222,7 @@ int main(void) {
       cmocka_unit_test(unwritable_paths_are_refused),
       cmocka_unit_test(counters_above_doubles_are_not_saved),
       cmocka_unit_test(ranks_fail_together),
-      cmocka_unit_test(transport_fails),
+      cmocka_unit_test(failing_transports_fail_all_ranks),
   };
   return cmocka_run_group_tests(tests, make_folder, drop_folder);
 }

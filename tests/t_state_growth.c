@@ -21,9 +21,9 @@
 enum { FEW = 500, MODELS = 16, MANY = MODELS * FEW, ROUNDS = 3, WIDTH = 2, SAMPLES = 4 };
 enum { SAVE, LOAD, LOAD_OTHER, PARTS };
 
-static const double limit = 4.0;
+static const double ratio_limit = 4.0;
 static const char *const part_name[PARTS] = {"saving", "loading",
-                                             "loading what another program put in another order"};
+                                             "loading a state in another order"};
 
 typedef struct subject {
   fixture f;
@@ -33,13 +33,13 @@ typedef struct subject {
   int64_t room; /* bytes reserved for a state */
 } subject;
 
-/* A stream with reserved memory, which tests/stream.c has not. */
+/* A stream that writes to memory reserved before; the streams of tests/stream.c allocate. */
 typedef struct sink {
   unsigned char *bytes;
   int64_t n, room;
 } sink;
 
-static int32_t sink_write(void *user, const void *data, int64_t bytes) {
+static int32_t write_to_sink(void *user, const void *data, int64_t bytes) {
   sink *s = user;
   if (bytes > s->room - s->n) return 1;
   memcpy(s->bytes + s->n, data, (size_t)bytes);
@@ -70,8 +70,8 @@ static void open_model(subject *s, int32_t layers) {
   fixture_ok(&s->f, ng_step(s->f.p, 0.1));
 }
 
-/* Reverse the members of `path`. */
-static void reverse(char **text, const char *path) {
+/* Reverse the members of the object or list at `path` of a JSON text. */
+static void reverse_members(char **text, const char *path) {
   ngio_json *json = json_must(*text, strlen(*text));
   ngio_out o = {0};
   const json_edit edit = {.at = json_find(ngio_json_root(json), path), .reverse = 1};
@@ -82,7 +82,7 @@ static void reverse(char **text, const char *path) {
   *text = o.text;
 }
 
-static void reorder(subject *s) {
+static void write_reordered_state(subject *s) {
   ngio_tensors *f;
   ngio_writer *w;
   char message[256];
@@ -90,8 +90,8 @@ static void reorder(subject *s) {
                                       message, sizeof message),
                    NGIO_OK);
   char *text = strdup(ngio_tensors_text(f, NG_MANIFEST));
-  reverse(&text, "tensors");
-  reverse(&text, "blocks");
+  reverse_members(&text, "tensors");
+  reverse_members(&text, "blocks");
   const ng_hex crc = ng_hex_of(ng_crc_of(text, (int64_t)strlen(text)));
   const ngio_text texts[2] = {{NG_MANIFEST, text}, {NG_MANIFEST_CRC, crc.text}};
   const int32_t n = ngio_tensors_count(f);
@@ -102,7 +102,7 @@ static void reorder(subject *s) {
   sink to = {malloc((size_t)s->saved.n + 4096), 0, s->saved.n + 4096};
   assert_non_null(to.bytes);
   assert_int_equal(
-      ngio_writer_stream("other", sink_write, &to, t, n, texts, 2, &w, message, sizeof message),
+      ngio_writer_stream("other", write_to_sink, &to, t, n, texts, 2, &w, message, sizeof message),
       NGIO_OK);
   for (int32_t i = 0; i < n; i++)
     assert_int_equal(ngio_writer_put(w, t[i].data, t[i].bytes, message, sizeof message), NGIO_OK);
@@ -118,7 +118,7 @@ static void save_or_load(subject *s, int part) {
   if (part == SAVE) {
     sink to = {s->saved.bytes == NULL ? malloc((size_t)s->room) : s->saved.bytes, 0, s->room};
     assert_non_null(to.bytes);
-    fixture_ok(&s->f, ng_save_to(s->f.p, sink_write, &to));
+    fixture_ok(&s->f, ng_save_to(s->f.p, write_to_sink, &to));
     s->saved.bytes = to.bytes;
     s->saved.n = to.n;
     return;
@@ -131,7 +131,7 @@ static void save_or_load(subject *s, int part) {
 /* ---- system calls ----------------------------------------------------------------------------*/
 
 /* Read and write calls of this process so far; -1: the system does not count. */
-static int64_t system_calls(void) {
+static int64_t count_system_calls(void) {
   long long read = 0, written = 0;
   FILE *f = fopen("/proc/self/io", "r");
   if (f == NULL) return -1;
@@ -147,11 +147,11 @@ static void states_take_few_system_calls(void **state) {
   subject s;
   open_model(&s, FEW);
   for (int loading = 0; loading < 2; loading++) {
-    const int64_t before = system_calls();
+    const int64_t before = count_system_calls();
     if (before < 0) break;
     fixture_ok(&s.f, loading ? ng_load(s.f.p, file) : ng_save(s.f.p, file));
     assert_int_equal(stat(file, &is), 0);
-    const int64_t calls = system_calls() - before, most = 16 + is.st_size / (1 << 17);
+    const int64_t calls = count_system_calls() - before, most = 16 + is.st_size / (1 << 17);
     if (calls > most)
       fail_msg("%s %lld bytes: %lld calls of the system, expected at most %lld",
                loading ? "loading" : "saving", (long long)is.st_size, (long long)calls,
@@ -163,7 +163,7 @@ static void states_take_few_system_calls(void **state) {
 
 /* ---- time ------------------------------------------------------------------------------------*/
 
-static double time_of(subject *s, int32_t models, int part) {
+static double measure_time(subject *s, int32_t models, int part) {
   const clock_t begun = clock();
   for (int32_t m = 0; m < models; m++)
     save_or_load(&s[m], part);
@@ -176,19 +176,19 @@ static void time_grows_with_the_model_only(void **state) {
   for (int32_t m = 0; m <= MODELS; m++) {
     open_model(&all[m], m < MODELS ? FEW : MANY);
     save_or_load(&all[m], SAVE);
-    reorder(&all[m]);
+    write_reordered_state(&all[m]);
   }
   for (int part = 0; part < PARTS; part++) {
     double a = INFINITY, b = INFINITY; /* the minimum of ROUNDS: other programs only add time */
     for (int r = 0; r < ROUNDS; r++) {
-      a = fmin(a, time_of(few, MODELS, part));
-      b = fmin(b, time_of(many, 1, part));
+      a = fmin(a, measure_time(few, MODELS, part));
+      b = fmin(b, measure_time(many, 1, part));
     }
     printf("%s: %d models of %d layers %.4f s, one of %d %.4f s, %.1f times\n", part_name[part],
            MODELS, FEW, a, MANY, b, b / a);
-    if (b > limit * a)
+    if (b > ratio_limit * a)
       fail_msg("%s grows faster than the layers, expected at most %g times", part_name[part],
-               limit);
+               ratio_limit);
   }
   for (int32_t m = 0; m <= MODELS; m++) {
     stream_drop(&all[m].saved);

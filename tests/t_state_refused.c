@@ -18,10 +18,10 @@
 #include "safetensors.h"
 #include "state_help.h"
 
-/* ---- refused, and nothing changed ------------------------------------------------------------*/
+/* ---- damaged states, states of other models --------------------------------------------------*/
 
 /* Load a file that must fail with NG_ERR_FILE and a message with `says`, and change nothing. */
-static void refused(sim *s, const char *file, const char *says) {
+static void expect_refused(sim *s, const char *file, const char *says) {
   const uint64_t before = sim_fingerprint(s);
   const ng_status st = ng_load(s->p, file);
   if (st != NG_ERR_FILE) fail_msg("%s: load says %s", says, ng_status_name(st));
@@ -67,7 +67,7 @@ static void damaged_states_are_refused(void **state) {
   /* truncated at every length */
   for (size_t cut = 0; cut < n; cut++) {
     fill_memory_file(&q, bytes, cut);
-    refused(&b, q.name.text, "");
+    expect_refused(&b, q.name.text, "");
   }
   /* one bit of every byte flipped; in the data, the message names the tensor */
   for (size_t i = 0; i < n; i++) {
@@ -84,7 +84,7 @@ static void damaged_states_are_refused(void **state) {
     }
     assert_true(i < data || says[0] != 0);
     fill_memory_file(&q, bytes, n);
-    refused(&b, q.name.text, says);
+    expect_refused(&b, q.name.text, says);
     bytes[i] = was;
   }
   /* the same object accepts the undamaged file */
@@ -137,14 +137,14 @@ static void states_of_other_models_are_refused(void **state) {
   for (size_t i = 0; i < sizeof others / sizeof others[0]; i++) {
     sim b;
     open_at(&b, &others[i].how, 2);
-    refused(&b, good.text, others[i].says);
+    expect_refused(&b, good.text, others[i].says);
     assert_untouched(&b, &others[i].how, 2);
     sim_close(&b);
   }
   assert_int_equal(unlink(good.text), 0);
 }
 
-/* ---- a whole file that lies ------------------------------------------------------------------*/
+/* ---- inconsistent files with correct checksums -----------------------------------------------*/
 
 typedef struct forgery {
   ngio_tensor t[64];
@@ -262,8 +262,8 @@ static const struct {
     {KEPT, "method", NULL, "no method"},
 };
 
-/* JSON cannot hold text that is not UTF-8, so such a state is not written. */
-static void texts_that_json_cannot_hold(void **state) {
+/* JSON cannot hold text that is not UTF-8, so a model with such a name cannot be saved. */
+static void texts_that_are_not_utf8_are_not_saved(void **state) {
   static const char *const option[] = {"skip_layers", "layer"};
   for (int i = 0; i < 2; i++) {
     fixture f;
@@ -296,31 +296,31 @@ static void inconsistent_files_are_refused(void **state) {
     change_tensor(&f, changes[i].tensor, room);
     if (changes[i].path != NULL) json_change(&f.manifest, changes[i].path, changes[i].with);
     write_forgery(&f, bad.text, NULL);
-    refused(&b, bad.text, changes[i].says);
+    expect_refused(&b, bad.text, changes[i].says);
   }
   copy_to_forgery(&f, from);
   write_forgery(&f, bad.text, "00000000");
-  refused(&b, bad.text, "the manifest is damaged");
+  expect_refused(&b, bad.text, "the manifest is damaged");
   assert_int_equal(ngio_tensors_write(bad.text, f.t, f.n, NULL, 0, message, sizeof message),
                    NGIO_OK);
-  refused(&b, bad.text, "without a state of natgrad");
+  expect_refused(&b, bad.text, "without a state of natgrad");
   const ngio_text meta[3] = {{"natgrad", "{"}, {"natgrad.crc32", "15d54739"}, {"more", ""}};
   char sum[16];
   (void)snprintf(sum, sizeof sum, "%08lx", crc32(0, (const Bytef *)"{", 1));
   assert_string_equal(sum, meta[1].value);
   assert_int_equal(ngio_tensors_write(bad.text, f.t, f.n, meta, 2, message, sizeof message),
                    NGIO_OK);
-  refused(&b, bad.text, "not JSON");
+  expect_refused(&b, bad.text, "not JSON");
   assert_int_equal(ngio_tensors_write(bad.text, f.t, f.n, meta, 3, message, sizeof message),
                    NGIO_OK);
-  refused(&b, bad.text, "without a state of natgrad");
-  refused(&b, "/dev/null", "not a regular file");
-  refused(&b, path_of("absent").text, strerror(ENOENT));
+  expect_refused(&b, bad.text, "without a state of natgrad");
+  expect_refused(&b, "/dev/null", "not a regular file");
+  expect_refused(&b, path_of("absent").text, strerror(ENOENT));
   FILE *text = fopen(bad.text, "wb");
   assert_non_null(text);
   (void)fputs("this is a text and not a state at all", text);
   (void)fclose(text);
-  refused(&b, bad.text, "no safetensors file");
+  expect_refused(&b, bad.text, "no safetensors file");
   ngio_tensors_close(&from);
   assert_untouched(&b, &plain, 1);
 
@@ -380,7 +380,7 @@ int main(void) {
       cmocka_unit_test(damaged_states_are_refused),
       cmocka_unit_test(states_of_other_models_are_refused),
       cmocka_unit_test(inconsistent_files_are_refused),
-      cmocka_unit_test(texts_that_json_cannot_hold),
+      cmocka_unit_test(texts_that_are_not_utf8_are_not_saved),
       cmocka_unit_test(counters_are_restored),
   };
   return cmocka_run_group_tests(tests, make_folder, drop_folder);
