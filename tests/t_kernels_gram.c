@@ -110,11 +110,11 @@ enum { REF, PLAIN, FAST, SHIFT, LATE, DEVICE, ROWS, REF_ROWS, LATE_ROWS, DEVICE_
 static const struct {
   const char *name;
   void (*run)(ng_queue *q, const ng_gram *g, int64_t n, float *scratch);
-} way[WAYS] = {{"ref", ng_ref_gram_conv}, {"plain", plain},
-               {"fast", ng_gram_conv},    {"shift", by_shift},
-               {"late", late_conv},       {"device", device_conv},
-               {"rows", ng_gram_rows},    {"ref rows", ng_ref_gram_rows},
-               {"late rows", late_rows},  {"device rows", device_rows}};
+} way[WAYS] = {{"ref", ng_ref_gram_conv},  {"plain", plain},
+               {"fast", ng_cpu_gram_conv}, {"shift", by_shift},
+               {"late", late_conv},        {"device", device_conv},
+               {"rows", ng_cpu_gram_rows}, {"ref rows", ng_ref_gram_rows},
+               {"late rows", late_rows},   {"device rows", device_rows}};
 static int64_t used[WAYS];
 
 /* Whether the device takes part: its stand-in is slow, so it gets small pictures. */
@@ -207,9 +207,9 @@ static void double_matches(ng_queue *q, const picture *g, const ng_view *x) {
   float *scratch = guarded(floats);
   memset(of.S.a, 0, (size_t)count * sizeof *of.S.a);
   memset(wide, 0, (size_t)count * sizeof *wide);
-  ng_gram_conv(q, &of, 1, scratch);
+  ng_cpu_gram_conv(q, &of, 1, scratch);
   of.S64 = wide;
-  ng_gram_conv(q, &of, 1, scratch);
+  ng_cpu_gram_conv(q, &of, 1, scratch);
   for (int64_t i = 0; i < count; i++)
     largest = fmax(largest, fabs(wide[i]));
   for (int64_t i = 0; i < count; i++) {

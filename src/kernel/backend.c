@@ -3,77 +3,39 @@
 #include "kernel/entries.h"
 #include "kernel/tiles.h"
 
-#if defined(NG_HAVE_BLAS)
-static const ng_kernel_ops cpu_kernels = {
-    .tiles = ng_tiles_of,
-    .scan = ng_scan,
-    .measure = ng_measure_gradients,
-    .finite = ng_measure_finite,
-    .read = ng_measure_read,
-    .emit = ng_emit_gradients,
-    .store = ng_emit_store,
-    .norm2 = ng_emit_norm2,
-    .update = ng_emit_update,
-    .ratios = ng_emit_ratios,
-    .gram_rows = ng_gram_rows,
-    .gram_conv = ng_gram_conv,
-    .box_sums = ng_box_sums,
-    .square_sums = ng_square_sums,
-    .norm_squares = ng_norm_squares,
-    .norm_gram = ng_norm_gram,
-    .flat = ng_flat_run,
-    .row_products = ng_rows_products,
-    .row_combine = ng_rows_combine,
-    .largest_select = ng_largest_select,
-    .largest_count = ng_largest_count,
-    .largest_collect = ng_largest_collect,
-    .largest_store = ng_largest_store,
-    .largest_pack = ng_largest_pack_entries,
-    .copy = ng_copy_arrays,
-    .wire = ng_copy_wire,
-    .change = ng_change_sums,
-    .low_rank = ng_low_rank_steps,
-};
+/* clang-format off */
+#define KERNELS(p)                                                                                 \
+  .tiles = ng_tiles_of, .scan = ng_shared_scan, .measure = p##measure,                             \
+  .finite = ng_shared_finite, .read = ng_shared_read, .emit = p##emit, .store = p##store,          \
+  .norm2 = p##norm2, .update = p##update, .ratios = p##ratios, .gram_rows = p##gram_rows,          \
+  .gram_conv = p##gram_conv, .box_sums = p##box_sums, .square_sums = p##square_sums,               \
+  .norm_squares = p##norm_squares, .norm_gram = p##norm_gram, .flat = p##flat,                     \
+  .row_products = p##row_products, .row_combine = p##row_combine,                                  \
+  .largest_select = p##largest_select, .largest_count = p##largest_count,                          \
+  .largest_collect = p##largest_collect, .largest_store = p##largest_store,                        \
+  .largest_pack = ng_shared_largest_pack, .copy = ng_shared_copy, .wire = ng_shared_wire,          \
+  .change = ng_shared_change, .low_rank = p##low_rank
+/* clang-format on */
 
-const ng_backend ng_backend_cpu = {"cpu",        &ng_linalg_cpu, &ng_linalg_cpu,
-                                   &cpu_kernels, ng_plain_alloc, ng_plain_free,
-                                   NULL,         NULL,           NULL};
+#if defined(NG_HAVE_BLAS)
+static const ng_kernel_ops cpu_kernels = {KERNELS(ng_cpu_)};
+
+const ng_backend ng_backend_cpu = {.name = "cpu",
+                                   .linalg = &ng_linalg_cpu,
+                                   .host = &ng_linalg_cpu,
+                                   .kernels = &cpu_kernels,
+                                   .alloc = ng_plain_alloc,
+                                   .free = ng_plain_free};
 #endif
 
-static const ng_kernel_ops ref_kernels = {
-    .tiles = ng_tiles_of,
-    .scan = ng_ref_scan,
-    .measure = ng_ref_measure,
-    .finite = ng_ref_finite,
-    .read = ng_ref_read,
-    .emit = ng_ref_emit,
-    .store = ng_ref_store,
-    .norm2 = ng_ref_norm2,
-    .update = ng_ref_update,
-    .ratios = ng_ref_ratios,
-    .gram_rows = ng_ref_gram_rows,
-    .gram_conv = ng_ref_gram_conv,
-    .box_sums = ng_ref_box_sums,
-    .square_sums = ng_ref_square_sums,
-    .norm_squares = ng_ref_norm_squares,
-    .norm_gram = ng_ref_norm_gram,
-    .flat = ng_ref_flat,
-    .row_products = ng_ref_row_products,
-    .row_combine = ng_ref_row_combine,
-    .largest_select = ng_ref_largest_select,
-    .largest_count = ng_ref_largest_count,
-    .largest_collect = ng_ref_largest_collect,
-    .largest_store = ng_ref_largest_store,
-    .largest_pack = ng_largest_pack_entries,
-    .copy = ng_ref_copy,
-    .wire = ng_ref_wire,
-    .change = ng_ref_change,
-    .low_rank = ng_ref_low_rank,
-};
+static const ng_kernel_ops ref_kernels = {KERNELS(ng_ref_)};
 
-const ng_backend ng_backend_ref = {"ref",        &ng_linalg_ref, &ng_linalg_ref,
-                                   &ref_kernels, ng_plain_alloc, ng_plain_free,
-                                   NULL,         NULL,           NULL};
+const ng_backend ng_backend_ref = {.name = "ref",
+                                   .linalg = &ng_linalg_ref,
+                                   .host = &ng_linalg_ref,
+                                   .kernels = &ref_kernels,
+                                   .alloc = ng_plain_alloc,
+                                   .free = ng_plain_free};
 
 static const ng_backend *const all[] = {
 #if defined(NG_HAVE_BLAS)

@@ -254,7 +254,7 @@ int64_t ng_box_scratch(const ng_queue *q, const ng_conv *c) {
   return ng_times(q->threads, ng_box_sample_scratch(c));
 }
 
-void ng_box_sums(ng_queue *q, const ng_box *b, int64_t n, double *scratch) {
+void ng_cpu_box_sums(ng_queue *q, const ng_box *b, int64_t n, double *scratch) {
   for (const ng_box *end = b + n; b < end; b++) {
     const ng_conv *c = &b->conv;
     job j = {.box = c, .in = &b->x, .take = b->samples, .out = b->out, .scratch = scratch};

@@ -43,7 +43,7 @@ static void copy_piece(void *arg, int32_t piece) {
   }
 }
 
-void ng_copy_arrays(ng_queue *q, const ng_copy *c, int64_t n) {
+void ng_shared_copy(ng_queue *q, const ng_copy *c, int64_t n) {
   for (const ng_copy *end = c + n; c < end; c++) {
     const ng_strided *s = &c->from;
     copy_job j = {c, 1, 1};
@@ -82,7 +82,7 @@ static void widen(char *x, int64_t n, ng_dtype t) {
 }
 
 /* One thread converts a message, because the order of conversions matters. */
-void ng_copy_wire(ng_queue *q, const ng_wire *w, int64_t n) {
+void ng_shared_wire(ng_queue *q, const ng_wire *w, int64_t n) {
   (void)q;
   for (const ng_wire *end = w + n; w < end; w++) {
     (w->widens ? widen : narrow)(w->x, w->n, w->dtype);

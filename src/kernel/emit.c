@@ -110,7 +110,7 @@ static void write_tile(void *unused, const void *descriptor, const ng_tile *t) {
   if (stayed > 0) atomic_fetch_add(e->overflowed, stayed); /* rare, so threads seldom contend */
 }
 
-void ng_emit_gradients(ng_queue *q, const ng_direction *e, int64_t n) {
+void ng_cpu_emit(ng_queue *q, const ng_direction *e, int64_t n) {
   ng_tiles_run(q, e, sizeof *e, n, true, write_tile, NULL);
 }
 
@@ -131,7 +131,7 @@ static void store_tile(void *arg, const void *descriptor, const ng_tile *t) {
   }
 }
 
-void ng_emit_store(ng_queue *q, const ng_direction *e, float *const *to, int64_t n) {
+void ng_cpu_store(ng_queue *q, const ng_direction *e, float *const *to, int64_t n) {
   ng_tiles_run(q, e, sizeof *e, n, false, store_tile, (void *)(uintptr_t)to);
 }
 
@@ -149,7 +149,7 @@ static void norm_tile(void *parts, const void *descriptor, const ng_tile *t) {
   ((double *)parts)[t->index] = sum;
 }
 
-void ng_emit_norm2(ng_queue *q, const ng_direction *e, int64_t n, double *parts, double *out) {
+void ng_cpu_norm2(ng_queue *q, const ng_direction *e, int64_t n, double *parts, double *out) {
   ng_tiles_run(q, e, sizeof *e, n, false, norm_tile, parts);
   for (int64_t i = 0; i < n; i++) {
     const int64_t tiles = ng_tiles_of(e[i].D.rows, e[i].D.cols);

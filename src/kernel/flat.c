@@ -230,7 +230,7 @@ static void pass_chunk(void *arg, int32_t i) {
   }
 }
 
-void ng_flat_run(ng_queue *q, const ng_flat_pass *p, int64_t n) {
+void ng_cpu_flat(ng_queue *q, const ng_flat_pass *p, int64_t n) {
   for (const ng_flat_pass *end = p + n; p < end; p++) {
     const int32_t chunks = ng_flat_list_chunks(p->range, p->ranges);
     ng_queue_run(q, chunks, pass_chunk, (void *)(uintptr_t)p);

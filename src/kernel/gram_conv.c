@@ -145,14 +145,14 @@ void ng_gram_conv_plain(ng_queue *q, const ng_gram *g, float *scratch) {
 
 /* Choose the cheapest method. The choice depends on the geometry and the number of samples, not on values or threads,
  * so it is the same in every run. */
-void ng_gram_conv(ng_queue *q, const ng_gram *g, int64_t n, float *scratch) {
+void ng_cpu_gram_conv(ng_queue *q, const ng_gram *g, int64_t n, float *scratch) {
   for (const ng_gram *end = g + n; g < end; g++) {
     const ng_conv *c = &g->conv;
     const int64_t channels = g->c1 - g->c0;
     if (g->S64 != NULL) {
       ng_ref_gram_conv(q, g, 1, scratch);
     } else if (ng_conv_is_pointwise(c)) {
-      ng_gram_rows(q, g, 1, scratch);
+      ng_cpu_gram_rows(q, g, 1, scratch);
     } else if (g->reduce == 0 && ng_conv_shift_fits(c, channels) &&
                ng_conv_shift_cost(c, channels, g->samples) <
                    ng_conv_plain_cost(c, channels, g->samples)) {

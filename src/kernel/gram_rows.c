@@ -14,7 +14,7 @@ void ng_gram_bias_row(ng_queue *q, const ng_gram *g, float *scratch) {
   double *sum = (double *)(void *)scratch;
   float *row = scratch + 2 * ng_round16(p);
   const ng_box box = {.x = g->x, .samples = g->samples, .conv = *c, .out = sum};
-  ng_box_sums(q, &box, 1, (double *)(void *)(row + ng_round16(p + 1)));
+  ng_cpu_box_sums(q, &box, 1, (double *)(void *)(row + ng_round16(p + 1)));
   for (int64_t i = 0; i < p; i++) { /* from [channel][offset] to [offset][channel] */
     row[i] = (float)sum[i % C * taps + i / C];
   }
@@ -142,7 +142,7 @@ static int64_t row_distance(const ng_gram *r) {
   return by >= wide && ng_linalg_fits(by) ? by : 0;
 }
 
-void ng_gram_rows(ng_queue *q, const ng_gram *g, int64_t n, float *scratch) {
+void ng_cpu_gram_rows(ng_queue *q, const ng_gram *g, int64_t n, float *scratch) {
   for (const ng_gram *end = g + n; g < end; g++) {
     const int64_t S = g->x.positions, cols = g->c1 - g->c0, wide = cols + (g->has_ones ? 1 : 0);
     const bool reduces = g->reduce != 0 && S > 1;

@@ -163,7 +163,7 @@ static void select_piece(void *arg, int32_t piece) {
   }
 }
 
-void ng_largest_select(ng_queue *q, const ng_largest *v, int64_t n, int32_t *count) {
+void ng_cpu_largest_select(ng_queue *q, const ng_largest *v, int64_t n, int32_t *count) {
   selection g = {.v = v, .groups = n, .pieces = q->threads, .count = count};
   ng_queue_run(q, g.pieces, select_piece, &g);
   for (int64_t i = 0; i < n; i++) {
@@ -173,7 +173,7 @@ void ng_largest_select(ng_queue *q, const ng_largest *v, int64_t n, int32_t *cou
 
 /* ---- selection over several ranks ------------------------------------------------------------*/
 
-void ng_largest_count(ng_queue *q, const ng_largest *v, int64_t n) {
+void ng_cpu_largest_count(ng_queue *q, const ng_largest *v, int64_t n) {
   (void)q;
   for (const ng_largest *end = v + n; v < end; v++) {
     const uint32_t mask = (UINT32_C(1) << v->digits) - 1;
@@ -190,7 +190,7 @@ void ng_largest_count(ng_queue *q, const ng_largest *v, int64_t n) {
   }
 }
 
-void ng_largest_collect(ng_queue *q, const ng_largest *v, int64_t n) {
+void ng_cpu_largest_collect(ng_queue *q, const ng_largest *v, int64_t n) {
   (void)q;
   for (const ng_largest *end = v + n; v < end; v++) {
     int64_t equal = v->equal, m = 0;
@@ -239,11 +239,11 @@ static void store_group(void *arg, int32_t i) {
   memset(v->index + v->k, 0, unused * sizeof *v->index);
 }
 
-void ng_largest_store(ng_queue *q, const ng_largest *v, int64_t n) {
+void ng_cpu_largest_store(ng_queue *q, const ng_largest *v, int64_t n) {
   ng_queue_run(q, (int32_t)n, store_group, (void *)(uintptr_t)v);
 }
 
-void ng_largest_pack_entries(ng_queue *q, const ng_largest_pack *p, int64_t n) {
+void ng_shared_largest_pack(ng_queue *q, const ng_largest_pack *p, int64_t n) {
   (void)q;
   for (const ng_largest_pack *end = p + n; p < end; p++) {
     const int64_t size = ng_dtype_size(p->dtype);

@@ -153,6 +153,6 @@ static void power_task(void *arg, int32_t i) {
   subtract(v, w->work, w->a);
 }
 
-void ng_low_rank_steps(ng_queue *q, const ng_low_rank *w, int64_t n) {
+void ng_cpu_low_rank(ng_queue *q, const ng_low_rank *w, int64_t n) {
   ng_queue_run(q, (int32_t)n, power_task, (void *)(uintptr_t)w);
 }

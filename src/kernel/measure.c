@@ -123,7 +123,7 @@ static void add_parts(const ng_measure *m, const double *part) {
   finish_t(m);
 }
 
-void ng_measure_gradients(ng_queue *q, const ng_measure *m, int64_t n, double *parts) {
+void ng_cpu_measure(ng_queue *q, const ng_measure *m, int64_t n, double *parts) {
   ng_tiles_run(q, m, sizeof *m, n, false, measure_tile, parts);
   for (int64_t i = 0; i < n; i++) {
     add_parts(&m[i], parts);
@@ -143,7 +143,7 @@ static void finite_tile(void *out, const void *descriptor, const ng_tile *t) {
   }
 }
 
-void ng_measure_finite(ng_queue *q, const ng_region *a, int64_t n, int32_t *out) {
+void ng_shared_finite(ng_queue *q, const ng_region *a, int64_t n, int32_t *out) {
   for (int64_t i = 0; i < n; i++) {
     out[i] = 1;
   }
@@ -186,6 +186,6 @@ static void read_tile(void *unused, const void *descriptor, const ng_tile *t) {
   }
 }
 
-void ng_measure_read(ng_queue *q, const ng_read *r, int64_t n) {
+void ng_shared_read(ng_queue *q, const ng_read *r, int64_t n) {
   ng_tiles_run(q, r, sizeof *r, n, false, read_tile, NULL);
 }

@@ -299,7 +299,7 @@ static bool sum_squares(ng_queue *queue, const ng_norm_sum *k, float *q, void *s
   return finite;
 }
 
-void ng_norm_squares(ng_queue *queue, const ng_norm_sum *k, int64_t n, void *scratch) {
+void ng_cpu_norm_squares(ng_queue *queue, const ng_norm_sum *k, int64_t n, void *scratch) {
   for (const ng_norm_sum *end = k + n; k < end; k++) {
     float *q = scratch, *rest = q + CHUNK * ng_round16(ng_norm_width(&k->layer));
     if (ng_norm_is_raw_batch(&k->layer) && k->layer.has_gamma) {
@@ -324,7 +324,7 @@ static void add_wide(double *S, int64_t n, const float *q, int64_t count, int64_
   }
 }
 
-void ng_norm_gram(ng_queue *queue, const ng_norm_sum *k, int64_t n, void *scratch) {
+void ng_cpu_norm_gram(ng_queue *queue, const ng_norm_sum *k, int64_t n, void *scratch) {
   for (const ng_norm_sum *end = k + n; k < end; k++) {
     const int64_t width = ng_norm_width(&k->layer), ld = ng_round16(width);
     float *q = scratch, *rest = q + CHUNK * ld;

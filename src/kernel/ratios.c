@@ -74,8 +74,8 @@ static void count_tile(void *arg, const void *descriptor, const ng_tile *t) {
   }
 }
 
-void ng_emit_ratios(ng_queue *q, const ng_direction *e, const ng_weight_update *s, int64_t n,
-                    const ng_ratios *r) {
+void ng_cpu_ratios(ng_queue *q, const ng_direction *e, const ng_weight_update *s, int64_t n,
+                   const ng_ratios *r) {
   job j = {r, s};
   memset(r->count, 0, (size_t)q->threads * NG_RATIO_BINS * sizeof *r->count);
   for (int32_t i = 0; i < q->threads && r->bins == 0; i++) {

@@ -1,4 +1,4 @@
-/* ref_emit.c: the entries of measure.c, emit.c, update.c and ratios.c, element by element in double. */
+/* ref_emit.c: measure, emit, store, norm2, update and ratios, element by element in double. */
 #include <float.h>
 #include <math.h>
 #include <string.h>
@@ -75,31 +75,6 @@ void ng_ref_measure(ng_queue *q, const ng_measure *m, int64_t n, double *parts) 
       m->t[r] += b;
       m->out[1] += m->t[r] * m->t[r];
       m->out[2] = (r > 0 ? m->out[2] : 0.0) + m->t[r] * b;
-    }
-  }
-}
-
-void ng_ref_finite(ng_queue *q, const ng_region *a, int64_t n, int32_t *out) {
-  (void)q;
-  for (int64_t i = 0; i < n; i++) {
-    out[i] = 1;
-    for (int64_t k = 0; k < a[i].rows * a[i].cols; k++) {
-      const double x = gradient(&a[i], k / a[i].cols, k % a[i].cols);
-      if (x - x != 0.0) out[i] = 0;
-    }
-  }
-}
-
-void ng_ref_read(ng_queue *q, const ng_read *j, int64_t n) {
-  (void)q;
-  for (const ng_read *end = j + n; j < end; j++) {
-    EACH_ELEMENT(j, r, c) {
-      const double x = gradient(&j->D, r, c);
-      const int64_t at = r * j->to_row + (j->map != NULL ? j->map[c] : c * j->to_col);
-      const bool single = j->to_double == NULL;
-      if (single) j->to[at] = (float)x;
-      if (!single) j->to_double[at] = x;
-      if (!(single ? (float)x - (float)x == 0.0f : x - x == 0.0)) *j->finite = 0;
     }
   }
 }

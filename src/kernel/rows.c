@@ -258,7 +258,7 @@ static void run_rows(const ng_queue *q, const ng_rows *G, bool combines) {
   }
 }
 
-void ng_rows_products(ng_queue *q, const ng_rows *G, int64_t n) {
+void ng_cpu_row_products(ng_queue *q, const ng_rows *G, int64_t n) {
   for (const ng_rows *end = G + n; G < end; G++) {
     run_rows(q, G, false);
     const bool whole = G->kind == NG_ROWS_WHOLE;
@@ -272,7 +272,7 @@ void ng_rows_products(ng_queue *q, const ng_rows *G, int64_t n) {
   }
 }
 
-void ng_rows_combine(ng_queue *q, const ng_rows *G, int64_t n) {
+void ng_cpu_row_combine(ng_queue *q, const ng_rows *G, int64_t n) {
   for (const ng_rows *end = G + n; G < end; G++) {
     run_rows(q, G, true);
   }

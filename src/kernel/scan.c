@@ -133,7 +133,7 @@ static ng_strided sorted_axes(const ng_strided *array) {
   return s;
 }
 
-void ng_scan(ng_queue *q, const ng_strided *a, int64_t n, double *out) {
+void ng_shared_scan(ng_queue *q, const ng_strided *a, int64_t n, double *out) {
   for (const ng_strided *end = a + n; a < end; a++) {
     const ng_strided s = sorted_axes(a);
     scan j = {.s = &s, .lines = 1};

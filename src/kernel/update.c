@@ -198,7 +198,7 @@ static void update_tile(void *updates, const void *descriptor, const ng_tile *t)
   if (stayed > 0) atomic_fetch_add(e->overflowed, stayed);
 }
 
-void ng_emit_update(ng_queue *q, const ng_direction *e, const ng_weight_update *s, int64_t n) {
+void ng_cpu_update(ng_queue *q, const ng_direction *e, const ng_weight_update *s, int64_t n) {
   ng_tiles_run(q, e, sizeof *e, n, true, update_tile, (void *)(uintptr_t)s);
 }
 
