@@ -26,29 +26,29 @@ static const sim_setup rows[] = {
 };
 enum { ROWS = sizeof rows / sizeof rows[0] };
 
-static void save(sim *s, stream *to) {
+static void must_save(sim *s, stream *to) {
   const ng_status st = ng_save_to(s->p, stream_write, to);
   if (st != NG_OK) fail_msg("%s", ng_last_error(s->ctx));
 }
 
-/* The state of a model after three steps. */
-static void save_at(const sim_setup *how, stream *to) {
+/* Save the state of a model after three steps. */
+static void save_after_three_steps(const sim_setup *how, stream *to) {
   sim a;
   open_at(&a, how, 3);
-  save(&a, to);
+  must_save(&a, to);
   sim_close(&a);
 }
 
 /* ---- the bytes -------------------------------------------------------------------------------*/
 
-static void streams_have_the_bytes_of_a_file(void **state) {
+static void streams_equal_files(void **state) {
   const path file = path_of("file");
   for (int i = 0; i < ROWS; i++) {
     sim a;
     stream s = {0};
     size_t n;
     open_at(&a, &rows[i], 3);
-    save(&a, &s);
+    must_save(&a, &s);
     assert_int_equal(ng_save(a.p, file.text), NG_OK);
     unsigned char *bytes = read_file(file.text, &n);
     assert_int_equal(s.n, n);
@@ -62,7 +62,7 @@ static void streams_have_the_bytes_of_a_file(void **state) {
       s.piece = piece;
       if (ng_load_from(b.p, stream_read, &s) != NG_OK) fail_msg("%s", ng_last_error(b.ctx));
       assert_int_equal(s.at, s.n);
-      save(&b, &again);
+      must_save(&b, &again);
       assert_int_equal(again.n, s.n);
       assert_memory_equal(again.bytes, s.bytes, (size_t)s.n);
       if (piece == 0) { /* and the next step has the same bits */
@@ -83,12 +83,12 @@ static void streams_have_the_bytes_of_a_file(void **state) {
   assert_int_equal(unlink(file.text), 0);
 }
 
-/* ---- what goes wrong -------------------------------------------------------------------------*/
+/* ---- failing and wrong streams ---------------------------------------------------------------*/
 
 static void every_failing_read_is_refused(void **state) {
   sim b;
   stream s = {0};
-  save_at(&plain, &s);
+  save_after_three_steps(&plain, &s);
   static const struct {
     int64_t value;
     const char *says;
@@ -128,7 +128,7 @@ static void every_failing_read_is_refused(void **state) {
 static void streams_must_end_with_the_state(void **state) {
   sim b;
   stream good = {0}, zeros = {.endless = 1};
-  save_at(&small, &good);
+  save_after_three_steps(&small, &good);
   open_at(&b, &small, 1);
   const uint64_t before = sim_fingerprint(&b);
   const int64_t n = good.n;
@@ -152,16 +152,16 @@ static void streams_must_end_with_the_state(void **state) {
   sim_close(&b);
 }
 
-/* A stream may announce any length.  The reader accepts it only for the arrays of this model; before that, it
- * reads no data and allocates no memory for data. */
+/* A stream may announce any length.  The reader accepts a length only for the arrays of this model.  Before it has
+ * accepted the header, it reads no data and allocates no memory for data. */
 static void announced_lengths_are_not_trusted(void **state) {
   static const sim_setup wider = {
       .method = "natgrad", .set = "update=sgd", .vary = SIM_SMALL | SIM_WIDER};
   sim b;
   stream other = {0}, good = {0};
-  save_at(&wider, &other);
+  save_after_three_steps(&wider, &other);
   open_at(&b, &small, 1);
-  save(&b, &good);
+  must_save(&b, &good);
   const uint64_t before = sim_fingerprint(&b);
   int64_t header = 8;
   for (int i = 0; i < 8; i++)
@@ -265,7 +265,7 @@ typedef struct pair {
   int32_t lacks[RANKS];
 } pair;
 
-static ng_status fail_at_k(int32_t rank, ng_transport *t, void *arg) {
+static ng_status fail_at_one_call(int32_t rank, ng_transport *t, void *arg) {
   pair *x = arg;
   sim s;
   const bool first = (rank == 0) != x->no_callback; /* callbacks of other ranks are not called */
@@ -294,7 +294,7 @@ static void ranks_fail_together(void **state) {
       x.s.piece = loading ? 2000 : 0;
       x.s.fail_at = k;
       x.s.says = -3;
-      const ng_status st = ranks_run(RANKS, fail_at_k, &x, NULL);
+      const ng_status st = ranks_run(RANKS, fail_at_one_call, &x, NULL);
       if (st != NG_OK) fail_msg("failing call %d: %s", (int)k, ng_status_name(st));
       assert_int_equal(x.got[0], x.got[1]);
       assert_string_equal(x.message[0], x.message[1]);
@@ -325,7 +325,7 @@ static void ranks_fail_together(void **state) {
 static void rank_0_needs_a_callback(void **state) {
   for (int loading = 0; loading < 2; loading++) {
     pair x = {.loading = loading != 0, .no_callback = true};
-    assert_int_equal(ranks_run(RANKS, fail_at_k, &x, NULL), NG_OK);
+    assert_int_equal(ranks_run(RANKS, fail_at_one_call, &x, NULL), NG_OK);
     for (int r = 0; r < RANKS; r++) {
       assert_int_equal(x.got[r], NG_ERR_ARG);
       assert_non_null(strstr(x.message[r], "the callback is NULL"));
@@ -338,7 +338,7 @@ static void rank_0_needs_a_callback(void **state) {
 
 /* ---- array by array --------------------------------------------------------------------------*/
 
-static ng_status walk_together(int32_t rank, ng_transport *t, void *arg) {
+static ng_status read_arrays_together(int32_t rank, ng_transport *t, void *arg) {
   pair *x = arg;
   sim a, b;
   sim_setup other = spread;
@@ -382,9 +382,9 @@ static ng_status walk_together(int32_t rank, ng_transport *t, void *arg) {
   return st < NG_OK ? st : NG_OK;
 }
 
-static void two_ranks_walk_together(void **state) {
+static void two_ranks_read_arrays_together(void **state) {
   pair x = {.loading = true};
-  const ng_status st = ranks_run(RANKS, walk_together, &x, NULL);
+  const ng_status st = ranks_run(RANKS, read_arrays_together, &x, NULL);
   if (st != NG_OK) fail_msg("%s %s", ng_status_name(st), x.message[0]);
   assert_true(x.lacks[0] > 0 && x.lacks[1] > 0);
   assert_string_equal(x.walk[0].manifest, x.walk[1].manifest);
@@ -401,7 +401,7 @@ static void arrays_equal_the_file(void **state) {
     stream s = {0};
     ngio_tensors *f;
     open_at(&a, &rows[row], 3);
-    save(&a, &s);
+    must_save(&a, &s);
     assert_int_equal(ngio_tensors_parse(s.bytes, (size_t)s.n, "x", NULL, &f, NULL, 0), NGIO_OK);
     const int32_t n = ng_state_count(a.p);
     assert_int_equal(n, ngio_tensors_count(f));
@@ -447,7 +447,7 @@ static void arrays_equal_the_file(void **state) {
   }
 }
 
-static void walk_arguments(void **state) {
+static void wrong_arguments_are_refused(void **state) {
   sim a;
   open_at(&a, &plain, 2);
   const uint64_t before = sim_fingerprint(&a);
@@ -479,16 +479,16 @@ static void walk_arguments(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(streams_have_the_bytes_of_a_file),
+      cmocka_unit_test(streams_equal_files),
       cmocka_unit_test(every_failing_read_is_refused),
       cmocka_unit_test(streams_must_end_with_the_state),
       cmocka_unit_test(announced_lengths_are_not_trusted),
       cmocka_unit_test(streams_need_a_ready_model),
       cmocka_unit_test(ranks_fail_together),
       cmocka_unit_test(rank_0_needs_a_callback),
-      cmocka_unit_test(two_ranks_walk_together),
+      cmocka_unit_test(two_ranks_read_arrays_together),
       cmocka_unit_test(arrays_equal_the_file),
-      cmocka_unit_test(walk_arguments),
+      cmocka_unit_test(wrong_arguments_are_refused),
   };
   return cmocka_run_group_tests(tests, make_folder, drop_folder);
 }

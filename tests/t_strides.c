@@ -17,9 +17,7 @@
 #include "kernels.h"
 #include "model/model.h"
 
-/* ---- addresses -------------------------------------------------------------------------------*/
-
-static int64_t elements(const ng_strided *s) {
+static int64_t count_elements(const ng_strided *s) {
   int64_t n = 1;
   for (int32_t i = 0; i < s->ndim; i++)
     n *= s->shape[i];
@@ -27,7 +25,7 @@ static int64_t elements(const ng_strided *s) {
 }
 
 /* The address of element k in row-major order. */
-static int64_t address_of(int32_t ndim, const int64_t *shape, const int64_t *stride, int64_t k) {
+static int64_t get_address(int32_t ndim, const int64_t *shape, const int64_t *stride, int64_t k) {
   int64_t at = 0;
   for (int32_t i = ndim - 1; i >= 0; i--) {
     at += k % shape[i] * stride[i];
@@ -36,7 +34,7 @@ static int64_t address_of(int32_t ndim, const int64_t *shape, const int64_t *str
   return at;
 }
 
-static ng_strided any_strides(rng *r) {
+static ng_strided draw_strides(rng *r) {
   ng_strided s = {.dtype = NG_F32, .ndim = (int32_t)rng_below(r, 5)};
   for (int32_t i = 0; i < s.ndim; i++) {
     s.shape[i] = rng_between(r, 1, 4);
@@ -45,8 +43,8 @@ static ng_strided any_strides(rng *r) {
   return s;
 }
 
-/* A slice of a dense array: its axes in any order, some backwards, with gaps. */
-static ng_strided any_slice(rng *r) {
+/* Draw the strides of a slice of a dense array: its axes in any order, some backwards, with gaps. */
+static ng_strided draw_slice(rng *r) {
   ng_strided s = {.dtype = NG_F32, .ndim = (int32_t)rng_between(r, 1, 5)};
   int64_t step = rng_between(r, 1, 3);
   int32_t axis[5] = {0, 1, 2, 3, 4};
@@ -104,17 +102,18 @@ static void arrays_with_distinct_elements_are_recognised(void **state) {
   rng r = {test_seed()};
   int yes = 0, no = 0;
   for (int round = 0; round < 20000; round++) {
-    const ng_strided s = any_strides(&r);
+    const ng_strided s = draw_strides(&r);
     const bool distinct = ng_strided_distinct(&s);
     bool met = false;
-    for (int64_t i = 0; i < elements(&s) && !met; i++) {
+    for (int64_t i = 0; i < count_elements(&s) && !met; i++) {
       for (int64_t k = 0; k < i && !met; k++)
-        met = address_of(s.ndim, s.shape, s.stride, i) == address_of(s.ndim, s.shape, s.stride, k);
+        met =
+            get_address(s.ndim, s.shape, s.stride, i) == get_address(s.ndim, s.shape, s.stride, k);
     }
     assert_false(distinct && met);
     yes += distinct;
     no += met;
-    const ng_strided slice = any_slice(&r);
+    const ng_strided slice = draw_slice(&r);
     assert_true(ng_strided_distinct(&slice));
   }
   assert_true(yes > 1000 && no > 1000);
@@ -124,13 +123,13 @@ static void joined_axes_have_the_same_addresses(void **state) {
   rng r = {test_seed()};
   int fewer = 0;
   for (int round = 0; round < 2000; round++) {
-    const ng_strided s = round % 2 == 0 ? any_slice(&r) : any_strides(&r);
+    const ng_strided s = round % 2 == 0 ? draw_slice(&r) : draw_strides(&r);
     ng_strided j = s;
     j.ndim = ng_axes_join(s.ndim, j.shape, j.stride);
-    assert_int_equal(elements(&j), elements(&s));
-    for (int64_t i = 0; i < elements(&s); i++) {
-      assert_int_equal(address_of(j.ndim, j.shape, j.stride, i),
-                       address_of(s.ndim, s.shape, s.stride, i));
+    assert_int_equal(count_elements(&j), count_elements(&s));
+    for (int64_t i = 0; i < count_elements(&s); i++) {
+      assert_int_equal(get_address(j.ndim, j.shape, j.stride, i),
+                       get_address(s.ndim, s.shape, s.stride, i));
     }
     fewer += j.ndim < s.ndim;
   }
@@ -174,8 +173,8 @@ static void gathered_lines_are_scattered_back(void **state) {
 
 /* ---- a scan ----------------------------------------------------------------------------------*/
 
-/* Return the largest magnitude of an array. All implementations must return the same number. */
-static double largest(const ng_strided *s) {
+/* Return the largest magnitude of an array.  Fail unless all implementations return the same number. */
+static double find_largest(const ng_strided *s) {
   double expected = -1.0;
   EACH_QUEUE_AND_DEVICE(q) {
     double out = -1.0;
@@ -187,27 +186,27 @@ static double largest(const ng_strided *s) {
   return expected;
 }
 
-/* The scan finds a NaN or the largest number at any element, and reads nothing between elements. */
-static void scan(ng_strided *s, int64_t room, rng *r) {
+/* Fail unless the scan finds a NaN or the largest number at any element, and reads nothing between elements. */
+static void expect_scan_of_elements(ng_strided *s, int64_t room, rng *r) {
   char *memory = malloc((size_t)(room * ng_dtype_size(s->dtype)));
   bool *is_element = calloc((size_t)room, sizeof *is_element);
   int64_t least = 0;
   assert_true(memory != NULL && is_element != NULL);
   for (int32_t i = 0; i < s->ndim; i++)
     if (s->stride[i] < 0) least += s->stride[i] * (s->shape[i] - 1);
-  for (int64_t k = 0; k < elements(s); k++)
-    is_element[address_of(s->ndim, s->shape, s->stride, k) - least] = true;
+  for (int64_t k = 0; k < count_elements(s); k++)
+    is_element[get_address(s->ndim, s->shape, s->stride, k) - least] = true;
   for (int64_t i = 0; i < room; i++)
     put(memory, s->dtype, i, is_element[i] ? 1.0f : NAN);
   s->data = memory - least * ng_dtype_size(s->dtype);
-  assert_true(largest(s) == 1.0);
+  assert_true(find_largest(s) == 1.0);
   for (int k = 0; k < 12; k++) {
-    const int64_t which = k < 2 ? k * (elements(s) - 1) : rng_below(r, elements(s));
-    const int64_t at = address_of(s->ndim, s->shape, s->stride, which);
+    const int64_t which = k < 2 ? k * (count_elements(s) - 1) : rng_below(r, count_elements(s));
+    const int64_t at = get_address(s->ndim, s->shape, s->stride, which);
     put(s->data, s->dtype, at, NAN);
-    assert_false(largest(s) < (double)INFINITY);
+    assert_false(find_largest(s) < (double)INFINITY);
     put(s->data, s->dtype, at, -3.0f);
-    assert_true(largest(s) == 3.0);
+    assert_true(find_largest(s) == 3.0);
     put(s->data, s->dtype, at, 1.0f);
   }
   free(memory);
@@ -217,9 +216,9 @@ static void scan(ng_strided *s, int64_t room, rng *r) {
 static void scan_reads_elements_only(void **state) {
   rng r = {test_seed()};
   for (int round = 0; round < 300; round++) {
-    ng_strided s = any_slice(&r);
+    ng_strided s = draw_slice(&r);
     s.dtype = types[round % 4];
-    scan(&s, 20000, &r);
+    expect_scan_of_elements(&s, 20000, &r);
   }
   for (int k = 0; k < 16; k++) { /* one long line, cut for two threads; many long lines */
     ng_strided s = {.dtype = types[k / 4], .ndim = 2, .shape = {1, 40000}, .stride = {1, 2}};
@@ -227,7 +226,7 @@ static void scan_reads_elements_only(void **state) {
     if (k % 4 == 2) s = (ng_strided){.dtype = s.dtype, .ndim = 2, .shape = {9, 5000}};
     if (k % 4 == 2) s.stride[0] = 10003, s.stride[1] = 2;
     if (k % 4 == 3) s.stride[1] = 1;
-    scan(&s, 130000, &r);
+    expect_scan_of_elements(&s, 130000, &r);
   }
 }
 
@@ -294,7 +293,7 @@ static void the_weight_of_one_output_may_be_a_vector(void **state) {
 
 enum { IN = 6, OUT = 2 };
 
-static void step_of(const char *linalg, const ng_array *a, int64_t samples, float *grad) {
+static void take_step(const char *linalg, const ng_array *a, int64_t samples, float *grad) {
   static const float out[4 * OUT] = {1, -2, 3, 1, -1, 2, 2, 1};
   fixture f;
   float dw[OUT * IN];
@@ -335,8 +334,8 @@ static void distances_of_rows_do_not_change_results(void **state) {
     const ng_array d = ng_array_matrix(dense, SAMPLES, IN, NG_F32);
     static const char *const on[] = {"ref", NULL};
     for (int k = 0; k < 2; k++) {
-      step_of(on[k], &a, SAMPLES, got);
-      step_of(on[k], &d, SAMPLES, want);
+      take_step(on[k], &a, SAMPLES, got);
+      take_step(on[k], &d, SAMPLES, want);
       for (int i = 0; i < OUT * IN; i++) { /* about 100 roundings */
         if (fabsf(got[i] - want[i]) <= 1e-5f * (1.0f + fabsf(want[i]))) continue;
         fail_msg("way %d, %s: element %d is %g, expected %g", way, k == 0 ? "ref" : "best", i,

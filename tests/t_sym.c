@@ -31,7 +31,7 @@ static void positions_are_a_bijection(void **arg) {
   }
 }
 
-static void pieces_cover_once(void **arg) {
+static void pieces_cover_a_block_once(void **arg) {
   for (int64_t n = 1; n <= 10; n++) {
     ng_sym s = sym_new(n);
     int *seen = calloc((size_t)ng_sym_count(n), sizeof *seen);
@@ -79,7 +79,7 @@ static void pieces_cover_once(void **arg) {
   }
 }
 
-static void vectors_are_multiplied(void **arg) {
+static void vector_products_match(void **arg) {
   EACH_SIZE(n) {
     CASE("n = %" PRId64, n);
     ng_sym s = sym_random(n);
@@ -104,7 +104,7 @@ static void vectors_are_multiplied(void **arg) {
   }
 }
 
-static void rows_are_added(void **arg) {
+static void added_rows_match(void **arg) {
   ng_queue queue = queue_of(&ng_backend_ref), *q = &queue;
   for (int64_t n = 1; n <= 9; n++) {
     for (int64_t r = 0; r < n; r++) {
@@ -136,7 +136,7 @@ static void rows_are_added(void **arg) {
 /* ---- names -----------------------------------------------------------------------------------*/
 
 /* A table consists of pointers to functions. */
-static void must_be_complete(const void *table, size_t size) {
+static void expect_complete_table(const void *table, size_t size) {
   for (size_t at = 0; at < size; at += sizeof(void (*)(void))) {
     void (*entry)(void);
     memcpy(&entry, (const char *)table + at, sizeof entry);
@@ -160,13 +160,13 @@ static void backends_are_found_by_name(void **arg) {
   assert_ptr_equal(ng_backend_at(0), &ng_backend_ref);
 #endif
   for (int32_t i = 0; test_backend(i) != NULL; i++) {
-    must_be_complete(test_backend(i)->linalg, sizeof(ng_linalg_ops));
-    must_be_complete(test_backend(i)->kernels, sizeof(ng_kernel_ops));
+    expect_complete_table(test_backend(i)->linalg, sizeof(ng_linalg_ops));
+    expect_complete_table(test_backend(i)->kernels, sizeof(ng_kernel_ops));
   }
 }
 
 /* 1 + 6 n + 2 n^2 <= 2^31 - 1 up to n = 32766. */
-static void fits_32_bits(void **arg) {
+static void limits_of_32_bits_match(void **arg) {
   assert_true(ng_linalg_fits(1));
   assert_true(ng_linalg_fits(9216));
   assert_true(ng_linalg_fits(32766));
@@ -184,7 +184,7 @@ static void fits_32_bits(void **arg) {
 }
 
 /* Run this program again as "NAME kernel" with another core type; it prints kernel and hint. */
-static bool kernel_of_core(const char *core, char *kernel, char *hint, size_t size) {
+static bool read_kernel_of_core(const char *core, char *kernel, char *hint, size_t size) {
   char self[400], line[600] = "";
   const ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
   if (n <= 0) return false;
@@ -218,12 +218,12 @@ static void blas_is_described(void **arg) {
   assert_true(threads >= 1);
   assert_true(strlen(kernel) > 0);
   if (strstr(name, "DYNAMIC_ARCH") == NULL) return;
-  assert_true(kernel_of_core("Haswell", kernel, hint, sizeof kernel));
+  assert_true(read_kernel_of_core("Haswell", kernel, hint, sizeof kernel));
 #if defined(__x86_64__)
   if (__builtin_cpu_supports("avx2")) assert_string_equal(kernel, "Haswell");
   if (__builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")) {
     assert_non_null(strstr(hint, "OPENBLAS_CORETYPE=SkylakeX"));
-    assert_true(kernel_of_core("SkylakeX", kernel, hint, sizeof kernel));
+    assert_true(read_kernel_of_core("SkylakeX", kernel, hint, sizeof kernel));
     assert_string_equal(kernel, "SkylakeX");
   }
 #endif
@@ -242,9 +242,9 @@ int main(int argc, char **argv) {
     return 0;
   }
   const struct CMUnitTest tests[] = {
-      TEST(positions_are_a_bijection),  TEST(pieces_cover_once),
-      TEST(vectors_are_multiplied),     TEST(rows_are_added),
-      TEST(backends_are_found_by_name), TEST(fits_32_bits),
+      TEST(positions_are_a_bijection),  TEST(pieces_cover_a_block_once),
+      TEST(vector_products_match),      TEST(added_rows_match),
+      TEST(backends_are_found_by_name), TEST(limits_of_32_bits_match),
       TEST(blas_is_described),
   };
   return cmocka_run_group_tests_name("sym", tests, seed_begin, print_largest_ratios);

@@ -63,7 +63,7 @@ static void count_and_overwrite(tap *p, const ng_collective *c) {
   }
 }
 
-static ng_transport counting(recorder *s, const test_run *l) {
+static ng_transport make_counting_transport(recorder *s, const test_run *l) {
   ng_transport t = tapped(&s->tap, l->way == BLOCKING ? NO_START : WHOLE);
   t.group_create = NULL;
   t.group_destroy = NULL;
@@ -73,22 +73,22 @@ static ng_transport counting(recorder *s, const test_run *l) {
 
 /* ---- one run ---------------------------------------------------------------------------------*/
 
-static void draw(float *x, int64_t n, int32_t rank, int step, int at) {
+static void fill_random(float *x, int64_t n, int32_t rank, int step, int at) {
   rng r = {test_seed() ^ (uint64_t)(rank * 10000 + step * 100 + at)};
   rng_values(&r, x, n);
 }
 
-static int64_t samples(const test_run *l, int32_t rank, int micro) {
+static int64_t count_samples(const test_run *l, int32_t rank, int micro) {
   return l->alike ? 3 : 2 + (rank + micro) % 3;
 }
 
 static ng_status observe_layer(const test_run *l, ng_precond *p, int32_t rank, int step, int micro,
                                int32_t k) {
-  const int64_t B = samples(l, rank, micro);
+  const int64_t B = count_samples(l, rank, micro);
   float a[ROOM], g[ROOM];
   if (l->alike) rank = micro = 0;
-  draw(a, B * layer[k].in, rank, step, 10 + 2 * k + 20 * micro);
-  draw(g, B * layer[k].out, rank, step, 11 + 2 * k + 20 * micro);
+  fill_random(a, B * layer[k].in, rank, step, 10 + 2 * k + 20 * micro);
+  fill_random(g, B * layer[k].out, rank, step, 11 + 2 * k + 20 * micro);
   /* finite, but its square is not */
   for (int64_t i = 0; i < B * layer[k].in && k == 1 && step == l->huge; i++)
     a[i] = 1e30f;
@@ -98,13 +98,13 @@ static ng_status observe_layer(const test_run *l, ng_precond *p, int32_t rank, i
   return st == NG_OK ? ng_observe_output_grad(p, k, &out, NG_COPY) : st;
 }
 
-static ng_status one_step(test_run *l, fixture *f, int32_t rank, int step) {
+static ng_status take_step(test_run *l, fixture *f, int32_t rank, int step) {
   ng_precond *p = f->p;
   ng_status st = NG_OK;
   for (int32_t k = 0; k < LAYERS && st == NG_OK; k++) {
     const int64_t n = k < LINEAR ? layer[k].in * layer[k].out : layer[k].out;
     float *w = l->rank[rank].out[step][k];
-    draw(w, MOST, 0, step, 90 + k);
+    fill_random(w, MOST, 0, step, 90 + k);
     const ng_array grad = ng_array_matrix(w, k < LINEAR ? layer[k].out : 1,
                                           k < LINEAR ? layer[k].in : n, NG_F32),
                    bias = ng_array_matrix(w + n, 1, layer[k].out, NG_F32);
@@ -112,7 +112,7 @@ static ng_status one_step(test_run *l, fixture *f, int32_t rank, int step) {
     if (st == NG_OK) st = ng_bind_grad(p, k, NG_BIAS, &bias);
   }
   for (int micro = 0; micro < MICRO && st == NG_OK; micro++) {
-    st = fixture_begin_last(f, samples(l, rank, micro), l->ahead && micro == MICRO - 1);
+    st = fixture_begin_last(f, count_samples(l, rank, micro), l->ahead && micro == MICRO - 1);
     for (int32_t k = 0; k < LAYERS && st == NG_OK; k++) {
       if (!l->alone || step == 0 || k == step) st = observe_layer(l, p, rank, step, micro, k);
     }
@@ -124,7 +124,7 @@ static ng_status run_rank(int32_t rank, ng_transport *t, void *arg) {
   test_run *l = arg;
   outcome *o = &l->rank[rank];
   recorder p = {.tap = {.inner = *t, .after = count_and_overwrite}};
-  const ng_transport mine = counting(&p, l);
+  const ng_transport mine = make_counting_transport(&p, l);
   const fixture_how how = {.threads = 1, .linalg = "ref", .transport = &mine};
   char options[256];
   fixture f;
@@ -136,7 +136,7 @@ static ng_status run_rank(int32_t rank, ng_transport *t, void *arg) {
   if (st == NG_OK) st = ng_add_norm(f.p, "bn", NG_BATCH_NORM, 6, 1, 1e-5, NULL);
   if (st == NG_OK) st = ng_ready(f.p);
   for (int step = 0; step < STEPS && st >= NG_OK; step++)
-    st = o->status[step] = one_step(l, &f, rank, step);
+    st = o->status[step] = take_step(l, &f, rank, step);
   if (st < NG_OK) (void)snprintf(o->message, sizeof o->message, "%s", fixture_message(&f));
   ng_station_report s = {.struct_size = sizeof s};
   for (int32_t i = 0; st >= NG_OK && ng_report_station(f.p, i, &s) == NG_OK; i++)
@@ -147,7 +147,7 @@ static ng_status run_rank(int32_t rank, ng_transport *t, void *arg) {
   return st < NG_OK ? st : NG_OK;
 }
 
-/* The smallest and largest number of ranks; over MPI all processes. */
+/* The smallest and the largest number of ranks in a test.  Over MPI, all processes are ranks. */
 #if defined(NG_TEST_MPI)
 static int32_t least_ranks(void) { return ranks_there() < MOST_RANKS ? ranks_there() : MOST_RANKS; }
 static int32_t most_ranks(void) { return least_ranks(); }
@@ -177,7 +177,7 @@ static test_run run_ranks(test_run how) {
 
 static test_run *result[2];
 
-static void same_bits(test_run how) {
+static void expect_same_bits(test_run how) {
   how.options = "statistics=all";
   *result[0] = run_ranks(how);
   how.options = "statistics=owner";
@@ -204,7 +204,7 @@ static void sums_to_owners_equal_sums_to_all(void **state) {
   for (size_t i = 0; i < sizeof with / sizeof with[0]; i++)
     for (int32_t ranks = least_ranks(); ranks <= most_ranks(); ranks++)
       for (int k = 0; k < 2 * WAYS; k++)
-        same_bits((test_run){
+        expect_same_bits((test_run){
             .with = with[i], .ranks = ranks, .way = (way)(k / 2), .ahead = k % 2 != 0, .huge = -1});
 }
 
@@ -222,23 +222,23 @@ static void only_due_layers_are_sent(void **state) {
   assert_true(sent[0] > sent[1] && sent[1] > sent[2]);
 }
 
-/* Each step observes another single layer, so messages begin and end with it. */
-static void steps_may_observe_one_layer(void **state) {
+/* Each step observes another single layer, so its sums are a whole message. */
+static void single_layers_reach_their_owner(void **state) {
   for (int32_t ranks = least_ranks(); ranks <= most_ranks(); ranks++)
     for (int k = 0; k < WAYS; k++)
-      same_bits((test_run){
+      expect_same_bits((test_run){
           .with = "stat_period=1", .ranks = ranks, .way = (way)k, .alone = true, .huge = -1});
 }
 
 /* Only the owner finds the overflow of a sum.  The next sample begins the owner's average, but continues the averages
  * of other ranks.  With calls = ema the owner and other ranks then weigh calls differently, so all ranks observe the
- * same; tolerance: a few roundings of f32, 1e-5 is about 80. */
+ * same arrays.  Tolerance: a few roundings of f32; 1e-5 is about 80 roundings. */
 static void an_overflow_found_by_the_owner_skips_the_step(void **state) {
   for (int32_t ranks = least_ranks(); ranks <= most_ranks(); ranks++) {
-    same_bits((test_run){.with = "stat_period=1", .ranks = ranks, .huge = 0});
+    expect_same_bits((test_run){.with = "stat_period=1", .ranks = ranks, .huge = 0});
     assert_int_equal(result[1]->rank[0].status[0], NG_SKIPPED);
     assert_int_equal(result[1]->rank[0].status[1], NG_OK);
-    same_bits((test_run){.with = "wire_dtype=bf16", .ranks = ranks, .huge = 2});
+    expect_same_bits((test_run){.with = "wire_dtype=bf16", .ranks = ranks, .huge = 2});
     assert_int_equal(result[1]->rank[0].status[2], NG_SKIPPED);
     for (int k = 0; k < 2; k++)
       *result[k] = run_ranks((test_run){.options = k == 0 ? "statistics=all" : "statistics=owner",
@@ -260,7 +260,7 @@ int main(void) {
     result[i] = calloc(1, sizeof(test_run));
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(sums_to_owners_equal_sums_to_all),
-      cmocka_unit_test(steps_may_observe_one_layer), cmocka_unit_test(only_due_layers_are_sent),
+      cmocka_unit_test(single_layers_reach_their_owner), cmocka_unit_test(only_due_layers_are_sent),
       cmocka_unit_test(an_overflow_found_by_the_owner_skips_the_step)};
   const int failed = result[0] == NULL || result[1] == NULL ? 1 : RANKS_TESTS("owner", tests);
   for (int i = 0; i < 2; i++)

@@ -13,9 +13,9 @@
 
 enum { RANKS = 3, STATIONS = 2, STEPS = 10 };
 
-static double now;
+static double clock_ms;
 double __wrap_ng_now_ms(void);
-double __wrap_ng_now_ms(void) { return now; }
+double __wrap_ng_now_ms(void) { return clock_ms; }
 
 /* ---- a table -----------------------------------------------------------------------------------*/
 
@@ -25,7 +25,7 @@ static const traffic_rank reported[RANKS] = {
     {10, 5, {{"sums", 20, 5, 4000, 20}, {"solve", 200, 0, 0, 0}}},
 };
 
-static ng_status gather(int32_t rank, ng_transport *t, void *arg) {
+static ng_status gather_traffic(int32_t rank, ng_transport *t, void *arg) {
   traffic *all = arg;
   const run_ranks ranks = ranks_make(t);
   return traffic_gather(&ranks, &reported[rank], STATIONS, STEPS, &all[rank]) == CLI_OK
@@ -39,7 +39,7 @@ static void expect_equal(double is, double want) {
 
 static void reports_of_all_ranks_are_gathered(void **state) {
   traffic all[RANKS];
-  assert_int_equal(ranks_run(RANKS, gather, all, NULL), NG_OK);
+  assert_int_equal(ranks_run(RANKS, gather_traffic, all, NULL), NG_OK);
   for (int r = 0; r < RANKS; r++) {
     const traffic *t = &all[r];
     assert_int_equal(t->ranks, RANKS);
@@ -84,35 +84,35 @@ static void reports_of_all_ranks_are_gathered(void **state) {
 
 enum { WIRE = 10, SMALL = 2 };
 
-static ng_status slow_run(void *user, const ng_collective *c) {
-  now += SMALL;
+static ng_status run_on_wire(void *user, const ng_collective *c) {
+  clock_ms += SMALL;
   return NG_OK;
 }
 
-static ng_status slow_start(void *user, const ng_collective *c, void **request) {
-  *(double *)user = now + WIRE;
+static ng_status start_on_wire(void *user, const ng_collective *c, void **request) {
+  *(double *)user = clock_ms + WIRE;
   *request = user;
   return NG_OK;
 }
 
-static ng_status slow_wait(void *user, void *request) {
-  if (now < *(double *)user) now = *(double *)user;
+static ng_status wait_for_wire(void *user, void *request) {
+  if (clock_ms < *(double *)user) clock_ms = *(double *)user;
   return NG_OK;
 }
 
-static ng_status slow_test(void *user, void *request, int32_t *done) {
-  *done = now >= *(double *)user;
+static ng_status test_wire(void *user, void *request, int32_t *done) {
+  *done = clock_ms >= *(double *)user;
   return NG_OK;
 }
 
-static ng_transport slow_wire(double *done_at) {
+static ng_transport make_slow_wire(double *done_at) {
   ng_transport t = {.struct_size = sizeof t, .size = 1};
   t.user = done_at;
   t.size = 2;
-  t.run = slow_run;
-  t.start = slow_start;
-  t.wait = slow_wait;
-  t.test = slow_test;
+  t.run = run_on_wire;
+  t.start = start_on_wire;
+  t.wait = wait_for_wire;
+  t.test = test_wire;
   return t;
 }
 
@@ -120,14 +120,14 @@ static void hidden_time_follows_the_clock(void **state) {
   double done_at = 0, small = 1;
   float x[5] = {0};
   bool done = false;
-  ng_transport t = slow_wire(&done_at);
+  ng_transport t = make_slow_wire(&done_at);
   ranks_count count = {0};
   ranks_request q;
   run_ranks ranks = ranks_make(&t);
   ranks.count = &count;
-  now = 0;
+  clock_ms = 0;
   assert_int_equal(ranks_post_floats(&ranks, x, 5, &q), CLI_OK);
-  now += 4; /* work while the message is under way */
+  clock_ms += 4; /* work while the message is under way */
   assert_int_equal(ranks_test(&ranks, &q, &done), CLI_OK);
   assert_false(done);
   assert_int_equal(ranks_sum(&ranks, &small, 1), CLI_OK); /* another collective at the same time */
@@ -138,7 +138,7 @@ static void hidden_time_follows_the_clock(void **state) {
   assert_int_equal(count.messages, 2);
   assert_int_equal(count.bytes, 5 * 4 + 8);
   assert_int_equal(ranks_post_floats(&ranks, x, 5, &q), CLI_OK);
-  now += 13; /* the message ends earlier, but the end is noticed only now */
+  clock_ms += 13; /* the message ends earlier, but the end is noticed only now */
   assert_int_equal(ranks_test(&ranks, &q, &done), CLI_OK);
   assert_true(done);
   assert_int_equal(ranks_wait(&ranks, &q), CLI_OK);

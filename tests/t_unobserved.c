@@ -13,8 +13,8 @@
 enum { B = 3, N = 2, LAYERS = 2, STEPS = 5, RANKS = 3 };
 enum { AS_OTHERS, NOTHING, NO_B, NO_GRAD_B, EVERYTHING };
 
-/* What ranks observe in each step, and the last rank if it differs. */
-typedef struct plan {
+/* The observations of all ranks in each step, and of the last rank if they differ; the expected and actual results. */
+typedef struct run_plan {
   const char *set;
   int32_t ranks;
   int all[STEPS], last[STEPS];
@@ -24,9 +24,9 @@ typedef struct plan {
   int64_t counted[RANKS], counted_layer[RANKS][LAYERS];
   char message[RANKS][STEPS][256];
   float out[RANKS][STEPS][LAYERS][N * N];
-} plan;
+} run_plan;
 
-static ng_status observe(fixture *f, int what) {
+static ng_status observe_layers(fixture *f, int what) {
   float x[B * N] = {1, -2, 0.5f, 1, 3, -1}, y[B * N] = {0.5f, 1, -1, 2, 1, 1};
   const plane a = plane_of(x, B, N, NG_F32), g = plane_of(y, B, N, NG_F32);
   ng_status st = fixture_begin(f, B);
@@ -38,7 +38,7 @@ static ng_status observe(fixture *f, int what) {
 }
 
 static ng_status run_rank(int32_t rank, ng_transport *t, void *arg) {
-  plan *job = arg;
+  run_plan *job = arg;
   fixture f;
   const fixture_how how = {.linalg = "ref", .threads = 1, .transport = job->ranks > 1 ? t : NULL};
   ng_status st = fixture_open(&f, job->set, &how);
@@ -56,7 +56,7 @@ static ng_status run_rank(int32_t rank, ng_transport *t, void *arg) {
     }
     const bool other = rank == job->ranks - 1 && job->last[s] != AS_OTHERS;
     const int what = other ? job->last[s] : job->all[s];
-    if (st == NG_OK) st = observe(&f, what);
+    if (st == NG_OK) st = observe_layers(&f, what);
     if (st != NG_OK) break;
     job->got[rank][s] = ng_step(f.p, 0.1);
     (void)snprintf(job->message[rank][s], sizeof job->message[0][0], "%s", ng_last_error(f.ctx));
@@ -74,7 +74,7 @@ static ng_status run_rank(int32_t rank, ng_transport *t, void *arg) {
   return st;
 }
 
-static void check(plan *job) {
+static void expect_counts(run_plan *job) {
   assert_int_equal(ranks_run(job->ranks, run_rank, job, NULL), NG_OK);
   for (int32_t r = 0; r < job->ranks; r++) {
     for (int s = 0; s < STEPS; s++) {
@@ -100,27 +100,27 @@ static void unobserved_statistics_are_counted(void **state) {
       "method=natgrad solver=eigen damping_split=joint grad_worker_fraction=0 solve_period=1"};
   for (int k = 0; k < 3; k++) {
     for (int32_t ranks = 1; ranks <= RANKS; ranks++) {
-      plan all = {.set = set[k],
-                  .ranks = ranks,
-                  .all = {EVERYTHING, NO_B, NOTHING, NO_GRAD_B, EVERYTHING},
-                  .want = {NG_OK, NG_UNOBSERVED, NG_UNOBSERVED, NG_UNOBSERVED, NG_OK},
-                  .unobserved = 2 + 4 + 1,
-                  .layer = {1, 3}};
-      check(&all);
+      run_plan all = {.set = set[k],
+                      .ranks = ranks,
+                      .all = {EVERYTHING, NO_B, NOTHING, NO_GRAD_B, EVERYTHING},
+                      .want = {NG_OK, NG_UNOBSERVED, NG_UNOBSERVED, NG_UNOBSERVED, NG_OK},
+                      .unobserved = 2 + 4 + 1,
+                      .layer = {1, 3}};
+      expect_counts(&all);
       assert_non_null(strstr(all.message[0][1], "ng_step: statistics of 'b' were due"));
       assert_non_null(strstr(all.message[0][1], "(layers: 1)"));
       assert_non_null(strstr(all.message[0][2], "statistics of 'a' and others were due"));
       /* the average of b stays: PD of steps 1 and 2 is the same */
       assert_memory_equal(all.out[0][1][1], all.out[0][2][1], sizeof all.out[0][1][1]);
       if (ranks == 1) continue;
-      plan one = {.set = set[k],
-                  .ranks = ranks,
-                  .all = {NOTHING, NOTHING, NOTHING, EVERYTHING, NO_B},
-                  .last = {EVERYTHING, NO_B, EVERYTHING, NOTHING, NO_B},
-                  .want = {NG_OK, NG_UNOBSERVED, NG_OK, NG_OK, NG_UNOBSERVED},
-                  .unobserved = 4,
-                  .layer = {0, 2}};
-      check(&one);
+      run_plan one = {.set = set[k],
+                      .ranks = ranks,
+                      .all = {NOTHING, NOTHING, NOTHING, EVERYTHING, NO_B},
+                      .last = {EVERYTHING, NO_B, EVERYTHING, NOTHING, NO_B},
+                      .want = {NG_OK, NG_UNOBSERVED, NG_OK, NG_OK, NG_UNOBSERVED},
+                      .unobserved = 4,
+                      .layer = {0, 2}};
+      expect_counts(&one);
     }
   }
 }
@@ -128,26 +128,27 @@ static void unobserved_statistics_are_counted(void **state) {
 /* Only statistics that are due count; with sides = input, output gradients are never due.  With statistics = local,
  * only the samples of the owner count: rank 0 for a, rank 1 for b. */
 static void only_due_statistics_count(void **state) {
-  static const plan plans[] = {{.set = "method=natgrad stat_period=2 solve_period=2",
-                                .all = {EVERYTHING, NOTHING, NO_B, NOTHING, EVERYTHING},
-                                .want = {NG_OK, NG_OK, NG_UNOBSERVED, NG_OK, NG_OK},
-                                .unobserved = 2,
-                                .layer = {0, 1}},
-                               {.set = "method=eva-natgrad sides=input",
-                                .all = {NO_GRAD_B, NO_GRAD_B, NO_B, EVERYTHING, NO_GRAD_B},
-                                .want = {NG_OK, NG_OK, NG_UNOBSERVED, NG_OK, NG_OK},
-                                .unobserved = 1,
-                                .layer = {0, 1}},
-                               {.set = "method=natgrad statistics=local grad_worker_fraction=0",
-                                .all = {EVERYTHING, EVERYTHING, NOTHING, EVERYTHING, NO_B},
-                                .last = {EVERYTHING, NOTHING, EVERYTHING, EVERYTHING, EVERYTHING},
-                                .want = {NG_OK, NG_UNOBSERVED, NG_UNOBSERVED, NG_OK, NG_OK},
-                                .unobserved = 4,
-                                .layer = {1, 1}}};
+  static const run_plan plans[] = {
+      {.set = "method=natgrad stat_period=2 solve_period=2",
+       .all = {EVERYTHING, NOTHING, NO_B, NOTHING, EVERYTHING},
+       .want = {NG_OK, NG_OK, NG_UNOBSERVED, NG_OK, NG_OK},
+       .unobserved = 2,
+       .layer = {0, 1}},
+      {.set = "method=eva-natgrad sides=input",
+       .all = {NO_GRAD_B, NO_GRAD_B, NO_B, EVERYTHING, NO_GRAD_B},
+       .want = {NG_OK, NG_OK, NG_UNOBSERVED, NG_OK, NG_OK},
+       .unobserved = 1,
+       .layer = {0, 1}},
+      {.set = "method=natgrad statistics=local grad_worker_fraction=0",
+       .all = {EVERYTHING, EVERYTHING, NOTHING, EVERYTHING, NO_B},
+       .last = {EVERYTHING, NOTHING, EVERYTHING, EVERYTHING, EVERYTHING},
+       .want = {NG_OK, NG_UNOBSERVED, NG_UNOBSERVED, NG_OK, NG_OK},
+       .unobserved = 4,
+       .layer = {1, 1}}};
   for (size_t k = 0; k < sizeof plans / sizeof plans[0]; k++) {
-    plan job = plans[k];
+    run_plan job = plans[k];
     job.ranks = 2;
-    check(&job);
+    expect_counts(&job);
   }
 }
 
@@ -171,25 +172,25 @@ static void open_pair(pair *m, const char *set) {
   fixture_ok(&m->f, ng_ready(m->f.p));
 }
 
-/* NG_SKIPPED precedes NG_UNOBSERVED and leaves its count.  A layer that was never observed is an error with its
- * name. */
+/* A skipped step returns NG_SKIPPED and does not count unobserved statistics.  If a layer was never observed, the step
+ * returns an error with its name. */
 static void skips_and_errors_take_precedence(void **state) {
   pair m;
   open_pair(&m, "method=natgrad");
-  assert_int_equal(observe(&m.f, NO_B), NG_OK);
+  assert_int_equal(observe_layers(&m.f, NO_B), NG_OK);
   fixture_fails(&m.f, ng_step(m.f.p, 0.1), NG_ERR_STATE, "layer 'b' was never observed");
-  assert_int_equal(observe(&m.f, EVERYTHING), NG_OK);
+  assert_int_equal(observe_layers(&m.f, EVERYTHING), NG_OK);
   assert_int_equal(ng_step(m.f.p, 0.1), NG_OK);
   m.d[0][1] = NAN;
-  assert_int_equal(observe(&m.f, NO_B), NG_OK);
+  assert_int_equal(observe_layers(&m.f, NO_B), NG_OK);
   assert_int_equal(ng_step(m.f.p, 0.1), NG_SKIPPED);
   assert_int_equal(fixture_report(&m.f).unobserved, 0);
   fixture_close(&m.f);
 }
 
-/* The average has no inverse in f32 at so small a damping.  ng_step returns the larger of NG_RESCUED and
+/* The damping is so small that the average has no inverse in f32.  ng_step returns the larger of NG_RESCUED and
  * NG_UNOBSERVED, and the report counts both. */
-static void rescued_and_unobserved_in_one_step(void **state) {
+static void rescues_and_unobserved_both_count(void **state) {
   pair m;
   ng_report r = {.struct_size = sizeof r};
   open_pair(&m, "method=natgrad damping=1e-30 damping_split=full clip=none solve_period=1");
@@ -214,9 +215,8 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(unobserved_statistics_are_counted),
       cmocka_unit_test(only_due_statistics_count),
-
       cmocka_unit_test(skips_and_errors_take_precedence),
-      cmocka_unit_test(rescued_and_unobserved_in_one_step),
+      cmocka_unit_test(rescues_and_unobserved_both_count),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

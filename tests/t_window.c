@@ -12,7 +12,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* ---- the harness -----------------------------------------------------------------------------*/
+/* ---- one run against the oracle --------------------------------------------------------------*/
 
 enum { ENTRIES = 2, D_MOST = 80 };
 static const double ULP = 0x1p-24, DAMPING_RAISED = -1;
@@ -24,8 +24,8 @@ typedef struct trial {
   bool moves;      /* weights change between steps */
   bool feeds_back; /* low rank: a rounding error grows through the warm start */
   bool
-      deficient; /* a parameter has no more elements than the window has rows, so NG_RESCUED is allowed */
-  double later; /* damping of the second half; 0: unchanged */
+      deficient; /* some parameter has at most as many elements as rows, so NG_RESCUED is allowed */
+  double later;  /* damping of the second half; 0: unchanged */
 } trial;
 
 typedef struct model {
@@ -45,9 +45,9 @@ static void open_model(model *k, const trial *c, const char *linalg) {
   fixture_ok(&k->f, fixture_add(&k->f, k->entry, ENTRIES, k->g, k->w));
 }
 
-/* Return the change of the direction if the gradient is rounded; u: the direction without rounding. */
-static double rounding_response(window_oracle *near, const double *g, const double *w, double lr,
-                                bool enters, const double *u) {
+/* Return the change of the direction if the gradient is rounded.  `u` is the direction without this rounding. */
+static double get_rounding_response(window_oracle *near, const double *g, const double *w,
+                                    double lr, bool enters, const double *u) {
   double rounded[D_MOST], v[D_MOST];
   float moved[D_MOST];
   rng r = {(uint64_t)near->count};
@@ -90,7 +90,7 @@ static double run_trial(const trial *c, const char *linalg, uint64_t seed) {
     const double lr = t % 5 == 4 ? 0.5 : t % 7 == 3 ? 0 : 1;
     const bool enters = t % o.base.stat_period == 0;
     window_oracle_step(want, g, w, lr, enters, u);
-    if (c->feeds_back) response = fmax(response, rounding_response(near, g, w, lr, enters, u));
+    if (c->feeds_back) response = fmax(response, get_rounding_response(near, g, w, lr, enters, u));
     const ng_status st = ng_step(k.f.p, lr);
     if (st == NG_RESCUED && c->deficient) {
       most = DAMPING_RAISED;
@@ -118,19 +118,19 @@ static bool expect_small_error(const trial *c, const char *linalg, uint64_t seed
   return e != DAMPING_RAISED;
 }
 
-static trial any_size(rng *r) {
+static trial draw_sizes(rng *r) {
   return (trial){
       .in = 1 + rng_below(r, 6), .out = 1 + rng_below(r, 5), .count = 1 + rng_below(r, 9)};
 }
 
 /* ---- random windows --------------------------------------------------------------------------*/
 
-/* Partly filled and full windows; some pass the ring many times, so their factor is updated often.  Steps with and
- * without a new row, and a changed damping.  1e-5 is required, 3e-7 is seen. */
-static void inverts_the_window(void **state) {
+/* For partly filled and full windows, steps with and without a new row, and a changed damping.  Some runs pass the ring
+ * many times, so their factor is updated often.  1e-5 is required, 3e-7 is seen. */
+static void directions_match_dense_solves(void **state) {
   rng r = {test_seed()};
   for (int64_t n = 0; n < test_times(120); n++) {
-    trial c = any_size(&r);
+    trial c = draw_sizes(&r);
     const int64_t m = 1 + rng_below(&r, 9);
     c.steps = 1 + rng_below(&r, n % 10 == 0 ? 60 * m : 3 * m);
     c.later = n % 3 == 0 ? pow(10, -1 - 7 * rng_real(&r)) : 0;
@@ -144,14 +144,14 @@ static void inverts_the_window(void **state) {
   }
 }
 
-/* With f32 momentum, x / eps amplifies rounding by up to Sigma / eps, Sigma below 10.  A Gram matrix with as many
- * rows as elements is singular up to its 1e-6: in one draw of 200 the library raises the damping. */
-static void divides_by_singular_values(void **state) {
+/* With f32 momentum, x / eps amplifies rounding by up to Sigma / eps, where Sigma is below 10.  A Gram matrix with as
+ * many rows as elements may be nearly singular: in one draw of 200 the library raises the damping. */
+static void ggt_matches_singular_values(void **state) {
   rng r = {test_seed() + 1};
   const int64_t draws = test_times(80);
   int64_t raised = 0;
   for (int64_t n = 0; n < draws; n++) {
-    trial c = any_size(&r);
+    trial c = draw_sizes(&r);
     const int64_t m = 1 + rng_below(&r, 9);
     c.deficient = m >= c.in * c.out || m >= c.out || m >= c.count;
     const bool plain = rng_below(&r, 2) > 0;
@@ -168,7 +168,7 @@ static void divides_by_singular_values(void **state) {
 }
 
 /* The oracle rounds rows to bf16, too. */
-static void rows_in_bf16(void **state) {
+static void rows_in_bf16_match_the_oracle(void **state) {
   rng r = {test_seed() + 3};
   for (int64_t n = 0; n < test_times(20); n++) {
     trial c = {.in = 5, .out = 4, .count = 7, .steps = 9};
@@ -178,16 +178,16 @@ static void rows_in_bf16(void **state) {
   }
 }
 
-/* Top-k with error feedback.  Rounding of e could change the selection between nearly equal elements, so gradients
- * and e are multiples of 1/512: f32 holds them, bf16 the upper 8 bits of the sent value. */
-static void largest_entries(void **state) {
+/* Top-k with error feedback e.  Rounding of e could change the selection between nearly equal elements.  So gradients
+ * and e are multiples of 1/512, which f32 holds exactly; bf16 holds the upper 8 bits of the sent value. */
+static void topk_matches_the_oracle(void **state) {
   static const char *const modes[] = {"topk", "topk-layer", "topk-block"}, *const fills[] = {
                                                                                "none", "gradient",
                                                                                "error", "rest",
                                                                                "added"};
   rng r = {test_seed() + 4};
   for (int64_t n = 0; n < test_times(150); n++) {
-    trial c = any_size(&r);
+    trial c = draw_sizes(&r);
     c.grid = true;
     const int64_t m = 1 + rng_below(&r, 6);
     c.steps = 1 + rng_below(&r, 3 * m);
@@ -217,8 +217,8 @@ static void largest_entries(void **state) {
 }
 
 /* SGD, Adam and AdaGrad with error feedback.  A decay of 1/8 keeps elements on the grid, where equal elements are
- * frequent.  With momentum and Adam they leave the grid; nearly equal elements are rare. */
-static void first_order(void **state) {
+ * frequent.  With momentum and Adam elements leave the grid, and nearly equal elements are rare. */
+static void first_order_methods_match(void **state) {
   static const char *const methods[] = {
       "topk-sgd",
       "topk-sgd window_momentum=0.7",
@@ -244,7 +244,7 @@ static void first_order(void **state) {
 
 /* Three equal gradients: u = g / (lambda + k |g|^2 / m) in step k.  If |g|^2 / (lambda m) exceeds 1e10, double
  * cannot resolve u: the library raises the damping or, if that does not help, returns g. */
-static void equal_rows(void **state) {
+static void equal_rows_raise_the_damping(void **state) {
   static const struct {
     double scale;
     int least, most; /* how often lambda is multiplied by 10; -1: the direction is g */
@@ -283,19 +283,19 @@ static void equal_rows(void **state) {
   }
 }
 
-/* ---- what the published programs can be asked for --------------------------------------------*/
+/* ---- options of the published programs -------------------------------------------------------*/
 
-static double coin(rng *r, double x) { return rng_below(r, 2) > 0 ? x : 0; }
+static double draw_or_zero(rng *r, double x) { return rng_below(r, 2) > 0 ? x : 0; }
 
 /* Draw options that the published classes accept.  Return false for low rank. */
-static bool draw(rng *r, char *to, size_t size) {
+static bool draw_published_options(rng *r, char *to, size_t size) {
   static const char *const forms[] = {"average", "heavy-ball", "gradient"};
   static const char *const decays[] = {"gradient", "direction", "none"};
   static const char *const modes[] = {"topk", "topk-layer", "topk-block"};
   static const char *const fills[] = {"none", "gradient", "error", "rest", "added"};
   const int kind = (int)rng_below(r, 4);
   const bool ggt = kind == 0, topk = kind == 2 || (ggt && rng_below(r, 2) > 0), low = kind == 3;
-  const double momentum = coin(r, 0.75), forget = ggt ? 1 - coin(r, 0.125) : 1;
+  const double momentum = draw_or_zero(r, 0.75), forget = ggt ? 1 - draw_or_zero(r, 0.125) : 1;
   const char *mode = modes[rng_below(r, 3)], *fill = !ggt ? fills[rng_below(r, 5)] : "none";
   if (!topk && !low && fill == fills[2]) fill = "rest"; /* a dense store has no error feedback */
   const bool plain = strcmp(fill, "none") != 0;
@@ -304,7 +304,7 @@ static bool draw(rng *r, char *to, size_t size) {
                    "window_decay=%g window_decay_form=%s window_mask=%d stat_period=%d "
                    "window_scope=%s window_forget=%g window_store=%s window_fill=%s",
                    ggt ? "ggt" : "mfac", 1 + (int)rng_below(r, 5), momentum,
-                   forms[rng_below(r, plain ? 2 : 3)], coin(r, 0.25),
+                   forms[rng_below(r, plain ? 2 : 3)], draw_or_zero(r, 0.25),
                    decays[ggt ? 2 * rng_below(r, 2) : rng_below(r, 3)], !low && rng_below(r, 2) > 0,
                    1 + (int)rng_below(r, 2), rng_below(r, 3) > 0 ? "model" : "parameter",
                    plain ? 1 : forget,
@@ -322,16 +322,16 @@ static bool draw(rng *r, char *to, size_t size) {
                    " window_density=%g "
                    "window_feedback_lr=%d window_empty=%g window_dtype=%s",
                    (count ? 45 : 0.4) * rng_real(r) + (count ? 1.5 : 0.05), (int)rng_below(r, 2),
-                   coin(r, 0.5), rng_below(r, 2) > 0 ? "bf16" : "f32");
+                   draw_or_zero(r, 0.5), rng_below(r, 2) > 0 ? "bf16" : "f32");
   return !low;
 }
 
 /* At a damping of 0.1, the rounding of an average or of a sum with the weight grows by at most 200. */
-static void as_published(void **state) {
+static void published_options_match_the_oracle(void **state) {
   rng r = {test_seed()};
   for (int64_t n = 0; n < test_times(400); n++) {
     trial c = {.in = 6, .out = 5, .count = 7, .steps = 9, .grid = true};
-    c.feeds_back = !draw(&r, c.options, sizeof c.options);
+    c.feeds_back = !draw_published_options(&r, c.options, sizeof c.options);
     expect_small_error(&c, NULL, rng_next(&r), 200 * ULP);
   }
 }
@@ -339,7 +339,7 @@ static void as_published(void **state) {
 /* window_decay_form = direction with small dampings, in every store.  u is rounded once, and again with its decay:
  * 16 units.  Low rank has P and Q in f32: 200 units and, if the residual is added, one unit per column over
  * lambda. */
-static void decay_of_directions(void **state) {
+static void decayed_directions_match(void **state) {
   static const char *const store[] = {
       "mfac",
       "efcp window_density=1",
@@ -382,14 +382,14 @@ static void decay_of_directions(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      EACH(inverts_the_window),
-      EACH(divides_by_singular_values),
-      EACH(rows_in_bf16),
-      EACH(equal_rows),
-      EACH(largest_entries),
-      EACH(first_order),
-      cmocka_unit_test(as_published),
-      cmocka_unit_test(decay_of_directions),
+      EACH(directions_match_dense_solves),
+      EACH(ggt_matches_singular_values),
+      EACH(rows_in_bf16_match_the_oracle),
+      EACH(equal_rows_raise_the_damping),
+      EACH(topk_matches_the_oracle),
+      EACH(first_order_methods_match),
+      cmocka_unit_test(published_options_match_the_oracle),
+      cmocka_unit_test(decayed_directions_match),
   };
   return cmocka_run_group_tests_name("window", tests, NULL, NULL);
 }

@@ -25,7 +25,7 @@ typedef struct history {
   int at, d, count;
 } history;
 
-static void push(history *h, int m, const wide *row) {
+static void append_row(history *h, int m, const wide *row) {
   if (h->count == m) {
     memmove(h->G[0], h->G[1], sizeof h->G[0] * (size_t)(m - 1));
     h->count--;
@@ -51,7 +51,7 @@ typedef struct trial {
 } trial;
 
 /* Write the d elements of gradient number t. */
-static void gradient(const trial *c, int t, int d, float *g) {
+static void write_gradient(const trial *c, int t, int d, float *g) {
   static float before[2][D];
   const bool repeats = c->kind != ANY && c->kind != SPIKE && c->kind != ZEROS;
   const uint64_t turn = c->kind == CYCLE ? (uint64_t)t % 3 : repeats ? 0 : (uint64_t)t;
@@ -72,18 +72,18 @@ static void gradient(const trial *c, int t, int d, float *g) {
   }
 }
 
-static float to_bf16(float x) {
+static float round_to_bf16(float x) {
   int e;
   (void)frexpf(x, &e);
   return x == 0 ? 0 : ldexpf(nearbyintf(ldexpf(x, 8 - e)), e - 8);
 }
 
-/* Row n as stored: P Q' in a low-rank store. */
-static void row_of(const fixture *f, const trial *c, const ng_options *o, int n, const float *g,
-                   int d, wide *row) {
+/* Write row n as the library stores it: rounded to bf16, or P Q' in a low-rank store. */
+static void write_stored_row(const fixture *f, const trial *c, const ng_options *o, int n,
+                             const float *g, int d, wide *row) {
   const bool half = o->base.window_dtype == NG_BF16;
   for (int i = 0; i < d; i++)
-    row[i] = half ? to_bf16(g[i]) : g[i];
+    row[i] = half ? round_to_bf16(g[i]) : g[i];
   if (o->base.window_store != NG_STORE_LOWRANK || c->rows == 1) return;
   const int least = c->rows < c->cols ? c->rows : c->cols;
   const int rank = (int)o->base.window_rank < least ? (int)o->base.window_rank : least;
@@ -109,7 +109,7 @@ static void fail_trial(const trial *c, int t, const char *what, double x) {
            what, x);
 }
 
-static double error_of(const history *h, const wide *x, const float *g) {
+static double compute_error(const history *h, const wide *x, const float *g) {
   double gap = 0, all = 0;
   for (int i = 0; i < h->d; i++) {
     const double e = (double)wide_size(g[h->at + i] - x[i]);
@@ -120,8 +120,8 @@ static double error_of(const history *h, const wide *x, const float *g) {
 }
 
 /* The largest error of a step over all Gram matrices. */
-static double compare(history *h, int parts, const ng_options *o, bool enters, const wide *row,
-                      const float *g) {
+static double largest_error(history *h, int parts, const ng_options *o, bool enters,
+                            const wide *row, const float *g) {
   const bool averages =
       o->base.window_momentum > 0 && o->base.window_momentum_form == NG_MOMENTUM_GRADIENT;
   const wide mu = o->base.window_momentum;
@@ -129,7 +129,7 @@ static double compare(history *h, int parts, const ng_options *o, bool enters, c
   for (int i = 0; i < parts; i++) {
     wide x[D];
     memcpy(x, row + h[i].at, (size_t)h[i].d * sizeof *x);
-    if (enters) push(&h[i], (int)o->base.window, x);
+    if (enters) append_row(&h[i], (int)o->base.window, x);
     for (int k = 0; k < h[i].d && averages; k++)
       x[k] = h[i].v[k] = mu * h[i].v[k] + (1 - mu) * x[k];
     const window_rows rows = {h[i].G[0], h[i].count, h[i].d, D};
@@ -138,7 +138,7 @@ static double compare(history *h, int parts, const ng_options *o, bool enters, c
     } else {
       window_ggt(&rows, o->base.damping, o->base.window_forget, x);
     }
-    worst = fmax(worst, error_of(&h[i], x, g));
+    worst = fmax(worst, compute_error(&h[i], x, g));
   }
   return worst;
 }
@@ -165,7 +165,7 @@ static outcome run_trial(const trial *c, const char *linalg, bool check) {
   fixture_ok(&f, ng_ready(f.p));
   for (int t = 0; t < c->steps; t++) {
     const bool enters = t % o.base.stat_period == 0;
-    gradient(c, t, d, raw);
+    write_gradient(c, t, d, raw);
     memcpy(g, raw, (size_t)d * sizeof *g);
     const ng_status st = ng_step(f.p, 1);
     if (st != NG_OK && st != NG_RESCUED) fixture_ok(&f, st);
@@ -174,12 +174,12 @@ static outcome run_trial(const trial *c, const char *linalg, bool check) {
       fail_msg("the message does not name the block: '%s'", ng_last_error(f.ctx));
     if (!check) continue;
     if (enters) {
-      row_of(&f, c, &o, entered++, raw, d, row);
+      write_stored_row(&f, c, &o, entered++, raw, d, row);
     } else {
       for (int i = 0; i < d; i++)
         row[i] = raw[i];
     }
-    const double error = compare(h, split ? 2 : 1, &o, enters, row, g);
+    const double error = largest_error(h, split ? 2 : 1, &o, enters, row, g);
     double *worst = st == NG_OK ? &out.error_ok : &out.error_rescued;
     *worst = fmax(*worst, error);
     if (st == NG_OK && !(error <= TOLERANCE)) fail_trial(c, t, "returned NG_OK, off by", error);
@@ -191,8 +191,8 @@ static outcome run_trial(const trial *c, const char *linalg, bool check) {
 
 /* ---- the tests -------------------------------------------------------------------------------*/
 
-/* well: gradients of one size in random directions, with more elements than rows. */
-static trial draw(rng *r, bool well, char options[256]) {
+/* Draw a trial.  `well`: gradients of one size in random directions, with more elements than rows. */
+static trial draw_trial(rng *r, bool well, char options[256]) {
   static const char *const mfac_store[] = {"method=mfac", "method=mfac window_dtype=bf16",
                                            "method=efcp window_momentum=0 window_density=1",
                                            "method=lowrank-mfac window_rank=2 window_momentum=0",
@@ -228,14 +228,14 @@ static trial draw(rng *r, bool well, char options[256]) {
   return c;
 }
 
-static void random_windows(void **state) {
+static void random_windows_match(void **state) {
   char options[256];
   rng r = {test_seed()};
   int rescued = 0, steps = 0;
   double error_ok = 0;
   if (!WIDE_EXACT) skip();
   for (int64_t i = 0; i < test_times(600); i++) {
-    const trial c = draw(&r, false, options);
+    const trial c = draw_trial(&r, false, options);
     const outcome o = run_trial(&c, *state, true);
     rescued += o.rescued;
     steps += c.steps;
@@ -244,9 +244,9 @@ static void random_windows(void **state) {
   print_message("%d of %d steps rescued, NG_OK within %.1e\n", rescued, steps, error_ok);
 }
 
-/* One gradient is 2^k times as long as the others, and all are parallel.  For some k the error was 68 % with
- * NG_OK. */
-static void one_long_row(void **state) {
+/* One gradient is 2^k times as long as the others, and all are parallel.  An earlier version returned NG_OK with an
+ * error of 68 % for some k. */
+static void one_long_row_keeps_four_digits(void **state) {
   if (!WIDE_EXACT) skip();
   for (int k = 0; k <= 20; k++) {
     const trial shapes[] = {{.options = "method=mfac window=2 damping=1e-6", .rows = 1, .cols = 1},
@@ -267,13 +267,13 @@ static void one_long_row(void **state) {
   }
 }
 
-static void well_conditioned(void **state) {
+static void good_windows_rarely_fail(void **state) {
   char options[256];
   rng r = {test_seed() + 1};
   int64_t rescued = 0;
   const int64_t windows = test_times(2000);
   for (int64_t i = 0; i < windows; i++) {
-    const trial c = draw(&r, true, options);
+    const trial c = draw_trial(&r, true, options);
     const outcome o = run_trial(&c, *state, false);
     if (o.rescued > 0)
       print_message("%s, %d x %d, scale %g: %d of %d steps rescued\n", c.options, c.rows, c.cols,
@@ -292,13 +292,13 @@ static void well_conditioned(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-    {"random windows on ref", random_windows, NULL, NULL, (void *)(uintptr_t) "ref"},
-    {"one long row on ref", one_long_row, NULL, NULL, (void *)(uintptr_t) "ref"},
-    {"well-conditioned windows on ref", well_conditioned, NULL, NULL, (void *)(uintptr_t) "ref"},
+    {"random windows on ref", random_windows_match, NULL, NULL, (void *)(uintptr_t) "ref"},
+    {"one long row on ref", one_long_row_keeps_four_digits, NULL, NULL, (void *)(uintptr_t) "ref"},
+    {"well-conditioned on ref", good_windows_rarely_fail, NULL, NULL, (void *)(uintptr_t) "ref"},
 #if defined(NG_HAVE_BLAS)
-    {"random windows on cpu", random_windows, NULL, NULL, (void *)(uintptr_t) "cpu"},
-    {"one long row on cpu", one_long_row, NULL, NULL, (void *)(uintptr_t) "cpu"},
-    {"well-conditioned windows on cpu", well_conditioned, NULL, NULL, (void *)(uintptr_t) "cpu"},
+    {"random windows on cpu", random_windows_match, NULL, NULL, (void *)(uintptr_t) "cpu"},
+    {"one long row on cpu", one_long_row_keeps_four_digits, NULL, NULL, (void *)(uintptr_t) "cpu"},
+    {"well-conditioned on cpu", good_windows_rarely_fail, NULL, NULL, (void *)(uintptr_t) "cpu"},
 #endif
   };
   return cmocka_run_group_tests_name("rounding of windows", tests, NULL, NULL);

@@ -30,7 +30,7 @@ typedef struct recording {
 
 static char message[512];
 
-static const float *array_of(const recording *r, const char *format, int step, const char *name) {
+static const float *find_array(const recording *r, const char *format, int step, const char *name) {
   char key[160];
   if (step >= 0) {
     (void)snprintf(key, sizeof key, format, step, name);
@@ -42,10 +42,10 @@ static const float *array_of(const recording *r, const char *format, int step, c
 }
 
 /* Concatenate the parameters of a step; return false if a weight is not recorded. */
-static bool flat(const recording *r, const char *format, int step, float *out) {
+static bool read_step(const recording *r, const char *format, int step, float *out) {
   for (int32_t i = 0; i < r->parameters; i++) {
     const fixture_entry *e = &r->entry[i];
-    const float *x = array_of(r, format, step, e->name);
+    const float *x = find_array(r, format, step, e->name);
     if (x == NULL && e->rows > 1) return false;
     /* error feedback that is not stored */
     for (int64_t k = 0; k < e->rows * e->cols; k++)
@@ -54,12 +54,12 @@ static bool flat(const recording *r, const char *format, int step, float *out) {
   return true;
 }
 
-static double real_of(const recording *r, const char *key, double absent) {
+static double read_real(const recording *r, const char *key, double absent) {
   const ngio_value *v = ngio_get(r->root, key);
   return v == NULL ? absent : ngio_number_of(v);
 }
 
-static void configure(recording *r) {
+static void set_recorded_options(recording *r) {
   const ngio_value *config = ngio_get(r->root, "config");
   ng_options_set_defaults(&r->o);
   assert_int_equal(ng_options_set_system(&r->o, ngio_text_of(ngio_get(config, "system")),
@@ -106,14 +106,14 @@ static recording open_recording(const char *name) {
     r.d += size;
   }
   assert_true(r.d <= D_MOST);
-  configure(&r);
+  set_recorded_options(&r);
   return r;
 }
 
 /* ---- the library -----------------------------------------------------------------------------*/
 
-/* Low rank starts with a random matrix; use the recorded one, here and in the oracle. */
-static void begin_as_recorded(const recording *r, const fixture *f) {
+/* Replace the random matrix with which low rank starts, and which the oracle copies, by the recorded matrix. */
+static void use_recorded_start(const recording *r, const fixture *f) {
   float *factors = window_field(f, "factors");
   int64_t floats = 0, at = 0;
   for (int pass = 0; pass < 2; pass++, at = r->o.base.window * floats) {
@@ -121,7 +121,7 @@ static void begin_as_recorded(const recording *r, const fixture *f) {
       const int64_t rows = r->entry[i].rows, cols = r->entry[i].cols;
       const int64_t least = rows < cols ? rows : cols;
       const int64_t rank = r->o.base.window_rank < least ? r->o.base.window_rank : least;
-      const float *q = rows > 1 ? array_of(r, "init.%s.q", -1, r->entry[i].name) : NULL;
+      const float *q = rows > 1 ? find_array(r, "init.%s.q", -1, r->entry[i].name) : NULL;
       assert_true(rows == 1 || q != NULL);
       for (int64_t e = 0; e < cols * rank && pass == 1 && rows > 1; e++)
         factors[at + rank * rows + e % rank * cols + e / rank] = q[e];
@@ -131,7 +131,7 @@ static void begin_as_recorded(const recording *r, const fixture *f) {
   }
 }
 
-static double gap_of(const float *x, const float *y, int64_t n) {
+static double compute_gap(const float *x, const float *y, int64_t n) {
   static double y64[D_MOST];
   for (int64_t i = 0; i < n; i++)
     y64[i] = (double)y[i];
@@ -152,13 +152,13 @@ static distances run_recording(const recording *r, const char *linalg) {
   fixture f;
   fixture_ok(&f, fixture_open_options(&f, &r->o, &how));
   fixture_ok(&f, fixture_add(&f, r->entry, r->parameters, g, w));
-  assert_true(flat(r, "s%d.%s.before", 0, w));
+  assert_true(read_step(r, "s%d.%s.before", 0, w));
   fixture_ok(&f, ng_ready(f.p));
-  if (lowrank) begin_as_recorded(r, &f);
+  if (lowrank) use_recorded_start(r, &f);
   window_oracle *k = window_oracle_open(&f, &r->o, r->entry, r->parameters, w);
   for (int step = 0; step < r->steps; step++) {
-    assert_true(flat(r, "s%d.%s.before", step, w) && flat(r, "s%d.%s.grad", step, raw) &&
-                flat(r, "s%d.%s.out", step, out));
+    assert_true(read_step(r, "s%d.%s.before", step, w) && read_step(r, "s%d.%s.grad", step, raw) &&
+                read_step(r, "s%d.%s.out", step, out));
     for (int64_t i = 0; i < r->d; i++) {
       g[i] = raw[i];
       grad[i] = (double)raw[i];
@@ -168,10 +168,10 @@ static distances run_recording(const recording *r, const char *linalg) {
     fixture_ok(&f, ng_step(f.p, r->lr));
     worst.recorded = fmax(worst.recorded, window_gap(out, u, r->d));
     worst.library = fmax(worst.library, window_gap(g, u, r->d));
-    worst.between = fmax(worst.between, gap_of(g, out, r->d));
-    if (!flat(r, "s%d.%s.error", step, e)) continue;
+    worst.between = fmax(worst.between, compute_gap(g, out, r->d));
+    if (!read_step(r, "s%d.%s.error", step, e)) continue;
     worst.errors++;
-    worst.error = fmax(worst.error, gap_of(window_field(&f, "error"), e, r->d));
+    worst.error = fmax(worst.error, compute_gap(window_field(&f, "error"), e, r->d));
   }
   fixture_close(&f);
   window_oracle_close(&k);
@@ -185,7 +185,7 @@ static const char *const cases[] = {
     "sparse-ggt-0",     "sparse-ggt-1",   "lowrank-1",     "lowrank-4",
     "lowrank-momentum", "lowrank-tensor"};
 
-static void recordings(void **state) {
+static void directions_match_recordings(void **state) {
   for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
     char name[64];
     (void)snprintf(name, sizeof name, "window-%s", cases[i]);
@@ -194,7 +194,7 @@ static void recordings(void **state) {
     const distances x = run_recording(&r, *state);
     print_message("%-24s recorded %.1e, ours %.1e, between %.1e, error feedback %.1e\n", name,
                   x.recorded, x.library, x.between, x.error);
-    const double most = real_of(&r, "tolerance", 1e-5);
+    const double most = read_real(&r, "tolerance", 1e-5);
     if (!(x.between <= most)) fail_msg("%s: off by %g", name, x.between);
     /* of rank 1: without extended precision of Q the ratio would be a sixth */
     if (!(x.library <= (strcmp(cases[i], "lowrank-1") == 0 ? 0.03 : 1.0) * x.recorded))
@@ -202,7 +202,7 @@ static void recordings(void **state) {
                x.recorded);
     if (x.errors != (r.o.base.window_store == NG_STORE_DENSE ? 0 : r.steps))
       fail_msg("%s: error feedback of %d steps", name, x.errors);
-    if (!(x.error <= (lowrank ? real_of(&r, "state_tolerance", most) : 1e-6)))
+    if (!(x.error <= (lowrank ? read_real(&r, "state_tolerance", most) : 1e-6)))
       fail_msg("%s: error off by %g", name, x.error);
     ngio_json_free(&r.json);
     ngio_tensors_close(&r.file);
@@ -211,9 +211,9 @@ static void recordings(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-    {"recordings on ref", recordings, NULL, NULL, (void *)(uintptr_t) "ref"},
+    {"recordings on ref", directions_match_recordings, NULL, NULL, (void *)(uintptr_t) "ref"},
 #if defined(NG_HAVE_BLAS)
-    {"recordings on cpu", recordings, NULL, NULL, (void *)(uintptr_t) "cpu"},
+    {"recordings on cpu", directions_match_recordings, NULL, NULL, (void *)(uintptr_t) "cpu"},
 #endif
   };
   return cmocka_run_group_tests_name("window recordings", tests, NULL, NULL);

@@ -11,12 +11,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- by several ranks ------------------------------------------------------------------------*/
+/* ---- selection on several ranks --------------------------------------------------------------*/
 
 enum { ALL = 700, RANKS = 5, ROOM = NG_LARGEST_BINS };
 
-/* Few magnitudes with both signs and zeros; random values; values that differ in the last bits; powers of 2. */
-static float joint_value(rng *r, int kind) {
+/* Draw a value.  Kinds: few magnitudes with both signs and zeros; random; differences in the last bits; powers of 2. */
+static float draw_value(rng *r, int kind) {
   const float sign = rng_below(r, 2) ? -1.0F : 1.0F;
   if (kind == 0) return sign * (float)rng_below(r, 4);
   if (kind == 1) return (float)rng_value(r);
@@ -35,7 +35,7 @@ static void selection_on_ranks_equals_one_rank(void **state) {
     int64_t cut[RANKS + 1] = {0}, before = 0;
     ng_window_joint j[RANKS];
     for (int64_t i = 0; i < n; i++)
-      x[i] = joint_value(&r, (int)(t % 4));
+      x[i] = draw_value(&r, (int)(t % 4));
     for (int32_t q = 1; q <= W; q++) /* slices of any size, also empty */
       cut[q] = q == W ? n : cut[q - 1] + rng_below(&r, n - cut[q - 1] + 1);
     ng_queue queue = kernels_queue(t % 2 == 0 ? 0 : 2);
@@ -74,7 +74,7 @@ enum { RING = 41, DRAWN = 60 };
 
 /* Rows of K + I, K = V V' with eigenvalues up to 1230, enter and leave; the condition is below 1e4, so
  * errors of 1e-16 grow to less than 1e-10. */
-static void factor_of_a_ring(void **state) {
+static void ring_factor_solves_as_dense(void **state) {
   rng r = {test_seed()};
   for (int64_t t = 0; t < test_times(20); t++) {
     const int64_t places = rng_between(&r, 2, RING);
@@ -122,7 +122,7 @@ static void factor_of_a_ring(void **state) {
 
 /* 11.2 million parameters (ResNet-18), 1,024 rows of 1 % in bf16 and error feedback: at most 0.5 GiB.  The memory
  * is planned and allocated, but no step is taken. */
-static void memory_of_a_sparse_window(void **state) {
+static void sparse_window_memory_is_bounded(void **state) {
   const fixture_how how = {.threads = 2};
   const int64_t d = 11200000;
   int64_t bytes = 0;
@@ -144,7 +144,7 @@ static void memory_of_a_sparse_window(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {cmocka_unit_test(selection_on_ranks_equals_one_rank),
-                                     cmocka_unit_test(factor_of_a_ring),
-                                     cmocka_unit_test(memory_of_a_sparse_window)};
+                                     cmocka_unit_test(ring_factor_solves_as_dense),
+                                     cmocka_unit_test(sparse_window_memory_is_bounded)};
   return cmocka_run_group_tests_name("selection of windows", tests, NULL, NULL);
 }

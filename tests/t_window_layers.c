@@ -29,7 +29,7 @@ static ng_status open_model(model *m, const char *options, const char *names,
   return st;
 }
 
-static const char *error_of(const model *m) {
+static const char *get_error(const model *m) {
   return m->f.ctx == NULL ? m->f.message : ng_last_error(m->f.ctx);
 }
 
@@ -40,7 +40,7 @@ static void expect_blocks(const char *options, const char *names, const char *ex
   model m;
   char text[512] = "";
   if (open_model(&m, options, names, NULL) != NG_OK || ng_ready(m.f.p) != NG_OK)
-    fail_msg("%s: %s", options, error_of(&m));
+    fail_msg("%s: %s", options, get_error(&m));
   for (int32_t i = 0; i < ng_explain_count(m.f.p); i++) {
     ng_explain_row e = {.struct_size = sizeof e};
     const size_t n = strlen(text);
@@ -57,7 +57,7 @@ static void expect_blocks(const char *options, const char *names, const char *ex
 
 /* Layers of one per_layer line share a window, in any order; other lines have other windows; layers without a line
  * use the model's. */
-static void lines_make_windows_of_layers(void **state) {
+static void layers_of_a_line_share_a_window(void **state) {
   expect_blocks("per_layer='b,c: method=mfac window=3'", "abc",
                 "a/kronecker/natgrad window.b/window/mfac window.b/window/mfac");
   expect_blocks("per_layer='b,c: method=mfac window=3'", "cab",
@@ -77,8 +77,8 @@ static void lines_make_windows_of_layers(void **state) {
 
 /* ---- refused ---------------------------------------------------------------------------------*/
 
-/* Refused when options are read, or by ng_ready with the layers `names`.  The message for a per_layer option names
- * per_layer. */
+/* Options are refused when they are read or, with `names`, by ng_ready with these layers.  The message about a line of
+ * per_layer names per_layer. */
 #define NO_ERROR "window_fill = error: window_store = dense"
 static void wrong_lines_are_refused(void **state) {
   static const struct {
@@ -139,9 +139,9 @@ static void wrong_lines_are_refused(void **state) {
     ng_status st = open_model(&m, bad[i].options, bad[i].names, NULL);
     if (st == NG_OK && bad[i].names[0] != 0) st = ng_ready(m.f.p);
     const bool by_layer = strstr(bad[i].options, "per_layer") != NULL;
-    if (st >= NG_OK || strstr(error_of(&m), bad[i].message) == NULL ||
-        (by_layer && strstr(error_of(&m), "per_layer") == NULL))
-      fail_msg("%s: %s '%s', expected '%s'", bad[i].options, ng_status_name(st), error_of(&m),
+    if (st >= NG_OK || strstr(get_error(&m), bad[i].message) == NULL ||
+        (by_layer && strstr(get_error(&m), "per_layer") == NULL))
+      fail_msg("%s: %s '%s', expected '%s'", bad[i].options, ng_status_name(st), get_error(&m),
                bad[i].message);
     fixture_close(&m.f);
   }
@@ -158,7 +158,7 @@ static void wrong_lines_are_refused(void **state) {
 }
 
 /* An option that needs weights is refused with the name of a parameter without weight. */
-static void options_that_need_weights_are_refused_without(void **state) {
+static void options_that_need_weights_are_refused(void **state) {
   for (int k = 0; k < 2; k++) {
     fixture f;
     float g[3] = {1, 2, 3};
@@ -176,7 +176,7 @@ static void options_that_need_weights_are_refused_without(void **state) {
   }
 }
 
-/* ---- what moves ------------------------------------------------------------------------------*/
+/* ---- live options ----------------------------------------------------------------------------*/
 
 static void set_gradients(model *m, int t, int n) {
   for (int i = 0; i < n; i++)
@@ -209,7 +209,7 @@ static void live_damping_changes_windows_without_a_line(void **state) {
     assert_true(memcmp(out[1][0][t], out[0][0][t], sizeof out[0][0][0]) != 0);
 }
 
-/* ---- planned, saved --------------------------------------------------------------------------*/
+/* ---- plans and states ------------------------------------------------------------------------*/
 
 /* A plan counts the windows of lines and leaves the model unchanged. */
 static void plans_count_windows_of_lines(void **state) {
@@ -250,9 +250,9 @@ static void states_belong_to_their_lines(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(lines_make_windows_of_layers),
+      cmocka_unit_test(layers_of_a_line_share_a_window),
       cmocka_unit_test(wrong_lines_are_refused),
-      cmocka_unit_test(options_that_need_weights_are_refused_without),
+      cmocka_unit_test(options_that_need_weights_are_refused),
       cmocka_unit_test(live_damping_changes_windows_without_a_line),
       cmocka_unit_test(plans_count_windows_of_lines),
       cmocka_unit_test(states_belong_to_their_lines),

@@ -33,19 +33,19 @@ typedef struct test_run {
   char message[512];
 } test_run;
 
-static float number(int64_t step, int64_t i) {
+static float draw_number(int64_t step, int64_t i) {
   rng r = {(uint64_t)(step * D + i + 1) * UINT64_C(0x9e3779b97f4a7c15) + test_seed()};
   return (float)((int64_t)rng_below(&r, 255) - 127) / 64;
 }
 
-static double lr_of(int64_t step) { return step % 4 == 3 ? 0.5 : 1; }
+static double get_lr(int64_t step) { return step % 4 == 3 ? 0.5 : 1; }
 
-static void fill(int64_t step, float *g) {
+static void fill_gradients(int64_t step, float *g) {
   for (int64_t i = 0; i < D; i++)
-    g[i] = number(step, i);
+    g[i] = draw_number(step, i);
 }
 
-static ng_status describe(fixture *f, float *g, float *w) {
+static ng_status add_entries(fixture *f, float *g, float *w) {
   const ng_status st = fixture_add(f, entries, ENTRIES, g, w);
   return st == NG_OK ? ng_ready(f->p) : st;
 }
@@ -53,7 +53,7 @@ static ng_status describe(fixture *f, float *g, float *w) {
 static void fill_weights(const char *options, float *w) {
   const bool masks = strstr(options, "window_mask=1") != NULL;
   for (int64_t i = 0; i < D; i++)
-    w[i] = masks && i % 3 == 0 ? 0 : number(-1, i) + 3;
+    w[i] = masks && i % 3 == 0 ? 0 : draw_number(-1, i) + 3;
 }
 
 /* Bind all gradients of an entry, or none. */
@@ -84,16 +84,16 @@ static ng_status run_rank(int32_t rank, ng_transport *t, void *arg) {
   fixture f;
   ng_status st = fixture_open(&f, l->options, &how);
   fill_weights(l->options, w);
-  if (st == NG_OK) st = describe(&f, g, w);
+  if (st == NG_OK) st = add_entries(&f, g, w);
   for (int64_t step = 0; step < STEPS && st >= NG_OK; step++) {
-    fill(step, g);
+    fill_gradients(step, g);
     if (!l->complete) st = exclude_entries(&f, step, g);
     if (st >= NG_OK && l->odd && step == 1) {
       st = ng_freeze(f.p, 1, rank == 1);
       if (st == NG_OK && ng_step(f.p, 1) != NG_ERR_STATE) st = NG_ERR_COMM;
       if (st == NG_OK) st = ng_freeze(f.p, 1, 0);
     }
-    if (st >= NG_OK) st = ng_step(f.p, lr_of(step));
+    if (st >= NG_OK) st = ng_step(f.p, get_lr(step));
     memcpy(l->P[rank][step], g, sizeof g);
   }
   if (st < NG_OK && rank == 0)
@@ -102,15 +102,15 @@ static ng_status run_rank(int32_t rank, ng_transport *t, void *arg) {
   return st;
 }
 
-/* Check every step of rank 0.  The gradients of excluded entries stay, bit for bit. */
-static void expect_zeros(const test_run *l) {
+/* Compare every step of rank 0 with the oracle.  The gradients of excluded entries stay, bit for bit. */
+static void compare_with_oracle(const test_run *l) {
   const ng_options o = fixture_parse(l->options);
   float g[D], w[D];
   double weight[D];
   fixture f;
   fill_weights(l->options, w);
   fixture_ok(&f, fixture_open_options(&f, &o, NULL));
-  fixture_ok(&f, describe(&f, g, w));
+  fixture_ok(&f, add_entries(&f, g, w));
   window_oracle *k = window_oracle_open(&f, &o, entries, ENTRIES, w);
   fixture_close(&f);
   for (int64_t i = 0; i < D; i++)
@@ -119,7 +119,7 @@ static void expect_zeros(const test_run *l) {
     float got[D];
     double grad[D], u[D] = {0};
     bool out[D], some = false;
-    fill(step, g);
+    fill_gradients(step, g);
     memcpy(got, l->P[0][step], sizeof got);
     for (int64_t i = 0; i < D; i++) {
       grad[i] = (double)g[i];
@@ -127,7 +127,7 @@ static void expect_zeros(const test_run *l) {
       some = some || !out[i];
     }
     k->out = out;
-    if (some) window_oracle_step(k, grad, weight, lr_of(step), step % o.base.stat_period == 0, u);
+    if (some) window_oracle_step(k, grad, weight, get_lr(step), step % o.base.stat_period == 0, u);
     for (int64_t i = 0; i < D; i++) {
       if (!out[i]) continue;
       if (got[i] != g[i])
@@ -144,7 +144,7 @@ static void expect_zeros(const test_run *l) {
 }
 
 #define COMMON " damping=0.1 clip=none missing=keep"
-static const char *const options_of[] = {
+static const char *const all_options[] = {
     "method=mfac window=4" COMMON,
     "method=mfac window=3 window_dtype=bf16" COMMON,
     "method=mfac window=4 window_function=mfac-filled stat_period=2" COMMON,
@@ -172,7 +172,7 @@ static const char *const options_of[] = {
     "method=topk-adam window_density=0.3" COMMON,
     "method=topk-adagrad window_density=0.3" COMMON,
 };
-enum { CASES = sizeof options_of / sizeof options_of[0] };
+enum { CASES = sizeof all_options / sizeof all_options[0] };
 
 static test_run *run_ranks(const char *options, int32_t ranks) {
   test_run *l = calloc(1, sizeof *l);
@@ -188,10 +188,10 @@ static void excluded_entries_are_zeros_in_every_store(void **state) {
   for (int k = 0; k < 2 * CASES; k++) {
     const int32_t ranks = k < CASES ? 1 : MOST;
     char options[256];
-    (void)snprintf(options, sizeof options, "%s%s", options_of[k % CASES],
+    (void)snprintf(options, sizeof options, "%s%s", all_options[k % CASES],
                    ranks > 1 ? " statistics=sharded" : "");
     test_run *l = run_ranks(options, ranks);
-    expect_zeros(l);
+    compare_with_oracle(l);
     for (int r = 1; r < ranks; r++)
       assert_memory_equal(l->P[r], l->P[0], sizeof l->P[0]);
     free(l);
@@ -208,13 +208,13 @@ static void low_bits_of_excluded_entries_stay(void **state) {
   fixture f;
   fill_weights("", w);
   fixture_ok(&f, fixture_open(&f, "method=lowrank-mfac window=4 window_rank=2" COMMON, NULL));
-  fixture_ok(&f, describe(&f, g, w));
+  fixture_ok(&f, add_entries(&f, g, w));
   for (int64_t step = 0; step < STEPS; step++) {
     for (int k = 0; k < 3; k++)
       memcpy(was[k], window_field(&f, kept[k].field), (size_t)kept[k].n * sizeof(float));
-    fill(step, g);
+    fill_gradients(step, g);
     fixture_ok(&f, exclude_entries(&f, step, g));
-    fixture_ok(&f, ng_step(f.p, lr_of(step)));
+    fixture_ok(&f, ng_step(f.p, get_lr(step)));
     for (int k = 0; k < 3; k++) {
       const bool same =
           memcmp(was[k], window_field(&f, kept[k].field), (size_t)kept[k].n * sizeof(float)) == 0;
@@ -225,7 +225,7 @@ static void low_bits_of_excluded_entries_stay(void **state) {
   fixture_close(&f);
 }
 
-/* ---- ranks that do not agree -----------------------------------------------------------------*/
+/* ---- ranks that freeze different entries -----------------------------------------------------*/
 
 /* The refused step changes nothing, and succeeds when the ranks agree again. */
 static void ranks_must_freeze_the_same_entries(void **state) {
@@ -262,25 +262,25 @@ static void excluded_entries_need_no_gradient_or_weight(void **state) {
     for (int64_t i = 0; i < D; i++)
       w[i] = 1;
     fixture_ok(&f, fixture_open(&f, lines[k], NULL));
-    fixture_ok(&f, describe(&f, g, w));
+    fixture_ok(&f, add_entries(&f, g, w));
     const plane none = plane_of(g + begin[1], 1, VECTOR, NG_F32);
     ng_array a = plane_array(&none);
     a.data = NULL;
     fixture_ok(&f, ng_bind_weight(f.p, 1, NG_WEIGHT, &a));
     for (int step = 0; step < 3; step++) {
-      fill(step, g);
+      fill_gradients(step, g);
       fixture_ok(&f, bind_entry(&f, 1, g, true));
       fixture_ok(&f, ng_step(f.p, 1));
       assert_int_equal(fixture_layer_report(&f, 1).kept, step + 1);
-      assert_true(g[begin[1]] == number(step, begin[1]) && g[0] != number(step, 0));
+      assert_true(g[begin[1]] == draw_number(step, begin[1]) && g[0] != draw_number(step, 0));
     }
     fixture_close(&f);
   }
   float g[D], w[D] = {0};
   fixture f;
   fixture_ok(&f, fixture_open(&f, "method=mfac window=3 damping=0.1", NULL));
-  fixture_ok(&f, describe(&f, g, w));
-  fill(0, g);
+  fixture_ok(&f, add_entries(&f, g, w));
+  fill_gradients(0, g);
   fixture_ok(&f, bind_entry(&f, 1, g, true));
   fixture_fails(&f, ng_step(f.p, 1), NG_ERR_STATE,
                 "'scale': the gradient of its weight is not bound; missing = keep");

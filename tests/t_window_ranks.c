@@ -35,12 +35,12 @@ typedef struct test_run {
   char message[512];
 } test_run;
 
-static float number(int64_t step, int64_t i) {
+static float draw_number(int64_t step, int64_t i) {
   rng r = {(uint64_t)(step * D + i) * UINT64_C(0x9e3779b97f4a7c15) + test_seed()};
   return (float)rng_value(&r);
 }
 
-static ng_status describe(fixture *f, float *g, float *w) {
+static ng_status add_entries(fixture *f, float *g, float *w) {
   static const fixture_entry entry[] = {
       {"fc1", OUT, IN, true}, {"long", 1, LONG, false}, {"fc2", LAST, OUT, false}};
   ng_status st = fixture_add(f, entry, 3, g, w);
@@ -50,13 +50,13 @@ static ng_status describe(fixture *f, float *g, float *w) {
   return st == NG_OK ? ng_set_group(f->p, 2, NG_WEIGHT, 1) : st;
 }
 
-static ng_status step(const test_run *l, fixture *f) {
+static ng_status take_step(const test_run *l, fixture *f) {
   const ng_sgd one = fixture_sgd(0.5, 0.9), all[4] = {one, one, one, one};
   return strstr(l->options, "update=sgd") != NULL ? ng_step_sgd(f->p, all, 4) : ng_step(f->p, 0.5);
 }
 
 /* Count the arrays that ng_state_read refuses because this rank stores only a part. */
-static int32_t refused_reads(ng_precond *p) {
+static int32_t count_refused_reads(ng_precond *p) {
   int32_t refused = 0;
   for (int32_t i = 0; i < ng_state_count(p); i++) {
     ng_field_info info = {.struct_size = sizeof info};
@@ -68,30 +68,30 @@ static int32_t refused_reads(ng_precond *p) {
   return refused;
 }
 
-static ng_status train(test_run *l, fixture *f, int32_t rank, float *g, float *w) {
+static ng_status train_rank(test_run *l, fixture *f, int32_t rank, float *g, float *w) {
   const bool fused = strstr(l->options, "update=sgd") != NULL;
-  ng_status st = describe(f, g, w);
+  ng_status st = add_entries(f, g, w);
   for (int64_t i = 0; i < D; i++) {
-    w[i] = i % 5 == 0 ? 0 : number(-1, i);
+    w[i] = i % 5 == 0 ? 0 : draw_number(-1, i);
   }
   if (st == NG_OK) st = ng_ready(f->p);
   if (st == NG_OK && l->load != NULL) st = ng_load(f->p, l->load);
   for (int64_t t = l->load != NULL ? AT : 0; t < STEPS && st >= NG_OK; t++) {
     for (int64_t i = 0; i < D; i++) {
-      g[i] = number(t, i);
-      if (fused) w[i] = number(100 + t, i);
+      g[i] = draw_number(t, i);
+      if (fused) w[i] = draw_number(100 + t, i);
     }
     if (l->slices) { /* a NaN in the slice of one rank skips the step on all ranks */
       const int64_t at = (D - 1) * (t % 4) / 3;
       g[at] = NAN;
-      l->wrong[rank] += step(l, f) != NG_SKIPPED || !isnan(g[at]);
-      g[at] = number(t, at);
+      l->wrong[rank] += take_step(l, f) != NG_SKIPPED || !isnan(g[at]);
+      g[at] = draw_number(t, at);
     }
-    st = step(l, f);
+    st = take_step(l, f);
     memcpy(l->directions[rank] + t * D, fused ? w : g, D * sizeof *g);
     if (t == AT - 1 && l->save != NULL && st >= NG_OK) st = ng_save(f->p, l->save);
   }
-  if (l->slices) l->wrong[rank] += refused_reads(f->p) == 0;
+  if (l->slices) l->wrong[rank] += count_refused_reads(f->p) == 0;
   ng_report held = {.struct_size = sizeof held};
   if (ng_report_read(f->p, &held) == NG_OK) l->factors[rank] = held.factors;
   return st < NG_OK ? st : NG_OK;
@@ -103,7 +103,7 @@ static ng_status run_rank(int32_t rank, ng_transport *t, void *arg) {
   fixture f = {0};
   const fixture_how how = {.linalg = "ref", .threads = rank == 1 ? 2 : 1, .transport = t};
   ng_status st = room == NULL ? NG_ERR_NOMEM : fixture_open(&f, l->options, &how);
-  if (st == NG_OK) st = train(l, &f, rank, room, room + D);
+  if (st == NG_OK) st = train_rank(l, &f, rank, room, room + D);
   if (st < NG_OK && rank == 0)
     (void)snprintf(l->message, sizeof l->message, "%s", fixture_message(&f));
   fixture_close(&f);
@@ -111,7 +111,7 @@ static ng_status run_rank(int32_t rank, ng_transport *t, void *arg) {
   return st;
 }
 
-/* Run, and check that all ranks have the same bits. */
+/* Run on several ranks.  Fail unless all ranks have the same bits. */
 static test_run *run_ranks(int32_t ranks, const char *options, const char *more, const char *load,
                            const char *save) {
   char text[300];
@@ -139,7 +139,7 @@ static test_run *run_ranks(int32_t ranks, const char *options, const char *more,
   return l;
 }
 
-static double gap(const test_run *a, const test_run *b, int64_t from) {
+static double compute_gap(const test_run *a, const test_run *b, int64_t from) {
   double worst = 0;
   for (int64_t t = from; t < STEPS; t++) {
     double most = 0, e = 0;
@@ -200,7 +200,7 @@ static void ranks_equal_one_rank(void **state) {
              *part = run_ranks(ranks, windows[k], SHARDED, NULL, NULL);
     if (memcmp(one->P, all->P, sizeof one->P) != 0)
       fail_msg("%s: the bits of %d ranks differ from the bits of one rank", windows[k], ranks);
-    const double e = gap(part, one, 0);
+    const double e = compute_gap(part, one, 0);
     if (!(e <= 1e-6)) fail_msg("%s, %d slices: off by %g", windows[k], ranks, e);
     free(all);
     free(part);
@@ -269,7 +269,7 @@ static void states_resume_on_other_ranks(void **state) {
     test_run *more = run_ranks(ranks, windows[k], SHARDED, file[0], NULL);
     if (memcmp(part->P[AT], same->P[AT], (STEPS - AT) * sizeof part->P[0]) != 0)
       fail_msg("%s, %d slices: other bits after a resume", windows[k], ranks);
-    const double e = fmax(gap(less, one, AT), gap(more, one, AT));
+    const double e = fmax(compute_gap(less, one, AT), compute_gap(more, one, AT));
     if (!(e <= 1e-6)) fail_msg("%s, %d slices: off by %g after a resume", windows[k], ranks, e);
     ngio_tensors *slices = read_tensors(file[1]);
     assert_int_equal(ngio_tensors_count(slices), ngio_tensors_count(whole));
@@ -352,15 +352,15 @@ static int64_t nearest(const int64_t *border, int n, int64_t at) {
   return best;
 }
 
-/* Append each multiple of `step` within [from, to), and the end; step = 0: only the end. */
-static int put_borders(int64_t *border, int n, int64_t from, int64_t to, int64_t step) {
+/* Append the positions from + step, from + 2 step, ... below `to`, and `to`; step = 0: only `to`. */
+static int append_borders(int64_t *border, int n, int64_t from, int64_t to, int64_t step) {
   for (int64_t at = from + step; step > 0 && at < to; at += step)
     border[n++] = at;
   border[n++] = to;
   return n;
 }
 
-static void near_equal_shares(void **state) {
+static void slices_are_near_equal_shares(void **state) {
   static const char *const stores[] = {"method=mfac", "method=efcp window_store=topk-layer",
                                        "method=efcp window_store=topk-block", "method=lowrank-mfac",
                                        "method=efcp"};
@@ -377,10 +377,10 @@ static void near_equal_shares(void **state) {
     (void)snprintf(options, sizeof options, "%s window=2 statistics=sharded", stores[kind]);
     for (int32_t i = 0; i < m.tensors; i++) {
       m.size[i] = 1 + rng_below(&r, blocks && n % 10 < 5 ? 3 * BLOCK : 40);
-      if (kind % 2 == 1) borders = put_borders(border, borders, all, all + m.size[i], 0);
+      if (kind % 2 == 1) borders = append_borders(border, borders, all, all + m.size[i], 0);
       all += m.size[i];
     }
-    if (blocks) borders = put_borders(border, 0, 0, all, BLOCK);
+    if (blocks) borders = append_borders(border, 0, 0, all, BLOCK);
     m.g = calloc((size_t)all, sizeof *m.g);
     assert_non_null(m.g);
     const ng_status st = ranks_run(m.ranks, read_cuts, &m, NULL);
@@ -400,7 +400,7 @@ static void near_equal_shares(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(near_equal_shares),
+      cmocka_unit_test(slices_are_near_equal_shares),
       cmocka_unit_test(ranks_equal_one_rank),
       cmocka_unit_test(ranks_share_the_memory),
       cmocka_unit_test(states_resume_on_other_ranks),

@@ -44,8 +44,8 @@ static void run_steps(int from, int to, const char *load, const char *save, bool
   fixture_close(&f);
 }
 
-/* Compare two states. Of arrays with a row for each of `places`, leave out the row `unused`, which no step reads. */
-static void same_state(const char *a, const char *b, int64_t places, int64_t unused) {
+/* Compare two states.  In arrays with `places` rows, leave out the row `unused`, which no step reads. */
+static void compare_states(const char *a, const char *b, int64_t places, int64_t unused) {
   char message[512];
   ngio_tensors *x, *y;
   int found = 0;
@@ -66,27 +66,27 @@ static void same_state(const char *a, const char *b, int64_t places, int64_t unu
   ngio_tensors_close(&y);
 }
 
-static void factors_resume_from_a_state(void **state) {
+static void resumed_factors_have_the_same_bits(void **state) {
   static const int at[] = {1, 6, 7, 8, 16, 17, 18, 25};
   static directions whole, parts, refused;
   const char *file[] = {in_folder("whole"), in_folder("first"), in_folder("second")};
   run_steps(0, STEPS, NULL, file[0], false, &whole);
   run_steps(0, STEPS, NULL, file[1], true, &refused);
   assert_memory_equal(&whole, &refused, sizeof whole);
-  same_state(file[0], file[1], 0, 0);
+  compare_states(file[0], file[1], 0, 0);
   for (size_t i = 0; i < sizeof at / sizeof at[0]; i++) {
     run_steps(0, at[i], NULL, file[1], false, &parts);
     run_steps(at[i], STEPS, file[1], file[2], false, &parts);
     assert_memory_equal(&whole, &parts, sizeof whole);
-    same_state(file[0], file[2], 0, 0);
+    compare_states(file[0], file[2], 0, 0);
   }
 }
 
-/* ---- refused after the solve -----------------------------------------------------------------*/
+/* ---- steps skipped after the solve -----------------------------------------------------------*/
 
 enum { STEPS_TO_SAVE = 14 };
 
-/* The gradient of a layer without curvature is NaN, so the step is skipped after the window is solved. */
+/* Take a step that is skipped after the window is solved, because the gradient of a skipped layer is NaN. */
 static void skip_after_the_solve(fixture *f, float *plain, const float g[LONG],
                                  const float w[LONG]) {
   const ng_sgd far = fixture_sgd(1, 0);
@@ -142,7 +142,7 @@ static void compare_with_skipped_steps(const char *store) {
   run_with_skipped_steps(store, 0, file[0], whole);
   run_with_skipped_steps(store, 1e-3, file[1], same);
   assert_memory_equal(whole, same, sizeof whole);
-  same_state(file[0], file[1], 6, STEPS_TO_SAVE % 6); /* window + 1 places */
+  compare_states(file[0], file[1], 6, STEPS_TO_SAVE % 6); /* window + 1 places */
   /* a smaller damping: the stored factor then looks accurate enough */
   run_with_skipped_steps(store, 1e-5, file[1], other);
   for (int t = 0; t < STEPS_TO_SAVE; t++) {
@@ -154,7 +154,7 @@ static void compare_with_skipped_steps(const char *store) {
   }
 }
 
-static void steps_skipped_after_the_solve(void **state) {
+static void late_skips_change_no_result(void **state) {
   compare_with_skipped_steps("");
   compare_with_skipped_steps("window_store=topk window_density=0.2");
   compare_with_skipped_steps("window_store=lowrank");
@@ -193,8 +193,8 @@ static void a_state_after_a_skipped_step_loads(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(factors_resume_from_a_state),
-                                     cmocka_unit_test(steps_skipped_after_the_solve),
+  const struct CMUnitTest tests[] = {cmocka_unit_test(resumed_factors_have_the_same_bits),
+                                     cmocka_unit_test(late_skips_change_no_result),
                                      cmocka_unit_test(a_state_after_a_skipped_step_loads)};
   return cmocka_run_group_tests_name("states of windows", tests, make_folder, delete_folder);
 }

@@ -19,15 +19,15 @@ enum { LONG = 20000, STEPS = 6, BLOCKS = 4, BLOCK = 65536, WIDE = BLOCKS * BLOCK
 
 typedef void fill(int step, float *g);
 
-static void fill_all(int step, float *g) {
+static void fill_with_waves(int step, float *g) {
   rng r = {(uint64_t)step + test_seed()};
   for (int i = 0; i < LONG; i++)
     g[i] = (float)(cos(i) + 0.3 * rng_value(&r));
 }
 
-/* The nonzero entries are in the last block, the first, then two in the middle: a row replaces one with other
- * blocks. */
-static void fill_some_of_a_block(int step, float *g) {
+/* The nonzero entries of a step are in one block, and the block changes between steps, so that a new row replaces a row
+ * with other blocks. */
+static void fill_one_block(int step, float *g) {
   static const int block[STEPS] = {BLOCKS - 1, 0, 1, 0, 2, BLOCKS - 1};
   rng r = {(uint64_t)step + test_seed()};
   memset(g, 0, WIDE * sizeof *g);
@@ -42,8 +42,8 @@ static void fill_random(int step, float *g) {
   rng_values(&r, g, WIDE);
 }
 
-static void run_steps(const char *options, int32_t threads, fill *of, int64_t n,
-                      float out[STEPS][WIDE]) {
+static void run_and_copy_directions(const char *options, int32_t threads, fill *of, int64_t n,
+                                    float out[STEPS][WIDE]) {
   static float g[WIDE];
   const plane v = plane_of(g, 1, n, NG_F32);
   fixture f;
@@ -60,8 +60,8 @@ static void run_steps(const char *options, int32_t threads, fill *of, int64_t n,
 
 static void compare_with_dense(const char *store, fill *of, int64_t n) {
   static float dense[STEPS][WIDE], other[STEPS][WIDE];
-  run_steps("method=mfac window=3 damping=0.1", 0, of, n, dense);
-  run_steps(store, 0, of, n, other);
+  run_and_copy_directions("method=mfac window=3 damping=0.1", 0, of, n, dense);
+  run_and_copy_directions(store, 0, of, n, other);
   for (int t = 0; t < STEPS; t++) {
     double most = 0, gap = 0;
     for (int64_t i = 0; i < n; i++) {
@@ -73,29 +73,29 @@ static void compare_with_dense(const char *store, fill *of, int64_t n) {
   }
 }
 
-static void lowrank_of_one_row(void **state) {
+static void lowrank_rows_equal_dense(void **state) {
   compare_with_dense("method=mfac window=3 damping=0.1 window_store=lowrank window_rank=2",
-                     fill_all, LONG);
+                     fill_with_waves, LONG);
 }
 
-static void topk_of_a_wide_block(void **state) {
+static void topk_of_all_nonzeros_equals_dense(void **state) {
   compare_with_dense(
       "method=mfac window=3 damping=0.1 window_store=topk window_density=0.000244140625",
-      fill_some_of_a_block, WIDE);
+      fill_one_block, WIDE);
   compare_with_dense("method=mfac window=3 damping=0.1 window_store=topk-layer "
                      "window_density=0.000244140625",
-                     fill_some_of_a_block, WIDE);
+                     fill_one_block, WIDE);
 }
 
-/* One group large enough for several threads, and many groups. */
-static void topk_on_threads(void **state) {
+/* For one group of elements that is large enough for several threads, and for many small groups. */
+static void threads_change_no_bit_of_topk(void **state) {
   static const char *const options[] = {
       "method=efcp window=3 damping=0.1 window_density=0.003 window_dtype=bf16",
       "method=efcp window=3 damping=0.1 window_density=0.003 window_store=topk-block"};
   static float one[STEPS][WIDE], more[STEPS][WIDE];
   for (int k = 0; k < 2; k++) {
-    run_steps(options[k], 1, fill_random, WIDE, one);
-    run_steps(options[k], 3, fill_random, WIDE, more);
+    run_and_copy_directions(options[k], 1, fill_random, WIDE, one);
+    run_and_copy_directions(options[k], 3, fill_random, WIDE, more);
     assert_memory_equal(one, more, sizeof one);
   }
 }
@@ -105,7 +105,7 @@ static void topk_on_threads(void **state) {
 enum { ROWS = 7, COLS = 9, D = ROWS * COLS, RANK = 2, WINDOW = 3, ROW = RANK * (ROWS + COLS) };
 enum { Q_AT = RANK * ROWS }; /* Q is stored after P */
 
-/* Open a model, and copy the free place for the coming row. */
+/* Open a model, and copy the free place of the window for the next row. */
 static void open_lowrank(fixture *f, const char *name, float g[D], float w[D], float out[ROW]) {
   const plane vg[2] = {plane_of(g, ROWS, COLS, NG_F32), {0}};
   const plane vw[2] = {plane_of(w, ROWS, COLS, NG_F32), {0}};
@@ -121,8 +121,8 @@ static void copy_free_place(const char *name, float g[D], float w[D], float out[
   fixture_close(&f);
 }
 
-/* q = W' P, P: the orthonormal columns of W Q0. */
-static void advance(const float w[D], const float *q0, double q[RANK * COLS]) {
+/* Compute q = W' P, where P has the orthonormal columns of W Q0. */
+static void compute_first_factor(const float w[D], const float *q0, double q[RANK * COLS]) {
   double P[RANK][ROWS] = {{0}};
   for (int a = 0; a < RANK; a++) {
     double norm = 0;
@@ -146,7 +146,7 @@ static void advance(const float w[D], const float *q0, double q[RANK * COLS]) {
   }
 }
 
-static void weights(uint64_t seed, float w[D]) {
+static void draw_weights(uint64_t seed, float w[D]) {
   rng r = {test_seed() + seed};
   rng_values(&r, w, D);
 }
@@ -154,10 +154,10 @@ static void weights(uint64_t seed, float w[D]) {
 static void first_factor_uses_the_weights(void **state) {
   float g[D] = {0}, w[D], drawn[ROW], advanced[ROW];
   double q[RANK * COLS], most = 0;
-  weights(0, w);
+  draw_weights(0, w);
   copy_free_place("fc", g, NULL, drawn);
   copy_free_place("fc", g, w, advanced);
-  advance(w, drawn + Q_AT, q);
+  compute_first_factor(w, drawn + Q_AT, q);
   for (int i = 0; i < RANK * COLS; i++)
     most = fmax(most, fabs(q[i]));
   /* Q is rounded to f32: 6e-8 */
@@ -171,7 +171,7 @@ static void first_factor_uses_the_weights(void **state) {
 /* If weights are not finite, or f32 cannot hold their norm, the first Q stays random. */
 static void first_factor_ignores_bad_weights(void **state) {
   float g[D] = {0}, w[D], drawn[ROW], got[ROW];
-  weights(1, w);
+  draw_weights(1, w);
   copy_free_place("fc", g, NULL, drawn);
   w[5] = NAN;
   copy_free_place("fc", g, w, got);
@@ -208,7 +208,7 @@ static void first_factor_depends_on_the_name(void **state) {
 /* Gradients of rank 1 and any size: the second column of P is 0, its column of Q stays, and the sent matrix is the
  * gradient, up to rounding of P and Q.  (Normalising the remaining rounding error to length 1 would send the
  * gradient twice.) */
-static void gradients_of_lower_rank(void **state) {
+static void rank_one_gradients_are_sent_whole(void **state) {
   for (int k = 0; k < 6; k++) {
     fixture f;
     float g[D], first[ROW], before[ROW], a[ROWS], b[COLS], most = 0;
@@ -252,7 +252,7 @@ static void skipped_steps_leave_no_nan(void **state) {
       fixture_ok(&f, fixture_open(&f, options, NULL));
       fixture_ok(&f, fixture_linear(&f, "fc", v, NULL));
       fixture_ok(&f, ng_ready(f.p));
-      weights(0, g);
+      draw_weights(0, g);
       fixture_ok(&f, ng_step(f.p, 1));
       if (skipped) {
         for (int i = 0; i < D; i++)
@@ -260,7 +260,7 @@ static void skipped_steps_leave_no_nan(void **state) {
         assert_int_equal(ng_step(f.p, 1), NG_SKIPPED);
       }
       fixture_ok(&f, ng_set(f.p, "stat_period", "1"));
-      weights(1, g);
+      draw_weights(1, g);
       fixture_ok(&f, ng_step(f.p, 1));
       memcpy(out[skipped], g, sizeof g);
       fixture_close(&f);
@@ -270,13 +270,13 @@ static void skipped_steps_leave_no_nan(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(lowrank_of_one_row),
-                                     cmocka_unit_test(topk_of_a_wide_block),
-                                     cmocka_unit_test(topk_on_threads),
+  const struct CMUnitTest tests[] = {cmocka_unit_test(lowrank_rows_equal_dense),
+                                     cmocka_unit_test(topk_of_all_nonzeros_equals_dense),
+                                     cmocka_unit_test(threads_change_no_bit_of_topk),
                                      cmocka_unit_test(first_factor_uses_the_weights),
                                      cmocka_unit_test(first_factor_ignores_bad_weights),
                                      cmocka_unit_test(first_factor_depends_on_the_name),
-                                     cmocka_unit_test(gradients_of_lower_rank),
+                                     cmocka_unit_test(rank_one_gradients_are_sent_whole),
                                      cmocka_unit_test(skipped_steps_leave_no_nan)};
   return cmocka_run_group_tests_name("stores of windows", tests, NULL, NULL);
 }
