@@ -13,6 +13,10 @@ class Wrapped(Uncopied, torch.optim.Optimizer):
     `preconditioner` must not be a class attribute.
     """
 
+    def __init__(self, params, defaults):
+        self._settings = tuple(defaults)  # PyTorch adds settings of its own to `defaults` when it loads a state
+        super().__init__(params, defaults)
+
     def add_param_group(self, param_group):
         if getattr(self, "preconditioner", None) is not None:
             raise failure(_abi.NG_ERR_STATE, "param_groups are fixed after construction: pass all groups as params")
@@ -56,7 +60,7 @@ class Wrapped(Uncopied, torch.optim.Optimizer):
         if mine != theirs:
             raise failure(_abi.NG_ERR_ARG, f"the state has param_groups of {theirs} parameters, expected {mine}")
         for i, group in enumerate(groups):
-            for name in self.defaults:
+            for name in self._settings:
                 if name not in group:
                     raise failure(_abi.NG_ERR_FILE, f"the state: param_groups[{i}] has no '{name}'")
             self._check_group(group)

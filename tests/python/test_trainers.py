@@ -103,6 +103,20 @@ class Wrappers(Case):
         self.assertAlmostEqual(outer.param_groups[0]["lr"], optimizer.defaults["lr"] * 0.8**4)
         return model.state_dict(), outer
 
+    def test_a_state_loads_twice(self):
+        """PyTorch adds settings to param_groups when it loads a state.  A state may have them or not."""
+        self.quiet()
+        for name in MAKERS:
+            with self.subTest(name):
+                optimizer = MAKERS[name](net())
+                plain = optimizer.state_dict()
+                more = {**plain, "param_groups": [{**group, "setting_of_torch": 1} for group in plain["param_groups"]]}
+                for state in (plain, plain, more, optimizer.state_dict(), plain):
+                    optimizer.load_state_dict(state)
+                del more["param_groups"][0]["lr"]
+                with self.refused("param_groups\\[0\\] has no 'lr'"):
+                    optimizer.load_state_dict(more)
+
     def test_they_change_nothing(self):
         self.quiet()
         for name in MAKERS:
@@ -231,6 +245,28 @@ class Real(Case):
                 self.assertEqual((optimizer.report()["steps"], optimizer.note), (8, 0))
                 return model.state_dict()
             self.same(trained(), trained(resume_from_checkpoint=f"{folder}/checkpoint-4"))
+
+    @unittest.skipUnless(*there("accelerate"))
+    def test_accelerate_saves_and_loads_twice(self):
+        """Steps 2 and 3 have the same weights after each load_state() as in the first run."""
+        from accelerate import Accelerator
+        self.quiet()
+        accelerator, model = Accelerator(cpu=True), net()
+        model, optimizer = accelerator.prepare(model, natgrad.SGD(model, lr=0.05, momentum=0.9, damping=0.03))
+
+        def train(steps):
+            for t in steps:
+                optimizer.zero_grad()
+                accelerator.backward(loss_of(model, *batch(seed=t)))
+                optimizer.step()
+            return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        with tempfile.TemporaryDirectory() as folder:
+            train(range(2))
+            accelerator.save_state(folder)
+            expected = train(range(2, 4))
+            for _ in range(2):
+                accelerator.load_state(folder)
+                self.same(train(range(2, 4)), expected)
 
     @unittest.skipUnless(*there("transformers", "accelerate"))
     def test_a_callback_of_the_trainer(self):
