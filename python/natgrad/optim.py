@@ -66,7 +66,17 @@ class _Optimizer(Wrapped):
     _update = _struct = None
     method = "natgrad"
 
-    def _make(self, model, params, defaults, options):
+    def _make(self, first, model, params, defaults, options):
+        name = type(self).__name__
+        if first is not None:
+            is_model = isinstance(first, torch.nn.Module)
+            if (model if is_model else params) is not None:
+                raise failure(_abi.NG_ERR_ARG, f"{name}: {'model' if is_model else 'params'} is given twice")
+            model, params = (first, params) if is_model else (model, first)
+        if not isinstance(model, torch.nn.Module):
+            raise failure(_abi.NG_ERR_ARG, f"{name} needs the model, whose layers it observes: {name}(model, ...), or "
+                          f"{name}(parameters, ..., model=model)")
+        number("lr", defaults["lr"])
         super().__init__(list(_layers.unwrap(model).parameters()) if params is None else params, defaults)
         self.preconditioner = _Updating(self, model, {"method": options.pop("method", None) or self.method,
                                                       "update": self._update}, options)
@@ -103,15 +113,16 @@ class _Optimizer(Wrapped):
 
 
 class SGD(_Optimizer):
-    """torch.optim.SGD with preconditioned gradients.  `decoupled`: weight decay as in AdamW.  More keywords: params
-    (for param_groups), method, all keywords of Preconditioner, all options."""
+    """torch.optim.SGD with preconditioned gradients: SGD(model, lr), or SGD(parameters or param_groups, lr, model=model).
+    `decoupled`: weight decay as in AdamW.  More keywords: method, all keywords of Preconditioner, all options."""
 
     _update, _struct = "sgd", _abi.ng_sgd
 
-    def __init__(self, model, lr, momentum=0.0, dampening=0.0, weight_decay=0.0, nesterov=False, decoupled=False, *,
-                 params=None, **options):
-        self._make(model, params, dict(lr=lr, momentum=momentum, dampening=dampening, weight_decay=weight_decay,
-                                       nesterov=nesterov, decoupled=decoupled), options)
+    def __init__(self, model_or_params=None, /, lr=None, momentum=0.0, dampening=0.0, weight_decay=0.0, nesterov=False,
+                 decoupled=False, *, model=None, params=None, **options):
+        self._make(model_or_params, model, params, dict(lr=lr, momentum=momentum, dampening=dampening,
+                                                        weight_decay=weight_decay, nesterov=nesterov,
+                                                        decoupled=decoupled), options)
 
     @staticmethod
     def _fill(numbers, group):
@@ -125,8 +136,9 @@ class AdamW(_Optimizer):
 
     _update, _struct = "adamw", _abi.ng_adamw
 
-    def __init__(self, model, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01, *, params=None, **options):
-        self._make(model, params, dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay), options)
+    def __init__(self, model_or_params=None, /, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01, *, model=None,
+                 params=None, **options):
+        self._make(model_or_params, model, params, dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay), options)
 
     @staticmethod
     def _fill(numbers, group):

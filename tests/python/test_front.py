@@ -268,7 +268,7 @@ class Optimizers(Case):
     def beside(self, mine, theirs, **more):
         """The fused optimizer compared with a preconditioner and the optimizer of PyTorch."""
         one, two = net(), net()
-        fused = mine(one, params=self.groups(one), damping=DAMPING, clip="none", **more)
+        fused = mine(self.groups(one), model=one, damping=DAMPING, clip="none", **more)
         k, plain = make(two), theirs(self.groups(two), **more)
         schedules = [torch.optim.lr_scheduler.StepLR(o, 2, 0.5) for o in (fused, plain)]
         for t in range(5):
@@ -350,6 +350,16 @@ class Optimizers(Case):
             natgrad.SGD(model, 0.1, params=self.groups(model)[:1])
         with self.refused(r"param_groups\[0\] has a parameter that is not in the model"):
             natgrad.SGD(model, 0.1, params=[*model.parameters(), nn.Parameter(torch.zeros(3))])
+        for kind in (natgrad.SGD, natgrad.AdamW):
+            for given in ((model.parameters(), 0.1), (self.groups(model), 0.1), ()):
+                with self.refused(f"{kind.__name__} needs the model, .* {kind.__name__}\\(parameters, ..., model=model\\)"):
+                    kind(*given)
+            with self.refused("model is given twice"):
+                kind(model, 0.1, model=net())
+            with self.refused("params is given twice"):
+                kind(model.parameters(), 0.1, model=model, params=[])
+        with self.refused("lr is None, expected a number"):
+            natgrad.SGD(model)
         with self.refused("param_groups are fixed"):
             natgrad.SGD(model, 0.1).add_param_group(dict(params=[nn.Parameter(torch.zeros(3))]))
         for p in self.groups(model)[0]["params"]:

@@ -237,11 +237,12 @@ class Real(Case):
                 for module in model.modules():
                     if isinstance(module, nn.Dropout):
                         module.p = 0.0
-                optimizer = natgrad.SGD(model, lr=0.05, momentum=0.9, damping=0.03)
                 trainer = Trainer(model, TrainingArguments(
                     folder, per_device_train_batch_size=8, num_train_epochs=2, report_to=[], save_strategy="epoch",
-                    use_cpu=True, disable_tqdm=True), train_dataset=data, optimizers=(optimizer, None))
+                    use_cpu=True, disable_tqdm=True), train_dataset=data, optimizer_cls_and_kwargs=(
+                        natgrad.SGD, dict(model=model, lr=0.05, momentum=0.9, damping=0.03)))
                 trainer.train(**more)
+                optimizer = trainer.optimizer.optimizer  # the Trainer has a wrapper of Accelerate
                 self.assertEqual((optimizer.report()["steps"], optimizer.note), (8, 0))
                 return model.state_dict()
             self.same(trained(), trained(resume_from_checkpoint=f"{folder}/checkpoint-4"))
