@@ -171,7 +171,7 @@ void ng_block_list(ng_block *b, ng_matrix *m, double shift, double on, double fl
 
 ng_status ng_block_measured(ng_block *b, const ng_direction_sums *s, int64_t count) {
   ng_queue *q = b->ctx->queue;
-  if (s->finite == 0) {
+  if (ng_info_read(q, &s->finite) == 0) {
     ng_on(q)->scale(q, count, b->direction, NG_F32, 0.0);
     ng_queue_wait(q);
     return ng_fail(b->ctx, NG_SKIPPED, "layer '%s': its gradient is not finite", b->name);

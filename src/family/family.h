@@ -10,8 +10,8 @@
  *   observe          add an observation to the sums of the statistics
  *   [statistics]     the engine sums over ranks and folds into the averages
  *   select_topk      all ranks select the k largest elements of the gradient, in a few small sums over ranks
- *   put_traces       the owner of a statistic sends its traces to the owners of the block's other statistics
  *   solve            the owner computes results, in three phases; read_results: every rank that received results reads them
+ *   put_traces       in `solve`: the owner of a statistic sends its traces to the owners of the block's other statistics
  *   sums             describe sums over gradients, which the engine computes for all blocks at once
  *   precondition     enqueue PD and its sums; the engine waits once for all blocks
  *   measure          read the sums
@@ -39,7 +39,6 @@ typedef struct ng_obs {
   double loss_scale;
   double lr; /* NG_OBSERVED_FLATGRAD: learning rate of the step */
   ng_reduction reduction;
-  double largest; /* largest magnitude in the array; 0: the family itself finds non-finite values */
 } ng_obs;
 
 /* If the loss is a mean over a micro-batch that all ranks share, return this rank's share of the samples; otherwise 1. */
@@ -150,8 +149,8 @@ typedef struct ng_family {
   ng_status (*check_observed)(ng_block *b);
   /* Return the bytes of scratch that `observe` needs for the observation o; default: the planned scratch is enough. */
   int64_t (*observe_scratch)(const ng_block *b, const ng_obs *o);
-  /* pd2[i] <- |PD|^2 of segment i, on ranks that compute PD themselves; default: computed from `emit`. */
-  void (*pd_norms)(ng_block *b, double *pd2);
+  /* Set pd_norm2 of the segments, on ranks that compute PD themselves; default: computed from `emit`. */
+  void (*pd_norms)(ng_block *b);
   /* Visit the saved arrays and numbers other than averages; default: none. */
   ng_status (*fields)(ng_block *b, ng_field_visit visit, void *arg);
   ng_status (*numbers)(ng_block *b, ng_number_visit visit, void *arg);
@@ -163,8 +162,8 @@ typedef struct ng_family {
    * counted the rung of a fallback. read_results, on workers: read received or loaded results, new or old. */
   ng_status (*solve)(ng_block *b, ng_solve_phase phase);
   void (*read_results)(ng_block *b);
-  /* For blocks whose statistics have different owners: after the fold, the owner of statistic `stat` writes
-   * b->traces_per_stat numbers. All ranks of the block's column receive all numbers in b->traces for `solve`. */
+  /* For blocks whose statistics have different owners: after NG_SOLVE_MEASURE, the owner of statistic `stat` writes
+   * b->traces_per_stat numbers. All ranks of the block's column receive all numbers in b->traces for NG_SOLVE_LIST. */
   void (*put_traces)(ng_block *b, int32_t stat, double *numbers);
   /* For blocks with b->is_selecting, between `check` and the sums of statistics. In round r < b->topk_rounds: read from x the
    * sums over ranks of round r - 1 (if r > 0), and write b->topk_counts[r] numbers to x. The call with round = b->topk_rounds only

@@ -113,8 +113,6 @@ static double least_damping(const ng_block *b, int side, int32_t group, const do
 /* Write the mean eigenvalues of side `stat`, which the owner of the other side needs for pi. */
 void ng_kron_put_traces(ng_block *b, int32_t stat, double *mean) {
   ng_kron *k = ng_kron_of(b);
-  measure_averages(b);
-  ng_queue_wait(b->ctx->queue);
   for (int32_t group = 0; group < k->groups; group++) {
     (void)mean_eigenvalue(b, &k->side[stat], group, &mean[group]);
   }

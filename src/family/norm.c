@@ -166,7 +166,7 @@ static bool solve_unit(double gg, double bb, double gb, const double D[2], doubl
   return true;
 }
 
-/* out <- PD of all channels; return the highest rung. Each channel tries damping x 10, 3 times; rung 4 is PD = D. */
+/* out <- PD of all channels; return the highest rung. Each channel tries damping x 10, 3 times, then PD = D. */
 static int32_t solve_units(const ng_block *b, const float *F, double d, const float *D,
                            float *out) {
   const int64_t C = ng_norm_of_block(b)->layer.channels;
@@ -180,6 +180,7 @@ static int32_t solve_units(const ng_block *b, const float *F, double d, const fl
       shift *= 10.0;
       rung++;
     }
+    if (rung == 4) rung = NG_RUNG_PLAIN;
     out[c] = rung < 4 ? (float)pd[0] : D[c];
     out[C + c] = rung < 4 ? (float)pd[1] : D[C + c];
     if (rung > worst) worst = rung;
@@ -251,7 +252,7 @@ static ng_status measure(ng_block *b) {
   k->rung = 0;
   if (st != NG_OK || k->is_full) return st;
   if (k->solves_units) measure_units(b);
-  ng_count_rung(b->p, k->rung < 4 ? k->rung : NG_RUNG_PLAIN);
+  ng_count_rung(b->p, k->rung);
   return k->rung > 0 ? NG_RESCUED : NG_OK;
 }
 
@@ -263,9 +264,7 @@ static void emit(const ng_block *b, int32_t segment, int32_t g, double factor, n
 static void report(const ng_block *b, ng_layer_report *r) {
   const ng_norm *k = ng_norm_of_block(b);
   if (!b->is_worker) return;
-  r->rung = k->is_full    ? ng_rung_of(k->solve_info[NG_NORM_RUNG])
-            : k->rung < 4 ? k->rung
-                          : NG_RUNG_PLAIN;
+  r->rung = k->is_full ? ng_rung_of(k->solve_info[NG_NORM_RUNG]) : k->rung;
   r->damping_f = k->is_full ? (double)k->solve_info[NG_NORM_DAMPING] : k->last_damping;
 }
 

@@ -219,9 +219,9 @@ static ng_status measure(ng_block *b) {
   return NG_OK;
 }
 
-/* pd2[k] <- (|D|^2 - 2 c s + c^2 alpha beta) / lambda^2, where |D|^2, s and alpha are the terms of segment k: the weight or
+/* pd_norm2 <- (|D|^2 - 2 c s + c^2 alpha beta) / lambda^2, where |D|^2, s and alpha are the terms of segment k: the weight or
  * the bias. sides = input: |t|^2 replaces beta. */
-static void norms(ng_block *b, double *pd2) {
+static void norms(ng_block *b) {
   const ng_rankone *k = ng_rankone_of(b);
   const double by = 1.0 / (k->lambda * k->lambda);
   double sum[2] = {0.0, 0.0};
@@ -234,7 +234,9 @@ static void norms(ng_block *b, double *pd2) {
     sum[NG_WEIGHT] += fmax(0.0, weight) * by;
     sum[NG_BIAS] += fmax(0.0, bias) * by;
   }
-  memcpy(pd2, sum, (size_t)b->segments * sizeof *pd2);
+  for (int32_t i = 0; i < b->segments; i++) {
+    b->segment[i].pd_norm2 = sum[i];
+  }
 }
 
 /* ---- second pass -----------------------------------------------------------------------------*/

@@ -67,6 +67,25 @@ static float *take_vector(ng_plan *plan, ng_use use, const ng_window *w) {
   return ng_plan_take(plan, use, ng_times(ng_max64(1, w->d), (int64_t)sizeof(float)));
 }
 
+static void plan_parts(ng_block *b, ng_plan *plan) {
+  ng_window *w = ng_window_of(b);
+  const bool mfac = ng_is_mfac(b->base.window_function), average = ng_window_x_is_average(b);
+  const int64_t row = w->places, square = ng_times(row, row);
+  double *gram = take_doubles(plan, NG_USE_FACTORS, w->parts, square);
+  double *c = take_doubles(plan, NG_USE_SUMS, w->parts, row);
+  double *factor = mfac ? take_doubles(plan, NG_USE_FACTORS, w->parts, square) : NULL;
+  double *now = average ? take_doubles(plan, NG_USE_FACTORS, w->parts, row) : NULL;
+  double *next = average ? take_doubles(plan, NG_USE_SUMS, w->parts, row) : NULL;
+  for (int32_t i = 0; i < w->parts && gram != NULL; i++) {
+    ng_window_part *p = &w->part[i];
+    p->gram = gram + i * square;
+    p->c = c + i * row;
+    if (mfac) p->factor = factor + i * square;
+    if (average) p->row_coefficient = now + i * row;
+    if (average) p->next_row_coefficient = next + i * row;
+  }
+}
+
 static ng_status plan(ng_block *b, ng_plan *plan) {
   ng_window *w = ng_window_of(b);
   const bool first = ng_window_is_adaptive(&b->base),
@@ -74,26 +93,7 @@ static ng_status plan(ng_block *b, ng_plan *plan) {
   const bool momentum = b->base.window_momentum > 0.0 || adam;
   const ng_status st = w->store->plan(b, plan);
   if (st != NG_OK) return st;
-  double *gram = take_doubles(plan, NG_USE_FACTORS, ng_times(w->parts, w->places), w->places);
-  double *c = take_doubles(plan, NG_USE_SUMS, w->parts, w->places);
-  for (int32_t i = 0; i < w->parts && gram != NULL; i++) {
-    w->part[i].gram = gram + i * w->places * w->places;
-    w->part[i].c = c + i * w->places;
-  }
-  if (ng_is_mfac(b->base.window_function)) {
-    double *factor = take_doubles(plan, NG_USE_FACTORS, ng_times(w->parts, w->places), w->places);
-    for (int32_t i = 0; i < w->parts && factor != NULL; i++) {
-      w->part[i].factor = factor + i * w->places * w->places;
-    }
-  }
-  if (ng_window_x_is_average(b)) {
-    double *row_coefficient = take_doubles(plan, NG_USE_FACTORS, w->parts, w->places);
-    double *next = take_doubles(plan, NG_USE_SUMS, w->parts, w->places);
-    for (int32_t i = 0; i < w->parts && next != NULL; i++) {
-      w->part[i].row_coefficient = row_coefficient + i * w->places;
-      w->part[i].next_row_coefficient = next + i * w->places;
-    }
-  }
+  plan_parts(b, plan);
   if (b->base.window_mask) w->mask = ng_plan_take(plan, NG_USE_FACTORS, ng_max64(1, w->d));
   if (w->sliced) {
     b->whole_direction =
@@ -118,7 +118,7 @@ static ng_status plan(ng_block *b, ng_plan *plan) {
   return NG_OK;
 }
 
-static ng_status begin(ng_block *b) {
+static ng_status init(ng_block *b) {
   const ng_window *w = ng_window_of(b);
   for (int32_t k = 0; k < b->segments && w->mask != NULL; k++) {
     const ng_slot *s = b->segment[k].slot;
@@ -132,8 +132,6 @@ static ng_status begin(ng_block *b) {
   return NG_OK;
 }
 
-/* ---- the rows of a step ----------------------------------------------------------------------*/
-
 static ng_status need_weights(const ng_block *b) {
   for (int32_t k = 0; k < b->segments && b->base.window_decay > 0.0; k++) {
     const ng_slot *s = b->segment[k].slot;
@@ -145,7 +143,7 @@ static ng_status need_weights(const ng_block *b) {
   return NG_OK;
 }
 
-/* ---- the direction ---------------------------------------------------------------------------*/
+/* ---- the rows of a step ----------------------------------------------------------------------*/
 
 /* Return the rows in use. */
 static ng_rows rows_of(ng_block *b) {
@@ -280,6 +278,8 @@ static void select_topk(ng_block *b, int32_t round, double *x) {
   if (round == b->topk_rounds) add_products(b, true);
 }
 
+/* ---- the direction ---------------------------------------------------------------------------*/
+
 /* Return whether window_fill is `how` and the window is not full. */
 static bool has_fill(const ng_block *b, ng_window_fill how) {
   const ng_window *w = ng_window_of(b);
@@ -400,12 +400,7 @@ static void drop_other_rows(ng_window *w) {
 static void commit(ng_block *b, bool taken) {
   ng_window *w = ng_window_of(b);
   const bool fresh = b->stat->w > 0.0;
-  float **next = w->next_v != NULL ? &w->next_v : &w->u;
-  if (taken && w->v != NULL) {
-    float *v = *next;
-    *next = w->v;
-    w->v = v;
-  }
+  if (taken && w->v != NULL) ng_window_swap(&w->v, w->next_v != NULL ? &w->next_v : &w->u);
   if (taken && fresh && ng_window_is_adaptive(&b->base)) ng_window_adaptive_commit(b);
   if (taken && ng_window_x_is_average(b)) ng_window_average_commit(b);
   if (fresh) ng_window_factor_commit(w, taken);
@@ -475,7 +470,7 @@ const ng_family ng_family_window = {
     .measure = measure,
     .select_topk = select_topk,
     .emit = emit,
-    .init = begin,
+    .init = init,
     .fields = fields,
     .numbers = numbers,
     .commit = commit,

@@ -99,6 +99,13 @@ static inline int64_t ng_window_count(const ng_window *w) {
   return ng_window_index(w->count, w->m);
 }
 
+/* Swap an array of the last counted step with the array of this step. */
+static inline void ng_window_swap(float **a, float **b) {
+  float *was = *a;
+  *a = *b;
+  *b = was;
+}
+
 /* Return whether lr times the vector enters (window_feedback_lr). A dense store has no residual and ignores the option. */
 static inline bool ng_window_feeds_lr(const ng_block *b) {
   return b->base.window_feedback_lr && ng_window_of(b)->store->residual != NULL;
@@ -170,7 +177,7 @@ void ng_window_average_commit(ng_block *b); /* the step counts: store next_row_c
 
 /* ---- window_gram.c ---------------------------------------------------------------------------*/
 
-/* w->used <- the places of the rows in use; fresh: including head. */
+/* w->row_place, w->rows <- the places of the rows in use; fresh: including head. */
 void ng_window_list_used(ng_window *w, bool fresh);
 void ng_window_gram_set_row(ng_window *w, const double *row);
 void ng_window_gram_clear_row(ng_window *w, int64_t place);

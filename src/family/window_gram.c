@@ -5,7 +5,7 @@
  * counts, only the row at head is written.  Entries of places without a row in use are 0. */
 #include "family/window.h"
 
-/* w->used <- the rows in use, oldest first.  fresh: with the row at head, and without the oldest of m + 1 rows. */
+/* List the rows in use, oldest first.  fresh: with the row at head, and without the oldest of m + 1 rows. */
 void ng_window_list_used(ng_window *w, bool fresh) {
   const int64_t head = ng_window_head(w);
   const int64_t there = fresh && w->drops_rows ? 0 : ng_window_count(w);

@@ -90,7 +90,8 @@ static ng_status plan(ng_block *b, ng_plan *plan) {
 
 /* ---- entering --------------------------------------------------------------------------------*/
 
-static float *input(ng_block *b) { return ((lowrank *)ng_window_of(b)->state)->next; }
+/* The vector that enters; after `enter`, the high part of the next error feedback. */
+static float *next_error(ng_block *b) { return ((lowrank *)ng_window_of(b)->state)->next; }
 
 /* Describe the power iteration of flat segment i, with the last Q at place `last`. */
 static ng_low_rank power_of(const ng_block *b, int32_t i, int64_t last) {
@@ -193,34 +194,26 @@ static void begin(ng_block *b) {
   }
 }
 
-/* Return the high part of the next error feedback, without its low part next_error_rest. */
-static float *residual(ng_block *b) { return ((lowrank *)ng_window_of(b)->state)->next; }
-
-static void swap(float **a, float **b) {
-  float *was = *a;
-  *a = *b;
-  *b = was;
-}
-
 static void commit_row(ng_block *b) {
   lowrank *s = ng_window_of(b)->state;
-  swap(&s->next, &s->error);
-  swap(&s->next_error_rest, &s->error_rest);
-  swap(&s->next_rest, &s->rest);
+  ng_window_swap(&s->error, &s->next);
+  ng_window_swap(&s->error_rest, &s->next_error_rest);
+  ng_window_swap(&s->rest, &s->next_rest);
 }
 
 static ng_status fields(ng_block *b, ng_field_visit visit, void *arg) {
   const ng_window *w = ng_window_of(b);
   const lowrank *s = w->state;
-  ng_field f = ng_field_plain("factors", NG_F32, w->places, s->all, s->rows, b->owner);
-  ng_field e = ng_window_field(b, "error", NG_F32, 1, s->error);
-  ng_field q = ng_field_plain("factors_rest", NG_F32, 1, s->all, s->rest, b->owner);
-  ng_field r = ng_window_field(b, "error_rest", NG_F32, 1, s->error_rest);
-  if (w->sliced) f.slice = q.slice = s->cut;
-  ng_status st = visit(arg, &f);
-  if (st == NG_OK) st = visit(arg, &e);
-  if (st == NG_OK) st = visit(arg, &q);
-  return st == NG_OK ? visit(arg, &r) : st;
+  ng_field f[] = {ng_field_plain("factors", NG_F32, w->places, s->all, s->rows, b->owner),
+                  ng_window_field(b, "error", NG_F32, 1, s->error),
+                  ng_field_plain("factors_rest", NG_F32, 1, s->all, s->rest, b->owner),
+                  ng_window_field(b, "error_rest", NG_F32, 1, s->error_rest)};
+  ng_status st = NG_OK;
+  if (w->sliced) f[0].slice = f[2].slice = s->cut;
+  for (int i = 0; i < 4 && st == NG_OK; i++) {
+    st = visit(arg, &f[i]);
+  }
+  return st;
 }
 
 const ng_window_store ng_window_lowrank_store = {
@@ -228,10 +221,10 @@ const ng_window_store ng_window_lowrank_store = {
     .nearest_border = ng_window_nearest_segment,
     .plan = plan,
     .begin = begin,
-    .input = input,
+    .input = next_error,
     .enter = enter,
     .rows = rows,
-    .residual = residual,
+    .residual = next_error,
     .commit = commit_row,
     .fields = fields,
 };

@@ -84,9 +84,7 @@ void ng_window_adaptive_direct(ng_block *b) {
 
 void ng_window_adaptive_commit(ng_block *b) {
   ng_window *w = ng_window_of(b);
-  float *s = w->next_s;
-  w->next_s = w->s;
-  w->s = s;
+  ng_window_swap(&w->s, &w->next_s);
   w->updates += 1.0;
 }
 
@@ -109,7 +107,7 @@ bool ng_window_x_is_average(const ng_block *b) {
   return b->base.window_momentum > 0.0 && b->base.window_momentum_form == NG_MOMENTUM_GRADIENT;
 }
 
-/* w->used <- the rows that leave G' b in this step (all: all rows), oldest first. */
+/* w->row_place <- the rows that leave G' b in this step (all: all rows), oldest first. */
 static void use_leaving(ng_window *w, bool fresh, bool all) {
   const int64_t head = ng_window_head(w), count = ng_window_count(w);
   const int64_t stay = all ? 0 : fresh ? ng_min64(count, w->m - 1) : count;

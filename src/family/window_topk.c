@@ -160,13 +160,14 @@ static ng_rows rows(ng_block *b) {
 
 /* ---- life ------------------------------------------------------------------------------------*/
 
-static float *residual(ng_block *b) { return ((ng_topk_rows *)ng_window_of(b)->state)->next_error; }
+/* The vector that enters; after `enter`, the residual. */
+static float *next_error(ng_block *b) {
+  return ((ng_topk_rows *)ng_window_of(b)->state)->next_error;
+}
 
 static void commit_row(ng_block *b) {
   ng_topk_rows *s = ng_window_of(b)->state;
-  float *error = s->next_error;
-  s->next_error = s->error;
-  s->error = error;
+  ng_window_swap(&s->error, &s->next_error);
 }
 
 static ng_status fields(ng_block *b, ng_field_visit visit, void *arg) {
@@ -191,11 +192,11 @@ const ng_window_store ng_window_topk_store = {
     .max_elements = INT32_MAX,
     .nearest_border = nearest_border,
     .plan = plan,
-    .input = ng_window_topk_target,
+    .input = next_error,
     .enter = ng_window_topk_enter,
     .select_topk = ng_window_topk_select,
     .rows = rows,
-    .residual = residual,
+    .residual = next_error,
     .commit = commit_row,
     .fields = fields,
 };

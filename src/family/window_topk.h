@@ -28,10 +28,7 @@ typedef struct ng_topk_rows {
   double *tile;              /* [pieces, BLOCK] */
 } ng_topk_rows;
 
-static inline float *ng_window_topk_target(ng_block *b) {
-  return ((ng_topk_rows *)ng_window_of(b)->state)->next_error;
-}
-/* Store k entries of e + by g as the row at head; `next`: g, then the residual.  choose: one round over ranks. */
+/* Store k entries of e + by g as the row at head; next_error: g, then the residual.  select: one round over ranks. */
 void ng_window_topk_enter(ng_block *b);
 void ng_window_topk_select(ng_block *b, int32_t round, double *x);
 

@@ -1,13 +1,13 @@
 /* window_topk_choose.c: select the elements that enter a top-k row.
  *
- * In: the gradient g in `next`, the error feedback e in `error`.  Out: the row at head (k values, their indices in
- * blocks, the begin of each block), and the new residual in `next`.  Each rank selects in its own groups; if one group
+ * In: the gradient g in `next_error`, the error feedback e in `error`.  Out: the row at head (k values, their indices in
+ * blocks, the begin of each block), and the new residual in `next_error`.  Each rank selects in its own groups; if one group
  * spans all slices, all ranks select jointly. */
 #include "family/window_topk.h"
 
 /* ---- parameters without a gradient ------------------------------------------------------------ */
 
-/* next <- by g, but -e for excluded parameters: then e + next = 0, and their error feedback is not sent. */
+/* next_error <- by g, but -e for excluded parameters: then e + next_error = 0, and their error feedback is not sent. */
 static void save_excluded(ng_block *b) {
   ng_topk_rows *s = ng_window_of(b)->state;
   const double by = ng_window_of(b)->input_scale;

@@ -150,7 +150,8 @@ typedef struct ng_segment {
   int64_t from, to;
   int64_t offset;      /* number of elements of all previous segments of the block */
   int32_t group;       /* update_group of the slot at ng_ready */
-  double weight_norm2; /* |weight|^2, for clip = ratio */
+  double weight_norm2; /* |weight|^2 of this step, for clip = ratio */
+  double pd_norm2;     /* |PD|^2 of this step, for clip = ratio and rms */
   double clip_factor;
 } ng_segment;
 

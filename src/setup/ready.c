@@ -70,12 +70,6 @@ static ng_status set_updates(ng_precond *p) {
 
 /* Count, allocate and place all memory, then set initial values. */
 static ng_status allocate_memory(ng_precond *p) {
-  int32_t most = 1;
-  for (int32_t i = 0; i < p->blocks; i++) {
-    most = (int32_t)ng_max64(most, p->block[i]->segments);
-  }
-  p->step->norms = ng_object(p, (size_t)most * sizeof *p->step->norms);
-  if (p->step->norms == NULL) return NG_ERR_NOMEM;
   ng_plan plan = {.result = p->result_span, .direction = p->direction_span, .sum = p->sum_span};
   ng_status st = ng_setup_request_memory(p, &plan);
   if (st == NG_OK) st = ng_plan_commit(p, &plan);

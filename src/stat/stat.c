@@ -179,17 +179,10 @@ static bool sums_finite(const ng_stat *s) {
   return true;
 }
 
-/* Return the largest |element| of all sums, which ng_stat_scan has computed, or of all averages. */
-static double largest_element(ng_queue *q, ng_stat *s, bool sums) {
+static double largest_element(const ng_stat *s) {
   double most = 0.0;
   for (int32_t i = 0; i < s->parts; i++) {
-    const ng_stat_part *p = &s->part[i];
-    const int64_t n = ng_stat_part_count(s, p);
-    if (!sums) {
-      ng_on(q)->largest(q, n, p->average, s->average_dtype, &s->largest);
-      ng_queue_wait(q);
-    }
-    most = fmax(most, sums ? p->largest : *ng_numbers_read(q, &s->largest));
+    most = fmax(most, s->part[i].largest);
   }
   return most;
 }
@@ -204,9 +197,15 @@ static bool fits_dtype(ng_queue *q, ng_stat *s, ng_mix mix) {
   for (int32_t i = 0; i < s->groups && s->shift != NULL; i++) {
     shift = fmax(shift, fabs(s->shift[i]));
   }
-  const double fresh = mix.fresh * largest_element(q, s, true);
+  const double fresh = mix.fresh * largest_element(s);
   if (shift == 0.0 && fresh <= (1.0 - mix.old) * most) return true;
-  const double old = largest_element(q, s, false);
+  for (int32_t i = 0; i < s->parts; i++) {
+    ng_stat_part *p = &s->part[i];
+    const int64_t n = ng_stat_part_count(s, p);
+    ng_on(q)->largest(q, n, p->average, s->average_dtype, &p->largest);
+  }
+  ng_queue_wait(q);
+  const double old = largest_element(s);
   return old + shift <= most && mix.old * (old + shift) + fresh <= most;
 }
 

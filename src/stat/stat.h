@@ -73,8 +73,8 @@ typedef struct ng_stat_part {
   void *average;    /* of average_dtype; NULL: not on this rank */
   void *older;      /* the average before the last refresh, if stale.enabled */
   void *sum;        /* of sum_dtype: the sum of this step; NULL: this rank does not observe */
-  int finite;       /* results of ng_stat_scan */
-  double largest;
+  int finite;       /* result of ng_stat_scan: whether the sum is finite */
+  double largest;   /* largest |element|: of the sum (ng_stat_scan), then of the average */
 } ng_stat_part;
 
 typedef struct ng_stat {
@@ -108,7 +108,6 @@ typedef struct ng_stat {
   bool shares_batch;            /* the ranks share their micro-batches */
   bool last_observed;           /* the last micro-batch before the step was observed */
   bool posted;                  /* the sum is posted, so no observation may add to it */
-  double largest;               /* result of the last ng_on(q)->largest */
   double change
       [4]; /* ng_stat_compare: ng_change.out since the last refresh, and since the one before */
 } ng_stat;

@@ -111,11 +111,12 @@ void ng_clip_compute(ng_precond *p, const ng_sums sums[2]) {
 
 /* ---- the factors of each tensor --------------------------------------------------------------*/
 
-/* Return the clip factor of a segment; pd2: |PD|^2 of the segment. clip = ratio: LARS (You, Gitman & Ginsburg 2017, arXiv
+/* Return the clip factor of a segment. clip = ratio: LARS (You, Gitman & Ginsburg 2017, arXiv
  * 1708.03888), at most RATIO_MOST as in the published Eva; a weight of only zeros has factor 1, because factor 0 would
  * keep it zero. clip = rms: Adafactor (Shazeer & Stern 2018, arXiv 1804.04235, section 6). */
-static double tensor_factor(const ng_precond *p, const ng_segment *g, double pd2) {
+static double tensor_factor(const ng_precond *p, const ng_segment *g) {
   const double bound = p->opt.base.clip_bound, count = (double)(g->to - g->from);
+  const double pd2 = g->pd_norm2;
   if (!(pd2 > 0.0)) return 1.0;
   if (p->opt.base.clip == NG_CLIP_RATIO) {
     return g->weight_norm2 > 0.0 ? fmin(RATIO_MOST, bound * sqrt(g->weight_norm2 / pd2)) : 1.0;
@@ -126,14 +127,14 @@ static double tensor_factor(const ng_precond *p, const ng_segment *g, double pd2
 void ng_clip_factors(ng_precond *p) {
   const bool each = p->opt.base.clip == NG_CLIP_RATIO || p->opt.base.clip == NG_CLIP_RMS;
   double least = INFINITY;
+  if (each) ng_emission_norms(p);
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
     if (b->is_excluded) continue;
-    if (each) ng_emission_norms(b, p->step->norms);
     for (int32_t k = 0; k < b->segments; k++) {
       ng_segment *g = &b->segment[k];
       if (g->slot->is_excluded) continue;
-      g->clip_factor = each ? tensor_factor(p, g, p->step->norms[k]) : p->step->nu;
+      g->clip_factor = each ? tensor_factor(p, g) : p->step->nu;
       least = fmin(least, g->clip_factor);
     }
   }

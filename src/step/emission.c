@@ -110,7 +110,7 @@ static void scan_plain(ng_precond *p) {
 void ng_emission_check(ng_precond *p) {
   const ng_emission *l = &p->step->emission;
   for (int64_t i = 0; i < l->plain_count; i++) {
-    if (l->finite[i] != 0) continue;
+    if (ng_info_read(p->ctx->queue, &l->finite[i]) != 0) continue;
     p->step->refused = true;
     (void)ng_fail(p->ctx, NG_SKIPPED, "'%s': its gradient is not finite", l->slot[i]->name);
   }
@@ -193,25 +193,27 @@ void ng_emission_store(ng_precond *p) {
 
 /* The sums are added in order, so all ranks have equal bits. For a delivered block, whose inverses this rank may lack, the
  * function reads the stored PD. */
-void ng_emission_norms(ng_block *b, double *pd2) {
-  ng_emission *l = &b->p->step->emission;
-  ng_queue *q = b->ctx->queue;
+void ng_emission_norms(ng_precond *p) {
+  ng_emission *l = &p->step->emission;
+  ng_queue *q = p->ctx->queue;
   int64_t n = 0;
-  if (b->family->pd_norms != NULL && !is_delivered(b)) {
-    b->family->pd_norms(b, pd2);
-    return;
-  }
-  for (int32_t k = 0; k < b->segments; k++) {
-    n += list_segment(b, k, 1.0, is_delivered(b), &l->direction[n]);
-  }
-  ng_kernels(q)->norm2(q, l->direction, n, l->parts, l->norm2);
-  ng_queue_wait(q);
-  n = 0;
-  for (int32_t k = 0; k < b->segments; k++) {
-    pd2[k] = 0.0;
-    for (int32_t g = 0; g < b->segment[k].slot->groups; g++) {
-      pd2[k] += *ng_numbers_read(q, &l->norm2[n++]);
+  for (int32_t i = 0; i < p->blocks; i++) {
+    ng_block *b = p->block[i];
+    const bool own = b->family->pd_norms != NULL && !is_delivered(b);
+    if (own && !b->is_excluded) b->family->pd_norms(b);
+    for (int32_t k = 0; k < b->segments && !own && !b->is_excluded; k++) {
+      b->segment[k].pd_norm2 = 0.0;
+      for (int32_t g = 0; g < b->segment[k].slot->groups; g++) {
+        l->slot[n + g] = b->segment[k].slot;
+      }
+      n += list_segment(b, k, 1.0, is_delivered(b), &l->direction[n]);
     }
+  }
+  if (n > 0) ng_kernels(q)->norm2(q, l->direction, n, l->parts, l->norm2);
+  ng_queue_wait(q);
+  for (int64_t i = 0; i < n; i++) {
+    const ng_slot *s = l->slot[i];
+    s->block->segment[s->segment].pd_norm2 += *ng_numbers_read(q, &l->norm2[i]);
   }
 }
 

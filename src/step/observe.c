@@ -220,14 +220,11 @@ static ng_status check_open(ng_block *b, const ng_obs *o) {
  * array has no weight. */
 static ng_status add_observation(ng_block *b, const ng_obs *o) {
   ng_status st = check_open(b, o);
-  bool every = false, none = false;
+  bool none = false;
   if (st != NG_OK) return st;
   for (int32_t i = 0; i < b->stats; i++) {
-    every = every || b->stat[i].every_step;
-  }
-  for (int32_t i = 0; i < b->stats; i++) {
     ng_stat *s = &b->stat[i];
-    s->is_due = (s->observed & o->kind) != 0 && (!every || ng_statistic_due(b->p, b, s));
+    s->is_due = (s->observed & o->kind) != 0 && ng_statistic_due(b->p, b, s);
     if (s->is_due) ng_stat_prepare(s, o->samples, o->first_sample, o->batch_samples);
     none = none || (s->is_due && s->samples == 0);
   }
@@ -290,8 +287,8 @@ static ng_status add_array(ng_precond *p, ng_entry *e, const ng_strided *s, bool
   if (o->samples == 0) return add_observation(b, o);
   /* The input of an embedding is token numbers, which stand for one-hot vectors. */
   const bool tokens = e->d.kind == NG_EMBEDDING && !grad;
-  o->largest = tokens ? 1.0 : scans_itself(b) ? 0.0 : largest_of(p, s);
-  const bool finite = o->loss_scale - o->loss_scale == 0.0 && o->largest - o->largest == 0.0;
+  const double largest = tokens || scans_itself(b) ? 0.0 : largest_of(p, s);
+  const bool finite = o->loss_scale - o->loss_scale == 0.0 && largest - largest == 0.0;
   const ng_status st = finite ? grow_scratch(b, o) : NG_SKIPPED;
   return st == NG_OK ? add_observation(b, o) : st;
 }
@@ -366,7 +363,7 @@ static bool grads_finite(const ng_block *b) {
   ng_kernels(q)->finite(q, l->range, n, l->finite);
   ng_queue_wait(q);
   for (int64_t i = 0; i < n; i++) {
-    finite = finite && l->finite[i] != 0;
+    finite = finite && ng_info_read(q, &l->finite[i]) != 0;
   }
   return finite;
 }

@@ -115,7 +115,8 @@ static void solve_blocks(ng_precond *p, ng_matrix **list, int32_t n, int32_t fro
   }
 }
 
-/* Solve the listed matrices: blocks with small matrices only by one call, other blocks one by one. */
+/* Solve the listed matrices. A call has the matrices of a run of blocks: blocks with small matrices only, and the block that
+ * follows them. */
 static void solve_listed(ng_precond *p) {
   ng_matrix **list = p->list;
   for (int32_t i = 0, n = 0, from = 0; i < p->blocks; i++) {
@@ -133,11 +134,11 @@ static void solve_listed(ng_precond *p) {
 
 static ng_status solve(ng_precond *p) {
   int64_t before[NG_RESCUES];
-  const ng_status sent = ng_due_traces(p) ? ng_exchange_traces(p) : NG_OK;
-  if (sent != NG_OK) return sent;
   memcpy(before, p->rescued, sizeof before);
   p->listed = 0;
   (void)solve_phase(p, NG_SOLVE_MEASURE);
+  const ng_status sent = ng_due_traces(p) ? ng_exchange_traces(p) : NG_OK;
+  if (sent != NG_OK) return sent;
   (void)solve_phase(p, NG_SOLVE_LIST);
   solve_listed(p);
   ng_queue_wait(p->ctx->queue);

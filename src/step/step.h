@@ -71,7 +71,7 @@ typedef struct ng_emission {
   ng_region *range;
   ng_direction *direction;
   ng_weight_update *update;
-  ng_slot **slot;   /* the parameters of `range` */
+  ng_slot **slot;   /* the parameters of `range`; in ng_emission_norms, of `direction` */
   int32_t *finite;  /* result of the kernel `finite` for `range` */
   double *norm2;    /* result of the kernel `norm2` for `direction` */
   float **store_to; /* where the kernel `store` writes `direction` */
@@ -87,7 +87,7 @@ void ng_emission_measure(ng_precond *p);
 /* After a wait: if a gradient without curvature is not finite, set ng_engine.refused. */
 void ng_emission_check(ng_precond *p);
 void ng_emission_store(ng_precond *p); /* store PD of delivered blocks, on ranks with results */
-void ng_emission_norms(ng_block *b, double *pd2); /* pd2[k] <- |PD|^2 of segment k of the block */
+void ng_emission_norms(ng_precond *p); /* set ng_segment.pd_norm2 of all blocks, with one wait */
 /* Write PD, times the clip factor of its segment, to the gradients, or update weights and moments with it. The direction
  * of a parameter without curvature is its gradient. */
 void ng_emission_emit(ng_precond *p);
@@ -339,7 +339,6 @@ typedef struct ng_engine {
   int64_t overflowed;
   double nu, inner, d2, pd2; /* clip factor, <D, PD>, |D|^2, |PD|^2 of the last step */
   double ascent;             /* PD = D + ascent H of blocks with radius > 0 */
-  double *norms;             /* |PD|^2 of each segment of one block */
   ng_traffic
       early_traffic[NG_STATIONS]; /* traffic before the step, to be counted in each station */
   ng_station_time time[NG_STATIONS];
