@@ -79,6 +79,7 @@ typedef struct variant {
   const family *f;
   const char *linalg;
 } variant;
+static inline bool has_promise(const variant *v, unsigned p) { return (v->f->promises & p) != 0; }
 
 typedef struct property {
   const char *name;

@@ -62,7 +62,7 @@ static void expect_counters(ladder_run *f, int32_t rung, int64_t more, int64_t i
   assert_int_equal(r.plain, plain);
 }
 
-/* PD for A = diag(x, y), damping included, and G = (1 + 1e-3) I; 1e-5: a few roundings. */
+/* Fail unless PD is that of A = diag(x, y), damping included, and G = (1 + 1e-3) I, up to a few roundings. */
 static void expect_direction(const ladder_run *f, double x, double y) {
   for (int r = 0; r < 2; r++) {
     const double want[2] = {(double)gradient[2 * r] / (x * 1.001),
@@ -109,8 +109,8 @@ static void rungs_1_to_3_raise_the_damping(void **state) {
   }
 }
 
-/* Entries of 1e9 that differ by one unit of f32 (64): their Cholesky factor in f32 is noise, and a damping of 1 is
- * below half a unit.  Double precision has seven digits to spare. */
+/* The entries of A are 1e9 and differ by one unit of f32 (64).  Their Cholesky factor in f32 is noise, and a damping of
+ * 1 is below half a unit.  Double precision has seven digits to spare. */
 static void rung_4_solves_in_double(void **state) {
   for (int i = 0; i < LINALGS; i++) {
     ladder_run f;
@@ -228,7 +228,7 @@ static void a_wrong_inverse_is_noticed(void **state) {
 static struct {
   const ng_linalg_ops *real;
   float entry;
-  /* factor: the entry of L, not of the inverse; in_double: the double solve, too */
+  /* factor: corrupt L instead of the inverse; in_double: corrupt the double solve, too */
   bool factor, in_double;
 } wrong;
 

@@ -85,7 +85,7 @@ static ng_status bind_weight_grad(const test_run *l, ng_precond *p, int32_t i, f
   return plane_bind_grad(p, i, NG_WEIGHT, &v);
 }
 
-/* Observe numbers that belong to no step, other layers on each rank, and discard them. */
+/* Observe arrays that belong to no step, of other layers on each rank, and discard them. */
 static ng_status observe_and_reset(test_run *l, fixture *f, int32_t rank) {
   ng_precond *p = f->p;
   ng_status st = fixture_begin_last(f, B, l->last);
@@ -352,7 +352,7 @@ static const struct {
   int messages;
   struct {
     int64_t count;
-    int observed; /* before this message; 0: sent by ng_step */
+    int observed; /* observations before this message; 0: ng_step sends it */
   } sent[2 * LAYERS];
 } row[] = {
     {"25", 0, 1, {{170, 0}}},

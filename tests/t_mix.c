@@ -44,7 +44,7 @@ static void mixing_weights_have_a_beta_distribution(void **state) {
     assert_true(mix_draw_weight(5e-324, 11, 3, i) == 1.0);
 }
 
-/* The published rectangle, from the same random words. */
+/* Compute the rectangle to erase by the published formula, from the same random words. */
 static mix_box compute_box(double rate, double low, double high, double thin, uint64_t seed,
                            uint32_t epoch, int32_t row, int64_t h, int64_t w) {
   uint32_t a[4], b[4];

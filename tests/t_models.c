@@ -152,7 +152,7 @@ static void initial_values_have_the_documented_variance(void **state) {
   }
 }
 
-/* Messages on stderr about unsuitable names and tasks. */
+/* Wrong names and unsuitable tasks cause a message on stderr. */
 static void wrong_names_and_tasks_are_refused(void **state) {
   static const struct {
     const char *name, *says;

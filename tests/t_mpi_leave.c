@@ -171,7 +171,7 @@ static ng_status abort_late(int32_t rank, ng_transport *t, void *arg) {
   return NG_OK;
 }
 
-/* Rank 0 leaves without waiting for its request.  The other ranks do not wait for its further parts. */
+/* Rank 0 leaves without waiting for its request.  The other ranks do not wait for the rest of its message. */
 static ng_status leave_with_request(int32_t rank, ng_transport *t, void *arg) {
   static double x[2 * LARGE];
   ng_collective c = make_collective(NG_ALL_REDUCE, 0, NULL, x, LARGE);
@@ -336,7 +336,7 @@ static ng_status leave_before_a_broadcast(int32_t rank, ng_transport *t, void *a
     if (rank == last[root]) st = a.run(a.user, &c);
     if (st == NG_ERR_COMM) st = NG_OK; /* the other rank's farewell came first */
     if (st == NG_OK) st = leave_and_count_freed(&a, ALARM, rank >= last[0], each);
-    /* with two ranks, each gets the error from the other's number */
+    /* with two ranks, each finds the failure in the number of the other rank's farewell */
     if (st == NG_OK && t->size > 2) st = expect_freed("a broadcast too many", each, t->size, 0);
     if (st != NG_OK) return st;
     if (rank >= last[0]) continue;

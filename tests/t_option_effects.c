@@ -21,7 +21,7 @@ enum { ALL = STEPS };
 typedef struct effect {
   const char *option, *settings;
   const char *values; /* separated by '|'; further options may follow a value */
-  /* ALL: the directions agree, but `less` differs or, without it, their last bits */
+  /* ALL: the directions agree in all steps, but the number `less` differs or, without `less`, the last bits */
   int32_t same;
   int32_t ranks; /* 0: one rank */
   /* a number that is smaller with each further value than with the first; NONE: no comparison */
@@ -126,7 +126,7 @@ static const effect effects[] = {
 };
 enum { EFFECTS = sizeof effects / sizeof effects[0] };
 
-/* Value k of a list; return false after the last. */
+/* Copy value k of the list to `out`; return false after the last value. */
 static bool get_listed_value(const char *values, int k, char out[100]) {
   for (; k > 0 && values != NULL; k--) {
     values = strchr(values, '|');
@@ -150,7 +150,7 @@ static run make_run(const effect *e) {
   return r;
 }
 
-/* Run with value k of the option; return false after the last. */
+/* Run with value k of the option; return false after the last value. */
 static bool run_value(const effect *e, int k, run *out) {
   char value[100], settings[300];
   if (!get_listed_value(e->values, k, value)) return false;

@@ -44,7 +44,7 @@ static void option_rows_are_complete(void **state) {
 
 /* ---- set and get -----------------------------------------------------------------------------*/
 
-/* A refused value changes no byte. */
+/* Fail unless the value is refused with a message that contains `part`, and no byte changes. */
 static void expect_refused(const char *name, const char *value, ng_status st, const char *part) {
   ng_options o = standard_options(), before = o;
   message[0] = 0;
@@ -236,7 +236,7 @@ static void unsupported_values_are_refused_with_the_reason(void **state) {
     expect_refused(later[i][0], later[i][1], NG_ERR_ABSENT, "not supported yet");
     expect_refused(later[i][0], later[i][1], NG_ERR_ABSENT, later[i][1]);
     const ng_option_info info = option_info(ng_option_find(later[i][0]));
-    assert_null(strstr(info.choices, later[i][1])); /* and not in the list */
+    assert_null(strstr(info.choices, later[i][1])); /* the list of choices lacks the value */
     char whole[256];
     (void)snprintf(whole, sizeof whole, "%s: '%s' is not supported yet, expected %s", later[i][0],
                    later[i][1], info.choices);

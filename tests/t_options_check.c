@@ -124,7 +124,7 @@ static void set_variable(const char *name, const char *value) {
   assert_int_equal(value == NULL ? unsetenv(name) : setenv(name, value, 1), 0);
 }
 
-/* The message contains `part`, and no option changes. */
+/* Fail unless the environment is refused with a message that contains `part`, and no option changes. */
 static void expect_refused_environment(ng_options *o, ng_status st, const char *part) {
   const ng_options before = *o;
   assert_int_equal(ng_options_from_env(o, message, sizeof message), st);
@@ -163,7 +163,7 @@ static void the_environment_sets_all_variables_or_none(void **state) {
   assert_contains(message, "'sgd'");
   set_variable("NG_SOLVER", NULL);
   set_variable("NG_UPDATE", NULL);
-  /* NG_METHOD replaces the row; other variables and earlier values replace values of the row */
+  /* NG_METHOD selects a method's row; other variables and earlier values replace values of this row */
   set_variable("NG_METHOD", "eva");
   set_variable("NG_STAT_BATCH", "7");
   fixture_real(&o, "stat_decay", 0.5);
@@ -196,7 +196,7 @@ static void overrides_set_a_whole_line_or_nothing(void **state) {
   assert_option(&o, "stat_decay", "0.5");
   assert_int_equal(ng_options_override(&o, "", NULL, 0), NG_OK);
   assert_int_equal(ng_options_override(&o, NULL, NULL, 0), NG_OK);
-  /* all of a line or nothing; options are checked together; t_options_object has malformed lines */
+  /* lines are set whole or not at all; options are checked together; t_options_object has malformed lines */
   assert_int_equal(ng_options_override(&o, "damping_split=joint solver=eigen", NULL, 0), NG_OK);
   o = standard_options();
   const ng_options before = o;
@@ -317,7 +317,7 @@ static void random_text_is_accepted_or_refused(void **state) {
     CHECK_SEED(seed, ng_options_set_system(&o, name, value, message, sizeof message) != NG_OK,
                name);
     if (set_any_published(&r, &o, name, value) == NG_OK) published++;
-    /* a published option keeps the methods consistent */
+    /* the options of the method are still consistent */
     CHECK_SEED(seed, ng_options_check(&o, message, sizeof message) == NG_OK, message);
   }
   assert_true(taken > 100 && published > 100); /* the generator finds valid values */

@@ -48,7 +48,7 @@ static void set_in_order(ng_options *by_calls, ng_options *by_line, const option
 }
 
 /* For every method and pair of options, in all six orders, by calls and by a line: a given option has the given value,
- * every other option the value of the row.  A method chosen before leaves no trace. */
+ * every other option the value of the method's row.  A method chosen before leaves no trace. */
 static void order_of_options_has_no_effect(void **state) {
   static const int order[6][3] = {{0, 1, 2}, {0, 2, 1}, {1, 0, 2}, {1, 2, 0}, {2, 0, 1}, {2, 1, 0}};
   int64_t tried = 0, differ = 0;
@@ -65,7 +65,7 @@ static void order_of_options_has_no_effect(void **state) {
         other_value_of(&a, x, sizeof x);
         other_value_of(&b, y, sizeof y);
         const option_set given = {{"method", a.name, b.name}, {method.name, x, y}};
-        ng_options expected = row; /* the row with the two values */
+        ng_options expected = row; /* the method's row with the two given values */
         assert_int_equal(ng_option_read(&ng_option_table[i], x, &expected, NULL, 0), NG_OK);
         assert_int_equal(ng_option_read(&ng_option_table[j], y, &expected, NULL, 0), NG_OK);
         for (int k = 0; k < 6; k++) {
@@ -90,7 +90,7 @@ static void order_of_options_has_no_effect(void **state) {
   assert_true(tried >= 30000 && differ > 4000); /* many values differ from the rows */
 }
 
-/* For all functions that set options. */
+/* Whichever function sets the option. */
 static void last_value_of_an_option_counts(void **state) {
   ng_options *o = create_options("damping=0.5 method=eva");
   assert_int_equal(ng_options_set_real(o, "damping", 0.25, message, sizeof message), NG_OK);
@@ -231,7 +231,7 @@ static void lines_are_applied_whole_or_not_at_all(void **state) {
 
 /* ---- texts, copies, memory -------------------------------------------------------------------*/
 
-/* The object copies texts, so the caller may free them.  Longer texts are refused by name, by calls and by lines. */
+/* The object copies texts, so the caller may free them.  Texts above 4,095 bytes are refused with the option's name. */
 static void texts_are_copied(void **state) {
   static const char *const name[] = {"skip_layers", "per_layer"};
   enum { ROOM = 8192 };

@@ -79,7 +79,7 @@ static void draw_rankone_options(rng *r, ng_options *o) {
   fixture_real(o, "kl_clip", pow(10, -4 * rng_real(r)));
 }
 
-/* Options as norm_predict requires, together with factors or vectors. */
+/* Change the options of a model with factors or vectors so that norm_predict can predict it with norms. */
 static void draw_norm_options(rng *r, ng_options *o) {
   fixture_set(o, "norm_block", draw_word(r, "unit full diagonal"));
   fixture_set(o, "norm_damping", draw_word(r, "1 16"));

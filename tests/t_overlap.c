@@ -26,7 +26,7 @@ typedef struct slow_wire {
   int next;
 } slow_wire;
 
-static void double_sum(const ng_collective *c) {
+static void sum_two_equal_ranks(const ng_collective *c) {
   if (c->kind != NG_ALL_REDUCE) return;
   for (int64_t i = 0; i < c->count; i++) {
     if (c->dtype == NG_F64) {
@@ -38,14 +38,14 @@ static void double_sum(const ng_collective *c) {
 }
 
 static ng_status run_on_wire(void *user, const ng_collective *c) {
-  double_sum(c);
+  sum_two_equal_ranks(c);
   clock_ms += SMALL;
   return NG_OK;
 }
 
 static ng_status start_on_wire(void *user, const ng_collective *c, void **request) {
   slow_wire *s = user;
-  double_sum(c);
+  sum_two_equal_ranks(c);
   double *at = &s->done_at[s->next++ % ROOM];
   *at = clock_ms + message_ms;
   *request = at;
@@ -70,9 +70,9 @@ static ng_status test_wire(void *user, void *request, int32_t *done) {
 /* ---- runs ----------------------------------------------------------------------------------------*/
 
 typedef struct outcome {
-  double sent, hidden;                       /* of each step */
-  double ms[NG_STATIONS], wait[NG_STATIONS]; /* of the last step */
-  /* messages under way when the last array is observed */
+  double sent, hidden;                       /* ms of the last step */
+  double ms[NG_STATIONS], wait[NG_STATIONS]; /* ms of the last step */
+  /* messages under way before and after the observation of the last array */
   int under_way_before_last, under_way_after_all;
 } outcome;
 
@@ -148,7 +148,7 @@ static void expect_equal(const char *what, double is, double want) {
   if (is != want) fail_msg("%s is %g, expected %g", what, is, want);
 }
 
-/* Layer two is complete before the last array is observed.  Its A and G leave then, WORK earlier than those of
+/* Layer two is complete before the last array is observed.  Its A and G are sent then, WORK earlier than those of
  * layer one, and the step begins at once.  `check` takes SMALL, so the statistics wait for the first two sums WIRE
  * - WORK - SMALL, for the others WORK more.  The results of both owners take WIRE together; `agree` follows. */
 static void sums_travel_during_observations(void **state) {

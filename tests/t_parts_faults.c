@@ -113,7 +113,7 @@ static void parts_without_arrays_are_required(void **state) {
   clear_folder();
 }
 
-/* One bit of the manifest, of the header and of the data of each part. */
+/* Each part, with one flipped bit in the manifest, in the header or in the data. */
 static void edited_parts_are_refused(void **state) {
   save_parts("a", 2);
   for (int32_t r = 0; r < RANKS; r++) {

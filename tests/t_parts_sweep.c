@@ -54,7 +54,7 @@ static void must_load(const char *file, int32_t ranks) {
 
 static void two_jobs_may_save_to_one_name(void **state) {
   const path a = path_of("a");
-  for (int first = 0; first < 2; first++) { /* in parts, in one file */
+  for (int first = 0; first < 2; first++) { /* the first job saves parts, then one file */
     for (int late = 0; late < 2; late++) {  /* during the listing of old parts, before it */
       must_transfer(RANKS, (transfer){.parts = a.text, .steps = 1});
       other.job = (transfer){.parts = a.text, .steps = 3};
@@ -108,7 +108,7 @@ static void only_old_parts_of_the_same_state_are_deleted(void **state) {
   save_parts("a", 2);
   assert_int_equal(list_folder().n, RANKS);
 
-  /* Not parts of this state: other contents, other names, another state, no regular files, a file being written. */
+  /* No parts of this state: files with other contents or names, of another state, not regular, being written. */
   put_file("a.01234567-1of3", "", 0);
   put_file("a.01234568-1of3", "a letter", 8);
   put_file("a.01234569-1of3.natgrad-part", "a letter, longer than the length", 32);

@@ -20,28 +20,27 @@ enum { RANK_COUNTS = sizeof rank_counts / sizeof rank_counts[0] };
 static int32_t rank_count(int k) { return rank_counts[k]; }
 #endif
 
-static bool has(const variant *v, unsigned promise) { return (v->f->promises & promise) != 0; }
-
 /* Ways to divide the work.  The first has the row's options with grad_worker_fraction = 0. */
-typedef struct way {
+typedef struct division {
   int32_t placement, workers;
   bool colocate, owner;
-} way;
+} division;
 
 static const char *const placement[] = {"round-robin", "kaisa", "mpd-kfac",
                                         "contiguous",  "spngd", "balanced"};
 enum { PLACEMENTS = sizeof placement / sizeof placement[0] };
 
 /* A norm block has no results to send to other workers, except its whole matrix. */
-static bool is_valid_way(const variant *v, const ng_options *o, way w, int32_t ranks) {
+static bool is_valid_division(const variant *v, const ng_options *o, division w, int32_t ranks) {
   const bool norms = strstr(v->f->name, "norm") != NULL && strstr(v->f->name, "full") == NULL;
   if (ranks % w.workers != 0) return false;
-  if (w.owner && o->base.statistics != NG_STATISTICS_ALL) return false; /* the row has its own */
+  if (w.owner && o->base.statistics != NG_STATISTICS_ALL)
+    return false; /* the row sets another value */
   if (w.owner && norms && w.workers > 1) return false;
   return w.colocate || strcmp(placement[w.placement], "spngd") != 0;
 }
 
-static void set_options_of_way(ng_options *o, way w, int32_t ranks) {
+static void set_division(ng_options *o, division w, int32_t ranks) {
   fixture_set(o, "placement", placement[w.placement]);
   fixture_set(o, "colocate", w.colocate ? "1" : "0");
   if (w.owner) fixture_set(o, "statistics", "owner");
@@ -49,19 +48,19 @@ static void set_options_of_way(ng_options *o, way w, int32_t ranks) {
 }
 
 /* Compare all ways with the first, and the first with `whole` unless it is NULL. */
-static void compare_all_ways(const variant *v, const test_case *s, const ng_options *usual,
-                             const case_result *whole, double tolerance) {
+static void compare_all_divisions(const variant *v, const test_case *s, const ng_options *usual,
+                                  const case_result *whole, double tolerance) {
   case_result first = {.status = NG_OK};
   int runs = 0;
   const int32_t half = 2 * PLACEMENTS * s->ranks;
   for (int32_t k = 0; k < 2 * half; k++) {
-    const way w = {k / 2 % PLACEMENTS, 1 + k % half / 2 / PLACEMENTS, k % 2 == 0, k >= half};
+    const division w = {k / 2 % PLACEMENTS, 1 + k % half / 2 / PLACEMENTS, k % 2 == 0, k >= half};
     ng_options o = *usual;
-    if (!is_valid_way(v, usual, w, s->ranks)) continue;
+    if (!is_valid_division(v, usual, w, s->ranks)) continue;
     char what[96];
     (void)snprintf(what, sizeof what, "%d ranks, %d workers, placement=%s colocate=%d%s", s->ranks,
                    w.workers, placement[w.placement], w.colocate, w.owner ? " owner" : "");
-    set_options_of_way(&o, w, s->ranks);
+    set_division(&o, w, s->ranks);
     case_result r = v_run(v, s, &o);
     if (runs++ == 0) {
       first = r;
@@ -75,7 +74,7 @@ static void compare_all_ways(const variant *v, const test_case *s, const ng_opti
   case_free_result(&first);
 }
 
-/* One row per solver and per kind of block, without DP-KFAC, whose statistics are the owner's samples.  Shards are
+/* For one row per solver and per kind of block, without DP-KFAC, whose statistics are the owner's samples.  Shards are
  * uneven if the row supports it. */
 static void placements_change_no_result(const variant *v) {
   ng_options usual = v_options(v);
@@ -104,11 +103,11 @@ static void placements_change_no_result(const variant *v) {
     /* natgrad and spngd on all numbers of ranks, the others on four */
     if (!all && rank_count(k) != 4) continue;
     test_case *s =
-        has(v, ALIKE) ? v_even(v, 2, rank_count(k), 41) : v_uneven(v, 2, rank_count(k), 41);
+        has_promise(v, ALIKE) ? v_even(v, 2, rank_count(k), 41) : v_uneven(v, 2, rank_count(k), 41);
     test_case *whole = merges ? case_merge(s) : NULL;
     case_result y;
     if (merges) y = v_run(v, whole, &usual);
-    compare_all_ways(v, s, &usual, merges ? &y : NULL, merges ? v_tolerance(v, s, &usual) : 0);
+    compare_all_divisions(v, s, &usual, merges ? &y : NULL, merges ? v_tolerance(v, s, &usual) : 0);
     if (merges) case_free_result(&y);
     if (merges) case_destroy(&whole);
     case_destroy(&s);

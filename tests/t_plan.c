@@ -182,7 +182,7 @@ static void planned_bytes_equal_counted_bytes(void **state) {
 }
 
 /* One call for all ranks returns what a call for each rank returns, also where most ranks have no block.  Both
- * refuse a number of ranks that the options do not allow. */
+ * calls refuse a number of ranks that the options do not allow. */
 static void plans_of_all_ranks_equal_single_plans(void **state) {
   enum { MOST = 24 };
   static const int32_t ranks[] = {1, 2, 3, 6, 7, MOST};

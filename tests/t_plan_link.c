@@ -22,7 +22,7 @@ static ng_status run_slowly(void *user, const ng_collective *c) {
   const double seconds = c->kind == NG_BROADCAST
                              ? plan_estimate_broadcast(&w->truth, w->ranks, bytes, 1)
                              : plan_estimate_sum(&w->truth, w->ranks, bytes, 1);
-  /* load on the machine: only one call of four takes the model's time */
+  /* simulated load: only one of four calls takes the model's time */
   clock_ms += 1e3 * seconds * (1 + w->calls % 4);
   return NG_OK;
 }

@@ -86,7 +86,7 @@ static void expect_plan(const plan_case *c) {
         want.solve_cost += own ? cube(order[i][k]) : 0;
         if (c->m > 1) want.share_bytes += held ? result_bytes(order[i][k]) : 0;
       }
-      /* traces: one number of A and one of G, to the other side's owner */
+      /* the traces of A and G are sent to the owner of the other side */
       if (held && owner && task[i][0].owner != task[i][1].owner) want.trace_bytes += 16;
       const int64_t pd = round_up(order[i][0] * order[i][1] * 4);
       want.direction += pd;

@@ -90,7 +90,7 @@ static void expect_inverse(const variant *v, int B, int in, int q, bool bias) {
     for (int i = 0; i < q; i++)
       g[i] += y[i];
   }
-  /* each: damping in addition to G (x) A; mean_a, mean_g: means of the diagonals */
+  /* each: the damping that is added to G (x) A; mean_a, mean_g: means of the diagonals */
   double each = o.base.damping, mean_a = 0, mean_g = 0;
   for (int i = 0; i < p; i++)
     mean_a += A[i * p + i] / p;
@@ -238,7 +238,7 @@ static void zero_gradients_give_zero(const variant *v) {
   }
 }
 
-/* damping^power P must be D, up to `part` of the largest entry; norms have a damping of their own. */
+/* Fail unless damping^power P is D, up to `part` of the largest entry.  Norms have a damping of their own. */
 static void expect_scaled_gradient(const variant *v, const char *what, const test_case *s,
                                    const ng_options *o, double part) {
   case_result r = v_run(v, s, o);
@@ -263,7 +263,7 @@ static void large_damping_scales_gradient(const variant *v) {
 }
 
 /* Zero inputs, zero output gradients or both leave only the damping.  One zero side is enough if the damping is
- * added to the product of A and G.  Without bias, whose input is 1. */
+ * added to the product of A and G.  Layers have no bias, because its input is 1. */
 static void no_curvature_scales_gradient(const variant *v) {
   for (int k = 0; k < 3; k++) {
     test_case *s = v_even(v, 1, 1, 23);
@@ -431,8 +431,8 @@ static void clips_of_extreme_norms_are_finite(const variant *v) {
 
 /* ---- statistics and inverses in half precision -----------------------------------------------*/
 
-/* Each entry is rounded by half a unit in the last place (2^-9 to 2^-8 of its value in bf16, 2^-12 to 2^-11 in
- * f16), twice (two folds, or an inverse and its factor), on both sides, and the condition multiplies this. */
+/* Each entry is rounded by half a unit in the last place (2^-9 to 2^-8 of its value in bf16, 2^-12 to 2^-11 in f16),
+ * twice (two folds, or an inverse and its factor), on both sides.  The condition number multiplies this error. */
 static void half_precision_error_is_bounded(const variant *v) {
   static const char *const name[] = {"bf16", "f16"};
   static const double half[] = {0x1p-8, 0x1p-11};

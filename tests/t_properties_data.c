@@ -94,7 +94,7 @@ static void expect_curvature(const variant *v, const char *what, const test_case
   case_free_result(&y);
 }
 
-/* Doubling a batch with a mean loss halves g; the row states the curvature. */
+/* Doubling a batch with a mean loss halves g; the row of families.c states how the curvature changes. */
 static void repeated_samples_scale_curvature(const variant *v) {
   if (v->f->repeat == 0) return;
   rng r = {test_seed() + 9};

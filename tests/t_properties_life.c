@@ -19,8 +19,6 @@ enum { RANK_COUNTS = sizeof rank_counts / sizeof rank_counts[0] };
 static int32_t rank_count(int k) { return rank_counts[k]; }
 #endif
 
-static bool has(const variant *v, unsigned promise) { return (v->f->promises & promise) != 0; }
-
 /* A damping that leaks into the owner's average is divided by the number of ranks (as published), which changes
  * results from the second step on. */
 static int32_t count_comparable_steps(const ng_options *o) {
@@ -28,11 +26,11 @@ static int32_t count_comparable_steps(const ng_options *o) {
 }
 
 /* Return 2 if either all ranks or only the owner may store a result; otherwise 1. */
-static int count_divisions(const variant *v) { return has(v, FRACTIONS) ? 2 : 1; }
+static int count_divisions(const variant *v) { return has_promise(v, FRACTIONS) ? 2 : 1; }
 
-static ng_options divide_work(const variant *v, int way) {
+static ng_options choose_worker_fraction(const variant *v, int way) {
   ng_options o = v_options(v);
-  if (has(v, FRACTIONS)) fixture_real(&o, "grad_worker_fraction", way);
+  if (has_promise(v, FRACTIONS)) fixture_real(&o, "grad_worker_fraction", way);
   return o;
 }
 
@@ -42,9 +40,9 @@ static ng_options divide_work(const variant *v, int way) {
 static void ranks_match_the_prediction(const variant *v) {
   for (int k = 1; k < RANK_COUNTS; k++) {
     test_case *s =
-        has(v, ALIKE) ? v_even(v, 2, rank_count(k), 6) : v_uneven(v, 2, rank_count(k), 6);
+        has_promise(v, ALIKE) ? v_even(v, 2, rank_count(k), 6) : v_uneven(v, 2, rank_count(k), 6);
     for (int way = 0; way < count_divisions(v); way++) {
-      const ng_options o = divide_work(v, way);
+      const ng_options o = choose_worker_fraction(v, way);
       v_predicted(v, "prediction for ranks", s, &o);
     }
     case_destroy(&s);
@@ -73,7 +71,7 @@ static void shards_equal_the_whole_batch(const variant *v) {
     case_result y = v_run(v, whole, &usual);
     const double tolerance = v_tolerance(v, s, &usual);
     for (int way = 0; way < count_divisions(v); way++) {
-      const ng_options o = use_all_samples(divide_work(v, way));
+      const ng_options o = use_all_samples(choose_worker_fraction(v, way));
       case_result x = v_run(v, s, &o);
       v_same(v, "ranks", s, &x, &y, tolerance);
       case_free_result(&x);
@@ -113,7 +111,7 @@ static void equal_ranks_equal_one_rank(const variant *v) {
   for (int k = 1; k < RANK_COUNTS; k++) {
     test_case *s = give_batch_to_all_ranks(v, one, rank_count(k));
     for (int way = 0; way < count_divisions(v); way++) {
-      const ng_options o = divide_work(v, way);
+      const ng_options o = choose_worker_fraction(v, way);
       v_equal(v, "ranks with one batch", s, &o, one, &usual, tolerance);
     }
     case_destroy(&s);
@@ -130,7 +128,7 @@ static void clips_sum_over_all_ranks(const variant *v) {
   const ng_options usual = v_options(v);
   const double tolerance = v_tolerance(v, one, &usual);
   for (int k = 1; k < V_CLIPS; k++) {
-    ng_options o = divide_work(v, k % count_divisions(v));
+    ng_options o = choose_worker_fraction(v, k % count_divisions(v));
     fixture_set(&o, "clip", v_clips[k]);
     fixture_real(&o, "clip_bound", k < V_BOUNDED ? 0 : 0.1);
     v_equal(v, v_clips[k], s, &o, one, &o, tolerance);
@@ -143,7 +141,7 @@ static void clips_sum_over_all_ranks(const variant *v) {
 
 /* One rank with threads, or three ranks. */
 static test_case *usual_case(const variant *v, int32_t ranks) {
-  return has(v, ALIKE) ? v_even(v, 4, ranks, 13) : v_uneven(v, 4, ranks, 13);
+  return has_promise(v, ALIKE) ? v_even(v, 4, ranks, 13) : v_uneven(v, 4, ranks, 13);
 }
 
 static case_setup usual_setup(int32_t ranks) { return (case_setup){.threads = ranks == 1 ? 3 : 1}; }
@@ -193,7 +191,7 @@ static void non_finite_values_skip_the_step(const variant *v) {
                {"output gradient", CASE_BAD_OUTPUT_GRAD, CASE_NO_OUTPUT_GRAD, READS_OUTPUT},
                {"gradient", CASE_BAD_GRADIENT, CASE_BAD_SCALE, EVERYONE}};
   for (int k = 0; k < 3 * 2; k++) {
-    if (fault[k % 3].reads != EVERYONE && !has(v, fault[k % 3].reads)) continue;
+    if (fault[k % 3].reads != EVERYONE && !has_promise(v, fault[k % 3].reads)) continue;
     const int32_t ranks = k < 3 ? 1 : 3;
     test_case *s = usual_case(v, ranks);
     ng_options o = v_options(v);
@@ -279,9 +277,9 @@ static void waits_are_few(const variant *v) {
   test_case *s = v_even(v, 3, 1, 41);
   ng_options o = v_options(v);
   const bool window = strstr(v->f->options, "window") != NULL;
-  const bool solves = has(v, VECTORS) && strstr(v->f->name, "full norms") != NULL;
+  const bool solves = has_promise(v, VECTORS) && strstr(v->f->name, "full norms") != NULL;
   if (!window) fixture_real(&o, "stat_period", 3);
-  if (!window && !has(v, VECTORS)) fixture_real(&o, "solve_period", 3);
+  if (!window && !has_promise(v, VECTORS)) fixture_real(&o, "solve_period", 3);
   if (strcmp(v->f->name, "mfac") == 0)
     fixture_set(&o, "per_layer", "linear: window=2"); /* two blocks */
   case_result r = v_run(v, s, &o);

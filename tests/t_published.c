@@ -7,9 +7,9 @@
 
 static char message[512];
 
-#define LR "lr"           /* `option`: the caller's learning rate */
+#define LR "lr"           /* as `option`: the value is the caller's learning rate */
 #define NOTHING NULL      /* accepted without effect */
-#define REFUSED "refused" /* `reads`: a part of the message; NULL: the name */
+#define REFUSED "refused" /* as `option`: `reads` is a part of the message; NULL: the name */
 #define ABSENT "absent"   /* not supported */
 
 typedef struct meaning {
@@ -48,7 +48,7 @@ static const meaning meanings[] = {
     {"KAISA/eigen", "compute_eigenvalue_outer_product", "False", "solver", "eigen", NULL},
     {"KAISA/eigen", "compute_eigenvalue_outer_product", "maybe", REFUSED, NULL, NULL},
     {"KAISA/eigen", "compute_method", "EIGEN", "solver", "eigen",
-     "compute_eigenvalue_outer_product=False"}, /* it has this value already: prediv must not stay */
+     "compute_eigenvalue_outer_product=False"}, /* the option has this value already, but prediv must not stay */
     {"KAISA/eigen", "compute_method", "inverse", "solver", "cholesky", NULL},
     {"KAISA/eigen", "compute_method", "inverse", "damping_split", "full", NULL},
     {"KAISA/inverse", "compute_eigenvalue_outer_product", "true", "solver", "cholesky", NULL},
@@ -146,7 +146,7 @@ static const meaning meanings[] = {
     {"Eva/sam", "kl_clip", "0.5", "radius", "0.5", NULL}, /* rho in the paper */
     {"Eva/sam", "kl_clip", "0", "radius", "0.01", "kl_clip=0.5"},
     {"Eva/sam", "kl_clip", "-1", "radius", "0.01", "kl_clip=0.5"},
-    /* takes averages as they are */
+    /* sam uses the averages without a solve */
     {"Eva/sam", "kfac_update_freq", "7", "solve_period", "1", NULL},
     {"Eva/adasgd", "damping", "0.5", "damping", "0.5", NULL},
     {"Eva/adasgd", "kl_clip", "0.5", NOTHING, NULL, NULL},
@@ -339,7 +339,7 @@ static void every_argument_has_a_meaning_or_a_reason(void **state) {
 
 /* ---- methods and systems ---------------------------------------------------------------------*/
 
-/* `differences`, "name=value ...", lists all options that differ from the table's defaults. */
+/* Fail unless `differences`, "name=value ...", lists all options of o that differ from the table's defaults. */
 static void expect_differences(const ng_options *o, const char *method, const char *differences) {
   char list[512];
   int32_t n = 0;

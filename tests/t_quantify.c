@@ -14,7 +14,7 @@
 
 /* ---- quartiles by a sort ---------------------------------------------------------------------*/
 
-/* Numbers of nine magnitudes and zeros. */
+/* Draw numbers of nine orders of magnitude, and zeros. */
 static float draw_of_many_magnitudes(int64_t at, int64_t i) {
   rng r = {(uint64_t)at * UINT64_C(0x9e3779b97f4a7c15) + test_seed()};
   const float x = (float)rng_value(&r);
@@ -37,9 +37,9 @@ static double compute_midpoint_quantile(const double *sorted, int64_t n, double 
   return (sorted[(int64_t)floor(at)] + sorted[(int64_t)ceil(at)]) / 2.0;
 }
 
-/* A quartile is the mean of the two values around (n - 1) q, numpy's "midpoint".  Each is the middle of a bin: off
- * by 2^-18 of the value, or 2^-114 of tiny values.  `bits`: relative rounding of f32 in any value; `near_zero`:
- * absolute rounding of values near 0; `most`: relative error of the largest value. */
+/* A quartile is the mean of the two values around (n - 1) q, numpy's "midpoint".  The library reports the middle of a
+ * bin, off by 2^-18 of the value, or 2^-114 of tiny values.  `bits`: relative rounding of f32 in any value;
+ * `near_zero`: absolute rounding of values near 0; `most`: relative error of the largest value. */
 static void expect_quartiles(const char *name, const ng_report *r, double *x, int64_t n,
                              double bits, double near_zero, double most) {
   static const char *const what[] = {"25 %", "50 %", "75 %"};
@@ -53,8 +53,8 @@ static void expect_quartiles(const char *name, const ng_report *r, double *x, in
   expect_near(name, "max", r->scaling_max, x[n - 1], most * x[n - 1] + near_zero);
 }
 
-static void expect_all_numbers(const char *name, const ng_report *r, double *x, int64_t n,
-                               double bits, double near_zero) {
+static void expect_scaling_report(const char *name, const ng_report *r, double *x, int64_t n,
+                                  double bits, double near_zero) {
   double sum = 0.0;
   expect_quartiles(name, r, x, n, bits, near_zero, bits);
   for (int64_t i = 0; i < n; i++)
@@ -239,7 +239,7 @@ static void expect_numbers_of_a_sort(const test_run *l, const ng_report *r) {
     sum[2] += u * u;
   }
   if (l->layers) {
-    expect_all_numbers(l->name, r, x, D, 1e-6, 10 * 0x1p-23);
+    expect_scaling_report(l->name, r, x, D, 1e-6, 10 * 0x1p-23);
     return;
   }
   expect_near(l->name, "d2", r->d2, sum[1], 1e-12 * sum[1]);
@@ -318,7 +318,7 @@ static void numbers_match_the_published_function(void **state) {
 /* ---- hard distributions ----------------------------------------------------------------------*/
 
 /* Report one step of SGD on w.  With decay 1 and lr 0, u = g + w, so g = 0 gives r = |w| / 1e-8 for any w. */
-static ng_report report_of_weights(float *w, int64_t n) {
+static ng_report take_step_and_report(float *w, int64_t n) {
   float *g = calloc((size_t)n, sizeof *g);
   assert_non_null(g);
   fixture f;
@@ -375,9 +375,9 @@ static void hard_distributions_equal_a_sort(void **state) {
         w[i] = draw_from_shape(s, i, n, &draw);
         x[i] = fabs((double)w[i] / 1e-8);
       }
-      const ng_report r = report_of_weights(w, n);
+      const ng_report r = take_step_and_report(w, n);
       (void)snprintf(what, sizeof what, "%s, %lld", name[s], (long long)n);
-      expect_all_numbers(what, &r, x, n, 0x1p-50, 0.0);
+      expect_scaling_report(what, &r, x, n, 0x1p-50, 0.0);
       if (s == EQUAL || s == ZEROS) assert_true(r.scaling_25 == x[0] && r.scaling_75 == x[0]);
       if (s == HALF_ZEROS && n > 5) assert_true(r.scaling_25 == 0.0);
       free(w);

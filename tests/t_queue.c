@@ -152,12 +152,12 @@ typedef struct comparison {
   atomic_bool unsettled;          /* a public function returned with pending work */
 } comparison;
 
-/* Before a step: one observation that ng_reset_batch discards, and one skipped step; both have sums to discard. */
+/* Before a step, make an observation that ng_reset_batch discards, and take a step that is skipped. */
 static ng_status interrupt_step(sim *s, int64_t k, comparison *b) {
   const ng_layer *l = &s->layer[0];
   const ng_sgd how = fixture_sgd(0.1, 0);
   ng_status st = NG_OK;
-  /* these do not observe output gradients */
+  /* these methods do not observe output gradients */
   if (ng_in_list("adasgd|eva-f|mfac|efcp|ggt|lowrank-mfac|topk-adam|topk-adagrad", b->how.method))
     return st;
   for (int skip = 0; skip < 2 && st == NG_OK; skip++) {
@@ -296,7 +296,7 @@ static void steps_on_ranks_wait_for_their_results(void **state) {
   }
 }
 
-/* For the ladder: single precision always fails, first by its info, then by its result. */
+/* Functions that fail in single precision, by their info or by a wrong result, so that the ladder takes over. */
 static void report_failure(ng_queue *q, ng_sym S, int *info) {
   (void)S;
   *info = 1;

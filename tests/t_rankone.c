@@ -185,8 +185,7 @@ static ng_status take_step(rank_one_step *t) {
   return st;
 }
 
-/* PD before the step; rows: Eva-f.  Return the condition number of the curvature, the growth of a rounding in double.
- */
+/* Compute PD of the step in double, of Eva-f if `rows`.  Return the condition number, by which roundings grow. */
 static double predict_direction(const rank_one_step *t, bool rows, double lambda, double *pd) {
   double alpha = 0, beta = 0, s = 0, line[Q] = {0};
   for (int i = 0; i < P; i++)
@@ -213,7 +212,7 @@ static double compute_norm(const double *x) {
   return sqrt(sum);
 }
 
-static void make_step(rank_one_step *t, float inputs, bool along, uint64_t salt) {
+static void draw_step(rank_one_step *t, float inputs, bool along, uint64_t salt) {
   rng r = {test_seed() + salt};
   for (int i = 0; i < P; i++)
     t->a[i] = i == IN ? 1 : inputs * (float)rng_real(&r);
@@ -237,7 +236,7 @@ static void cancelling_gradients_keep_their_precision(void **state) {
                         .damping = damping[k / 3 % 2],
                         .update = "gradient",
                         .dtype = NG_F32};
-    make_step(&t, k < 6 ? 255 : 16, true, (uint64_t)k);
+    draw_step(&t, k < 6 ? 255 : 16, true, (uint64_t)k);
     sgd = t;
     sgd.update = "sgd";
     const double condition = predict_direction(&t, k % 3 == 2, strtod(t.damping, NULL), pd);
@@ -300,7 +299,7 @@ static void intermediate_overflow_is_harmless(void **state) {
   static rank_one_step t;
   static double pd[ALL];
   t = (rank_one_step){.method = "eva", .damping = "0.03", .update = "gradient", .dtype = NG_F32};
-  make_step(&t, 1, false, 99);
+  draw_step(&t, 1, false, 99);
   for (int i = 0; i < IN; i++)
     t.a[i] *= 1e30f;
   for (int i = 0; i < ALL; i++)
@@ -314,7 +313,7 @@ static void intermediate_overflow_is_harmless(void **state) {
   assert_int_equal(take_step(&t), NG_OK);
   for (int i = 0; i < ALL; i++)
     assert_true(t.d[i] == 0);
-  make_step(&t, 0, false, 100);
+  draw_step(&t, 0, false, 100);
   memset(t.d, 0, sizeof t.d);
   t.d[5] = 1e-6f; /* times 1e39: large, but in range */
   assert_int_equal(take_step(&t), NG_OK);

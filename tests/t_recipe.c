@@ -98,7 +98,7 @@ static void every_key_of_every_configuration_is_used(void **state) {
 
 /* ---- momentum ----------------------------------------------------------------------------------*/
 
-/* Our update and the published one on one number, with a rate that rises, falls and jumps. */
+/* Compare our update with the published update on one number.  The learning rate rises, falls and jumps. */
 static void momentum_follows_lr(void **state) {
   static const char *const how[] = {"ratio", "proportional", "none"};
   const double first = 0.2, m0 = 0.9;
@@ -130,7 +130,7 @@ static void momentum_follows_lr(void **state) {
 
 /* ---- damping -----------------------------------------------------------------------------------*/
 
-/* EFCP's KeepRatio is lr / (lr0 / damp0). */
+/* EFCP's KeepRatio: the damping is lr / (lr0 / damp0). */
 static void damping_keeps_its_ratio(void **state) {
   settings s;
   settings_init(&s);

@@ -132,7 +132,7 @@ static void inner_and_clip_follow_from_the_gradients(void **state) {
 
 /* ---- times -----------------------------------------------------------------------------------*/
 
-/* Each observation, fold, phase of a solve and measure takes one millisecond: the time between two calls of the clock. */
+/* Each observation, fold, phase of a solve and measure takes one millisecond, the time between two clock calls. */
 static void expect_times(const char *options, double solve_ms, double measure_ms) {
   report_run s;
   open_layer(&s, options);
@@ -167,7 +167,7 @@ static void expect_times(const char *options, double solve_ms, double measure_ms
   fixture_close(&s.f);
 }
 
-/* Both enqueue work and read sums; Eva also has the time of the tiles of all blocks. */
+/* Both methods enqueue work and read sums.  Eva also has the time of the tiles of all blocks. */
 static void times_follow_the_clock(void **state) {
   expect_times("method=natgrad damping=0.04 stat_period=2 solve_period=4", 4, 2);
   expect_times("method=eva damping=0.04 stat_period=2", 0, 3);
@@ -247,7 +247,7 @@ static void explain_reports_memory(void **state) {
   }
 }
 
-/* Sums travel when statistics are due, results when a block is solved. */
+/* Sums are sent when statistics are due, results when a block is solved. */
 enum { SENT_STEPS = 4 };
 typedef struct sent_bytes {
   int64_t sums[SENT_STEPS], share[SENT_STEPS], agree[SENT_STEPS];
@@ -305,8 +305,8 @@ static void reported_bytes_were_sent(void **state) {
 /* ---- the form of a result --------------------------------------------------------------------*/
 
 /* solver = cholesky stores the Cholesky factor L instead of the inverse of order n, applied to m vectors per step,
- * if inverting costs more than the triangular solves: 2 n^3 / 3 > solve_period n^2 m.  Rows at this bound and just
- * above. */
+ * if inverting costs more than the triangular solves: 2 n^3 / 3 > solve_period n^2 m.  The rows are at this bound and
+ * just above. */
 static void stored_forms_follow_the_cost_rule(void **state) {
   static const struct {
     int64_t in, out;

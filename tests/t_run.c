@@ -294,8 +294,8 @@ static void fisher_selects_the_observed_labels(void **state) {
   data_close(&d);
 }
 
-/* Squares of activations overflow f16 while the loss is finite: with a huge lr in every step, with huge samples in
- * some steps only, never four in a row. */
+/* Squares of activations overflow f16 while the loss is finite.  A huge lr causes an overflow in every step, huge
+ * samples cause overflows in some steps, but never in four in a row. */
 static void the_fourth_skipped_step_in_a_row_ends_the_run(void **state) {
   static const struct {
     const char *set;

@@ -161,8 +161,8 @@ static double read_damping(const trained *r) {
   return damping;
 }
 
-/* The damping is lr / 0.2 of its start, with the linear schedule of lr, in a whole run and in a run that resumes
- * at any step. */
+/* The damping is lr / 0.2 times its first value, with the linear schedule of lr, in a whole run and in a run that
+ * resumes at any step. */
 static void damping_keeps_its_ratio(void **state) {
 #define DAMPED                                                                                     \
   "model=mlp-5-1 method=spngd damping=0.01 damping-rule=keep-ratio batch=4 acc-iters=2 lr=0.2 "    \

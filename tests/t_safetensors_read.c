@@ -26,7 +26,7 @@ static int64_t slow_read(void *user, void *data, int64_t bytes) {
   return (int64_t)n;
 }
 
-/* An allocator for a reader, counted by p. */
+/* Make an allocator for a reader, whose calls and bytes p counts and limits. */
 static ngio_alloc make_counting_alloc(allocator *p) {
   const ng_context_config c = allocator_config(p);
   return (ngio_alloc){c.alloc, c.free, p};
@@ -273,7 +273,7 @@ static void tensors_use_the_given_allocator(void **state) {
                    NGIO_ERR_NOMEM);
   expect_message("36 bytes");
   assert_null(f);
-  /* Without a message buffer, and with a short one. */
+  /* A call without a message buffer, and a call with a short buffer. */
   assert_int_equal(ngio_tensors_parse("", 0, "x", NULL, &f, NULL, 0), NGIO_ERR_FILE);
   char tiny[4] = "????";
   assert_int_equal(ngio_tensors_parse("", 0, "x", NULL, &f, tiny, sizeof tiny), NGIO_ERR_FILE);

@@ -213,7 +213,7 @@ static void invalid_paths_are_refused(void **state) {
   }
   assert_int_equal(rmdir(locked), 0);
 
-  /* These are no regular files; a pipe must not block the reader. */
+  /* These paths are no regular files; a pipe must not block the reader. */
   ngio_tensors *f;
   const char *pipe_path = in_folder("pipe");
   assert_int_equal(mkfifo(pipe_path, 0600), 0);

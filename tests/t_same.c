@@ -57,7 +57,7 @@ static void fill_layer(ng_layer *l, const char *c) {
   if (is_set(c, "token_dtype")) l->token_dtype = l->token_dtype == NG_I64 ? NG_I32 : NG_I64;
 }
 
-static ng_status add_linear_with_rows(fixture *f, const char *c) {
+static ng_status add_linear_with_positions(fixture *f, const char *c) {
   ng_layer l = layer_of(NG_LINEAR, "rows", 3, 3);
   l.positions = is_set(c, "positions") ? 5 : 0;
   if (is_set(c, "order")) l.order = NG_POSITIONS_FIRST;
@@ -73,7 +73,7 @@ static ng_status add_changed_layers(fixture *f, const char *c) {
   if (is_set(c, "tensor first")) st = ng_add_tensor(f->p, tensor, count, NULL);
   int32_t index = 0;
   if (st == NG_OK) st = ng_add_layer(f->p, &l, &index);
-  if (st == NG_OK) st = add_linear_with_rows(f, c);
+  if (st == NG_OK) st = add_linear_with_positions(f, c);
   if (st == NG_OK && !is_set(c, "tensor first")) st = ng_add_tensor(f->p, tensor, count, NULL);
   if (st == NG_OK && is_set(c, "one more")) st = ng_add_linear(f->p, "more", 2, 2, 0, NULL);
   if (st == NG_OK && is_set(c, "weight's group")) st = ng_set_group(f->p, index, NG_WEIGHT, 1);
@@ -115,7 +115,7 @@ static ng_status make_ready(int32_t rank, ng_transport *t, void *arg) {
   if (st == NG_OK && l->change == NULL) st = add_layers(&f, odd ? l->layer : NULL, l->words);
   if (st == NG_OK) st = ng_ready(f.p);
   (void)snprintf(l->message[rank], sizeof l->message[0], "%s", ng_last_error(f.ctx));
-  /* After this error a micro-batch returns it again, not that ng_ready was not called. */
+  /* A micro-batch then returns this error again, not an error about a missing ng_ready. */
   if (st == NG_ERR_COMM && ng_begin_samples(f.p, 1, 1) != NG_ERR_COMM) st = NG_ERR_STATE;
   fixture_close(&f);
   return st;
@@ -172,7 +172,7 @@ static bool becomes_ready(const char *options, bool words) {
   return ranks_run(RANKS, make_ready, &l, st) == NG_OK && st[0] == NG_OK;
 }
 
-/* Candidate i for another value: choices, numbers of any size, names.  Return false after the last. */
+/* Write candidate i for another value: a choice, a number, a name.  Return false after the last candidate. */
 static bool get_candidate(const ng_option_info *o, int i, char *value) {
   static const char *const number[] = {"3", "0.5", "1", "0", "7", "0.001", "-1", "100"};
   static const char *const text[] = {"fc", "*: damping=0.7"};
@@ -204,7 +204,7 @@ static bool get_option_text(const char *options, const char *name, char *value) 
   return good;
 }
 
-/* The first value that differs from the method's own and is valid with the other options. */
+/* Find the first value that differs from the method's own value and is valid with the other options. */
 static bool find_other_value(const ng_option_info *o, const char *method, difference *l) {
   char value[64], own[TEXT], got[TEXT];
   (void)snprintf(l->usual, TEXT, "method=%s", method);

@@ -277,7 +277,7 @@ static void written_settings_are_read_back(void **state) {
   settings_free(&back);
 }
 
-/* Time grows with the number of keys.  If it grew with the number of pairs, at 30 us each, the test would take 138 s. */
+/* Time grows with the number of keys.  If time grew with the number of pairs, 30 us each, the test would take 138 s. */
 static void many_unknown_keys_are_read_fast(void **state) {
   enum { KEYS = 3000 };
   FILE *f = fopen(in_folder("many.json"), "w");

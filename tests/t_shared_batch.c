@@ -54,7 +54,7 @@ static void set_batch_fields(test_case *s, const description *m) {
       x->batch.last = m->last;
       whole += x->batch.samples;
       if (x->batch.samples > 0) continue;
-      if (m->mean) x->batch.loss_scale = 0; /* its share of all samples */
+      if (m->mean) x->batch.loss_scale = 0; /* 0: the rank's share of all samples */
       for (int32_t l = 0; l < s->layers && m->silent; l++) {
         free(x->a[l][0]);
         free(x->g[l][0]);
@@ -94,7 +94,7 @@ static void ranks_equal_one_rank(const variant *v) {
                      (int)k);
       v_equal(v, what, s, &usual, whole, &usual, v_tolerance(v, whole, &usual));
       for (int n = 1; n < TAKES && shared && s->ranks != 3; n++) {
-        ng_options o = usual; /* of the first samples of the whole batch */
+        ng_options o = usual; /* stat_batch counts samples of the whole batch */
         if (take[n] == (double)usual.base.stat_batch) continue; /* the row's own value */
         fixture_real(&o, "stat_batch", take[n]);
         v_equal(v, what, s, &o, whole, &o, v_tolerance(v, whole, &o));
@@ -110,7 +110,7 @@ static void ranks_equal_one_rank(const variant *v) {
 static void empty_last_call_adds_nothing(const variant *v) {
   enum { RANKS = 2, B = 4 };
   rng r = {test_seed() ^ 44};
-  const ng_options usual = v_options(v); /* the same with one call */
+  const ng_options usual = v_options(v); /* with one call, `calls` has no effect */
   ng_options o = usual;
   if (v->f->shards != ANY_PARTS || rank_count(0) != RANKS) return;
   fixture_set(&o, "calls", "last");

@@ -72,7 +72,7 @@ static void draw_layer(rng *r, ng_layer *l, const char *name) {
   l->groups = rng_below(r, 2) ? 1 : draw_size(r);
 }
 
-static void expect_sound(const fixture *f, int32_t i) {
+static void expect_valid_entry(const fixture *f, int32_t i) {
   const ng_entry *e = f->p->entry[i];
   const bool conv = e->d.kind == NG_CONV2D && !e->is_tensor;
   const wide cols = e->is_tensor ? e->slot[0].cols
@@ -113,7 +113,7 @@ static void random_sizes_fit_or_are_refused(void **state) {
       refused += st != NG_OK;
     }
     for (int32_t i = 0; i < f.p->entries; i++)
-      expect_sound(&f, i);
+      expect_valid_entry(&f, i);
     if (f.p->entries > 0) {
       const ng_status st = ng_ready(f.p);
       assert_true(st == NG_OK || st == NG_ERR_ARG || st == NG_ERR_NOMEM);
@@ -168,7 +168,7 @@ static const limit limits[] = {
     {"method=eva", NG_CONV2D, TWO(22) + 1, TWO(22) + 1, TWO(22) + 1, 3, 0, 4, NG_ERR_ARG,
      "groups is 4194305, expected 1 to 4194304"},
     {"method=mfac", NG_CONV2D, TWO(30), TWO(30), TWO(30), 3, 0, 4, NG_ERR_ARG, "groups is"},
-    /* Eva: its vectors are counted memory, except two of Eva-f. */
+    /* Eva: vectors are counted memory, except two vectors of Eva-f. */
     {"method=eva", NG_LINEAR, TWO(30), 8, 1, 1, 1, 4, NG_OK, NULL},
     {"method=eva", NG_LINEAR, TWO(20), TWO(18), 1, 1, 0, 4, NG_OK, NULL},
     {"method=eva sides=input", NG_LINEAR, TWO(18), TWO(22), 1, 1, 1, 4, NG_OK, NULL},

@@ -257,8 +257,8 @@ static void all_stages_return_one_status(void **state) {
   }
 }
 
-/* No rank hangs.  A rank outside the group of the failed collective returns NG_OK if it has finished its last step.  All
- * other ranks return NG_ERR_COMM. */
+/* No rank hangs.  A rank outside the group of the failed collective returns NG_OK if it has finished its last step.
+ * All other ranks return NG_ERR_COMM. */
 static void failing_collectives_end_all_ranks(void **state) {
   const int32_t D = data_ranks(), W = count_stages() * D;
   for (int which = 0; which < 2; which++) {

@@ -61,7 +61,7 @@ static void leave_before_barrier(void **args) {
 static void leave_before_shuffle(void **args) {
   if (standin_thread != 5) (void)standin_shuffle_down(1.0, 1);
 }
-static void wait_elsewhere(void **args) {
+static void wait_at_two_places(void **args) {
   if (standin_thread < 5) {
     standin_barrier();
   } else {
@@ -70,7 +70,7 @@ static void wait_elsewhere(void **args) {
 }
 static void threads_that_do_not_meet_are_found(void **state) {
   static void (*const wrong[])(void **) = {leave_before_barrier, leave_before_shuffle,
-                                           wait_elsewhere};
+                                           wait_at_two_places};
   for (int i = 0; i < 3; i++) {
     const char *error = standin_run("wrong", wrong[i], STANDIN_FORWARD, 2, THREADS, NULL);
     assert_non_null(error);

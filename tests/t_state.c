@@ -82,7 +82,7 @@ static ng_status run_whole_and_resumed(int32_t rank, ng_transport *t, void *arg)
   return st;
 }
 
-static void resume_once(const sim_setup *how, int32_t ranks, int64_t k, int64_t set_at) {
+static void resume_and_compare(const sim_setup *how, int32_t ranks, int64_t k, int64_t set_at) {
   resume r = {
       .how = *how, .k = k, .set_at = set_at, .wrong = "damping=0.9 stat_decay=0.1 clip=none"};
   if (strstr(how->set, "solver=eigen") != NULL) {
@@ -153,11 +153,11 @@ static void a_resumed_run_has_the_same_bits(void **state) {
   for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
     sim_setup how = rows[i];
     how.threads = 1 + (int32_t)(i % 4);
-    resume_once(&how, 1, ks[i % 2], i % 3 == 0 ? 0 : -1);
+    resume_and_compare(&how, 1, ks[i % 2], i % 3 == 0 ? 0 : -1);
   }
   /* one row with every k, also a save before the first step */
   for (int64_t k = 0; k < STEPS; k++) {
-    resume_once(&rows[2], 1, k, 2);
+    resume_and_compare(&rows[2], 1, k, 2);
   }
 }
 
@@ -166,7 +166,7 @@ static void resumed_ranks_have_the_same_bits(void **state) {
   for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
     sim_setup how = rows[i];
     how.linalg = "ref";
-    resume_once(&how, 2 + (int32_t)(i % 2), 1 + (int64_t)(i % 5), i % 3 == 1 ? 0 : -1);
+    resume_and_compare(&how, 2 + (int32_t)(i % 2), 1 + (int64_t)(i % 5), i % 3 == 1 ? 0 : -1);
   }
   static const sim_setup placed[] = {
       {.method = "natgrad", .set = "grad_worker_fraction=0 update=sgd", .linalg = "ref"},
@@ -179,14 +179,14 @@ static void resumed_ranks_have_the_same_bits(void **state) {
        .linalg = "ref"},
   };
   for (size_t i = 0; i < sizeof placed / sizeof placed[0]; i++) {
-    resume_once(&placed[i], 3, 4, -1);
+    resume_and_compare(&placed[i], 3, 4, -1);
   }
-  /* both the damping of the last solve, which the owners of A and G store, and a damping set later */
+  /* a state with the damping of the last solve, which the owners of A and G store, and a damping set later */
   const sim_setup kept = {
       .method = "natgrad",
       .set = "solver=eigen-prediv damping_split=joint colocate=0 placement=round-robin " PERIODS,
       .linalg = "ref"};
-  resume_once(&kept, 3, 2, 1);
+  resume_and_compare(&kept, 3, 2, 1);
 }
 
 /* ---- other readers of the same file ----------------------------------------------------------*/

@@ -257,7 +257,7 @@ enum { RANKS = 2 };
 
 typedef struct pair {
   stream s;
-  bool loading, no_callback; /* none: rank 0 has no callback */
+  bool loading, no_callback; /* no_callback: rank 0 has no callback */
   ng_status got[RANKS];
   char message[RANKS][512];
   bool changed[RANKS];
@@ -310,7 +310,7 @@ static void ranks_fail_together(void **state) {
     }
     assert_true(k > 10);
   }
-  /* two ranks write to a file what they write to a stream */
+  /* a file that two ranks write has the bytes of their stream */
   const path file = path_of("two");
   size_t n;
   must_transfer(RANKS, (transfer){.steps = 2, .one = file.text});

@@ -135,7 +135,7 @@ static void added_rows_match(void **arg) {
 
 /* ---- names -----------------------------------------------------------------------------------*/
 
-/* A table consists of pointers to functions. */
+/* Fail unless the table, which consists of pointers to functions, has no NULL. */
 static void expect_complete_table(const void *table, size_t size) {
   for (size_t at = 0; at < size; at += sizeof(void (*)(void))) {
     void (*entry)(void);

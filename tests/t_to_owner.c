@@ -190,7 +190,7 @@ static void expect_same_bits(test_run how) {
   assert_true(owner->sums > 0);
 }
 
-/* Sums through every kind of transport. */
+/* Through every kind of transport. */
 static void sums_to_owners_equal_sums_to_all(void **state) {
   static const char *const with[] = {"stat_period=1",
                                      "wire_dtype=bf16",
@@ -208,7 +208,7 @@ static void sums_to_owners_equal_sums_to_all(void **state) {
             .with = with[i], .ranks = ranks, .way = (way)(k / 2), .ahead = k % 2 != 0, .huge = -1});
 }
 
-/* A layer sends sums only in its own period: all layers in each step, all but one, one alone. */
+/* A layer sends sums only in its own period.  In each step, all layers are due, all layers but one, or one layer. */
 static void only_due_layers_are_sent(void **state) {
   static const char *const with[] = {"stat_period=1",
                                      "stat_period=1 per_layer='two: stat_period=100'",

@@ -23,9 +23,8 @@ typedef struct trial {
   bool grid;       /* gradients are multiples of 1/512 */
   bool moves;      /* weights change between steps */
   bool feeds_back; /* low rank: a rounding error grows through the warm start */
-  bool
-      deficient; /* some parameter has at most as many elements as rows, so NG_RESCUED is allowed */
-  double later;  /* damping of the second half; 0: unchanged */
+  bool deficient;  /* at most as many elements as rows in a parameter: allow NG_RESCUED */
+  double later;    /* damping of the second half; 0: unchanged */
 } trial;
 
 typedef struct model {
@@ -59,8 +58,8 @@ static double get_rounding_response(window_oracle *near, const double *g, const 
   return window_gap(moved, u, near->d);
 }
 
-/* Return the largest error over the steps of a run, relative to the largest element of each step, or RAISED.  With
- * `feeds_back`, subtract 16 times the response to rounding; at most 5 times is seen where rounding grows to 1e-5. */
+/* Return the largest error over the steps of a run, relative to the largest element of each step, or DAMPING_RAISED.
+ * With `feeds_back`, subtract 16 responses to rounding; at most 5 are seen, where rounding grew to 1e-5. */
 static double run_trial(const trial *c, const char *linalg, uint64_t seed) {
   model k = {0};
   rng r = {seed};
@@ -205,7 +204,7 @@ static void topk_matches_the_oracle(void **state) {
   }
   for (int64_t n = 0; n < test_times(30); n++) {
     trial c = {.in = 4, .out = 5, .count = 7, .steps = 8, .grid = true};
-    /* otherwise x / eps is of f32 momentum, as in the dense window */
+    /* without f32 momentum, whose rounding x / eps amplifies */
     const bool plain = n % 2 == 0;
     const double eps = pow(10, -3 * rng_real(&r));
     (void)snprintf(

@@ -47,7 +47,7 @@ static bool read_step(const recording *r, const char *format, int step, float *o
     const fixture_entry *e = &r->entry[i];
     const float *x = find_array(r, format, step, e->name);
     if (x == NULL && e->rows > 1) return false;
-    /* error feedback that is not stored */
+    /* error feedback that is not recorded is 0 */
     for (int64_t k = 0; k < e->rows * e->cols; k++)
       *out++ = x == NULL ? 0 : x[k];
   }

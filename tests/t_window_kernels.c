@@ -118,7 +118,7 @@ static void ring_factor_solves_as_dense(void **state) {
   }
 }
 
-/* ---- memory ---*/
+/* ---- memory ----------------------------------------------------------------------------------*/
 
 /* 11.2 million parameters (ResNet-18), 1,024 rows of 1 % in bf16 and error feedback: at most 0.5 GiB.  The memory
  * is planned and allocated, but no step is taken. */

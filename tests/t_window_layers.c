@@ -145,7 +145,7 @@ static void wrong_lines_are_refused(void **state) {
                bad[i].message);
     fixture_close(&m.f);
   }
-  /* A layer with the name of a window; ng_set after ng_ready. */
+  /* A layer must not have the name of a window, and ng_set cannot change per_layer. */
   fixture f;
   float g[N];
   const plane v[2] = {plane_of(g, OUT, IN, NG_F32), {0}};

@@ -198,11 +198,11 @@ static void excluded_entries_are_zeros_in_every_store(void **state) {
   }
 }
 
-/* Low rank stores extended precision in second arrays; they keep excluded entries, too. */
+/* Low rank stores the low bits of numbers in second arrays.  These arrays keep excluded entries, too. */
 static void low_bits_of_excluded_entries_stay(void **state) {
   static const struct {
     const char *field;
-    int64_t n; /* of the first weight: error feedback; two columns of P and of Q */
+    int64_t n; /* numbers of the first weight: error feedback; two columns of P and of Q */
   } kept[] = {{"error", FC}, {"error_rest", FC}, {"factors_rest", 2 * (OUT + IN)}};
   float g[D], w[D], was[3][FC];
   fixture f;

@@ -209,7 +209,7 @@ static void ranks_equal_one_rank(void **state) {
 }
 
 /* Each rank stores 1/W of rows, errors and momentum, and the whole Gram matrix.  Slices begin inside `long`, at
- * borders of parameters or of blocks, so they are uneven.  2,000: arrays begin on lines of 64 bytes. */
+ * borders of parameters or of blocks, so they are uneven.  2,000 bytes are for arrays that begin on cache lines. */
 static void ranks_share_the_memory(void **state) {
   static const struct {
     const char *options;
@@ -316,8 +316,8 @@ static void states_belong_to_their_groups(void **state) {
 
 /* ---- where slices begin ----------------------------------------------------------------------*/
 
-/* Slices begin as near to equal shares as the store allows, at the first of two positions: top-k by layer and low
- * rank at parameters, other top-k at blocks, dense rows anywhere. */
+/* Slices begin as near to equal shares as the store allows: top-k by layer and low rank at parameters, other top-k at
+ * blocks, dense rows anywhere.  Of two equally near positions they begin at the first. */
 enum { TENSORS = 4, BLOCK = 32768, BORDERS = 64 };
 
 typedef struct cutting {
@@ -327,7 +327,7 @@ typedef struct cutting {
   float *g;
 } cutting;
 
-static ng_status read_cuts(int32_t rank, ng_transport *t, void *arg) {
+static ng_status read_slice_bounds(int32_t rank, ng_transport *t, void *arg) {
   cutting *m = arg;
   fixture f = {0};
   ng_status st = fixture_open(&f, m->options, &(fixture_how){.threads = 1, .transport = t});
@@ -383,7 +383,7 @@ static void slices_are_near_equal_shares(void **state) {
     if (blocks) borders = append_borders(border, 0, 0, all, BLOCK);
     m.g = calloc((size_t)all, sizeof *m.g);
     assert_non_null(m.g);
-    const ng_status st = ranks_run(m.ranks, read_cuts, &m, NULL);
+    const ng_status st = ranks_run(m.ranks, read_slice_bounds, &m, NULL);
     if (st != NG_OK) fail_msg("%s: %s", options, ng_status_name(st));
     for (int32_t k = 0; k <= m.ranks; k++) {
       int64_t from, to;

@@ -133,9 +133,9 @@ static void run_with_skipped_steps(const char *store, double damping, const char
   fixture_close(&f);
 }
 
-/* Skipped steps with the same damping do not change any bit.  With another damping, S is factorised with it over
- * the stored factor, and the next step factorises again: the coefficients agree up to rounding in double, so f32
- * weights may change in the last bit, 14 times; 1e-5 of the largest weight is ten times that. */
+/* Skipped steps with the same damping do not change any bit.  Skipped steps with another damping overwrite the stored
+ * factor, and the next step factorises again.  Coefficients then agree up to rounding in double, so f32 weights may
+ * change in the last bit, 14 times; 1e-5 of the largest weight is ten times as much. */
 static void compare_with_skipped_steps(const char *store) {
   static float whole[STEPS_TO_SAVE][LONG], same[STEPS_TO_SAVE][LONG], other[STEPS_TO_SAVE][LONG];
   const char *file[] = {in_folder("refused"), in_folder("late")};
@@ -162,7 +162,7 @@ static void late_skips_change_no_result(void **state) {
 
 /* ---- a state after a skipped step ------------------------------------------------------------*/
 
-/* NaN in a gradient, or (bf16) a gradient that rounds to Inf. */
+/* The step is skipped because a gradient has a NaN or, in bf16, rounds to Inf. */
 static void a_state_after_a_skipped_step_loads(void **state) {
   static const char *const store[] = {
       "", "window_dtype=bf16", "window_store=topk window_density=0.2", "window_store=lowrank"};

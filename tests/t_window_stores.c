@@ -115,7 +115,7 @@ static void open_lowrank(fixture *f, const char *name, float g[D], float w[D], f
   memcpy(out, window_field(f, "factors") + (ptrdiff_t)WINDOW * ROW, ROW * sizeof *out);
 }
 
-static void copy_free_place(const char *name, float g[D], float w[D], float out[ROW]) {
+static void copy_next_row(const char *name, float g[D], float w[D], float out[ROW]) {
   fixture f;
   open_lowrank(&f, name, g, w, out);
   fixture_close(&f);
@@ -155,8 +155,8 @@ static void first_factor_uses_the_weights(void **state) {
   float g[D] = {0}, w[D], drawn[ROW], advanced[ROW];
   double q[RANK * COLS], most = 0;
   draw_weights(0, w);
-  copy_free_place("fc", g, NULL, drawn);
-  copy_free_place("fc", g, w, advanced);
+  copy_next_row("fc", g, NULL, drawn);
+  copy_next_row("fc", g, w, advanced);
   compute_first_factor(w, drawn + Q_AT, q);
   for (int i = 0; i < RANK * COLS; i++)
     most = fmax(most, fabs(q[i]));
@@ -172,13 +172,13 @@ static void first_factor_uses_the_weights(void **state) {
 static void first_factor_ignores_bad_weights(void **state) {
   float g[D] = {0}, w[D], drawn[ROW], got[ROW];
   draw_weights(1, w);
-  copy_free_place("fc", g, NULL, drawn);
+  copy_next_row("fc", g, NULL, drawn);
   w[5] = NAN;
-  copy_free_place("fc", g, w, got);
+  copy_next_row("fc", g, w, got);
   assert_memory_equal(drawn, got, sizeof got);
   for (int i = 0; i < D; i++)
     w[i] = (i % 2 ? -1.0F : 1.0F) * FLT_MAX;
-  copy_free_place("fc", g, w, got);
+  copy_next_row("fc", g, w, got);
   assert_memory_equal(drawn, got, sizeof got);
 }
 
@@ -191,7 +191,7 @@ static void first_factor_depends_on_the_name(void **state) {
   for (int k = 0; k < 400; k++) {
     const char name[] = {'l', (char)('a' + k % 20), (char)('a' + k / 20), 0};
     float g[D] = {0}, q[ROW];
-    copy_free_place(name, g, NULL, q);
+    copy_next_row(name, g, NULL, q);
     for (int i = Q_AT; i < ROW; i++, n++) {
       sum += (double)q[i];
       square += (double)q[i] * (double)q[i];
@@ -227,7 +227,7 @@ static void rank_one_gradients_are_sent_whole(void **state) {
       assert_true(first[ROWS + i] == 0 && first[i] != 0);
     for (int c = COLS; c < 2 * COLS; c++)
       assert_true(first[Q_AT + c] == before[Q_AT + c]);
-    /* the first column is shorter than 1 by 1e-8 / |p|, where |p| is at least the gradient's size */
+    /* the first column is shorter than 1 by 1e-8 / |p|, where |p| is at least the gradient's largest entry */
     const float *e = window_field(&f, "error"), short_of = 3e-8F / most;
     for (int i = 0; i < D; i++)
       assert_true(fabsf(e[i]) <= (1e-6F + short_of) * most);
@@ -235,8 +235,8 @@ static void rank_one_gradients_are_sent_whole(void **state) {
   }
 }
 
-/* A skipped step leaves a NaN in the direction's memory, which must not enter the next step.  The skipped step is
- * off the period; then the period becomes 1. */
+/* A skipped step leaves a NaN in the memory of the direction, which must not enter the next step.  No row enters in the
+ * skipped step; then stat_period becomes 1. */
 static void skipped_steps_leave_no_nan(void **state) {
   static const char *const stores[] = {"window_store=lowrank window_rank=2", "window_store=dense",
                                        "window_store=topk window_density=0.3"};
