@@ -214,7 +214,7 @@ static void compare_with_and_without_last(const char *set, int32_t ranks, event 
     tests += l->tap[r].tests;
     assert_memory_equal(l->step_status[r], plain->step_status[r], sizeof l->step_status[0]);
     if (memcmp(l->out[r], plain->out[r], sizeof l->out[0]) != 0) {
-      fail_msg("%s, %d ranks, event %d: last changes bits on rank %d", set, ranks, (int)what, r);
+      fail_msg("%s, %d ranks, event %d: `last` changes bits on rank %d", set, ranks, (int)what, r);
     }
     /* `last` cuts messages at other places, which changes the padding between sums */
     const int64_t gaps = llabs(plain->sums[r].total_bytes - l->sums[r].total_bytes);

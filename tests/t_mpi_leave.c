@@ -136,7 +136,7 @@ static void one_rank_leaves_before_the_others(void **state) {
         assert_false(x.wrong[r]);
         const bool told = calls < CALLS && r != who;
         if (each[r] != (told ? NG_ERR_COMM : NG_OK))
-          fail_msg("rank %d left after %d calls: rank %d has %d", who, calls, r, (int)each[r]);
+          fail_msg("rank %d left after %d calls: rank %d returned %d", who, calls, r, (int)each[r]);
       }
     }
   }
@@ -246,7 +246,7 @@ static void an_abort_after_agreement_loses_no_result(void **state) {
     (void)ranks_run(W, abort_after_agreement, &a, each);
     for (int32_t r = 0; r < W; r++) {
       if (each[r] != NG_ERR_COMM)
-        fail_msg("rank %d gave up after %s: rank %d has %d", who / 2,
+        fail_msg("rank %d aborted after %s: rank %d returned %d", who / 2,
                  a.kind == NG_BROADCAST ? "its broadcast" : "the sum", r, (int)each[r]);
     }
   }

@@ -245,7 +245,7 @@ static void predict_well_conditioned(test_case *s, ng_options *o, bool norms, ca
     for (int32_t t = 0; t < s->steps; t++)
       s->damping[t] *= 10;
   }
-  fail_msg("no damping is enough");
+  fail_msg("the condition number is too large at every damping");
 }
 
 /* Return the largest error in units of `unit` times the condition, and describe it in `message`. */

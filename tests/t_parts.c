@@ -158,7 +158,7 @@ static void memory_of_saving_and_loading_is_bounded(void **state) {
   for (int r = 0; r < 3; r++) {
     const int64_t lists = 65536, held = x.held[r];
     if (getenv("NG_TEST_SHOW") != NULL)
-      printf("rank %d: holds %lld saving %lld loading %lld said %lld\n", r, (long long)held,
+      printf("rank %d: holds %lld saving %lld loading %lld sent %lld\n", r, (long long)held,
              (long long)x.saving[r], (long long)x.loading[r], (long long)x.sent[r]);
     assert_true(held >= 2 * ONE && held < 24LL * ONE / 2);
     assert_true(x.saving[r] >= ONE && x.saving[r] < ONE + lists);

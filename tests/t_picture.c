@@ -225,7 +225,7 @@ static void png_chunks_allocate_little_memory(void **state) {
   }
   free(m.bytes);
   const long took = get_peak_memory_kb() - before;
-  if (took > MB * 1024 / 4) fail_msg("%ld kB for files of %d kB at most", took, MB * 2);
+  if (took > MB * 1024 / 4) fail_msg("%ld kB more for files of %d kB at most", took, MB * 2);
 }
 
 /* The position of the first bytes FF `code` at or after `from`. */

@@ -200,7 +200,7 @@ static void plans_of_all_ranks_equal_single_plans(void **state) {
         one = (ng_rank_plan){.struct_size = sizeof one};
         assert_int_equal(ng_plan_ranks(f.p, n, r, 1, &one), st);
         if (st == NG_OK && memcmp(&all[r], &one, sizeof one) != 0)
-          fail_msg("%s: rank %d of %d differs", setting[i].options, r, n);
+          fail_msg("%s: the two plans of rank %d of %d differ", setting[i].options, r, n);
       }
       fixture_close(&f);
     }

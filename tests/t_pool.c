@@ -39,7 +39,7 @@ static void each_piece_runs_once(void **state) {
       const int32_t n = round % (PIECES + 1);
       ng_pool_run(pool, n, record_thread, &j);
       for (int32_t i = 0; i < PIECES; i++) {
-        if (j.done[i] != (i < n)) fail_msg("piece %d of %d: %d times", i, n, j.done[i]);
+        if (j.done[i] != (i < n)) fail_msg("piece %d of %d ran %d times", i, n, j.done[i]);
       }
       for (int32_t k = 0; k < threads; k++) { /* one thread runs a whole share */
         for (int32_t i = k * n / threads + 1; i < (k + 1) * n / threads; i++)
@@ -82,7 +82,7 @@ static job run_until_worker_takes_part(ng_pool *pool) {
     ng_pool_run(pool, 2, record_thread, &j);
     if (!pthread_equal(j.by[1], pthread_self())) return j;
   }
-  fail_msg("the other thread never runs anything");
+  fail_msg("the other thread never runs the last share");
   return (job){.done = {0}};
 }
 

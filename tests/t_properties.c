@@ -117,7 +117,7 @@ static void expect_inverse(const variant *v, int B, int in, int q, bool bias) {
     for (int k = 0; k < n; k++)
       back += G[i / p * q + k / p] * PD[k] * A[k % p * p + i % p];
     if (!(fabs(back - D[i]) <= v_tolerance(v, s, &o) * v_most(D, n)))
-      v_fail(v, "put back, entry %d of %d is %.9g, should be %.9g", i, n, back, D[i]);
+      v_fail(v, "curvature PD: entry %d of %d is %.9g, should be %.9g", i, n, back, D[i]);
   }
   case_free_result(&result);
   case_destroy(&s);
@@ -449,8 +449,8 @@ static void half_precision_error_is_bounded(const variant *v) {
     for (int32_t l = 0; l < s->layers; l++)
       gap = fmax(gap, case_gap(s, 1, l, &y, &x));
     if (!(gap > 0 && gap <= 4 * half[k % 2] * condition))
-      v_fail(v, "%s in %s: %.3g, condition %.3g", k / 2 ? "inverses" : "factors", name[k % 2], gap,
-             condition);
+      v_fail(v, "%s in %s: error %.3g, condition %.3g", k / 2 ? "inverses" : "factors", name[k % 2],
+             gap, condition);
     case_free_result(&y);
   }
   case_free_result(&x);

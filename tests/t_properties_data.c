@@ -306,7 +306,7 @@ static void threads_change_no_bit(const variant *v) {
     (void)case_add_micro(s, t, 0, 3);
   case_fill(s, &r);
   case_result want;
-  if (vectors && v->f->predict == NULL) fail_msg("%s: VECTORS needs a predict", v->f->name);
+  if (vectors && v->f->predict == NULL) fail_msg("%s: VECTORS needs `predict`", v->f->name);
   if (vectors) v->f->predict(s, &o, &want);
   for (int k = 0; k < steps; k++) {
     case_setup setup = {.threads = 1, .layout = k == 0 ? PLANE_NCHW : PLANE_NHWC};
@@ -407,7 +407,7 @@ static void groups_equal_convolutions(const variant *v) {
       for (int64_t i = 0; i < 2 * half; i++) {
         const double want = y.P[t][i / half][i % half];
         if (!(fabs(x.P[t][0][i] - want) <= tolerance * most))
-          v_fail(v, "step %d, entry %d of the groups: %.7g, alone %.7g", t, (int)i, x.P[t][0][i],
+          v_fail(v, "step %d, entry %d of the groups: %.7g, apart %.7g", t, (int)i, x.P[t][0][i],
                  want);
       }
     }

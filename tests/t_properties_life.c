@@ -207,10 +207,10 @@ static void non_finite_values_skip_the_step(const variant *v) {
       if (at > 0 || setup.fault == CASE_BAD_SCALE) {
         y = v_run_as(v, s, &o, setup);
         v_same(v, fault[k % 3].name, s, &x, &y, 0);
-        if (y.refused != 1) v_fail(v, "%s at step %d: its twin", fault[k % 3].name, at);
+        if (y.refused != 1) v_fail(v, "%s at %d: twin not skipped", fault[k % 3].name, at);
         case_free_result(&y);
       }
-      if (x.refused != 1) v_fail(v, "%s, at step %d: not refused", fault[k % 3].name, at);
+      if (x.refused != 1) v_fail(v, "%s at step %d: no step skipped", fault[k % 3].name, at);
       case_free_result(&x);
     }
     case_destroy(&s);

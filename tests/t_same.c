@@ -238,7 +238,7 @@ static void differing_options_are_refused(void **state) {
     if (here == 0 && !known) fail_msg("no method takes another %s", o.name);
     tried += here;
   }
-  printf("%d options of a rank\n", tried);
+  printf("%d other options were refused\n", tried);
   for (size_t m = 0; m < sizeof method / sizeof *method; m++) { /* equal options are accepted */
     difference l = {.layer = NULL};
     (void)snprintf(l.usual, TEXT, "method=%s", method[m]);

@@ -134,7 +134,7 @@ static void bad_values_are_refused(void **state) {
     settings_init(&s);
     (void)settings_get(&s, bad[i].name, before, sizeof before);
     if (settings_put(&s, bad[i].name, bad[i].value, message, sizeof message) != CLI_BAD)
-      fail_msg("%s = '%s' is taken", bad[i].name, bad[i].value);
+      fail_msg("%s = '%s' is accepted", bad[i].name, bad[i].value);
     if (strstr(message, bad[i].why) == NULL)
       fail_msg("%s = '%s': '%s' lacks '%s'", bad[i].name, bad[i].value, message, bad[i].why);
     (void)settings_get(&s, bad[i].name, after, sizeof after);

@@ -51,7 +51,7 @@ static void failed_allocations_reach_the_model_group(void **state) {
       shard_run *x = new_run(&how);
       ng_status each[RANKS];
       const ng_status st = train(x, each);
-      if (st != NG_OK) fail_msg("allocation %d of rank %d: %s", k, wrong, x->message[wrong]);
+      if (st != NG_OK) fail_msg("allocation %d of rank %d failed: %s", k, wrong, x->message[wrong]);
       for (int32_t r = 0; r < 4; r++) {
         const bool beside = group_of(x, r) == group_of(x, wrong) && x->alloc_failed;
         assert_int_equal(x->observed[r][0], beside ? NG_ERR_NOMEM : NG_OK);

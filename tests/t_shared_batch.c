@@ -90,8 +90,8 @@ static void ranks_equal_one_rank(const variant *v) {
       }
       set_batch_fields(s, &row[k]);
       char what[80];
-      (void)snprintf(what, sizeof what, "%d ranks, pattern %d, manner %d", s->ranks, i % PATTERNS,
-                     (int)k);
+      (void)snprintf(what, sizeof what, "%d ranks, pattern %d, description %d", s->ranks,
+                     i % PATTERNS, (int)k);
       v_equal(v, what, s, &usual, whole, &usual, v_tolerance(v, whole, &usual));
       for (int n = 1; n < TAKES && shared && s->ranks != 3; n++) {
         ng_options o = usual; /* stat_batch counts samples of the whole batch */

@@ -284,8 +284,8 @@ static bool compare_run(const kind *k, const samples *s, int *passed) {
       ng_statistic_report r = {.struct_size = sizeof r};
       fixture_ok(&f, ng_report_statistic(f.p, i, &r));
       if (is_clear && (r.refreshed != w->refreshed || r.next != w->next || r.interval != w->last))
-        fail_msg("%s, %s, step %d: refreshed %d times, next %d; not %d, %d", k->options, r.name, t,
-                 (int)r.refreshed, (int)r.next, w->refreshed, w->next);
+        fail_msg("%s, %s, step %d: refreshed %d times, next at %d, not %d, %d", k->options, r.name,
+                 t, (int)r.refreshed, (int)r.next, w->refreshed, w->next);
       *passed += is_clear && t < w->next - 1;
     }
   }

@@ -192,7 +192,7 @@ static void directions_match_recordings(void **state) {
     recording r = open_recording(name);
     const bool lowrank = strncmp(cases[i], "lowrank", 7) == 0;
     const distances x = run_recording(&r, *state);
-    print_message("%-24s recorded %.1e, ours %.1e, between %.1e, error feedback %.1e\n", name,
+    print_message("%-24s recorded %.1e, library %.1e, between %.1e, error feedback %.1e\n", name,
                   x.recorded, x.library, x.between, x.error);
     const double most = read_real(&r, "tolerance", 1e-5);
     if (!(x.between <= most)) fail_msg("%s: off by %g", name, x.between);
@@ -201,9 +201,9 @@ static void directions_match_recordings(void **state) {
       fail_msg("%s: the library is off by %g, the published program by %g", name, x.library,
                x.recorded);
     if (x.errors != (r.o.base.window_store == NG_STORE_DENSE ? 0 : r.steps))
-      fail_msg("%s: error feedback of %d steps", name, x.errors);
+      fail_msg("%s: error feedback is recorded in %d steps", name, x.errors);
     if (!(x.error <= (lowrank ? read_real(&r, "state_tolerance", most) : 1e-6)))
-      fail_msg("%s: error off by %g", name, x.error);
+      fail_msg("%s: error feedback is off by %g", name, x.error);
     ngio_json_free(&r.json);
     ngio_tensors_close(&r.file);
   }

@@ -57,7 +57,7 @@ static void selection_on_ranks_equals_one_rank(void **state) {
     }
     for (int32_t q = 0; q < W; q++) {
       if (j[q].selected_below != before)
-        fail_msg("rank %d of %d begins at %d", q, W, (int)j[q].selected_below);
+        fail_msg("the selection of rank %d of %d begins at %d", q, W, (int)j[q].selected_below);
       for (int64_t i = 0; i < j[q].selected; i++, before++) {
         if (before >= k || single[before] != cut[q] + mine[q][i])
           fail_msg("the %d largest of %d, %d ranks, kind %d: entry %d differs", (int)k, (int)n, W,
