@@ -199,7 +199,7 @@ class Hooks:
     def __init__(self, clock):
         self.clock, self.inside, self.ms = clock, False, 0.0
         for kind, names in ((WrittenEva, ("forward", "backward")), (WrittenKFAC, ("forward", "backward")),
-                            (_hooks.Hook, ("__call__",)), (_hooks.Observer, ("observe",))):
+                            (_hooks.LayerHook, ("__call__",)), (_hooks.Observer, ("observe",))):
             for name in names:
                 setattr(kind, name, self.timed(getattr(kind, name)))
 

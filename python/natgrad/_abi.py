@@ -128,19 +128,19 @@ ng_status ng_save_factors(ng_precond *p, const char *folder);
 ng_status ng_load_factors(ng_precond *p, const char *folder, int32_t *layers);
 """
 
-_plain = dict(char=c.c_char, int32_t=c.c_int32, int64_t=c.c_int64, uint32_t=c.c_uint32, size_t=c.c_size_t, double=c.c_double,
-              ng_writer=c.c_void_p, ng_reader=c.c_void_p, void=None, **{name: c.c_int for name in ENUMS})
+_C_TYPES = dict(char=c.c_char, int32_t=c.c_int32, int64_t=c.c_int64, uint32_t=c.c_uint32, size_t=c.c_size_t, double=c.c_double,
+                ng_writer=c.c_void_p, ng_reader=c.c_void_p, void=None, **{name: c.c_int for name in ENUMS})
 
 
-def _kind(text):
+def _ctypes_of(text):
     """Return the ctypes type of a C type.  Every pointer becomes c_void_p, except const char *."""
     words = text.replace("const", "").split()
     if "*" in text:
         return c.c_char_p if text.replace(" ", "") == "constchar*" else c.c_void_p
-    return _plain[words[0]]
+    return _C_TYPES[words[0]]
 
 
-def _split(text, by):
+def _split_outside_parentheses(text, by):
     """Split a text at each `by` that is not inside parentheses."""
     parts, depth = [""], 0
     for letter in text:
@@ -152,29 +152,29 @@ def _split(text, by):
     return [part.strip() for part in parts if part.strip()]
 
 
-def _field(text):
+def _name_and_type(text):
     function = re.match(r"[\w ]+\*?\(\*(\w+)\)\(.*\)$", text, re.S)
     if function:
         return function.group(1), c.c_void_p
     kind, name, extent = re.match(r"(.*?[\s*])(\w+)(\[\d+\])?$", text, re.S).groups()
-    return name, _kind(kind) * int(extent[1:-1]) if extent else _kind(kind)
+    return name, _ctypes_of(kind) * int(extent[1:-1]) if extent else _ctypes_of(kind)
 
 
-def structs():
+def parse_structs():
     """Yield the name of each struct and the C texts of its fields."""
     for name, body in re.findall(r"^(ng_\w+) \{(.*?)\}$", STRUCTS, re.S | re.M):
-        yield name, _split(body, ";")
+        yield name, _split_outside_parentheses(body, ";")
 
 
-def calls():
+def parse_calls():
     """Yield the name of each function, and the C texts of its result and of its arguments."""
-    for text in _split(CALLS, ";"):
+    for text in _split_outside_parentheses(CALLS, ";"):
         result, name, arguments = re.match(r"(.*?[\s*])(ng_\w+)\((.*)\)$", text, re.S).groups()
-        yield name, result, [] if arguments == "void" else _split(arguments, ",")
+        yield name, result, [] if arguments == "void" else _split_outside_parentheses(arguments, ",")
 
 
-for _name, _fields in structs():
-    globals()[_name] = type(_name, (c.Structure,), {"_fields_": [_field(text) for text in _fields]})
+for _name, _fields in parse_structs():
+    globals()[_name] = type(_name, (c.Structure,), {"_fields_": [_name_and_type(text) for text in _fields]})
 globals().update(NUMBERS)
 
 
@@ -182,11 +182,11 @@ globals().update(NUMBERS)
 INITIALISED = ("ng_context_config", "ng_batch", "ng_sgd", "ng_adamw")
 
 
-def declare(library):
+def declare_functions(library):
     """Set the argument and result types of all functions of the loaded library."""
-    for name, result, arguments in calls():
+    for name, result, arguments in parse_calls():
         function = getattr(library, name)
-        function.restype, function.argtypes = _kind(result), [_field(text)[1] for text in arguments]
+        function.restype, function.argtypes = _ctypes_of(result), [_name_and_type(text)[1] for text in arguments]
     for name in INITIALISED:
         function = getattr(library, name + "_init")
         function.restype, function.argtypes = None, [c.c_void_p, c.c_size_t]

@@ -6,13 +6,13 @@ import reprlib
 import threading
 
 from . import _abi
-from ._library import load
+from ._library import load_library
 
 log = logging.getLogger("natgrad")
 log.addHandler(logging.NullHandler())  # silent unless the program wants logs
 _LEVEL = {_abi.NG_LOG_ERROR: logging.ERROR, _abi.NG_LOG_WARN: logging.WARNING, _abi.NG_LOG_INFO: logging.INFO,
           _abi.NG_LOG_TRACE: logging.DEBUG}
-_ROOM = 1024
+_MESSAGE_SIZE = 1024
 
 
 class Error(RuntimeError):
@@ -27,12 +27,12 @@ class ArgumentError(Error, ValueError, TypeError):
     """A wrong or unsupported option or argument."""
 
 
-def failure(status, text):
+def make_error(status, text):
     wrong = status in (_abi.NG_ERR_ARG, _abi.NG_ERR_SHAPE, _abi.NG_ERR_ABSENT)
     return (ArgumentError if wrong else Error)(text, status)
 
 
-def shown(value):
+def short_repr(value):
     """Return a short text that shows a value in a message."""
     try:
         return reprlib.repr(value)
@@ -40,28 +40,28 @@ def shown(value):
         return f"a {type(value).__name__}"
 
 
-def number(name, value):
+def to_float(name, value):
     """Convert a value to float.  `name` is the name of the argument in the error message."""
     try:
         return float(value)
     except (TypeError, ValueError, OverflowError, RuntimeError):  # a tensor raises RuntimeError
-        raise failure(_abi.NG_ERR_ARG, f"{name} is {shown(value)}, expected a number") from None
+        raise make_error(_abi.NG_ERR_ARG, f"{name} is {short_repr(value)}, expected a number") from None
 
 
-def encoded(name, text):
+def to_utf8(name, text):
     """Convert a text to UTF-8.  `name` is the name of the argument in the error message."""
     if not isinstance(text, str):
-        raise failure(_abi.NG_ERR_ARG, f"{name} is {shown(text)}, expected a text")
+        raise make_error(_abi.NG_ERR_ARG, f"{name} is {short_repr(text)}, expected a text")
     try:
         found = text.encode()
     except UnicodeEncodeError:
-        raise failure(_abi.NG_ERR_ARG, f"{name} is {text!a}, which has no UTF-8 form") from None
+        raise make_error(_abi.NG_ERR_ARG, f"{name} is {text!a}, which has no UTF-8 form") from None
     if b"\0" in found:
-        raise failure(_abi.NG_ERR_ARG, f"{name} is {text!a}: a NUL is not accepted")
+        raise make_error(_abi.NG_ERR_ARG, f"{name} is {text!a}: a NUL is not accepted")
     return found
 
 
-def locked(method):
+def with_core_lock(method):
     """Decorator: only one thread at a time runs the decorated methods of a preconditioner."""
     @functools.wraps(method)
     def call(self, *arguments, **keywords):
@@ -70,36 +70,36 @@ def locked(method):
     return call
 
 
-def filled(struct, *arguments):
+def new_struct(struct, *arguments):
     """Return a new struct with default values."""
     value = struct()
     if arguments or struct.__name__ in _abi.INITIALISED:
-        getattr(load(), struct.__name__ + "_init")(c.byref(value), *arguments, c.sizeof(value))
+        getattr(load_library(), struct.__name__ + "_init")(c.byref(value), *arguments, c.sizeof(value))
     else:
         value.struct_size = c.sizeof(value)
     return value
 
 
-def as_dict(struct):
+def struct_to_dict(struct):
     """Return the fields of a struct as a dict; texts are str."""
     names = [name for name, *_ in struct._fields_ if name != "struct_size"]
     values = [getattr(struct, name) for name in names]
     return {n: v.decode() if isinstance(v, bytes) else v for n, v in zip(names, values)}
 
 
-def rows(call, struct, *before):
+def read_rows(call, struct, *before):
     """Return the rows 0, 1, ... of a table, read by `call(*before, i, out)`."""
     found = []
     while True:
-        row = filled(struct)
+        row = new_struct(struct)
         if call(*before, len(found), c.byref(row)) != _abi.NG_OK:
             return found
-        found.append(as_dict(row))
+        found.append(struct_to_dict(row))
 
 
 def build_info():
     """Return version, components, BLAS and its kernels."""
-    library = load()
+    library = load_library()
     text = c.create_string_buffer(library.ng_build_info(None, 0) + 1)
     library.ng_build_info(text, len(text))
     return dict(line.split(" = ", 1) for line in text.value.decode().splitlines())
@@ -107,12 +107,12 @@ def build_info():
 
 def options():
     """Return the options as a list of dicts: name, type, default (key "standard"), bounds, choices, help, ..."""
-    return rows(load().ng_option_at, _abi.ng_option_info)
+    return read_rows(load_library().ng_option_at, _abi.ng_option_info)
 
 
 def methods():
     """Return the methods as a list of dicts: name, family, help, paper, number of published names, traits."""
-    return rows(load().ng_method_at, _abi.ng_method_info)
+    return read_rows(load_library().ng_method_at, _abi.ng_method_info)
 
 
 def traits(method):
@@ -124,18 +124,18 @@ def traits(method):
 def published(method):
     """Return the published option names of a method, the option that each name sets, and the meaning of its values."""
     names = [row["name"] for row in methods()]
-    return rows(load().ng_method_published_at, _abi.ng_published_info, names.index(method))
+    return read_rows(load_library().ng_method_published_at, _abi.ng_published_info, names.index(method))
 
 
-def spell(name, value):
+def option_text(name, value):
     """Return the UTF-8 text of a value for option `name`: a Python value, a numpy number, a tensor of one element."""
-    return encoded(name, _text_of(name, value))
+    return to_utf8(name, _option_str(name, value))
 
 
-def _text_of(name, value):
+def _option_str(name, value):
     if hasattr(value, "item") and hasattr(value, "dtype"):
         if getattr(value, "size", None) != 1 and not (callable(getattr(value, "numel", None)) and value.numel() == 1):
-            raise failure(_abi.NG_ERR_ARG, f"{name} is a {type(value).__name__} of several numbers, expected one")
+            raise make_error(_abi.NG_ERR_ARG, f"{name} is a {type(value).__name__} of several numbers, expected one")
         value = value.item()
     if isinstance(value, bool):
         return "1" if value else "0"
@@ -147,59 +147,62 @@ def _text_of(name, value):
         return value.name
     if isinstance(value, float):
         return str(int(value)) if value.is_integer() and 0 < abs(value) < 2**53 else repr(float(value))
-    return shown(value) if isinstance(value, int) else str(value)  # str() refuses very long integers
+    return short_repr(value) if isinstance(value, int) else str(value)  # str() refuses very long integers
 
 
 class Options:
     """A set of option values (ng_options in natgrad.h)."""
 
     def __init__(self):
-        self._library, self._o, self._why = load(), c.c_void_p(), c.create_string_buffer(_ROOM)
-        self._check(self._library.ng_options_create(None, self._why, _ROOM, c.byref(self._o)))
+        self._library, self._handle, self._message = load_library(), c.c_void_p(), c.create_string_buffer(_MESSAGE_SIZE)
+        self._raise_on_error(self._library.ng_options_create(None, self._message, _MESSAGE_SIZE, c.byref(self._handle)))
 
     def __del__(self):
-        if getattr(self, "_o", None):
-            self._library.ng_options_destroy(c.byref(self._o))
+        if getattr(self, "_handle", None):
+            self._library.ng_options_destroy(c.byref(self._handle))
 
-    def _check(self, status):
+    def _raise_on_error(self, status):
         if status < 0:
-            raise failure(status, self._why.value.decode())
+            raise make_error(status, self._message.value.decode())
 
     @property
     def pointer(self):
-        return self._o
+        return self._handle
 
     def set(self, name, value):
-        self._check(self._library.ng_options_set(self._o, encoded("the name of an option", name), spell(name, value), self._why,
-                                                 _ROOM))
+        self._raise_on_error(self._library.ng_options_set(self._handle, to_utf8("the name of an option", name),
+                                                          option_text(name, value), self._message,
+                                                          _MESSAGE_SIZE))
 
     def set_system(self, system, variant):
-        self._check(self._library.ng_options_set_system(self._o, system.encode(), variant.encode(), self._why, _ROOM))
+        self._raise_on_error(self._library.ng_options_set_system(self._handle, system.encode(), variant.encode(),
+                                                                 self._message, _MESSAGE_SIZE))
 
     def set_published(self, name, value):
         """Set an option by its published name.  If this name means the lr of a step, return the lr, else None."""
         lr = c.c_double(-1.0)
-        self._check(self._library.ng_options_set_published(self._o, name.encode(), spell(name, value), c.byref(lr),
-                                                           self._why, _ROOM))
+        self._raise_on_error(self._library.ng_options_set_published(self._handle, name.encode(),
+                                                                    option_text(name, value), c.byref(lr),
+                                                                    self._message, _MESSAGE_SIZE))
         return lr.value if lr.value >= 0 else None
 
     def get(self, name):
         value = c.create_string_buffer(8192)
-        if self._library.ng_options_get(self._o, encoded("the name of an option", name), value, len(value)) < 0:
-            raise failure(_abi.NG_ERR_ARG, f"there is no option '{name}'")
+        if self._library.ng_options_get(self._handle, to_utf8("the name of an option", name), value, len(value)) < 0:
+            raise make_error(_abi.NG_ERR_ARG, f"there is no option '{name}'")
         return value.value.decode()
 
-    def check(self):
-        self._check(self._library.ng_options_check(self._o, self._why, _ROOM))
+    def check_values(self):
+        self._raise_on_error(self._library.ng_options_check(self._handle, self._message, _MESSAGE_SIZE))
 
 
-_LOG = c.CFUNCTYPE(None, c.c_void_p, c.c_int, c.c_char_p)
-_WRITER = c.CFUNCTYPE(c.c_int32, c.c_void_p, c.c_void_p, c.c_int64)
-_READER = c.CFUNCTYPE(c.c_int64, c.c_void_p, c.c_void_p, c.c_int64)
+_LOG_CALLBACK = c.CFUNCTYPE(None, c.c_void_p, c.c_int, c.c_char_p)
+_WRITE_CALLBACK = c.CFUNCTYPE(c.c_int32, c.c_void_p, c.c_void_p, c.c_int64)
+_READ_CALLBACK = c.CFUNCTYPE(c.c_int64, c.c_void_p, c.c_void_p, c.c_int64)
 
 
-@_LOG
-def _log_line(_user, level, line):
+@_LOG_CALLBACK
+def _forward_log_line(_user, level, line):
     log.log(_LEVEL.get(level, logging.INFO), "%s", line.decode(errors="replace"))
 
 
@@ -208,28 +211,28 @@ class Precond:
     failure."""
 
     def __init__(self, chosen, threads=0, transport=None, linalg=None, model_group=None, stage_group=None):
-        self.library, self.ctx, self.p, self.lock = load(), c.c_void_p(), c.c_void_p(), threading.RLock()
+        self.library, self.ctx, self.p, self.lock = load_library(), c.c_void_p(), c.c_void_p(), threading.RLock()
         self.transport, self.model_group, self.stage_group = transport, model_group, stage_group
-        config = filled(_abi.ng_context_config)
+        config = new_struct(_abi.ng_context_config)
         # not an int32: pass -1, which the library rejects
         config.threads = threads if -2**31 <= threads < 2**31 else -1
-        config.log = c.cast(_log_line, c.c_void_p)
+        config.log = c.cast(_forward_log_line, c.c_void_p)
         level = log.getEffectiveLevel()
         config.log_level = _abi.NG_LOG_TRACE if level <= logging.DEBUG else (
             _abi.NG_LOG_INFO if level <= logging.INFO else _abi.NG_LOG_WARN)
         if linalg is not None:
-            config.linalg = encoded("linalg", linalg)
+            config.linalg = to_utf8("linalg", linalg)
         if transport is not None:
             config.transport = c.addressof(transport.table)
         if model_group is not None:
             config.model_group = c.addressof(model_group.table)
         if stage_group is not None:
             config.stage_group = c.addressof(stage_group.table)
-        why = c.create_string_buffer(_ROOM)
-        status = self.library.ng_context_create(_abi.VERSION, c.byref(config), why, _ROOM, c.byref(self.ctx))
+        why = c.create_string_buffer(_MESSAGE_SIZE)
+        status = self.library.ng_context_create(_abi.VERSION, c.byref(config), why, _MESSAGE_SIZE, c.byref(self.ctx))
         if status < 0:
-            raise failure(status, why.value.decode())
-        self.check(self.library.ng_precond_create_from(self.ctx, chosen.pointer, c.byref(self.p)))
+            raise make_error(status, why.value.decode())
+        self.raise_on_error(self.library.ng_precond_create_from(self.ctx, chosen.pointer, c.byref(self.p)))
 
     def close(self):
         if not hasattr(self, "lock"):  # the constructor failed early: no library was found
@@ -249,31 +252,31 @@ class Precond:
         if not self.ctx:
             raise Error("the preconditioner was closed")
 
-    def check(self, status):
+    def raise_on_error(self, status):
         if status >= 0:
             return status
         self.check_open()
-        error = failure(status, self.library.ng_last_error(self.ctx).decode())
+        error = make_error(status, self.library.ng_last_error(self.ctx).decode())
         groups = (self.transport, self.model_group, self.stage_group)
-        causes = [group.take_failure() for group in groups if group is not None]
+        causes = [group.take_exception() for group in groups if group is not None]
         raise error from next((cause for cause in causes if cause is not None), None)
 
     def call(self, name, *arguments):
         with self.lock:
-            return self.check(getattr(self.library, "ng_" + name)(self.p, *arguments))
+            return self.raise_on_error(getattr(self.library, "ng_" + name)(self.p, *arguments))
 
     def read(self, name, struct, *arguments):
-        out = filled(struct)
+        out = new_struct(struct)
         self.call(name, *arguments, c.byref(out))
-        return as_dict(out)
+        return struct_to_dict(out)
 
     def get(self, option):
         value = c.create_string_buffer(8192)
-        self.call("get", encoded("the name of an option", option), value, len(value))
+        self.call("get", to_utf8("the name of an option", option), value, len(value))
         return value.value.decode()
 
     def set(self, option, value):
-        self.call("set", encoded("the name of an option", option), spell(option, value))
+        self.call("set", to_utf8("the name of an option", option), option_text(option, value))
 
     def save(self, writes=True):
         """Return the bytes of the state if `writes` (on rank 0), else b"" (on other ranks).  Collective."""
@@ -283,7 +286,7 @@ class Precond:
             pieces.append(c.string_at(data, size))
             return 0
 
-        self.call("save_to", c.cast(_WRITER(write), c.c_void_p) if writes else None, None)
+        self.call("save_to", c.cast(_WRITE_CALLBACK(write), c.c_void_p) if writes else None, None)
         return b"".join(pieces)
 
     def load(self, state):
@@ -297,4 +300,4 @@ class Precond:
             at += len(piece)
             return len(piece)
 
-        self.call("load_from", None if source is None else c.cast(_READER(read), c.c_void_p), None)
+        self.call("load_from", None if source is None else c.cast(_READ_CALLBACK(read), c.c_void_p), None)

@@ -10,9 +10,9 @@ from torch import nn
 import torch.nn.functional as F
 
 from . import _abi
-from ._core import encoded, failure, filled, log, shown
+from ._core import to_utf8, make_error, new_struct, log, short_repr
 
-_REFUSED = {
+_UNSUPPORTED = {
     "FullyShardedDataParallel": "parameters that FSDP has sharded are not supported",
     "FSDPModule": "parameters that FSDP has sharded are not supported",
     "OptimizedModule": "hooks of a compiled module may not run: pass the uncompiled model",
@@ -22,23 +22,23 @@ _REFUSED = {
 }
 
 
-def unwrap(model):
+def unwrap_ddp(model):
     """Return the model inside DistributedDataParallel."""
     while type(model).__name__ == "DistributedDataParallel":
         model = model.module
     return model
 
 
-def check_supported(model):
+def check_model_supported(model):
     if not isinstance(model, nn.Module):
-        raise failure(_abi.NG_ERR_ARG, f"model is a {type(model).__name__}, expected a torch.nn.Module")
+        raise make_error(_abi.NG_ERR_ARG, f"model is a {type(model).__name__}, expected a torch.nn.Module")
     for name, module in model.named_modules():
         for kind in type(module).__mro__:
-            if kind.__name__ in _REFUSED and kind.__module__.split(".")[0] == "torch":
+            if kind.__name__ in _UNSUPPORTED and kind.__module__.split(".")[0] == "torch":
                 where = f"'{name}' is a {kind.__name__}" if name else f"the model is a {kind.__name__}"
-                raise failure(_abi.NG_ERR_ABSENT, f"{where}: {_REFUSED[kind.__name__]}")
+                raise make_error(_abi.NG_ERR_ABSENT, f"{where}: {_UNSUPPORTED[kind.__name__]}")
         if getattr(module, "_compiled_call_impl", None) is not None:
-            raise failure(_abi.NG_ERR_ABSENT, f"'{name}' was compiled in place: {_REFUSED['OptimizedModule']}")
+            raise make_error(_abi.NG_ERR_ABSENT, f"'{name}' was compiled in place: {_UNSUPPORTED['OptimizedModule']}")
 
 
 class Entry:
@@ -54,19 +54,19 @@ class Entry:
     def parameters(self):
         return [getattr(module, attribute) for _, module, attribute, _ in self.places]
 
-    def described(self, options=None):
+    def make_ng_layer(self, options=None):
         """Return the ng_layer to register; None: register a tensor, which has no curvature."""
 
 
-class Matrix(Entry):
+class MatrixParameter(Entry):
     """A parameter [out, ...] of an unknown module, registered as a layer."""
 
-    def described(self, options=None):
+    def make_ng_layer(self, options=None):
         shape = tuple(self.parameters()[0].shape)
-        layer = filled(_abi.ng_layer, _abi.NG_LINEAR if len(shape) == 2 else _abi.NG_CONV2D)
-        layer.name, layer.bias, layer.frozen, layer.out = encoded("the name of a layer", self.name), 0, int(self.frozen), shape[0]
+        layer = new_struct(_abi.ng_layer, _abi.NG_LINEAR if len(shape) == 2 else _abi.NG_CONV2D)
+        layer.name, layer.bias, layer.frozen, layer.out = to_utf8("the name of a layer", self.name), 0, int(self.frozen), shape[0]
         if len(shape) > 4:
-            raise failure(_abi.NG_ERR_ABSENT, f"'{self.name}' has {len(shape)} axes, expected at most 4")
+            raise make_error(_abi.NG_ERR_ABSENT, f"'{self.name}' has {len(shape)} axes, expected at most 4")
         setattr(layer, "in", shape[1])
         if len(shape) > 2:
             layer.kernel[0:2] = ((1,) + shape[2:])[-2:]
@@ -77,15 +77,15 @@ class Layer(Entry):
     """A linear or convolution layer: one module, or several modules that share their parameters."""
 
     norm = embedding = False
-    needs_both = False  # the library reads input and output gradient together
+    needs_input_and_gradient = False  # the library reads input and output gradient together
     shard_axis = -1  # of a linear layer: 0 outputs sharded, 1 inputs sharded; -1: not sharded
-    lead = "weight"  # the layer is frozen if this parameter does not require a gradient
+    lead_parameter = "weight"  # the layer is frozen if this parameter does not require a gradient
 
     def __init__(self, name, module, bias):
         super().__init__(name)
         self.modules, self.bias = [module], bias
         self.conv = isinstance(module, (nn.Conv1d, nn.Conv2d))
-        self.pad = None  # arguments of F.pad for the input, if the library cannot describe this padding
+        self.pad_arguments = None  # arguments of F.pad for the input, if the library cannot describe this padding
         self.padding = (0, 0)
         self.calls = self.calls_without_gradients = 0  # forwards with gradients; in eval mode or without gradients
         if self.conv:
@@ -96,16 +96,16 @@ class Layer(Entry):
         sides = list(m._reversed_padding_repeated_twice)[::-1]  # (after, before) of each axis, the first axis first
         both = [(sides[2 * i + 1], sides[2 * i]) for i in range(axes)]
         if m.padding_mode != "zeros":
-            self.pad = dict(pad=m._reversed_padding_repeated_twice, mode=m.padding_mode)
+            self.pad_arguments = dict(pad=m._reversed_padding_repeated_twice, mode=m.padding_mode)
         elif any(before != after for before, after in both):  # padding='same' with an even kernel
-            self.pad = dict(pad=m._reversed_padding_repeated_twice)
+            self.pad_arguments = dict(pad=m._reversed_padding_repeated_twice)
         else:
             self.padding = (0,) * (2 - axes) + tuple(before for before, _ in both)
 
-    def described(self, options=None):
+    def make_ng_layer(self, options=None):
         m = self.modules[0]
-        layer = filled(_abi.ng_layer, _abi.NG_CONV2D if self.conv else _abi.NG_LINEAR)
-        layer.name = encoded("the name of a layer", self.name)
+        layer = new_struct(_abi.ng_layer, _abi.NG_CONV2D if self.conv else _abi.NG_LINEAR)
+        layer.name = to_utf8("the name of a layer", self.name)
         layer.bias, layer.frozen = int(self.bias), int(self.frozen)
         if options:
             layer.options = options.encode()
@@ -124,27 +124,27 @@ class Layer(Entry):
 
     # ---- arrays in the library's layout
 
-    def input(self, x, samples, first):
+    def convert_input(self, x, samples, first):
         """Convert the input of a call to the library's layout.  Return it with its number of samples."""
         if not self.conv:
-            return self.rows(x, samples, first)
+            return self.as_rows(x, samples, first)
         if x.dim() == len(self.modules[0].kernel_size) + 1:
             x = x.unsqueeze(0)
-        if self.pad is not None:
-            x = F.pad(x, **self.pad)
-        return self.image(x), x.shape[0]
+        if self.pad_arguments is not None:
+            x = F.pad(x, **self.pad_arguments)
+        return self.as_images(x), x.shape[0]
 
-    def output(self, g, samples, first):
+    def convert_output_gradient(self, g, samples, first):
         if not self.conv:
-            return self.rows(g, samples, first)[0]
-        return self.image(g if g.dim() == len(self.modules[0].kernel_size) + 2 else g.unsqueeze(0))
+            return self.as_rows(g, samples, first)[0]
+        return self.as_images(g if g.dim() == len(self.modules[0].kernel_size) + 2 else g.unsqueeze(0))
 
     @staticmethod
-    def image(x):
+    def as_images(x):
         """Return images as [n, c, h, w]; images of a 1-D convolution have height 1."""
         return x.unsqueeze(2) if x.dim() == 3 else x
 
-    def rows(self, x, samples, first):
+    def as_rows(self, x, samples, first):
         """Return x as [samples, positions, ..., features] and the number of samples.  samples=None: use the leading
         axis."""
         axes, shape = x.dim(), x.shape
@@ -167,9 +167,9 @@ class Layer(Entry):
             return x.reshape(x.shape[0] // samples, samples, *x.shape[1:]).transpose(0, 1), samples
         rows = x.numel() // x.shape[-1]
         if rows % samples:
-            raise failure(_abi.NG_ERR_SHAPE, f"layer '{self.name}': an array is {list(x.shape)}; the model's input has "
-                          f"{samples} samples, which do not divide its {rows} rows; samples='layer' counts the leading "
-                          "axis of each layer")
+            raise make_error(_abi.NG_ERR_SHAPE, f"layer '{self.name}': an array is {list(x.shape)}; the model's input has "
+                             f"{samples} samples, which do not divide its {rows} rows; samples='layer' counts the leading "
+                             "axis of each layer")
         return x.reshape(samples, rows // samples, x.shape[-1]), samples
 
 
@@ -178,7 +178,7 @@ _NORMS = {nn.BatchNorm1d: _abi.NG_BATCH_NORM, nn.BatchNorm2d: _abi.NG_BATCH_NORM
           nn.InstanceNorm2d: _abi.NG_GROUP_NORM, nn.InstanceNorm3d: _abi.NG_GROUP_NORM}
 
 
-def _norm_of(module):
+def _norm_class_of(module):
     """Return the class of _NORMS that a module derives from, or None."""
     return next((kind for kind in type(module).__mro__ if kind in _NORMS), None)
 
@@ -186,19 +186,19 @@ def _norm_of(module):
 class Norm(Layer):
     """A batch, layer, group or instance norm with a trainable gamma or beta."""
 
-    norm = needs_both = True
+    norm = needs_input_and_gradient = True
 
     def __init__(self, name, module, gamma, beta):
         super().__init__(name, module, beta)
-        self.gamma, self.lead = gamma, "weight" if gamma else "bias"
-        self.kind = _NORMS[_norm_of(module)]
-        self.channels = getattr(module, self.lead).numel()
+        self.gamma, self.lead_parameter = gamma, "weight" if gamma else "bias"
+        self.kind = _NORMS[_norm_class_of(module)]
+        self.channels = getattr(module, self.lead_parameter).numel()
         self.axes = len(getattr(module, "normalized_shape", ()))  # layer norm: number of axes normalised together
 
-    def described(self, options=None):
+    def make_ng_layer(self, options=None):
         m = self.modules[0]
-        layer = filled(_abi.ng_layer, _abi.NG_NORM)
-        layer.name = encoded("the name of a layer", self.name)
+        layer = new_struct(_abi.ng_layer, _abi.NG_NORM)
+        layer.name = to_utf8("the name of a layer", self.name)
         layer.bias, layer.norm_no_weight, layer.frozen = int(self.bias), int(not self.gamma), int(self.frozen)
         layer.norm_kind, layer.norm_eps = self.kind, m.eps
         setattr(layer, "in", self.channels)
@@ -208,11 +208,11 @@ class Norm(Layer):
             layer.options = options.encode()
         return layer
 
-    def input(self, x, samples, first):
+    def convert_input(self, x, samples, first):
         if self.kind == _abi.NG_LAYER_NORM:
-            return self.rows(x if self.axes == 1 else x.flatten(-self.axes), samples, first)
+            return self.as_rows(x if self.axes == 1 else x.flatten(-self.axes), samples, first)
         if isinstance(self.modules[0], nn.modules.instancenorm._InstanceNorm) and x.shape[0] == self.channels and (
-                x.dim() == {nn.InstanceNorm1d: 2, nn.InstanceNorm2d: 3, nn.InstanceNorm3d: 4}[_norm_of(self.modules[0])]):
+                x.dim() == {nn.InstanceNorm1d: 2, nn.InstanceNorm2d: 3, nn.InstanceNorm3d: 4}[_norm_class_of(self.modules[0])]):
             x = x.unsqueeze(0)  # add the batch axis to one sample
         count = x.shape[0]
         if self.kind == _abi.NG_BATCH_NORM and samples and count != samples and count % samples == 0:
@@ -222,8 +222,8 @@ class Norm(Layer):
             x, count = x.transpose(1, 2), samples
         return x, count
 
-    def output(self, g, samples, first):
-        return self.input(g, samples, first)[0]
+    def convert_output_gradient(self, g, samples, first):
+        return self.convert_input(g, samples, first)[0]
 
 
 class Embedding(Layer):
@@ -234,16 +234,16 @@ class Embedding(Layer):
     are assumed independent, so G is divided by B: `scale` contains sqrt(B).
     """
 
-    embedding = needs_both = True
+    embedding = needs_input_and_gradient = True
 
     def __init__(self, name, module):
         super().__init__(name, module, False)
         self.padding_idx = module.padding_idx
         self.scale, self.counted, self._padding = 1.0, 0, None
 
-    def described(self, options=None):
-        layer = filled(_abi.ng_layer, _abi.NG_EMBEDDING)
-        layer.name, layer.frozen = encoded("the name of a layer", self.name), int(self.frozen)
+    def make_ng_layer(self, options=None):
+        layer = new_struct(_abi.ng_layer, _abi.NG_EMBEDDING)
+        layer.name, layer.frozen = to_utf8("the name of a layer", self.name), int(self.frozen)
         tokens, layer.out = self.modules[0].weight.shape
         setattr(layer, "in", tokens)
         if options:
@@ -257,12 +257,12 @@ class Embedding(Layer):
         return samples is not None and (rows % samples != 0 or (
             len(shape) > 1 and samples > 1 and shape[0 if first else 1] == 1))
 
-    def rows(self, x, samples, first):
+    def as_rows(self, x, samples, first):
         if self._is_shared_input(x.shape[:-1], samples, first):
             return x.unsqueeze(0).expand(samples, *x.shape), samples
-        return super().rows(x if x.dim() > 1 else x.unsqueeze(0), samples, first)
+        return super().as_rows(x if x.dim() > 1 else x.unsqueeze(0), samples, first)
 
-    def input(self, x, samples, first):
+    def convert_input(self, x, samples, first):
         padding = None if self.padding_idx is None else x == self.padding_idx
         self._padding = padding if padding is not None and bool(padding.any()) else None
         self.scale, self.counted = 1.0, x.numel()
@@ -272,13 +272,13 @@ class Embedding(Layer):
             x = x.masked_fill(self._padding, _abi.NG_NO_TOKEN)
         if self._is_shared_input(x.shape, samples, first):
             self.scale *= math.sqrt(samples)
-        x, count = self.rows(x.to(torch.int64).unsqueeze(-1), samples, first)
+        x, count = self.as_rows(x.to(torch.int64).unsqueeze(-1), samples, first)
         return x.squeeze(-1), count
 
-    def output(self, g, samples, first):
+    def convert_output_gradient(self, g, samples, first):
         if self._padding is not None:
             g = g.masked_fill(self._padding.unsqueeze(-1), 0)
-        return self.rows(g, samples, first)[0]
+        return self.as_rows(g, samples, first)[0]
 
 
 def _layer_problem(name, module, parent, linear):
@@ -288,7 +288,7 @@ def _layer_problem(name, module, parent, linear):
         return ""
     if isinstance(module, nn.SyncBatchNorm):
         return "SyncBatchNorm takes its mean over all ranks, which hooks cannot observe"
-    kind, plain = type(module), _norm_of(module)
+    kind, plain = type(module), _norm_class_of(module)
     if plain is not None and module.weight is None and module.bias is None:
         return None
     if plain is None:
@@ -311,8 +311,8 @@ def _layer_problem(name, module, parent, linear):
     return ""
 
 
-def plan(model, accept=None, linear=None, embeddings=""):
-    """Return the entries of a model in the order of its modules.  accept(name, module) returns '', or the reason why
+def plan_entries(model, exclusion_reason=None, linear=None, embeddings=""):
+    """Return the entries of a model in the order of its modules.  exclusion_reason(name, module) returns '', or the reason why
     the module gets no curvature.  linear(module) returns True if the module computes x W' + b.  embeddings: '', or the
     reason why embeddings get no curvature."""
     modules = list(model.named_modules())
@@ -327,8 +327,8 @@ def plan(model, accept=None, linear=None, embeddings=""):
         problem = _layer_problem(name, module, parents.get(id(module)), linear)
         if problem == "" and isinstance(module, nn.Embedding):
             problem = embeddings
-        if problem == "" and accept is not None:
-            problem = accept(name, module)
+        if problem == "" and exclusion_reason is not None:
+            problem = exclusion_reason(name, module)
         if problem == "":
             problem = _add_layer(name or "root", module, users, layers, entries, taken)
         if problem is None and isinstance(module, nn.MultiheadAttention):
@@ -353,24 +353,24 @@ def plan(model, accept=None, linear=None, embeddings=""):
     return entries
 
 
-def compile_expressions(given):
+def compile_skip_patterns(given):
     """Compile the argument skip_layers: a regular expression or a list of expressions."""
     try:
         texts = [given] if isinstance(given, str) else list(given or [])
     except TypeError:
-        raise failure(_abi.NG_ERR_ARG, f"skip_layers is {shown(given)}, expected regular expressions") from None
+        raise make_error(_abi.NG_ERR_ARG, f"skip_layers is {short_repr(given)}, expected regular expressions") from None
     try:
         return [re.compile(text) for text in texts if text != ""]
     except (re.error, TypeError) as error:
-        raise failure(_abi.NG_ERR_ARG, f"skip_layers: {error} in {texts}") from None
+        raise make_error(_abi.NG_ERR_ARG, f"skip_layers: {error} in {texts}") from None
 
 
-def _escaped(name):
+def _escape_glob(name):
     """Return a glob that matches only this name."""
     return "".join("\\" + letter if letter in "*?[]\\,^$|() \t\n\r" else letter for letter in name)
 
 
-def globs_of(patterns, entries):
+def make_skip_globs(patterns, entries):
     """Return the entries whose name or class (also in lower case) contains one of `patterns`, as globs for an option.
     If the text is too long, numbers become '*', except where the glob would also match an entry that is not skipped."""
     names, used = {}, set()
@@ -384,25 +384,25 @@ def globs_of(patterns, entries):
     for pattern in patterns:
         if pattern not in used:
             log.warning("skip_layers: '%s' matches no layer", pattern.pattern)
-    exact = ",".join(_escaped(name) for name, hit in names.items() if hit)
+    exact = ",".join(_escape_glob(name) for name, hit in names.items() if hit)
     if len(exact.encode()) < 4096:
         return exact
     kept, globs = [name for name, hit in names.items() if not hit], {}
     for name in (name for name, hit in names.items() if hit):
         wide = re.compile(re.sub(r"\d+", ".*", re.escape(name)), re.DOTALL)
         alone = not any(wide.fullmatch(other) for other in kept)
-        globs[re.sub(r"\d+", "*", _escaped(name)) if alone else _escaped(name)] = None
+        globs[re.sub(r"\d+", "*", _escape_glob(name)) if alone else _escape_glob(name)] = None
     return ",".join(globs)
 
 
-_GEOMETRY = ("stride", "padding", "dilation", "groups", "padding_mode", "num_groups", "eps", "normalized_shape",
+_SETTINGS = ("stride", "padding", "dilation", "groups", "padding_mode", "num_groups", "eps", "normalized_shape",
              "padding_idx", "scale_grad_by_freq", "sparse")
 
 
-def geometry(module):
+def module_settings(module):
     """Return the settings of a module, such as stride and padding, as {name: value}."""
     own = module.__dict__
-    found = {name: own[name] for name in _GEOMETRY if name in own}
+    found = {name: own[name] for name in _SETTINGS if name in own}
     found["class"], found["forward"] = type(module), own.get("forward")
     found["padding of each side"] = tuple(own.get("_reversed_padding_repeated_twice", ()))
     return found
@@ -414,9 +414,9 @@ def _add_layer(name, module, users, layers, entries, taken):
     key = (id(weight), id(bias))
     if key in layers:
         other = layers[key]
-        if geometry(module) != geometry(other.modules[0]):
-            raise failure(_abi.NG_ERR_ABSENT, f"'{name}' and '{other.name}' share their weight with "
-                          "different settings: not supported")
+        if module_settings(module) != module_settings(other.modules[0]):
+            raise make_error(_abi.NG_ERR_ABSENT, f"'{name}' and '{other.name}' share their weight with "
+                             "different settings: not supported")
         other.modules.append(module)
         return ""
     for parameter in (weight, bias):
@@ -426,7 +426,7 @@ def _add_layer(name, module, users, layers, entries, taken):
             if not same:
                 return f"tied to '{full}'"
     wants = [p is not None and p.requires_grad for p in (weight, bias)]
-    if _norm_of(module) is not None:
+    if _norm_class_of(module) is not None:
         has = wants if any(wants) else [p is not None for p in (weight, bias)]
         layer = Norm(name, module, *has)
     elif isinstance(module, nn.Embedding):

@@ -9,12 +9,12 @@ import threading
 
 from . import _abi
 
-_BESIDE = os.path.join(os.path.dirname(__file__), "lib")
+_PACKAGED_LIBRARIES = os.path.join(os.path.dirname(__file__), "lib")
 _lock = threading.Lock()
 _loaded = None
 
 
-def _avx512():
+def _has_avx512():
     """Return True if this processor can run OpenBLAS's SkylakeX kernels (AVX-512)."""
     if platform.machine() not in ("x86_64", "AMD64"):
         return False
@@ -26,11 +26,11 @@ def _avx512():
 
 
 @contextlib.contextmanager
-def _best_kernels():
+def _openblas_environment():
     """While OpenBLAS loads, set the variables that it reads.  OPENBLAS_CORETYPE selects AVX-512 kernels, because
     OpenBLAS uses AVX2 on unknown processors.  OPENBLAS_THREAD_TIMEOUT lets idle threads stop spinning after 2^18, not
     2^26 cycles, so that PyTorch can use their cores.  Variables that the user has set are not changed."""
-    wanted = {"OPENBLAS_THREAD_TIMEOUT": "18", **({"OPENBLAS_CORETYPE": "SkylakeX"} if _avx512() else {})}
+    wanted = {"OPENBLAS_THREAD_TIMEOUT": "18", **({"OPENBLAS_CORETYPE": "SkylakeX"} if _has_avx512() else {})}
     ours = {name: value for name, value in wanted.items() if name not in os.environ}
     os.environ.update(ours)
     try:
@@ -40,27 +40,27 @@ def _best_kernels():
             del os.environ[name]
 
 
-def _candidates():
+def _candidate_files():
     """Yield the files to try, with the origin of each file name."""
     given = os.environ.get("NATGRAD_LIBRARY")
     if given:
         yield given, "NATGRAD_LIBRARY"
         return  # no other file is tried
-    own = os.path.join(_BESIDE, "libnatgrad.so.0")
+    own = os.path.join(_PACKAGED_LIBRARIES, "libnatgrad.so.0")
     if os.path.exists(own):
         yield own, "the package"
     yield "libnatgrad.so.0", "the system"
 
 
-def load():
+def load_library():
     """Return the library with its functions declared.  If no file can be loaded, ImportError lists the files."""
     global _loaded
     with _lock:
         if _loaded is None:
             tried = []
-            for file, origin in _candidates():
+            for file, origin in _candidate_files():
                 try:
-                    with _best_kernels():
+                    with _openblas_environment():
                         library = ctypes.CDLL(file)
                 except OSError as error:
                     tried.append(f"{file} ({origin}): {error}")
@@ -73,7 +73,7 @@ def load():
                     raise ImportError(f"natgrad: {file} ({origin}) is version {library.ng_version()}, this package "
                                       f"is for {_abi.VERSION}")
                 try:
-                    _abi.declare(library)
+                    _abi.declare_functions(library)
                 except AttributeError as error:
                     raise ImportError(f"natgrad: {file} ({origin}) is older than this package: {error}") from None
                 _loaded = library

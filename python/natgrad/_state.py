@@ -7,20 +7,20 @@ import struct
 import torch
 
 from . import _abi, _core
-from ._core import failure, locked, shown
-from ._tensors import STORED
+from ._core import make_error, with_core_lock, short_repr
+from ._tensors import STORED_DTYPES
 
-_NAMES = {dtype: name for name, dtype in STORED.items()}
+_NAMES = {dtype: name for name, dtype in STORED_DTYPES.items()}
 _META = ("natgrad", "natgrad.crc32")  # the manifest and its checksum, as the library writes them
 
 
-def shared(core):
+def state_on_all_ranks(core):
     """Return the bytes of the state on every rank.  Collective."""
     transport = core.transport
-    return core.save() if transport is None else transport.share(core.save(transport.rank == 0))
+    return core.save() if transport is None else transport.broadcast_bytes(core.save(transport.rank == 0))
 
 
-def unpack(data):
+def unpack_state(data):
     """Convert the bytes of a state (safetensors) to {"manifest", "crc32", "fields": {"fc1/A": tensor, ...}}."""
     size, = struct.unpack("<Q", data[:8])
     header = json.loads(data[8:8 + size])
@@ -28,27 +28,27 @@ def unpack(data):
     fields, body = {}, bytearray(data[8 + size:])
     for name, field in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
         begin, end = field["data_offsets"]
-        dtype = STORED[field["dtype"]]
+        dtype = STORED_DTYPES[field["dtype"]]
         count = (end - begin) // torch.empty((), dtype=dtype).element_size()
         fields[name] = torch.frombuffer(body, dtype=dtype, count=count, offset=begin).clone().reshape(field["shape"])
     return {"manifest": meta[_META[0]], "crc32": meta[_META[1]], "fields": fields}
 
 
-def pack(state):
-    """Convert a dict of unpack() back to bytes.  The library will reject unknown fields by name."""
+def pack_state(state):
+    """Convert a dict of unpack_state() back to bytes.  The library will reject unknown fields by name."""
     if not isinstance(state, dict):
-        raise failure(_abi.NG_ERR_FILE, f"the state is a {type(state).__name__}, expected a dict")
+        raise make_error(_abi.NG_ERR_FILE, f"the state is a {type(state).__name__}, expected a dict")
     missing = [key for key in ("manifest", "crc32", "fields", "steps") if key not in state]
     if missing:
-        raise failure(_abi.NG_ERR_FILE, f"the state has no '{missing[0]}': it is not a state of natgrad")
+        raise make_error(_abi.NG_ERR_FILE, f"the state has no '{missing[0]}': it is not a state of natgrad")
     if not isinstance(state["fields"], dict):
-        raise failure(_abi.NG_ERR_FILE, f"the state: fields is a {type(state['fields']).__name__}, expected a dict of tensors")
+        raise make_error(_abi.NG_ERR_FILE, f"the state: fields is a {type(state['fields']).__name__}, expected a dict of tensors")
     header, pieces, at = {"__metadata__": dict(zip(_META, (state["manifest"], state["crc32"])))}, [], 0
     for name, tensor in state["fields"].items():
         if not isinstance(tensor, torch.Tensor):
-            raise failure(_abi.NG_ERR_FILE, f"the state: '{name}' is a {type(tensor).__name__}, expected a tensor")
+            raise make_error(_abi.NG_ERR_FILE, f"the state: '{name}' is a {type(tensor).__name__}, expected a tensor")
         if tensor.dtype not in _NAMES:
-            raise failure(_abi.NG_ERR_FILE, f"the state: '{name}' is {tensor.dtype}, which natgrad does not store")
+            raise make_error(_abi.NG_ERR_FILE, f"the state: '{name}' is {tensor.dtype}, which natgrad does not store")
         flat = tensor.detach().cpu().contiguous()
         piece = ctypes.string_at(flat.data_ptr(), flat.numel() * flat.element_size())
         header[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape),
@@ -60,7 +60,7 @@ def pack(state):
     return b"".join([struct.pack("<Q", len(text)), text, *pieces])
 
 
-def steps_of(state):
+def steps_in_manifest(state):
     """Return the number of steps in the manifest; None if the manifest is unreadable: the library will reject the
     state."""
     try:
@@ -69,7 +69,7 @@ def steps_of(state):
         return None
 
 
-def steps_in(path):
+def steps_in_file(path):
     """Return the number of steps in the manifest of a file; None if it is unreadable: the library will reject the
     file."""
     try:
@@ -81,46 +81,46 @@ def steps_in(path):
         return None
 
 
-class Uncopied:
+class NotCopyable:
     """Base class of objects that cannot be copied or pickled, because they own hooks and memory of the library."""
 
     def __reduce_ex__(self, protocol):
-        raise failure(_abi.NG_ERR_STATE, f"{type(self).__name__} cannot be copied or pickled, since it belongs to one model: "
-                      "make a new one of the copy, and load state_dict()")
+        raise make_error(_abi.NG_ERR_STATE, f"{type(self).__name__} cannot be copied or pickled, since it belongs to one model: "
+                         "make a new one of the copy, and load state_dict()")
 
 
-class Saved(Uncopied):
+class StateMethods(NotCopyable):
     """Base class of Preconditioner that saves and loads its state."""
 
-    @locked
+    @with_core_lock
     def state_dict(self):
         """Return the exact state as a dict of tensors, numbers and texts, the same on all ranks.  Collective."""
-        return {**unpack(shared(self._core)), "steps": self._steps}
+        return {**unpack_state(state_on_all_ranks(self._core)), "steps": self._steps}
 
     def load_state_dict(self, state):
         """Load a state of the same model and options.  If this fails, nothing changes.  Collective."""
         self._load(lambda: state)
 
-    @locked
+    @with_core_lock
     def save_parts(self, path):
         """Write one file per rank into the folder of `path`, which all ranks share; no tensor is sent.  Collective."""
-        self._core.call("save_parts", _file(path))
+        self._core.call("save_parts", _path_to_bytes(path))
 
-    @locked
+    @with_core_lock
     def load_parts(self, path):
         """Load the files of save_parts(), on any number of ranks.  If this fails, nothing changes.  Collective."""
-        def checked():
-            steps = steps_in(path)
+        def check_state():
+            steps = steps_in_file(path)
             if steps is not None:
                 self._check_state({"steps": steps, "manifest": None})
             return steps
-        steps = self._on_all_ranks(checked)
-        self._core.call("load", _file(path))
+        steps = self._fail_on_all_ranks(check_state)
+        self._core.call("load", _path_to_bytes(path))
         self._steps = steps
-        self._observer.close_batch()
-        self._set_functions()
+        self._observer.start_next_batch()
+        self._set_live_options()
 
-    def _on_all_ranks(self, given):
+    def _fail_on_all_ranks(self, given):
         """Return given().  If it raises an exception on one rank, all ranks raise one.  Collective."""
         problem = found = None
         try:
@@ -128,48 +128,48 @@ class Saved(Uncopied):
         except Exception as error:
             problem = error
         transport = self._core.transport
-        others = transport is not None and self._core.ctx and transport.any(problem is not None)
+        others = transport is not None and self._core.ctx and transport.any_rank(problem is not None)
         if problem is not None:
             raise problem
         if others:
-            raise failure(_abi.NG_ERR_FILE, "another rank rejected its state")
+            raise make_error(_abi.NG_ERR_FILE, "another rank rejected its state")
         return found
 
-    @locked
+    @with_core_lock
     def _load(self, given):
         """Load the state that given() returns; if one rank fails, no rank loads it.  Collective."""
-        def checked():
+        def check_state():
             state = given()
-            data = pack(state)
+            data = pack_state(state)
             self._check_state(state)
             return state, data
-        state, data = self._on_all_ranks(checked)
+        state, data = self._fail_on_all_ranks(check_state)
         self._core.load(data)
         self._steps = state["steps"]
-        self._observer.close_batch()
-        self._set_functions()
+        self._observer.start_next_batch()
+        self._set_live_options()
 
     def _check_state(self, state):
         """Before anything changes, check `steps` of a state and the functions of the step at this number."""
-        steps, counted = state["steps"], steps_of(state)
+        steps, counted = state["steps"], steps_in_manifest(state)
         if type(steps) is not int or steps < 0:
-            raise failure(_abi.NG_ERR_FILE, f"the state: steps is {steps!r}, expected a count")
+            raise make_error(_abi.NG_ERR_FILE, f"the state: steps is {steps!r}, expected a count")
         if counted is not None and steps != counted:
-            raise failure(_abi.NG_ERR_FILE, f"the state: steps is {steps}, and its manifest counts {counted}")
+            raise make_error(_abi.NG_ERR_FILE, f"the state: steps is {steps}, and its manifest counts {counted}")
         chosen = _core.Options()
         chosen.set("method", self._chosen.get("method"))
-        for name, value in self._values_at(steps).items():
+        for name, value in self._live_values_at(steps).items():
             chosen.set(name, value)
 
 
-def _file(path):
+def _path_to_bytes(path):
     """Return a file name as bytes."""
     try:
         name = os.fsencode(path)
     except (TypeError, UnicodeEncodeError):
         name = b"\0"
     if b"\0" in name:
-        raise failure(_abi.NG_ERR_ARG, f"path is {shown(path)}, expected the name of a file")
+        raise make_error(_abi.NG_ERR_ARG, f"path is {short_repr(path)}, expected the name of a file")
     return name
 
 

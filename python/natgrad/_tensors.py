@@ -4,16 +4,16 @@ import ctypes as c
 import torch
 
 from . import _abi
-from ._core import Error, failure
+from ._core import Error, make_error
 
 DTYPES = {torch.float32: _abi.NG_F32, torch.float64: _abi.NG_F64, torch.bfloat16: _abi.NG_BF16, torch.float16: _abi.NG_F16}
-STORED = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "I64": torch.int64,
-          "I32": torch.int32, "U8": torch.uint8}
+STORED_DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "I64": torch.int64,
+                 "I32": torch.int32, "U8": torch.uint8}
 _storage_of = getattr(torch.Tensor, "untyped_storage", torch.Tensor.storage)  # PyTorch 1.13 has storage() only
-_ROOM = 4  # up to this many axes, shape and strides are stored in ng_array.room
+_INLINE_AXES = 4  # up to this many axes, shape and strides are stored in ng_array.room
 
 
-def wrong(name, tensor, dtypes=DTYPES):
+def unsupported_reason(name, tensor, dtypes=DTYPES):
     """Return the reason why the library cannot use this tensor, or ''."""
     kind = type(tensor).__name__
     if kind in ("DTensor", "FakeTensor", "ShardedTensor"):
@@ -30,81 +30,81 @@ def wrong(name, tensor, dtypes=DTYPES):
     return ""
 
 
-class Described:
-    """An ng_array that describes different tensors in turn.  of() is cheap if only the address has changed."""
+class TensorDescriptor:
+    """An ng_array that describes different tensors in turn.  describe() is cheap if only the address has changed."""
 
-    __slots__ = ("array", "reference", "name", "_seen", "_lists", "_extent")
+    __slots__ = ("array", "reference", "name", "_layout", "_long_layout", "_extent")
     dtypes = DTYPES
 
     def __init__(self, name):
-        self.array, self.name, self._seen, self._lists = _abi.ng_array(), name, None, None
+        self.array, self.name, self._layout, self._long_layout = _abi.ng_array(), name, None, None
         self.array.mem = _abi.NG_HOST
         self.reference = c.byref(self.array)
 
-    def of(self, tensor):
+    def describe(self, tensor):
         try:
-            seen = (tensor.shape, tensor.stride(), tensor.dtype)
+            layout = (tensor.shape, tensor.stride(), tensor.dtype)
         except RuntimeError:  # sparse tensors have no strides
-            seen = None
-        if seen != self._seen or seen is None:
-            self._describe(tensor)
-            self._seen = seen
+            layout = None
+        if layout != self._layout or layout is None:
+            self._set_layout(tensor)
+            self._layout = layout
         try:
             self.array.data = tensor.data_ptr()
             stored = _storage_of(tensor).nbytes()
         except RuntimeError:
-            raise failure(_abi.NG_ERR_ARG, f"{self.name} has no memory, as under torch.func: set hook_enabled = "
-                          "False around backward passes of something other than the loss") from None
+            raise make_error(_abi.NG_ERR_ARG, f"{self.name} has no memory, as under torch.func: set hook_enabled = "
+                             "False around backward passes of something other than the loss") from None
         needed = (tensor.storage_offset() + self._extent) * tensor.element_size() if self._extent else 0
         if needed > stored:
-            raise failure(_abi.NG_ERR_ARG, f"{self.name} has a storage of {stored} bytes, and its shape needs {needed}: the "
-                          "storage was resized")
+            raise make_error(_abi.NG_ERR_ARG, f"{self.name} has a storage of {stored} bytes, and its shape needs {needed}: the "
+                             "storage was resized")
         return self.reference
 
-    def moved(self, tensor):
+    def describe_and_compare(self, tensor):
         """Describe the tensor.  Return True if its address, shape, strides or dtype differ from the last tensor."""
-        before = self.array.data, self._seen
-        self.of(tensor)
-        return before != (self.array.data, self._seen)
+        before = self.array.data, self._layout
+        self.describe(tensor)
+        return before != (self.array.data, self._layout)
 
-    def none(self):
+    def describe_missing(self):
         self.array.data = None
         return self.reference
 
-    def _describe(self, tensor):
-        self._seen = None
-        why = wrong(self.name, tensor, self.dtypes)
+    def _set_layout(self, tensor):
+        self._layout = None
+        why = unsupported_reason(self.name, tensor, self.dtypes)
         if why:
-            raise failure(_abi.NG_ERR_ARG, why)
+            raise make_error(_abi.NG_ERR_ARG, why)
         array, axes = self.array, tensor.dim()
         if axes > 8:
-            raise failure(_abi.NG_ERR_SHAPE, f"'{self.name}' has {axes} axes, expected at most 8")
+            raise make_error(_abi.NG_ERR_SHAPE, f"'{self.name}' has {axes} axes, expected at most 8")
         array.dtype, array.ndim = self.dtypes[tensor.dtype], axes
         self._extent = 1 + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride())) if tensor.numel() else 0
-        if axes <= _ROOM:
+        if axes <= _INLINE_AXES:
             array.shape = array.stride = None
-            array.room[0:axes], array.room[_ROOM:_ROOM + axes] = tensor.shape, tensor.stride()
+            array.room[0:axes], array.room[_INLINE_AXES:_INLINE_AXES + axes] = tensor.shape, tensor.stride()
         else:
-            self._lists = ((c.c_int64 * axes)(*tensor.shape), (c.c_int64 * axes)(*tensor.stride()))
-            array.shape, array.stride = (c.addressof(one) for one in self._lists)
+            self._long_layout = ((c.c_int64 * axes)(*tensor.shape), (c.c_int64 * axes)(*tensor.stride()))
+            array.shape, array.stride = (c.addressof(one) for one in self._long_layout)
 
 
-class Flat(Described):
+class FlatDescriptor(TensorDescriptor):
     """Describes a parameter flattened to one axis."""
 
     __slots__ = ()
 
-    def of(self, tensor):
+    def describe(self, tensor):
         try:
-            return super().of(tensor.view(-1))
+            return super().describe(tensor.view(-1))
         except RuntimeError as error:
             if isinstance(error, Error):
                 raise
-            raise failure(_abi.NG_ERR_ARG, f"{self.name} has the strides {tensor.stride()}, expected a contiguous "
-                          "tensor") from None
+            raise make_error(_abi.NG_ERR_ARG, f"{self.name} has the strides {tensor.stride()}, expected a contiguous "
+                             "tensor") from None
 
 
-class Tokens(Described):
+class TokenDescriptor(TensorDescriptor):
     """Describes the int64 token numbers that are the input of an embedding."""
 
     __slots__ = ()

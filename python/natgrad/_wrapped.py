@@ -2,11 +2,11 @@
 import torch
 
 from . import _abi
-from ._core import failure
-from ._state import Uncopied
+from ._core import make_error
+from ._state import NotCopyable
 
 
-class Wrapped(Uncopied, torch.optim.Optimizer):
+class PreconditioningOptimizer(NotCopyable, torch.optim.Optimizer):
     """An optimizer that owns `preconditioner`.  state_dict() has the states of the optimizer and of the preconditioner.
 
     Lightning derives a class from an optimizer's class and looks up missing attributes on that class, so
@@ -19,11 +19,11 @@ class Wrapped(Uncopied, torch.optim.Optimizer):
 
     def add_param_group(self, param_group):
         if getattr(self, "preconditioner", None) is not None:
-            raise failure(_abi.NG_ERR_STATE, "param_groups are fixed after construction: pass all groups as params")
+            raise make_error(_abi.NG_ERR_STATE, "param_groups are fixed after construction: pass all groups as params")
         super().add_param_group(param_group)
 
     @staticmethod
-    def _evaluate(closure):
+    def _evaluate_closure(closure):
         if closure is None:
             return None
         with torch.enable_grad():
@@ -38,31 +38,31 @@ class Wrapped(Uncopied, torch.optim.Optimizer):
         return {**super().state_dict(), "natgrad": self.preconditioner.state_dict()}
 
     def load_state_dict(self, state_dict):
-        self.preconditioner._load(lambda: self._checked(state_dict))
+        self.preconditioner._load(lambda: self._check_whole_state(state_dict))
         super().load_state_dict({name: value for name, value in state_dict.items() if name != "natgrad"})
 
-    def _checked(self, state_dict):
+    def _check_whole_state(self, state_dict):
         """Check that `state` and `param_groups` fit this optimizer, and return the state of the preconditioner."""
-        self._check_state_of(state_dict, "natgrad")
+        self._check_optimizer_state(state_dict, "natgrad")
         return state_dict["natgrad"]
 
-    def _check_state_of(self, state_dict, *names):
+    def _check_optimizer_state(self, state_dict, *names):
         if not isinstance(state_dict, dict):
-            raise failure(_abi.NG_ERR_FILE, f"the state is a {type(state_dict).__name__}, expected a dict")
+            raise make_error(_abi.NG_ERR_FILE, f"the state is a {type(state_dict).__name__}, expected a dict")
         for name in (*names, "state", "param_groups"):
             if name not in state_dict:
-                raise failure(_abi.NG_ERR_FILE, f"the state has no '{name}': it is not a state of this optimizer")
+                raise make_error(_abi.NG_ERR_FILE, f"the state has no '{name}': it is not a state of this optimizer")
         groups = state_dict["param_groups"]
         if not (isinstance(groups, list) and all(isinstance(group, dict) and isinstance(group.get("params"), list)
                                                  for group in groups)):
-            raise failure(_abi.NG_ERR_FILE, "the state: param_groups is not a list of dicts with params")
+            raise make_error(_abi.NG_ERR_FILE, "the state: param_groups is not a list of dicts with params")
         mine, theirs = ([len(group["params"]) for group in some] for some in (self.param_groups, groups))
         if mine != theirs:
-            raise failure(_abi.NG_ERR_ARG, f"the state has param_groups of {theirs} parameters, expected {mine}")
+            raise make_error(_abi.NG_ERR_ARG, f"the state has param_groups of {theirs} parameters, expected {mine}")
         for i, group in enumerate(groups):
             for name in self._settings:
                 if name not in group:
-                    raise failure(_abi.NG_ERR_FILE, f"the state: param_groups[{i}] has no '{name}'")
+                    raise make_error(_abi.NG_ERR_FILE, f"the state: param_groups[{i}] has no '{name}'")
             self._check_group(group)
 
     def _check_group(self, group):

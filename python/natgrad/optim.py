@@ -12,107 +12,107 @@ import inspect
 import torch
 
 from . import _abi, _core, _layers
-from ._core import failure, number, shown
-from ._wrapped import Wrapped
+from ._core import make_error, to_float, short_repr
+from ._wrapped import PreconditioningOptimizer
 from .preconditioner import Preconditioner
 
 # increment_version tells autograd that a tensor was changed in place; older PyTorch lacks this function.
-_changed = getattr(torch.autograd.graph, "increment_version", None)
+_increment_version = getattr(torch.autograd.graph, "increment_version", None)
 # Accelerate looks for an argument with this name in zero_grad().
 _SET_TO_NONE = inspect.signature(torch.optim.Optimizer.zero_grad).parameters["set_to_none"].default
 
 
-class _Updating(Preconditioner):
+class _FusedPreconditioner(Preconditioner):
     """A preconditioner whose step also updates the weights, with lr, momentum, ... of their param_group."""
 
     def __init__(self, optimizer, model, options, kwargs):
-        self._group = {id(p): i for i, group in enumerate(optimizer.param_groups) for p in group["params"]}
-        self._names = [f"param_groups[{i}]" for i in range(len(optimizer.param_groups))]
+        self._group_of_parameter = {id(p): i for i, group in enumerate(optimizer.param_groups) for p in group["params"]}
+        self._group_names = [f"param_groups[{i}]" for i in range(len(optimizer.param_groups))]
         arguments = dict(accumulation_steps=1, grad_scaler=None, samples="model", batch_first=True, reduction="mean",
                          process_group=None, threads=0, linalg=None, layer_options=None, own_batches=False)
         arguments.update((name, kwargs.pop(name)) for name in list(kwargs) if name in arguments)
         options.update(kwargs)
-        self._setup(model, self._options(options), lr=None, **arguments)
+        self._setup(model, self._make_options(options), lr=None, **arguments)
 
-    def _before_ready(self):
+    def _assign_param_groups(self):
         mine = {}
         for entry in self.entries:
             for which, module, attribute, full in entry.places:
                 parameter = module._parameters[attribute]
-                group = self._group.pop(id(parameter), None)
+                group = self._group_of_parameter.pop(id(parameter), None)
                 if group is None and parameter.requires_grad:
-                    raise failure(_abi.NG_ERR_ARG, f"'{full}' requires a gradient but is in no param_group: add it to "
-                                  "one, or freeze it")
+                    raise make_error(_abi.NG_ERR_ARG, f"'{full}' requires a gradient but is in no param_group: add it to "
+                                     "one, or freeze it")
                 if group is not None and not entry.frozen:
                     mine[entry.index, which] = group
-        if self._group:
-            raise failure(_abi.NG_ERR_ARG, f"{self._names[next(iter(self._group.values()))]} has a parameter that is not "
-                          "in the model")
-        self._of_groups = [(module._parameters, attribute, module._parameters[attribute], full) for entry in self.entries
-                           for _, module, attribute, full in entry.places]
+        if self._group_of_parameter:
+            name = self._group_names[next(iter(self._group_of_parameter.values()))]
+            raise make_error(_abi.NG_ERR_ARG, f"{name} has a parameter that is not in the model")
+        self._grouped_parameters = [(module._parameters, attribute, module._parameters[attribute], full)
+                                    for entry in self.entries for _, module, attribute, full in entry.places]
         self.groups = sorted(set(mine.values()))  # indices of param_groups with a trainable parameter
         for (index, which), group in mine.items():
             self._core.call("set_group", index, which, self.groups.index(group))
 
     def _check_model(self):
         super()._check_model()
-        for parameters, attribute, first, full in self._of_groups:
+        for parameters, attribute, first, full in self._grouped_parameters:
             if parameters.get(attribute) is not first:
-                raise failure(_abi.NG_ERR_STATE, f"'{full}' differs from the parameter in param_groups: make a new "
-                              "optimizer")
+                raise make_error(_abi.NG_ERR_STATE, f"'{full}' differs from the parameter in param_groups: make a new "
+                                 "optimizer")
 
 
-class _Optimizer(Wrapped):
+class _FusedOptimizer(PreconditioningOptimizer):
     _update = _struct = None
     method = "natgrad"
 
-    def _make(self, first, model, params, defaults, options):
+    def _construct(self, first, model, params, defaults, options):
         name = type(self).__name__
         if first is not None:
             is_model = isinstance(first, torch.nn.Module)
             if (model if is_model else params) is not None:
-                raise failure(_abi.NG_ERR_ARG, f"{name}: {'model' if is_model else 'params'} is given twice")
+                raise make_error(_abi.NG_ERR_ARG, f"{name}: {'model' if is_model else 'params'} is given twice")
             model, params = (first, params) if is_model else (model, first)
         if not isinstance(model, torch.nn.Module):
-            raise failure(_abi.NG_ERR_ARG, f"{name} needs the model, whose layers it observes: {name}(model, ...), or "
-                          f"{name}(parameters, ..., model=model)")
-        number("lr", defaults["lr"])
-        super().__init__(list(_layers.unwrap(model).parameters()) if params is None else params, defaults)
-        self.preconditioner = _Updating(self, model, {"method": options.pop("method", None) or self.method,
-                                                      "update": self._update}, options)
-        self._options = {row["name"] for row in _core.options()} - set(defaults)
-        self._check_names(self.param_groups)
-        self._numbers = (self._struct * len(self.preconditioner.groups))()
+            raise make_error(_abi.NG_ERR_ARG, f"{name} needs the model, whose layers it observes: {name}(model, ...), or "
+                             f"{name}(parameters, ..., model=model)")
+        to_float("lr", defaults["lr"])
+        super().__init__(list(_layers.unwrap_ddp(model).parameters()) if params is None else params, defaults)
+        self.preconditioner = _FusedPreconditioner(self, model, {"method": options.pop("method", None) or self.method,
+                                                                 "update": self._update}, options)
+        self._option_names = {row["name"] for row in _core.options()} - set(defaults)
+        self._reject_options_in_groups(self.param_groups)
+        self._group_structs = (self._struct * len(self.preconditioner.groups))()
 
-    def _check_names(self, groups):
+    def _reject_options_in_groups(self, groups):
         for i, group in enumerate(groups):
-            for name in self._options.intersection(group):
-                raise failure(_abi.NG_ERR_ARG, f"param_groups[{i}] has '{name}', which is not per group: pass it as a "
-                              "keyword (live options may be functions of the step), or per layer in layer_options")
+            for name in self._option_names.intersection(group):
+                raise make_error(_abi.NG_ERR_ARG, f"param_groups[{i}] has '{name}', which is not per group: pass it as a "
+                                 "keyword (live options may be functions of the step), or per layer in layer_options")
 
     def step(self, closure=None):
         """Take one step; return the closure's result.  Set `note` to the status: 0 done, 2 skipped, ..."""
-        loss = self._evaluate(closure)
-        self._check_names(self.param_groups)
-        for numbers, group in zip(self._numbers, self.preconditioner.groups):
+        loss = self._evaluate_closure(closure)
+        self._reject_options_in_groups(self.param_groups)
+        for numbers, group in zip(self._group_structs, self.preconditioner.groups):
             numbers.struct_size = c.sizeof(self._struct)
-            self._fill(numbers, self.param_groups[group])
-        self.note = self.preconditioner._step("step_" + self._update, self._numbers, len(self._numbers))
-        if _changed is not None and self.note != _abi.NG_SKIPPED:
+            self._fill_struct(numbers, self.param_groups[group])
+        self.note = self.preconditioner._take_step("step_" + self._update, self._group_structs, len(self._group_structs))
+        if _increment_version is not None and self.note != _abi.NG_SKIPPED:
             with torch.no_grad():
                 for group in self.param_groups:
                     for parameter in group["params"]:
-                        _changed(parameter)
+                        _increment_version(parameter)
         return loss
 
     def zero_grad(self, set_to_none=_SET_TO_NONE):
         """Drop the gradients.  If no step used them (GradScaler skipped the step), also drop their observations."""
-        if self.preconditioner._observer.open is not None or self.preconditioner._observer.failed:
+        if self.preconditioner._observer.open_batch is not None or self.preconditioner._observer.has_failed:
             self.preconditioner.reset_batch()
         super().zero_grad(set_to_none)
 
 
-class SGD(_Optimizer):
+class SGD(_FusedOptimizer):
     """torch.optim.SGD with preconditioned gradients: SGD(model, lr), or SGD(parameters or param_groups, lr, model=model).
     `decoupled`: weight decay as in AdamW.  More keywords: method, all keywords of Preconditioner, all options."""
 
@@ -120,32 +120,32 @@ class SGD(_Optimizer):
 
     def __init__(self, model_or_params=None, /, lr=None, momentum=0.0, dampening=0.0, weight_decay=0.0, nesterov=False,
                  decoupled=False, *, model=None, params=None, **options):
-        self._make(model_or_params, model, params, dict(lr=lr, momentum=momentum, dampening=dampening,
-                                                        weight_decay=weight_decay, nesterov=nesterov,
-                                                        decoupled=decoupled), options)
+        self._construct(model_or_params, model, params, dict(lr=lr, momentum=momentum, dampening=dampening,
+                                                             weight_decay=weight_decay, nesterov=nesterov,
+                                                             decoupled=decoupled), options)
 
     @staticmethod
-    def _fill(numbers, group):
+    def _fill_struct(numbers, group):
         for name in ("lr", "momentum", "dampening", "weight_decay"):
-            setattr(numbers, name, number(name, group[name]))
+            setattr(numbers, name, to_float(name, group[name]))
         numbers.nesterov, numbers.decoupled = int(group["nesterov"]), int(group["decoupled"])
 
 
-class AdamW(_Optimizer):
+class AdamW(_FusedOptimizer):
     """torch.optim.AdamW with preconditioned gradients.  More keywords as for SGD."""
 
     _update, _struct = "adamw", _abi.ng_adamw
 
     def __init__(self, model_or_params=None, /, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01, *, model=None,
                  params=None, **options):
-        self._make(model_or_params, model, params, dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay), options)
+        self._construct(model_or_params, model, params, dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay), options)
 
     @staticmethod
-    def _fill(numbers, group):
+    def _fill_struct(numbers, group):
         for name in ("lr", "eps", "weight_decay"):
-            setattr(numbers, name, number(name, group[name]))
+            setattr(numbers, name, to_float(name, group[name]))
         try:
             one, two = group["betas"]
         except (TypeError, ValueError):
-            raise failure(_abi.NG_ERR_ARG, f"betas is {shown(group['betas'])}, expected two numbers") from None
-        numbers.beta1, numbers.beta2 = number("betas[0]", one), number("betas[1]", two)
+            raise make_error(_abi.NG_ERR_ARG, f"betas is {short_repr(group['betas'])}, expected two numbers") from None
+        numbers.beta1, numbers.beta2 = to_float("betas[0]", one), to_float("betas[1]", two)

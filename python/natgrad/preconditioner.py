@@ -6,13 +6,13 @@ import numbers
 import warnings
 
 from . import _abi, _core, _layers, _state
-from ._binding import Binding
-from ._core import failure, locked, number, shown
+from ._binding import ParameterBinding
+from ._core import make_error, with_core_lock, to_float, short_repr
 from ._hooks import Observer
 from ._methods import CLASSES
 
 
-class Preconditioner(Binding, _state.Saved):
+class Preconditioner(ParameterBinding, _state.StateMethods):
     """A preconditioner for the gradients of a model.
 
         preconditioner = natgrad.KFAC(model, lr=0.1, damping=0.003)
@@ -46,63 +46,63 @@ class Preconditioner(Binding, _state.Saved):
     def __init__(self, model, *, lr=0.1, accumulation_steps=1, grad_scaler=None, samples="model", batch_first=True,
                  reduction="mean", process_group=None, threads=0, linalg=None, layer_options=None, own_batches=False,
                  **options):
-        self._setup(model, self._options(options), lr, accumulation_steps, grad_scaler, samples, batch_first, reduction,
+        self._setup(model, self._make_options(options), lr, accumulation_steps, grad_scaler, samples, batch_first, reduction,
                     process_group, threads, linalg, layer_options, own_batches=own_batches)
 
     # ---- construction
 
-    def _options(self, given):
+    def _make_options(self, given):
         """Return the options.  A value that is a function of the step is called with 0 now, and again before each
         step."""
         self._functions = {}
         chosen = _core.Options()
         chosen.set("method", given.pop("method", None) or self.method or "natgrad")
         given = dict(given)
-        self._skip_patterns = _layers.compile_expressions(given.pop("skip_layers", None))
+        self._skip_patterns = _layers.compile_skip_patterns(given.pop("skip_layers", None))
         live = {row["name"] for row in _core.options() if row["live"]}
         for name, value in given.items():
             if callable(value):
                 if name not in live:
-                    raise failure(_abi.NG_ERR_ARG, f"{name}: not a live option, so its value cannot be a "
-                                  "function of the step")
+                    raise make_error(_abi.NG_ERR_ARG, f"{name}: not a live option, so its value cannot be a "
+                                     "function of the step")
                 self._functions[name] = value
-                value = self._values_at(0)[name]
+                value = self._live_values_at(0)[name]
             chosen.set(name, value)
-        chosen.check()
+        chosen.check_values()
         method = chosen.get("method")
         if self.method is not None and _core.traits(method) != _core.traits(self.method):
             name = next((name for name, other, _ in CLASSES if _core.traits(other) == _core.traits(method)), "another class")
-            raise failure(_abi.NG_ERR_ARG, f"{type(self).__name__}: method '{method}' belongs to {name}")
+            raise make_error(_abi.NG_ERR_ARG, f"{type(self).__name__}: method '{method}' belongs to {name}")
         return chosen
 
     def _setup(self, model, chosen, lr=None, accumulation_steps=1, grad_scaler=None, samples="layer", batch_first=True,
-               reduction="mean", process_group=None, threads=0, linalg=None, layer_options=None, accept=None,
+               reduction="mean", process_group=None, threads=0, linalg=None, layer_options=None, exclusion_reason=None,
                own_batches=True):
         if not isinstance(accumulation_steps, numbers.Integral):
-            raise failure(_abi.NG_ERR_ARG, f"accumulation_steps is {shown(accumulation_steps)}, expected a whole number")
+            raise make_error(_abi.NG_ERR_ARG, f"accumulation_steps is {short_repr(accumulation_steps)}, expected a whole number")
         if not 1 <= accumulation_steps < 2**31:
-            raise failure(_abi.NG_ERR_ARG, f"accumulation_steps is {shown(accumulation_steps)}, expected at least 1 and "
-                          "below 2^31")
+            raise make_error(_abi.NG_ERR_ARG, f"accumulation_steps is {short_repr(accumulation_steps)}, expected at least 1 and "
+                             "below 2^31")
         if not (grad_scaler is None or hasattr(grad_scaler, "get_scale") or callable(grad_scaler)):
-            raise failure(_abi.NG_ERR_ARG, f"grad_scaler is {grad_scaler}, expected a GradScaler or a function that returns "
-                          "the loss scale")
+            raise make_error(_abi.NG_ERR_ARG, f"grad_scaler is {grad_scaler}, expected a GradScaler or a function that returns "
+                             "the loss scale")
         if not isinstance(threads, numbers.Integral):
-            raise failure(_abi.NG_ERR_ARG, f"threads is {threads!r}, expected a whole number")
+            raise make_error(_abi.NG_ERR_ARG, f"threads is {threads!r}, expected a whole number")
         if not (linalg is None or isinstance(linalg, str)):
-            raise failure(_abi.NG_ERR_ARG, f"linalg is {linalg!r}, expected 'cpu' or 'ref'")
+            raise make_error(_abi.NG_ERR_ARG, f"linalg is {linalg!r}, expected 'cpu' or 'ref'")
         if not (layer_options is None or isinstance(layer_options, dict)):
-            raise failure(_abi.NG_ERR_ARG, f"layer_options is {shown(layer_options)}, expected {{layer name: options}}")
+            raise make_error(_abi.NG_ERR_ARG, f"layer_options is {short_repr(layer_options)}, expected {{layer name: options}}")
         for name, line in (layer_options or {}).items():
-            _core.encoded(f"layer_options[{shown(name)}]", line)
+            _core.to_utf8(f"layer_options[{short_repr(name)}]", line)
         if not isinstance(own_batches, bool):
-            raise failure(_abi.NG_ERR_ARG, f"own_batches is {own_batches!r}, expected True or False")
+            raise make_error(_abi.NG_ERR_ARG, f"own_batches is {own_batches!r}, expected True or False")
         if samples not in ("model", "layer"):
-            raise failure(_abi.NG_ERR_ARG, f"samples is '{samples}', expected 'model' or 'layer'")
+            raise make_error(_abi.NG_ERR_ARG, f"samples is '{samples}', expected 'model' or 'layer'")
         if reduction not in ("mean", "sum"):
-            raise failure(_abi.NG_ERR_ARG, f"reduction is '{reduction}', expected 'mean' or 'sum'")
-        _layers.check_supported(model)
-        self.model = _layers.unwrap(model)
-        _layers.check_supported(self.model)
+            raise make_error(_abi.NG_ERR_ARG, f"reduction is '{reduction}', expected 'mean' or 'sum'")
+        _layers.check_model_supported(model)
+        self.model = _layers.unwrap_ddp(model)
+        _layers.check_model_supported(self.model)
         self.lr, self.accumulation_steps, self.grad_scaler = lr, accumulation_steps, grad_scaler
         self._chosen = chosen
         # Windows cover all parameters.  Fused updates, clip = ratio, and mask and decay of windows read the weights.
@@ -111,35 +111,35 @@ class Preconditioner(Binding, _state.Saved):
         masked = chosen.get("window_mask") == "1" or "window_mask" in lines
         self._binds_weights = (chosen.get("update") != "gradient" or chosen.get("clip") == "ratio" or masked
                                or float(chosen.get("window_decay")) > 0 or "window_decay" in lines)
-        self.entries = self._plan(accept)
+        self.entries = self._plan_entries(exclusion_reason)
         if self._skip_patterns:
-            chosen.set("skip_layers", _layers.globs_of(self._skip_patterns, self.entries))
-        self._warned, self._steps = set(), 0
+            chosen.set("skip_layers", _layers.make_skip_globs(self._skip_patterns, self.entries))
+        self._warned_layers, self._steps = set(), 0
         self.rescued = self.unobserved = 0  # number of steps with status 1; with status 3
-        self._check_parameters()
-        self._core = _core.Precond(chosen, threads, self._transport(process_group), linalg,
-                                  *self._other_groups())
+        self._check_tensors_supported()
+        self._core = _core.Precond(chosen, threads, self._make_transport(process_group), linalg,
+                                  *self._model_and_stage_transports())
         lines = [chosen.get("per_layer"), *(layer_options or {}).values()]
         expand = (chosen.get("positions") == "expand" and chosen.get("stat_scale") in ("textbook", "chainerkfac")
                   and not any(name in line for line in lines for name in ("positions", "stat_scale", "method")))
-        self._register(layer_options or {})
-        self._before_ready()
+        self._register_entries(layer_options or {})
+        self._assign_param_groups()
         self._make_bindings()
         if self._binds_weights:  # ng_ready reads dtypes of weights and, for window_mask, which weights are 0
-            self._bind_arrays()
+            self._bind_gradients_and_weights()
         self._core.call("ready")
-        self._observer = Observer(self._core, self._observed(), self.model, chosen.get("calls") != "mean", samples,
+        self._observer = Observer(self._core, self._layers_to_observe(), self.model, chosen.get("calls") != "mean", samples,
                                   batch_first, reduction, expand)
-        self._observer.scale = self._scale
-        self._observer.fixed_scale = self._scale() if grad_scaler is None else None
+        self._observer.scale = self._loss_scale
+        self._observer.fixed_scale = self._loss_scale() if grad_scaler is None else None
         if self._core.transport is not None and not own_batches and self._needs_whole_batch(lines):
-            self._observer.equal_shares = self._core.transport.rank, self._core.transport.size
-        self._warn_excluded()
+            self._observer.rank_of_equal_parts = self._core.transport.rank, self._core.transport.size
+        self._warn_unpreconditioned()
 
-    def _plan(self, accept):
-        return _layers.plan(self.model, accept, embeddings=self._without_embeddings())
+    def _plan_entries(self, exclusion_reason):
+        return _layers.plan_entries(self.model, exclusion_reason, embeddings=self._embedding_problem())
 
-    def _without_embeddings(self):
+    def _embedding_problem(self):
         """Return the reason why embeddings have no curvature, or ''."""
         method = self._chosen.get("method")
         if self._has_window():
@@ -169,20 +169,20 @@ class Preconditioner(Binding, _state.Saved):
                        for name in ("stat_batch", "damping_leak", "stat_scale", "method")))
 
     @staticmethod
-    def _transport(group):
+    def _make_transport(group):
         if group is False:
             return None
         from . import _distributed
-        return _distributed.transport(group)
+        return _distributed.make_transport(group)
 
-    def _other_groups(self):
+    def _model_and_stage_transports(self):
         """Return the transports of the model group and of the group of pipeline stages."""
         return None, None
 
-    def _register(self, layer_options):
+    def _register_entries(self, layer_options):
         index, window = c.c_int32(), self._has_window()
         for entry in self.entries:
-            layer = entry.described(layer_options.get(entry.name))
+            layer = entry.make_ng_layer(layer_options.get(entry.name))
             if layer is None and window and not entry.parameters()[0].requires_grad:
                 entry.frozen = True  # not registered, because a window covers all registered parameters
                 continue
@@ -191,22 +191,22 @@ class Preconditioner(Binding, _state.Saved):
                 self._core.call("add_layer", c.byref(layer), c.byref(index))
             else:
                 count = entry.parameters()[0].numel()
-                self._core.call("add_tensor", _core.encoded("the name of a parameter", entry.name), count, c.byref(index))
+                self._core.call("add_tensor", _core.to_utf8("the name of a parameter", entry.name), count, c.byref(index))
             entry.index = index.value
         if layer_options:
-            raise failure(_abi.NG_ERR_ARG, f"layer_options: no layer '{next(iter(layer_options))}'")
+            raise make_error(_abi.NG_ERR_ARG, f"layer_options: no layer '{next(iter(layer_options))}'")
 
-    def _before_ready(self):
+    def _assign_param_groups(self):
         """Set the groups of parameters; optimizers override this method."""
 
-    def _observed(self):
+    def _layers_to_observe(self):
         """Return the layers to observe: all layers except excluded layers and layers that a window covers."""
         windows = {row["name"].encode() for row in _core.methods() if "a window" in row["traits"]}
-        observed = {row.index for row in self._read_all("explain", _abi.ng_explain_row)
+        observed = {row.index for row in self._read_report_rows("explain", _abi.ng_explain_row)
                     if row.family != b"none" and row.method not in windows}
         return [e for e in self.entries if isinstance(e, _layers.Layer) and e.index in observed]
 
-    def _warn_excluded(self):
+    def _warn_unpreconditioned(self):
         """Warn about attention layers without curvature; explain() lists all parameters without curvature."""
         left = [e for e in self.entries if not isinstance(e, _layers.Layer) and "MultiheadAttention" in e.reason]
         if left:
@@ -221,29 +221,29 @@ class Preconditioner(Binding, _state.Saved):
         """The number of counted steps: steps that were not skipped."""
         return self._steps
 
-    def _scale(self):
+    def _loss_scale(self):
         scaler = self.grad_scaler
         if scaler is None:
             scale = 1.0
         else:
             scale = scaler.get_scale() if hasattr(scaler, "get_scale") else scaler()
-        return number("the loss scale of grad_scaler", scale) / self.accumulation_steps
+        return to_float("the loss scale of grad_scaler", scale) / self.accumulation_steps
 
     def begin(self, samples, loss_scale=None, whole=None, first=None):
         """Describe the next micro-batch: its number of samples, and `loss_scale`, the factor of its loss (for uneven
         micro-batches: samples / all samples of the step, times the scale of mixed precision).  If the ranks have uneven
         parts of a batch, `whole` is its number of samples and `first` the index of this rank's first sample."""
         if not isinstance(samples, numbers.Integral) or not 1 <= samples < 2**63:
-            raise failure(_abi.NG_ERR_ARG, f"samples is {shown(samples)}, expected a whole number of at least 1")
+            raise make_error(_abi.NG_ERR_ARG, f"samples is {short_repr(samples)}, expected a whole number of at least 1")
         if (whole is None) != (first is None) or whole is not None and not (
                 isinstance(whole, numbers.Integral) and isinstance(first, numbers.Integral)
                 and 0 <= first <= whole - samples and whole < 2**63):
-            raise failure(_abi.NG_ERR_ARG, f"first is {shown(first)} and whole {shown(whole)}, expected both or neither, "
-                          f"and 0 <= first <= whole - {samples}")
-        scale = None if loss_scale is None else number("loss_scale", loss_scale)
+            raise make_error(_abi.NG_ERR_ARG, f"first is {short_repr(first)} and whole {short_repr(whole)}, expected both or "
+                             f"neither, and 0 <= first <= whole - {samples}")
+        scale = None if loss_scale is None else to_float("loss_scale", loss_scale)
         if scale is not None and not (math.isfinite(scale) and scale > 0):
-            raise failure(_abi.NG_ERR_ARG, f"loss_scale is {shown(loss_scale)}, expected a finite number above 0")
-        self._observer.given = (int(samples), scale, whole, first)
+            raise make_error(_abi.NG_ERR_ARG, f"loss_scale is {short_repr(loss_scale)}, expected a finite number above 0")
+        self._observer.given_batch = (int(samples), scale, whole, first)
 
     def step(self, lr=None):
         """Precondition the gradients in place.  Return the status: 0 done; 1 a block was rescued; 2 skipped, because a
@@ -251,26 +251,26 @@ class Preconditioner(Binding, _state.Saved):
         used."""
         if lr is None:
             lr = self.lr(self._steps) if callable(self.lr) else self.lr
-        return self._step("step", c.c_double(number("lr", lr)))
+        return self._take_step("step", c.c_double(to_float("lr", lr)))
 
-    @locked
-    def _step(self, call, *arguments):
+    @with_core_lock
+    def _take_step(self, call, *arguments):
         self._core.check_open()
-        if self._observer.failed:
-            raise failure(_abi.NG_ERR_STATE, "the last backward pass failed, so gradients are incomplete: "
-                          "continue with zero_grad() and the next batch")
+        if self._observer.has_failed:
+            raise make_error(_abi.NG_ERR_STATE, "the last backward pass failed, so gradients are incomplete: "
+                             "continue with zero_grad() and the next batch")
         self._check_hooks()
-        self._bind()
+        self._bind_for_step()
         try:
             status = self._core.call(call, *arguments)
         except _core.Error as error:
-            raise self._with_reason(error) from error.__cause__
+            raise self._add_reason(error) from error.__cause__
         finally:
-            self._alive.clear()
-        self._observer.close_batch()
+            self._bound_gradients.clear()
+        self._observer.start_next_batch()
         if status != _abi.NG_SKIPPED:
             self._steps += 1
-            self._set_functions()
+            self._set_live_options()
         if status == _abi.NG_RESCUED:
             self.rescued += 1
         elif status == _abi.NG_UNOBSERVED:
@@ -278,49 +278,49 @@ class Preconditioner(Binding, _state.Saved):
             self._warn_unobserved()
         return status
 
-    def _set_functions(self):
+    def _set_live_options(self):
         """Set each option that is a function of the step to its value for the next step."""
-        for name, value in self._values_at(self._steps).items():
+        for name, value in self._live_values_at(self._steps).items():
             self._core.set(name, value)
 
-    def _values_at(self, steps):
+    def _live_values_at(self, steps):
         found = {}
         for name, function in self._functions.items():
             try:
                 found[name] = function(steps)
             except Exception as error:
-                raise failure(_abi.NG_ERR_ARG, f"{name}: its function failed for step {steps}: {error}") from error
+                raise make_error(_abi.NG_ERR_ARG, f"{name}: its function failed for step {steps}: {error}") from error
         return found
 
     # ---- errors and warnings
 
     def _check_hooks(self):
-        if not self._observer.enabled:
+        if not self._observer.is_enabled:
             return
-        if self._observer.lost_root():
-            raise failure(_abi.NG_ERR_STATE, "the hooks that count the model's samples were removed: make a new "
-                          "preconditioner, or set samples='layer'")
+        if self._observer.has_lost_sample_hooks():
+            raise make_error(_abi.NG_ERR_STATE, "the hooks that count the model's samples were removed: make a new "
+                             "preconditioner, or set samples='layer'")
         for hook in self._observer.hooks:
-            if hook.lost() is not None:
-                raise failure(_abi.NG_ERR_STATE, f"layer '{hook.layer.name}': its hook was removed: make "
-                              "a new preconditioner")
-            name = hook.changed()
+            if hook.find_removed() is not None:
+                raise make_error(_abi.NG_ERR_STATE, f"layer '{hook.layer.name}': its hook was removed: make "
+                                 "a new preconditioner")
+            name = hook.changed_setting()
             if name:
-                raise failure(_abi.NG_ERR_STATE, f"layer '{hook.layer.name}': its {name} changed after the "
-                              "preconditioner was made: make a new one")
+                raise make_error(_abi.NG_ERR_STATE, f"layer '{hook.layer.name}': its {name} changed after the "
+                                 "preconditioner was made: make a new one")
 
-    def _with_reason(self, error):
+    def _add_reason(self, error):
         """If a layer was not observed, or ranks differ in samples, return the error with the reason added."""
         if "ng_batch.whole differs" in str(error):
-            return failure(error.status, f"{error}: their numbers of samples differ.  Call "
-                           "begin(samples, whole=..., first=...), or set own_batches=True")
+            return make_error(error.status, f"{error}: their numbers of samples differ.  Call "
+                              "begin(samples, whole=..., first=...), or set own_batches=True")
         if "was never observed" not in str(error):
             return error
         for hook in self._observer.hooks:
             layer = hook.layer
             if f"'{layer.name}'" not in str(error):
                 continue
-            if not self._observer.enabled:
+            if not self._observer.is_enabled:
                 why = "hook_enabled is False, so nothing is observed"
             elif layer.calls:
                 why = "it was called, but its output received no gradient"
@@ -329,43 +329,43 @@ class Preconditioner(Binding, _state.Saved):
             else:
                 why = ("its module was not called: the module is unused or was replaced, or another module uses "
                        "its weight")
-            return failure(error.status, f"{error}; {why}.  Exclude the layer with skip_layers, or set "
-                           "missing='keep'")
+            return make_error(error.status, f"{error}; {why}.  Exclude the layer with skip_layers, or set "
+                              "missing='keep'")
         return error
 
     def _warn_unobserved(self):
         for hook in self._observer.hooks:
             layer = hook.layer
-            if layer.name in self._warned or layer.frozen:
+            if layer.name in self._warned_layers or layer.frozen:
                 continue
             if self._core.read("report_layer", _abi.ng_layer_report, layer.index)["unobserved"]:
-                self._warned.add(layer.name)
+                self._warned_layers.add(layer.name)
                 warnings.warn(f"natgrad: layer '{layer.name}' was not observed in step {self._steps - 1}, though it was "
                               "due: its last average was used", stacklevel=4)
 
-    @locked
+    @with_core_lock
     def reset_batch(self):
         """Discard the observations since the last step."""
         self._core.call("reset_batch")
-        self._observer.close_batch()
+        self._observer.start_next_batch()
 
     @property
     def hook_enabled(self):
-        return self._observer.enabled
+        return self._observer.is_enabled
 
     @hook_enabled.setter
     def hook_enabled(self, on):
         """If False, hooks observe nothing: set this around a backward pass of a value other than the loss."""
         self._core.check_open()
         if isinstance(on, str):
-            raise failure(_abi.NG_ERR_ARG, f"hook_enabled is '{on}', expected True or False")
-        self._observer.enabled = bool(on)
+            raise make_error(_abi.NG_ERR_ARG, f"hook_enabled is '{on}', expected True or False")
+        self._observer.is_enabled = bool(on)
 
-    @locked
+    @with_core_lock
     def close(self):
         """Remove the hooks from the model and free the memory of the library."""
         self._observer.remove()
-        self._observer.enabled = False  # hooks on the graph of a forward pass remain
+        self._observer.is_enabled = False  # hooks on the graph of a forward pass remain
         self._core.close()
 
     # ---- reports
@@ -374,7 +374,7 @@ class Preconditioner(Binding, _state.Saved):
         """Return a list with a dict for each parameter: its curvature, or the reason why it has none.  It prints as a
         table."""
         reasons = {entry.index: entry.reason for entry in self.entries if entry.reason}
-        rows = [_core.as_dict(row) for row in self._read_all("explain", _abi.ng_explain_row)]
+        rows = [_core.struct_to_dict(row) for row in self._read_report_rows("explain", _abi.ng_explain_row)]
         for row in rows:
             if row["why"].startswith("registered as a tensor"):
                 row["why"] = reasons.get(row["index"], row["why"])
@@ -396,7 +396,7 @@ class Preconditioner(Binding, _state.Saved):
         found = {use: report[use] for use in uses}
         return {**found, "total": sum(found.values())}
 
-    @locked
+    @with_core_lock
     def report(self):
         """Return clip factor, numbers of rescued solves, times of stations, a report of each statistic and each
         layer."""
@@ -409,10 +409,10 @@ class Preconditioner(Binding, _state.Saved):
                            for entry in self.entries if isinstance(entry, _layers.Layer)]
         return found
 
-    @locked
-    def _read_all(self, name, struct):
+    @with_core_lock
+    def _read_report_rows(self, name, struct):
         self._core.check_open()
-        found = [_core.filled(struct) for _ in range(getattr(self._core.library, f"ng_{name}_count")(self._core.p))]
+        found = [_core.new_struct(struct) for _ in range(getattr(self._core.library, f"ng_{name}_count")(self._core.p))]
         for i, row in enumerate(found):
             self._core.call(name, i, c.byref(row))
         return found

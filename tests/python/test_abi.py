@@ -21,12 +21,12 @@ def program():
 
     for name, value in _abi.NUMBERS.items():
         claim(f"{name} == {value}")
-    for name, fields in _abi.structs():
+    for name, fields in _abi.parse_structs():
         struct = getattr(_abi, name)
         grows = fields[0] == "size_t struct_size"  # a later header may append fields
         claim(f"sizeof({name}) {'>=' if grows else '=='} {ctypes.sizeof(struct)}")
         for text in fields:
-            field, _ = _abi._field(text)
+            field, _ = _abi._name_and_type(text)
             at = getattr(struct, field)
             claim(f"offsetof({name}, {field}) == {at.offset}")
             claim(f"sizeof((({name} *)0)->{field}) == {at.size}")
@@ -35,7 +35,7 @@ def program():
         if grows and name != "ng_layer":
             lines.append(f"void {name}_init({name} *, size_t);")
     lines.append("void ng_layer_init(ng_layer *, ng_kind, size_t);")
-    for name, result, arguments in _abi.calls():
+    for name, result, arguments in _abi.parse_calls():
         lines.append(f"{result.strip()} {name}({', '.join(arguments) or 'void'});")
     claim(f"NG_VERSION == {_abi.VERSION}")
     return "\n".join(lines) + "\nint main(void) { return 0; }\n"

@@ -34,7 +34,7 @@ class Loading(unittest.TestCase):
         self.assertRegex(done.stderr, "ImportError: natgrad: .* is older than this package: .*ng_new")
 
     def test_settings_of_openblas_hold_while_it_loads(self):
-        text = ("import os; from natgrad import _library\nwith _library._best_kernels(): print(os.environ['OPENBLAS_THREAD_TIMEOUT'])\n"
+        text = ("import os; from natgrad import _library\nwith _library._openblas_environment(): print(os.environ['OPENBLAS_THREAD_TIMEOUT'])\n"
                 "print(os.environ.get('OPENBLAS_THREAD_TIMEOUT'))")
         self.assertEqual(run(text, OPENBLAS_THREAD_TIMEOUT=None).stdout.split(), ["18", "None"])
         self.assertEqual(run(text, OPENBLAS_THREAD_TIMEOUT="20").stdout.split(), ["20", "20"])
@@ -45,7 +45,7 @@ class Loading(unittest.TestCase):
         alone = run(text, OPENBLAS_CORETYPE=None).stdout.split()
         self.assertEqual(alone[-1], "None")
         blas = natgrad.build_info()["blas"]
-        if _library._avx512() and "OpenBLAS" in blas and "DYNAMIC_ARCH" in blas:
+        if _library._has_avx512() and "OpenBLAS" in blas and "DYNAMIC_ARCH" in blas:
             self.assertEqual(alone[0], "SkylakeX")
             self.assertEqual(run(text, OPENBLAS_CORETYPE="Haswell").stdout.split()[0], "Haswell")
 
@@ -56,7 +56,7 @@ class Core(unittest.TestCase):
         for name, value in chosen.items():
             options.set(name, value)
         p = _core.Precond(options)
-        layer = _core.filled(_abi.ng_layer, _abi.NG_LINEAR)
+        layer = _core.new_struct(_abi.ng_layer, _abi.NG_LINEAR)
         setattr(layer, "name", b"fc")
         setattr(layer, "in", 3)
         layer.out, layer.bias = 2, 0
@@ -90,7 +90,7 @@ class Core(unittest.TestCase):
 
     def test_spelling(self):
         for value, text in ((True, "1"), (0.1, "0.1"), (3, "3"), (["a", "b"], "a|b"), (None, "none"), ("x", "x")):
-            self.assertEqual(_core.spell("name", value), text.encode())
+            self.assertEqual(_core.option_text("name", value), text.encode())
 
 
 if __name__ == "__main__":

@@ -158,7 +158,7 @@ def one_broken(rank, world):
     if rank == 1:
         def fail(*_arguments, **_more):
             raise ConnectionError("the cable")
-        k._core.transport._sum = k._core.transport._send = fail
+        k._core.transport._start_sum = k._core.transport._start_broadcast = fail
     loss_of(k.model, *batch(4, shape=(2, 3, 3))).backward()
     try:
         k.step()
@@ -292,7 +292,7 @@ def sharded(rank, world):
 
 def collectives(rank, world):
     """Each kind and dtype of a collective, in place and not in place; 16-bit sums are rounded once."""
-    transport, wrong = _distributed.transport(None), []
+    transport, wrong = _distributed.make_transport(None), []
     for dtype, kind in ((torch.float64, _abi.NG_F64), (torch.float32, _abi.NG_F32), (torch.bfloat16, _abi.NG_BF16),
                         (torch.float16, _abi.NG_F16)):
         parts = [torch.arange(1, 6).to(dtype) / 3 + r * 7 for r in range(world)]

@@ -7,13 +7,13 @@ import warnings
 import torch
 
 from .. import _abi, _core, _distributed, _layers
-from .._core import failure
+from .._core import make_error
 from ._kaisa import AssignmentStrategy, ComputeMethod, DistributedStrategy, KFACPreconditioner
 
-_LAYERS = ("columnparallellinear", "rowparallellinear")
+_PARALLEL_LAYERS = ("columnparallellinear", "rowparallellinear")
 
 
-def _size(group):
+def _group_size(group):
     """Return the number of ranks of a group."""
     if group is None:
         return 1
@@ -39,25 +39,25 @@ class GPTNeoXKFACPreconditioner(KFACPreconditioner):
                  pipeline_parallel_group=None):
         warnings.warn("KFAC support for GPT-NeoX is experimental", stacklevel=2)
         if not any(kind.__name__ == "PipelineModule" for kind in type(model).__mro__):
-            raise failure(_abi.NG_ERR_ARG, f"model is a {type(model).__name__}, expected a PipelineModule of DeepSpeed")
-        if _core.spell("compute_method", compute_method).upper() == b"INVERSE":
-            raise failure(_abi.NG_ERR_ARG, "compute_method: inverse is not supported, expected eigen")
-        if _size(pipeline_parallel_group) > 1 and data_parallel_group is None:
-            raise failure(_abi.NG_ERR_ARG, "data_parallel_group: required with several stages, because "
-                          "the ranks of a preconditioner must have the same layers")
+            raise make_error(_abi.NG_ERR_ARG, f"model is a {type(model).__name__}, expected a PipelineModule of DeepSpeed")
+        if _core.option_text("compute_method", compute_method).upper() == b"INVERSE":
+            raise make_error(_abi.NG_ERR_ARG, "compute_method: inverse is not supported, expected eigen")
+        if _group_size(pipeline_parallel_group) > 1 and data_parallel_group is None:
+            raise make_error(_abi.NG_ERR_ARG, "data_parallel_group: required with several stages, because "
+                             "the ranks of a preconditioner must have the same layers")
         if factor_checkpoint_dir is not None:
             factor_checkpoint_dir = os.fspath(factor_checkpoint_dir)
         self.factor_checkpoint_dir = factor_checkpoint_dir
-        self._model_group = model_parallel_group if _size(model_parallel_group) > 1 else None
-        self._stage_group = pipeline_parallel_group if _size(pipeline_parallel_group) > 1 else None
+        self._model_group = model_parallel_group if _group_size(model_parallel_group) > 1 else None
+        self._stage_group = pipeline_parallel_group if _group_size(pipeline_parallel_group) > 1 else None
         for name, group in (("model_parallel_group", self._model_group),
                             ("pipeline_parallel_group", self._stage_group)):
             if group is not None and not isinstance(group, torch.distributed.ProcessGroup):
-                raise failure(_abi.NG_ERR_ARG, f"{name} is a {type(group).__name__}, expected a group of torch.distributed")
+                raise make_error(_abi.NG_ERR_ARG, f"{name} is a {type(group).__name__}, expected a group of torch.distributed")
         if self._model_group is not None:
-            data_parallel_group = _distributed.peers(data_parallel_group, self._model_group)
+            data_parallel_group = _distributed.create_stage_group(data_parallel_group, self._model_group)
         if not isinstance(compute_eigenvalue_outer_product, bool):
-            raise failure(_abi.NG_ERR_ARG, "compute_eigenvalue_outer_product: expected True or False")
+            raise make_error(_abi.NG_ERR_ARG, "compute_eigenvalue_outer_product: expected True or False")
         super().__init__(model, factor_update_steps=factor_update_steps, inv_update_steps=inv_update_steps,
                          damping=damping, factor_decay=factor_decay, kl_clip=kl_clip, lr=lr,
                          accumulation_steps=accumulation_steps, allreduce_bucket_cap_mb=allreduce_bucket_cap_mb,
@@ -82,35 +82,35 @@ class GPTNeoXKFACPreconditioner(KFACPreconditioner):
 
     def save_factors_to_dir(self):
         """The owner of each layer writes its factors to FACTOR_CHECKPOINT_DIR/LAYER.safetensors.  Collective."""
-        self._core.call("save_factors", self._folder())
+        self._core.call("save_factors", self._checkpoint_folder())
 
     def load_factors_from_dir(self, compute_inverses=True):
         """Load the files that exist, and return their number; the next step recomputes the eigenbases.  Collective."""
         found = c.c_int32(0)
-        self._core.call("load_factors", self._folder(), c.byref(found))
+        self._core.call("load_factors", self._checkpoint_folder(), c.byref(found))
         if not os.path.isdir(self.factor_checkpoint_dir):
             warnings.warn(f"factor_checkpoint_dir: no folder '{self.factor_checkpoint_dir}', no factors were loaded",
                           stacklevel=2)
         return found.value
 
-    def _folder(self):
+    def _checkpoint_folder(self):
         if self.factor_checkpoint_dir is None:
-            raise failure(_abi.NG_ERR_ARG, "factor_checkpoint_dir was not given")
+            raise make_error(_abi.NG_ERR_ARG, "factor_checkpoint_dir was not given")
         return os.fsencode(self.factor_checkpoint_dir)
 
     def _class_name(self, module):
         return type(module).__name__.lower()
 
-    def _is_mine(self, module):
-        return self._class_name(module) in _LAYERS
+    def _is_supported(self, module):
+        return self._class_name(module) in _PARALLEL_LAYERS
 
-    def _plan(self, accept):
-        entries = _layers.plan(self.model, accept, self._is_mine)
+    def _plan_entries(self, exclusion_reason):
+        entries = _layers.plan_entries(self.model, exclusion_reason, self._is_supported)
         for entry in entries:
             if self._model_group is not None and isinstance(entry, _layers.Layer):
-                entry.shard_axis = _LAYERS.index(self._class_name(entry.modules[0]))
+                entry.shard_axis = _PARALLEL_LAYERS.index(self._class_name(entry.modules[0]))
         return entries
 
-    def _other_groups(self):
-        return [None if group is None else _distributed.Transport(group)
+    def _model_and_stage_transports(self):
+        return [None if group is None else _distributed.TorchTransport(group)
                 for group in (self._model_group, self._stage_group)]

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from .. import _abi, _core, _layers
-from .._core import failure
+from .._core import make_error
 from ..preconditioner import Preconditioner
 
 
@@ -34,8 +34,8 @@ class DistributedStrategy(enum.Enum):
 
 # The six arguments that may be functions of the step, with their options (None: lr is no option but an argument of a
 # step).
-_LIVE = {"factor_update_steps": "stat_period", "inv_update_steps": "solve_period", "damping": "damping",
-         "factor_decay": "stat_decay", "kl_clip": "kl_clip", "lr": None}
+_LIVE_ARGUMENTS = {"factor_update_steps": "stat_period", "inv_update_steps": "solve_period", "damping": "damping",
+                   "factor_decay": "stat_decay", "kl_clip": "kl_clip", "lr": None}
 
 
 def exp_decay_factor_averaging(min_value=0.95):
@@ -63,98 +63,97 @@ class KFACPreconditioner(Preconditioner):
                  loglevel=logging.DEBUG, process_group=None):
         given = dict(factor_update_steps=factor_update_steps, inv_update_steps=inv_update_steps, damping=damping,
                      factor_decay=factor_decay, kl_clip=kl_clip, lr=lr)
-        self._values, self._of_step = {}, {}
+        self._fixed_arguments, self._argument_functions = {}, {}
         for name, value in given.items():
-            (self._of_step if callable(value) else self._values)[name] = value
+            (self._argument_functions if callable(value) else self._fixed_arguments)[name] = value
         chosen = _core.Options()
-        eigen = _core.spell("compute_method", compute_method).upper() != b"INVERSE"
+        eigen = _core.option_text("compute_method", compute_method).upper() != b"INVERSE"
         chosen.set_system("KAISA", "eigen" if eigen else "inverse")
         fixed = dict(accumulation_steps=accumulation_steps, allreduce_bucket_cap_mb=allreduce_bucket_cap_mb,
                      assignment_strategy=assignment_strategy, colocate_factors=colocate_factors,
                      compute_method=compute_method, compute_eigenvalue_outer_product=compute_eigenvalue_outer_product,
                      grad_worker_fraction=grad_worker_fraction, symmetry_aware=symmetry_aware,
                      factor_dtype=factor_dtype, inv_dtype=inv_dtype, update_factors_in_hook=update_factors_in_hook)
-        for name, value in {**fixed, **{name: self._value(name, 0) for name in given}}.items():
+        for name, value in {**fixed, **{name: self._argument_at(name, 0) for name in given}}.items():
             chosen.set_published(name, value)
-        if "factor_decay" in self._values and float(factor_decay) == 0:
-            raise failure(_abi.NG_ERR_ARG, "factor_decay is 0, expected more than 0 and at most 1")
+        if "factor_decay" in self._fixed_arguments and float(factor_decay) == 0:
+            raise make_error(_abi.NG_ERR_ARG, "factor_decay is 0, expected more than 0 and at most 1")
         if eigen and compute_eigenvalue_outer_product and not colocate_factors:
-            raise failure(_abi.NG_ERR_ARG, "colocate_factors must be True to use compute_eigenvalue_outer_product")
+            raise make_error(_abi.NG_ERR_ARG, "colocate_factors must be True to use compute_eigenvalue_outer_product")
         if accumulation_steps == 1 and update_factors_in_hook:
             chosen.set("calls", "ema")  # as published, two calls of a module update its averages twice
-        periods = [self._values.get(name) for name in ("inv_update_steps", "factor_update_steps")]
+        periods = [self._fixed_arguments.get(name) for name in ("inv_update_steps", "factor_update_steps")]
         if None not in periods and periods[0] % periods[1]:
             warnings.warn("It is suggested that inv_update_steps be an integer multiple of factor_update_steps",
                           stacklevel=2)
-        self._skip = [re.compile(text) for text in ([skip_layers] if isinstance(skip_layers, str) else skip_layers or [])]
+        expressions = [skip_layers] if isinstance(skip_layers, str) else skip_layers or []
+        self._skip_expressions = [re.compile(text) for text in expressions]
         self._functions = {}
-        self._setup(model, chosen, grad_scaler=grad_scaler, process_group=process_group, accept=self._accept)
-        self._set_live()
+        self._setup(model, chosen, grad_scaler=grad_scaler, process_group=process_group, exclusion_reason=self._exclusion_reason)
+        self._set_live_options()
         for layer in self.report()["layers"]:
             _core.log.log(loglevel, "Registered layer %s", layer["name"])
 
     def _class_name(self, module):
         return type(module).__name__
 
-    def _is_mine(self, module):
+    def _is_supported(self, module):
         return isinstance(module, (nn.Linear, nn.Conv2d))
 
-    def _accept(self, name, module):
+    def _exclusion_reason(self, name, module):
         """Return '' for Linear and Conv2d modules without frozen parameters, else the reason why they are left out."""
-        for pattern in self._skip:
+        for pattern in self._skip_expressions:
             if pattern.search(name) or pattern.search(self._class_name(module)):
                 return f"matches skip_layers: '{pattern.pattern}'"
-        if not self._is_mine(module):
+        if not self._is_supported(module):
             return f"kfac-pytorch has no {type(module).__name__}"
         if not all(p.requires_grad for p in module.parameters()):
             return "one of its parameters is frozen"
         return ""
 
-    # ---- the six arguments of _LIVE
+    # ---- the six arguments of _LIVE_ARGUMENTS
 
-    def _value(self, name, step):
-        return self._of_step[name](step) if name in self._of_step else self._values[name]
+    def _argument_at(self, name, step):
+        return self._argument_functions[name](step) if name in self._argument_functions else self._fixed_arguments[name]
 
-    def _set_live(self):
-        """Set the options of the arguments in _LIVE to their values for the next step."""
-        for name, option in _LIVE.items():
-            value = self._value(name, self._steps)
+    def _set_live_options(self):
+        """Set the options of the arguments in _LIVE_ARGUMENTS to their values for the next step."""
+        for name, option in _LIVE_ARGUMENTS.items():
+            value = self._argument_at(name, self._steps)
             if name == "kl_clip":
                 self._core.set("clip", "none" if value is None else "kl")
             if option is not None and value is not None:
                 self._core.set(option, value)
 
-    _set_functions = _set_live
-
     def step(self):
         """Precondition the gradients in place.  The clip factor uses `lr`."""
-        self._set_live()  # a scheduler may have changed an argument
+        self._set_live_options()  # a scheduler may have changed an argument
         return super().step(self.lr)
 
-    def _number(name):
+    def _live_property(name):
         def get(self):
-            return self._value(name, self._steps)
+            return self._argument_at(name, self._steps)
 
-        def put(self, value):
-            self._of_step.pop(name, None)
-            self._values[name] = value
+        def set(self, value):
+            self._argument_functions.pop(name, None)
+            self._fixed_arguments[name] = value
             if getattr(self, "_core", None) is not None:
-                self._set_live()
-        return property(get, put)
+                self._set_live_options()
+        return property(get, set)
 
-    factor_update_steps, inv_update_steps = _number("factor_update_steps"), _number("inv_update_steps")
-    damping, factor_decay, kl_clip = _number("damping"), _number("factor_decay"), _number("kl_clip")
-    del _number
+    factor_update_steps, inv_update_steps = _live_property("factor_update_steps"), _live_property("inv_update_steps")
+    damping, factor_decay, kl_clip = _live_property("damping"), _live_property("factor_decay"), _live_property("kl_clip")
+    del _live_property
 
     @property
     def lr(self):
-        return self._value("lr", self._steps)
+        return self._argument_at("lr", self._steps)
 
     @lr.setter
     def lr(self, value):
         if value is not None:  # None comes from the base class
-            self._of_step.pop("lr", None)
-            self._values["lr"] = value
+            self._argument_functions.pop("lr", None)
+            self._fixed_arguments["lr"] = value
 
     def memory_usage(self):
         """Return the bytes of memory on this rank: under KAISA's keys, for natgrad's other uses, and their `total`.
@@ -180,7 +179,7 @@ class KFACPreconditioner(Preconditioner):
     def state_dict(self, include_factors=True):
         """Return the exact state (include_factors=False: only `steps`), and the arguments that are no functions."""
         state = super().state_dict() if include_factors else {"steps": self._steps}
-        return {**state, "numbers": dict(self._values)}
+        return {**state, "numbers": dict(self._fixed_arguments)}
 
     def load_state_dict(self, state_dict, compute_inverses=True):
         """Load a state.  compute_inverses is ignored, because the state contains the inverses."""
@@ -190,26 +189,28 @@ class KFACPreconditioner(Preconditioner):
             self._check_state(state_dict)
             self._steps = state_dict["steps"]
         else:
-            raise failure(_abi.NG_ERR_FILE, "the state is not a state of natgrad.compat")
+            raise make_error(_abi.NG_ERR_FILE, "the state is not a state of natgrad.compat")
         for name, value in state_dict["numbers"].items():
-            self._of_step.pop(name, None)
-            self._values[name] = value
-        self._set_live()
+            self._argument_functions.pop(name, None)
+            self._fixed_arguments[name] = value
+        self._set_live_options()
 
     def _check_state(self, state):
         """Check a state.  `steps` may differ from its manifest, because a state without factors sets only `steps`."""
         steps, numbers = state["steps"], state.get("numbers")
         if type(steps) is not int or steps < 0:
-            raise failure(_abi.NG_ERR_FILE, f"the state: steps is {steps!r}, expected a count")
-        if not isinstance(numbers, dict) or not set(numbers) <= set(_LIVE):
-            raise failure(_abi.NG_ERR_FILE, f"the state: numbers is {numbers!r}, expected some of {', '.join(_LIVE)}")
+            raise make_error(_abi.NG_ERR_FILE, f"the state: steps is {steps!r}, expected a count")
+        if not isinstance(numbers, dict) or not set(numbers) <= set(_LIVE_ARGUMENTS):
+            raise make_error(_abi.NG_ERR_FILE, f"the state: numbers is {numbers!r}, expected some of "
+                             f"{', '.join(_LIVE_ARGUMENTS)}")
         chosen = _core.Options()
         chosen.set_system("KAISA", "eigen")
-        for name in _LIVE:
-            chosen.set_published(name, numbers[name] if name in numbers else self._value(name, steps))
+        for name in _LIVE_ARGUMENTS:
+            chosen.set_published(name, numbers[name] if name in numbers else self._argument_at(name, steps))
 
     def __repr__(self):
-        lines = [f"  {name}={self._of_step.get(name, self._values.get(name))}," for name in sorted(_LIVE)]
+        lines = [f"  {name}={self._argument_functions.get(name, self._fixed_arguments.get(name))},"
+                 for name in sorted(_LIVE_ARGUMENTS)]
         return "\n".join([f"{type(self).__name__}(", *lines, f"  layers={len(self.report()['layers'])},",
                           f"  steps={self._steps},", ")"])
 
@@ -226,7 +227,7 @@ class LambdaParamScheduler:
                             ("factor_decay", factor_decay_lambda), ("kl_clip", kl_clip_lambda), ("lr", lr_lambda))
                            if function is not None}
         for name in self._functions:
-            if name in preconditioner._of_step:
+            if name in preconditioner._argument_functions:
                 raise ValueError(f"preconditioner.{name} is already a callable and cannot be updated by the "
                                  "LambdaParamScheduler.")
 
