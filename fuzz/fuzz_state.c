@@ -117,7 +117,7 @@ static void write_state(const ngio_tensors *f, const char *manifest, bool fix_te
     (void)snprintf(path, sizeof path, "tensors|%s|crc32", t[i].name);
     const ngio_value *entry = ngio_get(ngio_get(ngio_json_root(m), "tensors"), t[i].name);
     if (ngio_is(entry, NGIO_OBJECT) && strchr(t[i].name, '|') == NULL)
-      json_change(&text, path, sum);
+      json_edit_text(&text, path, sum);
   }
   ngio_json_free(&m);
   const char *final = text == NULL ? manifest : text;

@@ -20,7 +20,7 @@ static int64_t cases, every = 1;
 
 static bool allowed(const char *text) {
   bits_case c;
-  const bool fine = bits_read(&c, text) == NG_OK && ng_options_check(c.opt, NULL, 0) == NG_OK;
+  const bool fine = bits_parse(&c, text) == NG_OK && ng_options_check(c.opt, NULL, 0) == NG_OK;
   bits_free(&c);
   return fine;
 }
@@ -38,7 +38,7 @@ __attribute__((format(printf, 1, 2))) static bool run_case(const char *format, .
   }
   if (!allowed(text)) return false;
   if (cases++ % every == 0) {
-    printf("%016llx  %s\n", (unsigned long long)bits_run(text, false), text);
+    printf("%016llx  %s\n", (unsigned long long)bits_hash_case(text, false), text);
     (void)fflush(stdout); /* keep the lines before a crash */
   }
   return true;
@@ -368,7 +368,7 @@ int main(int argc, char **argv) {
   } else if (argc > 1) {
     for (int i = 1; i < argc; i++) {
       printf("%s\n", argv[i]);
-      printf("%016llx\n", (unsigned long long)bits_run(argv[i], true));
+      printf("%016llx\n", (unsigned long long)bits_hash_case(argv[i], true));
     }
     return 0;
   }

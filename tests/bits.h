@@ -88,7 +88,7 @@ static inline bool is(const char *a, const char *b) { return strcmp(a, b) == 0; 
 void bits_require(bool fine, const char *what);
 
 /* Parse a case.  Return the status of the library; bits_free in any case. */
-ng_status bits_read(bits_case *c, const char *text);
+ng_status bits_parse(bits_case *c, const char *text);
 void bits_free(bits_case *c);
 
 /* ---- arrays of a case (bits_case.c) ----------------------------------------------------------*/
@@ -102,7 +102,7 @@ typedef struct bits_layer {
   int64_t positions, kernel[2], stride[2], padding[2], dilation, groups, image[2];
 } bits_layer;
 
-const bits_layer *bits_model(const char *name, int32_t *layers);
+const bits_layer *bits_layers_of(const char *name, int32_t *layers);
 
 /* An array is a function of the step and of these fields. */
 typedef struct bits_array_inputs {
@@ -113,19 +113,20 @@ typedef struct bits_array_inputs {
 } bits_array_inputs;
 
 /* A new array: the input or output gradient of layer l in one call, in the dtype of the case. */
-plane bits_observed_array(const bits_array_inputs *from, int64_t step, int64_t call,
-                          int64_t samples, int32_t l, bool grad);
+plane bits_new_observed(const bits_array_inputs *from, int64_t step, int64_t call, int64_t samples,
+                        int32_t l, bool grad);
 /* A new array of a parameter; no rows if the layer has no bias. */
-plane bits_parameter(const bits_array_inputs *from, int32_t l, ng_param which, const char *dtype);
+plane bits_new_parameter(const bits_array_inputs *from, int32_t l, ng_param which,
+                         const char *dtype);
 /* Fill with initial weights, or with a gradient, which is the same on every rank. */
-void bits_weight(const bits_array_inputs *from, int32_t l, ng_param which, const plane *to);
-void bits_grad(const bits_array_inputs *from, int64_t step, int32_t l, ng_param which,
-               const plane *to);
-size_t bits_bytes(const plane *v);
+void bits_fill_weight(const bits_array_inputs *from, int32_t l, ng_param which, const plane *to);
+void bits_fill_gradient(const bits_array_inputs *from, int64_t step, int32_t l, ng_param which,
+                        const plane *to);
+size_t bits_plane_bytes(const plane *v);
 
 /* ---- run (bits_run.c) ------------------------------------------------------------------------*/
 
 /* Run a case and return the hash of all results.  `trace`: print a line per step. */
-uint64_t bits_run(const char *text, bool trace);
+uint64_t bits_hash_case(const char *text, bool trace);
 
 #endif

@@ -51,7 +51,7 @@ static bool set_word(bits_case *c, const char *name, const char *value) {
   return false;
 }
 
-ng_status bits_read(bits_case *c, const char *text) {
+ng_status bits_parse(bits_case *c, const char *text) {
   memset(c, 0, sizeof *c);
   for (int32_t i = 0; i < COUNT(number_row); i++) {
     memcpy((char *)c + number_row[i].at, &number_row[i].standard, sizeof(double));
@@ -134,7 +134,7 @@ static const bits_layer tall[] = {
 /* Its factors become singular with few samples. */
 static const bits_layer single[] = {LINEAR("fc", 2, 2, 0, 0, 1)};
 
-const bits_layer *bits_model(const char *name, int32_t *layers) {
+const bits_layer *bits_layers_of(const char *name, int32_t *layers) {
   static const struct {
     const char *name;
     const bits_layer *layer;
@@ -187,7 +187,7 @@ static plane array(const bits_array_inputs *from, int64_t rows, int64_t cols, ng
   return v;
 }
 
-size_t bits_bytes(const plane *v) {
+size_t bits_plane_bytes(const plane *v) {
   return (size_t)(v->rows * v->row_stride * ng_dtype_size(v->dtype));
 }
 
@@ -230,8 +230,8 @@ static float observed_number(const bits_array_inputs *from, const bits_layer *d,
                     most);
 }
 
-plane bits_observed_array(const bits_array_inputs *from, int64_t step, int64_t call,
-                          int64_t samples, int32_t l, bool grad) {
+plane bits_new_observed(const bits_array_inputs *from, int64_t step, int64_t call, int64_t samples,
+                        int32_t l, bool grad) {
   const bits_case *c = from->c;
   const bits_layer *d = &from->layer[l];
   const bool same = is(c->values, "same");
@@ -265,22 +265,23 @@ plane bits_observed_array(const bits_array_inputs *from, int64_t step, int64_t c
 
 /* ---- parameters ------------------------------------------------------------------------------*/
 
-plane bits_parameter(const bits_array_inputs *from, int32_t l, ng_param which, const char *dtype) {
+plane bits_new_parameter(const bits_array_inputs *from, int32_t l, ng_param which,
+                         const char *dtype) {
   const bits_layer *d = &from->layer[l];
   const int64_t cols = d->in / d->groups * d->kernel[0] * d->kernel[1];
   if (which == NG_WEIGHT) return array(from, d->out, cols, dtype_of(dtype));
   return d->bias ? array(from, 1, d->out, dtype_of(dtype)) : plane_of(NULL, 0, 0, NG_F32);
 }
 
-void bits_weight(const bits_array_inputs *from, int32_t l, ng_param which, const plane *to) {
+void bits_fill_weight(const bits_array_inputs *from, int32_t l, ng_param which, const plane *to) {
   const uint64_t key = key_of(0, 991, l, which);
   for (int64_t i = 0; i < to->rows * to->cols; i++) {
     put(to, i / to->cols, i % to->cols, from->c->zero > 0 ? 0 : number(key, i));
   }
 }
 
-void bits_grad(const bits_array_inputs *from, int64_t step, int32_t l, ng_param which,
-               const plane *to) {
+void bits_fill_gradient(const bits_array_inputs *from, int64_t step, int32_t l, ng_param which,
+                        const plane *to) {
   const bits_case *c = from->c;
   const uint64_t key = key_of(step, 990, l, 2 + which);
   const uint64_t of_a = key_of(step, 0, l, 0), of_g = key_of(step, 0, l, 1);

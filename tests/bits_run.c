@@ -80,10 +80,10 @@ static ng_status bind(rank_run *run, int32_t l) {
   ng_status st = NG_OK;
   for (int k = 0; k < 2 && st == NG_OK; k++) {
     const ng_param which = (ng_param)k;
-    run->grad[l][k] = bits_parameter(&run->source, l, which, run->c->grad);
-    run->weight[l][k] = bits_parameter(&run->source, l, which, run->c->weight);
+    run->grad[l][k] = bits_new_parameter(&run->source, l, which, run->c->grad);
+    run->weight[l][k] = bits_new_parameter(&run->source, l, which, run->c->weight);
     if (run->grad[l][k].rows == 0) continue;
-    bits_weight(&run->source, l, which, &run->weight[l][k]);
+    bits_fill_weight(&run->source, l, which, &run->weight[l][k]);
     st = add_status(run, plane_bind_grad(run->p, run->index[l], which, &run->grad[l][k]));
     if (st == NG_OK)
       st = add_status(run, plane_bind_weight(run->p, run->index[l], which, &run->weight[l][k]));
@@ -132,11 +132,10 @@ static void observe_one(rank_run *run, int64_t step, int64_t call, int64_t sampl
                         bool grad) {
   const ng_loan loan = run->c->borrow > 0 ? NG_BORROW : NG_COPY;
   bits_require(run->observations < MOST_OBSERVED, "too many observations in a step");
-  run->observed[run->observations] =
-      bits_observed_array(&run->source, step, call, samples, l, grad);
+  run->observed[run->observations] = bits_new_observed(&run->source, step, call, samples, l, grad);
   const plane *v = &run->observed[run->observations++];
-  (void)add_status(run, grad ? plane_output_grad(run->p, run->index[l], v, loan)
-                             : plane_input(run->p, run->index[l], v, loan));
+  (void)add_status(run, grad ? plane_observe_output_grad(run->p, run->index[l], v, loan)
+                             : plane_observe_input(run->p, run->index[l], v, loan));
 }
 
 /* Observe every array, also arrays that the library does not want. */
@@ -242,7 +241,7 @@ static ng_status step_once(rank_run *run, int64_t step) {
   }
   for (int32_t l = 0; l < run->layers; l++) {
     for (int k = 0; k < 2; k++) {
-      bits_grad(&run->source, step, l, (ng_param)k, &run->grad[l][k]);
+      bits_fill_gradient(&run->source, step, l, (ng_param)k, &run->grad[l][k]);
     }
   }
   const ng_status st = add_status(run, take_step(run));
@@ -251,8 +250,8 @@ static ng_status step_once(rank_run *run, int64_t step) {
   }
   for (int32_t l = 0; l < run->layers; l++) {
     for (int which = 0; which < 2; which++) {
-      add(run, run->grad[l][which].data, bits_bytes(&run->grad[l][which]));
-      add(run, run->weight[l][which].data, bits_bytes(&run->weight[l][which]));
+      add(run, run->grad[l][which].data, bits_plane_bytes(&run->grad[l][which]));
+      add(run, run->weight[l][which].data, bits_plane_bytes(&run->weight[l][which]));
     }
   }
   reports(run, step, st);
@@ -310,7 +309,7 @@ static uint64_t run_ranks(const rank_run *like, int32_t ranks, uint64_t hash) {
 
 static uint64_t run_case(const bits_case *c, bool trace) {
   rank_run run = {.c = c, .trace = trace, .source = {.c = c}};
-  run.source.layer = bits_model(c->model, &run.layers);
+  run.source.layer = bits_layers_of(c->model, &run.layers);
   run.to = (int64_t)c->steps;
   if (c->save <= 0 || c->save >= c->steps) return run_ranks(&run, (int32_t)c->ranks, hash_start);
 
@@ -329,9 +328,9 @@ static uint64_t run_case(const bits_case *c, bool trace) {
   return hash;
 }
 
-uint64_t bits_run(const char *text, bool trace) {
+uint64_t bits_hash_case(const char *text, bool trace) {
   bits_case c;
-  const ng_status st = bits_read(&c, text);
+  const ng_status st = bits_parse(&c, text);
   const uint64_t hash = st == NG_OK ? run_case(&c, trace) : hash_more(hash_start, &st, sizeof st);
   bits_free(&c);
   return hash;

@@ -14,7 +14,7 @@ static float number(int64_t what, int64_t i) {
   return (float)rng_value(&r);
 }
 
-ng_array array_of(float *x, int32_t k) {
+ng_array entry_array(float *x, int32_t k) {
   return ng_array_matrix(x, rows[k], count[k] / rows[k], NG_F32);
 }
 
@@ -24,8 +24,8 @@ static ng_status describe(ng_precond *p) {
   return st == NG_OK ? ng_add_tensor(p, "gamma", 5, NULL) : st;
 }
 
-ng_status bind_one(model *m, int32_t k, float *grad, float *weight, ng_hold hold) {
-  const ng_array g = array_of(grad, k), w = array_of(weight, k);
+ng_status bind_entry(model *m, int32_t k, float *grad, float *weight, ng_hold hold) {
+  const ng_array g = entry_array(grad, k), w = entry_array(weight, k);
   const ng_binding b = {k, NG_WEIGHT, &g, weight == NULL ? NULL : &w, hold};
   return ng_bind(m->f.p, &b, 1);
 }
@@ -38,7 +38,7 @@ ng_status open_model(model *m, const char *options, const ng_transport *t) {
     for (int64_t i = 0; i < count[k]; i++) {
       m->weight[k][i] = number(k, i);
     }
-    st = bind_one(m, k, m->grad[k], m->weight[k], NG_HOLD);
+    st = bind_entry(m, k, m->grad[k], m->weight[k], NG_HOLD);
   }
   return st == NG_OK ? ng_ready(m->f.p) : st;
 }

@@ -13,8 +13,8 @@ typedef struct model {
   float grad[ENTRIES][MID * IN], weight[ENTRIES][MID * IN];
 } model;
 
-ng_array array_of(float *x, int32_t k);
-ng_status bind_one(model *m, int32_t k, float *grad, float *weight, ng_hold hold);
+ng_array entry_array(float *x, int32_t k);
+ng_status bind_entry(model *m, int32_t k, float *grad, float *weight, ng_hold hold);
 /* Draw weights, bind everything with NG_HOLD, call ng_ready; `t` may be NULL. */
 ng_status open_model(model *m, const char *options, const ng_transport *t);
 /* Draw the gradients of step t. */

@@ -12,7 +12,7 @@ static const ng_dtype types[] = {NG_F32, NG_BF16, NG_F16, NG_F64};
 static char arena[64 << 20];
 static size_t used;
 
-void *arena_take(size_t n, size_t size) {
+void *arena_alloc(size_t n, size_t size) {
   void *x = arena + used;
   used += (n * size + 63) / 64 * 64;
   assert_true(used <= sizeof arena);
@@ -22,14 +22,14 @@ void *arena_take(size_t n, size_t size) {
 void arena_reset(void) { used = 0; }
 
 static float *draw(rng *r, int64_t n) {
-  float *x = arena_take((size_t)n, sizeof *x);
+  float *x = arena_alloc((size_t)n, sizeof *x);
   for (int64_t i = 0; i < n; i++) {
     x[i] = (float)(rng_real(r) * 2.0 - 1.0);
   }
   return x;
 }
 
-void lay_out(ng_place *v, ng_dtype t, int64_t cols, bool last) {
+void set_layout(ng_place *v, ng_dtype t, int64_t cols, bool last) {
   *v = (ng_place){.dtype = t, .rows_adjacent = true, .axes = 1, .row_stride = cols};
   v->extent[0] = cols, v->stride[0] = 1;
   if (!last || cols % 9 != 0) return;
@@ -38,7 +38,7 @@ void lay_out(ng_place *v, ng_dtype t, int64_t cols, bool last) {
 }
 
 static char *draw_array(rng *r, ng_dtype t, int64_t n) {
-  char *a = arena_take((size_t)n, (size_t)ng_dtype_size(t));
+  char *a = arena_alloc((size_t)n, (size_t)ng_dtype_size(t));
   float *x = draw(r, n);
   ng_from_f32(a, t, x, n);
   for (int64_t i = 0; i < n && t == NG_F64; i++) {
@@ -54,21 +54,21 @@ static void make(rng *r, item *a, int i, bool doubles) {
   a->rows = rng_between(r, 1, MOST / a->cols < 70 ? MOST / a->cols : 70);
   const int64_t n = a->rows * a->cols;
   const int32_t of = doubles ? 4 : 3;
-  lay_out(&a->grad, types[is_flat ? 0 : rng_below(r, of)], a->cols, i % 2 == 1);
-  lay_out(&a->weight, types[is_flat ? 0 : rng_below(r, of)], a->cols, rng_below(r, 2) == 1);
+  set_layout(&a->grad, types[is_flat ? 0 : rng_below(r, of)], a->cols, i % 2 == 1);
+  set_layout(&a->weight, types[is_flat ? 0 : rng_below(r, of)], a->cols, rng_below(r, 2) == 1);
   a->moment = a->weight.dtype == NG_F64 ? NG_F64 : NG_F32;
   a->gradient = draw_array(r, a->grad.dtype, n), a->weights = draw_array(r, a->weight.dtype, n);
-  a->g = arena_take((size_t)n, 8), a->w = arena_take((size_t)n, 8);
+  a->g = arena_alloc((size_t)n, 8), a->w = arena_alloc((size_t)n, 8);
   a->grad.data = a->g, a->weight.data = a->w;
   a->m0 = draw_array(r, a->moment, n), a->v0 = draw_array(r, a->moment, n);
   a->u = draw(r, n), a->x = draw(r, a->cols);
   for (int64_t k = 0; k < n; k++) { /* clear the sign, in the last byte */
     a->v0[(k + 1) * ng_dtype_size(a->moment) - 1] &= 0x7f;
   }
-  a->m = arena_take((size_t)n, 8), a->v = arena_take((size_t)n, 8),
-  a->stored = arena_take((size_t)n, 4);
-  a->y = draw(r, a->rows), a->y_wide = arena_take((size_t)a->rows, sizeof(double));
-  a->map = arena_take((size_t)a->cols, sizeof *a->map);
+  a->m = arena_alloc((size_t)n, 8), a->v = arena_alloc((size_t)n, 8),
+  a->stored = arena_alloc((size_t)n, 4);
+  a->y = draw(r, a->rows), a->y_wide = arena_alloc((size_t)a->rows, sizeof(double));
+  a->map = arena_alloc((size_t)a->cols, sizeof *a->map);
   for (int64_t k = 0; k < a->cols; k++) {
     a->map[k] = (int32_t)(a->cols - 1 - k);
   }
@@ -129,7 +129,7 @@ void draw_directions(rng *r, list *l, kind k, int round) {
       }
     }
     if (k == RIGHT_WIDE) {
-      l->e[i].u_double = arena_take((size_t)a->cols, sizeof(double));
+      l->e[i].u_double = arena_alloc((size_t)a->cols, sizeof(double));
       for (int64_t c = 0; c < a->cols; c++) {
         ((double *)(uintptr_t)l->e[i].u_double)[c] = (double)a->x[c];
       }

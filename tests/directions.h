@@ -39,12 +39,12 @@ typedef struct list {
 } list;
 
 /* Zeroed memory from one block for all arrays; arena_reset frees all of it. */
-void *arena_take(size_t n, size_t size);
+void *arena_alloc(size_t n, size_t size);
 void arena_reset(void);
 
 /* Describe n elements from v->data on: dense rows, or channels-last rows of [channel][offset] if `last` and 9 divides
  * cols. */
-void lay_out(ng_place *v, ng_dtype t, int64_t cols, bool last);
+void set_layout(ng_place *v, ng_dtype t, int64_t cols, bool last);
 
 /* Make LISTED directions of one kind. Some elements overflow: every correct result keeps their old value. */
 void draw_directions(rng *r, list *l, kind k, int round);

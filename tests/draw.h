@@ -29,13 +29,13 @@ static inline double rng_real(rng *r) { /* [0, 1) */
 }
 /* k/64 with |k| <= 127, exact in bf16, f16 and f32. */
 static inline double rng_value(rng *r) { return (double)(rng_below(r, 255) - 127) / 64; }
-static inline void rng_values(rng *r, float *x, int64_t n) {
+static inline void rng_fill(rng *r, float *x, int64_t n) {
   for (int64_t i = 0; i < n; i++)
     x[i] = (float)rng_value(r);
 }
 
 /* A value that is a function of the indices. */
-static inline double rng_place(int64_t a, int64_t b, int64_t c, int64_t i) {
+static inline double rng_value_at(int64_t a, int64_t b, int64_t c, int64_t i) {
   rng r = {(uint64_t)(((a * 31 + b) * 31 + c) * 1009 + i)};
   (void)rng_next(&r);
   return rng_value(&r);
@@ -47,7 +47,7 @@ static inline uint64_t test_seed(void) {
 }
 
 /* Number of repetitions: NG_TEST_MULT times n, at least 1. */
-static inline int64_t test_times(int64_t n) {
+static inline int64_t test_repetitions(int64_t n) {
   const char *text = getenv("NG_TEST_MULT");
   const double m = text != NULL ? strtod(text, NULL) : 1;
   const int64_t k = (int64_t)((double)n * m);

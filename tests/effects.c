@@ -78,8 +78,8 @@ static ng_status observe(struct outcome *r, fixture *f, int32_t rank, int32_t st
       const plane v = layer[i].kind == NG_LINEAR
                           ? plane_of(a, B * high, columns, NG_F32)
                           : plane_images(a, PLANE_NCHW, B, columns, high, layer[i].wide, NG_F32);
-      TRY(k == 0 ? plane_input(f->p, i, &v, i == BN ? NG_BORROW : NG_COPY)
-                 : plane_output_grad(f->p, i, &v, NG_COPY));
+      TRY(k == 0 ? plane_observe_input(f->p, i, &v, i == BN ? NG_BORROW : NG_COPY)
+                 : plane_observe_output_grad(f->p, i, &v, NG_COPY));
     }
   }
   return NG_OK;
@@ -97,7 +97,7 @@ static ng_status one_step(const run *what, ng_precond *p, int32_t step) {
   return ng_step(p, what->lr > 0 ? what->lr : 1.0);
 }
 
-void gradient_of(int32_t step, float *D) {
+void fill_gradient(int32_t step, float *D) {
   for (int64_t i = 0; i < TOTAL; i++)
     D[i] = data(step, 7, 0, 15, i);
 }
@@ -133,7 +133,7 @@ static ng_status run_steps(const run *what, struct outcome *r, fixture *f, int32
     if (step == 1 && what->set != NULL) TRY(ng_set(f->p, what->set, what->value));
     for (int32_t call = 0; call < 2; call++)
       TRY(observe(r, f, rank, step, call));
-    gradient_of(step, gradient);
+    fill_gradient(step, gradient);
     TRY(one_step(what, f->p, step));
     ng_report report = {.struct_size = sizeof report};
     TRY(ng_report_read(f->p, &report));

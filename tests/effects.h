@@ -59,7 +59,7 @@ typedef struct run {
 extern const run usual;
 
 /* Fill D with the gradient of a step, which is the same on all ranks. */
-void gradient_of(int32_t step, float *D);
+void fill_gradient(int32_t step, float *D);
 
 /* Run `what` and store the outcome in it; return the worst status. */
 ng_status try_run(run *what);

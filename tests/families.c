@@ -23,7 +23,7 @@ static void kronecker(const test_case *s, const ng_options *o, case_result *out)
 static void multiplied(const oracle *o, const test_case *s, int32_t l, double k, const double *D,
                        double *P) {
   const int64_t groups = s->layer[l].kind == NG_CONV2D ? s->layer[l].groups : 1;
-  const int64_t q = s->layer[l].out / groups, p = oracle_cols(&s->layer[l]);
+  const int64_t q = s->layer[l].out / groups, p = oracle_columns(&s->layer[l]);
   double *GD = zeros(q * p);
   int64_t n;
   for (int64_t g = 0; g < groups; g++, D += q * p, P += q * p) {
@@ -41,7 +41,7 @@ static void multiplied(const oracle *o, const test_case *s, int32_t l, double k,
 static void product(const test_case *s, const ng_options *opt, case_result *out) {
   ng_options factors = *opt;
   fixture_set(&factors, "solver", "cholesky");
-  fixture_real(&factors, "radius", 0);
+  fixture_set_real(&factors, "radius", 0);
   memset(out, 0, sizeof *out);
   for (int32_t t = 0; t < s->steps; t++) {
     test_case part = *s;
@@ -73,7 +73,7 @@ static void kronecker_norms(const test_case *s, const ng_options *o, case_result
 }
 
 static void rankone_norms(const test_case *s, const ng_options *o, case_result *out) {
-  norm_predict(s, o, r1_predict, out);
+  norm_predict(s, o, rankone_predict, out);
 }
 
 /* ---- the table -------------------------------------------------------------------------------*/
@@ -135,15 +135,15 @@ static const family families[] = {
     {"spngd", "method=spngd" USUAL, FACTORS | SOLVES | SCALES, WHOLE, SPLIT(kronecker, PI)},
     {"eva", "method=eva" USUAL, INVERSE | VECTORS | SCALES | READS_INPUT | READS_OUTPUT,
      .calls = NO_PARTS, .shards = EVEN_SUMS, .repeat = 4, .knob = "damping", .power = 1,
-     .tail = JOINT, .predict = r1_predict, .growth = R1_GROWTH},
+     .tail = JOINT, .predict = rankone_predict, .growth = RANKONE_GROWTH},
     {"eva-natgrad", "method=eva-natgrad" USUAL,
      INVERSE | VECTORS | SOLVES | SCALES | READS_INPUT | READS_OUTPUT, WHOLE, .power = 1,
-     .tail = JOINT, .predict = r1_predict, .growth = R1_GROWTH},
+     .tail = JOINT, .predict = rankone_predict, .growth = RANKONE_GROWTH},
     {"eva-f", "method=eva-f" USUAL, INVERSE | VECTORS | READS_INPUT, .calls = NO_PARTS,
      .shards = EVEN_SUMS, .repeat = 1, .knob = "damping", .power = 1, .tail = JOINT,
-     .predict = r1_predict, .growth = R1_GROWTH},
-    {"adasgd", "method=adasgd damping=0.1", VECTORS, WHOLE, .predict = r1_predict,
-     .growth = R1_GROWTH},
+     .predict = rankone_predict, .growth = RANKONE_GROWTH},
+    {"adasgd", "method=adasgd damping=0.1", VECTORS, WHOLE, .predict = rankone_predict,
+     .growth = RANKONE_GROWTH},
     {"mfac", "method=mfac" WINDOW("damping=0.1"), EVERYONE, WHOLE, .predict = window_predict,
      .growth = WINDOW_GROWTH},
     {"mfac, momentum",
@@ -270,7 +270,7 @@ int properties_main(const char *group, const property *list, size_t n) {
     tests[i + 1].test_func = check_property;
     tests[i + 1].initial_state = (void *)(uintptr_t)&list[i];
   }
-  return ranks_tests(group, tests, n + 1);
+  return ranks_run_tests(group, tests, n + 1);
 }
 
 /* ---- for properties --------------------------------------------------------------------------*/
@@ -284,9 +284,9 @@ void v_fail(const variant *v, const char *format, ...) {
   fail_msg("NG_TEST_SEED=%" PRIu64 " %s on %s: %s", test_seed(), v->f->name, v->linalg, text);
 }
 
-ng_options v_options(const variant *v) { return fixture_parse(v->f->options); }
+ng_options v_options(const variant *v) { return fixture_parse_options(v->f->options); }
 
-double v_turn(const variant *v, ng_options *o, double by) {
+double v_scale_knob(const variant *v, ng_options *o, double by) {
   if (strcmp(v->f->knob, "radius") == 0) {
     o->base.radius /= by;
     return 1;
@@ -295,7 +295,8 @@ double v_turn(const variant *v, ng_options *o, double by) {
   return by;
 }
 
-case_result v_run_as(const variant *v, const test_case *s, const ng_options *o, case_setup setup) {
+case_result v_run_setup(const variant *v, const test_case *s, const ng_options *o,
+                        case_setup setup) {
   case_result r;
   setup.linalg = v->linalg;
   case_run(s, o, &setup, &r);
@@ -306,7 +307,7 @@ case_result v_run_as(const variant *v, const test_case *s, const ng_options *o, 
 }
 
 case_result v_run(const variant *v, const test_case *s, const ng_options *o) {
-  return v_run_as(v, s, o, (case_setup){0});
+  return v_run_setup(v, s, o, (case_setup){0});
 }
 
 /* The condition of the worst layer and step. */
@@ -328,16 +329,17 @@ double v_tolerance(const variant *v, const test_case *s, const ng_options *o) {
   return 2 * v->f->growth * unit * c;
 }
 
-void v_predicted(const variant *v, const char *what, const test_case *s, const ng_options *o) {
+void v_must_match_prediction(const variant *v, const char *what, const test_case *s,
+                             const ng_options *o) {
   case_result want, got = v_run(v, s, o);
   v->f->predict(s, o, &want);
-  v_same(v, what, s, &got, &want, v->f->growth * unit * v_condition(s, &want));
+  v_must_match(v, what, s, &got, &want, v->f->growth * unit * v_condition(s, &want));
   case_free_result(&want);
   case_free_result(&got);
 }
 
-void v_same(const variant *v, const char *what, const test_case *s, const case_result *x,
-            const case_result *y, double tolerance) {
+void v_must_match(const variant *v, const char *what, const test_case *s, const case_result *x,
+                  const case_result *y, double tolerance) {
   for (int32_t t = 0; t < s->steps; t++) {
     double e = fabs(x->nu[t] - y->nu[t]) / y->nu[t];
     int32_t worst = -1;
@@ -354,10 +356,10 @@ void v_same(const variant *v, const char *what, const test_case *s, const case_r
   }
 }
 
-void v_equal(const variant *v, const char *what, const test_case *x, const ng_options *ox,
-             const test_case *y, const ng_options *oy, double tolerance) {
+void v_runs_must_match(const variant *v, const char *what, const test_case *x, const ng_options *ox,
+                       const test_case *y, const ng_options *oy, double tolerance) {
   case_result r = v_run(v, x, ox), q = v_run(v, y, oy);
-  v_same(v, what, y, &r, &q, tolerance);
+  v_must_match(v, what, y, &r, &q, tolerance);
   case_free_result(&r);
   case_free_result(&q);
 }
@@ -383,7 +385,7 @@ static void add_norms_between(const variant *v, test_case *s) {
   grouped(s);
 }
 
-test_case *v_layers_of(const variant *v, int32_t steps, int32_t ranks) {
+test_case *v_new_layers(const variant *v, int32_t steps, int32_t ranks) {
   test_case *s = case_create(steps, ranks);
   if (v->f->promises & NORMS) {
     add_norms_between(v, s);
@@ -401,7 +403,7 @@ test_case *v_layers_of(const variant *v, int32_t steps, int32_t ranks) {
 
 static test_case *filled(const variant *v, int32_t steps, int32_t ranks, uint64_t salt, bool even) {
   rng r = {test_seed() ^ salt};
-  test_case *s = v_layers_of(v, steps, ranks);
+  test_case *s = v_new_layers(v, steps, ranks);
   for (int32_t t = 0; t < steps; t++) {
     for (int32_t k = 0; k < ranks; k++) {
       for (int64_t c = even ? 1 : 1 + (k + t) % 2; c > 0; c--)
@@ -412,11 +414,11 @@ static test_case *filled(const variant *v, int32_t steps, int32_t ranks, uint64_
   return s;
 }
 
-test_case *v_uneven(const variant *v, int32_t steps, int32_t ranks, uint64_t salt) {
+test_case *v_new_uneven_case(const variant *v, int32_t steps, int32_t ranks, uint64_t salt) {
   return filled(v, steps, ranks, salt, false);
 }
 
-test_case *v_even(const variant *v, int32_t steps, int32_t ranks, uint64_t salt) {
+test_case *v_new_even_case(const variant *v, int32_t steps, int32_t ranks, uint64_t salt) {
   return filled(v, steps, ranks, salt, true);
 }
 
@@ -437,10 +439,10 @@ static void scale(test_case *s, double c, bool by_samples) {
   }
 }
 
-void v_means(test_case *s) { scale(s, 1, true); }
+void v_average_losses(test_case *s) { scale(s, 1, true); }
 void v_scale_losses(test_case *s, double c) { scale(s, c, false); }
 
-void v_weights(test_case *s) {
+void v_add_weights(test_case *s) {
   for (int32_t l = 0; l < s->layers; l++) {
     s->W[l] = zeros(case_weight_count(s, l));
     for (int64_t i = 0; i < case_weight_count(s, l); i++)
@@ -448,7 +450,7 @@ void v_weights(test_case *s) {
   }
 }
 
-void v_silence(const test_case *s, case_micro *m, int32_t l, bool grad) {
+void v_clear_array(const test_case *s, case_micro *m, int32_t l, bool grad) {
   const bool tokens = s->layer[l].kind == NG_EMBEDDING && !grad;
   const int64_t B = m->batch.samples,
                 n = grad ? case_output_count(s, l, B) : case_input_count(s, l, B);
@@ -469,7 +471,7 @@ double v_dot(const double *x, const double *y, int64_t n) {
   return s;
 }
 
-double v_most(const double *x, int64_t n) {
+double v_largest(const double *x, int64_t n) {
   double most = 0;
   for (int64_t i = 0; i < n; i++)
     most = fmax(most, fabs(x[i]));

@@ -98,47 +98,49 @@ void v_fail(const variant *v, const char *format, ...) __attribute__((format(pri
 ng_options v_options(const variant *v);
 /* Change the option `knob` for a curvature that is `by` times as large.  The new result is the old result divided by
  * the returned factor. */
-double v_turn(const variant *v, ng_options *o, double by);
+double v_scale_knob(const variant *v, ng_options *o, double by);
 
 /* Run.  Fail unless the status is NG_OK, all ranks have the same bits, and no step allocated memory. */
-case_result v_run_as(const variant *v, const test_case *s, const ng_options *o, case_setup setup);
+case_result v_run_setup(const variant *v, const test_case *s, const ng_options *o,
+                        case_setup setup);
 case_result v_run(const variant *v, const test_case *s, const ng_options *o);
 
 /* The tolerance of the difference of two runs. */
 double v_tolerance(const variant *v, const test_case *s, const ng_options *o);
 
 /* Fail unless results and nu differ by at most `tolerance` times the largest entry of each layer; 0: not at all. */
-void v_same(const variant *v, const char *what, const test_case *s, const case_result *x,
-            const case_result *y, double tolerance);
-/* Run x with ox and y with oy by v_run; compare the results by v_same. */
-void v_equal(const variant *v, const char *what, const test_case *x, const ng_options *ox,
-             const test_case *y, const ng_options *oy, double tolerance);
+void v_must_match(const variant *v, const char *what, const test_case *s, const case_result *x,
+                  const case_result *y, double tolerance);
+/* Run x with ox and y with oy by v_run; compare the results by v_must_match. */
+void v_runs_must_match(const variant *v, const char *what, const test_case *x, const ng_options *ox,
+                       const test_case *y, const ng_options *oy, double tolerance);
 
 /* Fail unless v_run equals the prediction, with half the tolerance, because the prediction is in double. */
-void v_predicted(const variant *v, const char *what, const test_case *s, const ng_options *o);
+void v_must_match_prediction(const variant *v, const char *what, const test_case *s,
+                             const ng_options *o);
 
 /* Two linear layers (one with positions) and two convolutions (one grouped, strided, dilated); with NORMS, one of each
  * with norms (and an embedding) between them. */
-test_case *v_layers_of(const variant *v, int32_t steps, int32_t ranks);
-/* The layers of v_layers_of, with arrays and summed losses.  Uneven: ranks have different numbers and sizes of
+test_case *v_new_layers(const variant *v, int32_t steps, int32_t ranks);
+/* The layers of v_new_layers, with arrays and summed losses.  Uneven: ranks have different numbers and sizes of
  * micro-batches.  Even: one micro-batch of three samples. */
-test_case *v_uneven(const variant *v, int32_t steps, int32_t ranks, uint64_t salt);
-test_case *v_even(const variant *v, int32_t steps, int32_t ranks, uint64_t salt);
+test_case *v_new_uneven_case(const variant *v, int32_t steps, int32_t ranks, uint64_t salt);
+test_case *v_new_even_case(const variant *v, int32_t steps, int32_t ranks, uint64_t salt);
 /* Change summed losses to means: divide each g by the samples of its micro-batch. */
-void v_means(test_case *s);
+void v_average_losses(test_case *s);
 /* Multiply every g by c. */
 void v_scale_losses(test_case *s, double c);
 
 /* Set an array of one layer in one micro-batch to zeros, or to NG_NO_TOKEN. */
-void v_silence(const test_case *s, case_micro *m, int32_t l, bool grad);
+void v_clear_array(const test_case *s, case_micro *m, int32_t l, bool grad);
 
 /* Add weights, for clip = ratio. */
-void v_weights(test_case *s);
+void v_add_weights(test_case *s);
 /* All values of `clip`; values from index V_BOUNDED on need a clip_bound. */
 enum { V_CLIPS = 7, V_BOUNDED = 3 };
 extern const char *const v_clips[V_CLIPS];
 
 double v_dot(const double *x, const double *y, int64_t n);
-double v_most(const double *x, int64_t n); /* largest |x| */
+double v_largest(const double *x, int64_t n); /* largest |x| */
 
 #endif

@@ -14,19 +14,19 @@ enum { SAMPLES = 4, SIDE = 5, MOST_OBSERVED = SAMPLES * 6 * SIDE * SIDE };
 
 static void draw(float *x, int64_t n, int32_t step, int32_t key) {
   rng r = {test_seed() ^ (uint64_t)(step * 100 + key)};
-  rng_values(&r, x, n);
+  rng_fill(&r, x, n);
 }
 
 static int64_t weights(const family_entry *e) {
   return e->in * (e->out == 0 ? 1 : e->out) * (e->is_conv ? 9 : 1);
 }
 
-int64_t family_count(const family_model *m, int32_t i) {
+int64_t family_gradient_count(const family_model *m, int32_t i) {
   return weights(&m->entry[i]) + (m->entry[i].bias ? m->entry[i].out : 0);
 }
 
-void family_draw(const family_model *m, int32_t step, int32_t i, float *x) {
-  draw(x, family_count(m, i), step, i);
+void family_draw_gradients(const family_model *m, int32_t step, int32_t i, float *x) {
+  draw(x, family_gradient_count(m, i), step, i);
   if (m->adjust != NULL) m->adjust(i, x);
 }
 
@@ -34,7 +34,7 @@ static ng_status add(ng_precond *p, const family_entry *e) {
   int32_t index;
   if (e->out == 0) return ng_add_tensor(p, e->name, e->in, &index);
   if (e->is_conv)
-    return plane_conv2d(p, e->name, e->in, e->out, 3, 1, 1, SIDE, SIDE, e->bias, &index);
+    return plane_add_conv2d(p, e->name, e->in, e->out, 3, 1, 1, SIDE, SIDE, e->bias, &index);
   return ng_add_linear(p, e->name, e->in, e->out, e->bias, &index);
 }
 
@@ -65,7 +65,7 @@ static ng_status one_step(family_run *run, int32_t rank, fixture *f, int32_t ste
   ng_status st = fixture_begin(f, SAMPLES);
   for (int32_t i = 0; i < m->entries && st == NG_OK; i++) {
     float *grad = run->out[rank][step][i];
-    family_draw(m, step, i, grad);
+    family_draw_gradients(m, step, i, grad);
     if (i == bad) grad[weights(&m->entry[i]) - 1] = NAN;
     st = bind(f->p, i, &m->entry[i], grad);
     if (st == NG_OK) st = observe(f, i, &m->entry[i], step);
@@ -74,13 +74,13 @@ static ng_status one_step(family_run *run, int32_t rank, fixture *f, int32_t ste
   return st == NG_OK ? ng_step(f->p, 0.1) : st;
 }
 
-/* Count the gradient elements that a skipped step changed: finite, and different from family_draw. */
+/* Count the gradient elements that a skipped step changed: finite, and different from family_draw_gradients. */
 static int32_t count_changed(const family_run *run, int32_t rank, int32_t step) {
   int32_t n = 0;
   for (int32_t i = 0; i < run->model->entries; i++) {
     float d[FAMILY_NUMBERS];
-    family_draw(run->model, step, i, d);
-    for (int64_t k = 0; k < family_count(run->model, i); k++) {
+    family_draw_gradients(run->model, step, i, d);
+    for (int64_t k = 0; k < family_gradient_count(run->model, i); k++) {
       const float x = run->out[rank][step][i][k];
       n += isfinite(x) && memcmp(&x, &d[k], sizeof x) != 0;
     }
@@ -144,8 +144,8 @@ static ng_status run_rank(int32_t rank, ng_transport *t, void *arg) {
   return st;
 }
 
-family_run *family_run_of(const family_model *m, const ng_family *const *families, const char *set,
-                          int32_t ranks) {
+family_run *family_new_run(const family_model *m, const ng_family *const *families, const char *set,
+                           int32_t ranks) {
   family_run *run = calloc(1, sizeof *run);
   assert_non_null(run);
   run->model = m;
@@ -159,7 +159,7 @@ family_run *family_run_of(const family_model *m, const ng_family *const *familie
 
 ng_status family_train(family_run *run) { return ranks_run(run->ranks, run_rank, run, NULL); }
 
-family_run *family_completed(family_run *run) {
+family_run *family_must_train(family_run *run) {
   if (family_train(run) != NG_OK) {
     for (int32_t r = 0; r < run->ranks; r++)
       print_error("%s, rank %d: %s\n", run->set, r, run->message[r]);
@@ -172,15 +172,15 @@ family_run *family_completed(family_run *run) {
   return run;
 }
 
-void family_same_from(const family_run *x, const family_run *y, int32_t step) {
+void family_must_match_from(const family_run *x, const family_run *y, int32_t step) {
   assert_memory_equal(x->out[0][step], y->out[0][step],
                       sizeof x->out[0][0] * (size_t)(x->model->steps - step));
 }
 
-void family_must_equal(family_run *x, family_run *y, int32_t step) {
-  (void)family_completed(x);
-  (void)family_completed(y);
-  family_same_from(x, y, step);
+void family_runs_must_match(family_run *x, family_run *y, int32_t step) {
+  (void)family_must_train(x);
+  (void)family_must_train(y);
+  family_must_match_from(x, y, step);
   free(x);
   free(y);
 }
@@ -189,7 +189,7 @@ void family_must_be_close(const family_run *x, const family_run *y) {
   for (int32_t step = 0; step < x->model->steps; step++) {
     for (int32_t i = 0; i < x->model->entries; i++) {
       double most = 0, gap = 0;
-      for (int64_t k = 0; k < family_count(x->model, i); k++) {
+      for (int64_t k = 0; k < family_gradient_count(x->model, i); k++) {
         most = fmax(most, fabs((double)y->out[0][step][i][k]));
         gap = fmax(gap, fabs((double)x->out[0][step][i][k] - (double)y->out[0][step][i][k]));
       }

@@ -24,8 +24,8 @@ typedef struct family_model {
 } family_model;
 
 /* The number of gradients of an entry, a bias after its weight; the gradients of one step. */
-int64_t family_count(const family_model *m, int32_t entry);
-void family_draw(const family_model *m, int32_t step, int32_t entry, float *x);
+int64_t family_gradient_count(const family_model *m, int32_t entry);
+void family_draw_gradients(const family_model *m, int32_t step, int32_t entry, float *x);
 
 typedef struct family_run {
   const family_model *model;
@@ -46,16 +46,16 @@ typedef struct family_run {
   ng_layer_report report[FAMILY_RANKS][FAMILY_ENTRIES];
 } family_run;
 
-family_run *family_run_of(const family_model *m, const ng_family *const *families, const char *set,
-                          int32_t ranks); /* with `ref`; free() */
+family_run *family_new_run(const family_model *m, const ng_family *const *families, const char *set,
+                           int32_t ranks); /* with `ref`; free() */
 /* Return the worst status of all ranks. */
 ng_status family_train(family_run *run);
 
 /* Train; fail the test unless all ranks succeed with the same bits. */
-family_run *family_completed(family_run *run);
+family_run *family_must_train(family_run *run);
 /* Complete and free two runs, which have the same bits from this step on. */
-void family_must_equal(family_run *x, family_run *y, int32_t step);
-void family_same_from(const family_run *x, const family_run *y, int32_t step);
+void family_runs_must_match(family_run *x, family_run *y, int32_t step);
+void family_must_match_from(const family_run *x, const family_run *y, int32_t step);
 /* Fail unless all results differ by at most 1e-5 of the largest number of their entry and step. */
 void family_must_be_close(const family_run *x, const family_run *y);
 

@@ -20,7 +20,7 @@ static ng_status solve(ng_block *b, ng_solve_phase phase) {
     const int32_t rung = ng_matrix_climb(b->ctx->queue, m, ng_scratch(b));
     worst = rung > worst ? rung : worst;
   }
-  return phase == NG_SOLVE_CLIMB ? matrices_count(b, worst) : NG_OK;
+  return phase == NG_SOLVE_CLIMB ? matrices_count_rung(b, worst) : NG_OK;
 }
 
 static void read_results(ng_block *b) {
@@ -31,7 +31,7 @@ static void precondition(ng_block *b) {
   matrices *k = matrices_of(b);
   float *D = ng_scratch(b);
   k->sums = (ng_direction_sums){.finite = 1};
-  matrices_read(b, false, D);
+  matrices_copy_gradient(b, false, D);
   ng_twosided_apply(b->ctx->queue, &k->both, 0, k->m, D, b->direction, D + k->m * k->n);
   matrices_enqueue_sums(b, D);
 }
@@ -72,14 +72,14 @@ const ng_family family_shampoo = {
     .fits = fits,
     .check = matrices_check,
     .create = create,
-    .statistics = matrices_statistics,
+    .statistics = matrices_add_statistics,
     .plan = matrices_plan,
     .observe = matrices_observe,
     .precondition = precondition,
     .measure = measure,
     .emit = matrices_emit,
     .fields = fields,
-    .numbers = matrices_numbers,
+    .numbers = matrices_visit_numbers,
     .solve = solve,
     .read_results = read_results,
     .commit = commit,

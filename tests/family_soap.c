@@ -48,7 +48,7 @@ static ng_status solve(ng_block *b, ng_solve_phase phase) {
     worst = rung > worst ? rung : worst;
   }
   ng_queue_wait(q);
-  return phase == NG_SOLVE_CLIMB ? matrices_count(b, worst) : NG_OK;
+  return phase == NG_SOLVE_CLIMB ? matrices_count_rung(b, worst) : NG_OK;
 }
 
 static void read_results(ng_block *b) {}
@@ -70,7 +70,7 @@ static void precondition(ng_block *b) {
   matrices *k = matrices_of(b);
   float *D = ng_scratch(b);
   k->sums = (ng_direction_sums){.finite = 1};
-  matrices_read(b, false, D);
+  matrices_copy_gradient(b, false, D);
   rotate(b, false, D, b->direction);
   matrices_enqueue_sums(b, D);
 }
@@ -142,14 +142,14 @@ const ng_family family_soap = {
     .fits = fits,
     .check = matrices_check,
     .create = create,
-    .statistics = matrices_statistics,
+    .statistics = matrices_add_statistics,
     .plan = matrices_plan,
     .observe = matrices_observe,
     .precondition = precondition,
     .measure = measure,
     .emit = matrices_emit,
     .fields = fields,
-    .numbers = matrices_numbers,
+    .numbers = matrices_visit_numbers,
     .solve = solve,
     .read_results = read_results,
     .commit = commit,

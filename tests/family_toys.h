@@ -26,7 +26,7 @@ static inline family_run *new_run(const char *set, int32_t ranks) {
   static ng_family beside;
   static const ng_family *const toys[] = {&toy_diagonal, &toy_total, &beside, NULL};
   beside = toy_beside();
-  return family_run_of(&toy_model, toys, set, ranks);
+  return family_new_run(&toy_model, toys, set, ranks);
 }
 
 /* A run with one more family, which selects its layers first. */

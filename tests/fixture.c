@@ -78,7 +78,8 @@ ng_status fixture_bind(fixture *f, int32_t index, ng_param which, const plane *g
   return note(f, st);
 }
 
-ng_status fixture_linear(fixture *f, const char *name, const plane grad[2], const plane weight[2]) {
+ng_status fixture_add_linear(fixture *f, const char *name, const plane grad[2],
+                             const plane weight[2]) {
   int32_t index = -1;
   const int32_t bias = grad[NG_BIAS].rows > 0;
   ng_status st =
@@ -89,7 +90,7 @@ ng_status fixture_linear(fixture *f, const char *name, const plane grad[2], cons
   return st;
 }
 
-ng_status fixture_tensor(fixture *f, const char *name, const plane *grad, const plane *weight) {
+ng_status fixture_add_tensor(fixture *f, const char *name, const plane *grad, const plane *weight) {
   int32_t index = -1;
   ng_status st = note(f, ng_add_tensor(f->p, name, grad->rows * grad->cols, &index));
   return st == NG_OK ? fixture_bind(f, index, NG_WEIGHT, grad, weight) : st;
@@ -97,7 +98,7 @@ ng_status fixture_tensor(fixture *f, const char *name, const plane *grad, const 
 
 /* ---- observe, step ---------------------------------------------------------------------------*/
 
-ng_status fixture_add(fixture *f, const fixture_entry *e, int32_t n, float *g, float *w) {
+ng_status fixture_add_entries(fixture *f, const fixture_entry *e, int32_t n, float *g, float *w) {
   ng_status st = NG_OK;
   for (int32_t i = 0; i < n && st == NG_OK; i++) {
     const int64_t size = e[i].rows * e[i].cols;
@@ -107,8 +108,8 @@ ng_status fixture_add(fixture *f, const fixture_entry *e, int32_t n, float *g, f
       grad[1] = plane_of(g + size, 1, e[i].rows, NG_F32);
       weight[1] = plane_of(w + size, 1, e[i].rows, NG_F32);
     }
-    st = e[i].rows == 1 && !e[i].bias ? fixture_tensor(f, e[i].name, &grad[0], &weight[0])
-                                      : fixture_linear(f, e[i].name, grad, weight);
+    st = e[i].rows == 1 && !e[i].bias ? fixture_add_tensor(f, e[i].name, &grad[0], &weight[0])
+                                      : fixture_add_linear(f, e[i].name, grad, weight);
     g += size + (e[i].bias ? e[i].rows : 0);
     w += size + (e[i].bias ? e[i].rows : 0);
   }
@@ -140,9 +141,9 @@ ng_status fixture_begin_last(fixture *f, int64_t samples, int32_t last) {
 ng_status fixture_begin(fixture *f, int64_t samples) { return fixture_begin_last(f, samples, 0); }
 
 ng_status fixture_observe(fixture *f, int32_t index, const plane *a, const plane *g) {
-  ng_status st = a == NULL ? NG_OK : note(f, plane_input(f->p, index, a, NG_COPY));
+  ng_status st = a == NULL ? NG_OK : note(f, plane_observe_input(f->p, index, a, NG_COPY));
   if (st >= NG_OK && g != NULL) {
-    const ng_status second = note(f, plane_output_grad(f->p, index, g, NG_COPY));
+    const ng_status second = note(f, plane_observe_output_grad(f->p, index, g, NG_COPY));
     if (second != NG_OK) st = second;
   }
   return st;
@@ -175,7 +176,7 @@ ng_status fixture_step(fixture *f, const ng_sgd *how) {
   return note(f, strcmp(update, "sgd") == 0 ? ng_step_sgd(f->p, how, 1) : ng_step(f->p, how->lr));
 }
 
-static void *allocator_take(void *user, size_t bytes) {
+static void *allocator_alloc(void *user, size_t bytes) {
   allocator *p = user;
   if (++p->calls == p->fail_at || (p->largest > 0 && bytes > (size_t)p->largest)) return NULL;
   if (p->room > 0 && bytes > (size_t)(p->room - p->held)) return NULL;
@@ -184,7 +185,7 @@ static void *allocator_take(void *user, size_t bytes) {
   return aligned_alloc(64, (bytes + 63) / 64 * 64);
 }
 
-static void allocator_give(void *user, void *ptr, size_t bytes) {
+static void allocator_free(void *user, void *ptr, size_t bytes) {
   ((allocator *)user)->held -= (int64_t)bytes;
   free(ptr);
 }
@@ -192,8 +193,8 @@ static void allocator_give(void *user, void *ptr, size_t bytes) {
 ng_context_config allocator_config(allocator *p) {
   ng_context_config c;
   ng_context_config_init(&c, sizeof c);
-  c.alloc = allocator_take;
-  c.free = allocator_give;
+  c.alloc = allocator_alloc;
+  c.free = allocator_free;
   c.alloc_user = p;
   return c;
 }
@@ -232,14 +233,14 @@ void fixture_set(ng_options *o, const char *name, const char *value) {
   }
 }
 
-void fixture_real(ng_options *o, const char *name, double value) {
+void fixture_set_real(ng_options *o, const char *name, double value) {
   char message[256];
   if (ng_options_set_real(o, name, value, message, sizeof message) != NG_OK) {
     fail_msg("%s = %g: %s", name, value, message);
   }
 }
 
-ng_options fixture_parse(const char *line) {
+ng_options fixture_parse_options(const char *line) {
   ng_options o;
   char message[256] = "";
   ng_options_set_defaults(&o);

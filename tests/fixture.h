@@ -2,7 +2,7 @@
  *
  *   fixture f;
  *   st = fixture_open(&f, "method=eva damping=0.1", &(fixture_how){.linalg = "ref", .threads = 1});
- *   st = fixture_linear(&f, "fc", grad, weight);   st = ng_ready(f.p);
+ *   st = fixture_add_linear(&f, "fc", grad, weight);   st = ng_ready(f.p);
  *   st = fixture_begin_and_observe(&f, 4, 0, &a, &g);           st = fixture_step(&f, &sgd);
  *   fixture_close(&f);
  *
@@ -41,8 +41,9 @@ const char *fixture_message(const fixture *f);
 /* Add and bind a linear layer or a tensor; arrays with data = NULL are not bound.  grad and weight of a layer are
  * [NG_WEIGHT], [NG_BIAS]; the layer has the shape of grad[NG_WEIGHT], and a bias if grad[NG_BIAS] has rows; weight may
  * be NULL.  Indices count from 0 in the order of these calls. */
-ng_status fixture_linear(fixture *f, const char *name, const plane grad[2], const plane weight[2]);
-ng_status fixture_tensor(fixture *f, const char *name, const plane *grad, const plane *weight);
+ng_status fixture_add_linear(fixture *f, const char *name, const plane grad[2],
+                             const plane weight[2]);
+ng_status fixture_add_tensor(fixture *f, const char *name, const plane *grad, const plane *weight);
 ng_status fixture_bind(fixture *f, int32_t index, ng_param which, const plane *grad,
                        const plane *weight);
 
@@ -58,7 +59,7 @@ typedef struct fixture_entry {
 } fixture_entry;
 /* Add n entries and bind their gradients and weights, which follow each other in g and w, each bias after its weight.
  * */
-ng_status fixture_add(fixture *f, const fixture_entry *e, int32_t n, float *g, float *w);
+ng_status fixture_add_entries(fixture *f, const fixture_entry *e, int32_t n, float *g, float *w);
 
 /* An allocator that counts and can fail. */
 typedef struct allocator {
@@ -88,7 +89,7 @@ void fixture_fails(const fixture *f, ng_status st, ng_status want, const char *t
 ng_report fixture_report(const fixture *f);
 ng_layer_report fixture_layer_report(const fixture *f, int32_t layer);
 void fixture_set(ng_options *o, const char *name, const char *value);
-void fixture_real(ng_options *o, const char *name, double value);
-ng_options fixture_parse(const char *line); /* "method=eva damping=0.1" */
+void fixture_set_real(ng_options *o, const char *name, double value);
+ng_options fixture_parse_options(const char *line); /* "method=eva damping=0.1" */
 
 #endif

@@ -17,7 +17,7 @@ int make_folder(void **state) {
   return mkdtemp(test_folder) != NULL ? 0 : -1;
 }
 
-int drop_folder(void **state) { return rmdir(test_folder); }
+int remove_empty_folder(void **state) { return rmdir(test_folder); }
 
 int delete_folder(void **state) {
   char command[128];

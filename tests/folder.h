@@ -6,9 +6,9 @@
 
 extern char test_folder[64];
 
-/* Fixtures of a group of tests: drop_folder fails if the folder has files, delete_folder deletes them. */
+/* Fixtures of a group of tests: remove_empty_folder fails if the folder has files, delete_folder deletes them. */
 int make_folder(void **state);
-int drop_folder(void **state);
+int remove_empty_folder(void **state);
 int delete_folder(void **state);
 
 const char *in_folder(const char *name); /* its path, valid for the next seven calls */

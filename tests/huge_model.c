@@ -33,8 +33,8 @@ ng_status model_open(model *m, const char *line, const update *by, ng_dtype grad
     grad[k] = plane_of(at(m->grad, grads, from[k]), rows[k], cols[k], grads);
     weight[k] = plane_of(at(m->weight, type, from[k]), rows[k], cols[k], type);
   }
-  if (st == NG_OK) st = fixture_linear(&m->f, "fc", grad, weight);
-  if (st == NG_OK) st = fixture_tensor(&m->f, "t", &grad[2], &weight[2]);
+  if (st == NG_OK) st = fixture_add_linear(&m->f, "fc", grad, weight);
+  if (st == NG_OK) st = fixture_add_tensor(&m->f, "t", &grad[2], &weight[2]);
   return st == NG_OK ? ng_ready(m->f.p) : st;
 }
 
@@ -43,8 +43,8 @@ void fill(model *m, int place, double size) {
     const float x = (float)rng_value(&m->r) / 16;
     put(m->grad, m->grads, i, i == place && size > 0 ? (float)size : x);
   }
-  rng_values(&m->r, m->a, IN);
-  rng_values(&m->r, m->g, OUT);
+  rng_fill(&m->r, m->a, IN);
+  rng_fill(&m->r, m->g, OUT);
   if (place >= ALL && place < ALL + IN) m->a[place - ALL] = (float)size;
   if (place >= ALL + IN) m->g[place - ALL - IN] = (float)size;
 }

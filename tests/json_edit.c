@@ -69,7 +69,7 @@ const ngio_value *json_find(const ngio_value *root, const char *path) {
   return ngio_is(v, NGIO_ARRAY) ? ngio_at(v, strtoul(last, NULL, 10)) : ngio_get(v, last);
 }
 
-ngio_json *json_must(const char *text, size_t n) {
+ngio_json *json_must_parse(const char *text, size_t n) {
   ngio_json *json;
   char message[160];
   if (ngio_json_parse(text, n, &json, message, sizeof message) == NGIO_OK) return json;
@@ -77,8 +77,8 @@ ngio_json *json_must(const char *text, size_t n) {
   abort();
 }
 
-char *json_edited(const char *text, const char *path, const char *with) {
-  ngio_json *json = json_must(text, strlen(text));
+char *json_edit_copy(const char *text, const char *path, const char *with) {
+  ngio_json *json = json_must_parse(text, strlen(text));
   ngio_out o = {0};
   char last[256];
   const ngio_value *root = ngio_json_root(json), *in = parent_of(root, path, last);
@@ -95,8 +95,8 @@ char *json_edited(const char *text, const char *path, const char *with) {
   return o.text;
 }
 
-void json_change(char **text, const char *path, const char *with) {
-  char *changed = json_edited(*text, path, with);
+void json_edit_text(char **text, const char *path, const char *with) {
+  char *changed = json_edit_copy(*text, path, with);
   free(*text);
   *text = changed;
 }

@@ -17,12 +17,12 @@ typedef struct json_edit {
 void json_write(ngio_out *o, const char *key, const ngio_value *v, const json_edit *edit);
 /* `text` with the value at `path` replaced, or removed (with = NULL); a member that is missing is added.
  * `path` has keys and positions, separated by '|'.  Abort if there is no such value.  For free(). */
-char *json_edited(const char *text, const char *path, const char *with);
+char *json_edit_copy(const char *text, const char *path, const char *with);
 /* Edit *text: free the old text and store the new one. */
-void json_change(char **text, const char *path, const char *with);
+void json_edit_text(char **text, const char *path, const char *with);
 /* The value at `path`, or NULL. */
 const ngio_value *json_find(const ngio_value *root, const char *path);
 /* Parse or abort. */
-ngio_json *json_must(const char *text, size_t n);
+ngio_json *json_must_parse(const char *text, size_t n);
 
 #endif

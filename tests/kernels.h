@@ -17,7 +17,7 @@ enum { KERNELS_QUEUES = 8 }; /* at most */
     for (ng_queue q = kernels_queue(q_), *in_ = &q; in_ != NULL; in_ = NULL)
 
 /* Return the index of the last queue. */
-static inline int kernels_last(void) {
+static inline int kernels_last_queue(void) {
   int i = 0;
   while (test_backend(i / 2) != NULL) {
     i++;

@@ -13,7 +13,7 @@
 
 static int64_t groups_of(const ng_layer *l) { return l->kind == NG_CONV2D ? l->groups : 1; }
 static int64_t length(const ng_layer *l, bool grad) {
-  return grad ? l->out : groups_of(l) * oracle_cols(l);
+  return grad ? l->out : groups_of(l) * oracle_columns(l);
 }
 
 static int64_t first_samples(const ng_options *o, int64_t all) {
@@ -128,7 +128,7 @@ static void clip_step(const test_case *s, const ng_options *o, int32_t t, double
   }
 }
 
-void r1_predict(const test_case *s, const ng_options *opt, case_result *out) {
+void rankone_predict(const test_case *s, const ng_options *opt, case_result *out) {
   ng_options o = *opt;
   double *m[CASE_LAYERS][2];
   bool started[CASE_LAYERS][2] = {{false}};
@@ -142,7 +142,7 @@ void r1_predict(const test_case *s, const ng_options *opt, case_result *out) {
     if (s->damping[t] > 0) o.base.damping = s->damping[t];
     for (int32_t l = 0; l < s->layers; l++) {
       const ng_layer *d = &s->layer[l];
-      int64_t groups = groups_of(d), q = d->out / groups, p = oracle_cols(d), n = q * p;
+      int64_t groups = groups_of(d), q = d->out / groups, p = oracle_columns(d), n = q * p;
       const double *D = s->D[t][l];
       double *P = out->P[t][l] = zeros(groups * n);
       memcpy(P, D, (size_t)(groups * n) * sizeof *P);
@@ -173,7 +173,7 @@ void r1_predict(const test_case *s, const ng_options *opt, case_result *out) {
   }
 }
 
-static int64_t norm_width(const ng_layer *l) { return oracle_cols(l) * l->in; }
+static int64_t norm_width(const ng_layer *l) { return oracle_columns(l) * l->in; }
 
 /* ---- one micro-batch -------------------------------------------------------------------------*/
 
@@ -294,7 +294,7 @@ static void average_norm(const test_case *s, const ng_options *o, int32_t t, int
 static double precondition(const test_case *s, const ng_options *o, int32_t l, const double *F,
                            double damping, const double *D, double *P) {
   const ng_layer *d = &s->layer[l];
-  const int64_t w = norm_width(d), C = d->in, p = oracle_cols(d);
+  const int64_t w = norm_width(d), C = d->in, p = oracle_columns(d);
   double *x = zeros(w);
   for (int64_t k = 0; k < w; k++)
     x[k] = D[k % C * p + k / C];

@@ -15,10 +15,10 @@
 #include "oracle.h"
 #include "test_case.h"
 
-enum { R1_GROWTH = 8 };
+enum { RANKONE_GROWTH = 8 };
 
 /* Predict the results of a test case; case_free_result frees them. */
-void r1_predict(const test_case *s, const ng_options *opt, case_result *out);
+void rankone_predict(const test_case *s, const ng_options *opt, case_result *out);
 
 /* Predict the norms of a test case; `others` predicts all other layers.  Options must have stat_start = first, calls =
  * mean and stat_scale = textbook. */

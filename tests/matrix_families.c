@@ -31,7 +31,7 @@ ng_status matrices_create(ng_block *b, ng_result result) {
   return NG_OK;
 }
 
-ng_status matrices_statistics(ng_block *b) {
+ng_status matrices_add_statistics(ng_block *b) {
   ng_status st = ng_block_alloc_stats(b, 1);
   if (st == NG_OK) st = ng_stat_alloc_parts(b, b->stat, 1, 2);
   if (st != NG_OK) return st;
@@ -46,7 +46,7 @@ ng_status matrices_statistics(ng_block *b) {
   return NG_OK;
 }
 
-void matrices_read(ng_block *b, bool transposed, float *to) {
+void matrices_copy_gradient(ng_block *b, bool transposed, float *to) {
   matrices *k = matrices_of(b);
   ng_queue *q = b->ctx->queue;
   const ng_read r = {.D = {&b->segment->slot->grad, 0, k->m, 0, k->n},
@@ -64,8 +64,8 @@ ng_status matrices_observe(ng_block *b, const ng_obs *o) {
   float *D = ng_scratch(b), *Dt = D + k->m * k->n;
   const float fresh = (float)b->stat->mix.fresh;
   k->sums.finite = 1;
-  matrices_read(b, false, D);
-  matrices_read(b, true, Dt);
+  matrices_copy_gradient(b, false, D);
+  matrices_copy_gradient(b, true, Dt);
   ng_queue_wait(q);
   if (k->sums.finite == 0) return NG_SKIPPED;
   ng_stat_scale_old(q, b->stat);
@@ -115,12 +115,12 @@ void matrices_report(const ng_block *b, ng_layer_report *r) {
   r->damping_f = b->base.damping;
 }
 
-ng_status matrices_numbers(ng_block *b, ng_number_visit visit, void *arg) {
+ng_status matrices_visit_numbers(ng_block *b, ng_number_visit visit, void *arg) {
   ng_number n = {.name = "steps", .value = &matrices_of(b)->steps};
   return visit(arg, &n);
 }
 
-ng_status matrices_count(ng_block *b, int32_t rung) {
+ng_status matrices_count_rung(ng_block *b, int32_t rung) {
   float *says = matrices_of(b)->says;
   if (rung == NG_DAMPED_NONE) rung = says[SAYS_GOOD] != 0.0f ? NG_RUNG_LAST : NG_RUNG_PLAIN;
   says[SAYS_RUNG] = (float)rung;

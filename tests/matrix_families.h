@@ -34,18 +34,18 @@ static inline matrices *matrices_of(const ng_block *b) { return b->state; }
 ng_status matrices_check(const ng_options *o, char *message, size_t size);
 bool matrices_fit(const ng_entry *e, const char *prefix);
 ng_status matrices_create(ng_block *b, ng_result result);
-ng_status matrices_statistics(ng_block *b);
+ng_status matrices_add_statistics(ng_block *b);
 ng_status matrices_observe(ng_block *b, const ng_obs *o);
 int64_t matrices_scratch(const ng_block *b); /* floats */
 ng_status matrices_plan(ng_block *b, ng_plan *plan);
 /* Enqueue: copy D or D' to `to` and set `finite`; add the sums of D and b->direction. */
-void matrices_read(ng_block *b, bool transposed, float *to);
+void matrices_copy_gradient(ng_block *b, bool transposed, float *to);
 void matrices_enqueue_sums(ng_block *b, const float *D);
 void matrices_emit(const ng_block *b, int32_t k, int32_t g, double factor, ng_direction *e);
 void matrices_report(const ng_block *b, ng_layer_report *r);
-ng_status matrices_numbers(ng_block *b, ng_number_visit visit, void *arg);
+ng_status matrices_visit_numbers(ng_block *b, ng_number_visit visit, void *arg);
 /* Count the rung of a solve; return NG_RESCUED if the rung is not 0. */
-ng_status matrices_count(ng_block *b, int32_t rung);
+ng_status matrices_count_rung(ng_block *b, int32_t rung);
 
 extern const ng_family family_shampoo, family_soap;
 

@@ -62,7 +62,7 @@ static inline ng_option_info option_info(int32_t i) {
 }
 
 /* A valid value that is no method's default. */
-static inline void other_value_of(const ng_option_info *info, char *value, size_t size) {
+static inline void write_other_value(const ng_option_info *info, char *value, size_t size) {
   const char *bar = strrchr(info->choices, '|');
   const bool lines = strcmp(info->name, "per_layer") == 0;
   const char *const of_type[] = {[NG_OPTION_REAL] = "0.375",

@@ -81,7 +81,7 @@ static double stat_scale(const ng_options *opt, const ng_layer *l, const ng_batc
 static int64_t fresh(const ng_options *opt, const ng_layer *l, const ng_batch *b, bool grad,
                      int64_t group, const double *data, int64_t positions, double *out) {
   int64_t groups = l->kind == NG_CONV2D ? l->groups : 1;
-  int64_t n = grad ? l->out / groups : oracle_cols(l);
+  int64_t n = grad ? l->out / groups : oracle_columns(l);
   if (!out) return n;
   int64_t take = b->samples, S = positions;
   if (opt->base.stat_batch > 0 && opt->base.stat_batch < take) take = opt->base.stat_batch;
@@ -162,7 +162,7 @@ static bool skipped(const ng_options *opt, const ng_layer *l) {
   return hit;
 }
 
-int32_t oracle_add(oracle *o, const ng_layer *d) {
+int32_t oracle_add_layer(oracle *o, const ng_layer *d) {
   require(o->layers < MAX_LAYERS, "too many layers");
   layer *l = &o->layer[o->layers];
   l->d = *d;
@@ -192,7 +192,7 @@ int32_t oracle_add(oracle *o, const ng_layer *d) {
 }
 
 ng_options *oracle_options(oracle *o, int32_t i) { return &o->layer[i].opt; }
-double oracle_inner(const oracle *o) { return o->inner; }
+double oracle_inner_product(const oracle *o) { return o->inner; }
 double oracle_condition(const oracle *o, int32_t i) { return o->layer[i].condition; }
 
 const double *oracle_factor(const oracle *o, int32_t rank, int32_t i, int64_t group, bool grad,
@@ -225,11 +225,12 @@ static void observe(oracle *o, int32_t rank, int32_t i, bool grad, const double 
   if (l->opt.base.stat_scale == NG_SCALE_CHAINERKFAC) s->weight = 1;
 }
 
-void oracle_input(oracle *o, int32_t rank, int32_t i, const double *a, int64_t positions) {
+void oracle_observe_input(oracle *o, int32_t rank, int32_t i, const double *a, int64_t positions) {
   observe(o, rank, i, false, a, positions);
 }
 
-void oracle_output_grad(oracle *o, int32_t rank, int32_t i, const double *g, int64_t positions) {
+void oracle_observe_output_grad(oracle *o, int32_t rank, int32_t i, const double *g,
+                                int64_t positions) {
   observe(o, rank, i, true, g, positions);
 }
 
@@ -465,7 +466,7 @@ double oracle_step(oracle *o, double lr, const double *const *D, double *const *
   if (opt->clip == NG_CLIP_RESCALE && pd2 > 0) nu = sqrt(d2 / pd2);
   for (int32_t i = 0; i < o->layers; i++) {
     layer *l = &o->layer[i];
-    int64_t size = l->d.out * oracle_cols(&l->d);
+    int64_t size = l->d.out * oracle_columns(&l->d);
     for (int64_t k = 0; k < size; k++)
       P[i][k] = l->covered ? nu * P[i][k] : D[i][k];
   }
@@ -476,7 +477,8 @@ double oracle_step(oracle *o, double lr, const double *const *D, double *const *
 
 /* ---- updates ---------------------------------------------------------------------------------*/
 
-void oracle_sgd(const ng_sgd *s, int64_t t, int64_t n, const double *d, double *w, double *v) {
+void oracle_update_sgd(const ng_sgd *s, int64_t t, int64_t n, const double *d, double *w,
+                       double *v) {
   for (int64_t i = 0; i < n; i++) {
     double e = d[i] + (s->decoupled ? 0 : s->weight_decay * w[i]);
     v[i] = t == 1 || s->momentum == 0 ? e : s->momentum * v[i] + (1 - s->dampening) * e;
@@ -486,8 +488,8 @@ void oracle_sgd(const ng_sgd *s, int64_t t, int64_t n, const double *d, double *
   }
 }
 
-void oracle_adamw(const ng_adamw *a, int64_t t, int64_t n, const double *d, double *w, double *m,
-                  double *s) {
+void oracle_update_adamw(const ng_adamw *a, int64_t t, int64_t n, const double *d, double *w,
+                         double *m, double *s) {
   for (int64_t i = 0; i < n; i++) {
     m[i] = a->beta1 * m[i] + (1 - a->beta1) * d[i];
     s[i] = a->beta2 * s[i] + (1 - a->beta2) * d[i] * d[i];

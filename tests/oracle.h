@@ -21,7 +21,7 @@ oracle *oracle_create(const ng_options *opt, int32_t ranks);
 void oracle_destroy(oracle **o);
 
 /* Register a layer; the index counts from 0.  ng_layer.options is ignored. */
-int32_t oracle_add(oracle *o, const ng_layer *l);
+int32_t oracle_add_layer(oracle *o, const ng_layer *l);
 
 /* The options of one layer, to change damping, stat_decay, ... between steps.  `clip`, `kl_clip` and the periods of
  * layer 0 are used. */
@@ -30,12 +30,14 @@ ng_options *oracle_options(oracle *o, int32_t layer);
 /* Begin a micro-batch of one rank and observe its arrays.  As in the library, an observation is ignored outside the
  * period, and on a rank that a local statistic does not use. */
 void oracle_begin(oracle *o, int32_t rank, const ng_batch *b);
-void oracle_input(oracle *o, int32_t rank, int32_t layer, const double *a, int64_t positions);
-void oracle_output_grad(oracle *o, int32_t rank, int32_t layer, const double *g, int64_t positions);
+void oracle_observe_input(oracle *o, int32_t rank, int32_t layer, const double *a,
+                          int64_t positions);
+void oracle_observe_output_grad(oracle *o, int32_t rank, int32_t layer, const double *g,
+                                int64_t positions);
 
 /* One step of all ranks: P[l] = nu PD of D[l]; D itself for layers without curvature.  Return nu. */
 double oracle_step(oracle *o, double lr, const double *const *D, double *const *P);
-double oracle_inner(const oracle *o); /* sum <PD, D> of the last step */
+double oracle_inner_product(const oracle *o); /* sum <PD, D> of the last step */
 
 /* Running average of a rank, [n, n]. */
 const double *oracle_factor(const oracle *o, int32_t rank, int32_t layer, int64_t group, bool grad,
@@ -51,12 +53,13 @@ double *oracle_stat_rows(const ng_layer *l, bool grad, int64_t group, const doub
 
 /* Output positions of a convolution (1 for linear); columns of D, with the bias. */
 int64_t oracle_positions(const ng_layer *l);
-int64_t oracle_out(const ng_layer *l, int i); /* a convolution's height (0) or width (1) */
-int64_t oracle_cols(const ng_layer *l);
+int64_t oracle_output_size(const ng_layer *l, int i); /* a convolution's height (0) or width (1) */
+int64_t oracle_columns(const ng_layer *l);
 
 /* Update n weights by direction d as natgrad.h defines; `t` counts steps from 1. */
-void oracle_sgd(const ng_sgd *s, int64_t t, int64_t n, const double *d, double *w, double *v);
-void oracle_adamw(const ng_adamw *a, int64_t t, int64_t n, const double *d, double *w, double *m,
-                  double *s);
+void oracle_update_sgd(const ng_sgd *s, int64_t t, int64_t n, const double *d, double *w,
+                       double *v);
+void oracle_update_adamw(const ng_adamw *a, int64_t t, int64_t n, const double *d, double *w,
+                         double *m, double *s);
 
 #endif

@@ -4,16 +4,16 @@
 
 #include <stdlib.h>
 
-int64_t oracle_out(const ng_layer *l, int axis) {
+int64_t oracle_output_size(const ng_layer *l, int axis) {
   int64_t reach = l->dilation[axis] * (l->kernel[axis] - 1) + 1;
   return (l->image[axis] + 2 * l->padding[axis] - reach) / l->stride[axis] + 1;
 }
 
 int64_t oracle_positions(const ng_layer *l) {
-  return l->kind == NG_CONV2D ? oracle_out(l, 0) * oracle_out(l, 1) : 1;
+  return l->kind == NG_CONV2D ? oracle_output_size(l, 0) * oracle_output_size(l, 1) : 1;
 }
 
-int64_t oracle_cols(const ng_layer *l) {
+int64_t oracle_columns(const ng_layer *l) {
   if (l->kind == NG_NORM) return (l->norm_no_weight ? 0 : 1) + (l->bias ? 1 : 0);
   int64_t p = l->kind == NG_CONV2D ? l->in / l->groups * l->kernel[0] * l->kernel[1] : l->in;
   return p + (l->bias ? 1 : 0);
@@ -36,7 +36,8 @@ double *oracle_stat_rows(const ng_layer *l, bool grad, int64_t group, const doub
     }
     return X;
   }
-  int64_t oh = oracle_out(l, 0), ow = oracle_out(l, 1), H = l->image[0], W = l->image[1];
+  int64_t oh = oracle_output_size(l, 0), ow = oracle_output_size(l, 1), H = l->image[0],
+          W = l->image[1];
   int64_t groups = l->groups;
   for (int64_t b = 0; b < samples; b++) {
     for (int64_t y = 0; y < oh; y++) {

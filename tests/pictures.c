@@ -17,7 +17,7 @@ void *need(int64_t bytes) {
   return p;
 }
 
-double grid_value(void) { return (double)between(-15, 15) / 8; }
+double draw_grid_value(void) { return (double)between(-15, 15) / 8; }
 
 static ng_dtype any_dtype(void) {
   static const ng_dtype all[] = {NG_F32, NG_F32, NG_BF16, NG_F16, NG_F64};
@@ -26,7 +26,7 @@ static ng_dtype any_dtype(void) {
 
 static axis_order any_axis_order(void) { return (axis_order)between(0, AXES_ORDERS - 1); }
 
-const char *title(const picture *g, const char *way, const char *linalg) {
+const char *describe_picture(const picture *g, const char *way, const char *linalg) {
   static char text[300];
   const ng_conv *c = &g->c;
   (void)snprintf(
@@ -68,7 +68,7 @@ ng_conv conv_of(int64_t channels, int64_t height, int64_t width, int64_t kernel)
   return c;
 }
 
-picture any_picture(bool stride_one) {
+picture draw_picture(bool stride_one) {
   picture g = {.t = any_dtype(),
                .how = any_axis_order(),
                .samples = between(1, 5),
@@ -93,7 +93,7 @@ picture any_picture(bool stride_one) {
   return g;
 }
 
-picture any_rows(int64_t samples, int64_t height, int64_t width, int64_t cols) {
+picture draw_rows(int64_t samples, int64_t height, int64_t width, int64_t cols) {
   picture g = {.c = conv_of(cols, height, width, 1),
                .t = any_dtype(),
                .how = any_axis_order(),

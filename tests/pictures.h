@@ -12,7 +12,7 @@ static inline uint64_t draw(void) { return rng_next(&numbers); }
 static inline int64_t between(int64_t low, int64_t high) {
   return rng_between(&numbers, low, high);
 }
-double grid_value(void); /* k / 8, |k| <= 15 */
+double draw_grid_value(void); /* k / 8, |k| <= 15 */
 
 void *need(int64_t bytes); /* memory that `free` takes; a failure ends the test */
 
@@ -38,11 +38,11 @@ typedef struct image_array {
 bool set_output_size(ng_conv *c);
 /* Return a convolution with as many outputs as channels, strides and dilations 1, padding for the size of the input. */
 ng_conv conv_of(int64_t channels, int64_t height, int64_t width, int64_t kernel);
-picture any_picture(bool stride_one);
+picture draw_picture(bool stride_one);
 /* Return rows: the patches of a kernel of 1 x 1. */
-picture any_rows(int64_t samples, int64_t height, int64_t width, int64_t cols);
+picture draw_rows(int64_t samples, int64_t height, int64_t width, int64_t cols);
 /* Describe a picture in a message about `way` on `linalg`; the text is valid until the next call. */
-const char *title(const picture *g, const char *way, const char *linalg);
+const char *describe_picture(const picture *g, const char *way, const char *linalg);
 /* Return the array of a picture with values from `next`; values that must not be read are NaN. Free `data`. */
 image_array images(const picture *g, double (*next)(void));
 

@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-ng_status plan_count(const ng_precond *p, ng_rank_plan *out) {
+ng_status count_rank_plan(const ng_precond *p, ng_rank_plan *out) {
   ng_report r = {.struct_size = sizeof r};
   ng_status st = ng_report_read(p, &r);
   memcpy(&out->factors, &r.factors, 6 * sizeof r.factors);
@@ -30,7 +30,8 @@ ng_status plan_count(const ng_precond *p, ng_rank_plan *out) {
   return st;
 }
 
-bool plan_same(const char *options, int32_t rank, const ng_rank_plan *a, const ng_rank_plan *b) {
+bool rank_plans_match(const char *options, int32_t rank, const ng_rank_plan *a,
+                      const ng_rank_plan *b) {
   const struct {
     const char *name;
     int64_t planned, counted;

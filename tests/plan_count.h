@@ -8,9 +8,9 @@
 
 /* Store the numbers of ng_report and of the stations of the last step in the struct of the plan.  Return NG_ERR_STATE
  * if a station sent bytes that the plan has no field for. */
-ng_status plan_count(const ng_precond *p, ng_rank_plan *out);
+ng_status count_rank_plan(const ng_precond *p, ng_rank_plan *out);
 /* Report differences on stderr. */
-bool plan_same(const char *options, int32_t rank, const ng_rank_plan *planned,
-               const ng_rank_plan *counted);
+bool rank_plans_match(const char *options, int32_t rank, const ng_rank_plan *planned,
+                      const ng_rank_plan *counted);
 
 #endif

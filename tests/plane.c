@@ -24,7 +24,7 @@ plane plane_images(void *data, plane_order order, int64_t n, int64_t channels, i
   return v;
 }
 
-ng_array plane_array(const plane *v) {
+ng_array array_of_plane(const plane *v) {
   ng_array a;
   if (v->order == 0) {
     a = ng_array_rows(v->data, v->rows, v->cols, v->row_stride, v->dtype);
@@ -44,14 +44,14 @@ typedef ng_status observe_call(ng_precond *, int32_t, const ng_array *, ng_loan)
 static ng_status bind(bind_call *call, ng_precond *p, int32_t index, ng_param which,
                       const plane *v) {
   if (v == NULL) return call(p, index, which, NULL);
-  const ng_array a = plane_array(v);
+  const ng_array a = array_of_plane(v);
   return call(p, index, which, &a);
 }
 
 static ng_status observe(observe_call *call, ng_precond *p, int32_t layer, const plane *v,
                          ng_loan loan) {
   if (v == NULL) return call(p, layer, NULL, loan);
-  const ng_array a = plane_array(v);
+  const ng_array a = array_of_plane(v);
   return call(p, layer, &a, loan);
 }
 
@@ -63,17 +63,17 @@ ng_status plane_bind_weight(ng_precond *p, int32_t index, ng_param which, const 
   return bind(ng_bind_weight, p, index, which, v);
 }
 
-ng_status plane_input(ng_precond *p, int32_t layer, const plane *v, ng_loan loan) {
+ng_status plane_observe_input(ng_precond *p, int32_t layer, const plane *v, ng_loan loan) {
   return observe(ng_observe_input, p, layer, v, loan);
 }
 
-ng_status plane_output_grad(ng_precond *p, int32_t layer, const plane *v, ng_loan loan) {
+ng_status plane_observe_output_grad(ng_precond *p, int32_t layer, const plane *v, ng_loan loan) {
   return observe(ng_observe_output_grad, p, layer, v, loan);
 }
 
-ng_status plane_conv2d(ng_precond *p, const char *name, int64_t in, int64_t out, int64_t kernel,
-                       int64_t stride, int64_t padding, int64_t height, int64_t width, int32_t bias,
-                       int32_t *index) {
+ng_status plane_add_conv2d(ng_precond *p, const char *name, int64_t in, int64_t out, int64_t kernel,
+                           int64_t stride, int64_t padding, int64_t height, int64_t width,
+                           int32_t bias, int32_t *index) {
   const int64_t k[2] = {kernel, kernel}, s[2] = {stride, stride}, pad[2] = {padding, padding};
   const int64_t image[2] = {height, width};
   return ng_add_conv2d(p, name, in, out, k, s, pad, NULL, 1, image, bias, index);

@@ -20,17 +20,17 @@ typedef struct plane {
 plane plane_of(void *data, int64_t rows, int64_t cols, ng_dtype dtype);
 plane plane_images(void *data, plane_order order, int64_t n, int64_t channels, int64_t height,
                    int64_t width, ng_dtype dtype);
-ng_array plane_array(const plane *v);
+ng_array array_of_plane(const plane *v);
 
 /* ng_bind_grad, ng_bind_weight, ng_observe_input, ng_observe_output_grad. */
 ng_status plane_bind_grad(ng_precond *p, int32_t index, ng_param which, const plane *v);
 ng_status plane_bind_weight(ng_precond *p, int32_t index, ng_param which, const plane *v);
-ng_status plane_input(ng_precond *p, int32_t layer, const plane *v, ng_loan loan);
-ng_status plane_output_grad(ng_precond *p, int32_t layer, const plane *v, ng_loan loan);
+ng_status plane_observe_input(ng_precond *p, int32_t layer, const plane *v, ng_loan loan);
+ng_status plane_observe_output_grad(ng_precond *p, int32_t layer, const plane *v, ng_loan loan);
 
 /* ng_add_conv2d with a square kernel and one group. */
-ng_status plane_conv2d(ng_precond *p, const char *name, int64_t in, int64_t out, int64_t kernel,
-                       int64_t stride, int64_t padding, int64_t height, int64_t width, int32_t bias,
-                       int32_t *index);
+ng_status plane_add_conv2d(ng_precond *p, const char *name, int64_t in, int64_t out, int64_t kernel,
+                           int64_t stride, int64_t padding, int64_t height, int64_t width,
+                           int32_t bias, int32_t *index);
 
 #endif

@@ -64,7 +64,7 @@ static bool wait_for(rank_group *c, long seconds) {
   return ended;
 }
 
-long ranks_patience(void) {
+long ranks_timeout_seconds(void) {
   const char *text = getenv("NG_TEST_TIMEOUT");
   long s = text ? strtol(text, NULL, 10) : 0;
   return s > 0 ? s : 600;
@@ -95,7 +95,7 @@ ng_status ranks_run_on(int32_t n, ng_transport *t, rank_fn fn, void *arg, ng_sta
     }
   }
 
-  bool late = !wait_for(&c, ranks_patience());
+  bool late = !wait_for(&c, ranks_timeout_seconds());
   if (late) {
     pthread_mutex_lock(&c.lock);
     for (int32_t r = 0; r < n; r++) {
@@ -121,14 +121,14 @@ ng_status ranks_run_on(int32_t n, ng_transport *t, rank_fn fn, void *arg, ng_sta
   pthread_cond_destroy(&c.ended);
   pthread_mutex_destroy(&c.lock);
   free(job);
-  if (late) fail_msg("ranks: not finished after %ld s", ranks_patience());
+  if (late) fail_msg("ranks: not finished after %ld s", ranks_timeout_seconds());
   return worst;
 }
 
 #if defined(NG_TEST_MPI)
 enum { RANKS_MOST = 8 };
 
-int ranks_tests(const char *group, const struct CMUnitTest *tests, size_t n) {
+int ranks_run_tests(const char *group, const struct CMUnitTest *tests, size_t n) {
   int level;
   mpi_link_sleeping_collectives();
   if (MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &level) != MPI_SUCCESS) abort();
@@ -137,7 +137,7 @@ int ranks_tests(const char *group, const struct CMUnitTest *tests, size_t n) {
   return failed;
 }
 
-ng_status ranks_group(int32_t n, const int *list, ng_transport *out) {
+ng_status ranks_make_group(int32_t n, const int *list, ng_transport *out) {
   MPI_Group all, mine;
   MPI_Comm comm;
   MPI_Comm_group(MPI_COMM_WORLD, &all);
@@ -150,7 +150,7 @@ ng_status ranks_group(int32_t n, const int *list, ng_transport *out) {
   return st;
 }
 
-int32_t ranks_there(void) {
+int32_t ranks_process_count(void) {
   int n = 0;
   (void)MPI_Comm_size(MPI_COMM_WORLD, &n);
   return n < RANKS_MOST ? n : RANKS_MOST;
@@ -161,10 +161,11 @@ ng_status ranks_run(int32_t n, rank_fn fn, void *arg, ng_status *per_rank) {
   int rank = 0, each[RANKS_MOST], st = NG_OK;
   ng_transport t = {.struct_size = 0};
   MPI_Comm comm;
-  if (n > ranks_there()) fail_msg("ranks: %d of %d processes", (int)n, (int)ranks_there());
+  if (n > ranks_process_count())
+    fail_msg("ranks: %d of %d processes", (int)n, (int)ranks_process_count());
   (void)MPI_Comm_rank(MPI_COMM_WORLD, &rank);
   (void)MPI_Comm_split(MPI_COMM_WORLD, rank < n ? 0 : MPI_UNDEFINED, rank, &comm);
-  (void)alarm((unsigned)ranks_patience());
+  (void)alarm((unsigned)ranks_timeout_seconds());
   if (rank < n) {
     st = ng_mpi_transport(comm, &t, sizeof t);
     if (st == NG_OK) st = fn(rank, &t, arg);
@@ -182,7 +183,7 @@ ng_status ranks_run(int32_t n, rank_fn fn, void *arg, ng_status *per_rank) {
   return worst;
 }
 #else
-int ranks_tests(const char *group, const struct CMUnitTest *tests, size_t n) {
+int ranks_run_tests(const char *group, const struct CMUnitTest *tests, size_t n) {
   return _cmocka_run_group_tests(group, tests, n, NULL, NULL);
 }
 
@@ -217,7 +218,7 @@ ng_status ranks_grid_open(ranks_grid *g, int32_t rows, int32_t cols) {
 }
 
 void ranks_grid_close(ranks_grid *g) {
-  for (int32_t i = 0; i < RANKS_SIDE; i++) {
+  for (int32_t i = 0; i < RANKS_GRID_MOST; i++) {
     ng_threads_destroy(&g->row[i]);
     ng_threads_destroy(&g->col[i]);
   }
@@ -230,7 +231,7 @@ ng_status ranks_grid_transport(const ranks_grid *g, int32_t rank, bool of_row, n
   const int32_t n = of_row ? g->cols : g->rows;
   for (int32_t i = 0; i < n; i++)
     list[i] = of_row ? row * g->cols + i : i * g->cols + col;
-  return ranks_group(n, list, out);
+  return ranks_make_group(n, list, out);
 #else
   return ng_threads_transport(of_row ? g->row[row] : g->col[col], of_row ? col : row, out,
                               sizeof *out);

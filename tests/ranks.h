@@ -1,7 +1,7 @@
 /* ranks.h: run one function on N ranks, as threads of this process, and collect their statuses.
  *
  * Ranks return a status and never assert: cmocka's assertions work on the main thread only.  Call these functions from
- * the main thread.  A run that does not end within ranks_patience() fails the test and prints which ranks still run. */
+ * the main thread.  A run that does not end within ranks_timeout_seconds() fails the test and prints which ranks still run. */
 #ifndef TESTS_RANKS_H
 #define TESTS_RANKS_H
 
@@ -11,7 +11,7 @@
 #include <stddef.h>
 
 /* Seconds until a run counts as hanging: NG_TEST_TIMEOUT, or ten minutes for slow and busy machines. */
-long ranks_patience(void);
+long ranks_timeout_seconds(void);
 
 /* `t`: the transport of this rank, for ng_context_config.transport. */
 typedef ng_status (*rank_fn)(int32_t rank, ng_transport *t, void *arg);
@@ -22,23 +22,23 @@ ng_status ranks_run(int32_t n, rank_fn fn, void *arg, ng_status *per_rank);
 /* In programs for MPI (NG_TEST_MPI), the first n processes are the ranks of ranks_run, the others wait; all get the
  * statuses. */
 #if defined(NG_TEST_MPI)
-int32_t ranks_there(void); /* number of processes, at most 8 */
+int32_t ranks_process_count(void); /* number of processes, at most 8 */
 
 /* Make the transport of a group of n processes.  Each process calls this function.  ng_mpi_release frees the transport. */
-ng_status ranks_group(int32_t n, const int *list, ng_transport *out);
+ng_status ranks_make_group(int32_t n, const int *list, ng_transport *out);
 #endif
 
 /* Run n tests of cmocka, over MPI between MPI_Init and MPI_Finalize.  For main(). */
 struct CMUnitTest;
-int ranks_tests(const char *group, const struct CMUnitTest *tests, size_t n);
-#define RANKS_TESTS(group, tests) ranks_tests(group, tests, sizeof(tests) / sizeof((tests)[0]))
+int ranks_run_tests(const char *group, const struct CMUnitTest *tests, size_t n);
+#define RANKS_TESTS(group, tests) ranks_run_tests(group, tests, sizeof(tests) / sizeof((tests)[0]))
 
 /* Transports for the rows and columns of a grid: rank r is in row r / cols and column r % cols.  Between open and close
  * each rank gets its transports and releases them. */
-enum { RANKS_SIDE = 8 };
+enum { RANKS_GRID_MOST = 8 };
 typedef struct ranks_grid {
   int32_t rows, cols;
-  ng_threads *row[RANKS_SIDE], *col[RANKS_SIDE]; /* not over MPI */
+  ng_threads *row[RANKS_GRID_MOST], *col[RANKS_GRID_MOST]; /* not over MPI */
 } ranks_grid;
 ng_status ranks_grid_open(ranks_grid *g, int32_t rows, int32_t cols);
 void ranks_grid_close(ranks_grid *g);

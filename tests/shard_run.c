@@ -38,7 +38,7 @@ bool has_bias(const shard_run *x, int i) { return x->bias && layer[i].bias; }
 int64_t sample_count(int32_t group, int64_t call) { return 3 + group + call; }
 int64_t position_count(int i) { return layer[i].positions > 0 ? layer[i].positions : 1; }
 double observation(int32_t group, int64_t t, int64_t call, int i, bool grad, int64_t k) {
-  return rng_place(t * MICRO + call, group * 8 + i, grad, k);
+  return rng_value_at(t * MICRO + call, group * 8 + i, grad, k);
 }
 
 /* ---- a rank ----------------------------------------------------------------------------------*/
@@ -91,7 +91,7 @@ static ng_status add(rank_run *run, int i) {
   return fixture_bind(&run->f, run->index[i], NG_BIAS, &g, &w);
 }
 
-double initial_weight(int i, int64_t k) { return rng_place(-1, i, 0, k); }
+double initial_weight(int i, int64_t k) { return rng_value_at(-1, i, 0, k); }
 
 /* The index in the whole of element k of a shard: the weights, then the bias. */
 static int64_t index_in_whole(const shard_run *x, const shard *p, int i, int64_t k) {
@@ -169,7 +169,7 @@ static ng_status run_steps(rank_run *run, ng_transport *world) {
   /* Without start and wait a collective completes when it is posted. */
   tap t[2] = {{.inner = *world, .fail_at = me ? x->fail[0] : 0},
               {.inner = run->model, .fail_at = me ? x->fail[1] : 0}};
-  const ng_transport with[2] = {tapped(&t[0], NO_START), tapped(&t[1], NO_START)};
+  const ng_transport with[2] = {tap_transport(&t[0], NO_START), tap_transport(&t[1], NO_START)};
   ng_context_config c = allocator_config(&run->memory);
   c.threads = 1;
   c.model_group = is_whole(run) ? NULL : taps ? &with[1] : &run->model;
@@ -250,7 +250,7 @@ ng_status train(shard_run *x, ng_status each[RANKS]) {
   for (int s = 0; s < STEPS; s++) {
     for (int i = 0; i < LAYERS; i++) {
       for (int64_t k = 0; k < MOST_WEIGHTS; k++)
-        x->D[s][i][k] = rng_place(s, -2, i, k);
+        x->D[s][i][k] = rng_value_at(s, -2, i, k);
     }
   }
   const int32_t cols = x->data_adjacent ? x->data : x->model;
@@ -266,7 +266,7 @@ ng_status train(shard_run *x, ng_status each[RANKS]) {
 
 bool has_ranks(int32_t ranks) {
 #if defined(NG_TEST_MPI)
-  return ranks <= ranks_there();
+  return ranks <= ranks_process_count();
 #else
   return ranks <= RANKS;
 #endif

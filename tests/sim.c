@@ -153,7 +153,8 @@ static ng_status observe_layer(sim *s, int64_t step, int32_t i, int64_t samples,
     const int64_t width = grad ? l->out : l->in;
     int64_t rows = samples, cols = width;
     if (l->kind == NG_CONV2D) {
-      cols *= grad ? oracle_out(l, 0) * oracle_out(l, 1) : l->image[0] * l->image[1];
+      cols *=
+          grad ? oracle_output_size(l, 0) * oracle_output_size(l, 1) : l->image[0] * l->image[1];
     } else if (l->positions > 0) {
       rows *= l->positions;
     }
@@ -163,8 +164,8 @@ static ng_status observe_layer(sim *s, int64_t step, int32_t i, int64_t samples,
     plane v = plane_of(s->observation, rows, cols, NG_F32);
     if (l->kind == NG_CONV2D) {
       v = plane_images(s->observation, s->how.vary & SIM_NHWC ? PLANE_NHWC : PLANE_NCHW, samples,
-                       width, grad ? oracle_out(l, 0) : l->image[0],
-                       grad ? oracle_out(l, 1) : l->image[1], NG_F32);
+                       width, grad ? oracle_output_size(l, 0) : l->image[0],
+                       grad ? oracle_output_size(l, 1) : l->image[1], NG_F32);
     }
     const ng_status st = fixture_observe(&s->f, s->index[i], grad ? NULL : &v, grad ? &v : NULL);
     if (st != NG_OK) return st;

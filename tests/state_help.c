@@ -66,7 +66,7 @@ const sim_setup plain = {.method = "natgrad", .set = "update=sgd stat_period=2"}
                           .set = "update=sgd grad_worker_fraction=0",
                           .linalg = "ref"};
 
-void open_at(sim *s, const sim_setup *how, int64_t to) {
+void open_and_step(sim *s, const sim_setup *how, int64_t to) {
   if (sim_open(s, how, NULL, NULL) != NG_OK) fail_msg("%s", s->message);
   for (int64_t t = 0; t < to; t++) {
     assert_true(sim_step(s, t) >= NG_OK);
@@ -109,7 +109,7 @@ void assert_refusal(const sim *s, const char *says, uint64_t before) {
 
 void assert_untouched(sim *s, const sim_setup *how, int64_t at) {
   sim twin;
-  open_at(&twin, how, at);
+  open_and_step(&twin, how, at);
   assert_true(sim_step(s, at) >= NG_OK);
   assert_true(sim_step(&twin, at) >= NG_OK);
   assert_int_equal(s->weight_count, twin.weight_count);

@@ -25,7 +25,7 @@ void assert_same_file(const char *a, const char *b);
 
 extern const sim_setup plain, spread; /* spread: ranks store different statistics */
 
-void open_at(sim *s, const sim_setup *how, int64_t to); /* open and take `to` steps */
+void open_and_step(sim *s, const sim_setup *how, int64_t to); /* open and take `to` steps */
 
 /* Fail unless the message of the last call is one line that contains `says`, and the fingerprint of s is `before`. */
 void assert_refusal(const sim *s, const char *says, uint64_t before);

@@ -35,7 +35,7 @@ int64_t stream_read(void *user, void *data, int64_t bytes) {
 
 void stream_rewind(stream *s) { s->at = s->calls = s->fail_at = s->says = s->endless = 0; }
 
-void stream_drop(stream *s) {
+void stream_free(stream *s) {
   free(s->bytes);
   memset(s, 0, sizeof *s);
 }

@@ -20,7 +20,7 @@ typedef struct stream {
 int32_t stream_write(void *user, const void *data, int64_t bytes);
 int64_t stream_read(void *user, void *data, int64_t bytes);
 void stream_rewind(stream *s); /* read from the start, without faults */
-void stream_drop(stream *s);
+void stream_free(stream *s);
 
 /* All fields of a state, as read by one rank. */
 typedef struct state_arrays {

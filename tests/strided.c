@@ -16,8 +16,8 @@ static int64_t place(const strided *s, int64_t i) {
   return at;
 }
 
-void strided_make(strided *s, int32_t ndim, const int64_t *shape, ng_dtype dtype, const int *inner,
-                  int64_t gap, unsigned expanded) {
+void strided_create(strided *s, int32_t ndim, const int64_t *shape, ng_dtype dtype,
+                    const int *inner, int64_t gap, unsigned expanded) {
   memset(s, 0, sizeof *s);
   int64_t next = 1 + gap;
   s->count = 1;
@@ -47,7 +47,7 @@ void strided_set(strided *s, int64_t i, float x) {
 }
 float strided_get(const strided *s, int64_t i) { return get(s->a.data, s->a.dtype, place(s, i)); }
 
-bool strided_close(strided *s) {
+bool strided_free_checked(strided *s) {
   bool intact = true;
   for (int64_t i = 0; i < s->room && s->mine != NULL; i++) {
     if (!s->mine[i] && !isnan(get(s->a.data, s->a.dtype, i))) intact = false;

@@ -1,6 +1,6 @@
 /* strided.h: an array with any order of its axes in memory, and gaps.
  *
- * Gaps contain NaN; strided_close returns false if a gap was written.  Indices count in row-major order of `shape`. */
+ * Gaps contain NaN; strided_free_checked returns false if a gap was written.  Indices count in row-major order of `shape`. */
 #ifndef STRIDED_H
 #define STRIDED_H
 
@@ -19,10 +19,10 @@ typedef struct strided {
 
 /* inner: the axes, innermost first.  gap: elements after each axis.  expanded: bits of axes with stride 0, which repeat
  * their first element. */
-void strided_make(strided *s, int32_t ndim, const int64_t *shape, ng_dtype dtype, const int *inner,
-                  int64_t gap, unsigned expanded);
+void strided_create(strided *s, int32_t ndim, const int64_t *shape, ng_dtype dtype,
+                    const int *inner, int64_t gap, unsigned expanded);
 void strided_set(strided *s, int64_t i, float x);
 float strided_get(const strided *s, int64_t i);
-bool strided_close(strided *s);
+bool strided_free_checked(strided *s);
 
 #endif

@@ -205,7 +205,7 @@ static ng_status larger(run *r) {
     x[i] = number((int64_t)i * 3);
   const plane a = plane_images(x, PLANE_NCHW, 1, C, SIDE, SIDE, NG_F32);
   const ng_status st = fixture_begin(&r->f, 1);
-  return st == NG_OK ? plane_input(r->f.p, r->conv, &a, NG_COPY) : st;
+  return st == NG_OK ? plane_observe_input(r->f.p, r->conv, &a, NG_COPY) : st;
 }
 
 /* A window has no averages and one block, so layers cannot have their own options. */
@@ -399,5 +399,5 @@ int main(void) {
       cmocka_unit_test(rank_one_allocations),    cmocka_unit_test(windows_allocations),
       cmocka_unit_test(two_threads_allocations),
   };
-  return cmocka_run_group_tests(tests, make_folder, drop_folder);
+  return cmocka_run_group_tests(tests, make_folder, remove_empty_folder);
 }

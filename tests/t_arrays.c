@@ -72,8 +72,8 @@ static void open_model(model *m, const char *options, const layout *l) {
   fixture_ok(&m->f, describe(m->f.p));
   for (int k = 0; k < SLOTS; k++) {
     const struct slot *s = &slot[k];
-    strided_make(&m->grad[k], s->ndim, s->shape, l->grads, inner_of(l, s->ndim), l->gap, 0);
-    strided_make(&m->weight[k], s->ndim, s->shape, l->weights, inner_of(l, s->ndim), l->gap, 0);
+    strided_create(&m->grad[k], s->ndim, s->shape, l->grads, inner_of(l, s->ndim), l->gap, 0);
+    strided_create(&m->weight[k], s->ndim, s->shape, l->weights, inner_of(l, s->ndim), l->gap, 0);
     for (int64_t i = 0; i < m->weight[k].count; i++) {
       strided_set(&m->weight[k], i, number(900 + k, i));
     }
@@ -86,8 +86,8 @@ static void open_model(model *m, const char *options, const layout *l) {
 static void close_model(model *m) {
   fixture_close(&m->f);
   for (int k = 0; k < SLOTS; k++) {
-    assert_true(strided_close(&m->grad[k]));
-    assert_true(strided_close(&m->weight[k]));
+    assert_true(strided_free_checked(&m->grad[k]));
+    assert_true(strided_free_checked(&m->weight[k]));
   }
 }
 
@@ -114,14 +114,14 @@ enum { OBSERVED = sizeof observed / sizeof observed[0] };
 static void observe_one(model *m, const observed_array *s, int64_t key, ng_dtype dtype,
                         const int *inner, int64_t gap) {
   strided x;
-  strided_make(&x, s->ndim, s->shape, dtype, inner, gap, 0);
+  strided_create(&x, s->ndim, s->shape, dtype, inner, gap, 0);
   for (int64_t i = 0; i < x.count; i++) {
     strided_set(&x, i, number(key, i));
   }
   const ng_status st = s->grad ? ng_observe_output_grad(m->f.p, s->index, &x.a, NG_COPY)
                                : ng_observe_input(m->f.p, s->index, &x.a, NG_COPY);
   fixture_ok(&m->f, st);
-  assert_true(strided_close(&x));
+  assert_true(strided_free_checked(&x));
 }
 
 static void observe_dense(model *m, int step) {
@@ -279,8 +279,8 @@ static void expanded_axes_repeat_elements(void **state) {
       strided x, y;
       open_model(&m, "damping=0.1", &dense);
       open_model(&d, "damping=0.1", &dense);
-      strided_make(&x, s->ndim, s->shape, NG_F32, s->plain, 0, 1U << axis);
-      strided_make(&y, s->ndim, s->shape, NG_F32, s->plain, 0, 0);
+      strided_create(&x, s->ndim, s->shape, NG_F32, s->plain, 0, 1U << axis);
+      strided_create(&y, s->ndim, s->shape, NG_F32, s->plain, 0, 0);
       for (int64_t i = 0; i < x.count; i++) {
         strided_set(&x, i, number(7, i));
       }
@@ -304,7 +304,7 @@ static void expanded_axes_repeat_elements(void **state) {
                  "dense copy, "
                  "largest gradient %g",
                  k, axis, gap, most);
-      assert_true(strided_close(&x) && strided_close(&y));
+      assert_true(strided_free_checked(&x) && strided_free_checked(&y));
       close_model(&m);
       close_model(&d);
     }
@@ -320,12 +320,12 @@ static void non_finite_values_are_found(void **state) {
       strided x;
       open_model(&m, "damping=0.1", &dense);
       fixture_ok(&m.f, fixture_begin(&m.f, B));
-      strided_make(&x, 4, observed[2].shape, NG_F32, orders[o], 1, 0);
+      strided_create(&x, 4, observed[2].shape, NG_F32, orders[o], 1, 0);
       for (int64_t i = 0; i < x.count; i++) {
         strided_set(&x, i, i == at ? NAN : 1.0f);
       }
       assert_int_equal(ng_observe_input(m.f.p, CONV, &x.a, NG_COPY), NG_SKIPPED);
-      assert_true(strided_close(&x));
+      assert_true(strided_free_checked(&x));
       close_model(&m);
     }
   }

@@ -321,7 +321,7 @@ static void partitions_have_the_least_largest_sum(void **state) {
   rng r = {test_seed()};
   int32_t part[MOST_N];
   double load[MOST_PARTS], w[9];
-  for (int64_t t = 0; t < test_times(2000); t++) {
+  for (int64_t t = 0; t < test_repetitions(2000); t++) {
     const int32_t n = (int32_t)rng_between(&r, 1, 9), parts = (int32_t)rng_between(&r, 1, 5);
     for (int32_t i = 0; i < n; i++)
       w[i] = (double)(rng_below(&r, 3) == 0 ? rng_below(&r, 1000) : rng_below(&r, 10));
@@ -382,7 +382,7 @@ static void move(ng_assign_block *w, int32_t rank, int32_t columns) {
 /* The search ends when no move of one block lowers the price. */
 static void no_single_move_is_cheaper(void **state) {
   rng r = {test_seed() + 1};
-  for (int64_t t = 0; t < test_times(300); t++) {
+  for (int64_t t = 0; t < test_repetitions(300); t++) {
     static model m;
     draw_model(&r, &m);
     const int32_t rows = (int32_t)rng_between(&r, 1, 4), W = rows * (int32_t)rng_between(&r, 1, 4);
@@ -407,7 +407,7 @@ static void never_costlier_than_kaisa(void **state) {
   rng r = {test_seed()};
   static const int32_t ranks[] = {1, 2, 3, 4, 6, 8, 16, 64};
   int64_t better = 0, all = 0;
-  for (int64_t t = 0; t < test_times(1500); t++) {
+  for (int64_t t = 0; t < test_repetitions(1500); t++) {
     static model m, again;
     draw_model(&r, &m);
     const int32_t W = ranks[rng_below(&r, 8)];

@@ -20,7 +20,7 @@ static void bindings_of_one_step_expire(void **state) {
     for (int weight = 0; weight < 2; weight++) {
       model m;
       fixture_ok(&m.f, open_model(&m, "damping=0.1 update=sgd", NULL));
-      const ng_array a = array_of(weight ? m.weight[k] : m.grad[k], k);
+      const ng_array a = entry_array(weight ? m.weight[k] : m.grad[k], k);
       ng_binding b = {k, NG_WEIGHT, weight ? NULL : &a, weight ? &a : NULL, NG_ONE_STEP};
       fixture_ok(&m.f, ng_bind(m.f.p, &b, 1));
       draw_gradients(&m, 0);
@@ -47,7 +47,7 @@ static void bindings_of_one_step_expire(void **state) {
 static void skipped_steps_end_a_binding(void **state) {
   model m;
   fixture_ok(&m.f, open_model(&m, "damping=0.1", NULL));
-  fixture_ok(&m.f, bind_one(&m, FC1, m.grad[FC1], NULL, NG_ONE_STEP));
+  fixture_ok(&m.f, bind_entry(&m, FC1, m.grad[FC1], NULL, NG_ONE_STEP));
   draw_gradients(&m, 0);
   fixture_fails(&m.f, ng_step(m.f.p, 0.1), NG_ERR_STATE, "never observed");
   fixture_ok(&m.f, observe_layers(&m, 0, 3));
@@ -76,7 +76,7 @@ static void each_step_may_bind_new_gradient_arrays(void **state) {
       for (int32_t k = 0; k < ENTRIES; k++) {
         grad[k] = malloc((size_t)count[k] * sizeof(float));
         memcpy(grad[k], d.grad[k], (size_t)count[k] * sizeof(float));
-        a[k] = array_of(grad[k], k);
+        a[k] = entry_array(grad[k], k);
         list[k] = (ng_binding){k, NG_WEIGHT, &a[k], NULL, NG_ONE_STEP};
       }
       fixture_ok(&m.f, ng_bind(m.f.p, list, ENTRIES));
@@ -104,7 +104,7 @@ static void a_list_is_bound_whole_or_not(void **state) {
   ng_array a[ENTRIES], bad;
   ng_binding list[ENTRIES];
   for (int32_t k = 0; k < ENTRIES; k++) {
-    a[k] = array_of(other[k], k);
+    a[k] = entry_array(other[k], k);
     list[k] = (ng_binding){k, NG_WEIGHT, &a[k], &a[k], NG_HOLD};
   }
   for (int way = 0; way < 7; way++) {
@@ -189,7 +189,7 @@ static void missing_gradients_keep_weights(void **state) {
         assert_int_equal(fixture_layer_report(&m.f, k).kept, t + 1);
       }
       /* a bound gradient ends the exclusion */
-      fixture_ok(&m.f, bind_one(&m, k, m.grad[k], NULL, NG_HOLD));
+      fixture_ok(&m.f, bind_entry(&m, k, m.grad[k], NULL, NG_HOLD));
       draw_gradients(&m, 9);
       model before = m;
       fixture_ok(&m.f, observe_layers(&m, 9, 3));
@@ -208,7 +208,7 @@ static void missing_gradients_keep_weights(void **state) {
 static void an_expired_binding_is_no_missing_gradient(void **state) {
   model m;
   fixture_ok(&m.f, open_model(&m, "damping=0.1 missing=keep", NULL));
-  fixture_ok(&m.f, bind_one(&m, FC1, m.grad[FC1], NULL, NG_ONE_STEP));
+  fixture_ok(&m.f, bind_entry(&m, FC1, m.grad[FC1], NULL, NG_ONE_STEP));
   draw_gradients(&m, 0);
   fixture_ok(&m.f, observe_layers(&m, 0, 3));
   fixture_ok(&m.f, ng_step(m.f.p, 0.1));
@@ -256,7 +256,7 @@ static void frozen_is_reported(void **state) {
     assert_memory_equal(m.weight[k], before.weight[k], sizeof m.weight[k]);
     assert_int_equal(fixture_report(&m.f).kept, 0);
     fixture_ok(&m.f, ng_freeze(m.f.p, k, 0));
-    fixture_ok(&m.f, bind_one(&m, k, m.grad[k], NULL, NG_HOLD));
+    fixture_ok(&m.f, bind_entry(&m, k, m.grad[k], NULL, NG_HOLD));
   }
   fixture_close(&m.f);
   fixture f;
@@ -326,7 +326,7 @@ static void updates_are_counted_by_parameter(void **state) {
     assert_memory_equal(path[0], path[1], sizeof path[0]);
     assert_true(fabs((double)path[1][0] + 0.1) < 1e-7); /* AdamW's eps is 1e-8 */
     fixture_close(&f);
-    stream_drop(&b);
+    stream_free(&b);
   }
 }
 

@@ -26,7 +26,7 @@ static void put(const char *name, const void *bytes, size_t n, bool zipped) {
 static void refuses_folder(const char *set, const char *says) {
   char spec[600];
   (void)snprintf(spec, sizeof spec, "%s:%s", set, in_folder(""));
-  must_refuse(spec, says);
+  must_refuse_set(spec, says);
 }
 
 /* ---- idx ---------------------------------------------------------------------------------------*/
@@ -157,7 +157,7 @@ static void damaged_idx_files_are_refused(void **state) {
   refuses_folder(
       "mnist", "train-images-idx3-ubyte.gz: not a regular file"); /* without waiting for a writer */
   assert_int_equal(unlink(in_folder("train-images-idx3-ubyte.gz")), 0);
-  must_refuse("mnist:/nowhere", "/nowhere: no file");
+  must_refuse_set("mnist:/nowhere", "/nowhere: no file");
 }
 
 /* ---- CIFAR -------------------------------------------------------------------------------------*/
@@ -245,20 +245,20 @@ static void npy_sets_are_read(void **state) {
   assert_true(d.train.n == 12 && d.test.n == 12);
   data_close(&d);
   (void)snprintf(spec, sizeof spec, "npy:%s/x.npy", in_folder(""));
-  must_refuse(spec, "FEATURES,LABELS");
+  must_refuse_set(spec, "FEATURES,LABELS");
   (void)snprintf(spec, sizeof spec, "npy:%s/y.npy,%s/x.npy", in_folder(""), in_folder(""));
-  must_refuse(spec, "y.npy");
+  must_refuse_set(spec, "y.npy");
   (void)snprintf(spec, sizeof spec, "npy:%s/x.npy,%s/y.npy", in_folder(""), in_folder(""));
   x[5] = (float)NAN;
   put_npy("x.npy", "<f4", "12, 2", x, sizeof x);
-  must_refuse(spec, "value 5 is not finite");
+  must_refuse_set(spec, "value 5 is not finite");
   x[5] = 5.0F;
   put_npy("x.npy", "<f4", "11, 2", x, 88);
-  must_refuse(spec, "12 labels for 11 samples");
+  must_refuse_set(spec, "12 labels for 11 samples");
   put_npy("x.npy", "<f4", "12, 2", x, sizeof x);
   y[4] = -1;
   put_npy("y.npy", "<i8", "12,", y, sizeof y);
-  must_refuse(spec, "label 4 is -1");
+  must_refuse_set(spec, "label 4 is -1");
 }
 
 static void generated_sets_can_be_learned(void **state) {
@@ -296,13 +296,13 @@ static void generated_sets_can_be_learned(void **state) {
   }
   assert_true(right >= 18);
   data_close(&a);
-  must_refuse("synthetic:classes=1", "is no whole number from 2");
-  must_refuse("synthetic:clases=3", "the nearest is classes");
-  must_refuse("synthetic:image=8x8", "HEIGHTxWIDTHxCHANNELS");
-  must_refuse("synthetic:train", "no KEY=VALUE");
-  must_refuse("synthetic:train=9,noise=1,train=10", "train is given twice");
-  must_refuse("synthetic:image=2x2x1,features=4", "features and image are both given");
-  must_refuse("synthetic:train=10000000,features=1000000", "too many");
+  must_refuse_set("synthetic:classes=1", "is no whole number from 2");
+  must_refuse_set("synthetic:clases=3", "the nearest is classes");
+  must_refuse_set("synthetic:image=8x8", "HEIGHTxWIDTHxCHANNELS");
+  must_refuse_set("synthetic:train", "no KEY=VALUE");
+  must_refuse_set("synthetic:train=9,noise=1,train=10", "train is given twice");
+  must_refuse_set("synthetic:image=2x2x1,features=4", "features and image are both given");
+  must_refuse_set("synthetic:train=10000000,features=1000000", "too many");
 }
 
 static void digits_are_shipped(void **state) {
@@ -321,17 +321,17 @@ static void digits_are_shipped(void **state) {
   data_close(&d);
   assert_int_equal(setenv("NATGRAD_DATA", in_folder(""), 1), 0);
   clean();
-  must_refuse("digits", "digits.csv: No such file");
+  must_refuse_set("digits", "digits.csv: No such file");
   put("digits.csv", "1,2,3\n", 6, false);
-  must_refuse("digits", "line 1: column 3");
+  must_refuse_set("digits", "line 1: column 3");
   assert_int_equal(unsetenv("NATGRAD_DATA"), 0);
 }
 
 static void unknown_sets_are_refused(void **state) {
-  must_refuse("mnits:x", "unknown data set 'mnits'; the nearest is mnist");
-  must_refuse("elephants", "unknown data set 'elephants'; expected digits");
-  must_refuse("mnist", "mnist needs a folder after a colon");
-  must_refuse("digits:x", "digits: expected nothing after the name");
+  must_refuse_set("mnits:x", "unknown data set 'mnits'; the nearest is mnist");
+  must_refuse_set("elephants", "unknown data set 'elephants'; expected digits");
+  must_refuse_set("mnist", "mnist needs a folder after a colon");
+  must_refuse_set("digits:x", "digits: expected nothing after the name");
 }
 
 /* ---- batches -----------------------------------------------------------------------------------*/

@@ -19,11 +19,11 @@ static void invalid_layers_are_refused_by_name(void **state) {
   WRONG(ng_add_linear(f.p, "x", 0, 2, 0, &i), NG_ERR_ARG, "in is 0");
   WRONG(ng_add_linear(f.p, "x", 3, -1, 0, &i), NG_ERR_ARG, "out is -1");
   WRONG(ng_add_linear(f.p, "x", 3, 2, 2, &i), NG_ERR_ARG, "bias is 2");
-  WRONG(plane_conv2d(f.p, "x", 3, 2, 0, 1, 0, 8, 8, 0, &i), NG_ERR_ARG, "kernel[0]");
-  WRONG(plane_conv2d(f.p, "x", 3, 2, 3, 0, 0, 8, 8, 0, &i), NG_ERR_ARG, "stride[0]");
-  WRONG(plane_conv2d(f.p, "x", 3, 2, 3, 1, -1, 8, 8, 0, &i), NG_ERR_ARG, "padding[0]");
-  WRONG(plane_conv2d(f.p, "x", 3, 2, 3, 1, 0, 0, 8, 0, &i), NG_ERR_ARG, "height");
-  WRONG(plane_conv2d(f.p, "x", 3, 2, 3, 1, 0, 2, 8, 0, &i), NG_ERR_ARG, "3 pixels");
+  WRONG(plane_add_conv2d(f.p, "x", 3, 2, 0, 1, 0, 8, 8, 0, &i), NG_ERR_ARG, "kernel[0]");
+  WRONG(plane_add_conv2d(f.p, "x", 3, 2, 3, 0, 0, 8, 8, 0, &i), NG_ERR_ARG, "stride[0]");
+  WRONG(plane_add_conv2d(f.p, "x", 3, 2, 3, 1, -1, 8, 8, 0, &i), NG_ERR_ARG, "padding[0]");
+  WRONG(plane_add_conv2d(f.p, "x", 3, 2, 3, 1, 0, 0, 8, 0, &i), NG_ERR_ARG, "height");
+  WRONG(plane_add_conv2d(f.p, "x", 3, 2, 3, 1, 0, 2, 8, 0, &i), NG_ERR_ARG, "3 pixels");
   WRONG(ng_add_tensor(f.p, "x", 0, &i), NG_ERR_ARG, "count is 0");
   WRONG(ng_add_tensor(f.p, "norm", 3, &i), NG_ERR_ARG, "'norm' is taken");
   ng_layer d;

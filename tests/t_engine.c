@@ -23,13 +23,13 @@ static void calls_in_wrong_order_are_refused(void **state) {
   plane a = plane_of(f.a, B, IN, NG_F32);
   const ng_batch b = batch_of(B);
   WRONG(ng_begin(f.p, &b), NG_ERR_STATE, "ng_ready");
-  WRONG(plane_input(f.p, f.fc, &a, NG_COPY), NG_ERR_STATE, "ng_ready");
+  WRONG(plane_observe_input(f.p, f.fc, &a, NG_COPY), NG_ERR_STATE, "ng_ready");
   WRONG(ng_step(f.p, 0.1), NG_ERR_STATE, "ng_ready");
   WRONG(ng_reset_batch(f.p), NG_ERR_STATE, "ng_ready");
   WRONG(ng_save(f.p, "/tmp/never"), NG_ERR_STATE, "ng_ready");
   assert_int_equal(ng_wants(f.p, f.fc), 0);
   assert_int_equal(ng_ready(f.p), NG_OK);
-  WRONG(plane_input(f.p, f.fc, &a, NG_COPY), NG_ERR_STATE, "ng_begin");
+  WRONG(plane_observe_input(f.p, f.fc, &a, NG_COPY), NG_ERR_STATE, "ng_begin");
   assert_int_equal(observe(&f), NG_OK);
   WRONG(ng_step(f.p, 0.1), NG_ERR_STATE, "gradient of its weight is not bound");
   bind_all(&f);
@@ -66,7 +66,7 @@ static void a_layer_without_observations_is_refused(void **state) {
   const ng_batch b = batch_of(B);
   const plane a = plane_of(f.a, B, IN, NG_F32);
   assert_int_equal(ng_begin(f.p, &b), NG_OK);
-  assert_int_equal(plane_input(f.p, f.fc, &a, NG_COPY), NG_OK);
+  assert_int_equal(plane_observe_input(f.p, f.fc, &a, NG_COPY), NG_OK);
   WRONG(ng_step(f.p, 0.1), NG_ERR_STATE, "output gradient");
   assert_memory_equal(before, f.dw, sizeof before);
   assert_int_equal(observe(&f), NG_OK); /* later calls work */
@@ -86,11 +86,12 @@ static void begin_samples_is_begin_with_a_mean_loss(void **state) {
     b.loss_scale = 0.3;
     WRONG(ng_begin_samples(f.p, 0, 0.3), NG_ERR_ARG, "ng_begin_samples: samples is 0");
     WRONG(ng_begin_samples(f.p, B, 0.0), NG_ERR_ARG, "ng_begin_samples: loss_scale is 0");
-    WRONG(plane_input(f.p, f.fc, &a, NG_COPY), NG_ERR_STATE, "ng_begin"); /* no batch has begun */
+    WRONG(plane_observe_input(f.p, f.fc, &a, NG_COPY), NG_ERR_STATE,
+          "ng_begin"); /* no batch has begun */
     assert_int_equal(k == 0 ? ng_begin(f.p, &b) : ng_begin_samples(f.p, B, k == 1 ? 0.3 : 1.0),
                      NG_OK);
-    assert_int_equal(plane_input(f.p, f.fc, &a, NG_COPY), NG_OK);
-    assert_int_equal(plane_output_grad(f.p, f.fc, &g, NG_COPY), NG_OK);
+    assert_int_equal(plane_observe_input(f.p, f.fc, &a, NG_COPY), NG_OK);
+    assert_int_equal(plane_observe_output_grad(f.p, f.fc, &g, NG_COPY), NG_OK);
     assert_int_equal(ng_step(f.p, 0.1), NG_OK);
     memcpy(got[k], f.dw, sizeof got[k]);
     destroy(&f);
@@ -115,18 +116,19 @@ static void invalid_observations_are_refused(void **state) {
   b = batch_of(B);
   assert_int_equal(ng_begin(f.p, &b), NG_OK);
   plane a = plane_of(f.a, B, IN, NG_F32);
-  WRONG(plane_input(f.p, 9, &a, NG_COPY), NG_ERR_ARG, "index 9");
-  WRONG(plane_input(f.p, f.norm, &a, NG_COPY), NG_ERR_ARG, "not a layer");
-  WRONG(plane_input(f.p, f.fc, &a, (ng_loan)0), NG_ERR_ARG, "loan");
-  WRONG(plane_output_grad(f.p, f.fc, &a, NG_COPY), NG_ERR_SHAPE, "output gradient is [4, 3]");
+  WRONG(plane_observe_input(f.p, 9, &a, NG_COPY), NG_ERR_ARG, "index 9");
+  WRONG(plane_observe_input(f.p, f.norm, &a, NG_COPY), NG_ERR_ARG, "not a layer");
+  WRONG(plane_observe_input(f.p, f.fc, &a, (ng_loan)0), NG_ERR_ARG, "loan");
+  WRONG(plane_observe_output_grad(f.p, f.fc, &a, NG_COPY), NG_ERR_SHAPE,
+        "output gradient is [4, 3]");
   a.rows = 3;
-  WRONG(plane_input(f.p, f.fc, &a, NG_COPY), NG_ERR_SHAPE, "[3, 3]");
+  WRONG(plane_observe_input(f.p, f.fc, &a, NG_COPY), NG_ERR_SHAPE, "[3, 3]");
   a.rows = B;
   a.dtype = NG_I64;
-  WRONG(plane_input(f.p, f.fc, &a, NG_COPY), NG_ERR_ARG, "i64");
+  WRONG(plane_observe_input(f.p, f.fc, &a, NG_COPY), NG_ERR_ARG, "i64");
   a.dtype = NG_F32;
   a.mem = NG_DEVICE;
-  WRONG(plane_input(f.p, f.fc, &a, NG_COPY), NG_ERR_ABSENT, "device");
+  WRONG(plane_observe_input(f.p, f.fc, &a, NG_COPY), NG_ERR_ABSENT, "device");
   destroy(&f);
 }
 

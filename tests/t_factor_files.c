@@ -83,11 +83,11 @@ static void a_loaded_run_equals_the_saved_run(void **state) {
   for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
     const path dir = path_of("factors");
     sim a, b, fresh;
-    open_at(&a, &rows[i], 3);
+    open_and_step(&a, &rows[i], 3);
     save(&a, &dir);
     save(&a, &dir); /* over existing files */
-    open_at(&b, &rows[i], 0);
-    open_at(&fresh, &rows[i], 0);
+    open_and_step(&b, &rows[i], 0);
+    open_and_step(&fresh, &rows[i], 0);
     assert_int_equal(load(&b, &dir), FILES);
     assert_true(averages(&a) == averages(&b));
     assert_true(sim_step(&a, 3) >= NG_OK && sim_step(&b, 3) >= NG_OK && sim_step(&fresh, 3) >= 0);
@@ -105,9 +105,9 @@ static void loaded_factors_count_as_observed(void **state) {
   static const sim_setup how = {.method = "natgrad", .set = "", .vary = SIM_SMALL};
   const path dir = path_of("deep/er");
   sim a, b;
-  open_at(&a, &how, 2);
+  open_and_step(&a, &how, 2);
   save(&a, &dir);
-  open_at(&b, &how, 0);
+  open_and_step(&b, &how, 0);
   assert_int_equal(load(&b, &dir), 1);
   assert_int_equal(sim_begin(&b, 0), NG_OK);
   for (int64_t i = 0; i < b.weight_count; i++)
@@ -127,10 +127,10 @@ static void loading_recomputes_inverses(void **state) {
   const path dir = path_of("factors");
   sim a, b, twin;
   static const sim_setup every = {.method = "natgrad", .set = "stat_period=1 solve_period=1"};
-  open_at(&a, &every, 3);
+  open_and_step(&a, &every, 3);
   save(&a, &dir);
-  open_at(&b, &how, 1);
-  open_at(&twin, &how, 1);
+  open_and_step(&b, &how, 1);
+  open_and_step(&twin, &how, 1);
   assert_int_equal(load(&b, &dir), FILES);
   assert_true(sim_step(&b, 1) >= NG_OK && sim_step(&twin, 1) >= NG_OK);
   assert_memory_not_equal(b.grad, twin.grad, (size_t)b.weight_count * sizeof *b.grad);
@@ -202,11 +202,11 @@ static void factors_load_on_other_ranks(void **state) {
 static void missing_files_change_nothing(void **state) {
   const path dir = path_of("factors");
   sim a, b;
-  open_at(&b, &plain, 1);
+  open_and_step(&b, &plain, 1);
   const uint64_t before = sim_fingerprint(&b);
   assert_int_equal(load(&b, &dir), 0);
   assert_true(sim_fingerprint(&b) == before);
-  open_at(&a, &plain, 0);
+  open_and_step(&a, &plain, 0);
   save(&a, &dir); /* without samples: no file */
   assert_int_equal(load(&b, &dir), 0);
   assert_true(sim_fingerprint(&b) == before);
@@ -232,9 +232,9 @@ static void damaged_files_are_refused(void **state) {
   const path dir = path_of("factors"), file = path_in(&dir, files[3]);
   sim a, b;
   size_t n;
-  open_at(&a, &plain, 3);
+  open_and_step(&a, &plain, 3);
   save(&a, &dir);
-  open_at(&b, &plain, 1);
+  open_and_step(&b, &plain, 1);
   const uint64_t before = sim_fingerprint(&b);
   unsigned char *bytes = read_file(file.text, &n);
   for (size_t i = 0; i < n; i += 3) {
@@ -287,11 +287,11 @@ static void factors_of_other_models_are_refused(void **state) {
   };
   const path dir = path_of("factors");
   sim a;
-  open_at(&a, &plain, 3);
+  open_and_step(&a, &plain, 3);
   save(&a, &dir);
   for (size_t i = 0; i < sizeof other / sizeof other[0]; i++) {
     sim b;
-    open_at(&b, &other[i].how, 1);
+    open_and_step(&b, &other[i].how, 1);
     refused(&b, dir.text, NG_ERR_FILE, other[i].says, sim_fingerprint(&b));
     assert_untouched(&b, &other[i].how, 1);
     sim_close(&b);
@@ -322,7 +322,7 @@ static void a_fault_on_one_rank_is_refused_by_all(void **state) {
   const path dir = path_of("factors"), file = path_in(&dir, files[2]);
   ng_status each[4];
   sim a;
-  open_at(&a, &plain, 3);
+  open_and_step(&a, &plain, 3);
   save(&a, &dir);
   sim_close(&a);
   write_file(file.text, (const unsigned char *)"12345678", 8);
@@ -347,5 +347,5 @@ int main(void) {
       cmocka_unit_test(factors_of_other_models_are_refused),
       cmocka_unit_test(a_fault_on_one_rank_is_refused_by_all),
   };
-  return cmocka_run_group_tests(tests, make_folder, drop_folder);
+  return cmocka_run_group_tests(tests, make_folder, remove_empty_folder);
 }

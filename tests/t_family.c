@@ -29,12 +29,12 @@ static void predict(int32_t i, int32_t step, double v[FAMILY_NUMBERS], double *o
   float d[FAMILY_NUMBERS];
   double all = 0;
   for (int32_t k = ALL; k <= ALL_FC; k++) {
-    family_draw(&toy_model, step, k, d);
-    for (int64_t e = 0; e < family_count(&toy_model, k); e++)
+    family_draw_gradients(&toy_model, step, k, d);
+    for (int64_t e = 0; e < family_gradient_count(&toy_model, k); e++)
       all += (double)d[e] * (double)d[e];
   }
-  const int64_t n = family_count(&toy_model, i);
-  family_draw(&toy_model, step, i, d);
+  const int64_t n = family_gradient_count(&toy_model, i);
+  family_draw_gradients(&toy_model, step, i, d);
   for (int64_t e = 0; e < n; e++) {
     const double x = (double)d[e];
     v[e] = step == 0 ? x * x : RHO * v[e] + (1 - RHO) * x * x;
@@ -48,7 +48,7 @@ static void as_predicted(const family_run *run) {
     double v[FAMILY_NUMBERS] = {0}, want[FAMILY_NUMBERS];
     for (int32_t step = 0; step < STEPS; step++) {
       predict(toys[k], step, v, want);
-      for (int64_t e = 0; e < family_count(&toy_model, toys[k]); e++) {
+      for (int64_t e = 0; e < family_gradient_count(&toy_model, toys[k]); e++) {
         const double got = (double)run->out[0][step][toys[k]][e], w = want[e] * run->clip[0][step];
         if (!(fabs(got - w) <= 1e-5 * fabs(w))) {
           fail_msg("%s, %d ranks, step %d, %s[%d]: %g, expected %g", run->set, run->ranks, step,
@@ -70,14 +70,14 @@ static void every_layer_names_its_family(void **state) {
   static const char *const family[ENTRIES] = {
       [FC] = "kronecker",  [CONV] = "kronecker", [R1] = "beside",    [TOY] = "diagonal",
       [TOY2] = "diagonal", [ALL] = "total",      [ALL_FC] = "total", [PLAIN] = "none"};
-  family_run *run = family_completed(new_run(COMMON, 1));
+  family_run *run = family_must_train(new_run(COMMON, 1));
   for (int32_t i = 0; i < ENTRIES; i++) {
     assert_string_equal(run->family[0][i], family[i]);
   }
   assert_true(run->report[0][ALL].pi > 0);
   /* Without the toys "all.fc" belongs to a family of the library, which needs observations. */
   static const ng_family *const none[] = {NULL};
-  family_run *plain = family_run_of(&toy_model, none, COMMON, 1);
+  family_run *plain = family_new_run(&toy_model, none, COMMON, 1);
   (void)family_train(plain);
   assert_non_null(strstr(plain->message[0], "'all.fc' was never observed"));
   free(plain);
@@ -90,19 +90,19 @@ static void ranks_and_fractions_follow_the_formulas(void **state) {
   static const char *const clip[] = {"clip=kl", "clip=rms clip_bound=0.1", "clip=none"};
   char text[512], more[512];
   for (int c = 0; c < 3; c++) {
-    family_run *one = family_completed(new_run(with(more, COMMON, clip[c]), 1));
+    family_run *one = family_must_train(new_run(with(more, COMMON, clip[c]), 1));
     if (c != 1) as_predicted(one);
     for (int32_t ranks = 2; ranks <= FAMILY_RANKS; ranks++) {
       family_run *whole = NULL;
       for (int k = 2; k >= 0; k--) {
         if (k == 1 && ranks % 2 != 0) continue;
-        family_run *run = family_completed(new_run(with(text, more, fraction[k]), ranks));
+        family_run *run = family_must_train(new_run(with(text, more, fraction[k]), ranks));
         family_must_be_close(run, one);
         if (whole == NULL) {
           whole = run;
           continue;
         }
-        family_same_from(run, whole, 0);
+        family_must_match_from(run, whole, 0);
         free(run);
       }
       free(whole);
@@ -118,7 +118,7 @@ static void a_late_queue_changes_no_bit(void **state) {
   for (int k = 0; k < 2; k++) {
     family_run *late = new_run(with(text, COMMON "grad_worker_fraction=0", clip[k]), 3);
     late->linalg = "late";
-    family_must_equal(late, new_run(text, 3), 0);
+    family_runs_must_match(late, new_run(text, 3), 0);
   }
 }
 
@@ -129,11 +129,11 @@ static void the_norm_of_all_directions_is_clipped(void **state) {
       "solver=product radius=0.5 solve_period=1 clip=norm clip_bound=0.01"};
   for (int k = 0; k < 2; k++) {
     for (int32_t ranks = 1; ranks <= 3; ranks++) {
-      family_run *run = family_completed(new_run(set[k], ranks));
+      family_run *run = family_must_train(new_run(set[k], ranks));
       for (int32_t step = 0; step < STEPS; step++) {
         double sum = 0;
         for (int32_t i = 0; i < PLAIN; i++) {
-          for (int64_t e = 0; e < family_count(&toy_model, i); e++) {
+          for (int64_t e = 0; e < family_gradient_count(&toy_model, i); e++) {
             const double x = (double)run->out[0][step][i][e];
             sum += x * x;
           }
@@ -151,7 +151,7 @@ static void resumed_runs_have_the_same_bits(void **state) {
     const char *set = ranks % 2 == 0 ? COMMON "grad_worker_fraction=0.5" : COMMON;
     family_run *whole = new_run(set, ranks), *resumed = new_run(set, ranks);
     whole->save = resumed->load = in_folder("state");
-    family_must_equal(whole, resumed, 2);
+    family_runs_must_match(whole, resumed, 2);
   }
 }
 
@@ -162,11 +162,11 @@ static void a_nan_in_a_gradient_skips_the_step_on_all_ranks(void **state) {
   for (int32_t ranks = 1; ranks <= FAMILY_RANKS; ranks += 3) {
     for (int k = 0; k < 5; k++) {
       const char *set = COMMON "grad_worker_fraction=0 clip=none";
-      family_run *good = family_completed(new_run(set, ranks)), *run = new_run(set, ranks);
+      family_run *good = family_must_train(new_run(set, ranks)), *run = new_run(set, ranks);
       run->bad_step = 2;
       run->bad_entry = bad[k];
       run->last = read_commits;
-      (void)family_completed(run);
+      (void)family_must_train(run);
       for (int32_t r = 0; r < ranks; r++) {
         assert_int_equal(run->status[r][2], NG_SKIPPED);
         assert_int_equal(commits[r].skipped, 1);
@@ -201,7 +201,7 @@ static void averages_on_owners_or_on_all_ranks_follow_the_formulas(void **state)
       family_run *run = new_run(COMMON "grad_worker_fraction=0", ranks);
       spread_of_v = spreads[k];
       run->place = spread_v;
-      as_predicted(family_completed(run));
+      as_predicted(family_must_train(run));
       free(run);
     }
   }

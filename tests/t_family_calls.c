@@ -23,8 +23,8 @@ static void receivers_get_the_scaled_direction(void **state) {
   ng_family twice = toy_diagonal;
   twice.name = "twice";
   twice.emit = emit_twice;
-  family_must_equal(new_run_with(&twice, UNCLIPPED "grad_worker_fraction=1", 2),
-                    new_run_with(&twice, UNCLIPPED "grad_worker_fraction=0", 2), 0);
+  family_runs_must_match(new_run_with(&twice, UNCLIPPED "grad_worker_fraction=1", 2),
+                         new_run_with(&twice, UNCLIPPED "grad_worker_fraction=0", 2), 0);
 }
 
 /* ---- ranks -----------------------------------------------------------------------------------*/
@@ -40,16 +40,16 @@ static void messages_agree_beside_local_statistics(void **state) {
   first.scope = NG_SCOPE_LAYER;
   first.fits = first_fits;
   family_run *one = new_run_with(&first, UNCLIPPED, 1);
-  (void)family_completed(one);
+  (void)family_must_train(one);
   for (int32_t ranks = 2; ranks <= FAMILY_RANKS; ranks++) {
     family_run *run =
         new_run_with(&first, UNCLIPPED "statistics=local grad_worker_fraction=0", ranks);
-    family_must_be_close(family_completed(run), one); /* all ranks have the same samples */
+    family_must_be_close(family_must_train(run), one); /* all ranks have the same samples */
     free(run);
   }
   free(one);
   /* only the owner of a rank-one layer computes the norms for clip = rms */
-  free(family_completed(
+  free(family_must_train(
       new_run("damping=0.3 clip=rms clip_bound=0.1 statistics=local grad_worker_fraction=0", 2)));
 }
 
@@ -71,7 +71,7 @@ static void divisors_are_computed_with_their_block(void **state) {
     family_run *run = new_run(set, ranks), *together = new_run(set, ranks);
     run->place = separate_owners;
     run->hook = together->hook = own_period;
-    family_must_equal(run, together, 0);
+    family_runs_must_match(run, together, 0);
   }
 }
 
@@ -98,7 +98,7 @@ static void a_failed_observation_leaves_the_step_on_all_ranks(void **state) {
   for (int32_t ranks = 2; ranks <= 3; ranks++) {
     family_run *run = new_run_with(&sees, UNCLIPPED, ranks);
     run->hook = fail_on_one_rank;
-    family_must_equal(run, new_run(UNCLIPPED, ranks), 0);
+    family_runs_must_match(run, new_run(UNCLIPPED, ranks), 0);
   }
 }
 
@@ -204,7 +204,7 @@ static void check_reads_options_and_values_of_ng_set(void **state) {
   picky.check = no_half;
   family_run *run = new_run_with(&picky, UNCLIPPED, 1);
   run->hook = set_half;
-  free(family_completed(run));
+  free(family_must_train(run));
   must_be_refused(new_run_with(&picky, "damping=0.5 clip=none", 1), NG_ERR_ARG,
                   "layer 'toy': options: damping = 0.5 is not for toys");
 }
@@ -224,7 +224,7 @@ static void solve_period_applies_to_families_with_the_trait(void **state) {
     periodic.traits = traits[k];
     family_run *run = new_run_with(&periodic, "method=eva-natgrad damping=0.3 clip=none", 1);
     solved = 0;
-    free(family_completed(run));
+    free(family_must_train(run));
     assert_int_equal(solved, 2 * solves[k]); /* toy and toy2 */
   }
 }

@@ -37,7 +37,7 @@ static const double EPSILON = 0.3, RHO = 0.9, BETA = 0.95;
 
 static family_run *new_run(const char *set, int32_t ranks) {
   static const ng_family *const families[] = {&family_shampoo, &family_soap, NULL};
-  return family_run_of(&model, families, set, ranks);
+  return family_new_run(&model, families, set, ranks);
 }
 
 /* ---- dense formulas --------------------------------------------------------------------------*/
@@ -165,7 +165,7 @@ static void as_predicted(const family_run *run) {
     for (int32_t step = 0; step < STEPS; step++) {
       float d[MOST_WEIGHTS];
       double D[MOST_WEIGHTS], want[MOST_WEIGHTS], most = 0.0, gap = 0.0;
-      family_draw(&model, step, i, d);
+      family_draw_gradients(&model, step, i, d);
       for (int64_t k = 0; k < x.m * x.n; k++)
         D[k] = (double)d[k];
       fold(&x, D);
@@ -194,16 +194,16 @@ static void ranks_and_fractions_follow_the_formulas(void **state) {
                                     COMMON "clip=kl kl_clip=0.01 grad_worker_fraction=1"};
   family_run *fast = new_run(set[0], 1);
   fast->linalg = NULL;
-  as_predicted(family_completed(fast));
+  as_predicted(family_must_train(fast));
   free(fast);
   for (int k = 0; k < 3; k++) {
     for (int32_t ranks = 1; ranks <= FAMILY_RANKS; ranks++) {
-      family_run *run = family_completed(new_run(set[k], ranks));
+      family_run *run = family_must_train(new_run(set[k], ranks));
       as_predicted(run);
       if (k == 1) {
         family_run *late = new_run(set[0], ranks);
         late->linalg = "late";
-        family_same_from(run, family_completed(late), 0);
+        family_must_match_from(run, family_must_train(late), 0);
         free(late);
       }
       free(run);
@@ -213,7 +213,7 @@ static void ranks_and_fractions_follow_the_formulas(void **state) {
 
 static void reports_name_the_family_and_its_damping(void **state) {
   static const char *const family[ENTRIES] = {"kronecker", "shampoo", "shampoo", "soap", "soap"};
-  family_run *run = family_completed(new_run(COMMON "clip=none", 1));
+  family_run *run = family_must_train(new_run(COMMON "clip=none", 1));
   for (int32_t i = 0; i < ENTRIES; i++) {
     assert_string_equal(run->family[0][i], family[i]);
     assert_int_equal(run->report[0][i].rung, 0);
@@ -228,7 +228,7 @@ static void resumed_runs_have_the_same_bits(void **state) {
   for (int32_t ranks = 1; ranks <= FAMILY_RANKS; ranks++) {
     family_run *whole = new_run(set[ranks % 2 == 0], ranks), *resumed = new_run(whole->set, ranks);
     whole->save = resumed->load = in_folder("state");
-    family_must_equal(whole, resumed, SAVED);
+    family_runs_must_match(whole, resumed, SAVED);
   }
 }
 
@@ -237,12 +237,12 @@ static void resumed_runs_have_the_same_bits(void **state) {
 static void skipped_steps_leave_moments_and_bases(void **state) {
   static const int32_t bad[] = {FC, SHAMPOO, SOAP};
   for (int32_t ranks = 1; ranks <= FAMILY_RANKS; ranks++) {
-    family_run *good = family_completed(new_run(COMMON "clip=none", ranks));
+    family_run *good = family_must_train(new_run(COMMON "clip=none", ranks));
     for (int k = 0; k < 9; k++) {
       family_run *run = new_run(COMMON "clip=none", ranks);
       run->bad_step = 2 + k / 3; /* Shampoo solves in step 2 and 4, SOAP in step 3 */
       run->bad_entry = bad[k % 3];
-      (void)family_completed(run);
+      (void)family_must_train(run);
       if (run->bad_entry == FC) as_predicted(run);
       for (int32_t step = 0; step < STEPS && run->bad_entry != FC; step++) {
         assert_memory_equal(run->out[0][step][run->bad_entry], good->out[0][step][run->bad_entry],

@@ -172,7 +172,7 @@ static ng_status random_rank(int32_t rank, ng_transport *t, void *arg) {
 
 static void random_models_keep_finite_weights(void **state) {
   random_case x = {.seed = 0};
-  for (int64_t i = 0; i < test_times(600); i++) {
+  for (int64_t i = 0; i < test_repetitions(600); i++) {
     x.seed = rng_mix(test_seed() + (uint64_t)i);
     const ng_status st =
         i % 10 == 0 ? ranks_run(4, random_rank, &x, NULL) : random_rank(0, NULL, &x);
@@ -275,7 +275,7 @@ static void many_positions(void **state) {
     const plane grad[2] = {plane_of(d, 1, 1, NG_F32), plane_of(d + 1, 1, 1, NG_F32)};
     const plane x = plane_of(a, S, 1, NG_F32), y = plane_of(g, S, 1, NG_F32);
     fixture_ok(&f, fixture_open(&f, "method=natgrad factor_dtype=f16", NULL));
-    fixture_ok(&f, fixture_linear(&f, "fc", grad, NULL));
+    fixture_ok(&f, fixture_add_linear(&f, "fc", grad, NULL));
     fixture_ok(&f, ng_ready(f.p));
     fixture_ok(&f, fixture_begin_and_observe(&f, 1, 0, &x, &y));
     fixture_fails(&f, ng_step(f.p, 0.1), S == MANY ? NG_SKIPPED : NG_OK,

@@ -38,7 +38,7 @@ static ng_status open_model(model *m, const char *options, const fixture_how *ho
   fill(m->grad, OUT * IN, 4);
   ng_status st = fixture_open(&m->f, options, how);
   if (st == NG_OK)
-    st = fixture_add(&m->f, &(fixture_entry){"fc", OUT, IN, false}, 1, m->grad, m->w);
+    st = fixture_add_entries(&m->f, &(fixture_entry){"fc", OUT, IN, false}, 1, m->grad, m->w);
   return st == NG_OK ? ng_ready(m->f.p) : st;
 }
 
@@ -88,8 +88,8 @@ static int refused(model *m, pid_t parent) {
   CHILD(is_refused(ctx, ng_ready(p), parent));
   CHILD(is_refused(ctx, ng_begin(p, &batch), parent));
   CHILD(ng_wants(p, 0) == 0);
-  CHILD(is_refused(ctx, plane_input(p, 0, &a, NG_COPY), parent));
-  CHILD(is_refused(ctx, plane_output_grad(p, 0, &g, NG_COPY), parent));
+  CHILD(is_refused(ctx, plane_observe_input(p, 0, &a, NG_COPY), parent));
+  CHILD(is_refused(ctx, plane_observe_output_grad(p, 0, &g, NG_COPY), parent));
   CHILD(is_refused(ctx, ng_reset_batch(p), parent));
   CHILD(is_refused(ctx, ng_step(p, 0.1), parent));
   CHILD(is_refused(ctx, ng_step_sgd(p, &how, 1), parent));
@@ -157,7 +157,7 @@ static void fork_and_go_on(int32_t threads, bool numbered) {
     if (s == STEPS - 1) { /* fork within a step */
       const pid_t parent = getpid(), child = fork();
       if (child == 0) {
-        (void)alarm((unsigned)ranks_patience());
+        (void)alarm((unsigned)ranks_timeout_seconds());
         _exit(test_in_child(&m, &memory, threads, parent));
       }
       ended_well(child);
@@ -208,7 +208,7 @@ static ng_status run_rank(int32_t rank, ng_transport *t, void *arg) {
       (void)usleep(50000); /* until the other ranks wait in their step */
       all->child = fork();
       if (all->child == 0) {
-        (void)alarm((unsigned)ranks_patience());
+        (void)alarm((unsigned)ranks_timeout_seconds());
         const int before = destroyed, bad = ng_step(m.f.p, 0.1) != NG_ERR_STATE;
         fixture_close(&m.f);
         _exit(bad ? 1 : destroyed > before ? 2 : 0);

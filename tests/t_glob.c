@@ -164,7 +164,7 @@ static void skip_layers_excludes_matching_layers(void **state) {
   enum { LAYERS = sizeof layer / sizeof layer[0] };
   int32_t unused = 0;
   for (size_t i = 0; i < sizeof skip / sizeof skip[0]; i++) {
-    ng_options o = fixture_parse("");
+    ng_options o = fixture_parse_options("");
     fixture f;
     fixture_set(&o, "skip_layers", skip[i][0]);
     fixture_ok(&f, fixture_open_options(&f, &o, NULL));

@@ -199,21 +199,21 @@ static ng_options by_hand(const golden *c) {
               !eigen                                ? "cholesky"
               : kaisa && !(c->special & NOT_PREDIV) ? "eigen-prediv"
                                                     : "eigen");
-  fixture_real(&o, "eigen_floor", kaisa ? 0 : 1e-10);
-  fixture_real(&o, "damping", 0.01);
+  fixture_set_real(&o, "eigen_floor", kaisa ? 0 : 1e-10);
+  fixture_set_real(&o, "damping", 0.01);
   fixture_set(&o, "damping_split", eigen ? "joint" : "pi");
   fixture_set(&o, "damping_leak", kaisa ? "0" : "owner");
-  fixture_real(&o, "stat_decay", kaisa ? 0.9 : 0.1);
+  fixture_set_real(&o, "stat_decay", kaisa ? 0.9 : 0.1);
   fixture_set(&o, "stat_start", "identity");
   fixture_set(&o, "stat_scale", kaisa ? "kaisa" : "mpd-kfac");
   fixture_set(&o, "positions", kaisa ? "expand" : "reduce");
   fixture_set(&o, "calls", kaisa ? "mean" : "last");
-  fixture_real(&o, "stat_period", (double)c->stat_period);
-  fixture_real(&o, "solve_period", (double)c->solve_period);
-  fixture_real(&o, "factor_blocks", 1);
+  fixture_set_real(&o, "stat_period", (double)c->stat_period);
+  fixture_set_real(&o, "solve_period", (double)c->solve_period);
+  fixture_set_real(&o, "factor_blocks", 1);
   fixture_set(&o, "output_factor", "full");
   fixture_set(&o, "clip", "kl");
-  fixture_real(&o, "kl_clip", kl_clip);
+  fixture_set_real(&o, "kl_clip", kl_clip);
   fixture_set(&o, "statistics", strstr(c->variant, "_dp") != NULL ? "local" : "all");
   fixture_set(&o, "placement", "round-robin"); /* the owners of the oracle */
   return o;
@@ -292,7 +292,7 @@ static bool built_in(const char *name) {
 
 static void library_case(const golden *c, const char *linalg) {
 #if defined(NG_TEST_MPI)
-  if (c->ranks > ranks_there()) return;
+  if (c->ranks > ranks_process_count()) return;
 #endif
   test_case *s = case_of(c);
   ng_options o = by_name(c);

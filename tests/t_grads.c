@@ -75,7 +75,7 @@ static int one_batch(nn *n, int32_t rank, int micro, const nn_watch *watch) {
 static ng_status add_up(int32_t rank, ng_transport *t, void *arg) {
   sums *s = arg;
   tap line = {.inner = *t};
-  const ng_transport table = tapped(&line, s->wire);
+  const ng_transport table = tap_transport(&line, s->wire);
   const run_ranks ranks = ranks_make(&table);
   first_layer_watch e = {&line, -1};
   const nn_watch watch = {&e, record_starts};
@@ -169,7 +169,7 @@ static ng_status live(int32_t rank, ng_transport *t, void *arg) {
   static const train_output nothing = {.label = ""};
   training_runs *l = arg;
   tap line = {.inner = *t, .fail_at = rank == RANKS - 1 ? l->fail_at : 0};
-  const ng_transport table = tapped(&line, l->wire);
+  const ng_transport table = tap_transport(&line, l->wire);
   train_result r;
   l->rc[rank] = train_run_on(&table, &l->s, &l->d, &nothing, &r);
   if (l->rc[rank] == CLI_OK) {

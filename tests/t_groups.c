@@ -213,9 +213,9 @@ static void check_formula(const update_case *c) {
       for (int64_t i = 0; i < size(&m, k); i++) {
         const double d = (double)((const float *)plain.grad[k])[i];
         if (how.adamw) {
-          oracle_adamw(&how.adam[g], t, 1, &d, &w[k][i], &v[k][i], &s[k][i]);
+          oracle_update_adamw(&how.adam[g], t, 1, &d, &w[k][i], &v[k][i], &s[k][i]);
         } else {
-          oracle_sgd(&how.sgd[g], t, 1, &d, &w[k][i], &v[k][i]);
+          oracle_update_sgd(&how.sgd[g], t, 1, &d, &w[k][i], &v[k][i]);
         }
         const double x = read_weight(&m, k, i),
                      half = c->weights == NG_BF16 ? 0x1p-8 * fabs(w[k][i]) : 0;

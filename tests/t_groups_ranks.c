@@ -24,10 +24,10 @@ typedef struct model {
 static ng_status model_open(model *m, const char *set, const ng_transport *t) {
   memset(m, 0, sizeof *m);
   rng r = {test_seed()};
-  rng_values(&r, m->weight, NUMBERS);
+  rng_fill(&r, m->weight, NUMBERS);
   ng_status st =
       fixture_open(&m->f, set, &(fixture_how){.linalg = "ref", .threads = 1, .transport = t});
-  if (st == NG_OK) st = fixture_add(&m->f, entries, 3, m->grad, m->weight);
+  if (st == NG_OK) st = fixture_add_entries(&m->f, entries, 3, m->grad, m->weight);
   for (int32_t i = 0; i < 3 && st == NG_OK; i++) {
     st = ng_set_group(m->f.p, i, NG_BOTH, 1);
     if (st == NG_OK && i < 2) st = ng_set_group(m->f.p, i, NG_WEIGHT, 2 * i);
@@ -39,11 +39,11 @@ static ng_status model_open(model *m, const char *set, const ng_transport *t) {
 static ng_status model_observe(model *m) {
   float a[B * 5], g[B * 4];
   rng r = {test_seed() + 1};
-  rng_values(&r, m->grad, NUMBERS);
+  rng_fill(&r, m->grad, NUMBERS);
   ng_status st = fixture_begin(&m->f, B);
   for (int32_t i = 0; i < 2 && st == NG_OK; i++) {
-    rng_values(&r, a, B * entries[i].cols);
-    rng_values(&r, g, B * entries[i].rows);
+    rng_fill(&r, a, B * entries[i].cols);
+    rng_fill(&r, g, B * entries[i].rows);
     const plane x = plane_of(a, B, entries[i].cols, NG_F32),
                 y = plane_of(g, B, entries[i].rows, NG_F32);
     st = fixture_observe(&m->f, i, &x, &y);

@@ -19,7 +19,7 @@ static void run_options(const ng_options *o, directions *l) {
   for (int i = 0; i < D; i++)
     w[i] = i % 4 == 0 ? 0.0F : 0.125F * (float)(i % 7) - 0.4F;
   fixture_ok(&f, fixture_open_options(&f, o, NULL));
-  fixture_ok(&f, fixture_add(&f, entries, 2, g, w));
+  fixture_ok(&f, fixture_add_entries(&f, entries, 2, g, w));
   fixture_ok(&f, ng_set_group(f.p, 1, NG_WEIGHT, 1));
   fixture_ok(&f, ng_ready(f.p));
   for (int t = 0; t < STEPS; t++) {
@@ -103,7 +103,7 @@ static void idle_options_have_no_effect(void **state) {
     const bool first = strstr(setups[k], "topk-") != NULL, window = first || k > 3;
     (void)snprintf(line, sizeof line, "%s%s", setups[k],
                    first || !window ? "" : " window=3 damping=0.1");
-    const ng_options o = fixture_parse(line);
+    const ng_options o = fixture_parse_options(line);
     run_options(&o, &standard);
     for (int32_t i = 0; i < ng_option_count(); i++) {
       ng_option_info info = {.struct_size = sizeof info};

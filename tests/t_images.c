@@ -123,7 +123,7 @@ static void lists_name_files(void **state) {
   assert_non_null(strstr(d.train.images->path[0], "all/train/ant/00.png"));
   data_close(&d);
   put_file("list", text, sizeof text - 1);
-  must_refuse(spec("list", ""), "train/ant/00.png: No such file or directory");
+  must_refuse_set(spec("list", ""), "train/ant/00.png: No such file or directory");
   char more[600];
   (void)snprintf(more, sizeof more, ",root=%s", in_folder("all"));
   assert_int_equal(data_open(spec("list", more), &d), 0);
@@ -133,7 +133,7 @@ static void lists_name_files(void **state) {
   put_file("all/train/tested", tested + 1, sizeof tested - 2);
   (void)snprintf(more + n, sizeof more - n, ",test=%s", in_folder("all/train/tested"));
   /* `root` applies to both splits */
-  must_refuse(spec("all/list", more), "all/ant/00.png: No such file");
+  must_refuse_set(spec("all/list", more), "all/ant/00.png: No such file");
   assert_int_equal(data_open(spec("all/list", more + n), &d), 0);
   assert_true(d.train.n == 3 && d.test.n == 2 && d.classes == 8 && d.images->total == 5);
   assert_non_null(strstr(d.test.images->path[1], "all/train/bee/00.png"));
@@ -150,7 +150,7 @@ static void lists_name_files(void **state) {
   };
   for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
     put_file("all/bad", bad[i][0], strlen(bad[i][0]));
-    must_refuse(spec("all/bad", ""), bad[i][1]);
+    must_refuse_set(spec("all/bad", ""), bad[i][1]);
   }
 }
 
@@ -171,13 +171,13 @@ static void errors_name_the_entry(void **state) {
       {",test=/nowhere", "/nowhere: No such file"},
   };
   for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
-    must_refuse(spec("all", bad[i][0]), bad[i][1]);
+    must_refuse_set(spec("all", bad[i][0]), bad[i][1]);
   char small[600];
   (void)snprintf(small, sizeof small, "images:%s,size=1", in_folder("all"));
-  must_refuse(small, "size: '1' is no whole number from 2 to 4096");
-  must_refuse("images:", "needs a folder");
-  must_refuse("images:/nowhere", "/nowhere: No such file or directory");
-  must_refuse("images:/dev/null", "/dev/null: is neither a folder nor a list");
+  must_refuse_set(small, "size: '1' is no whole number from 2 to 4096");
+  must_refuse_set("images:", "needs a folder");
+  must_refuse_set("images:/nowhere", "/nowhere: No such file or directory");
+  must_refuse_set("images:/dev/null", "/dev/null: is neither a folder nor a list");
   static const char *const sets[][3] = {
       {"mkfifo set/a/pipe", "set", "set/a/pipe: is neither a file nor a folder"},
       {"ln -s . set/a/again", "set", "folders deep"},
@@ -196,7 +196,7 @@ static void errors_name_the_entry(void **state) {
     run_shell("cd '%s' && rm -rf set && mkdir -p set/a && cp all/val/ant/x.png set/a/0.png && %s",
               sets[i][0]);
     if (sets[i][2][0] != 0) {
-      must_refuse(spec(sets[i][1], ""), sets[i][2]);
+      must_refuse_set(spec(sets[i][1], ""), sets[i][2]);
     } else {
       assert_int_equal(data_open(spec(sets[i][1], ""), &d), 0);
       assert_int_equal(d.train.n, 2);
@@ -290,8 +290,8 @@ static void means_are_files_too(void **state) {
   settings_free(&s);
   data_close(&d);
   put_npy("mean.npy", "<f8", "3, 9, 10", mean, 270 * sizeof *mean);
-  must_refuse(spec("all", more),
-              "expected mean as f4 or f8 of shape [3], or [3, height, width], both >= size");
+  must_refuse_set(spec("all", more),
+                  "expected mean as f4 or f8 of shape [3], or [3, height, width], both >= size");
 }
 
 /* ---- threads, resuming, damage -----------------------------------------------------------------*/

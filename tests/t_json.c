@@ -121,7 +121,7 @@ static void numbers_are_written_shortest(void **state) {
     memcpy(&x, &bits, sizeof x);
     if (!isfinite(x)) continue;
     ngio_out_real(&o, x);
-    ngio_json *json = json_must(o.text, o.used);
+    ngio_json *json = json_must_parse(o.text, o.used);
     assert_true(ngio_is(ngio_json_root(json), NGIO_REAL));
     const double back = ngio_number_of(ngio_json_root(json));
     ngio_out_bytes(&o, "", 1);
@@ -162,7 +162,7 @@ static void members_and_lists_are_nested(void **state) {
   for (int i = 0; i < 100000; i++)
     ngio_put_integer(&o, NULL, i);
   ngio_shut(&o, ']');
-  ngio_json *json = json_must(o.text, o.used);
+  ngio_json *json = json_must_parse(o.text, o.used);
   const ngio_value *list = ngio_json_root(json), *v = ngio_first(list);
   assert_int_equal(ngio_count(list), 100000);
   for (int i = 0; i < 100000; i++, v = ngio_next(list, v))

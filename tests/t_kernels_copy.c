@@ -34,7 +34,7 @@ static void test_copy(void **state) {
   static const ng_dtype types[] = {NG_F64, NG_F32, NG_BF16, NG_I32, NG_I64, NG_U8};
   rng r = {test_seed()};
   fill(&r, source);
-  for (int round = 0; round < test_times(ROUNDS); round++) {
+  for (int round = 0; round < test_repetitions(ROUNDS); round++) {
     ng_copy list[2];
     memset(target, 0xA5, sizeof target);
     for (int i = 0; i < 2; i++) {
@@ -51,9 +51,9 @@ static void test_copy(void **state) {
       assert_true(draw_strides(&r, s->ndim, n, s->stride) * size <= MOST / 2);
       assert_true(draw_strides(&r, s->ndim, n, c->to_stride) * size <= MOST / 2);
     }
-    for (int k = kernels_last(); k >= 0; k--) {
+    for (int k = kernels_last_queue(); k >= 0; k--) {
       ng_queue q = kernels_queue(k);
-      if (k == kernels_last()) {
+      if (k == kernels_last_queue()) {
         memcpy(expected, target, sizeof expected);
         for (int i = 0; i < 2; i++) {
           const ng_copy *c = &list[i];
@@ -80,7 +80,7 @@ static void test_copy(void **state) {
 /* Sums of several lines of a buffer and one of no element; converted, then converted back. */
 static void test_wire(void **state) {
   rng r = {test_seed()};
-  for (int round = 0; round < test_times(ROUNDS); round++) {
+  for (int round = 0; round < test_repetitions(ROUNDS); round++) {
     const ng_dtype t = round % 2 == 0 ? NG_BF16 : NG_F16;
     const int64_t n = round == 0 ? 0 : rng_between(&r, 1, round % 3 == 0 ? 5000 : 700);
     float sum[2][5001], x[2][5001];
@@ -122,7 +122,7 @@ static void test_change(void **state) {
       float x[2][N];
       char a[2][N * sizeof(double)];
       double want[2] = {0.25, 0.5};
-      rng_values(&r, x[0], N), rng_values(&r, x[1], N);
+      rng_fill(&r, x[0], N), rng_fill(&r, x[1], N);
       for (int k = 0; k < 2; k++) {
         for (int i = 0; i < N; i++) {
           const double v = (double)x[k][i];

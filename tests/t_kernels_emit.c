@@ -60,18 +60,18 @@ static void run(ng_queue *q, list *l, bool update) {
 
 static void test_emit_and_update(void **state) {
   rng r = {test_seed()};
-  for (int round = 0; round < test_times(ROUNDS); round++) {
+  for (int round = 0; round < test_repetitions(ROUNDS); round++) {
     const bool update = round / KINDS % 2 == 1;
     list l, is;
     rng again = r;
     arena_reset();
     draw_directions(&r, &l, (kind)(round % KINDS), round);
     draw_directions(&again, &is, (kind)(round % KINDS), round);
-    for (int k = kernels_last(); k >= first_queue(&l); k--) { /* late, over ref, first */
+    for (int k = kernels_last_queue(); k >= first_queue(&l); k--) { /* late, over ref, first */
       ng_queue q = kernels_queue_or_device(k);
       run(&q, &l, update);
       for (int i = 0; i < LISTED; i++) {
-        if (k == kernels_last()) keep(&l.item[i], &is.item[i]);
+        if (k == kernels_last_queue()) keep(&l.item[i], &is.item[i]);
         compare(&l.item[i], &is.item[i], update);
       }
     }
@@ -80,13 +80,13 @@ static void test_emit_and_update(void **state) {
 
 static void test_store_norm2(void **state) {
   rng r = {test_seed()};
-  for (int round = 0; round < test_times(ROUNDS) / 4; round++) {
+  for (int round = 0; round < test_repetitions(ROUNDS) / 4; round++) {
     list l;
     double parts[LISTED * 80], norm2[LISTED], want2[LISTED] = {0.0};
     float *want[LISTED];
     arena_reset();
     draw_directions(&r, &l, (kind)(round % KINDS), 7 * round);
-    for (int k = kernels_last(); k >= first_queue(&l); k--) {
+    for (int k = kernels_last_queue(); k >= first_queue(&l); k--) {
       ng_queue q = kernels_queue_or_device(k);
       for (int i = 0; i < LISTED; i++) {
         restore(&l.item[i]);
@@ -99,8 +99,8 @@ static void test_store_norm2(void **state) {
       for (int i = 0; i < LISTED; i++) {
         const int64_t n = l.item[i].rows * l.item[i].cols;
         const size_t bytes = (size_t)n * sizeof(float);
-        if (k == kernels_last()) {
-          want[i] = arena_take((size_t)n, sizeof(float));
+        if (k == kernels_last_queue()) {
+          want[i] = arena_alloc((size_t)n, sizeof(float));
           memcpy(want[i], l.to[i], bytes);
           want2[i] = norm2[i];
         }
@@ -118,8 +118,8 @@ static void test_rounding_to_16_bits(void **state) {
   static const ng_dtype half[] = {NG_F16, NG_BF16};
   for (int t = 0; t < 2; t++) {
     arena_reset();
-    float *u = arena_take(N, sizeof *u);
-    uint16_t *got = arena_take(N, sizeof *got), *want = arena_take(N, sizeof *want);
+    float *u = arena_alloc(N, sizeof *u);
+    uint16_t *got = arena_alloc(N, sizeof *got), *want = arena_alloc(N, sizeof *want);
     int64_t stay = 0;
     for (uint32_t i = 0; i < N; i++) {
       const uint16_t h[2] = {(uint16_t)(i / EACH), (uint16_t)(i / EACH + 1)};
@@ -133,12 +133,12 @@ static void test_rounding_to_16_bits(void **state) {
       want[i] = 1;
       stay++;
     }
-    for (int k = kernels_last(); k >= KERNELS_FIRST; k--) {
+    for (int k = kernels_last_queue(); k >= KERNELS_FIRST; k--) {
       ng_queue q = kernels_queue_or_device(k);
       ng_place place = {.data = got, .dtype = half[t]};
-      lay_out(&place, half[t], N, false);
+      set_layout(&place, half[t], N, false);
       place.data = got;
-      _Atomic int64_t *overflowed = arena_take(1, sizeof *overflowed);
+      _Atomic int64_t *overflowed = arena_alloc(1, sizeof *overflowed);
       const ng_direction e = {.D = {&place, 0, 1, 0, N},
                               .scale = 1.0,
                               .is_stored = true,

@@ -150,7 +150,7 @@ static ng_sym gram_by(int k, ng_queue *q, const picture *g, const ng_view *x) {
   way[k].run(q, &of, 1, scratch);
   ng_queue_wait(q);
   assert_int_equal(late_waiting(), 0);
-  release(scratch, floats, title(g, way[k].name, q->backend->name));
+  release(scratch, floats, describe_picture(g, way[k].name, q->backend->name));
   return of.S;
 }
 
@@ -181,7 +181,7 @@ static void sums_match(ng_queue *q, const picture *g, const ng_view *x) {
   sum_picture(&ref, g, &v, &c, want, scratch);
   for (int k = for_device(g) ? KERNELS_FIRST : 0; k < 0 || test_backend(k / 2) != NULL; k += 2) {
     ng_queue on = kernels_queue_or_device(k);
-    const char *what = title(g, "sums", on.backend->name);
+    const char *what = describe_picture(g, "sums", on.backend->name);
     sum_picture(&on, g, &v, &c, out, scratch);
     for (int64_t i = 0; i < n; i++) {
       if (out[i] != want[i]) fail_msg("%s: sum %d is %g", what, (int)i, out[i]);
@@ -214,7 +214,8 @@ static void double_matches(ng_queue *q, const picture *g, const ng_view *x) {
     largest = fmax(largest, fabs(wide[i]));
   for (int64_t i = 0; i < count; i++) {
     if (!(fabs(wide[i] - (double)of.S.a[i]) <= 8 * 0x1p-24 * largest))
-      fail_msg("%s: sum %d is %g", title(g, "double", q->backend->name), (int)i, wide[i]);
+      fail_msg("%s: sum %d is %g", describe_picture(g, "double", q->backend->name), (int)i,
+               wide[i]);
   }
   release(scratch, floats, "double");
   release(of.S.a, count, "double");
@@ -227,7 +228,7 @@ static void must_match(ng_context *ctx, const picture *g, double (*next)(void), 
   const ng_sym want = gram_by(REF, ctx->queue, g, &x.v);
   for (int k = PLAIN; k < WAYS; k++) {
     if (!fits(k, g)) continue;
-    const char *what = title(g, way[k].name, ctx->queue->backend->name);
+    const char *what = describe_picture(g, way[k].name, ctx->queue->backend->name);
     const ng_sym S = gram_by(k, ctx->queue, g, &x.v);
     compare(S, want, tolerance, what);
     release(S.a, ng_sym_count(S.n), what);
@@ -241,7 +242,7 @@ static void must_match(ng_context *ctx, const picture *g, double (*next)(void), 
 /* A mean is rounded once to f32: 2^-24 relative in either factor of each product, and as much again for sums of inexact
  * products; 8 roundings cover both. */
 static void must_be_exact(ng_context *ctx, const picture *g) {
-  must_match(ctx, g, grid_value, g->reduce == 1 ? 8 * 0x1p-24 : 0);
+  must_match(ctx, g, draw_grid_value, g->reduce == 1 ? 8 * 0x1p-24 : 0);
 }
 
 /* ---- tests -----------------------------------------------------------------------------------*/
@@ -252,13 +253,13 @@ static void rows_match_ref(void **unused) {
     for (int i = 0; i < 500; i++) {
       const bool image = i >= 300, wide = image && i % 5 == 1; /* several chunks of columns */
       const picture g =
-          any_rows(between(1, 9), image ? between(1, 9) : 1, draw() % 3 ? between(1, 9) : 1,
-                   wide ? between(60, 150) : between(1, 12));
+          draw_rows(between(1, 9), image ? between(1, 9) : 1, draw() % 3 ? between(1, 9) : 1,
+                    wide ? between(60, 150) : between(1, 12));
       must_be_exact(f.ctx, &g);
     }
     for (int i = 0; i < 6; i++) { /* several tiles, several chunks of column sums */
-      picture g[] = {any_rows(150, 1, 130, between(1, 5)), any_rows(20, 1, 20, 280),
-                     any_rows(4, 70, 70, 3)};
+      picture g[] = {draw_rows(150, 1, 130, between(1, 5)), draw_rows(20, 1, 20, 280),
+                     draw_rows(4, 70, 70, 3)};
       g[2].one = false; /* 4900^2 is above 2^24 */
       for (int j = 0; j < 3; j++)
         must_be_exact(f.ctx, &g[j]);
@@ -272,7 +273,7 @@ static void images_match_ref(void **unused) {
     fixture f = opened(names[k], 3);
     used[SHIFT] = 0;
     for (int i = 0; i < 1000; i++) {
-      const picture g = any_picture(i % 3 != 0);
+      const picture g = draw_picture(i % 3 != 0);
       must_be_exact(f.ctx, &g);
     }
     assert_true(used[SHIFT] > 300);
@@ -374,7 +375,7 @@ static void box_sums_find_non_finite_values(void **unused) {
     g.c1 = 3;
     g.c.stride[0] = g.c.stride[1] = 2;
     assert_true(set_output_size(&g.c));
-    image_array x = images(&g, grid_value);
+    image_array x = images(&g, draw_grid_value);
     put(x.data, NG_F32, x.by[0] + x.by[1] + (patch ? 2 : 3) * x.by[2] + 4 * x.by[3], INFINITY);
     double out[3];
     const ng_box box = {.x = x.v, .samples = taken ? 2 : 1, .conv = g.c, .out = out};

@@ -106,7 +106,7 @@ static void selection_and_rows(void **state) {
   static int32_t count[3 * NG_LARGEST_COUNTS];
   static float sums[MOST];
   rng r = {test_seed()};
-  for (int64_t t = 0; t < test_times(80); t++) {
+  for (int64_t t = 0; t < test_repetitions(80); t++) {
     ng_largest g[GROUPS];
     const int64_t n = draw_groups(&r, g);
     const bool with_error = rng_below(&r, 2) == 0;
@@ -157,7 +157,7 @@ static void selection_and_rows(void **state) {
 
 static void counts_of_keys(void **state) {
   rng r = {test_seed()};
-  for (int64_t t = 0; t < test_times(60); t++) {
+  for (int64_t t = 0; t < test_repetitions(60); t++) {
     static double count[QUEUES][2048];
     static const int32_t digits[] = {11, 10, 10, 0}, shift[] = {20, 10, 0, 0};
     const int round = (int)rng_below(&r, 4);

@@ -71,7 +71,7 @@ static void test_ratios(void **state) {
   rng r = {test_seed()};
   static ratio_numbers want[2], is;
   static int64_t count[3 * NG_RATIO_BINS];
-  for (int round = 0; round < test_times(ROUNDS) / 8; round++) {
+  for (int round = 0; round < test_repetitions(ROUNDS) / 8; round++) {
     const bool update = round % 3 == 2;
     list l;
     uint32_t bin[3] = {0};
@@ -86,13 +86,13 @@ static void test_ratios(void **state) {
       if (l.s[i].adamw != NULL) l.s[i].adamw = &unit_adamw;
       n += l.item[i].rows * l.item[i].cols;
     }
-    for (int k = kernels_last(); k >= first_queue(&l); k--) {
+    for (int k = kernels_last_queue(); k >= first_queue(&l); k--) {
       ng_queue q = kernels_queue_or_device(k);
       for (int pass = 0; pass < 2; pass++) {
         run_ratios(&q, &l, update, bin, pass == 0 ? 0 : bins, count, &is);
-        if (k == kernels_last()) want[pass] = is;
-        if (k == kernels_last() && pass == 0) bins = list_bins(&is, bin, 3);
-        if (update && k < kernels_last()) {
+        if (k == kernels_last_queue()) want[pass] = is;
+        if (k == kernels_last_queue() && pass == 0) bins = list_bins(&is, bin, 3);
+        if (update && k < kernels_last_queue()) {
           if (pass == 0) near_ratios(&is, &want[0]);
         } else if (pass == 0) {
           same_ratios(&is, &want[0], n);
@@ -146,14 +146,14 @@ static void same_elements(const ng_read *copy, const item *a) {
 static void test_measure_and_finite(void **state) {
   const float half = 0.5F;
   rng r = {test_seed()};
-  for (int round = 0; round < test_times(ROUNDS) / 4; round++) {
+  for (int round = 0; round < test_repetitions(ROUNDS) / 4; round++) {
     list l;
     double parts[2 * LISTED * 80], out[LISTED][3], want[LISTED][3] = {{0.0}};
     ng_measure m[LISTED];
     ng_place bias[LISTED];
     arena_reset();
     draw_directions(&r, &l, PLAIN, 7 * round); /* no overflow */
-    for (int k = kernels_last(); k >= first_queue(&l); k--) {
+    for (int k = kernels_last_queue(); k >= first_queue(&l); k--) {
       ng_queue q = kernels_queue_or_device(k);
       int32_t finite[LISTED] = {-1, -1, -1}, copied[LISTED] = {1, 1, 1};
       ng_region region[LISTED];
@@ -167,7 +167,7 @@ static void test_measure_and_finite(void **state) {
         if (round % 4 == 2) m[i].y = a->y;
         if (round % 4 == 3) m[i].t = a->y_wide;
         if (round % 8 == 7) {
-          lay_out(&bias[i], a->moment, a->rows + 1, false);
+          set_layout(&bias[i], a->moment, a->rows + 1, false);
           bias[i].data = a->m0;
           m[i].bias = (ng_region){&bias[i], 0, 1, a->cols > 1, a->rows};
           m[i].y = &half;
@@ -190,7 +190,7 @@ static void test_measure_and_finite(void **state) {
           t += (double)l.item[i].y[c] * m[i].t[c];
         }
         const double second = m[i].t != NULL ? t : out[i][1];
-        if (k == kernels_last()) want[i][0] = out[i][0], want[i][1] = second;
+        if (k == kernels_last_queue()) want[i][0] = out[i][0], want[i][1] = second;
         assert_true(fabs(out[i][0] - want[i][0]) <= 4.0 * n * 0x1p-53 * want[i][0]);
         assert_true(fabs(second - want[i][1]) <= 4.0 * n * 0x1p-53 * n);
         if (m[i].t != NULL) same_sums_of_t(&m[i], &l.item[i], n);

@@ -141,7 +141,7 @@ static int run_products(ng_rows G) {
 /* A sum of n products has n rounding errors of 2^-53; low rank: of each of rank^2 terms. */
 static void products_of_rows(void **state) {
   rng r = {test_seed()};
-  for (int64_t t = 0; t < test_times(60); t++) {
+  for (int64_t t = 0; t < test_repetitions(60); t++) {
     ng_rows G = draw_rows(&r, (ng_rows_kind)(t % 3));
     const bool own = G.kind != NG_ROWS_WHOLE && rng_below(&r, 2) == 0;
     double single[2 * PLACES] = {0.0};
@@ -166,7 +166,7 @@ static void products_of_rows(void **state) {
 /* Both implementations round a sum in double to f32: they are equal or neighbours. */
 static void combinations_of_rows(void **state) {
   rng r = {test_seed()};
-  for (int64_t t = 0; t < test_times(60); t++) {
+  for (int64_t t = 0; t < test_repetitions(60); t++) {
     ng_rows G = draw_rows(&r, (ng_rows_kind)(t % 3));
     const double by[2] = {rng_below(&r, 2) == 0 ? 0.0 : 0.7, -1.3};
     int i = 0;
@@ -234,7 +234,7 @@ static void passes_over_vectors(void **state) {
   static char memory[2][RANGES][8 * 20000];
   static ng_place grad[RANGES], weight[RANGES];
   rng r = {test_seed()};
-  for (int64_t t = 0; t < test_times(6 * NG_FLAT_OPS); t++) {
+  for (int64_t t = 0; t < test_repetitions(6 * NG_FLAT_OPS); t++) {
     const ng_flat_op op = (ng_flat_op)(t % NG_FLAT_OPS);
     const bool masked = rng_below(&r, 2) == 0, optional = rng_below(&r, 2) == 0;
     double out[QUEUES][3], sums[3 * 64];
@@ -356,7 +356,7 @@ static void check_power(const ng_low_rank *w, const powers *p, const powers *bef
 static void power_iterations(void **state) {
   static powers drawn_power, done[QUEUES];
   rng r = {test_seed()};
-  for (int64_t t = 0; t < test_times(100); t++) {
+  for (int64_t t = 0; t < test_repetitions(100); t++) {
     const bool sums = rng_below(&r, 3) > 0;
     ng_low_rank w = draw_power(&r, &drawn_power);
     int i = 0;

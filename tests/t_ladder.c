@@ -31,7 +31,7 @@ static void open_layer(ladder_run *f, const char *linalg, const char *solver) {
                  "solve_period=1 clip=none",
                  solver);
   fixture_ok(&f->f, fixture_open(&f->f, set, &how));
-  fixture_ok(&f->f, fixture_linear(&f->f, "fc", dw, NULL));
+  fixture_ok(&f->f, fixture_add_linear(&f->f, "fc", dw, NULL));
   fixture_ok(&f->f, ng_ready(f->f.p));
   for (int i = 0; i < 6; i++) {
     f->a[i] = f->g[i] = 1.0f;
@@ -323,7 +323,7 @@ static double measure_direction_error(const char *la, const char *solver, int64_
   (void)snprintf(set, sizeof set, "solver=%s damping=0.001 damping_split=%s clip=none", solver,
                  strcmp(solver, "eigen") == 0 ? "joint" : "root");
   fixture_ok(&f, fixture_open(&f, set, &how));
-  fixture_ok(&f, fixture_linear(&f, "fc", grad, NULL));
+  fixture_ok(&f, fixture_add_linear(&f, "fc", grad, NULL));
   fixture_ok(&f, ng_ready(f.p));
   memset(A, 0, sizeof A);
   for (int64_t rank = 0; rank < n; rank++) { /* every order has the same numbers */

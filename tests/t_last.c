@@ -54,7 +54,7 @@ typedef struct test_run {
 
 static void fill_random(float *x, int64_t n, int32_t rank, int32_t step, int32_t at) {
   rng r = {test_seed() ^ (uint64_t)(rank * 10000 + step * 100 + at)};
-  rng_values(&r, x, n);
+  rng_fill(&r, x, n);
 }
 
 /* ---- one run ---------------------------------------------------------------------------------*/
@@ -76,7 +76,8 @@ static ng_status observe_array(test_run *l, ng_precond *p, int32_t rank, int32_t
   l->tap[rank].mark = k + 1;
   if (bad && !grad && micro == MICRO - 1) x[1] = NAN;
   const plane v = plane_of(x, B, cols, NG_F32);
-  const ng_status st = grad ? plane_output_grad(p, i, &v, NG_COPY) : plane_input(p, i, &v, NG_COPY);
+  const ng_status st =
+      grad ? plane_observe_output_grad(p, i, &v, NG_COPY) : plane_observe_input(p, i, &v, NG_COPY);
   return st == NG_SKIPPED ? NG_OK : st; /* ng_step returns NG_SKIPPED on all ranks */
 }
 
@@ -141,7 +142,7 @@ static ng_status take_step(test_run *l, fixture *f, int32_t rank, int32_t step) 
 static ng_status run_rank(int32_t rank, ng_transport *t, void *arg) {
   test_run *l = arg;
   l->tap[rank] = (tap){.inner = *t, .fail_at = rank == l->ranks - 1 ? l->fail_at : 0};
-  const ng_transport mine = tapped(&l->tap[rank], l->wire);
+  const ng_transport mine = tap_transport(&l->tap[rank], l->wire);
   const fixture_how how = {
       .linalg = "ref", .threads = 1 + rank % 2, .transport = l->ranks > 1 ? &mine : NULL};
   fixture f;
@@ -415,7 +416,7 @@ static void observations_after_last_are_refused(void **state) {
     }
     fixture_ok(&f,
                fixture_open(&f, "method=natgrad", &(fixture_how){.linalg = "ref", .threads = 1}));
-    fixture_ok(&f, fixture_linear(&f, "fc", grad, NULL));
+    fixture_ok(&f, fixture_add_linear(&f, "fc", grad, NULL));
     fixture_ok(&f, ng_ready(f.p));
     fixture_ok(&f, fixture_begin_last(&f, B, 0));
     fixture_ok(&f, fixture_observe(&f, 0, &x, &y));
@@ -426,9 +427,9 @@ static void observations_after_last_are_refused(void **state) {
     fixture_ok(&f, fixture_observe(&f, 0, &x, &y));
     if (twice) {
       fixture_fails(
-          &f, plane_input(f.p, 0, &x, NG_COPY), NG_ERR_STATE,
+          &f, plane_observe_input(f.p, 0, &x, NG_COPY), NG_ERR_STATE,
           "layer 'fc': its input was observed a second time in the micro-batch that ng_batch.last");
-      fixture_fails(&f, plane_output_grad(f.p, 0, &y, NG_COPY), NG_ERR_STATE,
+      fixture_fails(&f, plane_observe_output_grad(f.p, 0, &y, NG_COPY), NG_ERR_STATE,
                     "its output gradient");
       fixture_fails(&f, fixture_begin_last(&f, B, 0), NG_ERR_STATE,
                     "the previous micro-batch had ng_batch.last");

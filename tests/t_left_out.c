@@ -306,7 +306,7 @@ static void layers_without_a_gradient_are_not_folded(void **state) {
   const ng_array none = ng_array_vector(NULL, 1, NG_F32);
   fixture_ok(&m.f, ng_bind_grad(m.f.p, FC2, NG_WEIGHT, &none));
   fixture_ok(&m.f, take_step(&m, 0));
-  fixture_ok(&m.f, bind_one(&m, FC2, m.grad[FC2], NULL, NG_HOLD));
+  fixture_ok(&m.f, bind_entry(&m, FC2, m.grad[FC2], NULL, NG_HOLD));
   fixture_ok(&m.f, observe_layers(&m, 1, 1));
   fixture_fails(&m.f, ng_step(m.f.p, 0.1), NG_ERR_STATE, "'fc2' was never observed");
   fixture_ok(&m.f, take_step(&m, 1));

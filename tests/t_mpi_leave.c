@@ -53,7 +53,7 @@ static ng_status create_transport(int32_t n, ng_transport *out) {
   int list[MOST];
   for (int32_t r = 0; r < n; r++)
     list[r] = r;
-  return ranks_group(n, list, out);
+  return ranks_make_group(n, list, out);
 }
 
 static double expected_sum(const ng_transport *t) { return t->size * (t->size + 1) / 2.0; }
@@ -126,7 +126,7 @@ static ng_status leave_early(int32_t rank, ng_transport *t, void *arg) {
 }
 
 static void one_rank_leaves_before_the_others(void **state) {
-  const int32_t W = ranks_there();
+  const int32_t W = ranks_process_count();
   for (int32_t who = 0; who < W; who++) {
     for (int32_t calls = 0; calls <= CALLS; calls++) {
       early x = {.who = who, .calls = calls};
@@ -185,8 +185,8 @@ static ng_status leave_with_request(int32_t rank, ng_transport *t, void *arg) {
 
 static void ranks_may_leave_with_a_pending_request(void **state) {
   ng_status each[MOST];
-  (void)ranks_run(ranks_there(), leave_with_request, NULL, each);
-  for (int32_t r = 0; r < ranks_there(); r++)
+  (void)ranks_run(ranks_process_count(), leave_with_request, NULL, each);
+  for (int32_t r = 0; r < ranks_process_count(); r++)
     assert_int_equal(each[r], r == 0 ? NG_OK : NG_ERR_COMM);
 }
 
@@ -211,7 +211,7 @@ static ng_status sum_while_one_rank_leaves(int32_t rank, ng_transport *t, void *
 
 static void ranks_learn_of_a_leave_while_they_wait(void **state) {
   ng_status each[MOST];
-  const int32_t W = ranks_there();
+  const int32_t W = ranks_process_count();
   if (W == 2) skip();
   (void)ranks_run(W, sum_while_one_rank_leaves, NULL, each);
   for (int32_t r = 0; r < W; r++)
@@ -239,7 +239,7 @@ static ng_status abort_after_agreement(int32_t rank, ng_transport *t, void *arg)
 }
 
 static void an_abort_after_agreement_loses_no_result(void **state) {
-  const int32_t W = ranks_there();
+  const int32_t W = ranks_process_count();
   for (int32_t who = 0; who < 2 * W; who++) {
     agreed a = {.who = who / 2, .kind = who % 2 == 0 ? NG_ALL_REDUCE : NG_BROADCAST};
     ng_status each[MOST];
@@ -380,7 +380,7 @@ static const rank_fn good[] = {abort_late, create_same_group_again, leave_one_by
                                leave_before_a_broadcast, leave_in_any_order};
 
 static void all_ranks_succeed(void **state) {
-  assert_int_equal(ranks_run(ranks_there(), *(const rank_fn *)*state, NULL, NULL), NG_OK);
+  assert_int_equal(ranks_run(ranks_process_count(), *(const rank_fn *)*state, NULL, NULL), NG_OK);
 }
 
 #define GOOD(name, i)                                                                              \

@@ -194,5 +194,5 @@ int main(void) {
       cmocka_unit_test(invalid_headers_are_refused),
       cmocka_unit_test(damaged_files_are_refused_or_consistent),
   };
-  return cmocka_run_group_tests(tests, make_folder, drop_folder);
+  return cmocka_run_group_tests(tests, make_folder, remove_empty_folder);
 }

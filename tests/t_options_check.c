@@ -139,7 +139,7 @@ static void every_option_has_a_variable(void **state) {
     size_t n = (size_t)snprintf(variable, sizeof variable, "NG_%s", info.name);
     for (size_t k = 3; k < n; k++)
       variable[k] = (char)toupper((unsigned char)variable[k]);
-    other_value_of(&info, value, sizeof value);
+    write_other_value(&info, value, sizeof value);
     ng_options o = standard_options();
     set_variable(variable, value);
     assert_int_equal(ng_options_from_env(&o, message, sizeof message), NG_OK);
@@ -166,7 +166,7 @@ static void the_environment_sets_all_variables_or_none(void **state) {
   /* NG_METHOD selects a method's row; other variables and earlier values replace values of this row */
   set_variable("NG_METHOD", "eva");
   set_variable("NG_STAT_BATCH", "7");
-  fixture_real(&o, "stat_decay", 0.5);
+  fixture_set_real(&o, "stat_decay", 0.5);
   assert_int_equal(ng_options_from_env(&o, message, sizeof message), NG_OK);
   assert_option(&o, "method", "eva");
   assert_option(&o, "damping", "0.03");

@@ -62,8 +62,8 @@ static void order_of_options_has_no_effect(void **state) {
       for (int32_t j = i + 1; j < ng_option_count(); j++) {
         const ng_option_info a = option_info(i), b = option_info(j);
         char x[64], y[64], text[NG_TEXT_SIZE];
-        other_value_of(&a, x, sizeof x);
-        other_value_of(&b, y, sizeof y);
+        write_other_value(&a, x, sizeof x);
+        write_other_value(&b, y, sizeof y);
         const option_set given = {{"method", a.name, b.name}, {method.name, x, y}};
         ng_options expected = row; /* the method's row with the two given values */
         assert_int_equal(ng_option_read(&ng_option_table[i], x, &expected, NULL, 0), NG_OK);
@@ -219,7 +219,7 @@ static void lines_are_applied_whole_or_not_at_all(void **state) {
   for (int32_t i = 0; i < ng_option_count(); i++) {
     const ng_option_info info = option_info(i);
     char line[256], value[64];
-    other_value_of(&info, value, sizeof value);
+    write_other_value(&info, value, sizeof value);
     (void)snprintf(line, sizeof line, "%s='%s' method=eva %s='%s'", info.name, value, info.name,
                    value);
     assert_int_equal(ng_options_create(line, message, sizeof message, &(ng_options *){NULL}),
@@ -283,7 +283,7 @@ static void copies_are_independent(void **state) {
     char value[64];
     ng_options *o = create_options("skip_layers=conv* kl_clip=0.25 method=eva"), *copy = NULL;
     ng_options *as_it_was = create_options("method=eva kl_clip=0.25 skip_layers=conv*");
-    other_value_of(&info, value, sizeof value);
+    write_other_value(&info, value, sizeof value);
     assert_int_equal(ng_options_copy(o, &copy), NG_OK);
     assert_true(copy != o && are_equal_options(copy, as_it_was));
     assert_int_equal(ng_options_set(o, info.name, value, message, sizeof message), NG_OK);

@@ -86,12 +86,12 @@ static void take_step(fixture *f, const slow_wire *wire, int32_t last, float wei
     const int i = grad ? 2 * LAYERS - 1 - k : k;
     const int64_t n = width[grad ? i + 1 : i];
     rng r = {test_seed() ^ (uint64_t)k};
-    rng_values(&r, x, B * n);
+    rng_fill(&r, x, B * n);
     clock_ms += WORK;
     if (k == 2 * LAYERS - 1) out->under_way_before_last = wire->under_way;
     const plane v = plane_of(x, B, n, NG_F32);
-    fixture_ok(f,
-               grad ? plane_output_grad(f->p, i, &v, NG_COPY) : plane_input(f->p, i, &v, NG_COPY));
+    fixture_ok(f, grad ? plane_observe_output_grad(f->p, i, &v, NG_COPY)
+                       : plane_observe_input(f->p, i, &v, NG_COPY));
   }
   out->under_way_after_all = wire->under_way;
   for (int i = 0; i < LAYERS; i++) {

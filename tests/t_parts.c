@@ -98,7 +98,7 @@ static ng_status measure_memory_of_rank(int32_t rank, ng_transport *t, void *arg
   memory_use *x = arg;
   allocator memory = {0};
   tap counted = {.inner = *t};
-  ng_transport mine = tapped(&counted, NO_START);
+  ng_transport mine = tap_transport(&counted, NO_START);
   mine.kinds = 0; /* without other collectives and groups, `tap` counts every byte */
   mine.group_create = NULL;
   mine.group_destroy = NULL;
@@ -217,5 +217,5 @@ int main(void) {
       cmocka_unit_test(memory_of_saving_and_loading_is_bounded),
       cmocka_unit_test(moments_are_spread_over_the_parts),
   };
-  return cmocka_run_group_tests(tests, make_folder, drop_folder);
+  return cmocka_run_group_tests(tests, make_folder, remove_empty_folder);
 }

@@ -209,7 +209,7 @@ static ng_status fail_one_rank(int32_t rank, ng_transport *t, void *arg) {
   const bool memory = rank == x->who && x->memory, gone = rank == x->who && !x->memory;
   tap between = {.inner = *t};
   allocator mine = {0};
-  const ng_transport with = tapped(&between, NO_START);
+  const ng_transport with = tap_transport(&between, NO_START);
   const ng_context_config config = allocator_config(&mine);
   sim s;
   ng_status st = sim_open(&s, &spread, x->memory ? t : &with, &config);
@@ -284,5 +284,5 @@ int main(void) {
       cmocka_unit_test(a_failing_rank_fails_all_and_loses_nothing),
       cmocka_unit_test(hosts_need_a_shared_folder),
   };
-  return cmocka_run_group_tests(tests, make_folder, drop_folder);
+  return cmocka_run_group_tests(tests, make_folder, remove_empty_folder);
 }

@@ -133,7 +133,7 @@ static void edited_manifests_are_refused(void **state) {
     const path a = path_of("a");
     saved_parts x = save_and_read_parts(&setups[k]);
     const size_t whole = (size_t)(x.rest - x.text);
-    for (int64_t trial = 0; trial < test_times(TRIALS); trial++) {
+    for (int64_t trial = 0; trial < test_repetitions(TRIALS); trial++) {
       size_t n = whole;
       memcpy(manifest_text, x.text, whole);
       if (trial > 0) n = change_manifest(&x, &r);
@@ -183,5 +183,5 @@ static void arrays_in_the_wrong_part_are_refused(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {cmocka_unit_test(edited_manifests_are_refused),
                                      cmocka_unit_test(arrays_in_the_wrong_part_are_refused)};
-  return cmocka_run_group_tests(tests, make_folder, drop_folder);
+  return cmocka_run_group_tests(tests, make_folder, remove_empty_folder);
 }

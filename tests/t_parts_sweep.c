@@ -188,5 +188,5 @@ int main(void) {
       cmocka_unit_test(one_file_replaces_parts),
       cmocka_unit_test(parts_under_any_spelling_of_a_path_are_deleted),
   };
-  return cmocka_run_group_tests(tests, make_folder, drop_folder);
+  return cmocka_run_group_tests(tests, make_folder, remove_empty_folder);
 }

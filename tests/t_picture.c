@@ -377,5 +377,5 @@ int main(void) {
       cmocka_unit_test(scaling_equals_the_triangle_filter),
   };
   fill_random_pixels();
-  return cmocka_run_group_tests(tests, make_folder, drop_folder);
+  return cmocka_run_group_tests(tests, make_folder, remove_empty_folder);
 }

@@ -13,7 +13,7 @@
 
 #if defined(NG_TEST_MPI)
 enum { RANK_COUNTS = 1 };
-static int32_t rank_count(int k) { return k == 0 ? ranks_there() : 0; }
+static int32_t rank_count(int k) { return k == 0 ? ranks_process_count() : 0; }
 #else
 static const int32_t rank_counts[] = {2, 3, 4, 8};
 enum { RANK_COUNTS = sizeof rank_counts / sizeof rank_counts[0] };
@@ -44,7 +44,7 @@ static void set_division(ng_options *o, division w, int32_t ranks) {
   fixture_set(o, "placement", placement[w.placement]);
   fixture_set(o, "colocate", w.colocate ? "1" : "0");
   if (w.owner) fixture_set(o, "statistics", "owner");
-  fixture_real(o, "grad_worker_fraction", (double)w.workers / ranks);
+  fixture_set_real(o, "grad_worker_fraction", (double)w.workers / ranks);
 }
 
 /* Compare all ways with the first, and the first with `whole` unless it is NULL. */
@@ -66,11 +66,11 @@ static void compare_all_divisions(const variant *v, const test_case *s, const ng
       first = r;
       continue;
     }
-    v_same(v, what, s, &r, &first, 2 * unit);
+    v_must_match(v, what, s, &r, &first, 2 * unit);
     case_free_result(&r);
   }
   assert_true(runs > PLACEMENTS);
-  if (whole != NULL) v_same(v, "one rank with the whole batch", s, &first, whole, tolerance);
+  if (whole != NULL) v_must_match(v, "one rank with the whole batch", s, &first, whole, tolerance);
   case_free_result(&first);
 }
 
@@ -102,8 +102,8 @@ static void placements_change_no_result(const variant *v) {
   for (int k = 0; k < RANK_COUNTS; k++) {
     /* natgrad and spngd on all numbers of ranks, the others on four */
     if (!all && rank_count(k) != 4) continue;
-    test_case *s =
-        has_promise(v, ALIKE) ? v_even(v, 2, rank_count(k), 41) : v_uneven(v, 2, rank_count(k), 41);
+    test_case *s = has_promise(v, ALIKE) ? v_new_even_case(v, 2, rank_count(k), 41)
+                                         : v_new_uneven_case(v, 2, rank_count(k), 41);
     test_case *whole = merges ? case_merge(s) : NULL;
     case_result y;
     if (merges) y = v_run(v, whole, &usual);

@@ -32,7 +32,7 @@ static bool method_covers_embeddings(const char *options) {
 }
 
 static ng_status add_layers(ng_precond *p, const char *options) {
-  ng_status st = plane_conv2d(p, "conv", 3, 4, 3, 1, 1, 5, 5, 1, NULL);
+  ng_status st = plane_add_conv2d(p, "conv", 3, 4, 3, 1, 1, 5, 5, 1, NULL);
   if (st == NG_OK) st = ng_add_linear(p, "fc1", 10, 6, 1, NULL);
   if (st == NG_OK) st = ng_add_linear(p, "fc2", 6, 3, 1, NULL);
   if (st == NG_OK) st = ng_add_norm(p, "bn", NG_BATCH_NORM, 4, 1, 1e-5, NULL);
@@ -93,8 +93,8 @@ static ng_status run_rank(int32_t rank, ng_transport *t, void *arg) {
   if (st == NG_OK) st = add_layers(f.p, l->options);
   if (st == NG_OK) st = ng_ready(f.p);
   if (st == NG_OK) st = take_step(&f, m, l->options);
-  if (st == NG_OK) st = plan_count(f.p, &counted);
-  if (st == NG_OK && !plan_same(l->options, rank, &l->plan[rank], &counted)) st = NG_ERR_ARG;
+  if (st == NG_OK) st = count_rank_plan(f.p, &counted);
+  if (st == NG_OK && !rank_plans_match(l->options, rank, &l->plan[rank], &counted)) st = NG_ERR_ARG;
   if (st != NG_OK) fprintf(stderr, "%s, rank %d: %s\n", l->options, rank, fixture_message(&f));
   fixture_close(&f);
   free(m);

@@ -33,9 +33,9 @@ static ng_status compare_plan(const ng_precond *p, int32_t rank, void *arg) {
   const plan_check *b = arg;
   ng_rank_plan counted, planned = b->plan[rank];
   memset(&counted, 0, sizeof counted);
-  const ng_status st = plan_count(p, &counted);
+  const ng_status st = count_rank_plan(p, &counted);
   planned.shards_bytes += MICRO * planned.verdict_bytes + b->samples[rank] * planned.shown_bytes;
-  return st == NG_OK && !plan_same(b->options, rank, &planned, &counted) ? NG_ERR_ARG : st;
+  return st == NG_OK && !rank_plans_match(b->options, rank, &planned, &counted) ? NG_ERR_ARG : st;
 }
 
 #define OURS "method=natgrad damping=0.3 stat_period=1 solve_period=1 "

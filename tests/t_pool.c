@@ -101,7 +101,8 @@ static void rounds_finish_without_a_sleeping_thread(void **state) {
   assert_int_equal(pthread_kill(first.by[1], SIGUSR1), 0);
   /* let the worker enter the handler; otherwise the round is an ordinary one */
   (void)usleep(50000);
-  (void)alarm((unsigned)ranks_patience()); /* a round that waits for the worker would never end */
+  (void)alarm(
+      (unsigned)ranks_timeout_seconds()); /* a round that waits for the worker would never end */
   for (int round = 0; round < 3; round++) {
     job j = {.done = {0}};
     ng_pool_run(pool, PIECES, record_thread, &j);

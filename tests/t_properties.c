@@ -19,7 +19,7 @@ static ng_options options_without_clip(const variant *v) {
 /* With micro-batches of any size, sums and means, layers used twice, and a changed damping. */
 static void results_match_the_prediction(const variant *v) {
   rng r = {test_seed() + 21};
-  test_case *s = v_layers_of(v, 3, 1);
+  test_case *s = v_new_layers(v, 3, 1);
   s->uses[1] = s->uses[2] = 2;
   for (int32_t t = 0; t < 3; t++) {
     for (int c = 0; c < 3; c++) {
@@ -31,7 +31,7 @@ static void results_match_the_prediction(const variant *v) {
   if (strcmp(v->f->knob, "damping") == 0) s->damping[1] = 0.25;
   case_fill(s, &r);
   const ng_options o = v_options(v);
-  v_predicted(v, "prediction", s, &o);
+  v_must_match_prediction(v, "prediction", s, &o);
   case_destroy(&s);
 }
 
@@ -59,9 +59,9 @@ static void sizes_of_one_match_prediction(const variant *v) {
     }
     case_fill(s, &r);
     for (int32_t t = 0; t < 2 && zero > 0; t++)
-      v_silence(s, &s->micro[t][0][0], 0, zero == 2);
+      v_clear_array(s, &s->micro[t][0][0], 0, zero == 2);
     const ng_options o = options_without_clip(v);
-    v_predicted(v, "sizes of one", s, &o);
+    v_must_match_prediction(v, "sizes of one", s, &o);
     case_destroy(&s);
   }
 }
@@ -77,7 +77,7 @@ static void expect_inverse(const variant *v, int B, int in, int q, bool bias) {
   case_micro *m = case_add_micro(s, 0, 0, B); /* a mean loss: delta = B g */
   case_fill(s, &r);
   ng_options o = options_without_clip(v);
-  fixture_real(&o, "damping", 0.5);
+  fixture_set_real(&o, "damping", 0.5);
   double A[MOST * MOST] = {0}, G[MOST * MOST] = {0}, a[MOST] = {0}, g[MOST] = {0};
   for (int k = 0; k < B; k++) {
     const double *x = m->a[0][0] + in * k, *y = m->g[0][0] + q * k;
@@ -116,7 +116,7 @@ static void expect_inverse(const variant *v, int B, int in, int q, bool bias) {
     double back = each * PD[i];
     for (int k = 0; k < n; k++)
       back += G[i / p * q + k / p] * PD[k] * A[k % p * p + i % p];
-    if (!(fabs(back - D[i]) <= v_tolerance(v, s, &o) * v_most(D, n)))
+    if (!(fabs(back - D[i]) <= v_tolerance(v, s, &o) * v_largest(D, n)))
       v_fail(v, "curvature PD: entry %d of %d is %.9g, should be %.9g", i, n, back, D[i]);
   }
   case_free_result(&result);
@@ -144,7 +144,7 @@ static three_runs run_three_gradients(const variant *v) {
   rng other = {test_seed() + 77};
   const ng_options o = options_without_clip(v);
   for (int k = 0; k < 3; k++)
-    x.s[k] = v_uneven(v, 1, 1, 1);
+    x.s[k] = v_new_uneven_case(v, 1, 1, 1);
   for (int32_t l = 0; l < x.s[0]->layers; l++) {
     for (int64_t i = 0; i < case_weight_count(x.s[0], l); i++) {
       x.s[1]->D[0][l][i] = rng_value(&other);
@@ -169,7 +169,7 @@ static void operator_is_linear(const variant *v) {
   for (int32_t l = 0; l < x.s[0]->layers; l++) {
     const int64_t n = case_weight_count(x.s[0], l);
     const double *Px = x.r[0].P[0][l], *Py = x.r[1].P[0][l], *Pz = x.r[2].P[0][l];
-    const double size = 2 * v_most(Px, n) + v_most(Py, n) / 2;
+    const double size = 2 * v_largest(Px, n) + v_largest(Py, n) / 2;
     for (int64_t i = 0; i < n; i++) {
       if (!(fabs(Pz[i] - 2 * Px[i] + Py[i] / 2) <= x.tolerance * size))
         v_fail(v, "%s, entry %d: %g, not %g", x.s[0]->name[l], (int)i, Pz[i],
@@ -221,17 +221,18 @@ static void scale_gradients(test_case *s, double factor) {
 
 static void zero_gradients_give_zero(const variant *v) {
   for (int k = 0; k < V_CLIPS; k++) {
-    test_case *s = v_uneven(v, 1, 1, 2);
+    test_case *s = v_new_uneven_case(v, 1, 1, 2);
     ng_options o = v_options(v);
     fixture_set(&o, "clip", v_clips[k]);
-    fixture_real(&o, "clip_bound", k < V_BOUNDED ? 0 : 0.001);
-    v_weights(s);
+    fixture_set_real(&o, "clip_bound", k < V_BOUNDED ? 0 : 0.001);
+    v_add_weights(s);
     scale_gradients(s, 0);
     case_result r = v_run(v, s, &o);
     if (r.nu[0] != 1 || r.inner[0] != 0)
       v_fail(v, "%s: nu %g, <D, PD> %g", v_clips[k], r.nu[0], r.inner[0]);
     for (int32_t l = 0; l < s->layers; l++) {
-      if (!(v_most(r.P[0][l], case_weight_count(s, l)) == 0)) v_fail(v, "%s: not zero", v_clips[k]);
+      if (!(v_largest(r.P[0][l], case_weight_count(s, l)) == 0))
+        v_fail(v, "%s: not zero", v_clips[k]);
     }
     case_free_result(&r);
     case_destroy(&s);
@@ -248,16 +249,17 @@ static void expect_scaled_gradient(const variant *v, const char *what, const tes
     const int64_t n = case_weight_count(s, l);
     for (int64_t i = 0; i < n; i++) {
       const double e = fabs(lambda * r.P[0][l][i] - s->D[0][l][i]);
-      if (!(e <= part * v_most(s->D[0][l], n))) v_fail(v, "%s, %s: off by %g", what, s->name[l], e);
+      if (!(e <= part * v_largest(s->D[0][l], n)))
+        v_fail(v, "%s, %s: off by %g", what, s->name[l], e);
     }
   }
   case_free_result(&r);
 }
 
 static void large_damping_scales_gradient(const variant *v) {
-  test_case *s = v_uneven(v, 1, 1, 3);
+  test_case *s = v_new_uneven_case(v, 1, 1, 3);
   ng_options o = options_without_clip(v);
-  fixture_real(&o, "damping", 1e10);
+  fixture_set_real(&o, "damping", 1e10);
   expect_scaled_gradient(v, "damping 1e10", s, &o, v->f->tail + 2 * v->f->growth * unit);
   case_destroy(&s);
 }
@@ -266,15 +268,15 @@ static void large_damping_scales_gradient(const variant *v) {
  * added to the product of A and G.  Layers have no bias, because its input is 1. */
 static void no_curvature_scales_gradient(const variant *v) {
   for (int k = 0; k < 3; k++) {
-    test_case *s = v_even(v, 1, 1, 23);
+    test_case *s = v_new_even_case(v, 1, 1, 23);
     case_micro *m = &s->micro[0][0][0];
     ng_options o = options_without_clip(v);
     const bool product = v->f->promises & VECTORS || o.base.damping_split == NG_SPLIT_JOINT;
-    fixture_real(&o, "stat_decay", 0); /* otherwise a part of the initial identity remains */
+    fixture_set_real(&o, "stat_decay", 0); /* otherwise a part of the initial identity remains */
     for (int32_t l = 0; l < s->layers; l++) {
       s->layer[l].bias = 0;
-      if (k != 1) v_silence(s, m, l, false);
-      if (k != 0) v_silence(s, m, l, true);
+      if (k != 1) v_clear_array(s, m, l, false);
+      if (k != 0) v_clear_array(s, m, l, true);
     }
     if (k == 2 || (product && v->f->promises & (k == 0 ? READS_INPUT : READS_OUTPUT)))
       expect_scaled_gradient(v, "no curvature", s, &o, 2 * v->f->growth * unit);
@@ -285,20 +287,20 @@ static void no_curvature_scales_gradient(const variant *v) {
 /* Gradients whose squares f32 cannot hold give the scaled results of gradients near 1. */
 static void extreme_gradients_only_scale(const variant *v) {
   static const double size[] = {1e25, 1e-30};
-  test_case *s = v_uneven(v, 1, 1, 24);
+  test_case *s = v_new_uneven_case(v, 1, 1, 24);
   ng_options o = v_options(v);
   fixture_set(&o, "clip", "rescale");
   case_result one = v_run(v, s, &o);
   const double tolerance = v_tolerance(v, s, &o);
   for (int k = 0; k < 2; k++) {
-    test_case *far = v_uneven(v, 1, 1, 24);
+    test_case *far = v_new_uneven_case(v, 1, 1, 24);
     scale_gradients(far, size[k]);
     case_result r = v_run(v, far, &o);
     for (int32_t l = 0; l < s->layers; l++) {
       for (int64_t i = 0; i < case_weight_count(s, l); i++)
         r.P[0][l][i] /= size[k];
     }
-    v_same(v, k ? "1e-30" : "1e25", s, &r, &one, tolerance);
+    v_must_match(v, k ? "1e-30" : "1e25", s, &r, &one, tolerance);
     case_free_result(&r);
     case_destroy(&far);
   }
@@ -311,7 +313,7 @@ static void extreme_gradients_only_scale(const variant *v) {
 /* Return whether entry i of D belongs to the slot: 0 is the weight, 1 the bias, the last column of D.  Each slot has
  * its own clip factor. */
 static bool is_in_slot(const test_case *s, int32_t l, int64_t i, int slot) {
-  const int64_t p = oracle_cols(&s->layer[l]);
+  const int64_t p = oracle_columns(&s->layer[l]);
   return (s->layer[l].bias && i % p == p - 1) == (slot == 1);
 }
 
@@ -356,17 +358,17 @@ static void clips_match_their_formulas(const variant *v) {
   } how[] = {{"kl", 1e-8, 0},  {"kl", 1e-3, 0},  {"kl", 1e6, 0},      {"rescale", 1, 0},
              {"norm", 1, 0.1}, {"norm", 1, 1e9}, {"ratio", 1, 0.001}, {"ratio", 1, 1e6},
              {"rms", 1, 0.01}, {"rms", 1, 1e9},  {"value", 1, 0.01}};
-  test_case *s = v_uneven(v, 2, 1, 14);
+  test_case *s = v_new_uneven_case(v, 2, 1, 14);
   ng_options o = options_without_clip(v);
-  v_weights(s);
+  v_add_weights(s);
   case_result plain = v_run(v, s, &o);
   /* Sums of a few hundred f32 products.  Families that do not store PD compute it again, with nu in it. */
   const double part = 64 * unit + (v->f->promises & VECTORS ? v_tolerance(v, s, &o) : 0);
   assert_true(plain.nu[0] == 1 && plain.nu[1] == 1);
   for (size_t k = 0; k < sizeof how / sizeof how[0]; k++) {
     fixture_set(&o, "clip", how[k].clip);
-    fixture_real(&o, "kl_clip", how[k].kl_clip);
-    fixture_real(&o, "clip_bound", how[k].bound);
+    fixture_set_real(&o, "kl_clip", how[k].kl_clip);
+    fixture_set_real(&o, "clip_bound", how[k].bound);
     const bool value = o.base.clip == NG_CLIP_VALUE;
     case_result r = v_run(v, s, &o);
     for (int32_t t = 0; t < 2; t++) {
@@ -377,7 +379,7 @@ static void clips_match_their_formulas(const variant *v) {
           for (int64_t i = 0; i < case_weight_count(s, l); i++) {
             const double all = f * plain.P[t][l][i], bound = value ? o.base.clip_bound : INFINITY;
             const double want = fmax(-bound, fmin(bound, all));
-            const double most = f * v_most(plain.P[t][l], case_weight_count(s, l));
+            const double most = f * v_largest(plain.P[t][l], case_weight_count(s, l));
             if (is_in_slot(s, l, i, slot) && !(fabs(r.P[t][l][i] - want) <= part * most))
               v_fail(v, "%s, %s: %g, not %g", how[k].clip, s->name[l], r.P[t][l][i], want);
           }
@@ -406,11 +408,11 @@ static void clips_match_their_formulas(const variant *v) {
 static void clips_of_extreme_norms_are_finite(const variant *v) {
   static const double size[] = {1e-44, 1e-30, 1e25};
   for (int k = 4 * V_BOUNDED; k < 4 * V_CLIPS; k++) {
-    test_case *s = v_uneven(v, 1, 1, 2);
+    test_case *s = v_new_uneven_case(v, 1, 1, 2);
     ng_options o = v_options(v);
     fixture_set(&o, "clip", v_clips[k / 4]);
-    fixture_real(&o, "clip_bound", 0.001);
-    v_weights(s);
+    fixture_set_real(&o, "clip_bound", 0.001);
+    v_add_weights(s);
     if (k % 4 < 3) scale_gradients(s, size[k % 4]);
     for (int32_t l = 0; l < s->layers && k % 4 == 3; l++)
       memset(s->W[l], 0, sizeof(double) * (size_t)case_weight_count(s, l));
@@ -422,7 +424,7 @@ static void clips_of_extreme_norms_are_finite(const variant *v) {
     }
     if (k % 4 == 3 && o.base.clip == NG_CLIP_RATIO) {
       const ng_options plain = options_without_clip(v);
-      v_equal(v, "weights of 0", s, &o, s, &plain, 8 * unit);
+      v_runs_must_match(v, "weights of 0", s, &o, s, &plain, 8 * unit);
     }
     case_free_result(&r);
     case_destroy(&s);
@@ -436,9 +438,9 @@ static void clips_of_extreme_norms_are_finite(const variant *v) {
 static void half_precision_error_is_bounded(const variant *v) {
   static const char *const name[] = {"bf16", "f16"};
   static const double half[] = {0x1p-8, 0x1p-11};
-  test_case *s = v_uneven(v, 2, 1, 15);
+  test_case *s = v_new_uneven_case(v, 2, 1, 15);
   ng_options o = v_options(v);
-  fixture_real(&o, "damping", 100);
+  fixture_set_real(&o, "damping", 100);
   case_result x = v_run(v, s, &o);
   const double condition = v_tolerance(v, s, &o) / (2 * v->f->growth * unit);
   for (int k = 0; k < 4; k++) {

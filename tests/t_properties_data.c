@@ -17,7 +17,7 @@ static void copy_numbers(double *to, const double *from, int64_t n) {
 static void micro_batches_equal_one_batch(const variant *v) {
   if (v->f->calls == NO_PARTS) return;
   rng r = {test_seed() + 5};
-  test_case *s = v_layers_of(v, 3, 1);
+  test_case *s = v_new_layers(v, 3, 1);
   for (int32_t t = 0; t < 3; t++) {
     for (int c = 0; c < 4; c++) {
       const int64_t samples = v->f->calls == ANY_PARTS ? 1 + (c + t) % 4 : 2;
@@ -28,10 +28,10 @@ static void micro_batches_equal_one_batch(const variant *v) {
   test_case *whole = case_merge(s);
   const ng_options o = v_options(v);
   const double tolerance = v_tolerance(v, s, &o);
-  v_equal(v, "micro-batches", s, &o, whole, &o, tolerance);
+  v_runs_must_match(v, "micro-batches", s, &o, whole, &o, tolerance);
   if (v->f->calls == ANY_PARTS) {
-    v_means(s);
-    v_equal(v, "micro-batches of mean losses", s, &o, whole, &o, tolerance);
+    v_average_losses(s);
+    v_runs_must_match(v, "micro-batches of mean losses", s, &o, whole, &o, tolerance);
   }
   case_destroy(&s);
   case_destroy(&whole);
@@ -41,7 +41,7 @@ static void micro_batches_equal_one_batch(const variant *v) {
 static void two_uses_equal_one_batch(const variant *v) {
   if (v->f->calls == NO_PARTS) return;
   rng r = {test_seed() + 8};
-  test_case *s = v_layers_of(v, 1, 1), *one = v_layers_of(v, 1, 1);
+  test_case *s = v_new_layers(v, 1, 1), *one = v_new_layers(v, 1, 1);
   for (int32_t l = 0; l < s->layers; l++)
     s->uses[l] = 2;
   case_micro *m = case_add_micro(s, 0, 0, 3), *w = case_add_micro(one, 0, 0, 6);
@@ -57,7 +57,7 @@ static void two_uses_equal_one_batch(const variant *v) {
     }
   }
   const ng_options o = v_options(v);
-  v_equal(v, "shared weights", s, &o, one, &o, v_tolerance(v, one, &o));
+  v_runs_must_match(v, "shared weights", s, &o, one, &o, v_tolerance(v, one, &o));
   case_destroy(&s);
   case_destroy(&one);
 }
@@ -68,7 +68,7 @@ static void two_uses_equal_one_batch(const variant *v) {
 static ng_options options_without_identity(const variant *v) {
   ng_options o = v_options(v);
   fixture_set(&o, "clip", "none");
-  if (o.base.stat_start == NG_START_IDENTITY) fixture_real(&o, "stat_decay", 0);
+  if (o.base.stat_start == NG_START_IDENTITY) fixture_set_real(&o, "stat_decay", 0);
   return o;
 }
 
@@ -86,10 +86,10 @@ static void expect_curvature(const variant *v, const char *what, const test_case
                              const test_case *other, double by) {
   const ng_options o = options_without_identity(v);
   ng_options turned = o;
-  const double factor = v_turn(v, &turned, by);
+  const double factor = v_scale_knob(v, &turned, by);
   case_result x = v_run(v, s, &o), y = v_run(v, other, &turned);
   multiply_results(s, &y, factor);
-  v_same(v, what, s, &y, &x, v_tolerance(v, s, &o));
+  v_must_match(v, what, s, &y, &x, v_tolerance(v, s, &o));
   case_free_result(&x);
   case_free_result(&y);
 }
@@ -98,7 +98,7 @@ static void expect_curvature(const variant *v, const char *what, const test_case
 static void repeated_samples_scale_curvature(const variant *v) {
   if (v->f->repeat == 0) return;
   rng r = {test_seed() + 9};
-  test_case *s = v_layers_of(v, 1, 1), *twice = v_layers_of(v, 1, 1);
+  test_case *s = v_new_layers(v, 1, 1), *twice = v_new_layers(v, 1, 1);
   case_micro *m = case_add_micro(s, 0, 0, 4), *w = case_add_micro(twice, 0, 0, 8);
   case_fill(s, &r);
   case_fill(twice, &r);
@@ -117,21 +117,21 @@ static void repeated_samples_scale_curvature(const variant *v) {
 
 /* g times a power of two, with loss_scale set, gives the same bits. */
 static void loss_scale_changes_no_bit(const variant *v) {
-  test_case *s = v_uneven(v, 2, 1, 10), *scaled = v_uneven(v, 2, 1, 10);
+  test_case *s = v_new_uneven_case(v, 2, 1, 10), *scaled = v_new_uneven_case(v, 2, 1, 10);
   v_scale_losses(scaled, 8);
   for (int32_t t = 0; t < 2; t++) {
     for (int32_t c = 0; c < s->calls[t][0]; c++)
       scaled->micro[t][0][c].batch.loss_scale = 8;
   }
   const ng_options o = v_options(v);
-  v_equal(v, "loss scale", scaled, &o, s, &o, 0);
+  v_runs_must_match(v, "loss scale", scaled, &o, s, &o, 0);
   case_destroy(&s);
   case_destroy(&scaled);
 }
 
 /* g times c without loss_scale gives c^2 times the curvature and the same gradient. */
 static void scaled_loss_scales_curvature(const variant *v) {
-  test_case *s = v_uneven(v, 2, 1, 10), *scaled = v_uneven(v, 2, 1, 10);
+  test_case *s = v_new_uneven_case(v, 2, 1, 10), *scaled = v_new_uneven_case(v, 2, 1, 10);
   v_scale_losses(scaled, 8);
   expect_curvature(v, "scaled loss", s, scaled, 64);
   case_destroy(&s);
@@ -155,15 +155,15 @@ static void fill_with_nan(test_case *s, int32_t l, bool grad) {
 static void unread_arrays_may_hold_nan(const variant *v) {
   const bool input = v->f->promises & READS_INPUT, output = v->f->promises & READS_OUTPUT;
   if (input && output) return;
-  test_case *s = v_uneven(v, 2, 1, 25), *other = v_uneven(v, 2, 1, 25);
+  test_case *s = v_new_uneven_case(v, 2, 1, 25), *other = v_new_uneven_case(v, 2, 1, 25);
   const ng_options o = v_options(v);
   for (int32_t l = 0; l < s->layers; l++) {
     if (!input) fill_with_nan(other, l, false);
     if (!output) fill_with_nan(other, l, true);
   }
   case_result x = v_run(v, s, &o),
-              y = v_run_as(v, other, &o, (case_setup){.observe_unwanted = true});
-  v_same(v, "not read", s, &y, &x, 0);
+              y = v_run_setup(v, other, &o, (case_setup){.observe_unwanted = true});
+  v_must_match(v, "not read", s, &y, &x, 0);
   case_free_result(&x);
   case_free_result(&y);
   case_destroy(&s);
@@ -171,7 +171,7 @@ static void unread_arrays_may_hold_nan(const variant *v) {
 }
 
 static void frozen_layers_change_no_other(const variant *v) {
-  test_case *s = v_uneven(v, 2, 1, 26), *other = v_uneven(v, 2, 1, 26);
+  test_case *s = v_new_uneven_case(v, 2, 1, 26), *other = v_new_uneven_case(v, 2, 1, 26);
   s->layer[1].frozen = other->layer[1].frozen = 1;
   fill_with_nan(other, 1, false);
   fill_with_nan(other, 1, true);
@@ -180,14 +180,14 @@ static void frozen_layers_change_no_other(const variant *v) {
     other->D[0][1][i] = 4 - other->D[0][1][i];
   const ng_options o = v_options(v);
   case_result x = v_run(v, s, &o),
-              y = v_run_as(v, other, &o, (case_setup){.observe_unwanted = true});
+              y = v_run_setup(v, other, &o, (case_setup){.observe_unwanted = true});
   for (int32_t t = 0; t < 2; t++) {
     assert_memory_equal(x.P[t][1], s->D[t][1], sizeof(double) * (size_t)case_weight_count(s, 1));
     assert_memory_equal(y.P[t][1], other->D[t][1],
                         sizeof(double) * (size_t)case_weight_count(s, 1));
     copy_numbers(y.P[t][1], x.P[t][1], case_weight_count(s, 1));
   }
-  v_same(v, "others beside a frozen layer", s, &y, &x, 0);
+  v_must_match(v, "others beside a frozen layer", s, &y, &x, 0);
   case_free_result(&x);
   case_free_result(&y);
   case_destroy(&s);
@@ -210,15 +210,15 @@ static void make_all_different(test_case *s) {
 
 static void order_does_not_matter(const variant *v) {
   rng r = {test_seed() + 7};
-  test_case *s = v_uneven(v, 2, 1, 7);
+  test_case *s = v_new_uneven_case(v, 2, 1, 7);
   make_all_different(s);
   test_case *shuffled = case_shuffle(s, &r);
   const ng_options o = v_options(v);
   case_result x = v_run(v, s, &o), y = v_run(v, shuffled, &o),
-              z = v_run_as(v, s, &o, (case_setup){.reverse = true});
-  v_same(v, "order of samples", s, &y, &x, v_tolerance(v, s, &o));
+              z = v_run_setup(v, s, &o, (case_setup){.reverse = true});
+  v_must_match(v, "order of samples", s, &y, &x, v_tolerance(v, s, &o));
   /* Layers interact only in the sums of the clip, which are in double. */
-  v_same(v, "order of layers", s, &z, &x, 8 * unit);
+  v_must_match(v, "order of layers", s, &z, &x, 8 * unit);
   case_free_result(&x);
   case_free_result(&y);
   case_free_result(&z);
@@ -246,13 +246,13 @@ static void layout_and_dtype_do_not_matter(const variant *v) {
       {"f16", {.observed = NG_F16}, false},
       {"NHWC with a gap, f16", {.layout = PLANE_NHWC, .pad = 2, .observed = NG_F16}, false},
   };
-  test_case *s = v_uneven(v, 2, 1, 12);
+  test_case *s = v_new_uneven_case(v, 2, 1, 12);
   const ng_options o = v_options(v);
   const double tolerance = v_tolerance(v, s, &o);
   case_result x = v_run(v, s, &o);
   for (size_t k = 0; k < sizeof how / sizeof how[0]; k++) {
-    case_result y = v_run_as(v, s, &o, how[k].setup);
-    v_same(v, how[k].name, s, &y, &x, how[k].same_bits ? 0 : tolerance);
+    case_result y = v_run_setup(v, s, &o, how[k].setup);
+    v_must_match(v, how[k].name, s, &y, &x, how[k].same_bits ? 0 : tolerance);
     case_free_result(&y);
   }
   case_free_result(&x);
@@ -263,12 +263,12 @@ static void layout_and_dtype_do_not_matter(const variant *v) {
  * unit of bf16 or f16, or half of the smallest step of f16. */
 static void half_gradients_are_rounded_once(const variant *v) {
   static const ng_dtype type[] = {NG_BF16, NG_F16};
-  test_case *s = v_uneven(v, 2, 1, 12);
+  test_case *s = v_new_uneven_case(v, 2, 1, 12);
   const ng_options o = v_options(v);
   case_result x = v_run(v, s, &o);
   for (int k = 0; k < 2; k++) {
     const double half = k == 0 ? 0x1p-8 : 0x1p-11;
-    case_result y = v_run_as(v, s, &o, (case_setup){.gradient = type[k], .pad = 1});
+    case_result y = v_run_setup(v, s, &o, (case_setup){.gradient = type[k], .pad = 1});
     for (int32_t t = 0; t < 2; t++) {
       if (!(fabs(y.nu[t] / x.nu[t] - 1) <= 8 * unit)) v_fail(v, "nu %g, %g", y.nu[t], x.nu[t]);
       for (int32_t l = 0; l < s->layers; l++) {
@@ -293,7 +293,8 @@ static void threads_change_no_bit(const variant *v) {
   const bool vectors = v->f->promises & VECTORS;
   const int32_t steps = vectors ? 2 : 1;
   ng_options o = v_options(v);
-  if (vectors) fixture_real(&o, "damping", 1000); /* well conditioned, so the tolerance is tight */
+  if (vectors)
+    fixture_set_real(&o, "damping", 1000); /* well conditioned, so the tolerance is tight */
   test_case *s = case_create(steps, 1);
   case_linear(s, vectors ? 20011 : 190, vectors ? 3 : 50, true, 1);
   case_linear(s, vectors ? 130 : 30, vectors ? 400 : 20, true, 2);
@@ -310,11 +311,11 @@ static void threads_change_no_bit(const variant *v) {
   if (vectors) v->f->predict(s, &o, &want);
   for (int k = 0; k < steps; k++) {
     case_setup setup = {.threads = 1, .layout = k == 0 ? PLANE_NCHW : PLANE_NHWC};
-    case_result x = v_run_as(v, s, &o, setup);
-    if (vectors) v_same(v, "wide layers", s, &x, &want, 8 * v->f->growth * unit);
+    case_result x = v_run_setup(v, s, &o, setup);
+    if (vectors) v_must_match(v, "wide layers", s, &x, &want, 8 * v->f->growth * unit);
     for (setup.threads = 2; setup.threads <= (vectors ? 7 : 2); setup.threads += 5) {
-      case_result y = v_run_as(v, s, &o, setup);
-      v_same(v, "threads", s, &y, &x, 0);
+      case_result y = v_run_setup(v, s, &o, setup);
+      v_must_match(v, "threads", s, &y, &x, 0);
       case_free_result(&y);
     }
     case_free_result(&x);
@@ -364,7 +365,8 @@ static void bias_equals_an_input_of_ones(const variant *v) {
     ng_options o = v_options(v);
     if (o.base.stat_scale == NG_SCALE_TEXTBOOK && v->f->promises & READS_INPUT)
       fixture_set(&o, "positions", k % 2 ? "reduce" : "expand");
-    v_equal(v, conv ? "bias of a convolution" : "bias", s, &o, ones, &o, v_tolerance(v, s, &o));
+    v_runs_must_match(v, conv ? "bias of a convolution" : "bias", s, &o, ones, &o,
+                      v_tolerance(v, s, &o));
     case_destroy(&s);
     case_destroy(&ones);
   }
@@ -403,7 +405,7 @@ static void groups_equal_convolutions(const variant *v) {
     case_result x = v_run(v, s, &o), y = v_run(v, apart, &o);
     const double tolerance = v_tolerance(v, apart, &o);
     for (int32_t t = 0; t < 2; t++) {
-      const double most = fmax(v_most(y.P[t][0], half), v_most(y.P[t][1], half));
+      const double most = fmax(v_largest(y.P[t][0], half), v_largest(y.P[t][1], half));
       for (int64_t i = 0; i < 2 * half; i++) {
         const double want = y.P[t][i / half][i % half];
         if (!(fabs(x.P[t][0][i] - want) <= tolerance * most))

@@ -12,7 +12,7 @@
 
 #if defined(NG_TEST_MPI)
 enum { RANK_COUNTS = 2 };
-static int32_t rank_count(int k) { return k == 0 ? 1 : ranks_there(); } /* all processes */
+static int32_t rank_count(int k) { return k == 0 ? 1 : ranks_process_count(); } /* all processes */
 #else
 static const int32_t rank_counts[] = {1, 2, 3, 4, 8};
 enum { RANK_COUNTS = sizeof rank_counts / sizeof rank_counts[0] };
@@ -30,7 +30,7 @@ static int count_divisions(const variant *v) { return has_promise(v, FRACTIONS) 
 
 static ng_options choose_worker_fraction(const variant *v, int way) {
   ng_options o = v_options(v);
-  if (has_promise(v, FRACTIONS)) fixture_real(&o, "grad_worker_fraction", way);
+  if (has_promise(v, FRACTIONS)) fixture_set_real(&o, "grad_worker_fraction", way);
   return o;
 }
 
@@ -39,11 +39,11 @@ static ng_options choose_worker_fraction(const variant *v, int way) {
 /* Ranks with shards of any size, against the prediction. */
 static void ranks_match_the_prediction(const variant *v) {
   for (int k = 1; k < RANK_COUNTS; k++) {
-    test_case *s =
-        has_promise(v, ALIKE) ? v_even(v, 2, rank_count(k), 6) : v_uneven(v, 2, rank_count(k), 6);
+    test_case *s = has_promise(v, ALIKE) ? v_new_even_case(v, 2, rank_count(k), 6)
+                                         : v_new_uneven_case(v, 2, rank_count(k), 6);
     for (int way = 0; way < count_divisions(v); way++) {
       const ng_options o = choose_worker_fraction(v, way);
-      v_predicted(v, "prediction for ranks", s, &o);
+      v_must_match_prediction(v, "prediction for ranks", s, &o);
     }
     case_destroy(&s);
   }
@@ -51,7 +51,7 @@ static void ranks_match_the_prediction(const variant *v) {
 
 /* A row with stat_batch = 16 would read more samples on more ranks. */
 static ng_options use_all_samples(ng_options o) {
-  fixture_real(&o, "stat_batch", 0);
+  fixture_set_real(&o, "stat_batch", 0);
   return o;
 }
 
@@ -61,19 +61,19 @@ static void shards_equal_the_whole_batch(const variant *v) {
   for (int k = 0; k < RANK_COUNTS; k++) {
     const ng_options usual = use_all_samples(v_options(v));
     const int32_t steps = count_comparable_steps(&usual);
-    test_case *s = v->f->shards == ANY_PARTS ? v_uneven(v, steps, rank_count(k), 6)
-                                             : v_even(v, steps, rank_count(k), 6);
+    test_case *s = v->f->shards == ANY_PARTS ? v_new_uneven_case(v, steps, rank_count(k), 6)
+                                             : v_new_even_case(v, steps, rank_count(k), 6);
     test_case *whole = case_merge(s);
     if (v->f->shards == EVEN_MEANS) {
-      v_means(s);
-      v_means(whole);
+      v_average_losses(s);
+      v_average_losses(whole);
     }
     case_result y = v_run(v, whole, &usual);
     const double tolerance = v_tolerance(v, s, &usual);
     for (int way = 0; way < count_divisions(v); way++) {
       const ng_options o = use_all_samples(choose_worker_fraction(v, way));
       case_result x = v_run(v, s, &o);
-      v_same(v, "ranks", s, &x, &y, tolerance);
+      v_must_match(v, "ranks", s, &x, &y, tolerance);
       case_free_result(&x);
     }
     case_free_result(&y);
@@ -84,8 +84,8 @@ static void shards_equal_the_whole_batch(const variant *v) {
 
 /* The batch of `one` on every rank. */
 static test_case *give_batch_to_all_ranks(const variant *v, const test_case *one, int32_t ranks) {
-  test_case *s = v_even(v, one->steps, ranks, 28);
-  v_means(s);
+  test_case *s = v_new_even_case(v, one->steps, ranks, 28);
+  v_average_losses(s);
   for (int32_t t = 0; t < s->steps; t++) {
     for (int32_t l = 0; l < s->layers; l++) {
       const case_micro *from = &one->micro[t][0][0];
@@ -97,22 +97,22 @@ static test_case *give_batch_to_all_ranks(const variant *v, const test_case *one
       }
     }
   }
-  v_weights(s);
+  v_add_weights(s);
   return s;
 }
 
 /* Ranks that all have the same batch equal one rank with this batch. */
 static void equal_ranks_equal_one_rank(const variant *v) {
   const ng_options usual = v_options(v);
-  test_case *one = v_even(v, count_comparable_steps(&usual), 1, 27);
-  v_means(one);
-  v_weights(one); /* the options of some rows need weights */
+  test_case *one = v_new_even_case(v, count_comparable_steps(&usual), 1, 27);
+  v_average_losses(one);
+  v_add_weights(one); /* the options of some rows need weights */
   const double tolerance = v_tolerance(v, one, &usual);
   for (int k = 1; k < RANK_COUNTS; k++) {
     test_case *s = give_batch_to_all_ranks(v, one, rank_count(k));
     for (int way = 0; way < count_divisions(v); way++) {
       const ng_options o = choose_worker_fraction(v, way);
-      v_equal(v, "ranks with one batch", s, &o, one, &usual, tolerance);
+      v_runs_must_match(v, "ranks with one batch", s, &o, one, &usual, tolerance);
     }
     case_destroy(&s);
   }
@@ -121,17 +121,17 @@ static void equal_ranks_equal_one_rank(const variant *v) {
 
 /* Each clip sums over the blocks of all ranks. */
 static void clips_sum_over_all_ranks(const variant *v) {
-  test_case *one = v_even(v, 1, 1, 27), *s;
-  v_means(one);
-  v_weights(one);
+  test_case *one = v_new_even_case(v, 1, 1, 27), *s;
+  v_average_losses(one);
+  v_add_weights(one);
   s = give_batch_to_all_ranks(v, one, 3);
   const ng_options usual = v_options(v);
   const double tolerance = v_tolerance(v, one, &usual);
   for (int k = 1; k < V_CLIPS; k++) {
     ng_options o = choose_worker_fraction(v, k % count_divisions(v));
     fixture_set(&o, "clip", v_clips[k]);
-    fixture_real(&o, "clip_bound", k < V_BOUNDED ? 0 : 0.1);
-    v_equal(v, v_clips[k], s, &o, one, &o, tolerance);
+    fixture_set_real(&o, "clip_bound", k < V_BOUNDED ? 0 : 0.1);
+    v_runs_must_match(v, v_clips[k], s, &o, one, &o, tolerance);
   }
   case_destroy(&s);
   case_destroy(&one);
@@ -141,7 +141,8 @@ static void clips_sum_over_all_ranks(const variant *v) {
 
 /* One rank with threads, or three ranks. */
 static test_case *usual_case(const variant *v, int32_t ranks) {
-  return has_promise(v, ALIKE) ? v_even(v, 4, ranks, 13) : v_uneven(v, 4, ranks, 13);
+  return has_promise(v, ALIKE) ? v_new_even_case(v, 4, ranks, 13)
+                               : v_new_uneven_case(v, 4, ranks, 13);
 }
 
 static case_setup usual_setup(int32_t ranks) { return (case_setup){.threads = ranks == 1 ? 3 : 1}; }
@@ -160,21 +161,21 @@ static void resumed_runs_have_the_same_bits(const variant *v) {
       case_destroy(&s);
       continue;
     }
-    if (strncmp(o.base.method, "topk-", 5) != 0) fixture_real(&o, "stat_period", 1 + k % 2);
+    if (strncmp(o.base.method, "topk-", 5) != 0) fixture_set_real(&o, "stat_period", 1 + k % 2);
     case_setup setup = usual_setup(ranks);
-    case_result x = v_run_as(v, s, &o, setup);
+    case_result x = v_run_setup(v, s, &o, setup);
     setup.resume = file.text;
     setup.resume_after = k == 0 || k == 4 ? 2 : k == 2 ? 1 : 0;
     setup.in_parts = k == 5;
     setup.by_arrays = k == 2 || k == 6;
-    case_result y = v_run_as(v, s, &o, setup);
-    v_same(v, "resumed", s, &y, &x, 0);
+    case_result y = v_run_setup(v, s, &o, setup);
+    v_must_match(v, "resumed", s, &y, &x, 0);
     case_free_result(&x);
     case_free_result(&y);
     case_destroy(&s);
   }
   clear_folder();
-  assert_int_equal(drop_folder(NULL), 0);
+  assert_int_equal(remove_empty_folder(NULL), 0);
 }
 
 /* ---- skipped steps ---------------------------------------------------------------------------*/
@@ -201,12 +202,12 @@ static void non_finite_values_skip_the_step(const variant *v) {
       case_setup setup = usual_setup(ranks);
       setup.fault = fault[k % 3].what;
       setup.fault_step = at;
-      case_result x = v_run_as(v, s, &o, setup), y;
+      case_result x = v_run_setup(v, s, &o, setup), y;
       setup.fault = fault[k % 3].as;
       /* without an average, a missing observation is an error */
       if (at > 0 || setup.fault == CASE_BAD_SCALE) {
-        y = v_run_as(v, s, &o, setup);
-        v_same(v, fault[k % 3].name, s, &x, &y, 0);
+        y = v_run_setup(v, s, &o, setup);
+        v_must_match(v, fault[k % 3].name, s, &x, &y, 0);
         if (y.refused != 1) v_fail(v, "%s at %d: twin not skipped", fault[k % 3].name, at);
         case_free_result(&y);
       }
@@ -223,11 +224,11 @@ static void reset_observations_have_no_effect(const variant *v) {
     test_case *s = usual_case(v, ranks);
     const ng_options o = v_options(v);
     case_setup setup = usual_setup(ranks);
-    case_result clean = v_run_as(v, s, &o, setup);
+    case_result clean = v_run_setup(v, s, &o, setup);
     setup.fault = CASE_ABANDONED;
     for (setup.fault_step = 0; setup.fault_step < 4; setup.fault_step += 2) {
-      case_result r = v_run_as(v, s, &o, setup);
-      v_same(v, "abandoned", s, &r, &clean, 0);
+      case_result r = v_run_setup(v, s, &o, setup);
+      v_must_match(v, "abandoned", s, &r, &clean, 0);
       case_free_result(&r);
     }
     case_free_result(&clean);
@@ -242,17 +243,17 @@ static void overflow_keeps_the_gradient(const variant *v) {
     double largest;
   } type[] = {{NG_F32, 0x1p127}, {NG_F16, 0x1p15}};
   for (int k = 0; k < 2; k++) {
-    test_case *s = v_even(v, 1, 1, 30);
+    test_case *s = v_new_even_case(v, 1, 1, 30);
     case_micro *m = &s->micro[0][0][0];
     case_result r;
     ng_options o = v_options(v);
     fixture_set(&o, "clip", "none");
-    fixture_real(&o, "damping", 1e-3);
-    fixture_real(&o, "stat_decay", 0);
+    fixture_set_real(&o, "damping", 1e-3);
+    fixture_set_real(&o, "stat_decay", 0);
     for (int32_t l = 0; l < s->layers; l++) {
-      const double most = v_most(s->D[0][l], case_weight_count(s, l));
-      v_silence(s, m, l, false);
-      v_silence(s, m, l, true);
+      const double most = v_largest(s->D[0][l], case_weight_count(s, l));
+      v_clear_array(s, m, l, false);
+      v_clear_array(s, m, l, true);
       for (int64_t i = 0; i < case_weight_count(s, l); i++)
         s->D[0][l][i] = s->D[0][l][i] < most ? 0 : type[k].largest;
     }
@@ -274,12 +275,12 @@ static void overflow_keeps_the_gradient(const variant *v) {
  * `solve` for all traces, then for all results, and once more for an eigenbasis in double. */
 static void waits_are_few(const variant *v) {
   enum { GRADIENTS, CHECK, STATISTICS, SOLVE, SHARE, MEASURE, DELIVER, AGREE, EMIT, WEIGHTS };
-  test_case *s = v_even(v, 3, 1, 41);
+  test_case *s = v_new_even_case(v, 3, 1, 41);
   ng_options o = v_options(v);
   const bool window = strstr(v->f->options, "window") != NULL;
   const bool solves = has_promise(v, VECTORS) && strstr(v->f->name, "full norms") != NULL;
-  if (!window) fixture_real(&o, "stat_period", 3);
-  if (!window && !has_promise(v, VECTORS)) fixture_real(&o, "solve_period", 3);
+  if (!window) fixture_set_real(&o, "stat_period", 3);
+  if (!window && !has_promise(v, VECTORS)) fixture_set_real(&o, "solve_period", 3);
   if (strcmp(v->f->name, "mfac") == 0)
     fixture_set(&o, "per_layer", "linear: window=2"); /* two blocks */
   case_result r = v_run(v, s, &o);

@@ -363,7 +363,7 @@ static void expect_differences(const ng_options *o, const char *method, const ch
 /* A system replaces all earlier option values, which then no longer count as given. */
 static void systems_replace_all_options(void **state) {
   ng_options o = standard_options();
-  fixture_real(&o, "damping", 7);
+  fixture_set_real(&o, "damping", 7);
   fixture_set(&o, "skip_layers", "fc");
   fixture_set(&o, "update", "sgd");
   assert_int_equal(ng_options_set_system(&o, "Eva", "adasgd", message, sizeof message), NG_OK);

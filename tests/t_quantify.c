@@ -131,11 +131,11 @@ static ng_status run_rank(int32_t rank, ng_transport *t, void *arg) {
   ng_status st = g == NULL ? NG_ERR_NOMEM : fixture_open(&f, l->options, &how);
   for (int64_t i = 0; i < D && st == NG_OK; i++)
     w[i] = initial_weight(l, i);
-  if (st == NG_OK) st = fixture_add(&f, l->layers ? layers : tensors, PARTS, g, w);
+  if (st == NG_OK) st = fixture_add_entries(&f, l->layers ? layers : tensors, PARTS, g, w);
   if (st == NG_OK) st = ng_ready(f.p);
   for (int step = 0; step < STEPS && st == NG_OK; step++) {
     const plane own = plane_of(g, tensors[0].rows, tensors[0].cols, NG_F32);
-    ng_array grad = plane_array(&own);
+    ng_array grad = array_of_plane(&own);
     memcpy(g, l->g[step], D * sizeof *g);
     if (l->layers) memset(w, 0, D * sizeof *w);
     if (step + 1 == l->misses) grad.data = NULL;
@@ -281,7 +281,7 @@ static void numbers_match_the_published_function(void **state) {
                               "method=mfac window=1 window_function=step window_momentum=0.5 "
                               "damping=1 clip=none quantify=1",
                               NULL));
-  fixture_ok(&f, fixture_tensor(&f, "w", &v, NULL));
+  fixture_ok(&f, fixture_add_tensor(&f, "w", &v, NULL));
   fixture_ok(&f, ng_ready(f.p));
   ng_report r = fixture_report(&f);
   assert_true(r.scaled == 0 && r.scaling_max == 0.0);
@@ -325,7 +325,7 @@ static ng_report take_step_and_report(float *w, int64_t n) {
   ng_sgd how = fixture_sgd(0.0, 0.0);
   const plane vg = plane_of(g, 1, n, NG_F32), vw = plane_of(w, 1, n, NG_F32);
   fixture_ok(&f, fixture_open(&f, "update=sgd quantify=1 clip=none", NULL));
-  fixture_ok(&f, fixture_tensor(&f, "w", &vg, &vw));
+  fixture_ok(&f, fixture_add_tensor(&f, "w", &vg, &vw));
   fixture_ok(&f, ng_ready(f.p));
   how.weight_decay = 1.0;
   fixture_ok(&f, ng_step_sgd(f.p, &how, 1));
@@ -395,7 +395,7 @@ static void blocks_exclude_other_parameters(void **state) {
     fixture_ok(&f,
                fixture_open(&f, k == 0 ? "update=sgd clip=none" : "update=sgd clip=none quantify=1",
                             NULL));
-    fixture_ok(&f, fixture_tensor(&f, "w", &vg, &vw));
+    fixture_ok(&f, fixture_add_tensor(&f, "w", &vg, &vw));
     fixture_ok(&f, ng_ready(f.p));
     const ng_sgd how = fixture_sgd(1.0, 0.0);
     fixture_ok(&f, fixture_step(&f, &how));

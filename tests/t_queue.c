@@ -169,9 +169,9 @@ static ng_status interrupt_step(sim *s, int64_t k, comparison *b) {
     if (st == NG_OK && ng_wants(s->p, s->index[0])) {
       const plane a = plane_of(s->observation, samples, l->in, NG_F32);
       const plane g = plane_of(s->observation, samples, l->out, NG_F32);
-      st = plane_input(s->p, s->index[0], &a, NG_COPY);
+      st = plane_observe_input(s->p, s->index[0], &a, NG_COPY);
       s->observation[0] = INFINITY;
-      if (st == NG_OK && skip) st = plane_output_grad(s->p, s->index[0], &g, NG_COPY);
+      if (st == NG_OK && skip) st = plane_observe_output_grad(s->p, s->index[0], &g, NG_COPY);
       if (st == NG_SKIPPED) st = NG_OK; /* the call may report the fault itself */
     }
     if (st != NG_OK) return st;

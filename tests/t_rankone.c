@@ -54,7 +54,7 @@ static test_case *make_golden_case(void) {
 
 static ng_options parse_system(const char *system) {
   char message[256];
-  ng_options o = fixture_parse("method=natgrad");
+  ng_options o = fixture_parse_options("method=natgrad");
   assert_int_equal(ng_options_set_system(&o, "Eva", system, message, sizeof message), NG_OK);
   return o;
 }
@@ -75,7 +75,7 @@ static void eva_f_has_the_golden_numbers(void **state) {
                                  -0.405750378, -4.95952117, -6.64931057, 0.488469587};
   test_case *s = make_golden_case();
   case_result r;
-  ng_options o = fixture_parse("method=eva-f");
+  ng_options o = fixture_parse_options("method=eva-f");
   fixture_set(&o, "clip", "none");
   run_or_fail(s, &o, &r);
   for (int i = 0; i < 8; i++) /* entries near 6: six times 1e-6 */
@@ -169,7 +169,7 @@ static ng_status take_step(rank_one_step *t) {
   (void)snprintf(set, sizeof set, "method=%s damping=%s clip=none update=%s", t->method, t->damping,
                  t->update);
   fixture_ok(&f, fixture_open(&f, set, NULL));
-  fixture_ok(&f, fixture_linear(&f, "fc", grad, weight));
+  fixture_ok(&f, fixture_add_linear(&f, "fc", grad, weight));
   fixture_ok(&f, ng_ready(f.p));
   fixture_ok(&f, fixture_begin_and_observe(&f, 1, 0, &in, &out));
   const ng_sgd how = fixture_sgd(1, 0);
@@ -216,7 +216,7 @@ static void draw_step(rank_one_step *t, float inputs, bool along, uint64_t salt)
   rng r = {test_seed() + salt};
   for (int i = 0; i < P; i++)
     t->a[i] = i == IN ? 1 : inputs * (float)rng_real(&r);
-  rng_values(&r, t->g, Q);
+  rng_fill(&r, t->g, Q);
   for (int i = 0; i < ALL; i++) {
     t->d[i] = along ? t->g[i / P] * t->a[i % P] : (float)rng_value(&r);
     t->w[i] = 0;

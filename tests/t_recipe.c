@@ -197,7 +197,7 @@ static train_epoch run_to_last_epoch(const data_set *d, const char *set) {
   (void)snprintf(name, sizeof name, "run-%d", runs++);
   train(d, name, set, &r);
   const train_epoch e = r.r.epoch[r.r.epochs - 1];
-  drop_trained(&r);
+  free_trained(&r);
   return e;
 }
 

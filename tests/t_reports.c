@@ -35,7 +35,7 @@ static void open_layer(report_run *s, const char *options) {
   const plane grad[2] = {plane_of(s->grad, OUT, IN, NG_F32),
                          plane_of(s->grad + OUT * IN, 1, OUT, NG_F32)};
   fixture_ok(&s->f, fixture_open(&s->f, options, NULL));
-  fixture_ok(&s->f, fixture_linear(&s->f, "fc", grad, NULL));
+  fixture_ok(&s->f, fixture_add_linear(&s->f, "fc", grad, NULL));
   fixture_ok(&s->f, ng_ready(s->f.p));
 }
 
@@ -206,7 +206,7 @@ static void explain_reports_memory(void **state) {
                                 rankone == 1 ? "method=eva; skip_layers=out update=adamw"
                                              : "skip_layers=out update=adamw",
                                 NULL));
-    fixture_ok(&f, plane_conv2d(f.p, "conv", 3, 5, 3, 1, 1, 6, 6, 1, NULL));
+    fixture_ok(&f, plane_add_conv2d(f.p, "conv", 3, 5, 3, 1, 1, 6, 6, 1, NULL));
     fixture_ok(&f, ng_add_linear(f.p, "out", 11, 7, 1, NULL));
     fixture_ok(&f, ng_add_tensor(f.p, "scale", 13, NULL));
     fixture_ok(&f, ng_add_linear(f.p, "fc", 30, 10, 0, NULL));
@@ -263,7 +263,7 @@ static ng_status record_sent_bytes(int32_t rank, ng_transport *t, void *arg) {
   const plane a = plane_of(s.a, SAMPLES, IN, NG_F32), g = plane_of(s.g, SAMPLES, OUT, NG_F32);
   ng_status st = fixture_open(&s.f, "stat_period=2 solve_period=4 grad_worker_fraction=1",
                               &(fixture_how){.transport = t, .threads = 1});
-  if (st == NG_OK) st = fixture_linear(&s.f, "fc", grad, NULL);
+  if (st == NG_OK) st = fixture_add_linear(&s.f, "fc", grad, NULL);
   if (st == NG_OK) st = ng_ready(s.f.p);
   for (int k = 0; k < SENT_STEPS && st == NG_OK; k++) {
     if (k % 2 == 0) st = fixture_begin_and_observe(&s.f, SAMPLES, 0, &a, &g);

@@ -34,7 +34,7 @@ static void evaluate(double w[CLASSES][WIDE], const feed *f, int32_t n, double s
   for (int i = 0; i < n; i++) {
     double y[CLASSES];
     compute_logits(w, f->x + i * FEATURES, y);
-    *loss += entropy(y, CLASSES, f->labels[i], smoothing) / n;
+    *loss += cross_entropy(y, CLASSES, f->labels[i], smoothing) / n;
     *accuracy += (double)is_correct(y, CLASSES, f->labels[i]) / n;
   }
 }
@@ -107,7 +107,7 @@ static void expect_times_add_up(const ngio_value *line, double steps) {
   }
   assert_true(k >= 4 && sum > 0.0);
   /* times are written with four decimals */
-  assert_true(steps * (sum - k * 1e-4) <= 1e3 * number_of(line, "seconds"));
+  assert_true(steps * (sum - k * 1e-4) <= 1e3 * number_in(line, "seconds"));
 }
 
 /* Compare every number of every line of a run with 8 steps; the third epoch has two steps. */
@@ -126,7 +126,7 @@ static void compare_with_hand_computation(const char *name, const char *set, con
                  "model=logreg batch=8 steps=8 lr=0.4 label-smoothing=0.1 log-every=2 seed=5 %s",
                  set);
   train(&d, name, line, &r);
-  nn *net = network_of(&r, &d, BATCH, 5);
+  nn *net = new_network(&r, &d, BATCH, 5);
   copy_weights(net, l.w);
   assert_int_equal(feed_create(&r.s, &d, NULL, false, NULL, &f), CLI_OK);
   double loss, accuracy, loss_sum = 0.0, accuracy_sum = 0.0, test_loss = 0.0, test_accuracy = 0.0;
@@ -200,7 +200,7 @@ static void compare_with_hand_computation(const char *name, const char *set, con
   }
   feed_free(&f);
   nn_destroy(&net);
-  drop_trained(&r);
+  free_trained(&r);
   data_close(&d);
 }
 
@@ -257,11 +257,11 @@ static void fisher_selects_the_observed_labels(void **state) {
                    "clip=none momentum=0 seed=5",
                    fisher[sampled]);
     train(&d, fisher[sampled], set, &r);
-    nn *net = network_of(&r, &d, BATCH, 5);
+    nn *net = new_network(&r, &d, BATCH, 5);
     copy_weights(net, w);
     assert_int_equal(feed_create(&r.s, &d, NULL, false, NULL, &f), CLI_OK);
     assert_int_equal(feed_fill_train(&f, 0, 0), CLI_OK);
-    ngio_tensors *saved = state_of(&r);
+    ngio_tensors *saved = read_library_state(&r);
     char name[80];
     (void)snprintf(name, sizeof name, "%s/G", nn_layer_at(net, 0)->name);
     const ngio_tensor *G = ngio_tensors_find(saved, name);
@@ -289,7 +289,7 @@ static void fisher_selects_the_observed_labels(void **state) {
     ngio_tensors_close(&saved);
     feed_free(&f);
     nn_destroy(&net);
-    drop_trained(&r);
+    free_trained(&r);
   }
   data_close(&d);
 }
@@ -316,7 +316,7 @@ static void the_fourth_skipped_step_in_a_row_ends_the_run(void **state) {
     if (r.r.diverged != row[i].diverges || r.r.skipped != row[i].skipped ||
         r.r.steps != row[i].steps)
       fail_msg("%d steps, %d skipped, reason '%s'", (int)r.r.steps, (int)r.r.skipped, r.r.reason);
-    drop_trained(&r);
+    free_trained(&r);
     data_close(&d);
   }
 }

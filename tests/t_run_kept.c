@@ -15,7 +15,7 @@
 static void evaluate_kept_weights(const trained *r, const data_set *d, const data_split *split,
                                   double *loss, double *accuracy) {
   enum { CLASSES = 8 };
-  nn *net = network_of(r, d, 1, 77);
+  nn *net = new_network(r, d, 1, 77);
   load_weights(net, r->model);
   const int64_t per = d->height * d->width * d->channels;
   float *x = calloc((size_t)per, sizeof *x);
@@ -32,7 +32,7 @@ static void evaluate_kept_weights(const trained *r, const data_set *d, const dat
     assert_int_equal(nn_forward(net, NN_EVALUATE, x, 1, 0, NULL), CLI_OK);
     for (int k = 0; k < d->classes; k++)
       y[k] = (double)nn_output(net)[k];
-    *loss += entropy(y, d->classes, split->labels[row], 0.0) / split->n;
+    *loss += cross_entropy(y, d->classes, split->labels[row], 0.0) / split->n;
     *accuracy += (double)is_correct(y, d->classes, split->labels[row]) / split->n;
   }
   free(x);
@@ -62,7 +62,7 @@ static void tests_evaluate_the_kept_weights(void **state) {
     must_be_near(end, "test_accuracy", accuracy, 1e-9);
     /* otherwise all evaluations could agree by chance */
     assert_true(accuracy > 0.0 && accuracy < 1.0);
-    drop_trained(&r);
+    free_trained(&r);
     data_close(&d);
   }
 }
@@ -85,11 +85,11 @@ static void testing_leaves_training_unchanged(void **state) {
   assert_int_equal(with.lines, without.lines);
   for (int i = 0; i < with.lines; i++) {
     const ngio_value *a = with.line[i], *b = without.line[i];
-    must_be_near(a, "train_loss", number_of(b, "train_loss"), 0.0);
+    must_be_near(a, "train_loss", number_in(b, "train_loss"), 0.0);
     if (!is_event(a, "step")) assert_true(ngio_is(ngio_get(b, "test_accuracy"), NGIO_NULL));
   }
-  drop_trained(&with);
-  drop_trained(&without);
+  free_trained(&with);
+  free_trained(&without);
   data_close(&d);
 }
 
@@ -111,7 +111,7 @@ static ngio_tensors *read_averaged_weights(const trained *r) {
 static void expect_mean_statistics(const trained *r, const data_set *d, const ngio_tensors *file) {
   enum { MOST = 64 };
   feed f;
-  nn *net = network_of(r, d, r->s.batch, (uint64_t)r->s.seed);
+  nn *net = new_network(r, d, r->s.batch, (uint64_t)r->s.seed);
   assert_int_equal(feed_create(&r->s, d, NULL, false, NULL, &f), CLI_OK);
   for (int i = 0; i < nn_params(net); i++) {
     const nn_param *q = nn_param_at(net, i);
@@ -150,7 +150,7 @@ static void average_is_the_mean_of_weights(void **state) {
   ngio_tensors *file = read_averaged_weights(&r);
   for (int k = 0; k < 3; k++)
     train(&d, name[k], set[k], &one[k]);
-  nn *net = network_of(&r, &d, 1, 77);
+  nn *net = new_network(&r, &d, 1, 77);
   for (int i = 0; i < nn_params(net); i++) {
     const char *of = nn_param_at(net, i)->name;
     const float *got = ngio_tensors_find(file, of)->data, *w[3];
@@ -171,11 +171,11 @@ static void average_is_the_mean_of_weights(void **state) {
   must_be_near(end, "averaged", 3, 0.0);
   must_be_near(end, "average_test_loss", loss, 1e-6);
   must_be_near(end, "average_test_accuracy", accuracy, 1e-9);
-  assert_true(fabs(loss - number_of(end, "train_loss")) > 1e-3);
+  assert_true(fabs(loss - number_in(end, "train_loss")) > 1e-3);
   nn_destroy(&net);
   for (int k = 0; k < 3; k++)
-    drop_trained(&one[k]);
-  drop_trained(&r);
+    free_trained(&one[k]);
+  free_trained(&r);
   data_close(&d);
 }
 
@@ -197,14 +197,14 @@ static void resumed_averages_have_the_same_bits(void **state) {
   const int64_t from = whole.r.steps / 4;
   for (int i = 0; i < whole.lines; i++) {
     if (is_event(whole.line[i], "step"))
-      must_be_near(whole.line[i], "lr", number_of(whole.line[i], "step") > from ? 0.02 : 0.05, 0.0);
+      must_be_near(whole.line[i], "lr", number_in(whole.line[i], "step") > from ? 0.02 : 0.05, 0.0);
   }
   must_be_near(last_event(&rest, "end"), "averaged", (double)(whole.r.steps / 2 - from / 2), 0.0);
   ngio_tensors_close(&a);
   ngio_tensors_close(&b);
-  drop_trained(&whole);
-  drop_trained(&part);
-  drop_trained(&rest);
+  free_trained(&whole);
+  free_trained(&part);
+  free_trained(&rest);
   data_close(&d);
 }
 

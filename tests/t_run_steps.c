@@ -29,7 +29,7 @@ static trajectory make_trajectory(const data_set *d, const char *name, const cha
     (void)snprintf(run, sizeof run, "%s-%d", name, k);
     (void)snprintf(line, sizeof line, "%s steps=%d", set, k > 0 ? k : 1);
     train(d, run, line, &r);
-    nn *net = network_of(&r, d, r.s.batch, (uint64_t)r.s.seed);
+    nn *net = new_network(&r, d, r.s.batch, (uint64_t)r.s.seed);
     if (k > 0) load_weights(net, r.model);
     p.count = nn_weights(net);
     assert_int_equal(feed_create(&r.s, d, NULL, false, NULL, &f), CLI_OK);
@@ -49,7 +49,7 @@ static trajectory make_trajectory(const data_set *d, const char *name, const cha
     }
     feed_free(&f);
     nn_destroy(&net);
-    drop_trained(&r);
+    free_trained(&r);
   }
   return p;
 }
@@ -84,7 +84,7 @@ static void reported_clip_matches_the_weights(void **state) {
       w2 += w * w;
     }
     step++;
-    const double lr = number_of(r.line[i], "lr");
+    const double lr = number_in(r.line[i], "lr");
     const double clip = fmin(1.0, 0.02 / (lr * s)), cosine = s / sqrt(d2 * w2);
     /* differences of f32 weights that move by 0.01 or more: 6e-8 is seen */
     must_be_near(r.line[i], "clip", clip, 1e-5);
@@ -98,7 +98,7 @@ static void reported_clip_matches_the_weights(void **state) {
   assert_int_equal(step, MOVES);
   if (clipped == 0 || whole == 0) fail_msg("%d steps are clipped, %d are not", clipped, whole);
   free_trajectory(&p);
-  drop_trained(&r);
+  free_trained(&r);
   data_close(&d);
 }
 
@@ -145,15 +145,15 @@ static void momentum_matches_the_published_rule(void **state) {
   assert_int_equal(step, RECIPE);
   free(v);
   free_trajectory(&p);
-  drop_trained(&r);
+  free_trained(&r);
   data_close(&d);
 }
 
 /* The damping in the state of the last checkpoint. */
 static double read_damping(const trained *r) {
-  ngio_tensors *saved = state_of(r);
+  ngio_tensors *saved = read_library_state(r);
   const char *text = ngio_tensors_text(saved, "natgrad");
-  ngio_json *json = json_must(text, strlen(text));
+  ngio_json *json = json_must_parse(text, strlen(text));
   const double damping =
       strtod(ngio_text_of(ngio_get(ngio_get(ngio_json_root(json), "options"), "damping")), NULL);
   ngio_json_free(&json);
@@ -180,7 +180,7 @@ static void damping_keeps_its_ratio(void **state) {
       train(&d, name, set, &r);
       if (fabs(read_damping(&r) - 0.01 / last) > 1e-14)
         fail_msg("step %d: damping %.15g, expected %.15g", last, read_damping(&r), 0.01 / last);
-      drop_trained(&r);
+      free_trained(&r);
     }
   }
   data_close(&d);

@@ -323,5 +323,5 @@ int main(void) {
       cmocka_unit_test(tensors_use_the_given_allocator),
       cmocka_unit_test(threads_read_one_large_file),
   };
-  return cmocka_run_group_tests(tests, make_folder, drop_folder);
+  return cmocka_run_group_tests(tests, make_folder, remove_empty_folder);
 }

@@ -302,5 +302,5 @@ int main(void) {
       cmocka_unit_test(a_full_disk_leaves_the_old_file),
       cmocka_unit_test(partial_files_of_writers_are_handled),
   };
-  return cmocka_run_group_tests(tests, make_folder, drop_folder);
+  return cmocka_run_group_tests(tests, make_folder, remove_empty_folder);
 }

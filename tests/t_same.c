@@ -325,7 +325,7 @@ static ng_status run_step(int32_t rank, ng_transport *t, void *arg) {
     d[i] = (float)(i - 3);
   const fixture_how how = {.linalg = "ref", .threads = 1, .transport = t};
   ng_status st = fixture_open(&f, o->options, &how);
-  if (st == NG_OK) st = fixture_linear(&f, "fc", grad, weight);
+  if (st == NG_OK) st = fixture_add_linear(&f, "fc", grad, weight);
   if (st == NG_OK) st = ng_set_group(f.p, 0, NG_BIAS, 1);
   if (st == NG_OK) st = ng_ready(f.p);
   if (st == NG_OK) st = fixture_begin_and_observe(&f, SAMPLES, 0, &in, &out);

@@ -21,13 +21,13 @@ typedef struct whole_model {
 static void compute_oracle(const shard_run *x, whole_model *w) {
   char options[256];
   (void)snprintf(options, sizeof options, "%.*s", (int)strcspn(x->options, "|"), x->options);
-  ng_options opt = fixture_parse(options);
+  ng_options opt = fixture_parse_options(options);
   oracle *o = oracle_create(&opt, x->data);
   for (int i = 0; i < LAYERS; i++) {
     ng_layer d = layer_of(NG_LINEAR, layer[i].name, layer[i].in, layer[i].out);
     d.bias = (int32_t)has_bias(x, i);
     d.positions = layer[i].positions;
-    assert_int_equal(oracle_add(o, &d), i);
+    assert_int_equal(oracle_add_layer(o, &d), i);
   }
   for (int64_t t = 0; t < STEPS; t++) {
     const double *D[LAYERS];
@@ -43,7 +43,7 @@ static void compute_oracle(const shard_run *x, whole_model *w) {
           double a[2 * MOST_OBSERVED];
           for (int64_t j = 0; j < n; j++)
             a[j] = observation(g, t, call, i, grad, j);
-          (grad ? oracle_output_grad : oracle_input)(o, g, i, a, position_count(i));
+          (grad ? oracle_observe_output_grad : oracle_observe_input)(o, g, i, a, position_count(i));
         }
       }
     }
@@ -72,9 +72,9 @@ static void apply_updates(const shard_run *x, whole_model *w) {
       now[k] = initial_weight(i, k);
     for (int t = 0; t < STEPS; t++) {
       if (sgd) {
-        oracle_sgd(&s, t + 1, n, w->P[t][i], now, m);
+        oracle_update_sgd(&s, t + 1, n, w->P[t][i], now, m);
       } else {
-        oracle_adamw(&a, t + 1, n, w->P[t][i], now, m, v);
+        oracle_update_adamw(&a, t + 1, n, w->P[t][i], now, m, v);
       }
       memcpy(w->P[t][i], now, sizeof now);
     }

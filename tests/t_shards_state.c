@@ -176,5 +176,5 @@ int main(void) {
   const struct CMUnitTest tests[] = {cmocka_unit_test(pieces_must_cover_the_array_once),
                                      cmocka_unit_test(states_are_read_by_any_split),
                                      cmocka_unit_test(states_of_whole_layers_are_read_by_shards)};
-  return cmocka_run_group_tests(tests, make_folder, drop_folder);
+  return cmocka_run_group_tests(tests, make_folder, remove_empty_folder);
 }

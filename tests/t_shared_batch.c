@@ -13,7 +13,7 @@ enum { STEPS = 2 };
 
 #if defined(NG_TEST_MPI)
 enum { RANK_COUNTS = 1, PATTERNS = 1, DESCRIPTIONS = 2, TAKES = 1 };
-static int32_t rank_count(int k) { return k + ranks_there(); } /* all processes */
+static int32_t rank_count(int k) { return k + ranks_process_count(); } /* all processes */
 #else
 static const int32_t rank_counts[] = {2, 3, 5};
 enum { RANK_COUNTS = sizeof rank_counts / sizeof rank_counts[0] };
@@ -31,7 +31,7 @@ static int64_t count_samples(int pattern, int32_t t, int32_t rank, int32_t ranks
 
 static test_case *make_sharded_case(const variant *v, int32_t steps, int32_t ranks, int pattern) {
   rng r = {test_seed() ^ 43};
-  test_case *s = v_layers_of(v, steps, ranks);
+  test_case *s = v_new_layers(v, steps, ranks);
   for (int32_t t = 0; t < steps; t++) {
     for (int32_t k = 0; k < ranks; k++)
       case_add_micro(s, t, k, count_samples(pattern, t, k, ranks))->batch.reduction = NG_SUM;
@@ -85,19 +85,19 @@ static void ranks_equal_one_rank(const variant *v) {
       test_case *s = make_sharded_case(v, steps, rank_count(i / PATTERNS), i % PATTERNS),
                 *whole = case_merge(s);
       if (row[k].mean) {
-        v_means(s);
-        v_means(whole);
+        v_average_losses(s);
+        v_average_losses(whole);
       }
       set_batch_fields(s, &row[k]);
       char what[80];
       (void)snprintf(what, sizeof what, "%d ranks, pattern %d, description %d", s->ranks,
                      i % PATTERNS, (int)k);
-      v_equal(v, what, s, &usual, whole, &usual, v_tolerance(v, whole, &usual));
+      v_runs_must_match(v, what, s, &usual, whole, &usual, v_tolerance(v, whole, &usual));
       for (int n = 1; n < TAKES && shared && s->ranks != 3; n++) {
         ng_options o = usual; /* stat_batch counts samples of the whole batch */
         if (take[n] == (double)usual.base.stat_batch) continue; /* the row's own value */
-        fixture_real(&o, "stat_batch", take[n]);
-        v_equal(v, what, s, &o, whole, &o, v_tolerance(v, whole, &o));
+        fixture_set_real(&o, "stat_batch", take[n]);
+        v_runs_must_match(v, what, s, &o, whole, &o, v_tolerance(v, whole, &o));
       }
       case_destroy(&s);
       case_destroy(&whole);
@@ -114,7 +114,7 @@ static void empty_last_call_adds_nothing(const variant *v) {
   ng_options o = usual;
   if (v->f->shards != ANY_PARTS || rank_count(0) != RANKS) return;
   fixture_set(&o, "calls", "last");
-  test_case *s = v_layers_of(v, 1, RANKS), *one = v_layers_of(v, 1, 1);
+  test_case *s = v_new_layers(v, 1, RANKS), *one = v_new_layers(v, 1, 1);
   for (int32_t k = 0; k < RANKS; k++) {
     case_add_micro(s, 0, k, 3 - k)->batch.reduction = NG_SUM;
     case_add_micro(s, 0, k, k == 0 ? B : 0)->batch.reduction = NG_SUM;
@@ -128,7 +128,8 @@ static void empty_last_call_adds_nothing(const variant *v) {
     memcpy(to->a[l][0], from->a[l][0], sizeof(double) * (size_t)case_input_count(s, l, B));
     memcpy(to->g[l][0], from->g[l][0], sizeof(double) * (size_t)case_output_count(s, l, B));
   }
-  v_equal(v, "no samples in the last call", s, &o, one, &usual, v_tolerance(v, one, &usual));
+  v_runs_must_match(v, "no samples in the last call", s, &o, one, &usual,
+                    v_tolerance(v, one, &usual));
   case_destroy(&s);
   case_destroy(&one);
 }
@@ -158,7 +159,7 @@ static void invalid_batch_sizes_are_refused(const variant *v) {
              {3, (INT64_C(1) << 31) + 1, 0, "first is"},
              {3, 3, INT64_MAX, "first is"}};
   for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
-    test_case *s = v_even(v, 1, 1, 42);
+    test_case *s = v_new_even_case(v, 1, 1, 42);
     ng_batch *b = &s->micro[0][0][0].batch;
     b->samples = bad[i].samples;
     b->whole = bad[i].whole;
@@ -171,7 +172,7 @@ static void invalid_batch_sizes_are_refused(const variant *v) {
 /* Ranks with different sizes of the whole batch: 3 more, or none, on one rank. */
 static void different_wholes_are_refused(const variant *v) {
   for (int more = 0; more < 2; more++) {
-    test_case *s = v_even(v, 2, 3, 43);
+    test_case *s = v_new_even_case(v, 2, 3, 43);
     ng_batch *b = &s->micro[1][1][0].batch;
     set_batch_fields(s, &(description){.whole = true});
     b->whole = more ? b->whole + 3 : 0;

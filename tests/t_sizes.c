@@ -94,7 +94,7 @@ static void random_sizes_fit_or_are_refused(void **state) {
                                         "solver=eigen damping_split=joint factor_dtype=f16"};
   rng r = {test_seed()};
   int64_t added = 0, ready = 0, refused = 0;
-  for (int64_t t = 0; t < test_times(3000); t++) {
+  for (int64_t t = 0; t < test_repetitions(3000); t++) {
     fixture f;
     allocator little = {.largest = 16 << 20};
     const ng_context_config c = allocator_config(&little);

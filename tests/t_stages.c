@@ -55,7 +55,7 @@ static int32_t count_stages(void) {
 
 static int32_t data_ranks(void) {
 #if defined(NG_TEST_MPI)
-  return ranks_there() / 2;
+  return ranks_process_count() / 2;
 #else
   return DATA;
 #endif
@@ -69,9 +69,9 @@ static ng_status observe_step(fixture *f, const test_run *x, int32_t stage, int3
   const int64_t B = 3 + data;
   const bool me = stage == count_stages() - 1 && t == 1, one = me && data == 0;
   for (int64_t k = 0; k < B * layer[stage].in; k++)
-    a[k] = (float)rng_place(t, stage * 8 + data, 0, k);
+    a[k] = (float)rng_value_at(t, stage * 8 + data, 0, k);
   for (int64_t k = 0; k < B * layer[stage].out; k++)
-    g[k] = (float)rng_place(t, stage * 8 + data, 1, k);
+    g[k] = (float)rng_value_at(t, stage * 8 + data, 1, k);
   if (one && x->fault == NAN_INPUT) a[0] = NAN;
   const plane in = plane_of(a, B, layer[stage].in, NG_F32),
               out = plane_of(g, B, layer[stage].out, NG_F32);
@@ -89,7 +89,7 @@ static ng_status train_rank(int32_t rank, test_run *x, fixture *f, tap t[2]) {
   if (st != NG_OK) return st;
   for (int i = 0; i < 2; i++) {
     t[i].fail_at = rank == x->who ? x->fail[i] : 0;
-    with[i] = tapped(&t[i], NO_START);
+    with[i] = tap_transport(&t[i], NO_START);
   }
   ng_context_config c;
   ng_context_config_init(&c, sizeof c);
@@ -100,13 +100,13 @@ static ng_status train_rank(int32_t rank, test_run *x, fixture *f, tap t[2]) {
   float grad[ROOM], weight[ROOM];
   const int64_t in = layer[stage].in, out = layer[stage].out;
   for (int64_t k = 0; k < ROOM; k++)
-    weight[k] = (float)rng_place(-1, stage, 0, k);
+    weight[k] = (float)rng_value_at(-1, stage, 0, k);
   const bool shorter = rank == count_stages() * data_ranks() - 1 && x->fault == SHORT;
   const plane g[2] = {plane_of(grad, out, in - shorter, NG_F32),
                       plane_of(grad + out * in, 1, out, NG_F32)};
   const plane w[2] = {plane_of(weight, out, in - shorter, NG_F32),
                       plane_of(weight + out * in, 1, out, NG_F32)};
-  if (st == NG_OK) st = fixture_linear(f, layer[stage].name, g, w);
+  if (st == NG_OK) st = fixture_add_linear(f, layer[stage].name, g, w);
   if (st == NG_OK) st = ng_ready(f->p);
   o->ready = st;
   const bool late = stage == count_stages() - 1;
@@ -115,7 +115,7 @@ static ng_status train_rank(int32_t rank, test_run *x, fixture *f, tap t[2]) {
     if (st < NG_OK) return st;
     for (int64_t k = 0; k < out * (in + 1); k++) {
       const int64_t r = k / (in + 1), col = k % (in + 1);
-      grad[col < in ? r * in + col : out * in + r] = (float)rng_place(s, -2, stage, k);
+      grad[col < in ? r * in + col : out * in + r] = (float)rng_value_at(s, -2, stage, k);
     }
     if (late && s == 1 && x->fault == NAN_GRADIENT) grad[1] = NAN;
     if (late && s == 1 && x->fault == OPTIONS) st = ng_set_real(f->p, "damping", 0.7);
@@ -169,12 +169,12 @@ static void all_stages_share_one_clip_factor(void **state) {
   for (size_t k = 0; k < sizeof options / sizeof options[0]; k++) {
     ng_status each[RANKS];
     test_run *x = run_stages((test_run){.options = options[k], .who = -1}, each);
-    ng_options opt = fixture_parse(options[k]);
+    ng_options opt = fixture_parse_options(options[k]);
     oracle *o = oracle_create(&opt, W);
     for (int i = 0; i < S; i++) {
       ng_layer d = layer_of(NG_LINEAR, layer[i].name, layer[i].in, layer[i].out);
       d.bias = 1;
-      assert_int_equal(oracle_add(o, &d), i);
+      assert_int_equal(oracle_add_layer(o, &d), i);
     }
     for (int64_t t = 0; t < STEPS; t++) {
       double D[STAGES][ROOM], P[STAGES][ROOM], a[ROOM];
@@ -185,16 +185,16 @@ static void all_stages_share_one_clip_factor(void **state) {
         oracle_begin(o, g, &b);
         for (int i = 0; i < S; i++) {
           for (int64_t j = 0; j < b.samples * layer[i].in; j++)
-            a[j] = rng_place(t, i * 8 + g, 0, j);
-          oracle_input(o, g, i, a, 1);
+            a[j] = rng_value_at(t, i * 8 + g, 0, j);
+          oracle_observe_input(o, g, i, a, 1);
           for (int64_t j = 0; j < b.samples * layer[i].out; j++)
-            a[j] = rng_place(t, i * 8 + g, 1, j);
-          oracle_output_grad(o, g, i, a, 1);
+            a[j] = rng_value_at(t, i * 8 + g, 1, j);
+          oracle_observe_output_grad(o, g, i, a, 1);
         }
       }
       for (int i = 0; i < S; i++) {
         for (int64_t j = 0; j < ROOM; j++)
-          D[i][j] = rng_place(t, -2, i, j);
+          D[i][j] = rng_value_at(t, -2, i, j);
         from[i] = D[i];
         to[i] = P[i];
       }
@@ -308,7 +308,7 @@ static ng_status give_group_to_one_rank(int32_t rank, ng_transport *t, void *arg
   st = fixture_open(&f, BASE, &(fixture_how){.config = &c});
   float grad[4], weight[4];
   const plane g[2] = {plane_of(grad, 2, 2, NG_F32)}, w[2] = {plane_of(weight, 2, 2, NG_F32)};
-  if (st == NG_OK) st = fixture_linear(&f, "fc", g, w);
+  if (st == NG_OK) st = fixture_add_linear(&f, "fc", g, w);
   if (st == NG_OK) st = ng_ready(f.p);
   (void)snprintf(x->why[rank], sizeof x->why[0], "%s", ng_last_error(f.ctx));
   fixture_close(&f);

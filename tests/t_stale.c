@@ -50,7 +50,7 @@ static ng_status run_rank(int32_t rank, ng_transport *t, void *arg) {
               g = plane_of(&y, 1, 1, NG_F32);
   const fixture_how how = {.threads = 1, .transport = l->ranks > 1 ? t : NULL};
   ng_status st = fixture_open(&f, l->options, &how);
-  if (st == NG_OK) st = fixture_linear(&f, "fc", grad, NULL);
+  if (st == NG_OK) st = fixture_add_linear(&f, "fc", grad, NULL);
   if (st == NG_OK) st = ng_ready(f.p);
   if (st == NG_OK && l->load != NULL) st = ng_load(f.p, l->load);
   for (int s = l->from; s < l->to && st >= NG_OK; s++) {

@@ -142,7 +142,7 @@ static void verdicts_match_the_formula(void **state) {
   for (size_t k = 0; k < sizeof forms / sizeof forms[0]; k++) {
     rng r = {test_seed() + k};
     int counts[4] = {0};
-    for (int64_t trial = 0; trial < test_times(40); trial++)
+    for (int64_t trial = 0; trial < test_repetitions(40); trial++)
       compare_walk(&forms[k], &r, counts);
     for (int v = NG_UNLIKE; v <= NG_LIKE_BOTH; v++) {
       if (counts[v] < 5) fail_msg("%s: verdict %d only %d times", forms[k].name, v, counts[v]);
@@ -307,12 +307,12 @@ static void intervals_follow_the_rule_of_SP_NGD(void **state) {
   for (size_t k = 0; k < sizeof kinds / sizeof kinds[0]; k++) {
     rng r = {test_seed() + k};
     int is_clear = 0, passed = 0;
-    for (int64_t trial = 0; trial < test_times(40); trial++) {
+    for (int64_t trial = 0; trial < test_repetitions(40); trial++) {
       samples s;
       draw_samples(&s, &r);
       is_clear += compare_run(&kinds[k], &s, &passed);
     }
-    if (is_clear < test_times(20) || passed < 20)
+    if (is_clear < test_repetitions(20) || passed < 20)
       fail_msg("%s: only %d runs were decided, with %d steps between refreshes", kinds[k].options,
                is_clear, passed);
   }

@@ -232,7 +232,7 @@ static void states_have_the_published_order(void **state) {
   const plane vg = plane_images(g, PLANE_NCHW, B, O, H, W, NG_F32);
   const path file = path_of("conv");
   fixture_ok(&f, fixture_open(&f, "method=natgrad", NULL));
-  fixture_ok(&f, plane_conv2d(f.p, "c", C, O, K, 1, 1, H, W, 1, &conv));
+  fixture_ok(&f, plane_add_conv2d(f.p, "c", C, O, K, 1, 1, H, W, 1, &conv));
   fixture_ok(&f, fixture_bind(&f, conv, NG_WEIGHT, &w, NULL));
   fixture_ok(&f, fixture_bind(&f, conv, NG_BIAS, &bias, NULL));
   fixture_ok(&f, ng_ready(f.p));
@@ -334,5 +334,5 @@ int main(void) {
       cmocka_unit_test(states_have_the_published_order),
       cmocka_unit_test(exported_order_matches_the_definition),
   };
-  return cmocka_run_group_tests(tests, make_folder, drop_folder);
+  return cmocka_run_group_tests(tests, make_folder, remove_empty_folder);
 }

@@ -28,7 +28,7 @@ static void states_need_a_ready_model(void **state) {
   fixture_fails(&f, ng_save(f.p, file.text), NG_ERR_STATE, "ng_ready");
   assert_int_equal(ng_load(f.p, file.text), NG_ERR_STATE);
   fixture_close(&f);
-  open_at(&s, &plain, 2);
+  open_and_step(&s, &plain, 2);
   fixture_fails(&s.f, ng_load(s.p, ""), NG_ERR_ARG, "path");
   assert_int_equal(ng_save(s.p, file.text), NG_OK);
   assert_int_equal(sim_begin(&s, 2), NG_OK);
@@ -53,7 +53,7 @@ static void expect_refused_save(sim *s, const char *file, const char *messages) 
 static void counters_above_doubles_are_not_saved(void **state) {
   sim s;
   const path file = path_of("file");
-  open_at(&s, &plain, 2);
+  open_and_step(&s, &plain, 2);
   s.p->steps = INT64_C(1) << 53;
   assert_int_equal(ng_save(s.p, file.text), NG_OK);
   assert_int_equal(ng_load(s.p, file.text), NG_OK);
@@ -68,7 +68,7 @@ static void counters_above_doubles_are_not_saved(void **state) {
 static void unwritable_paths_are_refused(void **state) {
   sim s;
   const path sub = path_of("none/file");
-  open_at(&s, &plain, 2);
+  open_and_step(&s, &plain, 2);
   expect_refused_save(&s, sub.text, strerror(ENOENT));
   expect_refused_save(&s, "/dev/full", "not a regular file");
   expect_refused_save(&s, test_folder, "not a regular file");
@@ -167,7 +167,7 @@ typedef struct broken_transport {
 static ng_status fail_at_call(int32_t rank, ng_transport *t, void *arg) {
   broken_transport *x = arg;
   tap between = {.inner = *t};
-  const ng_transport mine = tapped(&between, NO_START);
+  const ng_transport mine = tap_transport(&between, NO_START);
   sim s;
   ng_status st = sim_open(&s, &spread, &mine, NULL);
   for (int64_t i = 0; i < 2 && st >= NG_OK; i++) {
@@ -224,5 +224,5 @@ int main(void) {
       cmocka_unit_test(ranks_fail_together),
       cmocka_unit_test(failing_transports_fail_all_ranks),
   };
-  return cmocka_run_group_tests(tests, make_folder, drop_folder);
+  return cmocka_run_group_tests(tests, make_folder, remove_empty_folder);
 }

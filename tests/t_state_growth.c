@@ -61,7 +61,7 @@ static void open_model(subject *s, int32_t layers) {
     char name[32];
     (void)snprintf(name, sizeof name, "encoder.block%d.fc", (int)i);
     const plane grad[2] = {plane_of(s->grad + (size_t)i * WIDTH * WIDTH, WIDTH, WIDTH, NG_F32)};
-    fixture_ok(&s->f, fixture_linear(&s->f, name, grad, NULL));
+    fixture_ok(&s->f, fixture_add_linear(&s->f, name, grad, NULL));
   }
   fixture_ok(&s->f, ng_ready(s->f.p));
   fixture_ok(&s->f, fixture_begin(&s->f, SAMPLES));
@@ -72,7 +72,7 @@ static void open_model(subject *s, int32_t layers) {
 
 /* Reverse the members of the object or list at `path` of a JSON text. */
 static void reverse_members(char **text, const char *path) {
-  ngio_json *json = json_must(*text, strlen(*text));
+  ngio_json *json = json_must_parse(*text, strlen(*text));
   ngio_out o = {0};
   const json_edit edit = {.at = json_find(ngio_json_root(json), path), .reverse = 1};
   json_write(&o, NULL, ngio_json_root(json), &edit);
@@ -191,8 +191,8 @@ static void time_grows_with_the_model_only(void **state) {
                ratio_limit);
   }
   for (int32_t m = 0; m <= MODELS; m++) {
-    stream_drop(&all[m].saved);
-    stream_drop(&all[m].other);
+    stream_free(&all[m].saved);
+    stream_free(&all[m].other);
     fixture_close(&all[m].f);
     free(all[m].grad);
   }

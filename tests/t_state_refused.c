@@ -52,7 +52,7 @@ static void damaged_states_are_refused(void **state) {
   size_t n;
   const path good = path_of("good");
   const sim_setup small = {.method = "natgrad", .set = "update=sgd", .vary = SIM_SMALL};
-  open_at(&a, &small, 3);
+  open_and_step(&a, &small, 3);
   assert_int_equal(ng_save(a.p, good.text), NG_OK);
   sim_close(&a);
   unsigned char *bytes = read_file(good.text, &n);
@@ -62,7 +62,7 @@ static void damaged_states_are_refused(void **state) {
   size_t data = n;
   for (int32_t i = 0; i < ngio_tensors_count(f); i++)
     data -= (size_t)ngio_tensors_at(f, i)->bytes;
-  open_at(&b, &small, 1);
+  open_and_step(&b, &small, 1);
   const memory_file q = open_memory_file();
   /* truncated at every length */
   for (size_t cut = 0; cut < n; cut++) {
@@ -105,7 +105,7 @@ static void damaged_states_are_refused(void **state) {
 static void states_of_other_models_are_refused(void **state) {
   const path good = path_of("good");
   sim a;
-  open_at(&a, &plain, 3);
+  open_and_step(&a, &plain, 3);
   assert_int_equal(ng_save(a.p, good.text), NG_OK);
   sim_close(&a);
   static const struct {
@@ -136,7 +136,7 @@ static void states_of_other_models_are_refused(void **state) {
   };
   for (size_t i = 0; i < sizeof others / sizeof others[0]; i++) {
     sim b;
-    open_at(&b, &others[i].how, 2);
+    open_and_step(&b, &others[i].how, 2);
     expect_refused(&b, good.text, others[i].says);
     assert_untouched(&b, &others[i].how, 2);
     sim_close(&b);
@@ -165,14 +165,14 @@ static void copy_to_forgery(forgery *f, const ngio_tensors *from) {
 static void write_forgery(forgery *f, const char *name, const char *crc) {
   char message[256], sum[16], place[128];
   for (int32_t i = 0; i < f->n; i++) {
-    ngio_json *json = json_must(f->manifest, strlen(f->manifest));
+    ngio_json *json = json_must_parse(f->manifest, strlen(f->manifest));
     const int64_t bytes = ngio_bytes_of(f->t[i].dtype, f->t[i].shape, f->t[i].ndim);
     (void)snprintf(sum, sizeof sum, "\"%08lx\"", crc32(0, f->t[i].data, (uInt)bytes));
     (void)snprintf(place, sizeof place, "tensors|%s", f->t[i].name);
     const bool listed = json_find(ngio_json_root(json), place) != NULL;
     ngio_json_free(&json);
     (void)snprintf(place, sizeof place, "tensors|%s|crc32", f->t[i].name);
-    if (listed) json_change(&f->manifest, place, sum);
+    if (listed) json_edit_text(&f->manifest, place, sum);
   }
   (void)snprintf(sum, sizeof sum, "%08lx",
                  crc32(0, (const Bytef *)f->manifest, (uInt)strlen(f->manifest)));
@@ -284,17 +284,17 @@ static void inconsistent_files_are_refused(void **state) {
   sim a, b;
   char message[256];
   float room[512];
-  open_at(&a, &plain, 3);
+  open_and_step(&a, &plain, 3);
   assert_int_equal(ng_save(a.p, good.text), NG_OK);
   sim_close(&a);
-  open_at(&b, &plain, 1);
+  open_and_step(&b, &plain, 1);
   ngio_tensors *from;
   assert_int_equal(ngio_tensors_read(good.text, NULL, &from, message, sizeof message), NGIO_OK);
   forgery f;
   for (size_t i = 0; i < sizeof changes / sizeof changes[0]; i++) {
     copy_to_forgery(&f, from);
     change_tensor(&f, changes[i].tensor, room);
-    if (changes[i].path != NULL) json_change(&f.manifest, changes[i].path, changes[i].with);
+    if (changes[i].path != NULL) json_edit_text(&f.manifest, changes[i].path, changes[i].with);
     write_forgery(&f, bad.text, NULL);
     expect_refused(&b, bad.text, changes[i].says);
   }
@@ -327,8 +327,8 @@ static void inconsistent_files_are_refused(void **state) {
   /* A state of an older version without an option has the option's default. */
   assert_int_equal(ngio_tensors_read(good.text, NULL, &from, message, sizeof message), NGIO_OK);
   copy_to_forgery(&f, from);
-  json_change(&f.manifest, "options|kl_clip", NULL);
-  json_change(&f.manifest, "options|positions", NULL);
+  json_edit_text(&f.manifest, "options|kl_clip", NULL);
+  json_edit_text(&f.manifest, "options|positions", NULL);
   write_forgery(&f, bad.text, NULL);
   assert_int_equal(ng_load(b.p, bad.text), NG_OK);
   ngio_tensors_close(&from);
@@ -352,7 +352,7 @@ static void counters_are_restored(void **state) {
     char counter[64], value[16];
     (void)snprintf(counter, sizeof counter, "counters|%s", name[i]);
     (void)snprintf(value, sizeof value, "%d", 11 + i);
-    json_change(&f.manifest, counter, value);
+    json_edit_text(&f.manifest, counter, value);
   }
   write_forgery(&f, forged.text, NULL);
   ngio_tensors_close(&from);
@@ -360,7 +360,7 @@ static void counters_are_restored(void **state) {
   must_transfer(3, (transfer){.how = &how, .load = good.text, .one = again.text});
   assert_same_file(good.text, again.text);
   sim s;
-  open_at(&s, &how, 0);
+  open_and_step(&s, &how, 0);
   assert_int_equal(ng_load(s.p, again.text), NG_OK);
   const ng_report report = fixture_report(&s.f);
   assert_int_equal(report.steps, 3);
@@ -383,5 +383,5 @@ int main(void) {
       cmocka_unit_test(texts_that_are_not_utf8_are_not_saved),
       cmocka_unit_test(counters_are_restored),
   };
-  return cmocka_run_group_tests(tests, make_folder, drop_folder);
+  return cmocka_run_group_tests(tests, make_folder, remove_empty_folder);
 }

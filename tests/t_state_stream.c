@@ -34,7 +34,7 @@ static void must_save(sim *s, stream *to) {
 /* Save the state of a model after three steps. */
 static void save_after_three_steps(const sim_setup *how, stream *to) {
   sim a;
-  open_at(&a, how, 3);
+  open_and_step(&a, how, 3);
   must_save(&a, to);
   sim_close(&a);
 }
@@ -47,7 +47,7 @@ static void streams_equal_files(void **state) {
     sim a;
     stream s = {0};
     size_t n;
-    open_at(&a, &rows[i], 3);
+    open_and_step(&a, &rows[i], 3);
     must_save(&a, &s);
     assert_int_equal(ng_save(a.p, file.text), NG_OK);
     unsigned char *bytes = read_file(file.text, &n);
@@ -57,7 +57,7 @@ static void streams_equal_files(void **state) {
     for (int64_t piece = 0; piece <= 9; piece += 3) { /* with different lengths of a read */
       sim b;
       stream again = {0};
-      open_at(&b, &rows[i], 1);
+      open_and_step(&b, &rows[i], 1);
       stream_rewind(&s);
       s.piece = piece;
       if (ng_load_from(b.p, stream_read, &s) != NG_OK) fail_msg("%s", ng_last_error(b.ctx));
@@ -67,17 +67,17 @@ static void streams_equal_files(void **state) {
       assert_memory_equal(again.bytes, s.bytes, (size_t)s.n);
       if (piece == 0) { /* and the next step has the same bits */
         sim c;
-        open_at(&c, &rows[i], 3);
+        open_and_step(&c, &rows[i], 3);
         memcpy(b.weight, c.weight, (size_t)c.weight_count * sizeof *c.weight);
         assert_true(sim_step(&b, 3) >= NG_OK && sim_step(&c, 3) >= NG_OK);
         assert_memory_equal(b.grad, c.grad, (size_t)c.weight_count * sizeof *c.grad);
         assert_memory_equal(b.weight, c.weight, (size_t)c.weight_count * sizeof *c.weight);
         sim_close(&c);
       }
-      stream_drop(&again);
+      stream_free(&again);
       sim_close(&b);
     }
-    stream_drop(&s);
+    stream_free(&s);
     sim_close(&a);
   }
   assert_int_equal(unlink(file.text), 0);
@@ -97,7 +97,7 @@ static void every_failing_read_is_refused(void **state) {
                {0, "ends too early"},
                {1, "requested bytes"},
                {INT64_MAX / 2, "requested bytes"}};
-  open_at(&b, &plain, 1);
+  open_and_step(&b, &plain, 1);
   const uint64_t before = sim_fingerprint(&b);
   for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
     int64_t k = 1;
@@ -116,11 +116,11 @@ static void every_failing_read_is_refused(void **state) {
     assert_true(k > 20);
     if (wrong[i].value == 0) { /* the state was loaded */
       sim_close(&b);
-      open_at(&b, &plain, 1);
+      open_and_step(&b, &plain, 1);
     }
   }
   assert_untouched(&b, &plain, 1);
-  stream_drop(&s);
+  stream_free(&s);
   sim_close(&b);
 }
 
@@ -129,7 +129,7 @@ static void streams_must_end_with_the_state(void **state) {
   sim b;
   stream good = {0}, zeros = {.endless = 1};
   save_after_three_steps(&small, &good);
-  open_at(&b, &small, 1);
+  open_and_step(&b, &small, 1);
   const uint64_t before = sim_fingerprint(&b);
   const int64_t n = good.n;
   for (int64_t cut = 0; cut < n; cut++) {
@@ -148,7 +148,7 @@ static void streams_must_end_with_the_state(void **state) {
   assert_untouched(&b, &small, 1);
   stream_rewind(&good);
   assert_int_equal(ng_load_from(b.p, stream_read, &good), NG_OK);
-  stream_drop(&good);
+  stream_free(&good);
   sim_close(&b);
 }
 
@@ -160,7 +160,7 @@ static void announced_lengths_are_not_trusted(void **state) {
   sim b;
   stream other = {0}, good = {0};
   save_after_three_steps(&wider, &other);
-  open_at(&b, &small, 1);
+  open_and_step(&b, &small, 1);
   must_save(&b, &good);
   const uint64_t before = sim_fingerprint(&b);
   int64_t header = 8;
@@ -174,7 +174,7 @@ static void announced_lengths_are_not_trusted(void **state) {
   int64_t length = 0;
   for (int i = 0; i < 8; i++)
     length += (int64_t)good.bytes[i] << (8 * i);
-  ngio_json *json = json_must((const char *)good.bytes + 8, (size_t)length);
+  ngio_json *json = json_must_parse((const char *)good.bytes + 8, (size_t)length);
   const ngio_value *root = ngio_json_root(json);
   char *text = strndup((const char *)good.bytes + 8, (size_t)length);
   bool first = true;
@@ -191,12 +191,12 @@ static void announced_lengths_are_not_trusted(void **state) {
       moved = more - end;
       (void)snprintf(place, sizeof place, "%s|shape", v->key);
       (void)snprintf(to, sizeof to, "[%lld]", (long long)(more / 4));
-      json_change(&text, place, to);
+      json_edit_text(&text, place, to);
     }
     (void)snprintf(place, sizeof place, "%s|data_offsets", v->key);
     (void)snprintf(to, sizeof to, "[%lld,%lld]", (long long)(first ? 0 : from + moved),
                    (long long)(end + moved));
-    json_change(&text, place, to);
+    json_edit_text(&text, place, to);
     first = false;
   }
   ngio_json_free(&json);
@@ -211,9 +211,9 @@ static void announced_lengths_are_not_trusted(void **state) {
   assert_refusal(&b, "has another shape than in this model", before);
   assert_int_equal(huge.calls, 2); /* one read of the length, one of the header */
   free(text);
-  stream_drop(&huge);
-  stream_drop(&other);
-  stream_drop(&good);
+  stream_free(&huge);
+  stream_free(&other);
+  stream_free(&good);
   sim_close(&b);
 }
 
@@ -230,7 +230,7 @@ static void streams_need_a_ready_model(void **state) {
   assert_int_equal(ng_state_count(f.p), 0);
   fixture_close(&f);
   sim a;
-  open_at(&a, &plain, 1);
+  open_and_step(&a, &plain, 1);
   assert_int_equal(sim_begin(&a, 1), NG_OK);
   const uint64_t before = sim_fingerprint(&a);
   assert_int_equal(ng_save_to(a.p, stream_write, &s), NG_ERR_STATE);
@@ -306,7 +306,7 @@ static void ranks_fail_together(void **state) {
       assert_int_equal(x.got[0], NG_ERR_FILE);
       assert_non_null(strstr(x.message[0], "failed (-3)"));
       assert_false(x.changed[0] || x.changed[1]);
-      if (!loading) stream_drop(&x.s);
+      if (!loading) stream_free(&x.s);
     }
     assert_true(k > 10);
   }
@@ -319,7 +319,7 @@ static void ranks_fail_together(void **state) {
   assert_memory_equal(bytes, whole.bytes, n);
   free(bytes);
   assert_int_equal(unlink(file.text), 0);
-  stream_drop(&whole);
+  stream_free(&whole);
 }
 
 static void rank_0_needs_a_callback(void **state) {
@@ -391,7 +391,7 @@ static void two_ranks_read_arrays_together(void **state) {
   assert_false(x.changed[0] || x.changed[1]);
   for (int r = 0; r < RANKS; r++)
     state_arrays_free(&x.walk[r]);
-  stream_drop(&x.s);
+  stream_free(&x.s);
 }
 
 /* ng_state_at lists the arrays in the file's order, from any index to any other. */
@@ -400,7 +400,7 @@ static void arrays_equal_the_file(void **state) {
     sim a;
     stream s = {0};
     ngio_tensors *f;
-    open_at(&a, &rows[row], 3);
+    open_and_step(&a, &rows[row], 3);
     must_save(&a, &s);
     assert_int_equal(ngio_tensors_parse(s.bytes, (size_t)s.n, "x", NULL, &f, NULL, 0), NGIO_OK);
     const int32_t n = ng_state_count(a.p);
@@ -435,21 +435,21 @@ static void arrays_equal_the_file(void **state) {
     assert_non_null(text);
     assert_int_equal(ng_state_manifest(a.p, text, (size_t)length + 1), length);
     assert_string_equal(text, manifest);
-    ngio_json *json = json_must(text, strlen(text)); /* each key once */
+    ngio_json *json = json_must_parse(text, strlen(text)); /* each key once */
     ngio_json_free(&json);
     assert_int_equal(ng_state_manifest(a.p, cut, 5), length);
     assert_memory_equal(cut, manifest, 4);
     assert_memory_equal(cut + 4, "\0???", 4);
     free(text);
     ngio_tensors_close(&f);
-    stream_drop(&s);
+    stream_free(&s);
     sim_close(&a);
   }
 }
 
 static void wrong_arguments_are_refused(void **state) {
   sim a;
-  open_at(&a, &plain, 2);
+  open_and_step(&a, &plain, 2);
   const uint64_t before = sim_fingerprint(&a);
   const int32_t n = ng_state_count(a.p);
   ng_field_info info;
@@ -490,5 +490,5 @@ int main(void) {
       cmocka_unit_test(arrays_equal_the_file),
       cmocka_unit_test(wrong_arguments_are_refused),
   };
-  return cmocka_run_group_tests(tests, make_folder, drop_folder);
+  return cmocka_run_group_tests(tests, make_folder, remove_empty_folder);
 }

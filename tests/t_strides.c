@@ -303,7 +303,7 @@ static void take_step(const char *linalg, const ng_array *a, int64_t samples, fl
                               &(fixture_how){.linalg = linalg, .threads = 1}));
   const plane grads[2] = {plane_of(dw, OUT, IN, NG_F32)};
   const ng_array g = ng_array_matrix((float *)(uintptr_t)out, samples, OUT, NG_F32);
-  fixture_ok(&f, fixture_linear(&f, "fc", grads, NULL));
+  fixture_ok(&f, fixture_add_linear(&f, "fc", grads, NULL));
   fixture_ok(&f, ng_ready(f.p));
   fixture_ok(&f, fixture_begin(&f, samples));
   fixture_ok(&f, ng_observe_input(f.p, 0, a, NG_COPY));
@@ -407,8 +407,8 @@ static void image_sizes_may_differ_from_the_registered_size(void **state) {
   const int64_t registered[4][2] = {{H, W}, {0, 0}, {3, 4}, {40, 5}};
   static float x[N * CH * H * W], g[N * COUT * OH * OW];
   rng r = {test_seed()};
-  rng_values(&r, x, sizeof x / sizeof x[0]);
-  rng_values(&r, g, sizeof g / sizeof g[0]);
+  rng_fill(&r, x, sizeof x / sizeof x[0]);
+  rng_fill(&r, g, sizeof g / sizeof g[0]);
   for (size_t k = 0; k < sizeof settings / sizeof settings[0]; k++) {
     float dw[5][KS];
     for (int way = 0; way < 5; way++) {
@@ -455,7 +455,7 @@ static void norms_of_long_rows_do_not_depend_on_strides(void **state) {
     turned[i % LONG * TWO + i / LONG] = w[i];
     dw[0][i] = dw[1][i] = (float)rng_value(&r);
   }
-  rng_values(&r, x, 3 * LONG);
+  rng_fill(&r, x, 3 * LONG);
   for (int way = 0; way < 2; way++) {
     fixture f;
     fixture_ok(&f, fixture_open(&f, "method=eva damping=0.1 clip=ratio clip_bound=1e-6", NULL));

@@ -64,7 +64,7 @@ static void count_and_overwrite(tap *p, const ng_collective *c) {
 }
 
 static ng_transport make_counting_transport(recorder *s, const test_run *l) {
-  ng_transport t = tapped(&s->tap, l->way == BLOCKING ? NO_START : WHOLE);
+  ng_transport t = tap_transport(&s->tap, l->way == BLOCKING ? NO_START : WHOLE);
   t.group_create = NULL;
   t.group_destroy = NULL;
   if (l->way == WITHOUT) t.kinds = 1u << NG_ALL_REDUCE | 1u << NG_BROADCAST;
@@ -75,7 +75,7 @@ static ng_transport make_counting_transport(recorder *s, const test_run *l) {
 
 static void fill_random(float *x, int64_t n, int32_t rank, int step, int at) {
   rng r = {test_seed() ^ (uint64_t)(rank * 10000 + step * 100 + at)};
-  rng_values(&r, x, n);
+  rng_fill(&r, x, n);
 }
 
 static int64_t count_samples(const test_run *l, int32_t rank, int micro) {
@@ -149,7 +149,9 @@ static ng_status run_rank(int32_t rank, ng_transport *t, void *arg) {
 
 /* The smallest and the largest number of ranks in a test.  Over MPI, all processes are ranks. */
 #if defined(NG_TEST_MPI)
-static int32_t least_ranks(void) { return ranks_there() < MOST_RANKS ? ranks_there() : MOST_RANKS; }
+static int32_t least_ranks(void) {
+  return ranks_process_count() < MOST_RANKS ? ranks_process_count() : MOST_RANKS;
+}
 static int32_t most_ranks(void) { return least_ranks(); }
 #else
 static int32_t least_ranks(void) { return 2; }

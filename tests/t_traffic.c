@@ -66,7 +66,7 @@ static void reports_of_all_ranks_are_gathered(void **state) {
   assert_non_null(f);
   traffic_print_json(&all[0], f);
   (void)fclose(f);
-  ngio_json *doc = json_must(text, strlen(text));
+  ngio_json *doc = json_must_parse(text, strlen(text));
   const ngio_value *json = ngio_json_root(doc);
   assert_int_equal(ngio_count(json), RANKS);
   const ngio_value *second = ngio_at(json, 1);

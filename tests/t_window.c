@@ -41,7 +41,7 @@ static void open_model(model *k, const trial *c, const char *linalg) {
   k->d = c->in * c->out + c->out + c->count;
   assert_true(k->d <= D_MOST);
   fixture_ok(&k->f, fixture_open(&k->f, c->options, &how));
-  fixture_ok(&k->f, fixture_add(&k->f, k->entry, ENTRIES, k->g, k->w));
+  fixture_ok(&k->f, fixture_add_entries(&k->f, k->entry, ENTRIES, k->g, k->w));
 }
 
 /* Return the change of the direction if the gradient is rounded.  `u` is the direction without this rounding. */
@@ -65,7 +65,7 @@ static double run_trial(const trial *c, const char *linalg, uint64_t seed) {
   rng r = {seed};
   double common[D_MOST], g[D_MOST], w[D_MOST], u[D_MOST], most = 0, response = 0;
   open_model(&k, c, linalg);
-  const ng_options o = fixture_parse(c->options);
+  const ng_options o = fixture_parse_options(c->options);
   for (int64_t i = 0; i < k.d; i++) {
     common[i] = 2 * rng_real(&r) - 1;
     k.w[i] = (float)(2 * rng_real(&r) - 1);
@@ -128,7 +128,7 @@ static trial draw_sizes(rng *r) {
  * many times, so their factor is updated often.  1e-5 is required, 3e-7 is seen. */
 static void directions_match_dense_solves(void **state) {
   rng r = {test_seed()};
-  for (int64_t n = 0; n < test_times(120); n++) {
+  for (int64_t n = 0; n < test_repetitions(120); n++) {
     trial c = draw_sizes(&r);
     const int64_t m = 1 + rng_below(&r, 9);
     c.steps = 1 + rng_below(&r, n % 10 == 0 ? 60 * m : 3 * m);
@@ -147,7 +147,7 @@ static void directions_match_dense_solves(void **state) {
  * many rows as elements may be nearly singular: in one draw of 200 the library raises the damping. */
 static void ggt_matches_singular_values(void **state) {
   rng r = {test_seed() + 1};
-  const int64_t draws = test_times(80);
+  const int64_t draws = test_repetitions(80);
   int64_t raised = 0;
   for (int64_t n = 0; n < draws; n++) {
     trial c = draw_sizes(&r);
@@ -169,7 +169,7 @@ static void ggt_matches_singular_values(void **state) {
 /* The oracle rounds rows to bf16, too. */
 static void rows_in_bf16_match_the_oracle(void **state) {
   rng r = {test_seed() + 3};
-  for (int64_t n = 0; n < test_times(20); n++) {
+  for (int64_t n = 0; n < test_repetitions(20); n++) {
     trial c = {.in = 5, .out = 4, .count = 7, .steps = 9};
     (void)snprintf(c.options, sizeof c.options, "method=mfac window=4 damping=%g window_dtype=bf16",
                    pow(10, -4 * rng_real(&r)));
@@ -185,7 +185,7 @@ static void topk_matches_the_oracle(void **state) {
                                                                                "error", "rest",
                                                                                "added"};
   rng r = {test_seed() + 4};
-  for (int64_t n = 0; n < test_times(150); n++) {
+  for (int64_t n = 0; n < test_repetitions(150); n++) {
     trial c = draw_sizes(&r);
     c.grid = true;
     const int64_t m = 1 + rng_below(&r, 6);
@@ -202,7 +202,7 @@ static void topk_matches_the_oracle(void **state) {
                    (int)rng_below(&r, 2), fills[rng_below(&r, 5)], rng_below(&r, 3) ? 0.0 : 0.6);
     expect_small_error(&c, *state, rng_next(&r), 1e-5);
   }
-  for (int64_t n = 0; n < test_times(30); n++) {
+  for (int64_t n = 0; n < test_repetitions(30); n++) {
     trial c = {.in = 4, .out = 5, .count = 7, .steps = 8, .grid = true};
     /* without f32 momentum, whose rounding x / eps amplifies */
     const bool plain = n % 2 == 0;
@@ -254,7 +254,7 @@ static void equal_rows_raise_the_damping(void **state) {
     float x[8];
     const plane bound = plane_of(x, 1, 8, NG_F32);
     fixture_ok(&f, fixture_open(&f, "method=mfac window=3 damping=1e-8", &how));
-    fixture_ok(&f, fixture_tensor(&f, "x", &bound, NULL));
+    fixture_ok(&f, fixture_add_tensor(&f, "x", &bound, NULL));
     fixture_ok(&f, ng_ready(f.p));
     for (int k = 1; k <= 3; k++) {
       const bool raised = k > 1 && cases[s].most != 0, plain = raised && cases[s].most < 0;
@@ -328,7 +328,7 @@ static bool draw_published_options(rng *r, char *to, size_t size) {
 /* At a damping of 0.1, the rounding of an average or of a sum with the weight grows by at most 200. */
 static void published_options_match_the_oracle(void **state) {
   rng r = {test_seed()};
-  for (int64_t n = 0; n < test_times(400); n++) {
+  for (int64_t n = 0; n < test_repetitions(400); n++) {
     trial c = {.in = 6, .out = 5, .count = 7, .steps = 9, .grid = true};
     c.feeds_back = !draw_published_options(&r, c.options, sizeof c.options);
     expect_small_error(&c, NULL, rng_next(&r), 200 * ULP);

@@ -112,9 +112,9 @@ static void fail_trial(const trial *c, int t, const char *what, double x) {
 static double compute_error(const history *h, const wide *x, const float *g) {
   double gap = 0, all = 0;
   for (int i = 0; i < h->d; i++) {
-    const double e = (double)wide_size(g[h->at + i] - x[i]);
+    const double e = (double)wide_abs(g[h->at + i] - x[i]);
     gap = hypot(gap, isfinite(e) ? e : INFINITY);
-    all = hypot(all, (double)wide_size(x[i]));
+    all = hypot(all, (double)wide_abs(x[i]));
   }
   return all > 0 ? gap / all : gap;
 }
@@ -134,9 +134,9 @@ static double largest_error(history *h, int parts, const ng_options *o, bool ent
       x[k] = h[i].v[k] = mu * h[i].v[k] + (1 - mu) * x[k];
     const window_rows rows = {h[i].G[0], h[i].count, h[i].d, D};
     if (o->base.window_function == NG_WINDOW_MFAC) {
-      window_mfac(&rows, o->base.damping, o->base.window, x);
+      window_solve_mfac(&rows, o->base.damping, o->base.window, x);
     } else {
-      window_ggt(&rows, o->base.damping, o->base.window_forget, x);
+      window_solve_ggt(&rows, o->base.damping, o->base.window_forget, x);
     }
     worst = fmax(worst, compute_error(&h[i], x, g));
   }
@@ -147,7 +147,7 @@ static outcome run_trial(const trial *c, const char *linalg, bool check) {
   static history h[2];
   static float g[D], raw[D];
   static wide row[D];
-  const ng_options o = fixture_parse(c->options);
+  const ng_options o = fixture_parse_options(c->options);
   const fixture_how how = {.linalg = linalg, .threads = 1};
   const int weights = c->rows * c->cols, d = weights + (c->bias ? c->rows : 0);
   const bool split = c->bias && o.base.window_scope == NG_WINDOW_PARAMETER;
@@ -161,7 +161,7 @@ static outcome run_trial(const trial *c, const char *linalg, bool check) {
   h[1].at = weights;
   h[1].d = d - weights;
   fixture_ok(&f, fixture_open(&f, c->options, &how));
-  fixture_ok(&f, fixture_linear(&f, "fc", bound, NULL));
+  fixture_ok(&f, fixture_add_linear(&f, "fc", bound, NULL));
   fixture_ok(&f, ng_ready(f.p));
   for (int t = 0; t < c->steps; t++) {
     const bool enters = t % o.base.stat_period == 0;
@@ -234,7 +234,7 @@ static void random_windows_match(void **state) {
   int rescued = 0, steps = 0;
   double error_ok = 0;
   if (!WIDE_EXACT) skip();
-  for (int64_t i = 0; i < test_times(600); i++) {
+  for (int64_t i = 0; i < test_repetitions(600); i++) {
     const trial c = draw_trial(&r, false, options);
     const outcome o = run_trial(&c, *state, true);
     rescued += o.rescued;
@@ -271,7 +271,7 @@ static void good_windows_rarely_fail(void **state) {
   char options[256];
   rng r = {test_seed() + 1};
   int64_t rescued = 0;
-  const int64_t windows = test_times(2000);
+  const int64_t windows = test_repetitions(2000);
   for (int64_t i = 0; i < windows; i++) {
     const trial c = draw_trial(&r, true, options);
     const outcome o = run_trial(&c, *state, false);

@@ -90,7 +90,7 @@ static recording open_recording(const char *name) {
   if (ngio_tensors_read(path, NULL, &r.file, message, sizeof message) != NGIO_OK)
     fail_msg("%s", message);
   const char *text = ngio_tensors_text(r.file, "case.json");
-  r.json = json_must(text, strlen(text));
+  r.json = json_must_parse(text, strlen(text));
   r.root = ngio_json_root(r.json);
   const ngio_value *list = ngio_get(r.root, "parameters");
   r.parameters = (int32_t)ngio_count(list);
@@ -151,7 +151,7 @@ static distances run_recording(const recording *r, const char *linalg) {
   distances worst = {0};
   fixture f;
   fixture_ok(&f, fixture_open_options(&f, &r->o, &how));
-  fixture_ok(&f, fixture_add(&f, r->entry, r->parameters, g, w));
+  fixture_ok(&f, fixture_add_entries(&f, r->entry, r->parameters, g, w));
   assert_true(read_step(r, "s%d.%s.before", 0, w));
   fixture_ok(&f, ng_ready(f.p));
   if (lowrank) use_recorded_start(r, &f);

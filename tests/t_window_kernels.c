@@ -29,7 +29,7 @@ static void selection_on_ranks_equals_one_rank(void **state) {
   static int32_t single[ALL], mine[RANKS][ALL], count[NG_LARGEST_COUNTS];
   static double sum[ROOM], part[RANKS][ROOM];
   rng r = {test_seed()};
-  for (int64_t t = 0; t < test_times(400); t++) {
+  for (int64_t t = 0; t < test_repetitions(400); t++) {
     const int64_t n = 1 + rng_below(&r, ALL), k = 1 + rng_below(&r, t % 5 == 0 ? n : n / 4 + 1);
     const int32_t W = 1 + (int32_t)rng_below(&r, RANKS);
     int64_t cut[RANKS + 1] = {0}, before = 0;
@@ -76,7 +76,7 @@ enum { RING = 41, DRAWN = 60 };
  * errors of 1e-16 grow to less than 1e-10. */
 static void ring_factor_solves_as_dense(void **state) {
   rng r = {test_seed()};
-  for (int64_t t = 0; t < test_times(20); t++) {
+  for (int64_t t = 0; t < test_repetitions(20); t++) {
     const int64_t places = rng_between(&r, 2, RING);
     double L[RING * RING] = {0.0}, V[RING][30], row[RING], z[RING], x[RING], S[RING * RING];
     int64_t place[RING];

@@ -24,7 +24,8 @@ static ng_status open_model(model *m, const char *options, const char *names,
     const bool tensor = names[i] < 'a';
     const plane g[2] = {plane_of(m->grad[i], OUT, IN, NG_F32), {0}};
     const plane t = plane_of(m->grad[i], 1, N, NG_F32);
-    st = tensor ? fixture_tensor(&m->f, name, &t, NULL) : fixture_linear(&m->f, name, g, NULL);
+    st = tensor ? fixture_add_tensor(&m->f, name, &t, NULL)
+                : fixture_add_linear(&m->f, name, g, NULL);
   }
   return st;
 }
@@ -150,8 +151,8 @@ static void wrong_lines_are_refused(void **state) {
   float g[N];
   const plane v[2] = {plane_of(g, OUT, IN, NG_F32), {0}};
   fixture_ok(&f, fixture_open(&f, "per_layer='a: method=mfac'", NULL));
-  fixture_ok(&f, fixture_linear(&f, "a", v, NULL));
-  fixture_ok(&f, fixture_linear(&f, "window.a", v, NULL));
+  fixture_ok(&f, fixture_add_linear(&f, "a", v, NULL));
+  fixture_ok(&f, fixture_add_linear(&f, "window.a", v, NULL));
   fixture_fails(&f, ng_ready(f.p), NG_ERR_ARG, "'window.a': a block of several layers has this");
   assert_int_equal(ng_set(f.p, "per_layer", "a: damping=1"), NG_ERR_STATE);
   fixture_close(&f);
@@ -165,7 +166,7 @@ static void options_that_need_weights_are_refused(void **state) {
     const plane v = plane_of(g, 1, 3, NG_F32);
     fixture_ok(&f, fixture_open(
                        &f, k ? "method=mfac window_decay=0.1" : "method=mfac window_mask=1", NULL));
-    fixture_ok(&f, fixture_tensor(&f, "bn1.scale", &v, NULL));
+    fixture_ok(&f, fixture_add_tensor(&f, "bn1.scale", &v, NULL));
     ng_status st = ng_ready(f.p);
     if (k == 1) {
       fixture_ok(&f, st);

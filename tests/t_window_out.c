@@ -46,7 +46,7 @@ static void fill_gradients(int64_t step, float *g) {
 }
 
 static ng_status add_entries(fixture *f, float *g, float *w) {
-  const ng_status st = fixture_add(f, entries, ENTRIES, g, w);
+  const ng_status st = fixture_add_entries(f, entries, ENTRIES, g, w);
   return st == NG_OK ? ng_ready(f->p) : st;
 }
 
@@ -61,7 +61,7 @@ static ng_status bind_entry(fixture *f, int32_t entry, float *g, bool absent) {
   const plane v[ENTRIES] = {plane_of(g, OUT, IN, NG_F32), plane_of(g + begin[1], 1, VECTOR, NG_F32),
                             plane_of(g + begin[2], LAST, OUT, NG_F32)};
   const plane bias = plane_of(g + FC, 1, OUT, NG_F32);
-  ng_array a = plane_array(&v[entry]), b = plane_array(&bias);
+  ng_array a = array_of_plane(&v[entry]), b = array_of_plane(&bias);
   if (absent) a.data = b.data = NULL;
   ng_status st = ng_bind_grad(f->p, entry, NG_WEIGHT, &a);
   if (st == NG_OK && entry == 0) st = ng_bind_grad(f->p, entry, NG_BIAS, &b);
@@ -104,7 +104,7 @@ static ng_status run_rank(int32_t rank, ng_transport *t, void *arg) {
 
 /* Compare every step of rank 0 with the oracle.  The gradients of excluded entries stay, bit for bit. */
 static void compare_with_oracle(const test_run *l) {
-  const ng_options o = fixture_parse(l->options);
+  const ng_options o = fixture_parse_options(l->options);
   float g[D], w[D];
   double weight[D];
   fixture f;
@@ -264,7 +264,7 @@ static void excluded_entries_need_no_gradient_or_weight(void **state) {
     fixture_ok(&f, fixture_open(&f, lines[k], NULL));
     fixture_ok(&f, add_entries(&f, g, w));
     const plane none = plane_of(g + begin[1], 1, VECTOR, NG_F32);
-    ng_array a = plane_array(&none);
+    ng_array a = array_of_plane(&none);
     a.data = NULL;
     fixture_ok(&f, ng_bind_weight(f.p, 1, NG_WEIGHT, &a));
     for (int step = 0; step < 3; step++) {

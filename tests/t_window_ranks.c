@@ -43,7 +43,7 @@ static float draw_number(int64_t step, int64_t i) {
 static ng_status add_entries(fixture *f, float *g, float *w) {
   static const fixture_entry entry[] = {
       {"fc1", OUT, IN, true}, {"long", 1, LONG, false}, {"fc2", LAST, OUT, false}};
-  ng_status st = fixture_add(f, entry, 3, g, w);
+  ng_status st = fixture_add_entries(f, entry, 3, g, w);
   /* adjacent to "long" in the group, not in the model */
   if (st == NG_OK) st = ng_set_group(f->p, 0, NG_BIAS, 3);
   if (st == NG_OK) st = ng_set_group(f->p, 1, NG_WEIGHT, 3);
@@ -299,8 +299,8 @@ static void states_belong_to_their_groups(void **state) {
   for (int k = 0; k < 2; k++) {
     fixture f;
     fixture_ok(&f, fixture_open(&f, "method=mfac window=2 window_scope=group", NULL));
-    fixture_ok(&f, fixture_tensor(&f, "a", &v[0], NULL));
-    fixture_ok(&f, fixture_tensor(&f, "b", &v[1], NULL));
+    fixture_ok(&f, fixture_add_tensor(&f, "a", &v[0], NULL));
+    fixture_ok(&f, fixture_add_tensor(&f, "b", &v[1], NULL));
     fixture_ok(&f, ng_set_group(f.p, k, NG_WEIGHT, 1));
     fixture_ok(&f, ng_ready(f.p));
     if (k == 0) {
@@ -335,7 +335,7 @@ static ng_status read_slice_bounds(int32_t rank, ng_transport *t, void *arg) {
   for (int32_t i = 0; i < m->tensors && st == NG_OK; g += m->size[i++]) {
     char name[8] = {(char)('a' + i), 0};
     const plane v = plane_of(g, 1, m->size[i], NG_F32);
-    st = fixture_tensor(&f, name, &v, NULL);
+    st = fixture_add_tensor(&f, name, &v, NULL);
   }
   if (st == NG_OK) st = ng_ready(f.p);
   if (st == NG_OK)
@@ -365,7 +365,7 @@ static void slices_are_near_equal_shares(void **state) {
                                        "method=efcp window_store=topk-block", "method=lowrank-mfac",
                                        "method=efcp"};
   rng r = {test_seed()};
-  for (int64_t n = 0; n < test_times(120); n++) {
+  for (int64_t n = 0; n < test_repetitions(120); n++) {
     const int kind = (int)(n % 5);
     const bool blocks = kind == 2 || kind == 4;
     char options[120];

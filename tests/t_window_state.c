@@ -25,7 +25,7 @@ static void run_steps(int from, int to, const char *load, const char *save, bool
   fixture f;
   const plane v = plane_of(g, 1, LONG, NG_F32);
   fixture_ok(&f, fixture_open(&f, "method=mfac window=7 damping=1e-6", NULL));
-  fixture_ok(&f, fixture_tensor(&f, "w", &v, NULL));
+  fixture_ok(&f, fixture_add_tensor(&f, "w", &v, NULL));
   fixture_ok(&f, ng_ready(f.p));
   if (load != NULL) fixture_ok(&f, ng_load(f.p, load));
   for (int t = from; t < to; t++) {
@@ -113,8 +113,8 @@ static void run_with_skipped_steps(const char *store, double damping, const char
   (void)snprintf(options, sizeof options,
                  "method=mfac window=5 damping=1e-3 update=sgd skip_layers=plain %s", store);
   fixture_ok(&f, fixture_open(&f, options, NULL));
-  fixture_ok(&f, fixture_tensor(&f, "w", &vg, &vw));
-  fixture_ok(&f, fixture_linear(&f, "plain", pg, pw));
+  fixture_ok(&f, fixture_add_tensor(&f, "w", &vg, &vw));
+  fixture_ok(&f, fixture_add_linear(&f, "plain", pg, pw));
   fixture_ok(&f, ng_ready(f.p));
   for (int t = 0; t <= STEPS_TO_SAVE; t++) {
     rng r = {(uint64_t)t + test_seed()};
@@ -176,7 +176,7 @@ static void a_state_after_a_skipped_step_loads(void **state) {
     for (int load = 0; load < 2; load++) {
       fixture f;
       fixture_ok(&f, fixture_open(&f, options, NULL));
-      fixture_ok(&f, fixture_tensor(&f, "w", &vg, NULL));
+      fixture_ok(&f, fixture_add_tensor(&f, "w", &vg, NULL));
       fixture_ok(&f, ng_ready(f.p));
       if (load) fixture_ok(&f, ng_load(f.p, file));
       for (int t = 0; t < 4 - 2 * load; t++) {

@@ -39,7 +39,7 @@ static void fill_one_block(int step, float *g) {
 
 static void fill_random(int step, float *g) {
   rng r = {(uint64_t)step + test_seed()};
-  rng_values(&r, g, WIDE);
+  rng_fill(&r, g, WIDE);
 }
 
 static void run_and_copy_directions(const char *options, int32_t threads, fill *of, int64_t n,
@@ -48,7 +48,7 @@ static void run_and_copy_directions(const char *options, int32_t threads, fill *
   const plane v = plane_of(g, 1, n, NG_F32);
   fixture f;
   fixture_ok(&f, fixture_open(&f, options, &(fixture_how){.threads = threads}));
-  fixture_ok(&f, fixture_tensor(&f, "w", &v, NULL));
+  fixture_ok(&f, fixture_add_tensor(&f, "w", &v, NULL));
   fixture_ok(&f, ng_ready(f.p));
   for (int t = 0; t < STEPS; t++) {
     of(t, g);
@@ -110,7 +110,7 @@ static void open_lowrank(fixture *f, const char *name, float g[D], float w[D], f
   const plane vg[2] = {plane_of(g, ROWS, COLS, NG_F32), {0}};
   const plane vw[2] = {plane_of(w, ROWS, COLS, NG_F32), {0}};
   fixture_ok(f, fixture_open(f, "method=lowrank-mfac window=3 window_rank=2 damping=0.1", NULL));
-  fixture_ok(f, fixture_linear(f, name, vg, w == NULL ? NULL : vw));
+  fixture_ok(f, fixture_add_linear(f, name, vg, w == NULL ? NULL : vw));
   fixture_ok(f, ng_ready(f->p));
   memcpy(out, window_field(f, "factors") + (ptrdiff_t)WINDOW * ROW, ROW * sizeof *out);
 }
@@ -148,7 +148,7 @@ static void compute_first_factor(const float w[D], const float *q0, double q[RAN
 
 static void draw_weights(uint64_t seed, float w[D]) {
   rng r = {test_seed() + seed};
-  rng_values(&r, w, D);
+  rng_fill(&r, w, D);
 }
 
 static void first_factor_uses_the_weights(void **state) {
@@ -250,7 +250,7 @@ static void skipped_steps_leave_no_nan(void **state) {
       float g[D];
       const plane v[2] = {plane_of(g, ROWS, COLS, NG_F32), {0}};
       fixture_ok(&f, fixture_open(&f, options, NULL));
-      fixture_ok(&f, fixture_linear(&f, "fc", v, NULL));
+      fixture_ok(&f, fixture_add_linear(&f, "fc", v, NULL));
       fixture_ok(&f, ng_ready(f.p));
       draw_weights(0, g);
       fixture_ok(&f, ng_step(f.p, 1));

@@ -98,7 +98,7 @@ static void tap_abort(void *user) {
   p->inner.abort(p->inner.user);
 }
 
-ng_transport tapped(tap *p, tap_way how) {
+ng_transport tap_transport(tap *p, tap_way how) {
   ng_transport t = p->inner;
   const bool starts = how != NO_START && t.start != NULL;
   t.user = p;

@@ -26,6 +26,6 @@ struct tap {
                 const ng_collective *c); /* called after a successful collective; may be NULL */
 };
 
-ng_transport tapped(tap *p, tap_way how); /* the transport points to p */
+ng_transport tap_transport(tap *p, tap_way how); /* the transport points to p */
 
 #endif

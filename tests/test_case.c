@@ -122,7 +122,7 @@ int64_t case_output_count(const test_case *s, int32_t i, int64_t samples) {
 }
 
 int64_t case_weight_count(const test_case *s, int32_t i) {
-  return s->layer[i].out * oracle_cols(&s->layer[i]);
+  return s->layer[i].out * oracle_columns(&s->layer[i]);
 }
 
 static double *values(rng *r, int64_t n) {
@@ -274,7 +274,7 @@ double case_gap(const test_case *s, int32_t step, int32_t l, const case_result *
 }
 
 void test_cases(double (*case_of)(uint64_t seed), int64_t n, double allowed) {
-  const int64_t times = test_times(n);
+  const int64_t times = test_repetitions(n);
   int64_t failed = 0;
   double worst = 0;
   for (int64_t i = 0; i < times; i++) {

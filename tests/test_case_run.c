@@ -56,7 +56,7 @@ static plane array_for_library(const test_case *s, const case_setup *setup, int3
   plane out =
       plane_of(must_calloc((size_t)(rows * stride * ng_dtype_size(type))), rows, cols, type);
   if (images) {
-    const int64_t h = grad && l->kind == NG_CONV2D ? oracle_out(l, 0) : l->image[0];
+    const int64_t h = grad && l->kind == NG_CONV2D ? oracle_output_size(l, 0) : l->image[0];
     out = plane_images(out.data, setup->layout ? setup->layout : PLANE_NCHW, B, channels, h, hw / h,
                        type);
   }
@@ -98,7 +98,7 @@ typedef struct rank_run {
 
 /* The array of entry (i, j) of D, whose last column is the bias, and its index there. */
 static plane *place(const ng_layer *l, plane slot[2], int64_t i, int64_t j, int64_t *at) {
-  const bool bias = l->bias && j == oracle_cols(l) - 1;
+  const bool bias = l->bias && j == oracle_columns(l) - 1;
   *at = bias || l->kind == NG_NORM ? i
         : l->kind == NG_EMBEDDING  ? j * slot[0].row_stride + i
                                    : i * slot[0].row_stride + j;
@@ -106,7 +106,7 @@ static plane *place(const ng_layer *l, plane slot[2], int64_t i, int64_t j, int6
 }
 
 static void write(const test_case *s, int32_t l, plane slot[2], const double *x) {
-  const int64_t p = oracle_cols(&s->layer[l]), n = case_weight_count(s, l);
+  const int64_t p = oracle_columns(&s->layer[l]), n = case_weight_count(s, l);
   for (int64_t i = 0, at; i < n; i++) {
     plane *v = place(&s->layer[l], slot, i / p, i % p, &at);
     put(v->data, v->dtype, at, x[i]);
@@ -114,7 +114,7 @@ static void write(const test_case *s, int32_t l, plane slot[2], const double *x)
 }
 
 static void read(const test_case *s, int32_t l, plane slot[2], double *x) {
-  const int64_t p = oracle_cols(&s->layer[l]), n = case_weight_count(s, l);
+  const int64_t p = oracle_columns(&s->layer[l]), n = case_weight_count(s, l);
   for (int64_t i = 0, at; i < n; i++) {
     const plane *v = place(&s->layer[l], slot, i / p, i % p, &at);
     x[i] = (double)get(v->data, v->dtype, at);
@@ -139,7 +139,7 @@ static ng_status add(rank_run *run, int32_t l) {
   if (!takes_images(&d) && setup->declare_positions) d.positions = s->positions[l];
   ng_status st = ng_add_layer(run->f.p, &d, &run->index[l]);
   const ng_dtype type = setup->gradient ? setup->gradient : NG_F32;
-  const int64_t q = d.out, w = oracle_cols(&d) - (d.bias ? 1 : 0);
+  const int64_t q = d.out, w = oracle_columns(&d) - (d.bias ? 1 : 0);
   const bool vector = d.kind == NG_NORM, turned = d.kind == NG_EMBEDDING;
   for (int k = 0; k < (d.bias ? 2 : 1); k++) {
     const int64_t rows = k || vector ? 1 : turned ? w : q, cols = k || vector || turned ? q : w;
@@ -212,7 +212,7 @@ static ng_status observe(rank_run *run, int32_t t, int32_t c, int32_t l, int32_t
   if (bad) put(x.data, x.dtype, x.cols - 1, (double)NAN);
   const bool borrows = s->layer[l].kind == NG_NORM && !grad;
   ng_status st = borrows
-                     ? plane_input(run->f.p, run->index[l], &x, NG_BORROW)
+                     ? plane_observe_input(run->f.p, run->index[l], &x, NG_BORROW)
                      : fixture_observe(&run->f, run->index[l], grad ? NULL : &x, grad ? &x : NULL);
   if (borrows)
     run->borrowed[run->borrowed_count++] = x.data;
@@ -400,7 +400,7 @@ void case_run(const test_case *s, const ng_options *opt, const case_setup *setup
   }
   for (int32_t r = 0; r < s->ranks; r++)
     state_arrays_free(&arrays[r]);
-  stream_drop(&kept);
+  stream_free(&kept);
   *out = result[0];
   out->status = worst;
   out->rank_gap = gap;
@@ -413,7 +413,7 @@ void case_predict(const test_case *s, const ng_options *opt, case_result *out, o
   oracle *o = oracle_create(opt, s->ranks);
   memset(out, 0, sizeof *out);
   for (int32_t l = 0; l < s->layers; l++)
-    (void)oracle_add(o, &s->layer[l]);
+    (void)oracle_add_layer(o, &s->layer[l]);
   for (int32_t t = 0; t < s->steps; t++) {
     for (int32_t l = 0; l < s->layers; l++) {
       if (s->damping[t] > 0) oracle_options(o, l)->base.damping = s->damping[t];
@@ -425,12 +425,12 @@ void case_predict(const test_case *s, const ng_options *opt, case_result *out, o
         oracle_begin(o, r, &m->batch);
         for (int32_t l = 0; l < s->layers; l++) {
           for (int32_t u = 0; u < s->uses[l]; u++) {
-            if (m->a[l][u]) oracle_input(o, r, l, m->a[l][u], s->positions[l]);
+            if (m->a[l][u]) oracle_observe_input(o, r, l, m->a[l][u], s->positions[l]);
           }
         }
         for (int32_t l = s->layers - 1; l >= 0; l--) {
           for (int32_t u = s->uses[l] - 1; u >= 0; u--) {
-            if (m->g[l][u]) oracle_output_grad(o, r, l, m->g[l][u], s->positions[l]);
+            if (m->g[l][u]) oracle_observe_output_grad(o, r, l, m->g[l][u], s->positions[l]);
           }
         }
       }
@@ -439,7 +439,7 @@ void case_predict(const test_case *s, const ng_options *opt, case_result *out, o
       out->P[t][l] = zeros(case_weight_count(s, l));
     }
     out->nu[t] = oracle_step(o, 0.1, (const double *const *)s->D[t], out->P[t]);
-    out->inner[t] = oracle_inner(o);
+    out->inner[t] = oracle_inner_product(o);
     for (int32_t l = 0; l < s->layers; l++)
       out->condition[t][l] = oracle_condition(o, l);
   }

@@ -41,7 +41,7 @@ void train(const data_set *d, const char *name, const char *set, trained *out) {
     fail_msg("%s", message);
 }
 
-void drop_trained(trained *r) {
+void free_trained(trained *r) {
   for (int i = 0; i < r->lines; i++)
     ngio_json_free(&r->json[i]);
   ngio_tensors_close(&r->model);
@@ -61,20 +61,20 @@ const ngio_value *last_event(const trained *r, const char *event) {
   return found;
 }
 
-double number_of(const ngio_value *line, const char *key) {
+double number_in(const ngio_value *line, const char *key) {
   const ngio_value *v = ngio_get(line, key);
   if (!ngio_is_number(v)) fail_msg("no number '%s'", key);
   return ngio_number_of(v);
 }
 
 void must_be_near(const ngio_value *line, const char *key, double expected, double within) {
-  const double got = number_of(line, key);
+  const double got = number_in(line, key);
   if (!(fabs(got - expected) <= within * (1.0 + fabs(expected)))) {
-    fail_msg("%s of step %g: %.9g instead of %.9g", key, number_of(line, "step"), got, expected);
+    fail_msg("%s of step %g: %.9g instead of %.9g", key, number_in(line, "step"), got, expected);
   }
 }
 
-nn *network_of(const trained *r, const data_set *d, int64_t batch, uint64_t seed) {
+nn *new_network(const trained *r, const data_set *d, int64_t batch, uint64_t seed) {
   const model_task task = {.input = {d->height, d->width, d->channels},
                            .classes = d->classes,
                            .label_smoothing = r->s.label_smoothing,
@@ -97,7 +97,7 @@ void load_weights(nn *net, const ngio_tensors *model) {
   }
 }
 
-ngio_tensors *state_of(const trained *r) {
+ngio_tensors *read_library_state(const trained *r) {
   const ngio_tensor *t = ngio_tensors_find(r->model, "natgrad.state");
   ngio_tensors *state = NULL;
   char message[256] = "";
@@ -108,7 +108,7 @@ ngio_tensors *state_of(const trained *r) {
   return state;
 }
 
-double entropy(const double *y, int n, int32_t label, double smoothing) {
+double cross_entropy(const double *y, int n, int32_t label, double smoothing) {
   double sum = 0.0, loss = 0.0;
   for (int k = 0; k < n; k++)
     sum += exp(y[k]);

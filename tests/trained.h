@@ -19,24 +19,24 @@ typedef struct trained {
 
 /* Train in the folder `name` of the test folder; `set`: "name=value ...". */
 void train(const data_set *d, const char *name, const char *set, trained *out);
-void drop_trained(trained *r);
+void free_trained(trained *r);
 /* A new network of the run's model, with initial weights from `seed`. */
-nn *network_of(const trained *r, const data_set *d, int64_t batch, uint64_t seed);
+nn *new_network(const trained *r, const data_set *d, int64_t batch, uint64_t seed);
 
 /* Copy parameters and buffers of a checkpoint into a network. */
 void load_weights(nn *net, const ngio_tensors *model);
 /* The library's state in the checkpoint. */
-ngio_tensors *state_of(const trained *r);
+ngio_tensors *read_library_state(const trained *r);
 
 /* Lines of the log. */
 bool is_event(const ngio_value *line, const char *event);
 const ngio_value *last_event(const trained *r, const char *event);
-double number_of(const ngio_value *line, const char *key);
+double number_in(const ngio_value *line, const char *key);
 /* |got - expected| <= within (1 + |expected|) */
 void must_be_near(const ngio_value *line, const char *key, double expected, double within);
 
 /* -log softmax(y)_label of one sample with outputs y, with label smoothing. */
-double entropy(const double *y, int n, int32_t label, double smoothing);
+double cross_entropy(const double *y, int n, int32_t label, double smoothing);
 bool is_correct(const double *y, int n, int32_t label);
 
 #endif

@@ -45,7 +45,7 @@ const char *captured_stderr(void) {
   return text;
 }
 
-void must_refuse(const char *set, const char *says) {
+void must_refuse_set(const char *set, const char *says) {
   data_set d;
   capture_stderr();
   const int rc = data_open(set, &d);

@@ -15,7 +15,7 @@ void capture_stderr(void);
 const char *captured_stderr(void);
 
 /* data_open of this set fails with a one-line message that contains `says`, and leaves an empty set. */
-void must_refuse(const char *set, const char *says);
+void must_refuse_set(const char *set, const char *says);
 
 void must_set(settings *s, const char *name, const char *value);
 void must_set_line(settings *s, const char *line); /* "name=value ..." */

@@ -221,7 +221,7 @@ const char *const which_name[WHICH] = {
 /* Put a tap around the transport; keep its fail_at and with, clear its counts. */
 static void tap_into(tap *p, ng_transport *t) {
   *p = (tap){.inner = *t, .fail_at = p->fail_at, .with = p->with};
-  *t = tapped(p, WHOLE);
+  *t = tap_transport(p, WHOLE);
 }
 
 typedef struct rank_job {
@@ -269,11 +269,11 @@ static ng_status run_over_mpi(const comm_case *how, body_fn body, tap *taps, ng_
   int rank = 0, each[MOST_RANKS], st = NG_OK;
   ng_transport t = {.struct_size = 0};
   MPI_Comm comm;
-  assert_true(how->n <= ranks_there());
+  assert_true(how->n <= ranks_process_count());
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
   const bool part = rank < how->n;
   MPI_Comm_split(MPI_COMM_WORLD, part ? 0 : MPI_UNDEFINED, rank, &comm);
-  (void)alarm((unsigned)ranks_patience());
+  (void)alarm((unsigned)ranks_timeout_seconds());
   if (part) {
     assert_int_equal(ng_mpi_transport(comm, &t, sizeof t), NG_OK);
     void *user = t.user;
@@ -349,7 +349,7 @@ ng_status run_comm_case(const comm_case *how, body_fn body, tap *taps, ng_status
 
 int32_t rank_count(which w, int32_t i) {
 #if defined(NG_TEST_MPI)
-  if (w == OVER_MPI) return i < ranks_there() ? i + 1 : 0;
+  if (w == OVER_MPI) return i < ranks_process_count() ? i + 1 : 0;
 #endif
   static const int32_t sizes[5] = {1, 2, 3, 5, 8};
   return i < (w == SELF ? 1 : 5) ? sizes[i] : 0;
@@ -357,7 +357,7 @@ int32_t rank_count(which w, int32_t i) {
 
 int32_t at_most_ranks(which w, int32_t n) {
 #if defined(NG_TEST_MPI)
-  if (w == OVER_MPI && n > ranks_there()) return ranks_there();
+  if (w == OVER_MPI && n > ranks_process_count()) return ranks_process_count();
 #endif
   return w == SELF ? 1 : n;
 }

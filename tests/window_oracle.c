@@ -236,9 +236,9 @@ static wide dot(const wide *x, const wide *y, int64_t n) {
   return sum;
 }
 
-wide wide_size(wide x) { return x < 0 ? -x : x; }
+wide wide_abs(wide x) { return x < 0 ? -x : x; }
 
-void window_mfac(const window_rows *r, wide lambda, wide M, wide *x) {
+void window_solve_mfac(const window_rows *r, wide lambda, wide M, wide *x) {
   const int64_t n = r->n;
   wide *V = wides((r->count + 1) * n), *q = wides(r->count + 1);
   for (int64_t i = 0; i <= r->count; i++) { /* the last row is x */
@@ -265,10 +265,10 @@ static void diagonalise(int64_t n, wide *A, wide *V) {
     for (int64_t pq = 0; pq < n * n; pq++) {
       const int64_t p = pq / n, q = pq % n;
       const wide pp = A[p * n + p], qq = A[q * n + q], off = A[pq];
-      if (q <= p || wide_size(off) <= (wide)1e-33 * root(wide_size(pp)) * root(wide_size(qq)))
+      if (q <= p || wide_abs(off) <= (wide)1e-33 * root(wide_abs(pp)) * root(wide_abs(qq)))
         continue;
       const wide t0 = (qq - pp) / (2 * off);
-      const wide t = (t0 < 0 ? -1 : 1) / (wide_size(t0) + root(1 + t0 * t0));
+      const wide t = (t0 < 0 ? -1 : 1) / (wide_abs(t0) + root(1 + t0 * t0));
       const wide c = 1 / root(1 + t * t), s = t * c;
       for (int64_t k = 0; k < n; k++) {
         const wide a = A[k * n + p], b = A[k * n + q];
@@ -288,7 +288,7 @@ static void diagonalise(int64_t n, wide *A, wide *V) {
   }
 }
 
-void window_ggt(const window_rows *r, wide eps, wide forget, wide *x) {
+void window_solve_ggt(const window_rows *r, wide eps, wide forget, wide *x) {
   const int64_t m = r->count, n = r->n;
   wide *A = wides(m * m), *V = wides(m * m), *age = wides(m), *u = wides(n), *out = wides(n);
   for (int64_t i = m - 1; i >= 0; i--)
@@ -331,9 +331,9 @@ static void precondition(const window_oracle *k, double *u) {
     const int64_t from = k->part[p];
     const window_rows r = {k->G + from, k->count, k->part[p + 1] - from, k->d};
     if (filled || k->o.base.window_function == NG_WINDOW_MFAC) {
-      window_mfac(&r, k->o.base.damping, filled ? k->count : k->o.base.window, x + from);
+      window_solve_mfac(&r, k->o.base.damping, filled ? k->count : k->o.base.window, x + from);
     } else {
-      window_ggt(&r, k->o.base.damping, k->o.base.window_forget, x + from);
+      window_solve_ggt(&r, k->o.base.damping, k->o.base.window_forget, x + from);
     }
   }
   for (int64_t i = 0; i < k->d; i++)
@@ -424,7 +424,7 @@ void window_oracle_step(window_oracle *k, const double *g, const double *w, doub
 
 /* Entry i of layer l's D (a bias is its last column) in flat order: weights, then biases. */
 static int64_t flat(const test_case *s, int32_t l, int64_t i) {
-  const int64_t p = oracle_cols(&s->layer[l]), q = s->layer[l].out;
+  const int64_t p = oracle_columns(&s->layer[l]), q = s->layer[l].out;
   if (!s->layer[l].bias) return i;
   return i % p == p - 1 ? q * (p - 1) + i / p : i / p * (p - 1) + i % p;
 }

@@ -35,9 +35,9 @@ typedef struct window_rows {
   int64_t count, n, stride;
 } window_rows;
 
-wide wide_size(wide x); /* |x| */
-void window_mfac(const window_rows *r, wide lambda, wide M, wide *x);
-void window_ggt(const window_rows *r, wide eps, wide forget, wide *x);
+wide wide_abs(wide x); /* |x| */
+void window_solve_mfac(const window_rows *r, wide lambda, wide M, wide *x);
+void window_solve_ggt(const window_rows *r, wide eps, wide forget, wide *x);
 
 typedef struct window_oracle {
   ng_options o;

@@ -220,7 +220,7 @@ static int forge(const base *b, const char *path) {
   char *header = strdup(b->header), *text;
   size_t bytes = b->bytes;
   const uint64_t kind = draw(8);
-  ngio_json *json = json_must(header, strlen(header));
+  ngio_json *json = json_must_parse(header, strlen(header));
   text = strdup(ngio_text_of(json_find(ngio_json_root(json), "__metadata__|case.json")));
   ngio_json_free(&json);
   for (uint64_t i = 1 + draw(4); i > 0; i--) {
@@ -235,7 +235,7 @@ static int forge(const base *b, const char *path) {
     ngio_out o = {0};
     ngio_put_text(&o, NULL, text); /* fails for bytes that are not UTF-8 */
     ngio_out_bytes(&o, "", 1);
-    if (!o.lost) json_change(&header, "__metadata__|case.json", o.text);
+    if (!o.lost) json_edit_text(&header, "__metadata__|case.json", o.text);
     ngio_out_free(&o);
   }
   free(text);
