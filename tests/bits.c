@@ -18,7 +18,7 @@
 
 static int64_t cases, every = 1;
 
-static bool allowed(const char *text) {
+static bool is_accepted(const char *text) {
   bits_case c;
   const bool fine = bits_parse(&c, text) == NG_OK && ng_options_check(c.opt, NULL, 0) == NG_OK;
   bits_free(&c);
@@ -36,7 +36,7 @@ __attribute__((format(printf, 1, 2))) static bool run_case(const char *format, .
     fprintf(stderr, "bits: a case is too long: %s\n", text);
     exit(2);
   }
-  if (!allowed(text)) return false;
+  if (!is_accepted(text)) return false;
   if (cases++ % every == 0) {
     printf("%016llx  %s\n", (unsigned long long)bits_hash_case(text, false), text);
     (void)fflush(stdout); /* keep the lines before a crash */
@@ -47,7 +47,7 @@ __attribute__((format(printf, 1, 2))) static bool run_case(const char *format, .
 /* ---- values of an option ---------------------------------------------------------------------*/
 
 /* The k-th value to try; false after the last one. */
-static bool option_value(const ng_option_info *o, int32_t k, char *out, size_t size) {
+static bool write_option_value(const ng_option_info *o, int32_t k, char *out, size_t size) {
   static const char *const real[] = {"0", "1e-10", "0.001", "0.03", "0.5", "0.9", "1", "7"};
   static const char *const whole[] = {"0", "1", "2", "3", "5", "16"};
   static const char *const skip[] = {"fc*,conv*", "Linear", "seq,*a*"};
@@ -92,7 +92,7 @@ static const char *const turn[] = {
 
 static void sweep_option(const char *method, const ng_option_info *o) {
   char value[128];
-  for (int32_t k = 0; option_value(o, k, value, sizeof value); k++) {
+  for (int32_t k = 0; write_option_value(o, k, value, sizeof value); k++) {
     bool found = false;
     for (int32_t i = 0; i < COUNT(companion); i++) {
       if (found && strcmp(method, "natgrad") != 0) break; /* other methods: once */
@@ -106,7 +106,7 @@ static void sweep_option(const char *method, const ng_option_info *o) {
   }
 }
 
-static void sweep(const char *method) {
+static void sweep_options(const char *method) {
   for (int32_t i = 0; i < ng_option_count(); i++) {
     ng_option_info o = {.struct_size = sizeof o};
     if (ng_option_at(i, &o) == NG_OK) sweep_option(method, &o);
@@ -115,7 +115,7 @@ static void sweep(const char *method) {
 
 /* ---- ranks -----------------------------------------------------------------------------------*/
 
-static void ranks(const char *method) {
+static void run_rank_cases(const char *method) {
   static const char *const how[] = {
       "",
       " grad_worker_fraction=0",
@@ -243,7 +243,7 @@ static const char *const variation[] = {
     "sides=none clip=ratio clip_bound=0.01",
 };
 
-static void arrays_and_steps(const char *method) {
+static void run_variations(const char *method) {
   for (int32_t i = 0; i < COUNT(variation); i++) {
     for (int32_t k = 0; k < 2; k++) {
       (void)run_case("%s %s linalg=%s%s", method, variation[i], k == 0 ? "cpu" : "ref",
@@ -255,13 +255,13 @@ static void arrays_and_steps(const char *method) {
 /* ---- wide layers -----------------------------------------------------------------------------*/
 
 /* A factor of 20500 columns takes 840 MB, so methods that accept max_factor split the factor. */
-static void long_rows(const char *method, const char *how) {
+static void run_long_rows(const char *method, const char *how) {
   if (!run_case("%s model=long linalg=cpu max_factor=150 %s", method, how)) {
     (void)run_case("%s model=long linalg=ref %s", method, how);
   }
 }
 
-static void wide(const char *method) {
+static void run_wide_layers(const char *method) {
   static const char *const how[] = {
       "steps=2 threads=2",
       "steps=2 layout=nhwc shown=bf16 threads=3 positions=reduce",
@@ -274,7 +274,7 @@ static void wide(const char *method) {
   };
   for (int32_t i = 0; i < COUNT(how); i++) {
     (void)run_case("%s model=large linalg=cpu %s", method, how[i]);
-    long_rows(method, how[i]);
+    run_long_rows(method, how[i]);
   }
   (void)run_case("%s model=large steps=1 max_factor=200 linalg=ref threads=3", method);
   /* 4,200 columns only for methods without factors, or with split ones. */
@@ -288,11 +288,11 @@ static void wide(const char *method) {
   }
 }
 
-/* ---- thresholds ------------------------------------------------------------------------------*/
+/* ---- run_thresholds ------------------------------------------------------------------------------*/
 
 /* Factors from well conditioned to singular, for every rung of the ladder; then gradients close to g a', where rank
  * one recomputes in double. */
-static void thresholds(const char *method) {
+static void run_thresholds(const char *method) {
   static const char *const how[] = {"values=same samples=2",
                                     "samples=1",
                                     "samples=2 solver=eigen eigen_floor=0",
@@ -317,7 +317,7 @@ static void thresholds(const char *method) {
 
 /* ---- at random -------------------------------------------------------------------------------*/
 
-static void random_cases(int32_t wanted, uint64_t seed) {
+static void run_random_cases(int32_t wanted, uint64_t seed) {
   rng r = {seed};
   for (int32_t done = 0, tried = 0; done < wanted && tried < 100 * wanted; tried++) {
     ng_method_info m = {.struct_size = sizeof m};
@@ -328,7 +328,7 @@ static void random_cases(int32_t wanted, uint64_t seed) {
       ng_option_info o = {.struct_size = sizeof o};
       char value[128];
       if (ng_option_at((int32_t)rng_below(&r, ng_option_count()), &o) != NG_OK) return;
-      if (!option_value(&o, (int32_t)rng_below(&r, 8), value, sizeof value)) continue;
+      if (!write_option_value(&o, (int32_t)rng_below(&r, 8), value, sizeof value)) continue;
       n += (size_t)snprintf(text + n, sizeof text - n, " %s=%s", o.name, value);
     }
     for (int64_t k = rng_between(&r, 1, 2); k > 0; k--) {
@@ -344,7 +344,7 @@ static void random_cases(int32_t wanted, uint64_t seed) {
 /* ---- the program ------------------------------------------------------------------------------*/
 
 /* Run the cases that another program printed. */
-static int run_listed(const char *path) {
+static int run_cases_of_file(const char *path) {
   char line[BITS_TEXT + 32];
   FILE *f = fopen(path, "r");
   if (f == NULL) {
@@ -361,7 +361,7 @@ static int run_listed(const char *path) {
 }
 
 int main(int argc, char **argv) {
-  if (argc == 3 && strcmp(argv[1], "--of") == 0) return run_listed(argv[2]);
+  if (argc == 3 && strcmp(argv[1], "--of") == 0) return run_cases_of_file(argv[2]);
   if (argc == 3 && strcmp(argv[1], "--every") == 0) {
     every = strtol(argv[2], NULL, 10);
     if (every < 1) return 2;
@@ -375,12 +375,12 @@ int main(int argc, char **argv) {
   for (int32_t i = 0; i < ng_method_count(); i++) {
     ng_method_info m = {.struct_size = sizeof m};
     if (ng_method_at(i, &m) != NG_OK) return 2;
-    sweep(m.name);
-    ranks(m.name);
-    arrays_and_steps(m.name);
-    wide(m.name);
-    thresholds(m.name);
+    sweep_options(m.name);
+    run_rank_cases(m.name);
+    run_variations(m.name);
+    run_wide_layers(m.name);
+    run_thresholds(m.name);
   }
-  random_cases(1000, 20260711);
+  run_random_cases(1000, 20260711);
   return 0;
 }

@@ -82,7 +82,7 @@ typedef struct bits_case {
 
 #define COUNT(a) ((int32_t)(sizeof(a) / sizeof(a)[0]))
 
-static inline bool is(const char *a, const char *b) { return strcmp(a, b) == 0; }
+static inline bool same_text(const char *a, const char *b) { return strcmp(a, b) == 0; }
 
 /* End the program with the message unless `fine` is true. */
 void bits_require(bool fine, const char *what);

@@ -38,13 +38,13 @@ void bits_require(bool fine, const char *what) {
 
 static bool set_word(bits_case *c, const char *name, const char *value) {
   for (int32_t i = 0; i < COUNT(number_row); i++) {
-    if (!is(number_row[i].name, name)) continue;
+    if (!same_text(number_row[i].name, name)) continue;
     const double x = strtod(value, NULL);
     memcpy((char *)c + number_row[i].at, &x, sizeof x);
     return true;
   }
   for (int32_t i = 0; i < COUNT(word_row); i++) {
-    if (!is(word_row[i].name, name)) continue;
+    if (!same_text(word_row[i].name, name)) continue;
     memcpy((char *)c + word_row[i].at, &value, sizeof value);
     return true;
   }
@@ -145,7 +145,7 @@ const bits_layer *bits_layers_of(const char *name, int32_t *layers) {
                {"tall", tall, COUNT(tall)},
                {"one", single, COUNT(single)}};
   for (int32_t i = 0; i < COUNT(model); i++) {
-    if (!is(model[i].name, name)) continue;
+    if (!same_text(model[i].name, name)) continue;
     *layers = model[i].layers;
     return model[i].layer;
   }
@@ -156,11 +156,11 @@ const bits_layer *bits_layers_of(const char *name, int32_t *layers) {
 /* ---- arrays ----------------------------------------------------------------------------------*/
 
 static ng_dtype dtype_of(const char *name) {
-  return is(name, "f16") ? NG_F16 : is(name, "bf16") ? NG_BF16 : NG_F32;
+  return same_text(name, "f16") ? NG_F16 : same_text(name, "bf16") ? NG_BF16 : NG_F32;
 }
 
 /* Round toward zero, subnormal numbers to zero. */
-static void put(const plane *v, int64_t row, int64_t col, float x) {
+static void store_truncated(const plane *v, int64_t row, int64_t col, float x) {
   const int64_t i = row * v->row_stride + col;
   uint32_t w;
   memcpy(&w, &x, sizeof w);
@@ -177,7 +177,7 @@ static void put(const plane *v, int64_t row, int64_t col, float x) {
 
 /* Aligned, because results of BLAS may depend on addresses; filled with NaN, because the library must not read or write
  * between the rows. */
-static plane array(const bits_array_inputs *from, int64_t rows, int64_t cols, ng_dtype t) {
+static plane new_array(const bits_array_inputs *from, int64_t rows, int64_t cols, ng_dtype t) {
   plane v = plane_of(NULL, rows, cols, t);
   v.row_stride = cols + (int64_t)from->c->pad;
   const size_t bytes = (size_t)(rows * v.row_stride * ng_dtype_size(t));
@@ -194,47 +194,47 @@ size_t bits_plane_bytes(const plane *v) {
 /* ---- numbers ---------------------------------------------------------------------------------*/
 
 /* In (-1, 1), from 24 random bits. */
-static float number(uint64_t key, int64_t i) {
+static float draw_number(uint64_t key, int64_t i) {
   const uint64_t h = rng_mix(key + (uint64_t)(i + 1) * UINT64_C(0x9e3779b97f4a7c15));
   return (float)((int64_t)(h >> 40) - (1 << 23)) * 0x1p-23f;
 }
 
-static uint64_t key_of(int64_t step, int64_t who, int64_t layer, int64_t what) {
+static uint64_t array_key(int64_t step, int64_t who, int64_t layer, int64_t what) {
   return rng_mix(rng_mix((uint64_t)(step * 1000 + who)) + (uint64_t)(layer * 16 + what));
 }
 
 /* Number i of an array: term `place` of `count` terms of a sum, which are `step` elements apart.  In every group of
  * four terms two large ones cancel, with a small one between them: the rounding of the sum depends on its order. */
-static float cancelling(uint64_t key, int64_t i, int64_t place, int64_t count, int64_t step,
-                        float most) {
+static float cancelling_term(uint64_t key, int64_t i, int64_t place, int64_t count, int64_t step,
+                             float most) {
   const int64_t in_group = place % 4;
-  if (in_group % 2 != 0 || place - in_group + 4 > count) return number(key, i);
-  return (in_group == 0 ? most : -most) * number(key + 1, i - in_group * step);
+  if (in_group % 2 != 0 || place - in_group + 4 > count) return draw_number(key, i);
+  return (in_group == 0 ? most : -most) * draw_number(key + 1, i - in_group * step);
 }
 
-static float observed_number(const bits_array_inputs *from, const bits_layer *d, const plane *v,
-                             uint64_t key, int64_t i, int64_t each, bool grad) {
+static float observed_value(const bits_array_inputs *from, const bits_layer *d, const plane *v,
+                            uint64_t key, int64_t i, int64_t each, bool grad) {
   const bits_case *c = from->c;
   const float most = v->dtype == NG_F16 ? 0x1p10f : 0x1p40f;
-  const bool nhwc = is(c->layout, "nhwc");
-  if (is(c->values, "zero") && !grad) return 0;
-  if (is(c->values, "same")) return number(key, i % each);
-  if (is(c->values, "cancel")) {
-    return cancelling(key, i, i / each, v->rows * v->cols / each, each, most);
+  const bool nhwc = same_text(c->layout, "nhwc");
+  if (same_text(c->values, "zero") && !grad) return 0;
+  if (same_text(c->values, "same")) return draw_number(key, i % each);
+  if (same_text(c->values, "cancel")) {
+    return cancelling_term(key, i, i / each, v->rows * v->cols / each, each, most);
   }
-  if (!is(c->values, "rows")) return number(key, i);
+  if (!same_text(c->values, "rows")) return draw_number(key, i);
   const int64_t channels = grad ? d->out : d->in, pixels = each / channels;
   const int64_t step = d->kind == NG_LINEAR ? channels : d->image[1] * (nhwc ? channels : 1);
   const int64_t place = d->kind == NG_LINEAR || nhwc ? i % each / step : i % pixels / step;
-  return cancelling(key, i, place, d->kind == NG_LINEAR ? pixels : pixels / d->image[1], step,
-                    most);
+  return cancelling_term(key, i, place, d->kind == NG_LINEAR ? pixels : pixels / d->image[1], step,
+                         most);
 }
 
 plane bits_new_observed(const bits_array_inputs *from, int64_t step, int64_t call, int64_t samples,
                         int32_t l, bool grad) {
   const bits_case *c = from->c;
   const bits_layer *d = &from->layer[l];
-  const bool same = is(c->values, "same");
+  const bool same = same_text(c->values, "same");
   int64_t rows = samples * d->positions, cols = grad ? d->out : d->in, size[2] = {1, 1};
   for (int i = 0; i < 2 && d->kind == NG_CONV2D; i++) {
     const int64_t reach = d->dilation * (d->kernel[i] - 1) + 1;
@@ -242,23 +242,23 @@ plane bits_new_observed(const bits_array_inputs *from, int64_t step, int64_t cal
     size[i] = grad ? room / d->stride[i] + 1 : d->image[i];
     cols *= size[i];
   }
-  plane v = array(from, rows, cols, dtype_of(c->shown));
+  plane v = new_array(from, rows, cols, dtype_of(c->shown));
   if (d->kind == NG_CONV2D) {
-    v.order = is(c->layout, "nhwc") ? PLANE_NHWC : PLANE_NCHW;
+    v.order = same_text(c->layout, "nhwc") ? PLANE_NHWC : PLANE_NCHW;
     v.channels = grad ? d->out : d->in;
     v.height = size[0];
     v.width = size[1];
   }
-  const uint64_t key = key_of(step, same ? 0 : from->rank * 40 + call, l, grad);
+  const uint64_t key = array_key(step, same ? 0 : from->rank * 40 + call, l, grad);
   const double by = grad ? c->gsize : c->size * pow(c->grow, (double)step);
   const int64_t each = rows / samples * cols;
   for (int64_t i = 0; i < rows * cols; i++) {
-    const float x = observed_number(from, d, &v, key, i, each, grad);
-    put(&v, i / cols, i % cols, (float)((double)x * by));
+    const float x = observed_value(from, d, &v, key, i, each, grad);
+    store_truncated(&v, i / cols, i % cols, (float)((double)x * by));
   }
   const bool here = from->last && call % 16 == 0 && (int32_t)c->nan_layer == l;
   if (here && (int64_t)(grad ? c->nan_outgrad : c->nan_input) == step) {
-    put(&v, rows - 1, cols - 1, (float)NAN);
+    store_truncated(&v, rows - 1, cols - 1, (float)NAN);
   }
   return v;
 }
@@ -269,32 +269,33 @@ plane bits_new_parameter(const bits_array_inputs *from, int32_t l, ng_param whic
                          const char *dtype) {
   const bits_layer *d = &from->layer[l];
   const int64_t cols = d->in / d->groups * d->kernel[0] * d->kernel[1];
-  if (which == NG_WEIGHT) return array(from, d->out, cols, dtype_of(dtype));
-  return d->bias ? array(from, 1, d->out, dtype_of(dtype)) : plane_of(NULL, 0, 0, NG_F32);
+  if (which == NG_WEIGHT) return new_array(from, d->out, cols, dtype_of(dtype));
+  return d->bias ? new_array(from, 1, d->out, dtype_of(dtype)) : plane_of(NULL, 0, 0, NG_F32);
 }
 
 void bits_fill_weight(const bits_array_inputs *from, int32_t l, ng_param which, const plane *to) {
-  const uint64_t key = key_of(0, 991, l, which);
+  const uint64_t key = array_key(0, 991, l, which);
   for (int64_t i = 0; i < to->rows * to->cols; i++) {
-    put(to, i / to->cols, i % to->cols, from->c->zero > 0 ? 0 : number(key, i));
+    store_truncated(to, i / to->cols, i % to->cols, from->c->zero > 0 ? 0 : draw_number(key, i));
   }
 }
 
 void bits_fill_gradient(const bits_array_inputs *from, int64_t step, int32_t l, ng_param which,
                         const plane *to) {
   const bits_case *c = from->c;
-  const uint64_t key = key_of(step, 990, l, 2 + which);
-  const uint64_t of_a = key_of(step, 0, l, 0), of_g = key_of(step, 0, l, 1);
+  const uint64_t key = array_key(step, 990, l, 2 + which);
+  const uint64_t of_a = array_key(step, 0, l, 0), of_g = array_key(step, 0, l, 1);
   for (int64_t i = 0; i < to->rows * to->cols; i++) {
     const int64_t row = i / to->cols, col = i % to->cols;
-    float x = number(key, i);
-    if (is(c->values, "cancel")) x = cancelling(key, i, col, to->cols, 1, 0x1p8f);
+    float x = draw_number(key, i);
+    if (same_text(c->values, "cancel")) x = cancelling_term(key, i, col, to->cols, 1, 0x1p8f);
     if (c->along > 0 && l == 0) {
-      const float ga = which == NG_BIAS ? number(of_g, col) : number(of_g, row) * number(of_a, col);
+      const float ga = which == NG_BIAS ? draw_number(of_g, col)
+                                        : draw_number(of_g, row) * draw_number(of_a, col);
       x = (float)(c->along * (double)ga + (1 - c->along) * (double)x);
     }
-    put(to, row, col, (float)((double)x * c->dsize));
+    store_truncated(to, row, col, (float)((double)x * c->dsize));
   }
   const bool here = from->last && (int32_t)c->nan_layer == l && (int64_t)c->nan_grad == step;
-  if (here && which == NG_WEIGHT) put(to, 0, to->cols - 1, (float)NAN);
+  if (here && which == NG_WEIGHT) store_truncated(to, 0, to->cols - 1, (float)NAN);
 }

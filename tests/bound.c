@@ -9,16 +9,11 @@
 const int64_t count[ENTRIES] = {MID * IN, OUT *MID, 5};
 static const int64_t rows[ENTRIES] = {MID, OUT, 1};
 
-static float number(int64_t what, int64_t i) {
-  rng r = {test_seed() + (uint64_t)(what * 1009 + i)};
-  return (float)rng_value(&r);
-}
-
 ng_array entry_array(float *x, int32_t k) {
   return ng_array_matrix(x, rows[k], count[k] / rows[k], NG_F32);
 }
 
-static ng_status describe(ng_precond *p) {
+static ng_status add_entries(ng_precond *p) {
   ng_status st = ng_add_linear(p, "fc1", IN, MID, 0, NULL);
   if (st == NG_OK) st = ng_add_linear(p, "fc2", MID, OUT, 0, NULL);
   return st == NG_OK ? ng_add_tensor(p, "gamma", 5, NULL) : st;
@@ -33,10 +28,10 @@ ng_status bind_entry(model *m, int32_t k, float *grad, float *weight, ng_hold ho
 ng_status open_model(model *m, const char *options, const ng_transport *t) {
   memset(m, 0, sizeof *m);
   ng_status st = fixture_open(&m->f, options, &(fixture_how){.threads = 1, .transport = t});
-  if (st == NG_OK) st = describe(m->f.p);
+  if (st == NG_OK) st = add_entries(m->f.p);
   for (int32_t k = 0; k < ENTRIES && st == NG_OK; k++) {
     for (int64_t i = 0; i < count[k]; i++) {
-      m->weight[k][i] = number(k, i);
+      m->weight[k][i] = draw_at(k, i);
     }
     st = bind_entry(m, k, m->grad[k], m->weight[k], NG_HOLD);
   }
@@ -46,7 +41,7 @@ ng_status open_model(model *m, const char *options, const ng_transport *t) {
 void draw_gradients(model *m, int32_t t) {
   for (int32_t k = 0; k < ENTRIES; k++) {
     for (int64_t i = 0; i < count[k]; i++) {
-      m->grad[k][i] = number(100 * (t + 1) + k, i);
+      m->grad[k][i] = draw_at(100 * (t + 1) + k, i);
     }
   }
 }
@@ -57,8 +52,8 @@ ng_status observe_layers(model *m, int32_t t, unsigned which) {
   for (int32_t k = 0; k < 2 && st == NG_OK; k++) {
     float a[B * MID], g[B * MID];
     for (int64_t i = 0; i < B * MID; i++) {
-      a[i] = number(1000 * (t + 1) + k, i);
-      g[i] = number(1000 * (t + 1) + 10 + k, i);
+      a[i] = draw_at(1000 * (t + 1) + k, i);
+      g[i] = draw_at(1000 * (t + 1) + 10 + k, i);
     }
     const plane x = plane_of(a, B, in[k], NG_F32), y = plane_of(g, B, out[k], NG_F32);
     if ((which >> k & 1U) != 0) st = fixture_observe(&m->f, k, &x, &y);

@@ -70,7 +70,7 @@ void dense_eigen(int64_t n, const double *M, double *d, double *Q) {
   free(S);
 }
 
-static void swap(double *x, double *y, int64_t n) {
+static void swap_rows(double *x, double *y, int64_t n) {
   for (int64_t j = 0; j < n; j++) {
     const double kept = x[j];
     x[j] = y[j];
@@ -87,8 +87,8 @@ void dense_solve(int64_t n, const double *M, int64_t m, double *R) {
       if (fabs(S[i * n + k]) > fabs(S[best * n + k])) best = i;
     }
     if (S[best * n + k] == 0) abort();
-    swap(S + k * n, S + best * n, n);
-    swap(R + k * m, R + best * m, m);
+    swap_rows(S + k * n, S + best * n, n);
+    swap_rows(R + k * m, R + best * m, m);
     for (int64_t i = 0; i < n; i++) {
       if (i == k) continue;
       double f = S[i * n + k] / S[k * n + k];

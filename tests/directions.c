@@ -21,7 +21,7 @@ void *arena_alloc(size_t n, size_t size) {
 
 void arena_reset(void) { used = 0; }
 
-static float *draw(rng *r, int64_t n) {
+static float *draw_floats(rng *r, int64_t n) {
   float *x = arena_alloc((size_t)n, sizeof *x);
   for (int64_t i = 0; i < n; i++) {
     x[i] = (float)(rng_real(r) * 2.0 - 1.0);
@@ -39,7 +39,7 @@ void set_layout(ng_place *v, ng_dtype t, int64_t cols, bool last) {
 
 static char *draw_array(rng *r, ng_dtype t, int64_t n) {
   char *a = arena_alloc((size_t)n, (size_t)ng_dtype_size(t));
-  float *x = draw(r, n);
+  float *x = draw_floats(r, n);
   ng_from_f32(a, t, x, n);
   for (int64_t i = 0; i < n && t == NG_F64; i++) {
     ((double *)(void *)a)[i] += rng_real(r) * 0x1p-24;
@@ -47,7 +47,7 @@ static char *draw_array(rng *r, ng_dtype t, int64_t n) {
   return a;
 }
 
-static void make(rng *r, item *a, int i, bool doubles) {
+static void draw_arrays(rng *r, item *a, int i, bool doubles) {
   const int64_t cols[] = {1, 9, 144, 512, 577, 513, 2048, 17001};
   const bool is_flat = i % 5 == 0; /* rows that a device reads 4 elements at once */
   a->cols = is_flat ? 512 : cols[rng_below(r, 8)];
@@ -61,13 +61,13 @@ static void make(rng *r, item *a, int i, bool doubles) {
   a->g = arena_alloc((size_t)n, 8), a->w = arena_alloc((size_t)n, 8);
   a->grad.data = a->g, a->weight.data = a->w;
   a->m0 = draw_array(r, a->moment, n), a->v0 = draw_array(r, a->moment, n);
-  a->u = draw(r, n), a->x = draw(r, a->cols);
+  a->u = draw_floats(r, n), a->x = draw_floats(r, a->cols);
   for (int64_t k = 0; k < n; k++) { /* clear the sign, in the last byte */
     a->v0[(k + 1) * ng_dtype_size(a->moment) - 1] &= 0x7f;
   }
   a->m = arena_alloc((size_t)n, 8), a->v = arena_alloc((size_t)n, 8),
   a->stored = arena_alloc((size_t)n, 4);
-  a->y = draw(r, a->rows), a->y_wide = arena_alloc((size_t)a->rows, sizeof(double));
+  a->y = draw_floats(r, a->rows), a->y_wide = arena_alloc((size_t)a->rows, sizeof(double));
   a->map = arena_alloc((size_t)a->cols, sizeof *a->map);
   for (int64_t k = 0; k < a->cols; k++) {
     a->map[k] = (int32_t)(a->cols - 1 - k);
@@ -77,7 +77,7 @@ static void make(rng *r, item *a, int i, bool doubles) {
   }
 }
 
-static ng_direction describe(item *a, kind k, float bound) {
+static ng_direction describe_direction(item *a, kind k, float bound) {
   ng_direction e = {.D = {&a->grad, 0, a->rows, 0, a->cols}, .scale = 1.5, .k = -0.75, .u_col = 1};
   e.overflowed = &a->overflowed;
   e.clip_bound = bound;
@@ -94,7 +94,7 @@ static ng_direction describe(item *a, kind k, float bound) {
   return e;
 }
 
-void restore(item *a) {
+void restore_arrays(item *a) {
   const size_t n = (size_t)(a->rows * a->cols);
   memcpy(a->g, a->gradient, n * (size_t)ng_dtype_size(a->grad.dtype));
   memcpy(a->w, a->weights, n * (size_t)ng_dtype_size(a->weight.dtype));
@@ -120,8 +120,8 @@ void draw_directions(rng *r, list *l, kind k, int round) {
   l->doubles = rng_below(r, 3) == 0;
   for (int i = 0; i < LISTED; i++) {
     item *a = &l->item[i];
-    make(r, a, round + i, l->doubles);
-    l->e[i] = describe(a, k, round % 5 == 4 ? 0.25f : 0.0f);
+    draw_arrays(r, a, round + i, l->doubles);
+    l->e[i] = describe_direction(a, k, round % 5 == 4 ? 0.25f : 0.0f);
     if (round % 3 != 2 && rng_below(r, 3) == 0) { /* SGD; k y does not fit f32, k y u does */
       l->e[i].k = 1e39, l->e[i].largest_u = 0.0;
       for (int64_t c = 0; c < a->cols; c++) {
@@ -149,4 +149,4 @@ void draw_directions(rng *r, list *l, kind k, int round) {
   }
 }
 
-int first_queue(const list *l) { return l->doubles ? 0 : KERNELS_FIRST; }
+int first_queue_for(const list *l) { return l->doubles ? 0 : KERNELS_FIRST; }

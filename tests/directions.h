@@ -48,10 +48,10 @@ void set_layout(ng_place *v, ng_dtype t, int64_t cols, bool last);
 
 /* Make LISTED directions of one kind. Some elements overflow: every correct result keeps their old value. */
 void draw_directions(rng *r, list *l, kind k, int round);
-void restore(item *a);                           /* set g, w, m and v to the drawn arrays */
+void restore_arrays(item *a);                    /* set g, w, m and v to the drawn arrays */
 double at(const char *a, ng_dtype t, int64_t i); /* element i in the order of memory */
 
 /* Return the first queue that supports the dtypes of the list: the device has no f64. */
-int first_queue(const list *l);
+int first_queue_for(const list *l);
 
 #endif

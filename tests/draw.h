@@ -46,6 +46,12 @@ static inline uint64_t test_seed(void) {
   return text != NULL ? strtoull(text, NULL, 0) : UINT64_C(20260711);
 }
 
+/* The value of element i of the array with this key: a function of both and of the seed. */
+static inline float draw_at(int64_t key, int64_t i) {
+  rng r = {test_seed() + (uint64_t)(key * 100003 + i)};
+  return (float)rng_value(&r);
+}
+
 /* Number of repetitions: NG_TEST_MULT times n, at least 1. */
 static inline int64_t test_repetitions(int64_t n) {
   const char *text = getenv("NG_TEST_MULT");

@@ -14,7 +14,7 @@ const struct effects_layer layer[LAYERS] = {
 };
 
 /* A number in [-1, 1) for every place: the finaliser of SplitMix64. */
-static float data(int64_t step, int64_t rank, int64_t call, int64_t what, int64_t i) {
+static float draw_number(int64_t step, int64_t rank, int64_t call, int64_t what, int64_t i) {
   uint64_t z = (uint64_t)((((step * 8 + rank) * 8 + call) * 16 + what) * 4096 + i) + 1;
   z = rng_mix(z * UINT64_C(0x9e3779b97f4a7c15));
   return (float)((double)(z >> 40) / (1 << 23) - 1.0);
@@ -29,7 +29,7 @@ const run usual = {.ranks = 1, .own = FC1, .step = "gradient"};
     if (status_ > r->st) r->st = status_;                                                          \
   } while (0)
 
-static ng_status describe(const run *what, struct outcome *r, ng_precond *p) {
+static ng_status add_layers(const run *what, struct outcome *r, ng_precond *p) {
   for (int32_t i = 0; i < LAYERS; i++) {
     ng_layer l = layer_of(layer[i].kind, layer[i].name, layer[i].in, i == BN ? 0 : layer[i].out);
     int32_t index;
@@ -47,7 +47,7 @@ static ng_status describe(const run *what, struct outcome *r, ng_precond *p) {
 }
 
 /* Gradients and weights of all layers are one array each. */
-static ng_status bind(struct outcome *r, fixture *f, float *gradient, float *weight) {
+static ng_status bind_arrays(struct outcome *r, fixture *f, float *gradient, float *weight) {
   for (int32_t i = 0; i < LAYERS; i++) {
     for (int k = 0; k < 1 + (layer[i].bias > 0); k++) {
       const int64_t rows = k == 0 ? layer[i].rows : 1;
@@ -62,7 +62,8 @@ static ng_status bind(struct outcome *r, fixture *f, float *gradient, float *wei
 }
 
 /* Micro-batches of 4 and of 2 samples. */
-static ng_status observe(struct outcome *r, fixture *f, int32_t rank, int32_t step, int32_t call) {
+static ng_status observe_batch(struct outcome *r, fixture *f, int32_t rank, int32_t step,
+                               int32_t call) {
   float seen[2][MOST_OBSERVED];
   const int64_t B = call == 0 ? 4 : 2;
   TRY(fixture_begin(f, B));
@@ -74,7 +75,7 @@ static ng_status observe(struct outcome *r, fixture *f, int32_t rank, int32_t st
       const int64_t columns = k == 0 ? layer[i].in : layer[i].out, high = layer[i].high;
       const int64_t n = B * columns * high * layer[i].wide;
       for (int64_t j = 0; j < n; j++)
-        a[j] = data(step, rank, call, 2 * i + k, j) / (k == 0 ? 1 : (float)B);
+        a[j] = draw_number(step, rank, call, 2 * i + k, j) / (k == 0 ? 1 : (float)B);
       const plane v = layer[i].kind == NG_LINEAR
                           ? plane_of(a, B * high, columns, NG_F32)
                           : plane_images(a, PLANE_NCHW, B, columns, high, layer[i].wide, NG_F32);
@@ -86,7 +87,7 @@ static ng_status observe(struct outcome *r, fixture *f, int32_t rank, int32_t st
 }
 
 /* Call the step that `what->step` names, which fails if the option `update` has another value. */
-static ng_status one_step(const run *what, ng_precond *p, int32_t step) {
+static ng_status take_step(const run *what, ng_precond *p, int32_t step) {
   const ng_sgd s = fixture_sgd(1, 0.9);
   ng_adamw a;
   ng_adamw_init(&a, sizeof a);
@@ -99,7 +100,7 @@ static ng_status one_step(const run *what, ng_precond *p, int32_t step) {
 
 void fill_gradient(int32_t step, float *D) {
   for (int64_t i = 0; i < TOTAL; i++)
-    D[i] = data(step, 7, 0, 15, i);
+    D[i] = draw_number(step, 7, 0, 15, i);
 }
 
 static ng_status read_reports(struct outcome *r, ng_precond *p) {
@@ -124,17 +125,17 @@ static ng_status run_steps(const run *what, struct outcome *r, fixture *f, int32
   float gradient[TOTAL], weight[TOTAL];
   for (int64_t i = 0; i < TOTAL; i++) {
     const bool zero = what->only_fc1 && (i < layer[FC1].at || i >= layer[FC2].at);
-    weight[i] = zero ? 0 : data(0, 6, 0, 14, i);
+    weight[i] = zero ? 0 : draw_number(0, 6, 0, 14, i);
   }
-  TRY(describe(what, r, f->p));
-  TRY(bind(r, f, gradient, weight));
+  TRY(add_layers(what, r, f->p));
+  TRY(bind_arrays(r, f, gradient, weight));
   TRY(ng_ready(f->p));
   for (int32_t step = 0; step < STEPS; step++) {
     if (step == 1 && what->set != NULL) TRY(ng_set(f->p, what->set, what->value));
     for (int32_t call = 0; call < 2; call++)
-      TRY(observe(r, f, rank, step, call));
+      TRY(observe_batch(r, f, rank, step, call));
     fill_gradient(step, gradient);
-    TRY(one_step(what, f->p, step));
+    TRY(take_step(what, f->p, step));
     ng_report report = {.struct_size = sizeof report};
     TRY(ng_report_read(f->p, &report));
     r->nu[step] = report.clip;
@@ -177,7 +178,7 @@ run must_run(run what) {
   return what;
 }
 
-run run_with(const char *settings) {
+run must_run_with(const char *settings) {
   run r = usual;
   r.settings = settings;
   return must_run(r);
@@ -185,11 +186,11 @@ run run_with(const char *settings) {
 
 /* ---- differences -----------------------------------------------------------------------------*/
 
-static int64_t end_of(int32_t i) { return i + 1 < LAYERS ? layer[i + 1].at : TOTAL; }
+static int64_t end_of_layer(int32_t i) { return i + 1 < LAYERS ? layer[i + 1].at : TOTAL; }
 
 double layer_gap(const run *a, const run *b, int32_t step, int32_t i) {
   double gap = 0, most = 0;
-  for (int64_t k = layer[i].at; k < end_of(i); k++) {
+  for (int64_t k = layer[i].at; k < end_of_layer(i); k++) {
     const double x = (double)a->rank[0].P[step][k], y = (double)b->rank[0].P[step][k];
     if (!isfinite(x) || !isfinite(y)) return INFINITY;
     gap = fmax(gap, fabs(x - y));

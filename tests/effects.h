@@ -65,7 +65,7 @@ void fill_gradient(int32_t step, float *D);
 ng_status try_run(run *what);
 /* Run `what`; fail the test unless the status is NG_OK and all ranks have the same directions and weights. */
 run must_run(run what);
-run run_with(const char *settings);
+run must_run_with(const char *settings);
 
 /* The largest difference over the largest entry, infinity if a value is not finite: of one layer in one step, of all
  * layers. */

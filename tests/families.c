@@ -15,13 +15,13 @@
 
 /* ---- predictions -----------------------------------------------------------------------------*/
 
-static void kronecker(const test_case *s, const ng_options *o, case_result *out) {
+static void predict_kronecker(const test_case *s, const ng_options *o, case_result *out) {
   case_predict(s, o, out, NULL);
 }
 
 /* P = D + k G D A of one layer, with A and G of the oracle after the step. */
-static void multiplied(const oracle *o, const test_case *s, int32_t l, double k, const double *D,
-                       double *P) {
+static void multiply_by_factors(const oracle *o, const test_case *s, int32_t l, double k,
+                                const double *D, double *P) {
   const int64_t groups = s->layer[l].kind == NG_CONV2D ? s->layer[l].groups : 1;
   const int64_t q = s->layer[l].out / groups, p = oracle_columns(&s->layer[l]);
   double *GD = zeros(q * p);
@@ -37,8 +37,8 @@ static void multiplied(const oracle *o, const test_case *s, int32_t l, double k,
   free(GD);
 }
 
-/* solver = product: factors come from the oracle, which runs the first step, the first two, ... */
-static void product(const test_case *s, const ng_options *opt, case_result *out) {
+/* solver = predict_product: factors come from the oracle, which runs the first step, the first two, ... */
+static void predict_product(const test_case *s, const ng_options *opt, case_result *out) {
   ng_options factors = *opt;
   fixture_set(&factors, "solver", "cholesky");
   fixture_set_real(&factors, "radius", 0);
@@ -59,7 +59,7 @@ static void product(const test_case *s, const ng_options *opt, case_result *out)
       memcpy(P, D, sizeof(double) * (size_t)n);
       out->condition[t][l] = 1; /* <D, G D A> >= 0: no cancellation in the sum */
       if (s->layer[l].frozen) continue;
-      multiplied(o, s, l, d2 > 0 ? opt->base.radius / sqrt(d2) : 0, D, P);
+      multiply_by_factors(o, s, l, d2 > 0 ? opt->base.radius / sqrt(d2) : 0, D, P);
       out->inner[t] += v_dot(P, D, n);
     }
     out->nu[t] = 1; /* clip = none */
@@ -68,11 +68,11 @@ static void product(const test_case *s, const ng_options *opt, case_result *out)
   }
 }
 
-static void kronecker_norms(const test_case *s, const ng_options *o, case_result *out) {
-  norm_predict(s, o, kronecker, out);
+static void predict_kronecker_norms(const test_case *s, const ng_options *o, case_result *out) {
+  norm_predict(s, o, predict_kronecker, out);
 }
 
-static void rankone_norms(const test_case *s, const ng_options *o, case_result *out) {
+static void predict_rankone_norms(const test_case *s, const ng_options *o, case_result *out) {
   norm_predict(s, o, rankone_predict, out);
 }
 
@@ -101,38 +101,38 @@ static void rankone_norms(const test_case *s, const ng_options *o, case_result *
 
 static const family families[] = {
     {"natgrad, eigen, joint", NATGRAD(" solver=eigen damping_split=joint"),
-     FACTORS | SOLVES | SCALES, WHOLE, SPLIT(kronecker, JOINT)},
+     FACTORS | SOLVES | SCALES, WHOLE, SPLIT(predict_kronecker, JOINT)},
     {"natgrad, eigen, pi", NATGRAD(" solver=eigen damping_split=pi"), FACTORS | SOLVES | SCALES,
-     WHOLE, SPLIT(kronecker, PI)},
+     WHOLE, SPLIT(predict_kronecker, PI)},
     {"natgrad, eigen, full", NATGRAD(" solver=eigen damping_split=full"), FACTORS | SOLVES, WHOLE,
-     .power = 2, .tail = FULL, .predict = kronecker, .growth = 64},
+     .power = 2, .tail = FULL, .predict = predict_kronecker, .growth = 64},
     {"natgrad, cholesky, pi", NATGRAD(" damping_split=pi"), FACTORS | SOLVES | SCALES, WHOLE,
-     SPLIT(kronecker, PI)},
+     SPLIT(predict_kronecker, PI)},
     {"natgrad, cholesky, full", NATGRAD(" damping_split=full"), FACTORS | SOLVES, WHOLE, .power = 2,
-     .tail = FULL, .predict = kronecker, .growth = 64},
+     .tail = FULL, .predict = predict_kronecker, .growth = 64},
     {"kaisa", "method=kaisa" USUAL, FACTORS | SCALES, .calls = EVEN_SUMS, .shards = EVEN_SUMS,
-     .repeat = 4, .knob = "damping", SPLIT(kronecker, JOINT)},
+     .repeat = 4, .knob = "damping", SPLIT(predict_kronecker, JOINT)},
     {"kaisa, inverse", "method=kaisa solver=cholesky damping_split=full" USUAL, FACTORS,
      .calls = EVEN_SUMS, .shards = EVEN_SUMS, .knob = "damping", .power = 2, .tail = FULL,
-     .predict = kronecker, .growth = 64},
+     .predict = predict_kronecker, .growth = 64},
     {"mpd-kfac", "method=mpd-kfac" USUAL, FACTORS | SCALES, .calls = NO_PARTS, .shards = EVEN_MEANS,
-     .repeat = 1, .knob = "damping", SPLIT(kronecker, JOINT)},
+     .repeat = 1, .knob = "damping", SPLIT(predict_kronecker, JOINT)},
     {"mpd-kfac, inverse",
      "method=mpd-kfac solver=cholesky eigen_floor=0 damping_split=pi damping_leak=owner" USUAL,
      FACTORS | SCALES, .calls = NO_PARTS, .shards = EVEN_MEANS, .repeat = 1, .knob = "damping",
-     SPLIT(kronecker, PI)},
+     SPLIT(predict_kronecker, PI)},
     {"dp-kfac", "method=dp-kfac" USUAL, FACTORS | SCALES, .calls = NO_PARTS, .shards = NO_PARTS,
-     .repeat = 1, .knob = "damping", SPLIT(kronecker, JOINT)},
+     .repeat = 1, .knob = "damping", SPLIT(predict_kronecker, JOINT)},
     {"dp-kfac, inverse",
      "method=dp-kfac solver=cholesky eigen_floor=0 damping_split=pi damping_leak=owner" USUAL,
      FACTORS | SCALES, .calls = NO_PARTS, .shards = NO_PARTS, .repeat = 1, .knob = "damping",
-     SPLIT(kronecker, PI)},
+     SPLIT(predict_kronecker, PI)},
     {"eva-kfac", "method=eva-kfac" USUAL, FACTORS | SCALES | ALIKE, .calls = NO_PARTS,
-     .shards = EVEN_SUMS, .repeat = 4, .knob = "damping", SPLIT(kronecker, PI)},
+     .shards = EVEN_SUMS, .repeat = 4, .knob = "damping", SPLIT(predict_kronecker, PI)},
     {"sam", "method=sam stat_decay=0.6 radius=0.5",
      IN_GROUPS | FRACTIONS | SCALES | ALIKE | READS_INPUT | READS_OUTPUT, .calls = NO_PARTS,
-     .shards = EVEN_SUMS, .repeat = 4, .knob = "radius", .predict = product, .growth = 64},
-    {"spngd", "method=spngd" USUAL, FACTORS | SOLVES | SCALES, WHOLE, SPLIT(kronecker, PI)},
+     .shards = EVEN_SUMS, .repeat = 4, .knob = "radius", .predict = predict_product, .growth = 64},
+    {"spngd", "method=spngd" USUAL, FACTORS | SOLVES | SCALES, WHOLE, SPLIT(predict_kronecker, PI)},
     {"eva", "method=eva" USUAL, INVERSE | VECTORS | SCALES | READS_INPUT | READS_OUTPUT,
      .calls = NO_PARTS, .shards = EVEN_SUMS, .repeat = 4, .knob = "damping", .power = 1,
      .tail = JOINT, .predict = rankone_predict, .growth = RANKONE_GROWTH},
@@ -204,26 +204,26 @@ static const family families[] = {
      "method=lowrank-mfac" WINDOW("damping=0.1 statistics=sharded window_rank=2"), SHAPED, WHOLE,
      .growth = 8},
     {"natgrad, diagonal G", NATGRAD(" output_factor=diagonal"), FACTORS | SCALES, WHOLE,
-     SPLIT(kronecker, PI)},
+     SPLIT(predict_kronecker, PI)},
     {"natgrad, norm units and tokens", NATGRAD(" norm_block=unit"),
-     FACTORS | SCALES | NORMS | TOKENS, WHOLE, SPLIT(kronecker_norms, PI)},
+     FACTORS | SCALES | NORMS | TOKENS, WHOLE, SPLIT(predict_kronecker_norms, PI)},
     {"natgrad, full norms and tokens",
      NATGRAD(" solver=eigen damping_split=joint norm_block=full norm_damping=16"),
-     FACTORS | SCALES | NORMS | TOKENS, WHOLE, SPLIT(kronecker_norms, JOINT)},
+     FACTORS | SCALES | NORMS | TOKENS, WHOLE, SPLIT(predict_kronecker_norms, JOINT)},
     {"natgrad, diagonal norms", NATGRAD(" norm_block=diagonal norm_damping=16"),
-     FACTORS | SCALES | NORMS, WHOLE, SPLIT(kronecker_norms, PI)},
+     FACTORS | SCALES | NORMS, WHOLE, SPLIT(predict_kronecker_norms, PI)},
     {"eva-natgrad, norm units", "method=eva-natgrad norm_block=unit" USUAL,
      INVERSE | VECTORS | SCALES | READS_INPUT | READS_OUTPUT | NORMS, WHOLE,
-     SPLIT(rankone_norms, JOINT)},
+     SPLIT(predict_rankone_norms, JOINT)},
     {"eva-natgrad, full norms", "method=eva-natgrad norm_block=full norm_damping=16" USUAL,
      INVERSE | VECTORS | SCALES | READS_INPUT | READS_OUTPUT | NORMS, WHOLE,
-     SPLIT(rankone_norms, JOINT)},
+     SPLIT(predict_rankone_norms, JOINT)},
     {"eva-natgrad, diagonal norms", "method=eva-natgrad norm_block=diagonal" USUAL,
      INVERSE | VECTORS | SCALES | READS_INPUT | READS_OUTPUT | NORMS, WHOLE,
-     SPLIT(rankone_norms, JOINT)},
+     SPLIT(predict_rankone_norms, JOINT)},
     {"spngd, raw batch norms and tokens", "method=spngd" USUAL,
      (FACTORS & ~FRACTIONS) | SCALES | NORMS | RAW | TOKENS, .calls = NO_PARTS, .shards = NO_PARTS,
-     .repeat = 1, .knob = "damping", SPLIT(kronecker_norms, PI)},
+     .repeat = 1, .knob = "damping", SPLIT(predict_kronecker_norms, PI)},
     {"natgrad beside a window", NATGRAD(" per_layer='linear: method=mfac damping=0.1 window=3'"),
      FRACTIONS | SHAPED | READS_INPUT | READS_OUTPUT, WHOLE, .growth = 1000},
     {"mfac, norms and tokens", "method=mfac" WINDOW("damping=0.1"), NORMS | TOKENS, WHOLE,
@@ -311,7 +311,7 @@ case_result v_run(const variant *v, const test_case *s, const ng_options *o) {
 }
 
 /* The condition of the worst layer and step. */
-static double v_condition(const test_case *s, const case_result *predicted) {
+static double worst_condition(const test_case *s, const case_result *predicted) {
   double c = 1;
   for (int32_t t = 0; t < s->steps; t++) {
     for (int32_t l = 0; l < s->layers; l++)
@@ -324,7 +324,7 @@ double v_tolerance(const variant *v, const test_case *s, const ng_options *o) {
   case_result r;
   if (v->f->predict == NULL) return 2 * v->f->growth * unit;
   v->f->predict(s, o, &r);
-  const double c = v_condition(s, &r);
+  const double c = worst_condition(s, &r);
   case_free_result(&r);
   return 2 * v->f->growth * unit * c;
 }
@@ -333,7 +333,7 @@ void v_must_match_prediction(const variant *v, const char *what, const test_case
                              const ng_options *o) {
   case_result want, got = v_run(v, s, o);
   v->f->predict(s, o, &want);
-  v_must_match(v, what, s, &got, &want, v->f->growth * unit * v_condition(s, &want));
+  v_must_match(v, what, s, &got, &want, v->f->growth * unit * worst_condition(s, &want));
   case_free_result(&want);
   case_free_result(&got);
 }
@@ -366,7 +366,7 @@ void v_runs_must_match(const variant *v, const char *what, const test_case *x, c
 
 /* ---- test cases ------------------------------------------------------------------------------*/
 
-static void grouped(test_case *s) {
+static void add_grouped_conv(test_case *s) {
   ng_layer *l = case_conv(s, 4, 6, 3, 2, 7, 5, true);
   l->groups = l->stride[0] = l->dilation[1] = 2;
   l->padding[0] = 1;
@@ -382,7 +382,7 @@ static void add_norms_between(const variant *v, test_case *s) {
   l->groups = 2;
   l->bias = 0;
   if (v->f->promises & TOKENS) case_embedding(s, 9, 4, 2)->token_dtype = NG_I32;
-  grouped(s);
+  add_grouped_conv(s);
 }
 
 test_case *v_new_layers(const variant *v, int32_t steps, int32_t ranks) {
@@ -396,12 +396,13 @@ test_case *v_new_layers(const variant *v, int32_t steps, int32_t ranks) {
   case_linear(s, 5, 3, false, 3);
   ng_layer *l = case_conv(s, 3, 4, 3, 3, 5, 6, true);
   l->padding[0] = l->padding[1] = 1;
-  grouped(s);
+  add_grouped_conv(s);
   case_set_positions(s);
   return s;
 }
 
-static test_case *filled(const variant *v, int32_t steps, int32_t ranks, uint64_t salt, bool even) {
+static test_case *new_filled_case(const variant *v, int32_t steps, int32_t ranks, uint64_t salt,
+                                  bool even) {
   rng r = {test_seed() ^ salt};
   test_case *s = v_new_layers(v, steps, ranks);
   for (int32_t t = 0; t < steps; t++) {
@@ -415,14 +416,14 @@ static test_case *filled(const variant *v, int32_t steps, int32_t ranks, uint64_
 }
 
 test_case *v_new_uneven_case(const variant *v, int32_t steps, int32_t ranks, uint64_t salt) {
-  return filled(v, steps, ranks, salt, false);
+  return new_filled_case(v, steps, ranks, salt, false);
 }
 
 test_case *v_new_even_case(const variant *v, int32_t steps, int32_t ranks, uint64_t salt) {
-  return filled(v, steps, ranks, salt, true);
+  return new_filled_case(v, steps, ranks, salt, true);
 }
 
-static void scale(test_case *s, double c, bool by_samples) {
+static void scale_losses(test_case *s, double c, bool by_samples) {
   for (int32_t t = 0; t < s->steps; t++) {
     for (int32_t r = 0; r < s->ranks; r++) {
       for (int32_t k = 0; k < s->calls[t][r]; k++) {
@@ -439,8 +440,8 @@ static void scale(test_case *s, double c, bool by_samples) {
   }
 }
 
-void v_average_losses(test_case *s) { scale(s, 1, true); }
-void v_scale_losses(test_case *s, double c) { scale(s, c, false); }
+void v_average_losses(test_case *s) { scale_losses(s, 1, true); }
+void v_scale_losses(test_case *s, double c) { scale_losses(s, c, false); }
 
 void v_add_weights(test_case *s) {
   for (int32_t l = 0; l < s->layers; l++) {

@@ -63,8 +63,7 @@ typedef struct family {
   parts calls;  /* micro-batches of one rank */
   parts shards; /* batches of several ranks */
   /* If a batch contains every sample twice, and the loss is a mean (so g halves), the curvature is divided by
-   * `repeat`; 0: no promise.  `knob` is an option with the unit of curvature ("damping") or of its inverse ("radius").
-   */
+   * `repeat`; 0: no promise.  `knob`: an option with the unit of curvature ("damping") or of its inverse ("radius"). */
   double repeat;
   const char *knob;
   /* LINEAR: at damping 1e10, damping^power P differs from D by at most `tail` times its largest entry. */

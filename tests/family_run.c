@@ -12,25 +12,25 @@
 
 enum { SAMPLES = 4, SIDE = 5, MOST_OBSERVED = SAMPLES * 6 * SIDE * SIDE };
 
-static void draw(float *x, int64_t n, int32_t step, int32_t key) {
+static void draw_values(float *x, int64_t n, int32_t step, int32_t key) {
   rng r = {test_seed() ^ (uint64_t)(step * 100 + key)};
   rng_fill(&r, x, n);
 }
 
-static int64_t weights(const family_entry *e) {
+static int64_t weight_count(const family_entry *e) {
   return e->in * (e->out == 0 ? 1 : e->out) * (e->is_conv ? 9 : 1);
 }
 
 int64_t family_gradient_count(const family_model *m, int32_t i) {
-  return weights(&m->entry[i]) + (m->entry[i].bias ? m->entry[i].out : 0);
+  return weight_count(&m->entry[i]) + (m->entry[i].bias ? m->entry[i].out : 0);
 }
 
 void family_draw_gradients(const family_model *m, int32_t step, int32_t i, float *x) {
-  draw(x, family_gradient_count(m, i), step, i);
+  draw_values(x, family_gradient_count(m, i), step, i);
   if (m->adjust != NULL) m->adjust(i, x);
 }
 
-static ng_status add(ng_precond *p, const family_entry *e) {
+static ng_status add_entry(ng_precond *p, const family_entry *e) {
   int32_t index;
   if (e->out == 0) return ng_add_tensor(p, e->name, e->in, &index);
   if (e->is_conv)
@@ -38,20 +38,20 @@ static ng_status add(ng_precond *p, const family_entry *e) {
   return ng_add_linear(p, e->name, e->in, e->out, e->bias, &index);
 }
 
-static ng_status bind(ng_precond *p, int32_t i, const family_entry *e, float *grad) {
+static ng_status bind_gradient(ng_precond *p, int32_t i, const family_entry *e, float *grad) {
   const int64_t rows = e->out == 0 ? 1 : e->out;
-  const plane w = plane_of(grad, rows, weights(e) / rows, NG_F32);
-  const plane b = plane_of(grad + weights(e), 1, e->out, NG_F32);
+  const plane w = plane_of(grad, rows, weight_count(e) / rows, NG_F32);
+  const plane b = plane_of(grad + weight_count(e), 1, e->out, NG_F32);
   const ng_status st = plane_bind_grad(p, i, NG_WEIGHT, &w);
   return st == NG_OK && e->bias ? plane_bind_grad(p, i, NG_BIAS, &b) : st;
 }
 
-static ng_status observe(fixture *f, int32_t i, const family_entry *e, int32_t step) {
+static ng_status observe_entry(fixture *f, int32_t i, const family_entry *e, int32_t step) {
   float a[MOST_OBSERVED], g[MOST_OBSERVED];
   const int64_t pixels = e->is_conv ? SIDE * SIDE : 1;
   if (e->out == 0 || e->silent) return NG_OK;
-  draw(a, SAMPLES * e->in * pixels, step, 20 + i);
-  draw(g, SAMPLES * e->out * pixels, step, 40 + i);
+  draw_values(a, SAMPLES * e->in * pixels, step, 20 + i);
+  draw_values(g, SAMPLES * e->out * pixels, step, 40 + i);
   plane in = plane_of(a, SAMPLES, e->in, NG_F32), out = plane_of(g, SAMPLES, e->out, NG_F32);
   if (e->is_conv) {
     in = plane_images(a, PLANE_NCHW, SAMPLES, e->in, SIDE, SIDE, NG_F32);
@@ -60,15 +60,15 @@ static ng_status observe(fixture *f, int32_t i, const family_entry *e, int32_t s
   return fixture_observe(f, i, &in, &out);
 }
 
-static ng_status one_step(family_run *run, int32_t rank, fixture *f, int32_t step, int32_t bad) {
+static ng_status try_step(family_run *run, int32_t rank, fixture *f, int32_t step, int32_t bad) {
   const family_model *m = run->model;
   ng_status st = fixture_begin(f, SAMPLES);
   for (int32_t i = 0; i < m->entries && st == NG_OK; i++) {
     float *grad = run->out[rank][step][i];
     family_draw_gradients(m, step, i, grad);
-    if (i == bad) grad[weights(&m->entry[i]) - 1] = NAN;
-    st = bind(f->p, i, &m->entry[i], grad);
-    if (st == NG_OK) st = observe(f, i, &m->entry[i], step);
+    if (i == bad) grad[weight_count(&m->entry[i]) - 1] = NAN;
+    st = bind_gradient(f->p, i, &m->entry[i], grad);
+    if (st == NG_OK) st = observe_entry(f, i, &m->entry[i], step);
   }
   if (st == NG_OK && run->hook != NULL) st = run->hook(rank, f->p, step);
   return st == NG_OK ? ng_step(f->p, 0.1) : st;
@@ -89,14 +89,14 @@ static int32_t count_changed(const family_run *run, int32_t rank, int32_t step) 
 }
 
 /* Take a step; repeat a skipped step without the NaN. */
-static ng_status step_of(family_run *run, int32_t rank, fixture *f, int32_t step) {
+static ng_status take_step(family_run *run, int32_t rank, fixture *f, int32_t step) {
   const bool is_bad = step == run->bad_step;
-  ng_status st = one_step(run, rank, f, step, is_bad ? run->bad_entry : -1);
+  ng_status st = try_step(run, rank, f, step, is_bad ? run->bad_entry : -1);
   run->status[rank][step] = st;
   if (is_bad && st != NG_SKIPPED) return st < NG_OK ? st : NG_ERR_STATE;
   if (is_bad) {
     run->changed[rank] += count_changed(run, rank, step);
-    st = one_step(run, rank, f, step, -1);
+    st = try_step(run, rank, f, step, -1);
   }
   ng_report r = {.struct_size = sizeof r};
   if (st == NG_OK) st = ng_report_read(f->p, &r);
@@ -131,12 +131,12 @@ static ng_status run_rank(int32_t rank, ng_transport *t, void *arg) {
   if (st == NG_OK && run->extra != NULL) ng_family_register(f.ctx, run->extra);
   if (st == NG_OK) f.ctx->place = run->place;
   for (int32_t i = 0; i < m->entries && st == NG_OK; i++)
-    st = add(f.p, &m->entry[i]);
+    st = add_entry(f.p, &m->entry[i]);
   if (st == NG_OK) st = ng_ready(f.p);
   if (st == NG_OK && run->load != NULL) st = ng_load(f.p, run->load);
   for (int32_t step = run->load != NULL ? m->saved : 0; step < m->steps && st == NG_OK; step++) {
     if (step == m->saved && run->save != NULL) st = ng_save(f.p, run->save);
-    if (st == NG_OK) st = step_of(run, rank, &f, step);
+    if (st == NG_OK) st = take_step(run, rank, &f, step);
   }
   if (st == NG_OK) st = read_reports(run, rank, f.p);
   (void)snprintf(run->message[rank], 256, "%.255s", fixture_message(&f));

@@ -54,7 +54,7 @@ static ng_status solve(ng_block *b, ng_solve_phase phase) {
 static void read_results(ng_block *b) {}
 
 /* Enqueue a rotation by the bases of the last counted step. */
-static void rotate(const ng_block *b, bool back, const float *from, float *to) {
+static void enqueue_rotation(const ng_block *b, bool back, const float *from, float *to) {
   const matrices *k = matrices_of(b);
   ng_matrix now[2] = {k->of[0], k->of[1]};
   ng_twosided t = k->both;
@@ -71,7 +71,7 @@ static void precondition(ng_block *b) {
   float *D = ng_scratch(b);
   k->sums = (ng_direction_sums){.finite = 1};
   matrices_copy_gradient(b, false, D);
-  rotate(b, false, D, b->direction);
+  enqueue_rotation(b, false, D, b->direction);
   matrices_enqueue_sums(b, D);
 }
 
@@ -94,7 +94,7 @@ static ng_status measure(ng_block *b) {
     b->inner += (double)N[i] * u;
     b->pd2 += (double)N[i] * (double)N[i];
   }
-  rotate(b, true, N, b->direction);
+  enqueue_rotation(b, true, N, b->direction);
   ng_queue_wait(b->ctx->queue);
   return NG_OK;
 }
@@ -108,12 +108,12 @@ static void commit(ng_block *b, bool taken) {
   for (int i = 0; i < 2 && is_measured; i++)
     memcpy(k->moment[i], k->next[i], (size_t)(k->m * k->n) * sizeof(float));
   if (!is_solved || k->says[SAYS_RUNG] >= (float)NG_RUNG_LAST) return;
-  rotate(b, true, k->moment[0], k->next[0]);
+  enqueue_rotation(b, true, k->moment[0], k->next[0]);
   ng_queue_wait(b->ctx->queue);
   memcpy(k->next[1], k->moment[1], (size_t)(k->m * k->n) * sizeof(float));
   for (int i = 0; i < 2; i++)
     memcpy(k->basis[i], k->of[i].R, (size_t)(k->of[i].n * k->of[i].n) * sizeof(float));
-  rotate(b, false, k->next[0], k->moment[0]);
+  enqueue_rotation(b, false, k->next[0], k->moment[0]);
   ng_queue_wait(b->ctx->queue);
   for (int64_t i = 0; i < k->m * k->n; i++)
     k->moment[1][i] = k->next[1][k->order[0][i / k->n] * k->n + k->order[1][i % k->n]];

@@ -9,14 +9,14 @@
 
 /* ---- open, close -----------------------------------------------------------------------------*/
 
-static ng_status note(fixture *f, ng_status st) {
+static ng_status note_failure(fixture *f, ng_status st) {
   if (st != NG_OK && f->ctx != NULL) {
     (void)snprintf(f->message, sizeof f->message, "%s", ng_last_error(f->ctx));
   }
   return st;
 }
 
-static ng_status context(fixture *f, const fixture_how *how) {
+static ng_status create_context(fixture *f, const fixture_how *how) {
   ng_context_config c;
   ng_context_config_init(&c, sizeof c);
   if (how != NULL) {
@@ -33,8 +33,8 @@ static ng_status context(fixture *f, const fixture_how *how) {
 
 ng_status fixture_open_options(fixture *f, const ng_options *o, const fixture_how *how) {
   memset(f, 0, sizeof *f);
-  ng_status st = context(f, how);
-  return st == NG_OK ? note(f, ng_precond_create_from(f->ctx, o, &f->p)) : st;
+  ng_status st = create_context(f, how);
+  return st == NG_OK ? note_failure(f, ng_precond_create_from(f->ctx, o, &f->p)) : st;
 }
 
 ng_status fixture_open(fixture *f, const char *options, const fixture_how *how) {
@@ -75,15 +75,15 @@ ng_status fixture_bind(fixture *f, int32_t index, ng_param which, const plane *g
   if (st == NG_OK && weight != NULL && weight->data != NULL) {
     st = plane_bind_weight(f->p, index, which, weight);
   }
-  return note(f, st);
+  return note_failure(f, st);
 }
 
 ng_status fixture_add_linear(fixture *f, const char *name, const plane grad[2],
                              const plane weight[2]) {
   int32_t index = -1;
   const int32_t bias = grad[NG_BIAS].rows > 0;
-  ng_status st =
-      note(f, ng_add_linear(f->p, name, grad[NG_WEIGHT].cols, grad[NG_WEIGHT].rows, bias, &index));
+  ng_status st = note_failure(
+      f, ng_add_linear(f->p, name, grad[NG_WEIGHT].cols, grad[NG_WEIGHT].rows, bias, &index));
   for (int k = 0; k < 1 + bias && st == NG_OK; k++) {
     st = fixture_bind(f, index, (ng_param)k, &grad[k], weight == NULL ? NULL : &weight[k]);
   }
@@ -92,7 +92,7 @@ ng_status fixture_add_linear(fixture *f, const char *name, const plane grad[2],
 
 ng_status fixture_add_tensor(fixture *f, const char *name, const plane *grad, const plane *weight) {
   int32_t index = -1;
-  ng_status st = note(f, ng_add_tensor(f->p, name, grad->rows * grad->cols, &index));
+  ng_status st = note_failure(f, ng_add_tensor(f->p, name, grad->rows * grad->cols, &index));
   return st == NG_OK ? fixture_bind(f, index, NG_WEIGHT, grad, weight) : st;
 }
 
@@ -135,15 +135,15 @@ ng_batch batch_of(int64_t samples) {
 ng_status fixture_begin_last(fixture *f, int64_t samples, int32_t last) {
   ng_batch b = batch_of(samples);
   b.last = last;
-  return note(f, ng_begin(f->p, &b));
+  return note_failure(f, ng_begin(f->p, &b));
 }
 
 ng_status fixture_begin(fixture *f, int64_t samples) { return fixture_begin_last(f, samples, 0); }
 
 ng_status fixture_observe(fixture *f, int32_t index, const plane *a, const plane *g) {
-  ng_status st = a == NULL ? NG_OK : note(f, plane_observe_input(f->p, index, a, NG_COPY));
+  ng_status st = a == NULL ? NG_OK : note_failure(f, plane_observe_input(f->p, index, a, NG_COPY));
   if (st >= NG_OK && g != NULL) {
-    const ng_status second = note(f, plane_observe_output_grad(f->p, index, g, NG_COPY));
+    const ng_status second = note_failure(f, plane_observe_output_grad(f->p, index, g, NG_COPY));
     if (second != NG_OK) st = second;
   }
   return st;
@@ -170,10 +170,11 @@ ng_status fixture_step(fixture *f, const ng_sgd *how) {
     ng_adamw a;
     ng_adamw_init(&a, sizeof a);
     a.lr = how->lr;
-    return note(f, ng_step_adamw(f->p, &a, 1));
+    return note_failure(f, ng_step_adamw(f->p, &a, 1));
   }
-  if (st != NG_OK) return note(f, st);
-  return note(f, strcmp(update, "sgd") == 0 ? ng_step_sgd(f->p, how, 1) : ng_step(f->p, how->lr));
+  if (st != NG_OK) return note_failure(f, st);
+  return note_failure(f, strcmp(update, "sgd") == 0 ? ng_step_sgd(f->p, how, 1)
+                                                    : ng_step(f->p, how->lr));
 }
 
 static void *allocator_alloc(void *user, size_t bytes) {

@@ -57,8 +57,7 @@ typedef struct fixture_entry {
   int64_t rows, cols;
   bool bias;
 } fixture_entry;
-/* Add n entries and bind their gradients and weights, which follow each other in g and w, each bias after its weight.
- * */
+/* Add n entries; bind their gradients and weights, which follow each other in g and w, each bias after its weight. */
 ng_status fixture_add_entries(fixture *f, const fixture_entry *e, int32_t n, float *g, float *w);
 
 /* An allocator that counts and can fail. */

@@ -28,7 +28,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 static header *header_of(void *p) { return (header *)(void *)((char *)p - HEADER); }
 
-static void *take(size_t bytes, size_t align) {
+static void *take_block(size_t bytes, size_t align) {
   const bool is_wide = align > HEADER;
   int k = LEAST_CLASS;
   while (((size_t)1 << k) < bytes + HEADER + (is_wide ? align : 0)) {
@@ -53,7 +53,7 @@ static void *take(size_t bytes, size_t align) {
   return p;
 }
 
-void *malloc(size_t n) { return take(n, HEADER); }
+void *malloc(size_t n) { return take_block(n, HEADER); }
 void free(void *p) {
   if (p == NULL || header_of(p)->class == KEPT) return;
   void **list = &free_list[header_of(p)->class];
@@ -71,26 +71,26 @@ void *realloc(void *p, size_t n) {
   return to;
 }
 int posix_memalign(void **out, size_t align, size_t n) {
-  *out = take(n, align);
+  *out = take_block(n, align);
   return 0;
 }
-void *aligned_alloc(size_t align, size_t n) { return take(n, align); }
-void *memalign(size_t align, size_t n) { return take(n, align); }
+void *aligned_alloc(size_t align, size_t n) { return take_block(n, align); }
+void *memalign(size_t align, size_t n) { return take_block(n, align); }
 size_t malloc_usable_size(void *p) { return p == NULL ? 0 : header_of(p)->bytes; }
 
 /* Register the pages of [from, to). */
-static void enter(dv_desk *d, char *from, char *to) {
+static void register_range(dv_desk *d, char *from, char *to) {
   char *a = from - (uintptr_t)from % PAGE, *b = to + (PAGE - (uintptr_t)to % PAGE) % PAGE;
   const char *error = dv_register_host(d, a, (size_t)(b - a));
   if (error != NULL) (void)fprintf(stderr, "gpu_memory: %s\n", error);
 }
 
 /* Register the writable segments of the program, which is the first object. */
-static int enter_segments(struct dl_phdr_info *info, size_t size, void *desk) {
+static int register_segments(struct dl_phdr_info *info, size_t size, void *desk) {
   for (int i = 0; i < info->dlpi_phnum; i++) {
     const ElfW(Phdr) *h = &info->dlpi_phdr[i];
     char *at = (char *)info->dlpi_addr + h->p_vaddr;
-    if (h->p_type == PT_LOAD && (h->p_flags & PF_W) != 0) enter(desk, at, at + h->p_memsz);
+    if (h->p_type == PT_LOAD && (h->p_flags & PF_W) != 0) register_range(desk, at, at + h->p_memsz);
   }
   return 1;
 }
@@ -105,7 +105,7 @@ __attribute__((constructor)) static void register_memory(void) {
     low[i - PAGE] = 0;
   }
   (void)fprintf(stderr, "device: %s\n", dv_name(d));
-  enter(d, region, region + REGION);
-  (void)dl_iterate_phdr(enter_segments, d);
-  enter(d, here - STACK, here + PAGE);
+  register_range(d, region, region + REGION);
+  (void)dl_iterate_phdr(register_segments, d);
+  register_range(d, here - STACK, here + PAGE);
 }

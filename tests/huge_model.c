@@ -6,7 +6,7 @@
 
 #include "step/step.h"
 
-void *at(uint32_t *of, ng_dtype t, int64_t i) { return (char *)of + i * ng_dtype_size(t); }
+void *address_of(uint32_t *of, ng_dtype t, int64_t i) { return (char *)of + i * ng_dtype_size(t); }
 
 element element_of(const model *m, int i) {
   const ng_slot *s = &m->f.p->entry[i < FC ? 0 : 1]->slot[i >= IN * OUT && i < FC];
@@ -30,15 +30,15 @@ ng_status model_open(model *m, const char *line, const update *by, ng_dtype grad
   for (int i = 0; i < ALL; i++)
     put(m->weight, type, i, (float)rng_value(&m->r));
   for (int k = 0; k < 3; k++) {
-    grad[k] = plane_of(at(m->grad, grads, from[k]), rows[k], cols[k], grads);
-    weight[k] = plane_of(at(m->weight, type, from[k]), rows[k], cols[k], type);
+    grad[k] = plane_of(address_of(m->grad, grads, from[k]), rows[k], cols[k], grads);
+    weight[k] = plane_of(address_of(m->weight, type, from[k]), rows[k], cols[k], type);
   }
   if (st == NG_OK) st = fixture_add_linear(&m->f, "fc", grad, weight);
   if (st == NG_OK) st = fixture_add_tensor(&m->f, "t", &grad[2], &weight[2]);
   return st == NG_OK ? ng_ready(m->f.p) : st;
 }
 
-void fill(model *m, int place, double size) {
+void fill_model(model *m, int place, double size) {
   for (int i = 0; i < ALL; i++) {
     const float x = (float)rng_value(&m->r) / 16;
     put(m->grad, m->grads, i, i == place && size > 0 ? (float)size : x);
@@ -49,7 +49,7 @@ void fill(model *m, int place, double size) {
   if (place >= ALL + IN) m->g[place - ALL - IN] = (float)size;
 }
 
-ng_status step(model *m, const update *by) {
+ng_status observe_and_step(model *m, const update *by) {
   const plane a = plane_of(m->a, 1, IN, NG_F32), g = plane_of(m->g, 1, OUT, NG_F32);
   const ng_status st = fixture_begin_and_observe(&m->f, 1, 0, &a, &g);
   if (st < NG_OK) return st;
@@ -73,6 +73,6 @@ ng_status step(model *m, const update *by) {
 }
 
 ng_status fill_and_step(model *m, const update *by, int place, double size) {
-  fill(m, place, size);
-  return step(m, by);
+  fill_model(m, place, size);
+  return observe_and_step(m, by);
 }

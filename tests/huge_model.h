@@ -32,7 +32,7 @@ typedef struct element {
   float w, m, v;
 } element;
 
-void *at(uint32_t *of, ng_dtype t, int64_t i);
+void *address_of(uint32_t *of, ng_dtype t, int64_t i);
 element element_of(const model *m, int i);
 
 /* `line` has options; `transport` may be NULL. */
@@ -40,9 +40,9 @@ ng_status model_open(model *m, const char *line, const update *by, ng_dtype grad
                      const ng_transport *transport);
 /* Fill with ordinary numbers, exact in all dtypes, and with `size` at `place`: an element of a gradient; ALL and more:
  * of an observation. */
-void fill(model *m, int place, double size);
+void fill_model(model *m, int place, double size);
 /* Observe one sample and take the step. */
-ng_status step(model *m, const update *by);
+ng_status observe_and_step(model *m, const update *by);
 ng_status fill_and_step(model *m, const update *by, int place, double size);
 
 #endif

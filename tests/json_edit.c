@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static void raw(ngio_out *o, const char *key, const char *text) {
+static void write_raw(ngio_out *o, const char *key, const char *text) {
   ngio_put_null(o, key); /* the comma and the key */
   o->used -= strlen("null");
   ngio_out_put(o, text);
@@ -14,7 +14,7 @@ static void raw(ngio_out *o, const char *key, const char *text) {
 void json_write(ngio_out *o, const char *key, const ngio_value *v, const json_edit *edit) {
   const int map = ngio_is(v, NGIO_OBJECT), here = edit != NULL && edit->at == v;
   if (here && edit->key != NULL) key = edit->key;
-  if (here && edit->with != NULL) raw(o, key, edit->with);
+  if (here && edit->with != NULL) write_raw(o, key, edit->with);
   if (here && (edit->with != NULL || (edit->add == NULL && edit->key == NULL && !edit->reverse)))
     return;
   switch (v->kind) {
@@ -49,7 +49,7 @@ void json_write(ngio_out *o, const char *key, const ngio_value *v, const json_ed
     json_write(o, x->key, x, edit);
   }
   free(inner);
-  if (here && edit->add != NULL) raw(o, map ? edit->add_key : NULL, edit->add);
+  if (here && edit->add != NULL) write_raw(o, map ? edit->add_key : NULL, edit->add);
   ngio_shut(o, map ? '}' : ']');
 }
 

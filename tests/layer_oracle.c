@@ -11,19 +11,19 @@
 
 /* ---- the oracle ------------------------------------------------------------------------------*/
 
-static int64_t groups_of(const ng_layer *l) { return l->kind == NG_CONV2D ? l->groups : 1; }
-static int64_t length(const ng_layer *l, bool grad) {
-  return grad ? l->out : groups_of(l) * oracle_columns(l);
+static int64_t group_count(const ng_layer *l) { return l->kind == NG_CONV2D ? l->groups : 1; }
+static int64_t vector_length(const ng_layer *l, bool grad) {
+  return grad ? l->out : group_count(l) * oracle_columns(l);
 }
 
-static int64_t first_samples(const ng_options *o, int64_t all) {
+static int64_t stat_samples(const ng_options *o, int64_t all) {
   return o->base.stat_batch > 0 && o->base.stat_batch < all ? o->base.stat_batch : all;
 }
 
 /* The mean row of one call, scaled. */
-static void fresh(const ng_options *o, const ng_layer *l, const ng_batch *b, bool grad, int64_t S,
-                  const double *x, int64_t take, double *to) {
-  const int64_t groups = groups_of(l), n = length(l, grad) / groups;
+static void mean_row(const ng_options *o, const ng_layer *l, const ng_batch *b, bool grad,
+                     int64_t S, const double *x, int64_t take, double *to) {
+  const int64_t groups = group_count(l), n = vector_length(l, grad) / groups;
   const double c = b->reduction == NG_MEAN ? (double)b->samples : 1;
   double scale = grad ? 1 / b->loss_scale : 1;
   if (o->base.stat_scale == NG_SCALE_TEXTBOOK) {
@@ -40,9 +40,9 @@ static void fresh(const ng_options *o, const ng_layer *l, const ng_batch *b, boo
 }
 
 /* One step's average of one vector over calls and ranks: m is changed in place. */
-static void average(const test_case *s, const ng_options *o, int32_t t, int32_t l, bool grad,
-                    double *m, bool *started) {
-  int64_t n = length(&s->layer[l], grad);
+static void update_mean_vector(const test_case *s, const ng_options *o, int32_t t, int32_t l,
+                               bool grad, double *m, bool *started) {
+  int64_t n = vector_length(&s->layer[l], grad);
   double *x = zeros(n), *all = zeros(n), *mine = zeros(n), W = 0;
   bool ema = o->base.calls == NG_CALLS_EMA, last = o->base.calls == NG_CALLS_LAST;
   bool first = o->base.stat_start == NG_START_FIRST;
@@ -57,10 +57,10 @@ static void average(const test_case *s, const ng_options *o, int32_t t, int32_t 
         /* gradients are observed in the opposite order, which matters for calls = last */
         int32_t use = grad ? s->uses[l] - 1 - u : u;
         if (k->a[l][use] == NULL) continue; /* the layer was not observed */
-        int64_t take = first_samples(o, k->batch.samples);
+        int64_t take = stat_samples(o, k->batch.samples);
         double v = o->base.stat_scale == NG_SCALE_EVA ? 1 : (double)take;
-        fresh(o, &s->layer[l], &k->batch, grad, s->positions[l], grad ? k->g[l][use] : k->a[l][use],
-              take, x);
+        mean_row(o, &s->layer[l], &k->batch, grad, s->positions[l],
+                 grad ? k->g[l][use] : k->a[l][use], take, x);
         double old = !ema ? (last ? 0 : 1) : w > 0 || *started || !first ? o->base.stat_decay : 0;
         double new = ema ? 1 - old : v;
         for (int64_t i = 0; i < n; i++)
@@ -81,12 +81,12 @@ static void average(const test_case *s, const ng_options *o, int32_t t, int32_t 
 }
 
 /* Compute P of one group by elimination, and return (alpha beta + lambda) / lambda.  With g = NULL, g g' is I. */
-static double solve_dense(int64_t q, int64_t p, const double *a, const double *g, double lambda,
-                          const double *D, double *P) {
+static double solve_rank_one(int64_t q, int64_t p, const double *a, const double *g, double lambda,
+                             const double *D, double *P) {
   if (g == NULL) { /* each row is a group with g = 1 */
     double one = 1, c = 1;
     for (int64_t i = 0; i < q; i++)
-      c = fmax(c, solve_dense(1, p, a, &one, lambda, D + i * p, P + i * p));
+      c = fmax(c, solve_rank_one(1, p, a, &one, lambda, D + i * p, P + i * p));
     return c;
   }
   int64_t n = q * p;
@@ -135,28 +135,28 @@ void rankone_predict(const test_case *s, const ng_options *opt, case_result *out
   memset(out, 0, sizeof *out);
   for (int32_t l = 0; l < s->layers; l++) {
     for (int k = 0; k < 2; k++)
-      m[l][k] = zeros(length(&s->layer[l], k == 1));
+      m[l][k] = zeros(vector_length(&s->layer[l], k == 1));
   }
   for (int32_t t = 0; t < s->steps; t++) {
     double d2 = 0, pd2 = 0;
     if (s->damping[t] > 0) o.base.damping = s->damping[t];
     for (int32_t l = 0; l < s->layers; l++) {
       const ng_layer *d = &s->layer[l];
-      int64_t groups = groups_of(d), q = d->out / groups, p = oracle_columns(d), n = q * p;
+      int64_t groups = group_count(d), q = d->out / groups, p = oracle_columns(d), n = q * p;
       const double *D = s->D[t][l];
       double *P = out->P[t][l] = zeros(groups * n);
       memcpy(P, D, (size_t)(groups * n) * sizeof *P);
       out->condition[t][l] = 1;
       if (d->frozen) continue;
       for (int k = 0; k < 2 && t % o.base.stat_period == 0 && o.base.sides != NG_SIDES_NONE; k++)
-        average(s, &o, t, l, k == 1, m[l][k], &started[l][k]);
+        update_mean_vector(s, &o, t, l, k == 1, m[l][k], &started[l][k]);
       for (int64_t g = 0; g < groups; g++) {
         /* sides = none (AdaSGD): zero vectors; the squared norm of the gradient is added to the damping */
         const double *side = o.base.sides == NG_SIDES_INPUT ? NULL : m[l][1] + g * q;
         double lambda = o.base.damping;
         for (int64_t i = 0; i < groups * n && o.base.sides == NG_SIDES_NONE; i++)
           lambda += D[i] * D[i];
-        double c = solve_dense(q, p, m[l][0] + g * p, side, lambda, D + g * n, P + g * n);
+        double c = solve_rank_one(q, p, m[l][0] + g * p, side, lambda, D + g * n, P + g * n);
         out->condition[t][l] = fmax(out->condition[t][l], c);
       }
       for (int64_t i = 0; i < groups * n; i++) {
@@ -173,30 +173,30 @@ void rankone_predict(const test_case *s, const ng_options *opt, case_result *out
   }
 }
 
-static int64_t norm_width(const ng_layer *l) { return oracle_columns(l) * l->in; }
+static int64_t norm_block_size(const ng_layer *l) { return oracle_columns(l) * l->in; }
 
 /* ---- one micro-batch -------------------------------------------------------------------------*/
 
 /* The index of the mean and variance of element (i, s, c). */
-static int64_t set_of(const ng_layer *l, int64_t S, int64_t i, int64_t s, int64_t c) {
+static int64_t statistics_index(const ng_layer *l, int64_t S, int64_t i, int64_t s, int64_t c) {
   if (l->norm_kind == NG_LAYER_NORM) return i * S + s;
   if (l->norm_kind == NG_GROUP_NORM) return i * l->groups + c / (l->in / l->groups);
   return c;
 }
 
-/* h [B, S, C], the normalised input. */
-static double *normalised(const ng_layer *l, int64_t B, int64_t S, const double *a) {
+/* h [B, S, C], the normalise_input input. */
+static double *normalise_input(const ng_layer *l, int64_t B, int64_t S, const double *a) {
   const int64_t C = l->in, n = B * S * C, sets = B * S + B * l->groups + C;
   double *h = zeros(n), *mean = zeros(sets), *var = zeros(sets), *count = zeros(sets);
   for (int pass = 0; pass < 3; pass++) {
     for (int64_t k = 0; k < n; k++) {
-      const int64_t set = set_of(l, S, k / C / S, k / C % S, k % C);
+      const int64_t set = statistics_index(l, S, k / C / S, k / C % S, k % C);
       const double off = a[k] - mean[set] / fmax(1, count[set]);
       if (pass == 1) var[set] += off * off;
       if (pass == 2) h[k] = off / sqrt(var[set] / count[set] + l->norm_eps);
     }
     for (int64_t k = 0; k < n && pass == 0; k++) {
-      const int64_t set = set_of(l, S, k / C / S, k / C % S, k % C);
+      const int64_t set = statistics_index(l, S, k / C / S, k / C % S, k % C);
       mean[set] += a[k];
       count[set]++;
     }
@@ -208,11 +208,12 @@ static double *normalised(const ng_layer *l, int64_t B, int64_t S, const double 
   return h;
 }
 
-static void norm_add(const ng_layer *l, const ng_batch *b, int64_t positions, const double *a,
-                     const double *g, int64_t take, double weight, double *F) {
-  const int64_t C = l->in, w = norm_width(l);
+static void add_norm_sample(const ng_layer *l, const ng_batch *b, int64_t positions,
+                            const double *a, const double *g, int64_t take, double weight,
+                            double *F) {
+  const int64_t C = l->in, w = norm_block_size(l);
   const double by = (b->reduction == NG_MEAN ? (double)b->samples : 1) / b->loss_scale;
-  double *h = normalised(l, b->samples, positions, a), *q = zeros(w);
+  double *h = normalise_input(l, b->samples, positions, a), *q = zeros(w);
   for (int64_t i = 0; i < take; i++) {
     memset(q, 0, sizeof(double) * (size_t)w);
     for (int64_t k = i * positions * C; k < (i + 1) * positions * C; k++) {
@@ -228,17 +229,17 @@ static void norm_add(const ng_layer *l, const ng_batch *b, int64_t positions, co
 
 /* ---- the solve -------------------------------------------------------------------------------*/
 
-static bool keeps(const ng_layer *l, ng_norm_block block, int64_t r, int64_t c) {
+static bool is_in_block(const ng_layer *l, ng_norm_block block, int64_t r, int64_t c) {
   return r == c || block == NG_NORM_FULL || (block == NG_NORM_UNIT && r % l->in == c % l->in);
 }
 
 static double norm_solve(const ng_layer *l, ng_norm_block block, const double *F, double d,
                          double *x) {
-  const int64_t w = norm_width(l);
+  const int64_t w = norm_block_size(l);
   double *M = zeros(w * w), trace = 0;
   for (int64_t k = 0; k < w * w; k++) {
     const bool diagonal = k / w == k % w;
-    M[k] = (keeps(l, block, k / w, k % w) ? F[k] : 0) + (diagonal ? d : 0);
+    M[k] = (is_in_block(l, block, k / w, k % w) ? F[k] : 0) + (diagonal ? d : 0);
     trace += diagonal ? F[k] : 0;
   }
   dense_solve(w, M, 1, x);
@@ -249,7 +250,7 @@ static double norm_solve(const ng_layer *l, ng_norm_block block, const double *F
 /* ---- a test case -----------------------------------------------------------------------------*/
 
 /* [B, S, C] from images [B, C, HW]. */
-static double *rows_of(const test_case *s, int32_t l, int64_t B, const double *v) {
+static double *rows_of_images(const test_case *s, int32_t l, int64_t B, const double *v) {
   const int64_t C = s->layer[l].in, S = s->positions[l], n = B * S * C;
   double *x = zeros(n);
   for (int64_t k = 0; k < n; k++) {
@@ -261,18 +262,18 @@ static double *rows_of(const test_case *s, int32_t l, int64_t B, const double *v
 
 /* F <- rho (F + left / ranks I) + (1 - rho) fresh; the first F is `fresh`.  `left`: the damping that damping_leak added
  * since the last fold. */
-static void average_norm(const test_case *s, const ng_options *o, int32_t t, int32_t l, double *F,
-                         bool *started, double *left) {
+static void update_norm_factor(const test_case *s, const ng_options *o, int32_t t, int32_t l,
+                               double *F, bool *started, double *left) {
   const ng_layer *d = &s->layer[l];
-  const int64_t w = norm_width(d);
+  const int64_t w = norm_block_size(d);
   double *fresh = zeros(w * w), total = 0;
   for (int32_t r = 0; r < s->ranks; r++) {
     for (int32_t c = 0; c < s->calls[t][r]; c++) {
       const case_micro *m = &s->micro[t][r][c];
-      const int64_t B = m->batch.samples, take = first_samples(o, B);
+      const int64_t B = m->batch.samples, take = stat_samples(o, B);
       for (int32_t u = 0; u < s->uses[l]; u++) {
-        double *a = rows_of(s, l, B, m->a[l][u]), *g = rows_of(s, l, B, m->g[l][u]);
-        norm_add(d, &m->batch, s->positions[l], a, g, take, 1, fresh);
+        double *a = rows_of_images(s, l, B, m->a[l][u]), *g = rows_of_images(s, l, B, m->g[l][u]);
+        add_norm_sample(d, &m->batch, s->positions[l], a, g, take, 1, fresh);
         total += (double)take;
         free(a);
         free(g);
@@ -291,10 +292,10 @@ static void average_norm(const test_case *s, const ng_options *o, int32_t t, int
 }
 
 /* D is [C, gamma beta], x of norm_solve [gamma beta, C]. */
-static double precondition(const test_case *s, const ng_options *o, int32_t l, const double *F,
-                           double damping, const double *D, double *P) {
+static double precondition_norm(const test_case *s, const ng_options *o, int32_t l, const double *F,
+                                double damping, const double *D, double *P) {
   const ng_layer *d = &s->layer[l];
-  const int64_t w = norm_width(d), C = d->in, p = oracle_columns(d);
+  const int64_t w = norm_block_size(d), C = d->in, p = oracle_columns(d);
   double *x = zeros(w);
   for (int64_t k = 0; k < w; k++)
     x[k] = D[k % C * p + k / C];
@@ -318,7 +319,7 @@ void norm_predict(const test_case *s, const ng_options *opt,
   for (int32_t l = 0; l < s->layers; l++) {
     if (s->layer[l].kind != NG_NORM || s->layer[l].frozen) continue;
     rest.layer[l].frozen = 1;
-    F[l] = zeros(norm_width(&s->layer[l]) * norm_width(&s->layer[l]));
+    F[l] = zeros(norm_block_size(&s->layer[l]) * norm_block_size(&s->layer[l]));
   }
   fixture_set(&o, "clip", "none");
   others(&rest, &o, out);
@@ -334,10 +335,10 @@ void norm_predict(const test_case *s, const ng_options *opt,
         const bool folds = t % o.base.stat_period == 0;
         const bool leaks = o.base.damping_leak != NG_LEAK_NONE;
         const bool adds = leaks && (folds || o.base.norm_block == NG_NORM_FULL);
-        if (folds) average_norm(s, &o, t, l, F[l], &started[l], &left[l]);
+        if (folds) update_norm_factor(s, &o, t, l, F[l], &started[l], &left[l]);
         const double lambda = o.base.damping * o.base.norm_damping;
         const double on = !leaks ? lambda : adds ? left[l] + lambda : left[l];
-        out->condition[t][l] = precondition(s, &o, l, F[l], on, D, P);
+        out->condition[t][l] = precondition_norm(s, &o, l, F[l], on, D, P);
         if (adds) left[l] += lambda;
       }
       for (int64_t i = 0; i < n; i++) {

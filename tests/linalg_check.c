@@ -96,7 +96,8 @@ double uniform(void) { return 2.0 * rng_real(&numbers) - 1.0; }
 
 int left_info;
 
-static void backwards(void *executor, int32_t n, void (*task)(void *arg, int32_t i), void *arg) {
+static void run_backwards(void *executor, int32_t n, void (*task)(void *arg, int32_t i),
+                          void *arg) {
   for (int32_t i = n - 1; i >= 0; i--) {
     task(arg, i);
   }
@@ -104,7 +105,7 @@ static void backwards(void *executor, int32_t n, void (*task)(void *arg, int32_t
 
 ng_queue queue_of(const ng_backend *on) {
   left_info = -99;
-  return (ng_queue){.backend = on, .run = backwards, .threads = 3};
+  return (ng_queue){.backend = on, .run = run_backwards, .threads = 3};
 }
 
 bool same(float x, float y) {

@@ -1,5 +1,4 @@
-/* matrix_families.c: what Shampoo and SOAP share (matrix_families.h): geometry, statistics, reading D, sums, reports.
- * */
+/* matrix_families.c: shared by Shampoo and SOAP (matrix_families.h): geometry, statistics, reading D, sums, reports. */
 #include "matrix_families.h"
 
 #include <math.h>

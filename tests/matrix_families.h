@@ -3,10 +3,8 @@
  *
  * shampoo  layers "shampoo...": PD = |D| P / |P|, P = L_c^(-1/4) D R_c^(-1/4), L_c = L / (1 - decay^t) + damping I
  *          (Gupta et al. 2018, arXiv 1802.09568; beta1 = 0, SGD grafting, bias correction: facebookresearch/optimizers)
- * soap     layers "soap...": Adam in the eigenbases of L and R, refreshed by one orthogonal iteration every
- * solve_period
- *          steps, PD = 0 in the first step (Vyas et al. 2024, arXiv 2409.11321; nikhilvyas/SOAP, beta1 = beta2 = 0.95)
- * */
+ * soap     layers "soap...": Adam in the eigenbases of L and R, refreshed by one orthogonal iteration every solve_period
+ *          steps, PD = 0 in the first step (Vyas et al. 2024, arXiv 2409.11321; nikhilvyas/SOAP, both betas 0.95) */
 #ifndef TESTS_MATRIX_FAMILIES_H
 #define TESTS_MATRIX_FAMILIES_H
 

@@ -7,21 +7,21 @@
 
 const char *misuse_method = "natgrad";
 
-static void fill(float *x, int n, int salt) {
+static void fill_pattern(float *x, int n, int salt) {
   for (int i = 0; i < n; i++) {
     x[i] = (float)((i * 7 + salt * 3) % 11 - 5) / 4.0f;
   }
 }
 
 void fill_arrays(misused *f) {
-  fill(f->a, B * IN, 1);
-  fill(f->g, B * OUT, 2);
-  fill(f->dw, OUT * IN, 3);
-  fill(f->db, OUT, 4);
-  fill(f->w, OUT * IN, 5);
-  fill(f->b, OUT, 6);
-  fill(f->t, 5, 7);
-  fill(f->dt, 5, 8);
+  fill_pattern(f->a, B * IN, 1);
+  fill_pattern(f->g, B * OUT, 2);
+  fill_pattern(f->dw, OUT * IN, 3);
+  fill_pattern(f->db, OUT, 4);
+  fill_pattern(f->w, OUT * IN, 5);
+  fill_pattern(f->b, OUT, 6);
+  fill_pattern(f->t, 5, 7);
+  fill_pattern(f->dt, 5, 8);
 }
 
 void create(misused *f, const char *set) {

@@ -22,7 +22,7 @@ enum {
   SLEEP_NS = 20000
 };
 
-static int wait_for(MPI_Request *request) {
+static int sleep_until_done(MPI_Request *request) {
   const struct timespec pause = {0, SLEEP_NS};
   int done = 0, e = MPI_SUCCESS;
   for (int polls = 0; e == MPI_SUCCESS; polls++) {
@@ -40,26 +40,26 @@ static int wait_for(MPI_Request *request) {
 int MPI_Bcast(void *data, int count, MPI_Datatype type, int root, MPI_Comm comm) {
   MPI_Request request;
   const int e = PMPI_Ibcast(data, count, type, root, comm, &request);
-  return e == MPI_SUCCESS ? wait_for(&request) : e;
+  return e == MPI_SUCCESS ? sleep_until_done(&request) : e;
 }
 
 int MPI_Allgather(const void *send, int n, MPI_Datatype type, void *recv, int m, MPI_Datatype to,
                   MPI_Comm comm) {
   MPI_Request request;
   const int e = PMPI_Iallgather(send, n, type, recv, m, to, comm, &request);
-  return e == MPI_SUCCESS ? wait_for(&request) : e;
+  return e == MPI_SUCCESS ? sleep_until_done(&request) : e;
 }
 
 int MPI_Allreduce(const void *send, void *recv, int count, MPI_Datatype type, MPI_Op op,
                   MPI_Comm comm) {
   MPI_Request request;
   const int e = PMPI_Iallreduce(send, recv, count, type, op, comm, &request);
-  return e == MPI_SUCCESS ? wait_for(&request) : e;
+  return e == MPI_SUCCESS ? sleep_until_done(&request) : e;
 }
 
 int MPI_Comm_dup(MPI_Comm comm, MPI_Comm *out) {
   MPI_Request request;
   const int e = PMPI_Comm_idup(comm, out, &request);
-  return e == MPI_SUCCESS ? wait_for(&request) : e;
+  return e == MPI_SUCCESS ? sleep_until_done(&request) : e;
 }
 #endif

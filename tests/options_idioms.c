@@ -7,10 +7,10 @@
 #define NOTHING NULL
 #endif
 
-ng_status with_a_line(ng_context *ctx, ng_precond **p);
-ng_status with_an_object(ng_context *ctx, ng_precond **p, char *why, size_t size);
+ng_status create_from_a_line(ng_context *ctx, ng_precond **p);
+ng_status create_from_an_object(ng_context *ctx, ng_precond **p, char *why, size_t size);
 
-ng_status with_a_line(ng_context *ctx, ng_precond **p) {
+ng_status create_from_a_line(ng_context *ctx, ng_precond **p) {
   ng_status st = ng_precond_create(ctx, NOTHING, p);
   ng_precond_destroy(p);
   if (st == NG_OK)
@@ -18,7 +18,7 @@ ng_status with_a_line(ng_context *ctx, ng_precond **p) {
   return st;
 }
 
-ng_status with_an_object(ng_context *ctx, ng_precond **p, char *why, size_t size) {
+ng_status create_from_an_object(ng_context *ctx, ng_precond **p, char *why, size_t size) {
   ng_options *o = NOTHING, *other = NOTHING;
   char value[64];
   double damping = 0;

@@ -55,7 +55,7 @@ static void require(bool ok, const char *what) {
 
 /* ---- fresh factors: the table of spec/kfac.md 3.1 --------------------------------------------*/
 
-static bool textbook(const ng_options *opt) {
+static bool is_textbook_scale(const ng_options *opt) {
   return opt->base.stat_scale == NG_SCALE_TEXTBOOK || opt->base.stat_scale == NG_SCALE_CHAINERKFAC;
 }
 
@@ -64,7 +64,7 @@ static double stat_scale(const ng_options *opt, const ng_layer *l, const ng_batc
                          double B, double S) {
   bool conv = l->kind == NG_CONV2D;
   double unscale = 1 / (b->loss_scale * b->loss_scale);
-  if (textbook(opt)) {
+  if (is_textbook_scale(opt)) {
     double n = b->reduction == NG_MEAN ? (double)b->samples : 1;
     return grad ? n * n * unscale / (B * S) : 1 / B;
   }
@@ -78,8 +78,8 @@ static double stat_scale(const ng_options *opt, const ng_layer *l, const ng_batc
 }
 
 /* Write the scaled factor of one observation, [n, n], unless `out` is NULL; return n. */
-static int64_t fresh(const ng_options *opt, const ng_layer *l, const ng_batch *b, bool grad,
-                     int64_t group, const double *data, int64_t positions, double *out) {
+static int64_t write_factor(const ng_options *opt, const ng_layer *l, const ng_batch *b, bool grad,
+                            int64_t group, const double *data, int64_t positions, double *out) {
   int64_t groups = l->kind == NG_CONV2D ? l->groups : 1;
   int64_t n = grad ? l->out / groups : oracle_columns(l);
   if (!out) return n;
@@ -88,7 +88,7 @@ static int64_t fresh(const ng_options *opt, const ng_layer *l, const ng_batch *b
   double *X = oracle_stat_rows(l, grad, group, data, b->samples, S, n);
   bool published_conv = opt->base.stat_scale == NG_SCALE_MPD_KFAC && l->kind == NG_CONV2D;
   if (opt->base.positions == NG_POSITIONS_REDUCE && S > 1 && !published_conv) {
-    bool sum = grad && textbook(opt);
+    bool sum = grad && is_textbook_scale(opt);
     double *Y = zeros(take * n);
     for (int64_t i = 0; i < take; i++) {
       for (int64_t j = 0; j < n; j++) {
@@ -119,7 +119,7 @@ oracle *oracle_create(const ng_options *opt, int32_t ranks) {
   return o;
 }
 
-static void drop_observed(oracle *o, factor *f) {
+static void free_observed(oracle *o, factor *f) {
   for (int32_t r = 0; r < o->ranks; r++) {
     for (int32_t i = 0; i < f->count[r]; i++)
       free(f->observed[r * MAX_OBSERVED + i].F);
@@ -133,7 +133,7 @@ void oracle_destroy(oracle **op) {
   for (int32_t i = 0; i < o->layers; i++) {
     layer *l = &o->layer[i];
     for (int k = 0; k < 2; k++) {
-      drop_observed(o, &l->f[k]);
+      free_observed(o, &l->f[k]);
       for (int32_t r = 0; r < o->ranks; r++)
         free(l->f[k].F[r]);
       free(l->f[k].F);
@@ -150,7 +150,7 @@ void oracle_destroy(oracle **op) {
   *op = NULL;
 }
 
-static bool skipped(const ng_options *opt, const ng_layer *l) {
+static bool is_excluded(const ng_options *opt, const ng_layer *l) {
   if (l->frozen) return true;
   if (opt->skip_layers[0] == '\0') return false;
   const char *kind = l->kind == NG_CONV2D ? "conv2d" : "linear";
@@ -168,7 +168,7 @@ int32_t oracle_add_layer(oracle *o, const ng_layer *d) {
   l->d = *d;
   l->opt = o->opt;
   l->groups = d->kind == NG_CONV2D ? d->groups : 1;
-  l->covered = !skipped(&o->opt, d);
+  l->covered = !is_excluded(&o->opt, d);
   require(d->kind != NG_NORM || !l->covered, "a norm block");
   if (l->covered) l->owner = o->covered++ % o->ranks;
   int64_t offsets = d->kind == NG_CONV2D ? d->kernel[0] * d->kernel[1] : 1;
@@ -206,8 +206,8 @@ const double *oracle_factor(const oracle *o, int32_t rank, int32_t i, int64_t gr
 
 void oracle_begin(oracle *o, int32_t rank, const ng_batch *b) { o->batch[rank] = *b; }
 
-static void observe(oracle *o, int32_t rank, int32_t i, bool grad, const double *data,
-                    int64_t positions) {
+static void store_observation(oracle *o, int32_t rank, int32_t i, bool grad, const double *data,
+                              int64_t positions) {
   layer *l = &o->layer[i];
   if (!l->covered || o->t % o->layer[0].opt.base.stat_period != 0) return;
   if (l->opt.base.statistics == NG_STATISTICS_LOCAL && rank != l->owner) return;
@@ -217,28 +217,29 @@ static void observe(oracle *o, int32_t rank, int32_t i, bool grad, const double 
   observed *s = &f->observed[rank * MAX_OBSERVED + f->count[rank]++];
   s->F = zeros(l->groups * f->n * f->n);
   for (int64_t g = 0; g < l->groups; g++) {
-    fresh(&l->opt, &l->d, b, grad, g, data, positions, s->F + g * f->n * f->n);
+    write_factor(&l->opt, &l->d, b, grad, g, data, positions, s->F + g * f->n * f->n);
   }
   int64_t take = b->samples;
   if (l->opt.base.stat_batch > 0 && l->opt.base.stat_batch < take) take = l->opt.base.stat_batch;
-  s->weight = textbook(&l->opt) || l->opt.base.stat_scale == NG_SCALE_MPD_KFAC ? (double)take : 1;
+  s->weight =
+      is_textbook_scale(&l->opt) || l->opt.base.stat_scale == NG_SCALE_MPD_KFAC ? (double)take : 1;
   if (l->opt.base.stat_scale == NG_SCALE_CHAINERKFAC) s->weight = 1;
 }
 
 void oracle_observe_input(oracle *o, int32_t rank, int32_t i, const double *a, int64_t positions) {
-  observe(o, rank, i, false, a, positions);
+  store_observation(o, rank, i, false, a, positions);
 }
 
 void oracle_observe_output_grad(oracle *o, int32_t rank, int32_t i, const double *g,
                                 int64_t positions) {
-  observe(o, rank, i, true, g, positions);
+  store_observation(o, rank, i, true, g, positions);
 }
 
 /* ---- running averages: spec/kfac.md 4, spec/distributed.md 2.4 and 6.3 -----------------------*/
 
 /* F of every rank <- rho F + (1 - rho) fresh, then, unless statistics = local, the average over ranks.  The average
  * divides the damping that damping_leak = owner adds on one rank by the number of ranks. */
-static void fold_one(oracle *o, layer *l, factor *f, const double *fresh) {
+static void fold_into_averages(oracle *o, layer *l, factor *f, const double *fresh) {
   int64_t size = l->groups * f->n * f->n;
   double rho = l->opt.base.stat_decay;
   for (int32_t r = 0; r < o->ranks; r++) {
@@ -265,8 +266,8 @@ static void fold_one(oracle *o, layer *l, factor *f, const double *fresh) {
 }
 
 /* The weighted mean of observations [from, to) of all ranks; false if there is none. */
-static bool mean_of(const oracle *o, const layer *l, const factor *f, int32_t from, int32_t to,
-                    double *out) {
+static bool mean_observation(const oracle *o, const layer *l, const factor *f, int32_t from,
+                             int32_t to, double *out) {
   int64_t size = l->groups * f->n * f->n;
   double weight = 0;
   memset(out, 0, sizeof(double) * (size_t)size);
@@ -283,7 +284,7 @@ static bool mean_of(const oracle *o, const layer *l, const factor *f, int32_t fr
   return weight > 0;
 }
 
-static void fold(oracle *o, layer *l, factor *f) {
+static void fold_observations(oracle *o, layer *l, factor *f) {
   double *fresh = zeros(l->groups * f->n * f->n);
   if (l->opt.base.calls == NG_CALLS_LAST) {
     for (int32_t r = 0; r < o->ranks; r++) {
@@ -296,43 +297,43 @@ static void fold(oracle *o, layer *l, factor *f) {
     }
   }
   if (l->opt.base.calls == NG_CALLS_EMA) {
-    for (int32_t i = 0; mean_of(o, l, f, i, i + 1, fresh); i++)
-      fold_one(o, l, f, fresh);
-  } else if (mean_of(o, l, f, 0, MAX_OBSERVED, fresh)) {
-    fold_one(o, l, f, fresh);
+    for (int32_t i = 0; mean_observation(o, l, f, i, i + 1, fresh); i++)
+      fold_into_averages(o, l, f, fresh);
+  } else if (mean_observation(o, l, f, 0, MAX_OBSERVED, fresh)) {
+    fold_into_averages(o, l, f, fresh);
   }
-  drop_observed(o, f);
+  free_observed(o, f);
   free(fresh);
 }
 
 /* ---- solve: spec/kfac.md 6 -------------------------------------------------------------------*/
 
 /* The diagonal block of index i of a factor whose channels are split into `blocks`. */
-static int64_t block_of(const factor *f, int64_t blocks, int64_t i) {
+static int64_t block_of_index(const factor *f, int64_t blocks, int64_t i) {
   int64_t c = i / f->offsets, size = f->channels / blocks, rest = f->channels % blocks;
   if (c >= f->channels) return blocks - 1; /* the bias */
   return c < rest * (size + 1) ? c / (size + 1) : rest + (c - rest * (size + 1)) / size;
 }
 
-static int64_t widest(const factor *f, int64_t blocks) {
+static int64_t widest_block(const factor *f, int64_t blocks) {
   int64_t best = 0;
   for (int64_t b = 0; b < blocks; b++) {
     int64_t width = 0;
     for (int64_t i = 0; i < f->n; i++)
-      width += block_of(f, blocks, i) == b ? 1 : 0;
+      width += block_of_index(f, blocks, i) == b ? 1 : 0;
     if (width > best) best = width;
   }
   return best;
 }
 
-static int64_t blocks_of(const ng_options *opt, const factor *f) {
+static int64_t block_count(const ng_options *opt, const factor *f) {
   int64_t k = opt->base.factor_blocks < f->channels ? opt->base.factor_blocks : f->channels;
-  while (opt->base.max_factor > 0 && k < f->channels && widest(f, k) > opt->base.max_factor)
+  while (opt->base.max_factor > 0 && k < f->channels && widest_block(f, k) > opt->base.max_factor)
     k++;
   return k;
 }
 
-static void shifts(const layer *l, int64_t g, double lambda, double shift[2]) {
+static void damping_shifts(const layer *l, int64_t g, double lambda, double shift[2]) {
   shift[0] = shift[1] = 0;
   if (l->opt.base.damping_split == NG_SPLIT_FULL) shift[0] = shift[1] = lambda;
   if (l->opt.base.damping_split == NG_SPLIT_ROOT) shift[0] = shift[1] = sqrt(lambda);
@@ -346,12 +347,12 @@ static void shifts(const layer *l, int64_t g, double lambda, double shift[2]) {
 static double inverse_denominator(const layer *l, int64_t g, int64_t i, int64_t j) {
   double shift[2], lambda = l->opt.base.damping;
   double da = l->w[0][g * l->f[0].n + j], dg = l->w[1][g * l->f[1].n + i];
-  shifts(l, g, lambda, shift);
+  damping_shifts(l, g, lambda, shift);
   if (l->opt.base.damping_split == NG_SPLIT_JOINT) return 1 / (dg * da + lambda);
   return 1 / ((dg + shift[1]) * (da + shift[0]));
 }
 
-static void solve(const oracle *o, layer *l, int64_t g) {
+static void solve_group(const oracle *o, layer *l, int64_t g) {
   double trace[2] = {0, 0}, shift[2];
   for (int k = 0; k < 2; k++) {
     int64_t n = l->f[k].n;
@@ -360,17 +361,18 @@ static void solve(const oracle *o, layer *l, int64_t g) {
       trace[k] += F[i * n + i] / (double)n;
   }
   l->pi[g] = trace[0] > 0 && trace[1] > 0 ? sqrt(trace[0] / trace[1]) : 1;
-  shifts(l, g, l->opt.base.damping, shift);
+  damping_shifts(l, g, l->opt.base.damping, shift);
   bool eigen = ng_is_eigen(l->opt.base.solver);
   for (int k = 0; k < 2; k++) {
     factor *f = &l->f[k];
     const bool single = k == 1 && l->opt.base.output_factor == NG_OUTPUT_DIAGONAL;
-    int64_t n = f->n, blocks = single ? n : blocks_of(&l->opt, f);
+    int64_t n = f->n, blocks = single ? n : block_count(&l->opt, f);
     double *F = f->F[l->owner] + g * n * n, *M = zeros(n * n);
     double *Q = l->Q[k] + g * n * n, *w = l->w[k] + g * n;
     for (int64_t i = 0; i < n; i++) {
       for (int64_t j = 0; j < n; j++) {
-        if (block_of(f, blocks, i) == block_of(f, blocks, j)) M[i * n + j] = F[i * n + j];
+        if (block_of_index(f, blocks, i) == block_of_index(f, blocks, j))
+          M[i * n + j] = F[i * n + j];
       }
       if (!eigen) M[i * n + i] += shift[k];
     }
@@ -401,7 +403,7 @@ static void solve(const oracle *o, layer *l, int64_t g) {
   }
 }
 
-static double spread(const double *w, int64_t n) {
+static double condition_of(const double *w, int64_t n) {
   double low = fabs(w[0]), high = fabs(w[0]);
   for (int64_t i = 1; i < n; i++) {
     low = fmin(low, fabs(w[i]));
@@ -410,7 +412,7 @@ static double spread(const double *w, int64_t n) {
   return high / low;
 }
 
-static void precondition(layer *l, int64_t g, const double *D, double *P) {
+static void precondition_group(layer *l, int64_t g, const double *D, double *P) {
   int64_t p = l->f[0].n, q = l->f[1].n;
   const double *QA = l->Q[0] + g * p * p, *QG = l->Q[1] + g * q * q;
   double *V = zeros(q * p), *W = zeros(q * p), condition;
@@ -425,13 +427,13 @@ static void precondition(layer *l, int64_t g, const double *D, double *P) {
         W[i * p + j] = r;
       }
     }
-    condition = spread(W, q * p);
+    condition = condition_of(W, q * p);
     dense_product(false, true, q, p, p, V, QA, W);
     dense_product(false, false, q, p, q, QG, W, P);
   } else {
     dense_product(false, false, q, p, q, QG, D, V);
     dense_product(false, false, q, p, p, V, QA, P);
-    condition = spread(l->w[0] + g * p, p) + spread(l->w[1] + g * q, q);
+    condition = condition_of(l->w[0] + g * p, p) + condition_of(l->w[1] + g * q, q);
   }
   l->condition = fmax(l->condition, condition);
   free(V);
@@ -447,13 +449,13 @@ double oracle_step(oracle *o, double lr, const double *const *D, double *const *
   for (int32_t i = 0; i < o->layers; i++) {
     layer *l = &o->layer[i];
     if (!l->covered) continue;
-    fold(o, l, &l->f[0]);
-    fold(o, l, &l->f[1]);
+    fold_observations(o, l, &l->f[0]);
+    fold_observations(o, l, &l->f[1]);
     l->condition = 0;
     for (int64_t g = 0; g < l->groups; g++) {
       int64_t size = l->f[0].n * l->f[1].n;
-      if (due) solve(o, l, g);
-      precondition(l, g, D[i] + g * size, P[i] + g * size);
+      if (due) solve_group(o, l, g);
+      precondition_group(l, g, D[i] + g * size, P[i] + g * size);
       for (int64_t k = g * size; k < (g + 1) * size; k++) {
         inner += P[i][k] * D[i][k];
         d2 += D[i][k] * D[i][k];

@@ -8,7 +8,7 @@
 #ifdef NG_HAVE_PNG
 #include <png.h>
 
-static void add(png_structp png, png_bytep bytes, size_t n) {
+static void append_bytes(png_structp png, png_bytep bytes, size_t n) {
   made *m = png_get_io_ptr(png);
   uint8_t *wider = realloc(m->bytes, m->n + n);
   if (wider == NULL) png_error(png, "memory");
@@ -16,7 +16,7 @@ static void add(png_structp png, png_bytep bytes, size_t n) {
   m->bytes = wider;
   m->n += n;
 }
-static void flush(png_structp png) { (void)png; }
+static void flush_nothing(png_structp png) { (void)png; }
 
 bool make_png(int width, int height, int type, int depth, bool interlaced, const uint8_t *rows,
               size_t row_bytes, made *out) {
@@ -26,7 +26,7 @@ bool make_png(int width, int height, int type, int depth, bool interlaced, const
   png_bytep *row = malloc((size_t)height * sizeof *row);
   for (int y = 0; y < height; y++)
     row[y] = (png_bytep)(uintptr_t)(rows + (size_t)y * row_bytes);
-  png_set_write_fn(png, out, add, flush);
+  png_set_write_fn(png, out, append_bytes, flush_nothing);
   png_set_IHDR(png, info, (png_uint_32)width, (png_uint_32)height, depth, type,
                interlaced ? PNG_INTERLACE_ADAM7 : PNG_INTERLACE_NONE, PNG_COMPRESSION_TYPE_BASE,
                PNG_FILTER_TYPE_BASE);

@@ -11,7 +11,7 @@
 
 rng numbers;
 
-void *need(int64_t bytes) {
+void *new_aligned(int64_t bytes) {
   void *p = NULL;
   assert_int_equal(posix_memalign(&p, 64, (size_t)(bytes > 0 ? bytes : 1)), 0);
   return p;
@@ -19,12 +19,12 @@ void *need(int64_t bytes) {
 
 double draw_grid_value(void) { return (double)between(-15, 15) / 8; }
 
-static ng_dtype any_dtype(void) {
+static ng_dtype draw_dtype(void) {
   static const ng_dtype all[] = {NG_F32, NG_F32, NG_BF16, NG_F16, NG_F64};
   return all[between(0, 4)];
 }
 
-static axis_order any_axis_order(void) { return (axis_order)between(0, AXES_ORDERS - 1); }
+static axis_order draw_axis_order(void) { return (axis_order)between(0, AXES_ORDERS - 1); }
 
 const char *describe_picture(const picture *g, const char *way, const char *linalg) {
   static char text[300];
@@ -69,8 +69,8 @@ ng_conv conv_of(int64_t channels, int64_t height, int64_t width, int64_t kernel)
 }
 
 picture draw_picture(bool stride_one) {
-  picture g = {.t = any_dtype(),
-               .how = any_axis_order(),
+  picture g = {.t = draw_dtype(),
+               .how = draw_axis_order(),
                .samples = between(1, 5),
                .one = draw() % 2 != 0,
                .reduce = draw() % 3 ? 0 : (int)between(1, 2)};
@@ -95,8 +95,8 @@ picture draw_picture(bool stride_one) {
 
 picture draw_rows(int64_t samples, int64_t height, int64_t width, int64_t cols) {
   picture g = {.c = conv_of(cols, height, width, 1),
-               .t = any_dtype(),
-               .how = any_axis_order(),
+               .t = draw_dtype(),
+               .how = draw_axis_order(),
                .samples = samples,
                .take = between(1, samples),
                .one = draw() % 2 != 0,
@@ -106,7 +106,7 @@ picture draw_rows(int64_t samples, int64_t height, int64_t width, int64_t cols) 
   return g;
 }
 
-static image_array layout_of(const picture *g) {
+static image_array new_layout(const picture *g) {
   static const int inner[3][4] = {{3, 2, 1, 0}, {1, 3, 2, 0}, {1, 3, 0, 2}};
   const int64_t height = g->c.height, width = g->c.width;
   const int64_t extent[4] = {g->samples, g->c.channels, height, width};
@@ -124,7 +124,7 @@ static image_array layout_of(const picture *g) {
     next *= extent[order[i]];
     if (any || i == 2) next += draw() % 2 ? 0 : between(1, 5);
   }
-  s.data = need(next * 8);
+  s.data = new_aligned(next * 8);
   for (int64_t i = 0; i < next; i++)
     put(s.data, g->t, i, NAN);
   s.v = (ng_view){.data = s.data,
@@ -145,8 +145,8 @@ static image_array layout_of(const picture *g) {
   return s;
 }
 
-image_array images(const picture *g, double (*next)(void)) {
-  const image_array v = layout_of(g);
+image_array new_image_array(const picture *g, double (*next)(void)) {
+  const image_array v = new_layout(g);
   for (int64_t n = 0; n < g->samples; n++) {
     for (int64_t c = 0; c < g->c.channels; c++) {
       for (int64_t s = 0; s < v.v.positions; s++) {

@@ -14,7 +14,7 @@ static inline int64_t between(int64_t low, int64_t high) {
 }
 double draw_grid_value(void); /* k / 8, |k| <= 15 */
 
-void *need(int64_t bytes); /* memory that `free` takes; a failure ends the test */
+void *new_aligned(int64_t bytes); /* memory that `free` takes; a failure ends the test */
 
 /* Orders of the axes of [samples, channels, height, width] in memory; rows may have gaps. */
 typedef enum axis_order { AXES_NCHW, AXES_NHWC, AXES_HNWC, AXES_ANY, AXES_ORDERS } axis_order;
@@ -44,6 +44,6 @@ picture draw_rows(int64_t samples, int64_t height, int64_t width, int64_t cols);
 /* Describe a picture in a message about `way` on `linalg`; the text is valid until the next call. */
 const char *describe_picture(const picture *g, const char *way, const char *linalg);
 /* Return the array of a picture with values from `next`; values that must not be read are NaN. Free `data`. */
-image_array images(const picture *g, double (*next)(void));
+image_array new_image_array(const picture *g, double (*next)(void));
 
 #endif

@@ -41,34 +41,34 @@ ng_array array_of_plane(const plane *v) {
 typedef ng_status bind_call(ng_precond *, int32_t, ng_param, const ng_array *);
 typedef ng_status observe_call(ng_precond *, int32_t, const ng_array *, ng_loan);
 
-static ng_status bind(bind_call *call, ng_precond *p, int32_t index, ng_param which,
-                      const plane *v) {
+static ng_status bind_plane(bind_call *call, ng_precond *p, int32_t index, ng_param which,
+                            const plane *v) {
   if (v == NULL) return call(p, index, which, NULL);
   const ng_array a = array_of_plane(v);
   return call(p, index, which, &a);
 }
 
-static ng_status observe(observe_call *call, ng_precond *p, int32_t layer, const plane *v,
-                         ng_loan loan) {
+static ng_status observe_plane(observe_call *call, ng_precond *p, int32_t layer, const plane *v,
+                               ng_loan loan) {
   if (v == NULL) return call(p, layer, NULL, loan);
   const ng_array a = array_of_plane(v);
   return call(p, layer, &a, loan);
 }
 
 ng_status plane_bind_grad(ng_precond *p, int32_t index, ng_param which, const plane *v) {
-  return bind(ng_bind_grad, p, index, which, v);
+  return bind_plane(ng_bind_grad, p, index, which, v);
 }
 
 ng_status plane_bind_weight(ng_precond *p, int32_t index, ng_param which, const plane *v) {
-  return bind(ng_bind_weight, p, index, which, v);
+  return bind_plane(ng_bind_weight, p, index, which, v);
 }
 
 ng_status plane_observe_input(ng_precond *p, int32_t layer, const plane *v, ng_loan loan) {
-  return observe(ng_observe_input, p, layer, v, loan);
+  return observe_plane(ng_observe_input, p, layer, v, loan);
 }
 
 ng_status plane_observe_output_grad(ng_precond *p, int32_t layer, const plane *v, ng_loan loan) {
-  return observe(ng_observe_output_grad, p, layer, v, loan);
+  return observe_plane(ng_observe_output_grad, p, layer, v, loan);
 }
 
 ng_status plane_add_conv2d(ng_precond *p, const char *name, int64_t in, int64_t out, int64_t kernel,

@@ -70,7 +70,7 @@ long ranks_timeout_seconds(void) {
   return s > 0 ? s : 600;
 }
 
-static ng_status worse(ng_status a, ng_status b) {
+static ng_status worse_status(ng_status a, ng_status b) {
   if (a < NG_OK || b < NG_OK) return a < b ? a : b;
   return a > b ? a : b;
 }
@@ -115,7 +115,7 @@ ng_status ranks_run_on(int32_t n, ng_transport *t, rank_fn fn, void *arg, ng_sta
   ng_status worst = NG_OK;
   for (int32_t r = 0; r < n; r++) {
     pthread_join(job[r].thread, NULL);
-    worst = worse(worst, job[r].status);
+    worst = worse_status(worst, job[r].status);
     if (per_rank) per_rank[r] = job[r].status;
   }
   pthread_cond_destroy(&c.ended);
@@ -177,7 +177,7 @@ ng_status ranks_run(int32_t n, rank_fn fn, void *arg, ng_status *per_rank) {
   (void)alarm(0);
   ng_status worst = NG_OK;
   for (int32_t r = 0; r < n; r++) {
-    worst = worse(worst, (ng_status)each[r]);
+    worst = worse_status(worst, (ng_status)each[r]);
     if (per_rank) per_rank[r] = (ng_status)each[r];
   }
   return worst;

@@ -74,7 +74,7 @@ static bool is_whole(const rank_run *run) {
   return run->x->whole || (run->x->unsharded >> run->rank & 1) != 0;
 }
 
-static ng_status add(rank_run *run, int i) {
+static ng_status add_shard(rank_run *run, int i) {
   const shard p = shard_of(run->x, run->rank, i);
   ng_layer d = layer_of(NG_LINEAR, layer[i].name, p.in, p.out);
   d.bias = (int32_t)has_bias(run->x, i);
@@ -112,16 +112,16 @@ void store_shard(const shard_run *x, int32_t rank, int i, const float *from, dou
     whole[index_in_whole(x, &p, i, k)] = (double)from[k];
 }
 
-static bool is_wrong(const rank_run *run, int64_t t, int64_t call, const char *how) {
+static bool has_fault(const rank_run *run, int64_t t, int64_t call, const char *how) {
   return run->x->wrong == run->rank && !run->corrected && t == 1 && call == 0 &&
          strstr(run->x->options, how) != NULL;
 }
 
 static int64_t observed_samples(const rank_run *run, int64_t t, int64_t call) {
-  return sample_count(group_of(run->x, run->rank), call) + is_wrong(run, t, call, "|rows");
+  return sample_count(group_of(run->x, run->rank), call) + has_fault(run, t, call, "|rows");
 }
 
-static ng_status observe_one(rank_run *run, int64_t t, int64_t call, int i, bool grad) {
+static ng_status observe_array(rank_run *run, int64_t t, int64_t call, int i, bool grad) {
   const shard_run *x = run->x;
   const shard p = shard_of(x, run->rank, i);
   const int32_t g = group_of(x, run->rank);
@@ -138,12 +138,12 @@ static ng_status observe_one(rank_run *run, int64_t t, int64_t call, int i, bool
     }
   }
   plane v = plane_of(a, B * S, n, NG_F32);
-  if (is_wrong(run, t, call, "|nan") && i == 1 && !grad) a[0] = NAN;
-  if (is_wrong(run, t, call, "|shape") && i == 0 && grad) v = plane_of(a, B * S, n + 1, NG_F32);
+  if (has_fault(run, t, call, "|nan") && i == 1 && !grad) a[0] = NAN;
+  if (has_fault(run, t, call, "|shape") && i == 0 && grad) v = plane_of(a, B * S, n + 1, NG_F32);
   return fixture_observe(&run->f, run->index[i], grad ? NULL : &v, grad ? &v : NULL);
 }
 
-static ng_status observe(rank_run *run, int64_t t) {
+static ng_status observe_batches(rank_run *run, int64_t t) {
   ng_status worst = NG_OK;
   for (int64_t call = 0; call < MICRO; call++) {
     ng_batch b = batch_of(observed_samples(run, t, call));
@@ -152,7 +152,7 @@ static ng_status observe(rank_run *run, int64_t t) {
     if (st != NG_OK) return st;
     for (int k = 0; k < 2 * LAYERS; k++) {
       const bool grad = k >= LAYERS;
-      st = observe_one(run, t, call, grad ? 2 * LAYERS - 1 - k : k, grad);
+      st = observe_array(run, t, call, grad ? 2 * LAYERS - 1 - k : k, grad);
       if (st < NG_OK) return st;
       if (st > worst) worst = st;
     }
@@ -182,7 +182,7 @@ static ng_status run_steps(rank_run *run, ng_transport *world) {
     for (int64_t k = 0; k < MOST_WEIGHTS; k++)
       w[k] = x->start != NULL ? x->start[i][k] : initial_weight(i, k);
     copy_shard(run->x, run->rank, i, w, run->weight[i]);
-    st = add(run, i);
+    st = add_shard(run, i);
   }
   if (st == NG_OK) st = ng_ready(run->f.p);
   if (st == NG_OK && x->load != NULL) st = ng_load(run->f.p, x->load);
@@ -191,7 +191,7 @@ static ng_status run_steps(rank_run *run, ng_transport *world) {
   const bool sgd = strstr(x->options, "=sgd") != NULL,
              fused = sgd || strstr(x->options, "=adamw") != NULL;
   for (int64_t s = x->first; s < STEPS && st >= NG_OK; s++) {
-    ng_status observed = observe(run, s);
+    ng_status observed = observe_batches(run, s);
     x->observed[run->rank][s] = observed;
     if (observed < NG_OK && taps) return observed;
     if (observed < NG_OK) { /* reset the batch and observe without the fault */
@@ -200,7 +200,7 @@ static ng_status run_steps(rank_run *run, ng_transport *world) {
       st = ng_reset_batch(run->f.p);
       if (st != NG_OK) return st;
       run->corrected = x->fail_alloc == 0;
-      observed = observe(run, s);
+      observed = observe_batches(run, s);
       if (observed != NG_OK) return observed;
     }
     for (int i = 0; i < LAYERS; i++)

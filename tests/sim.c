@@ -11,18 +11,18 @@
 
 /* ---- numbers ---------------------------------------------------------------------------------*/
 
-static uint64_t mix(uint64_t x) { return rng_next(&(rng){x}); }
+static uint64_t mix_bits(uint64_t x) { return rng_next(&(rng){x}); }
 
-static float number(int64_t step, int64_t who, int64_t what, int64_t i) {
-  const uint64_t h =
-      mix(mix(mix(mix((uint64_t)step) + (uint64_t)who) + (uint64_t)what) + (uint64_t)i);
+static float draw_number(int64_t step, int64_t who, int64_t what, int64_t i) {
+  const uint64_t h = mix_bits(
+      mix_bits(mix_bits(mix_bits((uint64_t)step) + (uint64_t)who) + (uint64_t)what) + (uint64_t)i);
   return (float)((int64_t)(h % 255) - 127) / 64.0f;
 }
 
 /* ---- the model -------------------------------------------------------------------------------*/
 
-static ng_layer *add(sim *s, ng_kind kind, const char *name, int64_t in, int64_t out,
-                     int32_t bias) {
+static ng_layer *append_layer(sim *s, ng_kind kind, const char *name, int64_t in, int64_t out,
+                              int32_t bias) {
   ng_layer *l = &s->layer[s->layers++];
   ng_layer_init(l, kind, sizeof *l);
   l->name = name;
@@ -32,44 +32,44 @@ static ng_layer *add(sim *s, ng_kind kind, const char *name, int64_t in, int64_t
   return l;
 }
 
-static void add_tensor(sim *s, const char *name, int64_t count) {
-  ng_layer *l = add(s, NG_LINEAR, name, count, 1, 0);
+static void append_tensor(sim *s, const char *name, int64_t count) {
+  ng_layer *l = append_layer(s, NG_LINEAR, name, count, 1, 0);
   l->kind = (ng_kind)0;
 }
 
-static void describe(sim *s) {
+static void describe_model(sim *s) {
   const unsigned v = s->how.vary;
   const char *first = v & SIM_RENAMED ? "fc0" : "fc1";
   if (v & SIM_SMALL) {
-    add(s, NG_LINEAR, first, 3 + (v & SIM_WIDER ? 1 : 0), 2, 1);
-    add_tensor(s, "gamma", 2);
+    append_layer(s, NG_LINEAR, first, 3 + (v & SIM_WIDER ? 1 : 0), 2, 1);
+    append_tensor(s, "gamma", 2);
     return;
   }
-  ng_layer *l = add(s, NG_LINEAR, first, 7 + (v & SIM_WIDER ? 1 : 0), 5, 1);
+  ng_layer *l = append_layer(s, NG_LINEAR, first, 7 + (v & SIM_WIDER ? 1 : 0), 5, 1);
   if (v & SIM_OWN) l->options = s->how.layer_options;
-  l = add(s, NG_CONV2D, "conv", 4, 6, 1);
+  l = append_layer(s, NG_CONV2D, "conv", 4, 6, 1);
   l->kernel[0] = 3;
   l->kernel[1] = 2;
   l->padding[0] = 1;
   l->groups = 2;
   l->image[0] = 5;
   l->image[1] = 4;
-  l = add(s, NG_CONV2D, "block/down", 3, 4, 0);
+  l = append_layer(s, NG_CONV2D, "block/down", 3, 4, 0);
   l->kernel[0] = l->kernel[1] = 3;
   l->stride[0] = l->stride[1] = v & SIM_STRIDE ? 1 : 2;
   l->padding[0] = l->padding[1] = 1;
   l->image[0] = l->image[1] = 6;
-  add_tensor(s, "gamma", 6);
-  l = add(s, NG_LINEAR, "ice", 4, 2, 1);
+  append_tensor(s, "gamma", 6);
+  l = append_layer(s, NG_LINEAR, "ice", 4, 2, 1);
   l->frozen = 1;
-  if (v & SIM_MORE) add(s, NG_LINEAR, "extra", 2, 2, 0);
+  if (v & SIM_MORE) append_layer(s, NG_LINEAR, "extra", 2, 2, 0);
   if (!(v & SIM_FEWER)) {
-    l = add(s, NG_LINEAR, "seq", 5, 3, 0);
+    l = append_layer(s, NG_LINEAR, "seq", 5, 3, 0);
     l->positions = 3;
   }
 }
 
-static void count(sim *s) {
+static void count_elements(sim *s) {
   for (int32_t i = 0; i < s->layers; i++) {
     const ng_layer *l = &s->layer[i];
     const int64_t patch =
@@ -80,7 +80,7 @@ static void count(sim *s) {
   }
 }
 
-static ng_status bind(sim *s) {
+static ng_status bind_arrays(sim *s) {
   float *g = s->grad, *w = s->weight;
   for (int32_t i = 0; i < s->layers; i++) {
     const ng_layer *l = &s->layer[i];
@@ -104,14 +104,14 @@ ng_status sim_open(sim *s, const sim_setup *how, const ng_transport *t,
   memset(s, 0, sizeof *s);
   s->how = *how;
   s->rank = t == NULL ? 0 : t->rank;
-  describe(s);
-  count(s);
+  describe_model(s);
+  count_elements(s);
   s->grad = calloc((size_t)s->weight_count, sizeof *s->grad);
   s->weight = calloc((size_t)s->weight_count, sizeof *s->weight);
   s->observation = calloc(8192, sizeof *s->observation);
   if (s->grad == NULL || s->weight == NULL || s->observation == NULL) return NG_ERR_NOMEM;
   for (int64_t i = 0; i < s->weight_count; i++) {
-    s->weight[i] = number(-1, 0, 0, i);
+    s->weight[i] = draw_number(-1, 0, 0, i);
   }
   char set[512];
   (void)snprintf(set, sizeof set, "method=%s %s", how->method, how->set);
@@ -127,7 +127,7 @@ ng_status sim_open(sim *s, const sim_setup *how, const ng_transport *t,
     st = s->layer[i].kind == 0 ? ng_add_tensor(s->p, s->layer[i].name, s->layer[i].in, &s->index[i])
                                : ng_add_layer(s->p, &s->layer[i], &s->index[i]);
   }
-  if (st == NG_OK) st = bind(s);
+  if (st == NG_OK) st = bind_arrays(s);
   if (st == NG_OK) st = ng_ready(s->p);
   (void)snprintf(s->message, sizeof s->message, "%.255s", s->f.message);
   if (st != NG_OK && s->ctx != NULL && s->message[0] == 0) {
@@ -159,7 +159,7 @@ static ng_status observe_layer(sim *s, int64_t step, int32_t i, int64_t samples,
       rows *= l->positions;
     }
     for (int64_t k = 0; k < rows * cols; k++) {
-      s->observation[k] = number(step, who, 2 * i + grad, k);
+      s->observation[k] = draw_number(step, who, 2 * i + grad, k);
     }
     plane v = plane_of(s->observation, rows, cols, NG_F32);
     if (l->kind == NG_CONV2D) {
@@ -175,7 +175,7 @@ static ng_status observe_layer(sim *s, int64_t step, int32_t i, int64_t samples,
 
 ng_status sim_begin(sim *s, int64_t step) { return fixture_begin(&s->f, 4 + s->rank + step % 2); }
 
-static ng_status observe(sim *s, int64_t step) {
+static ng_status observe_layers(sim *s, int64_t step) {
   const int64_t samples = 4 + s->rank + step % 2;
   ng_status st = NG_OK;
   for (int64_t call = 0; call < (s->how.micro > 0 ? s->how.micro : 1) && st == NG_OK; call++) {
@@ -191,10 +191,10 @@ static ng_status observe(sim *s, int64_t step) {
 
 ng_status sim_step(sim *s, int64_t step) {
   char update[32] = "";
-  ng_status st = observe(s, step);
+  ng_status st = observe_layers(s, step);
   if (st != NG_OK) return st;
   for (int64_t i = 0; i < s->weight_count; i++) { /* gradients depend on weights */
-    s->grad[i] = number(step, -1, 0, i) + 0.05f * s->weight[i];
+    s->grad[i] = draw_number(step, -1, 0, i) + 0.05f * s->weight[i];
   }
   st = ng_get(s->p, "update", update, sizeof update);
   if (st != NG_OK) return st;
@@ -220,7 +220,7 @@ static ng_status hash_number(void *arg, ng_number *n) {
 }
 
 /* The options that ng_set and ng_load may change. */
-static uint64_t hash_live(uint64_t h, const ng_settings *s) {
+static uint64_t hash_live_options(uint64_t h, const ng_settings *s) {
   const double live[] = {s->damping,      (double)s->clip,         s->clip_bound,
                          s->kl_clip,      (double)s->stat_period,  s->stat_decay,
                          s->norm_damping, (double)s->solve_period, s->eigen_floor};
@@ -235,7 +235,7 @@ uint64_t sim_fingerprint(const sim *s) {
     if (u != NG_USE_SCRATCH) h = sim_hash(h, p->arena[u], (size_t)p->arena_bytes[u]);
   }
   h = sim_hash(h, p->arena_bytes, sizeof p->arena_bytes);
-  h = hash_live(h, &p->opt.base);
+  h = hash_live_options(h, &p->opt.base);
   const int64_t counters[] = {p->steps, p->updates, p->skipped, p->ctx->bytes};
   h = sim_hash(h, counters, sizeof counters);
   h = sim_hash(h, p->rescued, sizeof p->rescued);
@@ -256,7 +256,7 @@ uint64_t sim_fingerprint(const sim *s) {
                           r.damping_a,        r.damping_g, b->base.damping,
                           b->base.eigen_floor};
     h = sim_hash(h, own, sizeof own);
-    h = hash_live(h, &b->base);
+    h = hash_live_options(h, &b->base);
     (void)ng_block_numbers(b, hash_number, &h);
   }
   return sim_hash(h, s->weight, (size_t)s->weight_count * sizeof *s->weight);

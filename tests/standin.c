@@ -41,28 +41,28 @@ static char fault[200];
 
 /* Leave the fiber in `state`; return when the scheduler resumes it. Jumps are ten times faster than swapcontext, which
  * makes system calls. */
-static void leave(fiber_state state) {
+static void leave_fiber(fiber_state state) {
   fiber *f = &fibers[standin_thread];
   f->state = state;
   if (_setjmp(f->at) == 0) _longjmp(scheduler, 1);
 }
 
-void standin_barrier(void) { leave(AT_BARRIER); }
+void standin_barrier(void) { leave_fiber(AT_BARRIER); }
 
 /* Every lane writes its value, waits, reads a value, and waits again, so that no value is overwritten too early. */
 double standin_shuffle_down(double x, int32_t by) {
   const int32_t me = standin_thread;
   fibers[me].lane = x;
-  leave(AT_SHUFFLE);
+  leave_fiber(AT_SHUFFLE);
   const double y = me % WARP + by < WARP ? fibers[me + by].lane : x;
-  leave(AT_SHUFFLE);
+  leave_fiber(AT_SHUFFLE);
   return y;
 }
 
 /* A fiber serves one thread of every block: it waits for the first block, and after each block for the next. */
 static void run_fiber(void) {
   for (;;) {
-    leave(ENDED);
+    leave_fiber(ENDED);
     body(body_args);
   }
 }
@@ -83,7 +83,7 @@ static bool make_fiber(int32_t i) {
   return true;
 }
 
-static void go_on(int32_t i) {
+static void continue_fiber(int32_t i) {
   standin_thread = i;
   if (_setjmp(scheduler) == 0) _longjmp(fibers[i].at, 1);
 }
@@ -91,14 +91,14 @@ static void go_on(int32_t i) {
 /* ---- blocks ----------------------------------------------------------------------------------*/
 
 /* Return the number of threads [from, to) in `state`. */
-static int32_t count(int32_t from, int32_t to, fiber_state state) {
+static int32_t count_threads(int32_t from, int32_t to, fiber_state state) {
   int32_t n = 0;
   for (int32_t i = from; i < to; i++) {
     n += fibers[i].state == state ? 1 : 0;
   }
   return n;
 }
-static void resume(int32_t from, int32_t to) {
+static void resume_threads(int32_t from, int32_t to) {
   for (int32_t i = from; i < to; i++) {
     fibers[i].state = READY;
   }
@@ -106,31 +106,31 @@ static void resume(int32_t from, int32_t to) {
 
 /* Run each warp up to its next barrier, in the chosen order, so that warps are as far apart as barriers allow.  Then
  * resume the block if all its threads wait; return false if they do not. */
-static bool advance(int32_t threads, standin_order order) {
+static bool advance_block(int32_t threads, standin_order order) {
   for (int32_t k = 0; k < threads; k += WARP) {
     const int32_t w = order == STANDIN_FORWARD ? k : threads - WARP - k;
     do {
       for (int32_t i = w; i < w + WARP; i++) {
-        if (fibers[i].state == READY) go_on(i);
+        if (fibers[i].state == READY) continue_fiber(i);
       }
-      if (count(w, w + WARP, AT_SHUFFLE) == WARP) resume(w, w + WARP);
-    } while (count(w, w + WARP, READY) == WARP);
+      if (count_threads(w, w + WARP, AT_SHUFFLE) == WARP) resume_threads(w, w + WARP);
+    } while (count_threads(w, w + WARP, READY) == WARP);
   }
-  if (count(0, threads, AT_BARRIER) != threads) return false;
-  resume(0, threads);
+  if (count_threads(0, threads, AT_BARRIER) != threads) return false;
+  resume_threads(0, threads);
   return true;
 }
 
 static const char *run_block(const char *name, int32_t threads, standin_order order) {
-  resume(0, threads);
-  while (advance(threads, order)) {
+  resume_threads(0, threads);
+  while (advance_block(threads, order)) {
   }
-  const int32_t ended = count(0, threads, ENDED);
+  const int32_t ended = count_threads(0, threads, ENDED);
   if (ended == threads) return NULL;
   (void)snprintf(fault, sizeof fault,
                  "%s, block %lld: %d threads wait at a barrier and %d at a shuffle, but %d ended",
-                 name, (long long)standin_block, (int)count(0, threads, AT_BARRIER),
-                 (int)count(0, threads, AT_SHUFFLE), (int)ended);
+                 name, (long long)standin_block, (int)count_threads(0, threads, AT_BARRIER),
+                 (int)count_threads(0, threads, AT_SHUFFLE), (int)ended);
   for (int32_t i = 0; i < threads; i++) { /* the fibers are in the middle of a kernel */
     free(fibers[i].stack);
     fibers[i].stack = NULL;
@@ -138,8 +138,7 @@ static const char *run_block(const char *name, int32_t threads, standin_order or
   return fault;
 }
 
-/* Return block i of n in the chosen order; random: steps of an odd number, modulo a power of 2, that skip numbers >= n.
- * */
+/* Return block i of n in the chosen order; random: a linear congruential sequence modulo a power of 2, without >= n. */
 static int64_t block_at(standin_order order, int64_t i, int64_t n, int64_t *state) {
   if (order == STANDIN_FORWARD) return i;
   if (order == STANDIN_BACKWARD) return n - 1 - i;

@@ -16,7 +16,7 @@ path path_of(const char *name) {
   return p;
 }
 
-static int by_name(const void *a, const void *b) { return strcmp(a, b); }
+static int compare_names(const void *a, const void *b) { return strcmp(a, b); }
 
 names list_folder(void) {
   names x = {.n = 0};
@@ -27,7 +27,7 @@ names list_folder(void) {
     (void)snprintf(x.text[x.n++], sizeof x.text[0], "%s", e->d_name);
   }
   (void)closedir(d);
-  qsort(x.text, (size_t)x.n, sizeof x.text[0], by_name);
+  qsort(x.text, (size_t)x.n, sizeof x.text[0], compare_names);
   return x;
 }
 

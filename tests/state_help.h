@@ -1,5 +1,4 @@
-/* state_help.h: helpers for tests of the state: files of the test folder, comparisons, small runs that save and load.
- */
+/* state_help.h: helpers for tests of the state: files of the test folder, comparisons, runs that save and load. */
 #ifndef TESTS_STATE_HELP_H
 #define TESTS_STATE_HELP_H
 

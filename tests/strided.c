@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static int64_t place(const strided *s, int64_t i) {
+static int64_t memory_index(const strided *s, int64_t i) {
   int64_t at = 0;
   for (int32_t k = s->a.ndim - 1; k >= 0; k--) {
     at += i % s->shape[k] * s->stride[k];
@@ -39,13 +39,15 @@ void strided_create(strided *s, int32_t ndim, const int64_t *shape, ng_dtype dty
   for (int64_t i = 0; i < s->room; i++)
     put(s->a.data, dtype, i, (double)NAN);
   for (int64_t i = 0; i < s->count; i++)
-    s->mine[place(s, i)] = true;
+    s->mine[memory_index(s, i)] = true;
 }
 
 void strided_set(strided *s, int64_t i, float x) {
-  put(s->a.data, s->a.dtype, place(s, i), (double)x);
+  put(s->a.data, s->a.dtype, memory_index(s, i), (double)x);
 }
-float strided_get(const strided *s, int64_t i) { return get(s->a.data, s->a.dtype, place(s, i)); }
+float strided_get(const strided *s, int64_t i) {
+  return get(s->a.data, s->a.dtype, memory_index(s, i));
+}
 
 bool strided_free_checked(strided *s) {
   bool intact = true;

@@ -1,10 +1,8 @@
 /* t_alloc.c: failed allocations.  Run a small training once for every allocation, with that allocation failing, and
  * once for every seventh k, with all allocations from the k-th on failing.  The call with the failure must return
  * NG_ERR_NOMEM with a message.  Called again it succeeds, and the run ends with the bits of a run without
- * failures.  No memory is left.
- *
- * The loop covers the allocator of the context, and malloc, calloc, realloc and posix_memalign, which the linker wraps.
- * */
+ * failures.  No memory is left.  Failing allocators: the allocator of the context, and malloc, calloc, realloc and
+ * posix_memalign, which the linker wraps. */
 #include "unit_test.h"
 
 #include <errno.h>

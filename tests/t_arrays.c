@@ -49,11 +49,6 @@ static const int *inner_of(const layout *l, int32_t ndim) {
   return ndim == 1 ? one : ndim == 2 ? l->two : ndim == 3 ? l->three : l->four;
 }
 
-static float number(int64_t what, int64_t i) {
-  rng r = {test_seed() + (uint64_t)(what * 100003 + i)};
-  return (float)rng_value(&r);
-}
-
 static ng_status describe(ng_precond *p) {
   const int64_t kernel[2] = {3, 2}, stride[2] = {1, 2}, padding[2] = {1, 0};
   ng_layer seq = layer_of(NG_LINEAR, "seq", 5, 3);
@@ -75,7 +70,7 @@ static void open_model(model *m, const char *options, const layout *l) {
     strided_create(&m->grad[k], s->ndim, s->shape, l->grads, inner_of(l, s->ndim), l->gap, 0);
     strided_create(&m->weight[k], s->ndim, s->shape, l->weights, inner_of(l, s->ndim), l->gap, 0);
     for (int64_t i = 0; i < m->weight[k].count; i++) {
-      strided_set(&m->weight[k], i, number(900 + k, i));
+      strided_set(&m->weight[k], i, draw_at(900 + k, i));
     }
     list[k] = (ng_binding){s->index, s->which, &m->grad[k].a, &m->weight[k].a, NG_HOLD};
   }
@@ -116,7 +111,7 @@ static void observe_one(model *m, const observed_array *s, int64_t key, ng_dtype
   strided x;
   strided_create(&x, s->ndim, s->shape, dtype, inner, gap, 0);
   for (int64_t i = 0; i < x.count; i++) {
-    strided_set(&x, i, number(key, i));
+    strided_set(&x, i, draw_at(key, i));
   }
   const ng_status st = s->grad ? ng_observe_output_grad(m->f.p, s->index, &x.a, NG_COPY)
                                : ng_observe_input(m->f.p, s->index, &x.a, NG_COPY);
@@ -134,7 +129,7 @@ static void observe_dense(model *m, int step) {
 static void new_gradients(model *m, int step) {
   for (int k = 0; k < SLOTS; k++) {
     for (int64_t i = 0; i < m->grad[k].count; i++) {
-      strided_set(&m->grad[k], i, number(step * 100 + 50 + k, i));
+      strided_set(&m->grad[k], i, draw_at(step * 100 + 50 + k, i));
     }
   }
 }
@@ -282,7 +277,7 @@ static void expanded_axes_repeat_elements(void **state) {
       strided_create(&x, s->ndim, s->shape, NG_F32, s->plain, 0, 1U << axis);
       strided_create(&y, s->ndim, s->shape, NG_F32, s->plain, 0, 0);
       for (int64_t i = 0; i < x.count; i++) {
-        strided_set(&x, i, number(7, i));
+        strided_set(&x, i, draw_at(7, i));
       }
       for (int64_t i = 0; i < x.count; i++) {
         strided_set(&y, i, strided_get(&x, i));
@@ -356,11 +351,11 @@ static void image_sizes_may_vary(void **state) {
     for (int s = 0; s < 4; s++) {
       const int64_t S = sizes[s][0] * sizes[s][1];
       for (int64_t i = 0; i < 2 * 4 * S; i++) {
-        if (i < 2 * 3 * S) x[i] = number(s, i);
-        g[i] = number(s + 10, i);
+        if (i < 2 * 3 * S) x[i] = draw_at(s, i);
+        g[i] = draw_at(s + 10, i);
       }
       for (int i = 0; i < 12; i++) {
-        dw[0][i] = dw[1][i] = number(s + 20, i);
+        dw[0][i] = dw[1][i] = draw_at(s + 20, i);
       }
       for (int i = 0; i < 2; i++) {
         fixture_ok(&f[i], fixture_begin(&f[i], 2));

@@ -58,10 +58,10 @@ static void clip_ratio_may_overflow_f16(void **state) {
   open_ok(&m, "method=eva clip=ratio clip_bound=1e6 damping=1", &in_place, NG_F16);
   fill_sizes(&m, 0, 1000);
   put(m.grad, NG_F16, 2, 2000);
-  assert_int_equal(step(&m, &in_place), NG_RESCUED);
+  assert_int_equal(observe_and_step(&m, &in_place), NG_RESCUED);
   assert_true(get(m.grad, NG_F16, 2) == 2000);
   put(m.grad, NG_F16, 2, 1000);
-  assert_int_equal(step(&m, &in_place), NG_OK);
+  assert_int_equal(observe_and_step(&m, &in_place), NG_OK);
   assert_true(fabs((double)get(m.grad, NG_F16, 2)) > 40000); /* the factor was 50 */
   fixture_close(&m.f);
 }
@@ -74,7 +74,7 @@ static void a_factor_out_of_range(void **state) {
     open_ok(&m, "method=eva clip=none damping=1e-35", &updates[u], NG_F32);
     for (int i = 0; i < OUT; i++)
       m.g[i] *= 1e-16f;
-    assert_int_equal(step(&m, &updates[u]), NG_OK);
+    assert_int_equal(observe_and_step(&m, &updates[u]), NG_OK);
     assert_true(all_finite(&m));
     fixture_close(&m.f);
   }
@@ -86,7 +86,7 @@ static void a_row_sum_out_of_range(void **state) {
   open_ok(&m, "method=eva-f clip=none damping=100", &in_place, NG_F32);
   for (int i = 0; i < FC; i++)
     put(m.grad, NG_F32, i, i >= IN * OUT || m.a[i % IN] > 0 ? 1.9e38f : -1.9e38f);
-  assert_int_equal(step(&m, &in_place), NG_OK);
+  assert_int_equal(observe_and_step(&m, &in_place), NG_OK);
   assert_true(all_finite(&m));
   fixture_close(&m.f);
 }
@@ -150,7 +150,7 @@ static ng_status random_rank(int32_t rank, ng_transport *t, void *arg) {
     memcpy(grad, m.grad, sizeof grad);
     for (int i = 0; i < ALL; i++)
       was[i] = element_of(&m, i);
-    st = step(&m, &by);
+    st = observe_and_step(&m, &by);
     bool fine = st >= NG_OK && all_finite(&m);
     for (int i = 0; i < ALL && st == NG_SKIPPED; i++) {
       const element is = element_of(&m, i);
@@ -206,13 +206,13 @@ static void one_too_large(const char *options, float a, float g, bool taken) {
   open_ok(&m, options, &in_place, NG_F32);
   const model first = m;
   for (int i = 0; i < 2; i++)
-    assert_int_equal(step(&m, &in_place), NG_OK);
+    assert_int_equal(observe_and_step(&m, &in_place), NG_OK);
   averages(&m, before, sizeof before);
   m.a[0] *= 1.5f; /* so that the folded statistic changes */
   m.g[0] *= 1.5f;
   m.a[2] *= a;
   m.g[1] *= g;
-  const ng_status st = step(&m, &in_place);
+  const ng_status st = observe_and_step(&m, &in_place);
   if (st != (taken ? NG_OK : NG_SKIPPED)) fail_msg("%s: %s", options, ng_status_name(st));
   averages(&m, after, sizeof after);
   if (!taken && memcmp(before, after, sizeof before) == 0)
@@ -225,7 +225,7 @@ static void one_too_large(const char *options, float a, float g, bool taken) {
   memcpy(m.g, first.g, sizeof m.g);
   for (int i = 0; i < 2; i++) {
     fill_sizes(&m, 1, 1);
-    assert_int_equal(step(&m, &in_place), NG_OK);
+    assert_int_equal(observe_and_step(&m, &in_place), NG_OK);
     assert_true(all_finite(&m));
   }
   averages(&m, after, sizeof after);
@@ -257,8 +257,8 @@ static void averages_stay_in_range(void **state) {
           "method=natgrad factor_dtype=f16 damping=1e5 damping_split=full damping_leak=owner "
           "stat_decay=0.1",
           &in_place, NG_F32);
-  assert_int_equal(step(&m, &in_place), NG_OK);
-  assert_int_equal(step(&m, &in_place), NG_SKIPPED);
+  assert_int_equal(observe_and_step(&m, &in_place), NG_OK);
+  assert_int_equal(observe_and_step(&m, &in_place), NG_SKIPPED);
   averages(&m, now, sizeof now);
   fixture_close(&m.f);
 }
@@ -289,7 +289,7 @@ static void inverses_stay_in_range(void **state) {
   model m;
   open_ok(&m, "method=natgrad inverse_dtype=f16 damping=1e-5 damping_split=full clip=none",
           &in_place, NG_F32);
-  assert_int_equal(step(&m, &in_place), NG_RESCUED);
+  assert_int_equal(observe_and_step(&m, &in_place), NG_RESCUED);
   assert_true(all_finite(&m));
   fixture_close(&m.f);
 }

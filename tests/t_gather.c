@@ -30,11 +30,6 @@ typedef struct mine {
   double wide[ROOM / 2];
 } mine;
 
-static float drawn(int step, int what, int64_t i) {
-  rng r = {test_seed() + (uint64_t)(step * 1000 + what * 100) + (uint64_t)i};
-  return (float)rng_value(&r);
-}
-
 static ng_status bind(ng_precond *p, mine *m) {
   ng_status st = NG_OK;
   for (int k = 0; k < SLOTS && st == NG_OK; k++) {
@@ -56,13 +51,13 @@ static ng_status step(ng_precond *p, const gather_run *l, mine *m, int t) {
   float a[2][B * 5], g[2][B * 5];
   for (int i = 0; i < B * 5; i++) {
     for (int k = 0; k < 2; k++) {
-      a[k][i] = drawn(t, k, i);
-      g[k][i] = drawn(t, 2 + k, i);
+      a[k][i] = draw_at(10 * t + k, i);
+      g[k][i] = draw_at(10 * t + 2 + k, i);
     }
   }
   for (int k = 0; k < SLOTS; k++) {
     for (int64_t i = 0; i < rows[k] * cols[k]; i++)
-      m->grad[k][i] = drawn(t, 4 + k, i);
+      m->grad[k][i] = draw_at(10 * t + 4 + k, i);
   }
   const ng_array in[2] = {ng_array_matrix(a[0], B, 4, NG_F32), ng_array_matrix(a[1], B, 5, NG_F32)},
                  out[2] = {ng_array_matrix(g[0], B, 3, NG_F32),

@@ -170,11 +170,11 @@ static ng_status write_gradient(int32_t rank, ng_transport *t, void *arg) {
     ng_status st = model_open(&m, line, &in_place, type, NG_F32, t);
     if (st == NG_OK) st = model_open(&wide, line, &in_place, NG_F32, NG_F32, t);
     if (st == NG_OK) {
-      fill(&m, 3, size);
-      fill(&wide, 3, size);
+      fill_model(&m, 3, size);
+      fill_model(&wide, 3, size);
       memcpy(raw, wide.grad, sizeof raw);
-      const ng_status is = step(&m, &in_place);
-      st = step(&wide, &in_place);
+      const ng_status is = observe_and_step(&m, &in_place);
+      st = observe_and_step(&wide, &in_place);
       fine = fine && (is != NG_RESCUED || strstr(ng_last_error(m.f.ctx), "'fc.weight'") != NULL);
       if (st >= NG_OK) st = ng_report_read(m.f.p, &r);
       if (st == NG_OK) st = ng_report_read(wide.f.p, &of_wide);
@@ -220,14 +220,16 @@ static void a_non_finite_weight_stays(void **state) {
     assert_int_equal(fill_and_step(&m, &updates[2], NOWHERE, 0), NG_OK);
     for (int k = 0; k < 3; k++) {
       uint32_t was[ALL];
-      ng_from_f32(at(m.weight, type, 7), type, k < 2 ? &strange[i % 3] : &one, 1);
+      ng_from_f32(address_of(m.weight, type, 7), type, k < 2 ? &strange[i % 3] : &one, 1);
       memcpy(was, m.weight, sizeof was);
       assert_int_equal(fill_and_step(&m, &(update){.lr = 1, .momentum = 0.9}, NOWHERE, 0),
                        k < 2 ? NG_RESCUED : NG_OK);
       int moved = 0; /* a small gradient may round away */
       for (int j = 0; j < ALL; j++)
-        moved += memcmp(at(was, type, j), at(m.weight, type, j), (size_t)ng_dtype_size(type)) != 0;
-      assert_int_equal(memcmp(at(was, type, 7), at(m.weight, type, 7), 2) == 0, k < 2);
+        moved += memcmp(address_of(was, type, j), address_of(m.weight, type, j),
+                        (size_t)ng_dtype_size(type)) != 0;
+      assert_int_equal(memcmp(address_of(was, type, 7), address_of(m.weight, type, 7), 2) == 0,
+                       k < 2);
       assert_in_range(moved, ALL / 2, ALL);
       assert_true(k == 2 || strstr(ng_last_error(m.f.ctx), "'fc.weight': elements") != NULL);
     }

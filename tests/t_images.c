@@ -38,8 +38,7 @@ static bool put_image_file(const char *name, int n) {
   return true;
 }
 
-/* Write all/train/{ant,bee,cat}/NN.png with image n = class * EACH + i, and all/val with image n + 1000, one per class.
- * */
+/* Write all/train/{ant,bee,cat}/NN.png with image n = class * EACH + i; all/val has image n + 1000, one per class. */
 static bool made_folder(void) {
   static int state;
   if (state != 0) return state > 0;

@@ -201,8 +201,7 @@ static char *rewritten(const char *text, size_t n) {
   return o.text;
 }
 
-/* Return whether the reader accepts a text.  An accepted text that is written, read and written again must not change.
- * */
+/* Return whether the reader accepts a text.  Writing, reading and writing an accepted text must not change it. */
 static bool accepts(const char *text, size_t n) {
   char *one = rewritten(text, n);
   if (one == NULL) return false;

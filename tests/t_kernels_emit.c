@@ -48,7 +48,7 @@ static void keep(const item *from, item *to) {
 
 static void run(ng_queue *q, list *l, bool update) {
   for (int i = 0; i < LISTED; i++) {
-    restore(&l->item[i]);
+    restore_arrays(&l->item[i]);
   }
   if (update) {
     ng_kernels(q)->update(q, l->e, l->s, LISTED);
@@ -67,7 +67,7 @@ static void test_emit_and_update(void **state) {
     arena_reset();
     draw_directions(&r, &l, (kind)(round % KINDS), round);
     draw_directions(&again, &is, (kind)(round % KINDS), round);
-    for (int k = kernels_last_queue(); k >= first_queue(&l); k--) { /* late, over ref, first */
+    for (int k = kernels_last_queue(); k >= first_queue_for(&l); k--) { /* late, over ref, first */
       ng_queue q = kernels_queue_or_device(k);
       run(&q, &l, update);
       for (int i = 0; i < LISTED; i++) {
@@ -86,10 +86,10 @@ static void test_store_norm2(void **state) {
     float *want[LISTED];
     arena_reset();
     draw_directions(&r, &l, (kind)(round % KINDS), 7 * round);
-    for (int k = kernels_last_queue(); k >= first_queue(&l); k--) {
+    for (int k = kernels_last_queue(); k >= first_queue_for(&l); k--) {
       ng_queue q = kernels_queue_or_device(k);
       for (int i = 0; i < LISTED; i++) {
-        restore(&l.item[i]);
+        restore_arrays(&l.item[i]);
         memset(l.to[i], 0x5A, (size_t)(l.item[i].rows * l.item[i].cols) * sizeof(float));
         norm2[i] = -1.0;
       }

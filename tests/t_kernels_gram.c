@@ -38,7 +38,7 @@ static fixture opened(const char *linalg, int32_t threads) {
 enum { GUARD = 64 };
 
 static float *guarded(int64_t floats) {
-  float *p = need((floats + GUARD) * 4);
+  float *p = new_aligned((floats + GUARD) * 4);
   for (int64_t i = 0; i < floats + GUARD; i++)
     p[i] = i < floats ? NAN : 4711.0f;
   return p;
@@ -175,7 +175,7 @@ static void sums_match(ng_queue *q, const picture *g, const ng_view *x) {
   c.channels = v.columns = g->c1 - g->c0;
   v.data = ng_view_at(x, 0, 0, g->c0);
   const int64_t n = c.channels * ng_conv_taps(&c), room = ng_box_scratch(q, &c);
-  double *want = need(4 * n * 8), *out = want + 2 * n;
+  double *want = new_aligned(4 * n * 8), *out = want + 2 * n;
   float *scratch = guarded(2 * room);
   ng_queue ref = {.backend = &ng_backend_ref, .threads = 1};
   sum_picture(&ref, g, &v, &c, want, scratch);
@@ -201,7 +201,7 @@ static void sums_match(ng_queue *q, const picture *g, const ng_view *x) {
 static void double_matches(ng_queue *q, const picture *g, const ng_view *x) {
   const int64_t n = ng_conv_taps(&g->c) * (g->c1 - g->c0) + g->one, count = ng_sym_count(n);
   const int64_t floats = ng_gram_conv_scratch(q, &g->c, x->columns, g->c.outputs);
-  double *wide = need(count * 8), largest = 0.0;
+  double *wide = new_aligned(count * 8), largest = 0.0;
   ng_gram of = {.x = *x, .samples = g->take, .c0 = g->c0, .c1 = g->c1, .has_ones = g->one};
   of.reduce = g->reduce, of.conv = g->c, of.alpha = 1.0 / 3.0, of.S = start(n);
   float *scratch = guarded(floats);
@@ -224,7 +224,7 @@ static void double_matches(ng_queue *q, const picture *g, const ng_view *x) {
 
 /* Every algorithm equals `ref`, exactly, or within `tolerance` times the largest entry. */
 static void must_match(ng_context *ctx, const picture *g, double (*next)(void), double tolerance) {
-  image_array x = images(g, next);
+  image_array x = new_image_array(g, next);
   const ng_sym want = gram_by(REF, ctx->queue, g, &x.v);
   for (int k = PLAIN; k < WAYS; k++) {
     if (!fits(k, g)) continue;
@@ -375,12 +375,12 @@ static void box_sums_find_non_finite_values(void **unused) {
     g.c1 = 3;
     g.c.stride[0] = g.c.stride[1] = 2;
     assert_true(set_output_size(&g.c));
-    image_array x = images(&g, draw_grid_value);
+    image_array x = new_image_array(&g, draw_grid_value);
     put(x.data, NG_F32, x.by[0] + x.by[1] + (patch ? 2 : 3) * x.by[2] + 4 * x.by[3], INFINITY);
     double out[3];
     const ng_box box = {.x = x.v, .samples = taken ? 2 : 1, .conv = g.c, .out = out};
     EACH_QUEUE_AND_DEVICE(q) {
-      double *scratch = need(ng_box_scratch(&q, &g.c) * 8);
+      double *scratch = new_aligned(ng_box_scratch(&q, &g.c) * 8);
       ng_kernels(&q)->box_sums(&q, &box, 1, scratch);
       ng_queue_wait(&q);
       assert_true(isnan(out[0]) == taken);

@@ -80,13 +80,13 @@ static void test_ratios(void **state) {
     arena_reset();
     draw_directions(&r, &l, (kind)(round % KINDS), 7 * round);
     for (int i = 0; i < LISTED; i++) {
-      restore(&l.item[i]);
+      restore_arrays(&l.item[i]);
       if (update) l.e[i].clip_bound = 0.0f; /* directions are measured before they are clipped */
       l.s[i].sgd = l.s[i].adamw == NULL ? &unit_sgd : NULL;
       if (l.s[i].adamw != NULL) l.s[i].adamw = &unit_adamw;
       n += l.item[i].rows * l.item[i].cols;
     }
-    for (int k = kernels_last_queue(); k >= first_queue(&l); k--) {
+    for (int k = kernels_last_queue(); k >= first_queue_for(&l); k--) {
       ng_queue q = kernels_queue_or_device(k);
       for (int pass = 0; pass < 2; pass++) {
         run_ratios(&q, &l, update, bin, pass == 0 ? 0 : bins, count, &is);
@@ -153,14 +153,14 @@ static void test_measure_and_finite(void **state) {
     ng_place bias[LISTED];
     arena_reset();
     draw_directions(&r, &l, PLAIN, 7 * round); /* no overflow */
-    for (int k = kernels_last_queue(); k >= first_queue(&l); k--) {
+    for (int k = kernels_last_queue(); k >= first_queue_for(&l); k--) {
       ng_queue q = kernels_queue_or_device(k);
       int32_t finite[LISTED] = {-1, -1, -1}, copied[LISTED] = {1, 1, 1};
       ng_region region[LISTED];
       ng_read copy[LISTED];
       for (int i = 0; i < LISTED; i++) {
         item *a = &l.item[i];
-        restore(a);
+        restore_arrays(a);
         region[i] = l.e[i].D;
         m[i] = (ng_measure){.D = region[i], .out = out[i]};
         if (round % 4 > 0) m[i].x = a->x;

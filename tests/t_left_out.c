@@ -44,11 +44,6 @@ typedef struct test_run {
   char why[RANKS][512];
 } test_run;
 
-static float draw_number(int64_t what, int64_t i) {
-  rng r = {test_seed() + (uint64_t)(what * 1009 + i)};
-  return (float)rng_value(&r);
-}
-
 static ng_status bind_layer(ng_precond *p, int32_t k, float *grad, float *weight) {
   const ng_array g = ng_array_matrix(grad, rows[k], cols[k], NG_F32);
   const ng_array w = ng_array_matrix(weight, rows[k], cols[k], NG_F32);
@@ -67,7 +62,7 @@ static ng_status observe_layer(fixture *f, int32_t rank, int t, int32_t k, bool 
   float x[B * MID];
   const int64_t n = grad ? rows[k] : cols[k];
   for (int64_t i = 0; i < B * n; i++) {
-    x[i] = draw_number(10000 * (rank + 1) + 100 * t + 10 * grad + k, i);
+    x[i] = draw_at(10000 * (rank + 1) + 100 * t + 10 * grad + k, i);
   }
   const ng_array a = ng_array_matrix(x, B, n, NG_F32);
   return grad ? ng_observe_output_grad(f->p, k, &a, NG_COPY)
@@ -80,7 +75,7 @@ static ng_status run_step(test_run *l, fixture *f, int32_t rank, int t) {
   for (int32_t k = 0; k < LAYERS && st == NG_OK; k++) {
     float *g = l->grad[rank][t][k];
     for (int64_t i = 0; i < MOST; i++) {
-      g[i] = draw_number(500 + 10 * t + k, i);
+      g[i] = draw_at(500 + 10 * t + k, i);
     }
     st = bind_layer(f->p, k, out && k == FC2 && l->what == ABSENT ? NULL : g, l->weight[rank][k]);
   }
@@ -109,7 +104,7 @@ static ng_status run_rank(int32_t rank, ng_transport *t, void *arg) {
   ng_status st = open_run(&f, l, t);
   for (int32_t k = 0; k < LAYERS; k++) {
     for (int64_t i = 0; i < MOST; i++) {
-      l->weight[rank][k][i] = draw_number(900 + k, i);
+      l->weight[rank][k][i] = draw_at(900 + k, i);
     }
   }
   for (int step = 0; step < l->steps && st == NG_OK; step++) {
@@ -198,7 +193,7 @@ static void left_out_layers_keep_their_state(void **state) {
           compare_weights(l, w == ALL_FROZEN ? without_steps : all_layers, without_steps, ranks);
           for (int t = FROM; t < TO; t++) { /* the gradient of the frozen layer is unchanged */
             for (int64_t i = 0; i < rows[FC2] * cols[FC2]; i++) {
-              assert_true(l->grad[0][t][FC2][i] == draw_number(500 + 10 * t + FC2, i));
+              assert_true(l->grad[0][t][FC2][i] == draw_at(500 + 10 * t + FC2, i));
             }
           }
           free(l);

@@ -281,7 +281,7 @@ static void lines_of_per_layer_equal_layer_options(void **state) {
   own = must_run(own);
   for (int i = 0; i < 3; i++) {
     (void)snprintf(settings, sizeof settings, D "per_layer='%s'", one[i]);
-    const run a = run_with(settings);
+    const run a = must_run_with(settings);
     assert_memory_equal(a.rank[0].P, own.rank[0].P, sizeof a.rank[0].P);
   }
   mine.settings = D "per_layer='fc*: damping=4'";
@@ -303,7 +303,7 @@ static void a_layer_with_a_method_has_its_values(void **state) {
     (void)snprintf(base, sizeof base, "damping=0.2 clip=none %s", model[i % 2]);
     (void)snprintf(mixed, sizeof mixed, "%s per_layer='fc1: %s'", base, row[i][0]);
     (void)snprintf(alone, sizeof alone, "%s skip_layers='conv*,fc2,bn'", row[i][1]);
-    const run a = run_with(base), b = run_with(mixed), c = run_with(alone);
+    const run a = must_run_with(base), b = must_run_with(mixed), c = must_run_with(alone);
     expect_own_layer_changes(&a, &b, mixed);
     for (int32_t step = 0; step < STEPS; step++)
       assert_true(layer_gap(&b, &c, step, FC1) == 0);

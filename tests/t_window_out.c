@@ -33,16 +33,11 @@ typedef struct test_run {
   char message[512];
 } test_run;
 
-static float draw_number(int64_t step, int64_t i) {
-  rng r = {(uint64_t)(step * D + i + 1) * UINT64_C(0x9e3779b97f4a7c15) + test_seed()};
-  return (float)((int64_t)rng_below(&r, 255) - 127) / 64;
-}
-
 static double get_lr(int64_t step) { return step % 4 == 3 ? 0.5 : 1; }
 
 static void fill_gradients(int64_t step, float *g) {
   for (int64_t i = 0; i < D; i++)
-    g[i] = draw_number(step, i);
+    g[i] = draw_at(step, i);
 }
 
 static ng_status add_entries(fixture *f, float *g, float *w) {
@@ -53,7 +48,7 @@ static ng_status add_entries(fixture *f, float *g, float *w) {
 static void fill_weights(const char *options, float *w) {
   const bool masks = strstr(options, "window_mask=1") != NULL;
   for (int64_t i = 0; i < D; i++)
-    w[i] = masks && i % 3 == 0 ? 0 : draw_number(-1, i) + 3;
+    w[i] = masks && i % 3 == 0 ? 0 : draw_at(-1, i) + 3;
 }
 
 /* Bind all gradients of an entry, or none. */
@@ -272,7 +267,7 @@ static void excluded_entries_need_no_gradient_or_weight(void **state) {
       fixture_ok(&f, bind_entry(&f, 1, g, true));
       fixture_ok(&f, ng_step(f.p, 1));
       assert_int_equal(fixture_layer_report(&f, 1).kept, step + 1);
-      assert_true(g[begin[1]] == draw_number(step, begin[1]) && g[0] != draw_number(step, 0));
+      assert_true(g[begin[1]] == draw_at(step, begin[1]) && g[0] != draw_at(step, 0));
     }
     fixture_close(&f);
   }

@@ -35,11 +35,6 @@ typedef struct test_run {
   char message[512];
 } test_run;
 
-static float draw_number(int64_t step, int64_t i) {
-  rng r = {(uint64_t)(step * D + i) * UINT64_C(0x9e3779b97f4a7c15) + test_seed()};
-  return (float)rng_value(&r);
-}
-
 static ng_status add_entries(fixture *f, float *g, float *w) {
   static const fixture_entry entry[] = {
       {"fc1", OUT, IN, true}, {"long", 1, LONG, false}, {"fc2", LAST, OUT, false}};
@@ -72,20 +67,20 @@ static ng_status train_rank(test_run *l, fixture *f, int32_t rank, float *g, flo
   const bool fused = strstr(l->options, "update=sgd") != NULL;
   ng_status st = add_entries(f, g, w);
   for (int64_t i = 0; i < D; i++) {
-    w[i] = i % 5 == 0 ? 0 : draw_number(-1, i);
+    w[i] = i % 5 == 0 ? 0 : draw_at(-1, i);
   }
   if (st == NG_OK) st = ng_ready(f->p);
   if (st == NG_OK && l->load != NULL) st = ng_load(f->p, l->load);
   for (int64_t t = l->load != NULL ? AT : 0; t < STEPS && st >= NG_OK; t++) {
     for (int64_t i = 0; i < D; i++) {
-      g[i] = draw_number(t, i);
-      if (fused) w[i] = draw_number(100 + t, i);
+      g[i] = draw_at(t, i);
+      if (fused) w[i] = draw_at(100 + t, i);
     }
     if (l->slices) { /* a NaN in the slice of one rank skips the step on all ranks */
       const int64_t at = (D - 1) * (t % 4) / 3;
       g[at] = NAN;
       l->wrong[rank] += take_step(l, f) != NG_SKIPPED || !isnan(g[at]);
-      g[at] = draw_number(t, at);
+      g[at] = draw_at(t, at);
     }
     st = take_step(l, f);
     memcpy(l->directions[rank] + t * D, fused ? w : g, D * sizeof *g);
