@@ -288,7 +288,7 @@ static void run_wide_layers(const char *method) {
   }
 }
 
-/* ---- run_thresholds ------------------------------------------------------------------------------*/
+/* ---- thresholds ------------------------------------------------------------------------------*/
 
 /* Factors from well conditioned to singular, for every rung of the ladder; then gradients close to g a', where rank
  * one recomputes in double. */
@@ -341,7 +341,7 @@ static void run_random_cases(int32_t wanted, uint64_t seed) {
   }
 }
 
-/* ---- the program ------------------------------------------------------------------------------*/
+/* ---- the program -----------------------------------------------------------------------------*/
 
 /* Run the cases that another program printed. */
 static int run_cases_of_file(const char *path) {

@@ -1,5 +1,5 @@
 /* bits_run.c: see bits.h.  Run a case and hash the results: gradients and weights after every step (with the elements
- * between their rows), statuses, hash_reports, live options, owners.  Times, bytes and messages are not hashed.  Only
+ * between their rows), statuses, reports, live options, owners.  Times, bytes and messages are not hashed.  Only
  * natgrad.h is used, so the program runs with the library of another build, too. */
 #include "bits.h"
 

@@ -37,7 +37,7 @@ static void multiply_by_factors(const oracle *o, const test_case *s, int32_t l, 
   free(GD);
 }
 
-/* solver = predict_product: factors come from the oracle, which runs the first step, the first two, ... */
+/* solver = product: factors come from the oracle, which runs the first step, the first two, ... */
 static void predict_product(const test_case *s, const ng_options *opt, case_result *out) {
   ng_options factors = *opt;
   fixture_set(&factors, "solver", "cholesky");

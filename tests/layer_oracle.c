@@ -184,7 +184,7 @@ static int64_t statistics_index(const ng_layer *l, int64_t S, int64_t i, int64_t
   return c;
 }
 
-/* h [B, S, C], the normalise_input input. */
+/* h [B, S, C], the normalised input. */
 static double *normalise_input(const ng_layer *l, int64_t B, int64_t S, const double *a) {
   const int64_t C = l->in, n = B * S * C, sets = B * S + B * l->groups + C;
   double *h = zeros(n), *mean = zeros(sets), *var = zeros(sets), *count = zeros(sets);

@@ -1,14 +1,13 @@
 /* layer_oracle.h: predictions of rank-one and norm blocks by dense float64 solves.
  *
- * Rank one (Eva): vectors are means over explicit patches, and PD is the solution of
- * (lambda I + (g a')(g a')') x = D by elimination.  PD = (D - c g a') / lambda in f32 has a dozen roundings of size
- * |D| / lambda, and |PD| may be as small as |D| / (alpha beta + lambda).  So the error in units of 2^-24 |PD| grows
- * by (alpha beta + lambda) / lambda.  Observed at most 2.7 in 21,000 cases; allowed 8.
+ * Rank one (Eva): vectors are means over explicit patches, and PD is the solution of (lambda I + (g a')(g a')') x = D
+ * by elimination.  PD = (D - c g a') / lambda in f32 has a dozen roundings of size |D| / lambda, and |PD| may be as
+ * small as |D| / (alpha beta + lambda).  So the error in units of 2^-24 |PD| grows by (alpha beta + lambda) / lambda.
+ * Observed at most 2.7 in 21,000 cases; allowed 8.
  *
- * Norms: positions are normalised in double, q_i is the gradient of all gammas, then all betas of sample i,
- * F = sum w q_i q_i' / sum w is dense, entries outside of the block are 0, and (F + d I) x = D is solved by
- * elimination.  An error of F reaches PD times the condition of F + d I, at most (tr F + d) / d: 64 units of 2^-24
- * times that bound. */
+ * Norms: positions are normalised in double, q_i is the gradient of all gammas, then all betas of sample i, F = sum w
+ * q_i q_i' / sum w is dense, entries outside of the block are 0, and (F + d I) x = D is solved by elimination.  An
+ * error of F reaches PD times the condition of F + d I, at most (tr F + d) / d: 64 units of 2^-24 times that bound. */
 #ifndef TESTS_LAYER_ORACLE_H
 #define TESTS_LAYER_ORACLE_H
 

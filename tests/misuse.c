@@ -1,5 +1,6 @@
 /* misuse.c: see misuse.h. */
 #include "misuse.h"
+#include "draw.h"
 #include "unit_test.h"
 
 #include <stdio.h>
@@ -7,21 +8,16 @@
 
 const char *misuse_method = "natgrad";
 
-static void fill_pattern(float *x, int n, int salt) {
-  for (int i = 0; i < n; i++) {
-    x[i] = (float)((i * 7 + salt * 3) % 11 - 5) / 4.0f;
-  }
-}
-
 void fill_arrays(misused *f) {
-  fill_pattern(f->a, B * IN, 1);
-  fill_pattern(f->g, B * OUT, 2);
-  fill_pattern(f->dw, OUT * IN, 3);
-  fill_pattern(f->db, OUT, 4);
-  fill_pattern(f->w, OUT * IN, 5);
-  fill_pattern(f->b, OUT, 6);
-  fill_pattern(f->t, 5, 7);
-  fill_pattern(f->dt, 5, 8);
+  rng r = {1};
+  rng_fill(&r, f->a, B * IN);
+  rng_fill(&r, f->g, B * OUT);
+  rng_fill(&r, f->dw, OUT * IN);
+  rng_fill(&r, f->db, OUT);
+  rng_fill(&r, f->w, OUT * IN);
+  rng_fill(&r, f->b, OUT);
+  rng_fill(&r, f->t, 5);
+  rng_fill(&r, f->dt, 5);
 }
 
 void create(misused *f, const char *set) {

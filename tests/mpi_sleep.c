@@ -1,5 +1,4 @@
-/* mpi_sleep.c: blocking collectives of MPI that give the core to other processes, for tests with more ranks than
- * cores.
+/* mpi_sleep.c: blocking collectives of MPI that give the core to other processes, for tests with more ranks than cores.
  *
  * MPICH polls while it waits, so a rank that waits for a rank without a core keeps its own core for its whole time
  * slice.  These functions replace MPI's in the tests, by its profiling interface: they start the collective, then poll

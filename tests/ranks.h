@@ -1,7 +1,7 @@
 /* ranks.h: run one function on N ranks, as threads of this process, and collect their statuses.
  *
  * Ranks return a status and never assert: cmocka's assertions work on the main thread only.  Call these functions from
- * the main thread.  A run that does not end within ranks_timeout_seconds() fails the test and prints which ranks still run. */
+ * the main thread.  A run that does not end within ranks_timeout_seconds() fails the test and prints the ranks that run. */
 #ifndef TESTS_RANKS_H
 #define TESTS_RANKS_H
 

@@ -1,6 +1,6 @@
 /* strided.h: an array with any order of its axes in memory, and gaps.
  *
- * Gaps contain NaN; strided_free_checked returns false if a gap was written.  Indices count in row-major order of `shape`. */
+ * Gaps contain NaN; strided_free_checked returns false if a gap was written.  Indices are in row-major order of `shape`. */
 #ifndef STRIDED_H
 #define STRIDED_H
 

@@ -18,44 +18,44 @@ enum { MOST = 320 };
 static char called[MOST][48];
 static int calls;
 
-static void remember(const char *expression) {
+static void record_call(const char *expression) {
   const size_t n = strcspn(expression, "(");
   assert_true(calls < MOST && n < sizeof called[0]);
   memcpy(called[calls], expression, n);
   called[calls++][n] = 0;
 }
 
-static void is_arg(const char *expression, ng_status st) {
-  remember(expression);
+static void must_return_arg(const char *expression, ng_status st) {
+  record_call(expression);
   if (st != NG_ERR_ARG) fail_msg("%s: %s", expression, ng_status_name(st));
 }
 
 /* Set another message first, to recognise a new one. */
 static const char other[] = "no such option";
-static int set_other_message(void) {
+static int set_old_message(void) {
   assert_int_equal(ng_set(p, other, "1"), NG_ERR_ARG);
   assert_non_null(strstr(ng_last_error(ctx), other));
   return 1;
 }
 
-static void is_told(const char *expression, ng_status st) {
-  is_arg(expression, st);
+static void must_set_message(const char *expression, ng_status st) {
+  must_return_arg(expression, st);
   const char *message = ng_last_error(ctx);
   if (message[0] == 0 || strstr(message, other) != NULL) fail_msg("%s: no message", expression);
 }
 
 /* ARG: a call without a context.  TOLD: the context of the call has the message. */
-#define ARG(call) is_arg(#call, call)
-#define TOLD(call) is_told(#call, set_other_message() ? call : NG_OK)
+#define ARG(call) must_return_arg(#call, call)
+#define TOLD(call) must_set_message(#call, set_old_message() ? call : NG_OK)
 
 #define SILENT(call, expected)                                                                     \
   do {                                                                                             \
-    remember(#call);                                                                               \
+    record_call(#call);                                                                            \
     assert_true((call) == (expected));                                                             \
   } while (0)
 #define HARMLESS(call)                                                                             \
   do {                                                                                             \
-    remember(#call);                                                                               \
+    record_call(#call);                                                                            \
     call;                                                                                          \
   } while (0)
 
@@ -275,7 +275,8 @@ static void null_arguments_are_refused(void **state) {
 
 /* An initialiser writes `size` bytes: the library's struct, truncated for an older header, padded with zeros for a
  * newer one.  It does nothing with NULL or a size that is too small. */
-static void cut_and_padded(const unsigned char *whole, size_t ours, void (*init)(void *, size_t)) {
+static void check_init_sizes(const unsigned char *whole, size_t ours,
+                             void (*init)(void *, size_t)) {
   unsigned char byte[sizeof(ng_layer) + 64];
   assert_true(ours + 16 < sizeof byte);
   init(NULL, ours);
@@ -304,7 +305,7 @@ static void cut_and_padded(const unsigned char *whole, size_t ours, void (*init)
 #define OF_BYTES(type)                                                                             \
   static void init_##type(void *out, size_t size) { type##_init(out, size); }
 FOR_EACH_STRUCT(OF_BYTES)
-static void init_conv(void *out, size_t size) { ng_layer_init(out, NG_CONV2D, size); }
+static void init_conv_layer(void *out, size_t size) { ng_layer_init(out, NG_CONV2D, size); }
 
 static void initialisers_fill_the_given_size(void **state) {
 #define WHOLE(type)                                                                                \
@@ -312,13 +313,13 @@ static void initialisers_fill_the_given_size(void **state) {
     type whole;                                                                                    \
     memset(&whole, 0x5a, sizeof whole);                                                            \
     HARMLESS(type##_init(&whole, sizeof whole));                                                   \
-    cut_and_padded((const unsigned char *)&whole, sizeof whole, init_##type);                      \
+    check_init_sizes((const unsigned char *)&whole, sizeof whole, init_##type);                    \
   } while (0);
   FOR_EACH_STRUCT(WHOLE)
   ng_layer layer;
   memset(&layer, 0x5a, sizeof layer);
   HARMLESS(ng_layer_init(&layer, NG_CONV2D, sizeof layer));
-  cut_and_padded((const unsigned char *)&layer, sizeof layer, init_conv);
+  check_init_sizes((const unsigned char *)&layer, sizeof layer, init_conv_layer);
   assert_int_equal(layer.kind, NG_CONV2D);
   assert_int_equal(layer.shard_axis, -1);
   assert_true(layer.kernel[1] == 1 && layer.stride[0] == 1 && layer.dilation[1] == 1);

@@ -45,11 +45,11 @@ typedef struct model {
 
 static const int one[1] = {0};
 
-static const int *inner_of(const layout *l, int32_t ndim) {
+static const int *axis_order(const layout *l, int32_t ndim) {
   return ndim == 1 ? one : ndim == 2 ? l->two : ndim == 3 ? l->three : l->four;
 }
 
-static ng_status describe(ng_precond *p) {
+static ng_status add_entries(ng_precond *p) {
   const int64_t kernel[2] = {3, 2}, stride[2] = {1, 2}, padding[2] = {1, 0};
   ng_layer seq = layer_of(NG_LINEAR, "seq", 5, 3);
   ng_status st = ng_add_linear(p, "fc", 6, 7, 1, NULL);
@@ -64,11 +64,11 @@ static ng_status describe(ng_precond *p) {
 static void open_model(model *m, const char *options, const layout *l) {
   ng_binding list[SLOTS];
   fixture_ok(&m->f, fixture_open(&m->f, options, &(fixture_how){.threads = 2}));
-  fixture_ok(&m->f, describe(m->f.p));
+  fixture_ok(&m->f, add_entries(m->f.p));
   for (int k = 0; k < SLOTS; k++) {
     const struct slot *s = &slot[k];
-    strided_create(&m->grad[k], s->ndim, s->shape, l->grads, inner_of(l, s->ndim), l->gap, 0);
-    strided_create(&m->weight[k], s->ndim, s->shape, l->weights, inner_of(l, s->ndim), l->gap, 0);
+    strided_create(&m->grad[k], s->ndim, s->shape, l->grads, axis_order(l, s->ndim), l->gap, 0);
+    strided_create(&m->weight[k], s->ndim, s->shape, l->weights, axis_order(l, s->ndim), l->gap, 0);
     for (int64_t i = 0; i < m->weight[k].count; i++) {
       strided_set(&m->weight[k], i, draw_at(900 + k, i));
     }
@@ -106,8 +106,8 @@ static const observed_array observed[] = {
 };
 enum { OBSERVED = sizeof observed / sizeof observed[0] };
 
-static void observe_one(model *m, const observed_array *s, int64_t key, ng_dtype dtype,
-                        const int *inner, int64_t gap) {
+static void observe_array(model *m, const observed_array *s, int64_t key, ng_dtype dtype,
+                          const int *inner, int64_t gap) {
   strided x;
   strided_create(&x, s->ndim, s->shape, dtype, inner, gap, 0);
   for (int64_t i = 0; i < x.count; i++) {
@@ -122,11 +122,11 @@ static void observe_one(model *m, const observed_array *s, int64_t key, ng_dtype
 static void observe_dense(model *m, int step) {
   fixture_ok(&m->f, fixture_begin(&m->f, B));
   for (int k = 0; k < OBSERVED; k++) {
-    observe_one(m, &observed[k], step * 100 + k, NG_F32, observed[k].plain, 0);
+    observe_array(m, &observed[k], step * 100 + k, NG_F32, observed[k].plain, 0);
   }
 }
 
-static void new_gradients(model *m, int step) {
+static void draw_gradients(model *m, int step) {
   for (int k = 0; k < SLOTS; k++) {
     for (int64_t i = 0; i < m->grad[k].count; i++) {
       strided_set(&m->grad[k], i, draw_at(step * 100 + 50 + k, i));
@@ -134,7 +134,7 @@ static void new_gradients(model *m, int step) {
   }
 }
 
-static ng_status step(model *m, const char *update) {
+static ng_status take_step(model *m, const char *update) {
   if (strcmp(update, "gradient") == 0) return ng_step(m->f.p, 0.1);
   if (strcmp(update, "sgd") == 0) {
     ng_sgd s = fixture_sgd(0.05, 0.9);
@@ -165,7 +165,7 @@ static const char *const methods[] = {"method=natgrad damping=0.1",
                                       "method=eva damping=1e-9"};
 static const char *const updates[] = {"gradient", "sgd", "adamw"};
 
-static void same(const model *m, const model *d, const char *what) {
+static void must_match_dense(const model *m, const model *d, const char *what) {
   for (int k = 0; k < SLOTS; k++) {
     for (int64_t i = 0; i < m->grad[k].count; i++) {
       const float g = strided_get(&m->grad[k], i), h = strided_get(&d->grad[k], i);
@@ -194,12 +194,12 @@ static void parameters_have_any_layout(void **state) {
         for (int t = 0; t < STEPS; t++) {
           observe_dense(&m, t);
           observe_dense(&d, t);
-          new_gradients(&m, t);
-          new_gradients(&d, t);
-          const ng_status st = step(&m, updates[u]);
-          assert_int_equal(st, step(&d, updates[u]));
+          draw_gradients(&m, t);
+          draw_gradients(&d, t);
+          const ng_status st = take_step(&m, updates[u]);
+          assert_int_equal(st, take_step(&d, updates[u]));
           fixture_ok(&m.f, st > 0 ? NG_OK : st);
-          same(&m, &d, what);
+          must_match_dense(&m, &d, what);
         }
         close_model(&m);
         close_model(&d);
@@ -210,7 +210,7 @@ static void parameters_have_any_layout(void **state) {
 
 /* ---- observations ----------------------------------------------------------------------------*/
 
-static void largest_gap(const model *m, const model *d, double *gap, double *most) {
+static void find_largest_gap(const model *m, const model *d, double *gap, double *most) {
   *gap = *most = 0;
   for (int k = 0; k < SLOTS; k++) {
     for (int64_t i = 0; i < m->grad[k].count; i++) {
@@ -248,14 +248,14 @@ static void observations_have_any_layout(void **state) {
           inner[i] = inner[j];
           inner[j] = swap;
         }
-        observe_one(&m, &observed[k], k, dtype, inner, rng_below(&r, 3));
-        observe_one(&d, &observed[k], k, dtype, observed[k].plain, 0);
+        observe_array(&m, &observed[k], k, dtype, inner, rng_below(&r, 3));
+        observe_array(&d, &observed[k], k, dtype, observed[k].plain, 0);
       }
-      new_gradients(&m, 0);
-      new_gradients(&d, 0);
+      draw_gradients(&m, 0);
+      draw_gradients(&d, 0);
       assert_true(ng_step(m.f.p, 0.1) >= 0 && ng_step(d.f.p, 0.1) >= 0);
       double gap, most;
-      largest_gap(&m, &d, &gap, &most);
+      find_largest_gap(&m, &d, &gap, &most);
       if (!(gap <= 2e-5 * most))
         fail_msg("%s, round %d: off by %g, largest entry %g", options, round, gap, most);
       close_model(&m);
@@ -289,11 +289,11 @@ static void expanded_axes_repeat_elements(void **state) {
         fixture_ok(&of[which]->f, s->grad
                                       ? ng_observe_output_grad(of[which]->f.p, s->index, a, NG_COPY)
                                       : ng_observe_input(of[which]->f.p, s->index, a, NG_COPY));
-        new_gradients(of[which], 0);
+        draw_gradients(of[which], 0);
         assert_true(ng_step(of[which]->f.p, 0.1) >= 0);
       }
       double gap, most;
-      largest_gap(&m, &d, &gap, &most);
+      find_largest_gap(&m, &d, &gap, &most);
       if (!(gap <= 2e-5 * most))
         fail_msg("array %d with stride 0 on axis %u: gradients differ by %g from the run with the "
                  "dense copy, "
@@ -447,10 +447,10 @@ static void vectors_and_negative_strides(void **state) {
     fixture_ok(&of[i]->f, fixture_begin(&of[i]->f, 1));
     fixture_ok(&of[i]->f, ng_observe_input(of[i]->f.p, FC, i == 0 ? &a : &b, NG_COPY));
     fixture_ok(&of[i]->f, ng_observe_output_grad(of[i]->f.p, FC, &out, NG_COPY));
-    new_gradients(of[i], 0);
+    draw_gradients(of[i], 0);
     fixture_ok(&of[i]->f, ng_step(of[i]->f.p, 0.1));
   }
-  same(&m, &d, "backwards");
+  must_match_dense(&m, &d, "backwards");
   close_model(&m);
   close_model(&d);
 }

@@ -20,7 +20,7 @@ typedef struct model {
 
 static const char *const letter[] = {"A", "B", "C", "D", "E", "F", "G", "H"};
 
-static void add(model *m, const char *name, int tasks, const double *cost, double each) {
+static void add_block(model *m, const char *name, int tasks, const double *cost, double each) {
   const int32_t i = m->a.blocks++;
   m->work[i] =
       (ng_assign_block){.name = name, .task = m->task[i], .tasks = tasks, .step_cost = each};
@@ -32,7 +32,7 @@ static void add(model *m, const char *name, int tasks, const double *cost, doubl
 }
 
 /* Assign on W ranks, `rows` ranks in a column; check that the result is legal. */
-static void assign(model *m, ng_placement how, int32_t W, int32_t rows, bool together) {
+static void assign_owners(model *m, ng_placement how, int32_t W, int32_t rows, bool together) {
   m->a.placement = how;
   m->a.one_owner = together;
   m->a.m = rows;
@@ -56,7 +56,7 @@ static void assign(model *m, ng_placement how, int32_t W, int32_t rows, bool tog
 }
 
 /* weight x the largest load of a rank + the largest `each` of a column. */
-static double price(const model *m) {
+static double cost_of(const model *m) {
   double load[256] = {0}, each[256] = {0}, most[2] = {0, 0};
   for (int32_t i = 0; i < m->a.blocks; i++) {
     const ng_assign_block *w = &m->work[i];
@@ -108,9 +108,9 @@ static void owners_match_examples_of_kaisa(void **state) {
         int tasks = 0;
         while (tasks < MOST_TASKS && row[i].cost[l][tasks] > 0)
           tasks++;
-        if (tasks > 0) add(&m, "layer", tasks, row[i].cost[l], 0);
+        if (tasks > 0) add_block(&m, "layer", tasks, row[i].cost[l], 0);
       }
-      assign(&m, NG_PLACEMENT_KAISA, row[i].W, row[i].m, together);
+      assign_owners(&m, NG_PLACEMENT_KAISA, row[i].W, row[i].m, together);
       for (int32_t l = 0; l < m.a.blocks; l++) {
         char got[MOST_TASKS + 1] = "";
         for (int32_t k = 0; k < m.work[l].tasks; k++)
@@ -127,11 +127,11 @@ static void add_resnet50(model *m, int power) {
   for (int i = 0; i < 54; i++) {
     const double p = resnet50[i][0], q = resnet50[i][1];
     const double cost[2] = {power == 3 ? p * p * p : p * p, power == 3 ? q * q * q : q * q};
-    add(m, "layer", 2, cost, 2 * p * q * (p + q));
+    add_block(m, "layer", 2, cost, 2 * p * q * (p + q));
   }
 }
 
-static double loads_of(const model *m, int32_t W, double *load) {
+static double find_loads(const model *m, int32_t W, double *load) {
   double most = 0;
   memset(load, 0, (size_t)W * sizeof *load);
   for (int32_t i = 0; i < m->a.blocks; i++)
@@ -142,9 +142,9 @@ static double loads_of(const model *m, int32_t W, double *load) {
   return most;
 }
 
-static double over_mean(const model *m, int32_t W) {
+static double load_over_mean(const model *m, int32_t W) {
   double load[128], sum = 0;
-  const double most = loads_of(m, W, load);
+  const double most = find_loads(m, W, load);
   for (int32_t r = 0; r < W; r++)
     sum += load[r];
   return most * W / sum;
@@ -157,15 +157,15 @@ static void owners_of_a_resnet50_match_kaisa(void **state) {
   double load[4];
   model m = {0};
   add_resnet50(&m, 3);
-  assign(&m, NG_PLACEMENT_KAISA, 4, 4, true);
+  assign_owners(&m, NG_PLACEMENT_KAISA, 4, 4, true);
   for (int i = 0; i < 54; i++)
     assert_int_equal(m.work[i].owner, comm[i] - '0');
-  (void)loads_of(&m, 4, load);
+  (void)find_loads(&m, 4, load);
   for (int r = 0; r < 4; r++)
     assert_true(load[r] == loads[r]); /* whole numbers below 2^53 */
-  assert_true(over_mean(&m, 4) > 1.00005 && over_mean(&m, 4) < 1.00015);
+  assert_true(load_over_mean(&m, 4) > 1.00005 && load_over_mean(&m, 4) < 1.00015);
   free_scratch(&m);
-  assign(&m, NG_PLACEMENT_KAISA, 4, 2, true);
+  assign_owners(&m, NG_PLACEMENT_KAISA, 4, 2, true);
   for (int i = 0; i < 54; i++)
     assert_int_equal(m.work[i].owner, hybrid[i] - '0');
   free_scratch(&m);
@@ -173,9 +173,9 @@ static void owners_of_a_resnet50_match_kaisa(void **state) {
   for (int power = 2; power <= 3; power++) {
     model eight = {0};
     add_resnet50(&eight, power);
-    assign(&eight, NG_PLACEMENT_KAISA, 8, 8, true);
-    assert_true(over_mean(&eight, 8) > ratio[power - 2] - 5e-5 &&
-                over_mean(&eight, 8) < ratio[power - 2] + 5e-5);
+    assign_owners(&eight, NG_PLACEMENT_KAISA, 8, 8, true);
+    assert_true(load_over_mean(&eight, 8) > ratio[power - 2] - 5e-5 &&
+                load_over_mean(&eight, 8) < ratio[power - 2] + 5e-5);
     free_scratch(&eight);
   }
 }
@@ -188,8 +188,8 @@ static void round_robin_gives_blocks_in_turn(void **state) {
   static const double one[2] = {5, 3};
   model mixed = {0}; /* a block without tasks counts, too */
   for (int i = 0; i < 3; i++)
-    add(&mixed, "layer", i == 1 ? 0 : 2, one, 0);
-  assign(&mixed, NG_PLACEMENT_ROUND_ROBIN, 4, 4, false);
+    add_block(&mixed, "layer", i == 1 ? 0 : 2, one, 0);
+  assign_owners(&mixed, NG_PLACEMENT_ROUND_ROBIN, 4, 4, false);
   for (int32_t i = 0; i < 3; i++)
     assert_int_equal(mixed.work[i].owner, i == 0 ? 0 : i + 1);
   free_scratch(&mixed);
@@ -198,12 +198,12 @@ static void round_robin_gives_blocks_in_turn(void **state) {
       if (W % rows != 0) continue;
       model m = {0};
       for (int i = 0; i < 7; i++)
-        add(&m, "layer", 2, one, 0);
-      assign(&m, NG_PLACEMENT_ROUND_ROBIN, W, rows, true);
+        add_block(&m, "layer", 2, one, 0);
+      assign_owners(&m, NG_PLACEMENT_ROUND_ROBIN, W, rows, true);
       for (int32_t i = 0; i < 7; i++)
         assert_int_equal(m.work[i].owner, i % W);
       free_scratch(&m);
-      assign(&m, NG_PLACEMENT_ROUND_ROBIN, W, rows, false);
+      assign_owners(&m, NG_PLACEMENT_ROUND_ROBIN, W, rows, false);
       for (int32_t i = 0; i < 7 && rows == W; i++) {
         assert_int_equal(m.task[i][0].owner, 2 * i % W);
         assert_int_equal(m.task[i][1].owner, (2 * i + 1) % W);
@@ -211,7 +211,7 @@ static void round_robin_gives_blocks_in_turn(void **state) {
       for (int32_t i = 0; i < 7; i++)
         assert_int_equal(m.work[i].column, i % (W / rows));
       free_scratch(&m);
-      assign(&m, NG_PLACEMENT_MPD_KFAC, W, rows, true);
+      assign_owners(&m, NG_PLACEMENT_MPD_KFAC, W, rows, true);
       for (int32_t i = 0; i < 7; i++) {
         const bool separate = W > 7;
         if (!separate) assert_int_equal(m.work[i].owner, i % W);
@@ -226,7 +226,7 @@ static void round_robin_gives_blocks_in_turn(void **state) {
 
 /* Sort by name, then assign runs with nearly equal numbers of blocks; with fewer blocks than ranks some ranks have
  * none. */
-static void blocks_of_equal_number_in_name_order(void **state) {
+static void spngd_assigns_equal_runs_by_name(void **state) {
   static const char *const name[7] = {"g", "b", "a", "f", "c", "e", "d"};
   static const struct {
     int32_t W;
@@ -237,8 +237,8 @@ static void blocks_of_equal_number_in_name_order(void **state) {
   for (size_t i = 0; i < sizeof row / sizeof row[0]; i++) {
     model m = {0};
     for (int k = 0; k < 7; k++)
-      add(&m, name[k], 2, one, 0);
-    assign(&m, NG_PLACEMENT_SPNGD, row[i].W, 1, true);
+      add_block(&m, name[k], 2, one, 0);
+    assign_owners(&m, NG_PLACEMENT_SPNGD, row[i].W, 1, true);
     for (int k = 0; k < 7; k++)
       assert_int_equal(m.work[k].owner, row[i].owner[name[k][0] - 'a'] - '0');
     free_scratch(&m);
@@ -249,7 +249,8 @@ static void blocks_of_equal_number_in_name_order(void **state) {
 
 enum { MOST_PARTS = 32, MOST_N = 108 };
 
-static double split(int32_t n, const double *w, int32_t parts, int32_t *part, double *load) {
+static double partition_loads(int32_t n, const double *w, int32_t parts, int32_t *part,
+                              double *load) {
   double most = 0;
   ng_partition(n, w, parts, part);
   memset(load, 0, (size_t)parts * sizeof *load);
@@ -276,7 +277,7 @@ static void partitions_match_examples(void **state) {
   int32_t part[MOST_N];
   double load[MOST_PARTS];
   for (size_t i = 0; i < sizeof row / sizeof row[0]; i++) {
-    (void)split(row[i].n, row[i].w, row[i].parts, part, load);
+    (void)partition_loads(row[i].n, row[i].w, row[i].parts, part, load);
     for (int32_t k = 0; k < row[i].n; k++)
       assert_int_equal(part[k], row[i].part[k] - '0');
     for (int32_t k = 0; k < row[i].parts; k++)
@@ -292,17 +293,17 @@ static void partitions_match_examples(void **state) {
     sum += w[i] + w[107 - i];
   }
   assert_true(sum == 82492);
-  assert_true(split(MOST_N, w, 4, part, load) == 20969);
+  assert_true(partition_loads(MOST_N, w, 4, part, load) == 20969);
   for (int k = 0; k < 4; k++)
     assert_true(load[k] == four[k]);
-  assert_true(split(MOST_N, w, 8, part, load) == 11776);
+  assert_true(partition_loads(MOST_N, w, 8, part, load) == 11776);
   for (int k = 0; k < 8; k++)
     assert_true(load[k] == eight[k]);
-  assert_true(split(MOST_N, w, 32, part, load) == 4608);
+  assert_true(partition_loads(MOST_N, w, 32, part, load) == 4608);
 }
 
 /* The smallest largest sum of all partitions. */
-static double best_cut(int32_t n, const double *w, int32_t parts) {
+static double least_largest_sum(int32_t n, const double *w, int32_t parts) {
   double sum = 0, best = -1;
   if (parts == 1) {
     for (int32_t i = 0; i < n; i++)
@@ -310,7 +311,7 @@ static double best_cut(int32_t n, const double *w, int32_t parts) {
     return sum;
   }
   for (int32_t i = 0; i <= n; i++) { /* i blocks in the first part */
-    const double rest = best_cut(n - i, w + i, parts - 1), most = rest > sum ? rest : sum;
+    const double rest = least_largest_sum(n - i, w + i, parts - 1), most = rest > sum ? rest : sum;
     if (best < 0 || most < best) best = most;
     if (i < n) sum += w[i];
   }
@@ -325,7 +326,7 @@ static void partitions_have_the_least_largest_sum(void **state) {
     const int32_t n = (int32_t)rng_between(&r, 1, 9), parts = (int32_t)rng_between(&r, 1, 5);
     for (int32_t i = 0; i < n; i++)
       w[i] = (double)(rng_below(&r, 3) == 0 ? rng_below(&r, 1000) : rng_below(&r, 10));
-    assert_true(split(n, w, parts, part, load) == best_cut(n, w, parts));
+    assert_true(partition_loads(n, w, parts, part, load) == least_largest_sum(n, w, parts));
   }
 }
 
@@ -334,20 +335,20 @@ static void contiguous_runs_have_the_least_load(void **state) {
   static const double cost[5][2] = {{1, 1}, {2, 1}, {3, 1}, {4, 1}, {9, 1}};
   model m = {0};
   for (int i = 0; i < 5; i++)
-    add(&m, "layer", 2, cost[i], 0);
-  assign(&m, NG_PLACEMENT_CONTIGUOUS, 3, 1, true); /* sums 2 3 4 5 10 in three */
-  static const int32_t owner[5] = {0, 0, 0, 1, 2}; /* 9 5 10 */
+    add_block(&m, "layer", 2, cost[i], 0);
+  assign_owners(&m, NG_PLACEMENT_CONTIGUOUS, 3, 1, true); /* sums 2 3 4 5 10 in three */
+  static const int32_t owner[5] = {0, 0, 0, 1, 2};        /* 9 5 10 */
   for (int i = 0; i < 5; i++)
     assert_int_equal(m.work[i].owner, owner[i]);
   free_scratch(&m);
-  assign(&m, NG_PLACEMENT_CONTIGUOUS, 3, 3, false); /* 1 2 3 4, 9 1, 1 1 1 1 */
+  assign_owners(&m, NG_PLACEMENT_CONTIGUOUS, 3, 3, false); /* 1 2 3 4, 9 1, 1 1 1 1 */
   static const int32_t first[5] = {0, 0, 0, 0, 1}, second[5] = {2, 2, 2, 2, 1};
   for (int i = 0; i < 5; i++) {
     assert_int_equal(m.task[i][0].owner, first[i]);
     assert_int_equal(m.task[i][1].owner, second[i]);
   }
   free_scratch(&m);
-  assign(&m, NG_PLACEMENT_CONTIGUOUS, 4, 2, false); /* columns of 2 3 4 5 and 10 */
+  assign_owners(&m, NG_PLACEMENT_CONTIGUOUS, 4, 2, false); /* columns of 2 3 4 5 and 10 */
   for (int i = 0; i < 5; i++)
     assert_int_equal(m.work[i].column, i < 4 ? 0 : 1);
   free_scratch(&m);
@@ -365,14 +366,14 @@ static void draw_model(rng *r, model *m) {
       const double n = (double)rng_between(r, 1, kind == 0 ? 8 : kind == 1 ? 4608 : 64);
       cost[k] = kind == 2 ? rng_real(r) : n * n * n; /* whole numbers, or real ones */
     }
-    add(m, "layer", tasks, cost, rng_below(r, 4) == 0 ? 0 : rng_real(r) * 1e9);
+    add_block(m, "layer", tasks, cost, rng_below(r, 4) == 0 ? 0 : rng_real(r) * 1e9);
   }
   static const double weight[] = {0, 1, 0.2, 1e-3, 1e3};
   m->a.weight = weight[rng_below(r, 5)];
 }
 
 /* Move all tasks of a block to a rank. */
-static void move(ng_assign_block *w, int32_t rank, int32_t columns) {
+static void move_block(ng_assign_block *w, int32_t rank, int32_t columns) {
   w->column = rank % columns;
   w->owner = rank;
   for (int32_t k = 0; k < w->tasks; k++)
@@ -386,24 +387,24 @@ static void no_single_move_is_cheaper(void **state) {
     static model m;
     draw_model(&r, &m);
     const int32_t rows = (int32_t)rng_between(&r, 1, 4), W = rows * (int32_t)rng_between(&r, 1, 4);
-    assign(&m, NG_PLACEMENT_BALANCED, W, rows, true);
-    const double found = price(&m);
+    assign_owners(&m, NG_PLACEMENT_BALANCED, W, rows, true);
+    const double found = cost_of(&m);
     for (int32_t i = 0; i < m.a.blocks; i++) {
       const int32_t owner = m.work[i].owner;
       for (int32_t rank = 0; rank < W; rank++) {
-        move(&m.work[i], rank, m.a.n);
-        if (price(&m) < found * (1 - 1e-9))
+        move_block(&m.work[i], rank, m.a.n);
+        if (cost_of(&m) < found * (1 - 1e-9))
           fail_msg("%d blocks on %d ranks in %d columns: block %d on rank %d costs %.17g instead "
                    "of %.17g",
-                   m.a.blocks, W, m.a.n, i, rank, price(&m), found);
+                   m.a.blocks, W, m.a.n, i, rank, cost_of(&m), found);
       }
-      move(&m.work[i], owner, m.a.n);
+      move_block(&m.work[i], owner, m.a.n);
     }
     free_scratch(&m);
   }
 }
 
-static void never_costlier_than_kaisa(void **state) {
+static void balanced_never_costs_more_than_kaisa(void **state) {
   rng r = {test_seed()};
   static const int32_t ranks[] = {1, 2, 3, 4, 6, 8, 16, 64};
   int64_t better = 0, all = 0;
@@ -415,15 +416,15 @@ static void never_costlier_than_kaisa(void **state) {
     while (W % rows != 0)
       rows--;
     const bool together = rng_below(&r, 2) == 0;
-    assign(&m, NG_PLACEMENT_KAISA, W, rows, together);
-    const double kaisa = price(&m);
+    assign_owners(&m, NG_PLACEMENT_KAISA, W, rows, together);
+    const double kaisa = cost_of(&m);
     free_scratch(&m);
     again = m;
     for (int32_t i = 0; i < m.a.blocks; i++)
       again.work[i].task = again.task[i];
-    assign(&m, NG_PLACEMENT_BALANCED, W, rows, together);
-    assign(&again, NG_PLACEMENT_BALANCED, W, rows, together);
-    const double ours = price(&m);
+    assign_owners(&m, NG_PLACEMENT_BALANCED, W, rows, together);
+    assign_owners(&again, NG_PLACEMENT_BALANCED, W, rows, together);
+    const double ours = cost_of(&m);
     /* sums change as blocks move: 100 roundings of the total */
     if (!(ours <= kaisa * (1 + 1e-12)))
       fail_msg("%d blocks on %d ranks, columns of %d: %.17g, and KAISA %.17g", m.a.blocks, W, rows,
@@ -447,11 +448,11 @@ int main(void) {
   const struct CMUnitTest tests[] = {cmocka_unit_test(owners_match_examples_of_kaisa),
                                      cmocka_unit_test(owners_of_a_resnet50_match_kaisa),
                                      cmocka_unit_test(round_robin_gives_blocks_in_turn),
-                                     cmocka_unit_test(blocks_of_equal_number_in_name_order),
+                                     cmocka_unit_test(spngd_assigns_equal_runs_by_name),
                                      cmocka_unit_test(partitions_match_examples),
                                      cmocka_unit_test(partitions_have_the_least_largest_sum),
                                      cmocka_unit_test(contiguous_runs_have_the_least_load),
                                      cmocka_unit_test(no_single_move_is_cheaper),
-                                     cmocka_unit_test(never_costlier_than_kaisa)};
+                                     cmocka_unit_test(balanced_never_costs_more_than_kaisa)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

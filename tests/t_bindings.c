@@ -137,9 +137,9 @@ static void a_list_is_bound_whole_or_not(void **state) {
   fixture_close(&m.f);
 }
 
-/* ---- absent gradients ------------------------------------------------------------------------*/
+/* ---- missing gradients -----------------------------------------------------------------------*/
 
-static void absent(model *m, int32_t k) {
+static void mark_missing(model *m, int32_t k) {
   const ng_array none = ng_array_vector(NULL, 1, NG_F32);
   const ng_binding b = {k, NG_WEIGHT, &none, NULL, NG_HOLD};
   fixture_ok(&m->f, ng_bind(m->f.p, &b, 1));
@@ -156,7 +156,7 @@ static void missing_gradients_keep_weights(void **state) {
       model m, without;
       (void)snprintf(text, sizeof text, "%s update=adamw missing=refuse", methods[a]);
       fixture_ok(&m.f, open_model(&m, text, NULL));
-      absent(&m, k);
+      mark_missing(&m, k);
       draw_gradients(&m, 0);
       const model ready = m;
       fixture_ok(&m.f, observe_layers(&m, 0, k < GAMMA ? 3U & ~(1U << k) : 3));
@@ -171,7 +171,7 @@ static void missing_gradients_keep_weights(void **state) {
                      : k == FC2 ? " skip_layers=fc2"
                                 : "");
       fixture_ok(&without.f, open_model(&without, text, NULL));
-      absent(&m, k);
+      mark_missing(&m, k);
       for (int32_t t = 0; t < 3; t++) {
         model before = m;
         draw_gradients(&m, t);
@@ -237,14 +237,14 @@ static void an_expired_binding_is_no_missing_gradient(void **state) {
 /* ---- frozen layers ---------------------------------------------------------------------------*/
 
 /* t_left_out.c tests that the weights do not change. */
-static void frozen_is_reported(void **state) {
+static void frozen_layers_are_reported(void **state) {
   model m;
   fixture_ok(&m.f, open_model(&m, "damping=0.1 update=sgd", NULL));
   for (int32_t t = 0; t < 1 + 2 * ENTRIES; t++) { /* each entry is frozen for one step */
     const int32_t k = t / 2;
     const bool frozen = t % 2 == 1;
     fixture_ok(&m.f, ng_freeze(m.f.p, k % ENTRIES, frozen));
-    if (frozen) absent(&m, k);
+    if (frozen) mark_missing(&m, k);
     if (k < GAMMA) assert_int_equal(ng_wants(m.f.p, k), !frozen);
     assert_int_equal(fixture_layer_report(&m.f, k % ENTRIES).frozen, frozen);
     draw_gradients(&m, t);
@@ -283,7 +283,7 @@ static ng_status open_pair(fixture *f, const char *update, float g[2], float w[2
   return st == NG_OK ? ng_ready(f->p) : st;
 }
 
-static ng_status update(fixture *f, bool adamw) {
+static ng_status take_update(fixture *f, bool adamw) {
   ng_sgd s;
   ng_adamw a;
   ng_sgd_init(&s, sizeof s);
@@ -306,11 +306,11 @@ static void updates_are_counted_by_parameter(void **state) {
     float path[2][3];
     for (int t = 0; t < 13; t++) {
       fixture_ok(&f, ng_freeze(f.p, 1, t < 10));
-      fixture_ok(&f, update(&f, adamw));
+      fixture_ok(&f, take_update(&f, adamw));
       if (t < 3) path[0][t] = at[0];
       if (t == 5) { /* a skipped step does not count for the other parameter */
         g[0] = NAN;
-        assert_int_equal(update(&f, adamw), NG_SKIPPED);
+        assert_int_equal(take_update(&f, adamw), NG_SKIPPED);
         g[0] = 1;
       }
       if (t < 10) assert_true(at[1] == 0.0f);
@@ -338,7 +338,7 @@ typedef struct odd {
   ng_status st[3];
 } odd;
 
-static ng_status odd_rank(int32_t rank, ng_transport *t, void *arg) {
+static ng_status run_odd_rank(int32_t rank, ng_transport *t, void *arg) {
   odd *o = arg;
   model m;
   const bool mine = o->what >= 2 || rank == 2;
@@ -359,7 +359,7 @@ static ng_status odd_rank(int32_t rank, ng_transport *t, void *arg) {
 static void ranks_must_exclude_the_same_layers(void **state) {
   for (int what = 0; what < 4; what++) {
     odd o = {.what = what};
-    assert_int_equal(ranks_run(3, odd_rank, &o, NULL), NG_OK);
+    assert_int_equal(ranks_run(3, run_odd_rank, &o, NULL), NG_OK);
     for (int rank = 0; rank < 3; rank++) {
       assert_int_equal(o.st[rank], what < 2 ? NG_ERR_STATE : NG_OK);
       if (what < 2) assert_non_null(strstr(o.message[rank], "on 1 of 3 ranks"));
@@ -375,7 +375,7 @@ int main(void) {
       cmocka_unit_test(a_list_is_bound_whole_or_not),
       cmocka_unit_test(missing_gradients_keep_weights),
       cmocka_unit_test(an_expired_binding_is_no_missing_gradient),
-      cmocka_unit_test(frozen_is_reported),
+      cmocka_unit_test(frozen_layers_are_reported),
       cmocka_unit_test(ranks_must_exclude_the_same_layers),
       cmocka_unit_test(updates_are_counted_by_parameter),
   };

@@ -17,7 +17,7 @@ static const ng_dtype summed[] = {NG_F32, NG_F64, NG_F16, NG_BF16};
 static const ng_dtype moved[] = {NG_F32, NG_F64, NG_F16, NG_BF16, NG_I32, NG_I64, NG_U8};
 
 /* The sum of element i over n ranks. */
-static double sum_of(const int32_t *ranks, int32_t n, int64_t i) {
+static double expected_sum(const int32_t *ranks, int32_t n, int64_t i) {
   double sum = 0.0;
   for (int32_t m = 0; m < n; m++)
     sum += value(ranks[m], i);
@@ -25,7 +25,7 @@ static double sum_of(const int32_t *ranks, int32_t n, int64_t i) {
 }
 
 /* A buffer with the elements of a rank. */
-static guarded filled(int64_t count, ng_dtype t, int32_t rank) {
+static guarded new_rank_buffer(int64_t count, ng_dtype t, int32_t rank) {
   guarded b = guarded_new(count, t);
   for (int64_t i = 0; i < count; i++)
     put(b.data, t, i, value(rank, i));
@@ -33,15 +33,15 @@ static guarded filled(int64_t count, ng_dtype t, int32_t rank) {
 }
 
 /* Sum, or broadcast from the world rank `root` >= 0; `ranks`: the world ranks of the members. */
-static ng_status reduce_case(ng_comm *c, const ng_group *g, const int32_t *ranks, int32_t root,
-                             ng_dtype t, int64_t count) {
-  guarded b = filled(count, t, c->rank);
+static ng_status check_reduction(ng_comm *c, const ng_group *g, const int32_t *ranks, int32_t root,
+                                 ng_dtype t, int64_t count) {
+  guarded b = new_rank_buffer(count, t, c->rank);
   const int64_t before = c->bytes;
   const ng_status st = root < 0 ? ng_comm_sum(c, g, b.data, count, t)
                                 : ng_comm_broadcast(c, g, b.data, count, t, root);
   bool right = guarded_intact(&b);
   for (int64_t i = 0; i < count; i++) {
-    const double want = root < 0 ? sum_of(ranks, g->n, i) : value(root, i);
+    const double want = root < 0 ? expected_sum(ranks, g->n, i) : value(root, i);
     right = right && get(b.data, t, i) == want;
   }
   free(b.base);
@@ -51,15 +51,15 @@ static ng_status reduce_case(ng_comm *c, const ng_group *g, const int32_t *ranks
   return NG_OK;
 }
 
-static ng_status parts_case(ng_comm *c, const ng_group *g, const int32_t *ranks, ng_dtype t,
-                            int32_t pattern, bool gather) {
+static ng_status check_slices(ng_comm *c, const ng_group *g, const int32_t *ranks, ng_dtype t,
+                              int32_t pattern, bool gather) {
   int64_t counts[128], total = 0, begin = 0;
   for (int32_t m = 0; m < g->n; m++) {
     counts[m] = element_count(pattern, m);
     if (m == g->index) begin = total;
     total += counts[m];
   }
-  guarded b = filled(total, t, c->rank);
+  guarded b = new_rank_buffer(total, t, c->rank);
   for (int64_t i = 0; i < total && gather; i++) {
     if (i < begin || i >= begin + counts[g->index]) put(b.data, t, i, 77.0);
   }
@@ -70,7 +70,7 @@ static ng_status parts_case(ng_comm *c, const ng_group *g, const int32_t *ranks,
   for (int64_t i = 0, m = 0, end = counts[0]; i < total; i++) {
     while (i >= end)
       end += counts[++m];
-    const double want = gather ? value(ranks[m], i) : sum_of(ranks, g->n, i);
+    const double want = gather ? value(ranks[m], i) : expected_sum(ranks, g->n, i);
     if (gather || m == g->index) right = right && get(b.data, t, i) == want;
   }
   free(b.base);
@@ -81,45 +81,45 @@ static ng_status parts_case(ng_comm *c, const ng_group *g, const int32_t *ranks,
 }
 
 /* Every collective on a group. */
-static ng_status group_case(ng_comm *c, const ng_group *g, const int32_t *ranks) {
+static ng_status check_group(ng_comm *c, const ng_group *g, const int32_t *ranks) {
   static const int64_t count[] = {0, 1, 300};
   NEED(ranks[g->index] == c->rank);
   for (size_t k = 0; k < 3; k++) {
     for (size_t d = 0; d < 4; d++)
-      DO(reduce_case(c, g, ranks, -1, summed[d], count[k]));
+      DO(check_reduction(c, g, ranks, -1, summed[d], count[k]));
     for (int32_t m = 0; m < g->n; m++)
-      DO(reduce_case(c, g, ranks, ranks[m], moved[(k + (size_t)m) % 7], count[k]));
+      DO(check_reduction(c, g, ranks, ranks[m], moved[(k + (size_t)m) % 7], count[k]));
   }
   for (int32_t pattern = 0; pattern < 3; pattern++) {
     for (size_t d = 0; d < 7; d++) {
-      DO(parts_case(c, g, ranks, moved[d], pattern, true));
-      if (d < 4) DO(parts_case(c, g, ranks, summed[d], pattern, false));
+      DO(check_slices(c, g, ranks, moved[d], pattern, true));
+      if (d < 4) DO(check_slices(c, g, ranks, summed[d], pattern, false));
     }
   }
   return NG_OK;
 }
 
-static ng_status world_body(ng_comm *c, const ng_transport *t, const comm_case *how) {
+static ng_status check_world(ng_comm *c, const ng_transport *t, const comm_case *how) {
   const ng_group g = ng_group_world(c);
   NEED(g.n == how->n && g.index == c->rank);
   for (int32_t root = 0; root < g.n; root++) {
     for (size_t d = 0; d < 7; d++)
-      DO(reduce_case(c, &g, all_ranks, root, moved[d], 33));
+      DO(check_reduction(c, &g, all_ranks, root, moved[d], 33));
   }
-  DO(group_case(c, &g, all_ranks));
+  DO(check_group(c, &g, all_ranks));
   if (how->piece) return NG_OK;
-  DO(reduce_case(c, &g, all_ranks, -1, NG_F32, 100000));
-  DO(reduce_case(c, &g, all_ranks, g.n - 1, NG_U8, 100000));
-  DO(parts_case(c, &g, all_ranks, NG_BF16, 3, true));
-  return parts_case(c, &g, all_ranks, NG_F64, 3, false);
+  DO(check_reduction(c, &g, all_ranks, -1, NG_F32, 100000));
+  DO(check_reduction(c, &g, all_ranks, g.n - 1, NG_U8, 100000));
+  DO(check_slices(c, &g, all_ranks, NG_BF16, 3, true));
+  return check_slices(c, &g, all_ranks, NG_F64, 3, false);
 }
 
-static void collectives_of_all_ranks(void **state) { on_all_transports(world_body); }
+static void collectives_of_all_ranks(void **state) { on_all_transports(check_world); }
 
 /* ---- groups ----------------------------------------------------------------------------------*/
 
 /* Write the members of group k of 13: columns and rows of grids with 2 and 3 columns, and an irregular group. */
-static int32_t group_of(int32_t k, int32_t n, int32_t *ranks) {
+static int32_t list_group(int32_t k, int32_t n, int32_t *ranks) {
   int32_t count = 0;
   for (int32_t r = 0; r < n; r++) {
     const bool in = k < 2    ? r % 2 == k
@@ -132,11 +132,11 @@ static int32_t group_of(int32_t k, int32_t n, int32_t *ranks) {
   return count;
 }
 
-static ng_status groups_body(ng_comm *c, const ng_transport *t, const comm_case *how) {
+static ng_status check_groups(ng_comm *c, const ng_transport *t, const comm_case *how) {
   ng_group g[13];
   int32_t ranks[13][MOST_RANKS];
   for (int32_t k = 0; k < 13; k++) {
-    const int32_t n = group_of(k, how->n, ranks[k]);
+    const int32_t n = list_group(k, how->n, ranks[k]);
     g[k] = (ng_group){.index = -1};
     if (n == 0) continue;
     const ng_status st = ng_group_create(c, ranks[k], n, &g[k]);
@@ -152,7 +152,7 @@ static ng_status groups_body(ng_comm *c, const ng_transport *t, const comm_case 
   /* A call of a rank outside the group does nothing. */
   for (int32_t k = 0; k < 13; k++) {
     if (g[k].index >= 0) {
-      DO(group_case(c, &g[k], ranks[k]));
+      DO(check_group(c, &g[k], ranks[k]));
     } else {
       double x = 1.0;
       DO(ng_comm_sum(c, &g[k], &x, 1, NG_F64));
@@ -162,20 +162,20 @@ static ng_status groups_body(ng_comm *c, const ng_transport *t, const comm_case 
   /* Disjoint groups with different numbers of calls: column 0 calls three times as often. */
   for (int32_t k = 0; k < 2; k++) {
     for (int32_t turn = 0; g[k].index >= 0 && turn < 90 >> (k * 2); turn++)
-      DO(reduce_case(c, &g[k], ranks[k], -1, NG_F32, 5 + turn % 3));
+      DO(check_reduction(c, &g[k], ranks[k], -1, NG_F32, 5 + turn % 3));
   }
   for (int32_t k = 0; k < 13; k++) {
     ng_group_destroy(c, &g[k]);
     NEED(g[k].handle == NULL && g[k].index < 0);
   }
   const ng_group world = ng_group_world(c);
-  return reduce_case(c, &world, all_ranks, -1, NG_F64, 3);
+  return check_reduction(c, &world, all_ranks, -1, NG_F64, 3);
 }
 
-static void collectives_of_groups(void **state) { on_all_transports(groups_body); }
+static void collectives_of_groups(void **state) { on_all_transports(check_groups); }
 
 /* ng_group_create exchanges the ranks of the members in messages of 64. */
-static ng_status wide_body(int32_t rank, ng_transport *t, void *arg) {
+static ng_status check_wide_group(int32_t rank, ng_transport *t, void *arg) {
   ng_comm c;
   int32_t ranks[70];
   ng_group g;
@@ -187,34 +187,34 @@ static ng_status wide_body(int32_t rank, ng_transport *t, void *arg) {
   DO(ng_group_create(&c, ranks, 67, &g));
   NEED((g.index < 0) == (rank == 30 || rank == 61 || rank == 69));
   ng_status st = NG_OK;
-  if (g.index >= 0) st = parts_case(&c, &g, ranks, NG_I32, 1, true);
+  if (g.index >= 0) st = check_slices(&c, &g, ranks, NG_I32, 1, true);
   ng_group_destroy(&c, &g);
   if (st != NG_OK) t->abort(t->user);
   return st;
 }
 
 static void a_group_of_67_ranks_is_created(void **state) {
-  assert_int_equal(ranks_run(70, wide_body, NULL, NULL), NG_OK);
+  assert_int_equal(ranks_run(70, check_wide_group, NULL, NULL), NG_OK);
 }
 
-static ng_status post_pieces_body(ng_comm *c, const ng_transport *t, const comm_case *how) {
+static ng_status post_in_pieces(ng_comm *c, const ng_transport *t, const comm_case *how) {
   const ng_group world = ng_group_world(c);
   ng_request q;
   double x[20] = {1.0};
   DO(ng_comm_post_sum(c, &world, x, 20, NG_F64, &q));
   DO(ng_comm_wait(c, &q));
   NEED(x[0] == (double)how->n);
-  return world_body(c, t, how);
+  return check_world(c, t, how);
 }
 
 static void no_message_exceeds_the_limit(void **state) {
   for (which w = FIRST_WIRED; w < WHICH; w++) {
     tap taps[MOST_RANKS] = {{.fail_at = 0}};
     comm_case how = {.which = w, .n = at_most_ranks(w, 3), .piece = 7};
-    assert_int_equal(run_comm_case(&how, post_pieces_body, taps, NULL), NG_OK);
+    assert_int_equal(run_comm_case(&how, post_in_pieces, taps, NULL), NG_OK);
     assert_int_equal(taps[1].most, 7);
     how.piece = 0; /* without the limit messages are larger */
-    assert_int_equal(run_comm_case(&how, post_pieces_body, taps, NULL), NG_OK);
+    assert_int_equal(run_comm_case(&how, post_in_pieces, taps, NULL), NG_OK);
     assert_true(taps[1].most > 7);
   }
 }
@@ -223,7 +223,7 @@ static void no_message_exceeds_the_limit(void **state) {
 
 /* After all ranks have posted, rank 0 calls ng_comm_test until the sum is complete on all ranks; each call sums a
  * chunk. Transports without `test` compute the sum in wait or in start. */
-static ng_status test_body(ng_comm *c, const ng_transport *t, const comm_case *how) {
+static ng_status complete_by_tests(ng_comm *c, const ng_transport *t, const comm_case *how) {
   enum { CHUNKS = 5, MANY = CHUNKS << 15 }; /* of threads.c */
   static _Thread_local float x[MANY];
   const ng_group world = ng_group_world(c);
@@ -247,12 +247,12 @@ static ng_status test_body(ng_comm *c, const ng_transport *t, const comm_case *h
   NEED(!can || q.done || (!exact && c->rank != 0));
   if (!can || !q.done) DO(ng_comm_wait(c, &q));
   for (int64_t i = 0; i < many; i++)
-    NEED((double)x[i] == sum_of(all_ranks, c->size, i));
+    NEED((double)x[i] == expected_sum(all_ranks, c->size, i));
   return ng_comm_wait(c, &q);
 }
 
 /* The second of two ranks posts after 100 tests of the first returned "not complete". */
-static ng_status early_body(ng_comm *c, const ng_transport *t, const comm_case *how) {
+static ng_status test_before_last_post(ng_comm *c, const ng_transport *t, const comm_case *how) {
   atomic_int *asked = how->more;
   const ng_group world = ng_group_world(c);
   float x = (float)(c->rank + 1);
@@ -274,14 +274,14 @@ static ng_status early_body(ng_comm *c, const ng_transport *t, const comm_case *
 static void a_test_before_all_ranks_posted_is_not_complete(void **state) {
   atomic_int asked = 0;
   const comm_case how = {.which = THREADS, .n = 2, .more = &asked};
-  assert_int_equal(run_comm_case(&how, early_body, NULL, NULL), NG_OK);
+  assert_int_equal(run_comm_case(&how, test_before_last_post, NULL, NULL), NG_OK);
 }
 
-static void one_rank_completes_a_posted_sum(void **state) { on_all_transports(test_body); }
+static void one_rank_completes_a_posted_sum(void **state) { on_all_transports(complete_by_tests); }
 
 /* Six sums are posted, long, short and empty, of all ranks and of a group, with a broadcast between.  Every rank waits
  * in another order, and twice for each sum. */
-static ng_status post_body(ng_comm *c, const ng_transport *t, const comm_case *how) {
+static ng_status post_and_wait(ng_comm *c, const ng_transport *t, const comm_case *how) {
   enum { POSTS = 6, MANY = 20011 };
   static _Thread_local float x[POSTS * MANY];
   const ng_group world = ng_group_world(c);
@@ -296,7 +296,7 @@ static ng_status post_body(ng_comm *c, const ng_transport *t, const comm_case *h
     x[i] = (float)value(c->rank, i);
   for (int64_t k = 0; k < POSTS; k++) {
     DO(ng_comm_post_sum(c, k == 4 ? &ends : &world, x + k * MANY, count[k], NG_F32, &q[k]));
-    if (k == 3) DO(reduce_case(c, &world, all_ranks, last, NG_I64, 5));
+    if (k == 3) DO(check_reduction(c, &world, all_ranks, last, NG_I64, 5));
   }
   for (int64_t j = 0; j < 2 * POSTS; j++) {
     const int64_t at = j / 2;
@@ -305,7 +305,7 @@ static ng_status post_body(ng_comm *c, const ng_transport *t, const comm_case *h
   for (int64_t i = 0; i < POSTS * MANY; i++) {
     const int64_t k = i / MANY;
     const bool is_summed = i % MANY < count[k] && (k != 4 || ends.index >= 0);
-    const double sum = k == 4 ? sum_of(most, 2, i) : sum_of(all_ranks, how->n, i);
+    const double sum = k == 4 ? expected_sum(most, 2, i) : expected_sum(all_ranks, how->n, i);
     NEED((double)x[i] == (is_summed ? sum : value(c->rank, i)));
   }
   ng_group_destroy(c, &ends);
@@ -314,7 +314,7 @@ static ng_status post_body(ng_comm *c, const ng_transport *t, const comm_case *h
 }
 
 /* Nothing to send, and a request struct that was used before: the requests are complete after the post. */
-static ng_status nothing_body(ng_comm *c, const ng_transport *t, const comm_case *how) {
+static ng_status post_empty(ng_comm *c, const ng_transport *t, const comm_case *how) {
   const ng_group world = ng_group_world(c);
   const ng_request used = {.started = true};
   float x = 1.0f;
@@ -328,15 +328,15 @@ static ng_status nothing_body(ng_comm *c, const ng_transport *t, const comm_case
 }
 
 static void posts_overlap_and_complete_in_any_order(void **state) {
-  on_all_transports(nothing_body);
-  on_all_transports(post_body);
+  on_all_transports(post_empty);
+  on_all_transports(post_and_wait);
 }
 
 /* ---- the contract of ng_transport.run itself -------------------------------------------------*/
 
 /* After a call, in place or not, `send` is unchanged and `recv` has the result. */
-static ng_status run_case(const ng_transport *t, ng_coll_kind kind, ng_dtype d, bool in_place,
-                          int32_t root) {
+static ng_status check_run(const ng_transport *t, ng_coll_kind kind, ng_dtype d, bool in_place,
+                           int32_t root) {
   int64_t counts[MOST_RANKS], total = 0, begin = 0;
   for (int32_t m = 0; m < t->size; m++) {
     counts[m] = 3 + element_count(1, m);
@@ -370,7 +370,7 @@ static ng_status run_case(const ng_transport *t, ng_coll_kind kind, ng_dtype d, 
         at += counts[m++];
       want = value((int32_t)m, i - at);
     } else {
-      want = sum_of(all_ranks, t->size, kind == NG_REDUCE_SCATTER ? begin + i : i);
+      want = expected_sum(all_ranks, t->size, kind == NG_REDUCE_SCATTER ? begin + i : i);
     }
     right = right && get(recv, d, i) == want;
   }
@@ -381,43 +381,43 @@ static ng_status run_case(const ng_transport *t, ng_coll_kind kind, ng_dtype d, 
   return NG_OK;
 }
 
-static ng_status run_body(ng_comm *c, const ng_transport *t, const comm_case *how) {
+static ng_status check_all_runs(ng_comm *c, const ng_transport *t, const comm_case *how) {
   if (how->which == SELF) return NG_OK; /* no ng_transport.run */
   for (int32_t in_place = 0; in_place < 2; in_place++) {
     for (size_t d = 0; d < 7; d++) {
-      if (d < 4) DO(run_case(t, NG_ALL_REDUCE, moved[d], in_place, 0));
+      if (d < 4) DO(check_run(t, NG_ALL_REDUCE, moved[d], in_place, 0));
       for (int32_t root = 0; root < t->size; root++)
-        DO(run_case(t, NG_BROADCAST, moved[d], in_place, root));
+        DO(check_run(t, NG_BROADCAST, moved[d], in_place, root));
       if ((t->kinds >> NG_ALL_GATHER & 1u) == 0) continue;
-      if (d < 4) DO(run_case(t, NG_REDUCE_SCATTER, moved[d], in_place, 0));
-      DO(run_case(t, NG_ALL_GATHER, moved[d], in_place, 0));
+      if (d < 4) DO(check_run(t, NG_REDUCE_SCATTER, moved[d], in_place, 0));
+      DO(check_run(t, NG_ALL_GATHER, moved[d], in_place, 0));
     }
   }
   return NG_OK;
 }
 
-static void run_leaves_what_it_sends(void **state) { on_all_transports(run_body); }
+static void run_leaves_the_send_buffer(void **state) { on_all_transports(check_all_runs); }
 
 /* ---- threads, MPI: the same bits -------------------------------------------------------------*/
 
 enum { LONG = 70001 }; /* three chunks of threads.c, the last one of odd length */
 
 /* With so different magnitudes a sum depends on its order. */
-static double any_magnitude(rng *r) {
+static double draw_any_magnitude(rng *r) {
   const double x = 2.0 * rng_real(r) - 1.0;
   const int64_t size = rng_below(r, 4);
   return size == 0 ? x : size == 1 ? x * 1e6 : size == 2 ? x * 1e-6 : x * 1e17;
 }
 
 /* The oracle adds the ranks' numbers in rank order in double and rounds once. */
-static ng_status bits_body(ng_comm *c, const ng_transport *t, const comm_case *how) {
+static ng_status check_sum_bits(ng_comm *c, const ng_transport *t, const comm_case *how) {
   static _Thread_local double x[LONG], want[LONG], narrow[LONG]; /* narrow: the sums of y */
   static _Thread_local float y[LONG];
   const ng_group world = ng_group_world(c);
   for (int32_t r = 0; r < how->n; r++) {
     rng s = {how->seed + 977u * (uint64_t)r};
     for (int64_t i = 0; i < LONG; i++) {
-      const double v = any_magnitude(&s);
+      const double v = draw_any_magnitude(&s);
       want[i] = r == 0 ? v : want[i] + v;
       narrow[i] = (r == 0 ? 0.0 : narrow[i]) + (double)(float)v;
       if (r == c->rank) x[i] = v;
@@ -436,7 +436,7 @@ static void sums_have_the_bits_of_rank_order(void **state) {
   const uint64_t seed = test_seed();
   for (int32_t i = 3; rank_count(LAST_WHICH, i / 3) > 0; i++) { /* three repetitions */
     const comm_case how = {.which = LAST_WHICH, .n = rank_count(LAST_WHICH, i / 3), .seed = seed};
-    const ng_status st = run_comm_case(&how, bits_body, NULL, NULL);
+    const ng_status st = run_comm_case(&how, check_sum_bits, NULL, NULL);
     if (st != NG_OK)
       fail_msg("%d ranks: %s; NG_TEST_SEED=%" PRIu64, (int)how.n, ng_status_name(st), seed);
   }
@@ -444,7 +444,7 @@ static void sums_have_the_bits_of_rank_order(void **state) {
 
 /* A large number on rank 0 and ones on the other ranks: a sum in the narrow type would lose the ones.  With 8 ranks
  * 263, 2055 and 16777223 lie half way between two numbers of the type; ties round to even. */
-static ng_status narrow_body(ng_comm *c, const ng_transport *t, const comm_case *how) {
+static ng_status check_narrow_sums(ng_comm *c, const ng_transport *t, const comm_case *how) {
   static const ng_dtype type[] = {NG_BF16, NG_F16, NG_F32};
   static const double large[] = {256.0, 2048.0, 16777216.0}, want[] = {264.0, 2056.0, 16777224.0};
   const ng_group world = ng_group_world(c);
@@ -461,12 +461,12 @@ static ng_status narrow_body(ng_comm *c, const ng_transport *t, const comm_case 
 
 static void narrow_sums_are_rounded_once(void **state) {
   const comm_case how = {.which = LAST_WHICH, .n = at_most_ranks(LAST_WHICH, 8)};
-  assert_int_equal(run_comm_case(&how, narrow_body, NULL, NULL), NG_OK);
+  assert_int_equal(run_comm_case(&how, check_narrow_sums, NULL, NULL), NG_OK);
 }
 
 /* ---- ranks.h ---------------------------------------------------------------------------------*/
 
-static ng_status given_status(int32_t rank, ng_transport *t, void *arg) {
+static ng_status return_given_status(int32_t rank, ng_transport *t, void *arg) {
   return t->rank == rank ? ((const ng_status *)arg)[rank] : NG_ERR_STATE;
 }
 
@@ -474,9 +474,9 @@ static void ranks_run_returns_the_worst_status(void **state) {
   const ng_status bad[] = {NG_SKIPPED, NG_ERR_ARG, NG_ERR_COMM, NG_OK};
   const ng_status good[] = {NG_OK, NG_SKIPPED, NG_RESCUED};
   ng_status each[4];
-  assert_int_equal(ranks_run(4, given_status, (void *)(uintptr_t)bad, each), NG_ERR_COMM);
+  assert_int_equal(ranks_run(4, return_given_status, (void *)(uintptr_t)bad, each), NG_ERR_COMM);
   assert_memory_equal(each, bad, sizeof bad);
-  assert_int_equal(ranks_run(3, given_status, (void *)(uintptr_t)good, NULL), NG_SKIPPED);
+  assert_int_equal(ranks_run(3, return_given_status, (void *)(uintptr_t)good, NULL), NG_SKIPPED);
 }
 
 /* The MPI program has no tests that need threads in one process. */
@@ -492,7 +492,7 @@ int main(void) {
     cmocka_unit_test(no_message_exceeds_the_limit),
     cmocka_unit_test(one_rank_completes_a_posted_sum),
     cmocka_unit_test(posts_overlap_and_complete_in_any_order),
-    cmocka_unit_test(run_leaves_what_it_sends),
+    cmocka_unit_test(run_leaves_the_send_buffer),
     cmocka_unit_test(sums_have_the_bits_of_rank_order),
     cmocka_unit_test(narrow_sums_are_rounded_once),
   };

@@ -10,7 +10,7 @@
 
 /* ---- tables and arguments --------------------------------------------------------------------*/
 
-static ng_status table(const ng_transport *t, const char *word) {
+static ng_status init_with(const ng_transport *t, const char *word) {
   ng_comm c;
   char message[256] = "";
   const ng_status st = ng_comm_init(&c, t, message, sizeof message);
@@ -24,12 +24,12 @@ static void invalid_transports_are_refused(void **state) {
   ng_transport whole, t;
   assert_int_equal(ng_threads_create(2, &group), NG_OK);
   assert_int_equal(ng_threads_transport(group, 1, &whole, sizeof whole), NG_OK);
-  assert_int_equal(table(&whole, NULL), NG_OK);
+  assert_int_equal(init_with(&whole, NULL), NG_OK);
 #define WITHOUT(field, value, word)                                                                \
   do {                                                                                             \
     t = whole;                                                                                     \
     t.field = (value);                                                                             \
-    assert_int_equal(table(&t, word), NG_ERR_ARG);                                                 \
+    assert_int_equal(init_with(&t, word), NG_ERR_ARG);                                             \
   } while (0)
   WITHOUT(run, NULL, "run is missing");
   WITHOUT(start, NULL, "wait without start");
@@ -54,9 +54,9 @@ static void invalid_transports_are_refused(void **state) {
     int64_t more;
   } newer = {whole, 0};
   newer.t.struct_size = sizeof newer;
-  assert_int_equal(table(&newer.t, NULL), NG_OK);
+  assert_int_equal(init_with(&newer.t, NULL), NG_OK);
   newer.more = 1;
-  assert_int_equal(table(&newer.t, "struct_size"), NG_ERR_ARG);
+  assert_int_equal(init_with(&newer.t, "struct_size"), NG_ERR_ARG);
 
   /* The struct of an older header: bytes after its end are not read. */
   ng_comm c;
@@ -123,7 +123,7 @@ typedef enum oddity {
 
 /* The call of the last rank differs from the calls of the other ranks.  The buffer of 64 elements is larger than any
  * call needs; elements beyond the call must not change. */
-static ng_status odd_call(const ng_transport *t, oddity what, void *group, double *room) {
+static ng_status make_odd_call(const ng_transport *t, oddity what, void *group, double *room) {
   const bool odd = t->rank == t->size - 1;
   int64_t counts[MOST_RANKS] = {1, 1, 1, 1, 1, 1, 1, 1};
   int32_t list[MOST_RANKS] = {0, 1};
@@ -169,7 +169,7 @@ static ng_status odd_call(const ng_transport *t, oddity what, void *group, doubl
   return t->run(t->user, &c);
 }
 
-static ng_status odd_body(ng_comm *c, const ng_transport *t, const comm_case *how) {
+static ng_status check_odd_call(ng_comm *c, const ng_transport *t, const comm_case *how) {
   const oddity what = *(const oddity *)how->more;
   double room[64];
   int32_t all[MOST_RANKS];
@@ -179,7 +179,7 @@ static ng_status odd_body(ng_comm *c, const ng_transport *t, const comm_case *ho
   for (int64_t i = 0; i < 64; i++) {
     room[i] = value(t->rank, i);
   }
-  NEED(odd_call(t, what, group, room) == NG_ERR_COMM);
+  NEED(make_odd_call(t, what, group, room) == NG_ERR_COMM);
   for (int64_t i = 0; i < 64; i++) {
     NEED(room[i] == value(t->rank, i));
   }
@@ -201,7 +201,7 @@ static void calls_that_differ_fail_on_all_ranks(void **state) {
   for (oddity what = ODD_KIND; what < ODDITIES; what++) {
     for (int32_t n = 3; n <= 5; n += 2) {
       const comm_case how = {.which = THREADS, .n = n, .more = &what};
-      const ng_status st = run_comm_case(&how, odd_body, NULL, NULL);
+      const ng_status st = run_comm_case(&how, check_odd_call, NULL, NULL);
       if (st != NG_OK)
         fail_msg("differing call %d, %d ranks: %s", (int)what, (int)n, ng_status_name(st));
     }
@@ -209,7 +209,7 @@ static void calls_that_differ_fail_on_all_ranks(void **state) {
 }
 
 /* An invalid call fails on its rank, and then on the others. */
-static ng_status wrong_body(ng_comm *c, const ng_transport *t, const comm_case *how) {
+static ng_status check_invalid_call(ng_comm *c, const ng_transport *t, const comm_case *how) {
   const int wrong = *(const int *)how->more;
   double x[4] = {1, 2, 3, 4};
   int64_t counts[MOST_RANKS] = {1, -1};
@@ -245,13 +245,13 @@ static ng_status wrong_body(ng_comm *c, const ng_transport *t, const comm_case *
 static void invalid_calls_fail_on_all_ranks(void **state) {
   for (int wrong = 0; wrong <= 12; wrong++) {
     const comm_case how = {.which = LAST_WHICH, .n = at_most_ranks(LAST_WHICH, 3), .more = &wrong};
-    const ng_status st = run_comm_case(&how, wrong_body, NULL, NULL);
+    const ng_status st = run_comm_case(&how, check_invalid_call, NULL, NULL);
     if (st != NG_OK) fail_msg("wrong call %d: %s", wrong, ng_status_name(st));
   }
 }
 
 /* A rank calls with a group of which it is not a member. */
-static ng_status wrong_group_body(ng_comm *c, const ng_transport *t, const comm_case *how) {
+static ng_status call_foreign_group(ng_comm *c, const ng_transport *t, const comm_case *how) {
   const int32_t list[] = {0, 1};
   void **shared = how->more;
   double x = 1.0;
@@ -275,13 +275,13 @@ static ng_status wrong_group_body(ng_comm *c, const ng_transport *t, const comm_
 static void a_rank_outside_the_group_is_refused(void **state) {
   void *shared = NULL;
   const comm_case how = {.which = THREADS, .n = 3, .more = &shared};
-  assert_int_equal(run_comm_case(&how, wrong_group_body, NULL, NULL), NG_OK);
+  assert_int_equal(run_comm_case(&how, call_foreign_group, NULL, NULL), NG_OK);
 }
 
 /* ---- abort -----------------------------------------------------------------------------------*/
 
 /* Rank 0 aborts while others wait: for all ranks, for a group, for a request. */
-static ng_status abort_body(ng_comm *c, const ng_transport *t, const comm_case *how) {
+static ng_status abort_while_others_wait(ng_comm *c, const ng_transport *t, const comm_case *how) {
   const ng_group world = ng_group_world(c);
   const int32_t pair[] = {0, 1};
   const bool grouped = how->which != USER_NO_GROUPS;
@@ -313,14 +313,14 @@ static ng_status abort_body(ng_comm *c, const ng_transport *t, const comm_case *
 static void an_abort_ends_every_wait(void **state) {
   for (which w = FIRST_WIRED; w < WHICH; w++) {
     const comm_case how = {.which = w, .n = at_most_ranks(w, 5)};
-    assert_int_equal(run_comm_case(&how, abort_body, NULL, NULL), NG_OK);
+    assert_int_equal(run_comm_case(&how, abort_while_others_wait, NULL, NULL), NG_OK);
   }
 }
 
 /* A rank may free its buffers when its call returns an error, although other ranks are still in the collective.  The
  * buffers are so large that free unmaps them, so a late write ends the program.  Rank 0 aborts while the others do a
  * long sum that all have posted.  The calls go to the transport directly, because the abort of ng_comm waits. */
-static ng_status early_free_body(ng_comm *c, const ng_transport *t, const comm_case *how) {
+static ng_status free_after_abort(ng_comm *c, const ng_transport *t, const comm_case *how) {
   enum { MANY = 2000000 }; /* about 20 ms */
   float *x = calloc(MANY, sizeof *x);
   NEED(x);
@@ -342,14 +342,14 @@ static ng_status early_free_body(ng_comm *c, const ng_transport *t, const comm_c
 static void buffers_may_be_freed_after_an_error(void **state) {
   for (int turn = 0; turn < 8; turn++) {
     const comm_case how = {.which = LAST_WHICH, .n = at_most_ranks(LAST_WHICH, 5)};
-    assert_int_equal(run_comm_case(&how, early_free_body, NULL, NULL), NG_OK);
+    assert_int_equal(run_comm_case(&how, free_after_abort, NULL, NULL), NG_OK);
   }
 }
 
 /* ---- one rank fails at its k-th call ---------------------------------------------------------*/
 
 /* Each kind of collective; all ranks wait for the last one. */
-static ng_status work_once(ng_comm *c, ng_group *g, bool groups) {
+static ng_status run_each_collective(ng_comm *c, ng_group *g, bool groups) {
   const ng_group world = ng_group_world(c);
   const int32_t first[] = {0, 1};
   int64_t counts[MOST_RANKS];
@@ -375,11 +375,11 @@ static ng_status work_once(ng_comm *c, ng_group *g, bool groups) {
   return ng_comm_sum(c, &world, x, 5, NG_F64);
 }
 
-static ng_status fault_body(ng_comm *c, const ng_transport *t, const comm_case *how) {
+static ng_status check_failing_call(ng_comm *c, const ng_transport *t, const comm_case *how) {
   const tap *p = t->user;
   ng_group g = {.index = -1};
   const bool groups = how->which != USER_NO_GROUPS && how->n > 2;
-  const ng_status st = work_once(c, &g, groups);
+  const ng_status st = run_each_collective(c, &g, groups);
   if (st != NG_OK) {
     /* After the error: one abort, and all calls fail without calling the transport. */
     const int64_t calls = p->calls;
@@ -419,7 +419,7 @@ static void every_failing_call_ends_all_ranks(void **state) {
           const comm_case how = {.which = w, .n = n};
           taps[culprit].fail_at = ++k;
           taps[culprit].with = with[k % 3];
-          st = run_comm_case(&how, fault_body, taps, each);
+          st = run_comm_case(&how, check_failing_call, taps, each);
           tested += taps[culprit].tests;
           for (int32_t r = 0; r < n; r++) {
             if (each[r] != st || (st != NG_OK && st != NG_ERR_COMM)) {

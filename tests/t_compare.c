@@ -12,7 +12,7 @@
 #include <string.h>
 #include <unistd.h>
 
-static void near(double got, double expected, double tolerance) {
+static void must_be_near(double got, double expected, double tolerance) {
   if (!(fabs(got - expected) <= tolerance)) fail_msg("%.17g, expected %.17g", got, expected);
 }
 
@@ -21,24 +21,24 @@ static void near(double got, double expected, double tolerance) {
 /* Sums of a few doubles of similar magnitude. */
 #define NEAR 1e-12
 
-static void statistics_of_runs(void **state) {
+static void statistics_match_hand_results(void **state) {
   /* 2 4 4 4 5 5 7 9: mean 5, squares sum to 32, so 32 / 7. */
   const double x[] = {2, 4, 4, (double)NAN, 4, 5, 5, 7, 9};
   const spread s = compare_summarise(x, 9);
   assert_int_equal(s.n, 8);
-  near(s.mean, 5.0, NEAR);
-  near(s.deviation, 2.1380899352993952, NEAR);
-  near(s.min, 2.0, 0);
-  near(s.max, 9.0, 0);
+  must_be_near(s.mean, 5.0, NEAR);
+  must_be_near(s.deviation, 2.1380899352993952, NEAR);
+  must_be_near(s.min, 2.0, 0);
+  must_be_near(s.max, 9.0, 0);
   const spread one = compare_summarise(x, 1), none = compare_summarise(x + 3, 1);
   assert_int_equal(one.n, 1);
   assert_true(isnan(one.deviation));
-  near(one.mean, 2.0, 0);
+  must_be_near(one.mean, 2.0, 0);
   assert_int_equal(none.n, 0);
   assert_true(isnan(none.mean) && isnan(none.min) && isnan(none.max));
   /* 1e8 + {1, 2, 3}: a variance in one pass would be 0 or negative. */
   const double close[] = {1e8 + 1, 1e8 + 2, 1e8 + 3};
-  near(compare_summarise(close, 3).deviation, 1.0, 1e-7);
+  must_be_near(compare_summarise(close, 3).deviation, 1.0, 1e-7);
 }
 
 /* A run of `n` epochs of one second, with these losses and accuracies. */
@@ -59,10 +59,10 @@ static train_result make_run(int n, const double *loss, const double *accuracy) 
 static void targets_are_reached_at_the_first_epoch(void **state) {
   const double loss[] = {4, 2, 1}, acc1[] = {0.5, 0.75, 0.625}, acc2[] = {0.25, 0.5, 1.0};
   train_result run[3] = {make_run(3, loss, acc1), make_run(3, loss, acc2), make_run(2, loss, acc1)};
-  near(compare_find_best(TEST_ACCURACY, &run[0]), 0.75, 0);
-  near(compare_find_best(TRAIN_ACCURACY, &run[0]), 0.375, 0);
-  near(compare_find_best(TRAIN_LOSS, &run[0]), 1.0, 0);
-  near(compare_find_best(TEST_LOSS, &run[0]), 2.0, 0);
+  must_be_near(compare_find_best(TEST_ACCURACY, &run[0]), 0.75, 0);
+  must_be_near(compare_find_best(TRAIN_ACCURACY, &run[0]), 0.375, 0);
+  must_be_near(compare_find_best(TRAIN_LOSS, &run[0]), 1.0, 0);
+  must_be_near(compare_find_best(TEST_LOSS, &run[0]), 2.0, 0);
   assert_int_equal(compare_find_reached(TEST_ACCURACY, &run[0], 0.75), 1); /* equal counts */
   assert_int_equal(compare_find_reached(TEST_ACCURACY, &run[0], 0.76), -1);
   assert_int_equal(compare_find_reached(TEST_LOSS, &run[0], 4.5), 1);
@@ -75,20 +75,20 @@ static void targets_are_reached_at_the_first_epoch(void **state) {
                          compare_make_curve(TEST_ACCURACY, &run[2], 1)};
   const plot_point *point = curve[0].point;
   assert_int_equal(curve[0].n, 3);
-  near(point[1].score.mean, 0.625, NEAR);
-  near(point[1].score.min, 0.5, 0);
-  near(point[1].score.max, 0.75, 0);
-  near(point[2].loss.mean, 1.0, NEAR);
-  near(point[2].seconds, 3.0, NEAR);
-  near(point[2].epoch, 3.0, 0);
+  must_be_near(point[1].score.mean, 0.625, NEAR);
+  must_be_near(point[1].score.min, 0.5, 0);
+  must_be_near(point[1].score.max, 0.75, 0);
+  must_be_near(point[2].loss.mean, 1.0, NEAR);
+  must_be_near(point[2].seconds, 3.0, NEAR);
+  must_be_near(point[2].epoch, 3.0, 0);
   /* Without other runs the curve of a diverged run ends at its last epoch. */
   assert_true(!curve[0].diverged && curve[1].diverged && curve[1].n == 2);
   /* The best means are 0.8125 and 0.75. */
-  near(compare_find_target(TEST_ACCURACY, curve, 2), 0.8125, NEAR);
+  must_be_near(compare_find_target(TEST_ACCURACY, curve, 2), 0.8125, NEAR);
   curve[1].diverged = false;
-  near(compare_find_target(TEST_ACCURACY, curve, 2), 0.75, NEAR);
-  near(compare_find_target(TEST_ACCURACY, curve, 1), 0.8125, NEAR);
-  near(compare_find_target(TEST_LOSS, curve, 2), 0.5, NEAR); /* the larger minimum */
+  must_be_near(compare_find_target(TEST_ACCURACY, curve, 2), 0.75, NEAR);
+  must_be_near(compare_find_target(TEST_ACCURACY, curve, 1), 0.8125, NEAR);
+  must_be_near(compare_find_target(TEST_LOSS, curve, 2), 0.5, NEAR); /* the larger minimum */
   assert_true(isnan(compare_find_target(TEST_ACCURACY, curve, 0)));
   for (int i = 0; i < 3; i++)
     train_result_free(&run[i]);
@@ -96,7 +96,7 @@ static void targets_are_reached_at_the_first_epoch(void **state) {
   free(curve[1].point);
 }
 
-static void best_point(void **state) {
+static void best_point_has_the_best_score(void **state) {
   const double low[] = {3, 1}, high[] = {3, 2}, good[] = {0.5, 0.9}, bad[] = {0.5, 0.8};
   train_result r[5] = {make_run(2, low, bad),
                        make_run(2, high, good),
@@ -114,7 +114,7 @@ static void best_point(void **state) {
 }
 
 /* Two points with two seeds: the best single run belongs to the other point. */
-static void best_point_of_seeds(void **state) {
+static void best_point_has_the_best_mean(void **state) {
   const double loss[] = {3, 1}, high[] = {0.5, 0.9}, low[] = {0.5, 0.6}, even[] = {0.5, 0.8};
   train_result r[4] = {make_run(2, loss, high), make_run(2, loss, low), make_run(2, loss, even),
                        make_run(2, loss, even)};
@@ -140,11 +140,11 @@ static void student_quantiles_match_tables(void **state) {
   } known[] = {{1, 12.7062047362}, {2, 4.30265272991}, {3, 3.18244630528},  {4, 2.77644510520},
                {5, 2.57058183661}, {9, 2.26215716280}, {29, 2.04522964213}, {999, 1.96234146113}};
   for (size_t i = 0; i < sizeof known / sizeof known[0]; i++)
-    near(compare_find_quantile(known[i].freedom), known[i].t, 1e-9);
+    must_be_near(compare_find_quantile(known[i].freedom), known[i].t, 1e-9);
   assert_true(isnan(compare_find_quantile(0)));
 }
 
-static void paired_differences_by_hand(void **state) {
+static void paired_differences_match_by_hand(void **state) {
   /* Final losses 1 2 3 4 5 and 0.5 1.75 2.25 4 4: differences 1/2 1/4 3/4 0 1, mean 1/2, squares sum to 5/8;
    * half of the interval is 2.776445105 sqrt(5/8 / 4 / 5) = 0.4908107897.  Test losses are twice as large;
    * the best accuracy, not the last, differs by 1/8 every time. */
@@ -162,23 +162,23 @@ static void paired_differences_by_hand(void **state) {
   run[5].diverged = true;
   difference d = compare_difference(TEST_ACCURACY, END_TRAIN_LOSS, run, base, 6);
   assert_int_equal(d.n, 5);
-  near(d.mean, -0.5, NEAR);
-  near(d.low, -0.5 - 0.4908107897, 1e-9);
-  near(d.high, -0.5 + 0.4908107897, 1e-9);
+  must_be_near(d.mean, -0.5, NEAR);
+  must_be_near(d.low, -0.5 - 0.4908107897, 1e-9);
+  must_be_near(d.high, -0.5 + 0.4908107897, 1e-9);
   d = compare_difference(TEST_ACCURACY, END_TEST_LOSS, run, base, 6);
-  near(d.mean, -1.0, NEAR);
-  near(d.high, -1.0 + 2.0 * 0.4908107897, 2e-9);
+  must_be_near(d.mean, -1.0, NEAR);
+  must_be_near(d.high, -1.0 + 2.0 * 0.4908107897, 2e-9);
   d = compare_difference(TEST_ACCURACY, END_BEST_ACCURACY, run, base, 5);
-  near(d.mean, 0.125, NEAR);
-  near(d.low, 0.125, NEAR);
+  must_be_near(d.mean, 0.125, NEAR);
+  must_be_near(d.low, 0.125, NEAR);
   d = compare_difference(TRAIN_ACCURACY, END_BEST_ACCURACY, run, base,
                          5); /* half of the difference of test accuracies */
-  near(d.mean, 0.0625, NEAR);
+  must_be_near(d.mean, 0.0625, NEAR);
   base[0].diverged = true; /* a diverged run of the baseline: no pair */
   assert_int_equal(compare_difference(TEST_ACCURACY, END_TRAIN_LOSS, run, base, 6).n, 4);
   d = compare_difference(TEST_ACCURACY, END_TRAIN_LOSS, run + 1, base + 1, 1);
   assert_int_equal(d.n, 1);
-  near(d.mean, -0.25, NEAR);
+  must_be_near(d.mean, -0.25, NEAR);
   assert_true(isnan(d.low) && isnan(d.high));
   d = compare_difference(TEST_ACCURACY, END_TRAIN_LOSS, run, base, 1);
   assert_true(d.n == 0 && isnan(d.mean));
@@ -222,7 +222,7 @@ static void paired_differences_by_hand(void **state) {
 
 /* ---- lists and grids -------------------------------------------------------------------------*/
 
-static int parse(compare_plan *p, const char *list) {
+static int parse_list(compare_plan *p, const char *list) {
   memset(p, 0, sizeof *p);
   settings_init(&p->base);
   p->seeds = 1;
@@ -232,18 +232,18 @@ static int parse(compare_plan *p, const char *list) {
 
 static void method_lists_are_parsed(void **state) {
   compare_plan p;
-  assert_int_equal(parse(&p,
-                         "sgd:lr-schedule=step:5,8@0.5,momentum=0.5, natgrad:lr=0.25,damping=0.01,"
-                         "kaisa,natgrad,natgrad:clip=none"),
-                   CLI_OK);
+  assert_int_equal(
+      parse_list(&p, "sgd:lr-schedule=step:5,8@0.5,momentum=0.5, natgrad:lr=0.25,damping=0.01,"
+                     "kaisa,natgrad,natgrad:clip=none"),
+      CLI_OK);
   const char *label[] = {"sgd", "natgrad", "kaisa", "natgrad-2", "natgrad-3"};
   assert_int_equal(p.methods, 5);
   for (int i = 0; i < 5; i++)
     assert_string_equal(p.method[i].label, label[i]);
   assert_string_equal(p.method[0].s.lr_schedule, "step:5,8@0.5");
-  near(p.method[0].s.momentum, 0.5, 0);
-  near(p.method[1].s.momentum, 0.9, 0);
-  near(p.method[1].s.lr, 0.25, 0);
+  must_be_near(p.method[0].s.momentum, 0.5, 0);
+  must_be_near(p.method[1].s.momentum, 0.9, 0);
+  must_be_near(p.method[1].s.lr, 0.25, 0);
   assert_int_equal(p.method[1].s.n_library, 1);
   assert_string_equal(p.method[1].s.library[0].value, "0.01");
   assert_int_equal(p.method[2].s.n_library, 0);
@@ -269,7 +269,7 @@ static void method_lists_are_parsed(void **state) {
   };
   for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
     capture_stderr();
-    const int rc = parse(&p, wrong[i].list);
+    const int rc = parse_list(&p, wrong[i].list);
     assert_string_equal(captured_stderr(), wrong[i].message);
     assert_int_equal(rc, CLI_BAD);
     compare_plan_free(&p);
@@ -295,7 +295,7 @@ static void settings_that_a_method_ignores_are_reported(void **state) {
 
 static void grids_multiply_the_methods(void **state) {
   compare_plan p;
-  assert_int_equal(parse(&p, "natgrad,sgd,natgrad:damping=0.5"), CLI_OK);
+  assert_int_equal(parse_list(&p, "natgrad,sgd,natgrad:damping=0.5"), CLI_OK);
   assert_int_equal(compare_add_grid(&p, "lr=0.1,0.3,1"), CLI_OK);
   assert_int_equal(compare_add_grid(&p, "damping=0.01,0.001"), CLI_OK);
   assert_int_equal(compare_add_grid(&p, "nesterov=true,false"), CLI_OK);
@@ -333,14 +333,14 @@ static void grids_multiply_the_methods(void **state) {
       {"lrr=1", "natgrad: --grid: lrr: unknown setting; the nearest is lr\n"},
   };
   for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
-    assert_int_equal(parse(&p, "sgd"), CLI_OK);
+    assert_int_equal(parse_list(&p, "sgd"), CLI_OK);
     capture_stderr();
     const int rc = compare_add_grid(&p, wrong[i][0]);
     assert_string_equal(captured_stderr(), wrong[i][1]);
     assert_int_equal(rc, CLI_BAD);
     compare_plan_free(&p);
   }
-  assert_int_equal(parse(&p, "sgd"), CLI_OK);
+  assert_int_equal(parse_list(&p, "sgd"), CLI_OK);
   assert_int_equal(compare_add_grid(&p, "weight-decay=0,1"), CLI_OK);
   capture_stderr();
   assert_int_equal(compare_add_grid(&p, "weight_decay=2"), CLI_BAD);
@@ -377,15 +377,15 @@ static void tables_align_their_columns(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(statistics_of_runs),
+      cmocka_unit_test(statistics_match_hand_results),
       cmocka_unit_test(targets_are_reached_at_the_first_epoch),
-      cmocka_unit_test(best_point),
-      cmocka_unit_test(best_point_of_seeds),
+      cmocka_unit_test(best_point_has_the_best_score),
+      cmocka_unit_test(best_point_has_the_best_mean),
       cmocka_unit_test(method_lists_are_parsed),
       cmocka_unit_test(settings_that_a_method_ignores_are_reported),
       cmocka_unit_test(grids_multiply_the_methods),
       cmocka_unit_test(student_quantiles_match_tables),
-      cmocka_unit_test(paired_differences_by_hand),
+      cmocka_unit_test(paired_differences_match_by_hand),
       cmocka_unit_test(tables_align_their_columns),
   };
   return cmocka_run_group_tests(tests, make_folder, delete_folder);

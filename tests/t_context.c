@@ -132,7 +132,7 @@ static void append_line(void *user, ng_log_level level, const char *line) {
   h->lines++;
 }
 
-static log_lines log_lines_of(const char *const *variable, int n, ng_log_level level) {
+static log_lines collect_log_lines(const char *const *variable, int n, ng_log_level level) {
   log_lines h = {.lines = 0};
   ng_context *ctx = NULL;
   ng_context_config c;
@@ -169,15 +169,15 @@ static void unknown_variables_are_logged_with_the_nearest_name(void **state) {
       "2 environment: NG_ is set, and nothing reads it\n",
       "2 environment: NG_A_NAME_THAT_GOES_ON_"};
   const log_lines before =
-      log_lines_of(NULL, 0, NG_LOG_WARN); /* variables of the environment of this test */
-  log_lines h = log_lines_of(known, 7, NG_LOG_WARN);
+      collect_log_lines(NULL, 0, NG_LOG_WARN); /* variables of the environment of this test */
+  log_lines h = collect_log_lines(known, 7, NG_LOG_WARN);
   assert_int_equal(h.lines, before.lines);
-  h = log_lines_of(unknown, 7, NG_LOG_WARN);
+  h = collect_log_lines(unknown, 7, NG_LOG_WARN);
   assert_int_equal(h.lines, before.lines + 7);
   for (int i = 0; i < 7; i++) {
     if (strstr(h.text, says[i]) == NULL) fail_msg("%s does not say %s", h.text, says[i]);
   }
-  assert_int_equal(log_lines_of(unknown, 7, NG_LOG_ERROR).lines, 0);
+  assert_int_equal(collect_log_lines(unknown, 7, NG_LOG_ERROR).lines, 0);
 }
 
 /* Every option is in the list of variables. */

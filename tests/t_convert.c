@@ -14,8 +14,6 @@
 static rng numbers;
 
 static uint64_t draw(void) { return rng_next(&numbers); }
-static int64_t between(int64_t low, int64_t high) { return rng_between(&numbers, low, high); }
-static double uniform(void) { return rng_real(&numbers); }
 
 static void *need(int64_t bytes) {
   void *p = NULL;
@@ -24,7 +22,7 @@ static void *need(int64_t bytes) {
 }
 
 /* The value of a format with `e` exponent bits and `f` fraction bits, by definition. */
-static double value_of(uint32_t bits, int e, int f) {
+static double decode_by_definition(uint32_t bits, int e, int f) {
   const int bias = (1 << (e - 1)) - 1, exponent = (int)(bits >> f) & ((1 << e) - 1);
   const double fraction = (double)(bits & ((1u << f) - 1)), sign = bits >> (e + f) ? -1 : 1;
   if (exponent == (1 << e) - 1) return fraction != 0 ? NAN : sign * INFINITY;
@@ -56,7 +54,7 @@ static void widening_is_exact(void **unused) {
   for (size_t k = 0; k < 2; k++) {
     const format *m = &formats[k];
     for (uint32_t h = 0; h < 65536; h++) {
-      const double want = value_of(h, m->e, m->f);
+      const double want = decode_by_definition(h, m->e, m->f);
       const float got = m->widen((uint16_t)h);
       if (isnan(want) ? !isnan(got) : (double)got != want) {
         fail_msg("%s %04x is %g, got %g", ng_dtype_name(m->t), h, want, (double)got);
@@ -68,7 +66,7 @@ static void widening_is_exact(void **unused) {
   }
 }
 
-static void check_narrow(const format *m, float from, uint32_t want) {
+static void check_narrowing(const format *m, float from, uint32_t want) {
   const uint16_t got = m->narrow(from);
   if (got != want) {
     fail_msg("%s of %a (%08x) is %04x, got %04x", ng_dtype_name(m->t), (double)from, bits_of(from),
@@ -86,32 +84,32 @@ static void narrowing_rounds_to_nearest_even(void **unused) {
       const float sign = s ? -1.0f : 1.0f;
       for (uint32_t h = 0; h <= inf; h++) {
         const uint32_t pattern = h | s << 15;
-        check_narrow(m, m->widen((uint16_t)pattern), pattern);
+        check_narrowing(m, m->widen((uint16_t)pattern), pattern);
         if (h == inf) break;
-        const double here = value_of(h, m->e, m->f);
-        const double next =
-            h + 1 < inf ? value_of(h + 1, m->e, m->f) : 2 * here - value_of(h - 1, m->e, m->f);
+        const double here = decode_by_definition(h, m->e, m->f);
+        const double next = h + 1 < inf ? decode_by_definition(h + 1, m->e, m->f)
+                                        : 2 * here - decode_by_definition(h - 1, m->e, m->f);
         const double middle = here + (next - here) / 2;
         if (middle < 0x1p-149) continue; /* f32 has no number there */
         const float half = (float)middle;
         assert_true((double)half == middle);
-        check_narrow(m, sign * half, (h & 1 ? h + 1 : h) | s << 15);
-        check_narrow(m, sign * nextafterf(half, 0), h | s << 15);
-        check_narrow(m, sign * nextafterf(half, INFINITY), (h + 1) | s << 15);
+        check_narrowing(m, sign * half, (h & 1 ? h + 1 : h) | s << 15);
+        check_narrowing(m, sign * nextafterf(half, 0), h | s << 15);
+        check_narrowing(m, sign * nextafterf(half, INFINITY), (h + 1) | s << 15);
       }
       const int largest = (1 << (m->e - 1)) - 1; /* larger exponents give Inf */
       for (int x = largest + 1; x < 128; x++) {
-        check_narrow(m, sign * ldexpf(1.0f, x), inf | s << 15);
-        check_narrow(m, sign * ldexpf(1.37f, x), inf | s << 15);
+        check_narrowing(m, sign * ldexpf(1.0f, x), inf | s << 15);
+        check_narrowing(m, sign * ldexpf(1.37f, x), inf | s << 15);
       }
-      check_narrow(m, sign * INFINITY, inf | s << 15);
-      check_narrow(m, sign * 0x1.fffffep127f, inf | s << 15);
-      check_narrow(m, sign * 0x1p-149f, s << 15);
+      check_narrowing(m, sign * INFINITY, inf | s << 15);
+      check_narrowing(m, sign * 0x1.fffffep127f, inf | s << 15);
+      check_narrowing(m, sign * 0x1p-149f, s << 15);
     }
     for (uint32_t payload = 1; payload < 0x800000; payload = payload * 2 + (payload & 1)) {
       for (uint32_t s = 0; s < 2; s++) {
         const uint16_t got = m->narrow(float_of(0x7f800000u | payload | s << 31));
-        if (!isnan(value_of(got, m->e, m->f)) || (uint32_t)(got >> 15) != s) {
+        if (!isnan(decode_by_definition(got, m->e, m->f)) || (uint32_t)(got >> 15) != s) {
           fail_msg("%s of a NaN with payload %x is %04x", ng_dtype_name(m->t), payload, got);
         }
       }
@@ -120,13 +118,15 @@ static void narrowing_rounds_to_nearest_even(void **unused) {
 }
 
 /* Conversions of arrays equal conversions of single numbers; elements outside the range do not change. */
-static void arrays_equal_single_numbers(void **unused) {
+static void arrays_convert_as_single_numbers(void **unused) {
   uint16_t *half = need(65536 * 2), *back = need(65600 * 2);
   float *wide = need(65600 * 4), *narrow = need(65536 * 4);
   for (uint32_t i = 0; i < 65536; i++) {
     half[i] = (uint16_t)(i * 40503u); /* an odd factor gives every pattern once */
     narrow[i] = float_of((uint32_t)draw());
-    if (i % 4 == 0) narrow[i] = (float)((uniform() - 0.5) * ldexp(1, (int)between(-30, 20)));
+    if (i % 4 == 0)
+      narrow[i] =
+          (float)((rng_real(&numbers) - 0.5) * ldexp(1, (int)rng_between(&numbers, -30, 20)));
   }
   for (size_t k = 0; k < 2; k++) {
     const format *m = &formats[k];
@@ -195,7 +195,7 @@ static void scan_finds_non_finite_values(void **unused) {
 }
 
 /* Doubles with any pattern in either half; integers are always finite.  The address sanitizer finds reads outside. */
-static void scans_doubles_and_whole_numbers(void **state) {
+static void scan_reads_doubles_and_integers(void **state) {
   double x[33];
   uint8_t *bytes = malloc(33);
   assert_non_null(bytes);
@@ -217,9 +217,9 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(widening_is_exact),
       cmocka_unit_test(narrowing_rounds_to_nearest_even),
-      cmocka_unit_test(arrays_equal_single_numbers),
+      cmocka_unit_test(arrays_convert_as_single_numbers),
       cmocka_unit_test(scan_finds_non_finite_values),
-      cmocka_unit_test(scans_doubles_and_whole_numbers),
+      cmocka_unit_test(scan_reads_doubles_and_integers),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

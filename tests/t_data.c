@@ -12,7 +12,7 @@
 #include <unistd.h>
 #include <zlib.h>
 
-static void put(const char *name, const void *bytes, size_t n, bool zipped) {
+static void put_maybe_zipped(const char *name, const void *bytes, size_t n, bool zipped) {
   if (zipped) {
     gzFile f = gzopen(in_folder(name), "wb");
     assert_non_null(f);
@@ -23,7 +23,7 @@ static void put(const char *name, const void *bytes, size_t n, bool zipped) {
   put_file(name, bytes, n);
 }
 
-static void refuses_folder(const char *set, const char *says) {
+static void must_refuse_folder(const char *set, const char *says) {
   char spec[600];
   (void)snprintf(spec, sizeof spec, "%s:%s", set, in_folder(""));
   must_refuse_set(spec, says);
@@ -34,7 +34,7 @@ static void refuses_folder(const char *set, const char *says) {
 enum { N = 5, H = 3, W = 2 };
 static unsigned char images[16 + N * H * W], labels[8 + N];
 
-static void good_idx(bool zipped) {
+static void write_idx_files(bool zipped) {
   static const unsigned char ihead[16] = {0, 0, 8, 3, 0, 0, 0, N, 0, 0, 0, H, 0, 0, 0, W};
   static const unsigned char lhead[8] = {0, 0, 8, 1, 0, 0, 0, N};
   memcpy(images, ihead, 16);
@@ -48,13 +48,13 @@ static void good_idx(bool zipped) {
   for (int k = 0; k < 2; k++) {
     char name[64];
     (void)snprintf(name, sizeof name, "%s-images-idx3-ubyte%s", stem[k], dot);
-    put(name, images, sizeof images, zipped);
+    put_maybe_zipped(name, images, sizeof images, zipped);
     (void)snprintf(name, sizeof name, "%s-labels-idx1-ubyte%s", stem[k], dot);
-    put(name, labels, sizeof labels, zipped);
+    put_maybe_zipped(name, labels, sizeof labels, zipped);
   }
 }
 
-static void clean(void) {
+static void empty_folder(void) {
   char command[600];
   (void)snprintf(command, sizeof command, "rm -rf '%s'/*", in_folder(""));
   assert_int_equal(system(command), 0);
@@ -64,8 +64,8 @@ static void idx_files_are_read_plain_and_zipped(void **state) {
   for (int zipped = 0; zipped < 2; zipped++) {
     char spec[600];
     data_set d;
-    clean();
-    good_idx(zipped != 0);
+    empty_folder();
+    write_idx_files(zipped != 0);
     (void)snprintf(spec, sizeof spec, "mnist:%s", in_folder(""));
     assert_int_equal(data_open(spec, &d), 0);
     assert_int_equal(d.train.n, N);
@@ -99,62 +99,62 @@ static void idx_files_are_read_plain_and_zipped(void **state) {
 static void damaged_idx_files_are_refused(void **state) {
   static const char image_file[] = "train-images-idx3-ubyte",
                     label_file[] = "train-labels-idx1-ubyte";
-  clean();
-  refuses_folder("mnist", "no file train-images-idx3-ubyte");
-  good_idx(false);
-  put(image_file, images, 10, false);
-  refuses_folder("mnist", "too few for an idx header");
-  put(image_file, images, sizeof images - 1, false);
-  refuses_folder("mnist", "train-images-idx3-ubyte: ");
+  empty_folder();
+  must_refuse_folder("mnist", "no file train-images-idx3-ubyte");
+  write_idx_files(false);
+  put_maybe_zipped(image_file, images, 10, false);
+  must_refuse_folder("mnist", "too few for an idx header");
+  put_maybe_zipped(image_file, images, sizeof images - 1, false);
+  must_refuse_folder("mnist", "train-images-idx3-ubyte: ");
   unsigned char bad[sizeof images + 1];
   memcpy(bad, images, sizeof images);
-  put(image_file, bad, sizeof bad, false);
-  refuses_folder("mnist", "has 31 values, its header says 30");
+  put_maybe_zipped(image_file, bad, sizeof bad, false);
+  must_refuse_folder("mnist", "has 31 values, its header says 30");
   for (int i = 0; i < 4; i++) { /* magic */
     memcpy(bad, images, sizeof images);
     bad[i] ^= 1;
-    put(image_file, bad, sizeof images, false);
-    refuses_folder("mnist", "expected 0 0 8 3");
+    put_maybe_zipped(image_file, bad, sizeof images, false);
+    must_refuse_folder("mnist", "expected 0 0 8 3");
   }
   for (int axis = 0; axis < 3; axis++) { /* wrong lengths: huge, negative, zero */
     for (int kind = 0; kind < 3; kind++) {
       memcpy(bad, images, sizeof images);
       memset(bad + 4 + 4 * axis, kind == 0 ? 0x7f : kind == 1 ? 0xff : 0, 4);
-      put(image_file, bad, sizeof images, false);
-      refuses_folder("mnist", "which does not fit its 46 bytes");
+      put_maybe_zipped(image_file, bad, sizeof images, false);
+      must_refuse_folder("mnist", "which does not fit its 46 bytes");
     }
   }
-  put(image_file, images, sizeof images, false);
+  put_maybe_zipped(image_file, images, sizeof images, false);
   unsigned char few[8 + N - 1];
   memcpy(few, labels, sizeof few);
   few[7] = N - 1;
-  put(label_file, few, sizeof few, false);
-  refuses_folder("mnist", "4 labels for 5 images");
+  put_maybe_zipped(label_file, few, sizeof few, false);
+  must_refuse_folder("mnist", "4 labels for 5 images");
   memcpy(bad, labels, sizeof labels);
   bad[8 + 3] = 10;
-  put(label_file, bad, sizeof labels, false);
-  refuses_folder("mnist", "training sample 3 has the label 10");
-  put(label_file, labels, sizeof labels, false);
+  put_maybe_zipped(label_file, bad, sizeof labels, false);
+  must_refuse_folder("mnist", "training sample 3 has the label 10");
+  put_maybe_zipped(label_file, labels, sizeof labels, false);
   memcpy(bad, images, sizeof images);
   bad[11] = W; /* 2 x 3 instead of 3 x 2 */
   bad[15] = H;
-  put("t10k-images-idx3-ubyte", bad, sizeof images, false);
-  refuses_folder("mnist", "images of 2x3, the training images have 3x2");
+  put_maybe_zipped("t10k-images-idx3-ubyte", bad, sizeof images, false);
+  must_refuse_folder("mnist", "images of 2x3, the training images have 3x2");
   /* A zipped file truncated anywhere. */
-  clean();
-  good_idx(true);
+  empty_folder();
+  write_idx_files(true);
   struct stat about;
   assert_int_equal(stat(in_folder("train-images-idx3-ubyte.gz"), &about), 0);
   for (off_t at = about.st_size - 1; at > 0; at -= 5) {
     assert_int_equal(truncate(in_folder("train-images-idx3-ubyte.gz"), at), 0);
-    refuses_folder("mnist", "train-images-idx3-ubyte.gz: ");
+    must_refuse_folder("mnist", "train-images-idx3-ubyte.gz: ");
   }
   assert_int_equal(unlink(in_folder("train-images-idx3-ubyte.gz")), 0);
   assert_int_equal(mkdir(in_folder("train-images-idx3-ubyte.gz"), 0700), 0);
-  refuses_folder("mnist", "not a regular file");
+  must_refuse_folder("mnist", "not a regular file");
   assert_int_equal(rmdir(in_folder("train-images-idx3-ubyte.gz")), 0);
   assert_int_equal(mkfifo(in_folder("train-images-idx3-ubyte.gz"), 0600), 0);
-  refuses_folder(
+  must_refuse_folder(
       "mnist", "train-images-idx3-ubyte.gz: not a regular file"); /* without waiting for a writer */
   assert_int_equal(unlink(in_folder("train-images-idx3-ubyte.gz")), 0);
   must_refuse_set("mnist:/nowhere", "/nowhere: no file");
@@ -164,7 +164,7 @@ static void damaged_idx_files_are_refused(void **state) {
 
 static unsigned char cifar[3 * 3074];
 
-static void cifar_rows(int labels_a_row) {
+static void fill_cifar_rows(int labels_a_row) {
   for (int r = 0; r < 3; r++) {
     unsigned char *row = cifar + r * (labels_a_row + 3072);
     row[0] = row[labels_a_row - 1] = (unsigned char)(labels_a_row == 2 ? 90 + r : 7 + r);
@@ -178,10 +178,10 @@ static void both_kinds_of_cifar_are_read(void **state) {
     const size_t row = wide ? 3074 : 3073;
     char spec[600];
     data_set d;
-    clean();
-    cifar_rows(wide + 1);
-    put(wide ? "train.bin" : "data_batch_2.bin", cifar, 3 * row, false);
-    put(wide ? "test.bin" : "test_batch.bin", cifar, row, false);
+    empty_folder();
+    fill_cifar_rows(wide + 1);
+    put_maybe_zipped(wide ? "train.bin" : "data_batch_2.bin", cifar, 3 * row, false);
+    put_maybe_zipped(wide ? "test.bin" : "test_batch.bin", cifar, row, false);
     (void)snprintf(spec, sizeof spec, "%s:%s", wide ? "cifar100" : "cifar10", in_folder(""));
     assert_int_equal(data_open(spec, &d), 0);
     assert_true(d.train.n == 3 && d.test.n == 1 && d.augments);
@@ -199,19 +199,19 @@ static void both_kinds_of_cifar_are_read(void **state) {
 }
 
 static void damaged_cifar_files_are_refused(void **state) {
-  clean();
-  cifar_rows(1);
-  refuses_folder("cifar10", "no file data_batch_1.bin to data_batch_5.bin");
-  put("data_batch_1.bin", cifar, 3 * 3073, false);
-  refuses_folder("cifar10", "test_batch.bin: No such file");
-  put("test_batch.bin", cifar, 3072, false);
-  refuses_folder("cifar10", "test_batch.bin: 3072 bytes are no whole number of rows");
-  put("test_batch.bin", cifar, 0, false);
-  refuses_folder("cifar10", "test_batch.bin: 0 bytes");
+  empty_folder();
+  fill_cifar_rows(1);
+  must_refuse_folder("cifar10", "no file data_batch_1.bin to data_batch_5.bin");
+  put_maybe_zipped("data_batch_1.bin", cifar, 3 * 3073, false);
+  must_refuse_folder("cifar10", "test_batch.bin: No such file");
+  put_maybe_zipped("test_batch.bin", cifar, 3072, false);
+  must_refuse_folder("cifar10", "test_batch.bin: 3072 bytes are no whole number of rows");
+  put_maybe_zipped("test_batch.bin", cifar, 0, false);
+  must_refuse_folder("cifar10", "test_batch.bin: 0 bytes");
   cifar[3073] = 10;
-  put("test_batch.bin", cifar, 3 * 3073, false);
-  refuses_folder("cifar10", "test_batch.bin: row 1 has the label 10, expected 0 to 9");
-  refuses_folder("cifar100", "train.bin: No such file");
+  put_maybe_zipped("test_batch.bin", cifar, 3 * 3073, false);
+  must_refuse_folder("cifar10", "test_batch.bin: row 1 has the label 10, expected 0 to 9");
+  must_refuse_folder("cifar100", "train.bin: No such file");
 }
 
 /* ---- npy, generated, digits --------------------------------------------------------------------*/
@@ -223,7 +223,7 @@ static void npy_sets_are_read(void **state) {
     x[i] = (float)i;
   for (int i = 0; i < 12; i++)
     y[i] = i % 3;
-  clean();
+  empty_folder();
   put_npy("x.npy", "<f4", "12, 2", x, sizeof x);
   put_npy("y.npy", "<i8", "12,", y, sizeof y);
   char spec[2100];
@@ -320,9 +320,9 @@ static void digits_are_shipped(void **state) {
   assert_true(x[2] == 5.0F / 16.0F && x[3] == 13.0F / 16.0F);
   data_close(&d);
   assert_int_equal(setenv("NATGRAD_DATA", in_folder(""), 1), 0);
-  clean();
+  empty_folder();
   must_refuse_set("digits", "digits.csv: No such file");
-  put("digits.csv", "1,2,3\n", 6, false);
+  put_maybe_zipped("digits.csv", "1,2,3\n", 6, false);
   must_refuse_set("digits", "line 1: column 3");
   assert_int_equal(unsetenv("NATGRAD_DATA"), 0);
 }

@@ -158,7 +158,7 @@ static void memory_grows_with_the_vocabulary(void **state) {
 
 /* ---- refusals --------------------------------------------------------------------------------*/
 
-static void refused(const char *options, ng_layer l, ng_status want, const char *text) {
+static void must_refuse_layer(const char *options, ng_layer l, ng_status want, const char *text) {
   fixture f;
   fixture_ok(&f, fixture_open(&f, options, NULL));
   ng_status st = ng_add_layer(f.p, &l, NULL);
@@ -169,18 +169,19 @@ static void refused(const char *options, ng_layer l, ng_status want, const char 
 
 static void unsupported_embeddings_are_refused_by_name(void **state) {
   ng_layer l = layer_of(NG_EMBEDDING, "words", 5, 2);
-  refused("method=eva", l, NG_ERR_ABSENT, "'words': method eva does not support embeddings");
-  refused("method=natgrad positions=reduce", l, NG_ERR_ARG,
-          "positions = reduce is not for embeddings");
-  refused("method=sam", l, NG_ERR_ARG, "solver = product is not for embeddings");
+  must_refuse_layer("method=eva", l, NG_ERR_ABSENT,
+                    "'words': method eva does not support embeddings");
+  must_refuse_layer("method=natgrad positions=reduce", l, NG_ERR_ARG,
+                    "positions = reduce is not for embeddings");
+  must_refuse_layer("method=sam", l, NG_ERR_ARG, "solver = product is not for embeddings");
   l.bias = 1;
-  refused("method=natgrad", l, NG_ERR_ARG, "bias");
+  must_refuse_layer("method=natgrad", l, NG_ERR_ARG, "bias");
   l.bias = 0;
   l.token_dtype = NG_F32;
-  refused("method=natgrad", l, NG_ERR_ARG, "token_dtype is f32");
+  must_refuse_layer("method=natgrad", l, NG_ERR_ARG, "token_dtype is f32");
   l.token_dtype = NG_I64;
   l.in = 0;
-  refused("method=natgrad", l, NG_ERR_ARG, "in is 0");
+  must_refuse_layer("method=natgrad", l, NG_ERR_ARG, "in is 0");
 }
 
 /* Tokens outside the vocabulary, wrong dtypes and shapes are refused and change nothing.  -1 is NG_NO_TOKEN. */

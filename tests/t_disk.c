@@ -111,7 +111,7 @@ static void a_full_disk_is_an_error(void **state) {
 }
 
 /* Writing does not follow links or wait for pipes. */
-static void only_regular_files(void **state) {
+static void only_regular_files_are_opened(void **state) {
   char path[512], target[512], *text = NULL;
   (void)snprintf(path, sizeof path, "%s", in_folder("odd"));
   (void)snprintf(target, sizeof target, "%s", in_folder("target"));
@@ -228,10 +228,8 @@ static void files_are_written_whole_or_not(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(the_log_is_truncated_and_read),
-      cmocka_unit_test(a_full_disk_is_an_error),
-      cmocka_unit_test(only_regular_files),
-      cmocka_unit_test(a_folder_is_locked),
+      cmocka_unit_test(the_log_is_truncated_and_read),  cmocka_unit_test(a_full_disk_is_an_error),
+      cmocka_unit_test(only_regular_files_are_opened),  cmocka_unit_test(a_folder_is_locked),
       cmocka_unit_test(files_are_written_whole_or_not),
   };
   return cmocka_run_group_tests(tests, make_folder, delete_folder);

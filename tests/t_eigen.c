@@ -9,7 +9,7 @@
 #include "linalg_check.h"
 
 /* Row i of V [n,n] is the vector of w[i]; u: unit of rounding; known: eigenvalues, ascending, or NULL. */
-static void eigen_check(const ng_backend *on, const double *A, const double *V, const double *w,
+static void check_eigen(const ng_backend *on, const double *A, const double *V, const double *w,
                         const double *known, int64_t n, double u) {
   const double size = frobenius(A, n * n), nu = (double)n * u;
   double *VA = times(V, A, n, n, n);
@@ -45,7 +45,7 @@ static void decompose64(const ng_backend *on, int64_t n, double *V, double *w) {
   work_free(work, bytes);
 }
 
-static void eigen_case(const ng_backend *on, ng_sym s, const double *known) {
+static void check_decomposition(const ng_backend *on, ng_sym s, const double *known) {
   ng_queue queue = queue_of(on), *q = &queue;
   const int64_t n = s.n;
   double *A = dense(s), *V64 = zeros(n * n), *w64 = zeros(n);
@@ -63,11 +63,11 @@ static void eigen_case(const ng_backend *on, ng_sym s, const double *known) {
   for (int64_t i = 0; i < n; i++) {
     w64[i] = (double)w.a[i];
   }
-  eigen_check(on, A, V64, w64, known, n, U32);
+  check_eigen(on, A, V64, w64, known, n, U32);
 
   memcpy(V64, A, (size_t)(n * n) * sizeof *V64);
   decompose64(on, n, V64, w64);
-  eigen_check(on, A, V64, w64, known, n, U64);
+  check_eigen(on, A, V64, w64, known, n, U64);
   free(A);
   free(V64);
   free(w64);
@@ -81,21 +81,21 @@ static void eigen_decomposes(void **arg) {
     double *known = zeros(n);
     CASE("eigen random n = %" PRId64, n);
     ng_sym s = sym_random(n);
-    eigen_case(on, s, NULL);
+    check_decomposition(on, s, NULL);
     CASE("eigen tiny n = %" PRId64, n);
     for (int64_t i = 0; i < ng_sym_count(n); i++) {
       s.a[i] *= 1e-30f; /* its squares are 0 in float */
     }
-    eigen_case(on, s, NULL);
+    check_decomposition(on, s, NULL);
     CASE("eigen zero n = %" PRId64, n);
     sym_diagonal(s, 0.0f);
-    eigen_case(on, s, known);
+    check_decomposition(on, s, known);
     CASE("eigen identity n = %" PRId64, n);
     sym_diagonal(s, 1.0f);
     for (int64_t i = 0; i < n; i++) {
       known[i] = 1.0;
     }
-    eigen_case(on, s, known);
+    check_decomposition(on, s, known);
     CASE("eigen rank one n = %" PRId64, n);
     double sum = 0.0;
     float *x = malloc((size_t)n * sizeof *x);
@@ -108,14 +108,14 @@ static void eigen_decomposes(void **arg) {
       }
     }
     known[n - 1] = sum;
-    eigen_case(on, s, known);
+    check_decomposition(on, s, known);
     CASE("eigen diagonal n = %" PRId64, n);
     sym_diagonal(s, 0.0f);
     for (int64_t i = 0; i < n; i++) { /* descending, in pairs, from positive to negative */
       sym_set(s, i, i, (float)(n / 2 - i / 2 * 2));
       known[n - 1 - i] = (double)(n / 2 - i / 2 * 2);
     }
-    eigen_case(on, s, known);
+    check_decomposition(on, s, known);
     CASE("eigen second difference n = %" PRId64, n);
     sym_diagonal(s, 0.0f);
     for (int64_t i = 0; i < n; i++) { /* Golub & Van Loan 4.8.3: 2 - 2 cos(pi k / (n + 1)) */
@@ -123,7 +123,7 @@ static void eigen_decomposes(void **arg) {
       if (i > 0) sym_set(s, i, i - 1, -1.0f);
       known[i] = 2.0 - 2.0 * cos(acos(-1.0) * (double)(i + 1) / (double)(n + 1));
     }
-    eigen_case(on, s, known);
+    check_decomposition(on, s, known);
     free(x);
     free(known);
     sym_free(s);
@@ -133,7 +133,7 @@ static void eigen_decomposes(void **arg) {
 /* ---- QR --------------------------------------------------------------------------------------*/
 
 /* Row i of X is column i of A, so A = Q R with R = Q'A, which is upper triangular. */
-static void qr_case(const ng_backend *on, mat X) {
+static void check_qr(const ng_backend *on, mat X) {
   ng_queue queue = queue_of(on), *q = &queue;
   const int64_t n = X.rows, m = X.cols, bytes = on->linalg->qr_work(q, m, n);
   void *work = work_new(bytes);
@@ -188,14 +188,14 @@ static void qr_is_orthogonal(void **arg) {
                           : *x * ldexpf(1.0f, (int)(-i % 40));
           }
         }
-        qr_case(*arg, X);
+        check_qr(*arg, X);
       }
     }
   }
 }
 
 /* Squares of these entries leave the range of double. */
-static void eigen_of_extremes_in_double(void **arg) {
+static void eigen_in_double_takes_extremes(void **arg) {
   const ng_backend *on = *arg;
   static const double scales[] = {1e-200, 1e200};
   for (int64_t n = 2; n <= 9; n++) {
@@ -212,7 +212,7 @@ static void eigen_of_extremes_in_double(void **arg) {
       for (int64_t i = 0; i < n; i++) {
         w[i] /= scales[k];
       }
-      eigen_check(on, A, V, w, NULL, n, 2.0 * U64); /* 2: the scaling rounds again */
+      check_eigen(on, A, V, w, NULL, n, 2.0 * U64); /* 2: the scaling rounds again */
       free(A);
       free(V);
       free(w);
@@ -223,7 +223,7 @@ static void eigen_of_extremes_in_double(void **arg) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       EACH(eigen_decomposes),
-      EACH(eigen_of_extremes_in_double),
+      EACH(eigen_in_double_takes_extremes),
       EACH(qr_is_orthogonal),
   };
   return run_on_backends("eigen", tests, sizeof tests / sizeof tests[0]);

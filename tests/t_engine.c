@@ -10,7 +10,7 @@
 
 #include "misuse.h"
 
-static void observed_step(misused *f, ng_status want) {
+static void observe_and_step(misused *f, ng_status want) {
   assert_int_equal(observe(f), NG_OK);
   assert_int_equal(ng_step(f->p, 0.1), want);
 }
@@ -155,7 +155,7 @@ static void check_skipped(int where, float value) {
   assert_int_equal(r.skipped, 1);
   assert_int_equal(r.steps, 1);
   fill_arrays(&f);
-  observed_step(&f, NG_OK);
+  observe_and_step(&f, NG_OK);
   for (int i = 0; i < OUT * IN; i++) {
     assert_true(isfinite((double)f.dw[i]));
   }
@@ -176,12 +176,12 @@ static void values_that_are_not_read_may_be_non_finite(void **state) {
   ready(&f, "stat_batch=2");
   f.a[2 * IN] = NAN;
   f.g[3 * OUT] = INFINITY;
-  observed_step(&f, NG_OK);
+  observe_and_step(&f, NG_OK);
   assert_true(isfinite((double)f.dw[0]) && isfinite((double)f.db[1]));
   destroy(&f);
   ready(&f, "sides=input");
   f.g[0] = NAN;
-  observed_step(&f, NG_OK);
+  observe_and_step(&f, NG_OK);
   assert_true(isfinite((double)f.dw[0]));
   destroy(&f);
 }
@@ -190,16 +190,16 @@ static void values_that_are_not_read_may_be_non_finite(void **state) {
 static void sums_that_overflow_skip_the_step(void **state) {
   misused f;
   ready(&f, "");
-  observed_step(&f, NG_OK);
+  observe_and_step(&f, NG_OK);
   fill_arrays(&f);
   const bool kronecker =
       strcmp(misuse_method, "natgrad") == 0; /* Eva has no squares, only weighted sums */
   f.a[0] = kronecker ? 3e30f : 3e38f;
   if (!kronecker) f.a[IN] = f.a[2 * IN] = f.a[3 * IN] = 3e38f;
-  observed_step(&f, NG_SKIPPED);
+  observe_and_step(&f, NG_SKIPPED);
   assert_non_null(strstr(ng_last_error(f.ctx), "overflowed"));
   fill_arrays(&f);
-  observed_step(&f, NG_OK);
+  observe_and_step(&f, NG_OK);
   assert_true(isfinite((double)f.dw[0]));
   destroy(&f);
 }
@@ -256,7 +256,7 @@ static void updates_need_their_option_and_weights(void **state) {
   bind_all(&f);
   assert_int_equal(ng_step(f.p, 0.1), NG_OK);
   f.w[1] = INFINITY;
-  observed_step(&f, NG_SKIPPED);
+  observe_and_step(&f, NG_SKIPPED);
   destroy(&f);
   ready(&f, "update=adamw");
   assert_int_equal(observe(&f), NG_OK);
@@ -306,8 +306,7 @@ static void reported_memory_is_the_allocated_memory(void **state) {
   ng_context_allocated(f.ctx, &full, NULL, NULL);
   const ng_report m = fixture_report(&f.f);
   sum = m.factors + m.sums + m.results + m.direction + m.moments + m.scratch + m.objects;
-  /* 4 bytes per element of each triangle, rounded up to a cache line:
-   * A: 4*5/2 * 4 = 40, G: 2*3/2 * 4 = 12 */
+  /* 4 bytes per element of each triangle, rounded up to a cache line: A: 4*5/2 * 4 = 40, G: 2*3/2 * 4 = 12 */
   assert_int_equal(m.factors, 64 + 64);
   assert_int_equal(sum, full - empty);
   destroy(&f);
@@ -316,7 +315,7 @@ static void reported_memory_is_the_allocated_memory(void **state) {
 static void reports_describe_the_last_step(void **state) {
   misused f;
   ready(&f, "");
-  observed_step(&f, NG_OK);
+  observe_and_step(&f, NG_OK);
   const ng_report r = fixture_report(&f.f);
   const ng_layer_report l = fixture_layer_report(&f.f, f.fc);
   ng_station_report s = {.struct_size = sizeof s};

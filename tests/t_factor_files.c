@@ -24,7 +24,7 @@ static path path_in(const path *dir, const char *name) {
   return p;
 }
 
-static int32_t drop(const path *dir) {
+static int32_t delete_folder_of_factors(const path *dir) {
   DIR *d = opendir(dir->text);
   int32_t n = 0;
   if (d == NULL) return 0;
@@ -38,30 +38,27 @@ static int32_t drop(const path *dir) {
   return n;
 }
 
-static void save(sim *s, const path *dir) {
+static void save_factors(sim *s, const path *dir) {
   if (ng_save_factors(s->p, dir->text) != NG_OK) fail_msg("%s", ng_last_error(s->ctx));
 }
 
-static int32_t load(sim *s, const path *dir) {
+static int32_t load_factors(sim *s, const path *dir) {
   int32_t n = -1;
   if (ng_load_factors(s->p, dir->text, &n) != NG_OK) fail_msg("%s", ng_last_error(s->ctx));
   return n;
 }
 
 /* Hash all averages. */
-static uint64_t averages(const sim *s) {
+static uint64_t hash_averages(const sim *s) {
   uint64_t h = UINT64_C(14695981039346656037);
   for (int32_t i = 0; i < s->p->blocks; i++) {
     const ng_block *b = s->p->block[i];
     for (int32_t k = 0; k < b->stats; k++) {
       for (int32_t j = 0; j < b->stat[k].parts && b->stat[k].rule.averaged; j++) {
         const ng_stat_part *part = &b->stat[k].part[j];
-        const unsigned char *c = part->average;
         const int64_t n =
             ng_stat_part_count(&b->stat[k], part) * ng_dtype_size(b->stat[k].average_dtype);
-        for (int64_t t = 0; t < n && c != NULL; t++) {
-          h = (h ^ c[t]) * UINT64_C(1099511628211);
-        }
+        if (part->average != NULL) h = sim_hash(h, part->average, (size_t)n);
       }
     }
   }
@@ -84,16 +81,16 @@ static void a_loaded_run_equals_the_saved_run(void **state) {
     const path dir = path_of("factors");
     sim a, b, fresh;
     open_and_step(&a, &rows[i], 3);
-    save(&a, &dir);
-    save(&a, &dir); /* over existing files */
+    save_factors(&a, &dir);
+    save_factors(&a, &dir); /* over existing files */
     open_and_step(&b, &rows[i], 0);
     open_and_step(&fresh, &rows[i], 0);
-    assert_int_equal(load(&b, &dir), FILES);
-    assert_true(averages(&a) == averages(&b));
+    assert_int_equal(load_factors(&b, &dir), FILES);
+    assert_true(hash_averages(&a) == hash_averages(&b));
     assert_true(sim_step(&a, 3) >= NG_OK && sim_step(&b, 3) >= NG_OK && sim_step(&fresh, 3) >= 0);
     assert_memory_equal(a.grad, b.grad, (size_t)a.weight_count * sizeof *a.grad);
     assert_memory_not_equal(a.grad, fresh.grad, (size_t)a.weight_count * sizeof *a.grad);
-    assert_int_equal(drop(&dir), FILES);
+    assert_int_equal(delete_folder_of_factors(&dir), FILES);
     sim_close(&fresh);
     sim_close(&b);
     sim_close(&a);
@@ -106,17 +103,17 @@ static void loaded_factors_count_as_observed(void **state) {
   const path dir = path_of("deep/er");
   sim a, b;
   open_and_step(&a, &how, 2);
-  save(&a, &dir);
+  save_factors(&a, &dir);
   open_and_step(&b, &how, 0);
-  assert_int_equal(load(&b, &dir), 1);
+  assert_int_equal(load_factors(&b, &dir), 1);
   assert_int_equal(sim_begin(&b, 0), NG_OK);
   for (int64_t i = 0; i < b.weight_count; i++)
     b.grad[i] = 1.0f;
   assert_int_equal(fixture_step(&b.f, &(ng_sgd){.struct_size = sizeof(ng_sgd), .lr = 0.1}),
                    NG_UNOBSERVED);
-  assert_int_equal(drop(&dir), 1);
+  assert_int_equal(delete_folder_of_factors(&dir), 1);
   const path deep = path_of("deep");
-  assert_int_equal(drop(&deep), 0);
+  assert_int_equal(delete_folder_of_factors(&deep), 0);
   sim_close(&b);
   sim_close(&a);
 }
@@ -128,13 +125,13 @@ static void loading_recomputes_inverses(void **state) {
   sim a, b, twin;
   static const sim_setup every = {.method = "natgrad", .set = "stat_period=1 solve_period=1"};
   open_and_step(&a, &every, 3);
-  save(&a, &dir);
+  save_factors(&a, &dir);
   open_and_step(&b, &how, 1);
   open_and_step(&twin, &how, 1);
-  assert_int_equal(load(&b, &dir), FILES);
+  assert_int_equal(load_factors(&b, &dir), FILES);
   assert_true(sim_step(&b, 1) >= NG_OK && sim_step(&twin, 1) >= NG_OK);
   assert_memory_not_equal(b.grad, twin.grad, (size_t)b.weight_count * sizeof *b.grad);
-  assert_int_equal(drop(&dir), FILES);
+  assert_int_equal(delete_folder_of_factors(&dir), FILES);
   sim_close(&twin);
   sim_close(&b);
   sim_close(&a);
@@ -149,7 +146,7 @@ typedef struct passing {
   uint64_t hash[8];
 } passing;
 
-static ng_status pass(int32_t rank, ng_transport *t, void *arg) {
+static ng_status pass_factors_on(int32_t rank, ng_transport *t, void *arg) {
   passing *x = arg;
   sim s;
   ng_status st = sim_open(&s, x->how, t, NULL);
@@ -158,7 +155,7 @@ static ng_status pass(int32_t rank, ng_transport *t, void *arg) {
   }
   if (st >= NG_OK && x->from != NULL) st = ng_load_factors(s.p, x->from, &x->layers[rank]);
   if (st >= NG_OK && x->to != NULL) st = ng_save_factors(s.p, x->to);
-  if (st >= NG_OK) x->hash[rank] = averages(&s);
+  if (st >= NG_OK) x->hash[rank] = hash_averages(&s);
   if (st < NG_OK)
     fprintf(stderr, "rank %d: %s %s\n", rank, s.message, s.ctx ? ng_last_error(s.ctx) : "");
   sim_close(&s);
@@ -180,8 +177,8 @@ static void factors_load_on_other_ranks(void **state) {
       const sim_setup other = {.method = "natgrad", .set = spreads[(i + 1) % SPREADS]};
       passing made = {.how = &how, .to = first.text};
       passing moved = {.how = &other, .from = first.text, .to = second.text};
-      assert_int_equal(ranks_run(3, pass, &made, NULL), NG_OK);
-      assert_int_equal(ranks_run(ranks, pass, &moved, NULL), NG_OK);
+      assert_int_equal(ranks_run(3, pass_factors_on, &made, NULL), NG_OK);
+      assert_int_equal(ranks_run(ranks, pass_factors_on, &moved, NULL), NG_OK);
       for (int32_t r = 0; r < ranks; r++)
         assert_int_equal(moved.layers[r], FILES);
       for (int32_t r = 1; r < ranks && strstr(other.set, "=all") != NULL; r++) {
@@ -191,8 +188,8 @@ static void factors_load_on_other_ranks(void **state) {
         const path a = path_in(&first, files[k]), b = path_in(&second, files[k]);
         assert_same_file(a.text, b.text);
       }
-      assert_int_equal(drop(&first), FILES);
-      assert_int_equal(drop(&second), FILES);
+      assert_int_equal(delete_folder_of_factors(&first), FILES);
+      assert_int_equal(delete_folder_of_factors(&second), FILES);
     }
   }
 }
@@ -204,23 +201,24 @@ static void missing_files_change_nothing(void **state) {
   sim a, b;
   open_and_step(&b, &plain, 1);
   const uint64_t before = sim_fingerprint(&b);
-  assert_int_equal(load(&b, &dir), 0);
+  assert_int_equal(load_factors(&b, &dir), 0);
   assert_true(sim_fingerprint(&b) == before);
   open_and_step(&a, &plain, 0);
-  save(&a, &dir); /* without samples: no file */
-  assert_int_equal(load(&b, &dir), 0);
+  save_factors(&a, &dir); /* without samples: no file */
+  assert_int_equal(load_factors(&b, &dir), 0);
   assert_true(sim_fingerprint(&b) == before);
   assert_true(sim_step(&a, 0) >= NG_OK);
-  save(&a, &dir);
+  save_factors(&a, &dir);
   const path conv = path_in(&dir, files[1]);
   assert_int_equal(unlink(conv.text), 0);
-  assert_int_equal(load(&b, &dir), FILES - 1);
-  assert_int_equal(drop(&dir), FILES - 1);
+  assert_int_equal(load_factors(&b, &dir), FILES - 1);
+  assert_int_equal(delete_folder_of_factors(&dir), FILES - 1);
   sim_close(&b);
   sim_close(&a);
 }
 
-static void refused(sim *s, const char *dir, ng_status st, const char *says, uint64_t before) {
+static void must_refuse_factors(sim *s, const char *dir, ng_status st, const char *says,
+                                uint64_t before) {
   int32_t layers = -7;
   assert_int_equal(ng_load_factors(s->p, dir, &layers), st);
   assert_refusal(s, says, before);
@@ -233,44 +231,44 @@ static void damaged_files_are_refused(void **state) {
   sim a, b;
   size_t n;
   open_and_step(&a, &plain, 3);
-  save(&a, &dir);
+  save_factors(&a, &dir);
   open_and_step(&b, &plain, 1);
   const uint64_t before = sim_fingerprint(&b);
   unsigned char *bytes = read_file(file.text, &n);
   for (size_t i = 0; i < n; i += 3) {
     bytes[i] ^= (unsigned char)(1u << (i * 5 % 8));
     write_file(file.text, bytes, n);
-    refused(&b, dir.text, NG_ERR_FILE, files[3], before);
+    must_refuse_factors(&b, dir.text, NG_ERR_FILE, files[3], before);
     bytes[i] ^= (unsigned char)(1u << (i * 5 % 8));
   }
   for (size_t cut = 0; cut < n; cut += 7) {
     write_file(file.text, bytes, cut);
-    refused(&b, dir.text, NG_ERR_FILE, files[3], before);
+    must_refuse_factors(&b, dir.text, NG_ERR_FILE, files[3], before);
   }
   const path other = path_in(&dir, files[0]);
   assert_int_equal(unlink(file.text), 0);
   assert_int_equal(rename(other.text, file.text), 0);
-  refused(&b, dir.text, NG_ERR_FILE, "another layer", before);
+  must_refuse_factors(&b, dir.text, NG_ERR_FILE, "another layer", before);
   assert_int_equal(unlink(file.text), 0);
   static const char none[] =
       "{\"__metadata__\":{\"natgrad.layer\":\"seq\",\"natgrad.crc32\":\"00000000\"}}";
   unsigned char empty[8 + sizeof none - 1] = {sizeof none - 1};
   memcpy(empty + 8, none, sizeof none - 1);
   write_file(file.text, empty, sizeof empty);
-  refused(&b, dir.text, NG_ERR_FILE, "has tensors that this layer lacks", before);
+  must_refuse_factors(&b, dir.text, NG_ERR_FILE, "has tensors that this layer lacks", before);
   assert_int_equal(unlink(file.text), 0);
   write_file(file.text, bytes, n);
-  refused(&b, file.text, NG_ERR_FILE, "is not a folder", before);
-  refused(&b, "", NG_ERR_ARG, "no folder given", before);
+  must_refuse_factors(&b, file.text, NG_ERR_FILE, "is not a folder", before);
+  must_refuse_factors(&b, "", NG_ERR_ARG, "no folder given", before);
   assert_int_equal(ng_save_factors(b.p, file.text), NG_ERR_FILE);
   assert_refusal(&b, "cannot make the folder", before);
   assert_untouched(&b, &plain, 1);
-  assert_int_equal(load(&b, &dir), FILES - 1);
+  assert_int_equal(load_factors(&b, &dir), FILES - 1);
   assert_int_equal(sim_begin(&b, 1), NG_OK);
   assert_int_equal(ng_load_factors(b.p, dir.text, NULL), NG_ERR_STATE);
   assert_int_equal(ng_save_factors(b.p, dir.text), NG_ERR_STATE);
   free(bytes);
-  assert_int_equal(drop(&dir), FILES - 1);
+  assert_int_equal(delete_folder_of_factors(&dir), FILES - 1);
   sim_close(&b);
   sim_close(&a);
 }
@@ -288,15 +286,15 @@ static void factors_of_other_models_are_refused(void **state) {
   const path dir = path_of("factors");
   sim a;
   open_and_step(&a, &plain, 3);
-  save(&a, &dir);
+  save_factors(&a, &dir);
   for (size_t i = 0; i < sizeof other / sizeof other[0]; i++) {
     sim b;
     open_and_step(&b, &other[i].how, 1);
-    refused(&b, dir.text, NG_ERR_FILE, other[i].says, sim_fingerprint(&b));
+    must_refuse_factors(&b, dir.text, NG_ERR_FILE, other[i].says, sim_fingerprint(&b));
     assert_untouched(&b, &other[i].how, 1);
     sim_close(&b);
   }
-  assert_int_equal(drop(&dir), FILES);
+  assert_int_equal(delete_folder_of_factors(&dir), FILES);
   sim_close(&a);
 }
 
@@ -306,7 +304,7 @@ typedef struct failing {
   char message[4][256];
 } failing;
 
-static ng_status fail_to_load(int32_t rank, ng_transport *t, void *arg) {
+static ng_status load_refused_factors(int32_t rank, ng_transport *t, void *arg) {
   failing *x = arg;
   sim s;
   ng_status st = sim_open(&s, &plain, t, NULL);
@@ -323,17 +321,17 @@ static void a_fault_on_one_rank_is_refused_by_all(void **state) {
   ng_status each[4];
   sim a;
   open_and_step(&a, &plain, 3);
-  save(&a, &dir);
+  save_factors(&a, &dir);
   sim_close(&a);
   write_file(file.text, (const unsigned char *)"12345678", 8);
   failing x = {.folder = dir.text};
-  assert_int_equal(ranks_run(4, fail_to_load, &x, each), NG_ERR_FILE);
+  assert_int_equal(ranks_run(4, load_refused_factors, &x, each), NG_ERR_FILE);
   for (int r = 0; r < 4; r++) {
     assert_int_equal(each[r], NG_ERR_FILE);
     assert_non_null(strstr(x.message[r], files[2]));
     assert_string_equal(x.message[r], x.message[0]);
   }
-  assert_int_equal(drop(&dir), FILES);
+  assert_int_equal(delete_folder_of_factors(&dir), FILES);
 }
 
 int main(void) {

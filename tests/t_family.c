@@ -25,7 +25,7 @@ static void read_commits(int32_t rank, const ng_precond *p) {
 }
 
 /* PD of a toy before the clip, in double; v: the running average of its squared gradient. */
-static void predict(int32_t i, int32_t step, double v[FAMILY_NUMBERS], double *out) {
+static void predict_direction(int32_t i, int32_t step, double v[FAMILY_NUMBERS], double *out) {
   float d[FAMILY_NUMBERS];
   double all = 0;
   for (int32_t k = ALL; k <= ALL_FC; k++) {
@@ -42,12 +42,12 @@ static void predict(int32_t i, int32_t step, double v[FAMILY_NUMBERS], double *o
   }
 }
 
-static void as_predicted(const family_run *run) {
+static void must_match_formulas(const family_run *run) {
   static const int32_t toys[] = {TOY, TOY2, ALL, ALL_FC};
   for (int k = 0; k < 4; k++) {
     double v[FAMILY_NUMBERS] = {0}, want[FAMILY_NUMBERS];
     for (int32_t step = 0; step < STEPS; step++) {
-      predict(toys[k], step, v, want);
+      predict_direction(toys[k], step, v, want);
       for (int64_t e = 0; e < family_gradient_count(&toy_model, toys[k]); e++) {
         const double got = (double)run->out[0][step][toys[k]][e], w = want[e] * run->clip[0][step];
         if (!(fabs(got - w) <= 1e-5 * fabs(w))) {
@@ -59,7 +59,7 @@ static void as_predicted(const family_run *run) {
   }
 }
 
-static const char *with(char text[512], const char *set, const char *more) {
+static const char *join_options(char text[512], const char *set, const char *more) {
   (void)snprintf(text, 512, "%.250s %.250s", set, more);
   return text;
 }
@@ -90,13 +90,13 @@ static void ranks_and_fractions_follow_the_formulas(void **state) {
   static const char *const clip[] = {"clip=kl", "clip=rms clip_bound=0.1", "clip=none"};
   char text[512], more[512];
   for (int c = 0; c < 3; c++) {
-    family_run *one = family_must_train(new_run(with(more, COMMON, clip[c]), 1));
-    if (c != 1) as_predicted(one);
+    family_run *one = family_must_train(new_run(join_options(more, COMMON, clip[c]), 1));
+    if (c != 1) must_match_formulas(one);
     for (int32_t ranks = 2; ranks <= FAMILY_RANKS; ranks++) {
       family_run *whole = NULL;
       for (int k = 2; k >= 0; k--) {
         if (k == 1 && ranks % 2 != 0) continue;
-        family_run *run = family_must_train(new_run(with(text, more, fraction[k]), ranks));
+        family_run *run = family_must_train(new_run(join_options(text, more, fraction[k]), ranks));
         family_must_be_close(run, one);
         if (whole == NULL) {
           whole = run;
@@ -116,7 +116,7 @@ static void a_late_queue_changes_no_bit(void **state) {
   char text[512];
   static const char *const clip[] = {"", "clip=rms clip_bound=0.1"};
   for (int k = 0; k < 2; k++) {
-    family_run *late = new_run(with(text, COMMON "grad_worker_fraction=0", clip[k]), 3);
+    family_run *late = new_run(join_options(text, COMMON "grad_worker_fraction=0", clip[k]), 3);
     late->linalg = "late";
     family_runs_must_match(late, new_run(text, 3), 0);
   }
@@ -190,7 +190,7 @@ static void a_nan_in_a_gradient_skips_the_step_on_all_ranks(void **state) {
 
 static ng_spread spread_of_v;
 
-static void spread_v(ng_block *b, ng_stat *s) {
+static void spread_average(ng_block *b, ng_stat *s) {
   if (b->family == &toy_diagonal) s->spread = spread_of_v;
 }
 
@@ -200,8 +200,8 @@ static void averages_on_owners_or_on_all_ranks_follow_the_formulas(void **state)
     for (int32_t ranks = 1; ranks <= FAMILY_RANKS; ranks++) {
       family_run *run = new_run(COMMON "grad_worker_fraction=0", ranks);
       spread_of_v = spreads[k];
-      run->place = spread_v;
-      as_predicted(family_must_train(run));
+      run->place = spread_average;
+      must_match_formulas(family_must_train(run));
       free(run);
     }
   }

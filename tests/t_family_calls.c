@@ -10,11 +10,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-static void only_owner(ng_block *b, ng_stat *s) {
+static void use_only_on_owner(ng_block *b, ng_stat *s) {
   if (s->rule.averaged) s->spread = NG_SPREAD_OWNER;
 }
 
-static void emit_twice(const ng_block *b, int32_t k, int32_t g, double factor, ng_direction *e) {
+static void emit_doubled(const ng_block *b, int32_t k, int32_t g, double factor, ng_direction *e) {
   toy_diagonal.emit(b, k, g, factor, e);
   e->scale = 2.0 * factor;
 }
@@ -22,14 +22,14 @@ static void emit_twice(const ng_block *b, int32_t k, int32_t g, double factor, n
 static void receivers_get_the_scaled_direction(void **state) {
   ng_family twice = toy_diagonal;
   twice.name = "twice";
-  twice.emit = emit_twice;
+  twice.emit = emit_doubled;
   family_runs_must_match(new_run_with(&twice, UNCLIPPED "grad_worker_fraction=1", 2),
                          new_run_with(&twice, UNCLIPPED "grad_worker_fraction=0", 2), 0);
 }
 
 /* ---- ranks -----------------------------------------------------------------------------------*/
 
-static bool first_fits(const ng_settings *o, const ng_entry *e) {
+static bool fits_layer_fc(const ng_settings *o, const ng_entry *e) {
   return strcmp(e->d.name, "fc") == 0;
 }
 
@@ -38,7 +38,7 @@ static void messages_agree_beside_local_statistics(void **state) {
   ng_family first = toy_total; /* its block comes before "conv", whose factors are local */
   first.name = "first";
   first.scope = NG_SCOPE_LAYER;
-  first.fits = first_fits;
+  first.fits = fits_layer_fc;
   family_run *one = new_run_with(&first, UNCLIPPED, 1);
   (void)family_must_train(one);
   for (int32_t ranks = 2; ranks <= FAMILY_RANKS; ranks++) {
@@ -54,12 +54,12 @@ static void messages_agree_beside_local_statistics(void **state) {
 }
 
 /* A and G have different owners: eigen-prediv computes the divisors of a block in the steps that solve this block. */
-static void separate_owners(ng_block *b, ng_stat *s) {
+static void separate_a_and_g(ng_block *b, ng_stat *s) {
   const ng_grid *g = &b->p->grid;
   s->owner = b->column + (int32_t)(s - b->stat + b->index) % g->m * g->n;
 }
 
-static ng_status own_period(int32_t rank, ng_precond *p, int32_t step) {
+static ng_status solve_block_1_each_step(int32_t rank, ng_precond *p, int32_t step) {
   if (step > 0 && ng_set_real(p, "damping", step == 1 ? 0.15 : 0.075) != NG_OK) return NG_ERR_STATE;
   p->block[1]->base.solve_period = 1;
   return NG_OK;
@@ -69,8 +69,8 @@ static void divisors_are_computed_with_their_block(void **state) {
   const char *set = "solver=eigen-prediv damping_split=joint damping=0.3 clip=none solve_period=3";
   for (int32_t ranks = 2; ranks <= 3; ranks++) {
     family_run *run = new_run(set, ranks), *together = new_run(set, ranks);
-    run->place = separate_owners;
-    run->hook = together->hook = own_period;
+    run->place = separate_a_and_g;
+    run->hook = together->hook = solve_block_1_each_step;
     family_runs_must_match(run, together, 0);
   }
 }
@@ -78,7 +78,7 @@ static void divisors_are_computed_with_their_block(void **state) {
 /* ---- failed observations ---------------------------------------------------------------------*/
 
 static _Thread_local bool cannot_observe;
-static ng_status observe_or_not(ng_block *b, const ng_obs *o) {
+static ng_status fail_if_cannot_observe(ng_block *b, const ng_obs *o) {
   return cannot_observe ? ng_fail(b->ctx, NG_ERR_NOMEM, "'%s' cannot observe", b->name)
                         : toy_diagonal.observe(b, o);
 }
@@ -94,7 +94,7 @@ static ng_status fail_on_one_rank(int32_t rank, ng_precond *p, int32_t step) {
 static void a_failed_observation_leaves_the_step_on_all_ranks(void **state) {
   ng_family sees = toy_diagonal;
   sees.name = "sees";
-  sees.observe = observe_or_not;
+  sees.observe = fail_if_cannot_observe;
   for (int32_t ranks = 2; ranks <= 3; ranks++) {
     family_run *run = new_run_with(&sees, UNCLIPPED, ranks);
     run->hook = fail_on_one_rank;
@@ -102,14 +102,14 @@ static void a_failed_observation_leaves_the_step_on_all_ranks(void **state) {
   }
 }
 
-static ng_status skips(ng_block *b, const ng_obs *o) {
+static ng_status skip_on_rank_0(ng_block *b, const ng_obs *o) {
   return b->p->steps == 1 && b->ctx->rank == 0 ? NG_SKIPPED : toy_diagonal.observe(b, o);
 }
 
 static void a_skipped_observation_skips_the_step_on_all_ranks(void **state) {
   ng_family f = toy_diagonal;
   f.name = "skips";
-  f.observe = skips;
+  f.observe = skip_on_rank_0;
   for (int32_t ranks = 1; ranks <= 2; ranks++) {
     family_run *run = new_run_with(&f, UNCLIPPED, ranks);
     assert_int_equal(family_train(run), NG_SKIPPED);
@@ -130,24 +130,26 @@ static void must_be_refused(family_run *run, ng_status st, const char *says) {
   free(run);
 }
 
-static void far_owner(ng_block *b, ng_stat *s) { s->owner = b->ctx->ranks; }
-static void other_column(ng_block *b, ng_stat *s) { s->owner = (b->column + 1) % b->p->grid.n; }
-static void split_owners(ng_block *b, ng_stat *s) {
+static void set_owner_out_of_range(ng_block *b, ng_stat *s) { s->owner = b->ctx->ranks; }
+static void set_owner_in_other_column(ng_block *b, ng_stat *s) {
+  s->owner = (b->column + 1) % b->p->grid.n;
+}
+static void split_averages_over_owners(ng_block *b, ng_stat *s) {
   if (b->stats == 2) s->spread = NG_SPREAD_OWNER;
   s->owner = (int32_t)(s - b->stat) % b->ctx->ranks;
 }
 /* The messages of rank 1 would differ. */
-static void shifted_owner(ng_block *b, ng_stat *s) {
+static void shift_owner_on_rank_1(ng_block *b, ng_stat *s) {
   if (b->ctx->rank == 1) s->owner = (s->owner + 1) % b->ctx->ranks;
 }
 
-static void half_vector(ng_block *b, ng_stat *s) {
+static void store_vector_as_bf16(ng_block *b, ng_stat *s) {
   if (!s->symmetric) s->average_dtype = NG_BF16;
 }
-static void wide_average(ng_block *b, ng_stat *s) {
+static void sum_in_f64(ng_block *b, ng_stat *s) {
   if (s->rule.averaged) s->sum_dtype = NG_F64;
 }
-static void sees_two(ng_block *b, ng_stat *s) {
+static void observe_two_arrays(ng_block *b, ng_stat *s) {
   s->observed = NG_OBSERVED_INPUT | NG_OBSERVED_OUTGRAD;
 }
 
@@ -156,13 +158,14 @@ static void invalid_families_are_refused_by_name(void **state) {
     void (*place)(ng_block *b, ng_stat *s);
     const char *set, *says;
   } wrong[] = {
-      {far_owner, UNCLIPPED, "its owner is not in the block's column"},
-      {other_column, UNCLIPPED "grad_worker_fraction=0", "its owner is not in the block's column"},
-      {split_owners, UNCLIPPED, "the family needs both on one rank"},
-      {only_owner, UNCLIPPED "grad_worker_fraction=1", "sends no results to other ranks"},
-      {half_vector, UNCLIPPED, "averages are f32"},
-      {wide_average, UNCLIPPED, "over sums in f32"},
-      {sees_two, UNCLIPPED, "exactly one kind of observation"},
+      {set_owner_out_of_range, UNCLIPPED, "its owner is not in the block's column"},
+      {set_owner_in_other_column, UNCLIPPED "grad_worker_fraction=0",
+       "its owner is not in the block's column"},
+      {split_averages_over_owners, UNCLIPPED, "the family needs both on one rank"},
+      {use_only_on_owner, UNCLIPPED "grad_worker_fraction=1", "sends no results to other ranks"},
+      {store_vector_as_bf16, UNCLIPPED, "averages are f32"},
+      {sum_in_f64, UNCLIPPED, "over sums in f32"},
+      {observe_two_arrays, UNCLIPPED, "exactly one kind of observation"},
   };
   for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
     family_run *run = new_run(wrong[i].set, 2);
@@ -170,27 +173,27 @@ static void invalid_families_are_refused_by_name(void **state) {
     must_be_refused(run, NG_ERR_ARG, wrong[i].says);
   }
   family_run *run = new_run(UNCLIPPED "grad_worker_fraction=1", 3);
-  run->place = shifted_owner;
+  run->place = shift_owner_on_rank_1;
   must_be_refused(run, NG_ERR_COMM, "owners of blocks of 1 of 3 ranks differ from rank 0");
   ng_family named = toy_total; /* the name of a tensor of the model */
   named.name = "plain";
-  named.fits = first_fits;
+  named.fits = fits_layer_fc;
   must_be_refused(new_run_with(&named, UNCLIPPED, 1), NG_ERR_ARG,
                   "'plain': a block of several layers has this name");
   ng_family shares = toy_diagonal;
   shares.name = "shares";
   shares.create = toy_total.create; /* slices and a solve */
-  shares.fits = first_fits;
+  shares.fits = fits_layer_fc;
   must_be_refused(new_run_with(&shares, UNCLIPPED "grad_worker_fraction=0", 2), NG_ERR_ARG,
                   "needs grad_worker_fraction = 1");
 }
 
-static ng_status no_half(const ng_options *o, char *message, size_t size) {
+static ng_status refuse_damping_of_half(const ng_options *o, char *message, size_t size) {
   if (o->base.damping != 0.5) return NG_OK;
   return ng_fail_to(message, size, NG_ERR_ARG, "damping = 0.5 is not for toys");
 }
 
-static ng_status set_half(int32_t rank, ng_precond *p, int32_t step) {
+static ng_status set_damping_of_half(int32_t rank, ng_precond *p, int32_t step) {
   if (step != 1) return NG_OK;
   const double before = p->block[0]->base.damping;
   if (ng_set(p, "damping", "0.5") != NG_ERR_ARG) return NG_ERR_STATE;
@@ -198,19 +201,19 @@ static ng_status set_half(int32_t rank, ng_precond *p, int32_t step) {
   return p->block[0]->base.damping == before ? NG_OK : NG_ERR_STATE;
 }
 
-static void check_reads_options_and_values_of_ng_set(void **state) {
+static void check_sees_options_and_ng_set(void **state) {
   ng_family picky = toy_diagonal;
   picky.name = "picky";
-  picky.check = no_half;
+  picky.check = refuse_damping_of_half;
   family_run *run = new_run_with(&picky, UNCLIPPED, 1);
-  run->hook = set_half;
+  run->hook = set_damping_of_half;
   free(family_must_train(run));
   must_be_refused(new_run_with(&picky, "damping=0.5 clip=none", 1), NG_ERR_ARG,
                   "layer 'toy': options: damping = 0.5 is not for toys");
 }
 
 static int32_t solved;
-static ng_status solve_counted(ng_block *b, ng_solve_phase phase) {
+static ng_status count_solve(ng_block *b, ng_solve_phase phase) {
   solved += phase == NG_SOLVE_CLIMB;
   return toy_diagonal.solve(b, phase);
 }
@@ -219,7 +222,7 @@ static void solve_period_applies_to_families_with_the_trait(void **state) {
   static const uint32_t traits[] = {0, NG_TRAIT_SOLVES};
   static const int32_t solves[] = {STEPS, 1}; /* of a block; the default period exceeds STEPS */
   ng_family periodic = toy_diagonal;
-  periodic.solve = solve_counted;
+  periodic.solve = count_solve;
   for (int k = 0; k < 2; k++) {
     periodic.traits = traits[k];
     family_run *run = new_run_with(&periodic, "method=eva-natgrad damping=0.3 clip=none", 1);
@@ -262,7 +265,7 @@ int main(void) {
       cmocka_unit_test(a_failed_observation_leaves_the_step_on_all_ranks),
       cmocka_unit_test(a_skipped_observation_skips_the_step_on_all_ranks),
       cmocka_unit_test(invalid_families_are_refused_by_name),
-      cmocka_unit_test(check_reads_options_and_values_of_ng_set),
+      cmocka_unit_test(check_sees_options_and_ng_set),
       cmocka_unit_test(solve_period_applies_to_families_with_the_trait),
       cmocka_unit_test(a_block_of_two_groups_has_the_larger_learning_rate),
   };

@@ -24,12 +24,12 @@ static const family_entry entry[ENTRIES] = {[FC] = {"fc", 6, 4},
                                             [SOAP_SMALL] = {"soap.small", 3, 3, .silent = true}};
 
 /* Gradients of SOAP have separated singular values, so their eigenbases are determined. */
-static void separate(int32_t i, float *x) {
+static void separate_singular_values(int32_t i, float *x) {
   for (int64_t k = 0; k < entry[i].in && i >= SOAP; k++)
     x[k * (entry[i].in + 1)] += (float)(4 * (1 + k));
 }
 
-static const family_model model = {entry, ENTRIES, STEPS, SAVED, separate};
+static const family_model model = {entry, ENTRIES, STEPS, SAVED, separate_singular_values};
 
 #define COMMON                                                                                     \
   "damping=0.3 stat_decay=0.9 stat_start=zero solve_period=2 per_layer='soap*: solve_period=3' "
@@ -42,7 +42,7 @@ static family_run *new_run(const char *set, int32_t ranks) {
 
 /* ---- dense formulas --------------------------------------------------------------------------*/
 
-static double norm(const double *x, int64_t n) {
+static double frobenius_norm(const double *x, int64_t n) {
   double sum = 0.0;
   for (int64_t i = 0; i < n; i++)
     sum += x[i] * x[i];
@@ -55,7 +55,7 @@ typedef struct expected {
   double F[2][MOST_WEIGHTS], Q[2][MOST_WEIGHTS], M[MOST_WEIGHTS], V[MOST_WEIGHTS];
 } expected;
 
-static void fold(expected *x, const double *D) {
+static void fold_gradient(expected *x, const double *D) {
   double S[MOST_WEIGHTS];
   for (int k = 0; k < 2; k++) {
     const int64_t n = k == 0 ? x->m : x->n;
@@ -65,7 +65,7 @@ static void fold(expected *x, const double *D) {
   }
 }
 
-static void shampoo_roots(expected *x, int32_t step) {
+static void compute_shampoo_roots(expected *x, int32_t step) {
   for (int k = 0; k < 2; k++) {
     const int64_t n = k == 0 ? x->m : x->n;
     double A[MOST_WEIGHTS], d[MOST], Q[MOST_WEIGHTS], P[MOST_WEIGHTS];
@@ -78,18 +78,18 @@ static void shampoo_roots(expected *x, int32_t step) {
   }
 }
 
-static void shampoo(expected *x, int32_t step, const double *D, double *out) {
+static void predict_shampoo(expected *x, int32_t step, const double *D, double *out) {
   const int64_t m = x->m, n = x->n;
-  if (step % 2 == 0) shampoo_roots(x, step);
+  if (step % 2 == 0) compute_shampoo_roots(x, step);
   dense_product(false, false, m, n, m, x->Q[0], D, out);
   dense_product(false, false, m, n, n, out, x->Q[1], out);
-  const double by = norm(D, m * n) / norm(out, m * n);
+  const double by = frobenius_norm(D, m * n) / frobenius_norm(out, m * n);
   for (int64_t i = 0; i < m * n; i++)
     out[i] *= by;
 }
 
 /* Replace the columns of A by orthonormal columns: Gram-Schmidt, in two passes. */
-static void orthonormal(int64_t n, double *A) {
+static void make_orthonormal(int64_t n, double *A) {
   for (int64_t j = 0; j < n; j++) {
     double sum = 0.0;
     for (int64_t i = 0; i < 2 * j; i++) {
@@ -107,7 +107,7 @@ static void orthonormal(int64_t n, double *A) {
 }
 
 /* One orthogonal iteration; the first moment is rotated, the second permuted. */
-static void soap_refresh(expected *x) {
+static void refresh_soap_bases(expected *x) {
   const int64_t m = x->m, n = x->n;
   int64_t order[2][MOST];
   double V[MOST_WEIGHTS];
@@ -126,7 +126,7 @@ static void soap_refresh(expected *x) {
     }
     for (int64_t i = 0; i < size * size; i++)
       sorted[i] = FQ[i / size * size + order[k][i % size]];
-    orthonormal(size, sorted);
+    make_orthonormal(size, sorted);
     memcpy(x->Q[k], sorted, sizeof sorted);
   }
   dense_product(true, false, m, n, m, x->Q[0], x->M, x->M);
@@ -136,7 +136,7 @@ static void soap_refresh(expected *x) {
     x->V[i] = V[order[0][i / n] * n + order[1][i % n]];
 }
 
-static void soap(expected *x, int32_t step, const double *D, double *out) {
+static void predict_soap(expected *x, int32_t step, const double *D, double *out) {
   const int64_t m = x->m, n = x->n;
   if (step == 0) {
     double d[MOST];
@@ -155,11 +155,11 @@ static void soap(expected *x, int32_t step, const double *D, double *out) {
   }
   dense_product(false, false, m, n, m, x->Q[0], out, out);
   dense_product(false, true, m, n, n, out, x->Q[1], out);
-  if (step % 3 == 0) soap_refresh(x);
+  if (step % 3 == 0) refresh_soap_bases(x);
 }
 
 /* The averages have folded a gradient twice if another layer's NaN made the run repeat the step. */
-static void as_predicted(const family_run *run) {
+static void must_match_formulas(const family_run *run) {
   for (int32_t i = SHAMPOO; i < ENTRIES; i++) {
     expected x = {.m = entry[i].out, .n = entry[i].in};
     for (int32_t step = 0; step < STEPS; step++) {
@@ -168,9 +168,9 @@ static void as_predicted(const family_run *run) {
       family_draw_gradients(&model, step, i, d);
       for (int64_t k = 0; k < x.m * x.n; k++)
         D[k] = (double)d[k];
-      fold(&x, D);
-      if (step == run->bad_step && run->bad_entry == FC) fold(&x, D);
-      (i >= SOAP ? soap : shampoo)(&x, step, D, want);
+      fold_gradient(&x, D);
+      if (step == run->bad_step && run->bad_entry == FC) fold_gradient(&x, D);
+      (i >= SOAP ? predict_soap : predict_shampoo)(&x, step, D, want);
       for (int64_t k = 0; k < x.m * x.n; k++) {
         want[k] *= run->clip[0][step];
         most = fmax(most, fabs(want[k]));
@@ -194,12 +194,12 @@ static void ranks_and_fractions_follow_the_formulas(void **state) {
                                     COMMON "clip=kl kl_clip=0.01 grad_worker_fraction=1"};
   family_run *fast = new_run(set[0], 1);
   fast->linalg = NULL;
-  as_predicted(family_must_train(fast));
+  must_match_formulas(family_must_train(fast));
   free(fast);
   for (int k = 0; k < 3; k++) {
     for (int32_t ranks = 1; ranks <= FAMILY_RANKS; ranks++) {
       family_run *run = family_must_train(new_run(set[k], ranks));
-      as_predicted(run);
+      must_match_formulas(run);
       if (k == 1) {
         family_run *late = new_run(set[0], ranks);
         late->linalg = "late";
@@ -243,7 +243,7 @@ static void skipped_steps_leave_moments_and_bases(void **state) {
       run->bad_step = 2 + k / 3; /* Shampoo solves in step 2 and 4, SOAP in step 3 */
       run->bad_entry = bad[k % 3];
       (void)family_must_train(run);
-      if (run->bad_entry == FC) as_predicted(run);
+      if (run->bad_entry == FC) must_match_formulas(run);
       for (int32_t step = 0; step < STEPS && run->bad_entry != FC; step++) {
         assert_memory_equal(run->out[0][step][run->bad_entry], good->out[0][step][run->bad_entry],
                             sizeof good->out[0][0][0]);

@@ -18,7 +18,7 @@
 static const update in_place = {.lr = 0.1, .in_place = true};
 
 /* Fill gradients and weights with random numbers of these magnitudes. */
-static void fill_sizes(model *m, double grad, double weight) {
+static void fill_magnitudes(model *m, double grad, double weight) {
   rng r = {test_seed()};
   for (int i = 0; i < ALL; i++) {
     put(m->grad, m->grads, i, (float)(grad * rng_value(&r)));
@@ -29,7 +29,7 @@ static void fill_sizes(model *m, double grad, double weight) {
 static ng_status open_model(model *m, const char *options, const update *by, ng_dtype grads,
                             ng_dtype weights, const ng_transport *t) {
   const ng_status st = model_open(m, options, by, grads, weights, t);
-  fill_sizes(m, 1, 1);
+  fill_magnitudes(m, 1, 1);
   for (int i = 0; i < IN; i++)
     m->a[i] = i % 3 == 0 ? 0.5f : -0.25f;
   for (int i = 0; i < OUT; i++)
@@ -37,11 +37,11 @@ static ng_status open_model(model *m, const char *options, const update *by, ng_
   return st;
 }
 
-static void open_ok(model *m, const char *options, const update *by, ng_dtype grads) {
+static void must_open(model *m, const char *options, const update *by, ng_dtype grads) {
   fixture_ok(&m->f, open_model(m, options, by, grads, NG_F32, NULL));
 }
 
-static bool all_finite(const model *m) {
+static bool is_all_finite(const model *m) {
   bool fine = ng_all_finite(m->grad, m->grads, ALL) && ng_all_finite(m->weight, m->type, ALL);
   for (int i = 0; i < ALL; i++) {
     const element e = element_of(m, i);
@@ -55,8 +55,8 @@ static bool all_finite(const model *m) {
 /* clip = ratio multiplies by up to 50; |PD| alone is in the range of f16. */
 static void clip_ratio_may_overflow_f16(void **state) {
   model m;
-  open_ok(&m, "method=eva clip=ratio clip_bound=1e6 damping=1", &in_place, NG_F16);
-  fill_sizes(&m, 0, 1000);
+  must_open(&m, "method=eva clip=ratio clip_bound=1e6 damping=1", &in_place, NG_F16);
+  fill_magnitudes(&m, 0, 1000);
   put(m.grad, NG_F16, 2, 2000);
   assert_int_equal(observe_and_step(&m, &in_place), NG_RESCUED);
   assert_true(get(m.grad, NG_F16, 2) == 2000);
@@ -67,55 +67,56 @@ static void clip_ratio_may_overflow_f16(void **state) {
 }
 
 /* PD is in the range of f32, the factor of g in the bias column, about PD / |g|, is not. */
-static void a_factor_out_of_range(void **state) {
+static void bias_factor_may_overflow(void **state) {
   static const update updates[] = {{.lr = 0.1, .in_place = true}, {.lr = 1e-30}};
   for (int u = 0; u < 2; u++) {
     model m;
-    open_ok(&m, "method=eva clip=none damping=1e-35", &updates[u], NG_F32);
+    must_open(&m, "method=eva clip=none damping=1e-35", &updates[u], NG_F32);
     for (int i = 0; i < OUT; i++)
       m.g[i] *= 1e-16f;
     assert_int_equal(observe_and_step(&m, &updates[u]), NG_OK);
-    assert_true(all_finite(&m));
+    assert_true(is_all_finite(&m));
     fixture_close(&m.f);
   }
 }
 
 /* D and PD are in the range of f32, the sum D a of a row is not. */
-static void a_row_sum_out_of_range(void **state) {
+static void row_sum_may_overflow(void **state) {
   model m;
-  open_ok(&m, "method=eva-f clip=none damping=100", &in_place, NG_F32);
+  must_open(&m, "method=eva-f clip=none damping=100", &in_place, NG_F32);
   for (int i = 0; i < FC; i++)
     put(m.grad, NG_F32, i, i >= IN * OUT || m.a[i % IN] > 0 ? 1.9e38f : -1.9e38f);
   assert_int_equal(observe_and_step(&m, &in_place), NG_OK);
-  assert_true(all_finite(&m));
+  assert_true(is_all_finite(&m));
   fixture_close(&m.f);
 }
 
 /* ---- random models ---------------------------------------------------------------------------*/
 
-static double any_size(rng *r) {
+static double draw_magnitude(rng *r) {
   static const double size[] = {0, 1e-42, 1e-20, 1e-3, 1, 100, 6e4, 1e10, 1e19, 1e30, 1e38};
   return size[rng_below(r, 11)];
 }
 
 /* Numbers of any magnitude for update u. */
-static update any_update(rng *r, int64_t u) {
-  update by = {.lr = u == 0 ? 0.1 : any_size(r),
+static update draw_update(rng *r, int64_t u) {
+  update by = {.lr = u == 0 ? 0.1 : draw_magnitude(r),
                .in_place = u == 0,
-               .momentum = rng_below(r, 2) ? 0.9 : any_size(r),
+               .momentum = rng_below(r, 2) ? 0.9 : draw_magnitude(r),
                .beta1 = 0.9,
                .beta2 = u == 2 ? 0.999 : 0,
-               .eps = rng_below(r, 2) ? 1e-8 : any_size(r),
-               .decay = rng_below(r, 2) ? 1e-3 : any_size(r),
+               .eps = rng_below(r, 2) ? 1e-8 : draw_magnitude(r),
+               .decay = rng_below(r, 2) ? 1e-3 : draw_magnitude(r),
                .decoupled = rng_below(r, 2) != 0};
   by.nesterov = by.momentum > 0 && rng_below(r, 3) == 0;
-  if (!by.nesterov && rng_below(r, 2)) by.dampening = any_size(r) * (rng_below(r, 2) ? 1 : -1);
+  if (!by.nesterov && rng_below(r, 2))
+    by.dampening = draw_magnitude(r) * (rng_below(r, 2) ? 1 : -1);
   return by;
 }
 
 /* Finite gradients and weights of any magnitude. */
-static void any_numbers(model *m, rng *r) {
-  if (rng_below(r, 2)) fill_sizes(m, any_size(r), any_size(r));
+static void draw_model_numbers(model *m, rng *r) {
+  if (rng_below(r, 2)) fill_magnitudes(m, draw_magnitude(r), draw_magnitude(r));
   for (int i = 0; i < ALL; i++) {
     if (rng_below(r, 9) == 0) put(m->weight, m->type, i, m->type == NG_F16 ? 65504.0f : 3.38e38f);
     if (!isfinite((double)get(m->grad, m->grads, i))) put(m->grad, m->grads, i, 1);
@@ -128,7 +129,7 @@ typedef struct random_case {
   int64_t counted, rejected; /* steps of rank 0 */
 } random_case;
 
-static ng_status random_rank(int32_t rank, ng_transport *t, void *arg) {
+static ng_status run_random_steps(int32_t rank, ng_transport *t, void *arg) {
   static const char *const method[] = {"eva", "natgrad", "eva-f",
                                        "natgrad solver=eigen damping_split=joint"};
   static const ng_dtype dtype[] = {NG_F32, NG_F16, NG_BF16};
@@ -139,19 +140,19 @@ static ng_status random_rank(int32_t rank, ng_transport *t, void *arg) {
   const int64_t u = rng_below(&r, 3);
   (void)snprintf(options, sizeof options, "method=%s clip=%s damping=%g", method[rng_below(&r, 4)],
                  rng_below(&r, 2) ? "none" : "rescale", pow(10, (double)rng_between(&r, -12, 2)));
-  update by = any_update(&r, u);
+  update by = draw_update(&r, u);
   const ng_dtype grads = dtype[rng_below(&r, 3)], weights = dtype[rng_below(&r, 3)];
   ng_status st = open_model(&m, options, &by, grads, weights, t);
   for (int k = 0; k < 4 && st >= NG_OK; k++) {
     element was[ALL];
     uint32_t grad[ALL];
-    by = any_update(&r, u);
-    any_numbers(&m, &r);
+    by = draw_update(&r, u);
+    draw_model_numbers(&m, &r);
     memcpy(grad, m.grad, sizeof grad);
     for (int i = 0; i < ALL; i++)
       was[i] = element_of(&m, i);
     st = observe_and_step(&m, &by);
-    bool fine = st >= NG_OK && all_finite(&m);
+    bool fine = st >= NG_OK && is_all_finite(&m);
     for (int i = 0; i < ALL && st == NG_SKIPPED; i++) {
       const element is = element_of(&m, i);
       fine = fine && memcmp(&is, &was[i], sizeof is) == 0;
@@ -162,7 +163,7 @@ static ng_status random_rank(int32_t rank, ng_transport *t, void *arg) {
     if (fine) continue;
     (void)fprintf(stderr, "rank %d, step %d (%s): %s (%s), %s\n", (int)rank, k, options,
                   ng_status_name(st), ng_last_error(m.f.ctx),
-                  all_finite(&m) ? "finite" : "not finite");
+                  is_all_finite(&m) ? "finite" : "not finite");
     st = NG_ERR_STATE;
     if (t != NULL) t->abort(t->user); /* so that no rank waits for this rank */
   }
@@ -175,7 +176,7 @@ static void random_models_keep_finite_weights(void **state) {
   for (int64_t i = 0; i < test_repetitions(600); i++) {
     x.seed = rng_mix(test_seed() + (uint64_t)i);
     const ng_status st =
-        i % 10 == 0 ? ranks_run(4, random_rank, &x, NULL) : random_rank(0, NULL, &x);
+        i % 10 == 0 ? ranks_run(4, run_random_steps, &x, NULL) : run_random_steps(0, NULL, &x);
     if (st != NG_OK) fail_msg("case %d: %s", (int)i, ng_status_name(st));
   }
   if (x.counted < 100 || x.rejected < 100)
@@ -185,7 +186,7 @@ static void random_models_keep_finite_weights(void **state) {
 /* ---- averages --------------------------------------------------------------------------------*/
 
 /* Copy the averages of the layer. */
-static void averages(const model *m, unsigned char *to, size_t size) {
+static void copy_averages(const model *m, unsigned char *to, size_t size) {
   const ng_block *b = m->f.p->block[0];
   size_t at = 0;
   for (int32_t i = 0; i < b->stats; i++) {
@@ -200,21 +201,21 @@ static void averages(const model *m, unsigned char *to, size_t size) {
 
 /* After two ordinary steps multiply an input by a and an output gradient by g; then two ordinary steps.  Without
  * `taken` one of the averages overflows, and the step is skipped. */
-static void one_too_large(const char *options, float a, float g, bool taken) {
+static void step_enlarged(const char *options, float a, float g, bool taken) {
   unsigned char before[4096] = {0}, after[4096] = {0};
   model m;
-  open_ok(&m, options, &in_place, NG_F32);
+  must_open(&m, options, &in_place, NG_F32);
   const model first = m;
   for (int i = 0; i < 2; i++)
     assert_int_equal(observe_and_step(&m, &in_place), NG_OK);
-  averages(&m, before, sizeof before);
+  copy_averages(&m, before, sizeof before);
   m.a[0] *= 1.5f; /* so that the folded statistic changes */
   m.g[0] *= 1.5f;
   m.a[2] *= a;
   m.g[1] *= g;
   const ng_status st = observe_and_step(&m, &in_place);
   if (st != (taken ? NG_OK : NG_SKIPPED)) fail_msg("%s: %s", options, ng_status_name(st));
-  averages(&m, after, sizeof after);
+  copy_averages(&m, after, sizeof after);
   if (!taken && memcmp(before, after, sizeof before) == 0)
     fail_msg("%s: nothing was folded", options);
   if (!taken) { /* A is unchanged if A overflows, and folded if G overflows */
@@ -224,11 +225,11 @@ static void one_too_large(const char *options, float a, float g, bool taken) {
   memcpy(m.a, first.a, sizeof m.a);
   memcpy(m.g, first.g, sizeof m.g);
   for (int i = 0; i < 2; i++) {
-    fill_sizes(&m, 1, 1);
+    fill_magnitudes(&m, 1, 1);
     assert_int_equal(observe_and_step(&m, &in_place), NG_OK);
-    assert_true(all_finite(&m));
+    assert_true(is_all_finite(&m));
   }
-  averages(&m, after, sizeof after);
+  copy_averages(&m, after, sizeof after);
   fixture_close(&m.f);
 }
 
@@ -238,33 +239,33 @@ static void averages_stay_in_range(void **state) {
   for (int i = 0; i < 3; i++) {
     (void)snprintf(options, sizeof options,
                    "method=natgrad factor_dtype=f16 stat_decay=0 stat_start=%s", start[i]);
-    one_too_large(options, 1300, 1, false); /* 0.25 * 1300 = 325: its square is 105625 */
-    one_too_large(options, 1, 1300, false);
-    one_too_large(options, 900, 1, true); /* 225 */
+    step_enlarged(options, 1300, 1, false); /* 0.25 * 1300 = 325: its square is 105625 */
+    step_enlarged(options, 1, 1300, false);
+    step_enlarged(options, 900, 1, true); /* 225 */
     (void)snprintf(options, sizeof options, "method=natgrad factor_dtype=bf16 stat_start=%s",
                    start[i]);
-    one_too_large(options, 1300, 1, true);
-    one_too_large(options, 1e19f, 1, true);
-    one_too_large(options, 1e30f, 1, false);
+    step_enlarged(options, 1300, 1, true);
+    step_enlarged(options, 1e19f, 1, true);
+    step_enlarged(options, 1e30f, 1, false);
     (void)snprintf(options, sizeof options, "method=natgrad stat_start=%s", start[i]);
-    one_too_large(options, 1e30f, 1, false);
-    one_too_large(options, 1, 1e30f, false);
+    step_enlarged(options, 1e30f, 1, false);
+    step_enlarged(options, 1, 1e30f, false);
   }
   /* damping_leak adds the damping to the average */
   unsigned char now[4096];
   model m;
-  open_ok(&m,
-          "method=natgrad factor_dtype=f16 damping=1e5 damping_split=full damping_leak=owner "
-          "stat_decay=0.1",
-          &in_place, NG_F32);
+  must_open(&m,
+            "method=natgrad factor_dtype=f16 damping=1e5 damping_split=full damping_leak=owner "
+            "stat_decay=0.1",
+            &in_place, NG_F32);
   assert_int_equal(observe_and_step(&m, &in_place), NG_OK);
   assert_int_equal(observe_and_step(&m, &in_place), NG_SKIPPED);
-  averages(&m, now, sizeof now);
+  copy_averages(&m, now, sizeof now);
   fixture_close(&m.f);
 }
 
 /* The last entry of A is the number of positions: 65536 is out of the range of f16. */
-static void many_positions(void **state) {
+static void positions_beyond_f16_skip_the_step(void **state) {
   enum { MANY = 65536 };
   static float a[MANY], g[MANY];
   for (int i = 0; i < MANY; i++)
@@ -287,10 +288,10 @@ static void many_positions(void **state) {
 /* An inverse of 1e5 is out of the range of f16: the ladder raises the damping. */
 static void inverses_stay_in_range(void **state) {
   model m;
-  open_ok(&m, "method=natgrad inverse_dtype=f16 damping=1e-5 damping_split=full clip=none",
-          &in_place, NG_F32);
+  must_open(&m, "method=natgrad inverse_dtype=f16 damping=1e-5 damping_split=full clip=none",
+            &in_place, NG_F32);
   assert_int_equal(observe_and_step(&m, &in_place), NG_RESCUED);
-  assert_true(all_finite(&m));
+  assert_true(is_all_finite(&m));
   fixture_close(&m.f);
 }
 
@@ -313,19 +314,26 @@ typedef struct faulty {
   char why[FAULTY][200];
 } faulty;
 
-static void average(ng_precond *p) {
+static void store_infinite_average(ng_precond *p) {
   ((float *)p->block[0]->stat[0].part[0].average)[2] = INFINITY;
 }
-static void second(ng_precond *p) { ((float *)p->entry[0]->slot[0].v)[2] = -FLT_TRUE_MIN; }
-static void squares(ng_precond *p) { ng_window_of(p->block[0])->s[ALL - 1] = -1.0F; }
+static void store_negative_second_moment(ng_precond *p) {
+  ((float *)p->entry[0]->slot[0].v)[2] = -FLT_TRUE_MIN;
+}
+static void store_negative_window_moment(ng_precond *p) {
+  ng_window_of(p->block[0])->s[ALL - 1] = -1.0F;
+}
 
 /* ng_load refuses a negative mean of squares, because its square root would be NaN. */
 #define FIRST "method=mfac window=1 window_store=topk window_density=0.5 window_function="
 static const fault faults[] = {
-    {"method=natgrad", "'fc/A' holds a number that is not finite", &in_place, average},
-    {"method=eva", "'fc/second.weight' holds a number below 0", &adamw, second},
-    {FIRST "adam", "'window/second' holds a number below 0", &in_place, squares},
-    {FIRST "adagrad", "'window/second' holds a number below 0", &in_place, squares},
+    {"method=natgrad", "'fc/A' holds a number that is not finite", &in_place, store_infinite_average},
+    {"method=eva", "'fc/second.weight' holds a number below 0", &adamw,
+     store_negative_second_moment},
+    {FIRST "adam", "'window/second' holds a number below 0", &in_place,
+     store_negative_window_moment},
+    {FIRST "adagrad", "'window/second' holds a number below 0", &in_place,
+     store_negative_window_moment},
 };
 #undef FIRST
 
@@ -364,11 +372,11 @@ static void states_with_invalid_values_are_refused(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(clip_ratio_may_overflow_f16),
-      cmocka_unit_test(a_factor_out_of_range),
-      cmocka_unit_test(a_row_sum_out_of_range),
+      cmocka_unit_test(bias_factor_may_overflow),
+      cmocka_unit_test(row_sum_may_overflow),
       cmocka_unit_test(random_models_keep_finite_weights),
       cmocka_unit_test(averages_stay_in_range),
-      cmocka_unit_test(many_positions),
+      cmocka_unit_test(positions_beyond_f16_skip_the_step),
       cmocka_unit_test(inverses_stay_in_range),
       cmocka_unit_test(states_with_invalid_values_are_refused),
   };

@@ -31,7 +31,7 @@ typedef struct norm_case {
 
 /* ---- the layer -------------------------------------------------------------------------------*/
 
-static ng_status describe(const norm_case *n, ng_precond *p) {
+static ng_status add_norm_layer(const norm_case *n, ng_precond *p) {
   if (n->kind >= WORDS) {
     const bool words = n->kind == WORDS;
     const ng_layer l =
@@ -47,11 +47,11 @@ static ng_status describe(const norm_case *n, ng_precond *p) {
   return ng_add_layer(p, &l, NULL);
 }
 
-static int64_t count(const norm_case *n) {
+static int64_t gradient_count(const norm_case *n) {
   return n->kind == WORDS ? VOCABULARY * C : n->kind == LINEAR ? C * C : 2 * C;
 }
 
-static ng_status bind(const norm_case *n, fixture *f, float *grad) {
+static ng_status bind_gradient(const norm_case *n, fixture *f, float *grad) {
   const bool norm = n->kind < WORDS;
   const plane whole = plane_of(grad, n->kind == WORDS ? VOCABULARY : C, C, NG_F32);
   if (!norm) return plane_bind_grad(f->p, 0, NG_WEIGHT, &whole);
@@ -60,7 +60,7 @@ static ng_status bind(const norm_case *n, fixture *f, float *grad) {
   return st == NG_OK ? ng_bind_grad(f->p, 0, NG_BIAS, &D[1]) : st;
 }
 
-static ng_status observe(const norm_case *n, ng_precond *p, int32_t rank, bool huge) {
+static ng_status observe_batch(const norm_case *n, ng_precond *p, int32_t rank, bool huge) {
   static const float x[ALL] = {1, -2, 3, 4, -1, 2, 0, 5, 2, 1, -3, 1, 4, -2, 2, 1};
   static const float y[ALL] = {1, 2, -1, 1, 3, 0, 2, -2, -1, 1, 2, 3, 1, -2, 1, 2};
   static const int64_t tokens[B * S] = {0, 3, 1, 3};
@@ -89,7 +89,7 @@ static ng_status observe(const norm_case *n, ng_precond *p, int32_t rank, bool h
 /* ---- a run -----------------------------------------------------------------------------------*/
 
 /* Copy the average of the last statistic of the layer, F or G. */
-static size_t average(const fixture *f, unsigned char *to, size_t size, bool *finite) {
+static size_t copy_average(const fixture *f, unsigned char *to, size_t size, bool *finite) {
   const ng_block *b = f->p->block[0];
   size_t bytes = 0;
   *finite = true;
@@ -118,25 +118,25 @@ static ng_status run_rank(int32_t rank, ng_transport *t, void *arg) {
   char *why = n->message[rank];
   const fixture_how how = {.threads = 1, .transport = t};
   ng_status st = fixture_open(&f, n->options, &how);
-  if (st == NG_OK) st = describe(n, f.p);
-  if (st == NG_OK) st = bind(n, &f, grad);
+  if (st == NG_OK) st = add_norm_layer(n, f.p);
+  if (st == NG_OK) st = bind_gradient(n, &f, grad);
   if (st == NG_OK) st = ng_ready(f.p);
   if (st != NG_OK) (void)snprintf(why, 200, "not ready: %.150s", fixture_message(&f));
   for (int s = 0; s < STEPS && st >= NG_OK; s++) {
     memset(before, 0, sizeof before);
     memset(after, 0, sizeof after);
-    const size_t size = average(&f, before, sizeof before, &finite);
+    const size_t size = copy_average(&f, before, sizeof before, &finite);
     memcpy(grad, n->D[s], sizeof grad);
     for (int c = 0; c < n->calls && st >= NG_OK; c++)
-      st = observe(n, f.p, rank, s == HUGE_STEP && c == 0);
+      st = observe_batch(n, f.p, rank, s == HUGE_STEP && c == 0);
     if (st < NG_OK) break;
     st = ng_step(f.p, 0.1);
-    (void)average(&f, after, sizeof after, &finite);
+    (void)copy_average(&f, after, sizeof after, &finite);
     const bool kept = memcmp(grad, n->D[s], sizeof grad) == 0;
     if (size > sizeof before) (void)snprintf(why, 200, "no room for %zu bytes", size);
     if (s == HUGE_STEP) n->status[rank] = st;
     if (!finite) (void)snprintf(why, 200, "step %d: an average is not finite", s);
-    if (!ng_all_finite(grad, NG_F32, count(n)))
+    if (!ng_all_finite(grad, NG_F32, gradient_count(n)))
       (void)snprintf(why, 200, "step %d: PD is not finite", s);
     if (st == NG_SKIPPED && !kept)
       (void)snprintf(why, 200, "step %d was skipped, and wrote a gradient", s);
@@ -152,7 +152,7 @@ static ng_status run_rank(int32_t rank, ng_transport *t, void *arg) {
   return st;
 }
 
-static void check_case(norm_case n, bool refused) {
+static void check_norm_case(norm_case n, bool refused) {
   n.refused = refused;
   for (int s = 0; s < STEPS; s++)
     for (int i = 0; i < VOCABULARY * C; i++)
@@ -185,13 +185,13 @@ static void check_all_kinds(const char *with, int32_t ranks, bool half) {
                        with);
         const bool narrow = half && k >= WORDS; /* norm blocks are stored in f32 */
         n.huge = narrow ? 30 : 1e8f;
-        check_case(n, false);
+        check_norm_case(n, false);
         n.huge = narrow ? 3e4f : 1e25f;
-        check_case(n, true);
+        check_norm_case(n, true);
         n.huge = 1e30f;
-        check_case(n, true);
+        check_norm_case(n, true);
         n.calls = 2; /* an ordinary micro-batch follows the huge one */
-        check_case(n, true);
+        check_norm_case(n, true);
       }
 }
 

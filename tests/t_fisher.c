@@ -29,10 +29,10 @@ static int close_context(void **state) {
 }
 
 /* x_s(i) = sin((i + 1)(s + 0.5)) */
-static double wave(double s, int64_t i) { return sin((double)(i + 1) * (s + 0.5)); }
+static double wave_at(double s, int64_t i) { return sin((double)(i + 1) * (s + 0.5)); }
 
-static ng_fisher *make(const float *g, int64_t m, int64_t d, int64_t ld, double damping,
-                       const int64_t *end, int64_t blocks) {
+static ng_fisher *new_fisher(const float *g, int64_t m, int64_t d, int64_t ld, double damping,
+                             const int64_t *end, int64_t blocks) {
   ng_fisher *f = NULL;
   const ng_array rows = ng_array_rows((void *)(uintptr_t)g, m, d, ld, NG_F32);
   assert_int_equal(ng_fisher_create(ctx, &rows, damping, end, blocks, &f), NG_OK);
@@ -40,8 +40,8 @@ static ng_fisher *make(const float *g, int64_t m, int64_t d, int64_t ld, double 
 }
 
 /* The inverse of the blocks of F by Gauss-Jordan elimination: [d, d], zeros outside the blocks. */
-static void dense(const float *g, int64_t m, int64_t d, double damping, const int64_t *end,
-                  int64_t blocks, long double *inverse) {
+static void invert_dense(const float *g, int64_t m, int64_t d, double damping, const int64_t *end,
+                         int64_t blocks, long double *inverse) {
   static long double A[DENSE][2 * DENSE];
   memset(inverse, 0, (size_t)(d * d) * sizeof *inverse);
   for (int64_t b = 0, from = 0; b < blocks; from = end[b++]) {
@@ -72,21 +72,22 @@ static void dense(const float *g, int64_t m, int64_t d, double damping, const in
   }
 }
 
-static void check(int64_t m, int64_t d, double damping, const int64_t *end, int64_t blocks) {
+static void check_solutions(int64_t m, int64_t d, double damping, const int64_t *end,
+                            int64_t blocks) {
   static float g[M * DENSE];
   static long double inverse[DENSE * DENSE];
   double x[DENSE], out[DENSE], diagonal[DENSE], norm2 = 0.0;
   for (int64_t r = 0; r < m; r++) {
     for (int64_t i = 0; i < d; i++) {
-      g[r * d + i] = (float)(wave(0.3 + 0.9 * (double)r, i) + 0.5 * wave(0.1, i));
+      g[r * d + i] = (float)(wave_at(0.3 + 0.9 * (double)r, i) + 0.5 * wave_at(0.1, i));
       norm2 += (double)g[r * d + i] * (double)g[r * d + i];
     }
   }
   for (int64_t i = 0; i < d; i++) {
-    x[i] = wave(2.0, i);
+    x[i] = wave_at(2.0, i);
   }
-  dense(g, m, d, damping, end, blocks, inverse);
-  ng_fisher *f = make(g, m, d, d, damping, end, blocks);
+  invert_dense(g, m, d, damping, end, blocks, inverse);
+  ng_fisher *f = new_fisher(g, m, d, d, damping, end, blocks);
   assert_int_equal(ng_fisher_diagonal(f, diagonal), NG_OK);
   memcpy(out, x, sizeof out);
   assert_int_equal(ng_fisher_solve(f, out, out), NG_OK); /* in place */
@@ -114,11 +115,11 @@ static void check(int64_t m, int64_t d, double damping, const int64_t *end, int6
 static void solutions_match_a_dense_inverse(void **state) {
   const int64_t whole[] = {DENSE}, four[] = {1, 17, 45, DENSE}, one[] = {1};
   for (double damping = 1e-1; damping > 0.5e-8; damping /= 10.0) {
-    check(1, DENSE, damping, whole, 1);
-    check(7, DENSE, damping, whole, 1);
-    check(M, DENSE, damping, whole, 1);
-    check(20, DENSE, damping, four, 4); /* blocks narrower and wider than m */
-    check(3, 1, damping, one, 1);
+    check_solutions(1, DENSE, damping, whole, 1);
+    check_solutions(7, DENSE, damping, whole, 1);
+    check_solutions(M, DENSE, damping, whole, 1);
+    check_solutions(20, DENSE, damping, four, 4); /* blocks narrower and wider than m */
+    check_solutions(3, 1, damping, one, 1);
   }
 }
 
@@ -129,11 +130,11 @@ static void solutions_match_the_published_recursion(void **state) {
   const double damping = 0.01;
   for (int64_t r = 0; r < M; r++) {
     for (int64_t i = 0; i < D + 5; i++) {
-      g[r * (D + 5) + i] = i < D ? (float)wave(0.3 + 0.9 * (double)r, i) : NAN; /* never read */
+      g[r * (D + 5) + i] = i < D ? (float)wave_at(0.3 + 0.9 * (double)r, i) : NAN; /* never read */
     }
   }
   for (int64_t i = 0; i < D; i++) {
-    x[i] = wave(2.0, i);
+    x[i] = wave_at(2.0, i);
   }
   for (int64_t r = 0; r < M; r++) {
     const float *row = g + r * (D + 5);
@@ -154,7 +155,7 @@ static void solutions_match_the_published_recursion(void **state) {
       q[r] += (double)row[i] * V[r][i];
     }
   }
-  ng_fisher *f = make(g, M, D, D + 5, damping, NULL, 1);
+  ng_fisher *f = new_fisher(g, M, D, D + 5, damping, NULL, 1);
   assert_int_equal(ng_fisher_diagonal(f, diagonal), NG_OK);
   assert_int_equal(ng_fisher_solve(f, x, out), NG_OK);
   double along[M] = {0.0};
@@ -176,8 +177,8 @@ static void solutions_match_the_published_recursion(void **state) {
   ng_fisher_destroy(&f);
 }
 
-static void refuse(const ng_array *g, double damping, const int64_t *end, int64_t blocks,
-                   ng_status want, const char *why) {
+static void must_refuse(const ng_array *g, double damping, const int64_t *end, int64_t blocks,
+                        ng_status want, const char *why) {
   ng_fisher *f = (ng_fisher *)(uintptr_t)8;
   int64_t before, after, peak, calls;
   ng_context_allocated(ctx, &before, &peak, &calls);
@@ -196,18 +197,18 @@ static void invalid_arguments_are_refused(void **state) {
   ng_array rows = ng_array_matrix(g, 2, 6, NG_F32);
   ng_array vector = ng_array_vector(g, 6, NG_F32);
   ng_array wide = ng_array_matrix(g, 1, 6, NG_F64);
-  refuse(&rows, 0.0, NULL, 1, NG_ERR_ARG, "damping is 0");
-  refuse(&rows, (double)NAN, NULL, 1, NG_ERR_ARG, "damping is nan");
-  refuse(&rows, 1e-30, NULL, 1, NG_ERR_ARG, "block 0 is singular");
-  refuse(&rows, 0.1, NULL, 2, NG_ERR_ARG, "expected 1 block");
-  refuse(&rows, 0.1, falls, 0, NG_ERR_ARG, "0 blocks");
-  refuse(&rows, 0.1, falls, 3, NG_ERR_ARG, "end[1] is 2");
-  refuse(&rows, 0.1, beyond, 2, NG_ERR_ARG, "end[1] is 7");
-  refuse(&vector, 0.1, NULL, 1, NG_ERR_SHAPE, "expected [m, d] in f32");
-  refuse(&wide, 0.1, NULL, 1, NG_ERR_SHAPE, "");
-  refuse(NULL, 0.1, NULL, 1, NG_ERR_ARG, "gradients is NULL");
+  must_refuse(&rows, 0.0, NULL, 1, NG_ERR_ARG, "damping is 0");
+  must_refuse(&rows, (double)NAN, NULL, 1, NG_ERR_ARG, "damping is nan");
+  must_refuse(&rows, 1e-30, NULL, 1, NG_ERR_ARG, "block 0 is singular");
+  must_refuse(&rows, 0.1, NULL, 2, NG_ERR_ARG, "expected 1 block");
+  must_refuse(&rows, 0.1, falls, 0, NG_ERR_ARG, "0 blocks");
+  must_refuse(&rows, 0.1, falls, 3, NG_ERR_ARG, "end[1] is 2");
+  must_refuse(&rows, 0.1, beyond, 2, NG_ERR_ARG, "end[1] is 7");
+  must_refuse(&vector, 0.1, NULL, 1, NG_ERR_SHAPE, "expected [m, d] in f32");
+  must_refuse(&wide, 0.1, NULL, 1, NG_ERR_SHAPE, "");
+  must_refuse(NULL, 0.1, NULL, 1, NG_ERR_ARG, "gradients is NULL");
   rows = ng_array_matrix(g, 2, 3, NG_F32);
-  ng_fisher *f = make(g, 2, 3, 3, 1e20, NULL, 1);
+  ng_fisher *f = new_fisher(g, 2, 3, 3, 1e20, NULL, 1);
   assert_int_equal(ng_fisher_solve(f, x, out), NG_ERR_ARG);
   assert_true(out[0] == 7.0);
   assert_int_equal(ng_fisher_solve(f, NULL, out), NG_ERR_ARG);
@@ -215,14 +216,14 @@ static void invalid_arguments_are_refused(void **state) {
   ng_fisher_destroy(&f);
   g[7] = INFINITY;
   rows = ng_array_matrix(g, 2, 6, NG_F32);
-  refuse(&rows, 0.1, NULL, 1, NG_ERR_ARG, "gradient 1 is not finite");
+  must_refuse(&rows, 0.1, NULL, 1, NG_ERR_ARG, "gradient 1 is not finite");
 }
 
 /* One gradient with one coordinate: 1 - |L^-1 g|^2 would be rounding error, the diagonal entry must be positive. */
 static void diagonal_entries_are_positive(void **state) {
   float g[4] = {1e4f, 0.0f, 0.0f, 0.0f};
   double out[4];
-  ng_fisher *f = make(g, 1, 4, 4, 1e-10, NULL, 1);
+  ng_fisher *f = new_fisher(g, 1, 4, 4, 1e-10, NULL, 1);
   assert_int_equal(ng_fisher_diagonal(f, out), NG_OK);
   assert_true(fabs(out[0] * 1e8 - 1.0) < 1e-12);
   assert_true(fabs(out[1] / 1e10 - 1.0) < 1e-12);

@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "core/core.h"
+#include "draw.h"
 #include "fixture.h"
 #include "ranks.h"
 
@@ -27,15 +28,9 @@ typedef struct model {
   float a[B * IN], g[B * OUT], w[OUT * IN], grad[OUT * IN];
 } model;
 
-static void fill(float *x, int n, int salt) {
-  for (int i = 0; i < n; i++) {
-    x[i] = (float)((i * 7 + salt * 5) % 13 - 6) / 8.0f;
-  }
-}
-
 static ng_status open_model(model *m, const char *options, const fixture_how *how) {
-  fill(m->w, OUT * IN, 3);
-  fill(m->grad, OUT * IN, 4);
+  rng_fill(&(rng){3}, m->w, OUT * IN);
+  rng_fill(&(rng){4}, m->grad, OUT * IN);
   ng_status st = fixture_open(&m->f, options, how);
   if (st == NG_OK)
     st = fixture_add_entries(&m->f, &(fixture_entry){"fc", OUT, IN, false}, 1, m->grad, m->w);
@@ -43,13 +38,13 @@ static ng_status open_model(model *m, const char *options, const fixture_how *ho
 }
 
 static ng_status observe(model *m, int step) {
-  fill(m->a, B * IN, 10 + step);
-  fill(m->g, B * OUT, 20 + step);
+  rng_fill(&(rng){10 + (uint64_t)step}, m->a, B * IN);
+  rng_fill(&(rng){20 + (uint64_t)step}, m->g, B * OUT);
   const plane a = plane_of(m->a, B, IN, NG_F32), g = plane_of(m->g, B, OUT, NG_F32);
   return fixture_begin_and_observe(&m->f, B, 0, &a, &g);
 }
 
-static ng_status one_step(model *m, int step) {
+static ng_status take_step(model *m, int step) {
   const ng_sgd how = fixture_sgd(0.1, 0.9);
   const ng_status st = observe(m, step);
   return st == NG_OK ? ng_step_sgd(m->f.p, &how, 1) : st;
@@ -68,7 +63,7 @@ static bool is_refused(const ng_context *ctx, ng_status st, pid_t parent) {
 }
 
 /* Every kind of call fails. */
-static int refused(model *m, pid_t parent) {
+static int check_all_refused(model *m, pid_t parent) {
   ng_context *ctx = m->f.ctx;
   ng_precond *p = m->f.p, *other = NULL;
   const ng_batch batch = batch_of(B);
@@ -105,12 +100,12 @@ static int refused(model *m, pid_t parent) {
 }
 
 /* A new context of the child works. */
-static int own_model(int32_t threads, const model *parent) {
+static int train_own_model(int32_t threads, const model *parent) {
   model m = {.f = {.p = NULL}};
   CHILD(open_model(&m, "method=eva update=sgd",
                    &(fixture_how){.linalg = "ref", .threads = threads}) == NG_OK);
   for (int s = 0; s < STEPS; s++) {
-    CHILD(one_step(&m, s) == NG_OK);
+    CHILD(take_step(&m, s) == NG_OK);
   }
   CHILD(memcmp(m.w, parent->w, sizeof m.w) != 0); /* the parent has made one step less */
   fixture_close(&m.f);
@@ -119,11 +114,11 @@ static int own_model(int32_t threads, const model *parent) {
 
 static int test_in_child(model *m, allocator *memory, int32_t threads, pid_t parent) {
   const int64_t before = memory->held;
-  int line = refused(m, parent);
+  int line = check_all_refused(m, parent);
 #if defined(__SANITIZE_THREAD__)
   threads = 1; /* the thread sanitizer does not support threads of a child */
 #endif
-  if (line == 0) line = own_model(threads, m);
+  if (line == 0) line = train_own_model(threads, m);
   if (line != 0) return line;
   CHILD(memory->held == before); /* no memory was freed */
   fixture_close(&m->f);
@@ -133,7 +128,7 @@ static int test_in_child(model *m, allocator *memory, int32_t threads, pid_t par
 
 /* ---- the parent ------------------------------------------------------------------------------*/
 
-static void ended_well(pid_t child) {
+static void must_end_well(pid_t child) {
   int status = 0;
   assert_int_equal(waitpid(child, &status, 0), child);
   if (WIFSIGNALED(status)) fail_msg("the child was ended by signal %d", WTERMSIG(status));
@@ -142,7 +137,7 @@ static void ended_well(pid_t child) {
 }
 
 /* `numbered`: detect a fork by process id only, as on systems without MADV_WIPEONFORK. */
-static void fork_and_go_on(int32_t threads, bool numbered) {
+static void check_fork(int32_t threads, bool numbered) {
   model plain = {.f = {.p = NULL}}, m = {.f = {.p = NULL}};
   allocator memory = {0};
   const ng_context_config c = allocator_config(&memory);
@@ -152,7 +147,7 @@ static void fork_and_go_on(int32_t threads, bool numbered) {
   fixture_ok(&m.f, open_model(&m, "method=eva update=sgd", &how));
   if (numbered) ng_process_unmark(m.f.ctx);
   for (int s = 0; s < STEPS; s++) {
-    fixture_ok(&plain.f, one_step(&plain, s));
+    fixture_ok(&plain.f, take_step(&plain, s));
     fixture_ok(&m.f, observe(&m, s));
     if (s == STEPS - 1) { /* fork within a step */
       const pid_t parent = getpid(), child = fork();
@@ -160,7 +155,7 @@ static void fork_and_go_on(int32_t threads, bool numbered) {
         (void)alarm((unsigned)ranks_timeout_seconds());
         _exit(test_in_child(&m, &memory, threads, parent));
       }
-      ended_well(child);
+      must_end_well(child);
     }
     const ng_sgd sgd = fixture_sgd(0.1, 0.9);
     fixture_ok(&m.f, ng_step_sgd(m.f.p, &sgd, 1));
@@ -173,8 +168,8 @@ static void fork_and_go_on(int32_t threads, bool numbered) {
 
 static void a_child_may_only_destroy_its_copies(void **state) {
   for (int32_t threads = 1; threads <= 2; threads++) {
-    fork_and_go_on(threads, false);
-    fork_and_go_on(threads, true);
+    check_fork(threads, false);
+    check_fork(threads, true);
   }
 }
 
@@ -190,7 +185,7 @@ typedef struct fork_run {
 /* In a child, group_destroy would change data of the parent's ranks, or wait for a lock for ever. */
 static _Thread_local fork_run *current;
 static _Thread_local int destroyed;
-static void count_destroy(void *user, void *group) {
+static void count_group_destroy(void *user, void *group) {
   destroyed++;
   current->destroy(user, group);
 }
@@ -200,7 +195,7 @@ static ng_status run_rank(int32_t rank, ng_transport *t, void *arg) {
   ng_transport mine = *t;
   model m = {.f = {.p = NULL}};
   current = all;
-  mine.group_destroy = count_destroy;
+  mine.group_destroy = count_group_destroy;
   ng_status st = open_model(&m, "method=natgrad grad_worker_fraction=0.5 update=sgd",
                             &(fixture_how){.linalg = "ref", .threads = 1, .transport = &mine});
   for (int s = 0; s < STEPS && st == NG_OK; s++) {
@@ -214,7 +209,7 @@ static ng_status run_rank(int32_t rank, ng_transport *t, void *arg) {
         _exit(bad ? 1 : destroyed > before ? 2 : 0);
       }
     }
-    st = one_step(&m, s);
+    st = take_step(&m, s);
   }
   memcpy(all->w[rank], m.w, sizeof m.w);
   fixture_close(&m.f);
@@ -234,7 +229,7 @@ static void a_child_leaves_the_groups_of_the_ranks(void **state) {
   all->destroy = t[0].group_destroy;
   assert_int_equal(ranks_run_on(RANKS, t, run_rank, all, NULL), NG_OK);
   ng_threads_destroy(&group);
-  ended_well(all->child);
+  must_end_well(all->child);
   for (int r = 1; r < RANKS; r++) {
     assert_memory_equal(all->w[0], all->w[r], sizeof all->w[0]);
   }

@@ -30,7 +30,7 @@ typedef struct mine {
   double wide[ROOM / 2];
 } mine;
 
-static ng_status bind(ng_precond *p, mine *m) {
+static ng_status bind_entries(ng_precond *p, mine *m) {
   ng_status st = NG_OK;
   for (int k = 0; k < SLOTS && st == NG_OK; k++) {
     const ng_array g = ng_array_matrix(m->grad[k], rows[k], cols[k], NG_F32);
@@ -47,7 +47,7 @@ static ng_status bind(ng_precond *p, mine *m) {
   return st;
 }
 
-static ng_status step(ng_precond *p, const gather_run *l, mine *m, int t) {
+static ng_status take_step(ng_precond *p, const gather_run *l, mine *m, int t) {
   float a[2][B * 5], g[2][B * 5];
   for (int i = 0; i < B * 5; i++) {
     for (int k = 0; k < 2; k++) {
@@ -86,10 +86,10 @@ static ng_status run_rank(int32_t rank, ng_transport *t, void *arg) {
   if (st == NG_OK) st = ng_add_linear(f.p, "fc", 4, 3, 1, NULL);
   if (st == NG_OK) st = ng_add_norm(f.p, "bn", NG_BATCH_NORM, 5, 1, 1e-5, NULL);
   if (st == NG_OK) st = ng_add_tensor(f.p, "plain", 7, NULL);
-  if (st == NG_OK) st = bind(f.p, &m);
+  if (st == NG_OK) st = bind_entries(f.p, &m);
   if (st == NG_OK) st = ng_ready(f.p);
   for (int s = 0; s < STEPS && st == NG_OK; s++) {
-    st = step(f.p, l, &m, s);
+    st = take_step(f.p, l, &m, s);
     for (int k = 0; k < SLOTS; k++)
       memcpy(l->w[rank][s][k],
              k == SLOTS - 1 ? (void *)m.half
@@ -106,7 +106,7 @@ static ng_status run_rank(int32_t rank, ng_transport *t, void *arg) {
   return st;
 }
 
-static ng_status run_all(gather_run *l) {
+static ng_status run_ranks(gather_run *l) {
   return l->ranks > 1 ? ranks_run(l->ranks, run_rank, l, NULL) : run_rank(0, NULL, l);
 }
 
@@ -119,8 +119,8 @@ static gather_run *new_run(const char *options, int32_t ranks, bool adamw) {
   return l;
 }
 
-static void must_run(gather_run *l) {
-  if (run_all(l) != NG_OK) fail_msg("%s", l->message);
+static void must_run_ranks(gather_run *l) {
+  if (run_ranks(l) != NG_OK) fail_msg("%s", l->message);
   for (int32_t r = 1; r < l->ranks; r++)
     assert_memory_equal(l->w[r], l->w[0], sizeof l->w[0]);
 }
@@ -135,8 +135,8 @@ static void owners_send_the_same_weights(void **state) {
                                       : LINE "sgd update_ranks=owner statistics=owner",
                                 ranks, adamw);
       int64_t moments = 0;
-      must_run(all);
-      must_run(own);
+      must_run_ranks(all);
+      must_run_ranks(own);
       assert_memory_equal(own->w[0], all->w[0], sizeof all->w[0]);
       for (int32_t r = 0; r < ranks; r++)
         moments += own->moments[r];
@@ -151,7 +151,7 @@ static void owners_send_the_same_weights(void **state) {
 /* clip = ratio needs each preconditioned gradient on all ranks. */
 static void clips_of_one_tensor_are_refused(void **state) {
   gather_run *l = new_run(LINE "sgd update_ranks=owner clip=ratio clip_bound=0.1", 2, false);
-  assert_int_equal(run_all(l), NG_ERR_ARG);
+  assert_int_equal(run_ranks(l), NG_ERR_ARG);
   assert_non_null(strstr(l->message, "update_ranks = owner: clip = ratio"));
   free(l);
 }

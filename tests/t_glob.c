@@ -1,6 +1,7 @@
 /* t_glob.c: globs of skip_layers and per_layer: matches, against fnmatch(3) in the C locale; refused lists; globs
  * for published regular expressions, against regexec(3); layers that skip_layers excludes. */
 #include "unit_test.h"
+#include "draw.h"
 #include "fixture.h"
 #include "option/option.h"
 
@@ -8,14 +9,14 @@
 #include <regex.h>
 #include <string.h>
 
-static ng_layer layer(const char *name, int32_t kind) {
+static ng_layer layer_named(const char *name, int32_t kind) {
   ng_layer l;
   ng_layer_init(&l, kind, sizeof l);
   l.name = name;
   return l;
 }
 
-static void globs_match_by_table(void **state) {
+static void globs_match_the_table(void **state) {
   static const struct {
     const char *list, *name;
     bool fits;
@@ -41,7 +42,7 @@ static void globs_match_by_table(void **state) {
              {"*", "anything", true},
              {"", "", false}};
   for (size_t i = 0; i < sizeof row / sizeof row[0]; i++) {
-    const ng_layer l = layer(row[i].name, NG_LINEAR);
+    const ng_layer l = layer_named(row[i].name, NG_LINEAR);
     if (ng_globs_fit(row[i].list, &l) != row[i].fits)
       fail_msg("'%s' on '%s'", row[i].list, row[i].name);
   }
@@ -49,15 +50,10 @@ static void globs_match_by_table(void **state) {
   assert_false(ng_globs_fit("linear,norm", &tensor));
 }
 
-static uint64_t draw(uint64_t *s, uint64_t n) {
-  *s = *s * 6364136223846793005U + 1442695040888963407U;
-  return (*s >> 33) % n;
-}
-
-static void join(uint64_t *s, const char *const *piece, uint64_t pieces, uint64_t most, char *out) {
+static void join_pieces(rng *r, const char *const *piece, int64_t pieces, int64_t most, char *out) {
   out[0] = 0;
-  for (uint64_t k = draw(s, most + 1); k > 0; k--)
-    strcat(out, piece[draw(s, pieces)]);
+  for (int64_t k = rng_below(r, most + 1); k > 0; k--)
+    strcat(out, piece[rng_below(r, pieces)]);
 }
 
 /* Without backslashes in sets, which C libraries treat differently. */
@@ -65,12 +61,12 @@ static void globs_match_as_fnmatch(void **state) {
   static const char *const piece[] = {"a",    "b",     "*",   "?",   "[ab]",
                                       "[!a]", "[a-b]", "\\*", "\\b", "."};
   static const char *const letter[] = {"a", "b", "*", "."};
-  uint64_t s = 7;
+  rng r = {7};
   int found = 0;
   for (int i = 0; i < 200000; i++) {
     char glob[64], text[32];
-    join(&s, piece, sizeof piece / sizeof piece[0], 6, glob);
-    join(&s, letter, 4, 8, text);
+    join_pieces(&r, piece, (int64_t)sizeof piece / sizeof piece[0], 6, glob);
+    join_pieces(&r, letter, 4, 8, text);
     const ng_glob g = {glob, glob + strlen(glob), false};
     const bool theirs = fnmatch(glob, text, 0) == 0;
     found += theirs;
@@ -111,13 +107,13 @@ static void translated_expressions_match_as_regexec(void **state) {
   static const char *const piece[] = {"a",    "b",    "|",   "^", "$", ".", ".*",
                                       "[ab]", "[^a]", "\\.", ",", "(", "+"};
   static const char *const letter[] = {"a", "b", ".", ","};
-  uint64_t s = 11;
+  rng r = {11};
   int found = 0, translated = 0;
   for (int i = 0; i < 100000; i++) {
     char expression[64], globs[256], text[32];
     regex_t re;
-    join(&s, piece, sizeof piece / sizeof piece[0], 6, expression);
-    join(&s, letter, 4, 6, text);
+    join_pieces(&r, piece, (int64_t)sizeof piece / sizeof piece[0], 6, expression);
+    join_pieces(&r, letter, 4, 6, text);
     if (!ng_globs_of_search(expression, globs, sizeof globs)) continue;
     translated++;
     assert_int_equal(ng_globs_check_text(globs, NULL, 0), NG_OK);
@@ -137,7 +133,7 @@ static void translated_expressions_match_as_regexec(void **state) {
   assert_false(ng_globs_of_search("\\w", small, sizeof small));
 }
 
-static ng_layer conv(const char *name, int64_t out) {
+static ng_layer conv_named(const char *name, int64_t out) {
   ng_layer l = layer_of(NG_CONV2D, name, 3, out);
   l.image[0] = l.image[1] = 4;
   return l;
@@ -159,8 +155,8 @@ static void skip_layers_excludes_matching_layers(void **state) {
                                         {"linear/5", "0010"},
                                         {"a*,linear/2", "1010"},
                                         {"linear/[27]", "1000"}};
-  const ng_layer layer[] = {layer_of(NG_LINEAR, "fc1", 3, 2), conv("conv2", 2),
-                            layer_of(NG_LINEAR, "a.head", 3, 5), conv("stem", 7)};
+  const ng_layer layer[] = {layer_of(NG_LINEAR, "fc1", 3, 2), conv_named("conv2", 2),
+                            layer_of(NG_LINEAR, "a.head", 3, 5), conv_named("stem", 7)};
   enum { LAYERS = sizeof layer / sizeof layer[0] };
   int32_t unused = 0;
   for (size_t i = 0; i < sizeof skip / sizeof skip[0]; i++) {
@@ -196,7 +192,7 @@ static void skip_layers_excludes_matching_layers(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(globs_match_by_table),
+      cmocka_unit_test(globs_match_the_table),
       cmocka_unit_test(globs_match_as_fnmatch),
       cmocka_unit_test(regular_expressions_are_refused),
       cmocka_unit_test(translated_expressions_match_as_regexec),

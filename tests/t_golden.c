@@ -141,7 +141,7 @@ static bool is_kaisa(const golden *c) { return strcmp(c->system, "KAISA") == 0; 
 enum { ROWS = 4, IN = 3, OUT = 2, COLS = IN + 1 };
 
 /* The generator of spec/kfac.md 19. */
-static double *pattern(int64_t n, int64_t m1, int64_t b, int64_t mod, double s) {
+static double *new_pattern(int64_t n, int64_t m1, int64_t b, int64_t mod, double s) {
   double *v = zeros(n);
   for (int64_t k = 0; k < n; k++)
     v[k] = ((double)((m1 * k + b) % mod) - (double)(mod - 1) / 2) / s;
@@ -158,21 +158,21 @@ static void add_gradient(double *D, const double *x, const double *g, int32_t ra
   }
 }
 
-static void observe(test_case *s, const golden *c, int32_t t, int32_t r) {
+static void observe_pattern(test_case *s, const golden *c, int32_t t, int32_t r) {
   case_micro *m = case_add_micro(s, t, r, ROWS / c->positions);
   const double scale = c->special & SCALER ? 4 : 1;
   m->batch.loss_scale = scale;
   for (int32_t l = 0; l < c->layers; l++) {
     const int64_t shift = t + r + 2 * l;
-    m->a[l][0] = pattern(ROWS * IN, 7, 3 + shift, 11, 4);
-    m->g[l][0] = pattern(ROWS * OUT, 5, 2 + shift, 7, 8);
+    m->a[l][0] = new_pattern(ROWS * IN, 7, 3 + shift, 11, 4);
+    m->g[l][0] = new_pattern(ROWS * OUT, 5, 2 + shift, 7, 8);
     add_gradient(s->D[t][l], m->a[l][0], m->g[l][0], c->ranks);
     for (int i = 0; i < ROWS * OUT; i++)
       m->g[l][0][i] *= scale;
   }
 }
 
-static test_case *case_of(const golden *c) {
+static test_case *new_case(const golden *c) {
   test_case *s = case_create(c->steps, c->ranks);
   for (int32_t l = 0; l < c->layers; l++)
     case_linear(s, IN, OUT, true, c->positions);
@@ -184,14 +184,14 @@ static test_case *case_of(const golden *c) {
     if (c->special & SCHED) s->damping[t] = 0.01 * (t + 1);
     s->decay[t] = fmin(1 - 1 / fmax(t, 1), 0.95);
     for (int32_t r = 0; r < c->ranks; r++)
-      observe(s, c, t, r);
+      observe_pattern(s, c, t, r);
   }
   return s;
 }
 
 /* ---- options for the oracle; published names for the library ---------------------------------*/
 
-static ng_options by_hand(const golden *c) {
+static ng_options options_by_hand(const golden *c) {
   ng_options o;
   memset(&o, 0, sizeof o);
   const bool kaisa = is_kaisa(c), eigen = c->variant[0] == 'e';
@@ -219,25 +219,25 @@ static ng_options by_hand(const golden *c) {
   return o;
 }
 
-static void set(ng_options *o, const char *name, double value) {
+static void set_real_option(ng_options *o, const char *name, double value) {
   char message[256] = "", text[32];
   (void)snprintf(text, sizeof text, "%.17g", value);
   if (ng_options_set_published(o, name, text, NULL, message, sizeof message) != NG_OK)
     fail_msg("%s = %s: %s", name, text, message);
 }
 
-static ng_options by_name(const golden *c) {
+static ng_options options_by_name(const golden *c) {
   ng_options o;
   char message[256] = "";
   const bool kaisa = is_kaisa(c);
   ng_options_set_defaults(&o);
   if (ng_options_set_system(&o, c->system, c->variant, message, sizeof message) != NG_OK)
     fail_msg("%s %s: %s", c->system, c->variant, message);
-  set(&o, "damping", 0.01);
-  set(&o, "factor_decay", 0.9);
-  set(&o, "kl_clip", kl_clip);
-  set(&o, kaisa ? "factor_update_steps" : "fac_update_freq", (double)c->stat_period);
-  set(&o, kaisa ? "inv_update_steps" : "kfac_update_freq", (double)c->solve_period);
+  set_real_option(&o, "damping", 0.01);
+  set_real_option(&o, "factor_decay", 0.9);
+  set_real_option(&o, "kl_clip", kl_clip);
+  set_real_option(&o, kaisa ? "factor_update_steps" : "fac_update_freq", (double)c->stat_period);
+  set_real_option(&o, kaisa ? "inv_update_steps" : "kfac_update_freq", (double)c->solve_period);
   if (c->special & NOT_PREDIV) fixture_set(&o, "solver", "eigen");
   return o;
 }
@@ -245,7 +245,8 @@ static ng_options by_name(const golden *c) {
 /* ---- comparing -------------------------------------------------------------------------------*/
 
 /* The largest difference of nu and of results from the list; `where`: its step and layer. */
-static double error_of(const test_case *s, const golden *c, const case_result *r, char where[64]) {
+static double largest_error(const test_case *s, const golden *c, const case_result *r,
+                            char where[64]) {
   const double *e = c->expect;
   double worst = 0;
   where[0] = '\0';
@@ -267,12 +268,12 @@ static double error_of(const test_case *s, const golden *c, const case_result *r
 
 static void the_oracle_has_the_published_numbers(void **state) {
   for (int i = 0; i < CASES; i++) {
-    test_case *s = case_of(&cases[i]);
-    ng_options o = by_hand(&cases[i]);
+    test_case *s = new_case(&cases[i]);
+    ng_options o = options_by_hand(&cases[i]);
     case_result r;
     char where[64];
     case_predict(s, &o, &r, NULL);
-    double e = error_of(s, &cases[i], &r, where);
+    double e = largest_error(s, &cases[i], &r, where);
     if (!(e <= digits)) fail_msg("oracle, %s: off by %.3g at %s", cases[i].name, e, where);
     case_free_result(&r);
     case_destroy(&s);
@@ -281,7 +282,7 @@ static void the_oracle_has_the_published_numbers(void **state) {
 
 static const char *algebras[] = {"ref", "cpu"};
 
-static bool built_in(const char *name) {
+static bool is_built_in(const char *name) {
   ng_component c = {.struct_size = sizeof c};
   for (int32_t i = 0; ng_component_info(i, &c) == NG_OK; i++) {
     assert_int_equal(ng_component_info(i, &c), NG_OK);
@@ -290,12 +291,12 @@ static bool built_in(const char *name) {
   return false;
 }
 
-static void library_case(const golden *c, const char *linalg) {
+static void check_library_case(const golden *c, const char *linalg) {
 #if defined(NG_TEST_MPI)
   if (c->ranks > ranks_process_count()) return;
 #endif
-  test_case *s = case_of(c);
-  ng_options o = by_name(c);
+  test_case *s = new_case(c);
+  ng_options o = options_by_name(c);
   case_setup setup = {.linalg = linalg};
   case_result r;
   char where[64];
@@ -303,7 +304,7 @@ static void library_case(const golden *c, const char *linalg) {
   if (r.status != NG_OK) {
     fail_msg("%s, %s: %s %s", c->name, linalg, ng_status_name(r.status), r.message);
   }
-  double e = error_of(s, c, &r, where);
+  double e = largest_error(s, c, &r, where);
   if (!(e <= tolerance)) fail_msg("%s, %s: off by %.3g at %s", c->name, linalg, e, where);
   assert_true(r.rank_gap == 0);
   case_free_result(&r);
@@ -312,9 +313,9 @@ static void library_case(const golden *c, const char *linalg) {
 
 static void the_library_has_the_published_numbers(void **state) {
   for (int a = 0; a < 2; a++) {
-    if (!built_in(algebras[a])) continue;
+    if (!is_built_in(algebras[a])) continue;
     for (int i = 0; i < CASES; i++)
-      library_case(&cases[i], algebras[a]);
+      check_library_case(&cases[i], algebras[a]);
   }
 }
 

@@ -31,7 +31,7 @@ typedef struct sums {
 
 static const double share[RANKS] = {0.25, 0.35, 0.4};
 
-static nn *three_layers(void) {
+static nn *new_three_layer_net(void) {
   nn *n = nn_create(NULL, 5);
   int x = nn_input(n, (nn_shape){1, 1, IN});
   x = nn_tanh(n, nn_linear(n, "a", x, WIDE, true));
@@ -40,7 +40,7 @@ static nn *three_layers(void) {
   return nn_ready(n, B) == CLI_OK ? n : NULL;
 }
 
-static void take_grads(const nn *n, float *to) {
+static void copy_grads(const nn *n, float *to) {
   for (int i = 0; i < nn_params(n); i++) {
     const nn_param *p = nn_param_at(n, i);
     memcpy(to, p->grad, (size_t)p->count * sizeof *to);
@@ -60,7 +60,7 @@ static int record_starts(void *user, int layer, const float *x, int64_t samples,
   return 0;
 }
 
-static int one_batch(nn *n, int32_t rank, int micro, const nn_watch *watch) {
+static int run_batch(nn *n, int32_t rank, int micro, const nn_watch *watch) {
   float x[B * IN];
   int32_t label[B];
   for (int i = 0; i < B * IN; i++)
@@ -72,26 +72,26 @@ static int one_batch(nn *n, int32_t rank, int micro, const nn_watch *watch) {
   return rc == 0 ? nn_backward(n, true, watch) : rc;
 }
 
-static ng_status add_up(int32_t rank, ng_transport *t, void *arg) {
+static ng_status sum_gradients(int32_t rank, ng_transport *t, void *arg) {
   sums *s = arg;
   tap line = {.inner = *t};
   const ng_transport table = tap_transport(&line, s->wire);
   const run_ranks ranks = ranks_make(&table);
   first_layer_watch e = {&line, -1};
   const nn_watch watch = {&e, record_starts};
-  nn *plain = three_layers(), *n = three_layers();
+  nn *plain = new_three_layer_net(), *n = new_three_layer_net();
   grads g;
   int rc = plain != NULL && n != NULL ? grads_create(n, &ranks, MICRO, share[rank], s->cap, &g)
                                       : CLI_BAD;
   for (int i = 0; i < MICRO && rc == CLI_OK; i++) {
-    rc = one_batch(plain, rank, i, NULL);
-    take_grads(plain, s->own[rank][i]);
+    rc = run_batch(plain, rank, i, NULL);
+    copy_grads(plain, s->own[rank][i]);
     grads_begin(&g, i);
-    if (rc == CLI_OK) rc = one_batch(n, rank, i, &watch);
+    if (rc == CLI_OK) rc = run_batch(n, rank, i, &watch);
     if (i < MICRO - 1 && line.starts > 0) rc = CLI_BAD; /* no bucket is complete */
   }
   if (rc == CLI_OK) rc = grads_end(&g);
-  take_grads(n, s->out[rank]);
+  copy_grads(n, s->out[rank]);
   s->starts[rank] = line.starts;
   s->before_first[rank] = e.starts;
   memcpy(s->count[rank], line.count, sizeof line.count);
@@ -102,7 +102,7 @@ static ng_status add_up(int32_t rank, ng_transport *t, void *arg) {
 }
 
 /* Messages are f32; ranks sum in double, in rank order, and round once. */
-static float expected(const sums *s, int k) {
+static float expected_sum(const sums *s, int k) {
   double all = 0.0;
   for (int r = 0; r < RANKS; r++) {
     const float part = (float)(share[r] / MICRO);
@@ -134,10 +134,10 @@ static void buckets_do_not_change_the_sums(void **state) {
     for (tap_way w = WHOLE; w < TAP_WAYS; w++) {
       s->cap = cut_at[c].cap;
       s->wire = w;
-      assert_int_equal(ranks_run(RANKS, add_up, s, NULL), NG_OK);
+      assert_int_equal(ranks_run(RANKS, sum_gradients, s, NULL), NG_OK);
       for (int r = 0; r < RANKS; r++) {
         for (int k = 0; k < WEIGHTS; k++) {
-          const float want = expected(s, k);
+          const float want = expected_sum(s, k);
           if (memcmp(&s->out[r][k], &want, sizeof want) != 0)
             fail_msg("cap %g, rank %d, weight %d: %.9g, expected %.9g", s->cap, r, k,
                      (double)s->out[r][k], (double)want);
@@ -165,7 +165,7 @@ typedef struct training_runs {
   int64_t steps[RANKS];
 } training_runs;
 
-static ng_status live(int32_t rank, ng_transport *t, void *arg) {
+static ng_status train_rank(int32_t rank, ng_transport *t, void *arg) {
   static const train_output nothing = {.label = ""};
   training_runs *l = arg;
   tap line = {.inner = *t, .fail_at = rank == RANKS - 1 ? l->fail_at : 0};
@@ -181,7 +181,7 @@ static ng_status live(int32_t rank, ng_transport *t, void *arg) {
   return NG_OK;
 }
 
-static void begin(training_runs *l, const char *method, const char *micro) {
+static void begin_runs(training_runs *l, const char *method, const char *micro) {
   memset(l, 0, sizeof *l);
   settings_init(&l->s);
   must_set(&l->s, "model", "mlp");
@@ -194,17 +194,17 @@ static void begin(training_runs *l, const char *method, const char *micro) {
                    CLI_OK);
 }
 
-static void end(training_runs *l) {
+static void end_runs(training_runs *l) {
   data_close(&l->d);
   settings_free(&l->s);
 }
 
 /* All ranks end with the same code, whichever call fails. */
-static void every_call_fails(const char *method, tap_way w) {
+static void fail_each_call(const char *method, tap_way w) {
   training_runs l;
-  begin(&l, method, "2");
+  begin_runs(&l, method, "2");
   l.wire = w;
-  assert_int_equal(ranks_run(RANKS, live, &l, NULL), NG_OK);
+  assert_int_equal(ranks_run(RANKS, train_rank, &l, NULL), NG_OK);
   for (int r = 0; r < RANKS; r++)
     assert_true(l.rc[r] == CLI_OK && l.steps[r] == 2);
   const int64_t calls = l.calls;
@@ -212,7 +212,7 @@ static void every_call_fails(const char *method, tap_way w) {
   for (int64_t k = 1; k <= calls; k++) {
     l.fail_at = k;
     capture_stderr();
-    const ng_status st = ranks_run(RANKS, live, &l, NULL);
+    const ng_status st = ranks_run(RANKS, train_rank, &l, NULL);
     const char *words = captured_stderr();
     assert_int_equal(st, NG_OK);
     const bool came = l.calls >= k; /* the number of tests depends on timing */
@@ -222,12 +222,12 @@ static void every_call_fails(const char *method, tap_way w) {
                (int)k, (int)calls, r, l.rc[r], words);
     }
   }
-  end(&l);
+  end_runs(&l);
 }
 
 static void every_failing_call_ends_all_ranks(void **state) {
-  every_call_fails("natgrad", WHOLE);
-  every_call_fails("sgd", NO_START);
+  fail_each_call("natgrad", WHOLE);
+  fail_each_call("sgd", NO_START);
 }
 
 /* The loss of one rank is not finite, in the first or the last micro-batch of a step: the other ranks get
@@ -237,11 +237,11 @@ static void a_diverging_rank_ends_all_ranks(void **state) {
   for (int m = 0; m < 3; m++) {
     for (int32_t sample = 0; sample < 36; sample += 11) {
       training_runs l;
-      begin(&l, method[m], "2");
+      begin_runs(&l, method[m], "2");
       must_set(&l.s, "epochs", "1"); /* all of them */
       ((float *)(uintptr_t)l.d.train.reals)[6 * sample] = NAN;
       capture_stderr();
-      const ng_status st = ranks_run(RANKS, live, &l, NULL);
+      const ng_status st = ranks_run(RANKS, train_rank, &l, NULL);
       const char *words = captured_stderr();
       assert_int_equal(st, NG_OK);
       for (int r = 0; r < RANKS; r++) {
@@ -249,7 +249,7 @@ static void a_diverging_rank_ends_all_ranks(void **state) {
           fail_msg("%s, sample %d: rank %d: %d, diverged %d, %d steps: %s", method[m], (int)sample,
                    r, l.rc[r], (int)l.diverged[r], (int)l.steps[r], words);
       }
-      end(&l);
+      end_runs(&l);
     }
   }
 }

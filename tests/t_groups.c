@@ -39,7 +39,7 @@ typedef struct model {
   void *memory; /* all gradients, then all weights */
 } model;
 
-static int64_t size(const model *m, int k) { return m->s->rows[k] * m->s->cols[k]; }
+static int64_t weight_count(const model *m, int k) { return m->s->rows[k] * m->s->cols[k]; }
 
 /* The index in memory of element i of a weight. */
 static int64_t weight_at(const model *m, int k, int64_t i) {
@@ -52,40 +52,40 @@ static double read_weight(const model *m, int k, int64_t i) {
 }
 
 /* A multiple of 1/128 in [-1, 1], exact in bf16. */
-static float value(int step, int what, int64_t i) {
+static float value_at(int step, int what, int64_t i) {
   return rintf(128 * sinf((float)(1 + 37 * step + 11 * what) + 2.3f * (float)i)) / 128;
 }
 
-static void allocate(model *m) {
+static void allocate_arrays(model *m) {
   const int64_t weight = ng_dtype_size(m->weights), grad = ng_dtype_size(m->grads);
   int64_t bytes = 0;
   for (int k = 0; k < SLOTS; k++)
-    bytes += size(m, k) * grad + m->s->rows[k] * (m->s->cols[k] + m->pad) * weight;
+    bytes += weight_count(m, k) * grad + m->s->rows[k] * (m->s->cols[k] + m->pad) * weight;
   char *at = m->memory = must_calloc((size_t)bytes);
-  for (int k = 0; k < SLOTS; at += size(m, k++) * grad)
+  for (int k = 0; k < SLOTS; at += weight_count(m, k++) * grad)
     m->grad[k] = at;
   for (int k = 0; k < SLOTS; k++) {
     m->weight[k] = at;
     const int64_t n = m->s->rows[k] * (m->s->cols[k] + m->pad);
     for (int64_t i = 0; i < n; i++)
       put(at, m->weights, i, (double)NAN);
-    for (int64_t i = 0; i < size(m, k); i++)
-      put(at, m->weights, weight_at(m, k, i), (double)value(0, k, i));
+    for (int64_t i = 0; i < weight_count(m, k); i++)
+      put(at, m->weights, weight_at(m, k, i), (double)value_at(0, k, i));
     at += n * weight;
   }
 }
 
 /* Before the call the caller sets s, grads, weights and pad. */
-static ng_status open_as(model *m, const char *set, const int32_t group[SLOTS],
-                         const fixture_how *how) {
+static ng_status open_layout(model *m, const char *set, const int32_t group[SLOTS],
+                             const fixture_how *how) {
   int32_t index;
-  allocate(m);
+  allocate_arrays(m);
   ng_status st = fixture_open(&m->f, set, how);
   for (int l = 0; l < LAYERS && st == NG_OK; l++) {
     const char *name = l == 0 ? "fc1" : "fc2";
     st = ng_add_linear(m->f.p, name, m->s->cols[2 * l], m->s->rows[2 * l], 1, &index);
   }
-  if (st == NG_OK) st = ng_add_tensor(m->f.p, "gamma", size(m, SLOTS - 1), &index);
+  if (st == NG_OK) st = ng_add_tensor(m->f.p, "gamma", weight_count(m, SLOTS - 1), &index);
   for (int k = 0; k < SLOTS && st == NG_OK; k++) {
     const plane g = plane_of(m->grad[k], m->s->rows[k], m->s->cols[k], m->grads);
     plane w = plane_of(m->weight[k], m->s->rows[k], m->s->cols[k], m->weights);
@@ -99,7 +99,7 @@ static ng_status open_as(model *m, const char *set, const int32_t group[SLOTS],
 static ng_status model_open(model *m, const char *set, const int32_t group[SLOTS],
                             const fixture_how *how) {
   *m = (model){.s = &narrow, .grads = NG_F32, .weights = NG_F32};
-  return open_as(m, set, group, how);
+  return open_layout(m, set, group, how);
 }
 
 static void model_close(model *m) {
@@ -114,16 +114,16 @@ static ng_status model_observe(model *m, int step) {
     const int64_t in = m->s->cols[2 * l], out = m->s->rows[2 * l];
     float *a = must_calloc(sizeof *a * (size_t)(B * (in + out))), *g = a + B * in;
     for (int64_t i = 0; i < B * in; i++)
-      a[i] = value(step, 10 + l, i);
+      a[i] = value_at(step, 10 + l, i);
     for (int64_t i = 0; i < B * out; i++)
-      g[i] = value(step, 20 + l, i) / B;
+      g[i] = value_at(step, 20 + l, i) / B;
     const plane x = plane_of(a, B, in, NG_F32), y = plane_of(g, B, out, NG_F32);
     st = fixture_observe(&m->f, l, &x, &y);
     free(a);
   }
   for (int k = 0; k < SLOTS; k++) {
-    for (int64_t i = 0; i < size(m, k); i++)
-      put(m->grad[k], m->grads, i, (double)value(step, 30 + k, i));
+    for (int64_t i = 0; i < weight_count(m, k); i++)
+      put(m->grad[k], m->grads, i, (double)value_at(step, 30 + k, i));
   }
   return st;
 }
@@ -164,7 +164,7 @@ static numbers numbers_from(bool adamw, int first) {
   return n;
 }
 
-static void ok(const model *m, ng_status st) { fixture_ok(&m->f, st); }
+static void must_ok(const model *m, ng_status st) { fixture_ok(&m->f, st); }
 
 #define PLAIN_SGD "method=natgrad update=sgd clip=none"
 
@@ -188,13 +188,13 @@ static void check_formula(const update_case *c) {
   numbers how = c->how;
   (void)snprintf(plain_set, sizeof plain_set, "method=%s clip=rescale", c->method);
   (void)snprintf(set, sizeof set, "%.99s update=%s", plain_set, how.adamw ? "adamw" : "sgd");
-  ok(&m, open_as(&m, set, three, &(fixture_how){.threads = c->s == &wide ? 3 : 0}));
-  ok(&plain, open_as(&plain, plain_set, NULL, NULL));
+  must_ok(&m, open_layout(&m, set, three, &(fixture_how){.threads = c->s == &wide ? 3 : 0}));
+  must_ok(&plain, open_layout(&plain, plain_set, NULL, NULL));
   for (int k = 0; k < SLOTS; k++) {
-    w[k] = zeros(3 * size(&m, k));
-    v[k] = w[k] + size(&m, k);
-    s[k] = v[k] + size(&m, k);
-    for (int64_t i = 0; i < size(&m, k); i++)
+    w[k] = zeros(3 * weight_count(&m, k));
+    v[k] = w[k] + weight_count(&m, k);
+    s[k] = v[k] + weight_count(&m, k);
+    for (int64_t i = 0; i < weight_count(&m, k); i++)
       w[k][i] = read_weight(&m, k, i);
   }
   for (int t = 1; t <= STEPS; t++) {
@@ -203,14 +203,14 @@ static void check_formula(const update_case *c) {
     how.adam[0].lr = stays ? 0 : c->how.adam[0].lr;
     for (int g = 0; g < GROUPS; g++)
       how.sgd[g].momentum = t == 2 && !how.sgd[g].nesterov ? 0 : c->how.sgd[g].momentum;
-    ok(&m, model_observe(&m, t));
-    ok(&plain, model_observe(&plain, t));
-    ok(&m, model_step(&m, &how, GROUPS));
-    ok(&plain, ng_step(plain.f.p, 0.1));
+    must_ok(&m, model_observe(&m, t));
+    must_ok(&plain, model_observe(&plain, t));
+    must_ok(&m, model_step(&m, &how, GROUPS));
+    must_ok(&plain, ng_step(plain.f.p, 0.1));
     for (int k = 0; k < SLOTS; k++) {
       const int g = three[k];
       const int64_t cols = c->s->cols[k], stride = cols + c->pad;
-      for (int64_t i = 0; i < size(&m, k); i++) {
+      for (int64_t i = 0; i < weight_count(&m, k); i++) {
         const double d = (double)((const float *)plain.grad[k])[i];
         if (how.adamw) {
           oracle_update_adamw(&how.adam[g], t, 1, &d, &w[k][i], &v[k][i], &s[k][i]);
@@ -262,13 +262,13 @@ static void updates_of_wide_rows_follow_the_formulas(void **state) {
 static void a_nan_in_the_last_tile_skips_the_step(void **state) {
   model m = {.s = &wide, .grads = NG_F32, .weights = NG_F32};
   const numbers how = numbers_from(false, 4);
-  ok(&m, open_as(&m, "method=eva-natgrad update=sgd", three, NULL));
-  ok(&m, model_observe(&m, 1));
-  ((float *)m.grad[SLOTS - 1])[size(&m, SLOTS - 1) - 1] = NAN;
+  must_ok(&m, open_layout(&m, "method=eva-natgrad update=sgd", three, NULL));
+  must_ok(&m, model_observe(&m, 1));
+  ((float *)m.grad[SLOTS - 1])[weight_count(&m, SLOTS - 1) - 1] = NAN;
   assert_int_equal(model_step(&m, &how, GROUPS), NG_SKIPPED);
   for (int k = 0; k < SLOTS; k++) {
-    for (int64_t i = 0; i < size(&m, k); i++)
-      assert_true(read_weight(&m, k, i) == (double)value(0, k, i));
+    for (int64_t i = 0; i < weight_count(&m, k); i++)
+      assert_true(read_weight(&m, k, i) == (double)value_at(0, k, i));
   }
   model_close(&m);
 }
@@ -280,18 +280,18 @@ static void a_moved_parameter_keeps_its_moments(void **state) {
   numbers how = numbers_from(false, 4), swapped = how;
   how.sgd[1].momentum = swapped.sgd[1].momentum = 0.5;
   swapped.sgd[0] = how.sgd[1];
-  ok(&m, model_open(&m, PLAIN_SGD, first, NULL));
-  ok(&other, model_open(&other, PLAIN_SGD, first, NULL));
+  must_ok(&m, model_open(&m, PLAIN_SGD, first, NULL));
+  must_ok(&other, model_open(&other, PLAIN_SGD, first, NULL));
   for (int t = 1; t <= 3; t++) {
-    ok(&m, model_observe(&m, t));
-    ok(&other, model_observe(&other, t));
-    if (t == 2) ok(&m, ng_set_group(m.f.p, 0, NG_BOTH, 1));
-    ok(&m, model_step(&m, &how, GROUPS));
-    ok(&other, model_step(&other, t < 2 ? &how : &swapped, GROUPS));
+    must_ok(&m, model_observe(&m, t));
+    must_ok(&other, model_observe(&other, t));
+    if (t == 2) must_ok(&m, ng_set_group(m.f.p, 0, NG_BOTH, 1));
+    must_ok(&m, model_step(&m, &how, GROUPS));
+    must_ok(&other, model_step(&other, t < 2 ? &how : &swapped, GROUPS));
   }
   for (int k = 0; k < SLOTS; k++) {
     const bool same =
-        memcmp(m.weight[k], other.weight[k], (size_t)size(&m, k) * sizeof(float)) == 0;
+        memcmp(m.weight[k], other.weight[k], (size_t)weight_count(&m, k) * sizeof(float)) == 0;
     assert_int_equal(same, last[k] != 0); /* group 0 has other numbers */
   }
   model_close(&m);
@@ -301,26 +301,27 @@ static void a_moved_parameter_keeps_its_moments(void **state) {
 /* ---- the clip --------------------------------------------------------------------------------*/
 
 /* <PD, D> of each layer in the first step. */
-static void inners(const char *set, double inner[LAYERS]) {
+static void read_inner_products(const char *set, double inner[LAYERS]) {
   model m;
-  ok(&m, model_open(&m, set, NULL, NULL));
-  ok(&m, model_observe(&m, 1));
-  ok(&m, ng_step(m.f.p, 1));
+  must_ok(&m, model_open(&m, set, NULL, NULL));
+  must_ok(&m, model_observe(&m, 1));
+  must_ok(&m, ng_step(m.f.p, 1));
   inner[0] = inner[1] = 0;
   for (int k = 0; k < 4; k++) {
-    for (int64_t i = 0; i < size(&m, k); i++)
-      inner[index_of[k]] += (double)((const float *)m.grad[k])[i] * (double)value(1, 30 + k, i);
+    for (int64_t i = 0; i < weight_count(&m, k); i++)
+      inner[index_of[k]] += (double)((const float *)m.grad[k])[i] * (double)value_at(1, 30 + k, i);
   }
   model_close(&m);
 }
 
-static ng_report clipped(const char *set, const int32_t *group, const double lr[GROUPS], model *m) {
+static ng_report step_with_clip(const char *set, const int32_t *group, const double lr[GROUPS],
+                                model *m) {
   numbers how = numbers_from(false, 4);
   for (int g = 0; g < GROUPS; g++)
     how.sgd[g].lr = lr[g];
-  ok(m, model_open(m, set, group, NULL));
-  ok(m, model_observe(m, 1));
-  ok(m, model_step(m, &how, group == NULL ? 1 : GROUPS));
+  must_ok(m, model_open(m, set, group, NULL));
+  must_ok(m, model_observe(m, 1));
+  must_ok(m, model_step(m, &how, group == NULL ? 1 : GROUPS));
   return fixture_report(&m->f);
 }
 
@@ -334,13 +335,13 @@ static void clip_weighs_layers_by_their_rate(void **state) {
     char set[160];
     double inner[LAYERS];
     (void)snprintf(set, sizeof set, "%s clip=none", way[i]);
-    inners(set, inner);
+    read_inner_products(set, inner);
     (void)snprintf(set, sizeof set, "%s update=sgd clip=kl kl_clip=1e-6", way[i]);
     for (size_t k = 0; k < sizeof lrs / sizeof lrs[0]; k++) {
       const double *lr = lrs[k], kl = lr[0] * lr[0] * inner[0] + lr[2] * lr[2] * inner[1];
       const double nu = kl > 0 ? fmin(1, sqrt(1e-6 / kl)) : 1;
       model m;
-      const ng_report r = clipped(set, three, lr, &m);
+      const ng_report r = step_with_clip(set, three, lr, &m);
       if (!(fabs(r.clip - nu) <= 1e-6 * nu)) {
         fail_msg("%s, rates %zu: nu = %.9g, expected %.9g", way[i], k, r.clip, nu);
       }

@@ -67,12 +67,12 @@ static numbers valid_numbers(void) {
   return n;
 }
 
-static ng_status step(model *m, const numbers *n, bool adamw, int32_t count) {
+static ng_status take_step(model *m, const numbers *n, bool adamw, int32_t count) {
   return adamw ? ng_step_adamw(m->f.p, n == NULL ? NULL : n->adam, count)
                : ng_step_sgd(m->f.p, n == NULL ? NULL : n->sgd, count);
 }
 
-static void ok(const model *m, ng_status st) { fixture_ok(&m->f, st); }
+static void must_ok(const model *m, ng_status st) { fixture_ok(&m->f, st); }
 
 /* ---- one rank --------------------------------------------------------------------------------*/
 
@@ -107,7 +107,7 @@ static const mistake mistakes[] = {
     {4, .word = "count is 4", .which = "groups is 3"}};
 enum { MISTAKES = sizeof mistakes / sizeof mistakes[0] };
 
-static ng_status step_with(model *m, const mistake *w, bool adamw) {
+static ng_status step_with_mistake(model *m, const mistake *w, bool adamw) {
   numbers how = valid_numbers();
   ng_sgd *s = &how.sgd[w->group];
   ng_adamw *a = &how.adam[w->group];
@@ -116,7 +116,7 @@ static ng_status step_with(model *m, const mistake *w, bool adamw) {
   if (w->nesterov) s->nesterov = 1;
   if (w->smaller) s->struct_size -= 8, a->struct_size -= 8;
   if (w->no_size) s->struct_size = a->struct_size = 0;
-  return step(m, w->is_null ? NULL : &how, adamw, w->count);
+  return take_step(m, w->is_null ? NULL : &how, adamw, w->count);
 }
 
 /* The corrected step uses the same observations, and a learning rate of 0 is valid. */
@@ -125,18 +125,18 @@ static void wrong_numbers_are_refused(void **state) {
     model m;
     float before[NUMBERS];
     const char *update = adamw ? "adamw" : "sgd";
-    ok(&m, model_open(&m, adamw ? "update=adamw clip=none" : PLAIN_SGD, NULL));
-    ok(&m, model_observe(&m));
+    must_ok(&m, model_open(&m, adamw ? "update=adamw clip=none" : PLAIN_SGD, NULL));
+    must_ok(&m, model_observe(&m));
     memcpy(before, m.weight, sizeof before);
     for (int k = 0; k < MISTAKES; k++) {
       const mistake *w = &mistakes[k];
       if (adamw && w->nesterov) continue;
-      WRONG(step_with(&m, w, adamw), w->word, w->which == NULL ? update : w->which);
+      WRONG(step_with_mistake(&m, w, adamw), w->word, w->which == NULL ? update : w->which);
     }
     assert_memory_equal(before, m.weight, sizeof before);
     numbers how = valid_numbers();
     how.sgd[1].lr = how.adam[1].lr = 0;
-    ok(&m, step(&m, &how, adamw, GROUPS));
+    must_ok(&m, take_step(&m, &how, adamw, GROUPS));
     assert_memory_equal(before + FC1, m.weight + FC1, (size_t)entries[0].rows * sizeof *before);
     assert_memory_not_equal(before, m.weight, FC1 * sizeof *before);
     fixture_close(&m.f);
@@ -151,20 +151,20 @@ static void new_fields_must_be_zero(void **state) {
   } larger[GROUPS];
   model m, same;
   const numbers how = valid_numbers();
-  ok(&m, model_open(&m, PLAIN_SGD, NULL));
-  ok(&same, model_open(&same, PLAIN_SGD, NULL));
+  must_ok(&m, model_open(&m, PLAIN_SGD, NULL));
+  must_ok(&same, model_open(&same, PLAIN_SGD, NULL));
   for (int g = 0; g < GROUPS; g++) {
     larger[g].how = how.sgd[g];
     larger[g].how.struct_size = sizeof larger[g];
     larger[g].newer = 0;
   }
-  ok(&m, model_observe(&m));
-  ok(&same, model_observe(&same));
+  must_ok(&m, model_observe(&m));
+  must_ok(&same, model_observe(&same));
   larger[2].newer = 1;
   WRONG(ng_step_sgd(m.f.p, &larger[0].how, GROUPS), "struct_size", "knows only");
   larger[2].newer = 0;
-  ok(&m, ng_step_sgd(m.f.p, &larger[0].how, GROUPS));
-  ok(&same, ng_step_sgd(same.f.p, how.sgd, GROUPS));
+  must_ok(&m, ng_step_sgd(m.f.p, &larger[0].how, GROUPS));
+  must_ok(&same, ng_step_sgd(same.f.p, how.sgd, GROUPS));
   assert_memory_equal(m.weight, same.weight, sizeof m.weight);
   fixture_close(&m.f);
   fixture_close(&same.f);
@@ -173,8 +173,8 @@ static void new_fields_must_be_zero(void **state) {
 static void invalid_group_numbers_are_refused(void **state) {
   model m;
   const plane none = plane_of(NULL, 1, 1, NG_F32);
-  ok(&m, fixture_open(&m.f, "update=sgd", NULL));
-  ok(&m, ng_add_linear(m.f.p, "fc", 2, 2, 0, NULL));
+  must_ok(&m, fixture_open(&m.f, "update=sgd", NULL));
+  must_ok(&m, ng_add_linear(m.f.p, "fc", 2, 2, 0, NULL));
   WRONG(ng_set_group(m.f.p, 1, NG_WEIGHT, 0), "index is 1", "ng_set_group");
   WRONG(ng_set_group(m.f.p, 0, NG_BIAS, 0), "'fc'", "bias");
   WRONG(ng_set_group(m.f.p, 0, (ng_param)3, 0), "'fc'", "no such parameter");
@@ -182,11 +182,11 @@ static void invalid_group_numbers_are_refused(void **state) {
   WRONG(ng_set_group(m.f.p, 0, NG_WEIGHT, 1024), "group is 1024", "0 to 1023");
   WRONG(ng_set_group(m.f.p, 0, NG_WEIGHT, 1025), "group is 1025", "0 to 1023");
   WRONG(plane_bind_grad(m.f.p, 0, NG_BOTH, &none), "'fc'", "no such parameter");
-  ok(&m, ng_set_group(m.f.p, 0, NG_BOTH, 1023)); /* without a bias NG_BOTH is the weight */
-  ok(&m, ng_set_group(m.f.p, 0, NG_BOTH, 2));
-  ok(&m, ng_ready(m.f.p));
+  must_ok(&m, ng_set_group(m.f.p, 0, NG_BOTH, 1023)); /* without a bias NG_BOTH is the weight */
+  must_ok(&m, ng_set_group(m.f.p, 0, NG_BOTH, 2));
+  must_ok(&m, ng_ready(m.f.p));
   WRONG(ng_set_group(m.f.p, 0, NG_WEIGHT, 3), "group is 3", "expected 0 to 2");
-  ok(&m, ng_set_group(m.f.p, 0, NG_WEIGHT, 1));
+  must_ok(&m, ng_set_group(m.f.p, 0, NG_WEIGHT, 1));
   fixture_close(&m.f);
 }
 
@@ -212,11 +212,11 @@ static ng_status run_rank(int32_t rank, ng_transport *t, void *arg) {
   if (st == NG_OK) st = model_observe(&m);
   if (st != NG_OK) return st;
   memcpy(before, m.weight, sizeof before);
-  st = step_with(&m, rank == ODD && j->mistake != NULL ? j->mistake : &none, false);
+  st = step_with_mistake(&m, rank == ODD && j->mistake != NULL ? j->mistake : &none, false);
   j->first[rank] = st;
   j->changed[rank] = memcmp(before, m.weight, sizeof before) != 0;
   (void)snprintf(j->message[rank], sizeof j->message[rank], "%s", ng_last_error(m.f.ctx));
-  if (st == NG_ERR_ARG) st = step_with(&m, &none, false);
+  if (st == NG_ERR_ARG) st = step_with_mistake(&m, &none, false);
   j->last[rank] = st;
   ng_report r = {.struct_size = sizeof r};
   if (st == NG_OK) st = ng_report_read(m.f.p, &r);

@@ -39,7 +39,7 @@ static const update in_place = {.name = "ng_step", .lr = 0.1, .in_place = true};
 /* ---- one element -----------------------------------------------------------------------------*/
 
 /* Return x rounded to dtype t. If the rounded x is not finite, set *stayed and return `old`. */
-static float keep(float x, float old, ng_dtype t, int *stayed) {
+static float round_or_keep(float x, float old, ng_dtype t, int *stayed) {
   uint32_t bits;
   ng_from_f32(&bits, t, &x, 1);
   if (!ng_all_finite(&bits, t, 1)) {
@@ -51,7 +51,7 @@ static float keep(float x, float old, ng_dtype t, int *stayed) {
 }
 
 /* Update BEFORE (counted from 0) of an element with gradient d. */
-static element oracle(const update *by, element e, float d, ng_dtype t, int *stayed) {
+static element expected_update(const update *by, element e, float d, ng_dtype t, int *stayed) {
   const float lr = (float)by->lr, mu = (float)by->momentum, b1 = (float)by->beta1,
               b2 = (float)by->beta2, n = BEFORE + 1;
   *stayed = 0;
@@ -62,14 +62,14 @@ static element oracle(const update *by, element e, float d, ng_dtype t, int *sta
     const float second = b2 * e.v + (float)(1.0 - by->beta2) * (d * d);
     const float w =
         (float)(1.0 - by->lr * by->decay) * e.w - rate * (first / (sqrtf(second) * root + 1e-8f));
-    return (element){keep(w, e.w, t, stayed), keep(first, e.m, NG_F32, stayed),
-                     keep(second, e.v, NG_F32, stayed)};
+    return (element){round_or_keep(w, e.w, t, stayed), round_or_keep(first, e.m, NG_F32, stayed),
+                     round_or_keep(second, e.v, NG_F32, stayed)};
   }
   const float g = d + (by->decoupled ? 0.0f : (float)by->decay) * e.w;
   const float m = by->momentum == 0 ? g : mu * e.m + (float)(1.0 - by->dampening) * g;
   const float step = by->nesterov ? g + mu * m : m;
   const float w = (by->decoupled ? (float)(1.0 - by->lr * by->decay) : 1.0f) * e.w - lr * step;
-  return (element){keep(w, e.w, t, stayed), keep(m, e.m, NG_F32, stayed), e.v};
+  return (element){round_or_keep(w, e.w, t, stayed), round_or_keep(m, e.m, NG_F32, stayed), e.v};
 }
 
 typedef struct element_run {
@@ -84,7 +84,7 @@ typedef struct element_run {
   char message[RANKS][200];
 } element_run;
 
-static ng_status run(int32_t rank, ng_transport *t, void *arg) {
+static ng_status run_element(int32_t rank, ng_transport *t, void *arg) {
   element_run *x = arg;
   model m;
   ng_status st = model_open(&m, x->line, x->by, NG_F32, x->type, t);
@@ -112,7 +112,8 @@ static ng_status run(int32_t rank, ng_transport *t, void *arg) {
 }
 
 /* An element of the tensor: rank 1 owns its update, and other elements do not depend on it. */
-static void one_element(const update *by, ng_dtype type, double size, int32_t ranks, bool owned) {
+static void compare_one_element(const update *by, ng_dtype type, double size, int32_t ranks,
+                                bool owned) {
   static element_run x, y;
   int stayed;
   x = (element_run){.line =
@@ -123,11 +124,13 @@ static void one_element(const update *by, ng_dtype type, double size, int32_t ra
                     .size = size};
   y = x;
   y.size = 0;
-  if (ranks_run(ranks, run, &x, NULL) < NG_OK || ranks_run(ranks, run, &y, NULL) < NG_OK)
+  if (ranks_run(ranks, run_element, &x, NULL) < NG_OK ||
+      ranks_run(ranks, run_element, &y, NULL) < NG_OK)
     fail_msg("%s: a run failed", by->name);
   for (int r = 0; r < ranks; r++) {
     const bool writes = !owned || r == 1 % ranks;
-    const element e = oracle(by, x.before[owned ? 1 % ranks : r], (float)size, type, &stayed);
+    const element e =
+        expected_update(by, x.before[owned ? 1 % ranks : r], (float)size, type, &stayed);
     const element *is = &x.after[r][x.place];
     bool same = is->w == e.w && (!writes || (is->m == e.m && is->v == e.v));
     for (int i = 0; i < ALL; i++)
@@ -146,12 +149,13 @@ static void one_element(const update *by, ng_dtype type, double size, int32_t ra
   }
 }
 
-static void one_element_keeps_its_value(void **state) {
+static void a_huge_element_keeps_its_value(void **state) {
   for (int i = 0; i < UPDATES * 3 * SIZES; i++) {
     const update *by = &updates[i / (3 * SIZES)];
     if (by->lr > 1e5) continue; /* or every element would overflow */
-    one_element(by, types[i / SIZES % 3], sizes[i % SIZES], 1, false);
-    if (i % 2 == 0) one_element(by, types[i / SIZES % 3], sizes[i % SIZES], RANKS, i % 4 == 0);
+    compare_one_element(by, types[i / SIZES % 3], sizes[i % SIZES], 1, false);
+    if (i % 2 == 0)
+      compare_one_element(by, types[i / SIZES % 3], sizes[i % SIZES], RANKS, i % 4 == 0);
   }
 }
 
@@ -182,7 +186,8 @@ static ng_status write_gradient(int32_t rank, ng_transport *t, void *arg) {
       for (int i = 0; i < FC; i++) {
         int mine = 0;
         const float old = get(raw, NG_F32, i);
-        fine = fine && get(m.grad, type, i) == keep(get(wide.grad, NG_F32, i), old, type, &mine);
+        fine = fine &&
+               get(m.grad, type, i) == round_or_keep(get(wide.grad, NG_F32, i), old, type, &mine);
         stayed += mine;
       }
       /* intermediate arrays of K-FAC overflow */
@@ -267,7 +272,7 @@ static const char *first_nonfinite_array(const model *m) {
   return NULL;
 }
 
-static ng_status run_rank(int32_t rank, ng_transport *t, void *arg) {
+static ng_status try_huge_number(int32_t rank, ng_transport *t, void *arg) {
   huge_run *x = arg;
   model m;
   ng_status st = model_open(&m, x->line, &x->by, NG_F32, x->type, t);
@@ -300,7 +305,8 @@ static ng_status run_rank(int32_t rank, ng_transport *t, void *arg) {
 
 /* Run; return the number of ordinary steps that were skipped, which is the same on all ranks. */
 static int count_skipped(huge_run *x, int32_t ranks) {
-  assert_int_equal(ranks > 1 ? ranks_run(ranks, run_rank, x, NULL) : run_rank(0, NULL, x), NG_OK);
+  assert_int_equal(
+      ranks > 1 ? ranks_run(ranks, try_huge_number, x, NULL) : try_huge_number(0, NULL, x), NG_OK);
   for (int32_t r = 1; r < ranks; r++) {
     assert_int_equal(x->skipped[r], x->skipped[0]);
     assert_int_equal(x->status[r], x->status[0]);
@@ -308,14 +314,14 @@ static int count_skipped(huge_run *x, int32_t ranks) {
   return x->skipped[0];
 }
 
-static void none_skipped(huge_run *x, int32_t ranks) {
+static void must_skip_no_later_step(huge_run *x, int32_t ranks) {
   const int n = count_skipped(x, ranks);
   if (n > 0)
     fail_msg("%s, %g, %d ranks: %d ordinary steps were skipped", x->line, x->size, ranks, n);
 }
 
 /* A huge gradient, on one rank and, in 1 of 61 runs, on four ranks. */
-static void huge_gradients(const char *line) {
+static void try_huge_gradients(const char *line) {
   for (int k = 0; k < UPDATES * 3; k++) {
     const update *by = &updates[k / 3];
     const bool window = strstr(line, "window") != NULL;
@@ -342,7 +348,7 @@ static void huge_gradients(const char *line) {
 }
 
 /* A huge number in a gradient or an observation. */
-static void huge_numbers(const char *line) {
+static void try_huge_numbers(const char *line) {
   static const int place[] = {3, IN * OUT + 1, ALL - 2, ALL + 1, ALL + IN + 1};
   static const double huge[] = {1e10, 1e20, 1e25, 1e37, 3e38};
   for (int i = 0; i < 5 * 5; i++) {
@@ -355,25 +361,25 @@ static void huge_numbers(const char *line) {
                   .before = 2,
                   .after = 8,
                   .state = true};
-    none_skipped(&x, 1);
-    if (i % 8 == 0) none_skipped(&x, RANKS);
+    must_skip_no_later_step(&x, 1);
+    if (i % 8 == 0) must_skip_no_later_step(&x, RANKS);
   }
 }
 
-static void huge_numbers_with_all_methods(void **state) {
+static void all_methods_stay_finite(void **state) {
   for (int32_t i = 0; i < ng_method_count(); i++) {
     ng_method_info info = {.struct_size = sizeof info};
     char line[128];
     assert_int_equal(ng_method_at(i, &info), NG_OK);
     const bool rows = strcmp(info.family, "window") == 0 && strncmp(info.name, "topk", 4) != 0;
     (void)snprintf(line, sizeof line, "method=%s%s", info.name, rows ? " window=4" : "");
-    huge_gradients(line);
-    huge_numbers(line);
+    try_huge_gradients(line);
+    try_huge_numbers(line);
   }
 }
 
 /* Stores, momenta and dtypes that are no method's default. */
-static void overflow_of_combined_options(void **state) {
+static void combined_options_stay_finite(void **state) {
   static const char *const keeps[] = {
       "method=topk-sgd window_momentum=0.9",
       "method=topk-sgd window_momentum=0.9 window_feedback_lr=0",
@@ -407,9 +413,9 @@ static void overflow_of_combined_options(void **state) {
       "method=topk-adam window_density=0.3 window_feedback_lr=1",
   };
   for (size_t i = 0; i < sizeof keeps / sizeof *keeps; i++)
-    huge_gradients(keeps[i]);
+    try_huge_gradients(keeps[i]);
   for (size_t i = 0; i < sizeof line / sizeof *line; i++)
-    huge_numbers(line[i]);
+    try_huge_numbers(line[i]);
 }
 
 /* One step with a huge learning rate, with which rows are lr x. */
@@ -428,7 +434,7 @@ static void a_huge_rate_leaves_weights_finite(void **state) {
                   .before = 1,
                   .after = 8,
                   .state = true};
-    none_skipped(&x, i % 2 ? 1 : RANKS);
+    must_skip_no_later_step(&x, i % 2 ? 1 : RANKS);
     assert_int_equal(x.status[0], lr[i % 7] < 1e28 ? NG_OK : NG_RESCUED);
     if (x.status[0] == NG_RESCUED) assert_non_null(strstr(x.message[0], "kept their old value"));
   }
@@ -458,7 +464,7 @@ static void stored_overflow_is_reset_under_adamw(void **state) {
                   .before = before,
                   .after = 19 - before,
                   .state = true};
-    none_skipped(&x, i % 9 == 1 ? RANKS : 1);
+    must_skip_no_later_step(&x, i % 9 == 1 ? RANKS : 1);
     assert_true(x.status[0] != NG_SKIPPED || x.size > 1e12);
   }
 }
@@ -479,11 +485,11 @@ static void a_zero_rate_keeps_the_momentum(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(one_element_keeps_its_value),
+      cmocka_unit_test(a_huge_element_keeps_its_value),
       cmocka_unit_test(gradients_out_of_range_keep_their_value),
       cmocka_unit_test(a_non_finite_weight_stays),
-      cmocka_unit_test(huge_numbers_with_all_methods),
-      cmocka_unit_test(overflow_of_combined_options),
+      cmocka_unit_test(all_methods_stay_finite),
+      cmocka_unit_test(combined_options_stay_finite),
       cmocka_unit_test(a_huge_rate_leaves_weights_finite),
       cmocka_unit_test(a_zero_rate_keeps_the_momentum),
       cmocka_unit_test(stored_overflow_is_reset_under_adamw),

@@ -11,7 +11,7 @@ typedef struct directions {
 } directions;
 
 /* A learning rate that falls by more than half, weights that are 0, two groups. */
-static void run_options(const ng_options *o, directions *l) {
+static void train_with_options(const ng_options *o, directions *l) {
   float g[D], w[D], x[B * COLS], y[B * ROWS];
   fixture f;
   const plane in = plane_of(x, B, COLS, NG_F32), out = plane_of(y, B, ROWS, NG_F32);
@@ -39,13 +39,9 @@ static void run_options(const ng_options *o, directions *l) {
   fixture_close(&f);
 }
 
-static bool same(const directions *a, const directions *b) {
-  return memcmp(a->P, b->P, sizeof a->P) == 0;
-}
-
 /* Run with other values.  tried: accepted values; changed: values that give other bits. */
-static void try_all(const ng_options *o, const ng_option_info *info, const directions *standard,
-                    int *tried, int *changed) {
+static void try_all_values(const ng_options *o, const ng_option_info *info,
+                           const directions *standard, int *tried, int *changed) {
   static const char *const number[] = {"1", "2", "0.25", "0", "0.9", "5"};
   static directions other;
   char before[64], word[64], message[512];
@@ -62,9 +58,9 @@ static void try_all(const ng_options *o, const ng_option_info *info, const direc
         ng_options_set(&now, info->name, value, message, sizeof message) != NG_OK ||
         ng_options_check(&now, message, sizeof message) != NG_OK)
       continue;
-    run_options(&now, &other);
+    train_with_options(&now, &other);
     ++*tried;
-    *changed += !same(standard, &other);
+    *changed += memcmp(standard->P, other.P, sizeof other.P) != 0;
   }
 }
 
@@ -104,22 +100,22 @@ static void idle_options_have_no_effect(void **state) {
     (void)snprintf(line, sizeof line, "%s%s", setups[k],
                    first || !window ? "" : " window=3 damping=0.1");
     const ng_options o = fixture_parse_options(line);
-    run_options(&o, &standard);
+    train_with_options(&o, &standard);
     for (int32_t i = 0; i < ng_option_count(); i++) {
       ng_option_info info = {.struct_size = sizeof info};
-      char needs[128];
+      char must_need[128];
       int tried, changed;
       assert_int_equal(ng_option_at(i, &info), NG_OK);
-      assert_int_equal(ng_options_idle(&o, info.name, needs, sizeof needs), NG_OK);
+      assert_int_equal(ng_options_idle(&o, info.name, must_need, sizeof must_need), NG_OK);
       const bool known =
           window && (strcmp(info.trait, "a window") == 0 || strcmp(info.name, "damping") == 0);
-      if (needs[0] == 0 && !known) continue;
-      try_all(&o, &info, &standard, &tried, &changed);
-      idle += needs[0] != 0;
-      if (needs[0] != 0 ? changed == 0 : tried == 0 || changed > 0) continue;
+      if (must_need[0] == 0 && !known) continue;
+      try_all_values(&o, &info, &standard, &tried, &changed);
+      idle += must_need[0] != 0;
+      if (must_need[0] != 0 ? changed == 0 : tried == 0 || changed > 0) continue;
       bad++;
-      print_message("%s: %s needs '%s', %d of %d values change something\n", line, info.name, needs,
-                    changed, tried);
+      print_message("%s: %s needs '%s', %d of %d values change something\n", line, info.name,
+                    must_need, changed, tried);
     }
   }
   assert_int_equal(bad, 0);
@@ -128,13 +124,13 @@ static void idle_options_have_no_effect(void **state) {
 
 /* ---- what an idle option needs ---------------------------------------------------------------*/
 
-static ng_options with_method(const char *name) {
+static ng_options options_of_method(const char *name) {
   ng_options o = standard_options();
   fixture_set(&o, "method", name);
   return o;
 }
 
-static void needs(const ng_options *o, const char *option, const char *expected) {
+static void must_need(const ng_options *o, const char *option, const char *expected) {
   char text[128] = "x";
   assert_int_equal(ng_options_idle(o, option, text, sizeof text), NG_OK);
   if (strcmp(text, expected) != 0) fail_msg("%s needs '%s', expected '%s'", option, text, expected);
@@ -145,36 +141,36 @@ static void idle_options_name_what_they_need(void **state) {
   ng_options o = standard_options();
   for (int i = 0; i < 7; i++) {
     fixture_set(&o, "clip", clip[i]);
-    needs(&o, "kl_clip", i == 0 ? "" : "clip = kl");
-    needs(&o, "kl-clip", i == 0 ? "" : "clip = kl");
-    needs(&o, "clip_bound", i >= 2 && i <= 5 ? "" : "clip = norm, ratio, rms or value");
-    needs(&o, "damping", "");
-    needs(&o, "clip", "");
+    must_need(&o, "kl_clip", i == 0 ? "" : "clip = kl");
+    must_need(&o, "kl-clip", i == 0 ? "" : "clip = kl");
+    must_need(&o, "clip_bound", i >= 2 && i <= 5 ? "" : "clip = norm, ratio, rms or value");
+    must_need(&o, "damping", "");
+    must_need(&o, "clip", "");
   }
-  o = with_method("mfac");
-  needs(&o, "window_fill", "window_store = topk, topk-layer, topk-block or lowrank");
-  needs(&o, "window_momentum_form", "window_momentum above 0");
-  needs(&o, "window_scope", "");
-  o = with_method("lowrank-mfac");
-  needs(&o, "window_fill", "");
-  o = with_method("topk-sgd");
-  needs(&o, "damping", "window_function = mfac, mfac-filled, ggt, adam or adagrad");
-  needs(&o, "window_scope", "");
+  o = options_of_method("mfac");
+  must_need(&o, "window_fill", "window_store = topk, topk-layer, topk-block or lowrank");
+  must_need(&o, "window_momentum_form", "window_momentum above 0");
+  must_need(&o, "window_scope", "");
+  o = options_of_method("lowrank-mfac");
+  must_need(&o, "window_fill", "");
+  o = options_of_method("topk-sgd");
+  must_need(&o, "damping", "window_function = mfac, mfac-filled, ggt, adam or adagrad");
+  must_need(&o, "window_scope", "");
   fixture_set(&o, "window_store", "dense");
-  needs(&o, "window_scope",
-        "window_function = mfac, mfac-filled or ggt, or window_store = topk, topk-layer or "
-        "topk-block");
-  o = with_method("topk-adam");
-  needs(&o, "damping", "");
-  o = with_method("natgrad");
-  o = with_method("eva");
-  needs(&o, "stat_decay", "");
+  must_need(&o, "window_scope",
+            "window_function = mfac, mfac-filled or ggt, or window_store = topk, topk-layer or "
+            "topk-block");
+  o = options_of_method("topk-adam");
+  must_need(&o, "damping", "");
+  o = options_of_method("natgrad");
+  o = options_of_method("eva");
+  must_need(&o, "stat_decay", "");
   fixture_set(&o, "sides", "input");
-  needs(&o, "stat_decay", "");
+  must_need(&o, "stat_decay", "");
   fixture_set(&o, "sides", "none");
-  needs(&o, "stat_decay", "sides = both or input");
-  needs(&o, "stat_batch", "sides = both or input");
-  needs(&o, "sides", "");
+  must_need(&o, "stat_decay", "sides = both or input");
+  must_need(&o, "stat_batch", "sides = both or input");
+  must_need(&o, "sides", "");
 
   char text[128];
   assert_int_equal(ng_options_idle(&o, "stat_decay", text, 22), NG_OK);
@@ -189,7 +185,7 @@ static void needs_is_the_option_of_the_sentence(void **state) {
   int32_t named = 0;
   for (int32_t i = 0; i < ng_option_count(); i++) {
     const ng_option_info info = option_info(i);
-    ng_options o = with_method("adasgd"); /* sides = none */
+    ng_options o = options_of_method("adasgd"); /* sides = none */
     char text[128], begins[64];
     fixture_set(&o, "clip", "rescale");
     fixture_set(&o, "placement", "spngd");

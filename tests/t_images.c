@@ -17,7 +17,7 @@
 enum { H = 14, W = 18, SIDE = 10, CLASSES = 3, EACH = 40 };
 
 /* Pixel (y, x, c) of image n, a PNG of H x W. */
-static uint8_t pixel(int n, int y, int x, int c) {
+static uint8_t pixel_value(int n, int y, int x, int c) {
   return (uint8_t)(n * 37 + y * 11 + x * 5 + c * 70 + n * x);
 }
 
@@ -31,7 +31,7 @@ static bool put_image_file(const char *name, int n) {
   uint8_t rows[H * W * 3];
   made m;
   for (int i = 0; i < H * W * 3; i++)
-    rows[i] = pixel(n, i / 3 / W, i / 3 % W, i % 3);
+    rows[i] = pixel_value(n, i / 3 / W, i / 3 % W, i % 3);
   if (!make_png(W, H, 2, 8, false, rows, (size_t)W * 3, &m)) return false;
   put_file(name, m.bytes, m.n);
   free(m.bytes);
@@ -39,7 +39,7 @@ static bool put_image_file(const char *name, int n) {
 }
 
 /* Write all/train/{ant,bee,cat}/NN.png with image n = class * EACH + i; all/val has image n + 1000, one per class. */
-static bool made_folder(void) {
+static bool make_image_folder(void) {
   static int state;
   if (state != 0) return state > 0;
   state = -1;
@@ -59,7 +59,7 @@ static bool made_folder(void) {
   return true;
 }
 
-static const char *spec(const char *path, const char *more) {
+static const char *spec_of_folder(const char *path, const char *more) {
   static char text[1024];
   (void)snprintf(text, sizeof text, "images:%s,size=%d%s", in_folder(path), SIDE, more);
   return text;
@@ -69,8 +69,8 @@ static const char *spec(const char *path, const char *more) {
 
 static void folders_are_classes(void **state) {
   data_set d, e;
-  if (!made_folder()) skip();
-  assert_int_equal(data_open(spec("all", ""), &d), 0);
+  if (!make_image_folder()) skip();
+  assert_int_equal(data_open(spec_of_folder("all", ""), &d), 0);
   assert_true(d.train.n == CLASSES * EACH && d.test.n == CLASSES && d.classes == CLASSES);
   assert_true(d.height == SIDE && d.width == SIDE && d.channels == 3 && d.images->resize == 12);
   for (int i = 0; i < d.train.n; i++)
@@ -80,13 +80,13 @@ static void folders_are_classes(void **state) {
   run_shell(
       "cd '%s' && mkdir linked && ln -s ../all/train linked/train && ln -s ../all/val linked/%s",
       "val");
-  assert_int_equal(data_open(spec("linked", ""), &e), 0);
+  assert_int_equal(data_open(spec_of_folder("linked", ""), &e), 0);
   assert_int_equal(data_compute_crc(&d), data_compute_crc(&e));
   data_close(&e);
-  assert_int_equal(data_open(spec("all", ",resize=13"), &e), 0);
+  assert_int_equal(data_open(spec_of_folder("all", ",resize=13"), &e), 0);
   assert_int_not_equal(data_compute_crc(&d), data_compute_crc(&e));
   data_close(&e);
-  assert_int_equal(data_open(spec("all", ",mean=0.5/0.5/0.5"), &e), 0);
+  assert_int_equal(data_open(spec_of_folder("all", ",mean=0.5/0.5/0.5"), &e), 0);
   assert_int_not_equal(data_compute_crc(&d), data_compute_crc(&e));
   data_close(&e);
   /* Without train/ a folder is one split; other files are ignored and counted. */
@@ -94,7 +94,7 @@ static void folders_are_classes(void **state) {
       "cd '%s' && touch all/train/bee/notes.txt all/train/README && touch all/train/bee/.hid%s",
       "den");
   capture_stderr();
-  assert_int_equal(data_open(spec("all/train", ""), &e), 0);
+  assert_int_equal(data_open(spec_of_folder("all/train", ""), &e), 0);
   assert_string_equal(captured_stderr(), ""); /* only rank 0 prints */
   capture_stderr();
   data_print_notes(&e);
@@ -108,32 +108,32 @@ static void folders_are_classes(void **state) {
 
 static void lists_name_files(void **state) {
   data_set d;
-  if (!made_folder()) skip();
+  if (!make_image_folder()) skip();
   static const char text[] = "train/ant/00.png 2\n\n  train/bee/01.png\t0  \r\nval/cat/x.png 5\n";
   put_file("all/list", text, sizeof text - 1);
-  assert_int_equal(data_open(spec("all/list", ""), &d), 0);
+  assert_int_equal(data_open(spec_of_folder("all/list", ""), &d), 0);
   assert_true(d.train.n == 3 && d.classes == 6 && d.train.labels[1] == 0);
   assert_non_null(strstr(d.train.images->path[1], "all/train/bee/01.png"));
   data_close(&d);
   static const char marked[] = "\xef\xbb\xbftrain/ant/00.png 2\ntrain/bee/01.png 0\n";
   put_file("all/marked", marked, sizeof marked - 1);
-  assert_int_equal(data_open(spec("all/marked", ""), &d), 0);
+  assert_int_equal(data_open(spec_of_folder("all/marked", ""), &d), 0);
   assert_true(d.train.n == 2);
   assert_non_null(strstr(d.train.images->path[0], "all/train/ant/00.png"));
   data_close(&d);
   put_file("list", text, sizeof text - 1);
-  must_refuse_set(spec("list", ""), "train/ant/00.png: No such file or directory");
+  must_refuse_set(spec_of_folder("list", ""), "train/ant/00.png: No such file or directory");
   char more[600];
   (void)snprintf(more, sizeof more, ",root=%s", in_folder("all"));
-  assert_int_equal(data_open(spec("list", more), &d), 0);
+  assert_int_equal(data_open(spec_of_folder("list", more), &d), 0);
   data_close(&d);
   const size_t n = strlen(more); /* a test split may have its own folder and labels */
   static const char tested[] = "/ant/00.png 0\nbee/00.png 7\n";
   put_file("all/train/tested", tested + 1, sizeof tested - 2);
   (void)snprintf(more + n, sizeof more - n, ",test=%s", in_folder("all/train/tested"));
   /* `root` applies to both splits */
-  must_refuse_set(spec("all/list", more), "all/ant/00.png: No such file");
-  assert_int_equal(data_open(spec("all/list", more + n), &d), 0);
+  must_refuse_set(spec_of_folder("all/list", more), "all/ant/00.png: No such file");
+  assert_int_equal(data_open(spec_of_folder("all/list", more + n), &d), 0);
   assert_true(d.train.n == 3 && d.test.n == 2 && d.classes == 8 && d.images->total == 5);
   assert_non_null(strstr(d.test.images->path[1], "all/train/bee/00.png"));
   data_close(&d);
@@ -149,18 +149,18 @@ static void lists_name_files(void **state) {
   };
   for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
     put_file("all/bad", bad[i][0], strlen(bad[i][0]));
-    must_refuse_set(spec("all/bad", ""), bad[i][1]);
+    must_refuse_set(spec_of_folder("all/bad", ""), bad[i][1]);
   }
 }
 
 static void errors_name_the_entry(void **state) {
-  if (!made_folder()) skip();
+  if (!make_image_folder()) skip();
   static const char *const bad[][2] = {
       {",queue=1", "queue: '1' is no whole number from 2 to 65536"},
       {",resize=9", "resize=9 is less than size=10"},
       {",sise=9", "unknown setting 'sise'; the nearest is size"},
       {",size", "'size' is no KEY=VALUE"},
-      {",size=12", "size is given twice"}, /* spec() has one */
+      {",size=12", "size is given twice"}, /* spec_of_folder() has one */
       {",mean=0.5/0.5/0.5,std=1/1/1,mean=0.4/0.4/0.4", "mean is given twice"},
       {",mean=", "mean is empty"},
       {",mean=1/2", "mean is '1/2', expected R/G/B"},
@@ -170,7 +170,7 @@ static void errors_name_the_entry(void **state) {
       {",test=/nowhere", "/nowhere: No such file"},
   };
   for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
-    must_refuse_set(spec("all", bad[i][0]), bad[i][1]);
+    must_refuse_set(spec_of_folder("all", bad[i][0]), bad[i][1]);
   char small[600];
   (void)snprintf(small, sizeof small, "images:%s,size=1", in_folder("all"));
   must_refuse_set(small, "size: '1' is no whole number from 2 to 4096");
@@ -195,9 +195,9 @@ static void errors_name_the_entry(void **state) {
     run_shell("cd '%s' && rm -rf set && mkdir -p set/a && cp all/val/ant/x.png set/a/0.png && %s",
               sets[i][0]);
     if (sets[i][2][0] != 0) {
-      must_refuse_set(spec(sets[i][1], ""), sets[i][2]);
+      must_refuse_set(spec_of_folder(sets[i][1], ""), sets[i][2]);
     } else {
-      assert_int_equal(data_open(spec(sets[i][1], ""), &d), 0);
+      assert_int_equal(data_open(spec_of_folder(sets[i][1], ""), &d), 0);
       assert_int_equal(d.train.n, 2);
       data_close(&d);
     }
@@ -206,7 +206,7 @@ static void errors_name_the_entry(void **state) {
 
 /* ---- contents of batches -----------------------------------------------------------------------*/
 
-static void feed_of(const data_set *d, const char *augment, settings *s, feed *f) {
+static void open_feed(const data_set *d, const char *augment, settings *s, feed *f) {
   settings_init(s);
   must_set(s, "batch", "8");
   must_set(s, "acc-iters", "2");
@@ -216,13 +216,14 @@ static void feed_of(const data_set *d, const char *augment, settings *s, feed *f
 }
 
 /* resize=none: unscaled windows, at the drawn offsets. */
-static void windows_are_drawn(void **state) {
+static void unscaled_windows_match_pixels(void **state) {
   data_set d;
   settings s;
   feed f;
-  if (!made_folder()) skip();
-  assert_int_equal(data_open(spec("all", ",resize=none,mean=0.5/0.4/0.3,std=0.2/0.3/0.4"), &d), 0);
-  feed_of(&d, "auto", &s, &f);
+  if (!make_image_folder()) skip();
+  assert_int_equal(
+      data_open(spec_of_folder("all", ",resize=none,mean=0.5/0.4/0.3,std=0.2/0.3/0.4"), &d), 0);
+  open_feed(&d, "auto", &s, &f);
   static const double mean[] = {0.5, 0.4, 0.3}, deviation[] = {0.2, 0.3, 0.4};
   int mirrored = 0, last = 0;
   for (int batch = 0; batch < 28; batch++) {
@@ -240,7 +241,7 @@ static void windows_are_drawn(void **state) {
       last += top == H - SIDE;
       for (int k = 0; k < SIDE * SIDE * 3; k++) {
         const int y = k / 3 / SIDE, x = k / 3 % SIDE, c = k % 3;
-        const double v = pixel(n, top + y, left + (flip ? SIDE - 1 - x : x), c) / 255.0;
+        const double v = pixel_value(n, top + y, left + (flip ? SIDE - 1 - x : x), c) / 255.0;
         const double want = (v - mean[c]) / deviation[c];
         /* values up to 3 from f32 scale and shift */
         assert_true(fabs((double)f.x[i * SIDE * SIDE * 3 + k] - want) < 2e-6);
@@ -252,7 +253,7 @@ static void windows_are_drawn(void **state) {
   assert_int_equal(feed_fill_test(&f, 1, 2, &good), CLI_OK);
   assert_int_equal(good, 2);
   for (int k = 0; k < SIDE * SIDE * 3; k++) { /* the centre: rows 2 to 11, columns 4 to 13 */
-    const double v = pixel(1001, 2 + k / 3 / SIDE, 4 + k / 3 % SIDE, k % 3) / 255.0;
+    const double v = pixel_value(1001, 2 + k / 3 / SIDE, 4 + k / 3 % SIDE, k % 3) / 255.0;
     assert_true(fabs((double)f.x[k] - (v - mean[k % 3]) / deviation[k % 3]) < 2e-6);
   }
   feed_free(&f);
@@ -261,7 +262,7 @@ static void windows_are_drawn(void **state) {
 }
 
 /* The published mean image is larger than the window: its upper left part is subtracted. */
-static void means_are_files_too(void **state) {
+static void means_are_read_from_files(void **state) {
   enum { MH = SIDE + 2, MW = SIDE + 5 };
   double mean[3 * MH * MW];
   char more[600];
@@ -269,7 +270,7 @@ static void means_are_files_too(void **state) {
   settings s;
   feed f;
   int32_t good;
-  if (!made_folder()) skip();
+  if (!make_image_folder()) skip();
   for (int i = 0; i < 3 * MH * MW; i++)
     mean[i] = 100.0 + i % 50;
   put_npy("mean.npy", "<f8", "3, 12, 15", mean, sizeof mean);
@@ -277,19 +278,19 @@ static void means_are_files_too(void **state) {
   const double std[3] = {255, 51, 102};
   put_npy("std.npy", "<f8", "3,", std, sizeof std);
   (void)snprintf(more + n, sizeof more - (size_t)n, ",std=%s", in_folder("std.npy"));
-  assert_int_equal(data_open(spec("all", more), &d), 0);
-  feed_of(&d, "none", &s, &f);
+  assert_int_equal(data_open(spec_of_folder("all", more), &d), 0);
+  open_feed(&d, "none", &s, &f);
   assert_int_equal(feed_fill_test(&f, 0, 1, &good), CLI_OK);
   for (int k = 0; k < SIDE * SIDE * 3; k++) {
     const int y = k / 3 / SIDE, x = k / 3 % SIDE, c = k % 3;
-    const double want = (pixel(1000, 2 + y, 4 + x, c) - mean[(c * MH + y) * MW + x]) / std[c];
+    const double want = (pixel_value(1000, 2 + y, 4 + x, c) - mean[(c * MH + y) * MW + x]) / std[c];
     assert_true(fabs((double)f.x[k] - want) < 5e-6);
   }
   feed_free(&f);
   settings_free(&s);
   data_close(&d);
   put_npy("mean.npy", "<f8", "3, 9, 10", mean, 270 * sizeof *mean);
-  must_refuse_set(spec("all", more),
+  must_refuse_set(spec_of_folder("all", more),
                   "expected mean as f4 or f8 of shape [3], or [3, height, width], both >= size");
 }
 
@@ -309,8 +310,8 @@ static void run_epochs(const char *path, const char *more, int first, uint64_t s
   data_set d;
   settings s;
   feed f;
-  assert_int_equal(data_open(spec(path, more), &d), 0);
-  feed_of(&d, "auto", &s, &f);
+  assert_int_equal(data_open(spec_of_folder(path, more), &d), 0);
+  open_feed(&d, "auto", &s, &f);
   for (int i = first; i < 42; i++) {
     int32_t good = 0;
     assert_int_equal(feed_fill_train(&f, i / 2, i % 2), CLI_OK);
@@ -328,7 +329,7 @@ static void threads_change_no_bit(void **state) {
   static const char *const more[] = {",threads=1,queue=2", ",threads=4,queue=3",
                                      ",threads=7,queue=64"};
   uint64_t one[42], other[42];
-  if (!made_folder()) skip();
+  if (!make_image_folder()) skip();
   run_shell("cd '%s' && rm -rf hurt && cp -r all hurt && head -c 60 all/train/bee/07.png >%s",
             "hurt/train/bee/07.png"); /* one of 123 is damaged */
   capture_stderr();
@@ -343,8 +344,8 @@ static void threads_change_no_bit(void **state) {
   settings s;
   feed f;
   static const int jumps[] = {17, 16, 20, 2, 1, 27}; /* within an epoch and across epochs */
-  assert_int_equal(data_open(spec("hurt", ""), &d), 0);
-  feed_of(&d, "auto", &s, &f);
+  assert_int_equal(data_open(spec_of_folder("hurt", ""), &d), 0);
+  open_feed(&d, "auto", &s, &f);
   for (size_t i = 0; i < sizeof jumps / sizeof jumps[0]; i++) {
     assert_int_equal(feed_fill_train(&f, jumps[i] / 2, jumps[i] % 2), CLI_OK);
     assert_true(hash_batches(14695981039346656037U, &f, 8) == one[jumps[i]]);
@@ -361,11 +362,11 @@ static void damaged_files_are_skipped(void **state) {
   data_set d;
   settings s;
   feed f;
-  if (!made_folder()) skip();
+  if (!make_image_folder()) skip();
   run_shell("cd '%s' && rm -rf hurt && cp -r all hurt && head -c 60 all/train/bee/07.png >%s",
             "hurt/train/bee/07.png");
-  assert_int_equal(data_open(spec("hurt", ""), &d), 0);
-  feed_of(&d, "none", &s, &f);
+  assert_int_equal(data_open(spec_of_folder("hurt", ""), &d), 0);
+  open_feed(&d, "none", &s, &f);
   capture_stderr();
   int replaced = 0, late = 0;
   for (int i = 0; i < 42; i++) { /* one message in three epochs */
@@ -387,8 +388,8 @@ static void damaged_files_are_skipped(void **state) {
   data_close(&d);
   /* The test split gets shorter. */
   run_shell("cd '%s' && rm -rf hurt && cp -r all hurt && echo no >%s", "hurt/val/bee/x.png");
-  assert_int_equal(data_open(spec("hurt", ""), &d), 0);
-  feed_of(&d, "none", &s, &f);
+  assert_int_equal(data_open(spec_of_folder("hurt", ""), &d), 0);
+  open_feed(&d, "none", &s, &f);
   int32_t good = -1;
   capture_stderr();
   assert_int_equal(feed_fill_test(&f, 0, 3, &good), CLI_OK);
@@ -400,9 +401,9 @@ static void damaged_files_are_skipped(void **state) {
   data_close(&d);
   /* Two of 123 are more than 1 %. */
   run_shell("cd '%s' && cp hurt/val/bee/x.png %s", "hurt/val/ant");
-  assert_int_equal(data_open(spec("hurt", ""), &d), 0);
+  assert_int_equal(data_open(spec_of_folder("hurt", ""), &d), 0);
   settings_free(&s);
-  feed_of(&d, "none", &s, &f);
+  open_feed(&d, "none", &s, &f);
   capture_stderr();
   assert_int_equal(feed_fill_test(&f, 0, 3, &good), CLI_BAD);
   assert_non_null(
@@ -416,8 +417,8 @@ static void damaged_files_are_skipped(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(folders_are_classes),       cmocka_unit_test(lists_name_files),
-      cmocka_unit_test(errors_name_the_entry),     cmocka_unit_test(windows_are_drawn),
-      cmocka_unit_test(means_are_files_too),       cmocka_unit_test(threads_change_no_bit),
+      cmocka_unit_test(errors_name_the_entry),     cmocka_unit_test(unscaled_windows_match_pixels),
+      cmocka_unit_test(means_are_read_from_files), cmocka_unit_test(threads_change_no_bit),
       cmocka_unit_test(damaged_files_are_skipped),
   };
   return cmocka_run_group_tests(tests, make_folder, delete_folder);

@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static void is_text(ngio_out *o, const char *expected) {
+static void must_write_text(ngio_out *o, const char *expected) {
   ngio_out_bytes(o, "", 1);
   assert_int_equal(o->lost, 0);
   assert_string_equal(o->text, expected);
@@ -29,7 +29,7 @@ static void strings_are_escaped(void **state) {
   ngio_out o = {0};
   for (size_t i = 0; i < sizeof text / sizeof text[0]; i++) {
     ngio_out_string(&o, text[i][0]);
-    is_text(&o, text[i][1]);
+    must_write_text(&o, text[i][1]);
   }
   enum { LONG = 5000 }; /* every byte becomes six */
   static char controls[LONG], expected[6 * LONG];
@@ -40,7 +40,7 @@ static void strings_are_escaped(void **state) {
   }
   strcat(expected, "\"");
   ngio_out_string(&o, controls);
-  is_text(&o, expected);
+  must_write_text(&o, expected);
 }
 
 /* The reader returns random texts of any length with escapes.  Each text has its own allocation, for the address
@@ -108,11 +108,11 @@ static void numbers_are_written_shortest(void **state) {
   ngio_out o = {0};
   for (size_t i = 0; i < sizeof whole / sizeof whole[0]; i++) {
     ngio_out_integer(&o, whole[i].x);
-    is_text(&o, whole[i].text);
+    must_write_text(&o, whole[i].text);
   }
   for (size_t i = 0; i < sizeof real / sizeof real[0]; i++) {
     ngio_out_real(&o, real[i].x);
-    is_text(&o, real[i].text);
+    must_write_text(&o, real[i].text);
   }
   uint64_t bits = 1;
   for (int i = 0; i < 20000; i++) { /* our reader and strtod return the same double */
@@ -150,7 +150,7 @@ static void members_and_lists_are_nested(void **state) {
     ngio_shut(&o, ']');
     ngio_put_flag(&o, "yes", 1);
     ngio_shut(&o, '}');
-    is_text(
+    must_write_text(
         &o,
         indent
             ? "{\n \"a{\": \"b[\",\n \"none\": null,\n \"list\": [\n  7,\n  0.666667,\n  null,\n"
@@ -180,7 +180,7 @@ static void members_and_lists_are_nested(void **state) {
 /* ---- reading ---------------------------------------------------------------------------------*/
 
 /* Parse and write; NULL if the reader refuses the text, with a message. */
-static char *rewritten(const char *text, size_t n) {
+static char *parse_and_write(const char *text, size_t n) {
   ngio_json *json;
   ngio_out o = {0};
   char message[160] = "";
@@ -202,10 +202,10 @@ static char *rewritten(const char *text, size_t n) {
 }
 
 /* Return whether the reader accepts a text.  Writing, reading and writing an accepted text must not change it. */
-static bool accepts(const char *text, size_t n) {
-  char *one = rewritten(text, n);
+static bool is_accepted(const char *text, size_t n) {
+  char *one = parse_and_write(text, n);
   if (one == NULL) return false;
-  char *two = rewritten(one, strlen(one));
+  char *two = parse_and_write(one, strlen(one));
   assert_non_null(two);
   assert_string_equal(one, two);
   free(one);
@@ -279,13 +279,13 @@ static void texts_are_parsed_or_refused(void **state) {
       "[Infinity]",
       "// x\n1"};
   for (size_t i = 0; i < sizeof good / sizeof good[0]; i++) {
-    char *is = rewritten(good[i][0], strlen(good[i][0]));
+    char *is = parse_and_write(good[i][0], strlen(good[i][0]));
     if (is == NULL || strcmp(is, good[i][1]) != 0)
       fail_msg("%s: %s", good[i][0], is != NULL ? is : "refused");
     free(is);
   }
   for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
-    if (accepts(bad[i], strlen(bad[i]))) fail_msg("accepted: %s", bad[i]);
+    if (is_accepted(bad[i], strlen(bad[i]))) fail_msg("accepted: %s", bad[i]);
 }
 
 static void errors_have_lines(void **state) {
@@ -313,17 +313,17 @@ static void damaged_texts_are_refused_or_consistent(void **state) {
   const size_t n = sizeof good - 1;
   char text[sizeof good];
   int accepted = 0;
-  assert_true(accepts(good, n));
+  assert_true(is_accepted(good, n));
   for (size_t at = 0; at < n; at++) {
     for (int c = 0; c < 256; c++) {
       memcpy(text, good, n);
       text[at] = (char)(unsigned char)c;
-      accepted += accepts(text, n);
+      accepted += is_accepted(text, n);
     }
     memcpy(text, good, at);
     memcpy(text + at, good + at + 1, n - at - 1);
-    accepted += accepts(text, n - 1);
-    assert_false(accepts(good, at));
+    accepted += is_accepted(text, n - 1);
+    assert_false(is_accepted(good, at));
   }
   assert_true(accepted > 1000); /* letters in strings, digits */
 }

@@ -20,7 +20,7 @@ static uint64_t draw(uint64_t n) {
   return (state >> 33) % n;
 }
 
-static void put_depth(ngio_out *o, int depth) {
+static void put_nested(ngio_out *o, int depth) {
   char shut[2101];
   for (int i = 0; i < depth; i++) {
     const bool list = draw(2) == 0;
@@ -31,7 +31,7 @@ static void put_depth(ngio_out *o, int depth) {
   ngio_out_bytes(o, shut, (size_t)depth);
 }
 
-static void put_letters(ngio_out *o, size_t n) {
+static void put_random_text(ngio_out *o, size_t n) {
   static const char letter[] = "aaaa((((*+|)[]{},19\\^$.%n\" \n\t\x7f";
   char *text = calloc(n + 1, 1);
   for (size_t i = 0; i < n; i++)
@@ -41,7 +41,7 @@ static void put_letters(ngio_out *o, size_t n) {
 }
 
 /* JSON text of a value that is usually invalid. */
-static char *invalid_value(void) {
+static char *new_invalid_value(void) {
   static const int64_t whole[] = {0,      1,          -1,         2,          3,         7,
                                   64,     1000,       4096,       65536,      1 << 20,   1 << 24,
                                   100000, 2147483647, 2147483648, 4294967296, INT64_MAX, INT64_MIN};
@@ -72,10 +72,10 @@ static char *invalid_value(void) {
     ngio_put_text(&o, NULL, text[draw(sizeof text / sizeof text[0])]);
     break;
   case 6:
-    put_letters(&o, draw(2) == 0 ? draw(100) : draw(9000));
+    put_random_text(&o, draw(2) == 0 ? draw(100) : draw(9000));
     break;
   case 7:
-    put_depth(&o, (int)(draw(3) == 0 ? draw(2100) : draw(4)));
+    put_nested(&o, (int)(draw(3) == 0 ? draw(2100) : draw(4)));
     break;
   default: /* texts, as of skip_layers */
     ngio_open(&o, NULL, '[');
@@ -93,7 +93,7 @@ static char *invalid_value(void) {
 }
 
 /* Change one value of `text`, at a random path from the root. */
-static char *change(char *text) {
+static char *change_value(char *text) {
   static const char *const name[] = {"damping",
                                      "skip_layers",
                                      "kl_clip",
@@ -124,7 +124,7 @@ static char *change(char *text) {
   if (ngio_json_parse(text, strlen(text), &json, NULL, 0) != NGIO_OK) return text;
   const ngio_value *v = ngio_json_root(json), *inner = NULL;
   json_edit edit = {0};
-  char key[256], *other = invalid_value();
+  char key[256], *other = new_invalid_value();
   for (bool down = true; down; v = down ? inner : v) {
     const bool map = ngio_is(v, NGIO_OBJECT);
     down = false;
@@ -160,7 +160,7 @@ static char *change(char *text) {
 }
 
 /* Change, delete or repeat bytes, or truncate; in JSON also repeat a key. */
-static char *change_text(char *text, size_t *n) {
+static char *damage_bytes(char *text, size_t *n) {
   static const char twice[] = "{\"steps\":1,\"config\":{},";
   char *out = calloc(*n + sizeof twice + 1, 1);
   const size_t at = (size_t)draw(*n);
@@ -193,7 +193,7 @@ typedef struct base {
   size_t bytes;
 } base;
 
-static int read_base(const char *path, base *b) {
+static int read_recording(const char *path, base *b) {
   FILE *f = fopen(path, "rb");
   uint64_t n = 0;
   if (f == NULL || fread(&n, sizeof n, 1, f) != 1 || n > 1 << 24) return 1;
@@ -216,7 +216,7 @@ static int write_file(const char *path, const char *head, size_t n, const char *
 }
 
 /* Write one damaged file. */
-static int forge(const base *b, const char *path) {
+static int write_forgery(const base *b, const char *path) {
   char *header = strdup(b->header), *text;
   size_t bytes = b->bytes;
   const uint64_t kind = draw(8);
@@ -225,12 +225,12 @@ static int forge(const base *b, const char *path) {
   ngio_json_free(&json);
   for (uint64_t i = 1 + draw(4); i > 0; i--) {
     if (kind < 6)
-      text = change(text);
+      text = change_value(text);
     else if (kind == 6)
-      header = change(header);
+      header = change_value(header);
   }
   size_t n = strlen(text);
-  if (kind < 7 && draw(10) == 0 && n > 1) text = change_text(text, &n);
+  if (kind < 7 && draw(10) == 0 && n > 1) text = damage_bytes(text, &n);
   if (kind < 6) {
     ngio_out o = {0};
     ngio_put_text(&o, NULL, text); /* fails for bytes that are not UTF-8 */
@@ -241,7 +241,7 @@ static int forge(const base *b, const char *path) {
   free(text);
   char *head = header;
   n = strlen(head);
-  if (kind == 7) head = change_text(head, &n);
+  if (kind == 7) head = damage_bytes(head, &n);
   if (kind == 7 && draw(2) == 0) bytes = (size_t)draw(bytes + 1);
   if (kind < 7) { /* padded to eight bytes */
     head = realloc(head, n + 9);
@@ -255,7 +255,7 @@ static int forge(const base *b, const char *path) {
 
 int main(int argc, char **argv) {
   base b = {0};
-  if (argc != 5 || read_base(argv[1], &b) != 0) {
+  if (argc != 5 || read_recording(argv[1], &b) != 0) {
     (void)fprintf(stderr, "forge FILE FOLDER SEED COUNT\n");
     return 1;
   }
@@ -263,7 +263,7 @@ int main(int argc, char **argv) {
   for (long k = 0; k < strtol(argv[4], NULL, 10); k++) {
     char path[4096];
     (void)snprintf(path, sizeof path, "%s/forged-%ld.safetensors", argv[2], k);
-    if (forge(&b, path) != 0) {
+    if (write_forgery(&b, path) != 0) {
       (void)fprintf(stderr, "forge: %s cannot be written\n", path);
       return 1;
     }

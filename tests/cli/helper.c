@@ -21,12 +21,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-static int complain(const char *what, const char *about) {
+static int report_error(const char *what, const char *about) {
   (void)fprintf(stderr, "helper: %s: %s\n", what, about);
   return 1;
 }
 
-static int has(const ngio_value *line, const char *key) {
+static int has_key(const ngio_value *line, const char *key) {
   char name[64];
   (void)snprintf(name, sizeof name, "%s", key);
   char *kind = strchr(name, ':');
@@ -44,18 +44,18 @@ static int check_json(char **key, int keys) {
     const ngio_value *o = ngio_json_root(json);
     if (!ngio_is(o, NGIO_OBJECT)) {
       ngio_json_free(&json);
-      return complain("no JSON object", line);
+      return report_error("no JSON object", line);
     }
-    const int counts = has(o, key[0]);
+    const int counts = has_key(o, key[0]);
     for (int i = 0; i < keys && counts; i++) {
-      if (has(o, key[i])) continue;
+      if (has_key(o, key[i])) continue;
       ngio_json_free(&json);
-      return complain(key[i], line);
+      return report_error(key[i], line);
     }
     full += counts;
     ngio_json_free(&json);
   }
-  return full > 0 ? 0 : complain("no line has", key[0]);
+  return full > 0 ? 0 : report_error("no line has", key[0]);
 }
 
 static int write_npy(const char *path, const ngio_tensor *t) {
@@ -70,31 +70,31 @@ static int write_npy(const char *path, const ngio_tensor *t) {
     head[n++] = ' ';
   head[n++] = '\n';
   FILE *f = fopen(path, "wb");
-  if (f == NULL) return complain("cannot write", path);
+  if (f == NULL) return report_error("cannot write", path);
   const unsigned char magic[10] = {
       0x93, 'N', 'U', 'M', 'P', 'Y', 1, 0, (unsigned char)(n & 255), (unsigned char)(n >> 8)};
   const int ok = fwrite(magic, 1, sizeof magic, f) == sizeof magic &&
                  fwrite(head, 1, (size_t)n, f) == (size_t)n &&
                  fwrite(t->data, 1, (size_t)t->bytes, f) == (size_t)t->bytes;
-  return fclose(f) == 0 && ok ? 0 : complain("cannot write", path);
+  return fclose(f) == 0 && ok ? 0 : report_error("cannot write", path);
 }
 
 static int unpack(const char *path, const char *dir) {
   char message[512] = "", to[4096];
   ngio_tensors *file = NULL;
   if (ngio_tensors_read(path, NULL, &file, message, sizeof message) != NGIO_OK) {
-    return complain("cannot read", message);
+    return report_error("cannot read", message);
   }
   const char *text = ngio_tensors_text(file, "case.json");
   (void)snprintf(to, sizeof to, "%s/case.json", dir);
   FILE *f = text != NULL ? fopen(to, "wb") : NULL;
   int rc = f == NULL || fputs(text, f) < 0;
   if (f != NULL && fclose(f) != 0) rc = 1;
-  if (rc != 0) (void)complain("cannot write", to);
+  if (rc != 0) (void)report_error("cannot write", to);
   for (int32_t i = 0; i < ngio_tensors_count(file) && rc == 0; i++) {
     const ngio_tensor *t = ngio_tensors_at(file, i);
     (void)snprintf(to, sizeof to, "%s/%s.npy", dir, t->name);
-    rc = t->dtype == NGIO_F32 ? write_npy(to, t) : complain("not float32", t->name);
+    rc = t->dtype == NGIO_F32 ? write_npy(to, t) : report_error("not float32", t->name);
   }
   ngio_tensors_close(&file);
   return rc;
@@ -114,7 +114,7 @@ static int pack(const char *dir, const char *file) {
     (void)snprintf(name[n], sizeof name[n], "%.*s", (int)(end - e->d_name), e->d_name);
     (void)snprintf(path, sizeof path, "%s/%s", dir, e->d_name);
     if (ngio_npy_read(path, &array[n], message, sizeof message) != NGIO_OK)
-      rc = complain("cannot read", message);
+      rc = report_error("cannot read", message);
     tensor[n] = (ngio_tensor){.name = name[n], .dtype = array[n].dtype, .ndim = array[n].ndim};
     memcpy(tensor[n].shape, array[n].shape, sizeof tensor[n].shape);
     tensor[n].data = array[n].data;
@@ -123,91 +123,91 @@ static int pack(const char *dir, const char *file) {
   if (d != NULL) (void)closedir(d);
   (void)snprintf(path, sizeof path, "%s/case.json", dir);
   FILE *f = fopen(path, "rb");
-  if (f == NULL) return complain("cannot read", path);
+  if (f == NULL) return report_error("cannot read", path);
   json[fread(json, 1, sizeof json - 1, f)] = 0;
   (void)fclose(f);
   const ngio_text text[] = {{"case.json", json}};
   if (rc == 0 && ngio_tensors_write(file, tensor, n, text, 1, message, sizeof message) != NGIO_OK)
-    rc = complain("cannot write", message);
+    rc = report_error("cannot write", message);
   for (int32_t i = 0; i < n; i++)
     ngio_npy_free(&array[i]);
   return rc;
 }
 
-static int is_meant(const ngio_tensor *t, const char *head) {
+static int is_selected(const ngio_tensor *t, const char *head) {
   const int not = head[0] == '!';
   return (strncmp(t->name, head + not, strlen(head) - (size_t) not ) == 0) != not ;
 }
 
-static int counted(const ngio_tensors *a, const char *head) {
+static int count_selected(const ngio_tensors *a, const char *head) {
   int n = 0;
   for (int32_t i = 0; i < ngio_tensors_count(a); i++)
-    n += is_meant(ngio_tensors_at(a, i), head);
+    n += is_selected(ngio_tensors_at(a, i), head);
   return n;
 }
 
-static int compare(const ngio_tensors *a, const ngio_tensors *b, const char *head) {
-  if (counted(a, head) == 0 || counted(a, head) != counted(b, head)) {
-    return complain("no tensors, or not the same", "number of them");
+static int compare_tensors(const ngio_tensors *a, const ngio_tensors *b, const char *head) {
+  if (count_selected(a, head) == 0 || count_selected(a, head) != count_selected(b, head)) {
+    return report_error("no tensors, or not the same", "number of them");
   }
   for (int32_t i = 0; i < ngio_tensors_count(a); i++) {
     const ngio_tensor *x = ngio_tensors_at(a, i), *y = ngio_tensors_find(b, x->name);
-    if (!is_meant(x, head)) continue;
+    if (!is_selected(x, head)) continue;
     if (y == NULL || x->dtype != y->dtype || x->bytes != y->bytes || x->ndim != y->ndim ||
         memcmp(x->shape, y->shape, (size_t)x->ndim * sizeof x->shape[0]) != 0 ||
         memcmp(x->data, y->data, (size_t)x->bytes) != 0) {
-      return complain("differs", x->name);
+      return report_error("differs", x->name);
     }
   }
   return 0;
 }
 
-static int same(const char *path, const char *other, const char *head) {
+static int compare_files(const char *path, const char *other, const char *head) {
   char message[512] = "";
   ngio_tensors *a = NULL, *b = NULL;
   int rc = 0;
   if (ngio_tensors_read(path, NULL, &a, message, sizeof message) != NGIO_OK ||
       ngio_tensors_read(other, NULL, &b, message, sizeof message) != NGIO_OK) {
-    rc = complain("cannot read", message);
+    rc = report_error("cannot read", message);
   } else {
-    rc = compare(a, b, head);
+    rc = compare_tensors(a, b, head);
   }
   ngio_tensors_close(&a);
   ngio_tensors_close(&b);
   return rc;
 }
 
-static int hurt(const char *path, const char *name) {
+static int damage_tensor(const char *path, const char *name) {
   char message[512] = "";
   ngio_source s;
   ngio_tensors *f = NULL;
   long at = -1;
   if (ngio_source_open(&s, path, message, sizeof message) != NGIO_OK ||
       ngio_tensors_begin(&s, NULL, &f, message, sizeof message) != NGIO_OK)
-    return complain("cannot read", message);
+    return report_error("cannot read", message);
   const ngio_tensor *t = ngio_tensors_find(f, name);
   if (t != NULL) at = (long)(ngio_tensors_place(f, t) + t->bytes - 1);
   ngio_tensors_close(&f);
   ngio_source_close(&s);
   FILE *out = at >= 0 ? fopen(path, "r+b") : NULL;
-  if (out == NULL) return complain("no such tensor", name);
+  if (out == NULL) return report_error("no such tensor", name);
   const int byte = fseek(out, at, SEEK_SET) == 0 ? fgetc(out) : EOF;
   const int ok = byte != EOF && fseek(out, at, SEEK_SET) == 0 && fputc(byte ^ 1, out) != EOF;
-  return fclose(out) == 0 && ok ? 0 : complain("cannot write", path);
+  return fclose(out) == 0 && ok ? 0 : report_error("cannot write", path);
 }
 
 static int check_finite(const char *path) {
   char message[512] = "";
   ngio_tensors *f = NULL;
   if (ngio_tensors_read(path, NULL, &f, message, sizeof message) != NGIO_OK)
-    return complain("cannot read", message);
+    return report_error("cannot read", message);
   int rc = 0;
   for (int32_t i = 0; i < ngio_tensors_count(f) && rc == 0; i++) {
     const ngio_tensor *t = ngio_tensors_at(f, i);
     const float *v = t->data;
     if (t->dtype != NGIO_F32) continue;
     for (int64_t k = 0; k < t->bytes / (int64_t)sizeof *v && rc == 0; k++) {
-      if (!isfinite(v[k])) rc = complain("not finite", t->name);
+      if (!isfinite(v[k])) rc = report_error("not finite", t->name);
     }
   }
   ngio_tensors_close(&f);
@@ -219,8 +219,8 @@ int main(int argc, char **argv) {
   if (argc == 4 && strcmp(argv[1], "unpack") == 0) return unpack(argv[2], argv[3]);
   if (argc == 4 && strcmp(argv[1], "pack") == 0) return pack(argv[2], argv[3]);
   if ((argc == 4 || argc == 5) && strcmp(argv[1], "same") == 0)
-    return same(argv[2], argv[3], argc == 5 ? argv[4] : "");
-  if (argc == 4 && strcmp(argv[1], "hurt") == 0) return hurt(argv[2], argv[3]);
+    return compare_files(argv[2], argv[3], argc == 5 ? argv[4] : "");
+  if (argc == 4 && strcmp(argv[1], "hurt") == 0) return damage_tensor(argv[2], argv[3]);
   if (argc == 3 && strcmp(argv[1], "finite") == 0) return check_finite(argv[2]);
-  return complain("unknown", argc > 1 ? argv[1] : "nothing");
+  return report_error("unknown", argc > 1 ? argv[1] : "nothing");
 }

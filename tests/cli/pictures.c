@@ -14,7 +14,7 @@
 #include <sys/stat.h>
 
 /* The colour of the class with a gradient and noise. */
-static void paint(int class, int number, int width, int height, bool grey, uint8_t *to) {
+static void paint_picture(int class, int number, int width, int height, bool grey, uint8_t *to) {
   uint32_t grain = (uint32_t)(class * 7919 + number);
   for (int y = 0; y < height; y++) {
     for (int x = 0; x < width; x++) {
@@ -27,7 +27,7 @@ static void paint(int class, int number, int width, int height, bool grey, uint8
   }
 }
 
-static int save(const char *path, const made *m) {
+static int save_picture(const char *path, const made *m) {
   FILE *f = fopen(path, "wb");
   const bool good = f != NULL && fwrite(m->bytes, 1, m->n, f) == m->n;
   if (f == NULL || fclose(f) != 0 || !good)
@@ -50,7 +50,7 @@ int main(int argc, char **argv) {
       const bool grey = i % 5 == 4, jpeg = i % 2 == 0;
       const jpeg_how how = {.components = grey ? 1 : 3, .quality = 90, .progressive = i % 4 == 0};
       made m;
-      paint(k, i, width, height, grey, pixels);
+      paint_picture(k, i, width, height, grey, pixels);
       if (jpeg ? !make_jpeg(width, height, pixels, &how, &m)
                : !make_png(width, height, grey ? 0 : 2, 8, i % 3 == 0, pixels,
                            (size_t)(width * (grey ? 1 : 3)), &m)) {
@@ -58,7 +58,7 @@ int main(int argc, char **argv) {
       }
       (void)snprintf(path, sizeof path, "%s/class_%02d/image_%03d.%s", argv[1], k, i,
                      jpeg ? "jpg" : "png");
-      if (save(path, &m) != 0) return 1;
+      if (save_picture(path, &m) != 0) return 1;
       free(m.bytes);
     }
   }
