@@ -1,5 +1,6 @@
 /* folder.c: see folder.h. */
 #include "folder.h"
+#include "safetensors.h"
 #include "unit_test.h"
 
 #include <errno.h>
@@ -51,4 +52,12 @@ unsigned char *read_file(const char *path, size_t *n) {
   assert_int_equal(fread(bytes, 1, *n, f), *n);
   (void)fclose(f);
   return bytes;
+}
+
+ngio_tensors *must_read_tensors(const char *path) {
+  char message[256];
+  ngio_tensors *file = NULL;
+  if (ngio_tensors_read(path, NULL, &file, message, sizeof message) != NGIO_OK)
+    fail_msg("%s", message);
+  return file;
 }

@@ -13,6 +13,7 @@ int delete_folder(void **state);
 
 const char *in_folder(const char *name); /* its path, valid for the next seven calls */
 void write_file(const char *path, const void *bytes, size_t n);
-unsigned char *read_file(const char *path, size_t *n); /* free() */
+unsigned char *read_file(const char *path, size_t *n);    /* free() */
+struct ngio_tensors *must_read_tensors(const char *path); /* ngio_tensors_close */
 
 #endif

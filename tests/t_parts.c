@@ -179,13 +179,10 @@ static void expect_moments_in_parts(const sim_setup *how, int32_t parts_with, do
   int32_t with = 0;
   DIR *d = opendir(test_folder);
   for (struct dirent *e = readdir(d); e != NULL; e = readdir(d)) {
-    ngio_tensors *file;
-    char message[256];
     int32_t moments = 0;
     int64_t bytes = 0;
     if (e->d_name[0] == '.') continue;
-    assert_int_equal(
-        ngio_tensors_read(path_of(e->d_name).text, NULL, &file, message, sizeof message), NGIO_OK);
+    ngio_tensors *file = must_read_tensors(path_of(e->d_name).text);
     for (int32_t i = 0; i < ngio_tensors_count(file); i++) {
       const ngio_tensor *t = ngio_tensors_at(file, i);
       moments += strstr(t->name, "/first.") != NULL || strstr(t->name, "/second.") != NULL;

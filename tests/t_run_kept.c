@@ -99,10 +99,8 @@ static void testing_leaves_training_unchanged(void **state) {
 #define AVERAGED STEADY " average-weights=1"
 
 static ngio_tensors *read_averaged_weights(const trained *r) {
-  char message[256] = "", *path = cli_join(r->folder, "average.safetensors");
-  ngio_tensors *file = NULL;
-  if (ngio_tensors_read(path, NULL, &file, message, sizeof message) != NGIO_OK)
-    fail_msg("%s", message);
+  char *path = cli_join(r->folder, "average.safetensors");
+  ngio_tensors *file = must_read_tensors(path);
   free(path);
   return file;
 }

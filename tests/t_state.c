@@ -254,9 +254,7 @@ static void states_have_the_published_order(void **state) {
         A[i] += patch[i / P] * patch[i % P] / B;
     }
   }
-  ngio_tensors *saved;
-  char message[256];
-  assert_int_equal(ngio_tensors_read(file.text, NULL, &saved, message, sizeof message), NGIO_OK);
+  ngio_tensors *saved = must_read_tensors(file.text);
   const ngio_tensor *t = ngio_tensors_find(saved, "c/A");
   assert_non_null(t);
   assert_int_equal(t->ndim, 1);

@@ -56,9 +56,7 @@ static void damaged_states_are_refused(void **state) {
   assert_int_equal(ng_save(a.p, good.text), NG_OK);
   sim_close(&a);
   unsigned char *bytes = read_file(good.text, &n);
-  ngio_tensors *f;
-  char message[256];
-  assert_int_equal(ngio_tensors_read(good.text, NULL, &f, message, sizeof message), NGIO_OK);
+  ngio_tensors *f = must_read_tensors(good.text);
   size_t data = n;
   for (int32_t i = 0; i < ngio_tensors_count(f); i++)
     data -= (size_t)ngio_tensors_at(f, i)->bytes;
@@ -288,8 +286,7 @@ static void inconsistent_files_are_refused(void **state) {
   assert_int_equal(ng_save(a.p, good.text), NG_OK);
   sim_close(&a);
   open_and_step(&b, &plain, 1);
-  ngio_tensors *from;
-  assert_int_equal(ngio_tensors_read(good.text, NULL, &from, message, sizeof message), NGIO_OK);
+  ngio_tensors *from = must_read_tensors(good.text);
   forgery f;
   for (size_t i = 0; i < sizeof changes / sizeof changes[0]; i++) {
     copy_to_forgery(&f, from);
@@ -325,7 +322,7 @@ static void inconsistent_files_are_refused(void **state) {
   assert_untouched(&b, &plain, 1);
 
   /* A state of an older version without an option has the option's default. */
-  assert_int_equal(ngio_tensors_read(good.text, NULL, &from, message, sizeof message), NGIO_OK);
+  from = must_read_tensors(good.text);
   copy_to_forgery(&f, from);
   json_edit_text(&f.manifest, "options|kl_clip", NULL);
   json_edit_text(&f.manifest, "options|positions", NULL);
@@ -342,11 +339,9 @@ static void counters_are_restored(void **state) {
   static const char *const name[] = {"more_damping", "in_double", "kept_last", "plain", "skipped"};
   const path good = path_of("good"), forged = path_of("forged"), again = path_of("again");
   static const sim_setup how = {.method = "natgrad", .set = "update=sgd", .linalg = "ref"};
-  char message[256];
   must_transfer(1, (transfer){.how = &how, .steps = 3, .one = good.text});
-  ngio_tensors *from;
+  ngio_tensors *from = must_read_tensors(good.text);
   forgery f;
-  assert_int_equal(ngio_tensors_read(good.text, NULL, &from, message, sizeof message), NGIO_OK);
   copy_to_forgery(&f, from);
   for (int i = 0; i < 5; i++) {
     char counter[64], value[16];

@@ -242,13 +242,6 @@ static void ranks_share_the_memory(void **state) {
   }
 }
 
-static ngio_tensors *read_tensors(const char *file) {
-  char message[512];
-  ngio_tensors *t;
-  assert_int_equal(ngio_tensors_read(file, NULL, &t, message, sizeof message), NGIO_OK);
-  return t;
-}
-
 /* A state of several ranks resumes on as many, on fewer, or on one rank.  The number of slices does not change the
  * stored rows. */
 static void states_resume_on_other_ranks(void **state) {
@@ -256,7 +249,7 @@ static void states_resume_on_other_ranks(void **state) {
   for (int k = 0; k < WINDOWS; k++) {
     if (strstr(windows[k], "=owner") != NULL) continue; /* moments are on other ranks */
     test_run *one = run_ranks(1, windows[k], "", NULL, file[0]);
-    ngio_tensors *whole = read_tensors(file[0]);
+    ngio_tensors *whole = must_read_tensors(file[0]);
     const int32_t ranks = 2 + k % (MOST - 1);
     test_run *part = run_ranks(ranks, windows[k], SHARDED, NULL, file[1]);
     test_run *same = run_ranks(ranks, windows[k], SHARDED, file[1], NULL);
@@ -266,7 +259,7 @@ static void states_resume_on_other_ranks(void **state) {
       fail_msg("%s, %d slices: other bits after a resume", windows[k], ranks);
     const double e = fmax(compute_gap(less, one, AT), compute_gap(more, one, AT));
     if (!(e <= 1e-6)) fail_msg("%s, %d slices: off by %g after a resume", windows[k], ranks, e);
-    ngio_tensors *slices = read_tensors(file[1]);
+    ngio_tensors *slices = must_read_tensors(file[1]);
     assert_int_equal(ngio_tensors_count(slices), ngio_tensors_count(whole));
     for (int32_t i = 0; i < ngio_tensors_count(whole); i++) {
       const ngio_tensor *a = ngio_tensors_at(whole, i), *b = ngio_tensors_at(slices, i);

@@ -25,7 +25,7 @@ static void read_log(trained *out) {
 }
 
 void train(const data_set *d, const char *name, const char *set, trained *out) {
-  char message[256] = "", path[1024];
+  char path[1024];
   memset(out, 0, sizeof *out);
   settings_init(&out->s);
   (void)snprintf(out->folder, sizeof out->folder, "%s", in_folder(name));
@@ -37,8 +37,7 @@ void train(const data_set *d, const char *name, const char *set, trained *out) {
   if (out->r.diverged) return; /* without a checkpoint */
   (void)snprintf(path, sizeof path, "%s/checkpoint-%lld.safetensors", out->folder,
                  (long long)out->r.steps);
-  if (ngio_tensors_read(path, NULL, &out->model, message, sizeof message) != NGIO_OK)
-    fail_msg("%s", message);
+  out->model = must_read_tensors(path);
 }
 
 void free_trained(trained *r) {
