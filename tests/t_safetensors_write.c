@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "io_check.h"
+#include "stream.h"
 #include "npy.h"
 
 static const float three[] = {1.5f, -0.0f, 3e38f};
@@ -134,21 +135,6 @@ static void tensors_are_written_in_pieces(void **state) {
 }
 
 /* The stream gets the bytes of the file in order, and nothing after a failure. */
-typedef struct memory_stream {
-  unsigned char bytes[4096];
-  int64_t n;
-  int32_t calls, fail_at;
-} memory_stream;
-
-static int32_t write_to_memory_stream(void *user, const void *data, int64_t bytes) {
-  memory_stream *s = user;
-  if (++s->calls >= s->fail_at) return 7;
-  assert_true(bytes > 0 && s->n + bytes <= (int64_t)sizeof s->bytes);
-  memcpy(s->bytes + s->n, data, (size_t)bytes);
-  s->n += bytes;
-  return 0;
-}
-
 static void a_stream_receives_the_bytes_of_the_file(void **state) {
   const char *path = in_folder("file");
   const ngio_tensor t[2] = {{"d", NGIO_F64, 1, {2}, two, 0}, {"f", NGIO_F32, 1, {3}, three, 0}};
@@ -157,10 +143,10 @@ static void a_stream_receives_the_bytes_of_the_file(void **state) {
   assert_int_equal(ngio_tensors_write(path, t, 2, &text, 1, message, sizeof message), NGIO_OK);
   unsigned char *file = read_file(path, &n);
   for (int32_t fail_at = 1; fail_at <= 4; fail_at++) {
-    memory_stream s = {.fail_at = fail_at};
+    stream s = {.fail_at = fail_at, .says = 7};
     ngio_writer *w;
-    ngio_status st = ngio_writer_stream("the sink", write_to_memory_stream, &s, t, 2, &text, 1, &w,
-                                        message, sizeof message);
+    ngio_status st = ngio_writer_stream("the sink", stream_write, &s, t, 2, &text, 1, &w, message,
+                                        sizeof message);
     assert_true((w == NULL) == (st != NGIO_OK));
     if (st == NGIO_OK) st = ngio_writer_put(w, two, sizeof two, message, sizeof message);
     if (st == NGIO_OK) st = ngio_writer_put(w, three, sizeof three, message, sizeof message);
@@ -171,6 +157,7 @@ static void a_stream_receives_the_bytes_of_the_file(void **state) {
     assert_int_equal(s.calls, fail_at < 4 ? fail_at : 3);
     assert_memory_equal(s.bytes, file, (size_t)s.n);
     if (st == NGIO_OK) assert_int_equal(s.n, n);
+    stream_free(&s);
   }
   ngio_writer *w;
   assert_int_equal(ngio_writer_stream("x", NULL, NULL, t, 2, &text, 1, &w, message, sizeof message),
