@@ -311,14 +311,14 @@ enum { FEATURES = 96, SAMPLES = 256 };
 
 /* PD of one output with G = 1, features of scales 1e-2 to 1e2 and joint damping 1e-3, against a dense solve of (A
  * + 1e-3 I) x = D in double.  Feature i has the scale number order[i]. */
-static double measure_direction_error(const char *la, const char *solver, int64_t n,
+static double measure_direction_error(const char *backend, const char *solver, int64_t n,
                                       const int64_t *order) {
   static float a[SAMPLES * FEATURES], g[SAMPLES], dw[FEATURES];
   static double A[FEATURES * FEATURES], D[FEATURES];
   rng r = {test_seed()};
   char set[160];
   fixture f;
-  const fixture_how how = {.linalg = la, .threads = 1};
+  const fixture_how how = {.linalg = backend, .threads = 1};
   const plane grad[2] = {plane_of(dw, 1, n, NG_F32)};
   (void)snprintf(set, sizeof set, "solver=%s damping=0.001 damping_split=%s clip=none", solver,
                  strcmp(solver, "eigen") == 0 ? "joint" : "root");

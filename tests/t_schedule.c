@@ -10,17 +10,17 @@
 #include <stdio.h>
 #include <string.h>
 
-static double evaluate_schedule(const char *text, const char *option, double of, int64_t t) {
+static double evaluate_schedule(const char *text, const char *option, double initial, int64_t t) {
   double base[SCHEDULED], v[SCHEDULED];
   char message[256] = "";
   int k = 0;
   while (strcmp(schedule_option[k], option) != 0)
     k++;
   for (int i = 0; i < SCHEDULED; i++)
-    base[i] = of;
+    base[i] = initial;
   if (schedule_evaluate(text, base, t, v, message, sizeof message) != CLI_OK)
     fail_msg("%s: %s", text, message);
-  return isnan(v[k]) ? of : v[k];
+  return isnan(v[k]) ? initial : v[k];
 }
 
 /* The table of KAISA's own test of exp_decay_factor_averaging. */
