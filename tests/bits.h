@@ -109,7 +109,7 @@ typedef struct bits_array_inputs {
   const bits_case *c;
   const bits_layer *layer;
   int32_t rank;
-  bool last; /* the last rank, which has the faults */
+  bool is_last; /* the last rank, which has the faults */
 } bits_array_inputs;
 
 /* A new array: the input or output gradient of layer l in one call, in the dtype of the case. */

@@ -256,7 +256,7 @@ plane bits_new_observed(const bits_array_inputs *from, int64_t step, int64_t cal
     const float x = observed_value(from, d, &v, key, i, each, grad);
     store_truncated(&v, i / cols, i % cols, (float)((double)x * by));
   }
-  const bool here = from->last && call % 16 == 0 && (int32_t)c->nan_layer == l;
+  const bool here = from->is_last && call % 16 == 0 && (int32_t)c->nan_layer == l;
   if (here && (int64_t)(grad ? c->nan_outgrad : c->nan_input) == step) {
     store_truncated(&v, rows - 1, cols - 1, (float)NAN);
   }
@@ -296,6 +296,6 @@ void bits_fill_gradient(const bits_array_inputs *from, int64_t step, int32_t l, 
     }
     store_truncated(to, row, col, (float)((double)x * c->dsize));
   }
-  const bool here = from->last && (int32_t)c->nan_layer == l && (int64_t)c->nan_grad == step;
+  const bool here = from->is_last && (int32_t)c->nan_layer == l && (int64_t)c->nan_grad == step;
   if (here && which == NG_WEIGHT) store_truncated(to, 0, to->cols - 1, (float)NAN);
 }

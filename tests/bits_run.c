@@ -141,8 +141,8 @@ static void observe_array(rank_run *run, int64_t step, int64_t call, int64_t sam
 /* Observe every array, also arrays that the library does not want. */
 static void observe_batches(rank_run *run, int64_t step, int64_t round) {
   const bits_case *c = run->c;
-  if (run->source.last && (int64_t)c->miss == step) return;
-  const bool part = run->source.last && (int64_t)c->part == step;
+  if (run->source.is_last && (int64_t)c->miss == step) return;
+  const bool part = run->source.is_last && (int64_t)c->part == step;
   for (int64_t m = 0; m < (int64_t)c->micro; m++) {
     ng_batch b;
     ng_batch_init(&b, sizeof b);
@@ -288,7 +288,7 @@ static uint64_t run_ranks(const rank_run *like, int32_t ranks, uint64_t hash) {
   for (int32_t r = 0; r < ranks; r++) {
     j[r].run = *like;
     j[r].run.source.rank = r;
-    j[r].run.source.last = r == ranks - 1;
+    j[r].run.source.is_last = r == ranks - 1;
     j[r].run.trace = like->trace && r == 0;
     j[r].run.hash = hash_start;
     j[r].alone = ranks == 1;

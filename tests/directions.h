@@ -35,7 +35,7 @@ typedef struct list {
   item item[LISTED];
   ng_direction e[LISTED];
   ng_weight_update s[LISTED];
-  float *to[LISTED];
+  float *to[LISTED]; /* where directions are stored */
 } list;
 
 /* Zeroed memory from one block for all arrays; arena_reset frees all of it. */

@@ -20,7 +20,7 @@ static float draw_number(int64_t step, int64_t rank, int64_t call, int64_t what,
   return (float)((double)(z >> 40) / (1 << 23) - 1.0);
 }
 
-const run usual = {.ranks = 1, .own = FC1, .step = "gradient"};
+const run usual = {.ranks = 1, .own_layer = FC1, .step = "gradient"};
 
 #define TRY(call)                                                                                  \
   do {                                                                                             \
@@ -40,7 +40,7 @@ static ng_status add_layers(const run *what, struct outcome *r, ng_precond *p) {
       l.image[0] = layer[i].high;
       l.image[1] = layer[i].wide;
     }
-    if (i == what->own) l.options = what->layer_options;
+    if (i == what->own_layer) l.options = what->layer_options;
     TRY(ng_add_layer(p, &l, &index));
   }
   return NG_OK;
@@ -52,7 +52,7 @@ static ng_status bind_arrays(struct outcome *r, fixture *f, float *gradient, flo
     for (int k = 0; k < 1 + (layer[i].bias > 0); k++) {
       const int64_t rows = k == 0 ? layer[i].rows : 1;
       const int64_t cols = k == 0 ? layer[i].cols : layer[i].bias;
-      const int64_t at = layer[i].at + (k == 0 ? 0 : layer[i].rows * layer[i].cols);
+      const int64_t at = layer[i].offset + (k == 0 ? 0 : layer[i].rows * layer[i].cols);
       const plane g = plane_of(gradient + at, rows, cols, NG_F32);
       const plane w = plane_of(weight + at, rows, cols, NG_F32);
       TRY(fixture_bind(f, i, k == 0 ? NG_WEIGHT : NG_BIAS, &g, &w));
@@ -67,7 +67,7 @@ static ng_status observe_batch(struct outcome *r, fixture *f, int32_t rank, int3
   float seen[2][MOST_OBSERVED];
   const int64_t B = call == 0 ? 4 : 2;
   TRY(fixture_begin(f, B));
-  r->number[WANTED] += ng_wants(f->p, FC1);
+  r->quantity[WANTED] += ng_wants(f->p, FC1);
   for (int32_t i = 0; i < LAYERS; i++) {
     if (ng_wants(f->p, i) == 0) continue;
     for (int k = 0; k < 2; k++) {
@@ -106,17 +106,17 @@ void fill_gradient(int32_t step, float *D) {
 static ng_status read_reports(struct outcome *r, ng_precond *p) {
   ng_report report = {.struct_size = sizeof report};
   TRY(ng_report_read(p, &report));
-  r->number[SUMS] = report.sums;
-  r->number[FACTORS] = report.factors;
-  r->number[RESULTS] = report.results;
-  r->number[MOMENTS] = report.moments;
-  r->number[SCALED] = report.scaled;
+  r->quantity[SUMS] = report.sums;
+  r->quantity[FACTORS] = report.factors;
+  r->quantity[RESULTS] = report.results;
+  r->quantity[MOMENTS] = report.moments;
+  r->quantity[SCALED] = report.scaled;
   for (int32_t i = 0; i < report.stations; i++) {
     ng_station_report s = {.struct_size = sizeof s};
     TRY(ng_report_station(p, i, &s));
     if (strcmp(s.name, "statistics") != 0) continue;
-    r->number[SENT] = s.total_bytes;
-    r->number[MESSAGES] = s.total_messages;
+    r->quantity[SENT] = s.total_bytes;
+    r->quantity[MESSAGES] = s.total_messages;
   }
   return NG_OK;
 }
@@ -124,7 +124,7 @@ static ng_status read_reports(struct outcome *r, ng_precond *p) {
 static ng_status run_steps(const run *what, struct outcome *r, fixture *f, int32_t rank) {
   float gradient[TOTAL], weight[TOTAL];
   for (int64_t i = 0; i < TOTAL; i++) {
-    const bool zero = what->only_fc1 && (i < layer[FC1].at || i >= layer[FC2].at);
+    const bool zero = what->only_fc1 && (i < layer[FC1].offset || i >= layer[FC2].offset);
     weight[i] = zero ? 0 : draw_number(0, 6, 0, 14, i);
   }
   TRY(add_layers(what, r, f->p));
@@ -186,11 +186,11 @@ run must_run_with(const char *settings) {
 
 /* ---- differences -----------------------------------------------------------------------------*/
 
-static int64_t end_of_layer(int32_t i) { return i + 1 < LAYERS ? layer[i + 1].at : TOTAL; }
+static int64_t end_of_layer(int32_t i) { return i + 1 < LAYERS ? layer[i + 1].offset : TOTAL; }
 
 double layer_gap(const run *a, const run *b, int32_t step, int32_t i) {
   double gap = 0, most = 0;
-  for (int64_t k = layer[i].at; k < end_of_layer(i); k++) {
+  for (int64_t k = layer[i].offset; k < end_of_layer(i); k++) {
     const double x = (double)a->rank[0].P[step][k], y = (double)b->rank[0].P[step][k];
     if (!isfinite(x) || !isfinite(y)) return INFINITY;
     gap = fmax(gap, fabs(x - y));

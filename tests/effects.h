@@ -19,7 +19,7 @@ extern const struct effects_layer {
   int64_t rows, cols, bias; /* rows and columns of the weight; elements of the bias */
   int64_t in, out;          /* columns or channels of input and output */
   int64_t high, wide;       /* positions, or height and width of images */
-  int64_t at;               /* first element in P and weight */
+  int64_t offset;           /* first element in P and weight */
 } layer[LAYERS];
 
 /* The numbers of a run that a row of t_option_effects compares. */
@@ -39,8 +39,8 @@ typedef enum number {
 typedef struct run {
   /* input */
   const char *settings;      /* lines of options, ';' between */
-  const char *layer_options; /* of layer `own` */
-  int32_t own;               /* FC1 or BN */
+  const char *layer_options; /* of layer `own_layer` */
+  int32_t own_layer;         /* FC1 or BN */
   int32_t ranks;
   const char *set, *value; /* ng_set before the second step; NULL: none */
   const char *step;        /* "gradient", "sgd", "adamw" */
@@ -52,7 +52,7 @@ typedef struct run {
     char message[512];
     float P[STEPS][TOTAL], weight[STEPS][TOTAL];
     double nu[STEPS];
-    int64_t number[NUMBERS];
+    int64_t quantity[NUMBERS]; /* of the last step, from the reports */
   } rank[RANKS];
 } run;
 

@@ -70,7 +70,7 @@ static ng_status try_step(family_run *run, int32_t rank, fixture *f, int32_t ste
     st = bind_gradient(f->p, i, &m->entry[i], grad);
     if (st == NG_OK) st = observe_entry(f, i, &m->entry[i], step);
   }
-  if (st == NG_OK && run->hook != NULL) st = run->hook(rank, f->p, step);
+  if (st == NG_OK && run->before_step != NULL) st = run->before_step(rank, f->p, step);
   return st == NG_OK ? ng_step(f->p, 0.1) : st;
 }
 
@@ -115,7 +115,7 @@ static ng_status read_reports(family_run *run, int32_t rank, const ng_precond *p
     run->report[rank][i].struct_size = sizeof run->report[0][0];
     st = ng_report_layer(p, i, &run->report[rank][i]);
   }
-  if (st == NG_OK && run->last != NULL) run->last(rank, p);
+  if (st == NG_OK && run->after_last_step != NULL) run->after_last_step(rank, p);
   return st;
 }
 

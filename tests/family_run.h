@@ -35,10 +35,11 @@ typedef struct family_run {
   int32_t ranks;
   const char *save, *load;     /* save before step model->saved; load, and begin with this step */
   int32_t bad_step, bad_entry; /* this step has a NaN in this gradient, and is repeated without */
-  ng_status (*hook)(int32_t rank, ng_precond *p, int32_t step); /* before each ng_step */
-  void (*last)(int32_t rank, const ng_precond *p);              /* after the last step */
-  void (*place)(ng_block *b, ng_stat *s);                       /* ng_context.place */
-  float out[FAMILY_RANKS][FAMILY_STEPS][FAMILY_ENTRIES][FAMILY_NUMBERS];
+  ng_status (*before_step)(int32_t rank, ng_precond *p, int32_t step); /* before each ng_step */
+  void (*after_last_step)(int32_t rank, const ng_precond *p);          /* after the last step */
+  void (*place)(ng_block *b, ng_stat *s);                              /* ng_context.place */
+  float out[FAMILY_RANKS][FAMILY_STEPS][FAMILY_ENTRIES]
+           [FAMILY_NUMBERS]; /* gradients after a step */
   double clip[FAMILY_RANKS][FAMILY_STEPS];
   ng_status status[FAMILY_RANKS][FAMILY_STEPS];
   int32_t changed[FAMILY_RANKS]; /* finite gradients that skipped steps wrote */

@@ -13,7 +13,7 @@ static ng_status solve(ng_block *b, ng_solve_phase phase) {
   int32_t worst = 0;
   if (!b->has_averages || b->stat->owner != b->ctx->rank) return NG_OK;
   for (int i = 0; i < 2; i++) {
-    ng_matrix *m = &k->of[i];
+    ng_matrix *m = &k->side[i];
     m->F = b->stat->part[i].average;
     if (phase == NG_SOLVE_LIST) ng_block_list(b, m, 0.0, c * b->base.damping, 0.0);
     if (phase != NG_SOLVE_CLIMB) continue;
@@ -24,7 +24,7 @@ static ng_status solve(ng_block *b, ng_solve_phase phase) {
 }
 
 static void read_results(ng_block *b) {
-  matrices_of(b)->both.is_good = matrices_of(b)->says[SAYS_GOOD] != 0.0f;
+  matrices_of(b)->twosided.is_good = matrices_of(b)->rungs[STATE_WAS_GOOD] != 0.0f;
 }
 
 static void precondition(ng_block *b) {
@@ -32,7 +32,7 @@ static void precondition(ng_block *b) {
   float *D = ng_scratch(b);
   k->sums = (ng_direction_sums){.finite = 1};
   matrices_copy_gradient(b, false, D);
-  ng_twosided_apply(b->ctx->queue, &k->both, 0, k->m, D, b->direction, D + k->m * k->n);
+  ng_twosided_apply(b->ctx->queue, &k->twosided, 0, k->m, D, b->direction, D + k->m * k->n);
   matrices_enqueue_sums(b, D);
 }
 
@@ -54,11 +54,11 @@ static void commit(ng_block *b, bool taken) { matrices_of(b)->steps += taken ? 1
 
 static ng_status fields(ng_block *b, ng_field_visit visit, void *arg) {
   const matrices *k = matrices_of(b);
-  ng_field f = ng_field_plain("solve", NG_F32, 1, SAYS, k->says, b->stat->owner);
+  ng_field f = ng_field_plain("solve", NG_F32, 1, RUNGS, k->rungs, b->stat->owner);
   ng_status st = visit(arg, &f);
   for (int i = 0; i < 2 && st == NG_OK; i++) {
-    const int64_t n = k->of[i].n;
-    f = ng_part_field(b->stat, i, "_root", NG_F32, n, n, k->of[i].R);
+    const int64_t n = k->side[i].n;
+    f = ng_part_field(b->stat, i, "_root", NG_F32, n, n, k->side[i].R);
     f.is_symmetric = true;
     st = visit(arg, &f);
   }

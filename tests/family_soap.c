@@ -17,7 +17,7 @@ static ng_status create(ng_block *b) {
   matrices *k = matrices_of(b);
   const size_t bytes = (size_t)(k->m * k->n) * sizeof(float);
   for (int i = 0; i < 2; i++) {
-    k->basis[i] = ng_object(b->p, (size_t)(k->of[i].n * k->of[i].n) * sizeof(float));
+    k->basis[i] = ng_object(b->p, (size_t)(k->side[i].n * k->side[i].n) * sizeof(float));
     k->moment[i] = ng_object(b->p, bytes);
     k->next[i] = ng_object(b->p, bytes);
   }
@@ -32,7 +32,7 @@ static ng_status solve(ng_block *b, ng_solve_phase phase) {
   k->is_solved = b->is_worker;
   if (!b->has_averages || b->stat->owner != b->ctx->rank) return NG_OK;
   for (int i = 0; i < 2; i++) {
-    ng_matrix *m = &k->of[i];
+    ng_matrix *m = &k->side[i];
     int32_t rung = 0;
     m->F = b->stat->part[i].average;
     for (int32_t j = 0; j < m->n; j++)
@@ -56,8 +56,8 @@ static void read_results(ng_block *b) {}
 /* Enqueue a rotation by the bases of the last counted step. */
 static void enqueue_rotation(const ng_block *b, bool back, const float *from, float *to) {
   const matrices *k = matrices_of(b);
-  ng_matrix now[2] = {k->of[0], k->of[1]};
-  ng_twosided t = k->both;
+  ng_matrix now[2] = {k->side[0], k->side[1]};
+  ng_twosided t = k->twosided;
   for (int i = 0; i < 2; i++)
     now[i].R = k->basis[i];
   t.left = &now[0];
@@ -107,12 +107,12 @@ static void commit(ng_block *b, bool taken) {
   k->steps += 1.0;
   for (int i = 0; i < 2 && is_measured; i++)
     memcpy(k->moment[i], k->next[i], (size_t)(k->m * k->n) * sizeof(float));
-  if (!is_solved || k->says[SAYS_RUNG] >= (float)NG_RUNG_LAST) return;
+  if (!is_solved || k->rungs[STATE_RUNG] >= (float)NG_RUNG_LAST) return;
   enqueue_rotation(b, true, k->moment[0], k->next[0]);
   ng_queue_wait(b->ctx->queue);
   memcpy(k->next[1], k->moment[1], (size_t)(k->m * k->n) * sizeof(float));
   for (int i = 0; i < 2; i++)
-    memcpy(k->basis[i], k->of[i].R, (size_t)(k->of[i].n * k->of[i].n) * sizeof(float));
+    memcpy(k->basis[i], k->side[i].R, (size_t)(k->side[i].n * k->side[i].n) * sizeof(float));
   enqueue_rotation(b, false, k->next[0], k->moment[0]);
   ng_queue_wait(b->ctx->queue);
   for (int64_t i = 0; i < k->m * k->n; i++)
@@ -122,10 +122,10 @@ static void commit(ng_block *b, bool taken) {
 static ng_status fields(ng_block *b, ng_field_visit visit, void *arg) {
   static const char *const moment[] = {"first_moment", "second_moment"};
   const matrices *k = matrices_of(b);
-  ng_field f = ng_field_plain("solve", NG_F32, 1, SAYS, k->says, b->stat->owner);
+  ng_field f = ng_field_plain("solve", NG_F32, 1, RUNGS, k->rungs, b->stat->owner);
   ng_status st = visit(arg, &f);
   for (int i = 0; i < 2 && st == NG_OK; i++) {
-    const int64_t n = k->of[i].n;
+    const int64_t n = k->side[i].n;
     f = ng_part_field(b->stat, i, "_basis", NG_F32, n, n, b->is_worker ? k->basis[i] : NULL);
     st = visit(arg, &f);
     f = ng_field_plain(moment[i], NG_F32, k->m, k->n, b->is_worker ? k->moment[i] : NULL,

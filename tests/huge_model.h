@@ -18,6 +18,7 @@ typedef struct update {
   int32_t nesterov, decoupled;
   bool in_place;
 } update;
+static const update in_place = {.name = "ng_step", .lr = 0.1, .in_place = true};
 
 typedef struct model {
   fixture f;

@@ -18,13 +18,13 @@ ng_status matrices_create(ng_block *b, ng_result result) {
   b->matrices = 2;
   k->n = b->entry->d.in;
   for (int i = 0; i < 2; i++) {
-    k->of[i] = (ng_matrix){.result = result, .p = 4.0, .n = i == 0 ? k->m : k->n};
-    k->of[i].average_dtype = k->of[i].result_dtype = NG_F32;
+    k->side[i] = (ng_matrix){.result = result, .p = 4.0, .n = i == 0 ? k->m : k->n};
+    k->side[i].average_dtype = k->side[i].result_dtype = NG_F32;
   }
-  k->both = (ng_twosided){.groups = 1, .rows = k->m, .cols = k->n, .is_good = true};
-  k->both.left = &k->of[0];
-  k->both.right = &k->of[1];
-  k->both.left_count = k->both.right_count = 1;
+  k->twosided = (ng_twosided){.groups = 1, .rows = k->m, .cols = k->n, .is_good = true};
+  k->twosided.left = &k->side[0];
+  k->twosided.right = &k->side[1];
+  k->twosided.left_count = k->twosided.right_count = 1;
   (void)snprintf(b->entry->why, sizeof b->entry->why, "L %lld, R %lld", (long long)k->m,
                  (long long)k->n);
   return NG_OK;
@@ -39,7 +39,7 @@ ng_status matrices_add_statistics(ng_block *b) {
   b->stat->symmetric = b->stat->rule.averaged = true;
   for (int i = 0; i < 2; i++) {
     ng_stat_part *part = &b->stat->part[i];
-    part->rows = part->cols = part->channels = matrices_of(b)->of[i].n;
+    part->rows = part->cols = part->channels = matrices_of(b)->side[i].n;
     part->offsets = 1;
   }
   return NG_OK;
@@ -76,18 +76,18 @@ ng_status matrices_observe(ng_block *b, const ng_obs *o) {
 
 int64_t matrices_scratch(const ng_block *b) {
   const matrices *k = matrices_of(b);
-  int64_t most = 2 * k->m * k->n + 6 * ng_round16(k->m) + ng_twosided_scratch(&k->both, k->m);
+  int64_t most = 2 * k->m * k->n + 6 * ng_round16(k->m) + ng_twosided_scratch(&k->twosided, k->m);
   for (int i = 0; i < 2; i++)
-    most = ng_max64(most, ng_matrix_scratch(b->ctx->queue, &k->of[i]));
+    most = ng_max64(most, ng_matrix_scratch(b->ctx->queue, &k->side[i]));
   return most + 64;
 }
 
 ng_status matrices_plan(ng_block *b, ng_plan *plan) {
   matrices *k = matrices_of(b);
   const int32_t owner = b->stat->owner;
-  if (b->is_worker) k->says = ng_plan_result(plan, owner, SAYS * (int64_t)sizeof *k->says);
+  if (b->is_worker) k->rungs = ng_plan_result(plan, owner, RUNGS * (int64_t)sizeof *k->rungs);
   for (int i = 0; i < 2 && b->is_worker; i++) {
-    ng_matrix *m = &k->of[i];
+    ng_matrix *m = &k->side[i];
     m->R = ng_plan_result(plan, owner, ng_matrix_count(m) * (int64_t)sizeof(float));
     m->d = ng_plan_result(plan, owner, m->n * (int64_t)sizeof(float));
     k->order[i] = ng_plan_result(plan, owner, m->n * (int64_t)sizeof *k->order[i]);
@@ -110,7 +110,7 @@ void matrices_emit(const ng_block *b, int32_t k, int32_t g, double factor, ng_di
 
 void matrices_report(const ng_block *b, ng_layer_report *r) {
   if (!b->is_worker) return;
-  r->rung = ng_rung_of(matrices_of(b)->says[SAYS_RUNG]);
+  r->rung = ng_rung_of(matrices_of(b)->rungs[STATE_RUNG]);
   r->damping_f = b->base.damping;
 }
 
@@ -120,10 +120,10 @@ ng_status matrices_visit_numbers(ng_block *b, ng_number_visit visit, void *arg) 
 }
 
 ng_status matrices_count_rung(ng_block *b, int32_t rung) {
-  float *says = matrices_of(b)->says;
-  if (rung == NG_DAMPED_NONE) rung = says[SAYS_GOOD] != 0.0f ? NG_RUNG_LAST : NG_RUNG_PLAIN;
-  says[SAYS_RUNG] = (float)rung;
-  if (rung < NG_RUNG_LAST) says[SAYS_GOOD] = 1.0f;
+  float *state = matrices_of(b)->rungs;
+  if (rung == NG_DAMPED_NONE) rung = state[STATE_WAS_GOOD] != 0.0f ? NG_RUNG_LAST : NG_RUNG_PLAIN;
+  state[STATE_RUNG] = (float)rung;
+  if (rung < NG_RUNG_LAST) state[STATE_WAS_GOOD] = 1.0f;
   ng_count_rung(b->p, rung);
   return rung > 0 ? NG_RESCUED : NG_OK;
 }

@@ -15,17 +15,17 @@
 typedef struct matrices {
   int64_t m, n;
   ng_direction_sums sums;
-  double steps;    /* counted steps */
-  float *says;     /* results: [SAYS] */
-  ng_matrix of[2]; /* L and R with their results */
-  ng_twosided both;
+  double steps;      /* counted steps */
+  float *rungs;      /* results: the rung of the last solve, and whether a solve succeeded */
+  ng_matrix side[2]; /* L and R with their results */
+  ng_twosided twosided;
   /* soap: the bases of this step; Adam's moments in these bases, before and after this step */
   float *basis[2], *moment[2], *next[2];
   int32_t *order[2]; /* results: index in `basis` of every vector of the new basis */
   bool is_measured, is_solved;
 } matrices;
 
-enum { SAYS_RUNG, SAYS_GOOD, SAYS };
+enum { STATE_RUNG, STATE_WAS_GOOD, RUNGS };
 
 static inline matrices *matrices_of(const ng_block *b) { return b->state; }
 /* Functions of both families. */

@@ -24,8 +24,8 @@ typedef struct picture {
   axis_order how;
   ng_dtype t;
   int64_t samples, take, c0, c1;
-  bool one;
-  int reduce;
+  bool one;   /* a column of ones, for the bias, is added */
+  int reduce; /* over positions: 0 none, 1 mean, 2 sum */
 } picture;
 
 typedef struct image_array {

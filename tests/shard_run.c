@@ -113,7 +113,7 @@ void store_shard(const shard_run *x, int32_t rank, int i, const float *from, dou
 }
 
 static bool has_fault(const rank_run *run, int64_t t, int64_t call, const char *how) {
-  return run->x->wrong == run->rank && !run->corrected && t == 1 && call == 0 &&
+  return run->x->bad_rank == run->rank && !run->corrected && t == 1 && call == 0 &&
          strstr(run->x->options, how) != NULL;
 }
 
@@ -165,7 +165,7 @@ static ng_status run_steps(rank_run *run, ng_transport *world) {
   ng_status st = ranks_grid_transport(&x->grid, run->rank, !x->data_adjacent, &run->model);
   if (st != NG_OK) return st;
   const bool taps = x->fail[0] + x->fail[1] > 0;
-  const bool me = run->rank == x->wrong;
+  const bool me = run->rank == x->bad_rank;
   /* Without start and wait a collective completes when it is posted. */
   tap t[2] = {{.inner = *world, .fail_at = me ? x->fail[0] : 0},
               {.inner = run->model, .fail_at = me ? x->fail[1] : 0}};
@@ -187,10 +187,10 @@ static ng_status run_steps(rank_run *run, ng_transport *world) {
   if (st == NG_OK) st = ng_ready(run->f.p);
   if (st == NG_OK && x->load != NULL) st = ng_load(run->f.p, x->load);
   if (st == NG_OK && x->resave != NULL) st = ng_save(run->f.p, x->resave);
-  if (me && x->fail_alloc > 0) run->memory.fail_at = run->memory.calls + x->fail_alloc;
+  if (me && x->failing_alloc > 0) run->memory.fail_at = run->memory.calls + x->failing_alloc;
   const bool sgd = strstr(x->options, "=sgd") != NULL,
              fused = sgd || strstr(x->options, "=adamw") != NULL;
-  for (int64_t s = x->first; s < STEPS && st >= NG_OK; s++) {
+  for (int64_t s = x->first_step; s < STEPS && st >= NG_OK; s++) {
     ng_status observed = observe_batches(run, s);
     x->observed[run->rank][s] = observed;
     if (observed < NG_OK && taps) return observed;
@@ -199,7 +199,7 @@ static ng_status run_steps(rank_run *run, ng_transport *world) {
       (void)snprintf(x->message[run->rank], sizeof x->message[0], "%s", ng_last_error(run->f.ctx));
       st = ng_reset_batch(run->f.p);
       if (st != NG_OK) return st;
-      run->corrected = x->fail_alloc == 0;
+      run->corrected = x->failing_alloc == 0;
       observed = observe_batches(run, s);
       if (observed != NG_OK) return observed;
     }
@@ -208,7 +208,7 @@ static ng_status run_steps(rank_run *run, ng_transport *world) {
     ng_sgd how = fixture_sgd(0.1, 0.9);
     how.weight_decay = sgd ? 0.01 : 0.0;
     st = fixture_step(&run->f, &how);
-    if (st >= NG_OK && s == x->first + 1) {
+    if (st >= NG_OK && s == x->first_step + 1) {
       ng_status saved = x->save != NULL ? ng_save(run->f.p, x->save) : NG_OK;
       if (saved == NG_OK && x->parts != NULL) saved = ng_save_parts(run->f.p, x->parts);
       if (saved != NG_OK) return saved;
@@ -229,7 +229,7 @@ static ng_status run_rank(int32_t rank, ng_transport *t, void *arg) {
   run.x = x;
   run.rank = rank;
   const ng_status st = run_steps(&run, t);
-  if (rank == x->wrong && x->fail_alloc > 0)
+  if (rank == x->bad_rank && x->failing_alloc > 0)
     x->alloc_failed = run.memory.calls >= run.memory.fail_at;
   if (x->message[rank][0] == 0) {
     (void)snprintf(x->message[rank], sizeof x->message[0], "%s",
@@ -280,7 +280,7 @@ shard_run *new_run(const shard_run *how) {
 
 shard_run usual_run(const char *options) {
   return (shard_run){
-      .options = options, .data = 2, .model = 2, .bias = true, .rows_first = true, .wrong = -1};
+      .options = options, .data = 2, .model = 2, .bias = true, .rows_first = true, .bad_rank = -1};
 }
 
 shard_run *trained_run(const shard_run *how) {

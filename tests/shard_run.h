@@ -20,7 +20,7 @@ extern const sharded_layer layer[LAYERS];
 
 typedef struct shard_run {
   const char *
-      options; /* after a '|': the fault of rank `wrong` in the first call of step 1: rows, shape or nan */
+      options; /* after a '|': the fault of rank `bad_rank` in the first call of step 1: rows, shape or nan */
   int32_t data, model;
   bool data_adjacent; /* adjacent ranks form a data group; false: a model group */
   bool bias;          /* false: no layer has a bias */
@@ -30,17 +30,17 @@ typedef struct shard_run {
   bool skewed;              /* model groups but the first have other shards */
   bool even;                /* shards as ng_plan_shard defines them */
   uint32_t unsharded;       /* bit r: rank r has no model group and no shards */
-  int first;                /* step to begin with */
-  const char *save, *parts; /* after step `first` + 1: save to this file, in parts */
+  int first_step;           /* step to begin with */
+  const char *save, *parts; /* after step `first_step` + 1: save to this file, in parts */
   const char *load,
       *resave; /* before the first step: load the state `load`, save to the file `resave` */
   double (*start)[MOST_WEIGHTS]; /* whole weights to begin with, the bias in the last column */
   ng_status (*check)(const ng_precond *p, int32_t rank, void *arg); /* after the last step */
   void *check_arg;
-  int32_t wrong;      /* the rank with the fault */
-  int32_t fail[2];    /* world, model group: collective that fails on rank `wrong` */
-  int32_t fail_alloc; /* allocation after ng_ready that fails on rank `wrong` */
-  bool alloc_failed;  /* set if the run made that allocation */
+  int32_t bad_rank;      /* the rank with the fault */
+  int32_t fail[2];       /* world, model group: collective that fails on rank `bad_rank` */
+  int32_t failing_alloc; /* allocation after ng_ready that fails on rank `bad_rank` */
+  bool alloc_failed;     /* set if the run made that allocation */
   ranks_grid grid;
   double D[STEPS][LAYERS][MOST_WEIGHTS];
   float out[RANKS][STEPS][LAYERS][MOST_WEIGHTS]; /* shards of P, or weights; then the bias */

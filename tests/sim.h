@@ -24,8 +24,8 @@ typedef struct sim_setup {
   const char *linalg;               /* NULL: the default */
   const struct ng_backend *backend; /* instead of `linalg` */
   int32_t threads, micro;           /* micro: micro-batches per step; 0: one */
-  unsigned vary;
-  const char *layer_options; /* of SIM_OWN */
+  unsigned vary;                    /* flags of SIM_... */
+  const char *layer_options;        /* of SIM_OWN */
 } sim_setup;
 
 enum { SIM_LAYERS = 8 };

@@ -86,10 +86,10 @@ ng_status run_transfer(int32_t rank, ng_transport *t, void *arg) {
   if (st >= NG_OK && x->parts != NULL) st = ng_save_parts(s.p, own_part ? x->last_part : x->parts);
   const char *told = s.ctx != NULL ? ng_last_error(s.ctx) : s.message;
   x->changed[rank] = began && st < NG_OK && sim_fingerprint(&s) != before;
-  x->wrong[rank] =
+  x->wrong_refusal[rank] =
       x->says != NULL && (st >= NG_OK || strstr(told, x->says) == NULL || x->changed[rank]);
   if (rank == 0) (void)snprintf(x->message, sizeof x->message, "%s", told);
-  if (x->wrong[rank] || (st < NG_OK && !began))
+  if (x->wrong_refusal[rank] || (st < NG_OK && !began))
     fprintf(stderr, "rank %d: %s \"%s\", expected \"%s\"\n", rank, ng_status_name(st), told,
             x->says != NULL ? x->says : "success");
   sim_close(&s);

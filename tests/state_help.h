@@ -37,10 +37,10 @@ typedef struct transfer {
   int32_t steps;
   const char *load, *one, *parts; /* load this file; save to one file; save in parts; NULL: skip */
   const char *last_part;          /* the last rank saves its part here */
-  const char *says;   /* the load fails on every rank with a message that contains this text */
-  int32_t wrong[8];   /* a rank did not get this message, or changed */
-  int32_t changed[8]; /* the refused load changed the rank */
-  char message[512];  /* of rank 0 */
+  const char *says; /* the load fails on every rank with a message that contains this text */
+  int32_t wrong_refusal[8]; /* a rank did not get this message, or changed */
+  int32_t changed[8];       /* the refused load changed the rank */
+  char message[512];        /* of rank 0 */
 } transfer;
 
 /* `arg` is a transfer.  Assert nothing. */

@@ -28,18 +28,18 @@ void strided_create(strided *s, int32_t ndim, const int64_t *shape, ng_dtype dty
     s->stride[axis] = (expanded >> axis & 1U) != 0 ? 0 : next;
     if (s->stride[axis] != 0) next = next * shape[axis] + gap;
   }
-  s->room = next;
+  s->allocated = next;
   s->a.dtype = dtype;
   s->a.mem = NG_HOST;
   s->a.ndim = ndim;
   s->a.shape = s->shape;
   s->a.stride = s->stride;
-  s->a.data = malloc((size_t)(s->room * ng_dtype_size(dtype)));
-  s->mine = calloc((size_t)s->room, sizeof *s->mine);
-  for (int64_t i = 0; i < s->room; i++)
+  s->a.data = malloc((size_t)(s->allocated * ng_dtype_size(dtype)));
+  s->is_element = calloc((size_t)s->allocated, sizeof *s->is_element);
+  for (int64_t i = 0; i < s->allocated; i++)
     put(s->a.data, dtype, i, (double)NAN);
   for (int64_t i = 0; i < s->count; i++)
-    s->mine[memory_index(s, i)] = true;
+    s->is_element[memory_index(s, i)] = true;
 }
 
 void strided_set(strided *s, int64_t i, float x) {
@@ -51,11 +51,11 @@ float strided_get(const strided *s, int64_t i) {
 
 bool strided_free_checked(strided *s) {
   bool intact = true;
-  for (int64_t i = 0; i < s->room && s->mine != NULL; i++) {
-    if (!s->mine[i] && !isnan(get(s->a.data, s->a.dtype, i))) intact = false;
+  for (int64_t i = 0; i < s->allocated && s->is_element != NULL; i++) {
+    if (!s->is_element[i] && !isnan(get(s->a.data, s->a.dtype, i))) intact = false;
   }
   free(s->a.data);
-  free(s->mine);
+  free(s->is_element);
   memset(s, 0, sizeof *s);
   return intact;
 }

@@ -13,8 +13,8 @@ enum { STRIDED_AXES = 5 };
 typedef struct strided {
   ng_array a; /* points to the lists below: do not copy this struct */
   int64_t shape[STRIDED_AXES], stride[STRIDED_AXES];
-  int64_t count, room; /* elements; elements with gaps */
-  bool *mine;          /* [room]: an element, not a gap */
+  int64_t count, allocated; /* elements; elements with gaps */
+  bool *is_element;         /* [allocated]: false for a gap */
 } strided;
 
 /* inner: the axes, innermost first.  gap: elements after each axis.  expanded: bits of axes with stride 0, which repeat

@@ -212,10 +212,10 @@ static void no_message_exceeds_the_limit(void **state) {
     tap taps[MOST_RANKS] = {{.fail_at = 0}};
     comm_case how = {.which = w, .n = at_most_ranks(w, 3), .piece = 7};
     assert_int_equal(run_comm_case(&how, post_in_pieces, taps, NULL), NG_OK);
-    assert_int_equal(taps[1].most, 7);
+    assert_int_equal(taps[1].most_elements, 7);
     how.piece = 0; /* without the limit messages are larger */
     assert_int_equal(run_comm_case(&how, post_in_pieces, taps, NULL), NG_OK);
-    assert_true(taps[1].most > 7);
+    assert_true(taps[1].most_elements > 7);
   }
 }
 
@@ -253,7 +253,7 @@ static ng_status complete_by_tests(ng_comm *c, const ng_transport *t, const comm
 
 /* The second of two ranks posts after 100 tests of the first returned "not complete". */
 static ng_status test_before_last_post(ng_comm *c, const ng_transport *t, const comm_case *how) {
-  atomic_int *asked = how->more;
+  atomic_int *asked = how->arg;
   const ng_group world = ng_group_world(c);
   float x = (float)(c->rank + 1);
   ng_request q;
@@ -273,7 +273,7 @@ static ng_status test_before_last_post(ng_comm *c, const ng_transport *t, const 
 
 static void a_test_before_all_ranks_posted_is_not_complete(void **state) {
   atomic_int asked = 0;
-  const comm_case how = {.which = THREADS, .n = 2, .more = &asked};
+  const comm_case how = {.which = THREADS, .n = 2, .arg = &asked};
   assert_int_equal(run_comm_case(&how, test_before_last_post, NULL, NULL), NG_OK);
 }
 

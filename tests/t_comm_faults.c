@@ -170,7 +170,7 @@ static ng_status make_odd_call(const ng_transport *t, oddity what, void *group, 
 }
 
 static ng_status check_odd_call(ng_comm *c, const ng_transport *t, const comm_case *how) {
-  const oddity what = *(const oddity *)how->more;
+  const oddity what = *(const oddity *)how->arg;
   double room[64];
   int32_t all[MOST_RANKS];
   void *group;
@@ -200,7 +200,7 @@ static ng_status check_odd_call(ng_comm *c, const ng_transport *t, const comm_ca
 static void calls_that_differ_fail_on_all_ranks(void **state) {
   for (oddity what = ODD_KIND; what < ODDITIES; what++) {
     for (int32_t n = 3; n <= 5; n += 2) {
-      const comm_case how = {.which = THREADS, .n = n, .more = &what};
+      const comm_case how = {.which = THREADS, .n = n, .arg = &what};
       const ng_status st = run_comm_case(&how, check_odd_call, NULL, NULL);
       if (st != NG_OK)
         fail_msg("differing call %d, %d ranks: %s", (int)what, (int)n, ng_status_name(st));
@@ -210,7 +210,7 @@ static void calls_that_differ_fail_on_all_ranks(void **state) {
 
 /* An invalid call fails on its rank, and then on the others. */
 static ng_status check_invalid_call(ng_comm *c, const ng_transport *t, const comm_case *how) {
-  const int wrong = *(const int *)how->more;
+  const int wrong = *(const int *)how->arg;
   double x[4] = {1, 2, 3, 4};
   int64_t counts[MOST_RANKS] = {1, -1};
   int32_t list[] = {1, 1, t->size};
@@ -244,7 +244,7 @@ static ng_status check_invalid_call(ng_comm *c, const ng_transport *t, const com
 
 static void invalid_calls_fail_on_all_ranks(void **state) {
   for (int wrong = 0; wrong <= 12; wrong++) {
-    const comm_case how = {.which = LAST_WHICH, .n = at_most_ranks(LAST_WHICH, 3), .more = &wrong};
+    const comm_case how = {.which = LAST_WHICH, .n = at_most_ranks(LAST_WHICH, 3), .arg = &wrong};
     const ng_status st = run_comm_case(&how, check_invalid_call, NULL, NULL);
     if (st != NG_OK) fail_msg("wrong call %d: %s", wrong, ng_status_name(st));
   }
@@ -253,7 +253,7 @@ static void invalid_calls_fail_on_all_ranks(void **state) {
 /* A rank calls with a group of which it is not a member. */
 static ng_status call_foreign_group(ng_comm *c, const ng_transport *t, const comm_case *how) {
   const int32_t list[] = {0, 1};
-  void **shared = how->more;
+  void **shared = how->arg;
   double x = 1.0;
   void *made;
   ng_collective k = collective_of(NG_ALL_REDUCE, NG_F64, &x, &x);
@@ -274,7 +274,7 @@ static ng_status call_foreign_group(ng_comm *c, const ng_transport *t, const com
 
 static void a_rank_outside_the_group_is_refused(void **state) {
   void *shared = NULL;
-  const comm_case how = {.which = THREADS, .n = 3, .more = &shared};
+  const comm_case how = {.which = THREADS, .n = 3, .arg = &shared};
   assert_int_equal(run_comm_case(&how, call_foreign_group, NULL, NULL), NG_OK);
 }
 
@@ -418,7 +418,7 @@ static void every_failing_call_ends_all_ranks(void **state) {
           ng_status each[MOST_RANKS];
           const comm_case how = {.which = w, .n = n};
           taps[culprit].fail_at = ++k;
-          taps[culprit].with = with[k % 3];
+          taps[culprit].status = with[k % 3];
           st = run_comm_case(&how, check_failing_call, taps, each);
           tested += taps[culprit].tests;
           for (int32_t r = 0; r < n; r++) {

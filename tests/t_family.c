@@ -165,7 +165,7 @@ static void a_nan_in_a_gradient_skips_the_step_on_all_ranks(void **state) {
       family_run *good = family_must_train(new_run(set, ranks)), *run = new_run(set, ranks);
       run->bad_step = 2;
       run->bad_entry = bad[k];
-      run->last = read_commits;
+      run->after_last_step = read_commits;
       (void)family_must_train(run);
       for (int32_t r = 0; r < ranks; r++) {
         assert_int_equal(run->status[r][2], NG_SKIPPED);

@@ -70,7 +70,7 @@ static void divisors_are_computed_with_their_block(void **state) {
   for (int32_t ranks = 2; ranks <= 3; ranks++) {
     family_run *run = new_run(set, ranks), *together = new_run(set, ranks);
     run->place = separate_a_and_g;
-    run->hook = together->hook = solve_block_1_each_step;
+    run->before_step = together->before_step = solve_block_1_each_step;
     family_runs_must_match(run, together, 0);
   }
 }
@@ -97,7 +97,7 @@ static void a_failed_observation_leaves_the_step_on_all_ranks(void **state) {
   sees.observe = fail_if_cannot_observe;
   for (int32_t ranks = 2; ranks <= 3; ranks++) {
     family_run *run = new_run_with(&sees, UNCLIPPED, ranks);
-    run->hook = fail_on_one_rank;
+    run->before_step = fail_on_one_rank;
     family_runs_must_match(run, new_run(UNCLIPPED, ranks), 0);
   }
 }
@@ -206,7 +206,7 @@ static void check_sees_options_and_ng_set(void **state) {
   picky.name = "picky";
   picky.check = refuse_damping_of_half;
   family_run *run = new_run_with(&picky, UNCLIPPED, 1);
-  run->hook = set_damping_of_half;
+  run->before_step = set_damping_of_half;
   free(family_must_train(run));
   must_be_refused(new_run_with(&picky, "damping=0.5 clip=none", 1), NG_ERR_ARG,
                   "layer 'toy': options: damping = 0.5 is not for toys");

@@ -15,8 +15,6 @@
 #include "step/step.h"
 #include "huge_model.h"
 
-static const update in_place = {.lr = 0.1, .in_place = true};
-
 /* Fill gradients and weights with random numbers of these magnitudes. */
 static void fill_magnitudes(model *m, double grad, double weight) {
   rng r = {test_seed()};
@@ -327,7 +325,8 @@ static void store_negative_window_moment(ng_precond *p) {
 /* ng_load refuses a negative mean of squares, because its square root would be NaN. */
 #define FIRST "method=mfac window=1 window_store=topk window_density=0.5 window_function="
 static const fault faults[] = {
-    {"method=natgrad", "'fc/A' holds a number that is not finite", &in_place, store_infinite_average},
+    {"method=natgrad", "'fc/A' holds a number that is not finite", &in_place,
+     store_infinite_average},
     {"method=eva", "'fc/second.weight' holds a number below 0", &adamw,
      store_negative_second_moment},
     {FIRST "adam", "'window/second' holds a number below 0", &in_place,

@@ -34,7 +34,6 @@ enum { UPDATES = sizeof updates / sizeof *updates };
 static const double sizes[] = {1e5, 1e7, 1e10, 1e15, 1e19, 1e25, 1e38, 3e38};
 enum { SIZES = sizeof sizes / sizeof *sizes };
 static const ng_dtype types[] = {NG_F32, NG_BF16, NG_F16};
-static const update in_place = {.name = "ng_step", .lr = 0.1, .in_place = true};
 
 /* ---- one element -----------------------------------------------------------------------------*/
 

@@ -185,7 +185,7 @@ static void option_values_have_different_effects(void **state) {
       for (int i = 0; i < k; i++)
         expect_difference(e, &r[i], &r[k], i, k);
       for (int32_t q = 0; q < r[k].ranks && e->less != NONE; q++) {
-        if (r[k].rank[q].number[e->less] >= r[0].rank[q].number[e->less])
+        if (r[k].rank[q].quantity[e->less] >= r[0].rank[q].quantity[e->less])
           fail_msg("%s (%s): value %d is not less than the first", e->option, e->settings, k);
       }
     }
@@ -236,7 +236,7 @@ static void expect_own_layer_changes(const run *base, const run *over, const cha
   for (int32_t step = 0; step < STEPS; step++) {
     for (int32_t i = 0; i < LAYERS; i++) {
       const double gap = layer_gap(base, over, step, i);
-      if (i != base->own && gap > 0)
+      if (i != base->own_layer && gap > 0)
         fail_msg("%s of one layer changes the layer %s", what, layer[i].name);
       if (gap > 1e12) fail_msg("%s: not finite", what);
       changed = changed || gap > 0;
@@ -261,7 +261,7 @@ static void per_layer_options_change_one_layer(void **state) {
     (void)snprintf(settings, sizeof settings, "%s; %s=%s", e->settings, e->option, one);
     (void)snprintf(own, sizeof own, "%s=%s", e->option, two);
     r.settings = settings;
-    r.own = strncmp(e->option, "norm_", 5) == 0 ? BN : FC1;
+    r.own_layer = strncmp(e->option, "norm_", 5) == 0 ? BN : FC1;
     const run base = must_run(r);
     r.layer_options = own;
     const run over = must_run(r);
@@ -355,12 +355,12 @@ static void update_decides_the_step_and_the_moments(void **state) {
       if (k == i) out[i] = must_run(r);
       if (k != i) assert_int_equal(try_run(&r), NG_ERR_STATE);
     }
-    assert_true(out[i].rank[0].number[MOMENTS] >= i * (int64_t)(TOTAL * sizeof(float)));
+    assert_true(out[i].rank[0].quantity[MOMENTS] >= i * (int64_t)(TOTAL * sizeof(float)));
     for (int k = 0; k < i; k++)
       assert_memory_not_equal(out[i].rank[0].weight, out[k].rank[0].weight,
                               sizeof out[0].rank[0].weight);
   }
-  assert_int_equal(out[0].rank[0].number[MOMENTS], 0);
+  assert_int_equal(out[0].rank[0].quantity[MOMENTS], 0);
 }
 
 /* These values are refused only with layers; t_options_check has the others. */

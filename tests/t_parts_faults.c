@@ -44,7 +44,7 @@ static void expect_refused_parts(const char *base, const char *message) {
     assert_int_equal(ranks_run(n, run_transfer, &x, each), NG_ERR_FILE);
     for (int32_t r = 0; r < n; r++) {
       assert_int_equal(each[r], NG_ERR_FILE);
-      assert_false(x.wrong[r]);
+      assert_false(x.wrong_refusal[r]);
     }
   }
 }
@@ -104,7 +104,7 @@ static void parts_without_arrays_are_required(void **state) {
     assert_int_equal(unlink(p.text), 0);
     transfer x = {.how = &small, .load = a.text, .says = p.text};
     assert_int_equal(ranks_run(2, run_transfer, &x, NULL), NG_ERR_FILE);
-    assert_false(x.wrong[0] || x.wrong[1]);
+    assert_false(x.wrong_refusal[0] || x.wrong_refusal[1]);
     must_transfer(RANKS, (transfer){.how = &small, .parts = a.text, .steps = 1});
   }
   assert_true(empty > 0);
@@ -182,7 +182,7 @@ static void a_part_that_does_not_fit_leaves_the_old_state(void **state) {
     }
     for (int32_t r = 0; r < RANKS; r++) {
       assert_int_equal(each[r], NG_ERR_FILE);
-      assert_false(x.wrong[r]);
+      assert_false(x.wrong_refusal[r]);
     }
     const names now = list_folder();
     assert_int_equal(now.n, before.n);
@@ -267,7 +267,7 @@ static void hosts_need_a_shared_folder(void **state) {
                 .says = "all ranks need a shared folder"};
   assert_int_equal(ranks_run(RANKS, run_transfer, &x, NULL), NG_ERR_FILE);
   for (int32_t r = 0; r < RANKS; r++)
-    assert_int_equal(x.wrong[r], 0);
+    assert_int_equal(x.wrong_refusal[r], 0);
   assert_int_equal(access(before.text, F_OK), 0);
   must_load_parts("state");
   clear_folder();

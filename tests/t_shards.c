@@ -111,7 +111,7 @@ static void compare_with_oracle(const shard_run *x) {
   compute_oracle(x, &w);
   apply_updates(x, &w);
   for (int32_t r = 0; r < x->data * x->model; r++) {
-    for (int t = x->first; t < STEPS; t++) {
+    for (int t = x->first_step; t < STEPS; t++) {
       const double error = measure_error(x, &w, r, t);
       if (!(error < error_bound(x))) {
         fail_msg("%s, data %d model %d: rank %d is off by %g in step %d (nu %g, %g)", x->options,

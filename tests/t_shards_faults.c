@@ -21,7 +21,7 @@ static void wrong_arrays_of_one_rank_reach_all(void **state) {
   for (int32_t wrong = 0; wrong < 4; wrong++) {
     for (size_t k = 0; k < sizeof how / sizeof how[0]; k++) {
       shard_run with = usual_run(how[k].options);
-      with.wrong = wrong;
+      with.bad_rank = wrong;
       shard_run *x = new_run(&with);
       ng_status each[RANKS];
       assert_true(train(x, each) >= NG_OK);
@@ -46,8 +46,8 @@ static void failed_allocations_reach_the_model_group(void **state) {
     for (int32_t k = 1;; k++) {
       shard_run how = usual_run(BASE);
       how.rows_first = false;
-      how.wrong = wrong;
-      how.fail_alloc = k;
+      how.bad_rank = wrong;
+      how.failing_alloc = k;
       shard_run *x = new_run(&how);
       ng_status each[RANKS];
       const ng_status st = train(x, each);
@@ -74,7 +74,7 @@ static void failing_collectives_end_all_ranks(void **state) {
       shard_run how = usual_run(BASE " grad_worker_fraction=0");
       how.rows_first = false;
       how.last = k % 2 == 0;
-      how.wrong = k % 4;
+      how.bad_rank = k % 4;
       how.fail[which] = k;
       how.fail[1 - which] = 1 << 30;
       shard_run *x = new_run(&how);

@@ -40,7 +40,7 @@ static shard_run make_saving_run(const char *options, const char *one, const cha
 static void continue_from(shard_run *how, double start[LAYERS][MOST_WEIGHTS], const char *again) {
   how->save = how->parts = NULL;
   how->resave = again;
-  how->first = 2;
+  how->first_step = 2;
   how->start = start;
 }
 

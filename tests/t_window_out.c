@@ -121,7 +121,7 @@ static void compare_with_oracle(const test_run *l) {
       out[i] = excluded[step][i < begin[1] ? 0 : i < begin[2] ? 1 : 2] != ' ';
       some = some || !out[i];
     }
-    k->out = out;
+    k->skip = out;
     if (some) window_oracle_step(k, grad, weight, get_lr(step), step % o.base.stat_period == 0, u);
     for (int64_t i = 0; i < D; i++) {
       if (!out[i]) continue;

@@ -12,34 +12,34 @@ typedef struct begun {
   const ng_collective *c;
 } begun;
 
-static bool fails(tap *p) { return ++p->calls == p->fail_at; }
-static ng_status failure(const tap *p) { return p->with != NG_OK ? p->with : NG_ERR_DEVICE; }
+static bool is_failing(tap *p) { return ++p->calls == p->fail_at; }
+static ng_status failure(const tap *p) { return p->status != NG_OK ? p->status : NG_ERR_DEVICE; }
 
-static void measure(tap *p, const ng_collective *c) {
+static void record_call(tap *p, const ng_collective *c) {
   int64_t n = c->count;
   for (int32_t m = 0; c->counts != NULL && c->group == NULL && m < p->inner.size; m++)
     n += c->counts[m];
-  if (n > p->most) p->most = n;
+  if (n > p->most_elements) p->most_elements = n;
   p->bytes += c->count * ng_dtype_size(c->dtype);
 }
 
 static ng_status tap_run(void *user, const ng_collective *c) {
   tap *p = user;
-  measure(p, c);
-  const ng_status st = fails(p) ? failure(p) : p->inner.run(p->inner.user, c);
+  record_call(p, c);
+  const ng_status st = is_failing(p) ? failure(p) : p->inner.run(p->inner.user, c);
   if (st == NG_OK && p->after != NULL) p->after(p, c);
   return st;
 }
 
 static ng_status tap_start(void *user, const ng_collective *c, void **request) {
   tap *p = user;
-  measure(p, c);
+  record_call(p, c);
   if (p->starts < TAP_STARTS) {
     p->count[p->starts] = c->count;
     p->mark_at[p->starts] = p->mark;
   }
   p->starts++;
-  if (fails(p)) return failure(p);
+  if (is_failing(p)) return failure(p);
   if (p->after == NULL) return p->inner.start(p->inner.user, c, request);
   begun *b = malloc(sizeof *b);
   if (b == NULL) return NG_ERR_NOMEM;
@@ -48,7 +48,7 @@ static ng_status tap_start(void *user, const ng_collective *c, void **request) {
   return p->inner.start(p->inner.user, c, &b->handle);
 }
 
-static void ended(tap *p, void *request) {
+static void finish_request(tap *p, void *request) {
   if (p->after == NULL) return;
   p->after(p, ((begun *)request)->c);
   free(request);
@@ -60,18 +60,18 @@ static void *handle_of(const tap *p, void *request) {
 
 static ng_status tap_wait(void *user, void *request) {
   tap *p = user;
-  if (fails(p)) return failure(p);
+  if (is_failing(p)) return failure(p);
   const ng_status st = p->inner.wait(p->inner.user, handle_of(p, request));
-  if (st == NG_OK) ended(p, request);
+  if (st == NG_OK) finish_request(p, request);
   return st;
 }
 
 static ng_status tap_test(void *user, void *request, int32_t *done) {
   tap *p = user;
   p->tests++;
-  if (fails(p)) return failure(p);
+  if (is_failing(p)) return failure(p);
   const ng_status st = p->inner.test(p->inner.user, handle_of(p, request), done);
-  if (st == NG_OK && *done != 0) ended(p, request);
+  if (st == NG_OK && *done != 0) finish_request(p, request);
   return st;
 }
 
@@ -84,7 +84,7 @@ static ng_status late_wait(void *user, void *request) { return tap_run(user, req
 
 static ng_status tap_group(void *user, const int32_t *ranks, int32_t n, void **group) {
   tap *p = user;
-  return fails(p) ? failure(p) : p->inner.group_create(p->inner.user, ranks, n, group);
+  return is_failing(p) ? failure(p) : p->inner.group_create(p->inner.user, ranks, n, group);
 }
 
 static void tap_ungroup(void *user, void *group) {

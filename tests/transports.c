@@ -218,9 +218,9 @@ const char *const which_name[WHICH] = {
 #endif
 };
 
-/* Put a tap around the transport; keep its fail_at and with, clear its counts. */
+/* Put a tap around the transport; keep its fail_at and status, clear its counts. */
 static void tap_into(tap *p, ng_transport *t) {
-  *p = (tap){.inner = *t, .fail_at = p->fail_at, .with = p->with};
+  *p = (tap){.inner = *t, .fail_at = p->fail_at, .status = p->status};
   *t = tap_transport(p, WHOLE);
 }
 
@@ -252,7 +252,7 @@ static void share_tap(tap *taps, int32_t rank, int32_t n, bool part) {
   int64_t all[MOST_RANKS][4] = {{0}}, mine[4] = {0};
   if (part) {
     const tap *p = &taps[rank];
-    const int64_t counted[4] = {p->calls, p->aborts, p->tests, p->most};
+    const int64_t counted[4] = {p->calls, p->aborts, p->tests, p->most_elements};
     memcpy(mine, counted, sizeof mine);
   }
   MPI_Allgather(mine, 4, MPI_INT64_T, all, 4, MPI_INT64_T, MPI_COMM_WORLD);
@@ -260,7 +260,7 @@ static void share_tap(tap *taps, int32_t rank, int32_t n, bool part) {
     taps[r].calls = all[r][0];
     taps[r].aborts = all[r][1];
     taps[r].tests = all[r][2];
-    taps[r].most = all[r][3];
+    taps[r].most_elements = all[r][3];
   }
 }
 

@@ -66,10 +66,10 @@ extern const char *const which_name[WHICH];
 
 typedef struct comm_case {
   which which;
-  int32_t n;
+  int32_t n;     /* ranks */
   int64_t piece; /* largest message, in elements; 0: the default */
   uint64_t seed;
-  void *more;
+  void *arg;
 } comm_case;
 
 /* The work of one rank; `t` is its transport, or its tap. */

@@ -39,7 +39,7 @@ static void append(window_oracle *k, int64_t size, int64_t rows) {
   k->rows[k->parameters++] = rows;
   k->parts = each ? k->parameters : 1;
   k->d += size;
-  k->part[k->parts] = k->d;
+  k->begin[k->parts] = k->d;
 }
 
 static void alloc_arrays(window_oracle *k) {
@@ -125,7 +125,7 @@ static double to_bf16(double x) {
   return ldexp(nearbyint(ldexp(x, 8 - e)), e - 8);
 }
 
-static bool is_excluded(const window_oracle *k, int64_t i) { return k->out != NULL && k->out[i]; }
+static bool is_excluded(const window_oracle *k, int64_t i) { return k->skip != NULL && k->skip[i]; }
 
 /* Replace a by its top-k selection; e gets the difference.  Of equal magnitudes the first is selected. */
 static void select_largest(window_oracle *k, double *a, int64_t from, int64_t n, int64_t count) {
@@ -150,7 +150,7 @@ static void send_topk(window_oracle *k, double *a) {
   const int32_t n = mode == NG_STORE_TOPK_LAYER ? k->parameters : k->parts;
   int64_t from = 0;
   for (int32_t i = 0; i < n; i++) { /* topk-block: one block */
-    const int64_t size = mode == NG_STORE_TOPK_LAYER ? k->size[i] : k->part[i + 1] - k->part[i];
+    const int64_t size = mode == NG_STORE_TOPK_LAYER ? k->size[i] : k->begin[i + 1] - k->begin[i];
     int64_t some = 0; /* elements that are not excluded */
     for (int64_t c = from; c < from + size; c++)
       some += (k->mask == NULL || k->mask[c]) && !is_excluded(k, c);
@@ -328,8 +328,8 @@ static void precondition(const window_oracle *k, double *u) {
   for (int64_t i = 0; i < k->d; i++)
     x[i] = u[i];
   for (int32_t p = 0; p < k->parts; p++) {
-    const int64_t from = k->part[p];
-    const window_rows r = {k->G + from, k->count, k->part[p + 1] - from, k->d};
+    const int64_t from = k->begin[p];
+    const window_rows r = {k->G + from, k->count, k->begin[p + 1] - from, k->d};
     if (filled || k->o.base.window_function == NG_WINDOW_MFAC) {
       window_solve_mfac(&r, k->o.base.damping, filled ? k->count : k->o.base.window, x + from);
     } else {

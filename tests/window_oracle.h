@@ -43,7 +43,7 @@ typedef struct window_oracle {
   ng_options o;
   int64_t d, count; /* elements of a gradient; gradients in the window */
   int32_t parts;    /* ranges of elements that have their own window */
-  int64_t part[WINDOW_PARTS + 1];
+  int64_t begin[WINDOW_PARTS + 1];
   int64_t rows[WINDOW_PARTS]; /* of each parameter */
   int64_t size[WINDOW_PARTS]; /* elements of each parameter */
   int32_t parameters;
@@ -55,7 +55,7 @@ typedef struct window_oracle {
   int32_t updates;         /* of the second moments */
   double *q[WINDOW_PARTS]; /* [cols, rank] low rank: the first Q of the next step */
   bool *mask;              /* [d] NULL: all */
-  const bool *out; /* [d] elements that the next step excludes: zeros in its row; NULL: none */
+  const bool *skip; /* [d] elements that the next step excludes: zeros in its row; NULL: none */
 } window_oracle;
 
 /* For a model after ng_ready.  The mask excludes weights that are 0; the first Q is copied from the library. */
