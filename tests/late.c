@@ -89,6 +89,13 @@ _Thread_local const char *late_entry;
     NOTE(e, a, b, c, d, f, g, h);                                                                  \
     NAMED(e, __VA_ARGS__);                                                                         \
   }
+#define LATE8(e, A, B, C, D, E, F, G, H, ...)                                                      \
+  typedef struct { A a; B b; C c; D d; E f; F g; G h; H k; } e##_args;                             \
+  WORK(e, x->a, x->b, x->c, x->d, x->f, x->g, x->h, x->k)                                          \
+  static void late_##e(ng_queue *q, A a, B b, C c, D d, E f, F g, G h, H k) {                      \
+    NOTE(e, a, b, c, d, f, g, h, k);                                                               \
+    NAMED(e, __VA_ARGS__);                                                                         \
+  }
 
 typedef int64_t i64;
 typedef const float *in;
@@ -121,10 +128,9 @@ LATE6(copy, i64, i64, in, i64, float *, i64, MATRIX(f, a, b, g))
 LATE6(divide, i64, i64, ng_spectrum, void *, ng_dtype, i64, BYTES(d, ((a - 1) * g + b) * ng_dtype_size(f)))
 LATE7(row_sums, i64, i64, in, i64, in, i64, double *, DOUBLES(h, 3 * a))
 LATE6(norm2, i64, i64, in_any, ng_dtype, i64, double *, DOUBLES(g, 1))
-LATE5(scale_rows64, i64, i64, const double *, const double *, double *, DOUBLES(f, a * b))
 LATE4(sums64, i64, const double *, const double *, double *, DOUBLES(d, 3))
 LATE3(add_sums, i64, const double *, double *, DOUBLES(c, 3))
-LATE7(mul_diagonal, i64, i64, in, in, in, float *, i64, MATRIX(g, a, b, h))
+LATE8(mul_diagonal, bool, i64, i64, in_any, ng_dtype, in_any, void *, i64, BYTES(h, ((b - 1) * k + c) * ng_dtype_size(f)))
 LATE7(mul64, i64, const double *, i64, i64, i64, in, float *, FLOATS(h, (a - 1) * d + (c - 1) * f + 1))
 /* clang-format on */
 
@@ -170,7 +176,7 @@ static void late_solve(ng_queue *q, ng_matrix *const *list, int64_t n, float *sc
     const int64_t count = m->form != NG_FORM_SYMMETRIC   ? 0
                           : m->result == NG_RESULT_EIGEN ? m->n * m->n
                                                          : ng_sym_count(m->n);
-    NAMED(solve, BYTES(m->R, count * ng_dtype_size(m->result_dtype)), INFO(&m->taken));
+    NAMED(solve, BYTES(m->R, count * ng_dtype_size(m->result_dtype)), INFO(&m->accepted));
     if (m->d != NULL) BYTES(m->d, m->n * (m->result_dtype == NG_F64 ? 8 : 4));
   }
 }
@@ -244,7 +250,6 @@ static const ng_linalg_ops late_linalg = {
     .mul_diagonal = late_mul_diagonal,
     .mul64 = late_mul64,
     .gemm64 = late_gemm64,
-    .scale_rows64 = late_scale_rows64,
     .sums64 = late_sums64,
 };
 

@@ -44,7 +44,7 @@ static double distance(const double *x, const double *y, int64_t n) {
 static double largest(ng_sym s) {
   double *x = probe(s.n), *y = zeros(s.n), size = 0.0;
   for (int i = 0; i < 12; i++) {
-    ng_sym_vector(s, x, y);
+    ng_sym_vector(s.n, s.a, NG_F32, x, y);
     size = frobenius(y, s.n) / frobenius(x, s.n);
     memcpy(x, y, (size_t)s.n * sizeof *x);
   }
@@ -99,7 +99,7 @@ static void cholesky(int64_t n) {
   const double factor_s = now() - t;
   sym_check(l);
   through_factor(l, z, x, y);
-  ng_sym_vector(s, z, x);
+  ng_sym_vector(s.n, s.a, NG_F32, z, x);
   check_probe(y, x, size * frobenius(z, n), n);
 
   mat B = mat_random(M, n, 5), C = mat_new(M, n, 1);
@@ -108,7 +108,7 @@ static void cholesky(int64_t n) {
   mat_check(B);
   double *c = dense_mat(B);
   for (int64_t k = 0; k < M; k++) {
-    ng_sym_vector(s, c + k * n, y);
+    ng_sym_vector(s.n, s.a, NG_F32, c + k * n, y);
     check_probe(y, b + k * n, size * frobenius(c + k * n, n), n);
   }
 
@@ -116,8 +116,8 @@ static void cholesky(int64_t n) {
   CHECK(INFO(q, invert, l) == 0);
   const double invert_s = now() - t;
   sym_check(l);
-  ng_sym_vector(l, z, x);
-  ng_sym_vector(s, x, y);
+  ng_sym_vector(l.n, l.a, NG_F32, z, x);
+  ng_sym_vector(s.n, s.a, NG_F32, x, y);
   check_probe(y, z, size * frobenius(x, n), n);
 
   DO(q, mul_right, l, M, B.a, B.ld, C.a, C.ld);
@@ -125,7 +125,7 @@ static void cholesky(int64_t n) {
   double *d = dense_mat(C);
   const double inverse_size = largest(l);
   for (int64_t k = 0; k < M; k++) {
-    ng_sym_vector(l, c + k * n, y);
+    ng_sym_vector(l.n, l.a, NG_F32, c + k * n, y);
     check_probe(d + k * n, y, inverse_size * frobenius(c + k * n, n), n);
   }
   print_message("n = %" PRId64 ": factor %.2f s, inverse from it %.2f s\n", n, factor_s, invert_s);
@@ -184,7 +184,7 @@ static void eigen(int64_t n) {
   through_vectors(n, V.a, NULL, z, x, y);
   check_probe(y, z, frobenius(z, n), n);
   through_vectors(n, V.a, w.a, z, x, y);
-  ng_sym_vector(s, z, x);
+  ng_sym_vector(s.n, s.a, NG_F32, z, x);
   check_probe(y, x, size * frobenius(z, n), n);
   print_message("n = %" PRId64 ": eigen %.2f s\n", n, seconds);
   free(x);

@@ -117,7 +117,7 @@ static void multiply_by_diagonal_matches(void **arg) {
     mat x = mat_random(rows, n, 2), y = mat_new(rows, n, 2);
     for (int left = 0; left < 2; left++) {
       CASE("mul_diagonal n = %" PRId64 " left %d", n, left);
-      DO(q, mul_diagonal, rows, n, left ? g.a : NULL, left ? NULL : a.a, x.a, y.a, x.ld);
+      DO(q, mul_diagonal, left != 0, rows, n, left ? g.a : a.a, NG_F32, x.a, y.a, x.ld);
       mat_check(y);
       for (int64_t i = 0; i < rows * n; i++) {
         const int64_t at = i / n * x.ld + i % n;
@@ -165,7 +165,7 @@ static void multiply_in_double_matches(void **arg) {
   }
 }
 
-/* unpack, gemm64 in its four forms, scale_rows64, divide and sums64, in double, against loops. */
+/* unpack, gemm64 in its four forms, mul_diagonal, divide and sums64, in double, against loops. */
 static void entries_in_double_match(void **arg) {
   ng_queue queue = queue_of(*arg), *q = &queue;
   for (int64_t n = 1; n < 40; n += 3) {
@@ -201,7 +201,7 @@ static void entries_in_double_match(void **arg) {
     DO(q, divide, n < m ? n : m, n, s, Y, NG_F64, n);
     for (int64_t i = 0; i < (n < m ? n : m) * n; i++)
       CHECK(Y[i] == M[i] / ((X[i / n] + 0.5) * (X[m + i % n] + 0.25) + 0.125));
-    DO(q, scale_rows64, n, n, X, M, Y);
+    DO(q, mul_diagonal, true, n, n, X, NG_F64, M, Y, n);
     DO(q, sums64, n * n, Y, M, total);
     for (int64_t i = 0; i < n * n; i++) {
       CHECK(Y[i] == M[i] * X[i / n]);

@@ -88,7 +88,7 @@ static void vector_products_match(void **arg) {
       x[i] = uniform();
       y[i] = NAN;
     }
-    ng_sym_vector(s, x, y);
+    ng_sym_vector(s.n, s.a, NG_F32, x, y);
     for (int64_t i = 0; i < n; i++) {
       double exact = 0.0;
       for (int64_t j = 0; j < n; j++) {
@@ -200,24 +200,19 @@ static bool read_kernel_of_core(const char *core, char *kernel, char *hint, size
 }
 
 static void blas_is_described(void **arg) {
-  char name[256] = "?", kernel[64] = "?", hint[256] = "?", small[4] = "???";
-  int32_t threads = -1;
-  ng_blas_describe(name, sizeof name, kernel, sizeof kernel, &threads);
-  assert_true(strlen(name) > 0 && strchr(name, '?') == NULL && strchr(kernel, '?') == NULL);
-  assert_true(threads >= 0);
-  ng_blas_describe(small, sizeof small, NULL, 0, NULL); /* a small buffer, and missing ones */
-  assert_int_equal(strlen(small), 3);
-  assert_memory_equal(small, name, 3);
-  ng_blas_hint(hint, sizeof hint);
-  assert_true(hint[0] == '\0' || strstr(hint, "OPENBLAS_CORETYPE=SkylakeX") != NULL);
-  print_message("blas: %s | kernel %s | %d threads | hint '%s'\n", name, kernel, threads, hint);
-  if (strncmp(name, "OpenBLAS", 8) != 0) {
-    assert_string_equal(hint, "");
+  const ng_blas_info blas = ng_blas_describe();
+  char kernel[64], hint[256];
+  assert_true(strlen(blas.name) > 0 && blas.threads >= 0);
+  assert_true(blas.hint[0] == '\0' || strstr(blas.hint, "OPENBLAS_CORETYPE=SkylakeX") != NULL);
+  print_message("blas: %s | kernel %s | %d threads | hint '%s'\n", blas.name, blas.kernel,
+                blas.threads, blas.hint);
+  if (strncmp(blas.name, "OpenBLAS", 8) != 0) {
+    assert_string_equal(blas.hint, "");
     return;
   }
-  assert_true(threads >= 1);
-  assert_true(strlen(kernel) > 0);
-  if (strstr(name, "DYNAMIC_ARCH") == NULL) return;
+  assert_true(blas.threads >= 1);
+  assert_true(strlen(blas.kernel) > 0);
+  if (strstr(blas.name, "DYNAMIC_ARCH") == NULL) return;
   assert_true(read_kernel_of_core("Haswell", kernel, hint, sizeof kernel));
 #if defined(__x86_64__)
   if (__builtin_cpu_supports("avx2")) assert_string_equal(kernel, "Haswell");
@@ -235,10 +230,8 @@ static void blas_is_described(void **arg) {
 
 int main(int argc, char **argv) {
   if (argc > 1 && strcmp(argv[1], "kernel") == 0) {
-    char kernel[64], hint[256];
-    ng_blas_describe(NULL, 0, kernel, sizeof kernel, NULL);
-    ng_blas_hint(hint, sizeof hint);
-    (void)printf("%s\n%s\n", kernel, hint);
+    const ng_blas_info blas = ng_blas_describe();
+    (void)printf("%s\n%s\n", blas.kernel, blas.hint);
     return 0;
   }
   const struct CMUnitTest tests[] = {

@@ -260,7 +260,7 @@ static void lists(void **arg) {
     ng_queue_wait(q);
     for (int i = 0; i < LIST; i++) {
       CASE("list of %d threads, n = %" PRId64, (int)threads, m[i].n);
-      CHECK(ng_info_read(q, &m[i].taken) == (i != FAILS));
+      CHECK(ng_info_read(q, &m[i].accepted) == (i != FAILS));
       CHECK(i != FAILS || R[i].a[0] == (float)FAILS);
       CHECK(memcmp(R[i].a, alone[i].a, (size_t)ng_sym_count(m[i].n) * sizeof *R[i].a) == 0);
       CHECK(i == FAILS || m[i].result != NG_RESULT_INVERSE || is_inverse(F[i], 0.25, R[i]));

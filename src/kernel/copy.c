@@ -57,27 +57,25 @@ void ng_shared_copy(ng_queue *q, const ng_copy *c, int64_t n) {
 
 /* ---- the wire --------------------------------------------------------------------------------*/
 
-/* Convert from the front to the end, so that 16-bit numbers overwrite only floats that were already read. */
-static void narrow(char *x, int64_t n, ng_dtype t) {
+/* Narrow from the front to the end, and widen from the end to the front, so that no number is overwritten before it is
+ * read. */
+static void convert(const ng_wire *w) {
+  enum { WIDE = sizeof(float), HALF = sizeof(uint16_t) };
   float wide[NG_LINE];
   uint16_t half[NG_LINE];
-  for (int64_t i = 0, m; i < n; i += m) {
-    m = ng_min64(NG_LINE, n - i);
-    memcpy(wide, x + i * (int64_t)sizeof *wide, (size_t)m * sizeof *wide);
-    ng_from_f32(half, t, wide, m);
-    memcpy(x + i * (int64_t)sizeof *half, half, (size_t)m * sizeof *half);
-  }
-}
-
-/* Convert from the end to the front, so that floats overwrite only 16-bit numbers that were already read. */
-static void widen(char *x, int64_t n, ng_dtype t) {
-  float wide[NG_LINE];
-  uint16_t half[NG_LINE];
-  for (int64_t end = n, m; end > 0; end -= m) {
-    m = ng_min64(NG_LINE, end);
-    memcpy(half, x + (end - m) * (int64_t)sizeof *half, (size_t)m * sizeof *half);
-    ng_to_f32(wide, half, t, m);
-    memcpy(x + (end - m) * (int64_t)sizeof *wide, wide, (size_t)m * sizeof *wide);
+  for (int64_t done = 0, n; done < w->n; done += n) {
+    n = ng_min64(NG_LINE, w->n - done);
+    const int64_t at = w->widens ? w->n - done - n : done;
+    char *wides = (char *)w->x + at * WIDE, *halves = (char *)w->x + at * HALF;
+    if (w->widens) {
+      memcpy(half, halves, (size_t)n * HALF);
+      ng_to_f32(wide, half, w->dtype, n);
+      memcpy(wides, wide, (size_t)n * WIDE);
+    } else {
+      memcpy(wide, wides, (size_t)n * WIDE);
+      ng_from_f32(half, w->dtype, wide, n);
+      memcpy(halves, half, (size_t)n * HALF);
+    }
   }
 }
 
@@ -85,6 +83,6 @@ static void widen(char *x, int64_t n, ng_dtype t) {
 void ng_shared_wire(ng_queue *q, const ng_wire *w, int64_t n) {
   (void)q;
   for (const ng_wire *end = w + n; w < end; w++) {
-    (w->widens ? widen : narrow)(w->x, w->n, w->dtype);
+    convert(w);
   }
 }

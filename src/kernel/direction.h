@@ -59,6 +59,13 @@ float *ng_line_f32(const ng_place *v, int64_t row, int64_t col, int64_t n, float
  * next power of 2, rounds to Inf. */
 float ng_line_limit(ng_dtype t);
 
+/* ref_emit.c: return the weight and moments of one element after an update by d, in double. Moments and coefficients of an
+ * f64 weight are f64, of other weights rounded to f32. If a moment overflows, the weight overflows, too. */
+typedef struct ng_element {
+  double w, m, v;
+} ng_element;
+ng_element ng_updated_element(const ng_weight_update *s, ng_element x, double d);
+
 /* update.c: u <- minus the weight after update s with lr = 1 and keep = 0, computed on copies of the moments. If one of the
  * n <= NG_LINE weights is not finite, all u are 0. */
 void ng_update_direction(const ng_direction *e, const ng_weight_update *s, int64_t r, int64_t c,

@@ -54,7 +54,7 @@ static void add_gram_in_place(ng_queue *q, const ng_gram *g, int64_t ldx, float 
 
 void ng_gram_add_tiles(ng_queue *q, const ng_gram *g, int64_t rows, int64_t cols, int64_t reads,
                        void (*fill)(void *tile, int32_t i), float *scratch) {
-  ng_gram_tile t = {.g = g, .to = scratch, .ld = ng_tile_ld(cols)};
+  ng_gram_tile t = {.g = g, .to = scratch, .ld = ng_round16(cols)};
   t.scratch = scratch + ng_tile_floats(cols);
   for (; t.first < rows; t.first += t.count) {
     t.count = ng_min64(ng_tile_rows(cols), rows - t.first);

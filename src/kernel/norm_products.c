@@ -12,6 +12,7 @@
 #include <math.h>
 
 #include "kernel/norm_pass.h"
+#include "kernel/row_loops.h"
 #include "simd.h"
 
 enum {
@@ -105,12 +106,6 @@ static void add_tile(const float *x, int64_t ldx, const float *g, int64_t ldg, c
   }
 }
 
-NG_CLONES static void add_floats(double *restrict to, const float *restrict from, int64_t count) {
-  for (int64_t i = 0; i < count; i++) {
-    to[i] += (double)from[i];
-  }
-}
-
 NG_CLONES static void add_doubles(double *restrict to, const double *restrict from, int64_t count) {
   for (int64_t i = 0; i < count; i++) {
     to[i] += from[i];
@@ -144,10 +139,10 @@ static void sum_sample(ng_norm_part *b, const ng_norm_job *j, int64_t n) {
       const float *g = ng_norm_rows(j->g, n, p, rows, b->g, &ldg);
       add_tile(x, ldx, g, ldg, shift, rows, C, b);
     }
-    add_floats(b->sum, b->s, C);
-    add_floats(b->sum + C, b->q, C);
-    add_floats(b->all, b->t, C);
-    add_floats(b->all + C, b->u, C);
+    ng_row_add(b->sum, b->s, C, 1.0);
+    ng_row_add(b->sum + C, b->q, C, 1.0);
+    ng_row_add(b->all, b->t, C, 1.0);
+    ng_row_add(b->all + C, b->u, C, 1.0);
   }
 }
 
@@ -181,7 +176,7 @@ static void guess_shift(const ng_view *x, void *scratch) {
   for (int64_t i = 0; i < rows; i++) {
     const int64_t at = i * all / rows;
     ng_pixels_load(&columns, at / S, at % S, 1, b.s, C);
-    add_floats(b.sum, b.s, C);
+    ng_row_add(b.sum, b.s, C, 1.0);
   }
   float *shift = ng_norm_batch_in(scratch, C).shift;
   for (int64_t c = 0; c < C; c++) {

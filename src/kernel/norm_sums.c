@@ -8,6 +8,7 @@
 #include <math.h>
 
 #include "kernel/norm_pass.h"
+#include "kernel/row_loops.h"
 #include "simd.h"
 
 enum { TILE = 8192, LANES = 16, CHUNK = 64 }; /* CHUNK: samples whose q_i are stored at once */
@@ -140,10 +141,8 @@ double ng_norm_inverse_std(double var, double eps) {
 }
 
 static void add_block(ng_norm_part *b, int64_t C) {
-  for (int64_t c = 0; c < C; c++) {
-    b->sum[c] += (double)b->s[c];
-    b->sum[C + c] += (double)b->q[c];
-  }
+  ng_row_add(b->sum, b->s, C, 1.0);
+  ng_row_add(b->sum + C, b->q, C, 1.0);
 }
 
 static void clear_block(ng_norm_part *b, int64_t C) {

@@ -5,18 +5,15 @@
 
 enum { LEAST_ROWS = 512, MOST_ROWS = 16384, TILE_FLOATS = 1 << 21 };
 
-/* The leading dimension is whole cache lines, so that threads fill neighbouring rows without sharing a line. */
-int64_t ng_tile_ld(int64_t cols) { return ng_round16(cols); }
-
 int64_t ng_tile_rows(int64_t cols) {
-  const int64_t rows = TILE_FLOATS / ng_tile_ld(cols);
+  const int64_t rows = TILE_FLOATS / ng_round16(cols);
   return ng_max64(LEAST_ROWS, ng_min64(MOST_ROWS, rows));
 }
 
 int64_t ng_tile_floats(int64_t cols) {
   /* ng_tile_rows * ld does not grow monotonically with cols; this bound does, so scratch for many columns serves
    * fewer. */
-  const int64_t ld = ng_tile_ld(cols);
+  const int64_t ld = ng_round16(cols);
   return ng_max64(LEAST_ROWS * ld, ng_min64(MOST_ROWS * ld, TILE_FLOATS));
 }
 

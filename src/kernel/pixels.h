@@ -7,9 +7,9 @@
 
 #include "kernel/entries.h"
 
-/* Return the leading dimension and the number of rows of a tile of `cols` columns: as many rows as fit 8 MiB, but at
- * least 512, because SYRK with fewer rows spends its time on reading and writing the result. */
-int64_t ng_tile_ld(int64_t cols);
+/* Return the number of rows of a tile of `cols` columns: as many as fit 8 MiB, but at least 512, because SYRK with fewer
+ * rows spends its time on reading and writing the result. The leading dimension is whole cache lines, ng_round16(cols), so
+ * that threads fill neighbouring rows without sharing a line. */
 int64_t ng_tile_rows(int64_t cols);
 int64_t ng_tile_floats(int64_t cols); /* floats of scratch for any tile of at most `cols` columns */
 

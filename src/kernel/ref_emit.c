@@ -3,6 +3,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "kernel/direction.h"
 #include "kernel/entries.h"
 
 /* ---- elements --------------------------------------------------------------------------------*/
@@ -106,20 +107,14 @@ void ng_ref_emit(ng_queue *q, const ng_direction *e, int64_t n) {
   }
 }
 
-/* An element of an update. Moments and coefficients of an f64 weight are f64, of other weights rounded to f32. If a moment
- * overflows, the weight overflows, too. */
-typedef struct element {
-  double w, m, v;
-} element;
-
 static ng_dtype moment_dtype(const ng_weight_update *s) {
   return s->weight->dtype == NG_F64 ? NG_F64 : NG_F32;
 }
 
 static double rounded(ng_dtype t, double x) { return t == NG_F64 ? x : (double)(float)x; }
 
-static element sgd(ng_dtype t, const ng_sgd_numbers *s, const double counted[2], element x,
-                   double d) {
+static ng_element sgd(ng_dtype t, const ng_sgd_numbers *s, const double counted[2], ng_element x,
+                      double d) {
   const double g = d + rounded(t, s->decay) * x.w;
   x.m = rounded(t, rounded(t, counted[1]) * x.m + rounded(t, counted[0]) * g);
   const double step = s->nesterov ? g + rounded(t, s->mu) * x.m : x.m;
@@ -127,16 +122,16 @@ static element sgd(ng_dtype t, const ng_sgd_numbers *s, const double counted[2],
   return x;
 }
 
-static element adamw(ng_dtype t, const ng_adamw_numbers *a, const double counted[2], element x,
-                     double d) {
+static ng_element adamw(ng_dtype t, const ng_adamw_numbers *a, const double counted[2],
+                        ng_element x, double d) {
   x.m = rounded(t, rounded(t, a->b1) * x.m + rounded(t, a->n1) * d);
-  x.v = rounded(t, rounded(t, a->b2) * x.v + rounded(t, a->n2) * d * d);
+  x.v = rounded(t, rounded(t, a->b2) * x.v + rounded(t, a->n2) * (d * d));
   const double root = sqrt(x.v) * rounded(t, counted[1]) + rounded(t, a->eps);
   x.w = rounded(t, a->keep) * x.w - rounded(t, counted[0]) * (x.m / root);
   return x;
 }
 
-static element updated(const ng_weight_update *s, element x, double d) {
+ng_element ng_updated_element(const ng_weight_update *s, ng_element x, double d) {
   const ng_dtype t = moment_dtype(s);
   return s->sgd != NULL ? sgd(t, s->sgd, s->coefficients, x, d)
                         : adamw(t, s->adamw, s->coefficients, x, d);
@@ -155,10 +150,11 @@ static bool store_moment(void *m, ng_dtype t, int64_t at, double x) {
   return fits;
 }
 
-static element load_element(const ng_weight_update *s, int64_t row, int64_t col) {
+static ng_element load_element(const ng_weight_update *s, int64_t row, int64_t col) {
   const int64_t at = row * s->cols + col;
   const ng_dtype t = moment_dtype(s);
-  return (element){read(s->weight, row, col), load_moment(s->m, t, at), load_moment(s->v, t, at)};
+  return (ng_element){read(s->weight, row, col), load_moment(s->m, t, at),
+                      load_moment(s->v, t, at)};
 }
 
 void ng_ref_update(ng_queue *q, const ng_direction *e, const ng_weight_update *s, int64_t n) {
@@ -167,7 +163,7 @@ void ng_ref_update(ng_queue *q, const ng_direction *e, const ng_weight_update *s
     EACH_ELEMENT(e, r, c) {
       const int64_t row = e->D.row + r, col = e->D.col + c, at = row * s->cols + col;
       const ng_dtype t = moment_dtype(s);
-      const element x = updated(s, load_element(s, row, col), clipped(e, r, c));
+      const ng_element x = ng_updated_element(s, load_element(s, row, col), clipped(e, r, c));
       bool fits = s->m == NULL || store_moment(s->m, t, at, x.m);
       if (s->v != NULL && !store_moment(s->v, t, at, x.v)) fits = false;
       if (!write(s->weight, row, col, x.w) || !fits) atomic_fetch_add(e->overflowed, 1);
@@ -200,8 +196,8 @@ void ng_ref_ratios(ng_queue *q, const ng_direction *e, const ng_weight_update *s
       const double g = gradient(&e->D, r, c);
       double d = direction(e, r, c);
       if (s != NULL) {
-        const element x = load_element(&s[i], e->D.row + r, e->D.col + c);
-        d = x.w - x.w == 0.0 ? -updated(&s[i], x, d).w : 0.0;
+        const ng_element x = load_element(&s[i], e->D.row + r, e->D.col + c);
+        d = x.w - x.w == 0.0 ? -ng_updated_element(&s[i], x, d).w : 0.0;
       }
       const double ratio = fabs(d / (g + 1e-8));
       count(to, ratio);

@@ -12,20 +12,13 @@ void ng_gather(float *out, const void *from, ng_dtype t, int64_t step, int64_t n
     ng_to_f32(out, from, t, n);
     return;
   }
-  if (t == NG_F32) {
-    const float *x = from;
-    for (int64_t i = 0; i < n; i++) {
-      out[i] = x[i * step];
-    }
-    return;
+  for (int64_t i = 0; i < n && t == NG_F32; i++) {
+    out[i] = ((const float *)from)[i * step];
   }
-  if (t == NG_F64) {
-    const double *x = from;
-    for (int64_t i = 0; i < n; i++) {
-      out[i] = (float)x[i * step];
-    }
-    return;
+  for (int64_t i = 0; i < n && t == NG_F64; i++) {
+    out[i] = (float)((const double *)from)[i * step];
   }
+  if (t == NG_F32 || t == NG_F64) return;
   const uint16_t *x = from;
   uint16_t line[NG_LINE];
   for (int64_t at = 0; at < n; at += NG_LINE) {
@@ -42,20 +35,13 @@ void ng_scatter(void *to, ng_dtype t, int64_t step, const float *x, int64_t n) {
     ng_from_f32(to, t, x, n);
     return;
   }
-  if (t == NG_F32) {
-    float *out = to;
-    for (int64_t i = 0; i < n; i++) {
-      out[i * step] = x[i];
-    }
-    return;
+  for (int64_t i = 0; i < n && t == NG_F32; i++) {
+    ((float *)to)[i * step] = x[i];
   }
-  if (t == NG_F64) {
-    double *out = to;
-    for (int64_t i = 0; i < n; i++) {
-      out[i * step] = (double)x[i];
-    }
-    return;
+  for (int64_t i = 0; i < n && t == NG_F64; i++) {
+    ((double *)to)[i * step] = (double)x[i];
   }
+  if (t == NG_F32 || t == NG_F64) return;
   uint16_t *out = to, line[NG_LINE];
   for (int64_t at = 0; at < n; at += NG_LINE) {
     const int64_t m = ng_min64(NG_LINE, n - at);

@@ -95,28 +95,6 @@ NG_CLONES static int32_t adamw_tile(const ng_adamw_numbers *a, const double coun
 
 /* ---- f64 weights -----------------------------------------------------------------------------*/
 
-/* The two updates for one element in double, with f64 moments; return 1 if a result overflows. */
-static int32_t sgd_double(const ng_sgd_numbers *s, const double counted[2], double *m, double *w,
-                          double d) {
-  const double g = d + s->decay * *w, v = counted[1] * *m + counted[0] * g;
-  const double moved = s->keep * *w - s->lr * (s->nesterov ? g + s->mu * v : v);
-  if (fabs(v) < INFINITY) *m = v;
-  if (!(fabs(moved) < INFINITY)) return 1;
-  *w = moved;
-  return 0;
-}
-
-static int32_t adamw_double(const ng_adamw_numbers *a, const double counted[2], double *m,
-                            double *v, double *w, double d) {
-  const double first = a->b1 * *m + a->n1 * d, second = a->b2 * *v + a->n2 * (d * d);
-  const double moved = a->keep * *w - counted[0] * (first / (sqrt(second) * counted[1] + a->eps));
-  const bool fits[] = {fabs(first) < INFINITY, second < INFINITY, fabs(moved) < INFINITY};
-  if (fits[0]) *m = first;
-  if (fits[1]) *v = second;
-  if (fits[2]) *w = moved;
-  return !(fits[0] && fits[1] && fits[2]);
-}
-
 /* Update n <= NG_LINE elements of row r of an f64 weight; return how many overflowed. */
 static int32_t update_double(const ng_direction *e, const ng_weight_update *s, int64_t r, int64_t c,
                              int64_t n) {
@@ -126,9 +104,13 @@ static int32_t update_double(const ng_direction *e, const ng_weight_update *s, i
   ng_line_clipped(e, r, c, n, d);
   ng_place_read_double(s->weight, row, col, n, w);
   for (int64_t i = 0; i < n; i++) {
-    stayed += s->sgd != NULL
-                  ? sgd_double(s->sgd, s->coefficients, &m[at + i], &w[i], d[i])
-                  : adamw_double(s->adamw, s->coefficients, &m[at + i], &v[at + i], &w[i], d[i]);
+    const ng_element old = {w[i], m[at + i], v == NULL ? 0.0 : v[at + i]};
+    const ng_element x = ng_updated_element(s, old, d[i]);
+    const bool fits[] = {fabs(x.m) < INFINITY, fabs(x.v) < INFINITY, fabs(x.w) < INFINITY};
+    if (fits[0]) m[at + i] = x.m;
+    if (fits[1] && v != NULL) v[at + i] = x.v;
+    if (fits[2]) w[i] = x.w;
+    stayed += !(fits[0] && fits[1] && fits[2]);
   }
   ng_place_write_double(s->weight, row, col, n, w);
   return stayed;

@@ -203,21 +203,15 @@ static void mul_left(ng_queue *q, ng_sym S, int64_t m, const float *B, int64_t l
  * docs/algorithms.md has the cost in time. */
 enum { SMALL = NG_SMALL_SOLVE, SMALL_COUNT = SMALL * (SMALL + 1) / 2 };
 
-static void widen_small(ng_sym S, double *wide) {
-  for (int64_t i = 0; i < ng_sym_count(S.n); i++)
-    wide[i] = (double)S.a[i];
-}
-
 /* Factor or invert packed storage in place; small matrices in double. */
 static void run_packed(ng_sym S, packed64 *in_double, packed32 *in_float, int *info) {
   const integer n = (integer)S.n;
   integer found = 0;
   if (S.n <= SMALL) {
     double wide[SMALL_COUNT];
-    widen_small(S, wide);
+    ng_from_f32(wide, NG_F64, S.a, ng_sym_count(S.n));
     in_double("N", "L", &n, wide, &found, 1, 1);
-    for (int64_t i = 0; i < ng_sym_count(S.n); i++)
-      S.a[i] = (float)wide[i];
+    ng_to_f32(S.a, wide, NG_F64, ng_sym_count(S.n));
   } else {
     in_float("N", "L", &n, S.a, &found, 1, 1);
   }
@@ -242,7 +236,7 @@ static void solve_small(ng_sym L, int64_t m, float *B, int64_t within, int64_t b
   enum { SIDES = 32 };
   double wide[SMALL_COUNT], x[SIDES * SMALL];
   const integer n = (integer)L.n;
-  widen_small(L, wide);
+  ng_from_f32(wide, NG_F64, L.a, ng_sym_count(L.n));
   for (int64_t from = 0; from < m; from += SIDES) {
     float *b = B + from * between;
     const integer sides = (integer)(m - from < SIDES ? m - from : SIDES);
@@ -345,26 +339,19 @@ static int64_t eigen64_work(const ng_queue *q, int64_t n) {
   return work_bytes(n, sizeof(double));
 }
 
-static void eigen(ng_queue *q, int64_t n, float *V, float *w, void *work, int *info) {
-  (void)q;
-  const integer n_ = (integer)n, numbers = (integer)work_numbers(n);
-  const integer integers = (integer)work_integers(n);
-  void *behind = (char *)work + whole_lines(work_numbers(n) * (int64_t)sizeof(float));
-  integer found = 0;
-  /* column i of LAPACK's result, the eigenvector of w[i], is row i of V */
-  ssyevd_("V", "L", &n_, V, &n_, w, work, &numbers, behind, &integers, &found, 1, 1);
-  *info = found;
-}
-
-static void eigen64(ng_queue *q, int64_t n, double *V, double *w, void *work, int *info) {
-  (void)q;
-  const integer n_ = (integer)n, numbers = (integer)work_numbers(n);
-  const integer integers = (integer)work_integers(n);
-  void *behind = (char *)work + whole_lines(work_numbers(n) * (int64_t)sizeof(double));
-  integer found = 0;
-  dsyevd_("V", "L", &n_, V, &n_, w, work, &numbers, behind, &integers, &found, 1, 1);
-  *info = found;
-}
+/* Column i of LAPACK's result, the eigenvector of w[i], is row i of V. */
+#define EIGEN(name, number, syevd)                                                                 \
+  static void name(ng_queue *q, int64_t n, number *V, number *w, void *work, int *info) {          \
+    const integer n_ = (integer)n, numbers = (integer)work_numbers(n);                             \
+    const integer integers = (integer)work_integers(n);                                            \
+    void *behind = (char *)work + whole_lines(work_numbers(n) * (int64_t)sizeof(number));          \
+    integer found = 0;                                                                             \
+    (void)q;                                                                                       \
+    syevd("V", "L", &n_, V, &n_, w, work, &numbers, behind, &integers, &found, 1, 1);              \
+    *info = found;                                                                                 \
+  }
+EIGEN(eigen, float, ssyevd_)
+EIGEN(eigen64, double, dsyevd_)
 
 /* ---- QR --------------------------------------------------------------------------------------*/
 

@@ -65,34 +65,21 @@ static void run_tasks(block_work *w, int64_t products, int64_t n, void (*task)(v
 
 /* ---- the factors -----------------------------------------------------------------------------*/
 
-static double sum_of(const double sum[LANES]) {
+/* Return <x, y> for y in f32 or, if `wide`, in double. `wide` is a constant after inlining. */
+static inline __attribute__((always_inline)) double dot_any(const float *x, const void *y,
+                                                            bool wide, int64_t n) {
+  const float *y32 = y;
+  const double *y64 = y;
+  double sum[LANES] = {0.0};
+  for (int64_t i = 0; i + LANES <= n; i += LANES) {
+    for (int k = 0; k < LANES; k++) {
+      sum[k] += (double)x[i + k] * (wide ? y64[i + k] : (double)y32[i + k]);
+    }
+  }
+  for (int64_t i = n / LANES * LANES; i < n; i++) {
+    sum[0] += (double)x[i] * (wide ? y64[i] : (double)y32[i]);
+  }
   return ((sum[0] + sum[4]) + (sum[2] + sum[6])) + ((sum[1] + sum[5]) + (sum[3] + sum[7]));
-}
-
-static double dot(const float *x, const float *y, int64_t n) {
-  double sum[LANES] = {0.0};
-  for (int64_t i = 0; i + LANES <= n; i += LANES) {
-    for (int k = 0; k < LANES; k++) {
-      sum[k] += (double)x[i + k] * (double)y[i + k];
-    }
-  }
-  for (int64_t i = n / LANES * LANES; i < n; i++) {
-    sum[0] += (double)x[i] * (double)y[i];
-  }
-  return sum_of(sum);
-}
-
-static double dot_wide(const float *x, const double *y, int64_t n) {
-  double sum[LANES] = {0.0};
-  for (int64_t i = 0; i + LANES <= n; i += LANES) {
-    for (int k = 0; k < LANES; k++) {
-      sum[k] += (double)x[i + k] * y[i + k];
-    }
-  }
-  for (int64_t i = n / LANES * LANES; i < n; i++) {
-    sum[0] += (double)x[i] * y[i];
-  }
-  return sum_of(sum);
 }
 
 static void fill_row(const block_work *w, int64_t i) {
@@ -100,7 +87,7 @@ static void fill_row(const block_work *w, int64_t i) {
   for (int64_t j = 0; j <= i; j++) {
     double v = 0.0;
     if (w->dual) {
-      v = dot(row_of(w, i), row_of(w, j), w->B) + (i == j ? w->f->damping * m : 0.0);
+      v = dot_any(row_of(w, i), row_of(w, j), false, w->B) + (i == j ? w->f->damping * m : 0.0);
     } else {
       for (int64_t r = 0; r < w->f->m; r++) {
         v += (double)row_of(w, r)[i] * (double)row_of(w, r)[j];
@@ -137,7 +124,7 @@ static bool factorise(block_work *w) {
 
 static void products(void *arg, int32_t r) {
   const block_work *w = arg;
-  w->z[r] = dot_wide(row_of(w, r), w->x, w->B);
+  w->z[r] = dot_any(row_of(w, r), w->x, true, w->B);
 }
 
 /* For the coordinates of panel i: out = (x - G' z) / lambda. */

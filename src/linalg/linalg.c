@@ -66,62 +66,6 @@ static bool find_symbol(const char *name, void *out) {
   return address != NULL;
 }
 
-static void copy_text(char *to, size_t size, const char *text) {
-  if (to == NULL || size == 0) return;
-  (void)snprintf(to, size, "%s", text != NULL ? text : "");
-  for (size_t n = strlen(to); n > 0 && (to[n - 1] == ' ' || to[n - 1] == '\n'); n--) {
-    to[n - 1] = '\0';
-  }
-}
-
-void ng_blas_describe(char *name, size_t name_size, char *kernel, size_t kernel_size,
-                      int32_t *threads) {
-  char *(*text)(void);
-  int (*number)(void);
-  copy_text(name, name_size, "unknown");
-  copy_text(kernel, kernel_size, "");
-  if (threads != NULL) *threads = 0;
-  if (find_symbol(NG_BLAS_TEXT(openblas_get_config), &text)) {
-    copy_text(name, name_size, text()); /* the text begins with "OpenBLAS 0.3.21 " */
-    if (find_symbol(NG_BLAS_TEXT(openblas_get_corename), &text))
-      copy_text(kernel, kernel_size, text());
-    if (threads != NULL && find_symbol(NG_BLAS_TEXT(openblas_get_num_threads), &number))
-      *threads = number();
-    return;
-  }
-  void (*mkl)(char *buffer, int length);
-  if (find_symbol("MKL_Get_Version_String", &mkl)) {
-    char version[200] = "";
-    mkl(version, (int)sizeof version - 1);
-    copy_text(name, name_size, version);
-    if (threads != NULL && find_symbol("MKL_Get_Max_Threads", &number)) *threads = number();
-    return;
-  }
-  if (find_symbol("bli_info_get_version_str", &text)) {
-    char version[200];
-    (void)snprintf(version, sizeof version, "BLIS %s", text());
-    copy_text(name, name_size, version);
-    int (*arch)(void);
-    char *(*arch_text)(int);
-    if (find_symbol("bli_arch_query_id", &arch) && find_symbol("bli_arch_string", &arch_text)) {
-      copy_text(kernel, kernel_size, arch_text(arch()));
-    }
-    int64_t (*ways)(void); /* BLIS returns its type dim_t, which has 64 bits */
-    if (threads != NULL && find_symbol("bli_thread_get_num_threads", &ways))
-      *threads = (int32_t)ways();
-    return;
-  }
-  /* Netlib's BLAS has no version function, and Debian's libblas.so.3 of BLIS hides its own. The file name identifies
-   * the BLAS. */
-  Dl_info file;
-  char path[PATH_MAX];
-  void *sgemm = dlsym(RTLD_DEFAULT, NG_BLAS_TEXT(sgemm_));
-  if (sgemm != NULL && dladdr(sgemm, &file) != 0 && realpath(file.dli_fname, path) != NULL &&
-      name != NULL && name_size > 0) {
-    (void)snprintf(name, name_size, "unknown: %s", path);
-  }
-}
-
 /* Return whether the processor and the operating system support the instructions of OpenBLAS's SkylakeX kernels. */
 static bool has_avx512(void) {
 #if (defined(__x86_64__) || defined(__i386__)) && defined(__GNUC__)
@@ -134,18 +78,59 @@ static bool has_avx512(void) {
 #endif
 }
 
-void ng_blas_hint(char *hint, size_t size) {
-  /* OpenBLAS uses these kernels without AVX-512 on a processor that it does not know. Only a DYNAMIC_ARCH build has
-   * other kernels. */
+/* Return how to make OpenBLAS faster. It uses these kernels without AVX-512 on a processor that it does not know. Only a
+ * DYNAMIC_ARCH build has other kernels. */
+static const char *openblas_hint(const ng_blas_info *b) {
   static const char *const narrow[] = {"Haswell", "Zen", "Excavator", "Sandybridge", "Prescott"};
-  char name[256], kernel[64];
-  copy_text(hint, size, "");
-  ng_blas_describe(name, sizeof name, kernel, sizeof kernel, NULL);
-  if (strncmp(name, "OpenBLAS", 8) != 0 || strstr(name, "DYNAMIC_ARCH") == NULL) return;
   for (size_t i = 0; i < sizeof narrow / sizeof narrow[0]; i++) {
-    if (strcmp(kernel, narrow[i]) == 0 && has_avx512()) {
-      copy_text(hint, size,
-                "OPENBLAS_CORETYPE=SkylakeX would use AVX-512 kernels on this processor");
-    }
+    if (strstr(b->name, "DYNAMIC_ARCH") != NULL && strcmp(b->kernel, narrow[i]) == 0 &&
+        has_avx512())
+      return "OPENBLAS_CORETYPE=SkylakeX would use AVX-512 kernels on this processor";
   }
+  return "";
+}
+
+/* Write the name of the BLAS; return false if the BLAS has no function that returns its name. */
+static bool describe_by_symbols(ng_blas_info *b) {
+  char *(*text)(void);
+  int (*number)(void);
+  void (*mkl)(char *buffer, int length);
+  if (find_symbol(NG_BLAS_TEXT(openblas_get_config), &text)) {
+    (void)snprintf(b->name, sizeof b->name, "%s", text()); /* begins with "OpenBLAS 0.3.21 " */
+    if (find_symbol(NG_BLAS_TEXT(openblas_get_corename), &text))
+      (void)snprintf(b->kernel, sizeof b->kernel, "%s", text());
+    if (find_symbol(NG_BLAS_TEXT(openblas_get_num_threads), &number)) b->threads = number();
+    b->hint = openblas_hint(b);
+  } else if (find_symbol("MKL_Get_Version_String", &mkl)) {
+    mkl(b->name, (int)sizeof b->name - 1);
+    if (find_symbol("MKL_Get_Max_Threads", &number)) b->threads = number();
+  } else if (find_symbol("bli_info_get_version_str", &text)) {
+    int (*arch)(void);
+    char *(*arch_text)(int);
+    int64_t (*ways)(void); /* BLIS returns its type dim_t, which has 64 bits */
+    (void)snprintf(b->name, sizeof b->name, "BLIS %s", text());
+    if (find_symbol("bli_arch_query_id", &arch) && find_symbol("bli_arch_string", &arch_text))
+      (void)snprintf(b->kernel, sizeof b->kernel, "%s", arch_text(arch()));
+    if (find_symbol("bli_thread_get_num_threads", &ways)) b->threads = (int32_t)ways();
+  } else {
+    return false;
+  }
+  return true;
+}
+
+/* Netlib's BLAS has no version function, and Debian's libblas.so.3 of BLIS hides its own. The file name identifies the
+ * BLAS. */
+ng_blas_info ng_blas_describe(void) {
+  ng_blas_info b = {.name = "unknown", .hint = ""};
+  Dl_info file;
+  char path[PATH_MAX];
+  void *sgemm = dlsym(RTLD_DEFAULT, NG_BLAS_TEXT(sgemm_));
+  if (!describe_by_symbols(&b) && sgemm != NULL && dladdr(sgemm, &file) != 0 &&
+      realpath(file.dli_fname, path) != NULL) {
+    (void)snprintf(b.name, sizeof b.name, "unknown: %.240s", path);
+  }
+  for (size_t n = strlen(b.name); n > 0 && strchr(" \n", b.name[n - 1]) != NULL; n--) {
+    b.name[n - 1] = '\0';
+  }
+  return b;
 }

@@ -159,8 +159,8 @@ typedef struct ng_matrix {
    * added to the eigenvalues, and eigenvalues at or below `floor` become 0. */
   double shift, on, floor;
   bool in_double;
-  /* The queue writes these numbers. finite, trace: of F; taken: see ng_linalg_ops.solve; top: the largest eigenvalue. */
-  int info, finite, taken;
+  /* The queue writes these numbers. finite, trace: of F; accepted: see ng_linalg_ops.solve; top: the largest eigenvalue. */
+  int info, finite, accepted;
   double trace, top;
 } ng_matrix;
 
@@ -217,8 +217,8 @@ struct ng_linalg_ops {
   void (*gemm64)(ng_queue *q, bool ta, bool tb, int64_t m, int64_t n, int64_t k, const double *A,
                  int64_t lda, const double *B, int64_t ldb, double *C, int64_t ldc);
 
-  /* Compute the results of n finite matrices. If a result passes its checks, store it and set taken = 1; otherwise the
-   * stored result stays, and taken = 0. The matrices are independent, so a device may compute equal orders at once, and
+  /* Compute the results of n finite matrices. If a result passes its checks, store it and set accepted = 1; otherwise the
+   * stored result stays, and accepted = 0. The matrices are independent, so a device may compute equal orders at once, and
    * `cpu` computes small ones in threads. scratch: floats, at least ng_solve_scratch of each matrix. */
   void (*solve)(ng_queue *q, ng_matrix *const *list, int64_t n, float *scratch);
 
@@ -256,15 +256,13 @@ struct ng_linalg_ops {
                    const float *D, int64_t ldd, double *out);
   void (*norm2)(ng_queue *q, int64_t rows, int64_t cols, const void *X, ng_dtype t, int64_t ldx,
                 double *out);
-  /* In double: y [rows,cols] <- x, row r times g[r]; total [3] += <P, D>, |D|^2, |P|^2 of n elements. */
-  void (*scale_rows64)(ng_queue *q, int64_t rows, int64_t cols, const double *g, const double *x,
-                       double *y);
+  /* In double: total [3] += <P, D>, |D|^2, |P|^2 of n elements. */
   void (*sums64)(ng_queue *q, int64_t n, const double *P, const double *D, double *total);
   /* total [3] += the rows of sums [rows,3], row after row. */
   void (*add_sums)(ng_queue *q, int64_t rows, const double *sums, double *total);
-  /* y [rows,cols] <- x, row r times g[r] or column c times a[c]; the other vector is NULL. */
-  void (*mul_diagonal)(ng_queue *q, int64_t rows, int64_t cols, const float *g, const float *a,
-                       const float *x, float *y, int64_t ld);
+  /* y [rows,cols] <- x, row r times d[r] if left, else column c times d[c]; `t`: f32 or f64, of all arrays. */
+  void (*mul_diagonal)(ng_queue *q, bool left, int64_t rows, int64_t cols, const void *d,
+                       ng_dtype t, const void *x, void *y, int64_t ld);
   /* y_j <- S x_j for `lines` vectors, in double, S of order n; element i of x_j is x[i within + j between], as in y. */
   void (*mul64)(ng_queue *q, int64_t n, const double *S, int64_t lines, int64_t within,
                 int64_t between, const float *x, float *y);
@@ -291,12 +289,14 @@ extern const ng_linalg_ops ng_linalg_cpu; /* BLAS and LAPACK through their Fortr
 bool ng_linalg_fits(
     int64_t n); /* whether 32-bit BLAS and LAPACK accept order n, work sizes included */
 
-/* Describe the loaded BLAS: name and version, name of its kernels, number of threads. Unknown: "unknown", "", 0. */
-void ng_blas_describe(char *name, size_t name_size, char *kernel, size_t kernel_size,
-                      int32_t *threads);
-/* Write a hint how to make BLAS faster ("OPENBLAS_CORETYPE=SkylakeX would use AVX-512 kernels on this processor"), or
- * "". */
-void ng_blas_hint(char *hint, size_t size);
+/* The loaded BLAS: name and version ("unknown": not known), name of its kernels, number of threads (0: not known), and a
+ * hint how to make the BLAS faster, or "". */
+typedef struct ng_blas_info {
+  char name[256], kernel[64];
+  int32_t threads;
+  const char *hint;
+} ng_blas_info;
+ng_blas_info ng_blas_describe(void);
 
 /* ---- results.c: solves -----------------------------------------------------------------------*/
 
@@ -340,7 +340,8 @@ void ng_fisher_apply(ng_fisher *f, const double *x, double *out);
 void ng_fisher_inverse_diagonal(ng_fisher *f, double *out);
 
 /* ---- sym.c: computed by the calling thread at once, on matrices that no pending entry uses -------------------*/
-void ng_sym_unpack(ng_sym S, float *full, int64_t ld);    /* full [n, ld] = S */
-void ng_sym_vector(ng_sym S, const double *x, double *y); /* y = S x, in double */
+void ng_sym_unpack(ng_sym S, float *full, int64_t ld); /* full [n, ld] = S */
+/* y = S x in double, S of order n in f32 or f64 */
+void ng_sym_vector(int64_t n, const void *S, ng_dtype t, const double *x, double *y);
 
 #endif

@@ -295,17 +295,11 @@ static int64_t eigen_work(const ng_queue *q, int64_t n) {
 static void eigen(ng_queue *q, int64_t n, float *V, float *w, void *work, int *info) {
   (void)q;
   double *V64 = work, *w64 = V64 + n * n;
-  for (int64_t i = 0; i < n * n; i++) {
-    V64[i] = (double)V[i];
-  }
+  ng_from_f32(V64, NG_F64, V, n * n);
   *info = decompose(n, V64, w64, w64 + n);
   if (*info != 0) return;
-  for (int64_t i = 0; i < n * n; i++) {
-    V[i] = (float)V64[i];
-  }
-  for (int64_t i = 0; i < n; i++) {
-    w[i] = (float)w64[i];
-  }
+  ng_to_f32(V, V64, NG_F64, n * n);
+  ng_to_f32(w, w64, NG_F64, n);
 }
 
 /* ---- QR --------------------------------------------------------------------------------------

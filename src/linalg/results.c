@@ -1,7 +1,7 @@
 /* results.c: compute the result of a matrix once, with its checks: the entry `solve` on the host (ng_matrix).
  *
  * In: F, shift, damping; d is their sum. Out: (F + d I)^-1, or L of F + d I = L L', or F = Q diag(e) Q', or F itself, or
- * (F + d I)^(-1/p), rounded to its dtype. The ladder of twosided/ tries again where `taken` is 0.
+ * (F + d I)^(-1/p), rounded to its dtype. The ladder of twosided/ tries again where `accepted` is 0.
  *
  * LAPACK reports success on NaN. So the caller scans F, and the result is checked: by one column or by three eigenpairs. */
 #include "core/core.h"
@@ -58,41 +58,31 @@ static bool store(const ng_matrix *m, int64_t count, const float *x) {
 /* Checks take n^2 operations, few compared with the n^3 of a solve. They are in double, because the rounding errors of f32
  * sums would appear as a residual. */
 
-/* Return the largest entry of |(F + d I) x - e_j|; x: column j of the inverse; e_j: column j of I; y [n]: scratch. */
-static double residual(ng_sym F, double d, int64_t j, const double *x, double *y) {
+/* Return the largest entry of |(F + d I) x - e_j|; F: f32 or f64; x: column j of the inverse; e_j: column j of I; y [n]:
+ * scratch. */
+static double residual(int64_t n, const void *F, ng_dtype t, double d, int64_t j, const double *x,
+                       double *y) {
   double worst = 0.0;
-  ng_sym_vector(F, x, y);
-  for (int64_t i = 0; i < F.n; i++) {
+  ng_sym_vector(n, F, t, x, y);
+  for (int64_t i = 0; i < n; i++) {
     const double r = fabs(y[i] + d * x[i] - (i == j ? 1.0 : 0.0));
     if (!(r <= worst)) worst = r; /* NaN stays */
   }
   return worst;
 }
 
-/* Return the largest entry of |(F + d I) x - e_j| for an F in double. */
-static double residual_wide(const ng_matrix *m, double d, int64_t j, const double *x) {
-  const double *F = m->F;
-  double worst = 0.0;
-  for (int64_t i = 0; i < m->n; i++) {
-    double r = d * x[i] - (i == j ? 1.0 : 0.0);
-    for (int64_t k = 0; k < m->n; k++) {
-      r += F[ng_sym_at(m->n, i, k)] * x[k];
-    }
-    if (!(fabs(r) <= worst)) worst = fabs(r);
-  }
-  return worst;
+static double number_at(const void *x, ng_dtype t, int64_t i) {
+  return t == NG_F64 ? ((const double *)x)[i] : (double)((const float *)x)[i];
 }
 
-/* Return the index of the largest diagonal entry of an inverse, or of the smallest one of L. The column of this index has
- * the largest error, so a check of this column covers all columns. *sound <- whether all diagonal entries are positive and
- * finite. */
-static int64_t worst_column(ng_sym R, bool is_factor, bool *sound) {
+/* Return the index of the largest diagonal entry of an inverse, or of the smallest one of L; -1 if a diagonal entry is not
+ * positive and finite. The column of this index has the largest error, so a check of this column covers all columns. */
+static int64_t worst_column(int64_t n, const void *R, ng_dtype t, bool is_factor) {
   int64_t at = 0;
-  float extreme = 0.0f;
-  *sound = true;
-  for (int64_t i = 0; i < R.n; i++) {
-    const float x = ng_sym_get(R, i, i);
-    if (!(x > 0.0f) || !(x - x == 0.0f)) *sound = false;
+  double extreme = 0.0;
+  for (int64_t i = 0; i < n; i++) {
+    const double x = number_at(R, t, ng_sym_at(n, i, i));
+    if (!(x > 0.0) || !(x - x == 0.0)) return -1;
     if (i == 0 || (is_factor ? x < extreme : x > extreme)) {
       extreme = x;
       at = i;
@@ -105,9 +95,8 @@ static int64_t worst_column(ng_sym R, bool is_factor, bool *sound) {
 static bool passes_checks(ng_queue *q, const ng_matrix *m, ng_sym F, double d, ng_sym R,
                           float *column, double *x, double *y) {
   const bool is_factor = m->result == NG_RESULT_CHOLESKY;
-  bool sound = false;
-  const int64_t j = worst_column(R, is_factor, &sound);
-  if (!sound) return false;
+  const int64_t j = worst_column(m->n, R.a, NG_F32, is_factor);
+  if (j < 0) return false;
   if (is_factor) {
     memset(column, 0, (size_t)m->n * sizeof *column);
     column[j] = 1.0f;
@@ -116,7 +105,7 @@ static bool passes_checks(ng_queue *q, const ng_matrix *m, ng_sym F, double d, n
   for (int64_t i = 0; i < m->n; i++) {
     x[i] = (double)(is_factor ? column[i] : ng_sym_get(R, i, j));
   }
-  return residual(F, d, j, x, y) <= RESIDUAL_MOST;
+  return residual(F.n, F.a, NG_F32, d, j, x, y) <= RESIDUAL_MOST;
 }
 
 static bool solve_single(ng_queue *q, ng_matrix *m, double d, float *scratch) {
@@ -140,29 +129,21 @@ static bool solve_double(ng_queue *q, ng_matrix *m, double d, float *scratch) {
   float *room = scratch + ng_round16(2 * tri);
   double *x = (double *)(void *)(room + ng_round16(tri)), *y = x + ng_round16(n);
   const bool wide = m->average_dtype == NG_F64, is_factor = m->result == NG_RESULT_CHOLESKY;
-  const ng_sym F = wide ? (ng_sym){room, n} : load(m, room);
-  for (int64_t i = 0; i < tri; i++) {
-    W[i] = wide ? ((const double *)m->F)[i] : (double)F.a[i];
-  }
+  const void *F = wide ? m->F : load(m, room).a;
+  if (wide) memcpy(W, F, (size_t)tri * sizeof *W);
+  if (!wide) ng_from_f32(W, NG_F64, F, tri);
   ng_linalg_of(q)->shift(q, n, W, NG_F64, false, d);
   ng_linalg_of(q)->factor64(q, n, W, &m->info);
   if (m->info == 0 && !is_factor) ng_linalg_of(q)->invert64(q, n, W, &m->info);
   if (m->info != 0) return false;
-  int64_t j = 0;
-  for (int64_t i = 0; i < n; i++) {
-    const double w = W[ng_sym_at(n, i, i)], best = W[ng_sym_at(n, j, j)];
-    if (!(w > 0.0)) return false;
-    if (is_factor ? w < best : w > best) j = i;
-  }
+  const int64_t j = worst_column(n, W, NG_F64, is_factor);
+  if (j < 0) return false;
   for (int64_t i = 0; i < n; i++) {
     x[i] = !is_factor ? W[ng_sym_at(n, i, j)] : i == j ? 1.0 : 0.0;
   }
   if (is_factor) ng_linalg_of(q)->solve64(q, n, W, x);
-  if (!((wide ? residual_wide(m, d, j, x) : residual(F, d, j, x, y)) <= RESIDUAL_MOST))
-    return false;
-  for (int64_t i = 0; i < tri; i++) {
-    room[i] = (float)W[i]; /* room contained F, and now receives the rounded result */
-  }
+  if (!(residual(n, F, wide ? NG_F64 : NG_F32, d, j, x, y) <= RESIDUAL_MOST)) return false;
+  ng_to_f32(room, W, NG_F64, tri); /* room contained F */
   if (m->result_dtype != NG_F64) return store(m, tri, room);
   if (!ng_all_finite(room, NG_F32, tri)) return false;
   memcpy(m->R, W, (size_t)tri * sizeof *W);
@@ -196,7 +177,7 @@ static bool check_eigen(ng_sym F, ng_dtype average_dtype, const float *V, const 
       x[i] = v[i];
       norm += x[i] * x[i];
     }
-    ng_sym_vector(F, x, y);
+    ng_sym_vector(n, F.a, NG_F32, x, y);
     for (int64_t i = 0; i < n; i++) {
       const double r = fabs(y[i] - (double)e[sample[s]] * x[i]);
       if (!(r <= worst)) worst = r;
@@ -268,8 +249,7 @@ static bool decompose(ng_queue *q, ng_matrix *m, float *scratch) {
     ng_to_f32(e, w, NG_F64, n);
   }
   if (!check_eigen(F, m->average_dtype, V, e, x, y)) return false;
-  m->top =
-      in_double ? 0.0 : (double)e[n - 1]; /* in double, the error of the eigenvalues is small */
+  m->top = in_double ? 0.0 : (double)e[n - 1]; /* eigenvalues in double are exact enough */
   if (m->result == NG_RESULT_ROOT) return store_root(q, m, V, e, (float *)(void *)x, room);
   if (m->result_dtype == NG_F64) {
     memcpy(m->R, V64, (size_t)(n * n) * sizeof *V64);
@@ -315,6 +295,6 @@ static bool solve_one(ng_queue *q, ng_matrix *m, float *scratch) {
 
 void ng_host_solve(ng_queue *q, ng_matrix *const *list, int64_t n, float *scratch) {
   for (int64_t i = 0; i < n; i++) {
-    list[i]->taken = solve_one(q, list[i], scratch);
+    list[i]->accepted = solve_one(q, list[i], scratch);
   }
 }

@@ -92,15 +92,14 @@ void ng_sym_unpack(ng_sym S, float *full, int64_t ld) {
 }
 
 /* A stored element (f, t) adds to y[f] and, off the diagonal, to y[t]. */
-void ng_sym_vector(ng_sym S, const double *x, double *y) {
-  for (int64_t i = 0; i < S.n; i++) {
-    y[i] = 0.0;
-  }
-  for (int64_t f = 0; f < S.n; f++) {
-    const column_run r = column_run_at(S.n, f);
+void ng_sym_vector(int64_t n, const void *S, ng_dtype type, const double *x, double *y) {
+  memset(y, 0, (size_t)n * sizeof *y);
+  for (int64_t f = 0; f < n; f++) {
+    const column_run r = column_run_at(n, f);
     double sum = 0.0;
     for (int64_t t = r.from; t < r.to; t++) {
-      const double s = (double)S.a[r.at + t - r.from];
+      const int64_t at = r.at + t - r.from;
+      const double s = type == NG_F64 ? ((const double *)S)[at] : (double)((const float *)S)[at];
       sum += s * x[t];
       if (t != f) y[t] += s * x[f];
     }

@@ -285,20 +285,17 @@ void ng_host_divide(ng_queue *q, int64_t rows, int64_t cols, ng_spectrum s, void
   }
 }
 
-void ng_host_scale_rows64(ng_queue *q, int64_t rows, int64_t cols, const double *g, const double *x,
-                          double *y) {
-  (void)q;
-  for (int64_t i = 0; i < rows * cols; i++) {
-    y[i] = x[i] * g[i / cols];
-  }
-}
-
-void ng_host_mul_diagonal(ng_queue *q, int64_t rows, int64_t cols, const float *g, const float *a,
-                          const float *x, float *y, int64_t ld) {
+void ng_host_mul_diagonal(ng_queue *q, bool left, int64_t rows, int64_t cols, const void *d,
+                          ng_dtype t, const void *x, void *y, int64_t ld) {
   (void)q;
   for (int64_t r = 0; r < rows; r++) {
     for (int64_t c = 0; c < cols; c++) {
-      y[r * ld + c] = x[r * ld + c] * (g != NULL ? g[r] : a[c]);
+      const int64_t at = r * ld + c, i = left ? r : c;
+      if (t == NG_F64) {
+        ((double *)y)[at] = ((const double *)x)[at] * ((const double *)d)[i];
+      } else {
+        ((float *)y)[at] = ((const float *)x)[at] * ((const float *)d)[i];
+      }
     }
   }
 }

@@ -28,10 +28,8 @@ void ng_host_row_sums(ng_queue *q, int64_t rows, int64_t cols, const float *P, i
 void ng_host_norm2(ng_queue *q, int64_t rows, int64_t cols, const void *X, ng_dtype t, int64_t ldx,
                    double *out);
 void ng_host_add_sums(ng_queue *q, int64_t rows, const double *sums, double *total);
-void ng_host_mul_diagonal(ng_queue *q, int64_t rows, int64_t cols, const float *g, const float *a,
-                          const float *x, float *y, int64_t ld);
-void ng_host_scale_rows64(ng_queue *q, int64_t rows, int64_t cols, const double *g, const double *x,
-                          double *y);
+void ng_host_mul_diagonal(ng_queue *q, bool left, int64_t rows, int64_t cols, const void *d,
+                          ng_dtype t, const void *x, void *y, int64_t ld);
 void ng_host_sums64(ng_queue *q, int64_t n, const double *P, const double *D, double *total);
 void ng_host_mul64(ng_queue *q, int64_t n, const double *S, int64_t lines, int64_t within,
                    int64_t between, const float *x, float *y);
@@ -52,7 +50,7 @@ void ng_small_solve(ng_queue *q, ng_matrix *const *list, int64_t n, float *scrat
   .finite = ng_host_finite, .largest = ng_host_largest, .copy = ng_host_copy,                      \
   .divide = ng_host_divide, .row_sums = ng_host_row_sums, .norm2 = ng_host_norm2,                  \
   .add_sums = ng_host_add_sums, .mul_diagonal = ng_host_mul_diagonal, .mul64 = ng_host_mul64,      \
-  .scale_rows64 = ng_host_scale_rows64, .sums64 = ng_host_sums64
+  .sums64 = ng_host_sums64
 /* clang-format on */
 
 #endif

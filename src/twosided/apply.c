@@ -46,17 +46,18 @@ static float *load_result(const row_chunk *c, const ng_matrix *m) {
   return c->R;
 }
 
-/* y <- x, times one matrix of the left or right side. */
+static void act_with_diagonal(const row_chunk *c, const ng_matrix *m, bool left, const void *x,
+                              void *y) {
+  const int64_t p = c->t->cols, rows = left ? ng_min64(m->n, c->rows) : c->group_rows;
+  ng_on(c->q)->mul_diagonal(c->q, left, rows, left ? p : m->n,
+                            address_of(c, m->d, left ? c->row : 0), dtype_of(c), x, y, p);
+}
+
+/* y <- x, times one symmetric matrix of the left or right side. */
 static void act_with(const row_chunk *c, const ng_matrix *m, bool left, action a, const void *x,
                      void *y) {
   ng_queue *q = c->q;
   const int64_t n = m->n, p = c->t->cols, lines = left ? p : c->group_rows;
-  if (m->form == NG_FORM_DIAGONAL) {
-    const float *d = m->d;
-    ng_on(q)->mul_diagonal(q, left ? ng_min64(n, c->rows) : lines, left ? p : n,
-                           left ? d + c->row : NULL, left ? NULL : d, x, y, p);
-    return;
-  }
   if (m->result_dtype == NG_F64) {
     ng_on(q)->mul64(q, n, m->R, lines, left ? p : 1, left ? 1 : p, x, y);
     return;
@@ -74,15 +75,11 @@ static void act_with(const row_chunk *c, const ng_matrix *m, bool left, action a
   }
 }
 
-/* The same in double. An inverse is unpacked, so that all products are general ones. Only the left side may be diagonal. */
+/* The same in double. An inverse is unpacked, so that all products are general ones. */
 static void act_with64(const row_chunk *c, const ng_matrix *m, bool left, action a, const void *x,
                        void *y) {
   ng_queue *q = c->q;
   const int64_t n = m->n, p = c->t->cols;
-  if (m->form == NG_FORM_DIAGONAL) {
-    ng_on(q)->scale_rows64(q, c->rows, p, (const double *)m->d + c->row, x, y);
-    return;
-  }
   if (a == MULTIPLY) ng_on(q)->unpack(q, n, m->R, NG_F64, c->R, n);
   const double *R = a == MULTIPLY ? c->R : m->R;
   if (left) {
@@ -99,8 +96,13 @@ static void act(const row_chunk *c, bool left, action a, const void *from, void 
   const int64_t count = t->groups * (left ? t->left_count : t->right_count);
   for (const ng_matrix *end = m + count; m < end; m++) {
     const int64_t at = m->row * t->cols + m->col;
-    (t->is_double ? act_with64 : act_with)(c, m, left, a, address_of(c, from, at),
-                                           address_of(c, to, at));
+    const void *x = address_of(c, from, at);
+    void *y = address_of(c, to, at);
+    if (m->form == NG_FORM_DIAGONAL) {
+      act_with_diagonal(c, m, left, x, y);
+    } else {
+      (t->is_double ? act_with64 : act_with)(c, m, left, a, x, y);
+    }
   }
 }
 

@@ -32,12 +32,12 @@ int64_t ng_matrix_scratch(const ng_queue *q, const ng_matrix *m) {
 static bool try_again(ng_queue *q, ng_matrix *m, float *scratch) {
   ng_on(q)->solve(q, &m, 1, scratch);
   ng_queue_wait(q);
-  return ng_info_read(q, &m->taken) != 0;
+  return ng_info_read(q, &m->accepted) != 0;
 }
 
 /* More damping shifts the eigenvalues and does not change the decomposition, so the ladder has no damping rungs. */
 static int32_t climb_eigen(ng_queue *q, ng_matrix *m, float *scratch) {
-  const bool single = ng_info_read(q, &m->taken) != 0;
+  const bool single = ng_info_read(q, &m->accepted) != 0;
   if (single && 0x1p-24 * *ng_numbers_read(q, &m->top) <= EIGEN_ERROR_MOST * m->on) return 0;
   m->in_double = true;
   const bool twice = try_again(q, m, scratch);
@@ -50,7 +50,7 @@ int32_t ng_matrix_climb(ng_queue *q, ng_matrix *m, float *scratch) {
   const bool diagonal = m->form == NG_FORM_DIAGONAL;
   if (!diagonal && (m->result == NG_RESULT_EIGEN || m->result == NG_RESULT_ROOT))
     return climb_eigen(q, m, scratch);
-  if (ng_info_read(q, &m->taken) != 0) return 0;
+  if (ng_info_read(q, &m->accepted) != 0) return 0;
   if (m->result == NG_RESULT_COPY) return NG_DAMPED_NONE;
   const double d = diagonal ? m->on : m->shift + m->on;
   if (!diagonal) m->shift = 0.0;
@@ -101,9 +101,9 @@ bool ng_matrix_refresh(ng_queue *q, ng_matrix *m, int32_t *order, float *scratch
     ng_on(q)->copy(q, 1, n, FV + order[i] * n, n, V + i * n, n);
   }
   ng_on(q)->qr(q, n, n, V, n, work, &m->info);
-  ng_on(q)->finite(q, n * n, V, NG_F32, &m->taken);
+  ng_on(q)->finite(q, n * n, V, NG_F32, &m->finite);
   ng_queue_wait(q);
-  if (ng_info_read(q, &m->info) != 0 || ng_info_read(q, &m->taken) == 0) return false;
+  if (ng_info_read(q, &m->info) != 0 || ng_info_read(q, &m->finite) == 0) return false;
   ng_on(q)->narrow(q, n * n, V, m->R, m->result_dtype);
   for (int64_t i = 0; i < n; i++) {
     ((float *)m->d)[i] = (float)fmax(0.0, rayleigh[3 * order[i]]);
