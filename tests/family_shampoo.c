@@ -52,7 +52,7 @@ static ng_status measure(ng_block *b) {
 
 static void commit(ng_block *b, bool taken) { matrices_of(b)->steps += taken ? 1.0 : 0.0; }
 
-static ng_status fields(ng_block *b, ng_field_visit visit, void *arg) {
+static ng_status visit_fields(ng_block *b, ng_field_visit visit, void *arg) {
   const matrices *k = matrices_of(b);
   ng_field f = ng_field_plain("solve", NG_F32, 1, RUNGS, k->rungs, b->stat->owner);
   ng_status st = visit(arg, &f);
@@ -78,7 +78,7 @@ const ng_family family_shampoo = {
     .precondition = precondition,
     .measure = measure,
     .emit = matrices_emit,
-    .fields = fields,
+    .fields = visit_fields,
     .numbers = matrices_visit_numbers,
     .solve = solve,
     .read_results = read_results,

@@ -119,7 +119,7 @@ static void commit(ng_block *b, bool taken) {
     k->moment[1][i] = k->next[1][k->order[0][i / k->n] * k->n + k->order[1][i % k->n]];
 }
 
-static ng_status fields(ng_block *b, ng_field_visit visit, void *arg) {
+static ng_status visit_fields(ng_block *b, ng_field_visit visit, void *arg) {
   static const char *const moment[] = {"first_moment", "second_moment"};
   const matrices *k = matrices_of(b);
   ng_field f = ng_field_plain("solve", NG_F32, 1, RUNGS, k->rungs, b->stat->owner);
@@ -148,7 +148,7 @@ const ng_family family_soap = {
     .precondition = precondition,
     .measure = measure,
     .emit = matrices_emit,
-    .fields = fields,
+    .fields = visit_fields,
     .numbers = matrices_visit_numbers,
     .solve = solve,
     .read_results = read_results,

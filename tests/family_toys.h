@@ -25,7 +25,7 @@ static const family_model toy_model = {toy_entry, ENTRIES, STEPS, .saved = 2};
 static inline family_run *new_run(const char *set, int32_t ranks) {
   static ng_family beside;
   static const ng_family *const toys[] = {&toy_diagonal, &toy_total, &beside, NULL};
-  beside = toy_beside();
+  beside = toy_rank_one_family();
   return family_new_run(&toy_model, toys, set, ranks);
 }
 

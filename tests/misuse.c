@@ -20,7 +20,7 @@ void fill_arrays(misused *f) {
   rng_fill(&r, f->dt, 5);
 }
 
-void create(misused *f, const char *set) {
+void create_model(misused *f, const char *set) {
   char options[128];
   memset(f, 0, sizeof *f);
   fill_arrays(f);
@@ -41,18 +41,18 @@ void bind_all(misused *f) {
   fixture_ok(&f->f, fixture_bind(&f->f, f->norm, NG_WEIGHT, &dt, &t));
 }
 
-void ready(misused *f, const char *set) {
-  create(f, set);
+void create_ready(misused *f, const char *set) {
+  create_model(f, set);
   bind_all(f);
   assert_int_equal(ng_ready(f->p), NG_OK);
 }
 
-ng_status observe(misused *f) {
+ng_status observe_fc(misused *f) {
   const plane a = plane_of(f->a, B, IN, NG_F32), g = plane_of(f->g, B, OUT, NG_F32);
   return fixture_begin_and_observe(&f->f, B, f->fc, &a, &g);
 }
 
-void destroy(misused *f) {
+void destroy_checked(misused *f) {
   ng_precond_destroy(&f->p);
   assert_null(f->p);
   ng_precond_destroy(&f->p);

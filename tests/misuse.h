@@ -20,11 +20,11 @@ typedef struct misused {
 
 void fill_arrays(misused *f); /* with their initial numbers */
 /* `set` is "option=value", or "". */
-void create(misused *f, const char *set);
+void create_model(misused *f, const char *set);
 void bind_all(misused *f);
-void ready(misused *f, const char *set); /* create, bind, ng_ready */
-ng_status observe(misused *f);
-void destroy(misused *f); /* check that no memory is left */
+void create_ready(misused *f, const char *set); /* create, bind, ng_ready */
+ng_status observe_fc(misused *f);
+void destroy_checked(misused *f); /* check that no memory is left */
 
 #define WRONG(call, status, word) fixture_fails(&f.f, call, status, word)
 

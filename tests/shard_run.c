@@ -15,7 +15,7 @@ const sharded_layer layer[LAYERS] = {{"up", 0, 1, 5, 7, 0},
                                      {"bare", 0, 0, 6, 8, 0},
                                      {"head", -1, 1, 8, 3, 0}};
 
-int32_t group_of(const shard_run *x, int32_t rank) {
+int32_t model_group_of(const shard_run *x, int32_t rank) {
   return x->data_adjacent ? rank % x->data : rank / x->model;
 }
 static int32_t member_of(const shard_run *x, int32_t rank) {
@@ -37,7 +37,7 @@ static int64_t shard_start(const shard_run *x, int64_t n, int32_t i) {
 bool has_bias(const shard_run *x, int i) { return x->bias && layer[i].bias; }
 int64_t sample_count(int32_t group, int64_t call) { return 3 + group + call; }
 int64_t position_count(int i) { return layer[i].positions > 0 ? layer[i].positions : 1; }
-double observation(int32_t group, int64_t t, int64_t call, int i, bool grad, int64_t k) {
+double observed_value(int32_t group, int64_t t, int64_t call, int i, bool grad, int64_t k) {
   return rng_value_at(t * MICRO + call, group * 8 + i, grad, k);
 }
 
@@ -45,7 +45,7 @@ double observation(int32_t group, int64_t t, int64_t call, int i, bool grad, int
 
 shard shard_of(const shard_run *x, int32_t rank, int i) {
   const int32_t m = member_of(x, rank);
-  const int64_t further = x->skewed && group_of(x, rank) > 0;
+  const int64_t further = x->skewed && model_group_of(x, rank) > 0;
   const int64_t all = layer[i].axis == 0 ? layer[i].out : layer[i].in;
   const int64_t from = shard_start(x, all, m) + (m > 0 ? further : 0);
   const int64_t to = shard_start(x, all, m + 1) + (m + 1 < x->model ? further : 0);
@@ -118,13 +118,13 @@ static bool has_fault(const rank_run *run, int64_t t, int64_t call, const char *
 }
 
 static int64_t observed_samples(const rank_run *run, int64_t t, int64_t call) {
-  return sample_count(group_of(run->x, run->rank), call) + has_fault(run, t, call, "|rows");
+  return sample_count(model_group_of(run->x, run->rank), call) + has_fault(run, t, call, "|rows");
 }
 
 static ng_status observe_array(rank_run *run, int64_t t, int64_t call, int i, bool grad) {
   const shard_run *x = run->x;
   const shard p = shard_of(x, run->rank, i);
-  const int32_t g = group_of(x, run->rank);
+  const int32_t g = model_group_of(x, run->rank);
   const int64_t B = observed_samples(run, t, call), S = position_count(i);
   const int64_t all = grad ? layer[i].out : layer[i].in, n = grad ? p.out : p.in;
   const int64_t from = grad ? p.row : p.col;
@@ -133,7 +133,7 @@ static ng_status observe_array(rank_run *run, int64_t t, int64_t call, int i, bo
     for (int64_t s = 0; s < S; s++) {
       const int64_t row = x->rows_first ? b * S + s : s * B + b;
       for (int64_t k = 0; k < n; k++) {
-        a[row * n + k] = (float)observation(g, t, call, i, grad, (b * S + s) * all + from + k);
+        a[row * n + k] = (float)observed_value(g, t, call, i, grad, (b * S + s) * all + from + k);
       }
     }
   }
@@ -278,7 +278,7 @@ shard_run *new_run(const shard_run *how) {
   return x;
 }
 
-shard_run usual_run(const char *options) {
+shard_run default_run(const char *options) {
   return (shard_run){
       .options = options, .data = 2, .model = 2, .bias = true, .rows_first = true, .bad_rank = -1};
 }

@@ -54,12 +54,12 @@ typedef struct shard {
   int64_t in, out, row, col;
 } shard;
 
-int32_t group_of(const shard_run *x, int32_t rank);
+int32_t model_group_of(const shard_run *x, int32_t rank);
 shard shard_of(const shard_run *x, int32_t rank, int i);
 bool has_bias(const shard_run *x, int i);
 int64_t sample_count(int32_t group, int64_t call);
 int64_t position_count(int i); /* of layer i */
-double observation(int32_t group, int64_t t, int64_t call, int i, bool grad, int64_t k);
+double observed_value(int32_t group, int64_t t, int64_t call, int i, bool grad, int64_t k);
 double initial_weight(int i, int64_t k);
 /* Copy a rank's weights or gradients to their place in the whole [out, in (+ 1)], and back; in a shard the bias follows
  * the weights. */
@@ -68,7 +68,7 @@ void copy_shard(const shard_run *x, int32_t rank, int i, const double *whole, fl
 
 bool has_ranks(int32_t ranks); /* over MPI: there are at least so many processes */
 /* Two model groups of two ranks, biases, rows first, no fault. */
-shard_run usual_run(const char *options);
+shard_run default_run(const char *options);
 shard_run *new_run(const shard_run *how); /* a copy; free() */
 ng_status train(shard_run *x, ng_status each[RANKS]);
 shard_run *

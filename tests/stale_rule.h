@@ -35,7 +35,7 @@ static inline bool is_similar(rule *r, const double *now, const double *was, int
 }
 
 /* Refresh at step t with the average `now`; set the step of the next refresh. */
-static inline ng_verdict rule_refresh(rule *r, int t, const double *now, int64_t n) {
+static inline ng_verdict refresh_by_rule(rule *r, int t, const double *now, int64_t n) {
   const bool one = r->refreshed > 0 && is_similar(r, now, r->x, n),
              two = r->refreshed > 1 && is_similar(r, now, r->older, n);
   const int d = !one ? (r->last > 3 ? r->last / 2 : 1) : !two ? r->last : r->last + r->before;

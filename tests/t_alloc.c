@@ -153,7 +153,7 @@ static ng_status add_conv(run *r) {
 
 static ng_status add_tensor(run *r) { return ng_add_tensor(r->f.p, "gamma", 2, &r->norm); }
 
-static ng_status bind(run *r) {
+static ng_status bind_all_entries(run *r) {
   const struct {
     int32_t index;
     ng_param which;
@@ -207,25 +207,25 @@ static ng_status observe_larger_image(run *r) {
 }
 
 /* A window has no averages and one block, so layers cannot have their own options. */
-static ng_status set(run *r) {
+static ng_status set_live_option(run *r) {
   return has_only_windows(r) ? ng_set(r->f.p, "damping", "0.8")
                              : ng_set(r->f.p, "stat_decay", "0.8");
 }
-static ng_status save(run *r) { return ng_save(r->f.p, r->file); }
-static ng_status load(run *r) { return ng_load(r->f.p, r->file); }
+static ng_status save_to_file(run *r) { return ng_save(r->f.p, r->file); }
+static ng_status load_from_file(run *r) { return ng_load(r->f.p, r->file); }
 
 /* Not an allocation. */
 static char kept[1 << 16];
 static int64_t kept_bytes, kept_read;
 
-static int32_t write_kept(void *user, const void *data, int64_t bytes) {
+static int32_t write_to_memory(void *user, const void *data, int64_t bytes) {
   if (bytes > (int64_t)sizeof kept - kept_bytes) return 1;
   memcpy(kept + kept_bytes, data, (size_t)bytes);
   kept_bytes += bytes;
   return 0;
 }
 
-static int64_t read_kept(void *user, void *data, int64_t bytes) {
+static int64_t read_from_memory(void *user, void *data, int64_t bytes) {
   if (bytes > kept_bytes - kept_read) bytes = kept_bytes - kept_read;
   memcpy(data, kept + kept_read, (size_t)bytes);
   kept_read += bytes;
@@ -234,15 +234,15 @@ static int64_t read_kept(void *user, void *data, int64_t bytes) {
 
 static ng_status save_to_memory(run *r) {
   kept_bytes = 0;
-  return ng_save_to(r->f.p, write_kept, NULL);
+  return ng_save_to(r->f.p, write_to_memory, NULL);
 }
 
 static ng_status load_from_memory(run *r) {
   kept_read = 0;
-  return ng_load_from(r->f.p, read_kept, NULL);
+  return ng_load_from(r->f.p, read_from_memory, NULL);
 }
 
-static ng_status manifest(run *r) {
+static ng_status read_manifest(run *r) {
   const int64_t n = ng_state_manifest(r->f.p, NULL, 0);
   return n > 0 ? NG_OK : (ng_status)n;
 }
@@ -257,18 +257,18 @@ static const struct {
     {"ng_add_linear", add_fc},
     {"ng_add_layer", add_conv},
     {"ng_add_tensor", add_tensor},
-    {"ng_bind", bind},
+    {"ng_bind", bind_all_entries},
     {"ng_ready", call_ready},
     {"a step", take_step},
     {"a larger image", observe_larger_image},
     {"a step", take_step},
-    {"ng_set", set},
-    {"ng_save", save},
+    {"ng_set", set_live_option},
+    {"ng_save", save_to_file},
     {"a step", take_step},
-    {"ng_save", save},
-    {"ng_load", load},
+    {"ng_save", save_to_file},
+    {"ng_load", load_from_file},
     {"a step", take_step},
-    {"ng_state_manifest", manifest},
+    {"ng_state_manifest", read_manifest},
     {"ng_save_to", save_to_memory},
     {"a step", take_step},
     {"ng_load_from", load_from_memory},

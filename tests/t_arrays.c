@@ -431,7 +431,7 @@ static void wrong_shapes_are_refused(void **state) {
 }
 
 /* One sample as an array without the sample axis; one-dimensional arrays; negative strides. */
-static void vectors_and_negative_strides(void **state) {
+static void vectors_and_negative_strides_are_read(void **state) {
   float x[6] = {1, 2, 3, 4, 5, 6}, back[6] = {6, 5, 4, 3, 2, 1}, g[7] = {1, 1, 2, 2, 3, 3, 4};
   model m = {0}, d = {0};
   open_model(&m, "damping=0.1 skip_layers=conv,seq", &dense);
@@ -463,7 +463,7 @@ int main(void) {
       cmocka_unit_test(non_finite_values_are_found),
       cmocka_unit_test(image_sizes_may_vary),
       cmocka_unit_test(wrong_shapes_are_refused),
-      cmocka_unit_test(vectors_and_negative_strides),
+      cmocka_unit_test(vectors_and_negative_strides_are_read),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

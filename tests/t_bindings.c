@@ -203,8 +203,8 @@ static void missing_gradients_keep_weights(void **state) {
   }
 }
 
-/* missing = keep accepts a layer without gradients.  An expired binding is an error.  A gradient of only the weight or only
- * the bias of a layer is an error, too. */
+/* missing = keep accepts a layer without gradients.  An expired binding is an error.  A gradient of only the weight or
+ * only the bias of a layer is an error, too. */
 static void an_expired_binding_is_no_missing_gradient(void **state) {
   model m;
   fixture_ok(&m.f, open_model(&m, "damping=0.1 missing=keep", NULL));

@@ -20,7 +20,7 @@ static const ng_dtype moved[] = {NG_F32, NG_F64, NG_F16, NG_BF16, NG_I32, NG_I64
 static double expected_sum(const int32_t *ranks, int32_t n, int64_t i) {
   double sum = 0.0;
   for (int32_t m = 0; m < n; m++)
-    sum += value(ranks[m], i);
+    sum += rank_value(ranks[m], i);
   return sum;
 }
 
@@ -28,7 +28,7 @@ static double expected_sum(const int32_t *ranks, int32_t n, int64_t i) {
 static guarded new_rank_buffer(int64_t count, ng_dtype t, int32_t rank) {
   guarded b = guarded_new(count, t);
   for (int64_t i = 0; i < count; i++)
-    put(b.data, t, i, value(rank, i));
+    put(b.data, t, i, rank_value(rank, i));
   return b;
 }
 
@@ -41,7 +41,7 @@ static ng_status check_reduction(ng_comm *c, const ng_group *g, const int32_t *r
                                 : ng_comm_broadcast(c, g, b.data, count, t, root);
   bool right = guarded_intact(&b);
   for (int64_t i = 0; i < count; i++) {
-    const double want = root < 0 ? expected_sum(ranks, g->n, i) : value(root, i);
+    const double want = root < 0 ? expected_sum(ranks, g->n, i) : rank_value(root, i);
     right = right && get(b.data, t, i) == want;
   }
   free(b.base);
@@ -70,7 +70,7 @@ static ng_status check_slices(ng_comm *c, const ng_group *g, const int32_t *rank
   for (int64_t i = 0, m = 0, end = counts[0]; i < total; i++) {
     while (i >= end)
       end += counts[++m];
-    const double want = gather ? value(ranks[m], i) : expected_sum(ranks, g->n, i);
+    const double want = gather ? rank_value(ranks[m], i) : expected_sum(ranks, g->n, i);
     if (gather || m == g->index) right = right && get(b.data, t, i) == want;
   }
   free(b.base);
@@ -114,7 +114,7 @@ static ng_status check_world(ng_comm *c, const ng_transport *t, const comm_case 
   return check_slices(c, &g, all_ranks, NG_F64, 3, false);
 }
 
-static void collectives_of_all_ranks(void **state) { on_all_transports(check_world); }
+static void world_collectives_are_correct(void **state) { on_all_transports(check_world); }
 
 /* ---- groups ----------------------------------------------------------------------------------*/
 
@@ -172,7 +172,7 @@ static ng_status check_groups(ng_comm *c, const ng_transport *t, const comm_case
   return check_reduction(c, &world, all_ranks, -1, NG_F64, 3);
 }
 
-static void collectives_of_groups(void **state) { on_all_transports(check_groups); }
+static void group_collectives_are_correct(void **state) { on_all_transports(check_groups); }
 
 /* ng_group_create exchanges the ranks of the members in messages of 64. */
 static ng_status check_wide_group(int32_t rank, ng_transport *t, void *arg) {
@@ -223,7 +223,7 @@ static void no_message_exceeds_the_limit(void **state) {
 
 /* After all ranks have posted, rank 0 calls ng_comm_test until the sum is complete on all ranks; each call sums a
  * chunk. Transports without `test` compute the sum in wait or in start. */
-static ng_status complete_by_tests(ng_comm *c, const ng_transport *t, const comm_case *how) {
+static ng_status sum_by_tests(ng_comm *c, const ng_transport *t, const comm_case *how) {
   enum { CHUNKS = 5, MANY = CHUNKS << 15 }; /* of threads.c */
   static _Thread_local float x[MANY];
   const ng_group world = ng_group_world(c);
@@ -233,7 +233,7 @@ static ng_status complete_by_tests(ng_comm *c, const ng_transport *t, const comm
   double word = 0.0;
   ng_request q;
   for (int64_t i = 0; i < many; i++)
-    x[i] = (float)value(c->rank, i);
+    x[i] = (float)rank_value(c->rank, i);
   DO(ng_comm_post_sum(c, &world, x, many, NG_F32, &q));
   DO(ng_comm_sum(c, &world, &word, 1, NG_F64));
   int32_t asked = 0;
@@ -277,7 +277,7 @@ static void a_test_before_all_ranks_posted_is_not_complete(void **state) {
   assert_int_equal(run_comm_case(&how, test_before_last_post, NULL, NULL), NG_OK);
 }
 
-static void one_rank_completes_a_posted_sum(void **state) { on_all_transports(complete_by_tests); }
+static void one_rank_completes_a_posted_sum(void **state) { on_all_transports(sum_by_tests); }
 
 /* Six sums are posted, long, short and empty, of all ranks and of a group, with a broadcast between.  Every rank waits
  * in another order, and twice for each sum. */
@@ -293,7 +293,7 @@ static ng_status post_and_wait(ng_comm *c, const ng_transport *t, const comm_cas
   if (how->which != USER_NO_GROUPS && how->n > 2) DO(ng_group_create(c, most, 2, &ends));
   const int64_t before = c->bytes, grouped = ends.index >= 0 ? 5 : 0;
   for (int64_t i = 0; i < POSTS * MANY; i++)
-    x[i] = (float)value(c->rank, i);
+    x[i] = (float)rank_value(c->rank, i);
   for (int64_t k = 0; k < POSTS; k++) {
     DO(ng_comm_post_sum(c, k == 4 ? &ends : &world, x + k * MANY, count[k], NG_F32, &q[k]));
     if (k == 3) DO(check_reduction(c, &world, all_ranks, last, NG_I64, 5));
@@ -306,7 +306,7 @@ static ng_status post_and_wait(ng_comm *c, const ng_transport *t, const comm_cas
     const int64_t k = i / MANY;
     const bool is_summed = i % MANY < count[k] && (k != 4 || ends.index >= 0);
     const double sum = k == 4 ? expected_sum(most, 2, i) : expected_sum(all_ranks, how->n, i);
-    NEED((double)x[i] == (is_summed ? sum : value(c->rank, i)));
+    NEED((double)x[i] == (is_summed ? sum : rank_value(c->rank, i)));
   }
   ng_group_destroy(c, &ends);
   NEED(c->bytes - before == (how->n > 1 ? (5 + 3 * many + grouped) * 4 + 5 * 8 : 0));
@@ -352,7 +352,7 @@ static ng_status check_run(const ng_transport *t, ng_coll_kind kind, ng_dtype d,
   if (in_place) recv = send + (kind == NG_REDUCE_SCATTER ? to_part : 0);
   if (in_place && kind == NG_ALL_GATHER) send += to_part;
   for (int64_t i = 0; i < sends; i++)
-    put(send, d, i, value(t->rank, i));
+    put(send, d, i, rank_value(t->rank, i));
   ng_collective c = collective_of(kind, d, send, recv);
   c.root = root;
   c.count = total;
@@ -360,15 +360,15 @@ static ng_status check_run(const ng_transport *t, ng_coll_kind kind, ng_dtype d,
   const ng_status st = t->run(t->user, &c);
   bool right = guarded_intact(&whole) && guarded_intact(&other), kept = true;
   for (int64_t i = 0; !in_place && i < sends; i++)
-    kept = kept && get(send, d, i) == value(t->rank, i);
+    kept = kept && get(send, d, i) == rank_value(t->rank, i);
   for (int64_t i = 0, at = 0, m = 0; i < receives; i++) {
     double want = 0.0;
     if (kind == NG_BROADCAST) {
-      want = value(root, i);
+      want = rank_value(root, i);
     } else if (kind == NG_ALL_GATHER) {
       while (i - at >= counts[m])
         at += counts[m++];
-      want = value((int32_t)m, i - at);
+      want = rank_value((int32_t)m, i - at);
     } else {
       want = expected_sum(all_ranks, t->size, kind == NG_REDUCE_SCATTER ? begin + i : i);
     }
@@ -487,8 +487,8 @@ int main(void) {
     cmocka_unit_test(a_group_of_67_ranks_is_created),
     cmocka_unit_test(a_test_before_all_ranks_posted_is_not_complete),
 #endif
-    cmocka_unit_test(collectives_of_all_ranks),
-    cmocka_unit_test(collectives_of_groups),
+    cmocka_unit_test(world_collectives_are_correct),
+    cmocka_unit_test(group_collectives_are_correct),
     cmocka_unit_test(no_message_exceeds_the_limit),
     cmocka_unit_test(one_rank_completes_a_posted_sum),
     cmocka_unit_test(posts_overlap_and_complete_in_any_order),

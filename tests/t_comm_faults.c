@@ -177,11 +177,11 @@ static ng_status check_odd_call(ng_comm *c, const ng_transport *t, const comm_ca
   memcpy(all, all_ranks, sizeof all);
   DO(t->group_create(t->user, all, t->size, &group));
   for (int64_t i = 0; i < 64; i++) {
-    room[i] = value(t->rank, i);
+    room[i] = rank_value(t->rank, i);
   }
   NEED(make_odd_call(t, what, group, room) == NG_ERR_COMM);
   for (int64_t i = 0; i < 64; i++) {
-    NEED(room[i] == value(t->rank, i));
+    NEED(room[i] == rank_value(t->rank, i));
   }
   /* All later calls fail, in every group. */
   ng_collective again = collective_of(NG_ALL_REDUCE, NG_F64, room, room);

@@ -13,9 +13,9 @@
 
 static rng numbers;
 
-static uint64_t draw(void) { return rng_next(&numbers); }
+static uint64_t draw_bits(void) { return rng_next(&numbers); }
 
-static void *need(int64_t bytes) {
+static void *new_aligned(int64_t bytes) {
   void *p = NULL;
   assert_int_equal(posix_memalign(&p, 64, (size_t)(bytes > 0 ? bytes : 1)), 0);
   return p;
@@ -119,11 +119,11 @@ static void narrowing_rounds_to_nearest_even(void **unused) {
 
 /* Conversions of arrays equal conversions of single numbers; elements outside the range do not change. */
 static void arrays_convert_as_single_numbers(void **unused) {
-  uint16_t *half = need(65536 * 2), *back = need(65600 * 2);
-  float *wide = need(65600 * 4), *narrow = need(65536 * 4);
+  uint16_t *half = new_aligned(65536 * 2), *back = new_aligned(65600 * 2);
+  float *wide = new_aligned(65600 * 4), *narrow = new_aligned(65536 * 4);
   for (uint32_t i = 0; i < 65536; i++) {
     half[i] = (uint16_t)(i * 40503u); /* an odd factor gives every pattern once */
-    narrow[i] = float_of((uint32_t)draw());
+    narrow[i] = float_of((uint32_t)draw_bits());
     if (i % 4 == 0)
       narrow[i] =
           (float)((rng_real(&numbers) - 0.5) * ldexp(1, (int)rng_between(&numbers, -30, 20)));
@@ -168,7 +168,7 @@ static void scan_finds_non_finite_values(void **unused) {
              {NG_BF16, 0x7f7f, {0x7f80, 0xff80, 0x7f81, 0xffc0}},
              {NG_F16, 0x7bff, {0x7c00, 0xfc00, 0x7c01, 0xfe00}}};
   enum { MOST = 40000 };
-  char *a = need(MOST * 4);
+  char *a = new_aligned(MOST * 4);
   for (size_t k = 0; k < 3; k++) {
     const size_t size = (size_t)ng_dtype_size(row[k].t);
     for (size_t i = 0; i < MOST; i++) {

@@ -11,7 +11,7 @@
 
 static void invalid_layers_are_refused_by_name(void **state) {
   misused f;
-  create(&f, "");
+  create_model(&f, "");
   int32_t i = -7;
   WRONG(ng_add_linear(f.p, "", 3, 2, 0, &i), NG_ERR_ARG, "empty");
   WRONG(ng_add_linear(f.p, "fc", 3, 2, 0, &i), NG_ERR_ARG, "'fc' is taken");
@@ -59,13 +59,13 @@ static void invalid_layers_are_refused_by_name(void **state) {
   WRONG(ng_add_linear(f.p, "late", 3, 2, 0, &i), NG_ERR_STATE, "ng_ready");
   WRONG(ng_add_tensor(f.p, "late", 3, &i), NG_ERR_STATE, "ng_ready");
   WRONG(ng_ready(f.p), NG_ERR_STATE, "second time");
-  destroy(&f);
+  destroy_checked(&f);
 }
 
 /* An uninitialised struct with a huge struct_size: nothing is read or written. */
 static void structs_of_unknown_size_are_refused(void **state) {
   misused f;
-  create(&f, "");
+  create_model(&f, "");
   struct {
     ng_report r;
     unsigned char guard[64];
@@ -80,7 +80,7 @@ static void structs_of_unknown_size_are_refused(void **state) {
   bind_all(&f);
   assert_int_equal(ng_ready(f.p), NG_OK);
   WRONG(ng_begin(f.p, &b), NG_ERR_ARG, "call ng_batch_init first");
-  destroy(&f);
+  destroy_checked(&f);
 }
 
 /* Sizes whose products overflow 64 bits: an error with the layer's name, or no memory; no division by zero, no endless

@@ -11,7 +11,7 @@
 #include "misuse.h"
 
 static void observe_and_step(misused *f, ng_status want) {
-  assert_int_equal(observe(f), NG_OK);
+  assert_int_equal(observe_fc(f), NG_OK);
   assert_int_equal(ng_step(f->p, 0.1), want);
 }
 
@@ -19,7 +19,7 @@ static void observe_and_step(misused *f, ng_status want) {
 
 static void calls_in_wrong_order_are_refused(void **state) {
   misused f;
-  create(&f, "");
+  create_model(&f, "");
   plane a = plane_of(f.a, B, IN, NG_F32);
   const ng_batch b = batch_of(B);
   WRONG(ng_begin(f.p, &b), NG_ERR_STATE, "ng_ready");
@@ -30,13 +30,13 @@ static void calls_in_wrong_order_are_refused(void **state) {
   assert_int_equal(ng_wants(f.p, f.fc), 0);
   assert_int_equal(ng_ready(f.p), NG_OK);
   WRONG(plane_observe_input(f.p, f.fc, &a, NG_COPY), NG_ERR_STATE, "ng_begin");
-  assert_int_equal(observe(&f), NG_OK);
+  assert_int_equal(observe_fc(&f), NG_OK);
   WRONG(ng_step(f.p, 0.1), NG_ERR_STATE, "gradient of its weight is not bound");
   bind_all(&f);
   WRONG(ng_step(f.p, -1.0), NG_ERR_ARG, "lr is -1");
   WRONG(ng_step(f.p, (double)NAN), NG_ERR_ARG, "lr");
   assert_int_equal(ng_step(f.p, 0.1), NG_OK);
-  destroy(&f);
+  destroy_checked(&f);
 
   ng_precond *none = NULL;
   ng_options o;
@@ -59,7 +59,7 @@ static void calls_in_wrong_order_are_refused(void **state) {
 
 static void a_layer_without_observations_is_refused(void **state) {
   misused f;
-  ready(&f, "");
+  create_ready(&f, "");
   float before[OUT * IN];
   memcpy(before, f.dw, sizeof before);
   WRONG(ng_step(f.p, 0.1), NG_ERR_STATE, "layer 'fc' was never observed");
@@ -69,10 +69,10 @@ static void a_layer_without_observations_is_refused(void **state) {
   assert_int_equal(plane_observe_input(f.p, f.fc, &a, NG_COPY), NG_OK);
   WRONG(ng_step(f.p, 0.1), NG_ERR_STATE, "output gradient");
   assert_memory_equal(before, f.dw, sizeof before);
-  assert_int_equal(observe(&f), NG_OK); /* later calls work */
+  assert_int_equal(observe_fc(&f), NG_OK); /* later calls work */
   assert_int_equal(ng_step(f.p, 0.1), NG_OK);
   assert_int_equal(ng_step(f.p, 0.1), NG_UNOBSERVED); /* t_unobserved.c tests such steps */
-  destroy(&f);
+  destroy_checked(&f);
 }
 
 /* ng_begin_samples equals ng_begin with a mean loss, bit for bit. */
@@ -80,7 +80,7 @@ static void begin_samples_is_begin_with_a_mean_loss(void **state) {
   float got[3][OUT * IN];
   for (int k = 0; k < 3; k++) {
     misused f;
-    ready(&f, "clip=none");
+    create_ready(&f, "clip=none");
     const plane a = plane_of(f.a, B, IN, NG_F32), g = plane_of(f.g, B, OUT, NG_F32);
     ng_batch b = batch_of(B);
     b.loss_scale = 0.3;
@@ -94,7 +94,7 @@ static void begin_samples_is_begin_with_a_mean_loss(void **state) {
     assert_int_equal(plane_observe_output_grad(f.p, f.fc, &g, NG_COPY), NG_OK);
     assert_int_equal(ng_step(f.p, 0.1), NG_OK);
     memcpy(got[k], f.dw, sizeof got[k]);
-    destroy(&f);
+    destroy_checked(&f);
   }
   assert_memory_equal(got[0], got[1], sizeof got[0]);
   assert_memory_not_equal(got[0], got[2], sizeof got[0]);
@@ -102,7 +102,7 @@ static void begin_samples_is_begin_with_a_mean_loss(void **state) {
 
 static void invalid_observations_are_refused(void **state) {
   misused f;
-  ready(&f, "");
+  create_ready(&f, "");
   ng_batch b = batch_of(0);
   WRONG(ng_begin(f.p, &b), NG_ERR_ARG, "samples is 0");
   b = batch_of(B);
@@ -129,7 +129,7 @@ static void invalid_observations_are_refused(void **state) {
   a.dtype = NG_F32;
   a.mem = NG_DEVICE;
   WRONG(plane_observe_input(f.p, f.fc, &a, NG_COPY), NG_ERR_ABSENT, "device");
-  destroy(&f);
+  destroy_checked(&f);
 }
 
 /* ---- not finite ------------------------------------------------------------------------------*/
@@ -138,8 +138,8 @@ static void invalid_observations_are_refused(void **state) {
  * count.  t_properties_life.c compares their bits. */
 static void check_skipped(int where, float value) {
   misused f;
-  ready(&f, "");
-  assert_int_equal(observe(&f), NG_OK); /* a step that counts */
+  create_ready(&f, "");
+  assert_int_equal(observe_fc(&f), NG_OK); /* a step that counts */
   assert_int_equal(ng_step(f.p, 0.1), NG_OK);
   fill_arrays(&f);
   if (where == 0) f.a[5] = value;
@@ -148,7 +148,7 @@ static void check_skipped(int where, float value) {
   if (where == 3) f.db[1] = value;
   float before[OUT * IN];
   memcpy(before, f.dw, sizeof before);
-  assert_int_equal(observe(&f), where < 2 ? NG_SKIPPED : NG_OK);
+  assert_int_equal(observe_fc(&f), where < 2 ? NG_SKIPPED : NG_OK);
   WRONG(ng_step(f.p, 0.1), NG_SKIPPED, where < 2 ? "not finite" : "gradient is not finite");
   assert_memory_equal(before, f.dw, sizeof before);
   const ng_report r = fixture_report(&f.f);
@@ -159,7 +159,7 @@ static void check_skipped(int where, float value) {
   for (int i = 0; i < OUT * IN; i++) {
     assert_true(isfinite((double)f.dw[i]));
   }
-  destroy(&f);
+  destroy_checked(&f);
 }
 
 static void non_finite_values_skip_the_step(void **state) {
@@ -173,23 +173,23 @@ static void non_finite_values_skip_the_step(void **state) {
 /* Values that a family does not read may be non-finite. */
 static void values_that_are_not_read_may_be_non_finite(void **state) {
   misused f;
-  ready(&f, "stat_batch=2");
+  create_ready(&f, "stat_batch=2");
   f.a[2 * IN] = NAN;
   f.g[3 * OUT] = INFINITY;
   observe_and_step(&f, NG_OK);
   assert_true(isfinite((double)f.dw[0]) && isfinite((double)f.db[1]));
-  destroy(&f);
-  ready(&f, "sides=input");
+  destroy_checked(&f);
+  create_ready(&f, "sides=input");
   f.g[0] = NAN;
   observe_and_step(&f, NG_OK);
   assert_true(isfinite((double)f.dw[0]));
-  destroy(&f);
+  destroy_checked(&f);
 }
 
 /* Finite values whose squares overflow: the average must not change. */
 static void sums_that_overflow_skip_the_step(void **state) {
   misused f;
-  ready(&f, "");
+  create_ready(&f, "");
   observe_and_step(&f, NG_OK);
   fill_arrays(&f);
   const bool kronecker =
@@ -201,12 +201,12 @@ static void sums_that_overflow_skip_the_step(void **state) {
   fill_arrays(&f);
   observe_and_step(&f, NG_OK);
   assert_true(isfinite((double)f.dw[0]));
-  destroy(&f);
+  destroy_checked(&f);
 }
 
 static void an_infinite_loss_scale_skips_the_step(void **state) {
   misused f;
-  ready(&f, "");
+  create_ready(&f, "");
   ng_batch b = batch_of(B);
   b.loss_scale = INFINITY;
   float before[OUT * IN];
@@ -214,7 +214,7 @@ static void an_infinite_loss_scale_skips_the_step(void **state) {
   WRONG(ng_begin(f.p, &b), NG_SKIPPED, "loss_scale");
   assert_int_equal(ng_step(f.p, 0.1), NG_SKIPPED);
   assert_memory_equal(before, f.dw, sizeof before);
-  destroy(&f);
+  destroy_checked(&f);
 }
 
 /* ---- fused updates, options ------------------------------------------------------------------*/
@@ -225,15 +225,15 @@ static void updates_need_their_option_and_weights(void **state) {
   ng_adamw w;
   ng_sgd_init(&s, sizeof s);
   ng_adamw_init(&w, sizeof w);
-  ready(&f, "");
-  assert_int_equal(observe(&f), NG_OK);
+  create_ready(&f, "");
+  assert_int_equal(observe_fc(&f), NG_OK);
   s.lr = 0.1;
   WRONG(ng_step_sgd(f.p, &s, 1), NG_ERR_STATE, "update");
   w.lr = 0.1;
   WRONG(ng_step_adamw(f.p, &w, 1), NG_ERR_STATE, "update");
-  destroy(&f);
-  ready(&f, "update=sgd");
-  assert_int_equal(observe(&f), NG_OK);
+  destroy_checked(&f);
+  create_ready(&f, "update=sgd");
+  assert_int_equal(observe_fc(&f), NG_OK);
   WRONG(ng_step(f.p, 0.1), NG_ERR_STATE, "update");
   s.momentum = -1;
   WRONG(ng_step_sgd(f.p, &s, 1), NG_ERR_ARG, "momentum");
@@ -243,23 +243,23 @@ static void updates_need_their_option_and_weights(void **state) {
   WRONG(ng_step_sgd(f.p, &s, 1), NG_ERR_STATE, "weight of its weight is not bound");
   bind_all(&f);
   assert_int_equal(ng_step_sgd(f.p, &s, 1), NG_OK);
-  destroy(&f);
+  destroy_checked(&f);
   /* with clip = ratio also ng_step needs bound weights, because the clip reads their norms */
-  ready(&f, "");
-  assert_int_equal(observe(&f), NG_OK);
+  create_ready(&f, "");
+  assert_int_equal(observe_fc(&f), NG_OK);
   assert_int_equal(plane_bind_weight(f.p, f.fc, NG_WEIGHT, &none), NG_OK);
   assert_int_equal(ng_step(f.p, 0.1), NG_OK);
   assert_int_equal(ng_set(f.p, "clip_bound", "0.1"), NG_OK);
   assert_int_equal(ng_set(f.p, "clip", "ratio"), NG_OK);
-  assert_int_equal(observe(&f), NG_OK);
+  assert_int_equal(observe_fc(&f), NG_OK);
   WRONG(ng_step(f.p, 0.1), NG_ERR_STATE, "weight of its weight is not bound");
   bind_all(&f);
   assert_int_equal(ng_step(f.p, 0.1), NG_OK);
   f.w[1] = INFINITY;
   observe_and_step(&f, NG_SKIPPED);
-  destroy(&f);
-  ready(&f, "update=adamw");
-  assert_int_equal(observe(&f), NG_OK);
+  destroy_checked(&f);
+  create_ready(&f, "update=adamw");
+  assert_int_equal(observe_fc(&f), NG_OK);
   w.beta1 = 1.0;
   WRONG(ng_step_adamw(f.p, &w, 1), NG_ERR_ARG, "beta1");
   w.beta1 = 0.9;
@@ -270,13 +270,13 @@ static void updates_need_their_option_and_weights(void **state) {
   WRONG(ng_step_adamw(f.p, &w, 1), NG_ERR_ARG, "eps");
   w.eps = 1e-8;
   assert_int_equal(ng_step_adamw(f.p, &w, 1), NG_OK);
-  destroy(&f);
+  destroy_checked(&f);
 }
 
 static void invalid_values_of_ng_set_change_nothing(void **state) {
   misused f;
   char value[64];
-  ready(&f, "");
+  create_ready(&f, "");
   assert_int_equal(ng_set(f.p, "damping", "0.5"), NG_OK);
   assert_int_equal(ng_get(f.p, "damping", value, sizeof value), NG_OK);
   assert_true(strtod(value, NULL) == 0.5);
@@ -290,7 +290,7 @@ static void invalid_values_of_ng_set_change_nothing(void **state) {
   assert_true(strtod(value, NULL) == 0.5); /* nothing changed */
   assert_int_equal(ng_get(f.p, "nothing", value, sizeof value), NG_ERR_ARG);
   assert_int_equal(ng_get(f.p, "damping", value, 2), NG_ERR_ARG); /* the buffer is too small */
-  destroy(&f);
+  destroy_checked(&f);
 }
 
 /* ---- memory, reports -------------------------------------------------------------------------*/
@@ -302,19 +302,19 @@ static void reported_memory_is_the_allocated_memory(void **state) {
   assert_int_equal(ng_context_create(NG_VERSION, NULL, NULL, 0, &ctx), NG_OK);
   ng_context_allocated(ctx, &empty, NULL, NULL);
   ng_context_destroy(&ctx);
-  ready(&f, "update=adamw");
+  create_ready(&f, "update=adamw");
   ng_context_allocated(f.ctx, &full, NULL, NULL);
   const ng_report m = fixture_report(&f.f);
   sum = m.factors + m.sums + m.results + m.direction + m.moments + m.scratch + m.objects;
   /* 4 bytes per element of each triangle, rounded up to a cache line: A: 4*5/2 * 4 = 40, G: 2*3/2 * 4 = 12 */
   assert_int_equal(m.factors, 64 + 64);
   assert_int_equal(sum, full - empty);
-  destroy(&f);
+  destroy_checked(&f);
 }
 
 static void reports_describe_the_last_step(void **state) {
   misused f;
-  ready(&f, "");
+  create_ready(&f, "");
   observe_and_step(&f, NG_OK);
   const ng_report r = fixture_report(&f.f);
   const ng_layer_report l = fixture_layer_report(&f.f, f.fc);
@@ -344,7 +344,7 @@ static void reports_describe_the_last_step(void **state) {
   }
   assert_non_null(strstr(e.why, "tensor"));
   assert_int_equal(ng_explain(f.p, 3, &e), NG_ERR_ARG);
-  destroy(&f);
+  destroy_checked(&f);
 }
 
 int main(void) {

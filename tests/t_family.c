@@ -20,7 +20,7 @@ static toy_commits commits[FAMILY_RANKS];
 
 static void read_commits(int32_t rank, const ng_precond *p) {
   for (int32_t i = 0; i < p->blocks; i++) {
-    if (p->block[i]->family == &toy_total) commits[rank] = toy_total_commits(p->block[i]);
+    if (p->block[i]->family == &toy_total) commits[rank] = count_total_commits(p->block[i]);
   }
 }
 

@@ -164,8 +164,6 @@ static numbers numbers_from(bool adamw, int first) {
   return n;
 }
 
-static void must_ok(const model *m, ng_status st) { fixture_ok(&m->f, st); }
-
 #define PLAIN_SGD "method=natgrad update=sgd clip=none"
 
 /* ---- formulas --------------------------------------------------------------------------------*/
@@ -188,8 +186,8 @@ static void check_formula(const update_case *c) {
   numbers how = c->how;
   (void)snprintf(plain_set, sizeof plain_set, "method=%s clip=rescale", c->method);
   (void)snprintf(set, sizeof set, "%.99s update=%s", plain_set, how.adamw ? "adamw" : "sgd");
-  must_ok(&m, open_layout(&m, set, three, &(fixture_how){.threads = c->s == &wide ? 3 : 0}));
-  must_ok(&plain, open_layout(&plain, plain_set, NULL, NULL));
+  fixture_ok(&m.f, open_layout(&m, set, three, &(fixture_how){.threads = c->s == &wide ? 3 : 0}));
+  fixture_ok(&plain.f, open_layout(&plain, plain_set, NULL, NULL));
   for (int k = 0; k < SLOTS; k++) {
     w[k] = zeros(3 * weight_count(&m, k));
     v[k] = w[k] + weight_count(&m, k);
@@ -203,10 +201,10 @@ static void check_formula(const update_case *c) {
     how.adam[0].lr = stays ? 0 : c->how.adam[0].lr;
     for (int g = 0; g < GROUPS; g++)
       how.sgd[g].momentum = t == 2 && !how.sgd[g].nesterov ? 0 : c->how.sgd[g].momentum;
-    must_ok(&m, model_observe(&m, t));
-    must_ok(&plain, model_observe(&plain, t));
-    must_ok(&m, model_step(&m, &how, GROUPS));
-    must_ok(&plain, ng_step(plain.f.p, 0.1));
+    fixture_ok(&m.f, model_observe(&m, t));
+    fixture_ok(&plain.f, model_observe(&plain, t));
+    fixture_ok(&m.f, model_step(&m, &how, GROUPS));
+    fixture_ok(&plain.f, ng_step(plain.f.p, 0.1));
     for (int k = 0; k < SLOTS; k++) {
       const int g = three[k];
       const int64_t cols = c->s->cols[k], stride = cols + c->pad;
@@ -262,8 +260,8 @@ static void updates_of_wide_rows_follow_the_formulas(void **state) {
 static void a_nan_in_the_last_tile_skips_the_step(void **state) {
   model m = {.s = &wide, .grads = NG_F32, .weights = NG_F32};
   const numbers how = numbers_from(false, 4);
-  must_ok(&m, open_layout(&m, "method=eva-natgrad update=sgd", three, NULL));
-  must_ok(&m, model_observe(&m, 1));
+  fixture_ok(&m.f, open_layout(&m, "method=eva-natgrad update=sgd", three, NULL));
+  fixture_ok(&m.f, model_observe(&m, 1));
   ((float *)m.grad[SLOTS - 1])[weight_count(&m, SLOTS - 1) - 1] = NAN;
   assert_int_equal(model_step(&m, &how, GROUPS), NG_SKIPPED);
   for (int k = 0; k < SLOTS; k++) {
@@ -280,14 +278,14 @@ static void a_moved_parameter_keeps_its_moments(void **state) {
   numbers how = numbers_from(false, 4), swapped = how;
   how.sgd[1].momentum = swapped.sgd[1].momentum = 0.5;
   swapped.sgd[0] = how.sgd[1];
-  must_ok(&m, model_open(&m, PLAIN_SGD, first, NULL));
-  must_ok(&other, model_open(&other, PLAIN_SGD, first, NULL));
+  fixture_ok(&m.f, model_open(&m, PLAIN_SGD, first, NULL));
+  fixture_ok(&other.f, model_open(&other, PLAIN_SGD, first, NULL));
   for (int t = 1; t <= 3; t++) {
-    must_ok(&m, model_observe(&m, t));
-    must_ok(&other, model_observe(&other, t));
-    if (t == 2) must_ok(&m, ng_set_group(m.f.p, 0, NG_BOTH, 1));
-    must_ok(&m, model_step(&m, &how, GROUPS));
-    must_ok(&other, model_step(&other, t < 2 ? &how : &swapped, GROUPS));
+    fixture_ok(&m.f, model_observe(&m, t));
+    fixture_ok(&other.f, model_observe(&other, t));
+    if (t == 2) fixture_ok(&m.f, ng_set_group(m.f.p, 0, NG_BOTH, 1));
+    fixture_ok(&m.f, model_step(&m, &how, GROUPS));
+    fixture_ok(&other.f, model_step(&other, t < 2 ? &how : &swapped, GROUPS));
   }
   for (int k = 0; k < SLOTS; k++) {
     const bool same =
@@ -303,9 +301,9 @@ static void a_moved_parameter_keeps_its_moments(void **state) {
 /* <PD, D> of each layer in the first step. */
 static void read_inner_products(const char *set, double inner[LAYERS]) {
   model m;
-  must_ok(&m, model_open(&m, set, NULL, NULL));
-  must_ok(&m, model_observe(&m, 1));
-  must_ok(&m, ng_step(m.f.p, 1));
+  fixture_ok(&m.f, model_open(&m, set, NULL, NULL));
+  fixture_ok(&m.f, model_observe(&m, 1));
+  fixture_ok(&m.f, ng_step(m.f.p, 1));
   inner[0] = inner[1] = 0;
   for (int k = 0; k < 4; k++) {
     for (int64_t i = 0; i < weight_count(&m, k); i++)
@@ -319,9 +317,9 @@ static ng_report step_with_clip(const char *set, const int32_t *group, const dou
   numbers how = numbers_from(false, 4);
   for (int g = 0; g < GROUPS; g++)
     how.sgd[g].lr = lr[g];
-  must_ok(m, model_open(m, set, group, NULL));
-  must_ok(m, model_observe(m, 1));
-  must_ok(m, model_step(m, &how, group == NULL ? 1 : GROUPS));
+  fixture_ok(&m->f, model_open(m, set, group, NULL));
+  fixture_ok(&m->f, model_observe(m, 1));
+  fixture_ok(&m->f, model_step(m, &how, group == NULL ? 1 : GROUPS));
   return fixture_report(&m->f);
 }
 

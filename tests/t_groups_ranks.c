@@ -72,8 +72,6 @@ static ng_status take_step(model *m, const numbers *n, bool adamw, int32_t count
                : ng_step_sgd(m->f.p, n == NULL ? NULL : n->sgd, count);
 }
 
-static void must_ok(const model *m, ng_status st) { fixture_ok(&m->f, st); }
-
 /* ---- one rank --------------------------------------------------------------------------------*/
 
 #define PLAIN_SGD "method=natgrad update=sgd clip=none"
@@ -125,8 +123,8 @@ static void wrong_numbers_are_refused(void **state) {
     model m;
     float before[NUMBERS];
     const char *update = adamw ? "adamw" : "sgd";
-    must_ok(&m, model_open(&m, adamw ? "update=adamw clip=none" : PLAIN_SGD, NULL));
-    must_ok(&m, model_observe(&m));
+    fixture_ok(&m.f, model_open(&m, adamw ? "update=adamw clip=none" : PLAIN_SGD, NULL));
+    fixture_ok(&m.f, model_observe(&m));
     memcpy(before, m.weight, sizeof before);
     for (int k = 0; k < MISTAKES; k++) {
       const mistake *w = &mistakes[k];
@@ -136,7 +134,7 @@ static void wrong_numbers_are_refused(void **state) {
     assert_memory_equal(before, m.weight, sizeof before);
     numbers how = valid_numbers();
     how.sgd[1].lr = how.adam[1].lr = 0;
-    must_ok(&m, take_step(&m, &how, adamw, GROUPS));
+    fixture_ok(&m.f, take_step(&m, &how, adamw, GROUPS));
     assert_memory_equal(before + FC1, m.weight + FC1, (size_t)entries[0].rows * sizeof *before);
     assert_memory_not_equal(before, m.weight, FC1 * sizeof *before);
     fixture_close(&m.f);
@@ -151,20 +149,20 @@ static void new_fields_must_be_zero(void **state) {
   } larger[GROUPS];
   model m, same;
   const numbers how = valid_numbers();
-  must_ok(&m, model_open(&m, PLAIN_SGD, NULL));
-  must_ok(&same, model_open(&same, PLAIN_SGD, NULL));
+  fixture_ok(&m.f, model_open(&m, PLAIN_SGD, NULL));
+  fixture_ok(&same.f, model_open(&same, PLAIN_SGD, NULL));
   for (int g = 0; g < GROUPS; g++) {
     larger[g].how = how.sgd[g];
     larger[g].how.struct_size = sizeof larger[g];
     larger[g].newer = 0;
   }
-  must_ok(&m, model_observe(&m));
-  must_ok(&same, model_observe(&same));
+  fixture_ok(&m.f, model_observe(&m));
+  fixture_ok(&same.f, model_observe(&same));
   larger[2].newer = 1;
   WRONG(ng_step_sgd(m.f.p, &larger[0].how, GROUPS), "struct_size", "knows only");
   larger[2].newer = 0;
-  must_ok(&m, ng_step_sgd(m.f.p, &larger[0].how, GROUPS));
-  must_ok(&same, ng_step_sgd(same.f.p, how.sgd, GROUPS));
+  fixture_ok(&m.f, ng_step_sgd(m.f.p, &larger[0].how, GROUPS));
+  fixture_ok(&same.f, ng_step_sgd(same.f.p, how.sgd, GROUPS));
   assert_memory_equal(m.weight, same.weight, sizeof m.weight);
   fixture_close(&m.f);
   fixture_close(&same.f);
@@ -173,8 +171,8 @@ static void new_fields_must_be_zero(void **state) {
 static void invalid_group_numbers_are_refused(void **state) {
   model m;
   const plane none = plane_of(NULL, 1, 1, NG_F32);
-  must_ok(&m, fixture_open(&m.f, "update=sgd", NULL));
-  must_ok(&m, ng_add_linear(m.f.p, "fc", 2, 2, 0, NULL));
+  fixture_ok(&m.f, fixture_open(&m.f, "update=sgd", NULL));
+  fixture_ok(&m.f, ng_add_linear(m.f.p, "fc", 2, 2, 0, NULL));
   WRONG(ng_set_group(m.f.p, 1, NG_WEIGHT, 0), "index is 1", "ng_set_group");
   WRONG(ng_set_group(m.f.p, 0, NG_BIAS, 0), "'fc'", "bias");
   WRONG(ng_set_group(m.f.p, 0, (ng_param)3, 0), "'fc'", "no such parameter");
@@ -182,11 +180,11 @@ static void invalid_group_numbers_are_refused(void **state) {
   WRONG(ng_set_group(m.f.p, 0, NG_WEIGHT, 1024), "group is 1024", "0 to 1023");
   WRONG(ng_set_group(m.f.p, 0, NG_WEIGHT, 1025), "group is 1025", "0 to 1023");
   WRONG(plane_bind_grad(m.f.p, 0, NG_BOTH, &none), "'fc'", "no such parameter");
-  must_ok(&m, ng_set_group(m.f.p, 0, NG_BOTH, 1023)); /* without a bias NG_BOTH is the weight */
-  must_ok(&m, ng_set_group(m.f.p, 0, NG_BOTH, 2));
-  must_ok(&m, ng_ready(m.f.p));
+  fixture_ok(&m.f, ng_set_group(m.f.p, 0, NG_BOTH, 1023)); /* no bias: NG_BOTH is the weight */
+  fixture_ok(&m.f, ng_set_group(m.f.p, 0, NG_BOTH, 2));
+  fixture_ok(&m.f, ng_ready(m.f.p));
   WRONG(ng_set_group(m.f.p, 0, NG_WEIGHT, 3), "group is 3", "expected 0 to 2");
-  must_ok(&m, ng_set_group(m.f.p, 0, NG_WEIGHT, 1));
+  fixture_ok(&m.f, ng_set_group(m.f.p, 0, NG_WEIGHT, 1));
   fixture_close(&m.f);
 }
 

@@ -64,7 +64,7 @@ static void planned_bytes_of_shards_equal_counted_bytes(void **state) {
         assert_true((b.plan[r].shown_bytes > 0) == (model > 1));
       }
       fixture_close(&f);
-      shard_run how = usual_run(options[m]);
+      shard_run how = default_run(options[m]);
       how.data = data;
       how.model = model;
       how.even = true;

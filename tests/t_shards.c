@@ -42,7 +42,7 @@ static void compute_oracle(const shard_run *x, whole_model *w) {
           const int64_t n = b.samples * position_count(i) * (grad ? layer[i].out : layer[i].in);
           double a[2 * MOST_OBSERVED];
           for (int64_t j = 0; j < n; j++)
-            a[j] = observation(g, t, call, i, grad, j);
+            a[j] = observed_value(g, t, call, i, grad, j);
           (grad ? oracle_observe_output_grad : oracle_observe_input)(o, g, i, a, position_count(i));
         }
       }
@@ -152,7 +152,7 @@ static void shards_equal_whole_layers(void **state) {
         /* the first method runs everywhere */
         const bool half = m > 0 && (W == RANKS || (m + g + k) % 2 == 0);
         if ((k == 2 && W % 2 != 0) || half || !has_ranks(W)) continue;
-        shard_run how = usual_run(options);
+        shard_run how = default_run(options);
         how.data = grid[g][0];
         how.model = grid[g][1];
         how.data_adjacent = (m + k) % 2 == 0;
@@ -177,7 +177,7 @@ static void shards_equal_groups_of_one_rank(void **state) {
       "method=natgrad damping=0.3 stat_period=1 solve_period=2 factor_blocks=2 max_factor=4",
       "method=natgrad damping=0.3 calls=ema refresh_tolerance=0.1 colocate=0 placement=mpd-kfac"};
   for (size_t m = 0; m < sizeof more / sizeof more[0]; m++) {
-    shard_run how = usual_run(more[m]);
+    shard_run how = default_run(more[m]);
     how.model = 1;
     shard_run *one = trained_run(&how);
     how.model = 3;
@@ -189,7 +189,7 @@ static void shards_equal_groups_of_one_rank(void **state) {
         }
         for (int i = 0; i < LAYERS; i++) {
           const shard p = shard_of(x, r, i);
-          const float *of = one->out[group_of(one, 0)][t][i], *mine = x->out[r][t][i];
+          const float *of = one->out[model_group_of(one, 0)][t][i], *mine = x->out[r][t][i];
           double most = 0.0;
           for (int64_t k = 0; k < layer[i].in * layer[i].out; k++)
             most = fmax(most, fabs((double)of[k]));
@@ -215,7 +215,7 @@ static void model_groups_on_some_ranks_are_refused(void **state) {
     const int32_t W = 2 * data;
     if (!has_ranks(W)) break;
     for (uint32_t without = 0; without < (1U << W) - 1; without++) {
-      shard_run how = usual_run(methods[0]);
+      shard_run how = default_run(methods[0]);
       how.data = data;
       how.unsharded = without;
       shard_run *x = new_run(&how);

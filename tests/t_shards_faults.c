@@ -20,13 +20,13 @@ static void wrong_arrays_of_one_rank_reach_all(void **state) {
              {BASE "|rows", "the layer, rows or dtype of this observation differ", NG_ERR_STATE}};
   for (int32_t wrong = 0; wrong < 4; wrong++) {
     for (size_t k = 0; k < sizeof how / sizeof how[0]; k++) {
-      shard_run with = usual_run(how[k].options);
+      shard_run with = default_run(how[k].options);
       with.bad_rank = wrong;
       shard_run *x = new_run(&with);
       ng_status each[RANKS];
       assert_true(train(x, each) >= NG_OK);
       for (int32_t r = 0; r < 4; r++) {
-        const bool beside = group_of(x, r) == group_of(x, wrong);
+        const bool beside = model_group_of(x, r) == model_group_of(x, wrong);
         assert_int_equal(x->observed[r][1], beside ? how[k].st : NG_OK);
         assert_int_equal(x->status[r][1], beside || k == 0 ? how[k].st : NG_OK);
         if (k > 0 && beside) assert_non_null(strstr(x->message[r], how[k].message));
@@ -44,7 +44,7 @@ static void failed_allocations_reach_the_model_group(void **state) {
   int32_t failures = 0;
   for (int32_t wrong = 0; wrong < 4; wrong++) {
     for (int32_t k = 1;; k++) {
-      shard_run how = usual_run(BASE);
+      shard_run how = default_run(BASE);
       how.rows_first = false;
       how.bad_rank = wrong;
       how.failing_alloc = k;
@@ -53,7 +53,7 @@ static void failed_allocations_reach_the_model_group(void **state) {
       const ng_status st = train(x, each);
       if (st != NG_OK) fail_msg("allocation %d of rank %d failed: %s", k, wrong, x->message[wrong]);
       for (int32_t r = 0; r < 4; r++) {
-        const bool beside = group_of(x, r) == group_of(x, wrong) && x->alloc_failed;
+        const bool beside = model_group_of(x, r) == model_group_of(x, wrong) && x->alloc_failed;
         assert_int_equal(x->observed[r][0], beside ? NG_ERR_NOMEM : NG_OK);
         assert_int_equal(x->status[r][1], NG_OK);
       }
@@ -71,7 +71,7 @@ static void failing_collectives_end_all_ranks(void **state) {
   for (int which = 0; which < 2; which++) {
     int32_t k = 1;
     for (;; k++) {
-      shard_run how = usual_run(BASE " grad_worker_fraction=0");
+      shard_run how = default_run(BASE " grad_worker_fraction=0");
       how.rows_first = false;
       how.last = k % 2 == 0;
       how.bad_rank = k % 4;
@@ -106,7 +106,7 @@ static void unsupported_options_are_refused(void **state) {
                      {BASE " quantify=1", "quantify = 1", NG_ERR_ABSENT},
                      {BASE " clip=ratio clip_bound=1", "clip = ratio", NG_ERR_ABSENT}};
   for (size_t i = 0; i < sizeof unsupported / sizeof unsupported[0]; i++) {
-    shard_run how = usual_run(unsupported[i].options);
+    shard_run how = default_run(unsupported[i].options);
     how.save = "/tmp/never-written";
     shard_run *x = new_run(&how);
     ng_status each[RANKS];

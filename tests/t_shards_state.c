@@ -30,7 +30,7 @@ static const struct {
 enum { OTHERS = sizeof others / sizeof others[0] };
 
 static shard_run make_saving_run(const char *options, const char *one, const char *parts) {
-  shard_run how = usual_run(options);
+  shard_run how = default_run(options);
   how.save = one;
   how.parts = parts;
   return how;

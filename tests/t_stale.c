@@ -19,7 +19,7 @@ enum { RANKS = 2, STEPS = 40 };
 /* Return whether the statistic is due at step t.  If so, the rule takes `now` as its average. */
 static bool apply_rule(rule *r, int t, double now) {
   if (t < r->next) return false;
-  (void)rule_refresh(r, t, &now, 1);
+  (void)refresh_by_rule(r, t, &now, 1);
   return true;
 }
 

@@ -114,7 +114,7 @@ static void compare_walk(const form *f, rng *r, int counts[4]) {
     const int64_t n = write_matrices(&b, f, now);
     assert_true(n <= DENSE);
     ng_stat_compare(&q, &b.s, b.scratch);
-    const ng_verdict verdict = rule_refresh(&want, t, now, n);
+    const ng_verdict verdict = refresh_by_rule(&want, t, now, n);
     if (want.closest < 1e-9) return;
     if (b.s.stale.verdict != verdict)
       fail_msg("%s, refresh %d: verdict %d, not %d", f->name, t, b.s.stale.verdict, verdict);
@@ -278,7 +278,7 @@ static bool compare_run(const kind *k, const samples *s, int *passed) {
       if (t >= w->next) {
         for (int64_t e = 0; e < n; e++)
           average[i][e] = w->refreshed == 0 ? X[e] : keep * average[i][e] + (1 - keep) * X[e];
-        (void)rule_refresh(w, t, average[i], n);
+        (void)refresh_by_rule(w, t, average[i], n);
       }
       is_clear = w->closest > CLOSE;
       ng_statistic_report r = {.struct_size = sizeof r};

@@ -38,7 +38,7 @@ void case_destroy(test_case **sp) {
   *sp = NULL;
 }
 
-static ng_layer *add(test_case *s, ng_kind kind, int64_t in, int64_t out, bool bias) {
+static ng_layer *append_layer(test_case *s, ng_kind kind, int64_t in, int64_t out, bool bias) {
   int32_t i = s->layers++;
   if (i >= CASE_LAYERS) abort();
   ng_layer *l = &s->layer[i];
@@ -56,14 +56,14 @@ static ng_layer *add(test_case *s, ng_kind kind, int64_t in, int64_t out, bool b
 }
 
 ng_layer *case_linear(test_case *s, int64_t in, int64_t out, bool bias, int64_t positions) {
-  ng_layer *l = add(s, NG_LINEAR, in, out, bias);
+  ng_layer *l = append_layer(s, NG_LINEAR, in, out, bias);
   s->positions[s->layers - 1] = positions;
   return l;
 }
 
 ng_layer *case_conv(test_case *s, int64_t in, int64_t out, int64_t kh, int64_t kw, int64_t h,
                     int64_t w, bool bias) {
-  ng_layer *l = add(s, NG_CONV2D, in, out, bias);
+  ng_layer *l = append_layer(s, NG_CONV2D, in, out, bias);
   l->kernel[0] = kh;
   l->kernel[1] = kw;
   l->image[0] = h;
@@ -81,7 +81,7 @@ bool takes_images(const ng_layer *l) {
 }
 
 ng_layer *case_norm(test_case *s, ng_norm_kind kind, int64_t channels, int64_t h, int64_t w) {
-  ng_layer *l = add(s, NG_NORM, channels, channels, true);
+  ng_layer *l = append_layer(s, NG_NORM, channels, channels, true);
   l->norm_kind = kind;
   l->image[0] = h;
   l->image[1] = w;
@@ -90,7 +90,7 @@ ng_layer *case_norm(test_case *s, ng_norm_kind kind, int64_t channels, int64_t h
 }
 
 ng_layer *case_embedding(test_case *s, int64_t in, int64_t out, int64_t positions) {
-  ng_layer *l = add(s, NG_EMBEDDING, in, out, false);
+  ng_layer *l = append_layer(s, NG_EMBEDDING, in, out, false);
   s->positions[s->layers - 1] = positions;
   return l;
 }
@@ -125,14 +125,14 @@ int64_t case_weight_count(const test_case *s, int32_t i) {
   return s->layer[i].out * oracle_columns(&s->layer[i]);
 }
 
-static double *values(rng *r, int64_t n) {
+static double *new_values(rng *r, int64_t n) {
   double *v = zeros(n);
   for (int64_t i = 0; i < n; i++)
     v[i] = rng_value(r);
   return v;
 }
 
-static double *tokens(rng *r, int64_t n, int64_t in) {
+static double *new_tokens(rng *r, int64_t n, int64_t in) {
   double *v = zeros(n);
   for (int64_t i = 0; i < n; i++)
     v[i] = (double)(rng_below(r, in + 1) + NG_NO_TOKEN);
@@ -142,7 +142,7 @@ static double *tokens(rng *r, int64_t n, int64_t in) {
 void case_fill(test_case *s, rng *r) {
   for (int32_t t = 0; t < s->steps; t++) {
     for (int32_t l = 0; l < s->layers; l++) {
-      if (!s->D[t][l]) s->D[t][l] = values(r, case_weight_count(s, l));
+      if (!s->D[t][l]) s->D[t][l] = new_values(r, case_weight_count(s, l));
       for (int32_t k = 0; k < s->ranks; k++) {
         for (int32_t c = 0; c < s->calls[t][k]; c++) {
           case_micro *m = &s->micro[t][k][c];
@@ -150,8 +150,9 @@ void case_fill(test_case *s, rng *r) {
             int64_t B = m->batch.samples;
             const int64_t n = case_input_count(s, l, B);
             const bool words = s->layer[l].kind == NG_EMBEDDING;
-            if (!m->a[l][u]) m->a[l][u] = words ? tokens(r, n, s->layer[l].in) : values(r, n);
-            if (!m->g[l][u]) m->g[l][u] = values(r, case_output_count(s, l, B));
+            if (!m->a[l][u])
+              m->a[l][u] = words ? new_tokens(r, n, s->layer[l].in) : new_values(r, n);
+            if (!m->g[l][u]) m->g[l][u] = new_values(r, case_output_count(s, l, B));
           }
         }
       }
@@ -159,14 +160,14 @@ void case_fill(test_case *s, rng *r) {
   }
 }
 
-static double *copy(const double *v, int64_t n) {
+static double *copy_values(const double *v, int64_t n) {
   double *w = zeros(n);
   if (n > 0) memcpy(w, v, sizeof(double) * (size_t)n);
   return w;
 }
 
 /* A copy without micro-batches. */
-static test_case *like(const test_case *s, int32_t ranks) {
+static test_case *copy_layers(const test_case *s, int32_t ranks) {
   test_case *n = case_create(s->steps, ranks);
   n->layers = s->layers;
   memcpy(n->layer, s->layer, sizeof s->layer);
@@ -178,15 +179,15 @@ static test_case *like(const test_case *s, int32_t ranks) {
   n->decay_moves = s->decay_moves;
   for (int32_t l = 0; l < s->layers; l++) {
     n->layer[l].name = n->name[l];
-    if (s->W[l]) n->W[l] = copy(s->W[l], case_weight_count(s, l));
+    if (s->W[l]) n->W[l] = copy_values(s->W[l], case_weight_count(s, l));
     for (int32_t t = 0; t < s->steps; t++)
-      n->D[t][l] = copy(s->D[t][l], case_weight_count(s, l));
+      n->D[t][l] = copy_values(s->D[t][l], case_weight_count(s, l));
   }
   return n;
 }
 
 test_case *case_merge(const test_case *s) {
-  test_case *n = like(s, 1);
+  test_case *n = copy_layers(s, 1);
   for (int32_t t = 0; t < s->steps; t++) {
     int64_t samples = 0;
     for (int32_t r = 0; r < s->ranks; r++) {
@@ -217,7 +218,7 @@ test_case *case_merge(const test_case *s) {
 }
 
 test_case *case_shuffle(const test_case *s, rng *r) {
-  test_case *n = like(s, s->ranks);
+  test_case *n = copy_layers(s, s->ranks);
   for (int32_t t = 0; t < s->steps; t++) {
     for (int32_t k = 0; k < s->ranks; k++) {
       for (int32_t c = 0; c < s->calls[t][k]; c++) {

@@ -97,7 +97,7 @@ typedef struct rank_run {
 } rank_run;
 
 /* The array of entry (i, j) of D, whose last column is the bias, and its index there. */
-static plane *place(const ng_layer *l, plane slot[2], int64_t i, int64_t j, int64_t *at) {
+static plane *find_slot(const ng_layer *l, plane slot[2], int64_t i, int64_t j, int64_t *at) {
   const bool bias = l->bias && j == oracle_columns(l) - 1;
   *at = bias || l->kind == NG_NORM ? i
         : l->kind == NG_EMBEDDING  ? j * slot[0].row_stride + i
@@ -105,24 +105,24 @@ static plane *place(const ng_layer *l, plane slot[2], int64_t i, int64_t j, int6
   return &slot[bias];
 }
 
-static void write(const test_case *s, int32_t l, plane slot[2], const double *x) {
+static void write_slots(const test_case *s, int32_t l, plane slot[2], const double *x) {
   const int64_t p = oracle_columns(&s->layer[l]), n = case_weight_count(s, l);
   for (int64_t i = 0, at; i < n; i++) {
-    plane *v = place(&s->layer[l], slot, i / p, i % p, &at);
+    plane *v = find_slot(&s->layer[l], slot, i / p, i % p, &at);
     put(v->data, v->dtype, at, x[i]);
   }
 }
 
-static void read(const test_case *s, int32_t l, plane slot[2], double *x) {
+static void read_slots(const test_case *s, int32_t l, plane slot[2], double *x) {
   const int64_t p = oracle_columns(&s->layer[l]), n = case_weight_count(s, l);
   for (int64_t i = 0, at; i < n; i++) {
-    const plane *v = place(&s->layer[l], slot, i / p, i % p, &at);
+    const plane *v = find_slot(&s->layer[l], slot, i / p, i % p, &at);
     x[i] = (double)get(v->data, v->dtype, at);
   }
 }
 
 /* An array of NaN. */
-static plane slot_of(int64_t rows, int64_t cols, int64_t pad, ng_dtype type) {
+static plane new_slot(int64_t rows, int64_t cols, int64_t pad, ng_dtype type) {
   plane v = plane_of(NULL, rows, cols, type);
   v.row_stride = cols + pad;
   v.data = must_calloc((size_t)(rows * v.row_stride * ng_dtype_size(type)));
@@ -131,7 +131,7 @@ static plane slot_of(int64_t rows, int64_t cols, int64_t pad, ng_dtype type) {
   return v;
 }
 
-static ng_status add(rank_run *run, int32_t l) {
+static ng_status add_layer(rank_run *run, int32_t l) {
   const test_case *s = run->job->s;
   const case_setup *setup = run->job->setup;
   ng_layer d = s->layer[l];
@@ -144,10 +144,10 @@ static ng_status add(rank_run *run, int32_t l) {
   for (int k = 0; k < (d.bias ? 2 : 1); k++) {
     const int64_t rows = k || vector ? 1 : turned ? w : q, cols = k || vector || turned ? q : w;
     if (k == 0 && w == 0) continue; /* beta only */
-    run->grad[l][k] = slot_of(rows, cols, setup->pad, type);
-    if (s->W[l]) run->weight[l][k] = slot_of(rows, cols, 0, NG_F32);
+    run->grad[l][k] = new_slot(rows, cols, setup->pad, type);
+    if (s->W[l]) run->weight[l][k] = new_slot(rows, cols, 0, NG_F32);
   }
-  if (s->W[l]) write(s, l, run->weight[l], s->W[l]);
+  if (s->W[l]) write_slots(s, l, run->weight[l], s->W[l]);
   for (int k = 0; k < (d.bias ? 2 : 1) && st == NG_OK; k++) {
     st = fixture_bind(&run->f, run->index[l], (ng_param)k, &run->grad[l][k], &run->weight[l][k]);
   }
@@ -161,7 +161,7 @@ static ng_status open_rank(rank_run *run, const ng_transport *transport) {
                            .transport = job->s->ranks > 1 ? transport : NULL};
   ng_status st = fixture_open_options(&run->f, job->opt, &how);
   for (int32_t k = 0; k < job->s->layers && st == NG_OK; k++) {
-    st = add(run, job->setup->reverse ? job->s->layers - 1 - k : k);
+    st = add_layer(run, job->setup->reverse ? job->s->layers - 1 - k : k);
   }
   return st == NG_OK ? ng_ready(run->f.p) : st;
 }
@@ -197,7 +197,7 @@ static bool is_faulty(const rank_run *run, int32_t t, int32_t c, int32_t l, int3
   return true;
 }
 
-static ng_status observe(rank_run *run, int32_t t, int32_t c, int32_t l, int32_t u, bool grad) {
+static ng_status observe_one(rank_run *run, int32_t t, int32_t c, int32_t l, int32_t u, bool grad) {
   const test_case *s = run->job->s;
   const case_micro *m = &s->micro[t][run->rank][c];
   const case_fault what = run->job->setup->fault;
@@ -221,18 +221,18 @@ static ng_status observe(rank_run *run, int32_t t, int32_t c, int32_t l, int32_t
   return st == NG_SKIPPED && run->trying ? NG_OK : st; /* ng_step returns NG_SKIPPED, too */
 }
 
-static ng_status observe_all(rank_run *run, int32_t t) {
+static ng_status observe_batch(rank_run *run, int32_t t) {
   const test_case *s = run->job->s;
   for (int32_t c = 0; c < s->calls[t][run->rank]; c++) {
     ng_status st = ng_begin(run->f.p, &s->micro[t][run->rank][c].batch);
     free_borrowed(run);
     for (int32_t l = 0; l < s->layers && st == NG_OK; l++) {
       for (int32_t u = 0; u < s->uses[l] && st == NG_OK; u++)
-        st = observe(run, t, c, l, u, false);
+        st = observe_one(run, t, c, l, u, false);
     }
     for (int32_t l = s->layers - 1; l >= 0 && st == NG_OK; l--) {
       for (int32_t u = s->uses[l] - 1; u >= 0 && st == NG_OK; u--)
-        st = observe(run, t, c, l, u, true);
+        st = observe_one(run, t, c, l, u, true);
     }
     if (st != NG_OK) return st;
   }
@@ -244,7 +244,7 @@ static ng_status attempt_faulty_step(rank_run *run, int32_t t) {
   const test_case *s = run->job->s;
   const case_fault what = run->job->setup->fault;
   run->trying = true;
-  ng_status st = observe_all(run, t);
+  ng_status st = observe_batch(run, t);
   run->trying = false;
   if (st != NG_OK) return st;
   if (what == CASE_ABANDONED) return ng_reset_batch(run->f.p);
@@ -259,16 +259,16 @@ static ng_status attempt_faulty_step(rank_run *run, int32_t t) {
   bool same = true;
   for (int32_t l = 0; l < s->layers; l++) {
     const plane *g = &run->grad[l][0];
-    write(s, l, run->grad[l], s->D[t][l]);
+    write_slots(s, l, run->grad[l], s->D[t][l]);
     if (what == CASE_BAD_GRADIENT && spoils && l == s->layers - 1)
       put(g->data, g->dtype, g->cols - 1, (double)NAN);
     was[l] = zeros(case_weight_count(s, l));
-    read(s, l, run->grad[l], was[l]);
+    read_slots(s, l, run->grad[l], was[l]);
   }
   st = ng_step(run->f.p, 0.1);
   for (int32_t l = 0; l < s->layers; l++) {
     double *is = zeros(case_weight_count(s, l));
-    read(s, l, run->grad[l], is);
+    read_slots(s, l, run->grad[l], is);
     for (int64_t i = 0; i < case_weight_count(s, l); i++)
       same = same && (is[i] == was[l][i] || (isnan(is[i]) && isnan(was[l][i])));
     free(is);
@@ -285,15 +285,15 @@ static ng_status take_step(rank_run *run, int32_t t) {
   ng_status st = s->damping[t] > 0 ? ng_set_real(run->f.p, "damping", s->damping[t]) : NG_OK;
   if (st == NG_OK && s->decay_moves) st = ng_set_real(run->f.p, "stat_decay", s->decay[t]);
   if (st == NG_OK && setup->fault && setup->fault_step == t) st = attempt_faulty_step(run, t);
-  if (st == NG_OK) st = observe_all(run, t);
+  if (st == NG_OK) st = observe_batch(run, t);
   if (st != NG_OK) return st;
   for (int32_t l = 0; l < s->layers; l++)
-    write(s, l, run->grad[l], s->D[t][l]);
+    write_slots(s, l, run->grad[l], s->D[t][l]);
   st = ng_step(run->f.p, 0.1);
   if (st < NG_OK) return st;
   for (int32_t l = 0; l < s->layers; l++) {
     out->P[t][l] = zeros(case_weight_count(s, l));
-    read(s, l, run->grad[l], out->P[t][l]);
+    read_slots(s, l, run->grad[l], out->P[t][l]);
   }
   ng_report report = {.struct_size = sizeof report};
   ng_status read = ng_report_read(run->f.p, &report);
@@ -310,7 +310,7 @@ static ng_status take_step(rank_run *run, int32_t t) {
 }
 
 /* Save the state and load it into a new preconditioner. */
-static ng_status resume(rank_run *run, const ng_transport *transport) {
+static ng_status save_and_reload(rank_run *run, const ng_transport *transport) {
   const char *file = run->job->setup->resume;
   const bool arrays = run->job->setup->by_arrays;
   ng_status st = arrays ? state_arrays_read(run->f.p, run->rank, &run->job->arrays[run->rank])
@@ -339,7 +339,7 @@ static ng_status run_rank(int32_t rank, ng_transport *transport, void *arg) {
     out->allocations += after - before;
     if (st > worst) worst = st;
     if (st >= NG_OK && (setup->resume || setup->by_arrays) && setup->resume_after == t)
-      st = resume(&run, transport);
+      st = save_and_reload(&run, transport);
   }
   if (st < NG_OK) {
     snprintf(out->message, sizeof out->message, "rank %d: %s: %.400s", rank, ng_status_name(st),

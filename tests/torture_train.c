@@ -20,14 +20,14 @@ static sim run;
 static const char *folder;
 static char message[512];
 
-static void give_up(const char *what, const char *why) {
+static void fail_with(const char *what, const char *why) {
   fprintf(stderr, "torture_train: %s: %s\n", what, why);
   exit(1);
 }
 
 #define TRY(call)                                                                                  \
   do {                                                                                             \
-    if ((call) < NG_OK) give_up(#call, run.ctx ? ng_last_error(run.ctx) : run.message);            \
+    if ((call) < NG_OK) fail_with(#call, run.ctx ? ng_last_error(run.ctx) : run.message);          \
   } while (0)
 
 /* ---- pairs on disk ---------------------------------------------------------------------------*/
@@ -49,21 +49,21 @@ static void save_weights(path file) {
                          .shape = {run.weight_count},
                          .data = run.weight};
   if (ngio_tensors_write(file.text, &t, 1, NULL, 0, message, sizeof message) != NGIO_OK)
-    give_up(file.text, message);
+    fail_with(file.text, message);
 }
 
 /* Write the state last: if it exists, the weights exist. */
-static void save(int64_t t) {
+static void save_state(int64_t t) {
   save_weights(path_of("weights", t));
   TRY(ng_save(run.p, path_of("state", t).text));
   (void)unlink(path_of("state", t - 2 * EVERY).text);
   (void)unlink(path_of("weights", t - 2 * EVERY).text);
 }
 
-static int64_t newest(void) {
+static int64_t newest_step(void) {
   int64_t most = 0;
   DIR *d = opendir(folder);
-  if (d == NULL) give_up(folder, "cannot be opened");
+  if (d == NULL) fail_with(folder, "cannot be opened");
   for (struct dirent *e = readdir(d); e != NULL; e = readdir(d)) {
     char *end = NULL;
     if (strncmp(e->d_name, "state.", 6) != 0) continue;
@@ -75,11 +75,11 @@ static int64_t newest(void) {
 }
 
 /* A file under its own name is complete, so an unreadable file is a failure of the library. */
-static void load(int64_t t) {
+static void load_state(int64_t t) {
   ngio_tensors *f = NULL;
   const path file = path_of("weights", t);
   if (ngio_tensors_read(file.text, NULL, &f, message, sizeof message) != NGIO_OK)
-    give_up(file.text, message);
+    fail_with(file.text, message);
   memcpy(run.weight, ngio_tensors_find(f, "weights")->data,
          (size_t)run.weight_count * sizeof(float));
   ngio_tensors_close(&f);
@@ -95,13 +95,13 @@ int main(int argc, char **argv) {
   const int64_t steps = strtoll(argv[2], NULL, 10);
   TRY(sim_open(&run, &(sim_setup){.method = "natgrad", .set = "update=adamw stat_period=2"}, NULL,
                NULL));
-  const int64_t from = newest();
-  if (from > 0) load(from);
+  const int64_t from = newest_step();
+  if (from > 0) load_state(from);
   printf("resumed = %lld steps = %lld\n", (long long)from, (long long)steps);
   (void)fflush(stdout);
   for (int64_t t = from; t < steps; t++) {
     TRY(sim_step(&run, t));
-    if ((t + 1) % EVERY == 0) save(t + 1);
+    if ((t + 1) % EVERY == 0) save_state(t + 1);
   }
   path final;
   (void)snprintf(final.text, sizeof final.text, "%s/final", folder);

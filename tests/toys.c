@@ -3,11 +3,11 @@
 
 #include <math.h>
 
-static bool named(const ng_entry *e, const char *prefix) {
+static bool has_prefix(const ng_entry *e, const char *prefix) {
   return strncmp(e->d.name, prefix, strlen(prefix)) == 0;
 }
 
-static ng_status any_options(const ng_options *o, char *message, size_t size) { return NG_OK; }
+static ng_status accept_options(const ng_options *o, char *message, size_t size) { return NG_OK; }
 
 /* ---- diagonal --------------------------------------------------------------------------------*/
 
@@ -17,7 +17,7 @@ typedef struct diagonal {
 } diagonal;
 
 static bool diagonal_fits(const ng_settings *o, const ng_entry *e) {
-  return e->is_tensor && named(e, "toy");
+  return e->is_tensor && has_prefix(e, "toy");
 }
 
 static ng_status diagonal_create(ng_block *b) {
@@ -70,7 +70,7 @@ static ng_status diagonal_solve(ng_block *b, ng_solve_phase phase) {
   return NG_OK;
 }
 
-static void diagonal_shared(ng_block *b) {}
+static void diagonal_read_results(ng_block *b) {}
 
 static ng_status diagonal_measure(ng_block *b) {
   const float *by = ((diagonal *)b->state)->by;
@@ -102,7 +102,7 @@ const ng_family toy_diagonal = {
     .name = "diagonal",
     .observed = NG_OBSERVED_FLATGRAD,
     .fits = diagonal_fits,
-    .check = any_options,
+    .check = accept_options,
     .create = diagonal_create,
     .statistics = diagonal_statistics,
     .plan = diagonal_plan,
@@ -111,7 +111,7 @@ const ng_family toy_diagonal = {
     .emit = diagonal_emit,
     .fields = diagonal_fields,
     .solve = diagonal_solve,
-    .read_results = diagonal_shared,
+    .read_results = diagonal_read_results,
 };
 
 /* ---- total -----------------------------------------------------------------------------------*/
@@ -121,9 +121,9 @@ typedef struct total {
   toy_commits commits;
 } total;
 
-toy_commits toy_total_commits(const ng_block *b) { return ((const total *)b->state)->commits; }
+toy_commits count_total_commits(const ng_block *b) { return ((const total *)b->state)->commits; }
 
-static bool total_fits(const ng_settings *o, const ng_entry *e) { return named(e, "all"); }
+static bool total_fits(const ng_settings *o, const ng_entry *e) { return has_prefix(e, "all"); }
 
 static ng_status total_create(ng_block *b) {
   b->state = ng_object(b->p, sizeof(total));
@@ -164,12 +164,12 @@ static ng_status total_observe(ng_block *b, const ng_obs *o) {
   return NG_OK;
 }
 
-static double divisor(const ng_block *b) {
+static double total_divisor(const ng_block *b) {
   return b->base.damping + *(const double *)b->stat->part->sum;
 }
 
 static ng_status total_measure(ng_block *b) {
-  const double mine = ((const total *)b->state)->mine, by = divisor(b);
+  const double mine = ((const total *)b->state)->mine, by = total_divisor(b);
   b->d2 = mine;
   b->inner = mine / by;
   b->pd2 = mine / (by * by);
@@ -177,7 +177,7 @@ static ng_status total_measure(ng_block *b) {
 }
 
 static void total_emit(const ng_block *b, int32_t k, int32_t g, double factor, ng_direction *e) {
-  e->scale = factor / divisor(b);
+  e->scale = factor / total_divisor(b);
 }
 
 static void total_commit(ng_block *b, bool taken) {
@@ -195,7 +195,7 @@ const ng_family toy_total = {
     .observed = NG_OBSERVED_FLATGRAD,
     .scope = NG_SCOPE_MODEL,
     .fits = total_fits,
-    .check = any_options,
+    .check = accept_options,
     .create = total_create,
     .statistics = total_statistics,
     .plan = total_plan,
@@ -209,13 +209,13 @@ const ng_family toy_total = {
 /* ---- beside ----------------------------------------------------------------------------------*/
 
 static bool beside_fits(const ng_settings *o, const ng_entry *e) {
-  return !e->is_tensor && named(e, "r1");
+  return !e->is_tensor && has_prefix(e, "r1");
 }
 
-ng_family toy_beside(void) {
+ng_family toy_rank_one_family(void) {
   ng_family f = ng_family_rankone;
   f.name = "beside";
   f.fits = beside_fits;
-  f.check = any_options;
+  f.check = accept_options;
   return f;
 }

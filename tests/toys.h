@@ -11,12 +11,12 @@
 #include "family/family.h"
 
 extern const ng_family toy_diagonal, toy_total;
-ng_family toy_beside(void);
+ng_family toy_rank_one_family(void);
 
 /* Calls of commit of `total` since the block was created. */
 typedef struct toy_commits {
   int32_t taken, skipped;
 } toy_commits;
-toy_commits toy_total_commits(const ng_block *b);
+toy_commits count_total_commits(const ng_block *b);
 
 #endif

@@ -67,7 +67,7 @@ double get(const void *buffer, ng_dtype t, int64_t i) {
   return 0.0;
 }
 
-double value(int32_t rank, int64_t i) { return (double)((rank * 7 + i * 3) % 11 - 5); }
+double rank_value(int32_t rank, int64_t i) { return (double)((rank * 7 + i * 3) % 11 - 5); }
 
 int64_t element_count(int32_t pattern, int32_t m) {
   if (pattern == 0) return 0;
@@ -123,7 +123,7 @@ typedef struct user_rank {
   int32_t rank, made;
 } user_rank;
 
-static void group_run(const user_group *b) {
+static void run_shared_collective(const user_group *b) {
   const ng_collective *c = b->call[0];
   const size_t bytes = (size_t)(c->count * ng_dtype_size(c->dtype));
   if (c->kind == NG_ALL_REDUCE) {
@@ -162,7 +162,7 @@ static ng_status user_run(void *user, const ng_collective *c) {
   if (!s->h->stopped) {
     b->call[me] = c;
     if (++b->arrived == b->n) {
-      group_run(b);
+      run_shared_collective(b);
       b->arrived = 0;
       b->turn++;
       pthread_cond_broadcast(&s->h->moved);
@@ -219,7 +219,7 @@ const char *const which_name[WHICH] = {
 };
 
 /* Put a tap around the transport; keep its fail_at and status, clear its counts. */
-static void tap_into(tap *p, ng_transport *t) {
+static void insert_tap(tap *p, ng_transport *t) {
   *p = (tap){.inner = *t, .fail_at = p->fail_at, .status = p->status};
   *t = tap_transport(p, WHOLE);
 }
@@ -229,7 +229,7 @@ typedef struct rank_job {
   body_fn body;
 } rank_job;
 
-static ng_status on_rank(int32_t rank, ng_transport *t, void *arg) {
+static ng_status run_body_on_rank(int32_t rank, ng_transport *t, void *arg) {
   const rank_job *s = arg;
   ng_comm c;
   char message[256] = "";
@@ -248,7 +248,7 @@ static ng_status on_rank(int32_t rank, ng_transport *t, void *arg) {
 
 #if defined(NG_TEST_MPI)
 /* Gather the counts of all taps on all ranks. */
-static void share_tap(tap *taps, int32_t rank, int32_t n, bool part) {
+static void gather_tap_counts(tap *taps, int32_t rank, int32_t n, bool part) {
   int64_t all[MOST_RANKS][4] = {{0}}, mine[4] = {0};
   if (part) {
     const tap *p = &taps[rank];
@@ -277,16 +277,16 @@ static ng_status run_over_mpi(const comm_case *how, body_fn body, tap *taps, ng_
   if (part) {
     assert_int_equal(ng_mpi_transport(comm, &t, sizeof t), NG_OK);
     void *user = t.user;
-    if (taps) tap_into(&taps[rank], &t);
+    if (taps) insert_tap(&taps[rank], &t);
     rank_job s = {how, body};
-    st = on_rank(rank, &t, &s);
+    st = run_body_on_rank(rank, &t, &s);
     t.user = user;
     ng_mpi_release(&t);
     assert_null(t.user);
     MPI_Comm_free(&comm);
   }
   MPI_Allgather(&st, 1, MPI_INT, each, 1, MPI_INT, MPI_COMM_WORLD);
-  if (taps) share_tap(taps, rank, how->n, part);
+  if (taps) gather_tap_counts(taps, rank, how->n, part);
   (void)alarm(0);
   ng_status worst = NG_OK;
   for (int32_t r = 0; r < how->n; r++) {
@@ -333,9 +333,9 @@ ng_status run_comm_case(const comm_case *how, body_fn body, tap *taps, ng_status
     }
   }
   for (int32_t r = 0; taps && r < how->n; r++)
-    tap_into(&taps[r], &t[r]);
+    insert_tap(&taps[r], &t[r]);
   rank_job s = {how, body};
-  const ng_status st = ranks_run_on(how->n, t, on_rank, &s, per_rank);
+  const ng_status st = ranks_run_on(how->n, t, run_body_on_rank, &s, per_rank);
   if (how->which == USER || how->which == USER_NO_GROUPS) {
     for (int32_t i = 0; i <= GROUPS; i++) {
       assert_int_equal(h.group[i].held, 0);

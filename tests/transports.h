@@ -34,7 +34,7 @@ double get(const void *buffer, ng_dtype t, int64_t i);
 
 /* Element i of a rank.  The number of elements of member m: pattern 0: none; 1: uneven; 2: none for every second
  * member; 3: more than a chunk of threads.c for member 1. */
-double value(int32_t rank, int64_t i);
+double rank_value(int32_t rank, int64_t i);
 int64_t element_count(int32_t pattern, int32_t m);
 extern const int32_t all_ranks[MOST_RANKS];
 

@@ -33,7 +33,7 @@ float *window_field(const fixture *f, const char *name) {
 
 /* ---- open, close -----------------------------------------------------------------------------*/
 
-static void append(window_oracle *k, int64_t size, int64_t rows) {
+static void append_parameter(window_oracle *k, int64_t size, int64_t rows) {
   const bool each = k->o.base.window_scope == NG_WINDOW_PARAMETER;
   k->size[k->parameters] = size;
   k->rows[k->parameters++] = rows;
@@ -49,15 +49,15 @@ static void alloc_arrays(window_oracle *k) {
   k->s = zeros(k->d);
 }
 
-static int64_t rank_of(const window_oracle *k, int32_t p) {
+static int64_t window_rank(const window_oracle *k, int32_t p) {
   const int64_t rows = k->rows[p], cols = k->size[p] / rows, least = rows < cols ? rows : cols;
   return k->o.base.window_rank < least ? k->o.base.window_rank : least;
 }
 
 /* Floats of a parameter in a place of the low-rank store: P, then Q, or all of a vector. */
-static int64_t place_of(const window_oracle *k, int32_t p) {
+static int64_t place_floats(const window_oracle *k, int32_t p) {
   const int64_t rows = k->rows[p];
-  return rows == 1 ? k->size[p] : rank_of(k, p) * (rows + k->size[p] / rows);
+  return rows == 1 ? k->size[p] : window_rank(k, p) * (rows + k->size[p] / rows);
 }
 
 /* The first Q is in the free place after the window. */
@@ -65,10 +65,10 @@ static void copy_q(window_oracle *k, const fixture *f) {
   const float *at = window_field(f, "factors");
   int64_t place = 0;
   for (int32_t p = 0; p < k->parameters; p++)
-    place += place_of(k, p);
+    place += place_floats(k, p);
   at += k->o.base.window * place;
-  for (int32_t p = 0; p < k->parameters; at += place_of(k, p++)) {
-    const int64_t rank = rank_of(k, p), cols = k->size[p] / k->rows[p];
+  for (int32_t p = 0; p < k->parameters; at += place_floats(k, p++)) {
+    const int64_t rank = window_rank(k, p), cols = k->size[p] / k->rows[p];
     if (k->rows[p] == 1) continue;
     k->q[p] = zeros(cols * rank);
     for (int64_t i = 0; i < cols * rank; i++)
@@ -81,8 +81,8 @@ window_oracle *window_oracle_open(const fixture *f, const ng_options *o, const f
   window_oracle *k = must_calloc(sizeof *k);
   k->o = *o;
   for (int32_t i = 0; i < n; i++) {
-    append(k, e[i].rows * e[i].cols, e[i].rows);
-    if (e[i].bias) append(k, e[i].rows, 1);
+    append_parameter(k, e[i].rows * e[i].cols, e[i].rows);
+    if (e[i].bias) append_parameter(k, e[i].rows, 1);
   }
   alloc_arrays(k);
   if (o->base.window_mask) k->mask = must_calloc((size_t)k->d * sizeof *k->mask);
@@ -145,7 +145,7 @@ static void select_largest(window_oracle *k, double *a, int64_t from, int64_t n,
   free(sent);
 }
 
-static void send_topk(window_oracle *k, double *a) {
+static void compress_topk(window_oracle *k, double *a) {
   const ng_store_kind mode = k->o.base.window_store;
   const int32_t n = mode == NG_STORE_TOPK_LAYER ? k->parameters : k->parts;
   int64_t from = 0;
@@ -163,8 +163,8 @@ static void send_topk(window_oracle *k, double *a) {
 }
 
 /* P = a Q, orthonormalised by Gram-Schmidt; Q = a' P; replace a by P Q'. */
-static void send_factors(window_oracle *k, double *a, int32_t p, int64_t from) {
-  const int64_t r = k->rows[p], c = k->size[p] / r, rank = rank_of(k, p);
+static void compress_rank(window_oracle *k, double *a, int32_t p, int64_t from) {
+  const int64_t r = k->rows[p], c = k->size[p] / r, rank = window_rank(k, p);
   if (r == 1 || is_excluded(k, from)) return;
   double *P = zeros(r * rank), *Q = k->q[p], *x = a + from;
   for (int64_t j = 0; j < rank; j++) {
@@ -199,17 +199,17 @@ static void send_factors(window_oracle *k, double *a, int32_t p, int64_t from) {
 }
 
 /* a <- the compressed e + by a. */
-static void send(window_oracle *k, double by, double *a) {
+static void compress_row(window_oracle *k, double by, double *a) {
   const bool topk = k->o.base.window_store != NG_STORE_LOWRANK;
   if (k->o.base.window_store == NG_STORE_DENSE) return;
   for (int64_t i = 0; i < k->d; i++)
     a[i] = is_excluded(k, i) ? 0 : k->e[i] + by * a[i];
-  if (topk) send_topk(k, a);
+  if (topk) compress_topk(k, a);
   for (int32_t p = 0, at = 0; p < k->parameters && !topk; at += (int32_t)k->size[p++])
-    send_factors(k, a, p, at);
+    compress_rank(k, a, p, at);
 }
 
-static void push(window_oracle *k, const double *x) {
+static void push_row(window_oracle *k, const double *x) {
   const int64_t m = k->o.base.window;
   if (k->count == m) {
     memmove(k->G, k->G + k->d, sizeof *k->G * (size_t)((m - 1) * k->d));
@@ -229,7 +229,7 @@ static wide root(wide x) {
   return y;
 }
 
-static wide dot(const wide *x, const wide *y, int64_t n) {
+static wide wide_dot(const wide *x, const wide *y, int64_t n) {
   wide sum = 0;
   for (int64_t i = 0; i < n; i++)
     sum += x[i] * y[i];
@@ -247,11 +247,11 @@ void window_solve_mfac(const window_rows *r, wide lambda, wide M, wide *x) {
     for (int64_t c = 0; c < n; c++)
       v[c] = g[c] / lambda;
     for (int64_t j = 0; j < i; j++) {
-      const wide by = dot(V + j * n, g, n) / q[j];
+      const wide by = wide_dot(V + j * n, g, n) / q[j];
       for (int64_t c = 0; c < n; c++)
         v[c] -= by * V[j * n + c];
     }
-    q[i] = M + dot(v, g, n);
+    q[i] = M + wide_dot(v, g, n);
   }
   memcpy(x, V + r->count * n, (size_t)n * sizeof *x);
   free(V);
@@ -295,7 +295,7 @@ void window_solve_ggt(const window_rows *r, wide eps, wide forget, wide *x) {
     age[i] = i == m - 1 ? 1 : age[i + 1] * forget;
   for (int64_t i = 0; i < m; i++) {
     for (int64_t j = 0; j < m; j++)
-      A[i * m + j] = age[i] * age[j] * dot(r->G + i * r->stride, r->G + j * r->stride, n);
+      A[i * m + j] = age[i] * age[j] * wide_dot(r->G + i * r->stride, r->G + j * r->stride, n);
     A[i * m + i] += (wide)1e-6;
     V[i * m + i] = 1;
   }
@@ -309,7 +309,7 @@ void window_solve_ggt(const window_rows *r, wide eps, wide forget, wide *x) {
       for (int64_t i = 0; i < m; i++)
         u[c] += r->G[i * r->stride + c] * V[i * m + k] / sigma;
     }
-    const wide by = dot(u, x, n) * (1 / (sigma + eps) - 1 / eps);
+    const wide by = wide_dot(u, x, n) * (1 / (sigma + eps) - 1 / eps);
     for (int64_t c = 0; c < n; c++)
       out[c] += by * u[c];
   }
@@ -322,7 +322,7 @@ void window_solve_ggt(const window_rows *r, wide eps, wide forget, wide *x) {
 }
 
 /* u <- the preconditioned u, in each part. */
-static void precondition(const window_oracle *k, double *u) {
+static void apply_window(const window_oracle *k, double *u) {
   const bool filled = k->o.base.window_function == NG_WINDOW_MFAC_FILLED;
   wide *x = wides(k->d);
   for (int64_t i = 0; i < k->d; i++)
@@ -342,7 +342,7 @@ static void precondition(const window_oracle *k, double *u) {
 }
 
 /* Compressed first-order methods: x is the row instead of the gradient, u the direction. */
-static bool first_order(window_oracle *k, double lr, double *x, double *u) {
+static bool apply_first_order(window_oracle *k, double lr, double *x, double *u) {
   const ng_settings *o = &k->o.base;
   const ng_window_function f = o->window_function;
   const double mu = o->window_momentum, b2 = o->window_forget, eps = o->damping;
@@ -359,7 +359,7 @@ static bool first_order(window_oracle *k, double lr, double *x, double *u) {
     k->s[i] = b2 * k->s[i] + (1 - b2) * g * g;
     x[i] /= (1 - pow(mu, k->updates)) * (sqrt(k->s[i] / (1 - pow(b2, k->updates))) + eps);
   }
-  if (by > 0) send(k, by, x);
+  if (by > 0) compress_row(k, by, x);
   for (int64_t i = 0; i < k->d; i++) {
     if (by == 0) x[i] = 0;
     if (f == NG_WINDOW_ADAGRAD) k->s[i] += x[i] * x[i];
@@ -384,7 +384,7 @@ void window_oracle_step(window_oracle *k, const double *g, const double *w, doub
       x[i] = to_bf16(x[i]);
     y[i] = x[i];
   }
-  if (first_order(k, lr, x, u)) {
+  if (apply_first_order(k, lr, x, u)) {
     free(x);
     free(y);
     return;
@@ -392,8 +392,8 @@ void window_oracle_step(window_oracle *k, const double *g, const double *w, doub
   if (enters && k->lr > 0 && lr <= o->window_empty * k->lr) k->count = 0;
   if (enters) k->lr = lr;
   const bool filling = enters && k->count < o->window;
-  if (enters) send(k, o->window_feedback_lr ? lr : 1, x);
-  if (enters) push(k, x);
+  if (enters) compress_row(k, o->window_feedback_lr ? lr : 1, x);
+  if (enters) push_row(k, x);
   for (int64_t i = 0; i < k->d; i++)
     y[i] =
         (enters && o->window_fill == NG_FILL_ADDED) || (filling && o->window_fill == NG_FILL_REST)
@@ -402,7 +402,7 @@ void window_oracle_step(window_oracle *k, const double *g, const double *w, doub
   for (int64_t i = 0; i < k->d && mu > 0 && form == NG_MOMENTUM_GRADIENT; i++)
     if (!is_excluded(k, i)) x[i] = k->v[i] = mu * k->v[i] + (1 - mu) * x[i];
   memcpy(u, x, sizeof(double) * (size_t)k->d);
-  precondition(k, u);
+  apply_window(k, u);
   for (int64_t i = 0; i < k->d; i++) {
     if (is_excluded(k, i)) continue;
     u[i] += y[i];
@@ -423,7 +423,7 @@ void window_oracle_step(window_oracle *k, const double *g, const double *w, doub
 /* ---- a test case -----------------------------------------------------------------------------*/
 
 /* Entry i of layer l's D (a bias is its last column) in flat order: weights, then biases. */
-static int64_t flat(const test_case *s, int32_t l, int64_t i) {
+static int64_t flat_index(const test_case *s, int32_t l, int64_t i) {
   const int64_t p = oracle_columns(&s->layer[l]), q = s->layer[l].out;
   if (!s->layer[l].bias) return i;
   return i % p == p - 1 ? q * (p - 1) + i / p : i / p * (p - 1) + i % p;
@@ -438,8 +438,8 @@ void window_predict(const test_case *s, const ng_options *o, case_result *out) {
     const int64_t q = s->layer[l].out, all = case_weight_count(s, l);
     at[l] = k->d;
     if (s->layer[l].frozen) continue;
-    append(k, s->layer[l].bias ? all - q : all, q);
-    if (s->layer[l].bias) append(k, q, 1);
+    append_parameter(k, s->layer[l].bias ? all - q : all, q);
+    if (s->layer[l].bias) append_parameter(k, q, 1);
   }
   alloc_arrays(k);
   const int64_t d = k->d;
@@ -447,7 +447,7 @@ void window_predict(const test_case *s, const ng_options *o, case_result *out) {
   for (int32_t t = 0; t < s->steps; t++) {
     for (int32_t l = 0; l < s->layers; l++) {
       for (int64_t i = 0; i < case_weight_count(s, l) && !s->layer[l].frozen; i++)
-        g[at[l] + flat(s, l, i)] = s->D[t][l][i];
+        g[at[l] + flat_index(s, l, i)] = s->D[t][l][i];
     }
     if (s->damping[t] > 0) k->o.base.damping = s->damping[t];
     window_oracle_step(k, g, NULL, 0.1, t % o->base.stat_period == 0, u);
@@ -460,7 +460,7 @@ void window_predict(const test_case *s, const ng_options *o, case_result *out) {
       const int64_t all = case_weight_count(s, l);
       double *P = out->P[t][l] = zeros(all);
       for (int64_t i = 0; i < all; i++)
-        P[i] = s->layer[l].frozen ? s->D[t][l][i] : out->nu[t] * u[at[l] + flat(s, l, i)];
+        P[i] = s->layer[l].frozen ? s->D[t][l][i] : out->nu[t] * u[at[l] + flat_index(s, l, i)];
       out->condition[t][l] = 1;
     }
   }
