@@ -19,12 +19,12 @@ try:
     import natgrad
 except ImportError as missing:
     sys.exit(f"front.py: {missing}: needs PyTorch, and natgrad (pip install . or PYTHONPATH=python)")
-from networks import network
+from networks import make_resnet
 
 LAYERS = 100
 
 
-def idle(k):
+def replace_library_calls(k):
     """Replace every call of the library in a step by a function that does nothing."""
     library = ctypes.CDLL(k._core.library._name)
     nothing = library.ng_dtype_size  # returns 0 for an invalid dtype and reads no other argument
@@ -34,7 +34,7 @@ def idle(k):
     k._core.call = lambda *_arguments: 0
 
 
-def step_ms(model, x, y, k=None, clock=time.perf_counter):
+def measure_step_ms(model, x, y, k=None, clock=time.perf_counter):
     for p in model.parameters():
         p.grad = None
     begin = clock()
@@ -56,22 +56,22 @@ def main():
     x, y = torch.randn(4, 8), torch.zeros(4, dtype=torch.long)
     hooked = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(LAYERS)))
     k = natgrad.KFAC(hooked)
-    idle(k)
+    replace_library_calls(k)
     plain, front = [], []
     for _ in range(args.rounds):
         # processor time of this thread, which does all the work, so other load on the machine does not count
-        plain.append(step_ms(chain, x, y, clock=time.thread_time))
-        front.append(step_ms(hooked, x, y, k, clock=time.thread_time))
+        plain.append(measure_step_ms(chain, x, y, clock=time.thread_time))
+        front.append(measure_step_ms(hooked, x, y, k, clock=time.thread_time))
     least = [statistics.median(sorted(times)[:args.rounds // 2]) for times in (plain, front)]
     layer = 1e3 * (least[1] - least[0]) / LAYERS
     print(f"PyTorch {torch.__version__}: {layer:.1f} microseconds a hooked layer (chain of {LAYERS}: "
           f"{least[0]:.2f} ms without, {least[1]:.2f} ms with the front)")
 
     torch.set_num_threads(args.threads)
-    model, classes = network("resnet18")
+    model, classes = make_resnet("resnet18")
     x, y = torch.randn(args.batch, 3, 32, 32), torch.arange(args.batch) % classes
-    step_ms(model, x, y)
-    step = min(step_ms(model, x, y) for _ in range(5))
+    measure_step_ms(model, x, y)
+    step = min(measure_step_ms(model, x, y) for _ in range(5))
     k = natgrad.KFAC(model)
     layers = len(k.report()["layers"])
     print(f"resnet18, batch {args.batch}, {args.threads} threads: {layers} layers, {layers * layer / 1e3:.2f} ms of a "

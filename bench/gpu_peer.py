@@ -24,7 +24,7 @@ def median_ms(f, runs=20, warm_up=3):
     return sorted(times)[runs // 2]
 
 
-def resnet(deep):
+def resnet_shapes(deep):
     """Return the parameter shapes of ResNet-18 or ResNet-50 for 1,000 classes, as in gpu_eva.c."""
     shapes = []
 
@@ -37,7 +37,8 @@ def resnet(deep):
         width = 64 << stage
         out = 4 * width if deep else width
         for block in range(blocks):
-            for conv in [(width, channels, 1), (width, width, 3), (out, width, 1)] if deep else [(width, channels, 3), (width, width, 3)]:
+            for conv in [(width, channels, 1), (width, width, 3), (out, width, 1)] if deep else [
+                    (width, channels, 3), (width, width, 3)]:
                 add_conv(*conv)
             if block == 0 and (deep or stage > 0):
                 add_conv(out, channels, 1)
@@ -48,7 +49,7 @@ def resnet(deep):
 
 def time_eva(name):
     """Time the operations of lzhangbv/eva in their order, with its reads of scalars by the host, then torch.optim.SGD."""
-    parameters = [torch.nn.Parameter(torch.randn(s, device="cuda") * 0.1) for s in resnet(name == "resnet50")]
+    parameters = [torch.nn.Parameter(torch.randn(s, device="cuda") * 0.1) for s in resnet_shapes(name == "resnet50")]
     for p in parameters:
         p.grad = torch.randn_like(p) * 1e-2
     kept = [p.grad.clone() for p in parameters]
@@ -83,13 +84,13 @@ def time_eva(name):
             p.grad.copy_(g)
 
 
-def covariance(n, batch=()):
+def random_covariance(n, batch=()):
     x = torch.randn(*batch, n, n, device="cuda") / math.sqrt(n)
     return x @ x.mT + 1e-3 * torch.eye(n, device="cuda")
 
 
 def time_solves(n, batch=()):
-    S = covariance(n, batch)
+    S = random_covariance(n, batch)
     Q = torch.linalg.qr(torch.randn_like(S))[0]
     L = torch.linalg.cholesky(S)
     work = {"potrf": lambda: torch.linalg.cholesky_ex(S), "potri": lambda: torch.cholesky_inverse(L),

@@ -3,7 +3,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 
-class Block(nn.Module):
+class ResidualBlock(nn.Module):
     def __init__(self, cin, cout, stride):
         super().__init__()
         self.conv1 = nn.Conv2d(cin, cout, 3, stride, 1, bias=False)
@@ -19,13 +19,13 @@ class Block(nn.Module):
         return F.relu(y + self.short(x))
 
 
-def network(model):
+def make_resnet(model):
     width, per_stage, classes = (64, 2, 100) if model == "resnet18" else (16, 3, 10)
     stages = 4 if model == "resnet18" else 3
     layers = [nn.Conv2d(3, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU()]
     for stage in range(stages):
         for i in range(per_stage):
             cout = (64 if model == "resnet18" else 16) << stage
-            layers.append(Block(width, cout, 2 if stage > 0 and i == 0 else 1))
+            layers.append(ResidualBlock(width, cout, 2 if stage > 0 and i == 0 else 1))
             width = cout
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, classes)), classes

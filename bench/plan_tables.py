@@ -18,11 +18,11 @@ COLUMNS = {
 }
 
 
-def cell(row):
+def format_cell(row):
     return f"{row['held_most'] / 1e9:.2f}, {row['sent_a_step'] / 1e6:.0f}, {row['added_ms']:.1f}"
 
 
-def fastest(rows):
+def format_fastest(rows):
     name, row = min(rows.items(), key=lambda item: item[1]["added_ms"])
     return f"{name.removeprefix('natgrad, ').removeprefix('statistics=')}, {row['added_ms']:.1f} ms"
 
@@ -43,8 +43,8 @@ def main():
         cells = [f"{n:,}" if members == 1 else f"{n:,} / {members}", f"{row['compute_ms'] + row['parts_ms']['gradients']:.0f}"]
         for name in COLUMNS:
             alone = n == 1 and not name.endswith("comm-opt")
-            cells.append("-" if alone or name not in rows else cell(rows[name]))
-        print("| " + " | ".join([*cells, fastest(everywhere), fastest(ours)]) + " |")
+            cells.append("-" if alone or name not in rows else format_cell(rows[name]))
+        print("| " + " | ".join([*cells, format_fastest(everywhere), format_fastest(ours)]) + " |")
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ try:
 except ImportError as missing:
     sys.exit(f"vs_kaisa.py: {missing}: needs PyTorch and the package kfac of gpauloski/kfac-pytorch")
 
-from networks import network
+from networks import make_resnet
 
 
 PARTS = {
@@ -39,19 +39,19 @@ def main():
     torch.set_num_threads(args.threads)
     spent = dict.fromkeys(PARTS, 0.0)
 
-    def timed(part, function):
-        def call(*a, **k):
+    def add_timer(part, function):
+        def timed_call(*a, **k):
             start = time.perf_counter()
             result = function(*a, **k)
             spent[part] += time.perf_counter() - start
             return result
 
-        return call
+        return timed_call
 
     for part, names in PARTS.items():
         for name in names:
-            setattr(KFACInverseLayer, name, timed(part, getattr(KFACInverseLayer, name)))
-    model = network("resnet18")[0]
+            setattr(KFACInverseLayer, name, add_timer(part, getattr(KFACInverseLayer, name)))
+    model = make_resnet("resnet18")[0]
     kfac = KFACPreconditioner(model, factor_update_steps=1, inv_update_steps=1, compute_method="inverse")
     x, y = torch.randn(args.batch, 3, 32, 32), torch.randint(0, 100, (args.batch,))
     rows = []

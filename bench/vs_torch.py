@@ -23,14 +23,14 @@ except ImportError as missing:
 DAMPING, KL_CLIP, LR = 0.03, 0.001, 0.1
 
 
-def shapes(program, model):
+def read_gradient_shapes(program, model):
     """Return [rows, columns] of each layer's gradient; a bias is one more column."""
     lines = subprocess.run([program, "bench", "kfac", "--model", model, "--list"], check=True, text=True,
                            capture_output=True).stdout.splitlines()
     return [(int(g), int(a)) for _, a, g, _ in (line.split() for line in lines[1:-1])]
 
 
-def precondition(params, vectors):
+def precondition_with_eva(params, vectors):
     """Run the operations of kfac/eva.py of lzhangbv/eva in their order."""
     results = []
     for p, (a, g) in zip(params, vectors):
@@ -52,13 +52,13 @@ def precondition(params, vectors):
         p.grad.mul_(nu)
 
 
-def ms(function):
+def measure_ms(function):
     start = time.perf_counter()
     function()
     return 1e3 * (time.perf_counter() - start)
 
 
-def torch_times(sizes, steps):
+def measure_torch(sizes, steps):
     torch.manual_seed(0)
     params = [torch.nn.Parameter(torch.randn(s) * 0.1) for s in sizes]
     fresh = [torch.randn(s) * 0.01 for s in sizes]
@@ -70,12 +70,12 @@ def torch_times(sizes, steps):
         for p, f in zip(params, fresh):
             p.grad = f.clone()
         other.add_(1)
-        first = ms(lambda: precondition(params, vectors))
-        rows.append((first, first + ms(sgd.step)))
+        first = measure_ms(lambda: precondition_with_eva(params, vectors))
+        rows.append((first, first + measure_ms(sgd.step)))
     return [statistics.median(r[k] for r in rows[2:]) for k in range(2)]
 
 
-def our_times(program, model, threads, steps):
+def measure_natgrad(program, model, threads, steps):
     command = [program, "bench", "fused-eva", "--model", model, "--repeat", str(steps), "--json"]
     out = subprocess.run(command, check=True, text=True, capture_output=True,
                          env={"NG_THREADS": str(threads), "PATH": "/usr/bin:/bin"}).stdout
@@ -93,10 +93,10 @@ def main():
     args.add_argument("--peer", help="also write PyTorch's times for scripts/performance.py")
     args = args.parse_args()
     torch.set_num_threads(args.threads)
-    sizes = shapes(args.program, args.model)
+    sizes = read_gradient_shapes(args.program, args.model)
     count = sum(r * c for r, c in sizes)
-    theirs = torch_times(sizes, args.steps)
-    ours = our_times(args.program, args.model, args.threads, args.steps)
+    theirs = measure_torch(sizes, args.steps)
+    ours = measure_natgrad(args.program, args.model, args.threads, args.steps)
     print(f"{args.model}, {count} parameters, {args.threads} threads, torch {torch.__version__}, medians of {args.steps}")
     print(f"{'':14} {'torch ms':>9} {'natgrad ms':>10} {'faster':>7} {'/ bound':>9}")
     for name, t, o in zip(("precondition", "with sgd"), theirs, ours):

@@ -17,10 +17,10 @@ try:
     import torch.nn.functional as F
 except ImportError as missing:
     sys.exit(f"vs_torch_train.py: {missing}: needs PyTorch (pip install torch)")
-from networks import network
+from networks import make_resnet
 
 
-def torch_steps(net, x, labels, steps):
+def time_torch_steps(net, x, labels, steps):
     times = []
     for _ in range(steps + 1):
         for p in net.parameters():
@@ -31,7 +31,7 @@ def torch_steps(net, x, labels, steps):
     return times[1:]
 
 
-def natgrad_steps(args, steps):
+def time_natgrad_steps(args, steps):
     env = dict(os.environ, OPENBLAS_NUM_THREADS=str(args.threads))
     out = subprocess.run([args.program, "bench", "train", "--model", args.model, "--batch", str(args.batch),
                           "--repeat", str(steps), "--no-floors", "--json"],
@@ -49,15 +49,15 @@ def main():
     args.add_argument("--peer", help="also write PyTorch's time for scripts/performance.py")
     args = args.parse_args()
     torch.set_num_threads(args.threads)
-    net, classes = network(args.model)
+    net, classes = make_resnet(args.model)
     x, labels = torch.randn(args.batch, 3, 32, 32), torch.arange(args.batch) % classes
     plain, last, ours = [], [], []
     for _ in range(args.rounds):
-        plain += torch_steps(net, x, labels, 5)
+        plain += time_torch_steps(net, x, labels, 5)
         wide = net.to(memory_format=torch.channels_last)
-        last += torch_steps(wide, x.to(memory_format=torch.channels_last), labels, 5)
+        last += time_torch_steps(wide, x.to(memory_format=torch.channels_last), labels, 5)
         net = net.to(memory_format=torch.contiguous_format)
-        ours.append(natgrad_steps(args, 5))
+        ours.append(time_natgrad_steps(args, 5))
     print(f"{args.model}, batch {args.batch}, {args.threads} threads, PyTorch {torch.__version__}; "
           f"medians of {args.rounds} rounds of 5, ms")
     ms = statistics.median(ours)

@@ -39,13 +39,13 @@ TOPS = ("src", "cli/train")
 JOBS = str(os.cpu_count() or 1)
 
 
-def run(command, **keys):
+def run_command(command, **keys):
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", **keys)
     return done.returncode, done.stdout
 
 
-def must(command, **keys):
-    code, out = run(command, **keys)
+def run_or_exit(command, **keys):
+    code, out = run_command(command, **keys)
     if code:
         sys.exit("mutate: this failed: %s\n%s" % (" ".join(command), out[-4000:]))
     return out
@@ -54,7 +54,7 @@ def must(command, **keys):
 # ---- Trees ---------------------------------------------------------------------------------------
 
 
-class Tree:
+class TreeCopy:
     """A copy of the tracked files and its build folder."""
 
     def __init__(self, room, name, flags):
@@ -63,25 +63,25 @@ class Tree:
         self.tmp = os.path.join(room, name + "-tmp")
         self.flags = flags
 
-    def make(self, root):
+    def copy_and_build(self, root):
         os.makedirs(self.source, exist_ok=True)
-        for path in must(["git", "-C", root, "ls-files", "-co", "--exclude-standard"]).split("\n"):
+        for path in run_or_exit(["git", "-C", root, "ls-files", "-co", "--exclude-standard"]).split("\n"):
             there, here = os.path.join(root, path), os.path.join(self.source, path)
             if not path or not os.path.isfile(there):
                 continue
             os.makedirs(os.path.dirname(here), exist_ok=True)
             if not os.path.exists(here) or open(here, "rb").read() != open(there, "rb").read():
                 shutil.copy(there, here)
-        must(["cmake", "-G", "Ninja", "-S", self.source, "-B", self.build, "-DCMAKE_BUILD_TYPE=Release",
-              "-DNATGRAD_TESTS=ON", "-DCMAKE_C_FLAGS_RELEASE=" + self.flags])
-        must(["ninja", "-C", self.build, "-j", JOBS])
+        run_or_exit(["cmake", "-G", "Ninja", "-S", self.source, "-B", self.build, "-DCMAKE_BUILD_TYPE=Release",
+                     "-DNATGRAD_TESTS=ON", "-DCMAKE_C_FLAGS_RELEASE=" + self.flags])
+        run_or_exit(["ninja", "-C", self.build, "-j", JOBS])
         self.known = set()
-        for line in must(["ninja", "-C", self.build, "-t", "targets", "all"]).split("\n"):
+        for line in run_or_exit(["ninja", "-C", self.build, "-t", "targets", "all"]).split("\n"):
             self.known.add(line.split(":")[0])
 
-    def tests(self):
+    def list_tests(self):
         found = {}
-        listed = json.loads(must(["ctest", "--test-dir", self.build, "--show-only=json-v1"]))
+        listed = json.loads(run_or_exit(["ctest", "--test-dir", self.build, "--show-only=json-v1"]))
         for t in listed["tests"]:
             if re.match(LEFT_OUT, t["name"]):
                 continue
@@ -90,7 +90,7 @@ class Tree:
                                 "env": dict(e.split("=", 1) for e in p.get("ENVIRONMENT", []))}
         return found
 
-    def targets(self, test):
+    def programs_of_test(self, test):
         """Return the programs to link before the test runs."""
         near = [os.path.relpath(c, self.build) for c in test["command"] if c.startswith(self.build)]
         near = [t for t in near if t in self.known]
@@ -98,12 +98,12 @@ class Tree:
             near += [t for t in ("natgrad", "cli_helper", "cli_fake_openblas") if t in self.known]
         return near
 
-    def play(self, test, limit, umask=0o022):
+    def run_test(self, test, limit, umask=0o022):
         """Return (exit status, seconds, output); the status is 'late' after a timeout."""
         shutil.rmtree(self.tmp, ignore_errors=True)
         os.makedirs(self.tmp)
 
-        def child():
+        def limit_child_process():
             os.setsid()
             os.umask(umask)
             resource.setrlimit(resource.RLIMIT_AS, (12 << 30, 12 << 30))
@@ -112,7 +112,8 @@ class Tree:
         log = open(os.path.join(self.tmp, "out"), "w+b")
         began = time.monotonic()
         p = subprocess.Popen(test["command"], cwd=test["cwd"], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                             env=dict(os.environ, TMPDIR=self.tmp, OPENBLAS_NUM_THREADS="1", **test["env"]), preexec_fn=child)
+                             env=dict(os.environ, TMPDIR=self.tmp, OPENBLAS_NUM_THREADS="1", **test["env"]),
+                             preexec_fn=limit_child_process)
         try:
             code = p.wait(limit)
         except subprocess.TimeoutExpired:
@@ -130,7 +131,7 @@ class Tree:
 # ---- Which test executes which line --------------------------------------------------------------
 
 
-def signature(tree):
+def checksum_of_sources(tree):
     """Return a checksum of the sources; coverage is measured again if it changes."""
     h = hashlib.sha256()
     for top in TOPS:
@@ -140,7 +141,7 @@ def signature(tree):
     return h.hexdigest()
 
 
-def executed(tree):
+def read_line_counts(tree):
     """Yield (path, line, executed) of each line, by the counters that gcov wrote since they were deleted."""
     data = [os.path.join(folder, f) for folder, _, files in os.walk(tree.build) for f in files
             if f.endswith(".gcda") and re.search(r"/(%s)/" % "|".join(TOPS), os.path.join(folder, f))]
@@ -155,13 +156,13 @@ def executed(tree):
                 yield path, str(x["line_number"]), x["count"] > 0
 
 
-def coverage(room, tree):
+def measure_coverage(room, tree):
     """Return {file: {line: [tests]}} and {test: seconds}.  The file coverage.json stores them; only new tests are run."""
     kept = os.path.join(room, "coverage.json")
     k = json.load(open(kept)) if os.path.exists(kept) else {}
-    if k.get("of") != signature(tree):
-        k = {"of": signature(tree), "lines": {}, "seconds": {}}
-    tests = tree.tests()
+    if k.get("of") != checksum_of_sources(tree):
+        k = {"of": checksum_of_sources(tree), "lines": {}, "seconds": {}}
+    tests = tree.list_tests()
     left = sorted(set(tests) - set(k["seconds"]))
     for i, name in enumerate(left):
         for folder, _, files in os.walk(tree.build):
@@ -169,14 +170,14 @@ def coverage(room, tree):
             for f in files:
                 if f.endswith(".gcda"):
                     os.unlink(os.path.join(folder, f))
-        code, took, out = tree.play(tests[name], 1200, umask=0)
+        code, took, out = tree.run_test(tests[name], 1200, umask=0)
         print("coverage %d/%d %s: %s, %.1f s" % (i + 1, len(left), name, code, took), flush=True)
         if code not in (0, 77):
             print(out + "(the test fails in the gcov copy, so it is not used)", flush=True)
         if code != 0:
             continue
         k["seconds"][name] = took
-        for path, line, ran in executed(tree):
+        for path, line, ran in read_line_counts(tree):
             by = k["lines"].setdefault(path, {}).setdefault(line, [])
             if ran and name not in by:
                 by.append(name)
@@ -186,7 +187,7 @@ def coverage(room, tree):
     return k["lines"], k["seconds"]
 
 
-def tests_of(lines, seconds, path, line):
+def tests_of_line(lines, seconds, path, line):
     """Return the tests that execute a line.  For a line without machine code: the tests of the nearest lines before and after
     it; for a table outside functions: all tests."""
     of = lines.get(path, {})
@@ -203,7 +204,7 @@ def tests_of(lines, seconds, path, line):
 # ---- Mutants -------------------------------------------------------------------------------------
 
 
-def mutants_of(tree):
+def make_mutants(tree):
     """Return [(path, line, [(new text, rule)])] of all lines that have mutants."""
     try:
         from universalmutator import mutator
@@ -230,11 +231,11 @@ def mutants_of(tree):
     return found
 
 
-def key_of(path, line, new):
+def mutant_key(path, line, new):
     return hashlib.sha256(("%s:%d:%s" % (path, line, new)).encode()).hexdigest()[:12]
 
 
-def drawn(found, seed):
+def draw_mutants(found, seed):
     """Yield mutants until none is left: draw a line, then one of its mutants that was not drawn before."""
     dice = random.Random(seed)
     left = [(p, n, list(ms)) for p, n, ms in found]
@@ -245,10 +246,10 @@ def drawn(found, seed):
         if not ms:
             left[i] = left[-1]
             left.pop()
-        yield {"key": key_of(path, line, new), "path": path, "line": line, "new": new, "rule": rule}
+        yield {"key": mutant_key(path, line, new), "path": path, "line": line, "new": new, "rule": rule}
 
 
-class Judge:
+class MutantRunner:
     def __init__(self, room, count, lines, seconds):
         self.lock = threading.Lock()
         self.lines, self.seconds, self.count = lines, seconds, count
@@ -260,33 +261,33 @@ class Judge:
             for text in open(self.results):
                 r = json.loads(text)
                 self.seen[r["key"]] = r
-                self.learn(r)
+                self.count_noticing_test(r)
         self.busy = 0
 
-    def judged(self):
+    def count_judged(self):
         return sum(1 for r in self.seen.values() if r["verdict"] in ("killed", "survived", "not covered"))
 
-    def learn(self, r):
+    def count_noticing_test(self, r):
         if r["verdict"] == "killed":
             for k in (r["path"], None):
                 self.noticed[k, r["by"]] = self.noticed.get((k, r["by"]), 0) + 1
 
-    def keep(self, r):
+    def record_result(self, r):
         with self.lock:
             self.seen[r["key"]] = r
-            self.learn(r)
+            self.count_noticing_test(r)
             with open(self.results, "a") as f:
                 f.write(json.dumps(r) + "\n")
             if r["verdict"] in ("killed", "survived", "not covered"):
-                print("%4d %s %s:%d %s%s  %s" % (self.judged(), r["key"], r["path"], r["line"], r["verdict"],
+                print("%4d %s %s:%d %s%s  %s" % (self.count_judged(), r["key"], r["path"], r["line"], r["verdict"],
                       " by " + r["by"] if r.get("by") else "", " ".join(r["new"].split())), flush=True)
 
-    def order(self, path, names):
-        def cost(n):
+    def sort_by_cost(self, path, names):
+        def expected_cost(n):
             return self.seconds[n] / (1 + 20 * self.noticed.get((path, n), 0) + self.noticed.get((None, n), 0))
-        return sorted(names, key=cost)
+        return sorted(names, key=expected_cost)
 
-    def judge(self, tree, tests, objects, m):
+    def run_mutant(self, tree, tests, objects, m):
         """Apply the mutant, run the tests of its line until one fails, restore the source.  Return the verdict."""
         path = os.path.join(tree.source, m["path"])
         good = open(path).read()
@@ -298,7 +299,7 @@ class Judge:
         try:
             with open(path, "w") as f:
                 f.write("\n".join(bad))
-            code, _ = run(["ninja", "-C", tree.build, obj])
+            code, _ = run_command(["ninja", "-C", tree.build, obj])
             if code:
                 return dict(r, verdict="does not compile")
             same = hashlib.sha256(open(os.path.join(tree.build, obj), "rb").read()).hexdigest()
@@ -306,22 +307,22 @@ class Judge:
                 first = self.objects.setdefault((m["path"], same), m["key"])
             if first != m["key"]:
                 return dict(r, verdict="same object as " + first)
-            names = tests_of(self.lines, self.seconds, m["path"], m["line"]) & set(tests)
+            names = tests_of_line(self.lines, self.seconds, m["path"], m["line"]) & set(tests)
             if not names:
                 return dict(r, verdict="not covered")
             began = time.monotonic()
             ran = 0
             while names:
                 with self.lock:
-                    name = self.order(m["path"], names)[0]
+                    name = self.sort_by_cost(m["path"], names)[0]
                 names.discard(name)
-                code, out = run(["ninja", "-C", tree.build] + tree.targets(tests[name]))
+                code, out = run_command(["ninja", "-C", tree.build] + tree.programs_of_test(tests[name]))
                 if code:
                     return dict(r, verdict="does not link", said=out[-1000:])
                 limit = SLACK + TIMES * self.seconds[name]
-                code, took, out = tree.play(tests[name], limit)
+                code, took, out = tree.run_test(tests[name], limit)
                 if code == "late":  # another program may have slowed the machine
-                    code, took, out = tree.play(tests[name], 4 * limit)
+                    code, took, out = tree.run_test(tests[name], 4 * limit)
                 ran += 1
                 if code not in (0, 77):
                     return dict(r, verdict="killed", by=name, code=code, took=round(time.monotonic() - began, 1), ran=ran)
@@ -330,8 +331,8 @@ class Judge:
             with open(path, "w") as f:
                 f.write(good)
 
-    def work(self, tree, draw):
-        tests = tree.tests()
+    def run_until_done(self, tree, draw):
+        tests = tree.list_tests()
         objects = {}
         for c in json.load(open(os.path.join(tree.build, "compile_commands.json"))):
             obj = re.search(r" -o (\S+)", c["command"]).group(1)
@@ -344,7 +345,7 @@ class Judge:
                     self.objects.setdefault((path, h), "the source")
         while True:
             with self.lock:
-                if self.count and self.judged() + self.busy >= self.count:
+                if self.count and self.count_judged() + self.busy >= self.count:
                     return
                 m = next(draw, None)
                 if m is None:
@@ -353,14 +354,14 @@ class Judge:
                     continue
                 self.busy += 1
             try:
-                r = self.judge(tree, tests, objects, m)
+                r = self.run_mutant(tree, tests, objects, m)
             finally:
                 with self.lock:
                     self.busy -= 1
-            self.keep(r)
+            self.record_result(r)
 
 
-def summary(judge):
+def print_summary(judge):
     by = {}
     for r in judge.seen.values():
         room = os.path.dirname(r["path"])
@@ -383,38 +384,38 @@ def main():
     a.add_argument("--list", action="store_true")
     a.add_argument("--again")
     o = a.parse_args()
-    root = must(["git", "rev-parse", "--show-toplevel"]).strip()
+    root = run_or_exit(["git", "rev-parse", "--show-toplevel"]).strip()
     room = os.path.abspath(os.path.join(root, o.room))
     os.makedirs(room, exist_ok=True)
     if o.list:
-        judge = Judge(room, 0, {}, {})
+        judge = MutantRunner(room, 0, {}, {})
         for r in sorted(judge.seen.values(), key=lambda r: (r["path"], r["line"])):
             if r["verdict"] in ("survived", "not covered"):
                 print("%s %s:%d %s\n  - %s\n  + %s" % (r["key"], r["path"], r["line"], r["verdict"], r["old"].strip(),
                                                       " ".join(r["new"].split())))
-        summary(judge)
+        print_summary(judge)
         return
-    gcov = Tree(room, "gcov", "-O1 --coverage")
-    gcov.make(root)
-    lines, seconds = coverage(room, gcov)
-    trees = [Tree(room, "tree%d" % j, "-O1") for j in range(o.jobs)]
+    gcov = TreeCopy(room, "gcov", "-O1 --coverage")
+    gcov.copy_and_build(root)
+    lines, seconds = measure_coverage(room, gcov)
+    trees = [TreeCopy(room, "tree%d" % j, "-O1") for j in range(o.jobs)]
     for t in trees:
-        t.make(root)
-    found = [f for f in mutants_of(trees[0]) if re.search(o.only, f[0])]
+        t.copy_and_build(root)
+    found = [f for f in make_mutants(trees[0]) if re.search(o.only, f[0])]
     print("%d mutants of %d lines" % (sum(len(f[2]) for f in found), len(found)), flush=True)
-    judge = Judge(room, o.count, lines, seconds)
-    draw = drawn(found, o.seed)
+    judge = MutantRunner(room, o.count, lines, seconds)
+    draw = draw_mutants(found, o.seed)
     if o.again:
         asked = re.findall(r"^(\S+\.c)$\n +- (.*)\n +\+ (.*)$", open(o.again).read(), re.M)
-        draw = ({"key": key_of(p, n, new), "path": p, "line": n, "new": new, "rule": "asked"}
+        draw = ({"key": mutant_key(p, n, new), "path": p, "line": n, "new": new, "rule": "asked"}
                 for p, old, new in asked for n, line in enumerate(open(os.path.join(trees[0].source, p)), 1)
                 if line.split() == old.split())
-    workers = [threading.Thread(target=judge.work, args=(t, draw)) for t in trees]
+    workers = [threading.Thread(target=judge.run_until_done, args=(t, draw)) for t in trees]
     for w in workers:
         w.start()
     for w in workers:
         w.join()
-    summary(judge)
+    print_summary(judge)
 
 
 if __name__ == "__main__":

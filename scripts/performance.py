@@ -30,7 +30,7 @@ TABLES = {
 }
 
 
-def measure(folder, program, only):
+def run_benchmarks(folder, program, only):
     folder.mkdir(parents=True, exist_ok=True)
     lines = {}
     for name, (arguments, _) in TABLES.items():
@@ -43,11 +43,11 @@ def measure(folder, program, only):
         (folder / f"{name}.jsonl").write_text(lines[arguments])
 
 
-def digits(ms):
+def format_ms(ms):
     return "" if ms is None else f"{ms:,.0f}" if ms >= 1000 else f"{ms:.3g}"
 
 
-def table(folder, name):
+def make_table(folder, name):
     arguments, cases = TABLES[name]
     lines = [json.loads(line) for line in (folder / f"{name}.jsonl").read_text().splitlines()]
     machine = next(line["machine"] for line in lines if "machine" in line)
@@ -64,11 +64,11 @@ def table(folder, name):
         if "case" not in line or not re.search(cases, line["case"]):
             continue
         ratio = line["ratio"]
-        cells = [f"`{line['case']}`", digits(line["median_ms"]), digits(line["spread_ms"]), digits(line["floor_ms"]),
+        cells = [f"`{line['case']}`", format_ms(line["median_ms"]), format_ms(line["spread_ms"]), format_ms(line["floor_ms"]),
                  "" if ratio is None else f"{ratio:.2f}"]
         if peer["peer"]:
             theirs = peer["ms"].get(line["case"])
-            cells += [digits(theirs), "" if theirs is None else f"{line['median_ms'] / theirs:.2f}"]
+            cells += [format_ms(theirs), "" if theirs is None else f"{line['median_ms'] / theirs:.2f}"]
         out.append("| " + " | ".join(cells) + " |")
     return "\n".join(out) + "\n"
 
@@ -82,13 +82,13 @@ def main():
     parser.add_argument("--write", type=pathlib.Path, metavar="PAGE")
     args = parser.parse_args()
     if args.what == "measure":
-        measure(args.folder, args.program, args.only)
+        run_benchmarks(args.folder, args.program, args.only)
         return
     page = args.write.read_text() if args.write else None
     for name in TABLES:
         if not (args.folder / f"{name}.jsonl").exists():
             continue
-        text = table(args.folder, name)
+        text = make_table(args.folder, name)
         if page is None:
             print(f"<!-- table {name} -->\n{text}<!-- end {name} -->\n")
         elif f"<!-- table {name} -->" in page:

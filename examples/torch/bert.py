@@ -3,9 +3,10 @@
 
     bert.py [--task classify | answer] [--model FOLDER of a model of transformers] [--method kaisa]
 
-With the package transformers the script trains the model of --model; without --model, a small BERT of random weights.  Without
-the package it trains a small encoder of PyTorch, which has the same outputs.  --data is a file of torch.save: {"tokens": [n, t], "labels": [n]} for classify,
-{"tokens": [n, t], "begin": [n], "end": [n]} for answer; without --data the texts are generated.
+With the package transformers the script trains the model of --model; without --model, a small BERT of random weights.
+Without the package it trains a small encoder of PyTorch, which has the same outputs.  --data is a file of torch.save:
+{"tokens": [n, t], "labels": [n]} for classify, {"tokens": [n, t], "begin": [n], "end": [n]} for answer; without --data the
+texts are generated.
 """
 import sys
 
@@ -14,7 +15,7 @@ from torch import nn
 import torch.nn.functional as F
 
 import common
-from translate import Layer
+from translate import TransformerLayer
 
 try:
     import transformers
@@ -28,7 +29,7 @@ class Encoder(nn.Module):
     def __init__(self, outputs, each_token, words=64, width=32, layers=2):
         super().__init__()
         self.embed, self.place = nn.Embedding(words, width), nn.Embedding(128, width)
-        self.layers = nn.ModuleList(Layer(width, 4, False) for _ in range(layers))
+        self.layers = nn.ModuleList(TransformerLayer(width, 4, False) for _ in range(layers))
         self.head, self.each_token = nn.Linear(width, outputs), each_token
 
     def forward(self, tokens):
@@ -39,7 +40,7 @@ class Encoder(nn.Module):
         return self.head(x if self.each_token else x[:, 0])
 
 
-class Wrapped(nn.Module):
+class TransformersBert(nn.Module):
     """A BERT of the package transformers with the outputs of Encoder."""
 
     def __init__(self, answer, folder):
@@ -54,7 +55,7 @@ class Wrapped(nn.Module):
         return torch.stack([found.start_logits, found.end_logits], -1) if self.answer else found.logits
 
 
-def texts(args, answer):
+def read_or_make_texts(args, answer):
     """Return tokens and labels.  A generated label says whether token 4 occurs more often than 5, or where tokens 2 and 3 are."""
     if args.data:
         stored = torch.load(args.data)
@@ -71,7 +72,7 @@ def texts(args, answer):
     return tokens, begin, end
 
 
-def answers(args):
+def make_answer_loss(args):
     def loss_of(model, batch):
         output = model(batch[0])
         return (F.cross_entropy(output[..., 0], batch[1], label_smoothing=args.label_smoothing)
@@ -83,17 +84,18 @@ def main():
     tuned = "--model" in sys.argv  # defaults of kfac_pytorch's SQuAD script, else for random weights
     standard = dict(batch_size=4, lr=5e-6, kl_clip=None, inv_update_steps=1) if tuned else dict(batch_size=32, lr=0.02,
                                                                                                 inv_update_steps=10)
-    parser = common.options(__doc__, epochs=3, momentum=0.8, weight_decay=0.0, damping=0.03, **standard)
+    parser = common.make_parser(__doc__, epochs=3, momentum=0.8, weight_decay=0.0, damping=0.03, **standard)
     parser.add_argument("--task", choices=("classify", "answer"), default="classify")
     parser.add_argument("--model", help="folder of a saved transformers model")
-    args = common.parse(parser)
+    args = common.parse_arguments(parser)
     torch.manual_seed(args.seed)
     answer = args.task == "answer"
     if args.model and transformers is None:
         sys.exit("--model: transformers is not installed (pip install transformers)")
-    model = Encoder(2, answer) if transformers is None else Wrapped(answer, args.model)
-    return common.train(args, model, common.shuffled(args, *texts(args, answer)),
-                        (answers if answer else common.classify)(args), None if answer else common.share_right)
+    model = Encoder(2, answer) if transformers is None else TransformersBert(answer, args.model)
+    return common.train(args, model, common.shuffled_batches(args, *read_or_make_texts(args, answer)),
+                        (make_answer_loss if answer else common.make_classification_loss)(args),
+                        None if answer else common.accuracy_of_batch)
 
 
 if __name__ == "__main__":

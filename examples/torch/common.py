@@ -20,11 +20,11 @@ except ImportError as missing:
     sys.exit(f"{missing}: pip install . in the folder of natgrad")
 
 
-def number_or_none(text):
+def parse_number_or_none(text):
     return None if text == "none" else float(text)
 
 
-def options(doc, **standard):
+def make_parser(doc, **standard):
     """Return the parser; `standard` has the published values of this task, which become defaults."""
     values = dict(method="natgrad", optimizer="sgd", epochs=1, batch_size=32, accumulation_steps=1, lr=0.1, lr_decay_alpha=0.1,
                   momentum=0.9, weight_decay=5e-4, label_smoothing=0.0, damping=0.003, damping_alpha=0.5, kl_clip=0.001,
@@ -35,7 +35,7 @@ def options(doc, **standard):
     values.update(standard)
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, value in values.items():
-        kind = number_or_none if name == "kl_clip" else type(value)
+        kind = parse_number_or_none if name == "kl_clip" else type(value)
         parser.add_argument("--" + name.replace("_", "-"), type=kind, default=value)
     for name, value in lists.items():
         parser.add_argument("--" + name.replace("_", "-"), nargs="*", type=str if name == "skip_layers" else int,
@@ -47,7 +47,7 @@ def options(doc, **standard):
     return parser
 
 
-def parse(parser, published=()):
+def parse_arguments(parser, published=()):
     """Return the arguments.  `published` maps a method to the defaults of its own script for this task, where they differ."""
     method = parser.parse_known_args()[0].method
     parser.set_defaults(**dict(published).get(method, {}))
@@ -69,7 +69,7 @@ class Method:
     output layer that lzhangbv's scripts do not precondition."""
 
     def __init__(self, args, model, vocabulary=None):
-        name, self.preconditioner, self.changes = args.method, None, []
+        name, self.preconditioner, self.schedulers = args.method, None, []
         periods = dict(factor_update_steps=args.factor_update_steps, inv_update_steps=args.inv_update_steps)
         number = dict(lr=args.lr, damping=args.damping, kl_clip=args.kl_clip)
         kind = "adamw" if name == "adamw" else "sgd" if name == "sgd" else args.optimizer
@@ -96,13 +96,13 @@ class Method:
             self.preconditioner = compat.KFACPreconditioner(
                 model, **periods, damping=args.damping, kl_clip=args.kl_clip, factor_decay=args.stat_decay, lr=own["lr"],
                 accumulation_steps=args.accumulation_steps, skip_layers=args.skip_layers)
-            self.changes.append(self.of_kaisa(args))
+            self.schedulers.append(self.make_kaisa_scheduler(args))
         elif name in LZHANGBV:
             self.preconditioner = compat.get_kfac_module(name)(
                 model, **number, factor_decay=args.stat_decay, fac_update_freq=args.factor_update_steps,
                 kfac_update_freq=args.inv_update_steps, exclude_vocabulary_size=vocabulary)
-            self.changes.append(compat.KFACParamScheduler(self.preconditioner, args.damping_alpha, args.damping_decay,
-                                                          args.update_steps_alpha, args.update_steps_decay))
+            self.schedulers.append(compat.KFACParamScheduler(self.preconditioner, args.damping_alpha, args.damping_decay,
+                                                             args.update_steps_alpha, args.update_steps_decay))
         elif name == "spngd":
             self.preconditioner = natgrad.SPNGD(model, **own)
         elif name == "natgrad":
@@ -112,24 +112,25 @@ class Method:
             self.preconditioner = natgrad.Eva(model, **own, **clip, stat_decay=args.stat_decay)
         elif name not in ("none", "sgd", "adamw") + WINDOWS:
             sys.exit(f"--method {name}: expected a method of the list in --help or common.py")
-        self.teller = self.preconditioner or (self.optimizer if name in WINDOWS else None)
+        self.reporter = self.preconditioner or (self.optimizer if name in WINDOWS else None)
         for one in [self.optimizer] + ([self.preconditioner] if name in LZHANGBV else []):
-            self.changes.append(torch.optim.lr_scheduler.MultiStepLR(one, args.lr_decay, args.lr_decay_alpha))
+            self.schedulers.append(torch.optim.lr_scheduler.MultiStepLR(one, args.lr_decay, args.lr_decay_alpha))
 
-    def of_kaisa(self, args):
+    def make_kaisa_scheduler(self, args):
         """Return KAISA's scheduler.  It multiplies the current value, so the factor is alpha in the listed epochs only, else 1."""
         self.epochs = 0
 
-        def at(epochs, alpha):
+        def factor_in_epochs(epochs, alpha):
             return lambda step: alpha if self.epochs in epochs else 1
-        steps = at(args.update_steps_decay, args.update_steps_alpha)
-        return compat.LambdaParamScheduler(self.preconditioner, damping_lambda=at(args.damping_decay, args.damping_alpha),
+        steps = factor_in_epochs(args.update_steps_decay, args.update_steps_alpha)
+        return compat.LambdaParamScheduler(self.preconditioner,
+                                           damping_lambda=factor_in_epochs(args.damping_decay, args.damping_alpha),
                                            factor_update_steps_lambda=steps, inv_update_steps_lambda=steps)
 
-    def epoch_is_over(self):
+    def end_epoch(self):
         self.epochs = getattr(self, "epochs", 0) + 1
-        for change in self.changes:
-            change.step()
+        for scheduler in self.schedulers:
+            scheduler.step()
 
     def step(self):
         if self.preconditioner is not None:
@@ -143,8 +144,8 @@ def train(args, model, batches, loss_of, accuracy_of=None, test=None, vocabulary
     model.to(args.device)
     method, losses, parts = Method(args, model, vocabulary), [], args.accumulation_steps
     log = None
-    if args.log and method.teller is not None:
-        log = natgrad.Log(os.path.join(args.log, "log.jsonl"), method.teller)
+    if args.log and method.reporter is not None:
+        log = natgrad.Log(os.path.join(args.log, "log.jsonl"), method.reporter)
     for epoch in range(args.epochs):
         model.train()
         begin, right, count = len(losses), 0.0, 0
@@ -166,20 +167,20 @@ def train(args, model, batches, loss_of, accuracy_of=None, test=None, vocabulary
                 break
         mean = sum(losses[begin:]) / max(len(losses) - begin, 1)
         accuracy = right / count if count else None
-        tested = tested_by(model, test, loss_of, accuracy_of, args.device) if test else None
+        tested = measure_accuracy(model, test, loss_of, accuracy_of, args.device) if test else None
         print(f"epoch {epoch + 1}: loss {mean:.4f}" + ("" if accuracy is None else f", accuracy {100 * accuracy:.1f} %")
               + ("" if tested is None else f", test {100 * tested:.1f} %"), flush=True)
         if log is not None:
             log.epoch(epoch, lr, mean, accuracy, test_accuracy=tested)
         if args.steps and len(losses) >= args.steps:
             break
-        method.epoch_is_over()
+        method.end_epoch()
     if log is not None:
         log.end()
     return losses
 
 
-def tested_by(model, test, loss_of, accuracy_of, device):
+def measure_accuracy(model, test, loss_of, accuracy_of, device):
     model.eval()
     with torch.no_grad():
         found = [accuracy_of(loss_of(model, batch)[1], batch)
@@ -187,7 +188,7 @@ def tested_by(model, test, loss_of, accuracy_of, device):
     return sum(found) / len(found)
 
 
-def shuffled(args, *tensors):
+def shuffled_batches(args, *tensors):
     """Return a function that yields the batches of an epoch, in a new random order, without an incomplete last batch."""
     size = args.batch_size * args.accumulation_steps
 
@@ -198,12 +199,12 @@ def shuffled(args, *tensors):
     return batches
 
 
-def classify(args):
+def make_classification_loss(args):
     def loss_of(model, batch):
         output = model(batch[0])
         return torch.nn.functional.cross_entropy(output, batch[1], label_smoothing=args.label_smoothing), output
     return loss_of
 
 
-def share_right(output, batch):
+def accuracy_of_batch(output, batch):
     return (output.argmax(1) == batch[1]).float().mean().item()

@@ -13,11 +13,11 @@ from torch import nn
 import common
 
 
-def conv(ins, outs, kernel, stride=1):
+def make_conv(ins, outs, kernel, stride=1):
     return nn.Conv2d(ins, outs, kernel, stride, kernel // 2, bias=False)
 
 
-class Block(nn.Module):
+class ResidualBlock(nn.Module):
     """A residual block: two convolutions (three in a bottleneck block) and a shortcut."""
 
     def __init__(self, ins, width, stride, bottleneck):
@@ -25,31 +25,31 @@ class Block(nn.Module):
         outs = width * (4 if bottleneck else 1)
         sizes = [(ins, width, 1, 1), (width, width, 3, stride), (width, outs, 1, 1)] if bottleneck else [
             (ins, width, 3, stride), (width, outs, 3, 1)]
-        layers = [layer for size in sizes for layer in (conv(*size), nn.BatchNorm2d(size[1]), nn.ReLU(inplace=True))]
+        layers = [layer for size in sizes for layer in (make_conv(*size), nn.BatchNorm2d(size[1]), nn.ReLU(inplace=True))]
         self.body = nn.Sequential(*layers[:-1])
         self.shortcut = nn.Identity() if stride == 1 and ins == outs else nn.Sequential(
-            conv(ins, outs, 1, stride), nn.BatchNorm2d(outs))
+            make_conv(ins, outs, 1, stride), nn.BatchNorm2d(outs))
         self.outs = outs
 
     def forward(self, x):
         return torch.relu(self.body(x) + self.shortcut(x))
 
 
-def network(depth, imagenet):
+def make_resnet(depth, imagenet):
     if imagenet:
         counts = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3)}[depth]
-        stem, ins = [conv(3, 64, 7, 2), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(3, 2, 1)], 64
+        stem, ins = [make_conv(3, 64, 7, 2), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(3, 2, 1)], 64
     else:
-        counts, stem, ins = ((depth - 2) // 6,) * 3, [conv(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU()], 16
+        counts, stem, ins = ((depth - 2) // 6,) * 3, [make_conv(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU()], 16
     width = ins
     for stage, count in enumerate(counts):
         for i in range(count):
-            stem.append(Block(ins, width << stage, 2 if i == 0 and stage > 0 else 1, imagenet and depth >= 50))
+            stem.append(ResidualBlock(ins, width << stage, 2 if i == 0 and stage > 0 else 1, imagenet and depth >= 50))
             ins = stem[-1].outs
     return nn.Sequential(*stem, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(ins, 1000 if imagenet else 10))
 
 
-def cifar(folder):
+def read_cifar(folder):
     """Return images and labels; of the five binary files, those missing in `folder` are left out."""
     mean, deviation = ((torch.tensor(v) * 255).reshape(1, 3, 1, 1) for v in ((0.4914, 0.4822, 0.4465),
                                                                             (0.2470, 0.2435, 0.2616)))
@@ -64,7 +64,7 @@ def cifar(folder):
     return (rows[:, 1:].reshape(-1, 3, 32, 32).float() - mean) / deviation, rows[:, 0].long()
 
 
-def published(imagenet):
+def published_defaults(imagenet):
     """Return, for each method, the values of its own script that differ from kfac-pytorch's, which are the defaults."""
     step = dict(inv_update_steps=1, factor_update_steps=1)
     if imagenet:
@@ -79,7 +79,7 @@ def published(imagenet):
     return dict(eigen_dp=of_dp, inverse_dp=of_dp, eigen=of_dp, inverse=of_dp, eva=eva, efcp=efcp, mfac=mfac)
 
 
-def images(args):
+def make_image_batches(args):
     """Return the function batches() of common.train: ImageNet, CIFAR-10, or generated images."""
     if args.imagenet and args.data:
         try:
@@ -93,10 +93,10 @@ def images(args):
                                              args.batch_size * args.accumulation_steps, shuffle=True, drop_last=True, num_workers=4)
         return lambda: loader
     if args.data:
-        return common.shuffled(args, *cifar(args.data))
+        return common.shuffled_batches(args, *read_cifar(args.data))
     size, count = (args.image or (64 if args.imagenet else 32)), 512
     labels = torch.randint(10, (count,))
-    return common.shuffled(args, torch.randn(10, 3, size, size)[labels] + torch.randn(count, 3, size, size), labels)
+    return common.shuffled_batches(args, torch.randn(10, 3, size, size)[labels] + torch.randn(count, 3, size, size), labels)
 
 
 def main():
@@ -104,11 +104,12 @@ def main():
     standard = dict(batch_size=32, lr=0.0125, lr_decay=(25, 35, 40, 45, 50), weight_decay=5e-5, damping=0.001,
                     factor_update_steps=10, inv_update_steps=100, epochs=55, label_smoothing=0.1) if imagenet else dict(
                         batch_size=128, lr=0.1, lr_decay=(35, 75, 90), weight_decay=5e-4, epochs=100)
-    parser = common.options(__doc__, depth=50 if imagenet else 32, image=0, **standard)
+    parser = common.make_parser(__doc__, depth=50 if imagenet else 32, image=0, **standard)
     parser.add_argument("--imagenet", action="store_true")
-    args = common.parse(parser, published(imagenet))
+    args = common.parse_arguments(parser, published_defaults(imagenet))
     torch.manual_seed(args.seed)
-    return common.train(args, network(args.depth, imagenet), images(args), common.classify(args), common.share_right)
+    return common.train(args, make_resnet(args.depth, imagenet), make_image_batches(args),
+                        common.make_classification_loss(args), common.accuracy_of_batch)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from torch import nn
 import torch.nn.functional as F
 
 
-def rows_of(module, x):
+def layer_input_rows(module, x):
     """Inputs of a layer as [B, S, p] without the bias: the patches of a convolution by unfold."""
     if isinstance(module, nn.Linear):
         return x.reshape(x.shape[0], -1, x.shape[-1])
@@ -25,19 +25,19 @@ def rows_of(module, x):
     return patches.transpose(1, 2)
 
 
-def calls_of(model, names, losses, rounded=False):
+def record_layer_calls(model, names, losses, rounded=False):
     """For each layer: (input rows [B,S,p], output gradients [B,S,q]) of every call, and the gradients D.  The model runs in
     float64, or, if rounded=True, in its own dtypes."""
     model = copy.deepcopy(model) if rounded else copy.deepcopy(model).double()
     model.zero_grad()
     modules, calls = dict(model.named_modules()), {name: [] for name in names}
     for name in names:
-        def hook(module, inputs, output, name=name):
+        def record_call(module, inputs, output, name=name):
             if output.requires_grad:
                 pair = [inputs[0].detach().double(), None, module]
                 calls[name].append(pair)
                 output.register_hook(lambda g, pair=pair: pair.__setitem__(1, g.detach().double()))
-        modules[name].register_forward_hook(hook)
+        modules[name].register_forward_hook(record_call)
     for loss in losses(model):
         loss.backward()
     found = {}
@@ -47,17 +47,17 @@ def calls_of(model, names, losses, rounded=False):
             if g is None:
                 continue
             g = g.reshape(g.shape[0], -1, g.shape[-1]) if isinstance(m, nn.Linear) else g.flatten(2).transpose(1, 2)
-            pairs.append((rows_of(m, x), g))
+            pairs.append((layer_input_rows(m, x), g))
         grads = [module.weight.grad] + ([module.bias.grad] if module.bias is not None else [])
         found[name] = (pairs, [g if g is None else g.clone().double() for g in grads], module)
     return found
 
 
-def kfac(model, names, losses, damping, scale=1.0, bias=True, rounded=False):
+def kfac_gradients(model, names, losses, damping, scale=1.0, bias=True, rounded=False):
     """{name: [new gradient of the weight, of the bias]}.  `losses(model)` yields the losses, each multiplied by `scale`.
     bias=False omits the bias from D and A."""
     found = {}
-    for name, (pairs, grads, module) in calls_of(model, names, losses, rounded).items():
+    for name, (pairs, grads, module) in record_layer_calls(model, names, losses, rounded).items():
         with_bias = bias and module.bias is not None
         weight = sum(x.shape[0] for x, _ in pairs)
         A = G = 0.0
@@ -82,6 +82,6 @@ def kfac(model, names, losses, damping, scale=1.0, bias=True, rounded=False):
     return found
 
 
-def distance(got, expected):
+def relative_difference(got, expected):
     """Largest difference over the largest number."""
     return ((got.double() - expected).abs().max() / expected.abs().max()).item()

@@ -12,7 +12,7 @@ if not torch.__version__.startswith("1."):
 
 os.environ.setdefault("NG_THREADS", "1")  # ranks share the processors
 
-def _child(rank, world, file, function, arguments, results):
+def _run_rank(rank, world, file, function, arguments, results):
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=world)
     try:
@@ -24,14 +24,14 @@ def _child(rank, world, file, function, arguments, results):
     torch.distributed.destroy_process_group()
 
 
-def run(world, function, *arguments):
+def run_on_ranks(world, function, *arguments):
     """Return [function(rank, world, *arguments) of each rank]; raise the exception of a rank.  A rank that does not answer
     within NG_TEST_TIMEOUT seconds, or ten minutes on a slow and busy machine, counts as hanging."""
     context = processes.get_context("fork")
     results = context.SimpleQueue()
     with tempfile.TemporaryDirectory() as folder:
         file = os.path.join(folder, "meet")
-        children = [context.Process(target=_child, args=(r, world, file, function, arguments, results), daemon=True)
+        children = [context.Process(target=_run_rank, args=(r, world, file, function, arguments, results), daemon=True)
                     for r in range(world)]
         for child in children:
             child.start()

@@ -17,12 +17,12 @@ GOLDEN = os.path.join(os.environ.get("NG_TEST_SOURCE_DIR", os.path.join(os.path.
 TOLERANCE = 1e-5  # relative to the largest entry of a step and layer; a recording may state a larger tolerance with the reason
 
 
-def names(*patterns):
+def recording_names(*patterns):
     return sorted(os.path.basename(file)[:-len(".safetensors")] for pattern in patterns
                   for file in glob.glob(os.path.join(GOLDEN, pattern + ".safetensors")))
 
 
-def read(name):
+def read_recording(name):
     """(the description of the case, {array: tensor})"""
     with open(os.path.join(GOLDEN, name + ".safetensors"), "rb") as file:
         data = file.read()
@@ -37,7 +37,7 @@ def read(name):
     return case, arrays
 
 
-def model_of(case, arrays):
+def make_recorded_model(case, arrays):
     torch.manual_seed(0)
     model = nn.Module()
     for name in case["order"]:
@@ -54,7 +54,7 @@ def model_of(case, arrays):
     return model
 
 
-def preconditioner_of(case, model, **more):
+def make_recorded_preconditioner(case, model, **more):
     """A preconditioner of the published class with the published arguments."""
     config = dict(case["config"])
     system, method = config.pop("system"), config.pop("method", None)
@@ -63,11 +63,11 @@ def preconditioner_of(case, model, **more):
     return kfac.get_kfac_module("eva" if system == "Eva" else method)(model, **config, **more)
 
 
-def replay(case, arrays, rank=None, make=preconditioner_of, **more):
+def replay(case, arrays, rank=None, make=make_recorded_preconditioner, **more):
     """Run the recording through the model; return the largest error relative to the largest recorded entry."""
     if case["config"]["system"] == "chainerkfac":
-        return replay_optimizer(case, arrays, rank, **more)
-    model = model_of(case, arrays)
+        return replay_spngd(case, arrays, rank, **more)
+    model = make_recorded_model(case, arrays)
     k, largest = make(case, model, **more), 0.0
     mine = "" if rank is None else f"r{rank}."
     micro = case["micro_batches"]
@@ -93,7 +93,7 @@ def replay(case, arrays, rank=None, make=preconditioner_of, **more):
     return largest
 
 
-def spngd_of(case, model, **more):
+def make_recorded_spngd(case, model, **more):
     """An optimizer with the published arguments.  No program has `ema_leak` false, which restores averages after each
     inverse."""
     config = dict(case["config"], **more)
@@ -105,20 +105,20 @@ def spngd_of(case, model, **more):
                          stat_decay=1 - config["cov_ema_decay"], norm_damping=config["stab_coeff"])
 
 
-def replay_optimizer(case, arrays, rank=None, **more):
+def replay_spngd(case, arrays, rank=None, **more):
     """SP-NGD: replay() that also compares weights and momentum."""
-    model, largest = model_of(case, arrays), 0.0
-    optimizer, micro = spngd_of(case, model, **more), case["micro_batches"]
+    model, largest = make_recorded_model(case, arrays), 0.0
+    optimizer, micro = make_recorded_spngd(case, model, **more), case["micro_batches"]
     mine = "" if rank is None else f"r{rank}."
     norm = dict(weight="gamma", bias="beta")
     for step in range(case["steps"]):
-        def recorded(name, kind, what):
+        def recorded_array(name, kind, what):
             layer, part = name.rsplit(".", 1)
             part = norm[part] if isinstance(getattr(model, layer), (nn.BatchNorm1d, nn.BatchNorm2d)) else part
             return arrays[f"s{step}.{layer}.{part}.{what}"].reshape(kind.shape)
         with torch.no_grad():
             for name, p in model.named_parameters():
-                p.copy_(recorded(name, p, "before"))
+                p.copy_(recorded_array(name, p, "before"))
         if isinstance(optimizer, kfac.SPNGD):
             optimizer.param_groups[0]["lr"] = case["lr_steps"][step]
         for m in range(micro):
@@ -127,12 +127,12 @@ def replay_optimizer(case, arrays, rank=None, **more):
             for name in case["order"]:
                 getattr(model, name)(arrays[f"{at}{name}.a"].clone().requires_grad_()).backward(arrays[f"{at}{name}.g"])
             for name, p in model.named_parameters():
-                p.grad = recorded(name, p, "grad").clone()
+                p.grad = recorded_array(name, p, "grad").clone()
             optimizer.step()
         for layer in case["order"]:
             error = size = 0.0
             for part, p in getattr(model, layer).named_parameters():
-                expected = recorded(f"{layer}.{part}", p, "out")
+                expected = recorded_array(f"{layer}.{part}", p, "out")
                 difference = (p.grad - expected).abs().max().item()
                 error = max(error, difference if difference == difference else float("inf"))
                 size = max(size, expected.abs().max().item())
@@ -141,7 +141,7 @@ def replay_optimizer(case, arrays, rank=None, **more):
             continue
         for name, p in model.named_parameters():
             for what, got in (("v", optimizer.state[p]["momentum_buffer"]), ("after", p.detach())):
-                expected = recorded(name, p, what)
+                expected = recorded_array(name, p, what)
                 # the errors of four directions, and the rounding of their sum
                 assert (got - expected).abs().max() <= 2e-4 * expected.abs().max() + 1e-7, (name, step, what)
     return largest

@@ -9,15 +9,15 @@ import torch.nn.functional as F
 
 import natgrad
 from natgrad import _core
-from front import DAMPING, Case, grads, make
+from front import DAMPING, Case, gradients_of, make_preconditioner
 
 EPS = 2.0**-24  # gradients, A, G and the solve are float32: a few EPS times the condition of the damped factors
 
 
-def by_definition(model, name, loss, counts, damping=DAMPING, full=False):
+def embedding_gradient_by_definition(model, name, loss, counts, damping=DAMPING, full=False):
     """(new gradient, tolerance) of the embedding `name`: P = (A + pi sqrt(l) I)^-1 D (G + sqrt(l)/pi I)^-1; full: l on both
     sides.  A = E[a a'], a: the sum of the unit vectors of a sample's tokens.  G = E[d d'] over positions, d: samples times
-    the output gradient.  counts(one, tokens, gradients) returns the diagonal of A and the rows d of one call."""
+    the output gradient.  diagonal_and_rows(one, tokens, gradients) returns the diagonal of A and the rows d of one call."""
     model = copy.deepcopy(model).double()
     module, calls = dict(model.named_modules())[name], []
 
@@ -38,44 +38,44 @@ def by_definition(model, name, loss, counts, damping=DAMPING, full=False):
     return torch.linalg.solve(right, (D / left[:, None]).t()).t(), 10 * EPS * condition
 
 
-def of_samples(samples, padding=None):
+def counts_per_sample(samples, padding=None):
     """Every token belongs to one sample; tokens equal to `padding` are ignored."""
-    def counts(one, tokens, g):
+    def diagonal_and_rows(one, tokens, g):
         keep = torch.ones(tokens.numel(), dtype=torch.bool) if padding is None else (tokens != padding).flatten()
         return one.flatten(0, -2)[keep].sum(0) / samples, samples * g.flatten(0, -2)[keep]
-    return counts
+    return diagonal_and_rows
 
 
-def of_all(samples):
+def counts_of_shared_input(samples):
     """The table is read once for all samples.  B times the square of a mean over B samples is the mean square of one."""
-    def counts(one, _tokens, g):
+    def diagonal_and_rows(one, _tokens, g):
         return one.flatten(0, -2).sum(0) if one.dim() > 1 else one, samples**0.5 * g.reshape(-1, g.shape[-1])
-    return counts
+    return diagonal_and_rows
 
 
-class Words(nn.Module):
+class EmbeddingNet(nn.Module):
     """An embedding of `read(tokens)`, tokens [B, T], and a head."""
 
     def __init__(self, table, read=lambda x: x, of_head=None):
         super().__init__()
         torch.manual_seed(3)
         self.table, self.head, self.read = table, nn.Linear(table.embedding_dim, 3), read
-        self.join = of_head or (lambda x, e: e)
+        self.head_input = of_head or (lambda x, e: e)
 
     def forward(self, x):
-        return self.head(torch.tanh(self.join(x, self.table(self.read(x)))))
+        return self.head(torch.tanh(self.head_input(x, self.table(self.read(x)))))
 
 
-def table(tokens=7, features=4, **more):
+def make_table(tokens=7, features=4, **more):
     torch.manual_seed(5)
     return nn.Embedding(tokens, features, **more)
 
 
-def places(x):
+def positions_of(x):
     return torch.arange(x.shape[1])
 
 
-def mean_loss(x, samples):
+def make_mean_loss(x, samples):
     torch.manual_seed(6)
     factor = torch.rand(x.numel() * 6 + 99, dtype=torch.float64)
 
@@ -86,10 +86,11 @@ def mean_loss(x, samples):
 
 
 class GradientsByDefinition(Case):
-    def check(self, model, x, samples, counts, kind=None, **options):
-        loss = mean_loss(x, samples)
-        expected, tolerance = by_definition(model, "table", loss, counts, full=options.get("damping_split") == "full")
-        k = make(model, kind, **options)
+    def check_against_definition(self, model, x, samples, counts, kind=None, **options):
+        loss = make_mean_loss(x, samples)
+        expected, tolerance = embedding_gradient_by_definition(model, "table", loss, counts,
+                                                               full=options.get("damping_split") == "full")
+        k = make_preconditioner(model, kind, **options)
         self.addCleanup(k.close)
         loss(model).backward()
         plain = model.table.weight.grad.clone()
@@ -102,80 +103,88 @@ class GradientsByDefinition(Case):
         self.assertEqual((row["family"], row["covered"]), ("kronecker", 1))
         return got
 
-    def tokens(self, *shape):
+    def random_tokens(self, *shape):
         torch.manual_seed(8)
         return torch.randint(0, 7, shape)
 
-    def test_every_class_and_solver(self):
-        x = self.tokens(6, 5)
+    def test_each_class_and_solver_matches_definition(self):
+        x = self.random_tokens(6, 5)
         for kind, options in ((natgrad.KFAC, {}), (natgrad.KFAC, dict(solver="eigen", damping_split="pi")),
                               (natgrad.SPNGD, dict(damping_leak=0, norm_block="unit"))):
             with self.subTest(kind.__name__, **options):
-                self.check(Words(table()), x, 6, of_samples(6), kind, **options)
+                self.check_against_definition(EmbeddingNet(make_table()), x, 6, counts_per_sample(6), kind, **options)
 
-    def test_shapes(self):
+    def test_token_shapes_match_definition(self):
         for what, shape, options in (("[B]", (6,), {}), ("[B, T]", (6, 5), {}), ("[B, T, K]", (6, 2, 3), {}),
                                      ("[T, B]", (5, 6), dict(batch_first=False))):
             with self.subTest(what):
-                self.check(Words(table()), self.tokens(*shape), 6, of_samples(6), **options)
+                self.check_against_definition(EmbeddingNet(make_table()), self.random_tokens(*shape), 6, counts_per_sample(6),
+                                              **options)
         with self.subTest("rows of samples"):
-            self.check(Words(table(), lambda x: x.flatten()), self.tokens(6, 5), 6, of_samples(6))
+            self.check_against_definition(EmbeddingNet(make_table(), lambda x: x.flatten()), self.random_tokens(6, 5), 6,
+                                          counts_per_sample(6))
         with self.subTest("int32"):
-            self.check(Words(table(), lambda x: x.int()), self.tokens(6, 5), 6, of_samples(6))
+            self.check_against_definition(EmbeddingNet(make_table(), lambda x: x.int()), self.random_tokens(6, 5), 6,
+                                          counts_per_sample(6))
         with self.subTest("a transposed array"):
-            self.check(Words(table(), lambda x: x.t().contiguous().t()), self.tokens(6, 5), 6, of_samples(6))
+            self.check_against_definition(EmbeddingNet(make_table(), lambda x: x.t().contiguous().t()),
+                                          self.random_tokens(6, 5), 6, counts_per_sample(6))
 
-    def test_an_input_without_samples(self):
+    def test_input_shared_by_all_samples(self):
         """nn.Embedding(torch.arange(T)) is called once for all samples, for any T and any number of samples."""
         for samples, T in ((6, 5), (5, 5), (3, 6), (2, 7), (1, 4)):
-            for what, read in (("[T]", places), ("[1, T]", lambda x: places(x)[None]),
-                               ("[T, T]", lambda x: (places(x)[:, None] - places(x)).abs())):
-                def join(x, e, what=what):
+            for what, read in (("[T]", positions_of), ("[1, T]", lambda x: positions_of(x)[None]),
+                               ("[T, T]", lambda x: (positions_of(x)[:, None] - positions_of(x)).abs())):
+                def make_head_input(x, e, what=what):
                     inputs = x.unsqueeze(-1) % 3 - 1.0  # so that samples differ
                     return inputs * (e.mean(0) if what == "[T, T]" else e)
                 with self.subTest(what, samples=samples, T=T):
-                    self.check(Words(table(), read, join), self.tokens(samples, T), samples, of_all(samples))
+                    self.check_against_definition(EmbeddingNet(make_table(), read, make_head_input),
+                                                  self.random_tokens(samples, T), samples, counts_of_shared_input(samples))
         for samples, T in ((3, 6), (5, 5)):  # one leading row belongs to all samples, also if T divides their number
             with self.subTest("[1, T]", samples=samples, damping_split="full"):
-                self.check(Words(table(), lambda x: places(x)[None], lambda x, e: (x.unsqueeze(-1) % 3 - 1.0) * e),
-                           self.tokens(samples, T), samples, of_all(samples), damping_split="full")
+                model = EmbeddingNet(make_table(), lambda x: positions_of(x)[None], lambda x, e: (x.unsqueeze(-1) % 3 - 1.0) * e)
+                self.check_against_definition(model, self.random_tokens(samples, T), samples, counts_of_shared_input(samples),
+                                              damping_split="full")
         with self.subTest("a number"):
-            self.check(Words(table(), lambda x: torch.tensor(3), lambda x, e: (x.unsqueeze(-1) % 3 - 1.0) * e),
-                       self.tokens(4, 3), 4, of_all(4))
+            model = EmbeddingNet(make_table(), lambda x: torch.tensor(3), lambda x, e: (x.unsqueeze(-1) % 3 - 1.0) * e)
+            self.check_against_definition(model, self.random_tokens(4, 3), 4, counts_of_shared_input(4))
 
-    def test_padding(self):
-        x = self.tokens(6, 5)
+    def test_padding_tokens_are_ignored(self):
+        x = self.random_tokens(6, 5)
         x[:, 3:] = 2
         x[0, 1:] = 2
-        got = self.check(Words(table(padding_idx=2)), x, 6, of_samples(6, 2))
+        got = self.check_against_definition(EmbeddingNet(make_table(padding_idx=2)), x, 6, counts_per_sample(6, 2))
         self.assertEqual(got[2].abs().max().item(), 0)
-        self.check(Words(table(padding_idx=-5)), x, 6, of_samples(6, 2))
-        self.check(Words(table(padding_idx=2)), self.tokens(6, 5) // 4, 6, of_samples(6, 2))  # token 2 is ignored
-        model = Words(table(padding_idx=2))
-        k = make(model)
+        self.check_against_definition(EmbeddingNet(make_table(padding_idx=-5)), x, 6, counts_per_sample(6, 2))
+        self.check_against_definition(EmbeddingNet(make_table(padding_idx=2)), self.random_tokens(6, 5) // 4, 6,
+                                      counts_per_sample(6, 2))  # token 2 is ignored
+        model = EmbeddingNet(make_table(padding_idx=2))
+        k = make_preconditioner(model)
         for padded in (False, True):  # a batch of padding only observes nothing of the table
             model.zero_grad()
-            mean_loss(torch.full_like(x, 2) if padded else x, 6)(model).backward()
+            make_mean_loss(torch.full_like(x, 2) if padded else x, 6)(model).backward()
             self.assertEqual(k.step(), 3 if padded else 0)
-            self.quiet()
+            self.silence_warnings()
 
-    def test_max_norm(self):
-        self.check(Words(table(max_norm=0.7)), self.tokens(6, 5), 6, of_samples(6))
+    def test_max_norm_table_matches_definition(self):
+        self.check_against_definition(EmbeddingNet(make_table(max_norm=0.7)), self.random_tokens(6, 5), 6, counts_per_sample(6))
 
-    def test_called_twice(self):
-        class Twice(Words):
+    def test_two_calls_match_definition(self):
+        class CalledTwice(EmbeddingNet):
             def forward(self, x):
                 return self.head(torch.tanh(self.table(x) * self.table(x.flip(0))))
-        self.check(Twice(table()), self.tokens(6, 5), 6, of_samples(6))
+        self.check_against_definition(CalledTwice(make_table()), self.random_tokens(6, 5), 6, counts_per_sample(6))
 
-    def test_accumulation_and_loss_scales(self):
-        x, model = self.tokens(8, 5), Words(table(padding_idx=2))
+    def test_accumulation_and_loss_scale_match_definition(self):
+        x, model = self.random_tokens(8, 5), EmbeddingNet(make_table(padding_idx=2))
         x[:, 4] = 2
         x[1] = torch.tensor([1, 3, 4, 5, 2])
         x[x == 2] = 3
         x[:, 4] = 2  # equally much padding in each half
-        expected, tolerance = by_definition(model, "table", lambda m: m(x).pow(2).sum() / 8, of_samples(8, 2))
-        k = make(model, accumulation_steps=2, grad_scaler=lambda: 64.0)
+        expected, tolerance = embedding_gradient_by_definition(model, "table", lambda m: m(x).pow(2).sum() / 8,
+                                                               counts_per_sample(8, 2))
+        k = make_preconditioner(model, accumulation_steps=2, grad_scaler=lambda: 64.0)
         for half in x.split(4):
             (model(half).pow(2).sum() / 4 / 2 * 64).backward()
         for p in model.parameters():
@@ -184,31 +193,31 @@ class GradientsByDefinition(Case):
         got = model.table.weight.grad.double()
         self.assertLess(((got - expected).abs().max() / expected.abs().max()).item(), tolerance)
 
-    def test_layers_beside_it_are_as_they_were(self):
+    def test_embedding_leaves_other_layers_unchanged(self):
         """Inputs without a sample axis, and padding, are properties of one layer."""
-        x = self.tokens(6, 5)
+        x = self.random_tokens(6, 5)
         x[:, 4] = 2
         found = []
         for padding in (None, 2):
-            model = Words(table(padding_idx=padding), of_head=lambda x, e: e.detach() if padding is None else e)
-            model.table.weight.data.copy_(table().weight)
+            model = EmbeddingNet(make_table(padding_idx=padding), of_head=lambda x, e: e.detach() if padding is None else e)
+            model.table.weight.data.copy_(make_table().weight)
             if padding is None:
                 model.table.weight.requires_grad_(False)
-            k = make(model)
-            mean_loss(x, 6)(model).backward()
+            k = make_preconditioner(model)
+            make_mean_loss(x, 6)(model).backward()
             k.step()
-            found.append({n: g for n, g in grads(model).items() if n.startswith("head")})
-        self.same(*found)
+            found.append({n: g for n, g in gradients_of(model).items() if n.startswith("head")})
+        self.assert_same_tensors(*found)
 
 
-class Plain(Case):
+class WithoutCurvature(Case):
     """Embeddings that keep their gradient, with the reason."""
 
-    def why(self, model, kind=None, **options):
-        k = make(model, kind, **options)
+    def reason_and_gradient(self, model, kind=None, **options):
+        k = make_preconditioner(model, kind, **options)
         self.addCleanup(k.close)
         x = torch.arange(12).reshape(3, 4) % 7
-        mean_loss(x, 3)(model).backward()
+        make_mean_loss(x, 3)(model).backward()
         before = model.table.weight.grad
         before = None if before is None or before.layout != torch.strided else before.clone()
         k.step()
@@ -216,93 +225,94 @@ class Plain(Case):
             self.assertTrue(torch.equal(model.table.weight.grad, before))
         return next(row["why"] for row in k.explain() if row["name"].startswith("table"))
 
-    def test_methods_and_options(self):
+    def test_methods_without_embeddings_give_reason(self):
         for kind, options, pattern in (
                 (natgrad.Eva, {}, "method eva-natgrad does not support embeddings"),
                 (natgrad.KFAC, dict(positions="reduce"), "positions = reduce does not support embeddings"),
-                (natgrad.KFAC, dict(method="sam", damping=default_of("damping", "sam")), "solver = product does not support"),
+                (natgrad.KFAC, dict(method="sam", damping=default_option("damping", "sam")),
+                 "solver = product does not support"),
                 (natgrad.KFAC, dict(method="kaisa"), "method kaisa does not precondition embeddings, as published"),
                 (natgrad.KFAC, dict(skip_layers="Embedding"), "skip_layers")):
             with self.subTest(pattern):
-                self.assertIn(pattern, self.why(Words(table()), kind, **options))
+                self.assertIn(pattern, self.reason_and_gradient(EmbeddingNet(make_table()), kind, **options))
 
-    def test_modules(self):
-        self.assertIn("scale_grad_by_freq divides", self.why(Words(table(scale_grad_by_freq=True))))
-        self.assertIn("its gradient is sparse", self.why(Words(table(sparse=True))))
+    def test_unsupported_embeddings_give_reason(self):
+        self.assertIn("scale_grad_by_freq divides", self.reason_and_gradient(EmbeddingNet(make_table(scale_grad_by_freq=True))))
+        self.assertIn("its gradient is sparse", self.reason_and_gradient(EmbeddingNet(make_table(sparse=True))))
 
-        class Mine(nn.Embedding):
+        class DerivedEmbedding(nn.Embedding):
             def forward(self, x):
                 return super().forward(x) * 2
-        self.assertIn("custom forward", self.why(Words(Mine(7, 4))))
-        model = Words(table())
+        self.assertIn("custom forward", self.reason_and_gradient(EmbeddingNet(DerivedEmbedding(7, 4))))
+        model = EmbeddingNet(make_table())
         model.table.weight.requires_grad_(False)
-        self.assertIn("frozen", self.why(model))
+        self.assertIn("frozen", self.reason_and_gradient(model))
 
-    def test_tied_to_the_head(self):
-        model = Words(table())
+    def test_tied_table_keeps_gradient(self):
+        model = EmbeddingNet(make_table())
         model.head = nn.Linear(4, 7, bias=False)
         model.head.weight = model.table.weight
-        self.assertEqual(self.why(model), "tied to 'head.weight'")
+        self.assertEqual(self.reason_and_gradient(model), "tied to 'head.weight'")
 
-    def test_windows_take_it_as_any_parameter(self):
-        model = Words(table())
-        k = make(model, natgrad.MFAC)
-        mean_loss(torch.arange(12).reshape(3, 4) % 7, 3)(model).backward()
+    def test_window_covers_embedding(self):
+        model = EmbeddingNet(make_table())
+        k = make_preconditioner(model, natgrad.MFAC)
+        make_mean_loss(torch.arange(12).reshape(3, 4) % 7, 3)(model).backward()
         k.step()
         self.assertIn("window", {row["family"] for row in k.explain() if row["name"].startswith("table")})
 
 
-def default_of(option, method):
+def default_option(option, method):
     chosen = _core.Options()
     chosen.set("method", method)
     return chosen.get(option)
 
 
-class Together(Case):
-    def test_two_tables_that_share(self):
+class SeveralTables(Case):
+    def test_modules_that_share_a_table(self):
         """Two modules with one weight are one layer with two calls."""
-        one = Words(table())
+        one = EmbeddingNet(make_table())
         two = copy.deepcopy(one)
-        one.join = lambda x, e: e * one.table(x.flip(0))
+        one.head_input = lambda x, e: e * one.table(x.flip(0))
         two.other = nn.Embedding(7, 4)
         two.other.weight = two.table.weight
-        two.join = lambda x, e: e * two.other(x.flip(0))
+        two.head_input = lambda x, e: e * two.other(x.flip(0))
         x, found = torch.arange(12).reshape(3, 4) % 7, []
         for model in (one, two):
-            k = make(model)
-            mean_loss(x, 3)(model).backward()
+            k = make_preconditioner(model)
+            make_mean_loss(x, 3)(model).backward()
             k.step()
-            found.append(grads(model))
-        self.same(*found)
+            found.append(gradients_of(model))
+        self.assert_same_tensors(*found)
 
-    def test_state(self):
+    def test_state_restores_bits(self):
         x, found = torch.arange(12).reshape(3, 4) % 7, []
         for resumed in (False, True):
-            model = Words(table(padding_idx=2))
-            k = make(model, solve_period=2, stat_decay=0.5)
+            model = EmbeddingNet(make_table(padding_idx=2))
+            k = make_preconditioner(model, solve_period=2, stat_decay=0.5)
             for t in range(4):
                 if resumed and t == 1:
                     with tempfile.NamedTemporaryFile() as file:
                         torch.save(k.state_dict(), file.name)
                         k.close()
-                        k = make(model, solve_period=2, stat_decay=0.5)
+                        k = make_preconditioner(model, solve_period=2, stat_decay=0.5)
                         k.load_state_dict(torch.load(file.name))
                 model.zero_grad()
-                mean_loss((x + t) % 7, 3)(model).backward()
+                make_mean_loss((x + t) % 7, 3)(model).backward()
                 k.step()
-            found.append(grads(model))
-        self.same(*found)
+            found.append(gradients_of(model))
+        self.assert_same_tensors(*found)
 
-    def test_fused_updates(self):
+    def test_fused_update_matches_pytorch(self):
         """natgrad.SGD beside a preconditioner and torch.optim.SGD."""
-        one, two = Words(table(padding_idx=2)), Words(table(padding_idx=2))
-        fused, k = natgrad.SGD(one, 0.1, momentum=0.9, damping=DAMPING, clip="none"), make(two)
+        one, two = EmbeddingNet(make_table(padding_idx=2)), EmbeddingNet(make_table(padding_idx=2))
+        fused, k = natgrad.SGD(one, 0.1, momentum=0.9, damping=DAMPING, clip="none"), make_preconditioner(two)
         plain = torch.optim.SGD(two.parameters(), 0.1, momentum=0.9)
         for t in range(3):
             x = (torch.arange(12).reshape(3, 4) + t) % 7
             for model in (one, two):
                 model.zero_grad()
-                mean_loss(x, 3)(model).backward()
+                make_mean_loss(x, 3)(model).backward()
             fused.step()
             k.step()
             plain.step()

@@ -8,24 +8,24 @@ import torch
 
 import natgrad.compat as kfac
 import ranks
-from front import Case, batch, grads, loss_of, net
+from front import Case, random_batch, gradients_of, loss_of, small_conv_net
 
 
-def train(preconditioner, model, steps=2):
+def train_as_published(preconditioner, model, steps=2):
     """The training loop of the published scripts."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     before = [p.clone() for p in model.parameters()]
     for i in range(steps):
         optimizer.zero_grad()
-        loss_of(model, *batch(seed=i)).backward()
-        plain = grads(model)
+        loss_of(model, *random_batch(seed=i)).backward()
+        plain = gradients_of(model)
         preconditioner.step()
-        assert any(not torch.equal(plain[name], g) for name, g in grads(model).items())
+        assert any(not torch.equal(plain[name], g) for name, g in gradients_of(model).items())
         optimizer.step()
     return all(p.isfinite().all() for p in model.parameters()) and not torch.equal(before[0], next(model.parameters()))
 
 
-def of_all(rank, world):
+def collectives_of_rank(rank, world):
     """The calls of the backend in the utilities of kfac_pytorch's scripts."""
     kfac.backend.init("Torch")
     comm = kfac.backend.comm
@@ -41,9 +41,9 @@ def of_all(rank, world):
     return [float(mean), float(total), float(sent), float(late)]
 
 
-class Imports(Case):
-    def test_kfac_pytorch_by_modules(self):
-        model = net()
+class PublishedImports(Case):
+    def test_kfac_pytorch_module_paths(self):
+        model = small_conv_net()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         strategy = kfac.enums.DistributedStrategy.COMM_OPT
         k = kfac.preconditioner.KFACPreconditioner(
@@ -52,11 +52,11 @@ class Imports(Case):
             compute_method=kfac.enums.ComputeMethod.EIGEN, assignment_strategy=kfac.enums.AssignmentStrategy.COMPUTE,
             grad_worker_fraction=strategy, skip_layers=[])
         scheduler = kfac.scheduler.LambdaParamScheduler(k, damping_lambda=lambda _: 0.5)
-        self.assertTrue(train(k, model))
+        self.assertTrue(train_as_published(k, model))
         scheduler.step()
         self.assertEqual(k.damping, 0.0015)
 
-    def test_kfac_pytorch_by_names(self):
+    def test_kfac_pytorch_imported_names(self):
         from natgrad.compat.enums import DistributedStrategy
         from natgrad.compat.hyperparams import exp_decay_factor_averaging
         from natgrad.compat.preconditioner import KFACPreconditioner
@@ -69,37 +69,37 @@ class Imports(Case):
         self.assertIs(LambdaParamScheduler, kfac.LambdaParamScheduler)
         self.assertIs(exp_decay_factor_averaging, kfac.exp_decay_factor_averaging)
 
-    def test_a_factor_decay_of_0_is_refused_as_published(self):
-        with self.refused("factor_decay is 0"):
-            kfac.KFACPreconditioner(net(), factor_decay=0)
+    def test_factor_decay_0_is_refused(self):
+        with self.assert_refused("factor_decay is 0"):
+            kfac.KFACPreconditioner(small_conv_net(), factor_decay=0)
 
-    def test_dp_kfac_by_its_table(self):
+    def test_kfac_mappers_names_train(self):
         parser = argparse.ArgumentParser()
         parser.add_argument("--kfac-name", default="inverse", choices=kfac.kfac_mappers.keys())
         for name in ("inverse", "eigen", "inverse_dp", "eigen_dp"):
             chosen = parser.parse_args(["--kfac-name", name]).kfac_name
             kfac.backend.init("Torch")
-            model = net()
+            model = small_conv_net()
             k = kfac.get_kfac_module(chosen)(model, lr=0.1, damping=0.003, fac_update_freq=1, kfac_update_freq=1)
-            self.assertTrue(train(k, model))
+            self.assertTrue(train_as_published(k, model))
             self.assertIs(type(k), kfac.kfac_mappers[name])
         self.assertIs(kfac.get_kfac_module(), kfac.KFAC_EIGEN_DP)
         self.assertIs(kfac.KFAC_INV, kfac.kfac_mappers["inverse"])
 
-    def test_eva_by_names(self):
+    def test_eva_class_names_train(self):
         for one in (kfac.Eva, kfac.EVA, kfac.FusedEVA, kfac.ADASGD, kfac.SAM, kfac.KFAC):
-            model = net()
-            self.assertTrue(train(one(model, lr=0.1, damping=0.03), model), one)
+            model = small_conv_net()
+            self.assertTrue(train_as_published(one(model, lr=0.1, damping=0.03), model), one)
 
-    def test_dp_kfac_by_position(self):
-        a = kfac.DP_KFAC(net(), "inverse", 0.2, 0.004, 2, 6, 0.01, 0.9)
+    def test_dp_kfac_positional_arguments(self):
+        a = kfac.DP_KFAC(small_conv_net(), "inverse", 0.2, 0.004, 2, 6, 0.01, 0.9)
         self.assertIs(type(a), kfac.KFAC_INV_DP)
         group = a.param_groups[0]
         self.assertEqual([group[n] for n in ("lr", "damping", "fac_update_freq", "kfac_update_freq")], [0.2, 0.004, 2, 6])
         self.assertEqual([float(a.preconditioner._core.get(n)) for n in ("kl_clip", "stat_decay")],
                          [0.01, 1 - 0.9])  # factor_decay is the weight of the new sample
 
-    def test_the_backend_of_one_process(self):
+    def test_backend_of_one_process(self):
         comm, x = kfac.backend.comm, torch.tensor([2.0])
         kfac.backend.init("Torch")
         self.assertEqual((comm.rank(), comm.size(), comm.local_rank()), (0, 1, 0))
@@ -107,8 +107,8 @@ class Imports(Case):
         comm.synchronize(comm.broadcast_async_(x, 0))
         self.assertEqual(x.item(), 2.0)
 
-    def test_the_backend_of_two_processes(self):
-        self.assertEqual(ranks.run(2, of_all), [[0.5, 1.0, 1.0, 0.5]] * 2)
+    def test_backend_of_two_processes(self):
+        self.assertEqual(ranks.run_on_ranks(2, collectives_of_rank), [[0.5, 1.0, 1.0, 0.5]] * 2)
 
 
 if __name__ == "__main__":

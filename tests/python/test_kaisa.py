@@ -4,17 +4,16 @@ import logging
 import os
 import tempfile
 import unittest
-import warnings
 
 import torch
 from torch import nn
 
 import natgrad.compat as compat
-from front import Case, batch, grads, loss_of, net
+from front import Case, random_batch, gradients_of, loss_of, small_conv_net
 from natgrad import Preconditioner
 from natgrad.compat import AssignmentStrategy, ComputeMethod, DistributedStrategy, KFACPreconditioner
 
-# name: (default, (another value, whether this value changes the results of net()) or None, an invalid value)
+# name: (default, (another value, whether this value changes the results of small_conv_net()) or None, an invalid value)
 TABLE = dict(
     factor_update_steps=(1, (2, True), 0), inv_update_steps=(1, (2, True), 0), damping=(0.001, (0.1, True), 0),
     factor_decay=(0.95, (0.5, True), 1.5), kl_clip=(0.001, (0.1, True), -1), lr=(0.1, (1.0, True), -0.1),
@@ -33,29 +32,29 @@ NEOX = dict(compute_eigenvalue_outer_product=(False, None, "maybe"), compute_met
 ABSENT = ("colocate_factors", "grad_worker_fraction")
 
 
-class Called(nn.Module):
+class LayerCalledTwice(nn.Module):
     """A layer that runs twice, because update_factors_in_hook matters for such layers only."""
 
     def __init__(self):
         super().__init__()
-        self.net = net()
+        self.net = small_conv_net()
 
     def forward(self, x):
         return self.net[8](torch.tanh(self.net(x)[:, [0, 1, 2, 0, 1]]))
 
 
-def after_steps(**options):
-    model = Called()
+def gradients_after_steps(**options):
+    model = LayerCalledTwice()
     k = KFACPreconditioner(model, **options)
     for t in range(4):
         model.zero_grad()
-        loss_of(model, *batch(seed=10 + t)).backward()
+        loss_of(model, *random_batch(seed=10 + t)).backward()
         k.step()
-    return grads(model)
+    return gradients_of(model)
 
 
-class Table(Case):
-    def test_defaults(self):
+class PublishedArguments(Case):
+    def test_defaults_are_published(self):
         signature = inspect.signature(KFACPreconditioner).parameters
         self.assertEqual([n for n in signature][1:], [*TABLE, "process_group"])
         self.assertEqual({n: signature[n].default for n in TABLE}, {n: row[0] for n, row in TABLE.items()})
@@ -65,36 +64,36 @@ class Table(Case):
         for name, (default, *_) in expected.items():
             self.assertEqual(signature[name].default, default, name)
 
-    def test_each_works(self):
-        self.quiet()
-        plain = after_steps()
+    def test_each_argument_changes_gradients(self):
+        self.silence_warnings()
+        plain = gradients_after_steps()
         for name, (_, other, _) in TABLE.items():
             if other is None:
                 continue
             with self.subTest(name):
                 value, differs = other
-                got = after_steps(**{name: value})
+                got = gradients_after_steps(**{name: value})
                 far = max(((got[n] - g).abs().max() / g.abs().max()).item() for n, g in plain.items() if n != "net.2.bias")
                 # sums in another order: rounding, times the condition of the eigenbases
                 (self.assertGreater if differs else self.assertLess)(far, 1e-4)
 
-    def test_each_refuses_what_is_wrong(self):
+    def test_wrong_values_name_argument(self):
         for name, (_, _, wrong) in TABLE.items():
             if wrong is not None:
                 with self.assertRaisesRegex(Exception, name if name != "skip_layers" else "unterminated", msg=name):
-                    KFACPreconditioner(net(), **{name: wrong})
+                    KFACPreconditioner(small_conv_net(), **{name: wrong})
         with self.assertRaisesRegex(TypeError, "colocate"):
-            KFACPreconditioner(net(), colocate=True)
+            KFACPreconditioner(small_conv_net(), colocate=True)
 
-    def test_functions_of_the_step(self):
+    def test_functions_get_each_step(self):
         for name in ("factor_update_steps", "inv_update_steps", "damping", "factor_decay", "kl_clip", "lr"):
             seen = []
             default = TABLE[name][0]
-            after_steps(**{name: lambda t: seen.append(t) or default})
+            gradients_after_steps(**{name: lambda t: seen.append(t) or default})
             self.assertEqual(set(seen), {0, 1, 2, 3, 4}, name)
-        self.same(after_steps(damping=lambda t: 0.001), after_steps())
+        self.assert_same_tensors(gradients_after_steps(damping=lambda t: 0.001), gradients_after_steps())
 
-    def test_memory_usage_has_the_keys_of_kaisa(self):
+    def test_memory_usage_has_kaisa_keys(self):
         for model, a, g in ((nn.Linear(3, 2), 4 * 5, 2 * 3), (nn.Conv2d(4, 6, 3, groups=2, bias=False), 18 * 19, 3 * 4)):
             k = KFACPreconditioner(nn.Sequential(model))
             found, whole = k.memory_usage(), Preconditioner.memory_usage(k)
@@ -134,7 +133,7 @@ class PipelineModule(nn.Module):
         return self.head(out + bias)
 
 
-class Plain(nn.Module):
+class LinearTwin(nn.Module):
     """The same network of nn.Linear."""
 
     def __init__(self, other):
@@ -146,21 +145,21 @@ class Plain(nn.Module):
         return self.head(self.down(torch.tanh(self.up(x))))
 
 
-class Ranks:
+class FakeGroup:
     def __init__(self, size):
         self.size = lambda: size
 
 
 class GptNeoX(Case):
-    def make(self, model, **options):
+    def make_gpt_neox(self, model, **options):
         with self.assertWarnsRegex(UserWarning, "experimental"):
             return compat.GPTNeoXKFACPreconditioner(model, **options)
 
-    def test_numbers(self):
+    def test_gradients_match_kaisa(self):
         """Results equal the same network of nn.Linear without the head."""
         model, x = PipelineModule(), torch.randn(7, 2, 4)  # [T, B, F]
-        other = Plain(model)
-        k = self.make(model, compute_eigenvalue_outer_product=True, data_parallel_group=None)
+        other = LinearTwin(model)
+        k = self.make_gpt_neox(model, compute_eigenvalue_outer_product=True, data_parallel_group=None)
         plain = KFACPreconditioner(other, skip_layers=["head"], compute_eigenvalue_outer_product=False)
         for _ in range(3):
             for one, step in ((model, k), (other, plain)):
@@ -176,13 +175,14 @@ class GptNeoX(Case):
         self.assertEqual(why["head.weight"], "kfac-pytorch has no Linear")
         for options, left in ((dict(skip_layers=["rowparallel"]), ["up"]), (dict(skip_layers=["^up$"]), ["down"]),
                               (dict(skip_layers=["RowParallel"]), ["up", "down"])):  # class names are lower-cased
-            self.assertEqual([layer["name"] for layer in self.make(PipelineModule(), **options).report()["layers"]], left)
+            self.assertEqual([layer["name"] for layer in self.make_gpt_neox(PipelineModule(), **options).report()["layers"]],
+                             left)
 
-    def test_factor_folder(self):
+    def test_factor_folder_restores_factors(self):
         """A model that loads the folder of another model has the same gradients; the state_dict has no factors."""
         x = torch.randn(7, 2, 4)
 
-        def step(model, k):
+        def step_once(model, k):
             model.zero_grad()
             model(x).pow(2).mean().backward()
             k.step()
@@ -193,41 +193,43 @@ class GptNeoX(Case):
             first, again, fresh = PipelineModule(), PipelineModule(), PipelineModule()
             for other in (again, fresh):
                 other.load_state_dict(first.state_dict())
-            one, two, new = (self.make(m, factor_checkpoint_dir=where) for m in (first, again, fresh))
+            one, two, new = (self.make_gpt_neox(m, factor_checkpoint_dir=where) for m in (first, again, fresh))
             with self.assertWarnsRegex(UserWarning, "no folder"):
                 self.assertEqual(two.load_factors_from_dir(), 0)
             for _ in range(2):
-                step(first, one)
+                step_once(first, one)
             state = one.state_dict()
             self.assertEqual(sorted(os.listdir(where)), ["down.safetensors", "up.safetensors"])
             self.assertNotIn("fields", state)
             two.load_state_dict(state)
             self.assertEqual(two.steps, 2)
-            expected, got, plain = step(first, one), step(again, two), step(fresh, new)
+            expected, got, plain = step_once(first, one), step_once(again, two), step_once(fresh, new)
             for name, gradient in expected.items():
                 self.assertTrue(torch.equal(gradient, got[name]), name)
             self.assertFalse(torch.equal(expected["up.weight"], plain["up.weight"]))
             with open(os.path.join(where, "up.safetensors"), "r+b") as file:
                 file.seek(-1, os.SEEK_END)
                 file.write(b"\x55")
-            with self.refused("up.safetensors: is damaged"):
+            with self.assert_refused("up.safetensors: is damaged"):
                 two.load_state_dict({**state, "steps": 7})
             self.assertEqual(two.steps, 3)
-            with self.refused("factor_checkpoint_dir was not given"):
-                self.make(PipelineModule()).save_factors_to_dir()
+            with self.assert_refused("factor_checkpoint_dir was not given"):
+                self.make_gpt_neox(PipelineModule()).save_factors_to_dir()
 
-    def test_refused(self):
-        self.quiet()
+    def test_wrong_arguments_are_refused(self):
+        self.silence_warnings()
         for options, pattern in ((dict(compute_method="inverse"), "compute_method"),
                                  (dict(compute_method=ComputeMethod.INVERSE), "compute_method"),
-                                 (dict(model_parallel_group=Ranks(2)), "model_parallel_group is a Ranks, expected a group"),
-                                 (dict(pipeline_parallel_group=Ranks(2)), "data_parallel_group"),
+                                 (dict(model_parallel_group=FakeGroup(2)),
+                                  "model_parallel_group is a FakeGroup, expected a group"),
+                                 (dict(pipeline_parallel_group=FakeGroup(2)), "data_parallel_group"),
                                  (dict(damping=-1), "damping"), (dict(compute_eigenvalue_outer_product=2), "outer_product")):
-            with self.refused(pattern):
+            with self.assert_refused(pattern):
                 compat.GPTNeoXKFACPreconditioner(PipelineModule(), **options)
-        with self.refused("model is a Sequential, expected a PipelineModule"):
-            compat.GPTNeoXKFACPreconditioner(net())
-        compat.GPTNeoXKFACPreconditioner(PipelineModule(), model_parallel_group=Ranks(1), pipeline_parallel_group=Ranks(1))
+        with self.assert_refused("model is a Sequential, expected a PipelineModule"):
+            compat.GPTNeoXKFACPreconditioner(small_conv_net())
+        compat.GPTNeoXKFACPreconditioner(PipelineModule(), model_parallel_group=FakeGroup(1),
+                                         pipeline_parallel_group=FakeGroup(1))
 
 
 if __name__ == "__main__":

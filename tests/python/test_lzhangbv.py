@@ -7,7 +7,7 @@ from torch import nn
 
 import natgrad
 import natgrad.compat as kfac
-from front import Case, batch, grads, loss_of, net
+from front import Case, random_batch, gradients_of, loss_of, small_conv_net
 
 # name: ((another value, whether this value changes results on one rank), an invalid value); defaults are below
 SAME = dict(lr=((1.0, True), -1), damping=((0.2, True), -1), fac_update_freq=((2, True), 0), kfac_update_freq=((2, True), 0),
@@ -21,108 +21,108 @@ ORDER = ("lr damping fac_update_freq kfac_update_freq kfac_batch_size diag_block
          "distribute_layer_factors kl_clip factor_decay exclude_vocabulary_size hook_enabled exclude_parts").split()
 
 
-def row(defaults, **more):
+def argument_table(defaults, **more):
     return defaults, {**SAME, **more}
 
 
 FIRST = (4, True)  # 4 of the 8 samples
 FORCED = dict(communicate_inverse_or_not=((None, False), "maybe"))
 CLASSES = {
-    "eigen": row({**KFAC, "distribute_layer_factors": None}, distribute_layer_factors=((True, False), "maybe")),
-    "inverse": row({**KFAC, "communicate_inverse_or_not": False}, communicate_inverse_or_not=((True, False), "maybe")),
-    "eigen_dp": row(KFAC), "inverse_dp": row(KFAC),
-    "eva": row(EVA, kfac_batch_size=(FIRST, 0), kfac_update_freq=((2, False), None)),
-    "kfac": row({**EVA, "diag_blocks": 1}, kfac_batch_size=(FIRST, 0), diag_blocks=((2, True), 0)),
+    "eigen": argument_table({**KFAC, "distribute_layer_factors": None}, distribute_layer_factors=((True, False), "maybe")),
+    "inverse": argument_table({**KFAC, "communicate_inverse_or_not": False}, communicate_inverse_or_not=((True, False), "maybe")),
+    "eigen_dp": argument_table(KFAC), "inverse_dp": argument_table(KFAC),
+    "eva": argument_table(EVA, kfac_batch_size=(FIRST, 0), kfac_update_freq=((2, False), None)),
+    "kfac": argument_table({**EVA, "diag_blocks": 1}, kfac_batch_size=(FIRST, 0), diag_blocks=((2, True), 0)),
     # as published, without clip and statistics
-    "adasgd": row({**EVA, "kl_clip": 0.01}, kfac_batch_size=((4, False), None), kfac_update_freq=((2, False), None),
-                  lr=((1.0, False), -1), fac_update_freq=((2, False), None), factor_decay=((0.5, False), None),
-                  kl_clip=((0.1, False), None)),
-    "sam": row({**EVA, "kl_clip": 0.01}, kfac_batch_size=(FIRST, 0), kfac_update_freq=((2, False), None),
-               lr=((1.0, False), -1), damping=((0.2, False), None))}
+    "adasgd": argument_table({**EVA, "kl_clip": 0.01}, kfac_batch_size=((4, False), None), kfac_update_freq=((2, False), None),
+                             lr=((1.0, False), -1), fac_update_freq=((2, False), None), factor_decay=((0.5, False), None),
+                             kl_clip=((0.1, False), None)),
+    "sam": argument_table({**EVA, "kl_clip": 0.01}, kfac_batch_size=(FIRST, 0), kfac_update_freq=((2, False), None),
+                          lr=((1.0, False), -1), damping=((0.2, False), None))}
 
 
-def after_steps(name, *given, **options):
-    model = net()
+def gradients_after_steps(name, *given, **options):
+    model = small_conv_net()
     k = kfac.get_kfac_module(name)(model, *given, **options)
     for t in range(4):
         model.zero_grad()
-        loss_of(model, *batch(seed=10 + t)).backward()
+        loss_of(model, *random_batch(seed=10 + t)).backward()
         k.step()
-    return grads(model)
+    return gradients_of(model)
 
 
-def far(one, two):
+def largest_difference(one, two):
     return max(((two[n] - g).abs().max() / g.abs().max()).item() for n, g in one.items() if n != "2.bias")
 
 
-class Table(Case):
-    def test_defaults_are_the_published_ones(self):
+class PublishedArguments(Case):
+    def test_defaults_are_published(self):
         for name, (defaults, _) in CLASSES.items():
-            plain = after_steps(name)
-            self.same(after_steps(name, **defaults), plain)
+            plain = gradients_after_steps(name)
+            self.assert_same_tensors(gradients_after_steps(name, **defaults), plain)
             given = [defaults[argument] for argument in ORDER if argument in defaults]
-            self.same(after_steps(name, *given), plain)
+            self.assert_same_tensors(gradients_after_steps(name, *given), plain)
 
-    def test_each_works(self):
+    def test_each_argument_changes_gradients(self):
         for name, (defaults, rows) in CLASSES.items():
             base = {"kl_clip": 10.0} if name == "sam" else {}  # kl_clip is rho of sam: with 0.01 all other effects are small
-            plain = after_steps(name, **base)
+            plain = gradients_after_steps(name, **base)
             for argument, (other, _) in rows.items():
                 if other is None:
                     continue
                 with self.subTest(name, argument=argument):
-                    got = after_steps(name, **{**base, argument: other[0]})
+                    got = gradients_after_steps(name, **{**base, argument: other[0]})
                     # sums in another order: rounding, times the condition of the eigenbases
-                    (self.assertGreater if other[1] else self.assertLess)(far(plain, got), 1e-4)
+                    (self.assertGreater if other[1] else self.assertLess)(largest_difference(plain, got), 1e-4)
                     order = [one for one in ORDER if one in defaults]
                     given = {one: {**defaults, **base}[one] for one in order[:order.index(argument)]}
                     rest = {one: value for one, value in base.items() if one not in given and one != argument}
-                    self.same(after_steps(name, *given.values(), other[0], **rest), got)
+                    self.assert_same_tensors(gradients_after_steps(name, *given.values(), other[0], **rest), got)
 
-    def test_each_refuses_what_is_wrong(self):
+    def test_wrong_values_name_argument(self):
         for name, (_, rows) in CLASSES.items():
             for argument, (_, wrong) in rows.items():
                 if wrong is not None:
-                    with self.subTest(name, argument=argument), self.refused(argument):
-                        after_steps(name, **{argument: wrong})
+                    with self.subTest(name, argument=argument), self.assert_refused(argument):
+                        gradients_after_steps(name, **{argument: wrong})
 
-    def test_what_is_no_argument(self):
+    def test_unknown_arguments_are_refused(self):
         for name, argument, value in (("eigen_dp", "kfac_batch_size", 3), ("eva", "diag_blocks", 2), ("kfac", "nesterov", 1)):
             with self.assertRaisesRegex(TypeError, f"unexpected keyword argument '{argument}'"):
-                after_steps(name, **{argument: value})
+                gradients_after_steps(name, **{argument: value})
         for name, value in (("eigen", False), ("eigen_dp", True), ("inverse_dp", True)):
-            with self.refused("communicate_inverse_or_not"):
-                after_steps(name, communicate_inverse_or_not=value)
+            with self.assert_refused("communicate_inverse_or_not"):
+                gradients_after_steps(name, communicate_inverse_or_not=value)
         for name in ("eigen_dp", "inverse_dp"):
             with self.assertRaisesRegex((TypeError, natgrad.Error), "distribute_layer_factors"):
-                after_steps(name, distribute_layer_factors=True)
+                gradients_after_steps(name, distribute_layer_factors=True)
         with self.assertRaisesRegex(TypeError, "multiple values for argument 'lr'"):
-            after_steps("eva", 0.1, lr=0.1)
+            gradients_after_steps("eva", 0.1, lr=0.1)
         with self.assertRaisesRegex(TypeError, "takes 10 arguments after the model, 11 were given"):
-            after_steps("eva", *range(11))
+            gradients_after_steps("eva", *range(11))
 
-    def test_the_switch_of_the_hooks(self):
+    def test_set_hook_enabled_switches_hooks(self):
         for name in CLASSES:
-            model = net()
+            model = small_conv_net()
             k = kfac.get_kfac_module(name)(model, hook_enabled=False)
-            loss_of(model, *batch()).backward()
+            loss_of(model, *random_batch()).backward()
             if name == "adasgd":  # adasgd has no hooks
                 self.assertEqual(k.step(), 0)
                 continue
-            with self.refused("never observed"):
+            with self.assert_refused("never observed"):
                 k.step()
             k.set_hook_enabled()
-            loss_of(model, *batch()).backward()
+            loss_of(model, *random_batch()).backward()
             self.assertEqual(k.step(), 0)
 
 
-class Scheduled(Case):
+class ScheduledPeriods(Case):
     """KFACParamScheduler doubles the periods between the forward pass and the step."""
 
-    def test_averages_go_by_the_period_of_the_step(self):
+    def test_averages_use_period_of_step(self):
         """At step 2 hooks use the period 2, and DP-KFAC averages with the period 4; Eva averages in its hooks."""
         for name in ("eigen", "inverse", "eigen_dp", "inverse_dp", "eva", "kfac"):
-            model, moved = net(), []
+            model, moved = small_conv_net(), []
             k = kfac.get_kfac_module(name)(model, fac_update_freq=2, kfac_update_freq=8, damping=0.1)
             schedule = kfac.KFACParamScheduler(k, update_freq_alpha=2, update_freq_schedule=[2])
             with warnings.catch_warnings():
@@ -130,7 +130,7 @@ class Scheduled(Case):
                 for t in range(5):
                     before = k.state_dict()["natgrad"]["fields"] if t else {}
                     model.zero_grad()
-                    loss_of(model, *batch(seed=10 + t)).backward()
+                    loss_of(model, *random_batch(seed=10 + t)).backward()
                     self.assertEqual(k.step(), 0)
                     schedule.step()
                     fields = k.state_dict()["natgrad"]["fields"]
@@ -141,20 +141,20 @@ class Scheduled(Case):
             with self.subTest(name):
                 self.assertEqual(moved, [True, False, name in ("eva", "kfac"), False, True])
 
-    def test_a_period_of_0_changes_nothing(self):
-        model = net()
+    def test_period_0_is_refused(self):
+        model = small_conv_net()
         k = kfac.get_kfac_module("eigen_dp")(model)
-        loss_of(model, *batch()).backward()
-        before = grads(model)
+        loss_of(model, *random_batch()).backward()
+        before = gradients_of(model)
         k.param_groups[0]["fac_update_freq"] = 0
-        with self.refused("fac_update_freq"):
+        with self.assert_refused("fac_update_freq"):
             k.step()
-        self.same(grads(model), before)
+        self.assert_same_tensors(gradients_of(model), before)
         k.param_groups[0]["fac_update_freq"] = 1
         self.assertEqual(k.step(), 0)
 
 
-class Asked(Case):
+class CommonMethods(Case):
     """Methods that all optimizers of the package have."""
 
     MAKERS = (lambda m: natgrad.SGD(m, 0.1), lambda m: natgrad.AdamW(m), lambda m: kfac.EVA(m), lambda m: kfac.FusedEVA(m),
@@ -162,27 +162,27 @@ class Asked(Case):
               lambda m: kfac.SparseGGT(m.parameters(), 0.1, 0.05, 0.0, 4, 0.9, 0.99, 1e-5))
     OWN = tuple(getattr(natgrad, name) for name in ("KFAC", "SPNGD", "Eva", "MFAC", "GGT")) + (kfac.KFACPreconditioner,)
 
-    def test_each(self):
+    def test_each_common_method(self):
         for make_one in self.MAKERS + self.OWN:
-            model = net()
+            model = small_conv_net()
             k = make_one(model)
             with self.subTest(type(k).__name__):
                 for _ in range(2):
-                    loss_of(model, *batch()).backward()
+                    loss_of(model, *random_batch()).backward()
                     k.step()
                 self.assertIn("why", str(k.explain()))
                 self.assertGreater(k.memory_usage()["total"], 0)
                 self.assertEqual(k.report()["steps"], k.steps)
 
-    def test_a_batch_that_is_reset(self):
+    def test_reset_batch_drops_gradients(self):
         """reset_batch() drops the gradients and the observations."""
         for make_one in self.MAKERS + self.OWN:
             found = []
             for dropped in (False, True):
-                model = net()
+                model = small_conv_net()
                 k = make_one(model)
                 if dropped:
-                    loss_of(model, *batch(seed=5)).backward()
+                    loss_of(model, *random_batch(seed=5)).backward()
                     if isinstance(k, kfac.SPNGD):
                         k.step()  # the first of two micro-batches
                     k.reset_batch()
@@ -191,24 +191,24 @@ class Asked(Case):
                             module.reset_running_stats()
                 for _ in range(2):
                     model.zero_grad()
-                    loss_of(model, *batch()).backward()
+                    loss_of(model, *random_batch()).backward()
                     k.step()
-                found.append({**grads(model), **model.state_dict()})
+                found.append({**gradients_of(model), **model.state_dict()})
             with self.subTest(type(k).__name__):
-                self.same(*found)
+                self.assert_same_tensors(*found)
 
-    def test_samples_that_are_said(self):
+    def test_begin_sets_samples(self):
         found = []
         for said in (False, True):
-            model = net()
+            model = small_conv_net()
             optimizer = natgrad.SGD(model, 0.1)
             if said:
                 optimizer.begin(8, 1.0)
-            loss_of(model, *batch()).backward()
+            loss_of(model, *random_batch()).backward()
             optimizer.step()
             found.append(model.state_dict())
-        self.same(*found)
-        with self.refused("samples is 0"):
+        self.assert_same_tensors(*found)
+        with self.assert_refused("samples is 0"):
             optimizer.begin(0)
 
 

@@ -7,12 +7,12 @@ from torch import nn
 import torch.nn.functional as F
 
 import natgrad
-from front import DAMPING, NEW, Case, grads, make
+from front import DAMPING, NEW, Case, gradients_of, make_preconditioner
 
 EPS = 2.0**-24  # gradients, F and the solve are float32: a few EPS times the condition of F + damping I
 
 
-def normalised(module, x):
+def normalised_input(module, x):
     """The normalised input, which the norm multiplies by gamma."""
     if isinstance(module, nn.LayerNorm):
         return F.layer_norm(x, module.normalized_shape, eps=module.eps)
@@ -23,19 +23,19 @@ def normalised(module, x):
     return F.batch_norm(x, None, None, training=True, eps=module.eps)
 
 
-def by_definition(model, name, loss, samples, block, damping=DAMPING):
+def norm_gradients_by_definition(model, name, loss, samples, block, damping=DAMPING):
     """({parameter: new gradient}, tolerance): PD = (F + damping I)^-1 D with F = 1/B sum_i q_i q_i', q_i the gradient of gamma and
     beta of sample i alone.  The arrays of the model have samples first, or the rows of all samples in one axis."""
     model = copy.deepcopy(model).double()
     module, seen = dict(model.named_modules())[name], {}
 
-    def hook(m, inputs, output):
+    def record_arrays(m, inputs, output):
         seen["x"] = inputs[0].detach()
         output.register_hook(lambda g: seen.__setitem__("g", g))
-    module.register_forward_hook(hook)
+    module.register_forward_hook(record_arrays)
     loss(model).backward()
     x, g = seen["x"], seen["g"]
-    h = normalised(module, x)
+    h = normalised_input(module, x)
     if isinstance(module, nn.LayerNorm):
         parts = [(g * h).reshape(samples, -1, module.weight.numel()), g.reshape(samples, -1, module.weight.numel())]
     else:
@@ -57,7 +57,7 @@ def by_definition(model, name, loss, samples, block, damping=DAMPING):
         10 * EPS * torch.linalg.cond(damped).item()
 
 
-def cases():
+def norm_cases():
     """Yield (description, model whose layer '0' is the norm, input, samples)."""
     torch.manual_seed(4)
     for what, norm, shape, samples in (
@@ -91,8 +91,8 @@ def loss(x):
     return of
 
 
-class Numbers(Case):
-    def beside(self, got, expected, *what):
+class GradientsMatchDefinition(Case):
+    def assert_near(self, got, expected, *what):
         values, tolerance = expected
         for name, value in values.items():
             worst = ((got[name].double() - value).abs().max() / value.abs().max()).item()
@@ -100,108 +100,108 @@ class Numbers(Case):
 
     def check(self, what, model, x, samples, block, **options):
         of = loss(x)
-        expected = by_definition(model, "0", of, samples, block)
-        k = make(model, norm_block=block, **options)
+        expected = norm_gradients_by_definition(model, "0", of, samples, block)
+        k = make_preconditioner(model, norm_block=block, **options)
         k.begin(samples)
         of(model).backward()
         self.assertEqual(k.step(), 0)
-        got = grads(model)
+        got = gradients_of(model)
         k.close()
-        self.beside(got, expected, what, block)
+        self.assert_near(got, expected, what, block)
 
-    def test_every_class(self):
+    def test_each_norm_class_matches_definition(self):
         for block in ("unit", "full", "diagonal"):
-            for what, model, x, samples in cases():
+            for what, model, x, samples in norm_cases():
                 with self.subTest(what, block=block):
                     self.check(what, model, x, samples, block)
 
-    def test_beside_every_family(self):
+    def test_norms_in_each_family_match_definition(self):
         for kind in (natgrad.KFAC, natgrad.Eva, natgrad.SPNGD):
-            for what, model, x, samples in cases():
+            for what, model, x, samples in norm_cases():
                 with self.subTest(what, kind=kind.__name__):
                     of = loss(x)
-                    k = make(model, kind, norm_block="unit", norm_damping=1)
-                    expected = by_definition(model, "0", of, samples, "unit")
+                    k = make_preconditioner(model, kind, norm_block="unit", norm_damping=1)
+                    expected = norm_gradients_by_definition(model, "0", of, samples, "unit")
                     k.begin(samples)
                     of(model).backward()
                     k.step()
-                    self.beside(grads(model), expected)
+                    self.assert_near(gradients_of(model), expected)
 
-    def test_one_of_gamma_and_beta(self):
+    def test_frozen_gamma_or_beta(self):
         for frozen in ("weight", "bias"):
-            for what, model, x, samples in cases():
+            for what, model, x, samples in norm_cases():
                 getattr(model[0], frozen).requires_grad_(False)
                 with self.subTest(what, frozen=frozen):
                     self.check(what, model, x, samples, "unit")
-                    self.assertNotIn(f"0.{frozen}", grads(model))
+                    self.assertNotIn(f"0.{frozen}", gradients_of(model))
 
     @unittest.skipUnless(NEW, "LayerNorm(bias=False) is in PyTorch 2")
-    def test_without_beta(self):
+    def test_layer_norm_without_beta(self):
         torch.manual_seed(4)
         self.check("no beta", nn.Sequential(nn.LayerNorm(6, bias=False)), torch.randn(4, 5, 6), 4, "unit")
 
-    def test_positions_first(self):
+    def test_positions_first_matches_definition(self):
         torch.manual_seed(4)
         model, x = nn.Sequential(nn.LayerNorm(6)), torch.randn(5, 4, 6)  # [T, B, F]
-        k = make(model, batch_first=False)
+        k = make_preconditioner(model, batch_first=False)
         of = loss(x)
         of(model).backward()
         turned = x.transpose(0, 1).contiguous()
         torch.manual_seed(6)
         factor = torch.rand(x.shape).transpose(0, 1)
 
-        def again(m):
+        def loss_of_transposed(m):
             dtype = next(m.parameters()).dtype
             return (torch.sin(3 * m(turned.to(dtype))) * factor.to(dtype)).sum() / 5
-        expected = by_definition(model, "0", again, 4, "unit")
+        expected = norm_gradients_by_definition(model, "0", loss_of_transposed, 4, "unit")
         k.step()
-        self.beside(grads(model), expected)
+        self.assert_near(gradients_of(model), expected)
 
-    def test_accumulation(self):
+    def test_accumulation_matches_whole_batch(self):
         """Two micro-batches of a layer norm give the gradients of the whole batch."""
         torch.manual_seed(4)
         model, x = nn.Sequential(nn.LayerNorm(6)), torch.randn(8, 3, 6)
-        expected = by_definition(model, "0", lambda m: torch.sin(3 * m(x.double())).sum() / 8, 8, "unit")
-        k = make(model, accumulation_steps=2)
+        expected = norm_gradients_by_definition(model, "0", lambda m: torch.sin(3 * m(x.double())).sum() / 8, 8, "unit")
+        k = make_preconditioner(model, accumulation_steps=2)
         for part in (x[:4], x[4:]):
             (torch.sin(3 * model(part)).sum() / 4 / 2).backward()
         k.step()
-        self.beside(grads(model), expected)
+        self.assert_near(gradients_of(model), expected)
 
 
-class Cases(Case):
-    def test_instance_norm_of_one_sample_without_its_axis(self):
+class SpecialNorms(Case):
+    def test_instance_norm_without_batch_axis(self):
         torch.manual_seed(3)
         x, found = torch.randn(3, 7), []
         for given in (x, x[None]):
             model = nn.Sequential(nn.InstanceNorm1d(3, affine=True))
-            k = make(model, samples="layer")
+            k = make_preconditioner(model, samples="layer")
             model(given).pow(3).mean().backward()
             k.step()
-            found.append(grads(model))
-        self.same(*found)
+            found.append(gradients_of(model))
+        self.assert_same_tensors(*found)
 
-    def test_frozen_norms(self):
+    def test_frozen_norm_has_no_curvature(self):
         model = nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6))
         model[1].requires_grad_(False)
-        k = make(model)
+        k = make_preconditioner(model)
         model(torch.randn(5, 4)).pow(2).mean().backward()
         self.assertEqual(k.step(), 0)
         self.assertIn("frozen", {row["name"]: row["why"] for row in k.explain()}["1.weight"])
 
-    def test_a_batch_norm_in_eval_mode_is_named(self):
+    def test_error_names_batch_norm_in_eval_mode(self):
         model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6))
-        k = make(model)
+        k = make_preconditioner(model)
         model[1].eval()
         model(torch.randn(5, 4)).pow(2).mean().backward()
-        with self.refused("'1' was never observed.*eval mode.*skip_layers"):
+        with self.assert_refused("'1' was never observed.*eval mode.*skip_layers"):
             k.step()
-        k = make(model, skip_layers=["^1$"])
+        k = make_preconditioner(model, skip_layers=["^1$"])
         model(torch.randn(5, 4)).pow(2).mean().backward()
         self.assertEqual(k.step(), 0)
 
-    def test_a_norm_that_runs_twice(self):
-        class Twice(nn.Module):
+    def test_norm_called_twice(self):
+        class NormCalledTwice(nn.Module):
             def __init__(self):
                 super().__init__()
                 torch.manual_seed(1)
@@ -210,13 +210,13 @@ class Cases(Case):
             def forward(self, x):
                 return self.norm(torch.tanh(self.a(self.norm(x))))
         for options in ({}, dict(calls="ema")):
-            model = Twice()
-            k = make(model, **options)
+            model = NormCalledTwice()
+            k = make_preconditioner(model, **options)
             model(torch.randn(5, 4)).pow(2).mean().backward()
             self.assertEqual(k.step(), 0)
             self.assertEqual([layer["observations"] for layer in k.report()["layers"]], [2, 4])
 
-    def test_published_programs_leave_them(self):
+    def test_published_classes_exclude_norms(self):
         import natgrad.compat as kfac
         for k in (kfac.KFACPreconditioner(nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6))),
                   kfac.EVA(nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6)))):

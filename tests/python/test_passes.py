@@ -1,5 +1,4 @@
 """Backward passes other than one complete pass of one loss give right results, or are refused by name."""
-import copy
 import threading
 import unittest
 import warnings
@@ -10,11 +9,11 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 import natgrad
-from front import Case, grads, make
+from front import Case, gradients_of, make_preconditioner
 from natgrad.compat import KFACPreconditioner
 
 
-class Boom(torch.autograd.Function):
+class FailInBackward(torch.autograd.Function):
     """A function whose backward raises an exception."""
 
     @staticmethod
@@ -26,12 +25,12 @@ class Boom(torch.autograd.Function):
         raise ValueError("boom")
 
 
-def mlp():
+def two_layer_net():
     torch.manual_seed(1)
     return nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
 
 
-def data(seed=2, samples=8):
+def random_data(seed=2, samples=8):
     torch.manual_seed(seed)
     return torch.randn(samples, 6), torch.randint(3, (samples,))
 
@@ -40,173 +39,173 @@ def loss_of(model, x, y):
     return F.cross_entropy(model(x), y)
 
 
-class Failed(Case):
-    def fail(self, model):
+class FailedBackward(Case):
+    def fail_backward(self, model):
         """A backward pass that fails between the last and the first layer."""
         with self.assertRaisesRegex(ValueError, "boom"):
-            model[2](Boom.apply(torch.tanh(model[0](data(9)[0])))).pow(2).mean().backward()
+            model[2](FailInBackward.apply(torch.tanh(model[0](random_data(9)[0])))).pow(2).mean().backward()
 
-    def expected(self, kind=natgrad.KFAC, **options):
-        model = mlp()
-        k = make(model, kind, **options)
-        loss_of(model, *data()).backward()
+    def gradients_without_failure(self, kind=natgrad.KFAC, **options):
+        model = two_layer_net()
+        k = make_preconditioner(model, kind, **options)
+        loss_of(model, *random_data()).backward()
         self.assertEqual(k.step(), 0)
-        return grads(model)
+        return gradients_of(model)
 
-    def test_the_next_batch_is_as_if_it_had_not_been(self):
+    def test_failed_pass_does_not_affect_next_batch(self):
         for kind in (natgrad.KFAC, natgrad.Eva):
-            model = mlp()
-            k = make(model, kind)
-            loss_of(model, *data(7)).backward()  # an earlier micro-batch, which zero_grad drops, too
-            self.fail(model)
+            model = two_layer_net()
+            k = make_preconditioner(model, kind)
+            loss_of(model, *random_data(7)).backward()  # an earlier micro-batch, which zero_grad drops, too
+            self.fail_backward(model)
             model.zero_grad()
             with self.assertWarnsRegex(UserWarning, "a backward pass failed"):
-                loss = loss_of(model, *data())
+                loss = loss_of(model, *random_data())
             loss.backward()
             self.assertEqual(k.step(), 0)
-            self.same(grads(model), self.expected(kind))
+            self.assert_same_tensors(gradients_of(model), self.gradients_without_failure(kind))
 
-    def test_the_count_that_was_said_is_of_the_next_one(self):
-        model = mlp()
-        k = make(model)
-        self.fail(model)
+    def test_begin_after_failure_describes_next_batch(self):
+        model = two_layer_net()
+        k = make_preconditioner(model)
+        self.fail_backward(model)
         model.zero_grad()
         k.begin(8, 0.5)
-        self.quiet()
-        (loss_of(model, *data()) / 2).backward()
+        self.silence_warnings()
+        (loss_of(model, *random_data()) / 2).backward()
         k.step()
-        other = mlp()
-        k = make(other)
+        other = two_layer_net()
+        k = make_preconditioner(other)
         k.begin(8, 0.5)
-        (loss_of(other, *data()) / 2).backward()
+        (loss_of(other, *random_data()) / 2).backward()
         k.step()
-        self.same(grads(model), grads(other))
+        self.assert_same_tensors(gradients_of(model), gradients_of(other))
 
-    def test_a_step_right_after_it_is_refused(self):
-        model = mlp()
-        k = make(model)
-        self.fail(model)
-        before = grads(model)
-        with self.refused("the last backward pass failed"):
+    def test_step_after_failed_pass_is_refused(self):
+        model = two_layer_net()
+        k = make_preconditioner(model)
+        self.fail_backward(model)
+        before = gradients_of(model)
+        with self.assert_refused("the last backward pass failed"):
             k.step()
-        self.same(grads(model), before)
+        self.assert_same_tensors(gradients_of(model), before)
         k.reset_batch()
         model.zero_grad()
-        loss_of(model, *data()).backward()  # without a warning
+        loss_of(model, *random_data()).backward()  # without a warning
         k.step()
-        self.same(grads(model), self.expected())
+        self.assert_same_tensors(gradients_of(model), self.gradients_without_failure())
 
-    def test_an_error_of_natgrad_in_backward(self):
-        class Rows(nn.Module):
+    def test_natgrad_error_in_backward(self):
+        class CutRows(nn.Module):
             def __init__(self):
                 super().__init__()
-                self.body, self.cut = mlp(), None
+                self.body, self.cut = two_layer_net(), None
 
             def forward(self, x):
                 if self.cut is None:
                     return self.body(x)
                 return self.body[2](torch.tanh(self.body[0](x[:self.cut])).mean(0).expand(len(x), -1))
-        model = Rows()
-        k = make(model)
+        model = CutRows()
+        k = make_preconditioner(model)
         model.cut = 3
-        with self.refused("8 samples"):
-            model(data()[0]).sum().backward()
+        with self.assert_refused("8 samples"):
+            model(random_data()[0]).sum().backward()
         model.cut = None
         model.zero_grad()
-        self.quiet()
-        loss_of(model, *data()).backward()
+        self.silence_warnings()
+        loss_of(model, *random_data()).backward()
         k.step()
-        self.same({n[5:]: g for n, g in grads(model).items()}, self.expected())
+        self.assert_same_tensors({n[5:]: g for n, g in gradients_of(model).items()}, self.gradients_without_failure())
 
-    def test_inside_of_checkpointing(self):
+    def test_failure_inside_checkpoint(self):
         """Observations of the inner backward pass are dropped, too."""
         for reentrant in (True, False):
-            class Two(nn.Module):
+            class CheckpointedFailure(nn.Module):
                 def __init__(self):
                     super().__init__()
-                    self.body, self.boom = mlp(), True
+                    self.body, self.boom = two_layer_net(), True
 
                 def forward(self, x):
-                    h = Boom.apply(self.body[0](x)) if self.boom else self.body[0](x)
+                    h = FailInBackward.apply(self.body[0](x)) if self.boom else self.body[0](x)
                     return checkpoint(self.body[2], torch.tanh(h), use_reentrant=reentrant)
-            model = Two()
-            k = make(model)
+            model = CheckpointedFailure()
+            k = make_preconditioner(model)
             with self.assertRaisesRegex(ValueError, "boom"):
-                loss_of(model, *data(9)).backward()
+                loss_of(model, *random_data(9)).backward()
             model.zero_grad()
             model.boom = False
             with self.subTest(reentrant=reentrant), self.assertWarnsRegex(UserWarning, "backward pass failed"):
-                loss_of(model, *data()).backward()
+                loss_of(model, *random_data()).backward()
                 k.step()
-                self.same({n[5:]: g for n, g in grads(model).items()}, self.expected())
+                self.assert_same_tensors({n[5:]: g for n, g in gradients_of(model).items()}, self.gradients_without_failure())
 
-    def test_an_optimizer_that_is_zeroed_has_forgotten(self):
+    def test_zero_grad_after_failure_drops_observations(self):
         found = []
         for fail in (False, True):
-            model = mlp()
+            model = two_layer_net()
             optimizer = natgrad.SGD(model, 0.1, clip="none")
             if fail:
-                self.fail(model)
+                self.fail_backward(model)
             optimizer.zero_grad()
             with warnings.catch_warnings():
                 warnings.simplefilter("error")
-                loss_of(model, *data()).backward()
+                loss_of(model, *random_data()).backward()
             optimizer.step()
             found.append(model.state_dict())
-        self.same(*found)
+        self.assert_same_tensors(*found)
 
-    def test_kaisa_forgets_the_inputs_too(self):
+    def test_kaisa_drops_inputs_of_failed_pass(self):
         """Averages of a published program that observes inputs in forward."""
         found = []
         for fail in (False, True):
-            model = mlp()
+            model = two_layer_net()
             k = KFACPreconditioner(model, damping=0.1)
             if fail:
-                self.fail(model)
+                self.fail_backward(model)
                 model.zero_grad()
-            self.quiet()
-            loss_of(model, *data()).backward()
+            self.silence_warnings()
+            loss_of(model, *random_data()).backward()
             k.step()
-            found.append({**grads(model), **k.state_dict()["fields"]})
-        self.same(*found)
+            found.append({**gradients_of(model), **k.state_dict()["fields"]})
+        self.assert_same_tensors(*found)
 
-    def test_a_pass_of_another_thread(self):
-        model = mlp()
-        k = make(model)
-        loss = loss_of(model, *data())
+    def test_backward_in_another_thread(self):
+        model = two_layer_net()
+        k = make_preconditioner(model)
+        loss = loss_of(model, *random_data())
         thread = threading.Thread(target=loss.backward)
         thread.start()
         thread.join()
         k.step()
-        self.same(grads(model), self.expected())
+        self.assert_same_tensors(gradients_of(model), self.gradients_without_failure())
 
 
-class Twice(Case):
-    def test_a_second_pass_of_one_forward_is_refused(self):
+class TwoBackwardPasses(Case):
+    def test_second_backward_of_forward_is_refused(self):
         for kind in (natgrad.KFAC, natgrad.Eva):
-            model = mlp()
-            k = make(model, kind)
-            out = model(data()[0])
+            model = two_layer_net()
+            k = make_preconditioner(model, kind)
+            out = model(random_data()[0])
             out.pow(2).mean().backward(retain_graph=True)
-            with self.refused("layer '2': a second backward pass goes through the same forward: call backward once"):
+            with self.assert_refused("layer '2': a second backward pass goes through the same forward: call backward once"):
                 out.mean().backward()
-            with self.refused("the last backward pass failed"):
+            with self.assert_refused("the last backward pass failed"):
                 k.step()
 
-    def test_norms_and_embeddings(self):
+    def test_second_backward_of_norms_and_embeddings(self):
         torch.manual_seed(1)
         for model, x in ((nn.LayerNorm(4), torch.randn(6, 4)), (nn.Embedding(5, 3), torch.arange(5))):
-            k = make(model)
+            k = make_preconditioner(model)
             out = model(x)
             out.pow(2).mean().backward(retain_graph=True)
-            with self.refused("layer 'root': a second backward pass"):
+            with self.assert_refused("layer 'root': a second backward pass"):
                 out.mean().backward()
             k.close()
 
-    def test_a_pass_that_is_not_of_the_loss(self):
+    def test_gradient_penalty_is_not_observed(self):
         """A gradient penalty: the pass of the inner gradient is not observed."""
-        def penalised(model, k):
-            x, y = data()
+        def gradients_with_penalty(model, k):
+            x, y = random_data()
             x.requires_grad_()
             out = model(x)
             if k is not None:
@@ -215,36 +214,36 @@ class Twice(Case):
             if k is not None:
                 k.hook_enabled = True
             (F.cross_entropy(out, y) + inner.pow(2).sum()).backward()
-        model, plain = mlp(), mlp()
-        k = make(model)
-        with self.refused("layer '.': a second backward pass.*hook_enabled = False"):
-            x = data()[0].requires_grad_()
+        model, plain = two_layer_net(), two_layer_net()
+        k = make_preconditioner(model)
+        with self.assert_refused("layer '.': a second backward pass.*hook_enabled = False"):
+            x = random_data()[0].requires_grad_()
             inner, = torch.autograd.grad(model(x).sum(), x, create_graph=True)
             inner.pow(2).sum().backward()
         k.reset_batch()
         model.zero_grad()
         before = k.report()["layers"][0]["observations"]
-        penalised(model, k)
+        gradients_with_penalty(model, k)
         self.assertEqual(k.report()["layers"][0]["observations"], before + 2)  # an input and an output gradient
         self.assertEqual(k.step(), 0)
-        penalised(plain, None)
-        self.assertFalse(torch.equal(grads(model)["0.weight"], grads(plain)["0.weight"]))
+        gradients_with_penalty(plain, None)
+        self.assertFalse(torch.equal(gradients_of(model)["0.weight"], gradients_of(plain)["0.weight"]))
 
-    def test_a_step_between_the_passes_makes_them_two(self):
-        model = mlp()
-        k = make(model, stat_decay=0)
-        out = model(data()[0])
+    def test_step_between_two_passes(self):
+        model = two_layer_net()
+        k = make_preconditioner(model, stat_decay=0)
+        out = model(random_data()[0])
         for _ in range(2):
             model.zero_grad()
             out.pow(2).mean().backward(retain_graph=True)
             self.assertEqual(k.step(), 0)
-        whole, other = grads(model), mlp()
-        k = make(other)
-        other(data()[0]).pow(2).mean().backward()
+        whole, other = gradients_of(model), two_layer_net()
+        k = make_preconditioner(other)
+        other(random_data()[0]).pow(2).mean().backward()
         k.step()
-        self.same(grads(other), whole)
+        self.assert_same_tensors(gradients_of(other), whole)
 
-    def test_kaisa_counts_both_as_published(self):
+    def test_kaisa_observes_both_passes(self):
         """The hooks of KAISA run in both passes: A is folded once, G twice, once for each pass."""
         torch.manual_seed(1)
         model, x = nn.Linear(3, 2), torch.randn(4, 3)
@@ -264,25 +263,25 @@ class Twice(Case):
             self.assertLess((fields[f"root/{name}"] - lower).abs().max().item(), 1e-6, name)
 
 
-class Several(Case):
-    def test_forwards_of_several_sizes_and_one_backward(self):
+class SeveralForwards(Case):
+    def test_forwards_of_several_sizes(self):
         """begin() before each forward pass gives its number of samples."""
-        whole, parts = mlp(), mlp()
-        (a, one), (b, two) = data(2, 8), data(3, 4)
-        k = make(whole)
+        whole, parts = two_layer_net(), two_layer_net()
+        (a, one), (b, two) = random_data(2, 8), random_data(3, 4)
+        k = make_preconditioner(whole)
         F.cross_entropy(whole(torch.cat([a, b])), torch.cat([one, two])).backward()
         k.step()
         for order in (((a, one), (b, two)), ((b, two), (a, one))):
             parts.zero_grad()
-            k, loss = make(parts), 0
+            k, loss = make_preconditioner(parts), 0
             for x, y in order:
                 k.begin(len(x), len(x) / 12)
                 loss = loss + F.cross_entropy(parts(x), y) * len(x) / 12
             loss.backward()
             self.assertEqual(k.step(), 0)
             k.close()
-            for name, g in grads(whole).items():  # sums in another order, through an inverse of condition 1e2
-                self.assertLess(((grads(parts)[name] - g).abs().max() / g.abs().max()).item(), 1e-4, name)
+            for name, g in gradients_of(whole).items():  # sums in another order, through an inverse of condition 1e2
+                self.assertLess(((gradients_of(parts)[name] - g).abs().max() / g.abs().max()).item(), 1e-4, name)
 
 
 if __name__ == "__main__":

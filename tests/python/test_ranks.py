@@ -14,17 +14,17 @@ import natgrad
 import oracle
 import ranks
 import recording
-from front import DAMPING, NEW, Case, batch, loss_of, make
+from front import DAMPING, NEW, Case, random_batch, loss_of, make_preconditioner
 from natgrad import _abi, _distributed, compat
 from natgrad.compat import KFACPreconditioner
 
 
-def mlp():
+def two_layer_net():
     torch.manual_seed(1)
     return nn.Sequential(nn.Flatten(), nn.Linear(18, 5), nn.Tanh(), nn.Linear(5, 3))
 
 
-def end_to_end(rank, world, fraction):
+def train_as_published(rank, world, fraction):
     """The published test: 20 steps on one random batch."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(10, 20, bias=False), nn.ReLU(), nn.Linear(20, 10), nn.Softmax(dim=1))
@@ -44,15 +44,15 @@ def end_to_end(rank, world, fraction):
 
 
 def replay(rank, world, names):
-    return {name: recording.replay(*recording.read(name), rank=rank) for name in names}
+    return {name: recording.replay(*recording.read_recording(name), rank=rank) for name in names}
 
 
-def shards(rank, world, accumulate, kind):
+def gradients_of_shard(rank, world, accumulate, kind):
     """Return the gradients after one step on this rank's shard of 12 samples; accumulate: in two micro-batches."""
-    model, (x, y) = DDP(mlp()), batch(12, shape=(2, 3, 3))
+    model, (x, y) = DDP(two_layer_net()), random_batch(12, shape=(2, 3, 3))
     x, y = x[rank::world], y[rank::world]
     parts = ((x[:1], y[:1]), (x[1:], y[1:])) if accumulate else ((x, y),)
-    k = make(model, getattr(natgrad, kind))
+    k = make_preconditioner(model, getattr(natgrad, kind))
     for i, (px, py) in enumerate(parts):
         share = len(px) / len(x)
         with contextlib.ExitStack() as stack:
@@ -70,12 +70,12 @@ RESUMED = dict(method="kaisa", grad_worker_fraction=0, solve_period=2)
 def train(model, k, steps, rank):
     for t in steps:
         model.zero_grad()
-        x, y = batch(6, seed=10 * t + rank, shape=(2, 3, 3))
+        x, y = random_batch(6, seed=10 * t + rank, shape=(2, 3, 3))
         loss_of(model, x, y).backward()
         k.step()
 
 
-def turn_over(rank, path):
+def damage_last_byte(rank, path):
     """Rank 0 changes the last byte of the file."""
     torch.distributed.barrier()
     if rank == 0:
@@ -87,22 +87,22 @@ def turn_over(rank, path):
     torch.distributed.barrier()
 
 
-def in_parts(rank, world, path):
+def save_and_load_parts(rank, world, path):
     """Save and load in parts: training continues with the same bits; a damaged part changes nothing on any rank."""
-    model, other = DDP(mlp()), DDP(mlp())
-    k, k2 = make(model, **RESUMED), make(other, **RESUMED)
+    model, other = DDP(two_layer_net()), DDP(two_layer_net())
+    k, k2 = make_preconditioner(model, **RESUMED), make_preconditioner(other, **RESUMED)
     train(model, k, range(3), rank)
     k.save_parts(path)
     saved = str(k.state_dict())
     train(model, k, range(3, 5), rank)
     files, before = sorted(os.listdir(os.path.dirname(path))), str(k2.state_dict())
-    turn_over(rank, os.path.join(os.path.dirname(path), files[-1]))
+    damage_last_byte(rank, os.path.join(os.path.dirname(path), files[-1]))
     try:
         k2.load_parts(path)
         told = "nothing"
     except natgrad.Error as error:
         told = str(error), str(k2.state_dict()) == before, k2.steps
-    turn_over(rank, os.path.join(os.path.dirname(path), files[-1]))
+    damage_last_byte(rank, os.path.join(os.path.dirname(path), files[-1]))
     k2.load_parts(path)
     loaded = str(k2.state_dict()) == saved and k2.steps == 3
     train(other, k2, range(3, 5), rank)
@@ -110,41 +110,42 @@ def in_parts(rank, world, path):
     return files, told, loaded, same
 
 
-def alone(rank, world, path):
-    k = make(mlp(), **RESUMED)
+def load_parts_on_one_rank(rank, world, path):
+    k = make_preconditioner(two_layer_net(), **RESUMED)
     k.load_parts(path)
     return k.steps, sorted(k.state_dict()["fields"])
 
 
-def resume(rank, world):
+def resume_from_state(rank, world):
     """The state is equal on all ranks; after loading, training continues with the same bits."""
-    model = DDP(mlp())
-    k = make(model, **RESUMED)
+    model = DDP(two_layer_net())
+    k = make_preconditioner(model, **RESUMED)
     train(model, k, range(3), rank)
     state = k.state_dict()
     train(model, k, range(3, 5), rank)
-    other = DDP(mlp())
-    k2 = make(other, **RESUMED)
+    other = DDP(two_layer_net())
+    k2 = make_preconditioner(other, **RESUMED)
     k2.load_state_dict(state)
     train(other, k2, range(3, 5), rank)
     same = all(torch.equal(a.grad, b.grad) for a, b in zip(model.parameters(), other.parameters()))
     return same, state["manifest"], {name: tensor.tolist() for name, tensor in state["fields"].items()}
 
 
-def disagree(rank, world):
+def make_with_different_damping(rank, world):
     try:
-        make(mlp(), damping=0.1 + rank)
+        make_preconditioner(two_layer_net(), damping=0.1 + rank)
     except natgrad.Error as error:
         return str(error)
     return ""
 
 
-def broken(rank, world):
-    k = make(mlp())
-    def fail(*_arguments, **_more):
+def step_with_broken_transport(rank, world):
+    k = make_preconditioner(two_layer_net())
+    def raise_connection_error(*_arguments, **_more):
         raise ConnectionError("the cable")
-    k._core.transport._dist = type("Dist", (), {"all_reduce": fail, "broadcast": fail, "is_initialized": lambda: False})
-    loss_of(k.model, *batch(4, shape=(2, 3, 3))).backward()
+    k._core.transport._dist = type("Dist", (), dict(all_reduce=raise_connection_error, broadcast=raise_connection_error,
+                                                    is_initialized=lambda: False))
+    loss_of(k.model, *random_batch(4, shape=(2, 3, 3))).backward()
     try:
         k.step()
     except natgrad.Error as error:
@@ -152,14 +153,14 @@ def broken(rank, world):
     return ""
 
 
-def one_broken(rank, world):
+def step_with_broken_rank(rank, world):
     """The transport of rank 1 fails; all other ranks get the error at once."""
-    k = make(mlp())
+    k = make_preconditioner(two_layer_net())
     if rank == 1:
-        def fail(*_arguments, **_more):
+        def raise_connection_error(*_arguments, **_more):
             raise ConnectionError("the cable")
-        k._core.transport._start_sum = k._core.transport._start_broadcast = fail
-    loss_of(k.model, *batch(4, shape=(2, 3, 3))).backward()
+        k._core.transport._start_sum = k._core.transport._start_broadcast = raise_connection_error
+    loss_of(k.model, *random_batch(4, shape=(2, 3, 3))).backward()
     try:
         k.step()
     except natgrad.Error as error:
@@ -167,30 +168,30 @@ def one_broken(rank, world):
     return None
 
 
-def as_nccl(rank, world, given=False):
+def step_beside_nccl(rank, world, given=False):
     """A group that cannot send host memory, the default group or the caller's: the package makes a group of gloo."""
     dist, real = torch.distributed, torch.distributed.get_backend
     new_group, asked = dist.new_group, []
     own = new_group(list(range(world))) if given else None
     dist.get_backend = lambda group=None: "nccl" if group is own else real(group)
 
-    def noted(*args, backend=None, **more):
+    def record_backend(*args, backend=None, **more):
         asked.append(backend)
         return new_group(*args, backend=backend, **more)
-    noted.__signature__ = inspect.signature(new_group)  # the package inspects the arguments of new_group
-    dist.new_group = noted
+    record_backend.__signature__ = inspect.signature(new_group)  # the package inspects the arguments of new_group
+    dist.new_group = record_backend
     try:
-        k = make(mlp(), process_group=own, grad_worker_fraction=1.0)
+        k = make_preconditioner(two_layer_net(), process_group=own, grad_worker_fraction=1.0)
     except natgrad.Error as error:
         return str(error), set(asked)
     finally:
         dist.get_backend, dist.new_group = real, new_group
-    loss_of(k.model, *batch(4, shape=(2, 3, 3))).backward()
+    loss_of(k.model, *random_batch(4, shape=(2, 3, 3))).backward()
     return k.step(), set(asked)
 
 
-def given_as_nccl(rank, world):
-    return as_nccl(rank, world, given=True)
+def step_beside_nccl_group(rank, world):
+    return step_beside_nccl(rank, world, given=True)
 
 
 class StubHorovod:
@@ -221,16 +222,16 @@ class StubHorovod:
         return handle.is_completed()
 
 
-def horovod(rank, world):
+def step_over_horovod(rank, world):
     """Horovod gives the gradients and the state of torch.distributed, with the same message names on all ranks."""
     import sys
     import types
     import natgrad.compat as kfac
     found, hvd = [], StubHorovod(rank, world)
-    x, y = batch(12, shape=(2, 3, 3))
+    x, y = random_batch(12, shape=(2, 3, 3))
     for group in (None, hvd):
-        model = mlp()
-        k = make(model, process_group=group, method="kaisa", grad_worker_fraction=0)
+        model = two_layer_net()
+        k = make_preconditioner(model, process_group=group, method="kaisa", grad_worker_fraction=0)
         loss_of(model, x[rank::world], y[rank::world]).backward()
         for p in model.parameters():
             torch.distributed.all_reduce(p.grad)
@@ -242,20 +243,20 @@ def horovod(rank, world):
     sys.modules["horovod.torch"] = sys.modules["horovod"].torch = hvd
     kfac.backend.init("Horovod")
     before = len(hvd.names)
-    k = kfac.get_kfac_module("eva")(mlp())
+    k = kfac.get_kfac_module("eva")(two_layer_net())
     loss_of(k.preconditioner.model, x, y).backward()
     k.step()
     return same, len(hvd.names) > before, hvd.names
 
 
-def subgroup(rank, world):
+def step_in_subgroup(rank, world):
     """A group of two of three processes: ranks in the group differ from ranks in the world."""
     group = torch.distributed.new_group([1, 2])
     if rank == 0:
         return None
-    model = mlp()
-    k = make(model, process_group=group, grad_worker_fraction=0)
-    x, y = batch(12, shape=(2, 3, 3))
+    model = two_layer_net()
+    k = make_preconditioner(model, process_group=group, grad_worker_fraction=0)
+    x, y = random_batch(12, shape=(2, 3, 3))
     loss_of(model, x[rank - 1::2], y[rank - 1::2]).backward()
     for p in model.parameters():
         torch.distributed.all_reduce(p.grad, group=group)
@@ -264,23 +265,23 @@ def subgroup(rank, world):
     return {name: p.grad.tolist() for name, p in model.named_parameters()}
 
 
-def sharded(rank, world):
+def errors_of_sharded_parameters(rank, world):
     """Messages about parameters sharded by FSDP2 or tensor parallelism, and about FSDP of PyTorch 1 and 2."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
     from torch.distributed.tensor import distribute_module
     from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
     mesh, said = init_device_mesh("cpu", (world,)), []
-    whole, inside, plan, all_of_it = mlp(), mlp(), mlp(), mlp()
+    whole, inside, plan, all_of_it = two_layer_net(), two_layer_net(), two_layer_net(), two_layer_net()
     fully_shard(whole, mesh=mesh)
     fully_shard(inside[1], mesh=mesh)
     parallelize_module(plan, mesh, {"3": ColwiseParallel()})
     distribute_module(all_of_it, mesh)
     outer = FullyShardedDataParallel.__new__(FullyShardedDataParallel)  # __init__ needs an accelerator
     nn.Module.__init__(outer)
-    outer.model = mlp()
+    outer.model = two_layer_net()
     for model in (whole, inside, plan, all_of_it, nn.Sequential(outer)):
-        for make_one in (make, lambda m: natgrad.SGD(m, 0.1), lambda m: KFACPreconditioner(m),
+        for make_one in (make_preconditioner, lambda m: natgrad.SGD(m, 0.1), lambda m: KFACPreconditioner(m),
                          lambda m: compat.MFAC(m.parameters(), ngrads=2)):
             try:
                 make_one(model)
@@ -290,7 +291,7 @@ def sharded(rank, world):
     return said
 
 
-def collectives(rank, world):
+def check_collectives(rank, world):
     """Each kind and dtype of a collective, in place and not in place; 16-bit sums are rounded once."""
     transport, wrong = _distributed.make_transport(None), []
     for dtype, kind in ((torch.float64, _abi.NG_F64), (torch.float32, _abi.NG_F32), (torch.bfloat16, _abi.NG_BF16),
@@ -323,93 +324,93 @@ def collectives(rank, world):
 
 
 class Ranks(Case):
-    def test_collectives(self):
-        for wrong in ranks.run(3, collectives):
+    def test_collectives_give_sums_and_copies(self):
+        for wrong in ranks.run_on_ranks(3, check_collectives):
             self.assertEqual(wrong, [])
 
-    def test_published_end_to_end(self):
+    def test_published_training_learns(self):
         for world, fraction in ((1, 1), (1, 0), (2, 0.5), (4, 0.5)):
             with self.subTest(world=world, fraction=fraction):
-                found = ranks.run(world, end_to_end, fraction)
+                found = ranks.run_on_ranks(world, train_as_published, fraction)
                 for first, last, weights in found:
                     self.assertLess(last, first)
                     self.assertEqual(weights, found[0][2])
 
-    def test_recordings(self):
+    def test_recordings_of_several_ranks(self):
         for world in (2, 4):
-            names = recording.names(f"ranks{world}-*", f"spngd-ranks{world}*")
+            names = recording.recording_names(f"ranks{world}-*", f"spngd-ranks{world}*")
             self.assertGreaterEqual(len(names), 6)
-            for found in ranks.run(world, replay, names):
+            for found in ranks.run_on_ranks(world, replay, names):
                 for name, error in found.items():
                     self.assertLess(error, 1e-5, name)
 
-    def test_shards_are_the_whole_batch(self):
-        data = batch(12, shape=(2, 3, 3))
-        expected = oracle.kfac(mlp(), ("1", "3"), lambda m: [loss_of(m, *data)], DAMPING)
+    def test_shards_match_whole_batch(self):
+        data = random_batch(12, shape=(2, 3, 3))
+        expected = oracle.kfac_gradients(two_layer_net(), ("1", "3"), lambda m: [loss_of(m, *data)], DAMPING)
         for world, accumulate in ((2, False), (2, True), (3, False)):
             with self.subTest(world=world, accumulate=accumulate):
-                for found in ranks.run(world, shards, accumulate, "KFAC"):
-                    self.near({name: torch.tensor(g) for name, g in found.items()}, expected)
+                for found in ranks.run_on_ranks(world, gradients_of_shard, accumulate, "KFAC"):
+                    self.assert_near_oracle({name: torch.tensor(g) for name, g in found.items()}, expected)
 
-    def test_state(self):
-        found = ranks.run(2, resume)
+    def test_state_is_equal_on_all_ranks(self):
+        found = ranks.run_on_ranks(2, resume_from_state)
         for same, *state in found:
             self.assertTrue(same)
             self.assertEqual(state, list(found[0][1:]))
             self.assertIn("1/A", state[1])  # the names of the model inside of DistributedDataParallel
 
-    def test_state_in_parts(self):
+    def test_parts_restore_bits(self):
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "state")
-            for files, told, loaded, same in ranks.run(2, in_parts, path):
+            for files, told, loaded, same in ranks.run_on_ranks(2, save_and_load_parts, path):
                 self.assertEqual(len(files), 2)
                 self.assertIn("is damaged", told[0])
                 self.assertEqual(told[1:], (True, 0))
                 self.assertTrue(loaded)
                 self.assertTrue(same)
-            (steps, fields), = ranks.run(1, alone, path)
+            (steps, fields), = ranks.run_on_ranks(1, load_parts_on_one_rank, path)
             self.assertEqual(steps, 3)
             self.assertIn("1/A", fields)
 
-    def test_ranks_that_disagree_all_hear_of_it(self):
-        for text in ranks.run(2, disagree):
+    def test_different_options_fail_on_all_ranks(self):
+        for text in ranks.run_on_ranks(2, make_with_different_damping):
             self.assertRegex(text, "options of 1 of 2 ranks differ")
 
-    def test_a_broken_transport_is_the_cause(self):
-        for text in ranks.run(2, broken):
+    def test_error_has_transport_error_as_cause(self):
+        for text in ranks.run_on_ranks(2, step_with_broken_transport):
             self.assertIn("the cable", text)
 
-    def test_the_others_do_not_wait_for_a_broken_one(self):
-        # torch.distributed would wait for half an hour, longer than ranks.run
-        for found in ranks.run(2, one_broken):
+    def test_other_ranks_do_not_wait_for_failed_rank(self):
+        # torch.distributed would wait for half an hour, longer than ranks.run_on_ranks
+        for found in ranks.run_on_ranks(2, step_with_broken_rank):
             self.assertIsNotNone(found)
 
-    def test_beside_nccl(self):
-        for found in ranks.run(2, as_nccl):
+    def test_private_group_beside_nccl(self):
+        for found in ranks.run_on_ranks(2, step_beside_nccl):
             self.assertEqual(found, (0, {"gloo"}))
-        for found, asked in ranks.run(2, given_as_nccl):
+        for found, asked in ranks.run_on_ranks(2, step_beside_nccl_group):
             if "use_local_synchronization" in inspect.signature(torch.distributed.new_group).parameters:
                 self.assertEqual((found, asked), (0, {"gloo"}))
             else:  # PyTorch 1.13 needs all ranks to make a group of some ranks
                 self.assertIn("process_group: backend 'nccl' cannot send host memory", found)
 
-    def test_horovod(self):
-        found = ranks.run(2, horovod)
+    def test_horovod_matches_distributed(self):
+        found = ranks.run_on_ranks(2, step_over_horovod)
         for same, used, names in found:
             self.assertTrue(same and used)
             self.assertEqual(names, found[0][2])
 
-    def test_a_group_of_some(self):
-        data = batch(12, shape=(2, 3, 3))
-        expected = oracle.kfac(mlp(), ("1", "3"), lambda m: [loss_of(m, *data)], DAMPING)
-        for found in ranks.run(3, subgroup)[1:]:
-            self.near({name: torch.tensor(g) for name, g in found.items()}, expected)
+    def test_group_of_two_of_three_ranks(self):
+        data = random_batch(12, shape=(2, 3, 3))
+        expected = oracle.kfac_gradients(two_layer_net(), ("1", "3"), lambda m: [loss_of(m, *data)], DAMPING)
+        for found in ranks.run_on_ranks(3, step_in_subgroup)[1:]:
+            self.assert_near_oracle({name: torch.tensor(g) for name, g in found.items()}, expected)
 
     @unittest.skipUnless(NEW, "fully_shard and DTensor are in PyTorch 2")
     def test_sharded_parameters_are_refused(self):
         fsdp, tensor = "is a FSDPModule: parameters that FSDP has sharded", "is a DTensor: sharded and traced tensors"
         first = "is a FullyShardedDataParallel: parameters that FSDP has sharded"
-        for said in ranks.run(2, sharded):
+        for said in ranks.run_on_ranks(2, errors_of_sharded_parameters):
             for i, why in enumerate(("the model " + fsdp, "'1' " + fsdp, "'3.weight' " + tensor, "'1.weight' " + tensor,
                                      "'0' " + first)):
                 for text in said[4 * i:4 * i + 3]:
@@ -417,9 +418,9 @@ class Ranks(Case):
             for text in said[3:16:4]:  # optimizers of parameters without a model
                 self.assertIn(tensor, text)
 
-    def test_what_is_not_there(self):
-        with self.refused("torch.distributed is not initialised"):
-            make(mlp(), process_group=object())
+    def test_uninitialised_group_is_refused(self):
+        with self.assert_refused("torch.distributed is not initialised"):
+            make_preconditioner(two_layer_net(), process_group=object())
 
 
 if __name__ == "__main__":

@@ -10,20 +10,20 @@ import types
 import unittest
 
 import natgrad
-from front import Case, batch, loss_of, make, net
+from front import Case, random_batch, loss_of, make_preconditioner, small_conv_net
 
 SOURCE = os.environ.get("NG_TEST_SOURCE_DIR", os.path.join(os.path.dirname(__file__), "..", ".."))
 PROGRAM = os.path.join(os.path.dirname(os.environ.get("NATGRAD_LIBRARY", "")), "natgrad")
 
 
-def run(folder, forward=None, kind=None):
-    model = net()
-    k = kind(model) if kind else make(model)
+def log_two_epochs(folder, forward=None, kind=None):
+    model = small_conv_net()
+    k = kind(model) if kind else make_preconditioner(model)
     log = natgrad.Log(os.path.join(folder, "log.jsonl"), k, every=2, forward=forward)
     for epoch in range(2):
         for t in range(4):
             model.zero_grad()
-            loss = loss_of(model, *batch(seed=t))
+            loss = loss_of(model, *random_batch(seed=t))
             loss.backward()
             k.step()
             log.step(epoch, 0.1, loss.item(), 0.5)
@@ -33,10 +33,10 @@ def run(folder, forward=None, kind=None):
         return [json.loads(line) for line in file], k
 
 
-class Records(Case):
-    def test_lines(self):
+class LogLines(Case):
+    def test_lines_have_expected_fields(self):
         with tempfile.TemporaryDirectory() as folder:
-            rows, k = run(folder)
+            rows, k = log_two_epochs(folder)
         self.assertEqual([(row["event"], row["step"], row["epoch"]) for row in rows],
                          [("step", 2, 0), ("step", 4, 0), ("epoch", 4, 0), ("step", 6, 1), ("step", 8, 1), ("epoch", 8, 1),
                           ("end", 8, 1)])
@@ -61,9 +61,9 @@ class Records(Case):
         self.assertAlmostEqual(sum(sum(row["ms"].values()) * 2 for row in rows if row["event"] == "step"), total, delta=0.1)
 
     @unittest.skipUnless(os.access(PROGRAM, os.X_OK), "the program natgrad is not built")
-    def test_the_program_reads_it(self):
+    def test_natgrad_export_reads_log(self):
         with tempfile.TemporaryDirectory() as folder:
-            rows, _ = run(folder, kind=lambda m: natgrad.SGD(m, 0.1))
+            rows, _ = log_two_epochs(folder, kind=lambda m: natgrad.SGD(m, 0.1))
             table = os.path.join(folder, "run.csv")
             done = subprocess.run([PROGRAM, "export", folder, "--csv", table], capture_output=True, text=True)
             self.assertEqual(done.returncode, 0, done.stderr)
@@ -72,39 +72,39 @@ class Records(Case):
         self.assertEqual([float(row["train_loss"]) for row in read], [row["train_loss"] for row in rows])
         self.assertIn("ms.solve", read[0])
 
-    def test_refused(self):
+    def test_wrong_arguments_are_refused(self):
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "a", "log.jsonl")
-            k = make(net())
+            k = make_preconditioner(small_conv_net())
             log = natgrad.Log(path, k)
-            with self.refused("why is 'tired'"):
+            with self.assert_refused("why is 'tired'"):
                 log.end("tired")
             log.end("stopped")
             with self.assertRaises(FileExistsError):
                 natgrad.Log(path, k)
-            with self.refused("every is 0"):
+            with self.assert_refused("every is 0"):
                 natgrad.Log(path + "2", k, every=0)
 
 
 class Forwarding(Case):
     """The lines of docs/pytorch.md, with writers that record their calls."""
 
-    def example(self, what):
+    def example_of_page(self, what):
         with open(os.path.join(SOURCE, "docs", "pytorch.md"), encoding="utf-8") as file:
             found = [code for code in re.findall(r"```python\n(.*?)```", file.read(), re.S) if what in code]
         self.assertEqual(len(found), 1)
         self.assertLessEqual(len(found[0].splitlines()), 10)
         return found[0]
 
-    def check(self, what, modules, notes):
+    def check_forwarded_lines(self, what, modules, notes):
         import sys
         with tempfile.TemporaryDirectory() as folder:
             before = {name: sys.modules.get(name) for name in modules}
             sys.modules.update(modules)
             try:
                 scope = {}
-                exec(self.example(what), scope)
-                rows, _ = run(folder, scope["forward"])
+                exec(self.example_of_page(what), scope)
+                rows, _ = log_two_epochs(folder, scope["forward"])
             finally:
                 for name, module in before.items():
                     sys.modules.pop(name) if module is None else sys.modules.__setitem__(name, module)
@@ -113,19 +113,19 @@ class Forwarding(Case):
         self.assertIn(("step_ms/solve", rows[0]["ms"]["solve"], 2), notes)
         self.assertNotIn("epoch/test_loss", [name for name, *_ in notes])  # test_loss is no number
 
-    def test_tensorboard(self):
+    def test_tensorboard_example_forwards_lines(self):
         notes = []
         module = types.ModuleType("torch.utils.tensorboard")
         module.SummaryWriter = lambda folder: types.SimpleNamespace(
             add_scalar=lambda tag, value, step: notes.append((tag, value, step)))
-        self.check("SummaryWriter", {"torch.utils.tensorboard": module}, notes)
+        self.check_forwarded_lines("SummaryWriter", {"torch.utils.tensorboard": module}, notes)
 
-    def test_wandb(self):
+    def test_wandb_example_forwards_lines(self):
         notes = []
         module = types.ModuleType("wandb")
         module.init = lambda **_: None
         module.log = lambda values, step: notes.extend((tag, value, step) for tag, value in values.items())
-        self.check("wandb", {"wandb": module}, notes)
+        self.check_forwarded_lines("wandb", {"wandb": module}, notes)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ WIDTHS = (6, 8, 5)
 dist = torch.distributed
 
 
-class Copy(torch.autograd.Function):
+class SumGradients(torch.autograd.Function):
     """Forward: the identity; backward: sum the gradients over the group."""
 
     @staticmethod
@@ -31,7 +31,7 @@ class Copy(torch.autograd.Function):
         return g, None
 
 
-class Reduce(torch.autograd.Function):
+class SumOutputs(torch.autograd.Function):
     """Forward: sum over the group; backward: the identity."""
 
     @staticmethod
@@ -58,7 +58,7 @@ class ColumnParallelLinear(nn.Module):
 
 class RowParallelLinear(ColumnParallelLinear):
     def forward(self, x):
-        return Reduce.apply(nn.functional.linear(x, self.weight), self.group), self.bias
+        return SumOutputs.apply(nn.functional.linear(x, self.weight), self.group), self.bias
 
 
 class PipelineModule(nn.Module):
@@ -75,12 +75,12 @@ class PipelineModule(nn.Module):
         self.down = RowParallelLinear(down[:, part].clone(), second if bias else None, group)
 
     def forward(self, x):
-        h = torch.tanh(self.up(Copy.apply(x, self.group))[0])
+        h = torch.tanh(self.up(SumGradients.apply(x, self.group))[0])
         out, bias = self.down(h)
         return out if bias is None else out + bias
 
 
-def steps(model, k, data, group, count=3):
+def train_steps(model, k, data, group, count=3):
     found = []
     for t in range(count):
         torch.manual_seed(100 * t + data)
@@ -95,7 +95,7 @@ def steps(model, k, data, group, count=3):
     return found
 
 
-def both(rank, world, bias, folder):
+def compare_shard_with_whole(rank, world, bias, folder):
     """Return the largest relative difference between this rank's shard and the same elements of the whole layer."""
     warnings.simplefilter("ignore")
     across = world == 4 and bias  # ranks of a data group are adjacent
@@ -112,7 +112,7 @@ def both(rank, world, bias, folder):
     places = dict(zip([n for n, _ in part.named_parameters()],
                       [lambda g: g[cut]] + [lambda g: g[cut]] * bias + [lambda g: g[:, cut]] + [lambda g: g] * bias))
     far = 0.0
-    for expected, got in zip(steps(whole, one, data, datas[member]), steps(part, other, data, datas[member])):
+    for expected, got in zip(train_steps(whole, one, data, datas[member]), train_steps(part, other, data, datas[member])):
         for place, e, g in zip(places.values(), expected, got):
             far = max(far, ((place(e) - g).abs().max() / e.abs().max()).item())
     clips = one.report()["clip"], other.report()["clip"]
@@ -125,7 +125,7 @@ def both(rank, world, bias, folder):
     return far, clips, same
 
 
-class Half(nn.Module):
+class StageOfTwo(nn.Module):
     """A pipeline stage with one of the two layers."""
 
     def __init__(self, whole, last):
@@ -138,16 +138,16 @@ class Half(nn.Module):
         return getattr(self, self.name)(x)
 
 
-Half.__name__ = "PipelineModule"
+StageOfTwo.__name__ = "PipelineModule"
 
 
-def stages(rank, world):
+def compare_stages_with_whole(rank, world):
     """Two stages of two data ranks, rank = stage * 2 + data: compare clip and gradients with a model of both layers."""
     warnings.simplefilter("ignore")
     datas, pipes = [dist.new_group(g) for g in ([0, 1], [2, 3])], [dist.new_group(g) for g in ([0, 2], [1, 3])]
     stage, data = divmod(rank, 2)
     whole = PipelineModule(True)
-    half = Half(whole, stage)
+    half = StageOfTwo(whole, stage)
     options = dict(lr=0.1, kl_clip=1e-4, data_parallel_group=datas[stage], damping=0.01)
     one = compat.GPTNeoXKFACPreconditioner(whole, **options)
     part = compat.GPTNeoXKFACPreconditioner(half, pipeline_parallel_group=pipes[data], **options)
@@ -157,7 +157,7 @@ def stages(rank, world):
         shown = []
         handles = [seen.register_forward_hook(lambda m, i, o: shown.append(i[0].detach())),
                    seen.register_full_backward_hook(lambda m, i, o: shown.append(o[0]))]
-        expected = dict(zip([n for n, _ in whole.named_parameters()], steps(whole, one, 10 * t + data, datas[stage], 1)[0]))
+        expected = dict(zip([n for n, _ in whole.named_parameters()], train_steps(whole, one, 10 * t + data, datas[stage], 1)[0]))
         for handle in handles:
             handle.remove()
         half.zero_grad(set_to_none=True)
@@ -174,8 +174,8 @@ def stages(rank, world):
 
 
 class Shards(Case):
-    def test_stages(self):
-        found = ranks.run(4, stages)
+    def test_stages_match_whole_model(self):
+        found = ranks.run_on_ranks(4, compare_stages_with_whole)
         for far, clips in found:
             self.assertLess(far, 1e-5)
             for one, both_stages in clips:
@@ -183,11 +183,11 @@ class Shards(Case):
                 self.assertLess(both_stages, 1)
         self.assertEqual(len({tuple(c for _, c in clips) for _, clips in found}), 1)
 
-    def test_as_one(self):
+    def test_shards_match_whole_layer(self):
         for world in (2, 4):
             for bias in (True, False):
                 with tempfile.TemporaryDirectory() as folder:
-                    found = ranks.run(world, both, bias, os.path.join(folder, "factors"))
+                    found = ranks.run_on_ranks(world, compare_shard_with_whole, bias, os.path.join(folder, "factors"))
                 for far, (one, other), same in found:
                     self.assertLess(far, 1e-5, (world, bias))
                     self.assertLess(abs(one / other - 1), 1e-5)

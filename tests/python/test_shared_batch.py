@@ -7,7 +7,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 import natgrad
 import ranks
-from front import Case, batch, loss_of
+from front import Case, random_batch, loss_of
 
 WINDOW = dict(window=3, damping=0.1)
 LEAK = dict(method="mpd-kfac", solver="cholesky", eigen_floor=0, damping_split="pi", damping_leak="owner", damping=0.1)
@@ -15,7 +15,8 @@ LEAK = dict(method="mpd-kfac", solver="cholesky", eigen_floor=0, damping_split="
 TABLE = {
     "natgrad": ("KFAC", dict(solve_period=1, damping=0.1), False),
     "spngd": ("SPNGD", dict(damping=0.1), False),
-    "kaisa": ("KFAC", dict(method="kaisa", stat_start="first", solve_period=1, damping=1e-3), True),  # an initial identity would hide the differences
+    "kaisa": ("KFAC", dict(method="kaisa", stat_start="first", solve_period=1, damping=1e-3),
+              True),  # an initial identity would hide the differences
     "mpd-kfac": ("KFAC", dict(method="mpd-kfac", damping=0.1), False),
     "mpd-kfac, inverse": ("KFAC", LEAK, True),
     "eva-kfac": ("KFAC", dict(method="eva-kfac", damping=0.1), True),
@@ -36,31 +37,31 @@ LOCAL = {"dp-kfac"}
 STEPS, SAMPLES = 4, 24
 
 
-def net():
+def small_net():
     torch.manual_seed(3)
     return nn.Sequential(nn.Conv2d(2, 3, 3), nn.Tanh(), nn.Flatten(), nn.Linear(27, 5), nn.Tanh(), nn.Linear(5, 3))
 
 
-def part_of(rank, world, even=True):
+def sample_range(rank, world, even=True):
     """This rank's range of samples: equal shares, or 9 and 15 samples."""
     cut = [SAMPLES * r // world for r in range(world + 1)] if even or world == 1 else [0, 9, SAMPLES]
     return cut[rank], cut[rank + 1]
 
 
-def losses(rank, world, name, even=True, said=True, **more):
+def losses(rank, world, name, even=True, calls_begin=True, **more):
     """Return the losses of all samples before each step."""
     kind, options, _ = TABLE[name]
-    model = net()
+    model = small_net()
     model = DDP(model) if world > 1 else model
     k = getattr(natgrad, kind)(model, lr=0.1, **options, **more)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    begin, end = part_of(rank, world, even)
+    begin, end = sample_range(rank, world, even)
     found = []
     for t in range(STEPS):
-        x, y = batch(SAMPLES, seed=20 + t, shape=(2, 5, 5))
+        x, y = random_batch(SAMPLES, seed=20 + t, shape=(2, 5, 5))
         optimizer.zero_grad()
         share = 1.0 if even else (end - begin) * world / SAMPLES  # DistributedDataParallel averages over ranks
-        if not even and said:
+        if not even and calls_begin:
             k.begin(end - begin, share, whole=SAMPLES, first=begin)
         loss = loss_of(model, x[begin:end], y[begin:end]) * share
         loss.backward()
@@ -74,71 +75,71 @@ def losses(rank, world, name, even=True, said=True, **more):
     return found
 
 
-def of_all(rank, world):
+def losses_of_all_methods(rank, world):
     """Return, for every row of TABLE, the losses with a shared batch (the default) and with own batches."""
     return {name: (losses(rank, world, name), losses(rank, world, name, own_batches=True)) for name in TABLE}
 
 
-def uneven(rank, world, names):
+def losses_with_uneven_parts(rank, world, names):
     return [losses(rank, world, name, even=False) for name in names]
 
 
-def not_said(rank, world):
+def errors_without_begin(rank, world):
     """Unequal batches without begin() are an error on all ranks, except for methods that do not depend on the batch."""
-    found = [losses(rank, world, "natgrad", even=False, said=False)]
+    found = [losses(rank, world, "natgrad", even=False, calls_begin=False)]
     for name in ("eva", "kaisa", "eva-kfac"):
         try:
-            found.append(losses(rank, world, name, even=False, said=False))
+            found.append(losses(rank, world, name, even=False, calls_begin=False))
         except natgrad.Error as error:
             found.append(str(error))
     return found
 
 
-def alone(rank, world, names):
+def losses_of_one_rank(rank, world, names):
     return [losses(rank, world, name) for name in names]
 
 
-def apart(a, b):
+def largest_difference(a, b):
     return max(abs(x - y) for x, y in zip(a, b))
 
 
 class SharedBatch(Case):
-    def test_every_method(self):
+    def test_shared_batch_matches_one_rank(self):
         self.assertEqual({name.split(",")[0] for name in TABLE} | LOCAL, {row["name"] for row in natgrad.methods()})
-        one = dict(zip(TABLE, ranks.run(1, alone, list(TABLE))[0]))
+        one = dict(zip(TABLE, ranks.run_on_ranks(1, losses_of_one_rank, list(TABLE))[0]))
         for world in (2, 3):
-            for found in ranks.run(world, of_all):
+            for found in ranks.run_on_ranks(world, losses_of_all_methods):
                 for name, (shared, own) in found.items():
                     with self.subTest(method=name, world=world):
-                        self.assertLess(apart(shared, one[name]), 2e-5)
+                        self.assertLess(largest_difference(shared, one[name]), 2e-5)
                         if TABLE[name][2]:
-                            self.assertGreater(apart(own, one[name]), 1e-4)
+                            self.assertGreater(largest_difference(own, one[name]), 1e-4)
                         else:
-                            self.assertLess(apart(own, one[name]), 2e-5)
+                            self.assertLess(largest_difference(own, one[name]), 2e-5)
 
-    def test_uneven_parts(self):
+    def test_uneven_parts_match_one_rank(self):
         names = ["eva", "kaisa", "eva-kfac", "mpd-kfac, inverse", "natgrad"]
-        one = ranks.run(1, alone, names)[0]
-        for found in ranks.run(2, uneven, names):
+        one = ranks.run_on_ranks(1, losses_of_one_rank, names)[0]
+        for found in ranks.run_on_ranks(2, losses_with_uneven_parts, names):
             for name, a, b in zip(names, found, one):
                 with self.subTest(method=name):
-                    self.assertLess(apart(a, b), 2e-5)
+                    self.assertLess(largest_difference(a, b), 2e-5)
 
-    def test_uneven_parts_that_nobody_said(self):
-        for natgrads, *others in ranks.run(2, not_said):
+    def test_uneven_parts_without_begin_are_refused(self):
+        for natgrads, *others in ranks.run_on_ranks(2, errors_without_begin):
             self.assertEqual(len(natgrads), STEPS)
             for text in others:
                 self.assertRegex(text, "ng_batch.whole differs between ranks.*begin.samples, whole=.*own_batches=True")
 
-    def test_what_begin_refuses(self):
-        k = natgrad.Eva(net())
+    def test_begin_refuses_wrong_ranges(self):
+        k = natgrad.Eva(small_net())
         for more in (dict(whole=4), dict(first=0), dict(whole=4, first=2), dict(whole=4, first=-1), dict(whole=2.5, first=0)):
-            with self.refused("first is .* and whole .*, expected both or neither, and 0 <= first <= whole - 3"):
+            with self.assert_refused("first is .* and whole .*, expected both or neither, and 0 <= first <= whole - 3"):
                 k.begin(3, **more)
-        with self.refused("own_batches is 'no', expected True or False"):
-            natgrad.Eva(net(), own_batches="no")
-        with self.refused("own_batches is 1, expected True or False"):
-            natgrad.SGD(net(), 0.1, own_batches=1)
+        with self.assert_refused("own_batches is 'no', expected True or False"):
+            natgrad.Eva(small_net(), own_batches="no")
+        with self.assert_refused("own_batches is 1, expected True or False"):
+            natgrad.SGD(small_net(), 0.1, own_batches=1)
 
 
 if __name__ == "__main__":

@@ -12,17 +12,17 @@ import torch
 from torch import nn
 
 import natgrad
-from front import NEW, Case, batch, loss_of, net
+from front import NEW, Case, random_batch, loss_of, small_conv_net
 from natgrad import compat
 from natgrad._methods import CLASSES
 
 
-def there(*packages):
+def has_packages(*packages):
     missing = [name for name in packages if importlib.util.find_spec(name) is None]
     return not missing and NEW, f"{', '.join(missing)} not installed" if missing else "they need PyTorch 2"
 
 
-def saved(state):
+def save_and_load(state):
     """Save and load by a file, as trainers do; PyTorch 1.13 refuses a float with weights_only."""
     file = io.BytesIO()
     torch.save(state, file)
@@ -49,13 +49,13 @@ class LikeAccelerate(torch.optim.Optimizer):
 
     def __init__(self, optimizer):
         self.optimizer, self.called = optimizer, 0
-        optimizer.load_state_dict(saved(optimizer.state_dict()))
+        optimizer.load_state_dict(save_and_load(optimizer.state_dict()))
         original = optimizer.step
 
-        def noted(*arguments, **more):
+        def count_and_step(*arguments, **more):
             self.called += 1
             return original(*arguments, **more)
-        optimizer.step = noted
+        optimizer.step = count_and_step
 
     state = property(lambda self: self.optimizer.state)
     param_groups = property(lambda self: self.optimizer.param_groups)
@@ -80,9 +80,9 @@ MAKERS = dict(SGD=lambda m: natgrad.SGD(m, 0.05, momentum=0.9, clip="none"),
               SparseGGT=lambda m: compat.SparseGGT(m.parameters(), 0.1, 0.05, 0.0, 4, 0.9, 0.99, 1e-5))
 
 
-class Wrappers(Case):
-    def trained(self, name, wrap, by_closure):
-        model = net()
+class WrappedOptimizers(Case):
+    def train_wrapped(self, name, wrap, by_closure):
+        model = small_conv_net()
         optimizer = MAKERS[name](model)
         schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.8)
         outer = wrap(optimizer)
@@ -90,7 +90,7 @@ class Wrappers(Case):
         for t in range(4):
             def closure():
                 outer.zero_grad(**{} if t % 2 else dict(set_to_none=True))
-                loss = loss_of(model, *batch(seed=t))
+                loss = loss_of(model, *random_batch(seed=t))
                 loss.backward()
                 return loss
             if by_closure:
@@ -105,37 +105,37 @@ class Wrappers(Case):
 
     def test_a_state_loads_twice(self):
         """PyTorch adds settings to param_groups when it loads a state.  A state may have them or not."""
-        self.quiet()
+        self.silence_warnings()
         for name in MAKERS:
             with self.subTest(name):
-                optimizer = MAKERS[name](net())
+                optimizer = MAKERS[name](small_conv_net())
                 plain = optimizer.state_dict()
                 more = {**plain, "param_groups": [{**group, "setting_of_torch": 1} for group in plain["param_groups"]]}
                 for state in (plain, plain, more, optimizer.state_dict(), plain):
                     optimizer.load_state_dict(state)
                 del more["param_groups"][0]["lr"]
-                with self.refused("param_groups\\[0\\] has no 'lr'"):
+                with self.assert_refused("param_groups\\[0\\] has no 'lr'"):
                     optimizer.load_state_dict(more)
 
-    def test_they_change_nothing(self):
-        self.quiet()
+    def test_wrappers_keep_results(self):
+        self.silence_warnings()
         for name in MAKERS:
             by_closure = name not in ("EVA", "KFAC_EIGEN_DP")  # these ignore the closure, as published
-            expected, _ = self.trained(name, lambda o: o, by_closure)
+            expected, _ = self.train_wrapped(name, lambda o: o, by_closure)
             for wrap in (LikeLightning, LikeAccelerate):
                 with self.subTest(name, wrap=wrap.__name__):
-                    found, outer = self.trained(name, wrap, by_closure)
-                    self.same(found, expected)
+                    found, outer = self.train_wrapped(name, wrap, by_closure)
+                    self.assert_same_tensors(found, expected)
                     if wrap is LikeLightning:
                         self.assertIsInstance(outer, type(outer._optimizer))
                         self.assertEqual(outer.steps, 4)
                         self.assertEqual(len(outer.explain()), 10)
-                        with self.refused("param_groups are fixed"):
+                        with self.assert_refused("param_groups are fixed"):
                             outer.add_param_group(dict(params=[nn.Parameter(torch.zeros(3))]))
                     else:
                         self.assertEqual(outer.called, 4)
 
-    def test_schedulers_of_published_classes(self):
+    def test_schedulers_work_on_published_classes(self):
         """Each scheduler equals a loop that writes the same values into the groups, and differs from no scheduler."""
         of = torch.optim.lr_scheduler
         makers = [lambda o: of.LambdaLR(o, lambda t: 1 / (1 + t)), lambda o: of.MultiStepLR(o, [1, 3], 0.5),
@@ -144,7 +144,7 @@ class Wrappers(Case):
                   lambda o: of.CyclicLR(o, 0.01, 0.1, 2, cycle_momentum=False),
                   lambda o: of.OneCycleLR(o, 0.1, total_steps=6, cycle_momentum=False),
                   lambda o: of.SequentialLR(o, [of.ConstantLR(o, 0.3, 2), of.ExponentialLR(o, 0.7)], [2])]
-        self.quiet()
+        self.silence_warnings()
         for name in set(MAKERS) - {"SGD", "AdamW"}:
             for maker in makers:
                 torch.manual_seed(1)
@@ -157,7 +157,7 @@ class Wrappers(Case):
                     seen.add(by_hand.param_groups[0]["lr"])
                     for model, optimizer in ((one, scheduled), (two, by_hand), (three, constant)):
                         model.zero_grad()
-                        loss_of(model, *batch(shape=(4,), seed=t)).backward()
+                        loss_of(model, *random_batch(shape=(4,), seed=t)).backward()
                         optimizer.step()
                     schedule.step(*([1.0] if isinstance(schedule, of.ReduceLROnPlateau) else []))
                     with self.subTest(name, schedule=type(schedule).__name__):
@@ -168,7 +168,7 @@ class Wrappers(Case):
                     self.assertFalse(torch.equal(one.weight.grad, three.weight.grad) and torch.equal(one.weight, three.weight))
 
 
-class Words(nn.Module):
+class EachLayerKind(nn.Module):
     """Every kind of layer.  The table is not trained, but has a gradient."""
 
     def __init__(self):
@@ -180,7 +180,7 @@ class Words(nn.Module):
         return self.head(torch.tanh(self.norm(self.body(self.table(x).mean(1)))))
 
 
-class States(Case):
+class StatesOfMethods(Case):
     """States of every method, with and without a fused update: after loading, training continues with the same bits."""
 
     def train(self, model, k, steps):
@@ -190,8 +190,8 @@ class States(Case):
             nn.functional.cross_entropy(model(torch.randint(7, (6, 4))), torch.randint(3, (6,))).backward()
             k.step()
 
-    def test_of_every_method(self):
-        self.quiet()
+    def test_state_of_each_method_restores_bits(self):
+        self.silence_warnings()
         family = {row["name"]: row["family"] for row in natgrad.methods()}
         kinds = {family[method]: getattr(natgrad, name) for name, method, _ in reversed(CLASSES)}
         for row in natgrad.methods():
@@ -200,40 +200,40 @@ class States(Case):
                 def make(model):
                     return kind(model, method=row["name"], damping=0.1, **more)
                 with self.subTest(row["name"], kind=kind):
-                    whole, half, other = Words(), Words(), Words()
+                    whole, half, other = EachLayerKind(), EachLayerKind(), EachLayerKind()
                     k = make(whole)
                     self.train(whole, k, range(5))
                     k = make(half)
                     self.train(half, k, range(3))
-                    state = saved(dict(k=k.state_dict(), model=half.state_dict()))
+                    state = save_and_load(dict(k=k.state_dict(), model=half.state_dict()))
                     k = make(other)
                     other.load_state_dict(state["model"])
                     k.load_state_dict(state["k"])
                     self.train(other, k, range(3, 5))
-                    self.same(other.state_dict(), whole.state_dict())
-                    self.same({n: p.grad for n, p in other.named_parameters()},
-                              {n: p.grad for n, p in whole.named_parameters()})
+                    self.assert_same_tensors(other.state_dict(), whole.state_dict())
+                    self.assert_same_tensors({n: p.grad for n, p in other.named_parameters()},
+                                             {n: p.grad for n, p in whole.named_parameters()})
 
 
-class Real(Case):
+class InstalledTrainers(Case):
     """The real trainers."""
 
-    def bert(self):
+    def make_small_bert(self):
         from transformers import BertConfig, BertForSequenceClassification
         torch.manual_seed(0)
         return BertForSequenceClassification(BertConfig(
             vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, num_labels=2,
             max_position_embeddings=16))
 
-    @unittest.skipUnless(*there("transformers", "accelerate"))
-    def test_trainer_of_transformers(self):
+    @unittest.skipUnless(*has_packages("transformers", "accelerate"))
+    def test_transformers_trainer_resumes(self):
         """Two epochs give the weights of one epoch, a checkpoint and one more epoch; the Trainer makes the schedule."""
         from transformers import Trainer, TrainingArguments
         torch.manual_seed(1)
         data = [dict(input_ids=torch.randint(50, (8,)), labels=torch.tensor(i % 2)) for i in range(32)]
         with tempfile.TemporaryDirectory() as folder:
-            def trained(**more):
-                model = self.bert()
+            def train_wrapped(**more):
+                model = self.make_small_bert()
                 for module in model.modules():
                     if isinstance(module, nn.Dropout):
                         module.p = 0.0
@@ -245,20 +245,20 @@ class Real(Case):
                 optimizer = trainer.optimizer.optimizer  # the Trainer has a wrapper of Accelerate
                 self.assertEqual((optimizer.report()["steps"], optimizer.note), (8, 0))
                 return model.state_dict()
-            self.same(trained(), trained(resume_from_checkpoint=f"{folder}/checkpoint-4"))
+            self.assert_same_tensors(train_wrapped(), train_wrapped(resume_from_checkpoint=f"{folder}/checkpoint-4"))
 
-    @unittest.skipUnless(*there("accelerate"))
+    @unittest.skipUnless(*has_packages("accelerate"))
     def test_accelerate_saves_and_loads_twice(self):
         """Steps 2 and 3 have the same weights after each load_state() as in the first run."""
         from accelerate import Accelerator
-        self.quiet()
-        accelerator, model = Accelerator(cpu=True), net()
+        self.silence_warnings()
+        accelerator, model = Accelerator(cpu=True), small_conv_net()
         model, optimizer = accelerator.prepare(model, natgrad.SGD(model, lr=0.05, momentum=0.9, damping=0.03))
 
         def train(steps):
             for t in steps:
                 optimizer.zero_grad()
-                accelerator.backward(loss_of(model, *batch(seed=t)))
+                accelerator.backward(loss_of(model, *random_batch(seed=t)))
                 optimizer.step()
             return {name: tensor.clone() for name, tensor in model.state_dict().items()}
         with tempfile.TemporaryDirectory() as folder:
@@ -267,13 +267,13 @@ class Real(Case):
             expected = train(range(2, 4))
             for _ in range(2):
                 accelerator.load_state(folder)
-                self.same(train(range(2, 4)), expected)
+                self.assert_same_tensors(train(range(2, 4)), expected)
 
-    @unittest.skipUnless(*there("transformers", "accelerate"))
-    def test_a_callback_of_the_trainer(self):
+    @unittest.skipUnless(*has_packages("transformers", "accelerate"))
+    def test_transformers_callback_preconditions(self):
         """KFAC with an optimizer of PyTorch, as in docs/pytorch.md."""
         from transformers import Trainer, TrainerCallback, TrainingArguments
-        model = self.bert()
+        model = self.make_small_bert()
         preconditioner = natgrad.KFAC(model, damping=0.03, missing="keep")
 
         class Precondition(TrainerCallback):
@@ -286,19 +286,19 @@ class Real(Case):
                     train_dataset=data, callbacks=[Precondition()]).train()
         self.assertEqual(preconditioner.report()["steps"], 8)
 
-    @unittest.skipUnless(*there("lightning"))
-    def test_lightning(self):
+    @unittest.skipUnless(*has_packages("lightning"))
+    def test_lightning_matches_plain_loop(self):
         """Automatic optimization, manual optimization and KFAC in on_before_optimizer_step, each equals a plain loop;
         with a checkpoint in between."""
         import lightning
-        self.quiet()
+        self.silence_warnings()
         logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-        data = [batch(seed=10 + t) for t in range(3)]  # two epochs
+        data = [random_batch(seed=10 + t) for t in range(3)]  # two epochs
 
         class Module(lightning.LightningModule):
             def __init__(self, how):
                 super().__init__()
-                self.body, self.how, self.automatic_optimization = net(), how, how != "manual"
+                self.body, self.how, self.automatic_optimization = small_conv_net(), how, how != "manual"
 
             def forward(self, x):
                 return self.body(x)
@@ -336,14 +336,14 @@ class Real(Case):
                 optimizer.step()
             with self.subTest(how), tempfile.TemporaryDirectory() as folder:
                 trainer(folder, 2).fit(one, loader)
-                self.same(one.state_dict(), two.state_dict())
+                self.assert_same_tensors(one.state_dict(), two.state_dict())
                 if how == "automatic":
                     other, half = Module(how), trainer(folder, 1)
                     half.fit(other, loader)
                     half.save_checkpoint(f"{folder}/half.ckpt")
                     other = Module(how)
                     trainer(folder, 2).fit(other, loader, ckpt_path=f"{folder}/half.ckpt", weights_only=True)
-                    self.same(other.state_dict(), two.state_dict())
+                    self.assert_same_tensors(other.state_dict(), two.state_dict())
 
 
 if __name__ == "__main__":
