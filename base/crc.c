@@ -26,28 +26,28 @@ __attribute__((target("pclmul,sse2"))) static inline __m128i fold(__m128i x, __m
   return _mm_xor_si128(_mm_xor_si128(first, other), next);
 }
 
-static inline __m128i block(const unsigned char *at) {
+static inline __m128i load_block(const unsigned char *at) {
   return _mm_loadu_si128((const __m128i *)(const void *)at);
 }
 
 /* Continue `crc` over at least LINE bytes. */
 __attribute__((target("pclmul,sse2"))) static uint32_t
-by_folding(uint32_t crc, const unsigned char *at, size_t bytes) {
+crc_by_folding(uint32_t crc, const unsigned char *at, size_t bytes) {
   const __m128i far = _mm_loadu_si128((const __m128i *)(const void *)by_512);
   const __m128i near = _mm_loadu_si128((const __m128i *)(const void *)by_128);
   __m128i x[4];
   unsigned char rest[BLOCK];
   for (int i = 0; i < 4; i++)
-    x[i] = block(at + i * BLOCK);
+    x[i] = load_block(at + i * BLOCK);
   x[0] = _mm_xor_si128(x[0], _mm_cvtsi32_si128((int)~crc)); /* zlib stores the CRC inverted */
   for (at += LINE, bytes -= LINE; bytes >= LINE; at += LINE, bytes -= LINE) {
     for (int i = 0; i < 4; i++)
-      x[i] = fold(x[i], far, block(at + i * BLOCK));
+      x[i] = fold(x[i], far, load_block(at + i * BLOCK));
   }
   for (int i = 1; i < 4; i++)
     x[0] = fold(x[0], near, x[i]);
   for (; bytes >= BLOCK; at += BLOCK, bytes -= BLOCK)
-    x[0] = fold(x[0], near, block(at));
+    x[0] = fold(x[0], near, load_block(at));
   _mm_storeu_si128((__m128i *)(void *)rest, x[0]);
   /* The last block includes the CRC of all earlier bytes, so zlib must start with a register of
    * zeros; crc32_z inverts its argument. */
@@ -57,7 +57,7 @@ by_folding(uint32_t crc, const unsigned char *at, size_t bytes) {
 
 uint32_t ng_crc32(uint32_t crc, const void *data, size_t bytes) {
 #ifdef FOLDS
-  if (bytes >= LINE && __builtin_cpu_supports("pclmul")) return by_folding(crc, data, bytes);
+  if (bytes >= LINE && __builtin_cpu_supports("pclmul")) return crc_by_folding(crc, data, bytes);
 #endif
   return (uint32_t)crc32_z(crc, data, bytes);
 }

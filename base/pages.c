@@ -7,7 +7,7 @@
 
 static const size_t large_page = (size_t)2 << 20;
 
-void ng_pages_wish(void *at, size_t bytes) {
+void ng_request_large_pages(void *at, size_t bytes) {
 #ifdef MADV_HUGEPAGE
   const size_t before = (0 - (size_t)(uintptr_t)at) % large_page;
   if (bytes < before + large_page) return;
@@ -21,6 +21,6 @@ void *ng_pages_take(size_t bytes, size_t align) {
   void *p = NULL;
   const size_t at = bytes >= 4 * large_page && align < large_page ? large_page : align;
   if (posix_memalign(&p, at, bytes) != 0) return NULL;
-  if (at >= large_page) ng_pages_wish(p, bytes);
+  if (at >= large_page) ng_request_large_pages(p, bytes);
   return p;
 }

@@ -10,6 +10,6 @@
  * free() releases the memory. Return NULL if the system has no memory. */
 void *ng_pages_take(size_t bytes, size_t align);
 /* Advise the system to use large pages for memory that was not touched yet. */
-void ng_pages_wish(void *at, size_t bytes);
+void ng_request_large_pages(void *at, size_t bytes);
 
 #endif

@@ -44,7 +44,7 @@ static void run_share(const ng_pool *pool, int32_t me) {
 
 /* The lock protects all shared fields except n, task and arg.  These fields stay valid until the last share of the
  * round is done, and a late worker finds its share taken and does not read them. */
-static void *worker(void *arg) {
+static void *run_worker(void *arg) {
   ng_pool *pool = arg;
   (void)pthread_mutex_lock(&pool->lock);
   const int32_t me = ++pool->started;
@@ -64,18 +64,18 @@ static void *worker(void *arg) {
   return NULL;
 }
 
-static void *take(void *user, size_t bytes) {
+static void *take_from_heap(void *user, size_t bytes) {
   (void)user;
   return malloc(bytes);
 }
 
-static void give(void *user, void *ptr, size_t bytes) {
+static void give_to_heap(void *user, void *ptr, size_t bytes) {
   (void)user, (void)bytes;
   free(ptr);
 }
 
 ng_pool *ng_pool_create(int32_t threads, const ng_pool_alloc *alloc) {
-  static const ng_pool_alloc c_library = {take, give, NULL};
+  static const ng_pool_alloc c_library = {take_from_heap, give_to_heap, NULL};
   if (alloc == NULL) alloc = &c_library;
   ng_pool *pool = alloc->take(alloc->user, sizeof *pool);
   if (pool == NULL) return NULL;
@@ -93,7 +93,7 @@ ng_pool *ng_pool_create(int32_t threads, const ng_pool_alloc *alloc) {
   (void)pthread_cond_init(&pool->work, NULL);
   (void)pthread_cond_init(&pool->idle, NULL);
   for (int32_t i = 1; i < threads; i++) {
-    if (pthread_create(&pool->seat[i].thread, NULL, worker, pool) != 0) {
+    if (pthread_create(&pool->seat[i].thread, NULL, run_worker, pool) != 0) {
       /* if the system refuses another thread, use the threads created so far */
       (void)pthread_mutex_lock(&pool->lock);
       pool->threads = i;

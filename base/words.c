@@ -4,7 +4,7 @@
 
 #include <stdbool.h>
 
-static int32_t least(int32_t x, int32_t y) { return x < y ? x : y; }
+static int32_t smaller_of(int32_t x, int32_t y) { return x < y ? x : y; }
 
 /* The rows of the table are on the stack because names are short. */
 int32_t ng_word_distance(const char *a, size_t na, const char *b, size_t nb, char (*letter)(char)) {
@@ -19,10 +19,10 @@ int32_t ng_word_distance(const char *a, size_t na, const char *b, size_t nb, cha
     now[0] = (int32_t)i;
     for (size_t j = 1; j <= nb; j++) {
       const bool same = letter(a[i - 1]) == letter(b[j - 1]);
-      int32_t d = least(last[j - 1] + (same ? 0 : 1), least(last[j], now[j - 1]) + 1);
+      int32_t d = smaller_of(last[j - 1] + (same ? 0 : 1), smaller_of(last[j], now[j - 1]) + 1);
       if (i > 1 && j > 1 && letter(a[i - 1]) == letter(b[j - 2]) &&
           letter(a[i - 2]) == letter(b[j - 1])) {
-        d = least(d, before[j - 2] + 1);
+        d = smaller_of(d, before[j - 2] + 1);
       }
       now[j] = d;
     }

@@ -25,9 +25,9 @@ static const struct {
              [NGIO_BF16] = {"BF16", 2}, [NGIO_I32] = {"I32", 4}, [NGIO_I64] = {"I64", 8},
              [NGIO_U8] = {"U8", 1}};
 
-static int known(ngio_dtype t) { return t >= NGIO_F32 && t <= NGIO_U8; }
-int64_t ngio_dtype_size(ngio_dtype t) { return known(t) ? dtype[t].size : 0; }
-const char *ngio_dtype_name(ngio_dtype t) { return known(t) ? dtype[t].name : NULL; }
+static int is_known_dtype(ngio_dtype t) { return t >= NGIO_F32 && t <= NGIO_U8; }
+int64_t ngio_dtype_size(ngio_dtype t) { return is_known_dtype(t) ? dtype[t].size : 0; }
+const char *ngio_dtype_name(ngio_dtype t) { return is_known_dtype(t) ? dtype[t].name : NULL; }
 
 int64_t ngio_bytes_of(ngio_dtype t, const int64_t *shape, int32_t ndim) {
   int64_t bytes = ngio_dtype_size(t);
@@ -211,8 +211,8 @@ static void read_piece(void *arg, int32_t i) {
       read_file(l->s, l->offset + at, l->to + at, n, l->said[i].message, sizeof l->said[i].message);
 }
 
-static ngio_status read_together(const ngio_source *s, int64_t offset, char *to, int64_t n,
-                                 char *message, size_t size) {
+static ngio_status read_in_parallel(const ngio_source *s, int64_t offset, char *to, int64_t n,
+                                    char *message, size_t size) {
   lanes l = {.s = s, .offset = offset, .n = n, .to = to};
   l.piece = (n / LANES / LARGE + 1) * LARGE;
   s->threads.all(s->threads.user, LANES, read_piece, &l);
@@ -237,7 +237,7 @@ ngio_status ngio_source_read(ngio_source *s, int64_t offset, void *to, int64_t n
     return NGIO_OK;
   }
   if (s->threads.all != NULL && n >= 2 * (int64_t)LARGE)
-    return read_together(s, offset, to, n, message, size);
+    return read_in_parallel(s, offset, to, n, message, size);
   return read_file(s, offset, to, n, message, size);
 }
 

@@ -97,7 +97,7 @@ ngio_say(char *message, size_t size, ngio_status st, const char *format, ...);
 /* Return the number of bytes before the first of the 8 bytes at `text` that needs an escape in a JSON string (a quote,
  * backslash or control character).  Each subtraction marks such bytes by their high bit.  It may borrow from higher
  * bytes and mark them wrongly, so only the lowest mark counts. */
-static inline int ngio_plain(const char *text) {
+static inline int ngio_bytes_before_escape(const char *text) {
   const uint64_t each = UINT64_C(0x0101010101010101), high = 0x80 * each;
   uint64_t x;
   memcpy(&x, text, 8);

@@ -20,14 +20,14 @@ int ngio_out_reserve(ngio_out *o, size_t n) {
     o->lost = 1;
     return 0;
   }
-  ng_pages_wish(text + o->used, more - o->used);
+  ng_request_large_pages(text + o->used, more - o->used);
   o->text = text;
   o->room = more;
   return 1;
 }
 
 /* Return the letter after the backslash in the escape of c; 'u': four digits follow; 0: c needs no escape. */
-static char escape_of(unsigned char c) {
+static char escape_letter(unsigned char c) {
   switch (c) {
   case '"':
   case '\\':
@@ -50,11 +50,11 @@ static char escape_of(unsigned char c) {
 /* PIECE: bytes of text for which memory is reserved at once.  LONGEST: bytes of the longest escape, "\u00XX". */
 enum { PIECE = 1024, LONGEST = 6 };
 
-static char *escape(char *to, unsigned char c) {
+static char *append_escape(char *to, unsigned char c) {
   static const char digit[] = "0123456789ABCDEF";
   *to++ = '\\';
-  *to++ = escape_of(c);
-  if (escape_of(c) != 'u') return to;
+  *to++ = escape_letter(c);
+  if (escape_letter(c) != 'u') return to;
   *to++ = '0';
   *to++ = '0';
   *to++ = digit[c >> 4];
@@ -72,15 +72,15 @@ void ngio_out_escaped(ngio_out *o, const char *text, size_t n) {
     while (text < stop) {
       const unsigned char c = (unsigned char)*text;
       if (stop - text >= 8) {
-        const int plain = ngio_plain(text);
+        const int plain = ngio_bytes_before_escape(text);
         memcpy(to, text, 8);
         to += plain;
         text += plain;
-        if (plain < 8) to = escape(to, (unsigned char)*text++);
+        if (plain < 8) to = append_escape(to, (unsigned char)*text++);
       } else if (text++, c >= 0x20 && c != '"' && c != '\\') {
         *to++ = (char)c;
       } else {
-        to = escape(to, c);
+        to = append_escape(to, c);
       }
     }
     o->used = (size_t)(to - o->text);
@@ -150,7 +150,7 @@ void ngio_out_real(ngio_out *o, double x) {
 
 /* ---- members and elements --------------------------------------------------------------------*/
 
-static void new_line(ngio_out *o) {
+static void append_line_break(ngio_out *o) {
   ngio_out_put(o, "\n");
   for (int i = 0; i < o->depth; i++)
     ngio_out_put(o, " ");
@@ -160,7 +160,7 @@ static void new_line(ngio_out *o) {
 void ngio_put_key(ngio_out *o, const char *key) {
   const char last = o->used > 0 ? o->text[o->used - 1] : '[';
   if (last != '{' && last != '[') ngio_out_put(o, ",");
-  if (o->indent && o->depth > 0) new_line(o);
+  if (o->indent && o->depth > 0) append_line_break(o);
   if (key == NULL) return;
   ngio_out_string(o, key);
   ngio_out_bytes(o, ": ", o->indent ? 2 : 1);
@@ -175,7 +175,7 @@ void ngio_open(ngio_out *o, const char *key, char bracket) {
 void ngio_shut(ngio_out *o, char bracket) {
   const char last = o->used > 0 ? o->text[o->used - 1] : '[';
   o->depth--;
-  if (o->indent && last != '{' && last != '[') new_line(o);
+  if (o->indent && last != '{' && last != '[') append_line_break(o);
   ngio_out_bytes(o, &bracket, 1);
 }
 

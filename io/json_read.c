@@ -40,9 +40,10 @@ struct ngio_json {
 
 typedef struct parser {
   ngio_json *doc;
-  char *at, *end;          /* *end is a 0 */
-  const char *why, *twice; /* why: reason of the error; twice: the duplicate key, or NULL */
-  int memory;              /* 1: there was no memory */
+  char *at, *end;            /* *end is a 0 */
+  const char *why;           /* reason of the error */
+  const char *duplicate_key; /* NULL: no key is duplicate */
+  int is_out_of_memory;
 } parser;
 
 static int fail_with(parser *p, const char *why) {
@@ -50,19 +51,19 @@ static int fail_with(parser *p, const char *why) {
   return 0;
 }
 
-static int no_memory(parser *p) {
-  p->memory = 1;
+static int fail_without_memory(parser *p) {
+  p->is_out_of_memory = 1;
   return 0;
 }
 
-static void blanks(parser *p) {
+static void skip_blanks(parser *p) {
   while (*p->at == ' ' || *p->at == '\n' || *p->at == '\r' || *p->at == '\t')
     p->at++;
 }
 
 /* ---- words -----------------------------------------------------------------------------------*/
 
-static int hex4(const char *c, uint32_t *out) {
+static int parse_hex4(const char *c, uint32_t *out) {
   *out = 0;
   for (int i = 0; i < 4; i++) {
     const char x = c[i];
@@ -76,7 +77,7 @@ static int hex4(const char *c, uint32_t *out) {
   return 1;
 }
 
-static char *utf8(char *to, uint32_t c) {
+static char *append_utf8(char *to, uint32_t c) {
   if (c < 0x80) {
     *to++ = (char)c;
     return to;
@@ -90,25 +91,25 @@ static char *utf8(char *to, uint32_t c) {
 }
 
 /* Decode the digits after "\u" to UTF-8 at *to, in place: UTF-8 is never longer than the escape. */
-static int unicode(parser *p, char **to) {
+static int decode_unicode_escape(parser *p, char **to) {
   uint32_t c, low;
-  if (!hex4(p->at, &c)) return fail_with(p, "\\u without four hexadecimal digits");
+  if (!parse_hex4(p->at, &c)) return fail_with(p, "\\u without four hexadecimal digits");
   p->at += 4;
   if (c == 0) return fail_with(p, "\\u0000 in a string");
   if (c >= 0xd800 && c < 0xe000) {
-    if (c >= 0xdc00 || p->at[0] != '\\' || p->at[1] != 'u' || !hex4(p->at + 2, &low) ||
+    if (c >= 0xdc00 || p->at[0] != '\\' || p->at[1] != 'u' || !parse_hex4(p->at + 2, &low) ||
         low < 0xdc00 || low > 0xdfff)
       return fail_with(p, "half of a surrogate pair");
     p->at += 6;
     c = 0x10000 + ((c - 0xd800) << 10) + (low - 0xdc00);
   }
-  *to = utf8(*to, c);
+  *to = append_utf8(*to, c);
   return 1;
 }
 
-static inline int is_plain(unsigned char c) { return c >= 0x20 && c != '"' && c != '\\'; }
+static inline int is_unescaped(unsigned char c) { return c >= 0x20 && c != '"' && c != '\\'; }
 
-static int escape(parser *p, char **to) {
+static int decode_escape(parser *p, char **to) {
   static const char from[] = "\"\\/bfnrt", is[] = "\"\\/\b\f\n\r\t";
   const char e = *p->at;
   const char *known = e == 0 ? NULL : strchr(from, e);
@@ -117,16 +118,17 @@ static int escape(parser *p, char **to) {
     *(*to)++ = is[known - from];
     return 1;
   }
-  return e == 'u' ? unicode(p, to) : fail_with(p, "an unknown escape after a backslash");
+  return e == 'u' ? decode_unicode_escape(p, to)
+                  : fail_with(p, "an unknown escape after a backslash");
 }
 
 /* Copy unescaped bytes and escaped quotes from `at` to *out (*out <= at), and advance *out.  Return the address of the
  * first other byte.  *high: OR of the copied bytes, and of up to 7 bytes after them, to find bytes that are not
  * ASCII. */
-static char *run(const parser *p, char *at, char **out, uint64_t *high) {
+static char *copy_unescaped(const parser *p, char *at, char **out, uint64_t *high) {
   char *to = *out;
   while (p->end - at >= 8) {
-    const int n = ngio_plain(at);
+    const int n = ngio_bytes_before_escape(at);
     uint64_t eight;
     memcpy(&eight, at, 8);
     *high |= eight;
@@ -146,7 +148,7 @@ static char *run(const parser *p, char *at, char **out, uint64_t *high) {
     *to++ = '"';
     at += 2;
   }
-  for (; is_plain((unsigned char)*at); at++) {
+  for (; is_unescaped((unsigned char)*at); at++) {
     *high |= (unsigned char)*at;
     *to++ = *at;
   }
@@ -155,15 +157,15 @@ static char *run(const parser *p, char *at, char **out, uint64_t *high) {
 }
 
 /* Decode the string after the opening quote at p->at, in place: no escape is shorter than its character. */
-static const char *string(parser *p) {
+static const char *parse_string(parser *p) {
   char *const begin = p->at;
   char *to = begin;
   uint64_t high = 0;
-  char *at = run(p, begin, &to, &high);
+  char *at = copy_unescaped(p, begin, &to, &high);
   while (*at == '\\') {
     p->at = at + 1;
-    if (!escape(p, &to)) return NULL;
-    at = run(p, p->at, &to, &high);
+    if (!decode_escape(p, &to)) return NULL;
+    at = copy_unescaped(p, p->at, &to, &high);
   }
   p->at = at;
   if (*at != '"') {
@@ -180,7 +182,7 @@ static const char *string(parser *p) {
   return begin;
 }
 
-static size_t digits(parser *p, uint64_t *value) {
+static size_t parse_digits(parser *p, uint64_t *value) {
   size_t n = 0;
   for (; *p->at >= '0' && *p->at <= '9'; p->at++, n++) {
     if (*value > (UINT64_MAX - 9) / 10)
@@ -191,7 +193,7 @@ static size_t digits(parser *p, uint64_t *value) {
 }
 
 /* Read the number from `begin` to p->at with strtod, after replacing its point by the decimal point of the locale. */
-static int real(parser *p, const char *begin, double *out) {
+static int parse_real(parser *p, const char *begin, double *out) {
   char small[512];
   const size_t n = (size_t)(p->at - begin);
   const char *point = localeconv()->decimal_point;
@@ -213,13 +215,13 @@ static int real(parser *p, const char *begin, double *out) {
   return 1;
 }
 
-static int number(parser *p, ngio_value *v) {
+static int parse_number(parser *p, ngio_value *v) {
   const char *begin = p->at;
   const int minus = *p->at == '-';
   uint64_t whole = 0;
   p->at += minus;
   const char *first = p->at;
-  const size_t n = digits(p, &whole);
+  const size_t n = parse_digits(p, &whole);
   if (n == 0) return fail_with(p, "expected a value");
   if (n > 1 && *first == '0') return fail_with(p, "a number with a leading zero");
   if (*p->at != '.' && *p->at != 'e' && *p->at != 'E') {
@@ -233,14 +235,14 @@ static int number(parser *p, ngio_value *v) {
   v->kind = NGIO_REAL;
   if (*p->at == '.') {
     p->at++;
-    behind = digits(p, &whole);
+    behind = parse_digits(p, &whole);
     if (behind == 0) return fail_with(p, "a point without a digit");
   }
   if (*p->at == 'e' || *p->at == 'E') {
     uint64_t power = 0;
     p->at++;
     p->at += *p->at == '+' || *p->at == '-';
-    if (digits(p, &power) == 0) return fail_with(p, "an exponent without a digit");
+    if (parse_digits(p, &power) == 0) return fail_with(p, "an exponent without a digit");
   } else if (n + behind <= 15) {
     double ten = 1.0;
     for (size_t i = 0; i < behind; i++)
@@ -248,10 +250,10 @@ static int number(parser *p, ngio_value *v) {
     v->is.real = (minus ? -(double)whole : (double)whole) / ten;
     return 1;
   }
-  return real(p, begin, &v->is.real);
+  return parse_real(p, begin, &v->is.real);
 }
 
-static int word(parser *p, const char *text, ngio_kind kind, ngio_value *v) {
+static int parse_word(parser *p, const char *text, ngio_kind kind, ngio_value *v) {
   const size_t n = strlen(text);
   if (strncmp(p->at, text, n) != 0) return fail_with(p, "expected a value");
   p->at += n;
@@ -261,7 +263,7 @@ static int word(parser *p, const char *text, ngio_kind kind, ngio_value *v) {
 
 /* ---- maps ------------------------------------------------------------------------------------*/
 
-static uint32_t hash(const ngio_index *x, const char *key) {
+static uint32_t hash_key(const ngio_index *x, const char *key) {
   uint64_t h = x->seed;
   uint64_t part;
   size_t n = strlen(key);
@@ -279,7 +281,7 @@ static uint32_t hash(const ngio_index *x, const char *key) {
 
 /* Return the slot of `key`, whose hash is h; if the map has no such key, the empty slot for it.  Compare keys only if
  * their hashes are equal, because keys are rarely in the cache. */
-static slot *slot_of(const ngio_value *map, const char *key, uint32_t h) {
+static slot *find_slot(const ngio_value *map, const char *key, uint32_t h) {
   ngio_index *x = map->is.index;
   uint32_t i = h & x->mask;
   while (x->slots[i].at != 0 &&
@@ -288,18 +290,20 @@ static slot *slot_of(const ngio_value *map, const char *key, uint32_t h) {
   return &x->slots[i];
 }
 
-static int duplicate(parser *p, const char *key) {
-  p->twice = key;
+static int fail_with_duplicate(parser *p, const char *key) {
+  p->duplicate_key = key;
   return 0;
 }
 
-static inline int same(const char *a, const char *b) { return *a == *b && strcmp(a, b) == 0; }
+static inline int is_same_text(const char *a, const char *b) {
+  return *a == *b && strcmp(a, b) == 0;
+}
 
-static int small_map(parser *p, const ngio_value *map) {
+static int check_small_map(parser *p, const ngio_value *map) {
   const ngio_value *last = map + map->span;
   for (const ngio_value *a = map + 1; a < last; a += a->span) {
     for (const ngio_value *b = a + a->span; b < last; b += b->span) {
-      if (same(a->key, b->key)) return duplicate(p, b->key);
+      if (is_same_text(a->key, b->key)) return fail_with_duplicate(p, b->key);
     }
   }
   return 1;
@@ -308,19 +312,19 @@ static int small_map(parser *p, const ngio_value *map) {
 /* At the end of a map: check for duplicate keys and build the hash table. */
 static int index_map(parser *p, ngio_value *map) {
   uint32_t places = 16;
-  if (map->count <= FEW) return small_map(p, map);
+  if (map->count <= FEW) return check_small_map(p, map);
   while (places / 2 < map->count)
     places *= 2;
   ngio_index *x = calloc(1, sizeof *x + places * sizeof(slot));
-  if (x == NULL) return no_memory(p);
+  if (x == NULL) return fail_without_memory(p);
   x->seed = (uint64_t)(uintptr_t)x * UINT64_C(0x9e3779b97f4a7c15);
   x->mask = places - 1;
   x->next = p->doc->indices;
   p->doc->indices = map->is.index = x;
   for (uint32_t at = 1; at < map->span; at += map[at].span) {
-    const uint32_t h = hash(x, map[at].key);
-    slot *to = slot_of(map, map[at].key, h);
-    if (to->at != 0) return duplicate(p, map[at].key);
+    const uint32_t h = hash_key(x, map[at].key);
+    slot *to = find_slot(map, map[at].key, h);
+    if (to->at != 0) return fail_with_duplicate(p, map[at].key);
     *to = (slot){at, h};
   }
   return 1;
@@ -328,13 +332,13 @@ static int index_map(parser *p, ngio_value *map) {
 
 /* ---- the walk over the text ------------------------------------------------------------------*/
 
-static ngio_value *next_value(parser *p) {
+static ngio_value *append_value(parser *p) {
   ngio_json *d = p->doc;
   if (d->count == d->room) {
     const size_t room = 2 * d->room + 64;
     ngio_value *more = realloc(d->value, room * sizeof *more);
     if (more == NULL) {
-      (void)no_memory(p);
+      (void)fail_without_memory(p);
       return NULL;
     }
     d->value = more;
@@ -349,8 +353,8 @@ static ngio_value *next_value(parser *p) {
 static int is_list(const ngio_value *v) { return v->kind == NGIO_ARRAY || v->kind == NGIO_OBJECT; }
 
 /* Parse one value; for a list or map, parse only the opening bracket. */
-static int value(parser *p, const char *key) {
-  ngio_value *v = next_value(p);
+static int parse_value(parser *p, const char *key) {
+  ngio_value *v = append_value(p);
   if (v == NULL) return 0;
   v->key = key;
   switch (*p->at) {
@@ -361,42 +365,42 @@ static int value(parser *p, const char *key) {
   case '"':
     p->at++;
     v->kind = NGIO_STRING;
-    v->is.text = string(p);
+    v->is.text = parse_string(p);
     return v->is.text != NULL;
   case 't':
-    return word(p, "true", NGIO_TRUE, v);
+    return parse_word(p, "true", NGIO_TRUE, v);
   case 'f':
-    return word(p, "false", NGIO_FALSE, v);
+    return parse_word(p, "false", NGIO_FALSE, v);
   case 'n':
-    return word(p, "null", NGIO_NULL, v);
+    return parse_word(p, "null", NGIO_NULL, v);
   default:
-    return number(p, v);
+    return parse_number(p, v);
   }
 }
 
-static int member_key(parser *p, const char **key) {
+static int parse_member_key(parser *p, const char **key) {
   if (*p->at != '"') return fail_with(p, "expected a key in quotes");
   p->at++;
-  *key = string(p);
+  *key = parse_string(p);
   if (*key == NULL) return 0;
-  blanks(p);
+  skip_blanks(p);
   if (*p->at != ':') return fail_with(p, "expected ':' after a key");
   p->at++;
-  blanks(p);
+  skip_blanks(p);
   return 1;
 }
 
-static int all(parser *p) {
+static int parse_all_values(parser *p) {
   size_t open[DEPTH];
   int depth = 0;
-  blanks(p);
-  if (!value(p, NULL)) return 0;
+  skip_blanks(p);
+  if (!parse_value(p, NULL)) return 0;
   if (is_list(p->doc->value)) open[depth++] = 0;
   while (depth > 0) {
     const size_t inside = open[depth - 1];
     const ngio_value *list = &p->doc->value[inside];
     const char *key = NULL;
-    blanks(p);
+    skip_blanks(p);
     if (*p->at == (list->kind == NGIO_OBJECT ? '}' : ']')) {
       p->at++;
       ngio_value *whole = &p->doc->value[inside];
@@ -408,23 +412,23 @@ static int all(parser *p) {
     if (list->count > 0) {
       if (*p->at != ',') return fail_with(p, "expected a comma or the end of a list");
       p->at++;
-      blanks(p);
+      skip_blanks(p);
     }
     p->doc->value[inside].count++;
-    if (list->kind == NGIO_OBJECT && !member_key(p, &key)) return 0;
+    if (list->kind == NGIO_OBJECT && !parse_member_key(p, &key)) return 0;
     if (p->doc->count >= UINT32_MAX / 4) return fail_with(p, "too many values");
-    if (!value(p, key)) return 0;
+    if (!parse_value(p, key)) return 0;
     if (!is_list(&p->doc->value[p->doc->count - 1])) continue;
     if (depth == DEPTH) return fail_with(p, "lists nested too deep");
     open[depth++] = p->doc->count - 1;
   }
-  blanks(p);
+  skip_blanks(p);
   return p->at == p->end ? 1 : fail_with(p, "text after the value");
 }
 
 /* Parse `text` in place. `original`: the unchanged text, to count lines; NULL: errors name the byte. */
-static ngio_status parse(char *text, size_t n, const char *original, ngio_json **out, char *message,
-                         size_t size) {
+static ngio_status parse_document(char *text, size_t n, const char *original, ngio_json **out,
+                                  char *message, size_t size) {
   ngio_json *d = *out = calloc(1, sizeof *d);
   parser p = {.doc = d, .at = text, .end = text + n};
   text[n] = 0;
@@ -432,26 +436,27 @@ static ngio_status parse(char *text, size_t n, const char *original, ngio_json *
     d->room = n / 16 + 64; /* enough for most states; untouched memory costs nothing */
     d->value = malloc(d->room * sizeof *d->value);
   }
-  p.memory = d == NULL || d->value == NULL;
-  if (!p.memory) {
-    ng_pages_wish(d->value, d->room * sizeof *d->value);
-    if (all(&p)) return NGIO_OK;
+  p.is_out_of_memory = d == NULL || d->value == NULL;
+  if (!p.is_out_of_memory) {
+    ng_request_large_pages(d->value, d->room * sizeof *d->value);
+    if (parse_all_values(&p)) return NGIO_OK;
   }
   ngio_json_free(out);
-  if (p.memory) return ngio_say(message, size, NGIO_ERR_NOMEM, "no memory");
-  const size_t byte = (size_t)((p.twice != NULL ? p.twice : p.at) - text);
+  if (p.is_out_of_memory) return ngio_say(message, size, NGIO_ERR_NOMEM, "no memory");
+  const size_t byte = (size_t)((p.duplicate_key != NULL ? p.duplicate_key : p.at) - text);
   const char *what = original != NULL ? "line" : "byte";
   size_t place = original != NULL ? 1 : byte;
   for (size_t i = 0; i < byte && original != NULL; i++)
     place += original[i] == '\n';
-  return p.twice != NULL ? ngio_say(message, size, NGIO_ERR_FILE, "%s %zu: duplicate key '%s'",
-                                    what, place, ngio_quote(p.twice).text)
-                         : ngio_say(message, size, NGIO_ERR_FILE, "%s %zu: %s", what, place, p.why);
+  return p.duplicate_key != NULL
+             ? ngio_say(message, size, NGIO_ERR_FILE, "%s %zu: duplicate key '%s'", what, place,
+                        ngio_quote(p.duplicate_key).text)
+             : ngio_say(message, size, NGIO_ERR_FILE, "%s %zu: %s", what, place, p.why);
 }
 
 ngio_status ngio_json_parse_here(char *text, size_t n, ngio_json **out, char *message,
                                  size_t size) {
-  return parse(text, n, NULL, out, message, size);
+  return parse_document(text, n, NULL, out, message, size);
 }
 
 ngio_status ngio_json_parse(const char *text, size_t n, ngio_json **out, char *message,
@@ -459,9 +464,9 @@ ngio_status ngio_json_parse(const char *text, size_t n, ngio_json **out, char *m
   char *own = malloc(n + 1);
   *out = NULL;
   if (own == NULL) return ngio_say(message, size, NGIO_ERR_NOMEM, "no memory");
-  ng_pages_wish(own, n + 1);
+  ng_request_large_pages(own, n + 1);
   memcpy(own, text, n);
-  const ngio_status st = parse(own, n, text, out, message, size);
+  const ngio_status st = parse_document(own, n, text, out, message, size);
   if (st == NGIO_OK) {
     (*out)->text = own;
   } else {
@@ -504,17 +509,17 @@ const ngio_value *ngio_at(const ngio_value *list, size_t i) {
 const ngio_value *ngio_get(const ngio_value *map, const char *key) {
   if (!ngio_is(map, NGIO_OBJECT)) return NULL;
   if (map->count > FEW) {
-    const uint32_t at = slot_of(map, key, hash(map->is.index, key))->at;
+    const uint32_t at = find_slot(map, key, hash_key(map->is.index, key))->at;
     return at == 0 ? NULL : &map[at];
   }
   for (const ngio_value *v = map + 1; v < map + map->span; v += v->span) {
-    if (same(v->key, key)) return v;
+    if (is_same_text(v->key, key)) return v;
   }
   return NULL;
 }
 
 const ngio_value *ngio_get_hinted(const ngio_value *map, const ngio_value *v, const char *key) {
-  return v != NULL && v->key != NULL && same(v->key, key) ? v : ngio_get(map, key);
+  return v != NULL && v->key != NULL && is_same_text(v->key, key) ? v : ngio_get(map, key);
 }
 
 const ngio_value *ngio_first(const ngio_value *list) {

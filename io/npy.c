@@ -14,20 +14,20 @@ typedef struct scan {
   const char *at, *end;
 } scan;
 
-static void blanks(scan *s) {
+static void skip_blanks(scan *s) {
   while (s->at < s->end && (*s->at == ' ' || *s->at == '\t' || *s->at == '\n' || *s->at == '\r'))
     s->at++;
 }
 
-static int take(scan *s, char c) {
-  blanks(s);
+static int take_char(scan *s, char c) {
+  skip_blanks(s);
   if (s->at >= s->end || *s->at != c) return 0;
   s->at++;
   return 1;
 }
 
 static int take_word(scan *s, const char *word) {
-  blanks(s);
+  skip_blanks(s);
   size_t n = strlen(word);
   if ((size_t)(s->end - s->at) < n || memcmp(s->at, word, n) != 0) return 0;
   s->at += n;
@@ -36,7 +36,7 @@ static int take_word(scan *s, const char *word) {
 
 /* Parse a quoted text of fewer than `size` bytes without escapes; return 0 if there is none. */
 static int take_text(scan *s, char *out, size_t size) {
-  blanks(s);
+  skip_blanks(s);
   if (s->at >= s->end || (*s->at != '\'' && *s->at != '"')) return 0;
   char quote = *s->at++;
   size_t n = 0;
@@ -51,7 +51,7 @@ static int take_text(scan *s, char *out, size_t size) {
 }
 
 static int take_number(scan *s, int64_t *out) {
-  blanks(s);
+  skip_blanks(s);
   int64_t v = 0;
   int digits = 0;
   for (; s->at < s->end && *s->at >= '0' && *s->at <= '9'; s->at++, digits++) {
@@ -65,15 +65,15 @@ static int take_number(scan *s, int64_t *out) {
 
 /* Parse a shape such as "(2, 3)", "(2,)" or "()" and return its number of axes; -1: not a shape; -2: too many axes. */
 static int32_t take_shape(scan *s, int64_t *shape) {
-  if (!take(s, '(')) return -1;
+  if (!take_char(s, '(')) return -1;
   int32_t n = 0;
   int comma = 1;
-  while (!take(s, ')')) {
+  while (!take_char(s, ')')) {
     int64_t v;
     if (!comma || !take_number(s, &v)) return -1;
     if (n == NGIO_MAX_DIMS) return -2;
     shape[n++] = v;
-    comma = take(s, ',');
+    comma = take_char(s, ',');
   }
   if (n == 1 && !comma) return -1; /* (3) is a number in Python */
   return n;
@@ -99,10 +99,10 @@ static ngio_status parse_header(const char *label, const char *text, size_t n, n
   scan s = {text, text + n};
   char key[24], descr[24];
   int have_descr = 0, have_order = 0, have_shape = 0, comma = 1;
-  if (!take(&s, '{'))
+  if (!take_char(&s, '{'))
     return ngio_say(message, size, NGIO_ERR_FILE, "%s: npy header is no dictionary", label);
-  while (!take(&s, '}')) {
-    if (!comma || !take_text(&s, key, sizeof key) || !take(&s, ':'))
+  while (!take_char(&s, '}')) {
+    if (!comma || !take_text(&s, key, sizeof key) || !take_char(&s, ':'))
       return ngio_say(message, size, NGIO_ERR_FILE, "%s: npy header is no dictionary", label);
     if (strcmp(key, "descr") == 0 && !have_descr) {
       have_descr = 1;
@@ -137,9 +137,9 @@ static ngio_status parse_header(const char *label, const char *text, size_t n, n
                       "%s: npy header has an unknown or repeated key '%s'", label,
                       ngio_quote(key).text);
     }
-    comma = take(&s, ',');
+    comma = take_char(&s, ',');
   }
-  blanks(&s);
+  skip_blanks(&s);
   if (s.at != s.end)
     return ngio_say(message, size, NGIO_ERR_FILE, "%s: text after the npy header", label);
   if (!have_descr || !have_order || !have_shape)

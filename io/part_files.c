@@ -27,15 +27,16 @@ void ngio_part_text(char out[NGIO_PART_ROOM], int32_t part, int32_t parts) {
   (void)snprintf(out, NGIO_PART_ROOM, "%ld of %ld", (long)part, (long)parts);
 }
 
-static const char *digits(const char *c) {
+static const char *skip_digits(const char *c) {
   const size_t n = strspn(c, "0123456789");
   return n > 0 ? c + n : NULL;
 }
 
-int ngio_part_named(const char *end, int unfinished) {
+int ngio_is_part_name(const char *end, int unfinished) {
   const char *c = end + NGIO_PART_ID;
-  if (strspn(end, "0123456789abcdef") != NGIO_PART_ID || *c != '-' || (c = digits(c + 1)) == NULL ||
-      strncmp(c, "of", 2) != 0 || (c = digits(c + 2)) == NULL) {
+  if (strspn(end, "0123456789abcdef") != NGIO_PART_ID || *c != '-' ||
+      (c = skip_digits(c + 1)) == NULL || strncmp(c, "of", 2) != 0 ||
+      (c = skip_digits(c + 2)) == NULL) {
     return 0;
   }
   return *c == 0 || (unfinished && strcmp(c, temporary_end) == 0);
@@ -55,7 +56,7 @@ int ngio_parts_each(const char *path, char *room, int (*each)(void *user, const 
   DIR *d = opendir(room);
   for (const struct dirent *e; d != NULL && said == 0 && (e = readdir(d)) != NULL;) {
     if (strncmp(e->d_name, base, own) != 0 || e->d_name[own] != '.' ||
-        !ngio_part_named(e->d_name + own + 1, 1)) {
+        !ngio_is_part_name(e->d_name + own + 1, 1)) {
       continue;
     }
     (void)stpcpy(room + before, e->d_name);
@@ -87,10 +88,10 @@ typedef struct sweep {
   const char *path, *id;
 } sweep;
 
-static int sweep_one(void *user, const char *name) {
+static int remove_if_old_part(void *user, const char *name) {
   const sweep *s = user;
   const char *end = name + strlen(s->path) + 1;
-  const int unfinished = !ngio_part_named(end, 0);
+  const int unfinished = !ngio_is_part_name(end, 0);
   struct stat at, named;
   if (s->id != NULL && strncmp(end, s->id, NGIO_PART_ID) == 0) return 0;
   /* some file systems lock only files that are open for writing */
@@ -108,5 +109,5 @@ static int sweep_one(void *user, const char *name) {
 
 void ngio_parts_sweep(const char *path, const char *id, char *room) {
   sweep s = {path, id};
-  (void)ngio_parts_each(path, room, sweep_one, &s);
+  (void)ngio_parts_each(path, room, remove_if_old_part, &s);
 }

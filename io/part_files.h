@@ -27,7 +27,7 @@ void ngio_part_text(char out[NGIO_PART_ROOM], int32_t part, int32_t parts); /* w
 
 /* Return 1 if `end`, a file name without "PATH.", is the suffix of a part; with `unfinished` also if it is the suffix
  * of the temporary file of a part that is being written. */
-int ngio_part_named(const char *end, int unfinished);
+int ngio_is_part_name(const char *end, int unfinished);
 
 /* Return the capacity of a buffer for the path of any file in the folder of `path`. */
 size_t ngio_parts_room(const char *path);

@@ -25,7 +25,7 @@ struct ngio_tensors {
   ngio_text *text;
   int32_t texts;
   void *data;
-  int64_t start, bytes; /* offset and length of the data; check_places sets `bytes` of a stream */
+  int64_t start, bytes; /* offset and length of the data; check_offsets sets `bytes` of a stream */
   ngio_alloc alloc;
   int has_alloc;
 };
@@ -39,11 +39,13 @@ static int find_dtype(const char *name, ngio_dtype *out) {
   return 0;
 }
 
-static int64_t whole(const ngio_value *v) { return v->kind == NGIO_INTEGER ? v->is.integer : -1; }
+static int64_t integer_or_invalid(const ngio_value *v) {
+  return v->kind == NGIO_INTEGER ? v->is.integer : -1;
+}
 
-/* Read and check the header entry of one tensor; `why` receives an error.  check_places checks all offsets together. */
-static ngio_status take_tensor(const char *name, const ngio_value *v, int64_t data_bytes,
-                               ngio_tensor *t, int64_t *begin, char *why, size_t size) {
+/* Read and check the header entry of one tensor; `why` receives an error.  check_offsets checks all offsets together. */
+static ngio_status read_tensor_entry(const char *name, const ngio_value *v, int64_t data_bytes,
+                                     ngio_tensor *t, int64_t *begin, char *why, size_t size) {
   const ngio_value *next = ngio_first(v); /* most programs write dtype, shape, data_offsets */
   const ngio_value *dtype = ngio_get_hinted(v, next, "dtype");
   next = next == NULL ? NULL : ngio_next(v, next);
@@ -64,13 +66,13 @@ static ngio_status take_tensor(const char *name, const ngio_value *v, int64_t da
                     NGIO_MAX_DIMS);
   t->ndim = (int32_t)shape->count;
   for (int32_t i = 0; i < t->ndim; i++) {
-    t->shape[i] = whole(&shape[1 + i]);
+    t->shape[i] = integer_or_invalid(&shape[1 + i]);
     if (t->shape[i] < 0)
       return ngio_say(why, size, NGIO_ERR_FILE, ": axis %d of its shape is bad", (int)i);
   }
   t->bytes = ngio_bytes_of(t->dtype, t->shape, t->ndim);
   if (t->bytes < 0) return ngio_say(why, size, NGIO_ERR_FILE, ": the shape overflows");
-  const int64_t first = whole(&offsets[1]), last = whole(&offsets[2]);
+  const int64_t first = integer_or_invalid(&offsets[1]), last = integer_or_invalid(&offsets[2]);
   if (first < 0 || last < first) return ngio_say(why, size, NGIO_ERR_FILE, ": bad data_offsets");
   if (last - first != t->bytes)
     return ngio_say(why, size, NGIO_ERR_FILE, ": %lld bytes by its offsets, %lld by its shape",
@@ -90,15 +92,15 @@ typedef struct placed {
 } placed;
 
 /* Compare by offset; an empty tensor precedes the tensor that has the same offset. */
-static int by_place(const void *a, const void *b) {
+static int compare_offsets(const void *a, const void *b) {
   const placed *x = (const placed *)a, *y = (const placed *)b;
   if (x->begin != y->begin) return x->begin < y->begin ? -1 : 1;
   if (x->t.bytes != y->t.bytes) return x->t.bytes < y->t.bytes ? -1 : 1;
   return strcmp(x->t.name, y->t.name);
 }
 
-static ngio_status take_texts(ngio_tensors *f, const char *label, const ngio_value *meta,
-                              char *message, size_t size) {
+static ngio_status read_metadata(ngio_tensors *f, const char *label, const ngio_value *meta,
+                                 char *message, size_t size) {
   if (!ngio_is(meta, NGIO_OBJECT))
     return ngio_say(message, size, NGIO_ERR_FILE, "%s: __metadata__ is not a map of texts", label);
   f->text = calloc((size_t)meta->count + 1, sizeof *f->text);
@@ -120,7 +122,7 @@ static bool sort_tensors(ngio_tensors *f) {
   if (!list) return false;
   for (int32_t i = 0; i < f->count; i++)
     list[i] = (placed){f->tensor[i], f->begin[i]};
-  qsort(list, (size_t)f->count, sizeof *list, by_place);
+  qsort(list, (size_t)f->count, sizeof *list, compare_offsets);
   for (int32_t i = 0; i < f->count; i++) {
     f->tensor[i] = list[i].t;
     f->begin[i] = list[i].begin;
@@ -131,7 +133,7 @@ static bool sort_tensors(ngio_tensors *f) {
 }
 
 /* Check that the data is contiguous from 0 to the end; for a stream, set the end (f->bytes). */
-static ngio_status check_places(ngio_tensors *f, const char *label, char *message, size_t size) {
+static ngio_status check_offsets(ngio_tensors *f, const char *label, char *message, size_t size) {
   int64_t at = 0;
   for (int32_t i = 0; i < f->count; at += f->tensor[i++].bytes) {
     if (f->begin[i] == at) continue;
@@ -146,29 +148,30 @@ static ngio_status check_places(ngio_tensors *f, const char *label, char *messag
                   (long long)(f->bytes - at));
 }
 
-static bool room_for_tensors(ngio_tensors *f, size_t n) {
+static bool allocate_tensors(ngio_tensors *f, size_t n) {
   f->tensor = malloc((n + 1) * sizeof *f->tensor);
   f->begin = malloc((n + 1) * sizeof *f->begin);
-  if (f->tensor != NULL) ng_pages_wish(f->tensor, (n + 1) * sizeof *f->tensor);
+  if (f->tensor != NULL) ng_request_large_pages(f->tensor, (n + 1) * sizeof *f->tensor);
   return f->tensor != NULL && f->begin != NULL;
 }
 
-static ngio_status take_header(ngio_tensors *f, const char *label, char *message, size_t size) {
+static ngio_status read_header_entries(ngio_tensors *f, const char *label, char *message,
+                                       size_t size) {
   ngio_value *root = ngio_json_root(f->header);
   ngio_status st;
   char why[160];
   bool in_order = true;
   const int64_t limit = f->bytes < 0 ? INT64_MAX : f->bytes;
-  if (!room_for_tensors(f, root->count))
+  if (!allocate_tensors(f, root->count))
     return ngio_say(message, size, NGIO_ERR_NOMEM, "%s: no memory", label);
   for (uint32_t i = 1; i < root->span; i += root[i].span) {
     const char *key = root[i].key;
     if (strcmp(key, "__metadata__") == 0) {
-      st = take_texts(f, label, &root[i], message, size);
+      st = read_metadata(f, label, &root[i], message, size);
       if (st != NGIO_OK) return st;
     } else {
       const int32_t at = f->count++;
-      st = take_tensor(key, &root[i], limit, &f->tensor[at], &f->begin[at], why, sizeof why);
+      st = read_tensor_entry(key, &root[i], limit, &f->tensor[at], &f->begin[at], why, sizeof why);
       if (st != NGIO_OK)
         return ngio_say(message, size, st, "%s: tensor '%s'%s", label, ngio_quote(key).text, why);
       root[i].tag = at + 1;
@@ -179,10 +182,10 @@ static ngio_status take_header(ngio_tensors *f, const char *label, char *message
   }
   if (!in_order && !sort_tensors(f))
     return ngio_say(message, size, NGIO_ERR_NOMEM, "%s: no memory", label);
-  return check_places(f, label, message, size);
+  return check_offsets(f, label, message, size);
 }
 
-static ngio_status read_head(ngio_tensors *f, ngio_source *s, char *message, size_t size) {
+static ngio_status read_header_text(ngio_tensors *f, ngio_source *s, char *message, size_t size) {
   const char *label = s->label;
   const bool stream = s->size < 0;
   unsigned char first[8];
@@ -215,7 +218,7 @@ static ngio_status read_head(ngio_tensors *f, ngio_source *s, char *message, siz
   f->bytes = stream ? -1 : s->size - f->start;
   st = ngio_json_parse_here(f->head, (size_t)length, &f->header, why, sizeof why);
   if (st != NGIO_OK) return ngio_say(message, size, st, "%s: header: %s", label, why);
-  return take_header(f, label, message, size);
+  return read_header_entries(f, label, message, size);
 }
 
 ngio_status ngio_tensors_begin(ngio_source *s, const ngio_alloc *alloc, ngio_tensors **out,
@@ -226,7 +229,7 @@ ngio_status ngio_tensors_begin(ngio_source *s, const ngio_alloc *alloc, ngio_ten
     f->alloc = *alloc;
     f->has_alloc = 1;
   }
-  const ngio_status st = read_head(f, s, message, size);
+  const ngio_status st = read_header_text(f, s, message, size);
   if (st != NGIO_OK) ngio_tensors_close(out);
   return st;
 }

@@ -82,8 +82,8 @@ static ngio_status add_texts(const ngio_writer *w, ngio_out *o, const ngio_text 
 }
 
 /* Write length and header, padded with blanks so that the data starts at a multiple of 8. */
-static ngio_status make_head(ngio_writer *w, ngio_out *o, const ngio_tensor *tensors, int32_t n,
-                             const ngio_text *text, int32_t texts, char *message, size_t size) {
+static ngio_status write_header(ngio_writer *w, ngio_out *o, const ngio_tensor *tensors, int32_t n,
+                                const ngio_text *text, int32_t texts, char *message, size_t size) {
   ngio_status st = NGIO_OK;
   ngio_out_put(o, "        {"); /* room for the length */
   if (texts > 0) st = add_texts(w, o, text, texts, message, size);
@@ -100,8 +100,8 @@ static ngio_status make_head(ngio_writer *w, ngio_out *o, const ngio_tensor *ten
   return NGIO_OK;
 }
 
-static ngio_status to_stream(const ngio_writer *w, const void *data, int64_t n, char *message,
-                             size_t size) {
+static ngio_status write_to_stream(const ngio_writer *w, const void *data, int64_t n, char *message,
+                                   size_t size) {
   const int32_t said = n > 0 ? w->write(w->user, data, n) : 0;
   if (said == 0) return NGIO_OK;
   return ngio_say(message, size, NGIO_ERR_FILE, "%s: the writer failed (%ld)", w->path, (long)said);
@@ -109,7 +109,7 @@ static ngio_status to_stream(const ngio_writer *w, const void *data, int64_t n, 
 
 /* Let the operating system begin to write to the disk now, so that the final fsync waits less.  Ignore errors, because
  * fsync reports them. */
-static void start_writing(ngio_writer *w) {
+static void start_writeback(ngio_writer *w) {
   if (w->given - w->started < AHEAD) return;
 #ifdef SYNC_FILE_RANGE_WRITE
   (void)sync_file_range(w->fd, w->started, w->given - w->started, SYNC_FILE_RANGE_WRITE);
@@ -117,7 +117,8 @@ static void start_writing(ngio_writer *w) {
   w->started = w->given;
 }
 
-static ngio_status to_file(ngio_writer *w, const char *at, int64_t n, char *message, size_t size) {
+static ngio_status write_to_file(ngio_writer *w, const char *at, int64_t n, char *message,
+                                 size_t size) {
   while (n > 0) {
     size_t piece = n > (int64_t)1 << 30 ? (size_t)1 << 30 : (size_t)n;
     ssize_t put = write(w->fd, at, piece);
@@ -128,24 +129,25 @@ static ngio_status to_file(ngio_writer *w, const char *at, int64_t n, char *mess
     at += put;
     n -= put;
     w->given += put;
-    start_writing(w);
+    start_writeback(w);
   }
   return NGIO_OK;
 }
 
-static ngio_status flush(ngio_writer *w, char *message, size_t size) {
+static ngio_status flush_held_bytes(ngio_writer *w, char *message, size_t size) {
   const int64_t n = w->holds;
   w->holds = 0;
-  return to_file(w, w->held, n, message, size);
+  return write_to_file(w, w->held, n, message, size);
 }
 
 /* Write n bytes.  A state has tens of thousands of small arrays, so collect small pieces of a file in `held`. */
-static ngio_status append(ngio_writer *w, const void *data, int64_t n, char *message, size_t size) {
+static ngio_status append_bytes(ngio_writer *w, const void *data, int64_t n, char *message,
+                                size_t size) {
   ngio_status st = NGIO_OK;
-  if (w->write != NULL) return to_stream(w, data, n, message, size);
-  if (n > HELD - w->holds) st = flush(w, message, size);
+  if (w->write != NULL) return write_to_stream(w, data, n, message, size);
+  if (n > HELD - w->holds) st = flush_held_bytes(w, message, size);
   if (st != NGIO_OK) return st;
-  if (n >= HELD) return to_file(w, data, n, message, size);
+  if (n >= HELD) return write_to_file(w, data, n, message, size);
   if (n > 0) memcpy(w->held + w->holds, data, (size_t)n);
   w->holds += n;
   return NGIO_OK;
@@ -153,7 +155,7 @@ static ngio_status append(ngio_writer *w, const void *data, int64_t n, char *mes
 
 /* Open and lock PATH.natgrad-part, a reserved name.  The file of a killed writer has no lock: overwrite this file.  If
  * another writer renames the file between open and lock, open the path again. */
-static ngio_status open_part(ngio_writer *w, char *message, size_t size) {
+static ngio_status open_temporary_file(ngio_writer *w, char *message, size_t size) {
   struct stat target, mine, named;
   if (stat(w->path, &target) == 0 && !S_ISREG(target.st_mode))
     return ngio_say(message, size, NGIO_ERR_FILE, "%s: exists and is not a regular file", w->path);
@@ -188,9 +190,9 @@ static ngio_status open_part(ngio_writer *w, char *message, size_t size) {
 }
 
 /* Create a writer of a file (`write` NULL) or a stream, with all memory that it needs, and write the header. */
-static ngio_status begin(const char *path, ngio_write write, void *user, const ngio_tensor *tensors,
-                         int32_t n, const ngio_text *text, int32_t texts, ngio_writer **out,
-                         char *message, size_t size) {
+static ngio_status create_writer(const char *path, ngio_write write, void *user,
+                                 const ngio_tensor *tensors, int32_t n, const ngio_text *text,
+                                 int32_t texts, ngio_writer **out, char *message, size_t size) {
   const size_t name = strlen(path) + sizeof part_end;
   ngio_out o = {0};
   ngio_writer *w = *out = calloc(1, sizeof *w);
@@ -209,9 +211,9 @@ static ngio_status begin(const char *path, ngio_write write, void *user, const n
   w->part = w->path + name;
   (void)stpcpy(w->path, path);
   (void)stpcpy(stpcpy(w->part, path), part_end);
-  ngio_status st = make_head(w, &o, tensors, n, text, texts, message, size);
-  if (st == NGIO_OK && write == NULL) st = open_part(w, message, size);
-  if (st == NGIO_OK) st = append(w, o.text, (int64_t)o.used, message, size);
+  ngio_status st = write_header(w, &o, tensors, n, text, texts, message, size);
+  if (st == NGIO_OK && write == NULL) st = open_temporary_file(w, message, size);
+  if (st == NGIO_OK) st = append_bytes(w, o.text, (int64_t)o.used, message, size);
   ngio_out_free(&o);
   if (st != NGIO_OK) ngio_writer_abandon(out);
   return st;
@@ -222,7 +224,7 @@ ngio_status ngio_writer_create(const char *path, const ngio_tensor *tensors, int
                                char *message, size_t size) {
   *out = NULL;
   if (!path || !*path) return ngio_say(message, size, NGIO_ERR_FILE, "no path given");
-  return begin(path, NULL, NULL, tensors, n, text, texts, out, message, size);
+  return create_writer(path, NULL, NULL, tensors, n, text, texts, out, message, size);
 }
 
 ngio_status ngio_writer_stream(const char *label, ngio_write write, void *user,
@@ -230,14 +232,14 @@ ngio_status ngio_writer_stream(const char *label, ngio_write write, void *user,
                                int32_t texts, ngio_writer **out, char *message, size_t size) {
   *out = NULL;
   if (write == NULL) return ngio_say(message, size, NGIO_ERR_ARG, "%s: no writer given", label);
-  return begin(label, write, user, tensors, n, text, texts, out, message, size);
+  return create_writer(label, write, user, tensors, n, text, texts, out, message, size);
 }
 
 ngio_status ngio_writer_put(ngio_writer *w, const void *data, int64_t bytes, char *message,
                             size_t size) {
   if (bytes < 0 || bytes > w->expect - w->written)
     return ngio_say(message, size, NGIO_ERR_ARG, "%s: more data than announced", w->path);
-  ngio_status st = append(w, data, bytes, message, size);
+  ngio_status st = append_bytes(w, data, bytes, message, size);
   if (st == NGIO_OK) w->written += bytes;
   return st;
 }
@@ -262,7 +264,7 @@ ngio_status ngio_writer_flush(ngio_writer *w, char *message, size_t size) {
     return ngio_say(message, size, NGIO_ERR_ARG, "%s: %lld bytes of data, %lld were announced",
                     w->path, (long long)w->written, (long long)w->expect);
   if (w->write != NULL || w->flushed) return NGIO_OK;
-  const ngio_status st = flush(w, message, size);
+  const ngio_status st = flush_held_bytes(w, message, size);
   if (st == NGIO_OK && fsync(w->fd) != 0)
     return ngio_say(message, size, NGIO_ERR_FILE, "%s: cannot flush: %s", w->path, strerror(errno));
   w->flushed = st == NGIO_OK;
@@ -273,7 +275,7 @@ ngio_status ngio_writer_flush(ngio_writer *w, char *message, size_t size) {
  * another writer has replaced PATH since the rename (`done` is the renamed file), that writer removes the parts. */
 static void remove_old_parts(ngio_writer *w, int done, const char *id) {
   struct stat mine, named;
-  if (open_part(w, NULL, 0) != NGIO_OK) return;
+  if (open_temporary_file(w, NULL, 0) != NGIO_OK) return;
   if (fstat(done, &mine) == 0 && stat(w->path, &named) == 0 && mine.st_ino == named.st_ino &&
       mine.st_dev == named.st_dev) {
     ngio_parts_sweep(w->path, id, w->other);

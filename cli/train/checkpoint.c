@@ -51,7 +51,7 @@ static kind find_kind(const char *name, int64_t *step) {
   if (strcmp(end, ".safetensors.natgrad-part") == 0) return TEMPORARY;
   if (strncmp(end, state, sizeof state - 1) != 0) return OTHER;
   end += sizeof state - 1;
-  const bool part = *end == '.' && ngio_part_named(end + 1, true);
+  const bool part = *end == '.' && ngio_is_part_name(end + 1, true);
   return *end == 0 || part || strcmp(end, ".natgrad-part") == 0 ? STATE : OTHER;
 }
 
