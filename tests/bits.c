@@ -84,7 +84,7 @@ static const char *const companion[] = {
     " solver=product radius=0.3",
 };
 
-/* Linear algebra, threads and ranks, one after the other. */
+/* Linear algebra, threads and ranks, which the cases use in turn. */
 static const char *const turn[] = {
     "linalg=cpu",         "linalg=ref",         "linalg=cpu threads=2",
     "linalg=ref ranks=2", "linalg=cpu ranks=3", "linalg=ref threads=3",
@@ -277,7 +277,7 @@ static void run_wide_layers(const char *method) {
     run_long_rows(method, how[i]);
   }
   (void)run_case("%s model=large steps=1 max_factor=200 linalg=ref threads=3", method);
-  /* 4,200 columns only for methods without factors, or with split ones. */
+  /* Run the model of 4,200 columns only with methods that have no factors or split them. */
   if (strcmp(method, "sam") != 0 &&
       run_case("%s model=tall max_factor=64 stat_batch=0 steps=1 samples=600", method)) {
     (void)run_case("%s model=tall max_factor=64 stat_batch=0 steps=1 samples=600 shown=bf16 "

@@ -131,7 +131,7 @@ static const bits_layer tall[] = {
     CONV("same", 2, 3, 1, AXES(3, 3), AXES(1, 1), AXES(1, 1), 1, 1, AXES(6, 6)),
     CONV("down", 2, 3, 1, AXES(3, 3), AXES(1, 2), AXES(1, 1), 1, 1, AXES(6, 9)),
 };
-/* Its factors become singular with few samples. */
+/* The factors of this layer become singular with few samples. */
 static const bits_layer single[] = {LINEAR("fc", 2, 2, 0, 0, 1)};
 
 const bits_layer *bits_layers_of(const char *name, int32_t *layers) {
@@ -159,7 +159,7 @@ static ng_dtype dtype_of(const char *name) {
   return same_text(name, "f16") ? NG_F16 : same_text(name, "bf16") ? NG_BF16 : NG_F32;
 }
 
-/* Round toward zero, subnormal numbers to zero. */
+/* Store x rounded toward zero; subnormal numbers become 0. */
 static void store_truncated(const plane *v, int64_t row, int64_t col, float x) {
   const int64_t i = row * v->row_stride + col;
   uint32_t w;
@@ -193,7 +193,7 @@ size_t bits_plane_bytes(const plane *v) {
 
 /* ---- numbers ---------------------------------------------------------------------------------*/
 
-/* In (-1, 1), from 24 random bits. */
+/* Return a number in (-1, 1) from 24 random bits. */
 static float draw_number(uint64_t key, int64_t i) {
   const uint64_t h = rng_mix(key + (uint64_t)(i + 1) * UINT64_C(0x9e3779b97f4a7c15));
   return (float)((int64_t)(h >> 40) - (1 << 23)) * 0x1p-23f;

@@ -46,7 +46,7 @@ static ng_status add_layers(const run *what, struct outcome *r, ng_precond *p) {
   return NG_OK;
 }
 
-/* Gradients and weights of all layers are one array each. */
+/* Bind all layers; `gradient` and `weight` hold the arrays of all layers. */
 static ng_status bind_arrays(struct outcome *r, fixture *f, float *gradient, float *weight) {
   for (int32_t i = 0; i < LAYERS; i++) {
     for (int k = 0; k < 1 + (layer[i].bias > 0); k++) {
@@ -61,7 +61,7 @@ static ng_status bind_arrays(struct outcome *r, fixture *f, float *gradient, flo
   return NG_OK;
 }
 
-/* Micro-batches of 4 and of 2 samples. */
+/* Observe one of the two micro-batches of a step: 4 samples, then 2. */
 static ng_status observe_batch(struct outcome *r, fixture *f, int32_t rank, int32_t step,
                                int32_t call) {
   float seen[2][MOST_OBSERVED];

@@ -67,8 +67,7 @@ ng_status try_run(run *what);
 run must_run(run what);
 run must_run_with(const char *settings);
 
-/* The largest difference over the largest entry, infinity if a value is not finite: of one layer in one step, of all
- * layers. */
+/* Return the largest difference over the largest entry, or infinity: of one layer in one step, of all layers. */
 double layer_gap(const run *a, const run *b, int32_t step, int32_t i);
 double step_gap(const run *a, const run *b, int32_t step);
 

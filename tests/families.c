@@ -257,7 +257,7 @@ static void every_method_has_a_row(void **state) {
   }
 }
 
-/* Of OpenBLAS; NULL with another BLAS.  Ranks are threads here: with threads of BLAS in addition the tests take four
+/* A function of OpenBLAS; NULL with another BLAS.  Ranks are threads here; with threads of BLAS the tests take four
  * times as long on two processors. */
 void openblas_set_num_threads(int n) __attribute__((weak));
 
@@ -310,7 +310,7 @@ case_result v_run(const variant *v, const test_case *s, const ng_options *o) {
   return v_run_setup(v, s, o, (case_setup){0});
 }
 
-/* The condition of the worst layer and step. */
+/* Return the condition of the worst layer and step. */
 static double worst_condition(const test_case *s, const case_result *predicted) {
   double c = 1;
   for (int32_t t = 0; t < s->steps; t++) {

@@ -95,7 +95,7 @@ static int register_segments(struct dl_phdr_info *info, size_t size, void *desk)
   return 1;
 }
 
-/* The pages of the stack exist only after they were written. */
+/* Register all memory; pages of the stack exist only after a write. */
 __attribute__((constructor)) static void register_memory(void) {
   ng_queue q = kernels_device();
   dv_desk *d = ng_device_desk(q.device);

@@ -53,7 +53,7 @@ void json_write(ngio_out *o, const char *key, const ngio_value *v, const json_ed
   ngio_shut(o, map ? '}' : ']');
 }
 
-/* The value up to the last step of `path`; the last step in `last`. */
+/* Return the parent of the value at `path`; store the last key or position in `last`. */
 static const ngio_value *parent_of(const ngio_value *v, const char *path, char last[256]) {
   for (const char *bar; (bar = strchr(path, '|')) != NULL; path = bar + 1) {
     (void)snprintf(last, 256, "%.*s", (int)(bar - path), path);

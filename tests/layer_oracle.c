@@ -20,7 +20,7 @@ static int64_t stat_samples(const ng_options *o, int64_t all) {
   return o->base.stat_batch > 0 && o->base.stat_batch < all ? o->base.stat_batch : all;
 }
 
-/* The mean row of one call, scaled. */
+/* Write the scaled mean row of one call to `to`. */
 static void mean_row(const ng_options *o, const ng_layer *l, const ng_batch *b, bool grad,
                      int64_t S, const double *x, int64_t take, double *to) {
   const int64_t groups = group_count(l), n = vector_length(l, grad) / groups;
@@ -39,7 +39,7 @@ static void mean_row(const ng_options *o, const ng_layer *l, const ng_batch *b, 
   }
 }
 
-/* One step's average of one vector over calls and ranks: m is changed in place. */
+/* Update the average m of one vector in place, over the calls and ranks of one step. */
 static void update_mean_vector(const test_case *s, const ng_options *o, int32_t t, int32_t l,
                                bool grad, double *m, bool *started) {
   int64_t n = vector_length(&s->layer[l], grad);
@@ -115,7 +115,7 @@ static double solve_rank_one(int64_t q, int64_t p, const double *a, const double
   return (trace + lambda) / lambda;
 }
 
-/* The clip factor of step t, and P times the factor. */
+/* Compute the clip factor of step t, and multiply P by the factor. */
 static void clip_step(const test_case *s, const ng_options *o, int32_t t, double d2, double pd2,
                       case_result *out) {
   const double v = 0.1 * 0.1 * fabs(out->inner[t]);
@@ -177,14 +177,14 @@ static int64_t norm_block_size(const ng_layer *l) { return oracle_columns(l) * l
 
 /* ---- one micro-batch -------------------------------------------------------------------------*/
 
-/* The index of the mean and variance of element (i, s, c). */
+/* Return the index of the mean and variance of element (i, s, c). */
 static int64_t statistics_index(const ng_layer *l, int64_t S, int64_t i, int64_t s, int64_t c) {
   if (l->norm_kind == NG_LAYER_NORM) return i * S + s;
   if (l->norm_kind == NG_GROUP_NORM) return i * l->groups + c / (l->in / l->groups);
   return c;
 }
 
-/* h [B, S, C], the normalised input. */
+/* Return the normalised input h [B, S, C], for free(). */
 static double *normalise_input(const ng_layer *l, int64_t B, int64_t S, const double *a) {
   const int64_t C = l->in, n = B * S * C, sets = B * S + B * l->groups + C;
   double *h = zeros(n), *mean = zeros(sets), *var = zeros(sets), *count = zeros(sets);
@@ -249,7 +249,7 @@ static double norm_solve(const ng_layer *l, ng_norm_block block, const double *F
 
 /* ---- a test case -----------------------------------------------------------------------------*/
 
-/* [B, S, C] from images [B, C, HW]. */
+/* Return images [B, C, HW] as rows [B, S, C], for free(). */
 static double *rows_of_images(const test_case *s, int32_t l, int64_t B, const double *v) {
   const int64_t C = s->layer[l].in, S = s->positions[l], n = B * S * C;
   double *x = zeros(n);
@@ -291,7 +291,7 @@ static void update_norm_factor(const test_case *s, const ng_options *o, int32_t 
   free(fresh);
 }
 
-/* D is [C, gamma beta], x of norm_solve [gamma beta, C]. */
+/* Compute P of a norm layer: D is [C, gamma beta], the x of norm_solve is [gamma beta, C]. */
 static double precondition_norm(const test_case *s, const ng_options *o, int32_t l, const double *F,
                                 double damping, const double *D, double *P) {
   const ng_layer *d = &s->layer[l];

@@ -59,7 +59,7 @@ static bool is_textbook_scale(const ng_options *opt) {
   return opt->base.stat_scale == NG_SCALE_TEXTBOOK || opt->base.stat_scale == NG_SCALE_CHAINERKFAC;
 }
 
-/* The factor of the sum over B samples with S rows each. */
+/* Return the scale of the sum over B samples with S rows each. */
 static double stat_scale(const ng_options *opt, const ng_layer *l, const ng_batch *b, bool grad,
                          double B, double S) {
   bool conv = l->kind == NG_CONV2D;
@@ -265,7 +265,7 @@ static void fold_into_averages(oracle *o, layer *l, factor *f, const double *fre
   }
 }
 
-/* The weighted mean of observations [from, to) of all ranks; false if there is none. */
+/* Compute the weighted mean of observations [from, to) of all ranks; return false if there is none. */
 static bool mean_observation(const oracle *o, const layer *l, const factor *f, int32_t from,
                              int32_t to, double *out) {
   int64_t size = l->groups * f->n * f->n;
@@ -308,7 +308,7 @@ static void fold_observations(oracle *o, layer *l, factor *f) {
 
 /* ---- solve: spec/kfac.md 6 -------------------------------------------------------------------*/
 
-/* The diagonal block of index i of a factor whose channels are split into `blocks`. */
+/* Return the diagonal block with index i of a factor whose channels are split into `blocks`. */
 static int64_t block_of_index(const factor *f, int64_t blocks, int64_t i) {
   int64_t c = i / f->offsets, size = f->channels / blocks, rest = f->channels % blocks;
   if (c >= f->channels) return blocks - 1; /* the bias */
@@ -343,7 +343,7 @@ static void damping_shifts(const layer *l, int64_t g, double lambda, double shif
   }
 }
 
-/* 1 / denominator of the coefficient of eigenvectors j of A and i of G. */
+/* Return 1 / denominator for eigenvectors j of A and i of G. */
 static double inverse_denominator(const layer *l, int64_t g, int64_t i, int64_t j) {
   double shift[2], lambda = l->opt.base.damping;
   double da = l->w[0][g * l->f[0].n + j], dg = l->w[1][g * l->f[1].n + i];

@@ -39,7 +39,7 @@ void oracle_observe_output_grad(oracle *o, int32_t rank, int32_t layer, const do
 double oracle_step(oracle *o, double lr, const double *const *D, double *const *P);
 double oracle_inner_product(const oracle *o); /* sum <PD, D> of the last step */
 
-/* Running average of a rank, [n, n]. */
+/* Return the running average of a rank, [n, n]. */
 const double *oracle_factor(const oracle *o, int32_t rank, int32_t layer, int64_t group, bool grad,
                             int64_t *n);
 
@@ -51,7 +51,7 @@ double oracle_condition(const oracle *o, int32_t layer);
 double *oracle_stat_rows(const ng_layer *l, bool grad, int64_t group, const double *data,
                          int64_t samples, int64_t positions, int64_t n);
 
-/* Output positions of a convolution (1 for linear); columns of D, with the bias. */
+/* Return the output positions of a convolution (1 for linear); the size of an axis; the columns of D, with the bias. */
 int64_t oracle_positions(const ng_layer *l);
 int64_t oracle_output_size(const ng_layer *l, int i); /* a convolution's height (0) or width (1) */
 int64_t oracle_columns(const ng_layer *l);

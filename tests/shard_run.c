@@ -22,7 +22,7 @@ static int32_t member_of(const shard_run *x, int32_t rank) {
   return x->data_adjacent ? rank / x->data : rank % x->model;
 }
 
-/* Where shard i of n rows begins: sizes 1, 2, 1, 2, ... and the remainder in the last shard. */
+/* Return the first of n rows of shard i: sizes 1, 2, 1, 2, ..., and the remainder in the last shard. */
 static int64_t shard_start(const shard_run *x, int64_t n, int32_t i) {
   const int32_t of = x->model;
   int64_t at = 0;
@@ -93,7 +93,7 @@ static ng_status add_shard(rank_run *run, int i) {
 
 double initial_weight(int i, int64_t k) { return rng_value_at(-1, i, 0, k); }
 
-/* The index in the whole of element k of a shard: the weights, then the bias. */
+/* Return the index in the whole layer of element k of a shard, whose bias follows the weights. */
 static int64_t index_in_whole(const shard_run *x, const shard *p, int i, int64_t k) {
   const int64_t cols = layer[i].in + has_bias(x, i), weights = p->out * p->in;
   return k < weights ? (p->row + k / p->in) * cols + p->col + k % p->in

@@ -219,7 +219,7 @@ static ng_status hash_number(void *arg, ng_number *n) {
   return NG_OK;
 }
 
-/* The options that ng_set and ng_load may change. */
+/* Hash the options that ng_set and ng_load may change. */
 static uint64_t hash_live_options(uint64_t h, const ng_settings *s) {
   const double live[] = {s->damping,      (double)s->clip,         s->clip_bound,
                          s->kl_clip,      (double)s->stat_period,  s->stat_decay,

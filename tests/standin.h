@@ -1,4 +1,4 @@
-/* standin.h: the words of cuda/device.h for the host compiler; standin.c runs the kernels. */
+/* standin.h: the macros of cuda/device.h for the host compiler; standin.c runs the kernels. */
 #ifndef TESTS_STANDIN_H
 #define TESTS_STANDIN_H
 
@@ -61,7 +61,7 @@ static inline void standin_smallest(void *at, uint64_t x) {
   if (x < *to) *to = x;
 }
 
-/* The order of blocks; launches of the desk take all orders in turn. */
+/* The order of blocks; launches use all orders in turn. */
 typedef enum standin_order {
   STANDIN_BACKWARD,
   STANDIN_RANDOM,

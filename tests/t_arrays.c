@@ -177,7 +177,7 @@ static void must_match_dense(const model *m, const model *d, const char *what) {
   }
 }
 
-/* dtypes: f32; gradients of bf16 and weights of f16; f64. */
+/* Train in f32; with gradients in bf16 and weights in f16; in f64. */
 static void parameters_have_any_layout(void **state) {
   for (size_t a = 0; a < sizeof methods / sizeof methods[0]; a++) {
     for (size_t u = 0; u < 3; u++) {

@@ -55,7 +55,7 @@ static void assign_owners(model *m, ng_placement how, int32_t W, int32_t rows, b
   }
 }
 
-/* weight x the largest load of a rank + the largest `each` of a column. */
+/* Return weight x the largest load of a rank + the largest `each` of a column. */
 static double cost_of(const model *m) {
   double load[256] = {0}, each[256] = {0}, most[2] = {0, 0};
   for (int32_t i = 0; i < m->a.blocks; i++) {

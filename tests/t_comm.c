@@ -16,7 +16,7 @@
 static const ng_dtype summed[] = {NG_F32, NG_F64, NG_F16, NG_BF16};
 static const ng_dtype moved[] = {NG_F32, NG_F64, NG_F16, NG_BF16, NG_I32, NG_I64, NG_U8};
 
-/* The sum of element i over n ranks. */
+/* Return the sum of element i over n ranks. */
 static double expected_sum(const int32_t *ranks, int32_t n, int64_t i) {
   double sum = 0.0;
   for (int32_t m = 0; m < n; m++)
@@ -279,7 +279,7 @@ static void a_test_before_all_ranks_posted_is_not_complete(void **state) {
 
 static void one_rank_completes_a_posted_sum(void **state) { on_all_transports(sum_by_tests); }
 
-/* Six sums are posted, long, short and empty, of all ranks and of a group, with a broadcast between.  Every rank waits
+/* Post six sums, long, short and empty, of all ranks and of a group, with a broadcast between.  Every rank waits
  * in another order, and twice for each sum. */
 static ng_status post_and_wait(ng_comm *c, const ng_transport *t, const comm_case *how) {
   enum { POSTS = 6, MANY = 20011 };

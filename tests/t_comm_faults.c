@@ -154,7 +154,7 @@ static ng_status make_odd_call(const ng_transport *t, oddity what, void *group, 
     if (odd && what == ODD_LIST) list[1] = 2;
     return t->group_create(t->user, list, odd && what == ODD_LIST_LENGTH ? 1 : 2, &made);
   }
-  case ODD_GROUP: /* all members but one call on the group, that one on all ranks: a deadlock, which threads.c finds */
+  case ODD_GROUP: /* the last rank calls on all ranks, the others on the group: threads.c finds the deadlock */
     if (!odd) c.group = group;
     break;
   case ODD_VERSUS_LIST:
@@ -280,7 +280,7 @@ static void a_rank_outside_the_group_is_refused(void **state) {
 
 /* ---- abort -----------------------------------------------------------------------------------*/
 
-/* Rank 0 aborts while others wait: for all ranks, for a group, for a request. */
+/* Rank 0 aborts while others wait for all ranks, for a group, or for a request. */
 static ng_status abort_while_others_wait(ng_comm *c, const ng_transport *t, const comm_case *how) {
   const ng_group world = ng_group_world(c);
   const int32_t pair[] = {0, 1};

@@ -41,7 +41,7 @@ static void statistics_match_hand_results(void **state) {
   must_be_near(compare_summarise(close, 3).deviation, 1.0, 1e-7);
 }
 
-/* A run of `n` epochs of one second, with these losses and accuracies. */
+/* Return a run of `n` epochs of one second, with these losses and accuracies. */
 static train_result make_run(int n, const double *loss, const double *accuracy) {
   train_result r = {.epochs = n, .epoch = cli_alloc((size_t)n, sizeof(train_epoch))};
   for (int i = 0; i < n; i++) {

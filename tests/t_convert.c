@@ -21,7 +21,7 @@ static void *new_aligned(int64_t bytes) {
   return p;
 }
 
-/* The value of a format with `e` exponent bits and `f` fraction bits, by definition. */
+/* Return the value of a format with `e` exponent bits and `f` fraction bits, by definition. */
 static double decode_by_definition(uint32_t bits, int e, int f) {
   const int bias = (1 << (e - 1)) - 1, exponent = (int)(bits >> f) & ((1 << e) - 1);
   const double fraction = (double)(bits & ((1u << f) - 1)), sign = bits >> (e + f) ? -1 : 1;

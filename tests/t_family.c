@@ -24,7 +24,7 @@ static void read_commits(int32_t rank, const ng_precond *p) {
   }
 }
 
-/* PD of a toy before the clip, in double; v: the running average of its squared gradient. */
+/* Compute PD of a toy before the clip, in double; v: the running average of its squared gradient. */
 static void predict_direction(int32_t i, int32_t step, double v[FAMILY_NUMBERS], double *out) {
   float d[FAMILY_NUMBERS];
   double all = 0;

@@ -96,7 +96,7 @@ static double draw_magnitude(rng *r) {
   return size[rng_below(r, 11)];
 }
 
-/* Numbers of any magnitude for update u. */
+/* Draw the numbers of update u, of any magnitude; u is 0 for ng_step, 1 for SGD, 2 for AdamW. */
 static update draw_update(rng *r, int64_t u) {
   update by = {.lr = u == 0 ? 0.1 : draw_magnitude(r),
                .in_place = u == 0,
@@ -112,7 +112,7 @@ static update draw_update(rng *r, int64_t u) {
   return by;
 }
 
-/* Finite gradients and weights of any magnitude. */
+/* Replace gradients and weights by finite numbers of any magnitude. */
 static void draw_model_numbers(model *m, rng *r) {
   if (rng_below(r, 2)) fill_magnitudes(m, draw_magnitude(r), draw_magnitude(r));
   for (int i = 0; i < ALL; i++) {

@@ -39,7 +39,7 @@ static ng_fisher *new_fisher(const float *g, int64_t m, int64_t d, int64_t ld, d
   return f;
 }
 
-/* The inverse of the blocks of F by Gauss-Jordan elimination: [d, d], zeros outside the blocks. */
+/* Invert the blocks of F by Gauss-Jordan elimination: [d, d], zeros outside the blocks. */
 static void invert_dense(const float *g, int64_t m, int64_t d, double damping, const int64_t *end,
                          int64_t blocks, long double *inverse) {
   static long double A[DENSE][2 * DENSE];

@@ -99,7 +99,7 @@ static int check_all_refused(model *m, pid_t parent) {
   return 0;
 }
 
-/* A new context of the child works. */
+/* Train with a new context of the child. */
 static int train_own_model(int32_t threads, const model *parent) {
   model m = {.f = {.p = NULL}};
   CHILD(open_model(&m, "method=eva update=sgd",

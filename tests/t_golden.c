@@ -140,7 +140,7 @@ static bool is_kaisa(const golden *c) { return strcmp(c->system, "KAISA") == 0; 
 
 enum { ROWS = 4, IN = 3, OUT = 2, COLS = IN + 1 };
 
-/* The generator of spec/kfac.md 19. */
+/* Return n numbers of the generator of spec/kfac.md 19. */
 static double *new_pattern(int64_t n, int64_t m1, int64_t b, int64_t mod, double s) {
   double *v = zeros(n);
   for (int64_t k = 0; k < n; k++)
@@ -244,7 +244,7 @@ static ng_options options_by_name(const golden *c) {
 
 /* ---- comparing -------------------------------------------------------------------------------*/
 
-/* The largest difference of nu and of results from the list; `where`: its step and layer. */
+/* Return the largest difference of nu and results from the list; `where`: its step and layer. */
 static double largest_error(const test_case *s, const golden *c, const case_result *r,
                             char where[64]) {
   const double *e = c->expect;

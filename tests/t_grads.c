@@ -25,7 +25,7 @@ typedef struct sums {
   double cap;
   tap_way wire;
   float own[RANKS][MICRO][WEIGHTS], out[RANKS][WEIGHTS];
-  int starts[RANKS], before_first[RANKS]; /* before the output gradient of the first layer */
+  int starts[RANKS], before_first[RANKS]; /* starts before the output gradient of the first layer */
   int64_t count[RANKS][TAP_STARTS];
 } sums;
 

@@ -41,7 +41,7 @@ typedef struct model {
 
 static int64_t weight_count(const model *m, int k) { return m->s->rows[k] * m->s->cols[k]; }
 
-/* The index in memory of element i of a weight. */
+/* Return the index in memory of element i of a weight. */
 static int64_t weight_at(const model *m, int k, int64_t i) {
   const int64_t cols = m->s->cols[k];
   return i / cols * (cols + m->pad) + i % cols;
@@ -51,7 +51,7 @@ static double read_weight(const model *m, int k, int64_t i) {
   return (double)get(m->weight[k], m->weights, weight_at(m, k, i));
 }
 
-/* A multiple of 1/128 in [-1, 1], exact in bf16. */
+/* Return a multiple of 1/128 in [-1, 1], exact in bf16. */
 static float value_at(int step, int what, int64_t i) {
   return rintf(128 * sinf((float)(1 + 37 * step + 11 * what) + 2.3f * (float)i)) / 128;
 }
@@ -107,7 +107,7 @@ static void model_close(model *m) {
   free(m->memory);
 }
 
-/* The same samples on every rank. */
+/* Observe the same samples on every rank. */
 static ng_status model_observe(model *m, int step) {
   ng_status st = fixture_begin(&m->f, B);
   for (int l = 0; l < LAYERS && st == NG_OK; l++) {
@@ -298,7 +298,7 @@ static void a_moved_parameter_keeps_its_moments(void **state) {
 
 /* ---- the clip --------------------------------------------------------------------------------*/
 
-/* <PD, D> of each layer in the first step. */
+/* Store <PD, D> of each layer in the first step. */
 static void read_inner_products(const char *set, double inner[LAYERS]) {
   model m;
   fixture_ok(&m.f, model_open(&m, set, NULL, NULL));

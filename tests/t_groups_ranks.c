@@ -35,7 +35,7 @@ static ng_status model_open(model *m, const char *set, const ng_transport *t) {
   return st == NG_OK ? ng_ready(m->f.p) : st;
 }
 
-/* The same samples and gradients on every rank. */
+/* Observe the same samples and draw the same gradients on every rank. */
 static ng_status model_observe(model *m) {
   float a[B * 5], g[B * 4];
   rng r = {test_seed() + 1};

@@ -49,7 +49,7 @@ static float round_or_keep(float x, float old, ng_dtype t, int *stayed) {
   return x;
 }
 
-/* Update BEFORE (counted from 0) of an element with gradient d. */
+/* Return element e after update number BEFORE, counted from 0, with gradient d. */
 static element expected_update(const update *by, element e, float d, ng_dtype t, int *stayed) {
   const float lr = (float)by->lr, mu = (float)by->momentum, b1 = (float)by->beta1,
               b2 = (float)by->beta2, n = BEFORE + 1;
@@ -255,7 +255,7 @@ typedef struct huge_run {
   char message[RANKS][200]; /* message of the huge step */
 } huge_run;
 
-/* The name of a non-finite array of the state, or NULL. */
+/* Return the name of a non-finite array of the state, or NULL. */
 static const char *first_nonfinite_array(const model *m) {
   static _Thread_local ng_field_info info;
   unsigned char bytes[8192];
@@ -319,7 +319,7 @@ static void must_skip_no_later_step(huge_run *x, int32_t ranks) {
     fail_msg("%s, %g, %d ranks: %d ordinary steps were skipped", x->line, x->size, ranks, n);
 }
 
-/* A huge gradient, on one rank and, in 1 of 61 runs, on four ranks. */
+/* Train with a huge gradient on one rank and, in 1 of 61 runs, on four ranks. */
 static void try_huge_gradients(const char *line) {
   for (int k = 0; k < UPDATES * 3; k++) {
     const update *by = &updates[k / 3];
@@ -346,7 +346,7 @@ static void try_huge_gradients(const char *line) {
   }
 }
 
-/* A huge number in a gradient or an observation. */
+/* Train with a huge number in a gradient or an observation. */
 static void try_huge_numbers(const char *line) {
   static const int place[] = {3, IN * OUT + 1, ALL - 2, ALL + 1, ALL + IN + 1};
   static const double huge[] = {1e10, 1e20, 1e25, 1e37, 3e38};
@@ -417,7 +417,7 @@ static void combined_options_stay_finite(void **state) {
     try_huge_numbers(line[i]);
 }
 
-/* One step with a huge learning rate, with which rows are lr x. */
+/* Take one step with a huge learning rate; rows of the window are lr x. */
 static void a_huge_rate_leaves_weights_finite(void **state) {
   static const char *const line[] = {
       "method=topk-adam window_density=0.3 window_feedback_lr=1",

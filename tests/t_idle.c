@@ -10,7 +10,7 @@ typedef struct directions {
   float P[STEPS][D];
 } directions;
 
-/* A learning rate that falls by more than half, weights that are 0, two groups. */
+/* Train with a learning rate that falls by more than half, weights that are 0, and two groups. */
 static void train_with_options(const ng_options *o, directions *l) {
   float g[D], w[D], x[B * COLS], y[B * ROWS];
   fixture f;
@@ -39,7 +39,7 @@ static void train_with_options(const ng_options *o, directions *l) {
   fixture_close(&f);
 }
 
-/* Run with other values.  tried: accepted values; changed: values that give other bits. */
+/* Train with all other values of an option.  tried: accepted values; changed: values that give other bits. */
 static void try_all_values(const ng_options *o, const ng_option_info *info,
                            const directions *standard, int *tried, int *changed) {
   static const char *const number[] = {"1", "2", "0.25", "0", "0.9", "5"};

@@ -16,7 +16,7 @@
 
 enum { H = 14, W = 18, SIDE = 10, CLASSES = 3, EACH = 40 };
 
-/* Pixel (y, x, c) of image n, a PNG of H x W. */
+/* Return pixel (y, x, c) of image n, a PNG of H x W. */
 static uint8_t pixel_value(int n, int y, int x, int c) {
   return (uint8_t)(n * 37 + y * 11 + x * 5 + c * 70 + n * x);
 }
@@ -305,7 +305,7 @@ static uint64_t hash_batches(uint64_t sum, const feed *f, int count) {
   return sum;
 }
 
-/* Three epochs of 7 steps of 2 batches, with evaluations between epochs; `first`: the first step. */
+/* Read three epochs of 7 steps of 2 batches, and test batches between epochs; `first`: the first step. */
 static void run_epochs(const char *path, const char *more, int first, uint64_t sums[42]) {
   data_set d;
   settings s;

@@ -36,7 +36,7 @@ static plane tokens_for_library(const test_case *s, const case_setup *setup, int
   return out;
 }
 
-/* `by` times v, in the dtype, strides and layout of the setup; free(data). */
+/* Return `by` times v in the dtype, strides and layout of the setup; free(data). */
 static plane array_for_library(const test_case *s, const case_setup *setup, int32_t i, bool grad,
                                int64_t B, const double *v, double by) {
   const ng_layer *l = &s->layer[i];
@@ -96,7 +96,7 @@ typedef struct rank_run {
   int32_t borrowed_count;
 } rank_run;
 
-/* The array of entry (i, j) of D, whose last column is the bias, and its index there. */
+/* Return the array that has entry (i, j) of D, whose last column is the bias, and store the index there. */
 static plane *find_slot(const ng_layer *l, plane slot[2], int64_t i, int64_t j, int64_t *at) {
   const bool bias = l->bias && j == oracle_columns(l) - 1;
   *at = bias || l->kind == NG_NORM ? i

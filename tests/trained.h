@@ -25,10 +25,10 @@ nn *new_network(const trained *r, const data_set *d, int64_t batch, uint64_t see
 
 /* Copy parameters and buffers of a checkpoint into a network. */
 void load_weights(nn *net, const ngio_tensors *model);
-/* The library's state in the checkpoint. */
+/* Read the library's state from the checkpoint. */
 ngio_tensors *read_library_state(const trained *r);
 
-/* Lines of the log. */
+/* Find lines of the log, and numbers of a line. */
 bool is_event(const ngio_value *line, const char *event);
 const ngio_value *last_event(const trained *r, const char *event);
 double number_in(const ngio_value *line, const char *key);

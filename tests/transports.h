@@ -28,11 +28,11 @@ enum { MOST_RANKS = 8 }; /* ranks */
     if (st_ != NG_OK) return st_;                                                                  \
   } while (0)
 
-/* Element i of a buffer of any dtype; bytes are signed. */
+/* Write or read element i of a buffer of any dtype; bytes are signed. */
 void put(void *buffer, ng_dtype t, int64_t i, double x);
 double get(const void *buffer, ng_dtype t, int64_t i);
 
-/* Element i of a rank.  The number of elements of member m: pattern 0: none; 1: uneven; 2: none for every second
+/* Return element i of a rank.  The number of elements of member m: pattern 0: none; 1: uneven; 2: none for every second
  * member; 3: more than a chunk of threads.c for member 1. */
 double rank_value(int32_t rank, int64_t i);
 int64_t element_count(int32_t pattern, int32_t m);

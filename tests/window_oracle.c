@@ -54,7 +54,7 @@ static int64_t window_rank(const window_oracle *k, int32_t p) {
   return k->o.base.window_rank < least ? k->o.base.window_rank : least;
 }
 
-/* Floats of a parameter in a place of the low-rank store: P, then Q, or all of a vector. */
+/* Return the floats of parameter p in one place of the low-rank store: P and Q, or the whole vector. */
 static int64_t place_floats(const window_oracle *k, int32_t p) {
   const int64_t rows = k->rows[p];
   return rows == 1 ? k->size[p] : window_rank(k, p) * (rows + k->size[p] / rows);
@@ -198,7 +198,7 @@ static void compress_rank(window_oracle *k, double *a, int32_t p, int64_t from) 
   free(P);
 }
 
-/* a <- the compressed e + by a. */
+/* Replace a by the compressed e + by a. */
 static void compress_row(window_oracle *k, double by, double *a) {
   const bool topk = k->o.base.window_store != NG_STORE_LOWRANK;
   if (k->o.base.window_store == NG_STORE_DENSE) return;
@@ -321,7 +321,7 @@ void window_solve_ggt(const window_rows *r, wide eps, wide forget, wide *x) {
   free(out);
 }
 
-/* u <- the preconditioned u, in each part. */
+/* Replace u by the preconditioned u, in each part. */
 static void apply_window(const window_oracle *k, double *u) {
   const bool filled = k->o.base.window_function == NG_WINDOW_MFAC_FILLED;
   wide *x = wides(k->d);

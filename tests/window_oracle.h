@@ -62,7 +62,7 @@ typedef struct window_oracle {
 window_oracle *window_oracle_open(const fixture *f, const ng_options *o, const fixture_entry *e,
                                   int32_t n, const float *w);
 void window_oracle_close(window_oracle **k);
-/* The largest difference, relative to the largest number of `want`. */
+/* Return the largest difference over the largest number of `want`. */
 double window_gap(const float *got, const double *want, int64_t n);
 /* The direction of gradient g at weights w, or NULL; `enters`: g becomes a row of the window. */
 void window_oracle_step(window_oracle *k, const double *g, const double *w, double lr, bool enters,
@@ -72,7 +72,7 @@ void window_oracle_step(window_oracle *k, const double *g, const double *w, doub
 void window_predict(const test_case *s, const ng_options *o, case_result *out);
 enum { WINDOW_GROWTH = 8 };
 
-/* The field of the library's window with this name; the test fails if there is none. */
+/* Return the field of the library's window with this name; the test fails if there is none. */
 float *window_field(const fixture *f, const char *name);
 
 #endif

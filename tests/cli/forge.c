@@ -40,7 +40,7 @@ static void put_random_text(ngio_out *o, size_t n) {
   free(text);
 }
 
-/* JSON text of a value that is usually invalid. */
+/* Return JSON text of a value that is usually invalid. */
 static char *new_invalid_value(void) {
   static const int64_t whole[] = {0,      1,          -1,         2,          3,         7,
                                   64,     1000,       4096,       65536,      1 << 20,   1 << 24,

@@ -4,7 +4,7 @@
  *                               first KEY, and each of these has all KEYs.  The value of a KEY that
  *                               ends with ":n" is a number or null
  *   helper unpack FILE DIR      write a recording as case.json and .npy files in DIR
- *   helper pack DIR FILE        the reverse
+ *   helper pack DIR FILE        write FILE from the files of DIR
  *   helper same FILE FILE [HEAD]  two safetensors files have the same tensors, bit for bit; HEAD: only names that begin
  *                               with HEAD; "!HEAD": only names that do not
  *   helper hurt FILE TENSOR      change the last byte of that tensor

@@ -13,7 +13,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
-/* The colour of the class with a gradient and noise. */
+/* Paint the colour of the class with a gradient and noise. */
 static void paint_picture(int class, int number, int width, int height, bool grey, uint8_t *to) {
   uint32_t grain = (uint32_t)(class * 7919 + number);
   for (int y = 0; y < height; y++) {

@@ -1,4 +1,4 @@
-/* consumer.c: a program that knows nothing but an installed natgrad. */
+/* consumer.c: a program that uses only an installed natgrad. */
 #include <natgrad.h>
 
 #include <stdio.h>
