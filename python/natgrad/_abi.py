@@ -69,6 +69,8 @@ ng_layer_report { size_t struct_size; const char *name; double observe_ms; doubl
   int64_t unobserved; double damping_f; const char *block; const char *method; }
 ng_statistic_report { size_t struct_size; const char *layer; const char *name; int64_t refreshed; int64_t passed;
   int64_t interval; int64_t next; int64_t bytes_sent; int64_t bytes_passed; }
+ng_field_info { size_t struct_size; const char *name; ng_dtype dtype; int32_t ndim; int64_t shape[2]; int64_t bytes;
+  int32_t owner; }
 ng_explain_row { size_t struct_size; const char *name; int32_t index; int64_t count; int32_t covered;
   const char *family; const char *why; int64_t bytes; int32_t owner; const char *block; const char *method; }
 """
@@ -124,6 +126,9 @@ ng_status ng_save_to(ng_precond *p, ng_writer write, void *user);
 ng_status ng_load_from(ng_precond *p, ng_reader read, void *user);
 ng_status ng_save_parts(ng_precond *p, const char *path);
 ng_status ng_load(ng_precond *p, const char *path);
+int32_t ng_state_count(ng_precond *p);
+ng_status ng_state_at(ng_precond *p, int32_t i, ng_field_info *out);
+ng_status ng_state_read(ng_precond *p, int32_t i, void *to, int64_t bytes);
 ng_status ng_save_factors(ng_precond *p, const char *folder);
 ng_status ng_load_factors(ng_precond *p, const char *folder, int32_t *layers);
 """

@@ -10,8 +10,7 @@ from ._library import load_library
 
 log = logging.getLogger("natgrad")
 log.addHandler(logging.NullHandler())  # silent unless the program wants logs
-_LEVEL = {_abi.NG_LOG_ERROR: logging.ERROR, _abi.NG_LOG_WARN: logging.WARNING, _abi.NG_LOG_INFO: logging.INFO,
-          _abi.NG_LOG_TRACE: logging.DEBUG}
+_LEVEL = {_abi.NG_LOG_ERROR: logging.ERROR, _abi.NG_LOG_WARN: logging.WARNING}  # all others: DEBUG
 _MESSAGE_SIZE = 1024
 
 
@@ -203,7 +202,7 @@ _READ_CALLBACK = c.CFUNCTYPE(c.c_int64, c.c_void_p, c.c_void_p, c.c_int64)
 
 @_LOG_CALLBACK
 def _forward_log_line(_user, level, line):
-    log.log(_LEVEL.get(level, logging.INFO), "%s", line.decode(errors="replace"))
+    log.log(_LEVEL.get(level, logging.DEBUG), "%s", line.decode(errors="replace"))
 
 
 class Precond:
@@ -218,8 +217,7 @@ class Precond:
         config.threads = threads if -2**31 <= threads < 2**31 else -1
         config.log = c.cast(_forward_log_line, c.c_void_p)
         level = log.getEffectiveLevel()
-        config.log_level = _abi.NG_LOG_TRACE if level <= logging.DEBUG else (
-            _abi.NG_LOG_INFO if level <= logging.INFO else _abi.NG_LOG_WARN)
+        config.log_level = _abi.NG_LOG_TRACE if level <= logging.DEBUG else _abi.NG_LOG_WARN
         if linalg is not None:
             config.linalg = to_utf8("linalg", linalg)
         if transport is not None:

@@ -20,18 +20,26 @@ _CALLBACKS = dict(run=c.CFUNCTYPE(c.c_int, c.c_void_p, _COLLECTIVE_POINTER),
 _ABORT_CALLBACK, _DESTROY_CALLBACK = c.CFUNCTYPE(None, c.c_void_p), c.CFUNCTYPE(None, c.c_void_p, c.c_void_p)
 
 
+def count_processes(group):
+    """Return the number of processes of a process group or of the module horovod.torch; 1 if it is not initialised."""
+    if hasattr(group, "allreduce_async_"):
+        return group.size() if group.is_initialized() else 1
+    dist = torch.distributed
+    return dist.get_world_size(group) if dist.is_available() and dist.is_initialized() else 1
+
+
 def make_transport(group):
     """Return the transport for a process group or for the module horovod.torch; None if there is one process."""
     if hasattr(group, "allreduce_async_"):
         if not group.is_initialized():
             raise make_error(_abi.NG_ERR_ARG, "process_group: horovod.torch.init() was not called")
-        return None if group.size() == 1 else HorovodTransport(group)
+        return None if count_processes(group) == 1 else HorovodTransport(group)
     dist = torch.distributed
     if not dist.is_available() or not dist.is_initialized():
         if group is not None:
             raise make_error(_abi.NG_ERR_ARG, "process_group: torch.distributed is not initialised")
         return None
-    return None if dist.get_world_size(group) == 1 else TorchTransport(group)
+    return None if count_processes(group) == 1 else TorchTransport(group)
 
 
 def _global_ranks(group):

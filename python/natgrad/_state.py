@@ -43,18 +43,28 @@ def pack_state(state):
         raise make_error(_abi.NG_ERR_FILE, f"the state has no '{missing[0]}': it is not a state of natgrad")
     if not isinstance(state["fields"], dict):
         raise make_error(_abi.NG_ERR_FILE, f"the state: fields is a {type(state['fields']).__name__}, expected a dict of tensors")
-    header, pieces, at = {"__metadata__": dict(zip(_META, (state["manifest"], state["crc32"])))}, [], 0
     for name, tensor in state["fields"].items():
         if not isinstance(tensor, torch.Tensor):
             raise make_error(_abi.NG_ERR_FILE, f"the state: '{name}' is a {type(tensor).__name__}, expected a tensor")
         if tensor.dtype not in _NAMES:
             raise make_error(_abi.NG_ERR_FILE, f"the state: '{name}' is {tensor.dtype}, which natgrad does not store")
-        flat = tensor.detach().cpu().contiguous()
-        piece = ctypes.string_at(flat.data_ptr(), flat.numel() * flat.element_size())
+    return to_safetensors(dict(zip(_META, (state["manifest"], state["crc32"]))), state["fields"])
+
+
+def bytes_of(tensor):
+    """Return the elements of a tensor as bytes, in row-major order."""
+    flat = tensor.detach().cpu().contiguous()
+    return ctypes.string_at(flat.data_ptr(), flat.numel() * flat.element_size())
+
+
+def to_safetensors(metadata, tensors):
+    """Return the bytes of a safetensors file."""
+    header, pieces, at = {"__metadata__": metadata}, [], 0
+    for name, tensor in tensors.items():
+        pieces.append(bytes_of(tensor))
         header[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape),
-                        "data_offsets": [at, at + len(piece)]}
-        at += len(piece)
-        pieces.append(piece)
+                        "data_offsets": [at, at + len(pieces[-1])]}
+        at += len(pieces[-1])
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return b"".join([struct.pack("<Q", len(text)), text, *pieces])

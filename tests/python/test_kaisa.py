@@ -11,6 +11,7 @@ from torch import nn
 import natgrad.compat as compat
 from front import Case, random_batch, gradients_of, loss_of, small_conv_net
 from natgrad import Preconditioner
+from natgrad.compat import _averages, _kaisa
 from natgrad.compat import AssignmentStrategy, ComputeMethod, DistributedStrategy, KFACPreconditioner
 
 # name: (default, (another value, whether this value changes the results of small_conv_net()) or None, an invalid value)
@@ -104,6 +105,116 @@ class PublishedArguments(Case):
             for key, use in (("factors", "factors"), ("batch", "sums"), ("inverses", "results")):
                 self.assertEqual(found[f"a_{key}"] + found[f"g_{key}"], whole[use])
                 self.assertAlmostEqual(found[f"a_{key}"], whole[use] * a / (a + g), delta=1)
+
+
+class TestsOfThePublishedProgram(Case):
+    """Assertions of kfac-pytorch's own tests; scripts/published.py runs its tests themselves."""
+
+    def test_arguments_are_attributes(self):
+        k = KFACPreconditioner(small_conv_net(), assignment_strategy="memory", compute_method="inverse", grad_worker_fraction=1)
+        self.assertIs(k.assignment_strategy, AssignmentStrategy.MEMORY)
+        self.assertIs(k.compute_method, ComputeMethod.INVERSE)
+        self.assertEqual((k.distributed_strategy, k.grad_worker_fraction), (DistributedStrategy.COMM_OPT, 1.0))
+        for megabytes, method in ((25, "ALLREDUCE_BUCKETED"), (0, "ALLREDUCE")):
+            k = KFACPreconditioner(small_conv_net(), allreduce_bucket_cap_mb=megabytes)
+            self.assertIs(k.allreduce_method, compat.enums.AllreduceMethod[method])
+        for ranks, fraction, expected in ((4, DistributedStrategy.HYBRID_OPT, ("HYBRID_OPT", 0.5)), (4, 1, ("COMM_OPT", 1.0)),
+                                          (4, DistributedStrategy.MEM_OPT, ("MEM_OPT", 0.25)), (4, 0, ("MEM_OPT", 0.25)),
+                                          (4, 0.5, ("HYBRID_OPT", 0.5)), (4, 0.25, ("MEM_OPT", 0.25))):
+            strategy, number = _kaisa._choose_strategy(fraction, ranks)
+            self.assertEqual((strategy.name, number), expected)
+        self.assertTrue(issubclass(KFACPreconditioner, compat.base_preconditioner.BaseKFACPreconditioner))
+
+    def test_memory_strategy_colocates_factors_with_a_warning(self):
+        with self.assertWarnsRegex(UserWarning, "MEM_OPT.* requires colocate_factors=True"):
+            k = KFACPreconditioner(small_conv_net(), compute_method="inverse", colocate_factors=False,
+                                   grad_worker_fraction=DistributedStrategy.MEM_OPT)
+        self.assertEqual(k._core.get("colocate"), "1")
+
+    def test_log_has_each_layer_and_one_assignment(self):
+        with self.assertLogs("natgrad", logging.INFO) as log:
+            KFACPreconditioner(small_conv_net(), loglevel=logging.DEBUG)
+            logging.getLogger("natgrad").info("end")
+        self.assertEqual(len(log.records), 1)
+        with self.assertLogs("natgrad", logging.INFO) as log:
+            KFACPreconditioner(small_conv_net(), loglevel=logging.INFO)
+        texts = [record.getMessage() for record in log.records]
+        self.assertEqual([sum(word in text for text in texts) for word in ("Registered", "KAISAAssignment")], [4, 1])
+
+    def test_scheduler_multiplies_beyond_the_limits(self):
+        """The next step checks the arguments, which may leave their limits between two calls of the scheduler."""
+        model, k = small_conv_net(), None
+        names = ("factor_update_steps", "inv_update_steps", "damping", "factor_decay", "kl_clip", "lr")
+        k = KFACPreconditioner(model, **dict.fromkeys(names, 1))
+        scheduler = compat.LambdaParamScheduler(k, **{f"{name}_lambda": lambda step, n=n: n for n, name in enumerate(names, 2)})
+        for steps in range(1, 10):
+            scheduler.step()
+            self.assertEqual([getattr(k, name) for name in names], [n**steps for n in range(2, 8)])
+        loss_of(model, *random_batch()).backward()
+        with self.assert_refused("stat_decay|factor_decay"):
+            k.step()
+
+
+class PublishedStates(Case):
+    """The layout of kfac-pytorch: {steps, arguments, layers: {name: {A, G}}}."""
+
+    def published(self, k, prefix=""):
+        layers = _averages.read_averages(k._core)
+        return {"steps": k.steps, "damping": 0.1, "lr": 0.2, "layers": {prefix + name: pair for name, pair in layers.items()}}
+
+    def step(self, model, k, t):
+        model.zero_grad()
+        loss_of(model, *random_batch(seed=t)).backward()
+        k.step()
+        return gradients_of(model)
+
+    def test_next_step_continues_from_the_averages(self):
+        for options in (dict(), dict(compute_method="inverse"), dict(factor_dtype=torch.float64)):
+            for prefix in ("", "module."):  # of DistributedDataParallel
+                with self.subTest(options, prefix=prefix):
+                    one, two = small_conv_net(), small_conv_net()
+                    k, other = (KFACPreconditioner(m, damping=0.1, lr=0.2, **options) for m in (one, two))
+                    for t in range(3):
+                        self.step(one, k, t)
+                    other.damping = 0.7
+                    other.load_state_dict(self.published(k, prefix))
+                    self.assertEqual((other.steps, other.damping), (3, 0.1))
+                    self.assert_same_tensors(self.step(one, k, 3), self.step(two, other, 3))
+
+    def test_averages_are_means_of_outer_products(self):
+        model = nn.Sequential(nn.Linear(3, 2))
+        k, x = KFACPreconditioner(model), torch.randn(5, 3)
+        model(x).sum().backward()
+        k.step()
+        a = torch.cat([x, torch.ones(5, 1)], 1)
+        # kfac-pytorch starts its averages at the identity, with the weight 0.95
+        expected = 0.95 * torch.eye(4) + 0.05 * a.T @ a / 5
+        found = _averages.read_averages(k._core)["0"]
+        self.assertLess((found["A"] - expected).abs().max().item(), 1e-6)  # f32, numbers near 1
+        self.assertEqual(list(found), ["A", "G"])
+
+    def test_what_does_not_fit_is_refused_by_name(self):
+        model = small_conv_net()
+        k = KFACPreconditioner(model, damping=0.1)
+        self.step(model, k, 0)
+        before = str(k.state_dict())
+
+        def with_layer(name, key, value):
+            state = self.published(k)
+            state["layers"][name] = {**state["layers"][name], key: value}
+            return state
+        less, more = self.published(k), self.published(k)
+        del less["layers"]["6"]
+        more["layers"]["extra"] = more["layers"]["6"]
+        for state, pattern in ((less, r"layers\['6'\] has no tensor 'A'"), (more, "has 5 layers, expected 4"),
+                               (with_layer("0", "G", None), r"layers\['0'\] has no tensor 'G'"),
+                               (with_layer("0", "G", torch.eye(3)), r"\['G'\] is \[3, 3\], expected \[4, 4\]"),
+                               (with_layer("0", "G", torch.full((4, 4), float("nan"))), "not finite"),
+                               ({**self.published(k), "layers": 3}, "layers is a int"),
+                               ({**self.published(k), "lr": -1}, "lr"), ({**self.published(k), "speed": 1}, "'speed'")):
+            with self.assert_refused(pattern):
+                k.load_state_dict(state)
+            self.assertEqual(str(k.state_dict()), before)
 
 
 class ColumnParallelLinear(nn.Module):

@@ -131,6 +131,29 @@ def resume_from_state(rank, world):
     return same, state["manifest"], {name: tensor.tolist() for name, tensor in state["fields"].items()}
 
 
+def save_on_rank_0(rank, world, path, fraction):
+    """Rank 0 alone saves a state, as scripts of kfac-pytorch do; after loading, the next step has the same result, up
+    to the order in which DDP sums gradients: it changes after the first backward pass."""
+    model, other = DDP(two_layer_net()), DDP(two_layer_net())
+    k, k2 = (KFACPreconditioner(m, damping=0.1, grad_worker_fraction=fraction) for m in (model, other))
+    train(model, k, range(3), rank)
+    if rank == 0:
+        torch.save(k.state_dict(), path)
+    train(model, k, [3], rank)
+    k2.load_state_dict(torch.load(path))  # the step of all ranks came after the file
+    train(other, k2, [3], rank)
+    broken = torch.load(path)
+    if rank == 1:
+        broken["layers"]["1"]["A"] = None
+    try:
+        k2.load_state_dict(broken)
+        told = ""
+    except natgrad.Error as error:
+        told = str(error)
+    pairs = [(a.grad, b.grad) for a, b in zip(model.parameters(), other.parameters())]
+    return k2.steps, all((a - b).norm() < 1e-5 * a.norm() for a, b in pairs), told
+
+
 def make_with_different_damping(rank, world):
     try:
         make_preconditioner(two_layer_net(), damping=0.1 + rank)
@@ -358,6 +381,15 @@ class Ranks(Case):
             self.assertTrue(same)
             self.assertEqual(state, list(found[0][1:]))
             self.assertIn("1/A", state[1])  # the names of the model inside of DistributedDataParallel
+
+    def test_rank_0_saves_a_kaisa_state_alone(self):
+        for world, fraction in ((2, 1), (2, 0), (4, 0.5)):
+            with self.subTest(world=world, fraction=fraction), tempfile.TemporaryDirectory() as folder:
+                found = ranks.run_on_ranks(world, save_on_rank_0, os.path.join(folder, "state"), fraction)
+                self.assertEqual([row[:2] for row in found], [(4, True)] * world)
+                told = [row[2] for row in found]
+                self.assertRegex(told[1], r"layers\['1'\] has no tensor 'A'")
+                self.assertTrue(all("another rank rejected" in text for rank, text in enumerate(told) if rank != 1), told)
 
     def test_parts_restore_bits(self):
         with tempfile.TemporaryDirectory() as folder:

@@ -90,8 +90,8 @@ class RejectedStates(Case):
                                 (remove_numbers, "numbers is None"), (lambda s: {**s, "steps": 1.5}, "steps is 1.5")):
             self.assert_refused_without_effect(lambda m: KFACPreconditioner(m, damping=0.1), change, pattern)
         k = KFACPreconditioner(small_conv_net(), damping=0.25)
-        for state, pattern in (({"steps": -1, "numbers": {}}, "steps is -1"), ({"steps": 4}, "not a state of natgrad.compat"),
-                               ({"steps": 4, "numbers": {"lr": -1}}, "lr"), (None, "not a state of natgrad.compat")):
+        for state, pattern in (({"steps": -1, "numbers": {}}, "steps is -1"), ({"numbers": {}}, "has no 'steps'"),
+                               ({"steps": 4, "numbers": {"lr": -1}}, "lr"), (None, "has no 'steps'")):
             with self.assert_refused(pattern):
                 k.load_state_dict(state)
             self.assertEqual((k.steps, k.lr, k.damping), (0, 0.1, 0.25))

@@ -30,6 +30,8 @@ class GPTNeoXKFACPreconditioner(KFACPreconditioner):
     RowParallelLinear (input_is_parallel=True).
     """
 
+    _saves_exact_state = True  # collective: ranks may have parts of a layer
+
     def __init__(self, model, *, factor_update_steps=1, inv_update_steps=1, damping=0.001, factor_decay=0.95,
                  kl_clip=0.001, lr=0.1, accumulation_steps=1, allreduce_bucket_cap_mb=25.0,
                  assignment_strategy=AssignmentStrategy.COMPUTE, compute_method=ComputeMethod.EIGEN,

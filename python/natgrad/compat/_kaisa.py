@@ -11,9 +11,15 @@ import warnings
 import torch
 from torch import nn
 
-from .. import _abi, _core, _layers
+from .. import _abi, _core, _distributed, _layers
 from .._core import make_error
 from ..preconditioner import Preconditioner
+from ._averages import Averages, read_averages
+
+
+class AllreduceMethod(enum.Enum):
+    ALLREDUCE = 1
+    ALLREDUCE_BUCKETED = 2
 
 
 class AssignmentStrategy(enum.Enum):
@@ -51,8 +57,27 @@ def exp_decay_factor_averaging(min_value=0.95):
     return factor_weight
 
 
+def _as_enum(kind, value):
+    """Return the member of an enum that a text names in any case."""
+    return getattr(kind, value.upper(), value) if isinstance(value, str) else value
+
+
+def _choose_strategy(fraction, ranks):
+    """Return the DistributedStrategy of a grad_worker_fraction, and the fraction as a number."""
+    fixed = {DistributedStrategy.COMM_OPT: 1.0, DistributedStrategy.HYBRID_OPT: 0.5, DistributedStrategy.MEM_OPT: 1 / ranks}
+    if fraction in fixed:
+        return fraction, fixed[fraction]
+    if fraction == 1:
+        return DistributedStrategy.COMM_OPT, 1.0
+    if fraction <= 1 / ranks:
+        return DistributedStrategy.MEM_OPT, float(fraction) or 1 / ranks
+    return DistributedStrategy.HYBRID_OPT, float(fraction)
+
+
 class KFACPreconditioner(Preconditioner):
     """K-FAC as gpauloski/kfac-pytorch computes it, with the arguments of its KFACPreconditioner."""
+
+    _saves_exact_state = False  # on several ranks
 
     def __init__(self, model, *, factor_update_steps=1, inv_update_steps=1, damping=0.001, factor_decay=0.95,
                  kl_clip=0.001, lr=0.1, accumulation_steps=1, allreduce_bucket_cap_mb=25.0,
@@ -80,6 +105,16 @@ class KFACPreconditioner(Preconditioner):
             raise make_error(_abi.NG_ERR_ARG, "factor_decay is 0, expected more than 0 and at most 1")
         if eigen and compute_eigenvalue_outer_product and not colocate_factors:
             raise make_error(_abi.NG_ERR_ARG, "colocate_factors must be True to use compute_eigenvalue_outer_product")
+        self.assignment_strategy = _as_enum(AssignmentStrategy, assignment_strategy)
+        self.compute_method = _as_enum(ComputeMethod, compute_method)
+        self.distributed_strategy, self.grad_worker_fraction = _choose_strategy(
+            _as_enum(DistributedStrategy, grad_worker_fraction), _distributed.count_processes(process_group))
+        if not colocate_factors and self.distributed_strategy is DistributedStrategy.MEM_OPT:
+            warnings.warn("grad_worker_fraction=1/world_size (MEM_OPT) requires colocate_factors=True, which is set",
+                          stacklevel=2)
+            chosen.set("colocate", 1)
+        self.allreduce_method = (AllreduceMethod.ALLREDUCE_BUCKETED if allreduce_bucket_cap_mb > 0
+                                 else AllreduceMethod.ALLREDUCE)
         if accumulation_steps == 1 and update_factors_in_hook:
             chosen.set("calls", "ema")  # as published, two calls of a module update its averages twice
         periods = [self._fixed_arguments.get(name) for name in ("inv_update_steps", "factor_update_steps")]
@@ -93,6 +128,8 @@ class KFACPreconditioner(Preconditioner):
         self._set_live_options()
         for layer in self.report()["layers"]:
             _core.log.log(loglevel, "Registered layer %s", layer["name"])
+        owners = {row["name"]: row["owner"] for row in self.explain() if row["covered"]}
+        _core.log.log(loglevel, "KAISAAssignment: the ranks that solve each layer: %s", owners)
 
     def _class_name(self, module):
         return type(module).__name__
@@ -134,12 +171,10 @@ class KFACPreconditioner(Preconditioner):
         def get(self):
             return self._argument_at(name, self._steps)
 
-        def set(self, value):
+        def put(self, value):
             self._argument_functions.pop(name, None)
-            self._fixed_arguments[name] = value
-            if getattr(self, "_core", None) is not None:
-                self._set_live_options()
-        return property(get, set)
+            self._fixed_arguments[name] = value  # the next step() checks it
+        return property(get, put)
 
     factor_update_steps, inv_update_steps = _live_property("factor_update_steps"), _live_property("inv_update_steps")
     damping, factor_decay, kl_clip = _live_property("damping"), _live_property("factor_decay"), _live_property("kl_clip")
@@ -177,23 +212,45 @@ class KFACPreconditioner(Preconditioner):
     # ---- state
 
     def state_dict(self, include_factors=True):
-        """Return the exact state (include_factors=False: only `steps`), and the arguments that are no functions."""
-        state = super().state_dict() if include_factors else {"steps": self._steps}
-        return {**state, "numbers": dict(self._fixed_arguments)}
+        """Return the state, with the arguments that are no functions of the step.  Local, as in kfac-pytorch.
+
+        One rank: the exact state.  Several ranks, of which a script may call this on one only: the layout of
+        kfac-pytorch, with the running averages of all layers.  include_factors=False: only `steps` and the arguments."""
+        if not include_factors:
+            return {"steps": self._steps, "numbers": dict(self._fixed_arguments)}
+        if self._core.transport is None or self._saves_exact_state:
+            return {**super().state_dict(), "numbers": dict(self._fixed_arguments)}
+        return {"steps": self._steps, **self._fixed_arguments, "layers": read_averages(self._core)}
 
     def load_state_dict(self, state_dict, compute_inverses=True):
-        """Load a state.  compute_inverses is ignored, because the state contains the inverses."""
+        """Load a state of this class or of kfac-pytorch.  Collective.  If this fails, nothing changes.
+
+        After running averages are loaded, the next step solves them.  compute_inverses is ignored."""
         if isinstance(state_dict, dict) and "fields" in state_dict:
             super().load_state_dict(state_dict)
-        elif isinstance(state_dict, dict) and set(state_dict) == {"steps", "numbers"}:
-            self._check_state(state_dict)
-            self._steps = state_dict["steps"]
+            numbers = state_dict["numbers"]
         else:
-            raise make_error(_abi.NG_ERR_FILE, "the state is not a state of natgrad.compat")
-        for name, value in state_dict["numbers"].items():
+            numbers, averages = self._fail_on_all_ranks(lambda: self._checked_parts(state_dict))
+            if averages is not None:
+                averages.load()
+            self._steps = state_dict["steps"]
+        for name, value in numbers.items():
             self._argument_functions.pop(name, None)
             self._fixed_arguments[name] = value
         self._set_live_options()
+
+    def _checked_parts(self, state):
+        """Return the arguments and the Averages (or None) of a state in the layout of kfac-pytorch."""
+        if not isinstance(state, dict) or "steps" not in state:
+            raise make_error(_abi.NG_ERR_FILE, "the state is no state of KFACPreconditioner: it has no 'steps'")
+        numbers = state.get("numbers", {name: state[name] for name in _LIVE_ARGUMENTS if name in state})
+        self._check_state({"steps": state["steps"], "numbers": numbers})
+        unknown = set(state) - {"steps", "numbers", "layers", *_LIVE_ARGUMENTS}
+        if unknown:
+            raise make_error(_abi.NG_ERR_FILE, f"the state has '{min(unknown, key=str)}', which is unknown")
+        if "layers" not in state or state["steps"] == 0:
+            return numbers, None
+        return numbers, Averages(self._core, state["layers"])
 
     def _check_state(self, state):
         """Check a state.  `steps` may differ from its manifest, because a state without factors sets only `steps`."""
