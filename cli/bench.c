@@ -34,16 +34,15 @@ float *bench_alloc(int64_t n) {
   void *x = NULL;
   if (posix_memalign(&x, 64, (size_t)n * sizeof(float)) != 0)
     exit(cli_bad("bench: no memory for arrays of %lld floats", (long long)n));
-  return memset(
-      x, 0, (size_t)n * sizeof(float)); /* writing maps the pages now, not in a measured round */
+  return memset(x, 0, (size_t)n * sizeof(float)); /* maps the pages before a measured round */
 }
 
-int bench_fail(const bench *b, const char *what, ng_status st) {
+int bench_report_error(const bench *b, const char *what, ng_status st) {
   return cli_bad("bench: %s: %s (%s)", what, ng_last_error(b->ctx), ng_status_name(st));
 }
 
 int bench_add_row(bench *b, const char *format, ...) {
-  b->row = cli_grow(b->row, (size_t)b->rows, sizeof *b->row);
+  b->row = cli_append_zeroed(b->row, (size_t)b->rows, sizeof *b->row);
   bench_row *row = &b->row[b->rows];
   va_list args;
   va_start(args, format);
@@ -53,7 +52,7 @@ int bench_add_row(bench *b, const char *format, ...) {
   return b->rows++;
 }
 
-void bench_set_time(bench *b, int row, int r, double ms) {
+void bench_record_time(bench *b, int row, int r, double ms) {
   if (r >= 0) b->row[row].ms[r] = ms;
 }
 
@@ -65,7 +64,7 @@ void bench_add_note(bench *b, const char *format, ...) {
   va_end(args);
 }
 
-void bench_add_member(bench *b, const char *key, int64_t value) {
+void bench_add_json_member(bench *b, const char *key, int64_t value) {
   b->member[b->members].json_key = key;
   b->member[b->members++].value = value;
 }
@@ -121,7 +120,7 @@ ng_status bench_add_layers(ng_precond *p, const shapes *list, float *grad, float
   return st < 0 ? st : ng_ready(p);
 }
 
-ng_status bench_observe(ng_precond *p, const shapes *list, float *x, int64_t samples) {
+ng_status bench_observe_layers(ng_precond *p, const shapes *list, float *x, int64_t samples) {
   ng_status st = ng_begin_samples(p, samples, 1.0);
   for (int32_t i = 0; i < list->n && st >= 0; i++) {
     const ng_array a = ng_array_matrix(x, samples, list->layer[i].p, NG_F32);
@@ -139,7 +138,7 @@ int64_t bench_count_parameters(const shapes *list) {
   return count;
 }
 
-int64_t bench_largest_order(const shapes *list) {
+int64_t bench_find_largest_order(const shapes *list) {
   int64_t longest = 0;
   for (int i = 0; i < list->n; i++) {
     const int64_t q = list->layer[i].out, p = list->layer[i].p;
@@ -157,37 +156,37 @@ static const char *const build_keys[] = {"blas", "kernel", "blas_threads", "comm
 enum { BUILD_LINES = sizeof build_lines / sizeof build_lines[0] };
 
 void bench_print_title(const bench *b, const char *format, ...) {
-  if (b->json) return;
+  if (b->prints_json) return;
   char text[256];
   va_list args;
   va_start(args, format);
   (void)vprintf(format, args);
   va_end(args);
-  cli_get_processor(text, sizeof text);
+  cli_read_processor_name(text, sizeof text);
   printf("\nprocessor = %s; threads = %d", text, cli_count_cores());
   for (int i = 0; i < BUILD_LINES; i++) {
-    cli_read_build(build_lines[i], text, sizeof text);
+    cli_read_build_line(build_lines[i], text, sizeof text);
     printf("; %s = %s", build_lines[i], text[0] != 0 ? text : "unknown");
   }
   printf("\n");
   (void)fflush(stdout);
 }
 
-static int print_machine(const bench *b, const bench_case *c) {
+static int print_machine_json(const bench *b, const bench_case *c) {
   char text[256];
   ngio_out line = {.digits = 6};
   ngio_open(&line, NULL, '{');
   ngio_put_text(&line, "bench", c->name);
   ngio_open(&line, "machine", '{');
-  cli_get_processor(text, sizeof text);
+  cli_read_processor_name(text, sizeof text);
   ngio_put_text(&line, "processor", text);
   ngio_put_integer(&line, "threads", cli_count_cores());
   for (int i = 0; i < BUILD_LINES; i++) {
-    cli_read_build(build_lines[i], text, sizeof text);
+    cli_read_build_line(build_lines[i], text, sizeof text);
     ngio_put_text(&line, build_keys[i], text);
   }
   if (b->options != NULL)
-    ngio_put_text(&line, "method", cli_option_text(b->options, "method").text);
+    ngio_put_text(&line, "method", cli_get_option_text(b->options, "method").text);
   if (b->gflops > 0) ngio_put_real(&line, "sgemm_gflops", b->gflops);
   if (b->copy_gbs > 0) ngio_put_real(&line, "copy_gbs", b->copy_gbs);
   ngio_put_integer(&line, "repeat", b->repeat);
@@ -196,11 +195,11 @@ static int print_machine(const bench *b, const bench_case *c) {
   return cli_json_print("bench", &line);
 }
 
-static int print_row(const bench *b, const bench_case *c, bench_row *row) {
+static int print_result_row(const bench *b, const bench_case *c, bench_row *row) {
   const int n = (int)b->repeat;
   const double median = bench_find_median(row->ms, n); /* sorts row->ms: quartiles follow */
   const double spread = row->ms[(3 * n - 1) / 4] - row->ms[n / 4];
-  if (!b->json) {
+  if (!b->prints_json) {
     printf("%-32s %10.3f %9.3f %10.3f", row->name, median, spread, row->ms[0]);
     if (row->bound > 0) printf(" %10.3f %7.2f", row->bound, median / row->bound);
     printf("\n");
@@ -225,19 +224,19 @@ static int print_row(const bench *b, const bench_case *c, bench_row *row) {
 
 static int print_results(bench *b, const bench_case *c) {
   int rc = CLI_OK;
-  if (b->json) {
-    rc = print_machine(b, c);
+  if (b->prints_json) {
+    rc = print_machine_json(b, c);
   } else {
     printf("milliseconds of %d rounds; spread: between the quartiles\n\n%-32s %10s %9s %10s %10s "
            "%7s\n",
            (int)b->repeat, "work", "median", "spread", "least", "bound", "ratio");
   }
   for (int i = 0; i < b->rows && rc == CLI_OK; i++)
-    rc = print_row(b, c, &b->row[i]);
-  if (b->json) return rc;
+    rc = print_result_row(b, c, &b->row[i]);
+  if (b->prints_json) return rc;
   if (b->gflops > 0) printf("\nsgemm at 4096 = %.0f GFLOP/s", b->gflops);
   if (b->copy_gbs > 0) printf("\ncopy = %.1f GB/s", b->copy_gbs);
-  if (!b->no_floors && !floors_have_blas())
+  if (!b->skips_bounds && !floors_have_blas())
     printf("\nno lower bounds of arithmetic: this build has no BLAS");
   printf("\n%s%s", b->notes, b->notes[0] != 0 ? "\n" : "");
   (void)fflush(stdout);
@@ -253,8 +252,8 @@ static int set_options(bench *b, const bench_case *c) {
       ng_options_from_env(b->options, message, sizeof message) < 0)
     return cli_bad("%s", message);
   if (cli_set_options(b->args, b->options) != CLI_OK) return CLI_BAD;
-  const cli_value method = cli_option_text(b->options, "method");
-  if (c->needs != NULL && !cli_method_has(method.text, c->needs))
+  const cli_value method = cli_get_option_text(b->options, "method");
+  if (c->needs != NULL && !cli_method_has_option(method.text, c->needs))
     return cli_bad("bench %s: method %s has no option %s; expected %s", c->name, method.text,
                    c->needs, c->expected);
   return ng_options_check(b->options, message, sizeof message) < 0 ? cli_bad("%s", message)
@@ -270,7 +269,7 @@ static int run_model(bench *b, const bench_case *c) {
   if (rc == CLI_OK) rc = c->open(b);
   for (int r = -1; r < b->repeat && rc == CLI_OK; r++)
     rc = c->round(b, r);
-  if (rc == CLI_OK && !b->no_floors) rc = c->bounds(b);
+  if (rc == CLI_OK && !b->skips_bounds) rc = c->bounds(b);
   if (rc == CLI_OK && c->finish != NULL) rc = c->finish(b);
   if (rc == CLI_OK) rc = print_results(b, c);
   c->close(b);
@@ -291,15 +290,15 @@ static int run_case(const bench *asked, const bench_case *c) {
   int rc = CLI_OK;
   if (c->options != NULL) rc = set_options(&b, c);
   for (; *model != NULL && rc == CLI_OK; model++) {
-    bench run = b;
-    run.model = *model;
-    rc = b.list && c->list != NULL ? c->list(&run) : run_model(&run, c);
+    bench run_bench = b;
+    run_bench.model = *model;
+    rc = b.lists_layers && c->list != NULL ? c->list(&run_bench) : run_model(&run_bench, c);
   }
   ng_options_destroy(&b.options);
   return rc;
 }
 
-static int run(void *user, const cli_args *args) {
+static int run_bench(void *user, const cli_args *args) {
   bench *b = user;
   const char *names[CASES];
   b->args = args;
@@ -326,11 +325,11 @@ static const cli_option own[] = {
     {"linalg", "NAME", "linear algebra of the library: cpu or ref (cpu)", CLI_TEXT,
      .field = offsetof(bench, linalg)},
     {"no-floors", NULL, "do not measure the lower bounds", CLI_FLAG,
-     .field = offsetof(bench, no_floors)},
+     .field = offsetof(bench, skips_bounds)},
     {"list", NULL, "kfac: print the layers and the orders of their factors, and measure nothing",
-     CLI_FLAG, .field = offsetof(bench, list)},
+     CLI_FLAG, .field = offsetof(bench, lists_layers)},
     {"json", NULL, "print one JSON object a line instead of a table", CLI_FLAG,
-     .field = offsetof(bench, json)},
+     .field = offsetof(bench, prints_json)},
 };
 
 const cli_command cli_bench = {
@@ -363,5 +362,5 @@ const cli_command cli_bench = {
     .operands = 1,
     .size = sizeof(bench),
     .standard = &standard,
-    .run = run,
+    .run = run_bench,
 };

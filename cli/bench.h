@@ -20,7 +20,7 @@ typedef struct bench {
   /* arguments of the command line */
   const char *model, *linalg;
   int64_t batch, repeat;
-  bool json, list, no_floors;
+  bool prints_json, lists_layers, skips_bounds; /* --json, --list, --no-floors */
   const cli_args *args;
   ng_options *options;
   ng_context *ctx; /* created before the case opens */
@@ -44,8 +44,7 @@ typedef struct bench_case {
   size_t size;           /* bytes of bench.user */
   const char *options;   /* options of the library, before the user's; NULL: the case has none */
   const char *models[4]; /* models to run if --model is not given; ends with NULL */
-  const char *needs,
-      *expected; /* an option that the method must have, or NULL; the methods that have it */
+  const char *needs, *expected;  /* option that the method must have, or NULL; such methods */
   int (*list)(const bench *b);   /* print the layers (--list); NULL: --list is ignored */
   int (*open)(bench *b);         /* prepare the data, add rows, and call bench_print_title */
   int (*round)(bench *b, int r); /* run round r; r = -1 is the warm-up, whose times do not count */
@@ -59,15 +58,15 @@ extern const bench_case bench_kfac, bench_train, bench_eva, bench_state, bench_w
 /* Add a row with this name; return its index. */
 __attribute__((format(printf, 2, 3))) int bench_add_row(bench *b, const char *format, ...);
 /* Record the time of a row in round r. In the warm-up (r = -1), do nothing. */
-void bench_set_time(bench *b, int row, int r, double ms);
+void bench_record_time(bench *b, int row, int r, double ms);
 /* Print the title of the table, and a line about the machine and the build. bench_case.open calls this function. */
 __attribute__((format(printf, 2, 3))) void bench_print_title(const bench *b, const char *format,
                                                              ...);
 __attribute__((format(printf, 2, 3))) void bench_add_note(bench *b, const char *format, ...);
 /* Add "json_key": value to every row's JSON. */
-void bench_add_member(bench *b, const char *json_key, int64_t value);
+void bench_add_json_member(bench *b, const char *json_key, int64_t value);
 
-int bench_fail(const bench *b, const char *what, ng_status st);
+int bench_report_error(const bench *b, const char *what, ng_status st);
 double bench_find_median(double *x, int n); /* sorts x */
 /* Return a rate, which the first call measures; <= 0: the measurement is not possible. */
 double bench_measure_sgemm(bench *b); /* GFLOP/s of a matrix product (SGEMM) of order 4096 */
@@ -89,10 +88,10 @@ int bench_list_layers(const char *model, int64_t rows, int64_t cols, shapes *out
 /* Add each layer of `list` to p as a linear layer [out, p] without bias. The layers bind consecutive ranges of `grad`
  * as gradients, and of `weight` as weights (NULL: no weights). Then call ng_ready. */
 ng_status bench_add_layers(ng_precond *p, const shapes *list, float *grad, float *weight);
-/* Observe the first elements of x [samples * bench_largest_order] as input and as output gradient of every layer. */
-ng_status bench_observe(ng_precond *p, const shapes *list, float *x, int64_t samples);
-int64_t bench_count_parameters(const shapes *list); /* number of parameters */
-int64_t bench_largest_order(const shapes *list);    /* the largest order of any factor A or G */
+/* Observe x [samples * bench_find_largest_order] as input and as output gradient of every layer: its first elements. */
+ng_status bench_observe_layers(ng_precond *p, const shapes *list, float *x, int64_t samples);
+int64_t bench_count_parameters(const shapes *list);   /* number of parameters */
+int64_t bench_find_largest_order(const shapes *list); /* the largest order of any factor A or G */
 
 /* ---- floors.c: rates, measured in this process with the BLAS that natgrad uses, on all threads --------------------
  *

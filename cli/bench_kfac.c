@@ -28,7 +28,7 @@ static int find_row(int layer, int part) { return PARTS * layer + part; }
 /* ---- arrays ----------------------------------------------------------------------------------*/
 
 static int64_t count_inputs(const shape *l, int64_t batch) {
-  return l->conv ? batch * l->in * l->image[0] * l->image[1] : batch * l->positions * l->in;
+  return l->is_conv ? batch * l->in * l->image[0] * l->image[1] : batch * l->positions * l->in;
 }
 
 static int64_t count_outputs(const shape *l, int64_t batch) {
@@ -43,7 +43,7 @@ static float *take_array(work *k, int64_t floats) {
   return x;
 }
 
-static void make_pool(const bench *b, work *k) {
+static void create_pool(const bench *b, work *k) {
   int64_t most = 0;
   for (int i = 0; i < k->model.n; i++) {
     const shape *l = &k->model.layer[i];
@@ -58,12 +58,12 @@ static void make_pool(const bench *b, work *k) {
 
 /* ---- the case --------------------------------------------------------------------------------*/
 
-static ng_status make_precond(const bench *b, work *k) {
+static ng_status create_precond(const bench *b, work *k) {
   ng_status st = ng_precond_create_from(b->ctx, b->options, &k->p);
   k->grad = cli_alloc((size_t)k->model.n, sizeof *k->grad);
   for (int i = 0; i < k->model.n && st >= 0; i++) {
     const shape *l = &k->model.layer[i];
-    const int64_t in = l->p - (l->bias ? 1 : 0);
+    const int64_t in = l->p - (l->has_bias ? 1 : 0);
     ng_layer layer;
     int32_t index = -1;
     shapes_set_layer(l, &layer);
@@ -72,7 +72,7 @@ static ng_status make_precond(const bench *b, work *k) {
     const ng_array w = ng_array_matrix(k->grad[i], l->out, in, NG_F32);
     const ng_array bias = ng_array_matrix(k->grad[i] + l->out * in, 1, l->out, NG_F32);
     if (st >= 0) st = ng_bind_grad(k->p, index, NG_WEIGHT, &w);
-    if (st >= 0 && l->bias) st = ng_bind_grad(k->p, index, NG_BIAS, &bias);
+    if (st >= 0 && l->has_bias) st = ng_bind_grad(k->p, index, NG_BIAS, &bias);
   }
   if (st >= 0) st = ng_ready(k->p);
   /* Solve in every step. In ng_ready, the user's solve_period has decided which form of the inverse is stored. */
@@ -83,9 +83,9 @@ static int open_kfac(bench *b) {
   work *k = b->user;
   if (shapes_list(b->model, &k->model) != CLI_OK) return CLI_BAD;
   shapes_keep_matrices(&k->model);
-  make_pool(b, k);
-  const ng_status st = make_precond(b, k);
-  if (st < 0) return bench_fail(b, "kfac", st);
+  create_pool(b, k);
+  const ng_status st = create_precond(b, k);
+  if (st < 0) return bench_report_error(b, "kfac", st);
   for (int i = 0; i <= k->model.n; i++) {
     for (int part = 0; part < PARTS; part++)
       (void)bench_add_row(b, "%s/%s", i < k->model.n ? k->model.layer[i].name : "sum",
@@ -94,12 +94,12 @@ static int open_kfac(bench *b) {
   (void)bench_add_row(b, "sum/step");
   (void)snprintf(b->prefix, sizeof b->prefix, "%.64s/%lld/", k->model.name, (long long)b->batch);
   bench_print_title(b, "bench kfac: %s, batch %lld, method %s, solver %s", k->model.name,
-                    (long long)b->batch, cli_option_text(b->options, "method").text,
-                    cli_option_text(b->options, "solver").text);
+                    (long long)b->batch, cli_get_option_text(b->options, "method").text,
+                    cli_get_option_text(b->options, "solver").text);
   return CLI_OK;
 }
 
-static ng_status take_step(const bench *b, work *k, double *ms) {
+static ng_status time_step(const bench *b, work *k, double *ms) {
   for (int i = 0; i < k->model.n; i++) { /* new gradients: the last step overwrote the old ones */
     const int64_t n = k->model.layer[i].out * k->model.layer[i].p;
     memcpy(k->grad[i], take_array(k, n), (size_t)n * sizeof(float));
@@ -125,7 +125,7 @@ static int run_round(bench *b, int r) {
   double ms, sum[PARTS] = {0.0};
   int64_t calls[2];
   ng_context_allocated(b->ctx, NULL, NULL, &calls[0]);
-  ng_status st = take_step(b, k, &ms);
+  ng_status st = time_step(b, k, &ms);
   ng_context_allocated(b->ctx, NULL, NULL, &calls[1]);
   if (r >= 0 && calls[1] != calls[0])
     return cli_bad("bench kfac: %lld allocations in a step, expected none",
@@ -135,14 +135,14 @@ static int run_round(bench *b, int r) {
     st = ng_report_layer(k->p, i, &report);
     const double now[PARTS] = {report.observe_ms, report.solve_ms, report.measure_ms};
     for (int part = 0; part < PARTS; part++) {
-      bench_set_time(b, find_row(i, part), r, now[part]);
+      bench_record_time(b, find_row(i, part), r, now[part]);
       sum[part] += now[part];
     }
   }
   for (int part = 0; part < PARTS; part++)
-    bench_set_time(b, find_row(k->model.n, part), r, sum[part]);
-  bench_set_time(b, find_row(k->model.n + 1, 0), r, ms);
-  return st < 0 ? bench_fail(b, "a step", st) : CLI_OK;
+    bench_record_time(b, find_row(k->model.n, part), r, sum[part]);
+  bench_record_time(b, find_row(k->model.n + 1, 0), r, ms);
+  return st < 0 ? bench_report_error(b, "a step", st) : CLI_OK;
 }
 
 /* ---- lower bounds ----------------------------------------------------------------------------*/
@@ -151,7 +151,7 @@ static int run_round(bench *b, int r) {
  * linear layers and for 1x1 convolutions of stride 1, which need no patches. */
 static double count_patch_bytes(const shape *l, int64_t batch) {
   bool needed = false;
-  for (int k = 0; k < 2 && l->conv; k++)
+  for (int k = 0; k < 2 && l->is_conv; k++)
     needed = needed || l->kernel[k] > 1 || l->stride[k] > 1 || l->padding[k] > 0;
   if (!needed) return 0;
   const int64_t patches = batch * l->positions * l->in * l->kernel[0] * l->kernel[1];
@@ -159,7 +159,7 @@ static double count_patch_bytes(const shape *l, int64_t batch) {
 }
 
 /* Measured times of a solve, one for each order, because many factors have the same order. */
-typedef struct known {
+typedef struct solve_bounds {
   int64_t *order;
   double *solve;
   int orders;
@@ -181,7 +181,7 @@ static int set_bounds(bench *b) {
   const int n = k->model.n;
   if (!floors_have_blas() || bench_measure_sgemm(b) <= 0 || bench_measure_copy(b) <= 0)
     return CLI_OK;
-  const bool eigen = strncmp(cli_option_text(b->options, "solver").text, "eigen", 5) == 0;
+  const bool eigen = strncmp(cli_get_option_text(b->options, "solver").text, "eigen", 5) == 0;
   solve_bounds m = {.orders = 0};
   m.order = cli_alloc((size_t)(2 * n), sizeof *m.order);
   m.solve = cli_alloc((size_t)(2 * n), sizeof *m.solve);
@@ -207,7 +207,7 @@ static int set_bounds(bench *b) {
   return CLI_OK;
 }
 
-static int add_notes(bench *b) {
+static int add_memory_notes(bench *b) {
   const work *k = b->user;
   if (k->rescued > 0)
     bench_add_note(b, "%lld steps raised the damping of a factor\n", (long long)k->rescued);
@@ -222,7 +222,7 @@ static int add_notes(bench *b) {
               {"objects", r.objects}};
   for (size_t i = 0; i < sizeof held / sizeof *held; i++)
     if (held[i].bytes > 0) bench_add_note(b, " %s %lld", held[i].use, (long long)held[i].bytes);
-  return st == NG_OK ? CLI_OK : bench_fail(b, "kfac", st);
+  return st == NG_OK ? CLI_OK : bench_report_error(b, "kfac", st);
 }
 
 static void close_kfac(bench *b) {
@@ -235,7 +235,7 @@ static void close_kfac(bench *b) {
   shapes_free(&k->model);
 }
 
-static int print_list(const bench *b) {
+static int print_layers(const bench *b) {
   shapes list, *model = &list;
   if (shapes_list(b->model, model) != CLI_OK) return CLI_BAD;
   shapes_keep_matrices(model);
@@ -258,9 +258,9 @@ const bench_case bench_kfac = {.name = "kfac",
                                .size = sizeof(work),
                                .models = {"resnet18"},
                                .options = "stat_period=1",
-                               .list = print_list,
+                               .list = print_layers,
                                .open = open_kfac,
                                .round = run_round,
                                .bounds = set_bounds,
-                               .finish = add_notes,
+                               .finish = add_memory_notes,
                                .close = close_kfac};

@@ -63,17 +63,17 @@ static int open_state(bench *b) {
   if (bench_list_layers(b->model, WIDTH, WIDTH, &k->list) != CLI_OK || make_folder(k) != CLI_OK)
     return CLI_BAD;
   const int64_t weights = bench_count_parameters(&k->list),
-                observed = SAMPLES * bench_largest_order(&k->list);
+                observed = SAMPLES * bench_find_largest_order(&k->list);
   k->grad = bench_alloc(weights);
   k->observed = bench_alloc(observed);
   bench_fill_random(k->grad, weights, 0.01F);
   bench_fill_random(k->observed, observed, 1.0F);
   ng_status st = ng_precond_create_from(b->ctx, b->options, &k->p);
   if (st >= 0) st = bench_add_layers(k->p, &k->list, k->grad, NULL);
-  if (st >= 0) st = bench_observe(k->p, &k->list, k->observed, SAMPLES);
+  if (st >= 0) st = bench_observe_layers(k->p, &k->list, k->observed, SAMPLES);
   if (st >= 0) st = ng_step(k->p, 0.1);
   if (st >= 0) st = ng_save(k->p, k->saved);
-  if (st < 0) return bench_fail(b, "state", st);
+  if (st < 0) return bench_report_error(b, "state", st);
   struct stat info;
   if (stat(k->saved, &info) != 0) return cli_bad("bench state: %s: no such file", k->saved);
   k->bytes = info.st_size;
@@ -81,17 +81,17 @@ static int open_state(bench *b) {
   memset(k->content, 1, (size_t)k->bytes);
   (void)bench_add_row(b, "save");
   (void)bench_add_row(b, "load");
-  bench_add_member(b, "layers", k->list.n);
-  bench_add_member(b, "bytes", k->bytes);
+  bench_add_json_member(b, "layers", k->list.n);
+  bench_add_json_member(b, "bytes", k->bytes);
   bench_print_title(b, "bench state: method %s, %s, %d layers, %.1f MB",
-                    cli_option_text(b->options, "method").text, k->list.name, k->list.n,
+                    cli_get_option_text(b->options, "method").text, k->list.name, k->list.n,
                     1e-6 * (double)k->bytes);
   return CLI_OK;
 }
 
 static int run_round(bench *b, int r) {
   work *k = b->user;
-  for (int part = 0; part < (b->no_floors ? WRITE : PARTS); part++) {
+  for (int part = 0; part < (b->skips_bounds ? WRITE : PARTS); part++) {
     ng_status st = NG_OK;
     int rc = CLI_OK;
 #ifdef __GLIBC__
@@ -100,12 +100,12 @@ static int run_round(bench *b, int r) {
     const double start = ng_now_ms();
     if (part == SAVE) st = ng_save(k->p, k->saved);
     if (part == LOAD) st = ng_load(k->p, k->saved);
-    if (part == WRITE) rc = disk_write(k->written, k->content, (size_t)k->bytes);
+    if (part == WRITE) rc = disk_write_file(k->written, k->content, (size_t)k->bytes);
     if (part == READ) rc = read_file(k);
     const double ms = ng_now_ms() - start;
-    if (st < 0) return bench_fail(b, "state", st);
+    if (st < 0) return bench_report_error(b, "state", st);
     if (rc != CLI_OK) return rc;
-    if (part < WRITE) bench_set_time(b, part, r, ms);
+    if (part < WRITE) bench_record_time(b, part, r, ms);
     if (r >= 0 && (r == 0 || ms < k->least[part])) k->least[part] = ms;
   }
   return CLI_OK;

@@ -35,7 +35,7 @@ static int make_arrays(bench *b, int64_t rows, int64_t cols) {
   bench_fill_random(k->weight, k->count, 0.1F);
   k->flush_bytes = 2 * floor_read_cache_bytes();
   k->flush = cli_alloc((size_t)k->flush_bytes, 1);
-  bench_add_member(b, "parameters", k->count);
+  bench_add_json_member(b, "parameters", k->count);
   return CLI_OK;
 }
 
@@ -44,7 +44,7 @@ static ng_status make_precond(const bench *b, work *k, int row) {
   return st < 0 ? st : bench_add_layers(k->p[row], &k->list, k->grad, k->weight);
 }
 
-static ng_status run_step(work *k, int row, double *ms) {
+static ng_status time_step(work *k, int row, double *ms) {
   ng_sgd how;
   ng_sgd_init(&how, sizeof how);
   how.lr = 0.1;
@@ -66,8 +66,8 @@ static int fill_window(const bench *b, work *k) {
   const double begin = ng_now_ms();
   double last = begin, ms;
   for (int64_t i = 1; i <= k->window; i++) {
-    const ng_status st = run_step(k, PRECONDITION, &ms);
-    if (st < 0) return bench_fail(b, "a step", st);
+    const ng_status st = time_step(k, PRECONDITION, &ms);
+    if (st < 0) return bench_report_error(b, "a step", st);
     if (ng_now_ms() - last < 5e3) continue;
     last = ng_now_ms();
     (void)fprintf(stderr, "  filling the window: step %lld of %lld, %.0f s\n", (long long)i,
@@ -81,9 +81,9 @@ static int run_round(bench *b, int r) {
   if (r < 0 && k->window > 0) return fill_window(b, k);
   for (int row = 0; row < b->rows; row++) {
     double ms;
-    const ng_status st = run_step(k, row, &ms);
-    if (st < 0) return bench_fail(b, "a step", st);
-    bench_set_time(b, row, r, ms);
+    const ng_status st = time_step(k, row, &ms);
+    if (st < 0) return bench_report_error(b, "a step", st);
+    bench_record_time(b, row, r, ms);
   }
   return CLI_OK;
 }
@@ -113,26 +113,27 @@ static int open_eva(bench *b) {
   char message[512] = "";
   if (make_arrays(b, 512, 4608) != CLI_OK) return CLI_BAD; /* as 3x3 convolutions of 512 channels */
   work *k = b->user;
-  float *x = bench_alloc(bench_largest_order(&k->list));
+  float *x = bench_alloc(bench_find_largest_order(&k->list));
   ng_status st = NG_OK;
-  bench_fill_random(x, bench_largest_order(&k->list), 0.5F);
+  bench_fill_random(x, bench_find_largest_order(&k->list), 0.5F);
   for (int row = 0; row < MOST && st >= 0; row++) {
     (void)bench_add_row(b, "%s", names[row]);
     k->bytes[row] = (row == WITH_SGD ? 24.0 : 12.0) * (double)k->count;
     st = ng_options_set(b->options, "update", row == WITH_SGD ? "sgd" : "gradient", message,
                         sizeof message);
     if (st >= 0) st = make_precond(b, k, row);
-    if (st >= 0) st = bench_observe(k->p[row], &k->list, x, 1);
+    if (st >= 0) st = bench_observe_layers(k->p[row], &k->list, x, 1);
     if (st >= 0) st = ng_set(k->p[row], "stat_period", "1000000000");
   }
   free(x);
-  if (st < 0) return message[0] != 0 ? cli_bad("%s", message) : bench_fail(b, "a model", st);
+  if (st < 0)
+    return message[0] != 0 ? cli_bad("%s", message) : bench_report_error(b, "a model", st);
   (void)snprintf(b->prefix, sizeof b->prefix, "%.90s/", k->list.name);
   bench_print_title(b,
                     "bench fused-eva: method %s, SGD with momentum and weight decay, f32\n%s, %lld "
                     "parameters in %d layers",
-                    cli_option_text(b->options, "method").text, k->list.name, (long long)k->count,
-                    k->list.n);
+                    cli_get_option_text(b->options, "method").text, k->list.name,
+                    (long long)k->count, k->list.n);
   return CLI_OK;
 }
 
@@ -155,17 +156,17 @@ static int open_window(bench *b) {
   ng_report r = {.struct_size = sizeof r};
   ng_status st = make_precond(b, k, PRECONDITION);
   if (st >= 0) st = ng_report_read(k->p[PRECONDITION], &r);
-  if (st < 0) return bench_fail(b, "window", st);
+  if (st < 0) return bench_report_error(b, "window", st);
   const int64_t other = r.sums + r.results + r.direction + r.moments + r.scratch + r.objects;
-  k->window = (int64_t)cli_option_real(b->options, "window");
+  k->window = (int64_t)cli_get_option_real(b->options, "window");
   k->bytes[PRECONDITION] = 2.0 * (double)r.factors;
   (void)bench_add_row(b, "%s", k->list.name);
-  bench_add_member(b, "window", k->window);
-  bench_add_member(b, "kept_bytes", r.factors);
-  bench_add_member(b, "other_bytes", other);
-  const cli_value method = cli_option_text(b->options, "method");
+  bench_add_json_member(b, "window", k->window);
+  bench_add_json_member(b, "kept_bytes", r.factors);
+  bench_add_json_member(b, "other_bytes", other);
+  const cli_value method = cli_get_option_text(b->options, "method");
   bench_print_title(b, "bench window: method %s, store %s, %s: %lld parameters, window %lld",
-                    method.text, cli_option_text(b->options, "window_store").text, k->list.name,
+                    method.text, cli_get_option_text(b->options, "window_store").text, k->list.name,
                     (long long)k->count, (long long)k->window);
   bench_add_note(b, "bytes: %.1f MiB of the window, %.1f MiB of everything else",
                  (double)r.factors / 1048576, (double)other / 1048576);

@@ -12,7 +12,7 @@
 enum { REPEATS = 10, LEAST = 3 };
 
 /* f(arg) returns the milliseconds of one run, or a negative number if it fails. Return the shortest time, or -1. */
-static double measure_least(double (*f)(void *), void *arg) {
+static double measure_shortest_ms(double (*f)(void *), void *arg) {
   double best = -1, total = 0;
   for (int i = 0; i < REPEATS && (i < LEAST || total < 1e3 * LEAST); i++) {
     const double ms = f(arg);
@@ -33,7 +33,7 @@ typedef struct copy_job {
   int64_t bytes;
 } copy_job;
 
-static void copy_part(void *arg, int32_t i) {
+static void copy_range(void *arg, int32_t i) {
   const copy_job *t = arg;
   const int64_t from = t->bytes * i / t->threads, to = t->bytes * (i + 1) / t->threads;
   memcpy((char *)t->to + from, (char *)t->from + from, (size_t)(to - from));
@@ -42,7 +42,7 @@ static void copy_part(void *arg, int32_t i) {
 static double time_copy(void *arg) {
   copy_job *t = arg;
   const double start = ng_now_ms();
-  ng_pool_run(t->pool, t->threads, copy_part, t);
+  ng_pool_run(t->pool, t->threads, copy_range, t);
   return ng_now_ms() - start;
 }
 
@@ -71,7 +71,7 @@ double floor_measure_copy(void) {
   t.pool = ng_pool_create(t.threads, NULL);
   t.from = bench_alloc(floats);
   t.to = bench_alloc(floats);
-  const double ms = t.pool != NULL ? measure_least(time_copy, &t) : -1;
+  const double ms = t.pool != NULL ? measure_shortest_ms(time_copy, &t) : -1;
   ng_pool_destroy(t.pool);
   free(t.from);
   free(t.to);
@@ -97,15 +97,15 @@ static matrices make_matrices(int64_t n) {
 }
 
 /* Return the shortest time of `run` on these matrices, and free them. */
-static double measure_matrices(double (*run)(void *), matrices m) {
-  const double ms = measure_least(run, &m);
+static double measure_on_matrices(double (*run)(void *), matrices m) {
+  const double ms = measure_shortest_ms(run, &m);
   free(m.a);
   free(m.b);
   free(m.c);
   return ms;
 }
 
-static double run_sgemm(void *arg) {
+static double time_sgemm(void *arg) {
   const matrices *m = arg;
   const int n = (int)m->n;
   const float one = 1, zero = 0;
@@ -115,12 +115,12 @@ static double run_sgemm(void *arg) {
 }
 
 double floor_measure_sgemm(int order) {
-  const double ms = measure_matrices(run_sgemm, make_matrices(order));
+  const double ms = measure_on_matrices(time_sgemm, make_matrices(order));
   return ms > 0 ? 2e-6 * (double)order * order * order / ms : -1;
 }
 
 /* Invert a copy of matrix `a` by Cholesky factorisation; return the milliseconds. */
-static double run_cholesky(void *arg) {
+static double time_cholesky(void *arg) {
   const matrices *m = arg;
   const int n = (int)m->n;
   int info[2] = {0, 0};
@@ -136,7 +136,7 @@ double floor_measure_cholesky(int64_t n) {
   const matrices m = make_matrices(n);
   for (int64_t i = 0; i < n * n; i++)
     m.a[i] = i % (n + 1) == 0 ? 1.0F : m.a[i] * 0.9F / (float)n;
-  return measure_matrices(run_cholesky, m);
+  return measure_on_matrices(time_cholesky, m);
 }
 
 #else

@@ -11,11 +11,11 @@ typedef struct request {
   const char *published;
 } request;
 
-static void print_machine(void) {
+static void print_build(void) {
   char text[2048], processor[256];
   (void)ng_build_info(text, sizeof text);
   fputs(text, stdout);
-  cli_get_processor(processor, sizeof processor);
+  cli_read_processor_name(processor, sizeof processor);
   printf("processor = %s\nthreads = %d\n", processor, cli_count_cores());
   ng_component c = {.struct_size = sizeof c};
   for (int32_t i = 0; ng_component_info(i, &c) == NG_OK; i++)
@@ -83,7 +83,7 @@ static int print_method(const ng_method_info *m) {
   for (int32_t k = 0; k < ng_option_count() && st >= 0; k++) {
     ng_option_info info = {.struct_size = sizeof info};
     st = ng_option_at(k, &info);
-    if (st >= 0) printf("  %s = %s\n", info.name, cli_option_text(o, info.name).text);
+    if (st >= 0) printf("  %s = %s\n", info.name, cli_get_option_text(o, info.name).text);
   }
   ng_options_destroy(&o);
   return st < 0 ? cli_bad("info: method %s cannot be read: %s", m->name, message) : CLI_OK;
@@ -113,9 +113,9 @@ static void print_environment(void) {
     printf("%-24s %s\n", own[i][0], own[i][1]);
 }
 
-static int print_published(const char *name) {
+static int print_published_names(const char *name) {
   ng_method_info m;
-  const int32_t index = cli_method_find(name, &m);
+  const int32_t index = cli_find_method(name, &m);
   if (index < 0) {
     const char *names[CLI_METHODS];
     return cli_report_unknown("info: unknown method", name, names,
@@ -129,7 +129,7 @@ static int print_published(const char *name) {
   return CLI_OK;
 }
 
-static int run(void *user, const cli_args *args) {
+static int run_info(void *user, const cli_args *args) {
   const request *w = user;
   (void)args;
   if (w->options + w->methods + w->environment + (w->published != NULL) > 1)
@@ -137,13 +137,13 @@ static int run(void *user, const cli_args *args) {
         "info: expected at most one of --options, --methods, --environment, --published");
   if (w->full && !w->options) return cli_bad("info: --long needs --options");
   if (w->methods) return print_methods();
-  if (w->published != NULL) return print_published(w->published);
+  if (w->published != NULL) return print_published_names(w->published);
   if (w->options) {
     print_options(w->full);
   } else if (w->environment) {
     print_environment();
   } else {
-    print_machine();
+    print_build();
   }
   return CLI_OK;
 }
@@ -171,5 +171,5 @@ const cli_command cli_info = {
     .options = own,
     .n_options = 5,
     .size = sizeof(request),
-    .run = run,
+    .run = run_info,
 };

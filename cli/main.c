@@ -15,7 +15,7 @@
 #include <string.h>
 #include <unistd.h>
 
-static int help(void *values, const cli_args *args);
+static int print_help(void *values, const cli_args *args);
 
 static const cli_command cli_help_command = {
     .name = "help",
@@ -23,7 +23,7 @@ static const cli_command cli_help_command = {
     .summary = "print the list of commands, or the options of one command",
     .text = "",
     .operands = 1,
-    .run = help,
+    .run = print_help,
 };
 
 static const cli_command *const cli_commands[] = {&cli_info,   &cli_train,  &cli_compare,
@@ -43,7 +43,7 @@ static const cli_command *find_command(const char *name) {
   return NULL;
 }
 
-static void usage(void) {
+static void print_usage(void) {
   puts("natgrad: precondition the gradients of a neural network with curvature\n\n"
        "  natgrad COMMAND [OPTIONS]\n");
   for (int i = 0; i < cli_commands_count; i++)
@@ -59,15 +59,15 @@ static void usage(void) {
        "selected AVX2 kernels on a processor with AVX-512.  NATGRAD_KEEP_KERNEL=1 prevents this.");
 }
 
-static int help(void *values, const cli_args *args) {
+static int print_help(void *values, const cli_args *args) {
   (void)values;
   if (args->operands == 0) {
-    usage();
+    print_usage();
     return CLI_OK;
   }
   const cli_command *command = find_command(args->operand[0]);
   if (command == NULL) return CLI_BAD;
-  cli_help(command);
+  cli_print_help(command);
   return CLI_OK;
 }
 
@@ -79,8 +79,8 @@ static void restart_with_blas_environment(char **argv) {
   /* NATGRAD_STARTED_AGAIN marks the second start, so that the program never restarts twice. */
   if (getenv("NATGRAD_STARTED_AGAIN") != NULL) return;
   char hint[256], blas[256];
-  cli_read_build("hint", hint, sizeof hint);
-  cli_read_build("blas", blas, sizeof blas);
+  cli_read_build_line("hint", hint, sizeof hint);
+  cli_read_build_line("blas", blas, sizeof blas);
   if (strstr(blas, "OpenBLAS") == NULL) return;
   char *value = strchr(hint, '=');
   if (value != NULL) {
@@ -115,10 +115,10 @@ int main(int argc, char **argv) {
   if (argc < 2) {
     rc = cli_bad("no command given; `natgrad --help` lists the commands");
   } else if (strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0) {
-    usage();
+    print_usage();
   } else if (strcmp(word, "--version") == 0) {
     char version[128];
-    cli_write_version(version, sizeof version);
+    cli_format_version(version, sizeof version);
     printf("natgrad %s\n", version);
   } else if (word[0] == '-') {
     static const char *const known[] = {"--help", "--version"};
@@ -126,7 +126,7 @@ int main(int argc, char **argv) {
   } else {
     const cli_command *command = find_command(word);
     if (command != NULL && command != &cli_help_command) restart_with_blas_environment(argv);
-    rc = command != NULL ? cli_run(command, argc - 1, argv + 1) : CLI_BAD;
+    rc = command != NULL ? cli_run_command(command, argc - 1, argv + 1) : CLI_BAD;
   }
   /* Report a full disk instead of success. */
   if (rc != CLI_BAD && (fflush(stdout) != 0 || ferror(stdout)))

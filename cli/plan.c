@@ -18,16 +18,15 @@ typedef struct plan_command {
   const char *model;
   int32_t ranks[MOST_COUNTS];
   int counts;
-  plan_machine
-      given; /* rates given on the command line; they replace measured ones; < 0: not given */
+  plan_machine given;      /* rates of the command line, which replace others; < 0: none */
   double memory, overhead; /* --memory in bytes (0: no limit); --overhead in per cent */
   bool calibrate, json;
-  int32_t started; /* ranks of the MPI launcher; 0 after print_machine */
+  int32_t started; /* ranks of the MPI launcher; 0 after print_rates */
 } plan_command;
 
 /* ---- arguments -------------------------------------------------------------------------------*/
 
-static int read_ranks(plan_command *c, const char *text) {
+static int parse_rank_counts(plan_command *c, const char *text) {
   c->counts = 0;
   for (const char *at = text; at != NULL; at = strchr(at, ',') ? strchr(at, ',') + 1 : NULL) {
     char *end;
@@ -85,7 +84,7 @@ static int list_strategies(const plan_command *c, int32_t ranks, plan_strategy *
 
 /* ---- the answer ------------------------------------------------------------------------------*/
 
-static ngio_out begin_line(const plan_task *w, int32_t ranks) {
+static ngio_out begin_json_line(const plan_task *w, int32_t ranks) {
   ngio_out line = {.digits = 8};
   ngio_open(&line, NULL, '{');
   ngio_put_text(&line, "model", w->model->name);
@@ -94,14 +93,14 @@ static ngio_out begin_line(const plan_task *w, int32_t ranks) {
   return line;
 }
 
-static int print_line(ngio_out *line) {
+static int print_json_line(ngio_out *line) {
   ngio_shut(line, '}');
   return cli_json_print("plan", line);
 }
 
-static int print_json(const plan_command *c, int32_t ranks, const plan_strategy *s,
-                      const plan_cost *a) {
-  ngio_out line = begin_line(&c->task, ranks);
+static int print_json_row(const plan_command *c, int32_t ranks, const plan_strategy *s,
+                          const plan_cost *a) {
+  ngio_out line = begin_json_line(&c->task, ranks);
   ngio_put_text(&line, "strategy", s->name);
   ngio_put_text(&line, "options", s->options);
   ngio_put_integer(&line, "held_most", a->held_most);
@@ -122,14 +121,14 @@ static int print_json(const plan_command *c, int32_t ranks, const plan_strategy 
     ngio_put_real(&line, plan_part_name[i], a->ms[i]);
   ngio_shut(&line, '}');
   if (c->memory > 0) ngio_put_flag(&line, "fits", (double)a->held_most <= c->memory);
-  return print_line(&line);
+  return print_json_line(&line);
 }
 
-static int count_parts(const plan_command *c) {
+static int count_printed_parts(const plan_command *c) {
   return c->task.group_ranks > 1 ? PLAN_PARTS : PLAN_SHARDS;
 }
 
-static void print_head(const plan_command *c, int32_t ranks, const plan_cost *a) {
+static void print_table_head(const plan_command *c, int32_t ranks, const plan_cost *a) {
   char groups[48] = "";
   if (c->task.group_ranks > 1)
     (void)snprintf(groups, sizeof groups, " in model groups of %d", (int)c->task.group_ranks);
@@ -138,16 +137,16 @@ static void print_head(const plan_command *c, int32_t ranks, const plan_cost *a)
       c->task.model->name, ranks, ranks == 1 ? "" : "s", groups, (long long)c->task.batch,
       a->compute, a->ms[PLAN_GRADIENT]);
   printf("%-28s %8s %8s %9s", "strategy", "held", "mean", "sent");
-  for (int i = PLAN_OBSERVE; i < count_parts(c); i++)
+  for (int i = PLAN_OBSERVE; i < count_printed_parts(c); i++)
     printf(" %8s", plan_part_name[i]);
   printf(" %9s %8s\n", "added", "step");
 }
 
-static void print_row(const plan_command *c, const plan_strategy *s, const plan_cost *a) {
+static void print_table_row(const plan_command *c, const plan_strategy *s, const plan_cost *a) {
   char held[16], mean[16], sent[16];
   printf("%-28s %8s %8s %9s", s->name, cli_format_bytes((double)a->held_most, held),
          cli_format_bytes(a->held_mean, mean), cli_format_bytes(a->sent, sent));
-  for (int i = PLAN_OBSERVE; i < count_parts(c); i++)
+  for (int i = PLAN_OBSERVE; i < count_printed_parts(c); i++)
     printf(" %8.3g", a->ms[i]);
   printf(" %9.3g %8.4g\n", a->added, a->step);
 }
@@ -169,14 +168,14 @@ static int recommend_periods(const plan_command *c, int32_t ranks, const plan_st
     below = added <= c->overhead;
   }
   if (c->json) {
-    ngio_out line = begin_line(&w, ranks);
+    ngio_out line = begin_json_line(&w, ranks);
     ngio_put_text(&line, "fastest", best->name);
     ngio_put_real(&line, "grad_worker_fraction", best->fraction);
     ngio_put_integer(&line, "stat_period", w.period[0]);
     ngio_put_integer(&line, "solve_period", w.period[1]);
     ngio_put_real(&line, "added_percent", added);
     ngio_put_flag(&line, "within_overhead", below);
-    return print_line(&line);
+    return print_json_line(&line);
   }
   printf("fastest that fits: %s (grad_worker_fraction = %.6g); ", best->name, best->fraction);
   if (below) {
@@ -189,22 +188,22 @@ static int recommend_periods(const plan_command *c, int32_t ranks, const plan_st
   return CLI_OK;
 }
 
-static const char *name_origin(bool measured, double one, double other) {
+static const char *name_rate_source(bool measured, double one, double other) {
   if (one >= 0 && other >= 0) return "given";
   if (one >= 0 || other >= 0) return measured ? "measured and given" : "assumed and given";
   return measured ? "measured" : "assumed";
 }
 
-static void print_machine(const plan_command *c, int32_t ranks) {
+static void print_rates(const plan_command *c, int32_t ranks) {
   const plan_machine *m = &c->task.machine, *g = &c->given;
   printf("%s: products %.4g GFLOP/s, factorisations %.4g GFLOP/s; network, %s: %.4g GB/s, %.4g us; "
          "stat_period %lld, solve_period %lld\n",
-         name_origin(c->calibrate, g->gemm, g->solve), 1e-9 * m->gemm, 1e-9 * m->solve,
-         name_origin(c->calibrate && ranks > 1, g->bandwidth, g->latency), 1e-9 * m->bandwidth,
+         name_rate_source(c->calibrate, g->gemm, g->solve), 1e-9 * m->gemm, 1e-9 * m->solve,
+         name_rate_source(c->calibrate && ranks > 1, g->bandwidth, g->latency), 1e-9 * m->bandwidth,
          1e6 * m->latency, (long long)c->task.period[0], (long long)c->task.period[1]);
 }
 
-static int plan_for_ranks(plan_command *c, int32_t ranks) {
+static int print_plan(plan_command *c, int32_t ranks) {
   plan_strategy row[MOST_ROWS];
   const int n = list_strategies(c, ranks, row);
   const plan_strategy *best = NULL;
@@ -216,13 +215,12 @@ static int plan_for_ranks(plan_command *c, int32_t ranks) {
     rc = plan_estimate_cost(&c->task, &row[i], ranks, &a);
     if (rc != CLI_OK) return rc;
     if (i == 0 && !c->json) {
-      if (c->started > 0)
-        print_machine(c, c->started); /* once, when the first estimate has succeeded */
+      if (c->started > 0) print_rates(c, c->started); /* once, after the first estimate */
       c->started = 0;
-      print_head(c, ranks, &a);
+      print_table_head(c, ranks, &a);
     }
-    if (c->json) rc = print_json(c, ranks, &row[i], &a);
-    if (!c->json) print_row(c, &row[i], &a);
+    if (c->json) rc = print_json_row(c, ranks, &row[i], &a);
+    if (!c->json) print_table_row(c, &row[i], &a);
     /* recommend only strategies of natgrad, without statistics = local, which estimates another curvature */
     const bool ours = row[i].is_natgrad && strstr(row[i].name, "local") == NULL;
     if (a.held_most < smallest && ours) smallest = a.held_most;
@@ -235,10 +233,10 @@ static int plan_for_ranks(plan_command *c, int32_t ranks) {
   if (rc != CLI_OK) return rc;
   if (best != NULL) return recommend_periods(c, ranks, best);
   if (c->json) {
-    ngio_out line = begin_line(&c->task, ranks);
+    ngio_out line = begin_json_line(&c->task, ranks);
     ngio_put_null(&line, "fastest");
     ngio_put_integer(&line, "least_held", smallest);
-    return print_line(&line);
+    return print_json_line(&line);
   }
   char text[16];
   printf("no strategy fits into --memory: the smallest needs %s\n",
@@ -258,7 +256,7 @@ static int measure_compute_rates(plan_machine *m) {
   return CLI_OK;
 }
 
-static void override_rates(plan_command *c) {
+static void set_given_rates(plan_command *c) {
   plan_machine *m = &c->task.machine;
   const plan_machine *g = &c->given;
   if (g->gemm >= 0) m->gemm = g->gemm;
@@ -268,24 +266,24 @@ static void override_rates(plan_command *c) {
 }
 
 /* Under a launcher, all ranks measure the link together, and rank 0 alone prints the plans. */
-static int plan_for_all_ranks(plan_command *c) {
+static int print_all_plans(plan_command *c) {
   launch l;
   int rc = launch_begin("auto", &l);
   const ng_transport *t = launch_get_transport(&l);
   if (rc == CLI_OK && c->calibrate) rc = measure_compute_rates(&c->task.machine);
   if (rc == CLI_OK && c->calibrate && t != NULL) rc = plan_measure_link(t, &c->task.machine);
-  override_rates(c);
+  set_given_rates(c);
   if (rc == CLI_OK && l.table.rank == 0) {
     c->started = l.table.size;
     for (int i = 0; i < c->counts && rc == CLI_OK; i++)
-      rc = plan_for_ranks(c, c->ranks[i]);
+      rc = print_plan(c, c->ranks[i]);
   }
   launch_end(&l, rc != CLI_OK);
   return rc;
 }
 
 /* Check --model-parallel M: if M > 1, some layer must have a split, and M must divide each number of ranks. */
-static int check_groups(const plan_command *c) {
+static int check_model_parallel(const plan_command *c) {
   const int32_t M = (int32_t)c->task.group_ranks;
   int cut = 0;
   for (int i = 0; i < c->task.model->n; i++)
@@ -303,12 +301,12 @@ static int check_groups(const plan_command *c) {
   return CLI_OK;
 }
 
-static int run(void *user, const cli_args *args) {
+static int run_plan(void *user, const cli_args *args) {
   plan_command *c = user;
   shapes model = {.n = 0};
   int rc = CLI_OK;
   for (int i = 0; i < args->n_own && rc == CLI_OK; i++)
-    rc = read_ranks(c, args->own[i].value); /* --ranks is the only CLI_OWN option */
+    rc = parse_rank_counts(c, args->own[i].value); /* --ranks is the only CLI_OWN option */
   for (int i = 0; i < args->n_settings && rc == CLI_OK; i++) {
     if (strcmp(args->settings[i].name, "method") == 0)
       rc = cli_bad("plan: --method: each strategy has its own method; give other options");
@@ -317,8 +315,8 @@ static int run(void *user, const cli_args *args) {
   if (rc == CLI_OK) rc = shapes_list(c->model, &model);
   c->task.model = &model;
   c->task.args = args;
-  if (rc == CLI_OK) rc = check_groups(c);
-  if (rc == CLI_OK) rc = plan_for_all_ranks(c);
+  if (rc == CLI_OK) rc = check_model_parallel(c);
+  if (rc == CLI_OK) rc = print_all_plans(c);
   shapes_free(&model);
   return rc;
 }
@@ -409,5 +407,5 @@ const cli_command cli_plan = {
     .library = true,
     .size = sizeof(plan_command),
     .standard = &standard,
-    .run = run,
+    .run = run_plan,
 };

@@ -40,10 +40,9 @@ typedef struct plan_cost {
   int64_t held_most,
       held_least;   /* largest and smallest bytes of curvature, directions and moments on a rank */
   double held_mean; /* mean of these bytes over the ranks */
-  ng_rank_plan largest; /* each field is the largest value of any rank in a step with all work */
-  int64_t
-      shards_bytes; /* of sharded layers: gradients of a step and observations of a micro-batch */
-  double sent;      /* bytes that a rank passes to collectives in a step, mean over steps */
+  ng_rank_plan largest;  /* each field is the largest value of any rank in a step with all work */
+  int64_t shards_bytes;  /* sharded layers: gradients of a step, observations of a micro-batch */
+  double sent;           /* bytes that a rank passes to collectives in a step, mean over steps */
   double ms[PLAN_PARTS]; /* milliseconds of each part of a step, mean over steps */
   double compute, added; /* ms of forward and backward; ms of all parts but PLAN_GRADIENT */
   double step;           /* ms: compute + PLAN_GRADIENT + added */

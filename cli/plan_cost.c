@@ -52,11 +52,11 @@ double plan_estimate_broadcast(const plan_machine *m, int32_t ranks, double byte
   return ceil(log2((double)ranks)) * messages * m->latency + bytes / m->bandwidth;
 }
 
-static int fail(ng_context *ctx, const plan_strategy *s, const char *what) {
+static int report(ng_context *ctx, const plan_strategy *s, const char *what) {
   return cli_bad("plan: %s: %s: %s", s->name, what, ng_last_error(ctx));
 }
 
-static int make_options(const plan_task *w, const plan_strategy *s, ng_options **out) {
+static int create_options(const plan_task *w, const plan_strategy *s, ng_options **out) {
   char line[300], why[512] = "";
   (void)snprintf(line, sizeof line, "%s stat_period=%lld solve_period=%lld", s->options,
                  (long long)w->period[0], (long long)w->period[1]);
@@ -72,40 +72,40 @@ static bool has_norm_blocks(ng_precond *p) {
   return ng_get(p, "norm_block", block, sizeof block) != NG_OK || strcmp(block, "none") != 0;
 }
 
-static int32_t count_tensors(ng_precond *p, const shape *l) {
-  if (!(l->norm || l->embedding) || has_norm_blocks(p)) return 0;
-  return l->norm ? 2 : 1;
+static int32_t count_layer_tensors(ng_precond *p, const shape *l) {
+  if (!(l->is_norm || l->is_embedding) || has_norm_blocks(p)) return 0;
+  return l->is_norm ? 2 : 1;
 }
 
-static ng_status add_tensors(ng_precond *p, const shape *l, int32_t tensors) {
+static ng_status add_layer_tensors(ng_precond *p, const shape *l, int32_t tensors) {
   static const char *const part[] = {"weight", "bias"};
   ng_status st = NG_OK;
   for (int32_t k = 0; k < tensors && st == NG_OK; k++) {
     char name[sizeof l->name + 8];
     (void)snprintf(name, sizeof name, "%s.%s", l->name, part[k]);
-    st = ng_add_tensor(p, name, l->norm ? l->in : l->in * l->out, NULL);
+    st = ng_add_tensor(p, name, l->is_norm ? l->in : l->in * l->out, NULL);
   }
   return st;
 }
 
 static int add_layers(ng_context *ctx, const plan_task *w, const plan_strategy *s, ng_precond **p) {
   ng_options *o = NULL;
-  int rc = make_options(w, s, &o);
-  if (rc == CLI_OK && ng_precond_create_from(ctx, o, p) != NG_OK) rc = fail(ctx, s, "options");
+  int rc = create_options(w, s, &o);
+  if (rc == CLI_OK && ng_precond_create_from(ctx, o, p) != NG_OK) rc = report(ctx, s, "options");
   ng_options_destroy(&o);
   if (rc != CLI_OK) return rc;
   ng_status st = NG_OK;
   for (int i = 0; i < w->model->n; i++) {
     const shape *l = &w->model->layer[i];
     ng_layer layer;
-    const int32_t tensors = count_tensors(*p, l);
+    const int32_t tensors = count_layer_tensors(*p, l);
     if (tensors > 0) {
-      st = add_tensors(*p, l, tensors);
+      st = add_layer_tensors(*p, l, tensors);
     } else {
       shapes_set_layer(l, &layer);
       st = ng_add_layer(*p, &layer, NULL);
     }
-    if (st < 0) return fail(ctx, s, l->name);
+    if (st < 0) return report(ctx, s, l->name);
   }
   return CLI_OK;
 }
@@ -115,10 +115,10 @@ static int shard_layers(ng_context *ctx, const plan_task *w, const plan_strategy
   int32_t index = 0;
   for (int i = 0; i < w->model->n && w->group_ranks > 1; i++) {
     const shape *l = &w->model->layer[i];
-    const int32_t tensors = count_tensors(p, l);
+    const int32_t tensors = count_layer_tensors(p, l);
     if (l->split != SPLIT_NONE &&
         ng_plan_shard(p, index, l->split == SPLIT_OUTPUT ? 0 : 1, (int32_t)w->group_ranks) != NG_OK)
-      return fail(ctx, s, "--model-parallel");
+      return report(ctx, s, "--model-parallel");
     index += tensors > 0 ? tensors : 1;
   }
   return CLI_OK;
@@ -137,7 +137,7 @@ static int read_rank_plans(ng_context *ctx, const plan_strategy *s, ng_precond *
   out->held_least = INT64_MAX;
   for (int32_t r = 0; r < ranks; r++)
     all[r] = (ng_rank_plan){.struct_size = sizeof all[r]};
-  const int rc = ng_plan_ranks(p, ranks, 0, ranks, all) == NG_OK ? CLI_OK : fail(ctx, s, "ranks");
+  const int rc = ng_plan_ranks(p, ranks, 0, ranks, all) == NG_OK ? CLI_OK : report(ctx, s, "ranks");
   for (int32_t r = 0; r < ranks && rc == CLI_OK; r++) {
     const ng_rank_plan plan = all[r];
     const int64_t held = plan.factors + plan.sums + plan.results + plan.direction + plan.moments;
@@ -204,11 +204,11 @@ static void estimate_times(const plan_task *w, bool eigen, int32_t ranks, const 
     const double p = (double)l->p, q = (double)l->q, rows = B * (double)l->positions / share;
     const double groups = l->groups > 1 ? (double)l->groups : 1;
     products += 2 * rows * groups * p * q;
-    if (!l->embedding || t->tables) squares += rows * groups * (p * (p + 1) + q * (q + 1));
+    if (!l->is_embedding || t->tables) squares += rows * groups * (p * (p + 1) + q * (q + 1));
     weights += 4 / share *
-               (l->norm        ? 2 * (double)l->in /* gamma, beta */
-                : l->embedding ? (double)l->in * q
-                               : groups * p * q);
+               (l->is_norm        ? 2 * (double)l->in /* gamma, beta */
+                : l->is_embedding ? (double)l->in * q
+                                  : groups * p * q);
   }
   s[PLAN_GRADIENT] = plan_estimate_sum(m, ranks / (int32_t)w->group_ranks, weights, 1);
   s[PLAN_OBSERVE] = squares * (all_sums > 0 ? t->sums / all_sums : 1.0) / m->gemm / F;
@@ -246,8 +246,7 @@ int plan_estimate_cost(const plan_task *w, const plan_strategy *s, int32_t ranks
   ng_context *ctx = NULL;
   ng_precond *p = NULL;
   totals t;
-  ng_rank_plan whole = {.struct_size =
-                            sizeof whole}; /* the plan for one rank, which has all sums */
+  ng_rank_plan whole = {.struct_size = sizeof whole}; /* plan of one rank, which has all sums */
   memset(&t, 0, sizeof t);
   memset(out, 0, sizeof *out);
   out->largest.workers = 1;
@@ -257,12 +256,12 @@ int plan_estimate_cost(const plan_task *w, const plan_strategy *s, int32_t ranks
   if (rc != CLI_OK) return rc;
   rc = add_layers(ctx, w, s, &p);
   if (rc == CLI_OK) t.tables = has_norm_blocks(p);
-  if (rc == CLI_OK && ng_plan_ranks(p, 1, 0, 1, &whole) != NG_OK) rc = fail(ctx, s, "one rank");
+  if (rc == CLI_OK && ng_plan_ranks(p, 1, 0, 1, &whole) != NG_OK) rc = report(ctx, s, "one rank");
   if (rc == CLI_OK) rc = shard_layers(ctx, w, s, p);
   if (rc == CLI_OK) rc = read_rank_plans(ctx, s, p, ranks, &t, out);
   if (rc == CLI_OK) {
     char solver[32] = "";
-    if (ng_get(p, "solver", solver, sizeof solver) != NG_OK) rc = fail(ctx, s, "solver");
+    if (ng_get(p, "solver", solver, sizeof solver) != NG_OK) rc = report(ctx, s, "solver");
     estimate_times(w, strncmp(solver, "eigen", 5) == 0, ranks, &t, (double)whole.sums, out);
   }
   ng_precond_destroy(&p);

@@ -12,7 +12,7 @@
 enum { SMALL = 1, LARGE = 1 << 22, SMALL_TIMES = 200, LARGE_TIMES = 7 };
 
 /* Return the shortest seconds of `times` sums of `count` numbers over the ranks; < 0: transport failed, reported. */
-static double measure_least(const run_ranks *ranks, float *x, int64_t count, int times) {
+static double measure_shortest_sum(const run_ranks *ranks, float *x, int64_t count, int times) {
   double least = HUGE_VAL;
   for (int i = -1; i < times;
        i++) { /* the first sum (i = -1) also opens connections, so it does not count */
@@ -36,11 +36,11 @@ void plan_fit_link(int32_t ranks, double small, double large, double bytes, plan
 }
 
 int plan_measure_link(const ng_transport *t, plan_machine *m) {
-  const run_ranks ranks = ranks_make(t);
+  const run_ranks ranks = ranks_from_transport(t);
   float *x = cli_alloc(LARGE, sizeof *x);
   double least[2];
-  least[0] = measure_least(&ranks, x, SMALL, SMALL_TIMES);
-  least[1] = least[0] < 0 ? -1.0 : measure_least(&ranks, x, LARGE, LARGE_TIMES);
+  least[0] = measure_shortest_sum(&ranks, x, SMALL, SMALL_TIMES);
+  least[1] = least[0] < 0 ? -1.0 : measure_shortest_sum(&ranks, x, LARGE, LARGE_TIMES);
   free(x);
   if (least[1] < 0 || ranks_broadcast(&ranks, least, sizeof least) != CLI_OK) return CLI_BAD;
   plan_fit_link(t->size, least[0], least[1], 4.0 * LARGE, m);

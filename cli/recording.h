@@ -42,11 +42,11 @@ typedef struct recording {
   const ngio_value *root, *config;
   const char *system, *method;
   double tolerance, state_tolerance; /* for directions; for error feedback, weights and momentum */
-  const char *reason;                /* reason of a tolerance above the default, else "" */
+  const char *tolerance_reason;      /* reason of a tolerance above the default, else "" */
   double weight_decay,
       loss_scale;       /* gradient = grad / loss_scale + weight_decay before; defaults 0, 1 */
-  bool parameters;      /* has the list "parameters" instead of layers */
-  bool updates;         /* has weights and momentum after each step */
+  bool has_parameters;  /* has the list "parameters" instead of layers */
+  bool has_updates;     /* has weights and momentum after each step */
   double momentum;      /* 0.9 if not recorded */
   bool adjust_momentum; /* multiply momentum by min(1, lr / lr_pre) */
   double *lr, *lr_pre;  /* [steps]; NULL without updates */

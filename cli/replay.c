@@ -44,8 +44,8 @@ static int set_recorded_options(const recording *r, const char *path, ng_options
        value = ngio_next(r->config, value)) {
     const char *key = value->key;
     if (strcmp(key, "system") == 0 || strcmp(key, "method") == 0) continue;
-    if (strcmp(key, "diagonalize") == 0) continue; /* find_options in replay_run.c reads this key */
-    if (r->parameters && strcmp(key, "class") == 0) continue; /* not an option */
+    if (strcmp(key, "diagonalize") == 0) continue;                /* replay_run.c reads this key */
+    if (r->has_parameters && strcmp(key, "class") == 0) continue; /* not an option */
     ngio_out text = {0};
     const bool known = append_text(&text, value);
     ngio_out_bytes(&text, "", 1); /* the terminating zero */
@@ -69,8 +69,8 @@ static bool is_low_rank(const ng_options *o) { return cli_option_is(o, "window_s
 
 /* Set the options of the recording, then the options of the command line. If --method is given, use the defaults of
  * that method instead of the options of the recording. */
-static int configure(const recording *r, const char *path, const cli_args *args, ng_options **o,
-                     double *lr) {
+static int set_run_options(const recording *r, const char *path, const cli_args *args,
+                           ng_options **o, double *lr) {
   char message[512] = "";
   bool row = false;
   for (int i = 0; i < args->n_settings; i++)
@@ -85,7 +85,7 @@ static int configure(const recording *r, const char *path, const cli_args *args,
   if (rc == CLI_OK && ng_options_check(*o, message, sizeof message) < 0)
     rc = cli_bad("%s: %s", path, message);
   if (rc == CLI_OK && is_low_rank(*o))
-    rc = replay_check_start(r, path, (int64_t)cli_option_real(*o, "window_rank"));
+    rc = replay_check_start(r, path, (int64_t)cli_get_option_real(*o, "window_rank"));
   return rc;
 }
 
@@ -98,7 +98,7 @@ typedef struct error_summary {
   int step, layer;
 } error_summary;
 
-static void print_table(const recording *r, const double *error) {
+static void print_error_table(const recording *r, const double *error) {
   printf("  step");
   for (int i = 0; i < r->layers; i++)
     printf("  %9s", r->layer[i].name);
@@ -116,9 +116,9 @@ static void print_report(const replay_job *j, const double *error,
                          const error_summary a[ERROR_KINDS], int64_t rescued, int rc) {
   const recording *r = j->r;
   printf("%s: %s %s, row %s, %d layers, %d steps, %d rank%s\n", r->name, r->system, r->method,
-         cli_option_text(j->options, "method").text, r->layers, r->steps, r->ranks,
+         cli_get_option_text(j->options, "method").text, r->layers, r->steps, r->ranks,
          r->ranks > 1 ? "s" : "");
-  print_table(r, error);
+  print_error_table(r, error);
   if (rescued > 0) printf("  %lld steps rescued\n", (long long)rescued);
   for (int k = ERROR_KINDS - 1; k >= 0; k--) {
     const char *layer = r->layer[a[k].layer].name;
@@ -136,7 +136,7 @@ static void print_report(const replay_job *j, const double *error,
 }
 
 /* Set each error of rank 0 to the largest over all ranks; return the largest error of all steps and layers. */
-static error_summary merge_ranks(const recording *r, const replay_rank *ranks, int which) {
+static error_summary merge_rank_errors(const recording *r, const replay_rank *ranks, int which) {
   error_summary a = {.what = NULL};
   for (int k = 0; k < r->steps * r->layers; k++) {
     double *e = &ranks[0].errors[which][k];
@@ -148,26 +148,26 @@ static error_summary merge_ranks(const recording *r, const replay_rank *ranks, i
   return a;
 }
 
-static int report(const replay_job *j, const replay_rank *ranks, double given) {
+static int check_errors(const replay_job *j, const replay_rank *ranks, double given) {
   const recording *r = j->r;
   error_summary a[ERROR_KINDS];
   int rc = CLI_OK;
   for (int k = 0; k < ERROR_KINDS; k++) {
-    a[k] = merge_ranks(r, ranks, k);
+    a[k] = merge_rank_errors(r, ranks, k);
     a[k].tolerance = given >= 0 ? given : k == STATE_ERRORS ? r->state_tolerance : r->tolerance;
   }
   if (j->feedback) a[STATE_ERRORS].what = "error feedback";
-  if (r->updates) a[STATE_ERRORS].what = r->momentum != 0 ? "weights and momentum" : "weights";
+  if (r->has_updates) a[STATE_ERRORS].what = r->momentum != 0 ? "weights and momentum" : "weights";
   for (int k = 0; k < ERROR_KINDS; k++) {
     if (!(a[k].largest <= a[k].tolerance)) rc = CLI_NO; /* true for NaN, too */
   }
   /* all ranks have the same status, so rank 0 stands for all */
   print_report(j, ranks[0].errors[DIRECTION_ERRORS], a, ranks[0].rescued, rc);
-  if (given < 0 && r->reason[0] != 0) printf("  tolerance: %s\n", r->reason);
+  if (given < 0 && r->tolerance_reason[0] != 0) printf("  tolerance: %s\n", r->tolerance_reason);
   return rc;
 }
 
-static int replay(const char *path, const request *w, const cli_args *args) {
+static int replay_file(const char *path, const request *w, const cli_args *args) {
   recording r;
   int rc = recording_open(path, &r);
   if (rc != CLI_OK) return rc;
@@ -175,8 +175,8 @@ static int replay(const char *path, const request *w, const cli_args *args) {
   ng_options *options = NULL, *fused = NULL;
   replay_job j = {.r = &r, .linalg = w->linalg};
   replay_rank *ranks = replay_ranks_create(&j);
-  rc = configure(&r, path, args, &options, &j.lr);
-  if (rc == CLI_OK && r.updates &&
+  rc = set_run_options(&r, path, args, &options, &j.lr);
+  if (rc == CLI_OK && r.has_updates &&
       (ng_options_copy(options, &fused) < 0 ||
        ng_options_set(fused, "update", "sgd", message, sizeof message) < 0))
     rc = cli_bad("%s: update = sgd: %s", path, message);
@@ -186,8 +186,8 @@ static int replay(const char *path, const request *w, const cli_args *args) {
   if (rc == CLI_OK) rc = replay_check_feedback(&r, path, &j.feedback);
   j.feedback = rc == CLI_OK && j.feedback && !cli_option_is(options, "window_store", "dense");
   if (rc == CLI_OK) rc = replay_run(&j, ranks, false);
-  if (rc == CLI_OK && r.updates) rc = replay_run(&j, ranks, true);
-  if (rc == CLI_OK) rc = report(&j, ranks, w->tolerance);
+  if (rc == CLI_OK && r.has_updates) rc = replay_run(&j, ranks, true);
+  if (rc == CLI_OK) rc = check_errors(&j, ranks, w->tolerance);
   replay_ranks_free(ranks, r.ranks);
   ng_options_destroy(&fused);
   ng_options_destroy(&options);
@@ -198,12 +198,12 @@ static int replay(const char *path, const request *w, const cli_args *args) {
 /* ---- arguments -------------------------------------------------------------------------------*/
 
 /* Replay all recordings; return the largest exit code. */
-static int run(void *user, const cli_args *args) {
+static int replay_all_files(void *user, const cli_args *args) {
   int rc = CLI_OK, skipped = 0;
   if (args->operands == 0)
     return cli_bad("replay: no file given, expected recordings (.safetensors)");
   for (int i = 0; i < args->operands; i++) {
-    const int one = replay(args->operand[i], user, args);
+    const int one = replay_file(args->operand[i], user, args);
     if (one > rc) rc = one;
     if (one < 0) skipped++;
   }
@@ -238,5 +238,5 @@ const cli_command cli_replay = {
     .operands = -1,
     .size = sizeof(request),
     .standard = &standard,
-    .run = run,
+    .run = replay_all_files,
 };

@@ -36,33 +36,33 @@ void replay_ranks_free(replay_rank *ranks, int count) {
   free(ranks);
 }
 
-static int64_t count_columns(const shape *l) {
-  return l->norm ? 1 : l->conv ? l->in * l->kernel[0] * l->kernel[1] : l->in;
+static int64_t count_weight_columns(const shape *l) {
+  return l->is_norm ? 1 : l->is_conv ? l->in * l->kernel[0] * l->kernel[1] : l->in;
 }
 
-static int count_parameters(const shape *l) { return l->bias ? 2 : 1; }
+static int count_weight_and_bias(const shape *l) { return l->has_bias ? 2 : 1; }
 
 /* Return the number of elements of the weight or bias of a layer. */
 static int64_t count_elements(const shape *l, int bias) {
-  return bias ? l->out : l->out * count_columns(l);
+  return bias ? l->out : l->out * count_weight_columns(l);
 }
 
-/* Return the own options of a layer that the list "diagonalize" of chainerkfac names; NULL: the layer has none. */
-static const char *find_options(const recording *r, const shape *l) {
+/* Return the options of a layer that is in the list "diagonalize" of chainerkfac; else NULL. */
+static const char *find_layer_options(const recording *r, const shape *l) {
   const ngio_value *list = ngio_get(r->config, "diagonalize");
   for (size_t i = 0; i < ngio_count(list); i++) {
     const char *name = ngio_text_of(ngio_at(list, i));
     if (name == NULL || strcmp(name, l->name) != 0) continue;
-    return l->norm ? "norm_block=diagonal" : "output_factor=diagonal";
+    return l->is_norm ? "norm_block=diagonal" : "output_factor=diagonal";
   }
   return NULL;
 }
 
 /* Write the gradient that the recorded optimizer used: grad / loss_scale + weight_decay before. If `none`, write 0. In
  * recordings of parameters, the library adds the decay itself. */
-static void write_gradient(const recording *r, float *to, const float *grad, const float *before,
-                           int64_t n, bool none) {
-  const double decay = r->parameters || before == NULL ? 0.0 : r->weight_decay;
+static void write_used_gradient(const recording *r, float *to, const float *grad,
+                                const float *before, int64_t n, bool none) {
+  const double decay = r->has_parameters || before == NULL ? 0.0 : r->weight_decay;
   for (int64_t i = 0; i < n; i++)
     to[i] = none ? 0.0F
                  : (float)((double)grad[i] / r->loss_scale +
@@ -88,17 +88,17 @@ static ng_status bind_arrays(ng_precond *p, int32_t index, const shape *l, int b
  * a linear layer whose first axis counts the outputs. */
 static ng_status add_layers(replay_rank *me, ng_precond *p) {
   const recording *r = me->job->r;
-  const bool weights = r->parameters || me->fused;
+  const bool weights = r->has_parameters || me->fused;
   ng_status st = NG_OK;
   for (int i = 0; i < r->layers && st >= 0; i++) {
     const shape *l = &r->layer[i];
     int32_t index = -1;
     ng_layer layer;
     shapes_set_layer(l, &layer);
-    layer.options = find_options(r, l);
-    st = r->parameters && l->out == 1 ? ng_add_tensor(p, l->name, l->in, &index)
-                                      : ng_add_layer(p, &layer, &index);
-    for (int k = 0; k < count_parameters(l) && st >= 0; k++)
+    layer.options = find_layer_options(r, l);
+    st = r->has_parameters && l->out == 1 ? ng_add_tensor(p, l->name, l->in, &index)
+                                          : ng_add_layer(p, &layer, &index);
+    for (int k = 0; k < count_weight_and_bias(l) && st >= 0; k++)
       st = bind_arrays(p, index, l, k, weights ? recording_step_at(r, 0, i, k)->before : NULL,
                        &me->arrays[i][k]);
   }
@@ -111,7 +111,7 @@ static ng_status observe_layer(ng_precond *p, int32_t layer, const shape *l,
                                const recording_observed *s) {
   if (!ng_wants(p, layer)) return NG_OK;
   shape here = *l;
-  if (!l->conv && !l->norm) here.positions = s->rows / s->samples;
+  if (!l->is_conv && !l->is_norm) here.positions = s->rows / s->samples;
   const ng_array a = shapes_input_array(&here, s->a, s->samples);
   const ng_array g = shapes_output_array(&here, s->g, s->samples);
   const ng_status st = ng_observe_input(p, layer, &a, NG_BORROW);
@@ -127,7 +127,7 @@ static double find_positive_lr(const recording *r, int step) {
   return r->lr[step];
 }
 
-static ng_sgd read_sgd(const recording *r, int step) {
+static ng_sgd make_sgd_settings(const recording *r, int step) {
   ng_sgd how;
   ng_sgd_init(&how, sizeof how);
   how.lr = find_positive_lr(r, step);
@@ -159,7 +159,7 @@ static ng_status compare_updates(const replay_rank *me, ng_precond *p, int step)
   for (int i = 0; i < r->layers; i++) {
     const shape *l = &r->layer[i];
     double gap = 0, scale = 0, v_gap = 0, v_scale = 0;
-    for (int k = 0; k < count_parameters(l); k++) {
+    for (int k = 0; k < count_weight_and_bias(l); k++) {
       const recording_step *s = recording_step_at(r, step, i, k);
       char name[128];
       replay_add_error(me->arrays[i][k].value, s->after, count_elements(l, k), &gap, &scale);
@@ -184,17 +184,17 @@ static void compare_directions(const replay_rank *me, int step) {
   for (int i = 0; i < r->layers; i++) {
     const shape *l = &r->layer[i];
     double gap = 0, scale = 0;
-    for (int k = 0; k < count_parameters(l); k++)
+    for (int k = 0; k < count_weight_and_bias(l); k++)
       replay_add_error(me->arrays[i][k].grad, recording_step_at(r, step, i, k)->out,
                        count_elements(l, k), &gap, &scale);
     most = fmax(most, scale);
-    error[i] = gap == 0 || r->parameters ? gap : gap / scale;
+    error[i] = gap == 0 || r->has_parameters ? gap : gap / scale;
   }
-  for (int i = 0; i < r->layers && r->parameters && most > 0; i++)
+  for (int i = 0; i < r->layers && r->has_parameters && most > 0; i++)
     error[i] /= most;
 }
 
-static ng_status observe_all(const replay_rank *me, ng_precond *p, int step) {
+static ng_status observe_micro_batches(const replay_rank *me, ng_precond *p, int step) {
   const recording *r = me->job->r;
   ng_status st = NG_OK;
   for (int m = 0; m < r->micro_batches && st == NG_OK; m++) {
@@ -213,9 +213,9 @@ static ng_status observe_all(const replay_rank *me, ng_precond *p, int step) {
   return st;
 }
 
-static ng_status run_step(replay_rank *me, ng_precond *p, int step) {
+static ng_status run_recorded_step(replay_rank *me, ng_precond *p, int step) {
   const recording *r = me->job->r;
-  ng_status st = r->parameters ? NG_OK : observe_all(me, p, step);
+  ng_status st = r->has_parameters ? NG_OK : observe_micro_batches(me, p, step);
   if (st != NG_OK) return st;
   const bool none = me->fused && r->lr[step] == 0;
   for (int i = 0; i < 2 * r->layers; i++) {
@@ -223,10 +223,11 @@ static ng_status run_step(replay_rank *me, ng_precond *p, int step) {
     const recording_step *s = recording_step_at(r, step, i / 2, i % 2);
     const replay_arrays *x = &me->arrays[i / 2][i % 2];
     if (s->grad == NULL) continue;
-    write_gradient(r, x->grad, s->grad, s->before, count_elements(l, i % 2), none);
-    if (r->parameters) memcpy(x->value, s->before, (size_t)count_elements(l, 0) * sizeof(float));
+    write_used_gradient(r, x->grad, s->grad, s->before, count_elements(l, i % 2), none);
+    if (r->has_parameters)
+      memcpy(x->value, s->before, (size_t)count_elements(l, 0) * sizeof(float));
   }
-  const ng_sgd sgd = me->fused ? read_sgd(r, step) : (ng_sgd){0};
+  const ng_sgd sgd = me->fused ? make_sgd_settings(r, step) : (ng_sgd){0};
   st = me->fused ? ng_step_sgd(p, &sgd, 1) : ng_step(p, me->job->lr);
   if (st < 0 || st == NG_SKIPPED) return st;
   if (me->fused) return compare_updates(me, p, step);
@@ -253,7 +254,7 @@ static int run_rank(void *user, const ng_transport *t) {
   if (st >= 0) st = ng_precond_create_from(ctx, me->fused ? me->job->fused : me->job->options, &p);
   if (st >= 0) st = add_layers(me, p);
   for (step = 0; step < r->steps && st == NG_OK; step++)
-    st = run_step(me, p, step);
+    st = run_recorded_step(me, p, step);
   if (st != NG_OK) { /* report before the abort, which makes other ranks fail */
     char where[48] = "";
     if (step > 0) (void)snprintf(where, sizeof where, "step %d: ", step - 1);

@@ -12,9 +12,7 @@
 #include <string.h>
 #include <zlib.h>
 
-static int64_t count_elements(const recording *r, int i) {
-  return r->layer[i].in * r->layer[i].out;
-}
+static int64_t count_floats(const recording *r, int i) { return r->layer[i].in * r->layer[i].out; }
 
 static const ngio_tensor *find_error_array(const recording *r, int step, int i) {
   return recording_find_array(r, "s%d.%s.error", step, r->layer[i].name);
@@ -33,7 +31,7 @@ void replay_add_error(const float *ours, const float *recorded, int64_t n, doubl
 
 /* Return the number of columns of the low-rank factors P and Q of a parameter: `rank`, at most the length of its
  * smaller axis; 0 if the parameter has no P and Q. */
-static int64_t count_columns(const shape *l, int64_t rank) {
+static int64_t count_factor_columns(const shape *l, int64_t rank) {
   const int64_t least = l->in < l->out ? l->in : l->out;
   return l->out == 1 ? 0 : rank < least ? rank : least;
 }
@@ -43,24 +41,25 @@ int replay_check_start(const recording *r, const char *path, int64_t rank) {
     const shape *l = &r->layer[i];
     const ngio_tensor *q = recording_find_array(r, "init.%s.q", l->name);
     if (l->out == 1) continue;
-    if (!r->parameters || q == NULL)
+    if (!r->has_parameters || q == NULL)
       return cli_bad("%s: array init.%s.q, the start of the low-rank iteration, is missing", path,
                      l->name);
     if (q->dtype != NGIO_F32 || q->ndim != 2 || q->shape[0] != l->in ||
-        q->shape[1] != count_columns(l, rank))
+        q->shape[1] != count_factor_columns(l, rank))
       return cli_bad("%s: array init.%s.q: expected float32 [%lld,%lld], of window_rank %lld", path,
-                     l->name, (long long)l->in, (long long)count_columns(l, rank), (long long)rank);
+                     l->name, (long long)l->in, (long long)count_factor_columns(l, rank),
+                     (long long)rank);
   }
   return CLI_OK;
 }
 
 /* The library draws the start of the low-rank iteration, and stores it in its state. So replay_set_start saves the
  * state to memory, replaces these matrices by the recorded ones, updates the checksums, and loads the state. */
-static int32_t write_state(void *file, const void *data, int64_t n) {
+static int32_t write_to_file(void *file, const void *data, int64_t n) {
   return fwrite(data, 1, (size_t)n, file) != (size_t)n;
 }
 
-static int64_t read_state(void *file, void *data, int64_t n) {
+static int64_t read_from_file(void *file, void *data, int64_t n) {
   return (int64_t)fread(data, 1, (size_t)n, file);
 }
 
@@ -79,7 +78,7 @@ static bool write_crc(char *header, size_t size, const char *key, const void *da
 
 /* Write the recorded Q into a row of the window. For each parameter, a row has the columns of P and then the columns of
  * Q, or the complete parameter if it has one output. */
-static void write_start(const recording *r, float *row) {
+static void write_recorded_start(const recording *r, float *row) {
   for (int i = 0; i < r->layers; i++) {
     const shape *l = &r->layer[i];
     const ngio_tensor *q = recording_find_array(r, "init.%s.q", l->name);
@@ -94,7 +93,7 @@ static void write_start(const recording *r, float *row) {
 }
 
 /* Replace the start, which is in the last row of the window, where the first step reads it. Update the checksums. */
-static bool replace_start(const recording *r, char *state) {
+static bool replace_start_in_state(const recording *r, char *state) {
   uint64_t size;
   memcpy(&size, state, sizeof size);
   char *header = state + sizeof size, *arrays = header + size;
@@ -108,7 +107,7 @@ static bool replace_start(const recording *r, char *state) {
   const size_t bytes = (size_t)(4 * rows * floats);
   ngio_json_free(&json);
   if (rows < 2) return false;
-  write_start(r, (float *)(void *)(arrays + from + 4 * (rows - 1) * floats));
+  write_recorded_start(r, (float *)(void *)(arrays + from + 4 * (rows - 1) * floats));
   if (!write_crc(header, size, "\\\"window/factors\\\":{\\\"crc32\\\":\\\"", arrays + from,
                  bytes) ||
       ngio_json_parse(header, size, &json, NULL, 0) != NGIO_OK)
@@ -126,10 +125,10 @@ ng_status replay_set_start(const recording *r, ng_precond *p) {
   size_t n = 0;
   FILE *file = open_memstream(&state, &n);
   if (file == NULL) return NG_ERR_NOMEM;
-  ng_status st = ng_save_to(p, write_state, file);
+  ng_status st = ng_save_to(p, write_to_file, file);
   if (fclose(file) != 0 && st >= 0) st = NG_ERR_NOMEM;
-  file = st >= 0 && replace_start(r, state) ? fmemopen(state, n, "r") : NULL;
-  if (st >= 0) st = file != NULL ? ng_load_from(p, read_state, file) : NG_ERR_FILE;
+  file = st >= 0 && replace_start_in_state(r, state) ? fmemopen(state, n, "r") : NULL;
+  if (st >= 0) st = file != NULL ? ng_load_from(p, read_from_file, file) : NG_ERR_FILE;
   if (file != NULL) (void)fclose(file);
   free(state);
   return st;
@@ -140,13 +139,13 @@ ng_status replay_set_start(const recording *r, ng_precond *p) {
 /* A parameter whose gradient is stored without compression has no error feedback, so its array may be missing. */
 int replay_check_feedback(const recording *r, const char *path, bool *some) {
   *some = false;
-  for (int k = 0; k < r->steps * r->layers && r->parameters; k++) {
+  for (int k = 0; k < r->steps * r->layers && r->has_parameters; k++) {
     const int step = k / r->layers, i = k % r->layers;
     const ngio_tensor *t = find_error_array(r, step, i);
     *some = *some || t != NULL;
-    if (t == NULL || (t->dtype == NGIO_F32 && t->bytes == 4 * count_elements(r, i))) continue;
+    if (t == NULL || (t->dtype == NGIO_F32 && t->bytes == 4 * count_floats(r, i))) continue;
     return cli_bad("%s: array s%d.%s.error: expected float32, %lld elements", path, step,
-                   r->layer[i].name, (long long)count_elements(r, i));
+                   r->layer[i].name, (long long)count_floats(r, i));
   }
   return CLI_OK;
 }
@@ -169,14 +168,14 @@ ng_status replay_compare_feedback(const recording *r, ng_precond *p, int step, d
   double scale = 0;
   bool there;
   for (int i = 0; i < r->layers; i++)
-    all += count_elements(r, i);
+    all += count_floats(r, i);
   float *ours = cli_alloc((size_t)all, sizeof *ours);
   const ng_status st = replay_read_field(p, "window/error", ours, all, &there);
   for (int i = 0; i < r->layers && st >= 0; i++) {
     const ngio_tensor *e = find_error_array(r, step, i);
     error[i] = 0;
-    if (e != NULL) replay_add_error(ours + at, e->data, count_elements(r, i), &error[i], &scale);
-    at += count_elements(r, i);
+    if (e != NULL) replay_add_error(ours + at, e->data, count_floats(r, i), &error[i], &scale);
+    at += count_floats(r, i);
   }
   for (int i = 0; i < r->layers && scale > 0; i++)
     error[i] /= scale;

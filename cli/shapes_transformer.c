@@ -11,8 +11,7 @@ typedef struct transformer {
   int64_t width, inner, tokens; /* features of a block; of its inner layer; tokens of a sample */
   int64_t words, types;         /* rows of the word embedding; of the type embedding (0: none) */
   bool fused;                   /* query, key and value are one layer */
-  bool
-      encoder; /* true: norms after each sublayer, and a pooler; false: before each sublayer, and a final norm */
+  bool encoder; /* norms after each sublayer, and a pooler; else norms before, and a final norm */
 } transformer;
 
 /* bert-*: Devlin et al. 2019 (arXiv 1810.04805), with 512 tokens a sample, as in the second phase of the training.
@@ -42,7 +41,7 @@ static shape *append_layer(list *to, int block, const char *part) {
 static void add_linear(list *to, int64_t in, int64_t out, int64_t positions, int block,
                        const char *part, shape_split split) {
   shape *l = append_layer(to, block, part);
-  l->bias = true;
+  l->has_bias = true;
   l->in = in;
   l->out = out;
   l->positions = positions;

@@ -24,13 +24,13 @@ static void must_be_near(double got, double expected, double tolerance) {
 static void statistics_match_hand_results(void **state) {
   /* 2 4 4 4 5 5 7 9: mean 5, squares sum to 32, so 32 / 7. */
   const double x[] = {2, 4, 4, (double)NAN, 4, 5, 5, 7, 9};
-  const spread s = compare_summarise(x, 9);
+  const spread s = compare_compute_spread(x, 9);
   assert_int_equal(s.n, 8);
   must_be_near(s.mean, 5.0, NEAR);
   must_be_near(s.deviation, 2.1380899352993952, NEAR);
   must_be_near(s.min, 2.0, 0);
   must_be_near(s.max, 9.0, 0);
-  const spread one = compare_summarise(x, 1), none = compare_summarise(x + 3, 1);
+  const spread one = compare_compute_spread(x, 1), none = compare_compute_spread(x + 3, 1);
   assert_int_equal(one.n, 1);
   assert_true(isnan(one.deviation));
   must_be_near(one.mean, 2.0, 0);
@@ -38,7 +38,7 @@ static void statistics_match_hand_results(void **state) {
   assert_true(isnan(none.mean) && isnan(none.min) && isnan(none.max));
   /* 1e8 + {1, 2, 3}: a variance in one pass would be 0 or negative. */
   const double close[] = {1e8 + 1, 1e8 + 2, 1e8 + 3};
-  must_be_near(compare_summarise(close, 3).deviation, 1.0, 1e-7);
+  must_be_near(compare_compute_spread(close, 3).deviation, 1.0, 1e-7);
 }
 
 /* Return a run of `n` epochs of one second, with these losses and accuracies. */
@@ -63,10 +63,10 @@ static void targets_are_reached_at_the_first_epoch(void **state) {
   must_be_near(compare_find_best(TRAIN_ACCURACY, &run[0]), 0.375, 0);
   must_be_near(compare_find_best(TRAIN_LOSS, &run[0]), 1.0, 0);
   must_be_near(compare_find_best(TEST_LOSS, &run[0]), 2.0, 0);
-  assert_int_equal(compare_find_reached(TEST_ACCURACY, &run[0], 0.75), 1); /* equal counts */
-  assert_int_equal(compare_find_reached(TEST_ACCURACY, &run[0], 0.76), -1);
-  assert_int_equal(compare_find_reached(TEST_LOSS, &run[0], 4.5), 1);
-  assert_int_equal(compare_find_reached(TEST_ACCURACY, &run[0], (double)NAN), -1);
+  assert_int_equal(compare_find_target_epoch(TEST_ACCURACY, &run[0], 0.75), 1); /* equal counts */
+  assert_int_equal(compare_find_target_epoch(TEST_ACCURACY, &run[0], 0.76), -1);
+  assert_int_equal(compare_find_target_epoch(TEST_LOSS, &run[0], 4.5), 1);
+  assert_int_equal(compare_find_target_epoch(TEST_ACCURACY, &run[0], (double)NAN), -1);
   assert_true(isnan(compare_find_best(TEST_ACCURACY, &(train_result){.epochs = 0})));
 
   /* Means of two runs: 0.375, 0.625, 0.8125.  The third diverged and does not count. */
@@ -103,12 +103,12 @@ static void best_point_has_the_best_score(void **state) {
                        make_run(2, low, good),
                        make_run(2, low, good),
                        {.diverged = true}};
-  assert_int_equal(compare_choose(r, 5, 1, false), 2); /* by score, then loss, then the first */
-  assert_int_equal(compare_choose(r, 2, 1, false), 1);
-  assert_int_equal(compare_choose(r, 2, 1, true), 0); /* by the smallest validation loss */
-  r[2].diverged = r[3].diverged = true;               /* a diverged run is never the best */
-  assert_int_equal(compare_choose(r, 5, 1, false), 1);
-  assert_int_equal(compare_choose(r + 2, 3, 1, false), 0);
+  assert_int_equal(compare_choose_point(r, 5, 1, false), 2); /* score, then loss, then order */
+  assert_int_equal(compare_choose_point(r, 2, 1, false), 1);
+  assert_int_equal(compare_choose_point(r, 2, 1, true), 0); /* by the smallest validation loss */
+  r[2].diverged = r[3].diverged = true;                     /* a diverged run is never the best */
+  assert_int_equal(compare_choose_point(r, 5, 1, false), 1);
+  assert_int_equal(compare_choose_point(r + 2, 3, 1, false), 0);
   for (int i = 0; i < 5; i++)
     train_result_free(&r[i]);
 }
@@ -118,14 +118,13 @@ static void best_point_has_the_best_mean(void **state) {
   const double loss[] = {3, 1}, high[] = {0.5, 0.9}, low[] = {0.5, 0.6}, even[] = {0.5, 0.8};
   train_result r[4] = {make_run(2, loss, high), make_run(2, loss, low), make_run(2, loss, even),
                        make_run(2, loss, even)};
-  assert_int_equal(compare_choose(r, 2, 2, false), 1); /* 0.75 and 0.8 */
-  r[2].diverged = true;                                /* one of the two runs of point 1 */
-  assert_int_equal(compare_choose(r, 2, 2, false), 0);
+  assert_int_equal(compare_choose_point(r, 2, 2, false), 1); /* 0.75 and 0.8 */
+  r[2].diverged = true;                                      /* one of the two runs of point 1 */
+  assert_int_equal(compare_choose_point(r, 2, 2, false), 0);
   r[0].diverged = r[1].diverged = true; /* points are ranked by runs that did not diverge first */
-  assert_int_equal(compare_choose(r, 2, 2, false), 1);
-  r[0].diverged =
-      false; /* each point has one run that did not diverge: point 0 has 0.9, not the mean 0.75 */
-  assert_int_equal(compare_choose(r, 2, 2, false), 0);
+  assert_int_equal(compare_choose_point(r, 2, 2, false), 1);
+  r[0].diverged = false; /* point 0 scores 0.9, of its run that did not diverge */
+  assert_int_equal(compare_choose_point(r, 2, 2, false), 0);
   for (int i = 0; i < 4; i++)
     train_result_free(&r[i]);
 }
@@ -140,8 +139,8 @@ static void student_quantiles_match_tables(void **state) {
   } known[] = {{1, 12.7062047362}, {2, 4.30265272991}, {3, 3.18244630528},  {4, 2.77644510520},
                {5, 2.57058183661}, {9, 2.26215716280}, {29, 2.04522964213}, {999, 1.96234146113}};
   for (size_t i = 0; i < sizeof known / sizeof known[0]; i++)
-    must_be_near(compare_find_quantile(known[i].freedom), known[i].t, 1e-9);
-  assert_true(isnan(compare_find_quantile(0)));
+    must_be_near(compare_compute_quantile(known[i].freedom), known[i].t, 1e-9);
+  assert_true(isnan(compare_compute_quantile(0)));
 }
 
 static void paired_differences_match_by_hand(void **state) {
@@ -160,27 +159,26 @@ static void paired_differences_match_by_hand(void **state) {
   base[5] = make_run(2, loss[0], accuracy[0]);
   run[5] = make_run(2, less[4], more[0]); /* diverged: no pair */
   run[5].diverged = true;
-  difference d = compare_difference(TEST_ACCURACY, END_TRAIN_LOSS, run, base, 6);
+  difference d = compare_compute_difference(TEST_ACCURACY, END_TRAIN_LOSS, run, base, 6);
   assert_int_equal(d.n, 5);
   must_be_near(d.mean, -0.5, NEAR);
   must_be_near(d.low, -0.5 - 0.4908107897, 1e-9);
   must_be_near(d.high, -0.5 + 0.4908107897, 1e-9);
-  d = compare_difference(TEST_ACCURACY, END_TEST_LOSS, run, base, 6);
+  d = compare_compute_difference(TEST_ACCURACY, END_TEST_LOSS, run, base, 6);
   must_be_near(d.mean, -1.0, NEAR);
   must_be_near(d.high, -1.0 + 2.0 * 0.4908107897, 2e-9);
-  d = compare_difference(TEST_ACCURACY, END_BEST_ACCURACY, run, base, 5);
+  d = compare_compute_difference(TEST_ACCURACY, END_BEST_ACCURACY, run, base, 5);
   must_be_near(d.mean, 0.125, NEAR);
   must_be_near(d.low, 0.125, NEAR);
-  d = compare_difference(TRAIN_ACCURACY, END_BEST_ACCURACY, run, base,
-                         5); /* half of the difference of test accuracies */
+  d = compare_compute_difference(TRAIN_ACCURACY, END_BEST_ACCURACY, run, base, 5); /* half */
   must_be_near(d.mean, 0.0625, NEAR);
   base[0].diverged = true; /* a diverged run of the baseline: no pair */
-  assert_int_equal(compare_difference(TEST_ACCURACY, END_TRAIN_LOSS, run, base, 6).n, 4);
-  d = compare_difference(TEST_ACCURACY, END_TRAIN_LOSS, run + 1, base + 1, 1);
+  assert_int_equal(compare_compute_difference(TEST_ACCURACY, END_TRAIN_LOSS, run, base, 6).n, 4);
+  d = compare_compute_difference(TEST_ACCURACY, END_TRAIN_LOSS, run + 1, base + 1, 1);
   assert_int_equal(d.n, 1);
   must_be_near(d.mean, -0.25, NEAR);
   assert_true(isnan(d.low) && isnan(d.high));
-  d = compare_difference(TEST_ACCURACY, END_TRAIN_LOSS, run, base, 1);
+  d = compare_compute_difference(TEST_ACCURACY, END_TRAIN_LOSS, run, base, 1);
   assert_true(d.n == 0 && isnan(d.mean));
   base[0].diverged = false;
 
@@ -191,16 +189,16 @@ static void paired_differences_match_by_hand(void **state) {
   size_t size = 0;
   FILE *f = open_memstream(&text, &size);
   assert_non_null(f);
-  compare_print_pairs(&p, f);
-  compare_fill_pairs(&p, &t);
+  compare_print_differences(&p, f);
+  compare_fill_difference_table(&p, &t);
   table_print(&t, f);
   table_free(&t);
   compare_method swapped[2] = {m[1], m[0]};
   p.method = swapped;
   p.seeds = 1;
-  compare_print_pairs(&p, f);
+  compare_print_differences(&p, f);
   p.metric = TRAIN_LOSS;
-  compare_fill_pairs(&p, &t);
+  compare_fill_difference_table(&p, &t);
   table_print(&t, f);
   table_free(&t);
   (void)fclose(f);
@@ -281,8 +279,8 @@ static void settings_that_a_method_ignores_are_reported(void **state) {
   memset(&p, 0, sizeof p);
   settings_init(&p.base);
   p.notes = open_memstream(&p.note, &p.note_size);
-  assert_int_equal(settings_set(&p.base, NULL, "damping", "0.5"), CLI_OK);
-  assert_int_equal(settings_set(&p.base, NULL, "fisher", "sampled"), CLI_OK);
+  assert_int_equal(settings_set_or_report(&p.base, NULL, "damping", "0.5"), CLI_OK);
+  assert_int_equal(settings_set_or_report(&p.base, NULL, "fisher", "sampled"), CLI_OK);
   assert_int_equal(compare_parse_methods(&p, "sgd,natgrad"), CLI_OK);
   assert_int_equal(p.method[0].s.n_library, 0);
   assert_string_equal(p.method[0].s.fisher, "empirical");
@@ -353,11 +351,11 @@ static void grids_multiply_the_methods(void **state) {
 static void tables_align_their_columns(void **state) {
   table t;
   table_begin(&t, (const char *const[]){"method", "epochs", "best %", "settings", NULL});
-  table_add(&t);
+  table_add_row(&t);
   table_put(&t, 0, "sgd");
   table_put(&t, 1, "%d", 12);
   table_put(&t, 2, "93.15 ± 0.42");
-  table_add(&t);
+  table_add_row(&t);
   table_put(&t, 0, "natgrad|2");
   table_put(&t, 1, "-");
   table_put(&t, 2, "9.00 ± 10.00");

@@ -29,11 +29,11 @@ static void the_log_is_truncated_and_read(void **state) {
   assert_int_equal(log_write_epoch(l, &e[0], &t), CLI_OK);
   int64_t bytes = 0, longer = 0;
   uint32_t crc = 0, crc_longer = 0;
-  assert_int_equal(log_sync(l, &bytes, &crc), CLI_OK);
+  assert_int_equal(log_flush(l, &bytes, &crc), CLI_OK);
   station[0].ms = 18.0;
   t.steps = 8;
   assert_int_equal(log_write_epoch(l, &e[1], &t), CLI_OK);
-  assert_int_equal(log_sync(l, &longer, &crc_longer), CLI_OK);
+  assert_int_equal(log_flush(l, &longer, &crc_longer), CLI_OK);
   assert_int_equal(log_close(&l), CLI_OK);
   assert_true(bytes > 0 && longer > bytes);
 
@@ -52,7 +52,7 @@ static void the_log_is_truncated_and_read(void **state) {
   free(all);
 
   char *whole = NULL, *again = NULL;
-  assert_int_equal(disk_read(path, &whole), CLI_OK);
+  assert_int_equal(disk_read_text(path, &whole), CLI_OK);
   assert_non_null(strstr(whole, "\"forward\": 2.0000")); /* (18 - 10) ms over 4 steps */
   station[0].ms = 10.0; /* truncate after the first epoch and write again: the same bytes */
   t.steps = 4;
@@ -62,22 +62,22 @@ static void the_log_is_truncated_and_read(void **state) {
   assert_int_equal(log_write_epoch(l, &e[1], &t), CLI_OK);
   int64_t same = 0;
   uint32_t crc_same = 0;
-  assert_int_equal(log_sync(l, &same, &crc_same), CLI_OK);
+  assert_int_equal(log_flush(l, &same, &crc_same), CLI_OK);
   assert_true(same == longer && crc_same == crc_longer);
   assert_int_equal(log_close(&l), CLI_OK);
-  assert_int_equal(disk_read(path, &again), CLI_OK);
+  assert_int_equal(disk_read_text(path, &again), CLI_OK);
   assert_string_equal(whole, again);
   assert_int_equal(crc_longer, disk_compute_crc(whole, (size_t)longer));
   assert_int_equal(crc, disk_compute_crc(whole, (size_t)bytes));
-  assert_int_equal(log_check(path, bytes, crc, "checkpoint-8"), CLI_OK);
-  assert_int_equal(log_check(path, longer, crc_longer, "checkpoint-8"), CLI_OK);
+  assert_int_equal(log_check_crc(path, bytes, crc, "checkpoint-8"), CLI_OK);
+  assert_int_equal(log_check_crc(path, longer, crc_longer, "checkpoint-8"), CLI_OK);
   capture_stderr();
-  assert_int_equal(log_check(path, longer, crc, "checkpoint-8"), CLI_BAD);
+  assert_int_equal(log_check_crc(path, longer, crc, "checkpoint-8"), CLI_BAD);
   assert_non_null(strstr(captured_stderr(), "log.jsonl: does not belong to checkpoint-8"));
   free(whole);
   free(again);
   capture_stderr();
-  assert_int_equal(log_check(path, longer + 1, crc, "checkpoint-8"), CLI_BAD);
+  assert_int_equal(log_check_crc(path, longer + 1, crc, "checkpoint-8"), CLI_BAD);
   assert_non_null(strstr(captured_stderr(), "the checkpoint was made when the log had"));
 }
 
@@ -98,7 +98,7 @@ static void a_full_disk_is_an_error(void **state) {
   void (*const handler)(int) = signal(SIGXFSZ, SIG_IGN);
   assert_int_equal(setrlimit(RLIMIT_FSIZE, &little), 0);
   int rc = log_write_step(l, 1, 1, (const train_number[]){{"lr", 0.1}, {"train_loss", 0.4}}, 2, &t);
-  if (rc == CLI_OK) rc = log_sync(l, &bytes, &crc);
+  if (rc == CLI_OK) rc = log_flush(l, &bytes, &crc);
   (void)setrlimit(RLIMIT_FSIZE, &was); /* before other output goes to a file */
   (void)signal(SIGXFSZ, handler);
   log_close_quietly(&l);
@@ -115,25 +115,25 @@ static void only_regular_files_are_opened(void **state) {
   char path[512], target[512], *text = NULL;
   (void)snprintf(path, sizeof path, "%s", in_folder("odd"));
   (void)snprintf(target, sizeof target, "%s", in_folder("target"));
-  assert_int_equal(disk_write(target, "kept", 4), CLI_OK);
+  assert_int_equal(disk_write_file(target, "kept", 4), CLI_OK);
   assert_int_equal(symlink(target, path), 0);
   capture_stderr();
-  assert_int_equal(disk_write(path, "new", 3), CLI_BAD);
+  assert_int_equal(disk_write_file(path, "new", 3), CLI_BAD);
   assert_non_null(strstr(captured_stderr(), "odd: is a symbolic link, expected a regular file"));
-  disk_remove(path);
+  disk_remove_file(path);
   assert_true(disk_exists(path));
-  assert_int_equal(disk_read(path, &text), CLI_OK); /* reading follows links */
+  assert_int_equal(disk_read_text(path, &text), CLI_OK); /* reading follows links */
   assert_string_equal(text, "kept");
   free(text);
   assert_int_equal(unlink(path), 0);
   assert_int_equal(mkfifo(path, 0600), 0);
   capture_stderr();
-  assert_int_equal(disk_read(path, &text), CLI_BAD);
+  assert_int_equal(disk_read_text(path, &text), CLI_BAD);
   assert_non_null(strstr(captured_stderr(), "odd: not a regular file"));
   capture_stderr();
-  assert_int_equal(disk_write(path, "new", 3), CLI_BAD);
+  assert_int_equal(disk_write_file(path, "new", 3), CLI_BAD);
   assert_non_null(strstr(captured_stderr(), "odd: is a pipe, expected a regular file"));
-  disk_remove(path);
+  disk_remove_file(path);
   assert_true(disk_exists(path));
 }
 
@@ -143,15 +143,15 @@ static void a_folder_is_locked(void **state) {
   int first = -1, second = -1;
   (void)snprintf(path, sizeof path, "%s", in_folder("locked"));
   assert_int_equal(disk_make_folder(path), CLI_OK);
-  assert_int_equal(disk_lock(path, "train", &first), CLI_OK);
+  assert_int_equal(disk_lock_folder(path, "train", &first), CLI_OK);
   assert_true(first >= 0);
   capture_stderr();
-  const int rc = disk_lock(path, "train", &second);
+  const int rc = disk_lock_folder(path, "train", &second);
   assert_non_null(strstr(captured_stderr(), "--out: another natgrad train is running in "));
   assert_int_equal(rc, CLI_BAD);
   assert_int_equal(second, -1);
   assert_int_equal(close(first), 0);
-  assert_int_equal(disk_lock(path, "train", &second), CLI_OK);
+  assert_int_equal(disk_lock_folder(path, "train", &second), CLI_OK);
   assert_true(second >= 0);
   assert_int_equal(close(second), 0);
 }
@@ -183,7 +183,7 @@ int __wrap_close(int fd) {
 static void must_fail_to_close(const char *path) {
   capture_stderr();
   bad_close = true;
-  const int rc = disk_write(path, "three", 5);
+  const int rc = disk_write_file(path, "three", 5);
   bad_close = false;
   assert_non_null(strstr(captured_stderr(), "cannot be written: Input/output error"));
   assert_int_equal(rc, CLI_BAD);
@@ -195,9 +195,9 @@ static void files_are_written_whole_or_not(void **state) {
   assert_int_equal(disk_make_folder(path), CLI_OK);
   assert_int_equal(disk_make_folder(path), CLI_OK);
   char *file = cli_join(path, "f");
-  assert_int_equal(disk_write(file, "one", 3), CLI_OK);
-  assert_int_equal(disk_write(file, "two and more", 12), CLI_OK);
-  assert_int_equal(disk_read(file, &text), CLI_OK);
+  assert_int_equal(disk_write_file(file, "one", 3), CLI_OK);
+  assert_int_equal(disk_write_file(file, "two and more", 12), CLI_OK);
+  assert_int_equal(disk_read_text(file, &text), CLI_OK);
   assert_string_equal(text, "two and more");
   free(text);
   char *part = cli_join(path, "f.natgrad-part");
@@ -206,17 +206,17 @@ static void files_are_written_whole_or_not(void **state) {
   assert_false(disk_exists(part));
   no_rename = true;
   capture_stderr();
-  const int rc = disk_write(file, "three", 5);
+  const int rc = disk_write_file(file, "three", 5);
   no_rename = false;
   assert_non_null(strstr(captured_stderr(), "c/f: cannot be written: Permission denied"));
   assert_int_equal(rc, CLI_BAD);
   assert_false(disk_exists(part));
   assert_int_equal(mkdir(part, 0700), 0); /* a folder with the name of the temporary file */
   capture_stderr();
-  assert_int_equal(disk_write(file, "three", 5), CLI_BAD);
+  assert_int_equal(disk_write_file(file, "three", 5), CLI_BAD);
   assert_non_null(
       strstr(captured_stderr(), "c/f.natgrad-part: is a folder, expected a regular file"));
-  assert_int_equal(disk_read(file, &text), CLI_OK);
+  assert_int_equal(disk_read_text(file, &text), CLI_OK);
   assert_string_equal(text, "two and more");
   free(text);
   capture_stderr();

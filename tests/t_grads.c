@@ -33,16 +33,16 @@ static const double share[RANKS] = {0.25, 0.35, 0.4};
 
 static nn *new_three_layer_net(void) {
   nn *n = nn_create(NULL, 5);
-  int x = nn_input(n, (nn_shape){1, 1, IN});
-  x = nn_tanh(n, nn_linear(n, "a", x, WIDE, true));
-  x = nn_tanh(n, nn_linear(n, "b", x, WIDE, true));
-  (void)nn_linear(n, "c", x, OUT, true);
-  return nn_ready(n, B) == CLI_OK ? n : NULL;
+  int x = nn_add_input(n, (nn_shape){1, 1, IN});
+  x = nn_add_tanh(n, nn_add_linear(n, "a", x, WIDE, true));
+  x = nn_add_tanh(n, nn_add_linear(n, "b", x, WIDE, true));
+  (void)nn_add_linear(n, "c", x, OUT, true);
+  return nn_prepare(n, B) == CLI_OK ? n : NULL;
 }
 
 static void copy_grads(const nn *n, float *to) {
-  for (int i = 0; i < nn_params(n); i++) {
-    const nn_param *p = nn_param_at(n, i);
+  for (int i = 0; i < nn_count_params(n); i++) {
+    const nn_param *p = nn_get_param(n, i);
     memcpy(to, p->grad, (size_t)p->count * sizeof *to);
     to += p->count;
   }
@@ -68,7 +68,7 @@ static int run_batch(nn *n, int32_t rank, int micro, const nn_watch *watch) {
   for (int i = 0; i < B; i++)
     label[i] = (i + rank + micro) % OUT;
   int rc = nn_forward(n, NN_TRAIN, x, B, 0, NULL);
-  (void)nn_loss(n, NN_TRAIN, label, NULL, NULL);
+  (void)nn_compute_loss(n, NN_TRAIN, label, NULL, NULL);
   return rc == 0 ? nn_backward(n, true, watch) : rc;
 }
 
@@ -76,7 +76,7 @@ static ng_status sum_gradients(int32_t rank, ng_transport *t, void *arg) {
   sums *s = arg;
   tap line = {.inner = *t};
   const ng_transport table = tap_transport(&line, s->wire);
-  const run_ranks ranks = ranks_make(&table);
+  const run_ranks ranks = ranks_from_transport(&table);
   first_layer_watch e = {&line, -1};
   const nn_watch watch = {&e, record_starts};
   nn *plain = new_three_layer_net(), *n = new_three_layer_net();
@@ -171,7 +171,7 @@ static ng_status train_rank(int32_t rank, ng_transport *t, void *arg) {
   tap line = {.inner = *t, .fail_at = rank == RANKS - 1 ? l->fail_at : 0};
   const ng_transport table = tap_transport(&line, l->wire);
   train_result r;
-  l->rc[rank] = train_run_on(&table, &l->s, &l->d, &nothing, &r);
+  l->rc[rank] = train_run_rank(&table, &l->s, &l->d, &nothing, &r);
   if (l->rc[rank] == CLI_OK) {
     l->diverged[rank] = r.diverged;
     l->steps[rank] = r.steps;

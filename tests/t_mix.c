@@ -183,12 +183,12 @@ static void gradient_uses_soft_targets(void **state) {
   float x[2 * 5];
   random_normal(3, RANDOM_DATA, 1, 2.0, 0, 10, x);
   nn *n = nn_create(NULL, 4);
-  (void)nn_linear(n, "fc", nn_input(n, (nn_shape){1, 1, 5}), K, true);
-  assert_int_equal(nn_ready(n, 2), 0);
+  (void)nn_add_linear(n, "fc", nn_add_input(n, (nn_shape){1, 1, 5}), K, true);
+  assert_int_equal(nn_prepare(n, 2), 0);
   assert_int_equal(nn_forward(n, NN_TRAIN, x, 2, 0, NULL), 0);
   double want[K] = {0.0};
   for (int i = 0; i < 2; i++) {
-    const float *y = nn_output(n) + (ptrdiff_t)i * K;
+    const float *y = nn_get_output(n) + (ptrdiff_t)i * K;
     double all = 0.0;
     for (int k = 0; k < K; k++)
       all += exp((double)y[k]);
@@ -196,13 +196,13 @@ static void gradient_uses_soft_targets(void **state) {
       want[k] += 0.5 * (exp((double)y[k]) / all - (double)t[i * K + k]);
   }
   int64_t correct = -1, plain_correct = -1;
-  const double plain = nn_loss(n, NN_TRAIN, labels, NULL, &plain_correct);
+  const double plain = nn_compute_loss(n, NN_TRAIN, labels, NULL, &plain_correct);
   /* the loss equals the loss of the labels */
-  assert_true(nn_loss(n, NN_TRAIN, labels, t, &correct) == plain);
+  assert_true(nn_compute_loss(n, NN_TRAIN, labels, t, &correct) == plain);
   assert_int_equal(correct, plain_correct);
   assert_int_equal(nn_backward(n, true, NULL), 0);
   for (int k = 0; k < K; k++) /* bias: f32 numbers of order 1 */
-    assert_true(fabs((double)nn_param_at(n, 1)->grad[k] - want[k]) < 1e-6);
+    assert_true(fabs((double)nn_get_param(n, 1)->grad[k] - want[k]) < 1e-6);
   nn_destroy(&n);
 }
 

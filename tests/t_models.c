@@ -54,37 +54,37 @@ enum { KNOWN = sizeof known / sizeof known[0] };
 static void models_have_published_sizes_and_layers(void **state) {
   for (int i = 0; i < KNOWN; i++) {
     nn *n = build_network(known[i].name, known[i].input, known[i].classes, 1);
-    if (nn_weights(n) != known[i].parameters || nn_layers(n) != known[i].layers) {
+    if (nn_count_weights(n) != known[i].parameters || nn_count_layers(n) != known[i].layers) {
       fail_msg("%s: %lld parameters in %d layers, expected %lld in %d", known[i].name,
-               (long long)nn_weights(n), nn_layers(n), (long long)known[i].parameters,
+               (long long)nn_count_weights(n), nn_count_layers(n), (long long)known[i].parameters,
                known[i].layers);
     }
     if (strcmp(known[i].name, "autoencoder") != 0)
-      assert_int_equal(nn_outputs(n), known[i].classes);
-    for (int k = 0; k < nn_layers(n); k++) {
-      const nn_layer *l = nn_layer_at(n, k);
-      const nn_param *w = nn_param_at(n, l->weight_param);
+      assert_int_equal(nn_count_outputs(n), known[i].classes);
+    for (int k = 0; k < nn_count_layers(n); k++) {
+      const nn_layer *l = nn_get_layer(n, k);
+      const nn_param *w = nn_get_param(n, l->weight_param);
       assert_int_equal(w->layer, k);
-      assert_int_equal(w->count, l->in * l->out * (l->conv ? l->kernel * l->kernel : 1));
+      assert_int_equal(w->count, l->in * l->out * (l->is_conv ? l->kernel * l->kernel : 1));
       assert_int_equal(w->shape[0], l->out);
-      assert_int_equal(w->ndim, l->conv ? 4 : 2);
-      if (l->conv) {
+      assert_int_equal(w->ndim, l->is_conv ? 4 : 2);
+      if (l->is_conv) {
         const int64_t h = (l->height + 2 * l->padding - l->kernel) / l->stride + 1;
         const int64_t c = (l->width + 2 * l->padding - l->kernel) / l->stride + 1;
         assert_int_equal(l->positions, h * c);
       }
-      assert_int_equal(l->bias, l->bias_param >= 0);
+      assert_int_equal(l->has_bias, l->bias_param >= 0);
     }
-    for (int a = 0; a < nn_params(n); a++) { /* names are unique */
+    for (int a = 0; a < nn_count_params(n); a++) { /* names are unique */
       for (int b = 0; b < a; b++)
-        assert_string_not_equal(nn_param_at(n, a)->name, nn_param_at(n, b)->name);
+        assert_string_not_equal(nn_get_param(n, a)->name, nn_get_param(n, b)->name);
     }
     nn_destroy(&n);
   }
   nn *n = build_network("resnet18", (nn_shape)SMALL, 100, 1);
-  assert_string_equal(nn_layer_at(n, 1)->name, "layer1.0.conv1");
-  assert_string_equal(nn_param_at(n, 0)->name, "conv1.weight");
-  assert_string_equal(nn_buffer_at(n, 0)->name, "bn1.running_mean");
+  assert_string_equal(nn_get_layer(n, 1)->name, "layer1.0.conv1");
+  assert_string_equal(nn_get_param(n, 0)->name, "conv1.weight");
+  assert_string_equal(nn_get_buffer(n, 0)->name, "bn1.running_mean");
   nn_destroy(&n);
 }
 
@@ -98,7 +98,7 @@ static void every_listed_model_builds(void **state) {
     assert_int_equal(model_default_task(name, &task), 0);
     nn *n = nn_create(NULL, 1);
     assert_int_equal(model_build(name, &task, n, &reconstructs), 0);
-    assert_true(nn_outputs(n) > 1);
+    assert_true(nn_count_outputs(n) > 1);
     assert_true(model_at(i).help[0] != 0);
     nn_destroy(&n);
   }
@@ -130,20 +130,20 @@ static void initial_values_have_the_documented_variance(void **state) {
   for (int i = 0; i < 4; i++) {
     nn *n = build_network(some[i].name, some[i].input, 10, 3),
        *other = build_network(some[i].name, some[i].input, 10, 4);
-    assert_int_equal(nn_ready(n, 1), 0);
-    assert_int_equal(nn_ready(other, 1), 0);
-    for (int k = 0; k < nn_params(n); k++) {
-      const nn_param *p = nn_param_at(n, k);
-      const nn_layer *l = p->layer >= 0 ? nn_layer_at(n, p->layer) : NULL;
+    assert_int_equal(nn_prepare(n, 1), 0);
+    assert_int_equal(nn_prepare(other, 1), 0);
+    for (int k = 0; k < nn_count_params(n); k++) {
+      const nn_param *p = nn_get_param(n, k);
+      const nn_layer *l = p->layer >= 0 ? nn_get_layer(n, p->layer) : NULL;
       if (p->role == NN_GAMMA) assert_true(p->value[p->count - 1] == 1.0F);
       if (p->role == NN_BETA) assert_true(p->value[0] == 0.0F);
       if (p->role != NN_WEIGHT) continue;
-      assert_memory_not_equal(p->value, nn_param_at(other, k)->value, (size_t)p->count * 4);
-      const double area = l->conv ? (double)(l->kernel * l->kernel) : 1.0;
+      assert_memory_not_equal(p->value, nn_get_param(other, k)->value, (size_t)p->count * 4);
+      const double area = l->is_conv ? (double)(l->kernel * l->kernel) : 1.0;
       const double in = (double)l->in * area, out = (double)l->out * area;
-      const double want = i == 2              ? 2.0 / (in + out) /* uniform: bound^2 / 3 */
-                          : i == 3 && l->conv ? 2.0 / out
-                                              : 1.0 / (3.0 * in);
+      const double want = i == 2                 ? 2.0 / (in + out) /* uniform: bound^2 / 3 */
+                          : i == 3 && l->is_conv ? 2.0 / out
+                                                 : 1.0 / (3.0 * in);
       /* five standard deviations of a mean of squares: sqrt(2 / n) for normals, sqrt(4 / (5 n)) for uniforms */
       assert_true(fabs(compute_variance(p) / want - 1.0) < 5.0 * sqrt(2.0 / (double)p->count));
     }
@@ -181,7 +181,7 @@ static void wrong_names_and_tasks_are_refused(void **state) {
     nn *n = nn_create(NULL, 1);
     capture_stderr();
     int rc = model_build(wrong[i].name, &task, n, &reconstructs);
-    if (rc == 0) rc = nn_ready(n, 2);
+    if (rc == 0) rc = nn_prepare(n, 2);
     const char *line = captured_stderr();
     nn_destroy(&n);
     assert_int_equal(rc, 2);
@@ -197,8 +197,8 @@ static void non_finite_weights_are_refused(void **state) {
   bool reconstructs = false;
   nn *net = nn_create(NULL, 1);
   assert_int_equal(model_build("logreg", &task, net, &reconstructs), 0);
-  assert_int_equal(nn_ready(net, 1), 0);
-  const nn_param *last = nn_param_at(net, nn_params(net) - 1);
+  assert_int_equal(nn_prepare(net, 1), 0);
+  const nn_param *last = nn_get_param(net, nn_count_params(net) - 1);
   char says[128];
   (void)snprintf(says, sizeof says, "tensor '%s' holds a number that is not finite", last->name);
   for (size_t i = 0; i < sizeof values / sizeof values[0]; i++) {

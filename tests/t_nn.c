@@ -44,60 +44,63 @@ typedef struct net_case {
 } net_case;
 
 static void build_linear(nn *n, int x) {
-  (void)nn_linear(n, "b", nn_linear(n, "a", x, 4, true), 3, true);
+  (void)nn_add_linear(n, "b", nn_add_linear(n, "a", x, 4, true), 3, true);
 }
-static void build_unbiased(nn *n, int x) { (void)nn_linear(n, "a", x, 3, false); }
+static void build_unbiased(nn *n, int x) { (void)nn_add_linear(n, "a", x, 3, false); }
 static void build_activations(nn *n, int x) {
-  x = nn_relu(n, nn_linear(n, "b", nn_tanh(n, nn_linear(n, "a", x, 9, true)), 9, true));
-  (void)nn_sigmoid(n, nn_linear(n, "c", x, 5, true));
+  x = nn_add_relu(
+      n, nn_add_linear(n, "b", nn_add_tanh(n, nn_add_linear(n, "a", x, 9, true)), 9, true));
+  (void)nn_add_sigmoid(n, nn_add_linear(n, "c", x, 5, true));
 }
 static void build_dropout(nn *n, int x) {
-  (void)nn_linear(n, "b", nn_dropout(n, nn_linear(n, "a", x, 30, true), 0.4), 3, true);
+  (void)nn_add_linear(n, "b", nn_add_dropout(n, nn_add_linear(n, "a", x, 30, true), 0.4), 3, true);
 }
 /* A node after a node that works in place must not work in place, too. */
 static void build_in_place_chain(nn *n, int x) {
-  x = nn_relu(n, nn_norm(n, "n", nn_conv(n, "a", x, 3, 3, 1, 1, true)));
-  (void)nn_linear(n, "b", nn_dropout(n, nn_tanh(n, x), 0.2), 2, true);
+  x = nn_add_relu(n, nn_add_norm(n, "n", nn_add_conv(n, "a", x, 3, 3, 1, 1, true)));
+  (void)nn_add_linear(n, "b", nn_add_dropout(n, nn_add_tanh(n, x), 0.2), 2, true);
 }
 static void build_norm(nn *n, int x) {
-  (void)nn_linear(n, "b", nn_norm(n, "n", nn_conv(n, "a", x, 5, 1, 1, 0, false)), 2, true);
+  (void)nn_add_linear(n, "b", nn_add_norm(n, "n", nn_add_conv(n, "a", x, 5, 1, 1, 0, false)), 2,
+                      true);
 }
 static void build_flat_norm(nn *n, int x) {
-  (void)nn_linear(n, "b", nn_norm(n, "n", nn_linear(n, "a", x, 6, false)), 2, true);
+  (void)nn_add_linear(n, "b", nn_add_norm(n, "n", nn_add_linear(n, "a", x, 6, false)), 2, true);
 }
 static void build_max_pool(nn *n, int x) {
-  (void)nn_max_pool(n, nn_conv(n, "a", x, 2, 1, 1, 0, true), 3, 2, 1);
+  (void)nn_add_max_pool(n, nn_add_conv(n, "a", x, 2, 1, 1, 0, true), 3, 2, 1);
 }
 static void build_gapped_pool(nn *n, int x) {
-  (void)nn_max_pool(n, nn_conv(n, "a", x, 2, 1, 1, 0, true), 2, 3, 0);
+  (void)nn_add_max_pool(n, nn_add_conv(n, "a", x, 2, 1, 1, 0, true), 2, 3, 0);
 }
 static void build_average_pool(nn *n, int x) {
-  (void)nn_average_pool(n, nn_conv(n, "a", x, 2, 1, 1, 0, true), 2, 2);
+  (void)nn_add_average_pool(n, nn_add_conv(n, "a", x, 2, 1, 1, 0, true), 2, 2);
 }
 static void build_global_pool(nn *n, int x) {
-  (void)nn_global_pool(n, nn_tanh(n, nn_conv(n, "a", x, 3, 3, 1, 1, true)));
+  (void)nn_add_global_pool(n, nn_add_tanh(n, nn_add_conv(n, "a", x, 3, 3, 1, 1, true)));
 }
 static void build_sums(nn *n, int x) {
-  const int a = nn_conv(n, "a", x, 3, 1, 1, 0, true);
-  const int b = nn_tanh(n, nn_conv(n, "b", a, 3, 3, 1, 1, false));
-  (void)nn_global_pool(n, nn_add(n, nn_conv(n, "c", b, 3, 1, 1, 0, false), nn_add(n, a, b)));
+  const int a = nn_add_conv(n, "a", x, 3, 1, 1, 0, true);
+  const int b = nn_add_tanh(n, nn_add_conv(n, "b", a, 3, 3, 1, 1, false));
+  (void)nn_add_global_pool(
+      n, nn_add_sum(n, nn_add_conv(n, "c", b, 3, 1, 1, 0, false), nn_add_sum(n, a, b)));
 }
 static void build_sum_with_itself(nn *n, int x) {
-  const int a = nn_linear(n, "a", x, 4, true);
-  (void)nn_add(n, a, a);
+  const int a = nn_add_linear(n, "a", x, 4, true);
+  (void)nn_add_sum(n, a, a);
 }
 static void build_residual(nn *n, int x) {
-  x = nn_relu(n, nn_norm(n, "n0", nn_conv(n, "c0", x, 4, 3, 1, 1, false)));
-  int y = nn_relu(n, nn_norm(n, "n1", nn_conv(n, "c1", x, 6, 3, 2, 1, false)));
-  y = nn_norm(n, "n2", nn_conv(n, "c2", y, 6, 3, 1, 1, false));
-  const int s = nn_norm(n, "n3", nn_conv(n, "c3", x, 6, 1, 2, 0, false));
-  x = nn_relu(n, nn_add(n, y, s));
-  y = nn_norm(n, "n4", nn_conv(n, "c4", x, 6, 3, 1, 1, false));
-  (void)nn_linear(n, "fc", nn_global_pool(n, nn_relu(n, nn_add(n, y, x))), 3, true);
+  x = nn_add_relu(n, nn_add_norm(n, "n0", nn_add_conv(n, "c0", x, 4, 3, 1, 1, false)));
+  int y = nn_add_relu(n, nn_add_norm(n, "n1", nn_add_conv(n, "c1", x, 6, 3, 2, 1, false)));
+  y = nn_add_norm(n, "n2", nn_add_conv(n, "c2", y, 6, 3, 1, 1, false));
+  const int s = nn_add_norm(n, "n3", nn_add_conv(n, "c3", x, 6, 1, 2, 0, false));
+  x = nn_add_relu(n, nn_add_sum(n, y, s));
+  y = nn_add_norm(n, "n4", nn_add_conv(n, "c4", x, 6, 3, 1, 1, false));
+  (void)nn_add_linear(n, "fc", nn_add_global_pool(n, nn_add_relu(n, nn_add_sum(n, y, x))), 3, true);
 }
 #define CONV(name, out, k, s, p, bias)                                                             \
   static void name(nn *n, int x) {                                                                 \
-    (void)nn_conv(n, "b", nn_conv(n, "a", x, 3, 1, 1, 0, true), out, k, s, p, bias);               \
+    (void)nn_add_conv(n, "b", nn_add_conv(n, "a", x, 3, 1, 1, 0, true), out, k, s, p, bias);       \
   }
 CONV(build_conv3, 4, 3, 1, 1, true)
 CONV(build_conv3s2, 4, 3, 2, 1, false)
@@ -146,25 +149,26 @@ static test_net open_net(const net_case *k, ng_pool *pool) {
   test_net s = {nn_create(pool, test_seed()), k, NULL, NULL, NULL};
   nn_set_initializer(s.n, NN_GLOROT);
   nn_set_loss(s.n, k->loss, k->smoothing);
-  k->build(s.n, nn_input(s.n, k->input));
-  assert_int_equal(nn_ready(s.n, k->samples), 0);
-  const int64_t in = k->samples * nn_count(k->input), out = k->samples * nn_outputs(s.n);
+  k->build(s.n, nn_add_input(s.n, k->input));
+  assert_int_equal(nn_prepare(s.n, k->samples), 0);
+  const int64_t in = k->samples * nn_count_values(k->input),
+                out = k->samples * nn_count_outputs(s.n);
   s.x = malloc((size_t)in * sizeof *s.x);
   s.targets = malloc((size_t)out * sizeof *s.targets);
   s.labels = malloc((size_t)k->samples * sizeof *s.labels);
   random_normal(test_seed(), RANDOM_DATA, 1, 1.0, 0, in, s.x);
   random_normal(test_seed(), RANDOM_DATA, 2, 1.0, 0, out, s.targets);
   for (int64_t i = 0; i < k->samples; i++)
-    s.labels[i] = (int32_t)((i * 5 + 1) % nn_outputs(s.n));
-  for (int i = 0; i < nn_params(s.n); i++) { /* far from 0 and 1, where errors could cancel */
-    const nn_param *p = nn_param_at(s.n, i);
+    s.labels[i] = (int32_t)((i * 5 + 1) % nn_count_outputs(s.n));
+  for (int i = 0; i < nn_count_params(s.n); i++) { /* far from 0 and 1, where errors could cancel */
+    const nn_param *p = nn_get_param(s.n, i);
     if (p->role != NN_WEIGHT)
       random_uniform(9, RANDOM_DATA, (uint32_t)i, 0.3, 1.2, p->count, p->value);
   }
-  nn_fix_norms(s.n, k->fixed);
+  nn_freeze_norms(s.n, k->fixed);
   for (int i = 0; i < 2 && k->fixed; i++)
-    random_uniform(9, RANDOM_DATA, (uint32_t)i, 0.3, 1.2, nn_buffer_at(s.n, i)->count,
-                   nn_buffer_at(s.n, i)->value);
+    random_uniform(9, RANDOM_DATA, (uint32_t)i, 0.3, 1.2, nn_get_buffer(s.n, i)->count,
+                   nn_get_buffer(s.n, i)->value);
   return s;
 }
 
@@ -176,17 +180,17 @@ static void close_net(test_net *s) {
 }
 
 static double compute_loss(const test_net *s) {
-  const float running = s->k->fixed ? nn_buffer_at(s->n, 0)->value[0] : 0.0F;
+  const float running = s->k->fixed ? nn_get_buffer(s->n, 0)->value[0] : 0.0F;
   float evaluated = 0.0F;
   if (s->k->fixed) {
     assert_int_equal(nn_forward(s->n, NN_EVALUATE, s->x, s->k->samples, 0, NULL), 0);
-    evaluated = nn_output(s->n)[0];
+    evaluated = nn_get_output(s->n)[0];
   }
   assert_int_equal(nn_forward(s->n, NN_TRAIN, s->x, s->k->samples, 3, NULL), 0);
   if (s->k->fixed)
-    assert_true(nn_output(s->n)[0] == evaluated && nn_buffer_at(s->n, 0)->value[0] == running);
+    assert_true(nn_get_output(s->n)[0] == evaluated && nn_get_buffer(s->n, 0)->value[0] == running);
   const bool soft = s->k->loss == NN_SQUARED_ERROR; /* cross entropy also accepts labels */
-  return nn_loss(s->n, NN_TRAIN, s->labels, soft ? s->targets : NULL, NULL);
+  return nn_compute_loss(s->n, NN_TRAIN, s->labels, soft ? s->targets : NULL, NULL);
 }
 
 /* Compute the central slope of the loss along d, and the slopes from the right and from the left of p. */
@@ -209,7 +213,7 @@ static void compute_slopes(const test_net *s, const nn_param *p, const float *d,
 }
 
 static void check_gradient(const test_net *s, int i, double loss) {
-  const nn_param *p = nn_param_at(s->n, i);
+  const nn_param *p = nn_get_param(s->n, i);
   float *d = malloc((size_t)p->count * sizeof *d);
   for (uint32_t trial = 0; trial < 3; trial++) {
     double product = 0.0, norm = 0.0, tolerance = 0.0;
@@ -242,7 +246,7 @@ static void gradients_match_central_differences(void **state) {
     test_net s = open_net(&cases[c], pool);
     const double loss = compute_loss(&s);
     assert_int_equal(nn_backward(s.n, true, NULL), 0);
-    for (int i = 0; i < nn_params(s.n); i++) {
+    for (int i = 0; i < nn_count_params(s.n); i++) {
       check_gradient(&s, i, loss);
       (void)compute_loss(&s);
       assert_int_equal(nn_backward(s.n, true, NULL), 0);
@@ -254,14 +258,14 @@ static void gradients_match_central_differences(void **state) {
 
 /* Concatenate loss, output and all gradients of a step, to compare bits. */
 static float *copy_step_results(const test_net *s, int64_t *count) {
-  const int64_t out = s->k->samples * nn_outputs(s->n);
-  *count = out + nn_weights(s->n);
+  const int64_t out = s->k->samples * nn_count_outputs(s->n);
+  *count = out + nn_count_weights(s->n);
   float *r = malloc((size_t)*count * sizeof *r), *at = r + out;
   (void)compute_loss(s);
-  memcpy(r, nn_output(s->n), (size_t)out * sizeof *r);
+  memcpy(r, nn_get_output(s->n), (size_t)out * sizeof *r);
   assert_int_equal(nn_backward(s->n, true, NULL), 0);
-  for (int i = 0; i < nn_params(s->n); i++) {
-    const nn_param *p = nn_param_at(s->n, i);
+  for (int i = 0; i < nn_count_params(s->n); i++) {
+    const nn_param *p = nn_get_param(s->n, i);
     memcpy(at, p->grad, (size_t)p->count * sizeof *r);
     at += p->count;
   }
@@ -280,16 +284,16 @@ static void memory_plans_do_not_change_results(void **state) {
     test_net s = open_net(&cases[c], pool);
     int64_t count = 0;
     plan_memory(&s, false);
-    const int64_t apart = nn_bytes(s.n);
+    const int64_t apart = nn_count_bytes(s.n);
     float *oracle = copy_step_results(&s, &count);
     plan_memory(&s, true);
-    assert_true(nn_bytes(s.n) <= apart);
+    assert_true(nn_count_bytes(s.n) <= apart);
     float *first = copy_step_results(&s, &count);
     assert_memory_equal(first, oracle, (size_t)count * sizeof *first);
     /* Another batch, another size, an evaluation, sampled targets: all must leave the next step unchanged. */
     s.x[0] += 1.0F;
     assert_int_equal(nn_forward(s.n, NN_TRAIN, s.x, 1, 9, NULL), 0);
-    nn_sample_loss(s.n, 4);
+    nn_compute_sampled_loss(s.n, 4);
     const int64_t before = allocations;
     assert_int_equal(nn_backward(s.n, true, NULL), 0);
     assert_int_equal(nn_forward(s.n, NN_EVALUATE, s.x, s.k->samples, 0, NULL), 0);
@@ -321,14 +325,14 @@ typedef struct observed {
 } observed;
 
 static int check_input(observed *s, int layer, const float *a, int64_t samples, int64_t columns) {
-  if (layer >= nn_layers(s->n)) {
-    const nn_norm_layer *v = nn_norm_at(s->n, s->norm_inputs);
-    assert_int_equal(layer, nn_layers(s->n) + s->norm_inputs++);
+  if (layer >= nn_count_layers(s->n)) {
+    const nn_norm_layer *v = nn_get_norm(s->n, s->norm_inputs);
+    assert_int_equal(layer, nn_count_layers(s->n) + s->norm_inputs++);
     assert_int_equal(columns, v->height * v->width * v->channels);
     return 0;
   }
-  const nn_layer *l = nn_layer_at(s->n, layer);
-  assert_int_equal(columns, l->conv ? l->height * l->width * l->in : l->in);
+  const nn_layer *l = nn_get_layer(s->n, layer);
+  assert_int_equal(columns, l->is_conv ? l->height * l->width * l->in : l->in);
   assert_int_equal(samples, 3);
   assert_int_equal(layer, s->inputs);
   s->a = a;
@@ -336,18 +340,18 @@ static int check_input(observed *s, int layer, const float *a, int64_t samples, 
 }
 
 static int check_output(observed *s, int layer, const float *g, int64_t samples, int64_t columns) {
-  if (layer >= nn_layers(s->n)) {
-    assert_int_equal(layer, nn_layers(s->n) + nn_norms(s->n) - 1 - s->norm_outputs++);
-    const int64_t channels = nn_norm_at(s->n, layer - nn_layers(s->n))->channels;
+  if (layer >= nn_count_layers(s->n)) {
+    assert_int_equal(layer, nn_count_layers(s->n) + nn_count_norms(s->n) - 1 - s->norm_outputs++);
+    const int64_t channels = nn_get_norm(s->n, layer - nn_count_layers(s->n))->channels;
     s->beta = 0.0;
     for (int64_t i = 0; i < samples * columns; i += channels)
       s->beta += (double)g[i];
     return 0;
   }
-  const nn_layer *l = nn_layer_at(s->n, layer);
+  const nn_layer *l = nn_get_layer(s->n, layer);
   assert_int_equal(columns, l->positions * l->out);
-  assert_int_equal(layer, nn_layers(s->n) - 1 - s->outputs++);
-  if (!l->conv) {
+  assert_int_equal(layer, nn_count_layers(s->n) - 1 - s->outputs++);
+  if (!l->is_conv) {
     s->product = 0.0;
     for (int64_t i = 0; i < samples; i++)
       s->product += (double)g[i * columns] * (double)s->a[i * l->in];
@@ -366,16 +370,16 @@ static void watches_receive_every_layer(void **state) {
   observed w = {.n = s.n};
   const nn_watch watch = {&w, check_observed_array};
   assert_int_equal(nn_forward(s.n, NN_TRAIN, s.x, 3, 0, &watch), 0);
-  (void)nn_loss(s.n, NN_TRAIN, s.labels, NULL, NULL);
+  (void)nn_compute_loss(s.n, NN_TRAIN, s.labels, NULL, NULL);
   assert_int_equal(nn_backward(s.n, true, &watch), 0);
   assert_int_equal(w.inputs, 6);
   assert_int_equal(w.outputs, 6);
-  assert_true(w.norm_inputs > 0 && w.norm_inputs == nn_norms(s.n));
-  assert_int_equal(w.norm_outputs, nn_norms(s.n));
-  const nn_param *beta = nn_param_at(s.n, nn_norm_at(s.n, 0)->beta_param);
+  assert_true(w.norm_inputs > 0 && w.norm_inputs == nn_count_norms(s.n));
+  assert_int_equal(w.norm_outputs, nn_count_norms(s.n));
+  const nn_param *beta = nn_get_param(s.n, nn_get_norm(s.n, 0)->beta_param);
   assert_true(fabs(w.beta - (double)beta->grad[0]) < 1e-5);
-  const nn_layer *l = nn_layer_at(s.n, 5);
-  assert_true(fabs(w.product - (double)nn_param_at(s.n, l->weight_param)->grad[0]) < 1e-5);
+  const nn_layer *l = nn_get_layer(s.n, 5);
+  assert_true(fabs(w.product - (double)nn_get_param(s.n, l->weight_param)->grad[0]) < 1e-5);
   w = (observed){.n = s.n, .stop_at = 2};
   assert_int_equal(nn_forward(s.n, NN_TRAIN, s.x, 3, 0, &watch), 77);
   close_net(&s);
@@ -386,19 +390,19 @@ static void watches_receive_every_layer(void **state) {
 static void first_mistake_is_reported(void **state) {
   for (int kind = 0; kind < 7; kind++) {
     nn *n = nn_create(NULL, 1);
-    int x = nn_input(n, (nn_shape){4, 4, 2});
-    const int y = kind == 0   ? nn_conv(n, "c", x, 2, 5, 1, 0, true)
-                  : kind == 1 ? nn_add(n, x, nn_conv(n, "c", x, 3, 1, 1, 0, true))
-                  : kind == 2 ? nn_linear(n, "f", x, 0, true)
-                  : kind == 3 ? nn_dropout(n, x, 1.0)
-                  : kind == 4 ? nn_max_pool(n, x, 2, 1, 2)
-                  : kind == 5 ? nn_conv(n,
-                                        "a name that is longer than the sixty-three letters "
-                                        "there is room for in a parameter",
-                                        x, 2, 1, 1, 0, true)
-                              : nn_input(n, (nn_shape){4, 4, 2});
+    int x = nn_add_input(n, (nn_shape){4, 4, 2});
+    const int y = kind == 0   ? nn_add_conv(n, "c", x, 2, 5, 1, 0, true)
+                  : kind == 1 ? nn_add_sum(n, x, nn_add_conv(n, "c", x, 3, 1, 1, 0, true))
+                  : kind == 2 ? nn_add_linear(n, "f", x, 0, true)
+                  : kind == 3 ? nn_add_dropout(n, x, 1.0)
+                  : kind == 4 ? nn_add_max_pool(n, x, 2, 1, 2)
+                  : kind == 5 ? nn_add_conv(n,
+                                            "a name that is longer than the sixty-three letters "
+                                            "there is room for in a parameter",
+                                            x, 2, 1, 1, 0, true)
+                              : nn_add_input(n, (nn_shape){4, 4, 2});
     if (kind != 5) assert_int_equal(y, -1);
-    assert_int_equal(nn_relu(n, kind == 5 ? -1 : y), -1);
+    assert_int_equal(nn_add_relu(n, kind == 5 ? -1 : y), -1);
     assert_true(n->error[0] != 0);
     nn_destroy(&n);
   }

@@ -33,25 +33,26 @@ static void convolution_matches_plain_loops(void **state) {
         const nn_shape in = {6, 5 + padding % 2, 1 + kernel % 3};
         if (in.height + 2 * padding < kernel || in.width + 2 * padding < kernel) continue;
         nn *n = nn_create(pool, 5);
-        (void)nn_conv(n, "a", nn_input(n, in), 1 + stride, kernel, stride, padding, padding > 0);
-        assert_int_equal(nn_ready(n, 3), 0);
+        (void)nn_add_conv(n, "a", nn_add_input(n, in), 1 + stride, kernel, stride, padding,
+                          padding > 0);
+        assert_int_equal(nn_prepare(n, 3), 0);
         float x[3 * 6 * 6 * 3];
-        random_normal(5, RANDOM_DATA, 1, 1.0, 0, 3 * nn_count(in), x);
+        random_normal(5, RANDOM_DATA, 1, 1.0, 0, 3 * nn_count_values(in), x);
         assert_int_equal(nn_forward(n, NN_EVALUATE, x, 3, 0, NULL), 0);
-        const nn_layer *l = nn_layer_at(n, 0);
+        const nn_layer *l = nn_get_layer(n, 0);
         const nn_shape to = nn_get_shape(n, 1);
         assert_int_equal(l->positions, to.height * to.width);
-        const float *w = nn_param_at(n, l->weight_param)->value;
-        const float *b = l->bias ? nn_param_at(n, l->bias_param)->value : NULL;
-        for (int64_t i = 0; i < 3 * nn_count(to); i++) {
+        const float *w = nn_get_param(n, l->weight_param)->value;
+        const float *b = l->has_bias ? nn_get_param(n, l->bias_param)->value : NULL;
+        for (int64_t i = 0; i < 3 * nn_count_values(to); i++) {
           const int64_t o = i % to.channels, c = i / to.channels % to.width;
-          const int64_t y = i / to.channels / to.width % to.height, s = i / nn_count(to);
-          const double want = convolve_in_double(l, x + s * nn_count(in), w, b, y, c, o);
+          const int64_t y = i / to.channels / to.width % to.height, s = i / nn_count_values(to);
+          const double want = convolve_in_double(l, x + s * nn_count_values(in), w, b, y, c, o);
           /* f32 sums of n <= 7 * 7 * 3 terms of about 1 / sqrt(n) */
-          if (!(fabs((double)nn_output(n)[i] - want) <= 1e-5)) {
+          if (!(fabs((double)nn_get_output(n)[i] - want) <= 1e-5)) {
             fail_msg("kernel %lld stride %lld padding %lld: output %g, expected %g",
                      (long long)kernel, (long long)stride, (long long)padding,
-                     (double)nn_output(n)[i], want);
+                     (double)nn_get_output(n)[i], want);
           }
         }
         checked++;
@@ -70,8 +71,8 @@ static void normalisation_matches_plain_loops(void **state) {
     const int64_t samples = 6, rows = samples * 16, c = in.channels;
     ng_pool *pool = w % 2 == 0 ? ng_pool_create(2, NULL) : NULL;
     nn *n = nn_create(pool, 5);
-    (void)nn_norm(n, "n", nn_input(n, in));
-    assert_int_equal(nn_ready(n, samples), 0);
+    (void)nn_add_norm(n, "n", nn_add_input(n, in));
+    assert_int_equal(nn_prepare(n, samples), 0);
     float *x = malloc((size_t)(rows * c) * sizeof *x);
     random_normal(6, RANDOM_DATA, 1, 0.5, 0, rows * c, x);
     for (int64_t i = 0; i < rows * c; i++) /* channel k lies around 100 k; one is constant */
@@ -86,18 +87,18 @@ static void normalisation_matches_plain_loops(void **state) {
       for (int64_t r = 0; r < rows; r++) {
         const double want = ((double)x[r * c + k] - mean) / sqrt(var + 1e-5);
         /* values near 400 are exact to 3e-5; divided by a deviation of 0.5 (3e-3 if constant) */
-        assert_true(fabs((double)nn_output(n)[r * c + k] - want) <= (k == 2 ? 2e-2 : 2e-4));
+        assert_true(fabs((double)nn_get_output(n)[r * c + k] - want) <= (k == 2 ? 2e-2 : 2e-4));
       }
-      assert_true(fabs((double)nn_buffer_at(n, 0)->value[k] - 0.1 * mean) <= 1e-5 * (1.0 + mean));
+      assert_true(fabs((double)nn_get_buffer(n, 0)->value[k] - 0.1 * mean) <= 1e-5 * (1.0 + mean));
       const double unbiased = var * (double)rows / (double)(rows - 1);
-      assert_true(fabs((double)nn_buffer_at(n, 1)->value[k] - 0.9 - 0.1 * unbiased) <= 1e-5);
+      assert_true(fabs((double)nn_get_buffer(n, 1)->value[k] - 0.9 - 0.1 * unbiased) <= 1e-5);
     }
     /* Evaluation uses the running values and does not change them. */
-    const float keep = nn_buffer_at(n, 0)->value[0];
+    const float keep = nn_get_buffer(n, 0)->value[0];
     assert_int_equal(nn_forward(n, NN_EVALUATE, x, samples, 0, NULL), 0);
-    assert_true(nn_buffer_at(n, 0)->value[0] == keep);
-    const double r0 = 1.0 / sqrt((double)nn_buffer_at(n, 1)->value[0] + 1e-5);
-    assert_true(fabs((double)nn_output(n)[0] - ((double)x[0] - (double)keep) * r0) <= 1e-4);
+    assert_true(nn_get_buffer(n, 0)->value[0] == keep);
+    const double r0 = 1.0 / sqrt((double)nn_get_buffer(n, 1)->value[0] + 1e-5);
+    assert_true(fabs((double)nn_get_output(n)[0] - ((double)x[0] - (double)keep) * r0) <= 1e-4);
     free(x);
     nn_destroy(&n);
     ng_pool_destroy(pool);
@@ -106,13 +107,13 @@ static void normalisation_matches_plain_loops(void **state) {
 
 static void one_value_has_no_unbiased_variance(void **state) {
   nn *n = nn_create(NULL, 5);
-  (void)nn_norm(n, "n", nn_input(n, (nn_shape){1, 1, 2}));
-  assert_int_equal(nn_ready(n, 1), 0);
+  (void)nn_add_norm(n, "n", nn_add_input(n, (nn_shape){1, 1, 2}));
+  assert_int_equal(nn_prepare(n, 1), 0);
   const float x[2] = {3.0F, -1.0F};
   assert_int_equal(nn_forward(n, NN_TRAIN, x, 1, 0, NULL), 0);
   for (int k = 0; k < 2; k++) {
-    assert_true(nn_output(n)[k] == 0.0F);
-    assert_true(isfinite(nn_buffer_at(n, 1)->value[k]));
+    assert_true(nn_get_output(n)[k] == 0.0F);
+    assert_true(isfinite(nn_get_buffer(n, 1)->value[k]));
   }
   nn_destroy(&n);
 }
@@ -123,12 +124,12 @@ static void pools_ignore_positions_outside(void **state) {
   const float most[4] = {9, 9, 9, 9}, mean[4] = {4, 4.5F, 7.5F, 5};
   for (int kind = 0; kind < 2; kind++) {
     nn *n = nn_create(NULL, 5);
-    const int in = nn_input(n, (nn_shape){3, 3, 1});
-    (void)(kind == 0 ? nn_max_pool(n, in, 3, 2, 1) : nn_average_pool(n, in, 2, 2));
-    assert_int_equal(nn_ready(n, 1), 0);
+    const int in = nn_add_input(n, (nn_shape){3, 3, 1});
+    (void)(kind == 0 ? nn_add_max_pool(n, in, 3, 2, 1) : nn_add_average_pool(n, in, 2, 2));
+    assert_int_equal(nn_prepare(n, 1), 0);
     assert_int_equal(nn_forward(n, NN_EVALUATE, x, 1, 0, NULL), 0);
     for (int i = 0; i < 4; i++)
-      assert_true(fabsf(nn_output(n)[i] - (kind == 0 ? most : mean)[i]) <= 1e-6F);
+      assert_true(fabsf(nn_get_output(n)[i] - (kind == 0 ? most : mean)[i]) <= 1e-6F);
     nn_destroy(&n);
   }
 }
@@ -139,24 +140,24 @@ static void parts_of_a_batch_draw_the_same_numbers(void **state) {
   enum { ALL = 7, FROM = 3, WIDE = 5 };
   float x[ALL * WIDE], whole[ALL * WIDE];
   nn *n = nn_create(NULL, 5);
-  (void)nn_dropout(n, nn_input(n, (nn_shape){1, 1, WIDE}), 0.5);
-  assert_int_equal(nn_ready(n, ALL), 0);
+  (void)nn_add_dropout(n, nn_add_input(n, (nn_shape){1, 1, WIDE}), 0.5);
+  assert_int_equal(nn_prepare(n, ALL), 0);
   for (int i = 0; i < ALL * WIDE; i++) {
     x[i] = (float)(i + 1);
   }
   assert_int_equal(nn_forward(n, NN_TRAIN, x, ALL, 9, NULL), 0);
-  memcpy(whole, nn_output(n), sizeof whole);
+  memcpy(whole, nn_get_output(n), sizeof whole);
   nn_set_first_sample(n, FROM);
   assert_int_equal(nn_forward(n, NN_TRAIN, x + FROM * WIDE, ALL - FROM, 9, NULL), 0);
-  assert_memory_equal(nn_output(n), whole + FROM * WIDE, (ALL - FROM) * WIDE * sizeof *x);
+  assert_memory_equal(nn_get_output(n), whole + FROM * WIDE, (ALL - FROM) * WIDE * sizeof *x);
   nn_destroy(&n);
 }
 
 static void dropout_keeps_the_mean(void **state) {
   enum { MANY = 40000 };
   nn *n = nn_create(NULL, 5);
-  (void)nn_dropout(n, nn_input(n, (nn_shape){1, 1, MANY}), 0.25);
-  assert_int_equal(nn_ready(n, 1), 0);
+  (void)nn_add_dropout(n, nn_add_input(n, (nn_shape){1, 1, MANY}), 0.25);
+  assert_int_equal(nn_prepare(n, 1), 0);
   float *x = malloc(MANY * sizeof *x);
   for (int i = 0; i < MANY; i++)
     x[i] = 1.0F;
@@ -165,8 +166,8 @@ static void dropout_keeps_the_mean(void **state) {
   for (int step = 0; step < 2; step++) {
     assert_int_equal(nn_forward(n, NN_TRAIN, x, 1, (uint64_t)step, NULL), 0);
     for (int i = 0; i < MANY; i++) {
-      const bool zero = nn_output(n)[i] == 0.0F;
-      assert_true(zero || fabsf(nn_output(n)[i] - 1.0F / 0.75F) < 1e-6F);
+      const bool zero = nn_get_output(n)[i] == 0.0F;
+      assert_true(zero || fabsf(nn_get_output(n)[i] - 1.0F / 0.75F) < 1e-6F);
       zeros[step] += zero;
       both += step == 1 && zero && was[i];
       was[i] = zero;
@@ -178,7 +179,7 @@ static void dropout_keeps_the_mean(void **state) {
   assert_true(abs(zeros[0] - MANY / 4) < 350 && abs(zeros[1] - MANY / 4) < 350);
   assert_int_equal(nn_forward(n, NN_EVALUATE, x, 1, 0, NULL), 0);
   for (int i = 0; i < MANY; i++)
-    assert_true(nn_output(n)[i] == 1.0F);
+    assert_true(nn_get_output(n)[i] == 1.0F);
   free(x);
   nn_destroy(&n);
 }
@@ -208,9 +209,9 @@ static void gemm_matches_plain_loops(void **state) {
 static void losses_match_hand_computation(void **state) {
   nn *n = nn_create(NULL, 5);
   nn_set_loss(n, NN_CROSS_ENTROPY, 0.1);
-  (void)nn_linear(n, "a", nn_input(n, (nn_shape){1, 1, 3}), 3, false);
-  assert_int_equal(nn_ready(n, 2), 0);
-  float *w = nn_param_at(n, 0)->value;
+  (void)nn_add_linear(n, "a", nn_add_input(n, (nn_shape){1, 1, 3}), 3, false);
+  assert_int_equal(nn_prepare(n, 2), 0);
+  float *w = nn_get_param(n, 0)->value;
   /* identity */
   for (int i = 0; i < 9; i++)
     w[i] = i % 4 == 0 ? 1.0F : 0.0F;
@@ -218,7 +219,7 @@ static void losses_match_hand_computation(void **state) {
   const int32_t labels[2] = {2, 0};
   int64_t correct = 0;
   assert_int_equal(nn_forward(n, NN_TRAIN, x, 2, 0, NULL), 0);
-  const double loss = nn_loss(n, NN_TRAIN, labels, NULL, &correct);
+  const double loss = nn_compute_loss(n, NN_TRAIN, labels, NULL, &correct);
   const double all = log(exp(1) + exp(2) + exp(3));
   const double first = all - (0.9 * 3 + 0.1 / 3 * (1 + 2 + 3));
   const double second = 500 - 0.9 * 500; /* the 500 and -500 of smoothing cancel */
@@ -226,7 +227,7 @@ static void losses_match_hand_computation(void **state) {
   assert_int_equal(correct, 2);
   /* evaluation does not smooth labels */
   assert_int_equal(nn_forward(n, NN_EVALUATE, x, 2, 0, NULL), 0);
-  assert_true(fabs(nn_loss(n, NN_EVALUATE, labels, NULL, NULL) - 0.5 * (all - 3)) < 1e-9);
+  assert_true(fabs(nn_compute_loss(n, NN_EVALUATE, labels, NULL, NULL) - 0.5 * (all - 3)) < 1e-9);
   nn_destroy(&n);
 }
 
@@ -234,9 +235,9 @@ static void losses_match_hand_computation(void **state) {
 static void sampled_targets_have_the_fisher_moment(void **state) {
   enum { DRAWS = 20000 };
   nn *n = nn_create(NULL, 11);
-  (void)nn_linear(n, "a", nn_input(n, (nn_shape){1, 1, 3}), 3, false);
-  assert_int_equal(nn_ready(n, 1), 0);
-  float *w = nn_param_at(n, 0)->value;
+  (void)nn_add_linear(n, "a", nn_add_input(n, (nn_shape){1, 1, 3}), 3, false);
+  assert_int_equal(nn_prepare(n, 1), 0);
+  float *w = nn_get_param(n, 0)->value;
   for (int i = 0; i < 9; i++)
     w[i] = i % 4 == 0 ? 1.0F : 0.0F;
   const float x[3] = {0.0F, 1.0F, -0.5F};
@@ -247,7 +248,7 @@ static void sampled_targets_have_the_fisher_moment(void **state) {
     s[k] = exp((double)x[k]) / sum;
   assert_int_equal(nn_forward(n, NN_TRAIN, x, 1, 0, NULL), 0);
   for (int d = 0; d < DRAWS; d++) {
-    nn_sample_loss(n, (uint64_t)d);
+    nn_compute_sampled_loss(n, (uint64_t)d);
     for (int i = 0; i < 9; i++)
       moment[i] += (double)n->loss_grad[i / 3] * (double)n->loss_grad[i % 3] / DRAWS;
   }

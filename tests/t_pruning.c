@@ -77,7 +77,7 @@ static void expect_dense_step(int64_t size, int block_size) {
   }
   const pruning how = {.gradients = GRADIENTS, .steps = 1, .damping = 0.05, .block = size};
   const pruning_set s = {.n = N, .drop = DROP, .G = G, .w = w, .pruned = pruned};
-  assert_int_equal(pruning_step(ctx, &how, &s), CLI_OK);
+  assert_int_equal(pruning_prune_step(ctx, &how, &s), CLI_OK);
   for (int i = 0; i < N; i++) {
     assert_int_equal(pruned[i], out[i]);
     assert_true(out[i] ? w[i] == 0.0 : fabs(w[i] - expected[i]) < 1e-10);
@@ -107,7 +107,7 @@ static void step_matches_the_published_program(void **state) {
       .damping = 0.1,
   };
   const pruning_set s = {.n = 6, .drop = 2, .G = G, .w = w, .pruned = pruned};
-  assert_int_equal(pruning_step(ctx, &how, &s), CLI_OK);
+  assert_int_equal(pruning_prune_step(ctx, &how, &s), CLI_OK);
   for (int i = 0; i < 6; i++)
     assert_true(fabs(w[i] - after[i]) < 3e-6);
 }
@@ -117,21 +117,21 @@ static void magnitude_drops_the_smallest_weights(void **state) {
   bool pruned[5];
   const pruning how = {.score = PRUNING_MAGNITUDE, .gradients = 1, .steps = 1};
   const pruning_set s = {.n = 5, .drop = 2, .w = w, .pruned = pruned};
-  assert_int_equal(pruning_step(ctx, &how, &s), CLI_OK);
+  assert_int_equal(pruning_prune_step(ctx, &how, &s), CLI_OK);
   assert_true(w[0] == -3.0 && w[1] == 0.0 && w[2] == -1.0 && w[3] == 0.0 && w[4] == 1.0);
 }
 
 static void remaining_share_falls_geometrically(void **state) {
-  assert_int_equal(pruning_count_next(1000, 0, 0, 0.75, 1, 2), 500);
-  assert_int_equal(pruning_count_next(1000, 0, 500, 0.75, 2, 2), 250);
+  assert_int_equal(pruning_compute_step_count(1000, 0, 0, 0.75, 1, 2), 500);
+  assert_int_equal(pruning_compute_step_count(1000, 0, 500, 0.75, 2, 2), 250);
   /* 0.8, 0.4, 0.2 and 0.1 remain */
-  assert_int_equal(pruning_count_next(1000, 200, 200, 0.9, 1, 3), 400);
-  assert_int_equal(pruning_count_next(1000, 200, 600, 0.9, 2, 3), 200);
-  assert_int_equal(pruning_count_next(1000, 200, 800, 0.9, 3, 3), 100);
-  assert_int_equal(pruning_count_next(1000, 600, 600, 0.5, 1, 1),
+  assert_int_equal(pruning_compute_step_count(1000, 200, 200, 0.9, 1, 3), 400);
+  assert_int_equal(pruning_compute_step_count(1000, 200, 600, 0.9, 2, 3), 200);
+  assert_int_equal(pruning_compute_step_count(1000, 200, 800, 0.9, 3, 3), 100);
+  assert_int_equal(pruning_compute_step_count(1000, 600, 600, 0.5, 1, 1),
                    0); /* the model is already sparser */
   for (int i = 0; i < 1000; i++)
-    assert_int_equal(pruning_count_next(1000, 0, 0, i * 0.001, 1, 1), i);
+    assert_int_equal(pruning_compute_step_count(1000, 0, 0, i * 0.001, 1, 1), i);
 }
 
 /* ---- networks --------------------------------------------------------------------------------*/
@@ -153,7 +153,7 @@ static void open_setup(pruning_run_setup *p, const char *model, const char *data
   p->net = nn_create(NULL, 3);
   assert_int_equal(model_build(model, &task, p->net, &reconstructs), CLI_OK);
   assert_int_equal(feed_create(&p->s, &p->d, NULL, false, NULL, &p->feed), CLI_OK);
-  assert_int_equal(nn_ready(p->net, 16), CLI_OK);
+  assert_int_equal(nn_prepare(p->net, 16), CLI_OK);
 }
 
 static void close_setup(pruning_run_setup *p) {
@@ -174,19 +174,19 @@ static void given_sparsity_is_reached(void **state) {
                          .gradients = 4,
                          .damping = 1e-3,
                          .block = 50};
-    float *first = nn_param_at(p.net, 0)->value;
+    float *first = nn_get_param(p.net, 0)->value;
     /* weights that are 0 before pruning must stay 0 */
     for (int i = 0; i < 7; i++)
       first[i] = 0.0F;
     float bias[4];
-    memcpy(bias, nn_param_at(p.net, 1)->value, sizeof bias);
-    assert_int_equal(nn_param_at(p.net, 1)->role, NN_BIAS);
+    memcpy(bias, nn_get_param(p.net, 1)->value, sizeof bias);
+    assert_int_equal(nn_get_param(p.net, 1)->role, NN_BIAS);
     assert_int_equal(pruning_run(ctx, &how, false, &p.feed, p.net), CLI_OK);
     const pruning_count c = pruning_count_zeros(p.net);
     assert_int_equal(c.zeros, (int64_t)(0.9 * (double)c.weights + 1e-9));
     for (int i = 0; i < 7; i++)
       assert_true(first[i] == 0.0F);
-    assert_memory_equal(bias, nn_param_at(p.net, 1)->value, sizeof bias);
+    assert_memory_equal(bias, nn_get_param(p.net, 1)->value, sizeof bias);
     close_setup(&p);
   }
 }

@@ -72,17 +72,17 @@ static void every_key_of_every_configuration_is_used(void **state) {
     char needs[SETTINGS_NEEDS] = "", *path = cli_join(NG_SOURCE_DIR "/configs", e->d_name), *text;
     ngio_json *json;
     settings_init(&s);
-    assert_int_equal(settings_read(&s, path), CLI_OK);
+    assert_int_equal(settings_read_file(&s, path), CLI_OK);
     assert_int_equal(settings_check(&s), CLI_OK);
     nn *net = nn_create(NULL, 1);
     assert_int_equal(model_default_task(s.model, &task), CLI_OK);
     assert_int_equal(model_build(s.model, &task, net, &reconstructs), CLI_OK);
     nn_destroy(&net);
-    assert_int_equal(disk_read(path, &text), CLI_OK);
+    assert_int_equal(disk_read_text(path, &text), CLI_OK);
     assert_int_equal(cli_json_parse(path, text, strlen(text), &json), CLI_OK);
     const ngio_value *object = ngio_json_root(json);
     for (const ngio_value *v = ngio_first(object); v != NULL; v = ngio_next(object, v), keys++) {
-      if (!settings_knows(&s, v->key))
+      if (!settings_applies(&s, v->key))
         fail_msg("%s: no setting or option is called %s", e->d_name, v->key);
       if (settings_is_idle(&s, v->key, needs, sizeof needs))
         fail_msg("%s: %s needs %s", e->d_name, v->key, needs);
@@ -154,25 +154,25 @@ static double compute_norm(const nn_param *p) {
 static void weights_are_rescaled(void **state) {
   static const char *const when[] = {"none", "shrink", "always"};
   nn *n = nn_create(NULL, 3);
-  int x = nn_input(n, (nn_shape){6, 6, 2});
-  x = nn_norm(n, "norm", nn_conv(n, "conv", x, 4, 3, 1, 1, true));
-  (void)nn_linear(n, "fc", x, 5, true);
-  assert_int_equal(nn_ready(n, 2), 0);
+  int x = nn_add_input(n, (nn_shape){6, 6, 2});
+  x = nn_add_norm(n, "norm", nn_add_conv(n, "conv", x, 4, 3, 1, 1, true));
+  (void)nn_add_linear(n, "fc", x, 5, true);
+  assert_int_equal(nn_prepare(n, 2), 0);
   for (int k = 0; k < 3; k++) {
     settings s;
     settings_init(&s);
     must_set(&s, "rescale-weights", when[k]);
-    for (int length = 1; length <= 10; length++) { /* from a third to three times the target */
-      for (int i = 0; i < nn_params(n); i++) {     /* conv: 8 outputs, sqrt(8) = 2.8284 */
-        const nn_param *p = nn_param_at(n, i);
+    for (int length = 1; length <= 10; length++) {   /* from a third to three times the target */
+      for (int i = 0; i < nn_count_params(n); i++) { /* conv: 8 outputs, sqrt(8) = 2.8284 */
+        const nn_param *p = nn_get_param(n, i);
         random_normal(5, RANDOM_DATA, (uint32_t)i, 1.0, 0, p->count, p->value);
         const double was = compute_norm(p);
         for (int64_t j = 0; j < p->count; j++)
           p->value[j] = (float)((double)p->value[j] * length / was);
       }
-      recipe_rescale(&s, n);
-      for (int i = 0; i < nn_params(n); i++) {
-        const nn_param *p = nn_param_at(n, i);
+      recipe_rescale_weights(&s, n);
+      for (int i = 0; i < nn_count_params(n); i++) {
+        const nn_param *p = nn_get_param(n, i);
         const double target = p->layer >= 0 ? sqrt(2.0 * (double)p->shape[0]) : 0.0;
         const bool changes = p->role == NN_WEIGHT && (k == 2 || (k == 1 && length > target));
         const double want = changes ? target : length;

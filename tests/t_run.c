@@ -42,8 +42,8 @@ static void evaluate(double w[CLASSES][WIDE], const feed *f, int32_t n, double s
 static void copy_weights(const nn *net, double w[CLASSES][WIDE]) {
   for (int k = 0; k < CLASSES; k++) {
     for (int c = 0; c < FEATURES; c++)
-      w[k][c] = (double)nn_param_at(net, 0)->value[k * FEATURES + c];
-    w[k][FEATURES] = (double)nn_param_at(net, 1)->value[k];
+      w[k][c] = (double)nn_get_param(net, 0)->value[k * FEATURES + c];
+    w[k][FEATURES] = (double)nn_get_param(net, 1)->value[k];
   }
 }
 
@@ -183,9 +183,9 @@ static void compare_with_hand_computation(const char *name, const char *set, con
   must_be_near(end, "skipped", 0, 0);
   must_be_near(end, "rescued", 0, 0);
   must_be_near(end, "unobserved", 0, 0);
-  must_be_near(end, "network_bytes", (double)nn_bytes(net), 0);
+  must_be_near(end, "network_bytes", (double)nn_count_bytes(net), 0);
   /* The report counts the memory of the model, not the memory for saving. */
-  assert_int_equal(cli_threads(&threads), CLI_OK);
+  assert_int_equal(cli_read_thread_count(&threads), CLI_OK);
   ng_pool *pool = threads > 1 ? ng_pool_create(threads, NULL) : NULL;
   assert_int_equal(precond_create(&r.s, NULL, net, pool, &p), CLI_OK);
   must_be_near(end, "precond_bytes", (double)precond_count_bytes(p), 0);
@@ -194,7 +194,7 @@ static void compare_with_hand_computation(const char *name, const char *set, con
   assert_string_equal(ngio_text_of(ngio_get(end, "why")), "done");
   expect_times_add_up(end, STEPS);
   for (int k = 0; k < CLASSES; k++) {
-    const float *kept = ngio_tensors_find(r.model, nn_param_at(net, 0)->name)->data;
+    const float *kept = ngio_tensors_find(r.model, nn_get_param(net, 0)->name)->data;
     for (int c = 0; c < FEATURES; c++)
       assert_true(fabs((double)kept[k * FEATURES + c] - l.w[k][c]) < NEAR);
   }
@@ -263,7 +263,7 @@ static void fisher_selects_the_observed_labels(void **state) {
     assert_int_equal(feed_fill_train(&f, 0, 0), CLI_OK);
     ngio_tensors *saved = read_library_state(&r);
     char name[80];
-    (void)snprintf(name, sizeof name, "%s/G", nn_layer_at(net, 0)->name);
+    (void)snprintf(name, sizeof name, "%s/G", nn_get_layer(net, 0)->name);
     const ngio_tensor *G = ngio_tensors_find(saved, name);
     assert_non_null(G);
     assert_int_equal(G->shape[0], PAIRS);
@@ -281,7 +281,7 @@ static void fisher_selects_the_observed_labels(void **state) {
     if (found != 1 || (labels == of_batch) != (sampled == 0))
       fail_msg("fisher=%s: %d sets of labels have this G", fisher[sampled], found);
     compute_gradient(w, &f, 0.0, g);
-    const float *kept = ngio_tensors_find(r.model, nn_param_at(net, 0)->name)->data;
+    const float *kept = ngio_tensors_find(r.model, nn_get_param(net, 0)->name)->data;
     for (int k = 0; k < CLASSES; k++) {
       for (int c = 0; c < FEATURES; c++) /* a curvature of 10 against a damping of 1e6 */
         assert_true(fabs((double)kept[k * FEATURES + c] - (w[k][c] - 0.1 * g[k][c])) < 1e-3);

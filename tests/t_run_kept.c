@@ -31,7 +31,7 @@ static void evaluate_kept_weights(const trained *r, const data_set *d, const dat
     }
     assert_int_equal(nn_forward(net, NN_EVALUATE, x, 1, 0, NULL), CLI_OK);
     for (int k = 0; k < d->classes; k++)
-      y[k] = (double)nn_output(net)[k];
+      y[k] = (double)nn_get_output(net)[k];
     *loss += cross_entropy(y, d->classes, split->labels[row], 0.0) / split->n;
     *accuracy += (double)is_correct(y, d->classes, split->labels[row]) / split->n;
   }
@@ -111,14 +111,14 @@ static void expect_mean_statistics(const trained *r, const data_set *d, const ng
   feed f;
   nn *net = new_network(r, d, r->s.batch, (uint64_t)r->s.seed);
   assert_int_equal(feed_create(&r->s, d, NULL, false, NULL, &f), CLI_OK);
-  for (int i = 0; i < nn_params(net); i++) {
-    const nn_param *q = nn_param_at(net, i);
+  for (int i = 0; i < nn_count_params(net); i++) {
+    const nn_param *q = nn_get_param(net, i);
     memcpy(q->value, ngio_tensors_find(file, q->name)->data, (size_t)q->count * sizeof *q->value);
   }
-  nn_set_norm_keep(net, 0.0);
-  assert_true(nn_buffers(net) > 0);
-  for (int b = 0; b < nn_buffers(net); b++) {
-    const nn_buffer *one = nn_buffer_at(net, b);
+  nn_set_norm_decay(net, 0.0);
+  assert_true(nn_count_buffers(net) > 0);
+  for (int b = 0; b < nn_count_buffers(net); b++) {
+    const nn_buffer *one = nn_get_buffer(net, b);
     const float *got = ngio_tensors_find(file, one->name)->data;
     double mean[MOST] = {0};
     assert_true(one->count <= MOST);
@@ -149,17 +149,17 @@ static void average_is_the_mean_of_weights(void **state) {
   for (int k = 0; k < 3; k++)
     train(&d, name[k], set[k], &one[k]);
   nn *net = new_network(&r, &d, 1, 77);
-  for (int i = 0; i < nn_params(net); i++) {
-    const char *of = nn_param_at(net, i)->name;
+  for (int i = 0; i < nn_count_params(net); i++) {
+    const char *of = nn_get_param(net, i)->name;
     const float *got = ngio_tensors_find(file, of)->data, *w[3];
     for (int k = 0; k < 3; k++)
       w[k] = ngio_tensors_find(one[k].model, of)->data;
-    for (int64_t k = 0; k < nn_param_at(net, i)->count; k++) { /* three roundings of f32 */
+    for (int64_t k = 0; k < nn_get_param(net, i)->count; k++) { /* three roundings of f32 */
       const double mean = ((double)w[0][k] + (double)w[1][k] + (double)w[2][k]) / 3.0;
       assert_true(fabs((double)got[k] - mean) <= 3.0 * 6e-8 * (fabs(mean) + 0.1));
     }
     assert_memory_equal(ngio_tensors_find(r.model, of)->data, w[2],
-                        (size_t)nn_param_at(net, i)->count * sizeof(float));
+                        (size_t)nn_get_param(net, i)->count * sizeof(float));
   }
   expect_mean_statistics(&r, &d, file);
   ngio_tensors_close(&r.model);

@@ -31,17 +31,17 @@ static trajectory make_trajectory(const data_set *d, const char *name, const cha
     train(d, run, line, &r);
     nn *net = new_network(&r, d, r.s.batch, (uint64_t)r.s.seed);
     if (k > 0) load_weights(net, r.model);
-    p.count = nn_weights(net);
+    p.count = nn_count_weights(net);
     assert_int_equal(feed_create(&r.s, d, NULL, false, NULL, &f), CLI_OK);
     assert_int_equal(feed_fill_train(&f, k, 0), CLI_OK);
     assert_int_equal(nn_forward(net, NN_TRAIN, f.x, f.batch, (uint64_t)k, NULL), CLI_OK);
-    (void)nn_loss(net, NN_TRAIN, f.labels, NULL, NULL);
+    (void)nn_compute_loss(net, NN_TRAIN, f.labels, NULL, NULL);
     assert_int_equal(nn_backward(net, true, NULL), CLI_OK);
     p.w[k] = calloc((size_t)p.count, sizeof *p.w[k]);
     p.g[k] = calloc((size_t)p.count, sizeof *p.g[k]);
     assert_true(p.w[k] != NULL && p.g[k] != NULL);
-    for (int i = 0, at = 0; i < nn_params(net); i++) {
-      const nn_param *q = nn_param_at(net, i);
+    for (int i = 0, at = 0; i < nn_count_params(net); i++) {
+      const nn_param *q = nn_get_param(net, i);
       for (int64_t j = 0; j < q->count; j++, at++) {
         p.w[k][at] = (double)q->value[j];
         p.g[k][at] = (double)q->grad[j];

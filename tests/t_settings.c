@@ -76,7 +76,7 @@ static void every_setting_is_set_and_got(void **state) {
     if (strcmp(before, other[i][1]) == 0)
       fail_msg("%s: the other value is the default", other[i][0]);
     settings_copy(&copy, &s);
-    cli_spell(spelt, sizeof spelt, other[i][0], '_');
+    cli_replace_separators(spelt, sizeof spelt, other[i][0], '_');
     must_set(&s, i % 2 == 0 ? spelt : other[i][0], other[i][1]); /* '-' and '_' */
     assert_true(settings_get(&s, other[i][0], after, sizeof after));
     assert_string_equal(after, other[i][1]);
@@ -133,7 +133,7 @@ static void bad_values_are_refused(void **state) {
     char message[512] = "", before[256] = "", after[256] = "";
     settings_init(&s);
     (void)settings_get(&s, bad[i].name, before, sizeof before);
-    if (settings_put(&s, bad[i].name, bad[i].value, message, sizeof message) != CLI_BAD)
+    if (settings_try_set(&s, bad[i].name, bad[i].value, message, sizeof message) != CLI_BAD)
       fail_msg("%s = '%s' is accepted", bad[i].name, bad[i].value);
     if (strstr(message, bad[i].why) == NULL)
       fail_msg("%s = '%s': '%s' lacks '%s'", bad[i].name, bad[i].value, message, bad[i].why);
@@ -188,8 +188,8 @@ static void settings_are_checked_together(void **state) {
 
 static void expect_option(const settings *s, const char *name, const char *value) {
   ng_options *o = NULL;
-  assert_int_equal(settings_options(s, &o), CLI_OK);
-  assert_string_equal(cli_option_text(o, name).text, value);
+  assert_int_equal(settings_create_options(s, &o), CLI_OK);
+  assert_string_equal(cli_get_option_text(o, name).text, value);
   ng_options_destroy(&o);
 }
 
@@ -226,12 +226,12 @@ static void environment_sets_the_method(void **state) {
   settings_free(&s);
   assert_int_equal(setenv("NG_METHOD", "adamw", 1), 0); /* a method of the trainer */
   settings_init(&s);
-  assert_true(settings_first_order(&s) && settings_adamw(&s));
+  assert_true(settings_is_first_order(&s) && settings_is_adamw(&s));
   settings_free(&s);
   assert_int_equal(setenv("NG_METHOD", "evva", 1), 0);
   settings_init(&s);
   capture_stderr();
-  assert_int_equal(settings_options(&s, &o), CLI_BAD);
+  assert_int_equal(settings_create_options(&s, &o), CLI_BAD);
   const char *text = captured_stderr();
   assert_non_null(strstr(text, "NG_METHOD in the environment"));
   assert_non_null(strstr(text, "'eva'"));
@@ -252,12 +252,12 @@ static void written_settings_are_read_back(void **state) {
   must_set(&s, "skip-layers", "a\"\\\\b");
   assert_int_equal(setenv("NG_KL_CLIP", "0.5", 1), 0);
   char *text;
-  assert_int_equal(settings_format(&s, "config.json", &text), CLI_OK);
-  assert_int_equal(disk_write(in_folder("config.json"), text, strlen(text)), CLI_OK);
+  assert_int_equal(settings_write_json(&s, "config.json", &text), CLI_OK);
+  assert_int_equal(disk_write_file(in_folder("config.json"), text, strlen(text)), CLI_OK);
   free(text);
   assert_int_equal(unsetenv("NG_KL_CLIP"), 0); /* the file stores its value */
   settings_init(&back);
-  assert_int_equal(settings_read(&back, in_folder("config.json")), CLI_OK);
+  assert_int_equal(settings_read_file(&back, in_folder("config.json")), CLI_OK);
   for (int i = 0; i < settings_rows_count; i++) {
     char a[256], b[256];
     const char *name = settings_rows[i].name;
@@ -266,11 +266,11 @@ static void written_settings_are_read_back(void **state) {
     if (strcmp(a, b) != 0) fail_msg("%s: %s became %s", name, a, b);
   }
   ng_options *x = NULL, *y = NULL;
-  assert_int_equal(settings_options(&s, &x), CLI_OK);
-  assert_int_equal(settings_options(&back, &y), CLI_OK);
-  assert_true(cli_option_real(x, "damping") == cli_option_real(y, "damping"));
-  assert_true(cli_option_real(y, "kl_clip") == 0.5 && cli_option_real(x, "kl_clip") != 0.5);
-  assert_string_equal(cli_option_text(y, "skip_layers").text, "a\"\\\\b");
+  assert_int_equal(settings_create_options(&s, &x), CLI_OK);
+  assert_int_equal(settings_create_options(&back, &y), CLI_OK);
+  assert_true(cli_get_option_real(x, "damping") == cli_get_option_real(y, "damping"));
+  assert_true(cli_get_option_real(y, "kl_clip") == 0.5 && cli_get_option_real(x, "kl_clip") != 0.5);
+  assert_string_equal(cli_get_option_text(y, "skip_layers").text, "a\"\\\\b");
   ng_options_destroy(&x);
   ng_options_destroy(&y);
   settings_free(&s);
@@ -290,7 +290,7 @@ static void many_unknown_keys_are_read_fast(void **state) {
   settings_init(&s);
   capture_stderr();
   const clock_t begun = clock();
-  const int rc = settings_read(&s, in_folder("many.json"));
+  const int rc = settings_read_file(&s, in_folder("many.json"));
   const double took = (double)(clock() - begun) / CLOCKS_PER_SEC;
   const char *text = captured_stderr();
   if (rc != CLI_BAD || strstr(text, "unknown setting") == NULL) fail_msg("%s", text);
@@ -329,7 +329,7 @@ static void bad_files_are_refused(void **state) {
     settings_init(&s);
     put_file("bad.json", bad[i][0], strlen(bad[i][0]));
     capture_stderr();
-    const int rc = settings_read(&s, in_folder("bad.json"));
+    const int rc = settings_read_file(&s, in_folder("bad.json"));
     const char *text = captured_stderr();
     if (rc != CLI_BAD || strstr(text, bad[i][1]) == NULL || strstr(text, "bad.json: ") == NULL)
       fail_msg("%s: status %d, message '%s', expected '%s'", bad[i][0], rc, text, bad[i][1]);
@@ -338,7 +338,7 @@ static void bad_files_are_refused(void **state) {
   settings s;
   settings_init(&s);
   capture_stderr();
-  assert_int_equal(settings_read(&s, in_folder("absent.json")), CLI_BAD);
+  assert_int_equal(settings_read_file(&s, in_folder("absent.json")), CLI_BAD);
   assert_non_null(strstr(captured_stderr(), "absent.json: "));
   settings_free(&s);
 }

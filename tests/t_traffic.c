@@ -27,7 +27,7 @@ static const traffic_rank reported[RANKS] = {
 
 static ng_status gather_traffic(int32_t rank, ng_transport *t, void *arg) {
   traffic *all = arg;
-  const run_ranks ranks = ranks_make(t);
+  const run_ranks ranks = ranks_from_transport(t);
   return traffic_gather(&ranks, &reported[rank], STATIONS, STEPS, &all[rank]) == CLI_OK
              ? NG_OK
              : NG_ERR_COMM;
@@ -46,10 +46,10 @@ static void reports_of_all_ranks_are_gathered(void **state) {
     assert_int_equal(t->stations, STATIONS);
     for (int k = 0; k < RANKS; k++)
       assert_memory_equal(&t->rank[k], &reported[k], sizeof reported[k]);
-    expect_equal(traffic_find_idle(t, 0, 0), 15); /* 20 - 5 */
-    expect_equal(traffic_find_idle(t, 1, 0), 30);
-    expect_equal(traffic_find_idle(t, 2, 0), 0);
-    expect_equal(traffic_find_hidden(t), 0.45); /* 45 of 100 */
+    expect_equal(traffic_find_idle_ms(t, 0, 0), 15); /* 20 - 5 */
+    expect_equal(traffic_find_idle_ms(t, 1, 0), 30);
+    expect_equal(traffic_find_idle_ms(t, 2, 0), 0);
+    expect_equal(traffic_compute_hidden(t), 0.45); /* 45 of 100 */
   }
   char *text = NULL;
   size_t size = 0;
@@ -123,31 +123,31 @@ static void hidden_time_follows_the_clock(void **state) {
   ng_transport t = make_slow_wire(&done_at);
   ranks_count count = {0};
   ranks_request q;
-  run_ranks ranks = ranks_make(&t);
+  run_ranks ranks = ranks_from_transport(&t);
   ranks.count = &count;
   clock_ms = 0;
-  assert_int_equal(ranks_post_floats(&ranks, x, 5, &q), CLI_OK);
+  assert_int_equal(ranks_start_sum(&ranks, x, 5, &q), CLI_OK);
   clock_ms += 4; /* work while the message is under way */
-  assert_int_equal(ranks_test(&ranks, &q, &done), CLI_OK);
+  assert_int_equal(ranks_test_sum(&ranks, &q, &done), CLI_OK);
   assert_false(done);
   assert_int_equal(ranks_sum(&ranks, &small, 1), CLI_OK); /* another collective at the same time */
-  assert_int_equal(ranks_wait(&ranks, &q), CLI_OK);
+  assert_int_equal(ranks_wait_sum(&ranks, &q), CLI_OK);
   expect_equal(count.meter.sent_ms, WIRE);
   expect_equal(count.meter.wait_ms, SMALL + WIRE - SMALL - 4);
   expect_equal(ng_meter_hidden(&count.meter), 4);
   assert_int_equal(count.messages, 2);
   assert_int_equal(count.bytes, 5 * 4 + 8);
-  assert_int_equal(ranks_post_floats(&ranks, x, 5, &q), CLI_OK);
+  assert_int_equal(ranks_start_sum(&ranks, x, 5, &q), CLI_OK);
   clock_ms += 13; /* the message ends earlier, but the end is noticed only now */
-  assert_int_equal(ranks_test(&ranks, &q, &done), CLI_OK);
+  assert_int_equal(ranks_test_sum(&ranks, &q, &done), CLI_OK);
   assert_true(done);
-  assert_int_equal(ranks_wait(&ranks, &q), CLI_OK);
+  assert_int_equal(ranks_wait_sum(&ranks, &q), CLI_OK);
   expect_equal(count.meter.sent_ms, WIRE + 13);
   expect_equal(ng_meter_hidden(&count.meter), 4 + 13);
   t.start = NULL; /* without `start` the collective blocks */
   t.wait = NULL;
-  assert_int_equal(ranks_post_floats(&ranks, x, 5, &q), CLI_OK);
-  assert_int_equal(ranks_wait(&ranks, &q), CLI_OK);
+  assert_int_equal(ranks_start_sum(&ranks, x, 5, &q), CLI_OK);
+  assert_int_equal(ranks_wait_sum(&ranks, &q), CLI_OK);
   expect_equal(count.meter.sent_ms, WIRE + 13 + SMALL);
   expect_equal(ng_meter_hidden(&count.meter), 4 + 13);
 }

@@ -22,7 +22,7 @@ static void trainer_and_library_use_the_same_threads(void **state) {
   int threads = 0;
   ng_context *ctx = NULL;
   assert_int_equal(setenv("NG_THREADS", "3", 1), 0);
-  assert_int_equal(cli_threads(&threads), CLI_OK);
+  assert_int_equal(cli_read_thread_count(&threads), CLI_OK);
   assert_int_equal(threads, 3);
   assert_int_equal(ng_context_create(NG_VERSION, NULL, NULL, 0, &ctx), NG_OK);
   assert_int_equal(ng_context_threads(ctx), 3);
@@ -30,11 +30,11 @@ static void trainer_and_library_use_the_same_threads(void **state) {
   assert_int_equal(ng_context_threads(NULL), 1);
   assert_int_equal(setenv("NG_THREADS", "1025", 1), 0);
   capture_stderr();
-  assert_int_equal(cli_threads(&threads), CLI_BAD);
+  assert_int_equal(cli_read_thread_count(&threads), CLI_BAD);
   assert_string_equal(captured_stderr(),
                       "natgrad: NG_THREADS is '1025', expected a whole number from 1 to 1024\n");
   assert_int_equal(setenv("NG_THREADS", "", 1), 0);
-  assert_int_equal(cli_threads(&threads), CLI_OK);
+  assert_int_equal(cli_read_thread_count(&threads), CLI_OK);
   assert_int_equal(threads, cli_count_cores());
   if (kept != NULL) {
     assert_int_equal(setenv("NG_THREADS", before, 1), 0);
@@ -141,15 +141,15 @@ static void unobserved_steps_are_reported(void **state) {
   must_set(&s, "stat_period", "1");
   nn *net = nn_create(NULL, 1);
   assert_int_equal(model_build("logreg", &task, net, &reconstructs), CLI_OK);
-  assert_int_equal(nn_ready(net, SAMPLES), CLI_OK);
+  assert_int_equal(nn_prepare(net, SAMPLES), CLI_OK);
   assert_int_equal(precond_create(&s, NULL, net, NULL, &p), CLI_OK);
   for (int step = 0; step < 3; step++) {
     precond_outcome outcome = {true, true, step != 1};
-    assert_int_equal(precond_begin(p, SAMPLES, true, &wants), CLI_OK);
+    assert_int_equal(precond_begin_batch(p, SAMPLES, true, &wants), CLI_OK);
     assert_true(wants);
-    const nn_watch *watch = step == 1 ? NULL : precond_watch(p);
+    const nn_watch *watch = step == 1 ? NULL : precond_get_watch(p);
     assert_int_equal(nn_forward(net, NN_TRAIN, x, SAMPLES, (uint64_t)step, watch), CLI_OK);
-    (void)nn_loss(net, NN_TRAIN, labels, NULL, NULL);
+    (void)nn_compute_loss(net, NN_TRAIN, labels, NULL, NULL);
     assert_int_equal(nn_backward(net, true, watch), CLI_OK);
     capture_stderr();
     const int rc = precond_step(p, 0.1, s.momentum, &outcome);

@@ -13,7 +13,7 @@
 
 static void read_log(trained *out) {
   char *path = cli_join(out->folder, "log.jsonl"), *text = NULL;
-  assert_int_equal(disk_read(path, &text), CLI_OK);
+  assert_int_equal(disk_read_text(path, &text), CLI_OK);
   for (char *at = text, *stop; (stop = strchr(at, '\n')) != NULL; at = stop + 1) {
     assert_true(out->lines < TRAINED_LINES);
     ngio_json **json = &out->json[out->lines];
@@ -81,15 +81,15 @@ nn *new_network(const trained *r, const data_set *d, int64_t batch, uint64_t see
   bool reconstructs = false;
   nn *net = nn_create(NULL, seed);
   assert_int_equal(model_build(r->s.model, &task, net, &reconstructs), CLI_OK);
-  assert_int_equal(nn_ready(net, batch), CLI_OK);
+  assert_int_equal(nn_prepare(net, batch), CLI_OK);
   return net;
 }
 
 void load_weights(nn *net, const ngio_tensors *model) {
-  for (int i = 0; i < nn_params(net) + nn_buffers(net); i++) {
-    const bool param = i < nn_params(net);
-    const nn_param *q = param ? nn_param_at(net, i) : NULL;
-    const nn_buffer *b = param ? NULL : nn_buffer_at(net, i - nn_params(net));
+  for (int i = 0; i < nn_count_params(net) + nn_count_buffers(net); i++) {
+    const bool param = i < nn_count_params(net);
+    const nn_param *q = param ? nn_get_param(net, i) : NULL;
+    const nn_buffer *b = param ? NULL : nn_get_buffer(net, i - nn_count_params(net));
     const ngio_tensor *t = ngio_tensors_find(model, param ? q->name : b->name);
     assert_non_null(t);
     memcpy(param ? q->value : b->value, t->data, (size_t)t->bytes);

@@ -57,7 +57,7 @@ void must_refuse_set(const char *set, const char *says) {
 
 void must_set(settings *s, const char *name, const char *value) {
   char message[512] = "";
-  if (settings_put(s, name, value, message, sizeof message) != CLI_OK)
+  if (settings_try_set(s, name, value, message, sizeof message) != CLI_OK)
     fail_msg("%s = %s: %s", name, value, message);
 }
 

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-void cli_help(const cli_command *command) {
+void cli_print_help(const cli_command *command) {
   printf("natgrad %s %s\n\n  %s\n", command->name, command->usage, command->summary);
   if (command->text[0] != 0) printf("\n%s", command->text);
   if (command->n_options > 0) printf("\nOptions\n");
@@ -30,17 +30,17 @@ static bool find_option(const cli_command *command, const char *name, const cli_
   ng_option_info info;
   for (int i = 0; i < command->n_options; i++) {
     *own = &command->options[i];
-    if (cli_same_name((*own)->name, name)) return true;
+    if (cli_is_same_name((*own)->name, name)) return true;
   }
   *own = NULL;
   *library = "method";
   if (!command->library || strcmp(name, "method") == 0) return command->library;
-  if (!cli_option_find(name, &info)) return false;
+  if (!cli_find_option(name, &info)) return false;
   *library = info.name;
   return true;
 }
 
-static int report_unknown(const cli_command *command, const char *name) {
+static int report_unknown_option(const cli_command *command, const char *name) {
   const int own = command->n_options, options = command->library ? ng_option_count() : 0;
   const char **names = cli_alloc((size_t)(own + options + 2), sizeof *names);
   char near[CLI_NAME] = "";
@@ -54,7 +54,7 @@ static int report_unknown(const cli_command *command, const char *name) {
   names[n++] = "help";
   if (command->library) names[n++] = "method";
   const char *nearest = cli_find_nearest(name, names, n);
-  if (nearest != NULL) cli_spell(near, sizeof near, nearest, '-');
+  if (nearest != NULL) cli_replace_separators(near, sizeof near, nearest, '-');
   free(names);
   if (near[0] != 0)
     return cli_bad("%s: unknown option --%s; the nearest is --%s", command->name, name, near);
@@ -111,7 +111,7 @@ static int parse_option(const cli_command *command, int argc, char **argv, int *
                    command->name);
   (void)snprintf(name, sizeof name, "%.*s", (int)strcspn(arg + 2, "="), arg + 2);
   if (value != NULL) value++;
-  if (!find_option(command, name, &own, &library)) return report_unknown(command, name);
+  if (!find_option(command, name, &own, &library)) return report_unknown_option(command, name);
   if (own != NULL && own->value == NULL) {
     if (value != NULL) return cli_bad("%s: option --%s takes no value", command->name, name);
     return store_value(own, NULL, values, out);
@@ -125,7 +125,7 @@ static int parse_option(const cli_command *command, int argc, char **argv, int *
   return CLI_OK;
 }
 
-int cli_run(const cli_command *command, int argc, char **argv) {
+int cli_run_command(const cli_command *command, int argc, char **argv) {
   bool options = true, help = false;
   int rc = CLI_OK;
   char *values = cli_alloc(command->size, 1);
@@ -147,7 +147,7 @@ int cli_run(const cli_command *command, int argc, char **argv) {
       args.operand[args.operands++] = arg; /* reuses argv: its entries before this are parsed */
     }
   }
-  if (help) cli_help(command);
+  if (help) cli_print_help(command);
   if (rc == CLI_OK && !help) rc = command->run(values, &args);
   free(args.settings);
   free(args.own);

@@ -27,7 +27,7 @@ typedef struct cli_args {
   int n_settings, n_own;
 } cli_args;
 
-/* Where cli_run stores the value of an option: as text in a list of cli_args, or parsed in a field of the values. */
+/* Where cli_run_command stores an option's value: as text in a list of cli_args, or parsed in a field of the values. */
 typedef enum cli_kind {
   CLI_OWN,     /* cli_args.own: the command reads the text */
   CLI_SETTING, /* cli_args.settings; the text of a flag is "true" */
@@ -61,9 +61,9 @@ typedef struct cli_command {
   int (*run)(void *values, const cli_args *args);
 } cli_command;
 
-void cli_help(const cli_command *command); /* print the help of a command */
+void cli_print_help(const cli_command *command); /* print the help of a command */
 /* Parse argv (argv[0]: the name of the command) into the command's values, and run it. Return the exit code. */
-int cli_run(const cli_command *command, int argc, char **argv);
+int cli_run_command(const cli_command *command, int argc, char **argv);
 
 /* Print an error, "natgrad: ...", as one line on stderr; return CLI_BAD. */
 __attribute__((format(printf, 1, 2))) int cli_bad(const char *format, ...);
@@ -89,24 +89,24 @@ const char *cli_format_bytes(double bytes, char text[16]); /* write a text such 
 
 enum { CLI_NAME = 64, CLI_METHODS = 64 }; /* bytes of a name; bound of the number of methods */
 
-const char *cli_base_name(const char *path); /* the text after the last '/' */
+const char *cli_get_base_name(const char *path); /* the text after the last '/' */
 /* The next five functions return allocated text, which the caller frees. */
-char *cli_copy(const char *text);
+char *cli_copy_text(const char *text);
 char *cli_join(const char *folder, const char *name); /* "folder/name" */
-char *cli_folder_of(const char *path); /* the text before the last '/'; "/" for "/x", "." for "x" */
-char *cli_path_beside(const char *name); /* the path of `name` in the folder of the program file */
+char *cli_get_folder(const char *path); /* text before the last '/'; "/" for "/x", "." for "x" */
+char *cli_get_program_path(const char *name); /* path of `name` in the program's folder */
 /* Return the path of a file shipped with the program: ../share/natgrad/INSTALLED beside the program if this file
  * exists, else SOURCE in the source tree. */
 char *cli_find_shipped(const char *installed, const char *source);
 /* Copy `name`, and replace each '-' and '_' by `with`. Names of the library and of JSON have '_', help texts '-'. */
-void cli_spell(char *to, size_t size, const char *name, char with);
-bool cli_same_name(const char *a, const char *b); /* compare; '-' and '_' are equal */
-bool cli_ends_in(const char *path, const char *ending);
+void cli_replace_separators(char *to, size_t size, const char *name, char with);
+bool cli_is_same_name(const char *a, const char *b); /* compare; '-' and '_' are equal */
+bool cli_has_ending(const char *path, const char *ending);
 /* Find an option of the library by its name (with '-' or '_') or its short name (such as "rank"); false: not found. */
-bool cli_option_find(const char *name, ng_option_info *out);
-int32_t cli_method_find(const char *name, ng_method_info *out); /* returns the index, or -1 */
+bool cli_find_option(const char *name, ng_option_info *out);
+int32_t cli_find_method(const char *name, ng_method_info *out); /* returns the index, or -1 */
 /* Return true if the option of the library applies to the method (ng_option_info.trait). */
-bool cli_method_has(const char *method, const char *option);
+bool cli_method_has_option(const char *method, const char *option);
 int cli_list_methods(const char **names, int capacity); /* returns the number of names */
 
 /* ---- arguments -------------------------------------------------------------------------------*/
@@ -153,19 +153,19 @@ int cli_set_options(const cli_args *args, ng_options *options);
 typedef struct cli_value {
   char text[64];
 } cli_value;
-cli_value cli_option_text(const ng_options *o, const char *name);
+cli_value cli_get_option_text(const ng_options *o, const char *name);
 bool cli_option_is(const ng_options *o, const char *name, const char *choice);
-double cli_option_real(const ng_options *o, const char *name);
+double cli_get_option_real(const ng_options *o, const char *name);
 
 /* Copy the value of the line "key = value" of ng_build_info; "" if no line has this key. */
-void cli_read_build(const char *key, char *value, size_t size);
-void cli_write_version(char *text, size_t size); /* write "MAJOR.MINOR.PATCH (COMMIT)" */
+void cli_read_build_line(const char *key, char *value, size_t size);
+void cli_format_version(char *text, size_t size); /* write "MAJOR.MINOR.PATCH (COMMIT)" */
 /* Set the function pointer *out to the function `name` of a loaded module (NULL: the program); false: not found. */
 bool cli_find_function(void *module, const char *name, void *out);
-void cli_get_processor(char *name, size_t size); /* the model name of the processor */
-int cli_count_cores(void);                       /* processors available to this process */
+void cli_read_processor_name(char *name, size_t size); /* the model name of the processor */
+int cli_count_cores(void);                             /* processors available to this process */
 /* Set *threads to the number of threads of the trainer: NG_THREADS, else cli_count_cores(). CLI_BAD: reported. */
-int cli_threads(int *threads);
+int cli_read_thread_count(int *threads);
 
 /* Create a context of the library that logs to stderr; NG_LOG selects the lines. */
 int cli_create_context(ng_context_config *config, ng_context **out);
@@ -173,6 +173,6 @@ int cli_create_context(ng_context_config *config, ng_context **out);
 /* Allocate zeroed memory. If there is none, end the program with an error. */
 void *cli_alloc(size_t count, size_t size);
 /* Enlarge an allocated list of `count` elements by one zero element; return the list, which may have moved. */
-void *cli_grow(void *list, size_t count, size_t size);
+void *cli_append_zeroed(void *list, size_t count, size_t size);
 
 #endif

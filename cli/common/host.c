@@ -11,7 +11,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-void cli_read_build(const char *key, char *value, size_t size) {
+void cli_read_build_line(const char *key, char *value, size_t size) {
   char text[2048];
   (void)ng_build_info(text, sizeof text);
   value[0] = 0;
@@ -28,10 +28,10 @@ void cli_read_build(const char *key, char *value, size_t size) {
   }
 }
 
-void cli_write_version(char *text, size_t size) {
+void cli_format_version(char *text, size_t size) {
   char commit[64];
   const int v = ng_version();
-  cli_read_build("commit", commit, sizeof commit);
+  cli_read_build_line("commit", commit, sizeof commit);
   (void)snprintf(text, size, "%d.%d.%d (%s)", v / 10000, v / 100 % 100, v % 100, commit);
 }
 
@@ -41,17 +41,17 @@ bool cli_find_function(void *module, const char *name, void *out) {
   return at != NULL;
 }
 
-char *cli_path_beside(const char *name) {
+char *cli_get_program_path(const char *name) {
   char self[PATH_MAX];
   const ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
   self[n > 0 ? n : 0] = 0;
-  char *folder = cli_folder_of(self), *path = cli_join(folder, name);
+  char *folder = cli_get_folder(self), *path = cli_join(folder, name);
   free(folder);
   return path;
 }
 
 char *cli_find_shipped(const char *installed, const char *source) {
-  char *share = cli_path_beside("../share/natgrad");
+  char *share = cli_get_program_path("../share/natgrad");
   char *path = cli_join(share, installed);
   free(share);
   if (access(path, R_OK) == 0) return path;
@@ -59,7 +59,7 @@ char *cli_find_shipped(const char *installed, const char *source) {
   return cli_join(NG_SHIPPED_FROM, source);
 }
 
-void cli_get_processor(char *name, size_t size) {
+void cli_read_processor_name(char *name, size_t size) {
   (void)snprintf(name, size, "unknown");
   FILE *f = fopen("/proc/cpuinfo", "r");
   if (f == NULL) return;
@@ -82,7 +82,7 @@ int cli_count_cores(void) {
 }
 
 /* Parse NG_THREADS by the rules of the library: the trainer needs the number before it creates a context. */
-int cli_threads(int *threads) {
+int cli_read_thread_count(int *threads) {
   const char *given = getenv("NG_THREADS");
   char *end = NULL;
   *threads = cli_count_cores();
@@ -124,7 +124,7 @@ static void allocate_buffers(int n, void **held) {
 }
 
 /* Compute a product that is large enough to use all threads of OpenBLAS, so that each thread allocates its buffer. */
-static void wake_threads(void) {
+static void use_all_blas_threads(void) {
   void (*sgemm)(const char *, const char *, const int *, const int *, const int *, const float *,
                 const float *, const int *, const float *, const int *, const float *, float *,
                 const int *, size_t, size_t);
@@ -145,8 +145,8 @@ void cli_require_address_space(int callers) {
   const size_t buffer = (size_t)129 << 20;
   struct rlimit limit;
   char blas[256], threads[32];
-  cli_read_build("blas", blas, sizeof blas);
-  cli_read_build("blas threads", threads, sizeof threads);
+  cli_read_build_line("blas", blas, sizeof blas);
+  cli_read_build_line("blas threads", threads, sizeof threads);
   const long of_blas = strtol(threads, NULL, 10);
   const long n = callers - had + (had == 0 ? 2 * (of_blas - 1) : 0);
   if (getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY || of_blas < 1 ||
@@ -164,7 +164,7 @@ void cli_require_address_space(int callers) {
   }
   (void)munmap(room, (size_t)n * buffer);
   allocate_buffers(callers, held);
-  if (had == 0 && of_blas > 1) wake_threads();
+  if (had == 0 && of_blas > 1) use_all_blas_threads();
   had = callers;
   free(held);
 }

@@ -46,7 +46,7 @@ void *cli_alloc(size_t count, size_t size) {
   return p;
 }
 
-void *cli_grow(void *list, size_t count, size_t size) {
+void *cli_append_zeroed(void *list, size_t count, size_t size) {
   size_t capacity = 1;
   while (capacity <= count)
     capacity *= 2;
@@ -56,13 +56,13 @@ void *cli_grow(void *list, size_t count, size_t size) {
   return more;
 }
 
-static char fold_letter(char c) { return c == '_' ? '-' : c; }
+static char unify_separator(char c) { return c == '_' ? '-' : c; }
 
 const char *cli_find_nearest(const char *word, const char *const *names, int n) {
   const char *best = NULL;
   int least = (int)strlen(word) / 3 + 1; /* a name with a larger distance is not similar */
   for (int i = 0; i < n; i++) {
-    const int d = ng_word_distance(word, strlen(word), names[i], strlen(names[i]), fold_letter);
+    const int d = ng_word_distance(word, strlen(word), names[i], strlen(names[i]), unify_separator);
     if (d <= least && (best == NULL || d < least)) {
       best = names[i];
       least = d;

@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-char *cli_copy(const char *text) {
+char *cli_copy_text(const char *text) {
   const size_t n = strlen(text) + 1;
   char *out = cli_alloc(n, 1);
   memcpy(out, text, n);
@@ -18,36 +18,36 @@ char *cli_join(const char *folder, const char *name) {
   return out;
 }
 
-const char *cli_base_name(const char *path) {
+const char *cli_get_base_name(const char *path) {
   const char *slash = strrchr(path, '/');
   return slash != NULL ? slash + 1 : path;
 }
 
-char *cli_folder_of(const char *path) {
-  char *folder = cli_copy(strchr(path, '/') != NULL ? path : "./"), *slash = strrchr(folder, '/');
-  slash[slash == folder] = 0;
-  return folder;
+char *cli_get_folder(const char *path) {
+  char *out = cli_copy_text(strchr(path, '/') != NULL ? path : "./"), *slash = strrchr(out, '/');
+  slash[slash == out] = 0;
+  return out;
 }
 
-void cli_spell(char *to, size_t size, const char *name, char with) {
+void cli_replace_separators(char *to, size_t size, const char *name, char with) {
   (void)snprintf(to, size, "%s", name);
   for (; *to != 0; to++)
     if (*to == '-' || *to == '_') *to = with;
 }
 
-bool cli_same_name(const char *a, const char *b) {
+bool cli_is_same_name(const char *a, const char *b) {
   char x[CLI_NAME], y[CLI_NAME];
-  cli_spell(x, sizeof x, a, '_');
-  cli_spell(y, sizeof y, b, '_');
+  cli_replace_separators(x, sizeof x, a, '_');
+  cli_replace_separators(y, sizeof y, b, '_');
   return strcmp(x, y) == 0;
 }
 
-bool cli_ends_in(const char *path, const char *ending) {
+bool cli_has_ending(const char *path, const char *ending) {
   const size_t n = strlen(path), m = strlen(ending);
   return n > m && strcmp(path + n - m, ending) == 0;
 }
 
-bool cli_option_find(const char *name, ng_option_info *out) {
+bool cli_find_option(const char *name, ng_option_info *out) {
   static const char *const list[][2] = {
       {"store", "window_store"}, {"density", "window_density"}, {"rank", "window_rank"}};
   for (size_t i = 0; i < sizeof list / sizeof list[0]; i++)
@@ -55,12 +55,12 @@ bool cli_option_find(const char *name, ng_option_info *out) {
   for (int32_t i = 0; i < ng_option_count(); i++) {
     memset(out, 0, sizeof *out);
     out->struct_size = sizeof *out;
-    if (ng_option_at(i, out) == NG_OK && cli_same_name(out->name, name)) return true;
+    if (ng_option_at(i, out) == NG_OK && cli_is_same_name(out->name, name)) return true;
   }
   return false;
 }
 
-int32_t cli_method_find(const char *name, ng_method_info *out) {
+int32_t cli_find_method(const char *name, ng_method_info *out) {
   for (int32_t i = 0; i < ng_method_count(); i++) {
     memset(out, 0, sizeof *out);
     out->struct_size = sizeof *out;
@@ -69,10 +69,10 @@ int32_t cli_method_find(const char *name, ng_method_info *out) {
   return -1;
 }
 
-bool cli_method_has(const char *method, const char *option) {
+bool cli_method_has_option(const char *method, const char *option) {
   ng_option_info o;
   ng_method_info m;
-  return cli_method_find(method, &m) >= 0 && cli_option_find(option, &o) &&
+  return cli_find_method(method, &m) >= 0 && cli_find_option(option, &o) &&
          strstr(m.traits, o.trait) != NULL;
 }
 
@@ -85,17 +85,17 @@ int cli_list_methods(const char **names, int capacity) {
   return n;
 }
 
-cli_value cli_option_text(const ng_options *o, const char *name) {
+cli_value cli_get_option_text(const ng_options *o, const char *name) {
   cli_value v = {.text = ""};
   if (ng_options_get(o, name, v.text, sizeof v.text) != NG_OK) v.text[0] = 0;
   return v;
 }
 
 bool cli_option_is(const ng_options *o, const char *name, const char *choice) {
-  return strcmp(cli_option_text(o, name).text, choice) == 0;
+  return strcmp(cli_get_option_text(o, name).text, choice) == 0;
 }
 
-double cli_option_real(const ng_options *o, const char *name) {
+double cli_get_option_real(const ng_options *o, const char *name) {
   double value = 0.0;
   return ng_options_get_real(o, name, &value) == NG_OK ? value : 0.0;
 }

@@ -25,7 +25,7 @@ void random_uniform(uint64_t seed, random_purpose purpose, uint32_t item, double
 }
 
 /* Make two normal numbers from two words; word a becomes a number in (0, 1], whose logarithm is finite. */
-static void box_muller(uint32_t a, uint32_t b, double *x, double *y) {
+static void make_two_normals(uint32_t a, uint32_t b, double *x, double *y) {
   const double radius = sqrt(-2.0 * log(((double)(a >> 8) + 1.0) * 0x1p-24));
   const double angle = 6.283185307179586 * random_unit(b);
   *x = radius * cos(angle);
@@ -38,8 +38,8 @@ void random_normal(uint64_t seed, random_purpose purpose, uint32_t item, double 
     uint32_t w[4];
     double z[4];
     random_words(seed, purpose, item, (uint64_t)(i / 4), w);
-    box_muller(w[0], w[1], &z[0], &z[1]);
-    box_muller(w[2], w[3], &z[2], &z[3]);
+    make_two_normals(w[0], w[1], &z[0], &z[1]);
+    make_two_normals(w[2], w[3], &z[2], &z[3]);
     for (int64_t k = 0; k < 4; k++)
       if (i + k >= from && i + k < from + n) x[i + k - from] = (float)(deviation * z[k]);
   }

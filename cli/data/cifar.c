@@ -11,8 +11,8 @@
 enum { SIDE = 32, PIXELS = SIDE * SIDE, IMAGE = 3 * PIXELS, FILES = 5 };
 
 /* Read the next row of a file. *y: the label (CIFAR-100: the fine one); x [PIXELS, 3]: the image as pixels. */
-static int read_row(data_stream *file, const char *path, int64_t row, const data_set *d, uint8_t *x,
-                    int32_t *y) {
+static int read_cifar_row(data_stream *file, const char *path, int64_t row, const data_set *d,
+                          uint8_t *x, int32_t *y) {
   const int labels = d->classes == 100 ? 2 : 1;
   unsigned char bytes[2 + IMAGE];
   if (data_stream_read(file, bytes, labels + IMAGE) != CLI_OK) return CLI_BAD;
@@ -35,7 +35,7 @@ static int read_split(char *const *paths, int n, data_set *d, data_split *s) {
   int rc = CLI_OK;
   for (int i = 0; i < n && rc == CLI_OK; i++) {
     rc = data_stream_open(paths[i], true, &file[i]);
-    const int64_t bytes = rc == CLI_OK ? data_stream_bound(file[i]) : 0;
+    const int64_t bytes = rc == CLI_OK ? data_stream_bound_bytes(file[i]) : 0;
     rows[i] = bytes / width;
     total += rows[i];
     if (rc == CLI_OK && (bytes == 0 || bytes % width != 0))
@@ -47,7 +47,7 @@ static int read_split(char *const *paths, int n, data_set *d, data_split *s) {
   *s = (data_split){.n = (int32_t)total, .bytes = x, .labels = y};
   for (int i = 0; i < n; i++) {
     for (int64_t r = 0; r < rows[i] && rc == CLI_OK; r++, x += IMAGE, y++)
-      rc = read_row(file[i], paths[i], r, d, x, y);
+      rc = read_cifar_row(file[i], paths[i], r, d, x, y);
     data_stream_close(&file[i]);
   }
   return rc;

@@ -43,7 +43,8 @@ void data_close(data_set *d) {
 
 /* ---- settings ----------------------------------------------------------------------------------*/
 
-static int report_unknown(const char *source, const char *key, const data_setting *known, int n) {
+static int report_unknown_key(const char *source, const char *key, const data_setting *known,
+                              int n) {
   const char *names[16];
   char what[96];
   for (int i = 0; i < n; i++)
@@ -65,7 +66,7 @@ int data_parse_settings(const char *source, char *text, const data_setting *know
     int i = 0;
     while (i < n && strcmp(item, known[i].key) != 0)
       i++;
-    if (i == n) return report_unknown(source, item, known, n);
+    if (i == n) return report_unknown_key(source, item, known, n);
     const data_setting *k = &known[i];
     if ((given >> i & 1U) != 0) return cli_bad("--data: %s: %s is given twice", source, item);
     given |= 1U << i;
@@ -82,11 +83,11 @@ int data_parse_settings(const char *source, char *text, const data_setting *know
 
 /* ---- statistics --------------------------------------------------------------------------------*/
 
-static int32_t find_row(const data_split *s, int32_t i) {
+static int32_t get_source_row(const data_split *s, int32_t i) {
   return s->index != NULL ? s->index[i] : i;
 }
 
-static double read_value(const data_set *d, const data_split *s, int64_t i) {
+static double read_scaled_value(const data_set *d, const data_split *s, int64_t i) {
   return s->bytes != NULL ? (double)s->bytes[i] * d->byte_scale : (double)s->reals[i];
 }
 
@@ -112,10 +113,10 @@ static void set_statistics(data_set *d) {
   const double rows = (double)(d->train.n * (per / width));
   for (int pass = 0; pass < 2; pass++) {
     for (int32_t i = 0; i < d->train.n; i++) {
-      const int64_t from = find_row(&d->train, i) * per;
+      const int64_t from = get_source_row(&d->train, i) * per;
       for (int64_t at = from; at < from + per; at += width) {
         for (int64_t k = 0; k < width; k++) {
-          const double x = read_value(d, &d->train, at + k) - mean[k];
+          const double x = read_scaled_value(d, &d->train, at + k) - mean[k];
           sum[k] += pass == 0 ? x : x * x;
         }
       }
@@ -198,7 +199,7 @@ int data_hold_out(data_set *d, int32_t count, uint64_t seed) {
   int32_t *index = data_alloc(d, n, (int64_t)sizeof *index);
   random_order(seed, RANDOM_SPLIT, 0, n, index);
   for (int32_t i = 0; i < n; i++)
-    index[i] = find_row(&d->train, index[i]);
+    index[i] = get_source_row(&d->train, index[i]);
   /* ascending rows, so that batches read memory in order */
   qsort(index, (size_t)count, sizeof *index, compare_rows);
   qsort(index + count, (size_t)(n - count), sizeof *index, compare_rows);

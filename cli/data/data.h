@@ -16,7 +16,7 @@
 #include <stdint.h>
 
 typedef struct data_split {
-  int32_t n;
+  int32_t n;                       /* number of samples */
   const int32_t *index;            /* sample i is row index[i] of the source; NULL: row i */
   const uint8_t *bytes;            /* samples as bytes [rows, h, w, c]; or NULL */
   const float *reals;              /* samples as f32 [rows, h, w, c]; or NULL */

@@ -10,7 +10,7 @@
 enum { ROWS = 1797, TRAIN = 1437, SIDE = 8, PIXELS = SIDE * SIDE };
 
 /* Return the path of digits.csv: in the folder $NATGRAD_DATA if this variable is set, else in the installation. */
-static char *find_file(void) {
+static char *find_digits_file(void) {
   const char *set = getenv("NATGRAD_DATA");
   if (set != NULL && set[0] != 0) return cli_join(set, "digits.csv");
   return cli_find_shipped("digits.csv", "data/digits.csv");
@@ -49,10 +49,10 @@ static int parse_rows(const char *path, const unsigned char *bytes, int64_t coun
 int data_read_digits(const char *text, data_set *d) {
   (void)text;
   enum { MOST = 1 << 20 };
-  char *path = find_file();
+  char *path = find_digits_file();
   data_stream *file = NULL;
   int rc = data_stream_open(path, true, &file);
-  const int64_t count = rc == CLI_OK ? data_stream_bound(file) : 0;
+  const int64_t count = rc == CLI_OK ? data_stream_bound_bytes(file) : 0;
   if (count > MOST)
     rc = cli_bad("--data: %s: %lld bytes, more than the %d expected", path, (long long)count, MOST);
   unsigned char *bytes = cli_alloc(rc == CLI_OK ? (size_t)count : 1, 1);

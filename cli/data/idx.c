@@ -14,7 +14,7 @@ static int64_t read_big_endian_u32(const unsigned char *b) {
 }
 
 /* Find the file STEM-idx<axes>-ubyte or STEM.idx<axes>-ubyte, plain or .gz: all four names are in use. */
-static int find_file(const char *folder, const char *stem, int axes, char **path) {
+static int find_idx_file(const char *folder, const char *stem, int axes, char **path) {
   static const char separator[] = {'-', '.'};
   for (int i = 0; i < 4; i++) {
     char name[64];
@@ -34,7 +34,7 @@ static int find_file(const char *folder, const char *stem, int axes, char **path
 /* Open the file, read its header, and compare its lengths with the size of the file. Next, *out reads the values. */
 static int open_idx(const char *path, int axes, int64_t length[3], data_stream **out) {
   if (data_stream_open(path, false, out) != CLI_OK) return CLI_BAD;
-  const int64_t head = 4 + 4 * axes, most = data_stream_bound(*out), count = most - head;
+  const int64_t head = 4 + 4 * axes, most = data_stream_bound_bytes(*out), count = most - head;
   const bool zipped = data_stream_is_gzip(*out);
   unsigned char b[16] = {0};
   int64_t product = 1;
@@ -80,10 +80,10 @@ static int read_split(const char *folder, const char *stem, data_set *d, data_sp
   data_stream *images = NULL, *labels = NULL;
   int64_t shape[3] = {0, 0, 0}, n[3] = {0, 0, 0};
   (void)snprintf(name, sizeof name, "%s-images", stem);
-  int rc = find_file(folder, name, 3, &path);
+  int rc = find_idx_file(folder, name, 3, &path);
   if (rc == CLI_OK) rc = open_idx(path, 3, shape, &images);
   (void)snprintf(name, sizeof name, "%s-labels", stem);
-  if (rc == CLI_OK) rc = find_file(folder, name, 1, &label_path);
+  if (rc == CLI_OK) rc = find_idx_file(folder, name, 1, &label_path);
   if (rc == CLI_OK) rc = open_idx(label_path, 1, n, &labels);
   if (rc == CLI_OK && n[0] != shape[0])
     rc = cli_bad("--data: %s: %lld labels for %lld images", label_path, (long long)n[0],

@@ -21,8 +21,8 @@ static int add_file(image_list *f, char *path, const char *name, int64_t bytes, 
     free(path);
     return cli_bad("--data: images: more than %d files", f->n);
   }
-  f->path = cli_grow(f->path, (size_t)f->n, sizeof *f->path);
-  f->label = cli_grow(f->label, (size_t)f->n, sizeof *f->label);
+  f->path = cli_append_zeroed(f->path, (size_t)f->n, sizeof *f->path);
+  f->label = cli_append_zeroed(f->label, (size_t)f->n, sizeof *f->label);
   f->path[f->n] = path;
   f->label[f->n++] = label;
   char text[64];
@@ -67,12 +67,12 @@ typedef struct walk {
   size_t root; /* length of the path of the data folder */
 } walk;
 
-static void count_other(image_list *f, const char *path) {
-  if (f->other++ == 0) f->first_other = cli_copy(path);
+static void count_skipped_file(image_list *f, const char *path) {
+  if (f->skipped++ == 0) f->first_skipped = cli_copy_text(path);
 }
 
 /* Call stat on a path. CLI_BAD, reported: the path does not exist, or is neither a file nor a folder. */
-static int check_path(const char *path, struct stat *about) {
+static int stat_file_or_folder(const char *path, struct stat *about) {
   if (stat(path, about) != 0) return cli_bad("--data: %s: %s", path, strerror(errno));
   if (S_ISREG(about->st_mode) || S_ISDIR(about->st_mode)) return CLI_OK;
   return cli_bad("--data: %s: is neither a file nor a folder", path);
@@ -85,14 +85,14 @@ static int add_files_below(const walk *w, const char *folder, int32_t label, int
   for (int i = 0; i < names.n && rc == CLI_OK; i++) {
     char *path = cli_join(folder, names.list[i]->d_name);
     struct stat about;
-    rc = check_path(path, &about);
+    rc = stat_file_or_folder(path, &about);
     if (rc == CLI_OK && S_ISDIR(about.st_mode)) {
       rc = add_files_below(w, path, label, depth + 1);
     } else if (rc == CLI_OK && is_image(names.list[i]->d_name)) {
       rc = add_file(w->out, path, path + w->root, about.st_size, label);
       path = NULL;
     } else if (rc == CLI_OK) {
-      count_other(w->out, path);
+      count_skipped_file(w->out, path);
     }
     free(path);
   }
@@ -106,7 +106,7 @@ static int32_t find_class(const image_classes *names, const struct dirent *entry
   return -1;
 }
 
-static int add_class(const walk *w, const char *path, int32_t label) {
+static int add_class_folder(const walk *w, const char *path, int32_t label) {
   const int32_t before = w->out->n;
   const int rc = add_files_below(w, path, label, 1);
   if (rc != CLI_OK || w->out->n > before) return rc;
@@ -122,17 +122,17 @@ int image_files_add_folder(const char *folder, image_classes *names, image_list 
     struct dirent *entry = inside.list[i];
     char *path = cli_join(folder, entry->d_name);
     struct stat about;
-    rc = check_path(path, &about);
+    rc = stat_file_or_folder(path, &about);
     if (rc == CLI_OK && !S_ISDIR(about.st_mode)) {
-      count_other(out, path);
+      count_skipped_file(out, path);
     } else if (rc == CLI_OK && names->list != NULL) {
       const int32_t label = find_class(names, entry);
-      rc = label >= 0 ? add_class(&w, path, label)
+      rc = label >= 0 ? add_class_folder(&w, path, label)
                       : cli_bad("--data: %s: the training split has no such class", path);
     } else if (rc == CLI_OK && kept == LABELS) {
       rc = cli_bad("--data: %s: more than %d classes", folder, LABELS);
     } else if (rc == CLI_OK) {
-      rc = add_class(&w, path, kept);
+      rc = add_class_folder(&w, path, kept);
       inside.list[i] = inside.list[kept]; /* keep the folders of classes at the front, in order */
       inside.list[kept++] = entry;
     }
@@ -154,7 +154,7 @@ int image_files_add_folder(const char *folder, image_classes *names, image_list 
 /* ---- lists -------------------------------------------------------------------------------------*/
 
 /* Split "PATH LABEL" in place. Return the path without blanks around it, or NULL if the line has another form. */
-static char *split_line(char *line, int32_t *label) {
+static char *split_path_and_label(char *line, int32_t *label) {
   size_t n = strlen(line);
   while (n > 0 && strchr(" \t\r\n", line[n - 1]) != NULL)
     line[--n] = 0;
@@ -184,15 +184,15 @@ int image_files_add_list(const char *path, const char *root, image_list *out) {
     char *text = line; /* the first line may start with a byte order mark */
     if (number == 1 && strncmp(line, "\xef\xbb\xbf", 3) == 0) text += 3;
     if (text[strspn(text, " \t\r\n")] == 0) continue;
-    char *name = split_line(text, &label);
+    char *name = split_path_and_label(text, &label);
     if (name == NULL) {
       rc = cli_bad("--data: %s: line %lld: expected PATH LABEL, with a label from 0 to %d", path,
                    number, LABELS - 1);
       continue;
     }
-    char *file = name[0] == '/' ? cli_copy(name) : cli_join(root, name);
+    char *file = name[0] == '/' ? cli_copy_text(name) : cli_join(root, name);
     struct stat about;
-    rc = check_path(file, &about);
+    rc = stat_file_or_folder(file, &about);
     if (rc == CLI_OK && S_ISDIR(about.st_mode))
       rc = cli_bad("--data: %s: line %lld: %s is a folder", path, number, file);
     if (rc == CLI_OK) {

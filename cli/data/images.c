@@ -123,11 +123,11 @@ static int set_normalisation(data_set *d, const settings *w) {
   memcpy(d->deviation, deviation, sizeof deviation);
   int rc = CLI_OK;
   if (w->mean != NULL)
-    rc = cli_ends_in(w->mean, ".npy") ? read_npy(d, "mean", w->mean, true, d->mean)
-                                      : parse_rgb("mean", w->mean, 0.0, d->mean);
+    rc = cli_has_ending(w->mean, ".npy") ? read_npy(d, "mean", w->mean, true, d->mean)
+                                         : parse_rgb("mean", w->mean, 0.0, d->mean);
   if (rc == CLI_OK && w->std != NULL)
-    rc = cli_ends_in(w->std, ".npy") ? read_npy(d, "std", w->std, false, d->deviation)
-                                     : parse_rgb("std", w->std, 1e-6, d->deviation);
+    rc = cli_has_ending(w->std, ".npy") ? read_npy(d, "std", w->std, false, d->deviation)
+                                        : parse_rgb("std", w->std, 1e-6, d->deviation);
   return rc;
 }
 
@@ -181,9 +181,9 @@ static void set_split(data_set *d, image_list *list, data_split *to) {
 void data_print_notes(const data_set *d) {
   for (int i = 0; i < 2 && d->images != NULL; i++) {
     const image_list *f = &d->images->list[i];
-    if (f->other > 0)
+    if (f->skipped > 0)
       cli_note("--data: images: %d file%s not named .jpg, .jpeg or .png, left out; the first is %s",
-               f->other, f->other == 1 ? " is" : "s are", f->first_other);
+               f->skipped, f->skipped == 1 ? " is" : "s are", f->first_skipped);
   }
 }
 
@@ -194,26 +194,26 @@ void data_close_images(data_set *d) {
       free(f->path[k]);
     free(f->path);
     free(f->label);
-    free(f->first_other);
+    free(f->first_skipped);
   }
 }
 
-static int find_lists(const settings *w, image_list *splits) {
+static int read_lists(const settings *w, image_list *splits) {
   const char *const lists[2] = {w->path, w->test};
   int rc = CLI_OK;
   for (int i = 0; i < 2 && lists[i] != NULL && rc == CLI_OK; i++) {
-    char *folder = cli_folder_of(lists[i]);
+    char *folder = cli_get_folder(lists[i]);
     rc = image_files_add_list(lists[i], w->root != NULL ? w->root : folder, &splits[i]);
     free(folder);
   }
   return rc;
 }
 
-static int find_folders(const settings *w, image_list *splits) {
+static int list_folders(const settings *w, image_list *splits) {
   if (w->root != NULL)
     return cli_bad("--data: images: root= is for lists, but %s is a folder", w->path);
   char *train = find_subfolder(w->path, "train"),
-       *test = w->test != NULL ? cli_copy(w->test) : NULL;
+       *test = w->test != NULL ? cli_copy_text(w->test) : NULL;
   char *val = train != NULL && test == NULL ? find_subfolder(w->path, "val") : NULL;
   if (train != NULL && test == NULL) test = find_subfolder(w->path, "test");
   int rc = CLI_OK;
@@ -245,7 +245,7 @@ static uint32_t compute_crc(const data_set *d) {
   return (uint32_t)crc;
 }
 
-static int open_set(data_set *d, const settings *w) {
+static int open_image_set(data_set *d, const settings *w) {
   struct stat about;
   d->images = data_alloc(d, 1, (int64_t)sizeof *d->images);
   *d->images = (image_set){
@@ -261,7 +261,7 @@ static int open_set(data_set *d, const settings *w) {
     rc = cli_bad("--data: %s: is neither a folder nor a list", w->path);
   if (rc == CLI_OK && S_ISREG(about.st_mode) && w->test != NULL && is_folder(w->test))
     rc = cli_bad("--data: images: %s is a list, but test=%s is a folder", w->path, w->test);
-  if (rc == CLI_OK) rc = S_ISDIR(about.st_mode) ? find_folders(w, splits) : find_lists(w, splits);
+  if (rc == CLI_OK) rc = S_ISDIR(about.st_mode) ? list_folders(w, splits) : read_lists(w, splits);
   if (rc == CLI_OK) rc = set_normalisation(d, w);
   if (rc == CLI_OK) {
     data_set_scales(d);
@@ -274,14 +274,14 @@ static int open_set(data_set *d, const settings *w) {
 }
 
 int data_read_images(const char *text, data_set *d) {
-  char *copy = cli_copy(text);
+  char *copy = cli_copy_text(text);
   settings w;
   int rc = CLI_OK;
   if (picture_jpeg.library == NULL && picture_png.library == NULL)
     rc = cli_bad("--data: images: this natgrad was built without libjpeg-turbo and libpng "
                  "(apt-get install libjpeg-dev libpng-dev, and configure again)");
   if (rc == CLI_OK) rc = parse_settings(copy, &w);
-  if (rc == CLI_OK) rc = open_set(d, &w);
+  if (rc == CLI_OK) rc = open_image_set(d, &w);
   free(copy);
   return rc;
 }

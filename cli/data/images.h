@@ -29,9 +29,9 @@ typedef struct image_list { /* the files of a split, in order, with their labels
   int32_t n, first;         /* first: index of the split's first file among all files of the set */
   char **path;
   int32_t *label;
-  uint32_t crc;      /* CRC-32 of relative names, sizes and labels */
-  int32_t other;     /* number of files left out: not named .jpg, .jpeg or .png */
-  char *first_other; /* path of the first such file */
+  uint32_t crc;        /* CRC-32 of relative names, sizes and labels */
+  int32_t skipped;     /* number of files left out: not named .jpg, .jpeg or .png */
+  char *first_skipped; /* path of the first such file */
 } image_list;
 
 typedef struct image_set {
@@ -71,9 +71,8 @@ int image_files_add_list(const char *path, const char *root, image_list *out);
 
 typedef struct image_loader image_loader;
 
-int image_loader_create(const image_set *set,
-                        image_loader **out); /* CLI_BAD: no thread, reported */
-void image_loader_destroy(image_loader **l); /* accepts NULL */
+int image_loader_create(const image_set *set, image_loader **out); /* CLI_BAD: reported */
+void image_loader_destroy(image_loader **l);                       /* accepts NULL */
 /* Add a request for sample `row` of a list. false: the queue is full, and nothing is requested. */
 bool image_loader_request(image_loader *l, const image_list *list, int32_t row,
                           const data_transform *how);

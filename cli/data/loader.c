@@ -33,7 +33,7 @@ struct image_loader {
   uint8_t *bytes;
 };
 
-static void *decode_all(void *user) {
+static void *run_decoding_thread(void *user) {
   image_loader *l = user;
   (void)pthread_mutex_lock(&l->lock);
   for (;;) {
@@ -72,7 +72,7 @@ int image_loader_create(const image_set *set, image_loader **out) {
   (void)sigfillset(&all);
   (void)pthread_sigmask(SIG_SETMASK, &all, &before);
   while (l->threads < set->threads &&
-         pthread_create(&l->thread[l->threads], NULL, decode_all, l) == 0)
+         pthread_create(&l->thread[l->threads], NULL, run_decoding_thread, l) == 0)
     l->threads++;
   (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
   if (l->threads == 0) {

@@ -79,7 +79,7 @@ static int read_labels(const char *path, data_set *d, data_split *s) {
 }
 
 int data_read_npy(const char *names, data_set *d) {
-  char *copy = cli_copy(names), *name[5] = {NULL}, *rest = copy;
+  char *copy = cli_copy_text(names), *name[5] = {NULL}, *rest = copy;
   int n = 0;
   while (rest != NULL && n < 5) {
     char *comma = strchr(rest, ',');

@@ -33,8 +33,8 @@ bool picture_decode(const uint8_t *bytes, size_t n, picture *out, char why[PICTU
   const picture_format *const formats[] = {&picture_jpeg, &picture_png}, *format = NULL;
   memset(out, 0, sizeof *out);
   for (int i = 0; i < 2; i++) {
-    const size_t length = strlen(formats[i]->mark);
-    if (n >= length && memcmp(bytes, formats[i]->mark, length) == 0) format = formats[i];
+    const size_t length = strlen(formats[i]->first_bytes);
+    if (n >= length && memcmp(bytes, formats[i]->first_bytes, length) == 0) format = formats[i];
   }
   if (format == NULL) return set_reason(why, "its first bytes are neither JPEG's nor PNG's");
   if (format->library == NULL) return set_reason(why, format->absent);
@@ -89,14 +89,14 @@ typedef struct taps {
   float *weight; /* [count]; the first output's pointer owns the weights of all */
 } taps;
 
-static void taps_free(taps *t) {
+static void free_taps(taps *t) {
   free(t[0].weight);
   free(t);
 }
 
 /* Return the taps of `outputs` output pixels, from pixel `from` on, of a line scaled from `size` to `to` pixels. The
  * weights are a triangle of half-width max(1, size / to), normalised to the sum 1. */
-static taps *taps_make(int64_t size, int64_t to, int64_t from, int64_t outputs) {
+static taps *make_taps(int64_t size, int64_t to, int64_t from, int64_t outputs) {
   const double scale = (double)size / (double)to, reach = scale > 1.0 ? scale : 1.0;
   const int64_t most = 2 * (int64_t)ceil(reach) + 1;
   taps *t = cli_alloc((size_t)outputs, sizeof *t);
@@ -143,8 +143,8 @@ void picture_cut_window(const picture *p, int64_t height, int64_t width, int64_t
       memcpy(to + y * side * 3, p->rgb + ((top + y) * p->width + left) * 3, (size_t)(side * 3));
     return;
   }
-  taps *columns = taps_make(p->width, width, left, side);
-  taps *rows = taps_make(p->height, height, top, side);
+  taps *columns = make_taps(p->width, width, left, side);
+  taps *rows = make_taps(p->height, height, top, side);
   const int64_t first = rows[0].first, count = rows[side - 1].first + rows[side - 1].count - first;
   float *lines = cli_alloc((size_t)(count * side * 3), sizeof *lines);
   float *sum = cli_alloc((size_t)(side * 3), sizeof *sum);
@@ -160,8 +160,8 @@ void picture_cut_window(const picture *p, int64_t height, int64_t width, int64_t
     for (int64_t x = 0; x < side * 3; x++)
       to[y * side * 3 + x] = round_to_byte(sum[x]);
   }
-  taps_free(columns);
-  taps_free(rows);
+  free_taps(columns);
+  free_taps(rows);
   free(lines);
   free(sum);
 }

@@ -32,7 +32,7 @@ bool picture_read(const char *path, picture *out, char why[PICTURE_WHY]);
 /* An image format: its first bytes, its decoder, and the version of the decoder's library. If the library is NULL, the
  * decoder is not built in, and `absent` is the message. */
 typedef struct picture_format {
-  const char *name, *mark, *library, *absent;
+  const char *name, *first_bytes, *library, *absent;
   bool (*decode)(const uint8_t *bytes, size_t n, picture *out, char why[PICTURE_WHY]);
 } picture_format;
 extern const picture_format picture_jpeg, picture_png;

@@ -1,4 +1,4 @@
-/* picture_jpeg.c: decode JPEG by libjpeg-turbo. Errors of the library jump back to `decode` (longjmp); its warnings
+/* picture_jpeg.c: decode JPEG by libjpeg-turbo. Errors of the library jump to decode_pixels (longjmp). Its warnings
  * about pixels count as errors. */
 #include "picture.h"
 
@@ -63,7 +63,7 @@ static void cmyk_to_rgb(const uint8_t *line, int64_t width, bool inverted, uint8
   }
 }
 
-static bool decode(reader *r, const uint8_t *bytes, size_t n) {
+static bool decode_pixels(reader *r, const uint8_t *bytes, size_t n) {
   struct jpeg_decompress_struct *j = &r->jpeg;
   if (setjmp(r->back) != 0) return false;
   jpeg_create_decompress(j);
@@ -99,7 +99,7 @@ static bool decode_jpeg(const uint8_t *bytes, size_t n, picture *out, char why[P
   r->errors.emit_message = on_warning;
   r->errors.output_message = ignore_message;
   r->progress.progress_monitor = limit_scans;
-  const bool good = decode(r, bytes, n);
+  const bool good = decode_pixels(r, bytes, n);
   if (setjmp(r->back) == 0) jpeg_destroy_decompress(&r->jpeg);
   free(r->line);
   free(r);

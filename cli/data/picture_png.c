@@ -1,4 +1,4 @@
-/* picture_png.c: decode PNG by libpng. Errors of the library jump back to `decode` (longjmp). Warnings are ignored,
+/* picture_png.c: decode PNG by libpng. Errors of the library jump to decode_pixels (longjmp). Warnings are ignored,
  * because they do not concern pixels. Chunk lengths are checked first, because libpng would allocate as much memory as
  * a chunk claims to have. */
 #include "picture.h"
@@ -51,7 +51,7 @@ static bool has_whole_chunks(const uint8_t *bytes, size_t n) {
   return false;
 }
 
-static bool decode(reader *r) {
+static bool decode_pixels(reader *r) {
   if (setjmp(png_jmpbuf(r->png)) != 0) return false;
   png_set_read_fn(r->png, r, read_bytes);
   png_set_user_limits(r->png, 0x7fffffff,
@@ -82,7 +82,7 @@ static bool decode_png(const uint8_t *bytes, size_t n, picture *out, char why[PI
   (void)snprintf(why, PICTURE_WHY, "no memory");
   r.png = png_create_read_struct(PNG_LIBPNG_VER_STRING, &r, on_error, ignore_warning);
   r.info = r.png != NULL ? png_create_info_struct(r.png) : NULL;
-  const bool good = r.info != NULL && decode(&r);
+  const bool good = r.info != NULL && decode_pixels(&r);
   png_destroy_read_struct(&r.png, &r.info, NULL);
   free(r.row);
   return good;

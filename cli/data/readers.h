@@ -45,7 +45,7 @@ void data_stream_close(data_stream **s); /* accepts NULL */
 bool data_stream_is_gzip(const data_stream *s);
 /* Return an upper bound of the bytes that the stream contains: the size of the file; for gzip, this size times the
  * largest compression ratio. */
-int64_t data_stream_bound(const data_stream *s);
+int64_t data_stream_bound_bytes(const data_stream *s);
 int data_stream_read(data_stream *s, void *to, int64_t n); /* read exactly n bytes */
 int data_stream_check_end(data_stream *s);                 /* CLI_BAD: more bytes follow */
 

@@ -50,13 +50,13 @@ void data_stream_close(data_stream **s) {
 
 bool data_stream_is_gzip(const data_stream *s) { return s->zipped; }
 
-int64_t data_stream_bound(const data_stream *s) {
+int64_t data_stream_bound_bytes(const data_stream *s) {
   if (!s->zipped) return s->size;
   return s->size < INT64_MAX / RATIO ? s->size * RATIO : INT64_MAX;
 }
 
 /* Read up to n bytes, and return the number read; 0: end of the file; -1: error, reported. */
-static int64_t read_some(const data_stream *s, void *to, int64_t n) {
+static int64_t read_up_to(const data_stream *s, void *to, int64_t n) {
   const int got = gzread(s->file, to, (unsigned)(n < 1 << 30 ? n : 1 << 30));
   int code = Z_OK;
   const char *why = gzerror(s->file, &code); /* "<fd:N>: reason" */
@@ -74,7 +74,7 @@ static int64_t read_some(const data_stream *s, void *to, int64_t n) {
 int data_stream_read(data_stream *s, void *to, int64_t n) {
   unsigned char *at = to;
   for (int64_t left = n; left > 0;) {
-    const int64_t got = read_some(s, at, left);
+    const int64_t got = read_up_to(s, at, left);
     if (got < 0) return CLI_BAD;
     if (got == 0)
       return cli_bad("--data: %s: cut short: %lld bytes are missing", s->path, (long long)left);
@@ -86,7 +86,7 @@ int data_stream_read(data_stream *s, void *to, int64_t n) {
 
 int data_stream_check_end(data_stream *s) {
   unsigned char more;
-  const int64_t got = read_some(s, &more, 1);
+  const int64_t got = read_up_to(s, &more, 1);
   if (got > 0) return cli_bad("--data: %s: has more bytes than its header says", s->path);
   return got == 0 ? CLI_OK : CLI_BAD;
 }

@@ -37,7 +37,7 @@ static int parse_settings(char *text, recipe *r) {
 }
 
 /* Twice, replace each pixel of x by the mean over itself and its neighbours; then scale x to length sqrt(count). */
-static void smooth(const recipe *r, float *x, float *work) {
+static void smooth_and_scale(const recipe *r, float *x, float *work) {
   const int64_t h = r->height, w = r->width, c = r->channels, count = h * w * c;
   for (int pass = 0; pass < 2 && h * w > 1; pass++) {
     memcpy(work, x, (size_t)count * sizeof *x);
@@ -62,7 +62,7 @@ static void smooth(const recipe *r, float *x, float *work) {
 
 int data_make_synthetic(const char *settings, data_set *d) {
   recipe r = {.classes = 10, .train = 1000, .test = 200, .seed = 1, .noise = 1.0};
-  char *copy = cli_copy(settings);
+  char *copy = cli_copy_text(settings);
   const int rc = parse_settings(copy, &r);
   free(copy);
   if (rc != CLI_OK) return rc;
@@ -79,7 +79,7 @@ int data_make_synthetic(const char *settings, data_set *d) {
   const uint64_t seed = (uint64_t)r.seed;
   for (int64_t k = 0; k < r.classes; k++) {
     random_normal(seed, RANDOM_DATA, (uint32_t)k, 1.0, 0, per, centre + k * per);
-    smooth(&r, centre + k * per, centre + r.classes * per);
+    smooth_and_scale(&r, centre + k * per, centre + r.classes * per);
   }
   for (int64_t i = 0; i < rows; i++) {
     uint32_t word[4];

@@ -9,7 +9,7 @@
  * samples, and BLAS uses its threads. Each forward first transposes the weights from [o][c][k] to [o][k][c].
  *
  * dW = dy' P, summed over threads. With stride 1, dx is a convolution of dy with the reversed kernel, which writes
- * every value once (gather_piece). Otherwise each row of dP = dy W is added to its patch of dx (scatter_piece). */
+ * every value once (gather_grad_piece). Else each row of dP = dy W is added to its patch of dx (scatter_grad_piece). */
 #include "node.h"
 #include "simd.h"
 
@@ -28,7 +28,7 @@ typedef struct patches {
   int64_t kernel, stride, padding;
 } patches;
 
-static inline int64_t patches_width(const patches *p) {
+static inline int64_t get_patch_width(const patches *p) {
   return p->kernel * p->kernel * p->channels;
 }
 
@@ -47,8 +47,8 @@ static void find_inside_run(const patches *p, int64_t y, int64_t x, int64_t i, i
 }
 
 /* A row inside the image is copied by a loop instead of memcpy, because most rows of small networks are short. */
-NG_CLONES static void gather_row(const patches *p, const float *image, int64_t y, int64_t x,
-                                 float *to) {
+NG_CLONES static void gather_patch(const patches *p, const float *image, int64_t y, int64_t x,
+                                   float *to) {
   const int64_t width = p->kernel * p->channels;
   for (int64_t i = 0; i < p->kernel; i++, to += width) {
     int64_t skip, count, at;
@@ -74,7 +74,7 @@ static position find_position(const patches *p, int64_t row) {
   return (position){row / each, at / p->columns, at % p->columns};
 }
 
-static void next_position(const patches *p, position *at) {
+static void advance_position(const patches *p, position *at) {
   if (++at->x < p->columns) return;
   at->x = 0;
   if (++at->y < p->rows) return;
@@ -83,16 +83,16 @@ static void next_position(const patches *p, position *at) {
 }
 
 /* Set `rows` to the rows [first, first + count) of the patches of x [samples, height, width, channels]. */
-static void patches_gather(const patches *p, const float *x, int64_t first, int64_t count,
+static void gather_patches(const patches *p, const float *x, int64_t first, int64_t count,
                            float *rows) {
-  const int64_t image = p->height * p->width * p->channels, width = patches_width(p);
+  const int64_t image = p->height * p->width * p->channels, width = get_patch_width(p);
   position at = find_position(p, first);
-  for (int64_t r = 0; r < count; r++, next_position(p, &at))
-    gather_row(p, x + at.sample * image, at.y, at.x, rows + r * width);
+  for (int64_t r = 0; r < count; r++, advance_position(p, &at))
+    gather_patch(p, x + at.sample * image, at.y, at.x, rows + r * width);
 }
 
-NG_CLONES static void scatter_row(const patches *p, const float *from, int64_t y, int64_t x,
-                                  float *image) {
+NG_CLONES static void scatter_patch(const patches *p, const float *from, int64_t y, int64_t x,
+                                    float *image) {
   const int64_t width = p->kernel * p->channels;
   for (int64_t i = 0; i < p->kernel; i++, from += width) {
     int64_t skip, count, at;
@@ -103,13 +103,13 @@ NG_CLONES static void scatter_row(const patches *p, const float *from, int64_t y
   }
 }
 
-/* The transpose of patches_gather: add each value of `rows` to the element of x from which patches_gather copies it. */
-static void patches_scatter(const patches *p, const float *rows, int64_t first, int64_t count,
+/* The transpose of gather_patches: add each value of `rows` to the element of x from which gather_patches copies it. */
+static void scatter_patches(const patches *p, const float *rows, int64_t first, int64_t count,
                             float *x) {
-  const int64_t image = p->height * p->width * p->channels, width = patches_width(p);
+  const int64_t image = p->height * p->width * p->channels, width = get_patch_width(p);
   position at = find_position(p, first);
-  for (int64_t r = 0; r < count; r++, next_position(p, &at))
-    scatter_row(p, rows + r * width, at.y, at.x, x + at.sample * image);
+  for (int64_t r = 0; r < count; r++, advance_position(p, &at))
+    scatter_patch(p, rows + r * width, at.y, at.x, x + at.sample * image);
 }
 
 /* ---- a convolution -----------------------------------------------------------------------------*/
@@ -119,7 +119,7 @@ typedef struct job {
   node *v;
   int64_t samples;
   int32_t pieces;
-  patches p;    /* patches of x; in gather_piece, patches of dy */
+  patches p;    /* patches of x; in gather_grad_piece, patches of dy */
   int64_t rows; /* rows of P in a tile */
   float *tiles; /* [pieces][tile] */
   int64_t tile;
@@ -131,7 +131,7 @@ static bool is_pointwise(const node *v) {
   return v->kernel == 1 && v->stride == 1 && v->padding == 0;
 }
 
-static patches input_patches(const nn *n, const node *v) {
+static patches describe_input_patches(const nn *n, const node *v) {
   const nn_shape s = n->nodes[v->input[0]].shape;
   return (patches){s.height,       s.width,   s.channels, v->shape.height,
                    v->shape.width, v->kernel, v->stride,  v->padding};
@@ -139,38 +139,38 @@ static patches input_patches(const nn *n, const node *v) {
 
 /* The patches of dy for dx with stride 1. dx at row y depends on dy at rows y + padding - i, i < kernel, and on
  * columns alike: this is a convolution of dy with padding kernel - 1 - padding. */
-static patches grad_patches(const nn *n, const node *v) {
+static patches describe_grad_patches(const nn *n, const node *v) {
   const nn_shape s = n->nodes[v->input[0]].shape;
   return (patches){
       v->shape.height,           v->shape.width, v->shape.channels, s.height, s.width, v->kernel, 1,
       v->kernel - 1 - v->padding};
 }
 
-static bool can_gather(const node *v) { return v->stride == 1 && v->padding < v->kernel; }
+static bool can_gather_grad(const node *v) { return v->stride == 1 && v->padding < v->kernel; }
 
 static int64_t count_tile_rows(const patches *p) {
-  const int64_t rows = TILE / patches_width(p);
+  const int64_t rows = TILE / get_patch_width(p);
   return rows < 16 ? 16 : rows;
 }
 
 static int64_t count_weights(const nn *n, const node *v) { return n->params[v->param[0]].count; }
 
-static int64_t tile_floats(const nn *n, const node *v) {
+static int64_t count_tile_floats(const nn *n, const node *v) {
   if (is_pointwise(v)) return 0;
-  const patches a = input_patches(n, v), g = grad_patches(n, v);
-  const int64_t x = count_tile_rows(&a) * patches_width(&a);
-  const int64_t y = can_gather(v) ? count_tile_rows(&g) * patches_width(&g) : 0;
+  const patches a = describe_input_patches(n, v), g = describe_grad_patches(n, v);
+  const int64_t x = count_tile_rows(&a) * get_patch_width(&a);
+  const int64_t y = can_gather_grad(v) ? count_tile_rows(&g) * get_patch_width(&g) : 0;
   return x > y ? x : y;
 }
 
 /* The scratch has a tile and a dW for each thread, and the reversed kernel. */
-static int64_t scratch_bytes(const nn *n, const node *v) {
+static int64_t count_scratch_bytes(const nn *n, const node *v) {
   const int64_t t = n->threads;
-  return (t * tile_floats(n, v) + (t + 1) * count_weights(n, v)) * (int64_t)sizeof(float);
+  return (t * count_tile_floats(n, v) + (t + 1) * count_weights(n, v)) * (int64_t)sizeof(float);
 }
 
 /* `saved` has the weights in the order [o][k][c]. */
-static int64_t saved_bytes(const nn *n, const node *v) {
+static int64_t count_saved_bytes(const nn *n, const node *v) {
   return count_weights(n, v) * (int64_t)sizeof(float);
 }
 
@@ -188,7 +188,7 @@ typedef struct reorder_job {
 static void transpose_weights(void *arg, int32_t i) {
   const reorder_job *t = arg;
   int64_t first, last;
-  nn_slice(t->out, t->pieces, i, 1, &first, &last);
+  nn_find_range(t->out, t->pieces, i, 1, &first, &last);
   for (int64_t o = first; o < last; o++) {
     const float *from = t->from + o * t->rows * t->columns;
     float *to = t->to + o * t->rows * t->columns;
@@ -206,7 +206,7 @@ static void transpose_weights(void *arg, int32_t i) {
 static void reverse_kernel(void *arg, int32_t i) {
   const reorder_job *t = arg;
   int64_t from, to;
-  nn_slice(t->rows, t->pieces, i, 1, &from, &to);
+  nn_find_range(t->rows, t->pieces, i, 1, &from, &to);
   for (int64_t k = from; k < to; k++) {
     for (int64_t o = 0; o < t->out; o++)
       memcpy(t->to + (k * t->out + o) * t->columns,
@@ -236,7 +236,7 @@ static void run_over_samples(job *j, void (*task)(void *arg, int32_t i)) {
   j->pieces = 1;
   if (j->samples > 1 && nn_blas_use_one_thread(n)) {
     j->pieces = (int32_t)(j->samples < n->threads ? j->samples : n->threads);
-    nn_parallel(n, j->pieces, task, j);
+    nn_run_pieces(n, j->pieces, task, j);
     nn_blas_restore_threads(n);
   } else {
     task(j, 0);
@@ -244,8 +244,8 @@ static void run_over_samples(job *j, void (*task)(void *arg, int32_t i)) {
 }
 
 static job make_job(nn *n, node *v, int64_t samples) {
-  job j = {.n = n, .v = v, .samples = samples, .p = input_patches(n, v)};
-  j.tile = tile_floats(n, v);
+  job j = {.n = n, .v = v, .samples = samples, .p = describe_input_patches(n, v)};
+  j.tile = count_tile_floats(n, v);
   j.tiles = n->scratch;
   j.sums = j.tiles + j.tile * n->threads;
   j.rows = count_tile_rows(&j.p);
@@ -260,9 +260,10 @@ typedef struct tiles {
   int64_t width, from, to, step, at, rows;
 } tiles;
 
-static tiles tiles_of_piece(const job *j, const float *image, int64_t per_sample, int32_t i) {
-  tiles t = {.j = j, .image = image, .tile = j->tiles + j->tile * i, .width = patches_width(&j->p)};
-  nn_slice(j->samples, j->pieces, i, 1, &t.from, &t.to); /* a piece never splits a sample */
+static tiles start_tiles(const job *j, const float *image, int64_t per_sample, int32_t i) {
+  tiles t = {
+      .j = j, .image = image, .tile = j->tiles + j->tile * i, .width = get_patch_width(&j->p)};
+  nn_find_range(j->samples, j->pieces, i, 1, &t.from, &t.to); /* whole samples */
   t.from *= per_sample;
   t.to *= per_sample;
   t.step = is_pointwise(j->v) ? t.to - t.from : j->rows;
@@ -270,13 +271,13 @@ static tiles tiles_of_piece(const job *j, const float *image, int64_t per_sample
   return t;
 }
 
-static bool next_tile(tiles *t) {
+static bool advance_tile(tiles *t) {
   t->at += t->rows;
   if (t->at >= t->to) return false;
   t->rows = t->to - t->at < t->step ? t->to - t->at : t->step;
   t->p = t->image + t->at * t->width;
   if (is_pointwise(t->j->v)) return true;
-  patches_gather(&t->j->p, t->image, t->at, t->rows, t->tile);
+  gather_patches(&t->j->p, t->image, t->at, t->rows, t->tile);
   t->p = t->tile;
   return true;
 }
@@ -292,107 +293,107 @@ static void add_bias(const job *j, int64_t from, int64_t to) {
   }
 }
 
-static void forward_piece(void *arg, int32_t i) {
+static void run_forward_piece(void *arg, int32_t i) {
   const job *j = arg;
   const node *v = j->v;
   const int64_t out = v->shape.channels;
-  tiles t = tiles_of_piece(j, j->n->nodes[v->input[0]].out, v->shape.height * v->shape.width, i);
-  while (next_tile(&t)) {
+  tiles t = start_tiles(j, j->n->nodes[v->input[0]].out, v->shape.height * v->shape.width, i);
+  while (advance_tile(&t)) {
     nn_gemm(false, true, t.rows, out, t.width, 1.0F, t.p, t.width, v->saved, t.width, 0.0F,
             v->out + t.at * out, out);
     add_bias(j, t.at, t.at + t.rows);
   }
 }
 
-static void forward(nn *n, node *v, int64_t samples, nn_mode mode) {
+static void conv_forward(nn *n, node *v, int64_t samples, nn_mode mode) {
   (void)mode;
   reorder_job order = make_reorder_job(n, v, n->params[v->param[0]].value, v->saved);
-  nn_parallel(n, order.pieces, transpose_weights, &order); /* [o][c][k] -> [o][k][c] */
+  nn_run_pieces(n, order.pieces, transpose_weights, &order); /* [o][c][k] -> [o][k][c] */
   job j = make_job(n, v, samples);
-  run_over_samples(&j, forward_piece);
+  run_over_samples(&j, run_forward_piece);
 }
 
 /* ---- backward ----------------------------------------------------------------------------------*/
 
-static void weight_piece(void *arg, int32_t i) {
+static void compute_weight_grad_piece(void *arg, int32_t i) {
   const job *j = arg;
   const node *v = j->v;
   const int64_t out = v->shape.channels;
   float *sum = j->sums + count_weights(j->n, v) * i;
-  tiles t = tiles_of_piece(j, j->n->nodes[v->input[0]].out, v->shape.height * v->shape.width, i);
-  while (next_tile(&t))
+  tiles t = start_tiles(j, j->n->nodes[v->input[0]].out, v->shape.height * v->shape.width, i);
+  while (advance_tile(&t))
     nn_gemm(true, false, out, t.width, t.rows, 1.0F, v->grad + t.at * out, out, t.p, t.width,
             t.at == t.from ? 0.0F : 1.0F, sum, t.width);
 }
 
 /* dx by gathering: multiply the patches of dy, [rows, (k,o)], by the reversed kernel [(k,o), c]. */
-static void gather_piece(void *arg, int32_t i) {
+static void gather_grad_piece(void *arg, int32_t i) {
   const job *j = arg;
   const node *v = j->v, *x = &j->n->nodes[v->input[0]];
   const int64_t in = x->shape.channels;
   const float beta = v->adds[0] ? 1.0F : 0.0F;
-  tiles t = tiles_of_piece(j, v->grad, x->shape.height * x->shape.width, i);
-  while (next_tile(&t))
+  tiles t = start_tiles(j, v->grad, x->shape.height * x->shape.width, i);
+  while (advance_tile(&t))
     nn_gemm(false, false, t.rows, in, t.width, 1.0F, t.p, t.width, j->reversed, in, beta,
             x->grad + t.at * in, in);
 }
 
 /* dx by scattering: compute dP = dy W, and add each row of dP to its patch of dx. */
-static void scatter_piece(void *arg, int32_t i) {
+static void scatter_grad_piece(void *arg, int32_t i) {
   const job *j = arg;
   const node *v = j->v, *x = &j->n->nodes[v->input[0]];
-  const int64_t out = v->shape.channels, width = patches_width(&j->p);
-  const int64_t image = nn_count(x->shape);
+  const int64_t out = v->shape.channels, width = get_patch_width(&j->p);
+  const int64_t image = nn_count_values(x->shape);
   float *tile = j->tiles + j->tile * i;
   const int64_t per_sample = v->shape.height * v->shape.width;
   int64_t first, last;
-  nn_slice(j->samples, j->pieces, i, 1, &first, &last);
+  nn_find_range(j->samples, j->pieces, i, 1, &first, &last);
   if (!v->adds[0])
     memset(x->grad + first * image, 0, (size_t)((last - first) * image) * sizeof *x->grad);
   for (int64_t r = first * per_sample, to = last * per_sample; r < to; r += j->rows) {
     const int64_t rows = to - r < j->rows ? to - r : j->rows;
     nn_gemm(false, false, rows, width, out, 1.0F, v->grad + r * out, out, v->saved, width, 0.0F,
             tile, width);
-    patches_scatter(&j->p, tile, r, rows, x->grad);
+    scatter_patches(&j->p, tile, r, rows, x->grad);
   }
 }
 
-static void backward(nn *n, node *v, int64_t samples, bool params) {
-  const node *x = input_of(n, v, 0);
+static void conv_backward(nn *n, node *v, int64_t samples, bool params) {
+  const node *x = get_input(n, v, 0);
   job j = make_job(n, v, samples);
   if (params) {
-    run_over_samples(&j, weight_piece);
+    run_over_samples(&j, compute_weight_grad_piece);
     reorder_job order = make_reorder_job(n, v, j.sums, n->params[v->param[0]].grad);
     order.rows = j.p.channels;
     order.columns = v->kernel * v->kernel;
     order.sums = j.pieces;
-    nn_parallel(n, order.pieces, transpose_weights, &order); /* [o][k][c] -> [o][c][k] */
+    nn_run_pieces(n, order.pieces, transpose_weights, &order); /* [o][k][c] -> [o][c][k] */
     if (v->param[1] >= 0)
       nn_sum_columns(v->grad, samples * v->shape.height * v->shape.width, v->shape.channels,
                      n->params[v->param[1]].grad);
   }
   if (x->grad == NULL) return;
-  if (!can_gather(v)) {
-    run_over_samples(&j, scatter_piece);
+  if (!can_gather_grad(v)) {
+    run_over_samples(&j, scatter_grad_piece);
     return;
   }
   float *reversed = j.sums + count_weights(n, v) * n->threads;
   reorder_job order = make_reorder_job(n, v, v->saved, reversed);
-  nn_parallel(n, order.pieces, reverse_kernel, &order);
+  nn_run_pieces(n, order.pieces, reverse_kernel, &order);
   j.reversed = reversed;
-  j.p = grad_patches(n, v);
+  j.p = describe_grad_patches(n, v);
   j.rows = count_tile_rows(&j.p);
-  run_over_samples(&j, gather_piece);
+  run_over_samples(&j, gather_grad_piece);
 }
 
 static const nn_op op = {.name = "conv",
-                         .forward = forward,
-                         .backward = backward,
-                         .scratch = scratch_bytes,
-                         .saved = saved_bytes};
+                         .forward = conv_forward,
+                         .backward = conv_backward,
+                         .scratch = count_scratch_bytes,
+                         .saved = count_saved_bytes};
 
-int nn_conv(nn *n, const char *name, int x, int64_t out, int64_t kernel, int64_t stride,
-            int64_t padding, bool bias) {
+int nn_add_conv(nn *n, const char *name, int x, int64_t out, int64_t kernel, int64_t stride,
+                int64_t padding, bool bias) {
   if (x < 0) return -1;
   const nn_shape from = nn_get_shape(n, x);
   if (out < 1 || kernel < 1 || stride < 1 || padding < 0)
@@ -406,8 +407,8 @@ int nn_conv(nn *n, const char *name, int x, int64_t out, int64_t kernel, int64_t
   node *v = nn_add_node(n, &op, x, -1, to);
   if (v == NULL) return -1;
   const int64_t shape[4] = {out, from.channels, kernel, kernel};
-  const nn_layer l = {.conv = true,
-                      .bias = bias,
+  const nn_layer l = {.is_conv = true,
+                      .has_bias = bias,
                       .in = from.channels,
                       .out = out,
                       .kernel = kernel,

@@ -24,43 +24,43 @@ typedef struct kind {
   void (*backward)(const slice *s, int64_t from, int64_t to);
 } kind;
 
-static const kind *kind_of(const node *v) { return (const kind *)(const void *)v->op; }
+static const kind *get_kind(const node *v) { return (const kind *)(const void *)v->op; }
 
-static void run_piece(void *arg, int32_t i) {
+static void run_kernel_piece(void *arg, int32_t i) {
   const slice *s = arg;
   int64_t from, to;
-  nn_slice(s->count, s->pieces, i, 64, &from, &to);
+  nn_find_range(s->count, s->pieces, i, 64, &from, &to);
   s->kernel(s, from, to);
 }
 
-static void run(nn *n, const node *v, int64_t samples, slice s) {
+static void run_kernel(nn *n, const node *v, int64_t samples, slice s) {
   s.n = n;
   s.v = v;
-  s.count = samples * nn_count(v->shape);
+  s.count = samples * nn_count_values(v->shape);
   s.pieces = nn_count_pieces(n, s.count);
-  nn_parallel(n, s.pieces, run_piece, &s);
+  nn_run_pieces(n, s.pieces, run_kernel_piece, &s);
 }
 
 static void forward(nn *n, node *v, int64_t samples, nn_mode mode) {
-  run(n, v, samples,
-      (slice){.x = input_of(n, v, 0)->out,
-              .x2 = v->input[1] >= 0 ? input_of(n, v, 1)->out : NULL,
-              .to = v->out,
-              .train = mode == NN_TRAIN,
-              .kernel = kind_of(v)->forward});
+  run_kernel(n, v, samples,
+             (slice){.x = get_input(n, v, 0)->out,
+                     .x2 = v->input[1] >= 0 ? get_input(n, v, 1)->out : NULL,
+                     .to = v->out,
+                     .train = mode == NN_TRAIN,
+                     .kernel = get_kind(v)->forward});
 }
 
 static void backward(nn *n, node *v, int64_t samples, bool params) {
   (void)params;
   for (int k = 0; k < 2 && v->input[k] >= 0; k++) {
-    const node *in = input_of(n, v, k);
+    const node *in = get_input(n, v, k);
     if (in->grad == NULL) continue;
-    run(n, v, samples,
-        (slice){.y = v->out,
-                .dy = v->grad,
-                .to = in->grad,
-                .adds = v->adds[k],
-                .kernel = kind_of(v)->backward});
+    run_kernel(n, v, samples,
+               (slice){.y = v->out,
+                       .dy = v->grad,
+                       .to = in->grad,
+                       .adds = v->adds[k],
+                       .kernel = get_kind(v)->backward});
   }
 }
 
@@ -114,7 +114,7 @@ NG_CLONES static void sigmoid_backward(const slice *s, int64_t from, int64_t to)
 
 static void apply_dropout(const slice *s, int64_t from, int64_t to, const float *x) {
   const float scale = (float)(1.0 / (1.0 - s->v->rate));
-  const int64_t first = s->n->first * nn_count(s->v->shape);
+  const int64_t first = s->n->first * nn_count_values(s->v->shape);
   uint32_t w[4] = {0, 0, 0, 0};
   for (int64_t i = from; i < to; i++) {
     const int64_t at = first + i;
@@ -139,12 +139,12 @@ static void dropout_backward(const slice *s, int64_t from, int64_t to) {
 
 /* ---- sum of two nodes: the gradient of each is dy.  In place, the first gradient is dy itself, so dy stays intact */
 
-NG_CLONES static void add_forward(const slice *s, int64_t from, int64_t to) {
+NG_CLONES static void sum_forward(const slice *s, int64_t from, int64_t to) {
   for (int64_t i = from; i < to; i++)
     s->to[i] = s->x[i] + s->x2[i];
 }
 
-NG_CLONES static void add_backward(const slice *s, int64_t from, int64_t to) {
+NG_CLONES static void sum_backward(const slice *s, int64_t from, int64_t to) {
   if (s->adds) {
     for (int64_t i = from; i < to; i++)
       s->to[i] += s->dy[i];
@@ -166,7 +166,7 @@ static const kind kinds[] = {
     {{"dropout", true, false, false, forward, backward, NULL, NULL},
      dropout_forward,
      dropout_backward},
-    {{"add", true, false, false, forward, backward, NULL, NULL}, add_forward, add_backward},
+    {{"add", true, false, false, forward, backward, NULL, NULL}, sum_forward, sum_backward},
 };
 
 static int add_unary(nn *n, int of, int x, double rate) {
@@ -177,16 +177,16 @@ static int add_unary(nn *n, int of, int x, double rate) {
   return v->number;
 }
 
-int nn_relu(nn *n, int x) { return add_unary(n, RELU, x, 0.0); }
-int nn_tanh(nn *n, int x) { return add_unary(n, TANH, x, 0.0); }
-int nn_sigmoid(nn *n, int x) { return add_unary(n, SIGMOID, x, 0.0); }
+int nn_add_relu(nn *n, int x) { return add_unary(n, RELU, x, 0.0); }
+int nn_add_tanh(nn *n, int x) { return add_unary(n, TANH, x, 0.0); }
+int nn_add_sigmoid(nn *n, int x) { return add_unary(n, SIGMOID, x, 0.0); }
 
-int nn_dropout(nn *n, int x, double rate) {
+int nn_add_dropout(nn *n, int x, double rate) {
   if (!(rate >= 0.0 && rate < 1.0)) return nn_fail(n, "dropout: rate %g, expected [0, 1)", rate);
   return add_unary(n, DROPOUT, x, rate);
 }
 
-int nn_add(nn *n, int x, int y) {
+int nn_add_sum(nn *n, int x, int y) {
   if (x < 0 || y < 0) return -1;
   const nn_shape a = nn_get_shape(n, x), b = nn_get_shape(n, y);
   if (a.height != b.height || a.width != b.width || a.channels != b.channels)

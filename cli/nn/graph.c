@@ -19,14 +19,14 @@ int nn_fail(nn *n, const char *format, ...) {
 
 void nn_set_first_sample(nn *n, int64_t sample) { n->first = sample; }
 
-void nn_set_norm_keep(nn *n, double keep) { n->norm_keep = keep; }
+void nn_set_norm_decay(nn *n, double keep) { n->norm_decay = keep; }
 
 nn *nn_create(ng_pool *pool, uint64_t seed) {
   nn *n = cli_alloc(1, sizeof *n);
   n->pool = pool;
   n->threads = pool != NULL ? ng_pool_threads(pool) : 1;
   n->seed = seed;
-  n->norm_keep = 0.9;
+  n->norm_decay = 0.9;
   n->loss = NN_CROSS_ENTROPY;
   return n;
 }
@@ -52,7 +52,7 @@ node *nn_add_node(nn *n, const nn_op *op, int x, int y, nn_shape shape) {
                   (long long)shape.height, (long long)shape.width, (long long)shape.channels);
     return NULL;
   }
-  n->nodes = cli_grow(n->nodes, (size_t)n->n_nodes, sizeof *n->nodes);
+  n->nodes = cli_append_zeroed(n->nodes, (size_t)n->n_nodes, sizeof *n->nodes);
   node *v = &n->nodes[n->n_nodes];
   v->op = op;
   v->number = n->n_nodes++;
@@ -63,18 +63,18 @@ node *nn_add_node(nn *n, const nn_op *op, int x, int y, nn_shape shape) {
   return v;
 }
 
-static void set_name(nn *n, char out[NN_NAME], const char *name, const char *suffix) {
+static void write_dotted_name(nn *n, char out[NN_NAME], const char *name, const char *suffix) {
   if (snprintf(out, NN_NAME, "%s%s%s", name, suffix[0] != 0 ? "." : "", suffix) >= NN_NAME)
     (void)nn_fail(n, "%s: the name is longer than %d letters", name, NN_NAME - 1);
 }
 
 int nn_add_param(nn *n, const char *name, const char *suffix, nn_role role, int layer, int ndim,
                  const int64_t *shape) {
-  n->params = cli_grow(n->params, (size_t)n->n_params, sizeof *n->params);
+  n->params = cli_append_zeroed(n->params, (size_t)n->n_params, sizeof *n->params);
   nn_param *p = &n->params[n->n_params];
-  set_name(n, p->name, name, suffix);
+  write_dotted_name(n, p->name, name, suffix);
   p->role = role;
-  p->start = n->start;
+  p->initializer = n->initializer;
   p->layer = layer;
   p->ndim = ndim;
   p->count = 1;
@@ -86,36 +86,36 @@ int nn_add_param(nn *n, const char *name, const char *suffix, nn_role role, int 
 }
 
 int nn_add_buffer(nn *n, const char *name, const char *suffix, int64_t count) {
-  n->buffers = cli_grow(n->buffers, (size_t)n->n_buffers, sizeof *n->buffers);
+  n->buffers = cli_append_zeroed(n->buffers, (size_t)n->n_buffers, sizeof *n->buffers);
   nn_buffer *b = &n->buffers[n->n_buffers];
-  set_name(n, b->name, name, suffix);
+  write_dotted_name(n, b->name, name, suffix);
   b->count = count;
   return n->n_buffers++;
 }
 
 int nn_add_layer(nn *n, node *v, const char *name, const nn_layer *layer, int ndim,
                  const int64_t *shape) {
-  n->layers = cli_grow(n->layers, (size_t)n->n_layers, sizeof *n->layers);
+  n->layers = cli_append_zeroed(n->layers, (size_t)n->n_layers, sizeof *n->layers);
   nn_layer *l = &n->layers[n->n_layers];
   v->layer = n->n_layers++;
   *l = *layer;
   (void)snprintf(l->name, sizeof l->name, "%s", name);
   l->weight_param = nn_add_param(n, name, "weight", NN_WEIGHT, v->layer, ndim, shape);
-  l->bias_param = l->bias ? nn_add_param(n, name, "bias", NN_BIAS, v->layer, 1, shape) : -1;
+  l->bias_param = l->has_bias ? nn_add_param(n, name, "bias", NN_BIAS, v->layer, 1, shape) : -1;
   v->param[0] = l->weight_param;
   v->param[1] = l->bias_param;
   return v->number;
 }
 
-int nn_add_norm(nn *n, const nn_norm_layer *norm) {
-  n->norms = cli_grow(n->norms, (size_t)n->n_norms, sizeof *n->norms);
+int nn_add_norm_layer(nn *n, const nn_norm_layer *norm) {
+  n->norms = cli_append_zeroed(n->norms, (size_t)n->n_norms, sizeof *n->norms);
   n->norms[n->n_norms] = *norm;
   return n->n_norms++;
 }
 
 static const nn_op input_op = {.name = "input", .needs_output = true};
 
-int nn_input(nn *n, nn_shape shape) {
+int nn_add_input(nn *n, nn_shape shape) {
   if (n->n_nodes > 0) return nn_fail(n, "the input must be the first node");
   const node *v = nn_add_node(n, &input_op, -1, -1, shape);
   return v != NULL ? v->number : -1;
@@ -126,28 +126,28 @@ nn_shape nn_get_shape(const nn *n, int x) {
   return x < 0 || x >= n->n_nodes ? none : n->nodes[x].shape;
 }
 
-int nn_params(const nn *n) { return n->n_params; }
-const nn_param *nn_param_at(const nn *n, int i) { return &n->params[i]; }
-int nn_buffers(const nn *n) { return n->n_buffers; }
-const nn_buffer *nn_buffer_at(const nn *n, int i) { return &n->buffers[i]; }
-int nn_layers(const nn *n) { return n->n_layers; }
-const nn_layer *nn_layer_at(const nn *n, int i) { return &n->layers[i]; }
-int nn_norms(const nn *n) { return n->n_norms; }
-const nn_norm_layer *nn_norm_at(const nn *n, int i) { return &n->norms[i]; }
-int64_t nn_bytes(const nn *n) { return n->bytes; }
-int64_t nn_outputs(const nn *n) { return nn_count(n->nodes[n->n_nodes - 1].shape); }
-const float *nn_output(const nn *n) { return n->nodes[n->n_nodes - 1].out; }
+int nn_count_params(const nn *n) { return n->n_params; }
+const nn_param *nn_get_param(const nn *n, int i) { return &n->params[i]; }
+int nn_count_buffers(const nn *n) { return n->n_buffers; }
+const nn_buffer *nn_get_buffer(const nn *n, int i) { return &n->buffers[i]; }
+int nn_count_layers(const nn *n) { return n->n_layers; }
+const nn_layer *nn_get_layer(const nn *n, int i) { return &n->layers[i]; }
+int nn_count_norms(const nn *n) { return n->n_norms; }
+const nn_norm_layer *nn_get_norm(const nn *n, int i) { return &n->norms[i]; }
+int64_t nn_count_bytes(const nn *n) { return n->bytes; }
+int64_t nn_count_outputs(const nn *n) { return nn_count_values(n->nodes[n->n_nodes - 1].shape); }
+const float *nn_get_output(const nn *n) { return n->nodes[n->n_nodes - 1].out; }
 
-int64_t nn_weights(const nn *n) {
+int64_t nn_count_weights(const nn *n) {
   int64_t sum = 0;
   for (int i = 0; i < n->n_params; i++)
     sum += n->params[i].count;
   return sum;
 }
 
-const char *nn_error(const nn *n) { return n->error[0] != 0 ? n->error : NULL; }
+const char *nn_get_error(const nn *n) { return n->error[0] != 0 ? n->error : NULL; }
 
-int64_t nn_find_least_batch(const nn *n) {
+int64_t nn_find_smallest_batch(const nn *n) {
   int64_t least = 0;
   for (int i = 0; i < n->n_nodes; i++) {
     const node *v = &n->nodes[i];
@@ -158,7 +158,7 @@ int64_t nn_find_least_batch(const nn *n) {
   return least;
 }
 
-int nn_ready(nn *n, int64_t batch) {
+int nn_prepare(nn *n, int64_t batch) {
   if (n->error[0] == 0 && n->n_nodes < 2) (void)nn_fail(n, "no nodes were added");
   for (int i = 0; i + 1 < n->n_nodes; i++) {
     bool read = false;
@@ -178,7 +178,7 @@ int nn_ready(nn *n, int64_t batch) {
 
 /* ---- on the pool -----------------------------------------------------------------------------*/
 
-void nn_parallel(nn *n, int32_t pieces, void (*task)(void *arg, int32_t i), void *arg) {
+void nn_run_pieces(nn *n, int32_t pieces, void (*task)(void *arg, int32_t i), void *arg) {
   if (n->pool != NULL && pieces > 1) {
     ng_pool_run(n->pool, pieces, task, arg);
   } else {
@@ -195,30 +195,30 @@ int32_t nn_count_pieces(const nn *n, int64_t elements) {
   return most < 1 ? 1 : most < n->threads ? (int32_t)most : n->threads;
 }
 
-void nn_slice(int64_t count, int32_t pieces, int32_t i, int64_t unit, int64_t *from, int64_t *to) {
-  const int64_t units = (count + unit - 1) / unit;
+void nn_find_range(int64_t n, int32_t pieces, int32_t i, int64_t unit, int64_t *from, int64_t *to) {
+  const int64_t units = (n + unit - 1) / unit;
   *from = units * i / pieces * unit;
   *to = units * (i + 1) / pieces * unit;
-  if (*from > count) *from = count;
-  if (*to > count) *to = count;
+  if (*from > n) *from = n;
+  if (*to > n) *to = n;
 }
 
 /* ---- walking ---------------------------------------------------------------------------------*/
 
 /* If node v is a layer or a norm, call the watch (NULL: none) with an input or output gradient of v. */
-static int observe(const nn *n, const node *v, const nn_watch *watch, const float *x,
-                   nn_shape shape, bool grad) {
+static int call_watch(const nn *n, const node *v, const nn_watch *watch, const float *x,
+                      nn_shape shape, bool grad) {
   const int layer = v->layer >= 0 ? v->layer : n->n_layers + v->norm;
   if (watch == NULL || (v->layer < 0 && v->norm < 0)) return 0;
-  return watch->observe(watch->user, layer, x, n->samples, nn_count(shape), grad);
+  return watch->observe(watch->user, layer, x, n->samples, nn_count_values(shape), grad);
 }
 
-void nn_watch_gradients(nn *n, nn_gradients_ready *ready, void *user) {
+void nn_watch_gradients(nn *n, nn_on_gradients_ready *ready, void *user) {
   n->gradients_ready = ready;
-  n->ready_user = user;
+  n->gradients_ready_user = user;
 }
 
-void nn_fix_norms(nn *n, bool fixed) { n->fixed_norms = fixed; }
+void nn_freeze_norms(nn *n, bool fixed) { n->has_frozen_norms = fixed; }
 
 int nn_forward(nn *n, nn_mode mode, const float *x, int64_t samples, uint64_t step,
                const nn_watch *watch) {
@@ -228,8 +228,8 @@ int nn_forward(nn *n, nn_mode mode, const float *x, int64_t samples, uint64_t st
   n->nodes[0].out = (float *)(uintptr_t)x; /* the cast drops const; no node writes to the input */
   for (int i = 1; i < n->n_nodes; i++) {
     node *v = &n->nodes[i];
-    const node *in = input_of(n, v, 0);
-    const int rc = observe(n, v, watch, in->out, in->shape, false);
+    const node *in = get_input(n, v, 0);
+    const int rc = call_watch(n, v, watch, in->out, in->shape, false);
     if (rc != 0) return rc;
     if (samples > 0) v->op->forward(n, v, samples, mode);
   }
@@ -247,13 +247,13 @@ int nn_backward(nn *n, bool params, const nn_watch *watch) {
   for (int i = n->n_nodes - 1; i > 0; i--) {
     node *v = &n->nodes[i];
     if (v->grad == NULL) continue;
-    int rc = observe(n, v, watch, v->grad, v->shape, true);
+    int rc = call_watch(n, v, watch, v->grad, v->shape, true);
     if (rc != 0) return rc;
     if (n->samples > 0) v->op->backward(n, v, n->samples, params);
     if (n->samples == 0 && params) zero_gradients(n, v);
     if (!params || n->gradients_ready == NULL || v->param[0] < 0) continue;
     /* all parameters from this index on are complete, because they are in the order of their nodes */
-    rc = n->gradients_ready(n->ready_user, v->param[0]);
+    rc = n->gradients_ready(n->gradients_ready_user, v->param[0]);
     if (rc != 0) return rc;
   }
   return 0;

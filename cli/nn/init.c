@@ -4,11 +4,11 @@
 
 #include <math.h>
 
-void nn_set_initializer(nn *n, nn_initializer start) { n->start = start; }
+void nn_set_initializer(nn *n, nn_initializer start) { n->initializer = start; }
 
 /* Return the fan of a layer: `channels` times the number of kernel positions. */
 static double count_fan(const nn_layer *l, int64_t channels) {
-  return (double)channels * (l->conv ? (double)(l->kernel * l->kernel) : 1.0);
+  return (double)channels * (l->is_conv ? (double)(l->kernel * l->kernel) : 1.0);
 }
 
 static void fill_ones(float *x, int64_t count) {
@@ -20,7 +20,7 @@ static void fill_ones(float *x, int64_t count) {
 static void init_layer_param(const nn *n, const nn_param *p, uint32_t item) {
   const nn_layer *l = &n->layers[p->layer];
   const double in = count_fan(l, l->in), out = count_fan(l, l->out);
-  const bool he = p->start == NN_HE && l->conv, glorot = p->start == NN_GLOROT;
+  const bool he = p->initializer == NN_HE && l->is_conv, glorot = p->initializer == NN_GLOROT;
   const double bound = glorot ? sqrt(6.0 / (in + out)) : 1.0 / sqrt(in);
   if (p->role == NN_BIAS && (he || glorot)) return; /* 0, as allocated */
   if (he) {

@@ -3,9 +3,11 @@
 
 #include <string.h>
 
-static int64_t count_inputs(nn *n, const node *v) { return nn_count(input_of(n, v, 0)->shape); }
+static int64_t count_inputs(nn *n, const node *v) {
+  return nn_count_values(get_input(n, v, 0)->shape);
+}
 
-static void forward(nn *n, node *v, int64_t samples, nn_mode mode) {
+static void linear_forward(nn *n, node *v, int64_t samples, nn_mode mode) {
   (void)mode;
   const int64_t in = count_inputs(n, v), out = v->shape.channels;
   if (v->param[1] >= 0) {
@@ -13,7 +15,7 @@ static void forward(nn *n, node *v, int64_t samples, nn_mode mode) {
     for (int64_t i = 0; i < samples; i++)
       memcpy(v->out + i * out, b, (size_t)out * sizeof *b);
   }
-  nn_gemm(false, true, samples, out, in, 1.0F, input_of(n, v, 0)->out, in,
+  nn_gemm(false, true, samples, out, in, 1.0F, get_input(n, v, 0)->out, in,
           n->params[v->param[0]].value, in, v->param[1] >= 0 ? 1.0F : 0.0F, v->out, out);
 }
 
@@ -25,8 +27,8 @@ void nn_sum_columns(const float *x, int64_t rows, int64_t columns, float *sums) 
   }
 }
 
-static void backward(nn *n, node *v, int64_t samples, bool params) {
-  const node *x = input_of(n, v, 0);
+static void linear_backward(nn *n, node *v, int64_t samples, bool params) {
+  const node *x = get_input(n, v, 0);
   const int64_t in = count_inputs(n, v), out = v->shape.channels;
   if (params) {
     nn_gemm(true, false, out, in, samples, 1.0F, v->grad, out, x->out, in, 0.0F,
@@ -38,14 +40,14 @@ static void backward(nn *n, node *v, int64_t samples, bool params) {
             v->adds[0] ? 1.0F : 0.0F, x->grad, in);
 }
 
-static const nn_op op = {.name = "linear", .forward = forward, .backward = backward};
+static const nn_op op = {.name = "linear", .forward = linear_forward, .backward = linear_backward};
 
-int nn_linear(nn *n, const char *name, int x, int64_t out, bool bias) {
+int nn_add_linear(nn *n, const char *name, int x, int64_t out, bool bias) {
   if (x < 0) return -1;
   const nn_shape from = nn_get_shape(n, x);
   node *v = nn_add_node(n, &op, x, -1, (nn_shape){1, 1, out});
   if (v == NULL) return -1;
-  const int64_t in = nn_count(from), shape[2] = {out, in};
-  const nn_layer l = {.in = in, .out = out, .bias = bias, .positions = 1};
+  const int64_t in = nn_count_values(from), shape[2] = {out, in};
+  const nn_layer l = {.in = in, .out = out, .has_bias = bias, .positions = 1};
   return nn_add_layer(n, v, name, &l, 2, shape);
 }

@@ -16,7 +16,7 @@ void nn_set_loss(nn *n, nn_loss_kind kind, double label_smoothing) {
 nn_loss_kind nn_get_loss(const nn *n) { return n->loss; }
 
 /* Return log(sum_k exp(y_k)) of c values. To avoid overflow, subtract the largest y_k before exp. */
-static double log_sum(const float *y, int64_t c) {
+static double log_sum_exp(const float *y, int64_t c) {
   float most = y[0];
   double sum = 0.0;
   for (int64_t k = 1; k < c; k++)
@@ -29,9 +29,9 @@ static double log_sum(const float *y, int64_t c) {
 
 /* Return the cross entropy of one sample with c outputs y, for the smoothed label as target. If `grad` is not NULL,
  * set it to share * (softmax(y) - t), where t is `targets` if not NULL, else the smoothed label. */
-static double cross_entropy(double smoothing, const float *y, int64_t c, int32_t label,
-                            const float *targets, double share, float *grad) {
-  const double smooth = smoothing / (double)c, all = log_sum(y, c);
+static double compute_cross_entropy(double smoothing, const float *y, int64_t c, int32_t label,
+                                    const float *targets, double share, float *grad) {
+  const double smooth = smoothing / (double)c, all = log_sum_exp(y, c);
   double loss = 0.0;
   for (int64_t k = 0; k < c; k++) {
     const double t = smooth + (k == label ? 1.0 - smoothing : 0.0);
@@ -43,26 +43,27 @@ static double cross_entropy(double smoothing, const float *y, int64_t c, int32_t
   return loss;
 }
 
-static int64_t argmax(const float *y, int64_t c) {
+static int64_t find_largest_index(const float *y, int64_t c) {
   int64_t best = 0;
   for (int64_t k = 1; k < c; k++)
     best = y[k] > y[best] ? k : best;
   return best;
 }
 
-double nn_loss(nn *n, nn_mode mode, const int32_t *labels, const float *targets, int64_t *correct) {
-  const int64_t c = nn_outputs(n);
+double nn_compute_loss(nn *n, nn_mode mode, const int32_t *labels, const float *targets,
+                       int64_t *correct) {
+  const int64_t c = nn_count_outputs(n);
   const double share = 1.0 / (double)n->samples;
   const double smoothing = mode == NN_TRAIN ? n->label_smoothing : 0.0;
   double sum = 0.0;
   int64_t right = 0;
   for (int64_t i = 0; i < n->samples; i++) {
-    const float *y = nn_output(n) + i * c;
+    const float *y = nn_get_output(n) + i * c;
     float *grad = n->trained ? n->loss_grad + i * c : NULL;
     if (n->loss == NN_CROSS_ENTROPY) {
-      sum += cross_entropy(smoothing, y, c, labels[i], targets != NULL ? targets + i * c : NULL,
-                           share, grad);
-      right += argmax(y, c) == labels[i];
+      sum += compute_cross_entropy(smoothing, y, c, labels[i],
+                                   targets != NULL ? targets + i * c : NULL, share, grad);
+      right += find_largest_index(y, c) == labels[i];
       continue;
     }
     const float *t = targets + i * c;
@@ -80,7 +81,7 @@ double nn_loss(nn *n, nn_mode mode, const int32_t *labels, const float *targets,
 
 /* Return label k with probability softmax(y)_k: the smallest k whose cumulative probability exceeds u in [0, 1). */
 static int32_t draw_label(const float *y, int64_t c, double u) {
-  const double all = log_sum(y, c);
+  const double all = log_sum_exp(y, c);
   double sum = 0.0;
   for (int64_t k = 0; k < c - 1; k++) {
     sum += exp((double)y[k] - all);
@@ -89,8 +90,8 @@ static int32_t draw_label(const float *y, int64_t c, double u) {
   return (int32_t)(c - 1);
 }
 
-void nn_sample_loss(nn *n, uint64_t step) {
-  const int64_t c = nn_outputs(n);
+void nn_compute_sampled_loss(nn *n, uint64_t step) {
+  const int64_t c = nn_count_outputs(n);
   const double share = 1.0 / (double)n->samples;
   if (n->loss == NN_SQUARED_ERROR) { /* the gradient y - t is normal with variance 1 */
     random_normal(n->seed, RANDOM_TARGET, (uint32_t)step, share, n->first * c, n->samples * c,
@@ -98,10 +99,10 @@ void nn_sample_loss(nn *n, uint64_t step) {
     return;
   }
   for (int64_t i = 0; i < n->samples; i++) {
-    const float *y = nn_output(n) + i * c;
+    const float *y = nn_get_output(n) + i * c;
     uint32_t w[4];
     random_words(n->seed, RANDOM_TARGET, (uint32_t)step, (uint64_t)(n->first + i), w);
     const int32_t label = draw_label(y, c, random_unit(w[0]));
-    (void)cross_entropy(0.0, y, c, label, NULL, share, n->loss_grad + i * c);
+    (void)compute_cross_entropy(0.0, y, c, label, NULL, share, n->loss_grad + i * c);
   }
 }

@@ -6,67 +6,67 @@
 #include <stdio.h>
 #include <string.h>
 
-static int dense(nn *n, const char *name, int x, int64_t out) {
-  return nn_linear(n, name, x, out, true);
+static int add_dense(nn *n, const char *name, int x, int64_t out) {
+  return nn_add_linear(n, name, x, out, true);
 }
 
 /* A perceptron. number[0]: outputs of each hidden layer; number[1]: number of hidden layers. */
 enum { MOST_HIDDEN = 64 };
-static void perceptron(nn *n, const model_task *t, int x, const int64_t number[2]) {
+static void add_perceptron(nn *n, const model_task *t, int x, const int64_t number[2]) {
   char name[24];
   for (int i = 1; i <= (int)number[1]; i++) {
     (void)snprintf(name, sizeof name, "fc%d", i);
-    x = nn_relu(n, dense(n, name, x, number[0]));
+    x = nn_add_relu(n, add_dense(n, name, x, number[0]));
   }
   (void)snprintf(name, sizeof name, "fc%d", (int)number[1] + 1);
-  (void)dense(n, name, x, t->classes);
+  (void)add_dense(n, name, x, t->classes);
 }
 
-static void logreg(nn *n, const model_task *t, int x, const int64_t number[2]) {
+static void add_logreg(nn *n, const model_task *t, int x, const int64_t number[2]) {
   (void)number;
-  (void)dense(n, "fc", x, t->classes);
+  (void)add_dense(n, "fc", x, t->classes);
 }
 
 /* number: the widths of the two hidden layers */
-static void mlp_two_hidden(nn *n, const model_task *t, int x, const int64_t number[2]) {
-  x = nn_relu(n, dense(n, "fc1", x, number[0]));
-  x = nn_relu(n, dense(n, "fc2", x, number[1]));
-  (void)dense(n, "fc3", x, t->classes);
+static void add_two_hidden_mlp(nn *n, const model_task *t, int x, const int64_t number[2]) {
+  x = nn_add_relu(n, add_dense(n, "fc1", x, number[0]));
+  x = nn_add_relu(n, add_dense(n, "fc2", x, number[1]));
+  (void)add_dense(n, "fc3", x, t->classes);
 }
 
 /* The autoencoder of Hinton & Salakhutdinov 2006, with tanh instead of the logistic function, so that training works
  * without pre-training (Glorot & Bengio 2010). The middle layer has 30 linear units; the outputs are in (0, 1). */
-static void autoencoder(nn *n, const model_task *t, int x, const int64_t number[2]) {
+static void add_autoencoder(nn *n, const model_task *t, int x, const int64_t number[2]) {
   static const int64_t width[] = {1000, 500, 250};
   char name[24];
   (void)number;
   nn_set_initializer(n, NN_GLOROT);
   for (int i = 0; i < 3; i++) {
     (void)snprintf(name, sizeof name, "encode%d", i + 1);
-    x = nn_tanh(n, dense(n, name, x, width[i]));
+    x = nn_add_tanh(n, add_dense(n, name, x, width[i]));
   }
-  x = dense(n, "code", x, 30);
+  x = add_dense(n, "code", x, 30);
   for (int i = 0; i < 3; i++) {
     (void)snprintf(name, sizeof name, "decode%d", i + 1);
-    x = nn_tanh(n, dense(n, name, x, width[2 - i]));
+    x = nn_add_tanh(n, add_dense(n, name, x, width[2 - i]));
   }
-  (void)nn_sigmoid(n, dense(n, "out", x, nn_count(t->input)));
+  (void)nn_add_sigmoid(n, add_dense(n, "out", x, nn_count_values(t->input)));
   nn_set_loss(n, NN_SQUARED_ERROR, 0.0);
 }
 
 /* Caffe's LeNet: two convolutions without padding, each followed by max pooling. */
-static void lenet(nn *n, const model_task *t, int x, const int64_t number[2]) {
+static void add_lenet(nn *n, const model_task *t, int x, const int64_t number[2]) {
   (void)number;
-  x = nn_max_pool(n, nn_conv(n, "conv1", x, 20, 5, 1, 0, true), 2, 2, 0);
-  x = nn_max_pool(n, nn_conv(n, "conv2", x, 50, 5, 1, 0, true), 2, 2, 0);
-  x = nn_relu(n, dense(n, "fc1", x, 500));
-  (void)dense(n, "fc2", x, t->classes);
+  x = nn_add_max_pool(n, nn_add_conv(n, "conv1", x, 20, 5, 1, 0, true), 2, 2, 0);
+  x = nn_add_max_pool(n, nn_add_conv(n, "conv2", x, 50, 5, 1, 0, true), 2, 2, 0);
+  x = nn_add_relu(n, add_dense(n, "fc1", x, 500));
+  (void)add_dense(n, "fc2", x, t->classes);
 }
 
 /* Configuration D of Simonyan & Zisserman 2015, with batch normalisation. One linear layer follows for images of 32 to
  * 63 pixels, which have one position after the last pooling; for larger images, the paper's three linear layers. */
 enum { VGG_HEAD = 64 };
-static void vgg16(nn *n, const model_task *t, int x, const int64_t number[2]) {
+static void add_vgg16(nn *n, const model_task *t, int x, const int64_t number[2]) {
   static const int64_t plan[] = {64, 64,  0,   128, 128, 0,   256, 256, 256,
                                  0,  512, 512, 512, 0,   512, 512, 512, 0};
   int index = 0;
@@ -75,20 +75,20 @@ static void vgg16(nn *n, const model_task *t, int x, const int64_t number[2]) {
   for (size_t i = 0; i < sizeof plan / sizeof plan[0]; i++) {
     char conv[24], norm[24];
     if (plan[i] == 0) {
-      x = nn_max_pool(n, x, 2, 2, 0);
+      x = nn_add_max_pool(n, x, 2, 2, 0);
       continue;
     }
     (void)snprintf(conv, sizeof conv, "conv%d", ++index);
     (void)snprintf(norm, sizeof norm, "bn%d", index);
-    x = nn_relu(n, nn_norm(n, norm, nn_conv(n, conv, x, plan[i], 3, 1, 1, true)));
+    x = nn_add_relu(n, nn_add_norm(n, norm, nn_add_conv(n, conv, x, plan[i], 3, 1, 1, true)));
   }
   if (t->input.height >= VGG_HEAD) {
     const double rate = t->dropout >= 0.0 ? t->dropout : 0.5;
-    x = nn_dropout(n, nn_relu(n, dense(n, "fc1", x, 4096)), rate);
-    x = nn_dropout(n, nn_relu(n, dense(n, "fc2", x, 4096)), rate);
-    (void)dense(n, "fc3", x, t->classes);
+    x = nn_add_dropout(n, nn_add_relu(n, add_dense(n, "fc1", x, 4096)), rate);
+    x = nn_add_dropout(n, nn_add_relu(n, add_dense(n, "fc2", x, 4096)), rate);
+    (void)add_dense(n, "fc3", x, t->classes);
   } else {
-    (void)dense(n, "fc", x, t->classes);
+    (void)add_dense(n, "fc", x, t->classes);
   }
 }
 
@@ -111,37 +111,37 @@ static const model_task cifar100 = {{32, 32, 3}, 100, 0.0, -1.0};
 static const model_task imagenet = {{224, 224, 3}, 1000, 0.0, -1.0};
 
 static const row rows[] = {
-    {"logreg", "softmax regression: one linear layer", &mnist, logreg, .traits = 0},
-    {"mlp", "perceptron in-128-64-out, ReLU", &mnist, mlp_two_hidden, .number = {128, 64}},
-    {"mlp-1000", "perceptron in-1000-1000-out, ReLU", &mnist, mlp_two_hidden,
+    {"logreg", "softmax regression: one linear layer", &mnist, add_logreg, .traits = 0},
+    {"mlp", "perceptron in-128-64-out, ReLU", &mnist, add_two_hidden_mlp, .number = {128, 64}},
+    {"mlp-1000", "perceptron in-1000-1000-out, ReLU", &mnist, add_two_hidden_mlp,
      .number = {1000, 1000}},
     {"autoencoder", "in-1000-500-250-30 and the reverse, tanh (Hinton & Salakhutdinov 2006)",
-     &mnist, autoencoder, .traits = RECONSTRUCTS},
-    {"lenet", "Caffe's LeNet: conv 20, conv 50, linear 500", &mnist, lenet, .traits = IMAGES},
+     &mnist, add_autoencoder, .traits = RECONSTRUCTS},
+    {"lenet", "Caffe's LeNet: conv 20, conv 50, linear 500", &mnist, add_lenet, .traits = IMAGES},
     {"resnet20", "He et al. 2015 for CIFAR, 20 layers, projections as shortcuts", &cifar10,
-     resnet_cifar, .number = {20}, .traits = IMAGES},
-    {"resnet32", "as resnet20, 32 layers", &cifar10, resnet_cifar, .number = {32},
+     resnet_add_cifar, .number = {20}, .traits = IMAGES},
+    {"resnet32", "as resnet20, 32 layers", &cifar10, resnet_add_cifar, .number = {32},
      .traits = IMAGES},
-    {"resnet56", "as resnet20, 56 layers", &cifar10, resnet_cifar, .number = {56},
+    {"resnet56", "as resnet20, 56 layers", &cifar10, resnet_add_cifar, .number = {56},
      .traits = IMAGES},
-    {"resnet110", "as resnet20, 110 layers", &cifar10, resnet_cifar, .number = {110},
+    {"resnet110", "as resnet20, 110 layers", &cifar10, resnet_add_cifar, .number = {110},
      .traits = IMAGES},
     {"resnet18", "He et al. 2015, 18 layers; first convolution 3x3 for images of up to 64 pixels",
-     &cifar100, resnet_imagenet, .number = {18}, .traits = IMAGES},
-    {"resnet34", "as resnet18, 34 layers", &cifar100, resnet_imagenet, .number = {34},
+     &cifar100, resnet_add_imagenet, .number = {18}, .traits = IMAGES},
+    {"resnet34", "as resnet18, 34 layers", &cifar100, resnet_add_imagenet, .number = {34},
      .traits = IMAGES},
-    {"resnet50", "as resnet18, 50 layers in bottlenecks", &imagenet, resnet_imagenet,
+    {"resnet50", "as resnet18, 50 layers in bottlenecks", &imagenet, resnet_add_imagenet,
      .number = {50}, .traits = IMAGES},
     {"resnet50d", "variant D of resnet50 (He et al. 2019, arXiv 1812.01187)", &imagenet,
-     resnet_imagenet, .number = {50, 'd'}, .traits = IMAGES},
-    {"vgg16", "Simonyan & Zisserman 2015 with batch normalisation", &cifar10, vgg16,
+     resnet_add_imagenet, .number = {50, 'd'}, .traits = IMAGES},
+    {"vgg16", "Simonyan & Zisserman 2015 with batch normalisation", &cifar10, add_vgg16,
      .traits = IMAGES | DROPOUT},
     {"mlp-W-D", "perceptron of D hidden layers with W units, ReLU, as mlp-512-2", &mnist,
-     perceptron, .example = "mlp-512-2"},
+     add_perceptron, .example = "mlp-512-2"},
     {"wrn-D-W",
      "wide residual network of D = 6 k + 4 layers, W times as wide, as wrn-28-10 (Zagoruyko & "
      "Komodakis 2016)",
-     &cifar10, resnet_wide, .traits = IMAGES | DROPOUT, .example = "wrn-28-10"},
+     &cifar10, resnet_add_wide, .traits = IMAGES | DROPOUT, .example = "wrn-28-10"},
 };
 enum { ROWS = sizeof rows / sizeof rows[0] };
 
@@ -149,15 +149,15 @@ int model_count(void) { return ROWS; }
 model_info model_at(int i) { return (model_info){rows[i].name, rows[i].help}; }
 
 /* Return the length of the name before its two numbers, 4 for "wrn-28-10"; 0 if the name has no numbers. */
-static size_t prefix_length(const row *r) {
+static size_t get_prefix_length(const row *r) {
   return r->example != NULL ? strcspn(r->example, "-") + 1 : 0;
 }
 
-static int report_unknown(const char *name) {
+static int report_unknown_model(const char *name) {
   const char *names[ROWS];
   for (int i = 0; i < ROWS; i++) {
     const row *r = &rows[i];
-    if (r->example != NULL && strncmp(name, r->example, prefix_length(r)) == 0) {
+    if (r->example != NULL && strncmp(name, r->example, get_prefix_length(r)) == 0) {
       return cli_bad("--model: unknown model '%s'; expected %s with numbers from 1 to 99999, as %s",
                      name, r->name, r->example);
     }
@@ -173,17 +173,17 @@ static int find_model(const char *name, row *out) {
   int64_t number[2] = {0, 0};
   for (int i = 0; i < ROWS && found == NULL; i++) {
     const row *r = &rows[i];
-    const size_t n = prefix_length(r);
+    const size_t n = get_prefix_length(r);
     if (n == 0 ? strcmp(r->name, name) == 0
                : strncmp(name, r->example, n) == 0 && cli_parse_counts(name + n, '-', 2, number))
       found = r;
   }
-  if (found == NULL || (found->build == resnet_wide && number[1] > 999))
-    return report_unknown(name);
-  if (found->build == resnet_wide && (number[0] < 10 || (number[0] - 4) % 6 != 0))
+  if (found == NULL || (found->build == resnet_add_wide && number[1] > 999))
+    return report_unknown_model(name);
+  if (found->build == resnet_add_wide && (number[0] < 10 || (number[0] - 4) % 6 != 0))
     return cli_bad("--model: '%s': the depth of a wide residual network is 6 k + 4, at least 10",
                    name);
-  if (found->build == perceptron && number[1] > MOST_HIDDEN)
+  if (found->build == add_perceptron && number[1] > MOST_HIDDEN)
     return cli_bad("--model: '%s': a perceptron has 1 to %d hidden layers", name, MOST_HIDDEN);
   *out = *found;
   if (found->example != NULL) memcpy(out->number, number, sizeof number);
@@ -206,14 +206,14 @@ int model_build(const char *name, const model_task *task, nn *n, bool *reconstru
                    (long long)in.channels);
   if (task->dropout > 0.0 && !(r.traits & DROPOUT))
     return cli_bad("--dropout: %s has no dropout; expected vgg16 or wrn-D-W", name);
-  if (task->dropout > 0.0 && r.build == vgg16 && in.height < VGG_HEAD)
+  if (task->dropout > 0.0 && r.build == add_vgg16 && in.height < VGG_HEAD)
     return cli_bad(
         "--dropout: %s has dropout only for images of at least %d pixels, the data has %lld", name,
         VGG_HEAD, (long long)in.height);
   *reconstructs = (r.traits & RECONSTRUCTS) != 0;
   nn_set_loss(n, NN_CROSS_ENTROPY, task->label_smoothing);
-  r.build(n, task, nn_input(n, in), r.number);
-  if (nn_error(n) == NULL) return CLI_OK;
+  r.build(n, task, nn_add_input(n, in), r.number);
+  if (nn_get_error(n) == NULL) return CLI_OK;
   return cli_bad("--model: %s does not fit data of %lldx%lldx%lld: %s", name, (long long)in.height,
-                 (long long)in.width, (long long)in.channels, nn_error(n));
+                 (long long)in.width, (long long)in.channels, nn_get_error(n));
 }

@@ -21,14 +21,14 @@ model_info model_at(int i);
  * model. */
 int model_default_task(const char *name, model_task *out);
 
-/* Add the nodes of a model to n and set its loss; then the caller calls nn_ready. *reconstructs: the target is the
+/* Add the nodes of a model to n and set its loss; then the caller calls nn_prepare. *reconstructs: the target is the
  * input (autoencoder). CLI_BAD, reported: the name is unknown, or the task does not fit (such as too small images). */
 int model_build(const char *name, const model_task *task, nn *n, bool *reconstructs);
 
 /* models_resnet.c: add a residual network that reads node x. number[0]: layers. number[1]: 'd' for variant D of
- * resnet_imagenet; the factor of all widths for resnet_wide. */
-void resnet_cifar(nn *n, const model_task *t, int x, const int64_t number[2]);
-void resnet_imagenet(nn *n, const model_task *t, int x, const int64_t number[2]);
-void resnet_wide(nn *n, const model_task *t, int x, const int64_t number[2]);
+ * resnet_add_imagenet; the factor of all widths for resnet_add_wide. */
+void resnet_add_cifar(nn *n, const model_task *t, int x, const int64_t number[2]);
+void resnet_add_imagenet(nn *n, const model_task *t, int x, const int64_t number[2]);
+void resnet_add_wide(nn *n, const model_task *t, int x, const int64_t number[2]);
 
 #endif

@@ -11,22 +11,22 @@
 enum { PREFIX = 32 };
 
 /* Add a convolution `prefix` + `part` without bias, padded so that stride 1 keeps the size of the image. */
-static int conv(nn *n, const char *prefix, const char *part, int x, int64_t out, int64_t kernel,
-                int64_t stride) {
+static int add_conv(nn *n, const char *prefix, const char *part, int x, int64_t out, int64_t kernel,
+                    int64_t stride) {
   char name[NN_NAME];
   (void)snprintf(name, sizeof name, "%s%s", prefix, part);
-  return nn_conv(n, name, x, out, kernel, stride, kernel / 2, false);
+  return nn_add_conv(n, name, x, out, kernel, stride, kernel / 2, false);
 }
 
-static int norm(nn *n, const char *prefix, const char *part, int x) {
+static int add_norm(nn *n, const char *prefix, const char *part, int x) {
   char name[NN_NAME];
   (void)snprintf(name, sizeof name, "%s%s", prefix, part);
-  return nn_norm(n, name, x);
+  return nn_add_norm(n, name, x);
 }
 
-static int conv_norm(nn *n, const char *prefix, const char *first, const char *second, int x,
-                     int64_t out, int64_t kernel, int64_t stride) {
-  return norm(n, prefix, second, conv(n, prefix, first, x, out, kernel, stride));
+static int add_conv_norm(nn *n, const char *prefix, const char *first, const char *second, int x,
+                         int64_t out, int64_t kernel, int64_t stride) {
+  return add_norm(n, prefix, second, add_conv(n, prefix, first, x, out, kernel, stride));
 }
 
 static bool changes_shape(const nn *n, int x, int64_t out, int64_t stride) {
@@ -38,38 +38,38 @@ static int add_shortcut(nn *n, const char *prefix, int x, int64_t out, int64_t s
                         bool pooled) {
   if (!changes_shape(n, x, out, stride)) return x;
   if (pooled && stride > 1) {
-    x = nn_average_pool(n, x, 2, stride); /* an odd size rounds up, as for the 3x3 convolution */
+    x = nn_add_average_pool(n, x, 2, stride); /* an odd size rounds up */
     stride = 1;
   }
-  return conv_norm(n, prefix, "downsample.0", "downsample.1", x, out, 1, stride);
+  return add_conv_norm(n, prefix, "downsample.0", "downsample.1", x, out, 1, stride);
 }
 
-static int basic_block(nn *n, const char *prefix, int x, int64_t out, int64_t stride) {
-  int y = nn_relu(n, conv_norm(n, prefix, "conv1", "bn1", x, out, 3, stride));
-  y = conv_norm(n, prefix, "conv2", "bn2", y, out, 3, 1);
-  return nn_relu(n, nn_add(n, y, add_shortcut(n, prefix, x, out, stride, false)));
+static int add_basic_block(nn *n, const char *prefix, int x, int64_t out, int64_t stride) {
+  int y = nn_add_relu(n, add_conv_norm(n, prefix, "conv1", "bn1", x, out, 3, stride));
+  y = add_conv_norm(n, prefix, "conv2", "bn2", y, out, 3, 1);
+  return nn_add_relu(n, nn_add_sum(n, y, add_shortcut(n, prefix, x, out, stride, false)));
 }
 
-static int bottleneck_block(nn *n, const char *prefix, int x, int64_t width, int64_t stride,
-                            bool d) {
-  int y = nn_relu(n, conv_norm(n, prefix, "conv1", "bn1", x, width, 1, 1));
-  y = nn_relu(n, conv_norm(n, prefix, "conv2", "bn2", y, width, 3, stride));
-  y = conv_norm(n, prefix, "conv3", "bn3", y, 4 * width, 1, 1);
-  return nn_relu(n, nn_add(n, y, add_shortcut(n, prefix, x, 4 * width, stride, d)));
+static int add_bottleneck_block(nn *n, const char *prefix, int x, int64_t width, int64_t stride,
+                                bool d) {
+  int y = nn_add_relu(n, add_conv_norm(n, prefix, "conv1", "bn1", x, width, 1, 1));
+  y = nn_add_relu(n, add_conv_norm(n, prefix, "conv2", "bn2", y, width, 3, stride));
+  y = add_conv_norm(n, prefix, "conv3", "bn3", y, 4 * width, 1, 1);
+  return nn_add_relu(n, nn_add_sum(n, y, add_shortcut(n, prefix, x, 4 * width, stride, d)));
 }
 
 static void add_head(nn *n, const model_task *t, int x) {
-  (void)nn_linear(n, "fc", nn_global_pool(n, x), t->classes, true);
+  (void)nn_add_linear(n, "fc", nn_add_global_pool(n, x), t->classes, true);
 }
 
-void resnet_cifar(nn *n, const model_task *t, int x, const int64_t number[2]) {
+void resnet_add_cifar(nn *n, const model_task *t, int x, const int64_t number[2]) {
   nn_set_initializer(n, NN_HE);
-  x = nn_relu(n, conv_norm(n, "", "conv1", "bn1", x, 16, 3, 1));
+  x = nn_add_relu(n, add_conv_norm(n, "", "conv1", "bn1", x, 16, 3, 1));
   for (int stage = 0; stage < 3; stage++) {
     for (int i = 0; i < (number[0] - 2) / 6; i++) {
       char prefix[PREFIX];
       (void)snprintf(prefix, sizeof prefix, "layer%d.%d.", stage + 1, i);
-      x = basic_block(n, prefix, x, (int64_t)16 << stage, stage > 0 && i == 0 ? 2 : 1);
+      x = add_basic_block(n, prefix, x, (int64_t)16 << stage, stage > 0 && i == 0 ? 2 : 1);
     }
   }
   add_head(n, t, x);
@@ -80,16 +80,16 @@ void resnet_cifar(nn *n, const model_task *t, int x, const int64_t number[2]) {
 static int add_stem(nn *n, const model_task *t, int x, bool d) {
   const bool small = t->input.height <= 64;
   if (d) {
-    x = nn_relu(n, conv_norm(n, "conv1.", "0", "1", x, 32, 3, small ? 1 : 2));
-    x = nn_relu(n, conv_norm(n, "conv1.", "3", "4", x, 32, 3, 1));
-    x = nn_relu(n, conv_norm(n, "", "conv1.6", "bn1", x, 64, 3, 1));
+    x = nn_add_relu(n, add_conv_norm(n, "conv1.", "0", "1", x, 32, 3, small ? 1 : 2));
+    x = nn_add_relu(n, add_conv_norm(n, "conv1.", "3", "4", x, 32, 3, 1));
+    x = nn_add_relu(n, add_conv_norm(n, "", "conv1.6", "bn1", x, 64, 3, 1));
   } else {
-    x = nn_relu(n, conv_norm(n, "", "conv1", "bn1", x, 64, small ? 3 : 7, small ? 1 : 2));
+    x = nn_add_relu(n, add_conv_norm(n, "", "conv1", "bn1", x, 64, small ? 3 : 7, small ? 1 : 2));
   }
-  return small ? x : nn_max_pool(n, x, 3, 2, 1);
+  return small ? x : nn_add_max_pool(n, x, 3, 2, 1);
 }
 
-void resnet_imagenet(nn *n, const model_task *t, int x, const int64_t number[2]) {
+void resnet_add_imagenet(nn *n, const model_task *t, int x, const int64_t number[2]) {
   static const int blocks[2][4] = {{2, 2, 2, 2}, {3, 4, 6, 3}};
   const bool bottlenecks = number[0] >= 50, d = number[1] == 'd';
   nn_set_initializer(n, NN_HE);
@@ -99,8 +99,8 @@ void resnet_imagenet(nn *n, const model_task *t, int x, const int64_t number[2])
       char prefix[PREFIX];
       (void)snprintf(prefix, sizeof prefix, "layer%d.%d.", stage + 1, i);
       const int64_t width = (int64_t)64 << stage, stride = stage > 0 && i == 0 ? 2 : 1;
-      x = bottlenecks ? bottleneck_block(n, prefix, x, width, stride, d)
-                      : basic_block(n, prefix, x, width, stride);
+      x = bottlenecks ? add_bottleneck_block(n, prefix, x, width, stride, d)
+                      : add_basic_block(n, prefix, x, width, stride);
     }
   }
   add_head(n, t, x);
@@ -108,27 +108,27 @@ void resnet_imagenet(nn *n, const model_task *t, int x, const int64_t number[2])
 
 /* A block of a wide residual network: norm and ReLU precede each convolution, dropout stands between the two. A
  * shortcut with a convolution reads the output of the first norm and ReLU, as in the published code. */
-static int wide_block(nn *n, const model_task *t, const char *prefix, int x, int64_t out,
-                      int64_t stride) {
-  const int active = nn_relu(n, norm(n, prefix, "bn1", x));
-  int y = conv(n, prefix, "conv1", active, out, 3, stride);
-  y = nn_relu(n, norm(n, prefix, "bn2", y));
-  if (t->dropout > 0.0) y = nn_dropout(n, y, t->dropout);
-  y = conv(n, prefix, "conv2", y, out, 3, 1);
-  if (!changes_shape(n, x, out, stride)) return nn_add(n, y, x);
-  return nn_add(n, y, conv(n, prefix, "shortcut", active, out, 1, stride));
+static int add_wide_block(nn *n, const model_task *t, const char *prefix, int x, int64_t out,
+                          int64_t stride) {
+  const int active = nn_add_relu(n, add_norm(n, prefix, "bn1", x));
+  int y = add_conv(n, prefix, "conv1", active, out, 3, stride);
+  y = nn_add_relu(n, add_norm(n, prefix, "bn2", y));
+  if (t->dropout > 0.0) y = nn_add_dropout(n, y, t->dropout);
+  y = add_conv(n, prefix, "conv2", y, out, 3, 1);
+  if (!changes_shape(n, x, out, stride)) return nn_add_sum(n, y, x);
+  return nn_add_sum(n, y, add_conv(n, prefix, "shortcut", active, out, 1, stride));
 }
 
-void resnet_wide(nn *n, const model_task *t, int x, const int64_t number[2]) {
+void resnet_add_wide(nn *n, const model_task *t, int x, const int64_t number[2]) {
   nn_set_initializer(n, NN_HE);
-  x = nn_conv(n, "conv1", x, 16, 3, 1, 1, false);
+  x = nn_add_conv(n, "conv1", x, 16, 3, 1, 1, false);
   for (int stage = 0; stage < 3; stage++) {
     for (int i = 0; i < (number[0] - 4) / 6; i++) {
       char prefix[PREFIX];
       (void)snprintf(prefix, sizeof prefix, "layer%d.%d.", stage + 1, i);
-      x = wide_block(n, t, prefix, x, ((int64_t)16 << stage) * number[1],
-                     stage > 0 && i == 0 ? 2 : 1);
+      x = add_wide_block(n, t, prefix, x, ((int64_t)16 << stage) * number[1],
+                         stage > 0 && i == 0 ? 2 : 1);
     }
   }
-  add_head(n, t, nn_relu(n, nn_norm(n, "bn", x)));
+  add_head(n, t, nn_add_relu(n, nn_add_norm(n, "bn", x)));
 }

@@ -1,14 +1,14 @@
 /* nn.h: networks, forward and backward.
  *
- * A network is a list of nodes in the order of execution. A function such as nn_conv or nn_relu adds a node that
- * reads node x, and returns the number of the new node. After a mistake (such as a kernel larger than its image),
- * all these functions return -1, and nn_ready reports the first mistake; so models.c needs no checks.
+ * A network is a list of nodes in the order of execution. A function such as nn_add_conv or nn_add_relu adds a node
+ * that reads node x, and returns the number of the new node. After a mistake (such as a kernel larger than its image),
+ * all these functions return -1, and nn_prepare reports the first mistake; so models.c needs no checks.
  *
  * All arrays are f32. Images are [batch, height, width, channels] (NHWC). Other arrays are [batch, features], which
  * is the same layout with height = width = 1. Weights have the order of natgrad.h: linear [out, in], convolution
  * [out, in, kernel, kernel]. A linear layer after an image reads the values of the image in NHWC order.
  *
- * nn_ready allocates all memory; forward, loss and backward allocate nothing. cli/nn/ does not call the library: the
+ * nn_prepare allocates all memory; forward, loss and backward allocate nothing. cli/nn/ does not call the library: the
  * callback nn_watch gives inputs and output gradients to the preconditioner. */
 #ifndef NN_H
 #define NN_H
@@ -24,7 +24,7 @@ typedef struct nn nn;
 typedef struct nn_shape {
   int64_t height, width, channels;
 } nn_shape;
-static inline int64_t nn_count(nn_shape s) { return s.height * s.width * s.channels; }
+static inline int64_t nn_count_values(nn_shape s) { return s.height * s.width * s.channels; }
 
 /* ---- construction ---------------------------------------------------------------------------*/
 
@@ -34,26 +34,26 @@ void nn_destroy(nn **n); /* accepts NULL */
 
 /* `name` is the prefix of the parameters' names: "conv1" gives "conv1.weight", "conv1.bias". If x is -1, a function
  * returns -1. In the formulas, x is the input and y the output of the node. */
-int nn_input(nn *n, nn_shape shape);
-int nn_conv(nn *n, const char *name, int x, int64_t out, int64_t kernel, int64_t stride,
-            int64_t padding, bool bias);
-int nn_linear(nn *n, const char *name, int x, int64_t out, bool bias);
+int nn_add_input(nn *n, nn_shape shape);
+int nn_add_conv(nn *n, const char *name, int x, int64_t out, int64_t kernel, int64_t stride,
+                int64_t padding, bool bias);
+int nn_add_linear(nn *n, const char *name, int x, int64_t out, bool bias);
 /* Batch normalisation over batch and positions (Ioffe & Szegedy 2015), eps 1e-5:
  * training    y = gamma (x - mean) / sqrt(var + eps) + beta, with the batch's mean and biased variance;
  *             running <- 0.9 running + 0.1 batch, where the batch's variance is the unbiased one
  * evaluation  y from the same formula with the running mean and variance */
-int nn_norm(nn *n, const char *name, int x);
-int nn_relu(nn *n, int x);
-int nn_tanh(nn *n, int x);
-int nn_sigmoid(nn *n, int x);
+int nn_add_norm(nn *n, const char *name, int x);
+int nn_add_relu(nn *n, int x);
+int nn_add_tanh(nn *n, int x);
+int nn_add_sigmoid(nn *n, int x);
 /* Training: y = 0 with probability `rate`, else x / (1 - rate). Evaluation: y = x. */
-int nn_dropout(nn *n, int x, double rate);
+int nn_add_dropout(nn *n, int x, double rate);
 /* The maximum over a window that crosses the border uses only the positions inside the image. */
-int nn_max_pool(nn *n, int x, int64_t kernel, int64_t stride, int64_t padding);
+int nn_add_max_pool(nn *n, int x, int64_t kernel, int64_t stride, int64_t padding);
 /* The number of windows is rounded up: the last one may cross the border, and averages the positions inside. */
-int nn_average_pool(nn *n, int x, int64_t kernel, int64_t stride);
-int nn_global_pool(nn *n, int x);          /* mean over all positions: [batch, channels] */
-int nn_add(nn *n, int x, int y);           /* x + y, of the same shape */
+int nn_add_average_pool(nn *n, int x, int64_t kernel, int64_t stride);
+int nn_add_global_pool(nn *n, int x);      /* mean over all positions: [batch, channels] */
+int nn_add_sum(nn *n, int x, int y);       /* x + y, of the same shape */
 nn_shape nn_get_shape(const nn *n, int x); /* all zero for x = -1 */
 
 /* The loss of a batch of B samples; y: the output of the last node, t: the target, s: the label smoothing:
@@ -75,16 +75,16 @@ typedef enum nn_initializer { NN_FAN_IN = 0, NN_HE = 1, NN_GLOROT = 2 } nn_initi
 void nn_set_initializer(nn *n, nn_initializer start);
 
 /* Return the message of the first mistake of a constructor, or NULL. */
-const char *nn_error(const nn *n);
+const char *nn_get_error(const nn *n);
 
 /* Return the smallest batch that a rank can train on: 2 if a batch norm has one position a sample (a single value
  * equals its mean, so all gradients before the norm would be zero), 1 with other norms, else 0. */
-int64_t nn_find_least_batch(const nn *n);
+int64_t nn_find_smallest_batch(const nn *n);
 
 /* Allocate memory for batches of up to `batch` samples, and initialise the parameters (init.c). The output of the
  * network is the last node. CLI_BAD: reported in one line. */
-int nn_ready(nn *n, int64_t batch);
-int64_t nn_bytes(const nn *n);
+int nn_prepare(nn *n, int64_t batch);
+int64_t nn_count_bytes(const nn *n);
 
 /* ---- parameters -----------------------------------------------------------------------------*/
 
@@ -95,7 +95,7 @@ typedef enum nn_role { NN_WEIGHT = 0, NN_BIAS = 1, NN_GAMMA = 2, NN_BETA = 3 } n
 typedef struct nn_param {
   char name[NN_NAME]; /* "layer1.0.conv1.weight"                            */
   nn_role role;
-  nn_initializer start;
+  nn_initializer initializer;
   int layer; /* index of the nn_layer; -1: a parameter of a norm */
   int ndim;
   int64_t shape[4], count;
@@ -110,7 +110,7 @@ typedef struct nn_buffer { /* a running mean or variance, saved in checkpoints *
 
 typedef struct nn_layer { /* a layer with weights, for the preconditioner */
   char name[NN_NAME];
-  bool conv, bias;
+  bool is_conv, has_bias;
   int64_t in, out;                 /* channels or features               */
   int64_t kernel, stride, padding; /* convolution                        */
   int64_t height, width;           /* of the input image of a convolution */
@@ -126,24 +126,24 @@ typedef struct nn_norm_layer { /* a norm, for the preconditioner */
   int gamma_param, beta_param;
 } nn_norm_layer;
 
-int nn_params(const nn *n);
-const nn_param *nn_param_at(const nn *n, int i);
-int nn_buffers(const nn *n);
-const nn_buffer *nn_buffer_at(const nn *n, int i);
-int nn_layers(const nn *n);
-const nn_layer *nn_layer_at(const nn *n, int i);
-int nn_norms(const nn *n);
-const nn_norm_layer *nn_norm_at(const nn *n, int i);
-int64_t nn_weights(const nn *n); /* number of elements of all parameters */
+int nn_count_params(const nn *n);
+const nn_param *nn_get_param(const nn *n, int i);
+int nn_count_buffers(const nn *n);
+const nn_buffer *nn_get_buffer(const nn *n, int i);
+int nn_count_layers(const nn *n);
+const nn_layer *nn_get_layer(const nn *n, int i);
+int nn_count_norms(const nn *n);
+const nn_norm_layer *nn_get_norm(const nn *n, int i);
+int64_t nn_count_weights(const nn *n); /* number of elements of all parameters */
 
 /* ---- execution ------------------------------------------------------------------------------*/
 
 /* If `fixed`, batch norms use their running statistics in training as in evaluation, and do not update them.
  * Gradients then belong to the function that evaluation computes. The default is false. */
-void nn_fix_norms(nn *n, bool fixed);
+void nn_freeze_norms(nn *n, bool fixed);
 
-/* A callback. Forward calls it for each layer with x = the input of the layer; backward calls it (`grad`) with x =
- * d(loss)/d(output). Norm i has the number nn_layers + i. x is [samples, columns], columns = height * width *
+/* A callback. Forward calls it for each layer with x = the input of the layer; backward calls it (`is_grad`) with x =
+ * d(loss)/d(output). Norm i has the number nn_count_layers + i. x is [samples, columns], columns = height * width *
  * channels. The array is valid during the call; the input of a norm is valid until the call for its output gradient
  * returns. A nonzero result ends the pass, which returns this result. */
 typedef struct nn_watch {
@@ -158,15 +158,15 @@ typedef enum nn_mode { NN_EVALUATE = 0, NN_TRAIN = 1 } nn_mode;
  * the same random numbers (dropout, sampled targets) as in a run on one rank. */
 void nn_set_first_sample(nn *n, int64_t sample);
 /* Each training forward sets the running statistics of norms to keep * running + (1 - keep) * batch (keep = 0.9). */
-void nn_set_norm_keep(nn *n, double keep);
+void nn_set_norm_decay(nn *n, double keep);
 
-/* Compute the output for x [samples, input shape], samples <= the batch of nn_ready. x must stay valid until the
+/* Compute the output for x [samples, input shape], samples <= the batch of nn_prepare. x must stay valid until the
  * backward of this batch ends. `step` selects the random numbers of dropout. With samples = 0, forward only calls
  * the watch; the caller omits the loss, and nn_backward writes zero gradients. */
 int nn_forward(nn *n, nn_mode mode, const float *x, int64_t samples, uint64_t step,
                const nn_watch *watch);
-const float *nn_output(const nn *n); /* [samples, outputs] of the last forward */
-int64_t nn_outputs(const nn *n);
+const float *nn_get_output(const nn *n); /* [samples, outputs] of the last forward */
+int64_t nn_count_outputs(const nn *n);
 
 /* Return the mean loss over the batch of the last forward, summed in double in a fixed order.
  *   cross entropy   labels [samples] in [0, outputs). Mode NN_EVALUATE does not smooth labels. `targets` [samples,
@@ -174,20 +174,21 @@ int64_t nn_outputs(const nn *n);
  *                   while the loss and *correct use the labels
  *   squared error   targets [samples, outputs]; labels is NULL
  * *correct (may be NULL) is set to the number of samples whose largest output (the first of equal ones) is the label; 0
- * for squared error. After a training forward, nn_loss also sets the gradient of the output for nn_backward. */
-double nn_loss(nn *n, nn_mode mode, const int32_t *labels, const float *targets, int64_t *correct);
+ * for squared error. After a training forward, nn_compute_loss also sets the output gradient for nn_backward. */
+double nn_compute_loss(nn *n, nn_mode mode, const int32_t *labels, const float *targets,
+                       int64_t *correct);
 
-/* Call instead of nn_loss: set the gradient of the output for targets drawn from the model's own distribution
+/* Call instead of nn_compute_loss: set the gradient of the output for targets drawn from the model's own distribution
  * (labels ~ softmax(y); targets ~ normal(y, 1)). The second moment of these gradients is the Fisher matrix (Martens
  * & Grosse 2015, section 5; Kunstner et al. 2019 on the effect of real labels). */
-void nn_sample_loss(nn *n, uint64_t step);
+void nn_compute_sampled_loss(nn *n, uint64_t step);
 
 /* Compute the gradients of all parameters; with params = false, only the output gradients of the layers, for the
- * watch. After one forward, the caller may call nn_loss or nn_sample_loss, then nn_backward, several times. */
+ * watch. After one forward, the caller may call nn_compute_(sampled_)loss, then nn_backward, several times. */
 int nn_backward(nn *n, bool params, const nn_watch *watch);
 /* Make nn_backward call `ready` each time the gradients of the parameters first, first + 1, ... are complete. A
  * nonzero result ends the pass, which returns this result. */
-typedef int nn_gradients_ready(void *user, int first);
-void nn_watch_gradients(nn *n, nn_gradients_ready *ready, void *user);
+typedef int nn_on_gradients_ready(void *user, int first);
+void nn_watch_gradients(nn *n, nn_on_gradients_ready *ready, void *user);
 
 #endif

@@ -47,7 +47,7 @@ struct node {
   int readers;         /* nodes that have this node as input */
   bool works_in_place; /* the node works in place */
   bool adds[2];        /* add to the gradient of input i, which another reader has written */
-  bool wants_grad;     /* this node, or a node it depends on, has parameters */
+  bool needs_grad;     /* this node, or a node it depends on, has parameters */
   float *out, *grad;   /* grad is NULL if no parameter needs it */
   void *saved;
 };
@@ -57,7 +57,7 @@ struct nn {
   int threads, blas_threads;
   uint64_t seed, step;
   int64_t batch, samples; /* largest batch; samples of the last forward */
-  double norm_keep;       /* decay of running statistics (nn_set_norm_keep) */
+  double norm_decay;      /* decay of running statistics (nn_set_norm_decay) */
   int64_t first;          /* number of this rank's first sample (nn_set_first_sample) */
   node *nodes;
   int n_nodes;
@@ -69,17 +69,17 @@ struct nn {
   int n_layers;
   nn_norm_layer *norms;
   int n_norms;
-  nn_initializer start;
+  nn_initializer initializer;
   nn_loss_kind loss;
   double label_smoothing;
-  bool trained;                        /* the last forward had mode NN_TRAIN */
-  bool fixed_norms;                    /* use running statistics (nn_fix_norms) */
-  float *loss_grad;                    /* gradient of the last node's output */
-  nn_gradients_ready *gradients_ready; /* set by nn_watch_gradients, or NULL */
-  void *ready_user;
+  bool trained;                           /* the last forward had mode NN_TRAIN */
+  bool has_frozen_norms;                  /* use running statistics (nn_freeze_norms) */
+  float *loss_grad;                       /* gradient of the last node's output */
+  nn_on_gradients_ready *gradients_ready; /* set by nn_watch_gradients, or NULL */
+  void *gradients_ready_user;
   void *scratch;
   int64_t scratch_bytes;
-  void *memory; /* allocated by nn_ready: parameters, outputs, gradients, scratch */
+  void *memory; /* allocated by nn_prepare: parameters, outputs, gradients, scratch */
   int64_t bytes;
   char error[256];
 };
@@ -92,7 +92,7 @@ int nn_add_buffer(nn *n, const char *name, const char *suffix, int64_t count);
 /* Add a layer to node v, with a weight of this shape and a bias if layer->bias; return the node's number. */
 int nn_add_layer(nn *n, node *v, const char *name, const nn_layer *layer, int ndim,
                  const int64_t *shape);
-int nn_add_norm(nn *n, const nn_norm_layer *norm);
+int nn_add_norm_layer(nn *n, const nn_norm_layer *norm);
 /* Store the message of the first mistake; return -1. */
 __attribute__((format(printf, 2, 3))) int nn_fail(nn *n, const char *format, ...);
 
@@ -103,14 +103,14 @@ bool nn_allocate(nn *n, bool share);
 void nn_init_parameters(nn *n);
 
 /* Used by kinds of nodes. Return input i of node v. */
-static inline node *input_of(nn *n, const node *v, int i) { return &n->nodes[v->input[i]]; }
+static inline node *get_input(nn *n, const node *v, int i) { return &n->nodes[v->input[i]]; }
 /* Run task(arg, i) for i in [0, pieces) on the pool. The number of pieces depends only on the size of the work and
  * on n->threads, so a sum over pieces has the same bits in every run. */
-void nn_parallel(nn *n, int32_t pieces, void (*task)(void *arg, int32_t i), void *arg);
-/* nn_count_pieces: return into how many pieces to cut `elements` cheap operations. nn_slice: set [*from, *to) to the
- * range of piece i of `count` elements; ranges begin at multiples of `unit`. */
+void nn_run_pieces(nn *n, int32_t pieces, void (*task)(void *arg, int32_t i), void *arg);
+/* nn_count_pieces: return into how many pieces to cut `elements` cheap operations. nn_find_range: set [*from, *to) to
+ * the range of piece i of n elements; ranges begin at multiples of `unit`. */
 int32_t nn_count_pieces(const nn *n, int64_t elements);
-void nn_slice(int64_t count, int32_t pieces, int32_t i, int64_t unit, int64_t *from, int64_t *to);
+void nn_find_range(int64_t n, int32_t pieces, int32_t i, int64_t unit, int64_t *from, int64_t *to);
 
 /* linear.c: set sums[k] to the sum of column k of x [rows, columns]. */
 void nn_sum_columns(const float *x, int64_t rows, int64_t columns, float *sums);

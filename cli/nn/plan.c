@@ -15,27 +15,27 @@ enum { ALIGN = 64 };
 
 static int64_t round_up(int64_t bytes) { return (bytes + ALIGN - 1) / ALIGN * ALIGN; }
 
-static int64_t output_bytes(const nn *n, const node *v) {
-  return round_up(n->batch * nn_count(v->shape) * (int64_t)sizeof(float));
+static int64_t count_output_bytes(const nn *n, const node *v) {
+  return round_up(n->batch * nn_count_values(v->shape) * (int64_t)sizeof(float));
 }
 
-/* Set the members readers, wants_grad, works_in_place and adds of all nodes. */
-static void set_flags(nn *n, bool share) {
+/* Set the members readers, needs_grad, works_in_place and adds of all nodes. */
+static void set_node_flags(nn *n, bool share) {
   for (int i = 0; i < n->n_nodes; i++)
     n->nodes[i].readers = 0;
   for (int i = 0; i < n->n_nodes; i++) {
     node *v = &n->nodes[i];
-    v->wants_grad = v->param[0] >= 0;
+    v->needs_grad = v->param[0] >= 0;
     for (int k = 0; k < 2; k++) {
       if (v->input[k] < 0) continue;
-      node *in = input_of(n, v, k);
+      node *in = get_input(n, v, k);
       in->readers++;
-      v->wants_grad = v->wants_grad || in->wants_grad;
+      v->needs_grad = v->needs_grad || in->needs_grad;
     }
   }
   for (int i = 1; i < n->n_nodes; i++) {
     node *v = &n->nodes[i];
-    const node *in = input_of(n, v, 0);
+    const node *in = get_input(n, v, 0);
     v->works_in_place = share && v->op->in_place && in->readers == 1 && !in->op->needs_output;
   }
   /* In backward order, the first reader of a node writes the node's gradient; later readers add to it. */
@@ -90,7 +90,7 @@ static void release_gradient(alive *a, int number) {
 
 /* Return the last node of the chain of nodes that work in place on the output of node i. They share one gradient,
  * which place_gradient lists under the number of this last node. */
-static int last_in_chain(const int *heir, int i) {
+static int find_last_in_chain(const int *heir, int i) {
   while (heir[i] != i)
     i = heir[i];
   return i;
@@ -109,20 +109,20 @@ static int64_t place_gradients(nn *n, bool share, int64_t *offset) {
       heir[n->nodes[i].input[0]] = i; /* the input has no other reader */
   }
   const int last = n->n_nodes - 1;
-  if (n->nodes[last].wants_grad)
-    offset[last] = place_gradient(&a, last, output_bytes(n, &n->nodes[last]));
+  if (n->nodes[last].needs_grad)
+    offset[last] = place_gradient(&a, last, count_output_bytes(n, &n->nodes[last]));
   for (int i = last; i > 0; i--) {
     const node *v = &n->nodes[i];
     if (offset[i] < 0) continue;
     for (int k = 0; k < 2; k++) {
       const int x = v->input[k];
-      if (x <= 0 || !n->nodes[x].wants_grad || offset[x] >= 0) continue;
+      if (x <= 0 || !n->nodes[x].needs_grad || offset[x] >= 0) continue;
       offset[x] = v->works_in_place && k == 0
                       ? offset[i]
-                      : place_gradient(&a, x, output_bytes(n, &n->nodes[x]));
+                      : place_gradient(&a, x, count_output_bytes(n, &n->nodes[x]));
     }
     /* From here on the gradient of v is not needed, unless v works in place: then its input has the same gradient. */
-    if (share && !v->works_in_place) release_gradient(&a, last_in_chain(heir, i));
+    if (share && !v->works_in_place) release_gradient(&a, find_last_in_chain(heir, i));
   }
   free(a.list);
   free(heir);
@@ -153,7 +153,7 @@ static void assign_memory(nn *n, cursor *c, const int64_t *offset, int64_t gradi
   n->scratch_bytes = 0;
   for (int i = 1; i < n->n_nodes; i++) {
     node *v = &n->nodes[i];
-    v->out = v->works_in_place ? input_of(n, v, 0)->out : take_memory(c, output_bytes(n, v));
+    v->out = v->works_in_place ? get_input(n, v, 0)->out : take_memory(c, count_output_bytes(n, v));
     v->saved = v->op->saved != NULL ? take_memory(c, v->op->saved(n, v)) : NULL;
     v->grad = offset[i] >= 0 && grads != NULL ? (float *)(void *)(grads + offset[i]) : NULL;
     const int64_t wants = v->op->scratch != NULL ? v->op->scratch(n, v) : 0;
@@ -164,7 +164,7 @@ static void assign_memory(nn *n, cursor *c, const int64_t *offset, int64_t gradi
 
 bool nn_allocate(nn *n, bool share) {
   int64_t *offset = cli_alloc((size_t)n->n_nodes, sizeof *offset);
-  set_flags(n, share);
+  set_node_flags(n, share);
   const int64_t gradients = place_gradients(n, share, offset);
   cursor c = {NULL, 0};
   assign_memory(n, &c, offset, gradients);

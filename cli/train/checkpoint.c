@@ -39,7 +39,7 @@ static char *make_state_path(const char *dir, int64_t step) {
 typedef enum kind { OTHER, WHOLE, TEMPORARY, STATE } kind;
 
 /* Return the kind of the file with this name, and set *step. STATE: a complete or incomplete part of the state. */
-static kind find_kind(const char *name, int64_t *step) {
+static kind classify_file_name(const char *name, int64_t *step) {
   static const char head[] = "checkpoint-", state[] = ".natgrad-state";
   const char *digits = name + sizeof head - 1;
   char *end = NULL;
@@ -60,7 +60,7 @@ static int64_t find_newest(const char *dir) {
   int64_t most = -1, step;
   DIR *d = opendir(dir);
   for (const struct dirent *e; d != NULL && (e = readdir(d)) != NULL;)
-    if (find_kind(e->d_name, &step) == WHOLE && step > most) most = step;
+    if (classify_file_name(e->d_name, &step) == WHOLE && step > most) most = step;
   if (d != NULL) (void)closedir(d);
   return most;
 }
@@ -68,7 +68,7 @@ static int64_t find_newest(const char *dir) {
 /* ---- finding ---------------------------------------------------------------------------------*/
 
 /* Refuse the checkpoints of versions before 0.3, which have several files in DIR/checkpoint. */
-static int check_format(const char *dir) {
+static int refuse_old_format(const char *dir) {
   char *old = cli_join(dir, "checkpoint/latest.json");
   const bool there = disk_exists(old);
   free(old);
@@ -80,14 +80,14 @@ static int check_format(const char *dir) {
 }
 
 /* Read settings and counters from the metadata of a checkpoint. */
-static int read_head(const char *path, settings *s, run_state *state) {
+static int read_metadata(const char *path, settings *s, run_state *state) {
   file_reader r;
-  if (disk_check(path) != CLI_OK) return CLI_BAD;
+  if (disk_check_regular(path) != CLI_OK) return CLI_BAD;
   if (!file_open(path, true, true, &r)) return CLI_BAD;
   const char *config = ngio_tensors_text(r.file, config_key);
   int rc = file_read_state(&r, state);
   if (rc == CLI_OK && config == NULL) rc = cli_bad("%s: is no checkpoint of a run", path);
-  if (rc == CLI_OK) rc = settings_parse(s, config, path);
+  if (rc == CLI_OK) rc = settings_parse_json(s, config, path);
   file_close(&r);
   return rc;
 }
@@ -98,9 +98,9 @@ static int check_config(const char *dir, const settings *was, const char *where)
   char *path = cli_join(dir, "config.json");
   settings_init(&now);
   int rc = disk_exists(path)
-               ? disk_check(path)
+               ? disk_check_regular(path)
                : cli_bad("%s: is missing, but the checkpoint %s needs it", path, where);
-  if (rc == CLI_OK) rc = settings_read(&now, path);
+  if (rc == CLI_OK) rc = settings_read_file(&now, path);
   if (rc == CLI_OK) rc = settings_check_same(was, &now, path, where);
   settings_free(&now);
   free(path);
@@ -111,17 +111,17 @@ int checkpoint_find(const char *dir, int64_t *step, settings *was) {
   settings own;
   run_state state;
   *step = find_newest(dir);
-  if (*step < 0) return check_format(dir);
+  if (*step < 0) return refuse_old_format(dir);
   char *path = checkpoint_path(dir, *step), *log = cli_join(dir, "log.jsonl");
   settings_init(&own);
   checkpoint_init(&state);
   if (was == NULL) was = &own;
-  int rc = read_head(path, was, &state);
+  int rc = read_metadata(path, was, &state);
   if (rc == CLI_OK && state.step != *step)
     rc = cli_bad("%s: has the content of step %lld, not of the step in its name", path,
                  (long long)state.step);
   if (rc == CLI_OK) rc = check_config(dir, was, path);
-  if (rc == CLI_OK) rc = log_check(log, state.log_bytes, (uint32_t)state.log_crc, path);
+  if (rc == CLI_OK) rc = log_check_crc(log, state.log_bytes, (uint32_t)state.log_crc, path);
   settings_free(&own);
   free(log);
   free(path);
@@ -130,14 +130,14 @@ int checkpoint_find(const char *dir, int64_t *step, settings *was) {
 
 /* ---- removing --------------------------------------------------------------------------------*/
 
-static void remove_whole(const char *dir, int64_t step) {
+static void remove_checkpoint(const char *dir, int64_t step) {
   char *path = checkpoint_path(dir, step);
-  disk_remove(path);
+  disk_remove_file(path);
   free(path);
 }
 
 /* Return the step of the checkpoint that the checkpoint of `step` replaced; -1: none. */
-static int64_t find_replaced(const char *dir, int64_t step) {
+static int64_t find_replaced_step(const char *dir, int64_t step) {
   char *path = checkpoint_path(dir, step);
   file_reader r;
   const bool opened = file_open(path, true, false, &r);
@@ -148,39 +148,39 @@ static int64_t find_replaced(const char *dir, int64_t step) {
   return replaced;
 }
 
-void checkpoint_sweep(const char *dir, int64_t step) {
+void checkpoint_remove_leftovers(const char *dir, int64_t step) {
   DIR *d = opendir(dir);
   for (const struct dirent *e; d != NULL && (e = readdir(d)) != NULL;) {
     int64_t of = -1;
-    const kind what = find_kind(e->d_name, &of);
+    const kind what = classify_file_name(e->d_name, &of);
     char *path = cli_join(dir, e->d_name);
-    if (what == TEMPORARY || (what == STATE && of != step)) disk_remove(path);
+    if (what == TEMPORARY || (what == STATE && of != step)) disk_remove_file(path);
     free(path);
   }
   if (d != NULL) (void)closedir(d);
-  if (step >= 0) remove_whole(dir, find_replaced(dir, step));
+  if (step >= 0) remove_checkpoint(dir, find_replaced_step(dir, step));
 }
 
-void checkpoint_remove(const char *dir) {
+void checkpoint_remove_all(const char *dir) {
   const int64_t step = find_newest(dir);
-  checkpoint_sweep(dir, step);
-  remove_whole(dir, step);
-  checkpoint_sweep(dir, -1);
+  checkpoint_remove_leftovers(dir, step);
+  remove_checkpoint(dir, step);
+  checkpoint_remove_leftovers(dir, -1);
 }
 
 /* ---- saving ----------------------------------------------------------------------------------*/
 
 /* Append bytes of the library's state (an ng_writer). */
-static int32_t append_state(void *user, const void *data, int64_t n) {
+static int32_t append_state_bytes(void *user, const void *data, int64_t n) {
   ngio_out *state = user;
   ngio_out_bytes(state, data, (size_t)n);
   return state->lost ? ENOMEM : 0;
 }
 
 /* Read the identity of a state in parts: the checksum in the file of the first part. */
-static int read_id(const char *path, char id[NAME]) {
+static int read_state_id(const char *path, char id[NAME]) {
   file_reader r;
-  if (disk_check(path) != CLI_OK) return CLI_BAD;
+  if (disk_check_regular(path) != CLI_OK) return CLI_BAD;
   if (!file_open(path, false, true, &r)) return CLI_BAD;
   const char *text = ngio_tensors_text(r.file, "natgrad.crc32");
   (void)snprintf(id, NAME, "%s", text != NULL ? text : "");
@@ -196,15 +196,15 @@ static ngio_tensor describe_average(const average *a) {
 }
 
 /* Collect the header and the tensors of the checkpoint file, which rank 0 writes. */
-static void describe(const checkpoint *c, const char *config, const ngio_out *state, const char *id,
-                     const ngio_tensor mixup[2], file_head *h) {
+static void fill_file_content(const checkpoint *c, const char *config, const ngio_out *state,
+                              const char *id, const ngio_tensor mixup[2], file_content *h) {
   char previous[NAME];
   (void)snprintf(previous, sizeof previous, "%lld", (long long)c->state->previous);
   file_add_state(h, c->state);
   file_add_text(h, config_key, config);
   file_add_text(h, replaces_key, previous);
   if (id[0] != 0) file_add_text(h, id_key, id);
-  file_add_net(h, c->net);
+  file_add_network(h, c->net);
   if (c->mean->count > 0) {
     const ngio_tensor t = describe_average(c->mean);
     file_add_tensor(h, &t);
@@ -227,30 +227,30 @@ int checkpoint_save(const checkpoint *c, const char *config, bool in_parts) {
   char id[NAME] = "";
   ngio_tensor mixup[2] = {{0}, {0}};
   ngio_out state = {0};
-  file_head head = {0};
+  file_content head = {0};
   int rc = CLI_OK;
   if (first && disk_exists(path))
     rc = cli_bad("%s: exists and does not belong to this run; move it away", path);
   if (rc == CLI_OK && in_parts)
     rc = precond_save_parts(c->p, parts, first);
   else if (rc == CLI_OK)
-    rc = precond_save(c->p, append_state, &state, first);
-  if (rc == CLI_OK && in_parts && first) rc = read_id(parts, id);
+    rc = precond_save_stream(c->p, append_state_bytes, &state, first);
+  if (rc == CLI_OK && in_parts && first) rc = read_state_id(parts, id);
   if (rc == CLI_OK && mix_has_previous(&c->feed->mix)) rc = mix_gather(&c->feed->mix, mixup);
   if (rc == CLI_OK && first) {
     s->averaged = c->mean->count;
     checkpoint_set_maker(s);
-    describe(c, config, &state, id, mixup, &head);
+    fill_file_content(c, config, &state, id, mixup, &head);
     rc = file_write(&head, path);
   }
   file_head_free(&head);
   mix_free_tensors(mixup);
   ngio_out_free(&state);
   if (first && rc == CLI_OK) {
-    remove_whole(c->dir, s->previous);
+    remove_checkpoint(c->dir, s->previous);
     s->previous = s->step;
   }
-  if (first) checkpoint_sweep(c->dir, s->previous);
+  if (first) checkpoint_remove_leftovers(c->dir, s->previous);
   free(parts);
   free(path);
   return rc;
@@ -265,7 +265,7 @@ typedef struct piece {
 } piece;
 
 /* Read the next bytes of the state (an ng_reader). */
-static int64_t read_state(void *user, void *data, int64_t n) {
+static int64_t read_state_bytes(void *user, void *data, int64_t n) {
   piece *p = user;
   if (n > p->end - p->at) n = p->end - p->at;
   if (n > 0 && ngio_source_read(p->source, p->at, data, n, NULL, 0) != NGIO_OK) return -1;
@@ -284,9 +284,9 @@ static int read_average(file_reader *r, const run_state *s, average *mean) {
 }
 
 /* On rank 0, read everything but the library's state. No communication. */
-static int read_run(file_reader *r, const checkpoint *c, const ngio_tensor mixup[2]) {
+static int read_run_state(file_reader *r, const checkpoint *c, const ngio_tensor mixup[2]) {
   int rc = file_read_state(r, c->state);
-  if (rc == CLI_OK) rc = file_read_net(r, c->net);
+  if (rc == CLI_OK) rc = file_read_network(r, c->net);
   if (rc == CLI_OK) rc = read_average(r, c->state, c->mean);
   for (int i = 0; i < 2 && rc == CLI_OK && mix_has_previous(&c->feed->mix); i++)
     rc = file_read_tensor(r, &mixup[i], (float *)(uintptr_t)mixup[i].data);
@@ -304,7 +304,7 @@ static int load_state(const checkpoint *c, file_reader *r, const char *parts, bo
     p.at = ngio_tensors_place(r->file, t);
     p.end = p.at + t->bytes;
   }
-  return precond_load(c->p, read_state, &p, r->path);
+  return precond_load_stream(c->p, read_state_bytes, &p, r->path);
 }
 
 int checkpoint_load(const checkpoint *c, int64_t step) {
@@ -313,15 +313,15 @@ int checkpoint_load(const checkpoint *c, int64_t step) {
   ngio_tensor mixup[2];
   file_reader r = {.path = path, .source = {.fd = -1}};
   int rc = CLI_OK;
-  mix_make_tensors(&c->feed->mix, mixup);
+  mix_create_tensors(&c->feed->mix, mixup);
   if (first) {
-    rc = file_open(path, true, true, &r) ? read_run(&r, c, mixup) : CLI_BAD;
+    rc = file_open(path, true, true, &r) ? read_run_state(&r, c, mixup) : CLI_BAD;
     c->state->previous = step;
   }
   const char *want = rc == CLI_OK && first ? ngio_tensors_text(r.file, id_key) : NULL;
   bool in_parts = want != NULL;
   if (in_parts) {
-    rc = disk_exists(parts) ? read_id(parts, id)
+    rc = disk_exists(parts) ? read_state_id(parts, id)
                             : cli_bad("%s: is missing, but %s needs it", parts, path);
     if (rc == CLI_OK && strcmp(id, want) != 0)
       rc = cli_bad("%s: does not belong to %s", parts, path);
@@ -342,15 +342,15 @@ int checkpoint_read_model(const char *path, nn *net, run_state *state) {
   file_reader r;
   if (!file_open(path, false, true, &r)) return CLI_BAD;
   int rc = file_read_state(&r, state);
-  if (rc == CLI_OK) rc = file_read_net(&r, net);
+  if (rc == CLI_OK) rc = file_read_network(&r, net);
   file_close(&r);
   return rc;
 }
 
 int checkpoint_write_model(const char *path, const nn *net, const run_state *state) {
-  file_head h = {0};
+  file_content h = {0};
   file_add_state(&h, state);
-  file_add_net(&h, net);
+  file_add_network(&h, net);
   const int rc = file_write(&h, path);
   file_head_free(&h);
   return rc;
@@ -360,7 +360,7 @@ int checkpoint_write_model(const char *path, const nn *net, const run_state *sta
 
 int checkpoint_check_average(const char *dir, bool resumed) {
   char *path = cli_join(dir, CHECKPOINT_AVERAGE);
-  int rc = disk_check(path);
+  int rc = disk_check_regular(path);
   if (rc == CLI_OK && !resumed && disk_exists(path))
     rc = cli_bad("%s: exists and does not belong to this run; move it away", path);
   free(path);
@@ -370,8 +370,8 @@ int checkpoint_check_average(const char *dir, bool resumed) {
 bool checkpoint_is_run_file(const char *path) {
   static const char *const file[] = {"log.jsonl", "config.json", CHECKPOINT_AVERAGE};
   int64_t step;
-  const char *name = cli_base_name(path);
-  bool found = find_kind(name, &step) != OTHER;
+  const char *name = cli_get_base_name(path);
+  bool found = classify_file_name(name, &step) != OTHER;
   for (size_t i = 0; i < sizeof file / sizeof file[0]; i++)
     found = found || strcmp(name, file[i]) == 0;
   return found;

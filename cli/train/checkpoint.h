@@ -77,9 +77,9 @@ int checkpoint_save(const checkpoint *c, const char *config, bool in_parts);
 int checkpoint_load(const checkpoint *c, int64_t step);
 /* Remove temporary files, parts of a state that do not belong to the checkpoint of `step` (-1: none), and the
  * checkpoint that this checkpoint replaced. */
-void checkpoint_sweep(const char *dir, int64_t step);
+void checkpoint_remove_leftovers(const char *dir, int64_t step);
 /* Remove all checkpoints of a finished run. */
-void checkpoint_remove(const char *dir);
+void checkpoint_remove_all(const char *dir);
 
 /* Read or write a file that has only the network and the counters. */
 int checkpoint_read_model(const char *path, nn *net, run_state *state);

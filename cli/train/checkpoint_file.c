@@ -20,9 +20,9 @@ static const char *const maker[CHECKPOINT_MAKERS] = {"version",      "commit",  
 void checkpoint_set_maker(run_state *s) {
   int threads = 1;
   for (int i = 0; i < CHECKPOINT_MAKERS - 2; i++)
-    cli_read_build(maker[i], s->made_by[i], CHECKPOINT_TEXT);
-  cli_get_processor(s->made_by[CHECKPOINT_MAKERS - 2], CHECKPOINT_TEXT);
-  (void)cli_threads(&threads); /* cannot fail: run_begin has checked NG_THREADS */
+    cli_read_build_line(maker[i], s->made_by[i], CHECKPOINT_TEXT);
+  cli_read_processor_name(s->made_by[CHECKPOINT_MAKERS - 2], CHECKPOINT_TEXT);
+  (void)cli_read_thread_count(&threads); /* cannot fail: run_set_up has checked NG_THREADS */
   (void)snprintf(s->made_by[CHECKPOINT_MAKERS - 1], CHECKPOINT_TEXT, "%d", threads);
 }
 
@@ -60,7 +60,7 @@ static const struct field {
 enum { FIELDS = sizeof field / sizeof *field, WHOLE = FIELDS - 3 };
 
 /* Parse the text as a whole number >= 0, or as a double. false: the text is wrong, or missing (NULL). */
-static bool read_number(cli_kind kind, const char *text, void *to) {
+static bool parse_number(cli_kind kind, const char *text, void *to) {
   char message[CLI_MESSAGE];
   return text != NULL && cli_parse(kind, text, kind == CLI_WHOLE ? 0.0 : -INFINITY, INFINITY, to,
                                    message, sizeof message) == CLI_OK;
@@ -68,7 +68,7 @@ static bool read_number(cli_kind kind, const char *text, void *to) {
 
 /* ---- writing ---------------------------------------------------------------------------------*/
 
-void file_head_free(file_head *h) {
+void file_head_free(file_content *h) {
   for (int32_t i = 0; i < h->texts; i++) {
     free((char *)(uintptr_t)h->text[i].key);
     free((char *)(uintptr_t)h->text[i].value);
@@ -78,30 +78,32 @@ void file_head_free(file_head *h) {
   memset(h, 0, sizeof *h);
 }
 
-void file_add_text(file_head *h, const char *key, const char *value) {
-  h->text = cli_grow(h->text, (size_t)h->texts, sizeof *h->text);
-  h->text[h->texts++] = (ngio_text){cli_copy(key), cli_copy(value)};
+void file_add_text(file_content *h, const char *key, const char *value) {
+  h->text = cli_append_zeroed(h->text, (size_t)h->texts, sizeof *h->text);
+  h->text[h->texts++] = (ngio_text){cli_copy_text(key), cli_copy_text(value)};
 }
 
-static void crc_text(uLong crc, char text[VALUE]) { (void)snprintf(text, VALUE, "%08lx", crc); }
+static void format_crc(uLong crc, char text[VALUE]) { (void)snprintf(text, VALUE, "%08lx", crc); }
 
-static void data_crc(const void *data, int64_t bytes, char text[VALUE]) {
-  crc_text(disk_compute_crc(data, (size_t)bytes), text);
+static void format_data_crc(const void *data, int64_t bytes, char text[VALUE]) {
+  format_crc(disk_compute_crc(data, (size_t)bytes), text);
 }
 
-static void crc_key(const char *name, char key[KEY]) { (void)snprintf(key, KEY, "crc32 %s", name); }
+static void set_crc_key(const char *name, char key[KEY]) {
+  (void)snprintf(key, KEY, "crc32 %s", name);
+}
 
-void file_add_tensor(file_head *h, const ngio_tensor *t) {
+void file_add_tensor(file_content *h, const ngio_tensor *t) {
   char key[KEY], value[VALUE];
-  h->tensor = cli_grow(h->tensor, (size_t)h->tensors, sizeof *h->tensor);
+  h->tensor = cli_append_zeroed(h->tensor, (size_t)h->tensors, sizeof *h->tensor);
   h->tensor[h->tensors++] = *t;
   if (t->dtype != NGIO_F32) return;
-  crc_key(t->name, key);
-  data_crc(t->data, t->bytes, value);
+  set_crc_key(t->name, key);
+  format_data_crc(t->data, t->bytes, value);
   file_add_text(h, key, value);
 }
 
-void file_add_state(file_head *h, const run_state *s) {
+void file_add_state(file_content *h, const run_state *s) {
   char value[VALUE], key[KEY];
   for (int i = 0; i < FIELDS; i++) {
     const void *from = (const char *)s + field[i].at;
@@ -124,14 +126,14 @@ void file_add_state(file_head *h, const run_state *s) {
 
 ngio_tensor file_get_tensor(const nn *net, int i) {
   ngio_tensor t = {.dtype = NGIO_F32};
-  if (i < nn_params(net)) {
-    const nn_param *q = nn_param_at(net, i);
+  if (i < nn_count_params(net)) {
+    const nn_param *q = nn_get_param(net, i);
     t.name = q->name;
     t.ndim = q->ndim;
     memcpy(t.shape, q->shape, sizeof q->shape);
     t.data = q->value;
   } else {
-    const nn_buffer *b = nn_buffer_at(net, i - nn_params(net));
+    const nn_buffer *b = nn_get_buffer(net, i - nn_count_params(net));
     t.name = b->name;
     t.ndim = 1;
     t.shape[0] = b->count;
@@ -141,25 +143,25 @@ ngio_tensor file_get_tensor(const nn *net, int i) {
   return t;
 }
 
-void file_add_net(file_head *h, const nn *net) {
-  for (int i = 0; i < nn_params(net) + nn_buffers(net); i++) {
+void file_add_network(file_content *h, const nn *net) {
+  for (int i = 0; i < nn_count_params(net) + nn_count_buffers(net); i++) {
     const ngio_tensor t = file_get_tensor(net, i);
     file_add_tensor(h, &t);
   }
 }
 
 /* Continue a checksum over key and value, including their terminating zeros. */
-static uLong sum_text(uLong crc, const ngio_text *t) {
+static uLong add_text_crc(uLong crc, const ngio_text *t) {
   crc = crc32_z(crc, (const unsigned char *)t->key, strlen(t->key) + 1);
   return crc32_z(crc, (const unsigned char *)t->value, strlen(t->value) + 1);
 }
 
-int file_write(file_head *h, const char *path) {
+int file_write(file_content *h, const char *path) {
   char message[CLI_MESSAGE] = "", seal[VALUE];
   uLong crc = crc32_z(0, NULL, 0);
   for (int32_t i = 0; i < h->texts; i++)
-    crc = sum_text(crc, &h->text[i]);
-  crc_text(crc, seal);
+    crc = add_text_crc(crc, &h->text[i]);
+  format_crc(crc, seal);
   file_add_text(h, seal_key, seal);
   const ngio_status st =
       ngio_tensors_write(path, h->tensor, h->tensors, h->text, h->texts, message, sizeof message);
@@ -168,15 +170,15 @@ int file_write(file_head *h, const char *path) {
 
 /* ---- reading ---------------------------------------------------------------------------------*/
 
-static bool seal_matches(const ngio_tensors *f) {
+static bool has_valid_seal(const ngio_tensors *f) {
   char seal[VALUE];
   const char *written = ngio_tensors_text(f, seal_key);
   uLong crc = crc32_z(0, NULL, 0);
   for (int32_t i = 0; i < ngio_tensors_text_count(f); i++) {
     const ngio_text *t = ngio_tensors_text_at(f, i);
-    if (strcmp(t->key, seal_key) != 0) crc = sum_text(crc, t);
+    if (strcmp(t->key, seal_key) != 0) crc = add_text_crc(crc, t);
   }
-  crc_text(crc, seal);
+  format_crc(crc, seal);
   return written != NULL && strcmp(written, seal) == 0;
 }
 
@@ -185,7 +187,7 @@ bool file_open(const char *path, bool sealed, bool report, file_reader *out) {
   *out = (file_reader){.path = path, .source = {.fd = -1}};
   if (ngio_source_open(&out->source, path, why, CLI_MESSAGE) == NGIO_OK &&
       ngio_tensors_begin(&out->source, NULL, &out->file, why, CLI_MESSAGE) == NGIO_OK) {
-    if (!sealed || seal_matches(out->file)) return true;
+    if (!sealed || has_valid_seal(out->file)) return true;
     (void)snprintf(why, CLI_MESSAGE,
                    "%s: its metadata is damaged or was edited: the checksum differs", path);
   }
@@ -200,13 +202,12 @@ void file_close(file_reader *r) {
 }
 
 int file_read_state(const file_reader *r, run_state *s) {
-  const bool sealed =
-      ngio_tensors_text(r->file, seal_key) != NULL; /* without it, the file is of natgrad 0.2 */
+  const bool sealed = ngio_tensors_text(r->file, seal_key) != NULL; /* false in natgrad 0.2 */
   for (int i = 0; i < FIELDS; i++) {
     const char *text = ngio_tensors_text(r->file, field[i].key);
     void *to = (char *)s + field[i].at;
     if (text == NULL && !sealed) continue;
-    if (!read_number(i < WHOLE ? CLI_WHOLE : CLI_REAL, text, to))
+    if (!parse_number(i < WHOLE ? CLI_WHOLE : CLI_REAL, text, to))
       return cli_bad("%s: its metadata has no valid '%s'", r->path, field[i].key);
   }
   s->stations = 0;
@@ -216,7 +217,7 @@ int file_read_state(const file_reader *r, run_state *s) {
     if (strncmp(t->key, station_key, station) == 0 && s->stations < TRAIN_STATIONS) {
       train_station *to = &s->station[s->stations++];
       (void)snprintf(to->name, sizeof to->name, "%s", t->key + station);
-      if (!read_number(CLI_REAL, t->value, &to->ms))
+      if (!parse_number(CLI_REAL, t->value, &to->ms))
         return cli_bad("%s: its metadata has no valid '%s'", r->path, t->key);
     }
     for (int k = 0; k < CHECKPOINT_MAKERS && strncmp(t->key, maker_key, made_by) == 0; k++)
@@ -235,23 +236,23 @@ int file_read_tensor(file_reader *r, const ngio_tensor *want, float *to) {
   if (ngio_source_read(&r->source, ngio_tensors_place(r->file, have), to, have->bytes, message,
                        sizeof message) != NGIO_OK)
     return cli_bad("%s", message);
-  crc_key(want->name, key);
-  data_crc(to, have->bytes, sum);
+  set_crc_key(want->name, key);
+  format_data_crc(to, have->bytes, sum);
   const char *written = ngio_tensors_text(r->file, key);
   if (written != NULL && strcmp(written, sum) == 0) return CLI_OK;
   return cli_bad("%s: tensor '%s' is damaged (its checksum differs)", r->path, want->name);
 }
 
 /* Return the number of tensors of the network. Names of all other tensors begin with "natgrad.". */
-static int count_net(const ngio_tensors *f) {
+static int count_network_tensors(const ngio_tensors *f) {
   int n = 0;
   for (int32_t i = 0; i < ngio_tensors_count(f); i++)
     n += strncmp(ngio_tensors_at(f, i)->name, "natgrad.", 8) != 0;
   return n;
 }
 
-int file_read_net(file_reader *r, nn *net) {
-  const int n = nn_params(net) + nn_buffers(net), has = count_net(r->file);
+int file_read_network(file_reader *r, nn *net) {
+  const int n = nn_count_params(net) + nn_count_buffers(net), has = count_network_tensors(r->file);
   if (has != n)
     return cli_bad("%s: has %d tensors, expected the %d of this model", r->path, has, n);
   for (int i = 0; i < n; i++) {
@@ -264,7 +265,7 @@ int file_read_net(file_reader *r, nn *net) {
 }
 
 const char *checkpoint_find_nonfinite(const nn *net) {
-  for (int i = 0; i < nn_params(net) + nn_buffers(net); i++) {
+  for (int i = 0; i < nn_count_params(net) + nn_count_buffers(net); i++) {
     const ngio_tensor t = file_get_tensor(net, i);
     const float *value = t.data;
     for (int64_t k = 0; k < t.bytes / (int64_t)sizeof *value; k++)

@@ -6,21 +6,21 @@
 #include "safetensors.h"
 
 /* The content of a file to write: tensors, and metadata as pairs of key and value. Initially {0}. */
-typedef struct file_head {
+typedef struct file_content {
   ngio_tensor *tensor;
   ngio_text *text;
   int32_t tensors, texts;
-} file_head;
+} file_content;
 
-void file_head_free(file_head *h);
+void file_head_free(file_content *h);
 /* Append a pair of metadata, a tensor (with the checksum of an f32 tensor), all counters of `s`, the tensors of
  * `net`. */
-void file_add_text(file_head *h, const char *key, const char *value);
-void file_add_tensor(file_head *h, const ngio_tensor *t);
-void file_add_state(file_head *h, const run_state *s);
-void file_add_net(file_head *h, const nn *net);
+void file_add_text(file_content *h, const char *key, const char *value);
+void file_add_tensor(file_content *h, const ngio_tensor *t);
+void file_add_state(file_content *h, const run_state *s);
+void file_add_network(file_content *h, const nn *net);
 /* Append the checksum of the metadata, and write the file. */
-int file_write(file_head *h, const char *path);
+int file_write(file_content *h, const char *path);
 
 typedef struct file_reader {
   const char *path;
@@ -39,6 +39,6 @@ int file_read_state(const file_reader *r, run_state *s);
 /* Read the tensor that has the name and shape of `want` into `to`. CLI_BAD, reported: the tensor is missing, has
  * another shape, or its checksum differs. */
 int file_read_tensor(file_reader *r, const ngio_tensor *want, float *to);
-int file_read_net(file_reader *r, nn *net);
+int file_read_network(file_reader *r, nn *net);
 
 #endif

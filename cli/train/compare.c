@@ -13,7 +13,7 @@
 
 /* ---- the plan --------------------------------------------------------------------------------*/
 
-static int read_plan(compare_plan *p, const cli_args *args) {
+static int parse_plan(compare_plan *p, const cli_args *args) {
   const char *needs = p->validation > 0    ? "validation"
                       : p->grid_epochs > 0 ? "grid-epochs"
                       : p->grid_seeds > 0  ? "grid-seeds"
@@ -26,7 +26,7 @@ static int read_plan(compare_plan *p, const cli_args *args) {
     rc = compare_add_grid(p, args->own[i].value);
   if (rc == CLI_OK) rc = settings_apply(&p->base, args->settings, args->n_settings);
   /* Each run has a folder. one_run sets the path; here "runs" only stands for any path. */
-  if (rc == CLI_OK) rc = settings_set(&p->base, NULL, "out", "runs");
+  if (rc == CLI_OK) rc = settings_set_or_report(&p->base, NULL, "out", "runs");
   if (rc == CLI_OK && p->grids == 0 && needs != NULL) rc = cli_bad("--%s: needs --grid", needs);
   if (rc == CLI_OK && p->list == NULL) rc = cli_bad("compare: --methods is missing");
   if (p->grid_seeds == 0) p->grid_seeds = 1;
@@ -39,14 +39,14 @@ static char *make_folder_path(const compare_plan *p, const data_set *d) {
   (void)snprintf(name, sizeof name, "compare-%s-%s", d->name, p->base.model);
   for (char *c = name; *c != 0; c++)
     if (*c == '/') *c = '-';
-  return cli_copy(p->out != NULL ? p->out : name);
+  return cli_copy_text(p->out != NULL ? p->out : name);
 }
 
 /* Build the network once, to check that it fits the data, and to choose the metric. */
-static int find_metric(compare_plan *p, const data_set *d) {
+static int check_network_and_metric(compare_plan *p, const data_set *d) {
   bool reconstructs = false;
   nn *net = NULL;
-  const int rc = train_network(&p->base, d, NULL, &net, &reconstructs);
+  const int rc = train_build_network(&p->base, d, NULL, &net, &reconstructs);
   nn_destroy(&net);
   const bool tested = d->test.n > 0;
   p->metric =
@@ -57,16 +57,16 @@ static int find_metric(compare_plan *p, const data_set *d) {
 }
 
 /* Set the default size of the validation split. Check this size and the batch. */
-static int check_split(compare_plan *p, const data_set *d) {
+static int check_validation_and_batch(compare_plan *p, const data_set *d) {
   if (p->grids > 0 && p->validation == 0) p->validation = d->train.n / 10;
   if (p->grids > 0 && (p->validation < 1 || p->validation >= d->train.n))
     return cli_bad("--validation: %lld samples, but %s has %d to train on",
                    (long long)p->validation, d->name, (int)d->train.n);
   const long long left = (long long)d->train.n - (long long)p->validation;
   for (int i = 0; i < p->methods; i++) {
-    if (settings_samples(&p->method[i].s) <= left) continue;
+    if (settings_count_samples(&p->method[i].s) <= left) continue;
     return cli_bad("--batch: %lld samples, but %s has %lld to train on",
-                   (long long)settings_samples(&p->method[i].s), d->name, left);
+                   (long long)settings_count_samples(&p->method[i].s), d->name, left);
   }
   return CLI_OK;
 }
@@ -75,7 +75,7 @@ static int check_split(compare_plan *p, const data_set *d) {
 static int check_methods(const compare_plan *p, const data_set *d) {
   int rc = CLI_OK;
   for (int i = 0; i < p->methods && rc == CLI_OK; i++) {
-    rc = train_check(&p->method[i].s, d);
+    rc = train_check_settings(&p->method[i].s, d);
     if (rc == CLI_OK && p->grids > 0) rc = compare_check_points(p, &p->method[i], d);
   }
   return rc;
@@ -83,7 +83,7 @@ static int check_methods(const compare_plan *p, const data_set *d) {
 
 /* ---- runs ------------------------------------------------------------------------------------*/
 
-static int train_one(compare_plan *p, compare_method *m, int k, const data_set *d, int done) {
+static int train_one_run(compare_plan *p, compare_method *m, int k, const data_set *d, int done) {
   char label[128], place[48];
   settings s;
   const long long seed = (long long)p->base.seed + k;
@@ -103,12 +103,12 @@ static int report_stop(const compare_plan *p, const char *what) {
   return CLI_NO;
 }
 
-static int train_all(compare_plan *p, const data_set *d) {
+static int train_all_runs(compare_plan *p, const data_set *d) {
   const int all = p->methods * (int)p->seeds;
   int done = 0;
   for (int k = 0; k < p->seeds; k++) {
     for (int i = 0; i < p->methods; i++) {
-      const int rc = train_one(p, &p->method[i], k, d, done + 1);
+      const int rc = train_one_run(p, &p->method[i], k, d, done + 1);
       if (rc != CLI_OK) return rc;
       done += !p->method[i].run[k].stopped;
       if (train_is_interrupted() && done < all) {
@@ -121,7 +121,7 @@ static int train_all(compare_plan *p, const data_set *d) {
   return CLI_OK;
 }
 
-static int compare(compare_plan *p) {
+static int compare_methods(compare_plan *p) {
   data_set d;
   int rc = data_open(p->base.data, &d);
   if (rc != CLI_OK) return rc;
@@ -129,25 +129,25 @@ static int compare(compare_plan *p) {
   p->dir = make_folder_path(p, &d);
   for (int i = 0; i < p->methods; i++)
     p->method[i].run = cli_alloc((size_t)p->seeds, sizeof(train_result));
-  rc = find_metric(p, &d);
-  if (rc == CLI_OK) rc = check_split(p, &d);
+  rc = check_network_and_metric(p, &d);
+  if (rc == CLI_OK) rc = check_validation_and_batch(p, &d);
   if (rc == CLI_OK) rc = check_methods(p, &d);
-  if (rc == CLI_OK) rc = compare_open(p);
+  if (rc == CLI_OK) rc = compare_open_folder(p);
   train_catch_signals();
   if (rc == CLI_OK && p->grids > 0) rc = compare_tune(p);
   if (rc == CLI_OK && p->grids > 0 && train_is_interrupted()) rc = report_stop(p, "while tuning");
-  if (rc == CLI_OK) rc = train_all(p, &d);
+  if (rc == CLI_OK) rc = train_all_runs(p, &d);
   if (rc == CLI_OK) rc = compare_write_report(p, &d);
   data_close(&d);
   return rc;
 }
 
-static int run(void *user, const cli_args *args) {
+static int run_compare(void *user, const cli_args *args) {
   compare_plan *p = user;
   settings_init(&p->base);
   p->notes = open_memstream(&p->note, &p->note_size);
-  int rc = p->notes == NULL ? cli_bad("compare: no memory") : read_plan(p, args);
-  if (rc == CLI_OK) rc = compare(p);
+  int rc = p->notes == NULL ? cli_bad("compare: no memory") : parse_plan(p, args);
+  if (rc == CLI_OK) rc = compare_methods(p);
   compare_plan_free(p);
   return rc;
 }
@@ -212,5 +212,5 @@ const cli_command cli_compare = {
     .library = true,
     .size = sizeof(compare_plan),
     .standard = &standard,
-    .run = run,
+    .run = run_compare,
 };

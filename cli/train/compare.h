@@ -27,9 +27,8 @@ typedef struct compare_method {
   train_result *run; /* [seeds] */
   /* use[g]: grid g applies: its option has an effect, and is not among the method's own settings */
   bool use[COMPARE_GRIDS];
-  int points,
-      tuned; /* number of points of the applying grids (1 without grid); index of the best point */
-  train_result *point; /* [points][grid_seeds]: runs of tuning; NULL: none */
+  int points, best_point; /* number of points of its grids (1 without grid); index of the best */
+  train_result *point;    /* [points][grid_seeds]: runs of tuning; NULL: none */
 } compare_method;
 
 typedef struct compare_grid { /* --grid option=a,b,c */
@@ -81,7 +80,7 @@ int compare_count_points(const compare_plan *p, compare_method *m);
 int compare_find_value(const compare_plan *p, const compare_method *m, int k, int g);
 /* Return the best point of runs r[point * seeds + seed] on the validation split: the fewest diverged runs; then the
  * best mean score; then the lowest mean training loss; then the first in order. */
-int compare_choose(const train_result *r, int points, int seeds, bool squared_error);
+int compare_choose_point(const train_result *r, int points, int seeds, bool squared_error);
 /* Return -1 if value i is the smallest number of the grid, 1 if it is the largest, else 0 (also if it is a word). */
 int compare_find_edge(const compare_grid *g, int i);
 /* Check each point of the method's grid. CLI_BAD: reported. */
@@ -95,9 +94,9 @@ bool compare_is_accuracy(compare_metric m);
 bool compare_is_better(compare_metric m, double a, double b);
 double compare_find_best(compare_metric m, const train_result *r); /* NaN if the run has no epoch */
 /* Return the index of the first epoch that reaches the target; -1: no epoch does. */
-int compare_find_reached(compare_metric m, const train_result *r, double target);
+int compare_find_target_epoch(compare_metric m, const train_result *r, double target);
 
-spread compare_summarise(const double *x, int n);
+spread compare_compute_spread(const double *x, int n);
 
 /* Return the curve of a method: for each epoch the mean, minimum and maximum over its runs. Diverged runs are excluded,
  * unless all runs diverged. The caller frees `point`. */
@@ -116,7 +115,7 @@ typedef enum compare_end {
 } compare_end;
 
 /* Return the 0.975 quantile of Student's distribution with this many degrees of freedom, at least 1. */
-double compare_find_quantile(int freedom);
+double compare_compute_quantile(int freedom);
 
 typedef struct difference { /* method minus baseline, in pairs of runs with one seed */
   int n;                    /* number of pairs in which no run diverged */
@@ -124,16 +123,16 @@ typedef struct difference { /* method minus baseline, in pairs of runs with one 
   double low, high; /* the 95 % confidence interval of the mean; NaN for n < 2 */
 } difference;
 /* Return the statistics of the differences run[k] - base[k]. */
-difference compare_difference(compare_metric m, compare_end what, const train_result *run,
-                              const train_result *base, int runs);
+difference compare_compute_difference(compare_metric m, compare_end what, const train_result *run,
+                                      const train_result *base, int runs);
 /* Print the table of differences, for two or more methods. */
-void compare_print_pairs(const compare_plan *p, FILE *f);
-void compare_fill_pairs(const compare_plan *p, table *t);
+void compare_print_differences(const compare_plan *p, FILE *f);
+void compare_fill_difference_table(const compare_plan *p, table *t);
 
 /* ---- disk ------------------------------------------------------------------------------------*/
 
 /* Create DIR, or with --resume check that it has a comparison. Lock DIR. */
-int compare_open(const compare_plan *p);
+int compare_open_folder(const compare_plan *p);
 /* Set *r to the result of the run in the folder s->out. If the run is finished, read its log; else train from the start
  * or from the checkpoint, and then print the line "PLACE LABEL: ...". Remove the checkpoint of a finished run. */
 int compare_run(const compare_plan *p, settings *s, const data_set *d, const char *place,

@@ -32,16 +32,16 @@ static void remove_unfinished(const char *dir) {
   static const char *const left[] = {"config.json", "config.json.natgrad-part", "log.jsonl"};
   for (size_t i = 0; i < sizeof left / sizeof left[0]; i++) {
     char *path = cli_join(dir, left[i]);
-    disk_remove(path);
+    disk_remove_file(path);
     free(path);
   }
 }
 
 /* Check that the run has the settings `s`. */
-static int check_config(const char *path, const char *text, const settings *s) {
+static int check_config_file(const char *path, const char *text, const settings *s) {
   settings was;
   settings_init(&was);
-  int rc = settings_parse(&was, text, path);
+  int rc = settings_parse_json(&was, text, path);
   if (rc == CLI_OK) rc = settings_check_same(s, &was, path, "this comparison");
   if (rc == CLI_OK && (was.epochs != s->epochs || was.steps != s->steps))
     rc = cli_bad("%s: is a run of another length than this comparison", path);
@@ -50,16 +50,16 @@ static int check_config(const char *path, const char *text, const settings *s) {
 }
 
 /* If the run in s->out is finished, read its result. */
-static int read_result(const settings *s, train_result *r, bool *over) {
+static int read_finished_result(const settings *s, train_result *r, bool *over) {
   char *config = cli_join(s->out, "config.json"), *log = cli_join(s->out, "log.jsonl");
   char *text = NULL;
   int rc = CLI_OK;
   *over = false;
   if (disk_exists(config) && disk_exists(log)) {
-    rc = disk_check(config);
-    if (rc == CLI_OK) rc = disk_read(config, &text);
+    rc = disk_check_regular(config);
+    if (rc == CLI_OK) rc = disk_read_text(config, &text);
     if (rc == CLI_OK) rc = log_read_result(log, text, r, over);
-    if (rc == CLI_OK) rc = check_config(config, text, s);
+    if (rc == CLI_OK) rc = check_config_file(config, text, s);
     if (rc != CLI_OK) train_result_free(r);
   }
   free(text);
@@ -68,8 +68,8 @@ static int read_result(const settings *s, train_result *r, bool *over) {
   return rc;
 }
 
-static void print_run(compare_metric metric, const char *place, const char *label,
-                      const train_result *r) {
+static void print_run_line(compare_metric metric, const char *place, const char *label,
+                           const train_result *r) {
   const double best = compare_find_best(metric, r);
   if (r->diverged) {
     (void)fprintf(stderr, "%s %s: diverged after step %lld\n", place, label, (long long)r->steps);
@@ -88,8 +88,8 @@ int compare_run(const compare_plan *p, settings *s, const data_set *d, const cha
   int64_t step = -1;
   bool over = false;
   memset(r, 0, sizeof *r);
-  int rc = disk_make_own_folder(s->out);
-  if (rc == CLI_OK) rc = read_result(s, r, &over);
+  int rc = disk_make_run_subfolder(s->out);
+  if (rc == CLI_OK) rc = read_finished_result(s, r, &over);
   if (rc == CLI_OK && !over) {
     rc = checkpoint_find(s->out, &step, NULL);
     s->resume = step >= 0;
@@ -97,16 +97,16 @@ int compare_run(const compare_plan *p, settings *s, const data_set *d, const cha
     if (rc == CLI_OK) rc = train_run(s, d, &output, r);
     if (rc == CLI_OK && !r->stopped) { /* the result comes from the log, as in a later --resume */
       train_result_free(r);
-      rc = read_result(s, r, &over);
-      if (rc == CLI_OK && !p->quiet) print_run(p->metric, place, label, r);
+      rc = read_finished_result(s, r, &over);
+      if (rc == CLI_OK && !p->quiet) print_run_line(p->metric, place, label, r);
     }
   }
-  if (over) checkpoint_remove(s->out); /* an earlier program may have been killed before this */
+  if (over) checkpoint_remove_all(s->out); /* an earlier program may have been killed before this */
   return rc;
 }
 
 /* Return true if DIR has the folder of the runs of a comparison. */
-static bool has_runs(const compare_plan *p) {
+static bool folder_has_runs(const compare_plan *p) {
   char *runs = compare_make_path(p, "runs");
   const bool has = disk_exists(runs);
   free(runs);
@@ -114,7 +114,7 @@ static bool has_runs(const compare_plan *p) {
 }
 
 /* Check that DIR does not exist or is empty. */
-static int check_new(const compare_plan *p) {
+static int check_new_folder(const compare_plan *p) {
   DIR *folder = opendir(p->dir);
   if (folder == NULL)
     return errno == ENOENT ? CLI_OK : cli_bad("--out: %s: %s", p->dir, strerror(errno));
@@ -123,24 +123,24 @@ static int check_new(const compare_plan *p) {
     empty = empty && (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0);
   (void)closedir(folder);
   if (empty) return CLI_OK;
-  return has_runs(p) ? cli_bad("--out: %s has a comparison; --resume continues it", p->dir)
-                     : cli_bad("--out: %s is not empty, expected a new folder", p->dir);
+  return folder_has_runs(p) ? cli_bad("--out: %s has a comparison; --resume continues it", p->dir)
+                            : cli_bad("--out: %s is not empty, expected a new folder", p->dir);
 }
 
-int compare_open(const compare_plan *p) {
+int compare_open_folder(const compare_plan *p) {
   static const char *const folders[] = {"runs", "tuning"};
   int lock; /* file descriptor; stays open until the program ends */
   int rc = CLI_OK;
   if (!p->resume) {
-    rc = check_new(p);
+    rc = check_new_folder(p);
     if (rc == CLI_OK) rc = disk_make_folder(p->dir);
-  } else if (!has_runs(p)) {
+  } else if (!folder_has_runs(p)) {
     rc = cli_bad("--resume: %s has no comparison to continue", p->dir);
   }
-  if (rc == CLI_OK) rc = disk_lock(p->dir, "compare", &lock);
+  if (rc == CLI_OK) rc = disk_lock_folder(p->dir, "compare", &lock);
   for (int i = 0; rc == CLI_OK && i < (p->grids > 0 ? 2 : 1); i++) {
     char *folder = compare_make_path(p, "%s", folders[i]);
-    rc = disk_make_own_folder(folder);
+    rc = disk_make_run_subfolder(folder);
     free(folder);
   }
   return rc;

@@ -3,7 +3,7 @@
  * tuning are not seeds of the comparison, and each seed of tuning has its own validation split.
  *
  * The score of a point is the mean over seeds of the best validation accuracy of any epoch (squared error: of the
- * lowest validation loss). compare_choose decides between equal scores. */
+ * lowest validation loss). compare_choose_point decides between equal scores. */
 #include "compare.h"
 
 #include <math.h>
@@ -47,12 +47,12 @@ static point_score score_point(const train_result *r, int seeds, compare_metric 
     score[k] = counts ? compare_find_best(metric, &r[k]) : (double)NAN;
     loss[k] = counts && r[k].epochs > 0 ? r[k].epoch[r[k].epochs - 1].train_loss : (double)NAN;
   }
-  out.score = compare_summarise(score, seeds).mean;
-  out.loss = compare_summarise(loss, seeds).mean;
+  out.score = compare_compute_spread(score, seeds).mean;
+  out.loss = compare_compute_spread(loss, seeds).mean;
   return out;
 }
 
-int compare_choose(const train_result *r, int points, int seeds, bool squared_error) {
+int compare_choose_point(const train_result *r, int points, int seeds, bool squared_error) {
   const compare_metric metric = squared_error ? TEST_LOSS : TEST_ACCURACY;
   int best = 0;
   point_score b = score_point(r, seeds, metric);
@@ -95,7 +95,7 @@ static int apply_point(const compare_plan *p, const compare_method *m, int k, se
   for (int g = 0; g < p->grids && rc == CLI_OK; g++) {
     if (!m->use[g]) continue;
     const char *value = p->grid[g].value[compare_find_value(p, m, k, g)];
-    rc = settings_set(s, NULL, p->grid[g].name, value);
+    rc = settings_set_or_report(s, NULL, p->grid[g].name, value);
     if (n < size) {
       n += (size_t)snprintf(text + n, size - n, "%s%s=%s", n > 0 ? ", " : "", p->grid[g].name,
                             value);
@@ -111,14 +111,14 @@ int compare_check_points(const compare_plan *p, const compare_method *m, const d
     settings s;
     settings_copy(&s, &m->s);
     rc = apply_point(p, m, k, &s, text, sizeof text);
-    if (rc == CLI_OK) rc = train_check(&s, d);
+    if (rc == CLI_OK) rc = train_check_settings(&s, d);
     settings_free(&s);
   }
   return rc;
 }
 
 /* Return the folder of a tuning run; the caller calls free(). */
-static char *make_folder_path(const compare_plan *p, const compare_method *m, int k, int seed) {
+static char *make_point_path(const compare_plan *p, const compare_method *m, int k, int seed) {
   if (seed == 0) return compare_make_path(p, "tuning/%s-%d", m->label, k);
   return compare_make_path(p, "tuning/%s-%d-seed%lld", m->label, k,
                            (long long)get_tuning_seed(p, seed));
@@ -134,7 +134,7 @@ static int train_point(compare_plan *p, const compare_method *m, int k, int seed
   s.seed = get_tuning_seed(p, seed);
   s.checkpoint_every = 0; /* after a kill, the run of the point begins again */
   free(s.out);
-  s.out = make_folder_path(p, m, k, seed);
+  s.out = make_point_path(p, m, k, seed);
   if (p->grid_epochs > 0.0) {
     s.epochs = p->grid_epochs;
     s.steps = 0;
@@ -147,19 +147,19 @@ static int train_point(compare_plan *p, const compare_method *m, int k, int seed
   return rc;
 }
 
-static void note_choice(compare_plan *p, const compare_method *m) {
+static void add_choice_note(compare_plan *p, const compare_method *m) {
   const int seeds = (int)p->grid_seeds, runs = m->points * seeds;
   const train_result *all = m->point;
   int diverged = 0, chosen = 0; /* number of diverged runs: of all points; of the chosen point */
   for (int i = 0; i < runs; i++) {
     diverged += all[i].diverged;
-    chosen += all[i].diverged && i / seeds == m->tuned;
+    chosen += all[i].diverged && i / seeds == m->best_point;
   }
   if (diverged > 0)
     (void)fprintf(p->notes, "%s: %d of %d tuning runs diverged, %d of %d of the chosen point\n",
                   m->label, diverged, runs, chosen, seeds);
   for (int g = 0; g < p->grids; g++) {
-    const int i = m->use[g] ? compare_find_value(p, m, m->tuned, g) : 0;
+    const int i = m->use[g] ? compare_find_value(p, m, m->best_point, g) : 0;
     const int edge = m->use[g] ? compare_find_edge(&p->grid[g], i) : 0;
     if (edge == 0 || diverged == runs) continue;
     (void)fprintf(p->notes, "%s: %s %s is the %s of the grid; a wider grid may do better\n",
@@ -168,7 +168,7 @@ static void note_choice(compare_plan *p, const compare_method *m) {
   }
 }
 
-static void note_left_out(compare_plan *p, const compare_method *m) {
+static void add_unused_grid_note(compare_plan *p, const compare_method *m) {
   for (int g = 0; g < p->grids; g++) {
     const char *name = p->grid[g].name;
     if (m->use[g]) continue;
@@ -194,15 +194,15 @@ static int train_points(compare_plan *p, int seed) {
   return rc;
 }
 
-static int choose(compare_plan *p, compare_method *m) {
+static int choose_best_point(compare_plan *p, compare_method *m) {
   char text[TEXT];
   const bool squared_error = !compare_is_accuracy(p->metric);
-  note_left_out(p, m);
+  add_unused_grid_note(p, m);
   if (m->points > 1) {
-    m->tuned = compare_choose(m->point, m->points, (int)p->grid_seeds, squared_error);
-    note_choice(p, m);
+    m->best_point = compare_choose_point(m->point, m->points, (int)p->grid_seeds, squared_error);
+    add_choice_note(p, m);
   }
-  return apply_point(p, m, m->tuned, &m->s, text, sizeof text);
+  return apply_point(p, m, m->best_point, &m->s, text, sizeof text);
 }
 
 int compare_tune(compare_plan *p) {
@@ -210,6 +210,6 @@ int compare_tune(compare_plan *p) {
   for (int k = 0; k < p->grid_seeds && rc == CLI_OK && !train_is_interrupted(); k++)
     rc = train_points(p, k);
   for (int i = 0; i < p->methods && rc == CLI_OK && !train_is_interrupted(); i++)
-    rc = choose(p, &p->method[i]);
+    rc = choose_best_point(p, &p->method[i]);
   return rc;
 }

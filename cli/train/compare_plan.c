@@ -10,17 +10,17 @@
 #include <string.h>
 
 /* Return true for a setting that must be the same for all methods. */
-static bool is_common(const char *name) {
+static bool is_same_for_all_methods(const char *name) {
   char spelt[CLI_NAME];
-  cli_spell(spelt, sizeof spelt, name, '_');
-  return settings_list_has(spelt,
-                           "data|model|method|seed|out|validation|checkpoint_every|log_every|"
-                           "resume");
+  cli_replace_separators(spelt, sizeof spelt, name, '_');
+  return settings_is_in_list(spelt,
+                             "data|model|method|seed|out|validation|checkpoint_every|log_every|"
+                             "resume");
 }
 
 /* ---- methods ---------------------------------------------------------------------------------*/
 
-static void drop_option(compare_plan *p, compare_method *m, int i) {
+static void drop_library_option(compare_plan *p, compare_method *m, int i) {
   settings *s = &m->s;
   (void)fprintf(p->notes, "%s: %s has no effect\n", m->label, s->library[i].name);
   free(s->library[i].name);
@@ -30,7 +30,7 @@ static void drop_option(compare_plan *p, compare_method *m, int i) {
 }
 
 /* Return true if the effect of another option depends on this option. */
-static bool has_dependents(const char *name) {
+static bool has_dependent_options(const char *name) {
   for (int32_t i = 0; i < ng_option_count(); i++) {
     ng_option_info info = {.struct_size = sizeof info};
     if (ng_option_at(i, &info) == NG_OK && strcmp(info.needs, name) == 0) return true;
@@ -39,48 +39,48 @@ static bool has_dependents(const char *name) {
 }
 
 /* Return settings_is_idle; but if the effect of some option depends on an option of the grid, return false. */
-static bool is_idle(const compare_plan *p, const compare_method *m, const char *name, char *needs,
-                    size_t size) {
+static bool is_always_idle(const compare_plan *p, const compare_method *m, const char *name,
+                           char *needs, size_t size) {
   for (int g = 0; g < p->grids; g++)
-    if (has_dependents(p->grid[g].name)) return false;
+    if (has_dependent_options(p->grid[g].name)) return false;
   return settings_is_idle(&m->s, name, needs, size);
 }
 
 bool compare_has_effect(const compare_plan *p, const compare_method *m, const char *name) {
   char needs[SETTINGS_NEEDS];
-  return settings_knows(&m->s, name) && !is_idle(p, m, name, needs, sizeof needs);
+  return settings_applies(&m->s, name) && !is_always_idle(p, m, name, needs, sizeof needs);
 }
 
 bool compare_has_own(const compare_method *m, const char *name) {
   for (int i = 0; i < m->n_own_settings; i++)
-    if (settings_same_name(name, m->own[i].name)) return true;
+    if (settings_is_same_name(name, m->own[i].name)) return true;
   return false;
 }
 
 /* Drop the shared options of the library that have no effect in this method's runs. */
-static int drop_idle(compare_plan *p, compare_method *m) {
+static int drop_ineffective_options(compare_plan *p, compare_method *m) {
   for (int i = m->s.n_library - 1; i >= 0; i--) {
     const char *name = m->s.library[i].name;
     char needs[SETTINGS_NEEDS] = "";
-    if (settings_knows(&m->s, name) && !is_idle(p, m, name, needs, sizeof needs)) continue;
+    if (settings_applies(&m->s, name) && !is_always_idle(p, m, name, needs, sizeof needs)) continue;
     if (compare_has_own(m, name))
       return cli_bad("--methods: %s: %s has no effect unless %s", m->label, name, needs);
-    drop_option(p, m, i);
+    drop_library_option(p, m, i);
   }
   return CLI_OK;
 }
 
 /* Reset the shared settings of the trainer that do not apply to this method to their defaults. */
-static int drop_inapplicable(compare_plan *p, compare_method *m) {
+static int drop_inapplicable_settings(compare_plan *p, compare_method *m) {
   int rc = CLI_OK;
   for (const settings_row *row; rc == CLI_OK && (row = settings_find_idle(&m->s)) != NULL;) {
     (void)fprintf(p->notes, "%s: %s has no effect\n", m->label, row->name);
-    rc = settings_set(&m->s, NULL, row->name, row->standard);
+    rc = settings_set_or_report(&m->s, NULL, row->name, row->standard);
   }
   return rc;
 }
 
-static void set_label(compare_plan *p, compare_method *m, const char *name) {
+static void set_method_label(compare_plan *p, compare_method *m, const char *name) {
   (void)snprintf(m->label, sizeof m->label, "%s", name);
   for (int again = 2;; again++) {
     int same = 0;
@@ -91,7 +91,7 @@ static void set_label(compare_plan *p, compare_method *m, const char *name) {
   }
 }
 
-static int begin_method(compare_plan *p, const char *name) {
+static int append_method(compare_plan *p, const char *name) {
   char message[CLI_MESSAGE] = "";
   if (name[0] == 0)
     return cli_bad("--methods: expected name or name:option=value, separated by ','");
@@ -99,14 +99,14 @@ static int begin_method(compare_plan *p, const char *name) {
     return cli_bad("--methods: more than %d methods", COMPARE_METHODS);
   compare_method *m = &p->method[p->methods];
   settings_copy(&m->s, &p->base);
-  set_label(p, m, name);
+  set_method_label(p, m, name);
   p->methods++;
-  if (settings_put(&m->s, "method", name, message, sizeof message) != CLI_OK)
+  if (settings_try_set(&m->s, "method", name, message, sizeof message) != CLI_OK)
     return cli_bad("--methods: %s", message);
-  return drop_inapplicable(p, m);
+  return drop_inapplicable_settings(p, m);
 }
 
-static int add_own(compare_plan *p, char *text) {
+static int add_own_setting(compare_plan *p, char *text) {
   char where[96];
   if (p->methods == 0) return cli_bad("--methods: '%s', expected a method before it", text);
   compare_method *m = &p->method[p->methods - 1];
@@ -114,12 +114,12 @@ static int add_own(compare_plan *p, char *text) {
   if (equals == NULL || equals == text)
     return cli_bad("--methods: %s: '%s', expected option=value", m->label, text);
   *equals = 0;
-  if (is_common(text))
+  if (is_same_for_all_methods(text))
     return cli_bad("--methods: %s: %s is the same for all methods", m->label, text);
   if (compare_has_own(m, text)) return cli_bad("--methods: %s: %s is given twice", m->label, text);
   (void)snprintf(where, sizeof where, "--methods: %s", m->label);
-  if (settings_set(&m->s, where, text, equals + 1) != CLI_OK) return CLI_BAD;
-  m->own = cli_grow(m->own, (size_t)m->n_own_settings, sizeof *m->own);
+  if (settings_set_or_report(&m->s, where, text, equals + 1) != CLI_OK) return CLI_BAD;
+  m->own = cli_append_zeroed(m->own, (size_t)m->n_own_settings, sizeof *m->own);
   m->own[m->n_own_settings++] = (cli_setting){text, equals + 1};
   return CLI_OK;
 }
@@ -139,7 +139,7 @@ static char *find_item_end(char *text) {
 }
 
 int compare_parse_methods(compare_plan *p, const char *list) {
-  p->text = cli_copy(list);
+  p->text = cli_copy_text(list);
   p->method = cli_alloc(COMPARE_METHODS, sizeof *p->method);
   int rc = CLI_OK;
   for (char *item = p->text, *next; rc == CLI_OK && item != NULL; item = next) {
@@ -147,20 +147,20 @@ int compare_parse_methods(compare_plan *p, const char *list) {
     if (next != NULL) *next++ = 0;
     item += strspn(item, " ");
     if (!begins_method(item)) {
-      rc = add_own(p, item);
+      rc = add_own_setting(p, item);
       continue;
     }
     char *colon = strchr(item, ':');
     if (colon != NULL) *colon++ = 0;
-    rc = begin_method(p, item);
-    if (rc == CLI_OK && colon != NULL) rc = add_own(p, colon);
+    rc = append_method(p, item);
+    if (rc == CLI_OK && colon != NULL) rc = add_own_setting(p, colon);
   }
   for (int i = 0; rc == CLI_OK && i < p->methods; i++) {
     compare_method *m = &p->method[i];
     for (int k = 0; rc == CLI_OK && k < m->n_own_settings; k++)
-      if (!settings_knows(&m->s, m->own[k].name))
+      if (!settings_applies(&m->s, m->own[k].name))
         rc = cli_bad("--methods: %s: %s has no effect", m->label, m->own[k].name);
-    if (rc == CLI_OK) rc = drop_idle(p, m);
+    if (rc == CLI_OK) rc = drop_ineffective_options(p, m);
     if (rc == CLI_OK) rc = settings_check(&m->s);
     if (rc == CLI_OK) rc = compare_count_points(p, m);
   }
@@ -170,10 +170,10 @@ int compare_parse_methods(compare_plan *p, const char *list) {
 /* ---- grid ------------------------------------------------------------------------------------*/
 
 /* Check the last value of the grid. */
-static int try_value(const compare_grid *g) {
+static int check_last_value(const compare_grid *g) {
   settings s;
   settings_init(&s);
-  const int rc = settings_set(&s, "--grid", g->name, g->value[g->n - 1]);
+  const int rc = settings_set_or_report(&s, "--grid", g->name, g->value[g->n - 1]);
   settings_free(&s);
   return rc;
 }
@@ -182,16 +182,16 @@ int compare_add_grid(compare_plan *p, const char *text) {
   if (p->grids == COMPARE_GRIDS) return cli_bad("--grid: more than %d grids", COMPARE_GRIDS);
   compare_grid *g = &p->grid[p->grids++];
   memset(g, 0, sizeof *g);
-  g->text = cli_copy(text);
+  g->text = cli_copy_text(text);
   char *value = strchr(g->text, '=');
   if (value == NULL || value == g->text || value[1] == 0)
     return cli_bad("--grid: '%s', expected option=a,b,c", text);
   *value++ = 0;
   g->name = g->text;
-  if (is_common(g->name) || settings_list_has(g->name, "epochs|steps"))
+  if (is_same_for_all_methods(g->name) || settings_is_in_list(g->name, "epochs|steps"))
     return cli_bad("--grid: %s is the same for all runs", g->name);
   for (int i = 0; i + 1 < p->grids; i++)
-    if (settings_same_name(g->name, p->grid[i].name))
+    if (settings_is_same_name(g->name, p->grid[i].name))
       return cli_bad("--grid: %s is given twice", g->name);
   int rc = CLI_OK;
   for (char *next; rc == CLI_OK && value != NULL; value = next) {
@@ -203,7 +203,7 @@ int compare_add_grid(compare_plan *p, const char *text) {
       if (strcmp(g->value[i], value) == 0)
         return cli_bad("--grid: %s has '%s' twice", g->name, value);
     g->value[g->n++] = value;
-    rc = try_value(g);
+    rc = check_last_value(g);
   }
   return rc;
 }

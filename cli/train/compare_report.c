@@ -48,7 +48,7 @@ static double get_step_ms(const train_result *run) {
   return last != NULL && last->step > 0 ? 1e3 * last->seconds / (double)last->step : (double)NAN;
 }
 
-static void sum_up(report *r, int i) {
+static void summarise_method(report *r, int i) {
   const compare_method *m = &r->p->method[i];
   summary *s = &r->sum[i];
   const int runs = r->seeds;
@@ -63,7 +63,7 @@ static void sum_up(report *r, int i) {
     r->rescued += run->rescued;
     r->unobserved += run->unobserved;
     if (run->diverged || run->epochs == 0) continue;
-    const int at = compare_find_reached(r->p->metric, run, r->target);
+    const int at = compare_find_target_epoch(r->p->metric, run, r->target);
     s->reached += at >= 0;
     x[valid] = at >= 0 ? (double)run->epoch[at].epoch : (double)NAN;
     x[runs + valid] = at >= 0 ? run->epoch[at].seconds : (double)NAN;
@@ -79,18 +79,18 @@ static void sum_up(report *r, int i) {
   }
   for (int t = 0; t < SHOWN && valid > 0; t++)
     s->station[t] /= valid;
-  s->epochs = compare_summarise(x, valid);
-  s->seconds = compare_summarise(x + runs, valid);
-  s->best = compare_summarise(x + 2 * runs, valid);
-  s->loss = compare_summarise(x + 3 * runs, valid);
-  s->step_ms = compare_summarise(x + 4 * runs, valid);
+  s->epochs = compare_compute_spread(x, valid);
+  s->seconds = compare_compute_spread(x + runs, valid);
+  s->best = compare_compute_spread(x + 2 * runs, valid);
+  s->loss = compare_compute_spread(x + 3 * runs, valid);
+  s->step_ms = compare_compute_spread(x + 4 * runs, valid);
   free(x);
 }
 
 /* ---- cells -----------------------------------------------------------------------------------*/
 
 /* Write "93.15 ± 0.42" with this number of decimals. decimals < 0: three digits of the mean, two of the deviation. */
-static void put_spread(table *t, int column, const spread *s, double scale, int decimals) {
+static void write_spread_cell(table *t, int column, const spread *s, double scale, int decimals) {
   const double mean = scale * s->mean, deviation = scale * s->deviation;
   if (s->n == 0)
     table_put(t, column, "-");
@@ -101,14 +101,14 @@ static void put_spread(table *t, int column, const spread *s, double scale, int 
 }
 
 /* Write the method's own settings, then its tuned settings. */
-static void put_settings(table *t, int column, const compare_plan *p, const compare_method *m) {
+static void write_settings(table *t, int column, const compare_plan *p, const compare_method *m) {
   const char *comma = "";
   for (int i = 0; i < m->n_own_settings; i++, comma = ", ")
     table_put(t, column, "%s%s %s", comma, m->own[i].name, m->own[i].value);
   for (int g = 0; g < p->grids; g++) {
     if (!m->use[g]) continue;
     table_put(t, column, "%s%s %s", comma, p->grid[g].name,
-              p->grid[g].value[compare_find_value(p, m, m->tuned, g)]);
+              p->grid[g].value[compare_find_value(p, m, m->best_point, g)]);
     comma = ", ";
   }
 }
@@ -122,7 +122,7 @@ static void format_target(const report *r, char *text, size_t size) {
     (void)snprintf(text, size, "%.4g", r->target);
 }
 
-static const char *score_name(compare_metric m) {
+static const char *name_score(compare_metric m) {
   return m == TEST_ACCURACY    ? "test accuracy"
          : m == TRAIN_ACCURACY ? "training accuracy"
          : m == TEST_LOSS      ? "test loss"
@@ -131,47 +131,47 @@ static const char *score_name(compare_metric m) {
 
 /* ---- tables ----------------------------------------------------------------------------------*/
 
-static void fill_results(const report *r, table *t) {
+static void fill_result_table(const report *r, table *t) {
   char target[64], epochs[96], seconds[96], best[64];
   format_target(r, target, sizeof target);
   (void)snprintf(epochs, sizeof epochs, "epochs to %s", target);
   (void)snprintf(seconds, sizeof seconds, "seconds to %s", target);
-  (void)snprintf(best, sizeof best, "best %s%s", score_name(r->p->metric), r->accuracy ? " %" : "");
+  (void)snprintf(best, sizeof best, "best %s%s", name_score(r->p->metric), r->accuracy ? " %" : "");
   table_begin(t, (const char *const[]){"method", "runs", epochs, seconds, best, "min..max",
                                        "final training loss", "settings", NULL});
   const double scale = r->accuracy ? 100.0 : 1.0;
   for (int i = 0; i < r->p->methods; i++) {
     const summary *s = &r->sum[i];
-    table_add(t);
+    table_add_row(t);
     table_put(t, 0, "%s", r->p->method[i].label);
     table_put(t, 1, "%d", r->seeds);
     if (s->diverged > 0) table_put(t, 1, ", %d diverged", s->diverged);
-    put_spread(t, 2, &s->epochs, 1.0, 1);
+    write_spread_cell(t, 2, &s->epochs, 1.0, 1);
     if (s->reached > 0 && s->reached < r->seeds)
       table_put(t, 2, " (%d of %d)", s->reached, r->seeds);
-    put_spread(t, 3, &s->seconds, 1.0, -1);
-    put_spread(t, 4, &s->best, scale, r->accuracy ? 2 : -1);
+    write_spread_cell(t, 3, &s->seconds, 1.0, -1);
+    write_spread_cell(t, 4, &s->best, scale, r->accuracy ? 2 : -1);
     if (s->best.n > 1) {
       table_put(t, 5, r->accuracy ? "%.2f..%.2f" : "%.3g..%.3g", scale * s->best.min,
                 scale * s->best.max);
     }
-    put_spread(t, 6, &s->loss, 1.0, -1);
-    put_settings(t, 7, r->p, &r->p->method[i]);
+    write_spread_cell(t, 6, &s->loss, 1.0, -1);
+    write_settings(t, 7, r->p, &r->p->method[i]);
   }
 }
 
 /* Return true if this station takes more than 1 % of a step in some method. */
-static bool is_shown(const report *r, int column) {
+static bool is_costly_station(const report *r, int column) {
   for (int i = 0; i < r->p->methods; i++)
     if (r->sum[i].station[column] > 0.01 * r->sum[i].step_ms.mean) return true;
   return false;
 }
 
-static void fill_times(const report *r, table *t) {
+static void fill_time_table(const report *r, table *t) {
   const char *head[SHOWN + 6] = {"method", "ms a step"};
   int shown[SHOWN] = {0}, n = 0;
   for (int c = 0; c < r->stations; c++) {
-    if (!is_shown(r, c)) continue;
+    if (!is_costly_station(r, c)) continue;
     head[2 + n] = r->station[c];
     shown[n++] = c;
   }
@@ -182,7 +182,7 @@ static void fill_times(const report *r, table *t) {
   for (int i = 0; i < r->p->methods; i++) {
     const summary *s = &r->sum[i];
     char text[16];
-    table_add(t);
+    table_add_row(t);
     table_put(t, 0, "%s", r->p->method[i].label);
     table_put(t, 3 + n, "%s", cli_format_bytes((double)s->network, text));
     table_put(t, 4 + n, "%s", cli_format_bytes((double)s->precond, text));
@@ -201,7 +201,7 @@ static void print_heading(const report *r, FILE *f) {
   const settings *s = &r->p->base;
   char processor[128] = "", target[64], length[64];
   int threads = 1;
-  cli_get_processor(processor, sizeof processor);
+  cli_read_processor_name(processor, sizeof processor);
   format_target(r, target, sizeof target);
   if (s->steps > 0) {
     (void)snprintf(length, sizeof length, "%lld step%s", (long long)s->steps,
@@ -214,11 +214,11 @@ static void print_heading(const report *r, FILE *f) {
   (void)snprintf(seeds, sizeof seeds, r->seeds > 1 ? "seeds %lld to %lld" : "seed %lld", first,
                  first + r->seeds - 1);
   (void)fprintf(f, "%s, %s, batch %lld, %s, %s; %s, ", r->d->name, s->model,
-                (long long)settings_samples(s), length, seeds, processor);
-  (void)cli_threads(&threads); /* cannot fail: run_begin has checked NG_THREADS */
+                (long long)settings_count_samples(s), length, seeds, processor);
+  (void)cli_read_thread_count(&threads); /* cannot fail: run_set_up has checked NG_THREADS */
   (void)fprintf(f, "%d thread%s\n", threads, threads > 1 ? "s" : "");
   if (!isfinite(r->target)) return;
-  (void)fprintf(f, "target: %s %s%s\n", score_name(r->p->metric), target,
+  (void)fprintf(f, "target: %s %s%s\n", name_score(r->p->metric), target,
                 isfinite(r->p->target) ? "" : ", reached by the mean of every method");
 }
 
@@ -228,7 +228,7 @@ static void print_tables(FILE *f, const void *what) {
   table_print(&r->results, f);
   (void)fputc('\n', f);
   if (r->p->methods > 1) {
-    compare_print_pairs(r->p, f);
+    compare_print_differences(r->p, f);
     table_print(&r->pairs, f);
     (void)fputc('\n', f);
   }
@@ -236,11 +236,11 @@ static void print_tables(FILE *f, const void *what) {
   if (r->p->note_size > 0) (void)fprintf(f, "\n%s", r->p->note);
 }
 
-static void note_steps(const report *r, int64_t n, const char *what) {
+static void add_step_note(const report *r, int64_t n, const char *what) {
   if (n > 0) (void)fprintf(r->p->notes, "%lld steps %s\n", (long long)n, what);
 }
 
-static void note_runs(const report *r) {
+static void add_run_notes(const report *r) {
   for (int i = 0; i < r->p->methods; i++) {
     const compare_method *m = &r->p->method[i];
     if (r->sum[i].diverged == 0) continue;
@@ -256,20 +256,21 @@ static void note_runs(const report *r) {
     (void)fprintf(r->p->notes, "); %s\n",
                   r->sum[i].diverged < r->seeds ? "means exclude these" : "all runs diverged");
   }
-  note_steps(r, r->skipped, "were skipped, a value was not finite");
-  note_steps(r, r->rescued, "were rescued: more damping, the last good result, or old values kept");
-  note_steps(r, r->unobserved, "used a stale statistic, as nothing was observed");
+  add_step_note(r, r->skipped, "were skipped, a value was not finite");
+  add_step_note(r, r->rescued,
+                "were rescued: more damping, the last good result, or old values kept");
+  add_step_note(r, r->unobserved, "used a stale statistic, as nothing was observed");
   (void)fflush(r->p->notes);
 }
 
 /* ---- files -----------------------------------------------------------------------------------*/
 
-static void csv_real(FILE *f, double v) {
+static void print_csv_real(FILE *f, double v) {
   (void)fputc(',', f);
   if (isfinite(v)) (void)fprintf(f, "%.17g", v);
 }
 
-static void print_curves(FILE *f, const void *what) {
+static void print_curve_csv(FILE *f, const void *what) {
   const report *r = what;
   (void)fputs("method,seed,epoch,seconds,train_loss,test_loss,test_accuracy\n", f);
   for (int i = 0; i < r->p->methods; i++) {
@@ -279,10 +280,10 @@ static void print_curves(FILE *f, const void *what) {
         const train_epoch *at = &run->epoch[e];
         (void)fprintf(f, "%s,%lld,%lld", r->p->method[i].label, (long long)(r->p->base.seed + k),
                       (long long)at->epoch);
-        csv_real(f, at->seconds);
-        csv_real(f, at->train_loss);
-        csv_real(f, at->test_loss);
-        csv_real(f, at->test_accuracy);
+        print_csv_real(f, at->seconds);
+        print_csv_real(f, at->train_loss);
+        print_csv_real(f, at->test_loss);
+        print_csv_real(f, at->test_accuracy);
         (void)fputc('\n', f);
       }
     }
@@ -292,14 +293,14 @@ static void print_curves(FILE *f, const void *what) {
 static int write_files(const report *r) {
   char *curves = compare_make_path(r->p, "curves.csv"),
        *text = compare_make_path(r->p, "table.txt");
-  int rc = disk_print(curves, print_curves, r);
-  if (rc == CLI_OK) rc = disk_print(text, print_tables, r);
+  int rc = disk_print_file(curves, print_curve_csv, r);
+  if (rc == CLI_OK) rc = disk_print_file(text, print_tables, r);
   free(curves);
   free(text);
   return rc;
 }
 
-static int draw(const report *r) {
+static int draw_plot(const report *r) {
   char title[512];
   (void)snprintf(title, sizeof title,
                  r->seeds > 1 ? "%s, %s: mean and range over %d seeds" : "%s, %s: %d seed",
@@ -309,7 +310,7 @@ static int draw(const report *r) {
                    r->sum[i].diverged > 0 ? "%s (%d of %d diverged)" : "%s", r->p->method[i].label,
                    r->sum[i].diverged, r->seeds);
   char score[64];
-  (void)snprintf(score, sizeof score, "%s%s", score_name(r->p->metric), r->accuracy ? " %" : "");
+  (void)snprintf(score, sizeof score, "%s%s", name_score(r->p->metric), r->accuracy ? " %" : "");
   const plot picture = {.title = title,
                         .score = score,
                         .score_scale = r->accuracy ? 100.0 : 1.0,
@@ -339,13 +340,13 @@ int compare_write_report(compare_plan *p, const data_set *d) {
     r.curve[i] = compare_make_curve(p->metric, p->method[i].run, r.seeds);
   if (!isfinite(r.target)) r.target = compare_find_target(p->metric, r.curve, p->methods);
   for (int i = 0; i < p->methods; i++)
-    sum_up(&r, i);
-  note_runs(&r);
-  fill_results(&r, &r.results);
-  compare_fill_pairs(p, &r.pairs);
-  fill_times(&r, &r.times);
+    summarise_method(&r, i);
+  add_run_notes(&r);
+  fill_result_table(&r, &r.results);
+  compare_fill_difference_table(p, &r.pairs);
+  fill_time_table(&r, &r.times);
   int rc = write_files(&r);
-  if (rc == CLI_OK) rc = draw(&r);
+  if (rc == CLI_OK) rc = draw_plot(&r);
   if (rc == CLI_OK) print_tables(stdout, &r);
   table_free(&r.results);
   table_free(&r.pairs);

@@ -35,7 +35,7 @@ double compare_find_best(compare_metric m, const train_result *r) {
   return best;
 }
 
-int compare_find_reached(compare_metric m, const train_result *r, double target) {
+int compare_find_target_epoch(compare_metric m, const train_result *r, double target) {
   for (int i = 0; i < r->epochs; i++) {
     const double v = get_score(m, &r->epoch[i]);
     if (isfinite(v) && isfinite(target) && !compare_is_better(m, target, v)) return i;
@@ -44,7 +44,7 @@ int compare_find_reached(compare_metric m, const train_result *r, double target)
 }
 
 /* Two passes: a single pass would cancel the digits of the deviation of nearly equal values. */
-spread compare_summarise(const double *x, int n) {
+spread compare_compute_spread(const double *x, int n) {
   spread s = {0, 0.0, (double)NAN, (double)NAN, (double)NAN};
   double sum = 0.0, squares = 0.0;
   for (int i = 0; i < n; i++) {
@@ -81,9 +81,9 @@ plot_curve compare_make_curve(compare_metric m, const train_result *run, int run
       x[runs + n] = run[i].epoch[e].train_loss;
       x[2 * runs + n++] = get_score(m, &run[i].epoch[e]);
     }
-    p->seconds = compare_summarise(x, n).mean;
-    p->loss = compare_summarise(x + runs, n);
-    p->score = compare_summarise(x + 2 * runs, n);
+    p->seconds = compare_compute_spread(x, n).mean;
+    p->loss = compare_compute_spread(x + runs, n);
+    p->score = compare_compute_spread(x + 2 * runs, n);
   }
   free(x);
   return out;
@@ -104,12 +104,11 @@ double compare_find_target(compare_metric m, const plot_curve *curve, int n) {
 
 /* ---- differences to the baseline -------------------------------------------------------------*/
 
-static const double TAIL =
-    0.975; /* probability below the upper bound of a two-sided 95 % interval */
+static const double TAIL = 0.975; /* P(x < upper bound) of a two-sided 95 % interval */
 
 /* Return P(|T| < t) for Student's T with f degrees of freedom (Abramowitz & Stegun 26.7.3, 26.7.4), tan(theta)^2 = t^2
  * / f. */
-static double find_probability(double theta, int freedom) {
+static double compute_student_cdf(double theta, int freedom) {
   const double c2 = cos(theta) * cos(theta);
   const bool odd = freedom % 2 == 1;
   double term = odd ? sin(theta) * cos(theta) : sin(theta), sum = freedom > 1 ? term : 0.0;
@@ -120,17 +119,17 @@ static double find_probability(double theta, int freedom) {
   return odd ? 2.0 / acos(-1.0) * (theta + sum) : sum;
 }
 
-double compare_find_quantile(int freedom) {
+double compare_compute_quantile(int freedom) {
   if (freedom < 1) return (double)NAN;
   double low = 0.0, high = acos(-1.0) / 2.0;
   for (int i = 0; i < 100; i++) {
     const double middle = 0.5 * (low + high);
-    *(find_probability(middle, freedom) < 2.0 * TAIL - 1.0 ? &low : &high) = middle;
+    *(compute_student_cdf(middle, freedom) < 2.0 * TAIL - 1.0 ? &low : &high) = middle;
   }
   return sqrt((double)freedom) * tan(low);
 }
 
-static double get_value(compare_metric m, compare_end what, const train_result *r) {
+static double get_end_value(compare_metric m, compare_end what, const train_result *r) {
   if (r->diverged || r->epochs == 0) return (double)NAN;
   const train_epoch *last = &r->epoch[r->epochs - 1];
   return what == END_TRAIN_LOSS  ? last->train_loss
@@ -138,14 +137,14 @@ static double get_value(compare_metric m, compare_end what, const train_result *
                                  : compare_find_best(m, r);
 }
 
-difference compare_difference(compare_metric m, compare_end what, const train_result *run,
-                              const train_result *base, int runs) {
+difference compare_compute_difference(compare_metric m, compare_end what, const train_result *run,
+                                      const train_result *base, int runs) {
   double *x = cli_alloc((size_t)runs, sizeof *x);
   for (int k = 0; k < runs; k++)
-    x[k] = get_value(m, what, &run[k]) - get_value(m, what, &base[k]);
-  const spread s = compare_summarise(x, runs);
+    x[k] = get_end_value(m, what, &run[k]) - get_end_value(m, what, &base[k]);
+  const spread s = compare_compute_spread(x, runs);
   const double half =
-      s.n > 1 ? compare_find_quantile(s.n - 1) * s.deviation / sqrt((double)s.n) : NAN;
+      s.n > 1 ? compare_compute_quantile(s.n - 1) * s.deviation / sqrt((double)s.n) : NAN;
   free(x);
   return (difference){s.n, s.mean, s.mean - half, s.mean + half};
 }
@@ -162,7 +161,7 @@ static const struct {
 };
 
 /* Return true if the runs have this number: a test loss needs a test split, an accuracy needs classes. */
-static bool has_end(compare_metric m, int what) {
+static bool has_end_value(compare_metric m, int what) {
   if (ends[what].of_test) return m == TEST_ACCURACY || m == TEST_LOSS;
   return !ends[what].accuracy || compare_is_accuracy(m);
 }
@@ -185,22 +184,22 @@ static void put_difference(table *t, int column, const difference *d, double sca
   }
 }
 
-void compare_fill_pairs(const compare_plan *p, table *t) {
+void compare_fill_difference_table(const compare_plan *p, table *t) {
   const char *head[2 + COMPARE_ENDS + 1] = {"method", "pairs"};
   int shown[COMPARE_ENDS], n = 0;
   for (int what = 0; what < COMPARE_ENDS; what++) {
-    if (!has_end(p->metric, what)) continue;
+    if (!has_end_value(p->metric, what)) continue;
     head[2 + n] = ends[what].name;
     shown[n++] = what;
   }
   table_begin(t, head);
   for (int i = 1; i < p->methods; i++) {
     int pairs = 0;
-    table_add(t);
+    table_add_row(t);
     table_put(t, 0, "%s", p->method[i].label);
     for (int c = 0; c < n; c++) {
-      const difference d = compare_difference(p->metric, (compare_end)shown[c], p->method[i].run,
-                                              p->method[0].run, (int)p->seeds);
+      const difference d = compare_compute_difference(
+          p->metric, (compare_end)shown[c], p->method[i].run, p->method[0].run, (int)p->seeds);
       const bool points = ends[shown[c]].accuracy;
       put_difference(t, 2 + c, &d, points ? 100.0 : 1.0, points ? 2 : -1);
       if (d.n > pairs) pairs = d.n;
@@ -209,7 +208,7 @@ void compare_fill_pairs(const compare_plan *p, table *t) {
   }
 }
 
-void compare_print_pairs(const compare_plan *p, FILE *f) {
+void compare_print_differences(const compare_plan *p, FILE *f) {
   (void)fprintf(f, "difference to %s of the same seed: mean%s\n", p->method[0].label,
                 p->seeds > 1 ? " and its 95 % interval (Student's t)" : "");
 }

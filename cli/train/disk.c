@@ -31,7 +31,7 @@ static bool write_all(int fd, const char *bytes, size_t size) {
 
 /* Flush a folder. Only EIO is an error: some file systems cannot flush folders, and some folders cannot be read. */
 static bool flush_folder(const char *path) {
-  char *folder = cli_folder_of(path);
+  char *folder = cli_get_folder(path);
   const int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   const bool done = fd < 0 || fsync(fd) == 0 || errno != EIO;
   if (fd >= 0) (void)close(fd);
@@ -39,11 +39,11 @@ static bool flush_folder(const char *path) {
   return done;
 }
 
-int disk_write(const char *path, const void *bytes, size_t size) {
+int disk_write_file(const char *path, const void *bytes, size_t size) {
   const size_t n = strlen(path) + sizeof ".natgrad-part";
   char *part = cli_alloc(n, 1);
   (void)snprintf(part, n, "%s.natgrad-part", path);
-  if (disk_check(path) != CLI_OK || disk_check(part) != CLI_OK) {
+  if (disk_check_regular(path) != CLI_OK || disk_check_regular(part) != CLI_OK) {
     free(part);
     return CLI_BAD;
   }
@@ -64,7 +64,7 @@ int disk_write(const char *path, const void *bytes, size_t size) {
   return done ? CLI_OK : cli_bad("%s: cannot be written: %s", path, strerror(why));
 }
 
-int disk_check(const char *path) {
+int disk_check_regular(const char *path) {
   struct stat st;
   if (lstat(path, &st) != 0 || S_ISREG(st.st_mode)) return CLI_OK;
   return cli_bad("%s: is %s, expected a regular file", path,
@@ -74,23 +74,23 @@ int disk_check(const char *path) {
                                         : "a device or a socket");
 }
 
-int disk_print(const char *path, void (*print)(FILE *f, const void *what), const void *what) {
+int disk_print_file(const char *path, void (*print)(FILE *f, const void *what), const void *what) {
   char *text = NULL;
   size_t size = 0;
   FILE *f = open_memstream(&text, &size);
   if (f != NULL) print(f, what);
-  const int rc =
-      f != NULL && fclose(f) == 0 ? disk_write(path, text, size) : cli_bad("%s: no memory", path);
+  const int rc = f != NULL && fclose(f) == 0 ? disk_write_file(path, text, size)
+                                             : cli_bad("%s: no memory", path);
   free(text);
   return rc;
 }
 
-void disk_remove(const char *path) {
+void disk_remove_file(const char *path) {
   struct stat st;
   if (lstat(path, &st) == 0 && S_ISREG(st.st_mode)) (void)unlink(path);
 }
 
-int disk_lock(const char *dir, const char *who, int *fd) {
+int disk_lock_folder(const char *dir, const char *who, int *fd) {
   *fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (*fd < 0 || flock(*fd, LOCK_EX | LOCK_NB) == 0) return CLI_OK;
   const bool taken = errno == EWOULDBLOCK;
@@ -99,7 +99,7 @@ int disk_lock(const char *dir, const char *who, int *fd) {
   return taken ? cli_bad("--out: another natgrad %s is running in %s", who, dir) : CLI_OK;
 }
 
-int disk_read(const char *path, char **out) {
+int disk_read_text(const char *path, char **out) {
   ngio_source s;
   char message[512] = "";
   *out = NULL;
@@ -133,7 +133,7 @@ int disk_make_folder(const char *path) {
   return cli_bad("%s: the folder cannot be created: %s", path, strerror(why));
 }
 
-int disk_make_own_folder(const char *path) {
+int disk_make_run_subfolder(const char *path) {
   struct stat st;
   if (lstat(path, &st) == 0 && S_ISLNK(st.st_mode))
     return cli_bad("%s: is a symbolic link, expected a folder", path);

@@ -19,32 +19,32 @@ typedef struct record {
   int columns;
 } record;
 
-static void add_column(record *r, const char *outer, const char *name) {
+static void add_csv_column(record *r, const char *outer, const char *name) {
   char column[160];
   (void)snprintf(column, sizeof column, "%s%s", outer, name);
   for (int i = 0; i < r->columns; i++)
     if (strcmp(r->column[i], column) == 0) return;
-  r->column = cli_grow(r->column, (size_t)r->columns, sizeof *r->column);
-  r->column[r->columns++] = cli_copy(column);
+  r->column = cli_append_zeroed(r->column, (size_t)r->columns, sizeof *r->column);
+  r->column[r->columns++] = cli_copy_text(column);
 }
 
-static void add_columns(record *r, const ngio_value *o) {
+static void add_object_columns(record *r, const ngio_value *o) {
   for (const ngio_value *v = ngio_first(o); v != NULL; v = ngio_next(o, v)) {
     if (strcmp(v->key, "schema") == 0 || strcmp(v->key, "crc32") == 0) continue;
     if (!ngio_is(v, NGIO_OBJECT)) {
-      add_column(r, "", v->key);
+      add_csv_column(r, "", v->key);
       continue;
     }
     char outer[80];
     (void)snprintf(outer, sizeof outer, "%s.", v->key);
     for (const ngio_value *w = ngio_first(v); w != NULL; w = ngio_next(v, w))
-      add_column(r, outer, w->key);
+      add_csv_column(r, outer, w->key);
   }
 }
 
-static int read_record(const char *path, record *r) {
+static int read_log_records(const char *path, record *r) {
   char *text = NULL;
-  if (disk_read(path, &text) != CLI_OK) return CLI_BAD;
+  if (disk_read_text(path, &text) != CLI_OK) return CLI_BAD;
   int rc = CLI_OK;
   for (const char *c = text, *end; rc == CLI_OK && (end = strchr(c, '\n')) != NULL; c = end + 1) {
     ngio_json *json = NULL;
@@ -54,9 +54,9 @@ static int read_record(const char *path, record *r) {
                          ngio_is(ngio_get(o, "event"), NGIO_STRING) &&
                          ngio_is(ngio_get(o, "step"), NGIO_INTEGER);
     if (is_line) {
-      r->line = cli_grow(r->line, (size_t)r->lines, sizeof *r->line);
+      r->line = cli_append_zeroed(r->line, (size_t)r->lines, sizeof *r->line);
       r->line[r->lines++] = json;
-      add_columns(r, o);
+      add_object_columns(r, o);
     } else {
       ngio_json_free(&json);
       rc = cli_bad("%s: line %d: expected an object with \"schema\": 1, \"event\" and \"step\"",
@@ -77,7 +77,7 @@ static const ngio_value *find_field(const ngio_value *line, const char *column) 
   return ngio_get(ngio_get(line, outer), dot + 1);
 }
 
-static void csv_text(FILE *f, const char *text) {
+static void print_csv_text(FILE *f, const char *text) {
   const bool plain = strpbrk(text, ",\"\r\n") == NULL;
   if (!plain) (void)fputc('"', f);
   for (; *text != 0; text++) {
@@ -87,23 +87,23 @@ static void csv_text(FILE *f, const char *text) {
   if (!plain) (void)fputc('"', f);
 }
 
-static void csv_value(FILE *f, const ngio_value *v) {
+static void print_csv_value(FILE *f, const ngio_value *v) {
   char number[32];
   const char *text = cli_json_text(v, number, sizeof number);
-  if (text != NULL) csv_text(f, text);
+  if (text != NULL) print_csv_text(f, text);
 }
 
 static void print_csv(FILE *f, const void *what) {
   const record *r = what;
   for (int c = 0; c < r->columns; c++) {
     if (c > 0) (void)fputc(',', f);
-    csv_text(f, r->column[c]);
+    print_csv_text(f, r->column[c]);
   }
   (void)fputc('\n', f);
   for (int i = 0; i < r->lines; i++) {
     for (int c = 0; c < r->columns; c++) {
       if (c > 0) (void)fputc(',', f);
-      csv_value(f, find_field(ngio_json_root(r->line[i]), r->column[c]));
+      print_csv_value(f, find_field(ngio_json_root(r->line[i]), r->column[c]));
     }
     (void)fputc('\n', f);
   }
@@ -113,7 +113,7 @@ typedef struct request {
   const char *csv;
 } request;
 
-static int run(void *user, const cli_args *args) {
+static int run_export(void *user, const cli_args *args) {
   const char *csv = ((const request *)user)->csv;
   if (args->operands == 0)
     return cli_bad("export: expected the folder of a run (natgrad train --out)");
@@ -122,13 +122,13 @@ static int run(void *user, const cli_args *args) {
   char *log = cli_join(dir, "log.jsonl");
   record r = {0};
   int rc = disk_exists(log)
-               ? read_record(log, &r)
+               ? read_log_records(log, &r)
                : cli_bad("%s: expected the folder of a run, but there is no log.jsonl in it", dir);
   if (rc == CLI_OK && strcmp(csv, "-") == 0) {
     print_csv(stdout, &r); /* main checks stdout at the end */
   } else if (rc == CLI_OK) {
     rc = checkpoint_is_run_file(csv) ? cli_bad("--csv: %s is the name of a file of a run", csv)
-                                     : disk_print(csv, print_csv, &r);
+                                     : disk_print_file(csv, print_csv, &r);
   }
   for (int i = 0; i < r.lines; i++)
     ngio_json_free(&r.line[i]);
@@ -156,5 +156,5 @@ const cli_command cli_export = {
     .n_options = (int)(sizeof own / sizeof own[0]),
     .operands = 1,
     .size = sizeof(request),
-    .run = run,
+    .run = run_export,
 };

@@ -17,7 +17,7 @@ int feed_create(const settings *s, const data_set *d, const run_ranks *ranks, bo
   if (s->batch > d->train.n)
     return cli_bad("--batch: %lld samples, but %s has %d to train on", (long long)s->batch, d->name,
                    (int)d->train.n);
-  if (settings_samples(s) > d->train.n)
+  if (settings_count_samples(s) > d->train.n)
     return cli_bad("--acc-iters: %lld batches of %lld samples, but %s has %d to train on",
                    (long long)s->acc_iters, (long long)s->batch, d->name, (int)d->train.n);
   const bool automatic = strcmp(s->augment, "auto") == 0;
@@ -26,8 +26,8 @@ int feed_create(const settings *s, const data_set *d, const run_ranks *ranks, bo
   how.flip = automatic ? d->augments : strstr(s->augment, "flip") != NULL;
   if ((how.crop || how.flip) && (d->height < 2 || d->width < 2))
     return cli_bad("--augment: %s needs images, %s has rows of features", s->augment, d->name);
-  const int64_t first = ranks == NULL ? 0 : ranks_first(ranks, ranks->rank, s->batch);
-  const int64_t end = ranks == NULL ? s->batch : ranks_first(ranks, ranks->rank + 1, s->batch);
+  const int64_t first = ranks == NULL ? 0 : ranks_find_first(ranks, ranks->rank, s->batch);
+  const int64_t end = ranks == NULL ? s->batch : ranks_find_first(ranks, ranks->rank + 1, s->batch);
   const int64_t batch = end - first, capacity = batch > 0 ? batch : 1;
   const size_t values = (size_t)capacity * (size_t)(d->height * d->width * d->channels);
   *out = (feed){.d = d,
@@ -36,10 +36,10 @@ int feed_create(const settings *s, const data_set *d, const run_ranks *ranks, bo
                 .pool = pool,
                 .batch = (int32_t)batch,
                 .capacity = (int32_t)capacity,
-                .whole = s->batch,
+                .whole_batch = s->batch,
                 .first = first,
                 .acc_iters = s->acc_iters,
-                .per_epoch = d->train.n / settings_samples(s),
+                .per_epoch = d->train.n / settings_count_samples(s),
                 .order = cli_alloc((size_t)d->train.n, sizeof(int32_t)),
                 .ordered = -1,
                 .x = cli_alloc(values, sizeof(float)),
@@ -80,7 +80,7 @@ static void fill_piece(void *arg, int32_t i) {
                   p->f->labels + from);
 }
 
-static void fill(const feed *f, piece *p) {
+static void fill_in_parallel(const feed *f, piece *p) {
   const int32_t threads = f->pool != NULL ? ng_pool_threads(f->pool) : 1;
   p->pieces = threads < p->count ? threads : p->count;
   if (p->pieces > 1) {
@@ -91,11 +91,11 @@ static void fill(const feed *f, piece *p) {
   }
 }
 
-static int32_t find_row(const data_split *s, int32_t sample) {
+static int32_t get_source_row(const data_split *s, int32_t sample) {
   return s->index != NULL ? s->index[sample] : sample;
 }
 
-static void put_image(feed *f, const piece *p, int32_t at, int32_t row, const uint8_t *bytes) {
+static void write_image(feed *f, const piece *p, int32_t at, int32_t row, const uint8_t *bytes) {
   image_write_input(f->d, row, &p->how, bytes, f->x + at * f->d->height * f->d->width * 3);
   f->labels[at] = p->split->labels[row];
   f->rows[at] = row;
@@ -115,12 +115,12 @@ static int report_unreadable(const feed *f, const image_list *list, int32_t row,
 }
 
 /* Replace the unreadable image at index `place` of the epoch's order by the next readable image in this order. */
-static int replace_image(feed *f, const piece *p, int64_t place, int32_t at, char *why) {
+static int decode_replacement(feed *f, const piece *p, int64_t place, int32_t at, char *why) {
   const int32_t n = p->split->n;
   for (int64_t i = 0; i < n; i++) {
-    const int32_t row = find_row(p->split, f->order[(place + i) % n]);
+    const int32_t row = get_source_row(p->split, f->order[(place + i) % n]);
     if (i > 0 && image_decode(f->d->images, p->split->images, row, &p->how, f->spare, why)) {
-      put_image(f, p, at, row, f->spare);
+      write_image(f, p, at, row, f->spare);
       return CLI_OK;
     }
     if (report_unreadable(f, p->split->images, row, why) != CLI_OK) return CLI_BAD;
@@ -129,13 +129,13 @@ static int replace_image(feed *f, const piece *p, int64_t place, int32_t at, cha
 }
 
 /* Return the index, in the order of the epoch, of sample i of this rank. */
-static int64_t find_place(const feed *f, int64_t i) {
-  return i / f->batch * f->whole + f->first + i % f->batch;
+static int64_t find_epoch_index(const feed *f, int64_t i) {
+  return i / f->batch * f->whole_batch + f->first + i % f->batch;
 }
 
 /* Return the row, in the data set, of sample i of this rank in the epoch, or of sample i of the test split. */
-static int32_t pick_row(const feed *f, const piece *p, int64_t i) {
-  return find_row(p->split, p->order != NULL ? f->order[find_place(f, i)] : (int32_t)i);
+static int32_t get_epoch_row(const feed *f, const piece *p, int64_t i) {
+  return get_source_row(p->split, p->order != NULL ? f->order[find_epoch_index(f, i)] : (int32_t)i);
 }
 
 /* Fill a batch that begins at sample `from`, and request the following samples, up to `end`. An unreadable image is
@@ -150,21 +150,22 @@ static int fill_images(feed *f, const piece *p, int64_t from, int64_t end, int32
   }
   if (rc == CLI_OK && f->next_taken != from) {
     image_loader_cancel(f->loader);
-    f->next_taken = f->next_asked = from;
+    f->next_taken = f->next_request = from;
   }
   for (int32_t i = 0; i <= p->count && rc == CLI_OK; i++) {
-    while (f->next_asked < end && image_loader_request(f->loader, p->split->images,
-                                                       pick_row(f, p, f->next_asked), &p->how))
-      f->next_asked++;
+    while (f->next_request < end &&
+           image_loader_request(f->loader, p->split->images, get_epoch_row(f, p, f->next_request),
+                                &p->how))
+      f->next_request++;
     if (i == p->count) break; /* the last round only requests samples of the next batch */
     char why[PICTURE_WHY];
-    const int32_t row = pick_row(f, p, from + i);
+    const int32_t row = get_epoch_row(f, p, from + i);
     const uint8_t *bytes = image_loader_take(f->loader, why);
     f->next_taken++;
     if (bytes != NULL)
-      put_image(f, p, (*good)++, row, bytes);
+      write_image(f, p, (*good)++, row, bytes);
     else if (p->order != NULL)
-      rc = replace_image(f, p, find_place(f, from + i), (*good)++, why);
+      rc = decode_replacement(f, p, find_epoch_index(f, from + i), (*good)++, why);
     else
       rc = report_unreadable(f, p->split->images, row, why);
   }
@@ -180,7 +181,7 @@ int feed_fill_train(feed *f, int64_t step, int64_t micro) {
     f->next_taken = -1;
   }
   const int64_t from = (step % f->per_epoch * f->acc_iters + micro) * f->batch;
-  const int64_t place = find_place(f, from);
+  const int64_t place = find_epoch_index(f, from);
   piece p = {
       .f = f, .split = &f->d->train, .order = f->order + place, .how = f->how, .count = f->batch};
   p.how.epoch = (uint32_t)epoch;
@@ -189,9 +190,9 @@ int feed_fill_train(feed *f, int64_t step, int64_t micro) {
     const int64_t end = f->per_epoch * f->acc_iters * f->batch;
     if (fill_images(f, &p, from, end, &good) != CLI_OK) return CLI_BAD;
   } else {
-    fill(f, &p);
+    fill_in_parallel(f, &p);
     for (int32_t i = 0; i < f->batch; i++)
-      f->rows[i] = find_row(p.split, p.order[i]);
+      f->rows[i] = get_source_row(p.split, p.order[i]);
   }
   mix_batch(&f->mix, p.how.epoch, f->rows, f->labels, f->x);
   return CLI_OK;
@@ -202,7 +203,7 @@ int feed_fill_test(feed *f, int32_t first, int32_t count, int32_t *good) {
   p.how.crop = p.how.flip = false;
   *good = count;
   if (f->d->images == NULL) {
-    fill(f, &p);
+    fill_in_parallel(f, &p);
     return CLI_OK;
   }
   f->next_taken = -1; /* cancel the requests for training samples */
@@ -219,8 +220,8 @@ int feed_evaluate(feed *f, nn *net, bool reconstructs, int32_t first, int32_t en
     if (feed_fill_test(f, at, count, &good) != CLI_OK) return CLI_BAD;
     if (good == 0) continue;
     if (nn_forward(net, NN_EVALUATE, f->x, good, 0, NULL) != CLI_OK) return CLI_BAD;
-    sum[0] +=
-        nn_loss(net, NN_EVALUATE, labels, reconstructs ? f->x : NULL, &correct) * (double)good;
+    sum[0] += nn_compute_loss(net, NN_EVALUATE, labels, reconstructs ? f->x : NULL, &correct) *
+              (double)good;
     sum[1] += (double)correct;
     sum[2] += good;
   }

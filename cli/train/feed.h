@@ -12,13 +12,12 @@ typedef struct feed {
   const data_split *test; /* the test split, or the validation split; may be empty */
   data_transform how;
   ng_pool *pool;
-  int32_t batch; /* samples of a batch on this rank; may be 0 */
-  int64_t whole,
-      first; /* whole: samples of a batch of all ranks; first: index of this rank's first sample in it */
-  int32_t capacity;  /* samples for which the arrays have memory, at least 1 */
-  int64_t acc_iters; /* micro-batches of a step */
-  int64_t per_epoch; /* complete steps of an epoch; an incomplete one is left out */
-  int32_t *order;    /* permutation of the training samples in the epoch `ordered` */
+  int32_t batch;              /* samples of a batch on this rank; may be 0 */
+  int64_t whole_batch, first; /* samples of a batch of all ranks; index of this rank's first */
+  int32_t capacity;           /* samples for which the arrays have memory, at least 1 */
+  int64_t acc_iters;          /* micro-batches of a step */
+  int64_t per_epoch;          /* complete steps of an epoch; an incomplete one is left out */
+  int32_t *order;             /* permutation of the training samples in the epoch `ordered` */
   int64_t ordered;
   /* the current batch: inputs, labels, */
   float *x;
@@ -26,10 +25,9 @@ typedef struct feed {
   int32_t *rows; /* and rows in the data set, which seed random draws of `mix` */
   /* For image sets: threads decode images in advance, up to the end of the epoch. */
   image_loader *loader;
-  uint8_t *spare; /* buffer for an image that replaces an unreadable one */
-  int64_t next_taken,
-      next_asked; /* indices of the next samples of this rank to take and to request; -1: none */
-  mix mix;        /* mixup and erasing; mix.targets, if not NULL, replaces the labels */
+  uint8_t *spare;                   /* buffer for an image that replaces an unreadable one */
+  int64_t next_taken, next_request; /* next samples to take and to request; -1: none */
+  mix mix; /* mixup and erasing; mix.targets, if not NULL, replaces the labels */
 } feed;
 
 /* CLI_BAD, reported: the batch exceeds the training split, or the data has no images to augment. ranks = NULL: one

@@ -23,7 +23,7 @@ typedef struct grads {
   const run_ranks *ranks;
   int64_t batches;
   double share; /* this rank's fraction of the samples of a batch */
-  float *sum;   /* [nn_weights]; NULL: one micro-batch, one rank, so no sum */
+  float *sum;   /* [nn_count_weights]; NULL: one micro-batch, one rank, so no sum */
   int64_t batch;
   int added;          /* `sum` has the parameters >= added of the current micro-batch */
   int64_t at;         /* the offset of parameter `added` in `sum` */
@@ -32,7 +32,7 @@ typedef struct grads {
   int posted, waited; /* number of buckets of this step that are posted; that are complete */
 } grads;
 
-/* Register with the backward pass of `net`, after nn_ready. CLI_BAD, reported: there is no memory. */
+/* Register with the backward pass of `net`, after nn_prepare. CLI_BAD, reported: there is no memory. */
 int grads_create(nn *net, const run_ranks *ranks, int64_t batches, double share, double cap,
                  grads *out);
 void grads_free(grads *g);

@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 /* Return the value of the first of these environment variables that is set; 0: none is. */
-static int32_t read_variable(const char *const *names) {
+static int32_t read_launcher_variable(const char *const *names) {
   for (; *names != NULL; names++) {
     const char *text = getenv(*names);
     const long n = text != NULL ? strtol(text, NULL, 10) : 0;
@@ -21,24 +21,24 @@ static int32_t read_variable(const char *const *names) {
 }
 
 /* Return the number of processes that a launcher started (Open MPI, MPICH, Hydra, Slurm's PMI-2, MVAPICH); 0: none. */
-static int32_t launched_processes(void) {
+static int32_t count_launched_processes(void) {
   static const char *const sizes[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE",
                                       NULL};
-  return read_variable(sizes);
+  return read_launcher_variable(sizes);
 }
 
 int32_t launch_count_neighbours(int32_t size) {
   static const char *const locals[] = {"OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS",
                                        "MV2_COMM_WORLD_LOCAL_SIZE", NULL};
-  const int32_t n = read_variable(locals);
+  const int32_t n = read_launcher_variable(locals);
   return n > 0 && n < size ? n : size;
 }
 
 /* Load the MPI module from the build folder, or from the folder of installed libraries. */
-static void *load(char *why, size_t size) {
+static void *load_mpi_module(char *why, size_t size) {
   static const char *const places[] = {"launch_mpi.so", NG_MODULE_DIR "/launch_mpi.so"};
   for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
-    char *path = cli_path_beside(places[i]);
+    char *path = cli_get_program_path(places[i]);
     /* RTLD_GLOBAL: the plug-ins of Open MPI look up its symbols in the global scope */
     const bool there = access(path, R_OK) == 0;
     void *module = there ? dlopen(path, RTLD_NOW | RTLD_GLOBAL) : NULL;
@@ -56,11 +56,11 @@ static void *load(char *why, size_t size) {
 static int begin_mpi(launch *l) {
   char why[512] = "";
   launch_mpi_begin_fn *begin = NULL;
-  l->module = load(why, sizeof why);
+  l->module = load_mpi_module(why, sizeof why);
   if (l->module == NULL || !cli_find_function(l->module, "launch_mpi_begin", &begin) ||
       begin(&l->table, sizeof l->table, why, sizeof why) != 0)
     return cli_bad("ranks over MPI: %s", why);
-  const int32_t want = launched_processes();
+  const int32_t want = count_launched_processes();
   if (want == 0 || want == l->table.size) return CLI_OK;
   return cli_bad(
       "ranks over MPI: the launcher started %d ranks, this program's MPI has %d: launcher and "
@@ -71,14 +71,14 @@ static int begin_mpi(launch *l) {
 int launch_begin(const char *wanted, launch *out) {
   int64_t threads = 1;
   *out = (launch){.threads = 1, .table = {.size = 1}};
-  if (strcmp(wanted, "auto") == 0) return launched_processes() > 1 ? begin_mpi(out) : CLI_OK;
+  if (strcmp(wanted, "auto") == 0) return count_launched_processes() > 1 ? begin_mpi(out) : CLI_OK;
   if (strcmp(wanted, "mpi") == 0) return begin_mpi(out);
   if (*wanted < '0' || *wanted > '9')
     return cli_bad("--ranks: '%s', expected auto, mpi or a number of threads", wanted);
   if (cli_parse_option("ranks", CLI_WHOLE, wanted, 1, 1024, &threads) != CLI_OK) return CLI_BAD;
-  if (launched_processes() > 1)
+  if (count_launched_processes() > 1)
     return cli_bad("--ranks: %lld threads, but a launcher has started %d processes; omit --ranks",
-                   (long long)threads, launched_processes());
+                   (long long)threads, count_launched_processes());
   out->threads = (int32_t)threads;
   return CLI_OK;
 }
@@ -92,7 +92,7 @@ typedef struct member {
   int rc;
 } member;
 
-static void *on_thread(void *arg) {
+static void *run_thread_rank(void *arg) {
   member *m = arg;
   cli_report_once(m->reported);
   m->rc = m->work(m->user, &m->t);
@@ -117,7 +117,7 @@ int launch_run_threads(int32_t n, int (*work)(void *user, const ng_transport *t)
   int rc = good ? CLI_OK : cli_bad("no memory for %d ranks", n);
   cli_report_once(&reported);
   while (made < n && rc == CLI_OK) {
-    if (pthread_create(&m[made].thread, NULL, on_thread, &m[made]) == 0) {
+    if (pthread_create(&m[made].thread, NULL, run_thread_rank, &m[made]) == 0) {
       made++;
     } else {
       rc = cli_bad("no thread for rank %d", made);
@@ -125,7 +125,7 @@ int launch_run_threads(int32_t n, int (*work)(void *user, const ng_transport *t)
     }
   }
   cli_report_once(NULL);
-  if (rc == CLI_OK) (void)on_thread(&m[0]);
+  if (rc == CLI_OK) (void)run_thread_rank(&m[0]);
   for (int32_t i = 1; i < made; i++)
     (void)pthread_join(m[i].thread, NULL);
   for (int32_t i = 0; i < n; i++)

@@ -32,9 +32,9 @@ static int report_failure(run_log *l) {
 
 static int open_log(const char *path, int flags, run_log **out) {
   *out = NULL;
-  if (disk_check(path) != CLI_OK) return CLI_BAD;
+  if (disk_check_regular(path) != CLI_OK) return CLI_BAD;
   run_log *l = cli_alloc(1, sizeof *l);
-  l->path = cli_copy(path);
+  l->path = cli_copy_text(path);
   const int fd = open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | flags, 0666);
   l->f = fd >= 0 ? fdopen(fd, "r+") : NULL;
   if (l->f != NULL) {
@@ -52,9 +52,9 @@ int log_create(const char *path, run_log **out) {
   return open_log(path, O_CREAT | O_TRUNC | O_APPEND, out);
 }
 
-int log_check(const char *path, int64_t bytes, uint32_t crc, const char *where) {
+int log_check_crc(const char *path, int64_t bytes, uint32_t crc, const char *where) {
   char *text;
-  if (disk_check(path) != CLI_OK || disk_read(path, &text) != CLI_OK) return CLI_BAD;
+  if (disk_check_regular(path) != CLI_OK || disk_read_text(path, &text) != CLI_OK) return CLI_BAD;
   const long long has = (long long)strlen(text);
   const uint32_t is = has >= bytes ? disk_compute_crc(text, (size_t)bytes) : 0;
   free(text);
@@ -98,13 +98,13 @@ void log_close_quietly(run_log **l) {
   (void)log_close(l);
 }
 
-int log_sync(run_log *l, int64_t *bytes, uint32_t *crc) {
+int log_flush(run_log *l, int64_t *bytes, uint32_t *crc) {
   *bytes = 0;
   *crc = 0;
   if (l == NULL) return CLI_OK;
   if (fflush(l->f) != 0 || fsync(fileno(l->f)) != 0) return report_failure(l);
   char *text;
-  if (disk_read(l->path, &text) != CLI_OK) return CLI_BAD;
+  if (disk_read_text(l->path, &text) != CLI_OK) return CLI_BAD;
   *bytes = (int64_t)strlen(text);
   *crc = disk_compute_crc(text, (size_t)*bytes);
   free(text);
@@ -124,14 +124,14 @@ static void write_whole(run_log *l, const char *name, int64_t v) {
   (void)fprintf(l->f, ", \"%s\": %lld", name, (long long)v);
 }
 
-static void begin_line(run_log *l, const char *event, int64_t step, int64_t epoch) {
+static void begin_log_line(run_log *l, const char *event, int64_t step, int64_t epoch) {
   (void)fprintf(l->f, "{\"schema\": 1, \"event\": \"%s\"", event);
   write_whole(l, "step", step);
   write_whole(l, "epoch", epoch);
 }
 
 /* Write the member "ms" and the end of the line. An "end" line is not ended: its checksum follows. */
-static int end_line(run_log *l, int mark, const log_times *t) {
+static int finish_log_line(run_log *l, int mark, const log_times *t) {
   const double steps = (double)(t->steps - l->mark[mark].steps);
   (void)fputs(", \"ms\": {", l->f);
   for (int i = 0; i < t->stations; i++) {
@@ -148,10 +148,10 @@ static int end_line(run_log *l, int mark, const log_times *t) {
 int log_write_step(run_log *l, int64_t step, int64_t epoch, const train_number *x, int n,
                    const log_times *t) {
   if (l == NULL) return CLI_OK;
-  begin_line(l, "step", step, epoch);
+  begin_log_line(l, "step", step, epoch);
   for (int i = 0; i < n; i++)
     write_real(l, x[i].name, x[i].value);
-  return end_line(l, STEP, t);
+  return finish_log_line(l, STEP, t);
 }
 
 /* The members of an "epoch" line that are numbers, and the members of an "end" line that are counters. */
@@ -173,10 +173,10 @@ enum { OF_EPOCH = sizeof of_epoch / sizeof *of_epoch, OF_END = sizeof of_end / s
 
 int log_write_epoch(run_log *l, const train_epoch *e, const log_times *t) {
   if (l == NULL) return CLI_OK;
-  begin_line(l, "epoch", e->step, e->epoch);
+  begin_log_line(l, "epoch", e->step, e->epoch);
   for (int i = 0; i < OF_EPOCH; i++)
     write_real(l, of_epoch[i].name, *(const double *)((const char *)e + of_epoch[i].at));
-  const int rc = end_line(l, EPOCH, t);
+  const int rc = finish_log_line(l, EPOCH, t);
   return rc == CLI_OK && fflush(l->f) != 0
              ? report_failure(l)
              : rc; /* flush, so that other programs can follow the log */
@@ -185,10 +185,10 @@ int log_write_epoch(run_log *l, const train_epoch *e, const log_times *t) {
 static const char checksum_member[] = ", \"crc32\": \"";
 
 /* Write the last member of the "end" line: the checksum of config.json and of the log before this member. */
-static int write_checksum(run_log *l, const char *config) {
+static int write_log_checksum(run_log *l, const char *config) {
   int64_t bytes;
   uint32_t crc;
-  if (log_sync(l, &bytes, &crc) != CLI_OK) return CLI_BAD;
+  if (log_flush(l, &bytes, &crc) != CLI_OK) return CLI_BAD;
   const uLong all = crc32_combine(disk_compute_crc(config, strlen(config)), crc, (z_off_t)bytes);
   (void)fprintf(l->f, "%s%08lx\"}\n", checksum_member, all);
   return ferror(l->f) != 0 ? report_failure(l) : CLI_OK;
@@ -197,7 +197,7 @@ static int write_checksum(run_log *l, const char *config) {
 int log_write_end(run_log *l, const char *why, const train_epoch *last, const train_result *r,
                   const log_times *t, const char *config) {
   if (l == NULL) return CLI_OK;
-  begin_line(l, "end", r->steps, last->epoch);
+  begin_log_line(l, "end", r->steps, last->epoch);
   (void)fprintf(l->f, ", \"why\": \"%s\"", why);
   write_real(l, "train_loss", last->train_loss);
   write_real(l, "test_accuracy", last->test_accuracy);
@@ -222,24 +222,24 @@ int log_write_end(run_log *l, const char *why, const train_epoch *last, const tr
     (void)fputs(", \"ranks\": ", l->f);
     traffic_print_json(&r->traffic, l->f);
   }
-  const int rc = end_line(l, END, t);
-  return rc == CLI_OK ? write_checksum(l, config) : rc;
+  const int rc = finish_log_line(l, END, t);
+  return rc == CLI_OK ? write_log_checksum(l, config) : rc;
 }
 
 /* ---- reading -------------------------------------------------------------------------*/
 
-static int64_t whole_of(const ngio_value *o, const char *name) {
+static int64_t get_whole(const ngio_value *o, const char *name) {
   return (int64_t)ngio_integer_of(ngio_get(o, name));
 }
 
 /* Parse a line. false: this is not an "epoch" line. */
-static bool read_epoch(const char *line, size_t size, train_epoch *e) {
+static bool parse_epoch_line(const char *line, size_t size, train_epoch *e) {
   ngio_json *json = NULL;
   (void)ngio_json_parse(line, size, &json, NULL, 0);
   const ngio_value *o = ngio_json_root(json);
   const char *event = ngio_text_of(ngio_get(o, "event"));
   const bool is_epoch = event != NULL && strcmp(event, "epoch") == 0;
-  *e = (train_epoch){.epoch = whole_of(o, "epoch"), .step = whole_of(o, "step")};
+  *e = (train_epoch){.epoch = get_whole(o, "epoch"), .step = get_whole(o, "step")};
   for (int i = 0; i < OF_EPOCH; i++) {
     const ngio_value *v = ngio_get(o, of_epoch[i].name);
     *(double *)((char *)e + of_epoch[i].at) = ngio_is_number(v) ? ngio_number_of(v) : (double)NAN;
@@ -252,7 +252,7 @@ int log_find_end(const char *path, bool *ended) {
   char *text = NULL;
   *ended = false;
   if (!disk_exists(path)) return CLI_OK;
-  if (disk_read(path, &text) != CLI_OK) return CLI_BAD;
+  if (disk_read_text(path, &text) != CLI_OK) return CLI_BAD;
   *ended = strstr(text, "\"event\": \"end\"") != NULL;
   free(text);
   return CLI_OK;
@@ -262,12 +262,12 @@ int log_read_epochs(const char *path, int64_t bytes, train_epoch **out, int *n) 
   char *text;
   *out = NULL;
   *n = 0;
-  if (disk_read(path, &text) != CLI_OK) return CLI_BAD;
+  if (disk_read_text(path, &text) != CLI_OK) return CLI_BAD;
   if ((size_t)bytes < strlen(text)) text[bytes] = 0;
   for (const char *c = text, *stop; (stop = strchr(c, '\n')) != NULL; c = stop + 1) {
     train_epoch e;
-    if (!read_epoch(c, (size_t)(stop - c), &e)) continue;
-    *out = cli_grow(*out, (size_t)*n, sizeof e);
+    if (!parse_epoch_line(c, (size_t)(stop - c), &e)) continue;
+    *out = cli_append_zeroed(*out, (size_t)*n, sizeof e);
     (*out)[(*n)++] = e;
   }
   free(text);
@@ -277,7 +277,7 @@ int log_read_epochs(const char *path, int64_t bytes, train_epoch **out, int *n) 
 /* ---- a finished run --------------------------------------------------------------------------*/
 
 /* Return true if the checksum in the last line fits config.json and the log before the checksum. */
-static bool checksum_matches(const char *text, const char *last, const char *config) {
+static bool is_checksum_valid(const char *text, const char *last, const char *config) {
   char want[sizeof checksum_member + 16];
   const char *mark = strstr(last, checksum_member);
   if (mark == NULL) return false;
@@ -288,13 +288,13 @@ static bool checksum_matches(const char *text, const char *last, const char *con
 }
 
 /* Read the counters and times of an "end" line into *r. */
-static void read_end(const ngio_value *o, train_result *r) {
+static void read_end_fields(const ngio_value *o, train_result *r) {
   const ngio_value *ms = ngio_get(o, "ms");
   const char *why = ngio_text_of(ngio_get(o, "why"));
   r->diverged = why != NULL && strcmp(why, "diverged") == 0;
-  r->steps = whole_of(o, "step");
+  r->steps = get_whole(o, "step");
   for (int i = 0; i < OF_END; i++)
-    *(int64_t *)((char *)r + of_end[i].at) = whole_of(o, of_end[i].name);
+    *(int64_t *)((char *)r + of_end[i].at) = get_whole(o, of_end[i].name);
   for (const ngio_value *v = ngio_first(ms); v != NULL; v = ngio_next(ms, v)) {
     if (r->stations == TRAIN_STATIONS) break;
     train_station *s = &r->station[r->stations++];
@@ -308,7 +308,7 @@ int log_read_result(const char *path, const char *config, train_result *out, boo
   char *text = NULL;
   memset(out, 0, sizeof *out);
   *over = false;
-  if (disk_check(path) != CLI_OK || disk_read(path, &text) != CLI_OK) return CLI_BAD;
+  if (disk_check_regular(path) != CLI_OK || disk_read_text(path, &text) != CLI_OK) return CLI_BAD;
   const size_t n = strlen(text);
   const char *last = n > 1 ? memrchr(text, '\n', n - 1) : NULL;
   last = last != NULL ? last + 1 : text;
@@ -317,10 +317,10 @@ int log_read_result(const char *path, const char *config, train_result *out, boo
   const char *event = ngio_text_of(ngio_get(o, "event")), *why = ngio_text_of(ngio_get(o, "why"));
   *over = event != NULL && strcmp(event, "end") == 0 && why != NULL && strcmp(why, "stopped") != 0;
   int rc = CLI_OK;
-  if (*over && !checksum_matches(text, last, config))
+  if (*over && !is_checksum_valid(text, last, config))
     rc = cli_bad("%s: does not belong to config.json beside it, or was edited", path);
   if (*over && rc == CLI_OK) {
-    read_end(o, out);
+    read_end_fields(o, out);
     rc = log_read_epochs(path, (int64_t)n, &out->epoch, &out->epochs);
   }
   ngio_json_free(&json);

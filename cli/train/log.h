@@ -33,8 +33,8 @@ typedef struct log_times { /* totals since the start of the run; the log writes 
 } log_times;
 
 /* Check that the first `bytes` bytes of the log have this CRC-32, which the checkpoint `where` contains. */
-int log_check(const char *path, int64_t bytes, uint32_t crc, const char *where);
-/* After log_check: open the log of a resumed run, and remove the text after `bytes` bytes. `t`: times at this point. */
+int log_check_crc(const char *path, int64_t bytes, uint32_t crc, const char *where);
+/* After log_check_crc: open the log of a resumed run, remove the text after `bytes` bytes. `t`: times at that point. */
 int log_reopen(const char *path, int64_t bytes, const log_times *t, run_log **out);
 
 int log_write_step(run_log *l, int64_t step, int64_t epoch, const train_number *x, int n,
@@ -44,7 +44,7 @@ int log_write_epoch(run_log *l, const train_epoch *e, const log_times *t);
 int log_write_end(run_log *l, const char *why, const train_epoch *last, const train_result *r,
                   const log_times *t, const char *config);
 /* Flush the log to disk; return its length and CRC-32. */
-int log_sync(run_log *l, int64_t *bytes, uint32_t *crc);
+int log_flush(run_log *l, int64_t *bytes, uint32_t *crc);
 
 /* Set *ended to true if the log contains an "end" line. */
 int log_find_end(const char *path, bool *ended);

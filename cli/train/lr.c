@@ -49,7 +49,7 @@ static int read_numbers(const char **at, int most, double lower, double upper, d
   return -1;
 }
 
-static bool parse(const form *f, const char *at, lr_schedule *out) {
+static bool parse_form(const form *f, const char *at, lr_schedule *out) {
   out->value[0] = out->extra[0] = f->standard;
   if (*at == 0) return f->least == 0;
   at++; /* skip ':' */
@@ -74,7 +74,7 @@ int lr_parse(const char *text, lr_schedule *out, char *message, size_t size) {
   for (size_t i = 0; i < sizeof forms / sizeof forms[0]; i++) {
     if (strlen(forms[i].name) != n || strncmp(forms[i].name, text, n) != 0) continue;
     out->kind = (lr_kind)i;
-    if (parse(&forms[i], text + n, out)) return CLI_OK;
+    if (parse_form(&forms[i], text + n, out)) return CLI_OK;
     expected = forms[i].expected;
   }
   (void)snprintf(message, size, "'%s', expected %s", text, expected);

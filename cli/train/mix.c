@@ -8,7 +8,7 @@
 #include <string.h>
 
 /* Return a number in (0, 1], whose logarithm is finite. */
-static double make_positive(uint32_t word) { return ((double)(word >> 8) + 1.0) * 0x1p-24; }
+static double draw_positive(uint32_t word) { return ((double)(word >> 8) + 1.0) * 0x1p-24; }
 
 /* Draw from Beta(alpha, alpha) by Joehnk (1964): u^(1/alpha) / (u^(1/alpha) + v^(1/alpha)) for uniform u, v, if the sum
  * is at most 1; else try again. Powers are computed as logarithms, because small ones underflow. For alpha = 4, the
@@ -19,7 +19,7 @@ double mix_draw_weight(double alpha, uint64_t seed, uint32_t epoch, int32_t row)
     uint32_t w[4];
     random_words(seed, RANDOM_MIXUP, epoch, (uint64_t)(uint32_t)row * TRIES + i, w);
     for (int k = 0; k < 4; k += 2) {
-      const double log_u = log(make_positive(w[k])), log_v = log(make_positive(w[k + 1]));
+      const double log_u = log(draw_positive(w[k])), log_v = log(draw_positive(w[k + 1]));
       const double u = log_u / alpha, v = log_v / alpha;
       if (exp(u) + exp(v) > 1.0) continue;
       const bool both_infinite = !(fabs(v - u) >= 0.0);
@@ -58,15 +58,15 @@ mix_box mix_draw_box(const settings *s, uint32_t epoch, int32_t row, int64_t hei
 
 int mix_create(const settings *s, const data_set *d, const run_ranks *ranks, bool reconstructs,
                mix *out) {
-  const run_ranks k = ranks != NULL ? *ranks : ranks_make(NULL);
-  const int64_t first = ranks_first(&k, k.rank, s->batch);
+  const run_ranks k = ranks != NULL ? *ranks : ranks_from_transport(NULL);
+  const int64_t first = ranks_find_first(&k, k.rank, s->batch);
   *out = (mix){.s = s,
                .ranks = k,
                .height = d->height,
                .width = d->width,
                .channels = d->channels,
                .classes = d->classes,
-               .batch = (int32_t)(ranks_first(&k, k.rank + 1, s->batch) - first)};
+               .batch = (int32_t)(ranks_find_first(&k, k.rank + 1, s->batch) - first)};
   if (reconstructs && (s->mixup_alpha > 0.0 || s->erase_rate > 0.0))
     return cli_bad("--%s: model %s has no labels",
                    s->mixup_alpha > 0.0 ? "mixup-alpha" : "erase-rate", s->model);
@@ -89,7 +89,7 @@ void mix_free(mix *m) {
 }
 
 /* now <- l now + (1 - l) last. Then last <- `now` before this, or with running mixup `now` after this. */
-static void blend(float *now, float *last, int64_t count, double l, bool running) {
+static void blend_with_previous(float *now, float *last, int64_t count, double l, bool running) {
   const float a = (float)l, b = (float)(1.0 - l);
   for (int64_t k = 0; k < count; k++) {
     const float was = now[k];
@@ -98,7 +98,7 @@ static void blend(float *now, float *last, int64_t count, double l, bool running
   }
 }
 
-static void erase(const mix *m, const mix_box *b, float *x) {
+static void erase_box(const mix *m, const mix_box *b, float *x) {
   for (int64_t y = b->top; y < b->top + b->height; y++)
     memset(x + (y * m->width + b->left) * m->channels, 0,
            (size_t)(b->width * m->channels) * sizeof *x);
@@ -122,13 +122,13 @@ void mix_batch(mix *m, uint32_t epoch, const int32_t *rows, const int32_t *label
           m->began ? mix_draw_weight(s->mixup_alpha, (uint64_t)s->seed, epoch, rows[i]) : 1.0;
       float *t = m->targets + i * m->classes, *last_t = m->last_targets + i * m->classes;
       write_target(m, labels[i], t);
-      blend(t, last_t, m->classes, l, s->running_mixup);
-      blend(image, m->last + i * per, per, l, s->running_mixup);
+      blend_with_previous(t, last_t, m->classes, l, s->running_mixup);
+      blend_with_previous(image, m->last + i * per, per, l, s->running_mixup);
     }
     if (s->erase_rate <= 0.0) continue;
     const mix_box b = mix_draw_box(s, epoch, rows[i], m->height, m->width);
-    erase(m, &b, image);
-    if (m->last != NULL && s->running_mixup) erase(m, &b, m->last + i * per);
+    erase_box(m, &b, image);
+    if (m->last != NULL && s->running_mixup) erase_box(m, &b, m->last + i * per);
   }
   m->began = true;
 }
@@ -137,9 +137,9 @@ bool mix_has_previous(const mix *m) { return m->last != NULL; }
 
 static float *get_previous(const mix *m, int i) { return i == 0 ? m->last : m->last_targets; }
 
-static float *get_data(const ngio_tensor *t) { return (float *)(uintptr_t)t->data; }
+static float *get_tensor_data(const ngio_tensor *t) { return (float *)(uintptr_t)t->data; }
 
-void mix_make_tensors(const mix *m, ngio_tensor t[2]) {
+void mix_create_tensors(const mix *m, ngio_tensor t[2]) {
   memset(t, 0, 2 * sizeof *t);
   if (!mix_has_previous(m)) return;
   t[0] = (ngio_tensor){.name = "natgrad.mixup.images",
@@ -157,26 +157,26 @@ void mix_make_tensors(const mix *m, ngio_tensor t[2]) {
 }
 
 void mix_free_tensors(const ngio_tensor t[2]) {
-  free(get_data(&t[0]));
-  free(get_data(&t[1]));
+  free(get_tensor_data(&t[0]));
+  free(get_tensor_data(&t[1]));
 }
 
 /* Return the index of the first element of rank `rank` in tensor i of all ranks; *n: the number of its elements. */
-static int64_t find_part(const mix *m, int i, int32_t rank, int64_t *n) {
+static int64_t get_rank_offset(const mix *m, int i, int32_t rank, int64_t *n) {
   const int64_t each = i == 0 ? m->height * m->width * m->channels : m->classes;
-  const int64_t first = ranks_first(&m->ranks, rank, m->s->batch);
-  *n = each * (ranks_first(&m->ranks, rank + 1, m->s->batch) - first);
+  const int64_t first = ranks_find_first(&m->ranks, rank, m->s->batch);
+  *n = each * (ranks_find_first(&m->ranks, rank + 1, m->s->batch) - first);
   return each * first;
 }
 
 int mix_gather(const mix *m, ngio_tensor t[2]) {
   const run_ranks *k = &m->ranks;
   int rc = CLI_OK;
-  mix_make_tensors(m, t);
+  mix_create_tensors(m, t);
   for (int i = 0; i < 2; i++) {
     for (int32_t q = 0; q < k->size && rc == CLI_OK; q++) {
       int64_t n;
-      float *x = get_data(&t[i]) + find_part(m, i, q, &n);
+      float *x = get_tensor_data(&t[i]) + get_rank_offset(m, i, q, &n);
       const int64_t bytes = n * (int64_t)sizeof *x;
       if (k->rank == q) memcpy(x, get_previous(m, i), (size_t)bytes);
       if (n > 0) rc = ranks_broadcast_from(k, q, x, bytes);
@@ -189,8 +189,8 @@ int mix_scatter(mix *m, const ngio_tensor t[2]) {
   int rc = CLI_OK;
   for (int i = 0; i < 2 && rc == CLI_OK; i++) {
     int64_t n;
-    rc = ranks_broadcast(&m->ranks, get_data(&t[i]), t[i].bytes);
-    const float *x = get_data(&t[i]) + find_part(m, i, m->ranks.rank, &n);
+    rc = ranks_broadcast(&m->ranks, get_tensor_data(&t[i]), t[i].bytes);
+    const float *x = get_tensor_data(&t[i]) + get_rank_offset(m, i, m->ranks.rank, &n);
     memcpy(get_previous(m, i), x, (size_t)n * sizeof *x);
   }
   m->began = rc == CLI_OK;

@@ -47,7 +47,7 @@ mix_box mix_draw_box(const settings *s, uint32_t epoch, int32_t row, int64_t hei
 /* Return true if a checkpoint must contain the previous batch. */
 bool mix_has_previous(const mix *m);
 /* Allocate t[0] for images and t[1] for targets of the previous batch of all ranks; without mixup, they are empty. */
-void mix_make_tensors(const mix *m, ngio_tensor t[2]);
+void mix_create_tensors(const mix *m, ngio_tensor t[2]);
 void mix_free_tensors(const ngio_tensor t[2]);
 /* Collective; CLI_BAD: reported. mix_gather collects the previous batch of all ranks in the tensors t; mix_scatter
  * sends each rank its samples from the tensors of rank 0. */

@@ -136,7 +136,7 @@ static void print_script(FILE *f, const void *what) {
   (void)fputs(panels, f);
 }
 
-int plot_write(const plot *p, const char *path) { return disk_print(path, print_script, p); }
+int plot_write(const plot *p, const char *path) { return disk_print_file(path, print_script, p); }
 
 enum { NO_PROGRAM = 127, FAILED = 126 };
 

@@ -18,9 +18,8 @@ struct precond {
   nn *net;
   ng_context *ctx;
   ng_precond *p;
-  int32_t
-      *index; /* layer of the library for each nn_layer, then each norm; NULL: all are tensors */
-  int norms;  /* number of norms that are layers: all, or 0 */
+  int32_t *index; /* library layer of each nn_layer, then of each norm; NULL: only tensors */
+  int norms;      /* number of norms that are layers: all, or 0 */
   nn_watch watch;
   double observe_ms;
   bool several_ranks;
@@ -29,34 +28,34 @@ struct precond {
 
 static int report_failure(const precond *p) { return cli_bad("%s", ng_last_error(p->ctx)); }
 
-static void on_pool(void *user, int32_t n, void (*task)(void *arg, int32_t i), void *arg) {
+static void run_on_pool(void *user, int32_t n, void (*task)(void *arg, int32_t i), void *arg) {
   ng_pool_run(user, n, task, arg);
 }
 
 /* ---- observing -------------------------------------------------------------------------------*/
 
-static int count_watched(const precond *p) { return nn_layers(p->net) + p->norms; }
+static int count_watched_layers(const precond *p) { return nn_count_layers(p->net) + p->norms; }
 
 /* Return x, the input or output gradient of a layer or norm, as an array. The library only reads it. */
 static ng_array describe_array(const nn *net, int layer, const float *x, int64_t samples,
                                int64_t columns, bool grad) {
   float *data = (float *)(uintptr_t)x;
-  const int norm = layer - nn_layers(net);
+  const int norm = layer - nn_count_layers(net);
   if (norm >= 0) {
-    const nn_norm_layer *v = nn_norm_at(net, norm);
+    const nn_norm_layer *v = nn_get_norm(net, norm);
     return ng_array_nhwc(data, samples, v->channels, v->height, v->width, NG_F32);
   }
-  const nn_layer *l = nn_layer_at(net, layer);
+  const nn_layer *l = nn_get_layer(net, layer);
   const int64_t height = grad ? l->out_height : l->height, channels = grad ? l->out : l->in;
-  if (!l->conv) return ng_array_matrix(data, samples, columns, NG_F32);
+  if (!l->is_conv) return ng_array_matrix(data, samples, columns, NG_F32);
   return ng_array_nhwc(data, samples, channels, height, columns / channels / height, NG_F32);
 }
 
 /* Let the library observe an input or output gradient. NG_SKIPPED (not finite) is no error: the step will report it. */
-static int observe(void *user, int layer, const float *x, int64_t samples, int64_t columns,
-                   bool grad) {
+static int observe_array(void *user, int layer, const float *x, int64_t samples, int64_t columns,
+                         bool grad) {
   precond *p = user;
-  if (layer >= count_watched(p)) return CLI_OK;
+  if (layer >= count_watched_layers(p)) return CLI_OK;
   const int32_t i = p->index[layer];
   if (ng_wants(p->p, i) == 0) return CLI_OK;
   const double t0 = ng_now_ms();
@@ -69,9 +68,9 @@ static int observe(void *user, int layer, const float *x, int64_t samples, int64
 
 /* All ranks must agree on ng_batch.last, so a rank without layers to observe (dp-kfac on many ranks) also calls
  * ng_begin. */
-int precond_begin(precond *p, int64_t samples, bool last, bool *wants) {
+int precond_begin_batch(precond *p, int64_t samples, bool last, bool *wants) {
   *wants = false;
-  for (int i = 0; p->index != NULL && i < count_watched(p) && !*wants; i++)
+  for (int i = 0; p->index != NULL && i < count_watched_layers(p) && !*wants; i++)
     *wants = ng_wants(p->p, p->index[i]) != 0;
   if (!*wants && (!p->several_ranks || p->index == NULL)) return CLI_OK;
   ng_batch b;
@@ -83,7 +82,7 @@ int precond_begin(precond *p, int64_t samples, bool last, bool *wants) {
   return ng_begin(p->p, &b) < 0 ? report_failure(p) : CLI_OK;
 }
 
-const nn_watch *precond_watch(precond *p) { return &p->watch; }
+const nn_watch *precond_get_watch(precond *p) { return &p->watch; }
 
 int precond_drop_observations(precond *p) {
   return ng_reset_batch(p->p) < 0 ? report_failure(p) : CLI_OK;
@@ -93,12 +92,12 @@ int precond_drop_observations(precond *p) {
 
 static ng_status add_layer(precond *p, const nn_layer *l, int32_t *index) {
   ng_layer d;
-  ng_layer_init(&d, l->conv ? NG_CONV2D : NG_LINEAR, sizeof d);
+  ng_layer_init(&d, l->is_conv ? NG_CONV2D : NG_LINEAR, sizeof d);
   d.name = l->name;
   d.in = l->in;
   d.out = l->out;
-  d.bias = l->bias;
-  if (l->conv) {
+  d.bias = l->has_bias;
+  if (l->is_conv) {
     d.kernel[0] = d.kernel[1] = l->kernel;
     d.stride[0] = d.stride[1] = l->stride;
     d.padding[0] = d.padding[1] = l->padding;
@@ -118,30 +117,31 @@ static ng_status bind(precond *p, int32_t index, ng_param which, const nn_param 
   return st < 0 ? st : ng_bind_weight(p->p, index, which, &weight);
 }
 
-static ng_status add_norms(precond *p) {
+static ng_status add_norm_layers(precond *p) {
   ng_status st = NG_OK;
   for (int i = 0; i < p->norms && st >= 0; i++) {
-    const nn_norm_layer *l = nn_norm_at(p->net, i);
-    int32_t *index = &p->index[nn_layers(p->net) + i];
+    const nn_norm_layer *l = nn_get_norm(p->net, i);
+    int32_t *index = &p->index[nn_count_layers(p->net) + i];
     st = ng_add_norm(p->p, l->name, NG_BATCH_NORM, l->channels, 1, l->eps, index);
-    if (st >= 0) st = bind(p, *index, NG_WEIGHT, nn_param_at(p->net, l->gamma_param), 1);
-    if (st >= 0) st = bind(p, *index, NG_BIAS, nn_param_at(p->net, l->beta_param), 1);
+    if (st >= 0) st = bind(p, *index, NG_WEIGHT, nn_get_param(p->net, l->gamma_param), 1);
+    if (st >= 0) st = bind(p, *index, NG_BIAS, nn_get_param(p->net, l->beta_param), 1);
   }
   return st;
 }
 
-static ng_status add_all(precond *p) {
+static ng_status add_layers_and_tensors(precond *p) {
   ng_status st = NG_OK;
-  for (int i = 0; p->index != NULL && i < nn_layers(p->net) && st >= 0; i++) {
-    const nn_layer *l = nn_layer_at(p->net, i);
+  for (int i = 0; p->index != NULL && i < nn_count_layers(p->net) && st >= 0; i++) {
+    const nn_layer *l = nn_get_layer(p->net, i);
     st = add_layer(p, l, &p->index[i]);
-    if (st >= 0) st = bind(p, p->index[i], NG_WEIGHT, nn_param_at(p->net, l->weight_param), l->out);
+    if (st >= 0)
+      st = bind(p, p->index[i], NG_WEIGHT, nn_get_param(p->net, l->weight_param), l->out);
     if (st >= 0 && l->bias_param >= 0)
-      st = bind(p, p->index[i], NG_BIAS, nn_param_at(p->net, l->bias_param), 1);
+      st = bind(p, p->index[i], NG_BIAS, nn_get_param(p->net, l->bias_param), 1);
   }
-  if (st >= 0) st = add_norms(p);
-  for (int i = 0; i < nn_params(p->net) && st >= 0; i++) {
-    const nn_param *q = nn_param_at(p->net, i);
+  if (st >= 0) st = add_norm_layers(p);
+  for (int i = 0; i < nn_count_params(p->net) && st >= 0; i++) {
+    const nn_param *q = nn_get_param(p->net, i);
     int32_t index = 0;
     if (p->index != NULL && q->layer >= 0) continue;
     if (p->norms > 0 && (q->role == NN_GAMMA || q->role == NN_BETA)) continue;
@@ -156,34 +156,34 @@ int precond_create(const settings *s, const ng_transport *t, nn *net, ng_pool *p
   *out = NULL;
   ng_options *o = NULL;
   ng_context_config config;
-  if (settings_options(s, &o) != CLI_OK) return CLI_BAD;
+  if (settings_create_options(s, &o) != CLI_OK) return CLI_BAD;
   ng_context_config_init(&config, sizeof config);
   config.transport = t;
   config.threads = 1;
   if (pool != NULL) {
     config.threads = ng_pool_threads(pool);
-    config.parallel_for = on_pool;
+    config.parallel_for = run_on_pool;
     config.executor_user = pool;
   }
   precond *p = cli_alloc(1, sizeof *p);
   p->s = s;
   p->net = net;
-  const run_ranks k = ranks_make(t);
+  const run_ranks k = ranks_from_transport(t);
   p->several_ranks = k.size > 1;
   if (p->several_ranks && !s->own_batches) {
     p->whole = s->batch;
-    p->first = ranks_first(&k, k.rank, s->batch);
+    p->first = ranks_find_first(&k, k.rank, s->batch);
   }
-  p->watch = (nn_watch){p, observe};
+  p->watch = (nn_watch){p, observe_array};
   int rc = cli_create_context(&config, &p->ctx);
   if (rc == CLI_OK && ng_precond_create_from(p->ctx, o, &p->p) < 0) rc = report_failure(p);
-  const bool norms = strcmp(cli_option_text(o, "norm_block").text, "none") != 0;
+  const bool norms = strcmp(cli_get_option_text(o, "norm_block").text, "none") != 0;
   ng_options_destroy(&o);
-  if (!settings_first_order(s)) {
-    p->norms = norms ? nn_norms(net) : 0;
-    p->index = cli_alloc((size_t)count_watched(p), sizeof *p->index);
+  if (!settings_is_first_order(s)) {
+    p->norms = norms ? nn_count_norms(net) : 0;
+    p->index = cli_alloc((size_t)count_watched_layers(p), sizeof *p->index);
   }
-  if (rc == CLI_OK && add_all(p) < 0) rc = report_failure(p);
+  if (rc == CLI_OK && add_layers_and_tensors(p) < 0) rc = report_failure(p);
   if (rc != CLI_OK) precond_destroy(&p);
   *out = p;
   return rc;
@@ -200,7 +200,7 @@ void precond_destroy(precond **p) {
 
 /* ---- stepping --------------------------------------------------------------------------------*/
 
-int precond_set(precond *p, const char *option, double value) {
+int precond_set_option(precond *p, const char *option, double value) {
   return ng_set_real(p->p, option, value) < 0 ? report_failure(p) : CLI_OK;
 }
 
@@ -239,7 +239,7 @@ static int64_t count_rescues(const precond *p) {
 
 int precond_step(precond *p, double lr, double momentum, precond_outcome *out) {
   const int64_t before = count_rescues(p);
-  const ng_status st = settings_adamw(p->s) ? step_adamw(p, lr) : step_sgd(p, lr, momentum);
+  const ng_status st = settings_is_adamw(p->s) ? step_adamw(p, lr) : step_sgd(p, lr, momentum);
   out->skipped = st == NG_SKIPPED;
   out->unobserved = st == NG_UNOBSERVED;
   out->rescued = st == NG_RESCUED || (st == NG_UNOBSERVED && count_rescues(p) > before);
@@ -248,7 +248,7 @@ int precond_step(precond *p, double lr, double momentum, precond_outcome *out) {
 
 /* ---- reports ---------------------------------------------------------------------------*/
 
-double precond_observe_ms(const precond *p) { return p->observe_ms; }
+double precond_get_observe_ms(const precond *p) { return p->observe_ms; }
 
 int precond_read_numbers(const precond *p, train_number out[PRECOND_NUMBERS]) {
   const ng_report r = precond_read_report(p);
@@ -321,7 +321,7 @@ int64_t precond_count_bytes(const precond *p) {
 }
 
 /* Report the last message of the library, but with `path` instead of "the stream". */
-static int report_failure_of(const precond *p, const char *path) {
+static int report_file_failure(const precond *p, const char *path) {
   static const char stream[] = "the stream: ";
   const char *text = ng_last_error(p->ctx);
   if (strncmp(text, stream, sizeof stream - 1) == 0) text += sizeof stream - 1;
@@ -329,21 +329,21 @@ static int report_failure_of(const precond *p, const char *path) {
 }
 
 /* Report a failure. All ranks have the same file error, so only ranks with `reports` report it. */
-static int check_saved(const precond *p, ng_status st, bool reports) {
+static int report_state_failure(const precond *p, ng_status st, bool reports) {
   if (st >= 0) return CLI_OK;
   return st == NG_ERR_FILE && !reports ? CLI_BAD : report_failure(p);
 }
 
-int precond_save(precond *p, ng_writer write, void *user, bool reports) {
-  return check_saved(p, ng_save_to(p->p, write, user), reports);
+int precond_save_stream(precond *p, ng_writer write, void *user, bool reports) {
+  return report_state_failure(p, ng_save_to(p->p, write, user), reports);
 }
 
 int precond_save_parts(precond *p, const char *path, bool reports) {
-  return check_saved(p, ng_save_parts(p->p, path), reports);
+  return report_state_failure(p, ng_save_parts(p->p, path), reports);
 }
 
-int precond_load(precond *p, ng_reader read, void *user, const char *path) {
-  return ng_load_from(p->p, read, user) < 0 ? report_failure_of(p, path) : CLI_OK;
+int precond_load_stream(precond *p, ng_reader read, void *user, const char *path) {
+  return ng_load_from(p->p, read, user) < 0 ? report_file_failure(p, path) : CLI_OK;
 }
 
 int precond_load_parts(precond *p, const char *path) {

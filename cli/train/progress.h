@@ -16,11 +16,11 @@ typedef struct progress {
   double began_ms;
 } progress;
 
-void progress_begin(progress *p, const train_output *output, int64_t first, int64_t total,
+void progress_start(progress *p, const train_output *output, int64_t first, int64_t total,
                     int64_t per_epoch, int64_t batch);
 /* Draw the bar after `step` steps, at most ten times a second. loss, accuracy: means of this epoch; NaN: undefined. */
-void progress_step(progress *p, int64_t step, double loss, double accuracy);
-void progress_epoch(progress *p, const train_epoch *e, double samples_per_second);
-void progress_end(progress *p); /* erase the bar */
+void progress_draw_bar(progress *p, int64_t step, double loss, double accuracy);
+void progress_print_epoch(progress *p, const train_epoch *e, double samples_per_second);
+void progress_erase_bar(progress *p); /* erase the bar */
 
 #endif

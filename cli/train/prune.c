@@ -30,7 +30,7 @@ typedef struct subject {
   char *weights; /* path of the checkpoint; NULL: none */
 } subject;
 
-static int read_run(const char *dir, const request *w, subject *p) {
+static int read_trained_run(const char *dir, const request *w, subject *p) {
   int64_t step = -1;
   int lock = -1;
   char *config = cli_join(dir, "config.json");
@@ -38,12 +38,12 @@ static int read_run(const char *dir, const request *w, subject *p) {
                                : cli_bad("%s: expected the folder of a run, but there is no "
                                          "config.json in it",
                                          dir);
-  if (rc == CLI_OK) rc = disk_lock(dir, "prune", &lock);
+  if (rc == CLI_OK) rc = disk_lock_folder(dir, "prune", &lock);
   if (rc == CLI_OK) rc = checkpoint_find(dir, &step, NULL);
   if (rc == CLI_OK && step < 0 && w->weights == NULL)
     rc = cli_bad("%s: there is no checkpoint in it", dir);
-  if (rc == CLI_OK) rc = settings_read(&p->s, config);
-  if (rc == CLI_OK && w->data != NULL) rc = settings_set(&p->s, NULL, "data", w->data);
+  if (rc == CLI_OK) rc = settings_read_file(&p->s, config);
+  if (rc == CLI_OK && w->data != NULL) rc = settings_set_or_report(&p->s, NULL, "data", w->data);
   if (rc == CLI_OK && step >= 0) p->weights = checkpoint_path(dir, step);
   if (lock >= 0) (void)close(lock);
   free(config);
@@ -51,21 +51,21 @@ static int read_run(const char *dir, const request *w, subject *p) {
   p->s.batch = w->batch;
   p->s.acc_iters = 1;
   p->s.mixup_alpha = p->s.erase_rate = p->s.label_smoothing = p->s.dropout = 0.0;
-  return rc == CLI_OK ? settings_set(&p->s, NULL, "augment", "none") : rc;
+  return rc == CLI_OK ? settings_set_or_report(&p->s, NULL, "augment", "none") : rc;
 }
 
 static int open_subject(const request *w, subject *p) {
   int threads = 1;
   settings *s = &p->s;
-  int rc = cli_threads(&threads);
+  int rc = cli_read_thread_count(&threads);
   if (rc == CLI_OK && threads > 1) p->pool = ng_pool_create(threads, NULL);
-  if (rc == CLI_OK) rc = train_open(s, &p->d);
+  if (rc == CLI_OK) rc = train_open_data(s, &p->d);
   p->opened = rc == CLI_OK;
   if (rc != CLI_OK) return rc;
   data_print_notes(&p->d);
-  rc = train_network(s, &p->d, p->pool, &p->net, &p->reconstructs);
+  rc = train_build_network(s, &p->d, p->pool, &p->net, &p->reconstructs);
   if (rc == CLI_OK) rc = feed_create(s, &p->d, NULL, p->reconstructs, p->pool, &p->feed);
-  if (rc == CLI_OK) rc = nn_ready(p->net, w->batch);
+  if (rc == CLI_OK) rc = nn_prepare(p->net, w->batch);
   if (rc == CLI_OK)
     rc = checkpoint_read_model(w->weights != NULL ? w->weights : p->weights, p->net, &p->state);
   ng_context_config config;
@@ -84,7 +84,7 @@ static void close_subject(subject *p) {
   free(p->weights);
 }
 
-static int print_result(subject *p, const char *when) {
+static int print_test_result(subject *p, const char *when) {
   const pruning_count c = pruning_count_zeros(p->net);
   double sum[3] = {0.0}; /* sum of losses; correct samples; samples */
   if (feed_evaluate(&p->feed, p->net, p->reconstructs, 0, p->feed.test->n, sum) != CLI_OK)
@@ -98,11 +98,11 @@ static int print_result(subject *p, const char *when) {
 }
 
 /* Check --out before the work begins. */
-static int check_out(const char *path) {
+static int check_output_path(const char *path) {
   if (disk_exists(path)) return cli_bad("--out: %s exists", path);
   if (checkpoint_is_run_file(path))
     return cli_bad("--out: %s is the name of a file of a run", path);
-  char *folder = cli_folder_of(path);
+  char *folder = cli_get_folder(path);
   const int rc = access(folder, W_OK | X_OK) == 0
                      ? CLI_OK
                      : cli_bad("%s: cannot be written: %s", path, strerror(errno));
@@ -110,13 +110,13 @@ static int check_out(const char *path) {
   return rc;
 }
 
-static int prune(const char *dir, const request *w) {
+static int prune_run(const char *dir, const request *w) {
   subject p;
   memset(&p, 0, sizeof p);
   checkpoint_init(&p.state);
   settings_init(&p.s);
-  int rc = check_out(w->out);
-  if (rc == CLI_OK) rc = read_run(dir, w, &p);
+  int rc = check_output_path(w->out);
+  if (rc == CLI_OK) rc = read_trained_run(dir, w, &p);
   if (rc == CLI_OK) rc = open_subject(w, &p);
   if (rc == CLI_OK) {
     const pruning_count c = pruning_count_zeros(p.net);
@@ -124,18 +124,18 @@ static int prune(const char *dir, const request *w) {
     if (w->how.sparsity < is)
       rc = cli_bad("--sparsity: %g, but %g of the weights are 0 already", w->how.sparsity, is);
   }
-  if (rc == CLI_OK) rc = print_result(&p, "before");
+  if (rc == CLI_OK) rc = print_test_result(&p, "before");
   if (rc == CLI_OK) rc = pruning_run(p.ctx, &w->how, p.reconstructs, &p.feed, p.net);
   if (rc == CLI_OK && checkpoint_find_nonfinite(p.net) != NULL)
     rc = cli_bad("prune: %s is not finite; try a larger --damping",
                  checkpoint_find_nonfinite(p.net));
-  if (rc == CLI_OK) rc = print_result(&p, "after ");
+  if (rc == CLI_OK) rc = print_test_result(&p, "after ");
   if (rc == CLI_OK) rc = checkpoint_write_model(w->out, p.net, &p.state);
   close_subject(&p);
   return rc;
 }
 
-static int run(void *user, const cli_args *args) {
+static int run_prune(void *user, const cli_args *args) {
   request *w = user;
   if (strcmp(w->score, "magnitude") == 0) w->how.score = PRUNING_MAGNITUDE;
   if (args->operands == 0)
@@ -144,7 +144,7 @@ static int run(void *user, const cli_args *args) {
     return cli_bad("--score: expected mfac or magnitude, got '%s'", w->score);
   if (w->how.sparsity < 0.0) return cli_bad("prune: --sparsity is missing");
   if (w->out == NULL) return cli_bad("prune: --out FILE is missing");
-  return prune(args->operand[0], w);
+  return prune_run(args->operand[0], w);
 }
 
 static const request standard = {
@@ -188,5 +188,5 @@ const cli_command cli_prune = {
     .operands = 1,
     .size = sizeof(request),
     .standard = &standard,
-    .run = run,
+    .run = run_prune,
 };

@@ -40,7 +40,7 @@ static int open_fisher(ng_context *ctx, const pruning *how, const pruning_set *s
   return st == NG_OK ? CLI_OK : cli_bad("prune: %s", ng_last_error(ctx));
 }
 
-int pruning_step(ng_context *ctx, const pruning *how, const pruning_set *s) {
+int pruning_prune_step(ng_context *ctx, const pruning *how, const pruning_set *s) {
   const bool mfac = how->score == PRUNING_MFAC;
   double *score = cli_alloc((size_t)s->n, sizeof *score), *diagonal = NULL;
   ng_fisher *f = NULL;
@@ -67,8 +67,8 @@ int pruning_step(ng_context *ctx, const pruning *how, const pruning_set *s) {
 
 pruning_count pruning_count_zeros(const nn *net) {
   pruning_count c = {0, 0};
-  for (int i = 0; i < nn_params(net); i++) {
-    const nn_param *p = nn_param_at(net, i);
+  for (int i = 0; i < nn_count_params(net); i++) {
+    const nn_param *p = nn_get_param(net, i);
     for (int64_t k = 0; k < p->count && p->role == NN_WEIGHT; k++) {
       c.weights++;
       c.zeros += p->value[k] == 0.0F;
@@ -77,8 +77,8 @@ pruning_count pruning_count_zeros(const nn *net) {
   return c;
 }
 
-int64_t pruning_count_next(int64_t d, int64_t began, int64_t zeros, double sparsity, int64_t k,
-                           int64_t K) {
+int64_t pruning_compute_step_count(int64_t d, int64_t began, int64_t zeros, double sparsity,
+                                   int64_t k, int64_t K) {
   const double was = (double)(d - began) / (double)d, wanted = 1.0 - sparsity;
   if (wanted >= was) return 0;
   const double left = was * pow(wanted / was, (double)k / (double)K);
@@ -88,18 +88,18 @@ int64_t pruning_count_next(int64_t d, int64_t began, int64_t zeros, double spars
 }
 
 /* Copy the values (`value`) or the gradients of the remaining weights, which are not 0, into x. */
-static void gather(const nn *net, bool value, float *x) {
-  for (int i = 0; i < nn_params(net); i++) {
-    const nn_param *q = nn_param_at(net, i);
+static void gather_weights_or_grads(const nn *net, bool value, float *x) {
+  for (int i = 0; i < nn_count_params(net); i++) {
+    const nn_param *q = nn_get_param(net, i);
     for (int64_t k = 0; k < q->count && q->role == NN_WEIGHT; k++)
       if (q->value[k] != 0.0F) *x++ = value ? q->value[k] : q->grad[k];
   }
 }
 
 /* Set the remaining weights of the network, which are not 0, to w. */
-static void scatter(nn *net, const double *w) {
-  for (int i = 0; i < nn_params(net); i++) {
-    const nn_param *q = nn_param_at(net, i);
+static void write_weights(nn *net, const double *w) {
+  for (int i = 0; i < nn_count_params(net); i++) {
+    const nn_param *q = nn_get_param(net, i);
     for (int64_t k = 0; k < q->count && q->role == NN_WEIGHT; k++)
       if (q->value[k] != 0.0F) q->value[k] = (float)*w++;
   }
@@ -113,9 +113,10 @@ static int collect_gradients(const pruning *how, bool reconstructs, feed *f, int
     rc = feed_fill_train(f, from + i, 0);
     if (rc == CLI_OK) rc = nn_forward(net, NN_TRAIN, f->x, f->batch, (uint64_t)(from + i), NULL);
     if (rc != CLI_OK) break;
-    (void)nn_loss(net, NN_TRAIN, reconstructs ? NULL : f->labels, reconstructs ? f->x : NULL, NULL);
+    (void)nn_compute_loss(net, NN_TRAIN, reconstructs ? NULL : f->labels,
+                          reconstructs ? f->x : NULL, NULL);
     rc = nn_backward(net, true, NULL);
-    gather(net, false, G + i * left);
+    gather_weights_or_grads(net, false, G + i * left);
   }
   return rc;
 }
@@ -126,7 +127,7 @@ static int prune_network_step(ng_context *ctx, const pruning *how, bool reconstr
   const pruning_count c = pruning_count_zeros(net);
   const int64_t left = c.weights - c.zeros;
   pruning_set s = {.n = left};
-  s.drop = pruning_count_next(c.weights, began, c.zeros, how->sparsity, k, how->steps);
+  s.drop = pruning_compute_step_count(c.weights, began, c.zeros, how->sparsity, k, how->steps);
   int rc = CLI_OK;
   if (s.drop == 0) return rc;
   float *x = cli_alloc((size_t)left, sizeof *x), *G = NULL;
@@ -136,11 +137,11 @@ static int prune_network_step(ng_context *ctx, const pruning *how, bool reconstr
     s.G = G = cli_alloc((size_t)(left * how->gradients), sizeof *G);
     rc = collect_gradients(how, reconstructs, f, (k - 1) * how->gradients, net, left, G);
   }
-  gather(net, true, x);
+  gather_weights_or_grads(net, true, x);
   for (int64_t i = 0; i < left; i++)
     s.w[i] = (double)x[i];
-  if (rc == CLI_OK) rc = pruning_step(ctx, how, &s);
-  if (rc == CLI_OK) scatter(net, s.w);
+  if (rc == CLI_OK) rc = pruning_prune_step(ctx, how, &s);
+  if (rc == CLI_OK) write_weights(net, s.w);
   free(s.pruned);
   free(s.w);
   free(G);
@@ -151,9 +152,9 @@ static int prune_network_step(ng_context *ctx, const pruning *how, bool reconstr
 int pruning_run(ng_context *ctx, const pruning *how, bool reconstructs, feed *f, nn *net) {
   const int64_t began = pruning_count_zeros(net).zeros;
   int rc = CLI_OK;
-  nn_fix_norms(net, true);
+  nn_freeze_norms(net, true);
   for (int64_t k = 1; k <= how->steps && rc == CLI_OK; k++)
     rc = prune_network_step(ctx, how, reconstructs, f, k, began, net);
-  nn_fix_norms(net, false);
+  nn_freeze_norms(net, false);
   return rc;
 }

@@ -33,7 +33,7 @@ typedef struct pruning_set {
 } pruning_set;
 
 /* Prune s->drop weights; of equal scores, prune the first. CLI_BAD, reported: w is unchanged. */
-int pruning_step(ng_context *ctx, const pruning *how, const pruning_set *s);
+int pruning_prune_step(ng_context *ctx, const pruning *how, const pruning_set *s);
 
 /* The number of weights that can be pruned, and the number of zeros among these weights. */
 typedef struct pruning_count {
@@ -42,8 +42,8 @@ typedef struct pruning_count {
 pruning_count pruning_count_zeros(const nn *net);
 
 /* Return how many of d weights step k of K prunes. `began` weights were 0 at the start, `zeros` are 0 now. */
-int64_t pruning_count_next(int64_t d, int64_t began, int64_t zeros, double sparsity, int64_t k,
-                           int64_t K);
+int64_t pruning_compute_step_count(int64_t d, int64_t began, int64_t zeros, double sparsity,
+                                   int64_t k, int64_t K);
 
 /* Prune a network in how->steps steps. Gradients are computed on batches of `f` in evaluation mode: norms use running
  * statistics, and there is no dropout. CLI_BAD, reported: the network is unusable. */

@@ -6,10 +6,9 @@
 #include <string.h>
 
 double recipe_get_lr(const settings *s, double epoch, double total) {
-  char message[256];
+  char why[256];
   lr_schedule l;
-  if (lr_parse(s->lr_schedule, &l, message, sizeof message) != CLI_OK)
-    return 0.0; /* cannot fail: checked before */
+  if (lr_parse(s->lr_schedule, &l, why, sizeof why) != CLI_OK) return 0.0; /* checked before */
   return settings_choose_lr(s) * lr_compute_factor(&l, s->warm_up, epoch, total);
 }
 
@@ -24,11 +23,11 @@ double recipe_scale_damping(const settings *s, double damping, double lr) {
   return lr > 0.0 ? damping * lr / settings_choose_lr(s) : -1.0;
 }
 
-void recipe_rescale(const settings *s, nn *net) {
+void recipe_rescale_weights(const settings *s, nn *net) {
   const bool always = strcmp(s->rescale_weights, "always") == 0;
   if (!always && strcmp(s->rescale_weights, "shrink") != 0) return;
-  for (int i = 0; i < nn_params(net); i++) {
-    const nn_param *p = nn_param_at(net, i);
+  for (int i = 0; i < nn_count_params(net); i++) {
+    const nn_param *p = nn_get_param(net, i);
     double square = 0.0;
     if (p->role != NN_WEIGHT) continue;
     for (int64_t k = 0; k < p->count; k++)

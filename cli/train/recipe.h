@@ -22,6 +22,6 @@ double recipe_scale_damping(const settings *s, double damping, double lr);
 
 /* Rescale the weights w of each layer (not biases and norms): w <- w sqrt(2 outputs) / (||w|| + 1e-9). rescale_weights
  * = always rescales all layers (the papers), shrink only layers whose factor is below 1 (the published code). */
-void recipe_rescale(const settings *s, nn *net);
+void recipe_rescale_weights(const settings *s, nn *net);
 
 #endif

@@ -12,14 +12,8 @@
 #include "traffic.h"
 #include "checkpoint.h"
 
-enum {
-  RUN_DATA,
-  RUN_FORWARD,
-  RUN_BACKWARD,
-  RUN_OBSERVE,
-  RUN_SUM,
-  RUN_STATIONS
-}; /* stations of the trainer */
+/* stations of the trainer */
+enum { RUN_DATA, RUN_FORWARD, RUN_BACKWARD, RUN_OBSERVE, RUN_SUM, RUN_STATIONS };
 
 typedef struct run {
   const settings *s;
@@ -33,9 +27,8 @@ typedef struct run {
   int lock; /* file descriptor that locks the directory; -1: none */
   progress progress;
   run_state state;
-  int64_t total; /* number of steps of the run */
-  double own_ms[RUN_STATIONS],
-      step_ms; /* time at each station, time of whole steps; of this process */
+  int64_t total;                        /* number of steps of the run */
+  double own_ms[RUN_STATIONS], step_ms; /* at each station, in whole steps; of this process */
   double seconds_before;
   run_state before;          /* the state of the resumed checkpoint; run_sum_times adds its times */
   char *config;              /* text of config.json (rank 0) */
@@ -60,14 +53,14 @@ log_times run_sum_times(run *r);
 /* step.c: take one step with learning rate `lr`; `before` is the learning rate of the previous step. Add the number of
  * correct samples to *correct. Collective; CLI_BAD: reported. */
 int run_step(run *r, double lr, double before, int64_t *correct);
-double run_accuracy(const run *r, int64_t correct, int64_t of); /* NAN for autoencoders */
+double run_get_accuracy(const run *r, int64_t correct, int64_t of); /* NAN for autoencoders */
 
 /* Return the objects whose state a checkpoint of this run contains. */
 checkpoint run_get_checkpoint(run *r);
 
 /* begin.c: set up the run. CLI_BAD: reported. */
-int run_begin(run *r);
+int run_set_up(run *r);
 /* Average the running statistics of norms over the ranks, which update them separately. Collective. */
-int run_share_buffers(run *r);
+int run_average_buffers(run *r);
 
 #endif

@@ -28,6 +28,6 @@ int schedule_evaluate(const char *text, const double base[SCHEDULED], int64_t t,
 int schedule_check(const char *text, const ng_options *o, char *message, size_t size);
 
 /* Set `base` to the values that the options have without a schedule. */
-void settings_read_base(const settings *s, double base[SCHEDULED]);
+void schedule_read_base(const settings *s, double base[SCHEDULED]);
 
 #endif

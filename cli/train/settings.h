@@ -32,37 +32,37 @@ void settings_free(settings *s);
 
 /* Set a setting or an option by its name, with '-' or '_'. CLI_BAD: nothing changed; `message`, which does not contain
  * the name, has the nearest name or the bounds. */
-int settings_put(settings *s, const char *name, const char *value, char *message, size_t size);
-/* Call settings_put. If it fails, print the message after "WHERE: NAME: " (where = NULL: "--NAME: "). */
-int settings_set(settings *s, const char *where, const char *name, const char *value);
+int settings_try_set(settings *s, const char *name, const char *value, char *message, size_t size);
+/* Call settings_try_set. If it fails, print the message after "WHERE: NAME: " (where = NULL: "--NAME: "). */
+int settings_set_or_report(settings *s, const char *where, const char *name, const char *value);
 /* Apply the settings of a command line in order. Only one of epochs and steps may be given, above 0. */
 int settings_apply(settings *s, const cli_setting *given, int n);
-/* Write the value of a setting as text that settings_set accepts; false: the name is unknown. */
+/* Write the value of a setting as text that settings_set_or_report accepts; false: the name is unknown. */
 bool settings_get(const settings *s, const char *name, char *value, size_t size);
 /* Check that the settings fit each other, the method and the library. CLI_BAD: reported. */
 int settings_check(const settings *s);
 /* Build the options for ng_precond_create_from: from the method, then NG_<NAME> of the environment, then `library`. */
-int settings_options(const settings *s, ng_options **out);
+int settings_create_options(const settings *s, ng_options **out);
 /* Return true if the word is in the list "a|b|c". */
-bool settings_list_has(const char *word, const char *list);
+bool settings_is_in_list(const char *word, const char *list);
 /* Return true if two names denote the same setting, whatever their spelling ('-', '_', short names). */
-bool settings_same_name(const char *a, const char *b);
+bool settings_is_same_name(const char *a, const char *b);
 /* Return true if this setting or library option applies to the method of `s`. */
-bool settings_knows(const settings *s, const char *name);
+bool settings_applies(const settings *s, const char *name);
 /* Return true if this library option has no effect in the run; `needs`: the condition of an effect ("clip = kl"). */
 enum { SETTINGS_NEEDS = 128 };
 bool settings_is_idle(const settings *s, const char *name, char *needs, size_t size);
-bool settings_first_order(const settings *s); /* the method is sgd or adamw: no curvature */
-bool settings_adamw(const settings *s);       /* the update is AdamW */
-double settings_choose_lr(const settings *s); /* lr, or its default */
-int64_t settings_samples(const settings *s);  /* samples of a step: batch * acc_iters */
+bool settings_is_first_order(const settings *s);   /* the method is sgd or adamw: no curvature */
+bool settings_is_adamw(const settings *s);         /* the update is AdamW */
+double settings_choose_lr(const settings *s);      /* lr, or its default */
+int64_t settings_count_samples(const settings *s); /* samples of a step: batch * acc_iters */
 
 /* Read settings from a file with a JSON object, {"model": "lenet", "damping": 0.01}. */
-int settings_read(settings *s, const char *path);
+int settings_read_file(settings *s, const char *path);
 /* Read settings from the text of a JSON object; `path` is for messages. */
-int settings_parse(settings *s, const char *text, const char *path);
+int settings_parse_json(settings *s, const char *text, const char *path);
 /* Write all settings and options of the library, as in DIR/config.json, into allocated *text; path: for messages. */
-int settings_format(const settings *s, const char *path, char **text);
+int settings_write_json(const settings *s, const char *path, char **text);
 /* Check that a run with the settings `was` may continue with the settings `now`. If not, the message names the first
  * setting that must not differ, the file `path` of `now` (NULL: the command line), and the file `where` of `was`. */
 int settings_check_same(const settings *was, const settings *now, const char *path,
@@ -85,6 +85,6 @@ const settings_row *settings_find(const char *name); /* NULL: unknown name */
 /* Return the first setting that differs from its default but does not apply to the method, or NULL. */
 const settings_row *settings_find_idle(const settings *s);
 /* Write `v` with 15 digits if this text reads back as the same number, else with 17 digits. */
-void settings_write_real(double v, char *text, size_t size);
+void settings_format_real(double v, char *text, size_t size);
 
 #endif

@@ -7,34 +7,37 @@
 #include <stdio.h>
 #include <string.h>
 
-bool settings_first_order(const settings *s) { return settings_list_has(s->method, "sgd|adamw"); }
-
-bool settings_adamw(const settings *s) {
-  return strcmp(settings_first_order(s) ? s->method : s->optimizer, "adamw") == 0;
+bool settings_is_first_order(const settings *s) {
+  return settings_is_in_list(s->method, "sgd|adamw");
 }
 
-int64_t settings_samples(const settings *s) { return s->batch * s->acc_iters; }
+bool settings_is_adamw(const settings *s) {
+  return strcmp(settings_is_first_order(s) ? s->method : s->optimizer, "adamw") == 0;
+}
+
+int64_t settings_count_samples(const settings *s) { return s->batch * s->acc_iters; }
 
 /* Return true if this library option also applies to methods without curvature. */
-static bool applies_to_all(const char *option) { return strcmp(option, "quantify") == 0; }
+static bool applies_to_all_methods(const char *option) { return strcmp(option, "quantify") == 0; }
 
-bool settings_knows(const settings *s, const char *name) {
+bool settings_applies(const settings *s, const char *name) {
   char spelt[CLI_NAME];
-  cli_spell(spelt, sizeof spelt, name, '_');
-  const bool first_order = settings_first_order(s);
+  cli_replace_separators(spelt, sizeof spelt, name, '_');
+  const bool first_order = settings_is_first_order(s);
   if (settings_find(name) == NULL)
-    return !first_order || applies_to_all(spelt); /* the name is a library option */
-  if (first_order && settings_list_has(spelt, "fisher|optimizer|damping_rule|schedule"))
+    return !first_order || applies_to_all_methods(spelt); /* the name is a library option */
+  if (first_order && settings_is_in_list(spelt, "fisher|optimizer|damping_rule|schedule"))
     return false;
-  return !settings_list_has(spelt, settings_adamw(s) ? "momentum|nesterov|decoupled|adjust_momentum"
-                                                     : "beta1|beta2|eps");
+  return !settings_is_in_list(spelt, settings_is_adamw(s)
+                                         ? "momentum|nesterov|decoupled|adjust_momentum"
+                                         : "beta1|beta2|eps");
 }
 
 static int make_options(const settings *s, ng_options **out, char *message, size_t size) {
   ng_options *o = NULL;
   *out = NULL;
   ng_status st = ng_options_create(NULL, message, size, &o);
-  const bool first_order = settings_first_order(s);
+  const bool first_order = settings_is_first_order(s);
   if (st >= 0 && first_order) {
     st = ng_options_set(o, "clip", "none", message, size);
   } else if (st >= 0) {
@@ -43,7 +46,8 @@ static int make_options(const settings *s, ng_options **out, char *message, size
   }
   for (int i = 0; i < s->n_library && st >= 0; i++)
     st = ng_options_set(o, s->library[i].name, s->library[i].value, message, size);
-  if (st >= 0) st = ng_options_set(o, "update", settings_adamw(s) ? "adamw" : "sgd", message, size);
+  if (st >= 0)
+    st = ng_options_set(o, "update", settings_is_adamw(s) ? "adamw" : "sgd", message, size);
   if (st >= 0) st = ng_options_check(o, message, size);
   if (st < 0) ng_options_destroy(&o);
   *out = o;
@@ -57,33 +61,33 @@ static int make_options(const settings *s, ng_options **out, char *message, size
 double settings_choose_lr(const settings *s) {
   const double sgd = 0.03, adamw = 0.001, small = 0.0001;
   char message[CLI_MESSAGE];
-  const bool vectors = cli_method_has(s->method, "sides");
+  const bool vectors = cli_method_has_option(s->method, "sides");
   ng_options *o = NULL;
   if (s->lr >= 0.0) return s->lr;
-  if (settings_adamw(s)) return adamw;
-  if (!(vectors || cli_method_has(s->method, "window_function")) ||
+  if (settings_is_adamw(s)) return adamw;
+  if (!(vectors || cli_method_has_option(s->method, "window_function")) ||
       make_options(s, &o, message, sizeof message) != CLI_OK)
     return sgd;
-  const double damping = cli_option_real(o, "damping");
-  const cli_value function = cli_option_text(o, "window_function");
+  const double damping = cli_get_option_real(o, "damping");
+  const cli_value function = cli_get_option_text(o, "window_function");
   ng_options_destroy(&o);
   if (vectors) return sgd * damping;
-  return settings_list_has(function.text, "mfac|adam") ? small : sgd;
+  return settings_is_in_list(function.text, "mfac|adam") ? small : sgd;
 }
 
-int settings_options(const settings *s, ng_options **out) {
+int settings_create_options(const settings *s, ng_options **out) {
   char message[CLI_MESSAGE] = "";
   if (make_options(s, out, message, sizeof message) == CLI_OK) return CLI_OK;
   return cli_bad("%s", message);
 }
 
-void settings_read_base(const settings *s, double base[SCHEDULED]) {
+void schedule_read_base(const settings *s, double base[SCHEDULED]) {
   char message[CLI_MESSAGE];
   ng_options *o = NULL;
   memset(base, 0, SCHEDULED * sizeof *base);
-  if (settings_first_order(s) || make_options(s, &o, message, sizeof message) != CLI_OK) return;
+  if (settings_is_first_order(s) || make_options(s, &o, message, sizeof message) != CLI_OK) return;
   for (int k = 0; k < SCHEDULED; k++)
-    base[k] = cli_option_real(o, schedule_option[k]);
+    base[k] = cli_get_option_real(o, schedule_option[k]);
   ng_options_destroy(&o);
 }
 
@@ -96,7 +100,7 @@ static bool is_default(const settings *s, const settings_row *row) {
 const settings_row *settings_find_idle(const settings *s) {
   for (int i = 0; i < settings_rows_count; i++) {
     const settings_row *row = &settings_rows[i];
-    if (!settings_knows(s, row->name) && !is_default(s, row)) return row;
+    if (!settings_applies(s, row->name) && !is_default(s, row)) return row;
   }
   return NULL;
 }
@@ -107,7 +111,7 @@ bool settings_is_idle(const settings *s, const char *name, char *needs, size_t s
   char message[CLI_MESSAGE];
   ng_option_info info;
   ng_options *o = NULL;
-  if (settings_first_order(s) || settings_find(name) != NULL || !cli_option_find(name, &info) ||
+  if (settings_is_first_order(s) || settings_find(name) != NULL || !cli_find_option(name, &info) ||
       make_options(s, &o, message, sizeof message) != CLI_OK)
     return false;
   const bool idle = ng_options_idle(o, info.name, needs, size) == NG_OK && needs[0] != 0;
@@ -129,7 +133,7 @@ static int check_damping_rule(const settings *s, const ng_options *o) {
 }
 
 /* Refuse a setting if the other setting that it needs has its default. */
-static int check_needs(const settings *s) {
+static int check_required_settings(const settings *s) {
   static const char *const list[][2] = {{"running-mixup", "mixup-alpha"},
                                         {"average-every", "average-weights"},
                                         {"average-lr", "average-weights"},
@@ -149,27 +153,27 @@ int settings_check(const settings *s) {
   ng_options *o = NULL;
   if (s->epochs <= 0.0 && s->steps <= 0)
     return cli_bad("--epochs: expected --epochs or --steps above 0");
-  for (int i = 0; i < s->n_library && settings_first_order(s); i++) {
-    if (applies_to_all(s->library[i].name)) continue;
+  for (int i = 0; i < s->n_library && settings_is_first_order(s); i++) {
+    if (applies_to_all_methods(s->library[i].name)) continue;
     return cli_bad("--%s: method %s has no curvature", s->library[i].name, s->method);
   }
-  if (settings_first_order(s) && strcmp(s->fisher, "sampled") == 0)
+  if (settings_is_first_order(s) && strcmp(s->fisher, "sampled") == 0)
     return cli_bad("--fisher: method %s has no statistics", s->method);
   const settings_row *useless = settings_find_idle(s);
   if (useless != NULL)
     return cli_bad("--%s: has no effect with method %s and the %s update", useless->name, s->method,
-                   settings_adamw(s) ? "adamw" : "sgd");
-  if (s->nesterov && !settings_adamw(s) && s->momentum == 0.0)
+                   settings_is_adamw(s) ? "adamw" : "sgd");
+  if (s->nesterov && !settings_is_adamw(s) && s->momentum == 0.0)
     return cli_bad("--nesterov: needs a momentum above 0");
   if (strcmp(s->adjust_momentum, "none") != 0 && (s->nesterov || s->momentum == 0.0))
     return cli_bad("--adjust-momentum: needs a momentum above 0, and not Nesterov's");
-  if (check_needs(s) != CLI_OK) return CLI_BAD;
+  if (check_required_settings(s) != CLI_OK) return CLI_BAD;
   if (s->erase_area_low > s->erase_area_high)
     return cli_bad("--erase-area-low: %g is above --erase-area-high, %g", s->erase_area_low,
                    s->erase_area_high);
   if (s->data[0] == 0) return cli_bad("--data: expected the name of a data set");
   if (s->model[0] == 0) return cli_bad("--model: expected the name of a network");
-  int rc = settings_options(s, &o);
+  int rc = settings_create_options(s, &o);
   if (rc == CLI_OK && s->schedule[0] != 0) {
     char message[CLI_MESSAGE] = "";
     rc = schedule_check(s->schedule, o, message, sizeof message);
@@ -181,18 +185,18 @@ int settings_check(const settings *s) {
 }
 
 /* Compare the kind of the data set only, because files may have moved. check_fit compares a checksum of the data. */
-static bool same_data(const char *was, const char *now) {
+static bool is_same_data(const char *was, const char *now) {
   const size_t n = strcspn(was, ":");
   if (strcmp(was, now) == 0) return true;
   return was[n] == ':' && strncmp(was, now, n + 1) == 0 && strncmp(was, "synthetic:", n + 1) != 0;
 }
 
 /* Return true if the change only moves work or memory between ranks, so that results stay the same (ng_load). */
-static bool only_moves_work(const char *option, const char *was, const char *now) {
+static bool only_moves_work_between_ranks(const char *option, const char *was, const char *now) {
   static const char whole[] = "all|sharded";
-  if (settings_list_has(option, "placement|colocate|grad_worker_fraction")) return true;
-  return strcmp(option, "statistics") == 0 && settings_list_has(was, whole) &&
-         settings_list_has(now, whole);
+  if (settings_is_in_list(option, "placement|colocate|grad_worker_fraction")) return true;
+  return strcmp(option, "statistics") == 0 && settings_is_in_list(was, whole) &&
+         settings_is_in_list(now, whole);
 }
 
 /* Report a difference; return CLI_BAD. */
@@ -210,21 +214,21 @@ int settings_check_same(const settings *was, const settings *now, const char *pa
     if (!row->fixed) continue;
     (void)settings_get(was, row->name, a, sizeof a);
     (void)settings_get(now, row->name, b, sizeof b);
-    if (strcmp(row->name, "data") == 0 && same_data(a, b)) continue;
+    if (strcmp(row->name, "data") == 0 && is_same_data(a, b)) continue;
     if (strcmp(row->name, "lr") == 0) {
-      settings_write_real(settings_choose_lr(was), a, sizeof a);
-      settings_write_real(settings_choose_lr(now), b, sizeof b);
+      settings_format_real(settings_choose_lr(was), a, sizeof a);
+      settings_format_real(settings_choose_lr(now), b, sizeof b);
     }
     if (strcmp(a, b) != 0) return report_difference(path, row->name, b, a, where);
   }
   ng_options *x = NULL, *y = NULL;
-  int rc = settings_options(was, &x);
-  if (rc == CLI_OK) rc = settings_options(now, &y);
+  int rc = settings_create_options(was, &x);
+  if (rc == CLI_OK) rc = settings_create_options(now, &y);
   for (int i = 0; i < ng_option_count() && rc == CLI_OK; i++) {
     ng_option_info info = {.struct_size = sizeof info};
     if (ng_option_at(i, &info) != NG_OK || ng_options_get(x, info.name, a, sizeof a) != NG_OK ||
         ng_options_get(y, info.name, b, sizeof b) != NG_OK || strcmp(a, b) == 0 ||
-        only_moves_work(info.name, a, b))
+        only_moves_work_between_ranks(info.name, a, b))
       continue;
     rc = report_difference(path, info.name, b, a, where);
   }

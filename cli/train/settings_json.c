@@ -13,15 +13,15 @@
 
 enum { VALUE = 4096 };
 
-int settings_read(settings *s, const char *path) {
+int settings_read_file(settings *s, const char *path) {
   char *text = NULL;
-  if (disk_read(path, &text) != CLI_OK) return CLI_BAD;
-  const int rc = settings_parse(s, text, path);
+  if (disk_read_text(path, &text) != CLI_OK) return CLI_BAD;
+  const int rc = settings_parse_json(s, text, path);
   free(text);
   return rc;
 }
 
-int settings_parse(settings *s, const char *text, const char *path) {
+int settings_parse_json(settings *s, const char *text, const char *path) {
   ngio_json *json = NULL;
   int rc = cli_json_parse(path, text, strlen(text), &json);
   if (rc != CLI_OK) return rc;
@@ -33,15 +33,14 @@ int settings_parse(settings *s, const char *text, const char *path) {
     char number[64];
     if (rc == CLI_OK && strcmp(name, "schema") == 0 && ngio_integer_of(v) != 1)
       rc = cli_bad("%s: schema: expected 1", path);
-    if (rc != CLI_OK || settings_list_has(name, "schema|natgrad"))
-      continue; /* for readers of the file */
+    if (rc != CLI_OK || settings_is_in_list(name, "schema|natgrad")) continue; /* not settings */
     const char *value = cli_json_text(v, number, sizeof number);
     if (value == NULL)
       rc = cli_bad("%s: %s: expected a text, a number, true or false", path, name);
     else
-      rc = settings_set(s, path, name, value);
+      rc = settings_set_or_report(s, path, name, value);
     for (const ngio_value *w = ngio_first(o); w != v && rc == CLI_OK; w = ngio_next(o, w))
-      if (settings_same_name(w->key, name))
+      if (settings_is_same_name(w->key, name))
         rc = cli_bad("%s: %s and %s are the same setting", path, w->key, name);
     epochs = epochs || (strcmp(name, "epochs") == 0 && s->epochs > 0.0);
     steps = steps || (strcmp(name, "steps") == 0 && s->steps > 0);
@@ -54,9 +53,9 @@ int settings_parse(settings *s, const char *text, const char *path) {
 /* ---- writing ---------------------------------------------------------------------------------*/
 
 /* Add a member. A number is written with the fewest digits that read back as the same number. */
-static void add(ngio_out *o, const char *name, const char *value, bool quoted) {
+static void add_member(ngio_out *o, const char *name, const char *value, bool quoted) {
   char key[64];
-  cli_spell(key, sizeof key, name, '_');
+  cli_replace_separators(key, sizeof key, name, '_');
   ngio_put_key(o, key);
   if (quoted)
     ngio_out_string(o, value);
@@ -64,28 +63,29 @@ static void add(ngio_out *o, const char *name, const char *value, bool quoted) {
     ngio_out_put(o, value);
 }
 
-static void add_library(ngio_out *out, const settings *s, const ng_options *o) {
+static void add_library_options(ngio_out *out, const settings *s, const ng_options *o) {
   for (int i = 0; i < ng_option_count(); i++) {
     char value[VALUE] = "";
     ng_option_info info = {.struct_size = sizeof info};
     if (ng_option_at(i, &info) != NG_OK || strcmp(info.name, "update") == 0 ||
-        !settings_knows(s, info.name) || ng_options_get(o, info.name, value, sizeof value) != NG_OK)
+        !settings_applies(s, info.name) ||
+        ng_options_get(o, info.name, value, sizeof value) != NG_OK)
       continue;
     if (info.type == NG_OPTION_BOOL)
       (void)snprintf(value, sizeof value, "%s", strcmp(value, "0") == 0 ? "false" : "true");
-    add(out, info.name, value, info.type == NG_OPTION_CHOICE || info.type == NG_OPTION_TEXT);
+    add_member(out, info.name, value, info.type == NG_OPTION_CHOICE || info.type == NG_OPTION_TEXT);
   }
 }
 
-int settings_format(const settings *s, const char *path, char **text) {
+int settings_write_json(const settings *s, const char *path, char **text) {
   ng_options *o = NULL;
   char value[VALUE] = "", version[128];
   ngio_out out = {.indent = 1};
   *text = NULL;
-  if (settings_options(s, &o) != CLI_OK) return CLI_BAD;
+  if (settings_create_options(s, &o) != CLI_OK) return CLI_BAD;
   settings full = *s; /* shares its texts with *s, so it is not freed */
   full.lr = settings_choose_lr(s);
-  cli_write_version(version, sizeof version);
+  cli_format_version(version, sizeof version);
   ngio_open(&out, NULL, '{');
   ngio_put_integer(&out, "schema", 1);
   ngio_put_text(&out, "natgrad", version);
@@ -93,9 +93,9 @@ int settings_format(const settings *s, const char *path, char **text) {
     const settings_row *row = &settings_rows[i];
     if (strcmp(row->name, "resume") == 0) continue; /* not a property of the run */
     (void)settings_get(&full, row->name, value, sizeof value);
-    add(&out, row->name, value, row->kind == CLI_TEXT || strcmp(value, "default") == 0);
+    add_member(&out, row->name, value, row->kind == CLI_TEXT || strcmp(value, "default") == 0);
   }
-  add_library(&out, s, o);
+  add_library_options(&out, s, o);
   ng_options_destroy(&o);
   ngio_shut(&out, '}');
   ngio_out_bytes(&out, "\n", 2);

@@ -16,20 +16,19 @@ _Static_assert(ATOMIC_INT_LOCK_FREE == 2 && ATOMIC_LLONG_LOCK_FREE == 2,
                "handlers may use atomics without locks only");
 
 /* Return the time in ms, never 0. Signal handlers may call this function. */
-static long long now_ms(void) {
+static long long read_clock_ms(void) {
   struct timespec now;
   (void)clock_gettime(CLOCK_MONOTONIC, &now);
   return (long long)now.tv_sec * 1000 + now.tv_nsec / 1000000 + 1;
 }
 
-static void on_stop(int number) {
-  const long long now = now_ms();
+static void handle_stop_signal(int number) {
+  const long long now = read_clock_ms();
   long long before = 0;
   if (atomic_compare_exchange_strong(&first_ms, &before, now)) {
     static const char line[] =
         "\nnatgrad: stopping after this step; repeat the signal to end at once\n";
-    const size_t skip =
-        on_terminal ? 0 : 1; /* a terminal's line has a bar or ^C: begin a new line */
+    const size_t skip = on_terminal ? 0 : 1; /* on a terminal, end the line of the bar */
     (void)!write(STDERR_FILENO, line + skip, sizeof line - 1 - skip);
   } else if (now - before >= 500) {
     (void)signal(number, SIG_DFL);
@@ -38,7 +37,7 @@ static void on_stop(int number) {
   interrupted = 1;
 }
 
-static void on_checkpoint(int number) {
+static void handle_checkpoint_signal(int number) {
   (void)number;
   atomic_fetch_add(&checkpoint_requests, 1);
 }
@@ -61,9 +60,9 @@ void train_restore_signals(void) {
 
 void train_catch_signals(void) {
   on_terminal = isatty(STDERR_FILENO) == 1;
-  set_handler(SIGINT, on_stop);
-  set_handler(SIGTERM, on_stop);
-  set_handler(SIGUSR1, on_checkpoint);
+  set_handler(SIGINT, handle_stop_signal);
+  set_handler(SIGTERM, handle_stop_signal);
+  set_handler(SIGUSR1, handle_checkpoint_signal);
 }
 
 bool train_is_interrupted(void) { return interrupted != 0; }

@@ -6,12 +6,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const char *get_text(const table *t, int row, int column) {
+static const char *get_cell_text(const table *t, int row, int column) {
   const char *text = t->cell[row * t->columns + column];
   return text != NULL ? text : "";
 }
 
-void table_add(table *t) {
+void table_add_row(table *t) {
   const size_t have = (size_t)t->rows * (size_t)t->columns;
   char **cell = cli_alloc(have + (size_t)t->columns, sizeof *cell);
   if (have > 0) memcpy(cell, t->cell, have * sizeof *cell);
@@ -40,7 +40,7 @@ void table_begin(table *t, const char *const *headings) {
   memset(t, 0, sizeof *t);
   while (headings[t->columns] != NULL)
     t->columns++;
-  table_add(t);
+  table_add_row(t);
   for (int i = 0; i < t->columns; i++)
     table_put(t, i, "%s", headings[i]);
 }
@@ -63,7 +63,7 @@ static int count_letters(const char *text) {
 static bool is_numeric(const table *t, int column) {
   bool some = false;
   for (int row = 1; row < t->rows; row++) {
-    const char *text = get_text(t, row, column);
+    const char *text = get_cell_text(t, row, column);
     if (text[0] == 0) continue;
     if (strchr("0123456789-+.", text[0]) == NULL) return false;
     some = true;
@@ -75,14 +75,14 @@ void table_print(const table *t, FILE *f) {
   int *width = cli_alloc((size_t)t->columns, sizeof *width);
   for (int row = 0; row < t->rows; row++) {
     for (int c = 0; c < t->columns; c++) {
-      const int w = count_letters(get_text(t, row, c));
+      const int w = count_letters(get_cell_text(t, row, c));
       if (w > width[c]) width[c] = w;
     }
   }
   for (int row = 0; row < t->rows; row++) {
     int owed = 0; /* blanks to print before the next text; none at the end of a line */
     for (int c = 0; c < t->columns; c++) {
-      const char *text = get_text(t, row, c);
+      const char *text = get_cell_text(t, row, c);
       const int gap = width[c] - count_letters(text);
       const bool right = is_numeric(t, c);
       if (right) owed += gap;

@@ -23,14 +23,14 @@ void traffic_free(traffic *t) {
   memset(t, 0, sizeof *t);
 }
 
-double traffic_find_idle(const traffic *t, int rank, int station) {
+double traffic_find_idle_ms(const traffic *t, int rank, int station) {
   double least = INFINITY;
   for (int r = 0; r < t->ranks; r++)
     least = fmin(least, t->rank[r].station[station].wait_ms);
   return t->rank[rank].station[station].wait_ms - least;
 }
 
-double traffic_find_hidden(const traffic *t) {
+double traffic_compute_hidden(const traffic *t) {
   double sent = 0.0, hidden = 0.0;
   for (int r = 0; r < t->ranks; r++) {
     sent += t->rank[r].sent_ms;
@@ -39,7 +39,7 @@ double traffic_find_hidden(const traffic *t) {
   return sent > 0.0 ? hidden / sent : 0.0;
 }
 
-static void print_station(const traffic *t, int i, table *out) {
+static void add_station_row(const traffic *t, int i, table *out) {
   train_station sum = {.ms = 0.0};
   double most = 0.0, idle = 0.0;
   for (int r = 0; r < t->ranks; r++) {
@@ -49,11 +49,11 @@ static void print_station(const traffic *t, int i, table *out) {
     sum.bytes += s->bytes;
     sum.messages += s->messages;
     most = fmax(most, s->ms);
-    idle = fmax(idle, traffic_find_idle(t, r, i));
+    idle = fmax(idle, traffic_find_idle_ms(t, r, i));
   }
   const double all = t->steps * t->ranks;
   if (sum.bytes == 0.0 && most < 0.0005 * t->steps) return;
-  table_add(out);
+  table_add_row(out);
   table_put(out, 0, "%s", t->rank[0].station[i].name);
   table_put(out, 1, "%.3f", sum.ms / all);
   table_put(out, 2, "%.3f", most / t->steps);
@@ -71,13 +71,13 @@ void traffic_print(const traffic *t, FILE *f) {
   if (t->ranks < 2 || !(t->steps > 0.0)) return;
   table_begin(&out, headings);
   for (int i = 0; i < t->stations; i++)
-    print_station(t, i, &out);
+    add_station_row(t, i, &out);
   table_print(&out, f);
   table_free(&out);
   for (int r = 0; r < t->ranks; r++)
     sent += t->rank[r].sent_ms;
-  (void)fprintf(f, "%d ranks: messages take %.3f ms a step, %.1f %% during other work\n",
-                t->ranks, sent / t->steps / t->ranks, 100.0 * traffic_find_hidden(t));
+  (void)fprintf(f, "%d ranks: messages take %.3f ms a step, %.1f %% during other work\n", t->ranks,
+                sent / t->steps / t->ranks, 100.0 * traffic_compute_hidden(t));
 }
 
 void traffic_print_json(const traffic *t, FILE *f) {
@@ -91,7 +91,7 @@ void traffic_print_json(const traffic *t, FILE *f) {
       (void)fprintf(f,
                     "%s\"%s\": {\"ms\": %.4f, \"wait_ms\": %.4f, \"idle_ms\": %.4f, \"bytes\": "
                     "%.0f, \"messages\": %.0f}",
-                    i > 0 ? ", " : "", s->name, s->ms, s->wait_ms, traffic_find_idle(t, r, i),
+                    i > 0 ? ", " : "", s->name, s->ms, s->wait_ms, traffic_find_idle_ms(t, r, i),
                     s->bytes, s->messages);
     }
     (void)fputs("}}", f);

@@ -37,9 +37,8 @@ int traffic_gather(const run_ranks *ranks, const traffic_rank *mine, int station
                    traffic *out);
 void traffic_free(traffic *t);
 
-double traffic_find_idle(const traffic *t, int rank,
-                         int station);        /* total ms of a rank at a station */
-double traffic_find_hidden(const traffic *t); /* sum of hidden / sum of sent, from 0 to 1 */
+double traffic_find_idle_ms(const traffic *t, int rank, int station); /* total of a station */
+double traffic_compute_hidden(const traffic *t); /* sum of hidden / sum of sent, from 0 to 1 */
 
 /* Print a table of the mean step, and a line with the hidden messages. */
 void traffic_print(const traffic *t, FILE *f);

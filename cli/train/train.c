@@ -18,31 +18,31 @@ typedef struct request {
 } request;
 
 /* Return the path of --config: a file, or a configuration shipped with the program, with or without ".json". */
-static char *config_path(const char *given) {
-  if (access(given, F_OK) == 0 || strchr(given, '/') != NULL) return cli_copy(given);
+static char *get_config_path(const char *given) {
+  if (access(given, F_OK) == 0 || strchr(given, '/') != NULL) return cli_copy_text(given);
   char name[256];
-  const char *ending = cli_ends_in(given, ".json") ? "" : ".json";
+  const char *ending = cli_has_ending(given, ".json") ? "" : ".json";
   if (snprintf(name, sizeof name, "configs/%s%s", given, ending) >= (int)sizeof name)
-    return cli_copy(given);
+    return cli_copy_text(given);
   char *path = cli_find_shipped(name, name);
   if (access(path, F_OK) == 0) return path;
   free(path);
-  return cli_copy(given); /* settings_read will report that this file is missing */
+  return cli_copy_text(given); /* settings_read_file will report that this file is missing */
 }
 
 /* Apply the file of --config, then the command line. */
-static int apply(settings *s, const request *w, const cli_args *args) {
-  char *path = w->config != NULL ? config_path(w->config) : NULL;
-  int rc = path != NULL ? settings_read(s, path) : CLI_OK;
+static int apply_arguments(settings *s, const request *w, const cli_args *args) {
+  char *path = w->config != NULL ? get_config_path(w->config) : NULL;
+  int rc = path != NULL ? settings_read_file(s, path) : CLI_OK;
   free(path);
   return rc == CLI_OK ? settings_apply(s, args->settings, args->n_settings) : rc;
 }
 
 /* Check the checkpoint of a resumed run, before the data set is opened. */
-static int find_checkpoint(const char *dir) {
+static int check_checkpoint(const char *dir) {
   int64_t step;
   int lock;
-  int rc = disk_lock(dir, "train", &lock);
+  int rc = disk_lock_folder(dir, "train", &lock);
   if (rc == CLI_OK) rc = checkpoint_find(dir, &step, NULL);
   if (lock >= 0) (void)close(lock);
   return rc;
@@ -51,19 +51,19 @@ static int find_checkpoint(const char *dir) {
 /* Read the settings. A resumed run starts with its config.json; train_run refuses other values on the command line. */
 static int read_settings(settings *s, const request *w, const cli_args *args, bool first) {
   settings_init(s);
-  int rc = apply(s, w, args);
+  int rc = apply_arguments(s, w, args);
   if (rc != CLI_OK || !s->resume || s->out[0] == 0) return rc;
   char path[4096];
   if (snprintf(path, sizeof path, "%s/config.json", s->out) >= (int)sizeof path)
     return cli_bad("--out: this name is too long");
-  rc = first ? find_checkpoint(s->out) : CLI_OK;          /* only rank 0 reads DIR */
+  rc = first ? check_checkpoint(s->out) : CLI_OK;         /* only rank 0 reads DIR */
   if (rc != CLI_OK || access(path, F_OK) != 0) return rc; /* train_run will report missing files */
   settings_free(s);
   settings_init(s);
-  rc = settings_read(s, path);
+  rc = settings_read_file(s, path);
   char was[64];
   (void)snprintf(was, sizeof was, "%s", s->method);
-  if (rc == CLI_OK) rc = apply(s, w, args);
+  if (rc == CLI_OK) rc = apply_arguments(s, w, args);
   if (rc == CLI_OK && strcmp(was, s->method) != 0)
     rc = cli_bad("--method: is '%s', but '%s' in %s; a resumed run keeps its settings", s->method,
                  was, path);
@@ -71,7 +71,7 @@ static int read_settings(settings *s, const request *w, const cli_args *args, bo
 }
 
 /* Return the exit code, which is the same on all ranks. */
-static int exit_code(const train_result *r) {
+static int get_exit_code(const train_result *r) {
   if (r->diverged) return CLI_NO;
   if (r->output_failed && r->stopped) return CLI_BAD;
   return r->stopped ? CLI_NO : CLI_OK;
@@ -97,14 +97,14 @@ static void report_end(const settings *s, const train_result *r) {
   }
 }
 
-static int report(const settings *s, const train_result *r, bool quiet) {
+static int report_result(const settings *s, const train_result *r, bool quiet) {
   const long long steps = (long long)r->steps;
   if (r->skipped > 0)
     cli_note("%lld of %lld steps were skipped: a value was not finite", (long long)r->skipped,
              steps);
-  if (exit_code(r) != CLI_OK) {
+  if (get_exit_code(r) != CLI_OK) {
     report_end(s, r);
-    return exit_code(r);
+    return get_exit_code(r);
   }
   if (quiet) return CLI_OK;
   if (r->averaged > 0)
@@ -130,9 +130,9 @@ static int check_layers(const char *model, const char *name) {
   if (model_default_task(model, &task) != CLI_OK) return CLI_BAD;
   nn *n = nn_create(NULL, 1);
   const int rc = model_build(model, &task, n, &reconstructs);
-  for (int i = 0; i < nn_layers(n) && !of_norms; i++)
-    there = there || nn_layer_at(n, i)->conv;
-  there = there || (of_norms && nn_norms(n) > 0);
+  for (int i = 0; i < nn_count_layers(n) && !of_norms; i++)
+    there = there || nn_get_layer(n, i)->is_conv;
+  there = there || (of_norms && nn_count_norms(n) > 0);
   nn_destroy(&n);
   if (rc != CLI_OK || there) return rc;
   return cli_bad("--%s: has no effect, model %s has no %s", name, model,
@@ -141,7 +141,7 @@ static int check_layers(const char *model, const char *name) {
 
 /* Refuse options of the command line that have no effect in this run. A file of --config and the environment may have
  * such options, because they may serve several methods. */
-static int check_given(const settings *s, const cli_args *args) {
+static int check_idle_options(const settings *s, const cli_args *args) {
   for (int i = 0; i < args->n_settings; i++) {
     const char *name = args->settings[i].name;
     char needs[SETTINGS_NEEDS];
@@ -164,11 +164,11 @@ typedef struct rank_runs {
 static int run_rank(void *user, const ng_transport *t) {
   static const train_output nothing = {.label = ""};
   const rank_runs *r = user;
-  return train_run_on(t, r->s, r->d, t->rank == 0 ? r->output : &nothing, &r->result[t->rank]);
+  return train_run_rank(t, r->s, r->d, t->rank == 0 ? r->output : &nothing, &r->result[t->rank]);
 }
 
-static int run_threads(int32_t n, const settings *s, const data_set *d, const train_output *output,
-                       train_result *out) {
+static int train_on_threads(int32_t n, const settings *s, const data_set *d,
+                            const train_output *output, train_result *out) {
   rank_runs r = {s, d, output, cli_alloc((size_t)n, sizeof *r.result)};
   const int rc = launch_run_threads(n, run_rank, &r);
   for (int32_t i = rc == CLI_OK ? 1 : 0; i < n; i++)
@@ -180,31 +180,31 @@ static int run_threads(int32_t n, const settings *s, const data_set *d, const tr
 
 /* ---- the command -------------------------------------------------------------------------------*/
 
-static int train(const settings *s, bool quiet, const launch *l) {
+static int train_and_report(const settings *s, bool quiet, const launch *l) {
   data_set d;
   const ng_transport *t = launch_get_transport(l);
-  const run_ranks k = ranks_make(t);
+  const run_ranks k = ranks_from_transport(t);
   bool opened = false;
   int rc = CLI_OK;
   /* rank 0 first: if all ranks have the same error, rank 0 alone reports it */
   for (int turn = 0; turn < 2 && rc == CLI_OK; turn++) {
     if ((k.rank == 0) == (turn == 0)) {
       rc = settings_check(s); /* before a large file is read */
-      if (rc == CLI_OK) rc = train_open(s, &d);
+      if (rc == CLI_OK) rc = train_open_data(s, &d);
       opened = rc == CLI_OK;
       if (opened && turn == 0) data_print_notes(&d);
     }
-    rc = ranks_agree(&k, rc);
+    rc = ranks_combine_status(&k, rc);
   }
   if (rc == CLI_OK) {
     train_result r;
     const bool prints = !quiet && k.rank == 0;
     const train_output output = {.bar = prints, .lines = prints, .label = ""};
     train_catch_signals();
-    rc = l->threads > 1 ? run_threads(l->threads, s, &d, &output, &r)
-                        : train_run_on(t, s, &d, &output, &r);
+    rc = l->threads > 1 ? train_on_threads(l->threads, s, &d, &output, &r)
+                        : train_run_rank(t, s, &d, &output, &r);
     if (rc == CLI_OK) {
-      rc = k.rank == 0 ? report(s, &r, quiet) : exit_code(&r);
+      rc = k.rank == 0 ? report_result(s, &r, quiet) : get_exit_code(&r);
       train_result_free(&r);
     } else {
       train_restore_signals(); /* after an error, the launcher's signals must end this process */
@@ -215,16 +215,16 @@ static int train(const settings *s, bool quiet, const launch *l) {
 }
 
 /* Read the settings on each rank. Rank 0 checks the directory before the other ranks read it. */
-static int settings_on_ranks(settings *s, const request *w, const cli_args *args,
-                             const run_ranks *k) {
+static int read_settings_on_ranks(settings *s, const request *w, const cli_args *args,
+                                  const run_ranks *k) {
   int rc = k->rank == 0 ? read_settings(s, w, args, true) : CLI_OK;
-  rc = ranks_agree(k, rc);
+  rc = ranks_combine_status(k, rc);
   if (rc == CLI_OK && k->rank > 0) rc = read_settings(s, w, args, false);
-  if (rc == CLI_OK && k->rank == 0) rc = check_given(s, args);
-  return ranks_agree(k, rc);
+  if (rc == CLI_OK && k->rank == 0) rc = check_idle_options(s, args);
+  return ranks_combine_status(k, rc);
 }
 
-static int run(void *user, const cli_args *args) {
+static int run_train(void *user, const cli_args *args) {
   const request *w = user;
   settings s;
   launch l;
@@ -233,9 +233,9 @@ static int run(void *user, const cli_args *args) {
   if (w->list) return CLI_OK;
   memset(&s, 0, sizeof s);
   int rc = launch_begin(w->ranks, &l);
-  const run_ranks k = ranks_make(rc == CLI_OK ? launch_get_transport(&l) : NULL);
-  if (rc == CLI_OK) rc = settings_on_ranks(&s, w, args, &k);
-  if (rc == CLI_OK) rc = train(&s, w->quiet, &l);
+  const run_ranks k = ranks_from_transport(rc == CLI_OK ? launch_get_transport(&l) : NULL);
+  if (rc == CLI_OK) rc = read_settings_on_ranks(&s, w, args, &k);
+  if (rc == CLI_OK) rc = train_and_report(&s, w->quiet, &l);
   settings_free(&s);
   launch_end(&l, rc == CLI_BAD);
   return rc;
@@ -327,5 +327,5 @@ const cli_command cli_train = {
     .library = true,
     .size = sizeof(request),
     .standard = &standard,
-    .run = run,
+    .run = run_train,
 };

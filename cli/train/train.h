@@ -21,9 +21,8 @@
 typedef struct train_epoch { /* the numbers of an "epoch" line of log.jsonl */
   int64_t epoch, step;       /* counted from 1 */
   double lr;
-  double train_loss,
-      train_accuracy; /* means over the epoch, in training mode; accuracy from 0 to 1 */
-  double test_loss, test_accuracy; /* on the test or validation split; NaN: the split is empty */
+  double train_loss, train_accuracy; /* epoch means in training mode; accuracy from 0 to 1 */
+  double test_loss, test_accuracy;   /* on the test or validation split; NaN: the split is empty */
   double seconds; /* seconds of training so far, without tests, checkpoints and logs */
 } train_epoch;
 
@@ -48,10 +47,9 @@ typedef struct train_result {
   int epochs;
   train_epoch *epoch; /* [epochs]: the epochs of the run */
   int64_t steps, skipped, rescued, unobserved;
-  int64_t first; /* number of steps before this process resumed the run */
-  bool stopped;  /* a signal stopped the run */
-  bool
-      diverged; /* the loss or a weight is not finite, the loss is far too large, or steps were skipped in a row */
+  int64_t first;      /* number of steps before this process resumed the run */
+  bool stopped;       /* a signal stopped the run */
+  bool diverged;      /* non-finite loss or weight, far too large loss, or skipped steps in a row */
   bool output_failed; /* the run stopped because stdout is full or closed */
   char reason[128];   /* why the run diverged, such as "the loss is not finite" */
   int64_t averaged;   /* number of averaged weights; 0: none, or the run is not finished */
@@ -72,21 +70,21 @@ typedef struct train_output { /* what the run prints */
 } train_output;
 
 /* Check that settings and data fit together, before the run writes files or allocates memory. CLI_BAD: reported. */
-int train_check(const settings *s, const data_set *d);
+int train_check_settings(const settings *s, const data_set *d);
 
 /* Build the network that the settings select. *reconstructs: the target is the input. CLI_BAD: reported. */
-int train_network(const settings *s, const data_set *d, ng_pool *pool, nn **net,
-                  bool *reconstructs);
+int train_build_network(const settings *s, const data_set *d, ng_pool *pool, nn **net,
+                        bool *reconstructs);
 /* Open the data set and hold out the validation samples. CLI_BAD: reported. */
-int train_open(const settings *s, data_set *d);
+int train_open_data(const settings *s, data_set *d);
 /* Run the training. `d` is an open data set, which may serve many runs. CLI_OK: also after a signal or divergence,
  * which the result tells. CLI_BAD: reported. */
 int train_run(const settings *s, const data_set *d, const train_output *output, train_result *out);
 /* Run the training on several ranks; each rank calls this function with its transport (NULL: one rank). Results equal
  * the results of one rank with the same batch, up to the order of sums; except that batch norms use the samples of
  * their own rank, and running statistics are averaged. Rank 0 writes the directory and shows progress. */
-int train_run_on(const ng_transport *t, const settings *s, const data_set *d,
-                 const train_output *output, train_result *out);
+int train_run_rank(const ng_transport *t, const settings *s, const data_set *d,
+                   const train_output *output, train_result *out);
 void train_result_free(train_result *r);
 
 /* Catch SIGINT and SIGTERM: the loop saves a checkpoint after the current step and ends the run. A second signal, at
