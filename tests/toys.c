@@ -23,9 +23,9 @@ static bool diagonal_fits(const ng_settings *o, const ng_entry *e) {
 static ng_status diagonal_create(ng_block *b) {
   b->state = ng_object(b->p, sizeof(diagonal));
   if (b->state == NULL) return NG_ERR_NOMEM;
-  ((diagonal *)b->state)->pd = ng_object(b->p, (size_t)b->segment->to * sizeof(float));
+  ((diagonal *)b->state)->pd = ng_object(b->p, (size_t)b->segment->count * sizeof(float));
   if (((diagonal *)b->state)->pd == NULL) return NG_ERR_NOMEM;
-  (void)snprintf(b->entry->why, sizeof b->entry->why, "v %lld", (long long)b->segment->to);
+  (void)snprintf(b->entry->why, sizeof b->entry->why, "v %lld", (long long)b->segment->count);
   return NG_OK;
 }
 
@@ -37,14 +37,14 @@ static ng_status diagonal_statistics(ng_block *b) {
   b->stat->observed = NG_OBSERVED_FLATGRAD;
   b->stat->rule.averaged = true;
   b->stat->part->rows = 1;
-  b->stat->part->cols = b->segment->to;
+  b->stat->part->cols = b->segment->count;
   return NG_OK;
 }
 
 static ng_status diagonal_plan(ng_block *b, ng_plan *plan) {
   if (b->is_worker) {
     ((diagonal *)b->state)->by =
-        ng_plan_result(plan, b->stat->owner, b->segment->to * (int64_t)sizeof(float));
+        ng_plan_result(plan, b->stat->owner, b->segment->count * (int64_t)sizeof(float));
   }
   return NG_OK;
 }
@@ -64,7 +64,7 @@ static ng_status diagonal_observe(ng_block *b, const ng_obs *o) {
 static ng_status diagonal_solve(ng_block *b, ng_solve_phase phase) {
   const float *v = b->stat->part->average;
   if (phase != NG_SOLVE_CLIMB || b->stat->owner != b->ctx->rank) return NG_OK;
-  for (int64_t i = 0; i < b->segment->to; i++) {
+  for (int64_t i = 0; i < b->segment->count; i++) {
     ((diagonal *)b->state)->by[i] = (float)(1.0 / (b->base.damping + sqrt((double)v[i])));
   }
   return NG_OK;
@@ -74,7 +74,7 @@ static void diagonal_read_results(ng_block *b) {}
 
 static ng_status diagonal_measure(ng_block *b) {
   const float *by = ((diagonal *)b->state)->by;
-  for (int64_t i = 0; i < b->segment->to; i++) {
+  for (int64_t i = 0; i < b->segment->count; i++) {
     float x;
     ng_place_read(&b->segment->slot->grad, 0, i, 1, &x);
     const double d = (double)x, pd = (double)by[i] * d;
@@ -93,8 +93,8 @@ static void diagonal_emit(const ng_block *b, int32_t k, int32_t g, double factor
 }
 
 static ng_status diagonal_fields(ng_block *b, ng_field_visit visit, void *arg) {
-  ng_field f =
-      ng_field_plain("by", NG_F32, 1, b->segment->to, ((diagonal *)b->state)->by, b->stat->owner);
+  ng_field f = ng_field_plain("by", NG_F32, 1, b->segment->count, ((diagonal *)b->state)->by,
+                              b->stat->owner);
   return visit(arg, &f);
 }
 

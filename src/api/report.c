@@ -12,21 +12,6 @@ static ng_status check_index(const ng_precond *p, const char *call, int64_t i, i
                  (long long)n - 1);
 }
 
-/* Return the block of statistic i, or the entry of slot i, by bisection; before(p, k) is the number of statistics
- * before block k, or of slots before entry k, and `count` the number of blocks or entries. */
-static int32_t find_container(const ng_precond *p, int32_t count, int32_t i,
-                              int32_t (*before)(const ng_precond *p, int32_t k)) {
-  int32_t low = 0, high = count;
-  while (high - low > 1) {
-    const int32_t mid = low + (high - low) / 2;
-    *(before(p, mid) <= i ? &low : &high) = mid;
-  }
-  return low;
-}
-
-static int32_t stats_before(const ng_precond *p, int32_t k) { return p->block[k]->first_stat; }
-static int32_t slots_before(const ng_precond *p, int32_t k) { return p->entry[k]->first_slot; }
-
 ng_status ng_report_read(const ng_precond *p, ng_report *r) {
   const ng_status st = check_index(p, "ng_report_read", 0, 1, r);
   if (st != NG_OK) return st;
@@ -43,7 +28,7 @@ ng_status ng_report_read(const ng_precond *p, ng_report *r) {
       .stations = NG_STATIONS,
       .kept = p->entries_without_gradient,
       .unobserved = p->unobserved,
-      .statistics = ng_stats_count(p),
+      .statistics = p->stats,
       .d2 = p->step->d2,
       .pd2 = p->step->pd2,
       .scaled = s->count,
@@ -90,11 +75,10 @@ ng_status ng_report_station(const ng_precond *p, int32_t i, ng_station_report *r
 }
 
 ng_status ng_report_statistic(const ng_precond *p, int32_t i, ng_statistic_report *r) {
-  const ng_status st =
-      check_index(p, "ng_report_statistic", i, p == NULL ? 0 : ng_stats_count(p), r);
+  const ng_status st = check_index(p, "ng_report_statistic", i, p == NULL ? 0 : p->stats, r);
   if (st != NG_OK) return st;
-  const ng_block *b = p->block[find_container(p, p->blocks, i, stats_before)];
-  const ng_stat *s = &b->stat[i - b->first_stat];
+  const ng_block *b = p->stat[i].block;
+  const ng_stat *s = p->stat[i].stat;
   const ng_statistic_report now = {
       .layer = b->name,
       .name = s->name,
@@ -202,10 +186,7 @@ ng_status ng_plan_ranks(ng_precond *p, int32_t ranks, int32_t first, int32_t cou
 }
 
 /* The rows are the parameters, then the unused globs of skip_layers. */
-int32_t ng_explain_count(const ng_precond *p) {
-  const ng_entry *last = p != NULL && p->entries > 0 ? p->entry[p->entries - 1] : NULL;
-  return (last != NULL ? last->first_slot + last->slots : 0) + (p != NULL ? p->unused_count : 0);
-}
+int32_t ng_explain_count(const ng_precond *p) { return p == NULL ? 0 : p->slots + p->unused_count; }
 
 /* Describe unused glob i of skip_layers. */
 static ng_status explain_unused(const ng_precond *p, int32_t i, ng_explain_row *out) {
@@ -227,17 +208,15 @@ static ng_status explain_unused(const ng_precond *p, int32_t i, ng_explain_row *
 ng_status ng_explain(const ng_precond *p, int32_t i, ng_explain_row *out) {
   const ng_status st = check_index(p, "ng_explain", i, ng_explain_count(p), out);
   if (st != NG_OK) return st;
-  const int32_t rows = ng_explain_count(p) - p->unused_count;
-  if (i >= rows) return explain_unused(p, i - rows, out);
-  const int32_t index = find_container(p, p->entries, i, slots_before);
-  const ng_entry *e = p->entry[index];
-  i -= e->first_slot;
+  if (i >= p->slots) return explain_unused(p, i - p->slots, out);
+  const ng_slot *s = p->slot[i];
+  const ng_entry *e = s->entry;
   const ng_block *b = e->block;
-  const bool first = b != NULL && ng_slot_registered(b->segment[0].slot) == &e->slot[i];
+  const bool first = b != NULL && ng_slot_registered(b->segment[0].slot) == s;
   const ng_explain_row r = {
-      .name = e->slot[i].name,
-      .index = index,
-      .count = e->slot[i].rows * e->slot[i].cols,
+      .name = s->name,
+      .index = e->index,
+      .count = s->rows * s->cols,
       .covered = b != NULL && !e->is_frozen,
       .family = b != NULL ? b->family->name : "none",
       .why = e->is_frozen  ? "frozen by ng_freeze"

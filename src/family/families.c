@@ -101,12 +101,7 @@ ng_status ng_family_check_list(const ng_refusal *list, size_t n, const ng_option
 }
 
 ng_status ng_family_check_line(const ng_options *o, char *message, size_t size) {
-  const ng_family *f = ng_family_find(o->base.family);
-  if (f == NULL) { /* a wrong row of methods.c, found by t_methods */
-    return ng_fail_to(message, size, NG_ERR_ARG, "method %s has no family '%s'", o->base.method,
-                      o->base.family);
-  }
-  return f->check(o, message, size);
+  return ng_family_find(o->base.family)->check(o, message, size); /* t_published finds wrong rows */
 }
 
 /* The family's check runs before ng_options_verify, because the family's messages are more specific. */

@@ -280,7 +280,7 @@ static int64_t observe_scratch(const ng_block *b, const ng_conv *conv) {
 }
 
 /* The scratch of an output gradient does not depend on the image size, because pixels are added as rows. */
-int64_t ng_kron_observe_scratch(const ng_block *b, const ng_obs *o) {
+static int64_t observation_scratch(const ng_block *b, const ng_obs *o) {
   const ng_kron *k = ng_kron_of(b);
   const ng_part *g = &k->side[NG_SIDE_G].part[0];
   if (b->entry->d.kind != NG_CONV2D) return 0;
@@ -399,7 +399,7 @@ const ng_family ng_family_kronecker = {
     .precondition = ng_kron_precondition,
     .measure = ng_kron_measure,
     .emit = ng_kron_emit,
-    .observe_scratch = ng_kron_observe_scratch,
+    .observe_scratch = observation_scratch,
     .fields = fields,
     .numbers = numbers,
     .solve = ng_kron_solve,

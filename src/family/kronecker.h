@@ -69,7 +69,6 @@ static inline int64_t ng_kron_direction_floats(const ng_kron *k) {
   return k->outputs * k->p * (k->is_double ? 2 : 1);
 }
 ng_status ng_kron_observe(ng_block *b, const ng_obs *o);
-int64_t ng_kron_observe_scratch(const ng_block *b, const ng_obs *o);
 void ng_kron_put_traces(ng_block *b, int32_t stat, double *mean);
 ng_status ng_kron_solve(ng_block *b, ng_solve_phase phase);
 void ng_kron_read_results(ng_block *b);
@@ -81,8 +80,6 @@ int64_t ng_kron_apply_scratch(const ng_block *b); /* floats */
 
 /* Return which result a part of order n stores; cholesky: the cheaper of an inverse and L, applied to m columns a step. */
 ng_result ng_kron_result(const ng_block *b, int64_t n, int64_t m);
-/* on[side] <- the damping of each side, computed from lambda, damping_split and pi. */
-void ng_kron_split_damping(const ng_block *b, double lambda, double pi, double on[2]);
 /* eigen: set the damping of each group in k->both. */
 void ng_kron_set_damping(const ng_block *b);
 

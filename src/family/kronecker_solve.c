@@ -28,9 +28,9 @@ ng_result ng_kron_result(const ng_block *b, int64_t n, int64_t m) {
   return keeps ? NG_RESULT_CHOLESKY : NG_RESULT_INVERSE;
 }
 
-/* pi: among all d_A d_G = lambda, shifts proportional to the mean eigenvalue of each factor minimise the trace norm of
+/* on[side] <- the damping of each side. pi: among all d_A d_G = lambda, shifts proportional to the mean eigenvalue of each factor minimise the trace norm of
  * the cross terms d_A I (x) G + d_G A (x) I (Martens & Grosse 2015, section 6.3). */
-void ng_kron_split_damping(const ng_block *b, double lambda, double pi, double on[2]) {
+static void split_damping(const ng_block *b, double lambda, double pi, double on[2]) {
   on[NG_SIDE_A] = on[NG_SIDE_G] = 0.0;
   if (ng_kron_of(b)->is_product) return;
   if (b->base.damping_split == NG_SPLIT_FULL) {
@@ -58,7 +58,7 @@ void ng_kron_set_damping(const ng_block *b) {
     const ng_side *side = &k->side[NG_SIDE_G];
     double on[2], pi = (double)side->solve_info[NG_INFO_PI + g];
     if (k->is_double) pi += (double)pi_rest(k, side)[g];
-    ng_kron_split_damping(b, lambda, pi, on);
+    split_damping(b, lambda, pi, on);
     k->both.damping[g] = (ng_spectrum){
         .on_g = on[k->left - k->side],
         .on_a = on[k->right - k->side],
@@ -148,7 +148,7 @@ static void list_group(ng_block *b, int32_t group) {
     if (b->traces != NULL) mean[i] = b->traces[i * b->traces_per_stat + group];
   }
   const double pi = pi_of(mean);
-  ng_kron_split_damping(b, b->base.damping, pi, on);
+  split_damping(b, b->base.damping, pi, on);
   for (int i = 0; i < 2; i++) {
     ng_side *s = &k->side[i];
     const double d = k->is_eigen ? least_damping(b, i, group, mean, on) : on[i];

@@ -57,16 +57,15 @@ static ng_status create(ng_block *b) {
                    d->name, (long long)d->out, (long long)NG_LIST_MOST);
   }
   ng_rankone *k = ng_object(b->p, sizeof *k);
-  if (k != NULL) {
-    b->state = k;
-    k->groups = groups;
-    k->has_no_sides = none;
-    b->observed = none ? 0 : input_only ? NG_OBSERVED_INPUT : b->observed;
-    k->group = ng_object(b->p, (size_t)groups * sizeof *k->group);
-    k->norms = ng_object(b->p, (size_t)(3 * (2 * groups + 1)) * sizeof *k->norms);
-    if (input_only) k->t = ng_object(b->p, (size_t)d->out * sizeof *k->t);
-    if (input_only) k->t_sums = ng_object(b->p, (size_t)(3 * groups) * sizeof *k->t_sums);
-  }
+  if (k == NULL) return NG_ERR_NOMEM;
+  b->state = k;
+  k->groups = groups;
+  k->has_no_sides = none;
+  b->observed = none ? 0 : input_only ? NG_OBSERVED_INPUT : b->observed;
+  k->group = ng_object(b->p, (size_t)groups * sizeof *k->group);
+  k->norms = ng_object(b->p, (size_t)(3 * (2 * groups + 1)) * sizeof *k->norms);
+  if (input_only) k->t = ng_object(b->p, (size_t)d->out * sizeof *k->t);
+  if (input_only) k->t_sums = ng_object(b->p, (size_t)(3 * groups) * sizeof *k->t_sums);
   if (ng_objects_status(b->p) != NG_OK) return NG_ERR_NOMEM;
   k->side[NG_MEAN_A].conv = ng_layer_conv(b->entry, false);
   k->side[NG_MEAN_G].conv = ng_layer_conv(b->entry, true);

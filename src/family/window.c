@@ -290,12 +290,7 @@ static bool has_fill(const ng_block *b, ng_window_fill how) {
 static void subtract_stored(ng_block *b) {
   ng_window *w = ng_window_of(b);
   ng_window_read_decayed(b, w->u);
-  for (int32_t i = 0; i < w->parts; i++) {
-    w->part[i].c[ng_window_head(w)] = -1.0;
-  }
-  w->row_place[0] = ng_window_head(w);
-  w->rows = 1;
-  ng_window_combine(b, 1.0);
+  ng_window_add_head(b, 1.0, -1.0);
   ng_window_list_used(w, true);
 }
 
@@ -419,37 +414,36 @@ static void commit(ng_block *b, bool taken) {
 
 static ng_status fields(ng_block *b, ng_field_visit visit, void *arg) {
   ng_window *w = ng_window_of(b);
-  ng_field gram =
-      ng_field_plain("gram", NG_F64, w->parts * w->places, w->places, w->part->gram, b->owner);
-  ng_field v = ng_window_field(b, "momentum", NG_F32, 1, w->v);
+  const int64_t n = w->places, all = w->parts * n;
+  ng_field f[] = {ng_field_plain("gram", NG_F64, all, n, w->part->gram, b->owner),
+                  ng_field_plain("factor", NG_F64, all, n, w->part->factor, b->owner),
+                  ng_field_plain("along", NG_F64, w->parts, n, w->part->row_coefficient, b->owner),
+                  ng_window_field(b, "momentum", NG_F32, 1, w->v),
+                  ng_window_field(b, "second", NG_F32, 1, w->s),
+                  ng_window_field(b, "mask", NG_U8, 1, w->mask)};
   ng_status st = w->store->fields(b, visit, arg);
-  if (st == NG_OK) st = visit(arg, &gram);
-  ng_field factor =
-      ng_field_plain("factor", NG_F64, w->parts * w->places, w->places, w->part->factor, b->owner);
-  if (st == NG_OK && ng_is_mfac(b->base.window_function)) st = visit(arg, &factor);
-  ng_field along =
-      ng_field_plain("along", NG_F64, w->parts, w->places, w->part->row_coefficient, b->owner);
-  if (st == NG_OK && ng_window_x_is_average(b)) st = visit(arg, &along);
-  const bool adam = b->base.window_function == NG_WINDOW_ADAM;
-  ng_field s = ng_window_field(b, "second", NG_F32, 1, w->s);
-  s.is_nonnegative = true;
-  if (st == NG_OK && (adam || b->base.window_momentum > 0.0)) st = visit(arg, &v);
-  if (st == NG_OK && (adam || b->base.window_function == NG_WINDOW_ADAGRAD)) st = visit(arg, &s);
-  ng_field mask = ng_window_field(b, "mask", NG_U8, 1, w->mask);
-  return st == NG_OK && b->base.window_mask ? visit(arg, &mask) : st;
+  f[4].is_nonnegative = true;
+  for (int i = 0; i < 6 && st == NG_OK; i++) {
+    if (f[i].data != NULL) st = visit(arg, &f[i]);
+  }
+  return st;
 }
 
 static ng_status numbers(ng_block *b, ng_number_visit visit, void *arg) {
   ng_window *w = ng_window_of(b);
-  ng_number head = {.name = "head", .value = &w->head};
-  ng_number count = {.name = "count", .value = &w->count}, lr = {.name = "lr", .value = &w->lr};
-  ng_status st = visit(arg, &head);
-  if (st == NG_OK) st = visit(arg, &count);
-  ng_number updates = {.name = "updates", .value = &w->updates};
-  ng_number factored = {.name = "factored", .value = &w->factor_damping};
-  if (st == NG_OK && ng_is_mfac(b->base.window_function)) st = visit(arg, &factored);
-  if (st == NG_OK && b->base.window_empty > 0.0) st = visit(arg, &lr);
-  return st == NG_OK && b->base.window_function == NG_WINDOW_ADAM ? visit(arg, &updates) : st;
+  const ng_settings *o = &b->base;
+  const bool saved[] = {true, true, ng_is_mfac(o->window_function), o->window_empty > 0.0,
+                        o->window_function == NG_WINDOW_ADAM};
+  ng_number n[] = {{.name = "head", .value = &w->head},
+                   {.name = "count", .value = &w->count},
+                   {.name = "factored", .value = &w->factor_damping},
+                   {.name = "lr", .value = &w->lr},
+                   {.name = "updates", .value = &w->updates}};
+  ng_status st = NG_OK;
+  for (int i = 0; i < 5 && st == NG_OK; i++) {
+    if (saved[i]) st = visit(arg, &n[i]);
+  }
+  return st;
 }
 
 const ng_family ng_family_window = {

@@ -162,8 +162,8 @@ static inline bool ng_window_is_adaptive(const ng_settings *s) {
   return s->window_function == NG_WINDOW_STEP || s->window_function == NG_WINDOW_ADAM ||
          s->window_function == NG_WINDOW_ADAGRAD;
 }
-/* u <- the row at head, divided by `by`; overwrites the list of rows in use. */
-void ng_window_read_head(ng_block *b, double by);
+/* u <- by u + factor times the row at head; overwrites the list of rows in use. */
+void ng_window_add_head(ng_block *b, double by, double factor);
 /* Replace the gradient in w->x by the vector that enters. */
 void ng_window_adaptive_enter(ng_block *b);
 void ng_window_adaptive_direct(ng_block *b);    /* u <- the direction from the row at head */

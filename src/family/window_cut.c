@@ -27,9 +27,8 @@ static void set_parts(ng_block *b) {
     w->parts += at > first;
   }
   for (int32_t i = 0; i < w->segments; i++) {
-    const ng_segment *g = &b->segment[w->segment_order[i]];
     w->view[w->segment_order[i]].at_all = w->d_all;
-    w->d_all += g->to - g->from;
+    w->d_all += b->segment[w->segment_order[i]].count;
   }
 }
 
@@ -39,8 +38,8 @@ int64_t ng_window_nearest_segment(const ng_block *b, int64_t at) {
   const ng_window *w = ng_window_of(b);
   int64_t best = 0;
   for (int32_t i = 0; i < w->segments; i++) {
-    const ng_segment *g = &b->segment[w->segment_order[i]];
-    const int64_t end = w->view[w->segment_order[i]].at_all + g->to - g->from;
+    const int32_t k = w->segment_order[i];
+    const int64_t end = w->view[k].at_all + b->segment[k].count;
     if (at - best > (end > at ? end - at : at - end)) best = end;
   }
   return best;
@@ -61,14 +60,6 @@ static void set_slices(ng_block *b) {
 
 /* ---- chunks ----------------------------------------------------------------------------------*/
 
-/* Return the number of elements of segment g on this rank; *from: the first element in the parameter. */
-static int64_t own_elements(const ng_window *w, const ng_segment *g, int64_t flat, int64_t *from) {
-  const int64_t first = ng_max64(flat, w->first_element);
-  const int64_t end = ng_min64(flat + g->to - g->from, w->first_element + w->d);
-  *from = g->from + first - flat;
-  return ng_max64(0, end - first);
-}
-
 /* Set w->flat and w->part for this rank's elements; return the number of chunks. */
 static int64_t number_chunks(ng_block *b) {
   ng_window *w = ng_window_of(b);
@@ -77,17 +68,20 @@ static int64_t number_chunks(ng_block *b) {
     const int32_t k = w->segment_order[i];
     const ng_slot *slot = b->segment[k].slot;
     const int32_t part = w->view[k].part;
-    ng_flat r = {.at = at,
-                 .first_chunk = chunks,
-                 .part = part,
-                 .grad = &slot->grad,
-                 .weight = &slot->weight,
-                 .cols = slot->cols};
-    r.n = own_elements(w, &b->segment[k], w->view[k].at_all, &r.from);
+    const int64_t begin = w->view[k].at_all, first = ng_max64(begin, w->first_element);
+    const int64_t end = ng_min64(begin + b->segment[k].count, w->first_element + w->d);
+    const int64_t n = ng_max64(0, end - first);
     w->part[part].u_scale = &w->u_scales[part];
-    w->flat[i] = r;
-    at += r.n;
-    chunks += ng_flat_chunks(r.n);
+    w->flat[i] = (ng_flat){.at = at,
+                           .n = n,
+                           .from = first - begin,
+                           .first_chunk = chunks,
+                           .part = part,
+                           .grad = &slot->grad,
+                           .weight = &slot->weight,
+                           .cols = slot->cols};
+    at += n;
+    chunks += ng_flat_chunks(n);
   }
   return chunks;
 }

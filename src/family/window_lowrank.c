@@ -49,12 +49,11 @@ static int64_t floats_of(const ng_block *b, int32_t k) {
 static ng_status create_factors(ng_block *b) {
   ng_window *w = ng_window_of(b);
   lowrank *s = w->state = ng_object(b->p, sizeof *s);
-  if (s != NULL) s->factors = ng_object(b->p, (size_t)w->segments * sizeof *s->factors);
-  if (s != NULL) s->cut = ng_object(b->p, (size_t)(b->ctx->ranks + 1) * sizeof *s->cut);
-  if (s != NULL) s->power = ng_object(b->p, (size_t)w->segments * sizeof *s->power);
-  if (s == NULL || s->factors == NULL || s->power == NULL || s->cut == NULL) {
-    return NG_ERR_NOMEM;
-  }
+  if (s == NULL) return NG_ERR_NOMEM;
+  s->factors = ng_object(b->p, (size_t)w->segments * sizeof *s->factors);
+  s->cut = ng_object(b->p, (size_t)(b->ctx->ranks + 1) * sizeof *s->cut);
+  s->power = ng_object(b->p, (size_t)w->segments * sizeof *s->power);
+  if (ng_objects_status(b->p) != NG_OK) return NG_ERR_NOMEM;
   for (int32_t i = 0; i < w->segments; i++) {
     const int32_t k = w->segment_order[i];
     const ng_slot *slot = b->segment[k].slot;

@@ -57,14 +57,14 @@ void ng_window_adaptive_enter(ng_block *b) {
       (ng_flat_pass){.op = NG_FLAT_LIMIT, .to = w->x, .take = w->input_scale, .limit = INPUT_MOST});
 }
 
-void ng_window_read_head(ng_block *b, double by) {
+void ng_window_add_head(ng_block *b, double by, double factor) {
   ng_window *w = ng_window_of(b);
   for (int32_t i = 0; i < w->parts; i++) {
-    w->part[i].c[ng_window_head(w)] = 1.0 / by;
+    w->part[i].c[ng_window_head(w)] = factor;
   }
   w->row_place[0] = ng_window_head(w);
   w->rows = 1;
-  ng_window_combine(b, 0.0);
+  ng_window_combine(b, by);
 }
 
 void ng_window_adaptive_direct(ng_block *b) {
@@ -73,7 +73,7 @@ void ng_window_adaptive_direct(ng_block *b) {
     ng_on(b->ctx->queue)->scale(b->ctx->queue, w->d, w->u, NG_F32, 0.0);
     return;
   }
-  ng_window_read_head(b, w->input_scale);
+  ng_window_add_head(b, 0.0, 1.0 / w->input_scale);
   if (b->base.window_function != NG_WINDOW_ADAGRAD) return;
   ng_window_pass(b, (ng_flat_pass){.op = NG_FLAT_DIVIDE,
                                    .to = w->u,
@@ -147,7 +147,7 @@ void ng_window_average(ng_block *b, bool fresh) {
   const bool out = ng_window_has_excluded(b), in_rest = out || !fresh;
   move_leaving_rows(b, fresh, out || (fresh && w->drops_rows));
   if (in_rest && fresh) {
-    ng_window_read_head(b, 1.0);
+    ng_window_add_head(b, 0.0, 1.0);
   } else if (in_rest) {
     ng_window_read_decayed(b, w->u);
   }

@@ -94,12 +94,17 @@ static double x_coefficient(const ng_window *w, const ng_window_part *p, const s
 
 static double rounding(const ng_window *w) { return 0x1p-53 * sqrt((double)w->rows + 63.0); }
 
-/* Return s of the formula above. */
-static double sum_of_norms(const ng_window *w, const ng_window_part *p, const solve_args *a) {
-  double s = *p->u_scale * a->r;
+/* Return the sum of |c_i| g_i and `s`. */
+static double add_row_norms(const ng_window *w, const ng_window_part *p, double s) {
   for (int64_t i = 0; i < w->rows; i++) {
     s += fabs(p->c[w->row_place[i]]) * row_norm(w, p, i);
   }
+  return s;
+}
+
+/* Return s of the formula above. */
+static double sum_of_norms(const ng_window *w, const ng_window_part *p, const solve_args *a) {
+  double s = add_row_norms(w, p, *p->u_scale * a->r);
   if (a->rest) s += 2.0 * row_norm(w, p, w->rows - 1) / a->damping;
   return s;
 }
@@ -135,11 +140,7 @@ static double average_error(const ng_window *w, const ng_window_part *p) {
 
 /* Return whether the combination of rows cannot overflow f32; all ranks compute the same answer from K. */
 static bool fits_f32(const ng_window *w, const ng_window_part *p) {
-  double sum = 0.0;
-  for (int64_t i = 0; i < w->rows; i++) {
-    sum += fabs(p->c[w->row_place[i]]) * row_norm(w, p, i);
-  }
-  return sum <= COMBINATION_MOST;
+  return add_row_norms(w, p, 0.0) <= COMBINATION_MOST;
 }
 
 /* ---- M-FAC -----------------------------------------------------------------------------------*/

@@ -26,8 +26,7 @@ static bool next_run(const ng_block *b, int32_t *i, run_of_elements *run) {
   const ng_window_view *first = &w->view[w->segment_order[*i]];
   *run = (run_of_elements){.at = first->at_all, .part = first->part};
   do {
-    const ng_segment *g = &b->segment[w->segment_order[(*i)++]];
-    run->n += g->to - g->from;
+    run->n += b->segment[w->segment_order[(*i)++]].count;
   } while (b->base.window_store != NG_STORE_TOPK_LAYER && *i < w->segments &&
            w->view[w->segment_order[*i]].part == run->part);
   return true;

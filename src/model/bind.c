@@ -183,11 +183,9 @@ static void expire(ng_place *v) {
 
 void ng_bind_expire(ng_precond *p) {
   if (!p->has_expiring) return;
-  for (int32_t i = 0; i < p->entries; i++) {
-    for (int32_t k = 0; k < p->entry[i]->slots; k++) {
-      expire(&p->entry[i]->slot[k].grad);
-      expire(&p->entry[i]->slot[k].weight);
-    }
+  for (int32_t i = 0; i < p->slots; i++) {
+    expire(&p->slot[i]->grad);
+    expire(&p->slot[i]->weight);
   }
   p->has_expiring = false;
 }

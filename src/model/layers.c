@@ -226,31 +226,37 @@ static ng_status append_entry(ng_precond *p, ng_entry *e, int32_t *index) {
   if (p->entries == p->entry_capacity) {
     const int32_t grown = p->entry_capacity == 0 ? 16 : 2 * p->entry_capacity;
     ng_entry **list = ng_object(p, (size_t)grown * sizeof *list);
-    if (list == NULL) return NG_ERR_NOMEM;
+    ng_slot **slots = ng_object(p, 2 * (size_t)grown * sizeof *slots);
+    if (list == NULL || slots == NULL) return NG_ERR_NOMEM;
     if (p->entries > 0) memcpy(list, p->entry, (size_t)p->entries * sizeof *list);
+    if (p->slots > 0) memcpy(slots, p->slot, (size_t)p->slots * sizeof *slots);
     ng_object_free(p, p->entry);
+    ng_object_free(p, p->slot);
     p->entry = list;
+    p->slot = slots;
     p->entry_capacity = grown;
   }
   if (index != NULL) *index = p->entries;
-  const ng_entry *before = p->entries > 0 ? p->entry[p->entries - 1] : NULL;
-  e->first_slot = before != NULL ? before->first_slot + before->slots : 0;
+  e->index = p->entries;
   p->entry[p->entries++] = e;
+  for (int32_t k = 0; k < e->slots; k++) {
+    p->slot[p->slots++] = &e->slot[k];
+  }
   int32_t *bucket = bucket_of(p, e->d.name);
   e->next_named = *bucket;
   *bucket = p->entries;
   return NG_OK;
 }
 
-/* Copy the texts and register the entry; after a failure free it.  The entry cannot move later, because its slots point
- * to it. */
-static ng_status register_entry(ng_precond *p, ng_entry *e, const char *name, const char *options,
-                                int32_t *index) {
-  ng_status st = NG_ERR_NOMEM;
-  char *const own_name = ng_object_text(p, name);
-  char *const own_options = options == NULL ? NULL : ng_object_text(p, options);
-  e->d.name = own_name;
-  e->d.options = own_options;
+/* Register a copy of `found` with own copies of its texts.  The copy cannot move later, because its slots point to it. */
+static ng_status register_entry(ng_precond *p, const ng_entry *found, int32_t *index) {
+  const char *name = found->d.name, *options = found->d.options;
+  ng_entry *e = ng_object(p, sizeof *e);
+  if (e == NULL) return NG_ERR_NOMEM;
+  *e = *found;
+  e->d.name = ng_object_text(p, name);
+  e->d.options = options == NULL ? NULL : ng_object_text(p, options);
+  if (e->d.name == NULL || (options != NULL && e->d.options == NULL)) return NG_ERR_NOMEM;
   (void)snprintf(e->slot_name[NG_WEIGHT], sizeof e->slot_name[0], "%s%s", name,
                  e->is_tensor ? "" : ".weight");
   (void)snprintf(e->slot_name[NG_BIAS], sizeof e->slot_name[0], "%s.bias", name);
@@ -259,27 +265,13 @@ static ng_status register_entry(ng_precond *p, ng_entry *e, const char *name, co
     e->slot[k].param = ng_entry_param(e, k);
     e->slot[k].name = e->slot_name[e->slot[k].param];
   }
-  if (own_name != NULL && (options == NULL || own_options != NULL)) st = append_entry(p, e, index);
-  if (st == NG_OK) return NG_OK;
-  ng_object_free(p, own_options);
-  ng_object_free(p, own_name);
-  ng_object_free(p, e);
-  return st;
+  return append_entry(p, e, index);
 }
 
-/* The slots of a norm are gamma and beta [1, channels]; without gamma, beta is the first slot. */
-static ng_status add_norm(ng_precond *p, const ng_entry *found, int32_t *index) {
-  const char *name = found->d.name, *options = found->d.options;
-  ng_entry *e = ng_object(p, sizeof *e);
-  if (e == NULL) return NG_ERR_NOMEM;
-  *e = *found;
-  e->d.out = e->d.in;
-  e->slots = (e->d.norm_no_weight == 0) + (e->d.bias != 0);
-  for (int32_t k = 0; k < e->slots; k++) {
-    e->slot[k].rows = e->slot[k].groups = 1;
-    e->slot[k].cols = e->d.in;
-  }
-  return register_entry(p, e, name, options, index);
+static void set_slot(ng_slot *s, int64_t rows, int64_t cols, int64_t groups) {
+  s->rows = rows;
+  s->cols = cols;
+  s->groups = groups;
 }
 
 /* The caller has checked name and options.  After an error nothing has changed.  The weight of a convolution is a
@@ -291,41 +283,37 @@ ng_status ng_entry_add_layer(ng_precond *p, const ng_layer *d, int32_t *index) {
   const ng_status st = check_layer(p, d, &found);
   if (st != NG_OK) return st;
   found.d = *d;
-  if (d->kind == NG_NORM) return add_norm(p, &found, index);
-  const int64_t groups = d->kind == NG_CONV2D ? d->groups : 1;
-  const int64_t patch = d->kind == NG_CONV2D ? d->in / groups * d->kernel[0] * d->kernel[1] : d->in;
   found.slots = 1 + d->bias;
+  if (d->kind == NG_NORM) { /* gamma and beta; without gamma, beta is the first slot */
+    found.d.out = d->in;
+    found.slots = (d->norm_no_weight == 0) + (d->bias != 0);
+    set_slot(&found.slot[0], 1, d->in, 1);
+    set_slot(&found.slot[1], 1, d->in, 1);
+    return register_entry(p, &found, index);
+  }
+  const bool conv = d->kind == NG_CONV2D, embedding = d->kind == NG_EMBEDDING;
+  const int64_t groups = conv ? d->groups : 1;
+  const int64_t patch = conv ? d->in / groups * d->kernel[0] * d->kernel[1] : d->in;
   if (ng_times(d->out, patch) > NG_PARAMETER_MOST) {
     return ng_fail(p->ctx, NG_ERR_ARG,
                    "layer '%s': its weight is %lld by %lld, expected at most %lld elements",
                    d->name, (long long)d->out, (long long)patch, (long long)NG_PARAMETER_MOST);
   }
-  found.slot[NG_WEIGHT].rows = d->out;
-  found.slot[NG_WEIGHT].cols = patch;
-  if (d->kind == NG_EMBEDDING) { /* one row for each token */
-    found.slot[NG_WEIGHT].rows = d->in;
-    found.slot[NG_WEIGHT].cols = d->out;
-  }
-  found.slot[NG_BIAS].rows = 1;
-  found.slot[NG_BIAS].cols = d->out;
-  found.slot[NG_WEIGHT].groups = found.slot[NG_BIAS].groups = groups;
-  ng_entry *e = ng_object(p, sizeof *e);
-  if (e == NULL) return NG_ERR_NOMEM;
-  *e = found;
-  return register_entry(p, e, d->name, d->options, index);
+  /* an embedding has one row for each token */
+  set_slot(&found.slot[NG_WEIGHT], embedding ? d->in : d->out, embedding ? d->out : patch, groups);
+  set_slot(&found.slot[NG_BIAS], 1, d->out, groups);
+  return register_entry(p, &found, index);
 }
 
 /* A family may precondition a tensor (ng_family.fits); a fused update writes it in any case. */
 ng_status ng_entry_add_tensor(ng_precond *p, const char *name, int64_t count, int32_t *index) {
-  ng_entry *e = ng_object(p, sizeof *e);
-  if (e == NULL) return NG_ERR_NOMEM;
-  e->d.kind = NG_LINEAR; /* with one row */
-  e->d.shard_axis = -1;
-  e->is_tensor = true;
-  e->slots = 1;
-  e->slot[NG_WEIGHT].rows = e->slot[NG_WEIGHT].groups = 1;
-  e->slot[NG_WEIGHT].cols = count;
-  return register_entry(p, e, name, NULL, index);
+  ng_entry e;
+  memset(&e, 0, sizeof e);
+  e.d = (ng_layer){.name = name, .kind = NG_LINEAR, .shard_axis = -1}; /* with one row */
+  e.is_tensor = true;
+  e.slots = 1;
+  set_slot(&e.slot[NG_WEIGHT], 1, count, 1);
+  return register_entry(p, &e, index);
 }
 
 ng_status ng_precond_enter(const ng_precond *p) {

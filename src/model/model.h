@@ -55,7 +55,7 @@ struct ng_entry {
   int64_t steps_without_gradient; /* number of counted steps in which the entry had no gradient */
   int64_t missed_updates;         /* number of fused updates that excluded the entry; saved */
   int32_t slots;                  /* 1 or 2 */
-  int32_t first_slot;             /* number of slots of all previous entries */
+  int32_t index;                  /* index in ng_precond.entry */
   int32_t next_named;     /* next entry in the hash bucket of this name: index + 1; 0: none */
   ng_slot slot[2];        /* weight, bias; see ng_entry_slot */
   char slot_name[2][264]; /* texts of the slots' names */
@@ -144,10 +144,10 @@ ng_status ng_slot_set_group(ng_precond *p, int32_t index, ng_param which, int32_
 
 /* ---- blocks ----------------------------------------------------------------------------------*/
 
-/* Elements [from, to) of a slot, row after row.  The families of the library have whole slots. */
+/* The elements of a slot in a block, row after row. */
 typedef struct ng_segment {
   ng_slot *slot;
-  int64_t from, to;
+  int64_t count;       /* number of elements of the slot */
   int64_t offset;      /* number of elements of all previous segments of the block */
   int32_t group;       /* update_group of the slot at ng_ready */
   double weight_norm2; /* |weight|^2 of this step, for clip = ratio */
@@ -176,7 +176,6 @@ struct ng_block {
   uint32_t observed; /* set of observations (ng_observed_bit) that the block uses */
   ng_stat *stat;
   int32_t stats;
-  int32_t first_stat; /* number of statistics of all previous blocks */
   ng_segment *segment;
   int32_t segments;
   int32_t owner;     /* rank that solves; if owners_differ, each statistic has its own owner */
@@ -313,11 +312,11 @@ typedef enum ng_rescue {
   NG_RESCUES
 } ng_rescue;
 
-/* A statistic whose sums only its owner receives. */
-typedef struct ng_owned_stat {
+/* A statistic and its block. */
+typedef struct ng_block_stat {
   ng_block *block;
   ng_stat *stat;
-} ng_owned_stat;
+} ng_block_stat;
 
 enum { NG_FIELD_KEY = 320 }; /* "layer/field": at most 255 and 47 characters, a slash and a 0 */
 
@@ -333,9 +332,13 @@ struct ng_precond {
   ng_options opt;
   ng_entry **entry; /* fixed at ng_ready */
   int32_t entries, entry_capacity;
+  ng_slot **slot; /* [slots] of all entries, in order */
+  int32_t slots;
   int32_t name_bucket[NG_NAME_BUCKETS]; /* hash table of names: index + 1 of an entry, 0: none */
   ng_block **block;
   int32_t blocks;
+  ng_block_stat *stat; /* [stats] of all blocks, in order; set by ng_ready */
+  int32_t stats;
   int32_t update_groups; /* number of groups of ng_set_group, fixed at ng_ready; 0 before */
   char *unused_globs; /* [unused_count] globs of skip_layers that match no layer, each with a 0 */
   int32_t unused_count;
@@ -348,7 +351,7 @@ struct ng_precond {
   ng_object_head *objects, *lasting; /* newest object; newest object at ng_objects_open */
   bool out_of_memory;                /* an allocation of an object failed since ng_objects_open */
   ng_span *result_span, *direction_span, *sum_span; /* see ng_plan */
-  ng_owned_stat *owned; /* [owned_stats] statistics that only one owner receives, sorted by owner */
+  ng_block_stat *owned; /* [owned_stats] statistics that only one owner receives, sorted by owner */
   int32_t owned_stats;
   struct ng_engine *step; /* step/step.h */
   /* counters */
@@ -362,12 +365,6 @@ struct ng_precond {
   ng_field_search last_search;
   char found_name[NG_FIELD_KEY]; /* the last name of ng_state_at */
 };
-
-/* Return the number of statistics of all blocks. */
-static inline int32_t ng_stats_count(const ng_precond *p) {
-  const ng_block *last = p->blocks > 0 ? p->block[p->blocks - 1] : NULL;
-  return last != NULL ? last->first_stat + last->stats : 0;
-}
 
 /* Return the address of the scratch, which an observation may reallocate. */
 static inline void *ng_scratch(const ng_block *b) { return b->p->arena[NG_USE_SCRATCH]; }

@@ -110,7 +110,7 @@ double ng_stat_cost(const ng_stat *s, bool memory) {
 double ng_block_apply_cost(const ng_block *b) {
   double elements = 0.0, orders = 0.0;
   for (int32_t i = 0; i < b->segments; i++) {
-    elements += (double)(b->segment[i].to - b->segment[i].from);
+    elements += (double)b->segment[i].count;
   }
   for (int32_t k = 0; k < b->stats; k++) {
     if (b->stat[k].symmetric) orders += (double)b->stat[k].part[0].rows;
@@ -144,35 +144,32 @@ ng_status ng_place_blocks(ng_precond *p) {
                      .m = p->grid.m,
                      .n = p->grid.n,
                      .weight = weight_of(&p->opt.base),
-                     .blocks = p->blocks};
-  for (int32_t i = 0; i < p->blocks; i++) {
-    a.tasks += p->block[i]->stats;
-  }
-  ng_task *const tasks = ng_object(p, (size_t)a.tasks * sizeof *tasks), *task = tasks;
+                     .blocks = p->blocks,
+                     .tasks = p->stats};
+  ng_task *const task = ng_object(p, (size_t)a.tasks * sizeof *task);
   a.block = ng_object(p, (size_t)a.blocks * sizeof *a.block);
   a.scratch = ng_object(p, ng_assign_scratch(&a));
   if (ng_objects_status(p) != NG_OK) return NG_ERR_NOMEM;
-  for (int32_t i = 0; i < p->blocks; i++) {
+  for (int32_t i = 0; i < p->stats; i++) {
+    const ng_stat *s = p->stat[i].stat;
+    task[i] = (ng_task){.name = s->name, .cost = ng_stat_cost(s, memory)};
+  }
+  for (int32_t i = 0, at = 0; i < p->blocks; at += p->block[i++]->stats) {
     const ng_block *b = p->block[i];
     a.block[i] = (ng_assign_block){
-        .name = b->name, .task = task, .tasks = b->stats, .step_cost = step_cost_of(b)};
-    for (int32_t k = 0; k < b->stats; k++) {
-      *task++ = (ng_task){.name = b->stat[k].name, .cost = ng_stat_cost(&b->stat[k], memory)};
-    }
+        .name = b->name, .task = task + at, .tasks = b->stats, .step_cost = step_cost_of(b)};
   }
   ng_assign(&a);
-  task = tasks;
   for (int32_t i = 0; i < p->blocks; i++) {
-    ng_block *b = p->block[i];
-    b->owner = a.block[i].owner;
-    b->column = a.block[i].column;
-    for (int32_t k = 0; k < b->stats; k++) {
-      b->stat[k].owner = (task++)->owner;
-    }
+    p->block[i]->owner = a.block[i].owner;
+    p->block[i]->column = a.block[i].column;
+  }
+  for (int32_t i = 0; i < p->stats; i++) {
+    p->stat[i].stat->owner = task[i].owner;
   }
   ng_object_free(p, a.scratch);
   ng_object_free(p, a.block);
-  ng_object_free(p, tasks);
+  ng_object_free(p, task);
   return NG_OK;
 }
 

@@ -2,8 +2,6 @@
  * ranks. */
 #include "setup/setup.h"
 
-#include <stdlib.h>
-
 /* ---- one block -------------------------------------------------------------------------------*/
 
 /* Return the layer to which globs are compared.  A tensor has kind 0, so that only its name can match. */
@@ -57,10 +55,9 @@ static int32_t add_entry(ng_block *b, ng_entry *e, int32_t at) {
     ng_slot *s = &e->slot[k];
     const ng_segment *last = at > 0 ? &b->segment[at - 1] : NULL;
     b->segment[at] = (ng_segment){.slot = s,
-                                  .from = 0,
-                                  .to = s->rows * s->cols,
+                                  .count = s->rows * s->cols,
                                   .group = s->update_group,
-                                  .offset = last == NULL ? 0 : last->offset + last->to - last->from,
+                                  .offset = last == NULL ? 0 : last->offset + last->count,
                                   .clip_factor = 1.0};
     s->block = b;
     s->segment = at;
@@ -221,46 +218,22 @@ static ng_status layer_block(ng_precond *p, ng_entry *e, const ng_family *f) {
 
 /* ---- blocks over many layers -----------------------------------------------------------------*/
 
-/* An entry of a family with NG_SCOPE_MODEL.  Entries with the same own options share a block. */
-typedef struct member {
-  ng_entry *e;
-  int32_t at;    /* index of the entry */
-  int32_t first; /* index of the first entry with the same own options */
-} member;
-
-/* Compare the own options of two entries as texts.  Entries without own options are equal and come first. */
-static int compare_lines(const member *x, const member *y) {
-  const char *a = x->e->d.options, *b = y->e->d.options;
-  if (a == NULL || b == NULL) return (a != NULL) - (b != NULL);
-  return strcmp(a, b);
-}
-
-static int by_line(const void *a, const void *b) {
-  const member *x = a, *y = b;
-  const int lines = compare_lines(x, y);
-  return lines != 0 ? lines : (x->at > y->at) - (x->at < y->at);
-}
-
-/* Order blocks by their first entry, and the entries of a block by index.  The block without own options comes
- * first. */
-static int by_block(const void *a, const void *b) {
-  const member *x = a, *y = b;
-  const int lined = (x->e->d.options != NULL) - (y->e->d.options != NULL);
-  if (lined != 0) return lined;
-  const int first = (x->first > y->first) - (x->first < y->first);
-  return first != 0 ? first : (x->at > y->at) - (x->at < y->at);
+/* Return whether two entries have the same own options, so that they share a block. */
+static bool same_options(const ng_entry *a, const ng_entry *b) {
+  const char *x = a->d.options, *y = b->d.options;
+  return x == NULL || y == NULL ? x == y : ng_is(x, y);
 }
 
 /* Name a block after its family, and if it has own options, after the alphabetically first of its n entries: this name
  * does not depend on the order of registration. */
-static ng_status name_block(ng_precond *p, const member *of, int32_t n, char **out) {
+static ng_status name_block(ng_precond *p, ng_entry *const *of, int32_t n, char **out) {
   char name[NG_FIELD_KEY];
-  const char *least = of->e->d.name;
+  const char *least = of[0]->d.name;
   for (int32_t i = 1; i < n; i++) {
-    if (strcmp(of[i].e->d.name, least) < 0) least = of[i].e->d.name;
+    if (strcmp(of[i]->d.name, least) < 0) least = of[i]->d.name;
   }
-  const bool own = of->e->d.options != NULL;
-  (void)snprintf(name, sizeof name, "%s%s%s", of->e->family->name, own ? "." : "",
+  const bool own = of[0]->d.options != NULL;
+  (void)snprintf(name, sizeof name, "%s%s%s", of[0]->family->name, own ? "." : "",
                  own ? least : "");
   if (ng_entry_find(p, name) >= 0) {
     return ng_fail(p->ctx, NG_ERR_ARG,
@@ -271,44 +244,39 @@ static ng_status name_block(ng_precond *p, const member *of, int32_t n, char **o
 }
 
 /* Make one block of the n entries in `of`. */
-static ng_status model_block(ng_precond *p, const member *of, int32_t n) {
-  const ng_family *f = of->e->family;
+static ng_status model_block(ng_precond *p, ng_entry *const *of, int32_t n) {
+  const ng_family *f = of[0]->family;
   ng_block *b = NULL;
   int32_t segments = 0, at = 0;
   char *name = NULL;
   for (int32_t i = 0; i < n; i++) {
-    segments += of[i].e->slots;
+    segments += of[i]->slots;
   }
   ng_status st = name_block(p, of, n, &name);
   if (st == NG_OK) st = new_block(p, f, name, segments, &b);
   if (st != NG_OK) return st;
   for (int32_t i = 0; i < n; i++) {
-    ng_entry *e = of[i].e;
-    (void)snprintf(e->why, sizeof e->why, "in block %.100s of family %s", b->name, f->name);
-    at = add_entry(b, e, at);
+    (void)snprintf(of[i]->why, sizeof of[i]->why, "in block %.100s of family %s", b->name, f->name);
+    at = add_entry(b, of[i], at);
   }
-  return describe(b, of->e->d.options);
+  return describe(b, of[0]->d.options);
 }
 
-/* Make the blocks of family f: one for each text of own options.  Sorting groups n entries in O(n log n). */
+/* Make the blocks of family f: one for the entries without own options, then one for each text of own options. */
 static ng_status model_blocks(ng_precond *p, const ng_family *f) {
   ng_status st = NG_OK;
-  int32_t n = 0;
-  member *of = ng_object(p, (size_t)p->entries * sizeof *of);
+  ng_entry **of = ng_object(p, (size_t)p->entries * sizeof *of);
   if (of == NULL) return NG_ERR_NOMEM;
-  for (int32_t i = 0; i < p->entries; i++) {
-    ng_entry *e = p->entry[i];
-    if (e->family == f && e->block == NULL) of[n++] = (member){e, i, i};
-  }
-  qsort(of, (size_t)n, sizeof *of, by_line);
-  for (int32_t i = 1; i < n; i++) {
-    if (compare_lines(&of[i - 1], &of[i]) == 0) of[i].first = of[i - 1].first;
-  }
-  qsort(of, (size_t)n, sizeof *of, by_block);
-  for (int32_t i = 0, end; i < n && st == NG_OK; i = end) {
-    for (end = i + 1; end < n && of[end].first == of[i].first; end++) {
+  for (int32_t at = 0; at < 2 * p->entries && st == NG_OK; at++) {
+    const bool own = at >= p->entries;
+    const ng_entry *first = p->entry[at % p->entries];
+    int32_t n = 0;
+    if ((first->d.options != NULL) != own || first->family != f || first->block != NULL) continue;
+    for (int32_t k = at % p->entries; k < p->entries; k++) {
+      ng_entry *e = p->entry[k];
+      if (e->family == f && e->block == NULL && same_options(e, first)) of[n++] = e;
     }
-    st = model_block(p, of + i, end - i);
+    st = model_block(p, of, n);
   }
   ng_object_free(p, of);
   return st;
@@ -401,6 +369,21 @@ static ng_status list_unused_globs(ng_precond *p) {
   return NG_OK;
 }
 
+static ng_status list_stats(ng_precond *p) {
+  int32_t count = 0;
+  for (int32_t i = 0; i < p->blocks; i++) {
+    count += p->block[i]->stats;
+  }
+  p->stat = ng_object(p, (size_t)count * sizeof *p->stat);
+  if (p->stat == NULL && count > 0) return NG_ERR_NOMEM;
+  for (int32_t i = 0; i < p->blocks; i++) {
+    for (int32_t k = 0; k < p->block[i]->stats; k++) {
+      p->stat[p->stats++] = (ng_block_stat){p->block[i], &p->block[i]->stat[k]};
+    }
+  }
+  return NG_OK;
+}
+
 /* The blocks of single layers come first, in the order of registration, then the blocks over many layers. */
 ng_status ng_blocks_make(ng_precond *p) {
   p->block = ng_object(p, (size_t)(p->entries + NG_FAMILIES_MAX) * sizeof *p->block);
@@ -416,10 +399,7 @@ ng_status ng_blocks_make(ng_precond *p) {
   for (int32_t i = 0; i < p->ctx->families && st == NG_OK; i++) {
     if (p->ctx->family[i]->scope == NG_SCOPE_MODEL) st = model_blocks(p, p->ctx->family[i]);
   }
+  if (st == NG_OK) st = list_stats(p);
   if (st == NG_OK) st = ng_place_blocks(p);
-  if (st == NG_OK) st = ng_blocks_set_workers(p);
-  for (int32_t i = 1; i < p->blocks && st == NG_OK; i++) {
-    p->block[i]->first_stat = p->block[i - 1]->first_stat + p->block[i - 1]->stats;
-  }
-  return st;
+  return st == NG_OK ? ng_blocks_set_workers(p) : st;
 }

@@ -12,11 +12,12 @@ static void add_costs(const ng_precond *p, ng_rank_plan *out) {
     const ng_block *b = p->block[i];
     out->owned += b->owner == p->ctx->rank;
     out->held += b->is_worker;
-    for (int32_t k = 0; k < b->stats && b->solves; k++) {
-      const ng_stat *s = &b->stat[k];
-      if (s->owner == p->ctx->rank && s->symmetric) out->solve_cost += ng_stat_cost(s, false);
-    }
     if (b->is_worker) out->apply_cost += ng_block_apply_cost(b);
+  }
+  for (int32_t i = 0; i < p->stats; i++) {
+    const ng_stat *s = p->stat[i].stat;
+    const bool solves = s->owner == p->ctx->rank && p->stat[i].block->solves && s->symmetric;
+    if (solves) out->solve_cost += ng_stat_cost(s, false);
   }
 }
 
@@ -55,14 +56,11 @@ static void add_statistics(const ng_precond *p, bool owned, ng_rank_plan *out) {
   for (int32_t i = 0; i < p->owned_stats && owned; i++) {
     add_statistic(p, p->owned[i].stat, &x, out);
   }
-  for (int32_t i = 0; i < p->blocks && !owned; i++) {
-    const ng_block *b = p->block[i];
-    for (int32_t k = 0; k < b->stats; k++) {
-      if (ng_stat_goes_to_owner(&b->stat[k])) {
-        x.last = NULL;
-      } else {
-        add_statistic(p, &b->stat[k], &x, out);
-      }
+  for (int32_t i = 0; i < p->stats && !owned; i++) {
+    if (ng_stat_goes_to_owner(p->stat[i].stat)) {
+      x.last = NULL;
+    } else {
+      add_statistic(p, p->stat[i].stat, &x, out);
     }
   }
 }
@@ -164,15 +162,14 @@ static void find_owners(const ng_precond *p, equal_plans *t) {
     t->first[r] = -1;
   }
   for (int32_t i = 0; i < p->blocks; i++) {
-    const ng_block *b = p->block[i];
-    t->has_block[b->column] = true;
-    t->owns[b->owner] = true;
-    for (int32_t k = 0; k < b->stats; k++) {
-      t->owns[b->stat[k].owner] = true;
-    }
+    t->has_block[p->block[i]->column] = true;
+    t->owns[p->block[i]->owner] = true;
+  }
+  for (int32_t i = 0; i < p->stats; i++) {
+    t->owns[p->stat[i].stat->owner] = true;
   }
   for (int32_t i = 0; i < p->entries && ng_update_is_owned(p); i++) {
-    t->owns[ng_update_owner(p, p->entry[i], i)] = true;
+    t->owns[ng_update_owner(p, p->entry[i])] = true;
   }
 }
 

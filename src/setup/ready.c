@@ -23,15 +23,12 @@ ng_status ng_setup_request_memory(ng_precond *p, ng_plan *plan) {
   ng_shards_plan_memory(p, plan);
   const bool adamw = p->opt.base.update == NG_UPDATE_ADAMW;
   const bool sgd = p->opt.base.update == NG_UPDATE_SGD;
-  for (int32_t i = 0; i < p->entries; i++) {
-    ng_entry *e = p->entry[i];
-    for (int32_t k = 0; k < e->slots && !e->d.frozen; k++) {
-      ng_slot *s = &e->slot[k];
-      const int64_t bytes = s->rows * s->cols * ng_dtype_size(s->moment_dtype);
-      if (!s->updates_here) continue;
-      s->m = adamw || sgd ? ng_plan_take(plan, NG_USE_MOMENTS, bytes) : NULL;
-      s->v = adamw ? ng_plan_take(plan, NG_USE_MOMENTS, bytes) : NULL;
-    }
+  for (int32_t i = 0; i < p->slots; i++) {
+    ng_slot *s = p->slot[i];
+    const int64_t bytes = s->rows * s->cols * ng_dtype_size(s->moment_dtype);
+    if (!s->updates_here || s->entry->d.frozen) continue;
+    s->m = adamw || sgd ? ng_plan_take(plan, NG_USE_MOMENTS, bytes) : NULL;
+    s->v = adamw ? ng_plan_take(plan, NG_USE_MOMENTS, bytes) : NULL;
   }
   return NG_OK;
 }
@@ -39,10 +36,8 @@ ng_status ng_setup_request_memory(ng_precond *p, ng_plan *plan) {
 /* Set the number of groups of ng_set_group, the largest index + 1, and allocate their numbers. */
 static ng_status count_groups(ng_precond *p) {
   int32_t most = 0;
-  for (int32_t i = 0; i < p->entries; i++) {
-    for (int32_t k = 0; k < p->entry[i]->slots; k++) {
-      most = (int32_t)ng_max64(most, p->entry[i]->slot[k].update_group);
-    }
+  for (int32_t i = 0; i < p->slots; i++) {
+    most = (int32_t)ng_max64(most, p->slot[i]->update_group);
   }
   p->update_groups = most + 1;
   p->step->output.group = ng_object(p, (size_t)p->update_groups * sizeof *p->step->output.group);
@@ -52,13 +47,10 @@ static ng_status count_groups(ng_precond *p) {
 /* Set slot->moment_dtype, and slot->updates_here: this rank updates the weight.  Only such slots get memory for moments. */
 static ng_status set_updates(ng_precond *p) {
   const bool owned = ng_update_is_owned(p);
-  for (int32_t i = 0; i < p->entries; i++) {
-    ng_entry *e = p->entry[i];
-    for (int32_t k = 0; k < e->slots; k++) {
-      const bool is_double = e->slot[k].weight.data != NULL && e->slot[k].weight.dtype == NG_F64;
-      e->slot[k].moment_dtype = is_double ? NG_F64 : NG_F32;
-      e->slot[k].updates_here = !owned || ng_update_owner(p, e, i) == p->ctx->rank;
-    }
+  for (int32_t i = 0; i < p->slots; i++) {
+    ng_slot *s = p->slot[i];
+    s->moment_dtype = s->weight.data != NULL && s->weight.dtype == NG_F64 ? NG_F64 : NG_F32;
+    s->updates_here = !owned || ng_update_owner(p, s->entry) == p->ctx->rank;
   }
   if (!owned || (p->opt.base.clip != NG_CLIP_RATIO && p->opt.base.clip != NG_CLIP_RMS))
     return NG_OK;
@@ -74,12 +66,11 @@ static ng_status allocate_memory(ng_precond *p) {
   ng_status st = ng_setup_request_memory(p, &plan);
   if (st == NG_OK) st = ng_plan_commit(p, &plan);
   if (st == NG_OK) st = ng_setup_request_memory(p, &plan);
+  for (int32_t i = 0; i < p->stats && st == NG_OK; i++) {
+    ng_stat_init(p->stat[i].stat);
+  }
   for (int32_t i = 0; i < p->blocks && st == NG_OK; i++) {
-    ng_block *b = p->block[i];
-    for (int32_t k = 0; k < b->stats; k++) {
-      ng_stat_init(&b->stat[k]);
-    }
-    if (b->family->init != NULL) st = b->family->init(b);
+    if (p->block[i]->family->init != NULL) st = p->block[i]->family->init(p->block[i]);
   }
   return st;
 }
@@ -136,18 +127,17 @@ static void hash_model(const ng_precond *p, uint64_t hash[NG_HASHES]) {
     hash[1] = hash_bytes(hash[1], group, sizeof group);
   }
   for (int32_t i = 0; i < p->blocks; i++) {
-    const ng_block *b = p->block[i];
-    hash[2] = hash_bytes(hash[2], &b->owner, sizeof b->owner);
-    for (int32_t k = 0; k < b->stats; k++) {
-      hash[2] = hash_bytes(hash[2], &b->stat[k].owner, sizeof b->stat[k].owner);
-    }
+    hash[2] = hash_bytes(hash[2], &p->block[i]->owner, sizeof p->block[i]->owner);
+  }
+  for (int32_t i = 0; i < p->stats; i++) {
+    hash[2] = hash_bytes(hash[2], &p->stat[i].stat->owner, sizeof p->stat[i].stat->owner);
   }
 }
 
 /* ---- ready, release --------------------------------------------------------------------------*/
 
 static int by_owner(const void *x, const void *y) {
-  const ng_owned_stat *a = x, *b = y;
+  const ng_block_stat *a = x, *b = y;
   const int32_t d = a->stat->owner - b->stat->owner;
   if (d != 0) return d;
   if (a->block != b->block) return a->block->index - b->block->index;
@@ -156,12 +146,9 @@ static int by_owner(const void *x, const void *y) {
 
 /* List the statistics that only one owner receives, in the order of their sums in memory (model/arena.c). */
 static ng_status list_owned(ng_precond *p) {
-  p->owned = ng_object(p, (size_t)ng_stats_count(p) * sizeof *p->owned);
-  for (int32_t i = 0; i < p->blocks && p->owned != NULL; i++) {
-    for (int32_t k = 0; k < p->block[i]->stats; k++) {
-      ng_stat *s = &p->block[i]->stat[k];
-      if (ng_stat_goes_to_owner(s)) p->owned[p->owned_stats++] = (ng_owned_stat){p->block[i], s};
-    }
+  p->owned = ng_object(p, (size_t)p->stats * sizeof *p->owned);
+  for (int32_t i = 0; i < p->stats && p->owned != NULL; i++) {
+    if (ng_stat_goes_to_owner(p->stat[i].stat)) p->owned[p->owned_stats++] = p->stat[i];
   }
   if (p->owned_stats > 0) qsort(p->owned, (size_t)p->owned_stats, sizeof *p->owned, by_owner);
   return ng_objects_status(p);
@@ -252,8 +239,8 @@ void ng_setup_release(ng_precond *p) {
     e->has_per_layer_options = false;
   }
   p->block = NULL;
-  p->owned = NULL;
-  p->blocks = p->owned_stats = p->update_groups = p->unused_count = 0;
+  p->stat = p->owned = NULL;
+  p->blocks = p->stats = p->owned_stats = p->update_groups = p->unused_count = 0;
   if (p->step != NULL) *p->step = (ng_engine){.nu = 1.0};
   ng_objects_close(p);
 }

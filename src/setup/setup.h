@@ -35,6 +35,8 @@ ng_status ng_blocks_set_workers(ng_precond *p);
 /* ---- sharded layers ------------------------------------------------------------------------------*/
 
 ng_status ng_shards_exchange(ng_precond *p); /* collective; call before blocks are made */
+/* Allocate the lists of ng_shards for model groups of `members` ranks. */
+ng_status ng_shards_alloc(ng_precond *p, int32_t members);
 /* After placement: set on which rank of each model group observations of a sharded layer count. */
 ng_status ng_shards_set_primary(ng_precond *p);
 void ng_shards_plan_memory(const ng_precond *p, ng_plan *plan);

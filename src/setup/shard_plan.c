@@ -22,11 +22,7 @@ static void set_width(ng_entry *e, int64_t width) {
 static ng_status set_ranks(ng_precond *p, int32_t members) {
   ng_shards *s = &p->step->shards;
   const int32_t W = p->ctx->ranks, first = p->ctx->rank / members * members;
-  s->members = members;
-  s->rank = ng_object(p, (size_t)members * sizeof *s->rank);
-  s->holder = ng_object(p, (size_t)members * sizeof *s->holder);
-  s->member = ng_object(p, (size_t)W * sizeof *s->member);
-  if (ng_objects_status(p) != NG_OK) return NG_ERR_NOMEM;
+  if (ng_shards_alloc(p, members) != NG_OK) return NG_ERR_NOMEM;
   for (int32_t i = 0; i < members; i++) {
     s->rank[i] = first + i;
     s->holder[i] = i;

@@ -92,18 +92,23 @@ static ng_status gather_members(ng_precond *p, double *x) {
   return st;
 }
 
+ng_status ng_shards_alloc(ng_precond *p, int32_t members) {
+  ng_shards *s = &p->step->shards;
+  s->members = members;
+  s->rank = ng_object(p, (size_t)members * sizeof *s->rank);
+  s->member = ng_object(p, (size_t)p->ctx->ranks * sizeof *s->member);
+  s->holder = ng_object(p, (size_t)members * sizeof *s->holder);
+  return ng_objects_status(p);
+}
+
 /* Collective over each model group, then over all ranks.  ng_groups_compare has checked that all model groups have the
  * same size, or that no rank has one. */
 ng_status ng_shards_exchange(ng_precond *p) {
-  ng_shards *s = &p->step->shards;
   if (p->ctx->model == NULL) return NG_OK;
   const int32_t M = p->ctx->model->size, W = p->ctx->ranks;
   double *x = ng_object(p, (size_t)ng_max64(((int64_t)count_sharded(p) + 1) * M, W) * sizeof *x);
-  s->rank = ng_object(p, (size_t)M * sizeof *s->rank);
-  s->member = ng_object(p, (size_t)W * sizeof *s->member);
-  s->holder = ng_object(p, (size_t)M * sizeof *s->holder);
-  s->members = M;
-  ng_status st = compare(p, p->ctx->model, ng_objects_status(p), "ranks of the model group");
+  const ng_status made = ng_shards_alloc(p, M);
+  ng_status st = compare(p, p->ctx->model, made, "ranks of the model group");
   if (st == NG_OK) st = make_shards(p, x);
   if (!p->is_broken) st = compare(p, p->ctx->comm, st, "ranks");
   if (st == NG_OK) st = gather_members(p, x);

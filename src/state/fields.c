@@ -72,7 +72,7 @@ ng_status ng_state_key_fields(ng_precond *p, int32_t k, ng_field_keyed visit, vo
   const bool adamw = p->opt.base.update == NG_UPDATE_ADAMW;
   ng_status st = NG_OK;
   const bool owned = ng_update_is_owned(p);
-  const int32_t owner = owned ? ng_update_owner(p, e, k - p->blocks) : 0;
+  const int32_t owner = owned ? ng_update_owner(p, e) : 0;
   if (p->opt.base.update == NG_UPDATE_GRADIENT || e->d.frozen) return NG_OK; /* no moments */
   for (int32_t i = 0; i < e->slots && st == NG_OK; i++) {
     const ng_slot *slot = &e->slot[i];

@@ -174,10 +174,8 @@ static ng_status check_stage(ng_precond *p) {
   for (int32_t i = 0; i < p->entries; i++) {
     out[i] = p->entry[i]->slot[0].is_excluded;
   }
-  for (int32_t i = 0; i < p->blocks; i++) {
-    for (int32_t k = 0; k < p->block[i]->stats; k++, w += WEIGHTS) {
-      ng_stat_weights(&p->block[i]->stat[k], w);
-    }
+  for (int32_t i = 0; i < p->stats; i++, w += WEIGHTS) {
+    ng_stat_weights(p->stat[i].stat, w);
   }
   ng_status st = ng_exchange_sum(p, x, w - x, "check");
   if (st != NG_OK) return st;
@@ -201,7 +199,7 @@ static ng_status check_stage(ng_precond *p) {
     b->unobserved_now = 0;
     for (int32_t k = 0; k < b->stats; k++, w += WEIGHTS) {
       ng_stat_set_totals(&b->stat[k], w, shared);
-      b->unobserved_now += !b->is_excluded && ng_statistic_due(p, b, &b->stat[k]) &&
+      b->unobserved_now += !b->is_excluded && ng_statistic_due(b, &b->stat[k]) &&
                            !(w[0] > 0.0); /* w[0]: weight of the samples of all ranks */
     }
   }
@@ -227,26 +225,22 @@ ng_status ng_exchange_check(ng_precond *p) {
  * refresh it.  Return the number of verdicts; x NULL: only count. */
 static int64_t write_verdicts(const ng_precond *p, double *x) {
   int64_t n = 0;
-  for (int32_t i = 0; i < p->blocks; i++) {
-    for (int32_t k = 0; k < p->block[i]->stats; k++) {
-      const ng_stat *s = &p->block[i]->stat[k];
-      if (!s->stale.enabled) continue;
-      if (x != NULL) x[n] = s->owner == p->ctx->rank && s->is_new ? (double)s->stale.verdict : 0.0;
-      n++;
-    }
+  for (int32_t i = 0; i < p->stats; i++) {
+    const ng_stat *s = p->stat[i].stat;
+    if (!s->stale.enabled) continue;
+    if (x != NULL) x[n] = s->owner == p->ctx->rank && s->is_new ? (double)s->stale.verdict : 0.0;
+    n++;
   }
   return n;
 }
 
 /* Advance the refresh interval of each statistic with a verdict in x.  Verdict 0: no rank refreshed the statistic. */
 static void read_verdicts(ng_precond *p, const double *x) {
-  for (int32_t i = 0; i < p->blocks; i++) {
-    for (int32_t k = 0; k < p->block[i]->stats; k++) {
-      ng_stat *s = &p->block[i]->stat[k];
-      if (!s->stale.enabled) continue;
-      if (*x > 0.0) ng_stale_advance(&s->stale, (ng_verdict)*x, p->steps);
-      x++;
-    }
+  for (int32_t i = 0; i < p->stats; i++) {
+    ng_stale *t = &p->stat[i].stat->stale;
+    if (!t->enabled) continue;
+    if (*x > 0.0) ng_stale_advance(t, (ng_verdict)*x, p->steps);
+    x++;
   }
 }
 
@@ -286,7 +280,7 @@ ng_status ng_exchange_agree(ng_precond *p, ng_sums sums[2]) {
 /* ---- sizes of the buffers --------------------------------------------------------------------*/
 
 int64_t ng_exchange_check_count(const ng_precond *p) {
-  return FIRST_OUT + p->entries + WEIGHTS * (int64_t)ng_stats_count(p);
+  return FIRST_OUT + p->entries + WEIGHTS * (int64_t)p->stats;
 }
 
 int64_t ng_exchange_agree_count(const ng_precond *p) { return AGREED + write_verdicts(p, NULL); }

@@ -115,7 +115,7 @@ void ng_clip_compute(ng_precond *p, const ng_sums sums[2]) {
  * 1708.03888), at most RATIO_MOST as in the published Eva; a weight of only zeros has factor 1, because factor 0 would
  * keep it zero. clip = rms: Adafactor (Shazeer & Stern 2018, arXiv 1804.04235, section 6). */
 static double tensor_factor(const ng_precond *p, const ng_segment *g) {
-  const double bound = p->opt.base.clip_bound, count = (double)(g->to - g->from);
+  const double bound = p->opt.base.clip_bound, count = (double)g->count;
   const double pd2 = g->pd_norm2;
   if (!(pd2 > 0.0)) return 1.0;
   if (p->opt.base.clip == NG_CLIP_RATIO) {

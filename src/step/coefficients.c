@@ -15,20 +15,19 @@
  * AdamW: {lr / (1 - b1^t), 1 / sqrt(1 - b2^t)} with t = updates + 1, so that no element needs these divisions. */
 static void count_updates(const ng_group_numbers *of, ng_output_kind kind, int64_t updates,
                           double out[2]) {
-  const bool first = updates == 0 || of->momentum == 0.0;
+  const bool first = updates == 0 || of->sgd.mu == 0.0;
   const double t = (double)(updates + 1);
   if (kind == NG_OUT_SGD) {
     out[0] = first ? 1.0 : 1.0 - of->dampening;
-    out[1] = first ? 0.0 : of->momentum;
+    out[1] = first ? 0.0 : of->sgd.mu;
   } else {
-    out[0] = of->lr / (1.0 - pow(of->beta1, t));
-    out[1] = 1.0 / sqrt(1.0 - pow(of->beta2, t));
+    out[0] = of->lr / (1.0 - pow(of->adamw.b1, t));
+    out[1] = 1.0 / sqrt(1.0 - pow(of->adamw.b2, t));
   }
 }
 
 void ng_update_set_sgd(ng_group_numbers *of, const ng_sgd *how, int64_t updates) {
   of->lr = how->lr;
-  of->momentum = how->momentum;
   of->dampening = how->dampening;
   of->sgd = (ng_sgd_numbers){
       .lr = how->lr,
@@ -42,8 +41,6 @@ void ng_update_set_sgd(ng_group_numbers *of, const ng_sgd *how, int64_t updates)
 
 void ng_update_set_adamw(ng_group_numbers *of, const ng_adamw *how, int64_t updates) {
   of->lr = how->lr;
-  of->beta1 = how->beta1;
-  of->beta2 = how->beta2;
   of->adamw = (ng_adamw_numbers){
       .b1 = how->beta1,
       .b2 = how->beta2,
@@ -66,36 +63,30 @@ void ng_update_set_unit(ng_group_numbers *of, ng_output_kind kind, int64_t updat
 /* Each parameter has its own number of updates, as in torch: a frozen or absent parameter had fewer. */
 void ng_update_count_missed(ng_precond *p) {
   const ng_output *s = &p->step->output;
-  for (int32_t i = 0; i < p->entries && s->kind != NG_OUT_GRADIENT; i++) {
-    ng_entry *e = p->entry[i];
-    for (int32_t k = 0; k < e->slots && e->missed_updates > 0; k++) {
-      ng_slot *slot = &e->slot[k];
-      count_updates(&s->group[slot->update_group], s->kind, p->updates - e->missed_updates,
-                    slot->late_coefficients);
-    }
+  for (int32_t i = 0; i < p->slots && s->kind != NG_OUT_GRADIENT; i++) {
+    ng_slot *slot = p->slot[i];
+    const int64_t missed = slot->entry->missed_updates;
+    if (missed == 0) continue;
+    count_updates(&s->group[slot->update_group], s->kind, p->updates - missed,
+                  slot->late_coefficients);
   }
 }
 
 /* ---- overflow --------------------------------------------------------------------------------*/
 
 void ng_overflow_begin(ng_precond *p) {
-  for (int32_t i = 0; i < p->entries; i++) {
-    for (int32_t k = 0; k < p->entry[i]->slots; k++) {
-      atomic_store(&p->entry[i]->slot[k].overflowed, 0);
-    }
+  for (int32_t i = 0; i < p->slots; i++) {
+    atomic_store(&p->slot[i]->overflowed, 0);
   }
 }
 
 ng_status ng_overflow_collect(ng_precond *p) {
   const char *name = NULL;
   int64_t all = 0, parameters = 0;
-  for (int32_t i = 0; i < p->entries; i++) {
-    for (int32_t k = 0; k < p->entry[i]->slots; k++) {
-      const ng_slot *s = &p->entry[i]->slot[k];
-      const int64_t mine = atomic_load(&s->overflowed);
-      if (mine > 0 && parameters++ == 0) name = s->name;
-      all += mine;
-    }
+  for (int32_t i = 0; i < p->slots; i++) {
+    const int64_t mine = atomic_load(&p->slot[i]->overflowed);
+    if (mine > 0 && parameters++ == 0) name = p->slot[i]->name;
+    all += mine;
   }
   p->overflowed += all;
   p->step->overflowed = all;

@@ -6,9 +6,9 @@
 
 /* ---- blocks and statistics -----------------------------------------------------------------------*/
 
-bool ng_any_block(const ng_precond *p, bool (*is)(const ng_precond *p, const ng_block *b)) {
+bool ng_any_block(const ng_precond *p, bool (*is)(const ng_block *b)) {
   for (int32_t i = 0; i < p->blocks; i++) {
-    if (is(p, p->block[i])) return true;
+    if (is(p->block[i])) return true;
   }
   return false;
 }
@@ -16,10 +16,10 @@ bool ng_any_block(const ng_precond *p, bool (*is)(const ng_precond *p, const ng_
 /* With refresh_tolerance > 0: return whether the refresh interval (stat/stale.h) of s, or of another statistic of the
  * block that uses the same kind of observation, has ended. A family adds an observation to all these statistics, so they
  * are refreshed together. */
-static bool stale_due(const ng_precond *p, const ng_block *b, const ng_stat *s) {
+static bool stale_due(const ng_block *b, const ng_stat *s) {
   for (int32_t i = 0; i < b->stats; i++) {
     const ng_stat *t = &b->stat[i];
-    if (t->observed == s->observed && (!t->stale.enabled || p->steps >= t->stale.next_refresh))
+    if (t->observed == s->observed && (!t->stale.enabled || b->p->steps >= t->stale.next_refresh))
       return true;
   }
   return false;
@@ -28,12 +28,12 @@ static bool stale_due(const ng_precond *p, const ng_block *b, const ng_stat *s) 
 /* Return whether the statistics of a block are due in this step. p->steps counts only counted steps, so the first counted
  * step is always due. Until some rank has observed every kind of array of the block, every step is due, so a layer that
  * was excluded from the first due step is observed as soon as it is included. An excluded block is never due. */
-static bool block_due(const ng_precond *p, const ng_block *b) {
-  bool period = p->steps % b->base.stat_period == 0;
+static bool block_due(const ng_block *b) {
+  bool period = b->p->steps % b->base.stat_period == 0;
   if (b->base.refresh_tolerance > 0.0) {
     period = false;
     for (int32_t i = 0; i < b->stats; i++) {
-      period = period || stale_due(p, b, &b->stat[i]);
+      period = period || stale_due(b, &b->stat[i]);
     }
   }
   if (b->is_excluded || (b->entry != NULL && b->entry->is_frozen)) return false;
@@ -43,24 +43,24 @@ static bool block_due(const ng_precond *p, const ng_block *b) {
   return period;
 }
 
-bool ng_statistic_due(const ng_precond *p, const ng_block *b, const ng_stat *s) {
+bool ng_statistic_due(const ng_block *b, const ng_stat *s) {
   if (s->every_step && !b->is_excluded) return true;
-  return block_due(p, b) && (!s->stale.enabled || stale_due(p, b, s));
+  return block_due(b) && (!s->stale.enabled || stale_due(b, s));
 }
 
-bool ng_block_statistics_due(const ng_precond *p, const ng_block *b) {
+bool ng_block_statistics_due(const ng_block *b) {
   bool every = false;
   for (int32_t i = 0; i < b->stats; i++) {
     every = every || b->stat[i].every_step;
   }
-  return (every && !b->is_excluded) || block_due(p, b);
+  return (every && !b->is_excluded) || block_due(b);
 }
 
 /* A block that was never solved is due, because PD needs its inverses. */
-bool ng_block_solve_due(const ng_precond *p, const ng_block *b) {
+bool ng_block_solve_due(const ng_block *b) {
   if (!b->solves || b->is_excluded) return false;
-  if (b->base.refresh_tolerance > 0.0) return !b->was_solved || ng_block_statistics_due(p, b);
-  return !b->was_solved || p->steps % b->base.solve_period == 0;
+  if (b->base.refresh_tolerance > 0.0) return !b->was_solved || ng_block_statistics_due(b);
+  return !b->was_solved || b->p->steps % b->base.solve_period == 0;
 }
 
 /* ---- observations ----------------------------------------------------------------------------*/
@@ -68,7 +68,7 @@ bool ng_block_solve_due(const ng_precond *p, const ng_block *b) {
 bool ng_array_wanted(const ng_block *b, uint32_t what) {
   for (int32_t i = 0; i < b->stats; i++) {
     const ng_stat *s = &b->stat[i];
-    if (ng_stat_uses(s, what) && s->observes && ng_statistic_due(b->p, b, s)) return true;
+    if (ng_stat_uses(s, what) && s->observes && ng_statistic_due(b, s)) return true;
   }
   return false;
 }
@@ -76,14 +76,14 @@ bool ng_array_wanted(const ng_block *b, uint32_t what) {
 /* Return 0 if no statistic of the layer is due, or only other ranks observe it; then the caller may skip its arrays. */
 int32_t ng_step_wants(const ng_precond *p, int32_t layer) {
   const ng_block *b = p->entry[layer]->block;
-  return b != NULL && ng_block_statistics_due(p, b) &&
+  return b != NULL && ng_block_statistics_due(b) &&
          ng_array_wanted(b, NG_OBSERVED_INPUT | NG_OBSERVED_OUTGRAD);
 }
 
 /* ---- stations --------------------------------------------------------------------------------*/
 
-bool ng_block_observes_gradients(const ng_precond *p, const ng_block *b) {
-  return (b->observed & NG_OBSERVED_FLATGRAD) != 0 && ng_block_statistics_due(p, b) &&
+bool ng_block_observes_gradients(const ng_block *b) {
+  return (b->observed & NG_OBSERVED_FLATGRAD) != 0 && ng_block_statistics_due(b) &&
          ng_array_wanted(b, NG_OBSERVED_FLATGRAD);
 }
 
@@ -91,10 +91,7 @@ bool ng_due_gradients(const ng_precond *p) {
   return p->step->status >= NG_OK && ng_any_block(p, ng_block_observes_gradients);
 }
 
-static bool is_selecting(const ng_precond *p, const ng_block *b) {
-  (void)p;
-  return b->is_selecting;
-}
+static bool is_selecting(const ng_block *b) { return b->is_selecting; }
 
 /* After `check`, `refused` is equal on all ranks. If no value was refused, is_selecting is equal, too. */
 bool ng_due_topk(const ng_precond *p) { return !p->step->refused && ng_any_block(p, is_selecting); }
@@ -103,11 +100,9 @@ bool ng_due_statistics(const ng_precond *p) {
   return ng_due_topk(p) || ng_any_block(p, ng_block_statistics_due);
 }
 
-bool ng_block_exchanges_traces(const ng_precond *p, const ng_block *b) {
-  return b->traces != NULL && ng_block_solve_due(p, b);
+bool ng_block_exchanges_traces(const ng_block *b) {
+  return b->traces != NULL && ng_block_solve_due(b);
 }
-
-bool ng_due_traces(const ng_precond *p) { return ng_any_block(p, ng_block_exchanges_traces); }
 
 /* take.c sets is_solving before the first station, because the station `solve` changes what ng_block_solve_due returns. */
 bool ng_due_solve(const ng_precond *p) { return p->step->is_solving; }
@@ -119,10 +114,7 @@ bool ng_due_share(const ng_precond *p) { return p->step->is_solving || ng_due_sh
 /* With update_ranks = owner, PD stays on its owner and weights are broadcast. */
 bool ng_due_weights(const ng_precond *p) { return p->ctx->ranks > 1 && ng_update_is_owned(p); }
 
-static bool is_sliced(const ng_precond *p, const ng_block *b) {
-  (void)p;
-  return b->slice != NULL;
-}
+static bool is_sliced(const ng_block *b) { return b->slice != NULL; }
 
 bool ng_due_deliver(const ng_precond *p) {
   return !ng_due_weights(p) || ng_any_block(p, is_sliced);

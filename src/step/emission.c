@@ -11,8 +11,8 @@
 /* ---- memory ----------------------------------------------------------------------------------*/
 
 /* Return whether the parameter has no curvature and a fused update writes it. */
-static bool is_plain(const ng_precond *p, const ng_entry *e, const ng_slot *s) {
-  return p->opt.base.update != NG_UPDATE_GRADIENT && !e->d.frozen && s->block == NULL;
+static bool is_plain(const ng_precond *p, const ng_slot *s) {
+  return p->opt.base.update != NG_UPDATE_GRADIENT && !s->entry->d.frozen && s->block == NULL;
 }
 
 /* Return the region of group g of slot s, in the gradient or weight v. A bias or a tensor has one row, so its groups are
@@ -43,11 +43,8 @@ ng_status ng_emission_plan(ng_precond *p) {
     matrices += b->matrices;
     if (b->family->sums != NULL) b->sum = ng_object(p, (size_t)groups * 2 * sizeof *b->sum);
   }
-  for (int32_t i = 0; i < p->entries; i++) {
-    for (int32_t k = 0; k < p->entry[i]->slots; k++) {
-      const ng_slot *s = &p->entry[i]->slot[k];
-      if (is_plain(p, p->entry[i], s)) count_slot(p, l, s);
-    }
+  for (int32_t i = 0; i < p->slots; i++) {
+    if (is_plain(p, p->slot[i])) count_slot(p, l, p->slot[i]);
   }
   p->list = ng_object(p, (size_t)matrices * sizeof *p->list);
   if (l->capacity == 0) return ng_objects_status(p);
@@ -94,13 +91,11 @@ static void share_time(ng_precond *p, double ms, double all) {
 static void scan_plain(ng_precond *p) {
   ng_emission *l = &p->step->emission;
   l->plain_count = 0;
-  for (int32_t i = 0; i < p->entries; i++) {
-    for (int32_t k = 0; k < p->entry[i]->slots; k++) {
-      ng_slot *s = &p->entry[i]->slot[k];
-      if (!is_plain(p, p->entry[i], s) || s->is_excluded) continue;
-      l->slot[l->plain_count] = s;
-      l->range[l->plain_count++] = (ng_region){&s->grad, 0, s->rows, 0, s->cols};
-    }
+  for (int32_t i = 0; i < p->slots; i++) {
+    ng_slot *s = p->slot[i];
+    if (!is_plain(p, s) || s->is_excluded) continue;
+    l->slot[l->plain_count] = s;
+    l->range[l->plain_count++] = (ng_region){&s->grad, 0, s->rows, 0, s->cols};
   }
   ng_queue *q = p->ctx->queue;
   if (l->plain_count > 0) ng_kernels(q)->finite(q, l->range, l->plain_count, l->finite);
@@ -142,7 +137,7 @@ void ng_emission_plan_direction(ng_block *b, ng_plan *plan) {
   const ng_segment *last = &b->segment[b->segments - 1];
   if (b->stored_by == NG_BY_FAMILY || p->grid.n == 1) return;
   if (!b->solves && b->averages_everywhere) return;
-  ng_plan_direction(plan, b, NG_BY_ENGINE, last->offset + last->to - last->from);
+  ng_plan_direction(plan, b, NG_BY_ENGINE, last->offset + last->count);
 }
 
 static bool is_delivered(const ng_block *b) { return b->stored_by == NG_BY_ENGINE; }
@@ -150,7 +145,7 @@ static bool is_delivered(const ng_block *b) { return b->stored_by == NG_BY_ENGIN
 /* Return the address of the first element of range D of a segment in b->direction. */
 static float *stored_at(const ng_block *b, int32_t k, const ng_region *D) {
   const ng_segment *s = &b->segment[k];
-  return b->direction + s->offset + D->row * s->slot->cols + D->col - s->from;
+  return b->direction + s->offset + D->row * s->slot->cols + D->col;
 }
 
 /* Describe `factor` times PD of all groups of segment k: as the family computes PD or, if `stored`, as b->direction stores
@@ -266,14 +261,12 @@ void ng_emission_list_blocks(ng_precond *p, bool unit) {
 /* List the gradients of parameters without curvature. */
 void ng_emission_list_plain(ng_precond *p) {
   ng_emission *l = &p->step->emission;
-  for (int32_t i = 0; i < p->entries; i++) {
-    for (int32_t k = 0; k < p->entry[i]->slots; k++) {
-      ng_slot *s = &p->entry[i]->slot[k];
-      if (!is_plain(p, p->entry[i], s) || !is_emitted(s)) continue;
-      l->direction[l->direction_count] = (ng_direction){
-          .D = {&s->grad, 0, s->rows, 0, s->cols}, .scale = 1.0, .overflowed = &s->overflowed};
-      list_sinks(p, s, l->direction_count + 1);
-    }
+  for (int32_t i = 0; i < p->slots; i++) {
+    ng_slot *s = p->slot[i];
+    if (!is_plain(p, s) || !is_emitted(s)) continue;
+    l->direction[l->direction_count] = (ng_direction){
+        .D = {&s->grad, 0, s->rows, 0, s->cols}, .scale = 1.0, .overflowed = &s->overflowed};
+    list_sinks(p, s, l->direction_count + 1);
   }
 }
 

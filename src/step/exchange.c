@@ -47,25 +47,19 @@ ng_status ng_exchange_failed(ng_precond *p, const char *what) {
 
 /* ---- memory ----------------------------------------------------------------------------------*/
 
-/* Count the traces of blocks whose results this rank holds. */
-int64_t ng_traces_count(const ng_precond *p) {
+/* Count the traces of blocks whose results this rank holds; to not NULL: memory for the traces of these blocks. */
+static int64_t place_traces(const ng_precond *p, double *to) {
   int64_t n = 0;
   for (int32_t i = 0; i < p->blocks; i++) {
-    const ng_block *b = p->block[i];
-    if (b->owners_differ && b->is_worker) n += b->stats * b->traces_per_stat;
+    ng_block *b = p->block[i];
+    if (!b->owners_differ || !b->is_worker) continue;
+    if (to != NULL) b->traces = to + n;
+    n += b->stats * b->traces_per_stat;
   }
   return n;
 }
 
-static void assign_trace_memory(ng_precond *p) {
-  double *to = p->step->exchange.traces;
-  for (int32_t i = 0; i < p->blocks; i++) {
-    ng_block *b = p->block[i];
-    if (!b->owners_differ || !b->is_worker) continue;
-    b->traces = to;
-    to += b->stats * b->traces_per_stat;
-  }
-}
+int64_t ng_traces_count(const ng_precond *p) { return place_traces(p, NULL); }
 
 /* Allocate memory for the largest step, which has at most one message for each statistic. */
 ng_status ng_exchange_plan(ng_precond *p) {
@@ -74,7 +68,7 @@ ng_status ng_exchange_plan(ng_precond *p) {
   for (int32_t i = 0; i < p->blocks; i++) {
     sliced += p->block[i]->slice != NULL;
   }
-  const size_t messages = (size_t)ng_stats_count(p) + 1;
+  const size_t messages = (size_t)p->stats + 1;
   x->span_capacity = (1 + sliced) * p->ctx->ranks;
   const int64_t small = ng_max64(ng_exchange_check_count(p), ng_exchange_agree_count(p));
   x->check_buffer = ng_object(p, (size_t)small * sizeof *x->check_buffer);
@@ -87,7 +81,7 @@ ng_status ng_exchange_plan(ng_precond *p) {
     x->counts = ng_object(p, messages * (size_t)p->ctx->ranks * sizeof *x->counts);
   x->traces = ng_object(p, (size_t)x->traces_count * sizeof *x->traces);
   x->topk_sums = ng_object(p, (size_t)ng_topk_count(p) * sizeof *x->topk_sums);
-  if (x->traces != NULL) assign_trace_memory(p);
+  (void)place_traces(p, x->traces);
   return ng_objects_status(p);
 }
 
@@ -112,7 +106,7 @@ ng_status ng_exchange_traces(ng_precond *p) {
   memset(x->traces, 0, (size_t)x->traces_count * sizeof *x->traces);
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
-    if (!ng_block_exchanges_traces(p, b)) continue;
+    if (!ng_block_exchanges_traces(b)) continue;
     for (int32_t k = 0; k < b->stats; k++) {
       if (b->stat[k].has_average) b->family->put_traces(b, k, b->traces + k * b->traces_per_stat);
     }

@@ -12,18 +12,15 @@ bool ng_update_is_owned(const ng_precond *p) {
          p->opt.base.update != NG_UPDATE_GRADIENT;
 }
 
-int32_t ng_update_owner(const ng_precond *p, const ng_entry *e, int32_t index) {
-  return e->block != NULL ? e->block->owner : index % p->ctx->ranks;
+int32_t ng_update_owner(const ng_precond *p, const ng_entry *e) {
+  return e->block != NULL ? e->block->owner : e->index % p->ctx->ranks;
 }
 
 int64_t ng_gather_scratch(const ng_precond *p) {
   int64_t most = 0;
-  for (int32_t i = 0; i < p->entries && ng_update_is_owned(p); i++) {
-    for (int32_t k = 0; k < p->entry[i]->slots; k++) {
-      const ng_slot *s = &p->entry[i]->slot[k];
-      const int64_t n = ng_min64(PIECE, s->rows * s->cols);
-      most = ng_max64(most, n * ng_dtype_size(s->moment_dtype));
-    }
+  for (int32_t i = 0; i < p->slots && ng_update_is_owned(p); i++) {
+    const ng_slot *s = p->slot[i];
+    most = ng_max64(most, ng_min64(PIECE, s->rows * s->cols) * ng_dtype_size(s->moment_dtype));
   }
   return most;
 }
@@ -57,9 +54,10 @@ static void copy_weights(ng_precond *p, ng_slot *s, int64_t from, int64_t n, voi
   ng_queue_wait(q); /* the transport reads and writes x */
 }
 
-static ng_status gather_slot(ng_precond *p, ng_slot *s, int32_t root) {
+static ng_status gather_slot(ng_precond *p, ng_slot *s) {
   const ng_group world = ng_group_world(p->ctx->comm);
   const int64_t count = s->rows * s->cols;
+  const int32_t root = ng_update_owner(p, s->entry);
   void *x = p->arena[NG_USE_SCRATCH];
   ng_status st = NG_OK;
   for (int64_t from = 0, n; from < count && st == NG_OK; from += n) {
@@ -74,22 +72,18 @@ static ng_status gather_slot(ng_precond *p, ng_slot *s, int32_t root) {
 /* Send no excluded parameters; all ranks exclude the same parameters. */
 ng_status ng_gather_weights(ng_precond *p) {
   ng_status st = NG_OK;
-  for (int32_t i = 0; i < p->entries && st == NG_OK; i++) {
-    ng_entry *e = p->entry[i];
-    for (int32_t k = 0; k < e->slots && st == NG_OK && !e->d.frozen; k++) {
-      if (!e->slot[k].is_excluded) st = gather_slot(p, &e->slot[k], ng_update_owner(p, e, i));
-    }
+  for (int32_t i = 0; i < p->slots && st == NG_OK; i++) {
+    ng_slot *s = p->slot[i];
+    if (!s->is_excluded && !s->entry->d.frozen) st = gather_slot(p, s);
   }
   return st == NG_OK ? NG_OK : ng_exchange_failed(p, "weights");
 }
 
 void ng_gather_count_traffic(const ng_precond *p, ng_rank_plan *out) {
-  for (int32_t i = 0; i < p->entries && p->ctx->ranks > 1 && ng_update_is_owned(p); i++) {
-    const ng_entry *e = p->entry[i];
-    for (int32_t k = 0; k < e->slots && !e->d.frozen; k++) {
-      const int64_t count = e->slot[k].rows * e->slot[k].cols;
-      out->weights_bytes += count * ng_dtype_size(e->slot[k].moment_dtype);
-      out->weights_messages += (count + PIECE - 1) / PIECE;
-    }
+  for (int32_t i = 0; i < p->slots && p->ctx->ranks > 1 && ng_update_is_owned(p); i++) {
+    const ng_slot *s = p->slot[i];
+    const int64_t count = s->entry->d.frozen ? 0 : s->rows * s->cols;
+    out->weights_bytes += count * ng_dtype_size(s->moment_dtype);
+    out->weights_messages += (count + PIECE - 1) / PIECE;
   }
 }

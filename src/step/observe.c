@@ -38,21 +38,16 @@ static ng_status refuse_shape(ng_precond *p, const ng_layer *d, const ng_strided
 /* Set the position axes of v from the sizes and strides of n axes. Axes that have one common stride are joined. The last
  * axis becomes the run (ng_view.run_length). */
 static void set_positions(ng_view *v, int32_t n, const int64_t *extent, const int64_t *step) {
-  int64_t e[NG_DIMS], by[NG_DIMS];
   v->positions = 1;
   for (int32_t i = 0; i < n; i++) {
-    e[i] = extent[i];
-    by[i] = step[i];
+    v->extent[i] = extent[i];
+    v->stride[i] = step[i];
     v->positions *= extent[i];
   }
-  n = ng_axes_join(n, e, by);
+  n = ng_axes_join(n, v->extent, v->stride);
   v->axes = n > 1 ? n - 1 : 0;
-  v->run_length = n > 0 ? e[n - 1] : 1;
-  v->position_stride = n > 0 ? by[n - 1] : 1;
-  for (int32_t i = 0; i < v->axes; i++) {
-    v->extent[i] = e[i];
-    v->stride[i] = by[i];
-  }
+  v->run_length = n > 0 ? v->extent[n - 1] : 1;
+  v->position_stride = n > 0 ? v->stride[n - 1] : 1;
 }
 
 /* View an array [samples, channels, positions...]. */
@@ -224,7 +219,7 @@ static ng_status add_observation(ng_block *b, const ng_obs *o) {
   if (st != NG_OK) return st;
   for (int32_t i = 0; i < b->stats; i++) {
     ng_stat *s = &b->stat[i];
-    s->is_due = (s->observed & o->kind) != 0 && ng_statistic_due(b->p, b, s);
+    s->is_due = (s->observed & o->kind) != 0 && ng_statistic_due(b, s);
     if (s->is_due) ng_stat_prepare(s, o->samples, o->first_sample, o->batch_samples);
     none = none || (s->is_due && s->samples == 0);
   }
@@ -315,7 +310,7 @@ static ng_status observe(ng_precond *p, int32_t layer, const ng_strided *s, bool
   const bool local = b != NULL && b->base.statistics == NG_STATISTICS_LOCAL;
   o.batch_samples = local ? 0 : step->batch.whole;
   o.first_sample = local ? 0 : step->batch.first;
-  const bool wanted = b != NULL && ng_block_statistics_due(p, b) && ng_array_wanted(b, o.kind);
+  const bool wanted = b != NULL && ng_block_statistics_due(b) && ng_array_wanted(b, o.kind);
   const bool part = wanted && e->shard != NULL;
   const double t0 = ng_now_ms();
   ng_strided whole;
@@ -390,7 +385,7 @@ ng_status ng_gradients_observe(ng_precond *p) {
                       .positions = 1,
                       .loss_scale = 1.0,
                       .lr = p->step->lr};
-    if (!ng_block_observes_gradients(p, b)) continue;
+    if (!ng_block_observes_gradients(b)) continue;
     const double t0 = ng_now_ms();
     const bool scans = scans_itself(b) && b->slice == NULL; /* a rank scans only its own slice */
     const ng_status st = scans || grads_finite(b) ? add_observation(b, &o) : NG_SKIPPED;
@@ -401,7 +396,7 @@ ng_status ng_gradients_observe(ng_precond *p) {
   ng_queue_wait(p->ctx->queue);
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
-    if (!ng_block_observes_gradients(p, b) || b->family->check_observed == NULL) continue;
+    if (!ng_block_observes_gradients(b) || b->family->check_observed == NULL) continue;
     if (b->family->check_observed(b) == NG_OK) continue;
     p->step->refused = true;
     discard_gradients(b);

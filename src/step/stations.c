@@ -49,16 +49,14 @@ static ng_status statistics(ng_precond *p) {
   st = ng_exchange_post_statistics(p);
   if (st == NG_OK) st = ng_exchange_wait(p, NG_MAIL_STATISTICS);
   if (st != NG_OK) return st;
-  for (int32_t i = 0; i < p->blocks; i++) {
-    ng_block *b = p->block[i];
-    for (int32_t k = 0; k < b->stats && ng_block_statistics_due(p, b); k++) {
-      ng_stat_scan(p->ctx->queue, &b->stat[k]);
-    }
+  for (int32_t i = 0; i < p->stats; i++) {
+    const ng_block_stat *x = &p->stat[i];
+    if (ng_block_statistics_due(x->block)) ng_stat_scan(p->ctx->queue, x->stat);
   }
   ng_queue_wait(p->ctx->queue);
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
-    if (!ng_block_statistics_due(p, b)) continue;
+    if (!ng_block_statistics_due(b)) continue;
     ng_exchange_mark_observed(b);
     const double t0 = ng_now_ms();
     if (fold_block(p, b) == NG_SKIPPED) p->step->refused = true;
@@ -92,7 +90,7 @@ static const char *solve_phase(ng_precond *p, ng_solve_phase phase) {
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
     if (phase == NG_SOLVE_MEASURE) b->listed = 0;
-    if (!ng_block_solve_due(p, b)) continue;
+    if (!ng_block_solve_due(b)) continue;
     const double t0 = ng_now_ms();
     const ng_status st = b->family->solve(b, phase);
     p->step->status = ng_worse_status(p->step->status, st);
@@ -137,7 +135,7 @@ static ng_status solve(ng_precond *p) {
   memcpy(before, p->rescued, sizeof before);
   p->listed = 0;
   (void)solve_phase(p, NG_SOLVE_MEASURE);
-  const ng_status sent = ng_due_traces(p) ? ng_exchange_traces(p) : NG_OK;
+  const ng_status sent = ng_any_block(p, ng_block_exchanges_traces) ? ng_exchange_traces(p) : NG_OK;
   if (sent != NG_OK) return sent;
   (void)solve_phase(p, NG_SOLVE_LIST);
   solve_listed(p);

@@ -34,7 +34,7 @@ typedef enum ng_output_kind { NG_OUT_GRADIENT, NG_OUT_SGD, NG_OUT_ADAMW } ng_out
 /* The learning rate and coefficients of one group of parameters, set in each step. Only the fields of the update in use,
  * SGD or AdamW, are set. */
 typedef struct ng_group_numbers {
-  double lr, momentum, dampening, beta1, beta2; /* the caller's values */
+  double lr, dampening; /* the caller's values */
   ng_sgd_numbers sgd;
   ng_adamw_numbers adamw;
   double coefficients[2]; /* SGD: take, old; AdamW: step, root */
@@ -224,7 +224,7 @@ ng_status ng_pipeline_check(ng_precond *p, ng_status local);
 
 bool ng_update_is_owned(
     const ng_precond *p); /* there is a fused update with update_ranks = owner */
-int32_t ng_update_owner(const ng_precond *p, const ng_entry *e, int32_t index);
+int32_t ng_update_owner(const ng_precond *p, const ng_entry *e);
 int64_t ng_gather_scratch(const ng_precond *p);
 void ng_gather_count_traffic(const ng_precond *p, ng_rank_plan *out);
 ng_status ng_gather_weights(ng_precond *p);
@@ -353,21 +353,19 @@ static inline ng_status ng_worse_status(ng_status a, ng_status b) {
 
 /* ---- due work: due.c -------------------------------------------------------------------------*/
 
-bool ng_any_block(const ng_precond *p, bool (*is)(const ng_precond *p, const ng_block *b));
-bool ng_block_statistics_due(const ng_precond *p,
-                             const ng_block *b); /* some statistic of the block is due */
-bool ng_statistic_due(const ng_precond *p, const ng_block *b, const ng_stat *s);
-bool ng_block_solve_due(const ng_precond *p, const ng_block *b);
+bool ng_any_block(const ng_precond *p, bool (*is)(const ng_block *b));
+bool ng_block_statistics_due(const ng_block *b); /* some statistic of the block is due */
+bool ng_statistic_due(const ng_block *b, const ng_stat *s);
+bool ng_block_solve_due(const ng_block *b);
 /* Return whether this rank adds arrays of the kinds `what` (NG_OBSERVED_ bits) to a due statistic of the block. */
 bool ng_array_wanted(const ng_block *b, uint32_t what);
-bool ng_block_observes_gradients(const ng_precond *p, const ng_block *b);
+bool ng_block_observes_gradients(const ng_block *b);
 /* Return whether the owners of A and G exchange traces in this step; equal on all ranks of a column. */
-bool ng_block_exchanges_traces(const ng_precond *p, const ng_block *b);
+bool ng_block_exchanges_traces(const ng_block *b);
 /* Return whether a station, or a part of a station, is due. */
 bool ng_due_gradients(const ng_precond *p);
 bool ng_due_topk(const ng_precond *p);
 bool ng_due_statistics(const ng_precond *p);
-bool ng_due_traces(const ng_precond *p);
 bool ng_due_solve(const ng_precond *p);
 bool ng_due_shards(const ng_precond *p);
 bool ng_due_share(const ng_precond *p);

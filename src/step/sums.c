@@ -104,7 +104,7 @@ static ng_status post(ng_precond *p, int32_t first) {
 /* Add s to the messages if s is due. Return s if the next statistic in memory may join the same message, otherwise NULL. */
 static const ng_stat *add_stat(ng_precond *p, const ng_block *b, ng_stat *s,
                                const ng_stat *before) {
-  if (!is_sent_to_ranks(s) || !ng_statistic_due(p, b, s)) return NULL;
+  if (!is_sent_to_ranks(s) || !ng_statistic_due(b, s)) return NULL;
   ng_stat_to_wire(p->ctx->queue, s);
   add_message(p, s->own_message ? NULL : before, s);
   s->posted = true;
@@ -125,7 +125,7 @@ static void add_owned(ng_precond *p, bool ahead) {
   const ng_exchange *x = &p->step->exchange;
   const ng_stat *before = NULL;
   for (int32_t i = 0; i < p->owned_stats; i++) {
-    const ng_owned_stat *o = &p->owned[i];
+    const ng_block_stat *o = &p->owned[i];
     const int32_t at = o->block->index;
     const bool held = x->may_post_ahead[at] && at >= x->blocks_ahead && at < x->blocks_held;
     before = !ahead || held ? add_stat(p, o->block, o->stat, before) : NULL;
@@ -141,7 +141,7 @@ static ng_status post_blocks(ng_precond *p, int32_t from, int32_t to, bool ahead
   for (int32_t i = from; i < to; i++) {
     ng_block *b = p->block[i];
     if (b->stats == 0) continue;
-    const bool posts = ahead ? x->may_post_ahead[i] : ng_block_statistics_due(p, b);
+    const bool posts = ahead ? x->may_post_ahead[i] : ng_block_statistics_due(b);
     before = posts ? add_block(p, b, before) : NULL;
   }
   add_owned(p, ahead);
@@ -162,8 +162,7 @@ void ng_exchange_begin_last_batch(ng_precond *p) {
   for (int32_t i = 0; i < p->blocks; i++) {
     const ng_block *b = p->block[i];
     x->may_post_ahead[i] = p->ctx->ranks > 1 && b->entry != NULL &&
-                           (b->observed & NG_OBSERVED_FLATGRAD) == 0 &&
-                           ng_block_statistics_due(p, b);
+                           (b->observed & NG_OBSERVED_FLATGRAD) == 0 && ng_block_statistics_due(b);
   }
   x->blocks_ahead = x->blocks_held = p->blocks;
   x->held_bytes = 0;
@@ -179,7 +178,7 @@ void ng_exchange_reset(ng_precond *p) {
 static bool is_complete(const ng_block *b) {
   for (int32_t k = 0; k < b->stats; k++) {
     const ng_stat *s = &b->stat[k];
-    if (is_sent_to_ranks(s) && !s->last_observed && ng_statistic_due(b->p, b, s)) return false;
+    if (is_sent_to_ranks(s) && !s->last_observed && ng_statistic_due(b, s)) return false;
   }
   return true;
 }
@@ -190,7 +189,7 @@ static int64_t sum_bytes(const ng_precond *p, const ng_block *b) {
   for (int32_t k = 0; k < b->stats && p->step->exchange.may_post_ahead[b->index]; k++) {
     const ng_stat *s = &b->stat[k];
     const int64_t size = ng_dtype_size(s->sum_dtype);
-    if (!is_sent_to_ranks(s) || !ng_statistic_due(p, b, s)) continue;
+    if (!is_sent_to_ranks(s) || !ng_statistic_due(b, s)) continue;
     for (int32_t i = 0; i < s->parts; i++) {
       const int64_t n = ng_stat_part_count(s, &s->part[i]);
       bytes += (n + gap_after(n, size)) * ng_dtype_size(s->wire_dtype);

@@ -155,21 +155,17 @@ static ng_status run_stations(ng_precond *p) {
 
 /* ---- the end of a step -----------------------------------------------------------------------*/
 
-/* Count the bytes that a statistic saved in this step, because it was not refreshed. */
-static void count_saved_refresh(ng_stat *s) {
-  if (s->is_new) return;
-  s->stale.steps_without++;
-  s->stale.bytes_saved += ng_stat_wire_bytes(s);
-}
-
 /* Count and commit the step, then discard its sums, which `commit` of a family may read. taken: the step counts. */
 static void close_step(ng_precond *p, bool taken) {
   p->entries_without_gradient = 0;
+  for (int32_t i = 0; i < p->stats && taken; i++) {
+    ng_stat *s = p->stat[i].stat;
+    if (s->is_new || p->stat[i].block->is_excluded) continue;
+    s->stale.steps_without++;
+    s->stale.bytes_saved += ng_stat_wire_bytes(s); /* not sent, because it was not refreshed */
+  }
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
-    for (int32_t k = 0; k < b->stats && taken && !b->is_excluded; k++) {
-      count_saved_refresh(&b->stat[k]);
-    }
     if (b->family->commit != NULL && !b->is_excluded) b->family->commit(b, taken);
   }
   for (int32_t i = 0; i < p->entries; i++) {

@@ -42,15 +42,12 @@ void ng_hash_split(double x[NG_HASH_PIECES], uint64_t number) {
 static uint64_t update_hash(const ng_precond *p) {
   const ng_engine *s = p->step;
   uint64_t h = ng_hash_number(ng_hash_number(s->update_hash, s->lr), (double)s->output.kind);
-  for (int32_t i = 0; i < p->entries; i++) {
-    const ng_entry *e = p->entry[i];
-    for (int32_t k = 0; k < e->slots; k++) {
-      const ng_place *to =
-          s->output.kind == NG_OUT_GRADIENT ? &e->slot[k].grad : &e->slot[k].weight;
-      const double dtype = to->data == NULL ? -1.0 : (double)to->dtype;
-      h = ng_hash_number(h, (double)(p->update_groups > 1 ? e->slot[k].update_group : 0));
-      h = ng_hash_number(h, e->slot[k].is_excluded ? -1.0 : dtype);
-    }
+  for (int32_t i = 0; i < p->slots; i++) {
+    const ng_slot *slot = p->slot[i];
+    const ng_place *to = s->output.kind == NG_OUT_GRADIENT ? &slot->grad : &slot->weight;
+    const double dtype = to->data == NULL ? -1.0 : (double)to->dtype;
+    h = ng_hash_number(h, (double)(p->update_groups > 1 ? slot->update_group : 0));
+    h = ng_hash_number(h, slot->is_excluded ? -1.0 : dtype);
   }
   return h;
 }
@@ -114,8 +111,7 @@ ng_status ng_model_check_options(const ng_precond *p, const ng_options *o, char 
 /* Options that the block's family lacks get neutral values.  A block has periods of solves if its family or the method's
  * family has them. */
 void ng_block_set_options(ng_block *b, const ng_options *o) {
-  const ng_family *method = ng_family_find(o->base.family);
-  const uint32_t traits = b->family->traits | (method == NULL ? 0 : method->traits);
+  const uint32_t traits = b->family->traits | ng_family_find(o->base.family)->traits;
   b->base = o->base;
   if ((traits & NG_TRAIT_SOLVES) == 0) b->base.solve_period = 1;
   if ((b->family->traits & NG_TRAIT_FACTORS) == 0) b->base.radius = 0.0;
