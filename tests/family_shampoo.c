@@ -15,7 +15,7 @@ static ng_status solve(ng_block *b, ng_solve_phase phase) {
   for (int i = 0; i < 2; i++) {
     ng_matrix *m = &k->side[i];
     m->F = b->stat->part[i].average;
-    if (phase == NG_SOLVE_LIST) ng_block_list(b, m, 0.0, c * b->base.damping, 0.0);
+    if (phase == NG_SOLVE_LIST) ng_block_list_matrix(b, m, 0.0, c * b->base.damping, 0.0);
     if (phase != NG_SOLVE_CLIMB) continue;
     const int32_t rung = ng_matrix_climb(b->ctx->queue, m, ng_scratch(b));
     worst = rung > worst ? rung : worst;
@@ -40,7 +40,7 @@ static void precondition(ng_block *b) {
 static ng_status measure(ng_block *b) {
   const matrices *k = matrices_of(b);
   ng_queue *q = b->ctx->queue;
-  const ng_status st = ng_block_measured(b, &k->sums, k->m * k->n);
+  const ng_status st = ng_block_read_sums(b, &k->sums, k->m * k->n);
   if (st != NG_OK) return st;
   const double by = sqrt(b->d2) / (sqrt(b->pd2) + 1e-16);
   ng_on(q)->scale(q, k->m * k->n, b->direction, NG_F32, by);
@@ -69,19 +69,19 @@ const ng_family family_shampoo = {
     .name = "shampoo",
     .observed = NG_OBSERVED_FLATGRAD,
     .traits = NG_TRAIT_SOLVES,
-    .fits = fits,
-    .check = matrices_check,
-    .create = create,
-    .statistics = matrices_add_statistics,
-    .plan = matrices_plan,
+    .accepts_entry = fits,
+    .check_options = matrices_check,
+    .create_state = create,
+    .declare_statistics = matrices_add_statistics,
+    .request_memory = matrices_plan,
     .observe = matrices_observe,
     .precondition = precondition,
-    .measure = measure,
+    .read_sums = measure,
     .emit = matrices_emit,
-    .fields = visit_fields,
-    .numbers = matrices_visit_numbers,
+    .visit_fields = visit_fields,
+    .visit_numbers = matrices_visit_numbers,
     .solve = solve,
     .read_results = read_results,
-    .commit = commit,
-    .report = matrices_report,
+    .end_step = commit,
+    .write_report = matrices_report,
 };

@@ -37,7 +37,8 @@ static ng_status solve(ng_block *b, ng_solve_phase phase) {
     m->F = b->stat->part[i].average;
     for (int32_t j = 0; j < m->n; j++)
       k->order[i][j] = j;
-    if (phase == NG_SOLVE_LIST && k->steps == 0.0) ng_block_list(b, m, 0.0, b->base.damping, 0.0);
+    if (phase == NG_SOLVE_LIST && k->steps == 0.0)
+      ng_block_list_matrix(b, m, 0.0, b->base.damping, 0.0);
     if (phase != NG_SOLVE_CLIMB) continue;
     if (k->steps == 0.0) {
       rung = ng_matrix_climb(q, m, ng_scratch(b));
@@ -82,7 +83,7 @@ static ng_status measure(ng_block *b) {
   float *N = ng_scratch(b), *M = k->next[0], *V = k->next[1];
   const double bias = 1.0 - pow(BETA, k->steps); /* beta1 = beta2 */
   const double by = k->steps > 0.0 ? sqrt(bias) / bias : 0.0;
-  const ng_status st = ng_block_measured(b, &k->sums, k->m * k->n);
+  const ng_status st = ng_block_read_sums(b, &k->sums, k->m * k->n);
   if (st != NG_OK) return st;
   k->is_measured = k->steps > 0.0;
   b->inner = b->pd2 = 0.0;
@@ -139,19 +140,19 @@ const ng_family family_soap = {
     .name = "soap",
     .observed = NG_OBSERVED_FLATGRAD,
     .traits = NG_TRAIT_SOLVES,
-    .fits = fits,
-    .check = matrices_check,
-    .create = create,
-    .statistics = matrices_add_statistics,
-    .plan = matrices_plan,
+    .accepts_entry = fits,
+    .check_options = matrices_check,
+    .create_state = create,
+    .declare_statistics = matrices_add_statistics,
+    .request_memory = matrices_plan,
     .observe = matrices_observe,
     .precondition = precondition,
-    .measure = measure,
+    .read_sums = measure,
     .emit = matrices_emit,
-    .fields = visit_fields,
-    .numbers = matrices_visit_numbers,
+    .visit_fields = visit_fields,
+    .visit_numbers = matrices_visit_numbers,
     .solve = solve,
     .read_results = read_results,
-    .commit = commit,
-    .report = matrices_report,
+    .end_step = commit,
+    .write_report = matrices_report,
 };

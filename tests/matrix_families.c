@@ -110,7 +110,7 @@ void matrices_emit(const ng_block *b, int32_t k, int32_t g, double factor, ng_di
 
 void matrices_report(const ng_block *b, ng_layer_report *r) {
   if (!b->is_worker) return;
-  r->rung = ng_rung_of(matrices_of(b)->rungs[STATE_RUNG]);
+  r->rung = ng_rung_from_float(matrices_of(b)->rungs[STATE_RUNG]);
   r->damping_f = b->base.damping;
 }
 

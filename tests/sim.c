@@ -251,7 +251,7 @@ uint64_t sim_fingerprint(const sim *s) {
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
     ng_layer_report r = {.struct_size = sizeof r};
-    if (b->family->report != NULL) b->family->report(b, &r);
+    if (b->family->write_report != NULL) b->family->write_report(b, &r);
     const double own[] = {b->was_solved,      r.rung,      r.pi,
                           r.damping_a,        r.damping_g, b->base.damping,
                           b->base.eigen_floor};

@@ -38,7 +38,7 @@ static void messages_agree_beside_local_statistics(void **state) {
   ng_family first = toy_total; /* its block comes before "conv", whose factors are local */
   first.name = "first";
   first.scope = NG_SCOPE_LAYER;
-  first.fits = fits_layer_fc;
+  first.accepts_entry = fits_layer_fc;
   family_run *one = new_run_with(&first, UNCLIPPED, 1);
   (void)family_must_train(one);
   for (int32_t ranks = 2; ranks <= FAMILY_RANKS; ranks++) {
@@ -177,13 +177,13 @@ static void invalid_families_are_refused_by_name(void **state) {
   must_be_refused(run, NG_ERR_COMM, "owners of blocks of 1 of 3 ranks differ from rank 0");
   ng_family named = toy_total; /* the name of a tensor of the model */
   named.name = "plain";
-  named.fits = fits_layer_fc;
+  named.accepts_entry = fits_layer_fc;
   must_be_refused(new_run_with(&named, UNCLIPPED, 1), NG_ERR_ARG,
                   "'plain': a block of several layers has this name");
   ng_family shares = toy_diagonal;
   shares.name = "shares";
-  shares.create = toy_total.create; /* slices and a solve */
-  shares.fits = fits_layer_fc;
+  shares.create_state = toy_total.create_state; /* slices and a solve */
+  shares.accepts_entry = fits_layer_fc;
   must_be_refused(new_run_with(&shares, UNCLIPPED "grad_worker_fraction=0", 2), NG_ERR_ARG,
                   "needs grad_worker_fraction = 1");
 }
@@ -204,7 +204,7 @@ static ng_status set_damping_of_half(int32_t rank, ng_precond *p, int32_t step) 
 static void check_sees_options_and_ng_set(void **state) {
   ng_family picky = toy_diagonal;
   picky.name = "picky";
-  picky.check = refuse_damping_of_half;
+  picky.check_options = refuse_damping_of_half;
   family_run *run = new_run_with(&picky, UNCLIPPED, 1);
   run->before_step = set_damping_of_half;
   free(family_must_train(run));

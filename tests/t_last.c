@@ -267,7 +267,7 @@ static void ranks_may_leave_within_a_batch(void **state) {
 
 /* Statistics with sums in double, like the sums of `check`.  No step succeeds, so the sums are not read. */
 static ng_status declare_double_sums(ng_block *b) {
-  const ng_status st = ng_family_rankone.statistics(b);
+  const ng_status st = ng_family_rankone.declare_statistics(b);
   for (int32_t i = 0; i < b->stats && st == NG_OK; i++) {
     b->stat[i].rule.averaged = false;
     b->stat[i].sum_dtype = NG_F64;
@@ -287,7 +287,7 @@ static void last_on_one_rank_only_is_an_error_on_all(void **state) {
   ng_family doubles = ng_family_rankone;
   int met = 0;
   doubles.name = "doubles";
-  doubles.statistics = declare_double_sums;
+  doubles.declare_statistics = declare_double_sums;
   doubles.observe = observe_nothing;
   for (int k = 0; k < 4; k++) {
     for (int64_t in = 1; in <= 48; in++) {

@@ -101,15 +101,15 @@ static ng_status diagonal_fields(ng_block *b, ng_field_visit visit, void *arg) {
 const ng_family toy_diagonal = {
     .name = "diagonal",
     .observed = NG_OBSERVED_FLATGRAD,
-    .fits = diagonal_fits,
-    .check = accept_options,
-    .create = diagonal_create,
-    .statistics = diagonal_statistics,
-    .plan = diagonal_plan,
+    .accepts_entry = diagonal_fits,
+    .check_options = accept_options,
+    .create_state = diagonal_create,
+    .declare_statistics = diagonal_statistics,
+    .request_memory = diagonal_plan,
     .observe = diagonal_observe,
-    .measure = diagonal_measure,
+    .read_sums = diagonal_measure,
     .emit = diagonal_emit,
-    .fields = diagonal_fields,
+    .visit_fields = diagonal_fields,
     .solve = diagonal_solve,
     .read_results = diagonal_read_results,
 };
@@ -194,16 +194,16 @@ const ng_family toy_total = {
     .name = "total",
     .observed = NG_OBSERVED_FLATGRAD,
     .scope = NG_SCOPE_MODEL,
-    .fits = total_fits,
-    .check = accept_options,
-    .create = total_create,
-    .statistics = total_statistics,
-    .plan = total_plan,
+    .accepts_entry = total_fits,
+    .check_options = accept_options,
+    .create_state = total_create,
+    .declare_statistics = total_statistics,
+    .request_memory = total_plan,
     .observe = total_observe,
-    .measure = total_measure,
+    .read_sums = total_measure,
     .emit = total_emit,
-    .commit = total_commit,
-    .report = total_report,
+    .end_step = total_commit,
+    .write_report = total_report,
 };
 
 /* ---- beside ----------------------------------------------------------------------------------*/
@@ -215,7 +215,7 @@ static bool beside_fits(const ng_settings *o, const ng_entry *e) {
 ng_family toy_rank_one_family(void) {
   ng_family f = ng_family_rankone;
   f.name = "beside";
-  f.fits = beside_fits;
-  f.check = accept_options;
+  f.accepts_entry = beside_fits;
+  f.check_options = accept_options;
   return f;
 }

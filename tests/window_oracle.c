@@ -26,7 +26,7 @@ static ng_status find_field(void *arg, ng_field *f) {
 float *window_field(const fixture *f, const char *name) {
   wanted w = {name, NULL};
   ng_block *b = f->p->block[0];
-  assert_int_equal(b->family->fields(b, find_field, &w), NG_OK);
+  assert_int_equal(b->family->visit_fields(b, find_field, &w), NG_OK);
   assert_non_null(w.data);
   return w.data;
 }

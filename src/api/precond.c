@@ -99,7 +99,7 @@ ng_status ng_add_layer(ng_precond *p, const ng_layer *layer, int32_t *index) {
   if (d.options != NULL) {
     ng_options o = p->opt;
     st = ng_options_override(&o, d.options, message, sizeof message);
-    if (st == NG_OK) st = ng_family_check_line(&o, message, sizeof message);
+    if (st == NG_OK) st = ng_family_check_method_options(&o, message, sizeof message);
     if (st != NG_OK) return ng_fail(p->ctx, st, "layer '%s': options: %s", d.name, message);
   }
   return ng_entry_add_layer(p, &d, index);

@@ -59,7 +59,7 @@ ng_status ng_report_station(const ng_precond *p, int32_t i, ng_station_report *r
   const ng_station_time *t = &p->step->time[i];
   const ng_station_report now = {
       .name = ng_stations[i].name,
-      .collective = ng_stations[i].collective,
+      .collective = ng_stations[i].is_collective,
       .runs = t->runs,
       .last_ms = t->last_ms,
       .total_ms = t->total_ms,
@@ -112,7 +112,7 @@ ng_status ng_report_layer(const ng_precond *p, int32_t index, ng_layer_report *r
       now.observations += b->observation_count[kind];
     }
     now.unobserved = b->unobserved_steps;
-    if (b->family->report != NULL) b->family->report(b, &now);
+    if (b->family->write_report != NULL) b->family->write_report(b, &now);
   }
   return ng_struct_write(r, &now, sizeof now);
 }

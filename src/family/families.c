@@ -1,5 +1,5 @@
 /* families.c: the list of families, the choice of a family for a layer, and the saved arrays and numbers of a block.
- * ng_family_of tries the families of a context from last to first. So a family that a test registers precedes the
+ * ng_family_choose tries the families of a context from last to first. So a family that a test registers precedes the
  * library's families.
  *
  * Code outside a family never compares the family's name or solver: families differ only by the entries of their
@@ -33,9 +33,9 @@ const ng_family *ng_family_find(const char *name) {
   return NULL;
 }
 
-const ng_family *ng_family_of(const ng_context *ctx, const ng_settings *o, const ng_entry *e) {
+const ng_family *ng_family_choose(const ng_context *ctx, const ng_settings *o, const ng_entry *e) {
   for (int32_t i = ctx->families - 1; i >= 0; i--) {
-    if (ctx->family[i]->fits(o, e)) return ctx->family[i];
+    if (ctx->family[i]->accepts_entry(o, e)) return ctx->family[i];
   }
   return NULL;
 }
@@ -43,7 +43,8 @@ const ng_family *ng_family_of(const ng_context *ctx, const ng_settings *o, const
 /* ---- options ---------------------------------------------------------------------------------*/
 
 /* Check the option statistics: its value sharded needs a window; its other values except all need factors. */
-static ng_status check_spread(uint32_t traits, const ng_options *o, char *message, size_t size) {
+static ng_status check_statistics_option(uint32_t traits, const ng_options *o, char *message,
+                                         size_t size) {
   const ng_statistics is = o->base.statistics;
   const uint32_t need = is == NG_STATISTICS_SHARDED ? NG_TRAIT_WINDOW : NG_TRAIT_FACTORS;
   if (is == NG_STATISTICS_ALL || (traits & need) != 0 || o->own_method) return NG_OK;
@@ -55,7 +56,7 @@ static ng_status check_spread(uint32_t traits, const ng_options *o, char *messag
 }
 
 /* Write the option's value as text to `value`, where every value fits, and compare it with the text of the default. */
-static bool is_default(ng_option_id id, const ng_options *o, char value[64]) {
+static bool write_and_compare_default(ng_option_id id, const ng_options *o, char value[64]) {
   const ng_option_row *row = &ng_option_table[id];
   return ng_option_write(row, o, value, 64) && ng_is(value, row->default_text);
 }
@@ -67,13 +68,13 @@ ng_status ng_family_check_others(uint32_t traits, const ng_options *o, char *mes
     char value[64];
     if (row->trait == 0 || (row->trait & traits) != 0) continue;
     if (o->own_method && !row->per_layer) continue;
-    if (is_default((ng_option_id)i, o, value)) continue;
+    if (write_and_compare_default((ng_option_id)i, o, value)) continue;
     return ng_fail_to(
         message, size, NG_ERR_ARG,
         "%s = %s: method %s does not use this option, which is for methods with %s; set %s",
         row->name, value, o->base.method, ng_trait_text(row->trait), row->default_text);
   }
-  return check_spread(traits, o, message, size);
+  return check_statistics_option(traits, o, message, size);
 }
 
 ng_status ng_family_check_unused(const ng_option_id *list, size_t n, const char *why,
@@ -81,7 +82,7 @@ ng_status ng_family_check_unused(const ng_option_id *list, size_t n, const char 
   for (size_t i = 0; i < n; i++) {
     const ng_option_row *row = &ng_option_table[list[i]];
     char value[64];
-    if (is_default(list[i], o, value)) continue;
+    if (write_and_compare_default(list[i], o, value)) continue;
     return ng_fail_to(message, size, NG_ERR_ARG, "%s = %s: %s; set %s", row->name, value, why,
                       row->default_text);
   }
@@ -93,22 +94,23 @@ ng_status ng_family_check_list(const ng_refusal *list, size_t n, const ng_option
   for (size_t i = 0; i < n; i++) {
     char value[64];
     if (!list[i].is_refused) continue;
-    (void)is_default(list[i].option, o, value);
+    (void)write_and_compare_default(list[i].option, o, value);
     return ng_fail_to(message, size, NG_ERR_ARG, "%s = %s%s", ng_option_table[list[i].option].name,
                       value, list[i].reason);
   }
   return NG_OK;
 }
 
-ng_status ng_family_check_line(const ng_options *o, char *message, size_t size) {
-  return ng_family_find(o->base.family)->check(o, message, size); /* t_published finds wrong rows */
+ng_status ng_family_check_method_options(const ng_options *o, char *message, size_t size) {
+  return ng_family_find(o->base.family)
+      ->check_options(o, message, size); /* t_published finds wrong rows */
 }
 
 /* The family's check runs before ng_options_verify, because the family's messages are more specific. */
 ng_status ng_family_check(const ng_options *o, char *message, size_t size) {
-  ng_status st = ng_family_check_line(o, message, size);
+  ng_status st = ng_family_check_method_options(o, message, size);
   if (st == NG_OK) st = ng_options_verify(o, message, size);
-  return st == NG_OK ? ng_lines_each(o, ng_family_check_line, message, size) : st;
+  return st == NG_OK ? ng_lines_each(o, ng_family_check_method_options, message, size) : st;
 }
 
 ng_conv ng_layer_conv(const ng_entry *e, bool outputs) {
@@ -134,7 +136,7 @@ ng_conv ng_layer_conv(const ng_entry *e, bool outputs) {
   return c;
 }
 
-int32_t ng_rung_of(float says) {
+int32_t ng_rung_from_float(float says) {
   return says >= 0.0f && says <= (float)NG_RUNG_PLAIN ? (int32_t)says : NG_RUNG_PLAIN;
 }
 
@@ -155,16 +157,16 @@ ng_status ng_block_alloc_stats(ng_block *b, int32_t count) {
   return NG_OK;
 }
 
-void ng_block_list(ng_block *b, ng_matrix *m, double shift, double on, double floor) {
+void ng_block_list_matrix(ng_block *b, ng_matrix *m, double shift, double on, double floor) {
   m->shift = shift;
   m->on = on;
   m->floor = floor;
   m->in_double = false;
-  b->p->list[b->p->listed++] = m;
-  b->listed++;
+  b->p->solve_list[b->p->solve_listed++] = m;
+  b->matrices_listed++;
 }
 
-ng_status ng_block_measured(ng_block *b, const ng_direction_sums *s, int64_t count) {
+ng_status ng_block_read_sums(ng_block *b, const ng_direction_sums *s, int64_t count) {
   ng_queue *q = b->ctx->queue;
   if (ng_info_read(q, &s->finite) == 0) {
     ng_on(q)->scale(q, count, b->direction, NG_F32, 0.0);
@@ -248,7 +250,8 @@ ng_status ng_block_fields(ng_block *b, ng_field_visit visit, void *arg) {
       }
     }
   }
-  return st == NG_OK && b->family->fields != NULL ? b->family->fields(b, visit, arg) : st;
+  return st == NG_OK && b->family->visit_fields != NULL ? b->family->visit_fields(b, visit, arg)
+                                                        : st;
 }
 
 /* Flags and counts are visited as doubles, exact up to 2^53, and read back. */
@@ -296,7 +299,7 @@ static ng_status visit_stale(ng_stat *s, ng_number_visit visit, void *arg) {
   return st;
 }
 
-size_t ng_block_counts(const ng_block *b) {
+size_t ng_block_flags_and_counts(const ng_block *b) {
   size_t n = 1;
   for (int kind = 0; kind < NG_OBSERVED_KINDS; kind++) {
     n += (b->observed & ng_observed_bit(kind)) != 0 ? 2 : 0;
@@ -304,7 +307,7 @@ size_t ng_block_counts(const ng_block *b) {
   return n;
 }
 
-/* The flags and counts, ng_block_counts(b) numbers, come first. */
+/* The flags and counts, ng_block_flags_and_counts(b) numbers, come first. */
 ng_status ng_block_numbers(ng_block *b, ng_number_visit visit, void *arg) {
   ng_status st = visit_flag("solved", NULL, "", &b->was_solved, visit, arg);
   for (int kind = 0; kind < NG_OBSERVED_KINDS && st == NG_OK; kind++) {
@@ -316,5 +319,6 @@ ng_status ng_block_numbers(ng_block *b, ng_number_visit visit, void *arg) {
     st = visit_flag(s->name, s, "_started", &s->started, visit, arg);
     if (st == NG_OK && s->stale.enabled) st = visit_stale(s, visit, arg);
   }
-  return st == NG_OK && b->family->numbers != NULL ? b->family->numbers(b, visit, arg) : st;
+  return st == NG_OK && b->family->visit_numbers != NULL ? b->family->visit_numbers(b, visit, arg)
+                                                         : st;
 }

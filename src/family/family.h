@@ -11,13 +11,13 @@
  *   [statistics]     the engine sums over ranks and folds into the averages
  *   select_topk      all ranks select the k largest elements of the gradient, in a few small sums over ranks
  *   solve            the owner computes results, in three phases; read_results: every rank that received results reads them
- *   put_traces       in `solve`: the owner of a statistic sends its traces to the owners of the block's other statistics
- *   sums             describe sums over gradients, which the engine computes for all blocks at once
+ *   write_traces     in `solve`: the owner of a statistic sends its traces to the owners of the block's other statistics
+ *   describe_sums    describe sums over gradients, which the engine computes for all blocks at once
  *   precondition     enqueue PD and its sums; the engine waits once for all blocks
- *   measure          read the sums
+ *   read_sums        read the sums
  *   [agree]          the engine computes the clip factor, equal on all ranks
  *   emit             describe PD; the engine writes gradients or weights of all blocks at once
- *   commit           end the step: advance the block's state if the step counts, otherwise discard the new state */
+ *   end_step         end the step: advance the block's state if the step counts, otherwise discard the new state */
 #ifndef NG_FAMILY_H
 #define NG_FAMILY_H
 
@@ -109,7 +109,8 @@ typedef struct ng_family {
   uint32_t observed;
   uint32_t traits; /* NG_TRAIT_ bits: groups of options that apply to the family */
   ng_scope scope;
-  bool scans; /* if a block does not solve, `observe` detects non-finite values; else the engine */
+  bool
+      detects_nonfinite; /* if a block does not solve, `observe` detects non-finite values; else the engine */
   /* NG_SCOPE_MODEL: a step may exclude some parameters of the block, because the family reads slot->is_excluded. */
   bool can_exclude;
   /* Layers may be sharded. Ranks that observe or compute PD receive whole observations and gradients; the other ranks
@@ -117,86 +118,87 @@ typedef struct ng_family {
   bool can_shard;
   /* ---- required ---- */
   /* Return whether the family preconditions the layer or tensor e with the options o. */
-  bool (*fits)(const ng_settings *o, const ng_entry *e);
+  bool (*accepts_entry)(const ng_settings *o, const ng_entry *e);
   /* Check options against each other and against the family; on failure write one line to message. */
-  ng_status (*check)(const ng_options *o, char *message, size_t size);
+  ng_status (*check_options)(const ng_options *o, char *message, size_t size);
   /* Set the geometry in b->state, and b->entry->why for a layer. Objects from ng_object are freed with the block. */
-  ng_status (*create)(ng_block *b);
+  ng_status (*create_state)(ng_block *b);
   /* Declare b->stat: shapes, `observed`, `averaged`; the engine sets the rest. */
-  ng_status (*statistics)(ng_block *b);
-  /* Request memory for results and scratch, in both passes of ng_plan. create, statistics and plan may use this rank's
+  ng_status (*declare_statistics)(ng_block *b);
+  /* Request memory for results and scratch, in both passes of ng_plan. create_state, declare_statistics and request_memory may use this rank's
    * number only if the block is sliced (b->slice): ng_plan_ranks creates blocks once for all ranks. */
-  ng_status (*plan)(ng_block *b, ng_plan *plan);
+  ng_status (*request_memory)(ng_block *b, ng_plan *plan);
   /* Add s->mix.fresh times the observation to every statistic s with s->observed = o->kind. NG_SKIPPED: the observation is
    * not finite, and no sum has changed. */
   ng_status (*observe)(ng_block *b, const ng_obs *o);
-  /* Set b->inner, b->d2 and b->pd2 from the results of `sums` and `precondition`; leave no work pending. NG_SKIPPED: the
+  /* Set b->inner, b->d2 and b->pd2 from the results of `describe_sums` and `precondition`; leave no work pending. NG_SKIPPED: the
    * gradient is not finite; NG_RESCUED: the block used a fallback.
    * If b->base.radius > 0, PD = D + k H: inner and pd2 are of H, and the engine multiplies e->k of `emit` by k. */
-  ng_status (*measure)(ng_block *b);
+  ng_status (*read_sums)(ng_block *b);
   /* Describe factor * PD of group g of segment k in *e. Before the call, *e describes factor times the gradient: e->D is
    * set, e->scale = factor, e->u_col = 1, and the other fields are 0. */
   void (*emit)(const ng_block *b, int32_t k, int32_t g, double factor, ng_direction *e);
 
   /* ---- optional, with a default ---- */
-  ng_status (*init)(ng_block *b); /* set initial values in planned memory; default: nothing */
-  /* Enqueue PD and the sums that `measure` reads; default: nothing. The engine calls the entry for all blocks and waits
+  ng_status (*set_initial_values)(
+      ng_block *b); /* set initial values in planned memory; default: nothing */
+  /* Enqueue PD and the sums that `read_sums` reads; default: nothing. The engine calls the entry for all blocks and waits
    * once. So the scratch is for queued work only, and the host reads no result here. */
   void (*precondition)(ng_block *b);
   /* For a family that reads bound gradients: NG_SKIPPED if a gradient is not finite. The engine calls the entry after it has
    * called `observe` of all blocks and waited once, and discards the sums if necessary; default: `observe` waits and
    * returns the status. */
-  ng_status (*check_observed)(ng_block *b);
+  ng_status (*check_gradients_finite)(ng_block *b);
   /* Return the bytes of scratch that `observe` needs for the observation o; default: the planned scratch is enough. */
-  int64_t (*observe_scratch)(const ng_block *b, const ng_obs *o);
+  int64_t (*observation_scratch)(const ng_block *b, const ng_obs *o);
   /* Set pd_norm2 of the segments, on ranks that compute PD themselves; default: computed from `emit`. */
-  void (*pd_norms)(ng_block *b);
+  void (*set_pd_norms)(ng_block *b);
   /* Visit the saved arrays and numbers other than averages; default: none. */
-  ng_status (*fields)(ng_block *b, ng_field_visit visit, void *arg);
-  ng_status (*numbers)(ng_block *b, ng_number_visit visit, void *arg);
+  ng_status (*visit_fields)(ng_block *b, ng_field_visit visit, void *arg);
+  ng_status (*visit_numbers)(ng_block *b, ng_number_visit visit, void *arg);
 
   /* ---- optional; NULL: the family does not support this function ---- */
   /* Set both or neither. solve, on every rank: compute the results that this rank owns. The engine calls each phase for all
-   * blocks and waits in between: MEASURE enqueues the numbers that LIST reads; LIST calls ng_block_list for each matrix, and
+   * blocks and waits in between: MEASURE enqueues the numbers that LIST reads; LIST calls ng_block_list_matrix for each matrix, and
    * the engine solves the matrices of all blocks; CLIMB calls ng_matrix_climb, leaves no work pending, and returns NG_RESCUED after it
    * counted the rung of a fallback. read_results, on workers: read received or loaded results, new or old. */
   ng_status (*solve)(ng_block *b, ng_solve_phase phase);
   void (*read_results)(ng_block *b);
   /* For blocks whose statistics have different owners: after NG_SOLVE_MEASURE, the owner of statistic `stat` writes
    * b->traces_per_stat numbers. All ranks of the block's column receive all numbers in b->traces for NG_SOLVE_LIST. */
-  void (*put_traces)(ng_block *b, int32_t stat, double *numbers);
+  void (*write_traces)(ng_block *b, int32_t stat, double *numbers);
   /* For blocks with b->is_selecting, between `check` and the sums of statistics. In round r < b->topk_rounds: read from x the
    * sums over ranks of round r - 1 (if r > 0), and write b->topk_counts[r] numbers to x. The call with round = b->topk_rounds only
    * reads. After this call the statistics are complete. */
   void (*select_topk)(ng_block *b, int32_t round, double *x);
-  /* Describe sums over the gradient of group g of segment k, which `measure` reads: m->D is set; the engine
-   * writes the result to b->sum, two numbers for each group, segment after segment. */
-  void (*sums)(const ng_block *b, int32_t k, int32_t g, ng_measure *m);
-  void (*commit)(ng_block *b, bool taken); /* end the step; taken: the step counts */
-  void (*report)(const ng_block *b, ng_layer_report *report); /* of the last solve */
+  /* Describe sums over the gradient of group g of segment k, which `read_sums` reads: m->D is set; the engine
+   * writes the result to b->gradient_sums, two numbers for each group, segment after segment. */
+  void (*describe_sums)(const ng_block *b, int32_t k, int32_t g, ng_measure *m);
+  void (*end_step)(ng_block *b, bool taken);                        /* taken: the step counts */
+  void (*write_report)(const ng_block *b, ng_layer_report *report); /* of the last solve */
 } ng_family;
 
 extern const ng_family ng_family_kronecker, ng_family_rankone, ng_family_norm, ng_family_window;
 
 /* ---- families.c ------------------------------------------------------------------------------*/
 
-/* Add family f, which must outlive the context. ng_family_of tries the families from the last added to the first. */
+/* Add family f, which must outlive the context. ng_family_choose tries the families from the last added to the first. */
 void ng_family_register(ng_context *ctx, const ng_family *f);
 void ng_family_register_own(ng_context *ctx);
 /* Return the library's family of this name; NULL: unknown. */
 const ng_family *ng_family_find(const char *name);
 /* Return the family that preconditions the entry e with the options o; NULL: none, and the gradient stays unchanged. */
-const ng_family *ng_family_of(const ng_context *ctx, const ng_settings *o, const ng_entry *e);
+const ng_family *ng_family_choose(const ng_context *ctx, const ng_settings *o, const ng_entry *e);
 /* Check the model's options, then the options of each line of per_layer. */
 ng_status ng_family_check(const ng_options *o, char *message, size_t size);
-/* Check options with the `check` of the method's family. o: the model's options, or a line of per_layer applied. */
-ng_status ng_family_check_line(const ng_options *o, char *message, size_t size);
-/* Used in `check`: fail if an option without one of the `traits` differs from its default. */
+/* Check options with `check_options` of the method's family. o: the model's options, or a line of per_layer applied. */
+ng_status ng_family_check_method_options(const ng_options *o, char *message, size_t size);
+/* Used in `check_options`: fail if an option without one of the `traits` differs from its default. */
 ng_status ng_family_check_others(uint32_t traits, const ng_options *o, char *message, size_t size);
-/* Used in `check`: fail if one of n options that the method ignores differs from its default; the message has `why`. */
+/* Used in `check_options`: fail if one of n options that the method ignores differs from its default; the message has `why`. */
 ng_status ng_family_check_unused(const ng_option_id *list, size_t n, const char *why,
                                  const ng_options *o, char *message, size_t size);
-/* Used in `check`: fail at the first row with is_refused; the message is "OPTION = VALUE", then `reason`. */
+/* Used in `check_options`: fail at the first row with is_refused; the message is "OPTION = VALUE", then `reason`. */
 typedef struct ng_refusal {
   bool is_refused;
   ng_option_id option;
@@ -215,7 +217,7 @@ ng_field ng_average_field(const ng_stat *s, int32_t i, bool older);
 ng_status ng_block_fields(ng_block *b, ng_field_visit visit, void *arg);
 ng_status ng_block_numbers(ng_block *b, ng_number_visit visit, void *arg);
 /* Return how many numbers, which ng_block_numbers visits first, are flags and counts. */
-size_t ng_block_counts(const ng_block *b);
+size_t ng_block_flags_and_counts(const ng_block *b);
 
 /* Return the geometry of a layer at its declared image size (0: undeclared); outputs: of its output gradient. */
 ng_conv ng_layer_conv(const ng_entry *e, bool outputs);
@@ -223,19 +225,20 @@ ng_conv ng_layer_conv(const ng_entry *e, bool outputs);
 /* Rungs (ng_layer_report.rung): 0 to 3 damping x 1, 10, 100, 1000; then double, last good result, plain gradient. */
 enum { NG_RUNG_DOUBLE = NG_DAMPED_DOUBLE, NG_RUNG_LAST = 5, NG_RUNG_PLAIN = 6 };
 void ng_count_rung(ng_precond *p, int32_t rung);
-int32_t ng_rung_of(float says); /* convert a received or loaded rung; out of range: NG_RUNG_PLAIN */
+int32_t
+ng_rung_from_float(float says); /* convert a received or loaded rung; out of range: NG_RUNG_PLAIN */
 
-/* What the queue writes for `measure` about the gradient D and PD. */
+/* What the queue writes for `read_sums` about the gradient D and PD. */
 typedef struct ng_direction_sums {
   double total[3]; /* <PD, D>, |D|^2, |PD|^2 */
   int32_t finite;  /* 0: a value of D is not finite */
 } ng_direction_sums;
 /* Set b->inner, b->d2 and b->pd2. If D is not finite, set the `count` numbers of the direction to 0, because other ranks
  * may receive the direction before they learn that the step is skipped; return NG_SKIPPED. */
-ng_status ng_block_measured(ng_block *b, const ng_direction_sums *s, int64_t count);
+ng_status ng_block_read_sums(ng_block *b, const ng_direction_sums *s, int64_t count);
 
 /* Let the engine compute the result of m with this damping (ng_matrix). */
-void ng_block_list(ng_block *b, ng_matrix *m, double shift, double on, double floor);
+void ng_block_list_matrix(ng_block *b, ng_matrix *m, double shift, double on, double floor);
 
 /* Allocate b->stat with `count` statistics, freed with the block. */
 ng_status ng_block_alloc_stats(ng_block *b, int32_t count);

@@ -37,7 +37,7 @@ static int64_t count_parts(const ng_settings *o, int64_t channels, int64_t offse
 }
 
 /* Create the parts of all groups, group after group; fail if a part is too large for 32-bit LAPACK. */
-static ng_status make_side(ng_block *b, int which, int64_t channels, bool one) {
+static ng_status create_side(ng_block *b, int which, int64_t channels, bool one) {
   ng_kron *k = ng_kron_of(b);
   ng_side *s = &k->side[which];
   const int64_t offsets = which == NG_SIDE_A ? k->offsets : 1;
@@ -87,7 +87,7 @@ static ng_status make_side(ng_block *b, int which, int64_t channels, bool one) {
   return NG_OK;
 }
 
-static void fill_map(ng_kron *k) {
+static void fill_column_map(ng_kron *k) {
   const int64_t channels = k->side[NG_SIDE_A].part[0].lo;
   for (int32_t i = 0; i < k->side[NG_SIDE_A].group_parts; i++) {
     const ng_part *part = &k->side[NG_SIDE_A].part[i];
@@ -105,7 +105,7 @@ static void fill_map(ng_kron *k) {
 }
 
 /* All groups have the same column order, so one map is enough. */
-static ng_status make_map(ng_block *b) {
+static ng_status create_column_map(ng_block *b) {
   ng_kron *k = ng_kron_of(b);
   if (k->offsets == 1) return NG_OK;
   if (k->p > NG_LIST_MOST) {
@@ -116,7 +116,7 @@ static ng_status make_map(ng_block *b) {
   k->map = ng_object(b->p, (size_t)k->p * sizeof *k->map);
   k->unmap = ng_object(b->p, (size_t)k->p * sizeof *k->unmap);
   if (k->map == NULL || k->unmap == NULL) return NG_ERR_NOMEM;
-  fill_map(k);
+  fill_column_map(k);
   return NG_OK;
 }
 
@@ -156,7 +156,7 @@ static ng_status check_embedding(const ng_block *b) {
                  product ? "cholesky or eigen" : "expand");
 }
 
-static ng_status create(ng_block *b) {
+static ng_status create_state(ng_block *b) {
   const ng_layer *d = &b->entry->d;
   ng_kron *k = ng_object(b->p, sizeof *k);
   if (k == NULL) return NG_ERR_NOMEM;
@@ -187,9 +187,9 @@ static ng_status create(ng_block *b) {
   }
   k->conv = ng_layer_conv(b->entry, false);
   ng_status st = embedding ? check_embedding(b) : NG_OK;
-  if (st == NG_OK) st = make_side(b, NG_SIDE_A, d->in / k->groups, d->bias != 0);
-  if (st == NG_OK) st = make_side(b, NG_SIDE_G, d->out / k->groups, false);
-  if (st == NG_OK) st = make_map(b);
+  if (st == NG_OK) st = create_side(b, NG_SIDE_A, d->in / k->groups, d->bias != 0);
+  if (st == NG_OK) st = create_side(b, NG_SIDE_G, d->out / k->groups, false);
+  if (st == NG_OK) st = create_column_map(b);
   if (st != NG_OK) return st;
   k->both =
       (ng_twosided){.groups = k->groups, .rows = k->q, .cols = k->p, .is_double = k->is_double};
@@ -203,12 +203,12 @@ static ng_status create(ng_block *b) {
   return k->both.damping == NULL ? NG_ERR_NOMEM : NG_OK;
 }
 
-static bool fits(const ng_settings *o, const ng_entry *e) {
+static bool accepts_entry(const ng_settings *o, const ng_entry *e) {
   return !e->is_tensor && e->d.kind != NG_NORM && ng_is(o->family, "kronecker");
 }
 
 /* Fail if an option has no effect together with the other options, unless it has its neutral value. */
-static ng_status check(const ng_options *o, char *message, size_t size) {
+static ng_status check_options(const ng_options *o, char *message, size_t size) {
   const ng_settings *s = &o->base;
   static const ng_option_id damps[] = {NG_OPTION_damping, NG_OPTION_damping_split,
                                        NG_OPTION_damping_leak};
@@ -240,7 +240,7 @@ static ng_status check(const ng_options *o, char *message, size_t size) {
 
 /* ---- statistics, memory ----------------------------------------------------------------------*/
 
-static ng_status statistics(ng_block *b) {
+static ng_status declare_statistics(ng_block *b) {
   ng_kron *k = ng_kron_of(b);
   ng_status st = ng_block_alloc_stats(b, 2);
   b->traces_per_stat = k->groups;
@@ -269,7 +269,7 @@ static ng_status statistics(ng_block *b) {
 
 /* Return floats. Part 0 is the widest part; only a last part with the bias may have one row more, hence the + 1.
  * Tokens are counted in an int32 each, as large as a float. */
-static int64_t observe_scratch(const ng_block *b, const ng_conv *conv) {
+static int64_t observation_floats(const ng_block *b, const ng_conv *conv) {
   const ng_kron *k = ng_kron_of(b);
   const ng_part *a = &k->side[NG_SIDE_A].part[0], *g = &k->side[NG_SIDE_G].part[0];
   const int64_t n[2] = {k->side[NG_SIDE_A].matrix->n, k->side[NG_SIDE_G].matrix->n};
@@ -287,15 +287,15 @@ static int64_t observation_scratch(const ng_block *b, const ng_obs *o) {
   if (o->kind == NG_OBSERVED_OUTGRAD)
     return ng_gram_rows_scratch(g->hi - g->lo) * (int64_t)sizeof(float);
   const ng_conv c = ng_obs_conv(&k->conv, o);
-  return ng_times(observe_scratch(b, &c), (int64_t)sizeof(float));
+  return ng_times(observation_floats(b, &c), (int64_t)sizeof(float));
 }
 
 /* The results of a side are contiguous, solve_info first, so that one message sends the side. In the counting
  * pass all pointers are NULL. */
-static ng_status plan(ng_block *b, ng_plan *plan) {
+static ng_status request_memory(ng_block *b, ng_plan *plan) {
   ng_kron *k = ng_kron_of(b);
   const int64_t real = (int64_t)sizeof(float);
-  int64_t floats = ng_max64(observe_scratch(b, &k->conv), ng_kron_apply_scratch(b));
+  int64_t floats = ng_max64(observation_floats(b, &k->conv), ng_kron_apply_scratch(b));
   for (int side = 0; side < 2; side++) {
     ng_side *s = &k->side[side];
     const int32_t owner = s->stat->owner;
@@ -321,8 +321,8 @@ static ng_status plan(ng_block *b, ng_plan *plan) {
 /* ---- state -----------------------------------------------------------------------------------*/
 
 /* Files contain the results of the last solve: a resumed run must solve at the same steps as an uninterrupted run. */
-static ng_status visit_part(const ng_kron *k, int side, int32_t i, ng_field_visit visit,
-                            void *arg) {
+static ng_status visit_part_results(const ng_kron *k, int side, int32_t i, ng_field_visit visit,
+                                    void *arg) {
   static const char *const suffix[] = {[NG_RESULT_INVERSE] = "_inverse",
                                        [NG_RESULT_CHOLESKY] = "_cholesky",
                                        [NG_RESULT_EIGEN] = "_eigenvectors",
@@ -351,13 +351,13 @@ static ng_status visit_part(const ng_kron *k, int side, int32_t i, ng_field_visi
 
 /* Every rank visits the same fields in the same order, because the owner of a field broadcasts it and rank 0 writes it.
  * `data` is NULL on ranks that do not hold the field. */
-static ng_status fields(ng_block *b, ng_field_visit visit, void *arg) {
+static ng_status visit_fields(ng_block *b, ng_field_visit visit, void *arg) {
   const ng_kron *k = ng_kron_of(b);
   ng_status st = NG_OK;
   for (int side = 0; side < 2 && st == NG_OK; side++) {
     const ng_side *s = &k->side[side];
     for (int32_t i = 0; i < s->parts && st == NG_OK; i++) {
-      st = visit_part(k, side, i, visit, arg);
+      st = visit_part_results(k, side, i, visit, arg);
     }
     if (st != NG_OK) return st;
     ng_field f = ng_field_plain(side == NG_SIDE_A ? "A_solve" : "G_solve", NG_F32, 1,
@@ -368,7 +368,7 @@ static ng_status fields(ng_block *b, ng_field_visit visit, void *arg) {
 }
 
 /* Visit shifts as numbers, because arrays with shifts would differ between ranks (docs/algorithms.md, damping_leak). */
-static ng_status numbers(ng_block *b, ng_number_visit visit, void *arg) {
+static ng_status visit_numbers(ng_block *b, ng_number_visit visit, void *arg) {
   ng_kron *k = ng_kron_of(b);
   ng_number lambda = {
       .name = "prediv_damping", .value = &k->lambda, .stat = k->side[NG_SIDE_G].stat};
@@ -390,20 +390,20 @@ const ng_family ng_family_kronecker = {
     .name = "kronecker",
     .traits = NG_TRAIT_FACTORS | NG_TRAIT_SOLVES,
     .observed = NG_OBSERVED_INPUT | NG_OBSERVED_OUTGRAD,
-    .fits = fits,
-    .check = check,
-    .create = create,
-    .statistics = statistics,
-    .plan = plan,
+    .accepts_entry = accepts_entry,
+    .check_options = check_options,
+    .create_state = create_state,
+    .declare_statistics = declare_statistics,
+    .request_memory = request_memory,
     .observe = ng_kron_observe,
     .precondition = ng_kron_precondition,
-    .measure = ng_kron_measure,
+    .read_sums = ng_kron_read_sums,
     .emit = ng_kron_emit,
-    .observe_scratch = observation_scratch,
-    .fields = fields,
-    .numbers = numbers,
+    .observation_scratch = observation_scratch,
+    .visit_fields = visit_fields,
+    .visit_numbers = visit_numbers,
     .solve = ng_kron_solve,
     .read_results = ng_kron_read_results,
-    .put_traces = ng_kron_put_traces,
-    .report = ng_kron_report,
+    .write_traces = ng_kron_write_traces,
+    .write_report = ng_kron_write_report,
 };

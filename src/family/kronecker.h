@@ -69,13 +69,13 @@ static inline int64_t ng_kron_direction_floats(const ng_kron *k) {
   return k->outputs * k->p * (k->is_double ? 2 : 1);
 }
 ng_status ng_kron_observe(ng_block *b, const ng_obs *o);
-void ng_kron_put_traces(ng_block *b, int32_t stat, double *mean);
+void ng_kron_write_traces(ng_block *b, int32_t stat, double *mean);
 ng_status ng_kron_solve(ng_block *b, ng_solve_phase phase);
 void ng_kron_read_results(ng_block *b);
 void ng_kron_precondition(ng_block *b);
-ng_status ng_kron_measure(ng_block *b);
+ng_status ng_kron_read_sums(ng_block *b);
 void ng_kron_emit(const ng_block *b, int32_t segment, int32_t g, double factor, ng_direction *e);
-void ng_kron_report(const ng_block *b, ng_layer_report *report);
+void ng_kron_write_report(const ng_block *b, ng_layer_report *report);
 int64_t ng_kron_apply_scratch(const ng_block *b); /* floats */
 
 /* Return which result a part of order n stores; cholesky: the cheaper of an inverse and L, applied to m columns a step. */

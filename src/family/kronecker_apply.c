@@ -18,7 +18,7 @@
 enum { CHUNK = 256 };
 
 /* Rows of an embedding are independent, because its left side is diagonal, so they form chunks; else one chunk. */
-static int64_t chunk_rows(const ng_kron *k) {
+static int64_t rows_per_chunk(const ng_kron *k) {
   return k->both.left->form == NG_FORM_DIAGONAL ? ng_min64(CHUNK, k->outputs) : k->outputs;
 }
 
@@ -28,7 +28,7 @@ static int64_t D_floats(const ng_kron *k, int64_t rows) {
 
 int64_t ng_kron_apply_scratch(const ng_block *b) {
   const ng_kron *k = ng_kron_of(b);
-  const int64_t rows = chunk_rows(k);
+  const int64_t rows = rows_per_chunk(k);
   return D_floats(k, rows) + ng_round16(6 * rows) + ng_twosided_scratch(&k->both, rows);
 }
 
@@ -58,7 +58,7 @@ static void read_rows(const ng_block *b, int64_t row, int64_t rows, void *D) {
 void ng_kron_precondition(ng_block *b) {
   ng_kron *k = ng_kron_of(b);
   ng_queue *q = b->ctx->queue;
-  const int64_t most = chunk_rows(k);
+  const int64_t most = rows_per_chunk(k);
   float *D = ng_scratch(b);
   double *sums = (double *)(void *)(D + D_floats(k, most));
   float *scratch = (float *)(void *)sums + ng_round16(6 * most);
@@ -78,9 +78,9 @@ void ng_kron_precondition(ng_block *b) {
   }
 }
 
-ng_status ng_kron_measure(ng_block *b) {
+ng_status ng_kron_read_sums(ng_block *b) {
   const ng_kron *k = ng_kron_of(b);
-  return ng_block_measured(b, &k->sums, ng_kron_direction_floats(k));
+  return ng_block_read_sums(b, &k->sums, ng_kron_direction_floats(k));
 }
 
 /* The gradient of the bias is one row whose columns are the outputs; in `direction` the bias is the last column. */

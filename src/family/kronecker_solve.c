@@ -44,7 +44,7 @@ static void split_damping(const ng_block *b, double lambda, double pi, double on
 }
 
 /* Return the rounding errors of pi, the last numbers of solve_info. */
-static float *pi_rest(const ng_kron *k, const ng_side *s) {
+static float *pi_rounding_errors(const ng_kron *k, const ng_side *s) {
   return s->solve_info + ng_kron_info_count(k, s) - k->groups;
 }
 
@@ -57,7 +57,7 @@ void ng_kron_set_damping(const ng_block *b) {
   for (int64_t g = 0; g < k->groups && k->is_eigen; g++) {
     const ng_side *side = &k->side[NG_SIDE_G];
     double on[2], pi = (double)side->solve_info[NG_INFO_PI + g];
-    if (k->is_double) pi += (double)pi_rest(k, side)[g];
+    if (k->is_double) pi += (double)pi_rounding_errors(k, side)[g];
     split_damping(b, lambda, pi, on);
     k->both.damping[g] = (ng_spectrum){
         .on_g = on[k->left - k->side],
@@ -111,7 +111,7 @@ static double least_damping(const ng_block *b, int side, int32_t group, const do
 }
 
 /* Write the mean eigenvalues of side `stat`, which the owner of the other side needs for pi. */
-void ng_kron_put_traces(ng_block *b, int32_t stat, double *mean) {
+void ng_kron_write_traces(ng_block *b, int32_t stat, double *mean) {
   ng_kron *k = ng_kron_of(b);
   for (int32_t group = 0; group < k->groups; group++) {
     (void)mean_eigenvalue(b, &k->side[stat], group, &mean[group]);
@@ -119,7 +119,7 @@ void ng_kron_put_traces(ng_block *b, int32_t stat, double *mean) {
 }
 
 /* Return pi, or 1 if pi would be 0, Inf or NaN; with 1 the product of both shifts is still lambda. */
-static double pi_of(const double mean[2]) {
+static double compute_pi(const double mean[2]) {
   const double pi = sqrt(mean[NG_SIDE_A] / mean[NG_SIDE_G]);
   const bool sound = mean[NG_SIDE_A] > 0.0 && mean[NG_SIDE_G] > 0.0 && pi - pi == 0.0 && pi > 0.0;
   return sound ? pi : 1.0;
@@ -127,12 +127,12 @@ static double pi_of(const double mean[2]) {
 
 /* Return whether a side must be solved. With refresh_tolerance > 0, a side whose average has not changed since the last
  * solve keeps its results and its pi. */
-static bool is_new(const ng_block *b, const ng_stat *s) {
+static bool must_solve(const ng_block *b, const ng_stat *s) {
   return !s->stale.enabled || !b->was_solved || s->is_new;
 }
 
-static bool owns(const ng_block *b, const ng_side *s) {
-  return s->stat->owner == b->ctx->rank && is_new(b, s->stat);
+static bool solves_here(const ng_block *b, const ng_side *s) {
+  return s->stat->owner == b->ctx->rank && must_solve(b, s->stat);
 }
 
 /* List the matrices of a group, unless their side is not finite. Every rank that keeps the averages computes the same traces,
@@ -147,22 +147,24 @@ static void list_group(ng_block *b, int32_t group) {
     finite[i] = k->side[i].stat->has_average && mean_eigenvalue(b, &k->side[i], group, &mean[i]);
     if (b->traces != NULL) mean[i] = b->traces[i * b->traces_per_stat + group];
   }
-  const double pi = pi_of(mean);
+  const double pi = compute_pi(mean);
   split_damping(b, b->base.damping, pi, on);
   for (int i = 0; i < 2; i++) {
     ng_side *s = &k->side[i];
     const double d = k->is_eigen ? least_damping(b, i, group, mean, on) : on[i];
-    for (int32_t j = group * s->group_parts; owns(b, s) && j < (group + 1) * s->group_parts; j++) {
+    for (int32_t j = group * s->group_parts; solves_here(b, s) && j < (group + 1) * s->group_parts;
+         j++) {
       if (finite[i]) {
-        ng_block_list(b, &s->matrix[j], s->shift[group], d, b->base.eigen_floor);
+        ng_block_list_matrix(b, &s->matrix[j], s->shift[group], d, b->base.eigen_floor);
       } else {
         s->matrix[j].finite = 0;
       }
     }
-    if (owns(b, s)) s->solve_info[NG_INFO_PI + group] = (float)pi;
-    if (owns(b, s) && k->is_double) pi_rest(k, s)[group] = (float)(pi - (double)(float)pi);
-    if (owns(b, s) && group == 0) s->solve_info[NG_INFO_DAMPING] = (float)on[i];
-    if (b->base.damping_leak && s->stat->has_average && is_new(b, s->stat))
+    if (solves_here(b, s)) s->solve_info[NG_INFO_PI + group] = (float)pi;
+    if (solves_here(b, s) && k->is_double)
+      pi_rounding_errors(k, s)[group] = (float)(pi - (double)(float)pi);
+    if (solves_here(b, s) && group == 0) s->solve_info[NG_INFO_DAMPING] = (float)on[i];
+    if (b->base.damping_leak && s->stat->has_average && must_solve(b, s->stat))
       s->shift[group] += on[i];
   }
 }
@@ -195,7 +197,7 @@ ng_status ng_kron_solve(ng_block *b, ng_solve_phase phase) {
     list_group(b, group);
   }
   for (int i = 0; i < 2 && phase == NG_SOLVE_CLIMB; i++) {
-    const int32_t rung = owns(b, &k->side[i]) ? climb_side(b, &k->side[i]) : 0;
+    const int32_t rung = solves_here(b, &k->side[i]) ? climb_side(b, &k->side[i]) : 0;
     worst = rung > worst ? rung : worst;
   }
   return worst > 0 ? NG_RESCUED : NG_OK;
@@ -214,11 +216,11 @@ void ng_kron_read_results(ng_block *b) {
   }
 }
 
-void ng_kron_report(const ng_block *b, ng_layer_report *r) {
+void ng_kron_write_report(const ng_block *b, ng_layer_report *r) {
   const ng_kron *k = ng_kron_of(b);
   if (!b->is_worker) return;
   for (int i = 0; i < 2; i++) {
-    const int32_t known = ng_rung_of(k->side[i].solve_info[NG_INFO_RUNG]);
+    const int32_t known = ng_rung_from_float(k->side[i].solve_info[NG_INFO_RUNG]);
     r->rung = known > r->rung ? known : r->rung;
   }
   r->pi = (double)k->side[NG_SIDE_A].solve_info[NG_INFO_PI];

@@ -17,19 +17,19 @@
 
 /* ---- geometry, memory ------------------------------------------------------------------------*/
 
-static bool fits(const ng_settings *o, const ng_entry *e) {
+static bool accepts_entry(const ng_settings *o, const ng_entry *e) {
   return !e->is_tensor && e->d.kind == NG_NORM && o->norm_block != NG_NORM_NONE;
 }
 
 /* Any method may have norm blocks, so this check accepts options of other families. */
-static ng_status check(const ng_options *o, char *message, size_t size) {
+static ng_status check_options(const ng_options *o, char *message, size_t size) {
   if (o->base.solver != NG_SOLVER_PRODUCT) return NG_OK;
   return ng_fail_to(message, size, NG_ERR_ARG,
                     "norm_block = %s: solver = product inverts nothing; take norm_block = none",
                     ng_choice_text(NG_OPTION_norm_block, (int32_t)o->base.norm_block));
 }
 
-static ng_status create(ng_block *b) {
+static ng_status create_state(ng_block *b) {
   static const char *const kind[] = {
       [NG_NORM_UNIT] = "units of 2x2", [NG_NORM_FULL] = "full", [NG_NORM_DIAGONAL] = "diagonal"};
   const ng_layer *d = &b->entry->d;
@@ -59,7 +59,7 @@ static ng_status create(ng_block *b) {
   return NG_OK;
 }
 
-static ng_status statistics(ng_block *b) {
+static ng_status declare_statistics(ng_block *b) {
   ng_norm *k = ng_norm_of_block(b);
   ng_status st = ng_block_alloc_stats(b, 1);
   if (st != NG_OK) return st;
@@ -83,7 +83,7 @@ static ng_status statistics(ng_block *b) {
 }
 
 /* The inverse has the dtype of F, because in R D large terms cancel unless D lies along the largest eigenvectors of R. */
-static ng_status plan(ng_block *b, ng_plan *plan) {
+static ng_status request_memory(ng_block *b, ng_plan *plan) {
   ng_norm *k = ng_norm_of_block(b);
   ng_matrix *m = k->side;
   const ng_dtype t = b->stat->average_dtype;
@@ -104,7 +104,7 @@ static ng_status plan(ng_block *b, ng_plan *plan) {
   return NG_OK;
 }
 
-static ng_status fields(ng_block *b, ng_field_visit visit, void *arg) {
+static ng_status visit_fields(ng_block *b, ng_field_visit visit, void *arg) {
   const ng_norm *k = ng_norm_of_block(b);
   if (!k->is_full) return NG_OK;
   ng_field f = ng_field_plain("F_inverse", k->side->result_dtype, k->width, k->width, k->side->R,
@@ -116,24 +116,24 @@ static ng_status fields(ng_block *b, ng_field_visit visit, void *arg) {
   return visit(arg, &f);
 }
 
-static ng_status numbers(ng_block *b, ng_number_visit visit, void *arg) {
+static ng_status visit_numbers(ng_block *b, ng_number_visit visit, void *arg) {
   ng_number n = {.name = "F_leak.0", .value = &ng_norm_of_block(b)->shift};
   return b->base.damping_leak ? visit(arg, &n) : NG_OK;
 }
 
-static double damping(const ng_block *b) { return b->base.damping * b->base.norm_damping; }
+static double block_damping(const ng_block *b) { return b->base.damping * b->base.norm_damping; }
 
 /* ---- full: solve -----------------------------------------------------------------------------*/
 
 static ng_status solve(ng_block *b, ng_solve_phase phase) {
   ng_norm *k = ng_norm_of_block(b);
-  const double d = damping(b);
+  const double d = block_damping(b);
   const bool owns = b->stat->owner == b->ctx->rank;
   int32_t rung = 0;
   if (!b->has_averages) return NG_OK;
   if (phase == NG_SOLVE_LIST && owns) {
     k->side->F = b->stat->part->average;
-    ng_block_list(b, k->side, 0.0, k->shift + d, 0.0);
+    ng_block_list_matrix(b, k->side, 0.0, k->shift + d, 0.0);
   }
   if (phase != NG_SOLVE_CLIMB) return NG_OK;
   if (owns) {
@@ -191,8 +191,8 @@ static int32_t solve_units(const ng_block *b, const float *F, double d, const fl
 /* Return the damping. damping_leak: the first damping after a fold stays until the next fold, which sets shift to 0. */
 static double unit_damping(ng_block *b) {
   ng_norm *k = ng_norm_of_block(b);
-  if (!b->base.damping_leak) return damping(b);
-  if (k->shift == 0.0) k->shift = damping(b);
+  if (!b->base.damping_leak) return block_damping(b);
+  if (k->shift == 0.0) k->shift = block_damping(b);
   return k->shift;
 }
 
@@ -246,9 +246,9 @@ static void measure_units(ng_block *b) {
   memcpy(b->direction, PD, (size_t)k->width * sizeof *PD);
 }
 
-static ng_status measure(ng_block *b) {
+static ng_status read_sums(ng_block *b) {
   ng_norm *k = ng_norm_of_block(b);
-  const ng_status st = ng_block_measured(b, &k->sums, k->width);
+  const ng_status st = ng_block_read_sums(b, &k->sums, k->width);
   k->rung = 0;
   if (st != NG_OK || k->is_full) return st;
   if (k->solves_units) measure_units(b);
@@ -261,29 +261,29 @@ static void emit(const ng_block *b, int32_t segment, int32_t g, double factor, n
   ng_direction_store(e, b->direction + b->segment[segment].offset, 0, 1, NULL);
 }
 
-static void report(const ng_block *b, ng_layer_report *r) {
+static void write_report(const ng_block *b, ng_layer_report *r) {
   const ng_norm *k = ng_norm_of_block(b);
   if (!b->is_worker) return;
-  r->rung = k->is_full ? ng_rung_of(k->solve_info[NG_NORM_RUNG]) : k->rung;
+  r->rung = k->is_full ? ng_rung_from_float(k->solve_info[NG_NORM_RUNG]) : k->rung;
   r->damping_f = k->is_full ? (double)k->solve_info[NG_NORM_DAMPING] : k->last_damping;
 }
 
 const ng_family ng_family_norm = {
     .name = "norm",
     .observed = NG_OBSERVED_INPUT | NG_OBSERVED_OUTGRAD,
-    .scans = true,
-    .fits = fits,
-    .check = check,
-    .create = create,
-    .statistics = statistics,
-    .plan = plan,
+    .detects_nonfinite = true,
+    .accepts_entry = accepts_entry,
+    .check_options = check_options,
+    .create_state = create_state,
+    .declare_statistics = declare_statistics,
+    .request_memory = request_memory,
     .observe = ng_norm_observe,
     .precondition = precondition,
-    .measure = measure,
+    .read_sums = read_sums,
     .emit = emit,
-    .fields = fields,
-    .numbers = numbers,
+    .visit_fields = visit_fields,
+    .visit_numbers = visit_numbers,
     .solve = solve,
     .read_results = read_results,
-    .report = report,
+    .write_report = write_report,
 };

@@ -16,7 +16,7 @@
  *
  * sides = none (AdaSGD of the same repository) uses no mean vectors: PD = D / (lambda + |D|^2).
  *
- * The first pass (`sums`) reads the gradient once for |D|^2 and s; the second (`emit`) combines D and the rank-one term.
+ * The first pass (`describe_sums`) reads the gradient once for |D|^2 and s; the second (`emit`) combines D and the rank-one term.
  * Only a and g are stored and sent. Each group of a convolution has its own a and g.
  *
  * This family is the template for a new family: all its entries of ng_family are here or in rankone_stats.c. */
@@ -26,14 +26,14 @@
 
 /* ---- geometry, memory ------------------------------------------------------------------------*/
 
-static bool fits(const ng_settings *o, const ng_entry *e) {
+static bool accepts_entry(const ng_settings *o, const ng_entry *e) {
   return !e->is_tensor && e->d.kind != NG_NORM && e->d.kind != NG_EMBEDDING &&
          ng_is(o->family, "rankone");
 }
 
 /* Accept only scalings for mean vectors, no identity as initial average, and the option positions only with a value that
  * has an effect: stat_scale = eva always averages over positions. */
-static ng_status check(const ng_options *o, char *message, size_t size) {
+static ng_status check_options(const ng_options *o, char *message, size_t size) {
   const ng_settings *s = &o->base;
   const bool eva = s->stat_scale == NG_SCALE_EVA;
   const ng_refusal list[] = {
@@ -48,7 +48,7 @@ static ng_status check(const ng_options *o, char *message, size_t size) {
 }
 
 /* Remove unused kinds of observations from b->observed, so that the caller need not observe them. */
-static ng_status create(ng_block *b) {
+static ng_status create_state(ng_block *b) {
   const ng_layer *d = &b->entry->d;
   const int64_t groups = d->kind == NG_CONV2D ? d->groups : 1;
   const bool input_only = b->base.sides == NG_SIDES_INPUT, none = b->base.sides == NG_SIDES_NONE;
@@ -84,7 +84,7 @@ static ng_status create(ng_block *b) {
 }
 
 /* a_mean and g_mean have one part each: the vectors of all groups, in order; a_mean ends with a 1 for the bias. */
-static ng_status statistics(ng_block *b) {
+static ng_status declare_statistics(ng_block *b) {
   ng_rankone *k = ng_rankone_of(b);
   const int32_t count = (k->side[NG_MEAN_A].length > 0) + (k->side[NG_MEAN_G].length > 0);
   ng_status st = count > 0 ? ng_block_alloc_stats(b, count) : NG_OK;
@@ -104,7 +104,7 @@ static ng_status statistics(ng_block *b) {
 }
 
 /* Plan only scratch: PD is described, not stored. */
-static ng_status plan(ng_block *b, ng_plan *plan) {
+static ng_status request_memory(ng_block *b, ng_plan *plan) {
   ng_plan_scratch(plan, ng_times(ng_rankone_scratch(b), (int64_t)sizeof(double)));
   return NG_OK;
 }
@@ -123,12 +123,12 @@ static const float *right_vector(const ng_rankone *k, const ng_slot *s, int32_t 
   return k->t != NULL ? NULL : ng_rankone_mean(k, NG_MEAN_G) + col;
 }
 
-static const float *bias_entry(const ng_rankone *k) {
+static const float *last_entry_of_a(const ng_rankone *k) {
   return ng_rankone_mean(k, NG_MEAN_A) + k->side[NG_MEAN_A].length - 1;
 }
 
 /* |D|^2 and g' D a; sides = input: D a to k->t, and its sums. */
-static void sums(const ng_block *b, int32_t segment, int32_t g, ng_measure *m) {
+static void describe_sums(const ng_block *b, int32_t segment, int32_t g, ng_measure *m) {
   const ng_rankone *k = ng_rankone_of(b);
   const ng_slot *s = b->segment[segment].slot;
   const bool weight = s->param == NG_WEIGHT;
@@ -137,7 +137,7 @@ static void sums(const ng_block *b, int32_t segment, int32_t g, ng_measure *m) {
   if (weight && k->t == NULL) {
     m->y = ng_rankone_mean(k, NG_MEAN_G) + m->D.row;
   } else if (b->segments > 1) {
-    m->y = bias_entry(k);
+    m->y = last_entry_of_a(k);
   }
   if (k->t == NULL) return;
   m->t = k->t + m->D.row;
@@ -152,7 +152,7 @@ static void precondition(ng_block *b) {
   const int64_t groups = k->groups;
   double *out = k->norms;
   if (k->has_no_sides) return;
-  const float *a = ng_rankone_mean(k, NG_MEAN_A), *one = bias_entry(k);
+  const float *a = ng_rankone_mean(k, NG_MEAN_A), *one = last_entry_of_a(k);
   ng_on(q)->row_sums(q, groups, k->p, a, k->p, a, k->p, out);
   if (b->segments > 1) ng_on(q)->row_sums(q, 1, 1, one, 1, one, 1, out + 6 * groups);
   if (k->t != NULL) return;
@@ -160,14 +160,14 @@ static void precondition(ng_block *b) {
   ng_on(q)->row_sums(q, groups, k->q, g, k->q, g, k->q, out + 3 * groups);
 }
 
-static void init_groups(ng_block *b) {
+static void read_group_sums(ng_block *b) {
   ng_rankone *k = ng_rankone_of(b);
   const double *norm = ng_numbers_read(b->ctx->queue, k->norms);
   const double one = b->segments > 1 ? norm[6 * k->groups] : 0.0;
   for (int64_t i = 0; i < k->groups; i++) {
     ng_rankone_group *r = &k->group[i];
-    const double *weight = k->t != NULL ? &k->t_sums[3 * i] : &b->sum[2 * i];
-    const double *bias = &b->sum[2 * (k->groups + i)];
+    const double *weight = k->t != NULL ? &k->t_sums[3 * i] : &b->gradient_sums[2 * i];
+    const double *bias = &b->gradient_sums[2 * (k->groups + i)];
     *r = (ng_rankone_group){.d2 = weight[0], .s = weight[1]};
     if (k->t != NULL) r->bias_s = weight[2];
     if (b->segments > 1) r->d2 += r->bias_d2 = bias[0];
@@ -202,9 +202,9 @@ static bool sum_groups(ng_block *b) {
 }
 
 /* |D|^2 is finite if and only if all elements of D are and, if the gradient is f64, its norm is below 1e154. */
-static ng_status measure(ng_block *b) {
+static ng_status read_sums(ng_block *b) {
   ng_rankone *k = ng_rankone_of(b);
-  init_groups(b);
+  read_group_sums(b);
   b->inner = b->d2 = b->pd2 = 0.0;
   for (int64_t i = 0; i < k->groups; i++) {
     b->d2 += k->group[i].d2;
@@ -220,7 +220,7 @@ static ng_status measure(ng_block *b) {
 
 /* pd_norm2 <- (|D|^2 - 2 c s + c^2 alpha beta) / lambda^2, where |D|^2, s and alpha are the terms of segment k: the weight or
  * the bias. sides = input: |t|^2 replaces beta. */
-static void norms(ng_block *b) {
+static void set_pd_norms(ng_block *b) {
   const ng_rankone *k = ng_rankone_of(b);
   const double by = 1.0 / (k->lambda * k->lambda);
   double sum[2] = {0.0, 0.0};
@@ -252,7 +252,7 @@ static void emit(const ng_block *b, int32_t segment, int32_t g, double factor, n
   e->u = right_vector(k, s, g, e->D.col);
   e->k = -e->scale * k->group[g].c;
   if (!weight) {
-    e->y = bias_entry(k);
+    e->y = last_entry_of_a(k);
     if (k->t != NULL) e->u_double = k->t + e->D.col;
     return;
   }
@@ -268,17 +268,17 @@ const ng_family ng_family_rankone = {
     .name = "rankone",
     .traits = NG_TRAIT_VECTORS,
     .observed = NG_OBSERVED_INPUT | NG_OBSERVED_OUTGRAD,
-    .scans = true,
-    .fits = fits,
-    .check = check,
-    .create = create,
-    .statistics = statistics,
-    .plan = plan,
+    .detects_nonfinite = true,
+    .accepts_entry = accepts_entry,
+    .check_options = check_options,
+    .create_state = create_state,
+    .declare_statistics = declare_statistics,
+    .request_memory = request_memory,
     .observe = ng_rankone_observe,
     .precondition = precondition,
-    .measure = measure,
+    .read_sums = read_sums,
     .emit = emit,
-    .observe_scratch = ng_rankone_room,
-    .pd_norms = norms,
-    .sums = sums,
+    .observation_scratch = ng_rankone_room,
+    .set_pd_norms = set_pd_norms,
+    .describe_sums = describe_sums,
 };

@@ -2,10 +2,10 @@
  *
  *   observe   store the gradient (plus window_decay times the weights) as the row at head; the block's statistic is
  *             the new row of the Gram matrix: products of this row with the rows in use, in double
- *   precondition, measure   compute coefficients from the Gram matrix (window_solve.c), the direction
+ *   precondition, read_sums   compute coefficients from the Gram matrix (window_solve.c), the direction
  *             u = by x + G' c, momentum, and <D, u>, |D|^2, |u|^2
  *   emit      describe u
- *   commit    if the step counts, advance head and momentum; the row at head is then unused
+ *   end_step  if the step counts, advance head and momentum; the row at head is then unused
  *
  * In steps that stat_period leaves out, no row enters and x is the gradient.  All ranks have the same gradients, so
  * each rank computes all elements or, with statistics = sharded, its slice.
@@ -14,14 +14,14 @@
  * x <- mu v + (1 - mu) x, v <- x, where u is the direction of the new x (GGT's beta1). */
 #include "family/window.h"
 
-static bool fits(const ng_settings *o, const ng_entry *e) {
+static bool accepts_entry(const ng_settings *o, const ng_entry *e) {
   (void)e;
   return ng_is(o->family, "window");
 }
 
 /* ---- geometry --------------------------------------------------------------------------------*/
 
-static ng_status create(ng_block *b) {
+static ng_status create_state(ng_block *b) {
   ng_window *w = b->state = ng_object(b->p, sizeof *w);
   if (w == NULL) return NG_ERR_NOMEM;
   if (!ng_linalg_fits(b->base.window)) {
@@ -38,7 +38,7 @@ static ng_status create(ng_block *b) {
 }
 
 /* "row": the new rows of the Gram matrices.  "along": <row, x> for an x that is not the row at head. */
-static ng_status statistics(ng_block *b) {
+static ng_status declare_statistics(ng_block *b) {
   static const char *const name[] = {"row", "along"};
   const ng_window *w = ng_window_of(b);
   ng_status st = ng_block_alloc_stats(b, 2);
@@ -49,33 +49,33 @@ static ng_status statistics(ng_block *b) {
     s->name = name[i];
     s->observed = NG_OBSERVED_FLATGRAD;
     s->sum_dtype = NG_F64;
-    s->spread = w->sliced ? NG_SPREAD_ALL : NG_SPREAD_SAME;
+    s->spread = w->is_sliced ? NG_SPREAD_ALL : NG_SPREAD_SAME;
     s->every_step = i == 1 || ng_window_is_adaptive(&b->base);
     s->own_message = true;
     s->part->rows = w->parts;
     s->part->cols = w->places;
   }
-  if (w->sliced) b->slice = w->cut;
+  if (w->is_sliced) b->slice = w->cut;
   return st;
 }
 
-static double *take_doubles(ng_plan *plan, ng_use use, int64_t a, int64_t b) {
+static double *request_doubles(ng_plan *plan, ng_use use, int64_t a, int64_t b) {
   return ng_plan_take(plan, use, ng_times(ng_times(a, b), (int64_t)sizeof(double)));
 }
 
-static float *take_vector(ng_plan *plan, ng_use use, const ng_window *w) {
+static float *request_vector(ng_plan *plan, ng_use use, const ng_window *w) {
   return ng_plan_take(plan, use, ng_times(ng_max64(1, w->d), (int64_t)sizeof(float)));
 }
 
-static void plan_parts(ng_block *b, ng_plan *plan) {
+static void request_part_memory(ng_block *b, ng_plan *plan) {
   ng_window *w = ng_window_of(b);
   const bool mfac = ng_is_mfac(b->base.window_function), average = ng_window_x_is_average(b);
   const int64_t row = w->places, square = ng_times(row, row);
-  double *gram = take_doubles(plan, NG_USE_FACTORS, w->parts, square);
-  double *c = take_doubles(plan, NG_USE_SUMS, w->parts, row);
-  double *factor = mfac ? take_doubles(plan, NG_USE_FACTORS, w->parts, square) : NULL;
-  double *now = average ? take_doubles(plan, NG_USE_FACTORS, w->parts, row) : NULL;
-  double *next = average ? take_doubles(plan, NG_USE_SUMS, w->parts, row) : NULL;
+  double *gram = request_doubles(plan, NG_USE_FACTORS, w->parts, square);
+  double *c = request_doubles(plan, NG_USE_SUMS, w->parts, row);
+  double *factor = mfac ? request_doubles(plan, NG_USE_FACTORS, w->parts, square) : NULL;
+  double *now = average ? request_doubles(plan, NG_USE_FACTORS, w->parts, row) : NULL;
+  double *next = average ? request_doubles(plan, NG_USE_SUMS, w->parts, row) : NULL;
   for (int32_t i = 0; i < w->parts && gram != NULL; i++) {
     ng_window_part *p = &w->part[i];
     p->gram = gram + i * square;
@@ -86,39 +86,39 @@ static void plan_parts(ng_block *b, ng_plan *plan) {
   }
 }
 
-static ng_status plan(ng_block *b, ng_plan *plan) {
+static ng_status request_memory(ng_block *b, ng_plan *plan) {
   ng_window *w = ng_window_of(b);
   const bool first = ng_window_is_adaptive(&b->base),
              adam = b->base.window_function == NG_WINDOW_ADAM;
   const bool momentum = b->base.window_momentum > 0.0 || adam;
-  const ng_status st = w->store->plan(b, plan);
+  const ng_status st = w->store->request_memory(b, plan);
   if (st != NG_OK) return st;
-  plan_parts(b, plan);
+  request_part_memory(b, plan);
   if (b->base.window_mask) w->mask = ng_plan_take(plan, NG_USE_FACTORS, ng_max64(1, w->d));
-  if (w->sliced) {
+  if (w->is_sliced) {
     b->whole_direction =
         ng_plan_take(plan, NG_USE_SUMS, ng_times(w->d_all, (int64_t)sizeof(float)));
     w->u = b->whole_direction == NULL ? NULL : b->whole_direction + w->first_element;
   } else {
-    w->u = take_vector(plan, NG_USE_SUMS, w);
+    w->u = request_vector(plan, NG_USE_SUMS, w);
   }
-  if (momentum) w->v = take_vector(plan, NG_USE_FACTORS, w);
+  if (momentum) w->v = request_vector(plan, NG_USE_FACTORS, w);
   if (adam || b->base.window_function == NG_WINDOW_ADAGRAD) {
-    w->s = take_vector(plan, NG_USE_FACTORS, w);
-    w->next_s = take_vector(plan, NG_USE_SUMS, w);
+    w->s = request_vector(plan, NG_USE_FACTORS, w);
+    w->next_s = request_vector(plan, NG_USE_SUMS, w);
   }
   /* Otherwise commit swaps u and v. A slice of u is in b->whole_direction, so it cannot be swapped. */
-  if (momentum && (first || w->sliced || b->base.window_momentum_form == NG_MOMENTUM_GRADIENT)) {
-    w->next_v = take_vector(plan, NG_USE_SUMS, w);
+  if (momentum && (first || w->is_sliced || b->base.window_momentum_form == NG_MOMENTUM_GRADIENT)) {
+    w->next_v = request_vector(plan, NG_USE_SUMS, w);
   }
-  w->results = take_doubles(plan, NG_USE_SUMS, NG_FLAT_OPS, 3);
-  w->sums = take_doubles(plan, NG_USE_SUMS, w->chunks + w->units, 3);
-  w->unit_products = take_doubles(plan, NG_USE_SUMS, w->units, w->places);
+  w->results = request_doubles(plan, NG_USE_SUMS, NG_FLAT_OPS, 3);
+  w->sums = request_doubles(plan, NG_USE_SUMS, w->chunks + w->units, 3);
+  w->unit_products = request_doubles(plan, NG_USE_SUMS, w->units, w->places);
   w->work = ng_plan_take(plan, NG_USE_SUMS, ng_window_work(b));
   return NG_OK;
 }
 
-static ng_status init(ng_block *b) {
+static ng_status set_initial_values(ng_block *b) {
   const ng_window *w = ng_window_of(b);
   for (int32_t k = 0; k < b->segments && w->mask != NULL; k++) {
     const ng_slot *s = b->segment[k].slot;
@@ -127,12 +127,12 @@ static ng_status init(ng_block *b) {
                    "'%s': its weight is not bound, and window_mask needs it at ng_ready", s->name);
   }
   if (w->mask != NULL) ng_window_pass(b, (ng_flat_pass){.op = NG_FLAT_MASK});
-  if (w->store->begin != NULL) w->store->begin(b);
+  if (w->store->set_initial_values != NULL) w->store->set_initial_values(b);
   ng_queue_wait(b->ctx->queue);
   return NG_OK;
 }
 
-static ng_status need_weights(const ng_block *b) {
+static ng_status check_weights_bound(const ng_block *b) {
   for (int32_t k = 0; k < b->segments && b->base.window_decay > 0.0; k++) {
     const ng_slot *s = b->segment[k].slot;
     if (b->base.window_decay_form == NG_DECAY_NONE || s->weight.data != NULL || s->is_excluded)
@@ -146,9 +146,9 @@ static ng_status need_weights(const ng_block *b) {
 /* ---- the rows of a step ----------------------------------------------------------------------*/
 
 /* Return the rows in use. */
-static ng_rows rows_of(ng_block *b) {
+static ng_rows rows_in_use(ng_block *b) {
   const ng_window *w = ng_window_of(b);
-  ng_rows G = w->store->rows(b);
+  ng_rows G = w->store->describe_rows(b);
   G.places = w->places;
   G.used = w->rows;
   G.head = ng_window_head(w);
@@ -158,9 +158,9 @@ static ng_rows rows_of(ng_block *b) {
 }
 
 /* u <- by u + G' c, with by and c of each part. */
-static void combine(ng_block *b) {
+static void combine_rows(ng_block *b) {
   const ng_window *w = ng_window_of(b);
-  ng_rows G = rows_of(b);
+  ng_rows G = rows_in_use(b);
   G.c = w->part->c;
   G.by = w->u_scales;
   G.u = w->u;
@@ -172,11 +172,13 @@ void ng_window_combine(ng_block *b, double by) {
   for (int32_t i = 0; i < w->parts; i++) {
     *w->part[i].u_scale = by;
   }
-  combine(b);
+  combine_rows(b);
 }
 
 /* Return whether x is the row at head; the Gram matrix then has the products of x. */
-static bool is_row(const ng_block *b, bool fresh) { return fresh && !ng_window_x_is_average(b); }
+static bool is_x_the_head_row(const ng_block *b, bool fresh) {
+  return fresh && !ng_window_x_is_average(b);
+}
 
 /* u <- the gradient x, or r if x is an average. */
 static void read_x(ng_block *b, bool fresh) {
@@ -190,16 +192,16 @@ static void read_x(ng_block *b, bool fresh) {
 }
 
 /* k [parts, places] += <row, x> for all rows in use; x NULL: x is the row at head. */
-static void products(ng_block *b, const float *x, double *k) {
+static void add_row_products(ng_block *b, const float *x, double *k) {
   const ng_window *w = ng_window_of(b);
-  ng_rows G = rows_of(b);
+  ng_rows G = rows_in_use(b);
   G.x = x == NULL && G.kind == NG_ROWS_WHOLE ? w->x : x;
   G.k = k;
   ng_kernels(b->ctx->queue)->row_products(b->ctx->queue, &G, 1);
 }
 
 /* k [parts, places] += <row, u> for all rows in use, and <u, u> at the unused place. */
-static void copy_products(ng_block *b, double *k) {
+static void add_vector_products(ng_block *b, double *k) {
   const ng_window *w = ng_window_of(b);
   const int64_t unused = ng_window_unused_place(w);
   const ng_rows one = {.kind = NG_ROWS_WHOLE,
@@ -213,61 +215,61 @@ static void copy_products(ng_block *b, double *k) {
                        .unit = w->sums,
                        .x = w->u,
                        .k = k};
-  products(b, w->u, k);
+  add_row_products(b, w->u, k);
   ng_kernels(b->ctx->queue)->row_products(b->ctx->queue, &one, 1);
 }
 
 /* Add the new Gram row to its statistic, and the products with x unless x is the row at head.  If sliced, products are
  * sums over ranks, which the engine forms before `precondition`. */
-static void add_products(ng_block *b, bool fresh) {
+static void add_all_products(ng_block *b, bool fresh) {
   if (ng_window_is_adaptive(&b->base)) return;
-  if (fresh) products(b, NULL, b->stat->part->sum);
-  if (is_row(b, fresh)) return;
+  if (fresh) add_row_products(b, NULL, b->stat->part->sum);
+  if (is_x_the_head_row(b, fresh)) return;
   read_x(b, fresh);
-  copy_products(b, b->stat[1].part->sum);
+  add_vector_products(b, b->stat[1].part->sum);
 }
 
 /* Store the gradient as the row at head.  If ranks select entries jointly, the row enters in select_topk, after `check`
  * found all gradients finite. */
-static void enter(ng_block *b, double lr) {
+static void enter_gradient(ng_block *b, double lr) {
   ng_window *w = ng_window_of(b);
   w->next_lr = lr;
   w->input_scale = ng_window_feeds_lr(b) ? lr : 1.0;
-  w->x = w->store->input(b);
+  w->x = w->store->entering_vector(b);
   ng_window_read_decayed(b, w->x);
   if (ng_window_is_adaptive(&b->base)) ng_window_adaptive_enter(b);
   b->is_selecting = b->topk_rounds > 0;
-  if (!b->is_selecting) w->store->enter(b);
+  if (!b->is_selecting) w->store->enter_row(b);
 }
 
 /* After a skipped step: the place at head may hold numbers that are not finite, which ng_load refuses, so enter zeros.  No
  * other array that the step has written is saved or read in a later step. */
-static void forget_row(ng_block *b) {
+static void zero_head_row(ng_block *b) {
   ng_window *w = ng_window_of(b);
   ng_queue *q = b->ctx->queue;
-  w->x = w->store->input(b);
+  w->x = w->store->entering_vector(b);
   ng_on(q)->scale(q, w->d, w->x, NG_F32, 0.0);
-  w->store->enter(b);
+  w->store->enter_row(b);
   ng_queue_wait(q);
 }
 
-static ng_status check_observed(ng_block *b) {
+static ng_status check_gradients_finite(ng_block *b) {
   const ng_status st = ng_window_check_read(b);
-  if (st != NG_OK) forget_row(b);
+  if (st != NG_OK) zero_head_row(b);
   return st;
 }
 
 static ng_status observe(ng_block *b, const ng_obs *o) {
   ng_window *w = ng_window_of(b);
   const bool fresh = b->stat->is_due;
-  const ng_status st = need_weights(b);
+  const ng_status st = check_weights_bound(b);
   b->is_selecting = false;
   memset(w->results, 0, 3 * NG_FLAT_OPS * sizeof *w->results);
   if (st != NG_OK) return st;
   w->drops_rows = fresh && w->lr > 0.0 && o->lr <= b->base.window_empty * w->lr;
   ng_window_list_used(w, fresh);
-  if (fresh) enter(b, o->lr);
-  if (!b->is_selecting) add_products(b, fresh);
+  if (fresh) enter_gradient(b, o->lr);
+  if (!b->is_selecting) add_all_products(b, fresh);
   return NG_OK;
 }
 
@@ -275,7 +277,7 @@ static void select_topk(ng_block *b, int32_t round, double *x) {
   ng_window *w = ng_window_of(b);
   w->store->select_topk(b, round, x);
   ng_window_list_used(w, true);
-  if (round == b->topk_rounds) add_products(b, true);
+  if (round == b->topk_rounds) add_all_products(b, true);
 }
 
 /* ---- the direction ---------------------------------------------------------------------------*/
@@ -294,18 +296,18 @@ static void subtract_stored(ng_block *b) {
   ng_window_list_used(w, true);
 }
 
-/* Elements that become non-finite here are found by the sums of `measure`. */
+/* Elements that become non-finite here are found by the sums that `read_sums` reads. */
 static void add_decay(ng_block *b, double decay) {
   ng_window_pass(b, (ng_flat_pass){.op = NG_FLAT_DECAY, .to = ng_window_of(b)->u, .take = decay});
 }
 
-static void direct_row(ng_block *b) {
+static void compute_row_direction(ng_block *b) {
   ng_window *w = ng_window_of(b);
   ng_queue *q = b->ctx->queue;
   const bool rest = b->base.window_fill == NG_FILL_ADDED || has_fill(b, NG_FILL_REST);
   const bool decay = ng_window_has_decay(b, NG_DECAY_DIRECTION);
   if (rest && decay) subtract_stored(b);
-  w->solved = ng_window_solve(b, NULL, rest);
+  w->solve_status = ng_window_solve(b, NULL, rest);
   if (rest && !decay) { /* add (gradient - row) / damping in the same combination */
     ng_window_read_decayed(b, w->u);
     for (int32_t i = 0; i < w->parts; i++) {
@@ -323,9 +325,9 @@ static void direct_row(ng_block *b) {
 }
 
 /* u <- the direction of an x that is not the row at head. */
-static void direct_x(ng_block *b) {
-  ng_window_of(b)->solved = ng_window_solve(b, b->stat[1].part->sum, false);
-  combine(b);
+static void compute_x_direction(ng_block *b) {
+  ng_window_of(b)->solve_status = ng_window_solve(b, b->stat[1].part->sum, false);
+  combine_rows(b);
   /* Add decay / lambda last: inside x, decay would be rounded together with g, before most of x / lambda cancels. */
   if (ng_window_has_decay(b, NG_DECAY_DIRECTION))
     add_decay(b, b->base.window_decay / b->base.damping);
@@ -335,15 +337,15 @@ static void precondition(ng_block *b) {
   ng_window *w = ng_window_of(b);
   const bool fresh = b->stat->w > 0.0, adaptive = ng_window_is_adaptive(&b->base);
   const double mu = b->base.window_momentum;
-  w->solved = NG_OK;
+  w->solve_status = NG_OK;
   ng_window_list_used(w, fresh);
   if (fresh) ng_window_gram_set_row(w, b->stat->part->sum);
   if (adaptive) {
     ng_window_adaptive_direct(b);
-  } else if (is_row(b, fresh)) {
-    direct_row(b);
+  } else if (is_x_the_head_row(b, fresh)) {
+    compute_row_direction(b);
   } else {
-    direct_x(b);
+    compute_x_direction(b);
   }
   if (mu > 0.0 && !adaptive && b->base.window_momentum_form != NG_MOMENTUM_GRADIENT) {
     const bool average = b->base.window_momentum_form == NG_MOMENTUM_AVERAGE;
@@ -353,7 +355,7 @@ static void precondition(ng_block *b) {
   ng_window_pass(b, (ng_flat_pass){.op = NG_FLAT_MEASURE, .to = w->u});
 }
 
-static ng_status measure(ng_block *b) {
+static ng_status read_sums(ng_block *b) {
   const ng_window *w = ng_window_of(b);
   const double *result = ng_numbers_read(b->ctx->queue, w->results);
   const double *sum = result + 3 * NG_FLAT_MEASURE;
@@ -365,7 +367,7 @@ static ng_status measure(ng_block *b) {
   b->pd2 = sum[2];
   const double kept = result[3 * NG_FLAT_MIX] + result[3 * NG_FLAT_ADAM] +
                       result[3 * NG_FLAT_LIMIT] + result[3 * NG_FLAT_DIVIDE];
-  if (kept == 0.0) return w->solved;
+  if (kept == 0.0) return w->solve_status;
   return ng_fail(b->ctx, NG_RESCUED,
                  "%s: elements of momentum or error feedback that are not finite kept their old "
                  "value (elements: %lld)",
@@ -377,8 +379,8 @@ static void emit(const ng_block *b, int32_t segment, int32_t g, double factor, n
   const int64_t cols = b->segment[segment].slot->cols;
   (void)g, (void)factor;
   e->is_stored = true;
-  e->u = (w->sliced ? b->whole_direction : w->u) + w->view[segment].at_all + e->D.row * cols +
-         e->D.col;
+  e->u = (w->is_sliced ? b->whole_direction : w->u) + w->segment[segment].global_begin +
+         e->D.row * cols + e->D.col;
   e->u_row = cols;
 }
 
@@ -392,7 +394,7 @@ static void drop_other_rows(ng_window *w) {
   w->count = 0.0;
 }
 
-static void commit(ng_block *b, bool taken) {
+static void end_step(ng_block *b, bool taken) {
   ng_window *w = ng_window_of(b);
   const bool fresh = b->stat->w > 0.0;
   if (taken && w->v != NULL) ng_window_swap(&w->v, w->next_v != NULL ? &w->next_v : &w->u);
@@ -401,18 +403,18 @@ static void commit(ng_block *b, bool taken) {
   if (fresh) ng_window_factor_commit(w, taken);
   if (taken && fresh) {
     const bool idle = ng_window_is_adaptive(&b->base) && w->input_scale == 0.0;
-    if (w->store->commit != NULL && !idle) w->store->commit(b);
+    if (w->store->end_step != NULL && !idle) w->store->end_step(b);
     if (w->drops_rows) drop_other_rows(w);
     w->head = (double)((ng_window_head(w) + 1) % w->places);
     w->count = (double)ng_min64(ng_window_count(w) + 1, w->m);
     w->lr = w->next_lr;
   }
   w->drops_rows = false;
-  if (!taken) forget_row(b);
+  if (!taken) zero_head_row(b);
   if (!taken || fresh) ng_window_gram_clear_row(w, ng_window_head(w));
 }
 
-static ng_status fields(ng_block *b, ng_field_visit visit, void *arg) {
+static ng_status visit_fields(ng_block *b, ng_field_visit visit, void *arg) {
   ng_window *w = ng_window_of(b);
   const int64_t n = w->places, all = w->parts * n;
   ng_field f[] = {ng_field_plain("gram", NG_F64, all, n, w->part->gram, b->owner),
@@ -421,7 +423,7 @@ static ng_status fields(ng_block *b, ng_field_visit visit, void *arg) {
                   ng_window_field(b, "momentum", NG_F32, 1, w->v),
                   ng_window_field(b, "second", NG_F32, 1, w->s),
                   ng_window_field(b, "mask", NG_U8, 1, w->mask)};
-  ng_status st = w->store->fields(b, visit, arg);
+  ng_status st = w->store->visit_fields(b, visit, arg);
   f[4].is_nonnegative = true;
   for (int i = 0; i < 6 && st == NG_OK; i++) {
     if (f[i].data != NULL) st = visit(arg, &f[i]);
@@ -429,7 +431,7 @@ static ng_status fields(ng_block *b, ng_field_visit visit, void *arg) {
   return st;
 }
 
-static ng_status numbers(ng_block *b, ng_number_visit visit, void *arg) {
+static ng_status visit_numbers(ng_block *b, ng_number_visit visit, void *arg) {
   ng_window *w = ng_window_of(b);
   const ng_settings *o = &b->base;
   const bool saved[] = {true, true, ng_is_mfac(o->window_function), o->window_empty > 0.0,
@@ -451,21 +453,21 @@ const ng_family ng_family_window = {
     .traits = NG_TRAIT_WINDOW,
     .observed = NG_OBSERVED_FLATGRAD,
     .scope = NG_SCOPE_MODEL,
-    .scans = true,
+    .detects_nonfinite = true,
     .can_exclude = true,
-    .fits = fits,
-    .check = ng_window_check,
-    .create = create,
-    .statistics = statistics,
-    .plan = plan,
+    .accepts_entry = accepts_entry,
+    .check_options = ng_window_check_options,
+    .create_state = create_state,
+    .declare_statistics = declare_statistics,
+    .request_memory = request_memory,
     .observe = observe,
-    .check_observed = check_observed,
+    .check_gradients_finite = check_gradients_finite,
     .precondition = precondition,
-    .measure = measure,
+    .read_sums = read_sums,
     .select_topk = select_topk,
     .emit = emit,
-    .init = init,
-    .fields = fields,
-    .numbers = numbers,
-    .commit = commit,
+    .set_initial_values = set_initial_values,
+    .visit_fields = visit_fields,
+    .visit_numbers = visit_numbers,
+    .end_step = end_step,
 };

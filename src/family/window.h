@@ -19,10 +19,10 @@
 #include "family/family.h"
 
 /* A segment: its part, and its first element in the flat order of all ranks. */
-typedef struct ng_window_view {
+typedef struct ng_window_segment {
   int32_t part;
-  int64_t at_all;
-} ng_window_view;
+  int64_t global_begin;
+} ng_window_segment;
 
 typedef struct ng_window_part {
   double *gram;    /* [places, places] the Gram matrix */
@@ -40,16 +40,16 @@ typedef struct ng_window_store {
   /* Return the allowed slice border nearest to `at` (flat order of all ranks), monotonic in `at`.  NULL: any border. */
   int64_t (*nearest_border)(const ng_block *b, int64_t at);
   /* Request memory, in both passes of ng_plan. */
-  ng_status (*plan)(ng_block *b, ng_plan *plan);
-  float *(*input)(ng_block *b); /* [d] the caller writes the vector that enters here */
-  void (*enter)(ng_block *b);   /* store the vector in input as the row at head */
-  /* Replaces `enter` if b->topk_rounds > 0: all ranks select entries together (ng_family.select_topk). */
+  ng_status (*request_memory)(ng_block *b, ng_plan *plan);
+  float *(*entering_vector)(ng_block *b); /* [d] the caller writes the vector that enters here */
+  void (*enter_row)(ng_block *b);         /* store the entering vector as the row at head */
+  /* Replaces `enter_row` if b->topk_rounds > 0: all ranks select entries together (ng_family.select_topk). */
   void (*select_topk)(ng_block *b, int32_t round, double *x);
-  ng_rows (*rows)(ng_block *b);    /* describe the rows, without the fields of the window */
-  float *(*residual)(ng_block *b); /* [d] residual of this step; NULL: the store has none */
-  void (*commit)(ng_block *b);     /* the step counts; NULL: nothing to do */
-  void (*begin)(ng_block *b);      /* set initial values in ng_ready; NULL: zeros */
-  ng_status (*fields)(ng_block *b, ng_field_visit visit, void *arg);
+  ng_rows (*describe_rows)(ng_block *b);   /* describe the rows, without the fields of the window */
+  float *(*residual)(ng_block *b);         /* [d] residual of this step; NULL: the store has none */
+  void (*end_step)(ng_block *b);           /* the step counts; NULL: nothing to do */
+  void (*set_initial_values)(ng_block *b); /* set initial values in ng_ready; NULL: zeros */
+  ng_status (*visit_fields)(ng_block *b, ng_field_visit visit, void *arg);
 } ng_window_store;
 extern const ng_window_store ng_window_dense, ng_window_topk_store, ng_window_lowrank_store;
 
@@ -58,22 +58,22 @@ typedef struct ng_window {
   int64_t d, m, places;         /* elements on this rank; rows of a full window; m + 1 */
   int64_t d_all, first_element; /* elements of all ranks; index of this rank's first element */
   int32_t parts, chunks, segments;
-  bool sliced;  /* statistics = sharded with several ranks: this rank has a slice */
-  int64_t *cut; /* [ranks + 1] rank r has the elements [cut[r], cut[r + 1]) */
+  bool is_sliced; /* statistics = sharded with several ranks: this rank has a slice */
+  int64_t *cut;   /* [ranks + 1] rank r has the elements [cut[r], cut[r + 1]) */
   ng_window_part *part;
-  ng_window_view *view;   /* [segments] */
-  int32_t *segment_order; /* [segments] segment numbers in flat order */
-  ng_flat *flat;          /* [segments] the elements of segments in flat order */
-  double *u_scales;       /* [parts] factors of u in the direction */
-  double input_scale;     /* factor of the vector that enters (window_feedback_lr: lr, else 1) */
-  double head, count;     /* the free place; number of rows in the window */
+  ng_window_segment *segment; /* [segments] */
+  int32_t *segment_order;     /* [segments] segment numbers in flat order */
+  ng_flat *flat;              /* [segments] the elements of segments in flat order */
+  double *u_scales;           /* [parts] factors of u in the direction */
+  double input_scale; /* factor of the vector that enters (window_feedback_lr: lr, else 1) */
+  double head, count; /* the free place; number of rows in the window */
   double factor_damping, next_factor_damping; /* of part->factor, 0: unused; after this step */
-  bool factor_replaced;                       /* this step computed and stored a whole factor */
+  bool has_new_factor;                        /* this step computed and stored a whole factor */
   double lr, next_lr;                         /* learning rate of the newest row; of this step */
   double updates;                             /* number of Adam steps */
   float *s, *next_s;                          /* [d] second moments before and after this step */
   bool drops_rows;          /* this step drops all rows except its own (window_empty) */
-  ng_status solved;         /* of the solve of this step */
+  ng_status solve_status;   /* of the solve of this step */
   float *x;                 /* [d] the vector that entered */
   float *u;                 /* [d] the direction; if sliced, a slice of b->whole_direction */
   float *v, *next_v;        /* [d] momentum, or r of an average x; before and after this step */
@@ -188,7 +188,7 @@ void ng_window_factor_commit(ng_window *w, bool taken);
 
 /* ---- window_check.c --------------------------------------------------------------------------*/
 
-ng_status ng_window_check(const ng_options *o, char *message, size_t size);
+ng_status ng_window_check_options(const ng_options *o, char *message, size_t size);
 
 /* ---- window_solve.c --------------------------------------------------------------------------*/
 

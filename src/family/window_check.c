@@ -25,7 +25,7 @@ static ng_status check_first(const ng_options *o, char *message, size_t size) {
   return ng_family_check_list(list, COUNT(list), o, message, size);
 }
 
-ng_status ng_window_check(const ng_options *o, char *message, size_t size) {
+ng_status ng_window_check_options(const ng_options *o, char *message, size_t size) {
   const ng_settings *s = &o->base;
   static const ng_option_id unused[] = {NG_OPTION_stat_decay, NG_OPTION_stat_start,
                                         NG_OPTION_stat_scale, NG_OPTION_positions,

@@ -22,12 +22,12 @@ static void set_parts(ng_block *b) {
       if ((scope == NG_WINDOW_GROUP ? b->segment[k].group : 0) != group) continue;
       if (scope == NG_WINDOW_PARAMETER && at > first) w->parts++;
       w->segment_order[at++] = k;
-      w->view[k].part = w->parts;
+      w->segment[k].part = w->parts;
     }
     w->parts += at > first;
   }
   for (int32_t i = 0; i < w->segments; i++) {
-    w->view[w->segment_order[i]].at_all = w->d_all;
+    w->segment[w->segment_order[i]].global_begin = w->d_all;
     w->d_all += b->segment[w->segment_order[i]].count;
   }
 }
@@ -39,7 +39,7 @@ int64_t ng_window_nearest_segment(const ng_block *b, int64_t at) {
   int64_t best = 0;
   for (int32_t i = 0; i < w->segments; i++) {
     const int32_t k = w->segment_order[i];
-    const int64_t end = w->view[k].at_all + b->segment[k].count;
+    const int64_t end = w->segment[k].global_begin + b->segment[k].count;
     if (at - best > (end > at ? end - at : at - end)) best = end;
   }
   return best;
@@ -48,14 +48,14 @@ int64_t ng_window_nearest_segment(const ng_block *b, int64_t at) {
 static void set_slices(ng_block *b) {
   ng_window *w = ng_window_of(b);
   const int32_t W = b->ctx->ranks;
-  for (int32_t r = 0; r < W && w->sliced; r++) {
+  for (int32_t r = 0; r < W && w->is_sliced; r++) {
     int64_t from, to;
     ng_piece_bounds(w->d_all, W, r, &from, &to);
     w->cut[r] = w->store->nearest_border == NULL ? from : w->store->nearest_border(b, from);
   }
   w->cut[W] = w->d_all;
-  w->first_element = w->sliced ? w->cut[b->ctx->rank] : 0;
-  w->d = (w->sliced ? w->cut[b->ctx->rank + 1] : w->d_all) - w->first_element;
+  w->first_element = w->is_sliced ? w->cut[b->ctx->rank] : 0;
+  w->d = (w->is_sliced ? w->cut[b->ctx->rank + 1] : w->d_all) - w->first_element;
 }
 
 /* ---- chunks ----------------------------------------------------------------------------------*/
@@ -67,8 +67,8 @@ static int64_t number_chunks(ng_block *b) {
   for (int32_t i = 0; i < w->segments; i++) {
     const int32_t k = w->segment_order[i];
     const ng_slot *slot = b->segment[k].slot;
-    const int32_t part = w->view[k].part;
-    const int64_t begin = w->view[k].at_all, first = ng_max64(begin, w->first_element);
+    const int32_t part = w->segment[k].part;
+    const int64_t begin = w->segment[k].global_begin, first = ng_max64(begin, w->first_element);
     const int64_t end = ng_min64(begin + b->segment[k].count, w->first_element + w->d);
     const int64_t n = ng_max64(0, end - first);
     w->part[part].u_scale = &w->u_scales[part];
@@ -89,12 +89,12 @@ static int64_t number_chunks(ng_block *b) {
 ng_status ng_window_set_layout(ng_block *b) {
   ng_window *w = ng_window_of(b);
   w->segments = b->segments;
-  w->sliced = b->base.statistics == NG_STATISTICS_SHARDED && b->ctx->ranks > 1;
+  w->is_sliced = b->base.statistics == NG_STATISTICS_SHARDED && b->ctx->ranks > 1;
   w->cut = ng_object(b->p, (size_t)(b->ctx->ranks + 1) * sizeof *w->cut);
-  w->view = ng_object(b->p, (size_t)w->segments * sizeof *w->view);
+  w->segment = ng_object(b->p, (size_t)w->segments * sizeof *w->segment);
   w->segment_order = ng_object(b->p, (size_t)w->segments * sizeof *w->segment_order);
   w->flat = ng_object(b->p, (size_t)w->segments * sizeof *w->flat);
-  if (w->cut == NULL || w->view == NULL || w->segment_order == NULL || w->flat == NULL) {
+  if (w->cut == NULL || w->segment == NULL || w->segment_order == NULL || w->flat == NULL) {
     return NG_ERR_NOMEM;
   }
   set_parts(b);
@@ -119,6 +119,6 @@ ng_field ng_window_field(const ng_block *b, const char *name, ng_dtype t, int64_
                          void *data) {
   const ng_window *w = ng_window_of(b);
   ng_field f = ng_field_plain(name, t, rows, w->d_all, data, b->owner);
-  if (w->sliced) f.slice = w->cut;
+  if (w->is_sliced) f.slice = w->cut;
   return f;
 }

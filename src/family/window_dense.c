@@ -8,12 +8,12 @@ typedef struct dense {
   ng_dtype type;
 } dense;
 
-static void *row_at(const ng_window *w, int64_t place, int64_t at) {
+static void *row_address(const ng_window *w, int64_t place, int64_t at) {
   const dense *s = w->state;
   return s->rows + (place * w->d + at) * ng_dtype_size(s->type);
 }
 
-static ng_status plan(ng_block *b, ng_plan *plan) {
+static ng_status request_memory(ng_block *b, ng_plan *plan) {
   ng_window *w = ng_window_of(b);
   if (w->state == NULL) {
     dense *s = w->state = ng_object(b->p, sizeof *s);
@@ -32,22 +32,22 @@ static ng_status plan(ng_block *b, ng_plan *plan) {
 
 /* ---- rows ----------------------------------------------------------------------*/
 
-static float *input(ng_block *b) {
+static float *entering_vector(ng_block *b) {
   const ng_window *w = ng_window_of(b);
   const dense *s = w->state;
-  return s->type == NG_F32 ? row_at(w, ng_window_head(w), 0) : s->wide;
+  return s->type == NG_F32 ? row_address(w, ng_window_head(w), 0) : s->wide;
 }
 
-static void enter(ng_block *b) {
+static void enter_row(ng_block *b) {
   const ng_window *w = ng_window_of(b);
   const dense *s = w->state;
   ng_queue *q = b->ctx->queue;
   if (s->type == NG_F32) return;
-  ng_on(q)->narrow(q, w->d, w->x, row_at(w, ng_window_head(w), 0), s->type);
-  ng_on(q)->widen(q, w->d, row_at(w, ng_window_head(w), 0), s->type, w->x);
+  ng_on(q)->narrow(q, w->d, w->x, row_address(w, ng_window_head(w), 0), s->type);
+  ng_on(q)->widen(q, w->d, row_address(w, ng_window_head(w), 0), s->type, w->x);
 }
 
-static ng_rows rows(ng_block *b) {
+static ng_rows describe_rows(ng_block *b) {
   const ng_window *w = ng_window_of(b);
   const dense *s = w->state;
   return (ng_rows){.kind = NG_ROWS_WHOLE,
@@ -60,7 +60,7 @@ static ng_rows rows(ng_block *b) {
 
 /* ---- life ------------------------------------------------------------------------------------*/
 
-static ng_status fields(ng_block *b, ng_field_visit visit, void *arg) {
+static ng_status visit_fields(ng_block *b, ng_field_visit visit, void *arg) {
   const ng_window *w = ng_window_of(b);
   const dense *s = w->state;
   ng_field f = ng_window_field(b, "rows", s->type, w->places, s->rows);
@@ -69,9 +69,9 @@ static ng_status fields(ng_block *b, ng_field_visit visit, void *arg) {
 
 const ng_window_store ng_window_dense = {
     .name = "dense",
-    .plan = plan,
-    .input = input,
-    .enter = enter,
-    .rows = rows,
-    .fields = fields,
+    .request_memory = request_memory,
+    .entering_vector = entering_vector,
+    .enter_row = enter_row,
+    .describe_rows = describe_rows,
+    .visit_fields = visit_fields,
 };

@@ -25,13 +25,13 @@ bool ng_window_has_decay(const ng_block *b, ng_decay_form form) {
 
 /* Rows may be large, because a row leaves the window after m steps and the solve scales its direction down.  But error
  * feedback and averages keep large elements, and every step divides them by the damping: so these have a bound. */
-static bool is_bounded(const ng_block *b) {
+static bool has_element_bound(const ng_block *b) {
   const bool keeps = b->base.window_store != NG_STORE_DENSE || ng_window_x_is_average(b);
   return keeps && !ng_window_is_adaptive(&b->base);
 }
 
 void ng_window_read_decayed(ng_block *b, float *to) {
-  const double limit = is_bounded(b) ? STORED_MOST : ng_dtype_largest(NG_F32);
+  const double limit = has_element_bound(b) ? STORED_MOST : ng_dtype_largest(NG_F32);
   ng_window_pass(b, (ng_flat_pass){.op = NG_FLAT_READ, .to = to, .limit = limit});
   if (!ng_window_has_decay(b, NG_DECAY_GRADIENT)) return;
   ng_window_pass(b, (ng_flat_pass){.op = NG_FLAT_DECAY, .to = to, .take = b->base.window_decay});
@@ -40,9 +40,9 @@ void ng_window_read_decayed(ng_block *b, float *to) {
 ng_status ng_window_check_read(const ng_block *b) {
   const double *bad = ng_numbers_read(b->ctx->queue, ng_window_of(b)->results);
   if (bad[3 * NG_FLAT_READ] > 0.0) {
-    return ng_fail(b->ctx, NG_SKIPPED, "%s: a gradient is not finite%s", b->name,
-                   is_bounded(b) ? ", or above 1e12, which error feedback or momentum would keep"
-                                 : "");
+    return ng_fail(
+        b->ctx, NG_SKIPPED, "%s: a gradient is not finite%s", b->name,
+        has_element_bound(b) ? ", or above 1e12, which error feedback or momentum would keep" : "");
   }
   if (bad[3 * NG_FLAT_DECAY] > 0.0) {
     return ng_fail(b->ctx, NG_SKIPPED, "%s: a gradient with window_decay is not finite", b->name);

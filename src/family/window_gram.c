@@ -55,5 +55,5 @@ void ng_window_factor_commit(ng_window *w, bool taken) {
       ng_ring_drop(&r);
     }
   }
-  w->factor_damping = taken ? w->next_factor_damping : w->factor_replaced ? 0.0 : w->factor_damping;
+  w->factor_damping = taken ? w->next_factor_damping : w->has_new_factor ? 0.0 : w->factor_damping;
 }

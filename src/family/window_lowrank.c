@@ -27,21 +27,21 @@ typedef struct lowrank {
   double *work;                        /* [floats] P and Q of this step */
 } lowrank;
 
-static inline float *factors_at(const lowrank *s, int64_t place, const ng_factors *v) {
+static inline float *factors_address(const lowrank *s, int64_t place, const ng_factors *v) {
   return s->rows + place * s->floats + v->at;
 }
 
 /* ---- geometry --------------------------------------------------------------------------------*/
 
-static int64_t rank_of(const ng_block *b, int32_t k) {
+static int64_t rank_of_segment(const ng_block *b, int32_t k) {
   const ng_slot *slot = b->segment[k].slot;
   const int64_t r = slot->rows, c = slot->cols;
   return r > 1 ? ng_min64(b->base.window_rank, ng_min64(r, c)) : 0;
 }
 
-static int64_t floats_of(const ng_block *b, int32_t k) {
+static int64_t floats_of_segment(const ng_block *b, int32_t k) {
   const ng_slot *slot = b->segment[k].slot;
-  const int64_t rank = rank_of(b, k);
+  const int64_t rank = rank_of_segment(b, k);
   return rank > 0 ? rank * (slot->rows + slot->cols) : slot->rows * slot->cols;
 }
 
@@ -57,19 +57,19 @@ static ng_status create_factors(ng_block *b) {
   for (int32_t i = 0; i < w->segments; i++) {
     const int32_t k = w->segment_order[i];
     const ng_slot *slot = b->segment[k].slot;
-    s->all += floats_of(b, k);
-    for (int32_t r = 0; r <= b->ctx->ranks && w->sliced; r++) {
-      if (w->view[k].at_all < w->cut[r]) s->cut[r] = s->all;
+    s->all += floats_of_segment(b, k);
+    for (int32_t r = 0; r <= b->ctx->ranks && w->is_sliced; r++) {
+      if (w->segment[k].global_begin < w->cut[r]) s->cut[r] = s->all;
     }
     if (w->flat[i].n == 0) continue;
-    s->factors[i] = (ng_factors){slot->rows, slot->cols, rank_of(b, k), s->floats};
-    s->floats += floats_of(b, k);
+    s->factors[i] = (ng_factors){slot->rows, slot->cols, rank_of_segment(b, k), s->floats};
+    s->floats += floats_of_segment(b, k);
   }
   w->units = w->segments;
   return NG_OK;
 }
 
-static ng_status plan(ng_block *b, ng_plan *plan) {
+static ng_status request_memory(ng_block *b, ng_plan *plan) {
   ng_window *w = ng_window_of(b);
   const ng_status st = w->state == NULL ? create_factors(b) : NG_OK;
   if (st != NG_OK) return st;
@@ -89,11 +89,11 @@ static ng_status plan(ng_block *b, ng_plan *plan) {
 
 /* ---- entering --------------------------------------------------------------------------------*/
 
-/* The vector that enters; after `enter`, the high part of the next error feedback. */
+/* The vector that enters; after `enter_row`, the high part of the next error feedback. */
 static float *next_error(ng_block *b) { return ((lowrank *)ng_window_of(b)->state)->next; }
 
 /* Describe the power iteration of flat segment i, with the last Q at place `last`. */
-static ng_low_rank power_of(const ng_block *b, int32_t i, int64_t last) {
+static ng_low_rank describe_iteration(const ng_block *b, int32_t i, int64_t last) {
   const ng_window *w = ng_window_of(b);
   const lowrank *s = w->state;
   const ng_factors *v = &s->factors[i];
@@ -103,21 +103,21 @@ static ng_low_rank power_of(const ng_block *b, int32_t i, int64_t last) {
                        .by = w->input_scale,
                        .a = {s->next + at, s->next_error_rest + at},
                        .e = {s->error + at, s->error_rest + at},
-                       .from = {factors_at(s, last, v), s->rest + v->at},
-                       .to = {factors_at(s, ng_window_head(w), v), s->next_rest + v->at},
+                       .from = {factors_address(s, last, v), s->rest + v->at},
+                       .to = {factors_address(s, ng_window_head(w), v), s->next_rest + v->at},
                        .work = s->work + v->at};
 }
 
-static void enter(ng_block *b) {
+static void enter_row(ng_block *b) {
   const ng_window *w = ng_window_of(b);
   lowrank *s = w->state;
   for (int32_t i = 0; i < w->segments; i++) {
-    s->power[i] = power_of(b, i, (ng_window_head(w) + w->places - 1) % w->places);
+    s->power[i] = describe_iteration(b, i, (ng_window_head(w) + w->places - 1) % w->places);
   }
   ng_kernels(b->ctx->queue)->low_rank(b->ctx->queue, s->power, w->segments);
 }
 
-static ng_rows rows(ng_block *b) {
+static ng_rows describe_rows(ng_block *b) {
   const ng_window *w = ng_window_of(b);
   const lowrank *s = w->state;
   return (ng_rows){.kind = NG_ROWS_LOW_RANK,
@@ -144,7 +144,7 @@ static float random_normal(uint64_t *state) {
 }
 
 /* Fill a Q with random numbers; the seed is the FNV-1a hash of the name. */
-static void draw(const char *name, float *Q, int64_t n) {
+static void fill_random(const char *name, float *Q, int64_t n) {
   uint64_t state = UINT64_C(14695981039346656037);
   for (const char *c = name; *c != 0; c++) {
     state = (state ^ (unsigned char)*c) * UINT64_C(1099511628211);
@@ -156,7 +156,7 @@ static void draw(const char *name, float *Q, int64_t n) {
 
 /* Write the first Q to the last place, where the first step reads the last Q: random numbers, then one iteration with
  * the weights. */
-static void begin(ng_block *b) {
+static void set_initial_values(ng_block *b) {
   const ng_window *w = ng_window_of(b);
   const lowrank *s = w->state;
   ng_queue *q = b->ctx->queue;
@@ -164,14 +164,14 @@ static void begin(ng_block *b) {
   int32_t finite = 1; /* on the stack: ng_queue_wait follows below */
   for (int32_t i = 0; i < w->segments; i++) {
     const ng_slot *slot = b->segment[w->segment_order[i]].slot;
-    ng_low_rank first = power_of(b, i, w->places - 1);
+    ng_low_rank first = describe_iteration(b, i, w->places - 1);
     const ng_factors *v = &first.shape;
     const ng_read weight = {.D = {&slot->weight, 0, v->rows, 0, v->cols},
                             .to = first.a.x,
                             .to_row = v->cols,
                             .to_col = 1,
                             .finite = &finite};
-    draw(slot->name, first.from.x + v->rank * v->rows, v->rank * v->cols);
+    fill_random(slot->name, first.from.x + v->rank * v->rows, v->rank * v->cols);
     if (v->rank == 0 || slot->weight.data == NULL) continue;
     ng_kernels(q)->read(q, &weight, 1);
     ng_on(q)->norm2(q, v->rows, v->cols, first.a.x, NG_F32, v->cols, w->sums + n);
@@ -200,7 +200,7 @@ static void commit_row(ng_block *b) {
   ng_window_swap(&s->rest, &s->next_rest);
 }
 
-static ng_status fields(ng_block *b, ng_field_visit visit, void *arg) {
+static ng_status visit_fields(ng_block *b, ng_field_visit visit, void *arg) {
   const ng_window *w = ng_window_of(b);
   const lowrank *s = w->state;
   ng_field f[] = {ng_field_plain("factors", NG_F32, w->places, s->all, s->rows, b->owner),
@@ -208,7 +208,7 @@ static ng_status fields(ng_block *b, ng_field_visit visit, void *arg) {
                   ng_field_plain("factors_rest", NG_F32, 1, s->all, s->rest, b->owner),
                   ng_window_field(b, "error_rest", NG_F32, 1, s->error_rest)};
   ng_status st = NG_OK;
-  if (w->sliced) f[0].slice = f[2].slice = s->cut;
+  if (w->is_sliced) f[0].slice = f[2].slice = s->cut;
   for (int i = 0; i < 4 && st == NG_OK; i++) {
     st = visit(arg, &f[i]);
   }
@@ -218,12 +218,12 @@ static ng_status fields(ng_block *b, ng_field_visit visit, void *arg) {
 const ng_window_store ng_window_lowrank_store = {
     .name = "lowrank",
     .nearest_border = ng_window_nearest_segment,
-    .plan = plan,
-    .begin = begin,
-    .input = next_error,
-    .enter = enter,
-    .rows = rows,
+    .request_memory = request_memory,
+    .set_initial_values = set_initial_values,
+    .entering_vector = next_error,
+    .enter_row = enter_row,
+    .describe_rows = describe_rows,
     .residual = next_error,
-    .commit = commit_row,
-    .fields = fields,
+    .end_step = commit_row,
+    .visit_fields = visit_fields,
 };

@@ -92,7 +92,7 @@ static double x_coefficient(const ng_window *w, const ng_window_part *p, const s
 
 /* ---- rounding --------------------------------------------------------------------------------*/
 
-static double rounding(const ng_window *w) { return 0x1p-53 * sqrt((double)w->rows + 63.0); }
+static double rounding_bound(const ng_window *w) { return 0x1p-53 * sqrt((double)w->rows + 63.0); }
 
 /* Return the sum of |c_i| g_i and `s`. */
 static double add_row_norms(const ng_window *w, const ng_window_part *p, double s) {
@@ -112,7 +112,7 @@ static double sum_of_norms(const ng_window *w, const ng_window_part *p, const so
 /* Return a lower bound of |u|: the largest |<u, y>| / |y| over y = u, r and all rows, minus the rounding error. */
 static double norm_bound(const ng_window *w, const ng_window_part *p, const solve_args *a,
                          double s) {
-  const double noise = rounding(w) * s;
+  const double noise = rounding_bound(w) * s;
   double least = 0.0, square = 0.0, with_r = *p->u_scale * a->r * a->r;
   for (int64_t i = 0; i < w->rows; i++) {
     const double c = p->c[w->row_place[i]], g = row_norm(w, p, i);
@@ -155,7 +155,7 @@ static void fill_system(const ng_window *w, const ng_window_part *p, double lamb
 }
 
 /* S <- its Cholesky factor; return false if S is not positive definite or not finite. */
-static bool factor(ng_block *b, int64_t n, double *S) {
+static bool factorise(ng_block *b, int64_t n, double *S) {
   int info = 0;
   b->ctx->queue->backend->host->factor64(b->ctx->queue, n, S, &info);
   if (info != 0) return false;
@@ -204,7 +204,7 @@ static bool append_to_factor(ng_block *b, ng_window_part *p, double lambda, doub
 /* Store the new factor S in p->factor for later steps; `whole`: the factorisation succeeded. */
 static void store_factor(ng_window *w, ng_window_part *p, bool whole, const double *S) {
   if (w->row_place[w->rows - 1] != ng_window_head(w)) return;
-  w->factor_replaced = true;
+  w->has_new_factor = true;
   if (whole) {
     const ng_ring r = ng_window_ring(w, p);
     ng_ring_store(&r, S);
@@ -241,7 +241,7 @@ static double amplification(ng_block *b, const ng_window_part *p, double lambda,
       }
       terms += fabs(z[w->row_place[i]]) * row_norm(w, p, i);
     }
-    all += fmax(0.0, square) + rounding(w) * terms * terms;
+    all += fmax(0.0, square) + rounding_bound(w) * terms * terms;
   }
   return sqrt(all);
 }
@@ -258,10 +258,10 @@ static double mfac_error(ng_block *b, const ng_window_part *p, const solve_args 
     trace += gram_entry(w, p, i, i);
   }
   const double most = sqrt(trace / (4.0 * a->damping * M));
-  const double loss = (rounding(w) * s * (1.0 + most) + average) / least;
-  if (loss <= ERROR_MOST || !(rounding(w) * s + average <= ERROR_MOST * least)) return loss;
+  const double loss = (rounding_bound(w) * s * (1.0 + most) + average) / least;
+  if (loss <= ERROR_MOST || !(rounding_bound(w) * s + average <= ERROR_MOST * least)) return loss;
   if (!(pivot_spread(w, p, a->damping, M, S) <= SPREAD_MOST)) return INFINITY;
-  return (rounding(w) * s * (1.0 + amplification(b, p, a->damping, S, z)) + average) / least;
+  return (rounding_bound(w) * s * (1.0 + amplification(b, p, a->damping, S, z)) + average) / least;
 }
 
 static double try_mfac(ng_block *b, ng_window_part *p, const solve_args *a, bool raised) {
@@ -276,7 +276,7 @@ static double try_mfac(ng_block *b, ng_window_part *p, const solve_args *a, bool
     S = NULL;
   } else {
     fill_system(w, p, lambda, M, S);
-    const bool whole = factor(b, w->rows, S);
+    const bool whole = factorise(b, w->rows, S);
     if (!raised) store_factor(w, p, whole, S);
     if (!whole) return INFINITY;
   }
@@ -325,13 +325,13 @@ static bool decompose(ng_block *b, const ng_window_part *p, const solve_args *a,
   }
   for (int64_t i = 0; i < n; i++) {
     s->q[i] = a->k == NULL ? 0.0 : a->k[w->row_place[i]];
-    s->q_off[i] = rounding(w) * (row_norm(w, p, i) * a->r + fabs(s->q[i]));
+    s->q_off[i] = rounding_bound(w) * (row_norm(w, p, i) * a->r + fabs(s->q[i]));
     for (int64_t j = 0; j < n; j++) {
       const double both = s->age[i] * s->age[j], K = gram_entry(w, p, i, j);
       const double q = (1.0 - both) * K * x_coefficient(w, p, a, j);
       s->V[i * n + j] = both * K + (i == j ? GGT_FLOOR : 0.0);
       s->q[i] += q;
-      s->q_off[i] += 2.0 * rounding(w) * fabs(q);
+      s->q_off[i] += 2.0 * rounding_bound(w) * fabs(q);
     }
   }
   queue->backend->host->eigen64(queue, n, s->V, s->value, work, &info);
@@ -361,7 +361,7 @@ static double b_factor(double value, double eps) {
 static double vector_bound(const ng_block *b, const ng_window_part *p, const spectrum *s,
                            int64_t i) {
   const ng_window *w = ng_window_of(b);
-  const double *v = s->V + i * w->rows, e = rounding(w);
+  const double *v = s->V + i * w->rows, e = rounding_bound(w);
   const bool forgets = b->base.window_forget != 1.0;
   double square = forgets ? 0.0 : s->value[i] - GGT_FLOOR + e * s->value[w->rows - 1], terms = 0.0;
   for (int64_t j = 0; j < w->rows; j++) {
@@ -382,7 +382,7 @@ static double eigenvalue_error(const ng_block *b, const ng_window_part *p, const
                                const spectrum *s, int64_t i) {
   const ng_window *w = ng_window_of(b);
   const int64_t n = w->rows;
-  const double e = rounding(w), noise = e * s->value[n - 1], *v = s->V + i * n;
+  const double e = rounding_bound(w), noise = e * s->value[n - 1], *v = s->V + i * n;
   double off = 0.0, own = 0.0;
   for (int64_t j = 0; j < n; j++) {
     const int64_t lesser = i < j ? i : j;
@@ -399,11 +399,11 @@ static double eigenvalue_error(const ng_block *b, const ng_window_part *p, const
 static double try_ggt(ng_block *b, ng_window_part *p, const solve_args *a, const spectrum *s) {
   const ng_window *w = ng_window_of(b);
   const int64_t n = w->rows;
-  const double eps = a->damping, e = rounding(w);
+  const double eps = a->damping, e = rounding_bound(w);
   double lost = 0.0;
   *p->u_scale = a->k == NULL ? 0.0 : 1.0 / eps;
   for (int64_t j = 0; j < n; j++) {
-    const double low = s->value[j] - rounding(w) * s->value[n - 1];
+    const double low = s->value[j] - rounding_bound(w) * s->value[n - 1];
     s->at_b[j] = b_factor(low, eps);
     s->at_q[j] = q_factor(low, eps);
     p->c[w->row_place[j]] = 0.0;
@@ -419,7 +419,7 @@ static double try_ggt(ng_block *b, ng_window_part *p, const solve_args *a, const
     }
   }
   const double sum = sum_of_norms(w, p, a), least = norm_bound(w, p, a, sum);
-  return sum == 0.0 ? 0.0 : (rounding(w) * sum + lost + average_error(w, p)) / least;
+  return sum == 0.0 ? 0.0 : (rounding_bound(w) * sum + lost + average_error(w, p)) / least;
 }
 
 /* ---- all Gram matrices -----------------------------------------------------------------------*/
@@ -469,7 +469,7 @@ int64_t ng_window_unused_place(const ng_window *w) {
 ng_status ng_window_solve(ng_block *b, const double *k, bool rest) {
   ng_window *w = ng_window_of(b);
   ng_status worst = NG_OK;
-  w->factor_replaced = false;
+  w->has_new_factor = false;
   w->next_factor_damping = b->base.damping;
   for (int32_t i = 0; i < w->parts; i++) {
     const double *mine = k == NULL ? NULL : k + i * w->places;

@@ -23,23 +23,23 @@ typedef struct run_of_elements {
 static bool next_run(const ng_block *b, int32_t *i, run_of_elements *run) {
   const ng_window *w = ng_window_of(b);
   if (*i == w->segments) return false;
-  const ng_window_view *first = &w->view[w->segment_order[*i]];
-  *run = (run_of_elements){.at = first->at_all, .part = first->part};
+  const ng_window_segment *first = &w->segment[w->segment_order[*i]];
+  *run = (run_of_elements){.at = first->global_begin, .part = first->part};
   do {
     run->n += b->segment[w->segment_order[(*i)++]].count;
   } while (b->base.window_store != NG_STORE_TOPK_LAYER && *i < w->segments &&
-           w->view[w->segment_order[*i]].part == run->part);
+           w->segment[w->segment_order[*i]].part == run->part);
   return true;
 }
 
-static bool is_joint(const ng_block *b) {
-  return ng_window_of(b)->sliced && b->base.window_store == NG_STORE_TOPK &&
+static bool selects_jointly(const ng_block *b) {
+  return ng_window_of(b)->is_sliced && b->base.window_store == NG_STORE_TOPK &&
          b->base.window_scope == NG_WINDOW_MODEL;
 }
 
 /* Return the end of a block or run that is nearest to `at`; if two are equally near, the first. */
 static int64_t nearest_border(const ng_block *b, int64_t at) {
-  const bool blocks = b->base.window_store == NG_STORE_TOPK_BLOCK || is_joint(b);
+  const bool blocks = b->base.window_store == NG_STORE_TOPK_BLOCK || selects_jointly(b);
   int64_t best = 0;
   run_of_elements run;
   for (int32_t i = 0; next_run(b, &i, &run);) {
@@ -62,7 +62,7 @@ static void set_layout(ng_block *b) {
   const int32_t ranks = b->ctx->ranks + 1;
   int32_t owner = 0; /* 1 + the rank in whose slice a block begins */
   run_of_elements run;
-  s->is_joint = is_joint(b);
+  s->is_joint = selects_jointly(b);
   s->k = s->k_all = s->groups = s->blocks = s->all_blocks = s->first_block = 0;
   memset(s->cut, 0, (size_t)(3 * ranks) * sizeof *s->cut);
   for (int32_t i = 0; next_run(b, &i, &run);) {
@@ -75,12 +75,12 @@ static void set_layout(ng_block *b) {
       if (s->is_joint && here && s->blocks == 0) s->first_block = s->all_blocks;
       if (fill && here && chosen && !s->is_joint) s->group[s->groups] = g;
       if (fill && here) s->block[s->blocks] = (ng_flat){.at = from, .n = n, .part = run.part};
-      while (w->sliced && run.at + at >= w->cut[owner]) {
+      while (w->is_sliced && run.at + at >= w->cut[owner]) {
         owner++;
       }
-      s->cut[owner] += w->sliced ? g.size : 0;
-      s->cut[ranks + owner] += w->sliced ? 2 * g.size : 0;
-      s->cut[2 * ranks + owner] += w->sliced;
+      s->cut[owner] += w->is_sliced ? g.size : 0;
+      s->cut[ranks + owner] += w->is_sliced ? 2 * g.size : 0;
+      s->cut[2 * ranks + owner] += w->is_sliced;
       s->groups += here && chosen && !s->is_joint;
       s->blocks += here;
       s->k += here || s->is_joint ? g.size : 0;
@@ -122,7 +122,7 @@ static ng_status create_rows(ng_block *b) {
   return NG_OK;
 }
 
-static ng_status plan(ng_block *b, ng_plan *plan) {
+static ng_status request_memory(ng_block *b, ng_plan *plan) {
   ng_window *w = ng_window_of(b);
   const ng_status st = w->state == NULL ? create_rows(b) : NG_OK;
   if (st != NG_OK) return st;
@@ -141,7 +141,7 @@ static ng_status plan(ng_block *b, ng_plan *plan) {
   return NG_OK;
 }
 
-static ng_rows rows(ng_block *b) {
+static ng_rows describe_rows(ng_block *b) {
   const ng_topk_rows *s = ng_window_of(b)->state;
   return (ng_rows){.kind = NG_ROWS_SPARSE,
                    .dtype = s->value_dtype,
@@ -169,7 +169,7 @@ static void commit_row(ng_block *b) {
   ng_window_swap(&s->error, &s->next_error);
 }
 
-static ng_status fields(ng_block *b, ng_field_visit visit, void *arg) {
+static ng_status visit_fields(ng_block *b, ng_field_visit visit, void *arg) {
   const ng_window *w = ng_window_of(b);
   const ng_topk_rows *s = w->state;
   const int32_t owner = b->owner, ranks = b->ctx->ranks + 1;
@@ -180,7 +180,7 @@ static ng_status fields(ng_block *b, ng_field_visit visit, void *arg) {
       ng_window_field(b, "error", NG_F32, 1, s->error)};
   ng_status st = NG_OK;
   for (int i = 0; i < 4 && st == NG_OK; i++) {
-    if (i < 3 && w->sliced && !s->is_joint) f[i].slice = s->cut + i * ranks;
+    if (i < 3 && w->is_sliced && !s->is_joint) f[i].slice = s->cut + i * ranks;
     st = visit(arg, &f[i]);
   }
   return st;
@@ -190,12 +190,12 @@ const ng_window_store ng_window_topk_store = {
     .name = "topk",
     .max_elements = INT32_MAX,
     .nearest_border = nearest_border,
-    .plan = plan,
-    .input = next_error,
-    .enter = ng_window_topk_enter,
+    .request_memory = request_memory,
+    .entering_vector = next_error,
+    .enter_row = ng_window_topk_enter,
     .select_topk = ng_window_topk_select,
-    .rows = rows,
+    .describe_rows = describe_rows,
     .residual = next_error,
-    .commit = commit_row,
-    .fields = fields,
+    .end_step = commit_row,
+    .visit_fields = visit_fields,
 };

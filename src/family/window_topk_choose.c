@@ -26,8 +26,8 @@ static void restore_excluded(ng_block *b) {
 /* ---- selecting alone -------------------------------------------------------------------------*/
 
 /* Return a group that begins at element `at`; its selected elements become entries `to`, `to` + 1, ... of the row at head.
- * The selected indices use the memory of u, which is unused before `measure`. */
-static ng_largest elements(const ng_window *w, int64_t at, int64_t to) {
+ * The selected indices use the memory of u, which is unused before `precondition`. */
+static ng_largest describe_group(const ng_window *w, int64_t at, int64_t to) {
   const ng_topk_rows *s = w->state;
   const int64_t entry = ng_window_head(w) * s->k + to;
   return (ng_largest){.x = s->next_error + at,
@@ -98,7 +98,7 @@ static void describe_groups(ng_block *b) {
   int64_t at = 0, to = 0;
   for (int32_t i = 0; i < s->groups; i++) {
     const ng_largest g = s->group[i];
-    s->group[i] = elements(w, at, to);
+    s->group[i] = describe_group(w, at, to);
     s->group[i].n = g.n;
     s->group[i].size = g.size;
     s->group[i].blocks = g.blocks;
@@ -147,7 +147,7 @@ static uint32_t find_bin(const double *count, int32_t bins, int64_t *k) {
 }
 
 /* List this rank's keys above the k-th largest key, and those among the first equal keys of all ranks. */
-static void collect(ng_queue *q, ng_window_joint *j, const double *count) {
+static void list_selected(ng_queue *q, ng_window_joint *j, const double *count) {
   int64_t rest = j->rank_in_prefix;
   j->selected_below = 0;
   for (int32_t r = 0; r <= j->rank; r++) {
@@ -169,7 +169,7 @@ void ng_window_joint_round(ng_queue *q, ng_window_joint *j, int32_t round, int32
     of->prefix = of->prefix << DIGITS | find_bin(x, 1 << DIGITS, &j->rank_in_prefix);
   if (round > 0) of->error = NULL; /* round 0 has added the error */
   if (round == NG_WINDOW_JOINT_ROUNDS) {
-    collect(q, j, x);
+    list_selected(q, j, x);
     return;
   }
   memset(x, 0, (size_t)ng_window_joint_count(round, ranks) * sizeof *x);
@@ -180,8 +180,8 @@ void ng_window_joint_round(ng_queue *q, ng_window_joint *j, int32_t round, int32
   ng_queue_wait(q);
 }
 
-static ng_largest_pack pack(const ng_window *w, int64_t to, int64_t n, double *x) {
-  const ng_largest row = elements(w, 0, to);
+static ng_largest_pack describe_pack(const ng_window *w, int64_t to, int64_t n, double *x) {
+  const ng_largest row = describe_group(w, 0, to);
   return (ng_largest_pack){
       .dtype = row.dtype, .n = n, .value = row.value, .index = row.index, .entry = x + to};
 }
@@ -192,8 +192,8 @@ static void write_entries(const ng_block *b, double *x) {
   ng_topk_rows *s = w->state;
   ng_queue *q = b->ctx->queue;
   const int64_t n = s->selection.selected, below = s->selection.selected_below;
-  ng_largest mine = elements(w, 0, below);
-  const ng_largest_pack p = pack(w, below, n, x);
+  ng_largest mine = describe_group(w, 0, below);
+  const ng_largest_pack p = describe_pack(w, below, n, x);
   memset(x, 0, (size_t)(s->k + s->all_blocks) * sizeof *x);
   mine.k = mine.size = n;
   mine.blocks = s->blocks;
@@ -212,7 +212,7 @@ static void read_entries(const ng_block *b, double *x) {
   const ng_topk_rows *s = w->state;
   ng_queue *q = b->ctx->queue;
   int32_t *begin = s->block_begin + ng_window_head(w) * s->row_blocks, at = 0;
-  ng_largest_pack p = pack(w, 0, s->k, x);
+  ng_largest_pack p = describe_pack(w, 0, s->k, x);
   p.unpacks = true;
   ng_kernels(q)->largest_pack(q, &p, 1);
   ng_queue_wait(q);
@@ -227,7 +227,7 @@ void ng_window_topk_select(ng_block *b, int32_t round, double *x) {
   ng_topk_rows *s = w->state;
   if (round == 0) {
     save_excluded(b);
-    s->selection = (ng_window_joint){.of = elements(w, 0, 0), .rank = b->ctx->rank};
+    s->selection = (ng_window_joint){.of = describe_group(w, 0, 0), .rank = b->ctx->rank};
     s->selection.of.n = w->d;
     s->selection.of.k = s->k;
   }

@@ -15,7 +15,7 @@ static int64_t round_up(int64_t bytes) {
 /* ---- requests --------------------------------------------------------------------------------*/
 
 /* Append a request to a span of an arena.  Each request begins at a cache line, so that no two share a line. */
-static void *append_to(ng_plan *plan, ng_use use, ng_span *span, int64_t bytes) {
+static void *append_request(ng_plan *plan, ng_use use, ng_span *span, int64_t bytes) {
   const int64_t at = span->end;
   span->end = ng_plus(at, round_up(bytes));
   plan->bytes[use] = ng_plus(plan->bytes[use], round_up(bytes));
@@ -24,18 +24,18 @@ static void *append_to(ng_plan *plan, ng_use use, ng_span *span, int64_t bytes) 
 
 void *ng_plan_take(ng_plan *plan, ng_use use, int64_t bytes) {
   ng_span whole = {0, plan->bytes[use]}; /* an arena without spans */
-  return append_to(plan, use, use == NG_USE_SUMS ? &plan->shared_sum : &whole, bytes);
+  return append_request(plan, use, use == NG_USE_SUMS ? &plan->shared_sum : &whole, bytes);
 }
 
 void *ng_plan_result(ng_plan *plan, int32_t owner, int64_t bytes) {
-  return append_to(plan, NG_USE_RESULTS, &plan->result[owner], bytes);
+  return append_request(plan, NG_USE_RESULTS, &plan->result[owner], bytes);
 }
 
 /* All ranks of a column compute the PD of the same blocks, and each rank sends this PD to its row. */
 void ng_plan_direction(ng_plan *plan, ng_block *b, ng_stored_by by, int64_t floats) {
   b->stored_by = by;
-  b->direction = append_to(plan, NG_USE_DIRECTION, &plan->direction[b->column],
-                           floats * (int64_t)sizeof(float));
+  b->direction = append_request(plan, NG_USE_DIRECTION, &plan->direction[b->column],
+                                floats * (int64_t)sizeof(float));
 }
 
 /* Blocks use the scratch one after the other, so the largest request is enough for all blocks. */
@@ -62,7 +62,7 @@ void ng_plan_stats(ng_plan *plan, ng_block *b) {
       }
       if (!s->observes) continue;
       ng_span *span = ng_stat_goes_to_owner(s) ? &plan->sum[s->owner] : &plan->shared_sum;
-      part->sum = append_to(plan, NG_USE_SUMS, span, n * ng_dtype_size(s->sum_dtype));
+      part->sum = append_request(plan, NG_USE_SUMS, span, n * ng_dtype_size(s->sum_dtype));
     }
     ng_plan_scratch(plan, ng_stat_stale_scratch(s));
   }

@@ -53,7 +53,7 @@ double ng_assign_block_cost(const ng_assign_block *w) {
   return cost;
 }
 
-static void charge_task(ng_assigner *x, const ng_task *t, double sign) {
+static void add_task_cost(ng_assigner *x, const ng_task *t, double sign) {
   x->load[t->owner] += sign * t->cost;
   x->sum[t->owner % x->a->n] += sign * t->cost;
 }
@@ -61,7 +61,7 @@ static void charge_task(ng_assigner *x, const ng_task *t, double sign) {
 void ng_assign_charge(ng_assigner *x, const ng_assign_block *w, double sign) {
   x->step_cost[w->column] += sign * w->step_cost;
   for (int32_t i = 0; i < w->tasks; i++) {
-    charge_task(x, &w->task[i], sign);
+    add_task_cost(x, &w->task[i], sign);
   }
 }
 
@@ -95,7 +95,7 @@ void ng_assign_add(ng_assigner *x, ng_assign_block *w, int32_t column) {
     for (int32_t i = 0; i < w->tasks; i++) {
       if (sorted_index(w, i) != turn) continue;
       w->task[i].owner = x->a->one_owner ? first : least_loaded(x, column);
-      charge_task(x, &w->task[i], 1.0);
+      add_task_cost(x, &w->task[i], 1.0);
     }
   }
 }
@@ -124,13 +124,13 @@ static const struct rule {
     [NG_PLACEMENT_BALANCED] = {IMPROVED, false, false},
 };
 
-static int by_cost(const void *a, const void *b) {
+static int compare_costs(const void *a, const void *b) {
   const ng_key *x = a, *y = b;
   if (x->cost != y->cost) return x->cost > y->cost ? -1 : 1;
   return x->index - y->index;
 }
 
-static int by_name(const void *a, const void *b) {
+static int compare_names(const void *a, const void *b) {
   const ng_key *x = a, *y = b;
   const int d = strcmp(x->name, y->name);
   return d != 0 ? d : x->index - y->index;
@@ -153,7 +153,7 @@ void ng_assign_greedy(ng_assigner *x, double by_load, double by_step) {
   memset(x->load, 0, (size_t)a->m * (size_t)a->n * sizeof *x->load);
   memset(x->sum, 0, (size_t)a->n * sizeof *x->sum);
   memset(x->step_cost, 0, (size_t)a->n * sizeof *x->step_cost);
-  list_blocks(x, by_cost, by_load, by_step);
+  list_blocks(x, compare_costs, by_load, by_step);
   for (int32_t i = 0; i < a->blocks; i++) {
     int32_t best = 0;
     for (int32_t c = 1; c < a->n; c++) {
@@ -238,7 +238,7 @@ void ng_assign(ng_assignment *a) {
   const bool runs = r->choice == EQUAL_RUNS || r->choice == BALANCED_RUNS;
   if (r->choice == GREEDY) ng_assign_greedy(&x, 1.0, 0.0);
   if (r->choice == IMPROVED) ng_assign_balanced(&x);
-  if (!greedy) list_blocks(&x, r->by_name ? by_name : NULL, 1.0, 0.0);
+  if (!greedy) list_blocks(&x, r->by_name ? compare_names : NULL, 1.0, 0.0);
   if (runs) make_runs(&x, r->choice);
   for (int32_t i = 0; i < a->blocks; i++) {
     ng_assign_block *w = &a->block[greedy ? i : x.key[i].index];

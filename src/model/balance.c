@@ -21,11 +21,11 @@ typedef struct unit {
   int32_t task; /* index in w->task; -1: the whole block */
 } unit;
 
-static double cost_of(unit u) {
+static double unit_cost(unit u) {
   return u.task < 0 ? ng_assign_block_cost(u.w) : u.w->task[u.task].cost;
 }
 
-static int32_t owner_of(unit u) {
+static int32_t unit_owner(unit u) {
   if (u.w->tasks == 0) return -1;
   return u.w->task[u.task < 0 ? 0 : u.task].owner;
 }
@@ -61,8 +61,8 @@ typedef struct exchange {
 /* Set *best to the exchange between u on rank `top` and `with` on `rank`, if it is better than *best. */
 static void try_exchange(const ng_assigner *x, int32_t top, unit u, int32_t rank, unit with,
                          exchange *best) {
-  const double back = with.w == NULL ? 0.0 : cost_of(with);
-  const double most = fmax(x->load[top] - cost_of(u) + back, x->load[rank] + cost_of(u) - back);
+  const double back = with.w == NULL ? 0.0 : unit_cost(with);
+  const double most = fmax(x->load[top] - unit_cost(u) + back, x->load[rank] + unit_cost(u) - back);
   if (is_below(most, best->most)) *best = (exchange){u, with, rank, most};
 }
 
@@ -77,14 +77,14 @@ static bool improve_loads(ng_assigner *x) {
   }
   exchange b = {.most = x->load[top]};
   for (unit u = {0}; next_unit(x, &at, &u);) {
-    if (owner_of(u) != top) continue;
+    if (unit_owner(u) != top) continue;
     for (int32_t row = 0; row < a->m; row++) {
       const int32_t rank = row * a->n + top % a->n;
       if (rank != top) try_exchange(x, top, u, rank, (unit){0}, &b);
     }
     int32_t other = 0;
     for (unit v = {0}; next_unit(x, &other, &v);) {
-      const int32_t rank = owner_of(v);
+      const int32_t rank = unit_owner(v);
       if (rank != top && rank % a->n == top % a->n) try_exchange(x, top, u, rank, v, &b);
     }
   }
@@ -96,7 +96,7 @@ static bool improve_loads(ng_assigner *x) {
 
 /* ---- between columns -------------------------------------------------------------------------*/
 
-static double peak_of(const ng_assigner *x, int32_t c) {
+static double column_peak_load(const ng_assigner *x, int32_t c) {
   double most = 0.0;
   for (int32_t r = c; r < x->a->m * x->a->n; r += x->a->n) {
     most = fmax(most, x->load[r]);
@@ -131,7 +131,7 @@ static double largest_except(const top_three *p, const double *value, int32_t c,
 }
 
 /* Copy the column and the owners of a block to `at` (save) or from `at` (restore); return the end of the copy. */
-static int32_t *save(const ng_assign_block *w, int32_t *at) {
+static int32_t *save_block(const ng_assign_block *w, int32_t *at) {
   *at++ = w->column;
   for (int32_t i = 0; i < w->tasks; i++) {
     *at++ = w->task[i].owner;
@@ -139,7 +139,7 @@ static int32_t *save(const ng_assign_block *w, int32_t *at) {
   return at;
 }
 
-static const int32_t *restore(ng_assign_block *w, const int32_t *at) {
+static const int32_t *restore_block(ng_assign_block *w, const int32_t *at) {
   w->column = *at++;
   for (int32_t i = 0; i < w->tasks; i++) {
     w->task[i].owner = *at++;
@@ -149,21 +149,21 @@ static const int32_t *restore(ng_assign_block *w, const int32_t *at) {
 
 /* Move block w to column d, and block `back` (NULL: none) from column d to the column of w.  If this does not lower the
  * total cost, undo the moves and return false.  loads, steps: the largest `peak` and `step_cost` before the move. */
-static bool try_columns(ng_assigner *x, const top_three *loads, const top_three *steps,
-                        ng_assign_block *w, int32_t d, ng_assign_block *back, double cost) {
+static bool try_column_move(ng_assigner *x, const top_three *loads, const top_three *steps,
+                            ng_assign_block *w, int32_t d, ng_assign_block *back, double cost) {
   const int32_t c = w->column;
   const double weight = x->a->weight;
   const double pair_before =
       weight * fmax(x->peak[c], x->peak[d]) + fmax(x->step_cost[c], x->step_cost[d]);
-  int32_t *const was = x->part, *const end = save(w, was);
+  int32_t *const was = x->part, *const end = save_block(w, was);
   ng_assign_charge(x, w, -1.0);
   if (back != NULL) {
-    (void)save(back, end);
+    (void)save_block(back, end);
     ng_assign_charge(x, back, -1.0);
     ng_assign_add(x, back, c);
   }
   ng_assign_add(x, w, d);
-  const double load = fmax(peak_of(x, c), peak_of(x, d));
+  const double load = fmax(column_peak_load(x, c), column_peak_load(x, d));
   const double step = fmax(x->step_cost[c], x->step_cost[d]);
   const double now = weight * fmax(load, largest_except(loads, x->peak, c, d)) +
                      fmax(step, largest_except(steps, x->step_cost, c, d));
@@ -172,10 +172,10 @@ static bool try_columns(ng_assigner *x, const top_three *loads, const top_three 
     return true;
   ng_assign_charge(x, w, -1.0);
   if (back != NULL) ng_assign_charge(x, back, -1.0);
-  (void)restore(w, was);
+  (void)restore_block(w, was);
   ng_assign_charge(x, w, 1.0);
   if (back != NULL) {
-    (void)restore(back, end);
+    (void)restore_block(back, end);
     ng_assign_charge(x, back, 1.0);
   }
   return false;
@@ -187,7 +187,7 @@ static bool improve_columns(ng_assigner *x) {
   const ng_assignment *a = x->a;
   if (a->n == 1) return false;
   for (int32_t c = 0; c < a->n; c++) {
-    x->peak[c] = peak_of(x, c);
+    x->peak[c] = column_peak_load(x, c);
   }
   const top_three loads = largest_three(x->peak, a->n), steps = largest_three(x->step_cost, a->n);
   const double cost = ng_assign_total_cost(x);
@@ -195,11 +195,11 @@ static bool improve_columns(ng_assigner *x) {
     ng_assign_block *w = &a->block[i];
     if (w->column != loads.column[0] && w->column != steps.column[0]) continue;
     for (int32_t d = 0; d < a->n; d++) {
-      if (d != w->column && try_columns(x, &loads, &steps, w, d, NULL, cost)) return true;
+      if (d != w->column && try_column_move(x, &loads, &steps, w, d, NULL, cost)) return true;
     }
     for (int32_t k = 0; k < a->blocks; k++) {
       ng_assign_block *v = &a->block[k];
-      if (v->column != w->column && try_columns(x, &loads, &steps, w, v->column, v, cost))
+      if (v->column != w->column && try_column_move(x, &loads, &steps, w, v->column, v, cost))
         return true;
     }
   }
@@ -209,7 +209,7 @@ static bool improve_columns(ng_assigner *x) {
 /* ---- search ----------------------------------------------------------------------------------*/
 
 /* Return the total cost afterwards. */
-static double improve(ng_assigner *x) {
+static double improve_assignment(ng_assigner *x) {
   for (int32_t round = 0; round < 4 * x->a->blocks + 16; round++) {
     if (!improve_loads(x) && !improve_columns(x)) break;
   }
@@ -220,14 +220,14 @@ void ng_assign_balanced(ng_assigner *x) {
   const ng_assignment *a = x->a;
   int32_t *to = x->saved;
   ng_assign_greedy(x, 1.0, 0.0);
-  const double first = improve(x);
+  const double first = improve_assignment(x);
   for (int32_t i = 0; i < a->blocks; i++) {
-    to = save(&a->block[i], to);
+    to = save_block(&a->block[i], to);
   }
   ng_assign_greedy(x, a->weight / a->m, 1.0); /* the m ranks of a column share the load */
-  if (is_below(improve(x), first)) return;
+  if (is_below(improve_assignment(x), first)) return;
   const int32_t *from = x->saved;
   for (int32_t i = 0; i < a->blocks; i++) {
-    from = restore(&a->block[i], from);
+    from = restore_block(&a->block[i], from);
   }
 }

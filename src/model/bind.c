@@ -8,7 +8,7 @@
 /* ---- a list ----------------------------------------------------------------------------------*/
 
 /* Return the number of leading axes whose extents have the product `rows`; -1 if there is no such number. */
-static int32_t row_axes(const ng_strided *s, int64_t rows) {
+static int32_t count_row_axes(const ng_strided *s, int64_t rows) {
   int64_t have = 1;
   int32_t k = 0;
   while (k < s->ndim && have < rows) {
@@ -55,8 +55,8 @@ static bool shape_fits(const ng_slot *slot, const ng_strided *s) {
 }
 
 /* Check an array, and describe its layout as rows and columns in *out.  An array with data NULL unbinds the slot. */
-static ng_status make_place(ng_precond *p, const ng_slot *slot, const ng_array *a, const char *call,
-                            ng_place *out) {
+static ng_status describe_array(ng_precond *p, const ng_slot *slot, const ng_array *a,
+                                const char *call, ng_place *out) {
   const char *name = slot->entry->d.name;
   ng_strided s;
   memset(out, 0, sizeof *out);
@@ -91,7 +91,7 @@ static ng_status make_place(ng_precond *p, const ng_slot *slot, const ng_array *
         "written",
         call, slot->name, shape.text);
   }
-  const int32_t rows = row_axes(&s, slot->rows);
+  const int32_t rows = count_row_axes(&s, slot->rows);
   out->data = s.data;
   out->dtype = s.dtype;
   out->row_stride = rows > 0 ? s.stride[rows - 1] : 0;
@@ -117,7 +117,8 @@ static ng_status find_slot(ng_precond *p, int32_t index, ng_param which, const c
                                       : "such parameter");
 }
 
-static ng_status bound_slot(ng_precond *p, const ng_binding *b, const char *call, ng_slot **out) {
+static ng_status find_bound_slot(ng_precond *p, const ng_binding *b, const char *call,
+                                 ng_slot **out) {
   const ng_status st = find_slot(p, b->index, b->param, call);
   if (st != NG_OK) return st;
   ng_entry *e = p->entry[b->index];
@@ -143,14 +144,14 @@ static ng_status check_moments(ng_precond *p, const ng_slot *slot, const ng_plac
                  call, slot->name, ng_dtype_name(weight->dtype), ng_dtype_name(slot->moment_dtype));
 }
 
-static ng_status bind_one(ng_precond *p, const ng_binding *b, const char *call, bool apply) {
+static ng_status bind_arrays(ng_precond *p, const ng_binding *b, const char *call, bool apply) {
   ng_slot *slot = NULL;
-  ng_status st = bound_slot(p, b, call, &slot);
+  ng_status st = find_bound_slot(p, b, call, &slot);
   for (int k = 0; k < 2 && st == NG_OK; k++) {
     const ng_array *a = k == 0 ? b->grad : b->weight;
     ng_place place;
     if (a == NULL) continue;
-    st = make_place(p, slot, a, call, &place);
+    st = describe_array(p, slot, a, call, &place);
     if (st == NG_OK && k == 1) st = check_moments(p, slot, &place, call);
     if (st != NG_OK || !apply) continue;
     place.one_step = b->hold == NG_ONE_STEP && place.data != NULL;
@@ -169,13 +170,13 @@ ng_status ng_bind_list(ng_precond *p, const ng_binding *list, int32_t count, con
   ng_status st = NG_OK;
   for (int pass = 0; pass < 2; pass++) {
     for (int32_t i = 0; i < count && st == NG_OK; i++) {
-      st = bind_one(p, &list[i], call, pass == 1);
+      st = bind_arrays(p, &list[i], call, pass == 1);
     }
   }
   return st;
 }
 
-static void expire(ng_place *v) {
+static void expire_binding(ng_place *v) {
   if (!v->one_step || v->data == NULL) return;
   v->data = NULL;
   v->expired = true;
@@ -184,8 +185,8 @@ static void expire(ng_place *v) {
 void ng_bind_expire(ng_precond *p) {
   if (!p->has_expiring) return;
   for (int32_t i = 0; i < p->slots; i++) {
-    expire(&p->slot[i]->grad);
-    expire(&p->slot[i]->weight);
+    expire_binding(&p->slot[i]->grad);
+    expire_binding(&p->slot[i]->weight);
   }
   p->has_expiring = false;
 }

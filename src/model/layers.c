@@ -13,7 +13,7 @@
 
 /* ---- checks ----------------------------------------------------------------------------------*/
 
-static int32_t *bucket_of(ng_precond *p, const char *name) {
+static int32_t *name_bucket_of(ng_precond *p, const char *name) {
   uint32_t h = UINT32_C(2166136261); /* FNV-1a */
   for (const char *c = name; *c != 0; c++) {
     h = (h ^ (unsigned char)*c) * UINT32_C(16777619);
@@ -22,7 +22,7 @@ static int32_t *bucket_of(ng_precond *p, const char *name) {
 }
 
 int32_t ng_entry_find(ng_precond *p, const char *name) {
-  for (int32_t i = *bucket_of(p, name); i > 0; i = p->entry[i - 1]->next_named) {
+  for (int32_t i = *name_bucket_of(p, name); i > 0; i = p->entry[i - 1]->next_named) {
     if (ng_is(p->entry[i - 1]->d.name, name)) return i - 1;
   }
   return -1;
@@ -63,7 +63,7 @@ static ng_status check_range(ng_precond *p, const ng_layer *d, const char *field
   return check_below(p, d, field, value, least, WIDTH_MOST);
 }
 
-static ng_status check_divides(ng_precond *p, const ng_layer *d, bool divides) {
+static ng_status check_groups_divide(ng_precond *p, const ng_layer *d, bool divides) {
   if (divides) return NG_OK;
   return ng_fail(p->ctx, NG_ERR_ARG,
                  "layer '%s': groups is %lld, expected a divisor of in %lld and out %lld", d->name,
@@ -118,7 +118,8 @@ static ng_status check_conv(ng_precond *p, const ng_layer *d, int64_t out[2]) {
   }
   if (st != NG_OK) return st;
   st = check_below(p, d, "groups", d->groups, 1, NG_LIST_MOST + 1);
-  if (st == NG_OK) st = check_divides(p, d, d->in % d->groups == 0 && d->out % d->groups == 0);
+  if (st == NG_OK)
+    st = check_groups_divide(p, d, d->in % d->groups == 0 && d->out % d->groups == 0);
   if (st != NG_OK) return st;
   /* families index the columns of the weight with 32 bits */
   const int64_t columns = ng_times(d->in / d->groups, ng_times(d->kernel[0], d->kernel[1]));
@@ -155,7 +156,7 @@ static ng_status check_norm(ng_precond *p, const ng_layer *d) {
                    "beta or both",
                    d->name, d->norm_no_weight, d->bias);
   }
-  return check_divides(p, d, d->in % d->groups == 0);
+  return check_groups_divide(p, d, d->in % d->groups == 0);
 }
 
 static ng_status check_embedding(ng_precond *p, const ng_layer *d) {
@@ -242,7 +243,7 @@ static ng_status append_entry(ng_precond *p, ng_entry *e, int32_t *index) {
   for (int32_t k = 0; k < e->slots; k++) {
     p->slot[p->slots++] = &e->slot[k];
   }
-  int32_t *bucket = bucket_of(p, e->d.name);
+  int32_t *bucket = name_bucket_of(p, e->d.name);
   e->next_named = *bucket;
   *bucket = p->entries;
   return NG_OK;
@@ -305,7 +306,7 @@ ng_status ng_entry_add_layer(ng_precond *p, const ng_layer *d, int32_t *index) {
   return register_entry(p, &found, index);
 }
 
-/* A family may precondition a tensor (ng_family.fits); a fused update writes it in any case. */
+/* A family may precondition a tensor (ng_family.accepts_entry); a fused update writes it in any case. */
 ng_status ng_entry_add_tensor(ng_precond *p, const char *name, int64_t count, int32_t *index) {
   ng_entry e;
   memset(&e, 0, sizeof e);

@@ -168,11 +168,11 @@ struct ng_block {
   const struct ng_family *family;
   ng_precond *p;
   ng_context *ctx;
-  const char *name;  /* key in messages and files: "fc1" (the layer), "window", "window.fc1" */
-  const char *line;  /* the layer's own options; NULL: none */
-  ng_entry *entry;   /* layer of the block; NULL: a block over many layers */
-  int32_t index;     /* index in ng_precond.block */
-  ng_settings base;  /* options of the model, overridden by `line` (ng_block_set_options) */
+  const char *name; /* key in messages and files: "fc1" (the layer), "window", "window.fc1" */
+  const char *own_options; /* of the layer; NULL: none */
+  ng_entry *entry;         /* layer of the block; NULL: a block over many layers */
+  int32_t index;           /* index in ng_precond.block */
+  ng_settings base;  /* options of the model, overridden by own_options (ng_block_set_options) */
   uint32_t observed; /* set of observations (ng_observed_bit) that the block uses */
   ng_stat *stat;
   int32_t stats;
@@ -184,12 +184,12 @@ struct ng_block {
   bool averages_everywhere; /* every rank stores all averages of the block */
   bool owners_differ;       /* each average is stored on its owner only, and the owners differ */
   /* If `owners_differ`: numbers that the owner of each statistic sends to the other ranks of the column before a solve
-   * (ng_family.put_traces).  Otherwise `traces` is NULL. */
+   * (ng_family.write_traces).  Otherwise `traces` is NULL. */
   int64_t traces_per_stat;
-  double *traces;          /* [stats x traces_per_stat] */
-  bool solves;             /* the family solves this block; ng_family.create may clear the flag */
-  int32_t matrices;        /* set in `create`: most matrices that ng_block_list lists */
-  int32_t listed;          /* in this step */
+  double *traces;   /* [stats x traces_per_stat] */
+  bool solves;      /* the family solves this block; ng_family.create_state may clear the flag */
+  int32_t matrices; /* set in `create_state`: most matrices that ng_block_list_matrix lists */
+  int32_t matrices_listed; /* in this step */
   bool is_worker;          /* this rank stores the results of the solve and can compute PD */
   void *state;             /* memory of the family */
   int64_t curvature_bytes; /* averages, sums and results on this rank */
@@ -208,7 +208,7 @@ struct ng_block {
   bool is_selecting; /* the gradient is observed, but its top-k elements are not selected yet */
   bool is_excluded;  /* the layer is frozen, or its gradient is missing (missing = keep) */
   double inner, d2, pd2;
-  double *sum;            /* [groups of all segments x 2] results of ng_family.sums */
+  double *gradient_sums;  /* [groups of all segments x 2] results of ng_family.describe_sums */
   int32_t unobserved_now; /* number of statistics that were due and that no rank observed */
   /* Since ng_ready. */
   bool was_observed
@@ -360,8 +360,8 @@ struct ng_precond {
   int64_t entries_without_gradient; /* in the last step; 0 if it was not counted */
   int64_t unobserved; /* sum over steps of the statistics that were due and not observed */
   int64_t rescued[NG_RESCUES];
-  ng_matrix **list; /* [sum of ng_block.matrices] that the step solves, block after block */
-  int32_t listed;
+  ng_matrix **solve_list; /* [sum of ng_block.matrices] that the step solves, block after block */
+  int32_t solve_listed;
   ng_field_search last_search;
   char found_name[NG_FIELD_KEY]; /* the last name of ng_state_at */
 };

@@ -16,7 +16,7 @@ typedef struct legal_text {
   char text[200]; /* "0, 1/6, 1/3, 1/2 or 1"; a longer list is truncated */
 } legal_text;
 
-static legal_text legal_fractions(int32_t W) {
+static legal_text list_legal_fractions(int32_t W) {
   legal_text t = {"0"};
   for (int32_t m = 1; m <= W; m++) {
     char one[32];
@@ -35,7 +35,7 @@ ng_status ng_grid_make(ng_precond *p) {
   /* As published, the fraction 0 means one worker, and any fraction is valid for a single rank. */
   const bool any = p->opt.base.grad_worker_fraction == 0.0 || W == 1;
   if (W % m != 0 || (!any && fabs(workers - m) > 1e-6 * W)) {
-    const legal_text legal = legal_fractions(W);
+    const legal_text legal = list_legal_fractions(W);
     return ng_fail(p->ctx, NG_ERR_ARG,
                    "grad_worker_fraction is %g: %g of %d ranks, expected a whole number that "
                    "divides %d: %s",

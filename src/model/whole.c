@@ -5,7 +5,7 @@
 
 enum { OUTPUTS, INPUTS }; /* shard_axis */
 
-static void set_slot(ng_layer_shard *s, int32_t k, int64_t rows, int64_t cols) {
+static void set_whole_slot(ng_layer_shard *s, int32_t k, int64_t rows, int64_t cols) {
   ng_slot *slot = &s->whole.slot[k];
   slot->entry = &s->whole;
   slot->rows = rows;
@@ -51,8 +51,8 @@ ng_status ng_shard_make(ng_precond *p, ng_entry *e, const double *width, int32_t
   for (int32_t k = 0; k < e->slots; k++) {
     s->whole.slot[k] = e->slot[k];
   }
-  set_slot(s, NG_WEIGHT, out, in);
-  if (e->d.bias != 0) set_slot(s, NG_BIAS, 1, out);
+  set_whole_slot(s, NG_WEIGHT, out, in);
+  if (e->d.bias != 0) set_whole_slot(s, NG_BIAS, 1, out);
   ng_shard_copy_flags(e);
   return NG_OK;
 }

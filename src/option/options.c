@@ -116,7 +116,7 @@ ng_status ng_options_from_env(ng_options *o, char *message, size_t size) {
 
 /* ---- check -----------------------------------------------------------------------------------*/
 
-/* Each family has further rules (ng_family.check). */
+/* Each family has further rules (ng_family.check_options). */
 ng_status ng_options_verify(const ng_options *full, char *message, size_t size) {
   const ng_settings *s = &full->base;
   if (!(s->clip_bound > 0) && (s->clip == NG_CLIP_NORM || s->clip == NG_CLIP_RATIO ||

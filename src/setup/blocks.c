@@ -22,7 +22,8 @@ static bool may_have_block(ng_entry *e, const ng_options *o) {
 }
 
 /* Set *o to the model's options, overridden by a layer's own options, `line` (NULL: none). */
-static ng_status options_of(ng_precond *p, const char *name, const char *line, ng_options *o) {
+static ng_status override_options(ng_precond *p, const char *name, const char *line,
+                                  ng_options *o) {
   char message[NG_MESSAGE] = "";
   *o = p->opt;
   const ng_status st = ng_options_override(o, line, message, sizeof message);
@@ -101,7 +102,7 @@ static void set_rules(ng_block *b) {
   }
 }
 
-static ng_status invalid_statistic(const ng_block *b, const ng_stat *s, const char *why) {
+static ng_status fail_statistic(const ng_block *b, const ng_stat *s, const char *why) {
   return ng_fail(b->ctx, NG_ERR_ARG, "'%s': family %s, statistic %s: %s", b->name, b->family->name,
                  s->name, why);
 }
@@ -112,30 +113,30 @@ static ng_status check_stat(const ng_block *b, const ng_stat *s) {
                    (s->observed & ~b->observed) == 0;
   const bool sixteen = s->average_dtype == NG_BF16 || s->average_dtype == NG_F16;
   if (!one)
-    return invalid_statistic(b, s, "it must have exactly one kind of observation of the family");
+    return fail_statistic(b, s, "it must have exactly one kind of observation of the family");
   const bool wide = s->symmetric && s->average_dtype == NG_F64 && s->sum_dtype == NG_F64;
   if (s->rule.averaged && !wide &&
       (s->sum_dtype != NG_F32 || !(s->average_dtype == NG_F32 || (sixteen && s->symmetric)))) {
-    return invalid_statistic(
+    return fail_statistic(
         b, s,
         "averages are f32, of symmetric matrices also bf16 or f16, over sums in f32, or "
         "f64 over sums in f64");
   }
   if (s->sum_dtype != NG_F32 && s->sum_dtype != NG_F64)
-    return invalid_statistic(b, s, "sums are f32 or f64");
+    return fail_statistic(b, s, "sums are f32 or f64");
   if (s->owner < 0 || s->owner >= b->ctx->ranks || s->owner % b->p->grid.n != b->column) {
-    return invalid_statistic(b, s, "its owner is not in the block's column");
+    return fail_statistic(b, s, "its owner is not in the block's column");
   }
   if (!b->owners_differ) return NG_OK;
   /* The curvature is the product of A and G, so A and G must be averages over the same samples. */
   if (s->spread == NG_SPREAD_LOCAL) {
-    return invalid_statistic(b, s,
-                             "statistics = local: the statistics of the block have different "
-                             "owners, which have different "
-                             "samples; set colocate = 1");
+    return fail_statistic(b, s,
+                          "statistics = local: the statistics of the block have different "
+                          "owners, which have different "
+                          "samples; set colocate = 1");
   }
-  if (b->family->put_traces == NULL) {
-    return invalid_statistic(
+  if (b->family->write_traces == NULL) {
+    return fail_statistic(
         b, s,
         "the statistics of the block have different owners, and the family needs both on one rank; "
         "set colocate = 1");
@@ -146,8 +147,8 @@ static ng_status check_stat(const ng_block *b, const ng_stat *s) {
 /* Let the family create the block and declare its statistics. */
 static ng_status fill_block(ng_block *b) {
   b->solves = b->family->solve != NULL;
-  ng_status st = b->family->create(b);
-  if (st == NG_OK) st = b->family->statistics(b);
+  ng_status st = b->family->create_state(b);
+  if (st == NG_OK) st = b->family->declare_statistics(b);
   if (st == NG_OK) set_rules(b);
   return st;
 }
@@ -189,14 +190,14 @@ ng_status ng_blocks_set_workers(ng_precond *p) {
 }
 
 /* Set and check the options of the block: the model's, overridden by `line`.  Then let the family fill the block. */
-static ng_status describe(ng_block *b, const char *line) {
+static ng_status set_up_block(ng_block *b, const char *line) {
   ng_options o;
   char message[NG_MESSAGE] = "";
-  ng_status st = options_of(b->p, b->name, line, &o);
+  ng_status st = override_options(b->p, b->name, line, &o);
   if (st != NG_OK) return st;
-  b->line = line;
+  b->own_options = line;
   ng_block_set_options(b, &o);
-  st = b->family->check(&o, message, sizeof message);
+  st = b->family->check_options(&o, message, sizeof message);
   if (st != NG_OK) {
     return ng_fail(b->ctx, st, "%s '%s': options: %s", b->entry != NULL ? "layer" : "block",
                    b->name, message);
@@ -204,14 +205,14 @@ static ng_status describe(ng_block *b, const char *line) {
   return fill_block(b);
 }
 
-static ng_status layer_block(ng_precond *p, ng_entry *e, const ng_family *f) {
+static ng_status make_layer_block(ng_precond *p, ng_entry *e, const ng_family *f) {
   ng_block *b = NULL;
   ng_status st = new_block(p, f, e->d.name, e->slots, &b);
   if (st != NG_OK) return st;
   b->entry = e->shard == NULL ? e : &e->shard->whole;
   (void)add_entry(b, b->entry, 0);
   if (e->shard != NULL) add_shard(b, e);
-  st = describe(b, e->d.options);
+  st = set_up_block(b, e->d.options);
   if (e->shard != NULL) (void)snprintf(e->why, sizeof e->why, "%s", b->entry->why);
   return st;
 }
@@ -244,7 +245,7 @@ static ng_status name_block(ng_precond *p, ng_entry *const *of, int32_t n, char 
 }
 
 /* Make one block of the n entries in `of`. */
-static ng_status model_block(ng_precond *p, ng_entry *const *of, int32_t n) {
+static ng_status make_model_block(ng_precond *p, ng_entry *const *of, int32_t n) {
   const ng_family *f = of[0]->family;
   ng_block *b = NULL;
   int32_t segments = 0, at = 0;
@@ -259,11 +260,11 @@ static ng_status model_block(ng_precond *p, ng_entry *const *of, int32_t n) {
     (void)snprintf(of[i]->why, sizeof of[i]->why, "in block %.100s of family %s", b->name, f->name);
     at = add_entry(b, of[i], at);
   }
-  return describe(b, of[0]->d.options);
+  return set_up_block(b, of[0]->d.options);
 }
 
 /* Make the blocks of family f: one for the entries without own options, then one for each text of own options. */
-static ng_status model_blocks(ng_precond *p, const ng_family *f) {
+static ng_status make_model_blocks(ng_precond *p, const ng_family *f) {
   ng_status st = NG_OK;
   ng_entry **of = ng_object(p, (size_t)p->entries * sizeof *of);
   if (of == NULL) return NG_ERR_NOMEM;
@@ -276,7 +277,7 @@ static ng_status model_blocks(ng_precond *p, const ng_family *f) {
       ng_entry *e = p->entry[k];
       if (e->family == f && e->block == NULL && same_options(e, first)) of[n++] = e;
     }
-    st = model_block(p, of, n);
+    st = make_model_block(p, of, n);
   }
   ng_object_free(p, of);
   return st;
@@ -287,8 +288,8 @@ static ng_status model_blocks(ng_precond *p, const ng_family *f) {
 /* Set e->family, according to the entry's own options, or set e->why if no family preconditions the entry. */
 static ng_status choose_family(ng_precond *p, ng_entry *e) {
   ng_options o;
-  const ng_status st = options_of(p, e->d.name, e->d.options, &o);
-  if (st == NG_OK) e->family = ng_family_of(p->ctx, &o.base, ng_entry_whole(e));
+  const ng_status st = override_options(p, e->d.name, e->d.options, &o);
+  if (st == NG_OK) e->family = ng_family_choose(p->ctx, &o.base, ng_entry_whole(e));
   if (st == NG_OK && e->shard != NULL && e->family != NULL && !e->family->can_shard) {
     return ng_fail(p->ctx, NG_ERR_ABSENT,
                    "layer '%s': family %s does not support sharded layers (shard_axis); register "
@@ -313,7 +314,7 @@ static ng_status choose_family(ng_precond *p, ng_entry *e) {
 
 /* Give the lines of per_layer to layers without own options.  An unused entry of per_layer is an error, except with
  * pipeline stages, where the entry may be for a layer of another stage. */
-static ng_status copy_lines(ng_precond *p) {
+static ng_status copy_per_layer_options(ng_precond *p) {
   char message[NG_MESSAGE] = "";
   ng_lines *lines;
   ng_status st = ng_lines_open(p->opt.per_layer, &lines, message, sizeof message);
@@ -340,7 +341,7 @@ static ng_status copy_lines(ng_precond *p) {
   return st;
 }
 
-static bool is_used(const ng_precond *p, const ng_glob *g) {
+static bool is_glob_used(const ng_precond *p, const ng_glob *g) {
   bool used = false;
   for (int32_t i = 0; i < p->entries && !used; i++) {
     const ng_layer d = layer_for_globs(p->entry[i]);
@@ -359,7 +360,7 @@ static ng_status list_unused_globs(ng_precond *p) {
   if (p->unused_globs == NULL) return NG_ERR_NOMEM;
   char *to = p->unused_globs;
   for (const char *at = list; ng_globs_next(&at, &g);) {
-    if (is_used(p, &g)) continue;
+    if (is_glob_used(p, &g)) continue;
     const size_t n = (size_t)(g.to - g.from);
     memcpy(to, g.from, n);
     ng_log(p->ctx, NG_LOG_WARN, "skip_layers: '%s' matches no layer", ng_quote(to).text);
@@ -388,16 +389,16 @@ static ng_status list_stats(ng_precond *p) {
 ng_status ng_blocks_make(ng_precond *p) {
   p->block = ng_object(p, (size_t)(p->entries + NG_FAMILIES_MAX) * sizeof *p->block);
   if (p->block == NULL) return NG_ERR_NOMEM;
-  ng_status st = copy_lines(p);
+  ng_status st = copy_per_layer_options(p);
   if (st == NG_OK) st = list_unused_globs(p);
   for (int32_t i = 0; i < p->entries && st == NG_OK; i++) {
     ng_entry *e = p->entry[i];
     if (may_have_block(e, &p->opt)) st = choose_family(p, e);
     if (st != NG_OK || e->family == NULL) continue;
-    if (e->family->scope == NG_SCOPE_LAYER) st = layer_block(p, e, e->family);
+    if (e->family->scope == NG_SCOPE_LAYER) st = make_layer_block(p, e, e->family);
   }
   for (int32_t i = 0; i < p->ctx->families && st == NG_OK; i++) {
-    if (p->ctx->family[i]->scope == NG_SCOPE_MODEL) st = model_blocks(p, p->ctx->family[i]);
+    if (p->ctx->family[i]->scope == NG_SCOPE_MODEL) st = make_model_blocks(p, p->ctx->family[i]);
   }
   if (st == NG_OK) st = list_stats(p);
   if (st == NG_OK) st = ng_place_blocks(p);

@@ -174,7 +174,7 @@ static void find_owners(const ng_precond *p, equal_plans *t) {
 }
 
 /* Return the first planned rank that has the same plan as `rank`. */
-static int32_t first_equal(const ng_precond *p, equal_plans *t, int32_t rank) {
+static int32_t first_rank_with_equal_plan(const ng_precond *p, equal_plans *t, int32_t rank) {
   const int32_t column = rank % p->grid.n;
   int32_t *first = &t->first[t->has_block[column] ? column : p->ctx->ranks];
   if (t->owns[rank]) return rank;
@@ -199,7 +199,7 @@ static ng_status place_blocks(ng_precond *p, equal_plans *t) {
   return st;
 }
 
-static void release(ng_precond *p) {
+static void release_plan(ng_precond *p) {
   ng_shards_undo_planned(p);
   ng_setup_release(p);
 }
@@ -221,7 +221,7 @@ ng_status ng_setup_plan(ng_precond *p, int32_t ranks, int32_t first, int32_t n, 
     c->rank = r;
     if (!placed) st = place_blocks(p, &t);
     if (st != NG_OK) break;
-    const int32_t equal = first_equal(p, &t, r);
+    const int32_t equal = first_rank_with_equal_plan(p, &t, r);
     if (equal < r) {
       memcpy(plan_at(out, size, r - first), plan_at(out, size, equal - first), size);
       continue;
@@ -230,9 +230,9 @@ ng_status ng_setup_plan(ng_precond *p, int32_t ranks, int32_t first, int32_t n, 
     if (st == NG_OK) st = count_rank(p, &plan);
     if (st == NG_OK) st = ng_struct_write(plan_at(out, size, r - first), &plan, sizeof plan);
     placed = !blocks_depend_on_rank(p);
-    if (!placed) release(p);
+    if (!placed) release_plan(p);
   }
-  release(p);
+  release_plan(p);
   c->ranks = own[0];
   c->rank = own[1];
   return st;

@@ -14,7 +14,7 @@ ng_status ng_setup_request_memory(ng_precond *p, ng_plan *plan) {
     ng_block *b = p->block[i];
     const int64_t before = ng_plan_counted_bytes(plan);
     ng_plan_stats(plan, b);
-    const ng_status st = b->family->plan(b, plan);
+    const ng_status st = b->family->request_memory(b, plan);
     if (st != NG_OK) return st;
     b->curvature_bytes = ng_plan_counted_bytes(plan) - before;
     ng_emission_plan_direction(b, plan);
@@ -70,7 +70,8 @@ static ng_status allocate_memory(ng_precond *p) {
     ng_stat_init(p->stat[i].stat);
   }
   for (int32_t i = 0; i < p->blocks && st == NG_OK; i++) {
-    if (p->block[i]->family->init != NULL) st = p->block[i]->family->init(p->block[i]);
+    if (p->block[i]->family->set_initial_values != NULL)
+      st = p->block[i]->family->set_initial_values(p->block[i]);
   }
   return st;
 }
@@ -136,7 +137,7 @@ static void hash_model(const ng_precond *p, uint64_t hash[NG_HASHES]) {
 
 /* ---- ready, release --------------------------------------------------------------------------*/
 
-static int by_owner(const void *x, const void *y) {
+static int compare_owners(const void *x, const void *y) {
   const ng_block_stat *a = x, *b = y;
   const int32_t d = a->stat->owner - b->stat->owner;
   if (d != 0) return d;
@@ -150,7 +151,7 @@ static ng_status list_owned(ng_precond *p) {
   for (int32_t i = 0; i < p->stats && p->owned != NULL; i++) {
     if (ng_stat_goes_to_owner(p->stat[i].stat)) p->owned[p->owned_stats++] = p->stat[i];
   }
-  if (p->owned_stats > 0) qsort(p->owned, (size_t)p->owned_stats, sizeof *p->owned, by_owner);
+  if (p->owned_stats > 0) qsort(p->owned, (size_t)p->owned_stats, sizeof *p->owned, compare_owners);
   return ng_objects_status(p);
 }
 

@@ -15,7 +15,7 @@ static int32_t count_sharded(const ng_precond *p) {
 }
 
 /* Return the worst status of all ranks of `c`, or NG_ERR_COMM if their numbers of sharded layers differ. */
-static ng_status compare(ng_precond *p, ng_comm *c, ng_status local, const char *who) {
+static ng_status compare_shard_counts(ng_precond *p, ng_comm *c, ng_status local, const char *who) {
   double x[NG_CODES + NG_HASH_PIECES];
   ng_codes_write(x, local);
   ng_hash_split(x + NG_CODES, (uint64_t)count_sharded(p));
@@ -108,9 +108,9 @@ ng_status ng_shards_exchange(ng_precond *p) {
   const int32_t M = p->ctx->model->size, W = p->ctx->ranks;
   double *x = ng_object(p, (size_t)ng_max64(((int64_t)count_sharded(p) + 1) * M, W) * sizeof *x);
   const ng_status made = ng_shards_alloc(p, M);
-  ng_status st = compare(p, p->ctx->model, made, "ranks of the model group");
+  ng_status st = compare_shard_counts(p, p->ctx->model, made, "ranks of the model group");
   if (st == NG_OK) st = make_shards(p, x);
-  if (!p->is_broken) st = compare(p, p->ctx->comm, st, "ranks");
+  if (!p->is_broken) st = compare_shard_counts(p, p->ctx->comm, st, "ranks");
   if (st == NG_OK) st = gather_members(p, x);
   if (st == NG_OK) st = broadcast_holders(p);
   ng_object_free(p, x);
@@ -123,7 +123,7 @@ static bool computes_pd(const ng_block *b, int32_t rank) {
   return b->averages_everywhere || rank == b->owner;
 }
 
-static ng_status unsupported(ng_precond *p, const char *why) {
+static ng_status refuse_sharded(ng_precond *p, const char *why) {
   return ng_fail(p->ctx, NG_ERR_ABSENT, "ng_ready: sharded layers: %s", why);
 }
 
@@ -142,12 +142,12 @@ ng_status ng_shards_set_primary(ng_precond *p) {
   }
   if (s->blocks == 0) return NG_OK;
   if (p->opt.base.statistics == NG_STATISTICS_LOCAL) {
-    return unsupported(p, "statistics = local is not supported; set all or owner");
+    return refuse_sharded(p, "statistics = local is not supported; set all or owner");
   }
   if (ng_update_is_owned(p)) {
-    return unsupported(p, "update_ranks = owner is not supported; set all");
+    return refuse_sharded(p, "update_ranks = owner is not supported; set all");
   }
-  if (p->opt.base.quantify) return unsupported(p, "quantify = 1 is not supported; set 0");
+  if (p->opt.base.quantify) return refuse_sharded(p, "quantify = 1 is not supported; set 0");
   return NG_OK;
 }
 

@@ -345,7 +345,7 @@ static bool read_blocks(ng_work *w, const ngio_value *blocks) {
     r.next = ngio_first(r.from);
     next = r.from == NULL ? NULL : ngio_next(blocks, r.from);
     r.seen = 0;
-    r.counts = ng_block_counts(p->block[i]);
+    r.counts = ng_block_flags_and_counts(p->block[i]);
     if (ng_block_numbers(p->block[i], read_number, &r) != NG_OK) return false;
     if (r.from->count != r.seen) {
       return ng_work_fail(w, NG_ERR_FILE,

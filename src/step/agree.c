@@ -28,7 +28,7 @@ enum { SUMS = REFUSED + 1, AGREED = SUMS + 2 * (int)(sizeof(ng_sums) / sizeof(do
 
 /* ---- same ------------------------------------------------------------------------------------*/
 
-static double reported(const double code[NG_CODES]) {
+static double count_reports(const double code[NG_CODES]) {
   double ranks = 0.0;
   for (int i = 0; i < NG_CODES; i++) {
     ranks += code[i];
@@ -41,7 +41,7 @@ ng_status ng_exchange_worst_status(ng_precond *p, const double code[NG_CODES], n
   const ng_status st = ng_codes_worst(code);
   if (st >= NG_OK || st == mine) return st;
   return ng_fail(p->ctx, st, "%d of %d %s failed with %s (%s)", ng_codes_count(code, st),
-                 (int)reported(code), who, ng_status_name(st), ng_status_meaning(st));
+                 (int)count_reports(code), who, ng_status_name(st), ng_status_meaning(st));
 }
 
 /* Every rank compares its hashes with the hashes of rank 0. The ranks sum the results, 0 or 1: the number of ranks that
@@ -90,7 +90,7 @@ static bool is_observed(const ng_block *b, int kind) {
  * step, return NG_OK, because the step is skipped and reports the refusal. */
 static ng_status check_observed(ng_precond *p, ng_block *b) {
   static const char *const name[NG_OBSERVED_KINDS] = {"input", "output gradient", "gradient"};
-  for (int kind = 0; kind < NG_OBSERVED_KINDS && !b->is_excluded && !p->step->refused; kind++) {
+  for (int kind = 0; kind < NG_OBSERVED_KINDS && !b->is_excluded && !p->step->has_refused; kind++) {
     if (b->was_observed[kind] || is_observed(b, kind)) continue;
     return ng_fail(p->ctx, NG_ERR_STATE, "layer '%s' was never observed: no rank observed its %s",
                    b->name, name[kind]);
@@ -122,7 +122,7 @@ static ng_status check_excluded(ng_precond *p, const double *out) {
 /* Check that all ranks are in this reduction. Each rank adds 1 to one code, so the codes sum to the number of ranks. For
  * another sum, some rank is in a reduction of statistics of the same length, and the data is invalid. */
 static ng_status check_meeting(ng_precond *p, const double *x) {
-  const double ranks = reported(x);
+  const double ranks = count_reports(x);
   if (ranks != (double)p->ctx->ranks) {
     ng_exchange_abort(p);
     return ng_fail(
@@ -163,7 +163,7 @@ static ng_status check_stage(ng_precond *p) {
   ng_engine *s = p->step;
   double *x = s->exchange.check_buffer, *out = x + FIRST_OUT, *w = out + p->entries;
   ng_codes_write(x, s->status);
-  x[REFUSED] = s->refused;
+  x[REFUSED] = s->has_refused;
   /* Owners of updates, and ranks of a model group, write different elements, so their counts differ. */
   const bool counts_differ = ng_update_is_owned(p) || s->shards.members > 1;
   x[OVERFLOWED] = counts_differ ? (double)s->overflowed : 0.0;
@@ -184,7 +184,7 @@ static ng_status check_stage(ng_precond *p) {
   st = ng_exchange_worst_status(p, x, s->status, "ranks");
   if (st >= NG_OK && met != NG_OK) st = met;
   s->status = st;
-  if (x[REFUSED] > 0.0) s->refused = true;
+  if (x[REFUSED] > 0.0) s->has_refused = true;
   if (st < NG_OK) return st;
   if (x[OVERFLOWED] > 0.0) note_overflow(p, x[OVERFLOWED]);
   s->overflowed = 0;
@@ -262,7 +262,7 @@ ng_status ng_exchange_agree(ng_precond *p, ng_sums sums[2]) {
     to->weighted_d2 += weight * b->d2;
   }
   ng_codes_write(x, s->status);
-  x[REFUSED] = s->refused;
+  x[REFUSED] = s->has_refused;
   memcpy(x + SUMS, sums, 2 * sizeof *sums);
   const int64_t verdicts = write_verdicts(p, x + AGREED);
   ng_status st = ng_exchange_sum(p, x, AGREED + verdicts, "agree");
@@ -272,7 +272,7 @@ ng_status ng_exchange_agree(ng_precond *p, ng_sums sums[2]) {
   if (st != NG_OK) return st;
   st = ng_exchange_worst_status(p, x, s->status, "ranks");
   s->status = st;
-  s->refused = x[REFUSED] > 0.0;
+  s->has_refused = x[REFUSED] > 0.0;
   memcpy(sums, x + SUMS, 2 * sizeof *sums);
   return st < NG_OK ? st : NG_OK;
 }

@@ -44,7 +44,7 @@ void ng_clip_check(ng_precond *p) {
       if (w2 - w2 == 0.0) continue;
       (void)ng_fail(p->ctx, NG_SKIPPED, "layer '%s': its weight is not finite",
                     b->segment[k].slot->entry->d.name);
-      p->step->refused = true;
+      p->step->has_refused = true;
     }
   }
 }
@@ -104,7 +104,7 @@ void ng_clip_compute(ng_precond *p, const ng_sums sums[2]) {
   step->pd2 = s.pd2;
   step->nu = common_factor(p, step->lr, &s);
   if (!(step->nu - step->nu == 0.0) || !(s.inner - s.inner == 0.0) || !(s.pd2 - s.pd2 == 0.0)) {
-    step->refused = true; /* the sums overflowed; they are equal on all ranks */
+    step->has_refused = true; /* the sums overflowed; they are equal on all ranks */
     step->nu = 1.0;
   }
 }

@@ -93,8 +93,10 @@ bool ng_due_gradients(const ng_precond *p) {
 
 static bool is_selecting(const ng_block *b) { return b->is_selecting; }
 
-/* After `check`, `refused` is equal on all ranks. If no value was refused, is_selecting is equal, too. */
-bool ng_due_topk(const ng_precond *p) { return !p->step->refused && ng_any_block(p, is_selecting); }
+/* After `check`, `has_refused` is equal on all ranks. If no value was refused, is_selecting is equal, too. */
+bool ng_due_topk(const ng_precond *p) {
+  return !p->step->has_refused && ng_any_block(p, is_selecting);
+}
 
 bool ng_due_statistics(const ng_precond *p) {
   return ng_due_topk(p) || ng_any_block(p, ng_block_statistics_due);

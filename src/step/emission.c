@@ -23,7 +23,7 @@ static ng_region range_of(const ng_place *v, const ng_slot *s, int64_t g) {
   return (ng_region){v, flat ? 0 : g * rows, rows, flat ? g * cols : 0, cols};
 }
 
-static void count_slot(const ng_precond *p, ng_emission *l, const ng_slot *s) {
+static void count_descriptors(const ng_precond *p, ng_emission *l, const ng_slot *s) {
   const ng_region a = range_of(&s->grad, s, 0);
   l->capacity += s->groups;
   l->tiles += s->groups * p->ctx->queue->backend->kernels->tiles(a.rows, a.cols);
@@ -37,16 +37,17 @@ ng_status ng_emission_plan(ng_precond *p) {
     ng_block *b = p->block[i];
     int64_t groups = 0;
     for (int32_t k = 0; k < b->segments; k++) {
-      count_slot(p, l, b->segment[k].slot);
+      count_descriptors(p, l, b->segment[k].slot);
       groups += b->segment[k].slot->groups;
     }
     matrices += b->matrices;
-    if (b->family->sums != NULL) b->sum = ng_object(p, (size_t)groups * 2 * sizeof *b->sum);
+    if (b->family->describe_sums != NULL)
+      b->gradient_sums = ng_object(p, (size_t)groups * 2 * sizeof *b->gradient_sums);
   }
   for (int32_t i = 0; i < p->slots; i++) {
-    if (is_plain(p, p->slot[i])) count_slot(p, l, p->slot[i]);
+    if (is_plain(p, p->slot[i])) count_descriptors(p, l, p->slot[i]);
   }
-  p->list = ng_object(p, (size_t)matrices * sizeof *p->list);
+  p->solve_list = ng_object(p, (size_t)matrices * sizeof *p->solve_list);
   if (l->capacity == 0) return ng_objects_status(p);
   const size_t most = (size_t)l->capacity;
   l->direction = ng_object(p, most * sizeof *l->direction);
@@ -66,13 +67,13 @@ ng_status ng_emission_plan(ng_precond *p) {
 /* Append the descriptors of the sums of a block; return their number of elements. */
 static int64_t list_sums(ng_emission *l, ng_block *b) {
   int64_t elements = 0;
-  double *out = b->sum;
+  double *out = b->gradient_sums;
   for (int32_t k = 0; k < b->segments; k++) {
     const ng_slot *s = b->segment[k].slot;
     for (int32_t g = 0; g < s->groups; g++, out += 2) {
       ng_measure *m = &l->measure[l->measure_count++];
       *m = (ng_measure){.D = range_of(&s->grad, s, g), .out = out};
-      b->family->sums(b, k, g, m);
+      b->family->describe_sums(b, k, g, m);
       elements += m->D.rows * m->D.cols;
     }
   }
@@ -88,7 +89,7 @@ static void share_time(ng_precond *p, double ms, double all) {
 }
 
 /* Enqueue the check that the gradients without curvature are finite. */
-static void scan_plain(ng_precond *p) {
+static void check_plain_gradients(ng_precond *p) {
   ng_emission *l = &p->step->emission;
   l->plain_count = 0;
   for (int32_t i = 0; i < p->slots; i++) {
@@ -106,7 +107,7 @@ void ng_emission_check(ng_precond *p) {
   const ng_emission *l = &p->step->emission;
   for (int64_t i = 0; i < l->plain_count; i++) {
     if (ng_info_read(p->ctx->queue, &l->finite[i]) != 0) continue;
-    p->step->refused = true;
+    p->step->has_refused = true;
     (void)ng_fail(p->ctx, NG_SKIPPED, "'%s': its gradient is not finite", l->slot[i]->name);
   }
 }
@@ -119,12 +120,12 @@ void ng_emission_measure(ng_precond *p) {
   l->measure_count = 0;
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
-    const bool sums = b->family->sums != NULL && b->is_worker && !b->is_excluded;
+    const bool sums = b->family->describe_sums != NULL && b->is_worker && !b->is_excluded;
     b->measure_ms = sums ? (double)list_sums(l, b) : 0.0;
     all += b->measure_ms;
   }
   if (l->measure_count > 0) ng_kernels(q)->measure(q, l->measure, l->measure_count, l->parts);
-  scan_plain(p);
+  check_plain_gradients(p);
   share_time(p, ng_now_ms() - t0, all);
 }
 
@@ -194,8 +195,8 @@ void ng_emission_norms(ng_precond *p) {
   int64_t n = 0;
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
-    const bool own = b->family->pd_norms != NULL && !is_delivered(b);
-    if (own && !b->is_excluded) b->family->pd_norms(b);
+    const bool own = b->family->set_pd_norms != NULL && !is_delivered(b);
+    if (own && !b->is_excluded) b->family->set_pd_norms(b);
     for (int32_t k = 0; k < b->segments && !own && !b->is_excluded; k++) {
       b->segment[k].pd_norm2 = 0.0;
       for (int32_t g = 0; g < b->segment[k].slot->groups; g++) {

@@ -108,7 +108,7 @@ ng_status ng_exchange_traces(ng_precond *p) {
     ng_block *b = p->block[i];
     if (!ng_block_exchanges_traces(b)) continue;
     for (int32_t k = 0; k < b->stats; k++) {
-      if (b->stat[k].has_average) b->family->put_traces(b, k, b->traces + k * b->traces_per_stat);
+      if (b->stat[k].has_average) b->family->write_traces(b, k, b->traces + k * b->traces_per_stat);
     }
   }
   if (ng_comm_sum(c, &p->grid.column_group, x->traces, x->traces_count, NG_F64) != NG_OK) {
@@ -119,8 +119,8 @@ ng_status ng_exchange_traces(ng_precond *p) {
 
 /* ---- results and directions ------------------------------------------------------------------*/
 
-static ng_status post(ng_precond *p, const ng_group *g, void *x, int64_t n, ng_dtype t,
-                      int32_t root, ng_request *r) {
+static ng_status post_broadcast(ng_precond *p, const ng_group *g, void *x, int64_t n, ng_dtype t,
+                                int32_t root, ng_request *r) {
   return n == 0 ? NG_OK : ng_comm_post_broadcast(p->ctx->comm, g, x, n, t, root, r);
 }
 
@@ -131,8 +131,8 @@ ng_status ng_exchange_post_results(ng_precond *p) {
   ng_status st = NG_OK;
   for (int32_t owner = 0; owner < p->ctx->ranks && p->grid.m > 1 && st == NG_OK; owner++) {
     const ng_span *s = &p->result_span[owner];
-    st = post(p, &p->grid.column_group, p->arena[NG_USE_RESULTS] + s->begin, s->end - s->begin,
-              NG_U8, owner, &p->step->exchange.span_requests[owner]);
+    st = post_broadcast(p, &p->grid.column_group, p->arena[NG_USE_RESULTS] + s->begin,
+                        s->end - s->begin, NG_U8, owner, &p->step->exchange.span_requests[owner]);
   }
   return st == NG_OK ? NG_OK : ng_exchange_failed(p, "share");
 }
@@ -146,7 +146,7 @@ static ng_status post_slices(ng_precond *p) {
     const ng_block *b = p->block[i];
     for (int32_t r = 0; r < p->ctx->ranks && b->slice != NULL && st == NG_OK; r++, request++) {
       const int64_t n = b->is_excluded ? 0 : b->slice[r + 1] - b->slice[r];
-      st = post(p, &world, b->whole_direction + b->slice[r], n, NG_F32, r, request);
+      st = post_broadcast(p, &world, b->whole_direction + b->slice[r], n, NG_F32, r, request);
     }
   }
   return st;
@@ -162,8 +162,8 @@ ng_status ng_exchange_post_direction(ng_precond *p) {
   for (int32_t column = 0; column < p->grid.n && sends && st == NG_OK; column++) {
     const ng_span *s = &p->direction_span[column];
     const int64_t n = (s->end - s->begin) / (int64_t)sizeof(float);
-    st = post(p, &p->grid.row_group, p->arena[NG_USE_DIRECTION] + s->begin, n, NG_F32,
-              p->grid.row * p->grid.n + column, &p->step->exchange.span_requests[column]);
+    st = post_broadcast(p, &p->grid.row_group, p->arena[NG_USE_DIRECTION] + s->begin, n, NG_F32,
+                        p->grid.row * p->grid.n + column, &p->step->exchange.span_requests[column]);
   }
   return st == NG_OK ? NG_OK : ng_exchange_failed(p, "deliver");
 }

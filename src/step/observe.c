@@ -2,7 +2,7 @@
  *
  * In: the caller's array; api/observing.c has checked the arguments. Out: sums of the block's statistics; nothing of the
  * size of an activation is stored. A non-finite array is refused before any sum changes, and the step is skipped. A family
- * with `scans` detects non-finite values itself, in the elements that it reads.
+ * with `detects_nonfinite` detects non-finite values itself, in the elements that it reads.
  *
  * Observing a layer needs no communication, except if it is sharded, so ranks may observe layers in any order and any
  * number of times. In the micro-batch with ng_batch.last each layer is observed once, because its sums are then complete
@@ -22,7 +22,7 @@ ng_status ng_step_begin(ng_precond *p, const ng_batch *batch) {
   p->step->is_last_batch = batch->last != 0;
   if (p->step->is_last_batch) ng_exchange_begin_last_batch(p);
   if (batch->loss_scale - batch->loss_scale == 0.0) return NG_OK;
-  p->step->refused = true; /* loss scalers overflow now and then, so this is no error */
+  p->step->has_refused = true; /* loss scalers overflow now and then, so this is no error */
   return ng_fail(p->ctx, NG_SKIPPED, "ng_begin: loss_scale is not finite; this step is skipped");
 }
 
@@ -112,7 +112,7 @@ static ng_status view_rows(ng_precond *p, const ng_entry *e, const ng_strided *s
 
 /* Return whether `out` (height and width of an output gradient) is the output size of an image that was observed in this
  * micro-batch. If no image was observed, or images of more than NG_IMAGE_SIZES sizes, return true for any size. */
-static bool size_known(const ng_precond *p, const ng_entry *e, const int64_t out[2]) {
+static bool is_known_size(const ng_precond *p, const ng_entry *e, const int64_t out[2]) {
   if (e->sizes_batch != p->step->batches || e->sizes_count == 0 ||
       e->sizes_count > NG_IMAGE_SIZES) {
     return true;
@@ -123,10 +123,10 @@ static bool size_known(const ng_precond *p, const ng_entry *e, const int64_t out
   return false;
 }
 
-static void store_size(const ng_precond *p, ng_entry *e, const int64_t out[2]) {
+static void store_output_size(const ng_precond *p, ng_entry *e, const int64_t out[2]) {
   if (e->sizes_batch != p->step->batches) e->sizes_count = 0;
   e->sizes_batch = p->step->batches;
-  if (e->sizes_count > 0 && size_known(p, e, out)) return;
+  if (e->sizes_count > 0 && is_known_size(p, e, out)) return;
   if (e->sizes_count < NG_IMAGE_SIZES) memcpy(e->sizes[e->sizes_count], out, sizeof e->sizes[0]);
   e->sizes_count += e->sizes_count <= NG_IMAGE_SIZES;
 }
@@ -150,13 +150,13 @@ static ng_status view_image(ng_precond *p, ng_entry *e, const ng_strided *s, boo
                           "an image that is at least as large, with its padding, as the kernel");
     }
   }
-  if (grad && !size_known(p, e, o->out_size)) {
+  if (grad && !is_known_size(p, e, o->out_size)) {
     (void)snprintf(expected, sizeof expected,
                    "[%lld, %lld, %lld, %lld], the output size of its input", (long long)B,
                    (long long)C, (long long)e->sizes[0][0], (long long)e->sizes[0][1]);
     return refuse_shape(p, d, s, grad, expected);
   }
-  if (!grad) store_size(p, e, o->out_size);
+  if (!grad) store_output_size(p, e, o->out_size);
   o->positions = o->out_size[0] * o->out_size[1];
   return NG_OK;
 }
@@ -187,7 +187,7 @@ static ng_status view_tokens(ng_precond *p, const ng_entry *e, const ng_strided 
   return view_rows(p, e, &rows, false, o);
 }
 
-static ng_status make_view(ng_precond *p, ng_entry *e, const ng_strided *s, bool grad, ng_obs *o) {
+static ng_status view_array(ng_precond *p, ng_entry *e, const ng_strided *s, bool grad, ng_obs *o) {
   if (e->d.kind == NG_EMBEDDING && !grad) return view_tokens(p, e, s, o);
   if (e->d.kind == NG_CONV2D) return view_image(p, e, s, grad, o);
   const bool channels = e->d.kind == NG_NORM && e->d.norm_kind != NG_LAYER_NORM;
@@ -239,8 +239,8 @@ static ng_status add_observation(ng_block *b, const ng_obs *o) {
  * and no sum changes. */
 static ng_status grow_scratch(ng_block *b, const ng_obs *o) {
   const ng_status st = check_open(b, o); /* before memory is allocated */
-  if (st != NG_OK || b->family->observe_scratch == NULL) return st;
-  return ng_scratch_grow(b->p, b->family->observe_scratch(b, o), b->name);
+  if (st != NG_OK || b->family->observation_scratch == NULL) return st;
+  return ng_scratch_grow(b->p, b->family->observation_scratch(b, o), b->name);
 }
 
 /* Mark the statistics that use `what` as complete, except in a block of several layers, which observes many arrays. */
@@ -250,10 +250,12 @@ static void mark_observed(ng_block *b, uint32_t what) {
   }
 }
 
-static bool scans_itself(const ng_block *b) { return b->family->scans && !b->solves; }
+static bool family_detects_nonfinite(const ng_block *b) {
+  return b->family->detects_nonfinite && !b->solves;
+}
 
 /* Return the largest magnitude in an array; Inf if an element is not finite. */
-static double largest_of(ng_precond *p, const ng_strided *s) {
+static double largest_magnitude(ng_precond *p, const ng_strided *s) {
   ng_queue *q = p->ctx->queue;
   ng_kernels(q)->scan(q, s, 1, &p->step->largest);
   ng_queue_wait(q);
@@ -266,7 +268,7 @@ static ng_status gather_whole(ng_precond *p, ng_entry *e, const ng_strided *s, b
                               ng_status st, ng_obs *o, ng_strided *whole) {
   if (st == NG_OK) st = check_open(e->block, o);
   if (st == NG_OK) {
-    const double most = (o->samples == 0 ? 0.0 : largest_of(p, s)) + o->loss_scale;
+    const double most = (o->samples == 0 ? 0.0 : largest_magnitude(p, s)) + o->loss_scale;
     if (!(most - most == 0.0)) st = NG_SKIPPED;
   }
   st = ng_shard_gather_observation(p, e, grad, s, st, whole);
@@ -282,7 +284,7 @@ static ng_status add_array(ng_precond *p, ng_entry *e, const ng_strided *s, bool
   if (o->samples == 0) return add_observation(b, o);
   /* The input of an embedding is token numbers, which stand for one-hot vectors. */
   const bool tokens = e->d.kind == NG_EMBEDDING && !grad;
-  const double largest = tokens || scans_itself(b) ? 0.0 : largest_of(p, s);
+  const double largest = tokens || family_detects_nonfinite(b) ? 0.0 : largest_magnitude(p, s);
   const bool finite = o->loss_scale - o->loss_scale == 0.0 && largest - largest == 0.0;
   const ng_status st = finite ? grow_scratch(b, o) : NG_SKIPPED;
   return st == NG_OK ? add_observation(b, o) : st;
@@ -290,8 +292,8 @@ static ng_status add_array(ng_precond *p, ng_entry *e, const ng_strided *s, bool
 
 /* The shape is checked even if no statistic is due, so that a wrong shape is reported in the first step. s NULL: this rank
  * has no samples, or its arguments have the error `wrong`. */
-static ng_status observe(ng_precond *p, int32_t layer, const ng_strided *s, bool grad,
-                         ng_status wrong) {
+static ng_status observe_array(ng_precond *p, int32_t layer, const ng_strided *s, bool grad,
+                               ng_status wrong) {
   ng_entry *e = p->entry[layer];
   ng_engine *step = p->step;
   const bool none = step->batch.samples == 0 && s == NULL && wrong == NG_OK;
@@ -304,7 +306,7 @@ static ng_status observe(ng_precond *p, int32_t layer, const ng_strided *s, bool
   o.view.data = s == NULL ? NULL : s->data;
   o.view.dtype = s == NULL ? NG_F32 : s->dtype;
   o.batch = step->batches;
-  ng_status st = s == NULL ? wrong : make_view(p, e, s, grad, &o);
+  ng_status st = s == NULL ? wrong : view_array(p, e, s, grad, &o);
   if (none) s = &nothing;
   ng_block *b = e->block;
   const bool local = b != NULL && b->base.statistics == NG_STATISTICS_LOCAL;
@@ -322,8 +324,9 @@ static ng_status observe(ng_precond *p, int32_t layer, const ng_strided *s, bool
   if (step->is_last_batch && st >= NG_OK) mark_observed(b, o.kind);
   /* A non-finite array is no error: loss scalers cause such arrays now and then. */
   if (st != NG_SKIPPED) return st;
-  step->refused = true;
-  const bool pair = e->d.kind == NG_NORM && scans_itself(b); /* scans input and gradient together */
+  step->has_refused = true;
+  const bool pair =
+      e->d.kind == NG_NORM && family_detects_nonfinite(b); /* scans input and gradient together */
   return ng_fail(
       p->ctx, NG_SKIPPED,
       "layer '%s': the %s is not finite; it is not added to the statistics, and the step will be "
@@ -337,7 +340,7 @@ static ng_status observe(ng_precond *p, int32_t layer, const ng_strided *s, bool
 /* Complete sums are posted even after a refused array: the step is skipped, but other ranks wait for the messages. */
 ng_status ng_step_observe(ng_precond *p, int32_t layer, const ng_strided *s, bool grad,
                           ng_status wrong) {
-  const ng_status st = observe(p, layer, s, grad, wrong);
+  const ng_status st = observe_array(p, layer, s, grad, wrong);
   if (st < NG_OK || p->ctx->ranks == 1) return st;
   const ng_status sent = ng_exchange_post_ahead(p);
   return sent < NG_OK ? sent : st;
@@ -376,7 +379,7 @@ static void discard_gradients(ng_block *b) {
 }
 
 /* Observe each bound gradient as one sample, then wait once; take.c has checked the bindings. After a failure, continue:
- * ng_engine.refused and ng_engine.status contain the result for `check`. */
+ * ng_engine.has_refused and ng_engine.status contain the result for `check`. */
 ng_status ng_gradients_observe(ng_precond *p) {
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
@@ -387,31 +390,32 @@ ng_status ng_gradients_observe(ng_precond *p) {
                       .lr = p->step->lr};
     if (!ng_block_observes_gradients(b)) continue;
     const double t0 = ng_now_ms();
-    const bool scans = scans_itself(b) && b->slice == NULL; /* a rank scans only its own slice */
+    const bool scans =
+        family_detects_nonfinite(b) && b->slice == NULL; /* a rank scans only its own slice */
     const ng_status st = scans || grads_finite(b) ? add_observation(b, &o) : NG_SKIPPED;
     b->step_observe_ms += ng_now_ms() - t0;
-    if (st == NG_SKIPPED) p->step->refused = true;
+    if (st == NG_SKIPPED) p->step->has_refused = true;
     if (st < NG_OK) p->step->status = ng_worse_status(p->step->status, st);
   }
   ng_queue_wait(p->ctx->queue);
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
-    if (!ng_block_observes_gradients(b) || b->family->check_observed == NULL) continue;
-    if (b->family->check_observed(b) == NG_OK) continue;
-    p->step->refused = true;
+    if (!ng_block_observes_gradients(b) || b->family->check_gradients_finite == NULL) continue;
+    if (b->family->check_gradients_finite(b) == NG_OK) continue;
+    p->step->has_refused = true;
     discard_gradients(b);
   }
   return NG_OK;
 }
 
 /* After an error in a step, discard the sums of gradients, because the next step observes the gradients again. Restore
- * this rank's own `refused`, which `check` has overwritten, because every rank contributes its own value again. */
+ * this rank's own `has_refused`, which `check` has overwritten, because every rank contributes its own value again. */
 void ng_gradients_discard(ng_precond *p) {
   for (int32_t i = 0; i < p->blocks; i++) {
     p->block[i]->is_excluded = false;
     discard_gradients(p->block[i]);
   }
-  p->step->refused = p->step->refused_before;
+  p->step->has_refused = p->step->refused_before;
 }
 
 /* ---- forget ----------------------------------------------------------------------------------*/
@@ -427,7 +431,7 @@ void ng_step_reset(ng_precond *p) {
     b->step_observe_ms = 0.0;
     b->is_selecting = b->is_excluded = false;
   }
-  p->step->refused = false;
+  p->step->has_refused = false;
   p->step->has_begun = p->step->is_last_batch = false;
   ng_exchange_reset(p);
 }

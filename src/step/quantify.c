@@ -155,7 +155,7 @@ static neighbour find_neighbour(const ng_quantify *q, int64_t at) {
   return (neighbour){.rest = at, .bin = bin};
 }
 
-static double value_of(const ng_quantify *q, neighbour x) {
+static double neighbour_ratio(const ng_quantify *q, neighbour x) {
   const int64_t *fine = q->count + x.of * FINE;
   uint32_t at = 0;
   while (at < FINE - 1 && fine[at] <= x.rest) {
@@ -177,7 +177,7 @@ static int32_t find_neighbours(const ng_quantify *q, int64_t n, neighbour *x, ui
   return bins;
 }
 
-static ng_status measure(ng_precond *p) {
+static ng_status measure_ratios(ng_precond *p) {
   ng_quantify *q = &p->step->quantify;
   neighbour x[NEIGHBOURS];
   uint32_t bin[NEIGHBOURS];
@@ -197,7 +197,7 @@ static ng_status measure(ng_precond *p) {
   q->result.most = q->extreme[1];
   q->result.mean = sum[0] / (double)n;
   for (int k = 0; k < NEIGHBOURS; k += 2) {
-    q->result.quartile[k / 2] = (value_of(q, x[k]) + value_of(q, x[k + 1])) / 2.0;
+    q->result.quartile[k / 2] = (neighbour_ratio(q, x[k]) + neighbour_ratio(q, x[k + 1])) / 2.0;
   }
   if (!measures_update(p)) return NG_OK;
   p->step->inner = sum[1];
@@ -208,7 +208,7 @@ static ng_status measure(ng_precond *p) {
 
 ng_status ng_quantify_step(ng_precond *p) {
   list_directions(p);
-  const ng_status st = measure(p);
+  const ng_status st = measure_ratios(p);
   ng_update_count_missed(p); /* list_directions computed the coefficients with lr = 1 */
   return st;
 }

@@ -58,7 +58,7 @@ static void interleave(ng_queue *q, const ng_layer_shard *s, char *parts, int64_
   }
 }
 
-static int64_t rows_of(const ng_strided *s) {
+static int64_t count_rows(const ng_strided *s) {
   int64_t rows = 1;
   for (int32_t i = 0; i + 1 < s->ndim; i++) {
     rows *= s->shape[i];
@@ -68,7 +68,8 @@ static int64_t rows_of(const ng_strided *s) {
 
 /* Return the same status on all ranks of the model group: the worst status, or NG_ERR_STATE if `call`, a hash of the
  * observation, differs between ranks. */
-static ng_status agree(ng_precond *p, const ng_entry *e, ng_status st, uint64_t call) {
+static ng_status agree_on_observation(ng_precond *p, const ng_entry *e, ng_status st,
+                                      uint64_t call) {
   const int32_t M = p->ctx->model->size;
   double x[NG_CODES + NG_HASH_PIECES];
   char who[320];
@@ -112,7 +113,7 @@ ng_status ng_shard_gather_observation(ng_precond *p, ng_entry *e, bool grad, con
     if (s != NULL) *whole = *s;
     return st;
   }
-  const int64_t total = shard->first_element[shard->members], rows = s == NULL ? 0 : rows_of(s);
+  const int64_t total = shard->first_element[shard->members], rows = s == NULL ? 0 : count_rows(s);
   const int64_t size = s == NULL ? 0 : ng_dtype_size(s->dtype);
   const int64_t bytes = ng_times(ng_times(rows, total), size);
   const int64_t apart = ng_plus(bytes, NG_ALIGN) / NG_ALIGN * NG_ALIGN;
@@ -122,7 +123,7 @@ ng_status ng_shard_gather_observation(ng_precond *p, ng_entry *e, bool grad, con
   uint64_t call = ng_hash_number(ng_hash_number(0, e->block->index), grad);
   call = ng_hash_number(ng_hash_number(call, (double)rows), s == NULL ? 0.0 : (double)s->dtype);
   const ng_traffic before = ng_exchange_traffic(p);
-  st = agree(p, e, st, call);
+  st = agree_on_observation(p, e, st, call);
   if (st == NG_OK && rows > 0) st = gather_observation(p, shard, s, rows);
   ng_exchange_count_early(p, NG_AT_SHARE, before);
   if (st != NG_OK) return st;
@@ -156,7 +157,7 @@ static void copy_floats(ng_queue *q, float *from, int64_t n, float *to) {
 
 /* Gather the gradient of a layer into shard->whole_grad. If outputs are sharded, a rank sends its rows of the weight, then
  * its elements of the bias. If inputs are sharded, a rank sends its columns of the weight; every rank has the bias. */
-static ng_status gather(ng_precond *p, ng_entry *e) {
+static ng_status gather_gradient(ng_precond *p, ng_entry *e) {
   ng_layer_shard *shard = e->shard;
   ng_queue *q = p->ctx->queue;
   const ng_layer *d = &shard->whole.d;
@@ -199,7 +200,7 @@ ng_status ng_shards_gather(ng_precond *p) {
     ng_entry *e = p->entry[i];
     if (e->shard == NULL || e->block == NULL || e->block->is_excluded || !e->shard->gathers)
       continue;
-    st = gather(p, e);
+    st = gather_gradient(p, e);
   }
   ng_queue_wait(p->ctx->queue);
   return st;

@@ -48,7 +48,7 @@ ng_status ng_pipeline_check(ng_precond *p, ng_status local) {
   double *refused = x + NG_CODES, *same = refused + 1;
   if (!ng_pipeline_exists(p)) return local;
   ng_codes_write(x, local);
-  *refused = p->step->refused;
+  *refused = p->step->has_refused;
   ng_hash_split(same, ng_hash_number(ng_options_hash(p), p->step->lr));
   const ng_status st = ng_pipeline_sum(p, x, NG_CODES + 1 + NG_HASH_PIECES, "check");
   if (st != NG_OK) return st;
@@ -59,6 +59,6 @@ ng_status ng_pipeline_check(ng_precond *p, ng_status local) {
                    "options or the largest learning rate differ between the %d pipeline stages",
                    p->ctx->stages->size);
   }
-  if (*refused > 0.0) p->step->refused = true;
+  if (*refused > 0.0) p->step->has_refused = true;
   return local;
 }

@@ -14,7 +14,7 @@
 /* ---- statistics, solve, share ----------------------------------------------------------------*/
 
 /* Fold a sum into its average; with refresh_tolerance > 0, compare the new average with the old average. */
-static ng_status refresh(ng_precond *p, ng_stat *s) {
+static ng_status fold_statistic(ng_precond *p, ng_stat *s) {
   const bool folds = s->w_total > 0.0;
   if (folds && s->stale.enabled) ng_stat_copy_average(p->ctx->queue, s, p->arena[NG_USE_SCRATCH]);
   const ng_status st = ng_stat_fold(p->ctx->queue, s);
@@ -32,7 +32,7 @@ static ng_status fold_block(ng_precond *p, ng_block *b) {
   ng_status st = NG_OK;
   for (int32_t i = 0; i < b->stats; i++) {
     ng_stat *s = &b->stat[i];
-    if (refresh(p, s) == NG_OK) continue;
+    if (fold_statistic(p, s) == NG_OK) continue;
     st = ng_fail(
         p->ctx, NG_SKIPPED,
         "layer '%s': the sum of %s overflowed, or the average %s would leave the range of %s",
@@ -42,8 +42,8 @@ static ng_status fold_block(ng_precond *p, ng_block *b) {
 }
 
 /* Reduce the due sums over ranks and fold them into averages. Perhaps only this rank knows that a fold overflowed, because
- * with statistics = local only the owner folds. So ng_engine.refused stores the refusal until `agree`. */
-static ng_status statistics(ng_precond *p) {
+ * with statistics = local only the owner folds. So ng_engine.has_refused stores the refusal until `agree`. */
+static ng_status reduce_statistics(ng_precond *p) {
   ng_status st = ng_due_topk(p) ? ng_topk_select(p) : NG_OK;
   if (st != NG_OK || !ng_any_block(p, ng_block_statistics_due)) return st;
   st = ng_exchange_post_statistics(p);
@@ -59,7 +59,7 @@ static ng_status statistics(ng_precond *p) {
     if (!ng_block_statistics_due(b)) continue;
     ng_exchange_mark_observed(b);
     const double t0 = ng_now_ms();
-    if (fold_block(p, b) == NG_SKIPPED) p->step->refused = true;
+    if (fold_block(p, b) == NG_SKIPPED) p->step->has_refused = true;
     b->observe_ms = b->step_observe_ms + ng_now_ms() - t0;
     b->step_observe_ms = 0.0;
   }
@@ -85,11 +85,11 @@ static void log_rescued(const ng_precond *p, const int64_t before[NG_RESCUES], c
 
 /* Run a phase for all due blocks, and wait; return the name of the first block that used a fallback, or "".  All ranks mark
  * blocks as solved, also without their results, so that due work is equal. */
-static const char *solve_phase(ng_precond *p, ng_solve_phase phase) {
+static const char *run_solve_phase(ng_precond *p, ng_solve_phase phase) {
   const char *first = "";
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
-    if (phase == NG_SOLVE_MEASURE) b->listed = 0;
+    if (phase == NG_SOLVE_MEASURE) b->matrices_listed = 0;
     if (!ng_block_solve_due(b)) continue;
     const double t0 = ng_now_ms();
     const ng_status st = b->family->solve(b, phase);
@@ -109,17 +109,17 @@ static void solve_blocks(ng_precond *p, ng_matrix **list, int32_t n, int32_t fro
   ng_on(p->ctx->queue)->solve(p->ctx->queue, list, n, (float *)(void *)p->arena[NG_USE_SCRATCH]);
   const double ms = ng_now_ms() - t0;
   for (; from < to; from++) {
-    p->block[from]->solve_ms += ms * p->block[from]->listed / n;
+    p->block[from]->solve_ms += ms * p->block[from]->matrices_listed / n;
   }
 }
 
 /* Solve the listed matrices. A call has the matrices of a run of blocks: blocks with small matrices only, and the block that
  * follows them. */
 static void solve_listed(ng_precond *p) {
-  ng_matrix **list = p->list;
+  ng_matrix **list = p->solve_list;
   for (int32_t i = 0, n = 0, from = 0; i < p->blocks; i++) {
     bool small = i + 1 < p->blocks;
-    for (int32_t k = 0; k < p->block[i]->listed; k++) {
+    for (int32_t k = 0; k < p->block[i]->matrices_listed; k++) {
       small = list[n++]->n <= NG_SMALL_SOLVE && small;
     }
     if (small) continue;
@@ -130,22 +130,22 @@ static void solve_listed(ng_precond *p) {
   }
 }
 
-static ng_status solve(ng_precond *p) {
+static ng_status solve_due_blocks(ng_precond *p) {
   int64_t before[NG_RESCUES];
   memcpy(before, p->rescued, sizeof before);
-  p->listed = 0;
-  (void)solve_phase(p, NG_SOLVE_MEASURE);
+  p->solve_listed = 0;
+  (void)run_solve_phase(p, NG_SOLVE_MEASURE);
   const ng_status sent = ng_any_block(p, ng_block_exchanges_traces) ? ng_exchange_traces(p) : NG_OK;
   if (sent != NG_OK) return sent;
-  (void)solve_phase(p, NG_SOLVE_LIST);
+  (void)run_solve_phase(p, NG_SOLVE_LIST);
   solve_listed(p);
   ng_queue_wait(p->ctx->queue);
-  log_rescued(p, before, solve_phase(p, NG_SOLVE_CLIMB));
+  log_rescued(p, before, run_solve_phase(p, NG_SOLVE_CLIMB));
   return NG_OK;
 }
 
 /* Post results to the workers of their blocks; make sharded gradients whole. */
-static ng_status share(ng_precond *p) {
+static ng_status post_results(ng_precond *p) {
   ng_status st = p->step->is_solving ? ng_exchange_post_results(p) : NG_OK;
   if (st == NG_OK && ng_due_shards(p)) st = ng_shards_gather(p);
   return st;
@@ -155,7 +155,7 @@ static ng_status share(ng_precond *p) {
 
 /* Let families read new inverses, enqueue PD and the sums of all blocks, wait once, then let each family compute its clip
  * sums. A rank that is not a worker of a block leaves zeros, because `agree` adds the sums of the block's owner. */
-static ng_status measure(ng_precond *p) {
+static ng_status compute_directions(ng_precond *p) {
   for (int32_t i = 0; i < p->blocks && p->step->is_solving; i++) {
     ng_block *b = p->block[i];
     if (b->is_worker && !b->is_excluded && b->solves) b->family->read_results(b);
@@ -176,9 +176,9 @@ static ng_status measure(ng_precond *p) {
     b->inner = b->d2 = b->pd2 = 0.0;
     if (!b->is_worker || b->is_excluded) continue;
     const double t0 = ng_now_ms();
-    const ng_status st = b->family->measure(b);
+    const ng_status st = b->family->read_sums(b);
     b->measure_ms += ng_now_ms() - t0;
-    if (st == NG_SKIPPED) p->step->refused = true;
+    if (st == NG_SKIPPED) p->step->has_refused = true;
     if (st < NG_OK || st == NG_RESCUED) p->step->status = ng_worse_status(p->step->status, st);
   }
   ng_clip_check(p);
@@ -186,17 +186,17 @@ static ng_status measure(ng_precond *p) {
   return NG_OK;
 }
 
-static ng_status agree(ng_precond *p) {
+static ng_status agree_on_clip(ng_precond *p) {
   ng_sums sums[2];
   const ng_status st = ng_exchange_agree(p, sums);
   if (st != NG_OK) return st;
   ng_clip_compute(p, sums);
-  if (!p->step->refused) ng_clip_factors(p);
+  if (!p->step->has_refused) ng_clip_factors(p);
   return NG_OK;
 }
 
 /* Write gradients or weights.  This station cannot fail: `agree` has collected all refusals. */
-static ng_status emit(ng_precond *p) {
+static ng_status emit_directions(ng_precond *p) {
   ng_overflow_begin(p);
   ng_emission_emit(p);
   p->step->status = ng_worse_status(p->step->status, ng_overflow_collect(p));
@@ -211,29 +211,37 @@ const ng_station ng_stations[NG_STATIONS] = {
                          .is_due = ng_due_gradients},
     [NG_AT_CHECK] = {.name = "check",
                      .run = ng_exchange_check,
-                     .collective = true,
+                     .is_collective = true,
                      .shares_refusal = true},
     [NG_AT_STATISTICS] = {.name = "statistics",
-                          .run = statistics,
+                          .run = reduce_statistics,
                           .is_due = ng_due_statistics,
-                          .collective = true,
+                          .is_collective = true,
                           .skips_step = true},
-    [NG_AT_SOLVE] = {.name = "solve", .run = solve, .is_due = ng_due_solve, .collective = true},
-    [NG_AT_SHARE] = {.name = "share", .run = share, .is_due = ng_due_share, .collective = true},
-    [NG_AT_MEASURE] = {.name = "measure", .run = measure, .awaited_mail = NG_MAIL_RESULTS},
+    [NG_AT_SOLVE] = {.name = "solve",
+                     .run = solve_due_blocks,
+                     .is_due = ng_due_solve,
+                     .is_collective = true},
+    [NG_AT_SHARE] = {.name = "share",
+                     .run = post_results,
+                     .is_due = ng_due_share,
+                     .is_collective = true},
+    [NG_AT_MEASURE] = {.name = "measure",
+                       .run = compute_directions,
+                       .awaited_mail = NG_MAIL_RESULTS},
     [NG_AT_DELIVER] = {.name = "deliver",
                        .run = ng_exchange_post_direction,
                        .is_due = ng_due_deliver,
-                       .collective = true},
+                       .is_collective = true},
     [NG_AT_AGREE] = {.name = "agree",
-                     .run = agree,
-                     .collective = true,
+                     .run = agree_on_clip,
+                     .is_collective = true,
                      .shares_refusal = true,
                      .awaited_mail = NG_MAIL_DIRECTION,
                      .skips_step = true},
-    [NG_AT_EMIT] = {.name = "emit", .run = emit},
+    [NG_AT_EMIT] = {.name = "emit", .run = emit_directions},
     [NG_AT_WEIGHTS] = {.name = "weights",
                        .run = ng_gather_weights,
                        .is_due = ng_due_weights,
-                       .collective = true},
+                       .is_collective = true},
 };

@@ -81,10 +81,10 @@ typedef struct ng_emission {
 ng_status ng_emission_plan(ng_precond *p);
 /* If some ranks cannot compute PD of the block and its family does not store PD, request memory where the engine does. */
 void ng_emission_plan_direction(ng_block *b, ng_plan *plan);
-/* Enqueue the sums over gradients of families with `sums`, and the check of the gradients of parameters without
+/* Enqueue the sums over gradients of families with `describe_sums`, and the check of the gradients of parameters without
  * curvature. */
 void ng_emission_measure(ng_precond *p);
-/* After a wait: if a gradient without curvature is not finite, set ng_engine.refused. */
+/* After a wait: if a gradient without curvature is not finite, set ng_engine.has_refused. */
 void ng_emission_check(ng_precond *p);
 void ng_emission_store(ng_precond *p); /* store PD of delivered blocks, on ranks with results */
 void ng_emission_norms(ng_precond *p); /* set ng_segment.pd_norm2 of all blocks, with one wait */
@@ -303,8 +303,8 @@ typedef struct ng_station {
   const char *name;
   ng_status (*run)(ng_precond *p);
   bool (*is_due)(const ng_precond *p); /* NULL: always */
-  bool collective;
-  bool shares_refusal;   /* after `run`, ng_engine.refused is equal on all ranks */
+  bool is_collective;
+  bool shares_refusal;   /* after `run`, ng_engine.has_refused is equal on all ranks */
   unsigned awaited_mail; /* kinds of messages (ng_mail) to wait for before `run` */
   bool skips_step;       /* end the step here, also if the station was not due, after a refusal */
 } ng_station;
@@ -331,10 +331,11 @@ typedef struct ng_engine {
   double largest;       /* largest magnitude of the last array that was scanned */
   uint64_t update_hash; /* hash of the coefficients of the update: ng_hash_number */
   ng_status status;     /* worst status of this rank; after check and agree, of all ranks */
-  bool refused;         /* this rank refused a non-finite value; after check and agree, some rank */
-  bool refused_before;  /* `refused` before gradients were observed */
-  bool refusal_is_known; /* `refused` is true on all ranks, since a station with shares_refusal */
-  bool is_solving;       /* some block is solved in this step */
+  bool has_refused;     /* this rank refused a non-finite value; after check and agree, some rank */
+  bool refused_before;  /* `has_refused` before gradients were observed */
+  bool
+      refusal_is_known; /* `has_refused` is true on all ranks, since a station with shares_refusal */
+  bool is_solving;      /* some block is solved in this step */
   /* Elements that kept their old value on this rank in the last step; the next check reads and clears this number. */
   int64_t overflowed;
   double nu, inner, d2, pd2; /* clip factor, <D, PD>, |D|^2, |PD|^2 of the last step */

@@ -72,7 +72,7 @@ static void add_message(ng_precond *p, const ng_stat *before, const ng_stat *s) 
 }
 
 /* Convert the sums of the messages from index `first` on to 16 bits, or back if `widens`; then wait for the queue. */
-static void convert(ng_precond *p, int32_t first, bool widens) {
+static void convert_messages(ng_precond *p, int32_t first, bool widens) {
   const ng_exchange *x = &p->step->exchange;
   ng_queue *q = p->ctx->queue;
   int64_t n = 0;
@@ -84,11 +84,11 @@ static void convert(ng_precond *p, int32_t first, bool widens) {
 }
 
 /* Post the messages from index `first` on. A transport without asynchronous messages completes each message here. */
-static ng_status post(ng_precond *p, int32_t first) {
+static ng_status post_messages(ng_precond *p, int32_t first) {
   ng_comm *c = p->ctx->comm;
   ng_exchange *x = &p->step->exchange;
   const ng_group world = ng_group_world(c);
-  convert(p, first, false);
+  convert_messages(p, first, false);
   for (int32_t i = first; i < x->messages; i++) {
     ng_message *m = &x->message[i];
     const ng_status st =
@@ -145,7 +145,7 @@ static ng_status post_blocks(ng_precond *p, int32_t from, int32_t to, bool ahead
     before = posts ? add_block(p, b, before) : NULL;
   }
   add_owned(p, ahead);
-  return post(p, first);
+  return post_messages(p, first);
 }
 
 ng_status ng_exchange_post_statistics(ng_precond *p) {
@@ -175,7 +175,7 @@ void ng_exchange_reset(ng_precond *p) {
   p->step->early_traffic[NG_AT_STATISTICS] = (ng_traffic){0, 0, 0.0};
 }
 
-static bool is_complete(const ng_block *b) {
+static bool is_block_complete(const ng_block *b) {
   for (int32_t k = 0; k < b->stats; k++) {
     const ng_stat *s = &b->stat[k];
     if (is_sent_to_ranks(s) && !s->last_observed && ng_statistic_due(b, s)) return false;
@@ -217,7 +217,7 @@ static ng_status post_ahead(ng_precond *p, bool all) {
     const ng_block *b = p->block[x->blocks_ahead - 1];
     const int64_t more = sum_bytes(p, b);
     if (more > 0 && x->held_bytes > 0 && x->held_bytes + more > bucket_bytes(p)) st = post_held(p);
-    if (st != NG_OK || (x->may_post_ahead[b->index] && !all && !is_complete(b))) break;
+    if (st != NG_OK || (x->may_post_ahead[b->index] && !all && !is_block_complete(b))) break;
     x->held_bytes += more;
   }
   if (st == NG_OK && x->blocks_ahead == 0) st = post_held(p);
@@ -226,7 +226,7 @@ static ng_status post_ahead(ng_precond *p, bool all) {
 }
 
 /* Test the oldest incomplete messages, because some transports make progress only when they are called. */
-static ng_status test_messages(ng_precond *p) {
+static ng_status advance_messages(ng_precond *p) {
   ng_exchange *x = &p->step->exchange;
   while (x->messages_waited < x->messages) {
     ng_request *r = &x->message[x->messages_waited].request;
@@ -240,7 +240,7 @@ static ng_status test_messages(ng_precond *p) {
 ng_status ng_exchange_post_ahead(ng_precond *p) {
   ng_status st = post_ahead(p, false);
   if (st == NG_OK && p->step->exchange.messages_waited < p->step->exchange.messages)
-    st = test_messages(p);
+    st = advance_messages(p);
   return st;
 }
 
@@ -255,7 +255,7 @@ ng_status ng_exchange_wait_statistics(ng_precond *p) {
       return ng_exchange_failed(p, "statistics");
     }
   }
-  convert(p, 0, true);
+  convert_messages(p, 0, true);
   x->messages = x->messages_waited = 0;
   return NG_OK;
 }

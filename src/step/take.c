@@ -6,13 +6,13 @@
 
 /* ---- before the walk -------------------------------------------------------------------------*/
 
-/* needs_slot, needs_weight: return whether the step reads the gradient, or the weight, of a parameter. A fused update
+/* reads_gradient, reads_weight: return whether the step reads the gradient, or the weight, of a parameter. A fused update
  * reads both of every parameter. Otherwise a step reads the gradients of blocks and, with clip = ratio, their weights. */
-static bool needs_slot(const ng_precond *p, const ng_slot *s) {
+static bool reads_gradient(const ng_precond *p, const ng_slot *s) {
   return s->block != NULL || p->step->output.kind != NG_OUT_GRADIENT;
 }
 
-static bool needs_weight(const ng_precond *p, const ng_slot *s) {
+static bool reads_weight(const ng_precond *p, const ng_slot *s) {
   return p->step->output.kind != NG_OUT_GRADIENT || (s->block != NULL && ng_clip_reads_weights(p));
 }
 
@@ -23,7 +23,7 @@ static ng_status find_absent(ng_precond *p, ng_entry *e, bool *absent) {
   int32_t missing = 0, needed = 0;
   for (int32_t k = 0; k < e->slots; k++) {
     const ng_slot *s = &e->slot[k];
-    if (!needs_slot(p, s)) continue;
+    if (!reads_gradient(p, s)) continue;
     needed++;
     if (s->grad.expired) {
       return ng_fail(
@@ -54,9 +54,9 @@ static ng_status check_bound(ng_precond *p, ng_entry *e) {
   for (int32_t k = 0; k < e->slots; k++) {
     ng_slot *s = &e->slot[k];
     s->is_excluded = out;
-    if (out || !needs_slot(p, s)) continue;
+    if (out || !reads_gradient(p, s)) continue;
     const bool weight = s->grad.data != NULL;
-    if (weight && (!needs_weight(p, s) || s->weight.data != NULL)) continue;
+    if (weight && (!reads_weight(p, s) || s->weight.data != NULL)) continue;
     return ng_fail(p->ctx, NG_ERR_STATE, "'%s': the %s of its %s %s", e->d.name,
                    weight ? "weight" : "gradient", k == NG_BIAS ? "bias" : "weight",
                    weight && s->weight.expired ? "has expired (NG_ONE_STEP); bind a new array"
@@ -146,7 +146,7 @@ static ng_status run_stations(ng_precond *p) {
       const ng_status st = run_station(p, i);
       if (st == NG_ERR_COMM) p->is_broken = true;
       if (st < NG_OK) return st;
-      if (ng_stations[i].shares_refusal) s->refusal_is_known = s->refused;
+      if (ng_stations[i].shares_refusal) s->refusal_is_known = s->has_refused;
     }
     if (ng_stations[i].skips_step && s->refusal_is_known) return NG_SKIPPED;
   }
@@ -155,7 +155,7 @@ static ng_status run_stations(ng_precond *p) {
 
 /* ---- the end of a step -----------------------------------------------------------------------*/
 
-/* Count and commit the step, then discard its sums, which `commit` of a family may read. taken: the step counts. */
+/* Count and commit the step, then discard its sums, which `end_step` of a family may read. taken: the step counts. */
 static void close_step(ng_precond *p, bool taken) {
   p->entries_without_gradient = 0;
   for (int32_t i = 0; i < p->stats && taken; i++) {
@@ -166,7 +166,7 @@ static void close_step(ng_precond *p, bool taken) {
   }
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
-    if (b->family->commit != NULL && !b->is_excluded) b->family->commit(b, taken);
+    if (b->family->end_step != NULL && !b->is_excluded) b->family->end_step(b, taken);
   }
   for (int32_t i = 0; i < p->entries; i++) {
     ng_entry *e = p->entry[i];
@@ -208,7 +208,7 @@ ng_status ng_step_run(ng_precond *p, const char *call, ng_status wrong) {
   ng_engine *s = p->step;
   check_call(p, call, wrong);
   if (s->status >= NG_OK) ng_update_count_missed(p);
-  s->refused_before = s->refused;
+  s->refused_before = s->has_refused;
   p->ctx->queue->waits = 0;
   if (ng_exchange_end_last_batch(p) != NG_OK) return NG_ERR_COMM;
   ng_status st = run_stations(p);

@@ -39,7 +39,7 @@ void ng_hash_split(double x[NG_HASH_PIECES], uint64_t number) {
 
 /* Return a hash of everything that the update of this step depends on: kind, lr, coefficients, groups of parameters,
  * excluded parameters, dtypes of the arrays that are written. */
-static uint64_t update_hash(const ng_precond *p) {
+static uint64_t hash_update(const ng_precond *p) {
   const ng_engine *s = p->step;
   uint64_t h = ng_hash_number(ng_hash_number(s->update_hash, s->lr), (double)s->output.kind);
   for (int32_t i = 0; i < p->slots; i++) {
@@ -84,7 +84,7 @@ void ng_hashes_write(const ng_precond *p, double x[NG_HASH_NUMBERS]) {
   memset(x, 0, NG_HASH_NUMBERS * sizeof *x);
   if (p->ctx->ranks == 1) return;
   ng_hash_split(x, ng_options_hash(p));
-  ng_hash_split(x + 2 * PIECES, update_hash(p));
+  ng_hash_split(x + 2 * PIECES, hash_update(p));
 }
 
 /* ---- ng_set ----------------------------------------------------------------------------------*/
@@ -97,12 +97,12 @@ ng_status ng_model_check_options(const ng_precond *p, const ng_options *o, char 
   ng_status st = ng_family_check(o, message, size);
   for (int32_t i = 0; i < p->blocks && st == NG_OK; i++) {
     const ng_block *b = p->block[i];
-    if (b->line == NULL && b->family == checked) continue;
+    if (b->own_options == NULL && b->family == checked) continue;
     ng_options own = *o;
-    checked = b->line == NULL ? b->family : checked;
-    st = ng_options_override(&own, b->line, why, sizeof why);
-    if (st == NG_OK) st = ng_family_check_line(&own, why, sizeof why);
-    if (st == NG_OK) st = b->family->check(&own, why, sizeof why);
+    checked = b->own_options == NULL ? b->family : checked;
+    st = ng_options_override(&own, b->own_options, why, sizeof why);
+    if (st == NG_OK) st = ng_family_check_method_options(&own, why, sizeof why);
+    if (st == NG_OK) st = b->family->check_options(&own, why, sizeof why);
     if (st != NG_OK) st = ng_fail_to(message, size, st, "layer '%s': %s", b->name, why);
   }
   return st;
@@ -122,7 +122,7 @@ void ng_model_set_options(ng_precond *p, const ng_options *o) {
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
     ng_options own = *o;
-    (void)ng_options_override(&own, b->line, NULL, 0);
+    (void)ng_options_override(&own, b->own_options, NULL, 0);
     ng_block_set_options(b, &own);
     for (int32_t k = 0; k < b->stats; k++) {
       b->stat[k].rule.decay = own.base.stat_decay;
