@@ -174,7 +174,7 @@ typedef struct ng_family {
   /* Describe sums over the gradient of group g of segment k, which `read_sums` reads: m->D is set; the engine
    * writes the result to b->gradient_sums, two numbers for each group, segment after segment. */
   void (*describe_sums)(const ng_block *b, int32_t k, int32_t g, ng_measure *m);
-  void (*end_step)(ng_block *b, bool taken);                        /* taken: the step counts */
+  void (*end_step)(ng_block *b, bool step_counts);
   void (*write_report)(const ng_block *b, ng_layer_report *report); /* of the last solve */
 } ng_family;
 

@@ -181,7 +181,7 @@ static bool is_x_the_head_row(const ng_block *b, bool fresh) {
 }
 
 /* u <- the gradient x, or r if x is an average. */
-static void read_x(ng_block *b, bool fresh) {
+static void compute_x(ng_block *b, bool fresh) {
   ng_window *w = ng_window_of(b);
   if (ng_window_x_is_average(b)) {
     ng_window_average(b, fresh);
@@ -225,7 +225,7 @@ static void add_all_products(ng_block *b, bool fresh) {
   if (ng_window_is_adaptive(&b->base)) return;
   if (fresh) add_row_products(b, NULL, b->stat->part->sum);
   if (is_x_the_head_row(b, fresh)) return;
-  read_x(b, fresh);
+  compute_x(b, fresh);
   add_vector_products(b, b->stat[1].part->sum);
 }
 
@@ -283,7 +283,7 @@ static void select_topk(ng_block *b, int32_t round, double *x) {
 /* ---- the direction ---------------------------------------------------------------------------*/
 
 /* Return whether window_fill is `how` and the window is not full. */
-static bool has_fill(const ng_block *b, ng_window_fill how) {
+static bool has_partial_fill(const ng_block *b, ng_window_fill how) {
   const ng_window *w = ng_window_of(b);
   return b->base.window_fill == how && (w->drops_rows || ng_window_count(w) < w->m);
 }
@@ -304,7 +304,7 @@ static void add_decay(ng_block *b, double decay) {
 static void compute_row_direction(ng_block *b) {
   ng_window *w = ng_window_of(b);
   ng_queue *q = b->ctx->queue;
-  const bool rest = b->base.window_fill == NG_FILL_ADDED || has_fill(b, NG_FILL_REST);
+  const bool rest = b->base.window_fill == NG_FILL_ADDED || has_partial_fill(b, NG_FILL_REST);
   const bool decay = ng_window_has_decay(b, NG_DECAY_DIRECTION);
   if (rest && decay) subtract_stored(b);
   w->solve_status = ng_window_solve(b, NULL, rest);
@@ -318,8 +318,8 @@ static void compute_row_direction(ng_block *b) {
   }
   if (decay) add_decay(b, b->base.window_decay);
   ng_window_combine(b, rest || decay ? 1.0 / b->base.damping : 0.0);
-  const bool error = has_fill(b, NG_FILL_ERROR);
-  if (!error && !has_fill(b, NG_FILL_GRADIENT)) return;
+  const bool error = has_partial_fill(b, NG_FILL_ERROR);
+  if (!error && !has_partial_fill(b, NG_FILL_GRADIENT)) return;
   ng_window_pass(
       b, (ng_flat_pass){.op = NG_FLAT_FILL, .to = w->u, .x = error ? w->store->residual(b) : NULL});
 }
@@ -394,14 +394,14 @@ static void drop_other_rows(ng_window *w) {
   w->count = 0.0;
 }
 
-static void end_step(ng_block *b, bool taken) {
+static void end_step(ng_block *b, bool step_counts) {
   ng_window *w = ng_window_of(b);
   const bool fresh = b->stat->w > 0.0;
-  if (taken && w->v != NULL) ng_window_swap(&w->v, w->next_v != NULL ? &w->next_v : &w->u);
-  if (taken && fresh && ng_window_is_adaptive(&b->base)) ng_window_adaptive_commit(b);
-  if (taken && ng_window_x_is_average(b)) ng_window_average_commit(b);
-  if (fresh) ng_window_factor_commit(w, taken);
-  if (taken && fresh) {
+  if (step_counts && w->v != NULL) ng_window_swap(&w->v, w->next_v != NULL ? &w->next_v : &w->u);
+  if (step_counts && fresh && ng_window_is_adaptive(&b->base)) ng_window_adaptive_commit(b);
+  if (step_counts && ng_window_x_is_average(b)) ng_window_average_commit(b);
+  if (fresh) ng_window_factor_commit(w, step_counts);
+  if (step_counts && fresh) {
     const bool idle = ng_window_is_adaptive(&b->base) && w->input_scale == 0.0;
     if (w->store->end_step != NULL && !idle) w->store->end_step(b);
     if (w->drops_rows) drop_other_rows(w);
@@ -410,8 +410,8 @@ static void end_step(ng_block *b, bool taken) {
     w->lr = w->next_lr;
   }
   w->drops_rows = false;
-  if (!taken) zero_head_row(b);
-  if (!taken || fresh) ng_window_gram_clear_row(w, ng_window_head(w));
+  if (!step_counts) zero_head_row(b);
+  if (!step_counts || fresh) ng_window_gram_clear_row(w, ng_window_head(w));
 }
 
 static ng_status visit_fields(ng_block *b, ng_field_visit visit, void *arg) {

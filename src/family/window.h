@@ -177,14 +177,15 @@ void ng_window_average_commit(ng_block *b); /* the step counts: store next_row_c
 
 /* ---- window_gram.c ---------------------------------------------------------------------------*/
 
-/* w->row_place, w->rows <- the places of the rows in use; fresh: including head. */
+/* w->row_place, w->rows <- the places of the rows in use, oldest first.  fresh: with the row at head, and without the
+ * oldest of m + 1 rows. */
 void ng_window_list_used(ng_window *w, bool fresh);
 void ng_window_gram_set_row(ng_window *w, const double *row);
 void ng_window_gram_clear_row(ng_window *w, int64_t place);
 
 ng_ring ng_window_ring(const ng_window *w, const ng_window_part *p); /* p->factor, rows in use */
 /* Update p->factor of all parts at the end of a step with a row at head. */
-void ng_window_factor_commit(ng_window *w, bool taken);
+void ng_window_factor_commit(ng_window *w, bool step_counts);
 
 /* ---- window_check.c --------------------------------------------------------------------------*/
 

@@ -5,7 +5,6 @@
  * counts, only the row at head is written.  Entries of places without a row in use are 0. */
 #include "family/window.h"
 
-/* List the rows in use, oldest first.  fresh: with the row at head, and without the oldest of m + 1 rows. */
 void ng_window_list_used(ng_window *w, bool fresh) {
   const int64_t head = ng_window_head(w);
   const int64_t there = fresh && w->drops_rows ? 0 : ng_window_count(w);
@@ -40,12 +39,11 @@ ng_ring ng_window_ring(const ng_window *w, const ng_window_part *p) {
   return (ng_ring){p->factor, w->places, w->row_place, w->rows};
 }
 
-/* Update L at the end of a step with a row at head. */
-void ng_window_factor_commit(ng_window *w, bool taken) {
+void ng_window_factor_commit(ng_window *w, bool step_counts) {
   for (int32_t i = 0; i < w->parts && w->part[i].factor != NULL; i++) {
     const ng_ring r = ng_window_ring(w, &w->part[i]);
     const int64_t head = ng_window_head(w);
-    if (!taken) {
+    if (!step_counts) {
       ng_ring_clear(&r, head);
     } else if (w->drops_rows) {
       const double diagonal = r.L[head * w->places + head];
@@ -55,5 +53,7 @@ void ng_window_factor_commit(ng_window *w, bool taken) {
       ng_ring_drop(&r);
     }
   }
-  w->factor_damping = taken ? w->next_factor_damping : w->has_new_factor ? 0.0 : w->factor_damping;
+  w->factor_damping = step_counts         ? w->next_factor_damping
+                      : w->has_new_factor ? 0.0
+                                          : w->factor_damping;
 }

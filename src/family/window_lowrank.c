@@ -90,7 +90,7 @@ static ng_status request_memory(ng_block *b, ng_plan *plan) {
 /* ---- entering --------------------------------------------------------------------------------*/
 
 /* The vector that enters; after `enter_row`, the high part of the next error feedback. */
-static float *next_error(ng_block *b) { return ((lowrank *)ng_window_of(b)->state)->next; }
+static float *next_error_feedback(ng_block *b) { return ((lowrank *)ng_window_of(b)->state)->next; }
 
 /* Describe the power iteration of flat segment i, with the last Q at place `last`. */
 static ng_low_rank describe_iteration(const ng_block *b, int32_t i, int64_t last) {
@@ -193,7 +193,7 @@ static void set_initial_values(ng_block *b) {
   }
 }
 
-static void commit_row(ng_block *b) {
+static void keep_error_feedback(ng_block *b) {
   lowrank *s = ng_window_of(b)->state;
   ng_window_swap(&s->error, &s->next);
   ng_window_swap(&s->error_rest, &s->next_error_rest);
@@ -220,10 +220,10 @@ const ng_window_store ng_window_lowrank_store = {
     .nearest_border = ng_window_nearest_segment,
     .request_memory = request_memory,
     .set_initial_values = set_initial_values,
-    .entering_vector = next_error,
+    .entering_vector = next_error_feedback,
     .enter_row = enter_row,
     .describe_rows = describe_rows,
-    .residual = next_error,
-    .end_step = commit_row,
+    .residual = next_error_feedback,
+    .end_step = keep_error_feedback,
     .visit_fields = visit_fields,
 };

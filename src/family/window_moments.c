@@ -108,7 +108,7 @@ bool ng_window_x_is_average(const ng_block *b) {
 }
 
 /* w->row_place <- the rows that leave G' b in this step (all: all rows), oldest first. */
-static void use_leaving(ng_window *w, bool fresh, bool all) {
+static void list_leaving_rows(ng_window *w, bool fresh, bool all) {
   const int64_t head = ng_window_head(w), count = ng_window_count(w);
   const int64_t stay = all ? 0 : fresh ? ng_min64(count, w->m - 1) : count;
   w->rows = 0;
@@ -121,7 +121,7 @@ static void use_leaving(ng_window *w, bool fresh, bool all) {
 static void move_leaving_rows(ng_block *b, bool fresh, bool all) {
   ng_window *w = ng_window_of(b);
   const double mu = b->base.window_momentum;
-  use_leaving(w, fresh, all);
+  list_leaving_rows(w, fresh, all);
   for (int32_t i = 0; i < w->parts; i++) {
     ng_window_part *p = &w->part[i];
     for (int64_t j = 0; j < w->places; j++) {

@@ -46,7 +46,7 @@ static const double GGT_FLOOR = 1e-6;
 static const double COMBINATION_MOST = (double)FLT_MAX / 64.0;
 /* Largest accepted relative error of the direction; ERROR_LAST: at the last raised damping. */
 static const double ERROR_MOST = 1e-5, ERROR_LAST = 0.1;
-/* Largest ratio of a diagonal entry of S to its pivot at which `amplification` may use the factor of S. */
+/* Largest ratio of a diagonal entry of S to its pivot at which `error_amplification` may use the factor of S. */
 static const double SPREAD_MOST = 1e13;
 enum { MAX_RAISES = 3 };
 
@@ -226,8 +226,8 @@ static double pivot_spread(const ng_window *w, const ng_window_part *p, double l
 }
 
 /* Return a of the formula above, from n solves; z [places]: scratch. */
-static double amplification(ng_block *b, const ng_window_part *p, double lambda, const double *S,
-                            double *z) {
+static double error_amplification(ng_block *b, const ng_window_part *p, double lambda,
+                                  const double *S, double *z) {
   const ng_window *w = ng_window_of(b);
   double all = 0.0;
   for (int64_t j = 0; j < w->rows; j++) {
@@ -261,7 +261,8 @@ static double mfac_error(ng_block *b, const ng_window_part *p, const solve_args 
   const double loss = (rounding_bound(w) * s * (1.0 + most) + average) / least;
   if (loss <= ERROR_MOST || !(rounding_bound(w) * s + average <= ERROR_MOST * least)) return loss;
   if (!(pivot_spread(w, p, a->damping, M, S) <= SPREAD_MOST)) return INFINITY;
-  return (rounding_bound(w) * s * (1.0 + amplification(b, p, a->damping, S, z)) + average) / least;
+  return (rounding_bound(w) * s * (1.0 + error_amplification(b, p, a->damping, S, z)) + average) /
+         least;
 }
 
 static double try_mfac(ng_block *b, ng_window_part *p, const solve_args *a, bool raised) {

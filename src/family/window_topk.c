@@ -20,7 +20,7 @@ typedef struct run_of_elements {
 } run_of_elements;
 
 /* *run <- the next run of elements of all ranks: a parameter (topk-layer) or a part; false: there was no next run. */
-static bool next_run(const ng_block *b, int32_t *i, run_of_elements *run) {
+static bool find_next_run(const ng_block *b, int32_t *i, run_of_elements *run) {
   const ng_window *w = ng_window_of(b);
   if (*i == w->segments) return false;
   const ng_window_segment *first = &w->segment[w->segment_order[*i]];
@@ -42,7 +42,7 @@ static int64_t nearest_border(const ng_block *b, int64_t at) {
   const bool blocks = b->base.window_store == NG_STORE_TOPK_BLOCK || selects_jointly(b);
   int64_t best = 0;
   run_of_elements run;
-  for (int32_t i = 0; next_run(b, &i, &run);) {
+  for (int32_t i = 0; find_next_run(b, &i, &run);) {
     const int64_t step = blocks ? BLOCK : run.n;
     const int64_t below = ng_max64(0, ng_min64(at - run.at, run.n - 1)) / step * step;
     const int64_t end[] = {run.at + ng_max64(step, below), run.at + below + step};
@@ -65,7 +65,7 @@ static void set_layout(ng_block *b) {
   s->is_joint = selects_jointly(b);
   s->k = s->k_all = s->groups = s->blocks = s->all_blocks = s->first_block = 0;
   memset(s->cut, 0, (size_t)(3 * ranks) * sizeof *s->cut);
-  for (int32_t i = 0; next_run(b, &i, &run);) {
+  for (int32_t i = 0; find_next_run(b, &i, &run);) {
     for (int64_t at = 0; at < run.n; at += BLOCK) {
       const int64_t n = ng_min64(BLOCK, run.n - at), from = run.at + at - w->first_element;
       const bool here = from >= 0 && from < w->d, chosen = by_block || at == 0;
@@ -160,11 +160,11 @@ static ng_rows describe_rows(ng_block *b) {
 /* ---- life ------------------------------------------------------------------------------------*/
 
 /* The vector that enters; after `enter`, the residual. */
-static float *next_error(ng_block *b) {
+static float *next_error_feedback(ng_block *b) {
   return ((ng_topk_rows *)ng_window_of(b)->state)->next_error;
 }
 
-static void commit_row(ng_block *b) {
+static void keep_error_feedback(ng_block *b) {
   ng_topk_rows *s = ng_window_of(b)->state;
   ng_window_swap(&s->error, &s->next_error);
 }
@@ -191,11 +191,11 @@ const ng_window_store ng_window_topk_store = {
     .max_elements = INT32_MAX,
     .nearest_border = nearest_border,
     .request_memory = request_memory,
-    .entering_vector = next_error,
+    .entering_vector = next_error_feedback,
     .enter_row = ng_window_topk_enter,
     .select_topk = ng_window_topk_select,
     .describe_rows = describe_rows,
-    .residual = next_error,
-    .end_step = commit_row,
+    .residual = next_error_feedback,
+    .end_step = keep_error_feedback,
     .visit_fields = visit_fields,
 };

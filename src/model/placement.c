@@ -120,30 +120,30 @@ double ng_block_apply_cost(const ng_block *b) {
 
 /* Return the operations for the PD of a block in a step: two products with each eigenbasis, or one with each
  * inverse. */
-static double step_cost_of(const ng_block *b) {
+static double direction_cost(const ng_block *b) {
   return (ng_is_eigen(b->base.solver) ? 4.0 : 2.0) * ng_block_apply_cost(b);
 }
 
 /* Return the weight of solves relative to matrix products, as in `natgrad plan`.  A Cholesky inverse takes n^3
  * operations and an eigendecomposition 9 n^3, at 1/20 of the rate of products, once in solve_period steps. */
-static double weight_of(const ng_settings *o) {
+static double solve_weight(const ng_settings *o) {
   return (ng_is_eigen(o->solver) ? 9.0 : 1.0) * 20.0 / (double)o->solve_period;
 }
 
 /* With statistics = local an owner uses its own samples.  A and G of a layer must come from the same samples, so they
  * must have the same owner, as in the published DP classes. */
-static ng_placement placement_of(const ng_settings *o) {
+static ng_placement effective_placement(const ng_settings *o) {
   const bool local = o->statistics == NG_STATISTICS_LOCAL;
   return o->placement == NG_PLACEMENT_MPD_KFAC && local ? NG_PLACEMENT_ROUND_ROBIN : o->placement;
 }
 
 ng_status ng_place_blocks(ng_precond *p) {
   const bool memory = p->opt.base.placement == NG_PLACEMENT_KAISA_MEMORY;
-  ng_assignment a = {.placement = placement_of(&p->opt.base),
+  ng_assignment a = {.placement = effective_placement(&p->opt.base),
                      .one_owner = p->opt.base.colocate,
                      .m = p->grid.m,
                      .n = p->grid.n,
-                     .weight = weight_of(&p->opt.base),
+                     .weight = solve_weight(&p->opt.base),
                      .blocks = p->blocks,
                      .tasks = p->stats};
   ng_task *const task = ng_object(p, (size_t)a.tasks * sizeof *task);
@@ -157,7 +157,7 @@ ng_status ng_place_blocks(ng_precond *p) {
   for (int32_t i = 0, at = 0; i < p->blocks; at += p->block[i++]->stats) {
     const ng_block *b = p->block[i];
     a.block[i] = (ng_assign_block){
-        .name = b->name, .task = task + at, .tasks = b->stats, .step_cost = step_cost_of(b)};
+        .name = b->name, .task = task + at, .tasks = b->stats, .step_cost = direction_cost(b)};
   }
   ng_assign(&a);
   for (int32_t i = 0; i < p->blocks; i++) {

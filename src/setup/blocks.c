@@ -77,7 +77,7 @@ static void add_shard(ng_block *b, ng_entry *e) {
 
 /* Set rules, dtypes and spread of all statistics from the block's options, where the family has not set them.
  * statistics = local is DP-KFAC: an average has only samples of its owner (Zhang et al. 2022, arXiv 2206.15143). */
-static void set_rules(ng_block *b) {
+static void set_statistic_rules(ng_block *b) {
   const ng_settings *o = &b->base;
   for (int32_t i = 0; i < b->stats; i++) {
     ng_stat *s = &b->stat[i];
@@ -145,11 +145,11 @@ static ng_status check_stat(const ng_block *b, const ng_stat *s) {
 }
 
 /* Let the family create the block and declare its statistics. */
-static ng_status fill_block(ng_block *b) {
+static ng_status declare_block(ng_block *b) {
   b->solves = b->family->solve != NULL;
   ng_status st = b->family->create_state(b);
   if (st == NG_OK) st = b->family->declare_statistics(b);
-  if (st == NG_OK) set_rules(b);
+  if (st == NG_OK) set_statistic_rules(b);
   return st;
 }
 
@@ -202,7 +202,7 @@ static ng_status set_up_block(ng_block *b, const char *line) {
     return ng_fail(b->ctx, st, "%s '%s': options: %s", b->entry != NULL ? "layer" : "block",
                    b->name, message);
   }
-  return fill_block(b);
+  return declare_block(b);
 }
 
 static ng_status make_layer_block(ng_precond *p, ng_entry *e, const ng_family *f) {

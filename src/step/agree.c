@@ -99,7 +99,7 @@ static ng_status check_observed(ng_precond *p, ng_block *b) {
 }
 
 /* b->was_observed stays true and is saved, because the layer may be absent in later steps. Call after the sums are posted,
- * because block_due, which decides what to post, reads b->was_observed. */
+ * because is_block_due, which decides what to post, reads b->was_observed. */
 void ng_exchange_mark_observed(ng_block *b) {
   for (int kind = 0; kind < NG_OBSERVED_KINDS; kind++) {
     b->was_observed[kind] = b->was_observed[kind] || is_observed(b, kind);
@@ -121,7 +121,7 @@ static ng_status check_excluded(ng_precond *p, const double *out) {
 
 /* Check that all ranks are in this reduction. Each rank adds 1 to one code, so the codes sum to the number of ranks. For
  * another sum, some rank is in a reduction of statistics of the same length, and the data is invalid. */
-static ng_status check_meeting(ng_precond *p, const double *x) {
+static ng_status check_same_collective(ng_precond *p, const double *x) {
   const double ranks = count_reports(x);
   if (ranks != (double)p->ctx->ranks) {
     ng_exchange_abort(p);
@@ -148,7 +148,7 @@ static ng_status check_batch_samples(ng_precond *p, const double *x, bool *share
 
 /* The last step returned NG_RESCUED only on the ranks that counted overflows. Let this step return NG_RESCUED on all
  * ranks. */
-static void note_overflow(ng_precond *p, double elements) {
+static void report_earlier_overflow(ng_precond *p, double elements) {
   const ng_status st = ng_fail(
       p->ctx, NG_RESCUED,
       "in the previous step, elements with a non-finite result kept their old value on some "
@@ -179,14 +179,14 @@ static ng_status check_stage(ng_precond *p) {
   }
   ng_status st = ng_exchange_sum(p, x, w - x, "check");
   if (st != NG_OK) return st;
-  const ng_status met = check_meeting(p, x);
+  const ng_status met = check_same_collective(p, x);
   if (met == NG_ERR_COMM) return met;
   st = ng_exchange_worst_status(p, x, s->status, "ranks");
   if (st >= NG_OK && met != NG_OK) st = met;
   s->status = st;
   if (x[REFUSED] > 0.0) s->has_refused = true;
   if (st < NG_OK) return st;
-  if (x[OVERFLOWED] > 0.0) note_overflow(p, x[OVERFLOWED]);
+  if (x[OVERFLOWED] > 0.0) report_earlier_overflow(p, x[OVERFLOWED]);
   s->overflowed = 0;
   bool shared = false;
   st = check_batch_samples(p, x, &shared);

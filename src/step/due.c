@@ -16,7 +16,7 @@ bool ng_any_block(const ng_precond *p, bool (*is)(const ng_block *b)) {
 /* With refresh_tolerance > 0: return whether the refresh interval (stat/stale.h) of s, or of another statistic of the
  * block that uses the same kind of observation, has ended. A family adds an observation to all these statistics, so they
  * are refreshed together. */
-static bool stale_due(const ng_block *b, const ng_stat *s) {
+static bool is_refresh_due(const ng_block *b, const ng_stat *s) {
   for (int32_t i = 0; i < b->stats; i++) {
     const ng_stat *t = &b->stat[i];
     if (t->observed == s->observed && (!t->stale.enabled || b->p->steps >= t->stale.next_refresh))
@@ -28,12 +28,12 @@ static bool stale_due(const ng_block *b, const ng_stat *s) {
 /* Return whether the statistics of a block are due in this step. p->steps counts only counted steps, so the first counted
  * step is always due. Until some rank has observed every kind of array of the block, every step is due, so a layer that
  * was excluded from the first due step is observed as soon as it is included. An excluded block is never due. */
-static bool block_due(const ng_block *b) {
+static bool is_block_due(const ng_block *b) {
   bool period = b->p->steps % b->base.stat_period == 0;
   if (b->base.refresh_tolerance > 0.0) {
     period = false;
     for (int32_t i = 0; i < b->stats; i++) {
-      period = period || stale_due(b, &b->stat[i]);
+      period = period || is_refresh_due(b, &b->stat[i]);
     }
   }
   if (b->is_excluded || (b->entry != NULL && b->entry->is_frozen)) return false;
@@ -45,7 +45,7 @@ static bool block_due(const ng_block *b) {
 
 bool ng_statistic_due(const ng_block *b, const ng_stat *s) {
   if (s->every_step && !b->is_excluded) return true;
-  return block_due(b) && (!s->stale.enabled || stale_due(b, s));
+  return is_block_due(b) && (!s->stale.enabled || is_refresh_due(b, s));
 }
 
 bool ng_block_statistics_due(const ng_block *b) {
@@ -53,7 +53,7 @@ bool ng_block_statistics_due(const ng_block *b) {
   for (int32_t i = 0; i < b->stats; i++) {
     every = every || b->stat[i].every_step;
   }
-  return (every && !b->is_excluded) || block_due(b);
+  return (every && !b->is_excluded) || is_block_due(b);
 }
 
 /* A block that was never solved is due, because PD needs its inverses. */

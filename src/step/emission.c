@@ -11,20 +11,20 @@
 /* ---- memory ----------------------------------------------------------------------------------*/
 
 /* Return whether the parameter has no curvature and a fused update writes it. */
-static bool is_plain(const ng_precond *p, const ng_slot *s) {
+static bool is_updated_without_curvature(const ng_precond *p, const ng_slot *s) {
   return p->opt.base.update != NG_UPDATE_GRADIENT && !s->entry->d.frozen && s->block == NULL;
 }
 
 /* Return the region of group g of slot s, in the gradient or weight v. A bias or a tensor has one row, so its groups are
  * ranges of columns. */
-static ng_region range_of(const ng_place *v, const ng_slot *s, int64_t g) {
+static ng_region region_of_group(const ng_place *v, const ng_slot *s, int64_t g) {
   const bool flat = s->rows == 1;
   const int64_t rows = flat ? 1 : s->rows / s->groups, cols = flat ? s->cols / s->groups : s->cols;
   return (ng_region){v, flat ? 0 : g * rows, rows, flat ? g * cols : 0, cols};
 }
 
 static void count_descriptors(const ng_precond *p, ng_emission *l, const ng_slot *s) {
-  const ng_region a = range_of(&s->grad, s, 0);
+  const ng_region a = region_of_group(&s->grad, s, 0);
   l->capacity += s->groups;
   l->tiles += s->groups * p->ctx->queue->backend->kernels->tiles(a.rows, a.cols);
 }
@@ -45,7 +45,7 @@ ng_status ng_emission_plan(ng_precond *p) {
       b->gradient_sums = ng_object(p, (size_t)groups * 2 * sizeof *b->gradient_sums);
   }
   for (int32_t i = 0; i < p->slots; i++) {
-    if (is_plain(p, p->slot[i])) count_descriptors(p, l, p->slot[i]);
+    if (is_updated_without_curvature(p, p->slot[i])) count_descriptors(p, l, p->slot[i]);
   }
   p->solve_list = ng_object(p, (size_t)matrices * sizeof *p->solve_list);
   if (l->capacity == 0) return ng_objects_status(p);
@@ -72,7 +72,7 @@ static int64_t list_sums(ng_emission *l, ng_block *b) {
     const ng_slot *s = b->segment[k].slot;
     for (int32_t g = 0; g < s->groups; g++, out += 2) {
       ng_measure *m = &l->measure[l->measure_count++];
-      *m = (ng_measure){.D = range_of(&s->grad, s, g), .out = out};
+      *m = (ng_measure){.D = region_of_group(&s->grad, s, g), .out = out};
       b->family->describe_sums(b, k, g, m);
       elements += m->D.rows * m->D.cols;
     }
@@ -82,7 +82,7 @@ static int64_t list_sums(ng_emission *l, ng_block *b) {
 
 /* Replace b->measure_ms, the number of elements of block b, by the block's share of the time ms that one call of the
  * kernel needed for `all` elements. */
-static void share_time(ng_precond *p, double ms, double all) {
+static void divide_time(ng_precond *p, double ms, double all) {
   for (int32_t i = 0; i < p->blocks; i++) {
     p->block[i]->measure_ms *= all > 0.0 ? ms / all : 0.0;
   }
@@ -94,7 +94,7 @@ static void check_plain_gradients(ng_precond *p) {
   l->plain_count = 0;
   for (int32_t i = 0; i < p->slots; i++) {
     ng_slot *s = p->slot[i];
-    if (!is_plain(p, s) || s->is_excluded) continue;
+    if (!is_updated_without_curvature(p, s) || s->is_excluded) continue;
     l->slot[l->plain_count] = s;
     l->range[l->plain_count++] = (ng_region){&s->grad, 0, s->rows, 0, s->cols};
   }
@@ -126,7 +126,7 @@ void ng_emission_measure(ng_precond *p) {
   }
   if (l->measure_count > 0) ng_kernels(q)->measure(q, l->measure, l->measure_count, l->parts);
   check_plain_gradients(p);
-  share_time(p, ng_now_ms() - t0, all);
+  divide_time(p, ng_now_ms() - t0, all);
 }
 
 /* ---- directions ------------------------------------------------------------------------------*/
@@ -144,7 +144,7 @@ void ng_emission_plan_direction(ng_block *b, ng_plan *plan) {
 static bool is_delivered(const ng_block *b) { return b->stored_by == NG_BY_ENGINE; }
 
 /* Return the address of the first element of range D of a segment in b->direction. */
-static float *stored_at(const ng_block *b, int32_t k, const ng_region *D) {
+static float *stored_direction_at(const ng_block *b, int32_t k, const ng_region *D) {
   const ng_segment *s = &b->segment[k];
   return b->direction + s->offset + D->row * s->slot->cols + D->col;
 }
@@ -156,14 +156,14 @@ static int64_t list_segment(const ng_block *b, int32_t k, double factor, bool st
   ng_slot *s = b->segment[k].slot;
   for (int32_t g = 0; g < s->groups; g++, e++) {
     *e = (ng_direction){
-        .D = range_of(&s->grad, s, g), .scale = factor, .u_col = 1, .is_stored = stored};
+        .D = region_of_group(&s->grad, s, g), .scale = factor, .u_col = 1, .is_stored = stored};
     e->overflowed = &s->overflowed;
     if (!stored) {
       b->family->emit(b, k, g, factor, e);
       if (b->base.radius > 0.0) e->k *= b->p->step->ascent;
       continue;
     }
-    e->u = stored_at(b, k, &e->D);
+    e->u = stored_direction_at(b, k, &e->D);
     e->u_row = s->cols;
   }
   return s->groups;
@@ -180,7 +180,7 @@ void ng_emission_store(ng_precond *p) {
     for (int32_t k = 0; k < b->segments; k++) {
       const int64_t end = n + list_segment(b, k, 1.0, false, &l->direction[n]);
       for (; n < end; n++) {
-        l->store_to[n] = stored_at(b, k, &l->direction[n].D);
+        l->store_to[n] = stored_direction_at(b, k, &l->direction[n].D);
       }
     }
   }
@@ -216,7 +216,7 @@ void ng_emission_norms(ng_precond *p) {
 /* ---- emit ------------------------------------------------------------------------------------*/
 
 /* Append the weight and moments of slot s, for the descriptors up to `end`. */
-static void list_sinks(ng_precond *p, const ng_slot *s, int64_t end) {
+static void list_updates(ng_precond *p, const ng_slot *s, int64_t end) {
   ng_emission *l = &p->step->emission;
   const ng_output *u = &p->step->output;
   const ng_group_numbers *group = &u->group[s->update_group];
@@ -254,7 +254,7 @@ void ng_emission_list_blocks(ng_precond *p, bool unit) {
         if (unit || !ng_due_shards(p) || ng_shard_cut_direction(s, e))
           e++; /* else: on another rank */
       }
-      list_sinks(p, ng_slot_registered(s), e - l->direction);
+      list_updates(p, ng_slot_registered(s), e - l->direction);
     }
   }
 }
@@ -264,10 +264,10 @@ void ng_emission_list_plain(ng_precond *p) {
   ng_emission *l = &p->step->emission;
   for (int32_t i = 0; i < p->slots; i++) {
     ng_slot *s = p->slot[i];
-    if (!is_plain(p, s) || !is_emitted(s)) continue;
+    if (!is_updated_without_curvature(p, s) || !is_emitted(s)) continue;
     l->direction[l->direction_count] = (ng_direction){
         .D = {&s->grad, 0, s->rows, 0, s->cols}, .scale = 1.0, .overflowed = &s->overflowed};
-    list_sinks(p, s, l->direction_count + 1);
+    list_updates(p, s, l->direction_count + 1);
   }
 }
 

@@ -51,7 +51,7 @@ static void set_positions(ng_view *v, int32_t n, const int64_t *extent, const in
 }
 
 /* View an array [samples, channels, positions...]. */
-static void set_channels(ng_view *v, const ng_strided *s) {
+static void view_channel_axes(ng_view *v, const ng_strided *s) {
   v->samples = s->shape[0];
   v->columns = s->shape[1];
   v->sample_stride = s->stride[0];
@@ -59,7 +59,7 @@ static void set_channels(ng_view *v, const ng_strided *s) {
   set_positions(v, s->ndim - 2, s->shape + 2, s->stride + 2);
 }
 
-static int64_t columns_of(const ng_layer *d, bool grad) {
+static int64_t count_columns(const ng_layer *d, bool grad) {
   return grad ? d->out : d->kind == NG_EMBEDDING ? 1 : d->in;
 }
 
@@ -69,7 +69,7 @@ static ng_status refuse_rows(ng_precond *p, const ng_layer *d, const ng_strided 
   (void)snprintf(expected, sizeof expected,
                  d->positions > 0 ? "[%s%lld] with %lld positions" : "[%s%lld]",
                  d->order == NG_SAMPLES_FIRST ? "samples, ..., " : "positions, samples, ..., ",
-                 (long long)columns_of(d, grad), (long long)d->positions);
+                 (long long)count_columns(d, grad), (long long)d->positions);
   return refuse_shape(p, d, s, grad, expected);
 }
 
@@ -78,7 +78,7 @@ static ng_status refuse_rows(ng_precond *p, const ng_layer *d, const ng_strided 
 static ng_status view_rows(ng_precond *p, const ng_entry *e, const ng_strided *s, bool grad,
                            ng_obs *o) {
   const ng_layer *d = &e->d;
-  const int64_t B = p->step->batch.samples, cols = columns_of(d, grad);
+  const int64_t B = p->step->batch.samples, cols = count_columns(d, grad);
   const int32_t leading = s->ndim - 1;
   const bool first = d->order == NG_SAMPLES_FIRST;
   if (s->ndim < 1 || s->shape[leading] != cols) return refuse_rows(p, d, s, grad);
@@ -141,7 +141,7 @@ static ng_status view_image(ng_precond *p, ng_entry *e, const ng_strided *s, boo
                    (long long)C);
     return refuse_shape(p, d, s, grad, expected);
   }
-  set_channels(&o->view, s);
+  view_channel_axes(&o->view, s);
   for (int i = 0; i < 2; i++) {
     o->in_size[i] = o->out_size[i] = s->shape[2 + i];
     if (grad) continue;
@@ -171,7 +171,7 @@ static ng_status view_channels(ng_precond *p, const ng_entry *e, const ng_stride
     (void)snprintf(expected, sizeof expected, "[%lld, %lld, ...]", (long long)B, (long long)d->in);
     return refuse_shape(p, d, s, grad, expected);
   }
-  set_channels(&o->view, s);
+  view_channel_axes(&o->view, s);
   o->positions = o->view.positions;
   return NG_OK;
 }
@@ -196,7 +196,7 @@ static ng_status view_array(ng_precond *p, ng_entry *e, const ng_strided *s, boo
 
 /* Return an error if a statistic that uses this kind of array is complete or posted, because its sums may already be
  * sent. */
-static ng_status check_open(ng_block *b, const ng_obs *o) {
+static ng_status check_not_posted(ng_block *b, const ng_obs *o) {
   const char *what = o->kind == NG_OBSERVED_OUTGRAD ? "output gradient" : "input";
   for (int32_t i = 0; i < b->stats; i++) {
     const ng_stat *s = &b->stat[i];
@@ -214,7 +214,7 @@ static ng_status check_open(ng_block *b, const ng_obs *o) {
 /* Let the family add the array to the due statistics. The samples are counted after the family's call, so that a refused
  * array has no weight. */
 static ng_status add_observation(ng_block *b, const ng_obs *o) {
-  ng_status st = check_open(b, o);
+  ng_status st = check_not_posted(b, o);
   bool none = false;
   if (st != NG_OK) return st;
   for (int32_t i = 0; i < b->stats; i++) {
@@ -238,7 +238,7 @@ static ng_status add_observation(ng_block *b, const ng_obs *o) {
 /* Enlarge the scratch for an image that is larger than all earlier images. If there is no memory, the observation fails
  * and no sum changes. */
 static ng_status grow_scratch(ng_block *b, const ng_obs *o) {
-  const ng_status st = check_open(b, o); /* before memory is allocated */
+  const ng_status st = check_not_posted(b, o); /* before memory is allocated */
   if (st != NG_OK || b->family->observation_scratch == NULL) return st;
   return ng_scratch_grow(b->p, b->family->observation_scratch(b, o), b->name);
 }
@@ -266,7 +266,7 @@ static double largest_magnitude(ng_precond *p, const ng_strided *s) {
  * this function, also after an error `st`, and all return the same status. */
 static ng_status gather_whole(ng_precond *p, ng_entry *e, const ng_strided *s, bool grad,
                               ng_status st, ng_obs *o, ng_strided *whole) {
-  if (st == NG_OK) st = check_open(e->block, o);
+  if (st == NG_OK) st = check_not_posted(e->block, o);
   if (st == NG_OK) {
     const double most = (o->samples == 0 ? 0.0 : largest_magnitude(p, s)) + o->loss_scale;
     if (!(most - most == 0.0)) st = NG_SKIPPED;
@@ -297,7 +297,7 @@ static ng_status observe_array(ng_precond *p, int32_t layer, const ng_strided *s
   ng_entry *e = p->entry[layer];
   ng_engine *step = p->step;
   const bool none = step->batch.samples == 0 && s == NULL && wrong == NG_OK;
-  const ng_strided nothing = {.dtype = NG_F32, .ndim = 2, .shape = {0, columns_of(&e->d, grad)}};
+  const ng_strided nothing = {.dtype = NG_F32, .ndim = 2, .shape = {0, count_columns(&e->d, grad)}};
   ng_obs o; /* set field by field, because clearing its lists would take longer */
   o.kind = grad ? NG_OBSERVED_OUTGRAD : NG_OBSERVED_INPUT;
   o.samples = step->batch.samples;

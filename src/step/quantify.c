@@ -70,7 +70,7 @@ typedef struct neighbour {
 } neighbour;
 
 /* List PD of the blocks with factor 1, or the updates with lr = 1 and keep = 0, whose new weight is minus u. */
-static void list_directions(ng_precond *p) {
+static void list_measured_directions(ng_precond *p) {
   ng_quantify *q = &p->step->quantify;
   ng_emission_list_blocks(p, true);
   if (!measures_update(p) || p->step->output.kind == NG_OUT_GRADIENT) return;
@@ -120,7 +120,7 @@ static ng_status gather_ranks(ng_precond *p, double sum[SUMS]) {
 
 /* Run one pass over all elements, and sum its counts over ranks. bins = 0: the first pass. bins > 0: the second pass,
  * which counts only elements of the listed bins, in ascending order. */
-static ng_status count_all(ng_precond *p, const uint32_t *bin, int32_t bins) {
+static ng_status count_ratios(ng_precond *p, const uint32_t *bin, int32_t bins) {
   ng_quantify *q = &p->step->quantify;
   const ng_emission *l = &p->step->emission;
   const ng_ratios r = {.bin = bin,
@@ -139,7 +139,7 @@ static ng_status count_all(ng_precond *p, const uint32_t *bin, int32_t bins) {
 /* ---- quantiles -------------------------------------------------------------------------------*/
 
 /* Return the middle of the ratios whose keys (ng_ratios) are in [key, key + many). */
-static double middle(uint32_t key, uint32_t many) {
+static double middle_ratio(uint32_t key, uint32_t many) {
   const double from = (double)ng_float_of_bits(key);
   const double to =
       key + many < NG_INF_BITS ? (double)ng_float_of_bits(key + many) : (double)FLT_MAX;
@@ -162,7 +162,7 @@ static double neighbour_ratio(const ng_quantify *q, neighbour x) {
     x.rest -= fine[at++];
   }
   const uint32_t key = x.bin << DROPPED | at << REST;
-  const double r = key == 0 ? 0.0 : middle(key, 1U << REST);
+  const double r = key == 0 ? 0.0 : middle_ratio(key, 1U << REST);
   return fmax(q->extreme[0], fmin(q->extreme[1], r));
 }
 
@@ -183,7 +183,7 @@ static ng_status measure_ratios(ng_precond *p) {
   uint32_t bin[NEIGHBOURS];
   double sum[SUMS];
   int64_t n = 0;
-  ng_status st = count_all(p, NULL, 0);
+  ng_status st = count_ratios(p, NULL, 0);
   if (st != NG_OK) return st;
   for (int64_t k = 0; k < BINS; k++) {
     n += q->count[k];
@@ -191,7 +191,7 @@ static ng_status measure_ratios(ng_precond *p) {
   q->result = (ng_scaling){.count = n};
   if (n == 0) return NG_OK; /* n is equal on all ranks */
   memcpy(sum, q->total, sizeof sum);
-  st = count_all(p, bin, find_neighbours(q, n, x, bin));
+  st = count_ratios(p, bin, find_neighbours(q, n, x, bin));
   if (st != NG_OK) return st;
   q->result.least = q->extreme[0];
   q->result.most = q->extreme[1];
@@ -207,7 +207,7 @@ static ng_status measure_ratios(ng_precond *p) {
 }
 
 ng_status ng_quantify_step(ng_precond *p) {
-  list_directions(p);
+  list_measured_directions(p);
   const ng_status st = measure_ratios(p);
   ng_update_count_missed(p); /* list_directions computed the coefficients with lr = 1 */
   return st;

@@ -32,22 +32,22 @@ static bool grow_buffer(ng_precond *p, int64_t bytes) {
 }
 
 /* Set stride to the strides of a dense row-major array with the shape of s. */
-static void set_dense(const ng_strided *s, int64_t *stride) {
+static void set_dense_strides(const ng_strided *s, int64_t *stride) {
   for (int64_t i = s->ndim - 1, by = 1; i >= 0; by *= s->shape[i--]) {
     stride[i] = by;
   }
 }
 
 /* Copy the elements of `s` to dense row-major memory at `to`. */
-static void pack(ng_queue *q, const ng_strided *s, char *to) {
+static void pack_observation(ng_queue *q, const ng_strided *s, char *to) {
   ng_copy c = {.from = *s, .to = to};
-  set_dense(s, c.to_stride);
+  set_dense_strides(s, c.to_stride);
   ng_kernels(q)->copy(q, &c, 1);
 }
 
 /* to [rows, all features] <- the shards in `parts`, which are stored one after the other, each with `rows` rows. */
-static void interleave(ng_queue *q, const ng_layer_shard *s, char *parts, int64_t rows, ng_dtype t,
-                       char *to) {
+static void interleave_shards(ng_queue *q, const ng_layer_shard *s, char *parts, int64_t rows,
+                              ng_dtype t, char *to) {
   const int64_t total = s->first_element[s->members], size = ng_dtype_size(t);
   for (int32_t i = 0; i < s->members; i++) {
     const int64_t at = s->first_element[i], width = s->first_element[i + 1] - at;
@@ -95,8 +95,8 @@ static ng_status gather_observation(ng_precond *p, ng_layer_shard *shard, const 
                                     int64_t rows) {
   const ng_group all = ng_group_world(p->ctx->model);
   char *room = p->step->shards.buffer;
-  pack(p->ctx->queue, s,
-       room + rows * shard->first_element[shard->member] * ng_dtype_size(s->dtype));
+  pack_observation(p->ctx->queue, s,
+                   room + rows * shard->first_element[shard->member] * ng_dtype_size(s->dtype));
   for (int32_t i = 0; i < shard->members; i++) {
     shard->counts[i] = rows * (shard->first_element[i + 1] - shard->first_element[i]);
   }
@@ -129,12 +129,12 @@ ng_status ng_shard_gather_observation(ng_precond *p, ng_entry *e, bool grad, con
   if (st != NG_OK) return st;
   if (!shard->is_primary) return NG_OK;
   char *room = p->step->shards.buffer;
-  if (rows > 0) interleave(p->ctx->queue, shard, room, rows, s->dtype, room + apart);
+  if (rows > 0) interleave_shards(p->ctx->queue, shard, room, rows, s->dtype, room + apart);
   ng_queue_wait(p->ctx->queue); /* a family may read the array on the host */
   *whole = *s;
   whole->data = room + apart;
   whole->shape[s->ndim - 1] = total;
-  set_dense(whole, whole->stride);
+  set_dense_strides(whole, whole->stride);
   return NG_OK;
 }
 
@@ -180,7 +180,7 @@ static ng_status gather_gradient(ng_precond *p, ng_entry *e) {
     return ng_exchange_failed(p, "shards of gradients");
   }
   if (!outputs) {
-    interleave(q, shard, (char *)room, d->out, NG_F32, (char *)shard->whole_grad);
+    interleave_shards(q, shard, (char *)room, d->out, NG_F32, (char *)shard->whole_grad);
     return NG_OK;
   }
   for (int32_t i = 0; i < shard->members; i++) {

@@ -23,7 +23,7 @@ static int64_t bucket_bytes(const ng_precond *p) {
 }
 
 /* Return the padding, in elements of `size` bytes, from n elements to the next cache line, where an array starts. */
-static int64_t gap_after(int64_t n, int64_t size) {
+static int64_t padding_after(int64_t n, int64_t size) {
   return (NG_ALIGN - n * size % NG_ALIGN) % NG_ALIGN / size;
 }
 
@@ -33,9 +33,9 @@ bool ng_stat_joins_message(const ng_precond *p, const ng_stat *before, const ng_
   const int64_t size = ng_dtype_size(s->sum_dtype);
   *n = 0;
   for (int32_t i = 0; i < s->parts; i++) {
-    *n += gap_after(*n, size) + ng_stat_part_count(s, &s->part[i]);
+    *n += padding_after(*n, size) + ng_stat_part_count(s, &s->part[i]);
   }
-  *gap = gap_after(count, size);
+  *gap = padding_after(count, size);
   return before != NULL && ng_stat_can_join(before, s) &&
          (count + *gap + *n) * ng_dtype_size(s->wire_dtype) <= bucket_bytes(p);
 }
@@ -192,7 +192,7 @@ static int64_t sum_bytes(const ng_precond *p, const ng_block *b) {
     if (!is_sent_to_ranks(s) || !ng_statistic_due(b, s)) continue;
     for (int32_t i = 0; i < s->parts; i++) {
       const int64_t n = ng_stat_part_count(s, &s->part[i]);
-      bytes += (n + gap_after(n, size)) * ng_dtype_size(s->wire_dtype);
+      bytes += (n + padding_after(n, size)) * ng_dtype_size(s->wire_dtype);
     }
   }
   return bytes;

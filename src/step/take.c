@@ -17,7 +17,7 @@ static bool reads_weight(const ng_precond *p, const ng_slot *s) {
 }
 
 /* Set *absent to whether the step excludes the layer, because missing = keep and none of the gradients that the step reads
- * is bound. If only some are bound, the layer is not absent, and check_bound reports the others. An expired
+ * is bound. If only some are bound, the layer is not absent, and check_entry_bindings reports the others. An expired
  * binding is an error. */
 static ng_status find_absent(ng_precond *p, ng_entry *e, bool *absent) {
   int32_t missing = 0, needed = 0;
@@ -40,7 +40,7 @@ static ng_status find_absent(ng_precond *p, ng_entry *e, bool *absent) {
 
 /* Check the bindings of an entry and decide whether the step excludes the entry.  Frameworks free gradients between
  * steps, so every step checks. */
-static ng_status check_bound(ng_precond *p, ng_entry *e) {
+static ng_status check_entry_bindings(ng_precond *p, ng_entry *e) {
   bool absent = false;
   if (e->d.frozen) return NG_OK;
   ng_status st = e->is_frozen ? NG_OK : find_absent(p, e, &absent);
@@ -95,7 +95,7 @@ static void check_call(ng_precond *p, const char *call, ng_status wrong) {
     s->status = ng_fail(p->ctx, NG_ERR_ARG, "%s: lr is %g, expected a number >= 0", call, s->lr);
   }
   for (int32_t i = 0; i < p->entries && s->status == NG_OK; i++) {
-    s->status = check_bound(p, p->entry[i]);
+    s->status = check_entry_bindings(p, p->entry[i]);
     ng_shard_copy_flags(p->entry[i]);
   }
   exclude_blocks(p);
@@ -155,10 +155,10 @@ static ng_status run_stations(ng_precond *p) {
 
 /* ---- the end of a step -----------------------------------------------------------------------*/
 
-/* Count and commit the step, then discard its sums, which `end_step` of a family may read. taken: the step counts. */
-static void close_step(ng_precond *p, bool taken) {
+/* Count and commit the step, then discard its sums, which `end_step` of a family may read. */
+static void close_step(ng_precond *p, bool step_counts) {
   p->entries_without_gradient = 0;
-  for (int32_t i = 0; i < p->stats && taken; i++) {
+  for (int32_t i = 0; i < p->stats && step_counts; i++) {
     ng_stat *s = p->stat[i].stat;
     if (s->is_new || p->stat[i].block->is_excluded) continue;
     s->stale.steps_without++;
@@ -166,14 +166,15 @@ static void close_step(ng_precond *p, bool taken) {
   }
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
-    if (b->family->end_step != NULL && !b->is_excluded) b->family->end_step(b, taken);
+    if (b->family->end_step != NULL && !b->is_excluded) b->family->end_step(b, step_counts);
   }
   for (int32_t i = 0; i < p->entries; i++) {
     ng_entry *e = p->entry[i];
-    const bool kept = taken && e->slot[0].is_excluded && !e->is_frozen;
+    const bool kept = step_counts && e->slot[0].is_excluded && !e->is_frozen;
     e->steps_without_gradient += kept;
     p->entries_without_gradient += kept;
-    e->missed_updates += taken && e->slot[0].is_excluded && p->step->output.kind != NG_OUT_GRADIENT;
+    e->missed_updates +=
+        step_counts && e->slot[0].is_excluded && p->step->output.kind != NG_OUT_GRADIENT;
   }
   ng_step_reset(p);
   ng_bind_expire(p);
