@@ -79,7 +79,7 @@ CALLS = {  # functions that return a status
 }
 
 
-def array(t):
+def describe_tensor(t):
     """Return an ng_array that points at the tensor's memory, in any strides; valid as long as the tensor."""
     kinds = {"torch.float32": NG_F32, "torch.float64": NG_F64, "torch.float16": NG_F16, "torch.bfloat16": NG_BF16}
     a = ng_array(t.data_ptr(), kinds[str(t.dtype)], NG_HOST, t.dim())
@@ -100,18 +100,18 @@ class Natgrad:
         why = c.create_string_buffer(256)
         if self.lib.ng_context_create(NG_VERSION, None, why, len(why), c.byref(self.ctx)) < 0:
             raise RuntimeError(why.value.decode())
-        self.check(self.lib.ng_precond_create(self.ctx, options.encode(), c.byref(self.p)))
+        self.raise_on_error(self.lib.ng_precond_create(self.ctx, options.encode(), c.byref(self.p)))
 
     def __getattr__(self, name):
         """Return a function that calls ng_NAME with the preconditioner as first argument."""
-        return lambda *arguments: self.check(getattr(self.lib, "ng_" + name)(self.p, *arguments))
+        return lambda *arguments: self.raise_on_error(getattr(self.lib, "ng_" + name)(self.p, *arguments))
 
-    def check(self, status):
+    def raise_on_error(self, status):
         if status < 0:
             raise RuntimeError(self.lib.ng_last_error(self.ctx).decode())
         return status
 
-    def filled(self, struct):
+    def new_struct(self, struct):
         value, init = struct(c.sizeof(struct)), getattr(self.lib, struct.__name__ + "_init", None)
         if init is not None:  # structs with defaults other than 0 have ng_NAME_init
             init.argtypes, init.restype = [P, c.c_size_t], None
@@ -124,7 +124,7 @@ class Natgrad:
 
     # ---- modules of PyTorch: layer number i is layers[i]
 
-    def attach(self, model):
+    def register_layers(self, model):
         self.layers = []
         for name, m in model.named_modules():
             index, bias = len(self.layers), getattr(m, "bias", None) is not None
@@ -139,16 +139,16 @@ class Natgrad:
             self.layers.append(m)
             if bias:
                 self.set_group(index, NG_BIAS, 1)
-            m.register_forward_hook(lambda m, given, out, index=index: self.forward(index, given[0], out))
-        self.bind_all(lambda w: (None, array(w.detach())), NG_HOLD)
+            m.register_forward_hook(lambda m, given, out, index=index: self.observe_call(index, given[0], out))
+        self.bind_all(lambda w: (None, describe_tensor(w.detach())), NG_HOLD)
         self.ready()
 
-    def forward(self, index, given, out):
-        def backward(g):
-            self.observe_output_grad(index, c.byref(array(g)), NG_COPY)
+    def observe_call(self, index, given, out):
+        def observe_gradient(g):
+            self.observe_output_grad(index, c.byref(describe_tensor(g)), NG_COPY)
 
-        self.observe_input(index, c.byref(array(given.detach())), NG_COPY)
-        out.register_hook(backward)
+        self.observe_input(index, c.byref(describe_tensor(given.detach())), NG_COPY)
+        out.register_hook(observe_gradient)
 
     def bind_all(self, of, hold):
         """of(parameter) returns the arrays of gradient and weight; None leaves that binding unchanged."""
@@ -161,10 +161,10 @@ class Natgrad:
 
     def step(self, *groups):
         """Each group has values for fields of ng_sgd.  zero_grad frees the gradients, so they are bound for this step only."""
-        self.bind_all(lambda w: (ng_array() if w.grad is None else array(w.grad), None), NG_ONE_STEP)
+        self.bind_all(lambda w: (ng_array() if w.grad is None else describe_tensor(w.grad), None), NG_ONE_STEP)
         how = (ng_sgd * len(groups))()
         for at, numbers in enumerate(groups):
-            how[at] = self.filled(ng_sgd)
+            how[at] = self.new_struct(ng_sgd)
             for name, value in numbers.items():
                 setattr(how[at], name, value)
         return self.step_sgd(how, len(how))
@@ -189,7 +189,7 @@ class Net(torch.nn.Module):
         return self.fc(torch.relu(self.conv2(x)).flatten(1))
 
 
-def batch(samples):
+def make_batch(samples):
     want = torch.randint(4, (samples,))
     x = 0.3 * torch.randn(samples, 1, 8, 8)
     for n in range(samples):
@@ -203,10 +203,10 @@ def main():
     model = Net().to(memory_format=torch.channels_last)
     start = {name: w.detach().clone() for name, w in model.named_parameters()}
     ng = Natgrad(sys.argv[1] if len(sys.argv) > 1 else "libnatgrad.so.0", "update=sgd damping=0.03 missing=keep")
-    ng.attach(model)
+    ng.register_layers(model)
     losses = []
     for step in range(STEPS):
-        x, want = batch(32 if step % 4 else 20)
+        x, want = make_batch(32 if step % 4 else 20)
         ng.begin_samples(len(x), 1.0)
         with torch.autocast("cpu", dtype=torch.bfloat16):
             scores = model(x)
@@ -218,7 +218,7 @@ def main():
         if step % 10 == 9:
             print(f"step {step + 1:2}: loss {sum(losses[-10:]) / 10:.4f}")
 
-    report, spare = ng.filled(ng_report), ng.filled(ng_layer_report)
+    report, spare = ng.new_struct(ng_report), ng.new_struct(ng_layer_report)
     ng.report_read(c.byref(report))
     ng.report_layer([m is model.spare for m in ng.layers].index(True), c.byref(spare))
     print(f"{report.steps} steps; '{spare.name.decode()}' was kept in {spare.kept} of them")

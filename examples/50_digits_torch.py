@@ -22,13 +22,13 @@ import natgrad
 from natgrad.compat import KFACPreconditioner
 
 
-def network(seed):
+def make_network(seed):
     torch.manual_seed(seed)
     return nn.Sequential(nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(inplace=True), nn.Conv2d(16, 16, 3, stride=2, padding=1),
                          nn.BatchNorm2d(16), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(256, 10))
 
 
-def digits(path):
+def read_digits(path):
     """Return (images [n, 1, 8, 8], labels) for training and for test; the last 360 rows are the test split."""
     with open(path, encoding="ascii") as file:
         rows = torch.tensor([[float(number) for number in line.split(",")] for line in file if line[0].isdigit()])
@@ -36,7 +36,7 @@ def digits(path):
     return (x[:-360], y[:-360]), (x[-360:], y[-360:])
 
 
-class Both:
+class PreconditionedOptimizer:
     """A preconditioner and an optimizer: step() calls them in this order."""
 
     def __init__(self, preconditioner, optimizer):
@@ -47,15 +47,16 @@ class Both:
         self.optimizer.step()
 
 
-def sgd(model, lr):
+def make_sgd(model, lr):
     return torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
 
 
-WAYS = {
-    "sgd": lambda model: sgd(model, 0.1),
-    "natgrad": lambda model: Both(natgrad.KFAC(model, lr=0.1, damping=0.03), sgd(model, 0.1)),
+OPTIMIZERS = {
+    "sgd": lambda model: make_sgd(model, 0.1),
+    "natgrad": lambda model: PreconditionedOptimizer(natgrad.KFAC(model, lr=0.1, damping=0.03), make_sgd(model, 0.1)),
     "fused": lambda model: natgrad.SGD(model, lr=0.1, momentum=0.9, damping=0.03),
-    "kaisa": lambda model: Both(KFACPreconditioner(model, lr=0.1, damping=0.003, inv_update_steps=10), sgd(model, 0.1)),
+    "kaisa": lambda model: PreconditionedOptimizer(
+        KFACPreconditioner(model, lr=0.1, damping=0.003, inv_update_steps=10), make_sgd(model, 0.1)),
 }
 
 
@@ -66,10 +67,10 @@ def main():
     args.add_argument("--epochs", type=int, default=4)
     args.add_argument("--seed", type=int, default=1)
     args = args.parse_args()
-    (x, y), (test_x, test_y) = digits(args.data)
-    for name, way in WAYS.items():
-        model = network(args.seed)
-        optimizer = way(model)
+    (x, y), (test_x, test_y) = read_digits(args.data)
+    for name, make_optimizer in OPTIMIZERS.items():
+        model = make_network(args.seed)
+        optimizer = make_optimizer(model)
         begin, losses = time.time(), []
         for _ in range(args.epochs):
             for batch in torch.randperm(len(x)).split(64):

@@ -263,7 +263,7 @@ class Precond:
         with self.lock:
             return self.raise_on_error(getattr(self.library, "ng_" + name)(self.p, *arguments))
 
-    def read(self, name, struct, *arguments):
+    def read_struct(self, name, struct, *arguments):
         out = new_struct(struct)
         self.call(name, *arguments, c.byref(out))
         return struct_to_dict(out)

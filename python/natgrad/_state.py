@@ -109,7 +109,7 @@ class StateMethods(NotCopyable):
 
     def load_state_dict(self, state):
         """Load a state of the same model and options.  If this fails, nothing changes.  Collective."""
-        self._load(lambda: state)
+        self._load_on_all_ranks(lambda: state)
 
     @with_core_lock
     def save_parts(self, path):
@@ -130,11 +130,11 @@ class StateMethods(NotCopyable):
         self._observer.start_next_batch()
         self._set_live_options()
 
-    def _fail_on_all_ranks(self, given):
-        """Return given().  If it raises an exception on one rank, all ranks raise one.  Collective."""
+    def _fail_on_all_ranks(self, function):
+        """Return function().  If it raises an exception on one rank, all ranks raise one.  Collective."""
         problem = found = None
         try:
-            found = given()
+            found = function()
         except Exception as error:
             problem = error
         transport = self._core.transport
@@ -146,10 +146,10 @@ class StateMethods(NotCopyable):
         return found
 
     @with_core_lock
-    def _load(self, given):
-        """Load the state that given() returns; if one rank fails, no rank loads it.  Collective."""
+    def _load_on_all_ranks(self, get_state):
+        """Load the state that get_state() returns; if one rank fails, no rank loads it.  Collective."""
         def check_state():
-            state = given()
+            state = get_state()
             data = pack_state(state)
             self._check_state(state)
             return state, data

@@ -38,7 +38,7 @@ class PreconditioningOptimizer(NotCopyable, torch.optim.Optimizer):
         return {**super().state_dict(), "natgrad": self.preconditioner.state_dict()}
 
     def load_state_dict(self, state_dict):
-        self.preconditioner._load(lambda: self._check_whole_state(state_dict))
+        self.preconditioner._load_on_all_ranks(lambda: self._check_whole_state(state_dict))
         super().load_state_dict({name: value for name, value in state_dict.items() if name != "natgrad"})
 
     def _check_whole_state(self, state_dict):

@@ -338,7 +338,7 @@ class Preconditioner(ParameterBinding, _state.StateMethods):
             layer = hook.layer
             if layer.name in self._warned_layers or layer.frozen:
                 continue
-            if self._core.read("report_layer", _abi.ng_layer_report, layer.index)["unobserved"]:
+            if self._core.read_struct("report_layer", _abi.ng_layer_report, layer.index)["unobserved"]:
                 self._warned_layers.add(layer.name)
                 warnings.warn(f"natgrad: layer '{layer.name}' was not observed in step {self._steps - 1}, though it was "
                               "due: its last average was used", stacklevel=4)
@@ -391,7 +391,7 @@ class Preconditioner(ParameterBinding, _state.StateMethods):
 
     def memory_usage(self):
         """Return the bytes of memory on this rank for each use, and their `total`."""
-        report = self._core.read("report_read", _abi.ng_report)
+        report = self._core.read_struct("report_read", _abi.ng_report)
         uses = ("factors", "sums", "results", "direction", "moments", "scratch", "objects")
         found = {use: report[use] for use in uses}
         return {**found, "total": sum(found.values())}
@@ -400,12 +400,12 @@ class Preconditioner(ParameterBinding, _state.StateMethods):
     def report(self):
         """Return clip factor, numbers of rescued solves, times of stations, a report of each statistic and each
         layer."""
-        found = self._core.read("report_read", _abi.ng_report)
-        found["stations"] = [self._core.read("report_station", _abi.ng_station_report, i)
+        found = self._core.read_struct("report_read", _abi.ng_report)
+        found["stations"] = [self._core.read_struct("report_station", _abi.ng_station_report, i)
                              for i in range(found["stations"])]
-        found["statistics"] = [self._core.read("report_statistic", _abi.ng_statistic_report, i)
+        found["statistics"] = [self._core.read_struct("report_statistic", _abi.ng_statistic_report, i)
                                for i in range(found["statistics"])]
-        found["layers"] = [self._core.read("report_layer", _abi.ng_layer_report, entry.index)
+        found["layers"] = [self._core.read_struct("report_layer", _abi.ng_layer_report, entry.index)
                            for entry in self.entries if isinstance(entry, _layers.Layer)]
         return found
 

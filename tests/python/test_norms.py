@@ -98,7 +98,7 @@ class GradientsMatchDefinition(Case):
             worst = ((got[name].double() - value).abs().max() / value.abs().max()).item()
             self.assertLess(worst, tolerance, (*what, name))
 
-    def check(self, what, model, x, samples, block, **options):
+    def check_against_definition(self, what, model, x, samples, block, **options):
         of = loss(x)
         expected = norm_gradients_by_definition(model, "0", of, samples, block)
         k = make_preconditioner(model, norm_block=block, **options)
@@ -113,7 +113,7 @@ class GradientsMatchDefinition(Case):
         for block in ("unit", "full", "diagonal"):
             for what, model, x, samples in norm_cases():
                 with self.subTest(what, block=block):
-                    self.check(what, model, x, samples, block)
+                    self.check_against_definition(what, model, x, samples, block)
 
     def test_norms_in_each_family_match_definition(self):
         for kind in (natgrad.KFAC, natgrad.Eva, natgrad.SPNGD):
@@ -132,13 +132,13 @@ class GradientsMatchDefinition(Case):
             for what, model, x, samples in norm_cases():
                 getattr(model[0], frozen).requires_grad_(False)
                 with self.subTest(what, frozen=frozen):
-                    self.check(what, model, x, samples, "unit")
+                    self.check_against_definition(what, model, x, samples, "unit")
                     self.assertNotIn(f"0.{frozen}", gradients_of(model))
 
     @unittest.skipUnless(NEW, "LayerNorm(bias=False) is in PyTorch 2")
     def test_layer_norm_without_beta(self):
         torch.manual_seed(4)
-        self.check("no beta", nn.Sequential(nn.LayerNorm(6, bias=False)), torch.randn(4, 5, 6), 4, "unit")
+        self.check_against_definition("no beta", nn.Sequential(nn.LayerNorm(6, bias=False)), torch.randn(4, 5, 6), 4, "unit")
 
     def test_positions_first_matches_definition(self):
         torch.manual_seed(4)

@@ -43,7 +43,7 @@ def train_as_published(rank, world, fraction):
     return losses[0], losses[-1], [p.detach().numpy().tobytes() for p in model.parameters()]
 
 
-def replay(rank, world, names):
+def replay_on_rank(rank, world, names):
     return {name: recording.replay(*recording.read_recording(name), rank=rank) for name in names}
 
 
@@ -363,7 +363,7 @@ class Ranks(Case):
         for world in (2, 4):
             names = recording.recording_names(f"ranks{world}-*", f"spngd-ranks{world}*")
             self.assertGreaterEqual(len(names), 6)
-            for found in ranks.run_on_ranks(world, replay, names):
+            for found in ranks.run_on_ranks(world, replay_on_rank, names):
                 for name, error in found.items():
                     self.assertLess(error, 1e-5, name)
 

@@ -165,8 +165,8 @@ class KFACParamScheduler:
         self.epoch = self.epoch + 1 if epoch is None else epoch
         group = self.kfac.param_groups[0]
 
-        def factor(alpha, schedule):
+        def factor_at_epoch(alpha, schedule):
             return alpha ** sum(at <= self.epoch for at in schedule)
-        group["damping"] = self._base["damping"] * factor(*self._damping)
+        group["damping"] = self._base["damping"] * factor_at_epoch(*self._damping)
         for name in ("fac_update_freq", "kfac_update_freq"):
-            group[name] = int(self._base[name] * factor(*self._freq))
+            group[name] = int(self._base[name] * factor_at_epoch(*self._freq))
