@@ -5,14 +5,14 @@
 set -euo pipefail
 
 missing=()
-# need PACKAGE CHECK...: install the package if the check fails; a tool from another source passes.
-need() {
+# install_unless_found PACKAGE CHECK...: install the package if the check fails; a tool from another source passes.
+install_unless_found() {
   local package=$1
   shift
   "$@" >/dev/null 2>&1 || missing+=("$package")
 }
 # A header or library is present if the compiler can use it; without a compiler all packages are needed.
-links() {
+can_link() {
   local out
   out=$(mktemp) || return 1
   echo 'int main(void) { return 0; }' | "${CC:-cc}" -x c - -o "$out" "$@" && rm -f "$out" && return 0
@@ -20,28 +20,28 @@ links() {
   return 1
 }
 
-need build-essential command -v "${CC:-cc}"
-need g++ command -v c++
-need make command -v make
-need cmake command -v cmake
-need ninja-build command -v ninja
-need pkg-config command -v pkg-config
-need zlib1g-dev links -lz -include zlib.h
-need libcmocka-dev pkg-config --exists cmocka
-need librandom123-dev links -include Random123/philox.h
-need libjpeg-dev links -ljpeg -include stdio.h -include jpeglib.h
-need libpng-dev links -lpng -include png.h
-need gnuplot-nox command -v gnuplot
-need libopenmpi-dev command -v mpicc
-need openmpi-bin command -v mpirun
-need libopenblas-dev links -lblas -llapack
+install_unless_found build-essential command -v "${CC:-cc}"
+install_unless_found g++ command -v c++
+install_unless_found make command -v make
+install_unless_found cmake command -v cmake
+install_unless_found ninja-build command -v ninja
+install_unless_found pkg-config command -v pkg-config
+install_unless_found zlib1g-dev can_link -lz -include zlib.h
+install_unless_found libcmocka-dev pkg-config --exists cmocka
+install_unless_found librandom123-dev can_link -include Random123/philox.h
+install_unless_found libjpeg-dev can_link -ljpeg -include stdio.h -include jpeglib.h
+install_unless_found libpng-dev can_link -lpng -include png.h
+install_unless_found gnuplot-nox command -v gnuplot
+install_unless_found libopenmpi-dev command -v mpicc
+install_unless_found openmpi-bin command -v mpirun
+install_unless_found libopenblas-dev can_link -lblas -llapack
 if [[ ${1:-} == --dev ]]; then
-  need clang command -v clang
-  need libclang-rt-dev bash -c 'echo "int main(void) { return 0; }" | clang -fsanitize=address -x c - -o /dev/null'
-  need clang-format command -v clang-format
-  need clang-tidy command -v clang-tidy
-  need cppcheck command -v cppcheck
-  need valgrind command -v valgrind
+  install_unless_found clang command -v clang
+  install_unless_found libclang-rt-dev bash -c 'echo "int main(void) { return 0; }" | clang -fsanitize=address -x c - -o /dev/null'
+  install_unless_found clang-format command -v clang-format
+  install_unless_found clang-tidy command -v clang-tidy
+  install_unless_found cppcheck command -v cppcheck
+  install_unless_found valgrind command -v valgrind
 elif [[ $# -gt 0 ]]; then
   echo "usage: scripts/bootstrap.sh [--dev]" >&2
   exit 2
@@ -69,8 +69,8 @@ log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 export DEBIAN_FRONTEND=noninteractive
 # The list of packages may be absent or stale: ask for a new one only when the old one fails.
-install() { "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive $line >"$log" 2>&1; }
-if ! install && ! { "${sudo[@]}" apt-get update >"$log" 2>&1 && install; }; then
+install_packages() { "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive $line >"$log" 2>&1; }
+if ! install_packages && ! { "${sudo[@]}" apt-get update >"$log" 2>&1 && install_packages; }; then
   tail -n 20 "$log" >&2
   echo "natgrad: could not install; run by hand:  sudo $line" >&2
   exit 1

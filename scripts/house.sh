@@ -7,7 +7,7 @@ cd "${1:-$(dirname "$0")/..}"
 longest=550 # lines of a file; split a longer file by subject
 
 # Blank comments; keep line numbers and quoted text.
-code() {
+blank_comments() {
   awk '
     { line = $0; out = ""
       while (line != "") {
@@ -49,7 +49,7 @@ done
 [[ ${#files[@]} -gt 0 ]] || { echo "house.sh: no files under base, src, io, cuda, cli in $PWD" >&2; exit 1; }
 
 for file in "${files[@]}"; do
-  code "$file" >"$work/code"
+  blank_comments "$file" >"$work/code"
   sed -E 's/"([^"\\]|\\.)*"/""/g' "$work/code" >"$work/bare" # without quoted text
   forbid "$file" "use the generator, never rand" '(s?rand|rand_r|random|drand48)[[:space:]]*\('
   forbid "$file" "use strto* and check the end" '(atoi|atol|atoll|atof)[[:space:]]*\('

@@ -32,9 +32,9 @@ fail() {
   exit 2
 }
 
-# program SOURCE FOLDER: build FOLDER/player from tests/bits.c of the tree SOURCE; return 1 if SOURCE has no bits.c.
+# build_player SOURCE FOLDER: build FOLDER/player from tests/bits.c of the tree SOURCE; return 1 if SOURCE has no bits.c.
 # Its files are read from add_executable(bits ...) in tests/tests.cmake or CMakeLists.txt.
-program() {
+build_player() {
   local files
   files=$(sed -n 's/^ *add_executable(bits \(.*\)) *$/\1/p' "$1/tests/tests.cmake" "$1/CMakeLists.txt" 2>/dev/null | head -n 1) || true
   [[ -n $files ]] || return 1
@@ -46,8 +46,8 @@ program() {
   }
 }
 
-# build SOURCE FOLDER: build the library and the program of the tree SOURCE in FOLDER.
-build() {
+# build_tree SOURCE FOLDER: build the library and the program of the tree SOURCE in FOLDER.
+build_tree() {
   (cd "$1" && cmake --preset release -B "$2" -DNATGRAD_TESTS=OFF) >"$work/log" 2>&1 &&
     cmake --build "$2" -j "$jobs" --target natgrad natgrad_cli >>"$work/log" 2>&1 || {
     tail -20 "$work/log" >&2
@@ -66,8 +66,8 @@ case ${1:-} in
   if [[ ! -e $base/built ]]; then
     tree=$work/tree
     git worktree add --quiet --detach "$tree" "$commit"
-    build "$tree" "$base"
-    program "$tree" "$base" || echo "same_bits: ${1} has no tests/bits.c; the program of this tree runs on its library"
+    build_tree "$tree" "$base"
+    build_player "$tree" "$base" || echo "same_bits: ${1} has no tests/bits.c; the program of this tree runs on its library"
     git worktree remove --force "$tree"
     tree=
     touch "$base/built"
@@ -76,28 +76,28 @@ esac
 [[ -e $base/libnatgrad.so && -x $base/natgrad ]] || fail "$base has no libnatgrad.so and natgrad"
 
 now=$room/now
-build "$PWD" "$now"
-program "$PWD" "$now" || fail "tests/tests.cmake has no line add_executable(bits ...)"
+build_tree "$PWD" "$now"
+build_player "$PWD" "$now" || fail "tests/tests.cmake has no line add_executable(bits ...)"
 
-# player FOLDER SCRIPT: write a SCRIPT that runs the bits program of FOLDER, or else of this tree, with the library of FOLDER.
-player() {
+# write_player_script FOLDER SCRIPT: write a SCRIPT that runs the bits program of FOLDER, or else of this tree, with the library of FOLDER.
+write_player_script() {
   local program=$now/player
   if [[ -x $1/player ]]; then program=$1/player; elif [[ -x $1/bits ]]; then program=$1/bits; fi
   printf '#!/bin/sh\nLD_LIBRARY_PATH=%q exec %q "$@"\n' "$1" "$program" >"$2"
   chmod +x "$2"
 }
 mkdir -p "$room/base"
-player "$base" "$room/base/play"
-player "$now" "$now/play"
+write_player_script "$base" "$room/base/play"
+write_player_script "$now" "$now/play"
 
-# bits FILE COMMAND...: write the hashes that COMMAND prints to FILE.
-bits() {
+# record_hashes FILE COMMAND...: write the hashes that COMMAND prints to FILE.
+record_hashes() {
   local file=$1
   shift
   timeout 900 "$@" >"$file" || fail "$1 ended with $?, after $(wc -l <"$file") cases"
 }
-bits "$work/base" "$room/base/play"
-bits "$work/now" "$now/play" --of "$work/base"
+record_hashes "$work/base" "$room/base/play"
+record_hashes "$work/now" "$now/play" --of "$work/base"
 status=0
 awk -v gone="$room/gone.txt" '
   { hash = $1; sub(/^[^ ]*  /, "") }
@@ -112,9 +112,9 @@ awk -v gone="$room/gone.txt" '
     exit differ > 0 || cases == 0
   }' "$work/base" "$work/now" || status=1
 
-# replay FOLDER FILE: append the output of `natgrad replay` to FILE.  Exit code 1 is accepted, because two recordings exceed the
+# append_replay FOLDER FILE: append the output of `natgrad replay` to FILE.  Exit code 1 is accepted, because two recordings exceed the
 # default tolerance; the code is part of the comparison.
-replay() {
+append_replay() {
   local linalg code
   for linalg in ref cpu; do
     code=0
@@ -130,8 +130,8 @@ for file in tests/golden/*.safetensors; do
   LD_LIBRARY_PATH=$base "$base/natgrad" replay --linalg ref "$file" >/dev/null 2>&1 || code=$?
   if ((code <= 1)); then recordings+=("$file"); fi
 done
-replay "$base" "$work/replay.base"
-replay "$now" "$work/replay.now"
+append_replay "$base" "$work/replay.base"
+append_replay "$now" "$work/replay.now"
 if diff -u "$work/replay.base" "$work/replay.now"; then
   echo "same_bits: replay of ${#recordings[@]} recordings prints the same"
 else

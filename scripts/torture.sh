@@ -27,7 +27,7 @@ fail() {
   exit 1
 }
 
-figure() { # print at once, because the next part may take minutes, and again at the end
+print_figure() { # print at once, because the next part may take minutes, and again at the end
   echo "torture: $*" >&2
   figures+=("$*")
 }
@@ -64,25 +64,25 @@ kill_runs() {
     rounds=$((rounds + 1))
   done
   resumed=$(grep -c 'resumed = [1-9]' "$work/log" || true)
-  figure "kills = $done_kills in_the_middle_of_a_save = $saving resumed = $resumed runs_ended_bit_for_bit = $rounds seed = $seed"
+  print_figure "kills = $done_kills in_the_middle_of_a_save = $saving resumed = $resumed runs_ended_bit_for_bit = $rounds seed = $seed"
 }
 
 # ---- mixed checkpoints -----------------------------------------------------------------------------
-mixed_checkpoints() {
+mix_checkpoints() {
   NG_TEST_SOURCE_DIR=$PWD NG_TEST_BUILD_DIR=$(realpath "$build") NG_TEST_PROGRAM=$(realpath "$build")/natgrad \
     NG_TEST_SEED=$seed NG_TEST_MULT=$mixed tests/cli/mixed.sh >"$work/mixed" 2>&1 || { cat "$work/mixed"; fail "mixed checkpoints"; }
-  figure "$(grep '^mixed checkpoints:' "$work/mixed")"
+  print_figure "$(grep '^mixed checkpoints:' "$work/mixed")"
 }
 
 # ---- allocations -----------------------------------------------------------------------------------
-allocations() {
+fail_allocations() {
   local line
   "$build/t_alloc" >"$work/alloc" 2>&1 || { cat "$work/alloc"; fail "t_alloc failed"; }
-  while IFS= read -r line; do figure "$line"; done < <(grep '^allocations:' "$work/alloc")
+  while IFS= read -r line; do print_figure "$line"; done < <(grep '^allocations:' "$work/alloc")
 }
 
 # ---- fuzzing ---------------------------------------------------------------------------------------
-fuzz() {
+run_fuzzer() {
   local bin=${FUZZ_BUILD:-build-fuzz}
   command -v clang >/dev/null || scripts/bootstrap.sh --dev
   if [[ -z ${FUZZ_BUILD:-} ]]; then
@@ -94,11 +94,11 @@ fuzz() {
   "$bin/fuzz_state" -max_total_time="$fuzz_seconds" -print_final_stats=1 -dict=fuzz/state.dict \
     -artifact_prefix="$bin/" "$work/corpus" fuzz/corpus/state >"$work/fuzz" 2>&1 ||
     { tail -40 "$work/fuzz"; fail "fuzz_state found something; add its input to fuzz/corpus/state"; }
-  figure "fuzz: state reader seconds = $fuzz_seconds executions = $(awk '/number_of_executed_units/ {print $2}' "$work/fuzz") coverage = $(sed -nE 's/^#.*DONE +cov: ([0-9]+).*/\1/p' "$work/fuzz") failures = 0"
+  print_figure "fuzz: state reader seconds = $fuzz_seconds executions = $(awk '/number_of_executed_units/ {print $2}' "$work/fuzz") coverage = $(sed -nE 's/^#.*DONE +cov: ([0-9]+).*/\1/p' "$work/fuzz") failures = 0"
 }
 
 # ---- recordings ----------------------------------------------------------------------------------------------
-forged_recordings() {
+forge_recordings() {
   local asan=${ASAN_BUILD:-build-asan}
   if [[ -z ${ASAN_BUILD:-} ]]; then
     cmake --preset asan >"$work/cmake" || { cat "$work/cmake"; fail "cmake --preset asan failed"; }
@@ -108,12 +108,12 @@ forged_recordings() {
   (cd "$asan" && NG_TEST_SOURCE_DIR=$OLDPWD NG_TEST_BUILD_DIR=$asan NG_TEST_PROGRAM=$asan/natgrad \
     FORGED_COUNT=$forged FORGED_SEED=$seed ASAN_OPTIONS=detect_leaks=1 UBSAN_OPTIONS=halt_on_error=1 \
     "$OLDPWD/tests/cli/forged.sh" >"$work/forged" 2>&1) || { cat "$work/forged"; fail "a forged recording did harm"; }
-  figure "$(grep '^forged:' "$work/forged") failures = 0 seed = $seed"
+  print_figure "$(grep '^forged:' "$work/forged") failures = 0 seed = $seed"
 }
 
 kill_runs
-mixed_checkpoints
-forged_recordings
-fuzz
-allocations
+mix_checkpoints
+forge_recordings
+run_fuzzer
+fail_allocations
 printf '%s\n' "${figures[@]}"

@@ -235,7 +235,7 @@ class LayerHook(_HookOfOneModel):
 
 
 class Observer:
-    """Begins micro-batches of the library, and passes the arrays of hooks to it."""
+    """Begins micro-batches of the library, and passes the arrays of hooks to the library."""
 
     def __init__(self, precond, layers, model, early_input, samples, first, reduction, expand):
         self.core, self.p, library = precond, precond.p, precond.library

@@ -125,7 +125,7 @@ class Layer(Entry):
     # ---- arrays in the library's layout
 
     def convert_input(self, x, samples, first):
-        """Convert the input of a call to the library's layout.  Return it with its number of samples."""
+        """Convert the input of a call to the library's layout.  Return the array with its number of samples."""
         if not self.conv:
             return self.as_rows(x, samples, first)
         if x.dim() == len(self.modules[0].kernel_size) + 1:
@@ -409,7 +409,8 @@ def module_settings(module):
 
 
 def _add_layer(name, module, users, layers, entries, taken):
-    """Add the module to `layers`, or to the layer with which it shares parameters.  Return '', or why it cannot be."""
+    """Add the module to `layers`, or to the layer with which it shares parameters.  Return '', or the
+    reason why the module cannot be added."""
     weight, bias = module.weight, getattr(module, "bias", None)
     key = (id(weight), id(bias))
     if key in layers:

@@ -27,7 +27,7 @@ def _has_avx512():
 
 @contextlib.contextmanager
 def _openblas_environment():
-    """While OpenBLAS loads, set the variables that it reads.  OPENBLAS_CORETYPE selects AVX-512 kernels, because
+    """While OpenBLAS loads, set the variables that OpenBLAS reads.  OPENBLAS_CORETYPE selects AVX-512 kernels, because
     OpenBLAS uses AVX2 on unknown processors.  OPENBLAS_THREAD_TIMEOUT lets idle threads stop spinning after 2^18, not
     2^26 cycles, so that PyTorch can use their cores.  Variables that the user has set are not changed."""
     wanted = {"OPENBLAS_THREAD_TIMEOUT": "18", **({"OPENBLAS_CORETYPE": "SkylakeX"} if _has_avx512() else {})}

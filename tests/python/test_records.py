@@ -1,4 +1,4 @@
-"""log.jsonl as `natgrad train` writes it, and ten lines that forward it."""
+"""log.jsonl in the format of `natgrad train`, and ten lines of a page that forward each line."""
 import csv
 import json
 import math

@@ -23,7 +23,7 @@ _AVERAGE = re.compile(r"[AG](\.\d+)?")  # a grouped convolution has A.0, A.1, ..
 def _list_averages(core):
     """Yield (index, layer, name, ng_field_info as a dict) of each running average."""
     for i in range(core.library.ng_state_count(core.p)):
-        info = core.read("state_at", _abi.ng_field_info, i)
+        info = core.read_struct("state_at", _abi.ng_field_info, i)
         layer, _, name = info["name"].rpartition("/")
         if _AVERAGE.fullmatch(name):
             yield i, layer, name, info

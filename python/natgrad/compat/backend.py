@@ -43,7 +43,8 @@ def _initialised_distributed():
 
 
 class _PendingCollective:
-    """A sum or broadcast in progress.  wait() waits until it is complete, and divides the tensor by `divisor`."""
+    """A sum or broadcast in progress.  wait() waits for its end, and divides the tensor
+    by `divisor`."""
 
     def __init__(self, work, tensor, divisor):
         self._work, self._tensor, self._divisor = work, tensor, divisor
