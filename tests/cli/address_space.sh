@@ -19,7 +19,7 @@ while read -r threads ranks from to by; do
       fail "$memory kB, $ranks ranks, $threads threads: exit $got: $(cat err)"
     [[ $got == 2 ]] && ((refused++))
     [[ $got == 0 ]] && ((ran++))
-    [[ $got != 0 || $ranks != 1 || $threads != 1 ]] || same_run T whole ||
+    [[ $got != 0 || $ranks != 1 || $threads != 1 ]] || checkpoints_match T whole ||
       fail "$memory kB: other weights"
   done
 done <<END

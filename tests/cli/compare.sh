@@ -51,7 +51,7 @@ diff one.txt one/table.txt || fail "stdout is not table.txt"
 for file in curves.csv plot.gp runs/natgrad-seed2/{config.json,log.jsonl}; do
   [[ -s one/$file ]] || fail "$file is missing"
 done
-[[ -z $(newest one/runs/sgd-seed1) ]] || fail "a checkpoint was left"
+[[ -z $(newest_checkpoint one/runs/sgd-seed1) ]] || fail "a checkpoint was left"
 [[ $(ls one/tuning | wc -l) == 6 ]] || fail "not 2 + 4 tuning runs"
 [[ $(grep -c '^tuning ' one.err) == 6 && $(grep -cE '^[1-4]/4 (sgd|natgrad) seed [12]: best accuracy' one.err) == 4 ]] ||
   fail "lines of progress: $(cat one.err)"
@@ -179,7 +179,7 @@ interrupt() { # SIGNAL DIR FILE [--checkpoint-every N]: when natgrad's run has F
     rm -rf "$2"
     "$natgrad" compare "${long[@]}" --out "$2" "${@:4}" >cut.txt 2>cut.err &
     child=$! got=0
-    until_so $child "$2: $3" compgen -G "$2/runs/natgrad-seed1/$3"
+    wait_until $child "$2: $3" compgen -G "$2/runs/natgrad-seed1/$3"
     kill "-$1" $child 2>/dev/null
     wait $child 2>/dev/null || got=$?
     over "$2/runs/natgrad-seed1" || break
@@ -201,7 +201,7 @@ for dir in stopped killed; do
   [[ -z $(find $dir -name 'checkpoint*') ]] || fail "$dir: a checkpoint stays: $(find $dir -name 'checkpoint*')"
 done
 
-# A method that diverges is counted and shown; with squared error the table has losses.
+# The table counts and shows a diverged method; with squared error the table has losses.
 "$natgrad" compare "${tiny[@]:0:8}" --methods sgd,sgd:lr=1e6 --model mlp --seeds 2 --quiet --out lost >lost.txt 2>&1 || fail "divergence"
 grep -qE '^sgd-2 +2, 2 diverged ' lost.txt || fail "not shown: $(cat lost.txt)"
 grep -qE '^sgd-2: 2 of 2 runs diverged \(seed 1 after step [0-9]+, 2 after step [0-9]+\); all runs diverged$' lost.txt ||
@@ -209,7 +209,7 @@ grep -qE '^sgd-2: 2 of 2 runs diverged \(seed 1 after step [0-9]+, 2 after step 
 expect 0 '*target: test accuracy 50.00 %'$'\n''*epochs to 50.00 %*' \
   "$natgrad" compare "${tiny[@]:0:8}" --methods sgd --seeds 1 --target 0.5 --quiet --out given
 
-# Without gnuplot: one line; script and data are written.
+# Without gnuplot the program prints one line, and writes the script and the data.
 mkdir empty
 PATH=$scratch/empty "$natgrad" compare "${tiny[@]:0:8}" --methods sgd --seeds 1 --quiet --out bare >/dev/null 2>err ||
   fail "fails without gnuplot"

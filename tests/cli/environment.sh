@@ -25,7 +25,7 @@ for name in "${!command[@]}"; do
   [[ $name == export ]] && silent=1
   want=$([[ $silent ]] && echo 0 || echo 2)
   line='natgrad: standard output could not be written'
-  # All ranks stop together, one step after one of them got the signal.
+  # All ranks stop in the same step, one step after one rank got the signal.
   [[ $name == train ]] && line+='; stopped after step 8; continue with natgrad train --resume --out T'
   [[ $name == ranks ]] && line+='; stopped after step [89]; continue with natgrad train --resume --out T'
   told=$([[ $silent ]] || echo "$line")
@@ -38,7 +38,7 @@ for name in "${!command[@]}"; do
   [[ $got == "$want" && $(cat err) == $told ]] || fail "$name without stdout: exit $got: $(cat err)"
   if [[ $name == train ]]; then
     expect 0 '' "$natgrad" train --resume --out T --quiet # what it had is there
-    same_run T whole || fail "closed stdout: other weights"
+    checkpoints_match T whole || fail "closed stdout: other weights"
   fi
   [[ $name != ranks ]] || expect 0 '' "$natgrad" train --resume --out T --ranks 2 --quiet
   if [[ -w /dev/full ]]; then
@@ -72,7 +72,7 @@ for size in 1 2 4 40 100 200; do # kilobytes; a checkpoint has 250, config.json 
     [[ ($name != train && $name != ranks) || $(ls T 2>/dev/null | grep -c natgrad-part) == 0 ]] || fail "$size kB: left $(ls T)"
     if [[ $name == train && -e T/config.json ]]; then
       expect 0 '*' "$natgrad" train --resume --out T --quiet
-      same_run T whole || fail "$size kB: other weights"
+      checkpoints_match T whole || fail "$size kB: other weights"
     fi
   done
 done

@@ -7,8 +7,8 @@ export OPENBLAS_NUM_THREADS=1 NG_THREADS=1
 
 how=(--data synthetic:classes=4,image=32x32x3,train=64,test=8 --model resnet20 --method natgrad --batch 16 --steps 4
   --seed 3 --stat-period 1 --solve-period 4)
-# over MB: run with messages of MB megabytes; the output has the hidden share
-over() {
+# run_with_messages_of MB: run with messages of MB megabytes; the output has the hidden share
+run_with_messages_of() {
   local code=0
   NG_BUILD_DIR=$NG_BUILD_DIR "$NG_SOURCE_DIR/bench/hosts.sh" 1000 "${how[@]}" --bucket-mb "$1" --stat-bucket-mb "$1" \
     --out "$scratch/over.$1" >"$scratch/out" 2>"$scratch/err" || code=$?
@@ -20,18 +20,18 @@ over() {
   grep -qE '^2 ranks: messages take [0-9.]+ ms a step, (100\.0|[0-9]{1,2}\.[0-9]) % during other work$' "$scratch/out" ||
     fail "no share that was hidden: $(tail -n 3 "$scratch/out")"
 }
-# messages MB STATION: the messages of the first rank in all steps
-messages() {
+# count_messages MB STATION: the messages of the first rank in all steps
+count_messages() {
   tail -n 1 "$scratch/over.$1/log.jsonl" | grep -oE "\"$2\": \{[^}]*\"messages\": [0-9]+" | head -n 1 | grep -oE '[0-9]+$'
 }
 
 expect 0 '' "$natgrad" train --ranks 2 "${how[@]}" --quiet --out "$scratch/threads"
 for mb in 0.2 1000; do
-  over $mb
-  same_run "$scratch"/{threads,over.$mb} !natgrad. || fail "$mb MB: other weights than those of threads"
+  run_with_messages_of $mb
+  checkpoints_match "$scratch"/{threads,over.$mb} !natgrad. || fail "$mb MB: other weights than those of threads"
 done
 for station in reduce statistics; do
-  few=$(messages 1000 $station) many=$(messages 0.2 $station)
+  few=$(count_messages 1000 $station) many=$(count_messages 0.2 $station)
   [[ -n $few && $few -gt 0 && $many -gt $few ]] || fail "$station: $few messages of 1000 MB, $many of 0.2"
 done
 finish

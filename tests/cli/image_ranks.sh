@@ -7,41 +7,41 @@ cd "$scratch" || exit 1
 [[ $? == 77 ]] && echo "skipped: built without libjpeg-turbo or libpng" && exit 77
 n=${processes:-3}
 
-# hurt DIR NUMBER...: make a folder of 200 files; the files with these numbers are empty
-hurt() {
+# make_damaged DIR NUMBER...: make a folder of 200 files; the files with these numbers are empty
+make_damaged() {
   local to=$1 i
   cp -r good "$to"
   for i in "${@:2}"; do
     : >"$(find "$to" -name "image_$(printf %03d "$i").*" -path '*/class_00/*')"
   done
 }
-hurt two 10 60
-hurt three 3 10 17
+make_damaged two 10 60
+make_damaged three 3 10 17
 how=(--model logreg --method sgd --batch 21 --lr-schedule constant --quiet)
 
 # Messages of the program, without messages of the launcher.
-said() { grep '^natgrad: ' "$scratch/said"; }
+program_messages() { grep '^natgrad: ' "$scratch/said"; }
 
 got=0
-on "$n" --data images:two,size=16 "${how[@]}" --epochs 3 >/dev/null 2>"$scratch/said" || got=$?
-[[ $got == 0 ]] || fail "two of 200: exit $got: $(said)"
+train_on "$n" --data images:two,size=16 "${how[@]}" --epochs 3 >/dev/null 2>"$scratch/said" || got=$?
+[[ $got == 0 ]] || fail "two of 200: exit $got: $(program_messages)"
 for file in 010 060; do
-  times=$(said | grep -c "two/class_00/image_$file.*: unreadable, left out ([12] of 200 files): ")
-  ((times >= 1 && times <= ${processes:-1})) || fail "image_$file: $(said)"
+  times=$(program_messages | grep -c "two/class_00/image_$file.*: unreadable, left out ([12] of 200 files): ")
+  ((times >= 1 && times <= ${processes:-1})) || fail "image_$file: $(program_messages)"
 done
 
 # A process counts the files that it reads: three ranks of one process read all files, a process may read fewer.
 if [[ -z $processes ]]; then
   got=0
-  on "$n" --data images:three,size=16 "${how[@]}" --epochs 3 >/dev/null 2>"$scratch/said" || got=$?
-  [[ $got == 2 && $(said | wc -l) == 3 && $(said | grep -c 'unreadable, left out ([12] of 200 files): ') == 2 &&
-    $(said | grep -c '^natgrad: --data: images: 3 of 200 files are unreadable, more than 1 %; the last is three/class_00/image_0') == 1 ]] ||
-    fail "three of 200: exit $got: $(said)"
+  train_on "$n" --data images:three,size=16 "${how[@]}" --epochs 3 >/dev/null 2>"$scratch/said" || got=$?
+  [[ $got == 2 && $(program_messages | wc -l) == 3 && $(program_messages | grep -c 'unreadable, left out ([12] of 200 files): ') == 2 &&
+    $(program_messages | grep -c '^natgrad: --data: images: 3 of 200 files are unreadable, more than 1 %; the last is three/class_00/image_0') == 1 ]] ||
+    fail "three of 200: exit $got: $(program_messages)"
 fi
 
 # Other files are reported once.
 touch two/class_00/notes.txt
-on "$n" --data images:two,size=16 "${how[@]}" --steps 1 >/dev/null 2>"$scratch/said" || fail "a note: $(said)"
-[[ $(said | grep -c '1 file is not named .jpg, .jpeg or .png, left out; the first is two/class_00/notes.txt') == 1 ]] ||
-  fail "a note: $(said)"
+train_on "$n" --data images:two,size=16 "${how[@]}" --steps 1 >/dev/null 2>"$scratch/said" || fail "a note: $(program_messages)"
+[[ $(program_messages | grep -c '1 file is not named .jpg, .jpeg or .png, left out; the first is two/class_00/notes.txt') == 1 ]] ||
+  fail "a note: $(program_messages)"
 finish

@@ -34,7 +34,7 @@ train 0 '' "${full[@]}" --epochs 1 --out parts
 cp parts/checkpoint-8.safetensors first
 train 0 '' --out parts --resume --epochs 2 --checkpoint-every 8 --quiet
 for run in twin parts; do
-  same_run whole $run || fail "$run: another checkpoint"
+  checkpoints_match whole $run || fail "$run: another checkpoint"
   "$helper" same {whole,$run}/average.safetensors || fail "$run: another mean"
   [[ $(bytes_of whole) == "$(bytes_of $run)" && -n $(bytes_of whole) ]] || fail "$run: other memory"
 done
@@ -102,7 +102,7 @@ train 0 '*' --out run --resume --epochs 3 --quiet
 for file in "${strangers[@]}"; do [[ $(cat "$file") == mine ]] || fail "$file is gone"; done
 rm "${strangers[@]}"
 [[ $(cd run && echo *) == 'average.safetensors checkpoint-24.safetensors config.json log.jsonl' ]] || fail "left over: $(ls run)"
-same_run run long || fail "going on past what a killed save left: another checkpoint"
+checkpoints_match run long || fail "going on past what a killed save left: another checkpoint"
 
 # A resumed run replaces DIR/average.safetensors only if it is a regular file; a new run refuses it.
 for what in link folder; do
@@ -163,7 +163,7 @@ grow=(--data synthetic:classes=3,features=8,train=64,test=32 --model logreg --ba
 grow_to() { "$natgrad" train "${grow[@]}" "$@"; }
 expect 0 '' grow_to --lr 1e6 --weight-decay 1000 --steps 1 --out grown
 expect 1 '*natgrad: diverged after step *; the checkpoint of step 1 stays' "$natgrad" train --out grown --resume --steps 12 --quiet
-finite=$(newest grown)
+finite=$(newest_checkpoint grown)
 "$helper" finite "$finite" || fail "$finite holds numbers that are not finite"
 
 # Weights that diverge but are still finite do not replace a checkpoint either: they grow 2.2 times in every step (z^2 +

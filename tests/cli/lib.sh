@@ -1,17 +1,17 @@
-# lib.sh: sourced by the scripts of this folder.  They are silent when all is well.
+# lib.sh: sourced by the scripts of this folder, which print failures only.
 #
 #   expect CODE GLOB COMMAND...   runs COMMAND; its exit code must be CODE and stdout and stderr
 #                                 together must match GLOB.  For code 2, stdout must be empty and
 #                                 stderr one line that starts with "natgrad: ".
-#   until_so PID WHAT COMMAND...  waits until COMMAND succeeds; a failure that names WHAT if process PID ends before.  No
-#                                 other limit but `patience`: a machine may be slow and busy.  Looks again after
-#                                 `nap` seconds, or at once if that is empty
-#   newest DIR, step_of DIR       the newest checkpoint of a run; its step
-#   same_run DIR DIR [HEAD]       their newest checkpoints have the same tensors, bit for bit, see helper.c
+#   wait_until PID WHAT COMMAND...  waits until COMMAND succeeds; fails with WHAT if process PID ends before, or after
+#                                 `patience` seconds, a long time because a machine may be slow and busy.  Repeats
+#                                 COMMAND after `nap` seconds, or at once if `nap` is empty
+#   newest_checkpoint DIR, checkpoint_step DIR  the newest checkpoint of a run; its step
+#   checkpoints_match DIR DIR [HEAD]  the newest checkpoints of two runs have the same tensors, bit for bit (helper.c)
 #   finish                        exits 1 if an expectation failed
 set -u -o pipefail
 export LC_ALL=C
-# CTest sets these variables, whose names no context reports as misspelt options.
+# CTest sets these variables.  Their names are outside NG_..., because a context reports unknown names.
 NG_SOURCE_DIR=$NG_TEST_SOURCE_DIR
 NG_BUILD_DIR=$NG_TEST_BUILD_DIR
 golden=$NG_SOURCE_DIR/tests/golden
@@ -45,7 +45,7 @@ expect() {
 
 patience=${NG_TEST_TIMEOUT:-600} # seconds after which something hangs
 nap=0.02
-until_so() {
+wait_until() {
   local pid=$1 what=$2 end=$((SECONDS + patience)) there=1
   shift 2
   for (( ; ; )); do
@@ -56,16 +56,16 @@ until_so() {
     [[ -z $nap ]] || sleep "$nap"
   done
 }
-lines_over() { [[ $(wc -l 2>/dev/null <"$1") -gt $2 ]]; } # FILE N
-catches() { # PID NUMBER: the program has a handler of this signal; the shell that starts the program has its own
+has_lines_over() { [[ $(wc -l 2>/dev/null <"$1") -gt $2 ]]; } # FILE N
+has_handler() { # PID NUMBER: the program has a handler of this signal; the shell that starts the program has its own
   local caught
   [[ $(cat "/proc/$1/comm" 2>/dev/null) != bash ]] || return 1
   caught=$(sed -nE 's/^SigCgt:\s*([0-9a-f]+)$/\1/p' "/proc/$1/status" 2>/dev/null)
   (((0x${caught:-0} >> ($2 - 1)) & 1))
 }
 
-newest() { compgen -G "$1/checkpoint-*.safetensors" | sort -V | tail -n 1; }
-step_of() { newest "$1" | sed -nE 's/.*-([0-9]+)\.safetensors$/\1/p'; }
-same_run() { "$helper" same "$(newest "$1")" "$(newest "$2")" "${@:3}"; }
+newest_checkpoint() { compgen -G "$1/checkpoint-*.safetensors" | sort -V | tail -n 1; }
+checkpoint_step() { newest_checkpoint "$1" | sed -nE 's/.*-([0-9]+)\.safetensors$/\1/p'; }
+checkpoints_match() { "$helper" same "$(newest_checkpoint "$1")" "$(newest_checkpoint "$2")" "${@:3}"; }
 
 finish() { exit $((failures > 0)); }

@@ -1,5 +1,5 @@
-# lib_ranks.sh: for tests on several ranks: threads, or, if the first argument of the script is a number, as many
-# processes under mpirun (`processes`).
+# lib_ranks.sh: for tests on several ranks.  Ranks are threads, or processes under mpirun if the first argument of the
+# script is their number (`processes`).
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 export OPENBLAS_NUM_THREADS=1 NG_THREADS=1
 processes=${1:-}
@@ -8,8 +8,8 @@ if [[ -n $processes ]]; then
   command -v "${NG_TEST_MPIRUN:-mpirun}" >/dev/null || { echo "skipped: no mpirun (apt-get install openmpi-bin)"; exit 77; }
 fi
 
-# on RANKS OPTIONS...: run natgrad train on RANKS ranks
-on() {
+# train_on RANKS OPTIONS...: run natgrad train on RANKS ranks
+train_on() {
   local n=$1
   shift
   if [[ $n == 1 ]]; then
@@ -23,28 +23,28 @@ on() {
 
 losses() { grep '"event": "step"' "$1/log.jsonl" | sed -nE 's/.*"train_loss": ([^,]*),.*/\1/p'; }
 
-# near NAME A B LEAST: the losses of all steps, at least LEAST steps, differ by at most 1e-4.
-near() {
+# must_be_near NAME A B LEAST: the losses of all steps, at least LEAST steps, differ by at most 1e-4.
+must_be_near() {
   paste <(losses "$2") <(losses "$3") >"$scratch/pairs"
   awk -v most=1e-4 -v least="$4" '{ d = $1 - $2; if (d < 0) d = -d; if (!(d <= most)) { print "step " NR ": " $1 " and " $2; exit 1 } }
     END { if (NR < least) exit 1 }' "$scratch/pairs" >"$scratch/why" || fail "$1: $(cat "$scratch/why")"
 }
 
-# rank_of DIR R: the process of rank R of the run in DIR, under a launcher.  grep reads the file itself: with a pipe it
+# rank_process DIR R: the process of rank R of the run in DIR, under a launcher.  grep reads the file itself: with a pipe it
 # could end before the writer, which would fail.
-rank_of() {
+rank_process() {
   local child
   for child in $(pgrep -f -- "train .*--out $1"); do
     grep -qzE "^(OMPI_COMM_WORLD_RANK|PMI_RANK)=$2\$" "/proc/$child/environ" 2>/dev/null && echo "$child" && return
   done
 }
 
-# gone DIR: no process of the run in DIR exists; a launcher may end before its processes
-gone() { ! pgrep -f -- "train .*--out $1" >/dev/null; }
+# run_is_gone DIR: no process of the run in DIR exists; a launcher may end before its processes
+run_is_gone() { ! pgrep -f -- "train .*--out $1" >/dev/null; }
 
-# whole DIR STEP PARTS: the run has exactly the files of this checkpoint, with the state in PARTS parts (1: in the
-# checkpoint)
-whole() {
+# check_files DIR STEP PARTS: the run has exactly the files of this checkpoint, with the state in PARTS parts (1: in
+# the checkpoint)
+check_files() {
   local want="checkpoint-$2.safetensors" id r
   if (($3 > 1)); then
     id=$(tr "\0" "\n" <"$1/checkpoint-$2.safetensors" | sed -nE 's/.*"state_id":"([0-9a-f]{8})".*/\1/p' | head -n 1)

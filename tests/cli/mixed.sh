@@ -11,7 +11,7 @@ cd "$scratch" || exit 1
 tiny=(--data synthetic:classes=3,features=6,train=64,test=16 --model mlp-8-1 --batch 8 --epochs 2
   --lr-schedule constant --log-every 2 --mixup-alpha 1 --running-mixup)
 
-# a and b have different seeds, c equals a; each run is copied when a closed output stopped it, and at its end.
+# Runs a and b have different seeds, c equals a.  Each run is copied when a closed output stopped the run, and at its end.
 for run in a b c; do
   "$natgrad" train "${tiny[@]}" --seed $([[ $run == b ]] && echo 2 || echo 1) --out run >&- 2>err && fail "run $run was not stopped"
   cp -a run $run.8
@@ -77,10 +77,10 @@ for ((trial = 0; trial < trials && failures == 0; trial++)); do
     (cd run && find . -type f -exec cksum {} + | sort -k 3) | diff before - >diff || fail "seed $seed, trial $trial ($base:$did): refused, but changed: $(cat diff)"
     refused=$((refused + 1))
   elif [[ $got == 0 ]]; then
-    # A complete run has the weights of a and c, which are equal, or of b.
-    if same_run run a.16 2>/dev/null; then
+    # A complete run has the weights of a (c has the same weights) or of b.
+    if checkpoints_match run a.16 2>/dev/null; then
       same=a.16
-    elif same_run run b.16 2>/dev/null; then
+    elif checkpoints_match run b.16 2>/dev/null; then
       same=b.16 # for example only the config.json of b was left
     else
       fail "seed $seed, trial $trial ($base:$did): neither refused nor a whole run"

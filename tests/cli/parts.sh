@@ -6,58 +6,58 @@
 cd "$scratch" || exit 1
 how=(--data digits --model mlp --method natgrad --batch 61 --seed 3 --log-every 1 --quiet --lr-schedule constant)
 # moves PID DIR: wait for a checkpoint of a later step
-step_over() { [[ $(step_of "$1") -gt $2 ]]; }
-moves() { until_so "$1" "$2: a checkpoint" step_over "$2" "$(step_of "$2")"; }
+step_over() { [[ $(checkpoint_step "$1") -gt $2 ]]; }
+moves() { wait_until "$1" "$2: a checkpoint" step_over "$2" "$(checkpoint_step "$2")"; }
 
 n=${processes:-3}
-expect 0 '' on "$n" "${how[@]}" --steps 30 --out one
-expect 0 '' on "$n" "${how[@]}" --steps 30 --checkpoint-parts --checkpoint-every 10 --out parts
-whole parts 30 "$n"
-same_run one parts !natgrad. || fail "parts change weights"
+expect 0 '' train_on "$n" "${how[@]}" --steps 30 --out one
+expect 0 '' train_on "$n" "${how[@]}" --steps 30 --checkpoint-parts --checkpoint-every 10 --out parts
+check_files parts 30 "$n"
+checkpoints_match one parts !natgrad. || fail "parts change weights"
 
 # Half of the steps on n ranks with parts, the other half on another number of ranks, then one file again.
 for rest in 1 2 $((n + 1)); do
-  expect 0 '' on "$n" "${how[@]}" --steps 15 --checkpoint-parts --out half$rest
-  expect 0 '*' on "$rest" "${how[@]}" --steps 30 --out half$rest --resume
-  near "15 steps on $n, 15 on $rest" one half$rest 30
-  whole half$rest 30 "$rest"
+  expect 0 '' train_on "$n" "${how[@]}" --steps 15 --checkpoint-parts --out half$rest
+  expect 0 '*' train_on "$rest" "${how[@]}" --steps 30 --out half$rest --resume
+  must_be_near "15 steps on $n, 15 on $rest" one half$rest 30
+  check_files half$rest 30 "$rest"
 done
 # With another strategy: a window in other slices, or whole.
-expect 0 '' on "$n" "${how[@]}" --steps 15 --checkpoint-parts --grad-worker-fraction 0 --placement kaisa --out moved
-expect 0 '*' on 2 "${how[@]}" --steps 30 --grad-worker-fraction 1 --placement round-robin --out moved --resume
-near "another strategy" one moved 30
+expect 0 '' train_on "$n" "${how[@]}" --steps 15 --checkpoint-parts --grad-worker-fraction 0 --placement kaisa --out moved
+expect 0 '*' train_on 2 "${how[@]}" --steps 30 --grad-worker-fraction 1 --placement round-robin --out moved --resume
+must_be_near "another strategy" one moved 30
 window=("${how[@]}" --method mfac --window 4 --damping 0.1)
-expect 0 '' on "$n" "${window[@]}" --steps 30 --out dense
-expect 0 '' on "$n" "${window[@]}" --statistics sharded --checkpoint-parts --steps 15 --out cut
-expect 0 '*' on 2 "${window[@]}" --statistics sharded --steps 25 --out cut --resume
-expect 0 '*' on 1 "${window[@]}" --statistics all --steps 30 --out cut --resume
-near "a window that was cut" dense cut 30
+expect 0 '' train_on "$n" "${window[@]}" --steps 30 --out dense
+expect 0 '' train_on "$n" "${window[@]}" --statistics sharded --checkpoint-parts --steps 15 --out cut
+expect 0 '*' train_on 2 "${window[@]}" --statistics sharded --steps 25 --out cut --resume
+expect 0 '*' train_on 1 "${window[@]}" --statistics all --steps 30 --out cut --resume
+must_be_near "a window that was cut" dense cut 30
 
 # One rank of a job is killed while every step writes a checkpoint: the job ends, the last checkpoint is complete, and
 # the run resumes on fewer ranks, then on all.
 dir=$scratch/lost
 if [[ -n $processes ]]; then
-  expect 0 '' on "$n" "${how[@]}" --steps 2 --checkpoint-parts --out "$dir"
+  expect 0 '' train_on "$n" "${how[@]}" --steps 2 --checkpoint-parts --out "$dir"
   for victim in 0 $((n - 1)); do
-    on "$n" --out "$dir" --resume --steps 1000000 --checkpoint-every 1 --quiet >/dev/null 2>&1 </dev/null &
+    train_on "$n" --out "$dir" --resume --steps 1000000 --checkpoint-every 1 --quiet >/dev/null 2>&1 </dev/null &
     job=$!
     moves $job "$dir"
     sleep 0.0$((RANDOM % 10))
-    kill -9 "$(rank_of "$dir" $victim)" || {
+    kill -9 "$(rank_process "$dir" $victim)" || {
       fail "rank $victim is not to be found"
       pkill -f -- "train .*--out $dir"
     }
     wait $job && fail "a job without rank $victim ended well"
-    until_so $$ "ranks that the launcher left behind end" gone "$dir"
-    step=$(step_of "$dir")
-    expect 0 '*' on $((n - 1)) --out "$dir" --resume --steps $((step + 1)) --checkpoint-every 0 --quiet
-    whole "$dir" $((step + 1)) $((n - 1))
+    wait_until $$ "ranks that the launcher left behind end" run_is_gone "$dir"
+    step=$(checkpoint_step "$dir")
+    expect 0 '*' train_on $((n - 1)) --out "$dir" --resume --steps $((step + 1)) --checkpoint-every 0 --quiet
+    check_files "$dir" $((step + 1)) $((n - 1))
   done
   finish
 fi
 
 # Files that do not belong together, by content and by name.
-refused() { expect 2 "natgrad: $1" on "${ranks:-2}" --out run --resume --steps 40 --quiet; }
+refused() { expect 2 "natgrad: $1" train_on "${ranks:-2}" --out run --resume --steps 40 --quiet; }
 listing() { (cd "$1" && find . -printf '%p %y %l\n' | sort && find . -type f -exec cksum {} + | sort -k 3); }
 again() {
   rm -rf run && cp -a parts run
@@ -85,15 +85,15 @@ leave() {
   touch run/checkpoint-31.natgrad-state.01234567-1of3.natgrad-part "${strangers[@]}"
 }
 again leave
-expect 0 '*' on 1 --out run --resume --steps 31 --quiet
+expect 0 '*' train_on 1 --out run --resume --steps 31 --quiet
 rm "${strangers[@]}" || fail "a file of others is gone"
-whole run 31 1
+check_files run 31 1
 
 # The run is killed at random times, mostly while a checkpoint is written, and resumed on another number of ranks.
 kills=0
-expect 0 '' on 3 "${how[@]}" --steps 2 --checkpoint-parts --out killed
+expect 0 '' train_on 3 "${how[@]}" --steps 2 --checkpoint-parts --out killed
 for ((i = 0; i < 12; i++)); do
-  on $((1 + i % 4)) --out killed --resume --steps 1000000 --checkpoint-every 1 --quiet >/dev/null 2>&1 </dev/null &
+  train_on $((1 + i % 4)) --out killed --resume --steps 1000000 --checkpoint-every 1 --quiet >/dev/null 2>&1 </dev/null &
   pid=$!
   moves $pid killed
   sleep 0.0$((RANDOM % 10))
@@ -102,8 +102,8 @@ for ((i = 0; i < 12; i++)); do
   wait $pid 2>/dev/null
 done
 [[ $kills == 12 ]] || fail "$kills kills"
-step=$(step_of killed)
-expect 0 '*' on 2 --out killed --resume --steps $((step + 1)) --checkpoint-every 0 --quiet
-whole killed $((step + 1)) 2
+step=$(checkpoint_step killed)
+expect 0 '*' train_on 2 --out killed --resume --steps $((step + 1)) --checkpoint-every 0 --quiet
+check_files killed $((step + 1)) 2
 expect 2 'natgrad: --checkpoint-parts: needs --out' "$natgrad" train --checkpoint-parts
 finish

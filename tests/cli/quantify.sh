@@ -12,7 +12,7 @@ for method in 'natgrad --damping 0.1' 'eva --damping 0.1' 'mfac --damping 0.1' '
   train --method $method --steps 6 --quantify 1 --out with || fail "$method"
   # shellcheck disable=SC2086
   train --method $method --steps 6 --out without || fail "$method, without"
-  same_run with without !natgrad. || fail "$method: other weights"
+  checkpoints_match with without !natgrad. || fail "$method: other weights"
   grep -q scaling without/log.jsonl && fail "$method: scaling without being asked"
   command -v python3 >/dev/null || continue # not in a bare Debian
   python3 - with/log.jsonl "$method" <<'END' || fail "$method: $(head -1 with/log.jsonl)"

@@ -145,7 +145,7 @@ for out in glob.glob(at + "/s0.*.out.npy"):
 END
 }
 
-# A loss scale beside weight decay: what loss and gradients were multiplied by, and what Chainer makes of the rate.
+# scaled VERSION: a loss scale beside weight decay: the factor of loss and gradients, and Chainer's rate for this factor.
 scaled() { # VERSION
   python3 - "$decay" "$scratch/f2" "$1" <<'END'
 import array, glob, json, os, sys
@@ -182,7 +182,7 @@ if command -v python3 >/dev/null; then # not in a bare Debian
       expect 0 '*weights and momentum after each step: largest *: ok' replayed
     done
   done
-  # Twice the rows, each with half the gradient: n is twice, and A and G are the same, whatever the others have.
+  # Twice the rows, each with half the gradient: n doubles, A and G stay equal, whatever samples the other ranks have.
   rates keep 0.1 0.1 0.1 0.1
   python3 - "$scratch"/f2/s?.fc?.[ag].npy <<'END' || fail "sequences"
 import array, sys
@@ -226,7 +226,7 @@ expect 1 '*: exceeded' "$natgrad" replay "$file" --stat_decay=0.9
 "$natgrad" replay "$file" "$scratch/none" "$golden/kaisa-inverse-0.safetensors" >"$scratch/out" 2>&1
 [[ $? == 2 && $(grep -c ': ok$' "$scratch/out") == 2 ]] || fail "one bad among three: $(cat "$scratch/out")"
 
-# One changed number or NaN is noticed.  (The last four bytes of
+# One changed number or NaN is reported.  (The last four bytes of
 # the file are those of the last tensor, a result; the first after the header are conv1's input.)
 overwrite() { # OFFSET BYTES
   printf '%b' "$2" | dd of="$bad" bs=1 seek="$1" conv=notrunc status=none

@@ -6,10 +6,10 @@ cd "$scratch" || exit 1
 export OPENBLAS_NUM_THREADS=1 NG_THREADS=1
 how=(--data synthetic:classes=3,image=8x8x1,train=240,test=30 --model mlp --method spngd --batch 48 --lr 0.001 --lr-schedule constant --refresh-tolerance 0.1)
 
-# of DIR KIND NAME: a number of the last line
+# of DIR KIND NAME: print a number of the last line of the log
 of() { tail -n 1 "$1/log.jsonl" | sed -nE "s/.*\"statistics\": .*\"$2\": \{([^}]*)\}.*/\1/p" | sed -nE "s/.*\"$3\": ([0-9]+).*/\1/p"; }
 
-# Nothing is like anything: three layers, each step anew.  All is alike: refreshes of each in the same steps.
+# If no statistics are similar, each of three layers is refreshed in every step; if all are, in the same few steps.
 expect 0 '*' "$natgrad" train "${how[@]}" --steps 20 --refresh-tolerance 1e-30 --out never
 [[ $(of never A refreshed) == 60 && $(of never G refreshed) == 60 && $(of never A passed) == 0 ]] || fail "never: $(tail -n 1 never/log.jsonl)"
 expect 0 '*' "$natgrad" train "${how[@]}" --steps 20 --refresh-tolerance 1000 --out alike
@@ -17,7 +17,7 @@ anew=$(of alike A refreshed)
 [[ $anew -gt 0 && $anew -lt 30 && $((anew % 3)) == 0 && $(of alike G refreshed) == "$anew" ]] || fail "alike: $anew A, $(of alike G refreshed) G"
 [[ $(of alike A passed) == $((60 - anew)) && $(of alike A bytes_sent) == 0 && $(of alike A bytes_passed) == 0 ]] || fail "alike: $(tail -n 1 alike/log.jsonl)"
 
-# Stopped and resumed, the totals are of the whole run; on two ranks bytes are those of the steps.
+# After a resume the totals count the whole run; on two ranks the bytes belong to the refreshed steps.
 expect 0 '*' "$natgrad" train "${how[@]}" --steps 7 --refresh-tolerance 1000 --out parts
 expect 0 '*' "$natgrad" train "${how[@]}" --steps 20 --refresh-tolerance 1000 --out parts --resume
 for kind in A G; do
@@ -32,7 +32,7 @@ for kind in A G; do
     fail "two ranks: $kind: $(tail -n 1 two/log.jsonl | grep -o '"statistics": .*, "ranks"')"
 done
 
-# Norms have their own entry; without adaptive intervals there is none.
+# Norms have their own entry; without adaptive intervals there is no entry.
 expect 0 '*' "$natgrad" train --data synthetic:classes=3,image=8x8x3,train=64,test=6 --model resnet20 \
   --method spngd --batch 32 --lr 0.001 --steps 2 --refresh-tolerance 0.1 --out norms
 [[ $(of norms F refreshed) -gt 0 ]] || fail "norms: $(tail -n 1 norms/log.jsonl)"

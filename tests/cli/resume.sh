@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
-# Killed with -9 at random moments and resumed, a run ends with the weights, the library's state and
-# the log of one that was left alone, bit for bit.  NG_TEST_SEED repeats a sequence of kills.
+# A run that is killed with -9 at random moments and resumed ends with the weights, the state of the library and the log of
+# an undisturbed run, bit for bit.  NG_TEST_SEED=N repeats a sequence of kills.
 . "$(dirname "$0")/lib.sh"
 seed=${NG_TEST_SEED:-$RANDOM}
 RANDOM=$seed
 
-# All numbers of a log that do not depend on the clock; nor does memory depend on interruptions.
+# numbers FILE: print the numbers of a log that do not depend on the clock; interruptions do not change the memory either.
 numbers() {
   grep -oE '"(event|step|epoch|lr|train_loss|train_accuracy|test_loss|test_accuracy|clip|why|skipped|rescued|network_bytes|precond_bytes)": [^,}]*' "$1/log.jsonl"
 }
 
-# whole NAME OPTIONS...: 1 if a second kill after a checkpoint never came
+# whole NAME OPTIONS...: compare a killed and an undisturbed run; return 1 if no second kill came after a checkpoint
 whole() {
   local name=$1 plain=$scratch/$1.plain killed=$scratch/$1.killed
   shift
@@ -19,8 +19,8 @@ whole() {
   expect 0 '*' "$natgrad" train "$@" --out "$plain"
   ms=$((($(date +%s%N) - t0) / 1000000))
 
-  # Killed, by turns, a moment after the next checkpoint, however long that takes, and at any moment up
-  # to a half of what the undisturbed run took; in the end left alone, should the machine have become slow since.
+  # Kill the run by turns shortly after the next checkpoint, and at any moment up to half of the time of the undisturbed
+  # run; the last run is not killed, because the machine may have become slow.
   local kills=0 resumed=0 goes=0 most=60 resume=() pid got wait_ms now last=
   while ((goes++ <= most)); do
     "$natgrad" train "$@" --out "$killed" "${resume[@]}" >"$scratch/out" 2>"$scratch/err" &
@@ -29,7 +29,7 @@ whole() {
     if ((goes > most)); then
       wait_ms=0
     elif ((goes % 2 == 1)); then
-      while kill -0 $pid 2>/dev/null && [[ $(step_of "$killed") == "$last" ]]; do
+      while kill -0 $pid 2>/dev/null && [[ $(checkpoint_step "$killed") == "$last" ]]; do
         sleep 0.003
       done
       wait_ms=$((wait_ms / 16))
@@ -45,10 +45,10 @@ whole() {
       return
     fi
     kills=$((kills + 1))
-    # Before the first checkpoint --resume begins again; without config.json there is no run yet.
+    # Before the first checkpoint --resume starts again; without config.json --resume finds no run.
     resume=()
     [[ -e $killed/config.json ]] && resume=(--resume)
-    now=$(step_of "$killed")
+    now=$(checkpoint_step "$killed")
     [[ -n $now && $now != "$last" ]] && resumed=$((resumed + 1))
     last=$now
   done
@@ -58,13 +58,13 @@ whole() {
   diff <(numbers "$plain") <(numbers "$killed") >"$scratch/diff" ||
     fail "$name (seed $seed): the log differs after $kills kills: $(head -4 "$scratch/diff")"
   [[ $(numbers "$plain" | grep -c '"event": "step"') -ge 10 ]] || fail "$name: the log is short"
-  same_run "$plain" "$killed" 2>"$scratch/err" || fail "$name (seed $seed): after $kills kills: $(cat "$scratch/err")"
+  checkpoints_match "$plain" "$killed" 2>"$scratch/err" || fail "$name (seed $seed): after $kills kills: $(cat "$scratch/err")"
   [[ $(cd "$killed" && echo *) == $(cd "$plain" && echo *) ]] || fail "$name: left over: $(ls "$killed")"
   [[ -z ${VERBOSE:-} ]] || echo "$name: $ms ms, $kills kills, $resumed resumed"
 }
 
-# until_killed NAME EPOCHS OPTIONS...: from nothing again, twice as long, where kills came too late: this script may be
-# kept waiting while the run is not.
+# until_killed NAME EPOCHS OPTIONS...: start from nothing, each time with twice the epochs, until kills come in time: a busy
+# machine may delay this script and not the run
 until_killed() {
   local longer
   for longer in 1 2 4 8 16 32 64; do
@@ -81,8 +81,8 @@ until_killed adamw 40 --data digits --model mlp --method adamw --lr-schedule cos
 until_killed window 5 --data synthetic:classes=3,image=28x28x1,train=120,test=40,seed=4 --model lenet --batch 20 \
   --method natgrad --solve-period 2 --per-layer 'linear: method=mfac window=5 damping=0.01 window_momentum=0.5' --lr 0.003 \
   --log-every 1 --checkpoint-every 3 --quiet
-# Everything random at once: order, dropout, crop and flip, sampled labels, running means; and what else is
-# carried from step to step: the batch before of mixup, micro-batches, momentum and damping on their way.
+# All random choices at once: order, dropout, crop and flip, sampled labels, running means; and all other state between
+# steps: the previous batch of mixup, micro-batches, momentum and the schedule of the damping.
 until_killed images 6 --data synthetic:classes=3,image=12x12x3,train=120,test=40,seed=4 --model wrn-10-1 --dropout 0.3 \
   --augment crop+flip --fisher sampled --method kaisa --stat-period 2 --solve-period 3 --batch 10 --acc-iters 2 --lr 0.03 \
   --mixup-alpha 0.4 --running-mixup --erase-rate 0.5 --adjust-momentum proportional --rescale-weights shrink \

@@ -12,8 +12,8 @@ G='64 64 64 256 256 64 64 256 64 64 256 128 128 512 512 128 128 512 128 128 512 
 orders() { "$natgrad" bench kfac --model resnet50 --list | awk -v c="$1" 'NR > 1 && $1 !~ /^[0-9]/ {print $c}' | xargs; }
 [[ $(orders 2) == $(echo $A) ]] || fail "resnet50, A: $(orders 2)"
 [[ $(orders 3) == $(echo $G) ]] || fail "resnet50, G: $(orders 3)"
-# Positions follow from image, stride and padding: 112, 56, 28, 14, 7 squared and the fc; for ResNet-18
-# 32, 16, 8, 4 squared.
+# Positions follow from image, stride and padding: 112^2, 56^2, 28^2, 14^2, 7^2 and 1 for the fc; for ResNet-18
+# 32^2, 16^2, 8^2, 4^2.
 positions() { "$natgrad" bench kfac --model "$1" --list | awk 'NR > 1 && $1 !~ /^[0-9]/ {print $4}' | uniq -c | xargs; }
 [[ $(positions resnet50) == '1 12544 11 3136 13 784 19 196 9 49 1 1' ]] ||
   fail "resnet50, positions: $(positions resnet50)"
@@ -21,7 +21,7 @@ positions() { "$natgrad" bench kfac --model "$1" --list | awk 'NR > 1 && $1 !~ /
 expect 0 '*54 layers, sum of orders 82492, parameters 25503912' "$natgrad" bench kfac --model resnet50 --list
 expect 0 '*21 layers, sum of orders 36416, parameters 11210532' "$natgrad" bench kfac --model resnet18 --list
 
-# A user's list: a key that a kind does not have is an error with its name.
+# own MEMBERS: write a list of one layer.  A key that the kind of the layer does not have is an error with the key's name.
 own() { echo "[{\"name\": \"a\", $1}]" >"$scratch/own.json"; }
 conv='"kind": "conv2d", "in": 3, "out": 5, "kernel": 3, "image": 8'
 own "$conv, \"positions\": 7"
@@ -30,7 +30,7 @@ for key in kernel stride padding image; do
   own "\"kind\": \"linear\", \"in\": 3, \"out\": 5, \"$key\": 2"
   expect 2 "*own.json: layer 0: linear has no key '$key'*" "$natgrad" bench kfac --model "$scratch/own.json" --list
 done
-# Norms and embeddings are left out; p is of one group, positions are of a reach of 5.
+# Norms and embeddings are skipped; p belongs to one group, positions to a dilated kernel of width 5.
 echo '[{"name": "n", "kind": "norm", "in": 4}, {"name": "e", "kind": "embedding", "in": 9, "out": 3}, {"name": "a", "kind":
   "conv2d", "in": 4, "out": 6, "kernel": 3, "image": 8, "groups": 2, "dilation": 2}]' >"$scratch/own.json"
 expect 0 '*a * 18 * 3 * 16

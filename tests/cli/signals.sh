@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# signals.sh [RANKS]: SIGUSR1 makes a checkpoint and the run goes on, SIGTERM and SIGINT make one and end it; on
-# one rank and on threads, or with a number on so many processes under mpirun, where each rank is told in turn,
-# and the launcher.
+# signals.sh [RANKS]: SIGUSR1 saves a checkpoint and the run continues; SIGTERM and SIGINT save a checkpoint and end the
+# run.  The run has one rank, several threads, or RANKS processes under mpirun; there each rank in turn and the launcher
+# get the signal.
 . "$(dirname "$0")/lib_ranks.sh"
 cd "$scratch" || exit 1
 how=(--data digits --model mlp --method natgrad --batch 61 --quiet --lr-schedule constant)
 
-# begin RANKS DIR OPTIONS...: a long run in the background, which has taken steps; `pid` is it or its launcher
-begin() {
+# start_run RANKS DIR OPTIONS...: start a long run in the background and wait for steps; `pid`: the run or its launcher
+start_run() {
   local n=$1 dir=$2
   local all=("$natgrad" train "${how[@]}" --steps 1000000 --log-every 1 --out "$dir" "${@:3}")
   if [[ -n $processes ]]; then
@@ -16,27 +16,27 @@ begin() {
     "${all[@]}" --ranks "$n" >"$dir.out" 2>"$dir.err" </dev/null &
   fi
   pid=$!
-  until_so $pid "$dir: steps" lines_over "$dir/log.jsonl" 3 || cat "$dir.err"
+  wait_until $pid "$dir: steps" has_lines_over "$dir/log.jsonl" 3 || cat "$dir.err"
 }
 
-told() { grep -c '^natgrad: SIGUSR1: the checkpoint of step [0-9]* is in' "$1.err"; }
-told_over() { [[ $(told "$1") -gt $2 ]]; }
+count_saves() { grep -c '^natgrad: SIGUSR1: the checkpoint of step [0-9]* is in' "$1.err"; }
+has_saves_over() { [[ $(count_saves "$1") -gt $2 ]]; }
 
-# keeps DIR WHOM: one more checkpoint, and the run goes on
-keeps() {
+# save_and_continue DIR PID: SIGUSR1 to PID saves one checkpoint, and the run continues
+save_and_continue() {
   local dir=$1 before after
-  before=$(told "$dir")
+  before=$(count_saves "$dir")
   kill -USR1 "$2" || { fail "$dir: nobody to tell: $(cat "$dir.err")"; return; }
-  until_so $pid "$dir: SIGUSR1: a checkpoint" told_over "$dir" "$before"
+  wait_until $pid "$dir: SIGUSR1: a checkpoint" has_saves_over "$dir" "$before"
   after=$(sed -nE 's/^natgrad: SIGUSR1: the checkpoint of step ([0-9]*) is in.*/\1/p' "$dir.err" | tail -n 1)
-  [[ $(told "$dir") == $((before + 1)) && $(step_of "$dir") == "$after" ]] ||
-    fail "$dir: SIGUSR1: told $(told "$dir") times, $(step_of "$dir") kept: $(cat "$dir.err")"
-  until_so $pid "$dir: SIGUSR1: another step" lines_over "$dir/log.jsonl" "$(wc -l <"$dir/log.jsonl")"
+  [[ $(count_saves "$dir") == $((before + 1)) && $(checkpoint_step "$dir") == "$after" ]] ||
+    fail "$dir: SIGUSR1: told $(count_saves "$dir") times, $(checkpoint_step "$dir") kept: $(cat "$dir.err")"
+  wait_until $pid "$dir: SIGUSR1: another step" has_lines_over "$dir/log.jsonl" "$(wc -l <"$dir/log.jsonl")"
 }
 
-# ends DIR WHOM: a checkpoint, exit 1, and the run can go on for a step; ^C that a launcher passes on as SIGTERM is one
-# request.  Both come at once to one that was stopped, however long this script is kept from sending the second.
-ends() {
+# save_and_end DIR PID: SIGINT and SIGTERM to PID save a checkpoint and end the run with exit code 1; the run can resume.  A launcher
+# may send ^C as both signals, which count as one.  The process is stopped meanwhile, so both signals arrive at once.
+save_and_end() {
   local dir=$1 got=0 step
   if kill -STOP "$2"; then
     kill -INT "$2"
@@ -47,44 +47,44 @@ ends() {
   fi
   wait "$pid" || got=$?
   step=$(sed -nE 's/^natgrad: stopped after step ([0-9]+); continue with natgrad train --resume .*/\1/p' "$dir.err")
-  [[ $got == 1 && -n $step && $(step_of "$dir") == "$step" ]] || fail "$dir: SIGINT: exit $got, $(step_of "$dir") kept: $(cat "$dir.err")"
+  [[ $got == 1 && -n $step && $(checkpoint_step "$dir") == "$step" ]] || fail "$dir: SIGINT: exit $got, $(checkpoint_step "$dir") kept: $(cat "$dir.err")"
   expect 0 '*' "$natgrad" train --out "$dir" --resume --steps $((step + 1)) --quiet
 }
 
 if [[ -z $processes ]]; then
   for n in 1 2 4; do
-    begin $n run$n
-    keeps run$n $pid
-    keeps run$n $pid
-    ends run$n $pid
+    start_run $n run$n
+    save_and_continue run$n $pid
+    save_and_continue run$n $pid
+    save_and_end run$n $pid
   done
-  # Nowhere to keep it: told, and the run goes on.
+  # Without --out there is no checkpoint: the program prints a line, and the run continues.
   "$natgrad" train "${how[@]}" --steps 1000000 2>nowhere.err >/dev/null </dev/null &
   pid=$!
-  until_so $pid "without --out: a handler" catches $pid 10
+  wait_until $pid "without --out: a handler" has_handler $pid 10
   kill -USR1 $pid
-  until_so $pid "without --out: SIGUSR1" test -s nowhere.err
+  wait_until $pid "without --out: SIGUSR1" test -s nowhere.err
   kill -TERM $pid
   wait $pid
   [[ $? == 1 && $(cat nowhere.err) == 'natgrad: SIGUSR1: no checkpoint without --out'*'without --out nothing was saved' ]] ||
     fail "without --out: $(cat nowhere.err)"
 else
   last=$((processes - 1))
-  begin "$processes" "$scratch/one"
+  start_run "$processes" "$scratch/one"
   for ((r = 0; r <= last; r++)); do
-    keeps "$scratch/one" "$(rank_of "$scratch/one" $r)"
+    save_and_continue "$scratch/one" "$(rank_process "$scratch/one" $r)"
   done
-  keeps "$scratch/one" $pid
-  ends "$scratch/one" "$(rank_of "$scratch/one" $last)"
-  # Open MPI kills ranks so many seconds later, done or not, and waits so long in any case: more where the machine is busy.
+  save_and_continue "$scratch/one" $pid
+  save_and_end "$scratch/one" "$(rank_process "$scratch/one" $last)"
+  # Open MPI kills ranks after this many seconds, and always waits as long; a busy machine needs more.
   for seconds in 15 60 240; do
     rm -rf all
     export OMPI_MCA_odls_base_sigkill_timeout=$seconds
-    begin "$processes" all
+    start_run "$processes" all
     got=0
     kill -TERM $pid
     wait $pid || got=$?
-    step=$(step_of all)
+    step=$(checkpoint_step all)
     [[ $got != 0 && -n $step ]] && break
   done
   [[ $got != 0 && -n $step ]] || fail "the launcher: exit $got, '$step' kept: $(cat all.err)"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# natgrad train: every way to ask for a wrong thing, a run that learns, its log, a signal.
+# natgrad train: invalid requests, a run that learns, the log of a run, a signal.
 . "$(dirname "$0")/lib.sh"
 cd "$scratch" || exit 1
 train() { expect "$1" "natgrad: $2" "$natgrad" train "${@:3}"; }
@@ -80,14 +80,14 @@ if [[ -w /dev/full ]]; then
   "$natgrad" train "${tiny[@]}" >/dev/full 2>err
   [[ $? == 2 && $(cat err) == 'natgrad: standard output could not be written' ]] || fail "full stdout: $(cat err)"
 fi
-# A limit of 4 KiB a file stands for the full disk: the log does not fit.
+# A file size limit of 4 KiB simulates a full disk: the log does not fit.
 (
   ulimit -f 4
   exec "$natgrad" train "${tiny[@]}" --epochs 40 --log-every 1 --quiet --out small
 ) >out 2>err
 [[ $? == 2 && $(cat err) == 'natgrad: small/log.jsonl: cannot be written: File too large' ]] || fail "full disk: $(cat err)"
 
-# A run that learns, and what it writes.
+# A run that learns, and the files of the run.
 expect 0 '*epoch 1/5  step 22  *epoch 5/5  step 110  lr *  loss *  accuracy * %  test loss *  test accuracy * %  * samples/s  * s*run: log.jsonl, weights in checkpoint-110.safetensors' \
   "$natgrad" train --data digits --model mlp --method natgrad --epochs 5 --lr 0.03 \
   --lr-schedule linear --out run --checkpoint-every 50 --log-every 5 # eight seeds: 91.9 to 93.6 %
@@ -108,12 +108,12 @@ tr -d '\n' <run/config.json | "$helper" json schema:n natgrad data model method 
 [[ $(cd run && echo *) == 'checkpoint-110.safetensors config.json log.jsonl' ]] || fail "a run has $(ls run)"
 expect 0 '' "$natgrad" train "${tiny[@]}" --quiet
 
-# The same settings from a file, the same bits; the command line wins.
+# The same settings from a file give the same bits; the command line overrides the file.
 expect 0 '*' "$natgrad" train --config run/config.json --out again
-same_run run again || fail "config.json does not repeat the run"
+checkpoints_match run again || fail "config.json does not repeat the run"
 expect 0 '*epoch 1/1  step 2  *' "$natgrad" train --config run/config.json --steps 2 --out short
 
-# A run goes on as it began, or not at all.
+# A run resumes only with the settings of its start.
 train 2 "--batch: is '32', but '64' in run/checkpoint-110.safetensors; a resumed run keeps its settings" --out run --resume --batch 32
 train 2 "--damping: is '0.5', but '0.*' in run/checkpoint-110.safetensors; a resumed run keeps its settings" --out run --resume --damping 0.5
 train 2 '--epochs: the run in run has taken 110 steps, expected at least as many, not 88' --out run --resume --epochs 4
@@ -122,10 +122,10 @@ expect 0 '*epoch 6/6  step 132 *natgrad: --epochs: another length of the run cha
 [[ $(grep -c '"event": "end"' run/log.jsonl) == 1 ]] || fail "two ends in one log"
 [[ $(grep -c '"event": "epoch"' run/log.jsonl) == 6 ]] || fail "an epoch is missing after going on"
 
-# A signal: the step is finished, a checkpoint made, exit 1.  Meanwhile nobody else may go on there.
+# A signal: the program finishes the step, saves a checkpoint and exits with 1.  Meanwhile no other run may use the folder.
 "$natgrad" train --data digits --model mlp --method sgd --epochs 100000 --out stopped >ran 2>ran.err &
 pid=$!
-until_so $pid "a first epoch" test -s ran
+wait_until $pid "a first epoch" test -s ran
 train 2 '--out: another natgrad train is running in stopped' --out stopped --resume
 kill -TERM $pid
 wait $pid
@@ -135,34 +135,34 @@ step=$(sed -nE 's/^natgrad: stopped after step ([0-9]+); .*/\1/p' ran.err)
 [[ $(tail -1 stopped/log.jsonl) == *'"why": "stopped"'* ]] || fail "SIGTERM: $(tail -1 stopped/log.jsonl)"
 "$natgrad" train --data digits --model mlp --method sgd --epochs 100000 --quiet >out 2>err &
 pid=$!
-until_so $pid "its handlers" catches $pid 10
+wait_until $pid "its handlers" has_handler $pid 10
 kill -INT $pid
 wait $pid
 [[ $? == 1 && $(cat err) == 'natgrad: stopping after this step; repeat the signal to end at once'*'natgrad: stopped after step '*'; without --out nothing was saved' ]] || fail "SIGINT: $(cat err)"
 
-# A loss that is not finite ends the run, and keeps nothing of it.
+# A loss that is not finite ends the run without a checkpoint.
 expect 1 '*natgrad: diverged after step *: the loss is not finite' "$natgrad" train --data digits --model mlp --method sgd \
   --lr 1 --weight-decay 1000 --epochs 20 --out lost --quiet # weights grow by 999 a step
 [[ $(tail -1 lost/log.jsonl) == *'"why": "diverged"'* ]] || fail "lost: $(tail -1 lost/log.jsonl)"
-[[ -z $(newest lost) ]] || fail "a lost run is kept"
-# The loss before the last step was finite; what it did to the weights is seen by the test.
+[[ -z $(newest_checkpoint lost) ]] || fail "a lost run is kept"
+# The loss before the last step is finite; the test loss shows that this step made the weights non-finite.
 expect 1 '*natgrad: diverged after step 2: the loss is not finite' "$natgrad" train --steps 2 --batch 16 --method sgd --lr 1e6 \
   --data synthetic:classes=3,features=8,train=64,test=32 --weight-decay 1000 --lr-schedule constant --quiet --out last
 [[ $(tail -1 last/log.jsonl) == *'"test_accuracy": null'*'"why": "diverged"'* || $(tail -1 last/log.jsonl) == *'"why": "diverged"'*'"test_accuracy": null'* ]] ||
   fail "last: $(tail -1 last/log.jsonl)"
-[[ -z $(newest last) ]] || fail "weights that are lost are kept"
+[[ -z $(newest_checkpoint last) ]] || fail "weights that are lost are kept"
 
-# Killed before its first checkpoint, a run begins again; a damaged one is refused.
+# A run that was killed before its first checkpoint starts again; a damaged run is refused.
 "$natgrad" train "${tiny[@]}" --out never --quiet || fail "never"
 mkdir early && cp never/config.json early
 printf '{"schema": 1, "event": "step", "st' >early/log.jsonl
 expect 0 'epoch 1/1  step 8  *natgrad: --resume: early has no checkpoint yet, the run begins again' "$natgrad" train --out early --resume
-same_run never early || fail "a run that begins again has other weights"
+checkpoints_match never early || fail "a run that begins again has other weights"
 numbers() { sed -E 's/"(ms|seconds|crc32)": *(\{[^}]*\}|[^,}]*)//g' "$1"; }
 diff <(numbers never/log.jsonl) <(numbers early/log.jsonl) >/dev/null || fail "a run that begins again is another"
 train 2 "--method: is 'sgd', but 'natgrad' in one/config.json; a resumed run keeps its settings" --out one --resume --method sgd
 
-# Settings that would mean nothing; lines that stay one line.
+# Settings without a meaning are refused, in messages of one line.
 train 2 '--optimizer: has no effect with method sgd and the sgd update' --method sgd --optimizer adamw
 train 2 '--beta1: has no effect with method natgrad and the sgd update' --beta1 0.5
 train 2 '--momentum: has no effect with method adamw and the adamw update' --method adamw --momentum 0
@@ -178,7 +178,7 @@ train 2 "--weight-decay: 'x' is no number *" --weight_decay x
 train 2 "--beta1: '1' is no number from 0 to below 1" --beta1 1
 train 2 "--model: unknown model 'x?y'; *" --model $'x\ny'
 bad_file '{"schema": 99}' 'schema: expected 1'
-# A configuration of the program by its name.
+# A configuration that the program has, by name.
 expect 0 '*test accuracy*' "$natgrad" train --config mnist-mlp --data digits --batch 16 --steps 2
 expect 0 '*test accuracy*' "$natgrad" train --config mnist-mlp.json --data digits --batch 16 --steps 2
 expect 2 'natgrad: mnist-nothing: *' "$natgrad" train --config mnist-nothing

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The configurations of window methods train: two steps of each on generated data, with a small window; and
-# the short names of their options.
+# Train two steps with each configuration of a window method, on generated data, with a small window; test the short
+# names of options.
 . "$(dirname "$0")/lib.sh"
 cd "$scratch" || exit 1
 configs=$NG_SOURCE_DIR/configs
@@ -13,7 +13,7 @@ tiny=(--data synthetic:classes=4,features=12,train=64,test=8 --batch 8 --steps 1
 "$natgrad" train --config "$configs/features-logreg-sparse-ggt.json" "${tiny[@]}" --out features >out.txt 2>err || fail "features: $(cat err)"
 grep -q '"why": "done"' features/log.jsonl || fail "features: $(tail -1 features/log.jsonl)"
 
-# Short names are the long ones: the same settings, the same losses; in lists of compare, too.
+# Short and long names of options give the same settings and losses, also in lists of compare.
 losses() { grep '"event": "step"' "$1/log.jsonl" | sed 's/, "ms".*//'; }
 same=(--model mlp --method mfac --window 3 "${tiny[@]}")
 "$natgrad" train "${same[@]}" --store topk --density 0.25 --out short >out.txt 2>err || fail "short: $(cat err)"

@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
-# run.sh CMAKE CC GENERATOR LIBDIR [MPICC], in the build folder: install into a scratch prefix, move it (an
-# installed tree may be moved), and build and run consumers of it by find_package and by pkg-config,
-# shared and static.
+# run.sh CMAKE CC GENERATOR LIBDIR [MPICC], in the build folder: install into a scratch prefix, move the prefix, as a user may,
+# then build and run programs that find the library by find_package and by pkg-config, shared and static.
 set -euo pipefail
 cmake=$1 cc=$2 generator=$3 libdir=$4 mpicc=${5:-}
 here=$(cd "$(dirname "$0")" && pwd)
@@ -12,8 +11,8 @@ if [[ $libdir = /* ]]; then
   exit 77
 fi
 say() { echo "--- $*"; }
-# always TEXT COMMAND..., never TEXT COMMAND...: the output has the text, or has it not.  The output is
-# taken whole first: a grep -q at the end of a pipe would kill the command half way, now and then.
+# always TEXT COMMAND..., never TEXT COMMAND...: the output of COMMAND contains the text, or does not.  First read all
+# output: grep -q at the end of a pipe could end before COMMAND, which would fail.
 always() {
   local text=$1 out
   shift
@@ -89,7 +88,7 @@ if [[ -e $prefix/include/natgrad_mpi.h ]]; then
   "$cc" -std=c11 -Wall -Werror "$here/consumer_mpi.c" -o "$work/mpi" "${flags[@]}"
   LD_LIBRARY_PATH=$prefix/$libdir "$here/../mpirun.sh" 1 "$work/mpi"
 fi
-# Without the shared library beside it the linker takes the archive.
+# Without the shared library in the folder the linker uses the archive.
 rm "$prefix/$libdir"/libnatgrad.so*
 read -a flags <<<"$(pkg-config --cflags --libs --static natgrad)"
 "$cc" -std=c11 -Wall -Werror "$here/consumer.c" -o "$work/static" "${flags[@]}"
