@@ -29,7 +29,7 @@ static parameter list[MOST];
 static int64_t n;
 static dv_desk *desk;
 
-static void check(const char *error) {
+static void exit_on_error(const char *error) {
   if (error == NULL) return;
   (void)fprintf(stderr, "gpu_eva: %s\n", error);
   exit(1);
@@ -37,14 +37,14 @@ static void check(const char *error) {
 
 /* ---- models ----------------------------------------------------------------------------------*/
 
-static void add(int64_t rows, int64_t cols, bool has_curvature) {
+static void add_parameter(int64_t rows, int64_t cols, bool has_curvature) {
   list[n++] =
       (parameter){.rows = rows, .cols = cols, .count = rows * cols, .has_curvature = has_curvature};
 }
 static void add_conv(int64_t out, int64_t in, int64_t kernel) {
-  add(out, in * kernel * kernel, true);
-  add(1, out, false);
-  add(1, out, false);
+  add_parameter(out, in * kernel * kernel, true);
+  add_parameter(1, out, false);
+  add_parameter(1, out, false);
 }
 
 /* ResNet-18 or ResNet-50 for 1,000 classes. */
@@ -62,8 +62,8 @@ static void add_resnet(bool deep) {
       in = out;
     }
   }
-  add(1000, in, true);
-  add(1, 1000, false);
+  add_parameter(1000, in, true);
+  add_parameter(1, 1000, false);
 }
 static void add_tiny(void) {
   for (int i = 0; i < TINY; i++) {
@@ -73,10 +73,10 @@ static void add_tiny(void) {
 
 /* ---- arrays ----------------------------------------------------------------------------------*/
 
-static float *random_array(int64_t count, double scale) {
+static float *make_random_array(int64_t count, double scale) {
   static uint64_t state = 1;
   float *x = malloc((size_t)count * sizeof *x);
-  if (x == NULL) check("out of memory");
+  if (x == NULL) exit_on_error("out of memory");
   for (int64_t i = 0; i < count; i++) {
     state = state * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
     x[i] = (float)(((double)(state >> 40) * 0x1p-24 - 0.5) * scale);
@@ -85,15 +85,15 @@ static float *random_array(int64_t count, double scale) {
 }
 
 /* Return a copy of `count` objects on the device. */
-static void *on_device(const void *x, int64_t count, size_t size) {
+static void *copy_to_device(const void *x, int64_t count, size_t size) {
   void *at;
-  check(dv_alloc(desk, (size_t)count * size, &at));
-  check(dv_copy(desk, at, x, (size_t)count * size));
-  check(dv_wait(desk));
+  exit_on_error(dv_alloc(desk, (size_t)count * size, &at));
+  exit_on_error(dv_copy(desk, at, x, (size_t)count * size));
+  exit_on_error(dv_wait(desk));
   return at;
 }
-static void *floats_on_device(const float *x, int64_t count) {
-  return on_device(x, count, sizeof *x);
+static void *copy_floats(const float *x, int64_t count) {
+  return copy_to_device(x, count, sizeof *x);
 }
 
 /* ---- the step --------------------------------------------------------------------------------*/
@@ -109,48 +109,48 @@ static double *sums, *inner, *c;
 static int32_t *skipped;
 static int64_t curved, tiles, measured_tiles;
 
-static dv_region whole(float *data, const parameter *p) {
+static dv_region describe_region(float *data, const parameter *p) {
   const dv_place place = {
       .data = (char *)data, .dtype = DV_F32, .rows_adjacent = 1, .axes = 1, .row_stride = p->cols};
   return (dv_region){place, 0, p->rows, 0, p->cols, p->cols % 4 == 0};
 }
 
-static void make_lists(int64_t *overflowed) {
+static void make_descriptors(int64_t *overflowed) {
   static dv_mean mean[2 * MOST];
   static dv_layer layer[MOST];
   static dv_measure measure[MOST];
   static dv_direction direction[MOST];
-  static dv_update update[MOST];
+  static dv_update launch_update[MOST];
   static int64_t starts[MOST + 1], measured_starts[MOST + 1];
   double *norm2;
-  check(dv_alloc(desk, 2 * MOST * sizeof *norm2, (void **)&norm2));
+  exit_on_error(dv_alloc(desk, 2 * MOST * sizeof *norm2, (void **)&norm2));
   for (int64_t i = 0; i < n; i++) {
     parameter *p = &list[i];
     const int64_t here = (p->count + DV_TILE - 1) / DV_TILE;
-    p->D = random_array(p->count, 1e-2), p->w = random_array(p->count, 0.1);
-    p->m = random_array(p->count, 1e-2);
-    p->device_w = floats_on_device(p->w, p->count);
-    const dv_region D = whole(floats_on_device(p->D, p->count), p);
+    p->D = make_random_array(p->count, 1e-2), p->w = make_random_array(p->count, 0.1);
+    p->m = make_random_array(p->count, 1e-2);
+    p->device_w = copy_floats(p->w, p->count);
+    const dv_region D = describe_region(copy_floats(p->D, p->count), p);
     direction[i] = (dv_direction){
         .D = D, .scale = 1.0, .u_col = 1, .overflowed = overflowed, .is_rank_one = true};
-    update[i] = (dv_update){.weight = whole(p->device_w, p).place,
-                            .m = floats_on_device(p->m, p->count),
-                            .cols = p->cols,
-                            .lr = (float)LR,
-                            .mu = (float)MU,
-                            .keep = 1.0f,
-                            .decay = (float)DECAY,
-                            .coefficients = {1.0f, (float)MU},
-                            .is_sgd = true,
-                            .is_flat = D.is_flat};
+    launch_update[i] = (dv_update){.weight = describe_region(p->device_w, p).place,
+                                   .m = copy_floats(p->m, p->count),
+                                   .cols = p->cols,
+                                   .lr = (float)LR,
+                                   .mu = (float)MU,
+                                   .keep = 1.0f,
+                                   .decay = (float)DECAY,
+                                   .coefficients = {1.0f, (float)MU},
+                                   .is_sgd = true,
+                                   .is_flat = D.is_flat};
     starts[i + 1] = starts[i] + here;
     if (!p->has_curvature) continue;
-    p->a = random_array(p->cols, 1.0), p->g = random_array(p->rows, 1e-2);
+    p->a = make_random_array(p->cols, 1.0), p->g = make_random_array(p->rows, 1e-2);
     const int64_t k = curved++;
-    float *a = floats_on_device(p->a, p->cols), *g = floats_on_device(p->g, p->rows);
-    mean[2 * k] = (dv_mean){a, floats_on_device(p->a, p->cols), p->cols, 0.05, 0.95, &norm2[2 * k]};
+    float *a = copy_floats(p->a, p->cols), *g = copy_floats(p->g, p->rows);
+    mean[2 * k] = (dv_mean){a, copy_floats(p->a, p->cols), p->cols, 0.05, 0.95, &norm2[2 * k]};
     mean[2 * k + 1] =
-        (dv_mean){g, floats_on_device(p->g, p->rows), p->rows, 0.05, 0.95, &norm2[2 * k + 1]};
+        (dv_mean){g, copy_floats(p->g, p->rows), p->rows, 0.05, 0.95, &norm2[2 * k + 1]};
     measured_starts[k + 1] = measured_starts[k] + here;
     layer[k] =
         (dv_layer){&norm2[2 * k], &norm2[2 * k + 1], i, measured_starts[k], measured_starts[k + 1]};
@@ -158,51 +158,51 @@ static void make_lists(int64_t *overflowed) {
     direction[i].u = a, direction[i].y = g;
   }
   tiles = starts[n], measured_tiles = measured_starts[curved];
-  means = on_device(mean, 2 * curved, sizeof *mean);
-  layers = on_device(layer, curved, sizeof *layer);
-  measures = on_device(measure, curved, sizeof *measure);
-  directions = on_device(direction, n, sizeof *direction);
-  updates = on_device(update, n, sizeof *update);
-  first = on_device(starts, n + 1, sizeof *starts);
-  first_measured = on_device(measured_starts, curved + 1, sizeof *measured_starts);
-  check(dv_alloc(desk, (size_t)measured_tiles * 2 * sizeof *sums, (void **)&sums));
-  check(dv_alloc(desk, MOST * sizeof *inner, (void **)&inner));
-  check(dv_alloc(desk, MOST * sizeof *c, (void **)&c));
-  check(dv_alloc(desk, sizeof *skipped, (void **)&skipped));
+  means = copy_to_device(mean, 2 * curved, sizeof *mean);
+  layers = copy_to_device(layer, curved, sizeof *layer);
+  measures = copy_to_device(measure, curved, sizeof *measure);
+  directions = copy_to_device(direction, n, sizeof *direction);
+  updates = copy_to_device(launch_update, n, sizeof *launch_update);
+  first = copy_to_device(starts, n + 1, sizeof *starts);
+  first_measured = copy_to_device(measured_starts, curved + 1, sizeof *measured_starts);
+  exit_on_error(dv_alloc(desk, (size_t)measured_tiles * 2 * sizeof *sums, (void **)&sums));
+  exit_on_error(dv_alloc(desk, MOST * sizeof *inner, (void **)&inner));
+  exit_on_error(dv_alloc(desk, MOST * sizeof *c, (void **)&c));
+  exit_on_error(dv_alloc(desk, sizeof *skipped, (void **)&skipped));
 }
 
-static void fold(void) {
-  check(dv_launch(desk, "dv_eva_fold", 2 * curved, DV_THREADS, (void *[]){&means}));
+static void launch_fold(void) {
+  exit_on_error(dv_launch(desk, "dv_eva_fold", 2 * curved, DV_THREADS, (void *[]){&means}));
 }
-static void measure_tiles(void) {
-  check(dv_launch(desk, "dv_measure_tiles", measured_tiles, DV_THREADS,
-                  (void *[]){&measures, &first_measured, &curved, &sums}));
+static void launch_sums(void) {
+  exit_on_error(dv_launch(desk, "dv_measure_tiles", measured_tiles, DV_THREADS,
+                          (void *[]){&measures, &first_measured, &curved, &sums}));
 }
-static double bound_of(int k) {
+static double get_clip_bound(int k) {
   return (1 + k) * CLIP / (LR * LR); /* another bound in each step, so that clip factors differ */
 }
-static void decide(void) {
+static void launch_decide(void) {
   static int decided;
-  double damping = DAMPING, bound = bound_of(decided++ % CHECKED);
-  check(dv_launch(
+  double damping = DAMPING, bound = get_clip_bound(decided++ % CHECKED);
+  exit_on_error(dv_launch(
       desk, "dv_eva_decide", 1, DECIDE_THREADS,
       (void *[]){&layers, &curved, &sums, &directions, &damping, &bound, &inner, &c, &skipped}));
 }
-static void update(void) {
-  check(dv_launch(desk, "dv_update_tiles", tiles, DV_THREADS,
-                  (void *[]){&directions, &updates, &first, &n, &skipped}));
+static void launch_update(void) {
+  exit_on_error(dv_launch(desk, "dv_update_tiles", tiles, DV_THREADS,
+                          (void *[]){&directions, &updates, &first, &n, &skipped}));
 }
-static void step(void) {
-  fold();
-  measure_tiles();
-  decide();
-  update();
+static void launch_step(void) {
+  launch_fold();
+  launch_sums();
+  launch_decide();
+  launch_update();
 }
 
 /* ---- the check -------------------------------------------------------------------------------*/
 
 /* Return s = g' D a / (alpha beta + damping), and add <D, PD> to *inner_sum. */
-static double coefficient(const parameter *p, double *inner_sum) {
+static double compute_coefficient(const parameter *p, double *inner_sum) {
   double s = 0.0, d2 = 0.0, alpha = 0.0, beta = 0.0;
   for (int64_t k = 0; k < p->count; k++) {
     const double x = (double)p->D[k];
@@ -221,17 +221,17 @@ static double coefficient(const parameter *p, double *inner_sum) {
 }
 
 /* Return the largest difference between the weights on the device and the same steps in double. */
-static double largest_error(void) {
+static double find_largest_error(void) {
   double by[MOST] = {0.0}, inner_sum = 0.0, worst = 0.0;
   for (int64_t i = 0; i < n; i++) {
-    if (list[i].has_curvature) by[i] = coefficient(&list[i], &inner_sum);
+    if (list[i].has_curvature) by[i] = compute_coefficient(&list[i], &inner_sum);
   }
   for (int64_t i = 0; i < n; i++) {
     const parameter *p = &list[i];
     float *got;
-    check(dv_alloc_host(desk, (size_t)p->count * sizeof *got, (void **)&got));
-    check(dv_copy(desk, got, p->device_w, (size_t)p->count * sizeof *got));
-    check(dv_wait(desk));
+    exit_on_error(dv_alloc_host(desk, (size_t)p->count * sizeof *got, (void **)&got));
+    exit_on_error(dv_copy(desk, got, p->device_w, (size_t)p->count * sizeof *got));
+    exit_on_error(dv_wait(desk));
     for (int64_t k = 0; k < p->count; k++) {
       const double pd =
           p->has_curvature
@@ -240,7 +240,7 @@ static double largest_error(void) {
               : (double)p->D[k];
       double w = (double)p->w[k], m = (double)p->m[k];
       for (int step = 0; step < CHECKED; step++) {
-        const double clip = fmin(1.0, sqrt(bound_of(step) / inner_sum));
+        const double clip = fmin(1.0, sqrt(get_clip_bound(step) / inner_sum));
         m = MU * m + (p->has_curvature ? clip : 1.0) * pd + DECAY * w;
         w -= LR * m;
       }
@@ -253,43 +253,43 @@ static double largest_error(void) {
 
 /* ---- times -----------------------------------------------------------------------------------*/
 
-static int by_value(const void *a, const void *b) {
+static int compare_doubles(const void *a, const void *b) {
   const double x = *(const double *)a, y = *(const double *)b;
   return (x > y) - (x < y);
 }
 
 /* Return the median time of a function in microseconds. */
-static double time_of(void (*run)(void)) {
+static double time_us(void (*run)(void)) {
   double seconds[RUNS], unused;
   for (int i = 0; i < WARM_UP + RUNS; i++) {
-    check(dv_mark(desk, 0));
+    exit_on_error(dv_mark(desk, 0));
     run();
-    check(dv_mark(desk, 1));
-    check(dv_marks_elapsed(desk, i < WARM_UP ? &unused : &seconds[i - WARM_UP]));
+    exit_on_error(dv_mark(desk, 1));
+    exit_on_error(dv_marks_elapsed(desk, i < WARM_UP ? &unused : &seconds[i - WARM_UP]));
   }
-  qsort(seconds, RUNS, sizeof seconds[0], by_value);
+  qsort(seconds, RUNS, sizeof seconds[0], compare_doubles);
   return seconds[RUNS / 2] * 1e6;
 }
 
 static void *copied[2];
 static const size_t COPIED = (size_t)512 << 20;
-static void copy(void) { check(dv_copy(desk, copied[1], copied[0], COPIED)); }
-static void replay(void) { check(dv_graph_replay(desk)); }
+static void launch_copy(void) { exit_on_error(dv_copy(desk, copied[1], copied[0], COPIED)); }
+static void replay_graph(void) { exit_on_error(dv_graph_replay(desk)); }
 
 static void print_times(int64_t parameters) {
-  check(dv_alloc(desk, COPIED, &copied[0]));
-  check(dv_alloc(desk, COPIED, &copied[1]));
-  const double bytes_per_us = 2.0 * (double)COPIED / time_of(copy);
-  const double bound = 24.0 * (double)parameters / bytes_per_us, whole_step = time_of(step);
+  exit_on_error(dv_alloc(desk, COPIED, &copied[0]));
+  exit_on_error(dv_alloc(desk, COPIED, &copied[1]));
+  const double bytes_per_us = 2.0 * (double)COPIED / time_us(launch_copy);
+  const double bound = 24.0 * (double)parameters / bytes_per_us, whole = time_us(launch_step);
   printf(
       "  copy %.0f GB/s; bound (24 bytes a parameter) %.1f us; step %.1f us = %.2f of the bound\n",
-      bytes_per_us * 1e-3, bound, whole_step, whole_step / bound);
-  printf("  fold %.1f us, measure %.1f us, decide %.1f us, update %.1f us\n", time_of(fold),
-         time_of(measure_tiles), time_of(decide), time_of(update));
-  check(dv_graph_begin(desk));
-  step();
-  check(dv_graph_end(desk));
-  const double graph = time_of(replay);
+      bytes_per_us * 1e-3, bound, whole, whole / bound);
+  printf("  fold %.1f us, measure %.1f us, decide %.1f us, update %.1f us\n", time_us(launch_fold),
+         time_us(launch_sums), time_us(launch_decide), time_us(launch_update));
+  exit_on_error(dv_graph_begin(desk));
+  launch_step();
+  exit_on_error(dv_graph_end(desk));
+  const double graph = time_us(replay_graph);
   printf("  step as a CUDA graph %.1f us = %.2f of the bound\n", graph, graph / bound);
 }
 
@@ -301,8 +301,8 @@ int main(int argc, char **argv) {
     return 2;
   }
   int64_t parameters = 0, *overflowed;
-  check(dv_open(0, &desk));
-  check(dv_alloc(desk, sizeof *overflowed, (void **)&overflowed));
+  exit_on_error(dv_open(0, &desk));
+  exit_on_error(dv_alloc(desk, sizeof *overflowed, (void **)&overflowed));
   if (tiny) {
     add_tiny();
   } else {
@@ -311,13 +311,13 @@ int main(int argc, char **argv) {
   for (int64_t i = 0; i < n; i++) {
     parameters += list[i].count;
   }
-  make_lists(overflowed);
+  make_descriptors(overflowed);
   for (int i = 0; i < CHECKED; i++) {
-    step();
+    launch_step();
   }
-  check(dv_wait(desk));
+  exit_on_error(dv_wait(desk));
   /* Weights are below 0.05 and change by less than 0.05 a step: a few roundings of 2^-24 of 0.1 in each. */
-  const double error = largest_error(), tolerance = CHECKED * 4.0 * 0x1p-24 * 0.1;
+  const double error = find_largest_error(), tolerance = CHECKED * 4.0 * 0x1p-24 * 0.1;
   printf("%s: %lld parameters of %lld tensors, %lld layers, on %s; largest error %.2g of %.2g\n",
          model, (long long)parameters, (long long)n, (long long)curved, dv_name(desk), error,
          tolerance);

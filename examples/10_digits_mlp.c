@@ -46,7 +46,7 @@ static int read_digits(const char *path) {
 }
 
 static unsigned long long seed;
-static unsigned next(void) { /* a generator with equal numbers on every machine */
+static unsigned draw_random_word(void) { /* a generator with equal numbers on every machine */
   seed = seed * 6364136223846793005ULL + 1442695040888963407ULL;
   return (unsigned)(seed >> 33);
 }
@@ -64,14 +64,14 @@ typedef struct net {
   float gh[BATCH][HID], gy[BATCH][OUT];             /* d(mean loss)/d(output of the layer) */
 } net;
 
-static void start(net *n) {
+static void init_weights(net *n) {
   memset(n, 0, sizeof *n);
   seed = 1;
   for (int i = 0; i < HID * IN; i++) {
-    (&n->w.w1[0][0])[i] = ((float)next() / 2147483648.0f - 0.5f) * 2.0f / sqrtf(IN);
+    (&n->w.w1[0][0])[i] = ((float)draw_random_word() / 2147483648.0f - 0.5f) * 2.0f / sqrtf(IN);
   }
   for (int i = 0; i < OUT * HID; i++) {
-    (&n->w.w2[0][0])[i] = ((float)next() / 2147483648.0f - 0.5f) * 2.0f / sqrtf(HID);
+    (&n->w.w2[0][0])[i] = ((float)draw_random_word() / 2147483648.0f - 0.5f) * 2.0f / sqrtf(HID);
   }
 }
 
@@ -95,7 +95,7 @@ static void forward(net *n, int rows) {
 }
 
 /* Softmax cross-entropy, mean over rows.  Write gy, and return the summed loss. */
-static double loss(net *n, int rows, const int *want) {
+static double compute_loss(net *n, int rows, const int *want) {
   double sum = 0.0;
   for (int r = 0; r < rows; r++) {
     float top = n->y[r][0], z = 0.0f;
@@ -139,7 +139,7 @@ static void backward(net *n, int rows) {
   }
 }
 
-static double accuracy(net *n) {
+static double test_accuracy(net *n) {
   int right = 0;
   for (int r = TRAIN; r < ROWS; r++) {
     memcpy(n->a[0], x[r], sizeof x[r]);
@@ -162,7 +162,7 @@ static int fail(const char *what) {
   return 1;
 }
 
-static int describe(net *n, ng_precond **p, int32_t layer[2]) {
+static int register_layers(net *n, ng_precond **p, int32_t layer[2]) {
   ng_array view[4] = {
       ng_array_matrix(n->d.w1, HID, IN, NG_F32), ng_array_matrix(n->d.b1, 1, HID, NG_F32),
       ng_array_matrix(n->d.w2, OUT, HID, NG_F32), ng_array_matrix(n->d.b2, 1, OUT, NG_F32)};
@@ -178,7 +178,7 @@ static int describe(net *n, ng_precond **p, int32_t layer[2]) {
   return ng_ready(*p) != NG_OK ? fail("ready") : 0;
 }
 
-static int precondition(net *n, ng_precond *p, const int32_t layer[2], double lr) {
+static int precondition_gradients(net *n, ng_precond *p, const int32_t layer[2], double lr) {
   ng_batch b;
   ng_array a[2] = {ng_array_matrix(n->a, BATCH, IN, NG_F32),
                    ng_array_matrix(n->h, BATCH, HID, NG_F32)};
@@ -202,14 +202,14 @@ typedef struct record {
   double loss[100], accuracy[100];
 } record;
 
-static int train(int epochs, int with_natgrad, double lr0, record *out) {
+static int train_network(int epochs, int with_natgrad, double lr0, record *out) {
   static net n;
   ng_precond *p = NULL;
   int32_t layer[2];
   int order[TRAIN], want[BATCH], status = 0;
   float v[COUNT] = {0}; /* momentum */
-  start(&n);
-  if (with_natgrad && describe(&n, &p, layer)) return 1;
+  init_weights(&n);
+  if (with_natgrad && register_layers(&n, &p, layer)) return 1;
   for (int i = 0; i < TRAIN; i++) {
     order[i] = i;
   }
@@ -218,7 +218,7 @@ static int train(int epochs, int with_natgrad, double lr0, record *out) {
     const double lr = lr0 * 0.5 * (1.0 + cos(3.14159265358979 * e / epochs));
     double sum = 0.0;
     for (int i = TRAIN - 1; i > 0; i--) {
-      const int j = (int)(next() % (unsigned)(i + 1)), t = order[i];
+      const int j = (int)(draw_random_word() % (unsigned)(i + 1)), t = order[i];
       order[i] = order[j];
       order[j] = t;
     }
@@ -228,9 +228,9 @@ static int train(int epochs, int with_natgrad, double lr0, record *out) {
         want[r] = label[order[b + r]];
       }
       forward(&n, BATCH);
-      sum += loss(&n, BATCH, want);
+      sum += compute_loss(&n, BATCH, want);
       backward(&n, BATCH);
-      if (with_natgrad) status = precondition(&n, p, layer, lr);
+      if (with_natgrad) status = precondition_gradients(&n, p, layer, lr);
       float *w = (float *)&n.w;
       const float *d = (const float *)&n.d;
       for (int i = 0; i < COUNT; i++) {
@@ -239,7 +239,7 @@ static int train(int epochs, int with_natgrad, double lr0, record *out) {
       }
     }
     out->loss[e] = sum / (TRAIN / BATCH * BATCH);
-    out->accuracy[e] = accuracy(&n);
+    out->accuracy[e] = test_accuracy(&n);
   }
   ng_precond_destroy(&p);
   return status;
@@ -265,7 +265,7 @@ int main(int argc, char **argv) {
     fprintf(stderr, "10_digits_mlp: %s\n", why);
     return 1;
   }
-  const int status = train(epochs, 0, lr, &sgd) || train(epochs, 1, lr, &nat);
+  const int status = train_network(epochs, 0, lr, &sgd) || train_network(epochs, 1, lr, &nat);
   if (status == 0) {
     printf("UCI digits, perceptron %d-%d-%d, batch %d, learning rate %g\n\n", IN, HID, OUT, BATCH,
            lr);

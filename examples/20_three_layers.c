@@ -38,47 +38,47 @@ typedef struct net {
   int used;
 } net;
 
-static float *row(const ng_array *a, int64_t i) { return (float *)a->data + i * a->room[1]; }
+static float *get_row(const ng_array *a, int64_t i) { return (float *)a->data + i * a->room[1]; }
 
-static ng_array matrix(net *n, int rows, int cols) {
+static ng_array make_matrix(net *n, int rows, int cols) {
   float *data = n->memory + n->used;
   n->used += rows * cols;
   return ng_array_matrix(data, rows, cols, NG_F32);
 }
 
 static unsigned long long seed;
-static float uniform(void) { /* in [-1, 1), the same on every machine */
+static float draw_uniform(void) { /* in [-1, 1), the same on every machine */
   seed = seed * 6364136223846793005ULL + 1442695040888963407ULL;
   return (float)(seed >> 40) / 8388608.0f - 1.0f;
 }
 
-static void start(net *n) {
+static void init_network(net *n) {
   memset(n, 0, sizeof *n);
   seed = 1;
   for (int i = 0; i < LAYERS; i++) {
     const int in = width[i], out = width[i + 1];
     layer *l = &n->l[i];
     for (int k = 0; k < 2; k++) {
-      l->value[k] = k == NG_WEIGHT ? matrix(n, out, in) : matrix(n, 1, out);
-      l->grad[k] = k == NG_WEIGHT ? matrix(n, out, in) : matrix(n, 1, out);
+      l->value[k] = k == NG_WEIGHT ? make_matrix(n, out, in) : make_matrix(n, 1, out);
+      l->grad[k] = k == NG_WEIGHT ? make_matrix(n, out, in) : make_matrix(n, 1, out);
     }
-    l->x = matrix(n, ROWS, in);
-    l->dy = matrix(n, ROWS, out);
+    l->x = make_matrix(n, ROWS, in);
+    l->dy = make_matrix(n, ROWS, out);
     for (int j = 0; j < out * in; j++) {
-      row(&l->value[NG_WEIGHT], 0)[j] = uniform() * sqrtf(3.0f / (float)in);
+      get_row(&l->value[NG_WEIGHT], 0)[j] = draw_uniform() * sqrtf(3.0f / (float)in);
     }
   }
-  n->y = matrix(n, ROWS, width[LAYERS]);
-  n->want = matrix(n, ROWS, width[LAYERS]);
+  n->y = make_matrix(n, ROWS, width[LAYERS]);
+  n->want = make_matrix(n, ROWS, width[LAYERS]);
 }
 
 /* Read micro-batch m of a step: the targets are products and sines of the inputs. */
-static void fetch(net *n, int step, int m) {
+static void load_micro_batch(net *n, int step, int m) {
   seed = (unsigned long long)(step * MICRO + m + 100);
   for (int r = 0; r < ROWS; r++) {
-    float *x = row(&n->l[0].x, r), *want = row(&n->want, r);
+    float *x = get_row(&n->l[0].x, r), *want = get_row(&n->want, r);
     for (int i = 0; i < width[0]; i++) {
-      x[i] = uniform();
+      x[i] = draw_uniform();
     }
     for (int o = 0; o < width[LAYERS]; o++) {
       want[o] = sinf(2.0f * x[o]) + x[o] * x[o + 4];
@@ -90,11 +90,11 @@ static void forward(net *n) {
   for (int i = 0; i < LAYERS; i++) {
     const layer *l = &n->l[i];
     for (int r = 0; r < ROWS; r++) {
-      float *y = i + 1 < LAYERS ? row(&n->l[i + 1].x, r) : row(&n->y, r);
+      float *y = i + 1 < LAYERS ? get_row(&n->l[i + 1].x, r) : get_row(&n->y, r);
       for (int o = 0; o < width[i + 1]; o++) {
-        float s = row(&l->value[NG_BIAS], 0)[o];
+        float s = get_row(&l->value[NG_BIAS], 0)[o];
         for (int j = 0; j < width[i]; j++) {
-          s += row(&l->value[NG_WEIGHT], o)[j] * row(&l->x, r)[j];
+          s += get_row(&l->value[NG_WEIGHT], o)[j] * get_row(&l->x, r)[j];
         }
         y[o] = i + 1 < LAYERS ? tanhf(s) : s;
       }
@@ -103,13 +103,13 @@ static void forward(net *n) {
 }
 
 /* Return half the squared error, mean over the rows, and write its derivative, times scale, to the last dy. */
-static double loss(net *n, float scale) {
+static double compute_loss(net *n, float scale) {
   double sum = 0.0;
   for (int r = 0; r < ROWS; r++) {
     for (int o = 0; o < width[LAYERS]; o++) {
-      const float e = row(&n->y, r)[o] - row(&n->want, r)[o];
+      const float e = get_row(&n->y, r)[o] - get_row(&n->want, r)[o];
       sum += 0.5 * (double)e * (double)e / ROWS;
-      row(&n->l[LAYERS - 1].dy, r)[o] = scale * e / ROWS;
+      get_row(&n->l[LAYERS - 1].dy, r)[o] = scale * e / ROWS;
     }
   }
   return sum;
@@ -120,19 +120,19 @@ static void backward(net *n) {
   for (int i = LAYERS - 1; i >= 0; i--) {
     layer *l = &n->l[i];
     for (int r = 0; r < ROWS; r++) {
-      const float *x = row(&l->x, r), *dy = row(&l->dy, r);
+      const float *x = get_row(&l->x, r), *dy = get_row(&l->dy, r);
       for (int o = 0; o < width[i + 1]; o++) {
-        row(&l->grad[NG_BIAS], 0)[o] += dy[o];
+        get_row(&l->grad[NG_BIAS], 0)[o] += dy[o];
         for (int j = 0; j < width[i]; j++) {
-          row(&l->grad[NG_WEIGHT], o)[j] += dy[o] * x[j];
+          get_row(&l->grad[NG_WEIGHT], o)[j] += dy[o] * x[j];
         }
       }
       for (int j = 0; j < width[i] && i > 0; j++) {
         float s = 0.0f;
         for (int o = 0; o < width[i + 1]; o++) {
-          s += dy[o] * row(&l->value[NG_WEIGHT], o)[j];
+          s += dy[o] * get_row(&l->value[NG_WEIGHT], o)[j];
         }
-        row(&n->l[i - 1].dy, r)[j] = s * (1.0f - x[j] * x[j]);
+        get_row(&n->l[i - 1].dy, r)[j] = s * (1.0f - x[j] * x[j]);
       }
     }
   }
@@ -152,7 +152,7 @@ typedef struct state {
   size_t size, room, read;
 } state;
 
-static int32_t put(void *user, const void *data, int64_t bytes) {
+static int32_t append_bytes(void *user, const void *data, int64_t bytes) {
   state *s = user;
   if (s->size + (size_t)bytes > s->room) {
     const size_t room = 2 * (s->size + (size_t)bytes);
@@ -166,7 +166,7 @@ static int32_t put(void *user, const void *data, int64_t bytes) {
   return 0;
 }
 
-static int64_t get(void *user, void *data, int64_t bytes) {
+static int64_t read_bytes(void *user, void *data, int64_t bytes) {
   state *s = user;
   const size_t left = s->size - s->read, now = (size_t)bytes < left ? (size_t)bytes : left;
   memcpy(data, s->data + s->read, now);
@@ -174,21 +174,21 @@ static int64_t get(void *user, void *data, int64_t bytes) {
   return (int64_t)now;
 }
 
-static void load(ng_precond *p, state *s) {
+static void load_state(ng_precond *p, state *s) {
   s->read = 0;
-  must(ng_load_from(p, get, s));
+  must(ng_load_from(p, read_bytes, s));
 }
 
-static void save(ng_precond *p, state *s) {
+static void save_state(ng_precond *p, state *s) {
   s->size = 0;
-  must(ng_save_to(p, put, s));
+  must(ng_save_to(p, append_bytes, s));
 }
 
 /* ---- the training loop -----------------------------------------------------------------------*/
 
 /* Run steps [from, to).  Resume from the state in `kept`, if any, and save the new state there.  Return the loss
  * of the last step. */
-static double train(net *n, int from, int to, state *kept) {
+static double train_steps(net *n, int from, int to, state *kept) {
   ng_precond *p = NULL;
   double mean = 0.0;
   must(ng_context_create(NG_VERSION, NULL, why, sizeof why, &ctx));           /* 1 */
@@ -201,15 +201,15 @@ static double train(net *n, int from, int to, state *kept) {
     }
   }
   must(ng_ready(p)); /* 5 */
-  if (kept->size > 0) load(p, kept);
+  if (kept->size > 0) load_state(p, kept);
 
   for (int step = from; step < to; step++) {
     clear_gradients(n);
     mean = 0.0;
     for (int m = 0; m < MICRO; m++) {
-      fetch(n, step, m);
+      load_micro_batch(n, step, m);
       forward(n);
-      mean += loss(n, 1.0f / MICRO) / MICRO;
+      mean += compute_loss(n, 1.0f / MICRO) / MICRO;
       backward(n);
       must(ng_begin_samples(p, ROWS, 1.0 / MICRO)); /* 6 */
       for (int i = 0; i < LAYERS; i++) {
@@ -220,7 +220,7 @@ static double train(net *n, int from, int to, state *kept) {
     const ng_sgd how = {.struct_size = sizeof how, .lr = 0.3, .momentum = 0.9}; /* 9 */
     must(ng_step_sgd(p, &how, 1));                                              /* 10 */
   }
-  save(p, kept);
+  save_state(p, kept);
   ng_precond_destroy(&p);   /* 11 */
   ng_context_destroy(&ctx); /* 12 */
   return mean;
@@ -229,14 +229,14 @@ static double train(net *n, int from, int to, state *kept) {
 int main(void) {
   static net whole, parts;
   state none = {0}, kept = {0};
-  start(&whole);
-  start(&parts);
-  const double first = train(&whole, 0, 1, &none);
-  start(&whole);
+  init_network(&whole);
+  init_network(&parts);
+  const double first = train_steps(&whole, 0, 1, &none);
+  init_network(&whole);
   none.size = 0;
-  const double last = train(&whole, 0, STEPS, &none);
-  train(&parts, 0, STEPS / 2 + 1, &kept);
-  const double again = train(&parts, STEPS / 2 + 1, STEPS, &kept);
+  const double last = train_steps(&whole, 0, STEPS, &none);
+  train_steps(&parts, 0, STEPS / 2 + 1, &kept);
+  const double again = train_steps(&parts, STEPS / 2 + 1, STEPS, &kept);
   int equal = again == last && kept.size == none.size && !memcmp(kept.data, none.data, kept.size);
   for (int i = 0; i < LAYERS; i++) {
     for (int k = 0; k < 2; k++) {

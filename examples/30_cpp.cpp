@@ -36,14 +36,14 @@ ng_status check(ng_status status, const char *why) {
   return status;
 }
 
-template <class T> T filled(void (*init)(T *, std::size_t)) {
+template <class T> T make_default(void (*init)(T *, std::size_t)) {
   T value;
   init(&value, sizeof value);
   return value;
 }
 
 /* Return a struct whose size is set and whose other members are 0; the library fills it. */
-template <class T> T empty() {
+template <class T> T make_struct() {
   T value{};
   value.struct_size = sizeof value;
   return value;
@@ -79,7 +79,7 @@ class preconditioner {
 public:
   preconditioner() {
     char why[256] = "";
-    auto config = filled(ng_context_config_init);
+    auto config = make_default(ng_context_config_init);
     /* Callbacks are lambdas without captures; `user` has their data.  They must not throw. */
     config.log_user = &warnings;
     config.log = [](void *user, ng_log_level, const char *line) {
@@ -103,12 +103,12 @@ public:
     check(ng_options_set_real(o, "damping", 0.03, why, sizeof why), why);
     check(ng_options_set(o, "clip", "none", why, sizeof why), why);
     ng_precond *p = nullptr;
-    done(ng_precond_create_from(c, o, &p));
+    verify(ng_precond_create_from(c, o, &p));
     precond.reset(p);
   }
 
   /* Throw the library's message if `status`, of a call with get(), is an error. */
-  ng_status done(ng_status status) const { return check(status, ng_last_error(context.get())); }
+  ng_status verify(ng_status status) const { return check(status, ng_last_error(context.get())); }
   ng_precond *get() const { return precond.get(); }
 
   int warnings = 0;
@@ -133,32 +133,32 @@ struct network {
     std::mt19937 draw(1);
     for (std::int64_t o = 0; o < MID; o++)
       for (std::int64_t i = 0; i < IN * K * K; i++)
-        conv_w.value(o, i / (K * K), i / K % K, i % K) = uniform(draw, 0.4f);
+        conv_w.value(o, i / (K * K), i / K % K, i % K) = draw_uniform(draw, 0.4f);
     for (std::int64_t i = 0; i < OUT * MID; i++)
-      fc_w.value(i / MID, i % MID) = uniform(draw, 0.5f);
+      fc_w.value(i / MID, i % MID) = draw_uniform(draw, 0.5f);
   }
 
   /* Not a std:: distribution: its numbers differ between standard libraries. */
-  static float uniform(std::mt19937 &draw, float limit) {
+  static float draw_uniform(std::mt19937 &draw, float limit) {
     return limit * (static_cast<float>(draw() >> 8) / 8388608.0f - 1.0f);
   }
 
   /* Draw a batch: channel 0 has stripes along w (want 0) or h (want 1), of period 2 or 3, and noise; channel 1 has noise. */
-  void fetch(std::mt19937 &draw) {
+  void make_batch(std::mt19937 &draw) {
     for (std::int64_t n = 0; n < N; n++) {
       want[n] = static_cast<int>(draw() >> 31);
       const auto period = 2 + static_cast<std::int64_t>(draw() >> 31);
       for (std::int64_t h = 0; h < SIDE; h++)
         for (std::int64_t w = 0; w < SIDE; w++) {
           const bool on = (want[n] == 0 ? h : w) % period == 0;
-          x(n, 0, h, w) = (on ? 1.0f : -0.5f) + uniform(draw, 0.3f);
-          x(n, 1, h, w) = uniform(draw, 0.5f);
+          x(n, 0, h, w) = (on ? 1.0f : -0.5f) + draw_uniform(draw, 0.3f);
+          x(n, 1, h, w) = draw_uniform(draw, 0.5f);
         }
     }
   }
 
   /* Call visit(input row, input column, kernel row, kernel column) for the kernel positions inside the image. */
-  template <class F> static void patch(std::int64_t h, std::int64_t w, F visit) {
+  template <class F> static void visit_window(std::int64_t h, std::int64_t w, F visit) {
     for (std::int64_t i = 0; i < K; i++)
       for (std::int64_t j = 0; j < K; j++)
         if (h + i >= 1 && h + i <= SIDE && w + j >= 1 && w + j <= SIDE)
@@ -173,7 +173,7 @@ struct network {
           for (std::int64_t w = 0; w < SIDE; w++) {
             float s = conv_b.value(0, o);
             for (std::int64_t c = 0; c < IN; c++)
-              patch(h, w, [&](auto r, auto q, auto i, auto j) {
+              visit_window(h, w, [&](auto r, auto q, auto i, auto j) {
                 s += conv_w.value(o, c, i, j) * x(n, c, r, q);
               });
             y(n, o, h, w) = s > 0.0f ? s : 0.0f;
@@ -212,7 +212,7 @@ struct network {
             dy(n, o, h, w) = d;
             conv_b.grad(0, o) += d;
             for (std::int64_t c = 0; c < IN; c++)
-              patch(h, w, [&](auto r, auto q, auto i, auto j) {
+              visit_window(h, w, [&](auto r, auto q, auto i, auto j) {
                 conv_w.grad(o, c, i, j) += d * x(n, c, r, q);
               });
           }
@@ -233,16 +233,16 @@ struct network {
 bool print_report(const preconditioner &ng) {
   bool right = true;
   for (std::int32_t i = 0; i < ng_explain_count(ng.get()); i++) {
-    auto row = empty<ng_explain_row>();
-    auto layer = empty<ng_layer_report>();
-    ng.done(ng_explain(ng.get(), i, &row));
-    ng.done(ng_report_layer(ng.get(), row.index, &layer));
+    auto row = make_struct<ng_explain_row>();
+    auto layer = make_struct<ng_layer_report>();
+    ng.verify(ng_explain(ng.get(), i, &row));
+    ng.verify(ng_report_layer(ng.get(), row.index, &layer));
     std::printf("  %-12s %3lld numbers, %s, %s\n", row.name, static_cast<long long>(row.count),
                 row.family, row.why);
     right = right && row.covered == 1 && layer.observations == 2 * STEPS;
   }
-  auto report = empty<ng_report>();
-  ng.done(ng_report_read(ng.get(), &report));
+  auto report = make_struct<ng_report>();
+  ng.verify(ng_report_read(ng.get(), &report));
   return right && report.steps == STEPS && report.skipped == 0 && ng.warnings == 0 && ng.tasks > 0;
 }
 
@@ -251,33 +251,33 @@ std::vector<double> train(tensor::layout how, const char *name) {
   const preconditioner ng;
   std::int32_t conv = -1, fc = -1;
   const std::int64_t kernel[2] = {K, K}, padding[2] = {1, 1};
-  ng.done(ng_add_conv2d(ng.get(), "conv", IN, MID, kernel, nullptr, padding, nullptr, 1, nullptr, 1,
-                        &conv));
-  ng.done(ng_add_linear(ng.get(), "fc", MID, OUT, 1, &fc));
+  ng.verify(ng_add_conv2d(ng.get(), "conv", IN, MID, kernel, nullptr, padding, nullptr, 1, nullptr,
+                          1, &conv));
+  ng.verify(ng_add_linear(ng.get(), "fc", MID, OUT, 1, &fc));
   const std::vector<ng_binding> list = {
       {conv, NG_WEIGHT, net.conv_w.grad.view(), net.conv_w.value.view(), NG_HOLD},
       {conv, NG_BIAS, net.conv_b.grad.view(), net.conv_b.value.view(), NG_HOLD},
       {fc, NG_WEIGHT, net.fc_w.grad.view(), net.fc_w.value.view(), NG_HOLD},
       {fc, NG_BIAS, net.fc_b.grad.view(), net.fc_b.value.view(), NG_HOLD},
   };
-  ng.done(ng_bind(ng.get(), list.data(), static_cast<std::int32_t>(list.size())));
-  ng.done(ng_ready(ng.get()));
+  ng.verify(ng_bind(ng.get(), list.data(), static_cast<std::int32_t>(list.size())));
+  ng.verify(ng_ready(ng.get()));
 
-  auto sgd = filled(ng_sgd_init);
+  auto sgd = make_default(ng_sgd_init);
   sgd.lr = 0.01;
   sgd.momentum = 0.9;
   std::vector<double> losses;
   std::mt19937 draw(2);
   for (int step = 0; step < STEPS; step++) {
-    net.fetch(draw);
+    net.make_batch(draw);
     net.forward();
     losses.push_back(net.backward());
-    ng.done(ng_begin_samples(ng.get(), N, 1.0));
-    ng.done(ng_observe_input(ng.get(), conv, net.x.view(), NG_COPY));
-    ng.done(ng_observe_output_grad(ng.get(), conv, net.dy.view(), NG_COPY));
-    ng.done(ng_observe_input(ng.get(), fc, net.mean.view(), NG_COPY));
-    ng.done(ng_observe_output_grad(ng.get(), fc, net.dscore.view(), NG_COPY));
-    ng.done(ng_step_sgd(ng.get(), &sgd, 1));
+    ng.verify(ng_begin_samples(ng.get(), N, 1.0));
+    ng.verify(ng_observe_input(ng.get(), conv, net.x.view(), NG_COPY));
+    ng.verify(ng_observe_output_grad(ng.get(), conv, net.dy.view(), NG_COPY));
+    ng.verify(ng_observe_input(ng.get(), fc, net.mean.view(), NG_COPY));
+    ng.verify(ng_observe_output_grad(ng.get(), fc, net.dscore.view(), NG_COPY));
+    ng.verify(ng_step_sgd(ng.get(), &sgd, 1));
   }
   std::printf("%s: loss %.4f, after %d steps %.4f\n", name, losses.front(), STEPS, losses.back());
   if (!print_report(ng)) throw std::runtime_error("the report has other counters than this run");

@@ -8,7 +8,7 @@
 
 static int files;
 
-static void try_all(const uint8_t *data, size_t size) {
+static void run_input_and_variants(const uint8_t *data, size_t size) {
   uint8_t *copy = malloc(size + 1);
   NEED(copy != NULL);
   memcpy(copy, data, size);
@@ -32,11 +32,11 @@ static void run_file(const char *path) {
   static uint8_t data[1 << 20];
   const size_t n = fread(data, 1, sizeof data, f);
   (void)fclose(f);
-  try_all(data, n);
+  run_input_and_variants(data, n);
   files++;
 }
 
-static void run(const char *path) {
+static void run_path(const char *path) {
   struct stat info;
   if (stat(path, &info) == 0 && S_ISDIR(info.st_mode)) {
     DIR *d = opendir(path);
@@ -45,7 +45,7 @@ static void run(const char *path) {
       char inside[1024];
       if (e->d_name[0] == '.') continue;
       (void)snprintf(inside, sizeof inside, "%s/%s", path, e->d_name);
-      run(inside);
+      run_path(inside);
     }
     (void)closedir(d);
   } else {
@@ -55,7 +55,7 @@ static void run(const char *path) {
 
 int main(int argc, char **argv) {
   for (int i = 1; i < argc; i++) {
-    run(argv[i]);
+    run_path(argv[i]);
   }
   if (files == 0) {
     fprintf(stderr, "%s: no inputs; give files or folders\n", argv[0]);

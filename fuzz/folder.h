@@ -15,7 +15,7 @@
 static char folder[64];
 
 /* Runs at exit; after a failed NEED the folder stays, with the files that caused the failure. */
-static void folder_close(void) {
+static void remove_folder(void) {
   DIR *d = opendir(folder);
   if (d == NULL) return;
   for (struct dirent *e = readdir(d); e != NULL; e = readdir(d)) {
@@ -25,27 +25,27 @@ static void folder_close(void) {
   (void)rmdir(folder);
 }
 
-static void folder_open(void) {
+static void create_folder(void) {
   if (folder[0] != 0) return;
   (void)snprintf(folder, sizeof folder, "%s/natgrad-fuzz-XXXXXX",
                  access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp");
-  NEED(mkdtemp(folder) != NULL && atexit(folder_close) == 0);
+  NEED(mkdtemp(folder) != NULL && atexit(remove_folder) == 0);
 }
 
-static void folder_put(const char *name, const void *bytes, size_t size) {
+static void write_file(const char *name, const void *bytes, size_t size) {
   char path[128];
   (void)snprintf(path, sizeof path, "%s/%s", folder, name);
   FILE *f = fopen(path, "wb");
   NEED(f != NULL && fwrite(bytes, 1, size, f) == size && fclose(f) == 0);
 }
 
-static void folder_remove(const char *name) {
+static void remove_file(const char *name) {
   char path[128];
   (void)snprintf(path, sizeof path, "%s/%s", folder, name);
   (void)unlink(path);
 }
 
-static void split_holds(const data_set *d, const data_split *s) {
+static void check_split(const data_set *d, const data_split *s) {
   const int64_t values = d->height * d->width * d->channels;
   uint64_t sum = 0;
   NEED(s->n > 0 && s->bytes != NULL && s->index == NULL);
@@ -58,10 +58,10 @@ static void split_holds(const data_set *d, const data_split *s) {
   NEED(sum <= 255 * (uint64_t)(s->n * values));
 }
 
-/* Open SET:folder.  The reader must refuse it with one line, or return a whole data set; `same` compares that with
- * the input. */
-static void folder_try(const char *set, void (*same)(const data_set *, const uint8_t *, size_t),
-                       const uint8_t *data, size_t size_in) {
+/* Open SET:folder.  The reader must refuse it with one line, or return a whole data set; `check` compares the data
+ * set with the input. */
+static void open_set(const char *set, void (*check)(const data_set *, const uint8_t *, size_t),
+                     const uint8_t *data, size_t size_in) {
   char spec[96], *text = NULL;
   size_t size = 0;
   data_set d;
@@ -75,12 +75,12 @@ static void folder_try(const char *set, void (*same)(const data_set *, const uin
   NEED(fclose(lines) == 0);
   if (rc == 0) {
     NEED(size == 0 && d.height > 0 && d.width > 0 && d.channels > 0 && d.classes > 1);
-    split_holds(&d, &d.train);
-    split_holds(&d, &d.test);
+    check_split(&d, &d.train);
+    check_split(&d, &d.test);
     for (int64_t i = 0; i < d.channels; i++) {
       NEED(isfinite(d.mean[i]) && isfinite(d.deviation[i]) && d.deviation[i] > 0);
     }
-    same(&d, data, size_in);
+    check(&d, data, size_in);
     data_close(&d);
   } else {
     NEED(strncmp(text, "natgrad: ", 9) == 0 && strchr(text, '\n') == text + size - 1);

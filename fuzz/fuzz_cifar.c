@@ -5,7 +5,7 @@
 enum { PIXELS = 1024, IMAGE = 3 * PIXELS };
 
 /* Labels and values are at their places in the format; the last label byte of a row is its label. */
-static void same(const data_set *d, const uint8_t *data, size_t size) {
+static void check_cifar_content(const data_set *d, const uint8_t *data, size_t size) {
   const data_split *s = (data[0] & 2) != 0 ? &d->test : &d->train;
   const int labels = d->classes == 100 ? 2 : 1;
   const uint8_t *row = data + 1;
@@ -24,11 +24,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   const bool hundred = (data[0] & 1) != 0, test = (data[0] & 2) != 0;
   const char *const name[2] = {hundred ? "train.bin" : "data_batch_1.bin",
                                hundred ? "test.bin" : "test_batch.bin"};
-  folder_open();
-  folder_put(name[!test], good, sizeof good - (hundred ? 0 : 1));
-  folder_put(name[test], data + 1, size - 1);
-  folder_try(hundred ? "cifar100" : "cifar10", same, data, size);
-  folder_remove(name[0]);
-  folder_remove(name[1]);
+  create_folder();
+  write_file(name[!test], good, sizeof good - (hundred ? 0 : 1));
+  write_file(name[test], data + 1, size - 1);
+  open_set(hundred ? "cifar100" : "cifar10", check_cifar_content, data, size);
+  remove_file(name[0]);
+  remove_file(name[1]);
   return 0;
 }

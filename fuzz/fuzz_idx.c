@@ -10,7 +10,7 @@ static const uint8_t images[28] = {0, 0, 8, 3, 0, 0, 0, 3, 0, 0, 0, 2, 0, 0,
 static const uint8_t labels[11] = {0, 0, 8, 1, 0, 0, 0, 3, 4, 0, 9};
 
 /* An uncompressed file consists of its header and the values read. */
-static void same(const data_set *d, const uint8_t *data, size_t size) {
+static void check_idx_content(const data_set *d, const uint8_t *data, size_t size) {
   const data_split *s = (data[0] & 2) != 0 ? &d->test : &d->train;
   const uint8_t axes = (data[0] & 1) != 0 ? 1 : 3, *file = data + 1;
   const size_t head = 4 + 4 * (size_t)axes;
@@ -28,15 +28,15 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   const int which = data[0] & 3;
   const char *end = (data[0] & 4) != 0 ? ".gz" : "";
   char changed[48];
-  folder_open();
+  create_folder();
   for (int i = 0; i < 4; i++) {
     if (i == which) continue;
-    folder_put(name[i], i % 2 == 0 ? images : labels, i % 2 == 0 ? sizeof images : sizeof labels);
+    write_file(name[i], i % 2 == 0 ? images : labels, i % 2 == 0 ? sizeof images : sizeof labels);
   }
   (void)snprintf(changed, sizeof changed, "%s%s", name[which], end);
-  folder_remove(name[which]);
-  folder_put(changed, data + 1, size - 1);
-  folder_try("mnist", same, data, size);
-  folder_remove(changed);
+  remove_file(name[which]);
+  write_file(changed, data + 1, size - 1);
+  open_set("mnist", check_idx_content, data, size);
+  remove_file(changed);
   return 0;
 }

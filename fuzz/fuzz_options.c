@@ -11,7 +11,7 @@
 
 enum { TEXT = 4096 };
 
-static void come_back(const ng_options *o, const char *name) {
+static void check_value_round_trip(const ng_options *o, const char *name) {
   char text[TEXT], again[TEXT], message[256];
   ng_options *twin = NULL;
   if (ng_options_get(o, name, text, sizeof text) != NG_OK) return;
@@ -22,7 +22,7 @@ static void come_back(const ng_options *o, const char *name) {
   ng_options_destroy(&twin);
 }
 
-static void same(const ng_options *x, const ng_options *y) {
+static void check_equal_options(const ng_options *x, const ng_options *y) {
   char a[TEXT], b[TEXT];
   for (int32_t i = -1; i < ng_option_count(); i++) {
     ng_option_info info = {.struct_size = sizeof info};
@@ -34,7 +34,7 @@ static void same(const ng_options *x, const ng_options *y) {
   }
 }
 
-static void one_line(ng_options *o, char *line, char *own, size_t own_size) {
+static void set_line(ng_options *o, char *line, char *own, size_t own_size) {
   char message[256] = "";
   double lr = 0;
   ng_status st;
@@ -53,12 +53,12 @@ static void one_line(ng_options *o, char *line, char *own, size_t own_size) {
     *value++ = 0;
     st = line[0] == ':' ? ng_options_set_published(o, line + 1, value, &lr, message, sizeof message)
                         : ng_options_set(o, line, value, message, sizeof message);
-    if (st == NG_OK && line[0] != ':') come_back(o, line);
+    if (st == NG_OK && line[0] != ':') check_value_round_trip(o, line);
   }
   NEED(st <= NG_OK);
   if (st != NG_OK) {
     NEED(message[0] != 0 && strchr(message, '\n') == NULL);
-    same(before, o);
+    check_equal_options(before, o);
   }
   ng_options_destroy(&before);
 }
@@ -78,7 +78,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   for (char *line = text, *end; line <= text + size; line = end + 1) {
     end = line + strcspn(line, "\n");
     *end = 0;
-    one_line(o, line, own, sizeof own);
+    set_line(o, line, own, sizeof own);
   }
   const ng_status checked = ng_options_check(o, message, sizeof message);
   NEED((checked == NG_OK) == (message[0] == 0));

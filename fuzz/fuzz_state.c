@@ -47,7 +47,7 @@ static void write_file(const void *bytes, size_t n) {
 }
 
 /* Make a file in a folder, since writers rename their files. */
-static void make_disk_file(char real[32]) {
+static void create_disk_file(char real[32]) {
   (void)snprintf(real, 32, "/tmp/fuzz_state-XXXXXX");
   const int fd = mkstemp(real);
   NEED(fd >= 0);
@@ -70,7 +70,7 @@ typedef struct slow_stream {
   int64_t at;
 } slow_stream;
 
-static int64_t slow_read(void *user, void *data, int64_t bytes) {
+static int64_t read_few_bytes(void *user, void *data, int64_t bytes) {
   slow_stream *d = user;
   const int64_t most = 1 + d->at % 7;
   const ssize_t n = pread(base.fd, data, (size_t)(bytes < most ? bytes : most), (off_t)d->at);
@@ -79,20 +79,20 @@ static int64_t slow_read(void *user, void *data, int64_t bytes) {
   return n;
 }
 
-static void make_model(void) {
+static void create_model(void) {
   NEED(sim_open(&base.s, &small, NULL, NULL) == NG_OK);
   for (int64_t t = 0; t < 3; t++) {
     NEED(sim_step(&base.s, t) >= NG_OK);
   }
 }
 
-static void make_base(void) {
+static void create_base_state(void) {
   base.fd = memfd_create("state", 0);
   NEED(base.fd >= 0);
   (void)snprintf(base.name, sizeof base.name, "/proc/self/fd/%d", base.fd);
   char real[32];
-  make_model();
-  make_disk_file(real);
+  create_model();
+  create_disk_file(real);
   NEED(ng_save(base.s.p, real) == NG_OK);
   move_to_memory(real);
   base.size = read_file(base.good);
@@ -100,7 +100,7 @@ static void make_base(void) {
 }
 
 /* Write a file with these tensors and this manifest, and valid checksums. */
-static void write_state(const ngio_tensors *f, const char *manifest, bool fix_tensors) {
+static void write_state_file(const ngio_tensors *f, const char *manifest, bool fix_tensors) {
   char sum[16], *text = NULL;
   ngio_tensor t[32];
   const int32_t n = ngio_tensors_count(f);
@@ -124,19 +124,19 @@ static void write_state(const ngio_tensors *f, const char *manifest, bool fix_te
   (void)snprintf(sum, sizeof sum, "%08lx", crc32(0, (const Bytef *) final, (uInt)strlen(final)));
   const ngio_text meta[2] = {{"natgrad", final}, {"natgrad.crc32", sum}};
   char real[32]; /* remains empty if JSON cannot hold the edited manifest */
-  make_disk_file(real);
+  create_disk_file(real);
   (void)ngio_tensors_write(real, t, n, meta, 2, NULL, 0);
   move_to_memory(real);
   free(text);
 }
 
-static void edit(uint8_t *bytes, size_t n, const uint8_t *list, size_t size) {
+static void apply_edits(uint8_t *bytes, size_t n, const uint8_t *list, size_t size) {
   for (size_t i = 0; i + 3 <= size && n > 0; i += 3) {
     bytes[(list[i] | (size_t)list[i + 1] << 8) % n] = list[i + 2];
   }
 }
 
-static void prepare(const uint8_t *data, size_t size) {
+static void write_input_file(const uint8_t *data, size_t size) {
   static uint8_t bytes[MOST];
   const char mode = size > 0 ? (char)data[0] : 0;
   ngio_tensors *f = NULL;
@@ -146,7 +146,7 @@ static void prepare(const uint8_t *data, size_t size) {
   }
   memcpy(bytes, base.good, base.size);
   if (mode == 'H') {
-    edit(bytes, base.size, data + 1, size - 1);
+    apply_edits(bytes, base.size, data + 1, size - 1);
     write_file(bytes, base.size);
     return;
   }
@@ -161,22 +161,22 @@ static void prepare(const uint8_t *data, size_t size) {
   NEED(text != NULL);
   memcpy(text, manifest, n);
   text[n] = 0;
-  if (mode == 'M') edit((uint8_t *)text, n, data + 1, size - 1);
+  if (mode == 'M') apply_edits((uint8_t *)text, n, data + 1, size - 1);
   if (mode == 'D') { /* the reader's copy may be changed */
     for (int32_t i = 0; i < ngio_tensors_count(f); i++) {
       const ngio_tensor *t = ngio_tensors_at(f, i);
-      edit((uint8_t *)(uintptr_t)t->data, (size_t)t->bytes, data + 1, size - 1);
+      apply_edits((uint8_t *)(uintptr_t)t->data, (size_t)t->bytes, data + 1, size - 1);
     }
   }
-  write_state(f, text, mode == 'D');
+  write_state_file(f, text, mode == 'D');
   free(text);
   ngio_tensors_close(&f);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
-  if (!base.ready) make_base();
+  if (!base.ready) create_base_state();
   if (size > MOST / 4) return 0;
-  prepare(data, size);
+  write_input_file(data, size);
   const uint64_t before = sim_fingerprint(&base.s);
   const ng_status st = ng_load(base.s.p, base.name);
   if (st != NG_OK) {
@@ -184,24 +184,24 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     NEED(ng_last_error(base.s.ctx)[0] != 0 && strchr(ng_last_error(base.s.ctx), '\n') == NULL);
     NEED(sim_fingerprint(&base.s) == before);
     slow_stream d = {0};
-    NEED(ng_load_from(base.s.p, slow_read, &d) == NG_ERR_FILE);
+    NEED(ng_load_from(base.s.p, read_few_bytes, &d) == NG_ERR_FILE);
     NEED(sim_fingerprint(&base.s) == before);
     return 0;
   }
   slow_stream d = {0};
   const uint64_t loaded = sim_fingerprint(&base.s);
-  NEED(ng_load_from(base.s.p, slow_read, &d) == NG_OK);
+  NEED(ng_load_from(base.s.p, read_few_bytes, &d) == NG_OK);
   NEED(sim_fingerprint(&base.s) == loaded);
   (void)sim_step(&base.s, 3); /* numbers may have any size, so any status is allowed */
   if (ng_reset_batch(base.s.p) == NG_OK) {
     char real[32];
-    make_disk_file(real);
+    create_disk_file(real);
     const ng_status saved = ng_save(base.s.p, real);
     NEED(saved == NG_OK || saved == NG_ERR_FILE); /* a number of a block may overflow */
     if (saved == NG_OK) NEED(ng_load(base.s.p, real) == NG_OK);
     NEED(unlink(real) == 0);
   }
   sim_close(&base.s);
-  make_model();
+  create_model();
   return 0;
 }

@@ -40,7 +40,7 @@ finds() {
   ! count "$work/mutant.c" >"$work/log" || missed "not found: $1"
   grep -q "$1" "$work/log" || { cat "$work/log"; missed "not found: $1"; }
 }
-finds "natgrad without a number" 's|  save(p, kept);|  must(ng_reset_batch(p));\n&|'
+finds "natgrad without a number" 's|  save_state(p, kept);|  must(ng_reset_batch(p));\n&|'
 finds "natgrad without a number" 's| */\* 12 \*/$||'
 finds "expected number 7" 's| */\* 7 \*/$||'
 finds "not one whole statement" 's|must(ng_ready(p));|& must(ng_ready(p));|'
