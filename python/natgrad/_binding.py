@@ -3,7 +3,7 @@ import ctypes as c
 
 from . import _abi, _layers
 from ._core import make_error
-from ._tensors import TensorDescriptor, FlatDescriptor, unsupported_reason
+from ._tensors import FlatDescriptor, TensorDescriptor, TransposedDescriptor, unsupported_reason
 
 
 class ParameterBinding:
@@ -39,6 +39,8 @@ class ParameterBinding:
         self._weights_moved = False
         for i, (binding, (entry, (which, module, attribute, full))) in enumerate(zip(self._gradient_bindings, rows)):
             kind = FlatDescriptor if getattr(entry, "axes", 0) > 1 else TensorDescriptor
+            if isinstance(entry, _layers.TransposedLinear) and which == _abi.NG_WEIGHT:
+                kind = TransposedDescriptor
             grad, weight = kind(f"the gradient of {full}"), kind(full)
             binding.index, binding.param, binding.hold = entry.index, which, _abi.NG_ONE_STEP
             binding.grad = c.addressof(grad.array)

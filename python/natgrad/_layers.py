@@ -48,6 +48,7 @@ class Entry:
         self.name, self.reason = name, reason
         self.index = -1
         self.places = []  # (ng_param, module, name of the attribute, full name) of each parameter
+        self.is_excluded_by_choice = False  # by the method, or by an argument such as skip_layers
         self.frozen = False  # frozen when it was registered
         self.frozen_now = False  # frozen since then, by ng_freeze
 
@@ -102,6 +103,10 @@ class Layer(Entry):
         else:
             self.padding = (0,) * (2 - axes) + tuple(before for before, _ in both)
 
+    @staticmethod
+    def _linear_shape(weight):
+        return weight.shape
+
     def make_ng_layer(self, options=None):
         m = self.modules[0]
         layer = new_struct(_abi.ng_layer, _abi.NG_CONV2D if self.conv else _abi.NG_LINEAR)
@@ -110,7 +115,7 @@ class Layer(Entry):
         if options:
             layer.options = options.encode()
         if not self.conv:
-            layer.out, columns = m.weight.shape
+            layer.out, columns = self._linear_shape(m.weight)
             setattr(layer, "in", columns)
             layer.shard_axis = self.shard_axis
             return layer
@@ -171,6 +176,19 @@ class Layer(Entry):
                              f"{samples} samples, which do not divide its {rows} rows; samples='layer' counts the leading "
                              "axis of each layer")
         return x.reshape(samples, rows // samples, x.shape[-1]), samples
+
+
+class TransposedLinear(Layer):
+    """A linear layer with a weight [in, out]: Conv1D of transformers, as in GPT-2."""
+
+    @staticmethod
+    def applies_to(module):
+        kind = type(module)
+        return kind.__name__ == "Conv1D" and kind.__module__.split(".")[0] == "transformers"
+
+    @staticmethod
+    def _linear_shape(weight):
+        return weight.shape[::-1]
 
 
 _NORMS = {nn.BatchNorm1d: _abi.NG_BATCH_NORM, nn.BatchNorm2d: _abi.NG_BATCH_NORM, nn.BatchNorm3d: _abi.NG_BATCH_NORM,
@@ -284,7 +302,7 @@ class Embedding(Layer):
 def _layer_problem(name, module, parent, linear):
     """Return '' for a supported layer, None for a module of another kind, else the reason why a layer is
     unsupported."""
-    if linear is not None and linear(module):
+    if (linear is not None and linear(module)) or TransposedLinear.applies_to(module):
         return ""
     if isinstance(module, nn.SyncBatchNorm):
         return "SyncBatchNorm takes its mean over all ranks, which hooks cannot observe"
@@ -325,10 +343,12 @@ def plan_entries(model, exclusion_reason=None, linear=None, embeddings=""):
     entries, layers, taken = [], {}, set()
     for name, module in modules:
         problem = _layer_problem(name, module, parents.get(id(module)), linear)
+        is_possible = problem == ""
         if problem == "" and isinstance(module, nn.Embedding):
             problem = embeddings
         if problem == "" and exclusion_reason is not None:
             problem = exclusion_reason(name, module)
+        is_choice = is_possible and problem != ""
         if problem == "":
             problem = _add_layer(name or "root", module, users, layers, entries, taken)
         if problem is None and isinstance(module, nn.MultiheadAttention):
@@ -346,6 +366,7 @@ def plan_entries(model, exclusion_reason=None, linear=None, embeddings=""):
             else:
                 reason = problem or f"a parameter of {type(module).__name__}"
             entry = Entry(full, reason)
+            entry.is_excluded_by_choice = is_choice
             entry.places.append((_abi.NG_WEIGHT, module, attribute, full))
             entries.append(entry)
     for entry in entries:
@@ -436,7 +457,8 @@ def _add_layer(name, module, users, layers, entries, taken):
         if wants == [False, True]:
             return "its weight is frozen, its bias is not"
         has = [True, bias is not None and wants[0] == wants[1]]  # a frozen bias becomes an entry of its own
-        layer = Layer(name, module, has[1])
+        kind = TransposedLinear if TransposedLinear.applies_to(module) else Layer
+        layer = kind(name, module, has[1])
     for which, attribute, mine in ((_abi.NG_WEIGHT, "weight", has[0]), (_abi.NG_BIAS, "bias", has[1])):
         if mine:
             parameter = module._parameters[attribute]

@@ -104,6 +104,15 @@ class FlatDescriptor(TensorDescriptor):
                              "tensor") from None
 
 
+class TransposedDescriptor(TensorDescriptor):
+    """Describes a weight [in, out] as [out, in]."""
+
+    __slots__ = ()
+
+    def describe(self, tensor):
+        return super().describe(tensor.t())
+
+
 class TokenDescriptor(TensorDescriptor):
     """Describes the int64 token numbers that are the input of an embedding."""
 

@@ -207,12 +207,15 @@ class Preconditioner(ParameterBinding, _state.StateMethods):
         return [e for e in self.entries if isinstance(e, _layers.Layer) and e.index in observed]
 
     def _warn_unpreconditioned(self):
-        """Warn about attention layers without curvature; explain() lists all parameters without curvature."""
-        left = [e for e in self.entries if not isinstance(e, _layers.Layer) and "MultiheadAttention" in e.reason]
-        if left:
-            names = ", ".join(sorted({e.name.rsplit(".", 1)[0] for e in left}))
-            warnings.warn(f"natgrad: projections of MultiheadAttention keep their gradients, since hooks cannot observe "
-                          f"them: {names}", stacklevel=5)
+        """Warn if more than a fifth of the elements of matrices have no curvature, though nobody excluded them."""
+        sizes = {entry: sum(p.numel() for p in entry.parameters() if p.dim() > 1 and p.requires_grad) for entry in self.entries}
+        left = [entry for entry in self.entries if not isinstance(entry, _layers.Layer) and not entry.is_excluded_by_choice]
+        missing, total = sum(sizes[entry] for entry in left), sum(sizes.values())
+        if not self._has_window() and missing > 0.2 * total:
+            largest = sorted(left, key=sizes.get, reverse=True)[:3]
+            names = "; ".join(f"{entry.name}: {entry.reason}" for entry in largest if sizes[entry] > 0)
+            warnings.warn(f"natgrad: {missing / total:.0%} of the elements of matrices have no curvature, so their gradients "
+                          f"stay as they are.  The largest: {names}.  explain() lists all", stacklevel=5)
 
     # ---- a step
 

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 import oracle
+import natgrad
 from front import (DAMPING, NEW, Case, gradients_after_step, gradients_of, loss_of, make_preconditioner, random_batch,
                    small_conv_net)
 
@@ -332,7 +333,7 @@ class WithoutCurvature(Case):
     def test_attention_projections_keep_gradients(self):
         torch.manual_seed(1)
         model, x = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0), torch.randn(5, 3, 8)
-        with self.assertWarnsRegex(UserWarning, "self_attn"):
+        with self.assertWarnsRegex(UserWarning, r"50% of the elements of matrices .*in_proj_weight: Mult.*; self_attn.out"):
             k = make_preconditioner(copy.deepcopy(model), batch_first=False)
         k.close()
         self.silence_warnings()
@@ -341,6 +342,47 @@ class WithoutCurvature(Case):
         for name in names:
             self.assertIn("MultiheadAttention", why[name])
         self.assertIn("A 9x9, G 16x16", why["linear1.weight"])
+
+    def test_few_matrices_without_curvature_give_no_warning(self):
+        torch.manual_seed(1)
+        model = nn.Sequential(nn.TransformerEncoderLayer(8, 2, 128, dropout=0.0), nn.Embedding(9, 4))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            make_preconditioner(model).close()  # 256 of 2,340
+            make_preconditioner(model, skip_layers="linear", norm_block="none").close()
+            natgrad.MFAC(model).close()  # a window covers everything
+
+    def test_transposed_weight_of_conv1d(self):
+        """Conv1D of transformers has the weight [in, out]; results equal nn.Linear up to the order of sums."""
+        class Conv1D(nn.Module):
+            def __init__(self, columns, rows):
+                super().__init__()
+                self.weight, self.bias = nn.Parameter(torch.randn(columns, rows) / 3), nn.Parameter(torch.zeros(rows))
+
+            def forward(self, x):
+                return torch.addmm(self.bias, x.view(-1, x.shape[-1]), self.weight).view(*x.shape[:-1], -1)
+        Conv1D.__module__ = "transformers.pytorch_utils"
+        makers = (lambda m: make_preconditioner(m), natgrad.Eva, lambda m: natgrad.MFAC(m, window=3),
+                  lambda m: natgrad.SGD(m, lr=0.1, momentum=0.9, damping=0.1), lambda m: natgrad.AdamW(m, weight_decay=0.1),
+                  lambda m: natgrad.SGD(m, lr=0.1, method="eva-f"), lambda m: natgrad.KFAC(m, clip="ratio", clip_bound=0.01))
+        for make in makers:
+            torch.manual_seed(3)
+            model = nn.Sequential(Conv1D(4, 6), nn.Tanh(), Conv1D(6, 3))
+            other = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
+            with torch.no_grad():
+                for mine, theirs in ((model[0], other[0]), (model[2], other[2])):
+                    theirs.weight.copy_(mine.weight.t())
+                    theirs.bias.copy_(mine.bias)
+            for net, k in ((model, make(model)), (other, make(other))):
+                for t in range(4):
+                    torch.manual_seed(t)
+                    net.zero_grad()
+                    net(torch.randn(2, 5, 4)).pow(2).mean().backward()
+                    k.step()
+                self.assertEqual(sum(row["covered"] for row in k.explain()), 4)
+            for mine, theirs in ((model[0], other[0]), (model[2], other[2])):
+                for a, b in ((mine.weight.t(), theirs.weight), (mine.weight.grad.t(), theirs.weight.grad)):
+                    self.assertLess(((a - b).norm() / b.norm()).item(), 1e-5)
 
     def test_tied_embedding_keeps_gradient(self):
         class TiedNet(nn.Module):
