@@ -51,7 +51,7 @@ def pack_state(state):
     return to_safetensors(dict(zip(_META, (state["manifest"], state["crc32"]))), state["fields"])
 
 
-def bytes_of(tensor):
+def tensor_to_bytes(tensor):
     """Return the elements of a tensor as bytes, in row-major order."""
     flat = tensor.detach().cpu().contiguous()
     return ctypes.string_at(flat.data_ptr(), flat.numel() * flat.element_size())
@@ -61,7 +61,7 @@ def to_safetensors(metadata, tensors):
     """Return the bytes of a safetensors file."""
     header, pieces, at = {"__metadata__": metadata}, [], 0
     for name, tensor in tensors.items():
-        pieces.append(bytes_of(tensor))
+        pieces.append(tensor_to_bytes(tensor))
         header[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape),
                         "data_offsets": [at, at + len(pieces[-1])]}
         at += len(pieces[-1])

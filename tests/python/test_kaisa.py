@@ -158,11 +158,11 @@ class TestsOfThePublishedProgram(Case):
 class PublishedStates(Case):
     """The layout of kfac-pytorch: {steps, arguments, layers: {name: {A, G}}}."""
 
-    def published(self, k, prefix=""):
+    def make_published_state(self, k, prefix=""):
         layers = _averages.read_averages(k._core)
         return {"steps": k.steps, "damping": 0.1, "lr": 0.2, "layers": {prefix + name: pair for name, pair in layers.items()}}
 
-    def step(self, model, k, t):
+    def train_step(self, model, k, t):
         model.zero_grad()
         loss_of(model, *random_batch(seed=t)).backward()
         k.step()
@@ -175,11 +175,11 @@ class PublishedStates(Case):
                     one, two = small_conv_net(), small_conv_net()
                     k, other = (KFACPreconditioner(m, damping=0.1, lr=0.2, **options) for m in (one, two))
                     for t in range(3):
-                        self.step(one, k, t)
+                        self.train_step(one, k, t)
                     other.damping = 0.7
-                    other.load_state_dict(self.published(k, prefix))
+                    other.load_state_dict(self.make_published_state(k, prefix))
                     self.assertEqual((other.steps, other.damping), (3, 0.1))
-                    self.assert_same_tensors(self.step(one, k, 3), self.step(two, other, 3))
+                    self.assert_same_tensors(self.train_step(one, k, 3), self.train_step(two, other, 3))
 
     def test_averages_are_means_of_outer_products(self):
         model = nn.Sequential(nn.Linear(3, 2))
@@ -193,25 +193,25 @@ class PublishedStates(Case):
         self.assertLess((found["A"] - expected).abs().max().item(), 1e-6)  # f32, numbers near 1
         self.assertEqual(list(found), ["A", "G"])
 
-    def test_what_does_not_fit_is_refused_by_name(self):
+    def test_wrong_published_state_is_refused(self):
         model = small_conv_net()
         k = KFACPreconditioner(model, damping=0.1)
-        self.step(model, k, 0)
+        self.train_step(model, k, 0)
         before = str(k.state_dict())
 
-        def with_layer(name, key, value):
-            state = self.published(k)
+        def replace_layer_value(name, key, value):
+            state = self.make_published_state(k)
             state["layers"][name] = {**state["layers"][name], key: value}
             return state
-        less, more = self.published(k), self.published(k)
+        less, more = self.make_published_state(k), self.make_published_state(k)
         del less["layers"]["6"]
         more["layers"]["extra"] = more["layers"]["6"]
         for state, pattern in ((less, r"layers\['6'\] has no tensor 'A'"), (more, "has 5 layers, expected 4"),
-                               (with_layer("0", "G", None), r"layers\['0'\] has no tensor 'G'"),
-                               (with_layer("0", "G", torch.eye(3)), r"\['G'\] is \[3, 3\], expected \[4, 4\]"),
-                               (with_layer("0", "G", torch.full((4, 4), float("nan"))), "not finite"),
-                               ({**self.published(k), "layers": 3}, "layers is a int"),
-                               ({**self.published(k), "lr": -1}, "lr"), ({**self.published(k), "speed": 1}, "'speed'")):
+                               (replace_layer_value("0", "G", None), r"layers\['0'\] has no tensor 'G'"),
+                               (replace_layer_value("0", "G", torch.eye(3)), r"\['G'\] is \[3, 3\], expected \[4, 4\]"),
+                               (replace_layer_value("0", "G", torch.full((4, 4), float("nan"))), "not finite"),
+                               ({**self.make_published_state(k), "layers": 3}, "layers is a int"),
+                               ({**self.make_published_state(k), "lr": -1}, "lr"), ({**self.make_published_state(k), "speed": 1}, "'speed'")):
             with self.assert_refused(pattern):
                 k.load_state_dict(state)
             self.assertEqual(str(k.state_dict()), before)

@@ -13,7 +13,7 @@ import torch
 
 from .. import _abi
 from .._core import make_error
-from .._state import bytes_of, to_safetensors
+from .._state import tensor_to_bytes, to_safetensors
 from .._tensors import DTYPES
 
 _TORCH = {number: dtype for dtype, number in DTYPES.items()}
@@ -47,7 +47,7 @@ def read_averages(core):
     return layers
 
 
-def _checked_triangle(layers, layer, name, info):
+def _check_triangle(layers, layer, name, info):
     """Return the lower triangle of a matrix of `layers`.  kfac-pytorch puts `module.` before the layers of a DDP model."""
     found = layers.get(layer, layers.get("module." + layer))
     where = f"the state: layers['{layer}']"
@@ -76,7 +76,7 @@ class Averages:
             raise make_error(_abi.NG_ERR_FILE, f"the state: layers is a {type(layers).__name__}, expected a dict")
         self._core, self._files = core, {}
         for _, layer, name, info in _list_averages(core):
-            self._files.setdefault(layer, {})[name] = _checked_triangle(layers, layer, name, info)
+            self._files.setdefault(layer, {})[name] = _check_triangle(layers, layer, name, info)
         if len(layers) != len(self._files):
             raise make_error(_abi.NG_ERR_FILE, f"the state has {len(layers)} layers, expected {len(self._files)}")
 
@@ -86,7 +86,7 @@ class Averages:
             for layer, tensors in self._files.items():
                 crc = 0
                 for tensor in tensors.values():
-                    crc = zlib.crc32(bytes_of(tensor), crc)
+                    crc = zlib.crc32(tensor_to_bytes(tensor), crc)
                 with open(os.path.join(folder, _file_name(layer)), "wb") as file:
                     file.write(to_safetensors({"natgrad.layer": layer, "natgrad.crc32": f"{crc:08x}"}, tensors))
             self._core.call("load_factors", os.fsencode(folder), None)

@@ -230,7 +230,7 @@ class KFACPreconditioner(Preconditioner):
             super().load_state_dict(state_dict)
             numbers = state_dict["numbers"]
         else:
-            numbers, averages = self._fail_on_all_ranks(lambda: self._checked_parts(state_dict))
+            numbers, averages = self._fail_on_all_ranks(lambda: self._check_parts(state_dict))
             if averages is not None:
                 averages.load()
             self._steps = state_dict["steps"]
@@ -239,7 +239,7 @@ class KFACPreconditioner(Preconditioner):
             self._fixed_arguments[name] = value
         self._set_live_options()
 
-    def _checked_parts(self, state):
+    def _check_parts(self, state):
         """Return the arguments and the Averages (or None) of a state in the layout of kfac-pytorch."""
         if not isinstance(state, dict) or "steps" not in state:
             raise make_error(_abi.NG_ERR_FILE, "the state is no state of KFACPreconditioner: it has no 'steps'")
