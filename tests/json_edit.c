@@ -73,7 +73,7 @@ ngio_json *json_must_parse(const char *text, size_t n) {
   ngio_json *json;
   char message[160];
   if (ngio_json_parse(text, n, &json, message, sizeof message) == NGIO_OK) return json;
-  (void)fprintf(stderr, "json_must: %s: %.*s\n", message, (int)n, text);
+  (void)fprintf(stderr, "json_must_parse: %s: %.*s\n", message, (int)n, text);
   abort();
 }
 
@@ -85,7 +85,7 @@ char *json_edit_copy(const char *text, const char *path, const char *with) {
   json_edit edit = {.at = json_find(root, path), .with = with};
   if (edit.at == NULL && with != NULL) edit = (json_edit){.at = in, .add = with, .add_key = last};
   if (edit.at == NULL) {
-    (void)fprintf(stderr, "json_edited: there is no %s\n", path);
+    (void)fprintf(stderr, "json_edit_copy: there is no %s\n", path);
     abort();
   }
   json_write(&o, NULL, root, &edit);

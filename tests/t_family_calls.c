@@ -143,13 +143,13 @@ static void shift_owner_on_rank_1(ng_block *b, ng_stat *s) {
   if (b->ctx->rank == 1) s->owner = (s->owner + 1) % b->ctx->ranks;
 }
 
-static void store_vector_as_bf16(ng_block *b, ng_stat *s) {
+static void set_vector_to_bf16(ng_block *b, ng_stat *s) {
   if (!s->symmetric) s->average_dtype = NG_BF16;
 }
-static void sum_in_f64(ng_block *b, ng_stat *s) {
+static void set_sum_to_f64(ng_block *b, ng_stat *s) {
   if (s->rule.averaged) s->sum_dtype = NG_F64;
 }
-static void observe_two_arrays(ng_block *b, ng_stat *s) {
+static void declare_two_observations(ng_block *b, ng_stat *s) {
   s->observed = NG_OBSERVED_INPUT | NG_OBSERVED_OUTGRAD;
 }
 
@@ -163,9 +163,9 @@ static void invalid_families_are_refused_by_name(void **state) {
        "its owner is not in the block's column"},
       {split_averages_over_owners, UNCLIPPED, "the family needs both on one rank"},
       {use_only_on_owner, UNCLIPPED "grad_worker_fraction=1", "sends no results to other ranks"},
-      {store_vector_as_bf16, UNCLIPPED, "averages are f32"},
-      {sum_in_f64, UNCLIPPED, "over sums in f32"},
-      {observe_two_arrays, UNCLIPPED, "exactly one kind of observation"},
+      {set_vector_to_bf16, UNCLIPPED, "averages are f32"},
+      {set_sum_to_f64, UNCLIPPED, "over sums in f32"},
+      {declare_two_observations, UNCLIPPED, "exactly one kind of observation"},
   };
   for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
     family_run *run = new_run(wrong[i].set, 2);

@@ -56,7 +56,7 @@ typedef struct numbers {
   ng_adamw adam[GROUPS];
 } numbers;
 
-static numbers valid_numbers(void) {
+static numbers new_valid_numbers(void) {
   numbers n;
   for (int g = 0; g < GROUPS; g++) {
     n.sgd[g] = fixture_sgd(0.1 / (1 + g), 0.9);
@@ -106,7 +106,7 @@ static const mistake mistakes[] = {
 enum { MISTAKES = sizeof mistakes / sizeof mistakes[0] };
 
 static ng_status step_with_mistake(model *m, const mistake *w, bool adamw) {
-  numbers how = valid_numbers();
+  numbers how = new_valid_numbers();
   ng_sgd *s = &how.sgd[w->group];
   ng_adamw *a = &how.adam[w->group];
   if (w->lr != 0) s->lr = a->lr = w->lr;
@@ -132,7 +132,7 @@ static void wrong_numbers_are_refused(void **state) {
       WRONG(step_with_mistake(&m, w, adamw), w->word, w->which == NULL ? update : w->which);
     }
     assert_memory_equal(before, m.weight, sizeof before);
-    numbers how = valid_numbers();
+    numbers how = new_valid_numbers();
     how.sgd[1].lr = how.adam[1].lr = 0;
     fixture_ok(&m.f, take_step(&m, &how, adamw, GROUPS));
     assert_memory_equal(before + FC1, m.weight + FC1, (size_t)entries[0].rows * sizeof *before);
@@ -148,7 +148,7 @@ static void new_fields_must_be_zero(void **state) {
     double newer;
   } larger[GROUPS];
   model m, same;
-  const numbers how = valid_numbers();
+  const numbers how = new_valid_numbers();
   fixture_ok(&m.f, model_open(&m, PLAIN_SGD, NULL));
   fixture_ok(&same.f, model_open(&same, PLAIN_SGD, NULL));
   for (int g = 0; g < GROUPS; g++) {

@@ -288,7 +288,7 @@ static void texts_are_parsed_or_refused(void **state) {
     if (is_accepted(bad[i], strlen(bad[i]))) fail_msg("accepted: %s", bad[i]);
 }
 
-static void errors_have_lines(void **state) {
+static void errors_name_the_line(void **state) {
   static const char *const bad[][2] = {
       {"{\"a\": 1,\n\"b\" 2}", "line 2: expected ':' after a key"},
       {"{\"a\": \"x\\n\\n\",\n\n\"b\": 1\n\"c\": 2}",
@@ -345,7 +345,7 @@ int main(void) {
       cmocka_unit_test(numbers_are_written_shortest),
       cmocka_unit_test(members_and_lists_are_nested),
       cmocka_unit_test(texts_are_parsed_or_refused),
-      cmocka_unit_test(errors_have_lines),
+      cmocka_unit_test(errors_name_the_line),
       cmocka_unit_test(damaged_texts_are_refused_or_consistent),
       cmocka_unit_test(deep_nesting_is_refused),
   };
