@@ -136,7 +136,7 @@ static void print_table_head(const plan_command *c, int32_t ranks, const plan_co
       "\n%s on %d rank%s%s, %lld samples each: forward and backward %.3g ms, gradients %.3g ms\n",
       c->task.model->name, ranks, ranks == 1 ? "" : "s", groups, (long long)c->task.batch,
       a->compute, a->ms[PLAN_GRADIENT]);
-  printf("%-28s %8s %8s %9s", "strategy", "held", "mean", "sent");
+  printf("%-28s %8s %8s %9s", "strategy", "memory", "mean", "sent");
   for (int i = PLAN_OBSERVE; i < count_printed_parts(c); i++)
     printf(" %8s", plan_part_name[i]);
   printf(" %9s %8s\n", "added", "step");
@@ -371,7 +371,7 @@ const cli_command cli_plan = {
     .summary = "estimate memory, messages and time of each strategy on any number of ranks",
     .text =
         "Prints a table for each number of ranks.  A row is a strategy, with the columns\n"
-        "  held         bytes of averages, sums, inverses, directions, moments: the largest rank\n"
+        "  memory       bytes of averages, sums, inverses, directions, moments: the largest rank\n"
         "  mean         the mean of these bytes over the ranks\n"
         "  sent         bytes that a rank passes to collectives in a step\n"
         "  observe ...  ms of each part of a step on the slowest rank\n"

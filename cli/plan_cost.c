@@ -165,7 +165,7 @@ static int read_rank_plans(ng_context *ctx, const plan_strategy *s, ng_precond *
     MOST(shards_bytes);
     MOST(shards_messages);
     MOST(verdict_bytes);
-    MOST(shown_bytes);
+    MOST(observed_bytes);
 #undef MOST
   }
   free(all);
@@ -178,14 +178,14 @@ static void estimate_shards(const plan_task *w, const ng_rank_plan *r, double *s
                             plan_cost *out) {
   const plan_machine *m = &w->machine;
   const double F = (double)w->period[0], M = (double)w->group_ranks, hops = ceil(log2(M));
-  const double observed = (double)w->batch * (double)r->shown_bytes;
+  const double observed = (double)w->batch * (double)r->observed_bytes;
   double layers = 0.0;
   for (int i = 0; i < w->model->n; i++)
     layers += w->model->layer[i].split != SPLIT_NONE;
-  out->shards_bytes = r->shards_bytes + r->verdict_bytes + w->batch * r->shown_bytes;
+  out->shards_bytes = r->shards_bytes + r->verdict_bytes + w->batch * r->observed_bytes;
   *seconds = hops * m->latency * (double)r->shards_messages +
              (M - 1) / M * (double)r->shards_bytes / m->bandwidth;
-  if (r->shown_bytes == 0) return;
+  if (r->observed_bytes == 0) return;
   *seconds += (2 * hops * m->latency * layers +
                ((M - 1) / M * observed + hops * (double)r->verdict_bytes) / m->bandwidth) /
               F;

@@ -752,7 +752,7 @@ typedef struct ng_rank_plan {
   int64_t topk_bytes, topk_messages;     /* in "statistics": joint top-k of sharded windows */
   int64_t shards_bytes, shards_messages; /* in the model group: gradients of sharded layers */
   int64_t verdict_bytes;                 /* in the model group: statuses of a micro-batch */
-  int64_t shown_bytes; /* in the model group: observations of one sample, in f32 */
+  int64_t observed_bytes; /* in the model group: observations of one sample, in f32 */
 } ng_rank_plan;
 NG_API NG_CHECKED ng_status ng_plan_ranks(ng_precond *p, int32_t ranks, int32_t first,
                                           int32_t count, ng_rank_plan *out);

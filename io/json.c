@@ -52,9 +52,10 @@ enum { PIECE = 1024, LONGEST = 6 };
 
 static char *append_escape(char *to, unsigned char c) {
   static const char digit[] = "0123456789ABCDEF";
+  const char letter = c == '"' ? '"' : escape_letter(c); /* quotes are the most frequent */
   *to++ = '\\';
-  *to++ = escape_letter(c);
-  if (escape_letter(c) != 'u') return to;
+  *to++ = letter;
+  if (letter != 'u') return to;
   *to++ = '0';
   *to++ = '0';
   *to++ = digit[c >> 4];

@@ -159,9 +159,15 @@ static char *copy_unescaped(const parser *p, char *at, char **out, uint64_t *hig
 /* Decode the string after the opening quote at p->at, in place: no escape is shorter than its character. */
 static const char *parse_string(parser *p) {
   char *const begin = p->at;
-  char *to = begin;
-  uint64_t high = 0;
-  char *at = copy_unescaped(p, begin, &to, &high);
+  char *at = begin;
+  uint64_t high = 0, eight;
+  for (int n = 8; n == 8 && p->end - at >= 8; at += n) { /* up to the first escape or the end */
+    n = ngio_bytes_before_escape(at);
+    memcpy(&eight, at, 8);
+    high |= eight;
+  }
+  char *to = at;
+  if (*at != '"') at = copy_unescaped(p, at, &to, &high);
   while (*at == '\\') {
     p->at = at + 1;
     if (!decode_escape(p, &to)) return NULL;

@@ -34,7 +34,7 @@ static ng_status compare_plan(const ng_precond *p, int32_t rank, void *arg) {
   ng_rank_plan counted, planned = b->plan[rank];
   memset(&counted, 0, sizeof counted);
   const ng_status st = count_rank_plan(p, &counted);
-  planned.shards_bytes += MICRO * planned.verdict_bytes + b->samples[rank] * planned.shown_bytes;
+  planned.shards_bytes += MICRO * planned.verdict_bytes + b->samples[rank] * planned.observed_bytes;
   return st == NG_OK && !rank_plans_match(b->options, rank, &planned, &counted) ? NG_ERR_ARG : st;
 }
 
@@ -61,7 +61,7 @@ static void planned_bytes_of_shards_equal_counted_bytes(void **state) {
         fixture_ok(&f, ng_plan_ranks(f.p, W, r, 1, &b.plan[r]));
         for (int64_t call = 0; call < MICRO; call++)
           b.samples[r] += sample_count(r / model, call);
-        assert_true((b.plan[r].shown_bytes > 0) == (model > 1));
+        assert_true((b.plan[r].observed_bytes > 0) == (model > 1));
       }
       fixture_close(&f);
       shard_run how = default_run(options[m]);

@@ -255,15 +255,7 @@ ng_status ng_mpi_transport(MPI_Comm comm, ng_transport *out, size_t size) {
     t->rank[r] = r;
     s->peer[r] = (ng_mpi_peer){.left = -1, .sent = MPI_REQUEST_NULL};
   }
-  const ng_transport functions = {.name = "mpi",
-                                  .run = run,
-                                  .start = start,
-                                  .wait = wait,
-                                  .group_create = group_create,
-                                  .group_destroy = group_destroy,
-                                  .abort = ng_mpi_give_up,
-                                  .test = test};
-  ng_call_fill(out, size, &functions, s, rank, ranks);
+  ng_call_fill(out, size, NG_CALL_TABLE("mpi", ng_mpi_give_up), s, rank, ranks);
   return NG_OK;
 }
 

@@ -46,12 +46,12 @@ static MPI_Datatype type_of(ng_dtype t) {
 }
 
 /* Return the first element of member m's share in a two-stage op. */
-static int64_t share_at(const op *o, int32_t m) { return o->c.count * m / o->team->n; }
+static int64_t share_begin(const op *o, int32_t m) { return o->c.count * m / o->team->n; }
 
 /* Return the number of elements of member m: its part in a call with `counts` and one stage, otherwise its share. */
-static int64_t part_of(const op *o, int32_t m) {
+static int64_t part_size(const op *o, int32_t m) {
   if (ng_call_counts(o->c.kind) && !o->two) return o->c.counts[m];
-  return share_at(o, m + 1) - share_at(o, m);
+  return share_begin(o, m + 1) - share_begin(o, m);
 }
 
 /* Set `list` to counts and offsets for a gather of all parts. */
@@ -59,7 +59,7 @@ static void list_parts(op *o) {
   const int32_t n = o->team->n;
   int at = 0;
   for (int32_t m = 0; m < n; m++) {
-    o->list[m] = (int)part_of(o, m);
+    o->list[m] = (int)part_size(o, m);
     o->list[n + m] = at;
     at += o->list[m];
   }
@@ -75,8 +75,8 @@ static void list_exchange(op *o) {
   }
 }
 
-/* Return the number of common elements of [a, b) and [from, to). */
-static int common(int64_t a, int64_t b, int64_t from, int64_t to) {
+/* Return the number of count_common elements of [a, b) and [from, to). */
+static int count_common(int64_t a, int64_t b, int64_t from, int64_t to) {
   return (int)ng_max64(0, ng_min64(b, to) - ng_max64(a, from));
 }
 
@@ -88,11 +88,13 @@ static void list_owners(op *o) {
   for (int32_t m = 0; m < me; m++) {
     mine += o->c.counts[m];
   }
-  int send = (int)share_at(o, me), recv = 0;
+  int send = (int)share_begin(o, me), recv = 0;
   for (int32_t m = 0; m < n; part += o->c.counts[m], m++) {
-    o->list[m] = common(share_at(o, me), share_at(o, me + 1), part, part + o->c.counts[m]);
+    o->list[m] =
+        count_common(share_begin(o, me), share_begin(o, me + 1), part, part + o->c.counts[m]);
     o->list[n + m] = send;
-    o->list[2 * n + m] = common(share_at(o, m), share_at(o, m + 1), mine, mine + o->c.counts[me]);
+    o->list[2 * n + m] =
+        count_common(share_begin(o, m), share_begin(o, m + 1), mine, mine + o->c.counts[me]);
     o->list[3 * n + m] = recv;
     send += o->list[m];
     recv += o->list[2 * n + m];
@@ -117,8 +119,8 @@ static void sum_members(const op *o, const char *from, int64_t count, char *to) 
 
 /* ---- stages -----------------------------------------------------------------------------------*/
 
-/* A small all-reduce: every rank gathers all data and sums them. */
-static bool gathers(const op *o) { return o->c.kind == NG_ALL_REDUCE && !o->two; }
+/* A small all-reduce: every rank sums_by_gather all data and sums them. */
+static bool sums_by_gather(const op *o) { return o->c.kind == NG_ALL_REDUCE && !o->two; }
 
 /* Copy the data to send into the buffer and begin the first collective. */
 int ng_mpi_begin(op *o) {
@@ -128,14 +130,11 @@ int ng_mpi_begin(op *o) {
   const int64_t size = ng_dtype_size(c->dtype);
   const size_t all = (size_t)(c->count * size);
   if (c->kind == NG_BROADCAST) {
-    int root = 0;
-    while (t->rank[root] != c->root) {
-      root++;
-    }
+    const int root = ng_call_member(t->rank, t->n, c->root);
     if (root == t->index) memcpy(o->buffer, c->send, all);
     return MPI_Ibcast(o->buffer, (int)c->count, type, root, t->comm[0], &o->request);
   }
-  if (gathers(o)) {
+  if (sums_by_gather(o)) {
     memcpy(o->buffer + t->index * c->count * size, c->send, all);
     return MPI_Iallgather(MPI_IN_PLACE, 0, type, o->buffer, (int)c->count, type, t->comm[0],
                           &o->request);
@@ -154,14 +153,14 @@ int ng_mpi_begin(op *o) {
 }
 
 /* Called when the first collective is complete: write the result, or the input of the second collective. */
-static void first_done(op *o) {
+static void finish_first(op *o) {
   const ng_collective *c = &o->c;
   const team *t = o->team;
   const int64_t size = ng_dtype_size(c->dtype), all = c->count * size;
   if (!(c->kind == NG_ALL_REDUCE || c->kind == NG_REDUCE_SCATTER)) {
     const bool own = c->kind == NG_BROADCAST && c->root == t->rank[t->index] && c->recv == c->send;
     if (!own && all > 0) memcpy(c->recv, o->buffer, (size_t)all);
-  } else if (gathers(o)) {
+  } else if (sums_by_gather(o)) {
     sum_members(o, o->buffer, c->count, c->recv);
   } else {
     const int64_t mine = o->list[t->index];
@@ -171,17 +170,19 @@ static void first_done(op *o) {
   o->stage = o->two ? NG_MPI_TURN : NG_MPI_DONE;
 }
 
-/* In the buffer the received data follow the sent data. */
-static char *received(const op *o) { return o->buffer + o->c.count * ng_dtype_size(o->c.dtype); }
+/* In the buffer the received_data data follow the sent data. */
+static char *received_data(const op *o) {
+  return o->buffer + o->c.count * ng_dtype_size(o->c.dtype);
+}
 
-static int begin_second(op *o) {
+static int begin_second_stage(op *o) {
   const MPI_Datatype type = type_of(o->c.dtype);
   o->team->turn++;
   o->stage = NG_MPI_SECOND;
   if (o->c.kind == NG_REDUCE_SCATTER) {
     const int32_t n = o->team->n;
     list_owners(o);
-    return MPI_Ialltoallv(o->buffer, o->list, o->list + n, type, received(o), o->list + 2 * n,
+    return MPI_Ialltoallv(o->buffer, o->list, o->list + n, type, received_data(o), o->list + 2 * n,
                           o->list + 3 * n, type, o->team->comm[1], &o->request);
   }
   return MPI_Iallgatherv(MPI_IN_PLACE, 0, type, o->buffer, o->list, o->list + o->team->n, type,
@@ -192,16 +193,16 @@ int ng_mpi_advance(op *o) {
   int e = MPI_SUCCESS, done = 1;
   if (o->stage == NG_MPI_FIRST) {
     e = MPI_Test(&o->request, &done, MPI_STATUS_IGNORE);
-    if (e == MPI_SUCCESS && done != 0) first_done(o);
+    if (e == MPI_SUCCESS && done != 0) finish_first(o);
   }
   if (e == MPI_SUCCESS && o->stage == NG_MPI_TURN && o->ticket == o->team->turn)
-    e = begin_second(o);
+    e = begin_second_stage(o);
   if (e != MPI_SUCCESS || o->stage != NG_MPI_SECOND) return e;
   e = MPI_Test(&o->request, &done, MPI_STATUS_IGNORE);
   if (e == MPI_SUCCESS && done != 0) {
     const bool part = o->c.kind == NG_REDUCE_SCATTER;
     const int64_t n = part ? o->c.counts[o->team->index] : o->c.count;
-    memcpy(o->c.recv, part ? received(o) : o->buffer, (size_t)(n * ng_dtype_size(o->c.dtype)));
+    memcpy(o->c.recv, part ? received_data(o) : o->buffer, (size_t)(n * ng_dtype_size(o->c.dtype)));
     o->stage = NG_MPI_DONE;
   }
   return e;

@@ -43,11 +43,11 @@ struct op {
 
 struct team {
   team *next;
-  int32_t n;       /* number of members */
-  int32_t holders; /* number of members that have not destroyed the group */
-  int32_t *rank;   /* [members] rank of each member, ascending */
-  op **joins;      /* [members] op that the member's next call joins; NULL: not created yet */
-  op *tail;        /* newest op that has not opened */
+  int32_t n;      /* number of members */
+  int32_t owners; /* number of members that have not destroyed the group */
+  int32_t *rank;  /* [members] rank of each member, ascending */
+  op **joins;     /* [members] op that the member's next call joins; NULL: not created yet */
+  op *tail;       /* newest op that has not opened */
   pthread_cond_t changed;
 };
 
@@ -61,8 +61,9 @@ struct ng_threads {
   pthread_mutex_t lock; /* guards all fields below */
   pthread_cond_t idle;  /* signalled when the group has stopped and no thread is inside a chunk */
   int32_t size;         /* number of ranks */
-  int32_t busy;         /* number of threads inside a chunk */
-  int32_t stuck;       /* number of ranks that wait for an op to open; a deadlock if all ranks do */
+  int32_t threads_in_chunks; /* number of threads inside a chunk */
+  int32_t
+      waiting_ranks;   /* number of ranks that wait for an op to open; a deadlock if all ranks do */
   bool stopped;        /* an error has occurred: every later call fails */
   team *teams, *world; /* list of all teams; the team of all ranks */
   op *ops, *spare; /* list of all ops, by `older`; list of the ops that can be reused, by `next` */
@@ -82,7 +83,7 @@ static team *team_new(ng_threads *g, const int32_t *rank, int32_t n) {
   team *t = calloc(1, sizeof *t);
   if (t == NULL) return NULL;
   (void)pthread_cond_init(&t->changed, NULL);
-  t->n = t->holders = n;
+  t->n = t->owners = n;
   t->rank = malloc((size_t)n * sizeof *t->rank);
   t->joins = calloc((size_t)n, sizeof *t->joins);
   if (t->rank == NULL || t->joins == NULL) {
@@ -103,7 +104,7 @@ static int32_t member_of(const team *t, int32_t rank) {
 
 /* Return a spare or new op for team t.  Every op has memory for the calls of all ranks, so that any team can reuse
  * it. */
-static op *op_take(ng_threads *g, team *t) {
+static op *op_new(ng_threads *g, team *t) {
   op *o = g->spare;
   op *older = g->ops;
   if (o != NULL) {
@@ -121,7 +122,7 @@ static op *op_take(ng_threads *g, team *t) {
 /* ---- stopping --------------------------------------------------------------------------------*/
 
 /* Called with the lock after an error.  Waiting members wake, see `stopped` and fail. */
-static void stop(ng_threads *g) {
+static void stop_all(ng_threads *g) {
   g->stopped = true;
   for (team *t = g->teams; t != NULL; t = t->next) {
     (void)pthread_cond_broadcast(&t->changed);
@@ -129,32 +130,32 @@ static void stop(ng_threads *g) {
 }
 
 /* Called with the lock at the end of a failing call: wait until no thread uses a buffer. */
-static void settle(ng_threads *g) {
-  while (g->busy > 0) {
+static void wait_until_idle(ng_threads *g) {
+  while (g->threads_in_chunks > 0) {
     (void)pthread_cond_wait(&g->idle, &g->lock);
   }
 }
 
-static void give_up(void *user) {
+static void abort_ranks(void *user) {
   ng_threads *g = ((seat *)user)->g;
   (void)pthread_mutex_lock(&g->lock);
-  stop(g);
-  settle(g);
+  stop_all(g);
+  wait_until_idle(g);
   (void)pthread_mutex_unlock(&g->lock);
 }
 
 /* A call with invalid arguments joins no op, and stops all ranks. */
-static ng_status refuse(seat *s, ng_status st) {
-  give_up(s);
+static ng_status abort_and_return(seat *s, ng_status st) {
+  abort_ranks(s);
   return st;
 }
 
 /* ---- elements --------------------------------------------------------------------------------*/
 
-static const char *send_at(const op *o, int32_t m, int64_t i) {
+static const char *send_address(const op *o, int32_t m, int64_t i) {
   return (const char *)o->call[m]->send + i * ng_dtype_size(o->call[m]->dtype);
 }
-static char *recv_at(const op *o, int32_t m, int64_t i) {
+static char *recv_address(const op *o, int32_t m, int64_t i) {
   return (char *)o->call[m]->recv + i * ng_dtype_size(o->call[m]->dtype);
 }
 
@@ -166,10 +167,10 @@ static void sum_range(const op *o, int64_t b, int64_t e, int32_t first, int32_t 
   for (int64_t i = b; i < e; i += NG_TILE) {
     const int64_t n = ng_min64(NG_TILE, e - i);
     for (int32_t m = 0; m < o->team->n; m++) {
-      ng_tile_add(acc, send_at(o, m, i), t, n, m == 0);
+      ng_tile_add(acc, send_address(o, m, i), t, n, m == 0);
     }
     for (int32_t m = first; m < last; m++) {
-      ng_tile_write(acc, recv_at(o, m, at + (i - b)), t, n);
+      ng_tile_write(acc, recv_address(o, m, at + (i - b)), t, n);
     }
   }
 }
@@ -177,16 +178,16 @@ static void sum_range(const op *o, int64_t b, int64_t e, int32_t first, int32_t 
 /* Copy elements of `send` of member `from`, from element `at` on, to elements [b, e) of `recv` of every member. */
 static void copy_range(const op *o, int32_t from, int64_t at, int64_t b, int64_t e) {
   const size_t bytes = (size_t)((e - b) * ng_dtype_size(o->call[0]->dtype));
-  const char *src = send_at(o, from, at);
+  const char *src = send_address(o, from, at);
   for (int32_t m = 0; m < o->team->n; m++) {
-    char *to = recv_at(o, m, b);
+    char *to = recv_address(o, m, b);
     if (to != src) memcpy(to, src, bytes);
   }
 }
 
 /* Process elements [b, e) of the op.  In a call with counts, elements are numbered through the parts of all members in
  * order.  Two ranges without a common element touch different elements of every buffer. */
-static void work(const op *o, int64_t b, int64_t e) {
+static void process_range(const op *o, int64_t b, int64_t e) {
   const ng_collective *c = o->call[0];
   if (!ng_call_counts(c->kind)) {
     if (c->kind == NG_ALL_REDUCE) {
@@ -211,7 +212,7 @@ static void work(const op *o, int64_t b, int64_t e) {
 /* ---- ops --------------------------------------------------------------------------------------*/
 
 /* Return whether the calls of two members are equal, except for their buffers. */
-static bool same_call(const ng_collective *a, const ng_collective *b, int32_t n) {
+static bool calls_are_equal(const ng_collective *a, const ng_collective *b, int32_t n) {
   if (a->kind != b->kind || a->dtype != b->dtype || a->mem != b->mem) return false;
   if (a->kind == NG_BROADCAST && a->root != b->root) return false;
   if (ng_call_counts(a->kind))
@@ -227,7 +228,7 @@ static bool op_open(ng_threads *g, op *o) {
   team *t = o->team;
   const ng_collective *c = o->call[0];
   for (int32_t m = 1; m < t->n; m++) {
-    if (!same_call(c, o->call[m], t->n)) return false;
+    if (!calls_are_equal(c, o->call[m], t->n)) return false;
   }
   if (c->kind == (ng_coll_kind)MAKE_TEAM) {
     o->made = team_new(g, c->send, (int32_t)c->count);
@@ -237,7 +238,7 @@ static bool op_open(ng_threads *g, op *o) {
   }
   /* ops open in the order of calls: if this op is the newest, none is closed now */
   if (t->tail == o) t->tail = NULL;
-  g->stuck -= o->waiting;
+  g->waiting_ranks -= o->waiting;
   o->open = true;
   (void)pthread_cond_broadcast(&t->changed);
   return true;
@@ -246,13 +247,13 @@ static bool op_open(ng_threads *g, op *o) {
 /* Called with the lock: let the call `c` of member m join its op.  `c` must stay valid until the member has collected
  * the op.  The first member creates the op, and the others find it in `joins`.  So one rank may be several calls
  * ahead. */
-static ng_status post(ng_threads *g, team *t, int32_t m, const ng_collective *c, op **out) {
+static ng_status join_op(ng_threads *g, team *t, int32_t m, const ng_collective *c, op **out) {
   if (g->stopped) return NG_ERR_COMM;
   op *o = t->joins[m];
   if (o == NULL) {
-    o = op_take(g, t);
+    o = op_new(g, t);
     if (o == NULL) {
-      stop(g);
+      stop_all(g);
       return NG_ERR_NOMEM;
     }
     if (t->tail != NULL) t->tail->next = o;
@@ -264,7 +265,7 @@ static ng_status post(ng_threads *g, team *t, int32_t m, const ng_collective *c,
   t->joins[m] = o->next;
   o->call[m] = c;
   if (++o->arrived == t->n && !op_open(g, o)) {
-    stop(g);
+    stop_all(g);
     return NG_ERR_COMM;
   }
   *out = o;
@@ -272,17 +273,17 @@ static ng_status post(ng_threads *g, team *t, int32_t m, const ng_collective *c,
 }
 
 /* Called with the lock, which is released during the work: process the next chunk of the op, which must exist. */
-static void do_chunk(ng_threads *g, op *o) {
+static void process_chunk(ng_threads *g, op *o) {
   const int64_t b = o->given, e = ng_min64(b + CHUNK, o->total);
   o->given = e;
-  g->busy++;
+  g->threads_in_chunks++;
   (void)pthread_mutex_unlock(&g->lock);
-  work(o, b, e);
+  process_range(o, b, e);
   (void)pthread_mutex_lock(&g->lock);
-  g->busy--;
+  g->threads_in_chunks--;
   o->finished += e - b;
   if (o->finished == o->total) (void)pthread_cond_broadcast(&o->team->changed);
-  if (g->stopped && g->busy == 0) (void)pthread_cond_broadcast(&g->idle);
+  if (g->stopped && g->threads_in_chunks == 0) (void)pthread_cond_broadcast(&g->idle);
 }
 
 /* Called with the lock when a member has seen the op complete.  The last member puts the op on the spare list. */
@@ -294,22 +295,22 @@ static void release_op(ng_threads *g, op *o) {
 
 /* Called with the lock: process chunks and wait until the op is complete.  *made (NULL: none) receives the new team of
  * MAKE_TEAM.  If every rank waits for an op to open, no op can open any more, and all calls fail. */
-static ng_status collect(ng_threads *g, op *o, team **made) {
+static ng_status wait_for_op(ng_threads *g, op *o, team **made) {
   team *t = o->team;
   if (!o->open && !g->stopped) {
     o->waiting++;
-    if (++g->stuck == g->size) stop(g);
+    if (++g->waiting_ranks == g->size) stop_all(g);
   }
   while (!o->open && !g->stopped) {
     (void)pthread_cond_wait(&t->changed, &g->lock);
   }
   while (!g->stopped && o->given < o->total) {
-    do_chunk(g, o);
+    process_chunk(g, o);
   }
   while (!g->stopped && o->finished < o->total) {
     (void)pthread_cond_wait(&t->changed, &g->lock);
   }
-  if (g->stopped) settle(g);
+  if (g->stopped) wait_until_idle(g);
   if (!o->open || o->finished < o->total) return NG_ERR_COMM;
   if (made != NULL) *made = o->made;
   release_op(g, o);
@@ -317,10 +318,10 @@ static ng_status collect(ng_threads *g, op *o, team **made) {
 }
 
 /* Called with the lock: process at most one chunk, so that the caller waits only briefly. */
-static ng_status progress(ng_threads *g, op *o, int32_t *done) {
-  if (o->open && !g->stopped && o->given < o->total) do_chunk(g, o);
+static ng_status test_op(ng_threads *g, op *o, int32_t *done) {
+  if (o->open && !g->stopped && o->given < o->total) process_chunk(g, o);
   *done = o->open && o->finished == o->total;
-  if (g->stopped) settle(g);
+  if (g->stopped) wait_until_idle(g);
   if (*done) release_op(g, o);
   return *done || !g->stopped ? NG_OK : NG_ERR_COMM;
 }
@@ -337,11 +338,11 @@ static ng_status start(void *user, const ng_collective *c, void **request) {
   *request = NULL;
   ng_status st =
       member_of(t, s->rank) < 0 ? NG_ERR_ARG : ng_call_check(c, t->rank, t->n, INT64_MAX);
-  if (st != NG_OK) return refuse(s, st);
+  if (st != NG_OK) return abort_and_return(s, st);
   op *o = NULL;
   (void)pthread_mutex_lock(&s->g->lock);
-  st = post(s->g, t, member_of(t, s->rank), c, &o);
-  if (st != NG_OK) settle(s->g);
+  st = join_op(s->g, t, member_of(t, s->rank), c, &o);
+  if (st != NG_OK) wait_until_idle(s->g);
   (void)pthread_mutex_unlock(&s->g->lock);
   *request = o;
   return st;
@@ -351,9 +352,10 @@ static ng_status start(void *user, const ng_collective *c, void **request) {
  * recv. */
 static ng_status test(void *user, void *request, int32_t *done) {
   seat *s = user;
-  if (request == NULL) return refuse(s, NG_ERR_ARG);
+  if (request == NULL) return abort_and_return(s, NG_ERR_ARG);
   (void)pthread_mutex_lock(&s->g->lock);
-  const ng_status st = done != NULL ? progress(s->g, request, done) : collect(s->g, request, NULL);
+  const ng_status st =
+      done != NULL ? test_op(s->g, request, done) : wait_for_op(s->g, request, NULL);
   (void)pthread_mutex_unlock(&s->g->lock);
   return st;
 }
@@ -371,16 +373,16 @@ static ng_status group_create(void *user, const int32_t *ranks, int32_t n, void 
   seat *s = user;
   ng_threads *g = s->g;
   *group = NULL;
-  if (!ng_call_ranks_valid(ranks, n, g->size)) return refuse(s, NG_ERR_ARG);
+  if (!ng_call_ranks_valid(ranks, n, g->size)) return abort_and_return(s, NG_ERR_ARG);
   const ng_collective c = {.kind = (ng_coll_kind)MAKE_TEAM, .send = ranks, .count = n};
   op *o = NULL;
   team *made = NULL;
   (void)pthread_mutex_lock(&g->lock);
-  ng_status st = post(g, g->world, s->rank, &c, &o);
+  ng_status st = join_op(g, g->world, s->rank, &c, &o);
   if (st == NG_OK) {
-    st = collect(g, o, &made);
+    st = wait_for_op(g, o, &made);
   } else {
-    settle(g);
+    wait_until_idle(g);
   }
   /* a rank that is not a member gets no handle, because the members may have freed the team already */
   if (st == NG_OK && ng_call_member(ranks, n, s->rank) >= 0) *group = made;
@@ -394,7 +396,7 @@ static void group_destroy(void *user, void *group) {
   team *t = group;
   if (t == NULL) return;
   (void)pthread_mutex_lock(&g->lock);
-  if (--t->holders == 0) {
+  if (--t->owners == 0) {
     team **at = &g->teams;
     while (*at != t) {
       at = &(*at)->next;
@@ -431,15 +433,8 @@ ng_status ng_threads_transport(ng_threads *group, int32_t rank, ng_transport *ou
   if (group == NULL || out == NULL || rank < 0 || rank >= group->size || size < sizeof(size_t)) {
     return NG_ERR_ARG;
   }
-  const ng_transport functions = {.name = "threads",
-                                  .run = run,
-                                  .start = start,
-                                  .wait = wait,
-                                  .group_create = group_create,
-                                  .group_destroy = group_destroy,
-                                  .abort = give_up,
-                                  .test = test};
-  ng_call_fill(out, size, &functions, &group->seat[rank], rank, group->size);
+  ng_call_fill(out, size, NG_CALL_TABLE("threads", abort_ranks), &group->seat[rank], rank,
+               group->size);
   return NG_OK;
 }
 

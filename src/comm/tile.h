@@ -93,6 +93,12 @@ static inline ng_status ng_call_check(const ng_collective *c, const int32_t *ran
   return total > most ? NG_ERR_ARG : NG_OK;
 }
 
+/* The table of a transport whose file has functions of these names. */
+#define NG_CALL_TABLE(text, stop)                                                                  \
+  &(const ng_transport) {                                                                          \
+    .name = (text), .run = run, .start = start, .wait = wait, .group_create = group_create,        \
+    .group_destroy = group_destroy, .abort = (stop), .test = test                                  \
+  }
 /* Fill the caller's table of `size` bytes for one rank.  The caller's header may be older or newer. */
 static inline void ng_call_fill(ng_transport *out, size_t size, const ng_transport *functions,
                                 void *user, int32_t rank, int32_t ranks) {

@@ -105,6 +105,6 @@ void ng_shards_count(const ng_precond *p, ng_rank_plan *out) {
       out->shards_messages++;
     }
     out->verdict_bytes += (NG_CODES + NG_HASH_PIECES) * (int64_t)sizeof(double);
-    out->shown_bytes += ng_max64(d->positions, 1) * n * size;
+    out->observed_bytes += ng_max64(d->positions, 1) * n * size;
   }
 }

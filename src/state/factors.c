@@ -205,7 +205,7 @@ static void save_block(factors *x, const ng_block *b, int32_t n) {
   for (int32_t i = 0; i < n; i++) {
     const ng_field *f = &x->field[i];
     x->tensor[i] = ng_tensor_describe(f->name, f, NULL);
-    crc = ng_crc_on(crc, ng_field_published(f, w->published), ng_field_bytes(f));
+    crc = ng_crc32(crc, ng_field_published(f, w->published), (size_t)ng_field_bytes(f));
   }
   const ng_hex hex = ng_hex_of(crc);
   const ngio_text text[2] = {{LAYER, b->name}, {CRC, hex.text}};
@@ -289,7 +289,7 @@ static bool check_file(factors *x, const ng_block *b, double *found) {
   }
   for (int32_t i = 0; i < ngio_tensors_count(file); i++) {
     const ngio_tensor *t = ngio_tensors_at(file, i);
-    sum = ng_crc_on(sum, t->data, t->bytes);
+    sum = ng_crc32(sum, t->data, (size_t)t->bytes);
   }
   if (!ng_is(crc, ng_hex_of(sum).text)) {
     return ng_work_fail(w, NG_ERR_FILE, "is damaged (its checksum differs)");

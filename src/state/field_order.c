@@ -57,12 +57,16 @@ typedef void (*triangle)(void *dst, const void *src, int64_t n, bool out);
     const uint##bits##_t *from = (const uint##bits##_t *)src;                                      \
     const int64_t half = (n + 1) / 2, step = n | 1;                                                \
     for (int64_t i = 0, file = 0; i < n; i++) {                                                    \
-      int64_t at = ng_sym_at(n, i, 0);                                                             \
-      for (int64_t j = 0; j <= i && j < half; j++, file++, at += step)                             \
-        to[out ? file : at] = from[out ? at : file];                                               \
-      at = i < half ? 0 : ng_sym_at(n, i, half);                                                   \
-      for (int64_t j = half; j <= i; j++, file++, at++)                                            \
-        to[out ? file : at] = from[out ? at : file];                                               \
+      const int64_t left = i < half ? i + 1 : half, right = i + 1 - left;                          \
+      const int64_t at = ng_sym_at(n, i, 0), at_right = right == 0 ? 0 : ng_sym_at(n, i, half);    \
+      if (out) {                                                                                   \
+        strided##bits(to + file, 1, from + at, step, left);                                        \
+        strided##bits(to + file + left, 1, from + at_right, 1, right);                             \
+      } else {                                                                                     \
+        strided##bits(to + at, step, from + file, 1, left);                                        \
+        strided##bits(to + at_right, 1, from + file + left, 1, right);                             \
+      }                                                                                            \
+      file += i + 1;                                                                               \
     }                                                                                              \
   }
 MOVER(8)

@@ -27,7 +27,7 @@ typedef struct load_data {
   ng_snapshot snapshot;
   bool is_single_file; /* the state is one file or a stream, which rank 0 reads */
   ng_hex id;           /* checksum of the manifest: the id of the state */
-  const char *text;    /* on rank 0: the manifest */
+  char *text; /* the manifest, which parsing changes; before share_manifest on rank 0 only */
   int64_t text_bytes;
   piece *piece; /* [pieces] in the order of items */
   int64_t pieces;
@@ -43,9 +43,10 @@ static bool refuse(load_data *x, int32_t item, const char *why) {
 
 /* ---- the manifest ----------------------------------------------------------------------------*/
 
-static bool parse_manifest(load_data *x, const char *text) {
+static bool parse_manifest(load_data *x) {
   ng_work *w = &x->w;
-  const ngio_status st = ngio_json_parse(text, (size_t)x->text_bytes, &w->manifest, NULL, 0);
+  const ngio_status st =
+      ngio_json_parse_here(x->text, (size_t)x->text_bytes, &w->manifest, NULL, 0);
   if (st == NGIO_ERR_NOMEM) return ng_work_fail(w, NG_ERR_NOMEM, "no memory for the manifest");
   return st == NGIO_OK || ng_work_fail(w, NG_ERR_FILE, "the manifest is not JSON");
 }
@@ -55,8 +56,7 @@ static void all_threads(void *user, int32_t n, void (*each)(void *arg, int32_t i
   ng_parallel(user, n, each, arg);
 }
 
-/* On rank 0: open the file, read its header and parse the manifest, a text in the header.  A failure is stored in
- * *w. */
+/* On rank 0: open the file, read its header and find the manifest, a text in the header.  A failure is stored in *w. */
 static bool read_header(load_data *x) {
   ng_work *w = &x->w;
   const ng_state_file *from = w->file_or_stream;
@@ -72,7 +72,7 @@ static bool read_header(load_data *x) {
           w, ngio_tensors_begin(&w->source, &alloc, &w->file, w->message, sizeof w->message))) {
     return false;
   }
-  x->text = ngio_tensors_text(w->file, NG_MANIFEST);
+  x->text = (char *)ngio_tensors_text(w->file, NG_MANIFEST); /* in memory of w->file */
   const char *crc = ngio_tensors_text(w->file, NG_MANIFEST_CRC);
   const char *part = ngio_tensors_text(w->file, NGIO_PART);
   if (part != NULL) {
@@ -87,7 +87,7 @@ static bool read_header(load_data *x) {
   if (!ng_is(crc, x->id.text)) {
     return ng_work_fail(w, NG_ERR_FILE, "the manifest is damaged (its checksum differs)");
   }
-  return parse_manifest(x, x->text);
+  return true;
 }
 
 /* Two tasks: read the header; list the arrays.  Only the first one allocates memory of the context. */
@@ -107,18 +107,17 @@ static void prepare(load_data *x, ng_precond *p, const char *call, const ng_stat
   w->source.threads = (ngio_threads){all_threads, p->ctx};
 }
 
-/* Send the manifest to all ranks; each rank compares it with its model. */
+/* Send the manifest to all ranks; each rank parses it and compares it with its model. */
 static ng_status share_manifest(load_data *x) {
   ng_work *w = &x->w;
   ng_status st = NG_OK;
   NG_TRY(ng_work_broadcast(w, &x->text_bytes, (int64_t)sizeof x->text_bytes, 0));
-  char *text = w->p->ctx->ranks == 1 ? NULL : ng_work_alloc(w, x->text_bytes);
+  if (!w->is_rank0) x->text = ng_work_alloc(w, x->text_bytes + 1); /* with a terminating 0 */
   NG_TRY(ng_work_agree(w));
-  if (w->is_rank0 && text != NULL) memcpy(text, x->text, (size_t)x->text_bytes);
-  NG_TRY(ng_work_broadcast(w, text, x->text_bytes, 0));
-  if (!w->is_rank0) x->id = ng_hex_of(ng_crc_of(text, x->text_bytes));
-  if ((w->is_rank0 || parse_manifest(x, text)) && ng_manifest_read(w, &x->snapshot) &&
-      x->snapshot.parts > 1 && w->file_or_stream->stream) {
+  NG_TRY(ng_work_broadcast(w, x->text, x->text_bytes, 0));
+  if (!w->is_rank0) x->id = ng_hex_of(ng_crc_of(x->text, x->text_bytes));
+  if (parse_manifest(x) && ng_manifest_read(w, &x->snapshot) && x->snapshot.parts > 1 &&
+      w->file_or_stream->stream) {
     (void)ng_work_fail(w, NG_ERR_FILE, "is one of several files of a state; use ng_load");
   }
   NG_TRY(ng_work_agree(w));
@@ -294,7 +293,7 @@ static bool check_piece(load_data *x, piece *q, ngio_source *s, int64_t offset) 
       if (!all) stage_rows(x, q, done, n);
       from = to;
     }
-    crc = ng_crc_on(crc, from, n);
+    crc = ng_crc32(crc, from, (size_t)n);
     if (q->error == NULL) q->error = ng_field_error(f, from, n / ng_dtype_size(f->dtype));
   }
   if (memcmp(q->listed.crc, ng_hex_of(crc).text, NG_HEX) != 0) {

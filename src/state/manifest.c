@@ -240,13 +240,12 @@ static int64_t number_of(const ngio_value *v, const char *key) {
 }
 
 ng_part_piece ng_piece_of(const ngio_value *v, const ng_field *f) {
-  const bool by_rows = ngio_get(v, "from_row") != NULL;
+  const bool sliced = v->count > 3, by_rows = sliced && ngio_get(v, "from_row") != NULL;
   ng_part_piece q = {.part = (int32_t)number_of(v, "part"),
                      .to = f->cols,
                      .by_rows = by_rows,
-                     .is_whole = !by_rows && ngio_get(v, "from") == NULL,
-                     .crc = ngio_text_of(ngio_get(v, "crc32")),
-                     .finite = ngio_is(ngio_get(v, "finite"), NGIO_TRUE)};
+                     .is_whole = !by_rows && (!sliced || ngio_get(v, "from") == NULL),
+                     .crc = ngio_text_of(ngio_get(v, "crc32"))};
   if (!q.is_whole) {
     q.from = number_of(v, by_rows ? "from_row" : "from");
     q.to = number_of(v, by_rows ? "to_row" : "to");

@@ -1,8 +1,6 @@
 /* work.c: see work.h. */
 #include "state/work.h"
 
-#include "crc.h"
-
 #include <stdarg.h>
 #include <stdlib.h>
 
@@ -229,11 +227,7 @@ bool ng_work_fail(ng_work *w, ng_status st, const char *format, ...) {
 
 /* ---- checksums -------------------------------------------------------------------------------*/
 
-uint32_t ng_crc_on(uint32_t crc, const void *data, int64_t bytes) {
-  return ng_crc32(crc, data, (size_t)bytes);
-}
-
-uint32_t ng_crc_of(const void *data, int64_t bytes) { return ng_crc_on(0, data, bytes); }
+uint32_t ng_crc_of(const void *data, int64_t bytes) { return ng_crc32(0, data, (size_t)bytes); }
 
 ng_hex ng_hex_of(uint32_t crc) {
   static const char digit[] = "0123456789abcdef";

@@ -6,6 +6,7 @@
 #ifndef NG_STATE_WORK_H
 #define NG_STATE_WORK_H
 
+#include "crc.h"
 #include "part_files.h"
 #include "safetensors.h"
 #include "state/state.h"
@@ -29,7 +30,7 @@ typedef struct ng_part_piece {
   int64_t from, to;
   bool is_whole, by_rows;
   const char *crc; /* checksum: NG_HEX digits */
-  bool finite;     /* all elements are finite */
+  bool finite;     /* save: all elements are finite */
 } ng_part_piece;
 
 typedef struct ng_work {
@@ -98,9 +99,8 @@ enum { NG_HEX = 8 }; /* digits of a checksum */
 typedef struct ng_hex {
   char text[12];
 } ng_hex;
-/* The CRC-32 of zlib.  It detects damage, not manipulation.  ng_crc_on continues `crc` over more bytes. */
+/* The CRC-32 of zlib.  It detects damage, not manipulation. */
 uint32_t ng_crc_of(const void *data, int64_t bytes);
-uint32_t ng_crc_on(uint32_t crc, const void *data, int64_t bytes);
 ng_hex ng_hex_of(uint32_t crc);
 /* A seal has a checksum and the flag "all elements are finite" in one double.  Ranks exchange seals in a sum: if all
  * other ranks have 0, the sum is exact. */

@@ -121,12 +121,12 @@ void ng_model_set_options(ng_precond *p, const ng_options *o) {
   p->opt = *o;
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
-    ng_options own = *o;
-    (void)ng_options_override(&own, b->own_options, NULL, 0);
-    ng_block_set_options(b, &own);
-    for (int32_t k = 0; k < b->stats; k++) {
-      b->stat[k].rule.decay = own.base.stat_decay;
-    }
+    ng_options own;
+    if (b->own_options != NULL) own = *o; /* a large copy */
+    if (b->own_options != NULL) (void)ng_options_override(&own, b->own_options, NULL, 0);
+    ng_block_set_options(b, b->own_options != NULL ? &own : o);
+    for (int32_t k = 0; k < b->stats; k++)
+      b->stat[k].rule.decay = b->base.stat_decay;
   }
 }
 
