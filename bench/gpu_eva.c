@@ -3,7 +3,7 @@
  *
  * usage: gpu_eva resnet18 | resnet50 | tiny
  *
- * The step has four launches, and the host reads no result between them: dv_eva_fold, dv_measure_tiles, dv_eva_decide,
+ * The step has four launches, and the host reads no result between them: dv_eva_fold, dv_measure_tiles, dv_eva_clip_and_scale,
  * dv_update_tiles. Its result is compared with double on the host; the exit code is 1 if they differ. Arrays are random. */
 #include <math.h>
 #include <stdbool.h>
@@ -111,7 +111,7 @@ static int64_t curved, tiles, measured_tiles;
 
 static dv_region describe_region(float *data, const parameter *p) {
   const dv_place place = {
-      .data = (char *)data, .dtype = DV_F32, .rows_adjacent = 1, .axes = 1, .row_stride = p->cols};
+      .data = (char *)data, .dtype = DV_F32, .has_dense_rows = 1, .axes = 1, .row_stride = p->cols};
   return (dv_region){place, 0, p->rows, 0, p->cols, p->cols % 4 == 0};
 }
 
@@ -185,7 +185,7 @@ static void launch_decide(void) {
   static int decided;
   double damping = DAMPING, bound = get_clip_bound(decided++ % CHECKED);
   exit_on_error(dv_launch(
-      desk, "dv_eva_decide", 1, DECIDE_THREADS,
+      desk, "dv_eva_clip_and_scale", 1, DECIDE_THREADS,
       (void *[]){&layers, &curved, &sums, &directions, &damping, &bound, &inner, &c, &skipped}));
 }
 static void launch_update(void) {
@@ -262,10 +262,10 @@ static int compare_doubles(const void *a, const void *b) {
 static double time_us(void (*run)(void)) {
   double seconds[RUNS], unused;
   for (int i = 0; i < WARM_UP + RUNS; i++) {
-    exit_on_error(dv_mark(desk, 0));
+    exit_on_error(dv_note_time(desk, 0));
     run();
-    exit_on_error(dv_mark(desk, 1));
-    exit_on_error(dv_marks_elapsed(desk, i < WARM_UP ? &unused : &seconds[i - WARM_UP]));
+    exit_on_error(dv_note_time(desk, 1));
+    exit_on_error(dv_seconds_between(desk, i < WARM_UP ? &unused : &seconds[i - WARM_UP]));
   }
   qsort(seconds, RUNS, sizeof seconds[0], compare_doubles);
   return seconds[RUNS / 2] * 1e6;

@@ -30,12 +30,12 @@ typedef struct bench {
     const char *json_key;
     int64_t value;
   } member[8]; /* more members of every row in JSON, such as the number of parameters */
-  int members;
-  void *user; /* bench_case.size bytes for the case's data, initially zero */
+  int members; /* number of entries in `member` */
+  void *user;  /* bench_case.size bytes for the case's data, initially zero */
   /* measured rates of SGEMM and of a copy; 0: not measured yet */
   double gflops, copy_gbs;
   bench_row *row;
-  int rows;
+  int rows;         /* number of rows */
   char notes[2048]; /* printed below the table */
 } bench;
 

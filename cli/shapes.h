@@ -27,7 +27,7 @@ typedef struct shape {
 typedef struct shapes {
   char name[64];
   shape *layer;
-  int n;
+  int n; /* number of layers */
 } shapes;
 
 /* List the layers of `model`: a network of nn/models.h; bert-base, bert-large or gpt-24; or a JSON file with a list of

@@ -10,7 +10,7 @@
 static dv_place place_of(const ng_place *v) {
   dv_place p = {.data = v->data,
                 .dtype = (int32_t)v->dtype,
-                .rows_adjacent = v->rows_adjacent,
+                .has_dense_rows = v->has_dense_rows,
                 .axes = v->axes,
                 .row_stride = v->row_stride};
   memcpy(p.extent, v->extent, sizeof p.extent);
@@ -21,7 +21,7 @@ static dv_place place_of(const ng_place *v) {
 static bool is_aligned(const void *at) { return (uintptr_t)at % 16 == 0; }
 
 static bool is_flat(const ng_place *v, const ng_region *D) {
-  return v->dtype == NG_F32 && v->rows_adjacent && v->row_stride == D->cols && D->row == 0 &&
+  return v->dtype == NG_F32 && v->has_dense_rows && v->row_stride == D->cols && D->row == 0 &&
          D->col == 0 && D->cols % 4 == 0 && D->rows * D->cols <= INT32_MAX && is_aligned(v->data);
 }
 
@@ -50,7 +50,7 @@ static dv_direction direction_of(const ng_direction *e, float *to) {
                         .is_stored = e->is_stored,
                         .is_rank_one =
                             one_u && !e->is_stored && e->u_double == NULL && e->y_double == NULL,
-                        .in_double = e->in_double};
+                        .uses_double = e->uses_double};
 }
 
 static dv_update update_of(const ng_direction *e, const ng_weight_update *s) {
@@ -84,8 +84,8 @@ static emission emission_of(ng_device *d, const ng_direction *e, float *const *t
                             const ng_weight_update *s, int64_t n) {
   emission x = {0};
   if (!ng_stage_begin(d)) return x;
-  dv_direction *list = ng_stage_take(d, n, sizeof *list);
-  dv_update *updates = s == NULL ? NULL : ng_stage_take(d, n, sizeof *updates);
+  dv_direction *list = ng_stage_allocate(d, n, sizeof *list);
+  dv_update *updates = s == NULL ? NULL : ng_stage_allocate(d, n, sizeof *updates);
   if (list == NULL || (s != NULL && updates == NULL) || !cut_begin(d, n, &x.cut)) return x;
   for (int64_t i = 0; i < n; i++) {
     list[i] = direction_of(&e[i], to == NULL ? NULL : to[i]);
@@ -103,7 +103,7 @@ static void scan(ng_queue *q, const ng_strided *a, int64_t n, double *out) {
   ng_device *d = q->device;
   cut c;
   if (!ng_stage_begin(d)) return;
-  dv_array *list = ng_stage_take(d, n, sizeof *list);
+  dv_array *list = ng_stage_allocate(d, n, sizeof *list);
   if (list == NULL || !cut_begin(d, n, &c)) return;
   for (int64_t i = 0; i < n; i++, a++) {
     dv_array *to = &list[i];
@@ -117,7 +117,7 @@ static void scan(ng_queue *q, const ng_strided *a, int64_t n, double *out) {
     cut_add(&c, blocks_of(to->count, DV_TILE));
   }
   void *at = ng_stage_address(d, list);
-  ng_stage_check(d, dv_zero(d->desk, out, (size_t)n * sizeof *out));
+  ng_stage_keep_error(d, dv_zero(d->desk, out, (size_t)n * sizeof *out));
   LAUNCH(d, dv_scan_tiles, cut_blocks(&c), &at, &c.on_device, &n);
 }
 
@@ -126,7 +126,7 @@ static void measure(ng_queue *q, const ng_measure *m, int64_t n, double *unused)
   ng_device *d = q->device;
   cut all, rows;
   if (!ng_stage_begin(d)) return;
-  dv_measure *list = ng_stage_take(d, n, sizeof *list);
+  dv_measure *list = ng_stage_allocate(d, n, sizeof *list);
   if (list == NULL || !cut_begin(d, n, &all) || !cut_begin(d, n, &rows)) return;
   for (int64_t i = 0; i < n; i++, m++) {
     list[i] = (dv_measure){.D = region_of(&m->D), .x = m->x, .y = m->y, .t = m->t, .out = m->out};
@@ -142,7 +142,7 @@ static void measure(ng_queue *q, const ng_measure *m, int64_t n, double *unused)
   LAUNCH(d, dv_measure_tiles, cut_blocks(&all), &at, &all.on_device, &n, &sums);
   LAUNCH(d, dv_measure_rows, cut_blocks(&rows), &at, &rows.on_device, &n);
   LAUNCH(d, dv_add_tiles, n, &at, &all.on_device, &two, &sums, &none);
-  if (cut_blocks(&rows) > 0) LAUNCH(d, dv_measure_t, n, &at);
+  if (cut_blocks(&rows) > 0) LAUNCH(d, dv_measure_add_squares_of_t, n, &at);
 }
 
 static void check_finite(ng_queue *q, const ng_region *a, int64_t n, int32_t *out) {
@@ -150,7 +150,7 @@ static void check_finite(ng_queue *q, const ng_region *a, int64_t n, int32_t *ou
   cut c;
   int32_t one = 1;
   if (!ng_stage_begin(d)) return;
-  dv_read *list = ng_stage_take(d, n, sizeof *list);
+  dv_read *list = ng_stage_allocate(d, n, sizeof *list);
   if (list == NULL || !cut_begin(d, n, &c)) return;
   for (int64_t i = 0; i < n; i++) {
     list[i] = (dv_read){.D = region_of(&a[i]), .finite = &out[i]};
@@ -165,7 +165,7 @@ static void copy(ng_queue *q, const ng_read *r, int64_t n) {
   ng_device *d = q->device;
   cut c;
   if (!ng_stage_begin(d)) return;
-  dv_read *list = ng_stage_take(d, n, sizeof *list);
+  dv_read *list = ng_stage_allocate(d, n, sizeof *list);
   if (list == NULL || !cut_begin(d, n, &c)) return;
   for (int64_t i = 0; i < n; i++, r++) {
     list[i] = (dv_read){region_of(&r->D), r->to, r->to_row, r->to_col, r->map, r->finite};
@@ -215,18 +215,18 @@ static void ratios(ng_queue *q, const ng_direction *e, const ng_weight_update *s
                    const ng_ratios *to) {
   ng_device *d = q->device;
   emission x = emission_of(d, e, NULL, s, n);
-  dv_ratios *of = ng_stage_take(d, 1, sizeof *of);
+  dv_ratios *of = ng_stage_allocate(d, 1, sizeof *of);
   if (x.list == NULL || of == NULL) return;
   *of = (dv_ratios){to->bin, to->bins, to->count, to->extreme};
   const int64_t counts = to->bins == 0 ? NG_RATIO_BINS : (int64_t)to->bins * NG_RATIO_FINE_BINS;
   double *sums = ng_stage_scratch(d, 4 * cut_blocks(&x.cut), sizeof *sums), *out = to->out;
-  int64_t *all = ng_stage_take(d, 2, sizeof *all), one = 1;
+  int64_t *all = ng_stage_allocate(d, 2, sizeof *all), one = 1;
   if (sums == NULL || all == NULL) return;
   all[0] = 0, all[1] = cut_blocks(&x.cut);
   void *at = ng_stage_address(d, of), *every = ng_stage_address(d, all), *none = NULL;
   double *ends = to->extreme;
   int32_t dropped = NG_RATIO_DROPPED_BITS, fine = NG_RATIO_FINE_BINS, four = 4;
-  ng_stage_check(d, dv_zero(d->desk, to->count, (size_t)counts * sizeof *to->count));
+  ng_stage_keep_error(d, dv_zero(d->desk, to->count, (size_t)counts * sizeof *to->count));
   LAUNCH(d, dv_ratio_begin, one, &ends);
   LAUNCH(d, dv_ratio_tiles, cut_blocks(&x.cut), &x.list, &x.updates, &x.cut.on_device, &n, &at,
          &sums, &dropped, &fine);
@@ -236,22 +236,22 @@ static void ratios(ng_queue *q, const ng_direction *e, const ng_weight_update *s
 /* ---- the table -------------------------------------------------------------------------------*/
 
 static const ng_kernel_ops table = {
-    .tiles = tiles,
-    .scan = scan,
-    .measure = measure,
-    .finite = check_finite,
-    .read = copy,
-    .emit = emit,
-    .store = store,
-    .norm2 = norm2,
-    .update = update,
-    .ratios = ratios,
-    .gram_rows = ng_device_gram_rows,
-    .gram_conv = ng_device_gram_conv,
-    .box_sums = ng_device_box_sums,
-    .square_sums = ng_device_square_sums,
-    .norm_squares = ng_device_norm_squares,
-    .norm_gram = ng_device_norm_gram,
+    .count_tiles = tiles,
+    .find_largest = scan,
+    .measure_gradients = measure,
+    .check_finite = check_finite,
+    .read_gradients = copy,
+    .write_directions = emit,
+    .store_directions = store,
+    .sum_norms = norm2,
+    .update_weights = update,
+    .count_ratios = ratios,
+    .add_row_grams = ng_device_add_row_grams,
+    .add_conv_grams = ng_device_add_conv_grams,
+    .sum_patches = ng_device_sum_patches,
+    .sum_squares = ng_device_sum_squares,
+    .sum_norm_squares = ng_device_sum_norm_squares,
+    .add_norm_grams = ng_device_add_norm_grams,
 };
 
 static const char *open_queue(ng_queue *q) { return ng_device_open(0, &q->device); }

@@ -32,12 +32,12 @@ static dv_sum sum_of(const ng_view *v, int64_t samples, const ng_conv *c) {
   return s;
 }
 
-void ng_device_box_sums(ng_queue *q, const ng_box *b, int64_t n, double *unused) {
+void ng_device_sum_patches(ng_queue *q, const ng_box *b, int64_t n, double *unused) {
   (void)unused;
   ng_device *d = q->device;
   cut c;
   if (!ng_stage_begin(d)) return;
-  dv_sum *list = ng_stage_take(d, n, sizeof *list);
+  dv_sum *list = ng_stage_allocate(d, n, sizeof *list);
   int32_t *bad = ng_stage_scratch(d, n, sizeof *bad);
   if (list == NULL || bad == NULL || !cut_begin(d, n, &c)) return;
   for (int64_t i = 0; i < n; i++, b++) {
@@ -47,16 +47,16 @@ void ng_device_box_sums(ng_queue *q, const ng_box *b, int64_t n, double *unused)
     cut_add(&c, b->conv.channels * blocks_of(list[i].taps, DV_TAPS));
   }
   void *at = ng_stage_address(d, list);
-  ng_stage_check(d, dv_zero(d->desk, bad, (size_t)n * sizeof *bad));
+  ng_stage_keep_error(d, dv_zero(d->desk, bad, (size_t)n * sizeof *bad));
   LAUNCH(d, dv_box_channels, cut_blocks(&c), &at, &c.on_device, &n);
-  LAUNCH(d, dv_box_mark, blocks_of(n, DV_THREADS), &at, &n);
+  LAUNCH(d, dv_box_report_nonfinite, blocks_of(n, DV_THREADS), &at, &n);
 }
 
-void ng_device_square_sums(ng_queue *q, const ng_squares *s, int64_t n) {
+void ng_device_sum_squares(ng_queue *q, const ng_squares *s, int64_t n) {
   ng_device *d = q->device;
   cut c;
   if (!ng_stage_begin(d)) return;
-  dv_sum *list = ng_stage_take(d, n, sizeof *list);
+  dv_sum *list = ng_stage_allocate(d, n, sizeof *list);
   if (list == NULL || !cut_begin(d, n, &c)) return;
   for (int64_t i = 0; i < n; i++, s++) {
     list[i] = sum_of(&s->x, s->samples, NULL);
@@ -71,7 +71,7 @@ void ng_device_square_sums(ng_queue *q, const ng_squares *s, int64_t n) {
 static void gram(ng_device *d, const ng_gram *g, int64_t n, bool has_patches) {
   cut c;
   if (!ng_stage_begin(d)) return;
-  dv_gram *list = ng_stage_take(d, n, sizeof *list);
+  dv_gram *list = ng_stage_allocate(d, n, sizeof *list);
   if (list == NULL || !cut_begin(d, n, &c)) return;
   for (int64_t i = 0; i < n; i++, g++) {
     dv_gram *to = &list[i];
@@ -90,11 +90,11 @@ static void gram(ng_device *d, const ng_gram *g, int64_t n, bool has_patches) {
   void *at = ng_stage_address(d, list);
   LAUNCH(d, dv_gram_squares, cut_blocks(&c), &at, &c.on_device, &n);
 }
-void ng_device_gram_rows(ng_queue *q, const ng_gram *g, int64_t n, float *unused) {
+void ng_device_add_row_grams(ng_queue *q, const ng_gram *g, int64_t n, float *unused) {
   (void)unused;
   gram(q->device, g, n, false);
 }
-void ng_device_gram_conv(ng_queue *q, const ng_gram *g, int64_t n, float *unused) {
+void ng_device_add_conv_grams(ng_queue *q, const ng_gram *g, int64_t n, float *unused) {
   (void)unused;
   gram(q->device, g, n, true);
 }
@@ -110,7 +110,7 @@ static void *norm_gradients(ng_device *d, const ng_norm_sum *k, double **q) {
   const int64_t sets = l->kind == NG_BATCH_NORM   ? l->channels
                        : l->kind == NG_LAYER_NORM ? k->x.samples * k->x.positions
                                                   : k->x.samples * l->groups;
-  dv_norm *to = ng_stage_take(d, 1, sizeof *to);
+  dv_norm *to = ng_stage_allocate(d, 1, sizeof *to);
   double *moments = raw ? ng_stage_scratch(d, 2 * sets, sizeof *moments) : NULL;
   *q = ng_stage_scratch(d, k->samples * width, sizeof **q);
   if (to == NULL || *q == NULL || (raw && moments == NULL)) return NULL;
@@ -131,7 +131,7 @@ static void *norm_gradients(ng_device *d, const ng_norm_sum *k, double **q) {
   return at;
 }
 
-void ng_device_norm_squares(ng_queue *queue, const ng_norm_sum *k, int64_t n, void *unused) {
+void ng_device_sum_norm_squares(ng_queue *queue, const ng_norm_sum *k, int64_t n, void *unused) {
   (void)unused;
   ng_device *d = queue->device;
   for (const ng_norm_sum *end = k + n; k < end; k++) {
@@ -139,13 +139,13 @@ void ng_device_norm_squares(ng_queue *queue, const ng_norm_sum *k, int64_t n, vo
     void *at = norm_gradients(d, k, &q);
     int32_t *bad = ng_stage_scratch(d, 1, sizeof *bad);
     if (at == NULL || bad == NULL) return;
-    ng_stage_check(d, dv_zero(d->desk, bad, sizeof *bad));
+    ng_stage_keep_error(d, dv_zero(d->desk, bad, sizeof *bad));
     LAUNCH(d, dv_norm_squares, blocks_of(3 * k->layer.channels, DV_THREADS), &at, &q, &X, &bad);
-    LAUNCH(d, dv_norm_mark, 1, &bad, &X);
+    LAUNCH(d, dv_norm_report_nonfinite, 1, &bad, &X);
   }
 }
 
-void ng_device_norm_gram(ng_queue *queue, const ng_norm_sum *k, int64_t n, void *unused) {
+void ng_device_add_norm_grams(ng_queue *queue, const ng_norm_sum *k, int64_t n, void *unused) {
   (void)unused;
   ng_device *d = queue->device;
   for (const ng_norm_sum *end = k + n; k < end; k++) {

@@ -29,10 +29,10 @@ const char *dv_zero(dv_desk *d, void *at, size_t bytes);
 const char *dv_launch(dv_desk *d, const char *kernel, int64_t blocks, int32_t threads, void **args);
 const char *dv_wait(dv_desk *d);
 
-/* For benchmarks. dv_mark: note the time at mark 0 or 1. dv_marks_elapsed: wait; *seconds <- the time from mark 0 to mark 1.
+/* For benchmarks. dv_note_time: note the time at mark 0 or 1. dv_seconds_between: wait; *seconds <- the time from mark 0 to mark 1.
  * dv_graph_begin and dv_graph_end record the launches in between; dv_graph_replay runs them. */
-const char *dv_mark(dv_desk *d, int32_t mark);
-const char *dv_marks_elapsed(dv_desk *d, double *seconds);
+const char *dv_note_time(dv_desk *d, int32_t mark);
+const char *dv_seconds_between(dv_desk *d, double *seconds);
 const char *dv_graph_begin(dv_desk *d);
 const char *dv_graph_end(dv_desk *d);
 const char *dv_graph_replay(dv_desk *d);

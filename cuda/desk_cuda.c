@@ -192,11 +192,11 @@ const char *dv_wait(dv_desk *d) {
   TRY(d, wait, d->queue);
   return NULL;
 }
-const char *dv_mark(dv_desk *d, int32_t i) {
+const char *dv_note_time(dv_desk *d, int32_t i) {
   TRY(d, record, d->mark[i], d->queue);
   return NULL;
 }
-const char *dv_marks_elapsed(dv_desk *d, double *seconds) {
+const char *dv_seconds_between(dv_desk *d, double *seconds) {
   float ms;
   TRY(d, wait, d->queue);
   TRY(d, elapsed, &ms, d->mark[0], d->mark[1]);

@@ -16,7 +16,7 @@ enum { DV_F32 = 1, DV_F64, DV_F16, DV_BF16 }; /* as ng_dtype */
 /* ng_place (kernel/kernel.h) */
 typedef struct dv_place {
   char *data;
-  int32_t dtype, rows_adjacent, axes;
+  int32_t dtype, has_dense_rows, axes;
   int64_t row_stride;
   int64_t extent[DV_AXES], stride[DV_AXES];
 } dv_place;
@@ -60,7 +60,7 @@ typedef struct dv_direction {
   float *to;
   int64_t *overflowed;
   float clip_bound;
-  bool is_stored, is_rank_one, in_double;
+  bool is_stored, is_rank_one, uses_double;
 } dv_direction;
 
 /* ng_weight_update. is_flat: as in dv_region, with a dense momentum aligned to 16 bytes. */

@@ -20,7 +20,7 @@ typedef struct cut {
 } cut;
 
 static inline bool cut_begin(ng_device *d, int64_t n, cut *c) {
-  *c = (cut){.first = ng_stage_take(d, n + 1, sizeof *c->first)};
+  *c = (cut){.first = ng_stage_allocate(d, n + 1, sizeof *c->first)};
   if (c->first == NULL) return false;
   c->first[0] = 0;
   c->on_device = ng_stage_address(d, c->first);
@@ -32,11 +32,11 @@ static inline void cut_add(cut *c, int64_t blocks) {
 }
 static inline int64_t cut_blocks(const cut *c) { return c->first[c->n]; }
 
-void ng_device_gram_rows(ng_queue *q, const ng_gram *g, int64_t n, float *unused);
-void ng_device_gram_conv(ng_queue *q, const ng_gram *g, int64_t n, float *unused);
-void ng_device_box_sums(ng_queue *q, const ng_box *b, int64_t n, double *unused);
-void ng_device_square_sums(ng_queue *q, const ng_squares *s, int64_t n);
-void ng_device_norm_squares(ng_queue *queue, const ng_norm_sum *k, int64_t n, void *unused);
-void ng_device_norm_gram(ng_queue *queue, const ng_norm_sum *k, int64_t n, void *unused);
+void ng_device_add_row_grams(ng_queue *q, const ng_gram *g, int64_t n, float *unused);
+void ng_device_add_conv_grams(ng_queue *q, const ng_gram *g, int64_t n, float *unused);
+void ng_device_sum_patches(ng_queue *q, const ng_box *b, int64_t n, double *unused);
+void ng_device_sum_squares(ng_queue *q, const ng_squares *s, int64_t n);
+void ng_device_sum_norm_squares(ng_queue *queue, const ng_norm_sum *k, int64_t n, void *unused);
+void ng_device_add_norm_grams(ng_queue *queue, const ng_norm_sum *k, int64_t n, void *unused);
 
 #endif

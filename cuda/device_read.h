@@ -9,7 +9,7 @@
 #define DV_NAN NG_DOUBLE_OF_BITS(UINT64_C(0x7ff8000000000000))
 #define DV_LARGEST_F32 0x1.fffffep127
 
-NG_INLINE bool dv_finite(float x) { return (NG_BITS_OF_FLOAT(x) & 0x7f800000u) != 0x7f800000u; }
+NG_INLINE bool dv_is_finite(float x) { return (NG_BITS_OF_FLOAT(x) & 0x7f800000u) != 0x7f800000u; }
 
 /* ---- 16-bit numbers --------------------------------------------------------------------------*/
 
@@ -52,8 +52,8 @@ NG_INLINE float dv_load(const char *data, int32_t dtype, int64_t at) {
 /* Store x if it fits the dtype; return whether it fits. */
 NG_INLINE bool dv_store(char *data, int32_t dtype, int64_t at, float x) {
   if (dtype == DV_F32) {
-    if (dv_finite(x)) ((float *)(void *)data)[at] = x;
-    return dv_finite(x);
+    if (dv_is_finite(x)) ((float *)(void *)data)[at] = x;
+    return dv_is_finite(x);
   }
   const uint16_t h = dtype == DV_BF16 ? dv_f32_to_bf16(x) : dv_f32_to_f16(x);
   const uint16_t exponent = dtype == DV_BF16 ? 0x7f80 : 0x7c00;
@@ -67,7 +67,7 @@ NG_INLINE bool dv_store(char *data, int32_t dtype, int64_t at, float x) {
 /* Return the offset of element (row, col) of a place. */
 NG_INLINE int64_t dv_offset(const dv_place *v, int64_t row, int64_t col) {
   int64_t at = row * v->row_stride;
-  if (v->rows_adjacent) return at + col;
+  if (v->has_dense_rows) return at + col;
   for (int32_t i = v->axes - 1; i >= 0; i--) {
     at += col % v->extent[i] * v->stride[i];
     col /= v->extent[i];
@@ -119,7 +119,7 @@ NG_INLINE int64_t dv_sym_at(int64_t n, int64_t row, int64_t col) {
 /* ---- blocks ----------------------------------------------------------------------------------*/
 
 /* Return the descriptor of this block: the last i with first[i] <= block and at least one block. */
-NG_INLINE int64_t dv_find(const int64_t *first, int64_t n) {
+NG_INLINE int64_t dv_find_descriptor(const int64_t *first, int64_t n) {
   int64_t low = 0, high = n;
   while (high - low > 1) {
     const int64_t middle = (low + high) / 2;

@@ -1,4 +1,4 @@
-/* eva.cu: a fused step of Eva (family/rankone.c has the formulas): dv_eva_fold, dv_measure_tiles, dv_eva_decide,
+/* eva.cu: a fused step of Eva (family/rankone.c has the formulas): dv_eva_fold, dv_measure_tiles, dv_eva_clip_and_scale,
  * dv_update_tiles, without a number that the host reads. */
 #include "device_read.h"
 
@@ -31,7 +31,7 @@ NG_GLOBAL dv_eva_fold(const dv_mean *list) {
 /* One block; a warp adds the tiles of a layer. Set scale and k of the layers' directions: PD = (D - c g a') / lambda with
  * c = s / (alpha beta + lambda), times the clip factor min(1, sqrt(bound / sum of <D, PD>)). If a gradient is not
  * finite, *skipped is 1, and dv_update_tiles changes nothing. inner and c [layers]: scratch. */
-NG_GLOBAL dv_eva_decide(const dv_layer *layer, int64_t layers, const double *sums,
+NG_GLOBAL dv_eva_clip_and_scale(const dv_layer *layer, int64_t layers, const double *sums,
                         dv_direction *list, double lambda, double bound, double *inner, double *c,
                         int32_t *skipped) {
   NG_SHARED double factor;

@@ -41,7 +41,7 @@ NG_INLINE void measure_flat(const dv_measure *m, dv_tile t, double *xx, double *
 /* sums [blocks][2]: the two sums of each tile (ng_measure). */
 NG_GLOBAL dv_measure_tiles(const dv_measure *list, const int64_t *first, int64_t n, double *sums) {
   NG_SHARED double warps[32];
-  const int64_t item = dv_find(first, n);
+  const int64_t item = dv_find_descriptor(first, n);
   const dv_measure *m = &list[item];
   const dv_tile t = dv_tile_of(item, first, m->D.rows * m->D.cols);
   double xx = 0.0, xu = 0.0;
@@ -72,7 +72,7 @@ NG_INLINE double bias_of(const dv_measure *m, int64_t r) {
 /* One block for each row of the descriptors with t: t[r] = <D[r], x> + b[r]. first [n + 1] counts rows. */
 NG_GLOBAL dv_measure_rows(const dv_measure *list, const int64_t *first, int64_t n) {
   NG_SHARED double warps[32];
-  const int64_t item = dv_find(first, n), r = NG_BLOCK - first[item];
+  const int64_t item = dv_find_descriptor(first, n), r = NG_BLOCK - first[item];
   const dv_measure *m = &list[item];
   double sum = 0.0;
   for (int64_t c = NG_THREAD; m->x != NULL && c < m->D.cols; c += DV_THREADS) {
@@ -83,7 +83,7 @@ NG_GLOBAL dv_measure_rows(const dv_measure *list, const int64_t *first, int64_t 
 }
 
 /* One block for each descriptor, after dv_measure_rows and dv_add_tiles: sums of t. */
-NG_GLOBAL dv_measure_t(const dv_measure *list) {
+NG_GLOBAL dv_measure_add_squares_of_t(const dv_measure *list) {
   NG_SHARED double warps[32];
   const dv_measure *m = &list[NG_BLOCK];
   double tt = 0.0, tb = 0.0;
@@ -117,7 +117,7 @@ NG_GLOBAL dv_add_tiles(const dv_measure *list, const int64_t *first, int32_t wid
 
 /* *out, which is 0 before, <- the largest magnitude of an array, by its bits: larger doubles >= 0 have larger bits. */
 NG_GLOBAL dv_scan_tiles(const dv_array *list, const int64_t *first, int64_t n) {
-  const int64_t item = dv_find(first, n);
+  const int64_t item = dv_find_descriptor(first, n);
   const dv_array *a = &list[item];
   const dv_tile t = dv_tile_of(item, first, a->count);
   double most = 0.0;
@@ -128,7 +128,7 @@ NG_GLOBAL dv_scan_tiles(const dv_array *list, const int64_t *first, int64_t n) {
       index /= a->shape[k];
     }
     const float x = dv_load(a->data, a->dtype, at);
-    const double y = dv_finite(x) ? (double)fabsf(x) : DV_INF;
+    const double y = dv_is_finite(x) ? (double)fabsf(x) : DV_INF;
     most = y > most ? y : most;
   }
   if (most > 0.0) NG_LARGEST(a->out, NG_BITS_OF_DOUBLE(most));
@@ -143,21 +143,21 @@ NG_GLOBAL dv_fill(int32_t *to, int64_t n, int32_t value) {
 /* ---- copies ----------------------------------------------------------------------------------*/
 
 NG_GLOBAL dv_read_tiles(const dv_read *list, const int64_t *first, int64_t n) {
-  const int64_t item = dv_find(first, n);
+  const int64_t item = dv_find_descriptor(first, n);
   const dv_read *j = &list[item];
   const dv_tile t = dv_tile_of(item, first, j->D.rows * j->D.cols);
   for (int64_t i = t.from + NG_THREAD; i < t.to; i += DV_THREADS) {
     const int64_t r = i / j->D.cols, c = i % j->D.cols;
     const float x = dv_gradient(&j->D, r, c);
     if (j->to != NULL) j->to[r * j->to_row + (j->map != NULL ? j->map[c] : c * j->to_col)] = x;
-    if (!dv_finite(x)) *j->finite = 0;
+    if (!dv_is_finite(x)) *j->finite = 0;
   }
 }
 
 /* ---- directions ------------------------------------------------------------------------------*/
 
 NG_GLOBAL dv_emit_tiles(const dv_direction *list, const int64_t *first, int64_t n) {
-  const int64_t item = dv_find(first, n);
+  const int64_t item = dv_find_descriptor(first, n);
   const dv_direction *e = &list[item];
   const dv_tile t = dv_tile_of(item, first, e->D.rows * e->D.cols);
   const dv_place *v = &e->D.place;
@@ -171,7 +171,7 @@ NG_GLOBAL dv_emit_tiles(const dv_direction *list, const int64_t *first, int64_t 
 }
 
 NG_GLOBAL dv_store_tiles(const dv_direction *list, const int64_t *first, int64_t n) {
-  const int64_t item = dv_find(first, n);
+  const int64_t item = dv_find_descriptor(first, n);
   const dv_direction *e = &list[item];
   const dv_tile t = dv_tile_of(item, first, e->D.rows * e->D.cols);
   for (int64_t i = t.from + NG_THREAD; i < t.to; i += DV_THREADS) {
@@ -182,7 +182,7 @@ NG_GLOBAL dv_store_tiles(const dv_direction *list, const int64_t *first, int64_t
 /* sums [blocks]: |direction|^2 of each tile */
 NG_GLOBAL dv_norm2_tiles(const dv_direction *list, const int64_t *first, int64_t n, double *sums) {
   NG_SHARED double warps[32];
-  const int64_t item = dv_find(first, n);
+  const int64_t item = dv_find_descriptor(first, n);
   const dv_direction *e = &list[item];
   const dv_tile t = dv_tile_of(item, first, e->D.rows * e->D.cols);
   double sum = 0.0;

@@ -83,7 +83,7 @@ NG_GLOBAL dv_norm_squares(const dv_norm *k, const double *q, double *X, int32_t 
   }
   X[i] = sum;
 }
-NG_GLOBAL dv_norm_mark(const int32_t *bad, double *X) {
+NG_GLOBAL dv_norm_report_nonfinite(const int32_t *bad, double *X) {
   if (NG_THREAD == 0 && *bad != 0) X[0] = DV_NAN;
 }
 

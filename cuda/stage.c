@@ -7,21 +7,21 @@
 
 enum { STAGE = 64 << 20, SCRATCH = 256 << 20, ALIGN = 256 };
 
-void ng_stage_check(ng_device *d, const char *error) {
+void ng_stage_keep_error(ng_device *d, const char *error) {
   if (error != NULL && d->error[0] == '\0') (void)snprintf(d->error, sizeof d->error, "%s", error);
 }
 
 static void *take(ng_device *d, char *from, size_t *used, size_t most, int64_t n, size_t size) {
   const size_t bytes = ((size_t)n * size + ALIGN - 1) / ALIGN * ALIGN;
   if (bytes > most - *used) {
-    ng_stage_check(d, most == STAGE ? "too many descriptors in one call"
-                                    : "an entry needs more than 256 MiB of scratch");
+    ng_stage_keep_error(d, most == STAGE ? "too many descriptors in one call"
+                                         : "an entry needs more than 256 MiB of scratch");
     return NULL;
   }
   *used += bytes;
   return from + *used - bytes;
 }
-void *ng_stage_take(ng_device *d, int64_t n, size_t size) {
+void *ng_stage_allocate(ng_device *d, int64_t n, size_t size) {
   return take(d, d->host, &d->used, STAGE, n, size);
 }
 void *ng_stage_scratch(ng_device *d, int64_t n, size_t size) {
@@ -35,14 +35,15 @@ void *ng_stage_address(const ng_device *d, const void *host) {
 void ng_stage_launch(ng_device *d, const char *kernel, int64_t blocks, void **args) {
   if (d->error[0] != '\0' || blocks == 0) return;
   if (d->sent < d->used) {
-    ng_stage_check(d, dv_copy(d->desk, d->device + d->sent, d->host + d->sent, d->used - d->sent));
+    ng_stage_keep_error(
+        d, dv_copy(d->desk, d->device + d->sent, d->host + d->sent, d->used - d->sent));
     d->sent = d->used;
   }
-  ng_stage_check(d, dv_launch(d->desk, kernel, blocks, DV_THREADS, args));
+  ng_stage_keep_error(d, dv_launch(d->desk, kernel, blocks, DV_THREADS, args));
 }
 
 void ng_stage_wait(ng_device *d) {
-  ng_stage_check(d, dv_wait(d->desk));
+  ng_stage_keep_error(d, dv_wait(d->desk));
   d->used = d->sent = d->scratch_used = 0;
 }
 
@@ -66,7 +67,7 @@ const char *ng_device_open(int32_t index, ng_device **out) {
   ng_device *d = calloc(1, sizeof *d);
   *out = NULL;
   if (d == NULL) return "out of memory";
-  ng_stage_check(d, open_stage(d, index));
+  ng_stage_keep_error(d, open_stage(d, index));
   if (d->error[0] == '\0') {
     *out = d;
     return NULL;

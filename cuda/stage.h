@@ -15,12 +15,12 @@ struct ng_device {
 };
 
 /* Return memory of the stage for n objects of `size` bytes, or NULL after an error. */
-void *ng_stage_take(ng_device *d, int64_t n, size_t size);
+void *ng_stage_allocate(ng_device *d, int64_t n, size_t size);
 void *ng_stage_scratch(ng_device *d, int64_t n, size_t size);
 /* Return the address on the device of descriptors at `host`. */
 void *ng_stage_address(const ng_device *d, const void *host);
 /* Store the error text, unless it is NULL or an earlier error is stored. */
-void ng_stage_check(ng_device *d, const char *error);
+void ng_stage_keep_error(ng_device *d, const char *error);
 /* Copy the new descriptors, then run a kernel with DV_THREADS threads a block. */
 void ng_stage_launch(ng_device *d, const char *kernel, int64_t blocks, void **args);
 void ng_stage_wait(ng_device *d);

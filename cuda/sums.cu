@@ -14,7 +14,7 @@ NG_INLINE bool is_under(const dv_sum *b, int64_t y, int64_t x, int64_t k) {
 /* One block for each channel and each DV_TAPS kernel offsets. */
 NG_GLOBAL dv_box_channels(const dv_sum *list, const int64_t *first, int64_t n) {
   NG_SHARED double warps[32];
-  const int64_t item = dv_find(first, n), block = NG_BLOCK - first[item];
+  const int64_t item = dv_find_descriptor(first, n), block = NG_BLOCK - first[item];
   const dv_sum *b = &list[item];
   const int64_t groups = (b->taps + DV_TAPS - 1) / DV_TAPS, c = block / groups,
                 offset = block % groups * DV_TAPS, positions = b->x.positions;
@@ -36,7 +36,7 @@ NG_GLOBAL dv_box_channels(const dv_sum *list, const int64_t *first, int64_t n) {
 }
 
 /* One thread for each descriptor: out[0] <- NaN if an input is not finite. */
-NG_GLOBAL dv_box_mark(const dv_sum *list, int64_t n) {
+NG_GLOBAL dv_box_report_nonfinite(const dv_sum *list, int64_t n) {
   const int64_t i = NG_BLOCK * DV_THREADS + NG_THREAD;
   if (i < n && *list[i].bad != 0) list[i].out[0] = DV_NAN;
 }
@@ -46,7 +46,7 @@ NG_GLOBAL dv_box_mark(const dv_sum *list, int64_t n) {
 /* One block for each column. */
 NG_GLOBAL dv_square_columns(const dv_sum *list, const int64_t *first, int64_t n) {
   NG_SHARED double warps[32];
-  const int64_t item = dv_find(first, n), c = NG_BLOCK - first[item];
+  const int64_t item = dv_find_descriptor(first, n), c = NG_BLOCK - first[item];
   const dv_sum *s = &list[item];
   const int64_t S = s->x.positions;
   double all = 0.0;
@@ -95,7 +95,7 @@ NG_INLINE float row_value(const dv_gram *g, int64_t positions, int64_t r, int64_
 NG_GLOBAL dv_gram_squares(const dv_gram *list, const int64_t *first, int64_t n) {
   NG_SHARED float A[DV_GRAM][DV_GRAM + 1], B[DV_GRAM][DV_GRAM + 1];
   enum { EACH = DV_GRAM * DV_GRAM / DV_THREADS, STEP = DV_THREADS / DV_GRAM };
-  const int64_t item = dv_find(first, n);
+  const int64_t item = dv_find_descriptor(first, n);
   const dv_gram *g = &list[item];
   int64_t across = NG_BLOCK - first[item], down = 0;
   for (; across > down; down++) {

@@ -23,7 +23,7 @@ NG_INLINE element adamw(const dv_update *s, element x, float d) {
 
 /* Return 1 if a number of the element is not finite; such a number keeps its old value. */
 NG_INLINE int32_t keep_finite(element *x, element old) {
-  const bool w = dv_finite(x->w), m = dv_finite(x->m), v = dv_finite(x->v);
+  const bool w = dv_is_finite(x->w), m = dv_is_finite(x->m), v = dv_is_finite(x->v);
   if (!w) x->w = old.w;
   if (!m) x->m = old.m;
   if (!v) x->v = old.v;
@@ -35,7 +35,7 @@ NG_INLINE int32_t update_four(const dv_direction *e, const dv_update *s, uint32_
                               float4 u, float4 *w, float4 *m) {
   const double k = e->u == NULL ? 0.0 : e->y == NULL ? e->k : e->k * (double)e->y[r];
   const bool in_double =
-      e->in_double || !(fabs(e->scale) <= DV_LARGEST_F32) || !(fabs(k) <= DV_LARGEST_F32);
+      e->uses_double || !(fabs(e->scale) <= DV_LARGEST_F32) || !(fabs(k) <= DV_LARGEST_F32);
   const float *x = &d.x, *y = &u.x;
   float *weight = &w->x, *momentum = &m->x;
   int32_t stayed = 0;
@@ -103,7 +103,7 @@ NG_INLINE int64_t update_one(const dv_direction *e, const dv_update *s, int64_t 
 NG_GLOBAL dv_update_tiles(const dv_direction *list, const dv_update *updates, const int64_t *first,
                           int64_t n, const int32_t *skipped) {
   if (skipped != NULL && *skipped != 0) return;
-  const int64_t item = dv_find(first, n);
+  const int64_t item = dv_find_descriptor(first, n);
   const dv_direction *e = &list[item];
   const dv_update *s = &updates[item];
   const dv_tile t = dv_tile_of(item, first, e->D.rows * e->D.cols);
@@ -145,7 +145,7 @@ NG_GLOBAL dv_ratio_tiles(const dv_direction *list, const dv_update *updates, con
                          int64_t n, const dv_ratios *to, double *sums, int32_t dropped_bits,
                          int32_t fine_bins) {
   NG_SHARED double warps[32];
-  const int64_t item = dv_find(first, n);
+  const int64_t item = dv_find_descriptor(first, n);
   const dv_direction *e = &list[item];
   const dv_tile t = dv_tile_of(item, first, e->D.rows * e->D.cols);
   double sum[4] = {0.0, 0.0, 0.0, 0.0};
@@ -157,7 +157,7 @@ NG_GLOBAL dv_ratio_tiles(const dv_direction *list, const dv_update *updates, con
       const dv_update *s = &updates[item];
       const element x = load_element(s, e->D.row + r, e->D.col + c);
       const element now = s->is_sgd ? sgd(s, x, (float)d) : adamw(s, x, (float)d);
-      d = dv_finite(x.w) ? -(double)now.w : 0.0;
+      d = dv_is_finite(x.w) ? -(double)now.w : 0.0;
     }
     const double ratio = fabs(d / (g + 1e-8));
     count_ratio(to, ratio, dropped_bits, fine_bins);

@@ -30,10 +30,10 @@ static float *draw_floats(rng *r, int64_t n) {
 }
 
 void set_layout(ng_place *v, ng_dtype t, int64_t cols, bool last) {
-  *v = (ng_place){.dtype = t, .rows_adjacent = true, .axes = 1, .row_stride = cols};
+  *v = (ng_place){.dtype = t, .has_dense_rows = true, .axes = 1, .row_stride = cols};
   v->extent[0] = cols, v->stride[0] = 1;
   if (!last || cols % 9 != 0) return;
-  v->rows_adjacent = false, v->axes = 2;
+  v->has_dense_rows = false, v->axes = 2;
   v->extent[0] = cols / 9, v->extent[1] = 9, v->stride[0] = 1, v->stride[1] = cols / 9;
 }
 
@@ -90,7 +90,7 @@ static ng_direction describe_direction(item *a, kind k, float bound) {
   if (k == RANK_ONE || k == WIDE) e.y = a->y;
   if (k == RANK_ONE) e.largest_D = e.largest_u = 1.0;
   if (k == LEFT_WIDE) e.y_double = a->y_wide;
-  e.in_double = k == WIDE || k == RIGHT_WIDE;
+  e.uses_double = k == WIDE || k == RIGHT_WIDE;
   return e;
 }
 
@@ -110,9 +110,9 @@ double at(const char *a, ng_dtype t, int64_t i) {
   return (double)x;
 }
 
-static const ng_sgd_numbers sgd[] = {{0.1f, 0.9f, 1.0f, 0.01f, false},
-                                     {0.1f, 0.9f, 0.5f, 0.0f, true}};
-static const ng_adamw_numbers adamw = {0.9f, 0.99f, 0.1f, 0.01f, 0.999f, 1e-3f};
+static const ng_sgd_coefficients sgd[] = {{0.1f, 0.9f, 1.0f, 0.01f, false},
+                                          {0.1f, 0.9f, 0.5f, 0.0f, true}};
+static const ng_adamw_coefficients adamw = {0.9f, 0.99f, 0.1f, 0.01f, 0.999f, 1e-3f};
 static const double counted[] = {0.5, 0.9};
 
 void draw_directions(rng *r, list *l, kind k, int round) {

@@ -17,7 +17,7 @@ static ng_status solve(ng_block *b, ng_solve_phase phase) {
     m->F = b->stat->part[i].average;
     if (phase == NG_SOLVE_LIST) ng_block_list_matrix(b, m, 0.0, c * b->base.damping, 0.0);
     if (phase != NG_SOLVE_CLIMB) continue;
-    const int32_t rung = ng_matrix_climb(b->ctx->queue, m, ng_scratch(b));
+    const int32_t rung = ng_matrix_retry(b->ctx->queue, m, ng_scratch(b));
     worst = rung > worst ? rung : worst;
   }
   return phase == NG_SOLVE_CLIMB ? matrices_count_rung(b, worst) : NG_OK;
@@ -43,7 +43,7 @@ static ng_status measure(ng_block *b) {
   const ng_status st = ng_block_read_sums(b, &k->sums, k->m * k->n);
   if (st != NG_OK) return st;
   const double by = sqrt(b->d2) / (sqrt(b->pd2) + 1e-16);
-  ng_on(q)->scale(q, k->m * k->n, b->direction, NG_F32, by);
+  ng_linalg(q)->scale(q, k->m * k->n, b->direction, NG_F32, by);
   ng_queue_wait(q);
   b->inner *= by;
   b->pd2 *= by * by;

@@ -41,7 +41,7 @@ static ng_status solve(ng_block *b, ng_solve_phase phase) {
       ng_block_list_matrix(b, m, 0.0, b->base.damping, 0.0);
     if (phase != NG_SOLVE_CLIMB) continue;
     if (k->steps == 0.0) {
-      rung = ng_matrix_climb(q, m, ng_scratch(b));
+      rung = ng_matrix_retry(q, m, ng_scratch(b));
     } else {
       memcpy(m->R, k->basis[i], (size_t)(m->n * m->n) * sizeof(float));
       if (!ng_matrix_refresh(q, m, k->order[i], ng_scratch(b))) rung = NG_DAMPED_NONE;

@@ -1,6 +1,6 @@
 /* kernels.h: loop over the backends of late.h, with one piece and with three pieces of a loop.
  *
- *     EACH_QUEUE(q) { ng_kernels(&q)->scan(&q, &array, 1, &out); ng_queue_wait(&q); assert... }
+ *     EACH_QUEUE(q) { ng_kernels(&q)->find_largest(&q, &array, 1, &out); ng_queue_wait(&q); assert... }
  */
 #ifndef TESTS_KERNELS_H
 #define TESTS_KERNELS_H

@@ -114,7 +114,7 @@ LATE3(invert64, i64, double *, int *, DOUBLES(b, ng_sym_count(a)), INFO(c))
 LATE3(solve64, i64, const double *, double *, DOUBLES(c, a))
 LATE5(eigen64, i64, double *, double *, void *, int *, DOUBLES(b, a * a), DOUBLES(c, a), INFO(f))
 LATE6(qr, i64, i64, float *, i64, void *, int *, MATRIX(c, b, a, d), INFO(g))
-LATE5(shift, i64, void *, ng_dtype, bool, double, BYTES(b, (d ? a : ng_sym_count(a)) * ng_dtype_size(c)))
+LATE5(shift_diagonal, i64, void *, ng_dtype, bool, double, BYTES(b, (d ? a : ng_sym_count(a)) * ng_dtype_size(c)))
 LATE5(trace, i64, in_any, ng_dtype, bool, double *, DOUBLES(f, 1))
 LATE5(unpack, i64, in_any, ng_dtype, void *, i64, BYTES(d, ((a - 1) * f + a) * ng_dtype_size(c)))
 LATE4(widen, i64, in_any, ng_dtype, float *, FLOATS(d, a))
@@ -122,16 +122,16 @@ LATE4(narrow, i64, in, void *, ng_dtype, BYTES(c, a * ng_dtype_size(d)))
 LATE4(scale, i64, void *, ng_dtype, double, BYTES(b, a * ng_dtype_size(c)))
 LATE6(fold, i64, void *, ng_dtype, float *, float, float, BYTES(b, a * ng_dtype_size(c)), FLOATS(d, a))
 LATE6(fold_wide, i64, void *, void *, ng_dtype, double, double, BYTES(b, a * ng_dtype_size(d)), BYTES(c, a * ng_dtype_size(d)))
-LATE4(finite, i64, in_any, ng_dtype, int *, INFO(d))
-LATE4(largest, i64, in_any, ng_dtype, double *, DOUBLES(d, 1))
-LATE6(copy, i64, i64, in, i64, float *, i64, MATRIX(f, a, b, g))
+LATE4(check_finite, i64, in_any, ng_dtype, int *, INFO(d))
+LATE4(find_largest, i64, in_any, ng_dtype, double *, DOUBLES(d, 1))
+LATE6(copy_rows, i64, i64, in, i64, float *, i64, MATRIX(f, a, b, g))
 LATE6(divide, i64, i64, ng_spectrum, void *, ng_dtype, i64, BYTES(d, ((a - 1) * g + b) * ng_dtype_size(f)))
-LATE7(row_sums, i64, i64, in, i64, in, i64, double *, DOUBLES(h, 3 * a))
-LATE6(norm2, i64, i64, in_any, ng_dtype, i64, double *, DOUBLES(g, 1))
-LATE4(sums64, i64, const double *, const double *, double *, DOUBLES(d, 3))
-LATE3(add_sums, i64, const double *, double *, DOUBLES(c, 3))
+LATE7(sum_row_products, i64, i64, in, i64, in, i64, double *, DOUBLES(h, 3 * a))
+LATE6(sum_squares, i64, i64, in_any, ng_dtype, i64, double *, DOUBLES(g, 1))
+LATE4(add_sums64, i64, const double *, const double *, double *, DOUBLES(d, 3))
+LATE3(add_rows_of_sums, i64, const double *, double *, DOUBLES(c, 3))
 LATE8(mul_diagonal, bool, i64, i64, in_any, ng_dtype, in_any, void *, i64, BYTES(h, ((b - 1) * k + c) * ng_dtype_size(f)))
-LATE7(mul64, i64, const double *, i64, i64, i64, in, float *, FLOATS(h, (a - 1) * d + (c - 1) * f + 1))
+LATE7(multiply_sym64, i64, const double *, i64, i64, i64, in, float *, FLOATS(h, (a - 1) * d + (c - 1) * f + 1))
 /* clang-format on */
 
 typedef struct gemm_args {
@@ -232,7 +232,7 @@ static const ng_linalg_ops late_linalg = {
     .solve64 = late_solve64,
     .eigen64 = late_eigen64,
     .eigen64_work = late_eigen64_work,
-    .shift = late_shift,
+    .shift_diagonal = late_shift_diagonal,
     .trace = late_trace,
     .unpack = late_unpack,
     .widen = late_widen,
@@ -240,17 +240,17 @@ static const ng_linalg_ops late_linalg = {
     .scale = late_scale,
     .fold = late_fold,
     .fold_wide = late_fold_wide,
-    .finite = late_finite,
-    .largest = late_largest,
-    .copy = late_copy,
+    .check_finite = late_check_finite,
+    .find_largest = late_find_largest,
+    .copy_rows = late_copy_rows,
     .divide = late_divide,
-    .row_sums = late_row_sums,
-    .norm2 = late_norm2,
-    .add_sums = late_add_sums,
+    .sum_row_products = late_sum_row_products,
+    .sum_squares = late_sum_squares,
+    .add_rows_of_sums = late_add_rows_of_sums,
     .mul_diagonal = late_mul_diagonal,
-    .mul64 = late_mul64,
+    .multiply_sym64 = late_multiply_sym64,
     .gemm64 = late_gemm64,
-    .sums64 = late_sums64,
+    .add_sums64 = late_add_sums64,
 };
 
 #define LATE(real, linalg_of_host)                                                                 \

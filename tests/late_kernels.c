@@ -36,13 +36,13 @@ static void drop(const call *x) {
   late_store_call(run_##e, &x, sizeof x)
 
 /* What kernels write; scratch and bound arrays are left out. */
-static void wrote_measure(const ng_measure *m, int64_t n) {
+static void wrote_measure_gradients(const ng_measure *m, int64_t n) {
   for (const ng_measure *stop = m + n; m < stop; m++) {
     DOUBLES(m->out, m->t != NULL ? 3 : 2);
     if (m->t != NULL) DOUBLES(m->t, m->D.rows);
   }
 }
-static void wrote_read(const ng_read *r, int64_t n) {
+static void wrote_read_gradients(const ng_read *r, int64_t n) {
   for (const ng_read *stop = r + n; r < stop; r++) {
     const int64_t last = r->map != NULL ? r->D.cols - 1 : (r->D.cols - 1) * r->to_col;
     const int64_t count = (r->D.rows - 1) * r->to_row + last + 1;
@@ -51,29 +51,29 @@ static void wrote_read(const ng_read *r, int64_t n) {
     INFO(r->finite);
   }
 }
-static void wrote_gram_rows(const ng_gram *g, int64_t n) {
+static void wrote_add_row_grams(const ng_gram *g, int64_t n) {
   for (const ng_gram *stop = g + n; g < stop; g++) {
     if (g->S64 == NULL) SYM(g->S);
     if (g->S64 != NULL) DOUBLES(g->S64, ng_sym_count(g->S.n));
   }
 }
-#define wrote_gram_conv wrote_gram_rows
-static void wrote_box_sums(const ng_box *b, int64_t n) {
+#define wrote_add_conv_grams wrote_add_row_grams
+static void wrote_sum_patches(const ng_box *b, int64_t n) {
   for (const ng_box *stop = b + n; b < stop; b++) {
     DOUBLES(b->out, b->conv.channels * ng_conv_taps(&b->conv));
   }
 }
-static void wrote_norm_squares(const ng_norm_sum *k, int64_t n) {
+static void wrote_sum_norm_squares(const ng_norm_sum *k, int64_t n) {
   for (const ng_norm_sum *stop = k + n; k < stop; k++) {
     DOUBLES(k->X, ng_norm_width(&k->layer));
   }
 }
-static void wrote_norm_gram(const ng_norm_sum *k, int64_t n) {
+static void wrote_add_norm_grams(const ng_norm_sum *k, int64_t n) {
   for (const ng_norm_sum *stop = k + n; k < stop; k++) {
     BYTES(k->S, ng_sym_count(ng_norm_width(&k->layer)) * ng_dtype_size(k->dtype));
   }
 }
-static void wrote_flat(const ng_flat_pass *p, int64_t n) {
+static void wrote_run_flat_passes(const ng_flat_pass *p, int64_t n) {
   for (const ng_flat_pass *stop = p + n; p < stop; p++) {
     const bool x = p->op == NG_FLAT_ADAM || p->op == NG_FLAT_FILL;
     const bool next_s = p->op == NG_FLAT_ADAM || p->op == NG_FLAT_DIVIDE;
@@ -87,21 +87,21 @@ static void wrote_flat(const ng_flat_pass *p, int64_t n) {
     }
   }
 }
-static void wrote_row_products(const ng_rows *G, int64_t n) {
+static void wrote_multiply_rows(const ng_rows *G, int64_t n) {
   for (const ng_rows *stop = G + n; G < stop; G++) {
     for (int64_t i = 0; i < G->ranges; i++) {
       DOUBLES(G->k + G->range[i].part * G->places, G->places);
     }
   }
 }
-static void wrote_row_combine(const ng_rows *G, int64_t n) {
+static void wrote_combine_rows(const ng_rows *G, int64_t n) {
   for (const ng_rows *stop = G + n; G < stop; G++) {
     for (int64_t i = 0; i < G->ranges; i++) {
       FLOATS(G->u + G->range[i].at, G->range[i].n);
     }
   }
 }
-static void wrote_copy(const ng_copy *c, int64_t n) {
+static void wrote_copy_arrays(const ng_copy *c, int64_t n) {
   for (const ng_copy *stop = c + n; c < stop; c++) {
     int64_t last = 0;
     for (int32_t a = 0; a < c->from.ndim; a++) {
@@ -110,35 +110,35 @@ static void wrote_copy(const ng_copy *c, int64_t n) {
     BYTES(c->to, (last + 1) * ng_dtype_size(c->from.dtype));
   }
 }
-static void wrote_wire(const ng_wire *w, int64_t n) {
-  for (const ng_wire *stop = w + n; w < stop; w++) {
+static void wrote_convert_for_wire(const ng_wire_conversion *w, int64_t n) {
+  for (const ng_wire_conversion *stop = w + n; w < stop; w++) {
     FLOATS(w->x, w->n);
   }
 }
-static void wrote_change(const ng_change *c, int64_t n) {
+static void wrote_add_changes(const ng_change *c, int64_t n) {
   for (const ng_change *stop = c + n; c < stop; c++) {
     DOUBLES(c->out, 2);
   }
 }
-static void wrote_largest_select(const ng_largest *v, int64_t n) {
+static void wrote_select_largest(const ng_largest *v, int64_t n) {
   for (const ng_largest *stop = v + n; v < stop; v++) {
     if (v->error != NULL) FLOATS(v->x, v->n);
     FLOATS(v->chosen, v->n);
   }
 }
-static void wrote_largest_count(const ng_largest *v, int64_t n) {
+static void wrote_count_largest(const ng_largest *v, int64_t n) {
   for (const ng_largest *stop = v + n; v < stop; v++) {
     if (v->error != NULL) FLOATS(v->x, v->n);
     DOUBLES(v->count, v->digits == 0 ? 2 : 1 << v->digits);
   }
 }
-static void wrote_largest_collect(const ng_largest *v, int64_t n) {
+static void wrote_collect_largest(const ng_largest *v, int64_t n) {
   for (const ng_largest *stop = v + n; v < stop; v++) {
     FLOATS(v->chosen, v->n);
     DOUBLES(v->selected, 1);
   }
 }
-static void wrote_largest_store(const ng_largest *v, int64_t n) {
+static void wrote_store_largest(const ng_largest *v, int64_t n) {
   for (const ng_largest *stop = v + n; v < stop; v++) {
     FLOATS(v->x, v->n);
     BYTES(v->value, v->size * ng_dtype_size(v->dtype));
@@ -146,7 +146,7 @@ static void wrote_largest_store(const ng_largest *v, int64_t n) {
     FLOATS(v->begin, v->blocks);
   }
 }
-static void wrote_largest_pack(const ng_largest_pack *p, int64_t n) {
+static void wrote_pack_largest(const ng_largest_pack *p, int64_t n) {
   for (const ng_largest_pack *stop = p + n; p < stop; p++) {
     if (!p->unpacks) {
       DOUBLES(p->entry, p->n);
@@ -156,9 +156,9 @@ static void wrote_largest_pack(const ng_largest_pack *p, int64_t n) {
     BYTES(p->index, p->n * 2);
   }
 }
-static void wrote_low_rank(const ng_low_rank *w, int64_t n) {
+static void wrote_iterate_low_rank(const ng_low_rank *w, int64_t n) {
   for (const ng_low_rank *stop = w + n; w < stop; w++) {
-    const ng_factors *v = &w->shape;
+    const ng_low_rank_shape *v = &w->shape;
     const int64_t all = v->rows * v->cols, count = v->rank * (v->rows + v->cols);
     FLOATS(w->a.x, all);
     FLOATS(w->a.rest, all);
@@ -175,57 +175,60 @@ static void wrote_low_rank(const ng_low_rank *w, int64_t n) {
     NAMED(e, wrote_##e(list, n));                                                                  \
   }
 
-ENTRY(scan, x->list, x->n, x->out)
-static void late_scan(ng_queue *q, const ng_strided *a, int64_t n, double *out) {
-  CALL(scan, .n = n, .list = copy_of(a, n, sizeof *a), .out = out);
-  NAMED(scan, DOUBLES(out, n));
+ENTRY(find_largest, x->list, x->n, x->out)
+static void late_find_largest(ng_queue *q, const ng_strided *a, int64_t n, double *out) {
+  CALL(find_largest, .n = n, .list = copy_of(a, n, sizeof *a), .out = out);
+  NAMED(find_largest, DOUBLES(out, n));
 }
-LIST(measure, ng_measure, double)
-ENTRY(finite, x->list, x->n, x->out)
+LIST(measure_gradients, ng_measure, double)
+ENTRY(check_finite, x->list, x->n, x->out)
 static void late_all_finite(ng_queue *q, const ng_region *a, int64_t n, int32_t *out) {
-  CALL(finite, .n = n, .list = copy_of(a, n, sizeof *a), .out = out);
-  NAMED(finite, FLOATS(out, n));
+  CALL(check_finite, .n = n, .list = copy_of(a, n, sizeof *a), .out = out);
+  NAMED(check_finite, FLOATS(out, n));
 }
-ENTRY(read, x->list, x->n)
-static void late_read(ng_queue *q, const ng_read *r, int64_t n) {
-  CALL(read, .n = n, .list = copy_of(r, n, sizeof *r));
-  NAMED(read, wrote_read(r, n));
+ENTRY(read_gradients, x->list, x->n)
+static void late_read_gradients(ng_queue *q, const ng_read *r, int64_t n) {
+  CALL(read_gradients, .n = n, .list = copy_of(r, n, sizeof *r));
+  NAMED(read_gradients, wrote_read_gradients(r, n));
 }
-ENTRY(emit, x->list, x->n)
-static void late_emit(ng_queue *q, const ng_direction *e, int64_t n) {
-  CALL(emit, .n = n, .list = copy_of(e, n, sizeof *e));
+ENTRY(write_directions, x->list, x->n)
+static void late_write_directions(ng_queue *q, const ng_direction *e, int64_t n) {
+  CALL(write_directions, .n = n, .list = copy_of(e, n, sizeof *e));
 }
-ENTRY(store, x->list, x->second, x->n)
-static void late_store(ng_queue *q, const ng_direction *e, float *const *to, int64_t n) {
-  CALL(store, .n = n, .list = copy_of(e, n, sizeof *e), .second = copy_of(to, n, sizeof *to));
+ENTRY(store_directions, x->list, x->second, x->n)
+static void late_store_directions(ng_queue *q, const ng_direction *e, float *const *to, int64_t n) {
+  CALL(store_directions, .n = n, .list = copy_of(e, n, sizeof *e),
+       .second = copy_of(to, n, sizeof *to));
   for (int64_t i = 0; i < n; i++) {
-    NAMED(store, FLOATS(to[i], e[i].D.rows * e[i].D.cols));
+    NAMED(store_directions, FLOATS(to[i], e[i].D.rows * e[i].D.cols));
   }
 }
-ENTRY(norm2, x->list, x->n, x->parts, x->out)
+ENTRY(sum_norms, x->list, x->n, x->parts, x->out)
 static void late_norms(ng_queue *q, const ng_direction *e, int64_t n, double *parts, double *out) {
-  CALL(norm2, .n = n, .list = copy_of(e, n, sizeof *e), .parts = parts, .out = out);
-  NAMED(norm2, DOUBLES(out, n));
+  CALL(sum_norms, .n = n, .list = copy_of(e, n, sizeof *e), .parts = parts, .out = out);
+  NAMED(sum_norms, DOUBLES(out, n));
 }
-ENTRY(update, x->list, x->second, x->n)
-static void late_update(ng_queue *q, const ng_direction *e, const ng_weight_update *s, int64_t n) {
-  CALL(update, .n = n, .list = copy_of(e, n, sizeof *e), .second = copy_of(s, n, sizeof *s));
+ENTRY(update_weights, x->list, x->second, x->n)
+static void late_update_weights(ng_queue *q, const ng_direction *e, const ng_weight_update *s,
+                                int64_t n) {
+  CALL(update_weights, .n = n, .list = copy_of(e, n, sizeof *e),
+       .second = copy_of(s, n, sizeof *s));
 }
-ENTRY(ratios, x->list, x->second, x->n, &x->ratios)
-static void late_ratios(ng_queue *q, const ng_direction *e, const ng_weight_update *s, int64_t n,
-                        const ng_ratios *r) {
-  CALL(ratios, .n = n, .list = copy_of(e, n, sizeof *e), .second = copy_of(s, n, sizeof *s),
+ENTRY(count_ratios, x->list, x->second, x->n, &x->ratios)
+static void late_count_ratios(ng_queue *q, const ng_direction *e, const ng_weight_update *s,
+                              int64_t n, const ng_ratios *r) {
+  CALL(count_ratios, .n = n, .list = copy_of(e, n, sizeof *e), .second = copy_of(s, n, sizeof *s),
        .ratios = *r);
 }
-LIST(gram_rows, ng_gram, float)
-LIST(gram_conv, ng_gram, float)
-LIST(box_sums, ng_box, double)
-ENTRY(square_sums, x->list, x->n)
-static void late_square_sums(ng_queue *q, const ng_squares *s, int64_t n) {
-  CALL(square_sums, .n = n, .list = copy_of(s, n, sizeof *s));
+LIST(add_row_grams, ng_gram, float)
+LIST(add_conv_grams, ng_gram, float)
+LIST(sum_patches, ng_box, double)
+ENTRY(sum_squares, x->list, x->n)
+static void late_sum_squares(ng_queue *q, const ng_squares *s, int64_t n) {
+  CALL(sum_squares, .n = n, .list = copy_of(s, n, sizeof *s));
 }
-LIST(norm_squares, ng_norm_sum, void)
-LIST(norm_gram, ng_norm_sum, void)
+LIST(sum_norm_squares, ng_norm_sum, void)
+LIST(add_norm_grams, ng_norm_sum, void)
 #define LIST_ALONE(e, T)                                                                           \
   ENTRY(e, x->list, x->n)                                                                          \
   static void late_##e(ng_queue *q, const T *list, int64_t n) {                                    \
@@ -240,19 +243,19 @@ static void *copy_to(char **at, const void *list, int64_t n, size_t size) {
   *at += (size_t)n * size;
   return copy;
 }
-ENTRY(flat, x->list, x->n)
-static void late_flat(ng_queue *q, const ng_flat_pass *list, int64_t n) {
+ENTRY(run_flat_passes, x->list, x->n)
+static void late_run_flat_passes(ng_queue *q, const ng_flat_pass *list, int64_t n) {
   ng_flat_pass *copy = copy_of(list, n, sizeof *copy);
   int64_t ranges = 0;
   for (int64_t i = 0; i < n; i++) {
     ranges += list[i].ranges;
   }
-  char *second = malloc((size_t)ranges * sizeof(ng_flat) + 1), *at = second;
+  char *second = malloc((size_t)ranges * sizeof(ng_flat_range) + 1), *at = second;
   for (int64_t i = 0; i < n; i++) {
-    copy[i].range = copy_to(&at, list[i].range, list[i].ranges, sizeof(ng_flat));
+    copy[i].range = copy_to(&at, list[i].range, list[i].ranges, sizeof(ng_flat_range));
   }
-  CALL(flat, .n = n, .list = copy, .second = second);
-  NAMED(flat, wrote_flat(list, n));
+  CALL(run_flat_passes, .n = n, .list = copy, .second = second);
+  NAMED(run_flat_passes, wrote_run_flat_passes(list, n));
 }
 static call rows_of(const ng_rows *list, int64_t n) {
   ng_rows *copy = copy_of(list, n, sizeof *copy);
@@ -276,59 +279,59 @@ static call rows_of(const ng_rows *list, int64_t n) {
   }
   return (call){.n = n, .list = copy, .second = second};
 }
-ENTRY(row_products, x->list, x->n)
-static void late_row_products(ng_queue *q, const ng_rows *G, int64_t n) {
+ENTRY(multiply_rows, x->list, x->n)
+static void late_multiply_rows(ng_queue *q, const ng_rows *G, int64_t n) {
   const call x = rows_of(G, n);
-  late_store_call(run_row_products, &x, sizeof x);
-  NAMED(row_products, wrote_row_products(G, n));
+  late_store_call(run_multiply_rows, &x, sizeof x);
+  NAMED(multiply_rows, wrote_multiply_rows(G, n));
 }
-ENTRY(row_combine, x->list, x->n)
-static void late_row_combine(ng_queue *q, const ng_rows *G, int64_t n) {
+ENTRY(combine_rows, x->list, x->n)
+static void late_combine_rows(ng_queue *q, const ng_rows *G, int64_t n) {
   const call x = rows_of(G, n);
-  late_store_call(run_row_combine, &x, sizeof x);
-  NAMED(row_combine, wrote_row_combine(G, n));
+  late_store_call(run_combine_rows, &x, sizeof x);
+  NAMED(combine_rows, wrote_combine_rows(G, n));
 }
-LIST(largest_select, ng_largest, int32_t)
-LIST_ALONE(largest_count, ng_largest)
-LIST_ALONE(largest_collect, ng_largest)
-LIST_ALONE(largest_store, ng_largest)
-LIST_ALONE(largest_pack, ng_largest_pack)
-ENTRY(copy, x->list, x->n)
+LIST(select_largest, ng_largest, int32_t)
+LIST_ALONE(count_largest, ng_largest)
+LIST_ALONE(collect_largest, ng_largest)
+LIST_ALONE(store_largest, ng_largest)
+LIST_ALONE(pack_largest, ng_largest_pack)
+ENTRY(copy_arrays, x->list, x->n)
 static void late_copies(ng_queue *q, const ng_copy *list, int64_t n) {
-  CALL(copy, .n = n, .list = copy_of(list, n, sizeof *list));
-  NAMED(copy, wrote_copy(list, n));
+  CALL(copy_arrays, .n = n, .list = copy_of(list, n, sizeof *list));
+  NAMED(copy_arrays, wrote_copy_arrays(list, n));
 }
-LIST_ALONE(wire, ng_wire)
-LIST_ALONE(change, ng_change)
-LIST_ALONE(low_rank, ng_low_rank)
+LIST_ALONE(convert_for_wire, ng_wire_conversion)
+LIST_ALONE(add_changes, ng_change)
+LIST_ALONE(iterate_low_rank, ng_low_rank)
 
 const ng_kernel_ops late_kernels = {
-    .tiles = ng_tiles_of,
-    .scan = late_scan,
-    .measure = late_measure,
-    .finite = late_all_finite,
-    .read = late_read,
-    .emit = late_emit,
-    .store = late_store,
-    .norm2 = late_norms,
-    .update = late_update,
-    .ratios = late_ratios,
-    .gram_rows = late_gram_rows,
-    .gram_conv = late_gram_conv,
-    .box_sums = late_box_sums,
-    .square_sums = late_square_sums,
-    .norm_squares = late_norm_squares,
-    .norm_gram = late_norm_gram,
-    .flat = late_flat,
-    .row_products = late_row_products,
-    .row_combine = late_row_combine,
-    .largest_select = late_largest_select,
-    .largest_count = late_largest_count,
-    .largest_collect = late_largest_collect,
-    .largest_store = late_largest_store,
-    .largest_pack = late_largest_pack,
-    .copy = late_copies,
-    .wire = late_wire,
-    .change = late_change,
-    .low_rank = late_low_rank,
+    .count_tiles = ng_count_tiles,
+    .find_largest = late_find_largest,
+    .measure_gradients = late_measure_gradients,
+    .check_finite = late_all_finite,
+    .read_gradients = late_read_gradients,
+    .write_directions = late_write_directions,
+    .store_directions = late_store_directions,
+    .sum_norms = late_norms,
+    .update_weights = late_update_weights,
+    .count_ratios = late_count_ratios,
+    .add_row_grams = late_add_row_grams,
+    .add_conv_grams = late_add_conv_grams,
+    .sum_patches = late_sum_patches,
+    .sum_squares = late_sum_squares,
+    .sum_norm_squares = late_sum_norm_squares,
+    .add_norm_grams = late_add_norm_grams,
+    .run_flat_passes = late_run_flat_passes,
+    .multiply_rows = late_multiply_rows,
+    .combine_rows = late_combine_rows,
+    .select_largest = late_select_largest,
+    .count_largest = late_count_largest,
+    .collect_largest = late_collect_largest,
+    .store_largest = late_store_largest,
+    .pack_largest = late_pack_largest,
+    .copy_arrays = late_copies,
+    .convert_for_wire = late_convert_for_wire,
+    .add_changes = late_add_changes,
+    .iterate_low_rank = late_iterate_low_rank,
 };

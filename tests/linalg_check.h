@@ -38,9 +38,10 @@ double uniform(void); /* [-1, 1) */
 /* A queue of a backend, with three pieces per loop. */
 ng_queue queue_of(const ng_backend *on);
 /* Run an entry and wait; the second returns its info. */
-#define DO(q, entry, ...) (ng_on(q)->entry((q), __VA_ARGS__), ng_queue_wait(q))
+#define DO(q, entry, ...) (ng_linalg(q)->entry((q), __VA_ARGS__), ng_queue_wait(q))
 #define INFO(q, entry, ...)                                                                        \
-  (ng_on(q)->entry((q), __VA_ARGS__, &left_info), ng_queue_wait(q), ng_info_read((q), &left_info))
+  (ng_linalg(q)->entry((q), __VA_ARGS__, &left_info), ng_queue_wait(q),                            \
+   ng_read_info((q), &left_info))
 extern int left_info;
 
 typedef struct mat {

@@ -53,7 +53,7 @@ void matrices_copy_gradient(ng_block *b, bool transposed, float *to) {
                      .to_row = transposed ? 1 : k->n,
                      .to_col = transposed ? k->m : 1,
                      .finite = &k->sums.finite};
-  ng_kernels(q)->read(q, &r, 1);
+  ng_kernels(q)->read_gradients(q, &r, 1);
 }
 
 /* L += D D', R += D'D. */
@@ -68,8 +68,8 @@ ng_status matrices_observe(ng_block *b, const ng_obs *o) {
   ng_queue_wait(q);
   if (k->sums.finite == 0) return NG_SKIPPED;
   ng_stat_scale_old(q, b->stat);
-  ng_on(q)->add_gram(q, (ng_sym){b->stat->part[0].sum, k->m}, 0, k->m, Dt, k->n, k->m, fresh);
-  ng_on(q)->add_gram(q, (ng_sym){b->stat->part[1].sum, k->n}, 0, k->n, D, k->m, k->n, fresh);
+  ng_linalg(q)->add_gram(q, (ng_sym){b->stat->part[0].sum, k->m}, 0, k->m, Dt, k->n, k->m, fresh);
+  ng_linalg(q)->add_gram(q, (ng_sym){b->stat->part[1].sum, k->n}, 0, k->n, D, k->m, k->n, fresh);
   ng_queue_wait(q);
   return NG_OK;
 }
@@ -101,11 +101,11 @@ void matrices_enqueue_sums(ng_block *b, const float *D) {
   matrices *k = matrices_of(b);
   ng_queue *q = b->ctx->queue;
   const int64_t count = k->m * k->n;
-  ng_on(q)->row_sums(q, 1, count, b->direction, count, D, count, k->sums.total);
+  ng_linalg(q)->sum_row_products(q, 1, count, b->direction, count, D, count, k->sums.total);
 }
 
 void matrices_emit(const ng_block *b, int32_t k, int32_t g, double factor, ng_direction *e) {
-  ng_direction_store(e, b->direction, matrices_of(b)->n, 1, NULL);
+  ng_describe_stored(e, b->direction, matrices_of(b)->n, 1, NULL);
 }
 
 void matrices_report(const ng_block *b, ng_layer_report *r) {

@@ -195,7 +195,7 @@ typedef const int64_t *starts;
 typedef int64_t i64;
 CALL4(dv_measure_tiles, const dv_measure *, starts, i64, double *)
 CALL3(dv_measure_rows, const dv_measure *, starts, i64)
-CALL1(dv_measure_t, const dv_measure *)
+CALL1(dv_measure_add_squares_of_t, const dv_measure *)
 CALL5(dv_add_tiles, const dv_measure *, starts, int32_t, const double *, double *)
 CALL3(dv_scan_tiles, const dv_array *, starts, i64)
 CALL3(dv_fill, int32_t *, i64, int32_t)
@@ -208,16 +208,16 @@ CALL1(dv_ratio_begin, double *)
 CALL8(dv_ratio_tiles, const dv_direction *, const dv_update *, starts, i64, const dv_ratios *,
       double *, int32_t, int32_t)
 CALL1(dv_eva_fold, const dv_mean *)
-CALL9(dv_eva_decide, const dv_layer *, i64, const double *, dv_direction *, double, double,
+CALL9(dv_eva_clip_and_scale, const dv_layer *, i64, const double *, dv_direction *, double, double,
       double *, double *, int32_t *)
 CALL3(dv_box_channels, const dv_sum *, starts, i64)
-CALL2(dv_box_mark, const dv_sum *, i64)
+CALL2(dv_box_report_nonfinite, const dv_sum *, i64)
 CALL3(dv_square_columns, const dv_sum *, starts, i64)
 CALL3(dv_gram_squares, const dv_gram *, starts, i64)
 CALL2(dv_norm_moments, const dv_norm *, double *)
 CALL3(dv_norm_gradients, const dv_norm *, const double *, double *)
 CALL4(dv_norm_squares, const dv_norm *, const double *, double *, int32_t *)
-CALL2(dv_norm_mark, const int32_t *, double *)
+CALL2(dv_norm_report_nonfinite, const int32_t *, double *)
 CALL5(dv_norm_gram, const dv_norm *, const double *, double, void *, int32_t)
 
 #define KERNEL(k)                                                                                  \
@@ -225,14 +225,30 @@ CALL5(dv_norm_gram, const dv_norm *, const double *, double, void *, int32_t)
 static const struct {
   const char *name;
   void (*run)(void **args);
-} kernels[] = {KERNEL(dv_measure_tiles), KERNEL(dv_measure_rows), KERNEL(dv_measure_t),
-               KERNEL(dv_add_tiles),     KERNEL(dv_scan_tiles),   KERNEL(dv_fill),
-               KERNEL(dv_read_tiles),    KERNEL(dv_emit_tiles),   KERNEL(dv_store_tiles),
-               KERNEL(dv_norm2_tiles),   KERNEL(dv_update_tiles), KERNEL(dv_ratio_begin),
-               KERNEL(dv_ratio_tiles),   KERNEL(dv_eva_fold),     KERNEL(dv_eva_decide),
-               KERNEL(dv_box_channels),  KERNEL(dv_box_mark),     KERNEL(dv_square_columns),
-               KERNEL(dv_gram_squares),  KERNEL(dv_norm_moments), KERNEL(dv_norm_gradients),
-               KERNEL(dv_norm_squares),  KERNEL(dv_norm_mark),    KERNEL(dv_norm_gram)};
+} kernels[] = {KERNEL(dv_measure_tiles),
+               KERNEL(dv_measure_rows),
+               KERNEL(dv_measure_add_squares_of_t),
+               KERNEL(dv_add_tiles),
+               KERNEL(dv_scan_tiles),
+               KERNEL(dv_fill),
+               KERNEL(dv_read_tiles),
+               KERNEL(dv_emit_tiles),
+               KERNEL(dv_store_tiles),
+               KERNEL(dv_norm2_tiles),
+               KERNEL(dv_update_tiles),
+               KERNEL(dv_ratio_begin),
+               KERNEL(dv_ratio_tiles),
+               KERNEL(dv_eva_fold),
+               KERNEL(dv_eva_clip_and_scale),
+               KERNEL(dv_box_channels),
+               KERNEL(dv_box_report_nonfinite),
+               KERNEL(dv_square_columns),
+               KERNEL(dv_gram_squares),
+               KERNEL(dv_norm_moments),
+               KERNEL(dv_norm_gradients),
+               KERNEL(dv_norm_squares),
+               KERNEL(dv_norm_report_nonfinite),
+               KERNEL(dv_norm_gram)};
 
 /* ---- the desk --------------------------------------------------------------------------------*/
 
@@ -280,8 +296,8 @@ const char *dv_launch(dv_desk *d, const char *kernel, int64_t blocks, int32_t th
 const char *dv_wait(dv_desk *d) { return NULL; }
 
 /* Nothing is timed or recorded here. */
-const char *dv_mark(dv_desk *d, int32_t mark) { return NULL; }
-const char *dv_marks_elapsed(dv_desk *d, double *seconds) {
+const char *dv_note_time(dv_desk *d, int32_t mark) { return NULL; }
+const char *dv_seconds_between(dv_desk *d, double *seconds) {
   *seconds = 1.0;
   return NULL;
 }

@@ -175,17 +175,17 @@ static void scan_finds_non_finite_values(void **unused) {
       const uint32_t v = row[k].largest | (i % 2 ? 1u << (size * 8 - 1) : 0);
       memcpy(a + i * size, &v, size); /* little endian */
     }
-    assert_true(ng_all_finite(a, row[k].t, MOST));
-    assert_true(ng_all_finite(a, row[k].t, 0));
+    assert_true(ng_are_finite(a, row[k].t, MOST));
+    assert_true(ng_are_finite(a, row[k].t, 0));
     for (size_t i = 0; i < MOST; i += i < 100 || (i > 16200 && i < 16500) ? 1 : 97) {
       uint32_t keep = 0;
       memcpy(&keep, a + i * size, size);
       memcpy(a + i * size, &row[k].strange[i % 4], size);
-      if (ng_all_finite(a, row[k].t, MOST) || ng_all_finite(a, row[k].t, (int64_t)i + 1)) {
+      if (ng_are_finite(a, row[k].t, MOST) || ng_are_finite(a, row[k].t, (int64_t)i + 1)) {
         fail_msg("%s: %x at %zu was not found", ng_dtype_name(row[k].t), row[k].strange[i % 4], i);
       }
-      if (!ng_all_finite(a, row[k].t, (int64_t)i) ||
-          !ng_all_finite(a + (i + 1) * size, row[k].t, MOST - (int64_t)i - 1)) {
+      if (!ng_are_finite(a, row[k].t, (int64_t)i) ||
+          !ng_are_finite(a + (i + 1) * size, row[k].t, MOST - (int64_t)i - 1)) {
         fail_msg("%s: the scan read outside its range at %zu", ng_dtype_name(row[k].t), i);
       }
       memcpy(a + i * size, &keep, size);
@@ -202,13 +202,13 @@ static void scan_reads_doubles_and_integers(void **state) {
   memset(bytes, 0xff, 33);
   for (int i = 0; i < 33; i++)
     x[i] = i % 2 ? -DBL_MAX : 0x1.0p-1022;
-  assert_true(ng_all_finite(x, NG_F64, 33));
+  assert_true(ng_are_finite(x, NG_F64, 33));
   x[32] = (double)NAN;
-  assert_true(!ng_all_finite(x, NG_F64, 33) && ng_all_finite(x, NG_F64, 32));
+  assert_true(!ng_are_finite(x, NG_F64, 33) && ng_are_finite(x, NG_F64, 32));
   x[32] = -(double)INFINITY;
-  assert_true(!ng_all_finite(x, NG_F64, 33));
-  assert_true(ng_all_finite(bytes, NG_U8, 33));
-  assert_true(ng_all_finite(bytes, NG_I32, 8) && ng_all_finite(bytes, NG_I64, 4));
+  assert_true(!ng_are_finite(x, NG_F64, 33));
+  assert_true(ng_are_finite(bytes, NG_U8, 33));
+  assert_true(ng_are_finite(bytes, NG_I32, 8) && ng_are_finite(bytes, NG_I64, 4));
   free(bytes);
 }
 

@@ -40,7 +40,7 @@ static void must_open(model *m, const char *options, const update *by, ng_dtype 
 }
 
 static bool is_all_finite(const model *m) {
-  bool fine = ng_all_finite(m->grad, m->grads, ALL) && ng_all_finite(m->weight, m->type, ALL);
+  bool fine = ng_are_finite(m->grad, m->grads, ALL) && ng_are_finite(m->weight, m->type, ALL);
   for (int i = 0; i < ALL; i++) {
     const element e = element_of(m, i);
     fine = fine && isfinite((double)e.m) && isfinite((double)e.v);
@@ -192,7 +192,7 @@ static void copy_averages(const model *m, unsigned char *to, size_t size) {
     const size_t bytes = (size_t)(ng_stat_part_count(s, s->part) * ng_dtype_size(s->average_dtype));
     assert_true(s->parts == 1 && at + bytes <= size);
     memcpy(to + at, s->part->average, bytes);
-    assert_true(ng_all_finite(s->part->average, s->average_dtype, ng_stat_part_count(s, s->part)));
+    assert_true(ng_are_finite(s->part->average, s->average_dtype, ng_stat_part_count(s, s->part)));
     at += bytes;
   }
 }

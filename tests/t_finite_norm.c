@@ -101,7 +101,7 @@ static size_t copy_average(const fixture *f, unsigned char *to, size_t size, boo
     for (int32_t k = 0; k < s->parts; k++) {
       const int64_t n = ng_stat_part_count(s, &s->part[k]);
       const size_t more = (size_t)(n * ng_dtype_size(s->average_dtype));
-      *finite = *finite && ng_all_finite(s->part[k].average, s->average_dtype, n);
+      *finite = *finite && ng_are_finite(s->part[k].average, s->average_dtype, n);
       if (bytes + more <= size) memcpy(to + bytes, s->part[k].average, more);
       bytes += more;
     }
@@ -136,7 +136,7 @@ static ng_status run_rank(int32_t rank, ng_transport *t, void *arg) {
     if (size > sizeof before) (void)snprintf(why, 200, "no room for %zu bytes", size);
     if (s == HUGE_STEP) n->status[rank] = st;
     if (!finite) (void)snprintf(why, 200, "step %d: an average is not finite", s);
-    if (!ng_all_finite(grad, NG_F32, gradient_count(n)))
+    if (!ng_are_finite(grad, NG_F32, gradient_count(n)))
       (void)snprintf(why, 200, "step %d: PD is not finite", s);
     if (st == NG_SKIPPED && !kept)
       (void)snprintf(why, 200, "step %d was skipped, and wrote a gradient", s);

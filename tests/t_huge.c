@@ -41,7 +41,7 @@ static const ng_dtype types[] = {NG_F32, NG_BF16, NG_F16};
 static float round_or_keep(float x, float old, ng_dtype t, int *stayed) {
   uint32_t bits;
   ng_from_f32(&bits, t, &x, 1);
-  if (!ng_all_finite(&bits, t, 1)) {
+  if (!ng_are_finite(&bits, t, 1)) {
     *stayed = 1;
     return old;
   }
@@ -266,7 +266,7 @@ static const char *first_nonfinite_array(const model *m) {
     const ng_status st = ng_state_read(m->f.p, i, bytes, info.bytes);
     if (st == NG_ERR_STATE) continue; /* another rank stores this array */
     if (st != NG_OK) return "ng_state_read";
-    if (!ng_all_finite(bytes, info.dtype, info.bytes / ng_dtype_size(info.dtype))) return info.name;
+    if (!ng_are_finite(bytes, info.dtype, info.bytes / ng_dtype_size(info.dtype))) return info.name;
   }
   return NULL;
 }
@@ -283,7 +283,7 @@ static ng_status try_huge_number(int32_t rank, ng_transport *t, void *arg) {
       x->status[rank] = st;
       (void)snprintf(x->message[rank], sizeof x->message[rank], "%s", ng_last_error(m.f.ctx));
     }
-    const char *bad = !ng_all_finite(m.weight, x->type, ALL) ? "a weight"
+    const char *bad = !ng_are_finite(m.weight, x->type, ALL) ? "a weight"
                       : x->state && i >= x->before           ? first_nonfinite_array(&m)
                                                              : NULL;
     if (bad != NULL && st >= NG_OK) {

@@ -70,7 +70,7 @@ static void test_copy(void **state) {
         }
       }
       memset(target, 0xA5, sizeof target);
-      ng_kernels(&q)->copy(&q, list, 2);
+      ng_kernels(&q)->copy_arrays(&q, list, 2);
       ng_queue_wait(&q);
       assert_memory_equal(target, expected, sizeof target);
     }
@@ -93,14 +93,14 @@ static void test_wire(void **state) {
     }
     EACH_QUEUE(q) {
       memcpy(x, sum, sizeof x);
-      ng_wire list[] = {{x[0], n, t, false}, {x[1], n, t, false}};
-      ng_kernels(&q)->wire(&q, list, 2);
+      ng_wire_conversion list[] = {{x[0], n, t, false}, {x[1], n, t, false}};
+      ng_kernels(&q)->convert_for_wire(&q, list, 2);
       ng_queue_wait(&q);
       for (int i = 0; i < 2; i++) {
         assert_memory_equal(x[i], half[i], (size_t)n * sizeof half[i][0]);
         list[i].widens = true;
       }
-      ng_kernels(&q)->wire(&q, list, 2);
+      ng_kernels(&q)->convert_for_wire(&q, list, 2);
       ng_queue_wait(&q);
       for (int i = 0; i < 2; i++) {
         float wide[5001];
@@ -145,7 +145,7 @@ static void test_change(void **state) {
                              .order = kind == 2 ? ORDER : 0,
                              .diagonal = kind == 1 ? DIAGONAL : 0,
                              .out = out};
-        ng_kernels(&q)->change(&q, &c, 1);
+        ng_kernels(&q)->add_changes(&q, &c, 1);
         ng_queue_wait(&q);
         assert_true(out[0] == want[0] && out[1] == want[1]); /* sums of these values are exact */
       }

@@ -51,9 +51,9 @@ static void run(ng_queue *q, list *l, bool update) {
     restore_arrays(&l->item[i]);
   }
   if (update) {
-    ng_kernels(q)->update(q, l->e, l->s, LISTED);
+    ng_kernels(q)->update_weights(q, l->e, l->s, LISTED);
   } else {
-    ng_kernels(q)->emit(q, l->e, LISTED);
+    ng_kernels(q)->write_directions(q, l->e, LISTED);
   }
   ng_queue_wait(q);
 }
@@ -93,8 +93,8 @@ static void test_store_norm2(void **state) {
         memset(l.to[i], 0x5A, (size_t)(l.item[i].rows * l.item[i].cols) * sizeof(float));
         norm2[i] = -1.0;
       }
-      ng_kernels(&q)->store(&q, l.e, l.to, LISTED);
-      ng_kernels(&q)->norm2(&q, l.e, LISTED, parts, norm2);
+      ng_kernels(&q)->store_directions(&q, l.e, l.to, LISTED);
+      ng_kernels(&q)->sum_norms(&q, l.e, LISTED, parts, norm2);
       ng_queue_wait(&q);
       for (int i = 0; i < LISTED; i++) {
         const int64_t n = l.item[i].rows * l.item[i].cols;
@@ -129,7 +129,7 @@ static void test_rounding_to_16_bits(void **state) {
              : i % EACH == 1 ? (float)(0.5 * ((double)x[0] + (double)x[1]))
                              : nextafterf(x[0], i % EACH == 2 ? INFINITY : -INFINITY);
       ng_from_f32(&want[i], half[t], &u[i], 1);
-      if (ng_all_finite(&want[i], half[t], 1)) continue;
+      if (ng_are_finite(&want[i], half[t], 1)) continue;
       want[i] = 1;
       stay++;
     }
@@ -148,7 +148,7 @@ static void test_rounding_to_16_bits(void **state) {
       for (int64_t i = 0; i < N; i++) {
         got[i] = 1;
       }
-      ng_kernels(&q)->emit(&q, &e, 1);
+      ng_kernels(&q)->write_directions(&q, &e, 1);
       ng_queue_wait(&q);
       assert_memory_equal(got, want, N * sizeof *got);
       assert_int_equal(*overflowed, stay);

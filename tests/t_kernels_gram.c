@@ -88,7 +88,8 @@ static void by_shift(ng_queue *q, const ng_gram *g, int64_t n, float *scratch) {
 
 /* The kernels of another queue; the queue of the test waits, so the other queue waits here. */
 static void on_queue(ng_queue q, const ng_gram *g, bool has_patches, float *scratch) {
-  (has_patches ? q.backend->kernels->gram_conv : q.backend->kernels->gram_rows)(&q, g, 1, scratch);
+  (has_patches ? q.backend->kernels->add_conv_grams : q.backend->kernels->add_row_grams)(&q, g, 1,
+                                                                                         scratch);
   ng_queue_wait(&q);
 }
 static void device_conv(ng_queue *q, const ng_gram *g, int64_t n, float *scratch) {
@@ -110,11 +111,16 @@ enum { REF, PLAIN, FAST, SHIFT, LATE, DEVICE, ROWS, REF_ROWS, LATE_ROWS, DEVICE_
 static const struct {
   const char *name;
   void (*run)(ng_queue *q, const ng_gram *g, int64_t n, float *scratch);
-} way[WAYS] = {{"ref", ng_ref_gram_conv},  {"plain", plain},
-               {"fast", ng_cpu_gram_conv}, {"shift", by_shift},
-               {"late", late_conv},        {"device", device_conv},
-               {"rows", ng_cpu_gram_rows}, {"ref rows", ng_ref_gram_rows},
-               {"late rows", late_rows},   {"device rows", device_rows}};
+} way[WAYS] = {{"ref", ng_ref_add_conv_grams},
+               {"plain", plain},
+               {"fast", ng_cpu_add_conv_grams},
+               {"shift", by_shift},
+               {"late", late_conv},
+               {"device", device_conv},
+               {"rows", ng_cpu_add_row_grams},
+               {"ref rows", ng_ref_add_row_grams},
+               {"late rows", late_rows},
+               {"device rows", device_rows}};
 static int64_t used[WAYS];
 
 /* Whether the device takes part: its stand-in is slow, so it gets small pictures. */
@@ -162,8 +168,8 @@ static void sum_picture(ng_queue *q, const picture *g, const ng_view *v, const n
   const ng_box box = {.x = *v, .samples = g->take, .conv = *c, .out = out};
   const ng_squares squares = {
       .x = *v, .samples = g->take, .reduce = g->reduce, .out = out + c->channels * ng_conv_taps(c)};
-  ng_kernels(q)->box_sums(q, &box, 1, (double *)(void *)scratch);
-  ng_kernels(q)->square_sums(q, &squares, 1);
+  ng_kernels(q)->sum_patches(q, &box, 1, (double *)(void *)scratch);
+  ng_kernels(q)->sum_squares(q, &squares, 1);
   ng_queue_wait(q);
 }
 
@@ -207,9 +213,9 @@ static void double_matches(ng_queue *q, const picture *g, const ng_view *x) {
   float *scratch = guarded(floats);
   memset(of.S.a, 0, (size_t)count * sizeof *of.S.a);
   memset(wide, 0, (size_t)count * sizeof *wide);
-  ng_cpu_gram_conv(q, &of, 1, scratch);
+  ng_cpu_add_conv_grams(q, &of, 1, scratch);
   of.S64 = wide;
-  ng_cpu_gram_conv(q, &of, 1, scratch);
+  ng_cpu_add_conv_grams(q, &of, 1, scratch);
   for (int64_t i = 0; i < count; i++)
     largest = fmax(largest, fabs(wide[i]));
   for (int64_t i = 0; i < count; i++) {
@@ -381,7 +387,7 @@ static void box_sums_find_non_finite_values(void **unused) {
     const ng_box box = {.x = x.v, .samples = taken ? 2 : 1, .conv = g.c, .out = out};
     EACH_QUEUE_AND_DEVICE(q) {
       double *scratch = new_aligned(ng_box_scratch(&q, &g.c) * 8);
-      ng_kernels(&q)->box_sums(&q, &box, 1, scratch);
+      ng_kernels(&q)->sum_patches(&q, &box, 1, scratch);
       ng_queue_wait(&q);
       assert_true(isnan(out[0]) == taken);
       free(scratch);

@@ -118,13 +118,13 @@ static void selection_and_rows(void **state) {
       memset(a->value, 0x5a, sizeof a->value);
       memset(a->index, 0x5a, sizeof a->index);
       place_groups(g, a, with_error);
-      ng_kernels(&q)->largest_select(&q, g, GROUPS, count);
+      ng_kernels(&q)->select_largest(&q, g, GROUPS, count);
       ng_queue_wait(&q);
       if (i == 0) memcpy(sums, a->x, sizeof sums);
       for (int k = 0; k < GROUPS && i == 0; k++) {
         compare_with_sort(&g[k], sums + (g[k].x - a->x));
       }
-      ng_kernels(&q)->largest_store(&q, g, GROUPS);
+      ng_kernels(&q)->store_largest(&q, g, GROUPS);
       for (int k = 0; k < GROUPS; k++) { /* unused after the k-th: scratch */
         const ng_largest_pack p = {.dtype = g[k].dtype,
                                    .n = g[k].k,
@@ -143,8 +143,8 @@ static void selection_and_rows(void **state) {
         }
         if (p.n > 2000) continue;
         back.value = value, back.index = index, back.unpacks = true;
-        ng_kernels(&q)->largest_pack(&q, &p, 1);
-        ng_kernels(&q)->largest_pack(&q, &back, 1);
+        ng_kernels(&q)->pack_largest(&q, &p, 1);
+        ng_kernels(&q)->pack_largest(&q, &back, 1);
         ng_queue_wait(&q);
         assert_memory_equal(index, p.index, (size_t)p.n * sizeof *index);
         assert_memory_equal(value, p.value, (size_t)(p.n * ng_dtype_size(p.dtype)));
@@ -177,8 +177,8 @@ static void counts_of_keys(void **state) {
       memset(count[i], 0, sizeof count[i]);
       v.x = sets[i].x, v.count = count[i], v.chosen = sets[i].chosen;
       v.selected = &selected_of[i];
-      ng_kernels(&q)->largest_count(&q, &v, 1);
-      ng_kernels(&q)->largest_collect(&q, &v, 1);
+      ng_kernels(&q)->count_largest(&q, &v, 1);
+      ng_kernels(&q)->collect_largest(&q, &v, 1);
       ng_queue_wait(&q);
       assert_memory_equal(count[i], count[0], sizeof count[0]);
       assert_memory_equal(sets[i].x, sets[0].x, sizeof sets[0].x);

@@ -24,7 +24,7 @@ static void run_ratios(ng_queue *q, const list *l, bool update, const uint32_t *
   memset(count, 0x5A, 3 * NG_RATIO_BINS * sizeof *count);
   memset(extreme, 0x5A, sizeof extreme);
   memset(out, 0x5A, sizeof *out);
-  ng_kernels(q)->ratios(q, l->e, update ? l->s : NULL, LISTED, &r);
+  ng_kernels(q)->count_ratios(q, l->e, update ? l->s : NULL, LISTED, &r);
   ng_queue_wait(q);
   const int64_t n = bins == 0 ? NG_RATIO_BINS : (int64_t)bins * NG_RATIO_FINE_BINS;
   memset(out->count, 0, sizeof out->count);
@@ -66,8 +66,8 @@ static void near_ratios(const ratio_numbers *x, const ratio_numbers *y) {
 }
 
 static void test_ratios(void **state) {
-  static const ng_sgd_numbers unit_sgd = {1.0f, 0.9f, 0.0f, 0.01f, true};
-  static const ng_adamw_numbers unit_adamw = {0.9f, 0.99f, 0.1f, 0.01f, 0.0f, 1e-3f};
+  static const ng_sgd_coefficients unit_sgd = {1.0f, 0.9f, 0.0f, 0.01f, true};
+  static const ng_adamw_coefficients unit_adamw = {0.9f, 0.99f, 0.1f, 0.01f, 0.0f, 1e-3f};
   rng r = {test_seed()};
   static ratio_numbers want[2], is;
   static int64_t count[3 * NG_RATIO_BINS];
@@ -179,9 +179,9 @@ static void test_measure_and_finite(void **state) {
         memset(out[i], 0x5A, sizeof out[i]);
         if (m[i].t != NULL) memset(m[i].t, 0x5A, (size_t)a->rows * sizeof *m[i].t);
       }
-      ng_kernels(&q)->measure(&q, m, LISTED, parts);
-      ng_kernels(&q)->finite(&q, region, LISTED, finite);
-      ng_kernels(&q)->read(&q, copy, LISTED);
+      ng_kernels(&q)->measure_gradients(&q, m, LISTED, parts);
+      ng_kernels(&q)->check_finite(&q, region, LISTED, finite);
+      ng_kernels(&q)->read_gradients(&q, copy, LISTED);
       ng_queue_wait(&q);
       for (int i = 0; i < LISTED; i++) {
         const double n = (double)(l.item[i].rows * l.item[i].cols);
@@ -202,8 +202,8 @@ static void test_measure_and_finite(void **state) {
       memset(finite, 0x5A, sizeof finite);
       ng_from_f32(a->g + rng_below(&r, a->rows * a->cols) * ng_dtype_size(a->grad.dtype),
                   a->grad.dtype, &bad, 1);
-      ng_kernels(&q)->finite(&q, region, LISTED, finite);
-      ng_kernels(&q)->read(&q, copy, LISTED);
+      ng_kernels(&q)->check_finite(&q, region, LISTED, finite);
+      ng_kernels(&q)->read_gradients(&q, copy, LISTED);
       ng_queue_wait(&q);
       for (int i = 0; i < LISTED; i++) {
         assert_int_equal(copied[i], i != round % LISTED);

@@ -105,8 +105,8 @@ static bool sums(ng_queue *q, const data *d, const ng_norm_layer *of, int64_t ta
                            .alpha = 0.25,
                            .S = gram,
                            .dtype = NG_F64};
-  ng_kernels(q)->norm_squares(q, &sum, 1, scratch);
-  if (gram != NULL) ng_kernels(q)->norm_gram(q, &sum, 1, scratch);
+  ng_kernels(q)->sum_norm_squares(q, &sum, 1, scratch);
+  if (gram != NULL) ng_kernels(q)->add_norm_grams(q, &sum, 1, scratch);
   ng_queue_wait(q);
   kernels_check_device();
   free(scratch);

@@ -23,8 +23,8 @@ enum { QUEUES = KERNELS_QUEUES, RANGES = 5, PLACES = 21, ALL = 72100, ENTRIES = 
 static float f32[PLACES * ALL], x[ALL], u0[ALL], u[QUEUES][ALL];
 static uint16_t bf16[PLACES * ALL], positions[PLACES * ENTRIES];
 static int32_t begin[PLACES * BLOCKS];
-static ng_flat range[RANGES];
-static ng_factors factors[RANGES];
+static ng_flat_range range[RANGES];
+static ng_low_rank_shape factors[RANGES];
 static double tile[3 * NG_FLAT_BLOCK], unit[64 * PLACES], c[2 * PLACES], dots[QUEUES][2 * PLACES];
 static int64_t place[PLACES];
 
@@ -35,9 +35,9 @@ static int64_t draw_ranges(rng *r, int64_t most) {
   int64_t at = 0, chunks = 0;
   for (int i = 0; i < RANGES; i++) {
     const int64_t n = i == 2 ? 0 : 1 + rng_below(r, rng_below(r, 2) == 0 ? 70 : most);
-    range[i] = (ng_flat){.at = at, .n = n, .first_chunk = chunks, .part = i > 2};
+    range[i] = (ng_flat_range){.at = at, .n = n, .first_chunk = chunks, .part = i > 2};
     at += n;
-    chunks += ng_flat_chunks(n);
+    chunks += ng_count_range_chunks(n);
   }
   return at;
 }
@@ -59,7 +59,7 @@ static void draw_sparse(rng *r, ng_rows *G) {
   G->before = G->first_block == 0 ? rng_below(r, 50) : 0;
   G->blocks = G->first_block == 0 ? 2 : BLOCKS;
   for (int i = 0; i < 2; i++) {
-    range[i] = (ng_flat){.at = at, .n = i == 0 ? NG_FLAT_BLOCK : 1000, .part = i};
+    range[i] = (ng_flat_range){.at = at, .n = i == 0 ? NG_FLAT_BLOCK : 1000, .part = i};
     at += range[i].n;
   }
   for (int64_t p = 0; p < PLACES; p++) {
@@ -77,15 +77,16 @@ static void draw_sparse(rng *r, ng_rows *G) {
 static void draw_low_rank(rng *r, ng_rows *G) {
   int64_t at = 0, chunks = 0, floats = 0;
   for (int i = 0; i < RANGES; i++) {
-    ng_factors *v = &factors[i];
+    ng_low_rank_shape *v = &factors[i];
     v->cols = i == 2 ? 0 : 1 + rng_below(r, i == 0 ? 3000 : 40);
     v->rows = 1 + rng_below(r, i == 0 ? 4 : 30);
     v->rank = rng_below(r, ng_min64(4, v->rows));
     v->at = floats;
-    range[i] = (ng_flat){.at = at, .n = v->rows * v->cols, .first_chunk = chunks, .part = i > 2};
+    range[i] =
+        (ng_flat_range){.at = at, .n = v->rows * v->cols, .first_chunk = chunks, .part = i > 2};
     floats += v->rank > 0 ? v->rank * (v->rows + v->cols) : range[i].n;
     at += range[i].n;
-    chunks += ng_flat_chunks(range[i].n);
+    chunks += ng_count_range_chunks(range[i].n);
   }
   G->stride = floats;
   G->value = f32;
@@ -109,7 +110,8 @@ static int fill_memory(void **state) {
 static ng_rows draw_rows(rng *r, ng_rows_kind kind) {
   ng_rows G = {.kind = kind, .range = range, .ranges = RANGES, .places = PLACES, .place = place};
   G.used = rng_between(r, 1, PLACES - 1);
-  G.index = positions, G.begin = begin, G.factors = factors, G.tile = tile, G.unit = unit, G.c = c;
+  G.index = positions, G.begin = begin, G.factors = factors, G.tile = tile, G.partial_sums = unit,
+  G.c = c;
   for (int i = 0; i < 2 * PLACES; i++) {
     c[i] = (double)value(r);
   }
@@ -132,7 +134,7 @@ static int run_products(ng_rows G) {
       dots[i][p] = 0.5; /* entries of rows that are not in use stay */
     }
     G.k = dots[i++];
-    ng_kernels(&q)->row_products(&q, &G, 1);
+    ng_kernels(&q)->multiply_rows(&q, &G, 1);
     ng_queue_wait(&q);
   }
   return i;
@@ -157,7 +159,7 @@ static void products_of_rows(void **state) {
     ng_queue q = kernels_queue(0);
     G.place = &row, G.used = 1, G.k = single;
     single[row] = single[PLACES + row] = 0.5;
-    ng_kernels(&q)->row_products(&q, &G, 1);
+    ng_kernels(&q)->multiply_rows(&q, &G, 1);
     ng_queue_wait(&q);
     assert_true(single[row] == dots[0][row] && single[PLACES + row] == dots[0][PLACES + row]);
   }
@@ -175,7 +177,7 @@ static void combinations_of_rows(void **state) {
       memcpy(u[i], u0, sizeof u0);
       if (by[0] == 0.0) u[i][0] = NAN; /* not read */
       G.u = u[i++];
-      ng_kernels(&q)->row_combine(&q, &G, 1);
+      ng_kernels(&q)->combine_rows(&q, &G, 1);
       ng_queue_wait(&q);
     }
     while (i-- > 0) {
@@ -199,10 +201,10 @@ typedef struct vectors {
 static const ng_dtype dtypes[] = {NG_F32, NG_BF16, NG_F16, NG_F64};
 
 /* A parameter of a range, from its element r->from on: dense, or channels-last with 3 offsets a channel. */
-static void draw_place(rng *r, ng_place *v, ng_flat *of, char *memory) {
+static void draw_place(rng *r, ng_place *v, ng_flat_range *of, char *memory) {
   const int64_t cols = of->cols, offsets = rng_below(r, 2) == 0 ? 1 : 3;
   const bool dense = offsets == 1;
-  *v = (ng_place){.data = memory, .dtype = dtypes[rng_below(r, 4)], .rows_adjacent = dense};
+  *v = (ng_place){.data = memory, .dtype = dtypes[rng_below(r, 4)], .has_dense_rows = dense};
   v->axes = dense ? 1 : 2;
   v->row_stride = cols;
   v->extent[0] = cols / offsets, v->stride[0] = 1;
@@ -270,10 +272,10 @@ static void passes_over_vectors(void **state) {
           .m2 = 3.0,
           .eps = 0.1,
           .limit = optional ? 0.999 : 1e30,
-          .unit = sums,
+          .partial_sums = sums,
           .out = out[i++],
       };
-      ng_kernels(&q)->flat(&q, &p, 1);
+      ng_kernels(&q)->run_flat_passes(&q, &p, 1);
       ng_queue_wait(&q);
     }
     while (i-- > 0) {
@@ -363,12 +365,12 @@ static void power_iterations(void **state) {
     EACH_QUEUE(q) {
       powers *p = &done[i++];
       memcpy(p, &drawn_power, sizeof *p);
-      w.a = (ng_pair){p->a[0], p->a[1]}, w.e = (ng_pair){p->e[0], p->e[1]};
+      w.a = (ng_float_pair){p->a[0], p->a[1]}, w.e = (ng_float_pair){p->e[0], p->e[1]};
       if (!sums && w.shape.rank > 0 && !w.is_excluded) w.e.x = NULL;
-      w.from = (ng_pair){p->from[0], p->from[1]}, w.to = (ng_pair){p->to[0], p->to[1]};
+      w.from = (ng_float_pair){p->from[0], p->from[1]}, w.to = (ng_float_pair){p->to[0], p->to[1]};
       w.work = p->work;
       const ng_low_rank list[2] = {w, {.shape = {0, 0, 0, 0}}};
-      ng_kernels(&q)->low_rank(&q, list, 2);
+      ng_kernels(&q)->iterate_low_rank(&q, list, 2);
       ng_queue_wait(&q);
     }
     while (i-- > 0) {

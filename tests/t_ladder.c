@@ -281,12 +281,12 @@ static void one_wrong_entry_is_noticed(void **state) {
                    .average_dtype = NG_F32,
                    .result_dtype = NG_F32,
                    .R = R,
-                   .on = 1e-6};
+                   .damping = 1e-6};
     ng_matrix *list = &m;
     assert_true(ng_matrix_scratch(q, &m) <= 512);
-    ng_on(q)->solve(q, &list, 1, scratch);
+    ng_linalg(q)->solve(q, &list, 1, scratch);
     ng_queue_wait(q);
-    assert_int_equal(ng_matrix_climb(q, &m, scratch),
+    assert_int_equal(ng_matrix_retry(q, &m, scratch),
                      wrong.in_double ? NG_DAMPED_NONE : NG_DAMPED_DOUBLE);
   }
   fixture_close(&f.f);

@@ -60,7 +60,7 @@ static ng_sym damped(int64_t n) {
   sym_diagonal(s, 0.0f);
   ng_queue queue = queue_of(&ng_backend_cpu), *q = &queue;
   DO(q, add_gram, s, 0, n, X.a, rows, X.ld, 3.0f / (float)rows); /* the diagonal is about 1 */
-  DO(q, shift, n, s.a, NG_F32, false, 1e-2);
+  DO(q, shift_diagonal, n, s.a, NG_F32, false, 1e-2);
   mat_free(X);
   return s;
 }

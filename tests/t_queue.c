@@ -24,16 +24,16 @@ static void entries_are_pending_until_the_wait(void **state) {
     ng_queue q = {.backend = test_backend(i), .threads = 1};
     float x[3] = {1.0f, 2.0f, 3.0f};
     int finite = -1;
-    assert_true(ng_queue_settled(&q));
-    ng_on(&q)->scale(&q, 3, x, NG_F32, 2.0);
-    assert_false(ng_queue_settled(&q));
-    ng_on(&q)->finite(&q, 3, x, NG_F32, &finite);
+    assert_true(ng_queue_is_settled(&q));
+    ng_linalg(&q)->scale(&q, 3, x, NG_F32, 2.0);
+    assert_false(ng_queue_is_settled(&q));
+    ng_linalg(&q)->check_finite(&q, 3, x, NG_F32, &finite);
     assert_int_equal(q.pending, 2);
     ng_queue_wait(&q);
-    assert_true(ng_queue_settled(&q));
-    assert_int_equal(ng_info_read(&q, &finite), 1);
+    assert_true(ng_queue_is_settled(&q));
+    assert_int_equal(ng_read_info(&q, &finite), 1);
     (void)q.backend->linalg->eigen_work(&q, 3); /* a size query is not pending work */
-    assert_true(ng_queue_settled(&q));
+    assert_true(ng_queue_is_settled(&q));
   }
 }
 
@@ -45,16 +45,16 @@ static void late_entries_run_in_order_at_the_wait(void **state) {
   double trace = -1.0;
   int info = -1;
   a[corner] = 0.0f;
-  ng_on(&q)->shift(&q, 2, a, NG_F32, false, 9.0);
-  ng_on(&q)->trace(&q, 2, a, NG_F32, false, &trace);
-  ng_on(&q)->factor(&q, S, &info);
+  ng_linalg(&q)->shift_diagonal(&q, 2, a, NG_F32, false, 9.0);
+  ng_linalg(&q)->trace(&q, 2, a, NG_F32, false, &trace);
+  ng_linalg(&q)->factor(&q, S, &info);
   assert_int_equal(late_waiting(), 3);
   assert_true(info == -1 && trace == -1.0 && a[corner] == 0.0f);
   const double expected = 18.0 + (double)a[ng_sym_at(2, 1, 1)];
   ng_queue_wait(&q);
   assert_int_equal(late_waiting(), 0);
-  assert_int_equal(ng_info_read(&q, &info), 0);
-  assert_true(*ng_numbers_read(&q, &trace) == expected);
+  assert_int_equal(ng_read_info(&q, &info), 0);
+  assert_true(*ng_read_numbers(&q, &trace) == expected);
   assert_true(a[corner] == 3.0f);
 }
 
@@ -71,10 +71,10 @@ static int read_in_child(bool wait, bool number) {
     int info = 1;
     (void)close(STDERR_FILENO); /* hide the message of assert */
     (void)signal(SIGABRT, SIG_DFL);
-    ng_on(&q)->trace(&q, 1, a, NG_F32, false, &trace);
-    ng_on(&q)->factor(&q, S, &info);
+    ng_linalg(&q)->trace(&q, 1, a, NG_F32, false, &trace);
+    ng_linalg(&q)->factor(&q, S, &info);
     if (wait) ng_queue_wait(&q);
-    const bool right = number ? *ng_numbers_read(&q, &trace) == 4.0 : ng_info_read(&q, &info) == 0;
+    const bool right = number ? *ng_read_numbers(&q, &trace) == 4.0 : ng_read_info(&q, &info) == 0;
     _exit(right ? 0 : 1);
   }
   int status = 0;
@@ -108,7 +108,7 @@ static int access_in_child(int what, bool wait) {
     _Atomic int64_t kept = 0;
     const ng_place grad = {.data = g,
                            .dtype = NG_F32,
-                           .rows_adjacent = true,
+                           .has_dense_rows = true,
                            .axes = 1,
                            .row_stride = 2,
                            .extent = {2},
@@ -118,9 +118,9 @@ static int access_in_child(int what, bool wait) {
     if (q.backend->open(&q) != NULL) _exit(1);
     to[0] = x + 4;
     x[0] = 3.0f, x[12] = 5.0f;
-    ng_on(&q)->scale(&q, 4, x, NG_F32, 2.0);
-    ng_kernels(&q)->store(&q, &e, to, 1);
-    ng_on(&q)->largest(&q, 4, x, NG_F32, number);
+    ng_linalg(&q)->scale(&q, 4, x, NG_F32, 2.0);
+    ng_kernels(&q)->store_directions(&q, &e, to, 1);
+    ng_linalg(&q)->find_largest(&q, 4, x, NG_F32, number);
     if (wait) ng_queue_wait(&q);
     const double is[] = {(double)*(volatile float *)&x[what == 0   ? 0
                                                        : what == 1 ? 7
@@ -177,7 +177,7 @@ static ng_status interrupt_step(sim *s, int64_t k, comparison *b) {
     if (st != NG_OK) return st;
     st = skip ? fixture_step(&s->f, &how) : ng_reset_batch(s->p);
     if (skip) st = st == NG_SKIPPED ? NG_OK : NG_ERR_STATE;
-    if (!ng_queue_settled(s->ctx->queue) || late_waiting() > 0) b->unsettled = true;
+    if (!ng_queue_is_settled(s->ctx->queue) || late_waiting() > 0) b->unsettled = true;
   }
   return st;
 }
@@ -190,11 +190,11 @@ static ng_status run_rank(int32_t rank, ng_transport *t, void *arg) {
     sim_setup how = b->how;
     how.backend = b->backend[late];
     st = sim_open(&s, &how, t, NULL);
-    if (st == NG_OK && !ng_queue_settled(s.ctx->queue)) b->unsettled = true;
+    if (st == NG_OK && !ng_queue_is_settled(s.ctx->queue)) b->unsettled = true;
     for (int64_t k = 0; k < STEPS && st >= NG_OK; k++) {
       if (k == 2) st = interrupt_step(&s, k, b);
       if (st >= NG_OK) st = sim_step(&s, k);
-      if (!ng_queue_settled(s.ctx->queue) || late_waiting() > 0) b->unsettled = true;
+      if (!ng_queue_is_settled(s.ctx->queue) || late_waiting() > 0) b->unsettled = true;
       b->hash[late][rank][k] =
           sim_hash(sim_fingerprint(&s), s.grad, (size_t)s.weight_count * sizeof *s.grad);
     }

@@ -14,7 +14,7 @@ static void copy_keeps_bits_and_padding(void **arg) {
     for (int64_t pad = 0; pad < 3; pad++) {
       CASE("copy n = %" PRId64 " pad = %" PRId64, n, pad);
       mat x = mat_random(5, n, pad), y = mat_new(5, n, 2 * pad);
-      DO(q, copy, 5, n, x.a, x.ld, y.a, y.ld);
+      DO(q, copy_rows, 5, n, x.a, x.ld, y.a, y.ld);
       mat_check(x);
       mat_check(y);
       for (int64_t i = 0; i < 5 * n; i++) {
@@ -43,7 +43,8 @@ static void divide_by_eigenvalues_matches(void **arg) {
       double *old = dense_mat(U);
       DO(q, divide, rows, n, s, U.a, NG_F32, U.ld);
       for (int64_t i = 0; i < rows * n; i++) {
-        const double by = ((double)g.a[i / n] + s.on_g) * ((double)a.a[i % n] + s.on_a) + s.on_both;
+        const double by = ((double)g.a[i / n] + s.damping_g) * ((double)a.a[i % n] + s.damping_a) +
+                          s.damping_both;
         CHECK(same(U.a[i / n * U.ld + i % n], (float)(old[i] / by)));
       }
       if (k < 2) mat_check(U);
@@ -62,7 +63,7 @@ static void row_sums_match(void **arg) {
     CASE("row_sums n = %" PRId64, n);
     mat P = mat_random(rows, n, 1), D = mat_random(rows, n, 4);
     double *first = zeros(3 * rows), *again = zeros(3 * rows);
-    DO(q, row_sums, rows, n, P.a, P.ld, D.a, D.ld, first);
+    DO(q, sum_row_products, rows, n, P.a, P.ld, D.a, D.ld, first);
     for (int64_t r = 0; r < rows; r++) {
       double exact[3] = {0.0}, terms[3] = {0.0};
       for (int64_t c = 0; c < n; c++) {
@@ -74,17 +75,17 @@ static void row_sums_match(void **arg) {
         }
       }
       for (int i = 0; i < 3; i++) {
-        const double got = ng_numbers_read(q, first)[3 * r + i];
+        const double got = ng_read_numbers(q, first)[3 * r + i];
         CHECK(fabs(got - exact[i]) <= 2.0 * (double)(n + 4) * U64 * terms[i]);
       }
     }
     for (int32_t threads = 1; threads < 10; threads += 4) {
       q->threads = threads;
-      DO(q, row_sums, rows, n, P.a, P.ld, D.a, D.ld, again);
+      DO(q, sum_row_products, rows, n, P.a, P.ld, D.a, D.ld, again);
       CHECK(memcmp(first, again, (size_t)(3 * rows) * sizeof *first) == 0);
     }
     P.a[n - 1] = INFINITY; /* changes its row only */
-    DO(q, row_sums, rows, n, P.a, P.ld, D.a, D.ld, again);
+    DO(q, sum_row_products, rows, n, P.a, P.ld, D.a, D.ld, again);
     CHECK(!isfinite(again[0]) && isinf(again[2]) && again[1] == first[1]);
     CHECK(memcmp(first + 3, again + 3, (size_t)(3 * rows - 3) * sizeof *first) == 0);
     free(first);
@@ -103,7 +104,7 @@ static void add_sums_matches(void **arg) {
       expected[i % 3] += sums[i];
     }
     CASE("add_sums n = %" PRId64, n);
-    DO(q, add_sums, n, sums, total);
+    DO(q, add_rows_of_sums, n, sums, total);
     CHECK(memcmp(total, expected, sizeof total) == 0);
     free(sums);
   }
@@ -145,7 +146,7 @@ static void multiply_in_double_matches(void **arg) {
       mat x = mat_random(left ? n : lines, left ? lines : n, 1);
       mat y = mat_new(x.rows, x.cols, 1);
       const int64_t within = left ? x.ld : 1, between = left ? 1 : x.ld;
-      DO(q, mul64, n, S, lines, within, between, x.a, y.a);
+      DO(q, multiply_sym64, n, S, lines, within, between, x.a, y.a);
       mat_check(y);
       for (int64_t i = 0; i < n * lines; i++) {
         double exact = 0.0, terms = 0.0;
@@ -196,13 +197,14 @@ static void entries_in_double_match(void **arg) {
         CHECK(fabs(Y[r * ld + c] - exact) <= 2.0 * (double)(n + 1) * U64 * terms);
       }
     }
-    const ng_spectrum s = {.on_g = 0.5, .on_a = 0.25, .on_both = 0.125, .g = X, .a = X + m};
+    const ng_spectrum s = {
+        .damping_g = 0.5, .damping_a = 0.25, .damping_both = 0.125, .g = X, .a = X + m};
     memcpy(Y, M, (size_t)(n * n) * sizeof *Y);
     DO(q, divide, n < m ? n : m, n, s, Y, NG_F64, n);
     for (int64_t i = 0; i < (n < m ? n : m) * n; i++)
       CHECK(Y[i] == M[i] / ((X[i / n] + 0.5) * (X[m + i % n] + 0.25) + 0.125));
     DO(q, mul_diagonal, true, n, n, X, NG_F64, M, Y, n);
-    DO(q, sums64, n * n, Y, M, total);
+    DO(q, add_sums64, n * n, Y, M, total);
     for (int64_t i = 0; i < n * n; i++) {
       CHECK(Y[i] == M[i] * X[i / n]);
       want[0] += Y[i] * M[i];

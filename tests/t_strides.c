@@ -178,7 +178,7 @@ static double find_largest(const ng_strided *s) {
   double expected = -1.0;
   EACH_QUEUE_AND_DEVICE(q) {
     double out = -1.0;
-    ng_kernels(&q)->scan(&q, s, 1, &out);
+    ng_kernels(&q)->find_largest(&q, s, 1, &out);
     ng_queue_wait(&q);
     if (expected < 0.0) expected = out;
     assert_true(out >= 0.0 && (out == expected || (isinf(out) && isinf(expected))));
@@ -245,7 +245,7 @@ static void ranges_of_rows_are_read_and_written(void **state) {
     v.row_stride = H;
     if (flat) { /* contiguous rows with gaps between them */
       v.axes = 1, v.extent[0] = COLS, v.stride[0] = 1, v.row_stride = COLS + 3,
-      v.rows_adjacent = true;
+      v.has_dense_rows = true;
     }
     const int64_t rows = flat ? ROWS : 2, row = rng_below(&r, rows), col = rng_below(&r, COLS);
     const int64_t n = rng_between(&r, 1, COLS - col);
@@ -432,7 +432,7 @@ static void image_sizes_may_differ_from_the_registered_size(void **state) {
         const ng_array b = ng_array_nchw(g, N, COUT, (h - 1) / 2 + 1, wide - 1, NG_F32);
         fixture_ok(&f, ng_observe_input(f.p, 0, &a, NG_COPY));
         fixture_ok(&f, ng_observe_output_grad(f.p, 0, &b, NG_COPY));
-        assert_true(ng_queue_settled(f.ctx->queue) && late_waiting() == 0);
+        assert_true(ng_queue_is_settled(f.ctx->queue) && late_waiting() == 0);
       }
       fixture_ok(&f, ng_step(f.p, 0.1));
       fixture_close(&f);

@@ -45,19 +45,19 @@ static void pieces_cover_a_block_once(void **arg) {
             CASE("n = %" PRId64 " block %" PRId64 "+%" PRId64 ", %" PRId64 "+%" PRId64, n, r0, m,
                  c0, k);
             memset(seen, 0, (size_t)ng_sym_count(n) * sizeof *seen);
-            ng_piece p[3];
-            const int32_t count = ng_sym_pieces(s, r0, m, c0, k, p);
+            ng_sym_piece p[3];
+            const int32_t count = ng_sym_cut(s, r0, m, c0, k, p);
             CHECK(count >= 0 && count <= 3);
             for (int32_t i = 0; i < count; i++) {
               CHECK(p[i].rows > 0 && p[i].cols > 0);
-              CHECK(p[i].rs == 1 || p[i].cs == 1);
+              CHECK(p[i].row_stride == 1 || p[i].col_stride == 1);
               CHECK(!p[i].diagonal || (p[i].rows == p[i].cols && p[i].row == p[i].col));
               CHECK(p[i].row >= r0 && p[i].row + p[i].rows <= r0 + m);
               CHECK(p[i].col >= c0 && p[i].col + p[i].cols <= c0 + k);
               for (int64_t r = 0; r < p[i].rows; r++) {
                 for (int64_t c = 0; c < p[i].cols; c++) {
                   if (p[i].diagonal && c > r) continue;
-                  const int64_t at = p[i].a + r * p[i].rs + c * p[i].cs - s.a;
+                  const int64_t at = p[i].a + r * p[i].row_stride + c * p[i].col_stride - s.a;
                   CHECK(at == ng_sym_at(n, p[i].row + r, p[i].col + c));
                   CHECK(p[i].row + r >= p[i].col + c);
                   seen[at]++;
@@ -167,14 +167,14 @@ static void backends_are_found_by_name(void **arg) {
 
 /* 1 + 6 n + 2 n^2 <= 2^31 - 1 up to n = 32766. */
 static void limits_of_32_bits_match(void **arg) {
-  assert_true(ng_linalg_fits(1));
-  assert_true(ng_linalg_fits(9216));
-  assert_true(ng_linalg_fits(32766));
-  assert_false(ng_linalg_fits(32767));
-  assert_false(ng_linalg_fits(INT64_C(1) << 33)); /* its square is 0 in 64 bits */
-  assert_false(ng_linalg_fits(INT64_MAX));
-  assert_false(ng_linalg_fits(0));
-  assert_false(ng_linalg_fits(-5));
+  assert_true(ng_blas_accepts_order(1));
+  assert_true(ng_blas_accepts_order(9216));
+  assert_true(ng_blas_accepts_order(32766));
+  assert_false(ng_blas_accepts_order(32767));
+  assert_false(ng_blas_accepts_order(INT64_C(1) << 33)); /* its square is 0 in 64 bits */
+  assert_false(ng_blas_accepts_order(INT64_MAX));
+  assert_false(ng_blas_accepts_order(0));
+  assert_false(ng_blas_accepts_order(-5));
   const ng_backend *on = ng_backend_at(0);
   const ng_linalg_ops *la = on->linalg;
   const ng_queue q = queue_of(on);

@@ -25,12 +25,12 @@ static const char *const result_name[] = {"inverse", "cholesky", "eigen", "copy"
 static int32_t solve_matrix(ng_queue *q, ng_matrix *m, double shift, double on, double floor,
                             float *scratch) {
   m->shift = shift;
-  m->on = on;
+  m->damping = on;
   m->floor = floor;
-  m->in_double = false;
-  ng_on(q)->solve(q, &m, 1, scratch);
+  m->uses_double = false;
+  ng_linalg(q)->solve(q, &m, 1, scratch);
   ng_queue_wait(q);
-  return ng_matrix_climb(q, m, scratch);
+  return ng_matrix_retry(q, m, scratch);
 }
 
 /* One side: its matrices, and each matrix in dense form. */
@@ -91,16 +91,16 @@ static double entry(const flank *f, int32_t group, int64_t r, int64_t c, bool le
   return f->dense[i][(r - at) * f->m[i].n + c - at] + (r == c ? on : 0.0);
 }
 
-/* X with (L + on_g I) X (R + on_a I) + on_both X = D, or L D R, for one group. An absent side is I, without damping. */
+/* X with (L + damping_g I) X (R + damping_a I) + damping_both X = D, or L D R, for one group. An absent side is I, without damping. */
 static void predict(const flank *l, const flank *r, int32_t group, bool copy, ng_spectrum s,
                     double *X) {
   enum { N = ROWS * COLS };
   double *M = zeros(N * N), D[N];
   for (int64_t a = 0; a < N; a++) {
     for (int64_t b = 0; b < N; b++) {
-      M[a * N + b] = entry(l, group, a / COLS, b / COLS, true, s.on_g) *
-                         entry(r, group, b % COLS, a % COLS, false, s.on_a) +
-                     (a == b ? s.on_both : 0.0);
+      M[a * N + b] = entry(l, group, a / COLS, b / COLS, true, s.damping_g) *
+                         entry(r, group, b % COLS, a % COLS, false, s.damping_a) +
+                     (a == b ? s.damping_both : 0.0);
     }
   }
   memcpy(D, X, sizeof D);
@@ -130,8 +130,8 @@ static void solve_side(ng_queue *q, flank *f, double on, float *scratch) {
     ng_queue_wait(q);
     for (int64_t k = 0; k < m->n; k++)
       trace += f->dense[i][k * (m->n + 1)];
-    CHECK(ng_info_read(q, &m->finite) == 1);
-    CHECK(fabs(*ng_numbers_read(q, &m->trace) - trace) <= 1e-12 * trace);
+    CHECK(ng_read_info(q, &m->finite) == 1);
+    CHECK(fabs(*ng_read_numbers(q, &m->trace) - trace) <= 1e-12 * trace);
   }
 }
 
@@ -144,8 +144,9 @@ static void one_case(ng_queue *q, ng_form lf, ng_form rf, ng_result result, ng_d
   const bool eigen = result == NG_RESULT_EIGEN, copy = result == NG_RESULT_COPY;
   const double on_l = copy || lf == NG_FORM_ABSENT ? 0.0 : 0.1;
   const double on_r = copy || rf == NG_FORM_ABSENT ? 0.0 : 0.3;
-  ng_spectrum damping[GROUPS] = {{.on_g = on_l, .on_a = on_r}, {.on_g = on_l, .on_a = on_r}};
-  if (eigen) damping[1].on_both = 0.2;
+  ng_spectrum damping[GROUPS] = {{.damping_g = on_l, .damping_a = on_r},
+                                 {.damping_g = on_l, .damping_a = on_r}};
+  if (eigen) damping[1].damping_both = 0.2;
   CASE("%s L, %s R, %s, dtype %d", form_name[lf], form_name[rf], result_name[result], (int)t);
   fill_side(l, true, lf, result, t);
   fill_side(r, false, rf, result, t);
@@ -244,7 +245,7 @@ static void lists(void **arg) {
     m[i] = (ng_matrix){.result = i % 5 == 0 ? NG_RESULT_CHOLESKY : NG_RESULT_INVERSE, .n = n};
     m[i].average_dtype = m[i].result_dtype = NG_F32;
     m[i].F = F[i].a;
-    m[i].on = 0.25;
+    m[i].damping = 0.25;
     list[i] = &m[i];
     assert_true(ng_matrix_scratch(q, list[i]) <= SCRATCH);
   }
@@ -252,15 +253,15 @@ static void lists(void **arg) {
     q->threads = threads;
     for (int i = 0; i < LIST; i++) {
       m[i].R = alone[i].a;
-      ng_on(q)->solve(q, &list[i], 1, scratch);
+      ng_linalg(q)->solve(q, &list[i], 1, scratch);
       ng_queue_wait(q);
       m[i].R = R[i].a;
     }
-    ng_on(q)->solve(q, list, LIST, scratch);
+    ng_linalg(q)->solve(q, list, LIST, scratch);
     ng_queue_wait(q);
     for (int i = 0; i < LIST; i++) {
       CASE("list of %d threads, n = %" PRId64, (int)threads, m[i].n);
-      CHECK(ng_info_read(q, &m[i].accepted) == (i != FAILS));
+      CHECK(ng_read_info(q, &m[i].accepted) == (i != FAILS));
       CHECK(i != FAILS || R[i].a[0] == (float)FAILS);
       CHECK(memcmp(R[i].a, alone[i].a, (size_t)ng_sym_count(m[i].n) * sizeof *R[i].a) == 0);
       CHECK(i == FAILS || m[i].result != NG_RESULT_INVERSE || is_inverse(F[i], 0.25, R[i]));
@@ -433,10 +434,10 @@ static void directions(void **arg) {
   static const int32_t map[2] = {1, 0};
   const float P[6] = {0, 1, 2, 3, 4, 5}; /* [2, 3]: the bias is column 2 */
   ng_direction e = {.D = {.row = 1, .rows = 1, .cols = 2}};
-  ng_direction_store(&e, P, 3, 1, map);
+  ng_describe_stored(&e, P, 3, 1, map);
   assert_true(e.is_stored && e.map == map && e.u == P + 3 && e.u_row == 3 && e.u_col == 1);
   e = (ng_direction){.D = {.col = 1, .rows = 1, .cols = 1}};
-  ng_direction_store(&e, P + 2, 0, 3, NULL);
+  ng_describe_stored(&e, P + 2, 0, 3, NULL);
   assert_true(e.is_stored && e.map == NULL && *e.u == 5.0f);
 }
 

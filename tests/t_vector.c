@@ -156,19 +156,19 @@ static void works_in_double(void **arg) {
     double *F0 = stored_copy(F, n, NG_F64), *S0 = stored_copy(S, n, NG_F64);
     DO(q, scale, n, S, NG_F64, 0.3);
     DO(q, fold_wide, n, F, S, NG_F64, 0.95, 0.05);
-    DO(q, shift, n, x, NG_F32, true, 0.7);
+    DO(q, shift_diagonal, n, x, NG_F32, true, 0.7);
     for (int64_t i = 0; i < n; i++) {
       CHECK(F[i] == 0.95 * F0[i] + 0.05 * (0.3 * S0[i]) && S[i] == 0.0);
       CHECK(same(x[i], (float)((double)x0[i] + 0.7)));
       most = fmax(most, fabs(F[i]));
     }
-    DO(q, largest, n, F, NG_F64, &largest);
-    CHECK(*ng_numbers_read(q, &largest) == most);
+    DO(q, find_largest, n, F, NG_F64, &largest);
+    CHECK(*ng_read_numbers(q, &largest) == most);
     F[n / 2] = n % 2 == 0 ? (double)NAN : -(double)INFINITY;
-    DO(q, finite, n, F, NG_F64, &finite);
-    CHECK(ng_info_read(q, &finite) == 0);
-    DO(q, finite, n, F0, NG_F64, &finite);
-    CHECK(ng_info_read(q, &finite) == 1);
+    DO(q, check_finite, n, F, NG_F64, &finite);
+    CHECK(ng_read_info(q, &finite) == 0);
+    DO(q, check_finite, n, F0, NG_F64, &finite);
+    CHECK(ng_read_info(q, &finite) == 1);
     F0[0] = NAN;
     DO(q, scale, n, F0, NG_F64, 0.0);
     CHECK(F0[0] == 0.0 && F0[n - 1] == 0.0);
@@ -187,26 +187,26 @@ static void finds_non_finite_values(void **arg) {
       CASE("finite n = %" PRId64 " %s", n, ng_dtype_name(t));
       void *x = stored_random(n, t);
       double largest;
-      DO(q, finite, n, x, t, &finite);
-      CHECK(ng_info_read(q, &finite) == 1);
+      DO(q, check_finite, n, x, t, &finite);
+      CHECK(ng_read_info(q, &finite) == 1);
       for (int64_t i = 0; i<n; i += n> 300 ? 97 : 1) {
         const float old = get(x, t, i);
         for (int k = 0; k < 3; k++) { /* NaN and both infinities */
           put(x, t, i, odd_values[k]);
-          DO(q, finite, n, x, t, &finite);
-          CHECK(ng_info_read(q, &finite) == 0);
-          DO(q, finite, i, x, t, &finite);
-          CHECK(ng_info_read(q, &finite) == 1);
+          DO(q, check_finite, n, x, t, &finite);
+          CHECK(ng_read_info(q, &finite) == 0);
+          DO(q, check_finite, i, x, t, &finite);
+          CHECK(ng_read_info(q, &finite) == 1);
         }
         put(x, t, i, -60000.0f);
-        DO(q, finite, n, x, t, &finite);
-        DO(q, largest, n, x, t, &largest);
-        CHECK(ng_info_read(q, &finite) == 1);
-        CHECK(*ng_numbers_read(q, &largest) == (double)rounded_to(t, 60000.0f));
+        DO(q, check_finite, n, x, t, &finite);
+        DO(q, find_largest, n, x, t, &largest);
+        CHECK(ng_read_info(q, &finite) == 1);
+        CHECK(*ng_read_numbers(q, &largest) == (double)rounded_to(t, 60000.0f));
         put(x, t, i, old);
       }
-      DO(q, largest, 0, x, t, &largest);
-      CHECK(*ng_numbers_read(q, &largest) == 0.0);
+      DO(q, find_largest, 0, x, t, &largest);
+      CHECK(*ng_read_numbers(q, &largest) == 0.0);
       drop(x, n, t);
     }
   }
@@ -222,7 +222,7 @@ static void shifts_and_traces(void **arg) {
       const int64_t count = ng_sym_count(n);
       void *S = stored_random(count, t), *old = stored_copy(S, count, t);
       double trace, exact = 0.0, terms = 0.0;
-      DO(q, shift, n, S, t, false, 0.3);
+      DO(q, shift_diagonal, n, S, t, false, 0.3);
       for (int64_t i = 0; i < n; i++) {
         for (int64_t j = 0; j <= i; j++) {
           const int64_t at = ng_sym_at(n, i, j);
@@ -233,15 +233,15 @@ static void shifts_and_traces(void **arg) {
         terms += fabs((double)get(S, t, ng_sym_at(n, i, i)));
       }
       DO(q, trace, n, S, t, false, &trace);
-      CHECK(fabs(*ng_numbers_read(q, &trace) - exact) <= 2.0 * (double)(n + 4) * U64 * terms);
+      CHECK(fabs(*ng_read_numbers(q, &trace) - exact) <= 2.0 * (double)(n + 4) * U64 * terms);
       put(S, t, ng_sym_at(n, n - 1, n - 1), NAN);
       DO(q, trace, n, S, t, false, &trace);
-      CHECK(isnan(*ng_numbers_read(q, &trace)));
+      CHECK(isnan(*ng_read_numbers(q, &trace)));
       exact = 0.0;
       for (int64_t i = 0; i < n; i++)
         exact += (double)get(old, t, i);
       DO(q, trace, n, old, t, true, &trace);
-      CHECK(*ng_numbers_read(q, &trace) == exact);
+      CHECK(*ng_read_numbers(q, &trace) == exact);
       drop(S, count, t);
       drop(old, count, t);
     }
@@ -281,19 +281,19 @@ static void sums_squares(void **arg) {
         if (i % ld < n) exact += x * x;
         if (i % ld >= n) put(X, t, i, NAN); /* must not be read */
       }
-      DO(q, norm2, rows, n, X, t, ld, &first);
-      CHECK(fabs(*ng_numbers_read(q, &first) - exact) <=
+      DO(q, sum_squares, rows, n, X, t, ld, &first);
+      CHECK(fabs(*ng_read_numbers(q, &first) - exact) <=
             2.0 * (double)(rows * n + 4) * U64 * exact);
       for (int32_t threads = 1; threads < 10; threads += 4) {
         q->threads = threads;
-        DO(q, norm2, rows, n, X, t, ld, &again);
+        DO(q, sum_squares, rows, n, X, t, ld, &again);
         CHECK(memcmp(&first, &again, sizeof first) == 0);
       }
       put(X, t, (rows - 1) * ld + n / 2, NAN);
-      DO(q, norm2, rows, n, X, t, ld, &again);
+      DO(q, sum_squares, rows, n, X, t, ld, &again);
       CHECK(isnan(again));
       put(X, t, (rows - 1) * ld + n / 2, -INFINITY);
-      DO(q, norm2, rows, n, X, t, ld, &again);
+      DO(q, sum_squares, rows, n, X, t, ld, &again);
       CHECK(isinf(again));
       drop(X, rows * ld, t);
     }

@@ -40,7 +40,7 @@ static void selection_on_ranks_equals_one_rank(void **state) {
       cut[q] = q == W ? n : cut[q - 1] + rng_below(&r, n - cut[q - 1] + 1);
     ng_queue queue = kernels_queue(t % 2 == 0 ? 0 : 2);
     const ng_largest all = {.x = x, .n = n, .k = k, .chosen = single};
-    ng_kernels(&queue)->largest_select(&queue, &all, 1, count);
+    ng_kernels(&queue)->select_largest(&queue, &all, 1, count);
     ng_queue_wait(&queue);
     for (int32_t q = 0; q < W; q++)
       j[q] = (ng_window_joint){

@@ -52,7 +52,7 @@ static ng_status diagonal_plan(ng_block *b, ng_plan *plan) {
 static ng_status diagonal_observe(ng_block *b, const ng_obs *o) {
   const ng_slot *s = b->segment->slot;
   float *v = b->stat->part->sum, x;
-  if (!ng_all_finite(s->grad.data, s->grad.dtype, s->cols)) return NG_SKIPPED;
+  if (!ng_are_finite(s->grad.data, s->grad.dtype, s->cols)) return NG_SKIPPED;
   ng_stat_scale_old(b->ctx->queue, b->stat);
   for (int64_t i = 0; i < s->cols; i++) {
     ng_place_read(&s->grad, 0, i, 1, &x);

@@ -34,7 +34,7 @@ typedef struct nn_op {
 
 struct node {
   const nn_op *op;
-  int number;
+  int number;   /* index in n->nodes */
   int input[2]; /* -1: none */
   nn_shape shape;
   int layer;    /* index in n->layers; -1: none */
@@ -49,12 +49,12 @@ struct node {
   bool adds[2];        /* add to the gradient of input i, which another reader has written */
   bool needs_grad;     /* this node, or a node it depends on, has parameters */
   float *out, *grad;   /* grad is NULL if no parameter needs it */
-  void *saved;
+  void *saved;         /* values that backward reads, nn_op.saved(n, v) bytes */
 };
 
 struct nn {
   ng_pool *pool;
-  int threads, blas_threads;
+  int threads, blas_threads; /* of the pool; that nn_blas_restore_threads sets again */
   uint64_t seed, step;
   int64_t batch, samples; /* largest batch; samples of the last forward */
   double norm_decay;      /* decay of running statistics (nn_set_norm_decay) */
@@ -70,7 +70,7 @@ struct nn {
   nn_norm_layer *norms;
   int n_norms;
   nn_initializer initializer;
-  nn_loss_kind loss;
+  nn_loss_kind loss; /* set by nn_set_loss */
   double label_smoothing;
   bool trained;                           /* the last forward had mode NN_TRAIN */
   bool has_frozen_norms;                  /* use running statistics (nn_freeze_norms) */
@@ -79,9 +79,9 @@ struct nn {
   void *gradients_ready_user;
   void *scratch;
   int64_t scratch_bytes;
-  void *memory; /* allocated by nn_prepare: parameters, outputs, gradients, scratch */
-  int64_t bytes;
-  char error[256];
+  void *memory;    /* allocated by nn_prepare: parameters, outputs, gradients, scratch */
+  int64_t bytes;   /* of memory */
+  char error[256]; /* message of the first mistake of a constructor */
 };
 
 /* Used by constructors. After a mistake nn_add_node returns NULL, and the constructor returns -1. */

@@ -26,11 +26,11 @@
 enum { CHECKPOINT_MAKERS = 9, CHECKPOINT_TEXT = 128 };
 
 typedef struct run_state {
-  int64_t step;      /* steps done */
-  int64_t per_epoch; /* steps of an epoch; another number means other data */
-  int64_t data_crc;  /* data_compute_crc */
-  double loss_sum;   /* sum of the losses of this epoch so far, and its counts */
-  int64_t summed, correct;
+  int64_t step;            /* steps done */
+  int64_t per_epoch;       /* steps of an epoch; another number means other data */
+  int64_t data_crc;        /* data_compute_crc */
+  double loss_sum;         /* sum of the losses of this epoch so far, and its counts */
+  int64_t summed, correct; /* steps in loss_sum; correct samples in these steps */
   int64_t skipped, rescued, unobserved;
   int64_t skipped_in_a_row; /* skipped steps since the last counted step */
   double first_loss;        /* loss of the run's first step; 0: unknown */

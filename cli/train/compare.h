@@ -45,10 +45,10 @@ typedef struct compare_plan {
   int64_t validation, grid_seeds; /* of tuning: size of the validation split; seeds of each point */
   double grid_epochs;             /* epochs of a tuning run; 0: as the other runs */
   double target;                  /* value of the metric to reach; NaN: computed from the runs */
-  bool resume, quiet;
-  settings base;
-  char *text;  /* copy of --methods; memory of compare_method.own */
-  int methods; /* number of methods; the first one is the baseline */
+  bool resume, quiet;             /* --resume, --quiet */
+  settings base;                  /* settings of all methods */
+  char *text;                     /* copy of --methods; memory of compare_method.own */
+  int methods;                    /* number of methods; the first one is the baseline */
   compare_method *method;
   int grids;
   compare_grid grid[COMPARE_GRIDS];

@@ -10,7 +10,7 @@
 typedef struct feed {
   const data_set *d;
   const data_split *test; /* the test split, or the validation split; may be empty */
-  data_transform how;
+  data_transform how;     /* normalisation and augmentation of training samples */
   ng_pool *pool;
   int32_t batch;              /* samples of a batch on this rank; may be 0 */
   int64_t whole_batch, first; /* samples of a batch of all ranks; index of this rank's first */
@@ -18,7 +18,7 @@ typedef struct feed {
   int64_t acc_iters;          /* micro-batches of a step */
   int64_t per_epoch;          /* complete steps of an epoch; an incomplete one is left out */
   int32_t *order;             /* permutation of the training samples in the epoch `ordered` */
-  int64_t ordered;
+  int64_t ordered;            /* epoch of `order`; -1: none */
   /* the current batch: inputs, labels, */
   float *x;
   int32_t *labels;

@@ -119,7 +119,7 @@ void mix_batch(mix *m, uint32_t epoch, const int32_t *rows, const int32_t *label
     if (m->last != NULL) {
       /* the first batch has no previous one: weight 1 */
       const double l =
-          m->began ? mix_draw_weight(s->mixup_alpha, (uint64_t)s->seed, epoch, rows[i]) : 1.0;
+          m->is_started ? mix_draw_weight(s->mixup_alpha, (uint64_t)s->seed, epoch, rows[i]) : 1.0;
       float *t = m->targets + i * m->classes, *last_t = m->last_targets + i * m->classes;
       write_target(m, labels[i], t);
       blend_with_previous(t, last_t, m->classes, l, s->running_mixup);
@@ -130,7 +130,7 @@ void mix_batch(mix *m, uint32_t epoch, const int32_t *rows, const int32_t *label
     erase_box(m, &b, image);
     if (m->last != NULL && s->running_mixup) erase_box(m, &b, m->last + i * per);
   }
-  m->began = true;
+  m->is_started = true;
 }
 
 bool mix_has_previous(const mix *m) { return m->last != NULL; }
@@ -193,6 +193,6 @@ int mix_scatter(mix *m, const ngio_tensor t[2]) {
     const float *x = get_tensor_data(&t[i]) + get_rank_offset(m, i, m->ranks.rank, &n);
     memcpy(get_previous(m, i), x, (size_t)n * sizeof *x);
   }
-  m->began = rc == CLI_OK;
+  m->is_started = rc == CLI_OK;
   return rc;
 }

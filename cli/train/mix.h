@@ -24,7 +24,7 @@ typedef struct mix {
   run_ranks ranks;
   int64_t height, width, channels, classes;
   int32_t batch;              /* samples of a batch on this rank */
-  bool began;                 /* there is a previous batch */
+  bool is_started;            /* there is a previous batch */
   float *targets;             /* [batch, classes] of the current batch; NULL without mixup */
   float *last, *last_targets; /* the previous batch: [batch, h, w, c], [batch, classes] */
 } mix;

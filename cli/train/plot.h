@@ -18,7 +18,7 @@ typedef struct plot_point { /* statistics over seeds at the end of an epoch; NaN
 typedef struct plot_curve {
   char label[128];
   bool diverged; /* all runs diverged */
-  int n;
+  int n;         /* number of points */
   plot_point *point;
 } plot_curve;
 
@@ -26,8 +26,8 @@ typedef struct plot {
   const char *title;
   const char *score;  /* name of the metric in the third panel */
   double score_scale; /* the picture shows score times this: 100 for percent */
-  bool score_log;
-  double target; /* a horizontal line in the third panel; NaN: no line */
+  bool score_log;     /* logarithmic axis for the score */
+  double target;      /* a horizontal line in the third panel; NaN: no line */
   int n;
   const plot_curve *curve;
 } plot;

@@ -8,7 +8,7 @@ typedef struct progress {
   train_output output;
   char head[128]; /* "LABEL: ", or "" */
   bool bar;       /* draw the bar: the caller wants it, and stderr is a terminal */
-  bool drawn;
+  bool drawn;     /* the bar is on the terminal now */
   double last_ms; /* time when the bar was drawn last */
   int64_t total, per_epoch, batch;
   double epochs;

@@ -65,26 +65,26 @@ int ranks_start_sum(const run_ranks *r, float *x, int64_t n, ranks_request *out)
   if (r->t->start == NULL) return run_collective(r, &out->c);
   count_message(r, &out->c);
   const ng_status st = r->t->start(r->t->user, &out->c, &out->handle);
-  out->under_way = st == NG_OK;
+  out->is_pending = st == NG_OK;
   return report_failure(r, st);
 }
 
 int ranks_test_sum(const run_ranks *r, ranks_request *q, bool *done) {
   int32_t over = 0;
-  *done = !q->under_way;
-  if (!q->under_way || r->t->test == NULL) return CLI_OK;
+  *done = !q->is_pending;
+  if (!q->is_pending || r->t->test == NULL) return CLI_OK;
   const ng_status st = r->t->test(r->t->user, q->handle, &over);
   *done = over != 0;
-  q->under_way = st == NG_OK && over == 0;
-  if (!q->under_way) stop_time_count(r, false, 0.0);
+  q->is_pending = st == NG_OK && over == 0;
+  if (!q->is_pending) stop_time_count(r, false, 0.0);
   return report_failure(r, st);
 }
 
 int ranks_wait_sum(const run_ranks *r, ranks_request *q) {
-  if (!q->under_way) return CLI_OK;
+  if (!q->is_pending) return CLI_OK;
   const double t0 = ng_now_ms();
   const ng_status st = r->t->wait(r->t->user, q->handle);
-  q->under_way = false;
+  q->is_pending = false;
   stop_time_count(r, true, t0);
   return report_failure(r, st);
 }

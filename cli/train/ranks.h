@@ -37,7 +37,7 @@ int ranks_sum_floats(const run_ranks *r, float *x, int64_t n);
 typedef struct ranks_request {
   ng_collective c;
   void *handle;
-  bool under_way;
+  bool is_pending;
 } ranks_request;
 int ranks_start_sum(const run_ranks *r, float *x, int64_t n, ranks_request *out);
 int ranks_test_sum(const run_ranks *r, ranks_request *q, bool *done);

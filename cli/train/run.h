@@ -29,7 +29,7 @@ typedef struct run {
   run_state state;
   int64_t total;                        /* number of steps of the run */
   double own_ms[RUN_STATIONS], step_ms; /* at each station, in whole steps; of this process */
-  double seconds_before;
+  double seconds_before;                /* seconds of training before the resume */
   run_state before;          /* the state of the resumed checkpoint; run_sum_times adds its times */
   char *config;              /* text of config.json (rank 0) */
   grads grads;               /* sum of gradients over micro-batches and ranks */
@@ -37,8 +37,8 @@ typedef struct run {
   double current[SCHEDULED]; /* present values of the options of `base`; NaN: not set */
   average mean;              /* mean of the weights (--average-weights) */
   double loss;               /* loss of the last step */
-  double loss_since; /* sum of the losses since the last checkpoint; steps_since: their number */
-  int64_t steps_since;
+  double loss_since;   /* sum of the losses since the last checkpoint; steps_since: their number */
+  int64_t steps_since; /* steps in loss_since */
   run_ranks ranks;
   ranks_count in_steps;      /* traffic of the trainer's collectives in steps */
   bool stop_requested;       /* a rank received SIGINT or SIGTERM */

@@ -22,7 +22,7 @@ typedef struct train_station {
 } train_station;
 
 typedef struct traffic_rank {
-  double sent_ms, hidden_ms;
+  double sent_ms, hidden_ms; /* totals over all stations */
   train_station station[TRAIN_STATIONS];
 } traffic_rank;
 

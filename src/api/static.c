@@ -14,7 +14,7 @@ static ng_status check_rows(ng_context *ctx, const ng_array *g, ng_strided *rows
   if (wrong != NULL) return ng_fail(ctx, NG_ERR_SHAPE, "ng_fisher_create: gradients: %s", wrong);
   for (int64_t r = 0; r < rows->shape[0]; r++) {
     const float *row = (const float *)rows->data + r * rows->stride[0];
-    if (ng_all_finite(row, NG_F32, rows->shape[1])) continue;
+    if (ng_are_finite(row, NG_F32, rows->shape[1])) continue;
     return ng_fail(ctx, NG_ERR_ARG, "ng_fisher_create: gradient %lld is not finite", (long long)r);
   }
   return NG_OK;
@@ -71,7 +71,7 @@ ng_status ng_fisher_solve(ng_fisher *f, const double *x, double *out) {
   if (st != NG_OK) return st;
   ng_context *ctx = ng_fisher_context(f);
   if (x == NULL) return ng_fail(ctx, NG_ERR_ARG, "ng_fisher_solve: x is NULL");
-  if (!ng_all_finite(x, NG_F64, ng_fisher_size(f))) {
+  if (!ng_are_finite(x, NG_F64, ng_fisher_size(f))) {
     return ng_fail(ctx, NG_ERR_ARG, "ng_fisher_solve: x is not finite");
   }
   ng_fisher_apply(f, x, out);

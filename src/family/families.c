@@ -157,23 +157,23 @@ ng_status ng_block_alloc_stats(ng_block *b, int32_t count) {
   return NG_OK;
 }
 
-void ng_block_list_matrix(ng_block *b, ng_matrix *m, double shift, double on, double floor) {
+void ng_block_list_matrix(ng_block *b, ng_matrix *m, double shift, double damping, double floor) {
   m->shift = shift;
-  m->on = on;
+  m->damping = damping;
   m->floor = floor;
-  m->in_double = false;
+  m->uses_double = false;
   b->p->solve_list[b->p->solve_listed++] = m;
   b->matrices_listed++;
 }
 
 ng_status ng_block_read_sums(ng_block *b, const ng_direction_sums *s, int64_t count) {
   ng_queue *q = b->ctx->queue;
-  if (ng_info_read(q, &s->finite) == 0) {
-    ng_on(q)->scale(q, count, b->direction, NG_F32, 0.0);
+  if (ng_read_info(q, &s->finite) == 0) {
+    ng_linalg(q)->scale(q, count, b->direction, NG_F32, 0.0);
     ng_queue_wait(q);
     return ng_fail(b->ctx, NG_SKIPPED, "layer '%s': its gradient is not finite", b->name);
   }
-  const double *total = ng_numbers_read(q, s->total);
+  const double *total = ng_read_numbers(q, s->total);
   b->inner = total[0];
   b->d2 = total[1];
   b->pd2 = total[2];

@@ -160,7 +160,7 @@ typedef struct ng_family {
   /* ---- optional; NULL: the family does not support this function ---- */
   /* Set both or neither. solve, on every rank: compute the results that this rank owns. The engine calls each phase for all
    * blocks and waits in between: MEASURE enqueues the numbers that LIST reads; LIST calls ng_block_list_matrix for each matrix, and
-   * the engine solves the matrices of all blocks; CLIMB calls ng_matrix_climb, leaves no work pending, and returns NG_RESCUED after it
+   * the engine solves the matrices of all blocks; CLIMB calls ng_matrix_retry, leaves no work pending, and returns NG_RESCUED after it
    * counted the rung of a fallback. read_results, on workers: read received or loaded results, new or old. */
   ng_status (*solve)(ng_block *b, ng_solve_phase phase);
   void (*read_results)(ng_block *b);
@@ -238,7 +238,7 @@ typedef struct ng_direction_sums {
 ng_status ng_block_read_sums(ng_block *b, const ng_direction_sums *s, int64_t count);
 
 /* Let the engine compute the result of m with this damping (ng_matrix). */
-void ng_block_list_matrix(ng_block *b, ng_matrix *m, double shift, double on, double floor);
+void ng_block_list_matrix(ng_block *b, ng_matrix *m, double shift, double damping, double floor);
 
 /* Allocate b->stat with `count` statistics, freed with the block. */
 ng_status ng_block_alloc_stats(ng_block *b, int32_t count);

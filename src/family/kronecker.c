@@ -77,7 +77,7 @@ static ng_status create_side(ng_block *b, int which, int64_t channels, bool one)
       m->row = right ? g * k->q : part->lo;
       m->col = right ? column : 0;
       column += m->n;
-      if (!diagonal && !ng_linalg_fits(m->n)) {
+      if (!diagonal && !ng_blas_accepts_order(m->n)) {
         return ng_fail(b->ctx, NG_ERR_ARG,
                        "layer '%s': a factor of order %lld exceeds 32-bit LAPACK; set max_factor",
                        b->entry->d.name, (long long)m->n);

@@ -51,7 +51,7 @@ static void read_rows(const ng_block *b, int64_t row, int64_t rows, void *D) {
     if (!k->is_double) list[i].to = (float *)D + at;
   }
   if (b->segments > 1) list[1].D = (ng_region){&b->segment[1].slot->grad, 0, 1, row, rows};
-  ng_kernels(q)->read(q, list, b->segments);
+  ng_kernels(q)->read_gradients(q, list, b->segments);
 }
 
 /* Rows are summed in order, so the bits do not depend on the number of threads. */
@@ -70,10 +70,10 @@ void ng_kron_precondition(ng_block *b) {
     read_rows(b, row, rows, D);
     ng_twosided_apply(q, &k->both, row, rows, D, out, scratch);
     if (k->is_double) {
-      ng_on(q)->sums64(q, rows * k->p, (void *)out, (void *)D, k->sums.total);
+      ng_linalg(q)->add_sums64(q, rows * k->p, (void *)out, (void *)D, k->sums.total);
     } else {
-      ng_on(q)->row_sums(q, rows, k->p, out, k->p, D, k->p, sums);
-      ng_on(q)->add_sums(q, rows, sums, k->sums.total);
+      ng_linalg(q)->sum_row_products(q, rows, k->p, out, k->p, D, k->p, sums);
+      ng_linalg(q)->add_rows_of_sums(q, rows, sums, k->sums.total);
     }
   }
 }
@@ -88,9 +88,9 @@ void ng_kron_emit(const ng_block *b, int32_t segment, int32_t g, double factor, 
   const ng_kron *k = ng_kron_of(b);
   (void)g;
   if (b->segment[segment].slot->param == NG_BIAS) {
-    ng_direction_store(e, b->direction + k->p - 1, 0, k->p, NULL);
+    ng_describe_stored(e, b->direction + k->p - 1, 0, k->p, NULL);
   } else {
-    ng_direction_store(e, b->direction, k->p, 1, k->offsets > 1 ? k->unmap : NULL);
+    ng_describe_stored(e, b->direction, k->p, 1, k->offsets > 1 ? k->unmap : NULL);
   }
   if (k->is_double) {
     e->u_double = (double *)(void *)b->direction + (e->u - b->direction);

@@ -48,7 +48,7 @@ static float *pi_rounding_errors(const ng_kron *k, const ng_side *s) {
   return s->solve_info + ng_kron_info_count(k, s) - k->groups;
 }
 
-/* With eigenvalues d_G, d_A the divisors are d_G d_A + lambda (joint) or (d_G + on_g) (d_A + on_a). eigen-prediv uses
+/* With eigenvalues d_G, d_A the divisors are d_G d_A + lambda (joint) or (d_G + damping_g) (d_A + damping_a). eigen-prediv uses
  * lambda of the last solve, as compute_eigenvalue_outer_product of KAISA. pi is the value that the owner of G computed,
  * so that all ranks with results use the same pi. */
 void ng_kron_set_damping(const ng_block *b) {
@@ -60,9 +60,9 @@ void ng_kron_set_damping(const ng_block *b) {
     if (k->is_double) pi += (double)pi_rounding_errors(k, side)[g];
     split_damping(b, lambda, pi, on);
     k->both.damping[g] = (ng_spectrum){
-        .on_g = on[k->left - k->side],
-        .on_a = on[k->right - k->side],
-        .on_both = b->base.damping_split == NG_SPLIT_JOINT ? lambda : 0.0,
+        .damping_g = on[k->left - k->side],
+        .damping_a = on[k->right - k->side],
+        .damping_both = b->base.damping_split == NG_SPLIT_JOINT ? lambda : 0.0,
     };
   }
 }
@@ -89,8 +89,8 @@ static bool mean_eigenvalue(const ng_block *b, const ng_side *s, int32_t group, 
   int64_t n = 0;
   bool finite = true;
   for (int32_t i = group * s->group_parts; i < (group + 1) * s->group_parts; i++) {
-    finite = finite && ng_info_read(q, &s->matrix[i].finite) != 0;
-    trace += *ng_numbers_read(q, &s->matrix[i].trace);
+    finite = finite && ng_read_info(q, &s->matrix[i].finite) != 0;
+    trace += *ng_read_numbers(q, &s->matrix[i].trace);
     n += s->matrix[i].n;
   }
   *mean = trace / (double)n + s->shift[group];
@@ -176,7 +176,7 @@ static int32_t climb_side(ng_block *b, ng_side *s) {
   for (int32_t j = 0; j < s->parts; j++) {
     ng_matrix *m = &s->matrix[j];
     int32_t rung = NG_DAMPED_NONE;
-    if (m->finite != 0) rung = ng_matrix_climb(b->ctx->queue, m, ng_scratch(b));
+    if (m->finite != 0) rung = ng_matrix_retry(b->ctx->queue, m, ng_scratch(b));
     if (rung == NG_DAMPED_NONE) rung = m->is_good ? NG_RUNG_LAST : NG_RUNG_PLAIN;
     ng_count_rung(b->p, rung);
     m->is_good = m->is_good || rung < NG_RUNG_LAST;

@@ -79,9 +79,9 @@ static void add_grams(ng_block *b, const ng_obs *o, const ng_side *side, call_sc
       list[k].S64 = ng_stat_is_double(s) ? s->part[i + k].sum : NULL;
     }
     if (patches) {
-      ng_kernels(q)->gram_conv(q, list, n, ng_scratch(b));
+      ng_kernels(q)->add_conv_grams(q, list, n, ng_scratch(b));
     } else {
-      ng_kernels(q)->gram_rows(q, list, n, ng_scratch(b));
+      ng_kernels(q)->add_row_grams(q, list, n, ng_scratch(b));
     }
   }
   ng_queue_wait(q); /* the caller may change the array */
@@ -97,7 +97,7 @@ static void add_diagonal(ng_block *b, const ng_obs *o, const ng_side *side, call
   const ng_stat *s = side->stat;
   double *sum = ng_scratch(b);
   const ng_squares squares = {.x = o->view, .samples = s->samples, .reduce = c.reduce, .out = sum};
-  ng_kernels(q)->square_sums(q, &squares, 1);
+  ng_kernels(q)->sum_squares(q, &squares, 1);
   ng_queue_wait(q); /* also for ng_stat_scale_old, which the caller has enqueued */
   for (int32_t i = 0; i < side->parts; i++) {
     const double alpha = c.alpha * s->mix.fresh;

@@ -47,7 +47,7 @@ static ng_status create_state(ng_block *b) {
   k->is_full = b->solves = b->base.norm_block == NG_NORM_FULL;
   b->matrices = k->is_full;
   if (!k->layer.has_gamma) b->observed &= ~(uint32_t)NG_OBSERVED_INPUT;
-  if (k->is_full && !ng_linalg_fits(k->width)) {
+  if (k->is_full && !ng_blas_accepts_order(k->width)) {
     return ng_fail(b->ctx, NG_ERR_ARG,
                    "layer '%s': a norm block of order %lld exceeds 32-bit LAPACK; set "
                    "norm_block = unit",
@@ -137,7 +137,7 @@ static ng_status solve(ng_block *b, ng_solve_phase phase) {
   }
   if (phase != NG_SOLVE_CLIMB) return NG_OK;
   if (owns) {
-    rung = ng_matrix_climb(b->ctx->queue, k->side, ng_scratch(b));
+    rung = ng_matrix_retry(b->ctx->queue, k->side, ng_scratch(b));
     const bool had = k->solve_info[NG_NORM_GOOD] != 0.0f;
     if (rung == NG_DAMPED_NONE) rung = had ? NG_RUNG_LAST : NG_RUNG_PLAIN;
     k->solve_info[NG_NORM_RUNG] = (float)rung;
@@ -201,10 +201,10 @@ static void precondition_units(ng_block *b, const float *D) {
   ng_norm *k = ng_norm_of_block(b);
   ng_queue *q = b->ctx->queue;
   k->last_damping = unit_damping(b);
-  ng_on(q)->copy(q, 1, k->width, D, k->width, b->direction, k->width);
+  ng_linalg(q)->copy_rows(q, 1, k->width, D, k->width, b->direction, k->width);
   if (!k->solves_units) {
-    const ng_spectrum s = {.g = b->stat->part->average, .on_both = k->last_damping};
-    ng_on(q)->divide(q, k->width, 1, s, b->direction, NG_F32, 1);
+    const ng_spectrum s = {.g = b->stat->part->average, .damping_both = k->last_damping};
+    ng_linalg(q)->divide(q, k->width, 1, s, b->direction, NG_F32, 1);
   }
 }
 
@@ -223,14 +223,14 @@ static void precondition(ng_block *b) {
                         .to_col = 1,
                         .finite = &k->sums.finite};
   }
-  ng_kernels(q)->read(q, list, b->segments);
+  ng_kernels(q)->read_gradients(q, list, b->segments);
   if (k->is_full) {
     ng_twosided_apply(q, &k->both, 0, k->width, D, b->direction, scratch);
   } else {
     precondition_units(b, D);
   }
-  ng_on(q)->row_sums(q, k->width, 1, b->direction, 1, D, 1, sums);
-  ng_on(q)->add_sums(q, k->width, sums, k->sums.total);
+  ng_linalg(q)->sum_row_products(q, k->width, 1, b->direction, 1, D, 1, sums);
+  ng_linalg(q)->add_rows_of_sums(q, k->width, sums, k->sums.total);
 }
 
 /* Unit: `direction`, which is D, <- PD. */
@@ -258,7 +258,7 @@ static ng_status read_sums(ng_block *b) {
 
 static void emit(const ng_block *b, int32_t segment, int32_t g, double factor, ng_direction *e) {
   (void)g, (void)factor;
-  ng_direction_store(e, b->direction + b->segment[segment].offset, 0, 1, NULL);
+  ng_describe_stored(e, b->direction + b->segment[segment].offset, 0, 1, NULL);
 }
 
 static void write_report(const ng_block *b, ng_layer_report *r) {

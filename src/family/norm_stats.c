@@ -62,9 +62,9 @@ static ng_status add_units(ng_block *b, ng_norm_sum *k, void *scratch) {
   const int64_t n = s->part->cols;
   k->products = n > ng_norm_width(&k->layer);
   k->X = ng_scratch(b);
-  ng_kernels(q)->norm_squares(q, k, 1, scratch);
+  ng_kernels(q)->sum_norm_squares(q, k, 1, scratch);
   ng_queue_wait(q);
-  const double *X = ng_numbers_read(q, k->X);
+  const double *X = ng_read_numbers(q, k->X);
   if (isnan(X[0])) return NG_SKIPPED;
   float *sum = s->part->sum;
   for (int64_t i = 0; i < n; i++) {
@@ -79,7 +79,7 @@ static void add_full(ng_block *b, ng_norm_sum *k, void *scratch) {
   k->S = b->stat->part->sum;
   k->dtype = b->stat->sum_dtype;
   ng_stat_scale_old(q, b->stat);
-  ng_kernels(q)->norm_gram(q, k, 1, scratch);
+  ng_kernels(q)->add_norm_grams(q, k, 1, scratch);
   ng_queue_wait(q); /* the caller may change its arrays */
 }
 

@@ -153,16 +153,16 @@ static void precondition(ng_block *b) {
   double *out = k->norms;
   if (k->has_no_sides) return;
   const float *a = ng_rankone_mean(k, NG_MEAN_A), *one = last_entry_of_a(k);
-  ng_on(q)->row_sums(q, groups, k->p, a, k->p, a, k->p, out);
-  if (b->segments > 1) ng_on(q)->row_sums(q, 1, 1, one, 1, one, 1, out + 6 * groups);
+  ng_linalg(q)->sum_row_products(q, groups, k->p, a, k->p, a, k->p, out);
+  if (b->segments > 1) ng_linalg(q)->sum_row_products(q, 1, 1, one, 1, one, 1, out + 6 * groups);
   if (k->t != NULL) return;
   const float *g = ng_rankone_mean(k, NG_MEAN_G);
-  ng_on(q)->row_sums(q, groups, k->q, g, k->q, g, k->q, out + 3 * groups);
+  ng_linalg(q)->sum_row_products(q, groups, k->q, g, k->q, g, k->q, out + 3 * groups);
 }
 
 static void read_group_sums(ng_block *b) {
   ng_rankone *k = ng_rankone_of(b);
-  const double *norm = ng_numbers_read(b->ctx->queue, k->norms);
+  const double *norm = ng_read_numbers(b->ctx->queue, k->norms);
   const double one = b->segments > 1 ? norm[6 * k->groups] : 0.0;
   for (int64_t i = 0; i < k->groups; i++) {
     ng_rankone_group *r = &k->group[i];
@@ -214,7 +214,7 @@ static ng_status read_sums(ng_block *b) {
     return ng_fail(b->ctx, NG_SKIPPED, "layer '%s': its gradient is not finite", b->name);
   }
   k->lambda = b->base.damping + (k->has_no_sides ? b->d2 : 0.0);
-  k->in_double = !sum_groups(b) || k->lambda < LEAST_F32;
+  k->uses_double = !sum_groups(b) || k->lambda < LEAST_F32;
   return NG_OK;
 }
 
@@ -246,7 +246,7 @@ static void emit(const ng_block *b, int32_t segment, int32_t g, double factor, n
   const ng_slot *s = b->segment[segment].slot;
   const bool weight = s->param == NG_WEIGHT;
   e->scale = factor / k->lambda;
-  e->in_double = k->in_double;
+  e->uses_double = k->uses_double;
   if (weight) e->largest_D = sqrt(k->group[g].d2);
   if (k->has_no_sides) return;
   e->u = right_vector(k, s, g, e->D.col);

@@ -29,7 +29,7 @@ typedef struct ng_rankone {
   double *t, *t_sums; /* sides = input: [outputs] t = D a, [groups, 3] its sums; otherwise NULL */
   bool has_no_sides;  /* sides = none: no mean vectors */
   double lambda;      /* divisor of this step: the damping; sides = none: damping + |D|^2 */
-  bool in_double;     /* emit PD of this step in double (rankone.c: CANCELLATION) */
+  bool uses_double;   /* emit PD of this step in double (rankone.c: CANCELLATION) */
 } ng_rankone;
 
 static inline ng_rankone *ng_rankone_of(const ng_block *b) { return b->state; }

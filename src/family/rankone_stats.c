@@ -54,9 +54,9 @@ ng_status ng_rankone_observe(ng_block *b, const ng_obs *o) {
   double *room = ng_scratch(b);
   const ng_box box = {
       .x = o->view, .samples = s->samples, .conv = ng_obs_conv(&m->conv, o), .out = room};
-  ng_kernels(q)->box_sums(q, &box, 1, room + ng_round16(m->length));
+  ng_kernels(q)->sum_patches(q, &box, 1, room + ng_round16(m->length));
   ng_queue_wait(q);
-  const double *out = ng_numbers_read(q, room);
+  const double *out = ng_read_numbers(q, room);
   if (isnan(out[0])) return NG_SKIPPED;
   const int64_t n = box.conv.channels * ng_conv_taps(&box.conv);
   const double scale = s->mix.fresh * observation_scale(b, o);

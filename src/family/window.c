@@ -24,7 +24,7 @@ static bool accepts_entry(const ng_settings *o, const ng_entry *e) {
 static ng_status create_state(ng_block *b) {
   ng_window *w = b->state = ng_object(b->p, sizeof *w);
   if (w == NULL) return NG_ERR_NOMEM;
-  if (!ng_linalg_fits(b->base.window)) {
+  if (!ng_blas_accepts_order(b->base.window)) {
     return ng_fail(b->ctx, NG_ERR_ARG, "window = %lld: exceeds 32-bit LAPACK",
                    (long long)b->base.window);
   }
@@ -153,7 +153,7 @@ static ng_rows rows_in_use(ng_block *b) {
   G.used = w->rows;
   G.head = ng_window_head(w);
   G.place = w->row_place;
-  G.unit = w->unit_products;
+  G.partial_sums = w->unit_products;
   return G;
 }
 
@@ -164,7 +164,7 @@ static void combine_rows(ng_block *b) {
   G.c = w->part->c;
   G.by = w->u_scales;
   G.u = w->u;
-  ng_kernels(b->ctx->queue)->row_combine(b->ctx->queue, &G, 1);
+  ng_kernels(b->ctx->queue)->combine_rows(b->ctx->queue, &G, 1);
 }
 
 void ng_window_combine(ng_block *b, double by) {
@@ -197,7 +197,7 @@ static void add_row_products(ng_block *b, const float *x, double *k) {
   ng_rows G = rows_in_use(b);
   G.x = x == NULL && G.kind == NG_ROWS_WHOLE ? w->x : x;
   G.k = k;
-  ng_kernels(b->ctx->queue)->row_products(b->ctx->queue, &G, 1);
+  ng_kernels(b->ctx->queue)->multiply_rows(b->ctx->queue, &G, 1);
 }
 
 /* k [parts, places] += <row, u> for all rows in use, and <u, u> at the unused place. */
@@ -212,11 +212,11 @@ static void add_vector_products(ng_block *b, double *k) {
                        .used = 1,
                        .place = &unused,
                        .value = w->u,
-                       .unit = w->sums,
+                       .partial_sums = w->sums,
                        .x = w->u,
                        .k = k};
   add_row_products(b, w->u, k);
-  ng_kernels(b->ctx->queue)->row_products(b->ctx->queue, &one, 1);
+  ng_kernels(b->ctx->queue)->multiply_rows(b->ctx->queue, &one, 1);
 }
 
 /* Add the new Gram row to its statistic, and the products with x unless x is the row at head.  If sliced, products are
@@ -248,7 +248,7 @@ static void zero_head_row(ng_block *b) {
   ng_window *w = ng_window_of(b);
   ng_queue *q = b->ctx->queue;
   w->x = w->store->entering_vector(b);
-  ng_on(q)->scale(q, w->d, w->x, NG_F32, 0.0);
+  ng_linalg(q)->scale(q, w->d, w->x, NG_F32, 0.0);
   w->store->enter_row(b);
   ng_queue_wait(q);
 }
@@ -314,7 +314,7 @@ static void compute_row_direction(ng_block *b) {
       w->part[i].c[ng_window_head(w)] -= 1.0 / b->base.damping;
     }
   } else if (!rest && decay) {
-    ng_on(q)->scale(q, w->d, w->u, NG_F32, 0.0);
+    ng_linalg(q)->scale(q, w->d, w->u, NG_F32, 0.0);
   }
   if (decay) add_decay(b, b->base.window_decay);
   ng_window_combine(b, rest || decay ? 1.0 / b->base.damping : 0.0);
@@ -357,7 +357,7 @@ static void precondition(ng_block *b) {
 
 static ng_status read_sums(ng_block *b) {
   const ng_window *w = ng_window_of(b);
-  const double *result = ng_numbers_read(b->ctx->queue, w->results);
+  const double *result = ng_read_numbers(b->ctx->queue, w->results);
   const double *sum = result + 3 * NG_FLAT_MEASURE;
   if (!(sum[1] - sum[1] == 0.0)) {
     return ng_fail(b->ctx, NG_SKIPPED, "%s: a gradient is not finite", b->name);

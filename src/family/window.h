@@ -63,7 +63,7 @@ typedef struct ng_window {
   ng_window_part *part;
   ng_window_segment *segment; /* [segments] */
   int32_t *segment_order;     /* [segments] segment numbers in flat order */
-  ng_flat *flat;              /* [segments] the elements of segments in flat order */
+  ng_flat_range *flat;        /* [segments] the elements of segments in flat order */
   double *u_scales;           /* [parts] factors of u in the direction */
   double input_scale; /* factor of the vector that enters (window_feedback_lr: lr, else 1) */
   double head, count; /* the free place; number of rows in the window */

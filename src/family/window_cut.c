@@ -72,16 +72,16 @@ static int64_t number_chunks(ng_block *b) {
     const int64_t end = ng_min64(begin + b->segment[k].count, w->first_element + w->d);
     const int64_t n = ng_max64(0, end - first);
     w->part[part].u_scale = &w->u_scales[part];
-    w->flat[i] = (ng_flat){.at = at,
-                           .n = n,
-                           .from = first - begin,
-                           .first_chunk = chunks,
-                           .part = part,
-                           .grad = &slot->grad,
-                           .weight = &slot->weight,
-                           .cols = slot->cols};
+    w->flat[i] = (ng_flat_range){.at = at,
+                                 .n = n,
+                                 .from = first - begin,
+                                 .first_chunk = chunks,
+                                 .part = part,
+                                 .grad = &slot->grad,
+                                 .weight = &slot->weight,
+                                 .cols = slot->cols};
     at += n;
-    chunks += ng_flat_chunks(n);
+    chunks += ng_count_range_chunks(n);
   }
   return chunks;
 }

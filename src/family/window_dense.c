@@ -43,8 +43,8 @@ static void enter_row(ng_block *b) {
   const dense *s = w->state;
   ng_queue *q = b->ctx->queue;
   if (s->type == NG_F32) return;
-  ng_on(q)->narrow(q, w->d, w->x, row_address(w, ng_window_head(w), 0), s->type);
-  ng_on(q)->widen(q, w->d, row_address(w, ng_window_head(w), 0), s->type, w->x);
+  ng_linalg(q)->narrow(q, w->d, w->x, row_address(w, ng_window_head(w), 0), s->type);
+  ng_linalg(q)->widen(q, w->d, row_address(w, ng_window_head(w), 0), s->type, w->x);
 }
 
 static ng_rows describe_rows(ng_block *b) {

@@ -15,8 +15,8 @@ void ng_window_pass(ng_block *b, ng_flat_pass p) {
   p.ranges = w->segments;
   p.mask = w->mask;
   p.out = w->results + 3 * p.op;
-  p.unit = w->sums;
-  ng_kernels(b->ctx->queue)->flat(b->ctx->queue, &p, 1);
+  p.partial_sums = w->sums;
+  ng_kernels(b->ctx->queue)->run_flat_passes(b->ctx->queue, &p, 1);
 }
 
 bool ng_window_has_decay(const ng_block *b, ng_decay_form form) {
@@ -38,7 +38,7 @@ void ng_window_read_decayed(ng_block *b, float *to) {
 }
 
 ng_status ng_window_check_read(const ng_block *b) {
-  const double *bad = ng_numbers_read(b->ctx->queue, ng_window_of(b)->results);
+  const double *bad = ng_read_numbers(b->ctx->queue, ng_window_of(b)->results);
   if (bad[3 * NG_FLAT_READ] > 0.0) {
     return ng_fail(
         b->ctx, NG_SKIPPED, "%s: a gradient is not finite%s", b->name,

@@ -16,18 +16,18 @@
 #include <math.h>
 
 typedef struct lowrank {
-  int64_t floats;          /* floats of a row on this rank */
-  int64_t all, *cut;       /* floats of a row on all ranks; [ranks + 1] the slices of ranks */
-  ng_factors *factors;     /* [segments] in flat order */
-  ng_low_rank *power;      /* [segments] the power iterations of a step */
-  float *rows;             /* [places, floats] */
-  float *rest, *next_rest; /* [floats] low part of Q of the newest row; of the row at head */
-  float *error, *next;     /* [d] e before and after this step */
+  int64_t floats;             /* floats of a row on this rank */
+  int64_t all, *cut;          /* floats of a row on all ranks; [ranks + 1] the slices of ranks */
+  ng_low_rank_shape *factors; /* [segments] in flat order */
+  ng_low_rank *power;         /* [segments] the power iterations of a step */
+  float *rows;                /* [places, floats] */
+  float *rest, *next_rest;    /* [floats] low part of Q of the newest row; of the row at head */
+  float *error, *next;        /* [d] e before and after this step */
   float *error_rest, *next_error_rest; /* [d] low parts of error and next */
   double *work;                        /* [floats] P and Q of this step */
 } lowrank;
 
-static inline float *factors_address(const lowrank *s, int64_t place, const ng_factors *v) {
+static inline float *factors_address(const lowrank *s, int64_t place, const ng_low_rank_shape *v) {
   return s->rows + place * s->floats + v->at;
 }
 
@@ -62,7 +62,7 @@ static ng_status create_factors(ng_block *b) {
       if (w->segment[k].global_begin < w->cut[r]) s->cut[r] = s->all;
     }
     if (w->flat[i].n == 0) continue;
-    s->factors[i] = (ng_factors){slot->rows, slot->cols, rank_of_segment(b, k), s->floats};
+    s->factors[i] = (ng_low_rank_shape){slot->rows, slot->cols, rank_of_segment(b, k), s->floats};
     s->floats += floats_of_segment(b, k);
   }
   w->units = w->segments;
@@ -96,7 +96,7 @@ static float *next_error_feedback(ng_block *b) { return ((lowrank *)ng_window_of
 static ng_low_rank describe_iteration(const ng_block *b, int32_t i, int64_t last) {
   const ng_window *w = ng_window_of(b);
   const lowrank *s = w->state;
-  const ng_factors *v = &s->factors[i];
+  const ng_low_rank_shape *v = &s->factors[i];
   const int64_t at = w->flat[i].at;
   return (ng_low_rank){.shape = *v,
                        .is_excluded = b->segment[w->segment_order[i]].slot->is_excluded,
@@ -114,7 +114,7 @@ static void enter_row(ng_block *b) {
   for (int32_t i = 0; i < w->segments; i++) {
     s->power[i] = describe_iteration(b, i, (ng_window_head(w) + w->places - 1) % w->places);
   }
-  ng_kernels(b->ctx->queue)->low_rank(b->ctx->queue, s->power, w->segments);
+  ng_kernels(b->ctx->queue)->iterate_low_rank(b->ctx->queue, s->power, w->segments);
 }
 
 static ng_rows describe_rows(ng_block *b) {
@@ -165,7 +165,7 @@ static void set_initial_values(ng_block *b) {
   for (int32_t i = 0; i < w->segments; i++) {
     const ng_slot *slot = b->segment[w->segment_order[i]].slot;
     ng_low_rank first = describe_iteration(b, i, w->places - 1);
-    const ng_factors *v = &first.shape;
+    const ng_low_rank_shape *v = &first.shape;
     const ng_read weight = {.D = {&slot->weight, 0, v->rows, 0, v->cols},
                             .to = first.a.x,
                             .to_row = v->cols,
@@ -173,8 +173,8 @@ static void set_initial_values(ng_block *b) {
                             .finite = &finite};
     fill_random(slot->name, first.from.x + v->rank * v->rows, v->rank * v->cols);
     if (v->rank == 0 || slot->weight.data == NULL) continue;
-    ng_kernels(q)->read(q, &weight, 1);
-    ng_on(q)->norm2(q, v->rows, v->cols, first.a.x, NG_F32, v->cols, w->sums + n);
+    ng_kernels(q)->read_gradients(q, &weight, 1);
+    ng_linalg(q)->sum_squares(q, v->rows, v->cols, first.a.x, NG_F32, v->cols, w->sums + n);
     first.to = first.from;
     first.e.x = NULL;
     first.is_excluded = false;
@@ -183,12 +183,12 @@ static void set_initial_values(ng_block *b) {
   ng_queue_wait(q);
   for (int64_t i = 0; i < n; i++) {
     /* skip weights so large that Q, with |Q| <= |x|, may overflow f32 */
-    if (sqrt(*ng_numbers_read(q, w->sums + i)) <= (double)FLT_MAX) s->power[some++] = s->power[i];
+    if (sqrt(*ng_read_numbers(q, w->sums + i)) <= (double)FLT_MAX) s->power[some++] = s->power[i];
   }
-  ng_kernels(q)->low_rank(q, s->power, some);
+  ng_kernels(q)->iterate_low_rank(q, s->power, some);
   ng_queue_wait(q);
   for (int64_t i = 0; i < some; i++) {
-    const ng_factors *v = &s->power[i].shape;
+    const ng_low_rank_shape *v = &s->power[i].shape;
     memset(s->power[i].to.x, 0, (size_t)(v->rank * v->rows) * sizeof(float));
   }
 }

@@ -10,7 +10,7 @@ static const double INPUT_MOST = 1e28;
 
 void ng_window_copy(ng_block *b, const float *x, float *to) {
   const int64_t d = ng_window_of(b)->d;
-  ng_on(b->ctx->queue)->copy(b->ctx->queue, 1, d, x, d, to, d);
+  ng_linalg(b->ctx->queue)->copy_rows(b->ctx->queue, 1, d, x, d, to, d);
 }
 
 void ng_window_mix(ng_block *b, float *to, const float *v, float *x, double old, double take) {
@@ -70,7 +70,7 @@ void ng_window_add_head(ng_block *b, double by, double factor) {
 void ng_window_adaptive_direct(ng_block *b) {
   ng_window *w = ng_window_of(b);
   if (w->input_scale == 0.0) {
-    ng_on(b->ctx->queue)->scale(b->ctx->queue, w->d, w->u, NG_F32, 0.0);
+    ng_linalg(b->ctx->queue)->scale(b->ctx->queue, w->d, w->u, NG_F32, 0.0);
     return;
   }
   ng_window_add_head(b, 0.0, 1.0 / w->input_scale);

@@ -74,7 +74,7 @@ static void set_layout(ng_block *b) {
       g.blocks = (g.n + BLOCK - 1) / BLOCK;
       if (s->is_joint && here && s->blocks == 0) s->first_block = s->all_blocks;
       if (fill && here && chosen && !s->is_joint) s->group[s->groups] = g;
-      if (fill && here) s->block[s->blocks] = (ng_flat){.at = from, .n = n, .part = run.part};
+      if (fill && here) s->block[s->blocks] = (ng_flat_range){.at = from, .n = n, .part = run.part};
       while (w->is_sliced && run.at + at >= w->cut[owner]) {
         owner++;
       }

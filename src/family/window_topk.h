@@ -15,9 +15,9 @@ typedef struct ng_topk_rows {
   int32_t groups, blocks, all_blocks, pieces;
   ng_largest *group;        /* the elements from which a step selects, in flat order */
   ng_flat_pass *count_pass; /* passes that count the selectable elements of each group */
-  ng_flat *cut_range;       /* their ranges: a border of groups may cut a range */
+  ng_flat_range *cut_range; /* their ranges: a border of groups may cut a range */
   double *selectable;       /* [groups, 3] their results */
-  ng_flat *block;
+  ng_flat_range *block;
   ng_dtype value_dtype;
   uint16_t *index;      /* [places, k] */
   char *value;          /* [places, k] */

@@ -46,18 +46,18 @@ static bool has_unselectable(const ng_block *b) {
 }
 
 /* Write the ranges of the elements [at, at + n) to `to`; return their number. */
-static int64_t cut_ranges(const ng_block *b, int64_t at, int64_t n, ng_flat *to) {
+static int64_t cut_ranges(const ng_block *b, int64_t at, int64_t n, ng_flat_range *to) {
   const ng_window *w = ng_window_of(b);
   int64_t ranges = 0, chunks = 0;
   for (int32_t i = 0; i < w->segments; i++) {
-    ng_flat r = w->flat[i];
+    ng_flat_range r = w->flat[i];
     const int64_t from = ng_max64(at, r.at), end = ng_min64(at + n, r.at + r.n);
     if (from >= end) continue;
     r.is_excluded = b->segment[w->segment_order[i]].slot->is_excluded;
     r.at = from;
     r.n = end - from;
     r.first_chunk = chunks;
-    chunks += ng_flat_chunks(r.n);
+    chunks += ng_count_range_chunks(r.n);
     to[ranges++] = r;
   }
   return ranges;
@@ -68,7 +68,7 @@ static void count_selectable(ng_block *b) {
   const ng_window *w = ng_window_of(b);
   const ng_topk_rows *s = w->state;
   ng_queue *q = b->ctx->queue;
-  ng_flat *range = s->cut_range;
+  ng_flat_range *range = s->cut_range;
   double *unit = w->sums;
   for (int64_t i = 0, at = 0; i < s->groups; at += s->group[i++].n) {
     const int64_t n = cut_ranges(b, at, s->group[i].n, range);
@@ -76,15 +76,15 @@ static void count_selectable(ng_block *b) {
                                       .range = range,
                                       .ranges = n,
                                       .mask = w->mask,
-                                      .unit = unit,
+                                      .partial_sums = unit,
                                       .out = s->selectable + 3 * i};
-    unit += 3 * (int64_t)ng_flat_list_chunks(range, n);
+    unit += 3 * (int64_t)ng_count_list_chunks(range, n);
     range += n;
   }
-  ng_kernels(q)->flat(q, s->count_pass, s->groups);
+  ng_kernels(q)->run_flat_passes(q, s->count_pass, s->groups);
   ng_queue_wait(q);
   for (int32_t i = 0; i < s->groups; i++) {
-    const double *count = ng_numbers_read(q, s->selectable + 3 * (int64_t)i);
+    const double *count = ng_read_numbers(q, s->selectable + 3 * (int64_t)i);
     s->group[i].k = ng_window_topk_size(b, (int64_t)*count);
   }
 }
@@ -116,8 +116,8 @@ void ng_window_topk_enter(ng_block *b) {
   ng_queue *q = b->ctx->queue;
   save_excluded(b);
   describe_groups(b);
-  ng_kernels(q)->largest_select(q, s->group, s->groups, s->count);
-  ng_kernels(q)->largest_store(q, s->group, s->groups);
+  ng_kernels(q)->select_largest(q, s->group, s->groups, s->count);
+  ng_kernels(q)->store_largest(q, s->group, s->groups);
   restore_excluded(b);
 }
 
@@ -156,7 +156,7 @@ static void list_selected(ng_queue *q, ng_window_joint *j, const double *count) 
     if (r < j->rank) j->selected_below += (int64_t)count[2 * r] + j->of.equal;
   }
   j->of.selected = &j->selected;
-  ng_kernels(q)->largest_collect(q, &j->of, 1);
+  ng_kernels(q)->collect_largest(q, &j->of, 1);
   ng_queue_wait(q);
 }
 
@@ -176,7 +176,7 @@ void ng_window_joint_round(ng_queue *q, ng_window_joint *j, int32_t round, int32
   of->digits = round == 0 ? FIRST_DIGITS : round < 3 ? DIGITS : 0;
   of->shift = round == 0 ? 2 * DIGITS : round == 1 ? DIGITS : 0;
   of->count = round == 3 ? x + 2 * j->rank : x;
-  ng_kernels(q)->largest_count(q, of, 1);
+  ng_kernels(q)->count_largest(q, of, 1);
   ng_queue_wait(q);
 }
 
@@ -198,8 +198,8 @@ static void write_entries(const ng_block *b, double *x) {
   mine.k = mine.size = n;
   mine.blocks = s->blocks;
   mine.begin = s->block_begin + ng_window_head(w) * s->row_blocks + s->first_block;
-  ng_kernels(q)->largest_store(q, &mine, 1);
-  ng_kernels(q)->largest_pack(q, &p, 1);
+  ng_kernels(q)->store_largest(q, &mine, 1);
+  ng_kernels(q)->pack_largest(q, &p, 1);
   ng_queue_wait(q);
   for (int32_t i = 0; i < s->blocks; i++) {
     const int64_t end = i + 1 < s->blocks ? mine.begin[i + 1] : below + n;
@@ -214,7 +214,7 @@ static void read_entries(const ng_block *b, double *x) {
   int32_t *begin = s->block_begin + ng_window_head(w) * s->row_blocks, at = 0;
   ng_largest_pack p = describe_pack(w, 0, s->k, x);
   p.unpacks = true;
-  ng_kernels(q)->largest_pack(q, &p, 1);
+  ng_kernels(q)->pack_largest(q, &p, 1);
   ng_queue_wait(q);
   for (int32_t i = 0; i < s->row_blocks; i++) {
     begin[i] = at;

@@ -5,16 +5,16 @@
 
 /* clang-format off */
 #define KERNELS(p)                                                                                 \
-  .tiles = ng_tiles_of, .scan = ng_shared_scan, .measure = p##measure,                             \
-  .finite = ng_shared_finite, .read = ng_shared_read, .emit = p##emit, .store = p##store,          \
-  .norm2 = p##norm2, .update = p##update, .ratios = p##ratios, .gram_rows = p##gram_rows,          \
-  .gram_conv = p##gram_conv, .box_sums = p##box_sums, .square_sums = p##square_sums,               \
-  .norm_squares = p##norm_squares, .norm_gram = p##norm_gram, .flat = p##flat,                     \
-  .row_products = p##row_products, .row_combine = p##row_combine,                                  \
-  .largest_select = p##largest_select, .largest_count = p##largest_count,                          \
-  .largest_collect = p##largest_collect, .largest_store = p##largest_store,                        \
-  .largest_pack = ng_shared_largest_pack, .copy = ng_shared_copy, .wire = ng_shared_wire,          \
-  .change = ng_shared_change, .low_rank = p##low_rank
+  .count_tiles = ng_count_tiles, .find_largest = ng_shared_find_largest, .measure_gradients = p##measure_gradients,                             \
+  .check_finite = ng_shared_check_finite, .read_gradients = ng_shared_read_gradients, .write_directions = p##write_directions, .store_directions = p##store_directions,          \
+  .sum_norms = p##sum_norms, .update_weights = p##update_weights, .count_ratios = p##count_ratios, .add_row_grams = p##add_row_grams,          \
+  .add_conv_grams = p##add_conv_grams, .sum_patches = p##sum_patches, .sum_squares = p##sum_squares,               \
+  .sum_norm_squares = p##sum_norm_squares, .add_norm_grams = p##add_norm_grams, .run_flat_passes = p##run_flat_passes,                     \
+  .multiply_rows = p##multiply_rows, .combine_rows = p##combine_rows,                                  \
+  .select_largest = p##select_largest, .count_largest = p##count_largest,                          \
+  .collect_largest = p##collect_largest, .store_largest = p##store_largest,                        \
+  .pack_largest = ng_shared_pack_largest, .copy_arrays = ng_shared_copy_arrays, .convert_for_wire = ng_shared_convert_for_wire,          \
+  .add_changes = ng_shared_add_changes, .iterate_low_rank = p##iterate_low_rank
 /* clang-format on */
 
 #if defined(NG_HAVE_BLAS)

@@ -25,12 +25,12 @@ enum {
 typedef struct job {
   const ng_conv *box;
   const ng_view *in;
-  int64_t take; /* number of samples used: the first ones */
+  int64_t samples; /* number of samples used: the first ones */
   int32_t pieces;
   double *out;     /* [channels][offsets] */
   double *scratch; /* scratch: `each` doubles for each piece */
   int64_t each;
-  atomic_bool bad; /* a piece read a non-finite number */
+  atomic_bool has_nonfinite; /* a piece read a non-finite number */
 } job;
 
 /* ---- sums ------------------------------------------------------------------------------------*/
@@ -117,20 +117,20 @@ static void sum_plane(const ng_conv *b, const double *plane, double *rows, doubl
   }
 }
 
-static int64_t plane_channels(const ng_conv *b) {
+static int64_t count_plane_channels(const ng_conv *b) {
   return ng_max64(1, ng_min64(b->channels, PLANE / ng_times(b->height, b->width)));
 }
 
 /* Sum channels [c0, c1), as many planes at a time as fit the cache. These planes are contiguous in each sample. */
 static void sum_planes(job *j, int64_t c0, int64_t c1, double *scratch) {
   const ng_conv *b = j->box;
-  const int64_t pixels = b->height * b->width, most = plane_channels(b);
+  const int64_t pixels = b->height * b->width, most = count_plane_channels(b);
   double *plane = scratch, *rows = scratch + most * pixels;
   for (int64_t c = c0; c < c1; c += most) {
     const int64_t n = ng_min64(most, c1 - c);
     clear_doubles(plane, n * pixels);
-    add_elements(j, plane, c * pixels, j->in->sample_stride, j->take, n * pixels, 1);
-    if (!ng_all_finite(plane, NG_F64, n * pixels)) j->bad = true;
+    add_elements(j, plane, c * pixels, j->in->sample_stride, j->samples, n * pixels, 1);
+    if (!ng_are_finite(plane, NG_F64, n * pixels)) j->has_nonfinite = true;
     for (int64_t i = 0; i < n; i++) {
       double *out = j->out + (c + i) * ng_conv_taps(b);
       if (ng_conv_is_pointwise(b)) {
@@ -148,7 +148,7 @@ static void sum_planes(job *j, int64_t c0, int64_t c1, double *scratch) {
 /* ---- channels last and all other layouts: one row of pixels at a time, some channels of each pixel --------------*/
 
 /* Return how many channels to sum at once: so few that their sums stay in the cache from one sample to the next. */
-static int64_t line_channels(const ng_conv *b) {
+static int64_t count_line_channels(const ng_conv *b) {
   const int64_t n = ng_conv_is_pointwise(b)
                         ? POINTWISE
                         : ng_max64(LINE_LEAST, ng_min64(LINE_MOST, PLANE / b->width));
@@ -165,14 +165,14 @@ static void sum_lines(job *j, int64_t c, int64_t n, double *line, double *sums) 
     clear_doubles(line, wide);
     const int64_t at = ng_view_offset(in, 0, y * b->width) + c * in->column_stride;
     if (in->column_stride == 1 && n == in->position_stride) {
-      add_elements(j, line, at, in->sample_stride, j->take, wide, 1);
+      add_elements(j, line, at, in->sample_stride, j->samples, wide, 1);
     } else {
       for (int64_t x = 0; x < b->width; x++) {
-        add_elements(j, line + x * n, at + x * in->position_stride, in->sample_stride, j->take, n,
-                     in->column_stride);
+        add_elements(j, line + x * n, at + x * in->position_stride, in->sample_stride, j->samples,
+                     n, in->column_stride);
       }
     }
-    if (!ng_all_finite(line, NG_F64, wide)) j->bad = true;
+    if (!ng_are_finite(line, NG_F64, wide)) j->has_nonfinite = true;
     for (int64_t i = 0; i < b->kernel[0]; i++) {
       const int64_t top = y + b->padding[0] - i * b->dilation[0];
       if (top < 0 || top % b->stride[0] != 0 || top / b->stride[0] >= b->out_height) continue;
@@ -196,7 +196,7 @@ static void sum_lines(job *j, int64_t c, int64_t n, double *line, double *sums) 
 
 static void sum_other_layouts(job *j, int64_t c0, int64_t c1, double *scratch) {
   const ng_conv *b = j->box;
-  const int64_t most = line_channels(b), pixels = b->height * b->width;
+  const int64_t most = count_line_channels(b), pixels = b->height * b->width;
   for (int64_t c = c0; c < c1; c += most) {
     const int64_t n = ng_min64(most, c1 - c);
     if (!ng_conv_is_pointwise(b)) {
@@ -205,14 +205,14 @@ static void sum_other_layouts(job *j, int64_t c0, int64_t c1, double *scratch) {
     }
     clear_doubles(scratch, n);
     const ng_view *in = j->in;
-    for (int64_t s = 0; s < j->take; s++) {
+    for (int64_t s = 0; s < j->samples; s++) {
       int64_t at = 0;
       do { /* one iteration for each run of the view; a dense view has one */
         const int64_t first = ng_view_offset(in, s, at) + c * in->column_stride;
         add_elements(j, scratch, first, in->position_stride, in->run_length, n, in->column_stride);
       } while ((at += in->run_length) < pixels);
     }
-    if (!ng_all_finite(scratch, NG_F64, n)) j->bad = true;
+    if (!ng_are_finite(scratch, NG_F64, n)) j->has_nonfinite = true;
     memcpy(j->out + c, scratch, (size_t)n * sizeof *scratch);
   }
 }
@@ -244,33 +244,33 @@ static void sum_piece(void *arg, int32_t i) {
 /* Return how many doubles of scratch a piece needs; `planes`: for sum_planes. */
 static int64_t piece_scratch(const ng_conv *b, bool planes) {
   const int64_t first =
-      ng_plus(ng_times(plane_channels(b), ng_times(b->height, b->width)), b->width);
+      ng_plus(ng_times(count_plane_channels(b), ng_times(b->height, b->width)), b->width);
   const int64_t lines = ng_conv_is_pointwise(b) ? 1 : ng_times(b->width, 1 + b->kernel[0]);
-  const int64_t last = ng_times(line_channels(b), lines);
+  const int64_t last = ng_times(count_line_channels(b), lines);
   return ng_round16(planes ? first : last);
 }
 
 int64_t ng_box_scratch(const ng_queue *q, const ng_conv *c) {
-  return ng_times(q->threads, ng_box_sample_scratch(c));
+  return ng_times(q->threads, ng_sample_patches_scratch(c));
 }
 
-void ng_cpu_box_sums(ng_queue *q, const ng_box *b, int64_t n, double *scratch) {
+void ng_cpu_sum_patches(ng_queue *q, const ng_box *b, int64_t n, double *scratch) {
   for (const ng_box *end = b + n; b < end; b++) {
     const ng_conv *c = &b->conv;
-    job j = {.box = c, .in = &b->x, .take = b->samples, .out = b->out, .scratch = scratch};
+    job j = {.box = c, .in = &b->x, .samples = b->samples, .out = b->out, .scratch = scratch};
     j.each = piece_scratch(c, has_planes(c, &b->x));
     j.pieces = ng_queue_pieces(q, b->samples * c->channels * c->height * c->width);
     j.pieces = (int32_t)ng_min64(j.pieces, c->channels);
     ng_queue_run(q, j.pieces, sum_piece, &j);
-    if (j.bad) b->out[0] = (double)NAN;
+    if (j.has_nonfinite) b->out[0] = (double)NAN;
   }
 }
 
-int64_t ng_box_sample_scratch(const ng_conv *box) {
+int64_t ng_sample_patches_scratch(const ng_conv *box) {
   return ng_max64(piece_scratch(box, false), box->is_linear ? 0 : piece_scratch(box, true));
 }
 
-void ng_box_sample(const ng_conv *box, const ng_view *in, double *out, double *scratch) {
-  job j = {.box = box, .in = in, .take = 1, .out = out};
-  sum_channels(&j, 0, box->channels, scratch); /* a finite sample: j.bad is not read */
+void ng_sum_sample_patches(const ng_conv *box, const ng_view *in, double *out, double *scratch) {
+  job j = {.box = box, .in = in, .samples = 1, .out = out};
+  sum_channels(&j, 0, box->channels, scratch); /* a finite sample: j.has_nonfinite is not read */
 }

@@ -22,7 +22,7 @@ static void add_change(const ng_change *c, int64_t from, int64_t n, double times
 }
 
 /* The order of additions must not depend on the threads, so one thread adds. */
-void ng_shared_change(ng_queue *q, const ng_change *c, int64_t n) {
+void ng_shared_add_changes(ng_queue *q, const ng_change *c, int64_t n) {
   (void)q;
   for (const ng_change *end = c + n; c < end; c++) {
     const int64_t diagonal = c->diagonal > 0 ? c->diagonal : c->n;

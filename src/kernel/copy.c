@@ -43,7 +43,7 @@ static void copy_piece(void *arg, int32_t piece) {
   }
 }
 
-void ng_shared_copy(ng_queue *q, const ng_copy *c, int64_t n) {
+void ng_shared_copy_arrays(ng_queue *q, const ng_copy *c, int64_t n) {
   for (const ng_copy *end = c + n; c < end; c++) {
     const ng_strided *s = &c->from;
     copy_job j = {c, 1, 1};
@@ -59,7 +59,7 @@ void ng_shared_copy(ng_queue *q, const ng_copy *c, int64_t n) {
 
 /* Narrow from the front to the end, and widen from the end to the front, so that no number is overwritten before it is
  * read. */
-static void convert(const ng_wire *w) {
+static void convert_in_place(const ng_wire_conversion *w) {
   enum { WIDE = sizeof(float), HALF = sizeof(uint16_t) };
   float wide[NG_LINE];
   uint16_t half[NG_LINE];
@@ -80,9 +80,9 @@ static void convert(const ng_wire *w) {
 }
 
 /* One thread converts a message, because the order of conversions matters. */
-void ng_shared_wire(ng_queue *q, const ng_wire *w, int64_t n) {
+void ng_shared_convert_for_wire(ng_queue *q, const ng_wire_conversion *w, int64_t n) {
   (void)q;
-  for (const ng_wire *end = w + n; w < end; w++) {
-    convert(w);
+  for (const ng_wire_conversion *end = w + n; w < end; w++) {
+    convert_in_place(w);
   }
 }

@@ -1,12 +1,12 @@
 /* direction.c: compute or describe rows of directions. */
 #include "kernel/direction.h"
 
-float ng_line_limit(ng_dtype t) {
+float ng_overflow_limit(ng_dtype t) {
   return t == NG_F16 ? 65520.0f : t == NG_BF16 ? 0x1.ffp127f : INFINITY;
 }
 
-float *ng_line_f32(const ng_place *v, int64_t row, int64_t col, int64_t n, float *buffer) {
-  if (v->dtype == NG_F32 && v->rows_adjacent) return ng_place_at(v, row, col);
+float *ng_row_as_f32(const ng_place *v, int64_t row, int64_t col, int64_t n, float *buffer) {
+  if (v->dtype == NG_F32 && v->has_dense_rows) return ng_place_at(v, row, col);
   ng_place_read(v, row, col, n, buffer);
   return buffer;
 }
@@ -33,8 +33,8 @@ static void load_double(const ng_direction *e, int64_t r, int64_t c, int64_t n, 
   }
 }
 
-void ng_line_double(const ng_direction *e, int64_t r, int64_t c, int64_t n, double *pd) {
-  const double k = ng_line_factor(e, r);
+void ng_compute_line(const ng_direction *e, int64_t r, int64_t c, int64_t n, double *pd) {
+  const double k = ng_row_factor(e, r);
   double u[NG_LINE];
   const bool has_u = e->u != NULL || e->u_double != NULL;
   if (has_u) load_double(e, r, c, n, e->is_stored ? pd : u);
@@ -45,23 +45,24 @@ void ng_line_double(const ng_direction *e, int64_t r, int64_t c, int64_t n, doub
   }
 }
 
-void ng_line_clipped(const ng_direction *e, int64_t r, int64_t c, int64_t n, double *pd) {
+void ng_compute_clipped_line(const ng_direction *e, int64_t r, int64_t c, int64_t n, double *pd) {
   const double bound = (double)e->clip_bound;
-  ng_line_double(e, r, c, n, pd);
+  ng_compute_line(e, r, c, n, pd);
   for (int64_t i = 0; i < n && bound > 0.0; i++) {
     pd[i] = pd[i] > bound ? bound : pd[i] < -bound ? -bound : pd[i];
   }
 }
 
-ng_line ng_line_of(const ng_direction *e, int64_t r, int64_t c, int64_t n, float *buffer) {
-  const double k = ng_line_factor(e, r);
+ng_direction_line ng_describe_line(const ng_direction *e, int64_t r, int64_t c, int64_t n,
+                                   float *buffer) {
+  const double k = ng_row_factor(e, r);
   double pd[NG_LINE];
-  if (ng_line_is_single(e) && ng_line_fits_f32(k)) {
-    ng_line x = {.scale = (float)e->scale, .k = (float)k};
+  if (ng_is_single_precision(e) && ng_fits_f32(k)) {
+    ng_direction_line x = {.scale = (float)e->scale, .k = (float)k};
     *(e->is_stored ? &x.values : &x.u) = e->u == NULL ? NULL : load_u(e, r, c, n, buffer);
     return x;
   }
-  ng_line_clipped(e, r, c, n, pd);
+  ng_compute_clipped_line(e, r, c, n, pd);
   ng_to_f32(buffer, pd, NG_F64, n);
-  return (ng_line){.scale = 1.0f, .values = buffer};
+  return (ng_direction_line){.scale = 1.0f, .values = buffer};
 }

@@ -47,14 +47,15 @@ NG_CLONES static void rescale_untested(float *restrict x, const float *restrict 
 
 /* Return whether every element of the line is known to fit f32: the bound |scale| largest_D + |k| largest_u is below half of
  * FLT_MAX, which leaves room for rounding. */
-static bool is_finite_known(const ng_direction *e, const ng_line *x) {
+static bool is_known_finite(const ng_direction *e, const ng_direction_line *x) {
   const double most = fabs((double)x->scale) * e->largest_D + fabs((double)x->k) * e->largest_u;
   return most > 0.0 && most < 0.5 * (double)FLT_MAX && x->values == NULL;
 }
 
 /* Write a row of adjacent f32 in place. Return the number of elements that kept their gradient. */
-static int32_t write_adjacent(const ng_direction *e, float *x, const ng_line *line, int64_t n) {
-  if (!is_finite_known(e, line)) {
+static int32_t write_adjacent(const ng_direction *e, float *x, const ng_direction_line *line,
+                              int64_t n) {
+  if (!is_known_finite(e, line)) {
     return rescale(x, line->values, line->u, n, line->scale, line->k, INFINITY);
   }
   rescale_untested(x, line->u, n, line->scale, line->k);
@@ -65,9 +66,9 @@ static int32_t write_adjacent(const ng_direction *e, float *x, const ng_line *li
 static int32_t write_line(const ng_direction *e, int64_t r, int64_t c, int64_t n) {
   const ng_place *v = e->D.place;
   const int64_t row = e->D.row + r, col = e->D.col + c;
-  float buffer[NG_LINE], tile[NG_LINE], *x = ng_line_f32(v, row, col, n, tile);
-  const ng_line l = ng_line_of(e, r, c, n, buffer);
-  const int32_t stayed = rescale(x, l.values, l.u, n, l.scale, l.k, ng_line_limit(v->dtype));
+  float buffer[NG_LINE], tile[NG_LINE], *x = ng_row_as_f32(v, row, col, n, tile);
+  const ng_direction_line l = ng_describe_line(e, r, c, n, buffer);
+  const int32_t stayed = rescale(x, l.values, l.u, n, l.scale, l.k, ng_overflow_limit(v->dtype));
   if (x == tile) ng_place_write(v, row, col, n, tile);
   return stayed;
 }
@@ -78,7 +79,7 @@ static int32_t write_double(const ng_direction *e, int64_t r, int64_t c, int64_t
   double x[NG_LINE], pd[NG_LINE];
   int32_t stayed = 0;
   ng_place_read_double(e->D.place, row, col, n, x);
-  ng_line_clipped(e, r, c, n, pd);
+  ng_compute_clipped_line(e, r, c, n, pd);
   for (int64_t i = 0; i < n; i++) {
     const bool fits = fabs(pd[i]) < INFINITY;
     x[i] = fits ? pd[i] : x[i];
@@ -91,13 +92,13 @@ static int32_t write_double(const ng_direction *e, int64_t r, int64_t c, int64_t
 static void write_tile(void *unused, const void *descriptor, const ng_tile *t) {
   const ng_direction *e = descriptor;
   const ng_place *v = e->D.place;
-  const bool plain = v->dtype == NG_F32 && v->rows_adjacent && ng_line_is_plain(e);
+  const bool plain = v->dtype == NG_F32 && v->has_dense_rows && ng_is_plain_direction(e);
   const int64_t most = ng_place_columns(v);
   int64_t stayed = 0;
   (void)unused;
   for (int64_t r = t->row; r < t->row + t->rows; r++) {
-    ng_line line;
-    if (plain && ng_line_in_place(e, r, t->col, &line)) {
+    ng_direction_line line;
+    if (plain && ng_describe_plain_line(e, r, t->col, &line)) {
       float *x = ng_place_at(v, e->D.row + r, e->D.col + t->col);
       stayed += write_adjacent(e, x, &line, t->cols);
       continue;
@@ -110,8 +111,8 @@ static void write_tile(void *unused, const void *descriptor, const ng_tile *t) {
   if (stayed > 0) atomic_fetch_add(e->overflowed, stayed); /* rare, so threads seldom contend */
 }
 
-void ng_cpu_emit(ng_queue *q, const ng_direction *e, int64_t n) {
-  ng_tiles_run(q, e, sizeof *e, n, true, write_tile, NULL);
+void ng_cpu_write_directions(ng_queue *q, const ng_direction *e, int64_t n) {
+  ng_run_tiles(q, e, sizeof *e, n, true, write_tile, NULL);
 }
 
 /* ---- stored directions, norms --------------------------------------------------------------------*/
@@ -123,7 +124,7 @@ static void store_tile(void *arg, const void *descriptor, const ng_tile *t) {
   for (int64_t r = t->row; r < t->row + t->rows; r++) {
     for (int64_t c = t->col, n; c < t->col + t->cols; c += n) {
       n = ng_min64(NG_LINE, t->col + t->cols - c);
-      ng_line_double(e, r, c, n, pd);
+      ng_compute_line(e, r, c, n, pd);
       for (int64_t k = 0; k < n; k++) {
         to[r * e->D.cols + c + k] = (float)pd[k];
       }
@@ -131,8 +132,8 @@ static void store_tile(void *arg, const void *descriptor, const ng_tile *t) {
   }
 }
 
-void ng_cpu_store(ng_queue *q, const ng_direction *e, float *const *to, int64_t n) {
-  ng_tiles_run(q, e, sizeof *e, n, false, store_tile, (void *)(uintptr_t)to);
+void ng_cpu_store_directions(ng_queue *q, const ng_direction *e, float *const *to, int64_t n) {
+  ng_run_tiles(q, e, sizeof *e, n, false, store_tile, (void *)(uintptr_t)to);
 }
 
 static void norm_tile(void *parts, const void *descriptor, const ng_tile *t) {
@@ -140,7 +141,7 @@ static void norm_tile(void *parts, const void *descriptor, const ng_tile *t) {
   for (int64_t r = t->row; r < t->row + t->rows; r++) {
     for (int64_t c = t->col, n; c < t->col + t->cols; c += n) {
       n = ng_min64(NG_LINE, t->col + t->cols - c);
-      ng_line_double(descriptor, r, c, n, pd);
+      ng_compute_line(descriptor, r, c, n, pd);
       for (int64_t k = 0; k < n; k++) {
         sum += pd[k] * pd[k];
       }
@@ -149,10 +150,10 @@ static void norm_tile(void *parts, const void *descriptor, const ng_tile *t) {
   ((double *)parts)[t->index] = sum;
 }
 
-void ng_cpu_norm2(ng_queue *q, const ng_direction *e, int64_t n, double *parts, double *out) {
-  ng_tiles_run(q, e, sizeof *e, n, false, norm_tile, parts);
+void ng_cpu_sum_norms(ng_queue *q, const ng_direction *e, int64_t n, double *parts, double *out) {
+  ng_run_tiles(q, e, sizeof *e, n, false, norm_tile, parts);
   for (int64_t i = 0; i < n; i++) {
-    const int64_t tiles = ng_tiles_of(e[i].D.rows, e[i].D.cols);
+    const int64_t tiles = ng_count_tiles(e[i].D.rows, e[i].D.cols);
     out[i] = 0.0;
     for (int64_t k = 0; k < tiles; k++) {
       out[i] += *parts++;

@@ -9,7 +9,7 @@
 #include "kernel/entries.h"
 #include "kernel/row_loops.h"
 
-ng_flat_chunk ng_flat_chunk_at(const ng_flat *range, int64_t ranges, int64_t i) {
+ng_flat_chunk ng_find_chunk(const ng_flat_range *range, int64_t ranges, int64_t i) {
   int64_t low = 0, high = ranges; /* find the last range whose first chunk is <= i */
   while (high - low > 1) {
     const int64_t k = low + (high - low) / 2;
@@ -19,28 +19,28 @@ ng_flat_chunk ng_flat_chunk_at(const ng_flat *range, int64_t ranges, int64_t i) 
       high = k;
     }
   }
-  const ng_flat *r = &range[low];
+  const ng_flat_range *r = &range[low];
   const int64_t from = (i - r->first_chunk) * NG_FLAT_CHUNK;
   return (ng_flat_chunk){r, from, ng_min64(NG_FLAT_CHUNK, r->n - from), r->at + from};
 }
 
-int32_t ng_flat_list_chunks(const ng_flat *range, int64_t ranges) {
+int32_t ng_count_list_chunks(const ng_flat_range *range, int64_t ranges) {
   if (ranges == 0) return 0;
-  return (int32_t)(range[ranges - 1].first_chunk + ng_flat_chunks(range[ranges - 1].n));
+  return (int32_t)(range[ranges - 1].first_chunk + ng_count_range_chunks(range[ranges - 1].n));
 }
 
 /* ---- one line --------------------------------------------------------------------------------*/
 
 /* A line: n <= NG_FLAT_LINE elements of a range. The pointers of p point to the first element of the line, which is
  * element `from` of the parameter. */
-typedef struct line {
+typedef struct flat_line {
   ng_flat_pass p;
-  const ng_flat *range;
+  const ng_flat_range *range;
   int64_t from, n;
-} line;
+} flat_line;
 
 /* out <- the elements of the line, read from the parameter's gradient or weight v. */
-static void read_flat(const line *l, const ng_place *v, float *out) {
+static void read_flat(const flat_line *l, const ng_place *v, float *out) {
   const int64_t cols = l->range->cols;
   for (int64_t at = 0, n; at < l->n; at += n) {
     const int64_t row = (l->from + at) / cols, col = (l->from + at) % cols;
@@ -53,27 +53,27 @@ static bool is_masked(const ng_flat_pass *p, int64_t k) {
   return p->mask != NULL && p->mask[k] == 0;
 }
 
-static double or_old_value(double x, float old, int64_t *kept) {
+static double finite_or_old(double x, float old, int64_t *kept) {
   if (fabs(x) <= (double)FLT_MAX) return x;
   *kept += 1;
   return (double)old;
 }
 
-static int64_t read_line(const line *l) {
+static int64_t read_line(const flat_line *l) {
   const ng_flat_pass *p = &l->p;
   if (l->range->is_excluded) {
     memset(p->to, 0, (size_t)l->n * sizeof *p->to);
     return 0;
   }
   read_flat(l, l->range->grad, p->to);
-  const uint32_t largest = ng_largest_bits_of(p->to, NG_F32, l->n);
+  const uint32_t largest = ng_find_largest_bits(p->to, NG_F32, l->n);
   for (int64_t k = 0; k < l->n && p->mask != NULL; k++) {
     if (p->mask[k] == 0) p->to[k] = 0.0F;
   }
   return (double)ng_float_of_bits(largest) <= p->limit ? 0 : 1;
 }
 
-static int64_t decay_line(const line *l) {
+static int64_t decay_line(const flat_line *l) {
   const ng_flat_pass *p = &l->p;
   float w[NG_FLAT_LINE];
   if (l->range->is_excluded) return 0;
@@ -81,10 +81,10 @@ static int64_t decay_line(const line *l) {
   for (int64_t k = 0; k < l->n; k++) {
     if (!is_masked(p, k)) p->to[k] = (float)((double)p->to[k] + p->take * (double)w[k]);
   }
-  return ng_all_finite(p->to, NG_F32, l->n) ? 0 : 1;
+  return ng_are_finite(p->to, NG_F32, l->n) ? 0 : 1;
 }
 
-static int64_t mask_line(const line *l) {
+static int64_t mask_line(const flat_line *l) {
   float w[NG_FLAT_LINE];
   read_flat(l, l->range->weight, w);
   for (int64_t k = 0; k < l->n; k++) {
@@ -93,7 +93,7 @@ static int64_t mask_line(const line *l) {
   return 0;
 }
 
-static int64_t clear_line(const line *l) {
+static int64_t clear_line(const flat_line *l) {
   const ng_flat_pass *p = &l->p;
   for (int64_t k = 0; k < l->n && l->range->is_excluded; k++) {
     p->to[k] = p->v == NULL ? 0.0F : p->v[k];
@@ -101,7 +101,7 @@ static int64_t clear_line(const line *l) {
   return 0;
 }
 
-static int64_t save_line(const line *l) {
+static int64_t save_line(const flat_line *l) {
   const ng_flat_pass *p = &l->p;
   const float by = (float)p->take;
   for (int64_t k = 0; k < l->n; k++) {
@@ -110,7 +110,7 @@ static int64_t save_line(const line *l) {
   return 0;
 }
 
-static int64_t fill_line(const line *l) {
+static int64_t fill_line(const flat_line *l) {
   const ng_flat_pass *p = &l->p;
   float g[NG_FLAT_LINE], *from = p->x == NULL ? g : p->x;
   if (l->range->is_excluded) return 0;
@@ -123,18 +123,18 @@ static int64_t fill_line(const line *l) {
   return 0;
 }
 
-static int64_t mix_line(const line *l) {
+static int64_t mix_line(const flat_line *l) {
   const ng_flat_pass *p = &l->p;
   int64_t kept = 0;
   for (int64_t k = 0; k < l->n; k++) {
     const float v = p->v[k];
     const double sum = p->old * (double)v + p->take * (double)p->x[k];
-    p->to[k] = l->range->is_excluded ? v : (float)or_old_value(sum, v, &kept);
+    p->to[k] = l->range->is_excluded ? v : (float)finite_or_old(sum, v, &kept);
   }
   return l->range->is_excluded ? 0 : kept;
 }
 
-static int64_t adam_direction(const line *l) {
+static int64_t adam_direction(const flat_line *l) {
   const ng_flat_pass *p = &l->p;
   int64_t kept = 0;
   if (l->range->is_excluded) { /* NG_FLAT_READ has set x to 0 */
@@ -144,29 +144,29 @@ static int64_t adam_direction(const line *l) {
   }
   for (int64_t k = 0; k < l->n; k++) {
     const double g = (double)p->x[k];
-    const double m = or_old_value(p->old * (double)p->v[k] + p->take * g, p->v[k], &kept);
+    const double m = finite_or_old(p->old * (double)p->v[k] + p->take * g, p->v[k], &kept);
     p->to[k] = p->x[k] = (float)m;
     if (p->s == NULL) continue;
     const double s =
-        or_old_value(p->forget * (double)p->s[k] + (1.0 - p->forget) * g * g, p->s[k], &kept);
+        finite_or_old(p->forget * (double)p->s[k] + (1.0 - p->forget) * g * g, p->s[k], &kept);
     p->next_s[k] = (float)s;
     p->x[k] = (float)(m * p->m / (sqrt(s * p->m2) + p->eps));
   }
   return kept;
 }
 
-static int64_t divide_line(const line *l) {
+static int64_t divide_line(const flat_line *l) {
   const ng_flat_pass *p = &l->p;
   int64_t kept = 0;
   for (int64_t k = 0; k < l->n; k++) {
-    const double x = (double)p->to[k], s = or_old_value((double)p->s[k] + x * x, p->s[k], &kept);
+    const double x = (double)p->to[k], s = finite_or_old((double)p->s[k] + x * x, p->s[k], &kept);
     p->next_s[k] = (float)s;
     p->to[k] = (float)(x / (sqrt(s) + p->eps));
   }
   return kept;
 }
 
-static int64_t limit_line(const line *l) {
+static int64_t limit_line(const flat_line *l) {
   const ng_flat_pass *p = &l->p;
   int64_t kept = 0;
   for (int64_t k = 0; k < l->n; k++) {
@@ -177,7 +177,7 @@ static int64_t limit_line(const line *l) {
   return kept;
 }
 
-static int64_t count_selectable(const line *l) {
+static int64_t count_selectable(const flat_line *l) {
   int64_t some = 0;
   for (int64_t k = 0; k < l->n && !l->range->is_excluded; k++) {
     some += !is_masked(&l->p, k);
@@ -185,7 +185,7 @@ static int64_t count_selectable(const line *l) {
   return some;
 }
 
-static void measure_line(const line *l, double sum[3]) {
+static void measure_line(const flat_line *l, double sum[3]) {
   const float *u = l->p.to;
   float g[NG_FLAT_LINE];
   if (l->range->is_excluded) return;
@@ -197,7 +197,7 @@ static void measure_line(const line *l, double sum[3]) {
 
 /* ---- chunks ----------------------------------------------------------------------------------*/
 
-static int64_t (*const count_line[NG_FLAT_OPS])(const line *l) = {
+static int64_t (*const line_pass[NG_FLAT_OPS])(const flat_line *l) = {
     [NG_FLAT_READ] = read_line,         [NG_FLAT_DECAY] = decay_line,
     [NG_FLAT_MASK] = mask_line,         [NG_FLAT_CLEAR] = clear_line,
     [NG_FLAT_SAVE] = save_line,         [NG_FLAT_FILL] = fill_line,
@@ -205,7 +205,7 @@ static int64_t (*const count_line[NG_FLAT_OPS])(const line *l) = {
     [NG_FLAT_DIVIDE] = divide_line,     [NG_FLAT_LIMIT] = limit_line,
     [NG_FLAT_COUNT] = count_selectable, [NG_FLAT_MEASURE] = NULL};
 
-static void move_to(ng_flat_pass *p, int64_t at) {
+static void move_pointers(ng_flat_pass *p, int64_t at) {
   p->to = p->to == NULL ? NULL : p->to + at;
   p->x = p->x == NULL ? NULL : p->x + at;
   p->next_s = p->next_s == NULL ? NULL : p->next_s + at;
@@ -216,27 +216,27 @@ static void move_to(ng_flat_pass *p, int64_t at) {
 
 static void pass_chunk(void *arg, int32_t i) {
   const ng_flat_pass *p = arg;
-  const ng_flat_chunk c = ng_flat_chunk_at(p->range, p->ranges, i);
-  double *sum = p->unit + 3 * (int64_t)i;
+  const ng_flat_chunk c = ng_find_chunk(p->range, p->ranges, i);
+  double *sum = p->partial_sums + 3 * (int64_t)i;
   memset(sum, 0, 3 * sizeof *sum);
   for (int64_t at = 0; at < c.n; at += NG_FLAT_LINE) {
-    line l = {*p, c.range, c.range->from + c.from + at, ng_min64(NG_FLAT_LINE, c.n - at)};
-    move_to(&l.p, c.at + at);
+    flat_line l = {*p, c.range, c.range->from + c.from + at, ng_min64(NG_FLAT_LINE, c.n - at)};
+    move_pointers(&l.p, c.at + at);
     if (p->op == NG_FLAT_MEASURE) {
       measure_line(&l, sum);
     } else {
-      sum[0] += (double)count_line[p->op](&l);
+      sum[0] += (double)line_pass[p->op](&l);
     }
   }
 }
 
-void ng_cpu_flat(ng_queue *q, const ng_flat_pass *p, int64_t n) {
+void ng_cpu_run_flat_passes(ng_queue *q, const ng_flat_pass *p, int64_t n) {
   for (const ng_flat_pass *end = p + n; p < end; p++) {
-    const int32_t chunks = ng_flat_list_chunks(p->range, p->ranges);
+    const int32_t chunks = ng_count_list_chunks(p->range, p->ranges);
     ng_queue_run(q, chunks, pass_chunk, (void *)(uintptr_t)p);
     memset(p->out, 0, 3 * sizeof *p->out);
     for (int64_t i = 0; i < 3 * (int64_t)chunks; i++) {
-      p->out[i % 3] += p->unit[i];
+      p->out[i % 3] += p->partial_sums[i];
     }
   }
 }

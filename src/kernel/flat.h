@@ -16,25 +16,27 @@
 enum { NG_FLAT_CHUNK = 8192, NG_FLAT_LINE = 2048, NG_FLAT_BLOCK = 32768 };
 
 /* A range: elements [at, at + n) of the vectors, which are elements [from, from + n) of one parameter. */
-typedef struct ng_flat {
+typedef struct ng_flat_range {
   int64_t at, n;
   int64_t first_chunk;                  /* number of chunks of the ranges before this range */
   int32_t part;                         /* which sums the range adds to (ng_rows.k) */
   bool is_excluded;                     /* the parameter is excluded from this step */
   const struct ng_place *grad, *weight; /* of the parameter */
   int64_t cols, from;                   /* columns of the parameter; its first element */
-} ng_flat;
+} ng_flat_range;
 
 /* A chunk: elements [from, from + n) of a range, which are elements [at, at + n) of the vectors. */
 typedef struct ng_flat_chunk {
-  const ng_flat *range;
+  const ng_flat_range *range;
   int64_t from, n, at;
 } ng_flat_chunk;
 
-static inline int64_t ng_flat_chunks(int64_t n) { return (n + NG_FLAT_CHUNK - 1) / NG_FLAT_CHUNK; }
+static inline int64_t ng_count_range_chunks(int64_t n) {
+  return (n + NG_FLAT_CHUNK - 1) / NG_FLAT_CHUNK;
+}
 /* Return chunk i of a list of ranges. Chunks are computed, because a stored list would grow with the model. */
-ng_flat_chunk ng_flat_chunk_at(const ng_flat *range, int64_t ranges, int64_t i);
-int32_t ng_flat_list_chunks(const ng_flat *range, int64_t ranges); /* number of chunks of a list */
+ng_flat_chunk ng_find_chunk(const ng_flat_range *range, int64_t ranges, int64_t i);
+int32_t ng_count_list_chunks(const ng_flat_range *range, int64_t ranges);
 
 /* What a pass does with every element of the vectors. g: the bound gradient; w: the bound weight; E: elements of excluded
  * parameters; M: elements with mask 0. "a or b" means: a; if a is not finite, b, and the pass counts the element.
@@ -60,14 +62,14 @@ typedef enum ng_flat_op {
 /* A pass over vectors: out[0] <- the count of elements or lines; NG_FLAT_MEASURE: out[3] <- the sums. */
 typedef struct ng_flat_pass {
   ng_flat_op op;
-  const ng_flat *range;
+  const ng_flat_range *range;
   int64_t ranges;
   float *to, *x, *next_s;
   const float *v, *s;
   uint8_t *mask; /* 0: the element is masked; NULL: no mask */
   double old, take, forget, m, m2, eps, limit;
-  double *unit; /* [chunks, 3] scratch */
-  double *out;  /* [3] */
+  double *partial_sums; /* [chunks, 3] scratch */
+  double *out;          /* [3] */
 } ng_flat_pass;
 
 typedef enum ng_rows_kind {
@@ -78,17 +80,17 @@ typedef enum ng_rows_kind {
 
 /* A parameter [rows, cols] in a low-rank row is P Q'; P [rank, rows] and then Q [rank, cols] are stored from element
  * `at` of the row on. rank 0: the rows * cols elements themselves are stored. */
-typedef struct ng_factors {
+typedef struct ng_low_rank_shape {
   int64_t rows, cols, rank, at;
-} ng_factors;
+} ng_low_rank_shape;
 
 /* The matrix G of a window: `places` places for rows, of which `used` contain one. The entries compute
- *     row_products: k[part][place] += <row, x> over the elements of each part, for every row in use
- *     row_combine:  u <- by[part] u + sum over rows in use of c[part][place] row; if by = 0, u is not read */
+ *     multiply_rows: k[part][place] += <row, x> over the elements of each part, for every row in use
+ *     combine_rows:  u <- by[part] u + sum over rows in use of c[part][place] row; if by = 0, u is not read */
 typedef struct ng_rows {
   ng_rows_kind kind;
   ng_dtype dtype;
-  const ng_flat *range;
+  const ng_flat_range *range;
   int64_t ranges;
   int64_t places, used, head;
   const int64_t *place; /* [used] places of the rows in use */
@@ -100,34 +102,34 @@ typedef struct ng_rows {
   const uint16_t *index;
   const int32_t *begin;
   int64_t blocks, first_block, before;
-  const ng_factors *factors; /* [ranges], for low-rank rows */
-  double *tile;              /* [threads, NG_FLAT_BLOCK] scratch for sparse rows */
-  double *unit;              /* [chunks, used] (whole rows) or [ranges, used] scratch */
-  const float *x;            /* NULL: x is the row at `head`; whole rows need an x */
-  double *k;                 /* [parts, places] */
-  const double *c;           /* [parts, places] */
-  const double *by;          /* [parts] */
+  const ng_low_rank_shape *factors; /* [ranges], for low-rank rows */
+  double *tile;                     /* [threads, NG_FLAT_BLOCK] scratch for sparse rows */
+  double *partial_sums;             /* [chunks, used] (whole rows) or [ranges, used] scratch */
+  const float *x;                   /* NULL: x is the row at `head`; whole rows need an x */
+  double *k;                        /* [parts, places] */
+  const double *c;                  /* [parts, places] */
+  const double *by;                 /* [parts] */
   float *u;
 } ng_rows;
 
 /* ---- low-rank rows ---------------------------------------------------------------------------*/
 
 /* An array of numbers of 48 bits: number i is x[i] + rest[i]. */
-typedef struct ng_pair {
+typedef struct ng_float_pair {
   float *x, *rest;
-} ng_pair;
+} ng_float_pair;
 
 /* One power iteration for a parameter a [rows, cols], PowerSGD (Vogels et al. 2019, arXiv 1905.13727):
  *     a <- e + by a;  P <- orthonormal columns of a Q;  Q <- a' P;  a <- a - P Q'
- * `from` contains the old Q, `to` receives the new P and Q; both have the layout of ng_factors. If a column of P consists
+ * `from` contains the old Q, `to` receives the new P and Q; both have the layout of ng_low_rank_shape. If a column of P consists
  * only of rounding errors, it becomes 0, and the same column of Q keeps its old value. Products are in double.
  * is_excluded: P <- 0, Q keeps its old value, a <- e. rank 0: to <- by a, a <- 0. */
 typedef struct ng_low_rank {
-  ng_factors shape;
+  ng_low_rank_shape shape;
   bool is_excluded;
   double by;
-  ng_pair a, e; /* [rows * cols]; e.x NULL: a already contains e + by a */
-  ng_pair from, to;
+  ng_float_pair a, e; /* [rows * cols]; e.x NULL: a already contains e + by a */
+  ng_float_pair from, to;
   double *work; /* [rank (rows + cols)] scratch */
 } ng_low_rank;
 
@@ -138,13 +140,13 @@ typedef struct ng_low_rank {
 enum { NG_LARGEST_BINS = 2048, NG_LARGEST_COUNTS = 4 * NG_LARGEST_BINS };
 
 /* A group of n elements x, of which the k largest magnitudes are selected; of equal magnitudes the first are selected.
- * largest_select and largest_count begin with x <- error + by x.
- *     largest_select   chosen[0..k) <- the indices of the k largest |x_i|
- *     largest_count    for ranks that select jointly. digits > 0: count[d] <- how many keys have `prefix` as leading bits
+ * select_largest and count_largest begin with x <- error + by x.
+ *     select_largest   chosen[0..k) <- the indices of the k largest |x_i|
+ *     count_largest    for ranks that select jointly. digits > 0: count[d] <- how many keys have `prefix` as leading bits
  *                      and d as their next `digits` bits, the last of which is bit `shift`.
  *                      digits = 0: count[0], count[1] <- how many keys are above `prefix`, how many are equal
- *     largest_collect  chosen[0..*selected) <- the indices of the keys above `prefix` and of the first `equal` equal keys
- *     largest_store    value[j], index[j] <- x[chosen[j]], rounded to dtype, and its index in its block; 0 for k <= j < size;
+ *     collect_largest  chosen[0..*selected) <- the indices of the keys above `prefix` and of the first `equal` equal keys
+ *     store_largest    value[j], index[j] <- x[chosen[j]], rounded to dtype, and its index in its block; 0 for k <= j < size;
  *                      x[chosen[j]] <- its rounding error; begin[i] <- first + the number of values before block i, or
  *                      first + size if the blocks from i > 0 on have no value */
 typedef struct ng_largest {

@@ -18,7 +18,7 @@
 static int64_t kernel_height(const ng_conv *c) { return (c->kernel[0] - 1) * c->dilation[0] + 1; }
 static int64_t padded_width(const ng_conv *c) { return c->width + 2 * c->padding[1]; }
 
-static int64_t window_floats(const ng_conv *c, int64_t channels) {
+static int64_t count_window_floats(const ng_conv *c, int64_t channels) {
   return ng_round16(ng_times(ng_times(kernel_height(c), padded_width(c)), channels));
 }
 
@@ -61,7 +61,7 @@ static void copy_patch(const ng_gram *g, const float *window, int64_t y0, int64_
 static void copy_patches(void *arg, int32_t i) {
   const ng_gram_tile *t = arg;
   const ng_conv *c = &t->g->conv;
-  float *window = t->scratch + i * window_floats(c, t->g->c1 - t->g->c0);
+  float *window = t->scratch + i * count_window_floats(c, t->g->c1 - t->g->c0);
   int64_t from, to, last_n = -1, next = 0; /* the window contains rows < next of image last_n */
   ng_piece_bounds(t->count, t->pieces, i, &from, &to);
   for (int64_t k = from; k < to;) {
@@ -87,12 +87,12 @@ static ng_conv with_channels(const ng_conv *c, int64_t channels) {
   return n;
 }
 
-/* Return how many floats of scratch a piece needs for the sums of all taps and for ng_box_sample, both in double,
+/* Return how many floats of scratch a piece needs for the sums of all taps and for ng_sum_sample_patches, both in double,
  * because the values of many positions may cancel. */
 static int64_t reduce_scratch(const ng_conv *c, int64_t channels) {
   const ng_conv box = with_channels(c, channels);
   return 2 * (ng_round16(ng_times(channels, ng_conv_taps(c))) +
-              ng_round16(ng_box_sample_scratch(&box)));
+              ng_round16(ng_sample_patches_scratch(&box)));
 }
 
 /* Return channels [c0, c1) of sample n as a view of one sample. */
@@ -119,7 +119,7 @@ static void reduce_samples(void *arg, int32_t i) {
   for (int64_t k = from; k < to; k++) {
     float *out = t->to + k * t->ld;
     const ng_view in = sample_view(t->g, t->first + k);
-    ng_box_sample(&box, &in, sum, sum + ng_round16(cols));
+    ng_sum_sample_patches(&box, &in, sum, sum + ng_round16(cols));
     for (int64_t j = 0; j < cols; j++) { /* from [channel][offset] to [offset][channel] */
       out[j] = (float)(sum[j % wide * taps + j / wide] * factor);
     }
@@ -134,10 +134,10 @@ void ng_gram_conv_plain(ng_queue *q, const ng_gram *g, float *scratch) {
   const int64_t cols = ng_conv_taps(c) * (g->c1 - g->c0) + (g->has_ones ? 1 : 0);
   if (g->reduce != 0) {
     const int64_t pixels = c->height * c->width;
-    ng_gram_add_tiles(q, g, g->samples, cols, pixels, reduce_samples, scratch);
+    ng_add_gram_by_tiles(q, g, g->samples, cols, pixels, reduce_samples, scratch);
   } else {
     const int64_t patches = g->samples * c->out_height * c->out_width;
-    ng_gram_add_tiles(q, g, patches, cols, cols, copy_patches, scratch);
+    ng_add_gram_by_tiles(q, g, patches, cols, cols, copy_patches, scratch);
   }
 }
 
@@ -145,14 +145,14 @@ void ng_gram_conv_plain(ng_queue *q, const ng_gram *g, float *scratch) {
 
 /* Choose the cheapest method. The choice depends on the geometry and the number of samples, not on values or threads,
  * so it is the same in every run. */
-void ng_cpu_gram_conv(ng_queue *q, const ng_gram *g, int64_t n, float *scratch) {
+void ng_cpu_add_conv_grams(ng_queue *q, const ng_gram *g, int64_t n, float *scratch) {
   for (const ng_gram *end = g + n; g < end; g++) {
     const ng_conv *c = &g->conv;
     const int64_t channels = g->c1 - g->c0;
     if (g->S64 != NULL) {
-      ng_ref_gram_conv(q, g, 1, scratch);
+      ng_ref_add_conv_grams(q, g, 1, scratch);
     } else if (ng_conv_is_pointwise(c)) {
-      ng_cpu_gram_rows(q, g, 1, scratch);
+      ng_cpu_add_row_grams(q, g, 1, scratch);
     } else if (g->reduce == 0 && ng_conv_shift_fits(c, channels) &&
                ng_conv_shift_cost(c, channels, g->samples) <
                    ng_conv_plain_cost(c, channels, g->samples)) {
@@ -166,7 +166,7 @@ void ng_cpu_gram_conv(ng_queue *q, const ng_gram *g, int64_t n, float *scratch) 
 /* The scratch is enough for every method: the choice depends on the samples, which are unknown at ng_ready. */
 int64_t ng_gram_conv_scratch(const ng_queue *q, const ng_conv *conv, int64_t in, int64_t out) {
   const int64_t tile = ng_tile_floats(ng_conv_taps(conv) * in + 1);
-  const int64_t piece = ng_max64(window_floats(conv, in), reduce_scratch(conv, in));
+  const int64_t piece = ng_max64(count_window_floats(conv, in), reduce_scratch(conv, in));
   int64_t floats = ng_plus(tile, ng_times(q->threads, piece));
   floats = ng_max64(floats, ng_tile_floats(ng_max64(in, out) + 1));
   if (ng_conv_shift_fits(conv, 1)) { /* a group of channels may fit even if all channels do not */

@@ -8,18 +8,18 @@
 
 /* ---- in place --------------------------------------------------------------------------------*/
 
-void ng_gram_bias_row(ng_queue *q, const ng_gram *g, float *scratch) {
+void ng_add_bias_row(ng_queue *q, const ng_gram *g, float *scratch) {
   const ng_conv *c = &g->conv;
   const int64_t C = c->channels, taps = ng_conv_taps(c), p = taps * C;
   double *sum = (double *)(void *)scratch;
   float *row = scratch + 2 * ng_round16(p);
   const ng_box box = {.x = g->x, .samples = g->samples, .conv = *c, .out = sum};
-  ng_cpu_box_sums(q, &box, 1, (double *)(void *)(row + ng_round16(p + 1)));
+  ng_cpu_sum_patches(q, &box, 1, (double *)(void *)(row + ng_round16(p + 1)));
   for (int64_t i = 0; i < p; i++) { /* from [channel][offset] to [offset][channel] */
     row[i] = (float)sum[i % C * taps + i / C];
   }
   row[p] = (float)(g->samples * c->out_height * c->out_width);
-  ng_linalg_of(q)->add_row(q, g->S, p, 0, p + 1, row, (float)g->alpha);
+  ng_linalg_uncounted(q)->add_row(q, g->S, p, 0, p + 1, row, (float)g->alpha);
 }
 
 /* Add the Gram matrix of f32 rows at distance ldx in place, then the row of the bias. For the bias, all rows are
@@ -27,7 +27,7 @@ void ng_gram_bias_row(ng_queue *q, const ng_gram *g, float *scratch) {
 static void add_gram_in_place(ng_queue *q, const ng_gram *g, int64_t ldx, float *scratch) {
   const float *X = (const float *)(const void *)ng_view_at(&g->x, 0, 0, g->c0);
   const int64_t rows = g->samples * g->x.positions, cols = g->c1 - g->c0;
-  ng_linalg_of(q)->add_gram(q, g->S, 0, cols, X, rows, ldx, (float)g->alpha);
+  ng_linalg_uncounted(q)->add_gram(q, g->S, 0, cols, X, rows, ldx, (float)g->alpha);
   if (!g->has_ones) return;
   ng_gram bias = {.samples = 1, .alpha = g->alpha, .S = g->S};
   bias.x = (ng_view){.data = X,
@@ -47,20 +47,20 @@ static void add_gram_in_place(ng_queue *q, const ng_gram *g, int64_t ldx, float 
                         .out_height = 1,
                         .out_width = rows,
                         .is_linear = true};
-  ng_gram_bias_row(q, &bias, scratch);
+  ng_add_bias_row(q, &bias, scratch);
 }
 
 /* ---- tiles -----------------------------------------------------------------------------------*/
 
-void ng_gram_add_tiles(ng_queue *q, const ng_gram *g, int64_t rows, int64_t cols, int64_t reads,
-                       void (*fill)(void *tile, int32_t i), float *scratch) {
+void ng_add_gram_by_tiles(ng_queue *q, const ng_gram *g, int64_t rows, int64_t cols, int64_t reads,
+                          void (*fill)(void *tile, int32_t i), float *scratch) {
   ng_gram_tile t = {.g = g, .to = scratch, .ld = ng_round16(cols)};
   t.scratch = scratch + ng_tile_floats(cols);
   for (; t.first < rows; t.first += t.count) {
     t.count = ng_min64(ng_tile_rows(cols), rows - t.first);
     t.pieces = ng_queue_pieces(q, t.count * reads);
     ng_queue_run(q, t.pieces, fill, &t);
-    ng_linalg_of(q)->add_gram(q, g->S, 0, cols, scratch, t.count, t.ld, (float)g->alpha);
+    ng_linalg_uncounted(q)->add_gram(q, g->S, 0, cols, scratch, t.count, t.ld, (float)g->alpha);
   }
 }
 
@@ -121,7 +121,7 @@ static void reduce_rows(void *arg, int32_t i) {
 
 /* ---- the entry -----------------------------------------------------------------------------*/
 
-/* A call needs a tile or, in ng_gram_bias_row, the sums in double, the row in f32 and ng_box_scratch. */
+/* A call needs a tile or, in ng_add_bias_row, the sums in double, the row in f32 and ng_box_scratch. */
 int64_t ng_gram_rows_scratch(int64_t columns) {
   return ng_tile_floats(columns + 1) + 4 * ng_round16(columns + 1);
 }
@@ -139,25 +139,25 @@ static int64_t row_distance(const ng_gram *r) {
           ? v->sample_stride
           : 0;
   if (r->samples * S == 1) return wide;
-  return by >= wide && ng_linalg_fits(by) ? by : 0;
+  return by >= wide && ng_blas_accepts_order(by) ? by : 0;
 }
 
-void ng_cpu_gram_rows(ng_queue *q, const ng_gram *g, int64_t n, float *scratch) {
+void ng_cpu_add_row_grams(ng_queue *q, const ng_gram *g, int64_t n, float *scratch) {
   for (const ng_gram *end = g + n; g < end; g++) {
     const int64_t S = g->x.positions, cols = g->c1 - g->c0, wide = cols + (g->has_ones ? 1 : 0);
     const bool reduces = g->reduce != 0 && S > 1;
     if (g->samples <= 0 || cols <= 0) continue;
     if (g->S64 != NULL) {
-      ng_ref_gram_rows(q, g, 1, scratch);
+      ng_ref_add_row_grams(q, g, 1, scratch);
       continue;
     }
     const int64_t distance = reduces ? 0 : row_distance(g);
     if (distance > 0) {
       add_gram_in_place(q, g, distance, scratch);
     } else if (reduces) {
-      ng_gram_add_tiles(q, g, g->samples, wide, cols * S, reduce_rows, scratch);
+      ng_add_gram_by_tiles(q, g, g->samples, wide, cols * S, reduce_rows, scratch);
     } else {
-      ng_gram_add_tiles(q, g, g->samples * S, wide, cols, copy_rows, scratch);
+      ng_add_gram_by_tiles(q, g, g->samples * S, wide, cols, copy_rows, scratch);
     }
   }
 }

@@ -13,7 +13,7 @@ int64_t ng_conv_shift_scratch(const ng_conv *c, int64_t channels); /* floats */
 double ng_conv_shift_cost(const ng_conv *c, int64_t channels, int64_t samples);
 double ng_conv_plain_cost(const ng_conv *c, int64_t channels, int64_t samples);
 
-/* Compute gram_conv for stride 1 and reduce 0. */
+/* add_conv_grams for stride 1 and reduce 0, by the fast method. */
 void ng_gram_conv_shift(ng_queue *q, const ng_gram *g, float *scratch);
 
 /* ---- geometry: gram_shift_plan.c -------------------------------------------------------------*/
@@ -37,24 +37,26 @@ typedef struct ng_strips {
   int64_t low, high;
 } ng_strips;
 
-ng_axis ng_axis_of(const ng_conv *c, int32_t i);
+ng_axis ng_conv_axis(const ng_conv *c, int32_t i);
 ng_range ng_axis_tap_range(const ng_axis *a, int64_t k);   /* image coordinates that tap k covers */
 ng_range ng_axis_paired_taps(const ng_axis *a, int64_t d); /* taps k such that k + d is a tap */
-ng_strips ng_strips_of(const ng_axis *a, int64_t d);
-static inline int64_t ng_strips_indices(const ng_strips *s) { return 1 + s->low + s->high; }
-int64_t ng_strip_at(const ng_strips *s, int64_t i); /* the coordinate of index i > 0 */
+ng_strips ng_find_strips(const ng_axis *a, int64_t d);
+static inline int64_t ng_count_strip_indices(const ng_strips *s) { return 1 + s->low + s->high; }
+/* Return the coordinate of index i > 0. */
+int64_t ng_strip_coordinate(const ng_strips *s, int64_t i);
 /* Write to `index` the indices from which block (k, k + d) is combined: 0, then the indices of the coordinates of
  * `inner` that the block does not contain. Return how many; 0 means that the block is zero. */
-int64_t ng_strips_terms(const ng_axis *a, const ng_strips *s, int64_t d, int64_t k, int64_t *index);
+int64_t ng_list_strip_terms(const ng_axis *a, const ng_strips *s, int64_t d, int64_t k,
+                            int64_t *index);
 
-/* Return how many image columns at each end a tile stores a second time, in the layout of edge_pixel_at (gram_shift.c). */
-int64_t ng_shift_edge(const ng_conv *c);
-int64_t
-ng_shift_columns(const ng_conv *c); /* such columns at both ends together, at most the width */
-int64_t
-ng_shift_rows(const ng_conv *c); /* pixels that a tile stores for a sample, copies included */
-int64_t ng_shift_samples(const ng_conv *c,
-                         int64_t channels); /* largest number of samples of a tile */
+/* Return how many image columns at each end a tile stores a second time, in the layout of edge_pixel_address (gram_shift.c). */
+int64_t ng_shift_edge_columns(const ng_conv *c);
+/* Return the number of such columns at both ends together, at most the width. */
+int64_t ng_shift_copied_columns(const ng_conv *c);
+/* Return the number of pixels that a tile stores for a sample, copies included. */
+int64_t ng_shift_pixels(const ng_conv *c);
+/* Return the largest number of samples of a tile. */
+int64_t ng_shift_tile_samples(const ng_conv *c, int64_t channels);
 
 /* Offsets in scratch, in floats. The tile and the copies of its edge columns begin at 0, the matrices M[i, j] of one
  * displacement at `products`, and a symmetric matrix of order `channels` at `gram`. */

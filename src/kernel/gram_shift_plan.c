@@ -7,7 +7,7 @@
 
 /* ---- one axis --------------------------------------------------------------------------------*/
 
-ng_axis ng_axis_of(const ng_conv *c, int32_t i) {
+ng_axis ng_conv_axis(const ng_conv *c, int32_t i) {
   return (ng_axis){.size = i == 0 ? c->height : c->width,
                    .taps = c->kernel[i],
                    .step = c->dilation[i],
@@ -46,7 +46,7 @@ ng_range ng_axis_paired_taps(const ng_axis *a, int64_t d) {
 }
 
 /* low, high: how many coordinates at each end are missing in some block of displacement d. */
-ng_strips ng_strips_of(const ng_axis *a, int64_t d) {
+ng_strips ng_find_strips(const ng_axis *a, int64_t d) {
   ng_strips s = {.inner = paired_coordinates(a, d)};
   const ng_range taps = ng_axis_paired_taps(a, d);
   for (int64_t k = taps.from; k < taps.to; k++) {
@@ -58,12 +58,12 @@ ng_strips ng_strips_of(const ng_axis *a, int64_t d) {
   return s;
 }
 
-int64_t ng_strip_at(const ng_strips *s, int64_t i) {
+int64_t ng_strip_coordinate(const ng_strips *s, int64_t i) {
   return i <= s->low ? s->inner.from + i - 1 : s->inner.to - (i - s->low);
 }
 
-int64_t ng_strips_terms(const ng_axis *a, const ng_strips *s, int64_t d, int64_t k,
-                        int64_t *index) {
+int64_t ng_list_strip_terms(const ng_axis *a, const ng_strips *s, int64_t d, int64_t k,
+                            int64_t *index) {
   int64_t low = 0, high = 0, n = 0;
   if (!missing_ends(a, d, k, &low, &high)) return 0;
   index[n++] = 0;
@@ -86,24 +86,26 @@ enum {
 
 /* A column that is missing in some block at the left end, and the column displaced from that column, are both to the left
  * of the first column under the last tap. The right end is symmetric. */
-int64_t ng_shift_edge(const ng_conv *c) {
+int64_t ng_shift_edge_columns(const ng_conv *c) {
   return ng_max64(0, (c->kernel[1] - 1) * c->dilation[1] - c->padding[1]);
 }
 
-int64_t ng_shift_columns(const ng_conv *c) { return ng_min64(c->width, 2 * ng_shift_edge(c)); }
+int64_t ng_shift_copied_columns(const ng_conv *c) {
+  return ng_min64(c->width, 2 * ng_shift_edge_columns(c));
+}
 
-int64_t ng_shift_rows(const ng_conv *c) {
-  return ng_times(c->height, c->width + ng_shift_columns(c));
+int64_t ng_shift_pixels(const ng_conv *c) {
+  return ng_times(c->height, c->width + ng_shift_copied_columns(c));
 }
 
 /* Return the largest number of matrices M of a displacement; each has channels^2 floats. */
 static int64_t product_count(const ng_conv *c) {
-  const ng_axis v = ng_axis_of(c, 0), h = ng_axis_of(c, 1);
+  const ng_axis v = ng_conv_axis(c, 0), h = ng_conv_axis(c, 1);
   int64_t most = 0;
   for (int64_t dy = 0; dy < v.taps; dy++) {
     for (int64_t dx = 0; dx < h.taps; dx++) {
-      const ng_strips sy = ng_strips_of(&v, dy), sx = ng_strips_of(&h, dx);
-      most = ng_max64(most, ng_strips_indices(&sy) * ng_strips_indices(&sx));
+      const ng_strips sy = ng_find_strips(&v, dy), sx = ng_find_strips(&h, dx);
+      most = ng_max64(most, ng_count_strip_indices(&sy) * ng_count_strip_indices(&sx));
     }
   }
   return most;
@@ -115,14 +117,14 @@ bool ng_conv_shift_fits(const ng_conv *c, int64_t channels) {
   /* This limit bounds the time of product_count, which visits all pairs of taps. */
   if (c->kernel[0] > MOST_TAPS || c->kernel[1] > MOST_TAPS) return false;
   return c->stride[0] == 1 && c->stride[1] == 1 &&
-         ng_times(channels, ng_shift_rows(c)) <= TILE_FLOATS &&
+         ng_times(channels, ng_shift_pixels(c)) <= TILE_FLOATS &&
          product_count(c) <= NG_SHIFT_MAX_PRODUCTS;
 }
 
 /* A tile needs many samples, because its samples are the rows that a GEMM sums for each pixel. */
-int64_t ng_shift_samples(const ng_conv *c, int64_t channels) {
+int64_t ng_shift_tile_samples(const ng_conv *c, int64_t channels) {
   const int64_t by_rows = TILE_ROWS / (c->height * c->width);
-  return ng_max64(1, ng_min64(by_rows, TILE_FLOATS / (channels * ng_shift_rows(c))));
+  return ng_max64(1, ng_min64(by_rows, TILE_FLOATS / (channels * ng_shift_pixels(c))));
 }
 
 ng_shift_layout ng_shift_layout_of(const ng_conv *c, int64_t channels, int64_t tile) {
@@ -135,9 +137,9 @@ ng_shift_layout ng_shift_layout_of(const ng_conv *c, int64_t channels, int64_t t
 
 int64_t ng_conv_shift_scratch(const ng_conv *c, int64_t channels) {
   /* Groups of fewer channels need no more scratch. `widest`: all channels, or as many as fit a tile of one sample. */
-  const int64_t widest = ng_min64(channels, TILE_FLOATS / ng_shift_rows(c));
+  const int64_t widest = ng_min64(channels, TILE_FLOATS / ng_shift_pixels(c));
   const int64_t by_rows = ng_max64(1, TILE_ROWS / (c->height * c->width));
-  const int64_t tile = ng_min64(by_rows * widest * ng_shift_rows(c), TILE_FLOATS);
+  const int64_t tile = ng_min64(by_rows * widest * ng_shift_pixels(c), TILE_FLOATS);
   return ng_shift_layout_of(c, widest, tile).total;
 }
 
@@ -147,16 +149,16 @@ int64_t ng_conv_shift_scratch(const ng_conv *c, int64_t channels) {
  * float of the factor 0.12 ns. Measured times of 3 to 512 channels, 56x56 to 2x2 pixels and 4 or 32 samples differ from
  * the model by up to 20 %. */
 double ng_conv_shift_cost(const ng_conv *c, int64_t channels, int64_t samples) {
-  const ng_axis v = ng_axis_of(c, 0), h = ng_axis_of(c, 1);
+  const ng_axis v = ng_conv_axis(c, 0), h = ng_conv_axis(c, 1);
   const double C = (double)channels, per_flop = (C + 16.0) / C / 250.0;
-  const int64_t most = ng_shift_samples(c, channels), tiles = (samples + most - 1) / most;
+  const int64_t most = ng_shift_tile_samples(c, channels), tiles = (samples + most - 1) / most;
   double rows = 0, calls = 0, moved = 0;
   for (int64_t dy = 0; dy < v.taps; dy++) {
     for (int64_t dx = dy == 0 ? 0 : 1 - h.taps; dx < h.taps; dx++) {
-      const ng_strips sy = ng_strips_of(&v, dy), sx = ng_strips_of(&h, dx);
+      const ng_strips sy = ng_find_strips(&v, dy), sx = ng_find_strips(&h, dx);
       const int64_t height = sy.inner.to - sy.inner.from, width = sx.inner.to - sx.inner.from;
       if (height <= 0 || width <= 0) continue;
-      const int64_t ny = ng_strips_indices(&sy), nx = ng_strips_indices(&sx);
+      const int64_t ny = ng_count_strip_indices(&sy), nx = ng_count_strip_indices(&sx);
       const ng_range ky = ng_axis_paired_taps(&v, dy), kx = ng_axis_paired_taps(&h, dx);
       const double call = (double)((dx == 0 ? 1 : height) + ny * nx - 1);
       rows += (double)((height + ny - 1) * (width + nx - 1)) * (dy == 0 && dx == 0 ? 0.6 : 1.0);
@@ -164,7 +166,7 @@ double ng_conv_shift_cost(const ng_conv *c, int64_t channels, int64_t samples) {
       moved += call + (double)((ky.to - ky.from) * (kx.to - kx.from)) * 3.0;
     }
   }
-  const double packed = (double)(samples * ng_shift_rows(c)) * C;
+  const double packed = (double)(samples * ng_shift_pixels(c)) * C;
   return 2.0 * C * C * rows * (double)samples * per_flop + calls * (double)tiles * 1000.0 +
          (moved * C * C * (double)tiles + packed) * 0.15;
 }

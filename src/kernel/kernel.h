@@ -24,14 +24,14 @@ enum { NG_LINE = 512 }; /* elements that a loop converts at once into a buffer o
 /* ---- descriptors -----------------------------------------------------------------------------*/
 
 /* The memory layout of a parameter [rows, cols]. Row r begins at data + r row_stride; strides count elements.
- * With rows_adjacent, the elements of a row are adjacent. Otherwise a row is an array with `axes` axes of sizes `extent`
+ * With has_dense_rows, the elements of a row are adjacent. Otherwise a row is an array with `axes` axes of sizes `extent`
  * and strides `stride`, the outermost axis first, as in a channels-last or transposed weight. */
 typedef struct ng_place {
   void *data; /* NULL: not bound */
   ng_dtype dtype;
-  bool rows_adjacent;
-  bool one_step; /* the binding ends with the step (NG_ONE_STEP) */
-  bool expired;  /* the binding has ended with its step, so `data` is NULL */
+  bool has_dense_rows;
+  bool expires_after_step; /* the binding ends with the step (NG_ONE_STEP) */
+  bool is_expired;         /* the binding has ended with its step, so `data` is NULL */
   int32_t axes;
   int64_t row_stride;
   int64_t extent[NG_DIMS], stride[NG_DIMS];
@@ -75,8 +75,8 @@ typedef struct ng_direction {
   ng_region D;
   double scale, k;
   bool is_stored;
-  bool in_double; /* compute d in double, because its two terms nearly cancel */
-  const float *u; /* u[r][c] is u[r u_row + c u_col], or u[r u_row + map[c]]; NULL: no u */
+  bool uses_double; /* compute d in double, because its two terms nearly cancel */
+  const float *u;   /* u[r][c] is u[r u_row + c u_col], or u[r u_row + map[c]]; NULL: no u */
   int64_t u_row, u_col;
   const int32_t *map;          /* [cols] */
   const double *u_double;      /* u in double, with the same strides or map; NULL: `u` is used */
@@ -89,26 +89,26 @@ typedef struct ng_direction {
 
 /* Coefficients of SGD with direction d: g = d + decay w; m <- old m + take g; w <- keep w - lr m, or with nesterov
  * w <- keep w - lr (g + mu m). `take` and `old` depend on the parameter: see ng_weight_update. */
-typedef struct ng_sgd_numbers {
+typedef struct ng_sgd_coefficients {
   double lr, mu, keep, decay;
   bool nesterov;
-} ng_sgd_numbers;
+} ng_sgd_coefficients;
 
 /* Coefficients of AdamW with direction d: m <- b1 m + n1 d; v <- b2 v + n2 d^2; w <- keep w - step m / (root sqrt(v) +
  * eps). `step` and `root` depend on the parameter: see ng_weight_update. */
-typedef struct ng_adamw_numbers {
+typedef struct ng_adamw_coefficients {
   double b1, b2, n1, n2, keep, eps;
-} ng_adamw_numbers;
+} ng_adamw_coefficients;
 
 /* The weight and moments that one ng_direction updates. An f64 weight has f64 moments and is updated in double; the
  * moments of other weights are f32, and the coefficients are rounded to f32. */
 typedef struct ng_weight_update {
-  const ng_place *weight;    /* bound weight, with the rows and columns of the gradient's place */
-  void *m, *v;               /* [rows, cols] momentum or first moment; second moment */
-  int64_t cols;              /* columns of the parameter */
-  const ng_sgd_numbers *sgd; /* NULL: AdamW */
-  const ng_adamw_numbers *adamw; /* NULL: SGD */
-  const double *coefficients;    /* [2] SGD: take, old; AdamW: step, root */
+  const ng_place *weight; /* bound weight, with the rows and columns of the gradient's place */
+  void *m, *v;            /* [rows, cols] momentum or first moment; second moment */
+  int64_t cols;           /* columns of the parameter */
+  const ng_sgd_coefficients *sgd;     /* NULL: AdamW */
+  const ng_adamw_coefficients *adamw; /* NULL: SGD */
+  const double *coefficients;         /* [2] SGD: take, old; AdamW: step, root */
 } ng_weight_update;
 
 /* The ratios r = |d / (D + 1e-8)| of all elements of a list of directions: histogram, extremes, sums (step/quantify.c).
@@ -149,68 +149,72 @@ typedef struct ng_change {
 } ng_change;
 
 /* Convert n f32 at x to 16-bit numbers of `dtype` in the first half of the memory of x; if `widens`, convert them back. */
-typedef struct ng_wire {
+typedef struct ng_wire_conversion {
   void *x;
   int64_t n;
   ng_dtype dtype;
   bool widens;
-} ng_wire;
+} ng_wire_conversion;
 
 /* ---- the table -------------------------------------------------------------------------------*/
 
 typedef struct ng_kernel_ops {
-  /* Return the number of tiles of a region, for scratch: measure, norm2 and ratios store the sums of tiles. */
-  int64_t (*tiles)(int64_t rows, int64_t cols);
+  /* Return the number of tiles of a region, for scratch: three entries store the sums of tiles. */
+  int64_t (*count_tiles)(int64_t rows, int64_t cols);
   /* scan.c: out[i] <- the largest |element| of array a[i] in f32; Inf if an element is not finite in f32. */
-  void (*scan)(ng_queue *q, const ng_strided *a, int64_t n, double *out);
-  /* measure.c. measure: compute the sums of every descriptor. parts: scratch, 2 numbers for each tile.
-   * finite: out[i] <- 1 if all elements of region i are finite, else 0. */
-  void (*measure)(ng_queue *q, const ng_measure *m, int64_t n, double *parts);
-  void (*finite)(ng_queue *q, const ng_region *a, int64_t n, int32_t *out);
-  void (*read)(ng_queue *q, const ng_read *r, int64_t n); /* copy gradients, see ng_read */
-  /* emit.c. emit: write each direction over its gradient; an element that does not fit its dtype keeps the gradient.
-   * store: to[i], dense [rows, cols], <- direction i. norm2: out[i] <- |direction i|^2; parts: scratch, 1 number for each
-   * tile. */
-  void (*emit)(ng_queue *q, const ng_direction *e, int64_t n);
-  void (*store)(ng_queue *q, const ng_direction *e, float *const *to, int64_t n);
-  void (*norm2)(ng_queue *q, const ng_direction *e, int64_t n, double *parts, double *out);
+  void (*find_largest)(ng_queue *q, const ng_strided *a, int64_t n, double *out);
+  /* measure.c: the sums of every descriptor. parts: scratch, 2 numbers for each tile. */
+  void (*measure_gradients)(ng_queue *q, const ng_measure *m, int64_t n, double *parts);
+  /* measure.c: out[i] <- 1 if all elements of region i are finite, else 0. */
+  void (*check_finite)(ng_queue *q, const ng_region *a, int64_t n, int32_t *out);
+  /* measure.c: copy gradients to f32 or double, see ng_read. */
+  void (*read_gradients)(ng_queue *q, const ng_read *r, int64_t n);
+  /* emit.c: write each direction over its gradient; an element that does not fit its dtype keeps the gradient. */
+  void (*write_directions)(ng_queue *q, const ng_direction *e, int64_t n);
+  /* emit.c: to[i], dense [rows, cols], <- direction i. */
+  void (*store_directions)(ng_queue *q, const ng_direction *e, float *const *to, int64_t n);
+  /* emit.c: out[i] <- |direction i|^2; parts: scratch, 1 number for each tile. */
+  void (*sum_norms)(ng_queue *q, const ng_direction *e, int64_t n, double *parts, double *out);
   /* update.c: update weight and moments s[i] by direction e[i]; the gradient stays. An element whose new weight,
    * momentum or moment is not finite keeps the old value. */
-  void (*update)(ng_queue *q, const ng_direction *e, const ng_weight_update *s, int64_t n);
+  void (*update_weights)(ng_queue *q, const ng_direction *e, const ng_weight_update *s, int64_t n);
   /* ratios.c: the ratios of all directions. If s is not NULL, d is the direction of update s[i]: minus the weight after
    * the update with lr = 1 and keep = 0. */
-  void (*ratios)(ng_queue *q, const ng_direction *e, const ng_weight_update *s, int64_t n,
-                 const ng_ratios *r);
+  void (*count_ratios)(ng_queue *q, const ng_direction *e, const ng_weight_update *s, int64_t n,
+                       const ng_ratios *r);
   /* Sums over observed arrays (observed.h); scratch is large enough for the largest descriptor of the list.
-   * gram_rows.c, gram_conv.c: add Gram matrices of rows, or of patches of images. box.c: sums of patches.
+   * gram_rows.c, gram_conv.c: add Gram matrices of rows, or of patches of images (add_conv_grams). box.c: sums of patches.
    * squares.c: sums of squares of columns. */
-  void (*gram_rows)(ng_queue *q, const ng_gram *g, int64_t n, float *scratch);
-  void (*gram_conv)(ng_queue *q, const ng_gram *g, int64_t n, float *scratch);
-  void (*box_sums)(ng_queue *q, const ng_box *b, int64_t n, double *scratch);
-  void (*square_sums)(ng_queue *q, const ng_squares *s, int64_t n);
-  /* norm_sums.c. norm_squares: sums over samples of the squares and products of the gradients of gamma and beta.
-   * norm_gram: the Gram matrix of these gradients. */
-  void (*norm_squares)(ng_queue *q, const ng_norm_sum *k, int64_t n, void *scratch);
-  void (*norm_gram)(ng_queue *q, const ng_norm_sum *k, int64_t n, void *scratch);
-  void (*flat)(ng_queue *q, const ng_flat_pass *p, int64_t n); /* flat.c: passes over vectors */
-  /* rows.c: products of the rows of windows with a vector; combinations of rows (flat.h). */
-  void (*row_products)(ng_queue *q, const ng_rows *G, int64_t n);
-  void (*row_combine)(ng_queue *q, const ng_rows *G, int64_t n);
+  void (*add_row_grams)(ng_queue *q, const ng_gram *g, int64_t n, float *scratch);
+  void (*add_conv_grams)(ng_queue *q, const ng_gram *g, int64_t n, float *scratch);
+  void (*sum_patches)(ng_queue *q, const ng_box *b, int64_t n, double *scratch);
+  void (*sum_squares)(ng_queue *q, const ng_squares *s, int64_t n);
+  /* norm_sums.c: sums over samples of the squares and products of the gradients of gamma and beta of norm layers. */
+  void (*sum_norm_squares)(ng_queue *q, const ng_norm_sum *k, int64_t n, void *scratch);
+  /* norm_sums.c: add the Gram matrices of these gradients. */
+  void (*add_norm_grams)(ng_queue *q, const ng_norm_sum *k, int64_t n, void *scratch);
+  /* flat.c: passes over vectors of windows (ng_flat_op). */
+  void (*run_flat_passes)(ng_queue *q, const ng_flat_pass *p, int64_t n);
+  /* rows.c: products of the rows of windows with a vector; combinations of rows (ng_rows). */
+  void (*multiply_rows)(ng_queue *q, const ng_rows *G, int64_t n);
+  void (*combine_rows)(ng_queue *q, const ng_rows *G, int64_t n);
   /* largest.c: see ng_largest. count: [threads, NG_LARGEST_COUNTS] scratch. */
-  void (*largest_select)(ng_queue *q, const ng_largest *v, int64_t n, int32_t *count);
-  void (*largest_count)(ng_queue *q, const ng_largest *v, int64_t n);
-  void (*largest_collect)(ng_queue *q, const ng_largest *v, int64_t n);
-  void (*largest_store)(ng_queue *q, const ng_largest *v, int64_t n);
-  void (*largest_pack)(ng_queue *q, const ng_largest_pack *p, int64_t n);
-  /* copy.c: copies of arrays, for shards; sums converted to 16 bits while they travel between ranks, and back. */
-  void (*copy)(ng_queue *q, const ng_copy *c, int64_t n);
-  void (*wire)(ng_queue *q, const ng_wire *w, int64_t n);
-  void (*change)(ng_queue *q, const ng_change *c,
-                 int64_t n); /* change.c: how much averages changed */
-  void (*low_rank)(ng_queue *q, const ng_low_rank *w, int64_t n); /* low_rank.c: power iterations */
+  void (*select_largest)(ng_queue *q, const ng_largest *v, int64_t n, int32_t *count);
+  void (*count_largest)(ng_queue *q, const ng_largest *v, int64_t n);
+  void (*collect_largest)(ng_queue *q, const ng_largest *v, int64_t n);
+  void (*store_largest)(ng_queue *q, const ng_largest *v, int64_t n);
+  void (*pack_largest)(ng_queue *q, const ng_largest_pack *p, int64_t n);
+  /* copy.c: copies of arrays, for shards. */
+  void (*copy_arrays)(ng_queue *q, const ng_copy *c, int64_t n);
+  /* copy.c: f32 sums converted to 16 bits while they travel between ranks, and back. */
+  void (*convert_for_wire)(ng_queue *q, const ng_wire_conversion *w, int64_t n);
+  /* change.c: add how much averages changed. */
+  void (*add_changes)(ng_queue *q, const ng_change *c, int64_t n);
+  /* low_rank.c: one power iteration for each parameter. */
+  void (*iterate_low_rank)(ng_queue *q, const ng_low_rank *w, int64_t n);
 } ng_kernel_ops;
 
-/* Return the table for one call: ng_kernels(q)->scan(q, ...), and count the call as pending, as ng_on does. */
+/* Return the table for one call: ng_kernels(q)->find_largest(q, ...), and count the call as pending, as ng_linalg does. */
 static inline const ng_kernel_ops *ng_kernels(ng_queue *q) {
   q->pending++;
   return q->backend->kernels;
@@ -239,10 +243,10 @@ void ng_place_write_double(const ng_place *v, int64_t row, int64_t col, int64_t 
 /* Return how many columns to read or write at once: at most NG_LINE, and only whole channels of a channels-last weight,
  * because whole channels are transposed (place.c). */
 static inline int64_t ng_place_columns(const ng_place *v) {
-  const int64_t inner = v->rows_adjacent || v->axes != 2 ? 1 : v->extent[1];
+  const int64_t inner = v->has_dense_rows || v->axes != 2 ? 1 : v->extent[1];
   return inner > NG_LINE ? NG_LINE : NG_LINE / inner * inner;
 }
-/* Return the address of an element of a place with rows_adjacent. */
+/* Return the address of an element of a place with has_dense_rows. */
 static inline void *ng_place_at(const ng_place *v, int64_t row, int64_t col) {
   return (char *)v->data + (row * v->row_stride + col) * ng_dtype_size(v->dtype);
 }

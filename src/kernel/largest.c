@@ -33,7 +33,7 @@ NG_CLONES static void add_error(float *restrict x, const float *restrict error, 
 
 /* Add the error to x[from..to) and count the first digits. Neighbouring elements are counted in four different histograms,
  * because two increments of the same counter would wait for each other. */
-static void count_first(const ng_largest *v, int64_t from, int64_t to, int32_t *count) {
+static void count_first_digits(const ng_largest *v, int64_t from, int64_t to, int32_t *count) {
   memset(count, 0, (size_t)COPIES * BINS * sizeof *count);
   for (int64_t at = from, n; at < to; at += n) { /* a line stays in the L1 cache */
     float *x = v->x + at;
@@ -105,14 +105,14 @@ typedef struct selection {
   const ng_largest *v;
   int64_t groups;
   int32_t pieces, *count;
-  uint32_t low;
+  uint32_t least_key;
 } selection;
 
 static void count_piece(void *arg, int32_t piece) {
   const selection *g = arg;
   int64_t from, to;
   ng_piece_bounds(g->v->n, g->pieces, piece, &from, &to);
-  count_first(g->v, from, to, g->count + (int64_t)piece * NG_LARGEST_COUNTS);
+  count_first_digits(g->v, from, to, g->count + (int64_t)piece * NG_LARGEST_COUNTS);
 }
 
 /* Collect the elements of a piece with key >= low; write their number after the piece's first histogram, where the other
@@ -122,7 +122,7 @@ static void collect_piece(void *arg, int32_t piece) {
   int64_t from, to;
   ng_piece_bounds(g->v->n, g->pieces, piece, &from, &to);
   g->count[(int64_t)piece * NG_LARGEST_COUNTS + BINS] =
-      (int32_t)collect_above(g->v->x, from, to, g->low, g->v->chosen);
+      (int32_t)collect_above(g->v->x, from, to, g->least_key, g->v->chosen);
 }
 
 /* Select from one group in `pieces` pieces, on this thread if q is NULL. */
@@ -136,7 +136,7 @@ static void select_group(const ng_queue *q, const ng_largest *v, int32_t pieces,
     }
   }
   const uint32_t bin = find_bin(count, BINS, &rest);
-  g.low = bin << FIRST;
+  g.least_key = bin << FIRST;
   ng_queue_run(q, pieces, collect_piece, &g);
   for (int32_t i = 0; i < pieces; i++) {
     int64_t from, to;
@@ -163,7 +163,7 @@ static void select_piece(void *arg, int32_t piece) {
   }
 }
 
-void ng_cpu_largest_select(ng_queue *q, const ng_largest *v, int64_t n, int32_t *count) {
+void ng_cpu_select_largest(ng_queue *q, const ng_largest *v, int64_t n, int32_t *count) {
   selection g = {.v = v, .groups = n, .pieces = q->threads, .count = count};
   ng_queue_run(q, g.pieces, select_piece, &g);
   for (int64_t i = 0; i < n; i++) {
@@ -173,7 +173,7 @@ void ng_cpu_largest_select(ng_queue *q, const ng_largest *v, int64_t n, int32_t 
 
 /* ---- selection over several ranks ------------------------------------------------------------*/
 
-void ng_cpu_largest_count(ng_queue *q, const ng_largest *v, int64_t n) {
+void ng_cpu_count_largest(ng_queue *q, const ng_largest *v, int64_t n) {
   (void)q;
   for (const ng_largest *end = v + n; v < end; v++) {
     const uint32_t mask = (UINT32_C(1) << v->digits) - 1;
@@ -190,7 +190,7 @@ void ng_cpu_largest_count(ng_queue *q, const ng_largest *v, int64_t n) {
   }
 }
 
-void ng_cpu_largest_collect(ng_queue *q, const ng_largest *v, int64_t n) {
+void ng_cpu_collect_largest(ng_queue *q, const ng_largest *v, int64_t n) {
   (void)q;
   for (const ng_largest *end = v + n; v < end; v++) {
     int64_t equal = v->equal, m = 0;
@@ -239,11 +239,11 @@ static void store_group(void *arg, int32_t i) {
   memset(v->index + v->k, 0, unused * sizeof *v->index);
 }
 
-void ng_cpu_largest_store(ng_queue *q, const ng_largest *v, int64_t n) {
+void ng_cpu_store_largest(ng_queue *q, const ng_largest *v, int64_t n) {
   ng_queue_run(q, (int32_t)n, store_group, (void *)(uintptr_t)v);
 }
 
-void ng_shared_largest_pack(ng_queue *q, const ng_largest_pack *p, int64_t n) {
+void ng_shared_pack_largest(ng_queue *q, const ng_largest_pack *p, int64_t n) {
   (void)q;
   for (const ng_largest_pack *end = p + n; p < end; p++) {
     const int64_t size = ng_dtype_size(p->dtype);

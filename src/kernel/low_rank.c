@@ -10,7 +10,7 @@
 #include "kernel/entries.h"
 #include "kernel/row_loops.h"
 
-static inline void split(double y, float *x, float *rest) {
+static inline void split_double(double y, float *x, float *rest) {
   *x = (float)y;
   *rest = (float)(y - (double)*x);
 }
@@ -24,7 +24,7 @@ static double dot(const double *x, const double *y, int64_t n) {
 }
 
 /* Orthonormalise the columns of P, which are stored as rows of [rank, rows], in order; dependent columns become 0. */
-static void orthonormal(const ng_factors *v, double *P) {
+static void orthonormalise(const ng_low_rank_shape *v, double *P) {
   const int64_t n = v->rows;
   for (int64_t a = 0; a < v->rank; a++) {
     double *p = P + a * n;
@@ -44,15 +44,15 @@ static void orthonormal(const ng_factors *v, double *P) {
   }
 }
 
-static double dot_pairs(ng_pair x, int64_t at, ng_pair y, int64_t from, int64_t n) {
+static double dot_pairs(ng_float_pair x, int64_t at, ng_float_pair y, int64_t from, int64_t n) {
   return ng_row_dot(x.x + at, y.x + from, n) + ng_row_dot(x.rest + at, y.x + from, n) +
          ng_row_dot(x.x + at, y.rest + from, n);
 }
 
 /* to <- column a of Q, corrected for the rounding of P to f32: with R the rounded P and E = R - P, store
  * Q_a - sum over c of <R_a, E_c> Q_c. Then R times the stored Q' equals the projection of P Q' on R's columns. */
-static void round_column(const ng_factors *v, int64_t a, const double *work, ng_pair from,
-                         ng_pair to) {
+static void round_column(const ng_low_rank_shape *v, int64_t a, const double *work,
+                         ng_float_pair from, ng_float_pair to) {
   const int64_t behind = v->rank * v->rows, n = v->cols;
   const double *P = work, *Q = work + behind;
   const float *p = to.x + a * v->rows;
@@ -80,9 +80,9 @@ static void round_column(const ng_factors *v, int64_t a, const double *work, ng_
   }
 }
 
-static void advance(const ng_low_rank *w) {
-  const ng_factors *v = &w->shape;
-  const ng_pair x = w->a, to = w->to;
+static void iterate_power(const ng_low_rank *w) {
+  const ng_low_rank_shape *v = &w->shape;
+  const ng_float_pair x = w->a, to = w->to;
   const int64_t behind = v->rank * v->rows;
   double *P = w->work, *Q = w->work + behind;
   for (int64_t a = 0; a < v->rank; a++) {
@@ -90,7 +90,7 @@ static void advance(const ng_low_rank *w) {
       P[a * v->rows + r] = dot_pairs(x, r * v->cols, w->from, behind + a * v->cols, v->cols);
     }
   }
-  orthonormal(v, P);
+  orthonormalise(v, P);
   memset(Q, 0, (size_t)(v->rank * v->cols) * sizeof *Q);
   for (int64_t a = 0; a < v->rank; a++) {
     for (int64_t r = 0; r < v->rows; r++) {
@@ -105,7 +105,7 @@ static void advance(const ng_low_rank *w) {
   }
 }
 
-static void subtract(const ng_factors *v, const double *work, ng_pair x) {
+static void subtract_projection(const ng_low_rank_shape *v, const double *work, ng_float_pair x) {
   double acc[NG_FLAT_LINE];
   for (int64_t r = 0; r < v->rows; r++) {
     for (int64_t c = 0, n; c < v->cols; c += n) {
@@ -121,7 +121,7 @@ static void subtract(const ng_factors *v, const double *work, ng_pair x) {
         }
       }
       for (int64_t i = 0; i < n; i++) {
-        split(acc[i], &hi[i], &lo[i]);
+        split_double(acc[i], &hi[i], &lo[i]);
       }
     }
   }
@@ -129,7 +129,7 @@ static void subtract(const ng_factors *v, const double *work, ng_pair x) {
 
 static void power_task(void *arg, int32_t i) {
   const ng_low_rank *w = (const ng_low_rank *)arg + i;
-  const ng_factors *v = &w->shape;
+  const ng_low_rank_shape *v = &w->shape;
   const int64_t n = v->rows * v->cols, P = v->rank * v->rows, Q = v->rank * v->cols;
   for (int64_t k = 0; k < n && v->rank == 0; k++) { /* all elements are stored: the residual is 0 */
     w->to.x[k] = (float)w->by * w->a.x[k];
@@ -144,15 +144,15 @@ static void power_task(void *arg, int32_t i) {
     memcpy(w->a.rest, w->e.rest, (size_t)n * sizeof(float));
     return;
   }
-  const ng_pair x = w->a, e = w->e; /* local copies, so that the compiler vectorises the loop */
+  const ng_float_pair x = w->a, e = w->e; /* local, so that the compiler vectorises the loop */
   const double by = w->by;
   for (int64_t k = 0; k < n && e.x != NULL; k++) {
-    split((double)e.x[k] + (double)e.rest[k] + by * (double)x.x[k], &x.x[k], &x.rest[k]);
+    split_double((double)e.x[k] + (double)e.rest[k] + by * (double)x.x[k], &x.x[k], &x.rest[k]);
   }
-  advance(w);
-  subtract(v, w->work, w->a);
+  iterate_power(w);
+  subtract_projection(v, w->work, w->a);
 }
 
-void ng_cpu_low_rank(ng_queue *q, const ng_low_rank *w, int64_t n) {
+void ng_cpu_iterate_low_rank(ng_queue *q, const ng_low_rank *w, int64_t n) {
   ng_queue_run(q, (int32_t)n, power_task, (void *)(uintptr_t)w);
 }

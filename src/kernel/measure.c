@@ -52,7 +52,7 @@ static void measure_row(const ng_measure *m, int64_t r, int64_t c, int64_t n, do
   const int64_t most = ng_place_columns(D->place), end = c + n;
   float buffer[NG_LINE];
   double line[NG_LINE];
-  if (D->place->dtype == NG_F32 && D->place->rows_adjacent) {
+  if (D->place->dtype == NG_F32 && D->place->has_dense_rows) {
     const float *x = ng_place_at(D->place, D->row + r, D->col + c);
     row_sums(x, m->x == NULL ? x : m->x + c, n, out);
     return;
@@ -109,7 +109,7 @@ static void finish_t(const ng_measure *m) {
 
 /* Add the parts of a descriptor's tiles, in order. */
 static void add_parts(const ng_measure *m, const double *part) {
-  const int64_t tiles = ng_tiles_of(m->D.rows, m->D.cols);
+  const int64_t tiles = ng_count_tiles(m->D.rows, m->D.cols);
   m->out[0] = m->out[1] = 0.0;
   for (int64_t k = 0; k < tiles; k++) {
     m->out[0] += part[k * PARTS];
@@ -123,11 +123,11 @@ static void add_parts(const ng_measure *m, const double *part) {
   finish_t(m);
 }
 
-void ng_cpu_measure(ng_queue *q, const ng_measure *m, int64_t n, double *parts) {
-  ng_tiles_run(q, m, sizeof *m, n, false, measure_tile, parts);
+void ng_cpu_measure_gradients(ng_queue *q, const ng_measure *m, int64_t n, double *parts) {
+  ng_run_tiles(q, m, sizeof *m, n, false, measure_tile, parts);
   for (int64_t i = 0; i < n; i++) {
     add_parts(&m[i], parts);
-    parts += PARTS * ng_tiles_of(m[i].D.rows, m[i].D.cols);
+    parts += PARTS * ng_count_tiles(m[i].D.rows, m[i].D.cols);
   }
 }
 
@@ -143,11 +143,11 @@ static void finite_tile(void *out, const void *descriptor, const ng_tile *t) {
   }
 }
 
-void ng_shared_finite(ng_queue *q, const ng_region *a, int64_t n, int32_t *out) {
+void ng_shared_check_finite(ng_queue *q, const ng_region *a, int64_t n, int32_t *out) {
   for (int64_t i = 0; i < n; i++) {
     out[i] = 1;
   }
-  ng_tiles_run(q, a, sizeof *a, n, false, finite_tile, out);
+  ng_run_tiles(q, a, sizeof *a, n, false, finite_tile, out);
 }
 
 /* ---- read ------------------------------------------------------------------------------------*/
@@ -161,7 +161,7 @@ static bool read_line(const ng_read *j, int64_t r, int64_t c, int64_t n) {
   for (int64_t i = 0; i < n && !dense; i++) {
     to[j->map != NULL ? j->map[c + i] : (c + i) * j->to_col] = x[i];
   }
-  return ng_all_finite(x, NG_F32, n);
+  return ng_are_finite(x, NG_F32, n);
 }
 
 static bool read_double(const ng_read *j, int64_t r, int64_t c, int64_t n) {
@@ -170,7 +170,7 @@ static bool read_double(const ng_read *j, int64_t r, int64_t c, int64_t n) {
   for (int64_t i = 0; i < n; i++) {
     to[j->map != NULL ? j->map[c + i] : (c + i) * j->to_col] = x[i];
   }
-  return ng_all_finite(x, NG_F64, n);
+  return ng_are_finite(x, NG_F64, n);
 }
 
 static void read_tile(void *unused, const void *descriptor, const ng_tile *t) {
@@ -186,6 +186,6 @@ static void read_tile(void *unused, const void *descriptor, const ng_tile *t) {
   }
 }
 
-void ng_shared_read(ng_queue *q, const ng_read *r, int64_t n) {
-  ng_tiles_run(q, r, sizeof *r, n, false, read_tile, NULL);
+void ng_shared_read_gradients(ng_queue *q, const ng_read *r, int64_t n) {
+  ng_run_tiles(q, r, sizeof *r, n, false, read_tile, NULL);
 }

@@ -52,9 +52,9 @@ struct ng_norm_job {
 void ng_norm_run_pieces(ng_queue *q, ng_norm_job *j, int64_t samples);
 
 /* norm_products.c: compute the moments of a batch over all samples of k->x, and store them in `scratch`. */
-void ng_norm_moments(ng_queue *q, const ng_norm_sum *k, void *scratch);
-/* norm_products.c: compute norm_squares for a batch norm with gamma whose observed input is not normalised. */
-void ng_norm_products(ng_queue *q, const ng_norm_sum *k, void *scratch);
+void ng_norm_batch_moments(ng_queue *q, const ng_norm_sum *k, void *scratch);
+/* norm_products.c: sum_norm_squares for a batch norm with gamma whose observed input is not normalised. */
+void ng_norm_sum_products(ng_queue *q, const ng_norm_sum *k, void *scratch);
 
 /* Return whether k is a batch norm whose observed input is not normalised, so that it needs the moments of a batch. */
 bool ng_norm_is_raw_batch(const ng_norm_layer *k);
@@ -65,8 +65,8 @@ double ng_norm_inverse_std(double var, double eps);
 int64_t ng_norm_tile_rows(int64_t channels);
 /* Return positions [first, first + count) of sample n as rows of f32 at distance *stride: the memory of the view if its
  * layout allows it, otherwise a copy in `to`. */
-const float *ng_norm_rows(const ng_view *v, int64_t n, int64_t first, int64_t count, float *to,
-                          int64_t *stride);
+const float *ng_norm_load_rows(const ng_view *v, int64_t n, int64_t first, int64_t count, float *to,
+                               int64_t *stride);
 /* Add sum (x - shift) and sum (x - shift)^2 over the positions of sample n to b->sum. */
 void ng_norm_sample_moments(ng_norm_part *b, const ng_view *x, int64_t n, const float *shift);
 

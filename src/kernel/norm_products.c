@@ -135,8 +135,8 @@ static void sum_sample(ng_norm_part *b, const ng_norm_job *j, int64_t n) {
     for (int64_t p = at, rows; p < end; p += rows) {
       int64_t ldx, ldg;
       rows = ng_min64(most, end - p);
-      const float *x = ng_norm_rows(j->x, n, p, rows, b->x, &ldx);
-      const float *g = ng_norm_rows(j->g, n, p, rows, b->g, &ldg);
+      const float *x = ng_norm_load_rows(j->x, n, p, rows, b->x, &ldx);
+      const float *g = ng_norm_load_rows(j->g, n, p, rows, b->g, &ldg);
       add_tile(x, ldx, g, ldg, shift, rows, C, b);
     }
     ng_row_add(b->sum, b->s, C, 1.0);
@@ -202,7 +202,7 @@ static ng_norm_part sum_pieces(ng_queue *q, const ng_norm_sum *k, int64_t take, 
   return all;
 }
 
-void ng_norm_moments(ng_queue *q, const ng_norm_sum *k, void *scratch) {
+void ng_norm_batch_moments(ng_queue *q, const ng_norm_sum *k, void *scratch) {
   const int64_t C = k->x.columns;
   const double rows = (double)k->x.samples * (double)k->x.positions;
   const ng_norm_batch m = ng_norm_batch_in(scratch, C);
@@ -216,7 +216,7 @@ void ng_norm_moments(ng_queue *q, const ng_norm_sum *k, void *scratch) {
 }
 
 /* X[0] becomes NaN if a sum is not finite or exceeds the square of the largest f32. */
-void ng_norm_products(ng_queue *q, const ng_norm_sum *k, void *scratch) {
+void ng_norm_sum_products(ng_queue *q, const ng_norm_sum *k, void *scratch) {
   const int64_t C = k->x.columns;
   const double rows = (double)k->x.samples * (double)k->x.positions;
   const double most = ng_dtype_largest(NG_F32) * ng_dtype_largest(NG_F32);

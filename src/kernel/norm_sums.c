@@ -62,8 +62,8 @@ ng_norm_part ng_norm_part_in(void *scratch, int64_t C, int32_t i) {
 
 /* ---- rows ------------------------------------------------------------------------------------*/
 
-const float *ng_norm_rows(const ng_view *v, int64_t n, int64_t first, int64_t count, float *to,
-                          int64_t *stride) {
+const float *ng_norm_load_rows(const ng_view *v, int64_t n, int64_t first, int64_t count, float *to,
+                               int64_t *stride) {
   if (v->dtype == NG_F32 && v->column_stride == 1 && v->axes == 0) {
     *stride = v->position_stride;
     return (const float *)v->data + ng_view_offset(v, n, first);
@@ -155,7 +155,7 @@ void ng_norm_sample_moments(ng_norm_part *b, const ng_view *x, int64_t n, const 
   for (int64_t t = 0, rows; t < x->positions; t += rows) {
     int64_t ldx;
     rows = ng_min64(most, x->positions - t);
-    const float *at = ng_norm_rows(x, n, t, rows, b->x, &ldx);
+    const float *at = ng_norm_load_rows(x, n, t, rows, b->x, &ldx);
     clear_block(b, C);
     add_moments(at, ldx, shift, rows, C, b->s, b->q);
     add_block(b, C);
@@ -218,8 +218,8 @@ static void sum_sample(ng_norm_part *b, const ng_norm_job *j, int64_t n, const f
   for (int64_t t = 0, rows; t < j->x->positions; t += rows) {
     int64_t ldx, ldg;
     rows = ng_min64(most, j->x->positions - t);
-    const float *x = ng_norm_rows(j->x, n, t, rows, b->x, &ldx);
-    const float *g = ng_norm_rows(j->g, n, t, rows, b->g, &ldg);
+    const float *x = ng_norm_load_rows(j->x, n, t, rows, b->x, &ldx);
+    const float *g = ng_norm_load_rows(j->g, n, t, rows, b->g, &ldg);
     clear_block(b, C);
     if (!layer) add_products(x, ldx, g, ldg, mean, rows, C, b->s, b->q);
     for (int64_t r = 0; r < rows && layer; r++) {
@@ -291,25 +291,25 @@ static bool sum_squares(ng_queue *queue, const ng_norm_sum *k, float *q, void *s
     count = ng_min64(CHUNK, k->samples - from);
     sum_samples(queue, k, from, count, q, ld, scratch);
     for (int64_t i = 0; i < count; i++) {
-      finite = finite && ng_all_finite(q + i * ld, NG_F32, width);
+      finite = finite && ng_are_finite(q + i * ld, NG_F32, width);
       add_sample(q + i * ld, width, k->products, k->X);
     }
   }
   return finite;
 }
 
-void ng_cpu_norm_squares(ng_queue *queue, const ng_norm_sum *k, int64_t n, void *scratch) {
+void ng_cpu_sum_norm_squares(ng_queue *queue, const ng_norm_sum *k, int64_t n, void *scratch) {
   for (const ng_norm_sum *end = k + n; k < end; k++) {
     float *q = scratch, *rest = q + CHUNK * ng_round16(ng_norm_width(&k->layer));
     if (ng_norm_is_raw_batch(&k->layer) && k->layer.has_gamma) {
-      ng_norm_products(queue, k, rest);
+      ng_norm_sum_products(queue, k, rest);
     } else if (!sum_squares(queue, k, q, rest)) {
       k->X[0] = (double)NAN;
     }
   }
 }
 
-/* S += alpha sum_i q_i q_i' over `count` samples, in double, for norm_gram with dtype f64. */
+/* S += alpha sum_i q_i q_i' over `count` samples, in double, for add_norm_grams with dtype f64. */
 static void add_wide(double *S, int64_t n, const float *q, int64_t count, int64_t ld,
                      double alpha) {
   for (int64_t r = 0; r < n; r++) {
@@ -323,11 +323,11 @@ static void add_wide(double *S, int64_t n, const float *q, int64_t count, int64_
   }
 }
 
-void ng_cpu_norm_gram(ng_queue *queue, const ng_norm_sum *k, int64_t n, void *scratch) {
+void ng_cpu_add_norm_grams(ng_queue *queue, const ng_norm_sum *k, int64_t n, void *scratch) {
   for (const ng_norm_sum *end = k + n; k < end; k++) {
     const int64_t width = ng_norm_width(&k->layer), ld = ng_round16(width);
     float *q = scratch, *rest = q + CHUNK * ld;
-    if (ng_norm_is_raw_batch(&k->layer)) ng_norm_moments(queue, k, rest);
+    if (ng_norm_is_raw_batch(&k->layer)) ng_norm_batch_moments(queue, k, rest);
     for (int64_t from = 0, count; from < k->samples; from += count) {
       count = ng_min64(CHUNK, k->samples - from);
       sum_samples(queue, k, from, count, q, ld, rest);
@@ -336,7 +336,7 @@ void ng_cpu_norm_gram(ng_queue *queue, const ng_norm_sum *k, int64_t n, void *sc
         continue;
       }
       const ng_sym S = {k->S, width};
-      ng_linalg_of(queue)->add_gram(queue, S, 0, width, q, count, ld, (float)k->alpha);
+      ng_linalg_uncounted(queue)->add_gram(queue, S, 0, width, q, count, ld, (float)k->alpha);
     }
   }
 }

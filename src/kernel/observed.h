@@ -58,7 +58,7 @@ static inline bool ng_conv_is_pointwise(const ng_conv *c) {
 
 /* ---- Gram matrices: gram_rows.c, gram_conv.c -------------------------------------------------*/
 
-/* S += alpha sum over rows r of r r'. A row has c1 - c0 columns (gram_rows) or taps (c1 - c0) columns (gram_conv), and
+/* S += alpha sum over rows r of r r'. A row has c1 - c0 columns (add_row_grams) or taps (c1 - c0) columns (add_conv_grams), and
  * one more with has_ones. S64, in ng_sym order, replaces S.a: then every implementation adds in double, as `ref`. */
 typedef struct ng_gram {
   ng_view x;
@@ -66,15 +66,15 @@ typedef struct ng_gram {
   int64_t c0, c1;  /* columns [c0, c1) are used */
   bool has_ones;   /* append a column of ones */
   int reduce;      /* a row is 0: a position; 1: the mean of a sample over positions; 2: the sum */
-  ng_conv conv;    /* gram_conv: the rows are zero-padded patches; gram_rows: not used */
+  ng_conv conv;    /* add_conv_grams: the rows are zero-padded patches */
   double alpha;    /* rounded to f32 for S.a */
   ng_sym S;
   double *S64;
 } ng_gram;
 
-/* Return how many floats of scratch gram_rows needs for at most `columns` columns. */
+/* Return how many floats of scratch add_row_grams needs for at most `columns` columns. */
 int64_t ng_gram_rows_scratch(int64_t columns);
-/* Return how many floats of scratch gram_conv needs for inputs of at most `in` channels, and gram_rows for output
+/* Return how many floats of scratch add_conv_grams needs for inputs of at most `in` channels, and add_row_grams for output
  * gradients of at most `out` channels. */
 int64_t ng_gram_conv_scratch(const ng_queue *q, const ng_conv *conv, int64_t in, int64_t out);
 
@@ -90,7 +90,7 @@ typedef struct ng_box {
   double *out;
 } ng_box;
 
-/* Return how many doubles of scratch box_sums needs. If c is linear, the result does not depend on the positions. */
+/* Return how many doubles of scratch sum_patches needs. If c is linear, the result does not depend on the positions. */
 int64_t ng_box_scratch(const ng_queue *q, const ng_conv *c);
 
 /* out[c] = sum of the squares of column c over the rows of ng_gram with the same `samples` and `reduce`. */
@@ -123,11 +123,11 @@ typedef struct ng_norm_sum {
   ng_norm_layer layer;
   ng_view x, g;    /* input and output gradient; without gamma x is not read */
   int64_t samples; /* number of samples used: the first ones */
-  /* norm_squares: X [3 channels]. X[0 .. width) = sum of q_i^2; with `products` the last `channels` numbers are the sum
+  /* sum_norm_squares: X [3 channels]. X[0 .. width) = sum of q_i^2; with `products` the last `channels` numbers are the sum
    * of dgamma_i dbeta_i. X[0] is NaN if a number is not finite in f32. */
   bool products;
   double *X;
-  /* norm_gram: S += alpha sum of q_i q_i', of order `width`, in ng_sym order; x and g are finite. */
+  /* add_norm_grams: S += alpha sum of q_i q_i', of order `width`, in ng_sym order; x and g are finite. */
   double alpha;
   void *S;
   ng_dtype dtype; /* f32 or f64 */

@@ -35,21 +35,21 @@ typedef struct ng_gram_tile {
 
 /* gram_rows.c: g->S += alpha X'X for X [rows, cols], tile after tile. fill(tile, i) writes piece i of a tile and reads about
  * `reads` numbers for a row. */
-void ng_gram_add_tiles(ng_queue *q, const ng_gram *g, int64_t rows, int64_t cols, int64_t reads,
-                       void (*fill)(void *tile, int32_t i), float *scratch);
+void ng_add_gram_by_tiles(ng_queue *q, const ng_gram *g, int64_t rows, int64_t cols, int64_t reads,
+                          void (*fill)(void *tile, int32_t i), float *scratch);
 
 /* gram_rows.c: add the row of the bias to g->S. With p = taps times channels of x: S[p, 0 .. p) += alpha times the sum of
  * all patches; S[p, p] += alpha times the number of patches. */
-void ng_gram_bias_row(ng_queue *q, const ng_gram *g, float *scratch);
+void ng_add_bias_row(ng_queue *q, const ng_gram *g, float *scratch);
 
-/* gram_conv.c: compute gram_conv by the plain method. */
+/* gram_conv.c: add_conv_grams by the plain method, which stores patches. */
 void ng_gram_conv_plain(ng_queue *q, const ng_gram *g, float *scratch);
 
-/* box.c: compute box_sums for one finite sample, on the calling thread. scratch: ng_box_sample_scratch doubles. */
-void ng_box_sample(const ng_conv *c, const ng_view *in, double *out, double *scratch);
-int64_t ng_box_sample_scratch(const ng_conv *c);
+/* box.c: sum_patches for one finite sample, on the calling thread. scratch: ng_sample_patches_scratch doubles. */
+void ng_sum_sample_patches(const ng_conv *c, const ng_view *in, double *out, double *scratch);
+int64_t ng_sample_patches_scratch(const ng_conv *c);
 
 /* ref_gram.c: element (n, s, c) of a view. */
-double ng_ref_element(const ng_view *v, int64_t n, int64_t s, int64_t c);
+double ng_view_element(const ng_view *v, int64_t n, int64_t s, int64_t c);
 
 #endif

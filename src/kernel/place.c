@@ -15,7 +15,7 @@ typedef struct lines {
   int64_t extent, inner; /* extent of the axis; product of the extents of the axes after it */
 } lines;
 
-static lines lines_of(const ng_place *v) {
+static lines choose_lines(const ng_place *v) {
   lines l = {.v = v};
   for (int32_t i = 1; i < v->axes; i++) {
     if (v->stride[i] < v->stride[l.axis]) l.axis = i;
@@ -50,7 +50,7 @@ typedef struct line {
 } line;
 
 /* Copy a line to x, or from x if `write`; adjacent elements of the line are `inner` columns apart in x. */
-static void move_line(const lines *l, const line *at, float *x, bool write) {
+static void copy_line(const lines *l, const line *at, float *x, bool write) {
   const ng_place *v = l->v;
   const int64_t step = v->stride[l->axis], n = at->to - at->from;
   float room[NG_LINE];
@@ -67,9 +67,9 @@ static void move_line(const lines *l, const line *at, float *x, bool write) {
   }
 }
 
-static void move_lines(const ng_place *v, int64_t row, int64_t col, int64_t n, float *x,
+static void copy_lines(const ng_place *v, int64_t row, int64_t col, int64_t n, float *x,
                        bool write) {
-  const lines l = lines_of(v);
+  const lines l = choose_lines(v);
   const int64_t size = ng_dtype_size(v->dtype), each = l.extent * l.inner;
   for (int64_t outer = col / each; outer * each < col + n; outer++) {
     const int64_t first = ng_max64(col - outer * each, 0);
@@ -84,7 +84,7 @@ static void move_lines(const ng_place *v, int64_t row, int64_t col, int64_t n, f
                                      at.from * v->stride[l.axis]) *
                                         size;
       at.x = outer * each + at.from * l.inner + inner - col;
-      move_line(&l, &at, x, write);
+      copy_line(&l, &at, x, write);
     }
   }
 }
@@ -102,16 +102,17 @@ static bool is_channels_last(const ng_place *v, int64_t col, int64_t n, int64_t 
 
 /* Copy columns [col, col + n) to x, or from x if `write`. Whole channels of a channels-last weight are transposed; columns
  * of other channels are copied line by line. */
-static void move(const ng_place *v, int64_t row, int64_t col, int64_t n, float *x, bool write) {
+static void copy_columns(const ng_place *v, int64_t row, int64_t col, int64_t n, float *x,
+                         bool write) {
   int64_t c0, c1;
   if (!is_channels_last(v, col, n, &c0, &c1)) {
-    move_lines(v, row, col, n, x, write);
+    copy_lines(v, row, col, n, x, write);
     return;
   }
   const int64_t first = c0 * v->extent[1], end = c1 * v->extent[1];
   float *memory = ng_place_at(v, row, c0), *columns = x + (first - col);
-  if (first > col) move_lines(v, row, col, first - col, x, write);
-  if (end < col + n) move_lines(v, row, end, col + n - end, x + (end - col), write);
+  if (first > col) copy_lines(v, row, col, first - col, x, write);
+  if (end < col + n) copy_lines(v, row, end, col + n - end, x + (end - col), write);
   if (write) {
     ng_transpose(columns, v->extent[1], c1 - c0, v->extent[1], memory, v->stride[1]);
   } else {
@@ -122,24 +123,24 @@ static void move(const ng_place *v, int64_t row, int64_t col, int64_t n, float *
 /* ---- read, write -------------------------------------------------------------------------------*/
 
 void ng_place_read(const ng_place *v, int64_t row, int64_t col, int64_t n, float *out) {
-  if (v->rows_adjacent) {
+  if (v->has_dense_rows) {
     ng_to_f32(out, ng_place_at(v, row, col), v->dtype, n);
   } else {
-    move(v, row, col, n, out, false);
+    copy_columns(v, row, col, n, out, false);
   }
 }
 
-/* The cast removes const from x, which `move` does not change if `write` is true. */
+/* The cast removes const from x, which copy_columns does not change if `write` is true. */
 void ng_place_write(const ng_place *v, int64_t row, int64_t col, int64_t n, const float *x) {
-  if (v->rows_adjacent) {
+  if (v->has_dense_rows) {
     ng_from_f32(ng_place_at(v, row, col), v->dtype, x, n);
   } else {
-    move(v, row, col, n, (float *)(uintptr_t)x, true);
+    copy_columns(v, row, col, n, (float *)(uintptr_t)x, true);
   }
 }
 
 /* Return the address of an element in any layout. */
-static double *element_at(const ng_place *v, int64_t row, int64_t col) {
+static double *f64_address(const ng_place *v, int64_t row, int64_t col) {
   int64_t at = row * v->row_stride;
   for (int32_t i = v->axes - 1; i >= 0; i--) {
     at += col % v->extent[i] * v->stride[i];
@@ -152,7 +153,7 @@ void ng_place_read_double(const ng_place *v, int64_t row, int64_t col, int64_t n
   float room[NG_LINE];
   if (v->dtype == NG_F64) {
     for (int64_t i = 0; i < n; i++) {
-      out[i] = *element_at(v, row, col + i);
+      out[i] = *f64_address(v, row, col + i);
     }
     return;
   }
@@ -166,17 +167,17 @@ void ng_place_read_double(const ng_place *v, int64_t row, int64_t col, int64_t n
 void ng_place_write_double(const ng_place *v, int64_t row, int64_t col, int64_t n,
                            const double *x) {
   for (int64_t i = 0; i < n; i++) {
-    *element_at(v, row, col + i) = x[i];
+    *f64_address(v, row, col + i) = x[i];
   }
 }
 
 bool ng_place_finite(const ng_place *v, int64_t row, int64_t col, int64_t n) {
-  if (v->rows_adjacent) return ng_all_finite(ng_place_at(v, row, col), v->dtype, n);
+  if (v->has_dense_rows) return ng_are_finite(ng_place_at(v, row, col), v->dtype, n);
   double room[NG_LINE];
   for (int64_t c = 0, m; c < n; c += m) {
     m = ng_min64(NG_LINE, n - c);
     ng_place_read_double(v, row, col + c, m, room);
-    if (!ng_all_finite(room, NG_F64, m)) return false;
+    if (!ng_are_finite(room, NG_F64, m)) return false;
   }
   return true;
 }

@@ -13,10 +13,10 @@ enum { SUMS = 4, REST = NG_RATIO_DROPPED_BITS - 11 };
 
 typedef struct job {
   const ng_ratios *r;
-  const ng_weight_update *sink; /* NULL: ratios of the directions, not of updates */
+  const ng_weight_update *updates; /* NULL: ratios of the directions, not of updates */
 } job;
 
-/* Where count() adds the elements of a tile. */
+/* Where count_ratio() adds the elements of a tile. */
 typedef struct counts {
   const ng_ratios *r;
   int64_t *count;
@@ -31,7 +31,7 @@ static uint32_t ratio_key(double r) {
 }
 
 /* Count one element; d / (g + 1e-8) is not a division by 0, because no f32 is -1e-8. */
-static void count(const counts *c, double d, double g) {
+static void count_ratio(const counts *c, double d, double g) {
   const double r = fabs(d / (g + 1e-8));
   const uint32_t key = ratio_key(r), bin = key >> NG_RATIO_DROPPED_BITS;
   for (int32_t k = 0; k < c->r->bins; k++) {
@@ -62,27 +62,27 @@ static void count_tile(void *arg, const void *descriptor, const ng_tile *t) {
     for (int64_t c = t->col, n; c < t->col + t->cols; c += n) {
       n = ng_min64(NG_LINE, t->col + t->cols - c);
       ng_place_read_double(e->D.place, e->D.row + r, e->D.col + c, n, g);
-      if (j->sink == NULL) {
-        ng_line_double(e, r, c, n, d);
+      if (j->updates == NULL) {
+        ng_compute_line(e, r, c, n, d);
       } else {
-        ng_update_direction(e, &j->sink[t->region], r, c, n, u);
+        ng_direction_of_update(e, &j->updates[t->region], r, c, n, u);
       }
       for (int64_t i = 0; i < n; i++) {
-        count(&to, j->sink == NULL ? d[i] : (double)u[i], g[i]);
+        count_ratio(&to, j->updates == NULL ? d[i] : (double)u[i], g[i]);
       }
     }
   }
 }
 
-void ng_cpu_ratios(ng_queue *q, const ng_direction *e, const ng_weight_update *s, int64_t n,
-                   const ng_ratios *r) {
+void ng_cpu_count_ratios(ng_queue *q, const ng_direction *e, const ng_weight_update *s, int64_t n,
+                         const ng_ratios *r) {
   job j = {r, s};
   memset(r->count, 0, (size_t)q->threads * NG_RATIO_BINS * sizeof *r->count);
   for (int32_t i = 0; i < q->threads && r->bins == 0; i++) {
     r->extreme[2 * i] = INFINITY;
     r->extreme[2 * i + 1] = 0.0;
   }
-  const int64_t tiles = ng_tiles_run(q, e, sizeof *e, n, false, count_tile, &j);
+  const int64_t tiles = ng_run_tiles(q, e, sizeof *e, n, false, count_tile, &j);
   for (int32_t i = 1; i < q->threads; i++) {
     r->extreme[0] = fmin(r->extreme[0], r->extreme[2 * i]);
     r->extreme[1] = fmax(r->extreme[1], r->extreme[2 * i + 1]);

@@ -8,14 +8,14 @@
 
 /* ---- elements --------------------------------------------------------------------------------*/
 
-static double read(const ng_place *v, int64_t row, int64_t col) {
+static double read_element(const ng_place *v, int64_t row, int64_t col) {
   double x;
   ng_place_read_double(v, row, col, 1, &x);
   return x;
 }
 
 /* Write x if it fits the dtype of the place; return whether it fits. */
-static bool write(const ng_place *v, int64_t row, int64_t col, double x) {
+static bool write_if_it_fits(const ng_place *v, int64_t row, int64_t col, double x) {
   if (v->dtype == NG_F64) {
     if (x - x == 0.0) ng_place_write_double(v, row, col, 1, &x);
     return x - x == 0.0;
@@ -30,22 +30,22 @@ static bool write(const ng_place *v, int64_t row, int64_t col, double x) {
   return fits;
 }
 
-static double gradient(const ng_region *D, int64_t r, int64_t c) {
-  return read(D->place, D->row + r, D->col + c);
+static double gradient_element(const ng_region *D, int64_t r, int64_t c) {
+  return read_element(D->place, D->row + r, D->col + c);
 }
 
 /* Return element (r, c) of a direction, before it is clipped. */
-static double direction(const ng_direction *e, int64_t r, int64_t c) {
+static double direction_element(const ng_direction *e, int64_t r, int64_t c) {
   const double y = e->y != NULL ? (double)e->y[r] : e->y_double != NULL ? e->y_double[r] : 1.0;
   double u = 0.0;
   const int64_t at = r * e->u_row + (e->map != NULL ? e->map[c] : c * e->u_col);
   if (e->u != NULL) u = (double)e->u[at];
   if (e->u_double != NULL) u = e->u_double[at];
-  return e->is_stored ? e->scale * u : e->scale * gradient(&e->D, r, c) + e->k * y * u;
+  return e->is_stored ? e->scale * u : e->scale * gradient_element(&e->D, r, c) + e->k * y * u;
 }
 
-static double clipped(const ng_direction *e, int64_t r, int64_t c) {
-  const double d = direction(e, r, c), bound = (double)e->clip_bound;
+static double clipped_element(const ng_direction *e, int64_t r, int64_t c) {
+  const double d = direction_element(e, r, c), bound = (double)e->clip_bound;
   return e->clip_bound > 0.0f ? fmax(-bound, fmin(bound, d)) : d;
 }
 
@@ -55,7 +55,7 @@ static double clipped(const ng_direction *e, int64_t r, int64_t c) {
 
 /* ---- sums ------------------------------------------------------------------------------------*/
 
-void ng_ref_measure(ng_queue *q, const ng_measure *m, int64_t n, double *parts) {
+void ng_ref_measure_gradients(ng_queue *q, const ng_measure *m, int64_t n, double *parts) {
   (void)q, (void)parts;
   for (const ng_measure *end = m + n; m < end; m++) {
     m->out[0] = m->out[1] = 0.0;
@@ -63,7 +63,7 @@ void ng_ref_measure(ng_queue *q, const ng_measure *m, int64_t n, double *parts) 
       m->t[r] = 0.0;
     }
     EACH_ELEMENT(m, r, c) {
-      const double x = gradient(&m->D, r, c), u = m->x == NULL ? 0.0 : (double)m->x[c];
+      const double x = gradient_element(&m->D, r, c), u = m->x == NULL ? 0.0 : (double)m->x[c];
       m->out[0] += x * x;
       if (m->t != NULL) {
         m->t[r] += x * u;
@@ -72,7 +72,8 @@ void ng_ref_measure(ng_queue *q, const ng_measure *m, int64_t n, double *parts) 
       }
     }
     for (int64_t r = 0; m->t != NULL && r < m->D.rows; r++) {
-      const double b = m->bias.place != NULL ? (double)m->y[0] * gradient(&m->bias, 0, r) : 0.0;
+      const double b =
+          m->bias.place != NULL ? (double)m->y[0] * gradient_element(&m->bias, 0, r) : 0.0;
       m->t[r] += b;
       m->out[1] += m->t[r] * m->t[r];
       m->out[2] = (r > 0 ? m->out[2] : 0.0) + m->t[r] * b;
@@ -80,28 +81,29 @@ void ng_ref_measure(ng_queue *q, const ng_measure *m, int64_t n, double *parts) 
   }
 }
 
-void ng_ref_store(ng_queue *q, const ng_direction *e, float *const *to, int64_t n) {
+void ng_ref_store_directions(ng_queue *q, const ng_direction *e, float *const *to, int64_t n) {
   (void)q;
   for (int64_t i = 0; i < n; i++, e++) {
-    EACH_ELEMENT(e, r, c) { to[i][r * e->D.cols + c] = (float)direction(e, r, c); }
+    EACH_ELEMENT(e, r, c) { to[i][r * e->D.cols + c] = (float)direction_element(e, r, c); }
   }
 }
 
-void ng_ref_norm2(ng_queue *q, const ng_direction *e, int64_t n, double *parts, double *out) {
+void ng_ref_sum_norms(ng_queue *q, const ng_direction *e, int64_t n, double *parts, double *out) {
   (void)q, (void)parts;
   for (int64_t i = 0; i < n; i++, e++) {
     out[i] = 0.0;
-    EACH_ELEMENT(e, r, c) { out[i] += direction(e, r, c) * direction(e, r, c); }
+    EACH_ELEMENT(e, r, c) { out[i] += direction_element(e, r, c) * direction_element(e, r, c); }
   }
 }
 
 /* ---- gradients, weights ------------------------------------------------------------------------*/
 
-void ng_ref_emit(ng_queue *q, const ng_direction *e, int64_t n) {
+void ng_ref_write_directions(ng_queue *q, const ng_direction *e, int64_t n) {
   (void)q;
   for (const ng_direction *end = e + n; e < end; e++) {
     EACH_ELEMENT(e, r, c) {
-      const bool fits = write(e->D.place, e->D.row + r, e->D.col + c, clipped(e, r, c));
+      const bool fits =
+          write_if_it_fits(e->D.place, e->D.row + r, e->D.col + c, clipped_element(e, r, c));
       if (!fits) atomic_fetch_add(e->overflowed, 1);
     }
   }
@@ -111,30 +113,31 @@ static ng_dtype moment_dtype(const ng_weight_update *s) {
   return s->weight->dtype == NG_F64 ? NG_F64 : NG_F32;
 }
 
-static double rounded(ng_dtype t, double x) { return t == NG_F64 ? x : (double)(float)x; }
+static double round_to_dtype(ng_dtype t, double x) { return t == NG_F64 ? x : (double)(float)x; }
 
-static ng_element sgd(ng_dtype t, const ng_sgd_numbers *s, const double counted[2], ng_element x,
-                      double d) {
-  const double g = d + rounded(t, s->decay) * x.w;
-  x.m = rounded(t, rounded(t, counted[1]) * x.m + rounded(t, counted[0]) * g);
-  const double step = s->nesterov ? g + rounded(t, s->mu) * x.m : x.m;
-  x.w = rounded(t, s->keep) * x.w - rounded(t, s->lr) * step;
+static ng_element step_sgd(ng_dtype t, const ng_sgd_coefficients *s, const double coefficients[2],
+                           ng_element x, double d) {
+  const double g = d + round_to_dtype(t, s->decay) * x.w;
+  x.m = round_to_dtype(t, round_to_dtype(t, coefficients[1]) * x.m +
+                              round_to_dtype(t, coefficients[0]) * g);
+  const double step = s->nesterov ? g + round_to_dtype(t, s->mu) * x.m : x.m;
+  x.w = round_to_dtype(t, s->keep) * x.w - round_to_dtype(t, s->lr) * step;
   return x;
 }
 
-static ng_element adamw(ng_dtype t, const ng_adamw_numbers *a, const double counted[2],
-                        ng_element x, double d) {
-  x.m = rounded(t, rounded(t, a->b1) * x.m + rounded(t, a->n1) * d);
-  x.v = rounded(t, rounded(t, a->b2) * x.v + rounded(t, a->n2) * (d * d));
-  const double root = sqrt(x.v) * rounded(t, counted[1]) + rounded(t, a->eps);
-  x.w = rounded(t, a->keep) * x.w - rounded(t, counted[0]) * (x.m / root);
+static ng_element step_adamw(ng_dtype t, const ng_adamw_coefficients *a,
+                             const double coefficients[2], ng_element x, double d) {
+  x.m = round_to_dtype(t, round_to_dtype(t, a->b1) * x.m + round_to_dtype(t, a->n1) * d);
+  x.v = round_to_dtype(t, round_to_dtype(t, a->b2) * x.v + round_to_dtype(t, a->n2) * (d * d));
+  const double root = sqrt(x.v) * round_to_dtype(t, coefficients[1]) + round_to_dtype(t, a->eps);
+  x.w = round_to_dtype(t, a->keep) * x.w - round_to_dtype(t, coefficients[0]) * (x.m / root);
   return x;
 }
 
-ng_element ng_updated_element(const ng_weight_update *s, ng_element x, double d) {
+ng_element ng_update_element(const ng_weight_update *s, ng_element x, double d) {
   const ng_dtype t = moment_dtype(s);
-  return s->sgd != NULL ? sgd(t, s->sgd, s->coefficients, x, d)
-                        : adamw(t, s->adamw, s->coefficients, x, d);
+  return s->sgd != NULL ? step_sgd(t, s->sgd, s->coefficients, x, d)
+                        : step_adamw(t, s->adamw, s->coefficients, x, d);
 }
 
 static double load_moment(const void *m, ng_dtype t, int64_t at) {
@@ -153,27 +156,29 @@ static bool store_moment(void *m, ng_dtype t, int64_t at, double x) {
 static ng_element load_element(const ng_weight_update *s, int64_t row, int64_t col) {
   const int64_t at = row * s->cols + col;
   const ng_dtype t = moment_dtype(s);
-  return (ng_element){read(s->weight, row, col), load_moment(s->m, t, at),
+  return (ng_element){read_element(s->weight, row, col), load_moment(s->m, t, at),
                       load_moment(s->v, t, at)};
 }
 
-void ng_ref_update(ng_queue *q, const ng_direction *e, const ng_weight_update *s, int64_t n) {
+void ng_ref_update_weights(ng_queue *q, const ng_direction *e, const ng_weight_update *s,
+                           int64_t n) {
   (void)q;
   for (const ng_direction *end = e + n; e < end; e++, s++) {
     EACH_ELEMENT(e, r, c) {
       const int64_t row = e->D.row + r, col = e->D.col + c, at = row * s->cols + col;
       const ng_dtype t = moment_dtype(s);
-      const ng_element x = ng_updated_element(s, load_element(s, row, col), clipped(e, r, c));
+      const ng_element x =
+          ng_update_element(s, load_element(s, row, col), clipped_element(e, r, c));
       bool fits = s->m == NULL || store_moment(s->m, t, at, x.m);
       if (s->v != NULL && !store_moment(s->v, t, at, x.v)) fits = false;
-      if (!write(s->weight, row, col, x.w) || !fits) atomic_fetch_add(e->overflowed, 1);
+      if (!write_if_it_fits(s->weight, row, col, x.w) || !fits) atomic_fetch_add(e->overflowed, 1);
     }
   }
 }
 
 /* ---- ratios ----------------------------------------------------------------------------------*/
 
-static void count(const ng_ratios *to, double r) {
+static void count_ratio(const ng_ratios *to, double r) {
   const float x = (float)fmin(r * 0x1p-30, (double)FLT_MAX);
   uint32_t key;
   memcpy(&key, &x, sizeof key);
@@ -185,22 +190,22 @@ static void count(const ng_ratios *to, double r) {
   if (to->bins == 0) to->count[bin]++;
 }
 
-void ng_ref_ratios(ng_queue *q, const ng_direction *e, const ng_weight_update *s, int64_t n,
-                   const ng_ratios *to) {
+void ng_ref_count_ratios(ng_queue *q, const ng_direction *e, const ng_weight_update *s, int64_t n,
+                         const ng_ratios *to) {
   (void)q;
   memset(to->count, 0, NG_RATIO_BINS * sizeof *to->count);
   memset(to->out, 0, 4 * sizeof *to->out);
   to->extreme[0] = INFINITY, to->extreme[1] = 0.0;
   for (int64_t i = 0; i < n; i++, e++) {
     EACH_ELEMENT(e, r, c) {
-      const double g = gradient(&e->D, r, c);
-      double d = direction(e, r, c);
+      const double g = gradient_element(&e->D, r, c);
+      double d = direction_element(e, r, c);
       if (s != NULL) {
         const ng_element x = load_element(&s[i], e->D.row + r, e->D.col + c);
-        d = x.w - x.w == 0.0 ? -ng_updated_element(&s[i], x, d).w : 0.0;
+        d = x.w - x.w == 0.0 ? -ng_update_element(&s[i], x, d).w : 0.0;
       }
       const double ratio = fabs(d / (g + 1e-8));
-      count(to, ratio);
+      count_ratio(to, ratio);
       to->extreme[0] = fmin(to->extreme[0], ratio);
       to->extreme[1] = fmax(to->extreme[1], ratio);
       to->out[0] += ratio;

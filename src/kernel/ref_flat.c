@@ -7,11 +7,11 @@
 /* Element k of the vectors, which is element `at` of its parameter. */
 typedef struct element {
   const ng_flat_pass *p;
-  const ng_flat *r;
+  const ng_flat_range *r;
   int64_t k, at;
 } element;
 
-static double bound(const element *e, const ng_place *v) {
+static double read_bound(const element *e, const ng_place *v) {
   float x;
   ng_place_read(v, e->at / e->r->cols, e->at % e->r->cols, 1, &x);
   return (double)x;
@@ -22,13 +22,13 @@ static bool is_skipped(const element *e) {
 }
 
 /* *to <- x, or `old` if x is not finite. Return the number of elements that kept the old value. */
-static int store(float *to, double x, float old) {
+static int store_finite(float *to, double x, float old) {
   const bool fits = fabs(x) <= (double)FLT_MAX;
   *to = fits ? (float)x : old;
   return !fits;
 }
 
-static int moments(const element *e) {
+static int update_moments(const element *e) {
   const ng_flat_pass *p = e->p;
   const int64_t k = e->k;
   float *to = &p->to[k];
@@ -36,7 +36,7 @@ static int moments(const element *e) {
     const double x = (double)*to;
     const double s = (double)p->s[k] + x * x, used = s <= (double)FLT_MAX ? s : (double)p->s[k];
     *to = (float)(x / (sqrt(used) + p->eps));
-    return store(&p->next_s[k], s, p->s[k]);
+    return store_finite(&p->next_s[k], s, p->s[k]);
   }
   if (e->r->is_excluded) {
     *to = p->v[k];
@@ -44,7 +44,7 @@ static int moments(const element *e) {
     return 0;
   }
   const double x = (double)p->x[k], v = p->old * (double)p->v[k] + p->take * x;
-  int kept = store(to, v, p->v[k]);
+  int kept = store_finite(to, v, p->v[k]);
   if (p->op == NG_FLAT_MIX) return kept;
   p->x[k] = *to;
   if (p->s == NULL) return kept;
@@ -52,26 +52,26 @@ static int moments(const element *e) {
   const double m = fabs(v) <= (double)FLT_MAX ? v : (double)p->v[k];
   const double used = s <= (double)FLT_MAX ? s : (double)p->s[k];
   p->x[k] = (float)(m * p->m / (sqrt(used * p->m2) + p->eps));
-  return kept + store(&p->next_s[k], s, p->s[k]);
+  return kept + store_finite(&p->next_s[k], s, p->s[k]);
 }
 
 /* Apply the pass to an element; return 1 if the pass counts the element. */
-static int pass(const element *e) {
+static int apply_pass(const element *e) {
   const ng_flat_pass *p = e->p;
-  const ng_flat *r = e->r;
+  const ng_flat_range *r = e->r;
   float *to = p->to == NULL ? NULL : &p->to[e->k];
   const bool reads =
       p->op == NG_FLAT_READ || p->op == NG_FLAT_MEASURE || (p->op == NG_FLAT_FILL && p->x == NULL);
-  const double g = reads && !r->is_excluded ? bound(e, r->grad) : 0.0;
+  const double g = reads && !r->is_excluded ? read_bound(e, r->grad) : 0.0;
   switch (p->op) {
   case NG_FLAT_READ:
     *to = is_skipped(e) ? 0.0F : (float)g;
     return !(fabs(g) <= p->limit);
   case NG_FLAT_DECAY:
-    if (!is_skipped(e)) *to = (float)((double)*to + p->take * bound(e, r->weight));
+    if (!is_skipped(e)) *to = (float)((double)*to + p->take * read_bound(e, r->weight));
     return !r->is_excluded && !(fabsf(*to) <= FLT_MAX);
   case NG_FLAT_MASK:
-    p->mask[e->k] = bound(e, r->weight) != 0.0;
+    p->mask[e->k] = read_bound(e, r->weight) != 0.0;
     return 0;
   case NG_FLAT_CLEAR:
     if (r->is_excluded) *to = p->v == NULL ? 0.0F : p->v[e->k];
@@ -96,17 +96,17 @@ static int pass(const element *e) {
     p->out[2] += r->is_excluded ? 0.0 : (double)*to * (double)*to;
     return 0;
   default:
-    return moments(e);
+    return update_moments(e);
   }
 }
 
-void ng_ref_flat(ng_queue *q, const ng_flat_pass *p, int64_t n) {
+void ng_ref_run_flat_passes(ng_queue *q, const ng_flat_pass *p, int64_t n) {
   (void)q;
   for (const ng_flat_pass *end = p + n; p < end; p++) {
     p->out[0] = p->out[1] = p->out[2] = 0.0;
-    for (const ng_flat *r = p->range; r < p->range + p->ranges; r++) {
+    for (const ng_flat_range *r = p->range; r < p->range + p->ranges; r++) {
       for (int64_t k = 0; k < r->n; k++) {
-        p->out[0] += pass(&(element){p, r, r->at + k, r->from + k});
+        p->out[0] += apply_pass(&(element){p, r, r->at + k, r->from + k});
       }
     }
   }

@@ -5,7 +5,7 @@
 
 /* ---- elements --------------------------------------------------------------------------------*/
 
-double ng_ref_element(const ng_view *v, int64_t n, int64_t s, int64_t c) {
+double ng_view_element(const ng_view *v, int64_t n, int64_t s, int64_t c) {
   float x;
   if (v->dtype == NG_F64) return *(const double *)ng_view_at(v, n, s, c);
   ng_to_f32(&x, ng_view_at(v, n, s, c), v->dtype, 1);
@@ -19,7 +19,7 @@ static double patch_element(const ng_view *v, const ng_conv *c, int64_t n, int64
   const int64_t y = s / c->out_width * c->stride[0] + i * c->dilation[0] - c->padding[0];
   const int64_t x = s % c->out_width * c->stride[1] + j * c->dilation[1] - c->padding[1];
   if (y < 0 || y >= c->height || x < 0 || x >= c->width) return 0.0;
-  return ng_ref_element(v, n, y * c->width + x, ch);
+  return ng_view_element(v, n, y * c->width + x, ch);
 }
 
 /* ---- Gram matrices ---------------------------------------------------------------------------*/
@@ -31,7 +31,7 @@ static void add_row(const ng_gram *g, bool patches, int64_t n, int64_t s, double
   for (int64_t k = 0; k < taps; k++) {
     for (int64_t c = 0; c < C; c++) {
       row[k * C + c] += times * (patches ? patch_element(&g->x, &g->conv, n, s, k, g->c0 + c)
-                                         : ng_ref_element(&g->x, n, s, g->c0 + c));
+                                         : ng_view_element(&g->x, n, s, g->c0 + c));
     }
   }
   if (g->has_ones) row[taps * C] += times;
@@ -82,26 +82,27 @@ static void add_grams(const ng_gram *g, int64_t n, bool patches, float *scratch)
   }
 }
 
-void ng_ref_gram_rows(ng_queue *q, const ng_gram *g, int64_t n, float *scratch) {
+void ng_ref_add_row_grams(ng_queue *q, const ng_gram *g, int64_t n, float *scratch) {
   (void)q;
   add_grams(g, n, false, scratch);
 }
 
-void ng_ref_gram_conv(ng_queue *q, const ng_gram *g, int64_t n, float *scratch) {
+void ng_ref_add_conv_grams(ng_queue *q, const ng_gram *g, int64_t n, float *scratch) {
   (void)q;
   add_grams(g, n, true, scratch);
 }
 
 /* ---- sums ------------------------------------------------------------------------------------*/
 
-void ng_ref_box_sums(ng_queue *q, const ng_box *b, int64_t n, double *scratch) {
+void ng_ref_sum_patches(ng_queue *q, const ng_box *b, int64_t n, double *scratch) {
   (void)q, (void)scratch;
   for (const ng_box *end = b + n; b < end; b++) {
     const int64_t taps = ng_conv_taps(&b->conv), patches = b->conv.out_height * b->conv.out_width;
     double zero = 0.0; /* NaN if an input is not finite, also outside the patches */
     for (int64_t k = 0; k < b->samples * b->x.positions * b->x.columns; k++) {
       const int64_t s = k / b->x.columns;
-      zero += 0.0 * ng_ref_element(&b->x, s / b->x.positions, s % b->x.positions, k % b->x.columns);
+      zero +=
+          0.0 * ng_view_element(&b->x, s / b->x.positions, s % b->x.positions, k % b->x.columns);
     }
     for (int64_t i = 0; i < b->conv.channels * taps; i++) {
       double sum = i == 0 ? zero : 0.0;
@@ -113,7 +114,7 @@ void ng_ref_box_sums(ng_queue *q, const ng_box *b, int64_t n, double *scratch) {
   }
 }
 
-void ng_ref_square_sums(ng_queue *q, const ng_squares *s, int64_t n) {
+void ng_ref_sum_squares(ng_queue *q, const ng_squares *s, int64_t n) {
   (void)q;
   for (const ng_squares *end = s + n; s < end; s++) {
     const int64_t S = s->x.positions;
@@ -122,7 +123,7 @@ void ng_ref_square_sums(ng_queue *q, const ng_squares *s, int64_t n) {
       for (int64_t i = 0; i < s->samples; i++) {
         double sum = 0.0;
         for (int64_t p = 0; p < S; p++) {
-          const double x = ng_ref_element(&s->x, i, p, c);
+          const double x = ng_view_element(&s->x, i, p, c);
           sum += s->reduce == 0 ? x * x : x;
         }
         if (s->reduce == 1) sum /= (double)S;

@@ -36,7 +36,7 @@ static int64_t collect(const ng_largest *v, uint32_t prefix, int64_t equal) {
 }
 
 /* Find the k-th largest key bit by bit, the highest bit first. */
-void ng_ref_largest_select(ng_queue *q, const ng_largest *v, int64_t n, int32_t *count) {
+void ng_ref_select_largest(ng_queue *q, const ng_largest *v, int64_t n, int32_t *count) {
   (void)q, (void)count;
   for (const ng_largest *end = v + n; v < end; v++) {
     uint32_t key = 0;
@@ -48,7 +48,7 @@ void ng_ref_largest_select(ng_queue *q, const ng_largest *v, int64_t n, int32_t 
   }
 }
 
-void ng_ref_largest_count(ng_queue *q, const ng_largest *v, int64_t n) {
+void ng_ref_count_largest(ng_queue *q, const ng_largest *v, int64_t n) {
   (void)q;
   for (const ng_largest *end = v + n; v < end; v++) {
     add_error(v);
@@ -64,14 +64,14 @@ void ng_ref_largest_count(ng_queue *q, const ng_largest *v, int64_t n) {
   }
 }
 
-void ng_ref_largest_collect(ng_queue *q, const ng_largest *v, int64_t n) {
+void ng_ref_collect_largest(ng_queue *q, const ng_largest *v, int64_t n) {
   (void)q;
   for (const ng_largest *end = v + n; v < end; v++) {
     *v->selected = collect(v, v->prefix, v->equal);
   }
 }
 
-void ng_ref_largest_store(ng_queue *q, const ng_largest *v, int64_t n) {
+void ng_ref_store_largest(ng_queue *q, const ng_largest *v, int64_t n) {
   (void)q;
   for (const ng_largest *end = v + n; v < end; v++) {
     for (int64_t b = 0; b < v->blocks; b++) {

@@ -3,13 +3,13 @@
 
 #include "kernel/entries.h"
 
-static double get(ng_pair p, int64_t i) { return (double)p.x[i] + (double)p.rest[i]; }
-static void set(ng_pair p, int64_t i, double y) {
+static double get_pair(ng_float_pair p, int64_t i) { return (double)p.x[i] + (double)p.rest[i]; }
+static void set_pair(ng_float_pair p, int64_t i, double y) {
   p.x[i] = (float)y;
   p.rest[i] = (float)(y - (double)p.x[i]);
 }
 
-static double inner(const double *x, const double *y, int64_t n) {
+static double dot_product(const double *x, const double *y, int64_t n) {
   double sum = 0.0;
   for (int64_t i = 0; i < n; i++) {
     sum += x[i] * y[i];
@@ -18,37 +18,37 @@ static double inner(const double *x, const double *y, int64_t n) {
 }
 
 /* Orthonormalise column a of P against the columns before it; make the column 0 if only rounding errors remain. */
-static void orthogonal(double *P, int64_t n, int64_t a) {
-  double *p = P + a * n, lost = 1e-10 * sqrt(inner(p, p, n));
+static void orthonormalise_column(double *P, int64_t n, int64_t a) {
+  double *p = P + a * n, lost = 1e-10 * sqrt(dot_product(p, p, n));
   for (const double *c = P; c < p; c += n) {
-    const double along = inner(p, c, n);
-    lost += 2.0 * fabs(along) * (1.0 - inner(c, c, n));
+    const double along = dot_product(p, c, n);
+    lost += 2.0 * fabs(along) * (1.0 - dot_product(c, c, n));
     for (int64_t i = 0; i < n; i++) {
       p[i] -= along * c[i];
     }
   }
-  const double left = sqrt(inner(p, p, n));
+  const double left = sqrt(dot_product(p, p, n));
   for (int64_t i = 0; i < n; i++) {
     p[i] = left > lost ? p[i] / (left + 1e-8) : 0.0;
   }
 }
 
-static void iterate(const ng_low_rank *w) {
-  const ng_factors *v = &w->shape;
+static void iterate_power(const ng_low_rank *w) {
+  const ng_low_rank_shape *v = &w->shape;
   const int64_t n = v->rows, cols = v->cols, behind = v->rank * n;
   double *P = w->work, *Q = w->work + behind;
   for (int64_t a = 0; a < v->rank; a++) {
     for (int64_t r = 0; r < n; r++) {
       P[a * n + r] = 0.0;
       for (int64_t c = 0; c < cols; c++) {
-        P[a * n + r] += get(w->a, r * cols + c) * get(w->from, behind + a * cols + c);
+        P[a * n + r] += get_pair(w->a, r * cols + c) * get_pair(w->from, behind + a * cols + c);
       }
     }
-    orthogonal(P, n, a);
+    orthonormalise_column(P, n, a);
     for (int64_t c = 0; c < cols; c++) {
       Q[a * cols + c] = 0.0;
       for (int64_t r = 0; r < n; r++) {
-        Q[a * cols + c] += P[a * n + r] * get(w->a, r * cols + c);
+        Q[a * cols + c] += P[a * n + r] * get_pair(w->a, r * cols + c);
       }
     }
   }
@@ -58,15 +58,15 @@ static void iterate(const ng_low_rank *w) {
 }
 
 /* Store column a of Q, minus sum over c of <R_a, R_c - P_c> Q_c, where R is the rounded P. */
-static void round_Q(const ng_low_rank *w, int64_t a) {
-  const ng_factors *v = &w->shape;
+static void store_rounded_Q(const ng_low_rank *w, int64_t a) {
+  const ng_low_rank_shape *v = &w->shape;
   const int64_t n = v->rows, cols = v->cols, behind = v->rank * n;
   const double *P = w->work, *Q = w->work + behind;
   const float *R = w->to.x;
-  const bool none = inner(P + a * n, P + a * n, n) == 0.0;
+  const bool none = dot_product(P + a * n, P + a * n, n) == 0.0;
   for (int64_t c = 0; c < cols; c++) {
     const int64_t at = behind + a * cols + c;
-    const double old = get(w->from, at);
+    const double old = get_pair(w->from, at);
     double sum = Q[a * cols + c];
     for (int64_t k = 0; k < v->rank; k++) {
       double error = 0.0;
@@ -80,33 +80,33 @@ static void round_Q(const ng_low_rank *w, int64_t a) {
   }
 }
 
-void ng_ref_low_rank(ng_queue *q, const ng_low_rank *w, int64_t n) {
+void ng_ref_iterate_low_rank(ng_queue *q, const ng_low_rank *w, int64_t n) {
   (void)q;
   for (const ng_low_rank *end = w + n; w < end; w++) {
-    const ng_factors *v = &w->shape;
+    const ng_low_rank_shape *v = &w->shape;
     const int64_t P = v->rank * v->rows, all = P + v->rank * v->cols;
     const bool iterates = v->rank > 0 && !w->is_excluded;
     for (int64_t i = 0; i < v->rows * v->cols; i++) {
       if (v->rank == 0) w->to.x[i] = (float)(w->by * (double)w->a.x[i]);
-      const double e = w->e.x == NULL || v->rank == 0 ? 0.0 : get(w->e, i);
+      const double e = w->e.x == NULL || v->rank == 0 ? 0.0 : get_pair(w->e, i);
       const double by = v->rank == 0 || w->is_excluded ? 0.0 : w->by;
-      if (w->e.x != NULL || !iterates) set(w->a, i, e + by * (double)w->a.x[i]);
+      if (w->e.x != NULL || !iterates) set_pair(w->a, i, e + by * (double)w->a.x[i]);
     }
     for (int64_t i = 0; i < all && !iterates; i++) {
       w->to.x[i] = i < P ? 0.0F : w->from.x[i];
       w->to.rest[i] = w->from.rest[i];
     }
     if (!iterates) continue;
-    iterate(w);
+    iterate_power(w);
     for (int64_t a = 0; a < v->rank; a++) {
-      round_Q(w, a);
+      store_rounded_Q(w, a);
     }
     for (int64_t i = 0; i < v->rows * v->cols; i++) {
-      double left = get(w->a, i);
+      double left = get_pair(w->a, i);
       for (int64_t a = 0; a < v->rank; a++) {
         left -= w->work[a * v->rows + i / v->cols] * w->work[P + a * v->cols + i % v->cols];
       }
-      set(w->a, i, left);
+      set_pair(w->a, i, left);
     }
   }
 }

@@ -3,7 +3,7 @@
 
 #include "kernel/entries.h"
 
-static double value_at(const ng_rows *G, int64_t place, int64_t at) {
+static double value_of_row(const ng_rows *G, int64_t place, int64_t at) {
   float x;
   const int64_t size = ng_dtype_size(G->dtype);
   ng_to_f32(&x, (const char *)G->value + (place * G->stride + at) * size, G->dtype, 1);
@@ -11,19 +11,20 @@ static double value_at(const ng_rows *G, int64_t place, int64_t at) {
 }
 
 /* Return element e of range i of a row that is not sparse. */
-static double element(const ng_rows *G, int64_t i, int64_t place, int64_t e) {
-  if (G->kind == NG_ROWS_WHOLE) return value_at(G, place, G->range[i].at + e);
-  const ng_factors *v = &G->factors[i];
+static double element_of_row(const ng_rows *G, int64_t i, int64_t place, int64_t e) {
+  if (G->kind == NG_ROWS_WHOLE) return value_of_row(G, place, G->range[i].at + e);
+  const ng_low_rank_shape *v = &G->factors[i];
   const int64_t r = e / v->cols, c = e % v->cols, Q = v->at + v->rank * v->rows;
-  double sum = v->rank == 0 ? value_at(G, place, v->at + e) : 0.0;
+  double sum = v->rank == 0 ? value_of_row(G, place, v->at + e) : 0.0;
   for (int64_t a = 0; a < v->rank; a++) {
-    sum += value_at(G, place, v->at + a * v->rows + r) * value_at(G, place, Q + a * v->cols + c);
+    sum += value_of_row(G, place, v->at + a * v->rows + r) *
+           value_of_row(G, place, Q + a * v->cols + c);
   }
   return sum;
 }
 
 /* Return the position of the first entry of block i of a sparse row. */
-static int64_t entries(const ng_rows *G, int64_t i, int64_t place) {
+static int64_t first_entry_of_block(const ng_rows *G, int64_t i, int64_t place) {
   const int64_t block = G->first_block + i;
   if (block == G->blocks) return G->stride;
   return ng_max64(0, ng_min64(G->begin[place * G->blocks + block] - G->before, G->stride));
@@ -34,67 +35,69 @@ static void add_row(const ng_rows *G, int64_t i, int64_t place, int64_t from, in
                     double *acc) {
   const bool sparse = G->kind == NG_ROWS_SPARSE;
   for (int64_t e = 0; e < n && !sparse; e++) {
-    acc[e] += c * element(G, i, place, from + e);
+    acc[e] += c * element_of_row(G, i, place, from + e);
   }
-  for (int64_t e = sparse ? entries(G, i, place) : 0; sparse && e < entries(G, i + 1, place); e++) {
-    acc[G->index[place * G->stride + e] % NG_FLAT_BLOCK] += c * value_at(G, place, e);
+  for (int64_t e = sparse ? first_entry_of_block(G, i, place) : 0;
+       sparse && e < first_entry_of_block(G, i + 1, place); e++) {
+    acc[G->index[place * G->stride + e] % NG_FLAT_BLOCK] += c * value_of_row(G, place, e);
   }
 }
 
 /* Return <row, x> for the same elements. */
-static double product(const ng_rows *G, int64_t i, int64_t place, int64_t from, int64_t n,
+static double dot_row(const ng_rows *G, int64_t i, int64_t place, int64_t from, int64_t n,
                       const double *x) {
   const bool sparse = G->kind == NG_ROWS_SPARSE;
   double sum = 0.0;
   for (int64_t e = 0; e < n && !sparse; e++) {
-    sum += element(G, i, place, from + e) * x[e];
+    sum += element_of_row(G, i, place, from + e) * x[e];
   }
-  for (int64_t e = sparse ? entries(G, i, place) : 0; sparse && e < entries(G, i + 1, place); e++) {
-    sum += value_at(G, place, e) * x[G->index[place * G->stride + e] % NG_FLAT_BLOCK];
+  for (int64_t e = sparse ? first_entry_of_block(G, i, place) : 0;
+       sparse && e < first_entry_of_block(G, i + 1, place); e++) {
+    sum += value_of_row(G, place, e) * x[G->index[place * G->stride + e] % NG_FLAT_BLOCK];
   }
   return sum;
 }
 
 /* Return the number of elements that are computed at once: a line, or a block of a sparse row. */
-static int64_t line_of(const ng_rows *G, int64_t i, int64_t from) {
+static int64_t count_line_elements(const ng_rows *G, int64_t i, int64_t from) {
   return G->kind == NG_ROWS_SPARSE ? G->range[i].n : ng_min64(NG_LINE, G->range[i].n - from);
 }
 
-void ng_ref_row_products(ng_queue *q, const ng_rows *G, int64_t n) {
+void ng_ref_multiply_rows(ng_queue *q, const ng_rows *G, int64_t n) {
   (void)q;
   double line[NG_LINE];
   for (const ng_rows *end = G + n; G < end; G++) {
     double *x = G->kind == NG_ROWS_SPARSE ? G->tile : line;
     for (int64_t i = 0; i < G->ranges; i++) {
-      if (G->range[i].n == 0) continue; /* `unit` may be empty */
-      memset(G->unit, 0, (size_t)G->used * sizeof *G->unit);
+      if (G->range[i].n == 0) continue; /* `partial_sums` may be empty */
+      memset(G->partial_sums, 0, (size_t)G->used * sizeof *G->partial_sums);
       for (int64_t from = 0, m; from < G->range[i].n; from += m) {
-        m = line_of(G, i, from);
+        m = count_line_elements(G, i, from);
         for (int64_t e = 0; e < m; e++) {
           x[e] = G->x == NULL ? 0.0 : (double)G->x[G->range[i].at + from + e];
         }
         if (G->x == NULL) add_row(G, i, G->head, from, m, 1.0, x);
         for (int64_t j = 0; j < G->used; j++) {
-          G->unit[j] += product(G, i, G->place[j], from, m, x);
+          G->partial_sums[j] += dot_row(G, i, G->place[j], from, m, x);
         }
       }
       for (int64_t j = 0; j < G->used; j++) {
-        G->k[G->range[i].part * G->places + G->place[j]] += G->unit[j];
+        G->k[G->range[i].part * G->places + G->place[j]] += G->partial_sums[j];
       }
     }
   }
 }
 
-void ng_ref_row_combine(ng_queue *q, const ng_rows *G, int64_t n) {
+void ng_ref_combine_rows(ng_queue *q, const ng_rows *G, int64_t n) {
   (void)q;
   double line[NG_LINE];
   for (const ng_rows *end = G + n; G < end; G++) {
     double *sum = G->kind == NG_ROWS_SPARSE ? G->tile : line;
     for (int64_t i = 0; i < G->ranges; i++) {
-      const ng_flat *r = &G->range[i];
+      const ng_flat_range *r = &G->range[i];
       for (int64_t from = 0, m; from < r->n; from += m) {
         float *u = G->u + r->at + from;
-        m = line_of(G, i, from);
+        m = count_line_elements(G, i, from);
         for (int64_t e = 0; e < m; e++) {
           sum[e] = G->by[r->part] == 0.0 ? 0.0 : G->by[r->part] * (double)u[e];
         }

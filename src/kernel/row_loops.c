@@ -14,7 +14,7 @@ enum { LANES = 32, LINE_BYTES = 64 };
 #define INLINE static inline __attribute__((always_inline))
 
 /* Return element i of a row of bf16 (half) or f32. `half` is a constant after inlining, so each dtype has its own loop. */
-INLINE double at(const void *row, bool half, int64_t i) {
+INLINE double element_of_row(const void *row, bool half, int64_t i) {
   if (!half) return (double)((const float *)row)[i];
   const uint32_t bits = (uint32_t)((const uint16_t *)row)[i] << 16;
   float x;
@@ -24,7 +24,7 @@ INLINE double at(const void *row, bool half, int64_t i) {
 
 /* Return element 2 i of a row of bf16, or 2 i + 1 if `odd`. Both are in one 32-bit word; a shift or a mask converts them
  * to f32. */
-INLINE double of_pair(const void *row, bool odd, int64_t i) {
+INLINE double element_of_pair(const void *row, bool odd, int64_t i) {
   uint32_t bits;
   float x;
   memcpy(&bits, (const char *)row + i * (int64_t)sizeof bits, sizeof bits);
@@ -35,22 +35,22 @@ INLINE double of_pair(const void *row, bool odd, int64_t i) {
 
 /* Loops over `whole` elements of `each` bytes prefetch memory NG_FETCH_AHEAD bytes after the current element. Return the
  * element from which on this would be past the end, so that the loop prefetches the beginning of the next row instead. */
-INLINE int64_t turn_of(int64_t whole, int64_t each) {
+INLINE int64_t prefetch_turn(int64_t whole, int64_t each) {
   return ng_max64(0, whole - NG_FETCH_AHEAD / each);
 }
 
-/* Return an address p: at element i, the loop prefetches p + i * each. turned: i >= turn_of(). */
-INLINE uintptr_t ahead_of(const void *row, const void *next, bool turned, int64_t turn,
-                          int64_t each) {
+/* Return an address p: at element i, the loop prefetches p + i * each. turned: i >= prefetch_turn(). */
+INLINE uintptr_t prefetch_address(const void *row, const void *next, bool turned, int64_t turn,
+                                  int64_t each) {
   return turned ? (uintptr_t)next - (uintptr_t)(turn * each) : (uintptr_t)row + NG_FETCH_AHEAD;
 }
 
-INLINE void fetch(uintptr_t ahead, int64_t i, int64_t each) {
+INLINE void prefetch(uintptr_t ahead, int64_t i, int64_t each) {
   NG_FETCH_LINE(ahead + (uintptr_t)(i * each));
   if (each * LANES > LINE_BYTES) NG_FETCH_LINE(ahead + (uintptr_t)(i * each) + LINE_BYTES);
 }
 
-INLINE double sum_of(double sum[LANES]) {
+INLINE double add_lanes(double sum[LANES]) {
   for (int half = LANES / 2; half > 0; half /= 2) {
     for (int i = 0; i < half; i++) {
       sum[i] += sum[i + half];
@@ -72,7 +72,7 @@ NG_CLONES static double dot(const float *restrict x, const float *restrict y, in
   for (int64_t c = whole; c < n; c++) {
     sum[c - whole] += (double)x[c] * (double)y[c];
   }
-  return sum_of(sum);
+  return add_lanes(sum);
 }
 
 /* Add the products of elements [c, c + LANES) of four rows with y to the partial sums s0 to s3 of the rows. For bf16, the
@@ -83,22 +83,22 @@ INLINE void dots_lanes(const void *const row[4], bool half, const float *restric
   const void *r0 = row[0], *r1 = row[1], *r2 = row[2], *r3 = row[3];
   for (int i = 0; i < LANES && !half; i++) {
     const double v = (double)y[c + i];
-    s0[i] += at(r0, false, c + i) * v;
-    s1[i] += at(r1, false, c + i) * v;
-    s2[i] += at(r2, false, c + i) * v;
-    s3[i] += at(r3, false, c + i) * v;
+    s0[i] += element_of_row(r0, false, c + i) * v;
+    s1[i] += element_of_row(r1, false, c + i) * v;
+    s2[i] += element_of_row(r2, false, c + i) * v;
+    s3[i] += element_of_row(r3, false, c + i) * v;
   }
   const int64_t pair = c / 2;
   for (int i = 0, o = LANES / 2; i < LANES / 2 && half; i++, o++) {
     const double v = (double)y[c + 2 * i], u = (double)y[c + 2 * i + 1];
-    s0[i] += of_pair(r0, false, pair + i) * v;
-    s1[i] += of_pair(r1, false, pair + i) * v;
-    s2[i] += of_pair(r2, false, pair + i) * v;
-    s3[i] += of_pair(r3, false, pair + i) * v;
-    s0[o] += of_pair(r0, true, pair + i) * u;
-    s1[o] += of_pair(r1, true, pair + i) * u;
-    s2[o] += of_pair(r2, true, pair + i) * u;
-    s3[o] += of_pair(r3, true, pair + i) * u;
+    s0[i] += element_of_pair(r0, false, pair + i) * v;
+    s1[i] += element_of_pair(r1, false, pair + i) * v;
+    s2[i] += element_of_pair(r2, false, pair + i) * v;
+    s3[i] += element_of_pair(r3, false, pair + i) * v;
+    s0[o] += element_of_pair(r0, true, pair + i) * u;
+    s1[o] += element_of_pair(r1, true, pair + i) * u;
+    s2[o] += element_of_pair(r2, true, pair + i) * u;
+    s3[o] += element_of_pair(r3, true, pair + i) * u;
   }
 }
 
@@ -110,25 +110,25 @@ INLINE double finish(const double *lane, const void *row, bool half, const float
     sum[i] = lane[!half ? i : i % 2 == 0 ? i / 2 : LANES / 2 + i / 2];
   }
   for (int64_t c = whole; c < n; c++) {
-    sum[c - whole] += at(row, half, c) * (double)y[c];
+    sum[c - whole] += element_of_row(row, half, c) * (double)y[c];
   }
-  return sum_of(sum);
+  return add_lanes(sum);
 }
 
 INLINE void dots(const void *const row[4], const void *const next[4], bool half,
                  const float *restrict y, int64_t n, double out[4]) {
   double s0[LANES] = {0.0}, s1[LANES] = {0.0}, s2[LANES] = {0.0}, s3[LANES] = {0.0};
-  const int64_t each = half ? 2 : 4, whole = n / LANES * LANES, turn = turn_of(whole, each);
+  const int64_t each = half ? 2 : 4, whole = n / LANES * LANES, turn = prefetch_turn(whole, each);
   for (int64_t from = 0, to; from < whole; from = to) {
     const bool turned = from >= turn;
     uintptr_t ahead[4];
     to = turned ? whole : turn;
     for (int q = 0; q < 4; q++) {
-      ahead[q] = ahead_of(row[q], next[q], turned, turn, each);
+      ahead[q] = prefetch_address(row[q], next[q], turned, turn, each);
     }
     for (int64_t c = from; c < to; c += LANES) {
       for (int q = 0; q < 4; q++) {
-        fetch(ahead[q], c, each);
+        prefetch(ahead[q], c, each);
       }
       dots_lanes(row, half, y, c, s0, s1, s2, s3);
     }
@@ -157,29 +157,29 @@ NG_CLONES static void add(double *restrict acc, const float *restrict x, int64_t
   }
 }
 
-INLINE double four(const void *const row[4], bool half, const double c[4], int64_t i) {
-  return c[0] * at(row[0], half, i) + c[1] * at(row[1], half, i) + c[2] * at(row[2], half, i) +
-         c[3] * at(row[3], half, i);
+INLINE double sum_four_rows(const void *const row[4], bool half, const double c[4], int64_t i) {
+  return c[0] * element_of_row(row[0], half, i) + c[1] * element_of_row(row[1], half, i) +
+         c[2] * element_of_row(row[2], half, i) + c[3] * element_of_row(row[3], half, i);
 }
 
-INLINE double four_of_pair(const void *const row[4], bool odd, const double c[4], int64_t i) {
-  return c[0] * of_pair(row[0], odd, i) + c[1] * of_pair(row[1], odd, i) +
-         c[2] * of_pair(row[2], odd, i) + c[3] * of_pair(row[3], odd, i);
+INLINE double sum_four_pairs(const void *const row[4], bool odd, const double c[4], int64_t i) {
+  return c[0] * element_of_pair(row[0], odd, i) + c[1] * element_of_pair(row[1], odd, i) +
+         c[2] * element_of_pair(row[2], odd, i) + c[3] * element_of_pair(row[3], odd, i);
 }
 
 /* acc += elements [b, b + LANES) of 4 or 8 rows, times `by`. */
 INLINE void sums_lanes(double *restrict acc, const void *const r[8], bool half, int rows, int64_t b,
                        const double by[8]) {
   for (int64_t i = b; i < b + LANES && !half; i++) {
-    double a = acc[i] + four(r, false, by, i);
-    if (rows == 8) a += four(r + 4, false, by + 4, i);
+    double a = acc[i] + sum_four_rows(r, false, by, i);
+    if (rows == 8) a += sum_four_rows(r + 4, false, by + 4, i);
     acc[i] = a;
   }
   for (int64_t i = b / 2; i < b / 2 + LANES / 2 && half; i++) {
-    double even = acc[2 * i] + four_of_pair(r, false, by, i);
-    double odd = acc[2 * i + 1] + four_of_pair(r, true, by, i);
-    if (rows == 8) even += four_of_pair(r + 4, false, by + 4, i);
-    if (rows == 8) odd += four_of_pair(r + 4, true, by + 4, i);
+    double even = acc[2 * i] + sum_four_pairs(r, false, by, i);
+    double odd = acc[2 * i + 1] + sum_four_pairs(r, true, by, i);
+    if (rows == 8) even += sum_four_pairs(r + 4, false, by + 4, i);
+    if (rows == 8) odd += sum_four_pairs(r + 4, true, by + 4, i);
     acc[2 * i] = even;
     acc[2 * i + 1] = odd;
   }
@@ -190,24 +190,24 @@ INLINE void sums(double *restrict acc, const void *const *row, const void *const
   const void *const r[8] = {row[0],        row[1],        row[2],        row[3],
                             row[rows - 4], row[rows - 3], row[rows - 2], row[rows - 1]};
   const double by[8] = {c[0], c[1], c[2], c[3], c[rows - 4], c[rows - 3], c[rows - 2], c[rows - 1]};
-  const int64_t each = half ? 2 : 4, whole = n / LANES * LANES, turn = turn_of(whole, each);
+  const int64_t each = half ? 2 : 4, whole = n / LANES * LANES, turn = prefetch_turn(whole, each);
   for (int64_t from = 0, to; from < whole; from = to) {
     const bool turned = from >= turn;
     uintptr_t ahead[8];
     to = turned ? whole : turn;
     for (int q = 0; q < rows; q++) {
-      ahead[q] = ahead_of(row[q], next[q], turned, turn, each);
+      ahead[q] = prefetch_address(row[q], next[q], turned, turn, each);
     }
     for (int64_t b = from; b < to; b += LANES) {
       for (int q = 0; q < rows; q++) {
-        fetch(ahead[q], b, each);
+        prefetch(ahead[q], b, each);
       }
       sums_lanes(acc, r, half, rows, b, by);
     }
   }
   for (int64_t i = whole; i < n; i++) {
-    double a = acc[i] + four(r, half, by, i);
-    if (rows == 8) a += four(r + 4, half, by + 4, i);
+    double a = acc[i] + sum_four_rows(r, half, by, i);
+    if (rows == 8) a += sum_four_rows(r + 4, half, by + 4, i);
     acc[i] = a;
   }
 }
@@ -247,11 +247,11 @@ static void rows_from(const ng_rows *G, int64_t j, int64_t many, int64_t at, int
   }
 }
 
-void ng_whole_products(void *arg, int32_t i) {
+void ng_multiply_whole_rows(void *arg, int32_t i) {
   enum { AT_ONCE = 4 };
   const ng_rows *G = arg;
-  const ng_flat_chunk c = ng_flat_chunk_at(G->range, G->ranges, i);
-  double *k = G->unit + i * G->used, out[AT_ONCE];
+  const ng_flat_chunk c = ng_find_chunk(G->range, G->ranges, i);
+  double *k = G->partial_sums + i * G->used, out[AT_ONCE];
   for (int64_t j = 0; j < G->used; j += AT_ONCE) {
     const void *row[AT_ONCE], *next[AT_ONCE];
     if (j + 1 == G->used && G->dtype == NG_F32) {
@@ -267,7 +267,7 @@ void ng_whole_products(void *arg, int32_t i) {
   }
 }
 
-void ng_whole_add(const ng_rows *G, const double *c, int64_t at, int64_t n, double *acc) {
+void ng_add_whole_rows(const ng_rows *G, const double *c, int64_t at, int64_t n, double *acc) {
   enum { FEW = 4, MANY = 8 };
   float room[NG_FLAT_LINE];
   int64_t j = 0;

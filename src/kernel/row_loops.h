@@ -10,9 +10,9 @@ void ng_row_add(double *acc, const float *x, int64_t n, double c); /* acc += c x
 static inline const void *ng_row_at(const ng_rows *G, int64_t place, int64_t at) {
   return (const char *)G->value + (place * G->stride + at) * ng_dtype_size(G->dtype);
 }
-/* Task i for an ng_rows G: G->unit[i][0 .. used) <- the products of the rows in use with x over chunk i. */
-void ng_whole_products(void *G, int32_t i);
+/* Task i for an ng_rows G: G->partial_sums[i][0 .. used) <- the products of the rows in use with x over chunk i. */
+void ng_multiply_whole_rows(void *G, int32_t i);
 /* acc += the sum of c row over all rows in use, for elements [at, at + n). */
-void ng_whole_add(const ng_rows *G, const double *c, int64_t at, int64_t n, double *acc);
+void ng_add_whole_rows(const ng_rows *G, const double *c, int64_t at, int64_t n, double *acc);
 
 #endif

@@ -98,51 +98,51 @@ static void sparse_add(double *tile, const uint16_t *index, const void *value, n
 }
 
 /* The n values of a sparse row in one block, and their indices in the block. */
-typedef struct run {
+typedef struct block_run {
   const uint16_t *index;
   const void *value;
   int64_t n;
-} run;
+} block_run;
 
-static run run_of(const ng_rows *G, int64_t place, int64_t block) {
+static block_run find_block_run(const ng_rows *G, int64_t place, int64_t block) {
   const int32_t *begin = G->begin + place * G->blocks + G->first_block + block;
   const int64_t end = G->first_block + block + 1 < G->blocks ? begin[1] - G->before : G->stride;
   const int64_t from = ng_max64(0, ng_min64(begin[0] - G->before, G->stride));
   const int64_t to = ng_max64(from, ng_min64(end, G->stride));
-  return (run){G->index + place * G->stride + from, ng_row_at(G, place, from), to - from};
+  return (block_run){G->index + place * G->stride + from, ng_row_at(G, place, from), to - from};
 }
 
 /* Return the values of the j-th row in use in a block; prefetch the values of row j + AHEAD. */
-static run next_of(const ng_rows *G, int64_t j, int64_t block) {
+static block_run find_run_and_prefetch(const ng_rows *G, int64_t j, int64_t block) {
   if (j + AHEAD < G->used) {
-    const run r = run_of(G, G->place[j + AHEAD], block);
+    const block_run r = find_block_run(G, G->place[j + AHEAD], block);
     NG_FETCH_LINES(r.index, r.n * (int64_t)sizeof *r.index);
     NG_FETCH_LINES(r.value, r.n * ng_dtype_size(G->dtype));
   }
-  return run_of(G, G->place[j], block);
+  return find_block_run(G, G->place[j], block);
 }
 
 static void sparse_products(const ng_rows *G, float *tile, int64_t i) {
-  const ng_flat *block = &G->range[i];
+  const ng_flat_range *block = &G->range[i];
   if (G->x == NULL) { /* x is the row at `head`; f32 represents its values exactly */
-    const run own = run_of(G, G->head, i);
+    const block_run own = find_block_run(G, G->head, i);
     memset(tile, 0, (size_t)block->n * sizeof *tile);
     sparse_put(tile, own.index, own.value, G->dtype, own.n);
   } else {
     memcpy(tile, G->x + block->at, (size_t)block->n * sizeof *tile);
   }
   for (int64_t j = 0; j < G->used; j++) {
-    const run r = next_of(G, j, i);
-    G->unit[i * G->used + j] = sparse_dot(tile, r.index, r.value, G->dtype, r.n);
+    const block_run r = find_run_and_prefetch(G, j, i);
+    G->partial_sums[i * G->used + j] = sparse_dot(tile, r.index, r.value, G->dtype, r.n);
   }
 }
 
 static void sparse_sums(const ng_rows *G, double *tile, int64_t i) {
-  const ng_flat *block = &G->range[i];
+  const ng_flat_range *block = &G->range[i];
   const double *c = G->c + block->part * G->places;
   begin_sums(tile, G->u + block->at, block->n, G->by[block->part]);
   for (int64_t j = 0; j < G->used; j++) {
-    const run r = next_of(G, j, i);
+    const block_run r = find_run_and_prefetch(G, j, i);
     sparse_add(tile, r.index, r.value, G->dtype, r.n, c[G->place[j]]);
   }
   round_sums(G->u + block->at, tile, block->n);
@@ -170,11 +170,11 @@ static void sparse_piece(void *arg, int32_t piece) {
 
 /* ---- low-rank rows ---------------------------------------------------------------------------*/
 
-static const float *factors_at(const ng_rows *G, int64_t place, const ng_factors *v) {
+static const float *factors_address(const ng_rows *G, int64_t place, const ng_low_rank_shape *v) {
   return ng_row_at(G, place, v->at);
 }
 
-static double both_factors(const ng_factors *v, const float *f, const float *g) {
+static double dot_two_low_rank(const ng_low_rank_shape *v, const float *f, const float *g) {
   const int64_t behind = v->rank * v->rows;
   double sum = 0.0;
   for (int64_t a = 0; a < v->rank; a++) {
@@ -186,7 +186,7 @@ static double both_factors(const ng_factors *v, const float *f, const float *g) 
   return sum;
 }
 
-static double dot_with_vector(const ng_factors *v, const float *f, const float *x) {
+static double dot_low_rank_vector(const ng_low_rank_shape *v, const float *f, const float *x) {
   double sum = 0.0;
   for (int64_t a = 0; a < v->rank; a++) {
     const float *q = f + v->rank * v->rows + a * v->cols;
@@ -199,21 +199,23 @@ static double dot_with_vector(const ng_factors *v, const float *f, const float *
 
 static void low_rank_products(void *arg, int32_t i) {
   const ng_rows *G = arg;
-  const ng_factors *v = &G->factors[i];
-  const float *own = factors_at(G, G->head, v), *x = G->x == NULL ? own : G->x + G->range[i].at;
+  const ng_low_rank_shape *v = &G->factors[i];
+  const float *own = factors_address(G, G->head, v),
+              *x = G->x == NULL ? own : G->x + G->range[i].at;
   for (int64_t j = 0; j < G->used; j++) {
-    const float *f = factors_at(G, G->place[j], v);
-    G->unit[i * G->used + j] = v->rank == 0   ? ng_row_dot(f, x, v->rows * v->cols)
-                               : G->x == NULL ? both_factors(v, f, own)
-                                              : dot_with_vector(v, f, x);
+    const float *f = factors_address(G, G->place[j], v);
+    G->partial_sums[i * G->used + j] = v->rank == 0   ? ng_row_dot(f, x, v->rows * v->cols)
+                                       : G->x == NULL ? dot_two_low_rank(v, f, own)
+                                                      : dot_low_rank_vector(v, f, x);
   }
 }
 
 /* acc += the sum of c row over all rows in use, for elements [from, from + n) of one row of a parameter. */
-static void add_low_rank_rows(const ng_rows *G, const ng_factors *v, const double *c, int64_t from,
-                              int64_t n, double *acc) {
+static void add_low_rank_rows(const ng_rows *G, const ng_low_rank_shape *v, const double *c,
+                              int64_t from, int64_t n, double *acc) {
   for (int64_t j = 0; j < G->used; j++) {
-    const float *f = factors_at(G, G->place[j], v), *Q = f + v->rank * v->rows + from % v->cols;
+    const float *f = factors_address(G, G->place[j], v),
+                *Q = f + v->rank * v->rows + from % v->cols;
     if (v->rank == 0) ng_row_add(acc, f + from, n, c[G->place[j]]);
     for (int64_t a = 0; a < v->rank; a++) {
       ng_row_add(acc, Q + a * v->cols, n, c[G->place[j]] * (double)f[a * v->rows + from / v->cols]);
@@ -223,11 +225,11 @@ static void add_low_rank_rows(const ng_rows *G, const ng_factors *v, const doubl
 
 /* ---- the entries -----------------------------------------------------------------------------*/
 
-/* Compute row_combine for chunk i, line by line; a line of low-rank rows is within one row of the parameter. */
+/* combine_rows for chunk i, line by line; a line of low-rank rows is within one row of the parameter. */
 static void combine_chunk(void *arg, int32_t i) {
   const ng_rows *G = arg;
-  const ng_flat_chunk c = ng_flat_chunk_at(G->range, G->ranges, i);
-  const ng_factors *v = G->kind == NG_ROWS_LOW_RANK ? &G->factors[c.range - G->range] : NULL;
+  const ng_flat_chunk c = ng_find_chunk(G->range, G->ranges, i);
+  const ng_low_rank_shape *v = G->kind == NG_ROWS_LOW_RANK ? &G->factors[c.range - G->range] : NULL;
   const double *z = G->c + c.range->part * G->places, by = G->by[c.range->part];
   double acc[NG_FLAT_LINE];
   for (int64_t at = 0, n; at < c.n; at += n) {
@@ -236,7 +238,7 @@ static void combine_chunk(void *arg, int32_t i) {
     if (v != NULL) n = ng_min64(n, v->cols - (c.from + at) % v->cols);
     begin_sums(acc, u, n, by);
     if (v == NULL) {
-      ng_whole_add(G, z, c.at + at, n, acc);
+      ng_add_whole_rows(G, z, c.at + at, n, acc);
     } else {
       add_low_rank_rows(G, v, z, c.from + at, n, acc);
     }
@@ -249,30 +251,30 @@ static void run_rows(const ng_queue *q, const ng_rows *G, bool combines) {
   if (G->kind == NG_ROWS_SPARSE) {
     ng_queue_run(q, j.pieces, sparse_piece, &j);
   } else if (combines) {
-    ng_queue_run(q, ng_flat_list_chunks(G->range, G->ranges), combine_chunk, (void *)(uintptr_t)G);
+    ng_queue_run(q, ng_count_list_chunks(G->range, G->ranges), combine_chunk, (void *)(uintptr_t)G);
   } else if (G->kind == NG_ROWS_WHOLE) {
-    ng_queue_run(q, ng_flat_list_chunks(G->range, G->ranges), ng_whole_products,
+    ng_queue_run(q, ng_count_list_chunks(G->range, G->ranges), ng_multiply_whole_rows,
                  (void *)(uintptr_t)G);
   } else {
     ng_queue_run(q, (int32_t)G->ranges, low_rank_products, (void *)(uintptr_t)G);
   }
 }
 
-void ng_cpu_row_products(ng_queue *q, const ng_rows *G, int64_t n) {
+void ng_cpu_multiply_rows(ng_queue *q, const ng_rows *G, int64_t n) {
   for (const ng_rows *end = G + n; G < end; G++) {
     run_rows(q, G, false);
     const bool whole = G->kind == NG_ROWS_WHOLE;
-    const int64_t units = whole ? ng_flat_list_chunks(G->range, G->ranges) : G->ranges;
+    const int64_t units = whole ? ng_count_list_chunks(G->range, G->ranges) : G->ranges;
     for (int64_t i = 0; i < units; i++) {
-      const ng_flat *r = whole ? ng_flat_chunk_at(G->range, G->ranges, i).range : &G->range[i];
+      const ng_flat_range *r = whole ? ng_find_chunk(G->range, G->ranges, i).range : &G->range[i];
       for (int64_t j = 0; j < G->used; j++) {
-        G->k[r->part * G->places + G->place[j]] += G->unit[i * G->used + j];
+        G->k[r->part * G->places + G->place[j]] += G->partial_sums[i * G->used + j];
       }
     }
   }
 }
 
-void ng_cpu_row_combine(ng_queue *q, const ng_rows *G, int64_t n) {
+void ng_cpu_combine_rows(ng_queue *q, const ng_rows *G, int64_t n) {
   for (const ng_rows *end = G + n; G < end; G++) {
     run_rows(q, G, true);
   }

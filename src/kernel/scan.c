@@ -56,22 +56,22 @@ void ng_scatter(void *to, ng_dtype t, int64_t step, const float *x, int64_t n) {
 
 enum { PIECES = 256 };
 
-typedef struct scan {
+typedef struct scan_job {
   const ng_strided *s; /* axes sorted and joined; the elements along the last axis are a line */
   int64_t lines, length, step; /* number of lines; elements of a line, and their stride */
   int32_t pieces;
   uint32_t
-      most[PIECES]; /* [pieces] bits of the largest magnitude of each piece: ng_largest_bits_of */
-} scan;
+      most[PIECES]; /* [pieces] bits of the largest magnitude of each piece: ng_find_largest_bits */
+} scan_job;
 
-static uint32_t line_most(const char *at, ng_dtype t, int64_t step, int64_t n) {
-  if (step == 1 && t != NG_F64) return ng_largest_bits_of(at, t, n);
+static uint32_t find_line_largest(const char *at, ng_dtype t, int64_t step, int64_t n) {
+  if (step == 1 && t != NG_F64) return ng_find_largest_bits(at, t, n);
   float line[NG_LINE];
   uint32_t most = 0;
   for (int64_t i = 0; i < n && most < NG_INF_BITS; i += NG_LINE) {
     const int64_t m = ng_min64(NG_LINE, n - i);
     ng_gather(line, at + i * step * ng_dtype_size(t), t, step, m);
-    const uint32_t bits = ng_largest_bits_of(line, NG_F32, m);
+    const uint32_t bits = ng_find_largest_bits(line, NG_F32, m);
     most = bits > most ? bits : most;
   }
   return most;
@@ -79,15 +79,15 @@ static uint32_t line_most(const char *at, ng_dtype t, int64_t step, int64_t n) {
 
 /* Scan piece i: some lines or, in an array with one line, a part of the line. */
 static void scan_piece(void *arg, int32_t i) {
-  scan *j = arg;
+  scan_job *j = arg;
   const ng_strided *s = j->s;
   int64_t from, to;
   const bool one = j->lines == 1;
   ng_piece_bounds(one ? j->length : j->lines, j->pieces, i, &from, &to);
   const int64_t size = ng_dtype_size(s->dtype);
   if (one) {
-    j->most[i] =
-        line_most((const char *)s->data + from * j->step * size, s->dtype, j->step, to - from);
+    j->most[i] = find_line_largest((const char *)s->data + from * j->step * size, s->dtype, j->step,
+                                   to - from);
     return;
   }
   j->most[i] = 0;
@@ -98,7 +98,7 @@ static void scan_piece(void *arg, int32_t i) {
       rest /= s->shape[a];
     }
     const uint32_t bits =
-        line_most((const char *)s->data + at * size, s->dtype, j->step, j->length);
+        find_line_largest((const char *)s->data + at * size, s->dtype, j->step, j->length);
     j->most[i] = bits > j->most[i] ? bits : j->most[i];
   }
 }
@@ -119,10 +119,10 @@ static ng_strided sorted_axes(const ng_strided *array) {
   return s;
 }
 
-void ng_shared_scan(ng_queue *q, const ng_strided *a, int64_t n, double *out) {
+void ng_shared_find_largest(ng_queue *q, const ng_strided *a, int64_t n, double *out) {
   for (const ng_strided *end = a + n; a < end; a++) {
     const ng_strided s = sorted_axes(a);
-    scan j = {.s = &s, .lines = 1};
+    scan_job j = {.s = &s, .lines = 1};
     j.length = s.ndim == 0 ? 1 : s.shape[s.ndim - 1];
     j.step = s.ndim == 0 ? 1 : s.stride[s.ndim - 1];
     for (int32_t i = 0; i + 1 < s.ndim; i++) {

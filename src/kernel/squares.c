@@ -57,10 +57,10 @@ static void square_columns(void *arg, int32_t k) {
   }
 }
 
-void ng_cpu_square_sums(ng_queue *q, const ng_squares *s, int64_t n) {
+void ng_cpu_sum_squares(ng_queue *q, const ng_squares *s, int64_t n) {
   for (const ng_squares *end = s + n; s < end; s++) {
     if (s->x.dtype == NG_F64) {
-      ng_ref_square_sums(q, s, 1);
+      ng_ref_sum_squares(q, s, 1);
       continue;
     }
     const bool threads = ng_queue_pieces(q, s->samples * s->x.positions * s->x.columns) > 1;

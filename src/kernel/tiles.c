@@ -19,7 +19,7 @@ typedef struct job {
   position from[MOST_PIECES + 1];
 } job;
 
-int64_t ng_tiles_of(int64_t rows, int64_t cols) {
+int64_t ng_count_tiles(int64_t rows, int64_t cols) {
   if (cols > NG_TILE_ELEMENTS) return rows * ((cols + NG_TILE_ELEMENTS - 1) / NG_TILE_ELEMENTS);
   const int64_t high = ng_max64(1, NG_TILE_ELEMENTS / cols);
   return (rows + high - 1) / high;
@@ -31,7 +31,7 @@ static const ng_region *region_at(const job *j, int64_t i) {
 
 static int64_t count_tiles(const job *j, int64_t region) {
   const ng_region *a = region_at(j, region);
-  return ng_tiles_of(a->rows, a->cols);
+  return ng_count_tiles(a->rows, a->cols);
 }
 
 static ng_tile tile_at(const job *j, position p, int32_t piece) {
@@ -51,7 +51,7 @@ static ng_tile tile_at(const job *j, position p, int32_t piece) {
 
 /* Piece i ends with the tile that reaches (i + 1) / pieces of all elements. So equal lists have equal pieces in every
  * step, and a thread finds its gradients in its cache. */
-static void cut(job *j, int64_t n, int32_t threads) {
+static void cut_pieces(job *j, int64_t n, int32_t threads) {
   int64_t all = 0, at = 0;
   position p = {0, 0, 0};
   for (int64_t i = 0; i < n; i++) {
@@ -98,10 +98,10 @@ static void run_piece(void *arg, int32_t i) {
   (j->backward ? run_backward : run_forward)(j, i);
 }
 
-int64_t ng_tiles_run(const ng_queue *q, const void *list, size_t size, int64_t n, bool backward,
+int64_t ng_run_tiles(const ng_queue *q, const void *list, size_t size, int64_t n, bool backward,
                      void (*work)(void *arg, const void *descriptor, const ng_tile *t), void *arg) {
   job j = {.list = list, .size = size, .backward = backward, .work = work, .arg = arg};
-  cut(&j, n, q->threads);
+  cut_pieces(&j, n, q->threads);
   ng_queue_run(q, j.pieces, run_piece, &j);
   return j.from[j.pieces].index;
 }

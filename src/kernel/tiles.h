@@ -19,12 +19,12 @@ typedef struct ng_tile {
 
 /* Return the number of tiles of a region. Threads take tiles, and the sums of the tiles are added in order, so a result
  * does not depend on the number of threads. */
-int64_t ng_tiles_of(int64_t rows, int64_t cols);
+int64_t ng_count_tiles(int64_t rows, int64_t cols);
 
 /* Call work(arg, descriptor, tile) for every tile of a list of n descriptors of `size` bytes, each of which begins with an
  * ng_region; return the number of tiles. Each thread works on one piece of the list, whose tiles it visits from the last to
  * the first if `backward`: then it begins with the tiles that an earlier call read last, which are still in its cache. */
-int64_t ng_tiles_run(const ng_queue *q, const void *list, size_t size, int64_t n, bool backward,
+int64_t ng_run_tiles(const ng_queue *q, const void *list, size_t size, int64_t n, bool backward,
                      void (*work)(void *arg, const void *descriptor, const ng_tile *t), void *arg);
 
 #endif

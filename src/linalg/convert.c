@@ -140,7 +140,7 @@ NG_CLONES static uint16_t largest_bits16(const uint16_t *x, int64_t n) {
   return most;
 }
 
-uint32_t ng_largest_bits_of(const void *x, ng_dtype t, int64_t n) {
+uint32_t ng_find_largest_bits(const void *x, ng_dtype t, int64_t n) {
   if (t == NG_F32) return largest_bits(x, n);
   const uint16_t most = largest_bits16(x, n);
   return bits_of(t == NG_BF16 ? widen_bf16(most) : widen_f16(most));
@@ -189,7 +189,7 @@ static bool all_finite64(const double *x, int64_t n) {
   return zero == 0.0;
 }
 
-bool ng_all_finite(const void *src, ng_dtype t, int64_t n) {
+bool ng_are_finite(const void *src, ng_dtype t, int64_t n) {
   if (t == NG_F64) return all_finite64(src, n);
   if (!ng_dtype_is_real(t)) return true; /* integers are always finite */
   /* Pieces are long enough to run at memory speed, and short enough to stop soon after the first

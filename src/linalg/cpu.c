@@ -156,16 +156,17 @@ static void gemm64(ng_queue *q, bool ta, bool tb, int64_t m, int64_t n, int64_t 
 static void add_gram(ng_queue *q, ng_sym S, int64_t r0, int64_t m, const float *X, int64_t rows,
                      int64_t ldx, float alpha) {
   (void)q;
-  ng_piece p[3];
-  const int32_t n = ng_sym_pieces(S, r0, m, r0, m, p);
+  ng_sym_piece p[3];
+  const int32_t n = ng_sym_cut(S, r0, m, r0, m, p);
   for (int32_t i = 0; i < n; i++) {
     const float *x = X + (p[i].row - r0), *y = X + (p[i].col - r0);
     if (!p[i].diagonal) { /* a rectangle is always left of column h */
-      gemm('N', 'T', p[i].rows, p[i].cols, rows, alpha, x, ldx, y, ldx, 1.0f, p[i].a, p[i].cs);
-    } else if (p[i].rs == 1) {
-      syrk('L', p[i].rows, rows, alpha, x, ldx, p[i].a, p[i].cs);
+      gemm('N', 'T', p[i].rows, p[i].cols, rows, alpha, x, ldx, y, ldx, 1.0f, p[i].a,
+           p[i].col_stride);
+    } else if (p[i].row_stride == 1) {
+      syrk('L', p[i].rows, rows, alpha, x, ldx, p[i].a, p[i].col_stride);
     } else {
-      syrk('U', p[i].rows, rows, alpha, x, ldx, p[i].a, p[i].rs);
+      syrk('U', p[i].rows, rows, alpha, x, ldx, p[i].a, p[i].row_stride);
     }
   }
 }
@@ -204,7 +205,7 @@ static void mul_left(ng_queue *q, ng_sym S, int64_t m, const float *B, int64_t l
 enum { SMALL = NG_SMALL_SOLVE, SMALL_COUNT = SMALL * (SMALL + 1) / 2 };
 
 /* Factor or invert packed storage in place; small matrices in double. */
-static void run_packed(ng_sym S, packed64 *in_double, packed32 *in_float, int *info) {
+static void call_packed(ng_sym S, packed64 *in_double, packed32 *in_float, int *info) {
   const integer n = (integer)S.n;
   integer found = 0;
   if (S.n <= SMALL) {
@@ -222,13 +223,13 @@ static void run_packed(ng_sym S, packed64 *in_double, packed32 *in_float, int *i
  * positive, otherwise 0. It is also 0 for NaN, so the caller must check the result. */
 static void factor(ng_queue *q, ng_sym S, int *info) {
   (void)q;
-  run_packed(S, dpftrf_, spftrf_, info);
+  call_packed(S, dpftrf_, spftrf_, info);
 }
 
 /* Replace L by (L L')^-1. *info is i if L has a 0 at diagonal entry i (from 1). */
 static void invert(ng_queue *q, ng_sym L, int *info) {
   (void)q;
-  run_packed(L, dpftri_, spftri_, info);
+  call_packed(L, dpftri_, spftri_, info);
 }
 
 /* Solve L L' x = b for m right-hand sides; element i of side j is B[i within + j between]. */
@@ -319,32 +320,32 @@ static void solve64(ng_queue *q, int64_t n, const double *a, double *x) {
  * Divide and conquer (ssyevd). The work sizes are the formulas of its manual page. A query with LWORK = -1 returns the
  * size as a float, which may be rounded down from about n = 2900 on (2 n^2 > 2^24). A caller that uses this size stops
  * with "parameter number 8 had an illegal value". */
-static int64_t work_numbers(int64_t n) { return n > 1 ? 1 + 6 * n + 2 * n * n : 1; }
-static int64_t work_integers(int64_t n) { return n > 1 ? 3 + 5 * n : 1; }
-static int64_t whole_lines(int64_t bytes) { return (bytes + 63) / 64 * 64; }
+static int64_t count_work_numbers(int64_t n) { return n > 1 ? 1 + 6 * n + 2 * n * n : 1; }
+static int64_t count_work_integers(int64_t n) { return n > 1 ? 3 + 5 * n : 1; }
+static int64_t round_to_lines(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 
 /* Return the bytes of `work`: numbers of `number` bytes each, padded to a cache line, then integers. */
-static int64_t work_bytes(int64_t n, size_t number) {
-  return whole_lines(work_numbers(n) * (int64_t)number) +
-         work_integers(n) * (int64_t)sizeof(integer);
+static int64_t count_work_bytes(int64_t n, size_t number) {
+  return round_to_lines(count_work_numbers(n) * (int64_t)number) +
+         count_work_integers(n) * (int64_t)sizeof(integer);
 }
 
 static int64_t eigen_work(const ng_queue *q, int64_t n) {
   (void)q;
-  return work_bytes(n, sizeof(float));
+  return count_work_bytes(n, sizeof(float));
 }
 
 static int64_t eigen64_work(const ng_queue *q, int64_t n) {
   (void)q;
-  return work_bytes(n, sizeof(double));
+  return count_work_bytes(n, sizeof(double));
 }
 
 /* Column i of LAPACK's result, the eigenvector of w[i], is row i of V. */
 #define EIGEN(name, number, syevd)                                                                 \
   static void name(ng_queue *q, int64_t n, number *V, number *w, void *work, int *info) {          \
-    const integer n_ = (integer)n, numbers = (integer)work_numbers(n);                             \
-    const integer integers = (integer)work_integers(n);                                            \
-    void *behind = (char *)work + whole_lines(work_numbers(n) * (int64_t)sizeof(number));          \
+    const integer n_ = (integer)n, numbers = (integer)count_work_numbers(n);                       \
+    const integer integers = (integer)count_work_integers(n);                                      \
+    void *behind = (char *)work + round_to_lines(count_work_numbers(n) * (int64_t)sizeof(number)); \
     integer found = 0;                                                                             \
     (void)q;                                                                                       \
     syevd("V", "L", &n_, V, &n_, w, work, &numbers, behind, &integers, &found, 1, 1);              \

@@ -54,7 +54,7 @@ static block_work block_work_of(ng_fisher *f, int64_t block) {
                       .z = f->room + (int64_t)f->threads * f->most * PANEL};
 }
 
-static const float *row_of(const block_work *w, int64_t r) {
+static const float *row_address(const block_work *w, int64_t r) {
   return w->f->g + r * w->f->ld + w->from;
 }
 
@@ -66,8 +66,8 @@ static void run_tasks(block_work *w, int64_t products, int64_t n, void (*task)(v
 /* ---- the factors -----------------------------------------------------------------------------*/
 
 /* Return <x, y> for y in f32 or, if `wide`, in double. `wide` is a constant after inlining. */
-static inline __attribute__((always_inline)) double dot_any(const float *x, const void *y,
-                                                            bool wide, int64_t n) {
+static inline __attribute__((always_inline)) double dot_product(const float *x, const void *y,
+                                                                bool wide, int64_t n) {
   const float *y32 = y;
   const double *y64 = y;
   double sum[LANES] = {0.0};
@@ -87,10 +87,11 @@ static void fill_row(const block_work *w, int64_t i) {
   for (int64_t j = 0; j <= i; j++) {
     double v = 0.0;
     if (w->dual) {
-      v = dot_any(row_of(w, i), row_of(w, j), false, w->B) + (i == j ? w->f->damping * m : 0.0);
+      v = dot_product(row_address(w, i), row_address(w, j), false, w->B) +
+          (i == j ? w->f->damping * m : 0.0);
     } else {
       for (int64_t r = 0; r < w->f->m; r++) {
-        v += (double)row_of(w, r)[i] * (double)row_of(w, r)[j];
+        v += (double)row_address(w, r)[i] * (double)row_address(w, r)[j];
       }
       v = v / m + (i == j ? w->f->damping : 0.0);
     }
@@ -110,9 +111,9 @@ static bool factorise(block_work *w) {
   ng_queue *q = w->f->ctx->queue;
   int info = 0; /* read after the wait below */
   run_tasks(w, w->n * w->n / 2 * (w->dual ? w->B : w->f->m), (w->n + 1) / 2, fill_rows);
-  ng_on(q)->factor64(q, w->n, w->L, &info);
+  ng_linalg(q)->factor64(q, w->n, w->L, &info);
   ng_queue_wait(q);
-  if (ng_info_read(q, &info) != 0) return false;
+  if (ng_read_info(q, &info) != 0) return false;
   for (int64_t i = 0; i < w->n; i++) {
     const double d = w->L[ng_sym_at(w->n, i, i)];
     if (!(d > 0.0) || !(d - d == 0.0)) return false;
@@ -122,18 +123,18 @@ static bool factorise(block_work *w) {
 
 /* ---- F^-1 x ----------------------------------------------------------------------------------*/
 
-static void products(void *arg, int32_t r) {
+static void multiply_rows_by_x(void *arg, int32_t r) {
   const block_work *w = arg;
-  w->z[r] = dot_any(row_of(w, r), w->x, true, w->B);
+  w->z[r] = dot_product(row_address(w, r), w->x, true, w->B);
 }
 
 /* For the coordinates of panel i: out = (x - G' z) / lambda. */
-static void remainders(void *arg, int32_t i) {
+static void subtract_products(void *arg, int32_t i) {
   const block_work *w = arg;
   const int64_t from = (int64_t)i * PANEL, n = ng_min64(PANEL, w->B - from);
   double sum[PANEL] = {0.0};
   for (int64_t r = 0; r < w->f->m; r++) {
-    const float *g = row_of(w, r) + from;
+    const float *g = row_address(w, r) + from;
     for (int64_t k = 0; k < n; k++) {
       sum[k] += (double)g[k] * w->z[r];
     }
@@ -150,14 +151,14 @@ void ng_fisher_apply(ng_fisher *f, const double *x, double *out) {
     w.x = x + w.from;
     w.out = out + w.from;
     if (w.dual) {
-      run_tasks(&w, w.n * w.B, w.n, products);
+      run_tasks(&w, w.n * w.B, w.n, multiply_rows_by_x);
     } else {
       memcpy(w.z, w.x, (size_t)w.B * sizeof *w.z);
     }
-    ng_on(q)->solve64(q, w.n, w.L, w.z);
+    ng_linalg(q)->solve64(q, w.n, w.L, w.z);
     ng_queue_wait(q);
     if (w.dual) {
-      run_tasks(&w, w.n * w.B, (w.B + PANEL - 1) / PANEL, remainders);
+      run_tasks(&w, w.n * w.B, (w.B + PANEL - 1) / PANEL, subtract_products);
     } else {
       memcpy(w.out, w.z, (size_t)w.B * sizeof *w.z);
     }
@@ -167,7 +168,7 @@ void ng_fisher_apply(ng_fisher *f, const double *x, double *out) {
 /* ---- the diagonal ----------------------------------------------------------------------------*/
 
 /* Y [n, PANEL] <- L^-1 Y; length[k] <- the squared length of column k of the result. */
-static void substitute(const block_work *w, double *Y, double length[PANEL]) {
+static void solve_lower_triangle(const block_work *w, double *Y, double length[PANEL]) {
   memset(length, 0, PANEL * sizeof *length);
   for (int64_t i = 0; i < w->n; i++) {
     double *y = Y + i * PANEL;
@@ -187,12 +188,13 @@ static void substitute(const block_work *w, double *Y, double length[PANEL]) {
 
 /* Compute the diagonal of F^-1 for coordinates [from, from + n) of the block. If m < B, rounding errors may dominate 1 -
  * |L^-1 G e_i|^2. So the result is at least the lower bound 1 / F_ii <= [F^-1]_ii, F_ii = lambda + |G e_i|^2 / m. */
-static void add_panel(const block_work *w, int64_t from, int64_t n, double *Y, double *out) {
+static void compute_diagonal_panel(const block_work *w, int64_t from, int64_t n, double *Y,
+                                   double *out) {
   double length[PANEL], least[PANEL] = {0.0};
   memset(Y, 0, (size_t)(w->n * PANEL) * sizeof *Y);
   for (int64_t r = 0; r < w->f->m && w->dual; r++) {
     for (int64_t k = 0; k < n; k++) {
-      const double g = (double)row_of(w, r)[from + k];
+      const double g = (double)row_address(w, r)[from + k];
       Y[r * PANEL + k] = g;
       least[k] += g * g;
     }
@@ -200,7 +202,7 @@ static void add_panel(const block_work *w, int64_t from, int64_t n, double *Y, d
   for (int64_t k = 0; k < n && !w->dual; k++) {
     Y[(from + k) * PANEL + k] = 1.0;
   }
-  substitute(w, Y, length);
+  solve_lower_triangle(w, Y, length);
   const double lambda = w->f->damping;
   for (int64_t k = 0; k < n; k++) {
     const double left = (1.0 - length[k]) / lambda,
@@ -214,21 +216,22 @@ typedef struct diagonal {
   double *out;
 } diagonal;
 
-static void add_panels(void *arg, int32_t thread) {
+static void compute_diagonal_panels(void *arg, int32_t thread) {
   const diagonal *a = arg;
   ng_fisher *f = a->f;
   double *Y = f->room + (int64_t)thread * f->most * PANEL;
   for (int64_t b = 0, at = 0; b < f->blocks; b++) {
     const block_work w = block_work_of(f, b);
     for (int64_t from = 0; from < w.B; from += PANEL, at++) {
-      if (at % f->threads == thread) add_panel(&w, from, ng_min64(PANEL, w.B - from), Y, a->out);
+      if (at % f->threads == thread)
+        compute_diagonal_panel(&w, from, ng_min64(PANEL, w.B - from), Y, a->out);
     }
   }
 }
 
 void ng_fisher_inverse_diagonal(ng_fisher *f, double *out) {
   diagonal a = {f, out};
-  ng_queue_run(f->ctx->queue, f->threads, add_panels, &a);
+  ng_queue_run(f->ctx->queue, f->threads, compute_diagonal_panels, &a);
 }
 
 /* ---- create, destroy -------------------------------------------------------------------------*/
@@ -248,7 +251,7 @@ ng_status ng_fisher_make(ng_context *ctx, const ng_strided *rows, double damping
     most = ng_max64(most, ng_min64(m, to - from));
     factors = ng_plus(factors, ng_sym_count(ng_min64(m, to - from)));
   }
-  if (!ng_linalg_fits(most)) {
+  if (!ng_blas_accepts_order(most)) {
     return ng_fail(ctx, NG_ERR_ABSENT, "ng_fisher_create: a block of order %lld is too large",
                    (long long)most);
   }

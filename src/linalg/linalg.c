@@ -25,13 +25,13 @@ void ng_queue_wait_at(ng_queue *q, const char *place) {
 }
 
 /* With NG_DEBUG this function makes a missing wait fail on every machine, not only with a device. */
-int ng_info_read(const ng_queue *q, const int *info) {
-  NG_ASSERT(ng_queue_settled(q));
+int ng_read_info(const ng_queue *q, const int *info) {
+  NG_ASSERT(ng_queue_is_settled(q));
   return *info;
 }
 
-const double *ng_numbers_read(const ng_queue *q, const double *numbers) {
-  NG_ASSERT(ng_queue_settled(q));
+const double *ng_read_numbers(const ng_queue *q, const double *numbers) {
+  NG_ASSERT(ng_queue_is_settled(q));
   return numbers;
 }
 
@@ -50,7 +50,7 @@ void ng_queue_run(const ng_queue *q, int32_t n, void (*task)(void *arg, int32_t 
   }
 }
 
-bool ng_linalg_fits(int64_t n) {
+bool ng_blas_accepts_order(int64_t n) {
   /* The largest number that LAPACK receives is LWORK of ssyevd. The first comparison prevents overflow in the
    * second. */
   return n >= 1 && n <= INT32_MAX / 8 && 1 + 6 * n + 2 * n * n <= INT32_MAX;

@@ -5,7 +5,7 @@
  * results (LAPACK's info, a dot product, a trace) are written to memory that the caller names and a device can write,
  * not to the caller's stack. The host may
  *   - read what an entry wrote, or write what an entry reads, only after ng_queue_wait;
- *   - read infos and numbers only by ng_info_read and ng_numbers_read, which with NG_DEBUG assert that the host waited.
+ *   - read infos and numbers only by ng_read_info and ng_read_numbers, which with NG_DEBUG assert that the host waited.
  * A device implements the same tables. The backend of tests/late.c does all work as late as allowed.
  *
  * ng_sym is LAPACK's rectangular full packed format, TRANSR = 'N', UPLO = 'L', of a symmetric matrix of order n, read
@@ -15,7 +15,7 @@
  * with (n even) and (n odd) 0 or 1. So a block of the matrix on one side of column h is a strided rectangle: plain if j <
  * h, transposed if j >= h. Other rooms index this storage only by ng_sym_at.
  *
- * All other matrices are row-major with a leading dimension. Before a call, the caller checks with ng_linalg_fits that
+ * All other matrices are row-major with a leading dimension. Before a call, the caller checks with ng_blas_accepts_order that
  * the sizes fit 32 bits. */
 #ifndef NG_LINALG_H
 #define NG_LINALG_H
@@ -36,11 +36,11 @@ uint16_t ng_f32_to_f16(float f); /* round to nearest even, also to subnormals; o
 /* Convert n elements from or to dtype `t`: f32, f64, bf16 or f16. */
 void ng_to_f32(float *dst, const void *src, ng_dtype t, int64_t n);
 void ng_from_f32(void *dst, ng_dtype t, const float *src, int64_t n);
-bool ng_all_finite(const void *src, ng_dtype t, int64_t n); /* `t` may be any dtype */
+bool ng_are_finite(const void *src, ng_dtype t, int64_t n); /* `t` may be any dtype */
 /* Return the bits, as f32, of the largest |x[i]| of n elements; 0 if n = 0. A larger magnitude has larger bits; bits >=
  * NG_INF_BITS are Inf or NaN. */
 #define NG_INF_BITS UINT32_C(0x7f800000)
-uint32_t ng_largest_bits_of(const void *x, ng_dtype t, int64_t n); /* `t`: f32, bf16 or f16 */
+uint32_t ng_find_largest_bits(const void *x, ng_dtype t, int64_t n); /* `t`: f32, bf16 or f16 */
 float ng_float_of_bits(uint32_t bits);
 double ng_dtype_largest(ng_dtype t); /* the largest finite number of f32, bf16 or f16 */
 
@@ -80,21 +80,23 @@ struct ng_queue {
   const char *wait_place[NG_WAIT_PLACES];
 };
 
-/* Return the table for one call: ng_on(q)->factor(q, S, &info), and count the call as pending. Only the thread that
- * owns the queue may call ng_on; a task may not. */
-static inline const ng_linalg_ops *ng_on(ng_queue *q) {
+/* Return the table for one call: ng_linalg(q)->factor(q, S, &info), and count the call as pending. Only the thread that
+ * owns the queue may call ng_linalg; a task may not. */
+static inline const ng_linalg_ops *ng_linalg(ng_queue *q) {
   q->pending++;
   return q->backend->linalg;
 }
 /* Return the table without counting a call: for sizes, and for entries that call other entries. */
-static inline const ng_linalg_ops *ng_linalg_of(const ng_queue *q) { return q->backend->linalg; }
+static inline const ng_linalg_ops *ng_linalg_uncounted(const ng_queue *q) {
+  return q->backend->linalg;
+}
 /* Wait until all entries are done. Then the host may read their results and change their inputs. */
 #define ng_queue_wait(q) ng_queue_wait_at((q), __func__)
 void ng_queue_wait_at(ng_queue *q, const char *place);
-static inline bool ng_queue_settled(const ng_queue *q) { return q->pending == 0; }
+static inline bool ng_queue_is_settled(const ng_queue *q) { return q->pending == 0; }
 /* Return numbers that an entry wrote, after a wait; with NG_DEBUG, fail if entries are pending. */
-int ng_info_read(const ng_queue *q, const int *info);
-const double *ng_numbers_read(const ng_queue *q, const double *numbers);
+int ng_read_info(const ng_queue *q, const int *info);
+const double *ng_read_numbers(const ng_queue *q, const double *numbers);
 /* Return into how many pieces a loop over `floats` numbers should be cut: 1, or one for each thread. */
 int32_t ng_queue_pieces(const ng_queue *q, int64_t floats);
 /* Call task(arg, i) for i in [0, n) on the threads of the queue, or on the calling thread if q is NULL. Return when all
@@ -119,15 +121,15 @@ static inline int64_t ng_sym_at(int64_t n, int64_t i, int64_t j) {
 static inline float ng_sym_get(ng_sym S, int64_t i, int64_t j) { return S.a[ng_sym_at(S.n, i, j)]; }
 
 /* A rectangle of a symmetric matrix on one side of column h. Its element (r, c) is element (row + r, col + c) of the
- * matrix, at a[r * rs + c * cs]; rs or cs is 1. `diagonal`: rows == cols, row == col, and only r >= c is stored. */
-typedef struct ng_piece {
+ * matrix, at a[r * row_stride + c * col_stride]; row_stride or col_stride is 1. `diagonal`: rows == cols, row == col, and only r >= c is stored. */
+typedef struct ng_sym_piece {
   float *a;
-  int64_t row, col, rows, cols, rs, cs;
+  int64_t row, col, rows, cols, row_stride, col_stride;
   bool diagonal;
-} ng_piece;
+} ng_sym_piece;
 /* Cut the block of rows [r0, r0+m) and columns [c0, c0+k), without elements above the diagonal, into at most 3 pieces;
  * return their number. The block must be below the diagonal (r0 >= c0 + k) or on it (r0 == c0, m == k). */
-int32_t ng_sym_pieces(ng_sym s, int64_t r0, int64_t m, int64_t c0, int64_t k, ng_piece out[3]);
+int32_t ng_sym_cut(ng_sym s, int64_t r0, int64_t m, int64_t c0, int64_t k, ng_sym_piece out[3]);
 
 /* ---- matrices with a result -------------------------------------------------------------------*/
 
@@ -149,28 +151,28 @@ typedef struct ng_matrix {
   bool is_good;     /* the caller's: the stored result passed its checks */
   int64_t n;        /* order */
   int64_t row, col; /* twosided/: first row and column of D that the matrix multiplies */
-  double p;         /* ROOT */
+  double p;         /* root: see NG_RESULT_ROOT */
   const void *F;    /* the average, in ng_sym order; diagonal: [n], f32 */
   ng_dtype average_dtype, result_dtype; /* result_dtype f64: INVERSE and EIGEN only */
   void *R; /* [ng_matrix_count], result_dtype; eigen: [n, n], else ng_sym order */
-  void *
-      d; /* [n], f64 if result_dtype is f64, else f32: eigenvalues; diagonal: see ng_result; otherwise NULL */
-  /* The present solve: d = shift + on. Eigen: `on` is the smallest damping of any eigenvector. Eigen, root: `shift` is
-   * added to the eigenvalues, and eigenvalues at or below `floor` become 0. */
-  double shift, on, floor;
-  bool in_double;
-  /* The queue writes these numbers. finite, trace: of F; accepted: see ng_linalg_ops.solve; top: the largest eigenvalue. */
+  /* [n], f64 if result_dtype is f64, else f32. Symmetric: eigenvalues, or NULL; diagonal: see ng_result. */
+  void *d;
+  /* The present solve: d = shift + damping. Eigen: `damping` is the smallest damping of any eigenvector. Eigen, root:
+   * `shift` is added to the eigenvalues, and eigenvalues at or below `floor` become 0. */
+  double shift, damping, floor;
+  bool uses_double; /* the ladder has reached double precision */
+  /* The queue writes these numbers. finite, trace: of F; accepted: see ng_linalg_ops.solve. */
   int info, finite, accepted;
-  double trace, top;
+  double trace, largest_eigenvalue;
 } ng_matrix;
 
 /* ---- operations ------------------------------------------------------------------------------*/
 
-/* The divisors (g[r] + on_g) (a[c] + on_a) + on_both of the entries (r, c) of a matrix in the eigenbases of G and A; g, a:
- * eigenvalues (NULL: all 1), of the dtype of the matrix; on_g, on_a, on_both: damping. */
+/* The divisors (g[r] + damping_g) (a[c] + damping_a) + damping_both of the entries (r, c) of a matrix in the eigenbases of G and A; g, a:
+ * eigenvalues (NULL: all 1), of the dtype of the matrix; damping_g, damping_a, damping_both: damping. */
 typedef struct ng_spectrum {
   const void *g, *a;
-  double on_g, on_a, on_both;
+  double damping_g, damping_a, damping_both;
 } ng_spectrum;
 
 /* The operations of one implementation; every entry is required. Callers pass valid inputs. A dtype argument (f32,
@@ -223,8 +225,8 @@ struct ng_linalg_ops {
   void (*solve)(ng_queue *q, ng_matrix *const *list, int64_t n, float *scratch);
 
   /* ---- symmetric storage of order n; diagonal: only the diagonal [n] is stored; `t`: also f64 ---- */
-  void (*shift)(ng_queue *q, int64_t n, void *S, ng_dtype t, bool diagonal,
-                double d); /* S += d I */
+  /* S += d I. */
+  void (*shift_diagonal)(ng_queue *q, int64_t n, void *S, ng_dtype t, bool diagonal, double d);
   /* *out: the trace, in double. */
   void (*trace)(ng_queue *q, int64_t n, const void *S, ng_dtype t, bool diagonal, double *out);
   /* full [n,ld] = S; `t`: f32 or f64, of both. */
@@ -239,33 +241,33 @@ struct ng_linalg_ops {
    * to the dtype t of F and S: f32 or f64. */
   void (*fold)(ng_queue *q, int64_t n, void *F, ng_dtype t, float *S, float keep, float c);
   void (*fold_wide)(ng_queue *q, int64_t n, void *F, void *S, ng_dtype t, double keep, double c);
-  /* *out: 1 if no element is Inf or NaN, else 0. finite and largest take f64, too. */
-  void (*finite)(ng_queue *q, int64_t n, const void *x, ng_dtype t, int *out);
-  /* *out: the largest |element| of x, ignoring NaN (call `finite` to detect NaN). */
-  void (*largest)(ng_queue *q, int64_t n, const void *x, ng_dtype t, double *out);
+  /* *out: 1 if no element is Inf or NaN, else 0. The next two entries take f64, too. */
+  void (*check_finite)(ng_queue *q, int64_t n, const void *x, ng_dtype t, int *out);
+  /* *out: the largest |element| of x, ignoring NaN (call check_finite to detect NaN). */
+  void (*find_largest)(ng_queue *q, int64_t n, const void *x, ng_dtype t, double *out);
 
   /* ---- rows of a matrix ---- */
-  void (*copy)(ng_queue *q, int64_t rows, int64_t cols, const float *x, int64_t ldx, float *to,
-               int64_t ldt);
+  void (*copy_rows)(ng_queue *q, int64_t rows, int64_t cols, const float *x, int64_t ldx, float *to,
+                    int64_t ldt);
   /* U [rows,cols] <- U / s (ng_spectrum), in double, then rounded to `t`: f32 or f64. */
   void (*divide)(ng_queue *q, int64_t rows, int64_t cols, ng_spectrum s, void *U, ng_dtype t,
                  int64_t ldu);
-  /* row_sums: out [rows,3] = <P_r, D_r>, |D_r|^2, |P_r|^2 of row r of P and D. norm2: *out = |X|^2, the sum of squares.
+  /* sum_row_products: out [rows,3] = <P_r, D_r>, |D_r|^2, |P_r|^2 of row r of P and D. sum_squares: *out = |X|^2.
    * Sums are in double, in an order independent of threads and vector width. */
-  void (*row_sums)(ng_queue *q, int64_t rows, int64_t cols, const float *P, int64_t ldp,
-                   const float *D, int64_t ldd, double *out);
-  void (*norm2)(ng_queue *q, int64_t rows, int64_t cols, const void *X, ng_dtype t, int64_t ldx,
-                double *out);
+  void (*sum_row_products)(ng_queue *q, int64_t rows, int64_t cols, const float *P, int64_t ldp,
+                           const float *D, int64_t ldd, double *out);
+  void (*sum_squares)(ng_queue *q, int64_t rows, int64_t cols, const void *X, ng_dtype t,
+                      int64_t ldx, double *out);
   /* In double: total [3] += <P, D>, |D|^2, |P|^2 of n elements. */
-  void (*sums64)(ng_queue *q, int64_t n, const double *P, const double *D, double *total);
+  void (*add_sums64)(ng_queue *q, int64_t n, const double *P, const double *D, double *total);
   /* total [3] += the rows of sums [rows,3], row after row. */
-  void (*add_sums)(ng_queue *q, int64_t rows, const double *sums, double *total);
+  void (*add_rows_of_sums)(ng_queue *q, int64_t rows, const double *sums, double *total);
   /* y [rows,cols] <- x, row r times d[r] if left, else column c times d[c]; `t`: f32 or f64, of all arrays. */
   void (*mul_diagonal)(ng_queue *q, bool left, int64_t rows, int64_t cols, const void *d,
                        ng_dtype t, const void *x, void *y, int64_t ld);
   /* y_j <- S x_j for `lines` vectors, in double, S of order n; element i of x_j is x[i within + j between], as in y. */
-  void (*mul64)(ng_queue *q, int64_t n, const double *S, int64_t lines, int64_t within,
-                int64_t between, const float *x, float *y);
+  void (*multiply_sym64)(ng_queue *q, int64_t n, const double *S, int64_t lines, int64_t within,
+                         int64_t between, const float *x, float *y);
 };
 
 extern const ng_linalg_ops ng_linalg_ref; /* naive loops in double: the oracle */
@@ -286,7 +288,7 @@ extern const ng_linalg_ops ng_linalg_cpu; /* BLAS and LAPACK through their Fortr
 #define NG_BLAS_TEXT1(name) NG_BLAS_TEXT2(name)
 #define NG_BLAS_TEXT(name) NG_BLAS_TEXT1(NG_BLAS_NAME(name))
 
-bool ng_linalg_fits(
+bool ng_blas_accepts_order(
     int64_t n); /* whether 32-bit BLAS and LAPACK accept order n, work sizes included */
 
 /* The loaded BLAS: name and version ("unknown": not known), name of its kernels, number of threads (0: not known), and a

@@ -20,7 +20,7 @@
 
 /* ---- scratch ---------------------------------------------------------------------------------*/
 
-static bool is_decomposed(const ng_matrix *m) {
+static bool needs_eigen(const ng_matrix *m) {
   return m->result == NG_RESULT_EIGEN || m->result == NG_RESULT_ROOT;
 }
 
@@ -29,15 +29,16 @@ static bool is_decomposed(const ng_matrix *m) {
 int64_t ng_solve_scratch(const ng_queue *q, const ng_matrix *m) {
   const int64_t n = m->n, vectors = 6 * ng_round16(2 * n), tri = ng_sym_count(n);
   if (m->form != NG_FORM_SYMMETRIC) return 0;
-  if (!is_decomposed(m)) return 2 * ng_round16(2 * tri) + vectors;
-  const int64_t single = ng_round16(n * n) + ng_round16(ng_linalg_of(q)->eigen_work(q, n) / 4 + 16);
+  if (!needs_eigen(m)) return 2 * ng_round16(2 * tri) + vectors;
+  const int64_t single =
+      ng_round16(n * n) + ng_round16(ng_linalg_uncounted(q)->eigen_work(q, n) / 4 + 16);
   const int64_t twice =
-      3 * ng_round16(n * n) + ng_round16(ng_linalg_of(q)->eigen64_work(q, n) / 4 + 16);
+      3 * ng_round16(n * n) + ng_round16(ng_linalg_uncounted(q)->eigen64_work(q, n) / 4 + 16);
   return ng_max64(single, twice) + ng_round16(tri) + vectors;
 }
 
 /* Return F as f32: in place, or converted to `room`. */
-static ng_sym load(const ng_matrix *m, float *room) {
+static ng_sym load_average_as_f32(const ng_matrix *m, float *room) {
   if (m->average_dtype == NG_F32) return (ng_sym){(float *)(uintptr_t)m->F, m->n};
   ng_to_f32(room, m->F, m->average_dtype, ng_sym_count(m->n));
   return (ng_sym){room, m->n};
@@ -45,8 +46,8 @@ static ng_sym load(const ng_matrix *m, float *room) {
 
 /* Round `count` numbers to m->R; return false, with R unchanged, if one is not finite or not in the range of its dtype (the
  * largest f16 is 65504). */
-static bool store(const ng_matrix *m, int64_t count, const float *x) {
-  if (!((double)ng_float_of_bits(ng_largest_bits_of(x, NG_F32, count)) <=
+static bool store_result(const ng_matrix *m, int64_t count, const float *x) {
+  if (!((double)ng_float_of_bits(ng_find_largest_bits(x, NG_F32, count)) <=
         ng_dtype_largest(m->result_dtype)))
     return false;
   ng_from_f32(m->R, m->result_dtype, x, count);
@@ -60,8 +61,8 @@ static bool store(const ng_matrix *m, int64_t count, const float *x) {
 
 /* Return the largest entry of |(F + d I) x - e_j|; F: f32 or f64; x: column j of the inverse; e_j: column j of I; y [n]:
  * scratch. */
-static double residual(int64_t n, const void *F, ng_dtype t, double d, int64_t j, const double *x,
-                       double *y) {
+static double largest_residual(int64_t n, const void *F, ng_dtype t, double d, int64_t j,
+                               const double *x, double *y) {
   double worst = 0.0;
   ng_sym_vector(n, F, t, x, y);
   for (int64_t i = 0; i < n; i++) {
@@ -100,12 +101,12 @@ static bool passes_checks(ng_queue *q, const ng_matrix *m, ng_sym F, double d, n
   if (is_factor) {
     memset(column, 0, (size_t)m->n * sizeof *column);
     column[j] = 1.0f;
-    ng_linalg_of(q)->solve_left(q, R, 1, column, 1);
+    ng_linalg_uncounted(q)->solve_left(q, R, 1, column, 1);
   }
   for (int64_t i = 0; i < m->n; i++) {
     x[i] = (double)(is_factor ? column[i] : ng_sym_get(R, i, j));
   }
-  return residual(F.n, F.a, NG_F32, d, j, x, y) <= RESIDUAL_MOST;
+  return largest_residual(F.n, F.a, NG_F32, d, j, x, y) <= RESIDUAL_MOST;
 }
 
 static bool solve_single(ng_queue *q, ng_matrix *m, double d, float *scratch) {
@@ -113,12 +114,13 @@ static bool solve_single(ng_queue *q, ng_matrix *m, double d, float *scratch) {
   ng_sym W = {scratch, m->n};
   float *room = scratch + ng_round16(tri), *column = room + ng_round16(tri);
   double *x = (double *)(void *)(column + ng_round16(m->n)), *y = x + ng_round16(m->n);
-  const ng_sym F = load(m, room);
+  const ng_sym F = load_average_as_f32(m, room);
   memcpy(W.a, F.a, (size_t)tri * sizeof *W.a);
-  ng_linalg_of(q)->shift(q, m->n, W.a, NG_F32, false, d);
-  ng_linalg_of(q)->factor(q, W, &m->info);
-  if (m->info == 0 && m->result == NG_RESULT_INVERSE) ng_linalg_of(q)->invert(q, W, &m->info);
-  return m->info == 0 && passes_checks(q, m, F, d, W, column, x, y) && store(m, tri, W.a);
+  ng_linalg_uncounted(q)->shift_diagonal(q, m->n, W.a, NG_F32, false, d);
+  ng_linalg_uncounted(q)->factor(q, W, &m->info);
+  if (m->info == 0 && m->result == NG_RESULT_INVERSE)
+    ng_linalg_uncounted(q)->invert(q, W, &m->info);
+  return m->info == 0 && passes_checks(q, m, F, d, W, column, x, y) && store_result(m, tri, W.a);
 }
 
 /* Compute and check the result in double, then round it to its dtype. Return false if a check fails or the result exceeds
@@ -129,23 +131,23 @@ static bool solve_double(ng_queue *q, ng_matrix *m, double d, float *scratch) {
   float *room = scratch + ng_round16(2 * tri);
   double *x = (double *)(void *)(room + ng_round16(tri)), *y = x + ng_round16(n);
   const bool wide = m->average_dtype == NG_F64, is_factor = m->result == NG_RESULT_CHOLESKY;
-  const void *F = wide ? m->F : load(m, room).a;
+  const void *F = wide ? m->F : load_average_as_f32(m, room).a;
   if (wide) memcpy(W, F, (size_t)tri * sizeof *W);
   if (!wide) ng_from_f32(W, NG_F64, F, tri);
-  ng_linalg_of(q)->shift(q, n, W, NG_F64, false, d);
-  ng_linalg_of(q)->factor64(q, n, W, &m->info);
-  if (m->info == 0 && !is_factor) ng_linalg_of(q)->invert64(q, n, W, &m->info);
+  ng_linalg_uncounted(q)->shift_diagonal(q, n, W, NG_F64, false, d);
+  ng_linalg_uncounted(q)->factor64(q, n, W, &m->info);
+  if (m->info == 0 && !is_factor) ng_linalg_uncounted(q)->invert64(q, n, W, &m->info);
   if (m->info != 0) return false;
   const int64_t j = worst_column(n, W, NG_F64, is_factor);
   if (j < 0) return false;
   for (int64_t i = 0; i < n; i++) {
     x[i] = !is_factor ? W[ng_sym_at(n, i, j)] : i == j ? 1.0 : 0.0;
   }
-  if (is_factor) ng_linalg_of(q)->solve64(q, n, W, x);
-  if (!(residual(n, F, wide ? NG_F64 : NG_F32, d, j, x, y) <= RESIDUAL_MOST)) return false;
+  if (is_factor) ng_linalg_uncounted(q)->solve64(q, n, W, x);
+  if (!(largest_residual(n, F, wide ? NG_F64 : NG_F32, d, j, x, y) <= RESIDUAL_MOST)) return false;
   ng_to_f32(room, W, NG_F64, tri); /* room contained F */
-  if (m->result_dtype != NG_F64) return store(m, tri, room);
-  if (!ng_all_finite(room, NG_F32, tri)) return false;
+  if (m->result_dtype != NG_F64) return store_result(m, tri, room);
+  if (!ng_are_finite(room, NG_F32, tri)) return false;
   memcpy(m->R, W, (size_t)tri * sizeof *W);
   return true;
 }
@@ -191,11 +193,11 @@ static bool check_eigen(ng_sym F, ng_dtype average_dtype, const float *V, const 
 }
 
 /* Return x rounded to the dtype of m->d. */
-static double rounded(const ng_matrix *m, double x) {
+static double round_to_result(const ng_matrix *m, double x) {
   return m->result_dtype == NG_F64 ? x : (double)(float)x;
 }
 
-static void store_number(const ng_matrix *m, int64_t i, double x) {
+static void store_diagonal_number(const ng_matrix *m, int64_t i, double x) {
   if (m->result_dtype == NG_F64) {
     ((double *)m->d)[i] = x;
   } else {
@@ -205,8 +207,8 @@ static void store_number(const ng_matrix *m, int64_t i, double x) {
 
 /* Return e + shift. An eigenvalue below -lambda would reverse the direction, so eigenvalues at or below `floor` become 0
  * (KAISA: 0, MPD-KFAC: 1e-10). */
-static double shifted(const ng_matrix *m, double e) {
-  const double x = rounded(m, e + m->shift);
+static double shift_eigenvalue(const ng_matrix *m, double e) {
+  const double x = round_to_result(m, e + m->shift);
   return x <= m->floor || x < 0.0 ? 0.0 : x;
 }
 
@@ -215,12 +217,12 @@ static double shifted(const ng_matrix *m, double e) {
 static bool store_root(ng_queue *q, ng_matrix *m, float *V, const float *e, float *root, float *S) {
   const int64_t n = m->n, tri = ng_sym_count(n);
   for (int64_t i = 0; i < n; i++) {
-    root[i] = (float)pow(shifted(m, (double)e[i]) + m->on, 0.5 / m->p);
+    root[i] = (float)pow(shift_eigenvalue(m, (double)e[i]) + m->damping, 0.5 / m->p);
   }
-  ng_linalg_of(q)->divide(q, n, n, (ng_spectrum){.g = root}, V, NG_F32, n);
+  ng_linalg_uncounted(q)->divide(q, n, n, (ng_spectrum){.g = root}, V, NG_F32, n);
   memset(S, 0, (size_t)tri * sizeof *S);
-  ng_linalg_of(q)->add_gram(q, (ng_sym){S, n}, 0, n, V, n, n, 1.0f);
-  return store(m, tri, S);
+  ng_linalg_uncounted(q)->add_gram(q, (ng_sym){S, n}, 0, n, V, n, n, 1.0f);
+  return store_result(m, tri, S);
 }
 
 /* Compute eigenvectors and eigenvalues, in f32 or in double, and store them or the root. Return false if LAPACK or
@@ -234,14 +236,14 @@ static bool decompose(ng_queue *q, ng_matrix *m, float *scratch) {
   double *x = (double *)(void *)(e + ng_round16(n)), *y = x + ng_round16(n);
   double *w = y + ng_round16(n);
   void *work = w + ng_round16(n);
-  const ng_sym F = load(m, room);
+  const ng_sym F = load_average_as_f32(m, room);
   ng_sym_unpack(F, V, n);
   if (!in_double) {
-    ng_linalg_of(q)->eigen(q, n, V, e, work, &m->info);
+    ng_linalg_uncounted(q)->eigen(q, n, V, e, work, &m->info);
   } else {
     ng_from_f32(V64, NG_F64, V, n * n);
-    if (m->average_dtype == NG_F64) ng_linalg_of(q)->unpack(q, n, m->F, NG_F64, V64, n);
-    ng_linalg_of(q)->eigen64(q, n, V64, w, work, &m->info);
+    if (m->average_dtype == NG_F64) ng_linalg_uncounted(q)->unpack(q, n, m->F, NG_F64, V64, n);
+    ng_linalg_uncounted(q)->eigen64(q, n, V64, w, work, &m->info);
   }
   if (m->info != 0) return false;
   if (in_double) {
@@ -249,15 +251,16 @@ static bool decompose(ng_queue *q, ng_matrix *m, float *scratch) {
     ng_to_f32(e, w, NG_F64, n);
   }
   if (!check_eigen(F, m->average_dtype, V, e, x, y)) return false;
-  m->top = in_double ? 0.0 : (double)e[n - 1]; /* eigenvalues in double are exact enough */
+  m->largest_eigenvalue =
+      in_double ? 0.0 : (double)e[n - 1]; /* eigenvalues in double are exact enough */
   if (m->result == NG_RESULT_ROOT) return store_root(q, m, V, e, (float *)(void *)x, room);
   if (m->result_dtype == NG_F64) {
     memcpy(m->R, V64, (size_t)(n * n) * sizeof *V64);
-  } else if (!store(m, n * n, V)) {
+  } else if (!store_result(m, n * n, V)) {
     return false;
   }
   for (int64_t i = 0; i < n; i++) {
-    store_number(m, i, shifted(m, in_double ? w[i] : (double)e[i]));
+    store_diagonal_number(m, i, shift_eigenvalue(m, in_double ? w[i] : (double)e[i]));
   }
   return true;
 }
@@ -266,8 +269,8 @@ static bool decompose(ng_queue *q, ng_matrix *m, float *scratch) {
 
 /* Return element i of the result of a diagonal matrix, in double. */
 static double diagonal_result(const ng_matrix *m, int64_t i) {
-  const double F = (double)((const float *)m->F)[i], x = 1.0 / (F + (m->shift + m->on));
-  if (m->result == NG_RESULT_EIGEN) return shifted(m, F);
+  const double F = (double)((const float *)m->F)[i], x = 1.0 / (F + (m->shift + m->damping));
+  if (m->result == NG_RESULT_EIGEN) return shift_eigenvalue(m, F);
   if (m->result == NG_RESULT_COPY) return F;
   return m->result == NG_RESULT_ROOT ? pow(x, 1.0 / m->p) : x;
 }
@@ -276,11 +279,11 @@ static double diagonal_result(const ng_matrix *m, int64_t i) {
 static bool solve_diagonal(const ng_matrix *m) {
   const bool checks = m->result != NG_RESULT_EIGEN && m->result != NG_RESULT_COPY;
   for (int64_t i = 0; i < m->n && checks; i++) {
-    const double x = rounded(m, diagonal_result(m, i));
+    const double x = round_to_result(m, diagonal_result(m, i));
     if (!(x > 0.0) || !(x - x == 0.0)) return false;
   }
   for (int64_t i = 0; i < m->n; i++) {
-    store_number(m, i, diagonal_result(m, i));
+    store_diagonal_number(m, i, diagonal_result(m, i));
   }
   return true;
 }
@@ -288,9 +291,11 @@ static bool solve_diagonal(const ng_matrix *m) {
 static bool solve_one(ng_queue *q, ng_matrix *m, float *scratch) {
   if (m->form == NG_FORM_ABSENT) return true;
   if (m->form == NG_FORM_DIAGONAL) return solve_diagonal(m);
-  if (is_decomposed(m)) return decompose(q, m, scratch);
-  if (m->result == NG_RESULT_COPY) return store(m, ng_sym_count(m->n), load(m, scratch).a);
-  return (ng_is_solved_in_double(m) ? solve_double : solve_single)(q, m, m->shift + m->on, scratch);
+  if (needs_eigen(m)) return decompose(q, m, scratch);
+  if (m->result == NG_RESULT_COPY)
+    return store_result(m, ng_sym_count(m->n), load_average_as_f32(m, scratch).a);
+  return (ng_is_solved_in_double(m) ? solve_double : solve_single)(q, m, m->shift + m->damping,
+                                                                   scratch);
 }
 
 void ng_host_solve(ng_queue *q, ng_matrix *const *list, int64_t n, float *scratch) {

@@ -21,7 +21,7 @@
 #include "linalg/linalg.h"
 #include "simd.h"
 
-static double *column(const ng_ring *r, int64_t place) { return r->L + place * r->places; }
+static double *column_address(const ng_ring *r, int64_t place) { return r->L + place * r->places; }
 
 /* ---- loops over one run ----------------------------------------------------------------------*/
 
@@ -64,16 +64,16 @@ typedef struct younger_rows {
   int64_t from, to, rest;
 } younger_rows;
 
-static younger_rows younger_than(const ng_ring *r, int64_t k) {
+static younger_rows find_younger_rows(const ng_ring *r, int64_t k) {
   const int64_t n = r->n - 1 - k, from = r->place[k] + 1, whole = r->places - from;
   return (younger_rows){from, from + ng_min64(n, whole), ng_max64(0, n - whole)};
 }
 
-static double dot_below(const double *x, const double *y, younger_rows b) {
+static double dot_younger(const double *x, const double *y, younger_rows b) {
   return dot(x + b.from, y + b.from, b.to - b.from) + dot(x, y, b.rest);
 }
 
-static void subtract_below(double *y, const double *x, younger_rows b, double c) {
+static void subtract_from_younger(double *y, const double *x, younger_rows b, double c) {
   subtract(y + b.from, x + b.from, b.to - b.from, c);
   subtract(y, x, b.rest, c);
 }
@@ -85,23 +85,23 @@ bool ng_ring_append(const ng_ring *r, double least, double *y) {
   double rest = y[head];
   for (int64_t k = 0; k < n - 1; k++) {
     const int64_t at = r->place[k];
-    const double *L = column(r, at);
+    const double *L = column_address(r, at);
     y[at] /= L[at];
     rest -= y[at] * y[at];
-    subtract_below(y, L, younger_than(r, k), y[at]);
+    subtract_from_younger(y, L, find_younger_rows(r, k), y[at]);
   }
   if (!(rest >= least) || !(rest - rest == 0.0)) return false;
   for (int64_t k = 0; k < n - 1; k++) {
-    column(r, r->place[k])[head] = y[r->place[k]];
+    column_address(r, r->place[k])[head] = y[r->place[k]];
   }
-  column(r, head)[head] = sqrt(rest);
+  column_address(r, head)[head] = sqrt(rest);
   return true;
 }
 
 void ng_ring_store(const ng_ring *r, const double *S) {
   memset(r->L, 0, (size_t)(r->places * r->places) * sizeof *r->L);
   for (int64_t k = 0; k < r->n; k++) {
-    double *L = column(r, r->place[k]);
+    double *L = column_address(r, r->place[k]);
     for (int64_t i = k; i < r->n; i++) {
       L[r->place[i]] = S[ng_sym_at(r->n, i, k)];
     }
@@ -111,31 +111,31 @@ void ng_ring_store(const ng_ring *r, const double *S) {
 void ng_ring_solve(const ng_ring *r, bool last, double *z) {
   for (int64_t k = last ? r->n - 1 : 0; k < r->n; k++) {
     const int64_t at = r->place[k];
-    const double *L = column(r, at);
+    const double *L = column_address(r, at);
     z[at] /= L[at];
-    subtract_below(z, L, younger_than(r, k), z[at]);
+    subtract_from_younger(z, L, find_younger_rows(r, k), z[at]);
   }
   for (int64_t k = r->n - 1; k >= 0; k--) {
     const int64_t at = r->place[k];
-    const double *L = column(r, at);
-    z[at] = (z[at] - dot_below(L, z, younger_than(r, k))) / L[at];
+    const double *L = column_address(r, at);
+    z[at] = (z[at] - dot_younger(L, z, find_younger_rows(r, k))) / L[at];
   }
 }
 
 void ng_ring_clear(const ng_ring *r, int64_t place) {
-  memset(column(r, place), 0, (size_t)r->places * sizeof *r->L);
+  memset(column_address(r, place), 0, (size_t)r->places * sizeof *r->L);
   for (int64_t k = 0; k < r->places; k++) {
-    column(r, k)[place] = 0.0;
+    column_address(r, k)[place] = 0.0;
   }
 }
 
 void ng_ring_drop(const ng_ring *r) {
-  double *l = column(r, r->place[0]); /* the rotations overwrite l */
+  double *l = column_address(r, r->place[0]); /* the rotations overwrite l */
   for (int64_t k = 1; k < r->n; k++) {
     const int64_t at = r->place[k];
-    double *L = column(r, at);
+    double *L = column_address(r, at);
     const double h = hypot(L[at], l[at]), c = L[at] / h, s = l[at] / h;
-    const younger_rows below = younger_than(r, k);
+    const younger_rows below = find_younger_rows(r, k);
     L[at] = h;
     rotate(L + below.from, l + below.from, below.to - below.from, c, s);
     rotate(L, l, below.rest, c, s);

@@ -11,7 +11,10 @@
 #include "simd.h"
 
 /* The matrices of a thread are on its stack, at most 70 KB. Up to this order these loops are faster than dpftrf and dpftri. */
-enum { MOST = 64, SCRATCH = 2 * (MOST * (MOST + 1) + 16) + 12 * MOST };
+enum {
+  LARGEST_ORDER = 64,
+  SCRATCH = 2 * (LARGEST_ORDER * (LARGEST_ORDER + 1) + 16) + 12 * LARGEST_ORDER
+};
 
 /* ---- loops -----------------------------------------------------------------------------------*/
 
@@ -32,7 +35,7 @@ static inline void add_row(int64_t n, double a, const double *restrict x, double
 
 /* Load: row j of A [n, n], from the diagonal on, <- column j of the lower triangle of S. Otherwise store the rows of A, or its
  * columns. */
-static void transfer(ng_sym S, bool load, bool columns, double *A) {
+static void copy_triangle(ng_sym S, bool load, bool columns, double *A) {
   for (int64_t j = 0; j < S.n; j++) {
     float *s = S.a + ng_sym_at(S.n, j, j);
     const int64_t stride = j < (S.n + 1) / 2 ? 1 : S.n | 1;
@@ -68,11 +71,11 @@ NG_CLONES static int factor_rows(int64_t n, double *A) {
 }
 
 static void factor(ng_queue *q, ng_sym S, int *info) {
-  double A[MOST * MOST];
+  double A[LARGEST_ORDER * LARGEST_ORDER];
   (void)q;
-  transfer(S, true, false, A);
+  copy_triangle(S, true, false, A);
   *info = factor_rows(S.n, A);
-  transfer(S, false, false, A);
+  copy_triangle(S, false, false, A);
 }
 
 /* Below the diagonal of A, which has L' above: W = L^-1, row by row. */
@@ -120,21 +123,21 @@ NG_CLONES static void multiply_factors(int64_t n, double *A) {
 }
 
 static void invert(ng_queue *q, ng_sym L, int *info) {
-  double A[MOST * MOST];
+  double A[LARGEST_ORDER * LARGEST_ORDER];
   (void)q;
   *info = 0;
-  transfer(L, true, false, A);
+  copy_triangle(L, true, false, A);
   invert_factor(L.n, A);
   multiply_factors(L.n, A);
-  transfer(L, false, true, A);
+  copy_triangle(L, false, true, A);
 }
 
 /* One right-hand side, contiguous. */
 static void solve_left(ng_queue *q, ng_sym L, int64_t m, float *B, int64_t ldb) {
   const int64_t n = L.n;
-  double A[MOST * MOST], x[MOST];
+  double A[LARGEST_ORDER * LARGEST_ORDER], x[LARGEST_ORDER];
   (void)q, (void)m, (void)ldb;
-  transfer(L, true, false, A);
+  copy_triangle(L, true, false, A);
   for (int64_t i = 0; i < n; i++) {
     x[i] = (double)B[i];
   }
@@ -154,11 +157,13 @@ static void solve_left(ng_queue *q, ng_sym L, int64_t m, float *B, int64_t ldb) 
 /* ---- the entry -------------------------------------------------------------------------------*/
 
 /* What ng_host_solve calls for a small matrix. */
-static const ng_linalg_ops small = {
-    .shift = ng_host_shift, .factor = factor, .invert = invert, .solve_left = solve_left};
+static const ng_linalg_ops small = {.shift_diagonal = ng_host_shift_diagonal,
+                                    .factor = factor,
+                                    .invert = invert,
+                                    .solve_left = solve_left};
 
-static bool small_handles(const ng_matrix *m) {
-  return m->form == NG_FORM_SYMMETRIC && m->n <= MOST && !ng_is_solved_in_double(m) &&
+static bool is_solved_here(const ng_matrix *m) {
+  return m->form == NG_FORM_SYMMETRIC && m->n <= LARGEST_ORDER && !ng_is_solved_in_double(m) &&
          (m->result == NG_RESULT_INVERSE || m->result == NG_RESULT_CHOLESKY);
 }
 
@@ -168,13 +173,13 @@ typedef struct small_job {
   int32_t pieces;
 } small_job;
 
-static void solve_piece(void *arg, int32_t piece) {
+static void solve_share(void *arg, int32_t piece) {
   const small_job *j = arg;
   static const ng_backend backend = {.linalg = &small};
   ng_queue own = {.backend = &backend};
   _Alignas(64) float scratch[SCRATCH];
   for (int64_t i = piece; i < j->n; i += j->pieces) {
-    if (small_handles(j->list[i])) ng_host_solve(&own, &j->list[i], 1, scratch);
+    if (is_solved_here(j->list[i])) ng_host_solve(&own, &j->list[i], 1, scratch);
   }
 }
 
@@ -182,12 +187,12 @@ void ng_small_solve(ng_queue *q, ng_matrix *const *list, int64_t n, float *scrat
   small_job j = {list, n, 1};
   int64_t work = 0;
   for (int64_t i = 0; i < n; i++) {
-    if (small_handles(list[i])) {
+    if (is_solved_here(list[i])) {
       work += list[i]->n * list[i]->n * list[i]->n;
     } else {
       ng_host_solve(q, &list[i], 1, scratch);
     }
   }
   j.pieces = (int32_t)ng_min64(n, ng_queue_pieces(q, work));
-  ng_queue_run(q, j.pieces, solve_piece, &j);
+  ng_queue_run(q, j.pieces, solve_share, &j);
 }

@@ -37,23 +37,23 @@ static int64_t clamp(int64_t x, int64_t low, int64_t high) {
 }
 
 /* Return the piece for a block on one side of column h. Columns are contiguous left of h, rows right of h. */
-static ng_piece make_piece(ng_sym s, int64_t row, int64_t col, int64_t rows, int64_t cols,
-                           bool diagonal) {
+static ng_sym_piece make_piece(ng_sym s, int64_t row, int64_t col, int64_t rows, int64_t cols,
+                               bool diagonal) {
   const int64_t h = (s.n + 1) / 2, ld = s.n | 1;
-  ng_piece p;
+  ng_sym_piece p;
   p.a = s.a + ng_sym_at(s.n, row, col);
   p.row = row;
   p.col = col;
   p.rows = rows;
   p.cols = cols;
-  p.rs = col < h ? 1 : ld;
-  p.cs = col < h ? ld : 1;
+  p.row_stride = col < h ? 1 : ld;
+  p.col_stride = col < h ? ld : 1;
   p.diagonal = diagonal;
   return p;
 }
 
 /* Cut the block at column h. A diagonal block that crosses column h becomes two triangles and a rectangle. */
-int32_t ng_sym_pieces(ng_sym s, int64_t r0, int64_t m, int64_t c0, int64_t k, ng_piece out[3]) {
+int32_t ng_sym_cut(ng_sym s, int64_t r0, int64_t m, int64_t c0, int64_t k, ng_sym_piece out[3]) {
   const int64_t h = (s.n + 1) / 2;
   const int64_t left = clamp(h - c0, 0, k); /* columns of the block left of column h */
   int32_t n = 0;

@@ -25,22 +25,22 @@ enum {
   NORM_PIECES = 64
 };
 
-static const void *stored_at(const void *x, ng_dtype t, int64_t i) {
+static const void *const_address(const void *x, ng_dtype t, int64_t i) {
   return (const char *)x + i * ng_dtype_size(t);
 }
 
-static void *place_at(void *x, ng_dtype t, int64_t i) { return (char *)x + i * ng_dtype_size(t); }
+static void *address_of(void *x, ng_dtype t, int64_t i) { return (char *)x + i * ng_dtype_size(t); }
 
 /* Return element i of x. */
-static double element(const void *x, ng_dtype t, int64_t i) {
+static double load_element(const void *x, ng_dtype t, int64_t i) {
   float value;
   if (t == NG_F64) return ((const double *)x)[i];
-  ng_to_f32(&value, stored_at(x, t, i), t, 1);
+  ng_to_f32(&value, const_address(x, t, i), t, 1);
   return (double)value;
 }
 
 /* Return n elements of x as f32: in place, or converted into `tile`. */
-static const float *as_floats(const void *x, ng_dtype t, int64_t n, float *tile) {
+static const float *load_as_floats(const void *x, ng_dtype t, int64_t n, float *tile) {
   if (t == NG_F32) return x;
   ng_to_f32(tile, x, t, n);
   return tile;
@@ -71,10 +71,10 @@ void ng_host_unpack(ng_queue *q, int64_t n, const void *S, ng_dtype t, void *ful
 }
 
 /* S + d I in double, rounded to f32 and then to the dtype of S. In bf16 a small d may change nothing. */
-void ng_host_shift(ng_queue *q, int64_t n, void *S, ng_dtype t, bool diagonal, double d) {
+void ng_host_shift_diagonal(ng_queue *q, int64_t n, void *S, ng_dtype t, bool diagonal, double d) {
   (void)q;
   for (int64_t i = 0; i < n; i++) {
-    void *at = place_at(S, t, diagonal ? i : ng_sym_at(n, i, i));
+    void *at = address_of(S, t, diagonal ? i : ng_sym_at(n, i, i));
     float x;
     if (t == NG_F64) {
       *(double *)at += d;
@@ -91,7 +91,7 @@ void ng_host_trace(ng_queue *q, int64_t n, const void *S, ng_dtype t, bool diago
   (void)q;
   double sum = 0.0;
   for (int64_t i = 0; i < n; i++) {
-    sum += element(S, t, diagonal ? i : ng_sym_at(n, i, i));
+    sum += load_element(S, t, diagonal ? i : ng_sym_at(n, i, i));
   }
   *out = sum;
 }
@@ -157,7 +157,7 @@ static void fold_piece(void *arg, int32_t piece) {
   float tile[TILE];
   for (int64_t i = piece * j->chunk; i < to;) {
     const int64_t n = ng_min64(to - i, j->t == NG_F32 ? 16 * TILE : TILE);
-    void *F = place_at(j->F, j->t, i);
+    void *F = address_of(j->F, j->t, i);
     if (j->t == NG_F32) {
       fold_floats(F, j->S + i, n, j->keep, j->c);
     } else {
@@ -205,14 +205,14 @@ void ng_host_fold_wide(ng_queue *q, int64_t n, void *F, void *S, ng_dtype t, dou
 
 /* ---- scans ----------------------------------------------------------------------------*/
 
-void ng_host_finite(ng_queue *q, int64_t n, const void *x, ng_dtype t, int *out) {
+void ng_host_check_finite(ng_queue *q, int64_t n, const void *x, ng_dtype t, int *out) {
   (void)q;
-  *out = ng_all_finite(x, t, n);
+  *out = ng_are_finite(x, t, n);
 }
 
 /* The first loop compares bits, because such a loop vectorises. Only if an element is not finite, the second loop compares
  * numbers and skips NaN. */
-void ng_host_largest(ng_queue *q, int64_t n, const void *x, ng_dtype t, double *out) {
+void ng_host_find_largest(ng_queue *q, int64_t n, const void *x, ng_dtype t, double *out) {
   (void)q;
   if (t == NG_F64) {
     *out = 0.0;
@@ -222,13 +222,13 @@ void ng_host_largest(ng_queue *q, int64_t n, const void *x, ng_dtype t, double *
     }
     return;
   }
-  const uint32_t bits = ng_largest_bits_of(x, t, n);
+  const uint32_t bits = ng_find_largest_bits(x, t, n);
   *out = (double)ng_float_of_bits(bits);
   if (bits < NG_INF_BITS) return;
   float tile[TILE], found = 0.0f;
   for (int64_t i = 0; i < n;) {
     const int64_t m = t == NG_F32 ? n - i : ng_min64(TILE, n - i);
-    const float *at = as_floats(stored_at(x, t, i), t, m, tile);
+    const float *at = load_as_floats(const_address(x, t, i), t, m, tile);
     for (int64_t k = 0; k < m; k++) {
       const float size = fabsf(at[k]);
       found = size > found ? size : found;
@@ -240,8 +240,8 @@ void ng_host_largest(ng_queue *q, int64_t n, const void *x, ng_dtype t, double *
 
 /* ---- rows ------------------------------------------------------------------------------------*/
 
-void ng_host_copy(ng_queue *q, int64_t rows, int64_t cols, const float *x, int64_t ldx, float *to,
-                  int64_t ldt) {
+void ng_host_copy_rows(ng_queue *q, int64_t rows, int64_t cols, const float *x, int64_t ldx,
+                       float *to, int64_t ldt) {
   (void)q;
   if (ldx == cols && ldt == cols) {
     memcpy(to, x, (size_t)(rows * cols) * sizeof *to);
@@ -252,22 +252,22 @@ void ng_host_copy(ng_queue *q, int64_t rows, int64_t cols, const float *x, int64
   }
 }
 
-/* Divide row r of U by the divisors of ng_spectrum; g is s.g[r] + on_g.
+/* Divide row r of U by the divisors of ng_spectrum; g is s.g[r] + damping_g.
  *
  * Use: with F = A (x) G (Kronecker product), A = Q_A diag(a) Q_A' and G = Q_G diag(g) Q_G', the damped inverse of F is
  * diagonal in the eigenbases (Grosse & Martens 2016, appendix B): PD = Q_G (U / divisors) Q_A' with U = Q_G' D Q_A. */
 NG_CLONES static void divide_row(float *restrict u, const float *restrict a, int64_t n, double g,
-                                 double on_a, double on_both) {
+                                 double damping_a, double damping_both) {
   for (int64_t c = 0; c < n; c++) {
     const double a_c = a == NULL ? 1.0 : (double)a[c];
-    u[c] = (float)((double)u[c] / (g * (a_c + on_a) + on_both));
+    u[c] = (float)((double)u[c] / (g * (a_c + damping_a) + damping_both));
   }
 }
 
-static void divide_row64(double *u, const double *a, int64_t n, double g, double on_a,
-                         double on_both) {
+static void divide_row64(double *u, const double *a, int64_t n, double g, double damping_a,
+                         double damping_both) {
   for (int64_t c = 0; c < n; c++) {
-    u[c] /= g * ((a == NULL ? 1.0 : a[c]) + on_a) + on_both;
+    u[c] /= g * ((a == NULL ? 1.0 : a[c]) + damping_a) + damping_both;
   }
 }
 
@@ -276,11 +276,11 @@ void ng_host_divide(ng_queue *q, int64_t rows, int64_t cols, ng_spectrum s, void
                     int64_t ldu) {
   (void)q;
   for (int64_t r = 0; r < rows; r++) {
-    const double value = s.g == NULL ? 1.0 : element(s.g, t, r), g = value + s.on_g;
+    const double value = s.g == NULL ? 1.0 : load_element(s.g, t, r), g = value + s.damping_g;
     if (t == NG_F32) {
-      divide_row((float *)U + r * ldu, s.a, cols, g, s.on_a, s.on_both);
+      divide_row((float *)U + r * ldu, s.a, cols, g, s.damping_a, s.damping_both);
     } else {
-      divide_row64((double *)U + r * ldu, s.a, cols, g, s.on_a, s.on_both);
+      divide_row64((double *)U + r * ldu, s.a, cols, g, s.damping_a, s.damping_both);
     }
   }
 }
@@ -300,8 +300,8 @@ void ng_host_mul_diagonal(ng_queue *q, bool left, int64_t rows, int64_t cols, co
   }
 }
 
-void ng_host_mul64(ng_queue *q, int64_t n, const double *S, int64_t lines, int64_t within,
-                   int64_t between, const float *x, float *y) {
+void ng_host_multiply_sym64(ng_queue *q, int64_t n, const double *S, int64_t lines, int64_t within,
+                            int64_t between, const float *x, float *y) {
   (void)q;
   for (int64_t i = 0; i < n; i++) {
     for (int64_t j = 0; j < lines; j++) {
@@ -318,7 +318,7 @@ void ng_host_mul64(ng_queue *q, int64_t n, const double *S, int64_t lines, int64
 
 /* out = <P,D>, |D|^2, |P|^2. The products of element c are added to partial sum c mod LANES. Eight doubles are one register
  * of AVX-512, two of AVX2 or four of SSE2, with the same additions. */
-NG_CLONES static void sum_pair(const float *P, const float *D, int64_t n, double out[3]) {
+NG_CLONES static void sum_products(const float *P, const float *D, int64_t n, double out[3]) {
   double pd[LANES] = {0.0}, dd[LANES] = {0.0}, pp[LANES] = {0.0};
   const int64_t whole = n / LANES * LANES;
   for (int64_t c = 0; c < whole; c += LANES) {
@@ -343,7 +343,7 @@ NG_CLONES static void sum_pair(const float *P, const float *D, int64_t n, double
   }
 }
 
-/* Return |x|^2, summed in the same order as in sum_pair. */
+/* Return |x|^2, summed in the same order as in sum_products. */
 NG_CLONES static double sum_squares(const float *x, int64_t n) {
   double lane[LANES] = {0.0}, sum = 0.0;
   const int64_t whole = n / LANES * LANES;
@@ -371,13 +371,13 @@ static void sums_piece(void *arg, int32_t piece) {
   const sums_job *j = arg;
   const int64_t to = ng_min64(j->rows, (piece + 1) * j->chunk);
   for (int64_t r = piece * j->chunk; r < to; r++) {
-    sum_pair(j->P + r * j->ldp, j->D + r * j->ldd, j->cols, j->out + 3 * r);
+    sum_products(j->P + r * j->ldp, j->D + r * j->ldd, j->cols, j->out + 3 * r);
   }
 }
 
 /* One thread sums a whole row, so the result does not depend on the number of threads. */
-void ng_host_row_sums(ng_queue *q, int64_t rows, int64_t cols, const float *P, int64_t ldp,
-                      const float *D, int64_t ldd, double *out) {
+void ng_host_sum_row_products(ng_queue *q, int64_t rows, int64_t cols, const float *P, int64_t ldp,
+                              const float *D, int64_t ldd, double *out) {
   sums_job j = {P, D, ldp, ldd, rows, cols, 0, out};
   int64_t pieces = ng_min64(ng_min64(q->threads, MOST_PIECES), rows);
   if (rows * cols < LEAST_SUM) pieces = 1;
@@ -385,7 +385,7 @@ void ng_host_row_sums(ng_queue *q, int64_t rows, int64_t cols, const float *P, i
   ng_queue_run(q, (int32_t)pieces, sums_piece, &j);
 }
 
-void ng_host_add_sums(ng_queue *q, int64_t rows, const double *sums, double *total) {
+void ng_host_add_rows_of_sums(ng_queue *q, int64_t rows, const double *sums, double *total) {
   (void)q;
   for (int64_t r = 0; r < rows; r++, sums += 3) {
     for (int i = 0; i < 3; i++) {
@@ -394,7 +394,7 @@ void ng_host_add_sums(ng_queue *q, int64_t rows, const double *sums, double *tot
   }
 }
 
-void ng_host_sums64(ng_queue *q, int64_t n, const double *P, const double *D, double *total) {
+void ng_host_add_sums64(ng_queue *q, int64_t n, const double *P, const double *D, double *total) {
   (void)q;
   for (int64_t i = 0; i < n; i++) {
     total[0] += P[i] * D[i];
@@ -421,15 +421,15 @@ static void norm_piece(void *arg, int32_t piece) {
   for (int64_t from = all * piece / j->pieces; from < to;) {
     const int64_t row = from / j->cols, col = from % j->cols;
     const int64_t n = ng_min64(ng_min64(NORM_TILE, j->cols - col), to - from);
-    const void *x = stored_at(j->X, j->t, row * j->ld + col);
-    j->sum[piece] += sum_squares(as_floats(x, j->t, n, tile), n);
+    const void *x = const_address(j->X, j->t, row * j->ld + col);
+    j->sum[piece] += sum_squares(load_as_floats(x, j->t, n, tile), n);
     from += n;
   }
 }
 
 /* The number of pieces and the result do not depend on the number of threads. */
-void ng_host_norm2(ng_queue *q, int64_t rows, int64_t cols, const void *X, ng_dtype t, int64_t ldx,
-                   double *out) {
+void ng_host_sum_squares(ng_queue *q, int64_t rows, int64_t cols, const void *X, ng_dtype t,
+                         int64_t ldx, double *out) {
   norm_job j = {.X = X, .t = t, .ld = ldx, .rows = rows, .cols = cols};
   j.pieces = (int32_t)ng_max64(1, ng_min64(NORM_PIECES, rows * cols / NORM_TILE));
   ng_queue_run(q, j.pieces, norm_piece, &j);

@@ -9,7 +9,7 @@
 
 void ng_host_add_row(ng_queue *q, ng_sym S, int64_t r, int64_t c0, int64_t k, const float *v,
                      float alpha);
-void ng_host_shift(ng_queue *q, int64_t n, void *S, ng_dtype t, bool diagonal, double d);
+void ng_host_shift_diagonal(ng_queue *q, int64_t n, void *S, ng_dtype t, bool diagonal, double d);
 void ng_host_trace(ng_queue *q, int64_t n, const void *S, ng_dtype t, bool diagonal, double *out);
 void ng_host_unpack(ng_queue *q, int64_t n, const void *S, ng_dtype t, void *full, int64_t ld);
 void ng_host_widen(ng_queue *q, int64_t n, const void *x, ng_dtype t, float *to);
@@ -17,25 +17,25 @@ void ng_host_narrow(ng_queue *q, int64_t n, const float *x, void *to, ng_dtype t
 void ng_host_scale(ng_queue *q, int64_t n, void *x, ng_dtype t, double by);
 void ng_host_fold(ng_queue *q, int64_t n, void *F, ng_dtype t, float *S, float keep, float c);
 void ng_host_fold_wide(ng_queue *q, int64_t n, void *F, void *S, ng_dtype t, double keep, double c);
-void ng_host_finite(ng_queue *q, int64_t n, const void *x, ng_dtype t, int *out);
-void ng_host_largest(ng_queue *q, int64_t n, const void *x, ng_dtype t, double *out);
-void ng_host_copy(ng_queue *q, int64_t rows, int64_t cols, const float *x, int64_t ldx, float *to,
-                  int64_t ldt);
+void ng_host_check_finite(ng_queue *q, int64_t n, const void *x, ng_dtype t, int *out);
+void ng_host_find_largest(ng_queue *q, int64_t n, const void *x, ng_dtype t, double *out);
+void ng_host_copy_rows(ng_queue *q, int64_t rows, int64_t cols, const float *x, int64_t ldx,
+                       float *to, int64_t ldt);
 void ng_host_divide(ng_queue *q, int64_t rows, int64_t cols, ng_spectrum s, void *U, ng_dtype t,
                     int64_t ldu);
-void ng_host_row_sums(ng_queue *q, int64_t rows, int64_t cols, const float *P, int64_t ldp,
-                      const float *D, int64_t ldd, double *out);
-void ng_host_norm2(ng_queue *q, int64_t rows, int64_t cols, const void *X, ng_dtype t, int64_t ldx,
-                   double *out);
-void ng_host_add_sums(ng_queue *q, int64_t rows, const double *sums, double *total);
+void ng_host_sum_row_products(ng_queue *q, int64_t rows, int64_t cols, const float *P, int64_t ldp,
+                              const float *D, int64_t ldd, double *out);
+void ng_host_sum_squares(ng_queue *q, int64_t rows, int64_t cols, const void *X, ng_dtype t,
+                         int64_t ldx, double *out);
+void ng_host_add_rows_of_sums(ng_queue *q, int64_t rows, const double *sums, double *total);
 void ng_host_mul_diagonal(ng_queue *q, bool left, int64_t rows, int64_t cols, const void *d,
                           ng_dtype t, const void *x, void *y, int64_t ld);
-void ng_host_sums64(ng_queue *q, int64_t n, const double *P, const double *D, double *total);
-void ng_host_mul64(ng_queue *q, int64_t n, const double *S, int64_t lines, int64_t within,
-                   int64_t between, const float *x, float *y);
+void ng_host_add_sums64(ng_queue *q, int64_t n, const double *P, const double *D, double *total);
+void ng_host_multiply_sym64(ng_queue *q, int64_t n, const double *S, int64_t lines, int64_t within,
+                            int64_t between, const float *x, float *y);
 /* Whether `solve` computes in double: the ladder asks for it, or the average or the result is f64. */
 static inline bool ng_is_solved_in_double(const ng_matrix *m) {
-  return m->in_double || m->average_dtype == NG_F64 || m->result_dtype == NG_F64;
+  return m->uses_double || m->average_dtype == NG_F64 || m->result_dtype == NG_F64;
 }
 /* results.c: one after the other, by the other entries of the queue's table. */
 void ng_host_solve(ng_queue *q, ng_matrix *const *list, int64_t n, float *scratch);
@@ -44,13 +44,13 @@ void ng_small_solve(ng_queue *q, ng_matrix *const *list, int64_t n, float *scrat
 
 /* clang-format off */
 #define NG_HOST_ENTRIES                                                                            \
-  .add_row = ng_host_add_row, .shift = ng_host_shift, .trace = ng_host_trace,                      \
+  .add_row = ng_host_add_row, .shift_diagonal = ng_host_shift_diagonal, .trace = ng_host_trace,                      \
   .unpack = ng_host_unpack, .widen = ng_host_widen, .narrow = ng_host_narrow,                      \
   .scale = ng_host_scale, .fold = ng_host_fold, .fold_wide = ng_host_fold_wide,                    \
-  .finite = ng_host_finite, .largest = ng_host_largest, .copy = ng_host_copy,                      \
-  .divide = ng_host_divide, .row_sums = ng_host_row_sums, .norm2 = ng_host_norm2,                  \
-  .add_sums = ng_host_add_sums, .mul_diagonal = ng_host_mul_diagonal, .mul64 = ng_host_mul64,      \
-  .sums64 = ng_host_sums64
+  .check_finite = ng_host_check_finite, .find_largest = ng_host_find_largest, .copy_rows = ng_host_copy_rows,                      \
+  .divide = ng_host_divide, .sum_row_products = ng_host_sum_row_products, .sum_squares = ng_host_sum_squares,                  \
+  .add_rows_of_sums = ng_host_add_rows_of_sums, .mul_diagonal = ng_host_mul_diagonal, .multiply_sym64 = ng_host_multiply_sym64,      \
+  .add_sums64 = ng_host_add_sums64
 /* clang-format on */
 
 #endif

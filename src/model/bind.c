@@ -99,7 +99,7 @@ static ng_status describe_array(ng_precond *p, const ng_slot *slot, const ng_arr
   memcpy(out->extent, s.shape + rows, (size_t)out->axes * sizeof *out->extent);
   memcpy(out->stride, s.stride + rows, (size_t)out->axes * sizeof *out->stride);
   out->axes = ng_axes_join(out->axes, out->extent, out->stride);
-  out->rows_adjacent = out->axes == 0 || (out->axes == 1 && out->stride[0] == 1);
+  out->has_dense_rows = out->axes == 0 || (out->axes == 1 && out->stride[0] == 1);
   return NG_OK;
 }
 
@@ -154,8 +154,8 @@ static ng_status bind_arrays(ng_precond *p, const ng_binding *b, const char *cal
     st = describe_array(p, slot, a, call, &place);
     if (st == NG_OK && k == 1) st = check_moments(p, slot, &place, call);
     if (st != NG_OK || !apply) continue;
-    place.one_step = b->hold == NG_ONE_STEP && place.data != NULL;
-    if (place.one_step) p->has_expiring = true;
+    place.expires_after_step = b->hold == NG_ONE_STEP && place.data != NULL;
+    if (place.expires_after_step) p->has_expiring = true;
     *(k == 0 ? &slot->grad : &slot->weight) = place;
   }
   return st;
@@ -177,9 +177,9 @@ ng_status ng_bind_list(ng_precond *p, const ng_binding *list, int32_t count, con
 }
 
 static void expire_binding(ng_place *v) {
-  if (!v->one_step || v->data == NULL) return;
+  if (!v->expires_after_step || v->data == NULL) return;
   v->data = NULL;
-  v->expired = true;
+  v->is_expired = true;
 }
 
 void ng_bind_expire(ng_precond *p) {

@@ -11,7 +11,8 @@ static void set_whole_slot(ng_layer_shard *s, int32_t k, int64_t rows, int64_t c
   slot->rows = rows;
   slot->cols = cols;
   slot->weight = (ng_place){.data = NULL};
-  slot->grad = (ng_place){.data = NULL, .dtype = NG_F32, .rows_adjacent = true, .row_stride = cols};
+  slot->grad =
+      (ng_place){.data = NULL, .dtype = NG_F32, .has_dense_rows = true, .row_stride = cols};
   slot->m = slot->v = NULL;
 }
 

@@ -37,7 +37,7 @@ static ng_change change_of(const ng_stat *s, const ng_stat_part *p, const void *
 static void copy_average(ng_queue *q, const ng_stat *s, int64_t n, const void *from, void *to) {
   const ng_copy c = {
       .from = {(void *)(uintptr_t)from, s->average_dtype, 1, {n}, {1}}, .to = to, .to_stride = {1}};
-  ng_kernels(q)->copy(q, &c, 1);
+  ng_kernels(q)->copy_arrays(q, &c, 1);
 }
 
 static bool is_close(const double sum[2], double tolerance) {
@@ -72,7 +72,7 @@ void ng_stat_compare(ng_queue *q, ng_stat *s, const void *scratch) {
     ng_stat_part *p = &s->part[i];
     const int64_t n = ng_stat_part_count(s, p), size = ng_dtype_size(s->average_dtype);
     const ng_change both[] = {change_of(s, p, was, last), change_of(s, p, p->older, older)};
-    ng_kernels(q)->change(q, both, 2);
+    ng_kernels(q)->add_changes(q, both, 2);
     copy_average(q, s, n, was, p->older);
     was += ng_round16(n) * size;
   }

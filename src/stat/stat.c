@@ -82,7 +82,7 @@ void ng_stat_prepare(ng_stat *s, int64_t samples, int64_t first, int64_t whole) 
 
 static void scale_sums(ng_queue *q, const ng_stat *s, double by) {
   for (int32_t i = 0; i < s->parts && by != 1.0; i++) {
-    ng_on(q)->scale(q, ng_stat_part_count(s, &s->part[i]), s->part[i].sum, s->sum_dtype, by);
+    ng_linalg(q)->scale(q, ng_stat_part_count(s, &s->part[i]), s->part[i].sum, s->sum_dtype, by);
   }
 }
 
@@ -163,13 +163,13 @@ void ng_stat_scan(ng_queue *q, ng_stat *s) {
   for (int32_t i = 0; i < s->parts; i++) {
     ng_stat_part *p = &s->part[i];
     const int64_t n = ng_stat_part_count(s, p);
-    ng_on(q)->finite(q, n, p->sum, s->sum_dtype, &p->finite);
+    ng_linalg(q)->check_finite(q, n, p->sum, s->sum_dtype, &p->finite);
     if (s->has_average || ng_stat_is_double(s))
-      ng_on(q)->largest(q, n, p->sum, s->sum_dtype, &p->largest);
+      ng_linalg(q)->find_largest(q, n, p->sum, s->sum_dtype, &p->largest);
   }
 }
 
-/* Return whether the scanned sums are finite and doubles fit f32. No ng_info_read: folds of other statistics may be pending. */
+/* Return whether the scanned sums are finite and doubles fit f32. No ng_read_info: folds of other statistics may be pending. */
 static bool sums_finite(const ng_stat *s) {
   for (int32_t i = 0; i < s->parts; i++) {
     const ng_stat_part *p = &s->part[i];
@@ -202,7 +202,7 @@ static bool fits_dtype(ng_queue *q, ng_stat *s, ng_mix mix) {
   for (int32_t i = 0; i < s->parts; i++) {
     ng_stat_part *p = &s->part[i];
     const int64_t n = ng_stat_part_count(s, p);
-    ng_on(q)->largest(q, n, p->average, s->average_dtype, &p->largest);
+    ng_linalg(q)->find_largest(q, n, p->average, s->average_dtype, &p->largest);
   }
   ng_queue_wait(q);
   const double old = largest_element(s);
@@ -229,8 +229,8 @@ static void add_shift(ng_queue *q, ng_stat *s) {
   for (int32_t i = 0; i < s->parts; i++) {
     const ng_stat_part *p = &s->part[i];
     const double by = s->shift[p->group] / (all ? 1 : s->observers);
-    ng_on(q)->shift(q, s->symmetric ? p->rows : p->diagonal, p->average, s->average_dtype,
-                    !s->symmetric, by);
+    ng_linalg(q)->shift_diagonal(q, s->symmetric ? p->rows : p->diagonal, p->average,
+                                 s->average_dtype, !s->symmetric, by);
   }
 }
 
@@ -239,9 +239,10 @@ static void add_shift(ng_queue *q, ng_stat *s) {
 static void fold_part(ng_queue *q, const ng_stat *s, const ng_stat_part *p, ng_mix mix) {
   const int64_t n = ng_stat_part_count(s, p);
   if (s->symmetric && !ng_stat_is_double(s)) {
-    ng_on(q)->fold(q, n, p->average, s->average_dtype, p->sum, (float)mix.old, (float)mix.fresh);
+    ng_linalg(q)->fold(q, n, p->average, s->average_dtype, p->sum, (float)mix.old,
+                       (float)mix.fresh);
   } else {
-    ng_on(q)->fold_wide(q, n, p->average, p->sum, s->average_dtype, mix.old, mix.fresh);
+    ng_linalg(q)->fold_wide(q, n, p->average, p->sum, s->average_dtype, mix.old, mix.fresh);
   }
 }
 

@@ -54,7 +54,7 @@ static bool below_zero(const void *x, ng_dtype t, int64_t n) {
 
 /* A training run never stores such numbers, because every later average or moment would be non-finite. */
 const char *ng_field_error(const ng_field *f, const void *data, int64_t n) {
-  return !ng_all_finite(data, f->dtype, n) ? "holds a number that is not finite"
+  return !ng_are_finite(data, f->dtype, n) ? "holds a number that is not finite"
          : f->is_nonnegative && below_zero(data, f->dtype, n)
              ? "holds a number below 0, expected means of squares"
              : NULL;

@@ -160,7 +160,7 @@ static ng_status process_rows(save_data *x, const ng_field *f, double *seal) {
     if (st != NG_OK || !w->is_rank0 || w->st != NG_OK) continue;
     if (seal != NULL) {
       crc = ng_crc32(crc, w->memory, (size_t)bytes);
-      finite = finite && ng_all_finite(w->memory, f->dtype, n);
+      finite = finite && ng_are_finite(w->memory, f->dtype, n);
     } else {
       (void)ng_work_check_io(
           w, ngio_writer_put(w->writer, w->memory, bytes, w->message, sizeof w->message));
@@ -182,7 +182,7 @@ static ng_status seal_arrays(save_data *x) {
     if (by_row(x, f)) {
       st = process_rows(x, f, seal);
     } else if (has_data(x, f, &data, &bytes)) {
-      const bool finite = ng_all_finite(data, f->dtype, bytes / ng_dtype_size(f->dtype));
+      const bool finite = ng_are_finite(data, f->dtype, bytes / ng_dtype_size(f->dtype));
       seal[f->slice == NULL ? 0 : w->p->ctx->rank] = ng_seal(ng_crc_of(data, bytes), finite);
     }
     seal += seal_count(x, f);

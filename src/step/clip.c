@@ -23,13 +23,13 @@ void ng_clip_measure(ng_precond *p) {
       ng_segment *g = &p->block[i]->segment[k];
       const ng_place *w = &g->slot->weight;
       if (g->slot->is_excluded) continue; /* an excluded weight may be unbound */
-      if (!w->rows_adjacent || w->dtype == NG_F64) {
+      if (!w->has_dense_rows || w->dtype == NG_F64) {
         const ng_direction e = {.D = {w, 0, g->slot->rows, 0, g->slot->cols}, .scale = 1.0};
-        ng_kernels(q)->norm2(q, &e, 1, p->step->emission.parts, &g->weight_norm2);
+        ng_kernels(q)->sum_norms(q, &e, 1, p->step->emission.parts, &g->weight_norm2);
         continue;
       }
-      ng_on(q)->norm2(q, g->slot->rows, g->slot->cols, w->data, w->dtype, w->row_stride,
-                      &g->weight_norm2);
+      ng_linalg(q)->sum_squares(q, g->slot->rows, g->slot->cols, w->data, w->dtype, w->row_stride,
+                                &g->weight_norm2);
     }
   }
 }
@@ -40,7 +40,7 @@ void ng_clip_check(ng_precond *p) {
     const ng_block *b = p->block[i];
     for (int32_t k = 0; k < b->segments && !b->is_excluded; k++) {
       if (b->segment[k].slot->is_excluded) continue;
-      const double w2 = *ng_numbers_read(q, &b->segment[k].weight_norm2);
+      const double w2 = *ng_read_numbers(q, &b->segment[k].weight_norm2);
       if (w2 - w2 == 0.0) continue;
       (void)ng_fail(p->ctx, NG_SKIPPED, "layer '%s': its weight is not finite",
                     b->segment[k].slot->entry->d.name);

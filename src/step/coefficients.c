@@ -29,7 +29,7 @@ static void count_updates(const ng_group_numbers *of, ng_output_kind kind, int64
 void ng_update_set_sgd(ng_group_numbers *of, const ng_sgd *how, int64_t updates) {
   of->lr = how->lr;
   of->dampening = how->dampening;
-  of->sgd = (ng_sgd_numbers){
+  of->sgd = (ng_sgd_coefficients){
       .lr = how->lr,
       .mu = how->momentum,
       .keep = how->decoupled ? 1.0 - how->lr * how->weight_decay : 1.0,
@@ -41,7 +41,7 @@ void ng_update_set_sgd(ng_group_numbers *of, const ng_sgd *how, int64_t updates)
 
 void ng_update_set_adamw(ng_group_numbers *of, const ng_adamw *how, int64_t updates) {
   of->lr = how->lr;
-  of->adamw = (ng_adamw_numbers){
+  of->adamw = (ng_adamw_coefficients){
       .b1 = how->beta1,
       .b2 = how->beta2,
       .n1 = 1.0 - how->beta1,

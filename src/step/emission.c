@@ -26,7 +26,7 @@ static ng_region region_of_group(const ng_place *v, const ng_slot *s, int64_t g)
 static void count_descriptors(const ng_precond *p, ng_emission *l, const ng_slot *s) {
   const ng_region a = region_of_group(&s->grad, s, 0);
   l->capacity += s->groups;
-  l->tiles += s->groups * p->ctx->queue->backend->kernels->tiles(a.rows, a.cols);
+  l->tiles += s->groups * p->ctx->queue->backend->kernels->count_tiles(a.rows, a.cols);
 }
 
 ng_status ng_emission_plan(ng_precond *p) {
@@ -99,14 +99,14 @@ static void check_plain_gradients(ng_precond *p) {
     l->range[l->plain_count++] = (ng_region){&s->grad, 0, s->rows, 0, s->cols};
   }
   ng_queue *q = p->ctx->queue;
-  if (l->plain_count > 0) ng_kernels(q)->finite(q, l->range, l->plain_count, l->finite);
+  if (l->plain_count > 0) ng_kernels(q)->check_finite(q, l->range, l->plain_count, l->finite);
 }
 
 /* If a gradient without curvature is not finite, refuse the step: a fused update must not write NaN to weights. */
 void ng_emission_check(ng_precond *p) {
   const ng_emission *l = &p->step->emission;
   for (int64_t i = 0; i < l->plain_count; i++) {
-    if (ng_info_read(p->ctx->queue, &l->finite[i]) != 0) continue;
+    if (ng_read_info(p->ctx->queue, &l->finite[i]) != 0) continue;
     p->step->has_refused = true;
     (void)ng_fail(p->ctx, NG_SKIPPED, "'%s': its gradient is not finite", l->slot[i]->name);
   }
@@ -124,7 +124,8 @@ void ng_emission_measure(ng_precond *p) {
     b->measure_ms = sums ? (double)list_sums(l, b) : 0.0;
     all += b->measure_ms;
   }
-  if (l->measure_count > 0) ng_kernels(q)->measure(q, l->measure, l->measure_count, l->parts);
+  if (l->measure_count > 0)
+    ng_kernels(q)->measure_gradients(q, l->measure, l->measure_count, l->parts);
   check_plain_gradients(p);
   divide_time(p, ng_now_ms() - t0, all);
 }
@@ -184,7 +185,8 @@ void ng_emission_store(ng_precond *p) {
       }
     }
   }
-  if (n > 0) ng_kernels(p->ctx->queue)->store(p->ctx->queue, l->direction, l->store_to, n);
+  if (n > 0)
+    ng_kernels(p->ctx->queue)->store_directions(p->ctx->queue, l->direction, l->store_to, n);
 }
 
 /* The sums are added in order, so all ranks have equal bits. For a delivered block, whose inverses this rank may lack, the
@@ -205,11 +207,11 @@ void ng_emission_norms(ng_precond *p) {
       n += list_segment(b, k, 1.0, is_delivered(b), &l->direction[n]);
     }
   }
-  if (n > 0) ng_kernels(q)->norm2(q, l->direction, n, l->parts, l->norm2);
+  if (n > 0) ng_kernels(q)->sum_norms(q, l->direction, n, l->parts, l->norm2);
   ng_queue_wait(q);
   for (int64_t i = 0; i < n; i++) {
     const ng_slot *s = l->slot[i];
-    s->block->segment[s->segment].pd_norm2 += *ng_numbers_read(q, &l->norm2[i]);
+    s->block->segment[s->segment].pd_norm2 += *ng_read_numbers(q, &l->norm2[i]);
   }
 }
 
@@ -277,9 +279,9 @@ void ng_emission_emit(ng_precond *p) {
   ng_emission_list_blocks(p, false);
   ng_emission_list_plain(p);
   if (p->step->output.kind == NG_OUT_GRADIENT) {
-    ng_kernels(q)->emit(q, l->direction, l->direction_count);
+    ng_kernels(q)->write_directions(q, l->direction, l->direction_count);
   } else {
-    ng_kernels(q)->update(q, l->direction, l->update, l->direction_count);
+    ng_kernels(q)->update_weights(q, l->direction, l->update, l->direction_count);
   }
   ng_queue_wait(q);
 }

@@ -46,9 +46,9 @@ static void copy_weights(ng_precond *p, ng_slot *s, int64_t from, int64_t n, voi
                        .to_col = 1,
                        .finite = &p->step->shards.finite};
     if (s->updates_here) {
-      ng_kernels(q)->read(q, &r, 1);
+      ng_kernels(q)->read_gradients(q, &r, 1);
     } else {
-      ng_kernels(q)->emit(q, &e, 1);
+      ng_kernels(q)->write_directions(q, &e, 1);
     }
   }
   ng_queue_wait(q); /* the transport reads and writes x */

@@ -257,9 +257,9 @@ static bool family_detects_nonfinite(const ng_block *b) {
 /* Return the largest magnitude in an array; Inf if an element is not finite. */
 static double largest_magnitude(ng_precond *p, const ng_strided *s) {
   ng_queue *q = p->ctx->queue;
-  ng_kernels(q)->scan(q, s, 1, &p->step->largest);
+  ng_kernels(q)->find_largest(q, s, 1, &p->step->largest);
   ng_queue_wait(q);
-  return *ng_numbers_read(q, &p->step->largest);
+  return *ng_read_numbers(q, &p->step->largest);
 }
 
 /* Gather the array of a sharded layer; on the primary, set *whole and the view of *o. Every rank of the model group calls
@@ -358,10 +358,10 @@ static bool grads_finite(const ng_block *b) {
     const ng_slot *s = b->segment[k].slot;
     if (!s->is_excluded) l->range[n++] = (ng_region){&s->grad, 0, s->rows, 0, s->cols};
   }
-  ng_kernels(q)->finite(q, l->range, n, l->finite);
+  ng_kernels(q)->check_finite(q, l->range, n, l->finite);
   ng_queue_wait(q);
   for (int64_t i = 0; i < n; i++) {
-    finite = finite && ng_info_read(q, &l->finite[i]) != 0;
+    finite = finite && ng_read_info(q, &l->finite[i]) != 0;
   }
   return finite;
 }

@@ -130,8 +130,8 @@ static ng_status count_ratios(ng_precond *p, const uint32_t *bin, int32_t bins) 
                        .sum = q->sum,
                        .out = q->total};
   ng_queue *queue = p->ctx->queue;
-  ng_kernels(queue)->ratios(queue, l->direction, measures_update(p) ? l->update : NULL,
-                            l->direction_count, &r);
+  ng_kernels(queue)->count_ratios(queue, l->direction, measures_update(p) ? l->update : NULL,
+                                  l->direction_count, &r);
   ng_queue_wait(queue);
   return q->rank_sums == NULL ? NG_OK : gather_ranks(p, q->total);
 }

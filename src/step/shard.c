@@ -42,7 +42,7 @@ static void set_dense_strides(const ng_strided *s, int64_t *stride) {
 static void pack_observation(ng_queue *q, const ng_strided *s, char *to) {
   ng_copy c = {.from = *s, .to = to};
   set_dense_strides(s, c.to_stride);
-  ng_kernels(q)->copy(q, &c, 1);
+  ng_kernels(q)->copy_arrays(q, &c, 1);
 }
 
 /* to [rows, all features] <- the shards in `parts`, which are stored one after the other, each with `rows` rows. */
@@ -54,7 +54,7 @@ static void interleave_shards(ng_queue *q, const ng_layer_shard *s, char *parts,
     const ng_copy c = {.from = {parts + rows * at * size, t, 2, {rows, width}, {width, 1}},
                        .to = to + at * size,
                        .to_stride = {total, 1}};
-    ng_kernels(q)->copy(q, &c, 1);
+    ng_kernels(q)->copy_arrays(q, &c, 1);
   }
 }
 
@@ -147,12 +147,12 @@ static void read_rows(ng_precond *p, const ng_slot *s, float *to) {
                      .to_row = s->cols,
                      .to_col = 1,
                      .finite = &p->step->shards.finite};
-  ng_kernels(p->ctx->queue)->read(p->ctx->queue, &r, 1);
+  ng_kernels(p->ctx->queue)->read_gradients(p->ctx->queue, &r, 1);
 }
 
 static void copy_floats(ng_queue *q, float *from, int64_t n, float *to) {
   const ng_copy c = {.from = {from, NG_F32, 1, {n}, {1}}, .to = to, .to_stride = {1}};
-  ng_kernels(q)->copy(q, &c, 1);
+  ng_kernels(q)->copy_arrays(q, &c, 1);
 }
 
 /* Gather the gradient of a layer into shard->whole_grad. If outputs are sharded, a rank sends its rows of the weight, then

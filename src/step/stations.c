@@ -106,7 +106,8 @@ static const char *run_solve_phase(ng_precond *p, ng_solve_phase phase) {
 static void solve_blocks(ng_precond *p, ng_matrix **list, int32_t n, int32_t from, int32_t to) {
   const double t0 = ng_now_ms();
   if (n == 0) return;
-  ng_on(p->ctx->queue)->solve(p->ctx->queue, list, n, (float *)(void *)p->arena[NG_USE_SCRATCH]);
+  ng_linalg(p->ctx->queue)
+      ->solve(p->ctx->queue, list, n, (float *)(void *)p->arena[NG_USE_SCRATCH]);
   const double ms = ng_now_ms() - t0;
   for (; from < to; from++) {
     p->block[from]->solve_ms += ms * p->block[from]->matrices_listed / n;

@@ -35,8 +35,8 @@ typedef enum ng_output_kind { NG_OUT_GRADIENT, NG_OUT_SGD, NG_OUT_ADAMW } ng_out
  * SGD or AdamW, are set. */
 typedef struct ng_group_numbers {
   double lr, dampening; /* the caller's values */
-  ng_sgd_numbers sgd;
-  ng_adamw_numbers adamw;
+  ng_sgd_coefficients sgd;
+  ng_adamw_coefficients adamw;
   double coefficients[2]; /* SGD: take, old; AdamW: step, root */
 } ng_group_numbers;
 
@@ -115,9 +115,9 @@ typedef struct ng_message {
 } ng_message;
 
 typedef struct ng_exchange {
-  double *check_buffer; /* the numbers that check and agree sum */
-  ng_message *message;  /* [statistics + 1] in the order of posting */
-  ng_wire *wire;        /* [statistics + 1] messages to be converted */
+  double *check_buffer;     /* the numbers that check and agree sum */
+  ng_message *message;      /* [statistics + 1] in the order of posting */
+  ng_wire_conversion *wire; /* [statistics + 1] messages to be converted */
   int64_t *counts; /* [messages x ranks] memory for owner_counts; NULL: all sums are all-reduced */
   int32_t messages, messages_waited; /* the first `messages_waited` messages are complete */
   /* In the last micro-batch: blocks [0, blocks_ahead) still wait for observations; the sums of blocks [blocks_ahead,

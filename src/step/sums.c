@@ -77,9 +77,9 @@ static void convert_messages(ng_precond *p, int32_t first, bool widens) {
   ng_queue *q = p->ctx->queue;
   int64_t n = 0;
   for (const ng_message *m = x->message + first; m < x->message + x->messages; m++) {
-    if (m->is_narrowed) x->wire[n++] = (ng_wire){m->buffer, m->count, m->dtype, widens};
+    if (m->is_narrowed) x->wire[n++] = (ng_wire_conversion){m->buffer, m->count, m->dtype, widens};
   }
-  if (n > 0) ng_kernels(q)->wire(q, x->wire, n);
+  if (n > 0) ng_kernels(q)->convert_for_wire(q, x->wire, n);
   ng_queue_wait(q);
 }
 

@@ -25,7 +25,7 @@ static ng_status find_absent(ng_precond *p, ng_entry *e, bool *absent) {
     const ng_slot *s = &e->slot[k];
     if (!reads_gradient(p, s)) continue;
     needed++;
-    if (s->grad.expired) {
+    if (s->grad.is_expired) {
       return ng_fail(
           p->ctx, NG_ERR_STATE,
           "'%s': the binding of the gradient has expired (NG_ONE_STEP); bind a new array, or data "
@@ -59,7 +59,7 @@ static ng_status check_entry_bindings(ng_precond *p, ng_entry *e) {
     if (weight && (!reads_weight(p, s) || s->weight.data != NULL)) continue;
     return ng_fail(p->ctx, NG_ERR_STATE, "'%s': the %s of its %s %s", e->d.name,
                    weight ? "weight" : "gradient", k == NG_BIAS ? "bias" : "weight",
-                   weight && s->weight.expired ? "has expired (NG_ONE_STEP); bind a new array"
+                   weight && s->weight.is_expired ? "has expired (NG_ONE_STEP); bind a new array"
                    : weight || p->opt.base.missing == NG_MISSING_KEEP
                        ? "is not bound"
                        : "is not bound; missing = keep or ng_freeze excludes the parameter");

@@ -9,11 +9,11 @@
  * 2 q p (p + q) operations, eigenbases twice that. */
 #include "twosided/twosided.h"
 
-typedef enum action {
+typedef enum use_of_result {
   MULTIPLY,
   ROTATE,
   ROTATE_BACK
-} action; /* rotate: by Q' from the left, by Q from the right */
+} use_of_result; /* rotate: by Q' from the left, by Q from the right */
 
 typedef struct row_chunk {
   ng_queue *q;
@@ -40,57 +40,58 @@ int64_t ng_twosided_scratch(const ng_twosided *t, int64_t count) {
 }
 
 /* Return the result as f32, perhaps converted into c->R, which the next matrix overwrites: the queue works in order. */
-static float *load_result(const row_chunk *c, const ng_matrix *m) {
+static float *load_result_as_f32(const row_chunk *c, const ng_matrix *m) {
   if (m->result_dtype == NG_F32) return m->R;
-  ng_on(c->q)->widen(c->q, ng_matrix_count(m), m->R, m->result_dtype, c->R);
+  ng_linalg(c->q)->widen(c->q, ng_matrix_count(m), m->R, m->result_dtype, c->R);
   return c->R;
 }
 
-static void act_with_diagonal(const row_chunk *c, const ng_matrix *m, bool left, const void *x,
-                              void *y) {
+static void multiply_by_diagonal(const row_chunk *c, const ng_matrix *m, bool left, const void *x,
+                                 void *y) {
   const int64_t p = c->t->cols, rows = left ? ng_min64(m->n, c->rows) : c->group_rows;
-  ng_on(c->q)->mul_diagonal(c->q, left, rows, left ? p : m->n,
-                            address_of(c, m->d, left ? c->row : 0), dtype_of(c), x, y, p);
+  ng_linalg(c->q)->mul_diagonal(c->q, left, rows, left ? p : m->n,
+                                address_of(c, m->d, left ? c->row : 0), dtype_of(c), x, y, p);
 }
 
 /* y <- x, times one symmetric matrix of the left or right side. */
-static void act_with(const row_chunk *c, const ng_matrix *m, bool left, action a, const void *x,
-                     void *y) {
+static void multiply_by_f32(const row_chunk *c, const ng_matrix *m, bool left, use_of_result a,
+                            const void *x, void *y) {
   ng_queue *q = c->q;
   const int64_t n = m->n, p = c->t->cols, lines = left ? p : c->group_rows;
   if (m->result_dtype == NG_F64) {
-    ng_on(q)->mul64(q, n, m->R, lines, left ? p : 1, left ? 1 : p, x, y);
+    ng_linalg(q)->multiply_sym64(q, n, m->R, lines, left ? p : 1, left ? 1 : p, x, y);
     return;
   }
-  float *R = load_result(c, m);
+  float *R = load_result_as_f32(c, m);
   if (a != MULTIPLY && left) {
-    ng_on(q)->gemm(q, a == ROTATE_BACK, false, n, p, n, 1.0f, R, n, x, p, 0.0f, y, p);
+    ng_linalg(q)->gemm(q, a == ROTATE_BACK, false, n, p, n, 1.0f, R, n, x, p, 0.0f, y, p);
   } else if (a != MULTIPLY) {
-    ng_on(q)->gemm(q, false, a == ROTATE, lines, n, n, 1.0f, x, p, R, n, 0.0f, y, p);
+    ng_linalg(q)->gemm(q, false, a == ROTATE, lines, n, n, 1.0f, x, p, R, n, 0.0f, y, p);
   } else if (m->result == NG_RESULT_CHOLESKY) {
-    ng_on(q)->copy(q, left ? n : lines, left ? p : n, x, p, y, p);
-    (left ? ng_on(q)->solve_left : ng_on(q)->solve_right)(q, (ng_sym){R, n}, lines, y, p);
+    ng_linalg(q)->copy_rows(q, left ? n : lines, left ? p : n, x, p, y, p);
+    (left ? ng_linalg(q)->solve_left : ng_linalg(q)->solve_right)(q, (ng_sym){R, n}, lines, y, p);
   } else {
-    (left ? ng_on(q)->mul_left : ng_on(q)->mul_right)(q, (ng_sym){R, n}, lines, x, p, y, p);
+    (left ? ng_linalg(q)->mul_left : ng_linalg(q)->mul_right)(q, (ng_sym){R, n}, lines, x, p, y, p);
   }
 }
 
 /* The same in double. An inverse is unpacked, so that all products are general ones. */
-static void act_with64(const row_chunk *c, const ng_matrix *m, bool left, action a, const void *x,
-                       void *y) {
+static void multiply_by_f64(const row_chunk *c, const ng_matrix *m, bool left, use_of_result a,
+                            const void *x, void *y) {
   ng_queue *q = c->q;
   const int64_t n = m->n, p = c->t->cols;
-  if (a == MULTIPLY) ng_on(q)->unpack(q, n, m->R, NG_F64, c->R, n);
+  if (a == MULTIPLY) ng_linalg(q)->unpack(q, n, m->R, NG_F64, c->R, n);
   const double *R = a == MULTIPLY ? c->R : m->R;
   if (left) {
-    ng_on(q)->gemm64(q, a == ROTATE_BACK, false, n, p, n, R, n, x, p, y, p);
+    ng_linalg(q)->gemm64(q, a == ROTATE_BACK, false, n, p, n, R, n, x, p, y, p);
   } else {
-    ng_on(q)->gemm64(q, false, a == ROTATE, c->group_rows, n, n, x, p, R, n, y, p);
+    ng_linalg(q)->gemm64(q, false, a == ROTATE, c->group_rows, n, n, x, p, R, n, y, p);
   }
 }
 
 /* to <- from, times all matrices of one side; each multiplies its own rows or columns. */
-static void act(const row_chunk *c, bool left, action a, const void *from, void *to) {
+static void multiply_side(const row_chunk *c, bool left, use_of_result a, const void *from,
+                          void *to) {
   const ng_twosided *t = c->t;
   const ng_matrix *m = left ? t->left : t->right;
   const int64_t count = t->groups * (left ? t->left_count : t->right_count);
@@ -99,28 +100,28 @@ static void act(const row_chunk *c, bool left, action a, const void *from, void 
     const void *x = address_of(c, from, at);
     void *y = address_of(c, to, at);
     if (m->form == NG_FORM_DIAGONAL) {
-      act_with_diagonal(c, m, left, x, y);
+      multiply_by_diagonal(c, m, left, x, y);
     } else {
-      (t->is_double ? act_with64 : act_with)(c, m, left, a, x, y);
+      (t->is_double ? multiply_by_f64 : multiply_by_f32)(c, m, left, a, x, y);
     }
   }
 }
 
-static bool acts(const ng_matrix *m, action a) {
+static bool has_effect(const ng_matrix *m, use_of_result a) {
   return m->form == NG_FORM_SYMMETRIC || (m->form == NG_FORM_DIAGONAL && a == MULTIPLY);
 }
 
 /* The copy of a double is the copy of two floats. */
 static void copy_rows(const row_chunk *c, const void *from, void *to) {
   const int64_t floats = c->t->cols * (c->t->is_double ? 2 : 1);
-  ng_on(c->q)->copy(c->q, c->rows, floats, from, floats, to, floats);
+  ng_linalg(c->q)->copy_rows(c->q, c->rows, floats, from, floats, to, floats);
 }
 
 /* to <- from, times both sides. If only one side acts, `from` and `to` must differ. */
-static void act_both(const row_chunk *c, action a, const void *from, void *to) {
-  const bool left = acts(c->t->left, a), right = acts(c->t->right, a);
-  if (right) act(c, false, a, from, left ? c->T : to);
-  if (left) act(c, true, a, right ? c->T : from, to);
+static void multiply_both_sides(const row_chunk *c, use_of_result a, const void *from, void *to) {
+  const bool left = has_effect(c->t->left, a), right = has_effect(c->t->right, a);
+  if (right) multiply_side(c, false, a, from, left ? c->T : to);
+  if (left) multiply_side(c, true, a, right ? c->T : from, to);
   if (!left && !right && from != to) copy_rows(c, from, to);
 }
 
@@ -134,14 +135,14 @@ static void divide_spectrum(const row_chunk *c, void *U) {
       ng_spectrum s = t->damping[group];
       s.g = l->d == NULL ? NULL : address_of(c, l->d, c->row);
       s.a = r->d;
-      ng_on(c->q)->divide(c->q, ng_min64(l->n, c->rows), r->n, s,
-                          address_of(c, U, l->row * t->cols + r->col), dtype_of(c), t->cols);
+      ng_linalg(c->q)->divide(c->q, ng_min64(l->n, c->rows), r->n, s,
+                              address_of(c, U, l->row * t->cols + r->col), dtype_of(c), t->cols);
     }
   }
 }
 
-static row_chunk chunk_of(ng_queue *q, const ng_twosided *t, int64_t row, int64_t count,
-                          void *scratch) {
+static row_chunk make_chunk(ng_queue *q, const ng_twosided *t, int64_t row, int64_t count,
+                            void *scratch) {
   row_chunk c = {q, t, row, count, ng_min64(t->rows, count), scratch, NULL};
   c.R = address_of(&c, scratch, ng_round16(count * t->cols));
   return c;
@@ -149,29 +150,29 @@ static row_chunk chunk_of(ng_queue *q, const ng_twosided *t, int64_t row, int64_
 
 void ng_twosided_rotate(ng_queue *q, const ng_twosided *t, bool back, const float *D, float *out,
                         float *scratch) {
-  const row_chunk c = chunk_of(q, t, 0, t->groups * t->rows, scratch);
-  act_both(&c, back ? ROTATE_BACK : ROTATE, D, out);
+  const row_chunk c = make_chunk(q, t, 0, t->groups * t->rows, scratch);
+  multiply_both_sides(&c, back ? ROTATE_BACK : ROTATE, D, out);
 }
 
 void ng_twosided_apply(ng_queue *q, const ng_twosided *t, int64_t row, int64_t count, const void *D,
                        void *out, void *scratch) {
-  const row_chunk c = chunk_of(q, t, row, count, scratch);
+  const row_chunk c = make_chunk(q, t, row, count, scratch);
   const ng_result result = t->left->result;
   if (!t->is_good && result == NG_RESULT_COPY) {
-    ng_on(q)->scale(q, count * t->cols, out, dtype_of(&c), 0.0);
+    ng_linalg(q)->scale(q, count * t->cols, out, dtype_of(&c), 0.0);
   } else if (!t->is_good) {
     copy_rows(&c, D, out);
   } else if (result != NG_RESULT_EIGEN) {
-    act_both(&c, MULTIPLY, D, out);
+    multiply_both_sides(&c, MULTIPLY, D, out);
   } else {
-    void *U = acts(t->left, ROTATE) != acts(t->right, ROTATE) ? c.T : out;
-    act_both(&c, ROTATE, D, U);
+    void *U = has_effect(t->left, ROTATE) != has_effect(t->right, ROTATE) ? c.T : out;
+    multiply_both_sides(&c, ROTATE, D, U);
     divide_spectrum(&c, U);
-    act_both(&c, ROTATE_BACK, U, out);
+    multiply_both_sides(&c, ROTATE_BACK, U, out);
   }
 }
 
-void ng_direction_store(ng_direction *e, const float *P, int64_t row_stride, int64_t col_stride,
+void ng_describe_stored(ng_direction *e, const float *P, int64_t row_stride, int64_t col_stride,
                         const int32_t *map) {
   e->is_stored = true;
   e->u = P + e->D.row * row_stride + e->D.col * col_stride;

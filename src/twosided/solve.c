@@ -14,61 +14,63 @@
 void ng_matrix_measure(ng_queue *q, ng_matrix *m) {
   const bool diagonal = m->form == NG_FORM_DIAGONAL;
   const int64_t count = diagonal ? m->n : ng_sym_count(m->n);
-  ng_on(q)->finite(q, count, m->F, m->average_dtype, &m->finite);
-  ng_on(q)->trace(q, m->n, m->F, m->average_dtype, diagonal, &m->trace);
+  ng_linalg(q)->check_finite(q, count, m->F, m->average_dtype, &m->finite);
+  ng_linalg(q)->trace(q, m->n, m->F, m->average_dtype, diagonal, &m->trace);
 }
 
 /* V, F V [n, n], work of qr, F [tri], 6 vectors of doubles. */
 int64_t ng_matrix_scratch(const ng_queue *q, const ng_matrix *m) {
   const int64_t n = m->n, solve = ng_solve_scratch(q, m);
   if (m->form != NG_FORM_SYMMETRIC || m->result != NG_RESULT_EIGEN) return solve;
-  const int64_t work = ng_round16(ng_linalg_of(q)->qr_work(q, n, n) / 4 + 16);
+  const int64_t work = ng_round16(ng_linalg_uncounted(q)->qr_work(q, n, n) / 4 + 16);
   return ng_max64(solve, 2 * ng_round16(n * n) + work + ng_round16(ng_sym_count(n)) +
                              6 * ng_round16(2 * n));
 }
 
 /* ---- the ladder ------------------------------------------------------------------------------*/
 
-static bool try_again(ng_queue *q, ng_matrix *m, float *scratch) {
-  ng_on(q)->solve(q, &m, 1, scratch);
+static bool solve_again(ng_queue *q, ng_matrix *m, float *scratch) {
+  ng_linalg(q)->solve(q, &m, 1, scratch);
   ng_queue_wait(q);
-  return ng_info_read(q, &m->accepted) != 0;
+  return ng_read_info(q, &m->accepted) != 0;
 }
 
 /* More damping shifts the eigenvalues and does not change the decomposition, so the ladder has no damping rungs. */
-static int32_t climb_eigen(ng_queue *q, ng_matrix *m, float *scratch) {
-  const bool single = ng_info_read(q, &m->accepted) != 0;
-  if (single && 0x1p-24 * *ng_numbers_read(q, &m->top) <= EIGEN_ERROR_MOST * m->on) return 0;
-  m->in_double = true;
-  const bool twice = try_again(q, m, scratch);
+static int32_t retry_eigen(ng_queue *q, ng_matrix *m, float *scratch) {
+  const bool single = ng_read_info(q, &m->accepted) != 0;
+  if (single &&
+      0x1p-24 * *ng_read_numbers(q, &m->largest_eigenvalue) <= EIGEN_ERROR_MOST * m->damping)
+    return 0;
+  m->uses_double = true;
+  const bool twice = solve_again(q, m, scratch);
   return single ? 0 : twice ? NG_DAMPED_DOUBLE : NG_DAMPED_NONE;
 }
 
 /* The ladder tries more damping before double precision, because a solve in f32 is cheaper, and because most matrices that
  * fail are rank-deficient. A diagonal is always computed in double. */
-int32_t ng_matrix_climb(ng_queue *q, ng_matrix *m, float *scratch) {
+int32_t ng_matrix_retry(ng_queue *q, ng_matrix *m, float *scratch) {
   const bool diagonal = m->form == NG_FORM_DIAGONAL;
   if (!diagonal && (m->result == NG_RESULT_EIGEN || m->result == NG_RESULT_ROOT))
-    return climb_eigen(q, m, scratch);
-  if (ng_info_read(q, &m->accepted) != 0) return 0;
+    return retry_eigen(q, m, scratch);
+  if (ng_read_info(q, &m->accepted) != 0) return 0;
   if (m->result == NG_RESULT_COPY) return NG_DAMPED_NONE;
-  const double d = diagonal ? m->on : m->shift + m->on;
+  const double d = diagonal ? m->damping : m->shift + m->damping;
   if (!diagonal) m->shift = 0.0;
-  m->on = d;
+  m->damping = d;
   for (int32_t rung = 1; rung < NG_DAMPED_DOUBLE; rung++) {
-    m->on *= 10.0;
-    if (try_again(q, m, scratch)) return rung;
+    m->damping *= 10.0;
+    if (solve_again(q, m, scratch)) return rung;
   }
-  m->on = d;
-  m->in_double = true;
-  return !diagonal && try_again(q, m, scratch) ? NG_DAMPED_DOUBLE : NG_DAMPED_NONE;
+  m->damping = d;
+  m->uses_double = true;
+  return !diagonal && solve_again(q, m, scratch) ? NG_DAMPED_DOUBLE : NG_DAMPED_NONE;
 }
 
 /* ---- refresh ---------------------------------------------------------------------------------*/
 
 /* order[i] <- index of the i-th largest of the numbers rayleigh[3 i]; ties keep their order. Insertion sort, because
  * averages change slowly. Return whether all numbers are finite. */
-static bool sort_descending(int64_t n, const double *rayleigh, int32_t *order) {
+static bool order_descending(int64_t n, const double *rayleigh, int32_t *order) {
   double sum = 0.0;
   for (int32_t i = 0; i < n; i++) {
     int32_t at = i;
@@ -89,22 +91,22 @@ bool ng_matrix_refresh(ng_queue *q, ng_matrix *m, int32_t *order, float *scratch
   void *work = rayleigh + 3 * ng_round16(n);
   ng_sym F = {(float *)(uintptr_t)m->F, n};
   if (m->average_dtype != NG_F32) {
-    ng_on(q)->widen(q, ng_sym_count(n), m->F, m->average_dtype, room);
+    ng_linalg(q)->widen(q, ng_sym_count(n), m->F, m->average_dtype, room);
     F.a = room;
   }
-  ng_on(q)->widen(q, n * n, m->R, m->result_dtype, V);
-  ng_on(q)->mul_right(q, F, n, V, n, FV, n);
-  ng_on(q)->row_sums(q, n, n, FV, n, V, n, rayleigh);
+  ng_linalg(q)->widen(q, n * n, m->R, m->result_dtype, V);
+  ng_linalg(q)->mul_right(q, F, n, V, n, FV, n);
+  ng_linalg(q)->sum_row_products(q, n, n, FV, n, V, n, rayleigh);
   ng_queue_wait(q);
-  if (!sort_descending(n, ng_numbers_read(q, rayleigh), order)) return false;
+  if (!order_descending(n, ng_read_numbers(q, rayleigh), order)) return false;
   for (int64_t i = 0; i < n; i++) {
-    ng_on(q)->copy(q, 1, n, FV + order[i] * n, n, V + i * n, n);
+    ng_linalg(q)->copy_rows(q, 1, n, FV + order[i] * n, n, V + i * n, n);
   }
-  ng_on(q)->qr(q, n, n, V, n, work, &m->info);
-  ng_on(q)->finite(q, n * n, V, NG_F32, &m->finite);
+  ng_linalg(q)->qr(q, n, n, V, n, work, &m->info);
+  ng_linalg(q)->check_finite(q, n * n, V, NG_F32, &m->finite);
   ng_queue_wait(q);
-  if (ng_info_read(q, &m->info) != 0 || ng_info_read(q, &m->finite) == 0) return false;
-  ng_on(q)->narrow(q, n * n, V, m->R, m->result_dtype);
+  if (ng_read_info(q, &m->info) != 0 || ng_read_info(q, &m->finite) == 0) return false;
+  ng_linalg(q)->narrow(q, n * n, V, m->R, m->result_dtype);
   for (int64_t i = 0; i < n; i++) {
     ((float *)m->d)[i] = (float)fmax(0.0, rayleigh[3 * order[i]]);
   }

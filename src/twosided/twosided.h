@@ -14,9 +14,10 @@ typedef struct ng_twosided {
   int64_t groups, rows, cols;      /* rows: of one group */
   ng_matrix *left, *right;         /* L multiplies rows, R multiplies columns */
   int32_t left_count, right_count; /* matrices of one group */
-  ng_spectrum *damping;            /* eigen: on_g (of L), on_a (of R) and on_both of each group */
-  bool is_good;                    /* all results passed their checks; otherwise PD = D (copy: 0) */
-  bool is_double;                  /* D, PD and all results are f64; inverse, eigen */
+  ng_spectrum
+      *damping;   /* eigen: damping_g (of L), damping_a (of R) and damping_both of each group */
+  bool is_good;   /* all results passed their checks; otherwise PD = D (copy: 0) */
+  bool is_double; /* D, PD and all results are f64; inverse, eigen */
 } ng_twosided;
 
 /* Return the number of elements of m->R. */
@@ -31,7 +32,7 @@ static inline int64_t ng_matrix_count(const ng_matrix *m) {
 void ng_matrix_measure(ng_queue *q, ng_matrix *m);
 /* After ng_linalg_ops.solve with shift, on and floor of m, and a wait: return rung 0, or try the other rungs and return
  * the first that succeeds. scratch: ng_matrix_scratch floats. */
-int32_t ng_matrix_climb(ng_queue *q, ng_matrix *m, float *scratch);
+int32_t ng_matrix_retry(ng_queue *q, ng_matrix *m, float *scratch);
 int64_t ng_matrix_scratch(const ng_queue *q, const ng_matrix *m);
 /* Refresh an eigenbasis by one orthogonal iteration. Sort the vectors q_i of R by d_i = q_i' F q_i, the largest first; then
  * R <- Q' of the QR of F Q, d <- the sorted d_i, order[i] <- the old index of vector i. Return false, with R and d
@@ -51,7 +52,7 @@ void ng_twosided_rotate(ng_queue *q, const ng_twosided *t, bool back, const floa
                         float *scratch);
 /* Describe a stored matrix P in the range of e->D: element (r, c) is P[r row_stride + c col_stride], with a map
  * P[r row_stride + map[c]]. */
-void ng_direction_store(ng_direction *e, const float *P, int64_t row_stride, int64_t col_stride,
+void ng_describe_stored(ng_direction *e, const float *P, int64_t row_stride, int64_t col_stride,
                         const int32_t *map);
 
 #endif
