@@ -1,5 +1,6 @@
 /* families.c: see families.h. */
 #include "families.h"
+#include "late.h"
 #include "kernel/kernel.h"
 #include "ranks.h"
 #include "unit_test.h"
@@ -239,8 +240,8 @@ static void check_property(void **state) {
   for (const family *f = families; f < families + FAMILIES; f++) {
     const unsigned promises = f->promises | (f->predict != NULL ? PREDICTED : 0);
     if ((promises & p->promise) != p->promise) continue;
-    for (int32_t i = 0; ng_backend_at(i) != NULL; i++, rows++) {
-      p->check(&(variant){f, ng_backend_at(i)->name});
+    for (int32_t i = 0; test_backend(i) != NULL; i++, rows++) {
+      p->check(&(variant){f, test_backend(i)->name});
     }
   }
   if (rows == 0) fail_msg("no row promises it");

@@ -176,8 +176,11 @@ static void late_solve(ng_queue *q, ng_matrix *const *list, int64_t n, float *sc
     const int64_t count = m->form != NG_FORM_SYMMETRIC   ? 0
                           : m->result == NG_RESULT_EIGEN ? m->n * m->n
                                                          : ng_sym_count(m->n);
-    NAMED(solve, BYTES(m->R, count * ng_dtype_size(m->result_dtype)), INFO(&m->accepted));
+    NAMED(solve, BYTES(m->R, count * ng_dtype_size(m->result_dtype)));
     if (m->d != NULL) BYTES(m->d, m->n * (m->result_dtype == NG_F64 ? 8 : 4));
+  }
+  for (int64_t i = 0; i < n; i++) { /* last: the loop above reads the structs on these pages */
+    INFO(&copy[i]->accepted);
   }
 }
 

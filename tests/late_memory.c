@@ -1,11 +1,13 @@
 /* late_memory.c: see late.h.
  *
  * All memory of a context comes from one reserved range of addresses, each allocation on pages of its own. Pages that
- * an entry writes fault until the wait. A fault inside the written bytes ends the test. After a fault beside them, in
- * another array of the same page, the page is open for one instruction (STEP); elsewhere it stays open until the next
- * entry. */
+ * an entry writes are closed until the wait: an access faults. A fault inside the written bytes ends the test. After a
+ * fault beside them, in another array of the same page, the page is open for one instruction (STEP). After MOST_STEPS
+ * such faults, or without STEP, it stays open until the next entry that writes to it. mprotect is slow, so a page is
+ * closed once, and adjacent pages are opened at once. */
 #include "late.h"
 
+#include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -19,7 +21,12 @@
 #define STEP
 #endif
 
-enum { PAGE = 4096, MOST = 1 << 14 };
+enum {
+  PAGE = 4096,
+  MOST_STEPS = 8,
+  MOST = 1 << 14,
+  RESERVE = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE
+};
 #define RESERVED ((size_t)1 << 36)
 
 typedef struct range {
@@ -30,19 +37,18 @@ typedef struct range {
 
 static range written[MOST];
 static int ranges;
-static atomic_flag busy = ATOMIC_FLAG_INIT;
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static uintptr_t reserved;
+static const void
+    *closed_by[RESERVED / PAGE]; /* the thread that closed each reserved page; NULL: open */
 static atomic_size_t used;
 static struct sigaction before;
 static _Thread_local char thread;
+static _Thread_local int steps;           /* since the last wait */
 static _Thread_local uintptr_t opened[4]; /* pages to be closed after this instruction */
 
-static void lock(void) {
-  while (atomic_flag_test_and_set(&busy)) {
-  }
-}
-
-static void unlock(void) { atomic_flag_clear(&busy); }
+static void lock(void) { pthread_mutex_lock(&mutex); }
+static void unlock(void) { pthread_mutex_unlock(&mutex); }
 
 static bool is_ours(uintptr_t at) { return reserved != 0 && at - reserved < RESERVED; }
 
@@ -50,6 +56,21 @@ static bool is_ours(uintptr_t at) { return reserved != 0 && at - reserved < RESE
 static void protect(uintptr_t from, uintptr_t to, int how) {
   const uintptr_t first = from / PAGE * PAGE;
   if (mprotect((void *)first, (to - first + PAGE - 1) / PAGE * PAGE, how) != 0) abort();
+}
+
+/* Close the open pages of [from, to), or open pages that this thread closed, and the pages after these. */
+static void change(uintptr_t from, uintptr_t to, bool close) {
+  const void *was = close ? NULL : &thread;
+  uintptr_t page = (from - reserved) / PAGE;
+  for (const uintptr_t end = (to - reserved + PAGE - 1) / PAGE; page < end; page++) {
+    const uintptr_t first = page;
+    while (closed_by[page] == was && (page < end || !close)) {
+      closed_by[page++] = close ? &thread : NULL;
+    }
+    if (page > first)
+      protect(reserved + first * PAGE, reserved + page * PAGE,
+              close ? PROT_NONE : PROT_READ | PROT_WRITE);
+  }
 }
 
 /* Return the entry that writes `at`; *beside: some entry writes another byte of the page. */
@@ -72,9 +93,7 @@ enum { TRAP_FLAG = 0x100 };
 static void on_trap(int number, siginfo_t *info, void *context) {
   (void)number, (void)info;
   for (size_t i = 0; i < sizeof opened / sizeof opened[0]; i++) {
-    bool beside = false;
-    if (opened[i] != 0) (void)find(opened[i], &beside);
-    if (beside) protect(opened[i], opened[i] + PAGE, PROT_NONE);
+    if (opened[i] != 0) protect(opened[i], opened[i] + PAGE, PROT_NONE);
     opened[i] = 0;
   }
   ((ucontext_t *)context)->uc_mcontext.gregs[REG_EFL] &= ~TRAP_FLAG;
@@ -84,13 +103,17 @@ static void on_trap(int number, siginfo_t *info, void *context) {
 static void open_page(uintptr_t page, void *context) {
   protect(page, page + PAGE, PROT_READ | PROT_WRITE);
 #if defined(STEP)
-  size_t i = 0;
-  while (i < 3 && opened[i] != 0) {
-    i++;
+  if (steps++ < MOST_STEPS) {
+    size_t i = 0;
+    while (i < 3 && opened[i] != 0) {
+      i++;
+    }
+    opened[i] = page;
+    ((ucontext_t *)context)->uc_mcontext.gregs[REG_EFL] |= TRAP_FLAG;
+    return;
   }
-  opened[i] = page;
-  ((ucontext_t *)context)->uc_mcontext.gregs[REG_EFL] |= TRAP_FLAG;
 #endif
+  closed_by[(page - reserved) / PAGE] = NULL;
 }
 
 static void on_fault(int number, siginfo_t *info, void *context) {
@@ -119,7 +142,7 @@ void late_forbid(const char *entry, const void *at, int64_t bytes) {
   if (ranges == MOST) abort();
   written[ranges++] = (range){from, from + (uintptr_t)bytes, entry, &thread};
   unlock();
-  protect(from, from + (uintptr_t)bytes, PROT_NONE);
+  change(from, from + (uintptr_t)bytes, true);
 }
 
 void late_allow(void) {
@@ -127,13 +150,14 @@ void late_allow(void) {
   int left = 0;
   for (int i = 0; i < ranges; i++) {
     if (written[i].thread == &thread) {
-      protect(written[i].from, written[i].to, PROT_READ | PROT_WRITE);
+      change(written[i].from, written[i].to, false);
     } else {
       written[left++] = written[i];
     }
   }
   ranges = left;
   unlock();
+  steps = 0;
 }
 
 /* ---- the allocator ---------------------------------------------------------------------------*/
@@ -142,24 +166,21 @@ void *late_alloc(void *user, size_t bytes) {
   (void)user;
   lock();
   if (reserved == 0) {
-    void *all = mmap(NULL, RESERVED, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void *all = mmap(NULL, RESERVED, PROT_READ | PROT_WRITE, RESERVE, -1, 0);
     if (all == MAP_FAILED) abort();
     reserved = (uintptr_t)all;
   }
   unlock();
   const size_t size = (bytes + PAGE - 1) / PAGE * PAGE, at = atomic_fetch_add(&used, size);
-  if (at + size > RESERVED) return NULL;
-  protect(reserved + at, reserved + at + size, PROT_READ | PROT_WRITE);
-  return (void *)(reserved + at);
+  return at + size > RESERVED ? NULL : (void *)(reserved + at);
 }
 
-/* Freed memory faults, too. */
+/* Freed memory faults, too; mmap also frees its pages. */
 void late_free(void *user, void *at, size_t bytes) {
   (void)user;
   const size_t size = (bytes + PAGE - 1) / PAGE * PAGE;
   if (at == NULL) return;
-  (void)madvise(at, size, MADV_DONTNEED);
-  protect((uintptr_t)at, (uintptr_t)at + size, PROT_NONE);
+  if (mmap(at, size, PROT_NONE, RESERVE | MAP_FIXED, -1, 0) == MAP_FAILED) abort();
 }
 
 /* cmocka sets its own handler before each test, so set this one again. */

@@ -228,7 +228,8 @@ void ng_count_rung(ng_precond *p, int32_t rung);
 int32_t
 ng_rung_from_float(float says); /* convert a received or loaded rung; out of range: NG_RUNG_PLAIN */
 
-/* What the queue writes for `read_sums` about the gradient D and PD. */
+/* What the queue writes for `read_sums` about the gradient D and PD: an object of its own, because the host reads the
+ * state of the block meanwhile. */
 typedef struct ng_direction_sums {
   double total[3]; /* <PD, D>, |D|^2, |PD|^2 */
   int32_t finite;  /* 0: a value of D is not finite */

@@ -199,8 +199,9 @@ static ng_status create_state(ng_block *b) {
   k->both.right_count = k->right->group_parts;
   b->matrices = k->left->parts + k->right->parts;
   k->both.damping = ng_object(b->p, (size_t)k->groups * sizeof *k->both.damping);
+  k->sums = ng_object(b->p, sizeof *k->sums);
   describe_block(b);
-  return k->both.damping == NULL ? NG_ERR_NOMEM : NG_OK;
+  return ng_objects_status(b->p);
 }
 
 static bool accepts_entry(const ng_settings *o, const ng_entry *e) {

@@ -58,7 +58,7 @@ typedef struct ng_kron {
   bool is_eigen;
   bool is_product; /* solver = product: R is the average, and `direction` is H = G D A */
   double lambda;   /* eigen-prediv: the damping of the last solve */
-  ng_direction_sums sums;
+  ng_direction_sums *sums;
 } ng_kron;
 
 static inline ng_kron *ng_kron_of(const ng_block *b) { return b->state; }

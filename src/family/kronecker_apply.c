@@ -43,8 +43,8 @@ static void read_rows(const ng_block *b, int64_t row, int64_t rows, void *D) {
                      .to_row = k->p,
                      .to_col = 1,
                      .map = k->offsets > 1 ? k->unmap : NULL,
-                     .finite = &k->sums.finite},
-                    {.to_col = k->p, .finite = &k->sums.finite}};
+                     .finite = &k->sums->finite},
+                    {.to_col = k->p, .finite = &k->sums->finite}};
   for (int i = 0; i < 2; i++) {
     const int64_t at = i == 0 ? 0 : k->p - 1;
     if (k->is_double) list[i].to_double = (double *)D + at;
@@ -63,24 +63,24 @@ void ng_kron_precondition(ng_block *b) {
   double *sums = (double *)(void *)(D + D_floats(k, most));
   float *scratch = (float *)(void *)sums + ng_round16(6 * most);
   ng_kron_set_damping(b);
-  k->sums = (ng_direction_sums){.finite = 1};
+  *k->sums = (ng_direction_sums){.finite = 1};
   for (int64_t row = 0; row < k->outputs; row += most) {
     const int64_t rows = ng_min64(most, k->outputs - row);
     float *out = b->direction + row * k->p * (k->is_double ? 2 : 1);
     read_rows(b, row, rows, D);
     ng_twosided_apply(q, &k->both, row, rows, D, out, scratch);
     if (k->is_double) {
-      ng_linalg(q)->add_sums64(q, rows * k->p, (void *)out, (void *)D, k->sums.total);
+      ng_linalg(q)->add_sums64(q, rows * k->p, (void *)out, (void *)D, k->sums->total);
     } else {
       ng_linalg(q)->sum_row_products(q, rows, k->p, out, k->p, D, k->p, sums);
-      ng_linalg(q)->add_rows_of_sums(q, rows, sums, k->sums.total);
+      ng_linalg(q)->add_rows_of_sums(q, rows, sums, k->sums->total);
     }
   }
 }
 
 ng_status ng_kron_read_sums(ng_block *b) {
   const ng_kron *k = ng_kron_of(b);
-  return ng_block_read_sums(b, &k->sums, ng_kron_direction_floats(k));
+  return ng_block_read_sums(b, k->sums, ng_kron_direction_floats(k));
 }
 
 /* The gradient of the bias is one row whose columns are the outputs; in `direction` the bias is the last column. */

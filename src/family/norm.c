@@ -36,6 +36,8 @@ static ng_status create_state(ng_block *b) {
   ng_norm *k = ng_object(b->p, sizeof *k);
   if (k == NULL) return NG_ERR_NOMEM;
   b->state = k;
+  k->sums = ng_object(b->p, sizeof *k->sums);
+  if (k->sums == NULL) return NG_ERR_NOMEM;
   k->layer = (ng_norm_layer){.kind = d->norm_kind,
                              .input = d->norm_input,
                              .eps = d->norm_eps,
@@ -216,12 +218,12 @@ static void precondition(ng_block *b) {
   float *D = ng_scratch(b), *scratch = D + ng_round16(k->width);
   double *sums = (double *)(void *)scratch;
   ng_read list[2];
-  k->sums = (ng_direction_sums){.finite = 1};
+  *k->sums = (ng_direction_sums){.finite = 1};
   for (int32_t i = 0; i < b->segments; i++) {
     list[i] = (ng_read){.D = {&b->segment[i].slot->grad, 0, 1, 0, k->layer.channels},
                         .to = D + i * k->layer.channels,
                         .to_col = 1,
-                        .finite = &k->sums.finite};
+                        .finite = &k->sums->finite};
   }
   ng_kernels(q)->read_gradients(q, list, b->segments);
   if (k->is_full) {
@@ -230,7 +232,7 @@ static void precondition(ng_block *b) {
     precondition_units(b, D);
   }
   ng_linalg(q)->sum_row_products(q, k->width, 1, b->direction, 1, D, 1, sums);
-  ng_linalg(q)->add_rows_of_sums(q, k->width, sums, k->sums.total);
+  ng_linalg(q)->add_rows_of_sums(q, k->width, sums, k->sums->total);
 }
 
 /* Unit: `direction`, which is D, <- PD. */
@@ -248,7 +250,7 @@ static void measure_units(ng_block *b) {
 
 static ng_status read_sums(ng_block *b) {
   ng_norm *k = ng_norm_of_block(b);
-  const ng_status st = ng_block_read_sums(b, &k->sums, k->width);
+  const ng_status st = ng_block_read_sums(b, k->sums, k->width);
   k->rung = 0;
   if (st != NG_OK || k->is_full) return st;
   if (k->solves_units) measure_units(b);

@@ -33,7 +33,7 @@ typedef struct ng_norm {
   float *solve_info;   /* full: [NG_NORM_INFO_COUNT], which the owner sends with the inverse R */
   ng_matrix side[2];   /* full: F with its damped inverse on the left, nothing on the right */
   ng_twosided both;
-  ng_direction_sums sums;
+  ng_direction_sums *sums;
 } ng_norm;
 
 static inline ng_norm *ng_norm_of_block(const ng_block *b) { return b->state; }
