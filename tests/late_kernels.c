@@ -63,6 +63,21 @@ static void wrote_sum_patches(const ng_box *b, int64_t n) {
     DOUBLES(b->out, b->conv.channels * ng_conv_taps(&b->conv));
   }
 }
+static void wrote_sum_squares(const ng_squares *s, int64_t n) {
+  for (const ng_squares *stop = s + n; s < stop; s++) {
+    DOUBLES(s->out, s->x.columns);
+  }
+}
+static void wrote_count_tokens(const ng_tokens *t, int64_t n) {
+  for (const ng_tokens *stop = t + n; t < stop; t++) {
+    DOUBLES(t->count, t->vocabulary + 1);
+  }
+}
+static void wrote_accumulate(const ng_accumulation *a, int64_t n) {
+  for (const ng_accumulation *stop = a + n; a < stop; a++) {
+    BYTES(a->S, ((a->count - 1) * a->stride + 1) * ng_dtype_size(a->dtype));
+  }
+}
 static void wrote_sum_norm_squares(const ng_norm_sum *k, int64_t n) {
   for (const ng_norm_sum *stop = k + n; k < stop; k++) {
     DOUBLES(k->X, ng_norm_width(&k->layer));
@@ -220,21 +235,20 @@ static void late_count_ratios(ng_queue *q, const ng_direction *e, const ng_weigh
   CALL(count_ratios, .n = n, .list = copy_of(e, n, sizeof *e), .second = copy_of(s, n, sizeof *s),
        .ratios = *r);
 }
-LIST(add_row_grams, ng_gram, float)
-LIST(add_conv_grams, ng_gram, float)
-LIST(sum_patches, ng_box, double)
-ENTRY(sum_squares, x->list, x->n)
-static void late_sum_squares(ng_queue *q, const ng_squares *s, int64_t n) {
-  CALL(sum_squares, .n = n, .list = copy_of(s, n, sizeof *s));
-}
-LIST(sum_norm_squares, ng_norm_sum, void)
-LIST(add_norm_grams, ng_norm_sum, void)
 #define LIST_ALONE(e, T)                                                                           \
   ENTRY(e, x->list, x->n)                                                                          \
   static void late_##e(ng_queue *q, const T *list, int64_t n) {                                    \
     CALL(e, .n = n, .list = copy_of(list, n, sizeof *list));                                       \
     NAMED(e, wrote_##e(list, n));                                                                  \
   }
+LIST(add_row_grams, ng_gram, float)
+LIST(add_conv_grams, ng_gram, float)
+LIST(sum_patches, ng_box, double)
+LIST_ALONE(sum_squares, ng_squares)
+LIST_ALONE(count_tokens, ng_tokens)
+LIST_ALONE(accumulate, ng_accumulation)
+LIST(sum_norm_squares, ng_norm_sum, void)
+LIST(add_norm_grams, ng_norm_sum, void)
 /* The caller may change lists of the host (flat.h) when the entry has returned. */
 static void *copy_to(char **at, const void *list, int64_t n, size_t size) {
   void *copy = *at;
@@ -320,6 +334,8 @@ const ng_kernel_ops late_kernels = {
     .add_conv_grams = late_add_conv_grams,
     .sum_patches = late_sum_patches,
     .sum_squares = late_sum_squares,
+    .count_tokens = late_count_tokens,
+    .accumulate = late_accumulate,
     .sum_norm_squares = late_sum_norm_squares,
     .add_norm_grams = late_add_norm_grams,
     .run_flat_passes = late_run_flat_passes,

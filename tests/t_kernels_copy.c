@@ -1,7 +1,8 @@
-/* t_kernels_copy.c: conformance of the entries of copy.c: `cpu` and `ref`, with one and three pieces, give exactly the
- * expected elements, for every dtype and layout, and write nothing else. */
+/* t_kernels_copy.c: conformance of the entries of copy.c, change.c and accumulate.c: every backend, with one and three
+ * pieces, gives exactly the expected elements, for every dtype and layout, and writes nothing else. */
 #include "unit_test.h"
 
+#include <math.h>
 #include <string.h>
 
 #include "draw.h"
@@ -153,11 +154,83 @@ static void test_change(void **state) {
   }
 }
 
+/* Tokens of both dtypes in any strides, some uncounted, the last token invalid in every second round. */
+static void test_count_tokens(void **state) {
+  enum { N = 6, S = 5, TAKE = 4, VOCABULARY = 7 };
+  rng r = {test_seed() + 1};
+  for (int round = 0; round < test_repetitions(ROUNDS); round++) {
+    int32_t narrow[2 * N * S];
+    int64_t wide[2 * N * S];
+    double count[VOCABULARY + 1], want[VOCABULARY + 1] = {0};
+    const bool is_wide = round % 2 == 0, is_bad = round % 4 < 2, turned = round % 8 < 4;
+    const ng_view v = {.data = is_wide ? (void *)wide : (void *)narrow,
+                       .dtype = is_wide ? NG_I64 : NG_I32,
+                       .samples = N,
+                       .positions = S,
+                       .columns = 1,
+                       .sample_stride = turned ? 1 : 2 * S,
+                       .position_stride = turned ? N : 2};
+    for (int64_t i = 0; i < N * S; i++) {
+      const int64_t at = ng_view_offset(&v, i / S, i % S);
+      int64_t k = rng_below(&r, VOCABULARY + 1) - 1;
+      if (k < 0) k = NG_NO_TOKEN;
+      if (is_bad && i >= N * S - 2) k = i % 2 == 0 ? VOCABULARY : -7;
+      narrow[at] = (int32_t)(wide[at] = k);
+      if (k >= 0 && k < VOCABULARY && i < TAKE * S) want[k]++;
+    }
+    const ng_tokens t = {v, TAKE, VOCABULARY, count};
+    EACH_QUEUE(q) {
+      ng_kernels(&q)->count_tokens(&q, &t, 1);
+      ng_queue_wait(&q);
+      assert_true(isnan(count[0]) == is_bad);
+      if (is_bad) assert_true(count[VOCABULARY] == N * S - 2);
+      if (!is_bad) assert_memory_equal(count, want, VOCABULARY * sizeof *want);
+    }
+  }
+}
+
+static void test_accumulate(void **state) {
+  enum { N = 40, MORE = 2, STRIDE = 3 };
+  rng r = {test_seed() + 2};
+  for (int round = 0; round < test_repetitions(ROUNDS); round++) {
+    float narrow[STRIDE * (N + MORE)], was[STRIDE * (N + MORE)];
+    double wide[STRIDE * (N + MORE)], x[N];
+    const bool is_bad = round % 4 == 3, is_wide = round % 2 == 0;
+    for (int i = 0; i < N; i++)
+      x[i] = rng_value(&r);
+    if (is_bad) x[0] = (double)NAN;
+    for (int i = 0; i < STRIDE * (N + MORE); i++)
+      was[i] = (float)rng_value(&r);
+    const int stride = round % 3 == 0 ? 1 : STRIDE;
+    const ng_accumulation a = {x,
+                               N,
+                               N + MORE,
+                               stride,
+                               is_wide ? (void *)wide : (void *)narrow,
+                               is_wide ? NG_F64 : NG_F32,
+                               0.3,
+                               1.7,
+                               0.9};
+    EACH_QUEUE(q) {
+      for (int i = 0; i < STRIDE * (N + MORE); i++)
+        wide[i] = (double)(narrow[i] = was[i]);
+      ng_kernels(&q)->accumulate(&q, &a, 1);
+      ng_queue_wait(&q);
+      for (int i = 0; i < STRIDE * (N + MORE); i++) {
+        const bool hit = !is_bad && i % stride == 0 && i / stride < N + MORE;
+        const double fresh = i / stride < N ? 1.7 * x[i / stride < N ? i / stride : 0] : 0.9;
+        const double want = hit ? 0.3 * (double)was[i] + fresh : (double)was[i];
+        assert_true(is_wide ? wide[i] == want : narrow[i] == (float)want);
+      }
+    }
+  }
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_copy),
-      cmocka_unit_test(test_wire),
-      cmocka_unit_test(test_change),
+      cmocka_unit_test(test_copy),       cmocka_unit_test(test_wire),
+      cmocka_unit_test(test_change),     cmocka_unit_test(test_count_tokens),
+      cmocka_unit_test(test_accumulate),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

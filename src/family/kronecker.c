@@ -269,12 +269,13 @@ static ng_status declare_statistics(ng_block *b) {
 }
 
 /* Return floats. Part 0 is the widest part; only a last part with the bias may have one row more, hence the + 1.
- * Tokens are counted in an int32 each, as large as a float. */
+ * Tokens are counted in doubles. */
 static int64_t observation_floats(const ng_block *b, const ng_conv *conv) {
   const ng_kron *k = ng_kron_of(b);
   const ng_part *a = &k->side[NG_SIDE_A].part[0], *g = &k->side[NG_SIDE_G].part[0];
   const int64_t n[2] = {k->side[NG_SIDE_A].matrix->n, k->side[NG_SIDE_G].matrix->n};
-  if (b->entry->d.kind == NG_EMBEDDING) return ng_max64(n[0], ng_gram_rows_scratch(n[1] + 1));
+  if (b->entry->d.kind == NG_EMBEDDING)
+    return ng_max64(ng_times(2, n[0] + 1), ng_gram_rows_scratch(n[1] + 1));
   if (b->entry->d.kind == NG_LINEAR) return ng_gram_rows_scratch(ng_max64(n[0], n[1]) + 1);
   if (conv->height == 0) return 0; /* undeclared size: the first observation allocates */
   return ng_gram_conv_scratch(b->ctx->queue, conv, a->hi - a->lo, g->hi - g->lo);

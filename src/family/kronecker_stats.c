@@ -95,58 +95,38 @@ static bool is_diagonal_factor(const ng_obs *o, const ng_side *side) {
 static void add_diagonal(ng_block *b, const ng_obs *o, const ng_side *side, call_scale c) {
   ng_queue *q = b->ctx->queue;
   const ng_stat *s = side->stat;
-  double *sum = ng_scratch(b);
-  const ng_squares squares = {.x = o->view, .samples = s->samples, .reduce = c.reduce, .out = sum};
+  double *x = ng_scratch(b);
+  const ng_squares squares = {.x = o->view, .samples = s->samples, .reduce = c.reduce, .out = x};
+  const double alpha = c.alpha * s->mix.fresh;
+  const ng_dtype t = s->sum_dtype;
+  const ng_accumulation add = {
+      .x = x,
+      .n = side->parts,
+      .count = side->parts,
+      .stride = ((char *)s->part[1].sum - (char *)s->part->sum) / ng_dtype_size(t),
+      .S = s->part->sum,
+      .dtype = t,
+      .old = 1.0,
+      .fresh = t == NG_F64 ? alpha : (double)(float)alpha}; /* as ng_gram.alpha */
   ng_kernels(q)->sum_squares(q, &squares, 1);
-  ng_queue_wait(q); /* also for ng_stat_scale_old, which the caller has enqueued */
-  for (int32_t i = 0; i < side->parts; i++) {
-    const double alpha = c.alpha * s->mix.fresh;
-    if (ng_stat_is_double(s)) {
-      *(double *)s->part[i].sum += alpha * sum[i];
-      continue;
-    }
-    float *to = s->part[i].sum;
-    *to = (float)((double)*to + (double)(float)alpha * sum[i]);
-  }
+  ng_kernels(q)->accumulate(q, &add, 1);
+  ng_queue_wait(q); /* the caller may change the array */
 }
 
-/* Count each token of the first `take` samples. Return -1, or the index (sample * positions + position) of the first
- * invalid token of any sample. */
-static int64_t count_tokens(const ng_view *v, int64_t take, int64_t vocabulary, int32_t *count) {
-  memset(count, 0, (size_t)vocabulary * sizeof *count);
-  for (int64_t n = 0; n < v->samples; n++) {
-    for (int64_t s = 0; s < v->positions; s++) {
-      const void *at = ng_view_at(v, n, s, 0);
-      const int64_t t = v->dtype == NG_I32 ? *(const int32_t *)at : *(const int64_t *)at;
-      if (t == NG_NO_TOKEN) continue;
-      if (t < 0 || t >= vocabulary) return n * v->positions + s;
-      if (n < take) count[t]++;
-    }
-  }
-  return -1;
-}
-
-/* Add to A of an embedding. Tokens are first counted as integers: adding 1 to a large f32 sum may change nothing. */
+/* Add to A of an embedding. */
 static ng_status add_tokens(ng_block *b, const ng_obs *o, const ng_side *side, double alpha) {
   const ng_stat *s = side->stat;
   const int64_t vocabulary = side->matrix->n;
-  int32_t *count = ng_scratch(b);
-  const int64_t at = count_tokens(&o->view, s->samples, vocabulary, count);
-  if (at >= 0) {
-    const void *x = ng_view_at(&o->view, at / o->positions, at % o->positions, 0);
-    return ng_fail(b->ctx, NG_ERR_ARG,
-                   "layer '%s': token %lld of sample %lld is %lld, expected 0 to %lld", b->name,
-                   (long long)(at % o->positions), (long long)(at / o->positions),
-                   (long long)(o->view.dtype == NG_I32 ? *(const int32_t *)x : *(const int64_t *)x),
-                   (long long)vocabulary - 1);
-  }
-  ng_stat_scale_old(b->ctx->queue, s);
-  ng_queue_wait(b->ctx->queue);
-  float *sum = s->part->sum;
-  for (int64_t v = 0; v < vocabulary; v++) {
-    if (count[v] != 0) sum[v] = (float)((double)sum[v] + alpha * s->mix.fresh * (double)count[v]);
-  }
-  return NG_OK;
+  double *count = ng_scratch(b);
+  const ng_tokens tokens = {o->view, s->samples, vocabulary, count};
+  ng_kernels(b->ctx->queue)->count_tokens(b->ctx->queue, &tokens, 1);
+  const double c = alpha * s->mix.fresh;
+  if (ng_stat_add(b->ctx->queue, s, count, vocabulary, c, 0.0) == NG_OK) return NG_OK;
+  const int64_t at = (int64_t)count[vocabulary];
+  return ng_fail(b->ctx, NG_ERR_ARG,
+                 "layer '%s': token %lld of sample %lld is %lld, expected 0 to %lld", b->name,
+                 (long long)(at % o->positions), (long long)(at / o->positions),
+                 (long long)ng_token_at(&o->view, at), (long long)vocabulary - 1);
 }
 
 ng_status ng_kron_observe(ng_block *b, const ng_obs *o) {

@@ -6,8 +6,6 @@
  * of the micro-batch for a mean loss, 1 for a sum. stat_scale has no effect on norm blocks. */
 #include "family/norm.h"
 
-#include <math.h>
-
 /* The scratch contains X, then the scratch of the kernel. Return the number of doubles of X; a full block has no X. */
 static int64_t count_of_x(const ng_block *b) {
   return ng_norm_of_block(b)->is_full ? 0 : ng_round16(3 * ng_norm_of_block(b)->layer.channels);
@@ -58,19 +56,11 @@ static ng_status find_input(const ng_block *b, const ng_obs *o, ng_view *x) {
 /* S <- old S + alpha X. NG_SKIPPED: an input is not finite. */
 static ng_status add_units(ng_block *b, ng_norm_sum *k, void *scratch) {
   ng_queue *q = b->ctx->queue;
-  const ng_stat *s = b->stat;
-  const int64_t n = s->part->cols;
+  const int64_t n = b->stat->part->cols;
   k->products = n > ng_norm_width(&k->layer);
   k->X = ng_scratch(b);
   ng_kernels(q)->sum_norm_squares(q, k, 1, scratch);
-  ng_queue_wait(q);
-  const double *X = ng_read_numbers(q, k->X);
-  if (isnan(X[0])) return NG_SKIPPED;
-  float *sum = s->part->sum;
-  for (int64_t i = 0; i < n; i++) {
-    sum[i] = (float)(s->mix.old * (double)sum[i] + k->alpha * X[i]);
-  }
-  return NG_OK;
+  return ng_stat_add(q, b->stat, k->X, n, k->alpha, 0.0);
 }
 
 /* x and g are finite: the engine has scanned them, because a full block solves. */

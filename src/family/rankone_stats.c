@@ -55,16 +55,8 @@ ng_status ng_rankone_observe(ng_block *b, const ng_obs *o) {
   const ng_box box = {
       .x = o->view, .samples = s->samples, .conv = ng_obs_conv(&m->conv, o), .out = room};
   ng_kernels(q)->sum_patches(q, &box, 1, room + ng_round16(m->length));
-  ng_queue_wait(q);
-  const double *out = ng_read_numbers(q, room);
-  if (isnan(out[0])) return NG_SKIPPED;
   const int64_t n = box.conv.channels * ng_conv_taps(&box.conv);
   const double scale = s->mix.fresh * observation_scale(b, o);
   const double mean = scale / ((double)s->samples * (double)o->positions);
-  float *sum = s->part->sum;
-  for (int64_t i = 0; i < m->length; i++) {
-    const double fresh = i < n ? mean * out[i] : scale; /* the input of the bias is 1 */
-    sum[i] = (float)(s->mix.old * (double)sum[i] + fresh);
-  }
-  return NG_OK;
+  return ng_stat_add(q, s, room, n, mean, scale); /* the input of the bias is 1 */
 }

@@ -8,6 +8,8 @@
 void ng_shared_find_largest(ng_queue *q, const ng_strided *a, int64_t n, double *out);
 void ng_shared_check_finite(ng_queue *q, const ng_region *a, int64_t n, int32_t *out);
 void ng_shared_read_gradients(ng_queue *q, const ng_read *r, int64_t n);
+void ng_shared_count_tokens(ng_queue *q, const ng_tokens *t, int64_t n);
+void ng_shared_accumulate(ng_queue *q, const ng_accumulation *a, int64_t n);
 void ng_shared_pack_largest(ng_queue *q, const ng_largest_pack *p, int64_t n);
 void ng_shared_copy_arrays(ng_queue *q, const ng_copy *c, int64_t n);
 void ng_shared_convert_for_wire(ng_queue *q, const ng_wire_conversion *w, int64_t n);

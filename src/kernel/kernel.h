@@ -184,11 +184,13 @@ typedef struct ng_kernel_ops {
                        const ng_ratios *r);
   /* Sums over observed arrays (observed.h); scratch is large enough for the largest descriptor of the list.
    * gram_rows.c, gram_conv.c: add Gram matrices of rows, or of patches of images (add_conv_grams). box.c: sums of patches.
-   * squares.c: sums of squares of columns. */
+   * squares.c: sums of squares of columns. accumulate.c: counts of tokens; add vectors to sums. */
   void (*add_row_grams)(ng_queue *q, const ng_gram *g, int64_t n, float *scratch);
   void (*add_conv_grams)(ng_queue *q, const ng_gram *g, int64_t n, float *scratch);
   void (*sum_patches)(ng_queue *q, const ng_box *b, int64_t n, double *scratch);
   void (*sum_squares)(ng_queue *q, const ng_squares *s, int64_t n);
+  void (*count_tokens)(ng_queue *q, const ng_tokens *t, int64_t n);
+  void (*accumulate)(ng_queue *q, const ng_accumulation *a, int64_t n);
   /* norm_sums.c: sums over samples of the squares and products of the gradients of gamma and beta of norm layers. */
   void (*sum_norm_squares)(ng_queue *q, const ng_norm_sum *k, int64_t n, void *scratch);
   /* norm_sums.c: add the Gram matrices of these gradients. */

@@ -78,7 +78,7 @@ int64_t ng_gram_rows_scratch(int64_t columns);
  * gradients of at most `out` channels. */
 int64_t ng_gram_conv_scratch(const ng_queue *q, const ng_conv *conv, int64_t in, int64_t out);
 
-/* ---- sums: box.c, squares.c ------------------------------------------------------------------*/
+/* ---- sums: box.c, squares.c, accumulate.c ----------------------------------------------------*/
 
 /* out [channels][kernel offsets]: for channel c and offset (i, k), the sum over the first `samples` samples and all
  * output positions (u, v) of pixel (u stride + i dilation - padding, v stride + k dilation - padding). Pixels outside
@@ -100,6 +100,29 @@ typedef struct ng_squares {
   int reduce;
   double *out;
 } ng_squares;
+
+/* accumulate.c: count[v] <- how often token v occurs in the first `samples` samples; NG_NO_TOKEN is not counted. If a token
+ * of any sample is invalid, count[0] <- NaN, count[vocabulary] <- the index (sample * positions + position) of the first. */
+typedef struct ng_tokens {
+  ng_view x; /* i32 or i64, one column */
+  int64_t samples, vocabulary;
+  double *count; /* [vocabulary + 1] */
+} ng_tokens;
+
+static inline int64_t ng_token_at(const ng_view *v, int64_t i) {
+  const void *x = ng_view_at(v, i / v->positions, i % v->positions, 0);
+  return v->dtype == NG_I32 ? *(const int32_t *)x : *(const int64_t *)x;
+}
+
+/* accumulate.c: S[i stride] <- old S[i stride] + fresh x[i] for i < n, + rest for n <= i < count; in double, then rounded
+ * to the dtype. If x[0] is NaN, S does not change. */
+typedef struct ng_accumulation {
+  const double *x;
+  int64_t n, count, stride;
+  void *S;
+  ng_dtype dtype; /* f32 or f64 */
+  double old, fresh, rest;
+} ng_accumulation;
 
 /* ---- norm layers: norm_sums.c, norm_products.c -----------------------------------------------*/
 

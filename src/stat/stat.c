@@ -88,6 +88,15 @@ static void scale_sums(ng_queue *q, const ng_stat *s, double by) {
 
 void ng_stat_scale_old(ng_queue *q, const ng_stat *s) { scale_sums(q, s, s->mix.old); }
 
+ng_status ng_stat_add(ng_queue *q, const ng_stat *s, const double *x, int64_t n, double c,
+                      double rest) {
+  const int64_t count = ng_stat_part_count(s, s->part);
+  ng_kernels(q)->accumulate(
+      q, &(ng_accumulation){x, n, count, 1, s->part->sum, s->sum_dtype, s->mix.old, c, rest}, 1);
+  ng_queue_wait(q); /* the caller may change the observed array */
+  return isnan(*ng_read_numbers(q, x)) ? NG_SKIPPED : NG_OK;
+}
+
 /* Called after the observation was added, so that a refused observation has no weight. */
 void ng_stat_count_samples(ng_stat *s) {
   if (!s->rule.averaged) {

@@ -9,7 +9,7 @@
  * the step; F: running average; w, keep: weights of this rank's samples and of the old average. Functions in their order:
  *
  *     ng_stat_prepare               compute the weights old and fresh of an observation
- *     (the family)                  S <- old S + fresh X
+ *     (the family)                  S <- old S + fresh X, of a vector by ng_stat_add
  *     ng_stat_count_samples         add the samples to w
  *     ng_stat_weights, _set_totals  sum w and w keep over ranks
  *     ng_stat_to_wire               S <- own S, then S is summed over ranks (step/sums.c)
@@ -149,6 +149,10 @@ void ng_stat_init(ng_stat *s);
  * itself; then the caller calls ng_stat_count_samples. */
 void ng_stat_prepare(ng_stat *s, int64_t samples, int64_t first, int64_t whole);
 void ng_stat_scale_old(ng_queue *q, const ng_stat *s); /* S <- mix.old S */
+/* The sum is one vector S: S[i] <- mix.old S[i] + c x[i] for i < n, + rest for other i; then wait. x: results of the queue.
+ * If x[0] is NaN, return NG_SKIPPED, and S does not change. */
+ng_status ng_stat_add(ng_queue *q, const ng_stat *s, const double *x, int64_t n, double c,
+                      double rest);
 void ng_stat_count_samples(ng_stat *s);
 void ng_stat_skip_observation(ng_queue *q,
                               ng_stat *s); /* for an observation without a sample on this rank */
