@@ -693,7 +693,7 @@ typedef struct ng_station_report {
   int64_t last_bytes, total_bytes;       /* bytes of this rank's collectives */
   int64_t last_messages, total_messages; /* number of these collectives */
   double last_wait_ms, total_wait_ms;    /* time in which this rank only waited for them */
-  int64_t last_waits;                    /* see ng_report.waits */
+  int64_t last_waits; /* times that the host waited for queued work, as in ng_report.waits */
 } ng_station_report;
 
 typedef struct ng_layer_report {

@@ -53,6 +53,7 @@ static void *take_block(size_t bytes, size_t align) {
   return p;
 }
 
+/* The C library's allocator, replaced: all blocks lie in the region that the GPU can access. */
 void *malloc(size_t n) { return take_block(n, HEADER); }
 void free(void *p) {
   if (p == NULL || header_of(p)->class == KEPT) return;

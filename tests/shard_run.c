@@ -70,7 +70,7 @@ typedef struct rank_run {
   float grad[LAYERS][MOST_WEIGHTS], weight[LAYERS][MOST_WEIGHTS];
 } rank_run;
 
-static bool is_whole(const rank_run *run) {
+static bool has_whole_layers(const rank_run *run) {
   return run->x->whole || (run->x->unsharded >> run->rank & 1) != 0;
 }
 
@@ -80,7 +80,7 @@ static ng_status add_shard(rank_run *run, int i) {
   d.bias = (int32_t)has_bias(run->x, i);
   d.positions = layer[i].positions;
   d.order = run->x->rows_first ? NG_SAMPLES_FIRST : NG_POSITIONS_FIRST;
-  d.shard_axis = is_whole(run) ? -1 : layer[i].axis;
+  d.shard_axis = has_whole_layers(run) ? -1 : layer[i].axis;
   ng_status st = ng_add_layer(run->f.p, &d, &run->index[i]);
   plane g = plane_of(run->grad[i], p.out, p.in, NG_F32),
         w = plane_of(run->weight[i], p.out, p.in, NG_F32);
@@ -172,7 +172,7 @@ static ng_status run_steps(rank_run *run, ng_transport *world) {
   const ng_transport with[2] = {tap_transport(&t[0], NO_START), tap_transport(&t[1], NO_START)};
   ng_context_config c = allocator_config(&run->memory);
   c.threads = 1;
-  c.model_group = is_whole(run) ? NULL : taps ? &with[1] : &run->model;
+  c.model_group = has_whole_layers(run) ? NULL : taps ? &with[1] : &run->model;
   char options[256];
   (void)snprintf(options, sizeof options, "%.*s", (int)strcspn(x->options, "|"), x->options);
   st = fixture_open(&run->f, options,

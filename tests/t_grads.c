@@ -246,8 +246,8 @@ static void a_diverging_rank_ends_all_ranks(void **state) {
       assert_int_equal(st, NG_OK);
       for (int r = 0; r < RANKS; r++) {
         if (l.rc[r] != CLI_OK || !l.diverged[r] || l.steps[r] != l.steps[0])
-          fail_msg("%s, sample %d: rank %d: %d, diverged %d, %d steps: %s", method[m], (int)sample,
-                   r, l.rc[r], (int)l.diverged[r], (int)l.steps[r], words);
+          fail_msg("%s, sample %d: rank %d: status %d, diverged %d, %d steps: %s", method[m],
+                   (int)sample, r, l.rc[r], (int)l.diverged[r], (int)l.steps[r], words);
       }
       end_runs(&l);
     }

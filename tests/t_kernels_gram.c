@@ -195,7 +195,7 @@ static void sums_match(ng_queue *q, const picture *g, const ng_view *x) {
     for (int64_t i = n; i < n + c.channels; i++) {
       const double tolerance = g->reduce == 1 ? (double)(2 * (4 + g->take)) * 0x1p-53 : 0;
       if (!(fabs(out[i] - want[i]) <= tolerance * want[i]))
-        fail_msg("%s: square %d is %g", what, (int)(i - n), out[i]);
+        fail_msg("%s: squares of channel %d: %g, expected %g", what, (int)(i - n), out[i], want[i]);
     }
   }
   kernels_check_device();

@@ -73,7 +73,7 @@ static void rectangles_match_the_published_formula(void **state) {
   must_set_line(&s, "erase-rate=0.5 seed=9");
   int erased = 0, tall = 0, last = 0;
   for (int32_t i = 0; i < N; i++) {
-    const mix_box got = mix_draw_box(&s, 4, i, SIDE, SIDE + 8);
+    const mix_box got = mix_draw_erased_box(&s, 4, i, SIDE, SIDE + 8);
     const mix_box want = compute_box(0.5, 0.02, 0.25, 0.3, 9, 4, i, SIDE, SIDE + 8);
     assert_memory_equal(&got, &want, sizeof got);
     if (got.height == 0) continue;
@@ -156,7 +156,7 @@ static void erasing_works_without_mixup(void **state) {
     x[k] = 1.0F;
   mix_batch(&m, 0, rows, labels, x);
   for (int i = 0; i < B; i++) {
-    const mix_box b = mix_draw_box(&s, 0, rows[i], H, W);
+    const mix_box b = mix_draw_erased_box(&s, 0, rows[i], H, W);
     double sum = 0.0;
     for (int k = 0; k < PER; k++)
       sum += (double)x[i * PER + k];

@@ -172,7 +172,8 @@ static void expect_difference(const effect *e, const run *a, const run *b, int i
   }
   const double gap = step_gap(a, b, e->same), least = e->least > 0 ? e->least : 1e-3;
   if (!(gap > least && gap < (e->most > 0 ? e->most : 1e12)))
-    fail_msg("%s (%s): values %d and %d, step %d: %g", e->option, e->settings, i, k, e->same, gap);
+    fail_msg("%s (%s): step %d of values %d and %d differs by %g", e->option, e->settings, e->same,
+             i, k, gap);
 }
 
 static void option_values_have_different_effects(void **state) {

@@ -185,9 +185,9 @@ static void set_gradients(model *m, int t, int n) {
       m->grad[i][k] = (float)((k * 7 + i * 3 + t * 5) % 11 - 5);
 }
 
-/* ng_set changes the damping of windows without a line, but not of a window whose line has its own method without
- * a damping. */
-static void live_damping_changes_windows_without_a_line(void **state) {
+/* ng_set changes the damping of windows that per_layer does not name. A window whose line in per_layer sets a method,
+ * but no damping, keeps its damping. */
+static void live_damping_skips_windows_in_per_layer(void **state) {
   float out[2][2][5][N];
   const char *options =
       "method=mfac window=3 damping=0.1 window_scope=parameter per_layer='b: method=mfac window=3'";
@@ -254,7 +254,7 @@ int main(void) {
       cmocka_unit_test(layers_of_a_line_share_a_window),
       cmocka_unit_test(wrong_lines_are_refused),
       cmocka_unit_test(options_that_need_weights_are_refused),
-      cmocka_unit_test(live_damping_changes_windows_without_a_line),
+      cmocka_unit_test(live_damping_skips_windows_in_per_layer),
       cmocka_unit_test(plans_count_windows_of_lines),
       cmocka_unit_test(states_belong_to_their_lines),
   };

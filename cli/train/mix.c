@@ -35,8 +35,8 @@ static int64_t draw_below(int64_t n, uint32_t word) {
   return (int64_t)(((uint64_t)word * (uint64_t)n) >> 32);
 }
 
-mix_box mix_draw_box(const settings *s, uint32_t epoch, int32_t row, int64_t height,
-                     int64_t width) {
+mix_box mix_draw_erased_box(const settings *s, uint32_t epoch, int32_t row, int64_t height,
+                            int64_t width) {
   uint32_t w[8];
   const uint64_t at = (uint64_t)(uint32_t)row * 2, seed = (uint64_t)s->seed;
   random_words(seed, RANDOM_ERASE, epoch, at, w);
@@ -126,7 +126,7 @@ void mix_batch(mix *m, uint32_t epoch, const int32_t *rows, const int32_t *label
       blend_with_previous(image, m->last + i * per, per, l, s->running_mixup);
     }
     if (s->erase_rate <= 0.0) continue;
-    const mix_box b = mix_draw_box(s, epoch, rows[i], m->height, m->width);
+    const mix_box b = mix_draw_erased_box(s, epoch, rows[i], m->height, m->width);
     erase_box(m, &b, image);
     if (m->last != NULL && s->running_mixup) erase_box(m, &b, m->last + i * per);
   }

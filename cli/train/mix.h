@@ -37,12 +37,13 @@ void mix_free(mix *m);
 /* Mix and erase x [batch, h, w, c]. rows [batch]: the samples' rows in the data set, which seed the random draws. */
 void mix_batch(mix *m, uint32_t epoch, const int32_t *rows, const int32_t *labels, float *x);
 
-/* Draw for one sample. mix_draw_weight: its weight l, 1/2 to 1; mix_draw_box: its rectangle, empty if not erased. */
+/* Draw for one sample. mix_draw_weight: its weight l, 1/2 to 1; mix_draw_erased_box: its rectangle, empty if not erased. */
 typedef struct mix_box {
   int64_t top, left, height, width;
 } mix_box;
 double mix_draw_weight(double alpha, uint64_t seed, uint32_t epoch, int32_t row);
-mix_box mix_draw_box(const settings *s, uint32_t epoch, int32_t row, int64_t height, int64_t width);
+mix_box mix_draw_erased_box(const settings *s, uint32_t epoch, int32_t row, int64_t height,
+                            int64_t width);
 
 /* Return true if a checkpoint must contain the previous batch. */
 bool mix_has_previous(const mix *m);

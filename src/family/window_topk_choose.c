@@ -12,7 +12,7 @@ static void save_excluded(ng_block *b) {
   ng_topk_rows *s = ng_window_of(b)->state;
   const double by = ng_window_of(b)->input_scale;
   const bool out = ng_window_has_excluded(b);
-  const ng_flat_pass p = {.op = NG_FLAT_SAVE, .to = s->next_error, .v = s->error, .take = by};
+  const ng_flat_pass p = {.op = NG_FLAT_SCALE, .to = s->next_error, .v = s->error, .take = by};
   if (out) ng_window_pass(b, p);
   s->gradient_factor = out ? 1.0F : (float)by;
 }
@@ -180,10 +180,12 @@ void ng_window_joint_round(ng_queue *q, ng_window_joint *j, int32_t round, int32
   ng_queue_wait(q);
 }
 
-static ng_largest_pack describe_pack(const ng_window *w, int64_t to, int64_t n, double *x) {
-  const ng_largest row = describe_group(w, 0, to);
+/* Describe n entries of the row at head, from entry `first` on, and the doubles from x[first] on that hold them, packed,
+ * while ranks add them. */
+static ng_largest_pack describe_pack(const ng_window *w, int64_t first, int64_t n, double *x) {
+  const ng_largest row = describe_group(w, 0, first);
   return (ng_largest_pack){
-      .dtype = row.dtype, .n = n, .value = row.value, .index = row.index, .entry = x + to};
+      .dtype = row.dtype, .n = n, .value = row.value, .index = row.index, .entry = x + first};
 }
 
 /* x <- entries of this rank, 0 for entries of other ranks; then the number of entries in each block. */

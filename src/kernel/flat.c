@@ -101,7 +101,7 @@ static int64_t clear_line(const flat_line *l) {
   return 0;
 }
 
-static int64_t save_line(const flat_line *l) {
+static int64_t scale_line(const flat_line *l) {
   const ng_flat_pass *p = &l->p;
   const float by = (float)p->take;
   for (int64_t k = 0; k < l->n; k++) {
@@ -200,7 +200,7 @@ static void measure_line(const flat_line *l, double sum[3]) {
 static int64_t (*const line_pass[NG_FLAT_OPS])(const flat_line *l) = {
     [NG_FLAT_READ] = read_line,         [NG_FLAT_DECAY] = decay_line,
     [NG_FLAT_MASK] = mask_line,         [NG_FLAT_CLEAR] = clear_line,
-    [NG_FLAT_SAVE] = save_line,         [NG_FLAT_FILL] = fill_line,
+    [NG_FLAT_SCALE] = scale_line,       [NG_FLAT_FILL] = fill_line,
     [NG_FLAT_MIX] = mix_line,           [NG_FLAT_ADAM] = adam_direction,
     [NG_FLAT_DIVIDE] = divide_line,     [NG_FLAT_LIMIT] = limit_line,
     [NG_FLAT_COUNT] = count_selectable, [NG_FLAT_MEASURE] = NULL};

@@ -47,7 +47,7 @@ typedef enum ng_flat_op {
   NG_FLAT_DECAY, /* to <- to + take * w; E, M: unchanged. Count the lines with a non-finite element */
   NG_FLAT_MASK,  /* mask <- 1 where w is not 0, else 0 */
   NG_FLAT_CLEAR, /* E: to <- v, or 0 if v is NULL; others: unchanged */
-  NG_FLAT_SAVE,  /* to <- take * to; E: to <- -v */
+  NG_FLAT_SCALE, /* to <- take * to; E: to <- -v */
   NG_FLAT_FILL,  /* where to = 0: to <- x, x <- 0 (x NULL: to <- g); E, M: unchanged */
   NG_FLAT_MIX,   /* to <- old * v + take * x or v; E: to <- v */
   NG_FLAT_ADAM, /* to <- old * v + take * x or v; next_s <- forget * s + (1 - forget) x^2 or s; then

@@ -153,7 +153,7 @@ typedef struct ng_norm_sum {
   /* add_norm_grams: S += alpha sum of q_i q_i', of order `width`, in ng_sym order; x and g are finite. */
   double alpha;
   void *S;
-  ng_dtype dtype; /* f32 or f64 */
+  ng_dtype dtype; /* of S: f32 or f64 */
 } ng_norm_sum;
 
 static inline int64_t ng_norm_width(const ng_norm_layer *k) {

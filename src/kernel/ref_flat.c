@@ -76,7 +76,7 @@ static int apply_pass(const element *e) {
   case NG_FLAT_CLEAR:
     if (r->is_excluded) *to = p->v == NULL ? 0.0F : p->v[e->k];
     return 0;
-  case NG_FLAT_SAVE:
+  case NG_FLAT_SCALE:
     *to = r->is_excluded ? -p->v[e->k] : (float)(p->take * (double)*to);
     return 0;
   case NG_FLAT_FILL:

@@ -109,9 +109,9 @@ bool ng_block_exchanges_traces(const ng_block *b) {
 /* take.c sets is_solving before the first station, because the station `solve` changes what ng_block_solve_due returns. */
 bool ng_due_solve(const ng_precond *p) { return p->step->is_solving; }
 
-bool ng_due_shards(const ng_precond *p) { return p->step->shards.blocks > 0; }
+bool ng_due_shard_gather(const ng_precond *p) { return p->step->shards.blocks > 0; }
 
-bool ng_due_share(const ng_precond *p) { return p->step->is_solving || ng_due_shards(p); }
+bool ng_due_share(const ng_precond *p) { return p->step->is_solving || ng_due_shard_gather(p); }
 
 /* With update_ranks = owner, PD stays on its owner and weights are broadcast. */
 bool ng_due_weights(const ng_precond *p) { return p->ctx->ranks > 1 && ng_update_is_owned(p); }

@@ -253,7 +253,7 @@ void ng_emission_list_blocks(ng_precond *p, bool unit) {
       for (const ng_direction *x = e; x < end; x++) {
         *e = *x;
         if (p->opt.base.clip == NG_CLIP_VALUE) e->clip_bound = (float)p->opt.base.clip_bound;
-        if (unit || !ng_due_shards(p) || ng_shard_cut_direction(s, e))
+        if (unit || !ng_due_shard_gather(p) || ng_shard_cut_direction(s, e))
           e++; /* else: on another rank */
       }
       list_updates(p, ng_slot_registered(s), e - l->direction);

@@ -148,7 +148,7 @@ static ng_status solve_due_blocks(ng_precond *p) {
 /* Post results to the workers of their blocks; make sharded gradients whole. */
 static ng_status post_results(ng_precond *p) {
   ng_status st = p->step->is_solving ? ng_exchange_post_results(p) : NG_OK;
-  if (st == NG_OK && ng_due_shards(p)) st = ng_shards_gather(p);
+  if (st == NG_OK && ng_due_shard_gather(p)) st = ng_shards_gather(p);
   return st;
 }
 

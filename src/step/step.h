@@ -368,7 +368,7 @@ bool ng_due_gradients(const ng_precond *p);
 bool ng_due_topk(const ng_precond *p);
 bool ng_due_statistics(const ng_precond *p);
 bool ng_due_solve(const ng_precond *p);
-bool ng_due_shards(const ng_precond *p);
+bool ng_due_shard_gather(const ng_precond *p);
 bool ng_due_share(const ng_precond *p);
 bool ng_due_deliver(const ng_precond *p);
 bool ng_due_weights(const ng_precond *p);

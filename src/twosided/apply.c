@@ -19,7 +19,8 @@ typedef struct row_chunk {
   ng_queue *q;
   const ng_twosided *t;
   int64_t row, rows, group_rows; /* rows [row, row + rows) of D; group_rows: of one group */
-  void *T, *R;                   /* [rows, cols]; a result as f32, or as a full matrix of doubles */
+  void *T;                       /* [rows, cols]: D times the right matrix */
+  void *R; /* the result of one matrix (ng_matrix.R), as f32 or as a full matrix of doubles */
 } row_chunk;
 
 static ng_dtype dtype_of(const row_chunk *c) { return c->t->is_double ? NG_F64 : NG_F32; }

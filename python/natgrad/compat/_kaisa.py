@@ -110,7 +110,7 @@ class KFACPreconditioner(Preconditioner):
         self.distributed_strategy, self.grad_worker_fraction = _choose_strategy(
             _as_enum(DistributedStrategy, grad_worker_fraction), _distributed.count_processes(process_group))
         if not colocate_factors and self.distributed_strategy is DistributedStrategy.MEM_OPT:
-            warnings.warn("grad_worker_fraction=1/world_size (MEM_OPT) requires colocate_factors=True, which is set",
+            warnings.warn("grad_worker_fraction=1/world_size (MEM_OPT) requires colocate_factors=True: changed from False",
                           stacklevel=2)
             chosen.set("colocate", 1)
         self.allreduce_method = (AllreduceMethod.ALLREDUCE_BUCKETED if allreduce_bucket_cap_mb > 0
