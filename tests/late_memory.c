@@ -39,8 +39,9 @@ static range written[MOST];
 static int ranges;
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static uintptr_t reserved;
-static const void
-    *closed_by[RESERVED / PAGE]; /* the thread that closed each reserved page; NULL: open */
+/* The thread that closed each reserved page; NULL: open; `freed`: freed memory. Written under `mutex`. */
+static const void *closed_by[RESERVED / PAGE];
+static const char freed;
 static atomic_size_t used;
 static struct sigaction before;
 static _Thread_local char thread;
@@ -78,32 +79,34 @@ static const char *find(uintptr_t at, bool *beside) {
   const uintptr_t page = at / PAGE * PAGE;
   const char *entry = NULL;
   *beside = false;
-  lock();
-  for (int i = 0; i < ranges && is_ours(at); i++) {
+  for (int i = 0; i < ranges; i++) {
     if (written[i].from <= at && at < written[i].to) entry = written[i].entry;
     *beside = *beside || (written[i].from < page + PAGE && page < written[i].to);
   }
-  unlock();
   return entry;
 }
 
-/* After the instruction: close its pages. */
+/* After the instruction: close its pages, except those that their thread has opened meanwhile. */
 #if defined(STEP)
 enum { TRAP_FLAG = 0x100 };
 static void on_trap(int number, siginfo_t *info, void *context) {
   (void)number, (void)info;
+  lock();
   for (size_t i = 0; i < sizeof opened / sizeof opened[0]; i++) {
-    if (opened[i] != 0) protect(opened[i], opened[i] + PAGE, PROT_NONE);
+    if (opened[i] != 0 && closed_by[(opened[i] - reserved) / PAGE] != NULL)
+      protect(opened[i], opened[i] + PAGE, PROT_NONE);
     opened[i] = 0;
   }
+  unlock();
   ((ucontext_t *)context)->uc_mcontext.gregs[REG_EFL] &= ~TRAP_FLAG;
 }
 #endif
 
-static void open_page(uintptr_t page, void *context) {
+static void open_page(uintptr_t page, bool beside, void *context) {
+  (void)beside, (void)context;
   protect(page, page + PAGE, PROT_READ | PROT_WRITE);
 #if defined(STEP)
-  if (steps++ < MOST_STEPS) {
+  if (beside && steps++ < MOST_STEPS) {
     size_t i = 0;
     while (i < 3 && opened[i] != 0) {
       i++;
@@ -116,11 +119,14 @@ static void open_page(uintptr_t page, void *context) {
   closed_by[(page - reserved) / PAGE] = NULL;
 }
 
+/* Another thread may open the page between the fault and this call; then the access is repeated. */
 static void on_fault(int number, siginfo_t *info, void *context) {
-  (void)number, (void)context;
+  (void)number;
   const uintptr_t at = (uintptr_t)info->si_addr;
   bool beside;
-  const char *entry = find(at, &beside);
+  lock();
+  const bool is_known = is_ours(at) && closed_by[(at - reserved) / PAGE] != &freed;
+  const char *entry = is_known ? find(at, &beside) : NULL;
   if (entry != NULL) {
     static const char text[] = "no wait before the host accesses the results of entry ";
     ssize_t n = write(STDERR_FILENO, text, sizeof text - 1);
@@ -128,11 +134,12 @@ static void on_fault(int number, siginfo_t *info, void *context) {
     n += write(STDERR_FILENO, "\n", 1);
     _exit(n > 0 ? LATE_FAULT : 1);
   }
-  if (beside) {
-    open_page(at / PAGE * PAGE, context);
+  if (is_known) {
+    open_page(at / PAGE * PAGE, beside, context);
   } else {
     (void)sigaction(SIGSEGV, &before, NULL); /* the access faults again */
   }
+  unlock();
 }
 
 void late_forbid(const char *entry, const void *at, int64_t bytes) {
@@ -141,8 +148,8 @@ void late_forbid(const char *entry, const void *at, int64_t bytes) {
   lock();
   if (ranges == MOST) abort();
   written[ranges++] = (range){from, from + (uintptr_t)bytes, entry, &thread};
-  unlock();
   change(from, from + (uintptr_t)bytes, true);
+  unlock();
 }
 
 void late_allow(void) {
@@ -180,7 +187,11 @@ void late_free(void *user, void *at, size_t bytes) {
   (void)user;
   const size_t size = (bytes + PAGE - 1) / PAGE * PAGE;
   if (at == NULL) return;
+  lock();
+  for (size_t i = 0; i < size / PAGE; i++)
+    closed_by[((uintptr_t)at - reserved) / PAGE + i] = &freed;
   if (mmap(at, size, PROT_NONE, RESERVE | MAP_FIXED, -1, 0) == MAP_FAILED) abort();
+  unlock();
 }
 
 /* cmocka sets its own handler before each test, so set this one again. */
