@@ -17,7 +17,7 @@ void ng_request_large_pages(void *at, size_t bytes) {
 #endif
 }
 
-void *ng_pages_take(size_t bytes, size_t align) {
+void *ng_pages_alloc(size_t bytes, size_t align) {
   void *p = NULL;
   const size_t at = bytes >= 4 * large_page && align < large_page ? large_page : align;
   if (posix_memalign(&p, at, bytes) != 0) return NULL;

@@ -8,7 +8,7 @@
 
 /* Allocate memory at a multiple of `align`, a power of two of at least the size of a pointer;
  * free() releases the memory. Return NULL if the system has no memory. */
-void *ng_pages_take(size_t bytes, size_t align);
+void *ng_pages_alloc(size_t bytes, size_t align);
 /* Advise the system to use large pages for memory that was not touched yet. */
 void ng_request_large_pages(void *at, size_t bytes);
 

@@ -33,12 +33,12 @@ void bench_fill_random(float *x, int64_t n, float scale) {
 float *bench_alloc(int64_t n) {
   void *x = NULL;
   if (posix_memalign(&x, 64, (size_t)n * sizeof(float)) != 0)
-    exit(cli_bad("bench: no memory for arrays of %lld floats", (long long)n));
+    exit(cli_fail("bench: no memory for arrays of %lld floats", (long long)n));
   return memset(x, 0, (size_t)n * sizeof(float)); /* maps the pages before a measured round */
 }
 
 int bench_report_error(const bench *b, const char *what, ng_status st) {
-  return cli_bad("bench: %s: %s (%s)", what, ng_last_error(b->ctx), ng_status_name(st));
+  return cli_fail("bench: %s: %s (%s)", what, ng_last_error(b->ctx), ng_status_name(st));
 }
 
 int bench_add_row(bench *b, const char *format, ...) {
@@ -88,7 +88,7 @@ int bench_list_layers(const char *model, int64_t rows, int64_t cols, shapes *out
     return CLI_OK;
   }
   if (!(number >= (double)cols && number <= 1e9))
-    return cli_bad("--model: %s parameters, expected %lld to 1e9", model, (long long)cols);
+    return cli_fail("--model: %s parameters, expected %lld to 1e9", model, (long long)cols);
   const int64_t all = (int64_t)(number / (double)cols);
   memset(out, 0, sizeof *out);
   (void)snprintf(out->name, sizeof out->name, "%s", model);
@@ -250,13 +250,13 @@ static int set_options(bench *b, const bench_case *c) {
   char message[512] = "";
   if (ng_options_create(c->options, message, sizeof message, &b->options) < 0 ||
       ng_options_from_env(b->options, message, sizeof message) < 0)
-    return cli_bad("%s", message);
+    return cli_fail("%s", message);
   if (cli_set_options(b->args, b->options) != CLI_OK) return CLI_BAD;
   const cli_value method = cli_get_option_text(b->options, "method");
   if (c->needs != NULL && !cli_method_has_option(method.text, c->needs))
-    return cli_bad("bench %s: method %s has no option %s; expected %s", c->name, method.text,
-                   c->needs, c->expected);
-  return ng_options_check(b->options, message, sizeof message) < 0 ? cli_bad("%s", message)
+    return cli_fail("bench %s: method %s has no option %s; expected %s", c->name, method.text,
+                    c->needs, c->expected);
+  return ng_options_check(b->options, message, sizeof message) < 0 ? cli_fail("%s", message)
                                                                    : CLI_OK;
 }
 
@@ -284,8 +284,8 @@ static int run_model(bench *b, const bench_case *c) {
 static int run_case(const bench *asked, const bench_case *c) {
   bench b = *asked;
   if (c->options == NULL && b.args->n_settings > 0)
-    return cli_bad("bench %s: --%s: this case takes no option of the library", c->name,
-                   b.args->settings[0].name);
+    return cli_fail("bench %s: --%s: this case takes no option of the library", c->name,
+                    b.args->settings[0].name);
   const char *const one[] = {b.model, NULL}, *const *model = b.model != NULL ? one : c->models;
   int rc = CLI_OK;
   if (c->options != NULL) rc = set_options(&b, c);
@@ -303,7 +303,7 @@ static int run_bench(void *user, const cli_args *args) {
   const char *names[CASES];
   b->args = args;
   if (args->operands == 0)
-    return cli_bad("bench: the case is missing, expected kfac, train, fused-eva, state or window");
+    return cli_fail("bench: the case is missing, expected kfac, train, fused-eva, state or window");
   for (int i = 0; i < CASES; i++) {
     names[i] = cases[i]->name;
     if (strcmp(args->operand[0], names[i]) == 0) return run_case(b, cases[i]);

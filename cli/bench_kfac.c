@@ -128,8 +128,8 @@ static int run_round(bench *b, int r) {
   ng_status st = time_step(b, k, &ms);
   ng_context_allocated(b->ctx, NULL, NULL, &calls[1]);
   if (r >= 0 && calls[1] != calls[0])
-    return cli_bad("bench kfac: %lld allocations in a step, expected none",
-                   (long long)(calls[1] - calls[0]));
+    return cli_fail("bench kfac: %lld allocations in a step, expected none",
+                    (long long)(calls[1] - calls[0]));
   for (int i = 0; i < k->model.n && st >= 0; i++) {
     ng_layer_report report = {.struct_size = sizeof report};
     st = ng_report_layer(k->p, i, &report);

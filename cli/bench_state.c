@@ -38,7 +38,7 @@ static int make_folder(work *k) {
   (void)snprintf(k->folder, sizeof k->folder, "%s/natgrad-bench-XXXXXX", tmp);
   if (mkdtemp(k->folder) == NULL) {
     k->folder[0] = 0;
-    return cli_bad("bench state: cannot create a folder in %s; set TMPDIR to another folder", tmp);
+    return cli_fail("bench state: cannot create a folder in %s; set TMPDIR to another folder", tmp);
   }
   (void)snprintf(k->saved, sizeof k->saved, "%s/saved", k->folder);
   (void)snprintf(k->written, sizeof k->written, "%s/written", k->folder);
@@ -53,7 +53,7 @@ static int read_file(const work *k) {
                     ngio_source_read(&file, 0, bytes, k->bytes, message, sizeof message) == NGIO_OK;
   ngio_source_close(&file);
   free(bytes);
-  return done ? CLI_OK : cli_bad("bench state: %s", message);
+  return done ? CLI_OK : cli_fail("bench state: %s", message);
 }
 
 /* ---- the case --------------------------------------------------------------------------------*/
@@ -75,7 +75,7 @@ static int open_state(bench *b) {
   if (st >= 0) st = ng_save(k->p, k->saved);
   if (st < 0) return bench_report_error(b, "state", st);
   struct stat info;
-  if (stat(k->saved, &info) != 0) return cli_bad("bench state: %s: no such file", k->saved);
+  if (stat(k->saved, &info) != 0) return cli_fail("bench state: %s: no such file", k->saved);
   k->bytes = info.st_size;
   k->content = cli_alloc((size_t)k->bytes, 1);
   memset(k->content, 1, (size_t)k->bytes);

@@ -127,7 +127,7 @@ static int open_eva(bench *b) {
   }
   free(x);
   if (st < 0)
-    return message[0] != 0 ? cli_bad("%s", message) : bench_report_error(b, "a model", st);
+    return message[0] != 0 ? cli_fail("%s", message) : bench_report_error(b, "a model", st);
   (void)snprintf(b->prefix, sizeof b->prefix, "%.90s/", k->list.name);
   bench_print_title(b,
                     "bench fused-eva: method %s, SGD with momentum and weight decay, f32\n%s, %lld "

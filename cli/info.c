@@ -86,7 +86,7 @@ static int print_method(const ng_method_info *m) {
     if (st >= 0) printf("  %s = %s\n", info.name, cli_get_option_text(o, info.name).text);
   }
   ng_options_destroy(&o);
-  return st < 0 ? cli_bad("info: method %s cannot be read: %s", m->name, message) : CLI_OK;
+  return st < 0 ? cli_fail("info: method %s cannot be read: %s", m->name, message) : CLI_OK;
 }
 
 static int print_methods(void) {
@@ -133,9 +133,9 @@ static int run_info(void *user, const cli_args *args) {
   const request *w = user;
   (void)args;
   if (w->options + w->methods + w->environment + (w->published != NULL) > 1)
-    return cli_bad(
+    return cli_fail(
         "info: expected at most one of --options, --methods, --environment, --published");
-  if (w->full && !w->options) return cli_bad("info: --long needs --options");
+  if (w->full && !w->options) return cli_fail("info: --long needs --options");
   if (w->methods) return print_methods();
   if (w->published != NULL) return print_published_names(w->published);
   if (w->options) {

@@ -113,7 +113,7 @@ int main(int argc, char **argv) {
   int rc = CLI_OK;
   const char *word = argc > 1 ? argv[1] : "";
   if (argc < 2) {
-    rc = cli_bad("no command given; `natgrad --help` lists the commands");
+    rc = cli_fail("no command given; `natgrad --help` lists the commands");
   } else if (strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0) {
     print_usage();
   } else if (strcmp(word, "--version") == 0) {
@@ -130,6 +130,6 @@ int main(int argc, char **argv) {
   }
   /* Report a full disk instead of success. */
   if (rc != CLI_BAD && (fflush(stdout) != 0 || ferror(stdout)))
-    rc = cli_bad("standard output could not be written");
+    rc = cli_fail("standard output could not be written");
   return rc;
 }

@@ -33,7 +33,7 @@ static int parse_rank_counts(plan_command *c, const char *text) {
     const long n = strtol(at, &end, 10);
     if (end == at || (*end != ',' && *end != 0) || n < 1 || n > MOST_RANKS ||
         c->counts == MOST_COUNTS)
-      return cli_bad(
+      return cli_fail(
           "plan: --ranks: '%s', expected up to %d whole numbers from 1 to %d, separated by "
           "commas",
           text, MOST_COUNTS, MOST_RANKS);
@@ -247,10 +247,10 @@ static int print_plan(plan_command *c, int32_t ranks) {
 /* Measure the rates of matrix products and of factorisations, both of order 1024, with the BLAS in use. */
 static int measure_compute_rates(plan_machine *m) {
   enum { ORDER = 1024 };
-  if (!floors_have_blas()) return cli_bad("plan: --calibrate needs a build with BLAS");
+  if (!floors_have_blas()) return cli_fail("plan: --calibrate needs a build with BLAS");
   const double gflops = floor_measure_sgemm(ORDER), ms = floor_measure_cholesky(ORDER);
   if (gflops <= 0 || ms <= 0)
-    return cli_bad("plan: --calibrate: BLAS or LAPACK failed, so no rates were measured");
+    return cli_fail("plan: --calibrate: BLAS or LAPACK failed, so no rates were measured");
   m->gemm = 1e9 * gflops;
   m->solve = (double)ORDER * ORDER * ORDER / (1e-3 * ms);
   return CLI_OK;
@@ -290,13 +290,13 @@ static int check_model_parallel(const plan_command *c) {
     cut += c->task.model->layer[i].split != SPLIT_NONE;
   if (M == 1) return CLI_OK;
   if (cut == 0)
-    return cli_bad(
+    return cli_fail(
         "plan: --model-parallel: no layer of '%s' has a split; a FILE.json may have \"split\"",
         c->task.model->name);
   for (int i = 0; i < c->counts; i++) {
     if (c->ranks[i] % M == 0) continue;
-    return cli_bad("plan: --ranks has %d, expected multiples of --model-parallel %d", c->ranks[i],
-                   M);
+    return cli_fail("plan: --ranks has %d, expected multiples of --model-parallel %d", c->ranks[i],
+                    M);
   }
   return CLI_OK;
 }
@@ -309,7 +309,7 @@ static int run_plan(void *user, const cli_args *args) {
     rc = parse_rank_counts(c, args->own[i].value); /* --ranks is the only CLI_OWN option */
   for (int i = 0; i < args->n_settings && rc == CLI_OK; i++) {
     if (strcmp(args->settings[i].name, "method") == 0)
-      rc = cli_bad("plan: --method: each strategy has its own method; give other options");
+      rc = cli_fail("plan: --method: each strategy has its own method; give other options");
   }
   c->given.latency *= 1e-6;
   if (rc == CLI_OK) rc = shapes_list(c->model, &model);

@@ -53,7 +53,7 @@ double plan_estimate_broadcast(const plan_machine *m, int32_t ranks, double byte
 }
 
 static int report(ng_context *ctx, const plan_strategy *s, const char *what) {
-  return cli_bad("plan: %s: %s: %s", s->name, what, ng_last_error(ctx));
+  return cli_fail("plan: %s: %s: %s", s->name, what, ng_last_error(ctx));
 }
 
 static int create_options(const plan_task *w, const plan_strategy *s, ng_options **out) {
@@ -61,7 +61,7 @@ static int create_options(const plan_task *w, const plan_strategy *s, ng_options
   (void)snprintf(line, sizeof line, "%s stat_period=%lld solve_period=%lld", s->options,
                  (long long)w->period[0], (long long)w->period[1]);
   ng_status st = ng_options_create(line, why, sizeof why, out);
-  if (st != NG_OK) return cli_bad("plan: %s: options: %s", s->name, why);
+  if (st != NG_OK) return cli_fail("plan: %s: options: %s", s->name, why);
   return s->is_natgrad && w->args != NULL ? cli_set_options(w->args, *out) : CLI_OK;
 }
 

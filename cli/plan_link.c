@@ -45,5 +45,5 @@ int plan_measure_link(const ng_transport *t, plan_machine *m) {
   if (least[1] < 0 || ranks_broadcast(&ranks, least, sizeof least) != CLI_OK) return CLI_BAD;
   plan_fit_link(t->size, least[0], least[1], 4.0 * LARGE, m);
   if (m->latency > 0 && isfinite(m->bandwidth)) return CLI_OK;
-  return cli_bad("plan: --calibrate: the link is too fast to be measured");
+  return cli_fail("plan: --calibrate: the link is too fast to be measured");
 }

@@ -367,7 +367,7 @@ int recording_open(const char *path, recording *out) {
   if (access(path, F_OK) == 0 && !cli_has_ending(path, ending))
     return skip_file(path, "expected a .safetensors file");
   if (ngio_tensors_read(path, NULL, &out->file, message, sizeof message) != NGIO_OK)
-    return cli_bad("%s", message);
+    return cli_fail("%s", message);
   const char *text = ngio_tensors_text(out->file, "case.json");
   if (text == NULL) {
     recording_close(out);

@@ -38,7 +38,7 @@ static bool append_text(ngio_out *to, const ngio_value *v) {
 static int set_recorded_options(const recording *r, const char *path, ng_options *o, double *lr) {
   char message[512] = "";
   if (ng_options_set_system(o, r->system, r->method, message, sizeof message) < 0)
-    return cli_bad("%s: case.json: %s", path, message);
+    return cli_fail("%s: case.json: %s", path, message);
   *lr = 0.1; /* default if the configuration has no entry lr */
   for (const ngio_value *value = ngio_first(r->config); value != NULL;
        value = ngio_next(r->config, value)) {
@@ -53,15 +53,15 @@ static int set_recorded_options(const recording *r, const char *path, ng_options
         known ? ng_options_set_published(o, key, text.text, lr, message, sizeof message) : NG_OK;
     ngio_out_free(&text);
     if (!known)
-      return cli_bad(
+      return cli_fail(
           "%s: case.json: config: %s: expected a text, a number, a flag, null or a list of texts",
           path, key);
-    if (st < 0) return cli_bad("%s: case.json: config: %s", path, message);
+    if (st < 0) return cli_fail("%s: case.json: config: %s", path, message);
   }
   /* ema_leak = false: the program subtracted its damping from the averages again, so no damping leaked into them. */
   if (ngio_is(ngio_get(r->root, "ema_leak"), NGIO_FALSE) &&
       ng_options_set(o, "damping_leak", "0", message, sizeof message) < 0)
-    return cli_bad("%s: case.json: %s", path, message);
+    return cli_fail("%s: case.json: %s", path, message);
   return CLI_OK;
 }
 
@@ -75,15 +75,15 @@ static int set_run_options(const recording *r, const char *path, const cli_args 
   bool row = false;
   for (int i = 0; i < args->n_settings; i++)
     row = row || strcmp(args->settings[i].name, "method") == 0;
-  if (ng_options_create(NULL, message, sizeof message, o) < 0) return cli_bad("%s", message);
+  if (ng_options_create(NULL, message, sizeof message, o) < 0) return cli_fail("%s", message);
   int rc = set_recorded_options(r, path, *o, lr);
   if (rc == CLI_OK && row) {
     ng_options_destroy(o);
-    if (ng_options_create(NULL, message, sizeof message, o) < 0) return cli_bad("%s", message);
+    if (ng_options_create(NULL, message, sizeof message, o) < 0) return cli_fail("%s", message);
   }
   if (rc == CLI_OK) rc = cli_set_options(args, *o);
   if (rc == CLI_OK && ng_options_check(*o, message, sizeof message) < 0)
-    rc = cli_bad("%s: %s", path, message);
+    rc = cli_fail("%s: %s", path, message);
   if (rc == CLI_OK && is_low_rank(*o))
     rc = replay_check_start(r, path, (int64_t)cli_get_option_real(*o, "window_rank"));
   return rc;
@@ -179,7 +179,7 @@ static int replay_file(const char *path, const request *w, const cli_args *args)
   if (rc == CLI_OK && r.has_updates &&
       (ng_options_copy(options, &fused) < 0 ||
        ng_options_set(fused, "update", "sgd", message, sizeof message) < 0))
-    rc = cli_bad("%s: update = sgd: %s", path, message);
+    rc = cli_fail("%s: update = sgd: %s", path, message);
   j.options = options;
   j.fused = fused;
   j.low_rank = rc == CLI_OK && is_low_rank(options);
@@ -201,7 +201,7 @@ static int replay_file(const char *path, const request *w, const cli_args *args)
 static int replay_all_files(void *user, const cli_args *args) {
   int rc = CLI_OK, skipped = 0;
   if (args->operands == 0)
-    return cli_bad("replay: no file given, expected recordings (.safetensors)");
+    return cli_fail("replay: no file given, expected recordings (.safetensors)");
   for (int i = 0; i < args->operands; i++) {
     const int one = replay_file(args->operand[i], user, args);
     if (one > rc) rc = one;

@@ -42,13 +42,13 @@ int replay_check_start(const recording *r, const char *path, int64_t rank) {
     const ngio_tensor *q = recording_find_array(r, "init.%s.q", l->name);
     if (l->out == 1) continue;
     if (!r->has_parameters || q == NULL)
-      return cli_bad("%s: array init.%s.q, the start of the low-rank iteration, is missing", path,
-                     l->name);
+      return cli_fail("%s: array init.%s.q, the start of the low-rank iteration, is missing", path,
+                      l->name);
     if (q->dtype != NGIO_F32 || q->ndim != 2 || q->shape[0] != l->in ||
         q->shape[1] != count_factor_columns(l, rank))
-      return cli_bad("%s: array init.%s.q: expected float32 [%lld,%lld], of window_rank %lld", path,
-                     l->name, (long long)l->in, (long long)count_factor_columns(l, rank),
-                     (long long)rank);
+      return cli_fail("%s: array init.%s.q: expected float32 [%lld,%lld], of window_rank %lld",
+                      path, l->name, (long long)l->in, (long long)count_factor_columns(l, rank),
+                      (long long)rank);
   }
   return CLI_OK;
 }
@@ -144,8 +144,8 @@ int replay_check_feedback(const recording *r, const char *path, bool *some) {
     const ngio_tensor *t = find_error_array(r, step, i);
     *some = *some || t != NULL;
     if (t == NULL || (t->dtype == NGIO_F32 && t->bytes == 4 * count_floats(r, i))) continue;
-    return cli_bad("%s: array s%d.%s.error: expected float32, %lld elements", path, step,
-                   r->layer[i].name, (long long)count_floats(r, i));
+    return cli_fail("%s: array s%d.%s.error: expected float32, %lld elements", path, step,
+                    r->layer[i].name, (long long)count_floats(r, i));
   }
   return CLI_OK;
 }

@@ -188,7 +188,7 @@ struct ng_transport {
   /* Called if this rank fails: let the calls of the other ranks fail. */
   void (*abort)(void *user);
   /* Needs start and wait; called by the thread that started the request.  Make progress without
-   * blocking.  *done = 1: recv is complete, and wait is not called; 0: test is called again. */
+   * blocking.  *done = 1: recv is complete, and wait is not called; 0: test or wait is called later. */
   ng_status (*test)(void *user, void *request, int32_t *done);
 };
 

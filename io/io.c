@@ -57,8 +57,8 @@ ngio_status ngio_say(char *message, size_t size, ngio_status st, const char *for
   return st;
 }
 
-ngio_quoted ngio_quote(const char *text) {
-  ngio_quoted q;
+ngio_printable_text ngio_printable(const char *text) {
+  ngio_printable_text q;
   size_t n = 0;
   for (; text[n] != 0 && n + 1 < sizeof q.text; n++) {
     unsigned char c = (unsigned char)text[n];

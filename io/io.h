@@ -111,10 +111,10 @@ static inline int ngio_bytes_before_escape(const char *text) {
 int ngio_is_utf8(const char *text);
 
 /* Copy at most 79 bytes of `text` for a message and replace control characters by '?'. */
-typedef struct ngio_quoted {
+typedef struct ngio_printable_text {
   char text[80];
-} ngio_quoted;
-ngio_quoted ngio_quote(const char *text);
+} ngio_printable_text;
+ngio_printable_text ngio_printable(const char *text);
 
 #ifdef __cplusplus
 }

@@ -456,7 +456,7 @@ static ngio_status parse_document(char *text, size_t n, const char *original, ng
     place += original[i] == '\n';
   return p.duplicate_key != NULL
              ? ngio_say(message, size, NGIO_ERR_FILE, "%s %zu: duplicate key '%s'", what, place,
-                        ngio_quote(p.duplicate_key).text)
+                        ngio_printable(p.duplicate_key).text)
              : ngio_say(message, size, NGIO_ERR_FILE, "%s %zu: %s", what, place, p.why);
 }
 

@@ -114,7 +114,7 @@ static ngio_status parse_header(const char *label, const char *text, size_t n, n
         return ngio_say(
             message, size, NGIO_ERR_FILE,
             "%s: dtype '%s' is not supported, expected little-endian f4, f8, i4, i8 or u1", label,
-            ngio_quote(descr).text);
+            ngio_printable(descr).text);
     } else if (strcmp(key, "fortran_order") == 0 && !have_order) {
       have_order = 1;
       if (take_word(&s, "True"))
@@ -135,7 +135,7 @@ static ngio_status parse_header(const char *label, const char *text, size_t n, n
     } else {
       return ngio_say(message, size, NGIO_ERR_FILE,
                       "%s: npy header has an unknown or repeated key '%s'", label,
-                      ngio_quote(key).text);
+                      ngio_printable(key).text);
     }
     comma = take_char(&s, ',');
   }

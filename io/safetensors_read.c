@@ -60,7 +60,7 @@ static ngio_status read_tensor_entry(const char *name, const ngio_value *v, int6
   if (!find_dtype(ngio_text_of(dtype), &t->dtype))
     return ngio_say(why, size, NGIO_ERR_FILE,
                     ": dtype '%s' is not read (F64 F32 F16 BF16 I64 I32 U8 are)",
-                    ngio_quote(ngio_text_of(dtype)).text);
+                    ngio_printable(ngio_text_of(dtype)).text);
   if (shape->count > NGIO_MAX_DIMS)
     return ngio_say(why, size, NGIO_ERR_FILE, ": %u axes, at most %d are read", shape->count,
                     NGIO_MAX_DIMS);
@@ -108,7 +108,7 @@ static ngio_status read_metadata(ngio_tensors *f, const char *label, const ngio_
   for (const ngio_value *v = ngio_first(meta); v != NULL; v = ngio_next(meta, v)) {
     if (ngio_text_of(v) == NULL)
       return ngio_say(message, size, NGIO_ERR_FILE, "%s: __metadata__ '%s' is not a text", label,
-                      ngio_quote(v->key).text);
+                      ngio_printable(v->key).text);
     f->text[f->texts].key = v->key;
     f->text[f->texts++].value = ngio_text_of(v);
   }
@@ -138,7 +138,7 @@ static ngio_status check_offsets(ngio_tensors *f, const char *label, char *messa
   for (int32_t i = 0; i < f->count; at += f->tensor[i++].bytes) {
     if (f->begin[i] == at) continue;
     return ngio_say(message, size, NGIO_ERR_FILE, "%s: tensor '%s' %s", label,
-                    ngio_quote(f->tensor[i].name).text,
+                    ngio_printable(f->tensor[i].name).text,
                     f->begin[i] < at ? "overlaps the tensor before it"
                                      : "leaves a gap after the tensor before it");
   }
@@ -173,7 +173,8 @@ static ngio_status read_header_entries(ngio_tensors *f, const char *label, char 
       const int32_t at = f->count++;
       st = read_tensor_entry(key, &root[i], limit, &f->tensor[at], &f->begin[at], why, sizeof why);
       if (st != NGIO_OK)
-        return ngio_say(message, size, st, "%s: tensor '%s'%s", label, ngio_quote(key).text, why);
+        return ngio_say(message, size, st, "%s: tensor '%s'%s", label, ngio_printable(key).text,
+                        why);
       root[i].tag = at + 1;
       /* in order if no tensor begins before the end of the previous one */
       in_order =
@@ -206,7 +207,7 @@ static ngio_status read_header_text(ngio_tensors *f, ngio_source *s, char *messa
     return ngio_say(message, size, NGIO_ERR_FILE,
                     "%s: header of %llu bytes in a file of %lld: truncated, or no safetensors file",
                     label, (unsigned long long)length, (long long)s->size);
-  f->head = ng_pages_take((size_t)length + 1, sizeof(void *));
+  f->head = ng_pages_alloc((size_t)length + 1, sizeof(void *));
   if (!f->head)
     return ngio_say(message, size, NGIO_ERR_NOMEM, "%s: no memory for the header", label);
   st = ngio_source_read(s, 8, f->head, (int64_t)length, message, size);

@@ -46,14 +46,14 @@ static ngio_status add_tensor(ngio_writer *w, ngio_out *o, const ngio_tensor *t,
   if (t->ndim >= 0 && t->ndim <= NGIO_MAX_DIMS) bytes = ngio_bytes_of(t->dtype, t->shape, t->ndim);
   if (bytes < 0 || bytes > INT64_MAX - w->expect)
     return ngio_say(message, size, NGIO_ERR_ARG, "%s: tensor '%s': bad dtype or shape", w->path,
-                    ngio_quote(t->name).text);
+                    ngio_printable(t->name).text);
   /* the reader refuses unaligned tensors */
   if (w->expect % ngio_dtype_size(t->dtype) != 0)
     return ngio_say(message, size, NGIO_ERR_ARG, "%s: tensor '%s': wider dtypes go first", w->path,
-                    ngio_quote(t->name).text);
+                    ngio_printable(t->name).text);
   if (!ngio_is_utf8(t->name))
     return ngio_say(message, size, NGIO_ERR_ARG, "%s: tensor '%s': its name is not UTF-8", w->path,
-                    ngio_quote(t->name).text);
+                    ngio_printable(t->name).text);
   ngio_put_key(o, t->name);
   ngio_out_put(o, "{\"dtype\":\"");
   ngio_out_put(o, ngio_dtype_name(t->dtype));
@@ -73,7 +73,7 @@ static ngio_status add_texts(const ngio_writer *w, ngio_out *o, const ngio_text 
   for (int32_t i = 0; i < texts; i++) {
     if (!ngio_is_utf8(text[i].key) || !ngio_is_utf8(text[i].value))
       return ngio_say(message, size, NGIO_ERR_ARG, "%s: metadata '%s' is not UTF-8", w->path,
-                      ngio_quote(text[i].key).text);
+                      ngio_printable(text[i].key).text);
     ngio_put_key(o, text[i].key);
     ngio_out_string(o, text[i].value);
   }

@@ -29,7 +29,8 @@ static struct {
 } other;
 
 static void let_other_job_save(void) {
-  other.at = NOWHERE; /* run the job once */
+  other.at =
+      NOWHERE; /* the other job calls opendir and rename, too: do not start it again from there */
   other.got = ranks_run(RANKS, run_transfer, &other.job, NULL);
 }
 

@@ -178,7 +178,8 @@ static void weights_are_rescaled(void **state) {
         const double want = changes ? target : length;
         /* sums of at most 720 rounded squares of f32 values: 1e-6 */
         if (fabs(compute_norm(p) / want - 1.0) > 1e-6)
-          fail_msg("%s, %s from %d: %g, not %g", when[k], p->name, length, compute_norm(p), want);
+          fail_msg("rescale-weights=%s: %s of norm %d has norm %g, expected %g", when[k], p->name,
+                   length, compute_norm(p), want);
       }
     }
     settings_free(&s);

@@ -29,7 +29,7 @@ static ng_status diagonal_create(ng_block *b) {
   return NG_OK;
 }
 
-static ng_status diagonal_statistics(ng_block *b) {
+static ng_status declare_diagonal_statistics(ng_block *b) {
   ng_status st = ng_block_alloc_stats(b, 1);
   if (st == NG_OK) st = ng_stat_alloc_parts(b, b->stat, 1, 1);
   if (st != NG_OK) return st;
@@ -104,7 +104,7 @@ const ng_family toy_diagonal = {
     .accepts_entry = diagonal_fits,
     .check_options = accept_options,
     .create_state = diagonal_create,
-    .declare_statistics = diagonal_statistics,
+    .declare_statistics = declare_diagonal_statistics,
     .request_memory = diagonal_plan,
     .observe = diagonal_observe,
     .read_sums = diagonal_measure,
@@ -132,7 +132,7 @@ static ng_status total_create(ng_block *b) {
   return ng_objects_status(b->p);
 }
 
-static ng_status total_statistics(ng_block *b) {
+static ng_status declare_total_statistics(ng_block *b) {
   ng_status st = ng_block_alloc_stats(b, 1);
   if (st == NG_OK) st = ng_stat_alloc_parts(b, b->stat, 1, 1);
   if (st != NG_OK) return st;
@@ -197,7 +197,7 @@ const ng_family toy_total = {
     .accepts_entry = total_fits,
     .check_options = accept_options,
     .create_state = total_create,
-    .declare_statistics = total_statistics,
+    .declare_statistics = declare_total_statistics,
     .request_memory = total_plan,
     .observe = total_observe,
     .read_sums = total_measure,

@@ -57,9 +57,9 @@ static int report_unknown_option(const cli_command *command, const char *name) {
   if (nearest != NULL) cli_replace_separators(near, sizeof near, nearest, '-');
   free(names);
   if (near[0] != 0)
-    return cli_bad("%s: unknown option --%s; the nearest is --%s", command->name, name, near);
-  return cli_bad("%s: unknown option --%s; `natgrad help %s` lists them", command->name, name,
-                 command->name);
+    return cli_fail("%s: unknown option --%s; the nearest is --%s", command->name, name, near);
+  return cli_fail("%s: unknown option --%s; `natgrad help %s` lists them", command->name, name,
+                  command->name);
 }
 
 /* Parse "16GB", "12.5GB/s", "300G", "1e9" (factors of 1000) or "16GiB" (factors of 1024). */
@@ -76,8 +76,8 @@ static int parse_size(const char *option, const char *text, double *out) {
   if (end != text && *end == 'B') end++;
   if (end != text && strcmp(end, "/s") == 0) end += 2;
   if (end == text || *end != 0 || !(x >= 1) || !isfinite(x))
-    return cli_bad("--%s: '%s' is not a size of at least 1, such as 16GB, 8GiB or 12.5GB/s", option,
-                   text);
+    return cli_fail("--%s: '%s' is not a size of at least 1, such as 16GB, 8GiB or 12.5GB/s",
+                    option, text);
   *out = x;
   return CLI_OK;
 }
@@ -107,19 +107,19 @@ static int parse_option(const cli_command *command, int argc, char **argv, int *
   const cli_option *own;
   char name[CLI_NAME];
   if (arg[1] != '-')
-    return cli_bad("%s: unknown option -%c; `natgrad help %s` lists them", command->name, arg[1],
-                   command->name);
+    return cli_fail("%s: unknown option -%c; `natgrad help %s` lists them", command->name, arg[1],
+                    command->name);
   (void)snprintf(name, sizeof name, "%.*s", (int)strcspn(arg + 2, "="), arg + 2);
   if (value != NULL) value++;
   if (!find_option(command, name, &own, &library)) return report_unknown_option(command, name);
   if (own != NULL && own->value == NULL) {
-    if (value != NULL) return cli_bad("%s: option --%s takes no value", command->name, name);
+    if (value != NULL) return cli_fail("%s: option --%s takes no value", command->name, name);
     return store_value(own, NULL, values, out);
   }
   if (value == NULL && *i + 1 == argc)
-    return cli_bad("%s: option %s needs a value", command->name, arg);
+    return cli_fail("%s: option %s needs a value", command->name, arg);
   if (value == NULL) value = argv[++*i];
-  if (own != NULL && value[0] == 0) return cli_bad("--%s: expected %s", own->name, own->value);
+  if (own != NULL && value[0] == 0) return cli_fail("--%s: expected %s", own->name, own->value);
   if (own != NULL) return store_value(own, value, values, out);
   out->settings[out->n_settings++] = (cli_setting){library, value};
   return CLI_OK;
@@ -142,7 +142,7 @@ int cli_run_command(const cli_command *command, int argc, char **argv) {
     } else if (options && arg[0] == '-' && arg[1] != 0) {
       rc = parse_option(command, argc, argv, &i, values, &args);
     } else if (args.operands == command->operands) {
-      rc = cli_bad("%s: unexpected argument '%s'", command->name, arg);
+      rc = cli_fail("%s: unexpected argument '%s'", command->name, arg);
     } else {
       args.operand[args.operands++] = arg; /* reuses argv: its entries before this are parsed */
     }
@@ -160,7 +160,7 @@ int cli_set_options(const cli_args *args, ng_options *options) {
   for (int i = 0; i < args->n_settings; i++) {
     const cli_setting *s = &args->settings[i];
     if (ng_options_set(options, s->name, s->value, message, sizeof message) >= 0) continue;
-    return cli_bad("%s%s", strcmp(s->name, "method") == 0 ? "--method: " : "", message);
+    return cli_fail("%s%s", strcmp(s->name, "method") == 0 ? "--method: " : "", message);
   }
   return CLI_OK;
 }

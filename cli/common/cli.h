@@ -66,8 +66,8 @@ void cli_print_help(const cli_command *command); /* print the help of a command 
 int cli_run_command(const cli_command *command, int argc, char **argv);
 
 /* Print an error, "natgrad: ...", as one line on stderr; return CLI_BAD. */
-__attribute__((format(printf, 1, 2))) int cli_bad(const char *format, ...);
-/* Of all threads that pass one flag (initially false), only the first cli_bad prints. NULL: every cli_bad prints. */
+__attribute__((format(printf, 1, 2))) int cli_fail(const char *format, ...);
+/* Of all threads that pass one flag (initially false), only the first cli_fail prints. NULL: every cli_fail prints. */
 void cli_report_once(atomic_bool *printed);
 /* Print a note, "natgrad: ...", as one line on stderr. */
 __attribute__((format(printf, 1, 2))) void cli_note(const char *format, ...);

@@ -8,7 +8,7 @@ int cli_json_parse(const char *path, const char *text, size_t size, ngio_json **
   char message[160];
   return ngio_json_parse(text, size, out, message, sizeof message) == NGIO_OK
              ? CLI_OK
-             : cli_bad("%s: no JSON: %s", path, message);
+             : cli_fail("%s: no JSON: %s", path, message);
 }
 
 const char *cli_json_text(const ngio_value *v, char *number, size_t size) {
@@ -27,7 +27,8 @@ int cli_json_print(const char *who, ngio_out *o) {
   if (!bad) (void)fwrite(o->text, 1, o->used, stdout);
   ngio_out_free(o);
   if (bad)
-    return cli_bad("%s: the result does not fit JSON: no memory, or a name that is not UTF-8", who);
+    return cli_fail("%s: the result does not fit JSON: no memory, or a name that is not UTF-8",
+                    who);
   (void)putchar('\n'); /* main checks stdout at the end */
   return CLI_OK;
 }
@@ -40,7 +41,7 @@ void cli_field_error(cli_fields *f, const char *format, ...) {
   /* NOLINTNEXTLINE(clang-analyzer-valist.Uninitialized): as in messages.c */
   (void)vsnprintf(text, sizeof text, format, args);
   va_end(args);
-  f->rc = cli_bad("%s: %s%s", f->path, f->where, text);
+  f->rc = cli_fail("%s: %s%s", f->path, f->where, text);
 }
 
 static int64_t read_int(cli_fields *f, const ngio_value *v, const char *key, int64_t lower,

@@ -89,12 +89,12 @@ int cli_read_thread_count(int *threads) {
   if (given == NULL || given[0] == 0) return CLI_OK;
   const long n = strtol(given, &end, 10);
   if (*end != 0 || n < 1 || n > 1024)
-    return cli_bad("NG_THREADS is '%s', expected a whole number from 1 to 1024", given);
+    return cli_fail("NG_THREADS is '%s', expected a whole number from 1 to 1024", given);
   *threads = (int)n;
   return CLI_OK;
 }
 
-/* Do not log errors of the library: cli_bad reports each error in one line. */
+/* Do not log errors of the library: cli_fail reports each error in one line. */
 static void log_line(void *user, ng_log_level level, const char *line) {
   (void)user;
   if (level != NG_LOG_ERROR) (void)fprintf(stderr, "natgrad: %s\n", line);
@@ -104,7 +104,7 @@ int cli_create_context(ng_context_config *config, ng_context **out) {
   char message[512] = "";
   config->log = log_line;
   if (ng_context_create(NG_VERSION, config, message, sizeof message, out) < 0)
-    return cli_bad("%s", message);
+    return cli_fail("%s", message);
   return CLI_OK;
 }
 
@@ -155,11 +155,11 @@ void cli_require_address_space(int callers) {
   void **held = cli_alloc((size_t)callers, sizeof *held);
   void *room = mmap(NULL, (size_t)n * buffer, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (room == MAP_FAILED) {
-    (void)cli_bad("the limit of the address space (ulimit -v) is %lld kB; OpenBLAS needs %ld kB "
-                  "more for %s%s",
-                  (long long)(limit.rlim_cur / 1024), n * (long)(buffer / 1024),
-                  had > 0 ? "calls of the ranks" : "its threads",
-                  of_blas > 1 ? "; OPENBLAS_NUM_THREADS=1 needs less" : "");
+    (void)cli_fail("the limit of the address space (ulimit -v) is %lld kB; OpenBLAS needs %ld kB "
+                   "more for %s%s",
+                   (long long)(limit.rlim_cur / 1024), n * (long)(buffer / 1024),
+                   had > 0 ? "calls of the ranks" : "its threads",
+                   of_blas > 1 ? "; OPENBLAS_NUM_THREADS=1 needs less" : "");
     _exit(CLI_BAD); /* not exit, which would wait for OpenBLAS's threads */
   }
   (void)munmap(room, (size_t)n * buffer);
@@ -178,7 +178,7 @@ void cli_require_stack(void) {
   const long long had = (long long)(limit.rlim_cur / 1024);
   limit.rlim_cur = least;
   if (setrlimit(RLIMIT_STACK, &limit) == 0) return;
-  (void)cli_bad("the stack limit (ulimit -s) is %lld kB, expected at least %lld", had,
-                (long long)(least / 1024));
+  (void)cli_fail("the stack limit (ulimit -s) is %lld kB, expected at least %lld", had,
+                 (long long)(least / 1024));
   _exit(CLI_BAD);
 }

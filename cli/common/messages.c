@@ -22,7 +22,7 @@ static _Thread_local atomic_bool *printed_once;
 
 void cli_report_once(atomic_bool *printed) { printed_once = printed; }
 
-int cli_bad(const char *format, ...) {
+int cli_fail(const char *format, ...) {
   va_list args;
   if (printed_once != NULL && atomic_exchange(printed_once, true)) return CLI_BAD;
   va_start(args, format);
@@ -42,7 +42,7 @@ void cli_note(const char *format, ...) {
 
 void *cli_alloc(size_t count, size_t size) {
   void *p = calloc(count > 0 ? count : 1, size > 0 ? size : 1);
-  if (p == NULL) exit(cli_bad("no memory for %zu x %zu bytes", count, size));
+  if (p == NULL) exit(cli_fail("no memory for %zu x %zu bytes", count, size));
   return p;
 }
 
@@ -51,7 +51,7 @@ void *cli_append_zeroed(void *list, size_t count, size_t size) {
   while (capacity <= count)
     capacity *= 2;
   char *more = realloc(list, capacity * size); /* cheap: the size seldom changes */
-  if (more == NULL) exit(cli_bad("no memory for %zu x %zu bytes", capacity, size));
+  if (more == NULL) exit(cli_fail("no memory for %zu x %zu bytes", capacity, size));
   memset(more + count * size, 0, size);
   return more;
 }
@@ -75,7 +75,7 @@ int cli_report_unknown(const char *what, const char *word, const char *const *na
                        const char *otherwise) {
   char list[512] = "";
   const char *near = cli_find_nearest(word, names, n);
-  if (near != NULL) return cli_bad("%s '%.60s'; the nearest is %s", what, word, near);
+  if (near != NULL) return cli_fail("%s '%.60s'; the nearest is %s", what, word, near);
   for (int i = 0; i < n && otherwise == NULL; i++) {
     const size_t at = strlen(list);
     (void)snprintf(list + at, sizeof list - at, "%s%s",
@@ -84,7 +84,7 @@ int cli_report_unknown(const char *what, const char *word, const char *const *na
                                : " or ",
                    names[i]);
   }
-  return cli_bad("%s '%.60s'; %s", what, word, otherwise != NULL ? otherwise : list);
+  return cli_fail("%s '%.60s'; %s", what, word, otherwise != NULL ? otherwise : list);
 }
 
 const char *cli_format_bytes(double bytes, char text[16]) {
@@ -133,7 +133,7 @@ int cli_parse_option(const char *option, cli_kind kind, const char *text, double
                      double upper, void *to) {
   char message[CLI_MESSAGE];
   if (cli_parse(kind, text, lower, upper, to, message, sizeof message) == CLI_OK) return CLI_OK;
-  return cli_bad("--%s: %s", option, message);
+  return cli_fail("--%s: %s", option, message);
 }
 
 bool cli_parse_counts(const char *text, char between, int n, int64_t *out) {

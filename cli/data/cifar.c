@@ -18,8 +18,8 @@ static int read_cifar_row(data_stream *file, const char *path, int64_t row, cons
   if (data_stream_read(file, bytes, labels + IMAGE) != CLI_OK) return CLI_BAD;
   *y = bytes[labels - 1];
   if (*y >= d->classes)
-    return cli_bad("--data: %s: row %lld has the label %d, expected 0 to %d", path, (long long)row,
-                   *y, d->classes - 1);
+    return cli_fail("--data: %s: row %lld has the label %d, expected 0 to %d", path, (long long)row,
+                    *y, d->classes - 1);
   for (int p = 0; p < PIXELS; p++) {
     for (int c = 0; c < 3; c++)
       x[3 * p + c] = bytes[labels + c * PIXELS + p];
@@ -39,8 +39,8 @@ static int read_split(char *const *paths, int n, data_set *d, data_split *s) {
     rows[i] = bytes / width;
     total += rows[i];
     if (rc == CLI_OK && (bytes == 0 || bytes % width != 0))
-      rc = cli_bad("--data: %s: %lld bytes are no whole number of rows of %lld (at least one)",
-                   paths[i], (long long)bytes, (long long)width);
+      rc = cli_fail("--data: %s: %lld bytes are no whole number of rows of %lld (at least one)",
+                    paths[i], (long long)bytes, (long long)width);
   }
   uint8_t *x = rc == CLI_OK ? data_alloc(d, total, IMAGE) : NULL;
   int32_t *y = rc == CLI_OK ? data_alloc(d, total, (int64_t)sizeof *y) : NULL;
@@ -74,7 +74,7 @@ int data_read_cifar(const char *folder, data_set *d) {
     }
   }
   int rc = n > 0 ? read_split(path, n, d, &d->train)
-                 : cli_bad("--data: %s: no file data_batch_1.bin to data_batch_5.bin", folder);
+                 : cli_fail("--data: %s: no file data_batch_1.bin to data_batch_5.bin", folder);
   for (int i = 0; i < n; i++)
     free(path[i]);
   if (rc != CLI_OK) return rc;

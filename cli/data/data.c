@@ -24,8 +24,8 @@ void *data_alloc(data_set *d, int64_t count, int64_t size) {
   const int64_t most = INT64_MAX / 2 / size;
   block *p = count < most ? calloc(1, (size_t)(HEAD + count * size)) : NULL;
   if (p == NULL)
-    exit(cli_bad("--data: %s: no memory for %lld x %lld bytes", d->name, (long long)count,
-                 (long long)size));
+    exit(cli_fail("--data: %s: no memory for %lld x %lld bytes", d->name, (long long)count,
+                  (long long)size));
   p->next = d->blocks;
   d->blocks = p;
   return (char *)p + HEAD;
@@ -61,21 +61,21 @@ int data_parse_settings(const char *source, char *text, const data_setting *know
     if (comma != NULL) *comma++ = 0;
     text = comma;
     char *value = strchr(item, '=');
-    if (value == NULL) return cli_bad("--data: %s: '%s' is no KEY=VALUE", source, item);
+    if (value == NULL) return cli_fail("--data: %s: '%s' is no KEY=VALUE", source, item);
     *value++ = 0;
     int i = 0;
     while (i < n && strcmp(item, known[i].key) != 0)
       i++;
     if (i == n) return report_unknown_key(source, item, known, n);
     const data_setting *k = &known[i];
-    if ((given >> i & 1U) != 0) return cli_bad("--data: %s: %s is given twice", source, item);
+    if ((given >> i & 1U) != 0) return cli_fail("--data: %s: %s is given twice", source, item);
     given |= 1U << i;
     (void)snprintf(where, sizeof where, "data: %s: %s", source, item);
     if (k->kind != CLI_TEXT) {
       rc = cli_parse_option(where, k->kind, value, k->lower, k->upper, k->to);
     } else {
       *(const char **)k->to = value;
-      if (value[0] == 0) rc = cli_bad("--data: %s: %s is empty", source, item);
+      if (value[0] == 0) rc = cli_fail("--data: %s: %s is empty", source, item);
     }
   }
   return rc;
@@ -159,9 +159,9 @@ int data_open(const char *spec, data_set *out) {
     return cli_report_unknown("--data: unknown data set", out->name, names, KNOWN, NULL);
   const char *needs = known[which].needs;
   if (needs != NULL && needs[0] == 0 && colon != NULL)
-    return cli_bad("--data: %s: expected nothing after the name", out->name);
+    return cli_fail("--data: %s: expected nothing after the name", out->name);
   if (needs != NULL && needs[0] != 0 && rest[0] == 0)
-    return cli_bad("--data: %s needs %s after a colon", out->name, needs);
+    return cli_fail("--data: %s needs %s after a colon", out->name, needs);
   const int rc = known[which].read(rest, out);
   if (rc == CLI_OK && out->images == NULL) set_statistics(out);
   if (rc != CLI_OK) data_close(out);
@@ -195,7 +195,7 @@ static int compare_rows(const void *a, const void *b) {
 int data_hold_out(data_set *d, int32_t count, uint64_t seed) {
   const int32_t n = d->train.n;
   if (count < 1 || count >= n)
-    return cli_bad("--validation: %d of %d training samples, expected 1 to %d", count, n, n - 1);
+    return cli_fail("--validation: %d of %d training samples, expected 1 to %d", count, n, n - 1);
   int32_t *index = data_alloc(d, n, (int64_t)sizeof *index);
   random_order(seed, RANDOM_SPLIT, 0, n, index);
   for (int32_t i = 0; i < n; i++)

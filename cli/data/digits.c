@@ -36,13 +36,13 @@ static int parse_rows(const char *path, const unsigned char *bytes, int64_t coun
     for (int c = 0; c <= PIXELS; c++) {
       const int v = read_number(&at, end, c < PIXELS ? 16 : 9, c < PIXELS ? ',' : '\n');
       if (v < 0)
-        return cli_bad("%s: line %d: column %d is no number from 0 to %d", path, r + 1, c + 1,
-                       c < PIXELS ? 16 : 9);
+        return cli_fail("%s: line %d: column %d is no number from 0 to %d", path, r + 1, c + 1,
+                        c < PIXELS ? 16 : 9);
       if (c < PIXELS) x[r * PIXELS + c] = (uint8_t)v;
       if (c == PIXELS) y[r] = v;
     }
   }
-  if (at != end) return cli_bad("%s: more than %d lines", path, ROWS);
+  if (at != end) return cli_fail("%s: more than %d lines", path, ROWS);
   return CLI_OK;
 }
 
@@ -54,7 +54,8 @@ int data_read_digits(const char *text, data_set *d) {
   int rc = data_stream_open(path, true, &file);
   const int64_t count = rc == CLI_OK ? data_stream_bound_bytes(file) : 0;
   if (count > MOST)
-    rc = cli_bad("--data: %s: %lld bytes, more than the %d expected", path, (long long)count, MOST);
+    rc =
+        cli_fail("--data: %s: %lld bytes, more than the %d expected", path, (long long)count, MOST);
   unsigned char *bytes = cli_alloc(rc == CLI_OK ? (size_t)count : 1, 1);
   uint8_t *x = data_alloc(d, ROWS, PIXELS);
   int32_t *y = data_alloc(d, ROWS, (int64_t)sizeof *y);

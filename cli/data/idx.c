@@ -25,10 +25,10 @@ static int find_idx_file(const char *folder, const char *stem, int axes, char **
     const int why = errno;
     free(*path);
     *path = NULL;
-    if (why != ENOENT) return cli_bad("--data: %s: %s", folder, strerror(why));
+    if (why != ENOENT) return cli_fail("--data: %s: %s", folder, strerror(why));
   }
-  return cli_bad("--data: %s: no file %s-idx%d-ubyte or %s-idx%d-ubyte.gz", folder, stem, axes,
-                 stem, axes);
+  return cli_fail("--data: %s: no file %s-idx%d-ubyte or %s-idx%d-ubyte.gz", folder, stem, axes,
+                  stem, axes);
 }
 
 /* Open the file, read its header, and compare its lengths with the size of the file. Next, *out reads the values. */
@@ -39,24 +39,25 @@ static int open_idx(const char *path, int axes, int64_t length[3], data_stream *
   unsigned char b[16] = {0};
   int64_t product = 1;
   if (count < 0)
-    return cli_bad("--data: %s: %lld bytes are too few for an idx header of %lld", path,
-                   (long long)most, (long long)head);
+    return cli_fail("--data: %s: %lld bytes are too few for an idx header of %lld", path,
+                    (long long)most, (long long)head);
   if (data_stream_read(*out, b, head) != CLI_OK) return CLI_BAD;
   if (b[0] != 0 || b[1] != 0 || b[2] != 8 || b[3] != axes)
-    return cli_bad("--data: %s: begins with %d %d %d %d, expected 0 0 8 %d (unsigned bytes, %d %s)",
-                   path, b[0], b[1], b[2], b[3], axes, axes, axes == 1 ? "axis" : "axes");
+    return cli_fail(
+        "--data: %s: begins with %d %d %d %d, expected 0 0 8 %d (unsigned bytes, %d %s)", path,
+        b[0], b[1], b[2], b[3], axes, axes, axes == 1 ? "axis" : "axes");
   for (int i = 0; i < axes; i++) {
     length[i] = read_big_endian_u32(b + 4 + 4 * i);
     if (length[i] < 1 || length[i] > INT32_MAX || length[i] > count / product)
-      return cli_bad(
+      return cli_fail(
           "--data: %s: its header has length %lld for axis %d, which does not fit %s %lld bytes",
           path, (long long)length[i], i, zipped ? "its content of at most" : "its",
           (long long)most);
     product *= length[i];
   }
   if (!zipped && count != product)
-    return cli_bad("--data: %s: has %lld values, its header says %lld", path, (long long)count,
-                   (long long)product);
+    return cli_fail("--data: %s: has %lld values, its header says %lld", path, (long long)count,
+                    (long long)product);
   return CLI_OK;
 }
 
@@ -68,8 +69,8 @@ static int read_labels(const char *path, const char *which, data_set *d, data_st
   for (int64_t i = 0; i < n && rc == CLI_OK; i++) {
     y[i] = labels[i];
     if (y[i] < d->classes) continue;
-    rc = cli_bad("--data: %s: %s sample %lld has the label %d, expected 0 to %d", path, which,
-                 (long long)i, y[i], d->classes - 1);
+    rc = cli_fail("--data: %s: %s sample %lld has the label %d, expected 0 to %d", path, which,
+                  (long long)i, y[i], d->classes - 1);
   }
   free(labels);
   return rc;
@@ -86,12 +87,12 @@ static int read_split(const char *folder, const char *stem, data_set *d, data_sp
   if (rc == CLI_OK) rc = find_idx_file(folder, name, 1, &label_path);
   if (rc == CLI_OK) rc = open_idx(label_path, 1, n, &labels);
   if (rc == CLI_OK && n[0] != shape[0])
-    rc = cli_bad("--data: %s: %lld labels for %lld images", label_path, (long long)n[0],
-                 (long long)shape[0]);
+    rc = cli_fail("--data: %s: %lld labels for %lld images", label_path, (long long)n[0],
+                  (long long)shape[0]);
   if (rc == CLI_OK && d->height > 0 && (d->height != shape[1] || d->width != shape[2]))
-    rc = cli_bad("--data: %s: images of %lldx%lld, the training images have %lldx%lld", path,
-                 (long long)shape[1], (long long)shape[2], (long long)d->height,
-                 (long long)d->width);
+    rc = cli_fail("--data: %s: images of %lldx%lld, the training images have %lldx%lld", path,
+                  (long long)shape[1], (long long)shape[2], (long long)d->height,
+                  (long long)d->width);
   const int64_t values = shape[0] * shape[1] * shape[2];
   uint8_t *x = rc == CLI_OK ? data_alloc(d, values, 1) : NULL;
   int32_t *y = rc == CLI_OK ? data_alloc(d, n[0], (int64_t)sizeof *y) : NULL;

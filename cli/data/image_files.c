@@ -19,7 +19,7 @@ enum { DEPTH = 32, LABELS = 65536 };
 static int add_file(image_list *f, char *path, const char *name, int64_t bytes, int32_t label) {
   if (f->n == INT32_MAX / 2) {
     free(path);
-    return cli_bad("--data: images: more than %d files", f->n);
+    return cli_fail("--data: images: more than %d files", f->n);
   }
   f->path = cli_append_zeroed(f->path, (size_t)f->n, sizeof *f->path);
   f->label = cli_append_zeroed(f->label, (size_t)f->n, sizeof *f->label);
@@ -51,7 +51,7 @@ static int list_folder(const char *folder, image_classes *out) {
   out->n = scandir(folder, &out->list, is_visible, compare_names);
   if (out->n >= 0) return CLI_OK;
   *out = (image_classes){NULL, 0};
-  return cli_bad("--data: %s: %s", folder, strerror(errno));
+  return cli_fail("--data: %s: %s", folder, strerror(errno));
 }
 
 static bool is_image(const char *name) {
@@ -73,14 +73,14 @@ static void count_skipped_file(image_list *f, const char *path) {
 
 /* Call stat on a path. CLI_BAD, reported: the path does not exist, or is neither a file nor a folder. */
 static int stat_file_or_folder(const char *path, struct stat *about) {
-  if (stat(path, about) != 0) return cli_bad("--data: %s: %s", path, strerror(errno));
+  if (stat(path, about) != 0) return cli_fail("--data: %s: %s", path, strerror(errno));
   if (S_ISREG(about->st_mode) || S_ISDIR(about->st_mode)) return CLI_OK;
-  return cli_bad("--data: %s: is neither a file nor a folder", path);
+  return cli_fail("--data: %s: is neither a file nor a folder", path);
 }
 
 static int add_files_below(const walk *w, const char *folder, int32_t label, int depth) {
   image_classes names = {NULL, 0};
-  if (depth == DEPTH) return cli_bad("--data: %s: more than %d folders deep", folder, DEPTH);
+  if (depth == DEPTH) return cli_fail("--data: %s: more than %d folders deep", folder, DEPTH);
   int rc = list_folder(folder, &names);
   for (int i = 0; i < names.n && rc == CLI_OK; i++) {
     char *path = cli_join(folder, names.list[i]->d_name);
@@ -110,7 +110,7 @@ static int add_class_folder(const walk *w, const char *path, int32_t label) {
   const int32_t before = w->out->n;
   const int rc = add_files_below(w, path, label, 1);
   if (rc != CLI_OK || w->out->n > before) return rc;
-  return cli_bad("--data: %s: the folder of a class has no .jpg, .jpeg or .png files", path);
+  return cli_fail("--data: %s: the folder of a class has no .jpg, .jpeg or .png files", path);
 }
 
 int image_files_add_folder(const char *folder, image_classes *names, image_list *out) {
@@ -128,9 +128,9 @@ int image_files_add_folder(const char *folder, image_classes *names, image_list 
     } else if (rc == CLI_OK && names->list != NULL) {
       const int32_t label = find_class(names, entry);
       rc = label >= 0 ? add_class_folder(&w, path, label)
-                      : cli_bad("--data: %s: the training split has no such class", path);
+                      : cli_fail("--data: %s: the training split has no such class", path);
     } else if (rc == CLI_OK && kept == LABELS) {
-      rc = cli_bad("--data: %s: more than %d classes", folder, LABELS);
+      rc = cli_fail("--data: %s: more than %d classes", folder, LABELS);
     } else if (rc == CLI_OK) {
       rc = add_class_folder(&w, path, kept);
       inside.list[i] = inside.list[kept]; /* keep the folders of classes at the front, in order */
@@ -139,8 +139,8 @@ int image_files_add_folder(const char *folder, image_classes *names, image_list 
     free(path);
   }
   if (rc == CLI_OK && out->n == 0)
-    rc =
-        cli_bad("--data: %s: has no folders, expected one folder of images for each class", folder);
+    rc = cli_fail("--data: %s: has no folders, expected one folder of images for each class",
+                  folder);
   if (rc != CLI_OK || names->list != NULL) {
     image_classes_free(&inside);
     return rc;
@@ -173,7 +173,7 @@ static char *split_path_and_label(char *line, int32_t *label) {
 
 int image_files_add_list(const char *path, const char *root, image_list *out) {
   FILE *f = fopen(path, "re");
-  if (f == NULL) return cli_bad("--data: %s: %s", path, strerror(errno));
+  if (f == NULL) return cli_fail("--data: %s: %s", path, strerror(errno));
   char *line = NULL;
   size_t room = 0;
   int rc = CLI_OK;
@@ -186,23 +186,23 @@ int image_files_add_list(const char *path, const char *root, image_list *out) {
     if (text[strspn(text, " \t\r\n")] == 0) continue;
     char *name = split_path_and_label(text, &label);
     if (name == NULL) {
-      rc = cli_bad("--data: %s: line %lld: expected PATH LABEL, with a label from 0 to %d", path,
-                   number, LABELS - 1);
+      rc = cli_fail("--data: %s: line %lld: expected PATH LABEL, with a label from 0 to %d", path,
+                    number, LABELS - 1);
       continue;
     }
     char *file = name[0] == '/' ? cli_copy_text(name) : cli_join(root, name);
     struct stat about;
     rc = stat_file_or_folder(file, &about);
     if (rc == CLI_OK && S_ISDIR(about.st_mode))
-      rc = cli_bad("--data: %s: line %lld: %s is a folder", path, number, file);
+      rc = cli_fail("--data: %s: line %lld: %s is a folder", path, number, file);
     if (rc == CLI_OK) {
       rc = add_file(out, file, name, about.st_size, label);
     } else {
       free(file);
     }
   }
-  if (rc == CLI_OK && ferror(f) != 0) rc = cli_bad("--data: %s: %s", path, strerror(errno));
-  if (rc == CLI_OK && out->n == 0) rc = cli_bad("--data: %s: the list is empty", path);
+  if (rc == CLI_OK && ferror(f) != 0) rc = cli_fail("--data: %s: %s", path, strerror(errno));
+  if (rc == CLI_OK && out->n == 0) rc = cli_fail("--data: %s: the list is empty", path);
   free(line);
   (void)fclose(f);
   return rc;

@@ -69,8 +69,8 @@ static int parse_rgb(const char *key, const char *text, double lower, float to[3
     char *end = NULL;
     const double v = strtod(at, &end);
     if (end == at || *end != (k < 2 ? '/' : 0) || !(v >= lower && v <= 1e3))
-      return cli_bad("--data: images: %s is '%s', expected R/G/B from %g on, or FILE.npy", key,
-                     text, lower);
+      return cli_fail("--data: images: %s is '%s', expected R/G/B from %g on, or FILE.npy", key,
+                      text, lower);
     to[k] = (float)v;
     at = end + 1;
   }
@@ -88,18 +88,18 @@ static int read_npy(data_set *d, const char *key, const char *path, bool image, 
   char message[256] = "";
   ngio_npy a;
   if (ngio_npy_read(path, &a, message, sizeof message) != NGIO_OK)
-    return cli_bad("--data: %s", message);
+    return cli_fail("--data: %s", message);
   int rc = CLI_OK;
   const bool planes = image && a.ndim == 3 && a.shape[1] >= side && a.shape[2] >= side;
   if ((a.dtype != NGIO_F32 && a.dtype != NGIO_F64) || a.ndim < 1 || a.shape[0] != 3 ||
       !(planes || a.count == 3))
-    rc = cli_bad("--data: %s: expected %s as f4 or f8 of shape [3]%s", path, key,
-                 image ? ", or [3, height, width], both >= size" : "");
+    rc = cli_fail("--data: %s: expected %s as f4 or f8 of shape [3]%s", path, key,
+                  image ? ", or [3, height, width], both >= size" : "");
   for (int64_t i = 0; i < a.count && rc == CLI_OK; i++) {
     const double v = read_npy_value(&a, i);
     if (!(v >= (image ? -1e6 : 1e-6) && v <= 1e6))
-      rc = cli_bad("--data: %s: value %lld is %g, expected %s", path, (long long)i, v,
-                   image ? "-1e6 to 1e6" : "1e-6 to 1e6");
+      rc = cli_fail("--data: %s: value %lld is %g, expected %s", path, (long long)i, v,
+                    image ? "-1e6 to 1e6" : "1e-6 to 1e6");
   }
   if (rc == CLI_OK && planes && a.count > 3) {
     float *mean = data_alloc(d, side * side * 3, (int64_t)sizeof *mean);
@@ -145,14 +145,14 @@ static int parse_settings(char *text, settings *w) {
   if (comma != NULL) *comma++ = 0;
   if (data_parse_settings("images", comma, known, sizeof known / sizeof known[0]) != CLI_OK)
     return CLI_BAD;
-  if (w->path[0] == 0) return cli_bad("--data: images needs a folder or a list after a colon");
+  if (w->path[0] == 0) return cli_fail("--data: images needs a folder or a list after a colon");
   if (resize == NULL) w->resize = (w->side * 8 + 6) / 7;
   if (resize == NULL || strcmp(resize, "none") == 0) return CLI_OK;
   if (cli_parse_option("data: images: resize", CLI_WHOLE, resize, 2, 8192, &w->resize) != CLI_OK)
     return CLI_BAD;
   if (w->resize >= w->side) return CLI_OK;
-  return cli_bad("--data: images: resize=%lld is less than size=%lld", (long long)w->resize,
-                 (long long)w->side);
+  return cli_fail("--data: images: resize=%lld is less than size=%lld", (long long)w->resize,
+                  (long long)w->side);
 }
 
 /* ---- opening -----------------------------------------------------------------------------------*/
@@ -211,15 +211,15 @@ static int read_lists(const settings *w, image_list *splits) {
 
 static int list_folders(const settings *w, image_list *splits) {
   if (w->root != NULL)
-    return cli_bad("--data: images: root= is for lists, but %s is a folder", w->path);
+    return cli_fail("--data: images: root= is for lists, but %s is a folder", w->path);
   char *train = find_subfolder(w->path, "train"),
        *test = w->test != NULL ? cli_copy_text(w->test) : NULL;
   char *val = train != NULL && test == NULL ? find_subfolder(w->path, "val") : NULL;
   if (train != NULL && test == NULL) test = find_subfolder(w->path, "test");
   int rc = CLI_OK;
   if (val != NULL && test != NULL)
-    rc = cli_bad("--data: images: %s has the folders val and test; choose one by test=FOLDER",
-                 w->path);
+    rc = cli_fail("--data: images: %s has the folders val and test; choose one by test=FOLDER",
+                  w->path);
   image_classes names = {NULL, 0};
   const char *tested = test != NULL ? test : val;
   if (rc == CLI_OK)
@@ -256,11 +256,11 @@ static int open_image_set(data_set *d, const settings *w) {
   d->byte_scale = 1.0 / 255.0;
   d->augments = true;
   int rc =
-      stat(w->path, &about) == 0 ? CLI_OK : cli_bad("--data: %s: %s", w->path, strerror(errno));
+      stat(w->path, &about) == 0 ? CLI_OK : cli_fail("--data: %s: %s", w->path, strerror(errno));
   if (rc == CLI_OK && !S_ISDIR(about.st_mode) && !S_ISREG(about.st_mode))
-    rc = cli_bad("--data: %s: is neither a folder nor a list", w->path);
+    rc = cli_fail("--data: %s: is neither a folder nor a list", w->path);
   if (rc == CLI_OK && S_ISREG(about.st_mode) && w->test != NULL && is_folder(w->test))
-    rc = cli_bad("--data: images: %s is a list, but test=%s is a folder", w->path, w->test);
+    rc = cli_fail("--data: images: %s is a list, but test=%s is a folder", w->path, w->test);
   if (rc == CLI_OK) rc = S_ISDIR(about.st_mode) ? list_folders(w, splits) : read_lists(w, splits);
   if (rc == CLI_OK) rc = set_normalisation(d, w);
   if (rc == CLI_OK) {
@@ -278,8 +278,8 @@ int data_read_images(const char *text, data_set *d) {
   settings w;
   int rc = CLI_OK;
   if (picture_jpeg.library == NULL && picture_png.library == NULL)
-    rc = cli_bad("--data: images: this natgrad was built without libjpeg-turbo and libpng "
-                 "(apt-get install libjpeg-dev libpng-dev, and configure again)");
+    rc = cli_fail("--data: images: this natgrad was built without libjpeg-turbo and libpng "
+                  "(apt-get install libjpeg-dev libpng-dev, and configure again)");
   if (rc == CLI_OK) rc = parse_settings(copy, &w);
   if (rc == CLI_OK) rc = open_image_set(d, &w);
   free(copy);

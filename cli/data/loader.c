@@ -77,7 +77,7 @@ int image_loader_create(const image_set *set, image_loader **out) {
   (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
   if (l->threads == 0) {
     image_loader_destroy(&l);
-    return cli_bad("--data: images: no decoding thread could be started");
+    return cli_fail("--data: images: no decoding thread could be started");
   }
   *out = l;
   return CLI_OK;

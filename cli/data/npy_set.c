@@ -13,28 +13,28 @@ static int read_features(const char *path, data_set *d, data_split *s) {
   ngio_npy a;
   char message[256] = "";
   if (ngio_npy_read(path, &a, message, sizeof message) != NGIO_OK)
-    return cli_bad("--data: %s", message);
+    return cli_fail("--data: %s", message);
   int rc = CLI_OK;
   const int64_t h = a.ndim == 4 ? a.shape[1] : 1, w = a.ndim == 4 ? a.shape[2] : 1;
   const int64_t c = a.ndim == 4 ? a.shape[3] : a.ndim == 2 ? a.shape[1] : 0;
   if ((a.ndim != 2 && a.ndim != 4) || a.count < 1 || a.shape[0] > INT32_MAX) {
-    rc = cli_bad("--data: %s: %d axes and %lld values, expected [n, features] or [n, height, "
-                 "width, channels]",
-                 path, a.ndim, (long long)a.count);
+    rc = cli_fail("--data: %s: %d axes and %lld values, expected [n, features] or [n, height, "
+                  "width, channels]",
+                  path, a.ndim, (long long)a.count);
   } else if (a.dtype != NGIO_F32 && a.dtype != NGIO_F64 && a.dtype != NGIO_U8) {
-    rc = cli_bad("--data: %s: features are %s, expected f4, f8 or u1", path,
-                 a.dtype == NGIO_I32 ? "i4" : "i8");
+    rc = cli_fail("--data: %s: features are %s, expected f4, f8 or u1", path,
+                  a.dtype == NGIO_I32 ? "i4" : "i8");
   } else if (d->channels > 0 && (h != d->height || w != d->width || c != d->channels)) {
-    rc = cli_bad("--data: %s: samples of %lldx%lldx%lld, the training samples have %lldx%lldx%lld",
-                 path, (long long)h, (long long)w, (long long)c, (long long)d->height,
-                 (long long)d->width, (long long)d->channels);
+    rc = cli_fail("--data: %s: samples of %lldx%lldx%lld, the training samples have %lldx%lldx%lld",
+                  path, (long long)h, (long long)w, (long long)c, (long long)d->height,
+                  (long long)d->width, (long long)d->channels);
   }
   float *x = rc == CLI_OK ? data_alloc(d, a.count, (int64_t)sizeof *x) : NULL;
   for (int64_t i = 0; rc == CLI_OK && i < a.count; i++) {
     x[i] = a.dtype == NGIO_F32   ? ((const float *)a.data)[i]
            : a.dtype == NGIO_F64 ? (float)((const double *)a.data)[i]
                                  : (float)((const uint8_t *)a.data)[i];
-    if (!isfinite(x[i])) rc = cli_bad("--data: %s: value %lld is not finite", path, (long long)i);
+    if (!isfinite(x[i])) rc = cli_fail("--data: %s: value %lld is not finite", path, (long long)i);
   }
   if (rc == CLI_OK) {
     d->height = h;
@@ -50,15 +50,15 @@ static int read_labels(const char *path, data_set *d, data_split *s) {
   ngio_npy a;
   char message[256] = "";
   if (ngio_npy_read(path, &a, message, sizeof message) != NGIO_OK)
-    return cli_bad("--data: %s", message);
+    return cli_fail("--data: %s", message);
   int rc = CLI_OK;
   if (a.ndim != 1 && !(a.ndim == 2 && a.shape[1] == 1)) {
-    rc = cli_bad("--data: %s: %d axes, expected labels [n] or [n, 1]", path, a.ndim);
+    rc = cli_fail("--data: %s: %d axes, expected labels [n] or [n, 1]", path, a.ndim);
   } else if (a.dtype != NGIO_I32 && a.dtype != NGIO_I64 && a.dtype != NGIO_U8) {
-    rc = cli_bad("--data: %s: labels are %s, expected i4, i8 or u1", path,
-                 a.dtype == NGIO_F32 ? "f4" : "f8");
+    rc = cli_fail("--data: %s: labels are %s, expected i4, i8 or u1", path,
+                  a.dtype == NGIO_F32 ? "f4" : "f8");
   } else if (a.count != s->n) {
-    rc = cli_bad("--data: %s: %lld labels for %d samples", path, (long long)a.count, s->n);
+    rc = cli_fail("--data: %s: %lld labels for %d samples", path, (long long)a.count, s->n);
   }
   int32_t *y = rc == CLI_OK ? data_alloc(d, a.count, (int64_t)sizeof *y) : NULL;
   for (int64_t i = 0; rc == CLI_OK && i < a.count; i++) {
@@ -66,8 +66,8 @@ static int read_labels(const char *path, data_set *d, data_split *s) {
                       : a.dtype == NGIO_I64 ? ((const int64_t *)a.data)[i]
                                             : ((const uint8_t *)a.data)[i];
     if (v < 0 || v > 65535) {
-      rc = cli_bad("--data: %s: label %lld is %lld, expected 0 to 65535", path, (long long)i,
-                   (long long)v);
+      rc = cli_fail("--data: %s: label %lld is %lld, expected 0 to 65535", path, (long long)i,
+                    (long long)v);
     } else {
       y[i] = (int32_t)v;
       if (v >= d->classes) d->classes = (int32_t)v + 1;
@@ -89,7 +89,7 @@ int data_read_npy(const char *names, data_set *d) {
   }
   int rc = n == 2 || n == 4
                ? CLI_OK
-               : cli_bad("--data: npy: expected FEATURES,LABELS or XTRAIN,YTRAIN,XTEST,YTEST");
+               : cli_fail("--data: npy: expected FEATURES,LABELS or XTRAIN,YTRAIN,XTEST,YTEST");
   if (rc == CLI_OK) rc = read_features(name[0], d, &d->train);
   if (rc == CLI_OK) rc = read_labels(name[1], d, &d->train);
   if (rc == CLI_OK && n == 4) rc = read_features(name[2], d, &d->test);

@@ -24,16 +24,16 @@ int data_stream_open(const char *path, bool plain, data_stream **out) {
   char message[512];
   ngio_source source;
   if (ngio_source_open(&source, path, message, sizeof message) != NGIO_OK)
-    return cli_bad("--data: %s", message);
+    return cli_fail("--data: %s", message);
   unsigned char mark[2] = {0, 0};
   const bool zipped = pread(source.fd, mark, 2, 0) == 2 && mark[0] == 0x1f && mark[1] == 0x8b;
   const gzFile file = zipped && plain ? NULL : gzdopen(source.fd, "rb"); /* now owns source.fd */
   if (file == NULL) {
     ngio_source_close(&source);
     return zipped && plain
-               ? cli_bad("--data: %s: is compressed; expected an uncompressed file (gunzip it)",
-                         path)
-               : cli_bad("--data: %s: no memory", path);
+               ? cli_fail("--data: %s: is compressed; expected an uncompressed file (gunzip it)",
+                          path)
+               : cli_fail("--data: %s: no memory", path);
   }
   (void)gzbuffer(file, PIECE);
   data_stream *s = *out = cli_alloc(1, sizeof *s);
@@ -62,12 +62,12 @@ static int64_t read_up_to(const data_stream *s, void *to, int64_t n) {
   const char *why = gzerror(s->file, &code); /* "<fd:N>: reason" */
   if (got > 0 || code == Z_OK || code == Z_STREAM_END) return got;
   if (code == Z_ERRNO) {
-    (void)cli_bad("--data: %s: %s", s->path, strerror(errno));
+    (void)cli_fail("--data: %s: %s", s->path, strerror(errno));
     return -1;
   }
   const char *reason = strstr(why, ": ");
-  (void)cli_bad("--data: %s: damaged or cut short (%s)", s->path,
-                reason != NULL ? reason + 2 : why);
+  (void)cli_fail("--data: %s: damaged or cut short (%s)", s->path,
+                 reason != NULL ? reason + 2 : why);
   return -1;
 }
 
@@ -77,7 +77,7 @@ int data_stream_read(data_stream *s, void *to, int64_t n) {
     const int64_t got = read_up_to(s, at, left);
     if (got < 0) return CLI_BAD;
     if (got == 0)
-      return cli_bad("--data: %s: cut short: %lld bytes are missing", s->path, (long long)left);
+      return cli_fail("--data: %s: cut short: %lld bytes are missing", s->path, (long long)left);
     at += got;
     left -= got;
   }
@@ -87,6 +87,6 @@ int data_stream_read(data_stream *s, void *to, int64_t n) {
 int data_stream_check_end(data_stream *s) {
   unsigned char more;
   const int64_t got = read_up_to(s, &more, 1);
-  if (got > 0) return cli_bad("--data: %s: has more bytes than its header says", s->path);
+  if (got > 0) return cli_fail("--data: %s: has more bytes than its header says", s->path);
   return got == 0 ? CLI_OK : CLI_BAD;
 }

@@ -26,10 +26,10 @@ static int parse_settings(char *text, recipe *r) {
   if (data_parse_settings("synthetic", text, known, sizeof known / sizeof known[0]) != CLI_OK)
     return CLI_BAD;
   if (features > 0 && image != NULL)
-    return cli_bad("--data: synthetic: features and image are both given, expected one");
+    return cli_fail("--data: synthetic: features and image are both given, expected one");
   if (features > 0) size[2] = features;
   if (image != NULL && !cli_parse_counts(image, 'x', 3, size))
-    return cli_bad("--data: synthetic: image is '%s', expected HEIGHTxWIDTHxCHANNELS", image);
+    return cli_fail("--data: synthetic: image is '%s', expected HEIGHTxWIDTHxCHANNELS", image);
   r->height = size[0];
   r->width = size[1];
   r->channels = size[2];
@@ -68,11 +68,11 @@ int data_make_synthetic(const char *settings, data_set *d) {
   if (rc != CLI_OK) return rc;
   const int64_t per = r.height * r.width * r.channels, rows = r.train + r.test;
   if (r.classes > ((int64_t)1 << 30) / per)
-    return cli_bad("--data: synthetic: %lld classes of %lld values are too many",
-                   (long long)r.classes, (long long)per);
+    return cli_fail("--data: synthetic: %lld classes of %lld values are too many",
+                    (long long)r.classes, (long long)per);
   if (rows > INT32_MAX || rows > ((int64_t)1 << 34) / per)
-    return cli_bad("--data: synthetic: %lld samples of %lld values are too many", (long long)rows,
-                   (long long)per);
+    return cli_fail("--data: synthetic: %lld samples of %lld values are too many", (long long)rows,
+                    (long long)per);
   float *x = data_alloc(d, rows * per, (int64_t)sizeof *x);
   int32_t *y = data_alloc(d, rows, (int64_t)sizeof *y);
   float *centre = cli_alloc((size_t)((r.classes + 1) * per), sizeof *centre);

@@ -167,11 +167,11 @@ int nn_prepare(nn *n, int64_t batch) {
     if (!read)
       (void)nn_fail(n, "no node reads the output of node %d (%s)", i, n->nodes[i].op->name);
   }
-  if (n->error[0] != 0) return cli_bad("network: %s", n->error);
+  if (n->error[0] != 0) return cli_fail("network: %s", n->error);
   n->batch = batch;
   if (!nn_allocate(n, true))
-    return cli_bad("network: no memory for %lld bytes (batch %lld)", (long long)n->bytes,
-                   (long long)batch);
+    return cli_fail("network: no memory for %lld bytes (batch %lld)", (long long)n->bytes,
+                    (long long)batch);
   nn_init_parameters(n);
   return CLI_OK;
 }

@@ -158,8 +158,9 @@ static int report_unknown_model(const char *name) {
   for (int i = 0; i < ROWS; i++) {
     const row *r = &rows[i];
     if (r->example != NULL && strncmp(name, r->example, get_prefix_length(r)) == 0) {
-      return cli_bad("--model: unknown model '%s'; expected %s with numbers from 1 to 99999, as %s",
-                     name, r->name, r->example);
+      return cli_fail(
+          "--model: unknown model '%s'; expected %s with numbers from 1 to 99999, as %s", name,
+          r->name, r->example);
     }
     names[i] = r->example != NULL ? r->example : r->name;
   }
@@ -181,10 +182,10 @@ static int find_model(const char *name, row *out) {
   if (found == NULL || (found->build == resnet_add_wide && number[1] > 999))
     return report_unknown_model(name);
   if (found->build == resnet_add_wide && (number[0] < 10 || (number[0] - 4) % 6 != 0))
-    return cli_bad("--model: '%s': the depth of a wide residual network is 6 k + 4, at least 10",
-                   name);
+    return cli_fail("--model: '%s': the depth of a wide residual network is 6 k + 4, at least 10",
+                    name);
   if (found->build == add_perceptron && number[1] > MOST_HIDDEN)
-    return cli_bad("--model: '%s': a perceptron has 1 to %d hidden layers", name, MOST_HIDDEN);
+    return cli_fail("--model: '%s': a perceptron has 1 to %d hidden layers", name, MOST_HIDDEN);
   *out = *found;
   if (found->example != NULL) memcpy(out->number, number, sizeof number);
   return CLI_OK;
@@ -202,18 +203,18 @@ int model_build(const char *name, const model_task *task, nn *n, bool *reconstru
   if (find_model(name, &r) != CLI_OK) return CLI_BAD;
   const nn_shape in = task->input;
   if ((r.traits & IMAGES) && in.height * in.width < 2)
-    return cli_bad("--model: %s needs images, and the data has %lld features", name,
-                   (long long)in.channels);
+    return cli_fail("--model: %s needs images, and the data has %lld features", name,
+                    (long long)in.channels);
   if (task->dropout > 0.0 && !(r.traits & DROPOUT))
-    return cli_bad("--dropout: %s has no dropout; expected vgg16 or wrn-D-W", name);
+    return cli_fail("--dropout: %s has no dropout; expected vgg16 or wrn-D-W", name);
   if (task->dropout > 0.0 && r.build == add_vgg16 && in.height < VGG_HEAD)
-    return cli_bad(
+    return cli_fail(
         "--dropout: %s has dropout only for images of at least %d pixels, the data has %lld", name,
         VGG_HEAD, (long long)in.height);
   *reconstructs = (r.traits & RECONSTRUCTS) != 0;
   nn_set_loss(n, NN_CROSS_ENTROPY, task->label_smoothing);
   r.build(n, task, nn_add_input(n, in), r.number);
   if (nn_get_error(n) == NULL) return CLI_OK;
-  return cli_bad("--model: %s does not fit data of %lldx%lldx%lld: %s", name, (long long)in.height,
-                 (long long)in.width, (long long)in.channels, nn_get_error(n));
+  return cli_fail("--model: %s does not fit data of %lldx%lldx%lld: %s", name, (long long)in.height,
+                  (long long)in.width, (long long)in.channels, nn_get_error(n));
 }

@@ -12,7 +12,7 @@ int average_create(const settings *s, const nn *net, int64_t per_epoch, average 
   out->every = s->average_every > 0 ? s->average_every : per_epoch;
   out->mean = calloc((size_t)out->weights, sizeof *out->mean);
   if (out->mean != NULL) return CLI_OK;
-  return cli_bad("--average-weights: no memory for %lld weights", (long long)out->weights);
+  return cli_fail("--average-weights: no memory for %lld weights", (long long)out->weights);
 }
 
 void average_free(average *a) {

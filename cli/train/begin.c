@@ -22,7 +22,7 @@ static int create_pool(const run_ranks *ranks, ng_pool **out) {
     threads /= launch_count_neighbours(ranks->size);
   if (threads < 2) return CLI_OK;
   *out = ng_pool_create(threads, NULL);
-  return *out != NULL ? CLI_OK : cli_bad("no memory for %d threads", threads);
+  return *out != NULL ? CLI_OK : cli_fail("no memory for %d threads", threads);
 }
 
 int train_build_network(const settings *s, const data_set *d, ng_pool *pool, nn **net,
@@ -38,12 +38,12 @@ int train_build_network(const settings *s, const data_set *d, ng_pool *pool, nn 
 static int build_network(run *r) {
   if (train_build_network(r->s, r->d, r->pool, &r->net, &r->reconstructs) != CLI_OK) return CLI_BAD;
   if (r->reconstructs && r->s->label_smoothing > 0.0)
-    return cli_bad("--label-smoothing: model %s has no labels", r->s->model);
+    return cli_fail("--label-smoothing: model %s has no labels", r->s->model);
   const int64_t least = nn_find_smallest_batch(r->net);
   if (r->s->batch / r->ranks.size < least)
-    return cli_bad("--batch: model %s normalises over a batch%s, expected at least %lld",
-                   r->s->model, least > 1 ? " of single pixels" : " on each rank",
-                   (long long)least * r->ranks.size);
+    return cli_fail("--batch: model %s normalises over a batch%s, expected at least %lld",
+                    r->s->model, least > 1 ? " of single pixels" : " on each rank",
+                    (long long)least * r->ranks.size);
   return CLI_OK;
 }
 
@@ -74,7 +74,7 @@ static int create_folder(run *r, const char *config, const char *log) {
   if (disk_make_folder(r->s->out) != CLI_OK) return CLI_BAD;
   if (disk_lock_folder(r->s->out, "train", &r->lock) != CLI_OK) return CLI_BAD;
   if (disk_exists(config) || disk_exists(log))
-    return cli_bad("--out: %s already has a run; --resume continues it", r->s->out);
+    return cli_fail("--out: %s already has a run; --resume continues it", r->s->out);
   const int rc = checkpoint_find(r->s->out, &step, NULL);
   return rc == CLI_OK ? write_config_and_log(r, config, log) : rc;
 }
@@ -83,15 +83,15 @@ static int create_folder(run *r, const char *config, const char *log) {
 static int check_data_and_length(const run *r, int64_t data) {
   const run_state *was = &r->state;
   if (was->data_crc != data)
-    return cli_bad("--data: %s has other samples than the run in %s began with", r->s->data,
-                   r->s->out);
+    return cli_fail("--data: %s has other samples than the run in %s began with", r->s->data,
+                    r->s->out);
   if (was->per_epoch != r->feed.per_epoch)
-    return cli_bad("--data: %s has %lld steps an epoch, the run in %s began with %lld", r->s->data,
-                   (long long)r->feed.per_epoch, r->s->out, (long long)was->per_epoch);
+    return cli_fail("--data: %s has %lld steps an epoch, the run in %s began with %lld", r->s->data,
+                    (long long)r->feed.per_epoch, r->s->out, (long long)was->per_epoch);
   if (was->step > r->total)
-    return cli_bad("--%s: the run in %s has taken %lld steps, expected at least as many, not %lld",
-                   r->s->steps > 0 ? "steps" : "epochs", r->s->out, (long long)was->step,
-                   (long long)r->total);
+    return cli_fail("--%s: the run in %s has taken %lld steps, expected at least as many, not %lld",
+                    r->s->steps > 0 ? "steps" : "epochs", r->s->out, (long long)was->step,
+                    (long long)r->total);
   return CLI_OK;
 }
 
@@ -161,9 +161,9 @@ static int restart_run(run *r, const char *config, const char *log) {
   bool ended = false;
   int rc = log_find_end(log, &ended);
   if (rc == CLI_OK && ended)
-    rc = cli_bad("%s: has the end of the run, but %s has no checkpoint; restore the checkpoint, "
-                 "or begin in another folder",
-                 log, r->s->out);
+    rc = cli_fail("%s: has the end of the run, but %s has no checkpoint; restore the checkpoint, "
+                  "or begin in another folder",
+                  log, r->s->out);
   if (rc != CLI_OK) return rc;
   cli_note("--resume: %s has no checkpoint yet, the run begins again", r->s->out);
   checkpoint_remove_leftovers(r->s->out, -1);
@@ -204,7 +204,7 @@ static int resume_run(run *r, const char *config, const char *log) {
   if (rc == CLI_OK && step < 0) rc = disk_check_regular(config);
   if (rc == CLI_OK && step < 0)
     rc = disk_exists(config) ? settings_read_file(&was, config)
-                             : cli_bad("--resume: %s has no run", r->s->out);
+                             : cli_fail("--resume: %s has no run", r->s->out);
   char *where = step >= 0 ? checkpoint_path(r->s->out, step) : cli_copy_text(config);
   if (rc == CLI_OK) rc = settings_check_same(&was, r->s, NULL, where);
   if (rc == CLI_OK)
@@ -217,9 +217,10 @@ static int resume_run(run *r, const char *config, const char *log) {
 int train_open_data(const settings *s, data_set *d) {
   int rc = data_open(s->data, d);
   if (rc != CLI_OK || s->validation == 0) return rc;
-  rc = s->validation < d->train.n ? data_hold_out(d, (int32_t)s->validation, (uint64_t)s->seed)
-                                  : cli_bad("--validation: %lld samples, but %s has %d to train on",
-                                            (long long)s->validation, d->name, (int)d->train.n);
+  rc = s->validation < d->train.n
+           ? data_hold_out(d, (int32_t)s->validation, (uint64_t)s->seed)
+           : cli_fail("--validation: %lld samples, but %s has %d to train on",
+                      (long long)s->validation, d->name, (int)d->train.n);
   if (rc != CLI_OK) data_close(d);
   return rc;
 }

@@ -73,7 +73,7 @@ static int refuse_old_format(const char *dir) {
   const bool there = disk_exists(old);
   free(old);
   if (!there) return CLI_OK;
-  return cli_bad(
+  return cli_fail(
       "%s/checkpoint: is a checkpoint of natgrad 0.2, unsupported by this version; finish "
       "the run with 0.2, or start in another folder",
       dir);
@@ -86,7 +86,7 @@ static int read_metadata(const char *path, settings *s, run_state *state) {
   if (!file_open(path, true, true, &r)) return CLI_BAD;
   const char *config = ngio_tensors_text(r.file, config_key);
   int rc = file_read_state(&r, state);
-  if (rc == CLI_OK && config == NULL) rc = cli_bad("%s: is no checkpoint of a run", path);
+  if (rc == CLI_OK && config == NULL) rc = cli_fail("%s: is no checkpoint of a run", path);
   if (rc == CLI_OK) rc = settings_parse_json(s, config, path);
   file_close(&r);
   return rc;
@@ -99,7 +99,7 @@ static int check_config(const char *dir, const settings *was, const char *where)
   settings_init(&now);
   int rc = disk_exists(path)
                ? disk_check_regular(path)
-               : cli_bad("%s: is missing, but the checkpoint %s needs it", path, where);
+               : cli_fail("%s: is missing, but the checkpoint %s needs it", path, where);
   if (rc == CLI_OK) rc = settings_read_file(&now, path);
   if (rc == CLI_OK) rc = settings_check_same(was, &now, path, where);
   settings_free(&now);
@@ -118,8 +118,8 @@ int checkpoint_find(const char *dir, int64_t *step, settings *was) {
   if (was == NULL) was = &own;
   int rc = read_metadata(path, was, &state);
   if (rc == CLI_OK && state.step != *step)
-    rc = cli_bad("%s: has the content of step %lld, not of the step in its name", path,
-                 (long long)state.step);
+    rc = cli_fail("%s: has the content of step %lld, not of the step in its name", path,
+                  (long long)state.step);
   if (rc == CLI_OK) rc = check_config(dir, was, path);
   if (rc == CLI_OK) rc = log_check_crc(log, state.log_bytes, (uint32_t)state.log_crc, path);
   settings_free(&own);
@@ -185,7 +185,7 @@ static int read_state_id(const char *path, char id[NAME]) {
   const char *text = ngio_tensors_text(r.file, "natgrad.crc32");
   (void)snprintf(id, NAME, "%s", text != NULL ? text : "");
   file_close(&r);
-  return text != NULL ? CLI_OK : cli_bad("%s: is no state of the library", path);
+  return text != NULL ? CLI_OK : cli_fail("%s: is no state of the library", path);
 }
 
 static ngio_tensor describe_average(const average *a) {
@@ -230,7 +230,7 @@ int checkpoint_save(const checkpoint *c, const char *config, bool in_parts) {
   file_content head = {0};
   int rc = CLI_OK;
   if (first && disk_exists(path))
-    rc = cli_bad("%s: exists and does not belong to this run; move it away", path);
+    rc = cli_fail("%s: exists and does not belong to this run; move it away", path);
   if (rc == CLI_OK && in_parts)
     rc = precond_save_parts(c->p, parts, first);
   else if (rc == CLI_OK)
@@ -276,7 +276,7 @@ static int64_t read_state_bytes(void *user, void *data, int64_t n) {
 static int read_average(file_reader *r, const run_state *s, average *mean) {
   const bool has = ngio_tensors_find(r->file, average_tensor) != NULL;
   if (has != (s->averaged > 0) || (has && mean->mean == NULL))
-    return cli_bad("%s: its averaged weights do not fit the settings of this run", r->path);
+    return cli_fail("%s: its averaged weights do not fit the settings of this run", r->path);
   if (!has) return CLI_OK;
   const ngio_tensor t = describe_average(mean);
   mean->count = s->averaged;
@@ -300,7 +300,7 @@ static int load_state(const checkpoint *c, file_reader *r, const char *parts, bo
   if (c->ranks->rank == 0) {
     const ngio_tensor *t = ngio_tensors_find(r->file, state_tensor);
     if (t == NULL || t->dtype != NGIO_U8)
-      return cli_bad("%s: tensor '%s' is missing, or not u8", r->path, state_tensor);
+      return cli_fail("%s: tensor '%s' is missing, or not u8", r->path, state_tensor);
     p.at = ngio_tensors_place(r->file, t);
     p.end = p.at + t->bytes;
   }
@@ -322,9 +322,9 @@ int checkpoint_load(const checkpoint *c, int64_t step) {
   bool in_parts = want != NULL;
   if (in_parts) {
     rc = disk_exists(parts) ? read_state_id(parts, id)
-                            : cli_bad("%s: is missing, but %s needs it", parts, path);
+                            : cli_fail("%s: is missing, but %s needs it", parts, path);
     if (rc == CLI_OK && strcmp(id, want) != 0)
-      rc = cli_bad("%s: does not belong to %s", parts, path);
+      rc = cli_fail("%s: does not belong to %s", parts, path);
   }
   if (rc == CLI_OK) rc = ranks_broadcast(c->ranks, &in_parts, sizeof in_parts);
   if (rc == CLI_OK) rc = load_state(c, &r, parts, in_parts);
@@ -362,7 +362,7 @@ int checkpoint_check_average(const char *dir, bool resumed) {
   char *path = cli_join(dir, CHECKPOINT_AVERAGE);
   int rc = disk_check_regular(path);
   if (rc == CLI_OK && !resumed && disk_exists(path))
-    rc = cli_bad("%s: exists and does not belong to this run; move it away", path);
+    rc = cli_fail("%s: exists and does not belong to this run; move it away", path);
   free(path);
   return rc;
 }

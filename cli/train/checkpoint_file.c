@@ -165,7 +165,7 @@ int file_write(file_content *h, const char *path) {
   file_add_text(h, seal_key, seal);
   const ngio_status st =
       ngio_tensors_write(path, h->tensor, h->tensors, h->text, h->texts, message, sizeof message);
-  return st == NGIO_OK ? CLI_OK : cli_bad("%s", message);
+  return st == NGIO_OK ? CLI_OK : cli_fail("%s", message);
 }
 
 /* ---- reading ---------------------------------------------------------------------------------*/
@@ -192,7 +192,7 @@ bool file_open(const char *path, bool sealed, bool report, file_reader *out) {
                    "%s: its metadata is damaged or was edited: the checksum differs", path);
   }
   file_close(out);
-  if (report) (void)cli_bad("%s", why);
+  if (report) (void)cli_fail("%s", why);
   return false;
 }
 
@@ -208,7 +208,7 @@ int file_read_state(const file_reader *r, run_state *s) {
     void *to = (char *)s + field[i].at;
     if (text == NULL && !sealed) continue;
     if (!parse_number(i < WHOLE ? CLI_WHOLE : CLI_REAL, text, to))
-      return cli_bad("%s: its metadata has no valid '%s'", r->path, field[i].key);
+      return cli_fail("%s: its metadata has no valid '%s'", r->path, field[i].key);
   }
   s->stations = 0;
   const size_t station = sizeof station_key - 1, made_by = sizeof maker_key - 1;
@@ -218,7 +218,7 @@ int file_read_state(const file_reader *r, run_state *s) {
       train_station *to = &s->station[s->stations++];
       (void)snprintf(to->name, sizeof to->name, "%s", t->key + station);
       if (!parse_number(CLI_REAL, t->value, &to->ms))
-        return cli_bad("%s: its metadata has no valid '%s'", r->path, t->key);
+        return cli_fail("%s: its metadata has no valid '%s'", r->path, t->key);
     }
     for (int k = 0; k < CHECKPOINT_MAKERS && strncmp(t->key, maker_key, made_by) == 0; k++)
       if (strcmp(t->key + made_by, maker[k]) == 0)
@@ -232,15 +232,15 @@ int file_read_tensor(file_reader *r, const ngio_tensor *want, float *to) {
   const ngio_tensor *have = ngio_tensors_find(r->file, want->name);
   if (have == NULL || have->dtype != NGIO_F32 || have->ndim != want->ndim ||
       memcmp(have->shape, want->shape, (size_t)want->ndim * sizeof want->shape[0]) != 0)
-    return cli_bad("%s: tensor '%s' is missing or has another shape", r->path, want->name);
+    return cli_fail("%s: tensor '%s' is missing or has another shape", r->path, want->name);
   if (ngio_source_read(&r->source, ngio_tensors_place(r->file, have), to, have->bytes, message,
                        sizeof message) != NGIO_OK)
-    return cli_bad("%s", message);
+    return cli_fail("%s", message);
   set_crc_key(want->name, key);
   format_data_crc(to, have->bytes, sum);
   const char *written = ngio_tensors_text(r->file, key);
   if (written != NULL && strcmp(written, sum) == 0) return CLI_OK;
-  return cli_bad("%s: tensor '%s' is damaged (its checksum differs)", r->path, want->name);
+  return cli_fail("%s: tensor '%s' is damaged (its checksum differs)", r->path, want->name);
 }
 
 /* Return the number of tensors of the network. Names of all other tensors begin with "natgrad.". */
@@ -254,14 +254,14 @@ static int count_network_tensors(const ngio_tensors *f) {
 int file_read_network(file_reader *r, nn *net) {
   const int n = nn_count_params(net) + nn_count_buffers(net), has = count_network_tensors(r->file);
   if (has != n)
-    return cli_bad("%s: has %d tensors, expected the %d of this model", r->path, has, n);
+    return cli_fail("%s: has %d tensors, expected the %d of this model", r->path, has, n);
   for (int i = 0; i < n; i++) {
     const ngio_tensor want = file_get_tensor(net, i);
     if (file_read_tensor(r, &want, (float *)(uintptr_t)want.data) != CLI_OK) return CLI_BAD;
   }
   const char *lost = checkpoint_find_nonfinite(net);
   if (lost == NULL) return CLI_OK;
-  return cli_bad("%s: tensor '%s' holds a number that is not finite", r->path, lost);
+  return cli_fail("%s: tensor '%s' holds a number that is not finite", r->path, lost);
 }
 
 const char *checkpoint_find_nonfinite(const nn *net) {

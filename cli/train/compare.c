@@ -21,14 +21,14 @@ static int parse_plan(compare_plan *p, const cli_args *args) {
   int rc = CLI_OK;
   for (int i = 0; i < args->n_settings && rc == CLI_OK; i++)
     if (strcmp(args->settings[i].name, "method") == 0)
-      rc = cli_bad("compare: --method: expected --methods with a list");
+      rc = cli_fail("compare: --method: expected --methods with a list");
   for (int i = 0; i < args->n_own && rc == CLI_OK; i++)
     rc = compare_add_grid(p, args->own[i].value);
   if (rc == CLI_OK) rc = settings_apply(&p->base, args->settings, args->n_settings);
   /* Each run has a folder. one_run sets the path; here "runs" only stands for any path. */
   if (rc == CLI_OK) rc = settings_set_or_report(&p->base, NULL, "out", "runs");
-  if (rc == CLI_OK && p->grids == 0 && needs != NULL) rc = cli_bad("--%s: needs --grid", needs);
-  if (rc == CLI_OK && p->list == NULL) rc = cli_bad("compare: --methods is missing");
+  if (rc == CLI_OK && p->grids == 0 && needs != NULL) rc = cli_fail("--%s: needs --grid", needs);
+  if (rc == CLI_OK && p->list == NULL) rc = cli_fail("compare: --methods is missing");
   if (p->grid_seeds == 0) p->grid_seeds = 1;
   return rc == CLI_OK ? compare_parse_methods(p, p->list) : rc;
 }
@@ -52,7 +52,7 @@ static int check_network_and_metric(compare_plan *p, const data_set *d) {
   p->metric =
       reconstructs ? (tested ? TEST_LOSS : TRAIN_LOSS) : (tested ? TEST_ACCURACY : TRAIN_ACCURACY);
   if (rc == CLI_OK && !reconstructs && p->target > 1.0)
-    return cli_bad("--target: %g, expected an accuracy from 0 to 1", p->target);
+    return cli_fail("--target: %g, expected an accuracy from 0 to 1", p->target);
   return rc;
 }
 
@@ -60,13 +60,13 @@ static int check_network_and_metric(compare_plan *p, const data_set *d) {
 static int check_validation_and_batch(compare_plan *p, const data_set *d) {
   if (p->grids > 0 && p->validation == 0) p->validation = d->train.n / 10;
   if (p->grids > 0 && (p->validation < 1 || p->validation >= d->train.n))
-    return cli_bad("--validation: %lld samples, but %s has %d to train on",
-                   (long long)p->validation, d->name, (int)d->train.n);
+    return cli_fail("--validation: %lld samples, but %s has %d to train on",
+                    (long long)p->validation, d->name, (int)d->train.n);
   const long long left = (long long)d->train.n - (long long)p->validation;
   for (int i = 0; i < p->methods; i++) {
     if (settings_count_samples(&p->method[i].s) <= left) continue;
-    return cli_bad("--batch: %lld samples, but %s has %lld to train on",
-                   (long long)settings_count_samples(&p->method[i].s), d->name, left);
+    return cli_fail("--batch: %lld samples, but %s has %lld to train on",
+                    (long long)settings_count_samples(&p->method[i].s), d->name, left);
   }
   return CLI_OK;
 }
@@ -146,7 +146,7 @@ static int run_compare(void *user, const cli_args *args) {
   compare_plan *p = user;
   settings_init(&p->base);
   p->notes = open_memstream(&p->note, &p->note_size);
-  int rc = p->notes == NULL ? cli_bad("compare: no memory") : parse_plan(p, args);
+  int rc = p->notes == NULL ? cli_fail("compare: no memory") : parse_plan(p, args);
   if (rc == CLI_OK) rc = compare_methods(p);
   compare_plan_free(p);
   return rc;

@@ -44,7 +44,7 @@ static int check_config_file(const char *path, const char *text, const settings 
   int rc = settings_parse_json(&was, text, path);
   if (rc == CLI_OK) rc = settings_check_same(s, &was, path, "this comparison");
   if (rc == CLI_OK && (was.epochs != s->epochs || was.steps != s->steps))
-    rc = cli_bad("%s: is a run of another length than this comparison", path);
+    rc = cli_fail("%s: is a run of another length than this comparison", path);
   settings_free(&was);
   return rc;
 }
@@ -117,14 +117,14 @@ static bool folder_has_runs(const compare_plan *p) {
 static int check_new_folder(const compare_plan *p) {
   DIR *folder = opendir(p->dir);
   if (folder == NULL)
-    return errno == ENOENT ? CLI_OK : cli_bad("--out: %s: %s", p->dir, strerror(errno));
+    return errno == ENOENT ? CLI_OK : cli_fail("--out: %s: %s", p->dir, strerror(errno));
   bool empty = true;
   for (const struct dirent *e; (e = readdir(folder)) != NULL;)
     empty = empty && (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0);
   (void)closedir(folder);
   if (empty) return CLI_OK;
-  return folder_has_runs(p) ? cli_bad("--out: %s has a comparison; --resume continues it", p->dir)
-                            : cli_bad("--out: %s is not empty, expected a new folder", p->dir);
+  return folder_has_runs(p) ? cli_fail("--out: %s has a comparison; --resume continues it", p->dir)
+                            : cli_fail("--out: %s is not empty, expected a new folder", p->dir);
 }
 
 int compare_open_folder(const compare_plan *p) {
@@ -135,7 +135,7 @@ int compare_open_folder(const compare_plan *p) {
     rc = check_new_folder(p);
     if (rc == CLI_OK) rc = disk_make_folder(p->dir);
   } else if (!folder_has_runs(p)) {
-    rc = cli_bad("--resume: %s has no comparison to continue", p->dir);
+    rc = cli_fail("--resume: %s has no comparison to continue", p->dir);
   }
   if (rc == CLI_OK) rc = disk_lock_folder(p->dir, "compare", &lock);
   for (int i = 0; rc == CLI_OK && i < (p->grids > 0 ? 2 : 1); i++) {

@@ -20,7 +20,7 @@ int compare_count_points(const compare_plan *p, compare_method *m) {
     const char *name = p->grid[g].name;
     m->use[g] = compare_has_effect(p, m, name) && !compare_has_own(m, name);
     if (m->use[g]) m->points *= p->grid[g].n;
-    if (m->points > COMPARE_POINTS) return cli_bad("--grid: more than %d points", COMPARE_POINTS);
+    if (m->points > COMPARE_POINTS) return cli_fail("--grid: more than %d points", COMPARE_POINTS);
   }
   return CLI_OK;
 }

@@ -64,7 +64,7 @@ static int drop_ineffective_options(compare_plan *p, compare_method *m) {
     char needs[SETTINGS_NEEDS] = "";
     if (settings_applies(&m->s, name) && !is_always_idle(p, m, name, needs, sizeof needs)) continue;
     if (compare_has_own(m, name))
-      return cli_bad("--methods: %s: %s has no effect unless %s", m->label, name, needs);
+      return cli_fail("--methods: %s: %s has no effect unless %s", m->label, name, needs);
     drop_library_option(p, m, i);
   }
   return CLI_OK;
@@ -94,29 +94,29 @@ static void set_method_label(compare_plan *p, compare_method *m, const char *nam
 static int append_method(compare_plan *p, const char *name) {
   char message[CLI_MESSAGE] = "";
   if (name[0] == 0)
-    return cli_bad("--methods: expected name or name:option=value, separated by ','");
+    return cli_fail("--methods: expected name or name:option=value, separated by ','");
   if (p->methods == COMPARE_METHODS)
-    return cli_bad("--methods: more than %d methods", COMPARE_METHODS);
+    return cli_fail("--methods: more than %d methods", COMPARE_METHODS);
   compare_method *m = &p->method[p->methods];
   settings_copy(&m->s, &p->base);
   set_method_label(p, m, name);
   p->methods++;
   if (settings_try_set(&m->s, "method", name, message, sizeof message) != CLI_OK)
-    return cli_bad("--methods: %s", message);
+    return cli_fail("--methods: %s", message);
   return drop_inapplicable_settings(p, m);
 }
 
 static int add_own_setting(compare_plan *p, char *text) {
   char where[96];
-  if (p->methods == 0) return cli_bad("--methods: '%s', expected a method before it", text);
+  if (p->methods == 0) return cli_fail("--methods: '%s', expected a method before it", text);
   compare_method *m = &p->method[p->methods - 1];
   char *equals = strchr(text, '=');
   if (equals == NULL || equals == text)
-    return cli_bad("--methods: %s: '%s', expected option=value", m->label, text);
+    return cli_fail("--methods: %s: '%s', expected option=value", m->label, text);
   *equals = 0;
   if (is_same_for_all_methods(text))
-    return cli_bad("--methods: %s: %s is the same for all methods", m->label, text);
-  if (compare_has_own(m, text)) return cli_bad("--methods: %s: %s is given twice", m->label, text);
+    return cli_fail("--methods: %s: %s is the same for all methods", m->label, text);
+  if (compare_has_own(m, text)) return cli_fail("--methods: %s: %s is given twice", m->label, text);
   (void)snprintf(where, sizeof where, "--methods: %s", m->label);
   if (settings_set_or_report(&m->s, where, text, equals + 1) != CLI_OK) return CLI_BAD;
   m->own = cli_append_zeroed(m->own, (size_t)m->n_own_settings, sizeof *m->own);
@@ -159,7 +159,7 @@ int compare_parse_methods(compare_plan *p, const char *list) {
     compare_method *m = &p->method[i];
     for (int k = 0; rc == CLI_OK && k < m->n_own_settings; k++)
       if (!settings_applies(&m->s, m->own[k].name))
-        rc = cli_bad("--methods: %s: %s has no effect", m->label, m->own[k].name);
+        rc = cli_fail("--methods: %s: %s has no effect", m->label, m->own[k].name);
     if (rc == CLI_OK) rc = drop_ineffective_options(p, m);
     if (rc == CLI_OK) rc = settings_check(&m->s);
     if (rc == CLI_OK) rc = compare_count_points(p, m);
@@ -179,29 +179,29 @@ static int check_last_value(const compare_grid *g) {
 }
 
 int compare_add_grid(compare_plan *p, const char *text) {
-  if (p->grids == COMPARE_GRIDS) return cli_bad("--grid: more than %d grids", COMPARE_GRIDS);
+  if (p->grids == COMPARE_GRIDS) return cli_fail("--grid: more than %d grids", COMPARE_GRIDS);
   compare_grid *g = &p->grid[p->grids++];
   memset(g, 0, sizeof *g);
   g->text = cli_copy_text(text);
   char *value = strchr(g->text, '=');
   if (value == NULL || value == g->text || value[1] == 0)
-    return cli_bad("--grid: '%s', expected option=a,b,c", text);
+    return cli_fail("--grid: '%s', expected option=a,b,c", text);
   *value++ = 0;
   g->name = g->text;
   if (is_same_for_all_methods(g->name) || settings_is_in_list(g->name, "epochs|steps"))
-    return cli_bad("--grid: %s is the same for all runs", g->name);
+    return cli_fail("--grid: %s is the same for all runs", g->name);
   for (int i = 0; i + 1 < p->grids; i++)
     if (settings_is_same_name(g->name, p->grid[i].name))
-      return cli_bad("--grid: %s is given twice", g->name);
+      return cli_fail("--grid: %s is given twice", g->name);
   int rc = CLI_OK;
   for (char *next; rc == CLI_OK && value != NULL; value = next) {
     next = strchr(value, ',');
     if (next != NULL) *next++ = 0;
     if (g->n == COMPARE_VALUES)
-      return cli_bad("--grid: %s has more than %d values", g->name, COMPARE_VALUES);
+      return cli_fail("--grid: %s has more than %d values", g->name, COMPARE_VALUES);
     for (int i = 0; i < g->n; i++)
       if (strcmp(g->value[i], value) == 0)
-        return cli_bad("--grid: %s has '%s' twice", g->name, value);
+        return cli_fail("--grid: %s has '%s' twice", g->name, value);
     g->value[g->n++] = value;
     rc = check_last_value(g);
   }

@@ -61,17 +61,17 @@ int disk_write_file(const char *path, const void *bytes, size_t size) {
   }
   if (!done && fd >= 0) (void)unlink(part);
   free(part);
-  return done ? CLI_OK : cli_bad("%s: cannot be written: %s", path, strerror(why));
+  return done ? CLI_OK : cli_fail("%s: cannot be written: %s", path, strerror(why));
 }
 
 int disk_check_regular(const char *path) {
   struct stat st;
   if (lstat(path, &st) != 0 || S_ISREG(st.st_mode)) return CLI_OK;
-  return cli_bad("%s: is %s, expected a regular file", path,
-                 S_ISLNK(st.st_mode)    ? "a symbolic link"
-                 : S_ISDIR(st.st_mode)  ? "a folder"
-                 : S_ISFIFO(st.st_mode) ? "a pipe"
-                                        : "a device or a socket");
+  return cli_fail("%s: is %s, expected a regular file", path,
+                  S_ISLNK(st.st_mode)    ? "a symbolic link"
+                  : S_ISDIR(st.st_mode)  ? "a folder"
+                  : S_ISFIFO(st.st_mode) ? "a pipe"
+                                         : "a device or a socket");
 }
 
 int disk_print_file(const char *path, void (*print)(FILE *f, const void *what), const void *what) {
@@ -80,7 +80,7 @@ int disk_print_file(const char *path, void (*print)(FILE *f, const void *what), 
   FILE *f = open_memstream(&text, &size);
   if (f != NULL) print(f, what);
   const int rc = f != NULL && fclose(f) == 0 ? disk_write_file(path, text, size)
-                                             : cli_bad("%s: no memory", path);
+                                             : cli_fail("%s: no memory", path);
   free(text);
   return rc;
 }
@@ -96,14 +96,15 @@ int disk_lock_folder(const char *dir, const char *who, int *fd) {
   const bool taken = errno == EWOULDBLOCK;
   (void)close(*fd);
   *fd = -1;
-  return taken ? cli_bad("--out: another natgrad %s is running in %s", who, dir) : CLI_OK;
+  return taken ? cli_fail("--out: another natgrad %s is running in %s", who, dir) : CLI_OK;
 }
 
 int disk_read_text(const char *path, char **out) {
   ngio_source s;
   char message[512] = "";
   *out = NULL;
-  if (ngio_source_open(&s, path, message, sizeof message) != NGIO_OK) return cli_bad("%s", message);
+  if (ngio_source_open(&s, path, message, sizeof message) != NGIO_OK)
+    return cli_fail("%s", message);
   char *text = cli_alloc((size_t)s.size + 1, 1);
   const bool read = ngio_source_read(&s, 0, text, s.size, message, sizeof message) == NGIO_OK;
   const bool zero = read && memchr(text, 0, (size_t)s.size) != NULL;
@@ -113,7 +114,7 @@ int disk_read_text(const char *path, char **out) {
     return CLI_OK;
   }
   free(text);
-  return zero ? cli_bad("%s: contains a zero byte, expected text", path) : cli_bad("%s", message);
+  return zero ? cli_fail("%s: contains a zero byte, expected text", path) : cli_fail("%s", message);
 }
 
 int disk_make_folder(const char *path) {
@@ -130,13 +131,13 @@ int disk_make_folder(const char *path) {
   struct stat st;
   if (why == 0 && (stat(path, &st) != 0 || !S_ISDIR(st.st_mode))) why = ENOTDIR;
   if (why == 0) return CLI_OK;
-  return cli_bad("%s: the folder cannot be created: %s", path, strerror(why));
+  return cli_fail("%s: the folder cannot be created: %s", path, strerror(why));
 }
 
 int disk_make_run_subfolder(const char *path) {
   struct stat st;
   if (lstat(path, &st) == 0 && S_ISLNK(st.st_mode))
-    return cli_bad("%s: is a symbolic link, expected a folder", path);
+    return cli_fail("%s: is a symbolic link, expected a folder", path);
   return disk_make_folder(path);
 }
 

@@ -59,12 +59,12 @@ static int read_log_records(const char *path, record *r) {
       add_object_columns(r, o);
     } else {
       ngio_json_free(&json);
-      rc = cli_bad("%s: line %d: expected an object with \"schema\": 1, \"event\" and \"step\"",
-                   path, r->lines + 1);
+      rc = cli_fail("%s: line %d: expected an object with \"schema\": 1, \"event\" and \"step\"",
+                    path, r->lines + 1);
     }
   }
   free(text);
-  if (rc == CLI_OK && r->lines == 0) rc = cli_bad("%s: has no complete line yet", path);
+  if (rc == CLI_OK && r->lines == 0) rc = cli_fail("%s: has no complete line yet", path);
   return rc;
 }
 
@@ -116,18 +116,18 @@ typedef struct request {
 static int run_export(void *user, const cli_args *args) {
   const char *csv = ((const request *)user)->csv;
   if (args->operands == 0)
-    return cli_bad("export: expected the folder of a run (natgrad train --out)");
-  if (csv == NULL) return cli_bad("export: --csv is missing");
+    return cli_fail("export: expected the folder of a run (natgrad train --out)");
+  if (csv == NULL) return cli_fail("export: --csv is missing");
   const char *dir = args->operand[0];
   char *log = cli_join(dir, "log.jsonl");
   record r = {0};
   int rc = disk_exists(log)
                ? read_log_records(log, &r)
-               : cli_bad("%s: expected the folder of a run, but there is no log.jsonl in it", dir);
+               : cli_fail("%s: expected the folder of a run, but there is no log.jsonl in it", dir);
   if (rc == CLI_OK && strcmp(csv, "-") == 0) {
     print_csv(stdout, &r); /* main checks stdout at the end */
   } else if (rc == CLI_OK) {
-    rc = checkpoint_is_run_file(csv) ? cli_bad("--csv: %s is the name of a file of a run", csv)
+    rc = checkpoint_is_run_file(csv) ? cli_fail("--csv: %s is the name of a file of a run", csv)
                                      : disk_print_file(csv, print_csv, &r);
   }
   for (int i = 0; i < r.lines; i++)

@@ -11,21 +11,21 @@ int feed_create(const settings *s, const data_set *d, const run_ranks *ranks, bo
                 ng_pool *pool, feed *out) {
   memset(out, 0, sizeof *out);
   if (s->batch > d->train.n && s->validation > 0)
-    return cli_bad(
+    return cli_fail(
         "--validation: %lld samples leave %d of %s to train on, less than a batch of %lld",
         (long long)s->validation, (int)d->train.n, d->name, (long long)s->batch);
   if (s->batch > d->train.n)
-    return cli_bad("--batch: %lld samples, but %s has %d to train on", (long long)s->batch, d->name,
-                   (int)d->train.n);
+    return cli_fail("--batch: %lld samples, but %s has %d to train on", (long long)s->batch,
+                    d->name, (int)d->train.n);
   if (settings_count_samples(s) > d->train.n)
-    return cli_bad("--acc-iters: %lld batches of %lld samples, but %s has %d to train on",
-                   (long long)s->acc_iters, (long long)s->batch, d->name, (int)d->train.n);
+    return cli_fail("--acc-iters: %lld batches of %lld samples, but %s has %d to train on",
+                    (long long)s->acc_iters, (long long)s->batch, d->name, (int)d->train.n);
   const bool automatic = strcmp(s->augment, "auto") == 0;
   data_transform how = {.normalise = !reconstructs, .seed = (uint64_t)s->seed};
   how.crop = automatic ? d->augments : strstr(s->augment, "crop") != NULL;
   how.flip = automatic ? d->augments : strstr(s->augment, "flip") != NULL;
   if ((how.crop || how.flip) && (d->height < 2 || d->width < 2))
-    return cli_bad("--augment: %s needs images, %s has rows of features", s->augment, d->name);
+    return cli_fail("--augment: %s needs images, %s has rows of features", s->augment, d->name);
   const int64_t first = ranks == NULL ? 0 : ranks_find_first(ranks, ranks->rank, s->batch);
   const int64_t end = ranks == NULL ? s->batch : ranks_find_first(ranks, ranks->rank + 1, s->batch);
   const int64_t batch = end - first, capacity = batch > 0 ? batch : 1;
@@ -107,7 +107,7 @@ static int report_unreadable(const feed *f, const image_list *list, int32_t row,
   if (atomic_exchange(&set->reported[list->first + row], 1) != 0) return CLI_OK;
   const int n = atomic_fetch_add(&set->unreadable, 1) + 1;
   if (n * 100LL > set->total)
-    return cli_bad(
+    return cli_fail(
         "--data: images: %d of %d files are unreadable, more than 1 %%; the last is %s: %s", n,
         set->total, list->path[row], why);
   cli_note("%s: unreadable, left out (%d of %d files): %s", list->path[row], n, set->total, why);
@@ -125,7 +125,7 @@ static int decode_replacement(feed *f, const piece *p, int64_t place, int32_t at
     }
     if (report_unreadable(f, p->split->images, row, why) != CLI_OK) return CLI_BAD;
   }
-  return cli_bad("--data: images: none of %d files can be read", n);
+  return cli_fail("--data: images: none of %d files can be read", n);
 }
 
 /* Return the index, in the order of the epoch, of sample i of this rank. */

@@ -59,7 +59,8 @@ int grads_create(nn *net, const run_ranks *ranks, int64_t batches, double share,
   if (batches < 2 && ranks->size == 1) return CLI_OK;
   out->sum = malloc((size_t)nn_count_weights(net) * sizeof *out->sum);
   if (out->sum == NULL)
-    return cli_bad("no memory for the gradients of %lld weights", (long long)nn_count_weights(net));
+    return cli_fail("no memory for the gradients of %lld weights",
+                    (long long)nn_count_weights(net));
   if (ranks->size > 1) make_buckets(out, cap);
   nn_watch_gradients(net, add_ready_gradients, out);
   return CLI_OK;

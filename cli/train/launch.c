@@ -59,10 +59,10 @@ static int begin_mpi(launch *l) {
   l->module = load_mpi_module(why, sizeof why);
   if (l->module == NULL || !cli_find_function(l->module, "launch_mpi_begin", &begin) ||
       begin(&l->table, sizeof l->table, why, sizeof why) != 0)
-    return cli_bad("ranks over MPI: %s", why);
+    return cli_fail("ranks over MPI: %s", why);
   const int32_t want = count_launched_processes();
   if (want == 0 || want == l->table.size) return CLI_OK;
-  return cli_bad(
+  return cli_fail(
       "ranks over MPI: the launcher started %d ranks, this program's MPI has %d: launcher and "
       "program use different MPIs",
       want, l->table.size);
@@ -74,11 +74,11 @@ int launch_begin(const char *wanted, launch *out) {
   if (strcmp(wanted, "auto") == 0) return count_launched_processes() > 1 ? begin_mpi(out) : CLI_OK;
   if (strcmp(wanted, "mpi") == 0) return begin_mpi(out);
   if (*wanted < '0' || *wanted > '9')
-    return cli_bad("--ranks: '%s', expected auto, mpi or a number of threads", wanted);
+    return cli_fail("--ranks: '%s', expected auto, mpi or a number of threads", wanted);
   if (cli_parse_option("ranks", CLI_WHOLE, wanted, 1, 1024, &threads) != CLI_OK) return CLI_BAD;
   if (count_launched_processes() > 1)
-    return cli_bad("--ranks: %lld threads, but a launcher has started %d processes; omit --ranks",
-                   (long long)threads, count_launched_processes());
+    return cli_fail("--ranks: %lld threads, but a launcher has started %d processes; omit --ranks",
+                    (long long)threads, count_launched_processes());
   out->threads = (int32_t)threads;
   return CLI_OK;
 }
@@ -114,13 +114,13 @@ int launch_run_threads(int32_t n, int (*work)(void *user, const ng_transport *t)
     m[i] = (member){.work = work, .user = user, .reported = &reported};
     good = ng_threads_transport(group, i, &m[i].t, sizeof m[i].t) == NG_OK;
   }
-  int rc = good ? CLI_OK : cli_bad("no memory for %d ranks", n);
+  int rc = good ? CLI_OK : cli_fail("no memory for %d ranks", n);
   cli_report_once(&reported);
   while (made < n && rc == CLI_OK) {
     if (pthread_create(&m[made].thread, NULL, run_thread_rank, &m[made]) == 0) {
       made++;
     } else {
-      rc = cli_bad("no thread for rank %d", made);
+      rc = cli_fail("no thread for rank %d", made);
       m[0].t.abort(m[0].t.user);
     }
   }

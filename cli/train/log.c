@@ -25,7 +25,7 @@ struct run_log {
 };
 
 static int report_failure(run_log *l) {
-  if (!l->reported) (void)cli_bad("%s: cannot be written: %s", l->path, strerror(errno));
+  if (!l->reported) (void)cli_fail("%s: cannot be written: %s", l->path, strerror(errno));
   l->reported = true;
   return CLI_BAD;
 }
@@ -59,19 +59,19 @@ int log_check_crc(const char *path, int64_t bytes, uint32_t crc, const char *whe
   const uint32_t is = has >= bytes ? disk_compute_crc(text, (size_t)bytes) : 0;
   free(text);
   if (has < bytes)
-    return cli_bad("%s: has %lld bytes, the checkpoint was made when the log had %lld", path, has,
-                   (long long)bytes);
+    return cli_fail("%s: has %lld bytes, the checkpoint was made when the log had %lld", path, has,
+                    (long long)bytes);
   if (is == crc) return CLI_OK;
-  return cli_bad("%s: does not belong to %s, or was edited: its first %lld bytes have checksum "
-                 "%08lx, expected %08lx",
-                 path, where, (long long)bytes, (unsigned long)is, (unsigned long)crc);
+  return cli_fail("%s: does not belong to %s, or was edited: its first %lld bytes have checksum "
+                  "%08lx, expected %08lx",
+                  path, where, (long long)bytes, (unsigned long)is, (unsigned long)crc);
 }
 
 int log_reopen(const char *path, int64_t bytes, const log_times *t, run_log **out) {
   if (open_log(path, O_APPEND, out) != CLI_OK) return CLI_BAD;
   run_log *l = *out;
   if (ftruncate(fileno(l->f), (off_t)bytes) != 0) {
-    const int rc = cli_bad("%s: cannot be truncated: %s", path, strerror(errno));
+    const int rc = cli_fail("%s: cannot be truncated: %s", path, strerror(errno));
     log_close_quietly(out);
     return rc;
   }
@@ -318,7 +318,7 @@ int log_read_result(const char *path, const char *config, train_result *out, boo
   *over = event != NULL && strcmp(event, "end") == 0 && why != NULL && strcmp(why, "stopped") != 0;
   int rc = CLI_OK;
   if (*over && !is_checksum_valid(text, last, config))
-    rc = cli_bad("%s: does not belong to config.json beside it, or was edited", path);
+    rc = cli_fail("%s: does not belong to config.json beside it, or was edited", path);
   if (*over && rc == CLI_OK) {
     read_end_fields(o, out);
     rc = log_read_epochs(path, (int64_t)n, &out->epoch, &out->epochs);

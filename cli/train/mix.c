@@ -68,10 +68,10 @@ int mix_create(const settings *s, const data_set *d, const run_ranks *ranks, boo
                .classes = d->classes,
                .batch = (int32_t)(ranks_find_first(&k, k.rank + 1, s->batch) - first)};
   if (reconstructs && (s->mixup_alpha > 0.0 || s->erase_rate > 0.0))
-    return cli_bad("--%s: model %s has no labels",
-                   s->mixup_alpha > 0.0 ? "mixup-alpha" : "erase-rate", s->model);
+    return cli_fail("--%s: model %s has no labels",
+                    s->mixup_alpha > 0.0 ? "mixup-alpha" : "erase-rate", s->model);
   if (s->erase_rate > 0.0 && (d->height < 2 || d->width < 2))
-    return cli_bad("--erase-rate: needs images, %s has rows of features", d->name);
+    return cli_fail("--erase-rate: needs images, %s has rows of features", d->name);
   if (s->mixup_alpha <= 0.0) return CLI_OK;
   const size_t values = (size_t)out->batch * (size_t)(d->height * d->width * d->channels);
   const size_t targets = (size_t)out->batch * (size_t)d->classes;

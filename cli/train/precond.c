@@ -26,7 +26,7 @@ struct precond {
   int64_t whole, first; /* ng_batch.whole, ng_batch.first; 0: not set */
 };
 
-static int report_failure(const precond *p) { return cli_bad("%s", ng_last_error(p->ctx)); }
+static int report_failure(const precond *p) { return cli_fail("%s", ng_last_error(p->ctx)); }
 
 static void run_on_pool(void *user, int32_t n, void (*task)(void *arg, int32_t i), void *arg) {
   ng_pool_run(user, n, task, arg);
@@ -325,7 +325,7 @@ static int report_file_failure(const precond *p, const char *path) {
   static const char stream[] = "the stream: ";
   const char *text = ng_last_error(p->ctx);
   if (strncmp(text, stream, sizeof stream - 1) == 0) text += sizeof stream - 1;
-  return cli_bad("%s: natgrad.state: %s", path, text);
+  return cli_fail("%s: natgrad.state: %s", path, text);
 }
 
 /* Report a failure. All ranks have the same file error, so only ranks with `reports` report it. */

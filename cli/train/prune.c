@@ -35,13 +35,13 @@ static int read_trained_run(const char *dir, const request *w, subject *p) {
   int lock = -1;
   char *config = cli_join(dir, "config.json");
   int rc = disk_exists(config) ? CLI_OK
-                               : cli_bad("%s: expected the folder of a run, but there is no "
-                                         "config.json in it",
-                                         dir);
+                               : cli_fail("%s: expected the folder of a run, but there is no "
+                                          "config.json in it",
+                                          dir);
   if (rc == CLI_OK) rc = disk_lock_folder(dir, "prune", &lock);
   if (rc == CLI_OK) rc = checkpoint_find(dir, &step, NULL);
   if (rc == CLI_OK && step < 0 && w->weights == NULL)
-    rc = cli_bad("%s: there is no checkpoint in it", dir);
+    rc = cli_fail("%s: there is no checkpoint in it", dir);
   if (rc == CLI_OK) rc = settings_read_file(&p->s, config);
   if (rc == CLI_OK && w->data != NULL) rc = settings_set_or_report(&p->s, NULL, "data", w->data);
   if (rc == CLI_OK && step >= 0) p->weights = checkpoint_path(dir, step);
@@ -99,13 +99,13 @@ static int print_test_result(subject *p, const char *when) {
 
 /* Check --out before the work begins. */
 static int check_output_path(const char *path) {
-  if (disk_exists(path)) return cli_bad("--out: %s exists", path);
+  if (disk_exists(path)) return cli_fail("--out: %s exists", path);
   if (checkpoint_is_run_file(path))
-    return cli_bad("--out: %s is the name of a file of a run", path);
+    return cli_fail("--out: %s is the name of a file of a run", path);
   char *folder = cli_get_folder(path);
   const int rc = access(folder, W_OK | X_OK) == 0
                      ? CLI_OK
-                     : cli_bad("%s: cannot be written: %s", path, strerror(errno));
+                     : cli_fail("%s: cannot be written: %s", path, strerror(errno));
   free(folder);
   return rc;
 }
@@ -122,13 +122,13 @@ static int prune_run(const char *dir, const request *w) {
     const pruning_count c = pruning_count_zeros(p.net);
     const double is = (double)c.zeros / (double)c.weights;
     if (w->how.sparsity < is)
-      rc = cli_bad("--sparsity: %g, but %g of the weights are 0 already", w->how.sparsity, is);
+      rc = cli_fail("--sparsity: %g, but %g of the weights are 0 already", w->how.sparsity, is);
   }
   if (rc == CLI_OK) rc = print_test_result(&p, "before");
   if (rc == CLI_OK) rc = pruning_run(p.ctx, &w->how, p.reconstructs, &p.feed, p.net);
   if (rc == CLI_OK && checkpoint_find_nonfinite(p.net) != NULL)
-    rc = cli_bad("prune: %s is not finite; try a larger --damping",
-                 checkpoint_find_nonfinite(p.net));
+    rc = cli_fail("prune: %s is not finite; try a larger --damping",
+                  checkpoint_find_nonfinite(p.net));
   if (rc == CLI_OK) rc = print_test_result(&p, "after ");
   if (rc == CLI_OK) rc = checkpoint_write_model(w->out, p.net, &p.state);
   close_subject(&p);
@@ -139,11 +139,11 @@ static int run_prune(void *user, const cli_args *args) {
   request *w = user;
   if (strcmp(w->score, "magnitude") == 0) w->how.score = PRUNING_MAGNITUDE;
   if (args->operands == 0)
-    return cli_bad("prune: expected the folder of a run (natgrad train --out)");
+    return cli_fail("prune: expected the folder of a run (natgrad train --out)");
   if (strcmp(w->score, "mfac") != 0 && w->how.score != PRUNING_MAGNITUDE)
-    return cli_bad("--score: expected mfac or magnitude, got '%s'", w->score);
-  if (w->how.sparsity < 0.0) return cli_bad("prune: --sparsity is missing");
-  if (w->out == NULL) return cli_bad("prune: --out FILE is missing");
+    return cli_fail("--score: expected mfac or magnitude, got '%s'", w->score);
+  if (w->how.sparsity < 0.0) return cli_fail("prune: --sparsity is missing");
+  if (w->out == NULL) return cli_fail("prune: --out FILE is missing");
   return prune_run(args->operand[0], w);
 }
 

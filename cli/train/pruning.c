@@ -37,7 +37,7 @@ static int open_fisher(ng_context *ctx, const pruning *how, const pruning_set *s
                                         NG_F32); /* the library only reads G */
   const ng_status st = ng_fisher_create(ctx, &rows, how->damping, end, blocks, out);
   free(end);
-  return st == NG_OK ? CLI_OK : cli_bad("prune: %s", ng_last_error(ctx));
+  return st == NG_OK ? CLI_OK : cli_fail("prune: %s", ng_last_error(ctx));
 }
 
 int pruning_prune_step(ng_context *ctx, const pruning *how, const pruning_set *s) {
@@ -47,7 +47,7 @@ int pruning_prune_step(ng_context *ctx, const pruning *how, const pruning_set *s
   int rc = mfac ? open_fisher(ctx, how, s, &f) : CLI_OK;
   if (rc == CLI_OK && mfac) {
     diagonal = cli_alloc((size_t)s->n, sizeof *diagonal);
-    if (ng_fisher_diagonal(f, diagonal) != NG_OK) rc = cli_bad("prune: %s", ng_last_error(ctx));
+    if (ng_fisher_diagonal(f, diagonal) != NG_OK) rc = cli_fail("prune: %s", ng_last_error(ctx));
   }
   for (int64_t i = 0; i < s->n && rc == CLI_OK; i++)
     score[i] = mfac ? s->w[i] * s->w[i] / (2.0 * diagonal[i]) : fabs(s->w[i]);
@@ -56,7 +56,7 @@ int pruning_prune_step(ng_context *ctx, const pruning *how, const pruning_set *s
   for (int64_t i = 0; i < s->n && rc == CLI_OK && mfac; i++)
     t[i] = s->pruned[i] ? -s->w[i] / diagonal[i] : 0.0;
   if (rc == CLI_OK && mfac && ng_fisher_solve(f, t, t) != NG_OK)
-    rc = cli_bad("prune: %s", ng_last_error(ctx));
+    rc = cli_fail("prune: %s", ng_last_error(ctx));
   for (int64_t i = 0; i < s->n && rc == CLI_OK; i++)
     s->w[i] = s->pruned[i] ? 0.0 : s->w[i] + (mfac ? t[i] : 0.0);
   ng_fisher_destroy(&f);

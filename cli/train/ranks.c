@@ -19,7 +19,7 @@ static ng_collective describe_collective(ng_coll_kind kind, ng_dtype dtype, void
 
 static int report_failure(const run_ranks *r, ng_status st) {
   if (st == NG_OK) return CLI_OK;
-  return cli_bad("rank %d of %d: another rank or %s failed", r->rank, r->size, r->t->name);
+  return cli_fail("rank %d of %d: another rank or %s failed", r->rank, r->size, r->t->name);
 }
 
 static void count_message(const run_ranks *r, const ng_collective *c) {

@@ -193,7 +193,7 @@ static int set_library_option(settings *s, const char *name, const char *value, 
 int settings_try_set(settings *s, const char *name, const char *value, char *message, size_t size) {
   const settings_row *row = settings_find(name);
   if (!ngio_is_utf8(value)) { /* it could not be written to config.json */
-    (void)snprintf(message, size, "'%s' is not UTF-8", ngio_quote(value).text);
+    (void)snprintf(message, size, "'%s' is not UTF-8", ngio_printable(value).text);
     return CLI_BAD;
   }
   if (row != NULL) return set_setting(s, row, value, message, size);
@@ -205,8 +205,8 @@ int settings_try_set(settings *s, const char *name, const char *value, char *mes
 int settings_set_or_report(settings *s, const char *where, const char *name, const char *value) {
   char message[CLI_MESSAGE] = "";
   if (settings_try_set(s, name, value, message, sizeof message) == CLI_OK) return CLI_OK;
-  return cli_bad("%s%s%s: %s", where != NULL ? where : "--", where != NULL ? ": " : "", name,
-                 message);
+  return cli_fail("%s%s%s: %s", where != NULL ? where : "--", where != NULL ? ": " : "", name,
+                  message);
 }
 
 int settings_apply(settings *s, const cli_setting *given, int n) {
@@ -217,9 +217,9 @@ int settings_apply(settings *s, const cli_setting *given, int n) {
     steps = steps || strcmp(given[i].name, "steps") == 0;
     rc = settings_set_or_report(s, NULL, given[i].name, given[i].value);
   }
-  if (rc == CLI_OK && epochs && steps) rc = cli_bad("--steps: give it or --epochs, not both");
-  if (rc == CLI_OK && steps && s->steps == 0) rc = cli_bad("--steps: expected at least 1");
-  if (rc == CLI_OK && epochs && s->epochs <= 0.0) rc = cli_bad("--epochs: expected more than 0");
+  if (rc == CLI_OK && epochs && steps) rc = cli_fail("--steps: give it or --epochs, not both");
+  if (rc == CLI_OK && steps && s->steps == 0) rc = cli_fail("--steps: expected at least 1");
+  if (rc == CLI_OK && epochs && s->epochs <= 0.0) rc = cli_fail("--epochs: expected more than 0");
   return rc;
 }
 

@@ -78,7 +78,7 @@ double settings_choose_lr(const settings *s) {
 int settings_create_options(const settings *s, ng_options **out) {
   char message[CLI_MESSAGE] = "";
   if (make_options(s, out, message, sizeof message) == CLI_OK) return CLI_OK;
-  return cli_bad("%s", message);
+  return cli_fail("%s", message);
 }
 
 void schedule_read_base(const settings *s, double base[SCHEDULED]) {
@@ -125,11 +125,11 @@ static int check_damping_rule(const settings *s, const ng_options *o) {
   char message[CLI_MESSAGE];
   if (strcmp(s->damping_rule, "none") == 0) return CLI_OK;
   if (ng_options_idle(o, "damping", message, sizeof message) == NG_OK && message[0] != 0)
-    return cli_bad("--damping-rule: method %s has no damping", s->method);
+    return cli_fail("--damping-rule: method %s has no damping", s->method);
   (void)schedule_evaluate(s->schedule, base, 0, value, message,
                           sizeof message); /* cannot fail: checked before */
   if (isnan(value[SCHEDULED_DAMPING])) return CLI_OK;
-  return cli_bad("--damping-rule: the schedule '%s' changes damping as well", s->schedule);
+  return cli_fail("--damping-rule: the schedule '%s' changes damping as well", s->schedule);
 }
 
 /* Refuse a setting if the other setting that it needs has its default. */
@@ -145,39 +145,39 @@ static int check_required_settings(const settings *s) {
                                         {"checkpoint-parts", "out"}};
   for (size_t i = 0; i < sizeof list / sizeof list[0]; i++)
     if (!is_default(s, settings_find(list[i][0])) && is_default(s, settings_find(list[i][1])))
-      return cli_bad("--%s: needs --%s", list[i][0], list[i][1]);
+      return cli_fail("--%s: needs --%s", list[i][0], list[i][1]);
   return CLI_OK;
 }
 
 int settings_check(const settings *s) {
   ng_options *o = NULL;
   if (s->epochs <= 0.0 && s->steps <= 0)
-    return cli_bad("--epochs: expected --epochs or --steps above 0");
+    return cli_fail("--epochs: expected --epochs or --steps above 0");
   for (int i = 0; i < s->n_library && settings_is_first_order(s); i++) {
     if (applies_to_all_methods(s->library[i].name)) continue;
-    return cli_bad("--%s: method %s has no curvature", s->library[i].name, s->method);
+    return cli_fail("--%s: method %s has no curvature", s->library[i].name, s->method);
   }
   if (settings_is_first_order(s) && strcmp(s->fisher, "sampled") == 0)
-    return cli_bad("--fisher: method %s has no statistics", s->method);
+    return cli_fail("--fisher: method %s has no statistics", s->method);
   const settings_row *useless = settings_find_idle(s);
   if (useless != NULL)
-    return cli_bad("--%s: has no effect with method %s and the %s update", useless->name, s->method,
-                   settings_is_adamw(s) ? "adamw" : "sgd");
+    return cli_fail("--%s: has no effect with method %s and the %s update", useless->name,
+                    s->method, settings_is_adamw(s) ? "adamw" : "sgd");
   if (s->nesterov && !settings_is_adamw(s) && s->momentum == 0.0)
-    return cli_bad("--nesterov: needs a momentum above 0");
+    return cli_fail("--nesterov: needs a momentum above 0");
   if (strcmp(s->adjust_momentum, "none") != 0 && (s->nesterov || s->momentum == 0.0))
-    return cli_bad("--adjust-momentum: needs a momentum above 0, and not Nesterov's");
+    return cli_fail("--adjust-momentum: needs a momentum above 0, and not Nesterov's");
   if (check_required_settings(s) != CLI_OK) return CLI_BAD;
   if (s->erase_area_low > s->erase_area_high)
-    return cli_bad("--erase-area-low: %g is above --erase-area-high, %g", s->erase_area_low,
-                   s->erase_area_high);
-  if (s->data[0] == 0) return cli_bad("--data: expected the name of a data set");
-  if (s->model[0] == 0) return cli_bad("--model: expected the name of a network");
+    return cli_fail("--erase-area-low: %g is above --erase-area-high, %g", s->erase_area_low,
+                    s->erase_area_high);
+  if (s->data[0] == 0) return cli_fail("--data: expected the name of a data set");
+  if (s->model[0] == 0) return cli_fail("--model: expected the name of a network");
   int rc = settings_create_options(s, &o);
   if (rc == CLI_OK && s->schedule[0] != 0) {
     char message[CLI_MESSAGE] = "";
     rc = schedule_check(s->schedule, o, message, sizeof message);
-    if (rc != CLI_OK) rc = cli_bad("--schedule: %s", message);
+    if (rc != CLI_OK) rc = cli_fail("--schedule: %s", message);
   }
   if (rc == CLI_OK) rc = check_damping_rule(s, o);
   ng_options_destroy(&o);
@@ -202,8 +202,8 @@ static bool only_moves_work_between_ranks(const char *option, const char *was, c
 /* Report a difference; return CLI_BAD. */
 static int report_difference(const char *path, const char *name, const char *is, const char *was,
                              const char *where) {
-  return cli_bad("%s%s%s: is '%s', but '%s' in %s; a resumed run keeps its settings",
-                 path != NULL ? path : "--", path != NULL ? ": " : "", name, is, was, where);
+  return cli_fail("%s%s%s: is '%s', but '%s' in %s; a resumed run keeps its settings",
+                  path != NULL ? path : "--", path != NULL ? ": " : "", name, is, was, where);
 }
 
 int settings_check_same(const settings *was, const settings *now, const char *path,

@@ -26,26 +26,27 @@ int settings_parse_json(settings *s, const char *text, const char *path) {
   int rc = cli_json_parse(path, text, strlen(text), &json);
   if (rc != CLI_OK) return rc;
   const ngio_value *o = ngio_json_root(json);
-  if (!ngio_is(o, NGIO_OBJECT)) rc = cli_bad("%s: expected a JSON object of settings", path);
+  if (!ngio_is(o, NGIO_OBJECT)) rc = cli_fail("%s: expected a JSON object of settings", path);
   bool epochs = false, steps = false;
   for (const ngio_value *v = ngio_first(o); v != NULL; v = ngio_next(o, v)) {
     const char *name = v->key;
     char number[64];
     if (rc == CLI_OK && strcmp(name, "schema") == 0 && ngio_integer_of(v) != 1)
-      rc = cli_bad("%s: schema: expected 1", path);
+      rc = cli_fail("%s: schema: expected 1", path);
     if (rc != CLI_OK || settings_is_in_list(name, "schema|natgrad")) continue; /* not settings */
     const char *value = cli_json_text(v, number, sizeof number);
     if (value == NULL)
-      rc = cli_bad("%s: %s: expected a text, a number, true or false", path, name);
+      rc = cli_fail("%s: %s: expected a text, a number, true or false", path, name);
     else
       rc = settings_set_or_report(s, path, name, value);
     for (const ngio_value *w = ngio_first(o); w != v && rc == CLI_OK; w = ngio_next(o, w))
       if (settings_is_same_name(w->key, name))
-        rc = cli_bad("%s: %s and %s are the same setting", path, w->key, name);
+        rc = cli_fail("%s: %s and %s are the same setting", path, w->key, name);
     epochs = epochs || (strcmp(name, "epochs") == 0 && s->epochs > 0.0);
     steps = steps || (strcmp(name, "steps") == 0 && s->steps > 0);
   }
-  if (rc == CLI_OK && epochs && steps) rc = cli_bad("%s: steps: give it or epochs, not both", path);
+  if (rc == CLI_OK && epochs && steps)
+    rc = cli_fail("%s: steps: give it or epochs, not both", path);
   ngio_json_free(&json);
   return rc;
 }
@@ -104,5 +105,5 @@ int settings_write_json(const settings *s, const char *path, char **text) {
     return CLI_OK;
   }
   ngio_out_free(&out);
-  return cli_bad("%s: no memory", path);
+  return cli_fail("%s: no memory", path);
 }

@@ -55,7 +55,7 @@ static int read_settings(settings *s, const request *w, const cli_args *args, bo
   if (rc != CLI_OK || !s->resume || s->out[0] == 0) return rc;
   char path[4096];
   if (snprintf(path, sizeof path, "%s/config.json", s->out) >= (int)sizeof path)
-    return cli_bad("--out: this name is too long");
+    return cli_fail("--out: this name is too long");
   rc = first ? check_checkpoint(s->out) : CLI_OK;         /* only rank 0 reads DIR */
   if (rc != CLI_OK || access(path, F_OK) != 0) return rc; /* train_run will report missing files */
   settings_free(s);
@@ -65,8 +65,8 @@ static int read_settings(settings *s, const request *w, const cli_args *args, bo
   (void)snprintf(was, sizeof was, "%s", s->method);
   if (rc == CLI_OK) rc = apply_arguments(s, w, args);
   if (rc == CLI_OK && strcmp(was, s->method) != 0)
-    rc = cli_bad("--method: is '%s', but '%s' in %s; a resumed run keeps its settings", s->method,
-                 was, path);
+    rc = cli_fail("--method: is '%s', but '%s' in %s; a resumed run keeps its settings", s->method,
+                  was, path);
   return rc;
 }
 
@@ -135,8 +135,8 @@ static int check_layers(const char *model, const char *name) {
   there = there || (of_norms && nn_count_norms(n) > 0);
   nn_destroy(&n);
   if (rc != CLI_OK || there) return rc;
-  return cli_bad("--%s: has no effect, model %s has no %s", name, model,
-                 of_norms ? "norm layers" : "convolutions");
+  return cli_fail("--%s: has no effect, model %s has no %s", name, model,
+                  of_norms ? "norm layers" : "convolutions");
 }
 
 /* Refuse options of the command line that have no effect in this run. A file of --config and the environment may have
@@ -146,7 +146,7 @@ static int check_idle_options(const settings *s, const cli_args *args) {
     const char *name = args->settings[i].name;
     char needs[SETTINGS_NEEDS];
     if (settings_is_idle(s, name, needs, sizeof needs))
-      return cli_bad("--%s: has no effect with method %s unless %s", name, s->method, needs);
+      return cli_fail("--%s: has no effect with method %s unless %s", name, s->method, needs);
     if (check_layers(s->model, name) != CLI_OK) return CLI_BAD;
   }
   return CLI_OK;

@@ -92,7 +92,7 @@ static ng_status find_backend(const ng_backend *const *more, const char *name, b
     ng_name_append(names, sizeof names, ng_backend_at(i)->name);
   }
   return ng_fail_to(message, size, NG_ERR_ABSENT, "%s is '%s', which is not built in; expected %s",
-                    from_config ? "linalg" : "NG_LINALG", ng_quote(name).text, names);
+                    from_config ? "linalg" : "NG_LINALG", ng_shorten(name).text, names);
 }
 
 ng_status ng_context_create(int32_t version, const ng_context_config *config, char *message,

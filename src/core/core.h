@@ -161,10 +161,10 @@ void ng_name_append(char *name, size_t size, const char *more);
 void ng_name_append_number(char *name, size_t size, int64_t count);
 bool ng_same_word(const char *a, const char *b); /* compare two ASCII texts, ignoring case */
 /* Return a copy of `text` for a message; a text of more than 60 bytes is truncated and ends with "...". */
-typedef struct ng_quoted {
+typedef struct ng_short_text {
   char text[64];
-} ng_quoted;
-ng_quoted ng_quote(const char *text);
+} ng_short_text;
+ng_short_text ng_shorten(const char *text);
 
 /* Return whether `word` is one of the words of a list "a|b|c". */
 bool ng_in_list(const char *list, const char *word);

@@ -12,7 +12,7 @@
  * of a large matrix reads another small page for each row, and would miss the TLB (address cache) each time. */
 void *ng_plain_alloc(void *user, size_t bytes) {
   (void)user;
-  return ng_pages_take(bytes, NG_ALIGN);
+  return ng_pages_alloc(bytes, NG_ALIGN);
 }
 
 void ng_plain_free(void *user, void *ptr, size_t bytes) {

@@ -89,8 +89,8 @@ bool ng_same_word(const char *a, const char *b) {
   return lower_case(*a) == lower_case(*b);
 }
 
-ng_quoted ng_quote(const char *text) {
-  ng_quoted q;
+ng_short_text ng_shorten(const char *text) {
+  ng_short_text q;
   size_t n = 0;
   while (n < sizeof q.text - 4 && text[n] != 0) {
     q.text[n] = text[n];

@@ -70,6 +70,6 @@ void ng_environment_check(ng_context *ctx) {
     const char *nearest = ng_nearest(variable + strlen(PREFIX), option_name_at, NAMED);
     if (nearest != NULL) ng_variable_name(nearest, near, sizeof near);
     ng_log(ctx, NG_LOG_WARN, "environment: %s is set, and nothing reads it%s",
-           ng_quote(variable).text, ng_hint_of(nearest == NULL ? NULL : near).text);
+           ng_shorten(variable).text, ng_hint_of(nearest == NULL ? NULL : near).text);
   }
 }

@@ -219,12 +219,12 @@ ng_status ng_globs_check(const char *option, const char *list, char *message, si
       const bool known = ng_globs_of_search(text, globs, 256);
       return ng_fail_to(message, size, NG_ERR_ARG,
                         "%s = \"%s\": regular expressions are not supported; write %s%s%s", option,
-                        ng_quote(text).text, known ? "\"" : "",
+                        ng_shorten(text).text, known ? "\"" : "",
                         known ? globs : "globs with *, ? and [...]",
                         known ? "\"" : ", separated by commas");
     }
     if (g.is_broken || g.from == g.to) {
-      return ng_fail_to(message, size, NG_ERR_ARG, "%s: '%s' %s", option, ng_quote(text).text,
+      return ng_fail_to(message, size, NG_ERR_ARG, "%s: '%s' %s", option, ng_shorten(text).text,
                         g.from == g.to ? "has an empty glob"
                                        : "has a [ without ], or ends with a \\");
     }

@@ -35,13 +35,13 @@ static ng_status read_value(line_reader *r) {
   }
   if (quote != 0 && *to == 0) {
     return ng_fail_to(r->message, r->size, NG_ERR_ARG, "%s: %s has no closing %c", r->name,
-                      ng_quote(r->at).text, quote);
+                      ng_shorten(r->at).text, quote);
   }
   r->at = quote == 0 ? to : to + 1;
   if (*r->at != 0 && !ng_is_blank(*r->at)) {
     return ng_fail_to(r->message, r->size, NG_ERR_ARG,
                       "%s: expected a blank behind the closing %c, not '%s'", r->name, quote,
-                      ng_quote(r->at).text);
+                      ng_shorten(r->at).text);
   }
   const size_t bytes = (size_t)(to - from);
   if (bytes >= sizeof r->value) {
@@ -58,7 +58,7 @@ static ng_status read_word(line_reader *r) {
   const size_t n = strcspn(r->at, "= \t\n\r");
   if (r->at[n] != '=' || n == 0) {
     return ng_fail_to(r->message, r->size, NG_ERR_ARG, "'%s': expected NAME=VALUE",
-                      ng_quote(r->at).text);
+                      ng_shorten(r->at).text);
   }
   (void)snprintf(r->name, sizeof r->name, "%.*s", (int)ng_min64((int64_t)n, 63), r->at);
   r->at += n + 1;

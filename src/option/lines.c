@@ -62,7 +62,7 @@ static ng_status split_entry(entry *e, char *at, char *message, size_t size) {
     return ng_fail_to(
         message, size, NG_ERR_ARG,
         "per_layer: '%s': expected GLOBS: NAME=VALUE ..., with a blank behind the colon",
-        ng_quote(at).text);
+        ng_shorten(at).text);
   }
   *colon = 0;
   e->globs = at;
@@ -114,7 +114,7 @@ ng_status ng_lines_each(const ng_options *o, ng_lines_check check, char *message
     st = ng_options_override(&own, l->list[i].line, why, sizeof why);
     if (st == NG_OK && check != NULL) st = check(&own, why, sizeof why);
     if (st != NG_OK) {
-      st = ng_fail_to(message, size, st, "per_layer: '%s': %s", ng_quote(l->list[i].globs).text,
+      st = ng_fail_to(message, size, st, "per_layer: '%s': %s", ng_shorten(l->list[i].globs).text,
                       why);
     }
   }

@@ -291,7 +291,7 @@ ng_status ng_options_set_method(ng_options *o, const char *name, char *message, 
     return NG_OK;
   }
   return ng_fail_to(message, size, NG_ERR_ARG, "there is no method '%s', there is %s%s",
-                    ng_quote(name).text, list_methods().text,
+                    ng_shorten(name).text, list_methods().text,
                     ng_hint_list(name, list_methods().text).text);
 }
 
@@ -331,11 +331,11 @@ ng_status ng_options_set_system(ng_options *o, const char *system, const char *w
   }
   if (there_are.text[0] != 0) {
     return ng_fail_to(message, size, NG_ERR_ARG, "system '%s' has no variant '%s', there is %s%s",
-                      ng_quote(system).text, ng_quote(which).text, there_are.text,
+                      ng_shorten(system).text, ng_shorten(which).text, there_are.text,
                       ng_hint_list(which, there_are.text).text);
   }
   return ng_fail_to(message, size, NG_ERR_ARG, "there is no system '%s', there is %s",
-                    ng_quote(system).text, list_systems().text);
+                    ng_shorten(system).text, list_systems().text);
 }
 
 ng_status ng_options_set_published(ng_options *o, const char *name, const char *value, double *lr,
@@ -349,7 +349,7 @@ ng_status ng_options_set_published(ng_options *o, const char *name, const char *
   if (m->names == NULL) {
     return ng_fail_to(message, size, NG_ERR_ARG,
                       "'%s': method %s has no published names; use ng_options_set",
-                      ng_quote(name).text, m->name);
+                      ng_shorten(name).text, m->name);
   }
   ng_options full = *o;
   double given = 0;

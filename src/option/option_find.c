@@ -103,6 +103,6 @@ ng_status ng_option_lookup(const char *name, const ng_option_row **row, char *me
     return ng_fail_to(message, size, NG_ERR_ARG,
                       "method is a name: use ng_options_set and ng_options_get");
   }
-  return ng_fail_to(message, size, NG_ERR_ARG, "there is no option '%s'%s", ng_quote(name).text,
+  return ng_fail_to(message, size, NG_ERR_ARG, "there is no option '%s'%s", ng_shorten(name).text,
                     ng_hint_of(ng_nearest(name, name_at, NG_OPTION_COUNT + 1)).text);
 }

@@ -132,7 +132,7 @@ static accepted expected(const ng_option_row *row) {
 static ng_status refuse(const ng_option_row *row, const char *given, const char *why,
                         const char *hint, char *message, size_t size) {
   return ng_fail_to(message, size, NG_ERR_ARG, "%s: '%s' %s, expected %s%s", row->name,
-                    ng_quote(given).text, why, expected(row).text, hint);
+                    ng_shorten(given).text, why, expected(row).text, hint);
 }
 
 /* ---- the field of a row ----------------------------------------------------------------------*/

@@ -362,5 +362,5 @@ ng_status ng_published_set(const ng_published_names *names, const char *method, 
                       out->why);
   }
   return ng_fail_to(message, size, NG_ERR_ARG, "%s has no option '%s'%s", method,
-                    ng_quote(name).text, ng_hint_list(name, list).text);
+                    ng_shorten(name).text, ng_hint_list(name, list).text);
 }

@@ -10,7 +10,7 @@ typedef struct ng_published_job job;
 /* Fail: "NAME: 'VALUE', expected ...", where NAME is the published name. */
 static inline ng_status refuse(const job *j, ng_status st, const char *expected) {
   return ng_fail_to(j->message, j->size, st, "%s: '%s', expected %s", j->row->name,
-                    ng_quote(j->value).text, expected);
+                    ng_shorten(j->value).text, expected);
 }
 
 /* Set an option of this library.  If its value is refused, the message names both the published and this option. */

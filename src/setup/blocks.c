@@ -335,7 +335,7 @@ static ng_status copy_per_layer_options(ng_precond *p) {
         p->ctx, NG_ERR_ARG,
         "per_layer: '%s' applies to no layer: no name or kind matches, or an earlier entry or "
         "the layer's own options come first",
-        ng_quote(idle).text);
+        ng_shorten(idle).text);
   }
   ng_lines_close(&lines);
   return st;
@@ -363,7 +363,7 @@ static ng_status list_unused_globs(ng_precond *p) {
     if (is_glob_used(p, &g)) continue;
     const size_t n = (size_t)(g.to - g.from);
     memcpy(to, g.from, n);
-    ng_log(p->ctx, NG_LOG_WARN, "skip_layers: '%s' matches no layer", ng_quote(to).text);
+    ng_log(p->ctx, NG_LOG_WARN, "skip_layers: '%s' matches no layer", ng_shorten(to).text);
     to += n + 1;
     p->unused_count++;
   }

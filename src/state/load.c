@@ -77,7 +77,7 @@ static bool read_header(load_data *x) {
   const char *part = ngio_tensors_text(w->file, NGIO_PART);
   if (part != NULL) {
     return ng_work_fail(w, NG_ERR_FILE, "is part %s of a state; load the file without this suffix",
-                        ngio_quote(part).text);
+                        ngio_printable(part).text);
   }
   if (x->text == NULL || crc == NULL || ngio_tensors_text_count(w->file) != 2) {
     return ng_work_fail(w, NG_ERR_FILE, "is a safetensors file without a state of natgrad");
@@ -231,7 +231,7 @@ static bool refuse_extra(load_data *x, const ngio_tensors *file, int32_t part) {
       k++;
     if (k < x->pieces) name = NULL;
   }
-  return ng_work_fail(w, NG_ERR_FILE, "tensor '%s' %s", ngio_quote(name).text,
+  return ng_work_fail(w, NG_ERR_FILE, "tensor '%s' %s", ngio_printable(name).text,
                       !x->is_single_file ? "is not listed in the manifest for this part"
                       : ng_is(name, "window/gram_rest") || strstr(name, "/prediv") != NULL
                           ? "was written by an older version (0.2.0); this version cannot load it"

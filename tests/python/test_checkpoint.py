@@ -78,45 +78,45 @@ class RepeatedForward(Case):
     def test_two_forwards_and_one_backward(self):
         for first, second in ((8, 4), (4, 8), (6, 4)):
             for nested in (False, True):
-                def run_passes(m, k):
-                    (loss_of(m, random_input(first)) + loss_of(m, random_input(second, 3))).backward()
+                def run_passes(model, preconditioner):
+                    (loss_of(model, random_input(first)) + loss_of(model, random_input(second, 3))).backward()
                 self.compare_checkpointed(run_passes, 2, nested=nested)
 
     def test_sample_counts_given_by_begin(self):
-        def run_passes(m, k):
+        def run_passes(model, preconditioner):
             loss = 0
             for samples in (8, 4):
-                k.begin(samples, samples / 12)
-                loss = loss + loss_of(m, random_input(samples)) * samples / 12
+                preconditioner.begin(samples, samples / 12)
+                loss = loss + loss_of(model, random_input(samples)) * samples / 12
             loss.backward()
         self.compare_checkpointed(run_passes, 2)
 
     def test_eval_forward_before_backward(self):
-        def run_passes(m, k):
-            loss = loss_of(m, random_input(6))
-            m.eval()
+        def run_passes(model, preconditioner):
+            loss = loss_of(model, random_input(6))
+            model.eval()
             with torch.no_grad():
-                m(random_input(3))
-                m(random_input(4, 6))  # rows of the same shape
-            m.train()
+                model(random_input(3))
+                model(random_input(4, 6))  # rows of the same shape
+            model.train()
             loss.backward()
         self.compare_checkpointed(run_passes)
 
     def test_no_grad_forward_before_backward(self):
         for samples, positions in ((3, 4), (6, 4), (5, 2)):
-            def run_passes(m, k):
-                loss = loss_of(m, random_input(6))
-                k.hook_enabled = False  # methods that depend on the order of calls count such a forward pass
+            def run_passes(model, preconditioner):
+                loss = loss_of(model, random_input(6))
+                preconditioner.hook_enabled = False  # methods that depend on the order of calls count such a forward pass
                 with torch.no_grad():
-                    m(random_input(samples, positions))
-                k.hook_enabled = True
+                    model(random_input(samples, positions))
+                preconditioner.hook_enabled = True
                 loss.backward()
             self.compare_checkpointed(run_passes)
 
-        def run_passes(m, k):
-            loss = loss_of(m, random_input(6))
+        def run_passes(model, preconditioner):
+            loss = loss_of(model, random_input(6))
             with torch.no_grad():
-                m(random_input(3))
+                model(random_input(3))
             loss.backward()
         found = []
         for how in (None, True):
@@ -128,9 +128,9 @@ class RepeatedForward(Case):
         self.assert_same_tensors(*found)
 
     def test_micro_batches_of_different_sizes(self):
-        def run_passes(m, k):
+        def run_passes(model, preconditioner):
             for samples, positions in ((6, 4), (4, 6), (6, 4)):
-                loss_of(m, random_input(samples, positions)).backward()
+                loss_of(model, random_input(samples, positions)).backward()
         self.compare_checkpointed(run_passes)
 
     def test_unknown_sample_count_is_refused(self):

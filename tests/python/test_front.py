@@ -169,7 +169,7 @@ class Readme(Case):
             self.assertRegex(page, rf"[`.(]{name}[`.()]", name)
 
 
-class Example(Case):
+class DigitsExample(Case):
     def test_digits_example_learns(self):
         """The loss falls, and the fused update equals the preconditioner followed by torch.optim.SGD."""
         file = os.path.join(os.environ.get("NG_TEST_SOURCE_DIR", "."), "examples", "50_digits_torch.py")
