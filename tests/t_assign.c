@@ -186,7 +186,7 @@ static void owners_of_a_resnet50_match_kaisa(void **state) {
  * A of layer k is on rank 2 k mod W, G on the next rank; with several columns both are in one column. */
 static void round_robin_gives_blocks_in_turn(void **state) {
   static const double one[2] = {5, 3};
-  model mixed = {0}; /* a block without tasks counts, too */
+  model mixed = {0}; /* a block without tasks takes its turn, too: it uses up a rank */
   for (int i = 0; i < 3; i++)
     add_block(&mixed, "layer", i == 1 ? 0 : 2, one, 0);
   assign_owners(&mixed, NG_PLACEMENT_ROUND_ROBIN, 4, 4, false);

@@ -71,10 +71,10 @@ static void any_number_of_ranks_loads_the_parts(void **state) {
       for (int32_t k = 1; k <= MOST; k++) {
         m = (transfer){.how = &rows[i].to, .load = one.text, .one = x.text};
         if (ranks_run(k, run_transfer, &m, NULL) != NG_OK)
-          fail_msg("row %d: one file of %d ranks differs after a load on %d ranks", i, n, k);
+          fail_msg("row %d: one file of %d ranks: %d ranks could not load and save it", i, n, k);
         m = (transfer){.how = &rows[i].to, .load = parts.text, .one = y.text};
         if (ranks_run(k, run_transfer, &m, NULL) != NG_OK)
-          fail_msg("row %d: parts of %d ranks differ after a load on %d ranks", i, n, k);
+          fail_msg("row %d: parts of %d ranks: %d ranks could not load and save them", i, n, k);
         assert_same_file(x.text, y.text);
       }
       clear_folder();

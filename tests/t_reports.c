@@ -332,8 +332,9 @@ static void stored_forms_follow_the_cost_rule(void **state) {
       found += strcmp(info.name, row[i].g ? "fc/G_cholesky" : "fc/G_inverse") == 0;
     }
     if (found != 2)
-      fail_msg("in %lld, out %lld, period %d", (long long)row[i].in, (long long)row[i].out,
-               row[i].period);
+      fail_msg("in %lld, out %lld, period %d: the state has %d of A_%s and G_%s",
+               (long long)row[i].in, (long long)row[i].out, row[i].period, found,
+               row[i].a ? "cholesky" : "inverse", row[i].g ? "cholesky" : "inverse");
     fixture_close(&f);
   }
 }

@@ -19,7 +19,7 @@ static int create_pool(const run_ranks *ranks, ng_pool **out) {
   const char *given = getenv("NG_THREADS");
   if (cli_read_thread_count(&threads) != CLI_OK) return CLI_BAD;
   if ((given == NULL || given[0] == 0) && ranks->size > 1)
-    threads /= launch_count_neighbours(ranks->size);
+    threads /= launch_count_local_ranks(ranks->size);
   if (threads < 2) return CLI_OK;
   *out = ng_pool_create(threads, NULL);
   return *out != NULL ? CLI_OK : cli_fail("no memory for %d threads", threads);

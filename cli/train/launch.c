@@ -27,7 +27,7 @@ static int32_t count_launched_processes(void) {
   return read_launcher_variable(sizes);
 }
 
-int32_t launch_count_neighbours(int32_t size) {
+int32_t launch_count_local_ranks(int32_t size) {
   static const char *const locals[] = {"OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS",
                                        "MV2_COMM_WORLD_LOCAL_SIZE", NULL};
   const int32_t n = read_launcher_variable(locals);

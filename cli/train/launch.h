@@ -26,6 +26,6 @@ void launch_end(launch *l, bool failed);
 int launch_run_threads(int32_t n, int (*work)(void *user, const ng_transport *t), void *user);
 
 /* Return how many of the `size` ranks of the run are on this machine. */
-int32_t launch_count_neighbours(int32_t size);
+int32_t launch_count_local_ranks(int32_t size);
 
 #endif

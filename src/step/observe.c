@@ -390,9 +390,9 @@ ng_status ng_gradients_observe(ng_precond *p) {
                       .lr = p->step->lr};
     if (!ng_block_observes_gradients(b)) continue;
     const double t0 = ng_now_ms();
-    const bool scans =
-        family_detects_nonfinite(b) && b->slice == NULL; /* a rank scans only its own slice */
-    const ng_status st = scans || grads_finite(b) ? add_observation(b, &o) : NG_SKIPPED;
+    /* a family scans only this rank's slice of a block */
+    const bool family_scans_all = family_detects_nonfinite(b) && b->slice == NULL;
+    const ng_status st = family_scans_all || grads_finite(b) ? add_observation(b, &o) : NG_SKIPPED;
     b->step_observe_ms += ng_now_ms() - t0;
     if (st == NG_SKIPPED) p->step->has_refused = true;
     if (st < NG_OK) p->step->status = ng_worse_status(p->step->status, st);

@@ -324,7 +324,7 @@ typedef struct ng_engine {
   int64_t batches;    /* micro-batches since ng_ready */
   ng_emission emission;
   ng_exchange exchange;
-  ng_quantify quantify;
+  ng_quantify quantify; /* statistics of |PD / D| over all elements: memory and results */
   ng_shards shards;
   ng_output output;
   double lr;            /* the largest learning rate of all groups */
