@@ -21,7 +21,10 @@ _ABORT_CALLBACK, _DESTROY_CALLBACK = c.CFUNCTYPE(None, c.c_void_p), c.CFUNCTYPE(
 
 
 def count_processes(group):
-    """Return the number of processes of a process group or of the module horovod.torch; 1 if it is not initialised."""
+    """Return the number of processes of a process group or of the module horovod.torch; 1 if it is not initialised, and for
+    False."""
+    if group is False:
+        return 1
     if hasattr(group, "allreduce_async_"):
         return group.size() if group.is_initialized() else 1
     dist = torch.distributed

@@ -302,8 +302,12 @@ class Embedding(Layer):
 def _layer_problem(name, module, parent, linear):
     """Return '' for a supported layer, None for a module of another kind, else the reason why a layer is
     unsupported."""
-    if (linear is not None and linear(module)) or TransposedLinear.applies_to(module):
+    if linear is not None and linear(module):
         return ""
+    if TransposedLinear.applies_to(module):
+        if "forward" in module.__dict__:
+            return "Conv1D has a custom forward: its computation is not known"
+        return "" if module._parameters.get("weight") is not None else "its weight is computed (weight_norm, a parametrization)"
     if isinstance(module, nn.SyncBatchNorm):
         return "SyncBatchNorm takes its mean over all ranks, which hooks cannot observe"
     kind, plain = type(module), _norm_class_of(module)

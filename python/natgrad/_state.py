@@ -122,7 +122,7 @@ class StateMethods(NotCopyable):
         def check_state():
             steps = steps_in_file(path)
             if steps is not None:
-                self._check_state({"steps": steps, "manifest": None})
+                self._check_state({"steps": steps, "manifest": None, "numbers": {}})
             return steps
         steps = self._fail_on_all_ranks(check_state)
         self._core.call("load", _path_to_bytes(path))

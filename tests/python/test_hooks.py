@@ -384,6 +384,15 @@ class WithoutCurvature(Case):
                 for a, b in ((mine.weight.t(), theirs.weight), (mine.weight.grad.t(), theirs.weight.grad)):
                     self.assertLess(((a - b).norm() / b.norm()).item(), 1e-5)
 
+    def test_custom_forward_of_conv1d_keeps_gradient(self):
+        kind = type("Conv1D", (nn.Linear,), {"__module__": "transformers.pytorch_utils"})
+        model = nn.Sequential(kind(4, 4), nn.utils.weight_norm(kind(4, 4)), nn.Linear(4, 3))
+        model[0].forward = nn.Linear(4, 4).forward
+        self.silence_warnings()
+        why = self.reasons_by_parameter(make_preconditioner(model))
+        self.assertIn("custom forward", why["0.weight"])
+        self.assertIn("computed", why["1.weight_v"])
+
     def test_tied_embedding_keeps_gradient(self):
         class TiedNet(nn.Module):
             def __init__(self):

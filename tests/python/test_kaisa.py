@@ -125,6 +125,23 @@ class TestsOfThePublishedProgram(Case):
             self.assertEqual((strategy.name, number), expected)
         self.assertTrue(issubclass(KFACPreconditioner, compat.base_preconditioner.BaseKFACPreconditioner))
 
+    def test_numbers_may_be_texts_and_wrong_values_are_named(self):
+        self.assertEqual(KFACPreconditioner(small_conv_net(), grad_worker_fraction="0.5").grad_worker_fraction, 0.5)
+        for name in ("grad_worker_fraction", "allreduce_bucket_cap_mb"):
+            with self.assert_refused(name):
+                KFACPreconditioner(small_conv_net(), **{name: [1]})
+
+    def test_parts_are_loaded_again(self):
+        model = small_conv_net()
+        k = KFACPreconditioner(model, damping=0.1)
+        loss_of(model, *random_batch()).backward()
+        k.step()
+        with tempfile.TemporaryDirectory() as folder:
+            k.save_parts(os.path.join(folder, "state"))
+            other = KFACPreconditioner(small_conv_net(), damping=0.1)
+            other.load_parts(os.path.join(folder, "state"))
+        self.assertEqual(other.steps, 1)
+
     def test_memory_strategy_colocates_factors_with_a_warning(self):
         with self.assertWarnsRegex(UserWarning, "MEM_OPT.* requires colocate_factors=True"):
             k = KFACPreconditioner(small_conv_net(), compute_method="inverse", colocate_factors=False,

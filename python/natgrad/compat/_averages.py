@@ -69,24 +69,25 @@ def _file_name(layer):
 
 
 class Averages:
-    """Checked running averages of all layers, ready to be loaded."""
+    """Checked running averages of all layers, in files of a temporary folder."""
 
     def __init__(self, core, layers):
         if not isinstance(layers, dict):
             raise make_error(_abi.NG_ERR_FILE, f"the state: layers is a {type(layers).__name__}, expected a dict")
-        self._core, self._files = core, {}
+        self._core, files = core, {}
         for _, layer, name, info in _list_averages(core):
-            self._files.setdefault(layer, {})[name] = _check_triangle(layers, layer, name, info)
-        if len(layers) != len(self._files):
-            raise make_error(_abi.NG_ERR_FILE, f"the state has {len(layers)} layers, expected {len(self._files)}")
+            files.setdefault(layer, {})[name] = _check_triangle(layers, layer, name, info)
+        if len(layers) != len(files):
+            raise make_error(_abi.NG_ERR_FILE, f"the state has {len(layers)} layers, expected {len(files)}")
+        self._folder = tempfile.TemporaryDirectory()
+        for layer, tensors in files.items():
+            crc = 0
+            for tensor in tensors.values():
+                crc = zlib.crc32(tensor_to_bytes(tensor), crc)
+            with open(os.path.join(self._folder.name, _file_name(layer)), "wb") as file:
+                file.write(to_safetensors({"natgrad.layer": layer, "natgrad.crc32": f"{crc:08x}"}, tensors))
 
     def load(self):
         """Set the averages; the next step solves them.  Collective."""
-        with tempfile.TemporaryDirectory() as folder:
-            for layer, tensors in self._files.items():
-                crc = 0
-                for tensor in tensors.values():
-                    crc = zlib.crc32(tensor_to_bytes(tensor), crc)
-                with open(os.path.join(folder, _file_name(layer)), "wb") as file:
-                    file.write(to_safetensors({"natgrad.layer": layer, "natgrad.crc32": f"{crc:08x}"}, tensors))
+        with self._folder as folder:
             self._core.call("load_factors", os.fsencode(folder), None)

@@ -65,13 +65,14 @@ def _as_enum(kind, value):
 def _choose_strategy(fraction, ranks):
     """Return the DistributedStrategy of a grad_worker_fraction, and the fraction as a number."""
     fixed = {DistributedStrategy.COMM_OPT: 1.0, DistributedStrategy.HYBRID_OPT: 0.5, DistributedStrategy.MEM_OPT: 1 / ranks}
-    if fraction in fixed:
+    if isinstance(fraction, DistributedStrategy):
         return fraction, fixed[fraction]
+    fraction = _core.to_float("grad_worker_fraction", fraction)
     if fraction == 1:
         return DistributedStrategy.COMM_OPT, 1.0
     if fraction <= 1 / ranks:
-        return DistributedStrategy.MEM_OPT, float(fraction) or 1 / ranks
-    return DistributedStrategy.HYBRID_OPT, float(fraction)
+        return DistributedStrategy.MEM_OPT, fraction or 1 / ranks
+    return DistributedStrategy.HYBRID_OPT, fraction
 
 
 class KFACPreconditioner(Preconditioner):
@@ -113,8 +114,8 @@ class KFACPreconditioner(Preconditioner):
             warnings.warn("grad_worker_fraction=1/world_size (MEM_OPT) requires colocate_factors=True: changed from False",
                           stacklevel=2)
             chosen.set("colocate", 1)
-        self.allreduce_method = (AllreduceMethod.ALLREDUCE_BUCKETED if allreduce_bucket_cap_mb > 0
-                                 else AllreduceMethod.ALLREDUCE)
+        is_bucketed = _core.to_float("allreduce_bucket_cap_mb", allreduce_bucket_cap_mb) > 0
+        self.allreduce_method = AllreduceMethod.ALLREDUCE_BUCKETED if is_bucketed else AllreduceMethod.ALLREDUCE
         if accumulation_steps == 1 and update_factors_in_hook:
             chosen.set("calls", "ema")  # as published, two calls of a module update its averages twice
         periods = [self._fixed_arguments.get(name) for name in ("inv_update_steps", "factor_update_steps")]
