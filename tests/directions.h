@@ -38,7 +38,7 @@ typedef struct list {
   float *to[LISTED]; /* where directions are stored */
 } list;
 
-/* Zeroed memory from one block for all arrays; arena_reset frees all of it. */
+/* One block of zeroed memory for all arrays; arena_reset frees the block. */
 void *arena_alloc(size_t n, size_t size);
 void arena_reset(void);
 

@@ -62,7 +62,7 @@ static void expect_counters(ladder_run *f, int32_t rung, int64_t more, int64_t i
   assert_int_equal(r.plain, plain);
 }
 
-/* Fail unless PD is that of A = diag(x, y), damping included, and G = (1 + 1e-3) I, up to a few roundings. */
+/* Fail unless PD is the direction for A = diag(x, y), with the damping, and G = (1 + 1e-3) I, up to rounding. */
 static void expect_direction(const ladder_run *f, double x, double y) {
   for (int r = 0; r < 2; r++) {
     const double want[2] = {(double)gradient[2 * r] / (x * 1.001),

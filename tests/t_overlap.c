@@ -148,8 +148,8 @@ static void expect_equal(const char *what, double is, double want) {
   if (is != want) fail_msg("%s is %g, expected %g", what, is, want);
 }
 
-/* Layer two is complete before the last array is observed.  Its A and G are sent then, WORK earlier than those of
- * layer one, and the step begins at once.  `check` takes SMALL, so the statistics wait for the first two sums WIRE
+/* Layer two is complete before the last array is observed.  Its A and G are sent then, WORK earlier than A and
+ * G of layer one, and the step begins at once.  `check` takes SMALL, so the statistics wait for the first two sums WIRE
  * - WORK - SMALL, for the others WORK more.  The results of both owners take WIRE together; `agree` follows. */
 static void sums_travel_during_observations(void **state) {
   for (int tests = 0; tests < 2; tests++) {

@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The weights and the gradient before each step.  Those of step k come from a run of k steps. */
+/* The weights and the gradient before each step.  The values of step k come from a run of k steps. */
 typedef struct trajectory {
   int64_t count;
   int steps;

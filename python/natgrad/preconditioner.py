@@ -207,7 +207,8 @@ class Preconditioner(ParameterBinding, _state.StateMethods):
         return [e for e in self.entries if isinstance(e, _layers.Layer) and e.index in observed]
 
     def _warn_unpreconditioned(self):
-        """Warn if more than a fifth of the elements of matrices have no curvature, though nobody excluded them."""
+        """Warn if more than a fifth of the elements of matrices have no curvature.  Matrices that the method or the
+        user excluded do not count."""
         sizes = {entry: sum(p.numel() for p in entry.parameters() if p.dim() > 1 and p.requires_grad) for entry in self.entries}
         left = [entry for entry in self.entries if not isinstance(entry, _layers.Layer) and not entry.is_excluded_by_choice]
         missing, total = sum(sizes[entry] for entry in left), sum(sizes.values())

@@ -148,7 +148,7 @@ static int count_selected(const ngio_tensors *a, const char *head) {
 
 static int compare_tensors(const ngio_tensors *a, const ngio_tensors *b, const char *head) {
   if (count_selected(a, head) == 0 || count_selected(a, head) != count_selected(b, head)) {
-    return report_error("no tensors, or not the same", "number of them");
+    return report_error("expected the same number of tensors in both files, at least 1", head);
   }
   for (int32_t i = 0; i < ngio_tensors_count(a); i++) {
     const ngio_tensor *x = ngio_tensors_at(a, i), *y = ngio_tensors_find(b, x->name);
