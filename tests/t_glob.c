@@ -94,12 +94,13 @@ static void regular_expressions_are_refused(void **state) {
       {" ", "skip_layers: '' has an empty glob"}};
   for (size_t i = 0; i < sizeof row / sizeof row[0]; i++) {
     char message[NG_MESSAGE] = "";
-    assert_int_equal(ng_globs_check_text(row[i].list, message, sizeof message), NG_ERR_ARG);
+    assert_int_equal(ng_globs_check("skip_layers", row[i].list, message, sizeof message),
+                     NG_ERR_ARG);
     if (strstr(message, row[i].message) == NULL) fail_msg("'%s': %s", row[i].list, message);
-    assert_int_equal(ng_globs_check_text(row[i].list, NULL, 0), NG_ERR_ARG);
+    assert_int_equal(ng_globs_check("skip_layers", row[i].list, NULL, 0), NG_ERR_ARG);
   }
-  assert_int_equal(ng_globs_check_text("", NULL, 0), NG_OK);
-  assert_int_equal(ng_globs_check_text("a\\|b, x\\(1\\), [(|)]", NULL, 0), NG_OK);
+  assert_int_equal(ng_globs_check("skip_layers", "", NULL, 0), NG_OK);
+  assert_int_equal(ng_globs_check("skip_layers", "a\\|b, x\\(1\\), [(|)]", NULL, 0), NG_OK);
 }
 
 /* The translated globs match the same names as the expression. */
@@ -116,7 +117,7 @@ static void translated_expressions_match_as_regexec(void **state) {
     join_pieces(&r, letter, 4, 6, text);
     if (!ng_globs_of_search(expression, globs, sizeof globs)) continue;
     translated++;
-    assert_int_equal(ng_globs_check_text(globs, NULL, 0), NG_OK);
+    assert_int_equal(ng_globs_check("skip_layers", globs, NULL, 0), NG_OK);
     if (regcomp(&re, expression[0] == 0 ? "a*" : expression, REG_EXTENDED | REG_NOSUB) != 0)
       continue;
     const ng_layer tensor = {.name = text};

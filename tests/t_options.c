@@ -92,7 +92,7 @@ static void check_number_option(const ng_option_info *a) {
     expect_refused(a->name, never[i], NG_ERR_ARG, whole ? "whole number" : "finite number");
   }
   if (whole) expect_refused(a->name, "1.0", NG_ERR_ARG, "whole number");
-  if (whole) expect_refused(a->name, "99999999999999999999", NG_ERR_ARG, "whole number");
+  if (whole) expect_refused(a->name, "99999999999999999999", NG_ERR_ARG, "out of range");
   (void)snprintf(text, sizeof text, "%g %s %s <= %g", a->lower, a->lower_open ? "<" : "<=", a->name,
                  a->upper);
   const double above = whole ? a->upper + 1 : nextafter(a->upper, INFINITY);

@@ -110,7 +110,8 @@ ng_status ng_family_check_method_options(const ng_options *o, char *message, siz
 ng_status ng_family_check(const ng_options *o, char *message, size_t size) {
   ng_status st = ng_family_check_method_options(o, message, size);
   if (st == NG_OK) st = ng_options_verify(o, message, size);
-  return st == NG_OK ? ng_lines_each(o, ng_family_check_method_options, message, size) : st;
+  return st == NG_OK ? ng_lines_check_options(o, ng_family_check_method_options, message, size)
+                     : st;
 }
 
 ng_conv ng_layer_conv(const ng_entry *e, bool outputs) {

@@ -231,7 +231,3 @@ ng_status ng_globs_check(const char *option, const char *list, char *message, si
   }
   return NG_OK;
 }
-
-ng_status ng_globs_check_text(const char *list, char *message, size_t size) {
-  return ng_globs_check("skip_layers", list, message, size);
-}

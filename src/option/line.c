@@ -13,10 +13,9 @@ typedef struct line_reader {
   char name[64];            /* NAME of the current word; no option has a longer name */
   char value[NG_TEXT_SIZE]; /* VALUE of the current word */
   bool of_layer;            /* only options with per_layer are accepted */
-  ng_option_mask given;     /* options that the line has set so far */
-  bool has_method;          /* the line has set the method */
-  ng_options options;       /* receives the values */
-  char *message;            /* receives an error; `size` bytes */
+  bool is_set[NG_OPTION_COUNT], has_method; /* what the line has set so far */
+  ng_options options;                       /* receives the values */
+  char *message;                            /* receives an error; `size` bytes */
   size_t size;
 } line_reader;
 
@@ -65,35 +64,32 @@ static ng_status read_word(line_reader *r) {
   return read_value(r);
 }
 
-static ng_status fail_repeated(const line_reader *r, const char *name) {
-  return ng_fail_to(r->message, r->size, NG_ERR_ARG, "%s is given twice", name);
-}
-
-static ng_status set_method(line_reader *r) {
-  if (r->has_method) return fail_repeated(r, "method");
-  r->has_method = true;
-  return ng_options_set_method(&r->options, r->value, r->message, r->size);
-}
-
-static ng_status set_option(line_reader *r) {
+/* Set the option or method r->name to r->value. */
+static ng_status set_word(line_reader *r) {
   const ng_option_row *row = NULL;
-  const ng_status st = ng_option_lookup(r->name, &row, r->message, r->size);
-  if (st != NG_OK) return st;
-  const int32_t id = (int32_t)(row - ng_option_table);
-  if (r->of_layer && !row->per_layer) {
-    return ng_fail_to(r->message, r->size, NG_ERR_ARG,
-                      "%s holds for the whole model, not for a layer", row->name);
+  bool *is_set = &r->has_method;
+  if (!ng_is(r->name, "method")) {
+    const ng_status st = ng_option_lookup(r->name, &row, r->message, r->size);
+    if (st != NG_OK) return st;
+    if (r->of_layer && !row->per_layer) {
+      return ng_fail_to(r->message, r->size, NG_ERR_ARG,
+                        "%s holds for the whole model, not for a layer", row->name);
+    }
+    is_set = &r->is_set[row - ng_option_table];
   }
-  if (ng_bits_has(r->given.word, id)) return fail_repeated(r, row->name);
-  ng_bits_add(r->given.word, id);
-  return ng_option_read(row, r->value, &r->options, r->message, r->size);
+  if (*is_set) {
+    return ng_fail_to(r->message, r->size, NG_ERR_ARG, "%s is given twice",
+                      row == NULL ? "method" : row->name);
+  }
+  *is_set = true;
+  return ng_options_set(&r->options, r->name, r->value, r->message, r->size);
 }
 
 static ng_status read_line(line_reader *r) {
   ng_status st = NG_OK;
   for (skip_blanks(r); *r->at != 0 && st == NG_OK; skip_blanks(r)) {
     st = read_word(r);
-    if (st == NG_OK) st = ng_is(r->name, "method") ? set_method(r) : set_option(r);
+    if (st == NG_OK) st = set_word(r);
   }
   return st;
 }
@@ -137,9 +133,8 @@ static ng_status check_method(const ng_options *full, char *message, size_t size
 ng_status ng_options_override(ng_options *o, const char *text, char *message, size_t size) {
   if (text == NULL) return NG_OK;
   line_reader r = {.at = text, .of_layer = true, .options = *o, .message = message, .size = size};
-  memset(&r.options.given, 0, sizeof r.options.given);
   for (int32_t i = 0; i < NG_OPTION_COUNT; i++) {
-    if (!ng_option_table[i].per_layer) ng_bits_add(r.options.given.word, i);
+    r.options.given[i] = !ng_option_table[i].per_layer;
   }
   ng_status st = read_line(&r);
   if (st == NG_OK && r.has_method) {
@@ -148,7 +143,7 @@ ng_status ng_options_override(ng_options *o, const char *text, char *message, si
   }
   if (st == NG_OK) st = ng_options_verify(&r.options, message, size);
   if (st != NG_OK) return st;
-  r.options.given = o->given;
+  memcpy(r.options.given, o->given, sizeof o->given);
   *o = r.options;
   return NG_OK;
 }

@@ -4,7 +4,6 @@
 
 /* ---- rows of values --------------------------------------------------------------------------*/
 
-/* `value`: a number, an enum value, or a flag as 0 or 1. */
 #define SET(name, value)                                                                           \
   { NG_OPTION_##name, value }
 
@@ -260,8 +259,10 @@ static name_list list_systems(void) {
   return list;
 }
 
-/* Set every option to its default, then to the value of the method.  The table has defaults as texts. */
-static void set_all(ng_options *o, const struct method *m) {
+/* Set every option to its default, then to the values of the method and its variant; none is marked as given.  The table
+ * has defaults as texts. */
+static void set_all(ng_options *o, const struct method *m,
+                    const ng_option_setting *variant_values) {
   memset(o, 0, sizeof *o);
   o->base.method = m->name;
   o->base.family = m->family;
@@ -271,28 +272,28 @@ static void set_all(ng_options *o, const struct method *m) {
     NG_ASSERT(st == NG_OK);
     (void)st;
   }
-  memset(&o->given, 0, sizeof o->given);
   ng_options_set_values(o, m->values);
+  ng_options_set_values(o, variant_values);
+  memset(o->given, 0, sizeof o->given);
 }
 
-void ng_options_set_defaults(ng_options *full) { set_all(full, find_method("natgrad")); }
+void ng_options_set_defaults(ng_options *full) { set_all(full, find_method("natgrad"), nothing); }
 
 ng_status ng_options_set_method(ng_options *o, const char *name, char *message, size_t size) {
   if (name == NULL) return ng_fail_to(message, size, NG_ERR_ARG, "method: value is NULL");
   const struct method *m = find_method(name);
-  if (m != NULL) {
-    ng_options row;
-    set_all(&row, m);
-    o->base.method = m->name;
-    o->base.family = m->family;
-    for (int32_t i = 0; i < NG_OPTION_COUNT; i++) {
-      if (!ng_bits_has(o->given.word, i)) ng_option_copy(&ng_option_table[i], &row, o);
-    }
-    return NG_OK;
+  if (m == NULL) {
+    return ng_fail_to(message, size, NG_ERR_ARG, "there is no method '%s', there is %s%s",
+                      ng_shorten(name).text, list_methods().text,
+                      ng_hint_list(name, list_methods().text).text);
   }
-  return ng_fail_to(message, size, NG_ERR_ARG, "there is no method '%s', there is %s%s",
-                    ng_shorten(name).text, list_methods().text,
-                    ng_hint_list(name, list_methods().text).text);
+  ng_options changed;
+  set_all(&changed, m, nothing);
+  for (int32_t i = 0; i < NG_OPTION_COUNT; i++) {
+    if (o->given[i]) ng_option_copy(&ng_option_table[i], o, &changed);
+  }
+  *o = changed;
+  return NG_OK;
 }
 
 /* Copy only the letters, in lower case, and the digits of `name`: "DP-KFAC repo" and "dp_kfac_repo" become equal. */
@@ -322,8 +323,7 @@ ng_status ng_options_set_system(ng_options *o, const char *system, const char *w
   for (int32_t i = 0; i < COUNT(variant); i++) {
     if (!ng_in_list(variant[i].systems, word)) continue;
     if (ng_is(variant[i].variant, which)) {
-      set_all(o, find_method(variant[i].method));
-      ng_options_set_values(o, variant[i].values);
+      set_all(o, find_method(variant[i].method), variant[i].values);
       return NG_OK;
     }
     /* the message does not list the variant "" */
@@ -352,13 +352,11 @@ ng_status ng_options_set_published(ng_options *o, const char *name, const char *
                       ng_shorten(name).text, m->name);
   }
   ng_options full = *o;
-  double given = 0;
-  bool gives_lr = false;
-  const ng_status st =
-      ng_published_set(m->names, m->name, name, value, &full, &given, &gives_lr, message, size);
+  ng_published_job j = {.value = value, .full = &full, .lr = -1, .message = message, .size = size};
+  const ng_status st = ng_published_set(m->names, m->name, name, &j);
   if (st != NG_OK) return st;
   *o = full;
-  if (gives_lr && lr != NULL) *lr = given;
+  if (j.lr >= 0 && lr != NULL) *lr = j.lr;
   return NG_OK;
 }
 

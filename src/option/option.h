@@ -60,8 +60,8 @@ typedef struct ng_option_row {
   ng_option_need needs[2]; /* the option has an effect if one of these conditions holds */
   bool per_layer;          /* a layer may have its own value */
   bool can_change;         /* ng_set may change the value after ng_ready */
-  /* Check the value of a text option; NULL: any text is accepted. */
-  ng_status (*check_text)(const char *text, char *message, size_t size);
+  /* Check the value of the text option `name`. */
+  ng_status (*check_text)(const char *name, const char *text, char *message, size_t size);
 } ng_option_row;
 
 extern const ng_option_row ng_option_table[NG_OPTION_COUNT]; /* [ng_option_id] */
@@ -69,20 +69,24 @@ extern const ng_option_row ng_option_table[NG_OPTION_COUNT]; /* [ng_option_id] *
 /* Read a number; return false if the whole text is not one.  The decimal point is '.' in every locale.  Blanks,
  * hexadecimal digits, inf and nan are refused. */
 bool ng_read_real(const char *text, double *out);
-bool ng_read_int(const char *text, int64_t *out);
+bool ng_read_int(const char *text, double *out);   /* a whole number */
 bool ng_read_bool(const char *text, int32_t *out); /* 0 1 false true off on no yes, in any case */
 /* Write a short text that reads back as the same number. */
 void ng_write_real(double value, char *text, size_t size);
 
+/* Copy a text with its final 0; if `size` is too small, change nothing and return false. */
+bool ng_text_copy(const char *from, char *to, size_t size);
 /* ng_option_read, ng_option_read_real: set an option of *o from a text or a number, and mark it as given.
- * ng_option_write: write the value of an option as text; return false if `size` is too small. */
+ * ng_option_write: write the value of an option as text, as ng_text_copy. */
 ng_status ng_option_read(const ng_option_row *row, const char *text, ng_options *o, char *message,
                          size_t size);
 ng_status ng_option_read_real(const ng_option_row *row, double value, ng_options *o, char *message,
                               size_t size);
 bool ng_option_write(const ng_option_row *row, const ng_options *o, char *text, size_t size);
+/* Copy the value of an option to *to, and mark it there as given. */
 void ng_option_copy(const ng_option_row *row, const ng_options *from, ng_options *to);
-/* Get or set the value of an option that is no text: a number, a flag as 0 or 1, or the enum value of a choice. */
+/* Get or set the value of an option that is no text: a number, a flag as 0 or 1, or the enum value of a choice.
+ * ng_option_store marks the option as given. */
 double ng_option_number(const ng_option_row *row, const ng_options *o);
 void ng_option_store(const ng_option_row *row, ng_options *o, double value);
 
@@ -93,8 +97,9 @@ ng_status ng_option_lookup(const char *name, const ng_option_row **row, char *me
 typedef struct ng_removed_option {
   const char *name, *standard, *instead;
 } ng_removed_option;
-extern const ng_removed_option ng_removed_options[];          /* ends with a NULL */
 const ng_removed_option *ng_option_removed(const char *name); /* NULL: not a removed option */
+/* Return name i of a list of all options, "method" and all removed options; NULL after the last name. */
+const char *ng_settable_name(int32_t i);
 
 /* Set all options to their defaults; none is marked as given. */
 void ng_options_set_defaults(ng_options *full);
@@ -103,32 +108,33 @@ ng_status ng_options_set_method(ng_options *o, const char *name, char *message, 
 /* Check combinations of options that no family accepts. */
 ng_status ng_options_verify(const ng_options *full, char *message, size_t size);
 
-/* A value that a method sets, as in ng_option_store.  A list of values ends with NG_VALUES_END. */
+/* A value that a method sets: a number, an enum value, or a flag as 0 or 1.  A list of values ends with NG_VALUES_END. */
 typedef struct ng_option_setting {
   ng_option_id option;
   double value;
 } ng_option_setting;
 #define NG_VALUES_END                                                                              \
   { NG_OPTION_COUNT, 0 }
+/* Set several options, and mark them as given. */
 void ng_options_set_values(ng_options *full, const ng_option_setting *values);
 extern const ng_option_setting ng_kaisa_inverse[]; /* values of the KAISA variant "inverse" */
 
-/* published.c: a published option that is being set. */
+/* published.c: a published option, which is being set. */
 typedef struct ng_published ng_published;
 typedef struct ng_published_job {
   const ng_published *row;
   const char *value; /* the published value */
   ng_options *full;  /* the options to change */
-  double lr;         /* the learning rate, if gives_lr */
-  bool gives_lr;
+  double lr;         /* receives the learning rate; -1: the option is another one */
   char *message;
   size_t size;
 } ng_published_job;
 
 /* An option of a published program, and how to set it.
  * words: the accepted values, with what each sets.  Forms: "compute=kaisa|memory=kaisa-memory": the value `compute`
- * sets the option to kaisa; "true|false": both values are accepted and set nothing; "none; REASON": the message for
- * another value ends with the REASON why this library does not support it. */
+ * sets the option to kaisa; "true|false": both values are accepted and set nothing; "none|a number above 0": none and
+ * positive numbers are accepted; "none; REASON": the message for another value ends with the REASON why this library
+ * does not support it. */
 struct ng_published {
   const char *name;
   const char *option;  /* the option of this library; "": none */
@@ -152,11 +158,10 @@ extern const ng_published_names ng_names_kaisa, ng_names_lz, ng_names_eva, ng_na
     ng_names_adasgd, ng_names_sam, ng_names_mfac, ng_names_ggt, ng_names_spngd, ng_names_efcp,
     ng_names_sparse_ggt, ng_names_lowrank, ng_names_topk_sgd, ng_names_topk_adam,
     ng_names_topk_adagrad;
-/* Set the options of *full that the published option `name` stands for.  If it is the learning rate, set *lr and
- * *gives_lr instead.  If the name is unknown, the message suggests the nearest name. */
+/* Set the options of *j->full that the published option `name` stands for, or j->lr if `name` is the learning rate.  If
+ * the name is unknown, the message suggests the nearest name. */
 ng_status ng_published_set(const ng_published_names *names, const char *method, const char *name,
-                           const char *value, ng_options *full, double *lr, bool *gives_lr,
-                           char *message, size_t size);
+                           ng_published_job *j);
 
 /* Fill *out except `traits`, which only the family knows; return false if there is no method i. */
 bool ng_method_describe(int32_t i, ng_method_info *out);
@@ -174,26 +179,24 @@ bool ng_glob_matches(const ng_glob *g, const char *text);
 bool ng_glob_fits(const ng_glob *g,
                   const ng_layer *l); /* the glob matches the name or kind of *l */
 bool ng_globs_fit(const char *list, const ng_layer *l); /* some glob of the list fits *l */
-/* Check the syntax of a list of globs.  ng_globs_check: `option` is the name of the option, for messages.
- * ng_globs_check_text: the option is skip_layers. */
+/* Check the syntax of the list of globs of an option, whose name is in messages. */
 ng_status ng_globs_check(const char *option, const char *list, char *message, size_t size);
-ng_status ng_globs_check_text(const char *list, char *message, size_t size);
 /* Translate a regular expression to globs that match the names in which a search (Python's re.search) finds it.  Return
  * false if no globs match the same names, or `size` is too small. */
 bool ng_globs_of_search(const char *expression, char *out, size_t size);
 
-/* lines.c: the parsed value of per_layer: entries of globs and a line of options.  For an empty text ng_lines_open sets
- * *out to NULL, which the other functions accept.  ng_lines_close frees the object. */
-typedef struct ng_lines ng_lines;
-ng_status ng_lines_open(const char *text, ng_lines **out, char *message, size_t size);
-void ng_lines_close(ng_lines **l);
-/* Return the line of the first entry that fits *d, valid until ng_lines_close; NULL if no entry fits. */
-const char *ng_lines_find(ng_lines *l, const ng_layer *d);
-/* Return the globs of the first entry that ng_lines_find has never returned; NULL if it has returned all. */
-const char *ng_lines_find_unused(const ng_lines *l);
-/* For each line of o->per_layer: apply the line to a copy of *o and check the copy with `check` (NULL: no check). */
-typedef ng_status (*ng_lines_check)(const ng_options *own, char *message, size_t size);
-ng_status ng_lines_each(const ng_options *o, ng_lines_check check, char *message, size_t size);
-ng_status ng_lines_check_text(const char *text, char *message, size_t size);
+/* lines.c: one entry of per_layer: globs and a line of options. */
+typedef struct ng_layer_line {
+  char globs[NG_TEXT_SIZE]; /* the whole entry if it is malformed */
+  const char *line;         /* in globs[], after the 0; NULL: the entry is malformed */
+} ng_layer_line;
+/* Set *e to the next entry of the text at *rest, and *rest to the text after it; return false at the end. */
+bool ng_lines_next(const char **rest, ng_layer_line *e);
+/* Check the syntax of the value of per_layer, whose name is `option`. */
+ng_status ng_lines_check(const char *option, const char *text, char *message, size_t size);
+/* For each entry of o->per_layer: apply the line to a copy of *o and check the copy with `rule`. */
+typedef ng_status (*ng_options_rule)(const ng_options *own, char *message, size_t size);
+ng_status ng_lines_check_options(const ng_options *o, ng_options_rule rule, char *message,
+                                 size_t size);
 
 #endif

@@ -54,7 +54,8 @@ int32_t ng_option_find(const char *name) {
   return -1;
 }
 
-const ng_removed_option ng_removed_options[] = {
+/* Ends with a NULL. */
+static const ng_removed_option removed_options[] = {
     {"call_weight", "samples",
      "stat_scale = kaisa, eva or chainerkfac gives observations equal weights"},
     {"cholesky_form", "auto", "the library stores the cheaper form at this solve_period"},
@@ -74,16 +75,17 @@ const ng_removed_option ng_removed_options[] = {
     {NULL, NULL, NULL}};
 
 const ng_removed_option *ng_option_removed(const char *name) {
-  const ng_removed_option *g = ng_removed_options;
+  const ng_removed_option *g = removed_options;
   while (g->name != NULL && !same_name(name, g->name)) {
     g++;
   }
   return g->name == NULL ? NULL : g;
 }
 
-/* Return name i of the names that a message may suggest: all options, and "method". */
-static const char *name_at(int32_t i) {
-  return i < NG_OPTION_COUNT ? ng_option_table[i].name : "method";
+const char *ng_settable_name(int32_t i) {
+  if (i == NG_OPTION_COUNT) return "method";
+  return i < NG_OPTION_COUNT ? ng_option_table[i].name
+                             : removed_options[i - NG_OPTION_COUNT - 1].name;
 }
 
 ng_status ng_option_lookup(const char *name, const ng_option_row **row, char *message,
@@ -104,5 +106,5 @@ ng_status ng_option_lookup(const char *name, const ng_option_row **row, char *me
                       "method is a name: use ng_options_set and ng_options_get");
   }
   return ng_fail_to(message, size, NG_ERR_ARG, "there is no option '%s'%s", ng_shorten(name).text,
-                    ng_hint_of(ng_nearest(name, name_at, NG_OPTION_COUNT + 1)).text);
+                    ng_hint_of(ng_nearest(name, ng_settable_name, NG_OPTION_COUNT + 1)).text);
 }

@@ -180,12 +180,12 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
         .help = "Cut every factor into at least this number of diagonal blocks."),
     ROW(factor_dtype, "statistics", "f32", OBSERVED,
         ONE_OF_4(NG_, F32, "f32", F64, "f64", BF16, "bf16", F16, "f16"), FACTORS, LAYER,
-        .help = "The type of running averages of factors; f64: the sums of a step, too. Norm layers "
-                "and A of an embedding always use f32."),
+        .help = "The type of running averages of factors; f64: the sums of a step, too. Norm "
+                "layers and A of an embedding always use f32."),
     ROW(inverse_dtype, "statistics", "f32", OBSERVED,
         ONE_OF_4(NG_, F32, "f32", F64, "f64", BF16, "bf16", F16, "f16"), FACTORS, LAYER,
-        .help = "The type of inverses and eigenvectors; f64: directions are computed in double, too. "
-                "Norm layers always use f32."),
+        .help = "The type of inverses and eigenvectors; f64: directions are computed in double, "
+                "too. Norm layers always use f32."),
 
     /* Norm layers. */
     ROW(norm_block, "norm layers", "unit",
@@ -225,7 +225,7 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
         .help = "clip = norm, ratio, rms, value: the bound, which must be above 0."),
 
     /* Layers. */
-    ROW(skip_layers, "layers", "", .check_text = ng_globs_check_text,
+    ROW(skip_layers, "layers", "", .check_text = ng_globs_check,
         .help =
             "Layers that keep their gradient: globs separated by commas, as in \"fc*,conv2d\".\n"
             "A glob must match the whole name or kind of a layer (\"linear\", \"Linear\", "
@@ -236,7 +236,7 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
             "- A backslash makes the next byte literal, also a comma.\n"
             "- linear/N matches the linear layers with N outputs.\n"
             "Globs that match no layer are logged, and ng_explain lists them."),
-    ROW(per_layer, "layers", "", .check_text = ng_lines_check_text,
+    ROW(per_layer, "layers", "", .check_text = ng_lines_check,
         .help = "Options of single layers: entries \"GLOBS: NAME=VALUE ...\" separated by ';'.\n"
                 "Example: \"conv2d: solver=eigen; fc*,head: method=mfac window=16 damping=1e-4\".\n"
                 "- The first entry with a glob that matches a layer's name or kind (a tensor's "

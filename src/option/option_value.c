@@ -65,19 +65,10 @@ bool ng_read_real(const char *text, double *out) {
   return true;
 }
 
-/* After a sign only digits are accepted, so 1e3 and 10.0 are refused. */
-bool ng_read_int(const char *text, int64_t *out) {
-  const bool negative = *text == '-';
-  const char *s = text + (*text == '+' || *text == '-');
-  if (*s == 0 || *skip_digits(s) != 0) return false;
-  int64_t v = 0;
-  for (; *s != 0; s++) {
-    const int digit = *s - '0';
-    if (v > (INT64_MAX - digit) / 10) return false;
-    v = v * 10 + digit;
-  }
-  *out = negative ? -v : v;
-  return true;
+/* After a sign only digits are accepted, so 1e3 and 10.0 are refused.  A number above 2^53 is rounded. */
+bool ng_read_int(const char *text, double *out) {
+  const char *digits = text + (*text == '+' || *text == '-');
+  return *digits != 0 && *skip_digits(digits) == 0 && ng_read_real(text, out);
 }
 
 /* Accept the spellings of shells, configuration files and Python. */
@@ -108,109 +99,76 @@ void ng_write_real(double value, char *text, size_t size) {
 
 /* ---- messages --------------------------------------------------------------------------------*/
 
-typedef struct accepted {
-  char text[96];
-} accepted;
-
-/* Return the accepted values of an option: "0 < damping <= 1e+30", "cholesky|eigen", ... */
-static accepted expected(const ng_option_row *row) {
-  accepted q = {""};
-  char low[32], high[32];
+/* Fail with the message "NAME: 'GIVEN' WHY, expected ACCEPTED VALUES", followed by `hint`.  The accepted values are, for
+ * example, "0 < damping <= 1e+30" or "cholesky|eigen". */
+static ng_status refuse(const ng_option_row *row, const char *given, const char *why,
+                        const char *hint, char *message, size_t size) {
+  char range[96], low[32], high[32];
+  const char *accepted = row->type == NG_OPTION_BOOL     ? "0 or 1"
+                         : row->type == NG_OPTION_CHOICE ? row->choices
+                                                         : "a text";
   if (row->type == NG_OPTION_REAL || row->type == NG_OPTION_INT) {
     ng_write_real(row->lower, low, sizeof low);
     ng_write_real(row->upper, high, sizeof high);
-    (void)snprintf(q.text, sizeof q.text, "%.15s %s %.20s <= %.15s", low,
+    (void)snprintf(range, sizeof range, "%.15s %s %.20s <= %.15s", low,
                    row->lower_open ? "<" : "<=", row->name, high);
-  } else {
-    const char *any = row->type == NG_OPTION_BOOL ? "0 or 1" : "a text";
-    (void)snprintf(q.text, sizeof q.text, "%s", row->type == NG_OPTION_CHOICE ? row->choices : any);
+    accepted = range;
   }
-  return q;
-}
-
-/* Fail with the message "NAME: 'GIVEN' WHY, expected ACCEPTED VALUES", followed by `hint`. */
-static ng_status refuse(const ng_option_row *row, const char *given, const char *why,
-                        const char *hint, char *message, size_t size) {
   return ng_fail_to(message, size, NG_ERR_ARG, "%s: '%s' %s, expected %s%s", row->name,
-                    ng_shorten(given).text, why, expected(row).text, hint);
+                    ng_shorten(given).text, why, accepted, hint);
 }
 
 /* ---- the field of a row ----------------------------------------------------------------------*/
 
-/* Return the address of an option's field, whose type depends on the row: callers copy its bytes. */
-static const char *value_address(const ng_option_row *row, const ng_options *o) {
-  return (const char *)o + row->offset;
+/* Return the address of an option's field, whose C type depends on the row. */
+static void *field_address(const ng_option_row *row, ng_options *o) {
+  return (char *)o + row->offset;
 }
 
-_Static_assert(sizeof(ng_dtype) == sizeof(ng_solver), "the enums of choices have one size");
-
-static size_t field_size(const ng_option_row *row) {
-  static const size_t size[] = {[NG_OPTION_REAL] = sizeof(double),
-                                [NG_OPTION_INT] = sizeof(int64_t),
-                                [NG_OPTION_BOOL] = sizeof(bool),
-                                [NG_OPTION_CHOICE] = sizeof(ng_solver), /* as of all enums */
-                                [NG_OPTION_TEXT] = NG_TEXT_SIZE};
-  return size[row->type];
-}
-
-void ng_option_copy(const ng_option_row *row, const ng_options *from, ng_options *to) {
-  memcpy((char *)to + row->offset, value_address(row, from), field_size(row));
-}
+/* C lets an enum be read and written as its integer type, which is unsigned for every enum of choices. */
+_Static_assert(sizeof(ng_dtype) == sizeof(unsigned),
+               "every enum of choices has the size of unsigned");
 
 /* The table bounds whole numbers below 2^53, so a double represents them exactly. */
 double ng_option_number(const ng_option_row *row, const ng_options *o) {
-  union {
-    double real;
-    int64_t whole;
-    bool flag;
-    ng_solver choice;
-  } v;
-  NG_ASSERT(field_size(row) <= sizeof v);
-  memcpy(&v, value_address(row, o), field_size(row));
-  return row->type == NG_OPTION_REAL  ? v.real
-         : row->type == NG_OPTION_INT ? (double)v.whole
-                                      : (double)(row->type == NG_OPTION_BOOL ? v.flag : v.choice);
-}
-
-/* Return the value of a choice or a text option as text. */
-static const char *text_of(const ng_option_row *row, const ng_options *o) {
-  return row->type == NG_OPTION_TEXT ? value_address(row, o)
-                                     : row->choice[(int32_t)ng_option_number(row, o)];
-}
-
-/* Return the enum value of a choice; -1: none.  Some row->choice[i] of a dtype are NULL. */
-static int32_t find_choice(const ng_option_row *row, const char *text) {
-  for (int32_t i = 0; i < NG_CHOICES_MAX; i++) {
-    if (row->choice[i] != NULL && ng_is(row->choice[i], text)) return i;
-  }
-  return -1;
+  const void *at = (const char *)o + row->offset;
+  return row->type == NG_OPTION_REAL   ? *(const double *)at
+         : row->type == NG_OPTION_INT  ? (double)*(const int64_t *)at
+         : row->type == NG_OPTION_BOOL ? (double)*(const bool *)at
+                                       : (double)*(const unsigned *)at;
 }
 
 void ng_option_store(const ng_option_row *row, ng_options *o, double value) {
-  const int64_t whole = (int64_t)value;
-  const bool flag = value != 0;
-  const ng_solver choice = (ng_solver)value; /* stands for the enum of the option */
-  const void *const from[] = {[NG_OPTION_REAL] = &value,
-                              [NG_OPTION_INT] = &whole,
-                              [NG_OPTION_BOOL] = &flag,
-                              [NG_OPTION_CHOICE] = &choice};
-  memcpy((char *)o + row->offset, from[row->type], field_size(row));
+  void *at = field_address(row, o);
+  if (row->type == NG_OPTION_REAL) *(double *)at = value;
+  if (row->type == NG_OPTION_INT) *(int64_t *)at = (int64_t)value;
+  if (row->type == NG_OPTION_BOOL) *(bool *)at = value != 0;
+  if (row->type == NG_OPTION_CHOICE) *(unsigned *)at = (unsigned)value;
+  o->given[row - ng_option_table] = true;
+}
+
+static void store_text(const ng_option_row *row, ng_options *o, const char *text) {
+  memmove(field_address(row, o), text, strlen(text) + 1); /* `text` may be the field itself */
+  o->given[row - ng_option_table] = true;
+}
+
+void ng_option_copy(const ng_option_row *row, const ng_options *from, ng_options *to) {
+  if (row->type == NG_OPTION_TEXT) {
+    store_text(row, to, (const char *)from + row->offset);
+  } else {
+    ng_option_store(row, to, ng_option_number(row, from));
+  }
 }
 
 /* ---- read, write -----------------------------------------------------------------------------*/
 
-/* Mark the option as given, so that a method that is set later does not change it. */
-static ng_status mark_given(const ng_option_row *row, ng_options *o) {
-  ng_bits_add(o->given.word, (int32_t)(row - ng_option_table));
-  return NG_OK;
-}
-
+/* Some row->choice[i] of a dtype are NULL. */
 static ng_status read_choice(const ng_option_row *row, const char *text, ng_options *o,
                              char *message, size_t size) {
-  const int32_t choice = find_choice(row, text);
-  if (choice >= 0) {
-    ng_option_store(row, o, choice);
-    return mark_given(row, o);
+  for (int32_t i = 0; i < NG_CHOICES_MAX; i++) {
+    if (row->choice[i] == NULL || !ng_is(row->choice[i], text)) continue;
+    ng_option_store(row, o, i);
+    return NG_OK;
   }
   if (row->unsupported != NULL && ng_in_list(row->unsupported, text)) {
     return ng_fail_to(message, size, NG_ERR_ABSENT, "%s: '%s' is not supported yet, expected %s",
@@ -226,49 +184,44 @@ static ng_status read_text(const ng_option_row *row, const char *text, ng_option
     return ng_fail_to(message, size, NG_ERR_ARG, "%s: %zu bytes, expected at most %d", row->name,
                       bytes, NG_TEXT_SIZE - 1);
   }
-  if (row->check_text != NULL) {
-    const ng_status st = row->check_text(text, message, size);
-    if (st != NG_OK) return st;
-  }
-  memmove((char *)o + row->offset, text, bytes + 1); /* `text` may be the field itself */
-  return mark_given(row, o);
+  const ng_status st = row->check_text(row->name, text, message, size);
+  if (st == NG_OK) store_text(row, o, text);
+  return st;
 }
 
-/* Store a number or flag, whose text is `given`, if it is within the bounds; NaN is not. */
-static ng_status store_in_range(const ng_option_row *row, double value, const char *given,
-                                ng_options *o, char *message, size_t size) {
+/* Store a number or flag, whose text is `given`, if its value is valid. */
+static ng_status store_checked(const ng_option_row *row, double value, const char *given,
+                               ng_options *o, char *message, size_t size) {
   const bool above = row->lower_open ? value > row->lower : value >= row->lower;
-  if (row->type != NG_OPTION_BOOL && !(above && value <= row->upper)) {
-    return refuse(row, given, "is out of range", "", message, size);
+  const char *wrong = NULL;
+  if (!isfinite(value)) {
+    wrong = "is not a finite number";
+  } else if (row->type == NG_OPTION_INT && trunc(value) != value) {
+    wrong = "is not a whole number";
+  } else if (row->type == NG_OPTION_BOOL && value != 0 && value != 1) {
+    wrong = "is neither 0 nor 1";
+  } else if (row->type != NG_OPTION_BOOL && !(above && value <= row->upper)) {
+    wrong = "is out of range";
   }
+  if (wrong != NULL) return refuse(row, given, wrong, "", message, size);
   ng_option_store(row, o, value);
-  return mark_given(row, o);
+  return NG_OK;
 }
 
 ng_status ng_option_read_real(const ng_option_row *row, double value, ng_options *o, char *message,
                               size_t size) {
   char text[32];
-  const char *wrong = NULL;
   value += 0.0; /* -0 becomes 0 */
   ng_write_real(value, text, sizeof text);
-  if (row->type == NG_OPTION_CHOICE || row->type == NG_OPTION_TEXT) {
-    wrong = "is a number";
-  } else if (!isfinite(value)) {
-    wrong = "is not a finite number";
-  } else if (row->type == NG_OPTION_BOOL && value != 0 && value != 1) {
-    wrong = "is neither 0 nor 1";
-  } else if (row->type == NG_OPTION_INT && trunc(value) != value) {
-    wrong = "is not a whole number";
+  if (row->type != NG_OPTION_CHOICE && row->type != NG_OPTION_TEXT) {
+    return store_checked(row, value, text, o, message, size);
   }
-  if (wrong != NULL) return refuse(row, text, wrong, "", message, size);
-  return store_in_range(row, value, text, o, message, size);
+  return refuse(row, text, "is a number", "", message, size);
 }
 
-/* A whole number is converted to double: every number that a double cannot represent is out of range. */
 ng_status ng_option_read(const ng_option_row *row, const char *text, ng_options *o, char *message,
                          size_t size) {
   double value = 0;
-  int64_t whole = 0;
   int32_t flag = 0;
   const char *wrong = NULL;
   if (text == NULL) return ng_fail_to(message, size, NG_ERR_ARG, "%s: value is NULL", row->name);
@@ -277,8 +230,7 @@ ng_status ng_option_read(const ng_option_row *row, const char *text, ng_options 
     if (!ng_read_real(text, &value)) wrong = "is not a finite number";
     break;
   case NG_OPTION_INT:
-    if (!ng_read_int(text, &whole)) wrong = "is not a whole number";
-    value = (double)whole;
+    if (!ng_read_int(text, &value)) wrong = "is not a whole number";
     break;
   case NG_OPTION_BOOL:
     if (!ng_read_bool(text, &flag)) wrong = "is neither yes nor no";
@@ -290,24 +242,26 @@ ng_status ng_option_read(const ng_option_row *row, const char *text, ng_options 
     return read_text(row, text, o, message, size);
   }
   if (wrong != NULL) return refuse(row, text, wrong, "", message, size);
-  return store_in_range(row, value, text, o, message, size);
+  return store_checked(row, value, text, o, message, size);
 }
 
-/* If the value does not fit, `text` stays unchanged. */
+bool ng_text_copy(const char *from, char *to, size_t size) {
+  const size_t n = strlen(from);
+  if (n < size) memcpy(to, from, n + 1);
+  return n < size;
+}
+
 bool ng_option_write(const ng_option_row *row, const ng_options *o, char *text, size_t size) {
   char number[32];
-  const char *from = number;
+  if (row->type == NG_OPTION_TEXT) return ng_text_copy((const char *)o + row->offset, text, size);
+  const double value = ng_option_number(row, o);
+  if (row->type == NG_OPTION_CHOICE) return ng_text_copy(row->choice[(int)value], text, size);
   if (row->type == NG_OPTION_REAL) {
-    ng_write_real(ng_option_number(row, o), number, sizeof number);
-  } else if (row->type == NG_OPTION_INT || row->type == NG_OPTION_BOOL) {
-    (void)snprintf(number, sizeof number, "%.0f", ng_option_number(row, o));
+    ng_write_real(value, number, sizeof number);
   } else {
-    from = text_of(row, o);
+    (void)snprintf(number, sizeof number, "%.0f", value);
   }
-  const size_t n = strlen(from);
-  if (n >= size) return false;
-  memcpy(text, from, n + 1);
-  return true;
+  return ng_text_copy(number, text, size);
 }
 
 /* ---- names ------------------------------------------------------------------------------------*/

@@ -6,10 +6,6 @@
 
 #include <stdlib.h>
 
-static ng_status missing_object(char *message, size_t size) {
-  return ng_fail_to(message, size, NG_ERR_ARG, "ng_options: it is NULL");
-}
-
 /* ---- make, copy ------------------------------------------------------------------------------*/
 
 /* ng_plain_alloc: the caller's allocator belongs to a context, and an ng_options has no context. */
@@ -48,7 +44,7 @@ void ng_options_destroy(ng_options **o) {
 ng_status ng_options_set(ng_options *o, const char *name, const char *value, char *message,
                          size_t size) {
   const ng_option_row *row = NULL;
-  if (o == NULL) return missing_object(message, size);
+  if (o == NULL) return ng_fail_to(message, size, NG_ERR_ARG, "ng_options: it is NULL");
   if (name != NULL && ng_is(name, "method")) {
     return ng_options_set_method(o, value, message, size);
   }
@@ -59,7 +55,7 @@ ng_status ng_options_set(ng_options *o, const char *name, const char *value, cha
 ng_status ng_options_set_real(ng_options *o, const char *name, double value, char *message,
                               size_t size) {
   const ng_option_row *row = NULL;
-  if (o == NULL) return missing_object(message, size);
+  if (o == NULL) return ng_fail_to(message, size, NG_ERR_ARG, "ng_options: it is NULL");
   const ng_status st = ng_option_lookup(name, &row, message, size);
   return st == NG_OK ? ng_option_read_real(row, value, o, message, size) : st;
 }
@@ -70,10 +66,7 @@ ng_status ng_options_get(const ng_options *o, const char *name, char *value, siz
   value[0] = 0;
   if (o == NULL) return NG_ERR_ARG;
   if (name != NULL && ng_is(name, "method")) {
-    const size_t n = strlen(o->base.method);
-    if (n >= size) return NG_ERR_ARG;
-    memcpy(value, o->base.method, n + 1);
-    return NG_OK;
+    return ng_text_copy(o->base.method, value, size) ? NG_OK : NG_ERR_ARG;
   }
   const ng_status st = ng_option_lookup(name, &row, NULL, 0);
   return st != NG_OK || ng_option_write(row, o, value, size) ? st : NG_ERR_ARG;
@@ -89,23 +82,16 @@ ng_status ng_options_get_real(const ng_options *o, const char *name, double *out
   return NG_OK;
 }
 
-/* Return name i of a list that has "method", all options and all removed options; NULL after the last name. */
-static const char *name_at(int32_t i) {
-  if (i == 0) return "method";
-  return i <= NG_OPTION_COUNT ? ng_option_table[i - 1].name
-                              : ng_removed_options[i - NG_OPTION_COUNT - 1].name;
-}
-
 /* A variable that exists sets its option, also if its text is empty. */
 ng_status ng_options_from_env(ng_options *o, char *message, size_t size) {
   char variable[64], why[NG_MESSAGE];
-  if (o == NULL) return missing_object(message, size);
+  if (o == NULL) return ng_fail_to(message, size, NG_ERR_ARG, "ng_options: it is NULL");
   ng_options full = *o;
-  for (int32_t i = 0; name_at(i) != NULL; i++) {
-    ng_variable_name(name_at(i), variable, sizeof variable);
+  for (int32_t i = 0; ng_settable_name(i) != NULL; i++) {
+    ng_variable_name(ng_settable_name(i), variable, sizeof variable);
     const char *value = getenv(variable);
     if (value == NULL) continue;
-    const ng_status st = ng_options_set(&full, name_at(i), value, why, sizeof why);
+    const ng_status st = ng_options_set(&full, ng_settable_name(i), value, why, sizeof why);
     if (st != NG_OK) {
       return ng_fail_to(message, size, st, "%s in the environment: %s", variable, why);
     }
@@ -133,22 +119,18 @@ ng_status ng_options_verify(const ng_options *full, char *message, size_t size) 
 
 /* ---- effect ----------------------------------------------------------------------------------*/
 
-/* Append a condition to `text`, which has n bytes: "clip = norm, ratio, rms or value", or "window_momentum above 0".
- * Return the new length; if it is `size` or more, the text is truncated. */
-static size_t write_need(const ng_option_need *need, char *text, size_t size, size_t n) {
+/* Append a condition to `text`: "clip = norm, ratio, rms or value", or "window_momentum above 0". */
+static void append_need(const ng_option_need *need, char text[NG_MESSAGE]) {
   const ng_option_row *other = &ng_option_table[need->option];
-  const uint32_t set = need->one_of;
-  n += (size_t)snprintf(text + n, size - n, "%s%s %s", n > 0 ? ", or " : "", other->name,
-                        set == 0 ? "above 0" : "=");
-  for (int32_t i = 0; i < NG_CHOICES_MAX && n < size; i++) {
-    const uint32_t bit = 1U << i;
-    if ((set & bit) == 0) continue;
-    const char *before = (set & (bit - 1)) == 0 ? "" : (set >> i) == 1U ? " or" : ",";
-    const char *flag = i == 0 ? "0" : "1";
-    n += (size_t)snprintf(text + n, size - n, "%s %s", before,
-                          other->type == NG_OPTION_BOOL ? flag : other->choice[i]);
+  if (text[0] != 0) ng_name_append(text, NG_MESSAGE, ", or ");
+  ng_name_append(text, NG_MESSAGE, other->name);
+  ng_name_append(text, NG_MESSAGE, need->one_of == 0 ? " above 0" : " = ");
+  for (int32_t i = 0; i < NG_CHOICES_MAX; i++) {
+    const uint32_t rest = need->one_of >> i; /* value i and higher */
+    if ((rest & 1U) == 0) continue;
+    if (need->one_of != rest << i) ng_name_append(text, NG_MESSAGE, rest == 1U ? " or " : ", ");
+    ng_name_append(text, NG_MESSAGE, other->choice[i]);
   }
-  return n;
 }
 
 static bool is_met(const ng_options *o, const ng_option_need *need) {
@@ -163,15 +145,10 @@ ng_status ng_options_idle(const ng_options *o, const char *option, char *needs, 
   if (o == NULL) return NG_ERR_ARG;
   const ng_status st = ng_option_lookup(option, &row, NULL, 0);
   if (st != NG_OK || !row->needs[0].exists) return st;
-  size_t n = 0;
-  for (int i = 0; i < 2 && row->needs[i].exists && n < size; i++) {
-    if (is_met(o, &row->needs[i])) {
-      needs[0] = 0;
-      return NG_OK;
-    }
-    n = write_need(&row->needs[i], needs, size, n);
+  char text[NG_MESSAGE] = "";
+  for (int i = 0; i < 2 && row->needs[i].exists; i++) {
+    if (is_met(o, &row->needs[i])) return NG_OK;
+    append_need(&row->needs[i], text);
   }
-  if (n < size) return NG_OK;
-  needs[0] = 0;
-  return NG_ERR_ARG;
+  return ng_text_copy(text, needs, size) ? NG_OK : NG_ERR_ARG;
 }

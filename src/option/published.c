@@ -3,20 +3,12 @@
  *
  * Each program has its own list, because a name may have different meanings in different programs.  For example,
  * factor_decay is the weight of the old average in KAISA and of the new sample in kfac_pytorch; kl_clip = 0 is refused
- * by KAISA, disables the clip in kfac_pytorch, and selects clip = rescale in eva.
- *
- * Functions take_* set options.  Functions check_* only check the value of an option that has no effect here. */
+ * by KAISA, disables the clip in kfac_pytorch, and selects clip = rescale in eva. */
 #include "option/published.h"
 
-/* Set several options.  Mark them as given, so that a method that is set later does not change them. */
-static void put_values(const job *j, const ng_option_setting *values) {
-  ng_options_set_values(j->full, values);
-  for (; values->option != NG_OPTION_COUNT; values++)
-    ng_bits_add(j->full->given.word, (int32_t)values->option);
-}
-
 static ng_status choose_clip(const job *j, ng_clip_kind kind) {
-  put_values(j, (const ng_option_setting[]){{NG_OPTION_clip, kind}, NG_VALUES_END});
+  ng_options_set_values(j->full,
+                        (const ng_option_setting[]){{NG_OPTION_clip, kind}, NG_VALUES_END});
   return NG_OK;
 }
 
@@ -53,8 +45,8 @@ static ng_status take_radius(job *j) {
 
 /* Refuse 0, which means no sample in the published program, but all samples in this library. */
 static ng_status take_samples(job *j) {
-  int64_t n;
-  if (!ng_read_int(j->value, &n) || n < 1) return refuse(j, NG_ERR_ARG, "a whole number >= 1");
+  double n;
+  if (!ng_read_int(j->value, &n) || n < 1) return refuse(j, NG_ERR_ARG, whole_number);
   return set_option(j, j->row->option, j->value);
 }
 
@@ -82,8 +74,8 @@ static ng_status take_compute_method(job *j) {
   static const ng_option_setting eigen_again[] = {{NG_OPTION_solver, NG_SOLVER_EIGEN_PREDIV},
                                                   {NG_OPTION_damping_split, NG_SPLIT_JOINT},
                                                   NG_VALUES_END};
-  if (!eigen) put_values(j, ng_kaisa_inverse);
-  if (eigen && !solves_by_eigen(j)) put_values(j, eigen_again);
+  if (!eigen) ng_options_set_values(j->full, ng_kaisa_inverse);
+  if (eigen && !solves_by_eigen(j)) ng_options_set_values(j->full, eigen_again);
   return NG_OK;
 }
 
@@ -110,12 +102,12 @@ static ng_status take_regex(job *j) {
 
 /* exclude_vocabulary_size excludes the linear layers with this number of outputs. */
 static ng_status take_width(job *j) {
-  int64_t width;
+  double width;
   char glob[32];
   if (is_none(j->value)) return set_option(j, j->row->option, "");
   if (!ng_read_int(j->value, &width) || width < 1)
     return refuse(j, NG_ERR_ARG, "none or a width >= 1");
-  (void)snprintf(glob, sizeof glob, "linear/%lld", (long long)width);
+  (void)snprintf(glob, sizeof glob, "linear/%.0f", width);
   return set_option(j, j->row->option, glob);
 }
 
@@ -132,18 +124,6 @@ static ng_status take_communicate(job *j) {
   return set_option(j, j->row->option, flag ? "1" : "0");
 }
 
-/* Check a whole number >= 1 that has no effect in this library. */
-static ng_status check_count(job *j) {
-  int64_t n;
-  return ng_read_int(j->value, &n) && n >= 1 ? NG_OK : refuse(j, NG_ERR_ARG, "a whole number >= 1");
-}
-
-static ng_status check_size_or_none(job *j) {
-  double v;
-  if (is_none(j->value) || ng_read_real(j->value, &v)) return NG_OK;
-  return refuse(j, NG_ERR_ARG, "a number or none");
-}
-
 /* With none, A and G of a layer are on two ranks if there are more ranks than layers.  In the published program only
  * MPD-KFAC's eigen class reads the argument. */
 static ng_status take_distribute(job *j) {
@@ -155,13 +135,6 @@ static ng_status take_distribute(job *j) {
   }
   const ng_status st = set_option(j, "placement", none ? "mpd-kfac" : "round-robin");
   return st == NG_OK ? set_option(j, j->row->option, flag ? "0" : "1") : st;
-}
-
-/* Check a loss scale.  In this library the loss scale is an argument of each micro-batch, not an option. */
-static ng_status check_scale(job *j) {
-  double v;
-  if (is_none(j->value) || (ng_read_real(j->value, &v) && v > 0)) return NG_OK;
-  return refuse(j, NG_ERR_ARG, "none or a number > 0");
 }
 
 /* Names of dtypes in Python, with or without "torch.".  None means the dtype of the data, which is f32. */
@@ -183,7 +156,8 @@ static const ng_published kaisa_names[] = {
     {"kl_clip", "kl_clip", "sets kl_clip and clip = kl; none: clip = none", take_kl_clip, NULL},
     LR,
     {"accumulation_steps", "",
-     "nothing to set: calls=mean (the default) averages the micro-batches", check_count, NULL},
+     "nothing to set: calls=mean (the default) averages the micro-batches", take_word,
+     whole_number},
     {"compute_method", "solver",
      "eigen: eigen-prediv with damping_split = joint; inverse: cholesky with damping_split = full",
      take_compute_method, NULL},
@@ -257,8 +231,8 @@ static const ng_published lz_names[] = {
 /* lzhangbv/eva (Zhang, Shi & Li, ICLR 2023, arXiv 2308.02123). */
 static const ng_published eva_names[] = {
     LZ_FACTORS,
-    {"kfac_update_freq", "", "nothing to set: the published Eva ignores the argument", check_count,
-     NULL},
+    {"kfac_update_freq", "", "nothing to set: the published Eva ignores the argument", take_word,
+     whole_number},
     SAME("damping", "damping"),
     EVA_CLIP,
     LR,
@@ -281,12 +255,12 @@ static const ng_published eva_kfac_names[] = {
 static const ng_published adasgd_names[] = {
     SAME("damping", "damping"),
     LR,
-    {"fac_update_freq", "", "nothing to set: there are no statistics", check_count, NULL},
-    {"kfac_update_freq", "", "nothing to set: nothing is solved", check_count, NULL},
-    {"kfac_batch_size", "", "nothing to set: there are no statistics", check_count, NULL},
-    {"factor_decay", "", "nothing to set: there are no averages", check_size, NULL},
-    {"kl_clip", "", "nothing to set: the published class ignores the argument", check_size_or_none,
-     NULL},
+    {"fac_update_freq", "", "nothing to set: there are no statistics", take_word, whole_number},
+    {"kfac_update_freq", "", "nothing to set: nothing is solved", take_word, whole_number},
+    {"kfac_batch_size", "", "nothing to set: there are no statistics", take_word, whole_number},
+    {"factor_decay", "", "nothing to set: there are no averages", take_word, "a number from 0"},
+    {"kl_clip", "", "nothing to set: the published class ignores the argument", take_word,
+     "none|a number"},
     LZ_LAYERS,
 };
 
@@ -294,9 +268,10 @@ static const ng_published sam_names[] = {
     LZ_FACTORS,
     {"kfac_update_freq", "",
      "nothing to set: nothing is solved; that program sums averages over ranks at this interval",
-     check_count, NULL},
+     take_word, whole_number},
     {"kl_clip", "radius", "sets radius; none, 0 and negative: 0.01", take_radius, NULL},
-    {"damping", "", "nothing to set: the published class ignores the argument", check_size, NULL},
+    {"damping", "", "nothing to set: the published class ignores the argument", take_word,
+     "a number from 0"},
     LR,
     EVA_SAMPLES,
     LZ_LAYERS,
@@ -305,7 +280,7 @@ static const ng_published sam_names[] = {
 /* Arguments of the optimizer of tyohei/chainerkfac (Osawa et al. 2019, arXiv 1811.12019). */
 static const ng_published spngd_names[] = {
     LR,
-    {"momentum", "", "nothing to set: an argument of ng_step_sgd", check_size, NULL},
+    {"momentum", "", "nothing to set: an argument of ng_step_sgd", take_word, "a number from 0"},
     {"cov_ema_decay", "stat_decay",
      "1 - cov_ema_decay; cov_ema_decay is the weight of the new sample", take_new_weight, NULL},
     SAME("damping", "damping"),
@@ -314,14 +289,15 @@ static const ng_published spngd_names[] = {
     {"use_cholesky", "",
      "nothing to set: Cholesky always; the inverse by LU is the same to rounding", take_word,
      "true|false"},
-    {"loss_scale", "", "nothing to set: the loss scale is ng_batch.loss_scale", check_scale, NULL},
+    {"loss_scale", "", "nothing to set: the loss scale is ng_batch.loss_scale", take_word,
+     "none|a number above 0"},
     {"adjust_momentum", "",
      "nothing to set: momentum times min(1, lr / the lr before), given to ng_step_sgd", take_word,
      "true|false"},
     {"acc_iters", "", "nothing to set: calls=mean (the default) averages the micro-batches",
-     check_count, NULL},
+     take_word, whole_number},
     {"weight_decay", "", "nothing to set: the decay is added to gradients before the step",
-     check_size, NULL},
+     take_word, "a number from 0"},
     {"communicate_after_forward", "", "nothing to set: no number changes; see ng_batch.last",
      take_word, "true|false"},
     {"constructor", "",
@@ -341,26 +317,19 @@ const ng_published_names ng_names_kaisa = NAMES(kaisa_names), ng_names_lz = NAME
                          ng_names_spngd = NAMES(spngd_names);
 
 ng_status ng_published_set(const ng_published_names *names, const char *method, const char *name,
-                           const char *value, ng_options *full, double *lr, bool *gives_lr,
-                           char *message, size_t size) {
+                           job *j) {
   char list[NG_MESSAGE] = ""; /* "a|b|c": all names of the rows, to suggest the nearest */
   for (int32_t i = 0; i < names->count; i++) {
-    if (!ng_is(names->row[i].name, name)) {
-      const size_t n = strlen(list);
-      (void)snprintf(list + n, sizeof list - n, "%s%s", n == 0 ? "" : "|", names->row[i].name);
-      continue;
-    }
-    job j = {&names->row[i], value, full, 0, false, message, size};
-    const ng_status st = j.row->set(&j);
-    *lr = j.lr;
-    *gives_lr = j.gives_lr;
-    return st;
+    j->row = &names->row[i];
+    if (ng_is(j->row->name, name)) return j->row->set(j);
+    if (i > 0) ng_name_append(list, sizeof list, "|");
+    ng_name_append(list, sizeof list, j->row->name);
   }
   for (const ng_refused_names *out = names->refused; out != NULL && out->names != NULL; out++) {
     if (!ng_in_list(out->names, name)) continue;
-    return ng_fail_to(message, size, NG_ERR_ABSENT, "%s: '%s' is not supported: %s", method, name,
-                      out->why);
+    return ng_fail_to(j->message, j->size, NG_ERR_ABSENT, "%s: '%s' is not supported: %s", method,
+                      name, out->why);
   }
-  return ng_fail_to(message, size, NG_ERR_ARG, "%s has no option '%s'%s", method,
+  return ng_fail_to(j->message, j->size, NG_ERR_ARG, "%s has no option '%s'%s", method,
                     ng_shorten(name).text, ng_hint_list(name, list).text);
 }

@@ -7,6 +7,8 @@
 
 typedef struct ng_published_job job;
 
+static const char whole_number[] = "a whole number from 1"; /* a word, see is_word */
+
 /* Fail: "NAME: 'VALUE', expected ...", where NAME is the published name. */
 static inline ng_status refuse(const job *j, ng_status st, const char *expected) {
   return ng_fail_to(j->message, j->size, st, "%s: '%s', expected %s", j->row->name,
@@ -28,9 +30,15 @@ static inline bool is_none(const char *text) {
   return text[0] == 0 || ng_same_word(text, "none") || ng_same_word(text, "null");
 }
 
-/* Return whether the value is `word`, in any case.  The words none, true and false also have other spellings. */
+/* Return whether the value is `word`, in any case, or the number that the word describes.  The words none, true and false
+ * also have other spellings. */
 static inline bool is_word(const char *word, const char *value) {
   int32_t on;
+  double v;
+  if (ng_is(word, whole_number)) return ng_read_int(value, &v) && v >= 1;
+  if (strncmp(word, "a number", 8) == 0 && ng_read_real(value, &v)) {
+    return word[8] == 0 || v > 0 || (v == 0 && ng_is(word, "a number from 0"));
+  }
   return ng_same_word(word, value) || (ng_is(word, "none") && is_none(value)) ||
          (ng_read_bool(value, &on) && ng_is(word, on ? "true" : "false"));
 }
@@ -74,15 +82,8 @@ static inline ng_status take_word(job *j) {
 
 /* In this library lr is an argument of the step.  So return the published lr to the caller. */
 static inline ng_status take_lr(job *j) {
-  if (!ng_read_real(j->value, &j->lr) || j->lr < 0) return refuse(j, NG_ERR_ARG, "a number >= 0");
-  j->gives_lr = true;
-  return NG_OK;
-}
-
-/* Check a number that has no effect in this library. */
-static inline ng_status check_size(job *j) {
-  double v;
-  return ng_read_real(j->value, &v) && v >= 0 ? NG_OK : refuse(j, NG_ERR_ARG, "a number >= 0");
+  if (ng_read_real(j->value, &j->lr) && j->lr >= 0) return NG_OK;
+  return refuse(j, NG_ERR_ARG, "a number >= 0");
 }
 
 /* Rows of several lists.  SAME: a published name whose value becomes the value of `option`. */

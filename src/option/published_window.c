@@ -123,8 +123,10 @@ static const ng_published sparse_ggt_names[] = {
     DENSITY("k_init"),
     STORE,
     EPS("singular values"),
-    {"beta1", "", "nothing to set: the published class ignores the argument", check_size, NULL},
-    {"beta2", "", "nothing to set: the published class ignores the argument", check_size, NULL},
+    {"beta1", "", "nothing to set: the published class ignores the argument", take_word,
+     "a number from 0"},
+    {"beta2", "", "nothing to set: the published class ignores the argument", take_word,
+     "a number from 0"},
     DECAY("wd"),
 };
 

@@ -166,20 +166,6 @@ typedef struct ng_settings {
   NG_OPTION_LIST(NG_AS_FIELD)
 } ng_settings;
 
-/* ---- sets of options -------------------------------------------------------------------------*/
-
-/* One bit for each option. */
-typedef struct ng_option_mask {
-  uint64_t word[(NG_OPTION_COUNT + 63) / 64];
-} ng_option_mask;
-
-static inline bool ng_bits_has(const uint64_t *word, int32_t i) {
-  return (word[i / 64] >> (i % 64) & 1) != 0;
-}
-static inline void ng_bits_add(uint64_t *word, int32_t i) {
-  word[i / 64] |= UINT64_C(1) << (i % 64);
-}
-
 /* ---- ng_options -------------------------------------------------------------------------------*/
 
 /* Bytes of a text option with its final 0.  Texts are arrays, so that an assignment of ng_options copies them. */
@@ -188,8 +174,8 @@ enum { NG_TEXT_SIZE = 4096 };
 struct ng_options {
   ng_settings base;
   char skip_layers[NG_TEXT_SIZE], per_layer[NG_TEXT_SIZE];
-  ng_option_mask given; /* options that the caller has set; a method does not change them */
-  bool own_method;      /* these options belong to a layer whose own options name a method */
+  bool given[NG_OPTION_COUNT]; /* options that the caller has set; a method does not change them */
+  bool own_method;             /* these options belong to a layer whose own options name a method */
 };
 
 /* ---- option_value.c ---------------------------------------------------------------------------*/

@@ -312,33 +312,39 @@ static ng_status choose_family(ng_precond *p, ng_entry *e) {
   return st;
 }
 
-/* Give the lines of per_layer to layers without own options.  An unused entry of per_layer is an error, except with
- * pipeline stages, where the entry may be for a layer of another stage. */
-static ng_status copy_per_layer_options(ng_precond *p) {
-  char message[NG_MESSAGE] = "";
-  ng_lines *lines;
-  ng_status st = ng_lines_open(p->opt.per_layer, &lines, message, sizeof message);
-  if (st != NG_OK) return ng_fail(p->ctx, st, "ng_ready: %s", message);
-  for (int32_t i = 0; i < p->entries && lines != NULL && st == NG_OK; i++) {
+/* Give the line of an entry of per_layer to the layers that it fits and that have no options yet.  Return the number of
+ * these layers; -1: no memory. */
+static int32_t copy_layer_line(ng_precond *p, const ng_layer_line *line) {
+  int32_t count = 0;
+  for (int32_t i = 0; i < p->entries; i++) {
     ng_entry *e = p->entry[i];
     const ng_layer d = layer_for_globs(e);
-    const char *line = e->d.options != NULL ? NULL : ng_lines_find(lines, &d);
-    if (line == NULL) continue;
+    if (e->d.options != NULL || !ng_globs_fit(line->globs, &d)) continue;
     e->has_per_layer_options = true;
-    e->d.options = ng_object_text(p, line);
+    e->d.options = ng_object_text(p, line->line);
     if (e->shard != NULL) e->shard->whole.d.options = e->d.options;
-    st = ng_objects_status(p);
+    if (e->d.options == NULL) return -1;
+    count++;
   }
-  const char *idle = p->ctx->stages == NULL ? ng_lines_find_unused(lines) : NULL;
-  if (st == NG_OK && idle != NULL) {
-    st = ng_fail(
+  return count;
+}
+
+/* An unused entry of per_layer is an error, except with pipeline stages, where the entry may be for a layer of another
+ * stage. */
+static ng_status copy_per_layer_options(ng_precond *p) {
+  const char *text = p->opt.per_layer;
+  ng_layer_line line;
+  for (const char *rest = text[0] == 0 ? NULL : text; ng_lines_next(&rest, &line);) {
+    const int32_t count = copy_layer_line(p, &line);
+    if (count < 0) return NG_ERR_NOMEM;
+    if (count > 0 || p->ctx->stages != NULL) continue;
+    return ng_fail(
         p->ctx, NG_ERR_ARG,
         "per_layer: '%s' applies to no layer: no name or kind matches, or an earlier entry or "
         "the layer's own options come first",
-        ng_shorten(idle).text);
+        ng_shorten(line.globs).text);
   }
-  ng_lines_close(&lines);
-  return st;
+  return NG_OK;
 }
 
 static bool is_glob_used(const ng_precond *p, const ng_glob *g) {
