@@ -218,16 +218,9 @@ static bool fits_dtype(ng_queue *q, ng_stat *s, ng_mix mix) {
   return old + shift <= most && mix.old * (old + shift) + fresh <= most;
 }
 
-static void clear_sums(const ng_stat *s) {
-  for (int32_t i = 0; i < s->parts; i++) {
-    const int64_t n = ng_stat_part_count(s, &s->part[i]);
-    memset(s->part[i].sum, 0, (size_t)(n * ng_dtype_size(s->sum_dtype)));
-  }
-}
-
 /* A posted sum is cleared even if this rank has no samples, because it contains samples of other ranks. */
-void ng_stat_discard(ng_stat *s) {
-  if (s->observes && (s->w > 0.0 || s->w_total > 0.0 || s->posted)) clear_sums(s);
+void ng_stat_discard(ng_queue *q, ng_stat *s) {
+  if (s->observes && (s->w > 0.0 || s->w_total > 0.0 || s->posted)) scale_sums(q, s, 0.0);
   reset_step(s);
 }
 
@@ -260,14 +253,14 @@ static void fold_part(ng_queue *q, const ng_stat *s, const ng_stat_part *p, ng_m
 ng_status ng_stat_fold(ng_queue *q, ng_stat *s) {
   if (!(s->w_total > 0.0)) return NG_OK;
   if (has_sums(s) && !sums_finite(s)) {
-    ng_stat_discard(s);
+    ng_stat_discard(q, s);
     return NG_SKIPPED;
   }
   if (!s->rule.averaged) return NG_OK; /* the sum stays in `sum` until the step ends */
   if (s->has_average) {
     const ng_mix mix = fold_weights(s);
     if (!fits_dtype(q, s, mix)) {
-      ng_stat_discard(s);
+      ng_stat_discard(q, s);
       return NG_SKIPPED;
     }
     if (s->shift != NULL) {
@@ -278,7 +271,7 @@ ng_status ng_stat_fold(ng_queue *q, ng_stat *s) {
       fold_part(q, s, &s->part[i], mix);
     }
   } else if (s->observes) {
-    clear_sums(s);
+    scale_sums(q, s, 0.0);
   }
   s->started = true;
   reset_step(s);

@@ -171,6 +171,7 @@ void ng_stat_scan(ng_queue *q, ng_stat *s);
 /* Fold the scanned sums into the average and set the sums to 0; the caller waits for the queue. Return NG_SKIPPED, with
  * the average unchanged, if a sum is not finite or the average would exceed its dtype. Without samples do nothing. */
 ng_status ng_stat_fold(ng_queue *q, ng_stat *s);
-void ng_stat_discard(ng_stat *s); /* discard the sums of this step */
+/* Let the queue clear the sums of this step. */
+void ng_stat_discard(ng_queue *q, ng_stat *s);
 
 #endif

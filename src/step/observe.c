@@ -373,7 +373,7 @@ static void discard_gradients(ng_block *b) {
   for (int32_t k = 0; k < b->stats; k++) {
     if (b->stat[k].observed != NG_OBSERVED_FLATGRAD) continue;
     observed = observed || b->stat[k].w > 0.0;
-    ng_stat_discard(&b->stat[k]);
+    ng_stat_discard(b->ctx->queue, &b->stat[k]);
   }
   b->observation_count[ng_observed_kind(NG_OBSERVED_FLATGRAD)] -= observed;
 }
@@ -415,6 +415,7 @@ void ng_gradients_discard(ng_precond *p) {
     p->block[i]->is_excluded = false;
     discard_gradients(p->block[i]);
   }
+  ng_queue_wait(p->ctx->queue);
   p->step->has_refused = p->step->refused_before;
 }
 
@@ -426,11 +427,12 @@ void ng_step_reset(ng_precond *p) {
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
     for (int32_t k = 0; k < b->stats; k++) {
-      ng_stat_discard(&b->stat[k]);
+      ng_stat_discard(b->ctx->queue, &b->stat[k]);
     }
     b->step_observe_ms = 0.0;
     b->is_selecting = b->is_excluded = false;
   }
+  ng_queue_wait(p->ctx->queue);
   p->step->has_refused = false;
   p->step->has_begun = p->step->is_last_batch = false;
   ng_exchange_reset(p);
