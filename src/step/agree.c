@@ -211,12 +211,10 @@ static ng_status check_stage(ng_precond *p) {
 
 /* Before this call, and after an error in this call, the model is unchanged. */
 ng_status ng_exchange_check(ng_precond *p) {
-  ng_status st = check_stage(p);
+  const ng_status st = check_stage(p);
   if (st == NG_ERR_COMM) return st; /* all transports are aborted */
-  st = ng_pipeline_check(p, st < NG_OK ? st : p->step->status);
-  if (st >= NG_OK) return NG_OK;
-  if (st != NG_ERR_COMM) p->step->status = st;
-  return st;
+  p->step->status = ng_pipeline_check(p, st < NG_OK ? st : p->step->status);
+  return p->step->status < NG_OK ? p->step->status : NG_OK;
 }
 
 /* ---- agree -----------------------------------------------------------------------------------*/

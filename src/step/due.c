@@ -76,15 +76,13 @@ bool ng_array_wanted(const ng_block *b, uint32_t what) {
 /* Return 0 if no statistic of the layer is due, or only other ranks observe it; then the caller may skip its arrays. */
 int32_t ng_step_wants(const ng_precond *p, int32_t layer) {
   const ng_block *b = p->entry[layer]->block;
-  return b != NULL && ng_block_statistics_due(b) &&
-         ng_array_wanted(b, NG_OBSERVED_INPUT | NG_OBSERVED_OUTGRAD);
+  return b != NULL && ng_array_wanted(b, NG_OBSERVED_INPUT | NG_OBSERVED_OUTGRAD);
 }
 
 /* ---- stations --------------------------------------------------------------------------------*/
 
 bool ng_block_observes_gradients(const ng_block *b) {
-  return (b->observed & NG_OBSERVED_FLATGRAD) != 0 && ng_block_statistics_due(b) &&
-         ng_array_wanted(b, NG_OBSERVED_FLATGRAD);
+  return ng_array_wanted(b, NG_OBSERVED_FLATGRAD);
 }
 
 bool ng_due_gradients(const ng_precond *p) {

@@ -48,7 +48,6 @@ ng_status ng_emission_plan(ng_precond *p) {
     if (is_updated_without_curvature(p, p->slot[i])) count_descriptors(p, l, p->slot[i]);
   }
   p->solve_list = ng_object(p, (size_t)matrices * sizeof *p->solve_list);
-  if (l->capacity == 0) return ng_objects_status(p);
   const size_t most = (size_t)l->capacity;
   l->direction = ng_object(p, most * sizeof *l->direction);
   l->update = ng_object(p, most * sizeof *l->update);
@@ -238,7 +237,6 @@ static void list_updates(ng_precond *p, const ng_slot *s, int64_t end) {
 
 static bool is_emitted(const ng_slot *s) { return !s->is_excluded && s->updates_here; }
 
-/* List PD of the blocks, times their clip factors or, for quantify.c, with factor 1 (unit). */
 void ng_emission_list_blocks(ng_precond *p, bool unit) {
   ng_emission *l = &p->step->emission;
   l->direction_count = 0;
@@ -261,7 +259,6 @@ void ng_emission_list_blocks(ng_precond *p, bool unit) {
   }
 }
 
-/* List the gradients of parameters without curvature. */
 void ng_emission_list_plain(ng_precond *p) {
   ng_emission *l = &p->step->emission;
   for (int32_t i = 0; i < p->slots; i++) {

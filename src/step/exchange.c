@@ -1,6 +1,7 @@
 /* exchange.c: the messages of a step, except sums of statistics (sums.c) and weights (gather.c).
  *
- * small sums  of a few numbers, for agree.c, topk.c, quantify.c and ng_ready
+ * small sums  of a few numbers, for agree.c, quantify.c and ng_ready
+ * top-k       rounds of sums, in which all ranks select the largest entries of a sliced window
  * traces      of A and G if they have different owners, summed over a column of the grid before the solve
  * results     from each owner to the ranks of its column, one message for each owner
  * direction   PD from each column to the other ranks of a row, one message for each column
@@ -65,8 +66,13 @@ int64_t ng_traces_count(const ng_precond *p) { return place_traces(p, NULL); }
 ng_status ng_exchange_plan(ng_precond *p) {
   ng_exchange *x = &p->step->exchange;
   int32_t sliced = 0;
+  int64_t topk_count = 0;
   for (int32_t i = 0; i < p->blocks; i++) {
-    sliced += p->block[i]->slice != NULL;
+    const ng_block *b = p->block[i];
+    sliced += b->slice != NULL;
+    for (int32_t r = 0; r < b->topk_rounds; r++) {
+      topk_count = ng_max64(topk_count, b->topk_counts[r]);
+    }
   }
   const size_t messages = (size_t)p->stats + 1;
   x->span_capacity = (1 + sliced) * p->ctx->ranks;
@@ -80,7 +86,7 @@ ng_status ng_exchange_plan(ng_precond *p) {
   if (p->owned_stats > 0)
     x->counts = ng_object(p, messages * (size_t)p->ctx->ranks * sizeof *x->counts);
   x->traces = ng_object(p, (size_t)x->traces_count * sizeof *x->traces);
-  x->topk_sums = ng_object(p, (size_t)ng_topk_count(p) * sizeof *x->topk_sums);
+  x->topk_sums = ng_object(p, (size_t)topk_count * sizeof *x->topk_sums);
   (void)place_traces(p, x->traces);
   return ng_objects_status(p);
 }
@@ -95,6 +101,28 @@ ng_status ng_exchange_sum_over(ng_precond *p, ng_comm *c, double *x, int64_t n, 
 
 ng_status ng_exchange_sum(ng_precond *p, double *x, int64_t n, const char *what) {
   return ng_exchange_sum_over(p, p->ctx->comm, x, n, what);
+}
+
+/* ---- top-k selection -------------------------------------------------------------------------*/
+
+/* Every rank has observed its slice of the gradient. Each round sums a few numbers over ranks and narrows the range of the
+ * smallest selected magnitude (ng_family.select_topk). */
+ng_status ng_topk_select(ng_precond *p) {
+  double *x = p->step->exchange.topk_sums;
+  for (int32_t i = 0; i < p->blocks; i++) {
+    ng_block *b = p->block[i];
+    if (!b->is_selecting) continue;
+    const double t0 = ng_now_ms();
+    for (int32_t r = 0; r < b->topk_rounds; r++) {
+      b->family->select_topk(b, r, x);
+      const ng_status st = ng_exchange_sum(p, x, b->topk_counts[r], "top-k selection");
+      if (st != NG_OK) return st;
+    }
+    b->family->select_topk(b, b->topk_rounds, x);
+    b->is_selecting = false;
+    b->step_observe_ms += ng_now_ms() - t0;
+  }
+  return NG_OK;
 }
 
 /* ---- traces ----------------------------------------------------------------------------------*/

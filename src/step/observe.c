@@ -50,15 +50,6 @@ static void set_positions(ng_view *v, int32_t n, const int64_t *extent, const in
   v->position_stride = n > 0 ? v->stride[n - 1] : 1;
 }
 
-/* View an array [samples, channels, positions...]. */
-static void view_channel_axes(ng_view *v, const ng_strided *s) {
-  v->samples = s->shape[0];
-  v->columns = s->shape[1];
-  v->sample_stride = s->stride[0];
-  v->column_stride = s->stride[1];
-  set_positions(v, s->ndim - 2, s->shape + 2, s->stride + 2);
-}
-
 static int64_t count_columns(const ng_layer *d, bool grad) {
   return grad ? d->out : d->kind == NG_EMBEDDING ? 1 : d->in;
 }
@@ -131,17 +122,11 @@ static void store_output_size(const ng_precond *p, ng_entry *e, const int64_t ou
   e->sizes_count += e->sizes_count <= NG_IMAGE_SIZES;
 }
 
-/* View an array [samples, channels, height, width], whose pixels are positions. */
-static ng_status view_image(ng_precond *p, ng_entry *e, const ng_strided *s, bool grad, ng_obs *o) {
+/* Set the sizes of an observed image and of its output. Check that an output gradient has the output size of its input. */
+static ng_status set_image_sizes(ng_precond *p, ng_entry *e, const ng_strided *s, bool grad,
+                                 ng_obs *o) {
   const ng_layer *d = &e->d;
-  const int64_t B = p->step->batch.samples, C = grad ? d->out : d->in;
-  char expected[96];
-  if (s->ndim != 4 || s->shape[0] != B || s->shape[1] != C) {
-    (void)snprintf(expected, sizeof expected, "[%lld, %lld, height, width]", (long long)B,
-                   (long long)C);
-    return refuse_shape(p, d, s, grad, expected);
-  }
-  view_channel_axes(&o->view, s);
+  char expected[128];
   for (int i = 0; i < 2; i++) {
     o->in_size[i] = o->out_size[i] = s->shape[2 + i];
     if (grad) continue;
@@ -152,8 +137,8 @@ static ng_status view_image(ng_precond *p, ng_entry *e, const ng_strided *s, boo
   }
   if (grad && !is_known_size(p, e, o->out_size)) {
     (void)snprintf(expected, sizeof expected,
-                   "[%lld, %lld, %lld, %lld], the output size of its input", (long long)B,
-                   (long long)C, (long long)e->sizes[0][0], (long long)e->sizes[0][1]);
+                   "[%lld, %lld, %lld, %lld], the output size of its input", (long long)s->shape[0],
+                   (long long)s->shape[1], (long long)e->sizes[0][0], (long long)e->sizes[0][1]);
     return refuse_shape(p, d, s, grad, expected);
   }
   if (!grad) store_output_size(p, e, o->out_size);
@@ -161,19 +146,25 @@ static ng_status view_image(ng_precond *p, ng_entry *e, const ng_strided *s, boo
   return NG_OK;
 }
 
-/* View an array [samples, channels, ...] of a batch or group norm. The axes after the channels are axes of positions. */
-static ng_status view_channels(ng_precond *p, const ng_entry *e, const ng_strided *s, bool grad,
+/* View an array [samples, channels, positions...] of a convolution, or of a batch or group norm. */
+static ng_status view_channels(ng_precond *p, ng_entry *e, const ng_strided *s, bool grad,
                                ng_obs *o) {
-  const ng_layer *d = &e->d;
-  const int64_t B = p->step->batch.samples;
-  if (s->ndim < 2 || s->shape[0] != B || s->shape[1] != d->in) {
+  const bool image = e->d.kind == NG_CONV2D;
+  const int64_t B = p->step->batch.samples, C = grad ? e->d.out : e->d.in;
+  ng_view *v = &o->view;
+  if (s->ndim < 2 || (image && s->ndim != 4) || s->shape[0] != B || s->shape[1] != C) {
     char expected[96];
-    (void)snprintf(expected, sizeof expected, "[%lld, %lld, ...]", (long long)B, (long long)d->in);
-    return refuse_shape(p, d, s, grad, expected);
+    (void)snprintf(expected, sizeof expected, "[%lld, %lld, %s]", (long long)B, (long long)C,
+                   image ? "height, width" : "...");
+    return refuse_shape(p, &e->d, s, grad, expected);
   }
-  view_channel_axes(&o->view, s);
-  o->positions = o->view.positions;
-  return NG_OK;
+  v->samples = B;
+  v->columns = C;
+  v->sample_stride = s->stride[0];
+  v->column_stride = s->stride[1];
+  set_positions(v, s->ndim - 2, s->shape + 2, s->stride + 2);
+  o->positions = v->positions;
+  return image ? set_image_sizes(p, e, s, grad, o) : NG_OK;
 }
 
 /* View token numbers [samples, ...] as rows with one column. */
@@ -189,9 +180,9 @@ static ng_status view_tokens(ng_precond *p, const ng_entry *e, const ng_strided 
 
 static ng_status view_array(ng_precond *p, ng_entry *e, const ng_strided *s, bool grad, ng_obs *o) {
   if (e->d.kind == NG_EMBEDDING && !grad) return view_tokens(p, e, s, o);
-  if (e->d.kind == NG_CONV2D) return view_image(p, e, s, grad, o);
   const bool channels = e->d.kind == NG_NORM && e->d.norm_kind != NG_LAYER_NORM;
-  return channels ? view_channels(p, e, s, grad, o) : view_rows(p, e, s, grad, o);
+  if (channels || e->d.kind == NG_CONV2D) return view_channels(p, e, s, grad, o);
+  return view_rows(p, e, s, grad, o);
 }
 
 /* Return an error if a statistic that uses this kind of array is complete or posted, because its sums may already be
@@ -312,7 +303,7 @@ static ng_status observe_array(ng_precond *p, int32_t layer, const ng_strided *s
   const bool local = b != NULL && b->base.statistics == NG_STATISTICS_LOCAL;
   o.batch_samples = local ? 0 : step->batch.whole;
   o.first_sample = local ? 0 : step->batch.first;
-  const bool wanted = b != NULL && ng_block_statistics_due(b) && ng_array_wanted(b, o.kind);
+  const bool wanted = b != NULL && ng_array_wanted(b, o.kind);
   const bool part = wanted && e->shard != NULL;
   const double t0 = ng_now_ms();
   ng_strided whole;

@@ -12,8 +12,7 @@
  *   observe.c    add activations and gradients to the sums of statistics
  *   agree.c      sum statuses over ranks, so that all ranks have one status
  *   sums.c       reduce the sums of statistics over ranks
- *   topk.c       select the top-k entries of a sliced window jointly
- *   exchange.c   send results, directions and traces
+ *   exchange.c   send results, directions and traces; select the top-k entries of a sliced window
  *   clip.c       compute the clip factor
  *   emission.c   measure and emit: list all blocks for the kernels; store PD that other ranks need
  *   coefficients.c  learning rates and coefficients of the fused updates
@@ -91,7 +90,8 @@ void ng_emission_norms(ng_precond *p); /* set ng_segment.pd_norm2 of all blocks,
 /* Write PD, times the clip factor of its segment, to the gradients, or update weights and moments with it. The direction
  * of a parameter without curvature is its gradient. */
 void ng_emission_emit(ng_precond *p);
-/* Fill `direction` and `update`: first with PD of the blocks, then with the gradients of parameters without curvature. */
+/* Fill `direction` and `update`: first with PD of the blocks, times their clip factors or (`unit`) with factor 1, then with
+ * the gradients of parameters without curvature. */
 void ng_emission_list_blocks(ng_precond *p, bool unit);
 void ng_emission_list_plain(ng_precond *p);
 
@@ -127,7 +127,7 @@ typedef struct ng_exchange {
   bool *may_post_ahead; /* [blocks] the sums of the block may be posted before the step */
   double *traces;       /* [traces_count] traces of blocks whose A and G have different owners */
   int64_t traces_count;
-  double *topk_sums; /* sums of one round of topk.c */
+  double *topk_sums; /* sums of one round of ng_topk_select */
   /* [span_capacity] posted broadcasts: results, one for each owner, or directions, one for each column; then slices of
    * PD. */
   ng_request *span_requests;
@@ -173,7 +173,6 @@ ng_status ng_exchange_traces(ng_precond *p);
 int64_t ng_traces_count(const ng_precond *p);
 
 /* All ranks select the largest entries of a sliced window jointly, in rounds of sums. */
-int64_t ng_topk_count(const ng_precond *p); /* numbers in the largest round */
 ng_status ng_topk_select(ng_precond *p);
 ng_status ng_exchange_sum(ng_precond *p, double *x, int64_t n, const char *what);
 ng_status ng_exchange_sum_over(ng_precond *p, ng_comm *c, double *x, int64_t n, const char *what);

@@ -238,10 +238,8 @@ static ng_status advance_messages(ng_precond *p) {
 }
 
 ng_status ng_exchange_post_ahead(ng_precond *p) {
-  ng_status st = post_ahead(p, false);
-  if (st == NG_OK && p->step->exchange.messages_waited < p->step->exchange.messages)
-    st = advance_messages(p);
-  return st;
+  const ng_status st = post_ahead(p, false);
+  return st == NG_OK ? advance_messages(p) : st;
 }
 
 /* Called also after an error on this rank, because the other ranks wait for the remaining messages. */

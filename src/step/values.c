@@ -81,7 +81,6 @@ ng_status ng_hashes_check(ng_precond *p, const double *x) {
 }
 
 void ng_hashes_write(const ng_precond *p, double x[NG_HASH_NUMBERS]) {
-  memset(x, 0, NG_HASH_NUMBERS * sizeof *x);
   if (p->ctx->ranks == 1) return;
   ng_hash_split(x, ng_options_hash(p));
   ng_hash_split(x + 2 * PIECES, hash_update(p));
