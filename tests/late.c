@@ -62,10 +62,6 @@ _Thread_local const char *late_entry;
 #define NOTE(e, ...)                                                                               \
   const e##_args x = {__VA_ARGS__};                                                                \
   late_store_call(e##_work, &x, sizeof x)
-#define LATE2(e, A, B, ...)                                                                        \
-  typedef struct { A a; B b; } e##_args;                                                           \
-  WORK(e, x->a, x->b)                                                                              \
-  static void late_##e(ng_queue *q, A a, B b) { NOTE(e, a, b); NAMED(e, __VA_ARGS__); }
 #define LATE3(e, A, B, C, ...)                                                                     \
   typedef struct { A a; B b; C c; } e##_args;                                                      \
   WORK(e, x->a, x->b, x->c)                                                                        \
@@ -102,17 +98,13 @@ typedef const float *in;
 typedef const void *in_any;
 LATE7(add_gram, ng_sym, i64, i64, in, i64, i64, float, SYM(a))
 LATE6(add_row, ng_sym, i64, i64, i64, in, float, SYM(a))
-LATE2(factor, ng_sym, int *, SYM(a), INFO(b))
-LATE2(invert, ng_sym, int *, SYM(a), INFO(b))
-LATE4(solve_right, ng_sym, i64, float *, i64, MATRIX(c, b, a.n, d))
+LATE4(factor, i64, void *, ng_dtype, int *, BYTES(b, ng_sym_count(a) * ng_dtype_size(c)), INFO(d))
+LATE4(invert, i64, void *, ng_dtype, int *, BYTES(b, ng_sym_count(a) * ng_dtype_size(c)), INFO(d))
+LATE6(solve_right, i64, in_any, ng_dtype, i64, void *, i64, BYTES(f, ((d - 1) * g + a) * ng_dtype_size(c)))
 LATE4(solve_left, ng_sym, i64, float *, i64, MATRIX(c, a.n, b, d))
 LATE6(mul_right, ng_sym, i64, in, i64, float *, i64, MATRIX(f, b, a.n, g))
 LATE6(mul_left, ng_sym, i64, in, i64, float *, i64, MATRIX(f, a.n, b, g))
-LATE5(eigen, i64, float *, float *, void *, int *, FLOATS(b, a * a), FLOATS(c, a), INFO(f))
-LATE3(factor64, i64, double *, int *, DOUBLES(b, ng_sym_count(a)), INFO(c))
-LATE3(invert64, i64, double *, int *, DOUBLES(b, ng_sym_count(a)), INFO(c))
-LATE3(solve64, i64, const double *, double *, DOUBLES(c, a))
-LATE5(eigen64, i64, double *, double *, void *, int *, DOUBLES(b, a * a), DOUBLES(c, a), INFO(f))
+LATE6(eigen, i64, void *, ng_dtype, void *, void *, int *, BYTES(b, a * a * ng_dtype_size(c)), BYTES(d, a * ng_dtype_size(c)), INFO(g))
 LATE6(qr, i64, i64, float *, i64, void *, int *, MATRIX(c, b, a, d), INFO(g))
 LATE5(shift_diagonal, i64, void *, ng_dtype, bool, double, BYTES(b, (d ? a : ng_sym_count(a)) * ng_dtype_size(c)))
 LATE5(trace, i64, in_any, ng_dtype, bool, double *, DOUBLES(f, 1))
@@ -135,23 +127,25 @@ LATE7(multiply_sym64, i64, const double *, i64, i64, i64, in, float *, FLOATS(h,
 /* clang-format on */
 
 typedef struct gemm_args {
+  ng_dtype t;
   bool ta, tb;
   int64_t m, n, k, lda, ldb, ldc;
-  float alpha, beta, *C;
-  const float *A, *B;
+  double alpha, beta;
+  void *C;
+  const void *A, *B;
 } gemm_args;
 
 static void gemm_work(ng_queue *q, const void *record) {
   const gemm_args *x = record;
-  q->backend->linalg->gemm(q, x->ta, x->tb, x->m, x->n, x->k, x->alpha, x->A, x->lda, x->B, x->ldb,
-                           x->beta, x->C, x->ldc);
+  q->backend->linalg->gemm(q, x->t, x->ta, x->tb, x->m, x->n, x->k, x->alpha, x->A, x->lda, x->B,
+                           x->ldb, x->beta, x->C, x->ldc);
 }
 
-static void late_gemm(ng_queue *q, bool ta, bool tb, int64_t m, int64_t n, int64_t k, float alpha,
-                      const float *A, int64_t lda, const float *B, int64_t ldb, float beta,
-                      float *C, int64_t ldc) {
-  NOTE(gemm, ta, tb, m, n, k, lda, ldb, ldc, alpha, beta, C, A, B);
-  NAMED(gemm, MATRIX(C, m, n, ldc));
+static void late_gemm(ng_queue *q, ng_dtype t, bool ta, bool tb, int64_t m, int64_t n, int64_t k,
+                      double alpha, const void *A, int64_t lda, const void *B, int64_t ldb,
+                      double beta, void *C, int64_t ldc) {
+  NOTE(gemm, t, ta, tb, m, n, k, lda, ldb, ldc, alpha, beta, C, A, B);
+  NAMED(gemm, BYTES(C, ((m - 1) * ldc + n) * ng_dtype_size(t)));
 }
 
 typedef struct solve_args {
@@ -184,35 +178,12 @@ static void late_solve(ng_queue *q, ng_matrix *const *list, int64_t n, float *sc
   }
 }
 
-typedef struct gemm64_args {
-  bool ta, tb;
-  int64_t m, n, k, lda, ldb, ldc;
-  double *C;
-  const double *A, *B;
-} gemm64_args;
-
-static void gemm64_work(ng_queue *q, const void *record) {
-  const gemm64_args *x = record;
-  q->backend->linalg->gemm64(q, x->ta, x->tb, x->m, x->n, x->k, x->A, x->lda, x->B, x->ldb, x->C,
-                             x->ldc);
-}
-
-static void late_gemm64(ng_queue *q, bool ta, bool tb, int64_t m, int64_t n, int64_t k,
-                        const double *A, int64_t lda, const double *B, int64_t ldb, double *C,
-                        int64_t ldc) {
-  NOTE(gemm64, ta, tb, m, n, k, lda, ldb, ldc, C, A, B);
-  NAMED(gemm64, DOUBLES(C, (m - 1) * ldc + n));
-}
-
 /* Sizes do not depend on earlier calls. */
-static int64_t late_eigen_work(const ng_queue *q, int64_t n) {
-  return under(q)->linalg->eigen_work(q, n);
+static int64_t late_eigen_work(const ng_queue *q, int64_t n, ng_dtype t) {
+  return under(q)->linalg->eigen_work(q, n, t);
 }
 static int64_t late_qr_work(const ng_queue *q, int64_t m, int64_t n) {
   return under(q)->linalg->qr_work(q, m, n);
-}
-static int64_t late_eigen64_work(const ng_queue *q, int64_t n) {
-  return under(q)->linalg->eigen64_work(q, n);
 }
 
 static const ng_linalg_ops late_linalg = {
@@ -230,11 +201,6 @@ static const ng_linalg_ops late_linalg = {
     .qr = late_qr,
     .qr_work = late_qr_work,
     .solve = late_solve,
-    .factor64 = late_factor64,
-    .invert64 = late_invert64,
-    .solve64 = late_solve64,
-    .eigen64 = late_eigen64,
-    .eigen64_work = late_eigen64_work,
     .shift_diagonal = late_shift_diagonal,
     .trace = late_trace,
     .unpack = late_unpack,
@@ -252,7 +218,6 @@ static const ng_linalg_ops late_linalg = {
     .add_rows_of_sums = late_add_rows_of_sums,
     .mul_diagonal = late_mul_diagonal,
     .multiply_sym64 = late_multiply_sym64,
-    .gemm64 = late_gemm64,
     .add_sums64 = late_add_sums64,
 };
 

@@ -116,73 +116,86 @@ bool same(float x, float y) {
 }
 
 enum { GUARD = 16 };
-static const uint32_t canary = 0x7fc0dead;
+/* Number i of a matrix as canary: a NaN with these bits. */
+static const uint64_t canary64 = UINT64_C(0x7ff80000deadbeef);
+static const uint32_t canary32 = 0x7fc0dead;
 
-static void put_canary(float *x) { memcpy(x, &canary, sizeof canary); }
+static char *number_address(mat m, int64_t i) { return (char *)m.a + i * ng_dtype_size(m.t); }
 
-static bool is_canary(float x) {
-  uint32_t bits;
-  memcpy(&bits, &x, sizeof bits);
-  return bits == canary;
+static const void *canary_of(ng_dtype t) {
+  return t == NG_F64 ? (const void *)&canary64 : (const void *)&canary32;
 }
 
-mat mat_new(int64_t rows, int64_t cols, int64_t pad) {
-  mat m = {NULL, rows, cols, cols + pad};
+mat mat_new_of(ng_dtype t, int64_t rows, int64_t cols, int64_t pad) {
+  mat m = {NULL, rows, cols, cols + pad, t};
   const int64_t count = rows * m.ld + 2 * GUARD;
-  float *base = malloc((size_t)count * sizeof *base);
-  if (base == NULL) abort();
+  m.a = malloc((size_t)(count * ng_dtype_size(t)));
+  if (m.a == NULL) abort();
   for (int64_t i = 0; i < count; i++) {
-    put_canary(&base[i]);
+    memcpy(number_address(m, i), canary_of(t), (size_t)ng_dtype_size(t));
   }
-  m.a = base + GUARD;
+  m.a = (float *)(void *)number_address(m, GUARD);
+  return m;
+}
+
+mat mat_new(int64_t rows, int64_t cols, int64_t pad) { return mat_new_of(NG_F32, rows, cols, pad); }
+
+mat mat_random_of(ng_dtype t, int64_t rows, int64_t cols, int64_t pad) {
+  mat m = mat_new_of(t, rows, cols, pad);
+  for (int64_t i = 0; i < rows; i++) {
+    for (int64_t j = 0; j < cols; j++) {
+      ng_set_number(m.a, t, i * m.ld + j, uniform());
+    }
+  }
   return m;
 }
 
 mat mat_random(int64_t rows, int64_t cols, int64_t pad) {
-  mat m = mat_new(rows, cols, pad);
-  for (int64_t i = 0; i < rows; i++) {
-    for (int64_t j = 0; j < cols; j++) {
-      m.a[i * m.ld + j] = (float)uniform();
-    }
-  }
+  return mat_random_of(NG_F32, rows, cols, pad);
+}
+
+mat mat_of_sym(ng_dtype t, ng_sym s) {
+  mat m = mat_new_of(t, 1, ng_sym_count(s.n), 0);
+  ng_from_f32(m.a, t, s.a, m.cols);
   return m;
 }
 
 void mat_check(mat m) {
   for (int64_t i = -GUARD; i < m.rows * m.ld + GUARD; i++) {
     const bool inside = i >= 0 && i < m.rows * m.ld && i % m.ld < m.cols;
-    if (inside && isnan(m.a[i])) fail_case("NaN in the result", __LINE__);
-    if (!inside && !is_canary(m.a[i])) fail_case("wrote outside", __LINE__);
+    if (inside && isnan(ng_number_at(m.a, m.t, i))) fail_case("NaN in the result", __LINE__);
+    if (!inside && memcmp(number_address(m, i), canary_of(m.t), (size_t)ng_dtype_size(m.t)) != 0)
+      fail_case("wrote outside", __LINE__);
   }
 }
 
-void mat_free(mat m) { free(m.a - GUARD); }
+void mat_free(mat m) { free(number_address(m, -GUARD)); }
 
 ng_sym sym_new(int64_t n) {
   const ng_sym s = {mat_new(1, ng_sym_count(n), 0).a, n};
   return s;
 }
 void sym_check(ng_sym s) {
-  const mat m = {s.a, 1, ng_sym_count(s.n), ng_sym_count(s.n)};
+  const mat m = {s.a, 1, ng_sym_count(s.n), ng_sym_count(s.n), NG_F32};
   mat_check(m);
 }
 void sym_free(ng_sym s) { free(s.a - GUARD); }
 
-double *dense(ng_sym s) {
-  double *d = zeros(s.n * s.n);
-  for (int64_t i = 0; i < s.n; i++) {
-    for (int64_t j = 0; j < s.n; j++) {
-      d[i * s.n + j] = (double)s.a[ng_sym_at(s.n, i, j)];
-    }
+double *dense_packed(int64_t n, mat m) {
+  double *d = zeros(n * n);
+  for (int64_t i = 0; i < n * n; i++) {
+    d[i] = ng_number_at(m.a, m.t, ng_sym_at(n, i / n, i % n));
   }
   return d;
 }
+
+double *dense(ng_sym s) { return dense_packed(s.n, (mat){.a = s.a, .t = NG_F32}); }
 
 double *dense_mat(mat m) {
   double *d = zeros(m.rows * m.cols);
   for (int64_t i = 0; i < m.rows; i++) {
     for (int64_t j = 0; j < m.cols; j++) {
-      d[i * m.cols + j] = (double)m.a[i * m.ld + j];
+      d[i * m.cols + j] = ng_number_at(m.a, m.t, i * m.ld + j);
     }
   }
   return d;

@@ -12,9 +12,12 @@
 
 #include "dense.h"
 #include "late.h"
+#include "linalg/vector.h"
 
 #define U32 ((double)FLT_EPSILON / 2) /* unit roundoff */
 #define U64 (DBL_EPSILON / 2)
+static const ng_dtype matrix_dtype[] = {NG_F32, NG_F64};
+static inline double unit_of(ng_dtype t) { return t == NG_F64 ? U64 : U32; }
 
 enum { PRODUCT, SUMMED, FACTOR, INVERSE, SOLVE, EIGEN, ORTHOGONAL, VALUES, PROBED, QR, LIMITS };
 
@@ -45,12 +48,16 @@ ng_queue queue_of(const ng_backend *on);
 extern int left_info;
 
 typedef struct mat {
-  float *a;
+  float *a; /* f64: doubles, read by ng_number_at */
   int64_t rows, cols, ld;
+  ng_dtype t; /* f32 or f64 */
 } mat;
-mat mat_new(int64_t rows, int64_t cols, int64_t pad); /* full of canaries */
+mat mat_new(int64_t rows, int64_t cols, int64_t pad); /* f32, full of canaries */
+mat mat_new_of(ng_dtype t, int64_t rows, int64_t cols, int64_t pad);
 mat mat_random(int64_t rows, int64_t cols, int64_t pad);
-void mat_check(mat m); /* the canaries are intact, and no element is NaN */
+mat mat_random_of(ng_dtype t, int64_t rows, int64_t cols, int64_t pad);
+mat mat_of_sym(ng_dtype t, ng_sym s); /* [1, ng_sym_count] a copy in ng_sym order */
+void mat_check(mat m);                /* the canaries are intact, and no element is NaN */
 void mat_free(mat m);
 
 ng_sym sym_new(int64_t n);
@@ -60,7 +67,8 @@ ng_sym sym_copy(ng_sym s);
 void sym_check(ng_sym s);
 void sym_free(ng_sym s);
 
-double *dense(ng_sym s); /* element by element through ng_sym_at */
+double *dense(ng_sym s);                /* element by element through ng_sym_at */
+double *dense_packed(int64_t n, mat m); /* of a matrix of order n in ng_sym order */
 double *dense_mat(mat m);
 double frobenius(const double *a, int64_t count);
 double *times(const double *A, const double *B, int64_t m, int64_t k, int64_t n); /* dense A B */

@@ -37,42 +37,34 @@ static void check_eigen(const ng_backend *on, const double *A, const double *V, 
   free(VA);
 }
 
-static void decompose64(const ng_backend *on, int64_t n, double *V, double *w) {
+/* Replace V by its eigenvectors, set w to the eigenvalues. */
+static void decompose(const ng_backend *on, mat V, mat w) {
   ng_queue queue = queue_of(on), *q = &queue;
-  const int64_t bytes = on->linalg->eigen64_work(q, n);
+  const int64_t bytes = on->linalg->eigen_work(q, w.cols, w.t);
   void *work = work_new(bytes);
-  CHECK(INFO(q, eigen64, n, V, w, work) == 0);
-  work_free(work, bytes);
-}
-
-static void check_decomposition(const ng_backend *on, ng_sym s, const double *known) {
-  ng_queue queue = queue_of(on), *q = &queue;
-  const int64_t n = s.n;
-  double *A = dense(s), *V64 = zeros(n * n), *w64 = zeros(n);
-  mat V = mat_new(n, n, 0), w = mat_new(1, n, 0);
-  ng_sym_unpack(s, V.a, V.ld);
-  const int64_t bytes = on->linalg->eigen_work(q, n);
-  void *work = work_new(bytes);
-  CHECK(INFO(q, eigen, n, V.a, w.a, work) == 0);
+  CHECK(INFO(q, eigen, w.cols, V.a, V.t, w.a, work) == 0);
   work_free(work, bytes);
   mat_check(V);
   mat_check(w);
-  for (int64_t i = 0; i < n * n; i++) {
-    V64[i] = (double)V.a[i];
-  }
-  for (int64_t i = 0; i < n; i++) {
-    w64[i] = (double)w.a[i];
-  }
-  check_eigen(on, A, V64, w64, known, n, U32);
+}
 
-  memcpy(V64, A, (size_t)(n * n) * sizeof *V64);
-  decompose64(on, n, V64, w64);
-  check_eigen(on, A, V64, w64, known, n, U64);
+static void check_decomposition(const ng_backend *on, ng_sym s, const double *known) {
+  const int64_t n = s.n;
+  double *A = dense(s);
+  for (int t = 0; t < 2; t++) {
+    mat V = mat_new_of(matrix_dtype[t], n, n, 0), w = mat_new_of(V.t, 1, n, 0);
+    for (int64_t i = 0; i < n * n; i++) {
+      ng_set_number(V.a, V.t, i, A[i]);
+    }
+    decompose(on, V, w);
+    double *V64 = dense_mat(V), *w64 = dense_mat(w);
+    check_eigen(on, A, V64, w64, known, n, unit_of(V.t));
+    free(V64);
+    free(w64);
+    mat_free(V);
+    mat_free(w);
+  }
   free(A);
-  free(V64);
-  free(w64);
-  mat_free(V);
-  mat_free(w);
 }
 
 static void eigen_decomposes(void **arg) {
@@ -201,21 +193,27 @@ static void eigen_in_double_takes_extremes(void **arg) {
   for (int64_t n = 2; n <= 9; n++) {
     for (int k = 0; k < 2; k++) {
       CASE("n = %" PRId64 " scale = %g", n, scales[k]);
-      double *A = zeros(n * n), *V = zeros(n * n), *w = zeros(n);
+      mat V = mat_new_of(NG_F64, n, n, 0), w = mat_new_of(NG_F64, 1, n, 0);
+      double *A = zeros(n * n);
       for (int64_t i = 0; i < n; i++) {
         for (int64_t j = 0; j <= i; j++) {
           A[i * n + j] = A[j * n + i] = uniform();
-          V[i * n + j] = V[j * n + i] = A[i * n + j] * scales[k];
         }
       }
-      decompose64(on, n, V, w);
-      for (int64_t i = 0; i < n; i++) {
-        w[i] /= scales[k];
+      for (int64_t i = 0; i < n * n; i++) {
+        ng_set_number(V.a, NG_F64, i, A[i] * scales[k]);
       }
-      check_eigen(on, A, V, w, NULL, n, 2.0 * U64); /* 2: the scaling rounds again */
+      decompose(on, V, w);
+      double *V64 = dense_mat(V), *w64 = dense_mat(w);
+      for (int64_t i = 0; i < n; i++) {
+        w64[i] /= scales[k];
+      }
+      check_eigen(on, A, V64, w64, NULL, n, 2.0 * U64); /* 2: the scaling rounds again */
       free(A);
-      free(V);
-      free(w);
+      free(V64);
+      free(w64);
+      mat_free(V);
+      mat_free(w);
     }
   }
 }

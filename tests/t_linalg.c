@@ -8,32 +8,34 @@
 
 #include "linalg_check.h"
 
-/* Check one element of a product of k terms: `got` against `exact`; terms: the sum of their magnitudes. */
-static void product_element(const ng_backend *on, float got, double exact, double terms,
-                            int64_t k) {
-  const double err = fabs((double)got - exact);
+/* Check one element of a product of k terms in dtype t: `got` against `exact`, which has an error of its own; terms: the
+ * sum of their magnitudes. */
+static void product_element(const ng_backend *on, ng_dtype t, double got, double exact,
+                            double terms, int64_t k) {
+  const double err = fabs(got - exact), exact_off = (double)(k + 4) * U64 * terms;
   if (isnan(got)) fail_case("NaN in a product", __LINE__);
   if (err == 0.0) return;
   if (on == &ng_backend_ref) {
-    check_ratio(SUMMED, on, err / (U32 * fabs((double)got) + 2.0 * (double)(k + 4) * U64 * terms));
+    check_ratio(SUMMED, on, err / (unit_of(t) * fabs(got) + 2.0 * exact_off));
   } else {
-    check_ratio(PRODUCT, on, err / ((double)(k + 4) * U32 * terms));
+    check_ratio(PRODUCT, on, err / (t == NG_F64 ? 2.0 * exact_off : (double)(k + 4) * U32 * terms));
   }
 }
 
 /* ---- products --------------------------------------------------------------------------------*/
 
-static void gemm_case(const ng_backend *on, bool ta, bool tb, int64_t m, int64_t n, int64_t k,
-                      float alpha, float beta, int64_t pad) {
+static void gemm_case(const ng_backend *on, ng_dtype t, bool ta, bool tb, int64_t m, int64_t n,
+                      int64_t k, double alpha, double beta, int64_t pad) {
   ng_queue queue = queue_of(on), *q = &queue;
-  CASE("gemm %d%d %" PRId64 " x %" PRId64 " x %" PRId64 " alpha = %g beta = %g pad = %" PRId64, ta,
-       tb, m, n, k, (double)alpha, (double)beta, pad);
-  mat A = ta ? mat_random(k, m, pad) : mat_random(m, k, pad);
-  mat B = tb ? mat_random(n, k, 2 * pad) : mat_random(k, n, 2 * pad);
+  CASE("gemm dtype %d %d%d %" PRId64 " x %" PRId64 " x %" PRId64
+       " alpha = %g beta = %g pad %" PRId64,
+       t, ta, tb, m, n, k, alpha, beta, pad);
+  mat A = ta ? mat_random_of(t, k, m, pad) : mat_random_of(t, m, k, pad);
+  mat B = tb ? mat_random_of(t, n, k, 2 * pad) : mat_random_of(t, k, n, 2 * pad);
   /* beta = 0 must overwrite NaN */
-  mat C = beta == 0.0f ? mat_new(m, n, 3 * pad) : mat_random(m, n, 3 * pad);
+  mat C = beta == 0.0 ? mat_new_of(t, m, n, 3 * pad) : mat_random_of(t, m, n, 3 * pad);
   double *old = dense_mat(C);
-  DO(q, gemm, ta, tb, m, n, k, alpha, A.a, A.ld, B.a, B.ld, beta, C.a, C.ld);
+  DO(q, gemm, t, ta, tb, m, n, k, alpha, A.a, A.ld, B.a, B.ld, beta, C.a, C.ld);
   mat_check(A);
   mat_check(B);
   mat_check(C);
@@ -41,16 +43,16 @@ static void gemm_case(const ng_backend *on, bool ta, bool tb, int64_t m, int64_t
     for (int64_t j = 0; j < n; j++) {
       double exact = 0.0, terms = 0.0;
       for (int64_t l = 0; l < k; l++) {
-        const double t = (double)alpha * (double)A.a[ta ? l * A.ld + i : i * A.ld + l] *
-                         (double)B.a[tb ? j * B.ld + l : l * B.ld + j];
-        exact += t;
-        terms += fabs(t);
+        const double term = alpha * ng_number_at(A.a, t, ta ? l * A.ld + i : i * A.ld + l) *
+                            ng_number_at(B.a, t, tb ? j * B.ld + l : l * B.ld + j);
+        exact += term;
+        terms += fabs(term);
       }
-      if (beta != 0.0f) {
-        exact += (double)beta * old[i * n + j];
-        terms += fabs((double)beta * old[i * n + j]);
+      if (beta != 0.0) {
+        exact += beta * old[i * n + j];
+        terms += fabs(beta * old[i * n + j]);
       }
-      product_element(on, C.a[i * C.ld + j], exact, terms, k);
+      product_element(on, t, ng_number_at(C.a, t, i * C.ld + j), exact, terms, k);
     }
   }
   free(old);
@@ -62,18 +64,20 @@ static void gemm_case(const ng_backend *on, bool ta, bool tb, int64_t m, int64_t
 static void gemm_multiplies(void **arg) {
   const ng_backend *on = *arg;
   static const int64_t dims[] = {1, 2, 3, 5, 8, 17, 33};
-  static const float alphas[] = {1.0f, -0.5f}, betas[] = {0.0f, 1.0f, 0.25f};
+  static const double alphas[] = {1.0, -0.5}, betas[] = {0.0, 1.0, 0.25};
   int c = 0;
-  for (int t = 0; t < 4; t++) {
+  for (int way = 0; way < 8; way++) {
+    const ng_dtype t = matrix_dtype[way / 4];
+    const bool ta = way % 2 == 1, tb = way / 2 % 2 == 1;
     for (int i = 0; i < 7 * 7 * 7; i++) {
       for (int b = 0; b < 3; b++, c++) {
-        gemm_case(on, t & 1, t >> 1, dims[i % 7], dims[i / 7 % 7], dims[i / 49], alphas[c % 2],
+        gemm_case(on, t, ta, tb, dims[i % 7], dims[i / 7 % 7], dims[i / 49], alphas[c % 2],
                   betas[b], c % 3);
       }
     }
     for (int b = 0; b < 3; b++) {
-      gemm_case(on, t & 1, t >> 1, 4, 3, 0, 1.0f, betas[b], 1); /* no terms: C = beta C */
-      gemm_case(on, t & 1, t >> 1, 130, 257, 65, -0.5f, betas[b], 5);
+      gemm_case(on, t, ta, tb, 4, 3, 0, 1.0, betas[b], 1); /* no terms: C = beta C */
+      gemm_case(on, t, ta, tb, 130, 257, 65, -0.5, betas[b], 5);
     }
   }
 }
@@ -103,7 +107,7 @@ static void block_case(const ng_backend *on, int64_t n, int64_t r0, int64_t m, i
         exact += t;
         terms += fabs(t);
       }
-      product_element(on, got, exact, terms, rows);
+      product_element(on, NG_F32, (double)got, exact, terms, rows);
     }
   }
   mat_free(X);
@@ -160,7 +164,7 @@ static void symmetric_multiplies(void **arg) {
               exact += t;
               terms += fabs(t);
             }
-            product_element(on, C.a[r * C.ld + c], exact, terms, n);
+            product_element(on, NG_F32, (double)C.a[r * C.ld + c], exact, terms, n);
           }
         }
         free(d);
@@ -207,8 +211,36 @@ static double *columns(mat B, bool left) {
   const int64_t n = left ? B.rows : B.cols, m = left ? B.cols : B.rows;
   double *d = zeros(n * m);
   for (int64_t i = 0; i < n * m; i++)
-    d[i] = (double)B.a[left ? i / m * B.ld + i % m : i % m * B.ld + i / m];
+    d[i] = ng_number_at(B.a, B.t, left ? i / m * B.ld + i % m : i % m * B.ld + i / m);
   return d;
+}
+
+/* Solve with the factor l of A [n, n] for 1 to 33 right-hand sides; solve_left is in f32 only. */
+static void check_solves(const ng_backend *on, int64_t n, const double *A, mat l) {
+  ng_queue queue = queue_of(on), *q = &queue;
+  static const int64_t ms[] = {1, 2, 5, 33};
+  for (int i = 0; i < (l.t == NG_F32 ? 8 : 4); i++) {
+    const int64_t m = ms[i % 4];
+    const bool left = i >= 4;
+    CASE("solve_%s dtype %d n = %" PRId64 " m = %" PRId64, left ? "left" : "right", l.t, n, m);
+    mat B = left ? mat_random(n, m, 3) : mat_random_of(l.t, m, n, 3);
+    double *b = columns(B, left), *old = dense_packed(n, l);
+    if (left) {
+      DO(q, solve_left, (ng_sym){l.a, n}, m, B.a, B.ld);
+    } else {
+      DO(q, solve_right, n, l.a, l.t, m, B.a, B.ld);
+    }
+    mat_check(B);
+    mat_check(l);
+    double *x = columns(B, left), *kept = dense_packed(n, l);
+    CHECK(memcmp(old, kept, (size_t)(n * n) * sizeof *old) == 0);
+    check_ratio(SOLVE, on, residual(A, x, b, n, m) / ((double)(n + 4) * unit_of(l.t)));
+    free(b);
+    free(x);
+    free(old);
+    free(kept);
+    mat_free(B);
+  }
 }
 
 static void factor_invert_solve(void **arg) {
@@ -216,95 +248,31 @@ static void factor_invert_solve(void **arg) {
   ng_queue queue = queue_of(on), *q = &queue;
   static const double shifts[] = {1.0, 1e-3}; /* condition numbers of about 3 and 1e3 */
   EACH_SIZE(n) {
-    for (int k = 0; k < 2; k++) {
-      CASE("n = %" PRId64 " shift = %g", n, shifts[k]);
-      ng_sym s = sym_positive(n, shifts[k]), l = sym_copy(s);
+    for (int k = 0; k < 4; k++) {
+      const ng_dtype t = matrix_dtype[k / 2];
+      CASE("dtype %d n = %" PRId64 " shift = %g", t, n, shifts[k % 2]);
+      ng_sym s = sym_positive(n, shifts[k % 2]);
+      mat l = mat_of_sym(t, s);
       double *A = dense(s);
-      CHECK(INFO(q, factor, l) == 0);
-      sym_check(l);
-      double *L = dense(l);
-      check_ratio(FACTOR, on, factor_error(A, L, n) / ((double)(n + 2) * U32));
+      CHECK(INFO(q, factor, n, l.a, t) == 0);
+      mat_check(l);
+      double *L = dense_packed(n, l);
+      check_ratio(FACTOR, on, factor_error(A, L, n) / ((double)(n + 2) * unit_of(t)));
       for (int64_t i = 0; i < n; i++) {
-        CHECK(ng_sym_get(l, i, i) > 0.0f);
+        CHECK(L[i * (n + 1)] > 0.0);
       }
+      check_solves(on, n, A, l);
+      CASE("inverse dtype %d n = %" PRId64 " shift = %g", t, n, shifts[k % 2]);
+      CHECK(INFO(q, invert, n, l.a, t) == 0);
+      mat_check(l);
+      double *X = dense_packed(n, l);
+      check_ratio(INVERSE, on, residual(A, X, NULL, n, n) / ((double)(n + 4) * unit_of(t)));
       free(L);
-
-      static const int64_t ms[] = {1, 2, 5, 33};
-      for (int i = 0; i < 8; i++) {
-        const int64_t m = ms[i % 4];
-        const bool left = i >= 4;
-        CASE("solve_%s n = %" PRId64 " m = %" PRId64, left ? "left" : "right", n, m);
-        ng_sym kept = sym_copy(l);
-        mat B = left ? mat_random(n, m, 3) : mat_random(m, n, 3);
-        double *b = columns(B, left);
-        if (left) {
-          DO(q, solve_left, l, m, B.a, B.ld);
-        } else {
-          DO(q, solve_right, l, m, B.a, B.ld);
-        }
-        mat_check(B);
-        sym_check(l);
-        CHECK(memcmp(l.a, kept.a, (size_t)ng_sym_count(n) * sizeof *l.a) == 0);
-        double *x = columns(B, left);
-        check_ratio(SOLVE, on, residual(A, x, b, n, m) / ((double)(n + 4) * U32));
-        free(b);
-        free(x);
-        mat_free(B);
-        sym_free(kept);
-      }
-
-      CASE("inverse n = %" PRId64 " shift = %g", n, shifts[k]);
-      CHECK(INFO(q, invert, l) == 0);
-      sym_check(l);
-      double *X = dense(l);
-      check_ratio(INVERSE, on, residual(A, X, NULL, n, n) / ((double)(n + 4) * U32));
       free(X);
       free(A);
       sym_free(s);
-      sym_free(l);
+      mat_free(l);
     }
-  }
-}
-
-static double *dense64(int64_t n, const double *a) {
-  double *d = zeros(n * n);
-  for (int64_t i = 0; i < n * n; i++) {
-    d[i] = a[ng_sym_at(n, i / n, i % n)];
-  }
-  return d;
-}
-
-static void factor_invert_in_double(void **arg) {
-  const ng_backend *on = *arg;
-  ng_queue queue = queue_of(on), *q = &queue;
-  EACH_SIZE(n) {
-    CASE("double n = %" PRId64, n);
-    ng_sym s = sym_positive(n, 1e-3);
-    double *a = zeros(ng_sym_count(n) + 1);
-    for (int64_t i = 0; i < ng_sym_count(n); i++) {
-      a[i] = (double)s.a[i];
-    }
-    a[ng_sym_count(n)] = 42.0;
-    double *A = dense64(n, a);
-    CHECK(INFO(q, factor64, n, a) == 0);
-    double *L = dense64(n, a), *b = zeros(n), *x = zeros(n);
-    check_ratio(FACTOR, on, factor_error(A, L, n) / ((double)(n + 2) * U64));
-    for (int64_t i = 0; i < n; i++) {
-      b[i] = x[i] = uniform();
-    }
-    DO(q, solve64, n, a, x);
-    check_ratio(SOLVE, on, residual(A, x, b, n, 1) / ((double)(n + 4) * U64));
-    CHECK(INFO(q, invert64, n, a) == 0);
-    CHECK(a[ng_sym_count(n)] == 42.0);
-    double *X = dense64(n, a);
-    check_ratio(INVERSE, on, residual(A, X, NULL, n, n) / ((double)(n + 4) * U64));
-    free(a);
-    free(b);
-    free(x);
-    free(A);
-    free(L);
-    free(X);
-    sym_free(s);
   }
 }
 
@@ -320,7 +288,6 @@ static void indefinite_matrices_report_their_minor(void **arg) {
       for (int zero = 0; zero < 2; zero++) {
         CASE("n = %" PRId64 ", minor %" PRId64 " %s", n, k + 1, zero ? "zero" : "negative");
         ng_sym s = sym_new(n);
-        double *a = zeros(ng_sym_count(n));
         sym_diagonal(s, 0.0f);
         for (int64_t r = 0; r < n; r++) { /* L: ones on the diagonal and just below */
           const double d = r != k ? 1.0 : zero ? 0.0 : -1.0;
@@ -328,12 +295,11 @@ static void indefinite_matrices_report_their_minor(void **arg) {
           sym_set(s, r, r, (float)(d + below));
           if (r > 0) sym_set(s, r, r - 1, (float)below);
         }
-        for (int64_t j = 0; j < ng_sym_count(n); j++) {
-          a[j] = (double)s.a[j];
+        for (int t = 0; t < 2; t++) {
+          mat a = mat_of_sym(matrix_dtype[t], s);
+          CHECK(INFO(q, factor, n, a.a, a.t) == k + 1);
+          mat_free(a);
         }
-        CHECK(INFO(q, factor, s) == k + 1);
-        CHECK(INFO(q, factor64, n, a) == k + 1);
-        free(a);
         sym_free(s);
       }
     }
@@ -341,16 +307,22 @@ static void indefinite_matrices_report_their_minor(void **arg) {
     ng_sym s = sym_new(n);
     sym_diagonal(s, 1.0f);
     sym_set(s, n - 1, n - 1, 0.0f);
-    CHECK(INFO(q, invert, s) == n);
+    for (int t = 0; t < 2; t++) {
+      mat a = mat_of_sym(matrix_dtype[t], s);
+      CHECK(INFO(q, invert, n, a.a, a.t) == n);
+      mat_free(a);
+    }
     sym_free(s);
   }
 }
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      EACH(gemm_multiplies),         EACH(blocks_accumulate),
-      EACH(symmetric_multiplies),    EACH(factor_invert_solve),
-      EACH(factor_invert_in_double), EACH(indefinite_matrices_report_their_minor),
+      EACH(gemm_multiplies),
+      EACH(blocks_accumulate),
+      EACH(symmetric_multiplies),
+      EACH(factor_invert_solve),
+      EACH(indefinite_matrices_report_their_minor),
   };
   return run_on_backends("linalg", tests, sizeof tests / sizeof tests[0]);
 }

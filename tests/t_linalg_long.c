@@ -95,7 +95,7 @@ static void cholesky(int64_t n) {
   const double size = largest(s);
 
   double t = now();
-  CHECK(INFO(q, factor, l) == 0);
+  CHECK(INFO(q, factor, n, l.a, NG_F32) == 0);
   const double factor_s = now() - t;
   sym_check(l);
   through_factor(l, z, x, y);
@@ -104,7 +104,7 @@ static void cholesky(int64_t n) {
 
   mat B = mat_random(M, n, 5), C = mat_new(M, n, 1);
   double *b = dense_mat(B);
-  DO(q, solve_right, l, M, B.a, B.ld);
+  DO(q, solve_right, n, l.a, NG_F32, M, B.a, B.ld);
   mat_check(B);
   double *c = dense_mat(B);
   for (int64_t k = 0; k < M; k++) {
@@ -113,7 +113,7 @@ static void cholesky(int64_t n) {
   }
 
   t = now();
-  CHECK(INFO(q, invert, l) == 0);
+  CHECK(INFO(q, invert, n, l.a, NG_F32) == 0);
   const double invert_s = now() - t;
   sym_check(l);
   ng_sym_vector(l.n, l.a, NG_F32, z, x);
@@ -165,10 +165,10 @@ static void eigen(int64_t n) {
   const double size = largest(s);
   mat V = mat_new(n, n, 0), w = mat_new(1, n, 0);
   ng_sym_unpack(s, V.a, V.ld);
-  const int64_t bytes = q->backend->linalg->eigen_work(q, n);
+  const int64_t bytes = q->backend->linalg->eigen_work(q, n, NG_F32);
   void *work = work_new(bytes);
   const double t = now();
-  CHECK(INFO(q, eigen, n, V.a, w.a, work) == 0);
+  CHECK(INFO(q, eigen, n, V.a, NG_F32, w.a, work) == 0);
   const double seconds = now() - t;
   work_free(work, bytes);
   mat_check(V);

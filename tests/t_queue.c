@@ -32,7 +32,7 @@ static void entries_are_pending_until_the_wait(void **state) {
     ng_queue_wait(&q);
     assert_true(ng_queue_is_settled(&q));
     assert_int_equal(ng_read_info(&q, &finite), 1);
-    (void)q.backend->linalg->eigen_work(&q, 3); /* a size query is not pending work */
+    (void)q.backend->linalg->eigen_work(&q, 3, NG_F32); /* a size query is not pending work */
     assert_true(ng_queue_is_settled(&q));
   }
 }
@@ -47,7 +47,7 @@ static void late_entries_run_in_order_at_the_wait(void **state) {
   a[corner] = 0.0f;
   ng_linalg(&q)->shift_diagonal(&q, 2, a, NG_F32, false, 9.0);
   ng_linalg(&q)->trace(&q, 2, a, NG_F32, false, &trace);
-  ng_linalg(&q)->factor(&q, S, &info);
+  ng_linalg(&q)->factor(&q, S.n, S.a, NG_F32, &info);
   assert_int_equal(late_waiting(), 3);
   assert_true(info == -1 && trace == -1.0 && a[corner] == 0.0f);
   const double expected = 18.0 + (double)a[ng_sym_at(2, 1, 1)];
@@ -72,7 +72,7 @@ static int read_in_child(bool wait, bool number) {
     (void)close(STDERR_FILENO); /* hide the message of assert */
     (void)signal(SIGABRT, SIG_DFL);
     ng_linalg(&q)->trace(&q, 1, a, NG_F32, false, &trace);
-    ng_linalg(&q)->factor(&q, S, &info);
+    ng_linalg(&q)->factor(&q, S.n, S.a, NG_F32, &info);
     if (wait) ng_queue_wait(&q);
     const bool right = number ? *ng_read_numbers(&q, &trace) == 4.0 : ng_read_info(&q, &info) == 0;
     _exit(right ? 0 : 1);
@@ -297,17 +297,29 @@ static void steps_on_ranks_wait_for_their_results(void **state) {
 }
 
 /* Functions that fail in single precision, by their info or by a wrong result, so that the ladder takes over. */
-static void report_failure(ng_queue *q, ng_sym S, int *info) {
-  (void)S;
-  *info = 1;
+static void report_failure(ng_queue *q, int64_t n, void *S, ng_dtype t, int *info) {
+  if (t == NG_F64) {
+    ng_linalg_ref.factor(q, n, S, t, info);
+  } else {
+    *info = 1;
+  }
 }
-static void return_zeros(ng_queue *q, ng_sym S, int *info) {
-  ng_linalg_ref.scale(q, ng_sym_count(S.n), S.a, NG_F32, 0.0);
-  *info = 0;
+static void return_zeros(ng_queue *q, int64_t n, void *S, ng_dtype t, int *info) {
+  if (t == NG_F64) {
+    ng_linalg_ref.factor(q, n, S, t, info);
+  } else {
+    ng_linalg_ref.scale(q, ng_sym_count(n), S, t, 0.0);
+    *info = 0;
+  }
 }
-static void return_no_vectors(ng_queue *q, int64_t n, float *V, float *w, void *work, int *info) {
-  memset(V, 0, (size_t)(n * n) * sizeof *V);
-  memset(w, 0, (size_t)n * sizeof *w);
+static void return_no_vectors(ng_queue *q, int64_t n, void *V, ng_dtype t, void *w, void *work,
+                              int *info) {
+  if (t == NG_F64) {
+    ng_linalg_ref.eigen(q, n, V, t, w, work, info);
+    return;
+  }
+  memset(V, 0, (size_t)(n * n) * sizeof(float));
+  memset(w, 0, (size_t)n * sizeof(float));
   *info = n % 2 == 0;
 }
 

@@ -166,7 +166,7 @@ static void multiply_in_double_matches(void **arg) {
   }
 }
 
-/* unpack, gemm64 in its four forms, mul_diagonal, divide and sums64, in double, against loops. */
+/* unpack, mul_diagonal, divide and add_sums64, in double, against loops. */
 static void entries_in_double_match(void **arg) {
   ng_queue queue = queue_of(*arg), *q = &queue;
   for (int64_t n = 1; n < 40; n += 3) {
@@ -182,21 +182,6 @@ static void entries_in_double_match(void **arg) {
       CHECK(Y[i / n * ld + i % n] == S[ng_sym_at(n, i / n, i % n)]);
     for (int64_t i = 0; i < n * n; i++)
       M[i] = uniform();
-    for (int way = 0; way < 4; way++) { /* X: [m, n], or [n, m] if transposed */
-      const bool ta = way % 2 == 1, tb = way > 1;
-      CASE("gemm64 n = %" PRId64 " way %d", n, way);
-      DO(q, gemm64, ta, tb, m, n, n, X, ld, M, n, Y, ld);
-      for (int64_t i = 0; i < m * n; i++) {
-        const int64_t r = i / n, c = i % n;
-        double exact = 0.0, terms = 0.0;
-        for (int64_t k = 0; k < n; k++) {
-          const double x = ta ? X[k * ld + r] : X[r * ld + k], y = tb ? M[c * n + k] : M[k * n + c];
-          exact += x * y;
-          terms += fabs(x * y);
-        }
-        CHECK(fabs(Y[r * ld + c] - exact) <= 2.0 * (double)(n + 1) * U64 * terms);
-      }
-    }
     const ng_spectrum s = {
         .damping_g = 0.5, .damping_a = 0.25, .damping_both = 0.125, .g = X, .a = X + m};
     memcpy(Y, M, (size_t)(n * n) * sizeof *Y);

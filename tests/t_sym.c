@@ -178,8 +178,8 @@ static void limits_of_32_bits_match(void **arg) {
   const ng_backend *on = ng_backend_at(0);
   const ng_linalg_ops *la = on->linalg;
   const ng_queue q = queue_of(on);
-  assert_true(la->eigen_work(&q, 32766) > INT64_C(4) * 2 * 32766 * 32766);
-  assert_true(la->eigen64_work(&q, 32766) > INT64_C(8) * 2 * 32766 * 32766 ||
+  assert_true(la->eigen_work(&q, 32766, NG_F32) > INT64_C(4) * 2 * 32766 * 32766);
+  assert_true(la->eigen_work(&q, 32766, NG_F64) > INT64_C(8) * 2 * 32766 * 32766 ||
               on == &ng_backend_ref);
 }
 

@@ -72,7 +72,7 @@ int64_t ng_window_work(const ng_block *b) {
     return ng_plus(2 * vector_bytes(w), ng_times(ng_sym_count(w->m), each));
   }
   return ng_plus(ng_plus(6 * vector_bytes(w), ng_times(ng_times(w->m, w->m), each) + NG_ALIGN),
-                 q->backend->host->eigen64_work(q, w->m));
+                 q->backend->host->eigen_work(q, w->m, NG_F64));
 }
 
 static double gram_entry(const ng_window *w, const ng_window_part *p, int64_t i, int64_t j) {
@@ -157,7 +157,7 @@ static void fill_system(const ng_window *w, const ng_window_part *p, double lamb
 /* S <- its Cholesky factor; return false if S is not positive definite or not finite. */
 static bool factorise(ng_block *b, int64_t n, double *S) {
   int info = 0;
-  b->ctx->queue->backend->host->factor64(b->ctx->queue, n, S, &info);
+  b->ctx->queue->backend->host->factor(b->ctx->queue, n, S, NG_F64, &info);
   if (info != 0) return false;
   for (int64_t i = 0; i < n; i++) {
     const double d = S[ng_sym_at(n, i, i)];
@@ -180,7 +180,7 @@ static void solve_system(ng_block *b, const ng_window_part *p, const double *S, 
   for (int64_t i = 0; i < w->rows; i++) {
     x[i] = z[w->row_place[i]];
   }
-  b->ctx->queue->backend->host->solve64(b->ctx->queue, w->rows, S, x);
+  b->ctx->queue->backend->host->solve_right(b->ctx->queue, w->rows, S, NG_F64, 1, x, w->rows);
   for (int64_t i = 0; i < w->rows; i++) {
     z[w->row_place[i]] = x[i];
   }
@@ -335,7 +335,7 @@ static bool decompose(ng_block *b, const ng_window_part *p, const solve_args *a,
       s->q_off[i] += 2.0 * rounding_bound(w) * fabs(q);
     }
   }
-  queue->backend->host->eigen64(queue, n, s->V, s->value, work, &info);
+  queue->backend->host->eigen(queue, n, s->V, NG_F64, s->value, work, &info);
   if (info != 0) return false;
   for (int64_t i = 0; i < n; i++) {
     s->on_b[i] = s->on_q[i] = 0.0;

@@ -94,8 +94,8 @@ static void add_product(const shift_job *j, int64_t pixels, const float *X, cons
   const int64_t C = j->C, rows = pixels * j->samples;
   ng_queue *q = j->q;
   for (int64_t k = 0; k < rows; k += PRODUCT_ROWS) {
-    ng_linalg_uncounted(q)->gemm(q, true, false, C, C, ng_min64(PRODUCT_ROWS, rows - k), 1.0f,
-                                 X + k * C, C, Y + k * C, C, k == 0 ? beta : 1.0f, M, C);
+    ng_linalg_uncounted(q)->gemm(q, NG_F32, true, false, C, C, ng_min64(PRODUCT_ROWS, rows - k),
+                                 1.0, X + k * C, C, Y + k * C, C, k == 0 ? beta : 1.0, M, C);
   }
 }
 

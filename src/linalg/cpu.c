@@ -135,21 +135,18 @@ static sym_blocks sym_blocks_of(ng_sym s) {
 /* ---- products --------------------------------------------------------------------------------*/
 
 /* C' = alpha op(B)' op(A)' + beta C'. */
-static void cpu_gemm(ng_queue *q, bool ta, bool tb, int64_t m, int64_t n, int64_t k, float alpha,
-                     const float *A, int64_t lda, const float *B, int64_t ldb, float beta, float *C,
-                     int64_t ldc) {
-  (void)q;
-  gemm(tb ? 'T' : 'N', ta ? 'T' : 'N', n, m, k, alpha, B, ldb, A, lda, beta, C, ldc);
-}
-
-static void gemm64(ng_queue *q, bool ta, bool tb, int64_t m, int64_t n, int64_t k, const double *A,
-                   int64_t lda, const double *B, int64_t ldb, double *C, int64_t ldc) {
+static void cpu_gemm(ng_queue *q, ng_dtype t, bool ta, bool tb, int64_t m, int64_t n, int64_t k,
+                     double alpha, const void *A, int64_t lda, const void *B, int64_t ldb,
+                     double beta, void *C, int64_t ldc) {
   const integer m_ = (integer)m, n_ = (integer)n, k_ = (integer)k;
   const integer lda_ = (integer)lda, ldb_ = (integer)ldb, ldc_ = (integer)ldc;
-  const double one = 1.0, zero = 0.0;
+  const char a = ta ? 'T' : 'N', b = tb ? 'T' : 'N';
   (void)q;
-  dgemm_(tb ? "T" : "N", ta ? "T" : "N", &n_, &m_, &k_, &one, B, &ldb_, A, &lda_, &zero, C, &ldc_,
-         1, 1);
+  if (t == NG_F64) {
+    dgemm_(&b, &a, &n_, &m_, &k_, &alpha, B, &ldb_, A, &lda_, &beta, C, &ldc_, 1, 1);
+  } else {
+    gemm(b, a, n, m, k, (float)alpha, B, ldb, A, lda, (float)beta, C, ldc);
+  }
 }
 
 /* SYRK adds the two triangles, with half the work of GEMM; GEMM adds the rectangle between them. */
@@ -205,31 +202,34 @@ static void mul_left(ng_queue *q, ng_sym S, int64_t m, const float *B, int64_t l
 enum { SMALL = NG_SMALL_SOLVE, SMALL_COUNT = SMALL * (SMALL + 1) / 2 };
 
 /* Factor or invert packed storage in place; small matrices in double. */
-static void call_packed(ng_sym S, packed64 *in_double, packed32 *in_float, int *info) {
-  const integer n = (integer)S.n;
+static void call_packed(int64_t n, void *S, ng_dtype t, packed64 *in_double, packed32 *in_float,
+                        int *info) {
+  const integer n_ = (integer)n;
   integer found = 0;
-  if (S.n <= SMALL) {
+  if (t == NG_F64) {
+    in_double("N", "L", &n_, S, &found, 1, 1);
+  } else if (n <= SMALL) {
     double wide[SMALL_COUNT];
-    ng_from_f32(wide, NG_F64, S.a, ng_sym_count(S.n));
-    in_double("N", "L", &n, wide, &found, 1, 1);
-    ng_to_f32(S.a, wide, NG_F64, ng_sym_count(S.n));
+    ng_from_f32(wide, NG_F64, S, ng_sym_count(n));
+    in_double("N", "L", &n_, wide, &found, 1, 1);
+    ng_to_f32(S, wide, NG_F64, ng_sym_count(n));
   } else {
-    in_float("N", "L", &n, S.a, &found, 1, 1);
+    in_float("N", "L", &n_, S, &found, 1, 1);
   }
   *info = found;
 }
 
 /* LAPACK's info is -i if argument i is invalid (a bug of this library), i if the leading minor of order i is not
  * positive, otherwise 0. It is also 0 for NaN, so the caller must check the result. */
-static void factor(ng_queue *q, ng_sym S, int *info) {
+static void factor(ng_queue *q, int64_t n, void *S, ng_dtype t, int *info) {
   (void)q;
-  call_packed(S, dpftrf_, spftrf_, info);
+  call_packed(n, S, t, dpftrf_, spftrf_, info);
 }
 
 /* Replace L by (L L')^-1. *info is i if L has a 0 at diagonal entry i (from 1). */
-static void invert(ng_queue *q, ng_sym L, int *info) {
+static void invert(ng_queue *q, int64_t n, void *L, ng_dtype t, int *info) {
   (void)q;
-  call_packed(L, dpftri_, spftri_, info);
+  call_packed(n, L, t, dpftri_, spftri_, info);
 }
 
 /* Solve L L' x = b for m right-hand sides; element i of side j is B[i within + j between]. */
@@ -255,14 +255,22 @@ static void solve_small(ng_sym L, int64_t m, float *B, int64_t within, int64_t b
 }
 
 /* B' <- L'^-1 L^-1 B', where L = [T1 0; R T2] and T2' is stored as an upper triangle. */
-static void solve_right(ng_queue *q, ng_sym L, int64_t m, float *B, int64_t ldb) {
+static void solve_right(ng_queue *q, int64_t n, const void *a, ng_dtype type, int64_t m, void *b,
+                        int64_t ldb) {
+  const integer n_ = (integer)n, m_ = (integer)m, ldb_ = (integer)ldb;
+  const ng_sym L = {(float *)(uintptr_t)a, n};
   (void)q;
-  if (L.n <= SMALL) {
-    solve_small(L, m, B, 1, ldb);
+  if (type == NG_F64) {
+    integer found = 0; /* argument errors only */
+    dpftrs_("N", "L", &n_, &m_, a, b, &ldb_, &found, 1, 1);
+    return;
+  }
+  if (n <= SMALL) {
+    solve_small(L, m, b, 1, ldb);
     return;
   }
   const sym_blocks t = sym_blocks_of(L);
-  float *B2 = B + t.h;
+  float *B = b, *B2 = B + t.h;
   trsm('L', 'L', 'N', t.h, m, t.t1, t.ld, B, ldb);
   if (t.g > 0) {
     gemm('N', 'N', t.g, m, t.h, -1.0f, t.r, t.ld, B, ldb, 1.0f, B2, ldb);
@@ -292,30 +300,6 @@ static void solve_left(ng_queue *q, ng_sym L, int64_t m, float *B, int64_t ldb) 
   trsm('R', 'L', 'N', m, t.h, t.t1, t.ld, B, ldb);
 }
 
-/* Factor, invert and solve in double, for the ladder and small systems. */
-static void factor64(ng_queue *q, int64_t n, double *a, int *info) {
-  (void)q;
-  const integer n_ = (integer)n;
-  integer found = 0;
-  dpftrf_("N", "L", &n_, a, &found, 1, 1);
-  *info = found;
-}
-
-static void invert64(ng_queue *q, int64_t n, double *a, int *info) {
-  (void)q;
-  const integer n_ = (integer)n;
-  integer found = 0;
-  dpftri_("N", "L", &n_, a, &found, 1, 1);
-  *info = found;
-}
-
-static void solve64(ng_queue *q, int64_t n, const double *a, double *x) {
-  (void)q;
-  const integer n_ = (integer)n, one = 1;
-  integer found = 0; /* argument errors only */
-  dpftrs_("N", "L", &n_, &one, a, x, &n_, &found, 1, 1);
-}
-
 /* ---- eigen -----------------------------------------------------------------------------------
  * Divide and conquer (ssyevd). The work sizes are the formulas of its manual page. A query with LWORK = -1 returns the
  * size as a float, which may be rounded down from about n = 2900 on (2 n^2 > 2^24). A caller that uses this size stops
@@ -324,35 +308,27 @@ static int64_t count_work_numbers(int64_t n) { return n > 1 ? 1 + 6 * n + 2 * n 
 static int64_t count_work_integers(int64_t n) { return n > 1 ? 3 + 5 * n : 1; }
 static int64_t round_to_lines(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 
-/* Return the bytes of `work`: numbers of `number` bytes each, padded to a cache line, then integers. */
-static int64_t count_work_bytes(int64_t n, size_t number) {
-  return round_to_lines(count_work_numbers(n) * (int64_t)number) +
+/* `work` has the numbers, padded to a cache line, then the integers. */
+static int64_t eigen_work(const ng_queue *q, int64_t n, ng_dtype t) {
+  (void)q;
+  return round_to_lines(count_work_numbers(n) * ng_dtype_size(t)) +
          count_work_integers(n) * (int64_t)sizeof(integer);
 }
 
-static int64_t eigen_work(const ng_queue *q, int64_t n) {
-  (void)q;
-  return count_work_bytes(n, sizeof(float));
-}
-
-static int64_t eigen64_work(const ng_queue *q, int64_t n) {
-  (void)q;
-  return count_work_bytes(n, sizeof(double));
-}
-
 /* Column i of LAPACK's result, the eigenvector of w[i], is row i of V. */
-#define EIGEN(name, number, syevd)                                                                 \
-  static void name(ng_queue *q, int64_t n, number *V, number *w, void *work, int *info) {          \
-    const integer n_ = (integer)n, numbers = (integer)count_work_numbers(n);                       \
-    const integer integers = (integer)count_work_integers(n);                                      \
-    void *behind = (char *)work + round_to_lines(count_work_numbers(n) * (int64_t)sizeof(number)); \
-    integer found = 0;                                                                             \
-    (void)q;                                                                                       \
-    syevd("V", "L", &n_, V, &n_, w, work, &numbers, behind, &integers, &found, 1, 1);              \
-    *info = found;                                                                                 \
+static void eigen(ng_queue *q, int64_t n, void *V, ng_dtype t, void *w, void *work, int *info) {
+  const integer n_ = (integer)n, numbers = (integer)count_work_numbers(n);
+  const integer integers = (integer)count_work_integers(n);
+  void *behind = (char *)work + round_to_lines(count_work_numbers(n) * ng_dtype_size(t));
+  integer found = 0;
+  (void)q;
+  if (t == NG_F64) {
+    dsyevd_("V", "L", &n_, V, &n_, w, work, &numbers, behind, &integers, &found, 1, 1);
+  } else {
+    ssyevd_("V", "L", &n_, V, &n_, w, work, &numbers, behind, &integers, &found, 1, 1);
   }
-EIGEN(eigen, float, ssyevd_)
-EIGEN(eigen64, double, dsyevd_)
+  *info = found;
+}
 
 /* ---- QR --------------------------------------------------------------------------------------*/
 
@@ -376,7 +352,6 @@ static void qr(ng_queue *q, int64_t m, int64_t n, float *X, int64_t ldx, void *w
 
 const ng_linalg_ops ng_linalg_cpu = {
     .gemm = cpu_gemm,
-    .gemm64 = gemm64,
     .add_gram = add_gram,
     .factor = factor,
     .invert = invert,
@@ -388,11 +363,6 @@ const ng_linalg_ops ng_linalg_cpu = {
     .eigen_work = eigen_work,
     .qr = qr,
     .qr_work = qr_work,
-    .factor64 = factor64,
-    .invert64 = invert64,
-    .solve64 = solve64,
-    .eigen64 = eigen64,
-    .eigen64_work = eigen64_work,
     .solve = ng_small_solve,
     NG_HOST_ENTRIES,
 };

@@ -111,7 +111,7 @@ static bool factorise(block_work *w) {
   ng_queue *q = w->f->ctx->queue;
   int info = 0; /* read after the wait below */
   run_tasks(w, w->n * w->n / 2 * (w->dual ? w->B : w->f->m), (w->n + 1) / 2, fill_rows);
-  ng_linalg(q)->factor64(q, w->n, w->L, &info);
+  ng_linalg(q)->factor(q, w->n, w->L, NG_F64, &info);
   ng_queue_wait(q);
   if (ng_read_info(q, &info) != 0) return false;
   for (int64_t i = 0; i < w->n; i++) {
@@ -155,7 +155,7 @@ void ng_fisher_apply(ng_fisher *f, const double *x, double *out) {
     } else {
       memcpy(w.z, w.x, (size_t)w.B * sizeof *w.z);
     }
-    ng_linalg(q)->solve64(q, w.n, w.L, w.z);
+    ng_linalg(q)->solve_right(q, w.n, w.L, NG_F64, 1, w.z, w.n);
     ng_queue_wait(q);
     if (w.dual) {
       run_tasks(&w, w.n * w.B, (w.B + PANEL - 1) / PANEL, subtract_products);

@@ -80,7 +80,7 @@ struct ng_queue {
   const char *wait_place[NG_WAIT_PLACES];
 };
 
-/* Return the table for one call: ng_linalg(q)->factor(q, S, &info), and count the call as pending. Only the thread that
+/* Return the table for one call: ng_linalg(q)->factor(q, n, S, t, &info), and count the call as pending. Only the thread that
  * owns the queue may call ng_linalg; a task may not. */
 static inline const ng_linalg_ops *ng_linalg(ng_queue *q) {
   q->pending++;
@@ -175,25 +175,27 @@ typedef struct ng_spectrum {
   double damping_g, damping_a, damping_both;
 } ng_spectrum;
 
-/* The operations of one implementation; every entry is required. Callers pass valid inputs. A dtype argument (f32,
- * bf16, f16) belongs to a stored vector or symmetric matrix. */
+/* The operations of one implementation; every entry is required. Callers pass valid inputs. `t` is the dtype of all void
+ * pointers of an entry: f32 or f64 for matrices, f32, bf16 or f16 for stored vectors and symmetric matrices. */
 struct ng_linalg_ops {
   /* ---- matrices ---- */
   /* C [m,n] = alpha op(A) op(B) + beta C, op(A) [m,k], op(B) [k,n], transposed if ta, tb. beta == 0: C is not read. */
-  void (*gemm)(ng_queue *q, bool ta, bool tb, int64_t m, int64_t n, int64_t k, float alpha,
-               const float *A, int64_t lda, const float *B, int64_t ldb, float beta, float *C,
-               int64_t ldc);
+  void (*gemm)(ng_queue *q, ng_dtype t, bool ta, bool tb, int64_t m, int64_t n, int64_t k,
+               double alpha, const void *A, int64_t lda, const void *B, int64_t ldb, double beta,
+               void *C, int64_t ldc);
   /* S[r0:r0+m, r0:r0+m] += alpha X'X, X [rows, m]. Only one triangle is computed. */
   void (*add_gram)(ng_queue *q, ng_sym S, int64_t r0, int64_t m, const float *X, int64_t rows,
                    int64_t ldx, float alpha);
   /* S[r, c0:c0+k] += alpha v, r >= c0+k-1, v [k]: for the row of the bias. */
   void (*add_row)(ng_queue *q, ng_sym S, int64_t r, int64_t c0, int64_t k, const float *v,
                   float alpha);
-  /* factor: S = L L' in place (Cholesky). invert: (L L')^-1 from L in place. *info: 0, or LAPACK's info. */
-  void (*factor)(ng_queue *q, ng_sym S, int *info);
-  void (*invert)(ng_queue *q, ng_sym L, int *info);
+  /* factor: S = L L' in place (Cholesky). invert: (L L')^-1 from L in place. *info: 0, or LAPACK's info. S and L are in
+   * ng_sym order. */
+  void (*factor)(ng_queue *q, int64_t n, void *S, ng_dtype t, int *info);
+  void (*invert)(ng_queue *q, int64_t n, void *L, ng_dtype t, int *info);
   /* solve_right: B [m,n] <- B (L L')^-1. solve_left: B [n,m] <- (L L')^-1 B. L [n,n] from factor. */
-  void (*solve_right)(ng_queue *q, ng_sym L, int64_t m, float *B, int64_t ldb);
+  void (*solve_right)(ng_queue *q, int64_t n, const void *L, ng_dtype t, int64_t m, void *B,
+                      int64_t ldb);
   void (*solve_left)(ng_queue *q, ng_sym L, int64_t m, float *B, int64_t ldb);
   /* mul_right: C [m,n] = B S, B [m,n]. mul_left: C [n,m] = S B, B [n,m]. C must not overlap B. */
   void (*mul_right)(ng_queue *q, ng_sym S, int64_t m, const float *B, int64_t ldb, float *C,
@@ -201,23 +203,13 @@ struct ng_linalg_ops {
   void (*mul_left)(ng_queue *q, ng_sym S, int64_t m, const float *B, int64_t ldb, float *C,
                    int64_t ldc);
   /* eigen: V [n,n] on entry a full symmetric matrix; on return row i is the eigenvector of w[i], w ascending. `work`:
-   * eigen_work(n) bytes, aligned to 64. *info: 0, or LAPACK's info. */
-  void (*eigen)(ng_queue *q, int64_t n, float *V, float *w, void *work, int *info);
-  int64_t (*eigen_work)(const ng_queue *q, int64_t n);
+   * eigen_work(n, t) bytes, aligned to 64. *info: 0, or LAPACK's info. */
+  void (*eigen)(ng_queue *q, int64_t n, void *V, ng_dtype t, void *w, void *work, int *info);
+  int64_t (*eigen_work)(const ng_queue *q, int64_t n, ng_dtype t);
   /* qr: X [n, m], n <= m, is A' of a matrix A [m, n]. X <- Q' of A = Q R by Householder reflections, for any rank of A.
    * `work`: qr_work(m, n) bytes, aligned to 64. *info: 0, or LAPACK's info. */
   void (*qr)(ng_queue *q, int64_t m, int64_t n, float *X, int64_t ldx, void *work, int *info);
   int64_t (*qr_work)(const ng_queue *q, int64_t m, int64_t n);
-  /* factor, invert, eigen in double, for the ladder and for small systems; `a` in ng_sym order. solve64: x <- (L L')^-1 x,
-   * L from factor64. */
-  void (*factor64)(ng_queue *q, int64_t n, double *a, int *info);
-  void (*invert64)(ng_queue *q, int64_t n, double *a, int *info);
-  void (*solve64)(ng_queue *q, int64_t n, const double *a, double *x);
-  void (*eigen64)(ng_queue *q, int64_t n, double *V, double *w, void *work, int *info);
-  int64_t (*eigen64_work)(const ng_queue *q, int64_t n);
-  /* C [m,n] = op(A) op(B), in double. */
-  void (*gemm64)(ng_queue *q, bool ta, bool tb, int64_t m, int64_t n, int64_t k, const double *A,
-                 int64_t lda, const double *B, int64_t ldb, double *C, int64_t ldc);
 
   /* Compute the results of n finite matrices. If a result passes its checks, store it and set accepted = 1; otherwise the
    * stored result stays, and accepted = 0. The matrices are independent, so a device may compute equal orders at once, and
@@ -229,7 +221,7 @@ struct ng_linalg_ops {
   void (*shift_diagonal)(ng_queue *q, int64_t n, void *S, ng_dtype t, bool diagonal, double d);
   /* *out: the trace, in double. */
   void (*trace)(ng_queue *q, int64_t n, const void *S, ng_dtype t, bool diagonal, double *out);
-  /* full [n,ld] = S; `t`: f32 or f64, of both. */
+  /* full [n,ld] = S; `t`: f32 or f64. */
   void (*unpack)(ng_queue *q, int64_t n, const void *S, ng_dtype t, void *full, int64_t ld);
 
   /* ---- vectors of n elements; symmetric storage is one of ng_sym_count(n) ---- */

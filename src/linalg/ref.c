@@ -15,35 +15,21 @@
 /* ---- products --------------------------------------------------------------------------------*/
 
 /* C_ij <- alpha sum over l of op(A)_il op(B)_lj + beta C_ij. If beta == 0, C, which may be NaN, is not read. */
-static void gemm(ng_queue *q, bool ta, bool tb, int64_t m, int64_t n, int64_t k, float alpha,
-                 const float *A, int64_t lda, const float *B, int64_t ldb, float beta, float *C,
-                 int64_t ldc) {
+static void gemm(ng_queue *q, ng_dtype t, bool ta, bool tb, int64_t m, int64_t n, int64_t k,
+                 double alpha, const void *A, int64_t lda, const void *B, int64_t ldb, double beta,
+                 void *C, int64_t ldc) {
+  const int64_t a_step = ta ? lda : 1, b_step = tb ? 1 : ldb;
   (void)q;
   for (int64_t i = 0; i < m; i++) {
     for (int64_t j = 0; j < n; j++) {
       double sum = 0.0;
       for (int64_t l = 0; l < k; l++) {
-        const float a = ta ? A[l * lda + i] : A[i * lda + l];
-        const float b = tb ? B[j * ldb + l] : B[l * ldb + j];
-        sum += (double)a * (double)b;
+        sum += ng_number_at(A, t, (ta ? i : i * lda) + l * a_step) *
+               ng_number_at(B, t, (tb ? j * ldb : j) + l * b_step);
       }
-      float *c = &C[i * ldc + j];
-      sum *= (double)alpha;
-      *c = (float)(beta == 0.0f ? sum : sum + (double)beta * (double)*c);
-    }
-  }
-}
-
-static void gemm64(ng_queue *q, bool ta, bool tb, int64_t m, int64_t n, int64_t k, const double *A,
-                   int64_t lda, const double *B, int64_t ldb, double *C, int64_t ldc) {
-  (void)q;
-  for (int64_t i = 0; i < m; i++) {
-    for (int64_t j = 0; j < n; j++) {
-      double sum = 0.0;
-      for (int64_t l = 0; l < k; l++) {
-        sum += (ta ? A[l * lda + i] : A[i * lda + l]) * (tb ? B[j * ldb + l] : B[l * ldb + j]);
-      }
-      C[i * ldc + j] = sum;
+      sum *= alpha;
+      if (beta != 0.0) sum += beta * ng_number_at(C, t, i * ldc + j);
+      ng_set_number(C, t, i * ldc + j, sum);
     }
   }
 }
@@ -96,114 +82,93 @@ static void mul_left(ng_queue *q, ng_sym S, int64_t m, const float *B, int64_t l
  * L_ij = (S_ij - sum over l < j of L_il L_jl) / L_jj, L_ii = sqrt(S_ii - sum over l < i of L_il^2) (Golub & Van
  * Loan, 4.2). If L_ii is not positive, or NaN, info is i + 1, the order of the failing leading minor.
  *
- * The macro works in place, row by row, for float and for double. Each element of a solution is rounded to its type, as
- * BLAS does. `invert` first computes X = L^-1: X_ij needs row i of L from column j on and the finished rows of X above.
- * Then it computes X'X: element (i, j) needs columns i and j of X from row i down, so row i is overwritten after the
- * rows above, its diagonal last. */
-#define AT(i, j) a[ng_sym_at(n, (i), (j))]
-#define CHOLESKY(number, suffix)                                                                   \
-  static int factor_##suffix(int64_t n, number *a) {                                               \
-    for (int64_t i = 0; i < n; i++) {                                                              \
-      for (int64_t j = 0; j <= i; j++) {                                                           \
-        double sum = (double)AT(i, j);                                                             \
-        for (int64_t l = 0; l < j; l++) {                                                          \
-          sum -= (double)AT(i, l) * (double)AT(j, l);                                              \
-        }                                                                                          \
-        if (j < i) {                                                                               \
-          AT(i, j) = (number)(sum / (double)AT(j, j));                                             \
-        } else {                                                                                   \
-          AT(i, i) = (number)sqrt(sum);                                                            \
-          if (!(AT(i, i) > 0)) return (int)(i + 1); /* also if NaN */                              \
-        }                                                                                          \
-      }                                                                                            \
-    }                                                                                              \
-    return 0;                                                                                      \
-  }                                                                                                \
-  static int invert_##suffix(int64_t n, number *a) {                                               \
-    for (int64_t i = 0; i < n; i++) {                                                              \
-      if (AT(i, i) == 0) return (int)(i + 1);                                                      \
-    }                                                                                              \
-    for (int64_t i = 0; i < n; i++) {                                                              \
-      const double pivot = 1.0 / (double)AT(i, i);                                                 \
-      for (int64_t j = 0; j < i; j++) {                                                            \
-        double sum = 0.0;                                                                          \
-        for (int64_t l = j; l < i; l++) {                                                          \
-          sum += (double)AT(i, l) * (double)AT(l, j);                                              \
-        }                                                                                          \
-        AT(i, j) = (number)(-sum * pivot);                                                         \
-      }                                                                                            \
-      AT(i, i) = (number)pivot;                                                                    \
-    }                                                                                              \
-    for (int64_t i = 0; i < n; i++) {                                                              \
-      for (int64_t j = 0; j <= i; j++) {                                                           \
-        double sum = 0.0;                                                                          \
-        for (int64_t l = i; l < n; l++) {                                                          \
-          sum += (double)AT(l, i) * (double)AT(l, j);                                              \
-        }                                                                                          \
-        AT(i, j) = (number)sum;                                                                    \
-      }                                                                                            \
-    }                                                                                              \
-    return 0;                                                                                      \
-  }                                                                                                \
-  /* x <- (L L')^-1 x: solve L y = x, then L' x = y; row i of L' is column i of L. */              \
-  static void solve_##suffix(int64_t n, const number *a, number *x, int64_t stride) {              \
-    for (int64_t i = 0; i < n; i++) {                                                              \
-      double sum = (double)x[i * stride];                                                          \
-      for (int64_t l = 0; l < i; l++) {                                                            \
-        sum -= (double)AT(i, l) * (double)x[l * stride];                                           \
-      }                                                                                            \
-      x[i * stride] = (number)(sum / (double)AT(i, i));                                            \
-    }                                                                                              \
-    for (int64_t i = n - 1; i >= 0; i--) {                                                         \
-      double sum = (double)x[i * stride];                                                          \
-      for (int64_t l = i + 1; l < n; l++) {                                                        \
-        sum -= (double)AT(l, i) * (double)x[l * stride];                                           \
-      }                                                                                            \
-      x[i * stride] = (number)(sum / (double)AT(i, i));                                            \
-    }                                                                                              \
-  }
-CHOLESKY(float, f32)
-CHOLESKY(double, f64)
-#undef AT
+ * The functions work in place, row by row. Each element of a solution is rounded to its dtype, as BLAS does. `invert` first
+ * computes X = L^-1: X_ij needs row i of L from column j on and the finished rows of X above. Then it computes X'X:
+ * element (i, j) needs columns i and j of X from row i down, so row i is overwritten after the rows above, its diagonal
+ * last. */
+#define AT(i, j) ng_number_at(a, t, ng_sym_at(n, (i), (j)))
 
-static void factor(ng_queue *q, ng_sym S, int *info) {
+static void factor(ng_queue *q, int64_t n, void *a, ng_dtype t, int *info) {
   (void)q;
-  *info = factor_f32(S.n, S.a);
+  *info = 0;
+  for (int64_t i = 0; i < n; i++) {
+    for (int64_t j = 0; j <= i; j++) {
+      double sum = AT(i, j);
+      for (int64_t l = 0; l < j; l++) {
+        sum -= AT(i, l) * AT(j, l);
+      }
+      ng_set_number(a, t, ng_sym_at(n, i, j), j < i ? sum / AT(j, j) : sqrt(sum));
+    }
+    if (!(AT(i, i) > 0)) { /* also if NaN */
+      *info = (int)(i + 1);
+      return;
+    }
+  }
 }
 
 /* *info is i + 1 if L_ii is 0. */
-static void invert(ng_queue *q, ng_sym L, int *info) {
+static void invert(ng_queue *q, int64_t n, void *a, ng_dtype t, int *info) {
   (void)q;
-  *info = invert_f32(L.n, L.a);
+  *info = 0;
+  for (int64_t i = n - 1; i >= 0; i--) {
+    if (AT(i, i) == 0.0) *info = (int)(i + 1);
+  }
+  if (*info != 0) return;
+  for (int64_t i = 0; i < n; i++) {
+    const double pivot = 1.0 / AT(i, i);
+    for (int64_t j = 0; j < i; j++) {
+      double sum = 0.0;
+      for (int64_t l = j; l < i; l++) {
+        sum += AT(i, l) * AT(l, j);
+      }
+      ng_set_number(a, t, ng_sym_at(n, i, j), -sum * pivot);
+    }
+    ng_set_number(a, t, ng_sym_at(n, i, i), pivot);
+  }
+  for (int64_t i = 0; i < n; i++) {
+    for (int64_t j = 0; j <= i; j++) {
+      double sum = 0.0;
+      for (int64_t l = i; l < n; l++) {
+        sum += AT(l, i) * AT(l, j);
+      }
+      ng_set_number(a, t, ng_sym_at(n, i, j), sum);
+    }
+  }
 }
 
-static void factor64(ng_queue *q, int64_t n, double *a, int *info) {
-  (void)q;
-  *info = factor_f64(n, a);
+/* x <- (L L')^-1 x for elements from, from + stride, ... of x: solve L y = x, then L' x = y; row i of L' is column i of L. */
+static void solve_vector(int64_t n, const void *a, ng_dtype t, void *x, int64_t from,
+                         int64_t stride) {
+  for (int64_t i = 0; i < n; i++) {
+    double sum = ng_number_at(x, t, from + i * stride);
+    for (int64_t l = 0; l < i; l++) {
+      sum -= AT(i, l) * ng_number_at(x, t, from + l * stride);
+    }
+    ng_set_number(x, t, from + i * stride, sum / AT(i, i));
+  }
+  for (int64_t i = n - 1; i >= 0; i--) {
+    double sum = ng_number_at(x, t, from + i * stride);
+    for (int64_t l = i + 1; l < n; l++) {
+      sum -= AT(l, i) * ng_number_at(x, t, from + l * stride);
+    }
+    ng_set_number(x, t, from + i * stride, sum / AT(i, i));
+  }
 }
-
-static void invert64(ng_queue *q, int64_t n, double *a, int *info) {
-  (void)q;
-  *info = invert_f64(n, a);
-}
-
-static void solve64(ng_queue *q, int64_t n, const double *a, double *x) {
-  (void)q;
-  solve_f64(n, a, x, 1);
-}
+#undef AT
 
 /* solve_right solves for each row of B, solve_left for each column. */
-static void solve_right(ng_queue *q, ng_sym L, int64_t m, float *B, int64_t ldb) {
+static void solve_right(ng_queue *q, int64_t n, const void *L, ng_dtype t, int64_t m, void *B,
+                        int64_t ldb) {
   (void)q;
   for (int64_t r = 0; r < m; r++) {
-    solve_f32(L.n, L.a, B + r * ldb, 1);
+    solve_vector(n, L, t, B, r * ldb, 1);
   }
 }
 
 static void solve_left(ng_queue *q, ng_sym L, int64_t m, float *B, int64_t ldb) {
   (void)q;
   for (int64_t c = 0; c < m; c++) {
-    solve_f32(L.n, L.a, B + c, ldb);
+    solve_vector(L.n, L.a, NG_F32, B, c, ldb);
   }
 }
 
@@ -276,25 +241,19 @@ static int decompose(int64_t n, double *V, double *w, void *work) {
   return 0;
 }
 
-static int64_t eigen64_work(const ng_queue *q, int64_t n) {
-  (void)q;
-  return n * n * (int64_t)sizeof(double);
-}
-
-static void eigen64(ng_queue *q, int64_t n, double *V, double *w, void *work, int *info) {
-  (void)q;
-  *info = decompose(n, V, w, work);
-}
-
 /* The oracle must not have rounding errors of f32, so eigen computes in double and rounds at the end. */
-static int64_t eigen_work(const ng_queue *q, int64_t n) {
-  (void)q;
+static int64_t eigen_work(const ng_queue *q, int64_t n, ng_dtype t) {
+  (void)q, (void)t;
   return (2 * n * n + n) * (int64_t)sizeof(double);
 }
 
-static void eigen(ng_queue *q, int64_t n, float *V, float *w, void *work, int *info) {
-  (void)q;
+static void eigen(ng_queue *q, int64_t n, void *V, ng_dtype t, void *w, void *work, int *info) {
   double *V64 = work, *w64 = V64 + n * n;
+  (void)q;
+  if (t == NG_F64) {
+    *info = decompose(n, V, w, work);
+    return;
+  }
   ng_from_f32(V64, NG_F64, V, n * n);
   *info = decompose(n, V64, w64, w64 + n);
   if (*info != 0) return;
@@ -355,7 +314,6 @@ static void qr(ng_queue *q, int64_t m, int64_t n, float *X, int64_t ldx, void *w
 
 const ng_linalg_ops ng_linalg_ref = {
     .gemm = gemm,
-    .gemm64 = gemm64,
     .add_gram = add_gram,
     .factor = factor,
     .invert = invert,
@@ -367,11 +325,6 @@ const ng_linalg_ops ng_linalg_ref = {
     .eigen_work = eigen_work,
     .qr = qr,
     .qr_work = qr_work,
-    .factor64 = factor64,
-    .invert64 = invert64,
-    .solve64 = solve64,
-    .eigen64 = eigen64,
-    .eigen64_work = eigen64_work,
     .solve = ng_host_solve,
     NG_HOST_ENTRIES,
 };

@@ -24,16 +24,16 @@ static bool needs_eigen(const ng_matrix *m) {
   return m->result == NG_RESULT_EIGEN || m->result == NG_RESULT_ROOT;
 }
 
-/* inverse, factor: in f32 W [tri] and F [tri], in double W [tri]; then vectors of n: two doubles, one float. eigen, root:
+/* inverse, factor: W [tri] in double, F [tri] in f32, then three vectors of doubles. eigen, root:
  * V [n, n], in double also V64 [n, n]; F [tri]; vectors of n: three doubles, one float; work. */
 int64_t ng_solve_scratch(const ng_queue *q, const ng_matrix *m) {
   const int64_t n = m->n, vectors = 6 * ng_round16(2 * n), tri = ng_sym_count(n);
   if (m->form != NG_FORM_SYMMETRIC) return 0;
   if (!needs_eigen(m)) return 2 * ng_round16(2 * tri) + vectors;
   const int64_t single =
-      ng_round16(n * n) + ng_round16(ng_linalg_uncounted(q)->eigen_work(q, n) / 4 + 16);
+      ng_round16(n * n) + ng_round16(ng_linalg_uncounted(q)->eigen_work(q, n, NG_F32) / 4 + 16);
   const int64_t twice =
-      3 * ng_round16(n * n) + ng_round16(ng_linalg_uncounted(q)->eigen64_work(q, n) / 4 + 16);
+      3 * ng_round16(n * n) + ng_round16(ng_linalg_uncounted(q)->eigen_work(q, n, NG_F64) / 4 + 16);
   return ng_max64(single, twice) + ng_round16(tri) + vectors;
 }
 
@@ -72,17 +72,13 @@ static double largest_residual(int64_t n, const void *F, ng_dtype t, double d, i
   return worst;
 }
 
-static double number_at(const void *x, ng_dtype t, int64_t i) {
-  return t == NG_F64 ? ((const double *)x)[i] : (double)((const float *)x)[i];
-}
-
 /* Return the index of the largest diagonal entry of an inverse, or of the smallest one of L; -1 if a diagonal entry is not
  * positive and finite. The column of this index has the largest error, so a check of this column covers all columns. */
 static int64_t worst_column(int64_t n, const void *R, ng_dtype t, bool is_factor) {
   int64_t at = 0;
   double extreme = 0.0;
   for (int64_t i = 0; i < n; i++) {
-    const double x = number_at(R, t, ng_sym_at(n, i, i));
+    const double x = ng_number_at(R, t, ng_sym_at(n, i, i));
     if (!(x > 0.0) || !(x - x == 0.0)) return -1;
     if (i == 0 || (is_factor ? x < extreme : x > extreme)) {
       extreme = x;
@@ -92,63 +88,38 @@ static int64_t worst_column(int64_t n, const void *R, ng_dtype t, bool is_factor
   return at;
 }
 
-/* Return whether the result R passes its checks. column, x, y: vectors of scratch. */
-static bool passes_checks(ng_queue *q, const ng_matrix *m, ng_sym F, double d, ng_sym R,
-                          float *column, double *x, double *y) {
-  const bool is_factor = m->result == NG_RESULT_CHOLESKY;
-  const int64_t j = worst_column(m->n, R.a, NG_F32, is_factor);
-  if (j < 0) return false;
-  if (is_factor) {
-    memset(column, 0, (size_t)m->n * sizeof *column);
-    column[j] = 1.0f;
-    ng_linalg_uncounted(q)->solve_left(q, R, 1, column, 1);
-  }
-  for (int64_t i = 0; i < m->n; i++) {
-    x[i] = (double)(is_factor ? column[i] : ng_sym_get(R, i, j));
-  }
-  return largest_residual(F.n, F.a, NG_F32, d, j, x, y) <= RESIDUAL_MOST;
-}
-
-static bool solve_single(ng_queue *q, ng_matrix *m, double d, float *scratch) {
-  const int64_t tri = ng_sym_count(m->n);
-  ng_sym W = {scratch, m->n};
-  float *room = scratch + ng_round16(tri), *column = room + ng_round16(tri);
-  double *x = (double *)(void *)(column + ng_round16(m->n)), *y = x + ng_round16(m->n);
-  const ng_sym F = load_average_as_f32(m, room);
-  memcpy(W.a, F.a, (size_t)tri * sizeof *W.a);
-  ng_linalg_uncounted(q)->shift_diagonal(q, m->n, W.a, NG_F32, false, d);
-  ng_linalg_uncounted(q)->factor(q, W, &m->info);
-  if (m->info == 0 && m->result == NG_RESULT_INVERSE)
-    ng_linalg_uncounted(q)->invert(q, W, &m->info);
-  return m->info == 0 && passes_checks(q, m, F, d, W, column, x, y) && store_result(m, tri, W.a);
-}
-
-/* Compute and check the result in double, then round it to its dtype. Return false if a check fails or the result exceeds
- * f32. */
-static bool solve_double(ng_queue *q, ng_matrix *m, double d, float *scratch) {
+/* Compute and check the result in the dtype of the solve, then round it to its dtype. Return false if a check fails or the
+ * result exceeds f32. */
+static bool solve_symmetric(ng_queue *q, ng_matrix *m, float *scratch) {
   const int64_t n = m->n, tri = ng_sym_count(n);
-  double *W = (double *)(void *)scratch;
+  const ng_dtype t = ng_dtype_of_solve(m);
+  void *W = scratch;
   float *room = scratch + ng_round16(2 * tri);
-  double *x = (double *)(void *)(room + ng_round16(tri)), *y = x + ng_round16(n);
+  double *column = (double *)(void *)(room + ng_round16(tri));
+  double *x = column + ng_round16(n), *y = x + ng_round16(n), d = m->shift + m->damping;
   const bool wide = m->average_dtype == NG_F64, is_factor = m->result == NG_RESULT_CHOLESKY;
   const void *F = wide ? m->F : load_average_as_f32(m, room).a;
-  if (wide) memcpy(W, F, (size_t)tri * sizeof *W);
-  if (!wide) ng_from_f32(W, NG_F64, F, tri);
-  ng_linalg_uncounted(q)->shift_diagonal(q, n, W, NG_F64, false, d);
-  ng_linalg_uncounted(q)->factor64(q, n, W, &m->info);
-  if (m->info == 0 && !is_factor) ng_linalg_uncounted(q)->invert64(q, n, W, &m->info);
+  if (wide) memcpy(W, F, (size_t)tri * sizeof(double));
+  if (!wide) ng_from_f32(W, t, F, tri);
+  ng_linalg_uncounted(q)->shift_diagonal(q, n, W, t, false, d);
+  ng_linalg_uncounted(q)->factor(q, n, W, t, &m->info);
+  if (m->info == 0 && !is_factor) ng_linalg_uncounted(q)->invert(q, n, W, t, &m->info);
   if (m->info != 0) return false;
-  const int64_t j = worst_column(n, W, NG_F64, is_factor);
+  const int64_t j = worst_column(n, W, t, is_factor);
   if (j < 0) return false;
   for (int64_t i = 0; i < n; i++) {
-    x[i] = !is_factor ? W[ng_sym_at(n, i, j)] : i == j ? 1.0 : 0.0;
+    ng_set_number(column, t, i,
+                  !is_factor ? ng_number_at(W, t, ng_sym_at(n, i, j)) : (double)(i == j));
   }
-  if (is_factor) ng_linalg_uncounted(q)->solve64(q, n, W, x);
+  if (is_factor) ng_linalg_uncounted(q)->solve_right(q, n, W, t, 1, column, n);
+  for (int64_t i = 0; i < n; i++) {
+    x[i] = ng_number_at(column, t, i);
+  }
   if (!(largest_residual(n, F, wide ? NG_F64 : NG_F32, d, j, x, y) <= RESIDUAL_MOST)) return false;
-  ng_to_f32(room, W, NG_F64, tri); /* room contained F */
+  ng_to_f32(room, W, t, tri); /* room contained F */
   if (m->result_dtype != NG_F64) return store_result(m, tri, room);
   if (!ng_are_finite(room, NG_F32, tri)) return false;
-  memcpy(m->R, W, (size_t)tri * sizeof *W);
+  memcpy(m->R, W, (size_t)tri * sizeof(double));
   return true;
 }
 
@@ -197,14 +168,6 @@ static double round_to_result(const ng_matrix *m, double x) {
   return m->result_dtype == NG_F64 ? x : (double)(float)x;
 }
 
-static void store_diagonal_number(const ng_matrix *m, int64_t i, double x) {
-  if (m->result_dtype == NG_F64) {
-    ((double *)m->d)[i] = x;
-  } else {
-    ((float *)m->d)[i] = (float)x;
-  }
-}
-
 /* Return e + shift. An eigenvalue below -lambda would reverse the direction, so eigenvalues at or below `floor` become 0
  * (KAISA: 0, MPD-KFAC: 1e-10). */
 static double shift_eigenvalue(const ng_matrix *m, double e) {
@@ -228,39 +191,36 @@ static bool store_root(ng_queue *q, ng_matrix *m, float *V, const float *e, floa
 /* Compute eigenvectors and eigenvalues, in f32 or in double, and store them or the root. Return false if LAPACK or
  * check_eigen fails, or the result does not fit. The check reads f32 copies, because it detects failures only. */
 static bool decompose(ng_queue *q, ng_matrix *m, float *scratch) {
-  const bool in_double = ng_is_solved_in_double(m);
+  const ng_dtype t = ng_dtype_of_solve(m);
+  const bool in_double = t == NG_F64;
   const int64_t n = m->n, full = ng_round16(n * n);
-  double *V64 = (double *)(void *)scratch;
   float *V = in_double ? scratch + 2 * full : scratch;
   float *room = V + full, *e = room + ng_round16(ng_sym_count(n));
   double *x = (double *)(void *)(e + ng_round16(n)), *y = x + ng_round16(n);
   double *w = y + ng_round16(n);
-  void *work = w + ng_round16(n);
+  void *work = w + ng_round16(n), *vectors = in_double ? scratch : V,
+       *values = in_double ? (void *)w : e;
   const ng_sym F = load_average_as_f32(m, room);
   ng_sym_unpack(F, V, n);
-  if (!in_double) {
-    ng_linalg_uncounted(q)->eigen(q, n, V, e, work, &m->info);
-  } else {
-    ng_from_f32(V64, NG_F64, V, n * n);
-    if (m->average_dtype == NG_F64) ng_linalg_uncounted(q)->unpack(q, n, m->F, NG_F64, V64, n);
-    ng_linalg_uncounted(q)->eigen64(q, n, V64, w, work, &m->info);
-  }
+  if (in_double) ng_from_f32(vectors, t, V, n * n);
+  if (m->average_dtype == NG_F64) ng_linalg_uncounted(q)->unpack(q, n, m->F, t, vectors, n);
+  ng_linalg_uncounted(q)->eigen(q, n, vectors, t, values, work, &m->info);
   if (m->info != 0) return false;
   if (in_double) {
-    ng_to_f32(V, V64, NG_F64, n * n);
-    ng_to_f32(e, w, NG_F64, n);
+    ng_to_f32(V, vectors, t, n * n);
+    ng_to_f32(e, values, t, n);
   }
   if (!check_eigen(F, m->average_dtype, V, e, x, y)) return false;
   m->largest_eigenvalue =
       in_double ? 0.0 : (double)e[n - 1]; /* eigenvalues in double are exact enough */
   if (m->result == NG_RESULT_ROOT) return store_root(q, m, V, e, (float *)(void *)x, room);
   if (m->result_dtype == NG_F64) {
-    memcpy(m->R, V64, (size_t)(n * n) * sizeof *V64);
+    memcpy(m->R, vectors, (size_t)(n * n) * sizeof(double));
   } else if (!store_result(m, n * n, V)) {
     return false;
   }
   for (int64_t i = 0; i < n; i++) {
-    store_diagonal_number(m, i, shift_eigenvalue(m, in_double ? w[i] : (double)e[i]));
+    ng_set_number(m->d, m->result_dtype, i, shift_eigenvalue(m, ng_number_at(values, t, i)));
   }
   return true;
 }
@@ -283,7 +243,7 @@ static bool solve_diagonal(const ng_matrix *m) {
     if (!(x > 0.0) || !(x - x == 0.0)) return false;
   }
   for (int64_t i = 0; i < m->n; i++) {
-    store_diagonal_number(m, i, diagonal_result(m, i));
+    ng_set_number(m->d, m->result_dtype, i, diagonal_result(m, i));
   }
   return true;
 }
@@ -294,8 +254,7 @@ static bool solve_one(ng_queue *q, ng_matrix *m, float *scratch) {
   if (needs_eigen(m)) return decompose(q, m, scratch);
   if (m->result == NG_RESULT_COPY)
     return store_result(m, ng_sym_count(m->n), load_average_as_f32(m, scratch).a);
-  return (ng_is_solved_in_double(m) ? solve_double : solve_single)(q, m, m->shift + m->damping,
-                                                                   scratch);
+  return solve_symmetric(q, m, scratch);
 }
 
 void ng_host_solve(ng_queue *q, ng_matrix *const *list, int64_t n, float *scratch) {

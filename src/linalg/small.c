@@ -70,11 +70,12 @@ NG_CLONES static int factor_rows(int64_t n, double *A) {
   return 0;
 }
 
-static void factor(ng_queue *q, ng_sym S, int *info) {
+static void factor(ng_queue *q, int64_t n, void *a, ng_dtype t, int *info) {
+  const ng_sym S = {a, n};
   double A[LARGEST_ORDER * LARGEST_ORDER];
-  (void)q;
+  (void)q, (void)t;
   copy_triangle(S, true, false, A);
-  *info = factor_rows(S.n, A);
+  *info = factor_rows(n, A);
   copy_triangle(S, false, false, A);
 }
 
@@ -122,25 +123,24 @@ NG_CLONES static void multiply_factors(int64_t n, double *A) {
   }
 }
 
-static void invert(ng_queue *q, ng_sym L, int *info) {
+static void invert(ng_queue *q, int64_t n, void *a, ng_dtype t, int *info) {
+  const ng_sym L = {a, n};
   double A[LARGEST_ORDER * LARGEST_ORDER];
-  (void)q;
+  (void)q, (void)t;
   *info = 0;
   copy_triangle(L, true, false, A);
-  invert_factor(L.n, A);
-  multiply_factors(L.n, A);
+  invert_factor(n, A);
+  multiply_factors(n, A);
   copy_triangle(L, false, true, A);
 }
 
-/* One right-hand side, contiguous. */
-static void solve_left(ng_queue *q, ng_sym L, int64_t m, float *B, int64_t ldb) {
-  const int64_t n = L.n;
+/* One right-hand side. */
+static void solve_right(ng_queue *q, int64_t n, const void *L, ng_dtype t, int64_t m, void *B,
+                        int64_t ldb) {
   double A[LARGEST_ORDER * LARGEST_ORDER], x[LARGEST_ORDER];
-  (void)q, (void)m, (void)ldb;
-  copy_triangle(L, true, false, A);
-  for (int64_t i = 0; i < n; i++) {
-    x[i] = (double)B[i];
-  }
+  (void)q, (void)t, (void)m, (void)ldb;
+  copy_triangle((ng_sym){(float *)(uintptr_t)L, n}, true, false, A);
+  ng_from_f32(x, NG_F64, B, n);
   for (int64_t j = 0; j < n; j++) {
     x[j] /= A[j * n + j];
     add_row(n - j - 1, -x[j], A + j * n + j + 1, x + j + 1);
@@ -150,8 +150,8 @@ static void solve_left(ng_queue *q, ng_sym L, int64_t m, float *B, int64_t ldb) 
       x[j] -= A[j * n + i] * x[i];
     }
     x[j] /= A[j * n + j];
-    B[j] = (float)x[j];
   }
+  ng_to_f32(B, x, NG_F64, n);
 }
 
 /* ---- the entry -------------------------------------------------------------------------------*/
@@ -160,10 +160,10 @@ static void solve_left(ng_queue *q, ng_sym L, int64_t m, float *B, int64_t ldb) 
 static const ng_linalg_ops small = {.shift_diagonal = ng_host_shift_diagonal,
                                     .factor = factor,
                                     .invert = invert,
-                                    .solve_left = solve_left};
+                                    .solve_right = solve_right};
 
 static bool is_solved_here(const ng_matrix *m) {
-  return m->form == NG_FORM_SYMMETRIC && m->n <= LARGEST_ORDER && !ng_is_solved_in_double(m) &&
+  return m->form == NG_FORM_SYMMETRIC && m->n <= LARGEST_ORDER && ng_dtype_of_solve(m) == NG_F32 &&
          (m->result == NG_RESULT_INVERSE || m->result == NG_RESULT_CHOLESKY);
 }
 

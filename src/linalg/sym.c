@@ -13,7 +13,7 @@
  *
  * Functions visit the storage in contiguous runs, one for each index f: for f < h column f from the diagonal down, for f >=
  * h row f from column h to the diagonal. The runs contain each stored element once. */
-#include "linalg/linalg.h"
+#include "linalg/vector.h"
 
 #include <string.h>
 
@@ -99,7 +99,7 @@ void ng_sym_vector(int64_t n, const void *S, ng_dtype type, const double *x, dou
     double sum = 0.0;
     for (int64_t t = r.from; t < r.to; t++) {
       const int64_t at = r.at + t - r.from;
-      const double s = type == NG_F64 ? ((const double *)S)[at] : (double)((const float *)S)[at];
+      const double s = ng_number_at(S, type, at);
       sum += s * x[t];
       if (t != f) y[t] += s * x[f];
     }

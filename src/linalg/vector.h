@@ -33,9 +33,21 @@ void ng_host_mul_diagonal(ng_queue *q, bool left, int64_t rows, int64_t cols, co
 void ng_host_add_sums64(ng_queue *q, int64_t n, const double *P, const double *D, double *total);
 void ng_host_multiply_sym64(ng_queue *q, int64_t n, const double *S, int64_t lines, int64_t within,
                             int64_t between, const float *x, float *y);
-/* Whether `solve` computes in double: the ladder asks for it, or the average or the result is f64. */
-static inline bool ng_is_solved_in_double(const ng_matrix *m) {
-  return m->uses_double || m->average_dtype == NG_F64 || m->result_dtype == NG_F64;
+/* The dtype in which `solve` computes: f64 if the ladder asks for double, or if the average or the result is f64. */
+static inline ng_dtype ng_dtype_of_solve(const ng_matrix *m) {
+  return m->uses_double || m->average_dtype == NG_F64 || m->result_dtype == NG_F64 ? NG_F64
+                                                                                   : NG_F32;
+}
+/* Element i of an array of f32 or f64. */
+static inline double ng_number_at(const void *x, ng_dtype t, int64_t i) {
+  return t == NG_F64 ? ((const double *)x)[i] : (double)((const float *)x)[i];
+}
+static inline void ng_set_number(void *x, ng_dtype t, int64_t i, double value) {
+  if (t == NG_F64) {
+    ((double *)x)[i] = value;
+  } else {
+    ((float *)x)[i] = (float)value;
+  }
 }
 /* results.c: one after the other, by the other entries of the queue's table. */
 void ng_host_solve(ng_queue *q, ng_matrix *const *list, int64_t n, float *scratch);

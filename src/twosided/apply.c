@@ -40,10 +40,16 @@ int64_t ng_twosided_scratch(const ng_twosided *t, int64_t count) {
   return (t->is_double ? 2 : 1) * (ng_round16(count * t->cols) + ng_round16(most));
 }
 
-/* Return the result as f32, perhaps converted into c->R, which the next matrix overwrites: the queue works in order. */
-static float *load_result_as_f32(const row_chunk *c, const ng_matrix *m) {
-  if (m->result_dtype == NG_F32) return m->R;
-  ng_linalg(c->q)->widen(c->q, ng_matrix_count(m), m->R, m->result_dtype, c->R);
+/* Return the result in the dtype of D, as a full matrix if that is f64. A conversion goes to c->R, which the next matrix
+ * overwrites: the queue works in order. */
+static void *load_result(const row_chunk *c, const ng_matrix *m, use_of_result a) {
+  if (c->t->is_double && a == MULTIPLY) {
+    ng_linalg(c->q)->unpack(c->q, m->n, m->R, NG_F64, c->R, m->n);
+  } else if (m->result_dtype == dtype_of(c)) {
+    return m->R;
+  } else {
+    ng_linalg(c->q)->widen(c->q, ng_matrix_count(m), m->R, m->result_dtype, c->R);
+  }
   return c->R;
 }
 
@@ -55,38 +61,28 @@ static void multiply_by_diagonal(const row_chunk *c, const ng_matrix *m, bool le
 }
 
 /* y <- x, times one symmetric matrix of the left or right side. */
-static void multiply_by_f32(const row_chunk *c, const ng_matrix *m, bool left, use_of_result a,
-                            const void *x, void *y) {
+static void multiply_by_symmetric(const row_chunk *c, const ng_matrix *m, bool left,
+                                  use_of_result a, const void *x, void *y) {
   ng_queue *q = c->q;
   const int64_t n = m->n, p = c->t->cols, lines = left ? p : c->group_rows;
-  if (m->result_dtype == NG_F64) {
+  const ng_dtype t = dtype_of(c);
+  if (t == NG_F32 && m->result_dtype == NG_F64) {
     ng_linalg(q)->multiply_sym64(q, n, m->R, lines, left ? p : 1, left ? 1 : p, x, y);
     return;
   }
-  float *R = load_result_as_f32(c, m);
-  if (a != MULTIPLY && left) {
-    ng_linalg(q)->gemm(q, a == ROTATE_BACK, false, n, p, n, 1.0f, R, n, x, p, 0.0f, y, p);
-  } else if (a != MULTIPLY) {
-    ng_linalg(q)->gemm(q, false, a == ROTATE, lines, n, n, 1.0f, x, p, R, n, 0.0f, y, p);
-  } else if (m->result == NG_RESULT_CHOLESKY) {
-    ng_linalg(q)->copy_rows(q, left ? n : lines, left ? p : n, x, p, y, p);
-    (left ? ng_linalg(q)->solve_left : ng_linalg(q)->solve_right)(q, (ng_sym){R, n}, lines, y, p);
-  } else {
+  void *R = load_result(c, m, a);
+  if ((a != MULTIPLY || t == NG_F64) && left) {
+    ng_linalg(q)->gemm(q, t, a == ROTATE_BACK, false, n, p, n, 1.0, R, n, x, p, 0.0, y, p);
+  } else if (a != MULTIPLY || t == NG_F64) {
+    ng_linalg(q)->gemm(q, t, false, a == ROTATE, lines, n, n, 1.0, x, p, R, n, 0.0, y, p);
+  } else if (m->result != NG_RESULT_CHOLESKY) {
     (left ? ng_linalg(q)->mul_left : ng_linalg(q)->mul_right)(q, (ng_sym){R, n}, lines, x, p, y, p);
-  }
-}
-
-/* The same in double. An inverse is unpacked, so that all products are general ones. */
-static void multiply_by_f64(const row_chunk *c, const ng_matrix *m, bool left, use_of_result a,
-                            const void *x, void *y) {
-  ng_queue *q = c->q;
-  const int64_t n = m->n, p = c->t->cols;
-  if (a == MULTIPLY) ng_linalg(q)->unpack(q, n, m->R, NG_F64, c->R, n);
-  const double *R = a == MULTIPLY ? c->R : m->R;
-  if (left) {
-    ng_linalg(q)->gemm64(q, a == ROTATE_BACK, false, n, p, n, R, n, x, p, y, p);
+  } else if (left) {
+    ng_linalg(q)->copy_rows(q, n, p, x, p, y, p);
+    ng_linalg(q)->solve_left(q, (ng_sym){R, n}, lines, y, p);
   } else {
-    ng_linalg(q)->gemm64(q, false, a == ROTATE, c->group_rows, n, n, x, p, R, n, y, p);
+    ng_linalg(q)->copy_rows(q, lines, n, x, p, y, p);
+    ng_linalg(q)->solve_right(q, n, R, t, lines, y, p);
   }
 }
 
@@ -103,7 +99,7 @@ static void multiply_side(const row_chunk *c, bool left, use_of_result a, const 
     if (m->form == NG_FORM_DIAGONAL) {
       multiply_by_diagonal(c, m, left, x, y);
     } else {
-      (t->is_double ? multiply_by_f64 : multiply_by_f32)(c, m, left, a, x, y);
+      multiply_by_symmetric(c, m, left, a, x, y);
     }
   }
 }
