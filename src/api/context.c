@@ -20,9 +20,8 @@ static const char *const level_name[] = {"none", "error", "warn", "info", "trace
 static ng_status read_environment(ng_context_config *c, char *message, size_t size) {
   const char *threads = getenv("NG_THREADS");
   if (threads != NULL && c->threads == 0) {
-    char *end = NULL;
-    const long n = strtol(threads, &end, 10);
-    if (end == threads || *end != 0 || n < 1 || n > 1024) {
+    double n;
+    if (!ng_read_int(threads, &n) || n < 1 || n > 1024) {
       return ng_fail_to(message, size, NG_ERR_ARG,
                         "NG_THREADS is '%s', expected a whole number from 1 to 1024", threads);
     }
@@ -210,7 +209,7 @@ void ng_context_destroy(ng_context **ctx) {
   c->config.free(c->config.alloc_user, c, sizeof(context_memory)); /* ctx is its first member */
 }
 
-int32_t ng_context_threads(const ng_context *ctx) { return ctx == NULL ? 1 : ng_threads_of(ctx); }
+int32_t ng_context_threads(const ng_context *ctx) { return ctx == NULL ? 1 : ctx->config.threads; }
 
 void ng_context_allocated(const ng_context *ctx, int64_t *bytes, int64_t *peak, int64_t *calls) {
   if (bytes != NULL) *bytes = ctx == NULL ? 0 : ctx->bytes;

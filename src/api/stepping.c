@@ -50,13 +50,6 @@ static ng_status check_coefficients(const group_reader *s, const coefficient *b,
   return NG_OK;
 }
 
-static ng_status check_count(const group_reader *s, const void *how, int32_t count) {
-  if (how == NULL) return ng_fail(s->p->ctx, NG_ERR_ARG, "%s: how is NULL", s->call);
-  if (count == s->p->update_groups) return NG_OK;
-  return ng_fail(s->p->ctx, NG_ERR_ARG, "%s: count is %d, but the number of groups is %d", s->call,
-                 count, s->p->update_groups);
-}
-
 /* Copy the struct of group s->group from the list `how` to *dst, which has the defaults.  All structs of the list must
  * have the struct_size of the first one. */
 static ng_status copy_group(const group_reader *s, void *dst, size_t ours, const void *how,
@@ -121,7 +114,12 @@ static ng_status update(ng_precond *p, const char *call, bool sgd, const void *h
   p->step->output.kind = sgd ? NG_OUT_SGD : NG_OUT_ADAMW;
   p->step->update_hash = 0;
   p->step->lr = 0.0;
-  st = check_count(&s, how, count);
+  if (how == NULL) {
+    st = ng_fail(p->ctx, NG_ERR_ARG, "%s: how is NULL", call);
+  } else if (count != p->update_groups) {
+    st = ng_fail(p->ctx, NG_ERR_ARG, "%s: count is %d, but the number of groups is %d", call, count,
+                 p->update_groups);
+  }
   for (; s.group < count && st == NG_OK; s.group++) {
     st = sgd ? read_sgd(&s, how) : read_adamw(&s, how);
   }

@@ -86,14 +86,13 @@ const char *ng_array_take(const ng_array *a, ng_strided *out) {
   return sizes_fit(out, size) ? NULL : "its extents and strides exceed 2^60 bytes";
 }
 
-ng_shape_text ng_strided_shape(const ng_strided *s) {
-  ng_shape_text t = {"["};
-  size_t n = 1;
-  for (int32_t i = 0; i < s->ndim && n < sizeof t.text; i++) {
-    n += (size_t)snprintf(t.text + n, sizeof t.text - n, "%s%lld", i > 0 ? ", " : "",
-                          (long long)s->shape[i]);
+ng_message_text ng_strided_shape(const ng_strided *s) {
+  ng_message_text t = {"["};
+  for (int32_t i = 0; i < s->ndim; i++) {
+    if (i > 0) ng_name_append(t.text, sizeof t.text, ", ");
+    ng_name_append_number(t.text, sizeof t.text, s->shape[i]);
   }
-  if (n < sizeof t.text) (void)snprintf(t.text + n, sizeof t.text - n, "]");
+  ng_name_append(t.text, sizeof t.text, "]");
   return t;
 }
 

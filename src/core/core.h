@@ -68,7 +68,7 @@ struct ng_queue;
 struct ng_comm;
 
 struct ng_context {
-  ng_context_config config; /* the caller's, with defaults replaced by real values */
+  ng_context_config config; /* the caller's, with defaults replaced: threads of ng_parallel, ... */
   ng_pool *pool;            /* threads of ng_parallel; NULL: the caller's executor, or one thread */
   struct ng_queue *queue;   /* runs kernels and linear algebra */
   struct ng_comm *comm;     /* transport of all ranks */
@@ -144,7 +144,6 @@ void ng_log(ng_context *ctx, ng_log_level level, const char *format, ...) NG_PRI
 /* Call task(arg, i) for each i in [0, n) on the context's threads, and return when all tasks have returned.  In
  * repeated calls the same i usually runs on the same thread. */
 void ng_parallel(ng_context *ctx, int32_t n, void (*task)(void *arg, int32_t i), void *arg);
-int32_t ng_threads_of(const ng_context *ctx); /* number of threads of ng_parallel */
 
 /* Divide [0, n) into `pieces` ranges of almost equal length, and set [*from, *to) to range i. */
 void ng_piece_bounds(int64_t n, int32_t pieces, int32_t i, int64_t *from, int64_t *to);
@@ -160,21 +159,20 @@ const char *ng_nearest(const char *word, const char *(*at)(int32_t i), int32_t n
 void ng_name_append(char *name, size_t size, const char *more);
 void ng_name_append_number(char *name, size_t size, int64_t count);
 bool ng_same_word(const char *a, const char *b); /* compare two ASCII texts, ignoring case */
+
+/* A part of a message.  It is returned by value, because a message may have several. */
+typedef struct ng_message_text {
+  char text[160];
+} ng_message_text;
 /* Return a copy of `text` for a message; a text of more than 60 bytes is truncated and ends with "...". */
-typedef struct ng_short_text {
-  char text[64];
-} ng_short_text;
-ng_short_text ng_shorten(const char *text);
+ng_message_text ng_shorten(const char *text);
 
 /* Return whether `word` is one of the words of a list "a|b|c". */
 bool ng_in_list(const char *list, const char *word);
 /* Return the end of a message, "; did you mean 'NAME'?".  ng_hint_of: NAME is `nearest`; if NULL, return "".
  * ng_hint_list: NAME is the word of the list "a|b|c" that is nearest to `word`; if none is near, return "". */
-typedef struct ng_hint {
-  char text[80];
-} ng_hint;
-ng_hint ng_hint_of(const char *nearest);
-ng_hint ng_hint_list(const char *word, const char *list);
+ng_message_text ng_hint_of(const char *nearest);
+ng_message_text ng_hint_list(const char *word, const char *list);
 
 /* ---- array.c: arrays with strides ------------------------------------------------------------*/
 
@@ -199,10 +197,6 @@ void ng_axes_sort(ng_strided *s);
 /* Drop axes of extent 1.  Merge two successive axes if one loop can replace both, that is, if the stride of the outer
  * axis is the extent times the stride of the inner axis.  Return the number of axes that remain. */
 int32_t ng_axes_join(int32_t n, int64_t *extent, int64_t *step);
-
-typedef struct ng_shape_text {
-  char text[160]; /* "[4, 3, 8, 8]" */
-} ng_shape_text;
-ng_shape_text ng_strided_shape(const ng_strided *s);
+ng_message_text ng_strided_shape(const ng_strided *s); /* "[4, 3, 8, 8]" */
 
 #endif

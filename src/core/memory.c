@@ -68,8 +68,6 @@ void ng_parallel(ng_context *ctx, int32_t n, void (*task)(void *arg, int32_t i),
   }
 }
 
-int32_t ng_threads_of(const ng_context *ctx) { return ctx->config.threads; }
-
 void ng_piece_bounds(int64_t n, int32_t pieces, int32_t i, int64_t *from, int64_t *to) {
   *from = n * i / pieces;
   *to = n * (i + 1) / pieces;

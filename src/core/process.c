@@ -12,8 +12,6 @@
 
 void ng_process_mark(ng_context *ctx) {
   ctx->process = (int64_t)getpid();
-  ctx->mark = NULL;
-  ctx->mark_bytes = 0;
 #if defined(MADV_WIPEONFORK)
   const long page = sysconf(_SC_PAGESIZE);
   if (page < 1) return;
@@ -33,7 +31,6 @@ void ng_process_mark(ng_context *ctx) {
 void ng_process_unmark(ng_context *ctx) {
   if (ctx->mark != NULL) (void)munmap((void *)(uintptr_t)ctx->mark, ctx->mark_bytes);
   ctx->mark = NULL;
-  ctx->mark_bytes = 0;
 }
 
 bool ng_process_same(const ng_context *ctx) {

@@ -4,26 +4,26 @@
  * functions return the status they get, so that code reports a failure with `return ng_fail(...)`. */
 #include "core/core.h"
 
-const char *ng_status_name(ng_status s) {
-  switch (s) {
-#define NG_X(name, value, meaning)                                                                 \
-  case name:                                                                                       \
-    return #name;
+enum { CODE_ZERO = 8 }; /* index of NG_OK in lists of statuses, which are -8 to 7 */
+
+static const struct {
+  const char *name, *meaning;
+} statuses[NG_CODES] = {
+#define NG_X(name, value, meaning) [CODE_ZERO + (value)] = {#name, meaning},
     NG_STATUS_LIST(NG_X)
 #undef NG_X
-  }
-  return "unknown status";
+};
+
+static bool is_status(ng_status s) {
+  return s >= -CODE_ZERO && s < NG_CODES - CODE_ZERO && statuses[CODE_ZERO + s].name != NULL;
+}
+
+const char *ng_status_name(ng_status s) {
+  return is_status(s) ? statuses[CODE_ZERO + s].name : "unknown status";
 }
 
 const char *ng_status_meaning(ng_status s) {
-  switch (s) {
-#define NG_X(name, value, meaning)                                                                 \
-  case name:                                                                                       \
-    return meaning;
-    NG_STATUS_LIST(NG_X)
-#undef NG_X
-  }
-  return "not a status of this library";
+  return is_status(s) ? statuses[CODE_ZERO + s].meaning : "not a status of this library";
 }
 
 static const struct {
@@ -126,8 +126,6 @@ ng_status ng_struct_write(void *dst, const void *src, size_t ours) {
 
 /* ---- statuses of many ranks ------------------------------------------------------------------*/
 
-enum { CODE_ZERO = 8 }; /* index of NG_OK: statuses are -8 to 7 */
-
 /* All-reduce only adds, so each rank contributes a 1 at the index of its status. */
 void ng_codes_write(double code[NG_CODES], ng_status st) {
   memset(code, 0, NG_CODES * sizeof *code);
@@ -139,11 +137,9 @@ int ng_codes_count(const double code[NG_CODES], ng_status st) {
 }
 
 ng_status ng_codes_worst(const double code[NG_CODES]) {
-  for (int i = 0; i < CODE_ZERO; i++) {
-    if (code[i] > 0.0) return (ng_status)(i - CODE_ZERO);
-  }
-  for (int i = NG_CODES - 1; i >= CODE_ZERO; i--) {
-    if (code[i] > 0.0) return (ng_status)(i - CODE_ZERO);
+  for (int i = 0; i < NG_CODES; i++) {
+    const int st = i < CODE_ZERO ? i - CODE_ZERO : NG_CODES - 1 - i; /* -8 to -1, 7 to 0 */
+    if (code[CODE_ZERO + st] > 0.0) return (ng_status)st;
   }
   return NG_OK;
 }

@@ -30,7 +30,7 @@ static int32_t name_distance(const char *word, const char *name, size_t n) {
 const char *ng_nearest(const char *word, const char *(*at)(int32_t i), int32_t n) {
   const char *best = NULL;
   int32_t least = WORD_MAX;
-  for (int32_t i = 0; word != NULL && i < n; i++) {
+  for (int32_t i = 0; i < n; i++) {
     const int32_t d = name_distance(word, at(i), strlen(at(i)));
     if (d < least) {
       least = d;
@@ -58,14 +58,13 @@ bool ng_in_list(const char *list, const char *word) {
   return false;
 }
 
-ng_hint ng_hint_of(const char *nearest) {
-  ng_hint h = {""};
+ng_message_text ng_hint_of(const char *nearest) {
+  ng_message_text h = {""};
   if (nearest != NULL) (void)snprintf(h.text, sizeof h.text, "; did you mean '%s'?", nearest);
   return h;
 }
 
-/* Hints are structs, not texts in a static buffer, so that a message may contain several. */
-ng_hint ng_hint_list(const char *word, const char *list) {
+ng_message_text ng_hint_list(const char *word, const char *list) {
   char best[WORD_MAX + 1] = "";
   int32_t least = WORD_MAX;
   for (size_t n; (n = word_length(list)) > 0; list = next_word(list, n)) {
@@ -89,19 +88,10 @@ bool ng_same_word(const char *a, const char *b) {
   return lower_case(*a) == lower_case(*b);
 }
 
-ng_short_text ng_shorten(const char *text) {
-  ng_short_text q;
-  size_t n = 0;
-  while (n < sizeof q.text - 4 && text[n] != 0) {
-    q.text[n] = text[n];
-    n++;
-  }
-  const bool cut = text[n] != 0;
-  for (int dots = 0; cut && dots < 3; dots++) {
-    q.text[n++] = '.';
-  }
-  q.text[n] = 0;
-  return q;
+ng_message_text ng_shorten(const char *text) {
+  ng_message_text t;
+  (void)snprintf(t.text, sizeof t.text, "%.60s%s", text, strlen(text) > 60 ? "..." : "");
+  return t;
 }
 
 void ng_name_append(char *name, size_t size, const char *more) {

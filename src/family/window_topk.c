@@ -103,7 +103,7 @@ static ng_status create_rows(ng_block *b) {
     return NG_ERR_NOMEM;
   }
   s->value_dtype = b->base.window_dtype;
-  s->pieces = ng_threads_of(b->ctx);
+  s->pieces = b->ctx->config.threads;
   set_layout(b);
   s->group = ng_object(b->p, (size_t)(s->groups + 1) * sizeof *s->group);
   s->block = ng_object(b->p, (size_t)(s->blocks + 1) * sizeof *s->block);

@@ -75,7 +75,7 @@ static ng_status describe_array(ng_precond *p, const ng_slot *slot, const ng_arr
   }
   const char *wrong = ng_array_take(a, &s);
   if (wrong != NULL) return ng_fail(p->ctx, NG_ERR_SHAPE, "%s: '%s': %s", call, slot->name, wrong);
-  const ng_shape_text shape = ng_strided_shape(&s);
+  const ng_message_text shape = ng_strided_shape(&s);
   drop_unit_axes(&s);
   if (!shape_fits(slot, &s)) {
     return ng_fail(p->ctx, NG_ERR_SHAPE, "%s: '%s' is %s, expected [%lld, %lld]%s", call,

@@ -230,33 +230,32 @@ static const struct method *find_method(const char *name) {
   return NULL;
 }
 
-typedef struct name_list {
-  char text[NG_MESSAGE]; /* a longer list is truncated */
-} name_list;
-
-static void append_name(name_list *list, const char *between, const char *name) {
-  const size_t n = strlen(list->text);
-  (void)snprintf(list->text + n, sizeof list->text - n, "%s%s", n == 0 ? "" : between, name);
+/* Append a name to a list, which is "" at first. */
+static void append_name(char list[NG_MESSAGE], const char *between, const char *name) {
+  if (list[0] != 0) ng_name_append(list, NG_MESSAGE, between);
+  ng_name_append(list, NG_MESSAGE, name);
 }
 
-static name_list list_methods(void) {
-  name_list list = {""};
+static ng_status fail_unknown_method(const char *name, char *message, size_t size) {
+  char list[NG_MESSAGE] = "";
   for (int32_t i = 0; i < COUNT(method); i++) {
-    append_name(&list, "|", method[i].name);
+    append_name(list, "|", method[i].name);
   }
-  return list;
+  return ng_fail_to(message, size, NG_ERR_ARG, "there is no method '%s', there is %s%s",
+                    ng_shorten(name).text, list, ng_hint_list(name, list).text);
 }
 
-/* Return "KAISA, DP-KFACrepo and Eva".  In `variant` the rows of a program are adjacent. */
-static name_list list_systems(void) {
-  name_list list = {""};
+/* The message lists "KAISA, DP-KFACrepo and Eva".  In `variant` the rows of a program are adjacent. */
+static ng_status fail_unknown_system(const char *system, char *message, size_t size) {
+  char list[NG_MESSAGE] = "";
   const char *last = variant[COUNT(variant) - 1].shown;
   for (int32_t i = 0; i < COUNT(variant); i++) {
     const char *shown = variant[i].shown;
     if (i > 0 && ng_is(shown, variant[i - 1].shown)) continue;
-    append_name(&list, ng_is(shown, last) ? " and " : ", ", shown);
+    append_name(list, ng_is(shown, last) ? " and " : ", ", shown);
   }
-  return list;
+  return ng_fail_to(message, size, NG_ERR_ARG, "there is no system '%s', there is %s",
+                    ng_shorten(system).text, list);
 }
 
 /* Set every option to its default, then to the values of the method and its variant; none is marked as given.  The table
@@ -282,11 +281,7 @@ void ng_options_set_defaults(ng_options *full) { set_all(full, find_method("natg
 ng_status ng_options_set_method(ng_options *o, const char *name, char *message, size_t size) {
   if (name == NULL) return ng_fail_to(message, size, NG_ERR_ARG, "method: value is NULL");
   const struct method *m = find_method(name);
-  if (m == NULL) {
-    return ng_fail_to(message, size, NG_ERR_ARG, "there is no method '%s', there is %s%s",
-                      ng_shorten(name).text, list_methods().text,
-                      ng_hint_list(name, list_methods().text).text);
-  }
+  if (m == NULL) return fail_unknown_method(name, message, size);
   ng_options changed;
   set_all(&changed, m, nothing);
   for (int32_t i = 0; i < NG_OPTION_COUNT; i++) {
@@ -313,7 +308,7 @@ static void normal_name(const char *name, char *out, size_t size) {
 ng_status ng_options_set_system(ng_options *o, const char *system, const char *which, char *message,
                                 size_t size) {
   char word[64];
-  name_list there_are = {""};
+  char variants[NG_MESSAGE] = "";
   if (o == NULL) return ng_fail_to(message, size, NG_ERR_ARG, "ng_options: it is NULL");
   if (system == NULL || which == NULL) {
     return ng_fail_to(message, size, NG_ERR_ARG, "%s: it is NULL",
@@ -327,15 +322,12 @@ ng_status ng_options_set_system(ng_options *o, const char *system, const char *w
       return NG_OK;
     }
     /* the message does not list the variant "" */
-    if (variant[i].variant[0] != 0) append_name(&there_are, "|", variant[i].variant);
+    if (variant[i].variant[0] != 0) append_name(variants, "|", variant[i].variant);
   }
-  if (there_are.text[0] != 0) {
-    return ng_fail_to(message, size, NG_ERR_ARG, "system '%s' has no variant '%s', there is %s%s",
-                      ng_shorten(system).text, ng_shorten(which).text, there_are.text,
-                      ng_hint_list(which, there_are.text).text);
-  }
-  return ng_fail_to(message, size, NG_ERR_ARG, "there is no system '%s', there is %s",
-                    ng_shorten(system).text, list_systems().text);
+  if (variants[0] == 0) return fail_unknown_system(system, message, size);
+  return ng_fail_to(message, size, NG_ERR_ARG, "system '%s' has no variant '%s', there is %s%s",
+                    ng_shorten(system).text, ng_shorten(which).text, variants,
+                    ng_hint_list(which, variants).text);
 }
 
 ng_status ng_options_set_published(ng_options *o, const char *name, const char *value, double *lr,

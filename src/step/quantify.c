@@ -42,7 +42,7 @@ _Static_assert(NEIGHBOURS *FINE <= BINS, "the second pass counts in the memory o
 
 ng_status ng_quantify_plan(ng_precond *p) {
   ng_quantify *q = &p->step->quantify;
-  const size_t pieces = (size_t)ng_threads_of(p->ctx), W = (size_t)p->ctx->ranks;
+  const size_t pieces = (size_t)p->ctx->config.threads, W = (size_t)p->ctx->ranks;
   const ng_emission *l = &p->step->emission;
   if (!p->opt.base.quantify || l->capacity == 0) return NG_OK;
   q->extreme = ng_object(p, pieces * 2 * sizeof *q->extreme);
