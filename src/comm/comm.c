@@ -10,11 +10,11 @@
 #include <stddef.h>
 
 enum {
-  ASKED = 64,     /* members whose ranks one sum collects, see ask_ranks */
+  ASKED = 64,     /* members whose ranks one sum collects, see gather_ranks */
   PIECE = 1 << 28 /* most elements of one call: 2 GiB of doubles; MPI and NCCL accept INT_MAX */
 };
 
-static ng_status fail(ng_comm *c) {
+ng_status ng_comm_give_up(ng_comm *c) {
   if (!c->broken) {
     c->broken = true;
     if (c->t.abort != NULL) c->t.abort(c->t.user);
@@ -77,8 +77,6 @@ ng_status ng_comm_init(ng_comm *c, const ng_transport *t, char *message, size_t 
   return NG_OK;
 }
 
-ng_status ng_comm_give_up(ng_comm *c) { return fail(c); }
-
 /* A forked child calls this function, because the locks and sockets of the transport belong to its parent. */
 void ng_comm_leave(ng_comm *c) {
   c->broken = true;
@@ -105,10 +103,10 @@ ng_status ng_group_create(ng_comm *c, const int32_t *ranks, int32_t n, ng_group 
   if (c->t.group_create == NULL) return NG_ERR_ABSENT;
   if (c->t.group_create(c->t.user, ranks, n, &out->handle) != NG_OK) {
     out->handle = NULL;
-    return fail(c);
+    return ng_comm_give_up(c);
   }
   /* without a handle, the collectives of this member would go to all ranks */
-  if (out->index >= 0 && out->handle == NULL) return fail(c);
+  if (out->index >= 0 && out->handle == NULL) return ng_comm_give_up(c);
   return NG_OK;
 }
 
@@ -123,12 +121,12 @@ static bool is_alone(const ng_group *g) { return g->n <= 1 || g->index < 0; }
 
 /* ---- collectives -----------------------------------------------------------------------------*/
 
-static char *at(void *buffer, int64_t i, ng_dtype t) {
+static char *element_at(void *buffer, int64_t i, ng_dtype t) {
   return (char *)buffer + i * ng_dtype_size(t);
 }
 
 /* Return the sum of n counts, which is also the first element of member n's part. */
-static int64_t sum_of(const int64_t *counts, int32_t n) {
+static int64_t sum_counts(const int64_t *counts, int32_t n) {
   int64_t sum = 0;
   for (int32_t i = 0; i < n; i++) {
     sum += counts[i];
@@ -148,8 +146,9 @@ typedef struct call {
 } call;
 
 /* Return the ng_collective for the transport.  Sums and broadcasts have send == recv. */
-static ng_collective describe(const ng_group *g, const call *x) {
-  void *part = x->counts == NULL ? x->buffer : at(x->buffer, sum_of(x->counts, g->index), x->t);
+static ng_collective describe_call(const ng_group *g, const call *x) {
+  const int64_t begin = x->counts == NULL ? 0 : sum_counts(x->counts, g->index);
+  void *part = element_at(x->buffer, begin, x->t);
   return (ng_collective){.struct_size = sizeof(ng_collective),
                          .kind = x->kind,
                          .dtype = x->t,
@@ -162,34 +161,36 @@ static ng_collective describe(const ng_group *g, const call *x) {
                          .root = x->root};
 }
 
-static ng_status run(ng_comm *c, const ng_collective *x) {
+static ng_status run_collective(ng_comm *c, const ng_collective *x) {
   const double t0 = ng_now_ms();
   ng_meter_begin(&c->meter);
   const ng_status st = c->t.run(c->t.user, x);
   ng_meter_end(&c->meter);
   c->meter.wait_ms += ng_now_ms() - t0;
-  return st == NG_OK ? NG_OK : fail(c);
+  return st == NG_OK ? NG_OK : ng_comm_give_up(c);
 }
 
 /* Run an all-reduce or a broadcast, at most c->piece elements at a time. */
-static ng_status in_pieces(ng_comm *c, const ng_group *g, ng_coll_kind kind, void *buffer,
-                           int64_t count, ng_dtype t, int32_t root) {
+static ng_status run_in_pieces(ng_comm *c, const ng_group *g, ng_coll_kind kind, void *buffer,
+                               int64_t count, ng_dtype t, int32_t root) {
   ng_status st = NG_OK;
   for (int64_t i = 0; i < count && st == NG_OK; i += c->piece) {
-    const call part = {kind, at(buffer, i, t), ng_min64(c->piece, count - i), NULL, t, root};
-    const ng_collective x = describe(g, &part);
-    st = run(c, &x);
+    const call part = {kind, element_at(buffer, i, t), ng_min64(c->piece, count - i), NULL, t,
+                       root};
+    const ng_collective x = describe_call(g, &part);
+    st = run_collective(c, &x);
   }
   return st;
 }
 
 /* Set rank[i] to the rank of member first + i, for i < n, by a sum: a group has no list of its ranks, but a broadcast
  * needs the rank of its root. */
-static ng_status ask_ranks(ng_comm *c, const ng_group *g, int32_t first, int32_t n, double *rank) {
+static ng_status gather_ranks(ng_comm *c, const ng_group *g, int32_t first, int32_t n,
+                              double *rank) {
   for (int32_t i = 0; i < n; i++) {
     rank[i] = first + i == g->index ? c->rank : 0;
   }
-  return in_pieces(c, g, NG_ALL_REDUCE, rank, n, NG_F64, 0);
+  return run_in_pieces(c, g, NG_ALL_REDUCE, rank, n, NG_F64, 0);
 }
 
 /* All-gather by one broadcast from each member. */
@@ -199,11 +200,11 @@ static ng_status gather_by_broadcast(ng_comm *c, const ng_group *g, const call *
   ng_status st = NG_OK;
   for (int32_t i = 0; i < g->n && st == NG_OK; i++) {
     if (i % ASKED == 0 && g->handle != NULL) {
-      st = ask_ranks(c, g, i, g->n - i < ASKED ? g->n - i : ASKED, rank);
+      st = gather_ranks(c, g, i, g->n - i < ASKED ? g->n - i : ASKED, rank);
       if (st != NG_OK) return st;
     }
     const int32_t root = g->handle == NULL ? i : (int32_t)rank[i % ASKED];
-    st = in_pieces(c, g, NG_BROADCAST, buffer, x->counts[i], x->t, root);
+    st = run_in_pieces(c, g, NG_BROADCAST, buffer, x->counts[i], x->t, root);
     buffer += x->counts[i] * ng_dtype_size(x->t);
   }
   return st;
@@ -211,36 +212,37 @@ static ng_status gather_by_broadcast(ng_comm *c, const ng_group *g, const call *
 
 /* Count a collective as one message, even if the transport is called several times: ng_plan_ranks counts in this
  * way. */
-static void count_in(ng_comm *c, const call *x) {
+static void count_call(ng_comm *c, const call *x) {
   c->bytes += x->total * ng_dtype_size(x->t);
   c->messages++;
 }
 
-static ng_status complete(ng_comm *c, const ng_group *g, const call *x) {
+static ng_status run_call(ng_comm *c, const ng_group *g, const call *x) {
   if (c->broken) return NG_ERR_COMM;
   if (is_alone(g) || (x->counts != NULL && x->total == 0)) return NG_OK;
-  count_in(c, x);
-  if (x->counts == NULL) return in_pieces(c, g, x->kind, x->buffer, x->total, x->t, x->root);
+  count_call(c, x);
+  if (x->counts == NULL) return run_in_pieces(c, g, x->kind, x->buffer, x->total, x->t, x->root);
   if (implements(c, x->kind) && x->total <= c->piece) {
-    const ng_collective one = describe(g, x);
-    return run(c, &one);
+    const ng_collective one = describe_call(g, x);
+    return run_collective(c, &one);
   }
   if (x->kind == NG_ALL_GATHER) return gather_by_broadcast(c, g, x);
-  return in_pieces(c, g, NG_ALL_REDUCE, x->buffer, x->total, x->t, 0); /* for a reduce-scatter */
+  /* a reduce-scatter */
+  return run_in_pieces(c, g, NG_ALL_REDUCE, x->buffer, x->total, x->t, 0);
 }
 
 /* If the transport has no `start`, or the collective needs several calls of the transport, complete it at once; then
  * ng_comm_wait does nothing. */
-static ng_status post(ng_comm *c, const ng_group *g, const call *x, ng_request *r) {
+static ng_status post_call(ng_comm *c, const ng_group *g, const call *x, ng_request *r) {
   *r = (ng_request){.done = true};
   if (c->broken) return NG_ERR_COMM;
   if (c->t.start == NULL || is_alone(g) || x->total == 0 || x->total > c->piece) {
-    return complete(c, g, x);
+    return run_call(c, g, x);
   }
-  r->c = describe(g, x);
-  count_in(c, x);
+  r->c = describe_call(g, x);
+  count_call(c, x);
   ng_meter_begin(&c->meter);
-  if (c->t.start(c->t.user, &r->c, &r->handle) != NG_OK) return fail(c);
+  if (c->t.start(c->t.user, &r->c, &r->handle) != NG_OK) return ng_comm_give_up(c);
   r->started = true;
   r->done = false;
   return NG_OK;
@@ -248,39 +250,39 @@ static ng_status post(ng_comm *c, const ng_group *g, const call *x, ng_request *
 
 ng_status ng_comm_sum(ng_comm *c, const ng_group *g, void *buffer, int64_t count, ng_dtype t) {
   const call x = {NG_ALL_REDUCE, buffer, count, NULL, t, 0};
-  return complete(c, g, &x);
+  return run_call(c, g, &x);
 }
 
 ng_status ng_comm_broadcast(ng_comm *c, const ng_group *g, void *buffer, int64_t count, ng_dtype t,
                             int32_t root) {
   const call x = {NG_BROADCAST, buffer, count, NULL, t, root};
-  return complete(c, g, &x);
+  return run_call(c, g, &x);
 }
 
 ng_status ng_comm_gather(ng_comm *c, const ng_group *g, void *buffer, const int64_t *counts,
                          ng_dtype t) {
-  const call x = {NG_ALL_GATHER, buffer, sum_of(counts, g->n), counts, t, 0};
-  return complete(c, g, &x);
+  const call x = {NG_ALL_GATHER, buffer, sum_counts(counts, g->n), counts, t, 0};
+  return run_call(c, g, &x);
 }
 
 ng_status ng_comm_post_sum(ng_comm *c, const ng_group *g, void *buffer, int64_t count, ng_dtype t,
                            ng_request *r) {
   const call x = {NG_ALL_REDUCE, buffer, count, NULL, t, 0};
-  return post(c, g, &x, r);
+  return post_call(c, g, &x, r);
 }
 
 ng_status ng_comm_post_scatter_sum(ng_comm *c, const ng_group *g, void *buffer,
                                    const int64_t *counts, ng_dtype t, ng_request *r) {
-  const int64_t total = sum_of(counts, g->n);
+  const int64_t total = sum_counts(counts, g->n);
   const call x = {NG_REDUCE_SCATTER, buffer, total, counts, t, 0};
   if (!implements(c, NG_REDUCE_SCATTER)) return ng_comm_post_sum(c, g, buffer, total, t, r);
-  return post(c, g, &x, r);
+  return post_call(c, g, &x, r);
 }
 
 ng_status ng_comm_post_broadcast(ng_comm *c, const ng_group *g, void *buffer, int64_t count,
                                  ng_dtype t, int32_t root, ng_request *r) {
   const call x = {NG_BROADCAST, buffer, count, NULL, t, root};
-  return post(c, g, &x, r);
+  return post_call(c, g, &x, r);
 }
 
 ng_status ng_comm_wait(ng_comm *c, ng_request *r) {
@@ -290,7 +292,7 @@ ng_status ng_comm_wait(ng_comm *c, ng_request *r) {
   const ng_status st = c->t.wait(c->t.user, r->handle);
   ng_meter_end(&c->meter);
   c->meter.wait_ms += ng_now_ms() - t0;
-  if (st != NG_OK) return fail(c);
+  if (st != NG_OK) return ng_comm_give_up(c);
   r->done = true;
   return NG_OK;
 }
@@ -300,7 +302,7 @@ ng_status ng_comm_test(ng_comm *c, ng_request *r) {
   if (c->broken) return NG_ERR_COMM;
   if (!r->started || r->done || c->t.test == NULL) return NG_OK;
   int32_t done = 0;
-  if (c->t.test(c->t.user, r->handle, &done) != NG_OK) return fail(c);
+  if (c->t.test(c->t.user, r->handle, &done) != NG_OK) return ng_comm_give_up(c);
   r->done = done != 0;
   if (r->done) ng_meter_end(&c->meter);
   return NG_OK;

@@ -10,7 +10,7 @@
 
 typedef ng_mpi_op op;
 typedef ng_mpi_team team;
-typedef ng_mpi_seat seat;
+typedef ng_mpi_endpoint endpoint;
 
 enum { MOST = 1 << 30 }; /* most elements of a call, so that counts and offsets of MPI fit an int */
 
@@ -18,7 +18,7 @@ enum { MOST = 1 << 30 }; /* most elements of a call, so that counts and offsets 
 
 /* Return a spare op whose buffer is large enough.  If there is none, enlarge the buffer of the first spare op, or
  * create an op. */
-static op *op_take(seat *s, size_t bytes) {
+static op *op_take(endpoint *s, size_t bytes) {
   op **at = &s->spare;
   bytes += NG_ALIGN; /* never 0 */
   while (*at != NULL && (*at)->bytes < bytes) {
@@ -45,7 +45,7 @@ static op *op_take(seat *s, size_t bytes) {
 }
 
 /* Remove complete ops from the list of ops in progress; wait or test then puts them on the spare list. */
-ng_status ng_mpi_drive(seat *s) {
+ng_status ng_mpi_make_progress(endpoint *s) {
   if (s->stopped) return NG_ERR_COMM;
   op **at = &s->first;
   while (*at != NULL) {
@@ -66,13 +66,13 @@ static bool complete(const op *o) { return o->stage == NG_MPI_DONE; }
 /* ---- calls -----------------------------------------------------------------------------------*/
 
 static ng_status start(void *user, const ng_collective *c, void **request) {
-  seat *s = user;
+  endpoint *s = user;
   team *t = c->group != NULL ? c->group : s->world;
   *request = NULL;
   if (s->stopped) return NG_ERR_COMM;
   const ng_status st = ng_call_check(c, t->rank, t->n, MOST);
   if (st != NG_OK) return ng_mpi_refuse(s, st);
-  if (!ng_mpi_count_in(s, t)) return ng_mpi_refuse(s, NG_ERR_COMM);
+  if (!ng_mpi_count_collective(s, t)) return ng_mpi_refuse(s, NG_ERR_COMM);
   const int64_t count = ng_call_total(c, t->n);
   bool two;
   const int64_t buffer = ng_mpi_buffer_size(t, c, count, &two);
@@ -91,7 +91,7 @@ static ng_status start(void *user, const ng_collective *c, void **request) {
   return ng_mpi_begin(o) == MPI_SUCCESS ? NG_OK : ng_mpi_refuse(s, NG_ERR_COMM);
 }
 
-static void collect(seat *s, op *o) {
+static void recycle_op(endpoint *s, op *o) {
   s->open--;
   o->next = s->spare;
   s->spare = o;
@@ -99,28 +99,28 @@ static void collect(seat *s, op *o) {
 
 /* A request that was complete before another rank failed still succeeds. */
 static ng_status wait(void *user, void *request) {
-  seat *s = user;
+  endpoint *s = user;
   if (request == NULL) return ng_mpi_refuse(s, NG_ERR_ARG);
   for (int64_t polls = 0; !complete(request); polls++) {
-    const ng_status st = ng_mpi_drive(s);
+    const ng_status st = ng_mpi_make_progress(s);
     if (st != NG_OK) return st;
-    if (polls % 8 == 7 && !complete(request) && ng_mpi_alarmed(s)) return NG_ERR_COMM;
+    if (polls % 8 == 7 && !complete(request) && ng_mpi_must_stop(s)) return NG_ERR_COMM;
     ng_mpi_pause(polls);
   }
-  collect(s, request);
+  recycle_op(s, request);
   return NG_OK;
 }
 
 static ng_status test(void *user, void *request, int32_t *done) {
-  seat *s = user;
+  endpoint *s = user;
   if (request == NULL) return ng_mpi_refuse(s, NG_ERR_ARG);
-  const ng_status st = ng_mpi_drive(s);
+  const ng_status st = ng_mpi_make_progress(s);
   *done = complete(request);
   if (*done != 0) {
-    collect(s, request);
+    recycle_op(s, request);
     return NG_OK;
   }
-  return st == NG_OK && !ng_mpi_alarmed(s) ? NG_OK : NG_ERR_COMM;
+  return st == NG_OK && !ng_mpi_must_stop(s) ? NG_OK : NG_ERR_COMM;
 }
 
 static ng_status run(void *user, const ng_collective *c) {
@@ -146,7 +146,7 @@ static void team_free(team *t) {
   free(t);
 }
 
-ng_status ng_mpi_barrier(seat *s) {
+ng_status ng_mpi_barrier(endpoint *s) {
   MPI_Request request;
   if (s->stopped) return NG_ERR_COMM;
   if (MPI_Ibarrier(s->world->comm[0], &request) != MPI_SUCCESS)
@@ -156,14 +156,14 @@ ng_status ng_mpi_barrier(seat *s) {
     if (MPI_Test(&request, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS)
       return ng_mpi_refuse(s, NG_ERR_COMM);
     if (done != 0) return NG_OK;
-    const ng_status st = ng_mpi_drive(s);
+    const ng_status st = ng_mpi_make_progress(s);
     if (st != NG_OK) return st;
     if (polls % 8 == 7 && ng_mpi_peer_lost(s)) return NG_ERR_COMM;
     ng_mpi_pause(polls);
   }
 }
 
-static team *find_team(const seat *s, const int32_t *ranks, int32_t n) {
+static team *find_team(const endpoint *s, const int32_t *ranks, int32_t n) {
   team *t = s->groups;
   while (t != NULL && (t->n != n || memcmp(t->rank, ranks, (size_t)n * sizeof *ranks) != 0)) {
     t = t->next;
@@ -172,7 +172,7 @@ static team *find_team(const seat *s, const int32_t *ranks, int32_t n) {
 }
 
 /* Called after a barrier of all ranks, because a failure of another rank cannot interrupt MPI_Comm_split. */
-static int split(seat *s, team *t) {
+static int split_world(endpoint *s, team *t) {
   const MPI_Comm world = s->world->comm[0];
   const bool in = t->index >= 0;
   int e = MPI_Comm_split(world, in ? 0 : MPI_UNDEFINED, s->world->index, &t->comm[0]);
@@ -183,7 +183,7 @@ static int split(seat *s, team *t) {
 /* A second call with the same ranks returns the same group, which exists until release, because freeing a communicator
  * is collective.  Ranks that are not members also store the group, so that every rank skips the second split. */
 static ng_status group_create(void *user, const int32_t *ranks, int32_t n, void **group) {
-  seat *s = user;
+  endpoint *s = user;
   *group = NULL;
   if (s->stopped) return NG_ERR_COMM;
   if (!ng_call_ranks_valid(ranks, n, s->world->n)) return ng_mpi_refuse(s, NG_ERR_ARG);
@@ -195,10 +195,10 @@ static ng_status group_create(void *user, const int32_t *ranks, int32_t n, void 
     t->index = ng_call_member(t->rank, n, s->world->index);
     t->next = s->groups;
     s->groups = t;
-    if (!ng_mpi_count_in(s, s->world)) return ng_mpi_refuse(s, NG_ERR_COMM);
+    if (!ng_mpi_count_collective(s, s->world)) return ng_mpi_refuse(s, NG_ERR_COMM);
     const ng_status st = ng_mpi_barrier(s);
     if (st != NG_OK) return st;
-    if (split(s, t) != MPI_SUCCESS) return ng_mpi_refuse(s, NG_ERR_COMM);
+    if (split_world(s, t) != MPI_SUCCESS) return ng_mpi_refuse(s, NG_ERR_COMM);
     s->open--;
   }
   if (t->index >= 0) *group = t;
@@ -212,14 +212,14 @@ static void group_destroy(void *user, void *group) {
 
 /* ---- creation and release -----------------------------------------------------------------------------------------*/
 
-static bool running(void) {
+static bool mpi_is_running(void) {
   int begun = 0, ended = 0;
   return MPI_Initialized(&begun) == MPI_SUCCESS && begun != 0 &&
          MPI_Finalized(&ended) == MPI_SUCCESS && ended == 0;
 }
 
 /* The duplicates return errors instead of ending the program.  Debuggers show their names. */
-static int duplicate(MPI_Comm comm, team *t) {
+static int duplicate_comm(MPI_Comm comm, team *t) {
   int e = MPI_SUCCESS;
   for (int i = 0; i < 2 && e == MPI_SUCCESS; i++) {
     e = MPI_Comm_dup(comm, &t->comm[i]);
@@ -230,7 +230,7 @@ static int duplicate(MPI_Comm comm, team *t) {
 }
 
 ng_status ng_mpi_transport(MPI_Comm comm, ng_transport *out, size_t size) {
-  if (!running()) return NG_ERR_STATE;
+  if (!mpi_is_running()) return NG_ERR_STATE;
   int inter = 0, ranks = 0, rank = 0, failed = 0;
   if (comm == MPI_COMM_NULL || MPI_Comm_test_inter(comm, &inter) != MPI_SUCCESS || inter != 0) {
     return NG_ERR_ARG;
@@ -239,18 +239,18 @@ ng_status ng_mpi_transport(MPI_Comm comm, ng_transport *out, size_t size) {
     return NG_ERR_COMM;
   }
   const bool bad = out == NULL || size < sizeof(size_t);
-  seat *s = calloc(1, sizeof *s + (size_t)ranks * sizeof *s->peer);
+  endpoint *s = calloc(1, sizeof *s + (size_t)ranks * sizeof *s->peer);
   team *t = team_new(ranks);
   int mine = bad ? 1 : s == NULL || t == NULL ? 2 : 0;
   int e = MPI_Allreduce(&mine, &failed, 1, MPI_INT, MPI_MAX, comm);
-  if (e == MPI_SUCCESS && failed == 0 && t != NULL) e = duplicate(comm, t);
+  if (e == MPI_SUCCESS && failed == 0 && t != NULL) e = duplicate_comm(comm, t);
   if (e != MPI_SUCCESS || failed != 0 || s == NULL || t == NULL) {
     free(s);
     free(t);
     return e != MPI_SUCCESS ? NG_ERR_COMM : failed == 2 ? NG_ERR_NOMEM : NG_ERR_ARG;
   }
   t->index = rank;
-  *s = (seat){.world = t, .last = &s->first};
+  *s = (endpoint){.world = t, .last = &s->first};
   for (int32_t r = 0; r < ranks; r++) {
     t->rank[r] = r;
     s->peer[r] = (ng_mpi_peer){.left = -1, .sent = MPI_REQUEST_NULL};
@@ -261,7 +261,7 @@ ng_status ng_mpi_transport(MPI_Comm comm, ng_transport *out, size_t size) {
 
 void ng_mpi_release(ng_transport *t) {
   if (t == NULL || t->user == NULL) return;
-  seat *s = t->user;
+  endpoint *s = t->user;
   t->user = NULL;
   const bool all = ng_mpi_leave_together(s);
   /* after a failure MPI may still write to the buffers of unfinished ops, so these ops and communicators are not

@@ -45,7 +45,7 @@ typedef struct ng_mpi_peer {
 } ng_mpi_peer;
 
 /* The `user` of the table of one rank. */
-typedef struct ng_mpi_seat {
+typedef struct ng_mpi_endpoint {
   ng_mpi_team *world, *groups; /* all ranks; list of groups, the newest first */
   bool stopped;                /* this rank has failed */
   bool lost;    /* another rank has failed; its complete collectives may still arrive */
@@ -53,7 +53,7 @@ typedef struct ng_mpi_seat {
   ng_mpi_op *first, **last, *spare; /* ops in progress; end of this list; ops to be reused */
   int32_t away;                     /* number of ranks that have left */
   ng_mpi_peer peer[];               /* [ranks] */
-} ng_mpi_seat;
+} ng_mpi_endpoint;
 
 /* Return the number of elements of the buffer that a call of `count` elements needs.  *two: it has two stages. */
 int64_t ng_mpi_buffer_size(const ng_mpi_team *t, const ng_collective *c, int64_t count, bool *two);
@@ -62,22 +62,22 @@ int ng_mpi_begin(ng_mpi_op *o);
 int ng_mpi_advance(ng_mpi_op *o);
 
 /* Make progress with all ops, without waiting. */
-ng_status ng_mpi_drive(ng_mpi_seat *s);
+ng_status ng_mpi_make_progress(ng_mpi_endpoint *s);
 /* Wait for all ranks; fail if a rank failed or left. */
-ng_status ng_mpi_barrier(ng_mpi_seat *s);
+ng_status ng_mpi_barrier(ng_mpi_endpoint *s);
 
-void ng_mpi_give_up(void *seat);                       /* fail, and tell all ranks */
-ng_status ng_mpi_refuse(ng_mpi_seat *s, ng_status st); /* call ng_mpi_give_up and return st */
+void ng_mpi_give_up(void *endpoint);                       /* fail, and tell all ranks */
+ng_status ng_mpi_refuse(ng_mpi_endpoint *s, ng_status st); /* call ng_mpi_give_up and return st */
 /* Receive messages of failed and leaving ranks.  Return whether this rank must stop, too, because it waits for a
  * collective that such a rank will not complete. */
-bool ng_mpi_alarmed(ng_mpi_seat *s);
-/* As ng_mpi_alarmed, for a wait in which all ranks must take part: any failed rank stops this rank. */
-bool ng_mpi_peer_lost(ng_mpi_seat *s);
+bool ng_mpi_must_stop(ng_mpi_endpoint *s);
+/* As ng_mpi_must_stop, for a wait in which all ranks must take part: any failed rank stops this rank. */
+bool ng_mpi_peer_lost(ng_mpi_endpoint *s);
 /* Count a new collective of team t.  Return false if a member has failed or left without posting it. */
-bool ng_mpi_count_in(ng_mpi_seat *s, const ng_mpi_team *t);
+bool ng_mpi_count_collective(ng_mpi_endpoint *s, const ng_mpi_team *t);
 /* Yield the core, or sleep, after `polls` polls without success, because other ranks may share the core. */
 void ng_mpi_pause(int64_t polls);
 /* Leave together with all ranks.  Return true on all ranks, if communicators may be freed, or false on all. */
-bool ng_mpi_leave_together(ng_mpi_seat *s);
+bool ng_mpi_leave_together(ng_mpi_endpoint *s);
 
 #endif

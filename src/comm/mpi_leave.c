@@ -14,7 +14,7 @@
 #include <time.h>
 
 typedef ng_mpi_team team;
-typedef ng_mpi_seat seat;
+typedef ng_mpi_endpoint endpoint;
 typedef ng_mpi_peer peer;
 
 enum {
@@ -28,14 +28,14 @@ enum {
 /* ---- failure ----------------------------------------------------------------------------------*/
 
 void ng_mpi_give_up(void *user) {
-  seat *s = user;
+  endpoint *s = user;
   if (s->stopped) return;
   s->stopped = true;
   const MPI_Comm comm = s->world->comm[0];
   for (int r = 0; r < s->world->n; r++) {
     MPI_Request sent;
     if (r == s->world->index) continue;
-    /* MPI may read peer[r].posted later, so the seat of a failed rank is never freed */
+    /* MPI may read peer[r].posted later, so the endpoint of a failed rank is never freed */
     if (MPI_Isend(&s->peer[r].posted, s->open == 0 ? 1 : 0, MPI_INT64_T, r, ALARM, comm, &sent) !=
         MPI_SUCCESS)
       continue;
@@ -47,13 +47,13 @@ void ng_mpi_give_up(void *user) {
   }
 }
 
-ng_status ng_mpi_refuse(seat *s, ng_status st) {
+ng_status ng_mpi_refuse(endpoint *s, ng_status st) {
   ng_mpi_give_up(s);
   return st;
 }
 
 /* Receive the number of an alarm or a farewell. */
-static int receive_number(seat *s, const MPI_Status *from) {
+static int receive_number(endpoint *s, const MPI_Status *from) {
   peer *r = &s->peer[from->MPI_SOURCE];
   if (from->MPI_TAG == FAREWELL)
     s->away++;
@@ -63,7 +63,7 @@ static int receive_number(seat *s, const MPI_Status *from) {
                   MPI_STATUS_IGNORE);
 }
 
-bool ng_mpi_alarmed(seat *s) {
+bool ng_mpi_must_stop(endpoint *s) {
   int there = 0, numbers = 0;
   MPI_Status from;
   int e = MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, s->world->comm[0], &there, &from);
@@ -77,12 +77,12 @@ bool ng_mpi_alarmed(seat *s) {
   return s->stopped;
 }
 
-bool ng_mpi_peer_lost(seat *s) {
-  if (!ng_mpi_alarmed(s) && s->lost) ng_mpi_give_up(s);
+bool ng_mpi_peer_lost(endpoint *s) {
+  if (!ng_mpi_must_stop(s) && s->lost) ng_mpi_give_up(s);
   return s->stopped;
 }
 
-bool ng_mpi_count_in(seat *s, const team *t) {
+bool ng_mpi_count_collective(endpoint *s, const team *t) {
   for (int32_t i = 0; i < t->n; i++) {
     const peer *r = &s->peer[t->rank[i]];
     if (r->left >= 0 && r->left <= r->posted) return false;
@@ -105,7 +105,7 @@ void ng_mpi_pause(int64_t polls) {
 /* ---- release ----------------------------------------------------------------------------------*/
 
 /* The number of posted collectives does not change after the farewell. */
-static ng_status send_farewells(seat *s) {
+static ng_status send_farewells(endpoint *s) {
   for (int r = 0; r < s->world->n; r++) {
     peer *to = &s->peer[r];
     if (r == s->world->index) continue;
@@ -118,7 +118,7 @@ static ng_status send_farewells(seat *s) {
 }
 
 /* Wait until all ranks have left, and have received the farewell of this rank. */
-static ng_status await_farewells(seat *s) {
+static ng_status await_farewells(endpoint *s) {
   const team *t = s->world;
   for (int64_t polls = 0; s->away < t->n - 1; polls++) {
     if (ng_mpi_peer_lost(s)) return NG_ERR_COMM;
@@ -139,7 +139,7 @@ static ng_status await_farewells(seat *s) {
   return NG_OK;
 }
 
-bool ng_mpi_leave_together(seat *s) {
+bool ng_mpi_leave_together(endpoint *s) {
   /* other ranks may wait for collectives that this rank abandons */
   if (s->first != NULL || s->lost) ng_mpi_give_up(s);
   if (s->stopped || send_farewells(s) != NG_OK || await_farewells(s) != NG_OK) return false;

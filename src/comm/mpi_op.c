@@ -75,7 +75,7 @@ static void list_exchange(op *o) {
   }
 }
 
-/* Return the number of count_common elements of [a, b) and [from, to). */
+/* Return the number of common elements of [a, b) and [from, to). */
 static int count_common(int64_t a, int64_t b, int64_t from, int64_t to) {
   return (int)ng_max64(0, ng_min64(b, to) - ng_max64(a, from));
 }
@@ -119,7 +119,7 @@ static void sum_members(const op *o, const char *from, int64_t count, char *to) 
 
 /* ---- stages -----------------------------------------------------------------------------------*/
 
-/* A small all-reduce: every rank sums_by_gather all data and sums them. */
+/* A small all-reduce: every rank gathers all data and sums them. */
 static bool sums_by_gather(const op *o) { return o->c.kind == NG_ALL_REDUCE && !o->two; }
 
 /* Copy the data to send into the buffer and begin the first collective. */
@@ -170,7 +170,7 @@ static void finish_first(op *o) {
   o->stage = o->two ? NG_MPI_TURN : NG_MPI_DONE;
 }
 
-/* In the buffer the received_data data follow the sent data. */
+/* In the buffer the received data follow the sent data. */
 static char *received_data(const op *o) {
   return o->buffer + o->c.count * ng_dtype_size(o->c.dtype);
 }

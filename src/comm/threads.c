@@ -52,10 +52,10 @@ struct team {
 };
 
 /* The `user` of the table of one rank. */
-typedef struct seat {
+typedef struct endpoint {
   ng_threads *g;
   int32_t rank;
-} seat;
+} endpoint;
 
 struct ng_threads {
   pthread_mutex_t lock; /* guards all fields below */
@@ -67,7 +67,7 @@ struct ng_threads {
   bool stopped;        /* an error has occurred: every later call fails */
   team *teams, *world; /* list of all teams; the team of all ranks */
   op *ops, *spare; /* list of all ops, by `older`; list of the ops that can be reused, by `next` */
-  seat *seat;      /* [size] */
+  endpoint *endpoint; /* [size] */
 };
 
 /* ---- teams and ops ---------------------------------------------------------------------------*/
@@ -137,7 +137,7 @@ static void wait_until_idle(ng_threads *g) {
 }
 
 static void abort_ranks(void *user) {
-  ng_threads *g = ((seat *)user)->g;
+  ng_threads *g = ((endpoint *)user)->g;
   (void)pthread_mutex_lock(&g->lock);
   stop_all(g);
   wait_until_idle(g);
@@ -145,7 +145,7 @@ static void abort_ranks(void *user) {
 }
 
 /* A call with invalid arguments joins no op, and stops all ranks. */
-static ng_status abort_and_return(seat *s, ng_status st) {
+static ng_status abort_and_return(endpoint *s, ng_status st) {
   abort_ranks(s);
   return st;
 }
@@ -328,12 +328,12 @@ static ng_status test_op(ng_threads *g, op *o, int32_t *done) {
 
 /* ---- the table -------------------------------------------------------------------------------*/
 
-static team *team_of(const seat *s, const ng_collective *c) {
+static team *team_of(const endpoint *s, const ng_collective *c) {
   return c->group != NULL ? c->group : s->g->world;
 }
 
 static ng_status start(void *user, const ng_collective *c, void **request) {
-  seat *s = user;
+  endpoint *s = user;
   team *t = team_of(s, c);
   *request = NULL;
   ng_status st =
@@ -351,7 +351,7 @@ static ng_status start(void *user, const ng_collective *c, void **request) {
 /* With done = NULL, wait.  A request is complete when all chunks of its op are, because any member writes to its
  * recv. */
 static ng_status test(void *user, void *request, int32_t *done) {
-  seat *s = user;
+  endpoint *s = user;
   if (request == NULL) return abort_and_return(s, NG_ERR_ARG);
   (void)pthread_mutex_lock(&s->g->lock);
   const ng_status st =
@@ -370,7 +370,7 @@ static ng_status run(void *user, const ng_collective *c) {
 
 /* All ranks call this function; the calls join an op of the world that has no elements. */
 static ng_status group_create(void *user, const int32_t *ranks, int32_t n, void **group) {
-  seat *s = user;
+  endpoint *s = user;
   ng_threads *g = s->g;
   *group = NULL;
   if (!ng_call_ranks_valid(ranks, n, g->size)) return abort_and_return(s, NG_ERR_ARG);
@@ -392,7 +392,7 @@ static ng_status group_create(void *user, const int32_t *ranks, int32_t n, void 
 
 /* The last member frees the team. */
 static void group_destroy(void *user, void *group) {
-  ng_threads *g = ((seat *)user)->g;
+  ng_threads *g = ((endpoint *)user)->g;
   team *t = group;
   if (t == NULL) return;
   (void)pthread_mutex_lock(&g->lock);
@@ -416,14 +416,14 @@ ng_status ng_threads_create(int32_t ranks, ng_threads **out) {
   (void)pthread_mutex_init(&g->lock, NULL);
   (void)pthread_cond_init(&g->idle, NULL);
   g->size = ranks;
-  g->seat = calloc((size_t)ranks, sizeof *g->seat);
-  g->world = g->seat == NULL ? NULL : team_new(g, NULL, ranks);
+  g->endpoint = calloc((size_t)ranks, sizeof *g->endpoint);
+  g->world = g->endpoint == NULL ? NULL : team_new(g, NULL, ranks);
   if (g->world == NULL) {
     ng_threads_destroy(&g);
     return NG_ERR_NOMEM;
   }
   for (int32_t r = 0; r < ranks; r++) {
-    g->seat[r] = (seat){g, r};
+    g->endpoint[r] = (endpoint){g, r};
   }
   *out = g;
   return NG_OK;
@@ -433,7 +433,7 @@ ng_status ng_threads_transport(ng_threads *group, int32_t rank, ng_transport *ou
   if (group == NULL || out == NULL || rank < 0 || rank >= group->size || size < sizeof(size_t)) {
     return NG_ERR_ARG;
   }
-  ng_call_fill(out, size, NG_CALL_TABLE("threads", abort_ranks), &group->seat[rank], rank,
+  ng_call_fill(out, size, NG_CALL_TABLE("threads", abort_ranks), &group->endpoint[rank], rank,
                group->size);
   return NG_OK;
 }
@@ -452,7 +452,7 @@ void ng_threads_destroy(ng_threads **group) {
     team_free(g->teams);
     g->teams = next;
   }
-  free(g->seat);
+  free(g->endpoint);
   (void)pthread_cond_destroy(&g->idle);
   (void)pthread_mutex_destroy(&g->lock);
   free(g);

@@ -44,9 +44,6 @@ static inline void ng_tile_write(const double *acc, void *to, ng_dtype t, int64_
 
 /* ---- calls -----------------------------------------------------------------------------------*/
 
-static inline bool ng_call_sums(ng_coll_kind k) {
-  return k == NG_ALL_REDUCE || k == NG_REDUCE_SCATTER;
-}
 /* Return whether a call of this kind has a count for each member. */
 static inline bool ng_call_counts(ng_coll_kind k) {
   return k == NG_REDUCE_SCATTER || k == NG_ALL_GATHER;
@@ -82,7 +79,8 @@ static inline ng_status ng_call_check(const ng_collective *c, const int32_t *ran
   if (c->kind < NG_ALL_REDUCE || c->kind > NG_ALL_GATHER || ng_dtype_size(c->dtype) == 0) {
     return NG_ERR_ARG;
   }
-  if (ng_call_sums(c->kind) && c->dtype > NG_BF16) return NG_ERR_ARG; /* no sums of integers */
+  const bool sums = c->kind == NG_ALL_REDUCE || c->kind == NG_REDUCE_SCATTER;
+  if (sums && c->dtype > NG_BF16) return NG_ERR_ARG; /* no sums of integers */
   if (c->kind == NG_BROADCAST && ng_call_member(ranks, n, c->root) < 0) return NG_ERR_ARG;
   if (!ng_call_counts(c->kind)) return c->count < 0 || c->count > most ? NG_ERR_ARG : NG_OK;
   if (c->counts == NULL) return NG_ERR_ARG;

@@ -89,7 +89,6 @@ static int32_t sorted_index(const ng_assign_block *w, int32_t i) {
 void ng_assign_add(ng_assigner *x, ng_assign_block *w, int32_t column) {
   const int32_t first = least_loaded(x, column);
   w->column = column;
-  w->owner = first;
   x->step_cost[column] += w->step_cost;
   for (int32_t turn = 0; turn < w->tasks; turn++) {
     for (int32_t i = 0; i < w->tasks; i++) {

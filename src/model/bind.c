@@ -117,19 +117,6 @@ static ng_status find_slot(ng_precond *p, int32_t index, ng_param which, const c
                                       : "such parameter");
 }
 
-static ng_status find_bound_slot(ng_precond *p, const ng_binding *b, const char *call,
-                                 ng_slot **out) {
-  const ng_status st = find_slot(p, b->index, b->param, call);
-  if (st != NG_OK) return st;
-  ng_entry *e = p->entry[b->index];
-  if (b->hold != NG_HOLD && b->hold != NG_ONE_STEP) {
-    return ng_fail(p->ctx, NG_ERR_ARG, "%s: '%s': hold is %d, expected NG_HOLD or NG_ONE_STEP",
-                   call, e->slot_name[b->param], (int)b->hold);
-  }
-  *out = &e->slot[ng_entry_slot(e, (int32_t)b->param)];
-  return NG_OK;
-}
-
 /* An f64 weight needs f64 moments, whose memory ng_ready has planned. */
 static ng_status check_moments(ng_precond *p, const ng_slot *slot, const ng_place *weight,
                                const char *call) {
@@ -145,8 +132,14 @@ static ng_status check_moments(ng_precond *p, const ng_slot *slot, const ng_plac
 }
 
 static ng_status bind_arrays(ng_precond *p, const ng_binding *b, const char *call, bool apply) {
-  ng_slot *slot = NULL;
-  ng_status st = find_bound_slot(p, b, call, &slot);
+  ng_status st = find_slot(p, b->index, b->param, call);
+  if (st != NG_OK) return st;
+  ng_entry *e = p->entry[b->index];
+  ng_slot *slot = &e->slot[ng_entry_slot(e, (int32_t)b->param)];
+  if (b->hold != NG_HOLD && b->hold != NG_ONE_STEP) {
+    return ng_fail(p->ctx, NG_ERR_ARG, "%s: '%s': hold is %d, expected NG_HOLD or NG_ONE_STEP",
+                   call, slot->name, (int)b->hold);
+  }
   for (int k = 0; k < 2 && st == NG_OK; k++) {
     const ng_array *a = k == 0 ? b->grad : b->weight;
     ng_place place;

@@ -12,19 +12,14 @@
 
 /* ---- the grid --------------------------------------------------------------------------------*/
 
-typedef struct legal_text {
-  char text[200]; /* "0, 1/6, 1/3, 1/2 or 1"; a longer list is truncated */
-} legal_text;
-
-static legal_text list_legal_fractions(int32_t W) {
-  legal_text t = {"0"};
+/* Append ", 1/6, 1/3, 1/2 or 1" to a text, which is truncated to `size` bytes. */
+static void list_legal_fractions(int32_t W, char *text, size_t size) {
   for (int32_t m = 1; m <= W; m++) {
     char one[32];
     if (W % m != 0) continue;
     (void)snprintf(one, sizeof one, m == W ? " or 1" : ", 1/%d", W / m);
-    ng_name_append(t.text, sizeof t.text, one);
+    ng_name_append(text, size, one);
   }
-  return t;
 }
 
 ng_status ng_grid_make(ng_precond *p) {
@@ -35,11 +30,12 @@ ng_status ng_grid_make(ng_precond *p) {
   /* As published, the fraction 0 means one worker, and any fraction is valid for a single rank. */
   const bool any = p->opt.base.grad_worker_fraction == 0.0 || W == 1;
   if (W % m != 0 || (!any && fabs(workers - m) > 1e-6 * W)) {
-    const legal_text legal = list_legal_fractions(W);
+    char legal[200] = "0";
+    list_legal_fractions(W, legal, sizeof legal);
     return ng_fail(p->ctx, NG_ERR_ARG,
                    "grad_worker_fraction is %g: %g of %d ranks, expected a whole number that "
                    "divides %d: %s",
-                   p->opt.base.grad_worker_fraction, workers, W, W, legal.text);
+                   p->opt.base.grad_worker_fraction, workers, W, W, legal);
   }
   p->grid.m = m;
   p->grid.n = W / m;

@@ -136,14 +136,11 @@ static ng_status count_rank(ng_precond *p, ng_rank_plan *out) {
   return NG_OK;
 }
 
-/* Return whether the blocks depend on the number of the rank: they have slices, or layers are sharded. */
+/* Return whether the blocks depend on the number of the rank: layers are sharded, or blocks have slices. */
 static bool blocks_depend_on_rank(const ng_precond *p) {
-  bool depend = false;
+  bool depend = p->step->shards.members > 0;
   for (int32_t i = 0; i < p->blocks && !depend; i++) {
     depend = p->block[i]->slice != NULL;
-  }
-  for (int32_t i = 0; i < p->entries && !depend; i++) {
-    depend = p->entry[i]->shard != NULL;
   }
   return depend;
 }

@@ -164,23 +164,21 @@ ng_status ng_setup_place(ng_precond *p) {
   if (st == NG_OK) st = set_updates(p);
   if (st == NG_OK) st = ng_shards_set_primary(p);
   if (st != NG_OK) return st;
-  p->result_span = ng_object(p, W * sizeof *p->result_span);
-  p->direction_span = ng_object(p, W * sizeof *p->direction_span);
-  p->sum_span = ng_object(p, W * sizeof *p->sum_span);
-  return ng_objects_status(p);
+  p->result_span = ng_object(p, 3 * W * sizeof *p->result_span);
+  if (p->result_span == NULL) return NG_ERR_NOMEM;
+  p->direction_span = p->result_span + W;
+  p->sum_span = p->direction_span + W;
+  return NG_OK;
 }
 
 /* Only for models in which no block depends on the number of the rank (plan.c). */
 ng_status ng_setup_switch_rank(ng_precond *p, int32_t rank) {
-  const size_t W = (size_t)p->ctx->ranks;
   p->ctx->rank = rank;
   p->grid.row = rank / p->grid.n;
   p->grid.column = rank % p->grid.n;
   ng_status st = ng_blocks_set_workers(p);
   if (st == NG_OK) st = set_updates(p);
-  memset(p->result_span, 0, W * sizeof *p->result_span);
-  memset(p->direction_span, 0, W * sizeof *p->direction_span);
-  memset(p->sum_span, 0, W * sizeof *p->sum_span);
+  memset(p->result_span, 0, 3 * (size_t)p->ctx->ranks * sizeof *p->result_span);
   return st;
 }
 

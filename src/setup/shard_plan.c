@@ -5,10 +5,6 @@
  * wider shards come first. */
 #include "setup/setup.h"
 
-static int64_t shard_begin(int64_t n, int32_t members, int32_t i) {
-  return n / members * i + ng_min64(i, n % members);
-}
-
 /* Set the width of a registered entry along the sharded axis. */
 static void set_width(ng_entry *e, int64_t width) {
   const bool outputs = e->plan_axis == 0;
@@ -37,7 +33,7 @@ static ng_status shard_layer(ng_precond *p, ng_entry *e, double *width) {
   const int32_t M = e->plan_members, member = p->ctx->rank % M;
   const int64_t n = e->plan_axis == 0 ? e->d.out : e->d.in;
   for (int32_t i = 0; i < M; i++) {
-    width[i] = (double)(shard_begin(n, M, i + 1) - shard_begin(n, M, i));
+    width[i] = (double)(n / M + (i < n % M));
   }
   e->d.shard_axis = e->plan_axis;
   const ng_status st = ng_shard_make(p, e, width, M, member);

@@ -1,4 +1,4 @@
-/* agree.c: sum statuses and numbers over ranks, so that all ranks decide equally about the step.
+/* agree.c: sum statuses and numbers over ranks and pipeline stages, so that all ranks decide equally about the step.
  *
  * In: this rank's status, sample weights, clip sums, and whether it refused a non-finite value. Out: sums over ranks.
  *
@@ -26,7 +26,7 @@ enum {
 /* Positions in the buffer of agree: status codes, refusals, two ng_sums, verdicts on statistics (stat/stale.h). */
 enum { SUMS = REFUSED + 1, AGREED = SUMS + 2 * (int)(sizeof(ng_sums) / sizeof(double)) };
 
-/* ---- same ------------------------------------------------------------------------------------*/
+/* ---- ng_ready --------------------------------------------------------------------------------*/
 
 static double count_reports(const double code[NG_CODES]) {
   double ranks = 0.0;
@@ -42,6 +42,33 @@ ng_status ng_exchange_worst_status(ng_precond *p, const double code[NG_CODES], n
   if (st >= NG_OK || st == mine) return st;
   return ng_fail(p->ctx, st, "%d of %d %s failed with %s (%s)", ng_codes_count(code, st),
                  (int)count_reports(code), who, ng_status_name(st), ng_status_meaning(st));
+}
+
+ng_status ng_groups_compare(ng_precond *p) {
+  static const char *const name[2] = {"stage_group", "model_group"};
+  const ng_comm *const group[2] = {p->ctx->stages, p->ctx->model};
+  const int32_t W = p->ctx->ranks;
+  /* For each group: 1 if the group is given, then its size (ng_hash_split). */
+  double x[2][1 + NG_HASH_PIECES];
+  for (int i = 0; i < 2; i++) {
+    x[i][0] = group[i] != NULL;
+    ng_hash_split(x[i] + 1, group[i] == NULL ? 0 : (uint64_t)group[i]->size);
+  }
+  ng_status st = ng_exchange_sum(p, x[0], sizeof x / sizeof x[0][0], "ng_ready");
+  for (int i = 0; i < 2 && st == NG_OK; i++) {
+    if (x[i][0] != 0.0 && x[i][0] != (double)W) {
+      st = ng_fail(p->ctx, NG_ERR_COMM,
+                   "ng_ready: %s is given on %d of %d ranks, expected all of them or none", name[i],
+                   (int)x[i][0], W);
+    } else if (!ng_hash_sums_agree(x[i] + 1, W)) {
+      st = ng_fail(p->ctx, NG_ERR_COMM, "ng_ready: the sizes of %s differ between ranks", name[i]);
+    } else {
+      continue;
+    }
+    /* Abort, because ranks that have a stage_group may already wait there. */
+    if (i == 0) ng_exchange_abort(p);
+  }
+  return st;
 }
 
 /* Every rank compares its hashes with the hashes of rank 0. The ranks sum the results, 0 or 1: the number of ranks that
@@ -74,6 +101,36 @@ ng_status ng_exchange_compare_models(ng_precond *p, const uint64_t hash[NG_HASHE
     }
   }
   return NG_OK;
+}
+
+/* ---- pipeline stages -------------------------------------------------------------------------*/
+
+/* Stages have different layers and step together. Each rank sums with the ranks at the same position of the other stages.
+ * All ranks of a stage contribute equal numbers, so all ranks of all stages have equal sums. So the clip covers all layers,
+ * each counted once, and a step is skipped in all stages or in none. */
+bool ng_pipeline_exists(const ng_precond *p) {
+  return p->ctx->stages != NULL && p->ctx->stages->size > 1;
+}
+
+ng_status ng_pipeline_check(ng_precond *p, ng_status local) {
+  double x[NG_CODES + 1 + NG_HASH_PIECES];
+  double *refused = x + NG_CODES, *same = refused + 1;
+  if (!ng_pipeline_exists(p)) return local;
+  ng_codes_write(x, local);
+  *refused = p->step->has_refused;
+  ng_hash_split(same, ng_hash_number(ng_options_hash(p), p->step->lr));
+  const ng_status st =
+      ng_exchange_sum_over(p, p->ctx->stages, x, NG_CODES + 1 + NG_HASH_PIECES, "check");
+  if (st != NG_OK) return st;
+  const ng_status worst = ng_exchange_worst_status(p, x, local, "pipeline stages");
+  if (worst < NG_OK) return worst;
+  if (!ng_hash_sums_agree(same, p->ctx->stages->size)) {
+    return ng_fail(p->ctx, NG_ERR_STATE,
+                   "options or the largest learning rate differ between the %d pipeline stages",
+                   p->ctx->stages->size);
+  }
+  if (*refused > 0.0) p->step->has_refused = true;
+  return local;
 }
 
 /* ---- check -----------------------------------------------------------------------------------*/
@@ -266,7 +323,7 @@ ng_status ng_exchange_agree(ng_precond *p, ng_sums sums[2]) {
   ng_status st = ng_exchange_sum(p, x, AGREED + verdicts, "agree");
   if (st != NG_OK) return st;
   read_verdicts(p, x + AGREED);
-  st = ng_pipeline_sum(p, x, AGREED, "agree");
+  if (ng_pipeline_exists(p)) st = ng_exchange_sum_over(p, p->ctx->stages, x, AGREED, "agree");
   if (st != NG_OK) return st;
   st = ng_exchange_worst_status(p, x, s->status, "ranks");
   s->status = st;

@@ -86,9 +86,9 @@ static ng_sums combine_sums(ng_precond *p, const ng_sums sums[2]) {
 
 /* clip = kl: Ba, Grosse & Martens (ICLR 2017), with <PD, D> instead of PD' F PD, as in all published programs. For PD = (F
  * + lambda I)^-1 D, <PD, D> is larger by lambda |PD|^2. Rounding can make the sum negative, hence fabs. */
-static double common_factor(const ng_precond *p, double lr, const ng_sums *s) {
+static double common_factor(const ng_precond *p, const ng_sums *s) {
   if (p->opt.base.clip == NG_CLIP_KL) {
-    const double kl = fabs(lr * lr * s->weighted_inner);
+    const double kl = fabs(p->step->lr * p->step->lr * s->weighted_inner);
     return kl > 0.0 ? fmin(1.0, sqrt(p->opt.base.kl_clip / kl)) : 1.0;
   }
   if (p->opt.base.clip == NG_CLIP_RESCALE) return s->pd2 > 0.0 ? sqrt(s->d2 / s->pd2) : 1.0;
@@ -102,7 +102,7 @@ void ng_clip_compute(ng_precond *p, const ng_sums sums[2]) {
   step->inner = s.inner;
   step->d2 = s.d2;
   step->pd2 = s.pd2;
-  step->nu = common_factor(p, step->lr, &s);
+  step->nu = common_factor(p, &s);
   if (!(step->nu - step->nu == 0.0) || !(s.inner - s.inner == 0.0) || !(s.pd2 - s.pd2 == 0.0)) {
     step->has_refused = true; /* the sums overflowed; they are equal on all ranks */
     step->nu = 1.0;

@@ -79,14 +79,6 @@ static int64_t list_sums(ng_emission *l, ng_block *b) {
   return elements;
 }
 
-/* Replace b->measure_ms, the number of elements of block b, by the block's share of the time ms that one call of the
- * kernel needed for `all` elements. */
-static void divide_time(ng_precond *p, double ms, double all) {
-  for (int32_t i = 0; i < p->blocks; i++) {
-    p->block[i]->measure_ms *= all > 0.0 ? ms / all : 0.0;
-  }
-}
-
 /* Enqueue the check that the gradients without curvature are finite. */
 static void check_plain_gradients(ng_precond *p) {
   ng_emission *l = &p->step->emission;
@@ -120,13 +112,16 @@ void ng_emission_measure(ng_precond *p) {
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
     const bool sums = b->family->describe_sums != NULL && b->is_worker && !b->is_excluded;
-    b->measure_ms = sums ? (double)list_sums(l, b) : 0.0;
+    b->measure_ms = sums ? (double)list_sums(l, b) : 0.0; /* until the time is known: elements */
     all += b->measure_ms;
   }
   if (l->measure_count > 0)
     ng_kernels(q)->measure_gradients(q, l->measure, l->measure_count, l->parts);
   check_plain_gradients(p);
-  divide_time(p, ng_now_ms() - t0, all);
+  const double ms = all > 0.0 ? (ng_now_ms() - t0) / all : 0.0; /* time of an element */
+  for (int32_t i = 0; i < p->blocks; i++) {
+    p->block[i]->measure_ms *= ms;
+  }
 }
 
 /* ---- directions ------------------------------------------------------------------------------*/

@@ -146,22 +146,18 @@ static double middle_ratio(uint32_t key, uint32_t many) {
   return (from + to) / 2.0 * 0x1p30;
 }
 
-/* Return element `at` (from 0) of the sorted r. */
-static neighbour find_neighbour(const ng_quantify *q, int64_t at) {
+/* Return the bin of element *at of all elements in order. Set *at to its number within the bin. */
+static uint32_t find_bin(const int64_t *count, uint32_t bins, int64_t *at) {
   uint32_t bin = 0;
-  while (q->count[bin] <= at) {
-    at -= q->count[bin++];
+  while (bin < bins - 1 && count[bin] <= *at) {
+    *at -= count[bin++];
   }
-  return (neighbour){.rest = at, .bin = bin};
+  return bin;
 }
 
 static double neighbour_ratio(const ng_quantify *q, neighbour x) {
-  const int64_t *fine = q->count + x.of * FINE;
-  uint32_t at = 0;
-  while (at < FINE - 1 && fine[at] <= x.rest) {
-    x.rest -= fine[at++];
-  }
-  const uint32_t key = x.bin << DROPPED | at << REST;
+  const uint32_t fine = find_bin(q->count + x.of * FINE, FINE, &x.rest);
+  const uint32_t key = x.bin << DROPPED | fine << REST;
   const double r = key == 0 ? 0.0 : middle_ratio(key, 1U << REST);
   return fmax(q->extreme[0], fmin(q->extreme[1], r));
 }
@@ -170,7 +166,8 @@ static double neighbour_ratio(const ng_quantify *q, neighbour x) {
 static int32_t find_neighbours(const ng_quantify *q, int64_t n, neighbour *x, uint32_t *bin) {
   int32_t bins = 0;
   for (int k = 0; k < NEIGHBOURS; k++) {
-    x[k] = find_neighbour(q, ((n - 1) * (k / 2 + 1) + (k % 2 == 0 ? 0 : 3)) / 4);
+    x[k].rest = ((n - 1) * (k / 2 + 1) + (k % 2 == 0 ? 0 : 3)) / 4;
+    x[k].bin = find_bin(q->count, BINS, &x[k].rest);
     if (bins == 0 || bin[bins - 1] != x[k].bin) bin[bins++] = x[k].bin;
     x[k].of = bins - 1;
   }

@@ -23,10 +23,10 @@ ng_status ng_shards_check(ng_precond *p) {
 static bool grow_buffer(ng_precond *p, int64_t bytes) {
   ng_shards *s = &p->step->shards;
   if (bytes <= s->buffer_bytes) return true;
-  char *room = ng_object(p, (size_t)bytes);
-  if (room == NULL) return false;
+  char *larger = ng_object(p, (size_t)bytes);
+  if (larger == NULL) return false;
   ng_object_free(p, s->buffer);
-  s->buffer = room;
+  s->buffer = larger;
   s->buffer_bytes = bytes;
   return true;
 }
@@ -36,13 +36,6 @@ static void set_dense_strides(const ng_strided *s, int64_t *stride) {
   for (int64_t i = s->ndim - 1, by = 1; i >= 0; by *= s->shape[i--]) {
     stride[i] = by;
   }
-}
-
-/* Copy the elements of `s` to dense row-major memory at `to`. */
-static void pack_observation(ng_queue *q, const ng_strided *s, char *to) {
-  ng_copy c = {.from = *s, .to = to};
-  set_dense_strides(s, c.to_stride);
-  ng_kernels(q)->copy_arrays(q, &c, 1);
 }
 
 /* to [rows, all features] <- the shards in `parts`, which are stored one after the other, each with `rows` rows. */
@@ -94,14 +87,16 @@ static ng_status agree_on_observation(ng_precond *p, const ng_entry *e, ng_statu
 static ng_status gather_observation(ng_precond *p, ng_layer_shard *shard, const ng_strided *s,
                                     int64_t rows) {
   const ng_group all = ng_group_world(p->ctx->model);
-  char *room = p->step->shards.buffer;
-  pack_observation(p->ctx->queue, s,
-                   room + rows * shard->first_element[shard->member] * ng_dtype_size(s->dtype));
+  char *gathered = p->step->shards.buffer;
+  const int64_t at = rows * shard->first_element[shard->member] * ng_dtype_size(s->dtype);
+  ng_copy c = {.from = *s, .to = gathered + at};
+  set_dense_strides(s, c.to_stride);
+  ng_kernels(p->ctx->queue)->copy_arrays(p->ctx->queue, &c, 1);
   for (int32_t i = 0; i < shard->members; i++) {
     shard->counts[i] = rows * (shard->first_element[i + 1] - shard->first_element[i]);
   }
   ng_queue_wait(p->ctx->queue); /* the transport reads the shard */
-  if (ng_comm_gather(p->ctx->model, &all, room, shard->counts, s->dtype) == NG_OK) return NG_OK;
+  if (ng_comm_gather(p->ctx->model, &all, gathered, shard->counts, s->dtype) == NG_OK) return NG_OK;
   return ng_exchange_failed(p, "observe");
 }
 
@@ -128,11 +123,11 @@ ng_status ng_shard_gather_observation(ng_precond *p, ng_entry *e, bool grad, con
   ng_exchange_count_early(p, NG_AT_SHARE, before);
   if (st != NG_OK) return st;
   if (!shard->is_primary) return NG_OK;
-  char *room = p->step->shards.buffer;
-  if (rows > 0) interleave_shards(p->ctx->queue, shard, room, rows, s->dtype, room + apart);
+  char *gathered = p->step->shards.buffer;
+  if (rows > 0) interleave_shards(p->ctx->queue, shard, gathered, rows, s->dtype, gathered + apart);
   ng_queue_wait(p->ctx->queue); /* a family may read the array on the host */
   *whole = *s;
-  whole->data = room + apart;
+  whole->data = gathered + apart;
   whole->shape[s->ndim - 1] = total;
   set_dense_strides(whole, whole->stride);
   return NG_OK;
@@ -164,8 +159,8 @@ static ng_status gather_gradient(ng_precond *p, ng_entry *e) {
   const bool outputs = e->d.shard_axis == 0;
   const int64_t each =
       outputs ? d->in + d->bias : d->out; /* elements of one output, or of one input */
-  float *room = (float *)(void *)p->arena[NG_USE_SCRATCH];
-  float *mine = room + shard->first_element[shard->member] * each;
+  float *gathered = (float *)(void *)p->arena[NG_USE_SCRATCH];
+  float *mine = gathered + shard->first_element[shard->member] * each;
   float *bias = shard->whole_grad + d->out * d->in;
   read_rows(p, &e->slot[NG_WEIGHT], mine);
   if (d->bias != 0) {
@@ -176,16 +171,16 @@ static ng_status gather_gradient(ng_precond *p, ng_entry *e) {
     shard->counts[i] = (shard->first_element[i + 1] - shard->first_element[i]) * each;
   }
   const ng_group all = ng_group_world(p->ctx->model);
-  if (ng_comm_gather(p->ctx->model, &all, room, shard->counts, NG_F32) != NG_OK) {
+  if (ng_comm_gather(p->ctx->model, &all, gathered, shard->counts, NG_F32) != NG_OK) {
     return ng_exchange_failed(p, "shards of gradients");
   }
   if (!outputs) {
-    interleave_shards(q, shard, (char *)room, d->out, NG_F32, (char *)shard->whole_grad);
+    interleave_shards(q, shard, (char *)gathered, d->out, NG_F32, (char *)shard->whole_grad);
     return NG_OK;
   }
   for (int32_t i = 0; i < shard->members; i++) {
     const int64_t from = shard->first_element[i], n = shard->first_element[i + 1] - from;
-    float *part = room + from * each;
+    float *part = gathered + from * each;
     copy_floats(q, part, n * d->in, shard->whole_grad + from * d->in);
     if (d->bias != 0) copy_floats(q, part + n * d->in, n, bias + from);
   }

@@ -10,7 +10,7 @@
  *   due.c        decide which work is due
  *   values.c     change options (ng_set); compare options between ranks
  *   observe.c    add activations and gradients to the sums of statistics
- *   agree.c      sum statuses over ranks, so that all ranks have one status
+ *   agree.c      sum statuses over ranks and pipeline stages, so that all ranks have one status
  *   sums.c       reduce the sums of statistics over ranks
  *   exchange.c   send results, directions and traces; select the top-k entries of a sliced window
  *   clip.c       compute the clip factor
@@ -18,8 +18,7 @@
  *   coefficients.c  learning rates and coefficients of the fused updates
  *   gather.c     broadcast weights from their owners
  *   quantify.c   measure |PD / D| of each element
- *   shard.c      gather layers that are sharded over a model group
- *   stages.c     combine pipeline stages: one clip factor, one status */
+ *   shard.c      gather layers that are sharded over a model group */
 #ifndef NG_STEP_H
 #define NG_STEP_H
 
@@ -208,14 +207,10 @@ ng_status ng_exchange_post_ahead(ng_precond *p);
 ng_status ng_exchange_end_last_batch(ng_precond *p);
 void ng_exchange_reset(ng_precond *p); /* after a step or a reset: no block waits to be posted */
 
-/* ---- pipeline stages: stages.c ---------------------------------------------------------------*/
-
 /* At ng_ready: return NG_ERR_COMM if some ranks have a stage_group (or model_group) and others have none, or one of another
  * size. */
 ng_status ng_groups_compare(ng_precond *p);
 bool ng_pipeline_exists(const ng_precond *p); /* there are several pipeline stages */
-/* Sum x[0..n) over the pipeline stages.  Before the call x is equal on all ranks of a stage. */
-ng_status ng_pipeline_sum(ng_precond *p, double *x, int64_t n, const char *what);
 /* Return the worst error of all stages; NG_ERR_STATE if their options or learning rates differ; otherwise `local`. */
 ng_status ng_pipeline_check(ng_precond *p, ng_status local);
 
