@@ -148,7 +148,6 @@ static ng_status bind_arrays(ng_precond *p, const ng_binding *b, const char *cal
     if (st == NG_OK && k == 1) st = check_moments(p, slot, &place, call);
     if (st != NG_OK || !apply) continue;
     place.expires_after_step = b->hold == NG_ONE_STEP && place.data != NULL;
-    if (place.expires_after_step) p->has_expiring = true;
     *(k == 0 ? &slot->grad : &slot->weight) = place;
   }
   return st;
@@ -176,12 +175,10 @@ static void expire_binding(ng_place *v) {
 }
 
 void ng_bind_expire(ng_precond *p) {
-  if (!p->has_expiring) return;
   for (int32_t i = 0; i < p->slots; i++) {
     expire_binding(&p->slot[i]->grad);
     expire_binding(&p->slot[i]->weight);
   }
-  p->has_expiring = false;
 }
 
 /* ---- groups ----------------------------------------------------------------------------------*/

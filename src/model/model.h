@@ -343,8 +343,7 @@ struct ng_precond {
   char *unused_globs; /* [unused_count] globs of skip_layers that match no layer, each with a 0 */
   int32_t unused_count;
   bool is_ready;
-  bool has_expiring; /* some binding ends with the next step (NG_ONE_STEP) */
-  bool is_broken;    /* the transport failed (NG_ERR_COMM); only ng_precond_destroy may be called */
+  bool is_broken; /* the transport failed (NG_ERR_COMM); only ng_precond_destroy may be called */
   ng_grid grid;
   char *arena[NG_USES];
   int64_t arena_bytes[NG_USES];      /* bytes of each arena, and of all objects */

@@ -224,7 +224,7 @@ static ng_status check_stage(ng_precond *p) {
   /* Owners of updates, and ranks of a model group, write different elements, so their counts differ. */
   const bool counts_differ = ng_update_is_owned(p) || s->shards.members > 1;
   x[OVERFLOWED] = counts_differ ? (double)s->overflowed : 0.0;
-  x[LAST] = s->is_last_batch;
+  x[LAST] = s->batch.last != 0;
   x[BEGUN] = s->has_begun;
   ng_hash_split(x + SHARED, s->has_begun ? (uint64_t)s->batch.whole : 0);
   ng_hashes_write(p, x + SAME);

@@ -118,9 +118,9 @@ void ng_emission_measure(ng_precond *p) {
   if (l->measure_count > 0)
     ng_kernels(q)->measure_gradients(q, l->measure, l->measure_count, l->parts);
   check_plain_gradients(p);
-  const double ms = all > 0.0 ? (ng_now_ms() - t0) / all : 0.0; /* time of an element */
+  const double ms = ng_now_ms() - t0;
   for (int32_t i = 0; i < p->blocks; i++) {
-    p->block[i]->measure_ms *= ms;
+    p->block[i]->measure_ms *= all > 0.0 ? ms / all : 0.0;
   }
 }
 

@@ -11,7 +11,7 @@
 
 /* Begin a micro-batch. Its observations use its number of samples and its loss scale. */
 ng_status ng_step_begin(ng_precond *p, const ng_batch *batch) {
-  if (p->step->is_last_batch) {
+  if (p->step->batch.last != 0) {
     return ng_fail(
         p->ctx, NG_ERR_STATE,
         "ng_begin: the previous micro-batch had ng_batch.last; call ng_step, or ng_reset_batch");
@@ -19,8 +19,7 @@ ng_status ng_step_begin(ng_precond *p, const ng_batch *batch) {
   p->step->batch = *batch;
   p->step->has_begun = true;
   p->step->batches++;
-  p->step->is_last_batch = batch->last != 0;
-  if (p->step->is_last_batch) ng_exchange_begin_last_batch(p);
+  if (batch->last != 0) ng_exchange_begin_last_batch(p);
   if (batch->loss_scale - batch->loss_scale == 0.0) return NG_OK;
   p->step->has_refused = true; /* loss scalers overflow now and then, so this is no error */
   return ng_fail(p->ctx, NG_SKIPPED, "ng_begin: loss_scale is not finite; this step is skipped");
@@ -312,7 +311,7 @@ static ng_status observe_array(ng_precond *p, int32_t layer, const ng_strided *s
   if (st == NG_OK && (!part || e->shard->is_primary))
     st = add_array(p, e, part ? &whole : s, grad, &o);
   b->step_observe_ms += ng_now_ms() - t0;
-  if (step->is_last_batch && st >= NG_OK) mark_observed(b, o.kind);
+  if (step->batch.last != 0 && st >= NG_OK) mark_observed(b, o.kind);
   /* A non-finite array is no error: loss scalers cause such arrays now and then. */
   if (st != NG_SKIPPED) return st;
   step->has_refused = true;
@@ -425,6 +424,7 @@ void ng_step_reset(ng_precond *p) {
   }
   ng_queue_wait(p->ctx->queue);
   p->step->has_refused = false;
-  p->step->has_begun = p->step->is_last_batch = false;
+  p->step->has_begun = false;
+  p->step->batch.last = 0;
   ng_exchange_reset(p);
 }

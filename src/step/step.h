@@ -312,10 +312,9 @@ typedef struct ng_station_time {
 
 /* The state of the current step, and numbers of the last step. */
 typedef struct ng_engine {
-  bool has_begun;     /* ng_begin was called in this step */
-  bool is_last_batch; /* the current micro-batch has ng_batch.last */
-  ng_batch batch;     /* the current micro-batch */
-  int64_t batches;    /* micro-batches since ng_ready */
+  bool has_begun;  /* ng_begin was called in this step */
+  ng_batch batch;  /* the current micro-batch; after a step `last` is 0 */
+  int64_t batches; /* micro-batches since ng_ready */
   ng_emission emission;
   ng_exchange exchange;
   ng_quantify quantify; /* statistics of |PD / D| over all elements: memory and results */
@@ -327,8 +326,6 @@ typedef struct ng_engine {
   ng_status status;     /* worst status of this rank; after check and agree, of all ranks */
   bool has_refused;     /* this rank refused a non-finite value; after check and agree, some rank */
   bool refused_before;  /* `has_refused` before gradients were observed */
-  bool
-      refusal_is_known; /* `has_refused` is true on all ranks, since a station with shares_refusal */
   bool is_solving;      /* some block is solved in this step */
   /* Elements that kept their old value on this rank in the last step; the next check reads and clears this number. */
   int64_t overflowed;

@@ -134,7 +134,7 @@ static ng_status run_station(ng_precond *p, int i) {
  * have made a refusal known. If a station returns an error, all ranks return the same error, or the transport failed. */
 static ng_status run_stations(ng_precond *p) {
   ng_engine *s = p->step;
-  s->refusal_is_known = false;
+  bool ranks_know_refusal = false; /* has_refused is true on all ranks */
   s->is_solving = ng_any_block(p, ng_block_solve_due);
   for (int i = 0; i < NG_STATIONS; i++) {
     s->time[i].last_waits = 0;
@@ -146,9 +146,9 @@ static ng_status run_stations(ng_precond *p) {
       const ng_status st = run_station(p, i);
       if (st == NG_ERR_COMM) p->is_broken = true;
       if (st < NG_OK) return st;
-      if (ng_stations[i].shares_refusal) s->refusal_is_known = s->has_refused;
+      if (ng_stations[i].shares_refusal) ranks_know_refusal = s->has_refused;
     }
-    if (ng_stations[i].skips_step && s->refusal_is_known) return NG_SKIPPED;
+    if (ng_stations[i].skips_step && ranks_know_refusal) return NG_SKIPPED;
   }
   return s->status;
 }
