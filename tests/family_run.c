@@ -129,7 +129,7 @@ static ng_status run_rank(int32_t rank, ng_transport *t, void *arg) {
   for (int32_t i = 0; st == NG_OK && run->families[i] != NULL; i++)
     ng_family_register(f.ctx, run->families[i]);
   if (st == NG_OK && run->extra != NULL) ng_family_register(f.ctx, run->extra);
-  if (st == NG_OK) f.ctx->place = run->place;
+  if (st == NG_OK) f.ctx->set_test_owner = run->place;
   for (int32_t i = 0; i < m->entries && st == NG_OK; i++)
     st = add_entry(f.p, &m->entry[i]);
   if (st == NG_OK) st = ng_ready(f.p);

@@ -236,7 +236,7 @@ uint64_t sim_fingerprint(const sim *s) {
   }
   h = sim_hash(h, p->arena_bytes, sizeof p->arena_bytes);
   h = hash_live_options(h, &p->opt.base);
-  const int64_t counters[] = {p->steps, p->updates, p->skipped, p->ctx->bytes};
+  const int64_t counters[] = {p->steps, p->updates, p->skipped, p->ctx->allocated_bytes};
   h = sim_hash(h, counters, sizeof counters);
   h = sim_hash(h, p->rescued, sizeof p->rescued);
   h = sim_hash(h, &p->step->nu, sizeof p->step->nu);

@@ -115,7 +115,7 @@ static void translated_expressions_match_as_regexec(void **state) {
     regex_t re;
     join_pieces(&r, piece, (int64_t)sizeof piece / sizeof piece[0], 6, expression);
     join_pieces(&r, letter, 4, 6, text);
-    if (!ng_globs_of_search(expression, globs, sizeof globs)) continue;
+    if (!ng_globs_from_regex(expression, globs, sizeof globs)) continue;
     translated++;
     assert_int_equal(ng_globs_check("skip_layers", globs, NULL, 0), NG_OK);
     if (regcomp(&re, expression[0] == 0 ? "a*" : expression, REG_EXTENDED | REG_NOSUB) != 0)
@@ -129,9 +129,9 @@ static void translated_expressions_match_as_regexec(void **state) {
   }
   assert_true(found > 1000 && translated > 10000);
   char small[8];
-  assert_false(ng_globs_of_search("conv2d_1", small, sizeof small));
-  assert_false(ng_globs_of_search("a|^$", small, sizeof small));
-  assert_false(ng_globs_of_search("\\w", small, sizeof small));
+  assert_false(ng_globs_from_regex("conv2d_1", small, sizeof small));
+  assert_false(ng_globs_from_regex("a|^$", small, sizeof small));
+  assert_false(ng_globs_from_regex("\\w", small, sizeof small));
 }
 
 static ng_layer conv_named(const char *name, int64_t out) {

@@ -67,34 +67,34 @@ static void invalid_arrays_are_refused(void **state) {
   ng_strided s;
   a.ndim = 5;
   a.shape = shape; /* without strides: dense, the last axis innermost */
-  assert_null(ng_array_take(&a, &s));
+  assert_null(ng_array_read(&a, &s));
   static const int64_t dense[5] = {360, 120, 30, 6, 1};
   assert_memory_equal(s.shape, shape, sizeof shape);
   assert_memory_equal(s.stride, dense, sizeof dense);
   const int64_t stride[5] = {1, 2, 6, -24, 0};
   a.stride = stride;
-  assert_null(ng_array_take(&a, &s));
+  assert_null(ng_array_read(&a, &s));
   assert_memory_equal(s.stride, stride, sizeof stride);
   a.shape = NULL; /* ng_array.room has four axes */
-  assert_non_null(strstr(ng_array_take(&a, &s), "ndim above 4"));
+  assert_non_null(strstr(ng_array_read(&a, &s), "ndim above 4"));
   a.shape = shape;
   a.ndim = -1;
-  assert_non_null(strstr(ng_array_take(&a, &s), "ndim"));
+  assert_non_null(strstr(ng_array_read(&a, &s), "ndim"));
   a.ndim = 9;
-  assert_non_null(strstr(ng_array_take(&a, &s), "ndim"));
+  assert_non_null(strstr(ng_array_read(&a, &s), "ndim"));
   /* too many elements, at one address; too large a range of addresses, though each axis alone fits */
   const int64_t many[2] = {INT64_C(1) << 30, INT64_C(1) << 30}, none[2] = {0, 0};
   const int64_t two[2] = {2, 2}, far[2] = {INT64_C(1) << 57, (INT64_C(1) << 57) + 1};
   a.ndim = 2;
   a.shape = many;
   a.stride = none;
-  assert_non_null(strstr(ng_array_take(&a, &s), "exceed 2^60 bytes"));
+  assert_non_null(strstr(ng_array_read(&a, &s), "exceed 2^60 bytes"));
   a.shape = two;
   a.stride = far;
-  assert_non_null(strstr(ng_array_take(&a, &s), "exceed 2^60 bytes"));
+  assert_non_null(strstr(ng_array_read(&a, &s), "exceed 2^60 bytes"));
   const int64_t near[2] = {INT64_C(1) << 57, (INT64_C(1) << 57) - 1};
   a.stride = near;
-  assert_null(ng_array_take(&a, &s));
+  assert_null(ng_array_read(&a, &s));
 }
 
 /* ng_strided_distinct is false if two elements have one address, and true for each slice of a dense array. */

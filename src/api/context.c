@@ -13,7 +13,7 @@
 
 /* ---- create, destroy -------------------------------------------------------------------------*/
 
-static const char *const level_name[] = {"none", "error", "warn", "info", "trace"};
+static const char *const log_level_names[] = {"none", "error", "warn", "info", "trace"};
 
 /* The config overrides NG_THREADS and NG_LINALG.  NG_LOG overrides the config, so that the user of a program can see
  * its log without changing the program. */
@@ -21,7 +21,7 @@ static ng_status read_environment(ng_context_config *c, char *message, size_t si
   const char *threads = getenv("NG_THREADS");
   if (threads != NULL && c->threads == 0) {
     double n;
-    if (!ng_read_int(threads, &n) || n < 1 || n > 1024) {
+    if (!ng_read_whole(threads, &n) || n < 1 || n > 1024) {
       return ng_fail_to(message, size, NG_ERR_ARG,
                         "NG_THREADS is '%s', expected a whole number from 1 to 1024", threads);
     }
@@ -31,7 +31,7 @@ static ng_status read_environment(ng_context_config *c, char *message, size_t si
   const char *log = getenv("NG_LOG");
   if (log != NULL) {
     int32_t i = 0;
-    while (i < 5 && !ng_is(log, level_name[i])) {
+    while (i < 5 && !ng_is(log, log_level_names[i])) {
       i++;
     }
     if (i == 5) {
@@ -164,8 +164,8 @@ ng_status ng_context_create_with(const ng_backend *const *more, int32_t version,
   ctx->rank = comm.rank;
   ctx->ranks = comm.size;
   ng_process_mark(ctx);
-  ctx->bytes = ctx->peak = (int64_t)sizeof *made;
-  ctx->calls = 1;
+  ctx->allocated_bytes = ctx->peak_bytes = (int64_t)sizeof *made;
+  ctx->allocations = 1;
   const char *error = backend->open == NULL ? NULL : backend->open(&made->queue);
   if (error != NULL) {
     st = ng_fail_to(message, size, NG_ERR_ABSENT, "linalg = %s: %s", backend->name, error);
@@ -187,7 +187,7 @@ ng_status ng_context_create_with(const ng_backend *const *more, int32_t version,
   }
   made->queue.threads = ctx->config.threads;
   ng_family_register_own(ctx);
-  ng_environment_check(ctx);
+  ng_warn_unknown_variables(ctx);
   ng_log(ctx, NG_LOG_INFO, "context: linalg = %s threads = %d ranks = %d", backend->name,
          ctx->config.threads, ctx->ranks);
   *out = ctx;
@@ -199,7 +199,7 @@ void ng_context_destroy(ng_context **ctx) {
   if (ctx == NULL || *ctx == NULL) return;
   ng_context *c = *ctx;
   *ctx = NULL;
-  if (ng_process_same(c)) {
+  if (ng_is_creating_process(c)) {
     ng_pool_destroy(c->pool);
   } else {
     ng_pool_leave(c->pool);
@@ -212,7 +212,7 @@ void ng_context_destroy(ng_context **ctx) {
 int32_t ng_context_threads(const ng_context *ctx) { return ctx == NULL ? 1 : ctx->config.threads; }
 
 void ng_context_allocated(const ng_context *ctx, int64_t *bytes, int64_t *peak, int64_t *calls) {
-  if (bytes != NULL) *bytes = ctx == NULL ? 0 : ctx->bytes;
-  if (peak != NULL) *peak = ctx == NULL ? 0 : ctx->peak;
-  if (calls != NULL) *calls = ctx == NULL ? 0 : ctx->calls;
+  if (bytes != NULL) *bytes = ctx == NULL ? 0 : ctx->allocated_bytes;
+  if (peak != NULL) *peak = ctx == NULL ? 0 : ctx->peak_bytes;
+  if (calls != NULL) *calls = ctx == NULL ? 0 : ctx->allocations;
 }

@@ -2,7 +2,7 @@
  * arguments and call step/observe.c. */
 #include "step/step.h"
 
-static ng_status begin(ng_precond *p, const ng_batch *batch, const char *call) {
+static ng_status begin_batch(ng_precond *p, const ng_batch *batch, const char *call) {
   ng_status st = ng_check_callable(p, call);
   if (st != NG_OK) return st;
   if (batch == NULL) return ng_fail(p->ctx, NG_ERR_ARG, "%s: batch is NULL", call);
@@ -45,20 +45,22 @@ static ng_status begin(ng_precond *p, const ng_batch *batch, const char *call) {
   return ng_step_begin(p, &b);
 }
 
-ng_status ng_begin(ng_precond *p, const ng_batch *batch) { return begin(p, batch, "ng_begin"); }
+ng_status ng_begin(ng_precond *p, const ng_batch *batch) {
+  return begin_batch(p, batch, "ng_begin");
+}
 
 ng_status ng_begin_samples(ng_precond *p, int64_t samples, double loss_scale) {
   ng_batch b;
   ng_batch_init(&b, sizeof b);
   b.samples = samples;
   b.loss_scale = loss_scale;
-  return begin(p, &b, "ng_begin_samples");
+  return begin_batch(p, &b, "ng_begin_samples");
 }
 
 /* Return 0 for invalid arguments, too: hooks, which call this function, cannot handle errors. */
 int32_t ng_wants(const ng_precond *p, int32_t layer) {
   if (p == NULL || !p->is_ready || p->is_broken || layer < 0 || layer >= p->entries) return 0;
-  return !ng_process_same(p->ctx) ? 0 : ng_step_wants(p, layer);
+  return !ng_is_creating_process(p->ctx) ? 0 : ng_step_wants(p, layer);
 }
 
 /* Check the fields of an observed array. */
@@ -92,8 +94,8 @@ static ng_status check_array(ng_precond *p, const ng_layer *d, const ng_array *v
   return NG_OK;
 }
 
-static ng_status observe(ng_precond *p, int32_t layer, const ng_array *v, ng_loan loan, bool grad,
-                         const char *call) {
+static ng_status observe_array(ng_precond *p, int32_t layer, const ng_array *v, ng_loan loan,
+                               bool grad, const char *call) {
   ng_status st = ng_check_callable(p, call);
   if (st != NG_OK) return st;
   if (layer < 0 || layer >= p->entries || p->entry[layer]->is_tensor) {
@@ -106,7 +108,7 @@ static ng_status observe(ng_precond *p, int32_t layer, const ng_array *v, ng_loa
     return ng_step_observe(p, layer, NULL, grad, NG_OK); /* a rank without samples has no array */
   }
   if (st == NG_OK) st = check_array(p, d, v, loan, grad, call);
-  const char *wrong = st == NG_OK ? ng_array_take(v, &s) : NULL;
+  const char *wrong = st == NG_OK ? ng_array_read(v, &s) : NULL;
   if (wrong != NULL) {
     st = ng_fail(p->ctx, NG_ERR_SHAPE, "%s: layer '%s': %s", call, d->name, wrong);
   }
@@ -122,11 +124,11 @@ static ng_status observe(ng_precond *p, int32_t layer, const ng_array *v, ng_loa
 }
 
 ng_status ng_observe_input(ng_precond *p, int32_t layer, const ng_array *a, ng_loan loan) {
-  return observe(p, layer, a, loan, false, "ng_observe_input");
+  return observe_array(p, layer, a, loan, false, "ng_observe_input");
 }
 
 ng_status ng_observe_output_grad(ng_precond *p, int32_t layer, const ng_array *g, ng_loan loan) {
-  return observe(p, layer, g, loan, true, "ng_observe_output_grad");
+  return observe_array(p, layer, g, loan, true, "ng_observe_output_grad");
 }
 
 /* Complete the messages that this rank has posted, because other ranks wait for them; then discard all sums. */

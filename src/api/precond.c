@@ -6,7 +6,7 @@
 
 /* ---- create, destroy -------------------------------------------------------------------------*/
 
-static ng_status begin_create(ng_context *ctx, const char *call, ng_precond **out) {
+static ng_status check_create_call(ng_context *ctx, const char *call, ng_precond **out) {
   if (out != NULL) *out = NULL;
   if (ctx == NULL) return NG_ERR_ARG;
   const ng_status st = ng_enter(ctx);
@@ -14,7 +14,7 @@ static ng_status begin_create(ng_context *ctx, const char *call, ng_precond **ou
 }
 
 /* Count every byte of the object, so that the bytes of ng_report add up to ng_context_allocated. */
-static ng_status create(ng_context *ctx, const ng_options *options, ng_precond **out) {
+static ng_status create_precond(ng_context *ctx, const ng_options *options, ng_precond **out) {
   char message[NG_MESSAGE] = "";
   const ng_status st = ng_family_check(options, message, sizeof message);
   if (st != NG_OK) return ng_fail(ctx, st, "%s", message);
@@ -32,20 +32,20 @@ static ng_status create(ng_context *ctx, const ng_options *options, ng_precond *
 }
 
 ng_status ng_precond_create_from(ng_context *ctx, const ng_options *options, ng_precond **out) {
-  const ng_status st = begin_create(ctx, "ng_precond_create_from", out);
+  const ng_status st = check_create_call(ctx, "ng_precond_create_from", out);
   if (st != NG_OK) return st;
-  if (options != NULL) return create(ctx, options, out);
+  if (options != NULL) return create_precond(ctx, options, out);
   return ng_fail(ctx, NG_ERR_ARG, "ng_precond_create_from: options is NULL");
 }
 
 ng_status ng_precond_create(ng_context *ctx, const char *line, ng_precond **out) {
   char message[NG_MESSAGE] = "";
   ng_options o;
-  ng_status st = begin_create(ctx, "ng_precond_create", out);
+  ng_status st = check_create_call(ctx, "ng_precond_create", out);
   if (st != NG_OK) return st;
   ng_options_set_defaults(&o);
   if (line != NULL) st = ng_options_set_line(&o, line, message, sizeof message);
-  return st == NG_OK ? create(ctx, &o, out) : ng_fail(ctx, st, "%s", message);
+  return st == NG_OK ? create_precond(ctx, &o, out) : ng_fail(ctx, st, "%s", message);
 }
 
 /* A forked child must not use the transports of its parent, so in the child the context leaves them first. */
@@ -54,7 +54,7 @@ void ng_precond_destroy(ng_precond **precond) {
   ng_precond *p = *precond;
   ng_context *ctx = p->ctx;
   *precond = NULL;
-  if (!ng_process_same(ctx)) {
+  if (!ng_is_creating_process(ctx)) {
     ng_comm_leave(ctx->comm);
     if (ctx->model != NULL) ng_comm_leave(ctx->model);
     if (ctx->stages != NULL) ng_comm_leave(ctx->stages);
@@ -69,7 +69,7 @@ void ng_precond_destroy(ng_precond **precond) {
 /* ---- describe --------------------------------------------------------------------------------*/
 
 /* Check that the model accepts another layer or tensor: ng_ready plans memory for the registered ones only. */
-static ng_status check_open(ng_precond *p, const char *call) {
+static ng_status check_accepts_layers(ng_precond *p, const char *call) {
   const ng_status st = ng_precond_enter(p);
   if (st != NG_OK) return st;
   if (p->is_broken) return ng_fail(p->ctx, NG_ERR_COMM, "%s: the transport failed before", call);
@@ -83,7 +83,7 @@ static ng_status check_open(ng_precond *p, const char *call) {
 /* Check the layer's options together with the model's here, so that the call with the wrong option reports the
  * error. */
 ng_status ng_add_layer(ng_precond *p, const ng_layer *layer, int32_t *index) {
-  ng_status st = check_open(p, "ng_add_layer");
+  ng_status st = check_accepts_layers(p, "ng_add_layer");
   if (st != NG_OK) return st;
   if (layer == NULL) return ng_fail(p->ctx, NG_ERR_ARG, "ng_add_layer: layer is NULL");
   char message[NG_MESSAGE] = "";
@@ -158,7 +158,7 @@ ng_status ng_add_norm(ng_precond *p, const char *name, ng_norm_kind kind, int64_
 }
 
 ng_status ng_add_tensor(ng_precond *p, const char *name, int64_t count, int32_t *index) {
-  ng_status st = check_open(p, "ng_add_tensor");
+  ng_status st = check_accepts_layers(p, "ng_add_tensor");
   if (st == NG_OK) st = ng_entry_check_name(p, "ng_add_tensor", name);
   if (st != NG_OK) return st;
   if (count < 1 || count > NG_PARAMETER_MOST) {
@@ -175,7 +175,7 @@ ng_status ng_bind(ng_precond *p, const ng_binding *list, int32_t count) {
   return st == NG_OK ? ng_bind_list(p, list, count, "ng_bind") : st;
 }
 
-static ng_status bind_one(ng_precond *p, ng_binding b, bool grad, const char *call) {
+static ng_status bind_array(ng_precond *p, ng_binding b, bool grad, const char *call) {
   const ng_status st = ng_precond_enter(p);
   if (st != NG_OK) return st;
   if ((grad ? b.grad : b.weight) == NULL) {
@@ -185,11 +185,11 @@ static ng_status bind_one(ng_precond *p, ng_binding b, bool grad, const char *ca
 }
 
 ng_status ng_bind_grad(ng_precond *p, int32_t index, ng_param which, const ng_array *grad) {
-  return bind_one(p, (ng_binding){index, which, grad, NULL, NG_HOLD}, true, "ng_bind_grad");
+  return bind_array(p, (ng_binding){index, which, grad, NULL, NG_HOLD}, true, "ng_bind_grad");
 }
 
 ng_status ng_bind_weight(ng_precond *p, int32_t index, ng_param which, const ng_array *weight) {
-  return bind_one(p, (ng_binding){index, which, NULL, weight, NG_HOLD}, false, "ng_bind_weight");
+  return bind_array(p, (ng_binding){index, which, NULL, weight, NG_HOLD}, false, "ng_bind_weight");
 }
 
 /* Of a block over many layers, a single layer can be frozen only if the family can exclude layers. */

@@ -117,7 +117,7 @@ ng_status ng_report_layer(const ng_precond *p, int32_t index, ng_layer_report *r
   return ng_struct_write(r, &now, sizeof now);
 }
 
-static ng_status check_unready(const ng_precond *p, const char *call) {
+static ng_status check_not_ready(const ng_precond *p, const char *call) {
   if (!p->is_ready && !p->is_broken) return NG_OK;
   return ng_fail(p->ctx, NG_ERR_STATE, "%s: the model is ready, expected one before ng_ready",
                  call);
@@ -125,7 +125,7 @@ static ng_status check_unready(const ng_precond *p, const char *call) {
 
 ng_status ng_plan_shard(ng_precond *p, int32_t index, int32_t axis, int32_t members) {
   ng_status st = check_index(p, "ng_plan_shard", index, p == NULL ? 0 : p->entries, p);
-  if (st == NG_OK) st = check_unready(p, "ng_plan_shard");
+  if (st == NG_OK) st = check_not_ready(p, "ng_plan_shard");
   if (st != NG_OK) return st;
   ng_entry *e = p->entry[index];
   if (e->is_tensor || e->d.kind != NG_LINEAR || e->d.shard_axis != -1) {
@@ -170,7 +170,7 @@ static bool same_struct_sizes(const ng_rank_plan *out, int32_t count, size_t siz
 ng_status ng_plan_ranks(ng_precond *p, int32_t ranks, int32_t first, int32_t count,
                         ng_rank_plan *out) {
   ng_status st = check_index(p, "ng_plan_ranks", 0, 1, out);
-  if (st == NG_OK) st = check_unready(p, "ng_plan_ranks");
+  if (st == NG_OK) st = check_not_ready(p, "ng_plan_ranks");
   if (st != NG_OK) return st;
   if (ranks < 1 || first < 0 || count < 1 || count > ranks - first) {
     return ng_fail(p->ctx, NG_ERR_ARG,
@@ -189,7 +189,7 @@ ng_status ng_plan_ranks(ng_precond *p, int32_t ranks, int32_t first, int32_t cou
 int32_t ng_explain_count(const ng_precond *p) { return p == NULL ? 0 : p->slots + p->unused_count; }
 
 /* Describe unused glob i of skip_layers. */
-static ng_status explain_unused(const ng_precond *p, int32_t i, ng_explain_row *out) {
+static ng_status explain_unused_glob(const ng_precond *p, int32_t i, ng_explain_row *out) {
   const char *glob = p->unused_globs;
   for (; i > 0; i--) {
     glob += strlen(glob) + 1;
@@ -208,7 +208,7 @@ static ng_status explain_unused(const ng_precond *p, int32_t i, ng_explain_row *
 ng_status ng_explain(const ng_precond *p, int32_t i, ng_explain_row *out) {
   const ng_status st = check_index(p, "ng_explain", i, ng_explain_count(p), out);
   if (st != NG_OK) return st;
-  if (i >= p->slots) return explain_unused(p, i - p->slots, out);
+  if (i >= p->slots) return explain_unused_glob(p, i - p->slots, out);
   const ng_slot *s = p->slot[i];
   const ng_entry *e = s->entry;
   const ng_block *b = e->block;

@@ -6,7 +6,7 @@
 #include <math.h>
 
 static ng_status check_rows(ng_context *ctx, const ng_array *g, ng_strided *rows) {
-  const char *wrong = g->mem == NG_HOST ? ng_array_take(g, rows) : "it is not on the host";
+  const char *wrong = g->mem == NG_HOST ? ng_array_read(g, rows) : "it is not on the host";
   if (wrong == NULL && (rows->dtype != NG_F32 || rows->ndim != 2)) wrong = "expected [m, d] in f32";
   if (wrong == NULL && rows->shape[1] > 1 && rows->stride[1] != 1)
     wrong = "the elements of a gradient must be contiguous";
@@ -59,7 +59,7 @@ ng_status ng_fisher_create(ng_context *ctx, const ng_array *gradients, double da
   return st == NG_OK ? ng_fisher_make(ctx, &rows, damping, end, blocks, out) : st;
 }
 
-static ng_status check_query(const ng_fisher *f, const char *call, const void *out) {
+static ng_status check_fisher_call(const ng_fisher *f, const char *call, const void *out) {
   if (f == NULL) return NG_ERR_ARG;
   ng_context *ctx = ng_fisher_context(f);
   if (ng_enter(ctx) != NG_OK) return NG_ERR_STATE;
@@ -67,7 +67,7 @@ static ng_status check_query(const ng_fisher *f, const char *call, const void *o
 }
 
 ng_status ng_fisher_solve(ng_fisher *f, const double *x, double *out) {
-  const ng_status st = check_query(f, "ng_fisher_solve", out);
+  const ng_status st = check_fisher_call(f, "ng_fisher_solve", out);
   if (st != NG_OK) return st;
   ng_context *ctx = ng_fisher_context(f);
   if (x == NULL) return ng_fail(ctx, NG_ERR_ARG, "ng_fisher_solve: x is NULL");
@@ -79,7 +79,7 @@ ng_status ng_fisher_solve(ng_fisher *f, const double *x, double *out) {
 }
 
 ng_status ng_fisher_diagonal(ng_fisher *f, double *out) {
-  const ng_status st = check_query(f, "ng_fisher_diagonal", out);
+  const ng_status st = check_fisher_call(f, "ng_fisher_diagonal", out);
   if (st == NG_OK) ng_fisher_inverse_diagonal(f, out);
   return st;
 }

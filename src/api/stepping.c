@@ -107,7 +107,8 @@ static ng_status read_adamw(const group_reader *s, const ng_adamw *how) {
 /* ---- the updates -----------------------------------------------------------------------------*/
 
 /* `how` is a list of ng_sgd or ng_adamw. */
-static ng_status update(ng_precond *p, const char *call, bool sgd, const void *how, int32_t count) {
+static ng_status update_weights(ng_precond *p, const char *call, bool sgd, const void *how,
+                                int32_t count) {
   ng_status st = ng_check_callable(p, call);
   if (st != NG_OK) return st;
   group_reader s = {p, call, sgd ? "ng_sgd" : "ng_adamw", 0};
@@ -127,9 +128,9 @@ static ng_status update(ng_precond *p, const char *call, bool sgd, const void *h
 }
 
 ng_status ng_step_sgd(ng_precond *p, const ng_sgd *how, int32_t count) {
-  return update(p, "ng_step_sgd", true, how, count);
+  return update_weights(p, "ng_step_sgd", true, how, count);
 }
 
 ng_status ng_step_adamw(ng_precond *p, const ng_adamw *how, int32_t count) {
-  return update(p, "ng_step_adamw", false, how, count);
+  return update_weights(p, "ng_step_adamw", false, how, count);
 }

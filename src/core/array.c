@@ -33,7 +33,7 @@ ng_array ng_array_rows(void *data, int64_t rows, int64_t cols, int64_t stride, n
 }
 
 /* Multiply as unsigned numbers, because the caller's sizes may overflow, which is undefined for signed numbers.  The
- * product is then wrong, but ng_array_take refuses the sizes. */
+ * product is then wrong, but ng_array_read refuses the sizes. */
 static int64_t wrap_times(int64_t a, int64_t b) { return (int64_t)((uint64_t)a * (uint64_t)b); }
 
 ng_array ng_array_nchw(void *data, int64_t n, int64_t c, int64_t h, int64_t w, ng_dtype t) {
@@ -66,7 +66,7 @@ static bool sizes_fit(const ng_strided *s, int64_t size) {
   return true;
 }
 
-const char *ng_array_take(const ng_array *a, ng_strided *out) {
+const char *ng_array_read(const ng_array *a, ng_strided *out) {
   const bool own = a->shape == NULL;
   const int64_t size = ng_dtype_size(a->dtype);
   if (size == 0) return "its dtype is not an ng_dtype";

@@ -78,13 +78,14 @@ struct ng_context {
   const struct ng_family *family[NG_FAMILIES_MAX]; /* tried from the last to the first */
   int32_t families;
   /* Tests of placements set this function, which may change s->owner; otherwise NULL. */
-  void (*place)(struct ng_block *b, struct ng_stat *s);
-  int64_t bytes, peak, calls; /* of ng_alloc: bytes now, most bytes so far, number of successes */
-  int64_t process;            /* id of the process that created the context */
-  /* *mark is 1 in this process, and 0 in a forked child.  NULL: compare process ids instead. */
-  volatile unsigned char *mark;
-  size_t mark_bytes;
-  bool failed; /* the current call has failed; error[] has its first message */
+  void (*set_test_owner)(struct ng_block *b, struct ng_stat *s);
+  int64_t allocated_bytes, peak_bytes; /* of ng_alloc: now, and the most so far */
+  int64_t allocations;                 /* successful calls of ng_alloc */
+  int64_t creator_pid;                 /* id of the process that created the context */
+  /* *fork_mark is 1 in this process, and 0 in a forked child.  NULL: compare process ids instead. */
+  volatile unsigned char *fork_mark;
+  size_t fork_mark_bytes;
+  bool has_failed; /* the current call has failed; error[] has its first message */
   char error[NG_MESSAGE];
 };
 
@@ -116,11 +117,11 @@ void ng_print_line(char *line, size_t size, const char *format, va_list args) NG
 ng_status ng_fail_to(char *message, size_t size, ng_status status, const char *format, ...)
     NG_PRINTF(4, 5);
 
-/* process.c: mark the context with the process that creates it; remove the mark.  ng_process_same returns false in a
+/* process.c: mark the context with the process that creates it; remove the mark.  ng_is_creating_process returns false in a
  * forked child; ng_enter calls it, and public functions that return no status. */
 void ng_process_mark(ng_context *ctx);
 void ng_process_unmark(ng_context *ctx);
-bool ng_process_same(const ng_context *ctx);
+bool ng_is_creating_process(const ng_context *ctx);
 
 /* Copy a public struct, whose first member is struct_size; `ours` is the size of the struct in this library.
  * ng_struct_read: copy the caller's *src to *dst.  Fail if *src has fewer than `least` bytes, or sets a field that this
@@ -189,7 +190,7 @@ static inline bool ng_dtype_is_real(ng_dtype t) { return t >= NG_F32 && t <= NG_
 
 /* Check *a and copy its fields to *out.  Return NULL, or the text of an error.  For an accepted array the offset of
  * every element in bytes fits an int64_t. */
-const char *ng_array_take(const ng_array *a, ng_strided *out);
+const char *ng_array_read(const ng_array *a, ng_strided *out);
 /* Return whether the strides prove that no two elements share memory, as an array must that the library writes. */
 bool ng_strided_distinct(const ng_strided *s);
 /* Sort the axes by stride, the largest stride first. */

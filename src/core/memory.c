@@ -27,16 +27,16 @@ void *ng_alloc(ng_context *ctx, size_t bytes) {
   if (bytes == 0 || bytes > (size_t)INT64_MAX / 2) return NULL;
   void *p = ctx->config.alloc(ctx->config.alloc_user, bytes);
   if (p != NULL) {
-    ctx->bytes += (int64_t)bytes;
-    ctx->peak = ng_max64(ctx->peak, ctx->bytes);
-    ctx->calls++;
+    ctx->allocated_bytes += (int64_t)bytes;
+    ctx->peak_bytes = ng_max64(ctx->peak_bytes, ctx->allocated_bytes);
+    ctx->allocations++;
   }
   return p;
 }
 
 void ng_free(ng_context *ctx, void *ptr, size_t bytes) {
   if (ptr == NULL) return;
-  ctx->bytes -= (int64_t)bytes;
+  ctx->allocated_bytes -= (int64_t)bytes;
   ctx->config.free(ctx->config.alloc_user, ptr, bytes);
 }
 

@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 void ng_process_mark(ng_context *ctx) {
-  ctx->process = (int64_t)getpid();
+  ctx->creator_pid = (int64_t)getpid();
 #if defined(MADV_WIPEONFORK)
   const long page = sysconf(_SC_PAGESIZE);
   if (page < 1) return;
@@ -21,18 +21,18 @@ void ng_process_mark(ng_context *ctx) {
     (void)munmap(at, (size_t)page);
     return;
   }
-  ctx->mark = at;
-  ctx->mark_bytes = (size_t)page;
-  *ctx->mark = 1;
+  ctx->fork_mark = at;
+  ctx->fork_mark_bytes = (size_t)page;
+  *ctx->fork_mark = 1;
 #endif
 }
 
 /* A forked child also calls this function: it has a page of its own at the same address. */
 void ng_process_unmark(ng_context *ctx) {
-  if (ctx->mark != NULL) (void)munmap((void *)(uintptr_t)ctx->mark, ctx->mark_bytes);
-  ctx->mark = NULL;
+  if (ctx->fork_mark != NULL) (void)munmap((void *)(uintptr_t)ctx->fork_mark, ctx->fork_mark_bytes);
+  ctx->fork_mark = NULL;
 }
 
-bool ng_process_same(const ng_context *ctx) {
-  return ctx->mark != NULL ? *ctx->mark == 1 : (int64_t)getpid() == ctx->process;
+bool ng_is_creating_process(const ng_context *ctx) {
+  return ctx->fork_mark != NULL ? *ctx->fork_mark == 1 : (int64_t)getpid() == ctx->creator_pid;
 }

@@ -42,12 +42,12 @@ const char *ng_dtype_name(ng_dtype t) { return is_dtype(t) ? dtypes[t].name : "?
 
 /* Only public functions call ng_enter: a call from inside the library could clear the message of a failure. */
 ng_status ng_enter(ng_context *ctx) {
-  ctx->failed = false;
+  ctx->has_failed = false;
   ctx->error[0] = 0;
-  if (ng_process_same(ctx)) return NG_OK;
+  if (ng_is_creating_process(ctx)) return NG_OK;
   return ng_fail(ctx, NG_ERR_STATE,
                  "this context belongs to process %lld; create a context in this process",
-                 (long long)ctx->process);
+                 (long long)ctx->creator_pid);
 }
 
 /* A message may quote any text of the caller.  Without control characters it is one line, as callers expect. */
@@ -60,12 +60,12 @@ void ng_print_line(char *line, size_t size, const char *format, va_list args) {
 
 /* Errors are logged as errors, statuses above NG_OK (NG_SKIPPED, NG_RESCUED) as warnings. */
 ng_status ng_fail(ng_context *ctx, ng_status status, const char *format, ...) {
-  if (!ctx->failed) {
+  if (!ctx->has_failed) {
     va_list args;
     va_start(args, format);
     ng_print_line(ctx->error, sizeof ctx->error, format, args);
     va_end(args);
-    ctx->failed = true;
+    ctx->has_failed = true;
     ng_log(ctx, status < 0 ? NG_LOG_ERROR : NG_LOG_WARN, "%s: %s", ng_status_name(status),
            ctx->error);
   }

@@ -106,10 +106,10 @@ ng_status ng_family_check_method_options(const ng_options *o, char *message, siz
       ->check_options(o, message, size); /* t_published finds wrong rows */
 }
 
-/* The family's check runs before ng_options_verify, because the family's messages are more specific. */
+/* The family's check runs before ng_options_check_rules, because the family's messages are more specific. */
 ng_status ng_family_check(const ng_options *o, char *message, size_t size) {
   ng_status st = ng_family_check_method_options(o, message, size);
-  if (st == NG_OK) st = ng_options_verify(o, message, size);
+  if (st == NG_OK) st = ng_options_check_rules(o, message, size);
   return st == NG_OK ? ng_lines_check_options(o, ng_family_check_method_options, message, size)
                      : st;
 }

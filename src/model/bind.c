@@ -73,7 +73,7 @@ static ng_status describe_array(ng_precond *p, const ng_slot *slot, const ng_arr
     return ng_fail(p->ctx, NG_ERR_ABSENT, "%s: '%s' is in device memory; this build has no device",
                    call, name);
   }
-  const char *wrong = ng_array_take(a, &s);
+  const char *wrong = ng_array_read(a, &s);
   if (wrong != NULL) return ng_fail(p->ctx, NG_ERR_SHAPE, "%s: '%s': %s", call, slot->name, wrong);
   const ng_message_text shape = ng_strided_shape(&s);
   drop_unit_axes(&s);

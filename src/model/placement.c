@@ -170,14 +170,14 @@ ng_status ng_place_blocks(ng_precond *p) {
 }
 
 /* With NG_SPREAD_LOCAL only the owner of a statistic observes the statistic (DP-KFAC, arXiv 2206.15143).  Tests may set
- * ctx->place to move this owner to another rank of the block's column of the rank grid. */
+ * ctx->set_test_owner to move this owner to another rank of the block's column of the rank grid. */
 void ng_place_stats(ng_block *b) {
   const int32_t rank = b->ctx->rank, ranks = b->ctx->ranks;
   b->has_averages = b->averages_everywhere = true;
   b->owners_differ = false;
   for (int32_t i = 0; i < b->stats; i++) {
     ng_stat *s = &b->stat[i];
-    if (b->ctx->place != NULL) b->ctx->place(b, s);
+    if (b->ctx->set_test_owner != NULL) b->ctx->set_test_owner(b, s);
     const bool own = s->owner == rank;
     s->observes = s->spread != NG_SPREAD_LOCAL || own;
     const bool everywhere = s->spread == NG_SPREAD_ALL || s->spread == NG_SPREAD_SAME;

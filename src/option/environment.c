@@ -11,19 +11,22 @@
 /* Variables that are not options.  Names are in lower case and without the prefix, like names of options. */
 static const struct {
   const char *name, *meaning;
-} fixed[] = {
+} other_variables[] = {
     {"method", "the method; options that are also set override its values"},
     {"threads", "threads of a context's loops if the program does not set them, 1 to 1024"},
     {"linalg", "linear algebra if the program does not set it: cpu or ref"},
     {"log", "none, error, warn, info or trace; overrides the program"},
 };
-enum { FIXED = (int)(sizeof fixed / sizeof fixed[0]), NAMED = FIXED + NG_OPTION_COUNT };
+enum {
+  FIXED = (int)(sizeof other_variables / sizeof other_variables[0]),
+  NAMED = FIXED + NG_OPTION_COUNT
+};
 
 static const char *option_name_at(int32_t i) {
-  return i < FIXED ? fixed[i].name : ng_option_table[i - FIXED].name;
+  return i < FIXED ? other_variables[i].name : ng_option_table[i - FIXED].name;
 }
 
-void ng_variable_name(const char *name, char *out, size_t size) {
+void ng_write_variable_name(const char *name, char *out, size_t size) {
   size_t n = (size_t)snprintf(out, size, PREFIX "%s", name);
   for (size_t i = 0; i < n && i < size; i++) {
     if (out[i] >= 'a' && out[i] <= 'z') out[i] = (char)(out[i] - 'a' + 'A');
@@ -40,9 +43,9 @@ ng_status ng_variable_at(int32_t i, ng_variable_info *out) {
     (void)snprintf(v.name, sizeof v.name, "%s", OF_TESTS "*");
     v.meaning = "settings of the library's own tests";
   } else {
-    ng_variable_name(option_name_at(i), v.name, sizeof v.name);
-    v.meaning =
-        i < FIXED ? fixed[i].meaning : "the option of this name, see natgrad info --options";
+    ng_write_variable_name(option_name_at(i), v.name, sizeof v.name);
+    v.meaning = i < FIXED ? other_variables[i].meaning
+                          : "the option of this name, see natgrad info --options";
   }
   return ng_struct_write(out, &v, sizeof v);
 }
@@ -53,14 +56,14 @@ static bool is_known_variable(const char *variable) {
   char name[64];
   if (strncmp(variable, OF_TESTS, strlen(OF_TESTS)) == 0) return true;
   for (int32_t i = 0; i < NAMED; i++) {
-    ng_variable_name(option_name_at(i), name, sizeof name);
+    ng_write_variable_name(option_name_at(i), name, sizeof name);
     if (ng_is(variable, name)) return true;
   }
   return false;
 }
 
 /* The message does not have the value of the variable, which may be a secret of another program. */
-void ng_environment_check(ng_context *ctx) {
+void ng_warn_unknown_variables(ng_context *ctx) {
   for (char *const *at = environ; at != NULL && *at != NULL; at++) {
     char variable[64], near[64] = "";
     if (strncmp(*at, PREFIX, strlen(PREFIX)) != 0) continue;
@@ -68,7 +71,7 @@ void ng_environment_check(ng_context *ctx) {
     (void)snprintf(variable, sizeof variable, "%.*s", n < sizeof variable ? (int)n : 63, *at);
     if (is_known_variable(variable)) continue;
     const char *nearest = ng_nearest(variable + strlen(PREFIX), option_name_at, NAMED);
-    if (nearest != NULL) ng_variable_name(nearest, near, sizeof near);
+    if (nearest != NULL) ng_write_variable_name(nearest, near, sizeof near);
     ng_log(ctx, NG_LOG_WARN, "environment: %s is set, and nothing reads it%s",
            ng_shorten(variable).text, ng_hint_of(nearest == NULL ? NULL : near).text);
   }

@@ -37,7 +37,7 @@ static const char *match_set(const char *at, unsigned char c, bool *hit) {
 }
 
 /* Set *hit to whether the element at `at` ("?", a set or a byte) matches `c`.  Return the position after it. */
-static const char *match_one(const char *at, unsigned char c, bool *hit) {
+static const char *match_element(const char *at, unsigned char c, bool *hit) {
   *hit = true;
   if (*at == '?') return at + 1;
   if (*at == '[') return match_set(at, c, hit);
@@ -56,7 +56,7 @@ bool ng_glob_matches(const ng_glob *g, const char *text) {
       again = text;
       continue;
     }
-    const char *next = at < g->to ? match_one(at, (unsigned char)*text, &hit) : NULL;
+    const char *next = at < g->to ? match_element(at, (unsigned char)*text, &hit) : NULL;
     if (hit) {
       at = next;
       text++;
@@ -75,7 +75,7 @@ bool ng_glob_matches(const ng_glob *g, const char *text) {
 
 /* Return whether `g` begins with "linear/" and matches "linear/N", where l is a linear layer with N outputs.  Other
  * globs, such as "*1", are not compared with "linear/N". */
-static bool fits_outputs(const ng_glob *g, const ng_layer *l) {
+static bool matches_output_count(const ng_glob *g, const ng_layer *l) {
   char text[32];
   if (l->kind != NG_LINEAR || strncmp(g->from, "linear/", 7) != 0) return false;
   (void)snprintf(text, sizeof text, "linear/%lld", (long long)l->out);
@@ -88,7 +88,7 @@ bool ng_glob_fits(const ng_glob *g, const ng_layer *l) {
                                         [NG_CONV2D] = {"conv2d", "Conv2d"},
                                         [NG_NORM] = {"norm", "Norm"},
                                         [NG_EMBEDDING] = {"embedding", "Embedding"}};
-  if (ng_glob_matches(g, l->name) || fits_outputs(g, l)) return true;
+  if (ng_glob_matches(g, l->name) || matches_output_count(g, l)) return true;
   if (l->kind < NG_LINEAR || l->kind > NG_EMBEDDING) return false;
   return ng_glob_matches(g, kind[l->kind][0]) || ng_glob_matches(g, kind[l->kind][1]);
 }
@@ -106,10 +106,7 @@ static const char *skip_element(const char *at) {
 
 bool ng_globs_next(const char **at, ng_glob *g) {
   if (*at == NULL) return false;
-  const char *s = *at;
-  while (ng_is_blank(*s)) {
-    s++;
-  }
+  const char *s = *at + strspn(*at, NG_BLANKS);
   g->from = g->to = s;
   while (s != NULL && *s != 0 && *s != ',') {
     const bool blank = ng_is_blank(*s);
@@ -133,20 +130,20 @@ bool ng_globs_fit(const char *list, const ng_layer *l) {
 
 /* ---- regular expressions ---------------------------------------------------------------------*/
 
-/* The globs that ng_globs_of_search writes. */
-typedef struct writer {
+/* The globs that ng_globs_from_regex writes. */
+typedef struct glob_writer {
   char *text;
   size_t size, n; /* capacity; length so far, which may exceed the capacity */
-} writer;
+} glob_writer;
 
-static void write_bytes(writer *w, const char *text, size_t length) {
+static void write_bytes(glob_writer *w, const char *text, size_t length) {
   for (size_t i = 0; i < length; i++, w->n++) {
     if (w->n + 1 < w->size) w->text[w->n] = text[i];
   }
 }
 
 /* Write "*", except after an unescaped "*". */
-static void put_star(writer *w) {
+static void write_star(glob_writer *w) {
   const bool twice = w->n > 0 && w->n < w->size && w->text[w->n - 1] == '*';
   const bool escaped = twice && w->n > 1 && w->text[w->n - 2] == '\\';
   if (!twice || escaped) write_bytes(w, "*", 1);
@@ -154,10 +151,10 @@ static void put_star(writer *w) {
 
 /* Translate the atom at `s` of a regular expression (a byte, an escape, a set, "." or ".*") to an element of a glob.
  * Return the position after the atom; NULL if no element has the same meaning. */
-static const char *put_atom(writer *w, const char *s) {
+static const char *translate_atom(glob_writer *w, const char *s) {
   const char *behind = *s == '[' && s[1] != '[' ? skip_element(s) : s + 1;
   if (s[0] == '.' && s[1] == '*') {
-    put_star(w);
+    write_star(w);
     return s + 2;
   }
   if (*s == '\\' && s[1] != 0) {
@@ -176,22 +173,22 @@ static const char *put_atom(writer *w, const char *s) {
 }
 
 /* "^fc|conv" becomes "fc*,*conv*", because a search finds an expression without anchors anywhere in a name. */
-bool ng_globs_of_search(const char *expression, char *out, size_t size) {
-  writer w = {.text = out, .size = size};
+bool ng_globs_from_regex(const char *expression, char *out, size_t size) {
+  glob_writer w = {.text = out, .size = size};
   const char *s = expression;
   for (bool more = true; more;) {
     const bool start = *s == '^';
     if (start) s++;
-    if (!start) put_star(&w);
+    if (!start) write_star(&w);
     if (start && *s == '$') return false; /* matches only the empty name */
     while (*s != 0 && *s != '|' && !(*s == '$' && (s[1] == 0 || s[1] == '|'))) {
-      s = put_atom(&w, s);
+      s = translate_atom(&w, s);
       if (s == NULL) return false;
     }
     if (*s == '$') {
       s++;
     } else {
-      put_star(&w);
+      write_star(&w);
     }
     more = *s == '|';
     if (more) write_bytes(&w, ",", 1);
@@ -202,7 +199,7 @@ bool ng_globs_of_search(const char *expression, char *out, size_t size) {
 }
 
 /* Return whether the glob has a byte of ^$|(), outside sets and not escaped, or "[[:": it is a regular expression. */
-static bool is_expression(const ng_glob *g) {
+static bool is_regular_expression(const ng_glob *g) {
   for (const char *s = g->from; s < g->to; s = skip_element(s)) {
     if (strchr("^$|()", *s) != NULL || (s[0] == '[' && s[1] == '[' && s[2] == ':')) return true;
     if (g->is_broken && (*s == '[' || *s == '\\')) return false; /* here skip_element is NULL */
@@ -215,8 +212,8 @@ ng_status ng_globs_check(const char *option, const char *list, char *message, si
   ng_glob g;
   for (const char *at = list[0] == 0 ? NULL : list; ng_globs_next(&at, &g);) {
     (void)snprintf(text, sizeof text, "%.*s", (int)(g.to - g.from), g.from);
-    if (is_expression(&g)) {
-      const bool known = ng_globs_of_search(text, globs, 256);
+    if (is_regular_expression(&g)) {
+      const bool known = ng_globs_from_regex(text, globs, 256);
       return ng_fail_to(message, size, NG_ERR_ARG,
                         "%s = \"%s\": regular expressions are not supported; write %s%s%s", option,
                         ng_shorten(text).text, known ? "\"" : "",

@@ -19,13 +19,7 @@ typedef struct line_reader {
   size_t size;
 } line_reader;
 
-static void skip_blanks(line_reader *r) {
-  while (ng_is_blank(*r->at)) {
-    r->at++;
-  }
-}
-
-/* Copy the VALUE at r->at, after the equals sign, to r->value. */
+/* Copy the VALUE at r->at, after the equals sign, to r->value, and skip the blanks after the value. */
 static ng_status read_value(line_reader *r) {
   const char quote = *r->at == '\'' || *r->at == '"' ? *r->at : 0;
   const char *from = quote == 0 ? r->at : r->at + 1, *to = from;
@@ -49,12 +43,13 @@ static ng_status read_value(line_reader *r) {
   }
   memcpy(r->value, from, bytes);
   r->value[bytes] = 0;
+  r->at += strspn(r->at, NG_BLANKS);
   return NG_OK;
 }
 
 /* Copy the NAME=VALUE at r->at to r->name and r->value. */
 static ng_status read_word(line_reader *r) {
-  const size_t n = strcspn(r->at, "= \t\n\r");
+  const size_t n = strcspn(r->at, "=" NG_BLANKS);
   if (r->at[n] != '=' || n == 0) {
     return ng_fail_to(r->message, r->size, NG_ERR_ARG, "'%s': expected NAME=VALUE",
                       ng_shorten(r->at).text);
@@ -87,7 +82,8 @@ static ng_status set_word(line_reader *r) {
 
 static ng_status read_line(line_reader *r) {
   ng_status st = NG_OK;
-  for (skip_blanks(r); *r->at != 0 && st == NG_OK; skip_blanks(r)) {
+  r->at += strspn(r->at, NG_BLANKS);
+  while (*r->at != 0 && st == NG_OK) {
     st = read_word(r);
     if (st == NG_OK) st = set_word(r);
   }
@@ -141,7 +137,7 @@ ng_status ng_options_override(ng_options *o, const char *text, char *message, si
     r.options.own_method = true;
     st = check_method(&r.options, message, size);
   }
-  if (st == NG_OK) st = ng_options_verify(&r.options, message, size);
+  if (st == NG_OK) st = ng_options_check_rules(&r.options, message, size);
   if (st != NG_OK) return st;
   memcpy(r.options.given, o->given, sizeof o->given);
   *o = r.options;

@@ -8,11 +8,8 @@
 
 /* A blank must follow the colon between globs and line, because names of layers may contain colons. */
 bool ng_lines_next(const char **rest, ng_layer_line *e) {
-  const char *from = *rest;
-  if (from == NULL) return false;
-  while (ng_is_blank(*from)) {
-    from++;
-  }
+  if (*rest == NULL) return false;
+  const char *from = *rest + strspn(*rest, NG_BLANKS);
   const size_t n = strcspn(from, ";");
   (void)snprintf(e->globs, sizeof e->globs, "%.*s", (int)n, from);
   *rest = from[n] == 0 ? NULL : from + n + 1;

@@ -7,7 +7,7 @@
 #define SET(name, value)                                                                           \
   { NG_OPTION_##name, value }
 
-static const ng_option_setting nothing[] = {NG_VALUES_END};
+static const ng_option_setting no_values[] = {NG_VALUES_END};
 
 /* Most published programs do not precondition norm layers: norm_block = none. */
 
@@ -145,7 +145,7 @@ static const struct method {
 } method[] = {
     {"natgrad", "kronecker",
      "textbook scaling: damping means the same for every batch and rank count",
-     "Martens & Grosse 2015, arXiv 1503.05671; Grosse & Martens 2016, arXiv 1602.01407", nothing,
+     "Martens & Grosse 2015, arXiv 1503.05671; Grosse & Martens 2016, arXiv 1602.01407", no_values,
      NULL},
     {"kaisa", "kronecker", "gpauloski/kfac-pytorch as published",
      "Pauloski et al. 2021, arXiv 2107.01739", kaisa_values, &ng_names_kaisa},
@@ -161,7 +161,7 @@ static const struct method {
      &ng_names_eva},
     {"eva-natgrad", "rankone",
      "Eva with all samples and the textbook scale: damping means the same as in natgrad",
-     "Zhang, Shi & Li 2023 (ICLR), arXiv 2308.02123; scale: arXiv 1602.01407", nothing, NULL},
+     "Zhang, Shi & Li 2023 (ICLR), arXiv 2308.02123; scale: arXiv 1602.01407", no_values, NULL},
     {"eva-kfac", "kronecker", "the K-FAC that lzhangbv/eva compares itself with",
      "Zhang, Shi & Li 2023 (ICLR), arXiv 2308.02123, where it is the baseline", eva_kfac_values,
      &ng_names_eva_kfac},
@@ -198,28 +198,28 @@ static const struct method {
 
 /* The variants of published programs ("systems"). */
 static const struct variant {
-  const char *shown;   /* name of the program in messages */
-  const char *systems; /* its accepted names, as normal_name() writes them */
+  const char *program; /* name of the program in messages */
+  const char *names;   /* its accepted names, as copy_letters_and_digits() writes them */
   const char *variant, *method;
   const ng_option_setting *values; /* that differ from the values of the method */
 } variant[] = {
-    {"KAISA", "kaisa|gpauloski", "eigen", "kaisa", nothing},
+    {"KAISA", "kaisa|gpauloski", "eigen", "kaisa", no_values},
     {"KAISA", "kaisa|gpauloski", "inverse", "kaisa", ng_kaisa_inverse},
-    {"DP-KFACrepo", "dpkfacrepo|dpkfac|lzhangbv", "eigen", "mpd-kfac", nothing},
+    {"DP-KFACrepo", "dpkfacrepo|dpkfac|lzhangbv", "eigen", "mpd-kfac", no_values},
     {"DP-KFACrepo", "dpkfacrepo|dpkfac|lzhangbv", "inverse", "mpd-kfac", lz_inverse},
-    {"DP-KFACrepo", "dpkfacrepo|dpkfac|lzhangbv", "eigen_dp", "dp-kfac", nothing},
+    {"DP-KFACrepo", "dpkfacrepo|dpkfac|lzhangbv", "eigen_dp", "dp-kfac", no_values},
     {"DP-KFACrepo", "dpkfacrepo|dpkfac|lzhangbv", "inverse_dp", "dp-kfac", lz_inverse},
-    {"Eva", "eva|fusedeva|lzhangbveva", "", "eva", nothing},
-    {"Eva", "eva|fusedeva|lzhangbveva", "eva", "eva", nothing},
-    {"Eva", "eva|lzhangbveva", "kfac", "eva-kfac", nothing},
-    {"Eva", "eva|lzhangbveva", "adasgd", "adasgd", nothing},
-    {"Eva", "eva|lzhangbveva", "sam", "sam", nothing},
-    {"M-FAC", "mfac|istdaslabmfac", "mfac", "mfac", nothing},
+    {"Eva", "eva|fusedeva|lzhangbveva", "", "eva", no_values},
+    {"Eva", "eva|fusedeva|lzhangbveva", "eva", "eva", no_values},
+    {"Eva", "eva|lzhangbveva", "kfac", "eva-kfac", no_values},
+    {"Eva", "eva|lzhangbveva", "adasgd", "adasgd", no_values},
+    {"Eva", "eva|lzhangbveva", "sam", "sam", no_values},
+    {"M-FAC", "mfac|istdaslabmfac", "mfac", "mfac", no_values},
     {"EFCP", "efcp|istdaslabefcp", "mfac", "efcp", efcp_dense},
-    {"EFCP", "efcp|istdaslabefcp", "sparse-mfac", "efcp", nothing},
-    {"EFCP", "efcp|istdaslabefcp", "ggt", "ggt", nothing},
-    {"EFCP", "efcp|istdaslabefcp", "sparse-ggt", "sparse-ggt", nothing},
-    {"EFCP", "efcp|istdaslabefcp", "lowrank-mfac", "lowrank-mfac", nothing},
+    {"EFCP", "efcp|istdaslabefcp", "sparse-mfac", "efcp", no_values},
+    {"EFCP", "efcp|istdaslabefcp", "ggt", "ggt", no_values},
+    {"EFCP", "efcp|istdaslabefcp", "sparse-ggt", "sparse-ggt", no_values},
+    {"EFCP", "efcp|istdaslabefcp", "lowrank-mfac", "lowrank-mfac", no_values},
     {"chainerkfac", "chainerkfac|tyoheichainerkfac", "spngd", "spngd", chainerkfac_values},
 };
 
@@ -248,11 +248,11 @@ static ng_status fail_unknown_method(const char *name, char *message, size_t siz
 /* The message lists "KAISA, DP-KFACrepo and Eva".  In `variant` the rows of a program are adjacent. */
 static ng_status fail_unknown_system(const char *system, char *message, size_t size) {
   char list[NG_MESSAGE] = "";
-  const char *last = variant[COUNT(variant) - 1].shown;
+  const char *last = variant[COUNT(variant) - 1].program;
   for (int32_t i = 0; i < COUNT(variant); i++) {
-    const char *shown = variant[i].shown;
-    if (i > 0 && ng_is(shown, variant[i - 1].shown)) continue;
-    append_name(list, ng_is(shown, last) ? " and " : ", ", shown);
+    const char *program = variant[i].program;
+    if (i > 0 && ng_is(program, variant[i - 1].program)) continue;
+    append_name(list, ng_is(program, last) ? " and " : ", ", program);
   }
   return ng_fail_to(message, size, NG_ERR_ARG, "there is no system '%s', there is %s",
                     ng_shorten(system).text, list);
@@ -260,8 +260,8 @@ static ng_status fail_unknown_system(const char *system, char *message, size_t s
 
 /* Set every option to its default, then to the values of the method and its variant; none is marked as given.  The table
  * has defaults as texts. */
-static void set_all(ng_options *o, const struct method *m,
-                    const ng_option_setting *variant_values) {
+static void set_method_values(ng_options *o, const struct method *m,
+                              const ng_option_setting *variant_values) {
   memset(o, 0, sizeof *o);
   o->base.method = m->name;
   o->base.family = m->family;
@@ -276,14 +276,16 @@ static void set_all(ng_options *o, const struct method *m,
   memset(o->given, 0, sizeof o->given);
 }
 
-void ng_options_set_defaults(ng_options *full) { set_all(full, find_method("natgrad"), nothing); }
+void ng_options_set_defaults(ng_options *full) {
+  set_method_values(full, find_method("natgrad"), no_values);
+}
 
 ng_status ng_options_set_method(ng_options *o, const char *name, char *message, size_t size) {
   if (name == NULL) return ng_fail_to(message, size, NG_ERR_ARG, "method: value is NULL");
   const struct method *m = find_method(name);
   if (m == NULL) return fail_unknown_method(name, message, size);
   ng_options changed;
-  set_all(&changed, m, nothing);
+  set_method_values(&changed, m, no_values);
   for (int32_t i = 0; i < NG_OPTION_COUNT; i++) {
     if (o->given[i]) ng_option_copy(&ng_option_table[i], o, &changed);
   }
@@ -292,7 +294,7 @@ ng_status ng_options_set_method(ng_options *o, const char *name, char *message, 
 }
 
 /* Copy only the letters, in lower case, and the digits of `name`: "DP-KFAC repo" and "dp_kfac_repo" become equal. */
-static void normal_name(const char *name, char *out, size_t size) {
+static void copy_letters_and_digits(const char *name, char *out, size_t size) {
   size_t n = 0;
   for (; *name != 0 && n < size - 1; name++) {
     const char c = *name;
@@ -314,11 +316,11 @@ ng_status ng_options_set_system(ng_options *o, const char *system, const char *w
     return ng_fail_to(message, size, NG_ERR_ARG, "%s: it is NULL",
                       system == NULL ? "system" : "variant");
   }
-  normal_name(system, word, sizeof word);
+  copy_letters_and_digits(system, word, sizeof word);
   for (int32_t i = 0; i < COUNT(variant); i++) {
-    if (!ng_in_list(variant[i].systems, word)) continue;
+    if (!ng_in_list(variant[i].names, word)) continue;
     if (ng_is(variant[i].variant, which)) {
-      set_all(o, find_method(variant[i].method), variant[i].values);
+      set_method_values(o, find_method(variant[i].method), variant[i].values);
       return NG_OK;
     }
     /* the message does not list the variant "" */

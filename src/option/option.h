@@ -21,10 +21,10 @@ ng_status ng_options_override(ng_options *o, const char *text, char *message, si
 /* Return the index of an option in the table; -1 if the name is unknown.  '-' and '_' are equal. */
 int32_t ng_option_find(const char *name);
 
-/* environment.c: ng_variable_name: write the variable of option `name` ("NG_DAMPING" for "damping").
- * ng_environment_check: log a warning for each unknown NG_... variable. */
-void ng_variable_name(const char *name, char *out, size_t size);
-void ng_environment_check(ng_context *ctx);
+/* environment.c: ng_write_variable_name: write the variable of option `name` ("NG_DAMPING" for "damping").
+ * ng_warn_unknown_variables: log a warning for each unknown NG_... variable. */
+void ng_write_variable_name(const char *name, char *out, size_t size);
+void ng_warn_unknown_variables(ng_context *ctx);
 
 #define NG_CHOICES_MAX 8 /* capacity of ng_option_row.choice */
 
@@ -69,7 +69,7 @@ extern const ng_option_row ng_option_table[NG_OPTION_COUNT]; /* [ng_option_id] *
 /* Read a number; return false if the whole text is not one.  The decimal point is '.' in every locale.  Blanks,
  * hexadecimal digits, inf and nan are refused. */
 bool ng_read_real(const char *text, double *out);
-bool ng_read_int(const char *text, double *out);   /* a whole number */
+bool ng_read_whole(const char *text, double *out); /* a whole number */
 bool ng_read_bool(const char *text, int32_t *out); /* 0 1 false true off on no yes, in any case */
 /* Write a short text that reads back as the same number. */
 void ng_write_real(double value, char *text, size_t size);
@@ -95,9 +95,9 @@ ng_status ng_option_lookup(const char *name, const ng_option_row **row, char *me
 /* An option of an earlier version: its name, its default, and what to write instead.  A saved state with this option
  * loads only if the value is the default. */
 typedef struct ng_removed_option {
-  const char *name, *standard, *instead;
+  const char *name, *default_text, *replacement;
 } ng_removed_option;
-const ng_removed_option *ng_option_removed(const char *name); /* NULL: not a removed option */
+const ng_removed_option *ng_find_removed_option(const char *name); /* NULL: not a removed option */
 /* Return name i of a list of all options, "method" and all removed options; NULL after the last name. */
 const char *ng_settable_name(int32_t i);
 
@@ -106,7 +106,7 @@ void ng_options_set_defaults(ng_options *full);
 /* Set the method.  Every option that is not marked as given gets the value of this method. */
 ng_status ng_options_set_method(ng_options *o, const char *name, char *message, size_t size);
 /* Check combinations of options that no family accepts. */
-ng_status ng_options_verify(const ng_options *full, char *message, size_t size);
+ng_status ng_options_check_rules(const ng_options *full, char *message, size_t size);
 
 /* A value that a method sets: a number, an enum value, or a flag as 0 or 1.  A list of values ends with NG_VALUES_END. */
 typedef struct ng_option_setting {
@@ -145,7 +145,7 @@ struct ng_published {
 
 /* Arguments of a published program, "a|b|c", that this library refuses, and the reason or the replacement. */
 typedef struct ng_refused_names {
-  const char *names, *why;
+  const char *names, *reason;
 } ng_refused_names;
 
 /* The options of one published program. */
@@ -166,7 +166,8 @@ ng_status ng_published_set(const ng_published_names *names, const char *method, 
 /* Fill *out except `traits`, which only the family knows; return false if there is no method i. */
 bool ng_method_describe(int32_t i, ng_method_info *out);
 
-static inline bool ng_is_blank(char c) { return c == ' ' || c == '\t' || c == '\n' || c == '\r'; }
+#define NG_BLANKS " \t\n\r"
+static inline bool ng_is_blank(char c) { return c != 0 && strchr(NG_BLANKS, c) != NULL; }
 
 /* glob.c: one glob of a comma-separated list: the bytes [from, to) of the list. */
 typedef struct ng_glob {
@@ -183,7 +184,7 @@ bool ng_globs_fit(const char *list, const ng_layer *l); /* some glob of the list
 ng_status ng_globs_check(const char *option, const char *list, char *message, size_t size);
 /* Translate a regular expression to globs that match the names in which a search (Python's re.search) finds it.  Return
  * false if no globs match the same names, or `size` is too small. */
-bool ng_globs_of_search(const char *expression, char *out, size_t size);
+bool ng_globs_from_regex(const char *expression, char *out, size_t size);
 
 /* lines.c: one entry of per_layer: globs and a line of options. */
 typedef struct ng_layer_line {

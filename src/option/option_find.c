@@ -39,7 +39,7 @@ ng_status ng_option_at(int32_t i, ng_option_info *out) {
 }
 
 /* Compare names.  '-' and '_' are equal, because command lines use '-'. */
-static bool same_name(const char *a, const char *b) {
+static bool is_same_name(const char *a, const char *b) {
   for (; *a != 0 || *b != 0; a++, b++) {
     if ((*a == '-' ? '_' : *a) != (*b == '-' ? '_' : *b)) return false;
   }
@@ -49,7 +49,7 @@ static bool same_name(const char *a, const char *b) {
 int32_t ng_option_find(const char *name) {
   if (name == NULL) return -1;
   for (int32_t i = 0; i < NG_OPTION_COUNT; i++) {
-    if (same_name(name, ng_option_table[i].name)) return i;
+    if (is_same_name(name, ng_option_table[i].name)) return i;
   }
   return -1;
 }
@@ -74,9 +74,9 @@ static const ng_removed_option removed_options[] = {
     {"window_topk", "global", "window_store = topk-layer or topk-block selects in parts"},
     {NULL, NULL, NULL}};
 
-const ng_removed_option *ng_option_removed(const char *name) {
+const ng_removed_option *ng_find_removed_option(const char *name) {
   const ng_removed_option *g = removed_options;
-  while (g->name != NULL && !same_name(name, g->name)) {
+  while (g->name != NULL && !is_same_name(name, g->name)) {
     g++;
   }
   return g->name == NULL ? NULL : g;
@@ -96,10 +96,10 @@ ng_status ng_option_lookup(const char *name, const ng_option_row **row, char *me
     return NG_OK;
   }
   if (name == NULL) return ng_fail_to(message, size, NG_ERR_ARG, "the option's name is NULL");
-  const ng_removed_option *gone = ng_option_removed(name);
+  const ng_removed_option *gone = ng_find_removed_option(name);
   if (gone != NULL) {
     return ng_fail_to(message, size, NG_ERR_ARG, "option '%s' was removed: %s", gone->name,
-                      gone->instead);
+                      gone->replacement);
   }
   if (ng_is(name, "method")) {
     return ng_fail_to(message, size, NG_ERR_ARG,

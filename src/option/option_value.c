@@ -10,12 +10,7 @@
 /* ---- numbers --------------------------------------------------------------------------------*/
 
 /* Return the position of the first byte that is no digit.  isdigit would depend on the locale. */
-static const char *skip_digits(const char *s) {
-  while (*s >= '0' && *s <= '9') {
-    s++;
-  }
-  return s;
-}
+static const char *skip_digits(const char *s) { return s + strspn(s, "0123456789"); }
 
 /* Return whether `s` is [+-] digits [. digits] [e [+-] digits], where one of the first two groups of digits may be
  * empty.  strtod would also accept blanks, hexadecimal digits, inf and nan. */
@@ -66,23 +61,20 @@ bool ng_read_real(const char *text, double *out) {
 }
 
 /* After a sign only digits are accepted, so 1e3 and 10.0 are refused.  A number above 2^53 is rounded. */
-bool ng_read_int(const char *text, double *out) {
+bool ng_read_whole(const char *text, double *out) {
   const char *digits = text + (*text == '+' || *text == '-');
   return *digits != 0 && *skip_digits(digits) == 0 && ng_read_real(text, out);
 }
 
 /* Accept the spellings of shells, configuration files and Python. */
 bool ng_read_bool(const char *text, int32_t *out) {
-  static const char *const word[2][4] = {{"0", "false", "off", "no"}, {"1", "true", "on", "yes"}};
-  for (int32_t v = 0; v < 2; v++) {
-    for (int32_t i = 0; i < 4; i++) {
-      if (ng_same_word(text, word[v][i])) {
-        *out = v;
-        return true;
-      }
-    }
+  static const char *const word[] = {"0", "1", "false", "true", "off", "on", "no", "yes"};
+  int32_t i = 0;
+  while (i < 8 && !ng_same_word(text, word[i])) {
+    i++;
   }
-  return false;
+  *out = i % 2;
+  return i < 8;
 }
 
 /* With 15 digits, 0.1 is written as "0.1"; with 17 digits, every double reads back unchanged. */
@@ -101,8 +93,8 @@ void ng_write_real(double value, char *text, size_t size) {
 
 /* Fail with the message "NAME: 'GIVEN' WHY, expected ACCEPTED VALUES", followed by `hint`.  The accepted values are, for
  * example, "0 < damping <= 1e+30" or "cholesky|eigen". */
-static ng_status refuse(const ng_option_row *row, const char *given, const char *why,
-                        const char *hint, char *message, size_t size) {
+static ng_status refuse_value(const ng_option_row *row, const char *given, const char *why,
+                              const char *hint, char *message, size_t size) {
   char range[96], low[32], high[32];
   const char *accepted = row->type == NG_OPTION_BOOL     ? "0 or 1"
                          : row->type == NG_OPTION_CHOICE ? row->choices
@@ -174,7 +166,8 @@ static ng_status read_choice(const ng_option_row *row, const char *text, ng_opti
     return ng_fail_to(message, size, NG_ERR_ABSENT, "%s: '%s' is not supported yet, expected %s",
                       row->name, text, row->choices);
   }
-  return refuse(row, text, "is not a choice", ng_hint_list(text, row->choices).text, message, size);
+  return refuse_value(row, text, "is not a choice", ng_hint_list(text, row->choices).text, message,
+                      size);
 }
 
 static ng_status read_text(const ng_option_row *row, const char *text, ng_options *o, char *message,
@@ -203,7 +196,7 @@ static ng_status store_checked(const ng_option_row *row, double value, const cha
   } else if (row->type != NG_OPTION_BOOL && !(above && value <= row->upper)) {
     wrong = "is out of range";
   }
-  if (wrong != NULL) return refuse(row, given, wrong, "", message, size);
+  if (wrong != NULL) return refuse_value(row, given, wrong, "", message, size);
   ng_option_store(row, o, value);
   return NG_OK;
 }
@@ -216,7 +209,7 @@ ng_status ng_option_read_real(const ng_option_row *row, double value, ng_options
   if (row->type != NG_OPTION_CHOICE && row->type != NG_OPTION_TEXT) {
     return store_checked(row, value, text, o, message, size);
   }
-  return refuse(row, text, "is a number", "", message, size);
+  return refuse_value(row, text, "is a number", "", message, size);
 }
 
 ng_status ng_option_read(const ng_option_row *row, const char *text, ng_options *o, char *message,
@@ -230,7 +223,7 @@ ng_status ng_option_read(const ng_option_row *row, const char *text, ng_options 
     if (!ng_read_real(text, &value)) wrong = "is not a finite number";
     break;
   case NG_OPTION_INT:
-    if (!ng_read_int(text, &value)) wrong = "is not a whole number";
+    if (!ng_read_whole(text, &value)) wrong = "is not a whole number";
     break;
   case NG_OPTION_BOOL:
     if (!ng_read_bool(text, &flag)) wrong = "is neither yes nor no";
@@ -241,7 +234,7 @@ ng_status ng_option_read(const ng_option_row *row, const char *text, ng_options 
   case NG_OPTION_TEXT:
     return read_text(row, text, o, message, size);
   }
-  if (wrong != NULL) return refuse(row, text, wrong, "", message, size);
+  if (wrong != NULL) return refuse_value(row, text, wrong, "", message, size);
   return store_checked(row, value, text, o, message, size);
 }
 

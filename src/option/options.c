@@ -88,7 +88,7 @@ ng_status ng_options_from_env(ng_options *o, char *message, size_t size) {
   if (o == NULL) return ng_fail_to(message, size, NG_ERR_ARG, "ng_options: it is NULL");
   ng_options full = *o;
   for (int32_t i = 0; ng_settable_name(i) != NULL; i++) {
-    ng_variable_name(ng_settable_name(i), variable, sizeof variable);
+    ng_write_variable_name(ng_settable_name(i), variable, sizeof variable);
     const char *value = getenv(variable);
     if (value == NULL) continue;
     const ng_status st = ng_options_set(&full, ng_settable_name(i), value, why, sizeof why);
@@ -103,7 +103,7 @@ ng_status ng_options_from_env(ng_options *o, char *message, size_t size) {
 /* ---- check -----------------------------------------------------------------------------------*/
 
 /* Each family has further rules (ng_family.check_options). */
-ng_status ng_options_verify(const ng_options *full, char *message, size_t size) {
+ng_status ng_options_check_rules(const ng_options *full, char *message, size_t size) {
   const ng_settings *s = &full->base;
   if (!(s->clip_bound > 0) && (s->clip == NG_CLIP_NORM || s->clip == NG_CLIP_RATIO ||
                                s->clip == NG_CLIP_RMS || s->clip == NG_CLIP_VALUE)) {
@@ -133,7 +133,7 @@ static void append_need(const ng_option_need *need, char text[NG_MESSAGE]) {
   }
 }
 
-static bool is_met(const ng_options *o, const ng_option_need *need) {
+static bool is_need_met(const ng_options *o, const ng_option_need *need) {
   const double value = ng_option_number(&ng_option_table[need->option], o);
   return need->one_of == 0 ? value > 0.0 : (need->one_of >> (int32_t)value & 1U) != 0;
 }
@@ -147,7 +147,7 @@ ng_status ng_options_idle(const ng_options *o, const char *option, char *needs, 
   if (st != NG_OK || !row->needs[0].exists) return st;
   char text[NG_MESSAGE] = "";
   for (int i = 0; i < 2 && row->needs[i].exists; i++) {
-    if (is_met(o, &row->needs[i])) return NG_OK;
+    if (is_need_met(o, &row->needs[i])) return NG_OK;
     append_need(&row->needs[i], text);
   }
   return ng_text_copy(text, needs, size) ? NG_OK : NG_ERR_ARG;

@@ -6,37 +6,36 @@
  * by KAISA, disables the clip in kfac_pytorch, and selects clip = rescale in eva. */
 #include "option/published.h"
 
-static ng_status choose_clip(const job *j, ng_clip_kind kind) {
+static ng_status set_clip(const job *j, ng_clip_kind kind) {
   ng_options_set_values(j->full,
                         (const ng_option_setting[]){{NG_OPTION_clip, kind}, NG_VALUES_END});
   return NG_OK;
 }
 
 /* KAISA documents None as "no clip", although its constructor refuses None. */
-static ng_status take_kl_clip(job *j) {
-  if (is_none(j->value)) return choose_clip(j, NG_CLIP_NONE);
+static ng_status set_kl_clip(job *j) {
+  if (is_none(j->value)) return set_clip(j, NG_CLIP_NONE);
   const ng_status st = set_option(j, "kl_clip", j->value);
-  return st == NG_OK ? choose_clip(j, NG_CLIP_KL) : st;
+  return st == NG_OK ? set_clip(j, NG_CLIP_KL) : st;
 }
 
 /* kfac_pytorch: 0 and negative numbers disable the clip. */
-static ng_status take_kl_clip_sign(job *j) {
+static ng_status set_positive_kl_clip(job *j) {
   double v;
-  if (!is_none(j->value) && ng_read_real(j->value, &v) && v <= 0)
-    return choose_clip(j, NG_CLIP_NONE);
-  return take_kl_clip(j);
+  if (!is_none(j->value) && ng_read_real(j->value, &v) && v <= 0) return set_clip(j, NG_CLIP_NONE);
+  return set_kl_clip(j);
 }
 
 /* eva: 0 scales PD to the norm of the gradient; None and negative numbers disable the clip. */
-static ng_status take_kl_clip_zero(job *j) {
+static ng_status set_kl_clip_or_rescale(job *j) {
   double v;
   const bool number = !is_none(j->value) && ng_read_real(j->value, &v);
-  if (number && v == 0) return choose_clip(j, NG_CLIP_RESCALE);
-  return number && v < 0 ? choose_clip(j, NG_CLIP_NONE) : take_kl_clip(j);
+  if (number && v == 0) return set_clip(j, NG_CLIP_RESCALE);
+  return number && v < 0 ? set_clip(j, NG_CLIP_NONE) : set_kl_clip(j);
 }
 
 /* SAM of lzhangbv/eva: the radius is kl_clip if kl_clip > 0, else 0.01. */
-static ng_status take_radius(job *j) {
+static ng_status set_radius(job *j) {
   double v;
   if (is_none(j->value) || (ng_read_real(j->value, &v) && v <= 0))
     return set_option(j, "radius", "0.01");
@@ -44,19 +43,19 @@ static ng_status take_radius(job *j) {
 }
 
 /* Refuse 0, which means no sample in the published program, but all samples in this library. */
-static ng_status take_samples(job *j) {
+static ng_status set_sample_count(job *j) {
   double n;
-  if (!ng_read_int(j->value, &n) || n < 1) return refuse(j, NG_ERR_ARG, whole_number);
+  if (!ng_read_whole(j->value, &n) || n < 1) return refuse_value(j, NG_ERR_ARG, whole_number_word);
   return set_option(j, j->row->option, j->value);
 }
 
 /* The value is xi in F <- (1 - xi) F + xi X, where X is the new sample.  In May 2022 kfac_pytorch exchanged the weights
  * of F and X, but kept the name factor_decay and its default 0.95.  So F is almost the last sample there. */
-static ng_status take_new_weight(job *j) {
+static ng_status set_stat_decay(job *j) {
   char text[32];
   double xi;
   if (!ng_read_real(j->value, &xi) || xi < 0 || xi > 1) {
-    return refuse(j, NG_ERR_ARG, "a number from 0 to 1, the weight of the new sample");
+    return refuse_value(j, NG_ERR_ARG, "a number from 0 to 1, the weight of the new sample");
   }
   ng_write_real(1 - xi, text, sizeof text);
   return set_option(j, "stat_decay", text);
@@ -66,72 +65,75 @@ static ng_status take_new_weight(job *j) {
 static bool solves_by_eigen(const job *j) { return ng_is_eigen(j->full->base.solver); }
 
 /* KAISA's "inverse" adds lambda to each factor; its "eigen" adds lambda to the products of eigenvalues.  "eigen" keeps
- * a solver with eigenvalues, because take_prediv may have set it: arguments may come in any order. */
-static ng_status take_compute_method(job *j) {
+ * a solver with eigenvalues, because set_prediv may have set it: arguments may come in any order. */
+static ng_status set_compute_method(job *j) {
   const bool eigen = ng_same_word(j->value, "eigen");
   if (!eigen && !ng_same_word(j->value, "inverse"))
-    return refuse(j, NG_ERR_ARG, "eigen or inverse");
-  static const ng_option_setting eigen_again[] = {{NG_OPTION_solver, NG_SOLVER_EIGEN_PREDIV},
-                                                  {NG_OPTION_damping_split, NG_SPLIT_JOINT},
-                                                  NG_VALUES_END};
+    return refuse_value(j, NG_ERR_ARG, "eigen or inverse");
+  static const ng_option_setting eigen_values[] = {{NG_OPTION_solver, NG_SOLVER_EIGEN_PREDIV},
+                                                   {NG_OPTION_damping_split, NG_SPLIT_JOINT},
+                                                   NG_VALUES_END};
   if (!eigen) ng_options_set_values(j->full, ng_kaisa_inverse);
-  if (eigen && !solves_by_eigen(j)) ng_options_set_values(j->full, eigen_again);
+  if (eigen && !solves_by_eigen(j)) ng_options_set_values(j->full, eigen_values);
   return NG_OK;
 }
 
 /* With "inverse" the flag has no effect, as in the published program. */
-static ng_status take_prediv(job *j) {
+static ng_status set_prediv(job *j) {
   int32_t flag;
-  if (!ng_read_bool(j->value, &flag)) return refuse(j, NG_ERR_ARG, "true or false");
+  if (!ng_read_bool(j->value, &flag)) return refuse_value(j, NG_ERR_ARG, "true or false");
   return solves_by_eigen(j) ? set_option(j, "solver", flag ? "eigen-prediv" : "eigen") : NG_OK;
 }
 
 /* KAISA searches the names and classes of layers for a regular expression (re.search).  Translate the expression to
  * globs; refuse it if no globs match the same names. */
-static ng_status take_regex(job *j) {
+static ng_status set_skip_layers(job *j) {
   char globs[NG_TEXT_SIZE];
   const char *v = j->value;
   if (is_none(v) || ng_is(v, "[]")) return set_option(j, j->row->option, "");
   if (v[0] == '[' && (v[1] == '"' || v[1] == '\''))
-    return refuse(j, NG_ERR_ARG, "one expression; join a list with '|'");
-  if (ng_globs_of_search(v, globs, sizeof globs)) return set_option(j, j->row->option, globs);
-  return refuse(
+    return refuse_value(j, NG_ERR_ARG, "one expression; join a list with '|'");
+  if (ng_globs_from_regex(v, globs, sizeof globs)) return set_option(j, j->row->option, globs);
+  return refuse_value(
       j, NG_ERR_ABSENT,
       "texts, [...], '.', '.*', \\d, ^ and $ joined by '|'; or set globs with skip_layers");
 }
 
 /* exclude_vocabulary_size excludes the linear layers with this number of outputs. */
-static ng_status take_width(job *j) {
+static ng_status skip_output_count(job *j) {
   double width;
   char glob[32];
   if (is_none(j->value)) return set_option(j, j->row->option, "");
-  if (!ng_read_int(j->value, &width) || width < 1)
-    return refuse(j, NG_ERR_ARG, "none or a width >= 1");
+  if (!ng_read_whole(j->value, &width) || width < 1)
+    return refuse_value(j, NG_ERR_ARG, "none or a width >= 1");
   (void)snprintf(glob, sizeof glob, "linear/%.0f", width);
   return set_option(j, j->row->option, glob);
 }
 
 /* In the published program only the class `inverse` reads this argument: the class `eigen` always sends its eigenbases,
  * and the DP classes never send inverses. */
-static ng_status take_communicate(job *j) {
+static ng_status set_worker_fraction(job *j) {
   int32_t flag;
   const bool local = j->full->base.statistics == NG_STATISTICS_LOCAL;
-  if (!ng_read_bool(j->value, &flag)) return refuse(j, NG_ERR_ARG, "true or false");
-  if (local && flag) return refuse(j, NG_ERR_ARG, "false: DP-KFAC never sends inverses");
+  if (!ng_read_bool(j->value, &flag)) return refuse_value(j, NG_ERR_ARG, "true or false");
+  if (local && flag) return refuse_value(j, NG_ERR_ARG, "false: DP-KFAC never sends inverses");
   if (!local && !flag && solves_by_eigen(j)) {
-    return refuse(j, NG_ERR_ARG, "true: the published eigen class always sends its eigenbases");
+    return refuse_value(j, NG_ERR_ARG,
+                        "true: the published eigen class always sends its eigenbases");
   }
   return set_option(j, j->row->option, flag ? "1" : "0");
 }
 
 /* With none, A and G of a layer are on two ranks if there are more ranks than layers.  In the published program only
  * MPD-KFAC's eigen class reads the argument. */
-static ng_status take_distribute(job *j) {
+static ng_status set_colocate(job *j) {
   int32_t flag = 0;
   const bool none = is_none(j->value);
-  if (!none && !ng_read_bool(j->value, &flag)) return refuse(j, NG_ERR_ARG, "true, false or none");
+  if (!none && !ng_read_bool(j->value, &flag))
+    return refuse_value(j, NG_ERR_ARG, "true, false or none");
   if (j->full->base.statistics == NG_STATISTICS_LOCAL || !solves_by_eigen(j)) {
-    return flag ? refuse(j, NG_ERR_ARG, "false or none: only MPD-KFAC's eigen has it") : NG_OK;
+    return flag ? refuse_value(j, NG_ERR_ARG, "false or none: only MPD-KFAC's eigen has it")
+                : NG_OK;
   }
   const ng_status st = set_option(j, "placement", none ? "mpd-kfac" : "round-robin");
   return st == NG_OK ? set_option(j, j->row->option, flag ? "0" : "1") : st;
@@ -141,9 +143,9 @@ static ng_status take_distribute(job *j) {
 #define DTYPES                                                                                     \
   "float32=f32|float=f32|fp32=f32|f32|none=f32|float64=f64|double=f64|f64|bfloat16=bf16|bf16|"     \
   "float16=f16|half=f16|fp16=f16|f16"
-static ng_status take_dtype(job *j) {
+static ng_status set_dtype(job *j) {
   if (strncmp(j->value, "torch.", 6) == 0) j->value += 6;
-  return take_word(j);
+  return set_word(j);
 }
 
 /* Arguments of the constructor of gpauloski/kfac-pytorch (Pauloski et al., SC'21, arXiv 2107.01739).  Columns of all
@@ -152,40 +154,40 @@ static const ng_published kaisa_names[] = {
     SAME("factor_update_steps", "stat_period"),
     SAME("inv_update_steps", "solve_period"),
     SAME("damping", "damping"),
-    {"factor_decay", "stat_decay", "sets stat_decay: weight of the old average", take_same, NULL},
-    {"kl_clip", "kl_clip", "sets kl_clip and clip = kl; none: clip = none", take_kl_clip, NULL},
+    {"factor_decay", "stat_decay", "sets stat_decay: weight of the old average", set_value, NULL},
+    {"kl_clip", "kl_clip", "sets kl_clip and clip = kl; none: clip = none", set_kl_clip, NULL},
     LR,
     {"accumulation_steps", "",
-     "nothing to set: calls=mean (the default) averages the micro-batches", take_word,
-     whole_number},
+     "nothing to set: calls=mean (the default) averages the micro-batches", set_word,
+     whole_number_word},
     {"compute_method", "solver",
      "eigen: eigen-prediv with damping_split = joint; inverse: cholesky with damping_split = full",
-     take_compute_method, NULL},
+     set_compute_method, NULL},
     {"compute_eigenvalue_outer_product", "solver",
-     "true: eigen-prediv; false: eigen; ignored with inverse", take_prediv, NULL},
+     "true: eigen-prediv; false: eigen; ignored with inverse", set_prediv, NULL},
     {"grad_worker_fraction", "grad_worker_fraction",
-     "sets grad_worker_fraction; COMM_OPT: 1, HYBRID_OPT: 0.5, MEM_OPT: 0", take_same,
+     "sets grad_worker_fraction; COMM_OPT: 1, HYBRID_OPT: 0.5, MEM_OPT: 0", set_value,
      "COMM_OPT=1|HYBRID_OPT=0.5|MEM_OPT=0"},
     {"factor_dtype", "factor_dtype", "float32, float64, bfloat16, float16 by any name; none: f32",
-     take_dtype, DTYPES},
-    {"inv_dtype", "inverse_dtype", "float32, float64, bfloat16, float16 by any name", take_dtype,
+     set_dtype, DTYPES},
+    {"inv_dtype", "inverse_dtype", "float32, float64, bfloat16, float16 by any name", set_dtype,
      DTYPES},
     {"skip_layers", "skip_layers",
-     "a regular expression that globs can express; join a list with '|'", take_regex, NULL},
+     "a regular expression that globs can express; join a list with '|'", set_skip_layers, NULL},
     {"symmetry_aware", "",
      "nothing to set: sums of factors and inverses are always sent as triangles; the numbers are "
      "the same",
-     take_word, "true|false"},
+     set_word, "true|false"},
     SAME("allreduce_bucket_cap_mb", "stat_bucket_mb"),
-    {"colocate_factors", "colocate", "sets colocate; false also with eigen-prediv", take_word,
+    {"colocate_factors", "colocate", "sets colocate; false also with eigen-prediv", set_word,
      "true=1|false=0"},
-    {"assignment_strategy", "placement", "COMPUTE: kaisa; MEMORY: kaisa-memory", take_word,
+    {"assignment_strategy", "placement", "COMPUTE: kaisa; MEMORY: kaisa-memory", set_word,
      "compute=kaisa|memory=kaisa-memory"},
     {"update_factors_in_hook", "",
      "nothing to set: statistics are summed when observed and completed in the step; a layer "
      "that runs twice in a step with accumulation_steps = 1 is calls = ema",
-     take_word, "true|false"},
-    {"grad_scaler", "", "nothing to set: the loss scale is ng_batch.loss_scale", take_word,
+     set_word, "true|false"},
+    {"grad_scaler", "", "nothing to set: the loss scale is ng_batch.loss_scale", set_word,
      "none; give ng_batch.loss_scale"},
 };
 
@@ -193,23 +195,26 @@ static const ng_published kaisa_names[] = {
 #define LZ_FACTORS                                                                                 \
   SAME("fac_update_freq", "stat_period"),                                                          \
       ROW("factor_decay", "stat_decay",                                                            \
-          "1 - factor_decay; factor_decay is the weight of the new sample", take_new_weight, NULL)
+          "1 - factor_decay; factor_decay is the weight of the new sample", set_stat_decay, NULL)
 #define LZ_SOLVES SAME("kfac_update_freq", "solve_period")
 #define LZ_LAYERS                                                                                  \
-  ROW("exclude_vocabulary_size", "skip_layers", "the glob linear/N; none: no layer", take_width,   \
-      NULL),                                                                                       \
-      ROW("hook_enabled", "", "nothing to set: true; to pause, observe nothing", take_word,        \
+  ROW("exclude_vocabulary_size", "skip_layers", "the glob linear/N; none: no layer",               \
+      skip_output_count, NULL),                                                                    \
+      ROW("hook_enabled", "", "nothing to set: true; to pause, observe nothing", set_word,         \
           "true; to pause, observe nothing"),                                                      \
       ROW("exclude_parts", "",                                                                     \
-          "nothing to set: only the empty text is accepted; a step needs all its parts",           \
-          take_word, "none; all parts of a step are needed")
-#define EVA_SAMPLES                                                                                \
+          "nothing to set: only the empty text is accepted; a step needs all its parts", set_word, \
+          "none; all parts of a step are needed")
+#define EVA_LAYERS                                                                                 \
   ROW("kfac_batch_size", "stat_batch", "sets stat_batch: the number of first samples of a rank",   \
-      take_samples, NULL)
-#define EVA_CLIP                                                                                   \
-  ROW("kl_clip", "kl_clip",                                                                        \
-      "sets kl_clip and clip = kl; 0: clip = rescale; none and negative: clip = none",             \
-      take_kl_clip_zero, NULL)
+      set_sample_count, NULL),                                                                     \
+      LZ_LAYERS
+#define EVA_STEP                                                                                   \
+  SAME("damping", "damping"),                                                                      \
+      ROW("kl_clip", "kl_clip",                                                                    \
+          "sets kl_clip and clip = kl; 0: clip = rescale; none and negative: clip = none",         \
+          set_kl_clip_or_rescale, NULL),                                                           \
+      LR
 
 /* lzhangbv/kfac_pytorch, the program of MPD-KFAC and DP-KFAC. */
 static const ng_published lz_names[] = {
@@ -217,13 +222,13 @@ static const ng_published lz_names[] = {
     LZ_SOLVES,
     SAME("damping", "damping"),
     {"kl_clip", "kl_clip", "sets kl_clip and clip = kl; none, 0 and negative: clip = none",
-     take_kl_clip_sign, NULL},
+     set_positive_kl_clip, NULL},
     LR,
     {"communicate_inverse_or_not", "grad_worker_fraction",
      "true: 1; false: 0, gradients are sent instead; always true with MPD's eigen, false with DP",
-     take_communicate, NULL},
+     set_worker_fraction, NULL},
     {"distribute_layer_factors", "colocate",
-     "none: placement = mpd-kfac; true: 0, false: 1, with placement = round-robin", take_distribute,
+     "none: placement = mpd-kfac; true: 0, false: 1, with placement = round-robin", set_colocate,
      NULL},
     LZ_LAYERS,
 };
@@ -231,35 +236,29 @@ static const ng_published lz_names[] = {
 /* lzhangbv/eva (Zhang, Shi & Li, ICLR 2023, arXiv 2308.02123). */
 static const ng_published eva_names[] = {
     LZ_FACTORS,
-    {"kfac_update_freq", "", "nothing to set: the published Eva ignores the argument", take_word,
-     whole_number},
-    SAME("damping", "damping"),
-    EVA_CLIP,
-    LR,
-    EVA_SAMPLES,
-    LZ_LAYERS,
+    {"kfac_update_freq", "", "nothing to set: the published Eva ignores the argument", set_word,
+     whole_number_word},
+    EVA_STEP,
+    EVA_LAYERS,
 };
 
 static const ng_published eva_kfac_names[] = {
     LZ_FACTORS,
     LZ_SOLVES,
-    {"diag_blocks", "factor_blocks", "sets factor_blocks; cuts between channels", take_same, NULL},
-    SAME("damping", "damping"),
-    EVA_CLIP,
-    LR,
-    EVA_SAMPLES,
-    LZ_LAYERS,
+    {"diag_blocks", "factor_blocks", "sets factor_blocks; cuts between channels", set_value, NULL},
+    EVA_STEP,
+    EVA_LAYERS,
 };
 
 /* All classes of lzhangbv/eva have the same arguments.  If a class ignores an argument, only check its value. */
 static const ng_published adasgd_names[] = {
     SAME("damping", "damping"),
     LR,
-    {"fac_update_freq", "", "nothing to set: there are no statistics", take_word, whole_number},
-    {"kfac_update_freq", "", "nothing to set: nothing is solved", take_word, whole_number},
-    {"kfac_batch_size", "", "nothing to set: there are no statistics", take_word, whole_number},
-    {"factor_decay", "", "nothing to set: there are no averages", take_word, "a number from 0"},
-    {"kl_clip", "", "nothing to set: the published class ignores the argument", take_word,
+    {"fac_update_freq", "", "nothing to set: there are no statistics", set_word, whole_number_word},
+    {"kfac_update_freq", "", "nothing to set: nothing is solved", set_word, whole_number_word},
+    {"kfac_batch_size", "", "nothing to set: there are no statistics", set_word, whole_number_word},
+    {"factor_decay", "", "nothing to set: there are no averages", set_word, "a number from 0"},
+    {"kl_clip", "", "nothing to set: the published class ignores the argument", set_word,
      "none|a number"},
     LZ_LAYERS,
 };
@@ -268,44 +267,43 @@ static const ng_published sam_names[] = {
     LZ_FACTORS,
     {"kfac_update_freq", "",
      "nothing to set: nothing is solved; that program sums averages over ranks at this interval",
-     take_word, whole_number},
-    {"kl_clip", "radius", "sets radius; none, 0 and negative: 0.01", take_radius, NULL},
-    {"damping", "", "nothing to set: the published class ignores the argument", take_word,
+     set_word, whole_number_word},
+    {"kl_clip", "radius", "sets radius; none, 0 and negative: 0.01", set_radius, NULL},
+    {"damping", "", "nothing to set: the published class ignores the argument", set_word,
      "a number from 0"},
     LR,
-    EVA_SAMPLES,
-    LZ_LAYERS,
+    EVA_LAYERS,
 };
 
 /* Arguments of the optimizer of tyohei/chainerkfac (Osawa et al. 2019, arXiv 1811.12019). */
 static const ng_published spngd_names[] = {
     LR,
-    {"momentum", "", "nothing to set: an argument of ng_step_sgd", take_word, "a number from 0"},
+    {"momentum", "", "nothing to set: an argument of ng_step_sgd", set_word, "a number from 0"},
     {"cov_ema_decay", "stat_decay",
-     "1 - cov_ema_decay; cov_ema_decay is the weight of the new sample", take_new_weight, NULL},
+     "1 - cov_ema_decay; cov_ema_decay is the weight of the new sample", set_stat_decay, NULL},
     SAME("damping", "damping"),
     SAME("stab_coeff", "norm_damping"),
-    {"pi_type", "damping_split", "tracenorm: pi; none: root", take_word, "tracenorm=pi|none=root"},
+    {"pi_type", "damping_split", "tracenorm: pi; none: root", set_word, "tracenorm=pi|none=root"},
     {"use_cholesky", "",
-     "nothing to set: Cholesky always; the inverse by LU is the same to rounding", take_word,
+     "nothing to set: Cholesky always; the inverse by LU is the same to rounding", set_word,
      "true|false"},
-    {"loss_scale", "", "nothing to set: the loss scale is ng_batch.loss_scale", take_word,
+    {"loss_scale", "", "nothing to set: the loss scale is ng_batch.loss_scale", set_word,
      "none|a number above 0"},
     {"adjust_momentum", "",
-     "nothing to set: momentum times min(1, lr / the lr before), given to ng_step_sgd", take_word,
+     "nothing to set: momentum times min(1, lr / the lr before), given to ng_step_sgd", set_word,
      "true|false"},
     {"acc_iters", "", "nothing to set: calls=mean (the default) averages the micro-batches",
-     take_word, whole_number},
+     set_word, whole_number_word},
     {"weight_decay", "", "nothing to set: the decay is added to gradients before the step",
-     take_word, "a number from 0"},
+     set_word, "a number from 0"},
     {"communicate_after_forward", "", "nothing to set: no number changes; see ng_batch.last",
-     take_word, "true|false"},
+     set_word, "true|false"},
     {"constructor", "",
      "nothing to set: only none is accepted; skip_layers and norm_block select the layers with "
      "curvature",
-     take_word, "none; all parts of a step are needed"},
+     set_word, "none; all parts of a step are needed"},
     {"only_pic_update_weight", "",
-     "nothing to set: the rank that updates a weight does not change its value", take_word,
+     "nothing to set: the rank that updates a weight does not change its value", set_word,
      "true|false"},
 };
 
@@ -328,7 +326,7 @@ ng_status ng_published_set(const ng_published_names *names, const char *method, 
   for (const ng_refused_names *out = names->refused; out != NULL && out->names != NULL; out++) {
     if (!ng_in_list(out->names, name)) continue;
     return ng_fail_to(j->message, j->size, NG_ERR_ABSENT, "%s: '%s' is not supported: %s", method,
-                      name, out->why);
+                      name, out->reason);
   }
   return ng_fail_to(j->message, j->size, NG_ERR_ARG, "%s has no option '%s'%s", method,
                     ng_shorten(name).text, ng_hint_list(name, list).text);

@@ -7,10 +7,10 @@
 
 typedef struct ng_published_job job;
 
-static const char whole_number[] = "a whole number from 1"; /* a word, see is_word */
+static const char whole_number_word[] = "a whole number from 1"; /* a word, see is_word */
 
 /* Fail: "NAME: 'VALUE', expected ...", where NAME is the published name. */
-static inline ng_status refuse(const job *j, ng_status st, const char *expected) {
+static inline ng_status refuse_value(const job *j, ng_status st, const char *expected) {
   return ng_fail_to(j->message, j->size, st, "%s: '%s', expected %s", j->row->name,
                     ng_shorten(j->value).text, expected);
 }
@@ -35,7 +35,7 @@ static inline bool is_none(const char *text) {
 static inline bool is_word(const char *word, const char *value) {
   int32_t on;
   double v;
-  if (ng_is(word, whole_number)) return ng_read_int(value, &v) && v >= 1;
+  if (ng_is(word, whole_number_word)) return ng_read_whole(value, &v) && v >= 1;
   if (strncmp(word, "a number", 8) == 0 && ng_read_real(value, &v)) {
     return word[8] == 0 || v > 0 || (v == 0 && ng_is(word, "a number from 0"));
   }
@@ -60,13 +60,13 @@ static inline bool find_word(const job *j, char *here, size_t size) {
 }
 
 /* Set the option to the published value, or if the value is a word of the row, to the value for this word. */
-static inline ng_status take_same(job *j) {
+static inline ng_status set_value(job *j) {
   char here[32];
   return set_option(j, j->row->option, find_word(j, here, sizeof here) ? here : j->value);
 }
 
 /* Accept only words of the row.  The message for another value lists the words, without "=...", and the REASON. */
-static inline ng_status take_word(job *j) {
+static inline ng_status set_word(job *j) {
   char here[32], expected[NG_MESSAGE], *to = expected;
   const char *option = j->row->option, *words = j->row->words;
   if (find_word(j, here, sizeof here)) return option[0] == 0 ? NG_OK : set_option(j, option, here);
@@ -77,20 +77,20 @@ static inline ng_status take_word(job *j) {
       *to++ = *at;
   }
   *to = 0;
-  return refuse(j, strchr(words, ';') == NULL ? NG_ERR_ARG : NG_ERR_ABSENT, expected);
+  return refuse_value(j, strchr(words, ';') == NULL ? NG_ERR_ARG : NG_ERR_ABSENT, expected);
 }
 
 /* In this library lr is an argument of the step.  So return the published lr to the caller. */
-static inline ng_status take_lr(job *j) {
+static inline ng_status give_lr(job *j) {
   if (ng_read_real(j->value, &j->lr) && j->lr >= 0) return NG_OK;
-  return refuse(j, NG_ERR_ARG, "a number >= 0");
+  return refuse_value(j, NG_ERR_ARG, "a number >= 0");
 }
 
 /* Rows of several lists.  SAME: a published name whose value becomes the value of `option`. */
 #define ROW(...)                                                                                   \
   { __VA_ARGS__ }
-#define LR ROW("lr", "", "the lr argument of ng_step", take_lr, NULL)
-#define SAME(name, option) ROW(name, option, "sets " option, take_same, NULL)
+#define LR ROW("lr", "", "the lr argument of ng_step", give_lr, NULL)
+#define SAME(name, option) ROW(name, option, "sets " option, set_value, NULL)
 
 /* A list of rows for one program; NAMES_BUT: and the names that are refused. */
 #define NAMES_BUT(list, refused)                                                                   \

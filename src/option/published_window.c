@@ -1,31 +1,31 @@
 /* published_window.c: as published.c, for the programs of window methods: IST-DASLab/M-FAC and IST-DASLab/EFCP. */
 #include "option/published.h"
 
-static const char where_stored[] =
+static const char stored_on_device[] =
     "nothing to set: gradients are stored on the device of the context";
-static const char ignored[] = "nothing to set: the published program ignores it";
+static const char ignored_by_program[] = "nothing to set: the published program ignores it";
 
 /* Words (ng_published.words) that several rows share. */
-static const char stores[] = "none=topk|global=topk|layer=topk-layer|block=topk-block";
-static const char any_flag[] = "none|true|false";
-static const char only_off[] = "0|0.0|false|none; nothing else is supported";
-static const char on_device[] = "none|[]; gradients are stored on the device of the context";
+static const char store_words[] = "none=topk|global=topk|layer=topk-layer|block=topk-block";
+static const char any_flag_words[] = "none|true|false";
+static const char off_words[] = "0|0.0|false|none; nothing else is supported";
+static const char no_device_words[] = "none|[]; gradients are stored on the device of the context";
 
 /* Rows that several lists share.  `form`: the default of the method, which the meaning mentions. */
 #define MOMENTUM(name, form)                                                                       \
-  ROW(name, "window_momentum", "sets window_momentum and window_momentum_form = " form, take_same, \
+  ROW(name, "window_momentum", "sets window_momentum and window_momentum_form = " form, set_value, \
       NULL)
 #define DECAY(name)                                                                                \
-  ROW(name, "window_decay", "sets window_decay and window_decay_form = gradient", take_same, NULL)
+  ROW(name, "window_decay", "sets window_decay and window_decay_form = gradient", set_value, NULL)
 #define MASK                                                                                       \
   ROW("sparse", "window_mask", "sets window_mask: weights that are 0 at ng_ready are masked",      \
-      take_same, NULL)
+      set_value, NULL)
 #define DENSITY(name)                                                                              \
-  ROW(name, "window_density", "sets window_density; none: 1", take_same, "none=1")
+  ROW(name, "window_density", "sets window_density; none: 1", set_value, "none=1")
 #define STORE                                                                                      \
   ROW("topk", "window_store", "none, global: topk; layer: topk-layer; block: topk-block",          \
-      take_topk, stores)
-#define EPS(to) ROW("eps", "damping", "sets damping: added to the " to, take_same, NULL)
+      set_topk_store, store_words)
+#define EPS(to) ROW("eps", "damping", "sets damping: added to the " to, set_value, NULL)
 
 static const ng_published mfac_names[] = {
     LR,
@@ -34,9 +34,9 @@ static const ng_published mfac_names[] = {
     MOMENTUM("momentum", "average"),
     DECAY("weight_decay"),
     MASK,
-    {"moddev", "", where_stored, take_word, on_device},
-    {"optdev", "", where_stored, take_word, on_device},
-    {"gpus", "", where_stored, take_word, on_device},
+    {"moddev", "", stored_on_device, set_word, no_device_words},
+    {"optdev", "", stored_on_device, set_word, no_device_words},
+    {"gpus", "", stored_on_device, set_word, no_device_words},
 };
 
 static const ng_published ggt_names[] = {
@@ -49,15 +49,15 @@ static const ng_published ggt_names[] = {
 };
 
 /* In the dense variant a valid value has no effect. */
-static ng_status take_topk(job *j) {
+static ng_status set_topk_store(job *j) {
   const ng_options before = *j->full;
-  const ng_status st = take_word(j);
+  const ng_status st = set_word(j);
   if (before.base.window_store == NG_STORE_DENSE) *j->full = before;
   return st;
 }
 
 /* 0 disables the clip.  A bound enables clip = norm, unless clip_type has selected clip = value. */
-static ng_status take_clip_bound(job *j) {
+static ng_status set_clip_bound(job *j) {
   double v;
   if (ng_read_real(j->value, &v) && v == 0) return set_option(j, "clip", "none");
   if (j->full->base.clip != NG_CLIP_VALUE) (void)set_option(j, "clip", "norm");
@@ -71,50 +71,50 @@ static const ng_published efcp_names[] = {
     SAME("damp", "damping"),
     {"wd_type", "window_decay_form",
      "wd: none, weight decay is the update's, 1 - wd without lr there; reg and both: direction",
-     take_word, "wd=none|0=none|reg=direction|both=direction|1=direction|2=direction"},
-    {"weight_decay", "window_decay", "sets window_decay, by window_decay_form", take_same, NULL},
+     set_word, "wd=none|0=none|reg=direction|both=direction|1=direction|2=direction"},
+    {"weight_decay", "window_decay", "sets window_decay, by window_decay_form", set_value, NULL},
     MOMENTUM("momentum", "heavy-ball"),
     MASK,
     STORE,
-    {"topk_lr_on_update", "window_feedback_lr", "false: 1, lr times the gradient enters", take_word,
+    {"topk_lr_on_update", "window_feedback_lr", "false: 1, lr times the gradient enters", set_word,
      "true=0|false=1"},
-    {"precondition_sparse_grad", "window_fill", "true: none; false: added", take_word,
+    {"precondition_sparse_grad", "window_fill", "true: none; false: added", set_word,
      "true=none|false=added"},
-    {"ignore_bn_ln_type", "skip_layers", "all: *norm*,*bn*; none, modules: nothing", take_word,
+    {"ignore_bn_ln_type", "skip_layers", "all: *norm*,*bn*; none, modules: nothing", set_word,
      "none=|modules=|all=*norm*,*bn*"},
     DENSITY("k"),
     SAME("m", "window"),
-    {"use_bf16", "window_dtype", "true: bf16; false: f32", take_word, "true=bf16|false=f32"},
-    {"fix", "window_fill", "0 none, 1 gradient, 2 error, 3 rest, 4 added", take_word,
+    {"use_bf16", "window_dtype", "true: bf16; false: f32", set_word, "true=bf16|false=f32"},
+    {"fix", "window_fill", "0 none, 1 gradient, 2 error, 3 rest, 4 added", set_word,
      "0=none|1=gradient|2=error|3=rest|4=added"},
-    {"fix_scaling", "window_function", "true: mfac-filled; false: mfac", take_word,
+    {"fix_scaling", "window_function", "true: mfac-filled; false: mfac", set_word,
      "true=mfac-filled|false=mfac"},
-    {"empty_buffer_on_decay", "window_empty", "true: 0.5; false: 0", take_word, "true=0.5|false=0"},
-    {"clip_type", "clip", "norm, or val: value; of the preconditioned gradient", take_word,
+    {"empty_buffer_on_decay", "window_empty", "true: 0.5; false: 0", set_word, "true=0.5|false=0"},
+    {"clip_type", "clip", "norm, or val: value; of the preconditioned gradient", set_word,
      "none|norm|val=value"},
     {"clip_bound", "clip_bound", "sets clip_bound; 0, if set after clip_type: clip = none",
-     take_clip_bound, NULL},
+     set_clip_bound, NULL},
     {"use_ef", "", "nothing to set: only true is accepted; error feedback cannot be switched off",
-     take_word, "true; error feedback cannot be switched off"},
-    {"use_sparse_tensors", "", ignored, take_word, any_flag},
-    {"use_sparse_cuda", "", ignored, take_word, any_flag},
-    {"maintain_lr_damp_ratio", "", ignored, take_word, any_flag},
-    {"scale_prec_grad", "", ignored, take_word, any_flag},
-    {"adaptive_damp", "", ignored, take_word, any_flag},
-    {"rescaling_kfac64", "", ignored, take_word, any_flag},
-    {"use_sq_newton", "", ignored, take_word, any_flag},
-    {"use_bn_model", "", ignored, take_word, any_flag},
+     set_word, "true; error feedback cannot be switched off"},
+    {"use_sparse_tensors", "", ignored_by_program, set_word, any_flag_words},
+    {"use_sparse_cuda", "", ignored_by_program, set_word, any_flag_words},
+    {"maintain_lr_damp_ratio", "", ignored_by_program, set_word, any_flag_words},
+    {"scale_prec_grad", "", ignored_by_program, set_word, any_flag_words},
+    {"adaptive_damp", "", ignored_by_program, set_word, any_flag_words},
+    {"rescaling_kfac64", "", ignored_by_program, set_word, any_flag_words},
+    {"use_sq_newton", "", ignored_by_program, set_word, any_flag_words},
+    {"use_bn_model", "", ignored_by_program, set_word, any_flag_words},
     {"damp_rule", "",
      "nothing to set: only none is accepted; rules are --schedule damping~L-down@STEPS and "
      "--damping-rule of "
      "natgrad train",
-     take_word,
+     set_word,
      "none; L, Q, C, EK, SK: natgrad train --schedule damping~L-down@STEPS; KeepRatio: "
      "--damping-rule; Tikhonov is not supported"},
-    {"param_groups", "", "nothing to set: groups have their own numbers in the update", take_word,
+    {"param_groups", "", "nothing to set: groups have their own numbers in the update", set_word,
      "none|one|get_param_groups"},
-    {"dev", "", where_stored, take_word, on_device},
-    {"gpus", "", where_stored, take_word, on_device},
+    {"dev", "", stored_on_device, set_word, no_device_words},
+    {"gpus", "", stored_on_device, set_word, no_device_words},
 };
 
 static const ng_published sparse_ggt_names[] = {
@@ -123,9 +123,9 @@ static const ng_published sparse_ggt_names[] = {
     DENSITY("k_init"),
     STORE,
     EPS("singular values"),
-    {"beta1", "", "nothing to set: the published class ignores the argument", take_word,
+    {"beta1", "", "nothing to set: the published class ignores the argument", set_word,
      "a number from 0"},
-    {"beta2", "", "nothing to set: the published class ignores the argument", take_word,
+    {"beta2", "", "nothing to set: the published class ignores the argument", set_word,
      "a number from 0"},
     DECAY("wd"),
 };
@@ -137,23 +137,24 @@ static const ng_published lowrank_names[] = {
     SAME("damp", "damping"),
     SAME("rank", "window_rank"),
     {"scope", "window_scope",
-     "global, none (the aggregate classes): model; tensor (the others): parameter", take_word,
+     "global, none (the aggregate classes): model; tensor (the others): parameter", set_word,
      "none=model|global=model|tensor=parameter"},
     MOMENTUM("momentum", "average"),
     DECAY("weight_decay"),
-    {"moddev", "", where_stored, take_word, on_device},
-    {"optdev", "", where_stored, take_word, on_device},
+    {"moddev", "", stored_on_device, set_word, no_device_words},
+    {"optdev", "", stored_on_device, set_word, no_device_words},
 };
 
 /* ---- sparse first-order methods --------------------------------------------------------------*/
 
 /* Set two options from one text, "(0.9, 0.999)" or "0.9, 0.999". */
-static ng_status take_betas(job *j) {
+static ng_status set_betas(job *j) {
   char text[64], *end;
   if (is_none(j->value)) return NG_OK;
   (void)snprintf(text, sizeof text, "%.63s", j->value + (j->value[0] == '('));
   char *comma = strchr(text, ',');
-  if (comma == NULL) return refuse(j, NG_ERR_ARG, "two numbers with a comma between, or none");
+  if (comma == NULL)
+    return refuse_value(j, NG_ERR_ARG, "two numbers with a comma between, or none");
   *comma++ = 0;
   comma += strspn(comma, " ");
   end = comma + strcspn(comma, ") ");
@@ -167,20 +168,19 @@ static ng_status take_betas(job *j) {
 static const ng_published topk_sgd_names[] = {
     TOPK_NAMES,
     MOMENTUM("momentum", "heavy-ball"),
-    {"dampening", "", "nothing to set: only 0 is accepted", take_word, only_off},
-    {"nesterov", "", "nothing to set: only false is accepted", take_word, only_off},
+    {"dampening", "", "nothing to set: only 0 is accepted", set_word, off_words},
+    {"nesterov", "", "nothing to set: only false is accepted", set_word, off_words},
 };
 static const ng_published topk_adam_names[] = {
     TOPK_NAMES,
-    {"betas", "window_momentum", "two numbers: window_momentum and window_forget", take_betas,
-     NULL},
+    {"betas", "window_momentum", "two numbers: window_momentum and window_forget", set_betas, NULL},
     EPS("root of the second moment"),
-    {"amsgrad", "", "nothing to set: only false is accepted", take_word, only_off},
+    {"amsgrad", "", "nothing to set: only false is accepted", set_word, off_words},
 };
 static const ng_published topk_adagrad_names[] = {
     TOPK_NAMES,
     EPS("root of the sum"),
-    {"wd_type", "window_decay_form", "wd: none; reg and both: gradient", take_word,
+    {"wd_type", "window_decay_form", "wd: none; reg and both: gradient", set_word,
      "wd=none|0=none|reg=gradient|both=gradient|1=gradient|2=gradient"},
 };
 const ng_published_names ng_names_topk_sgd = NAMES(topk_sgd_names),

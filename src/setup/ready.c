@@ -217,7 +217,7 @@ ng_status ng_setup_ready(ng_precond *p) {
   }
   p->is_ready = true;
   ng_log(p->ctx, NG_LOG_INFO, "ready: blocks = %d parameters = %d bytes = %lld", p->blocks,
-         p->entries, (long long)p->ctx->bytes);
+         p->entries, (long long)p->ctx->allocated_bytes);
   return NG_OK;
 }
 

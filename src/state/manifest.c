@@ -177,15 +177,15 @@ static bool read_option(ng_work *w, const ngio_value *options, const char *metho
 /* Check that this version has each option of the state, or has removed the option and the state has its default. */
 static bool check_known_options(ng_work *w, const ngio_value *options) {
   for (const ngio_value *v = ngio_first(options); v != NULL; v = ngio_next(options, v)) {
-    const ng_removed_option *gone = ng_option_removed(v->key);
+    const ng_removed_option *gone = ng_find_removed_option(v->key);
     const char *was = ngio_text_of(v);
     if (gone == NULL && ng_option_find(v->key) < 0) {
       return ng_work_fail(w, NG_ERR_FILE, "option '%.80s' of the state is unknown to this version",
                           v->key);
     }
-    if (gone != NULL && (was == NULL || !ng_is(was, gone->standard))) {
+    if (gone != NULL && (was == NULL || !ng_is(was, gone->default_text))) {
       return ng_work_fail(w, NG_ERR_FILE, "option '%s' is '%.80s' in the state; it was removed: %s",
-                          gone->name, was == NULL ? "" : was, gone->instead);
+                          gone->name, was == NULL ? "" : was, gone->replacement);
     }
   }
   return true;
