@@ -25,10 +25,10 @@ static ng_status create_context(fixture *f, const fixture_how *how) {
     if (how->threads > 0) c.threads = how->threads;
     if (how->transport != NULL) c.transport = how->transport;
   }
-  const ng_backend *const own = how == NULL ? NULL : how->backend;
-  const ng_backend *const more[] = {own == NULL ? &late_ref.backend : own, NULL};
-  if (own != NULL) c.linalg = own->name;
-  return ng_context_create_with(more, NG_VERSION, &c, f->message, sizeof f->message, &f->ctx);
+  const ng_backend *const own[] = {how == NULL ? NULL : how->backend, NULL};
+  if (own[0] != NULL) c.linalg = own[0]->name;
+  return ng_context_create_with(own[0] == NULL ? more_backends : own, NG_VERSION, &c, f->message,
+                                sizeof f->message, &f->ctx);
 }
 
 ng_status fixture_open_options(fixture *f, const ng_options *o, const fixture_how *how) {

@@ -23,7 +23,7 @@ typedef struct fixture {
 
 /* The settings of a context; 0, or NULL instead of the struct: the defaults. */
 typedef struct fixture_how {
-  const char *linalg;               /* a backend of the library, or "late" (late.h) */
+  const char *linalg;               /* a backend of the library or of more_backends (late.h) */
   const struct ng_backend *backend; /* instead of `linalg` */
   int32_t threads;
   const ng_transport *transport;

@@ -11,7 +11,7 @@
 static inline ng_queue kernels_queue(int i) {
   return (ng_queue){.backend = test_backend(i / 2), .threads = i % 2 == 0 ? 1 : 3};
 }
-enum { KERNELS_QUEUES = 8 }; /* at most */
+enum { KERNELS_QUEUES = 16 }; /* at most; t_sym checks it */
 #define EACH_QUEUE(q)                                                                              \
   for (int q_ = 0; test_backend(q_ / 2) != NULL; q_++)                                             \
     for (ng_queue q = kernels_queue(q_), *in_ = &q; in_ != NULL; in_ = NULL)

@@ -238,7 +238,11 @@ late_backend late_over(const ng_backend *real) { return (late_backend)LATE(real,
 
 int64_t late_waiting(void) { return waiting; }
 
+const ng_backend *const more_backends[] = {&late_ref.backend, NULL};
+
 const ng_backend *test_backend(int32_t i) {
-  const ng_backend *b = ng_backend_at(i);
-  return b == NULL && (i == 0 || ng_backend_at(i - 1) != NULL) ? &late_ref.backend : b;
+  for (int32_t n = 0; n <= i; n++) {
+    if (ng_backend_at(n) == NULL) return more_backends[i - n];
+  }
+  return ng_backend_at(i);
 }

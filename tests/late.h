@@ -11,8 +11,9 @@
 
 #include "kernel/kernel.h"
 
-/* The suites run on each of these backends: the library's, then `late` over `ref`. NULL: there is no backend i. */
+/* The suites run on each of these backends: the library's, then more_backends. NULL: there is no backend i. */
 const ng_backend *test_backend(int32_t i);
+extern const ng_backend *const more_backends[]; /* the last one is `late` over `ref`, then NULL */
 
 typedef struct late_backend {
   ng_backend backend; /* the first member */

@@ -8,6 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "kernels.h"
 #include "linalg_check.h"
 
 /* ---- symmetric storage -----------------------------------------------------------------------*/
@@ -149,9 +150,8 @@ static void backends_are_found_by_name(void **arg) {
   assert_null(ng_backend_find(NULL, "cuda"));
   assert_null(ng_backend_find(NULL, ""));
   assert_null(ng_backend_find(NULL, "late"));
-  const ng_backend *const more[] = {&late_ref.backend, NULL};
-  assert_ptr_equal(ng_backend_find(more, "late"), &late_ref.backend);
-  assert_ptr_equal(ng_backend_find(more, NULL), ng_backend_at(0));
+  assert_ptr_equal(ng_backend_find(more_backends, "late"), &late_ref.backend);
+  assert_ptr_equal(ng_backend_find(more_backends, NULL), ng_backend_at(0));
 #if defined(NG_HAVE_BLAS)
   assert_ptr_equal(ng_backend_find(NULL, "cpu"), &ng_backend_cpu);
   assert_ptr_equal(ng_backend_at(0), &ng_backend_cpu);
@@ -160,8 +160,12 @@ static void backends_are_found_by_name(void **arg) {
   assert_ptr_equal(ng_backend_at(0), &ng_backend_ref);
 #endif
   for (int32_t i = 0; test_backend(i) != NULL; i++) {
+    assert_true(2 * i + 1 < KERNELS_QUEUES);
     expect_complete_table(test_backend(i)->linalg, sizeof(ng_linalg_ops));
     expect_complete_table(test_backend(i)->kernels, sizeof(ng_kernel_ops));
+    void *at = test_backend(i)->alloc(NULL, 100);
+    assert_true(at != NULL && (uintptr_t)at % NG_ALIGN == 0);
+    test_backend(i)->free(NULL, at, 100);
   }
 }
 
