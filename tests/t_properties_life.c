@@ -3,6 +3,7 @@
  * every linear algebra; families.h explains the tolerances.  v_run checks in every run that steps allocate nothing
  * and that ranks have the same bits. */
 #include "families.h"
+#include "late.h"
 #include "ranks.h"
 #include "state_help.h"
 #include "unit_test.h"
@@ -302,6 +303,26 @@ static void waits_are_few(const variant *v) {
   case_destroy(&s);
 }
 
+/* SGD and AdamW update bound weights in the step.  A late queue over a backend gives the bits of this backend. */
+static void late_updates_have_the_same_bits(const variant *v) {
+  static const char *const update[] = {"sgd", "adamw"};
+  const late_backend late =
+      late_over(strcmp(v->linalg, "ref") == 0 ? &ng_backend_ref : ng_backend_at(0));
+  if (strcmp(v->linalg, late.backend.name) == 0) return;
+  for (int k = 0; k < 4; k++) {
+    test_case *s = usual_case(v, k < 2 ? 1 : 3);
+    ng_options o = v_options(v);
+    fixture_set(&o, "update", update[k % 2]);
+    v_add_weights(s);
+    case_result x = v_run_setup(v, s, &o, (case_setup){.backend = &late.backend});
+    case_result y = v_run(v, s, &o);
+    v_must_match(v, update[k % 2], s, &x, &y, 0);
+    case_free_result(&x);
+    case_free_result(&y);
+    case_destroy(&s);
+  }
+}
+
 /* Over MPI, run the properties of exchanges only; state files belong to one process. */
 int main(void) {
   static const property list[] = {
@@ -315,6 +336,7 @@ int main(void) {
     {"refused", EVERYONE, non_finite_values_skip_the_step},
     {"abandoned", EVERYONE, reset_observations_have_no_effect},
     {"out of range", LINEAR, overflow_keeps_the_gradient},
+    {"updates on a late queue", EVERYONE, late_updates_have_the_same_bits},
 #endif
   };
   return PROPERTIES_MAIN("properties of a life", list);

@@ -55,7 +55,8 @@ typedef enum case_fault {
 } case_fault;
 
 typedef struct case_setup {
-  const char *linalg; /* NULL: the default */
+  const char *linalg;               /* NULL: the default */
+  const struct ng_backend *backend; /* instead of `linalg` */
   int32_t threads;
   ng_dtype observed, gradient; /* 0: f32 */
   int64_t pad;                 /* extra elements between rows, filled with NaN */
@@ -75,7 +76,7 @@ typedef struct case_setup {
 
 enum { CASE_STATIONS = 10 };
 typedef struct case_result {
-  double *P[CASE_STEPS][CASE_LAYERS];
+  double *P[CASE_STEPS][CASE_LAYERS]; /* with option `update`: the updated weights */
   double nu[CASE_STEPS], inner[CASE_STEPS];
   double condition[CASE_STEPS][CASE_LAYERS]; /* oracle only */
   ng_status status;                          /* worst over steps and ranks */

@@ -157,6 +157,7 @@ static ng_status add_layer(rank_run *run, int32_t l) {
 static ng_status open_rank(rank_run *run, const ng_transport *transport) {
   const case_job *job = run->job;
   const fixture_how how = {.linalg = job->setup->linalg,
+                           .backend = job->setup->backend,
                            .threads = job->setup->threads > 0 ? job->setup->threads : 1,
                            .transport = job->s->ranks > 1 ? transport : NULL};
   ng_status st = fixture_open_options(&run->f, job->opt, &how);
@@ -289,11 +290,13 @@ static ng_status take_step(rank_run *run, int32_t t) {
   if (st != NG_OK) return st;
   for (int32_t l = 0; l < s->layers; l++)
     write_slots(s, l, run->grad[l], s->D[t][l]);
-  st = ng_step(run->f.p, 0.1);
+  const bool updates = run->job->opt->base.update != NG_UPDATE_GRADIENT;
+  const ng_sgd how = fixture_sgd(0.1, 0.9);
+  st = fixture_step(&run->f, &how);
   if (st < NG_OK) return st;
   for (int32_t l = 0; l < s->layers; l++) {
     out->P[t][l] = zeros(case_weight_count(s, l));
-    read_slots(s, l, run->grad[l], out->P[t][l]);
+    read_slots(s, l, updates ? run->weight[l] : run->grad[l], out->P[t][l]);
   }
   ng_report report = {.struct_size = sizeof report};
   ng_status read = ng_report_read(run->f.p, &report);

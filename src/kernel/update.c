@@ -9,7 +9,7 @@
  *      AdamW  m <- b1 m + (1-b1) d;  v <- b2 v + (1-b2) d^2
  *             w <- (1 - lr wd) w - lr / (1-b1^t) m / (sqrt(v / (1-b2^t)) + eps)
  *
- * An element whose new weight, momentum or moment is not finite keeps the old value and is coefficients. With a rank-one
+ * An element whose new weight, momentum or moment is not finite keeps the old value and is counted. With a rank-one
  * family and momentum, SGD moves 24 bytes per f32 parameter. */
 #include <string.h>
 
