@@ -26,33 +26,12 @@ int ngio_out_reserve(ngio_out *o, size_t n) {
   return 1;
 }
 
-/* Return the letter after the backslash in the escape of c; 'u': four digits follow; 0: c needs no escape. */
-static char escape_letter(unsigned char c) {
-  switch (c) {
-  case '"':
-  case '\\':
-    return (char)c;
-  case '\b':
-    return 'b';
-  case '\f':
-    return 'f';
-  case '\n':
-    return 'n';
-  case '\r':
-    return 'r';
-  case '\t':
-    return 't';
-  default:
-    return c < 0x20 ? 'u' : 0;
-  }
-}
-
 /* PIECE: bytes of text for which memory is reserved at once.  LONGEST: bytes of the longest escape, "\u00XX". */
 enum { PIECE = 1024, LONGEST = 6 };
 
-static char *append_escape(char *to, unsigned char c) {
+static char *append_control_character(char *to, unsigned char c) {
   static const char digit[] = "0123456789ABCDEF";
-  const char letter = c == '"' ? '"' : escape_letter(c); /* quotes are the most frequent */
+  const char letter = c >= '\b' && c <= '\r' ? "btnufr"[c - '\b'] : 'u';
   *to++ = '\\';
   *to++ = letter;
   if (letter != 'u') return to;
@@ -64,33 +43,32 @@ static char *append_escape(char *to, unsigned char c) {
 }
 
 /* Copy eight bytes at once, but advance only to the first byte that needs an escape. */
-void ngio_out_escaped(ngio_out *o, const char *text, size_t n) {
-  const char *end = text + n;
+void ngio_out_string(ngio_out *o, const char *text) {
+  const char *end = text + strlen(text);
+  ngio_out_bytes(o, "\"", 1);
   while (text < end) {
     const char *stop = end - text > PIECE ? text + PIECE : end;
     if (!ngio_out_reserve(o, LONGEST * (size_t)(stop - text) + 8)) return;
     char *to = o->text + o->used;
     while (text < stop) {
-      const unsigned char c = (unsigned char)*text;
       if (stop - text >= 8) {
         const int plain = ngio_bytes_before_escape(text);
         memcpy(to, text, 8);
         to += plain;
         text += plain;
-        if (plain < 8) to = append_escape(to, (unsigned char)*text++);
-      } else if (text++, c >= 0x20 && c != '"' && c != '\\') {
-        *to++ = (char)c;
-      } else {
-        to = append_escape(to, c);
+        if (plain == 8) continue;
       }
+      const unsigned char c = (unsigned char)*text++;
+      if (c < 0x20) {
+        to = append_control_character(to, c);
+        continue;
+      }
+      *to = '\\'; /* overwritten if c needs no escape */
+      to += c == '"' || c == '\\';
+      *to++ = (char)c;
     }
     o->used = (size_t)(to - o->text);
   }
-}
-
-void ngio_out_string(ngio_out *o, const char *text) {
-  ngio_out_bytes(o, "\"", 1);
-  ngio_out_escaped(o, text, strlen(text));
   ngio_out_bytes(o, "\"", 1);
 }
 

@@ -47,7 +47,6 @@ static inline void ngio_out_put(ngio_out *o, const char *text) {
 }
 /* Append UTF-8 text in quotes; escape quotes, backslashes and control characters. */
 void ngio_out_string(ngio_out *o, const char *text);
-void ngio_out_escaped(ngio_out *o, const char *text, size_t n); /* n bytes, without the quotes */
 void ngio_out_integer(ngio_out *o, int64_t x);
 /* Write x in decimal at `to`, which has NGIO_DIGITS bytes; return the end of the digits. */
 enum { NGIO_DIGITS = 20 };
@@ -107,9 +106,10 @@ static inline int ngio_is_number(const ngio_value *v) {
 static inline const char *ngio_text_of(const ngio_value *v) { /* NULL: not a string */
   return ngio_is(v, NGIO_STRING) ? v->is.text : NULL;
 }
-static inline int64_t ngio_integer_of(const ngio_value *v) { /* 0: not an integer */
-  return ngio_is(v, NGIO_INTEGER) ? v->is.integer : 0;
+static inline int64_t ngio_integer_or(const ngio_value *v, int64_t otherwise) {
+  return ngio_is(v, NGIO_INTEGER) ? v->is.integer : otherwise;
 }
+static inline int64_t ngio_integer_of(const ngio_value *v) { return ngio_integer_or(v, 0); }
 double ngio_number_of(const ngio_value *v); /* 0: not a number */
 size_t ngio_count(const ngio_value *list);  /* elements; 0: not an array */
 /* Return element i of an array, in time O(i), or the member `key` of an object; NULL: absent. */

@@ -39,10 +39,6 @@ static int find_dtype(const char *name, ngio_dtype *out) {
   return 0;
 }
 
-static int64_t integer_or_invalid(const ngio_value *v) {
-  return v->kind == NGIO_INTEGER ? v->is.integer : -1;
-}
-
 /* Read and check the header entry of one tensor; `why` receives an error.  check_offsets checks all offsets together. */
 static ngio_status read_tensor_entry(const char *name, const ngio_value *v, int64_t data_bytes,
                                      ngio_tensor *t, int64_t *begin, char *why, size_t size) {
@@ -66,13 +62,13 @@ static ngio_status read_tensor_entry(const char *name, const ngio_value *v, int6
                     NGIO_MAX_DIMS);
   t->ndim = (int32_t)shape->count;
   for (int32_t i = 0; i < t->ndim; i++) {
-    t->shape[i] = integer_or_invalid(&shape[1 + i]);
+    t->shape[i] = ngio_integer_or(&shape[1 + i], -1);
     if (t->shape[i] < 0)
       return ngio_say(why, size, NGIO_ERR_FILE, ": axis %d of its shape is bad", (int)i);
   }
   t->bytes = ngio_bytes_of(t->dtype, t->shape, t->ndim);
   if (t->bytes < 0) return ngio_say(why, size, NGIO_ERR_FILE, ": the shape overflows");
-  const int64_t first = integer_or_invalid(&offsets[1]), last = integer_or_invalid(&offsets[2]);
+  const int64_t first = ngio_integer_or(&offsets[1], -1), last = ngio_integer_or(&offsets[2], -1);
   if (first < 0 || last < first) return ngio_say(why, size, NGIO_ERR_FILE, ": bad data_offsets");
   if (last - first != t->bytes)
     return ngio_say(why, size, NGIO_ERR_FILE, ": %lld bytes by its offsets, %lld by its shape",
