@@ -98,7 +98,7 @@ static void write_parts(const saved_parts *x, size_t n) {
   for (size_t i = 0; i < n; i++) {
     if (manifest_text[i] != '\\') scratch[m++] = manifest_text[i];
   }
-  const ng_hex id = ng_hex_of(ng_crc_of(scratch, (int64_t)m));
+  const ng_hex id = ng_hex_of(ng_crc32(0, scratch, (size_t)m));
   uint64_t was = 0;
   for (int i = 7; i >= 0; i--)
     was = was << 8 | x->bytes[0][i];

@@ -92,7 +92,7 @@ static void write_reordered_state(subject *s) {
   char *text = strdup(ngio_tensors_text(f, NG_MANIFEST));
   reverse_members(&text, "tensors");
   reverse_members(&text, "blocks");
-  const ng_hex crc = ng_hex_of(ng_crc_of(text, (int64_t)strlen(text)));
+  const ng_hex crc = ng_hex_of(ng_crc32(0, text, strlen(text)));
   const ngio_text texts[2] = {{NG_MANIFEST, text}, {NG_MANIFEST_CRC, crc.text}};
   const int32_t n = ngio_tensors_count(f);
   ngio_tensor *t = calloc((size_t)n, sizeof *t);

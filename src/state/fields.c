@@ -5,17 +5,6 @@
  * numbers. */
 #include "state/state.h"
 
-typedef struct field_walk {
-  const char *key;
-  ng_field_keyed visit;
-  void *arg;
-} field_walk;
-
-static ng_status one_field(void *arg, ng_field *f) {
-  const field_walk *w = arg;
-  return w->visit(w->arg, w->key, f);
-}
-
 /* If the layer is sharded, set the shape of the whole layer and the slice of this rank.  If inputs are sharded, every
  * rank has the whole bias. */
 static void set_slice(ng_precond *p, const ng_slot *slot, ng_field *f) {
@@ -33,15 +22,18 @@ static void set_slice(ng_precond *p, const ng_slot *slot, ng_field *f) {
   f->to = s->first_element[s->member + 1];
 }
 
-/* Visit a moment.  With update_ranks = all every rank has the moment (everywhere); otherwise only `owner` has it. */
-static ng_status visit_moment(field_walk *w, ng_precond *p, const ng_slot *slot, const char *name,
-                              void *data, int32_t owner, bool everywhere) {
+/* Visit a moment.  With update_ranks = all every rank has the moment; otherwise only the rank that updates the weight
+ * has it. */
+static void visit_moment(ng_precond *p, const ng_slot *slot, const char *name, void *data,
+                         ng_field_visit visit, void *arg) {
+  const bool owned = ng_update_is_owned(p);
+  const int32_t owner = owned ? ng_update_owner(p, slot->entry) : 0;
   ng_field f = ng_field_plain(name, slot->moment_dtype, slot->rows, slot->cols, data, owner);
-  f.is_everywhere = everywhere;
+  f.is_everywhere = !owned;
   set_slice(p, slot, &f);
   f.is_nonnegative = ng_is(name, "second");
   ng_name_append(f.name, sizeof f.name, slot->param == NG_BIAS ? ".bias" : ".weight");
-  return one_field(w, &f);
+  (void)visit(arg, &f);
 }
 
 static bool below_zero(const void *x, ng_dtype t, int64_t n) {
@@ -62,38 +54,38 @@ const char *ng_field_error(const ng_field *f, const void *data, int64_t n) {
 
 int32_t ng_state_keys(const ng_precond *p) { return p->blocks + p->entries; }
 
-ng_status ng_state_key_fields(ng_precond *p, int32_t k, ng_field_keyed visit, void *arg) {
+const char *ng_state_key(const ng_precond *p, int32_t k) {
+  return k < p->blocks ? p->block[k]->name : p->entry[k - p->blocks]->d.name;
+}
+
+void ng_state_key_fields(ng_precond *p, int32_t k, ng_field_visit visit, void *arg) {
   if (k < p->blocks) {
-    field_walk w = {p->block[k]->name, visit, arg};
-    return ng_block_fields(p->block[k], one_field, &w);
+    (void)ng_block_fields(p->block[k], visit, arg);
+    return;
   }
-  ng_entry *e = p->entry[k - p->blocks];
-  field_walk w = {e->d.name, visit, arg};
   const bool adamw = p->opt.base.update == NG_UPDATE_ADAMW;
-  ng_status st = NG_OK;
-  const bool owned = ng_update_is_owned(p);
-  const int32_t owner = owned ? ng_update_owner(p, e) : 0;
-  if (p->opt.base.update == NG_UPDATE_GRADIENT || e->d.frozen) return NG_OK; /* no moments */
-  for (int32_t i = 0; i < e->slots && st == NG_OK; i++) {
+  if (p->opt.base.update == NG_UPDATE_GRADIENT) return; /* no moments */
+  const ng_entry *e = p->entry[k - p->blocks];
+  for (int32_t i = 0; i < e->slots && !e->d.frozen; i++) {
     const ng_slot *slot = &e->slot[i];
-    st = visit_moment(&w, p, slot, adamw ? "first" : "momentum", slot->m, owner, !owned);
-    if (st == NG_OK && adamw) st = visit_moment(&w, p, slot, "second", slot->v, owner, !owned);
+    visit_moment(p, slot, adamw ? "first" : "momentum", slot->m, visit, arg);
+    if (adamw) visit_moment(p, slot, "second", slot->v, visit, arg);
   }
-  return st;
 }
 
 /* ---- numbers ---------------------------------------------------------------------------------*/
 
 typedef struct number_list {
   const ng_block *block;
-  ngio_out *to; /* receives the numbers */
+  ngio_out *values, *names;
 } number_list;
 
 static ng_status append_number(void *arg, ng_number *n) {
   const number_list *l = arg;
   const int32_t owner = n->stat != NULL ? n->stat->owner : l->block->owner;
   const double x = owner == l->block->ctx->rank ? *n->value : 0.0;
-  ngio_out_bytes(l->to, &x, sizeof x);
+  ngio_out_bytes(l->values, &x, sizeof x);
+  ngio_out_bytes(l->names, n->name, strlen(n->name) + 1);
   return NG_OK;
 }
 
@@ -104,14 +96,15 @@ static ng_status set_number(void *arg, ng_number *n) {
 }
 
 /* Files store numbers by name, so their order may change between versions. */
-void ng_state_append_numbers(ng_precond *p, int32_t k, ngio_out *to) {
+void ng_state_append_numbers(ng_precond *p, int32_t k, ngio_out *values, ngio_out *names) {
   if (k >= p->blocks) {
     const double missed = p->ctx->rank == 0 ? (double)p->entry[k - p->blocks]->missed_updates : 0.0;
-    ngio_out_bytes(to, &missed, sizeof missed);
+    ngio_out_bytes(values, &missed, sizeof missed);
     return;
   }
-  number_list l = {p->block[k], to};
+  number_list l = {p->block[k], values, names};
   (void)ng_block_numbers(p->block[k], append_number, &l);
+  ngio_out_bytes(names, "", 1);
 }
 
 const double *ng_state_set_numbers(ng_block *b, const double *x) {

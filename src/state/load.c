@@ -83,7 +83,7 @@ static bool read_header(load_data *x) {
     return ng_work_fail(w, NG_ERR_FILE, "is a safetensors file without a state of natgrad");
   }
   x->text_bytes = (int64_t)strlen(x->text);
-  x->id = ng_hex_of(ng_crc_of(x->text, x->text_bytes));
+  x->id = ng_hex_of(ng_crc32(0, x->text, (size_t)x->text_bytes));
   if (!ng_is(crc, x->id.text)) {
     return ng_work_fail(w, NG_ERR_FILE, "the manifest is damaged (its checksum differs)");
   }
@@ -115,7 +115,7 @@ static ng_status share_manifest(load_data *x) {
   if (!w->is_rank0) x->text = ng_work_alloc(w, x->text_bytes + 1); /* with a terminating 0 */
   NG_TRY(ng_work_agree(w));
   NG_TRY(ng_work_broadcast(w, x->text, x->text_bytes, 0));
-  if (!w->is_rank0) x->id = ng_hex_of(ng_crc_of(x->text, x->text_bytes));
+  if (!w->is_rank0) x->id = ng_hex_of(ng_crc32(0, x->text, (size_t)x->text_bytes));
   if (parse_manifest(x) && ng_manifest_read(w, &x->snapshot) && x->snapshot.parts > 1 &&
       w->file_or_stream->stream) {
     (void)ng_work_fail(w, NG_ERR_FILE, "is one of several files of a state; use ng_load");
@@ -203,7 +203,6 @@ static bool is_part_of_state(load_data *x, const ngio_tensors *file, int32_t par
   ng_work *w = &x->w;
   char says[NGIO_PART_ROOM];
   const ngio_value *v = ngio_at(ngio_get(ngio_json_root(w->manifest), "parts"), (size_t)part);
-  const ngio_value *bytes = ngio_get(v, "bytes"), *count = ngio_get(v, "tensors");
   const char *whole = ngio_tensors_text(file, part == 0 ? NG_MANIFEST_CRC : NGIO_PART_WHOLE);
   const char *is = ngio_tensors_text(file, NGIO_PART);
   ngio_part_text(says, part, x->snapshot.parts);
@@ -213,8 +212,8 @@ static bool is_part_of_state(load_data *x, const ngio_tensors *file, int32_t par
   if (!ng_is(whole, x->id.text) || (part > 0 && !ng_is(is, says))) {
     return ng_work_fail(w, NG_ERR_FILE, "is a part of another state");
   }
-  return (ngio_is(bytes, NGIO_INTEGER) && bytes->is.integer == ngio_tensors_bytes(file) &&
-          ngio_is(count, NGIO_INTEGER) && count->is.integer == ngio_tensors_count(file) &&
+  return (ngio_integer_or(ngio_get(v, "bytes"), -1) == ngio_tensors_bytes(file) &&
+          ngio_integer_or(ngio_get(v, "tensors"), -1) == ngio_tensors_count(file) &&
           v->count == 2) ||
          ng_work_fail(w, NG_ERR_FILE, "has another size or number of tensors than in the manifest");
 }

@@ -14,72 +14,69 @@
 
 /* ---- layers ----------------------------------------------------------------------------------*/
 
-typedef struct text_buffer {
-  char *text;
-  size_t size;
-} text_buffer;
-
 /* Append a text and a number.  With many layers, printf would take most of the time of a save. */
-static void append(const text_buffer *w, const char *what, int64_t x) {
-  ng_name_append(w->text, w->size, what);
-  if (x < 0) ng_name_append(w->text, w->size, "-");
-  ng_name_append_number(w->text, w->size, x < 0 ? -x : x);
+static void append(char *text, const char *what, int64_t x) {
+  ng_name_append(text, NG_MESSAGE, what);
+  if (x < 0) ng_name_append(text, NG_MESSAGE, "-");
+  ng_name_append_number(text, NG_MESSAGE, x < 0 ? -x : x);
 }
 
-static void append_pair(const text_buffer *w, const char *what, const int64_t x[2]) {
-  append(w, what, x[0]);
-  append(w, "x", x[1]);
+static void append_pair(char *text, const char *what, const int64_t x[2]) {
+  append(text, what, x[0]);
+  append(text, "x", x[1]);
 }
 
 /* Describe a layer by the properties on which its arrays in the state depend.  They do not depend on the order of the
  * axes of observed arrays. */
-void ng_manifest_describe(const ng_entry *e, char *text, size_t size) {
+void ng_manifest_describe(const ng_entry *e, char text[NG_MESSAGE]) {
   const ng_layer *d = &e->d;
-  const text_buffer w = {text, size};
   text[0] = 0;
   if (e->is_tensor) {
-    append(&w, "tensor of ", e->slot[0].cols);
+    append(text, "tensor of ", e->slot[0].cols);
   } else if (d->kind == NG_NORM) {
     static const char *const kind[] = {"", "batch", "layer", "group"};
     (void)snprintf(
-        text, size,
+        text, NG_MESSAGE,
         "norm in=%lld weight=%d bias=%d frozen=%d over=%s groups=%lld eps=%.17g input=%s",
         (long long)d->in, d->norm_no_weight == 0, d->bias, d->frozen, kind[d->norm_kind],
         (long long)d->groups, d->norm_eps, d->norm_input == NG_NORM_RAW ? "raw" : "normalised");
   } else if (d->kind == NG_EMBEDDING) {
-    append(&w, "embedding in=", d->in);
-    append(&w, " out=", d->out);
-    append(&w, " frozen=", d->frozen);
-    append(&w, " positions=", d->positions);
+    append(text, "embedding in=", d->in);
+    append(text, " out=", d->out);
+    append(text, " frozen=", d->frozen);
+    append(text, " positions=", d->positions);
   } else {
     const bool conv = d->kind == NG_CONV2D;
-    append(&w, conv ? "conv2d in=" : "linear in=", d->in);
-    append(&w, " out=", d->out);
-    append(&w, " bias=", d->bias);
-    append(&w, " frozen=", d->frozen);
+    append(text, conv ? "conv2d in=" : "linear in=", d->in);
+    append(text, " out=", d->out);
+    append(text, " bias=", d->bias);
+    append(text, " frozen=", d->frozen);
     if (conv) {
-      append_pair(&w, " kernel=", d->kernel);
-      append_pair(&w, " stride=", d->stride);
-      append_pair(&w, " padding=", d->padding);
-      append_pair(&w, " dilation=", d->dilation);
-      append(&w, " groups=", d->groups);
-      append_pair(&w, " image=", d->image);
+      append_pair(text, " kernel=", d->kernel);
+      append_pair(text, " stride=", d->stride);
+      append_pair(text, " padding=", d->padding);
+      append_pair(text, " dilation=", d->dilation);
+      append(text, " groups=", d->groups);
+      append_pair(text, " image=", d->image);
     } else {
-      append(&w, " positions=", d->positions);
+      append(text, " positions=", d->positions);
     }
   }
   for (int32_t k = 0; k < e->slots; k++) { /* window_scope = group: a window for each group */
     const ng_block *b = e->slot[k].block;
     if (b == NULL || b->entry != NULL || b->base.window_scope != NG_WINDOW_GROUP) continue;
-    ng_name_append(text, size, k == 0 ? " group=" : ",");
-    ng_name_append_number(text, size, b->segment[e->slot[k].segment].group);
+    append(text, k == 0 ? " group=" : ",", b->segment[e->slot[k].segment].group);
   }
+}
+
+/* Return the integer that has the key, or -1 if there is none. */
+static int64_t integer_of_key(const ngio_value *v, const char *key) {
+  return ngio_integer_or(ngio_get(v, key), -1);
 }
 
 static bool read_count(ng_work *w, const ngio_value *object, const char *where, const char *name,
                        int64_t most, int64_t *out) {
-  const ngio_value *v = ngio_get(object, name);
-  *out = ngio_is(v, NGIO_INTEGER) ? v->is.integer : -1;
+  *out = integer_of_key(object, name);
   return (*out >= 0 && *out <= most) ||
          ng_work_fail(w, NG_ERR_FILE,
                       "%s '%s' of the manifest is not a whole number from 0 to %lld", where, name,
@@ -113,7 +110,7 @@ static bool read_layers(ng_work *w, const ngio_value *layers, int64_t updates) {
     const char *theirs = ngio_text_of(ngio_get(l, "is"));
     const char *options = ngio_text_of(ngio_get(l, "options"));
     const char *ours = e->d.options == NULL ? "" : e->d.options;
-    ng_manifest_describe(ng_entry_whole(e), is, sizeof is);
+    ng_manifest_describe(ng_entry_whole(e), is);
     if (!ng_is(name, e->d.name)) {
       return ng_work_fail(w, NG_ERR_FILE, "layer %zu is '%.160s' in the state and '%.160s' here", i,
                           name, e->d.name);
@@ -233,22 +230,16 @@ static bool read_counters(ng_work *w, const ngio_value *manifest, ng_snapshot *s
 
 /* ---- pieces of arrays ------------------------------------------------------------------------*/
 
-/* Return the integer that has the key, or -1 if there is none. */
-static int64_t number_of(const ngio_value *v, const char *key) {
-  const ngio_value *x = ngio_get(v, key);
-  return ngio_is(x, NGIO_INTEGER) ? x->is.integer : -1;
-}
-
 ng_part_piece ng_piece_of(const ngio_value *v, const ng_field *f) {
   const bool sliced = v->count > 3, by_rows = sliced && ngio_get(v, "from_row") != NULL;
-  ng_part_piece q = {.part = (int32_t)number_of(v, "part"),
+  ng_part_piece q = {.part = (int32_t)integer_of_key(v, "part"),
                      .to = f->cols,
                      .by_rows = by_rows,
                      .is_whole = !by_rows && (!sliced || ngio_get(v, "from") == NULL),
                      .crc = ngio_text_of(ngio_get(v, "crc32"))};
   if (!q.is_whole) {
-    q.from = number_of(v, by_rows ? "from_row" : "from");
-    q.to = number_of(v, by_rows ? "to_row" : "to");
+    q.from = integer_of_key(v, by_rows ? "from_row" : "from");
+    q.to = integer_of_key(v, by_rows ? "to_row" : "to");
   }
   if (q.crc != NULL && strlen(q.crc) != NG_HEX) q.crc = NULL;
   return q;
@@ -259,7 +250,7 @@ static bool same_shape(const ngio_value *v, const ng_field *f) {
   const ngio_value *x = ngio_first(v);
   if (ngio_count(v) != (size_t)t.ndim) return false;
   for (int32_t i = 0; i < t.ndim; i++, x = ngio_next(v, x)) {
-    if (!ngio_is(x, NGIO_INTEGER) || x->is.integer != t.shape[i]) return false;
+    if (ngio_integer_or(x, -1) != t.shape[i]) return false;
   }
   return true;
 }
@@ -269,7 +260,7 @@ static bool same_shape(const ngio_value *v, const ng_field *f) {
 static bool has_duplicate_part(const ngio_value *pieces) {
   for (const ngio_value *x = ngio_first(pieces); x != NULL; x = ngio_next(pieces, x)) {
     for (const ngio_value *y = ngio_next(pieces, x); y != NULL; y = ngio_next(pieces, y)) {
-      if (number_of(x, "part") == number_of(y, "part")) return true;
+      if (integer_of_key(x, "part") == integer_of_key(y, "part")) return true;
     }
   }
   return false;
@@ -286,7 +277,7 @@ const ngio_value *ng_pieces_check(const ngio_value *v, const ng_field *f, int32_
     return NULL;
   }
   for (; x != NULL; x = ngio_next(pieces, x)) {
-    const int64_t its = number_of(x, "part");
+    const int64_t its = integer_of_key(x, "part");
     const ng_part_piece q = ng_piece_of(x, f);
     if (its < 0 || its >= parts || q.by_rows != by_rows || x->count != (q.is_whole ? 3 : 5) ||
         q.crc == NULL || !ngio_is_flag(ngio_get(x, "finite"))) {
@@ -305,53 +296,40 @@ const ngio_value *ng_pieces_check(const ngio_value *v, const ng_field *f, int32_
 
 /* ---- reading ---------------------------------------------------------------------------------*/
 
-typedef struct block_reader {
-  ng_work *w;
-  const ngio_value *from; /* the numbers of the block */
-  const ngio_value *next; /* probably the number with the next name */
-  const char *layer;
-  double *to;    /* receives the next number */
-  size_t seen;   /* numbers of the block read so far */
-  size_t counts; /* the first `counts` numbers of the block are flags and counts */
-} block_reader;
-
-/* Read a number by its name.  Check the range of a flag or count, because it is converted to an integer. */
-static ng_status read_number(void *arg, ng_number *n) {
-  block_reader *r = arg;
-  const ngio_value *v = ngio_get_hinted(r->from, r->next, n->name);
-  const double x = ngio_number_of(v);
-  r->next = v == NULL ? NULL : ngio_next(r->from, v);
-  if (!ngio_is_number(v)) {
-    (void)ng_work_fail(r->w, NG_ERR_FILE, "block '%s' of the manifest has no number '%s'", r->layer,
-                       n->name);
-  } else if (r->seen++ < r->counts && !(x >= 0.0 && x <= (double)NG_COUNT_MOST)) {
-    (void)ng_work_fail(r->w, NG_ERR_FILE,
-                       "'%s' of block '%s' of the manifest is %g, expected a count", n->name,
-                       r->layer, x);
-  }
-  *r->to++ = x;
-  return r->w->st;
-}
-
-/* Read the numbers of all blocks by name.  A block with more numbers than were read has an unknown number. */
+/* Read the numbers of all blocks by name.  The first numbers of a block are flags and counts; check their range, because
+ * they are converted to integers.  A block with more numbers than were read has an unknown number. */
 static bool read_blocks(ng_work *w, const ngio_value *blocks) {
   const ng_precond *p = w->p;
-  block_reader r = {.w = w, .to = w->values};
-  const ngio_value *next = ngio_first(blocks);
-  for (int32_t i = 0; i < p->blocks; i++) {
-    r.layer = p->block[i]->name;
-    r.from = ngio_get_hinted(blocks, next, r.layer);
-    r.next = ngio_first(r.from);
-    next = r.from == NULL ? NULL : ngio_next(blocks, r.from);
-    r.seen = 0;
-    r.counts = ng_block_flags_and_counts(p->block[i]);
-    if (ng_block_numbers(p->block[i], read_number, &r) != NG_OK) return false;
-    if (r.from->count != r.seen) {
+  const char *name = w->number_names.text;
+  const ngio_value *next = ngio_first(blocks); /* probably the next block */
+  double *to = w->values;
+  for (int32_t i = 0; i < p->blocks; i++, name++) {
+    const char *layer = p->block[i]->name;
+    const size_t counts = ng_block_flags_and_counts(p->block[i]);
+    const ngio_value *block = ngio_get_hinted(blocks, next, layer), *hint = ngio_first(block);
+    size_t n = 0;
+    for (; *name != 0; name += strlen(name) + 1, n++) {
+      const ngio_value *v = ngio_get_hinted(block, hint, name);
+      const double x = ngio_number_of(v);
+      if (!ngio_is_number(v)) {
+        return ng_work_fail(w, NG_ERR_FILE, "block '%s' of the manifest has no number '%s'", layer,
+                            name);
+      }
+      if (n < counts && !(x >= 0.0 && x <= (double)NG_COUNT_MOST)) {
+        return ng_work_fail(w, NG_ERR_FILE,
+                            "'%s' of block '%s' of the manifest is %g, expected a count", name,
+                            layer, x);
+      }
+      hint = ngio_next(block, v);
+      *to++ = x;
+    }
+    if (block->count != n) { /* `solved` exists, so the block does */
       return ng_work_fail(w, NG_ERR_FILE,
                           "block '%s' of the manifest has numbers that are unknown to this "
                           "version",
-                          r.layer);
+                          layer);
     }
+    next = ngio_next(blocks, block);
   }
   const size_t n = ngio_is(blocks, NGIO_OBJECT) ? blocks->count : 0;
   return n == (size_t)p->blocks ||

@@ -18,7 +18,7 @@ static void make_layers(const ng_precond *p, const double *missed, ngio_out *o) 
   ngio_open(o, "layers", '[');
   for (int32_t i = 0; i < p->entries; i++) {
     const ng_entry *e = p->entry[i];
-    ng_manifest_describe(ng_entry_whole(e), is, sizeof is);
+    ng_manifest_describe(ng_entry_whole(e), is);
     ngio_open(o, NULL, '{');
     ngio_put_text(o, "name", e->d.name);
     ngio_put_text(o, "is", is);
@@ -29,25 +29,14 @@ static void make_layers(const ng_precond *p, const double *missed, ngio_out *o) 
   ngio_shut(o, ']');
 }
 
-typedef struct block_writer {
-  ngio_out *to;
-  const double *from;
-  int64_t at; /* index in `values` */
-} block_writer;
-
-/* The numbers are visited in the order in which ng_state_append_numbers listed them. */
-static ng_status write_number(void *arg, ng_number *n) {
-  block_writer *w = arg;
-  ngio_put_real(w->to, n->name, w->from[w->at++]);
-  return NG_OK;
-}
-
-static void make_blocks(ng_precond *p, const double *values, ngio_out *o) {
-  block_writer w = {o, values, 0};
+static void make_blocks(const ng_work *w, ngio_out *o) {
+  const char *name = w->number_names.text;
+  const double *value = w->values;
   ngio_open(o, "blocks", '{');
-  for (int32_t i = 0; i < p->blocks; i++) {
-    ngio_open(o, p->block[i]->name, '{');
-    (void)ng_block_numbers(p->block[i], write_number, &w);
+  for (int32_t i = 0; i < w->p->blocks; i++, name++) {
+    ngio_open(o, w->p->block[i]->name, '{');
+    for (; *name != 0; name += strlen(name) + 1)
+      ngio_put_real(o, name, *value++);
     ngio_shut(o, '}');
   }
   ngio_shut(o, '}');
@@ -104,7 +93,7 @@ bool ng_manifest_begin(ng_work *w, int32_t parts) {
   ngio_put_real(o, "inner", finite_or(p->step->inner, 0.0));
   ngio_shut(o, '}');
   make_layers(p, w->values + w->value_count - p->entries, o);
-  make_blocks(p, w->values, o);
+  make_blocks(w, o);
   ngio_open(o, "tensors", '{');
   return true;
 }

@@ -183,7 +183,8 @@ static ng_status seal_arrays(save_data *x) {
       st = process_rows(x, f, seal);
     } else if (has_data(x, f, &data, &bytes)) {
       const bool finite = ng_are_finite(data, f->dtype, bytes / ng_dtype_size(f->dtype));
-      seal[f->slice == NULL ? 0 : w->p->ctx->rank] = ng_seal(ng_crc_of(data, bytes), finite);
+      seal[f->slice == NULL ? 0 : w->p->ctx->rank] =
+          ng_seal(ng_crc32(0, data, (size_t)bytes), finite);
     }
     seal += seal_count(x, f);
   }
@@ -214,12 +215,12 @@ static ng_status gather(save_data *x) {
 
 static void list_piece(save_data *x, const ng_item *item, const double *seal, ng_part_piece q) {
   const ng_hex crc = ng_seal_of(seal[q.is_whole ? 0 : q.part], &q.finite);
-  x->bytes[q.part] += ng_tensor_describe(NULL, &item->field, &q).bytes;
-  x->count[q.part]++;
   if (x->parts == 1) {
     ng_manifest_tensor(&x->w.out, item->name, crc.text, q.finite);
     return;
   }
+  x->bytes[q.part] += ng_tensor_describe(NULL, &item->field, &q).bytes;
+  x->count[q.part]++;
   q.crc = crc.text;
   ng_manifest_piece(&x->w.out, &q);
 }
@@ -254,7 +255,7 @@ static void make_manifest(save_data *x) {
     seal += seal_count(x, &w->item[i].field);
   }
   if (!ng_manifest_end(w, x->bytes, x->count, x->parts)) return;
-  x->id = ng_hex_of(ng_crc_of(w->out.text, (int64_t)w->out.used - 1));
+  x->id = ng_hex_of(ng_crc32(0, w->out.text, w->out.used - 1));
 }
 
 /* Every rank has all numbers and seals, so all ranks write the same text. */

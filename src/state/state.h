@@ -25,11 +25,11 @@
 
 /* ---- fields.c, field_order.c --------------------------------------------------------------------------*/
 
-/* Visit the arrays of key k of ng_state_keys.  A key is the name of a block, or of a layer, whose arrays are its
- * moments: first come all blocks, then all layers. */
-typedef ng_status (*ng_field_keyed)(void *arg, const char *key, ng_field *f);
+/* Key k of ng_state_keys is the name of a block, or of a layer, whose arrays are its moments: first come all blocks,
+ * then all layers.  ng_state_key_fields: visit the arrays of key k; `visit` must return NG_OK. */
 int32_t ng_state_keys(const ng_precond *p);
-ng_status ng_state_key_fields(ng_precond *p, int32_t k, ng_field_keyed visit, void *arg);
+const char *ng_state_key(const ng_precond *p, int32_t k);
+void ng_state_key_fields(ng_precond *p, int32_t k, ng_field_visit visit, void *arg);
 
 /* Bytes of the widest element.  In files, arrays with elements of 8 bytes come first, then of 4, 2 and 1. */
 enum { NG_WIDEST = 8 };
@@ -57,9 +57,10 @@ void *ng_field_published(const ng_field *f, void *to);
 const char *ng_field_error(const ng_field *f, const void *data, int64_t n);
 
 /* All numbers of the state form one list: the numbers of each block, then one number for each entry.
- * ng_state_append_numbers: append the numbers of key k; a number that belongs to another rank is 0.
+ * ng_state_append_numbers: append the numbers of key k; a number that belongs to another rank is 0.  Of a block, also
+ * append the names of its numbers, each with its terminating 0, and then an empty name.
  * ng_state_set_numbers: set the numbers of a block from x on; return the address after them. */
-void ng_state_append_numbers(ng_precond *p, int32_t k, ngio_out *to);
+void ng_state_append_numbers(ng_precond *p, int32_t k, ngio_out *values, ngio_out *names);
 const double *ng_state_set_numbers(ng_block *b, const double *x);
 
 /* ---- implementations of public functions: save.c, load.c, factors.c, walk.c ------------------*/

@@ -5,8 +5,8 @@
  * reads all arrays in order needs linear time. */
 #include "state/work.h"
 
-static ng_status count_one(void *arg, const char *key, ng_field *f) {
-  (void)key, (void)f;
+static ng_status count_one(void *arg, ng_field *f) {
+  (void)f;
   ++*(int32_t *)arg;
   return NG_OK;
 }
@@ -14,7 +14,7 @@ static ng_status count_one(void *arg, const char *key, ng_field *f) {
 int32_t ng_state_field_count(ng_precond *p) {
   int32_t n = 0;
   for (int32_t k = 0; k < ng_state_keys(p); k++)
-    (void)ng_state_key_fields(p, k, count_one, &n);
+    ng_state_key_fields(p, k, count_one, &n);
   return n;
 }
 
@@ -27,14 +27,11 @@ typedef struct field_seek {
   ng_field field;
 } field_seek;
 
-static ng_status seek_one(void *arg, const char *key, ng_field *f) {
+static ng_status seek_one(void *arg, ng_field *f) {
   field_seek *s = arg;
   if (s->found || ng_dtype_size(f->dtype) != s->width) return NG_OK;
   if (s->left-- > 0) return NG_OK;
   s->found = true;
-  ng_name_append(s->name, sizeof s->name, key);
-  ng_name_append(s->name, sizeof s->name, "/");
-  ng_name_append(s->name, sizeof s->name, f->name);
   s->field = *f;
   return NG_OK;
 }
@@ -48,8 +45,11 @@ static bool find_field(ng_precond *p, int32_t i, field_seek *s) {
     s->width = at->width;
     for (; at->key < ng_state_keys(p); at->key++) {
       s->left = i - at->fields_before;
-      (void)ng_state_key_fields(p, at->key, seek_one, s);
-      if (s->found) return true;
+      ng_state_key_fields(p, at->key, seek_one, s);
+      if (s->found) {
+        (void)snprintf(s->name, sizeof s->name, "%s/%s", ng_state_key(p, at->key), s->field.name);
+        return true;
+      }
       at->fields_before = i - s->left;
     }
   }

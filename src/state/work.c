@@ -62,16 +62,16 @@ ng_rect ng_piece_rect(const ng_part_piece *q, const ng_field *f) {
 /* ---- the list of fields ----------------------------------------------------------------------*/
 
 /* Every rank knows the size of the array, also if f->data is NULL on this rank. */
-static ng_status list_field(void *arg, const char *key, ng_field *f) {
+static ng_status list_field(void *arg, ng_field *f) {
   ng_work *w = arg;
-  const ng_item item = {.field = *f, .key = key};
+  const ng_item item = {.field = *f};
   const int64_t size = ng_dtype_size(f->dtype);
   w->widths |= size;
   w->largest = ng_max64(w->largest, ng_field_send_count(f) * size);
   if (f->slice == NULL && f->data != NULL)
     w->largest_local = ng_max64(w->largest_local, ng_field_bytes(f));
   ngio_out_bytes(&w->items, &item, sizeof item);
-  ngio_out_put(&w->names, key);
+  ngio_out_put(&w->names, w->key);
   ngio_out_bytes(&w->names, "/", 1);
   ngio_out_bytes(&w->names, f->name, strlen(f->name) + 1);
   return NG_OK;
@@ -86,13 +86,14 @@ static int by_width(const void *a, const void *b) {
 /* Visit each key only once: with many blocks a visit is slow, because their memory is not in the cache. */
 void ng_work_list_state(ng_work *w) {
   for (int32_t k = 0; k < ng_state_keys(w->p); k++) {
-    (void)ng_state_key_fields(w->p, k, list_field, w);
-    ng_state_append_numbers(w->p, k, &w->numbers);
+    w->key = ng_state_key(w->p, k);
+    ng_state_key_fields(w->p, k, list_field, w);
+    ng_state_append_numbers(w->p, k, &w->numbers, &w->number_names);
   }
 }
 
 bool ng_work_list_state_status(ng_work *w) {
-  if (w->items.lost || w->names.lost || w->numbers.lost)
+  if (w->items.lost || w->names.lost || w->numbers.lost || w->number_names.lost)
     return ng_work_fail(w, NG_ERR_NOMEM, "no memory");
   w->item = (void *)w->items.text;
   w->fields = (int32_t)(w->items.used / sizeof *w->item);
@@ -135,6 +136,7 @@ void ng_work_close(ng_work *w) {
   ngio_out_free(&w->items);
   ngio_out_free(&w->names);
   ngio_out_free(&w->numbers);
+  ngio_out_free(&w->number_names);
   for (ng_work_allocation *t = w->allocations, *next; t != NULL; t = next) {
     next = t->next;
     ng_free(w->p->ctx, t, t->bytes);
@@ -226,8 +228,6 @@ bool ng_work_fail(ng_work *w, ng_status st, const char *format, ...) {
 }
 
 /* ---- checksums -------------------------------------------------------------------------------*/
-
-uint32_t ng_crc_of(const void *data, int64_t bytes) { return ng_crc32(0, data, (size_t)bytes); }
 
 ng_hex ng_hex_of(uint32_t crc) {
   static const char digit[] = "0123456789abcdef";

@@ -18,7 +18,6 @@
 /* One array of the state. */
 typedef struct ng_item {
   ng_field field;
-  const char *key;  /* name of the block or layer */
   const char *name; /* "key/field" */
   const void *data; /* load: the verified elements that this rank reads, in published order */
 } ng_item;
@@ -40,8 +39,10 @@ typedef struct ng_work {
   bool is_rank0;
   struct ng_work_allocation *allocations; /* list of the allocations of ng_work_alloc */
   ngio_out items, names, numbers;         /* memory of `item`, of the names, of `values` */
-  int64_t widths; /* sum of the element sizes that occur, each of which is a power of two */
-  ng_item *item;  /* [fields] wide dtypes first, so that all data in the file are aligned */
+  ngio_out number_names; /* names of the numbers of all blocks; an empty name ends a block */
+  const char *key;       /* ng_work_list_state: name of the block or layer that is visited */
+  int64_t widths;        /* sum of the element sizes that occur, each of which is a power of two */
+  ng_item *item;         /* [fields] wide dtypes first, so that all data in the file are aligned */
   int32_t fields;
   int64_t largest;       /* bytes of the largest array, or row if ranks hold columns */
   int64_t largest_local; /* bytes of the largest unsliced array on this rank */
@@ -99,8 +100,7 @@ enum { NG_HEX = 8 }; /* digits of a checksum */
 typedef struct ng_hex {
   char text[12];
 } ng_hex;
-/* The CRC-32 of zlib.  It detects damage, not manipulation. */
-uint32_t ng_crc_of(const void *data, int64_t bytes);
+/* Checksums are the CRC-32 of zlib, which detects damage, not manipulation. */
 ng_hex ng_hex_of(uint32_t crc);
 /* A seal has a checksum and the flag "all elements are finite" in one double.  Ranks exchange seals in a sum: if all
  * other ranks have 0, the sum is exact. */
@@ -113,7 +113,7 @@ ng_hex ng_seal_of(double seal, bool *finite);
 #define NG_COUNT_MOST (INT64_C(1) << 53)
 extern const char *const ng_rung_name[NG_RESCUES];
 /* Describe a layer, for comparison and for messages. */
-void ng_manifest_describe(const ng_entry *e, char *text, size_t size);
+void ng_manifest_describe(const ng_entry *e, char text[NG_MESSAGE]);
 
 /* Write the manifest to w->out, with numbers from w->values, up to its tensors. */
 bool ng_manifest_begin(ng_work *w, int32_t parts);
