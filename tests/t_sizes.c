@@ -84,7 +84,7 @@ static void expect_valid_entry(const fixture *f, int32_t i) {
   for (int k = 0; k < 2 && conv && e->d.image[k] > 0; k++) {
     const wide reach = (wide)e->d.dilation[k] * (e->d.kernel[k] - 1) + 1;
     const wide out = (e->d.image[k] + 2 * (wide)e->d.padding[k] - reach) / e->d.stride[k] + 1;
-    assert_true(out == (k == 0 ? e->out_height : e->out_width));
+    assert_true(out == e->out_size[k]);
   }
 }
 

@@ -119,13 +119,13 @@ ng_conv ng_layer_conv(const ng_entry *e, bool outputs) {
   const bool conv = d->kind == NG_CONV2D, patch = conv && !outputs;
   ng_conv c = {.channels = outputs ? d->out : d->in,
                .height = !conv     ? 1
-                         : outputs ? e->out_height
+                         : outputs ? e->out_size[0]
                                    : d->image[0],
                .width = !conv     ? 1
-                        : outputs ? e->out_width
+                        : outputs ? e->out_size[1]
                                   : d->image[1],
-               .out_height = conv ? e->out_height : 1,
-               .out_width = conv ? e->out_width : 1,
+               .out_height = conv ? e->out_size[0] : 1,
+               .out_width = conv ? e->out_size[1] : 1,
                .outputs = d->out,
                .is_linear = !conv};
   for (int i = 0; i < 2; i++) {

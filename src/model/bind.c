@@ -7,16 +7,6 @@
 
 /* ---- a list ----------------------------------------------------------------------------------*/
 
-/* Return the number of leading axes whose extents have the product `rows`; -1 if there is no such number. */
-static int32_t count_row_axes(const ng_strided *s, int64_t rows) {
-  int64_t have = 1;
-  int32_t k = 0;
-  while (k < s->ndim && have < rows) {
-    have *= s->shape[k++];
-  }
-  return have == rows ? k : -1;
-}
-
 /* Drop axes of extent 1. */
 static void drop_unit_axes(ng_strided *s) {
   int32_t n = 0;
@@ -91,10 +81,10 @@ static ng_status describe_array(ng_precond *p, const ng_slot *slot, const ng_arr
         "written",
         call, slot->name, shape.text);
   }
-  const int32_t rows = count_row_axes(&s, slot->rows);
+  const int32_t rows = slot->rows > 1; /* number of axes of rows */
   out->data = s.data;
   out->dtype = s.dtype;
-  out->row_stride = rows > 0 ? s.stride[rows - 1] : 0;
+  out->row_stride = rows > 0 ? s.stride[0] : 0;
   out->axes = s.ndim - rows;
   memcpy(out->extent, s.shape + rows, (size_t)out->axes * sizeof *out->extent);
   memcpy(out->stride, s.stride + rows, (size_t)out->axes * sizeof *out->stride);

@@ -190,7 +190,7 @@ static ng_status check_shard(ng_precond *p, const ng_layer *d) {
                  d->name, d->shard_axis);
 }
 
-/* Check all fields of *d, and set e->out_height and e->out_width of a convolution. */
+/* Check all fields of *d, and set e->out_size of a convolution. */
 static ng_status check_layer(ng_precond *p, const ng_layer *d, ng_entry *e) {
   ng_status st = check_supported(p, d);
   const bool norm = d->kind == NG_NORM;
@@ -205,11 +205,7 @@ static ng_status check_layer(ng_precond *p, const ng_layer *d, ng_entry *e) {
                    d->name, d->bias, d->frozen);
   }
   if (d->kind == NG_CONV2D) {
-    int64_t out[2] = {0, 0};
-    st = check_conv(p, d, out);
-    if (st != NG_OK) return st;
-    e->out_height = out[0];
-    e->out_width = out[1];
+    st = check_conv(p, d, e->out_size);
   } else {
     st = check_range(p, d, "positions", d->positions, 0);
     if (st == NG_OK && d->order != NG_SAMPLES_FIRST && d->order != NG_POSITIONS_FIRST) {

@@ -65,7 +65,8 @@ struct ng_entry {
   const struct ng_family *family;  /* set by ng_ready; NULL: no curvature */
   ng_layer_shard *shard;           /* set by ng_ready; NULL: not sharded */
   ng_entry *registered;            /* of ng_layer_shard.whole: the registered shard; else NULL */
-  int64_t out_height, out_width;   /* output size of the declared image of a convolution, or 0 */
+  int64_t out_size
+      [2]; /* of a convolution: height and width of the output of the declared image, or 0 */
   /* The different output sizes [height, width] of a convolution in micro-batch `sizes_batch`.  sizes_count may exceed
    * NG_IMAGE_SIZES; then only the first sizes are stored. */
   int64_t sizes_batch;

@@ -144,15 +144,6 @@ static ng_status check_stat(const ng_block *b, const ng_stat *s) {
   return NG_OK;
 }
 
-/* Let the family create the block and declare its statistics. */
-static ng_status declare_block(ng_block *b) {
-  b->solves = b->family->solve != NULL;
-  ng_status st = b->family->create_state(b);
-  if (st == NG_OK) st = b->family->declare_statistics(b);
-  if (st == NG_OK) set_statistic_rules(b);
-  return st;
-}
-
 /* Set b->is_worker: this rank can compute PD.  If the family solves, all ranks of the block's column store the results.
  * Otherwise PD is computed from the averages, and each row of the grid needs a rank that stores them. */
 static ng_status set_worker(ng_block *b) {
@@ -189,7 +180,8 @@ ng_status ng_blocks_set_workers(ng_precond *p) {
   return st;
 }
 
-/* Set and check the options of the block: the model's, overridden by `line`.  Then let the family fill the block. */
+/* Set and check the options of the block: the model's, overridden by `line`.  Then let the family create the block and
+ * declare its statistics. */
 static ng_status set_up_block(ng_block *b, const char *line) {
   ng_options o;
   char message[NG_MESSAGE] = "";
@@ -202,7 +194,11 @@ static ng_status set_up_block(ng_block *b, const char *line) {
     return ng_fail(b->ctx, st, "%s '%s': options: %s", b->entry != NULL ? "layer" : "block",
                    b->name, message);
   }
-  return declare_block(b);
+  b->solves = b->family->solve != NULL;
+  st = b->family->create_state(b);
+  if (st == NG_OK) st = b->family->declare_statistics(b);
+  if (st == NG_OK) set_statistic_rules(b);
+  return st;
 }
 
 static ng_status make_layer_block(ng_precond *p, ng_entry *e, const ng_family *f) {

@@ -67,8 +67,9 @@ static ng_status allocate_memory(ng_precond *p) {
   if (st == NG_OK) st = ng_plan_commit(p, &plan);
   if (st == NG_OK) st = ng_setup_request_memory(p, &plan);
   for (int32_t i = 0; i < p->stats && st == NG_OK; i++) {
-    ng_stat_init(p->stat[i].stat);
+    ng_stat_init(p->ctx->queue, p->stat[i].stat);
   }
+  ng_queue_wait(p->ctx->queue);
   for (int32_t i = 0; i < p->blocks && st == NG_OK; i++) {
     if (p->block[i]->family->set_initial_values != NULL)
       st = p->block[i]->family->set_initial_values(p->block[i]);

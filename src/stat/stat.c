@@ -28,23 +28,19 @@ static void reset_step(ng_stat *s) {
   s->posted = s->last_observed = s->is_new = false;
 }
 
+/* Add `by` to the diagonal of the average. */
+static void shift_diagonal(ng_queue *q, const ng_stat *s, const ng_stat_part *p, double by) {
+  ng_linalg(q)->shift_diagonal(q, s->symmetric ? p->rows : p->diagonal, p->average,
+                               s->average_dtype, !s->symmetric, by);
+}
+
 /* start = identity: set the diagonal of the average to 1, as KAISA and kfac_pytorch do. start = first: nothing to set,
  * because the first fold gives the old average the weight 0. */
-void ng_stat_init(ng_stat *s) {
+void ng_stat_init(ng_queue *q, ng_stat *s) {
   reset_step(s);
   if (!s->has_average || s->rule.start != NG_START_IDENTITY) return;
-  const float one = 1.0f;
   for (int32_t i = 0; i < s->parts; i++) {
-    const ng_stat_part *p = &s->part[i];
-    for (int64_t j = 0; j < (s->symmetric ? p->rows : p->diagonal); j++) {
-      const int64_t k = s->symmetric ? ng_sym_at(p->rows, j, j) : j;
-      if (ng_stat_is_double(s)) {
-        ((double *)p->average)[k] = 1.0;
-        continue;
-      }
-      ng_from_f32((char *)p->average + k * ng_dtype_size(s->average_dtype), s->average_dtype, &one,
-                  1);
-    }
+    shift_diagonal(q, s, &s->part[i], 1.0);
   }
 }
 
@@ -230,9 +226,7 @@ static void add_shift(ng_queue *q, ng_stat *s) {
   const bool all = s->spread == NG_SPREAD_OWNER || s->rule.whole_shift || s->shares_batch;
   for (int32_t i = 0; i < s->parts; i++) {
     const ng_stat_part *p = &s->part[i];
-    const double by = s->shift[p->group] / (all ? 1 : s->observers);
-    ng_linalg(q)->shift_diagonal(q, s->symmetric ? p->rows : p->diagonal, p->average,
-                                 s->average_dtype, !s->symmetric, by);
+    shift_diagonal(q, s, p, s->shift[p->group] / (all ? 1 : s->observers));
   }
 }
 

@@ -140,8 +140,8 @@ void ng_stat_copy_average(ng_queue *q, const ng_stat *s, void *scratch);
 void ng_stat_compare(ng_queue *q, ng_stat *s, const void *scratch);
 int64_t ng_stat_wire_bytes(const ng_stat *s);
 
-/* Set the initial values of a statistic whose arrays are zero. */
-void ng_stat_init(ng_stat *s);
+/* Set the initial values of a statistic whose arrays are zero; the caller waits for the queue. */
+void ng_stat_init(ng_queue *q, ng_stat *s);
 
 /* Begin an observation of `samples` samples: set samples, samples_all and mix. If ranks share the micro-batch, `whole` is
  * its number of samples and `first` the index of this rank's first sample; otherwise whole = 0. If samples becomes 0, there
