@@ -18,7 +18,7 @@ enum { MOST = 1 << 30 }; /* most elements of a call, so that counts and offsets 
 
 /* Return a spare op whose buffer is large enough.  If there is none, enlarge the buffer of the first spare op, or
  * create an op. */
-static op *op_take(endpoint *s, size_t bytes) {
+static op *take_op(endpoint *s, size_t bytes) {
   op **at = &s->spare;
   bytes += NG_ALIGN; /* never 0 */
   while (*at != NULL && (*at)->bytes < bytes) {
@@ -76,14 +76,14 @@ static ng_status start(void *user, const ng_collective *c, void **request) {
   const int64_t count = ng_call_total(c, t->n);
   bool two;
   const int64_t buffer = ng_mpi_buffer_size(t, c, count, &two);
-  op *o = op_take(s, (size_t)(buffer * ng_dtype_size(c->dtype)));
+  op *o = take_op(s, (size_t)(buffer * ng_dtype_size(c->dtype)));
   if (o == NULL) return ng_mpi_refuse(s, NG_ERR_NOMEM);
   o->c = *c;
   o->c.count = count;
   o->next = NULL;
   o->team = t;
   o->stage = NG_MPI_FIRST;
-  o->two = two;
+  o->has_two_stages = two;
   if (two) o->ticket = t->tickets++;
   *s->last = o;
   s->last = &o->next;
@@ -131,7 +131,7 @@ static ng_status run(void *user, const ng_collective *c) {
 
 /* ---- groups ----------------------------------------------------------------------------------*/
 
-static team *team_new(int32_t n) {
+static team *make_team(int32_t n) {
   team *t = calloc(1, sizeof *t + (size_t)n * sizeof *t->rank);
   if (t == NULL) return NULL;
   t->n = n;
@@ -139,7 +139,7 @@ static team *team_new(int32_t n) {
   return t;
 }
 
-static void team_free(team *t) {
+static void free_team(team *t) {
   for (int i = 0; i < 2; i++) {
     if (t->comm[i] != MPI_COMM_NULL) (void)MPI_Comm_free(&t->comm[i]);
   }
@@ -189,7 +189,7 @@ static ng_status group_create(void *user, const int32_t *ranks, int32_t n, void 
   if (!ng_call_ranks_valid(ranks, n, s->world->n)) return ng_mpi_refuse(s, NG_ERR_ARG);
   team *t = find_team(s, ranks, n);
   if (t == NULL) {
-    t = team_new(n);
+    t = make_team(n);
     if (t == NULL) return ng_mpi_refuse(s, NG_ERR_NOMEM);
     memcpy(t->rank, ranks, (size_t)n * sizeof *ranks);
     t->index = ng_call_member(t->rank, n, s->world->index);
@@ -240,7 +240,7 @@ ng_status ng_mpi_transport(MPI_Comm comm, ng_transport *out, size_t size) {
   }
   const bool bad = out == NULL || size < sizeof(size_t);
   endpoint *s = calloc(1, sizeof *s + (size_t)ranks * sizeof *s->peer);
-  team *t = team_new(ranks);
+  team *t = make_team(ranks);
   int mine = bad ? 1 : s == NULL || t == NULL ? 2 : 0;
   int e = MPI_Allreduce(&mine, &failed, 1, MPI_INT, MPI_MAX, comm);
   if (e == MPI_SUCCESS && failed == 0 && t != NULL) e = duplicate_comm(comm, t);
@@ -275,9 +275,9 @@ void ng_mpi_release(ng_transport *t) {
   if (!all) return;
   while (s->groups != NULL) {
     team *next = s->groups->next;
-    team_free(s->groups);
+    free_team(s->groups);
     s->groups = next;
   }
-  team_free(s->world);
+  free_team(s->world);
   free(s);
 }

@@ -29,7 +29,7 @@ struct ng_mpi_op {
   ng_collective c;
   ng_mpi_team *team;
   ng_mpi_stage stage;
-  bool two;            /* the op has two stages */
+  bool has_two_stages;
   int64_t ticket;      /* number of the op among the two-stage ops of its team */
   MPI_Request request; /* of the collective of MPI in progress */
   char *buffer;        /* [bytes] read and written by MPI: sent data, then received data */

@@ -50,7 +50,7 @@ static int64_t share_begin(const op *o, int32_t m) { return o->c.count * m / o->
 
 /* Return the number of elements of member m: its part in a call with `counts` and one stage, otherwise its share. */
 static int64_t part_size(const op *o, int32_t m) {
-  if (ng_call_counts(o->c.kind) && !o->two) return o->c.counts[m];
+  if (ng_call_counts(o->c.kind) && !o->has_two_stages) return o->c.counts[m];
   return share_begin(o, m + 1) - share_begin(o, m);
 }
 
@@ -120,7 +120,7 @@ static void sum_members(const op *o, const char *from, int64_t count, char *to) 
 /* ---- stages -----------------------------------------------------------------------------------*/
 
 /* A small all-reduce: every rank gathers all data and sums them. */
-static bool sums_by_gather(const op *o) { return o->c.kind == NG_ALL_REDUCE && !o->two; }
+static bool sums_by_gather(const op *o) { return o->c.kind == NG_ALL_REDUCE && !o->has_two_stages; }
 
 /* Copy the data to send into the buffer and begin the first collective. */
 int ng_mpi_begin(op *o) {
@@ -164,10 +164,10 @@ static void finish_first(op *o) {
     sum_members(o, o->buffer, c->count, c->recv);
   } else {
     const int64_t mine = o->list[t->index];
-    char *to = o->two ? o->buffer + o->list[t->n + t->index] * size : c->recv;
+    char *to = o->has_two_stages ? o->buffer + o->list[t->n + t->index] * size : c->recv;
     sum_members(o, o->buffer + all, mine, to);
   }
-  o->stage = o->two ? NG_MPI_TURN : NG_MPI_DONE;
+  o->stage = o->has_two_stages ? NG_MPI_TURN : NG_MPI_DONE;
 }
 
 /* In the buffer the received data follow the sent data. */

@@ -72,14 +72,14 @@ struct ng_threads {
 
 /* ---- teams and ops ---------------------------------------------------------------------------*/
 
-static void team_free(team *t) {
+static void free_team(team *t) {
   (void)pthread_cond_destroy(&t->changed);
   free(t->rank);
   free(t->joins);
   free(t);
 }
 
-static team *team_new(ng_threads *g, const int32_t *rank, int32_t n) {
+static team *make_team(ng_threads *g, const int32_t *rank, int32_t n) {
   team *t = calloc(1, sizeof *t);
   if (t == NULL) return NULL;
   (void)pthread_cond_init(&t->changed, NULL);
@@ -87,7 +87,7 @@ static team *team_new(ng_threads *g, const int32_t *rank, int32_t n) {
   t->rank = malloc((size_t)n * sizeof *t->rank);
   t->joins = calloc((size_t)n, sizeof *t->joins);
   if (t->rank == NULL || t->joins == NULL) {
-    team_free(t);
+    free_team(t);
     return NULL;
   }
   for (int32_t i = 0; i < n; i++) {
@@ -104,7 +104,7 @@ static int32_t member_of(const team *t, int32_t rank) {
 
 /* Return a spare or new op for team t.  Every op has memory for the calls of all ranks, so that any team can reuse
  * it. */
-static op *op_new(ng_threads *g, team *t) {
+static op *take_op(ng_threads *g, team *t) {
   op *o = g->spare;
   op *older = g->ops;
   if (o != NULL) {
@@ -224,14 +224,14 @@ static bool calls_are_equal(const ng_collective *a, const ng_collective *b, int3
 
 /* Open an op that all members have joined.  Return false if their calls differ, by an error of the caller, or if a new
  * team has no memory. */
-static bool op_open(ng_threads *g, op *o) {
+static bool open_op(ng_threads *g, op *o) {
   team *t = o->team;
   const ng_collective *c = o->call[0];
   for (int32_t m = 1; m < t->n; m++) {
     if (!calls_are_equal(c, o->call[m], t->n)) return false;
   }
   if (c->kind == (ng_coll_kind)MAKE_TEAM) {
-    o->made = team_new(g, c->send, (int32_t)c->count);
+    o->made = make_team(g, c->send, (int32_t)c->count);
     if (o->made == NULL) return false;
   } else {
     o->total = ng_call_total(c, t->n);
@@ -251,7 +251,7 @@ static ng_status join_op(ng_threads *g, team *t, int32_t m, const ng_collective 
   if (g->stopped) return NG_ERR_COMM;
   op *o = t->joins[m];
   if (o == NULL) {
-    o = op_new(g, t);
+    o = take_op(g, t);
     if (o == NULL) {
       stop_all(g);
       return NG_ERR_NOMEM;
@@ -264,7 +264,7 @@ static ng_status join_op(ng_threads *g, team *t, int32_t m, const ng_collective 
   }
   t->joins[m] = o->next;
   o->call[m] = c;
-  if (++o->arrived == t->n && !op_open(g, o)) {
+  if (++o->arrived == t->n && !open_op(g, o)) {
     stop_all(g);
     return NG_ERR_COMM;
   }
@@ -402,7 +402,7 @@ static void group_destroy(void *user, void *group) {
       at = &(*at)->next;
     }
     *at = t->next;
-    team_free(t);
+    free_team(t);
   }
   (void)pthread_mutex_unlock(&g->lock);
 }
@@ -417,7 +417,7 @@ ng_status ng_threads_create(int32_t ranks, ng_threads **out) {
   (void)pthread_cond_init(&g->idle, NULL);
   g->size = ranks;
   g->endpoint = calloc((size_t)ranks, sizeof *g->endpoint);
-  g->world = g->endpoint == NULL ? NULL : team_new(g, NULL, ranks);
+  g->world = g->endpoint == NULL ? NULL : make_team(g, NULL, ranks);
   if (g->world == NULL) {
     ng_threads_destroy(&g);
     return NG_ERR_NOMEM;
@@ -449,7 +449,7 @@ void ng_threads_destroy(ng_threads **group) {
   }
   while (g->teams != NULL) {
     team *next = g->teams->next;
-    team_free(g->teams);
+    free_team(g->teams);
     g->teams = next;
   }
   free(g->endpoint);

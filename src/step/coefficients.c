@@ -13,62 +13,62 @@
  * SGD: {take, old} of m <- old m + take g. In the first update of a parameter, and with momentum 0, m <- g without
  * dampening, as in torch, whose momentum starts as a copy of g.
  * AdamW: {lr / (1 - b1^t), 1 / sqrt(1 - b2^t)} with t = updates + 1, so that no element needs these divisions. */
-static void count_updates(const ng_group_numbers *of, ng_output_kind kind, int64_t updates,
-                          double out[2]) {
-  const bool first = updates == 0 || of->sgd.mu == 0.0;
+static void set_step_coefficients(const ng_group_numbers *group, ng_output_kind kind,
+                                  int64_t updates, double out[2]) {
+  const bool first = updates == 0 || group->sgd.mu == 0.0;
   const double t = (double)(updates + 1);
   if (kind == NG_OUT_SGD) {
-    out[0] = first ? 1.0 : 1.0 - of->dampening;
-    out[1] = first ? 0.0 : of->sgd.mu;
+    out[0] = first ? 1.0 : 1.0 - group->dampening;
+    out[1] = first ? 0.0 : group->sgd.mu;
   } else {
-    out[0] = of->lr / (1.0 - pow(of->adamw.b1, t));
-    out[1] = 1.0 / sqrt(1.0 - pow(of->adamw.b2, t));
+    out[0] = group->lr / (1.0 - pow(group->adamw.b1, t));
+    out[1] = 1.0 / sqrt(1.0 - pow(group->adamw.b2, t));
   }
 }
 
-void ng_update_set_sgd(ng_group_numbers *of, const ng_sgd *how, int64_t updates) {
-  of->lr = how->lr;
-  of->dampening = how->dampening;
-  of->sgd = (ng_sgd_coefficients){
-      .lr = how->lr,
-      .mu = how->momentum,
-      .keep = how->decoupled ? 1.0 - how->lr * how->weight_decay : 1.0,
-      .decay = how->decoupled ? 0.0 : how->weight_decay,
-      .nesterov = how->nesterov != 0,
+void ng_update_set_sgd(ng_group_numbers *group, const ng_sgd *given, int64_t updates) {
+  group->lr = given->lr;
+  group->dampening = given->dampening;
+  group->sgd = (ng_sgd_coefficients){
+      .lr = given->lr,
+      .mu = given->momentum,
+      .keep = given->decoupled ? 1.0 - given->lr * given->weight_decay : 1.0,
+      .decay = given->decoupled ? 0.0 : given->weight_decay,
+      .nesterov = given->nesterov != 0,
   };
-  count_updates(of, NG_OUT_SGD, updates, of->coefficients);
+  set_step_coefficients(group, NG_OUT_SGD, updates, group->coefficients);
 }
 
-void ng_update_set_adamw(ng_group_numbers *of, const ng_adamw *how, int64_t updates) {
-  of->lr = how->lr;
-  of->adamw = (ng_adamw_coefficients){
-      .b1 = how->beta1,
-      .b2 = how->beta2,
-      .n1 = 1.0 - how->beta1,
-      .n2 = 1.0 - how->beta2,
-      .keep = 1.0 - how->lr * how->weight_decay,
-      .eps = how->eps,
+void ng_update_set_adamw(ng_group_numbers *group, const ng_adamw *given, int64_t updates) {
+  group->lr = given->lr;
+  group->adamw = (ng_adamw_coefficients){
+      .b1 = given->beta1,
+      .b2 = given->beta2,
+      .n1 = 1.0 - given->beta1,
+      .n2 = 1.0 - given->beta2,
+      .keep = 1.0 - given->lr * given->weight_decay,
+      .eps = given->eps,
   };
-  count_updates(of, NG_OUT_ADAMW, updates, of->coefficients);
+  set_step_coefficients(group, NG_OUT_ADAMW, updates, group->coefficients);
 }
 
 /* The first coefficient of AdamW contains lr, so it is computed again. */
-void ng_update_set_unit(ng_group_numbers *of, ng_output_kind kind, int64_t updates) {
-  of->lr = 1.0;
-  of->sgd.lr = 1.0;
-  of->sgd.keep = of->adamw.keep = 0.0;
-  count_updates(of, kind, updates, of->coefficients);
+void ng_update_set_unit(ng_group_numbers *group, ng_output_kind kind, int64_t updates) {
+  group->lr = 1.0;
+  group->sgd.lr = 1.0;
+  group->sgd.keep = group->adamw.keep = 0.0;
+  set_step_coefficients(group, kind, updates, group->coefficients);
 }
 
 /* Each parameter has its own number of updates, as in torch: a frozen or absent parameter had fewer. */
-void ng_update_count_missed(ng_precond *p) {
+void ng_update_set_late_coefficients(ng_precond *p) {
   const ng_output *s = &p->step->output;
   for (int32_t i = 0; i < p->slots && s->kind != NG_OUT_GRADIENT; i++) {
     ng_slot *slot = p->slot[i];
     const int64_t missed = slot->entry->missed_updates;
     if (missed == 0) continue;
-    count_updates(&s->group[slot->update_group], s->kind, p->updates - missed,
-                  slot->late_coefficients);
+    set_step_coefficients(&s->group[slot->update_group], s->kind, p->updates - missed,
+                          slot->late_coefficients);
   }
 }
 

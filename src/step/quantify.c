@@ -81,7 +81,7 @@ static void list_measured_directions(ng_precond *p) {
     q->group[g] = real[g];
     ng_update_set_unit(&q->group[g], u->kind, p->updates);
   }
-  ng_update_count_missed(p);
+  ng_update_set_late_coefficients(p);
   ng_emission_list_plain(p);
   u->group = real;
 }
@@ -206,6 +206,6 @@ static ng_status measure_ratios(ng_precond *p) {
 ng_status ng_quantify_step(ng_precond *p) {
   list_measured_directions(p);
   const ng_status st = measure_ratios(p);
-  ng_update_count_missed(p); /* list_directions computed the coefficients with lr = 1 */
+  ng_update_set_late_coefficients(p); /* list_directions computed the coefficients with lr = 1 */
   return st;
 }

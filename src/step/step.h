@@ -43,14 +43,14 @@ typedef struct ng_output {
   ng_group_numbers *group; /* [p->update_groups], indexed by slot->update_group */
 } ng_output;
 
-/* Set the numbers of one group from the caller's values `how`. `updates`: number of earlier updates of the model. */
-void ng_update_set_sgd(ng_group_numbers *of, const ng_sgd *how, int64_t updates);
-void ng_update_set_adamw(ng_group_numbers *of, const ng_adamw *how, int64_t updates);
+/* Set the numbers of one group from the caller's values `given`. `updates`: number of earlier updates of the model. */
+void ng_update_set_sgd(ng_group_numbers *group, const ng_sgd *given, int64_t updates);
+void ng_update_set_adamw(ng_group_numbers *group, const ng_adamw *given, int64_t updates);
 /* Set slot->late_coefficients of all parameters that had fewer updates than the model. Call after the numbers of all
  * groups are set. */
-void ng_update_count_missed(ng_precond *p);
+void ng_update_set_late_coefficients(ng_precond *p);
 /* Change the numbers to lr = 1 and keep = 0, so that the new weight is minus the direction of the update. */
-void ng_update_set_unit(ng_group_numbers *of, ng_output_kind kind, int64_t updates);
+void ng_update_set_unit(ng_group_numbers *group, ng_output_kind kind, int64_t updates);
 
 /* An element whose new weight, momentum or moment is not finite keeps its old value; a gradient element whose PD does not
  * fit its dtype keeps the gradient. ng_overflow_begin, before an emission, resets the counters of these elements. If there

@@ -208,7 +208,7 @@ static ng_status count_unobserved(ng_precond *p, const char *call, ng_status st)
 ng_status ng_step_run(ng_precond *p, const char *call, ng_status wrong) {
   ng_engine *s = p->step;
   check_call(p, call, wrong);
-  if (s->status >= NG_OK) ng_update_count_missed(p);
+  if (s->status >= NG_OK) ng_update_set_late_coefficients(p);
   s->refused_before = s->has_refused;
   p->ctx->queue->waits = 0;
   if (ng_exchange_end_last_batch(p) != NG_OK) return NG_ERR_COMM;
