@@ -95,7 +95,8 @@ typedef enum ng_status {
 #undef NG_X
 } ng_status;
 
-/* Return "NG_ERR_SHAPE", and "array does not fit the layer; nothing changed".  Never NULL. */
+/* Return the name of a status, "NG_ERR_SHAPE", and its meaning, "array does not fit the layer;
+ * nothing changed".  Never NULL. */
 NG_API const char *ng_status_name(ng_status s);
 NG_API const char *ng_status_meaning(ng_status s);
 
@@ -248,11 +249,12 @@ typedef struct ng_context_config {
 
 NG_API void ng_context_config_init(ng_context_config *c, size_t size);
 
-/* Create a context; version is NG_VERSION.  config may be NULL: all defaults.
+/* Create a context; header_version is NG_VERSION.  config may be NULL: all defaults.
  * Errors:  NG_ERR_ABSENT (linear algebra not built in, a queue without a device); NG_ERR_STATE
  *          (header newer than the library). */
-NG_API NG_CHECKED ng_status ng_context_create(int32_t version, const ng_context_config *config,
-                                              char *message, size_t size, ng_context **out);
+NG_API NG_CHECKED ng_status ng_context_create(int32_t header_version,
+                                              const ng_context_config *config, char *message,
+                                              size_t size, ng_context **out);
 
 /* Destroy a context, after its ng_precond objects.  After fork() the child must not use the
  * parent's context: calls return NG_ERR_STATE.  It may destroy its copy, which frees memory only,
@@ -361,7 +363,7 @@ typedef enum ng_option_type {
   NG_OPTION_TEXT = 5
 } ng_option_type;
 
-/* Rows of three tables: options; methods; the published names of a method. */
+/* Describe row i of three tables: the options, the methods, the published names of a method. */
 typedef struct ng_option_info {
   size_t struct_size;
   const char *name, *group;
@@ -610,8 +612,8 @@ NG_API NG_CHECKED ng_status ng_reset_batch(ng_precond *p);
  *          NG_ERR_STATE names a layer that was never observed, or a gradient that is not bound. */
 NG_API NG_CHECKED ng_status ng_step(ng_precond *p, double lr);
 
-/* Precondition every gradient and update every bound weight in one pass over memory.  how[i] has
- * the numbers of group i of ng_set_group; lr has no default.
+/* Precondition every gradient and update every bound weight in one pass over memory.  groups[i]
+ * has the coefficients of group i of ng_set_group; lr has no default.
  * Math:    d = nu PD, or the gradient of a tensor [+ weight_decay w if not decoupled]
  *          sgd:   v <- momentum v + (1 - dampening) d (first step, or momentum 0: v = d);
  *                 w <- (1 - lr weight_decay if decoupled) w - lr (nesterov ? d + momentum v : v)
@@ -621,11 +623,11 @@ NG_API NG_CHECKED ng_status ng_step(ng_precond *p, double lr);
  *          clip = kl sums lr^2 <PD, D> with the lr of each layer's weight.
  *          If a new weight, momentum or moment of an element is not finite in its dtype, its old
  *          value stays, each of the three by itself; the element is counted (NG_RESCUED).
- * Shapes:  weights as bound; how[count].  Momentum and moments are f32; f64 if the weight bound at
- *          ng_ready is f64, which is then updated in double.
+ * Shapes:  weights as bound; groups[count].  Momentum and moments are f32; f64 if the weight bound
+ *          at ng_ready is f64, which is then updated in double.
  * Ranks:   collective, with the same numbers; otherwise all ranks return an error.
- *          If only some ranks write an element (update_ranks = owner, shards), they return
- *          NG_RESCUED in this step, all ranks in the next one.
+ *          If only some ranks write an element (update_ranks = owner, shards), these ranks return
+ *          NG_RESCUED in this step, and all ranks in the next step.
  * Errors:  as ng_step; NG_ERR_ARG names field and group (lr not given; count is not the number of
  *          groups); NG_ERR_STATE (option update names another step; a weight is not bound). */
 typedef struct ng_sgd {
@@ -640,8 +642,8 @@ typedef struct ng_adamw {
 /* Set defaults of torch.optim: 0; beta1 0.9, beta2 0.999, eps 1e-8, weight_decay 0.01; lr unset. */
 NG_API void ng_sgd_init(ng_sgd *s, size_t size);
 NG_API void ng_adamw_init(ng_adamw *a, size_t size);
-NG_API NG_CHECKED ng_status ng_step_sgd(ng_precond *p, const ng_sgd *how, int32_t count);
-NG_API NG_CHECKED ng_status ng_step_adamw(ng_precond *p, const ng_adamw *how, int32_t count);
+NG_API NG_CHECKED ng_status ng_step_sgd(ng_precond *p, const ng_sgd *groups, int32_t count);
+NG_API NG_CHECKED ng_status ng_step_adamw(ng_precond *p, const ng_adamw *groups, int32_t count);
 
 /* Change a live option (ng_option_info.live) from the next step on; get the value for that step.
  * Ranks:   same on all ranks.
@@ -660,13 +662,13 @@ typedef struct ng_report {
   double clip;     /* nu of the last step; clip = ratio, rms: the smallest factor; at first 1 */
   double inner;    /* sum <PD, D> of the last step, before the clip, without lr */
   int64_t more_damping; /* number of solves that used rung 1 to 3: more damping */
-  int64_t in_double;    /* used rung 4: double precision */
-  int64_t kept_last;    /* used rung 5: the last good result */
-  int64_t plain;        /* used rung 6, without an earlier result: plain gradient */
-  int32_t stations;     /* rows of ng_report_station */
+  int64_t in_double;    /* number of solves that used rung 4: double precision */
+  int64_t kept_last;    /* number of solves that used rung 5: the last good result */
+  int64_t plain;        /* number of solves that used rung 6, the plain gradient */
+  int32_t stations;     /* number of rows of ng_report_station */
   int64_t kept;         /* layers and tensors without gradient in the last step (missing = keep) */
   int64_t unobserved;   /* sum over steps of the statistics that were due, but not observed */
-  int32_t statistics;   /* rows of ng_report_statistic */
+  int32_t statistics;   /* number of rows of ng_report_statistic */
   /* sum ||D||^2 and sum ||PD||^2 of the last step, before the clip; 0 before any step and after
    * loading.  Without blocks, d2, pd2, inner: 0; with quantify = 1: of the fused update, below. */
   double d2, pd2;
@@ -744,6 +746,7 @@ typedef struct ng_rank_plan {
   int32_t held;    /* blocks whose PD this rank computes */
   int32_t workers; /* ranks that compute PD of the same block */
   int64_t factors, sums, results, direction, moments, scratch; /* bytes, as in ng_report */
+  /* Bytes and number of messages in each station of ng_report_station; sums: "statistics". */
   int64_t check_bytes, sums_bytes, share_bytes, deliver_bytes, agree_bytes, weights_bytes;
   int64_t sums_messages, share_messages, deliver_messages, weights_messages;
   double solve_cost, apply_cost;

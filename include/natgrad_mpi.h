@@ -46,7 +46,7 @@ extern "C" {
 NG_API NG_CHECKED ng_status ng_mpi_transport(MPI_Comm comm, ng_transport *out, size_t size);
 
 /* Free the memory of a table and clear it, after the last context that used it and before
- * MPI_Finalize.  Accepts NULL and a cleared table.  Collective: all ranks release their tables in the
+ * MPI_Finalize.  NULL and a cleared table are accepted.  Collective: all ranks release their tables in the
  * same order.  If a rank has failed, or has released its table before other ranks finished their
  * calls, ng_mpi_release does not wait, and memory that MPI may still use is not freed. */
 NG_API void ng_mpi_release(ng_transport *t);

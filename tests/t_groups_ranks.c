@@ -99,7 +99,7 @@ static const mistake mistakes[] = {
     {GROUPS, 1, .nesterov = true, .word = "nesterov", .which = "(group 1)"},
     {GROUPS, 2, .smaller = true, .word = "struct_size", .which = "group 2"},
     {GROUPS, 0, .no_size = true, .word = "struct_size is 0"},
-    {GROUPS, 0, .is_null = true, .word = "how is NULL"},
+    {GROUPS, 0, .is_null = true, .word = "groups is NULL"},
     {1, .word = "count is 1", .which = "groups is 3"},
     {0, .word = "count is 0", .which = "groups is 3"},
     {4, .word = "count is 4", .which = "groups is 3"}};

@@ -94,22 +94,23 @@ static ng_status find_backend(const ng_backend *const *more, const char *name, b
                     from_config ? "linalg" : "NG_LINALG", ng_shorten(name).text, names);
 }
 
-ng_status ng_context_create(int32_t version, const ng_context_config *config, char *message,
+ng_status ng_context_create(int32_t header_version, const ng_context_config *config, char *message,
                             size_t size, ng_context **out) {
-  return ng_context_create_with(NULL, version, config, message, size, out);
+  return ng_context_create_with(NULL, header_version, config, message, size, out);
 }
 
 /* Refuse a caller with a newer header (major and minor version): it may call functions that this library lacks.  An
  * older header is supported by struct_size. */
-ng_status ng_context_create_with(const ng_backend *const *more, int32_t version,
+ng_status ng_context_create_with(const ng_backend *const *more, int32_t header_version,
                                  const ng_context_config *config, char *message, size_t size,
                                  ng_context **out) {
   if (out == NULL) return ng_fail_to(message, size, NG_ERR_ARG, "ng_context: out is NULL");
   *out = NULL;
-  if (version / 100 > NG_VERSION / 100) {
+  if (header_version / 100 > NG_VERSION / 100) {
     return ng_fail_to(message, size, NG_ERR_STATE,
                       "the header is version %d.%d, this library is %d.%d; install the newer one",
-                      version / 10000, version / 100 % 100, NG_VERSION_MAJOR, NG_VERSION_MINOR);
+                      header_version / 10000, header_version / 100 % 100, NG_VERSION_MAJOR,
+                      NG_VERSION_MINOR);
   }
   ng_context_config c;
   ng_context_config_init(&c, sizeof c);

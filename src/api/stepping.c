@@ -50,14 +50,14 @@ static ng_status check_coefficients(const group_reader *s, const coefficient *b,
   return NG_OK;
 }
 
-/* Copy the struct of group s->group from the list `how` to *dst, which has the defaults.  All structs of the list must
+/* Copy the struct of group s->group from the list `groups` to *dst, which has the defaults.  All structs of the list must
  * have the struct_size of the first one. */
-static ng_status copy_group(const group_reader *s, void *dst, size_t ours, const void *how,
+static ng_status copy_group(const group_reader *s, void *dst, size_t ours, const void *groups,
                             size_t least) {
   char message[NG_MESSAGE] = "";
   size_t stride, size;
-  memcpy(&stride, how, sizeof stride);
-  const char *from = (const char *)how + (size_t)s->group * stride;
+  memcpy(&stride, groups, sizeof stride);
+  const char *from = (const char *)groups + (size_t)s->group * stride;
   memcpy(&size, from, sizeof size);
   if (size != stride) {
     return ng_fail(s->p->ctx, NG_ERR_ARG, "%s: struct_size is %zu in group %d and %zu in group 0",
@@ -67,10 +67,10 @@ static ng_status copy_group(const group_reader *s, void *dst, size_t ours, const
   return st == NG_OK ? st : ng_fail(s->p->ctx, st, "%s", message);
 }
 
-static ng_status read_sgd(const group_reader *s, const ng_sgd *how) {
+static ng_status read_sgd(const group_reader *s, const ng_sgd *groups) {
   ng_sgd h;
   ng_sgd_init(&h, sizeof h);
-  ng_status st = copy_group(s, &h, sizeof h, how, offsetof(ng_sgd, momentum));
+  ng_status st = copy_group(s, &h, sizeof h, groups, offsetof(ng_sgd, momentum));
   if (st != NG_OK) return st;
   const coefficient list[] = {{"lr", h.lr, 0.0, INFINITY, "a number >= 0"},
                               {"momentum", h.momentum, 0.0, INFINITY, "a number >= 0"},
@@ -89,10 +89,10 @@ static ng_status read_sgd(const group_reader *s, const ng_sgd *how) {
   return NG_OK;
 }
 
-static ng_status read_adamw(const group_reader *s, const ng_adamw *how) {
+static ng_status read_adamw(const group_reader *s, const ng_adamw *groups) {
   ng_adamw h;
   ng_adamw_init(&h, sizeof h);
-  ng_status st = copy_group(s, &h, sizeof h, how, offsetof(ng_adamw, beta1));
+  ng_status st = copy_group(s, &h, sizeof h, groups, offsetof(ng_adamw, beta1));
   if (st != NG_OK) return st;
   const coefficient list[] = {{"lr", h.lr, 0.0, INFINITY, "a number >= 0"},
                               {"beta1", h.beta1, 0.0, 1.0, "a number in [0, 1)"},
@@ -106,8 +106,8 @@ static ng_status read_adamw(const group_reader *s, const ng_adamw *how) {
 
 /* ---- the updates -----------------------------------------------------------------------------*/
 
-/* `how` is a list of ng_sgd or ng_adamw. */
-static ng_status update_weights(ng_precond *p, const char *call, bool sgd, const void *how,
+/* `groups` is a list of ng_sgd or ng_adamw. */
+static ng_status update_weights(ng_precond *p, const char *call, bool sgd, const void *groups,
                                 int32_t count) {
   ng_status st = ng_check_callable(p, call);
   if (st != NG_OK) return st;
@@ -115,22 +115,22 @@ static ng_status update_weights(ng_precond *p, const char *call, bool sgd, const
   p->step->output.kind = sgd ? NG_OUT_SGD : NG_OUT_ADAMW;
   p->step->update_hash = 0;
   p->step->lr = 0.0;
-  if (how == NULL) {
-    st = ng_fail(p->ctx, NG_ERR_ARG, "%s: how is NULL", call);
+  if (groups == NULL) {
+    st = ng_fail(p->ctx, NG_ERR_ARG, "%s: groups is NULL", call);
   } else if (count != p->update_groups) {
     st = ng_fail(p->ctx, NG_ERR_ARG, "%s: count is %d, but the number of groups is %d", call, count,
                  p->update_groups);
   }
   for (; s.group < count && st == NG_OK; s.group++) {
-    st = sgd ? read_sgd(&s, how) : read_adamw(&s, how);
+    st = sgd ? read_sgd(&s, groups) : read_adamw(&s, groups);
   }
   return ng_step_run(p, call, st);
 }
 
-ng_status ng_step_sgd(ng_precond *p, const ng_sgd *how, int32_t count) {
-  return update_weights(p, "ng_step_sgd", true, how, count);
+ng_status ng_step_sgd(ng_precond *p, const ng_sgd *groups, int32_t count) {
+  return update_weights(p, "ng_step_sgd", true, groups, count);
 }
 
-ng_status ng_step_adamw(ng_precond *p, const ng_adamw *how, int32_t count) {
-  return update_weights(p, "ng_step_adamw", false, how, count);
+ng_status ng_step_adamw(ng_precond *p, const ng_adamw *groups, int32_t count) {
+  return update_weights(p, "ng_step_adamw", false, groups, count);
 }
