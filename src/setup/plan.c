@@ -89,12 +89,10 @@ static void add_messages(const ng_precond *p, ng_rank_plan *out) {
   }
   out->trace_bytes = ng_traces_count(p) * (int64_t)sizeof(double);
   out->agree_bytes = ng_exchange_agree_count(p) * (int64_t)sizeof(double);
-  add_statistics(p, false, out);
-  out->scatter_bytes = -out->sums_bytes;
-  out->scatter_messages = -out->sums_messages;
   add_statistics(p, true, out);
-  out->scatter_bytes += out->sums_bytes;
-  out->scatter_messages += out->sums_messages;
+  out->scatter_bytes = out->sums_bytes;
+  out->scatter_messages = out->sums_messages;
+  add_statistics(p, false, out);
   add_slices(p, out);
   for (int32_t i = 0; i < p->ctx->ranks; i++) {
     const int64_t result = p->grid.m > 1 ? p->result_span[i].end : 0;

@@ -204,9 +204,8 @@ static ng_status check_not_posted(ng_block *b, const ng_obs *o) {
 /* Let the family add the array to the due statistics. The samples are counted after the family's call, so that a refused
  * array has no weight. */
 static ng_status add_observation(ng_block *b, const ng_obs *o) {
-  ng_status st = check_not_posted(b, o);
+  ng_status st = NG_OK;
   bool none = false;
-  if (st != NG_OK) return st;
   for (int32_t i = 0; i < b->stats; i++) {
     ng_stat *s = &b->stat[i];
     s->is_due = (s->observed & o->kind) != 0 && ng_statistic_due(b, s);
@@ -223,14 +222,6 @@ static ng_status add_observation(ng_block *b, const ng_obs *o) {
   }
   b->observation_count[ng_observed_kind(o->kind)]++;
   return NG_OK;
-}
-
-/* Enlarge the scratch for an image that is larger than all earlier images. If there is no memory, the observation fails
- * and no sum changes. */
-static ng_status grow_scratch(ng_block *b, const ng_obs *o) {
-  const ng_status st = check_not_posted(b, o); /* before memory is allocated */
-  if (st != NG_OK || b->family->observation_scratch == NULL) return st;
-  return ng_scratch_grow(b->p, b->family->observation_scratch(b, o), b->name);
 }
 
 /* Mark the statistics that use `what` as complete, except in a block of several layers, which observes many arrays. */
@@ -271,12 +262,16 @@ static ng_status gather_whole(ng_precond *p, ng_entry *e, const ng_strided *s, b
 /* Add the array to the block's sums. Return NG_SKIPPED, without adding, if an element is not finite. */
 static ng_status add_array(ng_precond *p, ng_entry *e, const ng_strided *s, bool grad, ng_obs *o) {
   ng_block *b = e->block;
+  ng_status st = check_not_posted(b, o);
+  if (st != NG_OK) return st;
   if (o->samples == 0) return add_observation(b, o);
   /* The input of an embedding is token numbers, which stand for one-hot vectors. */
   const bool tokens = e->d.kind == NG_EMBEDDING && !grad;
   const double largest = tokens || family_detects_nonfinite(b) ? 0.0 : largest_magnitude(p, s);
-  const bool finite = o->loss_scale - o->loss_scale == 0.0 && largest - largest == 0.0;
-  const ng_status st = finite ? grow_scratch(b, o) : NG_SKIPPED;
+  if (!(o->loss_scale - o->loss_scale == 0.0 && largest - largest == 0.0)) return NG_SKIPPED;
+  /* The image may be larger than all earlier images. Without memory no sum changes. */
+  if (b->family->observation_scratch != NULL)
+    st = ng_scratch_grow(p, b->family->observation_scratch(b, o), b->name);
   return st == NG_OK ? add_observation(b, o) : st;
 }
 
