@@ -90,20 +90,6 @@ int ngio_is_utf8(const char *text) {
   return 1;
 }
 
-void *ngio_take(const ngio_alloc *alloc, int64_t bytes) {
-  size_t n = bytes > 0 ? (size_t)bytes : 1;
-  return alloc ? alloc->take(alloc->user, n) : malloc(n);
-}
-
-void ngio_give(const ngio_alloc *alloc, void *ptr, int64_t bytes) {
-  if (!ptr) return;
-  if (alloc) {
-    alloc->give(alloc->user, ptr, bytes > 0 ? (size_t)bytes : 1);
-  } else {
-    free(ptr);
-  }
-}
-
 ngio_status ngio_source_open(ngio_source *s, const char *path, char *message, size_t size) {
   memset(s, 0, sizeof *s);
   s->label = path ? path : "(no path)";

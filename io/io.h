@@ -81,10 +81,6 @@ ngio_status ngio_source_read(ngio_source *s, int64_t offset, void *to, int64_t n
 ngio_status ngio_source_end(ngio_source *s, char *message, size_t size);
 void ngio_source_close(ngio_source *s);
 
-/* Allocate or free memory; `bytes` may be 0. */
-void *ngio_take(const ngio_alloc *alloc, int64_t bytes);
-void ngio_give(const ngio_alloc *alloc, void *ptr, int64_t bytes);
-
 /* Return the bytes of an array; -1 if t is unknown, an extent is negative, or the product overflows. */
 int64_t ngio_bytes_of(ngio_dtype t, const int64_t *shape, int32_t ndim);
 

@@ -193,13 +193,13 @@ static ngio_status read_array(ngio_source *s, ngio_npy *out, char *message, size
                     "%s: %lld bytes of data, its shape and dtype need %lld%s", s->label,
                     (long long)left, (long long)a.bytes, left < a.bytes ? ": truncated" : "");
   a.count = a.bytes / ngio_dtype_size(a.dtype);
-  a.data = ngio_take(NULL, a.bytes);
+  a.data = malloc(a.bytes > 0 ? (size_t)a.bytes : 1);
   if (!a.data)
     return ngio_say(message, size, NGIO_ERR_NOMEM, "%s: no memory for %lld bytes", s->label,
                     (long long)a.bytes);
   st = ngio_source_read(s, start + length, a.data, a.bytes, message, size);
   if (st != NGIO_OK) {
-    ngio_give(NULL, a.data, a.bytes);
+    free(a.data);
     return st;
   }
   *out = a;
@@ -224,6 +224,6 @@ ngio_status ngio_npy_parse(const void *bytes, size_t n, const char *label, ngio_
 }
 
 void ngio_npy_free(ngio_npy *a) {
-  ngio_give(NULL, a->data, a->bytes);
+  free(a->data);
   memset(a, 0, sizeof *a);
 }

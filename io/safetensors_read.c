@@ -27,10 +27,22 @@ struct ngio_tensors {
   void *data;
   int64_t start, bytes; /* offset and length of the data; check_offsets sets `bytes` of a stream */
   ngio_alloc alloc;
-  int has_alloc;
 };
 
-static const ngio_alloc *alloc_of(const ngio_tensors *f) { return f->has_alloc ? &f->alloc : NULL; }
+static void *take_from_heap(void *user, size_t bytes) {
+  (void)user;
+  return malloc(bytes);
+}
+
+static void give_to_heap(void *user, void *ptr, size_t bytes) {
+  (void)user, (void)bytes;
+  free(ptr);
+}
+
+static const ngio_alloc heap = {take_from_heap, give_to_heap, NULL};
+
+/* Bytes of memory for the data: at least 1, because an allocator may return NULL for 0. */
+static size_t data_size(const ngio_tensors *f) { return f->bytes > 0 ? (size_t)f->bytes : 1; }
 
 static int find_dtype(const char *name, ngio_dtype *out) {
   for (*out = NGIO_F32; ngio_dtype_name(*out) != NULL; ++*out) {
@@ -222,24 +234,21 @@ ngio_status ngio_tensors_begin(ngio_source *s, const ngio_alloc *alloc, ngio_ten
                                char *message, size_t size) {
   ngio_tensors *f = *out = calloc(1, sizeof *f);
   if (!f) return ngio_say(message, size, NGIO_ERR_NOMEM, "%s: no memory", s->label);
-  if (alloc) {
-    f->alloc = *alloc;
-    f->has_alloc = 1;
-  }
+  f->alloc = alloc != NULL ? *alloc : heap;
   const ngio_status st = read_header_text(f, s, message, size);
   if (st != NGIO_OK) ngio_tensors_close(out);
   return st;
 }
 
 ngio_status ngio_tensors_finish(ngio_tensors *f, ngio_source *s, char *message, size_t size) {
-  void *data = ngio_take(alloc_of(f), f->bytes);
+  void *data = f->alloc.take(f->alloc.user, data_size(f));
   if (!data)
     return ngio_say(message, size, NGIO_ERR_NOMEM, "%s: no memory for %lld bytes of data", s->label,
                     (long long)f->bytes);
   ngio_status st = ngio_source_read(s, f->start, data, f->bytes, message, size);
   if (st == NGIO_OK) st = ngio_source_end(s, message, size);
   if (st != NGIO_OK) {
-    ngio_give(alloc_of(f), data, f->bytes);
+    f->alloc.give(f->alloc.user, data, data_size(f));
     return st;
   }
   f->data = data;
@@ -277,7 +286,7 @@ ngio_status ngio_tensors_parse(const void *bytes, size_t n, const char *label,
 void ngio_tensors_close(ngio_tensors **f) {
   ngio_tensors *x = *f;
   if (!x) return;
-  ngio_give(alloc_of(x), x->data, x->bytes);
+  if (x->data != NULL) x->alloc.give(x->alloc.user, x->data, data_size(x));
   free(x->text);
   free(x->begin);
   free(x->tensor);

@@ -48,7 +48,7 @@ static bool is_plain(unsigned char c, bool first) {
 
 /* Return the file name of a block.  Different blocks have different file names, which every file system accepts: other
  * bytes than letters, digits, '_', '-' and '.' become %XX. */
-static file_name name_of(const ng_block *b) {
+static file_name file_name_of(const ng_block *b) {
   static const char digit[] = "0123456789ABCDEF";
   file_name n = {.text = ""};
   char *at = n.text;
@@ -67,7 +67,7 @@ static file_name name_of(const ng_block *b) {
 }
 
 static void set_path(factors *x, const ng_block *b) {
-  const file_name n = name_of(b);
+  const file_name n = file_name_of(b);
   (void)snprintf(x->path, (size_t)x->path_size, "%s/%s", x->folder, n.text);
   x->w.label = x->path;
 }
@@ -96,7 +96,7 @@ static bool check_names(factors *x) {
     return ng_work_fail(w, NG_ERR_ARG, "no folder given");
   }
   for (int32_t i = 0; i < w->p->blocks; i++) {
-    const file_name n = name_of(w->p->block[i]);
+    const file_name n = file_name_of(w->p->block[i]);
     if (strlen(n.text) <= NAME_LIMIT) continue;
     return ng_work_fail(
         w, NG_ERR_ARG,
@@ -106,7 +106,7 @@ static bool check_names(factors *x) {
   return true;
 }
 
-static void prepare(factors *x, ng_precond *p, const char *call, const char *folder) {
+static void prepare_factors(factors *x, ng_precond *p, const char *call, const char *folder) {
   ng_work *w = &x->w;
   int64_t arrays = 0,
           gathered = 0; /* most arrays of a block; most bytes if it has several owners */
@@ -217,17 +217,13 @@ static void save_block(factors *x, const ng_block *b, int32_t n) {
     ok = ng_work_check_io(w, ngio_writer_put(w->writer, ng_field_published(f, w->published),
                                              ng_field_bytes(f), why, sizeof w->message));
   }
-  if (ok) {
-    (void)ng_work_check_io(w, ngio_writer_finish(&w->writer, why, sizeof w->message));
-  } else {
-    ngio_writer_abandon(&w->writer);
-  }
+  if (ok) (void)ng_work_check_io(w, ngio_writer_finish(&w->writer, why, sizeof w->message));
 }
 
 ng_status ng_state_save_factors(ng_precond *p, const char *folder) {
   factors x = {.file = NULL};
   ng_status st = NG_OK;
-  prepare(&x, p, "ng_save_factors", folder);
+  prepare_factors(&x, p, "ng_save_factors", folder);
   NG_TRY(ng_work_agree(&x.w));
   if (x.w.is_rank0) make_folder(&x);
   NG_TRY(ng_work_agree(&x.w));
@@ -380,7 +376,7 @@ ng_status ng_state_load_factors(ng_precond *p, const char *folder, int32_t *laye
   bool exists = false;
   int32_t count = 0;
   ng_status st = NG_OK;
-  prepare(&x, p, "ng_load_factors", folder);
+  prepare_factors(&x, p, "ng_load_factors", folder);
   NG_TRY(ng_work_agree(&x.w));
   NG_TRY(find_folder(&x, &exists));
   if (exists) {

@@ -29,8 +29,6 @@ ng_rect ng_field_rank_rect(const ng_field *f, int32_t rank) {
   return f->by_rows ? (ng_rect){from, to, 0, f->cols} : (ng_rect){0, f->rows, from, to};
 }
 
-int64_t ng_rect_count(const ng_rect *b) { return (b->bottom - b->top) * (b->right - b->left); }
-
 /* Return the index in memory of published index i: (channel, offset) becomes (offset, channel).  The column of the
  * bias, which is the last one, keeps its index. */
 static int64_t memory_index(int64_t i, int64_t offsets, int64_t channels) {
@@ -92,7 +90,7 @@ typedef struct walker {
 } walker;
 
 /* Move the next n elements of the file.  In memory they begin at `at` and are `step` apart. */
-static void move(walker *w, int64_t at, int64_t step, int64_t n) {
+static void move_elements(walker *w, int64_t at, int64_t step, int64_t n) {
   const int64_t size = ng_dtype_size(w->f->dtype);
   moves[size].some(w->dst + (w->out ? w->file : at) * size, w->out ? 1 : step,
                    w->src + (w->out ? at : w->file) * size, w->out ? step : 1, n);
@@ -108,18 +106,18 @@ static void move_run(walker *w, int64_t i, int64_t j, int64_t step, int64_t n) {
     const int64_t edge = j > i ? f->rows : j < half && half <= i ? half : i + 1;
     const int64_t m = step == 1 ? ng_min64(n, edge - j) : ng_min64(n, (edge - j - 1) / step + 1);
     const int64_t at = ng_sym_at(f->rows, i, j);
-    move(w, at, m > 1 ? ng_sym_at(f->rows, i, j + step) - at : 1, m);
+    move_elements(w, at, m > 1 ? ng_sym_at(f->rows, i, j + step) - at : 1, m);
     j += m * step;
     n -= m;
   }
-  if (n > 0) move(w, i * f->cols + j, step, n);
+  if (n > 0) move_elements(w, i * f->cols + j, step, n);
 }
 
 /* Return whether rows and columns have the published order in memory. */
 static bool has_same_order(const ng_field *f) { return f->row_offsets <= 1 && f->col_offsets <= 1; }
 
 /* Copy an array in the order of the file: row by row; in a row channel by channel; in a channel offset by offset. */
-static void reorder(const ng_field *f, void *dst, const void *src, bool out) {
+static void reorder_array(const ng_field *f, void *dst, const void *src, bool out) {
   if (has_same_order(f)) {
     if (f->is_symmetric) {
       moves[ng_dtype_size(f->dtype)].all(dst, src, f->rows, out);
@@ -143,11 +141,11 @@ static void reorder(const ng_field *f, void *dst, const void *src, bool out) {
 }
 
 void ng_field_export(const ng_field *f, const void *memory, void *to) {
-  reorder(f, to, memory, true);
+  reorder_array(f, to, memory, true);
 }
 
 void ng_field_import(const ng_field *f, const void *published, void *to) {
-  reorder(f, to, published, false);
+  reorder_array(f, to, published, false);
 }
 
 void *ng_field_published(const ng_field *f, void *to) {

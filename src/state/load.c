@@ -37,7 +37,7 @@ typedef struct load_data {
   char *staged; /* in parts: this rank's elements of all arrays, in published order */
 } load_data;
 
-static bool refuse(load_data *x, int32_t item, const char *why) {
+static bool refuse_tensor(load_data *x, int32_t item, const char *why) {
   return ng_work_fail(&x->w, NG_ERR_FILE, "tensor '%s' %s", x->w.item[item].name, why);
 }
 
@@ -52,7 +52,7 @@ static bool parse_manifest(load_data *x) {
 }
 
 /* Run the tasks of a large read on the threads of the context. */
-static void all_threads(void *user, int32_t n, void (*each)(void *arg, int32_t i), void *arg) {
+static void run_on_threads(void *user, int32_t n, void (*each)(void *arg, int32_t i), void *arg) {
   ng_parallel(user, n, each, arg);
 }
 
@@ -98,13 +98,13 @@ static void read_or_list(void *arg, int32_t i) {
 }
 
 /* A stream is read by the caller's thread. */
-static void prepare(load_data *x, ng_precond *p, const char *call, const ng_state_file *from) {
+static void prepare_load(load_data *x, ng_precond *p, const char *call, const ng_state_file *from) {
   ng_work *w = &x->w;
   if (!ng_work_open(w, p, call, from)) return;
   ng_parallel(p->ctx, 2, read_or_list, x);
   if (from->stream && w->is_rank0) (void)read_header(x);
   if (ng_work_list_state_status(w) && p->ctx->ranks > 1) w->memory = ng_work_alloc(w, w->largest);
-  w->source.threads = (ngio_threads){all_threads, p->ctx};
+  w->source.threads = (ngio_threads){run_on_threads, p->ctx};
 }
 
 /* Send the manifest to all ranks; each rank parses it and compares it with its model. */
@@ -134,11 +134,11 @@ static ng_rect own_rect(const load_data *x, const ng_field *f) {
 }
 
 static int64_t rect_bytes(const ng_field *f, const ng_rect *box) {
-  const int64_t n = ng_rect_count(box);
+  const int64_t n = (box->bottom - box->top) * (box->right - box->left);
   return n == 0 ? 0 : f->is_symmetric ? ng_field_bytes(f) : n * ng_dtype_size(f->dtype);
 }
 
-static ng_rect intersect(ng_rect a, ng_rect b) {
+static ng_rect intersect_rects(ng_rect a, ng_rect b) {
   return (ng_rect){ng_max64(a.top, b.top), ng_min64(a.bottom, b.bottom), ng_max64(a.left, b.left),
                    ng_min64(a.right, b.right)};
 }
@@ -152,7 +152,7 @@ static bool list_pieces(load_data *x, int32_t i, const ngio_value *entry, int64_
     piece q = {.listed = ng_piece_of(v, f), .item = i, .staged_offset = at};
     if (q.listed.crc == NULL) return false;
     if (x->is_single_file) q.listed.part = 0;
-    const ng_rect common = intersect(own_rect(x, f), ng_piece_rect(&q.listed, f));
+    const ng_rect common = intersect_rects(own_rect(x, f), ng_piece_rect(&q.listed, f));
     q.is_wanted = common.top < common.bottom && common.left < common.right;
     if (q.is_wanted) x->reads_part[q.listed.part] = true;
     ngio_out_bytes(&x->list, &q, sizeof q);
@@ -161,7 +161,7 @@ static bool list_pieces(load_data *x, int32_t i, const ngio_value *entry, int64_
 }
 
 /* Check that the manifest has a valid entry for every array of this model, and no other entries.  List all pieces. */
-static bool plan(load_data *x) {
+static bool list_all_pieces(load_data *x) {
   ng_work *w = &x->w;
   const ngio_value *all = ngio_get(ngio_json_root(w->manifest), "tensors"), *next = ngio_first(all);
   int64_t bytes = 0;
@@ -172,10 +172,10 @@ static bool plan(load_data *x) {
   for (int32_t i = 0; i < w->fields; i++) {
     const ng_field *f = &w->item[i].field;
     const ngio_value *entry = ngio_get_hinted(all, next, w->item[i].name);
-    if (entry == NULL) return refuse(x, i, "is not in the manifest");
+    if (entry == NULL) return refuse_tensor(x, i, "is not in the manifest");
     next = ngio_next(all, entry);
     if (!list_pieces(x, i, entry, bytes)) {
-      return refuse(x, i, "has an entry in the manifest that does not fit this model");
+      return refuse_tensor(x, i, "has an entry in the manifest that does not fit this model");
     }
     const ng_rect box = own_rect(x, f);
     bytes += x->is_single_file ? 0 : rect_bytes(f, &box);
@@ -250,7 +250,7 @@ static bool match_tensors(load_data *x, const ngio_tensors *file, int32_t part) 
       q->tensor = ngio_tensors_find(file, item->name);
     const ngio_tensor expected = ng_tensor_describe(item->name, &item->field, &q->listed);
     const char *why = ng_tensor_difference(&expected, q->tensor);
-    if (why != NULL) return refuse(x, q->item, why);
+    if (why != NULL) return refuse_tensor(x, q->item, why);
   }
   return at == ngio_tensors_count(file) || refuse_extra(x, file, part);
 }
@@ -259,7 +259,7 @@ static bool match_tensors(load_data *x, const ngio_tensors *file, int32_t part) 
 static void stage_rows(const load_data *x, const piece *q, int64_t done, int64_t n) {
   const ng_field *f = &x->w.item[q->item].field;
   const ng_rect box = own_rect(x, f), there = ng_piece_rect(&q->listed, f),
-                common = intersect(box, there);
+                common = intersect_rects(box, there);
   const int64_t size = ng_dtype_size(f->dtype), mine = (box.right - box.left) * size;
   const int64_t whole = (there.right - there.left) * size;
   const int64_t low = (common.left - there.left) * size, high = (common.right - there.left) * size;
@@ -323,7 +323,7 @@ static bool read_single_file(load_data *x) {
   ng_parallel(w->p->ctx, LANES, check_lane, x);
   for (int64_t k = 0; k < x->pieces; k++) {
     const piece *q = &x->piece[k];
-    if (q->error != NULL) return refuse(x, q->item, q->error);
+    if (q->error != NULL) return refuse_tensor(x, q->item, q->error);
     w->item[q->item].data = q->tensor->data;
   }
   return true;
@@ -343,7 +343,7 @@ static void read_part(load_data *x, int32_t part) {
       piece *q = &x->piece[k];
       if (q->listed.part != part || !q->is_wanted) continue;
       if (check_piece(x, q, &s, ngio_tensors_place(file, q->tensor)) && q->error != NULL)
-        (void)refuse(x, q->item, q->error);
+        (void)refuse_tensor(x, q->item, q->error);
     }
   }
   ngio_tensors_close(&file);
@@ -353,7 +353,7 @@ static void read_part(load_data *x, int32_t part) {
 /* Read all arrays that this rank needs. Failures are stored in *w. */
 static void read_arrays(load_data *x) {
   const ng_context *ctx = x->w.p->ctx;
-  if ((x->is_single_file && !x->w.is_rank0) || !plan(x)) return;
+  if ((x->is_single_file && !x->w.is_rank0) || !list_all_pieces(x)) return;
   if (x->is_single_file) (void)read_single_file(x);
   for (int32_t part = 0; !x->is_single_file && part < x->snapshot.parts && x->w.st == NG_OK;
        part++) {
@@ -409,7 +409,7 @@ ng_status ng_state_load(ng_precond *p, const char *call, const ng_state_file *fr
   load_data x = {.is_single_file = true};
   ng_work *w = &x.w;
   ng_status st = NG_OK;
-  prepare(&x, p, call, from);
+  prepare_load(&x, p, call, from);
   NG_TRY(ng_work_agree(w));
   NG_TRY(share_manifest(&x));
   x.is_single_file = x.snapshot.parts == 1;

@@ -15,15 +15,15 @@
 /* ---- layers ----------------------------------------------------------------------------------*/
 
 /* Append a text and a number.  With many layers, printf would take most of the time of a save. */
-static void append(char *text, const char *what, int64_t x) {
+static void append_property(char *text, const char *what, int64_t x) {
   ng_name_append(text, NG_MESSAGE, what);
   if (x < 0) ng_name_append(text, NG_MESSAGE, "-");
   ng_name_append_number(text, NG_MESSAGE, x < 0 ? -x : x);
 }
 
 static void append_pair(char *text, const char *what, const int64_t x[2]) {
-  append(text, what, x[0]);
-  append(text, "x", x[1]);
+  append_property(text, what, x[0]);
+  append_property(text, "x", x[1]);
 }
 
 /* Describe a layer by the properties on which its arrays in the state depend.  They do not depend on the order of the
@@ -32,7 +32,7 @@ void ng_manifest_describe(const ng_entry *e, char text[NG_MESSAGE]) {
   const ng_layer *d = &e->d;
   text[0] = 0;
   if (e->is_tensor) {
-    append(text, "tensor of ", e->slot[0].cols);
+    append_property(text, "tensor of ", e->slot[0].cols);
   } else if (d->kind == NG_NORM) {
     static const char *const kind[] = {"", "batch", "layer", "group"};
     (void)snprintf(
@@ -41,31 +41,31 @@ void ng_manifest_describe(const ng_entry *e, char text[NG_MESSAGE]) {
         (long long)d->in, d->norm_no_weight == 0, d->bias, d->frozen, kind[d->norm_kind],
         (long long)d->groups, d->norm_eps, d->norm_input == NG_NORM_RAW ? "raw" : "normalised");
   } else if (d->kind == NG_EMBEDDING) {
-    append(text, "embedding in=", d->in);
-    append(text, " out=", d->out);
-    append(text, " frozen=", d->frozen);
-    append(text, " positions=", d->positions);
+    append_property(text, "embedding in=", d->in);
+    append_property(text, " out=", d->out);
+    append_property(text, " frozen=", d->frozen);
+    append_property(text, " positions=", d->positions);
   } else {
     const bool conv = d->kind == NG_CONV2D;
-    append(text, conv ? "conv2d in=" : "linear in=", d->in);
-    append(text, " out=", d->out);
-    append(text, " bias=", d->bias);
-    append(text, " frozen=", d->frozen);
+    append_property(text, conv ? "conv2d in=" : "linear in=", d->in);
+    append_property(text, " out=", d->out);
+    append_property(text, " bias=", d->bias);
+    append_property(text, " frozen=", d->frozen);
     if (conv) {
       append_pair(text, " kernel=", d->kernel);
       append_pair(text, " stride=", d->stride);
       append_pair(text, " padding=", d->padding);
       append_pair(text, " dilation=", d->dilation);
-      append(text, " groups=", d->groups);
+      append_property(text, " groups=", d->groups);
       append_pair(text, " image=", d->image);
     } else {
-      append(text, " positions=", d->positions);
+      append_property(text, " positions=", d->positions);
     }
   }
   for (int32_t k = 0; k < e->slots; k++) { /* window_scope = group: a window for each group */
     const ng_block *b = e->slot[k].block;
     if (b == NULL || b->entry != NULL || b->base.window_scope != NG_WINDOW_GROUP) continue;
-    append(text, k == 0 ? " group=" : ",", b->segment[e->slot[k].segment].group);
+    append_property(text, k == 0 ? " group=" : ",", b->segment[e->slot[k].segment].group);
   }
 }
 

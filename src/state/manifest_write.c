@@ -3,7 +3,7 @@
 #include "state/work.h"
 
 /* Write every option as a text that ng_options_set reads. */
-static void make_options(const ng_precond *p, ngio_out *o) {
+static void write_options(const ng_precond *p, ngio_out *o) {
   char text[NG_TEXT_SIZE];
   ngio_open(o, "options", '{');
   for (int32_t i = 0; i < NG_OPTION_COUNT; i++) {
@@ -13,7 +13,7 @@ static void make_options(const ng_precond *p, ngio_out *o) {
   ngio_shut(o, '}');
 }
 
-static void make_layers(const ng_precond *p, const double *missed, ngio_out *o) {
+static void write_layers(const ng_precond *p, const double *missed, ngio_out *o) {
   char is[NG_MESSAGE];
   ngio_open(o, "layers", '[');
   for (int32_t i = 0; i < p->entries; i++) {
@@ -29,7 +29,7 @@ static void make_layers(const ng_precond *p, const double *missed, ngio_out *o) 
   ngio_shut(o, ']');
 }
 
-static void make_blocks(const ng_work *w, ngio_out *o) {
+static void write_blocks(const ng_work *w, ngio_out *o) {
   const char *name = w->number_names.text;
   const double *value = w->values;
   ngio_open(o, "blocks", '{');
@@ -80,7 +80,7 @@ bool ng_manifest_begin(ng_work *w, int32_t parts) {
   ngio_put_integer(o, "format", parts == 1 ? NG_STATE_FORMAT : NG_STATE_PARTS);
   ngio_put_text(o, "library", version); /* for readers; a load ignores it */
   ngio_put_text(o, "method", p->opt.base.method);
-  make_options(p, o);
+  write_options(p, o);
   ngio_open(o, "counters", '{');
   ngio_put_integer(o, "steps", p->steps);
   ngio_put_integer(o, "updates", p->updates);
@@ -92,8 +92,8 @@ bool ng_manifest_begin(ng_work *w, int32_t parts) {
   ngio_put_real(o, "clip", finite_or(p->step->nu, 1.0));
   ngio_put_real(o, "inner", finite_or(p->step->inner, 0.0));
   ngio_shut(o, '}');
-  make_layers(p, w->values + w->value_count - p->entries, o);
-  make_blocks(w, o);
+  write_layers(p, w->values + w->value_count - p->entries, o);
+  write_blocks(w, o);
   ngio_open(o, "tensors", '{');
   return true;
 }

@@ -54,24 +54,18 @@ static bool piece_of(const save_data *x, const ng_field *f, int32_t r, ng_part_p
 }
 
 /* Set *data to the elements of array f that this rank supplies, in published order, and *bytes to their size.  Return
- * false if this rank supplies none; if f is not sliced, *bytes is also set then. */
-static bool has_data(const save_data *x, const ng_field *f, void **data, int64_t *bytes) {
-  ng_part_piece q;
-  if (f->slice == NULL) {
-    *bytes = ng_field_bytes(f);
-    if (f->owner != x->w.p->ctx->rank) return false;
-    *data = ng_field_published(f, x->w.published);
-    return true;
-  }
-  if (!piece_of(x, f, x->w.p->ctx->rank, &q)) return false;
-  const ng_rect box = ng_piece_rect(&q, f);
-  *bytes = ng_rect_count(&box) * ng_dtype_size(f->dtype);
-  *data = f->data;
-  return true;
+ * false if this rank supplies none; then *bytes is correct only if f is not sliced. */
+static bool find_own_data(const save_data *x, const ng_field *f, void **data, int64_t *bytes) {
+  const int32_t rank = x->w.p->ctx->rank;
+  ng_part_piece q = {.is_whole = true};
+  const bool has = f->slice == NULL ? f->owner == rank : piece_of(x, f, rank, &q);
+  *bytes = f->slice == NULL ? ng_field_bytes(f) : ng_tensor_describe(NULL, f, &q).bytes;
+  if (has) *data = ng_field_published(f, x->w.published);
+  return has;
 }
 
 /* Return whether rank 0 writes the array row by row: there is one file, and each rank holds a piece of the array. */
-static bool by_row(const save_data *x, const ng_field *f) {
+static bool is_gathered_by_row(const save_data *x, const ng_field *f) {
   return x->parts == 1 && f->slice != NULL;
 }
 
@@ -107,7 +101,7 @@ static void assign_writers(save_data *x) {
 }
 
 /* Allocate all memory first, because no rank may fail alone between two collectives. */
-static void prepare(save_data *x, ng_precond *p, const char *call, const ng_state_file *to) {
+static void prepare_save(save_data *x, ng_precond *p, const char *call, const ng_state_file *to) {
   ng_work *w = &x->w;
   if (!ng_work_open(w, p, call, to)) return;
   ng_work_list_state(w);
@@ -179,9 +173,9 @@ static ng_status seal_arrays(save_data *x) {
     const ng_field *f = &w->item[i].field;
     void *data;
     int64_t bytes;
-    if (by_row(x, f)) {
+    if (is_gathered_by_row(x, f)) {
       st = process_rows(x, f, seal);
-    } else if (has_data(x, f, &data, &bytes)) {
+    } else if (find_own_data(x, f, &data, &bytes)) {
       const bool finite = ng_are_finite(data, f->dtype, bytes / ng_dtype_size(f->dtype));
       seal[f->slice == NULL ? 0 : w->p->ctx->rank] =
           ng_seal(ng_crc32(0, data, (size_t)bytes), finite);
@@ -199,7 +193,7 @@ static void begin_or_seal(void *arg, int32_t i) {
 }
 
 /* Gather all numbers and seals by a sum over ranks, which is exact, because all ranks but one have 0. */
-static ng_status gather(save_data *x) {
+static ng_status gather_numbers(save_data *x) {
   ng_work *w = &x->w;
   ng_status st = find_suppliers(x);
   for (int i = 0; i < NG_RESCUES; i++)
@@ -263,9 +257,9 @@ ng_status ng_state_manifest_text(ng_precond *p, char *text, size_t size, int64_t
   save_data x = {.parts = 1};
   ng_work *w = &x.w;
   ng_status st = NG_OK;
-  prepare(&x, p, "ng_state_manifest", NULL);
+  prepare_save(&x, p, "ng_state_manifest", NULL);
   NG_TRY(ng_work_agree(w));
-  NG_TRY(gather(&x));
+  NG_TRY(gather_numbers(&x));
   make_manifest(&x);
   NG_TRY(ng_work_agree(w));
   *length = (int64_t)w->out.used - 1;
@@ -314,8 +308,8 @@ static ng_status write_field(save_data *x, const ng_field *f) {
   ng_work *w = &x->w;
   void *data;
   int64_t bytes = 0;
-  if (by_row(x, f)) return process_rows(x, f, NULL);
-  bool has = has_data(x, f, &data, &bytes);
+  if (is_gathered_by_row(x, f)) return process_rows(x, f, NULL);
+  bool has = find_own_data(x, f, &data, &bytes);
   if (x->parts == 1 && f->owner != 0) {
     if (!has) data = w->memory;
     const ng_status st = ng_work_broadcast(w, data, bytes, f->owner);
@@ -349,9 +343,9 @@ ng_status ng_state_save(ng_precond *p, const char *call, const ng_state_file *to
   save_data x = {.parts = in_parts ? p->ctx->ranks : 1};
   ng_work *w = &x.w;
   ng_status st = NG_OK;
-  prepare(&x, p, call, to);
+  prepare_save(&x, p, call, to);
   NG_TRY(ng_work_agree(w));
-  NG_TRY(gather(&x));
+  NG_TRY(gather_numbers(&x));
   if (w->is_rank0) make_manifest(&x);
   NG_TRY(ng_work_agree(w));
   NG_TRY(ng_work_broadcast(w, &x.id, (int64_t)sizeof x.id, 0));

@@ -43,7 +43,6 @@ int64_t ng_field_send_count(const ng_field *f);
 typedef struct ng_rect {
   int64_t top, bottom, left, right;
 } ng_rect;
-int64_t ng_rect_count(const ng_rect *b);
 int32_t ng_field_slices(const ng_field *f, int32_t ranks);   /* number of slices of the array */
 int32_t ng_slice_rank(const ng_field *f, int32_t i);         /* rank that saves slice i */
 ng_rect ng_field_rank_rect(const ng_field *f, int32_t rank); /* the elements that `rank` holds */

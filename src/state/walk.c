@@ -5,7 +5,7 @@
  * reads all arrays in order needs linear time. */
 #include "state/work.h"
 
-static ng_status count_one(void *arg, ng_field *f) {
+static ng_status count_field(void *arg, ng_field *f) {
   (void)f;
   ++*(int32_t *)arg;
   return NG_OK;
@@ -14,7 +14,7 @@ static ng_status count_one(void *arg, ng_field *f) {
 int32_t ng_state_field_count(ng_precond *p) {
   int32_t n = 0;
   for (int32_t k = 0; k < ng_state_keys(p); k++)
-    ng_state_key_fields(p, k, count_one, &n);
+    ng_state_key_fields(p, k, count_field, &n);
   return n;
 }
 
@@ -27,7 +27,7 @@ typedef struct field_seek {
   ng_field field;
 } field_seek;
 
-static ng_status seek_one(void *arg, ng_field *f) {
+static ng_status seek_field(void *arg, ng_field *f) {
   field_seek *s = arg;
   if (s->found || ng_dtype_size(f->dtype) != s->width) return NG_OK;
   if (s->left-- > 0) return NG_OK;
@@ -45,7 +45,7 @@ static bool find_field(ng_precond *p, int32_t i, field_seek *s) {
     s->width = at->width;
     for (; at->key < ng_state_keys(p); at->key++) {
       s->left = i - at->fields_before;
-      ng_state_key_fields(p, at->key, seek_one, s);
+      ng_state_key_fields(p, at->key, seek_field, s);
       if (s->found) {
         (void)snprintf(s->name, sizeof s->name, "%s/%s", ng_state_key(p, at->key), s->field.name);
         return true;

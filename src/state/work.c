@@ -77,7 +77,7 @@ static ng_status list_field(void *arg, ng_field *f) {
   return NG_OK;
 }
 
-static int by_width(const void *a, const void *b) {
+static int compare_widths(const void *a, const void *b) {
   const ng_item *x = a, *y = b;
   const int64_t wider = ng_dtype_size(y->field.dtype) - ng_dtype_size(x->field.dtype);
   return wider != 0 ? (int)wider : x->name < y->name ? -1 : 1;
@@ -104,7 +104,7 @@ bool ng_work_list_state_status(ng_work *w) {
     w->item[i].name = name;
   /* most models have elements of one size and need no sort */
   if ((w->widths & (w->widths - 1)) != 0)
-    qsort(w->item, (size_t)w->fields, sizeof *w->item, by_width);
+    qsort(w->item, (size_t)w->fields, sizeof *w->item, compare_widths);
   return true;
 }
 
