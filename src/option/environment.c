@@ -11,19 +11,16 @@
 /* Variables that are not options.  Names are in lower case and without the prefix, like names of options. */
 static const struct {
   const char *name, *meaning;
-} other_variables[] = {
+} settings[] = {
     {"method", "the method; options that are also set override its values"},
     {"threads", "threads of a context's loops if the program does not set them, 1 to 1024"},
     {"linalg", "linear algebra if the program does not set it: cpu or ref"},
     {"log", "none, error, warn, info or trace; overrides the program"},
 };
-enum {
-  FIXED = (int)(sizeof other_variables / sizeof other_variables[0]),
-  NAMED = FIXED + NG_OPTION_COUNT
-};
+enum { SETTINGS = (int)(sizeof settings / sizeof settings[0]), NAMED = SETTINGS + NG_OPTION_COUNT };
 
 static const char *option_name_at(int32_t i) {
-  return i < FIXED ? other_variables[i].name : ng_option_table[i - FIXED].name;
+  return i < SETTINGS ? settings[i].name : ng_option_table[i - SETTINGS].name;
 }
 
 void ng_write_variable_name(const char *name, char *out, size_t size) {
@@ -44,8 +41,8 @@ ng_status ng_variable_at(int32_t i, ng_variable_info *out) {
     v.meaning = "settings of the library's own tests";
   } else {
     ng_write_variable_name(option_name_at(i), v.name, sizeof v.name);
-    v.meaning = i < FIXED ? other_variables[i].meaning
-                          : "the option of this name, see natgrad info --options";
+    v.meaning =
+        i < SETTINGS ? settings[i].meaning : "the option of this name, see natgrad info --options";
   }
   return ng_struct_write(out, &v, sizeof v);
 }

@@ -14,17 +14,14 @@ const char *ng_trait_text(uint32_t trait) {
 ng_status ng_option_at(int32_t i, ng_option_info *out) {
   if (out == NULL || i < 0 || i >= NG_OPTION_COUNT) return NG_ERR_ARG;
   const ng_option_row *row = &ng_option_table[i];
-  const bool number = row->type == NG_OPTION_REAL || row->type == NG_OPTION_INT;
   const ng_option_info info = {
       .struct_size = sizeof info,
       .name = row->name,
       .group = row->group,
       .type = row->type,
       .standard = row->default_text,
-      .lower = number ? row->lower : 0,
-      .upper = number                        ? row->upper
-               : row->type == NG_OPTION_BOOL ? 1
-                                             : 0,
+      .lower = row->lower,
+      .upper = row->type == NG_OPTION_BOOL ? 1 : row->upper,
       .lower_open = row->lower_open,
       .choices = row->choices == NULL ? "" : row->choices,
       .unit = row->unit == NULL ? "" : row->unit,
