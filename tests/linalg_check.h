@@ -12,7 +12,6 @@
 
 #include "dense.h"
 #include "late.h"
-#include "linalg/vector.h"
 
 #define U32 ((double)FLT_EPSILON / 2) /* unit roundoff */
 #define U64 (DBL_EPSILON / 2)

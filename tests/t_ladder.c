@@ -13,7 +13,6 @@
 #include "plane.h"
 #include "family/kronecker.h"
 #include "fixture.h"
-#include "linalg/vector.h"
 #include "model/model.h"
 
 typedef struct ladder_run {

@@ -94,9 +94,7 @@ ng_status ng_window_set_layout(ng_block *b) {
   w->segment = ng_object(b->p, (size_t)w->segments * sizeof *w->segment);
   w->segment_order = ng_object(b->p, (size_t)w->segments * sizeof *w->segment_order);
   w->flat = ng_object(b->p, (size_t)w->segments * sizeof *w->flat);
-  if (w->cut == NULL || w->segment == NULL || w->segment_order == NULL || w->flat == NULL) {
-    return NG_ERR_NOMEM;
-  }
+  if (ng_objects_status(b->p) != NG_OK) return NG_ERR_NOMEM;
   set_parts(b);
   if (w->store->max_elements > 0 && w->d_all > w->store->max_elements) {
     return ng_fail(b->ctx, NG_ERR_ARG, "window_store = %s: %lld parameters, at most %lld",

@@ -99,9 +99,7 @@ static ng_status create_rows(ng_block *b) {
   ng_window *w = ng_window_of(b);
   ng_topk_rows *s = w->state = ng_object(b->p, sizeof *s);
   if (s != NULL) s->cut = ng_object(b->p, (size_t)(3 * (b->ctx->ranks + 1)) * sizeof *s->cut);
-  if (s == NULL || s->cut == NULL) {
-    return NG_ERR_NOMEM;
-  }
+  if (s == NULL || s->cut == NULL) return NG_ERR_NOMEM;
   s->value_dtype = b->base.window_dtype;
   s->pieces = b->ctx->config.threads;
   set_layout(b);

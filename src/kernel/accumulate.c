@@ -27,13 +27,8 @@ void ng_shared_accumulate(ng_queue *q, const ng_accumulation *a, int64_t n) {
   for (const ng_accumulation *end = a + n; a < end; a++) {
     for (int64_t i = 0; i < a->count && !isnan(a->x[0]); i++) {
       const double fresh = i < a->n ? a->fresh * a->x[i] : a->rest;
-      if (a->dtype == NG_F64) {
-        double *S = (double *)a->S + i * a->stride;
-        *S = a->old * *S + fresh;
-      } else {
-        float *S = (float *)a->S + i * a->stride;
-        *S = (float)(a->old * (double)*S + fresh);
-      }
+      const int64_t at = i * a->stride;
+      ng_set_number(a->S, a->dtype, at, a->old * ng_number_at(a->S, a->dtype, at) + fresh);
     }
   }
 }

@@ -141,15 +141,13 @@ ng_element ng_update_element(const ng_weight_update *s, ng_element x, double d) 
 }
 
 static double load_moment(const void *m, ng_dtype t, int64_t at) {
-  if (m == NULL) return 0.0;
-  return t == NG_F64 ? ((const double *)m)[at] : (double)((const float *)m)[at];
+  return m == NULL ? 0.0 : ng_number_at(m, t, at);
 }
 
 /* Store a moment if it is finite; return whether it is. */
 static bool store_moment(void *m, ng_dtype t, int64_t at, double x) {
   const bool fits = x - x == 0.0;
-  if (fits && t == NG_F64) ((double *)m)[at] = x;
-  if (fits && t == NG_F32) ((float *)m)[at] = (float)x;
+  if (fits) ng_set_number(m, t, at, x);
   return fits;
 }
 

@@ -6,10 +6,7 @@
 /* ---- elements --------------------------------------------------------------------------------*/
 
 double ng_view_element(const ng_view *v, int64_t n, int64_t s, int64_t c) {
-  float x;
-  if (v->dtype == NG_F64) return *(const double *)ng_view_at(v, n, s, c);
-  ng_to_f32(&x, ng_view_at(v, n, s, c), v->dtype, 1);
-  return (double)x;
+  return ng_element_at(ng_view_at(v, n, s, c), v->dtype, 0);
 }
 
 /* Return channel ch of sample n under kernel offset k at output position s; 0 outside the image. */

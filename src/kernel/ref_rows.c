@@ -4,10 +4,7 @@
 #include "kernel/entries.h"
 
 static double value_of_row(const ng_rows *G, int64_t place, int64_t at) {
-  float x;
-  const int64_t size = ng_dtype_size(G->dtype);
-  ng_to_f32(&x, (const char *)G->value + (place * G->stride + at) * size, G->dtype, 1);
-  return (double)x;
+  return ng_element_at(G->value, G->dtype, place * G->stride + at);
 }
 
 /* Return element e of range i of a row that is not sparse. */

@@ -20,19 +20,7 @@ static void begin_sums(double *acc, const float *u, int64_t n, double by) {
   }
 }
 
-static void round_sums(float *u, const double *acc, int64_t n) {
-  for (int64_t e = 0; e < n; e++) {
-    u[e] = (float)acc[e];
-  }
-}
-
 /* ---- sparse rows -----------------------------------------------------------------------------*/
-
-NG_CLONES static void widen_f32(double *restrict to, const float *restrict x, int64_t n) {
-  for (int64_t i = 0; i < n; i++) {
-    to[i] = (double)x[i];
-  }
-}
 
 NG_CLONES static void widen_bf16(double *restrict to, const uint16_t *restrict x, int64_t n) {
   for (int64_t i = 0; i < n; i++) {
@@ -46,7 +34,7 @@ NG_CLONES static void widen_bf16(double *restrict to, const uint16_t *restrict x
 /* to <- elements [from, from + n) of `value` in double, in a loop of its own that the compiler vectorises. */
 static void widen(double *to, const void *value, ng_dtype type, int64_t from, int64_t n) {
   if (type == NG_F32) {
-    widen_f32(to, (const float *)value + from, n);
+    ng_from_f32(to, NG_F64, (const float *)value + from, n);
   } else {
     widen_bf16(to, (const uint16_t *)value + from, n);
   }
@@ -145,7 +133,7 @@ static void sparse_sums(const ng_rows *G, double *tile, int64_t i) {
     const block_run r = find_run_and_prefetch(G, j, i);
     sparse_add(tile, r.index, r.value, G->dtype, r.n, c[G->place[j]]);
   }
-  round_sums(G->u + block->at, tile, block->n);
+  ng_to_f32(G->u + block->at, tile, NG_F64, block->n);
 }
 
 typedef struct sparse_job {
@@ -242,7 +230,7 @@ static void combine_chunk(void *arg, int32_t i) {
     } else {
       add_low_rank_rows(G, v, z, c.from + at, n, acc);
     }
-    round_sums(u, acc, n);
+    ng_to_f32(u, acc, NG_F64, n);
   }
 }
 

@@ -181,6 +181,13 @@ void ng_from_f32(void *dst, ng_dtype t, const float *src, int64_t n) {
   }
 }
 
+double ng_element_at(const void *x, ng_dtype t, int64_t i) {
+  float value;
+  if (t == NG_F64) return ((const double *)x)[i];
+  ng_to_f32(&value, (const char *)x + i * ng_dtype_size(t), t, 1);
+  return (double)value;
+}
+
 static bool all_finite64(const double *x, int64_t n) {
   double zero = 0.0;
   for (int64_t i = 0; i < n; i++) {

@@ -36,6 +36,18 @@ uint16_t ng_f32_to_f16(float f); /* round to nearest even, also to subnormals; o
 /* Convert n elements from or to dtype `t`: f32, f64, bf16 or f16. */
 void ng_to_f32(float *dst, const void *src, ng_dtype t, int64_t n);
 void ng_from_f32(void *dst, ng_dtype t, const float *src, int64_t n);
+double ng_element_at(const void *x, ng_dtype t, int64_t i); /* element i of f32, f64, bf16 or f16 */
+/* The same, inline, for f32 and f64. */
+static inline double ng_number_at(const void *x, ng_dtype t, int64_t i) {
+  return t == NG_F64 ? ((const double *)x)[i] : (double)((const float *)x)[i];
+}
+static inline void ng_set_number(void *x, ng_dtype t, int64_t i, double value) {
+  if (t == NG_F64) {
+    ((double *)x)[i] = value;
+  } else {
+    ((float *)x)[i] = (float)value;
+  }
+}
 bool ng_are_finite(const void *src, ng_dtype t, int64_t n); /* `t` may be any dtype */
 /* Return the bits, as f32, of the largest |x[i]| of n elements; 0 if n = 0. A larger magnitude has larger bits; bits >=
  * NG_INF_BITS are Inf or NaN. */

@@ -13,7 +13,7 @@
  *
  * Functions visit the storage in contiguous runs, one for each index f: for f < h column f from the diagonal down, for f >=
  * h row f from column h to the diagonal. The runs contain each stored element once. */
-#include "linalg/vector.h"
+#include "linalg/linalg.h"
 
 #include <string.h>
 

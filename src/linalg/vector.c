@@ -31,14 +31,6 @@ static const void *const_address(const void *x, ng_dtype t, int64_t i) {
 
 static void *address_of(void *x, ng_dtype t, int64_t i) { return (char *)x + i * ng_dtype_size(t); }
 
-/* Return element i of x. */
-static double load_element(const void *x, ng_dtype t, int64_t i) {
-  float value;
-  if (t == NG_F64) return ((const double *)x)[i];
-  ng_to_f32(&value, const_address(x, t, i), t, 1);
-  return (double)value;
-}
-
 /* Return n elements of x as f32: in place, or converted into `tile`. */
 static const float *load_as_floats(const void *x, ng_dtype t, int64_t n, float *tile) {
   if (t == NG_F32) return x;
@@ -74,15 +66,11 @@ void ng_host_unpack(ng_queue *q, int64_t n, const void *S, ng_dtype t, void *ful
 void ng_host_shift_diagonal(ng_queue *q, int64_t n, void *S, ng_dtype t, bool diagonal, double d) {
   (void)q;
   for (int64_t i = 0; i < n; i++) {
-    void *at = address_of(S, t, diagonal ? i : ng_sym_at(n, i, i));
-    float x;
-    if (t == NG_F64) {
-      *(double *)at += d;
-      continue;
-    }
-    ng_to_f32(&x, at, t, 1);
-    x = (float)((double)x + d);
-    ng_from_f32(at, t, &x, 1);
+    const int64_t at = diagonal ? i : ng_sym_at(n, i, i);
+    const double sum = ng_element_at(S, t, at) + d;
+    const float rounded = (float)sum;
+    if (t == NG_F64) ((double *)S)[at] = sum;
+    if (t != NG_F64) ng_from_f32(address_of(S, t, at), t, &rounded, 1);
   }
 }
 
@@ -91,7 +79,7 @@ void ng_host_trace(ng_queue *q, int64_t n, const void *S, ng_dtype t, bool diago
   (void)q;
   double sum = 0.0;
   for (int64_t i = 0; i < n; i++) {
-    sum += load_element(S, t, diagonal ? i : ng_sym_at(n, i, i));
+    sum += ng_element_at(S, t, diagonal ? i : ng_sym_at(n, i, i));
   }
   *out = sum;
 }
@@ -276,7 +264,7 @@ void ng_host_divide(ng_queue *q, int64_t rows, int64_t cols, ng_spectrum s, void
                     int64_t ldu) {
   (void)q;
   for (int64_t r = 0; r < rows; r++) {
-    const double value = s.g == NULL ? 1.0 : load_element(s.g, t, r), g = value + s.damping_g;
+    const double value = s.g == NULL ? 1.0 : ng_element_at(s.g, t, r), g = value + s.damping_g;
     if (t == NG_F32) {
       divide_row((float *)U + r * ldu, s.a, cols, g, s.damping_a, s.damping_both);
     } else {

@@ -38,17 +38,6 @@ static inline ng_dtype ng_dtype_of_solve(const ng_matrix *m) {
   return m->uses_double || m->average_dtype == NG_F64 || m->result_dtype == NG_F64 ? NG_F64
                                                                                    : NG_F32;
 }
-/* Element i of an array of f32 or f64. */
-static inline double ng_number_at(const void *x, ng_dtype t, int64_t i) {
-  return t == NG_F64 ? ((const double *)x)[i] : (double)((const float *)x)[i];
-}
-static inline void ng_set_number(void *x, ng_dtype t, int64_t i, double value) {
-  if (t == NG_F64) {
-    ((double *)x)[i] = value;
-  } else {
-    ((float *)x)[i] = (float)value;
-  }
-}
 /* results.c: one after the other, by the other entries of the queue's table. */
 void ng_host_solve(ng_queue *q, ng_matrix *const *list, int64_t n, float *scratch);
 /* small.c: the same, with small matrices in threads and without BLAS. */
