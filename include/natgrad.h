@@ -821,6 +821,13 @@ NG_API NG_CHECKED ng_status ng_save_to(ng_precond *p, ng_writer write, void *use
 NG_API NG_CHECKED ng_status ng_load_from(ng_precond *p, ng_reader read, void *user);
 
 #if defined(NG_EXPERIMENTAL)
+/* Save a state to a stream without the other ranks, for trainers that save on one rank only.  The
+ * bytes are those of ng_save_to, except that counts of rescued solves are those of this rank.
+ *   write  NULL: write nothing, only check that this rank holds all arrays
+ * Ranks:   local.
+ * Errors:  as ng_save_to; NG_ERR_STATE names an array that this rank does not hold as a whole. */
+NG_API NG_CHECKED ng_status ng_save_local(ng_precond *p, ng_writer write, void *user);
+
 /* Save a state as one file per rank: each rank writes its own arrays, and none is sent.  `path`
  * (rank 0) has the manifest; rank r of n writes PATH.<id>-<r>of<n>, where id is the checksum of the
  * manifest ("natgrad.crc32", 8 digits).  ng_load reads `path` on any number of ranks, with any

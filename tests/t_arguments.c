@@ -239,6 +239,7 @@ static void null_arguments_are_refused(void **state) {
   TOLD(ng_load_factors(p, "", NULL));
   ARG(ng_save_to(NULL, NULL, NULL));
   TOLD(ng_save_to(p, NULL, NULL));
+  ARG(ng_save_local(NULL, NULL, NULL));
   ARG(ng_load_from(NULL, NULL, NULL));
   TOLD(ng_load_from(p, NULL, NULL));
   ARG(ng_state_at(NULL, 0, &(ng_field_info){.struct_size = sizeof(ng_field_info)}));

@@ -256,8 +256,9 @@ static void streams_need_a_ready_model(void **state) {
 enum { RANKS = 2 };
 
 typedef struct pair {
-  stream s;
+  stream s, alone;           /* alone: of ng_save_local on rank 1 */
   bool loading, no_callback; /* no_callback: rank 0 has no callback */
+  bool is_spread;            /* each rank holds the inverses of some layers only */
   ng_status got[RANKS];
   char message[RANKS][512];
   bool changed[RANKS];
@@ -334,6 +335,46 @@ static void rank_0_needs_a_callback(void **state) {
     }
     assert_int_equal(x.s.calls, 0);
   }
+}
+
+static ng_status save_on_each_rank(int32_t rank, ng_transport *t, void *arg) {
+  pair *x = arg;
+  sim s;
+  stream all = {0};
+  sim_setup how = spread;
+  if (!x->is_spread)
+    how.set = "update=sgd grad_worker_fraction=1"; /* every rank holds every array */
+  ng_status st = sim_open(&s, &how, t, NULL);
+  for (int64_t i = 0; i < 3 && st >= NG_OK; i++)
+    st = sim_step(&s, i);
+  if (st >= NG_OK) st = ng_save_to(s.p, stream_write, &all);
+  if (st >= NG_OK && rank == 1) { /* rank 0 makes no call */
+    x->got[0] = ng_save_local(s.p, NULL, NULL);
+    x->got[1] = ng_save_local(s.p, stream_write, &x->alone);
+    (void)snprintf(x->message[1], sizeof x->message[1], "%s", ng_last_error(s.ctx));
+  } else if (st >= NG_OK) {
+    x->s = all;
+  }
+  if (st >= NG_OK) st = sim_step(&s, 3);
+  sim_close(&s);
+  return st < NG_OK ? st : NG_OK;
+}
+
+static void one_rank_saves_all_arrays_that_it_holds(void **state) {
+  pair x = {.is_spread = false};
+  assert_int_equal(ranks_run(RANKS, save_on_each_rank, &x, NULL), NG_OK);
+  assert_int_equal(x.got[0], NG_OK);
+  assert_int_equal(x.got[1], NG_OK);
+  assert_int_equal(x.s.n, x.alone.n);
+  assert_memory_equal(x.s.bytes, x.alone.bytes, (size_t)x.s.n);
+  stream_free(&x.alone);
+  stream_free(&x.s);
+  x = (pair){.is_spread = true};
+  assert_int_equal(ranks_run(RANKS, save_on_each_rank, &x, NULL), NG_OK);
+  assert_int_equal(x.got[0], NG_ERR_STATE);
+  assert_int_equal(x.got[1], NG_ERR_STATE);
+  assert_non_null(strstr(x.message[1], "rank 1 does not hold all of '"));
+  stream_free(&x.s);
 }
 
 /* ---- array by array --------------------------------------------------------------------------*/
@@ -486,6 +527,7 @@ int main(void) {
       cmocka_unit_test(streams_need_a_ready_model),
       cmocka_unit_test(ranks_fail_together),
       cmocka_unit_test(rank_0_needs_a_callback),
+      cmocka_unit_test(one_rank_saves_all_arrays_that_it_holds),
       cmocka_unit_test(two_ranks_read_arrays_together),
       cmocka_unit_test(arrays_equal_the_file),
       cmocka_unit_test(wrong_arguments_are_refused),

@@ -123,6 +123,7 @@ ng_status ng_report_layer(const ng_precond *p, int32_t index, ng_layer_report *o
 int32_t ng_explain_count(const ng_precond *p);
 ng_status ng_explain(const ng_precond *p, int32_t i, ng_explain_row *out);
 ng_status ng_save_to(ng_precond *p, ng_writer write, void *user);
+ng_status ng_save_local(ng_precond *p, ng_writer write, void *user);
 ng_status ng_load_from(ng_precond *p, ng_reader read, void *user);
 ng_status ng_save_parts(ng_precond *p, const char *path);
 ng_status ng_load(ng_precond *p, const char *path);

@@ -276,15 +276,20 @@ class Precond:
     def set(self, option, value):
         self.call("set", to_utf8("the name of an option", option), option_text(option, value))
 
-    def save(self, writes=True):
-        """Return the bytes of the state if `writes` (on rank 0), else b"" (on other ranks).  Collective."""
+    def can_save_alone(self):
+        """Return True if this rank holds all arrays of the state."""
+        return self.library.ng_save_local(self.p, None, None) == _abi.NG_OK
+
+    def save(self, writes=True, call="save_to"):
+        """Return the bytes of the state if `writes` (on rank 0), else b"" (on other ranks).  Collective; with the call
+        save_local not."""
         pieces = []
 
         def write(_user, data, size):
             pieces.append(c.string_at(data, size))
             return 0
 
-        self.call("save_to", c.cast(_WRITE_CALLBACK(write), c.c_void_p) if writes else None, None)
+        self.call(call, c.cast(_WRITE_CALLBACK(write), c.c_void_p) if writes else None, None)
         return b"".join(pieces)
 
     def load(self, state):

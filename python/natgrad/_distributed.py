@@ -1,5 +1,6 @@
 """Transports for the library (ng_transport, a table of callbacks) over torch.distributed or Horovod."""
 import ctypes as c
+import datetime
 import inspect
 import itertools
 
@@ -17,6 +18,7 @@ _CALLBACKS = dict(run=c.CFUNCTYPE(c.c_int, c.c_void_p, _COLLECTIVE_POINTER),
                   wait=c.CFUNCTYPE(c.c_int, c.c_void_p, c.c_void_p),
                   test=c.CFUNCTYPE(c.c_int, c.c_void_p, c.c_void_p, c.POINTER(c.c_int32)),
                   group_create=c.CFUNCTYPE(c.c_int, c.c_void_p, c.POINTER(c.c_int32), c.c_int32, c.POINTER(c.c_void_p)))
+MEETING_SECONDS = 300
 _ABORT_CALLBACK, _DESTROY_CALLBACK = c.CFUNCTYPE(None, c.c_void_p), c.CFUNCTYPE(None, c.c_void_p, c.c_void_p)
 
 
@@ -163,11 +165,16 @@ class _CallbackTable:
         if done[0]:
             self._wait(None, key)  # raises if the collective failed
 
-    def any_rank(self, is_true):
-        """Return True if `yes` is true on some rank.  Collective."""
-        count = torch.tensor([float(is_true)])
-        self._start_sum(count, None).wait()
-        return count.item() > 0
+    def meet(self):
+        """Wait until all ranks call meet(), where the backend can.  If rank 0 waits MEETING_SECONDS for another rank, fail.
+        Other ranks wait as long as the backend does.  Collective."""
+
+    def gather_numbers(self, number):
+        """Return a list of the numbers of all ranks.  Collective."""
+        numbers = torch.zeros(self.size)
+        numbers[self.rank] = number
+        self._start_sum(numbers, None).wait()
+        return numbers.tolist()
 
     def broadcast_bytes(self, data):
         """Return the bytes of rank 0 on every rank.  Collective."""
@@ -207,13 +214,28 @@ class TorchTransport(_CallbackTable):
                              "group of torch.distributed.new_group(backend='gloo')")
         return None
 
+    def meet(self):
+        if self._own_group is None or self._private_backend() != "gloo":
+            return
+        try:
+            self._dist.monitored_barrier(self._group, datetime.timedelta(seconds=MEETING_SECONDS))
+        except RuntimeError as error:
+            self._abort(None)  # the other ranks get an error in their next collective
+            raise make_error(_abi.NG_ERR_COMM, "only some ranks save or load the state: state_dict() of divided arrays, "
+                             "load_state_dict(), save_parts() and load_parts() are calls of all ranks") from error
+
+    def _open_group(self, group):
+        if group is None and self._group is None:
+            raise ConnectionError("the process group was closed after a failure")
+        return group or self._group
+
     def _start_sum(self, tensor, group):
-        return self._dist.all_reduce(tensor, group=group or self._group, async_op=True)
+        return self._dist.all_reduce(tensor, group=self._open_group(group), async_op=True)
 
     def _start_broadcast(self, tensor, root, group):
         if self._given_group is not None:
             root = self._dist.distributed_c10d.get_global_rank(self._given_group, root)
-        return self._dist.broadcast(tensor, root, group=group or self._group, async_op=True)
+        return self._dist.broadcast(tensor, root, group=self._open_group(group), async_op=True)
 
     def _group_create(self, _user, ranks, count, out):
         key = next(self._numbers)

@@ -3,6 +3,7 @@ import ctypes
 import json
 import os
 import struct
+import zlib
 
 import torch
 
@@ -12,12 +13,6 @@ from ._tensors import STORED_DTYPES
 
 _NAMES = {dtype: name for name, dtype in STORED_DTYPES.items()}
 _META = ("natgrad", "natgrad.crc32")  # the manifest and its checksum, as the library writes them
-
-
-def state_on_all_ranks(core):
-    """Return the bytes of the state on every rank.  Collective."""
-    transport = core.transport
-    return core.save() if transport is None else transport.broadcast_bytes(core.save(transport.rank == 0))
 
 
 def unpack_state(data):
@@ -102,18 +97,42 @@ class NotCopyable:
 class StateMethods(NotCopyable):
     """Base class of Preconditioner that saves and loads its state."""
 
+    def _find_whether_ranks_save_alone(self):
+        """At construction, find whether every rank holds all arrays of the state.  Collective."""
+        transport = self._core.transport
+        self._ranks_save_alone = transport is None or all(transport.gather_numbers(self._core.can_save_alone()))
+
     @with_core_lock
     def state_dict(self):
-        """Return the exact state as a dict of tensors, numbers and texts, the same on all ranks.  Collective."""
-        return {**unpack_state(state_on_all_ranks(self._core)), "steps": self._steps}
+        """Return the exact state as a dict of tensors, numbers and texts, the same on all ranks.
+
+        Local if every rank holds all arrays, as by default.  Collective if the ranks divide the arrays: with the method
+        dp-kfac or spngd, with grad_worker_fraction below 1, with other values of statistics or update_ranks than all."""
+        if self._ranks_save_alone:
+            data = self._core.save(call="save_local")
+        else:
+            transport = self._core.transport
+            self._fail_on_all_ranks(self._core.check_open)
+            data = transport.broadcast_bytes(self._core.save(transport.rank == 0))
+        return {**unpack_state(data), "steps": self._steps}
 
     def load_state_dict(self, state):
         """Load a state of the same model and options.  If this fails, nothing changes.  Collective."""
         self._load_on_all_ranks(lambda: state)
 
+    def _set_step_count(self, steps):
+        """Set the step count of the library, from which periods count.  Collective."""
+        state = StateMethods.state_dict(self)
+        manifest = json.loads(state["manifest"])
+        manifest["counters"]["steps"] = steps
+        text = json.dumps(manifest)
+        self._core.load(pack_state({**state, "manifest": text, "crc32": f"{zlib.crc32(text.encode()):08x}"}))
+        self._steps = steps
+
     @with_core_lock
     def save_parts(self, path):
         """Write one file per rank into the folder of `path`, which all ranks share; no tensor is sent.  Collective."""
+        self._fail_on_all_ranks(self._core.check_open)
         self._core.call("save_parts", _path_to_bytes(path))
 
     @with_core_lock
@@ -130,19 +149,25 @@ class StateMethods(NotCopyable):
         self._observer.start_next_batch()
         self._set_live_options()
 
-    def _fail_on_all_ranks(self, function):
-        """Return function().  If it raises an exception on one rank, all ranks raise one.  Collective."""
+    def _fail_on_all_ranks(self, function, kind_of=lambda found: 0):
+        """Return function().  If it raises an exception on one rank, or kind_of(function()), a number >= 0, differs between
+        ranks, all ranks raise an exception.  Collective."""
         problem = found = None
         try:
             found = function()
+            kind = kind_of(found)
         except Exception as error:
-            problem = error
-        transport = self._core.transport
-        others = transport is not None and self._core.ctx and transport.any_rank(problem is not None)
+            problem, kind = error, -1
+        kinds, transport = {kind}, self._core.transport
+        if transport is not None and self._core.ctx:
+            transport.meet()
+            kinds.update(transport.gather_numbers(kind))
         if problem is not None:
             raise problem
-        if others:
+        if -1 in kinds:
             raise make_error(_abi.NG_ERR_FILE, "another rank rejected its state")
+        if len(kinds) > 1:
+            raise make_error(_abi.NG_ERR_FILE, "the ranks have states of different kinds: load the same state on all ranks")
         return found
 
     @with_core_lock

@@ -134,6 +134,7 @@ class Preconditioner(ParameterBinding, _state.StateMethods):
         self._observer.fixed_scale = self._loss_scale() if grad_scaler is None else None
         if self._core.transport is not None and not own_batches and self._needs_whole_batch(lines):
             self._observer.rank_of_equal_parts = self._core.transport.rank, self._core.transport.size
+        self._find_whether_ranks_save_alone()
         self._warn_unpreconditioned()
 
     def _plan_entries(self, exclusion_reason):

@@ -20,6 +20,12 @@ ng_status ng_save_to(ng_precond *p, ng_writer write, void *user) {
   return st == NG_OK ? ng_state_save(p, "ng_save_to", &to, false) : st;
 }
 
+ng_status ng_save_local(ng_precond *p, ng_writer write, void *user) {
+  const ng_state_file to = {.stream = true, .local = true, .write = write, .user = user};
+  const ng_status st = ng_check_callable(p, "ng_save_local");
+  return st == NG_OK ? ng_state_save(p, "ng_save_local", &to, false) : st;
+}
+
 ng_status ng_load_from(ng_precond *p, ng_reader read, void *user) {
   const ng_state_file from = {.stream = true, .read = read, .user = user};
   const ng_status st = ng_check_callable(p, "ng_load_from");

@@ -77,13 +77,14 @@ void ng_state_key_fields(ng_precond *p, int32_t k, ng_field_visit visit, void *a
 
 typedef struct number_list {
   const ng_block *block;
+  bool local;
   ngio_out *values, *names;
 } number_list;
 
 static ng_status append_number(void *arg, ng_number *n) {
   const number_list *l = arg;
   const int32_t owner = n->stat != NULL ? n->stat->owner : l->block->owner;
-  const double x = owner == l->block->ctx->rank ? *n->value : 0.0;
+  const double x = l->local || owner == l->block->ctx->rank ? *n->value : 0.0;
   ngio_out_bytes(l->values, &x, sizeof x);
   ngio_out_bytes(l->names, n->name, strlen(n->name) + 1);
   return NG_OK;
@@ -96,13 +97,15 @@ static ng_status set_number(void *arg, ng_number *n) {
 }
 
 /* Files store numbers by name, so their order may change between versions. */
-void ng_state_append_numbers(ng_precond *p, int32_t k, ngio_out *values, ngio_out *names) {
+void ng_state_append_numbers(ng_precond *p, int32_t k, bool local, ngio_out *values,
+                             ngio_out *names) {
   if (k >= p->blocks) {
-    const double missed = p->ctx->rank == 0 ? (double)p->entry[k - p->blocks]->missed_updates : 0.0;
+    const bool counts = local || p->ctx->rank == 0;
+    const double missed = counts ? (double)p->entry[k - p->blocks]->missed_updates : 0.0;
     ngio_out_bytes(values, &missed, sizeof missed);
     return;
   }
-  number_list l = {p->block[k], values, names};
+  number_list l = {p->block[k], local, values, names};
   (void)ng_block_numbers(p->block[k], append_number, &l);
   ngio_out_bytes(names, "", 1);
 }

@@ -100,12 +100,28 @@ static void assign_writers(save_data *x) {
   }
 }
 
+/* Return whether this rank writes the state without the other ranks. */
+static bool is_alone(const ng_work *w) { return w->is_local || w->p->ctx->ranks == 1; }
+
+/* A local save needs every array on this rank. */
+static bool holds_all_arrays(ng_work *w) {
+  for (int32_t i = 0; i < w->fields; i++) {
+    const ng_field *f = &w->item[i].field;
+    if (f->data == NULL || f->slice != NULL) {
+      return ng_work_fail(w, NG_ERR_STATE, "rank %d does not hold all of '%s'", w->p->ctx->rank,
+                          w->item[i].name);
+    }
+  }
+  return true;
+}
+
 /* Allocate all memory first, because no rank may fail alone between two collectives. */
 static void prepare_save(save_data *x, ng_precond *p, const char *call, const ng_state_file *to) {
   ng_work *w = &x->w;
   if (!ng_work_open(w, p, call, to)) return;
   ng_work_list_state(w);
   if (!ng_work_list_state_status(w)) return;
+  if (w->is_local && !holds_all_arrays(w)) return;
   x->writes = x->parts > 1 || w->is_rank0;
   x->bytes = ng_work_alloc(w, x->parts * (int64_t)sizeof *x->bytes);
   x->count = ng_work_alloc(w, x->parts * (int64_t)sizeof *x->count);
@@ -117,7 +133,7 @@ static void prepare_save(save_data *x, ng_precond *p, const char *call, const ng
     (void)ng_work_fail(w, NG_ERR_NOMEM, "no memory");
   w->values = (void *)w->numbers.text;
   w->published = ng_work_alloc(w, x->parts == 1 ? w->largest : w->largest_local);
-  if (x->parts == 1 && p->ctx->ranks > 1) w->memory = ng_work_alloc(w, w->largest);
+  if (x->parts == 1 && !is_alone(w)) w->memory = ng_work_alloc(w, w->largest);
   x->on_rank0 = ng_work_alloc(w, w->fields);
   x->tensor = ng_work_alloc(w, w->fields * (int64_t)sizeof *x->tensor);
   x->path_size = to == NULL || to->stream ? 0 : (int64_t)strlen(to->path) + NGIO_PART_ROOM;
@@ -136,7 +152,7 @@ static ng_status find_suppliers(save_data *x) {
     x->on_rank0[i] = w->item[i].field.data != NULL;
   const ng_status st = ng_work_broadcast(w, x->on_rank0, w->fields, 0);
   for (int32_t i = 0; i < w->fields && st == NG_OK; i++) {
-    if (x->on_rank0[i] != 0) w->item[i].field.owner = 0;
+    if (x->on_rank0[i] != 0) w->item[i].field.owner = w->is_local ? w->p->ctx->rank : 0;
   }
   return st;
 }
@@ -185,7 +201,7 @@ static ng_status seal_arrays(save_data *x) {
   return st;
 }
 
-/* Two tasks of a single rank, which has all numbers already: write the manifest; compute the seals. */
+/* Two tasks of a rank that saves alone, which has all numbers already: write the manifest; compute the seals. */
 static void begin_or_seal(void *arg, int32_t i) {
   save_data *x = arg;
   if (i == 0) (void)ng_manifest_begin(&x->w, x->parts);
@@ -198,7 +214,7 @@ static ng_status gather_numbers(save_data *x) {
   ng_status st = find_suppliers(x);
   for (int i = 0; i < NG_RESCUES; i++)
     w->values[w->value_count + i] = (double)w->p->rescued[i];
-  if (w->p->ctx->ranks == 1) {
+  if (is_alone(w)) {
     ng_parallel(w->p->ctx, 2, begin_or_seal, x);
     return NG_OK;
   }
@@ -240,7 +256,7 @@ static void list_array(save_data *x, const ng_item *item, const double *seal) {
 static void make_manifest(save_data *x) {
   ng_work *w = &x->w;
   const double *seal = w->values + w->value_count + NG_RESCUES;
-  if (w->p->ctx->ranks > 1) (void)ng_manifest_begin(w, x->parts);
+  if (!is_alone(w)) (void)ng_manifest_begin(w, x->parts);
   if (w->st != NG_OK) return;
   memset(x->bytes, 0, (size_t)x->parts * sizeof *x->bytes);
   memset(x->count, 0, (size_t)x->parts * sizeof *x->count);
@@ -345,6 +361,8 @@ ng_status ng_state_save(ng_precond *p, const char *call, const ng_state_file *to
   ng_status st = NG_OK;
   prepare_save(&x, p, call, to);
   NG_TRY(ng_work_agree(w));
+  if (w->is_local && to->write == NULL)
+    goto done; /* the caller only asks whether this is possible */
   NG_TRY(gather_numbers(&x));
   if (w->is_rank0) make_manifest(&x);
   NG_TRY(ng_work_agree(w));

@@ -56,10 +56,10 @@ void *ng_field_published(const ng_field *f, void *to);
 const char *ng_field_error(const ng_field *f, const void *data, int64_t n);
 
 /* All numbers of the state form one list: the numbers of each block, then one number for each entry.
- * ng_state_append_numbers: append the numbers of key k; a number that belongs to another rank is 0.  Of a block, also
+ * ng_state_append_numbers: append the numbers of key k; a number of another rank is 0, except if `local`.  Of a block, also
  * append the names of its numbers, each with its terminating 0, and then an empty name.
  * ng_state_set_numbers: set the numbers of a block from x on; return the address after them. */
-void ng_state_append_numbers(ng_precond *p, int32_t k, ngio_out *values, ngio_out *names);
+void ng_state_append_numbers(ng_precond *p, int32_t k, bool local, ngio_out *values, ngio_out *names);
 const double *ng_state_set_numbers(ng_block *b, const double *x);
 
 /* ---- implementations of public functions: save.c, load.c, factors.c, walk.c ------------------*/
@@ -67,6 +67,7 @@ const double *ng_state_set_numbers(ng_block *b, const double *x);
 /* A file, or the caller's stream. */
 typedef struct ng_state_file {
   bool stream;
+  bool local;       /* save: without the other ranks; `write` NULL: only check that this is possible */
   const char *path; /* of a file */
   ng_reader read;   /* of a stream that is loaded */
   ng_writer write;  /* of a stream that is saved */

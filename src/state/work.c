@@ -88,7 +88,7 @@ void ng_work_list_state(ng_work *w) {
   for (int32_t k = 0; k < ng_state_keys(w->p); k++) {
     w->key = ng_state_key(w->p, k);
     ng_state_key_fields(w->p, k, list_field, w);
-    ng_state_append_numbers(w->p, k, &w->numbers, &w->number_names);
+    ng_state_append_numbers(w->p, k, w->is_local, &w->numbers, &w->number_names);
   }
 }
 
@@ -111,12 +111,17 @@ bool ng_work_list_state_status(ng_work *w) {
 /* ---- opening and closing ---------------------------------------------------------------------*/
 
 bool ng_work_open(ng_work *w, ng_precond *p, const char *call, const ng_state_file *at) {
-  *w = (ng_work){
-      .p = p, .label = call, .file_or_stream = at, .is_rank0 = p->ctx->rank == 0, .source.fd = -1};
+  const bool local = at != NULL && at->local;
+  *w = (ng_work){.p = p,
+                 .label = call,
+                 .file_or_stream = at,
+                 .is_local = local,
+                 .is_rank0 = local || p->ctx->rank == 0,
+                 .source.fd = -1};
   if (at != NULL && !at->stream && (at->path == NULL || at->path[0] == 0)) {
     return ng_work_fail(w, NG_ERR_ARG, "no path given");
   }
-  if (at != NULL && at->stream && w->is_rank0 && at->read == NULL && at->write == NULL) {
+  if (at != NULL && at->stream && !local && w->is_rank0 && at->read == NULL && at->write == NULL) {
     return ng_work_fail(w, NG_ERR_ARG, "the callback is NULL on rank 0");
   }
   if (p->step->has_begun) {
@@ -154,13 +159,14 @@ static ng_status fail_transport(ng_work *w) {
 ng_status ng_work_sum(ng_work *w, double *x, int64_t count) {
   ng_comm *c = w->p->ctx->comm;
   const ng_group world = ng_group_world(c);
+  if (w->is_local) return NG_OK;
   return ng_comm_sum(c, &world, x, count, NG_F64) == NG_OK ? NG_OK : fail_transport(w);
 }
 
 ng_status ng_work_broadcast(ng_work *w, void *buffer, int64_t bytes, int32_t root) {
   ng_comm *c = w->p->ctx->comm;
   const ng_group world = ng_group_world(c);
-  if (c->size == 1 || bytes == 0) return NG_OK;
+  if (w->is_local || c->size == 1 || bytes == 0) return NG_OK;
   return ng_comm_broadcast(c, &world, buffer, bytes, NG_U8, root) == NG_OK ? NG_OK
                                                                            : fail_transport(w);
 }

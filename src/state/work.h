@@ -36,7 +36,8 @@ typedef struct ng_work {
   ng_precond *p;
   const char *label;                   /* prefix of messages: the public function, later the file */
   const ng_state_file *file_or_stream; /* NULL: the call has no file or stream */
-  bool is_rank0;
+  bool is_local; /* save: collectives do nothing */
+  bool is_rank0; /* this rank does what rank 0 does */
   struct ng_work_allocation *allocations; /* list of the allocations of ng_work_alloc */
   ngio_out items, names, numbers;         /* memory of `item`, of the names, of `values` */
   ngio_out number_names; /* names of the numbers of all blocks; an empty name ends a block */

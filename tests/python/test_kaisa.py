@@ -220,11 +220,16 @@ class PublishedStates(Case):
             state = self.make_published_state(k)
             state["layers"][name] = {**state["layers"][name], key: value}
             return state
-        less, more = self.make_published_state(k), self.make_published_state(k)
-        del less["layers"]["6"]
+        less, more, mixed, half = (self.make_published_state(k) for _ in range(4))
+        del less["layers"]["6"], half["layers"]["6"]["G"]
         more["layers"]["extra"] = more["layers"]["6"]
-        for state, pattern in ((less, r"layers\['6'\] has no tensor 'A'"), (more, "has 5 layers, expected 4"),
-                               (replace_layer_value("0", "G", None), r"layers\['0'\] has no tensor 'G'"),
+        mixed["layers"]["module.6"] = mixed["layers"].pop("6")
+        skewed = replace_layer_value("0", "G", torch.eye(4).index_fill(0, torch.tensor(1), 1.0))
+        for state, pattern in ((less, "has 3 layers, expected 4; it has no '6'"), (more, "has 5 layers, expected 4; 'extra'"),
+                               (mixed, "it has no '6'; 'module.6' is unknown"), (half, r"layers\['6'\] has no 'G'"),
+                               (skewed, r"layers\['0'\]\['G'\] is not symmetric"),
+                               (replace_layer_value("0", "G", None), r"layers\['0'\]\['G'\] is a NoneType"),
+                               (replace_layer_value("0", "G", torch.eye(4).int()), "has elements of torch.int32"),
                                (replace_layer_value("0", "G", torch.eye(3)), r"\['G'\] is \[3, 3\], expected \[4, 4\]"),
                                (replace_layer_value("0", "G", torch.full((4, 4), float("nan"))), "not finite"),
                                ({**self.make_published_state(k), "layers": 3}, "layers is a int"),
@@ -232,6 +237,43 @@ class PublishedStates(Case):
             with self.assert_refused(pattern):
                 k.load_state_dict(state)
             self.assertEqual(str(k.state_dict()), before)
+        k = KFACPreconditioner(model, damping=0.1, factor_dtype=torch.float16)
+        with self.assert_refused(r"^the state: layers\['0'\]\['G'\] has elements beyond the range of torch.float16"):
+            k.load_state_dict(replace_layer_value("0", "G", torch.eye(4) * 1e6))
+
+    def test_a_model_that_is_one_layer(self):
+        """kfac-pytorch calls its layer ''."""
+        for name in ("", "root", "module"):
+            k = KFACPreconditioner(nn.Linear(3, 2))
+            k.load_state_dict({"steps": 1, "layers": {name: {"A": torch.eye(4) * 7, "G": torch.eye(2)}}})
+            self.assertEqual(_averages.read_averages(k._core)["root"]["A"][0, 0], 7)
+
+    def test_layers_load_at_any_step(self):
+        """None: an average that was never observed, as in a state of kfac-pytorch before the first step."""
+        k, other = (KFACPreconditioner(small_conv_net(), damping=0.1) for _ in range(2))
+        state = self.make_published_state(k)
+        state["layers"].update({"6": {"A": torch.eye(49) * 7, "G": torch.eye(5)}, "8": {"A": None, "G": None}})
+        other.load_state_dict(state)
+        found = _averages.read_averages(other._core)
+        self.assertEqual((found["6"]["A"][0, 0], found["8"]["A"][0, 0]), (7, 1))
+
+    def test_periods_count_from_the_step_of_the_state(self):
+        for has_layers in (True, False):
+            one, two = small_conv_net(), small_conv_net()
+            k, other = (KFACPreconditioner(m, damping=0.1, lr=0.2, factor_update_steps=2, inv_update_steps=4) for m in (one, two))
+            for t in range(3):
+                self.train_step(one, k, t)
+            state = self.make_published_state(k)
+            if not has_layers:
+                self.train_step(two, other, 0)
+                del state["layers"]
+            other.load_state_dict({**state, "steps": 3})
+            for t in range(3, 7):
+                before = other.report()["layers"][0]["observations"]
+                pair = self.train_step(one, k, t), self.train_step(two, other, t)
+                self.assertEqual(other.report()["layers"][0]["observations"] > before, t in (4, 6))
+                if has_layers and t >= 4:  # both have solved the averages of step 4
+                    self.assert_same_tensors(*pair)
 
 
 class ColumnParallelLinear(nn.Module):

@@ -154,6 +154,44 @@ def save_on_rank_0(rank, world, path, fraction):
     return k2.steps, all((a - b).norm() < 1e-5 * a.norm() for a, b in pairs), told
 
 
+def load_different_kinds(rank, world):
+    """Rank 0 loads an exact state, rank 1 a state in the layout of the published program."""
+    found = []
+    for make, published in ((KFACPreconditioner, lambda state: {"steps": 0}),
+                            (compat.DP_KFAC, lambda state: {name: state[name] for name in ("state", "param_groups")})):
+        k = make(two_layer_net())
+        exact = {**natgrad.Preconditioner.state_dict(k), "numbers": {}} if make is KFACPreconditioner else k.state_dict()
+        try:
+            k.load_state_dict(exact if rank == 0 else published(exact))
+        except natgrad.Error as error:
+            found.append(str(error))
+    return found
+
+
+def save_on_one_rank(rank, world):
+    """Return states that all ranks save together (on rank 0) and that one rank saves alone (on rank 1); then the errors if
+    rank 0 saves divided arrays alone."""
+    _distributed.MEETING_SECONDS = 1
+    found = []
+    for make in (lambda m: natgrad.SGD(m, 0.1, momentum=0.9), natgrad.AdamW, compat.MPD_KFAC, natgrad.MFAC, natgrad.Eva):
+        model = DDP(two_layer_net())
+        k = make(model)
+        train(model, k, range(2), rank)
+        together = getattr(k, "preconditioner", k)._core.save(rank == 0)
+        if rank == 1:
+            k.state_dict()
+        found.append(together if rank == 0 else getattr(k, "preconditioner", k)._core.save(call="save_local"))
+        train(model, k, [2], rank)
+    model = two_layer_net()
+    k = compat.DP_KFAC(model)
+    k.state_dict()
+    try:
+        train(model, k, [0], rank) if rank == 1 else k.state_dict()
+    except natgrad.Error as error:
+        return found, str(error)
+    return found, ""
+
+
 def make_with_different_damping(rank, world):
     try:
         make_preconditioner(two_layer_net(), damping=0.1 + rank)
@@ -388,8 +426,18 @@ class Ranks(Case):
                 found = ranks.run_on_ranks(world, save_on_rank_0, os.path.join(folder, "state"), fraction)
                 self.assertEqual([row[:2] for row in found], [(4, True)] * world)
                 told = [row[2] for row in found]
-                self.assertRegex(told[1], r"layers\['1'\] has no tensor 'A'")
+                self.assertRegex(told[1], r"layers\['1'\]\['A'\] is a NoneType")
                 self.assertTrue(all("another rank rejected" in text for rank, text in enumerate(told) if rank != 1), told)
+
+    def test_states_of_different_kinds_fail_on_all_ranks(self):
+        for told in ranks.run_on_ranks(2, load_different_kinds):
+            self.assertEqual(told, ["the ranks have states of different kinds: load the same state on all ranks"] * 2)
+
+    def test_one_rank_saves_alone_or_all_ranks_fail(self):
+        (together, reason), (alone, told) = ranks.run_on_ranks(2, save_on_one_rank)
+        self.assertEqual(together, alone)
+        self.assertIn("only some ranks save or load the state", reason)
+        self.assertIn("transport failed", told)
 
     def test_parts_restore_bits(self):
         with tempfile.TemporaryDirectory() as folder:

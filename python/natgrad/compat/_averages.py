@@ -47,19 +47,28 @@ def read_averages(core):
     return layers
 
 
-def _check_triangle(layers, layer, name, info):
-    """Return the lower triangle of a matrix of `layers`.  kfac-pytorch puts `module.` before the layers of a DDP model."""
-    found = layers.get(layer, layers.get("module." + layer))
-    where = f"the state: layers['{layer}']"
-    if not isinstance(found, dict) or not isinstance(found.get(name), torch.Tensor):
-        raise make_error(_abi.NG_ERR_FILE, f"{where} has no tensor '{name}'")
-    matrix, n = found[name], _order_of_triangle(info["shape"][0])
-    if tuple(matrix.shape) != (n, n):
-        raise make_error(_abi.NG_ERR_FILE, f"{where}['{name}'] is {list(matrix.shape)}, expected [{n}, {n}]")
-    if not (matrix.is_floating_point() and bool(torch.isfinite(matrix).all())):
-        raise make_error(_abi.NG_ERR_FILE, f"{where}['{name}'] has elements that are not finite numbers")
-    row, column = torch.tril_indices(n, n)
-    return matrix.detach().cpu()[row, column].to(_TORCH[info["dtype"]])
+def _check_triangle(where, matrix, info):
+    """Return the lower triangle of a matrix of a state, in the dtype of the library's average."""
+    n, dtype = _order_of_triangle(info["shape"][0]), _TORCH[info["dtype"]]
+    if not isinstance(matrix, torch.Tensor):
+        problem = f"is a {type(matrix).__name__}, expected a tensor"
+    elif tuple(matrix.shape) != (n, n):
+        problem = f"is {list(matrix.shape)}, expected [{n}, {n}]"
+    elif not matrix.is_floating_point():
+        problem = f"has elements of {matrix.dtype}, expected floating-point numbers"
+    elif not torch.isfinite(matrix).all():
+        problem = "has elements that are not finite numbers"
+    else:
+        matrix = matrix.detach().cpu().double()
+        # an average of outer products is symmetric, except for rounding in the dtype of the program
+        if (matrix - matrix.T).abs().max() > 0.01 * matrix.abs().max():
+            problem = "is not symmetric"
+        elif not torch.isfinite(matrix.to(dtype)).all():
+            problem = f"has elements beyond the range of {dtype}"
+        else:
+            row, column = torch.tril_indices(n, n)
+            return matrix[row, column].to(dtype)
+    raise make_error(_abi.NG_ERR_FILE, f"{where} {problem}")
 
 
 def _file_name(layer):
@@ -68,17 +77,32 @@ def _file_name(layer):
     return ("%2E" + text[1:] if text.startswith(".") else text) + ".safetensors"
 
 
+def _names_in_state(layers, names):
+    """Return {name of a layer here: its name in a state}.  kfac-pytorch puts `module.` before the layers of a DDP model, and
+    calls a model that is one layer ''."""
+    for prefix in ("", "module."):
+        found = {name: (prefix + name if name != "root" or name in layers else prefix[:-1]) for name in names}
+        if set(found.values()) == set(layers):
+            return found
+    missing, unknown = sorted(set(names) - set(layers)), sorted(set(layers) - set(names), key=str)
+    raise make_error(_abi.NG_ERR_FILE, f"the state has {len(layers)} layers, expected {len(names)}"
+                     + (f"; it has no '{missing[0]}'" if missing else "") + (f"; '{unknown[0]}' is unknown" if unknown else ""))
+
+
 class Averages:
     """Checked running averages of all layers, in files of a temporary folder."""
 
     def __init__(self, core, layers):
         if not isinstance(layers, dict):
             raise make_error(_abi.NG_ERR_FILE, f"the state: layers is a {type(layers).__name__}, expected a dict")
-        self._core, files = core, {}
-        for _, layer, name, info in _list_averages(core):
-            files.setdefault(layer, {})[name] = _check_triangle(layers, layer, name, info)
-        if len(layers) != len(files):
-            raise make_error(_abi.NG_ERR_FILE, f"the state has {len(layers)} layers, expected {len(files)}")
+        self._core, files, rows = core, {}, list(_list_averages(core))
+        names = _names_in_state(layers, {layer for _, layer, _, _ in rows})
+        for _, layer, name, info in rows:
+            where, pair = f"the state: layers['{names[layer]}']", layers[names[layer]]
+            if not isinstance(pair, dict) or name not in pair:
+                raise make_error(_abi.NG_ERR_FILE, f"{where} has no '{name}'")
+            if any(value is not None for value in pair.values()):  # None: never observed
+                files.setdefault(layer, {})[name] = _check_triangle(f"{where}['{name}']", pair[name], info)
         self._folder = tempfile.TemporaryDirectory()
         for layer, tensors in files.items():
             crc = 0

@@ -231,10 +231,11 @@ class KFACPreconditioner(Preconditioner):
             super().load_state_dict(state_dict)
             numbers = state_dict["numbers"]
         else:
-            numbers, averages = self._fail_on_all_ranks(lambda: self._check_parts(state_dict))
+            numbers, averages = self._fail_on_all_ranks(lambda: self._check_parts(state_dict),
+                                                        lambda parts: 1 if parts[1] is None else 2)
             if averages is not None:
                 averages.load()
-            self._steps = state_dict["steps"]
+            self._set_step_count(state_dict["steps"])
         for name, value in numbers.items():
             self._argument_functions.pop(name, None)
             self._fixed_arguments[name] = value
@@ -249,9 +250,7 @@ class KFACPreconditioner(Preconditioner):
         unknown = set(state) - {"steps", "numbers", "layers", *_LIVE_ARGUMENTS}
         if unknown:
             raise make_error(_abi.NG_ERR_FILE, f"the state has '{min(unknown, key=str)}', which is unknown")
-        if "layers" not in state or state["steps"] == 0:
-            return numbers, None
-        return numbers, Averages(self._core, state["layers"])
+        return numbers, Averages(self._core, state["layers"]) if "layers" in state else None
 
     def _check_state(self, state):
         """Check a state.  `steps` may differ from its manifest, because a state without factors sets only `steps`."""

@@ -97,7 +97,7 @@ class _PublishedOptimizer(PreconditioningOptimizer):
         if isinstance(state_dict, dict) and "natgrad" in state_dict:
             super().load_state_dict(state_dict)
         else:
-            self.preconditioner._fail_on_all_ranks(lambda: self._check_optimizer_state(state_dict))
+            self.preconditioner._fail_on_all_ranks(lambda: self._check_optimizer_state(state_dict), lambda _: 1)
             torch.optim.Optimizer.load_state_dict(self, state_dict)
         self._set_options_from_group("fac_update_freq")
 
