@@ -1,19 +1,47 @@
 /* norm.c: the norm family: gamma and beta of batch, layer and group norms, in a model with any layer-wise method.
  *
  * In: a norm layer. Out: PD = (F + d I)^-1 D. D is the gradient of gamma and beta, F the second moment of their
- * gradients of single samples (norm.h), and d = damping x norm_damping.
+ * gradients of single samples, and d = damping x norm_damping.
  *
- *     unit      the 2x2 block of gamma and beta of each channel
+ * C is the number of channels. q_i = [dgamma_i; dbeta_i] is the gradient of sample i (kernel/observed.h), `width`
+ * numbers: C for gamma, then C for beta. In a layer without gamma or without beta, width = C.
+ *
+ *     F = (1/B) sum_i q_i q_i',  of which a block stores
+ *     full      all entries, [width, width], as in chainerkfac, the code of both papers
+ *     unit      the entries within each channel, three vectors of length C: [gamma gamma | beta beta | gamma beta]
  *               (Osawa et al. 2020, SP-NGD, arXiv 2002.06015)
- *     diagonal  (Osawa et al. 2019, arXiv 1811.12019)
- *     full      all channels in one matrix, as in chainerkfac, the code of both papers
+ *     diagonal  [gamma gamma | beta beta] (Osawa et al. 2019, arXiv 1811.12019)
  *
  * Unit and diagonal blocks have no solve: every step divides by the averages, channel by channel. The owner of a full
  * block inverts F + d I (twosided/) and sends the inverse. If all rungs fail, the block uses the last good
  * inverse; without a good inverse, PD = D. */
-#include "family/norm.h"
+#include "family/family.h"
+#include "twosided/twosided.h"
 
-#include <math.h>
+/* The largest number of inputs that may wait for their output gradients. If a layer runs several times in a micro-batch,
+ * its output gradients are observed in the opposite order of its inputs, so each belongs to the latest waiting input. */
+enum { MOST_WAITING = 8 };
+
+/* Indices of ng_norm.solve_info: the rung of the last solve, 1 if R is good (else 0), the damping. */
+enum { NG_NORM_RUNG, NG_NORM_GOOD, NG_NORM_DAMPING, NG_NORM_INFO_COUNT };
+
+typedef struct ng_norm {
+  ng_norm_layer layer;
+  int64_t width;
+  bool is_full, solves_units;          /* neither: diagonal */
+  ng_view waiting_input[MOST_WAITING]; /* inputs without output gradient, the latest last */
+  int32_t waiting_count;               /* number of inputs in `waiting_input` */
+  int64_t batch;                       /* number of the micro-batch of these inputs */
+  double shift;        /* damping_leak: damping of earlier solves, added to F at the next fold */
+  int32_t rung;        /* unit, diagonal: highest rung of the last measure */
+  double last_damping; /* unit, diagonal: damping of the last measure */
+  float *solve_info;   /* full: [NG_NORM_INFO_COUNT], which the owner sends with the inverse R */
+  ng_matrix side[2];   /* full: F with its damped inverse on the left, nothing on the right */
+  ng_twosided both;
+  ng_direction_sums *sums;
+} ng_norm;
+
+static ng_norm *norm_of_block(const ng_block *b) { return b->state; }
 
 /* ---- geometry, memory ------------------------------------------------------------------------*/
 
@@ -62,7 +90,7 @@ static ng_status create_state(ng_block *b) {
 }
 
 static ng_status declare_statistics(ng_block *b) {
-  ng_norm *k = ng_norm_of_block(b);
+  ng_norm *k = norm_of_block(b);
   ng_status st = ng_block_alloc_stats(b, 1);
   if (st != NG_OK) return st;
   ng_stat *s = b->stat;
@@ -84,9 +112,19 @@ static ng_status declare_statistics(ng_block *b) {
   return NG_OK;
 }
 
+/* The scratch contains X, then the scratch of the kernel. Return the number of doubles of X; a full block has no X. */
+static int64_t count_x(const ng_block *b) {
+  return norm_of_block(b)->is_full ? 0 : ng_round16(3 * norm_of_block(b)->layer.channels);
+}
+
+static int64_t count_observation_bytes(const ng_block *b) {
+  return ng_plus(ng_times(count_x(b), (int64_t)sizeof(double)),
+                 ng_norm_sums_scratch(b->ctx->queue, &norm_of_block(b)->layer));
+}
+
 /* The inverse has the dtype of F, because in R D large terms cancel unless D lies along the largest eigenvectors of R. */
 static ng_status request_memory(ng_block *b, ng_plan *plan) {
-  ng_norm *k = ng_norm_of_block(b);
+  ng_norm *k = norm_of_block(b);
   ng_matrix *m = k->side;
   const ng_dtype t = b->stat->average_dtype;
   m[0] = (ng_matrix){.n = k->width, .average_dtype = t, .result_dtype = t};
@@ -102,12 +140,13 @@ static ng_status request_memory(ng_block *b, ng_plan *plan) {
     m->R = ng_plan_result(plan, owner, ng_matrix_count(m) * ng_dtype_size(m->result_dtype));
   }
   ng_plan_direction(plan, b, NG_BY_FAMILY, k->width);
-  ng_plan_scratch(plan, ng_max64(ng_norm_scratch(b), ng_times(floats, (int64_t)sizeof(float))));
+  ng_plan_scratch(plan,
+                  ng_max64(count_observation_bytes(b), ng_times(floats, (int64_t)sizeof(float))));
   return NG_OK;
 }
 
 static ng_status visit_fields(ng_block *b, ng_field_visit visit, void *arg) {
-  const ng_norm *k = ng_norm_of_block(b);
+  const ng_norm *k = norm_of_block(b);
   if (!k->is_full) return NG_OK;
   ng_field f = ng_field_plain("F_inverse", k->side->result_dtype, k->width, k->width, k->side->R,
                               b->stat->owner);
@@ -119,16 +158,96 @@ static ng_status visit_fields(ng_block *b, ng_field_visit visit, void *arg) {
 }
 
 static ng_status visit_numbers(ng_block *b, ng_number_visit visit, void *arg) {
-  ng_number n = {.name = "F_leak.0", .value = &ng_norm_of_block(b)->shift};
+  ng_number n = {.name = "F_leak.0", .value = &norm_of_block(b)->shift};
   return b->base.damping_leak ? visit(arg, &n) : NG_OK;
 }
 
 static double block_damping(const ng_block *b) { return b->base.damping * b->base.norm_damping; }
 
+/* ---- observations ----------------------------------------------------------------------------*/
+
+/* S <- old S + fresh (1/B) sum_i q_i q_i', B: samples used. q_i is the gradient of gamma and beta for the loss of sample i
+ * alone, summed over positions. So output gradients are multiplied by c / loss_scale, where c is the samples of the
+ * micro-batch for a mean loss, 1 for a sum. stat_scale has no effect on norm blocks. The caller keeps the data of an input
+ * valid until the output gradient is observed. */
+
+/* Add an input to the waiting inputs; inputs of an earlier micro-batch are dropped. */
+static ng_status store_input(ng_block *b, const ng_obs *o) {
+  ng_norm *k = norm_of_block(b);
+  if (k->batch != o->batch) k->waiting_count = 0;
+  k->batch = o->batch;
+  if (k->waiting_count == MOST_WAITING) {
+    return ng_fail(b->ctx, NG_ERR_STATE,
+                   "layer '%s': %d inputs without an output gradient, at most %d", b->name,
+                   k->waiting_count + 1, MOST_WAITING);
+  }
+  k->waiting_input[k->waiting_count++] = o->view;
+  return NG_OK;
+}
+
+/* *x <- the latest input without an output gradient. If the output gradient is rejected, the input stays in the list,
+ * so that the caller can observe the output gradient again. */
+static ng_status find_input(const ng_block *b, const ng_obs *o, ng_view *x) {
+  const ng_norm *k = norm_of_block(b);
+  *x = o->view;
+  if (!k->layer.has_gamma) return NG_OK; /* beta needs no input */
+  if (k->waiting_count == 0 || k->batch != o->batch) {
+    return ng_fail(b->ctx, NG_ERR_STATE,
+                   "layer '%s': an output gradient was observed without its input in this "
+                   "micro-batch",
+                   b->name);
+  }
+  *x = k->waiting_input[k->waiting_count - 1];
+  if (x->samples == o->view.samples && x->positions == o->view.positions) return NG_OK;
+  return ng_fail(b->ctx, NG_ERR_SHAPE,
+                 "layer '%s': its output gradient has %lld positions a sample, its input %lld",
+                 b->name, (long long)o->view.positions, (long long)x->positions);
+}
+
+/* S <- old S + alpha X. NG_SKIPPED: an input is not finite. */
+static ng_status add_units(ng_block *b, ng_norm_sum *k, void *scratch) {
+  ng_queue *q = b->ctx->queue;
+  const int64_t n = b->stat->part->cols;
+  k->products = n > ng_norm_width(&k->layer);
+  k->X = ng_scratch(b);
+  ng_kernels(q)->sum_norm_squares(q, k, 1, scratch);
+  return ng_stat_add(q, b->stat, k->X, n, k->alpha, 0.0);
+}
+
+/* x and g are finite: the engine has scanned them, because a full block solves. */
+static void add_full(ng_block *b, ng_norm_sum *k, void *scratch) {
+  ng_queue *q = b->ctx->queue;
+  k->S = b->stat->part->sum;
+  k->dtype = b->stat->sum_dtype;
+  ng_stat_scale_old(q, b->stat);
+  ng_kernels(q)->add_norm_grams(q, k, 1, scratch);
+  ng_queue_wait(q); /* the caller may change its arrays */
+}
+
+static ng_status observe(ng_block *b, const ng_obs *o) {
+  ng_norm *k = norm_of_block(b);
+  const ng_stat *s = b->stat;
+  ng_view x;
+  if (o->kind == NG_OBSERVED_INPUT) return store_input(b, o);
+  ng_status st = find_input(b, o, &x);
+  if (st != NG_OK) return st;
+  const double c = o->reduction == NG_MEAN ? (double)o->samples : 1.0, by = c / o->loss_scale;
+  void *scratch = (double *)ng_scratch(b) + count_x(b);
+  ng_norm_sum sum = {.layer = k->layer, .x = x, .g = o->view, .samples = s->samples};
+  sum.alpha = s->mix.fresh * by * by / (double)s->samples;
+  if (k->is_full) {
+    add_full(b, &sum, scratch);
+  } else {
+    st = add_units(b, &sum, scratch);
+  }
+  if (st == NG_OK && k->layer.has_gamma) k->waiting_count--;
+  return st;
+}
+
 /* ---- full: solve -----------------------------------------------------------------------------*/
 
 static ng_status solve(ng_block *b, ng_solve_phase phase) {
-  ng_norm *k = ng_norm_of_block(b);
+  ng_norm *k = norm_of_block(b);
   const double d = block_damping(b);
   const bool owns = b->stat->owner == b->ctx->rank;
   int32_t rung = 0;
@@ -152,7 +271,7 @@ static ng_status solve(ng_block *b, ng_solve_phase phase) {
 }
 
 static void read_results(ng_block *b) {
-  ng_norm *k = ng_norm_of_block(b);
+  ng_norm *k = norm_of_block(b);
   k->both.is_good = k->solve_info[NG_NORM_GOOD] != 0.0f;
 }
 
@@ -171,7 +290,7 @@ static bool solve_unit(double gg, double bb, double gb, const double D[2], doubl
 /* out <- PD of all channels; return the highest rung. Each channel tries damping x 10, 3 times, then PD = D. */
 static int32_t solve_units(const ng_block *b, const float *F, double d, const float *D,
                            float *out) {
-  const int64_t C = ng_norm_of_block(b)->layer.channels;
+  const int64_t C = norm_of_block(b)->layer.channels;
   int32_t worst = 0;
   for (int64_t c = 0; c < C; c++) {
     const double in[2] = {(double)D[c], (double)D[C + c]};
@@ -192,7 +311,7 @@ static int32_t solve_units(const ng_block *b, const float *F, double d, const fl
 
 /* Return the damping. damping_leak: the first damping after a fold stays until the next fold, which sets shift to 0. */
 static double unit_damping(ng_block *b) {
-  ng_norm *k = ng_norm_of_block(b);
+  ng_norm *k = norm_of_block(b);
   if (!b->base.damping_leak) return block_damping(b);
   if (k->shift == 0.0) k->shift = block_damping(b);
   return k->shift;
@@ -200,7 +319,7 @@ static double unit_damping(ng_block *b) {
 
 /* Diagonal: PD = D / (F + d). Unit: `direction` <- D, which measure_units reads. */
 static void precondition_units(ng_block *b, const float *D) {
-  ng_norm *k = ng_norm_of_block(b);
+  ng_norm *k = norm_of_block(b);
   ng_queue *q = b->ctx->queue;
   k->last_damping = unit_damping(b);
   ng_linalg(q)->copy_rows(q, 1, k->width, D, k->width, b->direction, k->width);
@@ -213,7 +332,7 @@ static void precondition_units(ng_block *b, const float *D) {
 /* ---- PD --------------------------------------------------------------------------------------*/
 
 static void precondition(ng_block *b) {
-  ng_norm *k = ng_norm_of_block(b);
+  ng_norm *k = norm_of_block(b);
   ng_queue *q = b->ctx->queue;
   float *D = ng_scratch(b), *scratch = D + ng_round16(k->width);
   double *sums = (double *)(void *)scratch;
@@ -237,7 +356,7 @@ static void precondition(ng_block *b) {
 
 /* Unit: `direction`, which is D, <- PD. */
 static void measure_units(ng_block *b) {
-  ng_norm *k = ng_norm_of_block(b);
+  ng_norm *k = norm_of_block(b);
   float *PD = ng_scratch(b);
   k->rung = solve_units(b, b->stat->part->average, k->last_damping, b->direction, PD);
   b->inner = b->pd2 = 0.0;
@@ -249,7 +368,7 @@ static void measure_units(ng_block *b) {
 }
 
 static ng_status read_sums(ng_block *b) {
-  ng_norm *k = ng_norm_of_block(b);
+  ng_norm *k = norm_of_block(b);
   const ng_status st = ng_block_read_sums(b, k->sums, k->width);
   k->rung = 0;
   if (st != NG_OK || k->is_full) return st;
@@ -264,7 +383,7 @@ static void emit(const ng_block *b, int32_t segment, int32_t g, double factor, n
 }
 
 static void write_report(const ng_block *b, ng_layer_report *r) {
-  const ng_norm *k = ng_norm_of_block(b);
+  const ng_norm *k = norm_of_block(b);
   if (!b->is_worker) return;
   r->rung = k->is_full ? ng_rung_from_float(k->solve_info[NG_NORM_RUNG]) : k->rung;
   r->damping_f = k->is_full ? (double)k->solve_info[NG_NORM_DAMPING] : k->last_damping;
@@ -279,7 +398,7 @@ const ng_family ng_family_norm = {
     .create_state = create_state,
     .declare_statistics = declare_statistics,
     .request_memory = request_memory,
-    .observe = ng_norm_observe,
+    .observe = observe,
     .precondition = precondition,
     .read_sums = read_sums,
     .emit = emit,

@@ -1,6 +1,6 @@
 /* rankone.c: the rank-one family: Eva (Zhang, Shi & Li, ICLR 2023) in two passes over the gradient.
  *
- * The curvature of a layer is (g g') (x) (a a'), with mean vectors a and g (rankone_stats.c). With
+ * The curvature of a layer is (g g') (x) (a a'), with mean vectors a and g. With
  * D [q, p], alpha = <a, a>, beta = <g, g>, s = g' D a, by Sherman and Morrison
  *
  *     PD = (D - c g a') / lambda,   c = s / (alpha beta + lambda)
@@ -19,10 +19,44 @@
  * The first pass (`describe_sums`) reads the gradient once for |D|^2 and s; the second (`emit`) combines D and the rank-one term.
  * Only a and g are stored and sent. Each group of a convolution has its own a and g.
  *
- * This family is the template for a new family: all its entries of ng_family are here or in rankone_stats.c. */
-#include "family/rankone.h"
+ * This family is the template for a new family: this file has all its entries of ng_family. */
+#include "family/family.h"
 
 #include <math.h>
+
+enum { MEAN_A = 0, MEAN_G = 1 };
+
+typedef struct ng_mean {
+  /* Length of the mean vector; 0: none. A: (input channel, kernel offset), then a 1 for the bias; G: outputs. */
+  int64_t length;
+  ng_conv conv;  /* geometry at the declared size; ng_obs_conv sets the size of an observation */
+  ng_stat *stat; /* NULL: no mean vector */
+} ng_mean;
+
+/* Numbers of one group: alpha = <a, a>, beta = <g, g>, d2 = |D|^2, s = g' D a, c = s / (alpha beta + lambda).
+ * sides = input: beta = 1, s = |D a|^2, c = 1 / (alpha + lambda). bias_*: the bias's part of alpha, d2, s. */
+typedef struct ng_rankone_group {
+  double alpha, beta, d2, s, c;
+  double bias_alpha, bias_d2, bias_s;
+} ng_rankone_group;
+
+typedef struct ng_rankone {
+  int64_t groups, p, q; /* p: columns of the weight; q: outputs of one group */
+  ng_mean side[2];
+  ng_rankone_group *group; /* [groups] */
+  double *
+      norms; /* [2 groups + 1, 3] row sums: |a|^2, |g|^2 of each group, then of the 1 of the bias */
+  double *t, *t_sums; /* sides = input: [outputs] t = D a, [groups, 3] its sums; otherwise NULL */
+  bool has_no_sides;  /* sides = none: no mean vectors */
+  double lambda;      /* divisor of this step: the damping; sides = none: damping + |D|^2 */
+  bool uses_double;   /* emit PD of this step in double (CANCELLATION) */
+} ng_rankone;
+
+static ng_rankone *rankone_of_block(const ng_block *b) { return b->state; }
+/* Return the mean vector of a side, averaged over steps. */
+static const float *average_of_side(const ng_rankone *k, int side) {
+  return k->side[side].stat->part->average;
+}
 
 /* ---- geometry, memory ------------------------------------------------------------------------*/
 
@@ -67,15 +101,14 @@ static ng_status create_state(ng_block *b) {
   if (input_only) k->t = ng_object(b->p, (size_t)d->out * sizeof *k->t);
   if (input_only) k->t_sums = ng_object(b->p, (size_t)(3 * groups) * sizeof *k->t_sums);
   if (ng_objects_status(b->p) != NG_OK) return NG_ERR_NOMEM;
-  k->side[NG_MEAN_A].conv = ng_layer_conv(b->entry, false);
-  k->side[NG_MEAN_G].conv = ng_layer_conv(b->entry, true);
+  k->side[MEAN_A].conv = ng_layer_conv(b->entry, false);
+  k->side[MEAN_G].conv = ng_layer_conv(b->entry, true);
   k->p = b->segment[0].slot->cols;
   k->q = d->out / groups;
-  k->side[NG_MEAN_A].length = none ? 0 : groups * k->p + d->bias;
-  k->side[NG_MEAN_G].length = none || input_only ? 0 : d->out;
-  const int at =
-      snprintf(b->entry->why, sizeof b->entry->why, "a %lld, g %lld",
-               (long long)k->side[NG_MEAN_A].length, (long long)k->side[NG_MEAN_G].length);
+  k->side[MEAN_A].length = none ? 0 : groups * k->p + d->bias;
+  k->side[MEAN_G].length = none || input_only ? 0 : d->out;
+  const int at = snprintf(b->entry->why, sizeof b->entry->why, "a %lld, g %lld",
+                          (long long)k->side[MEAN_A].length, (long long)k->side[MEAN_G].length);
   if (groups > 1) {
     (void)snprintf(b->entry->why + at, sizeof b->entry->why - (size_t)at, ", %lld groups",
                    (long long)groups);
@@ -85,15 +118,15 @@ static ng_status create_state(ng_block *b) {
 
 /* a_mean and g_mean have one part each: the vectors of all groups, in order; a_mean ends with a 1 for the bias. */
 static ng_status declare_statistics(ng_block *b) {
-  ng_rankone *k = ng_rankone_of(b);
-  const int32_t count = (k->side[NG_MEAN_A].length > 0) + (k->side[NG_MEAN_G].length > 0);
+  ng_rankone *k = rankone_of_block(b);
+  const int32_t count = (k->side[MEAN_A].length > 0) + (k->side[MEAN_G].length > 0);
   ng_status st = count > 0 ? ng_block_alloc_stats(b, count) : NG_OK;
   for (int i = 0, at = 0; i < 2 && st == NG_OK; i++) {
     ng_mean *m = &k->side[i];
     if (m->length == 0) continue;
     ng_stat *s = m->stat = &b->stat[at++];
-    s->name = i == NG_MEAN_A ? "a_mean" : "g_mean";
-    s->observed = i == NG_MEAN_A ? NG_OBSERVED_INPUT : NG_OBSERVED_OUTGRAD;
+    s->name = i == MEAN_A ? "a_mean" : "g_mean";
+    s->observed = i == MEAN_A ? NG_OBSERVED_INPUT : NG_OBSERVED_OUTGRAD;
     s->rule.averaged = true;
     st = ng_stat_alloc_parts(b, s, 1, 1);
     if (st != NG_OK) return st;
@@ -103,10 +136,72 @@ static ng_status declare_statistics(ng_block *b) {
   return st;
 }
 
+/* Return the doubles of scratch of `observe` for a geometry: the mean vector, then the scratch of the kernel. */
+static int64_t count_scratch(const ng_block *b, const ng_mean *m, const ng_conv *conv) {
+  return ng_round16(m->length) + ng_box_scratch(b->ctx->queue, conv);
+}
+
 /* Plan only scratch: PD is described, not stored. */
 static ng_status request_memory(ng_block *b, ng_plan *plan) {
-  ng_plan_scratch(plan, ng_times(ng_rankone_scratch(b), (int64_t)sizeof(double)));
+  const ng_rankone *k = rankone_of_block(b);
+  int64_t most = 0;
+  for (int i = 0; i < 2; i++) {
+    const ng_mean *m = &k->side[i];
+    if (m->conv.height == 0) continue; /* undeclared size: the first observation allocates */
+    most = ng_max64(most, count_scratch(b, m, &m->conv));
+  }
+  ng_plan_scratch(plan, ng_times(most, (int64_t)sizeof(double)));
   return NG_OK;
+}
+
+/* ---- mean vectors ----------------------------------------------------------------------------*/
+
+/* observe: S <- old S + fresh scale m, where m is the mean over samples and positions. For a convolution, a is the mean
+ * patch, which kernel/box.c computes without forming patches. Sums are in double and finite only if all inputs are finite,
+ * so no scan is needed.
+ *
+ * observation_scale (docs/algorithms.md): S positions of one sample, c the samples of the micro-batch for a mean loss and
+ * 1 for a sum,
+ *
+ *                          a            g
+ *     eva                  m            u m / loss_scale             lzhangbv/eva
+ *     textbook, expand     sqrt(S) m    c m / loss_scale
+ *     textbook, reduce     m            c S m / loss_scale
+ *
+ * u: for a mean loss over a micro-batch that all ranks share, this rank's share of the samples; otherwise 1. */
+static double observation_scale(const ng_block *b, const ng_obs *o) {
+  const double S = (double)o->positions, c = o->reduction == NG_MEAN ? (double)o->samples : 1.0;
+  const bool reduce = b->base.positions == NG_POSITIONS_REDUCE,
+             grad = o->kind == NG_OBSERVED_OUTGRAD;
+  if (b->base.stat_scale == NG_SCALE_EVA) return grad ? ng_obs_share(o) / o->loss_scale : 1.0;
+  if (!grad) return reduce ? 1.0 : sqrt(S);
+  return (reduce ? c * S : c) / o->loss_scale;
+}
+
+static const ng_mean *observed_mean(const ng_block *b, const ng_obs *o) {
+  return &rankone_of_block(b)->side[o->kind == NG_OBSERVED_OUTGRAD ? MEAN_G : MEAN_A];
+}
+
+/* The planned scratch is large enough for any number of positions of a linear layer. */
+static int64_t observation_scratch(const ng_block *b, const ng_obs *o) {
+  const ng_mean *m = observed_mean(b, o);
+  const ng_conv c = ng_obs_conv(&m->conv, o);
+  if (b->entry->d.kind == NG_LINEAR) return 0;
+  return ng_times(count_scratch(b, m, &c), (int64_t)sizeof(double));
+}
+
+static ng_status observe(ng_block *b, const ng_obs *o) {
+  const ng_mean *m = observed_mean(b, o);
+  const ng_stat *s = m->stat;
+  ng_queue *q = b->ctx->queue;
+  double *sum = ng_scratch(b);
+  const ng_box box = {
+      .x = o->view, .samples = s->samples, .conv = ng_obs_conv(&m->conv, o), .out = sum};
+  ng_kernels(q)->sum_patches(q, &box, 1, sum + ng_round16(m->length));
+  const int64_t n = box.conv.channels * ng_conv_taps(&box.conv);
+  const double scale = s->mix.fresh * observation_scale(b, o);
+  const double mean = scale / ((double)s->samples * (double)o->positions);
+  return ng_stat_add(q, s, sum, n, mean, scale); /* the input of the bias is 1 */
 }
 
 /* ---- first pass ------------------------------------------------------------------------------*/
@@ -119,23 +214,23 @@ static const double LEAST_F32 = 1e-36;
 /* Return `right`, where left[row] * right[col] is entry (row, col) of g a' (sides = input: of t a'). Weight: left = g or t,
  * right = a. Bias, one row whose columns are the outputs: left = the last entry of a, right = g (or t: not f32, so NULL). */
 static const float *right_vector(const ng_rankone *k, const ng_slot *s, int32_t g, int64_t col) {
-  if (s->param == NG_WEIGHT) return ng_rankone_mean(k, NG_MEAN_A) + g * k->p;
-  return k->t != NULL ? NULL : ng_rankone_mean(k, NG_MEAN_G) + col;
+  if (s->param == NG_WEIGHT) return average_of_side(k, MEAN_A) + g * k->p;
+  return k->t != NULL ? NULL : average_of_side(k, MEAN_G) + col;
 }
 
 static const float *last_entry_of_a(const ng_rankone *k) {
-  return ng_rankone_mean(k, NG_MEAN_A) + k->side[NG_MEAN_A].length - 1;
+  return average_of_side(k, MEAN_A) + k->side[MEAN_A].length - 1;
 }
 
 /* |D|^2 and g' D a; sides = input: D a to k->t, and its sums. */
 static void describe_sums(const ng_block *b, int32_t segment, int32_t g, ng_measure *m) {
-  const ng_rankone *k = ng_rankone_of(b);
+  const ng_rankone *k = rankone_of_block(b);
   const ng_slot *s = b->segment[segment].slot;
   const bool weight = s->param == NG_WEIGHT;
   if (k->has_no_sides || (k->t != NULL && !weight)) return;
   m->x = right_vector(k, s, g, m->D.col);
   if (weight && k->t == NULL) {
-    m->y = ng_rankone_mean(k, NG_MEAN_G) + m->D.row;
+    m->y = average_of_side(k, MEAN_G) + m->D.row;
   } else if (b->segments > 1) {
     m->y = last_entry_of_a(k);
   }
@@ -147,21 +242,21 @@ static void describe_sums(const ng_block *b, int32_t segment, int32_t g, ng_meas
 
 /* Enqueue |a|^2 and |g|^2 of all groups. */
 static void precondition(ng_block *b) {
-  const ng_rankone *k = ng_rankone_of(b);
+  const ng_rankone *k = rankone_of_block(b);
   ng_queue *q = b->ctx->queue;
   const int64_t groups = k->groups;
   double *out = k->norms;
   if (k->has_no_sides) return;
-  const float *a = ng_rankone_mean(k, NG_MEAN_A), *one = last_entry_of_a(k);
+  const float *a = average_of_side(k, MEAN_A), *one = last_entry_of_a(k);
   ng_linalg(q)->sum_row_products(q, groups, k->p, a, k->p, a, k->p, out);
   if (b->segments > 1) ng_linalg(q)->sum_row_products(q, 1, 1, one, 1, one, 1, out + 6 * groups);
   if (k->t != NULL) return;
-  const float *g = ng_rankone_mean(k, NG_MEAN_G);
+  const float *g = average_of_side(k, MEAN_G);
   ng_linalg(q)->sum_row_products(q, groups, k->q, g, k->q, g, k->q, out + 3 * groups);
 }
 
 static void read_group_sums(ng_block *b) {
-  ng_rankone *k = ng_rankone_of(b);
+  ng_rankone *k = rankone_of_block(b);
   const double *norm = ng_read_numbers(b->ctx->queue, k->norms);
   const double one = b->segments > 1 ? norm[6 * k->groups] : 0.0;
   for (int64_t i = 0; i < k->groups; i++) {
@@ -183,7 +278,7 @@ static void read_group_sums(ng_block *b) {
  * would lose digits (CANCELLATION). along = <D, c g a'>; |c g a'|^2 = along alpha beta / damped. Results below their
  * Cauchy-Schwarz bounds are rounding errors, so the bounds replace them. */
 static bool sum_groups(ng_block *b) {
-  ng_rankone *k = ng_rankone_of(b);
+  ng_rankone *k = rankone_of_block(b);
   bool sure = true;
   b->inner = b->pd2 = 0.0;
   for (int64_t i = 0; i < k->groups; i++) {
@@ -203,7 +298,7 @@ static bool sum_groups(ng_block *b) {
 
 /* |D|^2 is finite if and only if all elements of D are and, if the gradient is f64, its norm is below 1e154. */
 static ng_status read_sums(ng_block *b) {
-  ng_rankone *k = ng_rankone_of(b);
+  ng_rankone *k = rankone_of_block(b);
   read_group_sums(b);
   b->inner = b->d2 = b->pd2 = 0.0;
   for (int64_t i = 0; i < k->groups; i++) {
@@ -221,7 +316,7 @@ static ng_status read_sums(ng_block *b) {
 /* pd_norm2 <- (|D|^2 - 2 c s + c^2 alpha beta) / lambda^2, where |D|^2, s and alpha are the terms of segment k: the weight or
  * the bias. sides = input: |t|^2 replaces beta. */
 static void set_pd_norms(ng_block *b) {
-  const ng_rankone *k = ng_rankone_of(b);
+  const ng_rankone *k = rankone_of_block(b);
   const double by = 1.0 / (k->lambda * k->lambda);
   double sum[2] = {0.0, 0.0};
   for (int64_t i = 0; i < k->groups; i++) {
@@ -242,7 +337,7 @@ static void set_pd_norms(ng_block *b) {
 
 /* `factor` multiplies both terms of PD. largest_D and largest_u are the bounds |D_ij| <= |D| and |a_j| <= |a|. */
 static void emit(const ng_block *b, int32_t segment, int32_t g, double factor, ng_direction *e) {
-  const ng_rankone *k = ng_rankone_of(b);
+  const ng_rankone *k = rankone_of_block(b);
   const ng_slot *s = b->segment[segment].slot;
   const bool weight = s->param == NG_WEIGHT;
   e->scale = factor / k->lambda;
@@ -260,7 +355,7 @@ static void emit(const ng_block *b, int32_t segment, int32_t g, double factor, n
   if (k->t != NULL) {
     e->y_double = k->t + e->D.row;
   } else {
-    e->y = ng_rankone_mean(k, NG_MEAN_G) + e->D.row;
+    e->y = average_of_side(k, MEAN_G) + e->D.row;
   }
 }
 
@@ -274,11 +369,11 @@ const ng_family ng_family_rankone = {
     .create_state = create_state,
     .declare_statistics = declare_statistics,
     .request_memory = request_memory,
-    .observe = ng_rankone_observe,
+    .observe = observe,
     .precondition = precondition,
     .read_sums = read_sums,
     .emit = emit,
-    .observation_scratch = ng_rankone_room,
+    .observation_scratch = observation_scratch,
     .set_pd_norms = set_pd_norms,
     .describe_sums = describe_sums,
 };
