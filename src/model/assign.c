@@ -1,4 +1,4 @@
-/* assign.c: the placements, as a table of rules and one routine.
+/* assign.c: the rules of the option `placement`.
  *
  *   round-robin  lzhangbv/kfac_pytorch: block i to rank i mod W; if one_owner is false, task k to rank k mod W
  *   mpd-kfac     round-robin, as if one_owner were false when there are more ranks than blocks
@@ -101,28 +101,6 @@ void ng_assign_add(ng_assigner *x, ng_assign_block *w, int32_t column) {
 
 /* ---- rules -----------------------------------------------------------------------------------*/
 
-typedef enum method {
-  ROUND_ROBIN,
-  EQUAL_RUNS, /* runs of nearly equal length: the first (blocks mod W) ranks get one block more */
-  BALANCED_RUNS, /* runs that minimise the largest load */
-  GREEDY,        /* ng_assign_greedy */
-  IMPROVED       /* GREEDY, improved by moves and exchanges */
-} method;
-
-static const struct rule {
-  method choice;
-  bool by_name; /* assign blocks in the order of names, not of registration */
-  bool spreads; /* as if one_owner were false when there are more ranks than blocks */
-} rules[] = {
-    [NG_PLACEMENT_ROUND_ROBIN] = {ROUND_ROBIN, false, false},
-    [NG_PLACEMENT_MPD_KFAC] = {ROUND_ROBIN, false, true},
-    [NG_PLACEMENT_KAISA] = {GREEDY, false, false},
-    [NG_PLACEMENT_CONTIGUOUS] = {BALANCED_RUNS, false, false},
-    [NG_PLACEMENT_SPNGD] = {EQUAL_RUNS, true, false},
-    [NG_PLACEMENT_KAISA_MEMORY] = {GREEDY, false, false},
-    [NG_PLACEMENT_BALANCED] = {IMPROVED, false, false},
-};
-
 static int compare_costs(const void *a, const void *b) {
   const ng_key *x = a, *y = b;
   if (x->cost != y->cost) return x->cost > y->cost ? -1 : 1;
@@ -176,14 +154,15 @@ static void assign_in_turn(ng_assigner *x, ng_assign_block *w, int32_t i, bool o
   *turn = (*turn + (one_owner || w->tasks == 0 ? 1 : w->tasks)) % m;
 }
 
-/* Divide the blocks in the order of x->key into runs; part[i] is the run of the i-th block. */
-static void make_runs(ng_assigner *x, method choice) {
+/* Divide the blocks in the order of x->key into runs, one for each rank or column; part[i] is the run of the i-th block.
+ * spngd: runs of nearly equal length, of which the first (blocks mod W) have one block more. */
+static void make_runs(ng_assigner *x) {
   const ng_assignment *a = x->a;
   const int32_t W = a->m * a->n;
   for (int32_t i = 0; i < a->blocks; i++) {
     x->weight[i] = ng_assign_block_cost(&a->block[i]);
   }
-  if (choice == BALANCED_RUNS) {
+  if (a->placement == NG_PLACEMENT_CONTIGUOUS) {
     ng_partition(a->blocks, x->weight, a->one_owner ? W : a->n, x->part);
     return;
   }
@@ -204,7 +183,7 @@ static void assign_whole(const ng_assigner *x, ng_assign_block *w, int32_t rank)
   }
 }
 
-/* BALANCED_RUNS without one_owner: partition the tasks of a column over its ranks.  The order is: the first task of
+/* contiguous without one_owner: partition the tasks of a column over its ranks.  The order is: the first task of
  * each block, then the other tasks from the last block to the first.  Pass 0 lists the costs, pass 1 sets the
  * owners. */
 static void assign_tasks(ng_assigner *x, int32_t column) {
@@ -229,23 +208,28 @@ static void assign_tasks(ng_assigner *x, int32_t column) {
 }
 
 void ng_assign(ng_assignment *a) {
-  const struct rule *r = &rules[a->placement];
+  const ng_placement rule = a->placement;
+  const bool in_turn = rule == NG_PLACEMENT_ROUND_ROBIN || rule == NG_PLACEMENT_MPD_KFAC;
+  const bool runs = rule == NG_PLACEMENT_CONTIGUOUS || rule == NG_PLACEMENT_SPNGD;
+  const bool greedy = !in_turn && !runs;
+  const bool spreads = rule == NG_PLACEMENT_MPD_KFAC && a->m * a->n > a->blocks;
   ng_assigner x = make_assigner(a);
   memset(x.next_row, 0, (size_t)a->n * sizeof *x.next_row);
-  const bool one_owner = a->one_owner && !(r->spreads && a->m * a->n > a->blocks);
-  const bool greedy = r->choice == GREEDY || r->choice == IMPROVED;
-  const bool runs = r->choice == EQUAL_RUNS || r->choice == BALANCED_RUNS;
-  if (r->choice == GREEDY) ng_assign_greedy(&x, 1.0, 0.0);
-  if (r->choice == IMPROVED) ng_assign_balanced(&x);
-  if (!greedy) list_blocks(&x, r->by_name ? compare_names : NULL, 1.0, 0.0);
-  if (runs) make_runs(&x, r->choice);
+  if (rule == NG_PLACEMENT_BALANCED) {
+    ng_assign_balanced(&x);
+  } else if (greedy) {
+    ng_assign_greedy(&x, 1.0, 0.0);
+  } else {
+    list_blocks(&x, rule == NG_PLACEMENT_SPNGD ? compare_names : NULL, 1.0, 0.0);
+  }
+  if (runs) make_runs(&x);
   for (int32_t i = 0; i < a->blocks; i++) {
     ng_assign_block *w = &a->block[greedy ? i : x.key[i].index];
-    if (r->choice == ROUND_ROBIN) assign_in_turn(&x, w, i, one_owner);
+    if (in_turn) assign_in_turn(&x, w, i, a->one_owner && !spreads);
     if (runs) assign_whole(&x, w, x.part[i]);
     if (greedy && w->tasks == 0) w->owner = i % a->m * a->n + w->column;
   }
-  for (int32_t c = 0; c < a->n && r->choice == BALANCED_RUNS && !one_owner; c++) {
+  for (int32_t c = 0; c < a->n && rule == NG_PLACEMENT_CONTIGUOUS && !a->one_owner; c++) {
     assign_tasks(&x, c);
   }
   for (int32_t i = 0; i < a->blocks; i++) {

@@ -130,19 +130,11 @@ static double largest_except(const top_three *p, const double *value, int32_t c,
   return 0.0;
 }
 
-/* Copy the column and the owners of a block to `at` (save) or from `at` (restore); return the end of the copy. */
-static int32_t *save_block(const ng_assign_block *w, int32_t *at) {
-  *at++ = w->column;
-  for (int32_t i = 0; i < w->tasks; i++) {
-    *at++ = w->task[i].owner;
-  }
-  return at;
-}
-
-static const int32_t *restore_block(ng_assign_block *w, const int32_t *at) {
-  w->column = *at++;
-  for (int32_t i = 0; i < w->tasks; i++) {
-    w->task[i].owner = *at++;
+/* Copy the column and the owners of a block to the list `at`, or with `restore` from the list; return its end. */
+static int32_t *copy_assignment(ng_assign_block *w, int32_t *at, bool restore) {
+  for (int32_t i = -1; i < w->tasks; i++, at++) {
+    int32_t *value = i < 0 ? &w->column : &w->task[i].owner;
+    *(restore ? value : at) = *(restore ? at : value);
   }
   return at;
 }
@@ -155,10 +147,10 @@ static bool try_column_move(ng_assigner *x, const top_three *loads, const top_th
   const double weight = x->a->weight;
   const double pair_before =
       weight * fmax(x->peak[c], x->peak[d]) + fmax(x->step_cost[c], x->step_cost[d]);
-  int32_t *const was = x->part, *const end = save_block(w, was);
+  int32_t *const was = x->part, *const end = copy_assignment(w, was, false);
   ng_assign_charge(x, w, -1.0);
   if (back != NULL) {
-    (void)save_block(back, end);
+    (void)copy_assignment(back, end, false);
     ng_assign_charge(x, back, -1.0);
     ng_assign_add(x, back, c);
   }
@@ -172,10 +164,10 @@ static bool try_column_move(ng_assigner *x, const top_three *loads, const top_th
     return true;
   ng_assign_charge(x, w, -1.0);
   if (back != NULL) ng_assign_charge(x, back, -1.0);
-  (void)restore_block(w, was);
+  (void)copy_assignment(w, was, true);
   ng_assign_charge(x, w, 1.0);
   if (back != NULL) {
-    (void)restore_block(back, end);
+    (void)copy_assignment(back, end, true);
     ng_assign_charge(x, back, 1.0);
   }
   return false;
@@ -218,16 +210,16 @@ static double improve_assignment(ng_assigner *x) {
 
 void ng_assign_balanced(ng_assigner *x) {
   const ng_assignment *a = x->a;
-  int32_t *to = x->saved;
+  int32_t *at = x->saved;
   ng_assign_greedy(x, 1.0, 0.0);
   const double first = improve_assignment(x);
   for (int32_t i = 0; i < a->blocks; i++) {
-    to = save_block(&a->block[i], to);
+    at = copy_assignment(&a->block[i], at, false);
   }
   ng_assign_greedy(x, a->weight / a->m, 1.0); /* the m ranks of a column share the load */
   if (is_below(improve_assignment(x), first)) return;
-  const int32_t *from = x->saved;
+  at = x->saved;
   for (int32_t i = 0; i < a->blocks; i++) {
-    from = restore_block(&a->block[i], from);
+    at = copy_assignment(&a->block[i], at, true);
   }
 }

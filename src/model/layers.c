@@ -51,16 +51,11 @@ ng_status ng_entry_check_name(ng_precond *p, const char *call, const char *name)
   return ng_fail(p->ctx, NG_ERR_ARG, "%s: the name '%s' is taken by index %d", call, name, taken);
 }
 
-static ng_status check_below(ng_precond *p, const ng_layer *d, const char *field, int64_t value,
+static ng_status check_range(ng_precond *p, const ng_layer *d, const char *field, int64_t value,
                              int64_t least, int64_t below) {
   if (value >= least && value < below) return NG_OK;
   return ng_fail(p->ctx, NG_ERR_ARG, "layer '%s': %s is %lld, expected %lld to %lld", d->name,
                  field, (long long)value, (long long)least, (long long)below - 1);
-}
-
-static ng_status check_range(ng_precond *p, const ng_layer *d, const char *field, int64_t value,
-                             int64_t least) {
-  return check_below(p, d, field, value, least, WIDTH_MOST);
 }
 
 static ng_status check_groups_divide(ng_precond *p, const ng_layer *d, bool divides) {
@@ -106,7 +101,7 @@ static ng_status check_conv(ng_precond *p, const ng_layer *d, int64_t out[2]) {
     for (int k = 0; k < 5 && st == NG_OK; k++) {
       /* The padding may be 0.  If the image is 0 on both axes, its size is not declared. */
       const bool unknown = k == 4 && d->image[0] == 0 && d->image[1] == 0;
-      st = check_below(p, d, name[i][k], value[k], k == 2 || unknown ? 0 : 1,
+      st = check_range(p, d, name[i][k], value[k], k == 2 || unknown ? 0 : 1,
                        k == 2 ? PADDING_MOST : WIDTH_MOST);
     }
     if (st == NG_OK && d->image[i] > 0 && !ng_conv_output(d, i, d->image[i], &out[i])) {
@@ -117,7 +112,7 @@ static ng_status check_conv(ng_precond *p, const ng_layer *d, int64_t out[2]) {
     }
   }
   if (st != NG_OK) return st;
-  st = check_below(p, d, "groups", d->groups, 1, NG_LIST_MOST + 1);
+  st = check_range(p, d, "groups", d->groups, 1, NG_LIST_MOST + 1);
   if (st == NG_OK)
     st = check_groups_divide(p, d, d->in % d->groups == 0 && d->out % d->groups == 0);
   if (st != NG_OK) return st;
@@ -131,8 +126,8 @@ static ng_status check_conv(ng_precond *p, const ng_layer *d, int64_t out[2]) {
 }
 
 static ng_status check_norm(ng_precond *p, const ng_layer *d) {
-  ng_status st = check_range(p, d, "in", d->in, 1);
-  if (st == NG_OK) st = check_range(p, d, "groups", d->groups, 1);
+  ng_status st = check_range(p, d, "in", d->in, 1, WIDTH_MOST);
+  if (st == NG_OK) st = check_range(p, d, "groups", d->groups, 1, WIDTH_MOST);
   if (st != NG_OK) return st;
   if (d->out != 0 && d->out != d->in) {
     return ng_fail(p->ctx, NG_ERR_ARG, "layer '%s': out is %lld, expected 0 or in, which is %lld",
@@ -194,8 +189,8 @@ static ng_status check_shard(ng_precond *p, const ng_layer *d) {
 static ng_status check_layer(ng_precond *p, const ng_layer *d, ng_entry *e) {
   ng_status st = check_supported(p, d);
   const bool norm = d->kind == NG_NORM;
-  if (st == NG_OK && !norm) st = check_range(p, d, "in", d->in, 1);
-  if (st == NG_OK && !norm) st = check_range(p, d, "out", d->out, 1);
+  if (st == NG_OK && !norm) st = check_range(p, d, "in", d->in, 1, WIDTH_MOST);
+  if (st == NG_OK && !norm) st = check_range(p, d, "out", d->out, 1, WIDTH_MOST);
   if (st == NG_OK && norm) st = check_norm(p, d);
   if (st == NG_OK && d->kind == NG_EMBEDDING) st = check_embedding(p, d);
   if (st == NG_OK) st = check_shard(p, d);
@@ -207,7 +202,7 @@ static ng_status check_layer(ng_precond *p, const ng_layer *d, ng_entry *e) {
   if (d->kind == NG_CONV2D) {
     st = check_conv(p, d, e->out_size);
   } else {
-    st = check_range(p, d, "positions", d->positions, 0);
+    st = check_range(p, d, "positions", d->positions, 0, WIDTH_MOST);
     if (st == NG_OK && d->order != NG_SAMPLES_FIRST && d->order != NG_POSITIONS_FIRST) {
       st = ng_fail(p->ctx, NG_ERR_ARG, "layer '%s': order is %d, expected an ng_order", d->name,
                    (int)d->order);
