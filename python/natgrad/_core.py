@@ -3,7 +3,9 @@ import ctypes as c
 import functools
 import logging
 import reprlib
+import sys
 import threading
+import warnings
 
 from . import _abi
 from ._library import load_library
@@ -37,6 +39,14 @@ def short_repr(value):
         return reprlib.repr(value)
     except Exception:  # __repr__ failed, or an integer has too many digits for str()
         return f"a {type(value).__name__}"
+
+
+def warn_caller(text):
+    """Warn with the line of the first caller outside of natgrad."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_globals.get("__name__", "").startswith("natgrad.") and frame.f_back is not None:
+        frame, level = frame.f_back, level + 1
+    warnings.warn(f"natgrad: {text}", stacklevel=level)
 
 
 def to_float(name, value):

@@ -7,13 +7,12 @@ observe the input already in forward, as the published programs do (`early_input
 import ctypes as c
 import inspect
 import sys
-import warnings
 import weakref
 
 import torch
 
 from . import _abi, _layers
-from ._core import make_error
+from ._core import make_error, warn_caller
 from ._tensors import TensorDescriptor, TokenDescriptor
 
 _HOOKS_GET_KEYWORDS = "with_kwargs" in inspect.signature(torch.nn.Module.register_forward_hook).parameters
@@ -302,8 +301,7 @@ class Observer:
         """Discard the observations of a failed backward pass, which has reached only some layers."""
         self._drop_observations()
         self.first_forwards.clear()
-        warnings.warn("natgrad: a backward pass failed: the observations since the last step are dropped",
-                      stacklevel=4)
+        warn_caller("a backward pass failed: the observations since the last step are dropped")
 
     def _layer_gradients(self):
         """Yield the gradients of the weights of all trainable layers, where they exist."""
@@ -335,8 +333,8 @@ class Observer:
             self._drop_observations()
             if not self.has_warned:
                 self.has_warned = True
-                warnings.warn("natgrad: gradients of a backward pass were dropped without a step, or it left none: its "
-                              "observations are dropped, now and in later passes", stacklevel=3)
+                warn_caller("gradients of a backward pass were dropped without a step, or it left none: its observations "
+                            "are dropped, now and in later passes")
         self.is_in_backward = True
         _queue_callback(BackwardEndCallback(self))
 

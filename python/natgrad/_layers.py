@@ -344,7 +344,7 @@ def plan_entries(model, exclusion_reason=None, linear=None, embeddings=""):
         for attribute, parameter in module._parameters.items():
             if parameter is not None:
                 users.setdefault(id(parameter), []).append((module, f"{name}.{attribute}" if name else attribute))
-    entries, layers, taken = [], {}, set()
+    entries, layers, taken, chosen = [], {}, set(), set()  # chosen: parameters that no layer uses by choice
     for name, module in modules:
         problem = _layer_problem(name, module, parents.get(id(module)), linear)
         is_possible = problem == ""
@@ -358,23 +358,28 @@ def plan_entries(model, exclusion_reason=None, linear=None, embeddings=""):
         if problem is None and isinstance(module, nn.MultiheadAttention):
             problem = "MultiheadAttention uses it without a layer"
         for attribute, parameter in module._parameters.items():
-            if parameter is None or id(parameter) in taken:
+            if parameter is None:
+                continue
+            if not is_choice:
+                chosen.discard(id(parameter))
+            if id(parameter) in taken:
                 continue
             taken.add(id(parameter))
             full = users[id(parameter)][0][1]
             others = [other for _, other in users[id(parameter)][1:]]
             if problem == "":
                 reason = "frozen; its layer has curvature without it"
-            elif others and not problem:
-                reason = f"tied to '{others[0]}'"
             else:
-                reason = problem or f"a parameter of {type(module).__name__}"
+                tied = f"tied to '{others[0]}'" if others and (is_choice or not problem) else ""
+                reason = "; ".join(filter(None, (problem, tied))) or f"a parameter of {type(module).__name__}"
             entry = Entry(full, reason)
-            entry.is_excluded_by_choice = is_choice
+            if is_choice:
+                chosen.add(id(parameter))
             entry.places.append((_abi.NG_WEIGHT, module, attribute, full))
             entries.append(entry)
     for entry in entries:
         entry.frozen = isinstance(entry, Layer) and not any(p.requires_grad for p in entry.parameters())
+        entry.is_excluded_by_choice = chosen.issuperset(map(id, entry.parameters()))
     return entries
 
 
@@ -401,9 +406,10 @@ def make_skip_globs(patterns, entries):
     names, used = {}, set()
     for entry in entries:
         texts = [entry.name]
-        for module in getattr(entry, "modules", ()):
+        for module in getattr(entry, "modules", [module for _, module, _, _ in entry.places]):
             texts += [type(module).__name__, type(module).__name__.lower()]
         hits = {pattern for pattern in patterns if any(pattern.search(text) for text in texts)}
+        entry.is_excluded_by_choice |= bool(hits)
         names[entry.name] = bool(hits)
         used |= hits
     for pattern in patterns:

@@ -3,7 +3,6 @@ place."""
 import ctypes as c
 import math
 import numbers
-import warnings
 
 from . import _abi, _core, _layers, _state
 from ._binding import ParameterBinding
@@ -216,8 +215,8 @@ class Preconditioner(ParameterBinding, _state.StateMethods):
         if not self._has_window() and missing > 0.2 * total:
             largest = sorted(left, key=sizes.get, reverse=True)[:3]
             names = "; ".join(f"{entry.name}: {entry.reason}" for entry in largest if sizes[entry] > 0)
-            warnings.warn(f"natgrad: {missing / total:.0%} of the elements of matrices have no curvature, so their gradients "
-                          f"stay as they are.  The largest: {names}.  explain() lists all", stacklevel=5)
+            _core.warn_caller(f"{missing / total:.0%} of the elements of matrices have no curvature, so their gradients stay "
+                              f"as they are.  The largest: {names}.  explain() lists all")
 
     # ---- a step
 
@@ -345,8 +344,8 @@ class Preconditioner(ParameterBinding, _state.StateMethods):
                 continue
             if self._core.read_struct("report_layer", _abi.ng_layer_report, layer.index)["unobserved"]:
                 self._warned_layers.add(layer.name)
-                warnings.warn(f"natgrad: layer '{layer.name}' was not observed in step {self._steps - 1}, though it was "
-                              "due: its last average was used", stacklevel=4)
+                _core.warn_caller(f"layer '{layer.name}' was not observed in step {self._steps - 1}, though it was due: its "
+                                  "last average was used")
 
     @with_core_lock
     def reset_batch(self):

@@ -13,6 +13,7 @@ import oracle
 import natgrad
 from front import (DAMPING, NEW, Case, gradients_after_step, gradients_of, loss_of, make_preconditioner, random_batch,
                    small_conv_net)
+from natgrad import compat
 
 NAMES = ("0", "2", "6", "8")
 
@@ -343,6 +344,19 @@ class WithoutCurvature(Case):
             self.assertIn("MultiheadAttention", why[name])
         self.assertIn("A 9x9, G 16x16", why["linear1.weight"])
 
+    def test_warning_names_the_line_of_the_user(self):
+        for kind in (natgrad.KFAC, lambda m: natgrad.SGD(m, 0.1), lambda m: natgrad.AdamW(m, 0.1), compat.EVA):
+            with self.assertWarnsRegex(UserWarning, "elements of matrices") as said:
+                kind(nn.TransformerEncoderLayer(8, 2, 16))
+            self.assertEqual(said.filename, __file__)
+
+    def test_excluded_matrices_give_no_warning(self):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            for skipped in ("self_attn", "MultiheadAttention"):
+                make_preconditioner(nn.TransformerEncoderLayer(8, 2, 16), skip_layers=[skipped, "out_proj"])
+            make_preconditioner(nn.Sequential(nn.Embedding(50, 4), nn.Linear(4, 3)), method="kaisa")
+
     def test_few_matrices_without_curvature_give_no_warning(self):
         torch.manual_seed(1)
         model = nn.Sequential(nn.TransformerEncoderLayer(8, 2, 128, dropout=0.0), nn.Embedding(9, 4))
@@ -406,6 +420,9 @@ class WithoutCurvature(Case):
         x = torch.randint(7, (6,))
         why = self.assert_gradients_untouched(TiedNet(), lambda m: F.cross_entropy(m(x), x), ["embed.weight"])
         self.assertEqual(why["embed.weight"], "tied to 'head.weight'")
+        for method in ("natgrad", "kaisa"):
+            with self.assertWarnsRegex(UserWarning, "embed.weight: .*tied to 'head.weight'"):
+                make_preconditioner(TiedNet(), method=method)
 
     def test_frozen_layers_keep_gradients(self):
         model, data = small_conv_net(), random_batch()
