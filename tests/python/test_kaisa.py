@@ -168,8 +168,16 @@ class TestsOfThePublishedProgram(Case):
             scheduler.step()
             self.assertEqual([getattr(k, name) for name in names], [n**steps for n in range(2, 8)])
         loss_of(model, *random_batch()).backward()
-        with self.assert_refused("stat_decay|factor_decay"):
+        with self.assert_refused("^factor_decay: "):
             k.step()
+
+    def test_step_names_the_assigned_argument(self):
+        for name, wrong in (("damping", None), ("factor_decay", None), ("factor_update_steps", None), ("lr", None), ("damping", -1),
+                            ("factor_decay", 2), ("inv_update_steps", 0), ("kl_clip", -1), ("damping", lambda step: -1)):
+            k = KFACPreconditioner(small_conv_net())
+            setattr(k, name, wrong)
+            with self.subTest(name, wrong=wrong), self.assert_refused(f"^{name}\\b"):
+                k.step()
 
 
 class PublishedStates(Case):

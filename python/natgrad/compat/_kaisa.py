@@ -91,7 +91,7 @@ class KFACPreconditioner(Preconditioner):
                      factor_decay=factor_decay, kl_clip=kl_clip, lr=lr)
         self._fixed_arguments, self._argument_functions = {}, {}
         for name, value in given.items():
-            (self._argument_functions if callable(value) else self._fixed_arguments)[name] = value
+            self._set_argument(name, value)
         chosen = _core.Options()
         eigen = _core.option_text("compute_method", compute_method).upper() != b"INVERSE"
         chosen.set_system("KAISA", "eigen" if eigen else "inverse")
@@ -125,7 +125,7 @@ class KFACPreconditioner(Preconditioner):
         expressions = [skip_layers] if isinstance(skip_layers, str) else skip_layers or []
         self._skip_expressions = [re.compile(text) for text in expressions]
         self._functions = {}
-        self._setup(model, chosen, grad_scaler=grad_scaler, process_group=process_group, exclusion_reason=self._exclusion_reason)
+        self._setup(model, chosen, lr, grad_scaler=grad_scaler, process_group=process_group, exclusion_reason=self._exclusion_reason)
         self._set_live_options()
         for layer in self.report()["layers"]:
             _core.log.log(loglevel, "Registered layer %s", layer["name"])
@@ -151,6 +151,11 @@ class KFACPreconditioner(Preconditioner):
 
     # ---- the six arguments of _LIVE_ARGUMENTS
 
+    def _set_argument(self, name, value):
+        self._argument_functions.pop(name, None)
+        self._fixed_arguments.pop(name, None)
+        (self._argument_functions if callable(value) else self._fixed_arguments)[name] = value
+
     def _argument_at(self, name, step):
         return self._argument_functions[name](step) if name in self._argument_functions else self._fixed_arguments[name]
 
@@ -160,8 +165,12 @@ class KFACPreconditioner(Preconditioner):
             value = self._argument_at(name, self._steps)
             if name == "kl_clip":
                 self._core.set("clip", "none" if value is None else "kl")
-            if option is not None and value is not None:
-                self._core.set(option, value)
+            if option is not None and (value is not None or name != "kl_clip"):
+                try:
+                    self._core.set(option, value)
+                except _core.ArgumentError:
+                    self._check_arguments({name: value})
+                    raise
 
     def step(self):
         """Precondition the gradients in place.  The clip factor uses `lr`."""
@@ -173,23 +182,13 @@ class KFACPreconditioner(Preconditioner):
             return self._argument_at(name, self._steps)
 
         def put(self, value):
-            self._argument_functions.pop(name, None)
-            self._fixed_arguments[name] = value  # the next step() checks it
+            self._set_argument(name, value)  # the next step() checks the value
         return property(get, put)
 
     factor_update_steps, inv_update_steps = _live_property("factor_update_steps"), _live_property("inv_update_steps")
     damping, factor_decay, kl_clip = _live_property("damping"), _live_property("factor_decay"), _live_property("kl_clip")
+    lr = _live_property("lr")
     del _live_property
-
-    @property
-    def lr(self):
-        return self._argument_at("lr", self._steps)
-
-    @lr.setter
-    def lr(self, value):
-        if value is not None:  # None comes from the base class
-            self._argument_functions.pop("lr", None)
-            self._fixed_arguments["lr"] = value
 
     def memory_usage(self):
         """Return the bytes of memory on this rank: under KAISA's keys, for natgrad's other uses, and their `total`.
@@ -237,8 +236,7 @@ class KFACPreconditioner(Preconditioner):
                 averages.load()
             self._set_step_count(state_dict["steps"])
         for name, value in numbers.items():
-            self._argument_functions.pop(name, None)
-            self._fixed_arguments[name] = value
+            self._set_argument(name, value)
         self._set_live_options()
 
     def _check_parts(self, state):
@@ -260,10 +258,16 @@ class KFACPreconditioner(Preconditioner):
         if not isinstance(numbers, dict) or not set(numbers) <= set(_LIVE_ARGUMENTS):
             raise make_error(_abi.NG_ERR_FILE, f"the state: numbers is {numbers!r}, expected some of "
                              f"{', '.join(_LIVE_ARGUMENTS)}")
+        self._check_arguments({name: numbers[name] if name in numbers else self._argument_at(name, steps)
+                               for name in _LIVE_ARGUMENTS})
+
+    @staticmethod
+    def _check_arguments(values):
+        """Raise an error, with the published name of the argument, if a value is wrong."""
         chosen = _core.Options()
         chosen.set_system("KAISA", "eigen")
-        for name in _LIVE_ARGUMENTS:
-            chosen.set_published(name, numbers[name] if name in numbers else self._argument_at(name, steps))
+        for name, value in values.items():
+            chosen.set_published(name, value)
 
     def __repr__(self):
         lines = [f"  {name}={self._argument_functions.get(name, self._fixed_arguments.get(name))},"
