@@ -76,8 +76,9 @@ class _FusedOptimizer(PreconditioningOptimizer):
         if not isinstance(model, torch.nn.Module):
             raise make_error(_abi.NG_ERR_ARG, f"{name} needs the model, whose layers it observes: {name}(model, ...), or "
                              f"{name}(parameters, ..., model=model)")
-        to_float("lr", defaults["lr"])
         super().__init__(list(_layers.unwrap_ddp(model).parameters()) if params is None else params, defaults)
+        for group in self.param_groups:
+            to_float("lr", group["lr"])
         self.preconditioner = _FusedPreconditioner(self, model, {"method": options.pop("method", None) or self.method,
                                                                  "update": self._update}, options)
         self._option_names = {row["name"] for row in _core.options()} - set(defaults)

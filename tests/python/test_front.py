@@ -332,6 +332,16 @@ class Optimizers(Case):
                         self.assertLess(oracle.relative_difference(a.detach(), b.detach().double()),
                                         1e-4)  # sums in another order
 
+    def test_each_group_has_a_learning_rate(self):
+        groups = [{"lr": 0.1, **group} for group in self.two_param_groups(small_conv_net())]
+        weights = []
+        for model in (small_conv_net(), small_conv_net()):
+            for group, mine in zip(groups, self.two_param_groups(model)):
+                group["params"] = mine["params"]
+            train(model, natgrad.SGD(groups, *[0.5][len(weights):], model=model).step, 2)
+            weights.append(dict(model.named_parameters()))
+        self.assert_same_tensors(*weights)
+
     def test_sgd_is_a_torch_optimizer(self):
         model = small_conv_net()
         optimizer = natgrad.SGD(model, 0.05, method="eva-natgrad")
@@ -366,6 +376,8 @@ class Optimizers(Case):
                 kind(model.parameters(), 0.1, model=model, params=[])
         with self.assert_refused("lr is None, expected a number"):
             natgrad.SGD(model)
+        with self.assert_refused("lr is None, expected a number"):
+            natgrad.SGD(self.two_param_groups(model), model=model)
         with self.assert_refused("param_groups are fixed"):
             natgrad.SGD(model, 0.1).add_param_group(dict(params=[nn.Parameter(torch.zeros(3))]))
         for p in self.two_param_groups(model)[0]["params"]:
