@@ -1,4 +1,4 @@
-/* kernels.c: the device of kernels.h. */
+/* kernels.c: open and check the device of kernels.h, the stand-in or a GPU. */
 #include "kernels.h"
 
 #include "unit_test.h"

@@ -162,7 +162,7 @@ ng_status ranks_run(int32_t n, rank_fn fn, void *arg, ng_status *per_rank) {
   ng_transport t = {.struct_size = 0};
   MPI_Comm comm;
   if (n > ranks_process_count())
-    fail_msg("ranks: %d of %d processes", (int)n, (int)ranks_process_count());
+    fail_msg("ranks: the test needs %d processes, %d were started", (int)n, (int)ranks_process_count());
   (void)MPI_Comm_rank(MPI_COMM_WORLD, &rank);
   (void)MPI_Comm_split(MPI_COMM_WORLD, rank < n ? 0 : MPI_UNDEFINED, rank, &comm);
   (void)alarm((unsigned)ranks_timeout_seconds());

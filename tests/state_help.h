@@ -31,10 +31,10 @@ void assert_refusal(const sim *s, const char *says, uint64_t before);
 /* Step `at` of s equals step `at` of a new sim that made no refused calls. */
 void assert_untouched(sim *s, const sim_setup *how, int64_t at);
 
-/* What each rank does: load a state, take steps, save the state. The rank returns the status of its last call. */
+/* What each rank does: take steps, load a state, save the state. The rank returns the status of its last call. */
 typedef struct transfer {
   const sim_setup *how; /* NULL: spread */
-  int32_t steps;
+  int32_t steps; /* taken before the load */
   const char *load, *one, *parts; /* load this file; save to one file; save in parts; NULL: skip */
   const char *last_part;          /* the last rank saves its part here */
   const char *says; /* the load fails on every rank with a message that contains this text */

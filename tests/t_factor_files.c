@@ -139,9 +139,10 @@ static void loading_recomputes_inverses(void **state) {
 
 /* ---- ranks -----------------------------------------------------------------------------------*/
 
+/* What each rank does: load the factors in the folder `from`, or take three steps if NULL; save them in `to`. */
 typedef struct passing {
   const sim_setup *how;
-  const char *from, *to; /* folders; from NULL: take three steps instead */
+  const char *from, *to;
   int32_t layers[8];
   uint64_t hash[8];
 } passing;

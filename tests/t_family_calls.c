@@ -91,7 +91,7 @@ static ng_status fail_on_one_rank(int32_t rank, ng_precond *p, int32_t step) {
   return st == NG_ERR_NOMEM ? NG_OK : NG_ERR_STATE;
 }
 
-static void a_failed_observation_leaves_the_step_on_all_ranks(void **state) {
+static void a_step_can_be_repeated_after_a_failed_observation(void **state) {
   ng_family sees = toy_diagonal;
   sees.name = "sees";
   sees.observe = fail_if_cannot_observe;
@@ -262,7 +262,7 @@ int main(void) {
       cmocka_unit_test(receivers_get_the_scaled_direction),
       cmocka_unit_test(messages_agree_beside_local_statistics),
       cmocka_unit_test(divisors_are_computed_with_their_block),
-      cmocka_unit_test(a_failed_observation_leaves_the_step_on_all_ranks),
+      cmocka_unit_test(a_step_can_be_repeated_after_a_failed_observation),
       cmocka_unit_test(a_skipped_observation_skips_the_step_on_all_ranks),
       cmocka_unit_test(invalid_families_are_refused_by_name),
       cmocka_unit_test(check_sees_options_and_ng_set),

@@ -341,7 +341,7 @@ static void try_huge_gradients(const char *line) {
       if (n > calm + (window ? REFUSED + ROWS : 0))
         fail_msg("%s, %s, %s weights: after a gradient of %g %d of %d steps were skipped (%d "
                  "without it)",
-                 line, by->name, ng_dtype_name(x.type), x.size, n, AFTER, calm);
+                 line, by->name, ng_dtype_name(x.type), x.size, n, x.after, calm);
     }
   }
 }

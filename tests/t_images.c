@@ -106,7 +106,7 @@ static void folders_are_classes(void **state) {
   data_close(&d);
 }
 
-static void lists_name_files(void **state) {
+static void a_list_file_names_images_and_labels(void **state) {
   data_set d;
   if (!make_image_folder()) skip();
   static const char text[] = "train/ant/00.png 2\n\n  train/bee/01.png\t0  \r\nval/cat/x.png 5\n";
@@ -416,9 +416,12 @@ static void damaged_files_are_skipped(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(folders_are_classes),       cmocka_unit_test(lists_name_files),
-      cmocka_unit_test(errors_name_the_entry),     cmocka_unit_test(unscaled_windows_match_pixels),
-      cmocka_unit_test(means_are_read_from_files), cmocka_unit_test(threads_change_no_bit),
+      cmocka_unit_test(folders_are_classes),
+      cmocka_unit_test(a_list_file_names_images_and_labels),
+      cmocka_unit_test(errors_name_the_entry),
+      cmocka_unit_test(unscaled_windows_match_pixels),
+      cmocka_unit_test(means_are_read_from_files),
+      cmocka_unit_test(threads_change_no_bit),
       cmocka_unit_test(damaged_files_are_skipped),
   };
   return cmocka_run_group_tests(tests, make_folder, delete_folder);

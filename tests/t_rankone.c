@@ -267,7 +267,7 @@ static void results_out_of_range_keep_the_old_value(void **state) {
   } row[] = {
       {"gradient", NG_F16, 3072, NG_RESCUED}, /* 3072 / 0.03 is above 65504 */
       {"gradient", NG_F16, 1792, NG_OK}, /* 1792 / 0.03 is below 65504, the norm of all entries above */
-      {"gradient", NG_F32, 3072, NG_OK},       {"sgd", NG_F16, 3072, NG_OK}, /* into f32 weights */
+      {"gradient", NG_F32, 3072, NG_OK},       {"sgd", NG_F16, 3072, NG_OK}, /* f32 weights */
       {"gradient", NG_F32, 3e37f, NG_RESCUED}, {"sgd", NG_F32, 3e37f, NG_RESCUED},
       {"gradient", NG_F32, 1e35f, NG_OK},
   };

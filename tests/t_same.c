@@ -140,7 +140,7 @@ static bool has_cpu(void) {
   return false;
 }
 
-static void differing_layers_are_refused(void **state) {
+static void differences_between_ranks_are_refused(void **state) {
   for (const char *at = changes, *end = at; *end != 0; at = end + 1) {
     char c[32];
     end = at + strcspn(at, "|");
@@ -404,7 +404,7 @@ static void differing_steps_are_refused(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(differing_layers_are_refused), cmocka_unit_test(no_field_was_added),
+      cmocka_unit_test(differences_between_ranks_are_refused), cmocka_unit_test(no_field_was_added),
       cmocka_unit_test(differing_options_are_refused),
       cmocka_unit_test(differing_radius_and_layer_options_are_refused),
       cmocka_unit_test(differing_steps_are_refused)};

@@ -65,7 +65,8 @@ static void schedules_multiply_at_their_points(void **state) {
     for (int64_t t = 0; t < 5; t++) {
       const double v = evaluate_schedule(row[i].text, row[i].option, row[i].base, t);
       if (v != row[i].v[t])
-        fail_msg("%s: %s is %g at step %d", row[i].text, row[i].option, v, (int)t);
+        fail_msg("%s: %s is %g at step %d, expected %g", row[i].text, row[i].option, v, (int)t,
+                 row[i].v[t]);
     }
   }
   assert_true(evaluate_schedule(kaisa, "damping", 1, 1000000) == 625);

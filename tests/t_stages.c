@@ -276,8 +276,8 @@ static void failing_collectives_end_all_ranks(void **state) {
         const outcome *o = &x->rank[r];
         const bool done = !beside && o->status[STEPS - 1] == NG_OK && o->nu[STEPS - 1] > 0.0;
         if (each[r] != (fails ? NG_ERR_COMM : NG_OK) && !(each[r] == NG_OK && done))
-          fail_msg("collective %d of group %d failed: rank %d returned %d: %s", k, which, r,
-                   each[r], o->message);
+          fail_msg("collective %d of the %s group: rank %d returned %s: %s", k,
+                   which == 0 ? "data" : "stage", r, ng_status_name(each[r]), o->message);
       }
       free(x);
     }

@@ -200,7 +200,7 @@ static void one_case(ng_queue *q, ng_form lf, ng_form rf, ng_result result, ng_d
   free(r);
 }
 
-static void every_form_and_result(void **arg) {
+static void every_form_result_kind_and_dtype(void **arg) {
   ng_queue queue = queue_of(*arg);
   static const ng_dtype dtypes[] = {NG_F32, NG_BF16};
   for (int l = NG_FORM_SYMMETRIC; l <= NG_FORM_ABSENT; l++) {
@@ -443,8 +443,13 @@ static void directions(void **arg) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      EACH(every_form_and_result), EACH(lists),     EACH(roots),      EACH(diagonal_roots),
-      EACH(root_out_of_range),     EACH(refreshes), EACH(directions),
+      EACH(every_form_result_kind_and_dtype),
+      EACH(lists),
+      EACH(roots),
+      EACH(diagonal_roots),
+      EACH(root_out_of_range),
+      EACH(refreshes),
+      EACH(directions),
   };
   return run_on_backends("twosided", tests, sizeof tests / sizeof tests[0]);
 }

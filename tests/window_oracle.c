@@ -162,11 +162,12 @@ static void compress_topk(window_oracle *k, double *a) {
   }
 }
 
-/* P = a Q, orthonormalised by Gram-Schmidt; Q = a' P; replace a by P Q'. */
-static void compress_rank(window_oracle *k, double *a, int32_t p, int64_t from) {
-  const int64_t r = k->rows[p], c = k->size[p] / r, rank = window_rank(k, p);
+/* Of a parameter, which begins at a[from]: P = a Q, orthonormalised by Gram-Schmidt; Q = a' P; replace a by P Q'. */
+static void compress_low_rank(window_oracle *k, double *a, int32_t parameter, int64_t from) {
+  const int64_t r = k->rows[parameter], c = k->size[parameter] / r;
+  const int64_t rank = window_rank(k, parameter);
   if (r == 1 || is_excluded(k, from)) return;
-  double *P = zeros(r * rank), *Q = k->q[p], *x = a + from;
+  double *P = zeros(r * rank), *Q = k->q[parameter], *x = a + from;
   for (int64_t j = 0; j < rank; j++) {
     for (int64_t i = 0; i < r * c; i++)
       P[i / c * rank + j] += x[i] * Q[i % c * rank + j];
@@ -206,7 +207,7 @@ static void compress_row(window_oracle *k, double by, double *a) {
     a[i] = is_excluded(k, i) ? 0 : k->e[i] + by * a[i];
   if (topk) compress_topk(k, a);
   for (int32_t p = 0, at = 0; p < k->parameters && !topk; at += (int32_t)k->size[p++])
-    compress_rank(k, a, p, at);
+    compress_low_rank(k, a, p, at);
 }
 
 static void push_row(window_oracle *k, const double *x) {

@@ -72,16 +72,16 @@ typedef struct ng_window {
   double lr, next_lr;                         /* learning rate of the newest row; of this step */
   double updates;                             /* number of Adam steps */
   float *s, *next_s;                          /* [d] second moments before and after this step */
-  bool drops_rows;          /* this step drops all rows except its own (window_empty) */
-  ng_status solve_status;   /* of the solve of this step */
-  float *x;                 /* [d] the vector that entered */
-  float *u;                 /* [d] the direction; if sliced, a slice of b->whole_direction */
-  float *v, *next_v;        /* [d] momentum, or r of an average x; before and after this step */
-  uint8_t *mask;            /* [d] 0: the weight is masked (window_mask); NULL: no mask */
-  double *results;          /* [NG_FLAT_OPS, 3] result of the last pass of each kind in this step */
-  double *sums;             /* [chunks + units, 3] scratch of a pass */
-  double *unit_products;    /* [units, places] products of each unit of the store */
-  double *work;             /* memory of window_solve.c for the host */
+  bool drops_rows;        /* this step drops all rows except its own (window_empty) */
+  ng_status solve_status; /* of the solve of this step */
+  float *x;               /* [d] the vector that entered */
+  float *u;               /* [d] the direction; if sliced, a slice of b->whole_direction */
+  float *v, *next_v;      /* [d] momentum, or r of an average x; before and after this step */
+  uint8_t *mask;          /* [d] 0: the weight is masked (window_mask); NULL: no mask */
+  double *results;        /* [NG_FLAT_OPS, 3] result of the last pass of each kind in this step */
+  double *sums;          /* scratch: 3 sums of each chunk of a pass and of each unit of the store */
+  double *unit_products; /* [units, places] products of each unit of the store */
+  double *work;          /* memory of window_solve.c for the host */
   int64_t *row_place, rows; /* [rows] places of the rows in use, oldest first; their number */
   int32_t units;            /* chunks or ranges for which a store computes products separately */
   void *state;              /* state of the store */
@@ -162,14 +162,14 @@ static inline bool ng_window_is_adaptive(const ng_settings *s) {
   return s->window_function == NG_WINDOW_STEP || s->window_function == NG_WINDOW_ADAM ||
          s->window_function == NG_WINDOW_ADAGRAD;
 }
-/* u <- by u + factor times the row at head; overwrites the list of rows in use. */
+/* u <- by u + factor times the row at head; overwrites row_place and rows. */
 void ng_window_add_head(ng_block *b, double by, double factor);
 /* Replace the gradient in w->x by the vector that enters. */
 void ng_window_adaptive_enter(ng_block *b);
 void ng_window_adaptive_direct(ng_block *b);    /* u <- the direction from the row at head */
 void ng_window_adaptive_commit(ng_block *b);    /* the step counts: store the next second moments */
 bool ng_window_x_is_average(const ng_block *b); /* window_momentum_form = gradient */
-/* u <- r of the average x = r + G' b; overwrites the list of rows in use. */
+/* u <- r of the average x = r + G' b; overwrites row_place and rows. */
 void ng_window_average(ng_block *b, bool fresh);
 /* Update the bound of the rounding error of r; size: |r| in this step. */
 void ng_window_average_add_error(const ng_block *b, ng_window_part *p, double size);

@@ -127,7 +127,8 @@ static ng_status request_memory(ng_block *b, ng_plan *plan) {
   ng_topk_rows *s = w->state;
   const int64_t vector = ng_max64(1, w->d) * (int64_t)sizeof(float);
   const int64_t all = ng_times(w->places, ng_max64(1, s->k)), blocks = ng_max64(1, s->row_blocks);
-  s->index = ng_plan_take(plan, NG_USE_FACTORS, ng_times(all, (int64_t)sizeof *s->index));
+  s->index_in_block =
+      ng_plan_take(plan, NG_USE_FACTORS, ng_times(all, (int64_t)sizeof *s->index_in_block));
   s->value = ng_plan_take(plan, NG_USE_FACTORS, ng_times(all, ng_dtype_size(s->value_dtype)));
   s->block_begin =
       ng_plan_take(plan, NG_USE_FACTORS, w->places * blocks * (int64_t)sizeof *s->block_begin);
@@ -147,7 +148,7 @@ static ng_rows describe_rows(ng_block *b) {
                    .ranges = s->blocks,
                    .value = s->value,
                    .stride = s->k,
-                   .index = s->index,
+                   .index = s->index_in_block,
                    .begin = s->block_begin,
                    .blocks = s->row_blocks,
                    .first_block = s->first_block,
@@ -171,11 +172,11 @@ static ng_status visit_fields(ng_block *b, ng_field_visit visit, void *arg) {
   const ng_window *w = ng_window_of(b);
   const ng_topk_rows *s = w->state;
   const int32_t owner = b->owner, ranks = b->ctx->ranks + 1;
-  ng_field f[] = {
-      ng_field_plain("values", s->value_dtype, w->places, s->k_all, s->value, owner),
-      ng_field_plain("indices", NG_U8, w->places, 2 * s->k_all, s->index, owner), /* 16 bits each */
-      ng_field_plain("begins", NG_I32, w->places, s->all_blocks, s->block_begin, owner),
-      ng_window_field(b, "error", NG_F32, 1, s->error)};
+  ng_field f[] = {ng_field_plain("values", s->value_dtype, w->places, s->k_all, s->value, owner),
+                  ng_field_plain("indices", NG_U8, w->places, 2 * s->k_all, s->index_in_block,
+                                 owner), /* 16 bits each */
+                  ng_field_plain("begins", NG_I32, w->places, s->all_blocks, s->block_begin, owner),
+                  ng_window_field(b, "error", NG_F32, 1, s->error)};
   ng_status st = NG_OK;
   for (int i = 0; i < 4 && st == NG_OK; i++) {
     if (i < 3 && w->is_sliced && !s->is_joint) f[i].slice = s->cut + i * ranks;

@@ -19,8 +19,8 @@ typedef struct ng_topk_rows {
   double *selectable;       /* [groups, 3] their results */
   ng_flat_range *block;
   ng_dtype value_dtype;
-  uint16_t *index;      /* [places, k] */
-  char *value;          /* [places, k] */
+  uint16_t *index_in_block; /* [places, k] of each value */
+  char *value;              /* [places, k] */
   int32_t *block_begin; /* [places, row_blocks] position of a block's first entry, over all ranks */
   float *error, *next_error; /* [d] error feedback before and after this step */
   float gradient_factor;     /* factor of the gradient g in a = e + by g */

@@ -36,7 +36,7 @@ static ng_largest describe_group(const ng_window *w, int64_t at, int64_t to) {
                       .chosen = (int32_t *)(void *)w->u + at,
                       .dtype = s->value_dtype,
                       .value = s->value + entry * ng_dtype_size(s->value_dtype),
-                      .index = s->index + entry,
+                      .index = s->index_in_block + entry,
                       .first = s->k_before + to};
 }
 

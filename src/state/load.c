@@ -279,17 +279,17 @@ static bool check_piece(load_data *x, piece *q, ngio_source *s, int64_t offset) 
   ng_work *w = &x->w;
   const ng_field *f = &w->item[q->item].field;
   const ng_rect box = own_rect(x, f), there = ng_piece_rect(&q->listed, f);
-  const bool all = f->is_symmetric || memcmp(&box, &there, sizeof there) == 0; /* are needed */
+  const bool needs_all = f->is_symmetric || memcmp(&box, &there, sizeof there) == 0;
   uint32_t crc = 0;
   for (int64_t done = 0, n; done < q->tensor->bytes; done += n) {
     n = ng_min64(CHUNK, q->tensor->bytes - done);
     const char *from = (const char *)q->tensor->data + done;
     if (s != NULL) {
-      char *to = all ? x->staged + q->staged_offset + done : x->buffer;
+      char *to = needs_all ? x->staged + q->staged_offset + done : x->buffer;
       if (!ng_work_check_io(
               w, ngio_source_read(s, offset + done, to, n, w->message, sizeof w->message)))
         return false;
-      if (!all) stage_rows(x, q, done, n);
+      if (!needs_all) stage_rows(x, q, done, n);
       from = to;
     }
     crc = ng_crc32(crc, from, (size_t)n);

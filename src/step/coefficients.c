@@ -52,8 +52,8 @@ void ng_update_set_adamw(ng_group_numbers *group, const ng_adamw *given, int64_t
   set_step_coefficients(group, NG_OUT_ADAMW, updates, group->coefficients);
 }
 
-/* The first coefficient of AdamW contains lr, so it is computed again. */
-void ng_update_set_unit(ng_group_numbers *group, ng_output_kind kind, int64_t updates) {
+/* The new weight is then minus the direction of the update. The first coefficient of AdamW contains lr. */
+void ng_update_set_lr_1_keep_0(ng_group_numbers *group, ng_output_kind kind, int64_t updates) {
   group->lr = 1.0;
   group->sgd.lr = 1.0;
   group->sgd.keep = group->adamw.keep = 0.0;

@@ -79,7 +79,7 @@ static void list_measured_directions(ng_precond *p) {
   u->group = q->group;
   for (int32_t g = 0; g < p->update_groups; g++) {
     q->group[g] = real[g];
-    ng_update_set_unit(&q->group[g], u->kind, p->updates);
+    ng_update_set_lr_1_keep_0(&q->group[g], u->kind, p->updates);
   }
   ng_update_set_late_coefficients(p);
   ng_emission_list_plain(p);

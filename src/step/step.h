@@ -50,7 +50,7 @@ void ng_update_set_adamw(ng_group_numbers *group, const ng_adamw *given, int64_t
  * groups are set. */
 void ng_update_set_late_coefficients(ng_precond *p);
 /* Change the numbers to lr = 1 and keep = 0, so that the new weight is minus the direction of the update. */
-void ng_update_set_unit(ng_group_numbers *group, ng_output_kind kind, int64_t updates);
+void ng_update_set_lr_1_keep_0(ng_group_numbers *group, ng_output_kind kind, int64_t updates);
 
 /* An element whose new weight, momentum or moment is not finite keeps its old value; a gradient element whose PD does not
  * fit its dtype keeps the gradient. ng_overflow_begin, before an emission, resets the counters of these elements. If there

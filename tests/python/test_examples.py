@@ -95,11 +95,12 @@ class Examples(Case):
 class PublishedOptions(Case):
     """The arguments of the published scripts."""
 
-    def parse_arguments(self, *arguments, published=(), **standard):
+    def parse_arguments(self, *arguments, published=(), **defaults):
+        """Parse the command line of an example with these defaults; published: the defaults of each method's own script."""
         import common
         before, sys.argv = sys.argv, ["x", *map(str, arguments)]
         try:
-            return common, common.parse_arguments(common.make_parser("", **standard), published)
+            return common, common.parse_arguments(common.make_parser("", **defaults), published)
         finally:
             sys.argv = before
 

@@ -134,7 +134,7 @@ class RejectedStates(Case):
             state["param_groups"][0]["kfac_update_freq"] = 0
         self.assert_refused_without_effect(lambda m: kfac.DP_KFAC(m), set_period_0, "kfac_update_freq")
 
-    def test_skipped_step_count_is_restored(self):
+    def test_skipped_step_is_not_counted_or_saved_as_one(self):
         model = small_conv_net()
         optimizer = natgrad.SGD(model, 0.1)
         train(model, optimizer)

@@ -19,7 +19,8 @@ from natgrad import compat
 from natgrad._methods import CLASSES
 
 
-def has_packages(*packages):
+def skip_unless_arguments(*packages):
+    """The arguments of skipUnless: whether the packages and PyTorch 2 are there, and the reason if not."""
     missing = [name for name in packages if importlib.util.find_spec(name) is None]
     return not missing and NEW, f"{', '.join(missing)} not installed" if missing else "they need PyTorch 2"
 
@@ -250,7 +251,7 @@ def train_and_resume_by_trainer(rank, world, folder):
 class InstalledTrainers(Case):
     """The real trainers."""
 
-    @unittest.skipUnless(*has_packages("transformers", "accelerate"))
+    @unittest.skipUnless(*skip_unless_arguments("transformers", "accelerate"))
     def test_transformers_trainer_resumes(self):
         """Two epochs give the weights of one epoch, a checkpoint and one more epoch; the Trainer makes the schedule.  On two
         processes the Trainer saves on one of them only."""
@@ -260,7 +261,7 @@ class InstalledTrainers(Case):
                 for found in ranks.run_on_ranks(world, train_and_resume_by_trainer, folder):
                     self.assertEqual(found, [(8, 0, True)] * 2)
 
-    @unittest.skipUnless(*has_packages("accelerate"))
+    @unittest.skipUnless(*skip_unless_arguments("accelerate"))
     def test_accelerate_saves_and_loads_twice(self):
         """Steps 2 and 3 have the same weights after each load_state() as in the first run."""
         from accelerate import Accelerator
@@ -282,7 +283,7 @@ class InstalledTrainers(Case):
                 accelerator.load_state(folder)
                 self.assert_same_tensors(train(range(2, 4)), expected)
 
-    @unittest.skipUnless(*has_packages("transformers", "accelerate"))
+    @unittest.skipUnless(*skip_unless_arguments("transformers", "accelerate"))
     def test_transformers_callback_preconditions(self):
         """KFAC with an optimizer of PyTorch, as in docs/pytorch.md."""
         from transformers import Trainer, TrainerCallback, TrainingArguments
@@ -299,7 +300,7 @@ class InstalledTrainers(Case):
                     train_dataset=data, callbacks=[Precondition()]).train()
         self.assertEqual(preconditioner.report()["steps"], 8)
 
-    @unittest.skipUnless(*has_packages("lightning"))
+    @unittest.skipUnless(*skip_unless_arguments("lightning"))
     def test_lightning_matches_plain_loop(self):
         """Automatic optimization, manual optimization and KFAC in on_before_optimizer_step, each equals a plain loop;
         with a checkpoint in between."""
