@@ -114,7 +114,7 @@ static ng_status request_memory(ng_block *b, ng_plan *plan) {
   w->results = request_doubles(plan, NG_USE_SUMS, NG_FLAT_OPS, 3);
   w->sums = request_doubles(plan, NG_USE_SUMS, w->chunks + w->units, 3);
   w->unit_products = request_doubles(plan, NG_USE_SUMS, w->units, w->places);
-  w->work = ng_plan_take(plan, NG_USE_SUMS, ng_window_work(b));
+  w->work = ng_plan_take(plan, NG_USE_SUMS, ng_window_work_bytes(b));
   return NG_OK;
 }
 
@@ -126,7 +126,7 @@ static ng_status set_initial_values(ng_block *b) {
     return ng_fail(b->ctx, NG_ERR_STATE,
                    "'%s': its weight is not bound, and window_mask needs it at ng_ready", s->name);
   }
-  if (w->mask != NULL) ng_window_pass(b, (ng_flat_pass){.op = NG_FLAT_MASK});
+  if (w->mask != NULL) ng_window_run_pass(b, (ng_flat_pass){.op = NG_FLAT_MASK});
   if (w->store->set_initial_values != NULL) w->store->set_initial_values(b);
   ng_queue_wait(b->ctx->queue);
   return NG_OK;
@@ -167,7 +167,7 @@ static void combine_rows(ng_block *b) {
   ng_kernels(b->ctx->queue)->combine_rows(b->ctx->queue, &G, 1);
 }
 
-void ng_window_combine(ng_block *b, double by) {
+void ng_window_combine_rows(ng_block *b, double by) {
   ng_window *w = ng_window_of(b);
   for (int32_t i = 0; i < w->parts; i++) {
     *w->part[i].u_scale = by;
@@ -184,9 +184,9 @@ static bool is_x_the_head_row(const ng_block *b, bool fresh) {
 static void compute_x(ng_block *b, bool fresh) {
   ng_window *w = ng_window_of(b);
   if (ng_window_x_is_average(b)) {
-    ng_window_average(b, fresh);
+    ng_window_compute_average(b, fresh);
   } else {
-    ng_window_read_decayed(b, w->u);
+    ng_window_read_gradients(b, w->u);
   }
   ng_window_list_used(w, fresh);
 }
@@ -236,8 +236,8 @@ static void enter_gradient(ng_block *b, double lr) {
   w->next_lr = lr;
   w->input_scale = ng_window_feeds_lr(b) ? lr : 1.0;
   w->x = w->store->entering_vector(b);
-  ng_window_read_decayed(b, w->x);
-  if (ng_window_is_adaptive(&b->base)) ng_window_adaptive_enter(b);
+  ng_window_read_gradients(b, w->x);
+  if (ng_window_is_adaptive(&b->base)) ng_window_compute_adaptive_input(b);
   b->is_selecting = b->topk_rounds > 0;
   if (!b->is_selecting) w->store->enter_row(b);
 }
@@ -254,7 +254,7 @@ static void zero_head_row(ng_block *b) {
 }
 
 static ng_status check_gradients_finite(ng_block *b) {
-  const ng_status st = ng_window_check_read(b);
+  const ng_status st = ng_window_check_gradients(b);
   if (st != NG_OK) zero_head_row(b);
   return st;
 }
@@ -291,14 +291,15 @@ static bool has_partial_fill(const ng_block *b, ng_window_fill how) {
 /* u <- gradient - row at head. The two nearly cancel, so the caller adds decay only after this difference is rounded. */
 static void subtract_stored(ng_block *b) {
   ng_window *w = ng_window_of(b);
-  ng_window_read_decayed(b, w->u);
+  ng_window_read_gradients(b, w->u);
   ng_window_add_head(b, 1.0, -1.0);
   ng_window_list_used(w, true);
 }
 
 /* Elements that become non-finite here are found by the sums that `read_sums` reads. */
 static void add_decay(ng_block *b, double decay) {
-  ng_window_pass(b, (ng_flat_pass){.op = NG_FLAT_DECAY, .to = ng_window_of(b)->u, .take = decay});
+  ng_window_run_pass(b,
+                     (ng_flat_pass){.op = NG_FLAT_DECAY, .to = ng_window_of(b)->u, .take = decay});
 }
 
 static void compute_row_direction(ng_block *b) {
@@ -309,7 +310,7 @@ static void compute_row_direction(ng_block *b) {
   if (rest && decay) subtract_stored(b);
   w->solve_status = ng_window_solve(b, NULL, rest);
   if (rest && !decay) { /* add (gradient - row) / damping in the same combination */
-    ng_window_read_decayed(b, w->u);
+    ng_window_read_gradients(b, w->u);
     for (int32_t i = 0; i < w->parts; i++) {
       w->part[i].c[ng_window_head(w)] -= 1.0 / b->base.damping;
     }
@@ -317,11 +318,10 @@ static void compute_row_direction(ng_block *b) {
     ng_linalg(q)->scale(q, w->d, w->u, NG_F32, 0.0);
   }
   if (decay) add_decay(b, b->base.window_decay);
-  ng_window_combine(b, rest || decay ? 1.0 / b->base.damping : 0.0);
+  ng_window_combine_rows(b, rest || decay ? 1.0 / b->base.damping : 0.0);
   const bool error = has_partial_fill(b, NG_FILL_ERROR);
   if (!error && !has_partial_fill(b, NG_FILL_GRADIENT)) return;
-  ng_window_pass(
-      b, (ng_flat_pass){.op = NG_FLAT_FILL, .to = w->u, .x = error ? w->store->residual(b) : NULL});
+  ng_window_run_pass(b, (ng_flat_pass){.op = NG_FLAT_FILL, .to = w->u, .x = error ? w->x : NULL});
 }
 
 /* u <- the direction of an x that is not the row at head. */
@@ -339,9 +339,9 @@ static void precondition(ng_block *b) {
   const double mu = b->base.window_momentum;
   w->solve_status = NG_OK;
   ng_window_list_used(w, fresh);
-  if (fresh) ng_window_gram_set_row(w, b->stat->part->sum);
+  if (fresh) ng_window_set_gram_row(w, b->stat->part->sum);
   if (adaptive) {
-    ng_window_adaptive_direct(b);
+    ng_window_compute_adaptive_direction(b);
   } else if (is_x_the_head_row(b, fresh)) {
     compute_row_direction(b);
   } else {
@@ -349,10 +349,10 @@ static void precondition(ng_block *b) {
   }
   if (mu > 0.0 && !adaptive && b->base.window_momentum_form != NG_MOMENTUM_GRADIENT) {
     const bool average = b->base.window_momentum_form == NG_MOMENTUM_AVERAGE;
-    ng_window_mix(b, w->u, w->v, w->u, mu, average ? 1.0 - mu : 1.0);
-    if (w->next_v != NULL) ng_window_copy(b, w->u, w->next_v);
+    ng_window_mix_vectors(b, w->u, w->v, w->u, mu, average ? 1.0 - mu : 1.0);
+    if (w->next_v != NULL) ng_window_copy_vector(b, w->u, w->next_v);
   }
-  ng_window_pass(b, (ng_flat_pass){.op = NG_FLAT_MEASURE, .to = w->u});
+  ng_window_run_pass(b, (ng_flat_pass){.op = NG_FLAT_MEASURE, .to = w->u});
 }
 
 static ng_status read_sums(ng_block *b) {
@@ -389,7 +389,7 @@ static void emit(const ng_block *b, int32_t segment, int32_t g, double factor, n
 /* Drop all rows except the one at head. */
 static void drop_other_rows(ng_window *w) {
   for (int64_t place = 0; place < w->places; place++) {
-    if (place != ng_window_head(w)) ng_window_gram_clear_row(w, place);
+    if (place != ng_window_head(w)) ng_window_clear_gram_row(w, place);
   }
   w->count = 0.0;
 }
@@ -397,10 +397,11 @@ static void drop_other_rows(ng_window *w) {
 static void end_step(ng_block *b, bool step_counts) {
   ng_window *w = ng_window_of(b);
   const bool fresh = b->stat->w > 0.0;
-  if (step_counts && w->v != NULL) ng_window_swap(&w->v, w->next_v != NULL ? &w->next_v : &w->u);
-  if (step_counts && fresh && ng_window_is_adaptive(&b->base)) ng_window_adaptive_commit(b);
-  if (step_counts && ng_window_x_is_average(b)) ng_window_average_commit(b);
-  if (fresh) ng_window_factor_commit(w, step_counts);
+  if (step_counts && w->v != NULL)
+    ng_window_swap_vectors(&w->v, w->next_v != NULL ? &w->next_v : &w->u);
+  if (step_counts && fresh && ng_window_is_adaptive(&b->base)) ng_window_commit_adaptive(b);
+  if (step_counts && ng_window_x_is_average(b)) ng_window_commit_average(b);
+  if (fresh) ng_window_commit_factor(w, step_counts);
   if (step_counts && fresh) {
     const bool idle = ng_window_is_adaptive(&b->base) && w->input_scale == 0.0;
     if (w->store->end_step != NULL && !idle) w->store->end_step(b);
@@ -411,21 +412,23 @@ static void end_step(ng_block *b, bool step_counts) {
   }
   w->drops_rows = false;
   if (!step_counts) zero_head_row(b);
-  if (!step_counts || fresh) ng_window_gram_clear_row(w, ng_window_head(w));
+  if (!step_counts || fresh) ng_window_clear_gram_row(w, ng_window_head(w));
 }
 
 static ng_status visit_fields(ng_block *b, ng_field_visit visit, void *arg) {
-  ng_window *w = ng_window_of(b);
+  const ng_window *w = ng_window_of(b);
   const int64_t n = w->places, all = w->parts * n;
-  ng_field f[] = {ng_field_plain("gram", NG_F64, all, n, w->part->gram, b->owner),
-                  ng_field_plain("factor", NG_F64, all, n, w->part->factor, b->owner),
-                  ng_field_plain("along", NG_F64, w->parts, n, w->part->row_coefficient, b->owner),
-                  ng_window_field(b, "momentum", NG_F32, 1, w->v),
-                  ng_window_field(b, "second", NG_F32, 1, w->s),
-                  ng_window_field(b, "mask", NG_U8, 1, w->mask)};
-  ng_status st = w->store->visit_fields(b, visit, arg);
-  f[4].is_nonnegative = true;
-  for (int i = 0; i < 6 && st == NG_OK; i++) {
+  ng_field f[NG_WINDOW_FIELDS + 6];
+  int32_t fields = w->store->list_fields(b, f);
+  ng_status st = NG_OK;
+  f[fields++] = ng_field_plain("gram", NG_F64, all, n, w->part->gram, b->owner);
+  f[fields++] = ng_field_plain("factor", NG_F64, all, n, w->part->factor, b->owner);
+  f[fields++] = ng_field_plain("along", NG_F64, w->parts, n, w->part->row_coefficient, b->owner);
+  f[fields++] = ng_window_field(b, "momentum", NG_F32, 1, w->v);
+  f[fields] = ng_window_field(b, "second", NG_F32, 1, w->s);
+  f[fields++].is_nonnegative = true;
+  f[fields++] = ng_window_field(b, "mask", NG_U8, 1, w->mask);
+  for (int32_t i = 0; i < fields && st == NG_OK; i++) {
     if (f[i].data != NULL) st = visit(arg, &f[i]);
   }
   return st;

@@ -1,5 +1,5 @@
 /* window.h: the state of a window block, shared by window.c (the block), window_solve.c (functions of the Gram
- * matrix), window_gram.c, window_moments.c, window_flat.c (loops over all parameters) and the stores.
+ * matrix), window_gram.c, window_moments.c and the stores.
  *
  * A window is a matrix G whose rows are the last m gradients of a *part*: all parameters, a group, or one parameter.  A
  * store holds the rows in m + 1 places.  The place `head` is free: the row of the coming step enters there, so a
@@ -33,7 +33,7 @@ typedef struct ng_window_part {
   double *row_coefficient, *next_row_coefficient;
 } ng_window_part;
 
-struct ng_window;
+enum { NG_WINDOW_FIELDS = 4 };
 typedef struct ng_window_store {
   const char *name;
   int64_t max_elements; /* largest number of elements on all ranks; 0: no limit */
@@ -41,15 +41,17 @@ typedef struct ng_window_store {
   int64_t (*nearest_border)(const ng_block *b, int64_t at);
   /* Request memory, in both passes of ng_plan. */
   ng_status (*request_memory)(ng_block *b, ng_plan *plan);
-  float *(*entering_vector)(ng_block *b); /* [d] the caller writes the vector that enters here */
-  void (*enter_row)(ng_block *b);         /* store the entering vector as the row at head */
+  /* [d] The caller writes the vector that enters here. After enter_row, a store with error feedback (all except dense) has
+   * the residual of this step here. */
+  float *(*entering_vector)(ng_block *b);
+  void (*enter_row)(ng_block *b); /* store the entering vector as the row at head */
   /* Replaces `enter_row` if b->topk_rounds > 0: all ranks select entries together (ng_family.select_topk). */
   void (*select_topk)(ng_block *b, int32_t round, double *x);
   ng_rows (*describe_rows)(ng_block *b);   /* describe the rows, without the fields of the window */
-  float *(*residual)(ng_block *b);         /* [d] residual of this step; NULL: the store has none */
   void (*end_step)(ng_block *b);           /* the step counts; NULL: nothing to do */
   void (*set_initial_values)(ng_block *b); /* set initial values in ng_ready; NULL: zeros */
-  ng_status (*visit_fields)(ng_block *b, ng_field_visit visit, void *arg);
+  /* Describe the saved arrays in `f`, at most NG_WINDOW_FIELDS; return their number. */
+  int32_t (*list_fields)(const ng_block *b, ng_field *f);
 } ng_window_store;
 extern const ng_window_store ng_window_dense, ng_window_topk_store, ng_window_lowrank_store;
 
@@ -100,7 +102,7 @@ static inline int64_t ng_window_count(const ng_window *w) {
 }
 
 /* Swap an array of the last counted step with the array of this step. */
-static inline void ng_window_swap(float **a, float **b) {
+static inline void ng_window_swap_vectors(float **a, float **b) {
   float *was = *a;
   *a = *b;
   *b = was;
@@ -108,7 +110,7 @@ static inline void ng_window_swap(float **a, float **b) {
 
 /* Return whether lr times the vector enters (window_feedback_lr). A dense store has no residual and ignores the option. */
 static inline bool ng_window_feeds_lr(const ng_block *b) {
-  return b->base.window_feedback_lr && ng_window_of(b)->store->residual != NULL;
+  return b->base.window_feedback_lr && b->base.window_store != NG_STORE_DENSE;
 }
 
 /* ---- window_cut.c ----------------------------------------------------------------------------*/
@@ -119,25 +121,7 @@ int64_t ng_window_nearest_segment(const ng_block *b, int64_t at);
 /* Return a field of `rows` rows with one number per element of the window. */
 ng_field ng_window_field(const ng_block *b, const char *name, ng_dtype t, int64_t rows, void *data);
 
-/* ---- window_flat.c ---------------------------------------------------------------------------*/
-
-/* An excluded parameter's elements of the row, x and the direction are 0, and its error feedback, momentum, moments and
- * Q stay unchanged. */
-bool ng_window_has_excluded(const ng_block *b); /* some parameter is excluded in this step */
-/* Enqueue a pass; fill the fields that all passes share.  The result goes to w->results. */
-void ng_window_pass(ng_block *b, ng_flat_pass p);
-/* to <- the bound gradients, 0 for masked and excluded elements; window_decay_form = gradient: plus window_decay times
- * the weights. */
-void ng_window_read_decayed(ng_block *b, float *to);
-/* After a wait: NG_SKIPPED if an element that ng_window_read_decayed read is not finite, or too large for error
- * feedback or momentum (STORED_MOST). */
-ng_status ng_window_check_read(const ng_block *b);
-/* Return whether window_decay is used in this form. */
-bool ng_window_has_decay(const ng_block *b, ng_decay_form form);
-/* Return k of a top-k selection from n elements: window_density if above 1; else window_density * n, rounded down
- * (window_store = topk-block: rounded up). */
-int64_t ng_window_topk_size(const ng_block *b, int64_t n);
-/* ---- window_topk_choose.c --------------------------------------------------------------------*/
+/* ---- window_topk.c -------------------------------------------------------------------------*/
 
 /* A selection over all ranks.  `of`: the elements of this rank, and the known leading digits of the k-th largest key. */
 enum { NG_WINDOW_JOINT_ROUNDS = 4 };
@@ -155,9 +139,23 @@ void ng_window_joint_round(ng_queue *q, ng_window_joint *j, int32_t round, int32
 
 /* ---- window_moments.c ------------------------------------------------------------------------*/
 
-void ng_window_copy(ng_block *b, const float *x, float *to); /* to <- x */
+/* An excluded parameter's elements of the row, x and the direction are 0, and its error feedback, momentum, moments and
+ * Q stay unchanged. */
+bool ng_window_has_excluded(const ng_block *b); /* some parameter is excluded in this step */
+/* Enqueue a pass; fill the fields that all passes share.  The result goes to w->results. */
+void ng_window_run_pass(ng_block *b, ng_flat_pass p);
+/* to <- the bound gradients, 0 for masked and excluded elements; window_decay_form = gradient: plus window_decay times
+ * the weights. */
+void ng_window_read_gradients(ng_block *b, float *to);
+/* After a wait: NG_SKIPPED if an element that ng_window_read_gradients read is not finite, or too large for error
+ * feedback or momentum (STORED_MOST). */
+ng_status ng_window_check_gradients(const ng_block *b);
+/* Return whether window_decay is used in this form. */
+bool ng_window_has_decay(const ng_block *b, ng_decay_form form);
+void ng_window_copy_vector(ng_block *b, const float *x, float *to); /* to <- x */
 /* to <- old * v + take * x; excluded parameters: to <- v. */
-void ng_window_mix(ng_block *b, float *to, const float *v, float *x, double old, double take);
+void ng_window_mix_vectors(ng_block *b, float *to, const float *v, float *x, double old,
+                           double take);
 static inline bool ng_window_is_adaptive(const ng_settings *s) {
   return s->window_function == NG_WINDOW_STEP || s->window_function == NG_WINDOW_ADAM ||
          s->window_function == NG_WINDOW_ADAGRAD;
@@ -165,27 +163,31 @@ static inline bool ng_window_is_adaptive(const ng_settings *s) {
 /* u <- by u + factor times the row at head; overwrites row_place and rows. */
 void ng_window_add_head(ng_block *b, double by, double factor);
 /* Replace the gradient in w->x by the vector that enters. */
-void ng_window_adaptive_enter(ng_block *b);
-void ng_window_adaptive_direct(ng_block *b);    /* u <- the direction from the row at head */
-void ng_window_adaptive_commit(ng_block *b);    /* the step counts: store the next second moments */
+void ng_window_compute_adaptive_input(ng_block *b);
+void ng_window_compute_adaptive_direction(
+    ng_block *b);                               /* u <- the direction from the row at head */
+void ng_window_commit_adaptive(ng_block *b);    /* the step counts: store the next second moments */
 bool ng_window_x_is_average(const ng_block *b); /* window_momentum_form = gradient */
 /* u <- r of the average x = r + G' b; overwrites row_place and rows. */
-void ng_window_average(ng_block *b, bool fresh);
+void ng_window_compute_average(ng_block *b, bool fresh);
 /* Update the bound of the rounding error of r; size: |r| in this step. */
-void ng_window_average_add_error(const ng_block *b, ng_window_part *p, double size);
-void ng_window_average_commit(ng_block *b); /* the step counts: store next_row_coefficient */
+void ng_window_add_average_error(const ng_block *b, ng_window_part *p, double size);
+void ng_window_commit_average(ng_block *b); /* the step counts: store next_row_coefficient */
 
 /* ---- window_gram.c ---------------------------------------------------------------------------*/
 
+/* w->row_place, w->rows <- the places of the rows that entered `oldest` to `newest` steps ago; 0: the row at head. */
+void ng_window_list_ages(ng_window *w, int64_t oldest, int64_t newest);
 /* w->row_place, w->rows <- the places of the rows in use, oldest first.  fresh: with the row at head, and without the
  * oldest of m + 1 rows. */
 void ng_window_list_used(ng_window *w, bool fresh);
-void ng_window_gram_set_row(ng_window *w, const double *row);
-void ng_window_gram_clear_row(ng_window *w, int64_t place);
+void ng_window_set_gram_row(ng_window *w, const double *row);
+void ng_window_clear_gram_row(ng_window *w, int64_t place);
 
-ng_ring ng_window_ring(const ng_window *w, const ng_window_part *p); /* p->factor, rows in use */
+ng_ring ng_window_factor_ring(const ng_window *w,
+                              const ng_window_part *p); /* p->factor, rows in use */
 /* Update p->factor of all parts at the end of a step with a row at head. */
-void ng_window_factor_commit(ng_window *w, bool step_counts);
+void ng_window_commit_factor(ng_window *w, bool step_counts);
 
 /* ---- window_check.c --------------------------------------------------------------------------*/
 
@@ -193,7 +195,7 @@ ng_status ng_window_check_options(const ng_options *o, char *message, size_t siz
 
 /* ---- window_solve.c --------------------------------------------------------------------------*/
 
-int64_t ng_window_work(const ng_block *b); /* bytes of ng_window.work */
+int64_t ng_window_work_bytes(const ng_block *b); /* bytes of ng_window.work */
 /* Set c and u_scale of all parts such that u_scale r + G' c is the direction of x.  k NULL: x is the row at head; else
  * x = r + G' next_row_coefficient (NULL: x = r), and k [parts, places] has <row, r>, at the unused place <r, r>.  rest:
  * the caller adds (gradient - row) / damping.  NG_RESCUED: a part raised its damping or uses the plain gradient. */
@@ -201,6 +203,6 @@ ng_status ng_window_solve(ng_block *b, const double *k, bool rest);
 /* Return a place that this step neither reads nor writes: one of the m + 1 places has no row in use. */
 int64_t ng_window_unused_place(const ng_window *w);
 /* u <- by u + G' c, with c of each part. */
-void ng_window_combine(ng_block *b, double by);
+void ng_window_combine_rows(ng_block *b, double by);
 
 #endif

@@ -58,13 +58,11 @@ static ng_rows describe_rows(ng_block *b) {
                    .stride = w->d};
 }
 
-/* ---- life ------------------------------------------------------------------------------------*/
-
-static ng_status visit_fields(ng_block *b, ng_field_visit visit, void *arg) {
+static int32_t list_fields(const ng_block *b, ng_field *f) {
   const ng_window *w = ng_window_of(b);
   const dense *s = w->state;
-  ng_field f = ng_window_field(b, "rows", s->type, w->places, s->rows);
-  return visit(arg, &f);
+  *f = ng_window_field(b, "rows", s->type, w->places, s->rows);
+  return 1;
 }
 
 const ng_window_store ng_window_dense = {
@@ -73,5 +71,5 @@ const ng_window_store ng_window_dense = {
     .entering_vector = entering_vector,
     .enter_row = enter_row,
     .describe_rows = describe_rows,
-    .visit_fields = visit_fields,
+    .list_fields = list_fields,
 };

@@ -5,18 +5,19 @@
  * counts, only the row at head is written.  Entries of places without a row in use are 0. */
 #include "family/window.h"
 
-void ng_window_list_used(ng_window *w, bool fresh) {
-  const int64_t head = ng_window_head(w);
-  const int64_t there = fresh && w->drops_rows ? 0 : ng_window_count(w);
-  const int64_t old = ng_min64(there, fresh ? w->m - 1 : w->m);
+void ng_window_list_ages(ng_window *w, int64_t oldest, int64_t newest) {
   w->rows = 0;
-  for (int64_t age = old; age > 0; age--) {
-    w->row_place[w->rows++] = (head - age + w->places) % w->places;
+  for (int64_t age = oldest; age >= newest; age--) {
+    w->row_place[w->rows++] = (ng_window_head(w) - age + w->places) % w->places;
   }
-  if (fresh) w->row_place[w->rows++] = head;
 }
 
-void ng_window_gram_clear_row(ng_window *w, int64_t place) {
+void ng_window_list_used(ng_window *w, bool fresh) {
+  const int64_t there = fresh && w->drops_rows ? 0 : ng_window_count(w);
+  ng_window_list_ages(w, ng_min64(there, fresh ? w->m - 1 : w->m), fresh ? 0 : 1);
+}
+
+void ng_window_clear_gram_row(ng_window *w, int64_t place) {
   for (int32_t i = 0; i < w->parts; i++) {
     for (int64_t j = 0; j < w->places; j++) {
       w->part[i].gram[place * w->places + j] = w->part[i].gram[j * w->places + place] = 0.0;
@@ -24,7 +25,7 @@ void ng_window_gram_clear_row(ng_window *w, int64_t place) {
   }
 }
 
-void ng_window_gram_set_row(ng_window *w, const double *row) {
+void ng_window_set_gram_row(ng_window *w, const double *row) {
   const int64_t head = ng_window_head(w);
   for (int32_t i = 0; i < w->parts; i++) {
     for (int64_t k = 0; k < w->rows; k++) {
@@ -35,13 +36,13 @@ void ng_window_gram_set_row(ng_window *w, const double *row) {
   }
 }
 
-ng_ring ng_window_ring(const ng_window *w, const ng_window_part *p) {
+ng_ring ng_window_factor_ring(const ng_window *w, const ng_window_part *p) {
   return (ng_ring){p->factor, w->places, w->row_place, w->rows};
 }
 
-void ng_window_factor_commit(ng_window *w, bool step_counts) {
+void ng_window_commit_factor(ng_window *w, bool step_counts) {
   for (int32_t i = 0; i < w->parts && w->part[i].factor != NULL; i++) {
-    const ng_ring r = ng_window_ring(w, &w->part[i]);
+    const ng_ring r = ng_window_factor_ring(w, &w->part[i]);
     const int64_t head = ng_window_head(w);
     if (!step_counts) {
       ng_ring_clear(&r, head);

@@ -195,24 +195,20 @@ static void set_initial_values(ng_block *b) {
 
 static void keep_error_feedback(ng_block *b) {
   lowrank *s = ng_window_of(b)->state;
-  ng_window_swap(&s->error, &s->next);
-  ng_window_swap(&s->error_rest, &s->next_error_rest);
-  ng_window_swap(&s->rest, &s->next_rest);
+  ng_window_swap_vectors(&s->error, &s->next);
+  ng_window_swap_vectors(&s->error_rest, &s->next_error_rest);
+  ng_window_swap_vectors(&s->rest, &s->next_rest);
 }
 
-static ng_status visit_fields(ng_block *b, ng_field_visit visit, void *arg) {
+static int32_t list_fields(const ng_block *b, ng_field *f) {
   const ng_window *w = ng_window_of(b);
   const lowrank *s = w->state;
-  ng_field f[] = {ng_field_plain("factors", NG_F32, w->places, s->all, s->rows, b->owner),
-                  ng_window_field(b, "error", NG_F32, 1, s->error),
-                  ng_field_plain("factors_rest", NG_F32, 1, s->all, s->rest, b->owner),
-                  ng_window_field(b, "error_rest", NG_F32, 1, s->error_rest)};
-  ng_status st = NG_OK;
+  f[0] = ng_field_plain("factors", NG_F32, w->places, s->all, s->rows, b->owner);
+  f[1] = ng_window_field(b, "error", NG_F32, 1, s->error);
+  f[2] = ng_field_plain("factors_rest", NG_F32, 1, s->all, s->rest, b->owner);
+  f[3] = ng_window_field(b, "error_rest", NG_F32, 1, s->error_rest);
   if (w->is_sliced) f[0].slice = f[2].slice = s->cut;
-  for (int i = 0; i < 4 && st == NG_OK; i++) {
-    st = visit(arg, &f[i]);
-  }
-  return st;
+  return 4;
 }
 
 const ng_window_store ng_window_lowrank_store = {
@@ -223,7 +219,6 @@ const ng_window_store ng_window_lowrank_store = {
     .entering_vector = next_error_feedback,
     .enter_row = enter_row,
     .describe_rows = describe_rows,
-    .residual = next_error_feedback,
     .end_step = keep_error_feedback,
-    .visit_fields = visit_fields,
+    .list_fields = list_fields,
 };

@@ -58,20 +58,22 @@ typedef struct solve_args {
   bool rest;       /* (gradient - row at head) / damping will be added */
 } solve_args;
 
-static int64_t vector_bytes(const ng_window *w) {
-  return (w->places * (int64_t)sizeof(double) + NG_ALIGN - 1) / NG_ALIGN * NG_ALIGN;
+/* Return the doubles from one vector of `places` numbers to the next. */
+static int64_t vector_stride(const ng_window *w) {
+  const int64_t line = NG_ALIGN / (int64_t)sizeof(double);
+  return (w->places + line - 1) / line * line;
 }
 
 /* M-FAC: two vectors and S; GGT: six vectors, V and the work of the eigensolver.  The host solves while entries of other
  * blocks are pending, so the memory is not the scratch. */
-int64_t ng_window_work(const ng_block *b) {
+int64_t ng_window_work_bytes(const ng_block *b) {
   const ng_window *w = ng_window_of(b);
   const ng_queue *q = b->ctx->queue;
   const int64_t each = (int64_t)sizeof(double);
   if (ng_is_mfac(b->base.window_function)) {
-    return ng_plus(2 * vector_bytes(w), ng_times(ng_sym_count(w->m), each));
+    return ng_times(ng_plus(2 * vector_stride(w), ng_sym_count(w->m)), each);
   }
-  return ng_plus(ng_plus(6 * vector_bytes(w), ng_times(ng_times(w->m, w->m), each) + NG_ALIGN),
+  return ng_plus(ng_times(ng_plus(6 * vector_stride(w), ng_times(w->m, w->m)), each) + NG_ALIGN,
                  q->backend->host->eigen_work(q, w->m, NG_F64));
 }
 
@@ -138,11 +140,6 @@ static double average_error(const ng_window *w, const ng_window_part *p) {
              : *p->u_scale * p->next_row_coefficient[ng_window_unused_place(w)];
 }
 
-/* Return whether the combination of rows cannot overflow f32; all ranks compute the same answer from K. */
-static bool fits_f32(const ng_window *w, const ng_window_part *p) {
-  return add_row_norms(w, p, 0.0) <= COMBINATION_MOST;
-}
-
 /* ---- M-FAC -----------------------------------------------------------------------------------*/
 
 static void fill_system(const ng_window *w, const ng_window_part *p, double lambda, double divisor,
@@ -173,7 +170,7 @@ static void solve_system(ng_block *b, const ng_window_part *p, const double *S, 
   const ng_window *w = ng_window_of(b);
   double *x = w->work;
   if (S == NULL) {
-    const ng_ring r = ng_window_ring(w, p);
+    const ng_ring r = ng_window_factor_ring(w, p);
     ng_ring_solve(&r, last, z);
     return;
   }
@@ -191,7 +188,7 @@ static bool append_to_factor(ng_block *b, ng_window_part *p, double lambda, doub
   const ng_window *w = ng_window_of(b);
   const bool fresh = w->row_place[w->rows - 1] == ng_window_head(w);
   const bool same = w->factor_damping == lambda && M == (double)w->m;
-  const ng_ring r = ng_window_ring(w, p);
+  const ng_ring r = ng_window_factor_ring(w, p);
   double *row = w->work;
   if (!fresh || !(same || w->rows == 1)) return false;
   for (int64_t k = 0; k < w->rows; k++) {
@@ -206,7 +203,7 @@ static void store_factor(ng_window *w, ng_window_part *p, bool whole, const doub
   if (w->row_place[w->rows - 1] != ng_window_head(w)) return;
   w->has_new_factor = true;
   if (whole) {
-    const ng_ring r = ng_window_ring(w, p);
+    const ng_ring r = ng_window_factor_ring(w, p);
     ng_ring_store(&r, S);
   } else {
     w->next_factor_damping = 0.0;
@@ -269,8 +266,7 @@ static double try_mfac(ng_block *b, ng_window_part *p, const solve_args *a, bool
   ng_window *w = ng_window_of(b);
   const double lambda = a->damping;
   const double M = (double)(b->base.window_function == NG_WINDOW_MFAC_FILLED ? w->rows : w->m);
-  double *z = w->work + vector_bytes(w) / (int64_t)sizeof *z;
-  double *S = z + vector_bytes(w) / (int64_t)sizeof *z;
+  double *z = w->work + vector_stride(w), *S = z + vector_stride(w);
   *p->u_scale = a->k == NULL ? 0.0 : 1.0 / lambda;
   if (M != (double)w->m) w->next_factor_damping = 0.0; /* M differs in the next step */
   if (!raised && append_to_factor(b, p, lambda, M)) {
@@ -301,7 +297,7 @@ typedef struct spectrum {
 } spectrum;
 
 static spectrum spectrum_of(const ng_block *b) {
-  const int64_t vector = vector_bytes(ng_window_of(b)) / (int64_t)sizeof(double);
+  const int64_t vector = vector_stride(ng_window_of(b));
   double *x = ng_window_of(b)->work;
   return (spectrum){.age = x,
                     .at_b = x,
@@ -443,7 +439,8 @@ static ng_status solve_part(ng_block *b, ng_window_part *p, solve_args *a) {
   const bool possible = mfac || decompose(b, p, a, &s);
   for (int raise = 0; raise <= MAX_RAISES && possible; raise++, a->damping *= 10.0) {
     const double loss = mfac ? try_mfac(b, p, a, raise > 0) : try_ggt(b, p, a, &s);
-    if (!(loss <= (raise < MAX_RAISES ? ERROR_MOST : ERROR_LAST)) || !fits_f32(w, p)) continue;
+    if (!(loss <= (raise < MAX_RAISES ? ERROR_MOST : ERROR_LAST))) continue;
+    if (!(add_row_norms(w, p, 0.0) <= COMBINATION_MOST)) continue;
     if (raise == 0) return NG_OK;
     b->p->rescued[NG_RESCUE_DAMPING]++;
     return ng_fail(b->ctx, NG_RESCUED,
@@ -476,7 +473,7 @@ ng_status ng_window_solve(ng_block *b, const double *k, bool rest) {
     const double *mine = k == NULL ? NULL : k + i * w->places;
     solve_args a = {.k = mine, .rest = rest};
     if (k != NULL) a.r = sqrt(mine[ng_window_unused_place(w)]);
-    if (w->part[i].row_coefficient != NULL) ng_window_average_add_error(b, &w->part[i], a.r);
+    if (w->part[i].row_coefficient != NULL) ng_window_add_average_error(b, &w->part[i], a.r);
     if (solve_part(b, &w->part[i], &a) != NG_OK) worst = NG_RESCUED;
   }
   return worst;
