@@ -61,8 +61,7 @@ void ng_precond_destroy(ng_precond **precond) {
     p->is_broken = true;
   }
   ng_setup_release(p);
-  p->lasting = NULL;
-  ng_objects_close(p);
+  ng_objects_free_after(p, NULL);
   ng_free(ctx, p, sizeof *p);
 }
 

@@ -4,38 +4,32 @@
 
 ng_status ng_save(ng_precond *p, const char *path) {
   const ng_state_file to = {.path = path};
-  const ng_status st = ng_check_callable(p, "ng_save");
-  return st == NG_OK ? ng_state_save(p, "ng_save", &to, false) : st;
+  return ng_state_save(p, "ng_save", &to);
 }
 
 ng_status ng_load(ng_precond *p, const char *path) {
   const ng_state_file from = {.path = path};
-  const ng_status st = ng_check_callable(p, "ng_load");
-  return st == NG_OK ? ng_state_load(p, "ng_load", &from) : st;
+  return ng_state_load(p, "ng_load", &from);
 }
 
 ng_status ng_save_to(ng_precond *p, ng_writer write, void *user) {
   const ng_state_file to = {.stream = true, .write = write, .user = user};
-  const ng_status st = ng_check_callable(p, "ng_save_to");
-  return st == NG_OK ? ng_state_save(p, "ng_save_to", &to, false) : st;
+  return ng_state_save(p, "ng_save_to", &to);
 }
 
 ng_status ng_save_local(ng_precond *p, ng_writer write, void *user) {
   const ng_state_file to = {.stream = true, .local = true, .write = write, .user = user};
-  const ng_status st = ng_check_callable(p, "ng_save_local");
-  return st == NG_OK ? ng_state_save(p, "ng_save_local", &to, false) : st;
+  return ng_state_save(p, "ng_save_local", &to);
 }
 
 ng_status ng_load_from(ng_precond *p, ng_reader read, void *user) {
   const ng_state_file from = {.stream = true, .read = read, .user = user};
-  const ng_status st = ng_check_callable(p, "ng_load_from");
-  return st == NG_OK ? ng_state_load(p, "ng_load_from", &from) : st;
+  return ng_state_load(p, "ng_load_from", &from);
 }
 
 ng_status ng_save_parts(ng_precond *p, const char *path) {
-  const ng_state_file to = {.path = path};
-  const ng_status st = ng_check_callable(p, "ng_save_parts");
-  return st == NG_OK ? ng_state_save(p, "ng_save_parts", &to, true) : st;
+  const ng_state_file to = {.path = path, .in_parts = true};
+  return ng_state_save(p, "ng_save_parts", &to);
 }
 
 ng_status ng_save_factors(ng_precond *p, const char *folder) {

@@ -175,8 +175,8 @@ void ng_objects_open(ng_precond *p) {
   p->out_of_memory = false;
 }
 
-void ng_objects_close(ng_precond *p) {
-  while (p->objects != p->lasting) {
+void ng_objects_free_after(ng_precond *p, const ng_object_head *last) {
+  while (p->objects != last) {
     free_object(p, p->objects);
   }
 }

@@ -184,17 +184,8 @@ ng_status ng_setup_switch_rank(ng_precond *p, int32_t rank) {
 }
 
 /* Groups of ranks are created after the comparison of models: all ranks must have the same grid. */
-ng_status ng_setup_ready(ng_precond *p) {
-  ng_objects_open(p);
-  ng_status st = ng_groups_compare(p);
-  if (st == NG_OK) st = ng_shards_exchange(p);
-  if (st != NG_OK) { /* all ranks of this stage have an error */
-    if (!p->is_broken) (void)ng_pipeline_check(p, st);
-    if (st == NG_ERR_COMM) p->is_broken = true;
-    ng_setup_release(p);
-    return st;
-  }
-  st = ng_shards_refuse_planned(p);
+static ng_status make_model(ng_precond *p) {
+  ng_status st = ng_shards_refuse_planned(p);
   if (st == NG_OK) st = ng_setup_place(p);
   if (st == NG_OK) st = allocate_memory(p);
   if (st == NG_OK) st = ng_emission_plan(p);
@@ -204,12 +195,17 @@ ng_status ng_setup_ready(ng_precond *p) {
   hash_model(p, hash);
   st = ng_exchange_compare_models(p, hash, st);
   if (st == NG_OK) st = ng_grid_groups(p);
-  if (st != NG_ERR_COMM) {
-    const ng_status worst = ng_pipeline_check(p, st);
-    if (st == NG_OK) st = worst;
-  } else {
-    ng_exchange_abort(p);
-  }
+  if (st == NG_ERR_COMM) ng_exchange_abort(p);
+  return st;
+}
+
+ng_status ng_setup_ready(ng_precond *p) {
+  ng_objects_open(p);
+  ng_status st = ng_groups_compare(p);
+  if (st == NG_OK) st = ng_shards_exchange(p);
+  if (st == NG_OK) st = make_model(p); /* otherwise all ranks of this stage have an error */
+  const ng_status worst = p->is_broken ? st : ng_pipeline_check(p, st);
+  if (st == NG_OK) st = worst;
   if (st != NG_OK) {
     /* NG_ERR_COMM: the transport failed, or the models of ranks differ; the model can only be destroyed */
     if (st == NG_ERR_COMM) p->is_broken = true;
@@ -242,5 +238,5 @@ void ng_setup_release(ng_precond *p) {
   p->stat = p->owned = NULL;
   p->blocks = p->stats = p->owned_stats = p->update_groups = p->unused_count = 0;
   if (p->step != NULL) *p->step = (ng_engine){.nu = 1.0};
-  ng_objects_close(p);
+  ng_objects_free_after(p, p->lasting);
 }

@@ -136,8 +136,6 @@ static void prepare_factors(factors *x, ng_precond *p, const char *call, const c
   w->published = ng_work_alloc(w, w->largest);
   x->found = ng_work_alloc(w, p->blocks * (int64_t)sizeof *x->found);
   x->file = ng_work_alloc(w, p->blocks * (int64_t)sizeof(ngio_tensors *));
-  if (x->found != NULL) memset(x->found, 0, (size_t)p->blocks * sizeof *x->found);
-  if (x->file != NULL) memset(x->file, 0, (size_t)p->blocks * sizeof(ngio_tensors *));
 }
 
 static void close_factors(factors *x) {

@@ -168,7 +168,6 @@ static bool list_all_pieces(load_data *x) {
   x->reads_part = ng_work_alloc(w, x->snapshot.parts);
   if (x->reads_part == NULL) return false;
   (void)ngio_out_reserve(&x->list, (size_t)w->fields * sizeof *x->piece); /* faster than growing */
-  memset(x->reads_part, 0, (size_t)x->snapshot.parts);
   for (int32_t i = 0; i < w->fields; i++) {
     const ng_field *f = &w->item[i].field;
     const ngio_value *entry = ngio_get_hinted(all, next, w->item[i].name);
@@ -406,9 +405,10 @@ static ng_status send_field(ng_work *w, const ng_item *item) {
 }
 
 ng_status ng_state_load(ng_precond *p, const char *call, const ng_state_file *from) {
+  ng_status st = ng_check_callable(p, call);
+  if (st != NG_OK) return st;
   load_data x = {.is_single_file = true};
   ng_work *w = &x.w;
-  ng_status st = NG_OK;
   prepare_load(&x, p, call, from);
   NG_TRY(ng_work_agree(w));
   NG_TRY(share_manifest(&x));

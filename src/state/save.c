@@ -76,17 +76,17 @@ static int64_t seal_count(const save_data *x, const ng_field *f) {
 
 /* ---- memory ----------------------------------------------------------------------------------*/
 
-/* In parts, any rank can write an array that every rank holds (a moment).  Assign it to the rank with the fewest bytes
- * to write, equally on all ranks. */
+/* Count the bytes and arrays of each part.  Any rank can write an array that every rank holds (a moment): assign it to
+ * the rank with the fewest bytes to write, equally on all ranks. */
 static void assign_writers(save_data *x) {
   ng_work *w = &x->w;
-  int64_t *load = x->bytes;
   ng_part_piece q;
-  memset(load, 0, (size_t)x->parts * sizeof *load);
   for (int32_t i = 0; i < w->fields; i++) {
     const ng_field *f = &w->item[i].field;
     for (int32_t r = 0; r < x->parts && !f->is_everywhere; r++) {
-      if (piece_of(x, f, r, &q)) load[r] += ng_tensor_describe(NULL, f, &q).bytes;
+      if (!piece_of(x, f, r, &q)) continue;
+      x->bytes[r] += ng_tensor_describe(NULL, f, &q).bytes;
+      x->count[r]++;
     }
   }
   for (int32_t i = 0; i < w->fields; i++) {
@@ -94,9 +94,10 @@ static void assign_writers(save_data *x) {
     int32_t least = 0;
     if (!f->is_everywhere) continue;
     for (int32_t r = 1; r < x->parts; r++)
-      least = load[r] < load[least] ? r : least;
+      least = x->bytes[r] < x->bytes[least] ? r : least;
     f->owner = least;
-    load[least] += ng_field_bytes(f);
+    x->bytes[least] += ng_field_bytes(f);
+    x->count[least]++;
   }
 }
 
@@ -125,7 +126,7 @@ static void prepare_save(save_data *x, ng_precond *p, const char *call, const ng
   x->writes = x->parts > 1 || w->is_rank0;
   x->bytes = ng_work_alloc(w, x->parts * (int64_t)sizeof *x->bytes);
   x->count = ng_work_alloc(w, x->parts * (int64_t)sizeof *x->count);
-  if (x->parts > 1 && x->bytes != NULL) assign_writers(x);
+  if (x->parts > 1 && w->st == NG_OK) assign_writers(x);
   int64_t more = NG_RESCUES; /* numbers after w->values: rung counters, then seals */
   for (int32_t i = 0; i < w->fields; i++)
     more += seal_count(x, &w->item[i].field);
@@ -229,8 +230,6 @@ static void list_piece(save_data *x, const ng_item *item, const double *seal, ng
     ng_manifest_tensor(&x->w.out, item->name, crc.text, q.finite);
     return;
   }
-  x->bytes[q.part] += ng_tensor_describe(NULL, &item->field, &q).bytes;
-  x->count[q.part]++;
   q.crc = crc.text;
   ng_manifest_piece(&x->w.out, &q);
 }
@@ -258,8 +257,6 @@ static void make_manifest(save_data *x) {
   const double *seal = w->values + w->value_count + NG_RESCUES;
   if (!is_alone(w)) (void)ng_manifest_begin(w, x->parts);
   if (w->st != NG_OK) return;
-  memset(x->bytes, 0, (size_t)x->parts * sizeof *x->bytes);
-  memset(x->count, 0, (size_t)x->parts * sizeof *x->count);
   for (int32_t i = 0; i < w->fields; i++) {
     list_array(x, &w->item[i], seal);
     seal += seal_count(x, &w->item[i].field);
@@ -355,10 +352,11 @@ static bool can_read_all_parts(save_data *x) {
   return true;
 }
 
-ng_status ng_state_save(ng_precond *p, const char *call, const ng_state_file *to, bool in_parts) {
-  save_data x = {.parts = in_parts ? p->ctx->ranks : 1};
+ng_status ng_state_save(ng_precond *p, const char *call, const ng_state_file *to) {
+  ng_status st = ng_check_callable(p, call);
+  if (st != NG_OK) return st;
+  save_data x = {.parts = to->in_parts ? p->ctx->ranks : 1};
   ng_work *w = &x.w;
-  ng_status st = NG_OK;
   prepare_save(&x, p, call, to);
   NG_TRY(ng_work_agree(w));
   if (w->is_local && to->write == NULL)

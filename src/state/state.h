@@ -59,7 +59,8 @@ const char *ng_field_error(const ng_field *f, const void *data, int64_t n);
  * ng_state_append_numbers: append the numbers of key k; a number of another rank is 0, except if `local`.  Of a block, also
  * append the names of its numbers, each with its terminating 0, and then an empty name.
  * ng_state_set_numbers: set the numbers of a block from x on; return the address after them. */
-void ng_state_append_numbers(ng_precond *p, int32_t k, bool local, ngio_out *values, ngio_out *names);
+void ng_state_append_numbers(ng_precond *p, int32_t k, bool local, ngio_out *values,
+                             ngio_out *names);
 const double *ng_state_set_numbers(ng_block *b, const double *x);
 
 /* ---- implementations of public functions: save.c, load.c, factors.c, walk.c ------------------*/
@@ -67,15 +68,16 @@ const double *ng_state_set_numbers(ng_block *b, const double *x);
 /* A file, or the caller's stream. */
 typedef struct ng_state_file {
   bool stream;
-  bool local;       /* save: without the other ranks; `write` NULL: only check that this is possible */
+  bool local;    /* save: without the other ranks; `write` NULL: only check that this is possible */
+  bool in_parts; /* save: one file per rank */
   const char *path; /* of a file */
   ng_reader read;   /* of a stream that is loaded */
   ng_writer write;  /* of a stream that is saved */
   void *user;
 } ng_state_file;
 
-/* `call`: name of the public function, for messages.  `in_parts`: one file per rank. */
-ng_status ng_state_save(ng_precond *p, const char *call, const ng_state_file *to, bool in_parts);
+/* `call`: name of the public function, for messages. */
+ng_status ng_state_save(ng_precond *p, const char *call, const ng_state_file *to);
 ng_status ng_state_load(ng_precond *p, const char *call, const ng_state_file *from);
 /* Write the manifest to `text` (NULL: only its length).  *length does not count the terminating 0. */
 ng_status ng_state_manifest_text(ng_precond *p, char *text, size_t size, int64_t *length);

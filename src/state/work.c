@@ -11,22 +11,10 @@ _Static_assert(NG_F32 == (int)NGIO_F32 && NG_F64 == (int)NGIO_F64 && NG_F16 == (
 
 /* ---- memory ----------------------------------------------------------------------------------*/
 
-/* The header of an allocation.  It occupies NG_ALIGN bytes, so that the memory after it is aligned. */
-typedef struct ng_work_allocation {
-  struct ng_work_allocation *next;
-  size_t bytes;
-} ng_work_allocation;
-
 void *ng_work_alloc(ng_work *w, int64_t bytes) {
-  const size_t all = NG_ALIGN + (size_t)bytes;
-  ng_work_allocation *t = ng_alloc(w->p->ctx, all);
-  if (t == NULL) {
-    (void)ng_work_fail(w, NG_ERR_NOMEM, "no memory");
-    return NULL;
-  }
-  *t = (ng_work_allocation){w->allocations, all};
-  w->allocations = t;
-  return (char *)t + NG_ALIGN;
+  void *memory = ng_object(w->p, (size_t)ng_max64(bytes, 1));
+  if (memory == NULL) (void)ng_work_fail(w, NG_ERR_NOMEM, "no memory");
+  return memory;
 }
 
 static void *counted_alloc(void *ctx, size_t bytes) { return ng_alloc(ctx, bytes); }
@@ -113,6 +101,7 @@ bool ng_work_list_state_status(ng_work *w) {
 bool ng_work_open(ng_work *w, ng_precond *p, const char *call, const ng_state_file *at) {
   const bool local = at != NULL && at->local;
   *w = (ng_work){.p = p,
+                 .last_object = p->objects,
                  .label = call,
                  .file_or_stream = at,
                  .is_local = local,
@@ -142,10 +131,7 @@ void ng_work_close(ng_work *w) {
   ngio_out_free(&w->names);
   ngio_out_free(&w->numbers);
   ngio_out_free(&w->number_names);
-  for (ng_work_allocation *t = w->allocations, *next; t != NULL; t = next) {
-    next = t->next;
-    ng_free(w->p->ctx, t, t->bytes);
-  }
+  ng_objects_free_after(w->p, w->last_object);
 }
 
 /* ---- collectives -----------------------------------------------------------------------------*/

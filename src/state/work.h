@@ -36,10 +36,10 @@ typedef struct ng_work {
   ng_precond *p;
   const char *label;                   /* prefix of messages: the public function, later the file */
   const ng_state_file *file_or_stream; /* NULL: the call has no file or stream */
-  bool is_local; /* save: collectives do nothing */
-  bool is_rank0; /* this rank does what rank 0 does */
-  struct ng_work_allocation *allocations; /* list of the allocations of ng_work_alloc */
-  ngio_out items, names, numbers;         /* memory of `item`, of the names, of `values` */
+  bool is_local;                       /* save: collectives do nothing */
+  bool is_rank0;                       /* this rank does what rank 0 does */
+  const ng_object_head *last_object;   /* the newest object of the model before ng_work_open */
+  ngio_out items, names, numbers;      /* memory of `item`, of the names, of `values` */
   ngio_out number_names; /* names of the numbers of all blocks; an empty name ends a block */
   const char *key;       /* ng_work_list_state: name of the block or layer that is visited */
   int64_t widths;        /* sum of the element sizes that occur, each of which is a power of two */
@@ -68,7 +68,7 @@ void ng_work_list_state(ng_work *w);
 bool ng_work_list_state_status(ng_work *w);
 void ng_work_close(ng_work *w); /* also after a failure; removes an unfinished file */
 
-/* Allocate memory that ng_work_close frees.  Without memory, return NULL and store the failure in *w. */
+/* Allocate zeroed memory that ng_work_close frees.  Without memory, return NULL and store the failure in *w. */
 void *ng_work_alloc(ng_work *w, int64_t bytes);
 
 /* Return dtype and shape of piece q of an array in its file; q NULL: of the whole array. */
