@@ -15,18 +15,10 @@ int64_t ng_field_send_count(const ng_field *f) {
   return f->slice == NULL || f->by_rows ? ng_field_count(f) : f->cols;
 }
 
-int32_t ng_field_slices(const ng_field *f, int32_t ranks) {
-  return f->holder != NULL ? f->slices : ranks;
-}
-
 int32_t ng_slice_rank(const ng_field *f, int32_t i) { return f->holder != NULL ? f->holder[i] : i; }
 
-ng_rect ng_field_rank_rect(const ng_field *f, int32_t rank) {
-  const bool parts = f->slice != NULL, several = f->holder != NULL;
-  const int64_t from = !parts ? 0 : several ? f->from : f->slice[rank];
-  const int64_t to = !parts ? f->cols : several ? f->to : f->slice[rank + 1];
-  if (!parts && f->data == NULL) return (ng_rect){0, 0, 0, 0};
-  return f->by_rows ? (ng_rect){from, to, 0, f->cols} : (ng_rect){0, f->rows, from, to};
+ng_rect ng_rect_of(const ng_field *f, bool by_rows, int64_t from, int64_t to) {
+  return by_rows ? (ng_rect){from, to, 0, f->cols} : (ng_rect){0, f->rows, from, to};
 }
 
 /* Return the index in memory of published index i: (channel, offset) becomes (offset, channel).  The column of the

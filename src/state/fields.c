@@ -1,8 +1,6 @@
-/* fields.c: visit every array and every number of the state, first of blocks, then of layers and tensors.
+/* fields.c: visit every array of the state, first of blocks, then of layers and tensors.
  *
- * All ranks visit in the same order, because they broadcast the arrays in this order.  A number of a block belongs to
- * the owner of the block or of a statistic, and is 0 on all other ranks; so a sum over ranks gives every rank all
- * numbers. */
+ * All ranks visit in the same order, because they broadcast the arrays in this order. */
 #include "state/state.h"
 
 /* If the layer is sharded, set the shape of the whole layer and the slice of this rank.  If inputs are sharded, every
@@ -71,46 +69,4 @@ void ng_state_key_fields(ng_precond *p, int32_t k, ng_field_visit visit, void *a
     visit_moment(p, slot, adamw ? "first" : "momentum", slot->m, visit, arg);
     if (adamw) visit_moment(p, slot, "second", slot->v, visit, arg);
   }
-}
-
-/* ---- numbers ---------------------------------------------------------------------------------*/
-
-typedef struct number_list {
-  const ng_block *block;
-  bool local;
-  ngio_out *values, *names;
-} number_list;
-
-static ng_status append_number(void *arg, ng_number *n) {
-  const number_list *l = arg;
-  const int32_t owner = n->stat != NULL ? n->stat->owner : l->block->owner;
-  const double x = l->local || owner == l->block->ctx->rank ? *n->value : 0.0;
-  ngio_out_bytes(l->values, &x, sizeof x);
-  ngio_out_bytes(l->names, n->name, strlen(n->name) + 1);
-  return NG_OK;
-}
-
-static ng_status set_number(void *arg, ng_number *n) {
-  const double **from = arg;
-  *n->value = *(*from)++;
-  return NG_OK;
-}
-
-/* Files store numbers by name, so their order may change between versions. */
-void ng_state_append_numbers(ng_precond *p, int32_t k, bool local, ngio_out *values,
-                             ngio_out *names) {
-  if (k >= p->blocks) {
-    const bool counts = local || p->ctx->rank == 0;
-    const double missed = counts ? (double)p->entry[k - p->blocks]->missed_updates : 0.0;
-    ngio_out_bytes(values, &missed, sizeof missed);
-    return;
-  }
-  number_list l = {p->block[k], local, values, names};
-  (void)ng_block_numbers(p->block[k], append_number, &l);
-  ngio_out_bytes(names, "", 1);
-}
-
-const double *ng_state_set_numbers(ng_block *b, const double *x) {
-  (void)ng_block_numbers(b, set_number, &x);
-  return x;
 }

@@ -130,7 +130,11 @@ done:
 /* Return the elements of an array that this rank reads: all from a single file, otherwise those that it holds. */
 static ng_rect own_rect(const load_data *x, const ng_field *f) {
   return x->is_single_file ? (ng_rect){0, f->rows, 0, f->cols}
-                           : ng_field_rank_rect(f, x->w.p->ctx->rank);
+                           : ng_rect_of(f, f->by_rows, f->from, f->to);
+}
+
+static ng_rect piece_rect(const piece *q, const ng_field *f) {
+  return ng_rect_of(f, q->listed.by_rows, q->listed.from, q->listed.to);
 }
 
 static int64_t rect_bytes(const ng_field *f, const ng_rect *box) {
@@ -152,7 +156,7 @@ static bool list_pieces(load_data *x, int32_t i, const ngio_value *entry, int64_
     piece q = {.listed = ng_piece_of(v, f), .item = i, .staged_offset = at};
     if (q.listed.crc == NULL) return false;
     if (x->is_single_file) q.listed.part = 0;
-    const ng_rect common = intersect_rects(own_rect(x, f), ng_piece_rect(&q.listed, f));
+    const ng_rect common = intersect_rects(own_rect(x, f), piece_rect(&q, f));
     q.is_wanted = common.top < common.bottom && common.left < common.right;
     if (q.is_wanted) x->reads_part[q.listed.part] = true;
     ngio_out_bytes(&x->list, &q, sizeof q);
@@ -257,7 +261,7 @@ static bool match_tensors(load_data *x, const ngio_tensors *file, int32_t part) 
 /* The buffer has bytes [done, done + n) of a piece.  Copy the elements that this rank needs to `staged`. */
 static void stage_rows(const load_data *x, const piece *q, int64_t done, int64_t n) {
   const ng_field *f = &x->w.item[q->item].field;
-  const ng_rect box = own_rect(x, f), there = ng_piece_rect(&q->listed, f),
+  const ng_rect box = own_rect(x, f), there = piece_rect(q, f),
                 common = intersect_rects(box, there);
   const int64_t size = ng_dtype_size(f->dtype), mine = (box.right - box.left) * size;
   const int64_t whole = (there.right - there.left) * size;
@@ -277,7 +281,7 @@ static void stage_rows(const load_data *x, const piece *q, int64_t done, int64_t
 static bool check_piece(load_data *x, piece *q, ngio_source *s, int64_t offset) {
   ng_work *w = &x->w;
   const ng_field *f = &w->item[q->item].field;
-  const ng_rect box = own_rect(x, f), there = ng_piece_rect(&q->listed, f);
+  const ng_rect box = own_rect(x, f), there = piece_rect(q, f);
   const bool needs_all = f->is_symmetric || memcmp(&box, &there, sizeof there) == 0;
   uint32_t crc = 0;
   for (int64_t done = 0, n; done < q->tensor->bytes; done += n) {
@@ -369,13 +373,14 @@ static void store_lane(void *arg, int32_t lane) {
   ng_piece_bounds(x->w.fields, LANES, lane, &from, &to);
   for (int64_t i = from; i < to; i++) {
     const ng_item *item = &x->w.item[i];
-    const ng_rect box = ng_field_rank_rect(&item->field, x->w.p->ctx->rank);
-    const int64_t bytes = rect_bytes(&item->field, &box);
+    const ng_field *f = &item->field;
+    const ng_rect box = ng_rect_of(f, f->by_rows, f->from, f->to);
+    const int64_t bytes = rect_bytes(f, &box);
     if (bytes == 0) continue;
-    if (item->field.slice != NULL) {
-      memcpy(item->field.data, item->data, (size_t)bytes);
+    if (f->slice != NULL) {
+      memcpy(f->data, item->data, (size_t)bytes);
     } else {
-      ng_field_import(&item->field, item->data, item->field.data);
+      ng_field_import(f, item->data, f->data);
     }
   }
 }

@@ -241,7 +241,7 @@ static void list_array(save_data *x, const ng_item *item, const double *seal) {
   if (x->parts > 1) ng_manifest_open(&x->w.out, item);
   if (seal_count(x, f) == 1 && piece_of(x, f, x->parts == 1 ? 0 : f->owner, &q))
     list_piece(x, item, seal, q);
-  for (int32_t i = 0; seal_count(x, f) > 1 && i < ng_field_slices(f, x->parts); i++) {
+  for (int32_t i = 0; seal_count(x, f) > 1 && i < f->slices; i++) {
     q = slice_of(f, i);
     if (q.to > q.from) list_piece(x, item, seal, q);
   }

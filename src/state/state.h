@@ -11,7 +11,7 @@
  *   factors.c          running averages only: a folder with a file for each layer
  *   manifest_write.c   write options, counters and layers as JSON
  *   manifest.c         read and check this JSON
- *   fields.c           visit every array and number
+ *   fields.c           visit every array
  *   field_order.c      convert an array between the order in memory and the published order */
 #ifndef NG_STATE_H
 #define NG_STATE_H
@@ -43,9 +43,9 @@ int64_t ng_field_send_count(const ng_field *f);
 typedef struct ng_rect {
   int64_t top, bottom, left, right;
 } ng_rect;
-int32_t ng_field_slices(const ng_field *f, int32_t ranks);   /* number of slices of the array */
-int32_t ng_slice_rank(const ng_field *f, int32_t i);         /* rank that saves slice i */
-ng_rect ng_field_rank_rect(const ng_field *f, int32_t rank); /* the elements that `rank` holds */
+int32_t ng_slice_rank(const ng_field *f, int32_t i); /* rank that saves slice i */
+/* Return rows [from, to) of an array if by_rows, otherwise columns [from, to). */
+ng_rect ng_rect_of(const ng_field *f, bool by_rows, int64_t from, int64_t to);
 /* Convert an array between the order in memory and the published order, which is row-major; of a symmetric matrix it
  * has the lower triangle, row after row.  `to`: receives the converted array. */
 void ng_field_export(const ng_field *f, const void *memory, void *to);
@@ -54,14 +54,6 @@ void ng_field_import(const ng_field *f, const void *published, void *to);
 void *ng_field_published(const ng_field *f, void *to);
 /* Return the text of an error in n elements of array f, or NULL. */
 const char *ng_field_error(const ng_field *f, const void *data, int64_t n);
-
-/* All numbers of the state form one list: the numbers of each block, then one number for each entry.
- * ng_state_append_numbers: append the numbers of key k; a number of another rank is 0, except if `local`.  Of a block, also
- * append the names of its numbers, each with its terminating 0, and then an empty name.
- * ng_state_set_numbers: set the numbers of a block from x on; return the address after them. */
-void ng_state_append_numbers(ng_precond *p, int32_t k, bool local, ngio_out *values,
-                             ngio_out *names);
-const double *ng_state_set_numbers(ng_block *b, const double *x);
 
 /* ---- implementations of public functions: save.c, load.c, factors.c, walk.c ------------------*/
 

@@ -43,17 +43,19 @@ const char *ng_tensor_difference(const ngio_tensor *expected, const ngio_tensor 
   return same ? NULL : "has another shape than in this model";
 }
 
-ng_rect ng_piece_rect(const ng_part_piece *q, const ng_field *f) {
-  return q->by_rows ? (ng_rect){q->from, q->to, 0, f->cols} : (ng_rect){0, f->rows, q->from, q->to};
-}
+/* ---- the lists of arrays and numbers ---------------------------------------------------------*/
 
-/* ---- the list of fields ----------------------------------------------------------------------*/
-
-/* Every rank knows the size of the array, also if f->data is NULL on this rank. */
+/* Every rank knows the size of the array, also if f->data is NULL on this rank.  Set the columns that this rank has. */
 static ng_status list_field(void *arg, ng_field *f) {
   ng_work *w = arg;
-  const ng_item item = {.field = *f};
+  const int32_t rank = w->p->ctx->rank;
   const int64_t size = ng_dtype_size(f->dtype);
+  if (f->holder == NULL) {
+    f->slices = w->p->ctx->ranks;
+    f->from = f->slice == NULL ? 0 : f->slice[rank];
+    f->to = f->slice != NULL ? f->slice[rank + 1] : f->data == NULL ? 0 : f->cols;
+  }
+  const ng_item item = {.field = *f};
   w->widths |= size;
   w->largest = ng_max64(w->largest, ng_field_send_count(f) * size);
   if (f->slice == NULL && f->data != NULL)
@@ -65,6 +67,17 @@ static ng_status list_field(void *arg, ng_field *f) {
   return NG_OK;
 }
 
+/* A number of a block belongs to the owner of the block or of a statistic, and is 0 on all other ranks; so a sum over
+ * ranks gives every rank all numbers. */
+static ng_status list_number(void *arg, ng_number *n) {
+  ng_work *w = arg;
+  const int32_t owner = n->stat != NULL ? n->stat->owner : w->block->owner;
+  const double x = w->is_local || owner == w->p->ctx->rank ? *n->value : 0.0;
+  ngio_out_bytes(&w->numbers, &x, sizeof x);
+  ngio_out_bytes(&w->number_names, n->name, strlen(n->name) + 1);
+  return NG_OK;
+}
+
 static int compare_widths(const void *a, const void *b) {
   const ng_item *x = a, *y = b;
   const int64_t wider = ng_dtype_size(y->field.dtype) - ng_dtype_size(x->field.dtype);
@@ -73,10 +86,18 @@ static int compare_widths(const void *a, const void *b) {
 
 /* Visit each key only once: with many blocks a visit is slow, because their memory is not in the cache. */
 void ng_work_list_state(ng_work *w) {
-  for (int32_t k = 0; k < ng_state_keys(w->p); k++) {
-    w->key = ng_state_key(w->p, k);
-    ng_state_key_fields(w->p, k, list_field, w);
-    ng_state_append_numbers(w->p, k, w->is_local, &w->numbers, &w->number_names);
+  ng_precond *p = w->p;
+  for (int32_t k = 0; k < ng_state_keys(p); k++) {
+    w->key = ng_state_key(p, k);
+    ng_state_key_fields(p, k, list_field, w);
+    if (k < p->blocks) {
+      w->block = p->block[k];
+      (void)ng_block_numbers(p->block[k], list_number, w);
+      ngio_out_bytes(&w->number_names, "", 1);
+    } else {
+      const double missed = w->is_rank0 ? (double)p->entry[k - p->blocks]->missed_updates : 0.0;
+      ngio_out_bytes(&w->numbers, &missed, sizeof missed);
+    }
   }
 }
 
@@ -163,11 +184,9 @@ static int64_t slice_unit(const ng_field *f) { return f->by_rows ? f->cols : 1; 
 int64_t ng_work_transfers(const ng_field *f) { return f->by_rows ? 1 : f->rows; }
 
 void ng_work_copy_part(ng_work *w, const ng_field *f, int64_t row, bool out) {
-  const int32_t rank = w->p->ctx->rank;
   const int64_t size = ng_dtype_size(f->dtype) * slice_unit(f);
-  const int64_t from = f->holder != NULL ? f->from : f->slice[rank];
-  const int64_t n = ((f->holder != NULL ? f->to : f->slice[rank + 1]) - from) * size;
-  char *all = (char *)w->memory + from * size;
+  const int64_t n = (f->to - f->from) * size;
+  char *all = (char *)w->memory + f->from * size;
   if (n == 0) return;
   char *mine = (char *)f->data + row * n;
   memcpy(out ? all : mine, out ? mine : all, (size_t)n);
@@ -177,7 +196,7 @@ ng_status ng_work_gather_row(ng_work *w, const ng_field *f, int64_t row) {
   const int64_t size = ng_dtype_size(f->dtype) * slice_unit(f);
   ng_status st = NG_OK;
   ng_work_copy_part(w, f, row, true);
-  for (int32_t i = 0; i < ng_field_slices(f, w->p->ctx->ranks) && st == NG_OK; i++) {
+  for (int32_t i = 0; i < f->slices && st == NG_OK; i++) {
     st = ng_work_broadcast(w, (char *)w->memory + f->slice[i] * size,
                            (f->slice[i + 1] - f->slice[i]) * size, ng_slice_rank(f, i));
   }

@@ -42,13 +42,15 @@ typedef struct ng_work {
   ngio_out items, names, numbers;      /* memory of `item`, of the names, of `values` */
   ngio_out number_names; /* names of the numbers of all blocks; an empty name ends a block */
   const char *key;       /* ng_work_list_state: name of the block or layer that is visited */
+  const ng_block *block; /* ng_work_list_state: the block whose numbers are visited */
   int64_t widths;        /* sum of the element sizes that occur, each of which is a power of two */
   ng_item *item;         /* [fields] wide dtypes first, so that all data in the file are aligned */
   int32_t fields;
   int64_t largest;       /* bytes of the largest array, or row if ranks hold columns */
   int64_t largest_local; /* bytes of the largest unsliced array on this rank */
   int64_t value_count;
-  double *values;      /* [value_count] numbers of the state; save: then rung counters and seals */
+  /* [value_count] numbers of all blocks, then a number for each entry; save: then rung counters and seals */
+  double *values;
   void *memory;        /* one array or row, in the order of memory */
   void *published;     /* one array, in published order */
   ngio_out out;        /* save: the manifest with its terminating 0 */
@@ -75,7 +77,6 @@ void *ng_work_alloc(ng_work *w, int64_t bytes);
 ngio_tensor ng_tensor_describe(const char *name, const ng_field *f, const ng_part_piece *q);
 /* Return a text that says how tensor t of a file differs from the expected tensor, or NULL. */
 const char *ng_tensor_difference(const ngio_tensor *expected, const ngio_tensor *t);
-ng_rect ng_piece_rect(const ng_part_piece *q, const ng_field *f); /* f is not symmetric */
 
 /* Sum `count` doubles over ranks; broadcast bytes from rank `root`. */
 ng_status ng_work_sum(ng_work *w, double *x, int64_t count);
