@@ -1,6 +1,11 @@
 """Published programs by their own names: recordings, golden numbers, arguments, schedulers."""
 import io
+import importlib.util
 import logging
+import pathlib
+import subprocess
+import sys
+import tempfile
 import unittest
 
 import torch
@@ -213,6 +218,53 @@ class Arguments(Case):
         k.set_hook_enabled(True)
         loss_of(model, *random_batch()).backward()
         self.assertEqual(k.step(), 0)
+
+
+class PublishedPrograms(unittest.TestCase):
+    """scripts/published.py on a clone of a few lines."""
+
+    FILES = {
+        "kfac/__init__.py": "raise ImportError('the published package')",
+        "examples/helper.py": "number = 5",
+        "examples/train.py": "import sys, kfac, helper, kfac.enums, testing\n"
+                             "from kfac.preconditioner import KFACPreconditioner\n"
+                             "print(KFACPreconditioner.__module__, helper.number, testing.number, __name__, sys.argv[1:])",
+        "testing/__init__.py": "number = 6",
+        "tests/preconditioner_test.py": "from kfac.preconditioner import KFACPreconditioner\ndef test_name():\n"
+                                        "    assert KFACPreconditioner.__module__.startswith('natgrad.')",
+        "tests/training_test.py": "import testing, os\ndef test_folder():\n    assert os.path.exists('tests/training_test.py')",
+        "tests/hyperparams_test.py": "from kfac.hyperparams import *\ndef test_decay():\n"
+                                     "    assert exp_decay_factor_averaging()(2) == 0.5",
+        "tests/scheduler_test.py": "def test_scheduler():\n    from kfac.scheduler import LambdaParamScheduler",
+        "tests/layers_test.py": "def test_of_private_names():\n    assert False"}
+
+    def run_published(self, *arguments, **files):
+        """Return exit status and output of the script with the arguments, on the clone, in which `files` are replaced."""
+        script = pathlib.Path(__file__).parents[2] / "scripts/published.py"
+        with tempfile.TemporaryDirectory() as folder:
+            for name, text in {**self.FILES, **files}.items():
+                path = pathlib.Path(folder, name)
+                path.parent.mkdir(exist_ok=True)
+                path.write_text(text)
+            given = [argument.replace("FOLDER", folder) for argument in arguments]
+            done = subprocess.run([sys.executable, script, *given], capture_output=True, text=True)
+        return done.returncode, done.stdout + done.stderr
+
+    def test_script_finds_compat_and_its_own_files(self):
+        self.assertEqual(self.run_published("FOLDER", "examples/train.py", "--epochs", "2"),
+                         (0, "natgrad.compat._kaisa 5 6 __main__ ['--epochs', '2']\n"))
+        for wrong in ((), ("FOLDER/none",)):
+            status, text = self.run_published(*wrong)
+            self.assertEqual((status, "scripts/published.py FOLDER" in text), (2, True))
+
+    @unittest.skipUnless(importlib.util.find_spec("pytest"), "pytest is not installed")
+    def test_tests_with_public_names_run(self):
+        status, text = self.run_published("FOLDER")
+        self.assertEqual(status, 0, text)
+        self.assertIn("4 passed", text)
+        status, text = self.run_published("FOLDER", **{"tests/scheduler_test.py": "def test_scheduler():\n    assert False"})
+        self.assertEqual(status, 1, text)
+        self.assertIn("1 failed, 3 passed", text)
 
 
 class Schedulers(Case):
