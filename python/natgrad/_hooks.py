@@ -6,6 +6,7 @@ observe the input already in forward, as the published programs do (`early_input
 """
 import ctypes as c
 import inspect
+import math
 import sys
 import weakref
 
@@ -264,8 +265,12 @@ class Observer:
         self.marked_gradient = None  # (a gradient, its version) at the end of the last backward pass
         self.sums_outside = False  # the optimizer sums gradients of micro-batches in its own tensors
         self.has_warned = False  # True after the warning about dropped gradients
+        self.passes = 0  # observed backward passes since the last step
         self.fixed_scale, self.scale = None, None  # a constant loss scale, else a function that returns it
         self.hooks = [LayerHook(self, layer) for layer in layers]
+        # a linear layer whose output gradients are summed, to compare with the gradient of its bias; None after the first step
+        self.compared = next((h for h in self.hooks if h.layer.bias and not (h.layer.conv or h.layer.norm)), None)
+        self.bias_gradient = 0.0  # the sum of the output gradients of this layer since the last step
         extra = {"with_kwargs": True} if _HOOKS_GET_KEYWORDS else {}
         self.model = model
         self.count_handle = model.register_forward_pre_hook(CountSamplesHook(self), **extra)
@@ -289,6 +294,7 @@ class Observer:
         self.first_forwards = {call: run for call, run in self.first_forwards.items()
                                if run[1] and run[2] == self.round}
         self.has_failed, self.marked_gradient = False, None
+        self.passes, self.bias_gradient = 0, 0.0
         self.round += 1
 
     def _drop_observations(self):
@@ -336,7 +342,20 @@ class Observer:
                 warn_caller("gradients of a backward pass were dropped without a step, or it left none: its observations "
                             "are dropped, now and in later passes")
         self.is_in_backward = True
+        self.passes += 1
         _queue_callback(BackwardEndCallback(self))
+
+    def read_gradient_ratio(self):
+        """Return the gradient of a bias divided by the sum of the output gradients of its layer, once; else None.  The ratio
+        is 1 / (loss scale) after GradScaler.unscale_(), and 1 before."""
+        bias = None if self.compared is None else self.compared.layer.modules[0].bias
+        if bias is None or bias.grad is None or not isinstance(self.bias_gradient, torch.Tensor):
+            return None
+        ratio = float(bias.grad.double().dot(self.bias_gradient) / self.bias_gradient.square().sum())
+        if not math.isfinite(ratio):
+            return None
+        self.compared = None
+        return ratio
 
     # ---- one call of a layer
 
@@ -458,6 +477,8 @@ class Observer:
             x = x.resolve_neg()
         if g is not None and g.is_neg():
             g = g.resolve_neg()
+        if g is not None and hook is self.compared:
+            self.bias_gradient = self.bias_gradient + g.detach().double().flatten(0, -2).sum(0)
         if x is not None:
             x, count = layer.convert_input(x, samples, self.batch_first)
         if g is not None:

@@ -32,7 +32,7 @@ class _FusedPreconditioner(Preconditioner):
                          process_group=None, threads=0, linalg=None, layer_options=None, own_batches=False)
         arguments.update((name, kwargs.pop(name)) for name in list(kwargs) if name in arguments)
         options.update(kwargs)
-        self._setup(model, self._make_options(options), lr=None, **arguments)
+        self._setup(model, self._make_options(options), lr=None, warns_of_passes=True, **arguments)
 
     def _assign_param_groups(self):
         mine = {}

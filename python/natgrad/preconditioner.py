@@ -46,7 +46,7 @@ class Preconditioner(ParameterBinding, _state.StateMethods):
                  reduction="mean", process_group=None, threads=0, linalg=None, layer_options=None, own_batches=False,
                  **options):
         self._setup(model, self._make_options(options), lr, accumulation_steps, grad_scaler, samples, batch_first, reduction,
-                    process_group, threads, linalg, layer_options, own_batches=own_batches)
+                    process_group, threads, linalg, layer_options, own_batches=own_batches, warns_of_passes=True)
 
     # ---- construction
 
@@ -76,7 +76,7 @@ class Preconditioner(ParameterBinding, _state.StateMethods):
 
     def _setup(self, model, chosen, lr=None, accumulation_steps=1, grad_scaler=None, samples="layer", batch_first=True,
                reduction="mean", process_group=None, threads=0, linalg=None, layer_options=None, exclusion_reason=None,
-               own_batches=True):
+               own_batches=True, warns_of_passes=False):
         if not isinstance(accumulation_steps, numbers.Integral):
             raise make_error(_abi.NG_ERR_ARG, f"accumulation_steps is {short_repr(accumulation_steps)}, expected a whole number")
         if not 1 <= accumulation_steps < 2**31:
@@ -103,7 +103,7 @@ class Preconditioner(ParameterBinding, _state.StateMethods):
         self.model = _layers.unwrap_ddp(model)
         _layers.check_model_supported(self.model)
         self.lr, self.accumulation_steps, self.grad_scaler = lr, accumulation_steps, grad_scaler
-        self._chosen = chosen
+        self._chosen, self._warns_of_passes, self._reduction = chosen, warns_of_passes, reduction
         # Windows cover all parameters.  Fused updates, clip = ratio, and mask and decay of windows read the weights.
         lines = " ".join([chosen.get("per_layer"), *(layer_options or {}).values()])  # their lines may select windows
         self._binds_all = (chosen.get("update") != "gradient" or self._has_window() or "method=" in lines)
@@ -264,6 +264,7 @@ class Preconditioner(ParameterBinding, _state.StateMethods):
             raise make_error(_abi.NG_ERR_STATE, "the last backward pass failed, so gradients are incomplete: "
                              "continue with zero_grad() and the next batch")
         self._check_hooks()
+        self._warn_of_loss_factor()
         self._bind_for_step()
         try:
             status = self._core.call(call, *arguments)
@@ -312,6 +313,20 @@ class Preconditioner(ParameterBinding, _state.StateMethods):
             if name:
                 raise make_error(_abi.NG_ERR_STATE, f"layer '{hook.layer.name}': its {name} changed after the "
                                  "preconditioner was made: make a new one")
+
+    def _warn_of_loss_factor(self):
+        """Warn once, if the gradients show a factor of the loss that the arguments do not declare."""
+        ratio, passes = self._observer.read_gradient_ratio(), self._observer.passes
+        if ratio is not None and self.grad_scaler is not None:
+            if abs(ratio - 1) < 0.01 and self._loss_scale() * self.accumulation_steps > 1.1:
+                _core.warn_caller("the gradients still contain the loss scale: call scaler.unscale_(optimizer) before step()")
+        elif ratio is not None and 0 < ratio < 1 / 200 and abs(math.log2(ratio) - round(math.log2(ratio))) < 1e-3:
+            _core.warn_caller(f"the gradients were divided by {1 / ratio:.0f} after the backward pass, as GradScaler does: pass "
+                              "grad_scaler=scaler")
+        if self._warns_of_passes and passes > self.accumulation_steps and self._observer.given_batch is None:
+            self._warns_of_passes = False
+            _core.warn_caller(f"{passes} backward passes before step(), and accumulation_steps is {self.accumulation_steps}: "
+                              f"if each loss was divided by {passes}, pass accumulation_steps={passes}")
 
     def _add_reason(self, error):
         """If a layer was not observed, or ranks differ in samples, return the error with the reason added."""
@@ -403,8 +418,10 @@ class Preconditioner(ParameterBinding, _state.StateMethods):
     @with_core_lock
     def report(self):
         """Return clip factor, numbers of rescued solves, times of stations, a report of each statistic and each
-        layer."""
+        layer, and the assumptions about the loss."""
         found = self._core.read_struct("report_read", _abi.ng_report)
+        found["assumed"] = (f"{self._reduction} loss, {self.accumulation_steps} backward a step, "
+                            f"{'no loss scale' if self.grad_scaler is None else 'the loss scale of grad_scaler'}")
         found["stations"] = [self._core.read_struct("report_station", _abi.ng_station_report, i)
                              for i in range(found["stations"])]
         found["statistics"] = [self._core.read_struct("report_statistic", _abi.ng_statistic_report, i)

@@ -128,6 +128,50 @@ class DroppedGradients(Case):
         k.step()
         self.assertFalse(torch.equal(gradients_of(model)["f1.weight"], expected["f1.weight"]))
 
+    def warnings_of_steps(self, steps=1, kind=natgrad.KFAC, scaler=None, passes=1, unscales=True, **arguments):
+        """Return the warnings of `steps` steps of `passes` backward passes."""
+        model = NormNet()
+        k = kind(model, lr=0.1, **OPTIONS, **arguments)
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            for _ in range(steps):
+                optimizer = k if kind is natgrad.SGD else torch.optim.SGD(model.parameters(), 0.1)
+                optimizer.zero_grad()
+                for seed in range(passes):
+                    loss = loss_of(model, *random_data(seed)) / passes
+                    (loss if scaler is None else scaler.scale(loss)).backward()
+                if kind is natgrad.SGD and scaler is not None:
+                    scaler.step(optimizer)
+                else:
+                    if scaler is not None and unscales:
+                        scaler.unscale_(optimizer)
+                    k.step()
+        return [str(one.message) for one in said]
+
+    def test_undeclared_accumulation_is_reported_once(self):
+        for kind in (natgrad.KFAC, natgrad.SGD):
+            said = self.warnings_of_steps(3, kind=kind, passes=2)
+            self.assertEqual(len(said), 1)
+            self.assertIn("2 backward passes before step(), and accumulation_steps is 1", said[0])
+            self.assertEqual(self.warnings_of_steps(3, kind=kind, passes=2, accumulation_steps=2), [])
+
+    @unittest.skipUnless(NEW, "PyTorch 1.13 has no GradScaler of the CPU")
+    def test_undeclared_loss_scale_is_reported_once(self):
+        for kind in (natgrad.KFAC, natgrad.SGD):
+            for given in (False, True):
+                scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+                said = self.warnings_of_steps(1, kind=kind, scaler=scaler, **{"grad_scaler": scaler} if given else {})
+                self.assertEqual(["divided by 1024" in text for text in said], [True] * (not given))
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+        said = self.warnings_of_steps(3, scaler=scaler, grad_scaler=scaler, unscales=False)
+        self.assertEqual(["still contain the loss scale" in text for text in said], [True])
+
+    def test_report_states_assumptions(self):
+        k = natgrad.KFAC(NormNet(), **OPTIONS)
+        self.assertEqual(k.report()["assumed"], "mean loss, 1 backward a step, no loss scale")
+        k = natgrad.KFAC(NormNet(), reduction="sum", accumulation_steps=3, grad_scaler=lambda: 2, **OPTIONS)
+        self.assertEqual(k.report()["assumed"], "sum loss, 3 backward a step, the loss scale of grad_scaler")
+
     def test_warning_appears_once(self):
         model = NormNet()
         k = make_preconditioner(model)
