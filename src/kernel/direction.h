@@ -73,4 +73,7 @@ ng_element ng_update_element(const ng_weight_update *s, ng_element x, double d);
 void ng_direction_of_update(const ng_direction *e, const ng_weight_update *s, int64_t r, int64_t c,
                             int64_t n, float *u);
 
+/* ratios.c: count element d of a direction or update, whose gradient is g, in the counts, extremes and sums of `to`. */
+void ng_count_ratio(const ng_ratios *to, double d, double g);
+
 #endif

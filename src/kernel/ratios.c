@@ -16,13 +16,6 @@ typedef struct job {
   const ng_weight_update *updates; /* NULL: ratios of the directions, not of updates */
 } job;
 
-/* Where count_ratio() adds the elements of a tile. */
-typedef struct counts {
-  const ng_ratios *r;
-  int64_t *count;
-  double *extreme, *sum;
-} counts;
-
 static uint32_t ratio_key(double r) {
   const float x = (float)fmin(r * 0x1p-30, (double)FLT_MAX);
   uint32_t bits;
@@ -30,34 +23,33 @@ static uint32_t ratio_key(double r) {
   return bits;
 }
 
-/* Count one element; d / (g + 1e-8) is not a division by 0, because no f32 is -1e-8. */
-static void count_ratio(const counts *c, double d, double g) {
-  const double r = fabs(d / (g + 1e-8));
+void ng_count_ratio(const ng_ratios *to, double d, double g) {
+  const double r = fabs(d / (g + 1e-8)); /* no division by 0, because no f32 is -1e-8 */
   const uint32_t key = ratio_key(r), bin = key >> NG_RATIO_DROPPED_BITS;
-  for (int32_t k = 0; k < c->r->bins; k++) {
-    if (c->r->bin[k] == bin)
-      c->count[k * NG_RATIO_FINE_BINS + (int32_t)(key >> REST & (NG_RATIO_FINE_BINS - 1))]++;
+  for (int32_t k = 0; k < to->bins; k++) {
+    if (to->bin[k] == bin)
+      to->count[k * NG_RATIO_FINE_BINS + (int32_t)(key >> REST & (NG_RATIO_FINE_BINS - 1))]++;
   }
-  if (c->r->bins > 0) return;
-  c->count[bin]++;
-  c->extreme[0] = fmin(c->extreme[0], r);
-  c->extreme[1] = fmax(c->extreme[1], r);
-  c->sum[0] += r;
-  c->sum[1] += d * g;
-  c->sum[2] += g * g;
-  c->sum[3] += d * d;
+  if (to->bins > 0) return;
+  to->count[bin]++;
+  to->extreme[0] = fmin(to->extreme[0], r);
+  to->extreme[1] = fmax(to->extreme[1], r);
+  to->sum[0] += r;
+  to->sum[1] += d * g;
+  to->sum[2] += g * g;
+  to->sum[3] += d * d;
 }
 
 static void count_tile(void *arg, const void *descriptor, const ng_tile *t) {
   const job *j = arg;
   const ng_direction *e = descriptor;
-  const counts to = {.r = j->r,
-                     .count = j->r->count + (int64_t)t->piece * NG_RATIO_BINS,
-                     .extreme = j->r->extreme + 2 * t->piece,
-                     .sum = j->r->sum + t->index * SUMS};
+  ng_ratios to = *j->r; /* with the counts of the piece and the sums of the tile */
+  to.count += (int64_t)t->piece * NG_RATIO_BINS;
+  to.extreme += 2 * t->piece;
+  to.sum += t->index * SUMS;
   float u[NG_LINE];
   double g[NG_LINE], d[NG_LINE];
-  if (j->r->bins == 0) memset(to.sum, 0, SUMS * sizeof *to.sum);
+  if (to.bins == 0) memset(to.sum, 0, SUMS * sizeof *to.sum);
   for (int64_t r = t->row; r < t->row + t->rows; r++) {
     for (int64_t c = t->col, n; c < t->col + t->cols; c += n) {
       n = ng_min64(NG_LINE, t->col + t->cols - c);
@@ -68,7 +60,7 @@ static void count_tile(void *arg, const void *descriptor, const ng_tile *t) {
         ng_direction_of_update(e, &j->updates[t->region], r, c, n, u);
       }
       for (int64_t i = 0; i < n; i++) {
-        count_ratio(&to, j->updates == NULL ? d[i] : (double)u[i], g[i]);
+        ng_count_ratio(&to, j->updates == NULL ? d[i] : (double)u[i], g[i]);
       }
     }
   }

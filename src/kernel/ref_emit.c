@@ -176,40 +176,23 @@ void ng_ref_update_weights(ng_queue *q, const ng_direction *e, const ng_weight_u
 
 /* ---- ratios ----------------------------------------------------------------------------------*/
 
-static void count_ratio(const ng_ratios *to, double r) {
-  const float x = (float)fmin(r * 0x1p-30, (double)FLT_MAX);
-  uint32_t key;
-  memcpy(&key, &x, sizeof key);
-  const uint32_t bin = key >> NG_RATIO_DROPPED_BITS, fine = key >> (NG_RATIO_DROPPED_BITS - 11);
-  for (int32_t k = 0; k < to->bins; k++) {
-    if (to->bin[k] == bin)
-      to->count[k * NG_RATIO_FINE_BINS + (int32_t)(fine & (NG_RATIO_FINE_BINS - 1))]++;
-  }
-  if (to->bins == 0) to->count[bin]++;
-}
-
 void ng_ref_count_ratios(ng_queue *q, const ng_direction *e, const ng_weight_update *s, int64_t n,
-                         const ng_ratios *to) {
+                         const ng_ratios *r) {
+  ng_ratios to = *r;
   (void)q;
-  memset(to->count, 0, NG_RATIO_BINS * sizeof *to->count);
-  memset(to->out, 0, 4 * sizeof *to->out);
-  to->extreme[0] = INFINITY, to->extreme[1] = 0.0;
+  to.sum = r->out;
+  memset(r->count, 0, NG_RATIO_BINS * sizeof *r->count);
+  memset(r->out, 0, 4 * sizeof *r->out);
+  if (r->bins == 0) r->extreme[0] = INFINITY, r->extreme[1] = 0.0;
   for (int64_t i = 0; i < n; i++, e++) {
-    EACH_ELEMENT(e, r, c) {
-      const double g = gradient_element(&e->D, r, c);
-      double d = direction_element(e, r, c);
+    EACH_ELEMENT(e, row, c) {
+      const double g = gradient_element(&e->D, row, c);
+      double d = direction_element(e, row, c);
       if (s != NULL) {
-        const ng_element x = load_element(&s[i], e->D.row + r, e->D.col + c);
+        const ng_element x = load_element(&s[i], e->D.row + row, e->D.col + c);
         d = x.w - x.w == 0.0 ? -ng_update_element(&s[i], x, d).w : 0.0;
       }
-      const double ratio = fabs(d / (g + 1e-8));
-      count_ratio(to, ratio);
-      to->extreme[0] = fmin(to->extreme[0], ratio);
-      to->extreme[1] = fmax(to->extreme[1], ratio);
-      to->out[0] += ratio;
-      to->out[1] += d * g;
-      to->out[2] += g * g;
-      to->out[3] += d * d;
+      ng_count_ratio(&to, d, g);
     }
   }
 }
