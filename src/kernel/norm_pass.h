@@ -2,21 +2,18 @@
  * norm) share. "Moments" are the mean and 1 / sqrt(variance + eps) of each channel.
  *
  * Both files read inputs and output gradients in tiles of rows; a row has all channels of one position. They add up to
- * NG_NORM_BLOCK rows in f32, and these blocks in double. A free thread takes the next piece.
+ * NG_NORM_BLOCK rows in f32, and these blocks in double.
  *
- * Scratch contains the moments of a batch, then an ng_norm_part for each thread (norm_sums.c) or piece
- * (norm_products.c). */
+ * Scratch contains the moments of a batch, then an ng_norm_part for each piece. */
 #ifndef NG_NORM_PASS_H
 #define NG_NORM_PASS_H
-
-#include <stdatomic.h>
 
 #include "kernel/pixels.h"
 
 /* BLOCK: rows that are added in f32; PIECES: largest number of pieces of a batch; UNROLL: rows of a loop iteration. */
 enum { NG_NORM_BLOCK = 64, NG_NORM_PIECES = 16, NG_NORM_UNROLL = 4 };
 
-/* Scratch of one thread or one piece; C is the number of channels. */
+/* Scratch of one piece; C is the number of channels. */
 typedef struct ng_norm_part {
   double *sum;            /* [2 C] sums of a sample */
   double *all, *products; /* [2 C], [3 C] sums of a piece (norm_products.c) */
@@ -35,21 +32,15 @@ typedef struct ng_norm_batch {
 ng_norm_part ng_norm_part_in(void *scratch, int64_t C, int32_t i);
 ng_norm_batch ng_norm_batch_in(void *scratch, int64_t C);
 
-typedef struct ng_norm_job ng_norm_job;
-struct ng_norm_job {
-  const ng_norm_layer *layer;
-  const ng_view *x, *g;
+/* The work on samples of a batch, cut into pieces of samples. */
+typedef struct ng_norm_job {
+  const ng_norm_sum *k;
   void *scratch;
-  int64_t from, count;
-  float *q;
+  int64_t from, count; /* samples [from, from + count) have rows of q, or are summed */
+  float *q;            /* [count, ldq] gradients of the samples (norm_sums.c) */
   int64_t ldq;
   int32_t pieces;
-  void (*piece)(const ng_norm_job *j, int32_t i, int32_t thread);
-  _Atomic int32_t next; /* the next free piece */
-};
-
-/* Run all pieces of a job, on one thread if `samples` samples have few elements. */
-void ng_norm_run_pieces(ng_queue *q, ng_norm_job *j, int64_t samples);
+} ng_norm_job;
 
 /* norm_products.c: compute the moments of a batch over all samples of k->x, and store them in `scratch`. */
 void ng_norm_batch_moments(ng_queue *q, const ng_norm_sum *k, void *scratch);

@@ -123,20 +123,20 @@ NG_CLONES static void add_squares(double *restrict to, const double *restrict s,
 
 /* Set b->sum to sum g and sum g d of sample n; add sum d and sum d^2 to b->all. */
 static void sum_sample(ng_norm_part *b, const ng_norm_job *j, int64_t n) {
-  const int64_t C = j->x->columns, most = ng_norm_tile_rows(C);
+  const int64_t C = j->k->x.columns, most = ng_norm_tile_rows(C);
   const float *shift = ng_norm_batch_in(j->scratch, C).shift;
   float *const sums[4] = {b->s, b->q, b->t, b->u};
   memset(b->sum, 0, 2 * (size_t)C * sizeof *b->sum);
-  for (int64_t at = 0; at < j->x->positions; at += NG_NORM_BLOCK) {
-    const int64_t end = ng_min64(j->x->positions, at + NG_NORM_BLOCK);
+  for (int64_t at = 0; at < j->k->x.positions; at += NG_NORM_BLOCK) {
+    const int64_t end = ng_min64(j->k->x.positions, at + NG_NORM_BLOCK);
     for (int i = 0; i < 4; i++) {
       memset(sums[i], 0, (size_t)C * sizeof *sums[i]);
     }
     for (int64_t p = at, rows; p < end; p += rows) {
       int64_t ldx, ldg;
       rows = ng_min64(most, end - p);
-      const float *x = ng_norm_load_rows(j->x, n, p, rows, b->x, &ldx);
-      const float *g = ng_norm_load_rows(j->g, n, p, rows, b->g, &ldg);
+      const float *x = ng_norm_load_rows(&j->k->x, n, p, rows, b->x, &ldx);
+      const float *g = ng_norm_load_rows(&j->k->g, n, p, rows, b->g, &ldg);
       add_tile(x, ldx, g, ldg, shift, rows, C, b);
     }
     ng_row_add(b->sum, b->s, C, 1.0);
@@ -147,13 +147,13 @@ static void sum_sample(ng_norm_part *b, const ng_norm_job *j, int64_t n) {
 }
 
 /* Compute the sums of piece i. Products are needed only of the first j->count samples, moments of all samples. */
-static void products_piece(const ng_norm_job *j, int32_t i, int32_t thread) {
-  (void)thread;
-  const int64_t C = j->x->columns;
+static void sum_piece(void *arg, int32_t i) {
+  const ng_norm_job *j = arg;
+  const int64_t C = j->k->x.columns;
   const float *shift = ng_norm_batch_in(j->scratch, C).shift;
   ng_norm_part b = ng_norm_part_in(j->scratch, C, i);
   int64_t from, to;
-  ng_piece_bounds(j->x->samples, j->pieces, i, &from, &to);
+  ng_piece_bounds(j->k->x.samples, j->pieces, i, &from, &to);
   memset(b.all, 0, 2 * (size_t)C * sizeof *b.all);
   memset(b.products, 0, 3 * (size_t)C * sizeof *b.products);
   for (int64_t n = from; n < to && n < j->count; n++) {
@@ -162,7 +162,7 @@ static void products_piece(const ng_norm_job *j, int32_t i, int32_t thread) {
   }
   memcpy(b.sum, b.all, 2 * (size_t)C * sizeof *b.sum);
   for (int64_t n = ng_max64(from, j->count); n < to; n++) {
-    ng_norm_sample_moments(&b, j->x, n, shift);
+    ng_norm_sample_moments(&b, &j->k->x, n, shift);
   }
 }
 
@@ -188,11 +188,10 @@ static void guess_shift(const ng_view *x, void *scratch) {
 static ng_norm_part sum_pieces(ng_queue *q, const ng_norm_sum *k, int64_t take, void *scratch) {
   const ng_view *x = &k->x;
   const int64_t C = x->columns, floats = x->samples * x->positions * C;
-  ng_norm_job j = {.layer = &k->layer, .x = x, .g = &k->g, .scratch = scratch, .count = take};
+  ng_norm_job j = {.k = k, .scratch = scratch, .count = take};
   j.pieces = (int32_t)ng_min64(ng_min64(NG_NORM_PIECES, x->samples), 1 + floats / PIECE_FLOATS);
-  j.piece = products_piece;
   guess_shift(x, scratch);
-  ng_norm_run_pieces(q, &j, x->samples);
+  ng_queue_run(ng_queue_pieces(q, floats) > 1 ? q : NULL, j.pieces, sum_piece, &j);
   const ng_norm_part all = ng_norm_part_in(scratch, C, 0);
   for (int32_t i = 1; i < j.pieces; i++) {
     const ng_norm_part b = ng_norm_part_in(scratch, C, i);

@@ -162,21 +162,6 @@ void ng_norm_sample_moments(ng_norm_part *b, const ng_view *x, int64_t n, const 
   }
 }
 
-/* ---- pieces of a batch ------------------------------------------------------------------------*/
-
-static void run_pieces(void *arg, int32_t thread) {
-  ng_norm_job *j = arg;
-  for (int32_t i; (i = atomic_fetch_add(&j->next, 1)) < j->pieces;) {
-    j->piece(j, i, thread);
-  }
-}
-
-void ng_norm_run_pieces(ng_queue *q, ng_norm_job *j, int64_t samples) {
-  const int64_t floats = samples * j->x->positions * j->x->columns;
-  const int32_t threads = (int32_t)ng_min64(j->pieces, ng_queue_pieces(q, floats));
-  ng_queue_run(threads > 1 ? q : NULL, threads, run_pieces, j);
-}
-
 bool ng_norm_is_raw_batch(const ng_norm_layer *k) {
   return k->input == NG_NORM_RAW && k->kind == NG_BATCH_NORM;
 }
@@ -186,12 +171,12 @@ bool ng_norm_is_raw_batch(const ng_norm_layer *k) {
 /* Set b->mean and b->r to the mean and 1 / sqrt(var + eps) of each channel's group in sample n, and b->shift to the
  * exact mean minus the mean rounded to f32. */
 static void group_moments(ng_norm_part *b, const ng_norm_job *j, int64_t n) {
-  const int64_t C = j->x->columns, wide = C / j->layer->groups;
-  const double S = (double)j->x->positions;
-  const ng_pixels all = {j->x, 0, C};
+  const int64_t C = j->k->x.columns, wide = C / j->k->layer.groups;
+  const double S = (double)j->k->x.positions;
+  const ng_pixels all = {&j->k->x, 0, C};
   ng_pixels_load(&all, n, 0, 1, b->shift, C);
   memset(b->sum, 0, 2 * (size_t)C * sizeof *b->sum);
-  ng_norm_sample_moments(b, j->x, n, b->shift);
+  ng_norm_sample_moments(b, &j->k->x, n, b->shift);
   for (int64_t c0 = 0; c0 < C; c0 += wide) {
     double mean = 0.0, var = 0.0;
     for (int64_t c = c0; c < c0 + wide; c++) {
@@ -204,7 +189,7 @@ static void group_moments(ng_norm_part *b, const ng_norm_job *j, int64_t n) {
     for (int64_t c = c0; c < c0 + wide; c++) {
       b->mean[c] = (float)mean;
       b->shift[c] = (float)(mean - (double)b->mean[c]);
-      b->r[c] = (float)ng_norm_inverse_std(var, j->layer->eps);
+      b->r[c] = (float)ng_norm_inverse_std(var, j->k->layer.eps);
     }
   }
 }
@@ -212,20 +197,20 @@ static void group_moments(ng_norm_part *b, const ng_norm_job *j, int64_t n) {
 /* Set b->sum to sum g and sum g (x - mean) of sample n. For a layer norm, whose moments differ between positions, each
  * term of the second sum is already multiplied by 1 / sqrt(var + eps). */
 static void sum_sample(ng_norm_part *b, const ng_norm_job *j, int64_t n, const float *mean) {
-  const int64_t C = j->x->columns, most = ng_norm_tile_rows(C);
-  const bool layer = j->layer->input == NG_NORM_RAW && j->layer->kind == NG_LAYER_NORM;
+  const int64_t C = j->k->x.columns, most = ng_norm_tile_rows(C);
+  const bool layer = j->k->layer.input == NG_NORM_RAW && j->k->layer.kind == NG_LAYER_NORM;
   memset(b->sum, 0, 2 * (size_t)C * sizeof *b->sum);
-  for (int64_t t = 0, rows; t < j->x->positions; t += rows) {
+  for (int64_t t = 0, rows; t < j->k->x.positions; t += rows) {
     int64_t ldx, ldg;
-    rows = ng_min64(most, j->x->positions - t);
-    const float *x = ng_norm_load_rows(j->x, n, t, rows, b->x, &ldx);
-    const float *g = ng_norm_load_rows(j->g, n, t, rows, b->g, &ldg);
+    rows = ng_min64(most, j->k->x.positions - t);
+    const float *x = ng_norm_load_rows(&j->k->x, n, t, rows, b->x, &ldx);
+    const float *g = ng_norm_load_rows(&j->k->g, n, t, rows, b->g, &ldg);
     clear_block(b, C);
     if (!layer) add_products(x, ldx, g, ldg, mean, rows, C, b->s, b->q);
     for (int64_t r = 0; r < rows && layer; r++) {
       double mu, var;
       row_moments(x + r * ldx, C, &mu, &var);
-      const double scale = ng_norm_inverse_std(var, j->layer->eps),
+      const double scale = ng_norm_inverse_std(var, j->k->layer.eps),
                    rest = scale * (mu - (double)(float)mu);
       add_row(x + r * ldx, g + r * ldg, (float)mu, (float)scale, (float)rest, C, b->s, b->q);
     }
@@ -235,38 +220,39 @@ static void sum_sample(ng_norm_part *b, const ng_norm_job *j, int64_t n, const f
 
 /* Write dgamma and dbeta of sample j->from + n to row n of j->q. The sums used a mean in f32; off, the exact mean minus
  * the f32 mean, corrects dgamma. */
-static void write_sums(const ng_norm_job *j, int32_t n, int32_t thread) {
-  const int64_t C = j->x->columns;
+static void write_sample(const ng_norm_job *j, ng_norm_part *b, int64_t n) {
+  const int64_t C = j->k->x.columns;
   const ng_norm_batch m = ng_norm_batch_in(j->scratch, C);
-  const bool batch = ng_norm_is_raw_batch(j->layer);
-  const bool group = j->layer->input == NG_NORM_RAW && j->layer->kind == NG_GROUP_NORM;
-  ng_norm_part b = ng_norm_part_in(j->scratch, C, thread);
-  float *q = j->q + n * j->ldq, *beta = q + (j->layer->has_gamma ? C : 0);
-  memset(b.mean, 0, (size_t)C * sizeof *b.mean);
-  if (group) group_moments(&b, j, j->from + n);
-  sum_sample(&b, j, j->from + n, batch ? m.shift : b.mean);
+  const bool batch = ng_norm_is_raw_batch(&j->k->layer);
+  const bool group = j->k->layer.input == NG_NORM_RAW && j->k->layer.kind == NG_GROUP_NORM;
+  float *q = j->q + n * j->ldq, *beta = q + (j->k->layer.has_gamma ? C : 0);
+  memset(b->mean, 0, (size_t)C * sizeof *b->mean);
+  if (group) group_moments(b, j, j->from + n);
+  sum_sample(b, j, j->from + n, batch ? m.shift : b->mean);
   for (int64_t c = 0; c < C; c++) {
-    const double off = batch ? m.mean[c] - (double)m.shift[c] : group ? (double)b.shift[c] : 0.0;
-    const double scale = batch ? m.r[c] : group ? (double)b.r[c] : 1.0;
-    if (j->layer->has_gamma) q[c] = (float)(scale * (b.sum[C + c] - off * b.sum[c]));
-    if (j->layer->has_beta) beta[c] = (float)b.sum[c];
+    const double off = batch ? m.mean[c] - (double)m.shift[c] : group ? (double)b->shift[c] : 0.0;
+    const double scale = batch ? m.r[c] : group ? (double)b->r[c] : 1.0;
+    if (j->k->layer.has_gamma) q[c] = (float)(scale * (b->sum[C + c] - off * b->sum[c]));
+    if (j->k->layer.has_beta) beta[c] = (float)b->sum[c];
+  }
+}
+
+static void write_samples(void *arg, int32_t piece) {
+  const ng_norm_job *j = arg;
+  ng_norm_part b = ng_norm_part_in(j->scratch, j->k->x.columns, piece);
+  int64_t from, to;
+  ng_piece_bounds(j->count, j->pieces, piece, &from, &to);
+  for (int64_t n = from; n < to; n++) {
+    write_sample(j, &b, n);
   }
 }
 
 /* Set row i of q [count, ldq] to the gradient q_(from + i). If x or g is not finite, a number of q is not finite. */
 static void sum_samples(ng_queue *queue, const ng_norm_sum *k, int64_t from, int64_t count,
                         float *q, int64_t ldq, void *scratch) {
-  ng_norm_job j = {.layer = &k->layer,
-                   .x = &k->x,
-                   .g = &k->g,
-                   .scratch = scratch,
-                   .from = from,
-                   .count = count,
-                   .q = q,
-                   .ldq = ldq,
-                   .pieces = (int32_t)count,
-                   .piece = write_sums};
-  ng_norm_run_pieces(queue, &j, count);
+  const int32_t pieces = ng_queue_pieces(queue, count * k->x.positions * k->x.columns);
+  ng_norm_job j = {k, scratch, from, count, q, ldq, (int32_t)ng_min64(count, pieces)};
+  ng_queue_run(queue, j.pieces, write_samples, &j);
 }
 
 /* ---- the entries -----------------------------------------------------------------------------*/

@@ -49,6 +49,12 @@ static ng_tile tile_at(const job *j, position p, int32_t piece) {
                    .cols = ng_min64(wide, a->cols - col)};
 }
 
+/* Move p to the next tile of the list. */
+static void advance_position(const job *j, position *p) {
+  p->index++;
+  if (++p->tile == count_tiles(j, p->region)) *p = (position){p->region + 1, 0, p->index};
+}
+
 /* Piece i ends with the tile that reaches (i + 1) / pieces of all elements. So equal lists have equal pieces in every
  * step, and a thread finds its gradients in its cache. */
 static void cut_pieces(job *j, int64_t n, int32_t threads) {
@@ -60,22 +66,16 @@ static void cut_pieces(job *j, int64_t n, int32_t threads) {
   j->pieces = all < NG_TILE_ELEMENTS ? 1 : (int32_t)ng_min64(threads, MOST_PIECES);
   for (int32_t i = 0; i < j->pieces; i++) {
     j->from[i] = p;
-    while (p.region < n && at * j->pieces < all * (i + 1)) {
+    for (; p.region < n && at * j->pieces < all * (i + 1); advance_position(j, &p)) {
       const ng_tile t = tile_at(j, p, i);
       at += t.rows * t.cols;
-      p.index++;
-      if (++p.tile == count_tiles(j, p.region)) p = (position){p.region + 1, 0, p.index};
     }
   }
   j->from[j->pieces] = p;
 }
 
 static void run_forward(const job *j, int32_t i) {
-  for (position p = j->from[i]; p.index < j->from[i + 1].index; p.tile++, p.index++) {
-    while (p.tile == count_tiles(j, p.region)) {
-      p.region++;
-      p.tile = 0;
-    }
+  for (position p = j->from[i]; p.index < j->from[i + 1].index; advance_position(j, &p)) {
     const ng_tile t = tile_at(j, p, i);
     j->work(j->arg, region_at(j, p.region), &t);
   }
@@ -83,9 +83,7 @@ static void run_forward(const job *j, int32_t i) {
 
 static void run_backward(const job *j, int32_t i) {
   for (position p = j->from[i + 1]; p.index > j->from[i].index;) {
-    while (p.tile == 0) {
-      p.tile = count_tiles(j, --p.region);
-    }
+    if (p.tile == 0) p.tile = count_tiles(j, --p.region);
     p.tile--;
     p.index--;
     const ng_tile t = tile_at(j, p, i);
