@@ -23,12 +23,9 @@ enum {
 };
 
 typedef struct job {
-  const ng_conv *box;
-  const ng_view *in;
-  int64_t samples; /* number of samples used: the first ones */
+  const ng_box *box;
   int32_t pieces;
-  double *out;     /* [channels][offsets] */
-  double *scratch; /* scratch: `each` doubles for each piece */
+  double *scratch; /* `each` doubles for each piece */
   int64_t each;
   atomic_bool has_nonfinite; /* a piece read a non-finite number */
 } job;
@@ -62,9 +59,9 @@ NG_CLONES static void add_doubles(double *restrict acc, const double *restrict x
 /* acc[i] += sum over r < rows of element at + r stride + i step of the view, for i < n. */
 static void add_elements(const job *j, double *acc, int64_t at, int64_t stride, int64_t rows,
                          int64_t n, int64_t step) {
-  const ng_dtype t = j->in->dtype;
+  const ng_dtype t = j->box->x.dtype;
   if (t == NG_F32 && step == 1) {
-    add_floats(acc, (const float *)j->in->data + at, stride, rows, n);
+    add_floats(acc, (const float *)j->box->x.data + at, stride, rows, n);
     return;
   }
   float line[TILE];
@@ -72,7 +69,7 @@ static void add_elements(const job *j, double *acc, int64_t at, int64_t stride, 
     for (int64_t i = 0; i < n; i += TILE) {
       const int64_t m = ng_min64(TILE, n - i);
       const int64_t from = at + r * stride + i * step;
-      ng_gather(line, (const char *)j->in->data + from * ng_dtype_size(t), t, step, m);
+      ng_gather(line, (const char *)j->box->x.data + from * ng_dtype_size(t), t, step, m);
       add_floats(acc + i, line, 0, 1, m);
     }
   }
@@ -123,16 +120,16 @@ static int64_t count_plane_channels(const ng_conv *b) {
 
 /* Sum channels [c0, c1), as many planes at a time as fit the cache. These planes are contiguous in each sample. */
 static void sum_planes(job *j, int64_t c0, int64_t c1, double *scratch) {
-  const ng_conv *b = j->box;
+  const ng_conv *b = &j->box->conv;
   const int64_t pixels = b->height * b->width, most = count_plane_channels(b);
   double *plane = scratch, *rows = scratch + most * pixels;
   for (int64_t c = c0; c < c1; c += most) {
     const int64_t n = ng_min64(most, c1 - c);
     clear_doubles(plane, n * pixels);
-    add_elements(j, plane, c * pixels, j->in->sample_stride, j->samples, n * pixels, 1);
+    add_elements(j, plane, c * pixels, j->box->x.sample_stride, j->box->samples, n * pixels, 1);
     if (!ng_are_finite(plane, NG_F64, n * pixels)) j->has_nonfinite = true;
     for (int64_t i = 0; i < n; i++) {
-      double *out = j->out + (c + i) * ng_conv_taps(b);
+      double *out = j->box->out + (c + i) * ng_conv_taps(b);
       if (ng_conv_is_pointwise(b)) {
         out[0] = 0.0;
         for (int64_t x = 0; x < pixels; x++) {
@@ -157,19 +154,19 @@ static int64_t count_line_channels(const ng_conv *b) {
 
 /* Sum channels [c, c + n). sums[i][x][channel]: sum of the image rows under kernel row i; line: scratch for one row. */
 static void sum_lines(job *j, int64_t c, int64_t n, double *line, double *sums) {
-  const ng_conv *b = j->box;
+  const ng_conv *b = &j->box->conv;
   const int64_t wide = b->width * n;
   clear_doubles(sums, b->kernel[0] * wide);
-  const ng_view *in = j->in;
+  const ng_view *in = &j->box->x;
   for (int64_t y = 0; y < b->height; y++) {
     clear_doubles(line, wide);
     const int64_t at = ng_view_offset(in, 0, y * b->width) + c * in->column_stride;
     if (in->column_stride == 1 && n == in->position_stride) {
-      add_elements(j, line, at, in->sample_stride, j->samples, wide, 1);
+      add_elements(j, line, at, in->sample_stride, j->box->samples, wide, 1);
     } else {
       for (int64_t x = 0; x < b->width; x++) {
-        add_elements(j, line + x * n, at + x * in->position_stride, in->sample_stride, j->samples,
-                     n, in->column_stride);
+        add_elements(j, line + x * n, at + x * in->position_stride, in->sample_stride,
+                     j->box->samples, n, in->column_stride);
       }
     }
     if (!ng_are_finite(line, NG_F64, wide)) j->has_nonfinite = true;
@@ -188,14 +185,14 @@ static void sum_lines(job *j, int64_t c, int64_t n, double *line, double *sums) 
         add_doubles(line, sums + i * wide + image_coordinate(b, 1, k, v) * n, n);
       }
       for (int64_t m = 0; m < n; m++) {
-        j->out[(c + m) * ng_conv_taps(b) + i * b->kernel[1] + k] = line[m];
+        j->box->out[(c + m) * ng_conv_taps(b) + i * b->kernel[1] + k] = line[m];
       }
     }
   }
 }
 
 static void sum_other_layouts(job *j, int64_t c0, int64_t c1, double *scratch) {
-  const ng_conv *b = j->box;
+  const ng_conv *b = &j->box->conv;
   const int64_t most = count_line_channels(b), pixels = b->height * b->width;
   for (int64_t c = c0; c < c1; c += most) {
     const int64_t n = ng_min64(most, c1 - c);
@@ -204,8 +201,8 @@ static void sum_other_layouts(job *j, int64_t c0, int64_t c1, double *scratch) {
       continue;
     }
     clear_doubles(scratch, n);
-    const ng_view *in = j->in;
-    for (int64_t s = 0; s < j->samples; s++) {
+    const ng_view *in = &j->box->x;
+    for (int64_t s = 0; s < j->box->samples; s++) {
       int64_t at = 0;
       do { /* one iteration for each run of the view; a dense view has one */
         const int64_t first = ng_view_offset(in, s, at) + c * in->column_stride;
@@ -213,7 +210,7 @@ static void sum_other_layouts(job *j, int64_t c0, int64_t c1, double *scratch) {
       } while ((at += in->run_length) < pixels);
     }
     if (!ng_are_finite(scratch, NG_F64, n)) j->has_nonfinite = true;
-    memcpy(j->out + c, scratch, (size_t)n * sizeof *scratch);
+    memcpy(j->box->out + c, scratch, (size_t)n * sizeof *scratch);
   }
 }
 
@@ -224,7 +221,7 @@ static bool has_planes(const ng_conv *b, const ng_view *v) {
 }
 
 static void sum_channels(job *j, int64_t from, int64_t to, double *scratch) {
-  if (has_planes(j->box, j->in)) {
+  if (has_planes(&j->box->conv, &j->box->x)) {
     sum_planes(j, from, to, scratch);
   } else {
     sum_other_layouts(j, from, to, scratch);
@@ -235,7 +232,7 @@ static void sum_channels(job *j, int64_t from, int64_t to, double *scratch) {
 static void sum_piece(void *arg, int32_t i) {
   job *j = arg;
   int64_t from, to;
-  ng_piece_bounds(j->box->channels, j->pieces, i, &from, &to);
+  ng_piece_bounds(j->box->conv.channels, j->pieces, i, &from, &to);
   sum_channels(j, from, to, j->scratch + i * j->each);
 }
 
@@ -257,7 +254,7 @@ int64_t ng_box_scratch(const ng_queue *q, const ng_conv *c) {
 void ng_cpu_sum_patches(ng_queue *q, const ng_box *b, int64_t n, double *scratch) {
   for (const ng_box *end = b + n; b < end; b++) {
     const ng_conv *c = &b->conv;
-    job j = {.box = c, .in = &b->x, .samples = b->samples, .out = b->out, .scratch = scratch};
+    job j = {.box = b, .scratch = scratch};
     j.each = piece_scratch(c, has_planes(c, &b->x));
     j.pieces = ng_queue_pieces(q, b->samples * c->channels * c->height * c->width);
     j.pieces = (int32_t)ng_min64(j.pieces, c->channels);
@@ -270,7 +267,7 @@ int64_t ng_sample_patches_scratch(const ng_conv *box) {
   return ng_max64(piece_scratch(box, false), box->is_linear ? 0 : piece_scratch(box, true));
 }
 
-void ng_sum_sample_patches(const ng_conv *box, const ng_view *in, double *out, double *scratch) {
-  job j = {.box = box, .in = in, .samples = 1, .out = out};
-  sum_channels(&j, 0, box->channels, scratch); /* a finite sample: j.has_nonfinite is not read */
+void ng_sum_sample_patches(const ng_box *box, double *scratch) {
+  job j = {.box = box};
+  sum_channels(&j, 0, box->conv.channels, scratch); /* finite: j.has_nonfinite is not read */
 }

@@ -95,15 +95,6 @@ static int64_t reduce_scratch(const ng_conv *c, int64_t channels) {
               ng_round16(ng_sample_patches_scratch(&box)));
 }
 
-/* Return channels [c0, c1) of sample n as a view of one sample. */
-static ng_view sample_view(const ng_gram *g, int64_t n) {
-  ng_view one = g->x;
-  one.data = ng_view_at(&g->x, n, 0, g->c0);
-  one.samples = 1;
-  one.columns = g->c1 - g->c0;
-  return one;
-}
-
 /* Fill the rows of piece i with one row for each sample: KFAC-reduce (Eschenhagen et al. 2023) forms the outer product
  * of the mean (reduce == 1) or sum (reduce == 2) of all patches of a sample. The 1 of the bias is averaged or summed, too. */
 static void reduce_samples(void *arg, int32_t i) {
@@ -112,14 +103,14 @@ static void reduce_samples(void *arg, int32_t i) {
   const int64_t wide = t->g->c1 - t->g->c0, taps = ng_conv_taps(c), cols = taps * wide;
   const double positions = (double)(c->out_height * c->out_width),
                factor = t->g->reduce == 1 ? 1.0 / positions : 1.0;
-  const ng_conv box = with_channels(c, wide);
   double *sum = (double *)(void *)(t->scratch + i * reduce_scratch(c, wide));
+  ng_box box = {.x = t->g->x, .samples = 1, .conv = with_channels(c, wide), .out = sum};
   int64_t from, to;
   ng_piece_bounds(t->count, t->pieces, i, &from, &to);
   for (int64_t k = from; k < to; k++) {
     float *out = t->to + k * t->ld;
-    const ng_view in = sample_view(t->g, t->first + k);
-    ng_sum_sample_patches(&box, &in, sum, sum + ng_round16(cols));
+    box.x.data = ng_view_at(&t->g->x, t->first + k, 0, t->g->c0);
+    ng_sum_sample_patches(&box, sum + ng_round16(cols));
     for (int64_t j = 0; j < cols; j++) { /* from [channel][offset] to [offset][channel] */
       out[j] = (float)(sum[j % wide * taps + j / wide] * factor);
     }

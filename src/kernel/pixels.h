@@ -45,8 +45,8 @@ void ng_add_bias_row(ng_queue *q, const ng_gram *g, float *scratch);
 /* gram_conv.c: add_conv_grams by the plain method, which stores patches. */
 void ng_gram_conv_plain(ng_queue *q, const ng_gram *g, float *scratch);
 
-/* box.c: sum_patches for one finite sample, on the calling thread. scratch: ng_sample_patches_scratch doubles. */
-void ng_sum_sample_patches(const ng_conv *c, const ng_view *in, double *out, double *scratch);
+/* box.c: sum_patches for finite images, on the calling thread. scratch: ng_sample_patches_scratch doubles. */
+void ng_sum_sample_patches(const ng_box *b, double *scratch);
 int64_t ng_sample_patches_scratch(const ng_conv *c);
 
 /* ref_gram.c: element (n, s, c) of a view. */
