@@ -119,6 +119,14 @@ typedef struct ng_float_pair {
   float *x, *rest;
 } ng_float_pair;
 
+static inline double ng_get_pair(ng_float_pair p, int64_t i) {
+  return (double)p.x[i] + (double)p.rest[i];
+}
+static inline void ng_set_pair(ng_float_pair p, int64_t i, double y) {
+  p.x[i] = (float)y;
+  p.rest[i] = (float)(y - (double)p.x[i]);
+}
+
 /* One power iteration for a parameter a [rows, cols], PowerSGD (Vogels et al. 2019, arXiv 1905.13727):
  *     a <- e + by a;  P <- orthonormal columns of a Q;  Q <- a' P;  a <- a - P Q'
  * `from` contains the old Q, `to` receives the new P and Q; both have the layout of ng_low_rank_shape. If a column of P consists

@@ -10,33 +10,20 @@
 #include "kernel/entries.h"
 #include "kernel/row_loops.h"
 
-static inline void split_double(double y, float *x, float *rest) {
-  *x = (float)y;
-  *rest = (float)(y - (double)*x);
-}
-
-static double dot(const double *x, const double *y, int64_t n) {
-  double sum = 0.0;
-  for (int64_t i = 0; i < n; i++) {
-    sum += x[i] * y[i];
-  }
-  return sum;
-}
-
 /* Orthonormalise the columns of P, which are stored as rows of [rank, rows], in order; dependent columns become 0. */
 static void orthonormalise(const ng_low_rank_shape *v, double *P) {
   const int64_t n = v->rows;
   for (int64_t a = 0; a < v->rank; a++) {
     double *p = P + a * n;
-    double lost = 1e-10 * sqrt(dot(p, p, n));
+    double lost = 1e-10 * sqrt(ng_row_dot_double(p, p, n));
     for (int64_t c = 0; c < a; c++) {
-      const double along = dot(p, P + c * n, n);
-      lost += 2.0 * fabs(along) * (1.0 - dot(P + c * n, P + c * n, n));
+      const double along = ng_row_dot_double(p, P + c * n, n);
+      lost += 2.0 * fabs(along) * (1.0 - ng_row_dot_double(P + c * n, P + c * n, n));
       for (int64_t i = 0; i < n; i++) {
         p[i] -= along * P[c * n + i];
       }
     }
-    const double left = sqrt(dot(p, p, n));
+    const double left = sqrt(ng_row_dot_double(p, p, n));
     const double by = left > lost ? 1.0 / (left + 1e-8) : 0.0;
     for (int64_t i = 0; i < n; i++) {
       p[i] *= by;
@@ -58,7 +45,7 @@ static void round_column(const ng_low_rank_shape *v, int64_t a, const double *wo
   const float *p = to.x + a * v->rows;
   double acc[NG_FLAT_LINE];
   /* If column a of P is 0, the next iteration starts from the old column of Q. */
-  const bool none = dot(P + a * v->rows, P + a * v->rows, v->rows) == 0.0;
+  const bool none = ng_row_dot_double(P + a * v->rows, P + a * v->rows, v->rows) == 0.0;
   for (int64_t at = 0, k; at < n; at += k) {
     k = ng_min64(NG_FLAT_LINE, n - at);
     memcpy(acc, Q + a * n + at, (size_t)k * sizeof *acc);
@@ -73,7 +60,7 @@ static void round_column(const ng_low_rank_shape *v, int64_t a, const double *wo
     }
     for (int64_t i = 0; i < k; i++) {
       const int64_t q = behind + a * n + at + i;
-      const double before = (double)from.x[q] + (double)from.rest[q];
+      const double before = ng_get_pair(from, q);
       to.x[q] = (float)(none ? before : acc[i]);
       to.rest[q] = (float)((none ? before : Q[a * n + at + i]) - (double)to.x[q]);
     }
@@ -109,10 +96,10 @@ static void subtract_projection(const ng_low_rank_shape *v, const double *work, 
   double acc[NG_FLAT_LINE];
   for (int64_t r = 0; r < v->rows; r++) {
     for (int64_t c = 0, n; c < v->cols; c += n) {
-      float *hi = x.x + r * v->cols + c, *lo = x.rest + r * v->cols + c;
+      const ng_float_pair line = {x.x + r * v->cols + c, x.rest + r * v->cols + c};
       n = ng_min64(NG_FLAT_LINE, v->cols - c);
       for (int64_t i = 0; i < n; i++) {
-        acc[i] = (double)hi[i] + (double)lo[i];
+        acc[i] = ng_get_pair(line, i);
       }
       for (int64_t a = 0; a < v->rank; a++) {
         const double p = work[a * v->rows + r], *Q = work + v->rank * v->rows + a * v->cols + c;
@@ -121,7 +108,7 @@ static void subtract_projection(const ng_low_rank_shape *v, const double *work, 
         }
       }
       for (int64_t i = 0; i < n; i++) {
-        split_double(acc[i], &hi[i], &lo[i]);
+        ng_set_pair(line, i, acc[i]);
       }
     }
   }
@@ -147,7 +134,7 @@ static void power_task(void *arg, int32_t i) {
   const ng_float_pair x = w->a, e = w->e; /* local, so that the compiler vectorises the loop */
   const double by = w->by;
   for (int64_t k = 0; k < n && e.x != NULL; k++) {
-    split_double((double)e.x[k] + (double)e.rest[k] + by * (double)x.x[k], &x.x[k], &x.rest[k]);
+    ng_set_pair(x, k, ng_get_pair(e, k) + by * (double)x.x[k]);
   }
   iterate_power(w);
   subtract_projection(v, w->work, w->a);

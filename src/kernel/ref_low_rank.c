@@ -2,32 +2,19 @@
 #include <math.h>
 
 #include "kernel/entries.h"
-
-static double get_pair(ng_float_pair p, int64_t i) { return (double)p.x[i] + (double)p.rest[i]; }
-static void set_pair(ng_float_pair p, int64_t i, double y) {
-  p.x[i] = (float)y;
-  p.rest[i] = (float)(y - (double)p.x[i]);
-}
-
-static double dot_product(const double *x, const double *y, int64_t n) {
-  double sum = 0.0;
-  for (int64_t i = 0; i < n; i++) {
-    sum += x[i] * y[i];
-  }
-  return sum;
-}
+#include "kernel/row_loops.h"
 
 /* Orthonormalise column a of P against the columns before it; make the column 0 if only rounding errors remain. */
 static void orthonormalise_column(double *P, int64_t n, int64_t a) {
-  double *p = P + a * n, lost = 1e-10 * sqrt(dot_product(p, p, n));
+  double *p = P + a * n, lost = 1e-10 * sqrt(ng_row_dot_double(p, p, n));
   for (const double *c = P; c < p; c += n) {
-    const double along = dot_product(p, c, n);
-    lost += 2.0 * fabs(along) * (1.0 - dot_product(c, c, n));
+    const double along = ng_row_dot_double(p, c, n);
+    lost += 2.0 * fabs(along) * (1.0 - ng_row_dot_double(c, c, n));
     for (int64_t i = 0; i < n; i++) {
       p[i] -= along * c[i];
     }
   }
-  const double left = sqrt(dot_product(p, p, n));
+  const double left = sqrt(ng_row_dot_double(p, p, n));
   for (int64_t i = 0; i < n; i++) {
     p[i] = left > lost ? p[i] / (left + 1e-8) : 0.0;
   }
@@ -41,14 +28,15 @@ static void iterate_power(const ng_low_rank *w) {
     for (int64_t r = 0; r < n; r++) {
       P[a * n + r] = 0.0;
       for (int64_t c = 0; c < cols; c++) {
-        P[a * n + r] += get_pair(w->a, r * cols + c) * get_pair(w->from, behind + a * cols + c);
+        P[a * n + r] +=
+            ng_get_pair(w->a, r * cols + c) * ng_get_pair(w->from, behind + a * cols + c);
       }
     }
     orthonormalise_column(P, n, a);
     for (int64_t c = 0; c < cols; c++) {
       Q[a * cols + c] = 0.0;
       for (int64_t r = 0; r < n; r++) {
-        Q[a * cols + c] += P[a * n + r] * get_pair(w->a, r * cols + c);
+        Q[a * cols + c] += P[a * n + r] * ng_get_pair(w->a, r * cols + c);
       }
     }
   }
@@ -63,10 +51,10 @@ static void store_rounded_Q(const ng_low_rank *w, int64_t a) {
   const int64_t n = v->rows, cols = v->cols, behind = v->rank * n;
   const double *P = w->work, *Q = w->work + behind;
   const float *R = w->to.x;
-  const bool none = dot_product(P + a * n, P + a * n, n) == 0.0;
+  const bool none = ng_row_dot_double(P + a * n, P + a * n, n) == 0.0;
   for (int64_t c = 0; c < cols; c++) {
     const int64_t at = behind + a * cols + c;
-    const double old = get_pair(w->from, at);
+    const double old = ng_get_pair(w->from, at);
     double sum = Q[a * cols + c];
     for (int64_t k = 0; k < v->rank; k++) {
       double error = 0.0;
@@ -88,9 +76,9 @@ void ng_ref_iterate_low_rank(ng_queue *q, const ng_low_rank *w, int64_t n) {
     const bool iterates = v->rank > 0 && !w->is_excluded;
     for (int64_t i = 0; i < v->rows * v->cols; i++) {
       if (v->rank == 0) w->to.x[i] = (float)(w->by * (double)w->a.x[i]);
-      const double e = w->e.x == NULL || v->rank == 0 ? 0.0 : get_pair(w->e, i);
+      const double e = w->e.x == NULL || v->rank == 0 ? 0.0 : ng_get_pair(w->e, i);
       const double by = v->rank == 0 || w->is_excluded ? 0.0 : w->by;
-      if (w->e.x != NULL || !iterates) set_pair(w->a, i, e + by * (double)w->a.x[i]);
+      if (w->e.x != NULL || !iterates) ng_set_pair(w->a, i, e + by * (double)w->a.x[i]);
     }
     for (int64_t i = 0; i < all && !iterates; i++) {
       w->to.x[i] = i < P ? 0.0F : w->from.x[i];
@@ -102,11 +90,11 @@ void ng_ref_iterate_low_rank(ng_queue *q, const ng_low_rank *w, int64_t n) {
       store_rounded_Q(w, a);
     }
     for (int64_t i = 0; i < v->rows * v->cols; i++) {
-      double left = get_pair(w->a, i);
+      double left = ng_get_pair(w->a, i);
       for (int64_t a = 0; a < v->rank; a++) {
         left -= w->work[a * v->rows + i / v->cols] * w->work[P + a * v->cols + i % v->cols];
       }
-      set_pair(w->a, i, left);
+      ng_set_pair(w->a, i, left);
     }
   }
 }

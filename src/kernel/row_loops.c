@@ -232,6 +232,14 @@ NG_CLONES static void sums_bf16(double *acc, const void *const *row, const void 
 
 /* NG_CLONES functions must be static, because the library would export the clones of an external function. */
 double ng_row_dot(const float *x, const float *y, int64_t n) { return dot(x, y, n); }
+double ng_row_dot_double(const double *x, const double *y, int64_t n) {
+  double sum = 0.0;
+  for (int64_t i = 0; i < n; i++) {
+    sum += x[i] * y[i];
+  }
+  return sum;
+}
+
 void ng_row_add(double *acc, const float *x, int64_t n, double c) { add(acc, x, n, c); }
 
 /* ---- whole rows ------------------------------------------------------------------------------*/
