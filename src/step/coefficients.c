@@ -1,7 +1,7 @@
-/* coefficients.c: the learning rates and coefficients of an update, and the elements that it left unchanged.
+/* coefficients.c: the learning rates and coefficients of an update.
  *
  * In: the caller's ng_sgd or ng_adamw of each group, the count of updates of each parameter.  Out: coefficients for the
- * kernels (kernel/update.c has the formulas); the number of elements whose result did not fit their dtype. */
+ * kernels (kernel/update.c has the formulas). */
 #include "step/step.h"
 
 #include <math.h>
@@ -70,29 +70,4 @@ void ng_update_set_late_coefficients(ng_precond *p) {
     set_step_coefficients(&s->group[slot->update_group], s->kind, p->updates - missed,
                           slot->late_coefficients);
   }
-}
-
-/* ---- overflow --------------------------------------------------------------------------------*/
-
-void ng_overflow_begin(ng_precond *p) {
-  for (int32_t i = 0; i < p->slots; i++) {
-    atomic_store(&p->slot[i]->overflowed, 0);
-  }
-}
-
-ng_status ng_overflow_collect(ng_precond *p) {
-  const char *name = NULL;
-  int64_t all = 0, parameters = 0;
-  for (int32_t i = 0; i < p->slots; i++) {
-    const int64_t mine = atomic_load(&p->slot[i]->overflowed);
-    if (mine > 0 && parameters++ == 0) name = p->slot[i]->name;
-    all += mine;
-  }
-  p->overflowed += all;
-  p->step->overflowed = all;
-  if (all == 0) return NG_OK;
-  return ng_fail(p->ctx, NG_RESCUED,
-                 "'%s'%s: elements whose result is not finite in its dtype kept their old value "
-                 "(elements: %lld)",
-                 name, parameters > 1 ? " and others" : "", (long long)all);
 }

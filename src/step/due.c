@@ -79,45 +79,10 @@ int32_t ng_step_wants(const ng_precond *p, int32_t layer) {
   return b != NULL && ng_array_wanted(b, NG_OBSERVED_INPUT | NG_OBSERVED_OUTGRAD);
 }
 
-/* ---- stations --------------------------------------------------------------------------------*/
-
 bool ng_block_observes_gradients(const ng_block *b) {
   return ng_array_wanted(b, NG_OBSERVED_FLATGRAD);
-}
-
-bool ng_due_gradients(const ng_precond *p) {
-  return p->step->status >= NG_OK && ng_any_block(p, ng_block_observes_gradients);
-}
-
-static bool is_selecting(const ng_block *b) { return b->is_selecting; }
-
-/* After `check`, `has_refused` is equal on all ranks. If no value was refused, is_selecting is equal, too. */
-bool ng_due_topk(const ng_precond *p) {
-  return !p->step->has_refused && ng_any_block(p, is_selecting);
-}
-
-bool ng_due_statistics(const ng_precond *p) {
-  return ng_due_topk(p) || ng_any_block(p, ng_block_statistics_due);
 }
 
 bool ng_block_exchanges_traces(const ng_block *b) {
   return b->traces != NULL && ng_block_solve_due(b);
 }
-
-/* take.c sets is_solving before the first station, because the station `solve` changes what ng_block_solve_due returns. */
-bool ng_due_solve(const ng_precond *p) { return p->step->is_solving; }
-
-bool ng_due_shard_gather(const ng_precond *p) { return p->step->shards.blocks > 0; }
-
-bool ng_due_share(const ng_precond *p) { return p->step->is_solving || ng_due_shard_gather(p); }
-
-/* With update_ranks = owner, PD stays on its owner and weights are broadcast. */
-bool ng_due_weights(const ng_precond *p) { return p->ctx->ranks > 1 && ng_update_is_owned(p); }
-
-static bool is_sliced(const ng_block *b) { return b->slice != NULL; }
-
-bool ng_due_deliver(const ng_precond *p) {
-  return !ng_due_weights(p) || ng_any_block(p, is_sliced);
-}
-
-bool ng_due_quantify(const ng_precond *p) { return p->step->quantify.count != NULL; }

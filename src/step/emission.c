@@ -246,7 +246,7 @@ void ng_emission_list_blocks(ng_precond *p, bool unit) {
       for (const ng_direction *x = e; x < end; x++) {
         *e = *x;
         if (p->opt.base.clip == NG_CLIP_VALUE) e->clip_bound = (float)p->opt.base.clip_bound;
-        if (unit || !ng_due_shard_gather(p) || ng_shard_cut_direction(s, e))
+        if (unit || p->step->shards.blocks == 0 || ng_shard_cut_direction(s, e))
           e++; /* else: on another rank */
       }
       list_updates(p, ng_slot_registered(s), e - l->direction);
@@ -265,9 +265,30 @@ void ng_emission_list_plain(ng_precond *p) {
   }
 }
 
-void ng_emission_emit(ng_precond *p) {
+/* Count the elements that kept their old value in all parameters. */
+static ng_status count_overflows(ng_precond *p) {
+  const char *name = NULL;
+  int64_t all = 0, parameters = 0;
+  for (int32_t i = 0; i < p->slots; i++) {
+    const int64_t mine = atomic_load(&p->slot[i]->overflowed);
+    if (mine > 0 && parameters++ == 0) name = p->slot[i]->name;
+    all += mine;
+  }
+  p->overflowed += all;
+  p->step->overflowed = all;
+  if (all == 0) return NG_OK;
+  return ng_fail(p->ctx, NG_RESCUED,
+                 "'%s'%s: elements whose result is not finite in its dtype kept their old value "
+                 "(elements: %lld)",
+                 name, parameters > 1 ? " and others" : "", (long long)all);
+}
+
+ng_status ng_emission_emit(ng_precond *p) {
   const ng_emission *l = &p->step->emission;
   ng_queue *q = p->ctx->queue;
+  for (int32_t i = 0; i < p->slots; i++) {
+    atomic_store(&p->slot[i]->overflowed, 0);
+  }
   ng_emission_list_blocks(p, false);
   ng_emission_list_plain(p);
   if (p->step->output.kind == NG_OUT_GRADIENT) {
@@ -276,4 +297,6 @@ void ng_emission_emit(ng_precond *p) {
     ng_kernels(q)->update_weights(q, l->direction, l->update, l->direction_count);
   }
   ng_queue_wait(q);
+  p->step->status = ng_worse_status(p->step->status, count_overflows(p));
+  return NG_OK;
 }

@@ -11,6 +11,41 @@
  * all ranks or on none. */
 #include "step/step.h"
 
+/* ---- due stations ----------------------------------------------------------------------------*/
+
+static bool is_gradients_due(const ng_precond *p) {
+  return p->step->status >= NG_OK && ng_any_block(p, ng_block_observes_gradients);
+}
+
+static bool is_selecting(const ng_block *b) { return b->is_selecting; }
+
+/* After `check`, `has_refused` is equal on all ranks. If no value was refused, is_selecting is equal, too. */
+static bool is_topk_due(const ng_precond *p) {
+  return !p->step->has_refused && ng_any_block(p, is_selecting);
+}
+
+static bool is_statistics_due(const ng_precond *p) {
+  return is_topk_due(p) || ng_any_block(p, ng_block_statistics_due);
+}
+
+/* take.c sets is_solving before the first station, because the station `solve` changes what ng_block_solve_due returns. */
+static bool is_solve_due(const ng_precond *p) { return p->step->is_solving; }
+
+static bool is_share_due(const ng_precond *p) {
+  return p->step->is_solving || p->step->shards.blocks > 0;
+}
+
+/* With update_ranks = owner, PD stays on its owner and weights are broadcast. */
+static bool is_weights_due(const ng_precond *p) {
+  return p->ctx->ranks > 1 && ng_update_is_owned(p);
+}
+
+static bool is_sliced(const ng_block *b) { return b->slice != NULL; }
+
+static bool is_deliver_due(const ng_precond *p) {
+  return !is_weights_due(p) || ng_any_block(p, is_sliced);
+}
+
 /* ---- statistics, solve, share ----------------------------------------------------------------*/
 
 /* Fold a sum into its average; with refresh_tolerance > 0, compare the new average with the old average. */
@@ -44,7 +79,7 @@ static ng_status fold_block(ng_precond *p, ng_block *b) {
 /* Reduce the due sums over ranks and fold them into averages. Perhaps only this rank knows that a fold overflowed, because
  * with statistics = local only the owner folds. So ng_engine.has_refused stores the refusal until `agree`. */
 static ng_status reduce_statistics(ng_precond *p) {
-  ng_status st = ng_due_topk(p) ? ng_topk_select(p) : NG_OK;
+  ng_status st = is_topk_due(p) ? ng_topk_select(p) : NG_OK;
   if (st != NG_OK || !ng_any_block(p, ng_block_statistics_due)) return st;
   st = ng_exchange_post_statistics(p);
   if (st == NG_OK) st = ng_exchange_wait(p, NG_MAIL_STATISTICS);
@@ -148,7 +183,7 @@ static ng_status solve_due_blocks(ng_precond *p) {
 /* Post results to the workers of their blocks; make sharded gradients whole. */
 static ng_status post_results(ng_precond *p) {
   ng_status st = p->step->is_solving ? ng_exchange_post_results(p) : NG_OK;
-  if (st == NG_OK && ng_due_shard_gather(p)) st = ng_shards_gather(p);
+  if (st == NG_OK && p->step->shards.blocks > 0) st = ng_shards_gather(p);
   return st;
 }
 
@@ -196,43 +231,35 @@ static ng_status agree_on_clip(ng_precond *p) {
   return NG_OK;
 }
 
-/* Write gradients or weights.  This station cannot fail: `agree` has collected all refusals. */
-static ng_status emit_directions(ng_precond *p) {
-  ng_overflow_begin(p);
-  ng_emission_emit(p);
-  p->step->status = ng_worse_status(p->step->status, ng_overflow_collect(p));
-  return NG_OK;
-}
-
 /* ---- the table -------------------------------------------------------------------------------*/
 
 const ng_station ng_stations[NG_STATIONS] = {
     [NG_AT_GRADIENTS] = {.name = "gradients",
                          .run = ng_gradients_observe,
-                         .is_due = ng_due_gradients},
+                         .is_due = is_gradients_due},
     [NG_AT_CHECK] = {.name = "check",
                      .run = ng_exchange_check,
                      .is_collective = true,
                      .shares_refusal = true},
     [NG_AT_STATISTICS] = {.name = "statistics",
                           .run = reduce_statistics,
-                          .is_due = ng_due_statistics,
+                          .is_due = is_statistics_due,
                           .is_collective = true,
                           .skips_step = true},
     [NG_AT_SOLVE] = {.name = "solve",
                      .run = solve_due_blocks,
-                     .is_due = ng_due_solve,
+                     .is_due = is_solve_due,
                      .is_collective = true},
     [NG_AT_SHARE] = {.name = "share",
                      .run = post_results,
-                     .is_due = ng_due_share,
+                     .is_due = is_share_due,
                      .is_collective = true},
     [NG_AT_MEASURE] = {.name = "measure",
                        .run = compute_directions,
                        .awaited_mail = NG_MAIL_RESULTS},
     [NG_AT_DELIVER] = {.name = "deliver",
                        .run = ng_exchange_post_direction,
-                       .is_due = ng_due_deliver,
+                       .is_due = is_deliver_due,
                        .is_collective = true},
     [NG_AT_AGREE] = {.name = "agree",
                      .run = agree_on_clip,
@@ -240,9 +267,9 @@ const ng_station ng_stations[NG_STATIONS] = {
                      .shares_refusal = true,
                      .awaited_mail = NG_MAIL_DIRECTION,
                      .skips_step = true},
-    [NG_AT_EMIT] = {.name = "emit", .run = emit_directions},
+    [NG_AT_EMIT] = {.name = "emit", .run = ng_emission_emit},
     [NG_AT_WEIGHTS] = {.name = "weights",
                        .run = ng_gather_weights,
-                       .is_due = ng_due_weights,
+                       .is_due = is_weights_due,
                        .is_collective = true},
 };

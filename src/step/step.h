@@ -52,12 +52,6 @@ void ng_update_set_late_coefficients(ng_precond *p);
 /* Change the numbers to lr = 1 and keep = 0, so that the new weight is minus the direction of the update. */
 void ng_update_set_lr_1_keep_0(ng_group_numbers *group, ng_output_kind kind, int64_t updates);
 
-/* An element whose new weight, momentum or moment is not finite keeps its old value; a gradient element whose PD does not
- * fit its dtype keeps the gradient. ng_overflow_begin, before an emission, resets the counters of these elements. If there
- * were such elements on this rank, ng_overflow_collect returns NG_RESCUED with a message that names the first parameter. */
-void ng_overflow_begin(ng_precond *p);
-ng_status ng_overflow_collect(ng_precond *p);
-
 /* ---- emission: emission.c --------------------------------------------------------------------*/
 
 /* Lists of descriptors for the kernels, filled in each step. */
@@ -87,8 +81,10 @@ void ng_emission_check(ng_precond *p);
 void ng_emission_store(ng_precond *p); /* store PD of delivered blocks, on ranks with results */
 void ng_emission_norms(ng_precond *p); /* set ng_segment.pd_norm2 of all blocks, with one wait */
 /* Write PD, times the clip factor of its segment, to the gradients, or update weights and moments with it. The direction
- * of a parameter without curvature is its gradient. */
-void ng_emission_emit(ng_precond *p);
+ * of a parameter without curvature is its gradient. An element whose new weight, momentum or moment is not finite keeps
+ * its old value; a gradient element whose PD does not fit its dtype keeps the gradient. If there are such elements on this
+ * rank, ng_engine.status becomes NG_RESCUED, with a message that names the first parameter. Return NG_OK. */
+ng_status ng_emission_emit(ng_precond *p);
 /* Fill `direction` and `update`: first with PD of the blocks, times their clip factors or (`unit`) with factor 1, then with
  * the gradients of parameters without curvature. */
 void ng_emission_list_blocks(ng_precond *p, bool unit);
@@ -354,16 +350,6 @@ bool ng_array_wanted(const ng_block *b, uint32_t what);
 bool ng_block_observes_gradients(const ng_block *b);
 /* Return whether the owners of A and G exchange traces in this step; equal on all ranks of a column. */
 bool ng_block_exchanges_traces(const ng_block *b);
-/* Return whether a station, or a part of a station, is due. */
-bool ng_due_gradients(const ng_precond *p);
-bool ng_due_topk(const ng_precond *p);
-bool ng_due_statistics(const ng_precond *p);
-bool ng_due_solve(const ng_precond *p);
-bool ng_due_shard_gather(const ng_precond *p);
-bool ng_due_share(const ng_precond *p);
-bool ng_due_deliver(const ng_precond *p);
-bool ng_due_weights(const ng_precond *p);
-bool ng_due_quantify(const ng_precond *p);
 
 /* Observe bound gradients, for families with statistics of gradients; after an error, discard these observations. */
 ng_status ng_gradients_observe(ng_precond *p);

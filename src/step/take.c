@@ -138,7 +138,7 @@ static ng_status run_stations(ng_precond *p) {
   s->is_solving = ng_any_block(p, ng_block_solve_due);
   for (int i = 0; i < NG_STATIONS; i++) {
     s->time[i].last_waits = 0;
-    if (i == NG_AT_EMIT && ng_due_quantify(p)) {
+    if (i == NG_AT_EMIT && p->step->quantify.count != NULL) {
       const ng_status st = ng_quantify_step(p);
       if (st < NG_OK) return st;
     }
