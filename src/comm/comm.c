@@ -134,31 +134,27 @@ static int64_t sum_counts(const int64_t *counts, int32_t n) {
   return sum;
 }
 
-/* One collective in place.  `total`: number of elements of the buffer; `counts`: elements of each member, or NULL if
- * the kind has no counts. */
-typedef struct call {
-  ng_coll_kind kind;
-  void *buffer;
-  int64_t total;
-  const int64_t *counts;
-  ng_dtype t;
-  int32_t root;
-} call;
-
-/* Return the ng_collective for the transport.  Sums and broadcasts have send == recv. */
-static ng_collective describe_call(const ng_group *g, const call *x) {
-  const int64_t begin = x->counts == NULL ? 0 : sum_counts(x->counts, g->index);
-  void *part = element_at(x->buffer, begin, x->t);
+/* Describe a collective in place on `buffer`, of `count` elements or (counts not NULL) of counts[i] elements of each member.
+ * Sums and broadcasts have send == recv. */
+static ng_collective describe_collective(const ng_group *g, ng_coll_kind kind, void *buffer,
+                                         int64_t count, const int64_t *counts, ng_dtype t,
+                                         int32_t root) {
+  void *part = element_at(buffer, counts == NULL ? 0 : sum_counts(counts, g->index), t);
   return (ng_collective){.struct_size = sizeof(ng_collective),
-                         .kind = x->kind,
-                         .dtype = x->t,
+                         .kind = kind,
+                         .dtype = t,
                          .mem = NG_HOST,
                          .group = g->handle,
-                         .send = x->kind == NG_ALL_GATHER ? part : x->buffer,
-                         .recv = x->kind == NG_REDUCE_SCATTER ? part : x->buffer,
-                         .count = x->counts == NULL ? x->total : 0,
-                         .counts = x->counts,
-                         .root = x->root};
+                         .send = kind == NG_ALL_GATHER ? part : buffer,
+                         .recv = kind == NG_REDUCE_SCATTER ? part : buffer,
+                         .count = count,
+                         .counts = counts,
+                         .root = root};
+}
+
+/* Return the number of elements of the whole buffer. */
+static int64_t count_elements(const ng_group *g, const ng_collective *x) {
+  return x->counts == NULL ? x->count : sum_counts(x->counts, g->n);
 }
 
 static ng_status run_collective(ng_comm *c, const ng_collective *x) {
@@ -175,9 +171,8 @@ static ng_status run_in_pieces(ng_comm *c, const ng_group *g, ng_coll_kind kind,
                                int64_t count, ng_dtype t, int32_t root) {
   ng_status st = NG_OK;
   for (int64_t i = 0; i < count && st == NG_OK; i += c->piece) {
-    const call part = {kind, element_at(buffer, i, t), ng_min64(c->piece, count - i), NULL, t,
-                       root};
-    const ng_collective x = describe_call(g, &part);
+    const ng_collective x = describe_collective(g, kind, element_at(buffer, i, t),
+                                                ng_min64(c->piece, count - i), NULL, t, root);
     st = run_collective(c, &x);
   }
   return st;
@@ -194,8 +189,8 @@ static ng_status gather_ranks(ng_comm *c, const ng_group *g, int32_t first, int3
 }
 
 /* All-gather by one broadcast from each member. */
-static ng_status gather_by_broadcast(ng_comm *c, const ng_group *g, const call *x) {
-  char *buffer = x->buffer;
+static ng_status gather_by_broadcast(ng_comm *c, const ng_group *g, const ng_collective *x) {
+  char *buffer = x->recv;
   double rank[ASKED];
   ng_status st = NG_OK;
   for (int32_t i = 0; i < g->n && st == NG_OK; i++) {
@@ -204,43 +199,42 @@ static ng_status gather_by_broadcast(ng_comm *c, const ng_group *g, const call *
       if (st != NG_OK) return st;
     }
     const int32_t root = g->handle == NULL ? i : (int32_t)rank[i % ASKED];
-    st = run_in_pieces(c, g, NG_BROADCAST, buffer, x->counts[i], x->t, root);
-    buffer += x->counts[i] * ng_dtype_size(x->t);
+    st = run_in_pieces(c, g, NG_BROADCAST, buffer, x->counts[i], x->dtype, root);
+    buffer += x->counts[i] * ng_dtype_size(x->dtype);
   }
   return st;
 }
 
 /* Count a collective as one message, even if the transport is called several times: ng_plan_ranks counts in this
  * way. */
-static void count_call(ng_comm *c, const call *x) {
-  c->bytes += x->total * ng_dtype_size(x->t);
+static void count_message(ng_comm *c, int64_t elements, ng_dtype t) {
+  c->bytes += elements * ng_dtype_size(t);
   c->messages++;
 }
 
-static ng_status run_call(ng_comm *c, const ng_group *g, const call *x) {
+/* Run a collective.  A reduce-scatter that the transport lacks is an all-reduce of the buffer, which begins at x.send,
+ * as in sums and broadcasts. */
+static ng_status run_call(ng_comm *c, const ng_group *g, ng_collective x) {
+  const int64_t total = count_elements(g, &x);
   if (c->broken) return NG_ERR_COMM;
-  if (is_alone(g) || (x->counts != NULL && x->total == 0)) return NG_OK;
-  count_call(c, x);
-  if (x->counts == NULL) return run_in_pieces(c, g, x->kind, x->buffer, x->total, x->t, x->root);
-  if (implements(c, x->kind) && x->total <= c->piece) {
-    const ng_collective one = describe_call(g, x);
-    return run_collective(c, &one);
-  }
-  if (x->kind == NG_ALL_GATHER) return gather_by_broadcast(c, g, x);
-  /* a reduce-scatter */
-  return run_in_pieces(c, g, NG_ALL_REDUCE, x->buffer, x->total, x->t, 0);
+  if (is_alone(g) || (x.counts != NULL && total == 0)) return NG_OK;
+  count_message(c, total, x.dtype);
+  if (x.counts != NULL && implements(c, x.kind) && total <= c->piece) return run_collective(c, &x);
+  if (x.kind == NG_ALL_GATHER) return gather_by_broadcast(c, g, &x);
+  if (x.kind == NG_REDUCE_SCATTER) x.kind = NG_ALL_REDUCE;
+  return run_in_pieces(c, g, x.kind, (void *)(uintptr_t)x.send, total, x.dtype, x.root);
 }
 
 /* If the transport has no `start`, or the collective needs several calls of the transport, complete it at once; then
  * ng_comm_wait does nothing. */
-static ng_status post_call(ng_comm *c, const ng_group *g, const call *x, ng_request *r) {
-  *r = (ng_request){.done = true};
+static ng_status post_call(ng_comm *c, const ng_group *g, ng_collective x, ng_request *r) {
+  const int64_t total = count_elements(g, &x);
+  *r = (ng_request){.c = x, .done = true};
   if (c->broken) return NG_ERR_COMM;
-  if (c->t.start == NULL || is_alone(g) || x->total == 0 || x->total > c->piece) {
+  if (c->t.start == NULL || is_alone(g) || total == 0 || total > c->piece) {
     return run_call(c, g, x);
   }
-  r->c = describe_call(g, x);
-  count_call(c, x);
+  count_message(c, total, x.dtype);
   ng_meter_begin(&c->meter);
   if (c->t.start(c->t.user, &r->c, &r->handle) != NG_OK) return ng_comm_give_up(c);
   r->started = true;
@@ -249,40 +243,34 @@ static ng_status post_call(ng_comm *c, const ng_group *g, const call *x, ng_requ
 }
 
 ng_status ng_comm_sum(ng_comm *c, const ng_group *g, void *buffer, int64_t count, ng_dtype t) {
-  const call x = {NG_ALL_REDUCE, buffer, count, NULL, t, 0};
-  return run_call(c, g, &x);
+  return run_call(c, g, describe_collective(g, NG_ALL_REDUCE, buffer, count, NULL, t, 0));
 }
 
 ng_status ng_comm_broadcast(ng_comm *c, const ng_group *g, void *buffer, int64_t count, ng_dtype t,
                             int32_t root) {
-  const call x = {NG_BROADCAST, buffer, count, NULL, t, root};
-  return run_call(c, g, &x);
+  return run_call(c, g, describe_collective(g, NG_BROADCAST, buffer, count, NULL, t, root));
 }
 
 ng_status ng_comm_gather(ng_comm *c, const ng_group *g, void *buffer, const int64_t *counts,
                          ng_dtype t) {
-  const call x = {NG_ALL_GATHER, buffer, sum_counts(counts, g->n), counts, t, 0};
-  return run_call(c, g, &x);
+  return run_call(c, g, describe_collective(g, NG_ALL_GATHER, buffer, 0, counts, t, 0));
 }
 
 ng_status ng_comm_post_sum(ng_comm *c, const ng_group *g, void *buffer, int64_t count, ng_dtype t,
                            ng_request *r) {
-  const call x = {NG_ALL_REDUCE, buffer, count, NULL, t, 0};
-  return post_call(c, g, &x, r);
+  return post_call(c, g, describe_collective(g, NG_ALL_REDUCE, buffer, count, NULL, t, 0), r);
 }
 
 ng_status ng_comm_post_scatter_sum(ng_comm *c, const ng_group *g, void *buffer,
                                    const int64_t *counts, ng_dtype t, ng_request *r) {
-  const int64_t total = sum_counts(counts, g->n);
-  const call x = {NG_REDUCE_SCATTER, buffer, total, counts, t, 0};
-  if (!implements(c, NG_REDUCE_SCATTER)) return ng_comm_post_sum(c, g, buffer, total, t, r);
-  return post_call(c, g, &x, r);
+  if (!implements(c, NG_REDUCE_SCATTER))
+    return ng_comm_post_sum(c, g, buffer, sum_counts(counts, g->n), t, r);
+  return post_call(c, g, describe_collective(g, NG_REDUCE_SCATTER, buffer, 0, counts, t, 0), r);
 }
 
 ng_status ng_comm_post_broadcast(ng_comm *c, const ng_group *g, void *buffer, int64_t count,
                                  ng_dtype t, int32_t root, ng_request *r) {
-  const call x = {NG_BROADCAST, buffer, count, NULL, t, root};
-  return post_call(c, g, &x, r);
+  return post_call(c, g, describe_collective(g, NG_BROADCAST, buffer, count, NULL, t, root), r);
 }
 
 ng_status ng_comm_wait(ng_comm *c, ng_request *r) {
