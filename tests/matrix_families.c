@@ -114,9 +114,9 @@ void matrices_report(const ng_block *b, ng_layer_report *r) {
   r->damping_f = b->base.damping;
 }
 
-ng_status matrices_visit_numbers(ng_block *b, ng_number_visit visit, void *arg) {
+void matrices_visit_numbers(ng_block *b, ng_number_visit visit, void *arg) {
   ng_number n = {.name = "steps", .value = &matrices_of(b)->steps};
-  return visit(arg, &n);
+  visit(arg, &n);
 }
 
 ng_status matrices_count_rung(ng_block *b, int32_t rung) {

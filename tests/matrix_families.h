@@ -41,7 +41,7 @@ void matrices_copy_gradient(ng_block *b, bool transposed, float *to);
 void matrices_enqueue_sums(ng_block *b, const float *D);
 void matrices_emit(const ng_block *b, int32_t k, int32_t g, double factor, ng_direction *e);
 void matrices_report(const ng_block *b, ng_layer_report *r);
-ng_status matrices_visit_numbers(ng_block *b, ng_number_visit visit, void *arg);
+void matrices_visit_numbers(ng_block *b, ng_number_visit visit, void *arg);
 /* Count the rung of a solve; return NG_RESCUED if the rung is not 0. */
 ng_status matrices_count_rung(ng_block *b, int32_t rung);
 

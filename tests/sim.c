@@ -213,10 +213,9 @@ uint64_t sim_hash(uint64_t h, const void *data, size_t bytes) {
   return h;
 }
 
-static ng_status hash_number(void *arg, ng_number *n) {
+static void hash_number(void *arg, ng_number *n) {
   uint64_t *h = arg;
   *h = sim_hash(*h, n->value, sizeof *n->value);
-  return NG_OK;
 }
 
 /* Hash the options that ng_set and ng_load may change. */
@@ -257,7 +256,7 @@ uint64_t sim_fingerprint(const sim *s) {
                           b->base.eigen_floor};
     h = sim_hash(h, own, sizeof own);
     h = hash_live_options(h, &b->base);
-    (void)ng_block_numbers(b, hash_number, &h);
+    ng_block_numbers(b, hash_number, &h);
   }
   return sim_hash(h, s->weight, (size_t)s->weight_count * sizeof *s->weight);
 }

@@ -234,70 +234,60 @@ ng_field ng_average_field(const ng_stat *s, int32_t i, bool older) {
   return f;
 }
 
-static ng_status visit_average(const ng_stat *s, int32_t i, bool older, ng_field_visit visit,
-                               void *arg) {
-  ng_field f = ng_average_field(s, i, older);
-  return visit(arg, &f);
-}
-
 /* Statistics without an average do not outlive a step, so they are not saved. */
-ng_status ng_block_fields(ng_block *b, ng_field_visit visit, void *arg) {
-  ng_status st = NG_OK;
+void ng_block_fields(ng_block *b, ng_field_visit visit, void *arg) {
   for (int32_t i = 0; i < b->stats; i++) {
-    for (int32_t k = 0; k < b->stat[i].parts && st == NG_OK && b->stat[i].rule.averaged; k++) {
-      st = visit_average(&b->stat[i], k, false, visit, arg);
-      if (st == NG_OK && b->stat[i].stale.enabled) {
-        st = visit_average(&b->stat[i], k, true, visit, arg);
-      }
+    const ng_stat *s = &b->stat[i];
+    for (int32_t k = 0; k < s->parts && s->rule.averaged; k++) {
+      ng_field f = ng_average_field(s, k, false);
+      visit(arg, &f);
+      if (!s->stale.enabled) continue;
+      f = ng_average_field(s, k, true);
+      visit(arg, &f);
     }
   }
-  return st == NG_OK && b->family->visit_fields != NULL ? b->family->visit_fields(b, visit, arg)
-                                                        : st;
+  if (b->family->visit_fields != NULL) b->family->visit_fields(b, visit, arg);
 }
 
 /* Flags and counts are visited as doubles, exact up to 2^53, and read back. */
-static ng_status visit_number(const char *name, const ng_stat *s, const char *what, double *value,
-                              ng_number_visit visit, void *arg) {
+static void visit_number(const char *name, const ng_stat *s, const char *what, double *value,
+                         ng_number_visit visit, void *arg) {
   ng_number n = {.value = value, .stat = s};
   (void)stpcpy(stpcpy(n.name, name), what); /* both are literals, which fit */
-  return visit(arg, &n);
+  visit(arg, &n);
 }
 
-static ng_status visit_flag(const char *name, const ng_stat *s, const char *what, bool *flag,
-                            ng_number_visit visit, void *arg) {
+static void visit_flag(const char *name, const ng_stat *s, const char *what, bool *flag,
+                       ng_number_visit visit, void *arg) {
   double x = *flag;
-  const ng_status st = visit_number(name, s, what, &x, visit, arg);
+  visit_number(name, s, what, &x, visit, arg);
   *flag = x != 0.0;
-  return st;
 }
 
 /* was_observed is saved, so that a block that was observed before a save is not reported as unobserved after a load. */
-static ng_status visit_observation_counts(ng_block *b, int kind, ng_number_visit visit, void *arg) {
+static void visit_observation_counts(ng_block *b, int kind, ng_number_visit visit, void *arg) {
   static const char *const name[NG_OBSERVED_KINDS] = {"input", "output_grad", "gradient"};
   double count = (double)b->observation_count[kind];
-  if ((b->observed & ng_observed_bit(kind)) == 0) return NG_OK;
-  ng_status st = visit_flag(name[kind], NULL, "_seen", &b->was_observed[kind], visit, arg);
-  if (st == NG_OK) st = visit_number(name[kind], NULL, "_observations", &count, visit, arg);
+  if ((b->observed & ng_observed_bit(kind)) == 0) return;
+  visit_flag(name[kind], NULL, "_seen", &b->was_observed[kind], visit, arg);
+  visit_number(name[kind], NULL, "_observations", &count, visit, arg);
   b->observation_count[kind] = (int64_t)count;
-  return st;
 }
 
 /* A file may contain any numbers: replace numbers out of range by 0, and then intervals of 0 by 1. */
-static ng_status visit_stale(ng_stat *s, ng_number_visit visit, void *arg) {
+static void visit_stale(ng_stat *s, ng_number_visit visit, void *arg) {
   static const char *const name[] = {"_next",   "_interval",   "_interval_before", "_refreshed",
                                      "_passed", "_bytes_sent", "_bytes_passed"};
   ng_stale *t = &s->stale;
   int64_t *const count[] = {&t->next_refresh,  &t->interval,   &t->previous_interval, &t->refreshes,
                             &t->steps_without, &t->bytes_sent, &t->bytes_saved};
-  ng_status st = NG_OK;
-  for (int i = 0; i < 7 && st == NG_OK; i++) {
+  for (int i = 0; i < 7; i++) {
     double x = (double)*count[i];
-    st = visit_number(s->name, s, name[i], &x, visit, arg);
+    visit_number(s->name, s, name[i], &x, visit, arg);
     *count[i] = x >= 0.0 && x < 9e15 ? (int64_t)x : 0;
   }
   t->interval = ng_max64(1, t->interval);
   t->previous_interval = ng_max64(1, t->previous_interval);
-  return st;
 }
 
 size_t ng_block_flags_and_counts(const ng_block *b) {
@@ -309,17 +299,16 @@ size_t ng_block_flags_and_counts(const ng_block *b) {
 }
 
 /* The flags and counts, ng_block_flags_and_counts(b) numbers, come first. */
-ng_status ng_block_numbers(ng_block *b, ng_number_visit visit, void *arg) {
-  ng_status st = visit_flag("solved", NULL, "", &b->was_solved, visit, arg);
-  for (int kind = 0; kind < NG_OBSERVED_KINDS && st == NG_OK; kind++) {
-    st = visit_observation_counts(b, kind, visit, arg);
+void ng_block_numbers(ng_block *b, ng_number_visit visit, void *arg) {
+  visit_flag("solved", NULL, "", &b->was_solved, visit, arg);
+  for (int kind = 0; kind < NG_OBSERVED_KINDS; kind++) {
+    visit_observation_counts(b, kind, visit, arg);
   }
-  for (int32_t i = 0; i < b->stats && st == NG_OK; i++) {
+  for (int32_t i = 0; i < b->stats; i++) {
     ng_stat *s = &b->stat[i];
     if (!s->rule.averaged) continue;
-    st = visit_flag(s->name, s, "_started", &s->started, visit, arg);
-    if (st == NG_OK && s->stale.enabled) st = visit_stale(s, visit, arg);
+    visit_flag(s->name, s, "_started", &s->started, visit, arg);
+    if (s->stale.enabled) visit_stale(s, visit, arg);
   }
-  return st == NG_OK && b->family->visit_numbers != NULL ? b->family->visit_numbers(b, visit, arg)
-                                                         : st;
+  if (b->family->visit_numbers != NULL) b->family->visit_numbers(b, visit, arg);
 }

@@ -81,7 +81,7 @@ typedef struct ng_field {
    * `offsets` and `channels` are the numbers of kernel offsets and channels; with offsets = 1 both orders are equal. */
   int64_t row_offsets, row_channels, col_offsets, col_channels;
 } ng_field;
-typedef ng_status (*ng_field_visit)(void *arg, ng_field *f);
+typedef void (*ng_field_visit)(void *arg, ng_field *f);
 
 /* Return a field of a dense array that memory and files store in the same order. */
 ng_field ng_field_plain(const char *name, ng_dtype t, int64_t rows, int64_t cols, void *data,
@@ -93,7 +93,7 @@ typedef struct ng_number {
   double *value;
   const ng_stat *stat; /* the owner of stat (NULL: of the block) has the value that is saved */
 } ng_number;
-typedef ng_status (*ng_number_visit)(void *arg, ng_number *n);
+typedef void (*ng_number_visit)(void *arg, ng_number *n);
 
 /* ---- the table -------------------------------------------------------------------------------*/
 
@@ -154,8 +154,8 @@ typedef struct ng_family {
   /* Set pd_norm2 of the segments, on ranks that compute PD themselves; default: computed from `emit`. */
   void (*set_pd_norms)(ng_block *b);
   /* Visit the saved arrays and numbers other than averages; default: none. */
-  ng_status (*visit_fields)(ng_block *b, ng_field_visit visit, void *arg);
-  ng_status (*visit_numbers)(ng_block *b, ng_number_visit visit, void *arg);
+  void (*visit_fields)(ng_block *b, ng_field_visit visit, void *arg);
+  void (*visit_numbers)(ng_block *b, ng_number_visit visit, void *arg);
 
   /* ---- optional; NULL: the family does not support this function ---- */
   /* Set both or neither. solve, on every rank: compute the results that this rank owns. The engine calls each phase for all
@@ -214,8 +214,8 @@ ng_field ng_part_field(const ng_stat *s, int32_t i, const char *suffix, ng_dtype
 /* Return the field of the average of part i; older: of s->part[i].older, with the suffix "_older". */
 ng_field ng_average_field(const ng_stat *s, int32_t i, bool older);
 /* Visit the saved arrays (numbers) of a block: first of its statistics, then of its family. */
-ng_status ng_block_fields(ng_block *b, ng_field_visit visit, void *arg);
-ng_status ng_block_numbers(ng_block *b, ng_number_visit visit, void *arg);
+void ng_block_fields(ng_block *b, ng_field_visit visit, void *arg);
+void ng_block_numbers(ng_block *b, ng_number_visit visit, void *arg);
 /* Return how many numbers, which ng_block_numbers visits first, are flags and counts. */
 size_t ng_block_flags_and_counts(const ng_block *b);
 

@@ -323,8 +323,8 @@ static ng_status request_memory(ng_block *b, ng_plan *plan) {
 /* ---- state -----------------------------------------------------------------------------------*/
 
 /* Files contain the results of the last solve: a resumed run must solve at the same steps as an uninterrupted run. */
-static ng_status visit_part_results(const ng_kron *k, int side, int32_t i, ng_field_visit visit,
-                                    void *arg) {
+static void visit_part_results(const ng_kron *k, int side, int32_t i, ng_field_visit visit,
+                               void *arg) {
   static const char *const suffix[] = {[NG_RESULT_INVERSE] = "_inverse",
                                        [NG_RESULT_CHOLESKY] = "_cholesky",
                                        [NG_RESULT_EIGEN] = "_eigenvectors",
@@ -343,48 +343,44 @@ static ng_status visit_part_results(const ng_kron *k, int side, int32_t i, ng_fi
       f.row_offsets = f.col_offsets;
       f.row_channels = f.col_channels;
     }
-    const ng_status st = visit(arg, &f);
-    if (st != NG_OK || !k->is_eigen) return st;
+    visit(arg, &f);
+    if (!k->is_eigen) return;
   }
   ng_field f = ng_part_field(s, i, k->is_eigen ? "_eigenvalues" : "_inverse",
                              k->is_double ? NG_F64 : NG_F32, 1, n, m->d);
-  return visit(arg, &f);
+  visit(arg, &f);
 }
 
 /* Every rank visits the same fields in the same order, because the owner of a field broadcasts it and rank 0 writes it.
  * `data` is NULL on ranks that do not hold the field. */
-static ng_status visit_fields(ng_block *b, ng_field_visit visit, void *arg) {
+static void visit_fields(ng_block *b, ng_field_visit visit, void *arg) {
   const ng_kron *k = ng_kron_of(b);
-  ng_status st = NG_OK;
-  for (int side = 0; side < 2 && st == NG_OK; side++) {
+  for (int side = 0; side < 2; side++) {
     const ng_side *s = &k->side[side];
-    for (int32_t i = 0; i < s->parts && st == NG_OK; i++) {
-      st = visit_part_results(k, side, i, visit, arg);
+    for (int32_t i = 0; i < s->parts; i++) {
+      visit_part_results(k, side, i, visit, arg);
     }
-    if (st != NG_OK) return st;
     ng_field f = ng_field_plain(side == NG_SIDE_A ? "A_solve" : "G_solve", NG_F32, 1,
                                 ng_kron_info_count(k, s), s->solve_info, s->stat->owner);
-    st = visit(arg, &f);
+    visit(arg, &f);
   }
-  return st;
 }
 
 /* Visit shifts as numbers, because arrays with shifts would differ between ranks (docs/algorithms.md, damping_leak). */
-static ng_status visit_numbers(ng_block *b, ng_number_visit visit, void *arg) {
+static void visit_numbers(ng_block *b, ng_number_visit visit, void *arg) {
   ng_kron *k = ng_kron_of(b);
   ng_number lambda = {
       .name = "prediv_damping", .value = &k->lambda, .stat = k->side[NG_SIDE_G].stat};
-  ng_status st = b->base.solver == NG_SOLVER_EIGEN_PREDIV ? visit(arg, &lambda) : NG_OK;
+  if (b->base.solver == NG_SOLVER_EIGEN_PREDIV) visit(arg, &lambda);
   for (int i = 0; i < 2; i++) {
-    for (int64_t g = 0; g < k->groups && st == NG_OK && b->base.damping_leak; g++) {
+    for (int64_t g = 0; g < k->groups && b->base.damping_leak; g++) {
       ng_number n = {.value = &k->side[i].shift[g], .stat = k->side[i].stat};
       ng_name_append(n.name, sizeof n.name, k->side[i].stat->name);
       ng_name_append(n.name, sizeof n.name, "_leak.");
       ng_name_append_number(n.name, sizeof n.name, g);
-      st = visit(arg, &n);
+      visit(arg, &n);
     }
   }
-  return st;
 }
 
 const ng_family ng_family_kronecker = {

@@ -145,21 +145,20 @@ static ng_status request_memory(ng_block *b, ng_plan *plan) {
   return NG_OK;
 }
 
-static ng_status visit_fields(ng_block *b, ng_field_visit visit, void *arg) {
+static void visit_fields(ng_block *b, ng_field_visit visit, void *arg) {
   const ng_norm *k = norm_of_block(b);
-  if (!k->is_full) return NG_OK;
+  if (!k->is_full) return;
   ng_field f = ng_field_plain("F_inverse", k->side->result_dtype, k->width, k->width, k->side->R,
                               b->stat->owner);
   f.is_symmetric = true;
-  const ng_status st = visit(arg, &f);
-  if (st != NG_OK) return st;
+  visit(arg, &f);
   f = ng_field_plain("F_solve", NG_F32, 1, NG_NORM_INFO_COUNT, k->solve_info, b->stat->owner);
-  return visit(arg, &f);
+  visit(arg, &f);
 }
 
-static ng_status visit_numbers(ng_block *b, ng_number_visit visit, void *arg) {
+static void visit_numbers(ng_block *b, ng_number_visit visit, void *arg) {
   ng_number n = {.name = "F_leak.0", .value = &norm_of_block(b)->shift};
-  return b->base.damping_leak ? visit(arg, &n) : NG_OK;
+  if (b->base.damping_leak) visit(arg, &n);
 }
 
 static double block_damping(const ng_block *b) { return b->base.damping * b->base.norm_damping; }

@@ -415,12 +415,11 @@ static void end_step(ng_block *b, bool step_counts) {
   if (!step_counts || fresh) ng_window_clear_gram_row(w, ng_window_head(w));
 }
 
-static ng_status visit_fields(ng_block *b, ng_field_visit visit, void *arg) {
+static void visit_fields(ng_block *b, ng_field_visit visit, void *arg) {
   const ng_window *w = ng_window_of(b);
   const int64_t n = w->places, all = w->parts * n;
   ng_field f[NG_WINDOW_FIELDS + 6];
   int32_t fields = w->store->list_fields(b, f);
-  ng_status st = NG_OK;
   f[fields++] = ng_field_plain("gram", NG_F64, all, n, w->part->gram, b->owner);
   f[fields++] = ng_field_plain("factor", NG_F64, all, n, w->part->factor, b->owner);
   f[fields++] = ng_field_plain("along", NG_F64, w->parts, n, w->part->row_coefficient, b->owner);
@@ -428,13 +427,12 @@ static ng_status visit_fields(ng_block *b, ng_field_visit visit, void *arg) {
   f[fields] = ng_window_field(b, "second", NG_F32, 1, w->s);
   f[fields++].is_nonnegative = true;
   f[fields++] = ng_window_field(b, "mask", NG_U8, 1, w->mask);
-  for (int32_t i = 0; i < fields && st == NG_OK; i++) {
-    if (f[i].data != NULL) st = visit(arg, &f[i]);
+  for (int32_t i = 0; i < fields; i++) {
+    if (f[i].data != NULL) visit(arg, &f[i]);
   }
-  return st;
 }
 
-static ng_status visit_numbers(ng_block *b, ng_number_visit visit, void *arg) {
+static void visit_numbers(ng_block *b, ng_number_visit visit, void *arg) {
   ng_window *w = ng_window_of(b);
   const ng_settings *o = &b->base;
   const bool saved[] = {true, true, ng_is_mfac(o->window_function), o->window_empty > 0.0,
@@ -444,11 +442,9 @@ static ng_status visit_numbers(ng_block *b, ng_number_visit visit, void *arg) {
                    {.name = "factored", .value = &w->factor_damping},
                    {.name = "lr", .value = &w->lr},
                    {.name = "updates", .value = &w->updates}};
-  ng_status st = NG_OK;
-  for (int i = 0; i < 5 && st == NG_OK; i++) {
-    if (saved[i]) st = visit(arg, &n[i]);
+  for (int i = 0; i < 5; i++) {
+    if (saved[i]) visit(arg, &n[i]);
   }
-  return st;
 }
 
 const ng_family ng_family_window = {

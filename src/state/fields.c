@@ -31,7 +31,7 @@ static void visit_moment(ng_precond *p, const ng_slot *slot, const char *name, v
   set_slice(p, slot, &f);
   f.is_nonnegative = ng_is(name, "second");
   ng_name_append(f.name, sizeof f.name, slot->param == NG_BIAS ? ".bias" : ".weight");
-  (void)visit(arg, &f);
+  visit(arg, &f);
 }
 
 static bool below_zero(const void *x, ng_dtype t, int64_t n) {
@@ -58,7 +58,7 @@ const char *ng_state_key(const ng_precond *p, int32_t k) {
 
 void ng_state_key_fields(ng_precond *p, int32_t k, ng_field_visit visit, void *arg) {
   if (k < p->blocks) {
-    (void)ng_block_fields(p->block[k], visit, arg);
+    ng_block_fields(p->block[k], visit, arg);
     return;
   }
   const bool adamw = p->opt.base.update == NG_UPDATE_ADAMW;

@@ -356,16 +356,15 @@ bool ng_manifest_read(ng_work *w, ng_snapshot *s) {
          read_options(w, manifest, &s->opt) && read_blocks(w, ngio_get(manifest, "blocks"));
 }
 
-static ng_status set_number(void *arg, ng_number *n) {
+static void set_number(void *arg, ng_number *n) {
   const double **from = arg;
   *n->value = *(*from)++;
-  return NG_OK;
 }
 
 void ng_snapshot_apply(ng_precond *p, const ng_snapshot *s, const double *values) {
   ng_model_set_options(p, &s->opt);
   for (int32_t i = 0; i < p->blocks; i++) {
-    (void)ng_block_numbers(p->block[i], set_number, &values);
+    ng_block_numbers(p->block[i], set_number, &values);
   }
   for (int32_t i = 0; i < p->entries; i++)
     p->entry[i]->missed_updates = (int64_t)values[i];

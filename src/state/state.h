@@ -26,7 +26,7 @@
 /* ---- fields.c, field_order.c --------------------------------------------------------------------------*/
 
 /* Key k of ng_state_keys is the name of a block, or of a layer, whose arrays are its moments: first come all blocks,
- * then all layers.  ng_state_key_fields: visit the arrays of key k; `visit` must return NG_OK. */
+ * then all layers.  ng_state_key_fields: visit the arrays of key k. */
 int32_t ng_state_keys(const ng_precond *p);
 const char *ng_state_key(const ng_precond *p, int32_t k);
 void ng_state_key_fields(ng_precond *p, int32_t k, ng_field_visit visit, void *arg);

@@ -5,10 +5,9 @@
  * reads all arrays in order needs linear time. */
 #include "state/work.h"
 
-static ng_status count_field(void *arg, ng_field *f) {
+static void count_field(void *arg, ng_field *f) {
   (void)f;
   ++*(int32_t *)arg;
-  return NG_OK;
 }
 
 int32_t ng_state_field_count(ng_precond *p) {
@@ -27,13 +26,12 @@ typedef struct field_seek {
   ng_field field;
 } field_seek;
 
-static ng_status seek_field(void *arg, ng_field *f) {
+static void seek_field(void *arg, ng_field *f) {
   field_seek *s = arg;
-  if (s->found || ng_dtype_size(f->dtype) != s->width) return NG_OK;
-  if (s->left-- > 0) return NG_OK;
+  if (s->found || ng_dtype_size(f->dtype) != s->width) return;
+  if (s->left-- > 0) return;
   s->found = true;
   s->field = *f;
-  return NG_OK;
 }
 
 /* Find array i.  If the last search ended before array i, continue from there. */

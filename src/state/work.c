@@ -46,7 +46,7 @@ const char *ng_tensor_difference(const ngio_tensor *expected, const ngio_tensor 
 /* ---- the lists of arrays and numbers ---------------------------------------------------------*/
 
 /* Every rank knows the size of the array, also if f->data is NULL on this rank.  Set the columns that this rank has. */
-static ng_status list_field(void *arg, ng_field *f) {
+static void list_field(void *arg, ng_field *f) {
   ng_work *w = arg;
   const int32_t rank = w->p->ctx->rank;
   const int64_t size = ng_dtype_size(f->dtype);
@@ -64,18 +64,16 @@ static ng_status list_field(void *arg, ng_field *f) {
   ngio_out_put(&w->names, w->key);
   ngio_out_bytes(&w->names, "/", 1);
   ngio_out_bytes(&w->names, f->name, strlen(f->name) + 1);
-  return NG_OK;
 }
 
 /* A number of a block belongs to the owner of the block or of a statistic, and is 0 on all other ranks; so a sum over
  * ranks gives every rank all numbers. */
-static ng_status list_number(void *arg, ng_number *n) {
+static void list_number(void *arg, ng_number *n) {
   ng_work *w = arg;
   const int32_t owner = n->stat != NULL ? n->stat->owner : w->block->owner;
   const double x = w->is_local || owner == w->p->ctx->rank ? *n->value : 0.0;
   ngio_out_bytes(&w->numbers, &x, sizeof x);
   ngio_out_bytes(&w->number_names, n->name, strlen(n->name) + 1);
-  return NG_OK;
 }
 
 static int compare_widths(const void *a, const void *b) {
@@ -92,7 +90,7 @@ void ng_work_list_state(ng_work *w) {
     ng_state_key_fields(p, k, list_field, w);
     if (k < p->blocks) {
       w->block = p->block[k];
-      (void)ng_block_numbers(p->block[k], list_number, w);
+      ng_block_numbers(p->block[k], list_number, w);
       ngio_out_bytes(&w->number_names, "", 1);
     } else {
       const double missed = w->is_rank0 ? (double)p->entry[k - p->blocks]->missed_updates : 0.0;
