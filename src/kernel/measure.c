@@ -93,7 +93,7 @@ static void measure_tile(void *parts, const void *descriptor, const ng_tile *t) 
 }
 
 /* Add the bias to t; sum the squares and products of t. */
-static void finish_t(const ng_measure *m) {
+static void sum_products_of_t(const ng_measure *m) {
   m->out[1] = m->out[2] = 0.0;
   for (int64_t r = 0; r < m->D.rows; r++) {
     double b = 0.0;
@@ -120,7 +120,7 @@ static void add_parts(const ng_measure *m, const double *part) {
   for (int64_t k = 0; k < tiles && m->D.cols > NG_TILE_ELEMENTS; k++) {
     m->t[k / across] = (k % across == 0 ? 0.0 : m->t[k / across]) + part[k * PARTS + 1];
   }
-  finish_t(m);
+  sum_products_of_t(m);
 }
 
 void ng_cpu_measure_gradients(ng_queue *q, const ng_measure *m, int64_t n, double *parts) {

@@ -24,15 +24,20 @@ typedef struct ng_view {
   int64_t extent[NG_DIMS], stride[NG_DIMS];
 } ng_view;
 
-static inline int64_t ng_view_offset(const ng_view *v, int64_t n, int64_t s) {
-  if (v->axes == 0) return n * v->sample_stride + s * v->position_stride;
-  int64_t at = n * v->sample_stride + s % v->run_length * v->position_stride,
-          outer = s / v->run_length;
-  for (int32_t i = v->axes - 1; i >= 0; i--) {
-    at += outer % v->extent[i] * v->stride[i];
-    outer /= v->extent[i];
+/* Return the offset of element i of an array with these axes, outermost first. */
+static inline int64_t ng_axes_offset(int32_t axes, const int64_t *extent, const int64_t *stride,
+                                     int64_t i) {
+  int64_t at = 0;
+  for (int32_t a = axes - 1; a >= 0; a--) {
+    at += i % extent[a] * stride[a];
+    i /= extent[a];
   }
   return at;
+}
+static inline int64_t ng_view_offset(const ng_view *v, int64_t n, int64_t s) {
+  if (v->axes == 0) return n * v->sample_stride + s * v->position_stride;
+  return n * v->sample_stride + s % v->run_length * v->position_stride +
+         ng_axes_offset(v->axes, v->extent, v->stride, s / v->run_length);
 }
 static inline const char *ng_view_at(const ng_view *v, int64_t n, int64_t s, int64_t c) {
   return (const char *)v->data +

@@ -7,11 +7,7 @@
 
 /* Return the address of an element in any layout. */
 static char *element_address(const ng_place *v, int64_t row, int64_t col) {
-  int64_t at = row * v->row_stride;
-  for (int32_t i = v->axes - 1; i >= 0; i--) {
-    at += col % v->extent[i] * v->stride[i];
-    col /= v->extent[i];
-  }
+  const int64_t at = row * v->row_stride + ng_axes_offset(v->axes, v->extent, v->stride, col);
   return (char *)v->data + at * ng_dtype_size(v->dtype);
 }
 

@@ -17,7 +17,7 @@ static void add_error(const ng_largest *v) {
   }
 }
 
-static int64_t keys_from(const ng_largest *v, uint32_t least) {
+static int64_t count_keys_from(const ng_largest *v, uint32_t least) {
   int64_t some = 0;
   for (int64_t i = 0; i < v->n; i++) {
     some += key_of(v->x[i]) >= least;
@@ -26,7 +26,7 @@ static int64_t keys_from(const ng_largest *v, uint32_t least) {
 }
 
 /* List the keys above `prefix` and the first `equal` keys that are equal; return their number. */
-static int64_t collect(const ng_largest *v, uint32_t prefix, int64_t equal) {
+static int64_t list_largest(const ng_largest *v, uint32_t prefix, int64_t equal) {
   int64_t m = 0;
   for (int64_t i = 0; i < v->n; i++) {
     const uint32_t key = key_of(v->x[i]);
@@ -42,9 +42,9 @@ void ng_ref_select_largest(ng_queue *q, const ng_largest *v, int64_t n, int32_t 
     uint32_t key = 0;
     add_error(v);
     for (uint32_t bit = UINT32_C(1) << 30; bit > 0; bit >>= 1) {
-      if (keys_from(v, key | bit) >= v->k) key |= bit;
+      if (count_keys_from(v, key | bit) >= v->k) key |= bit;
     }
-    collect(v, key, v->k - keys_from(v, key + 1));
+    list_largest(v, key, v->k - count_keys_from(v, key + 1));
   }
 }
 
@@ -52,8 +52,8 @@ void ng_ref_count_largest(ng_queue *q, const ng_largest *v, int64_t n) {
   (void)q;
   for (const ng_largest *end = v + n; v < end; v++) {
     add_error(v);
-    v->count[0] = (double)keys_from(v, v->prefix + 1);
-    v->count[1] = (double)keys_from(v, v->prefix) - v->count[0];
+    v->count[0] = (double)count_keys_from(v, v->prefix + 1);
+    v->count[1] = (double)count_keys_from(v, v->prefix) - v->count[0];
     if (v->digits == 0) continue;
     memset(v->count, 0, sizeof *v->count << v->digits);
     for (int64_t i = 0; i < v->n; i++) {
@@ -67,7 +67,7 @@ void ng_ref_count_largest(ng_queue *q, const ng_largest *v, int64_t n) {
 void ng_ref_collect_largest(ng_queue *q, const ng_largest *v, int64_t n) {
   (void)q;
   for (const ng_largest *end = v + n; v < end; v++) {
-    *v->selected = collect(v, v->prefix, v->equal);
+    *v->selected = list_largest(v, v->prefix, v->equal);
   }
 }
 

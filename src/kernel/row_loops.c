@@ -61,7 +61,8 @@ INLINE double add_lanes(double sum[LANES]) {
 
 /* ---- products with a vector ------------------------------------------------------------------*/
 
-NG_CLONES static double dot(const float *restrict x, const float *restrict y, int64_t n) {
+NG_CLONES static double multiply_floats(const float *restrict x, const float *restrict y,
+                                        int64_t n) {
   double sum[LANES] = {0.0};
   const int64_t whole = n / LANES * LANES;
   for (int64_t c = 0; c < whole; c += LANES) {
@@ -77,9 +78,9 @@ NG_CLONES static double dot(const float *restrict x, const float *restrict y, in
 
 /* Add the products of elements [c, c + LANES) of four rows with y to the partial sums s0 to s3 of the rows. For bf16, the
  * first half of the partial sums belongs to even elements, the second half to odd elements. */
-INLINE void dots_lanes(const void *const row[4], bool half, const float *restrict y, int64_t c,
-                       double *restrict s0, double *restrict s1, double *restrict s2,
-                       double *restrict s3) {
+INLINE void multiply_lanes(const void *const row[4], bool half, const float *restrict y, int64_t c,
+                           double *restrict s0, double *restrict s1, double *restrict s2,
+                           double *restrict s3) {
   const void *r0 = row[0], *r1 = row[1], *r2 = row[2], *r3 = row[3];
   for (int i = 0; i < LANES && !half; i++) {
     const double v = (double)y[c + i];
@@ -103,8 +104,8 @@ INLINE void dots_lanes(const void *const row[4], bool half, const float *restric
 }
 
 /* Order the partial sums of a row by element, add the products of elements [whole, n), and return the sum. */
-INLINE double finish(const double *lane, const void *row, bool half, const float *y, int64_t whole,
-                     int64_t n) {
+INLINE double sum_lanes_and_tail(const double *lane, const void *row, bool half, const float *y,
+                                 int64_t whole, int64_t n) {
   double sum[LANES];
   for (int i = 0; i < LANES; i++) {
     sum[i] = lane[!half ? i : i % 2 == 0 ? i / 2 : LANES / 2 + i / 2];
@@ -115,8 +116,8 @@ INLINE double finish(const double *lane, const void *row, bool half, const float
   return add_lanes(sum);
 }
 
-INLINE void dots(const void *const row[4], const void *const next[4], bool half,
-                 const float *restrict y, int64_t n, double out[4]) {
+INLINE void multiply_four_rows(const void *const row[4], const void *const next[4], bool half,
+                               const float *restrict y, int64_t n, double out[4]) {
   double s0[LANES] = {0.0}, s1[LANES] = {0.0}, s2[LANES] = {0.0}, s3[LANES] = {0.0};
   const int64_t each = half ? 2 : 4, whole = n / LANES * LANES, turn = prefetch_turn(whole, each);
   for (int64_t from = 0, to; from < whole; from = to) {
@@ -130,28 +131,29 @@ INLINE void dots(const void *const row[4], const void *const next[4], bool half,
       for (int q = 0; q < 4; q++) {
         prefetch(ahead[q], c, each);
       }
-      dots_lanes(row, half, y, c, s0, s1, s2, s3);
+      multiply_lanes(row, half, y, c, s0, s1, s2, s3);
     }
   }
-  out[0] = finish(s0, row[0], half, y, whole, n);
-  out[1] = finish(s1, row[1], half, y, whole, n);
-  out[2] = finish(s2, row[2], half, y, whole, n);
-  out[3] = finish(s3, row[3], half, y, whole, n);
+  out[0] = sum_lanes_and_tail(s0, row[0], half, y, whole, n);
+  out[1] = sum_lanes_and_tail(s1, row[1], half, y, whole, n);
+  out[2] = sum_lanes_and_tail(s2, row[2], half, y, whole, n);
+  out[3] = sum_lanes_and_tail(s3, row[3], half, y, whole, n);
 }
 
-NG_CLONES static void dots_f32(const void *const row[4], const void *const next[4], const float *y,
-                               int64_t n, double out[4]) {
-  dots(row, next, false, y, n, out);
+NG_CLONES static void multiply_four_f32(const void *const row[4], const void *const next[4],
+                                        const float *y, int64_t n, double out[4]) {
+  multiply_four_rows(row, next, false, y, n, out);
 }
 
-NG_CLONES static void dots_bf16(const void *const row[4], const void *const next[4], const float *y,
-                                int64_t n, double out[4]) {
-  dots(row, next, true, y, n, out);
+NG_CLONES static void multiply_four_bf16(const void *const row[4], const void *const next[4],
+                                         const float *y, int64_t n, double out[4]) {
+  multiply_four_rows(row, next, true, y, n, out);
 }
 
 /* ---- sums of rows ----------------------------------------------------------------------------*/
 
-NG_CLONES static void add(double *restrict acc, const float *restrict x, int64_t n, double c) {
+NG_CLONES static void add_floats(double *restrict acc, const float *restrict x, int64_t n,
+                                 double c) {
   for (int64_t i = 0; i < n; i++) {
     acc[i] += c * (double)x[i];
   }
@@ -168,8 +170,8 @@ INLINE double sum_four_pairs(const void *const row[4], bool odd, const double c[
 }
 
 /* acc += elements [b, b + LANES) of 4 or 8 rows, times `by`. */
-INLINE void sums_lanes(double *restrict acc, const void *const r[8], bool half, int rows, int64_t b,
-                       const double by[8]) {
+INLINE void add_rows_of_lanes(double *restrict acc, const void *const r[8], bool half, int rows,
+                              int64_t b, const double by[8]) {
   for (int64_t i = b; i < b + LANES && !half; i++) {
     double a = acc[i] + sum_four_rows(r, false, by, i);
     if (rows == 8) a += sum_four_rows(r + 4, false, by + 4, i);
@@ -185,8 +187,8 @@ INLINE void sums_lanes(double *restrict acc, const void *const r[8], bool half, 
   }
 }
 
-INLINE void sums(double *restrict acc, const void *const *row, const void *const *next, bool half,
-                 int rows, int64_t n, const double *c) {
+INLINE void add_rows(double *restrict acc, const void *const *row, const void *const *next,
+                     bool half, int rows, int64_t n, const double *c) {
   const void *const r[8] = {row[0],        row[1],        row[2],        row[3],
                             row[rows - 4], row[rows - 3], row[rows - 2], row[rows - 1]};
   const double by[8] = {c[0], c[1], c[2], c[3], c[rows - 4], c[rows - 3], c[rows - 2], c[rows - 1]};
@@ -202,7 +204,7 @@ INLINE void sums(double *restrict acc, const void *const *row, const void *const
       for (int q = 0; q < rows; q++) {
         prefetch(ahead[q], b, each);
       }
-      sums_lanes(acc, r, half, rows, b, by);
+      add_rows_of_lanes(acc, r, half, rows, b, by);
     }
   }
   for (int64_t i = whole; i < n; i++) {
@@ -212,26 +214,26 @@ INLINE void sums(double *restrict acc, const void *const *row, const void *const
   }
 }
 
-NG_CLONES static void sums_f32(double *acc, const void *const *row, const void *const *next,
-                               int rows, int64_t n, const double *c) {
+NG_CLONES static void add_rows_f32(double *acc, const void *const *row, const void *const *next,
+                                   int rows, int64_t n, const double *c) {
   if (rows == 8) {
-    sums(acc, row, next, false, 8, n, c);
+    add_rows(acc, row, next, false, 8, n, c);
   } else {
-    sums(acc, row, next, false, 4, n, c);
+    add_rows(acc, row, next, false, 4, n, c);
   }
 }
 
-NG_CLONES static void sums_bf16(double *acc, const void *const *row, const void *const *next,
-                                int rows, int64_t n, const double *c) {
+NG_CLONES static void add_rows_bf16(double *acc, const void *const *row, const void *const *next,
+                                    int rows, int64_t n, const double *c) {
   if (rows == 8) {
-    sums(acc, row, next, true, 8, n, c);
+    add_rows(acc, row, next, true, 8, n, c);
   } else {
-    sums(acc, row, next, true, 4, n, c);
+    add_rows(acc, row, next, true, 4, n, c);
   }
 }
 
 /* NG_CLONES functions must be static, because the library would export the clones of an external function. */
-double ng_row_dot(const float *x, const float *y, int64_t n) { return dot(x, y, n); }
+double ng_row_dot(const float *x, const float *y, int64_t n) { return multiply_floats(x, y, n); }
 double ng_row_dot_double(const double *x, const double *y, int64_t n) {
   double sum = 0.0;
   for (int64_t i = 0; i < n; i++) {
@@ -240,14 +242,14 @@ double ng_row_dot_double(const double *x, const double *y, int64_t n) {
   return sum;
 }
 
-void ng_row_add(double *acc, const float *x, int64_t n, double c) { add(acc, x, n, c); }
+void ng_row_add(double *acc, const float *x, int64_t n, double c) { add_floats(acc, x, n, c); }
 
 /* ---- whole rows ------------------------------------------------------------------------------*/
 
 /* row[q] <- the address of element `at` of the (j + q)-th row in use, for q < many; instead of a row past the last one, the
  * last one. If all are past the last row: the first rows, n elements further, which the next call reads (for prefetch). */
-static void rows_from(const ng_rows *G, int64_t j, int64_t many, int64_t at, int64_t n,
-                      const void **row) {
+static void list_row_addresses(const ng_rows *G, int64_t j, int64_t many, int64_t at, int64_t n,
+                               const void **row) {
   if (j >= G->used) at += n;
   for (int64_t q = 0; q < many; q++) {
     const int64_t one = j < G->used ? j + q : q;
@@ -263,12 +265,12 @@ void ng_multiply_whole_rows(void *arg, int32_t i) {
   for (int64_t j = 0; j < G->used; j += AT_ONCE) {
     const void *row[AT_ONCE], *next[AT_ONCE];
     if (j + 1 == G->used && G->dtype == NG_F32) {
-      k[j] = dot(ng_row_at(G, G->place[j], c.at), G->x + c.at, c.n);
+      k[j] = multiply_floats(ng_row_at(G, G->place[j], c.at), G->x + c.at, c.n);
       break;
     }
-    rows_from(G, j, AT_ONCE, c.at, c.n, row);
-    rows_from(G, j + AT_ONCE, AT_ONCE, c.at, c.n, next);
-    (G->dtype == NG_F32 ? dots_f32 : dots_bf16)(row, next, G->x + c.at, c.n, out);
+    list_row_addresses(G, j, AT_ONCE, c.at, c.n, row);
+    list_row_addresses(G, j + AT_ONCE, AT_ONCE, c.at, c.n, next);
+    (G->dtype == NG_F32 ? multiply_four_f32 : multiply_four_bf16)(row, next, G->x + c.at, c.n, out);
     for (int64_t q = 0; q < AT_ONCE && j + q < G->used; q++) {
       k[j + q] = out[q];
     }
@@ -283,16 +285,16 @@ void ng_add_whole_rows(const ng_rows *G, const double *c, int64_t at, int64_t n,
     const void *row[MANY], *next[MANY];
     double by[MANY];
     rows = j + MANY <= G->used ? MANY : FEW;
-    rows_from(G, j, rows, at, n, row);
-    rows_from(G, j + rows, rows, at, n, next);
+    list_row_addresses(G, j, rows, at, n, row);
+    list_row_addresses(G, j + rows, rows, at, n, next);
     for (int q = 0; q < rows; q++) {
       by[q] = c[G->place[j + q]];
     }
-    (G->dtype == NG_F32 ? sums_f32 : sums_bf16)(acc, row, next, rows, n, by);
+    (G->dtype == NG_F32 ? add_rows_f32 : add_rows_bf16)(acc, row, next, rows, n, by);
   }
   for (; j < G->used; j++) {
     const void *row = ng_row_at(G, G->place[j], at);
     if (G->dtype != NG_F32) ng_to_f32(room, row, G->dtype, n);
-    add(acc, G->dtype == NG_F32 ? row : room, n, c[G->place[j]]);
+    add_floats(acc, G->dtype == NG_F32 ? row : room, n, c[G->place[j]]);
   }
 }

@@ -40,8 +40,8 @@ static void widen(double *to, const void *value, ng_dtype type, int64_t from, in
   }
 }
 
-static double sparse_dot(const float *tile, const uint16_t *index, const void *value, ng_dtype type,
-                         int64_t n) {
+static double multiply_sparse(const float *tile, const uint16_t *index, const void *value,
+                              ng_dtype type, int64_t n) {
   enum { SUMS = 4 };
   double x[ENTRIES], sum[SUMS] = {0.0};
   for (int64_t from = 0; from < n; from += ENTRIES) {
@@ -61,7 +61,7 @@ static double sparse_dot(const float *tile, const uint16_t *index, const void *v
   return (sum[0] + sum[1]) + (sum[2] + sum[3]);
 }
 
-static void sparse_put(float *tile, const uint16_t *index, const void *value, ng_dtype type,
+static void put_sparse(float *tile, const uint16_t *index, const void *value, ng_dtype type,
                        int64_t n) {
   float x[ENTRIES];
   for (int64_t from = 0; from < n; from += ENTRIES) {
@@ -73,7 +73,7 @@ static void sparse_put(float *tile, const uint16_t *index, const void *value, ng
   }
 }
 
-static void sparse_add(double *tile, const uint16_t *index, const void *value, ng_dtype type,
+static void add_sparse(double *tile, const uint16_t *index, const void *value, ng_dtype type,
                        int64_t n, double c) {
   double x[ENTRIES];
   for (int64_t from = 0; from < n; from += ENTRIES) {
@@ -110,28 +110,28 @@ static block_run find_run_and_prefetch(const ng_rows *G, int64_t j, int64_t bloc
   return find_block_run(G, G->place[j], block);
 }
 
-static void sparse_products(const ng_rows *G, float *tile, int64_t i) {
+static void multiply_sparse_rows(const ng_rows *G, float *tile, int64_t i) {
   const ng_flat_range *block = &G->range[i];
   if (G->x == NULL) { /* x is the row at `head`; f32 represents its values exactly */
     const block_run own = find_block_run(G, G->head, i);
     memset(tile, 0, (size_t)block->n * sizeof *tile);
-    sparse_put(tile, own.index, own.value, G->dtype, own.n);
+    put_sparse(tile, own.index, own.value, G->dtype, own.n);
   } else {
     memcpy(tile, G->x + block->at, (size_t)block->n * sizeof *tile);
   }
   for (int64_t j = 0; j < G->used; j++) {
     const block_run r = find_run_and_prefetch(G, j, i);
-    G->partial_sums[i * G->used + j] = sparse_dot(tile, r.index, r.value, G->dtype, r.n);
+    G->partial_sums[i * G->used + j] = multiply_sparse(tile, r.index, r.value, G->dtype, r.n);
   }
 }
 
-static void sparse_sums(const ng_rows *G, double *tile, int64_t i) {
+static void add_sparse_rows(const ng_rows *G, double *tile, int64_t i) {
   const ng_flat_range *block = &G->range[i];
   const double *c = G->c + block->part * G->places;
   begin_sums(tile, G->u + block->at, block->n, G->by[block->part]);
   for (int64_t j = 0; j < G->used; j++) {
     const block_run r = find_run_and_prefetch(G, j, i);
-    sparse_add(tile, r.index, r.value, G->dtype, r.n, c[G->place[j]]);
+    add_sparse(tile, r.index, r.value, G->dtype, r.n, c[G->place[j]]);
   }
   ng_to_f32(G->u + block->at, tile, NG_F64, block->n);
 }
@@ -142,23 +142,23 @@ typedef struct sparse_job {
   bool combines;
 } sparse_job;
 
-static void sparse_piece(void *arg, int32_t piece) {
+static void run_sparse_piece(void *arg, int32_t piece) {
   const sparse_job *j = arg;
   double *tile = j->G->tile + (int64_t)piece * NG_FLAT_BLOCK;
   int64_t from, to;
   ng_piece_bounds(j->G->ranges, j->pieces, piece, &from, &to);
   for (int64_t i = from; i < to; i++) {
     if (j->combines) {
-      sparse_sums(j->G, tile, i);
+      add_sparse_rows(j->G, tile, i);
     } else {
-      sparse_products(j->G, (float *)(void *)tile, i);
+      multiply_sparse_rows(j->G, (float *)(void *)tile, i);
     }
   }
 }
 
 /* ---- low-rank rows ---------------------------------------------------------------------------*/
 
-static const float *factors_address(const ng_rows *G, int64_t place, const ng_low_rank_shape *v) {
+static const float *find_factors(const ng_rows *G, int64_t place, const ng_low_rank_shape *v) {
   return ng_row_at(G, place, v->at);
 }
 
@@ -185,13 +185,12 @@ static double dot_low_rank_vector(const ng_low_rank_shape *v, const float *f, co
   return sum;
 }
 
-static void low_rank_products(void *arg, int32_t i) {
+static void multiply_low_rank_rows(void *arg, int32_t i) {
   const ng_rows *G = arg;
   const ng_low_rank_shape *v = &G->factors[i];
-  const float *own = factors_address(G, G->head, v),
-              *x = G->x == NULL ? own : G->x + G->range[i].at;
+  const float *own = find_factors(G, G->head, v), *x = G->x == NULL ? own : G->x + G->range[i].at;
   for (int64_t j = 0; j < G->used; j++) {
-    const float *f = factors_address(G, G->place[j], v);
+    const float *f = find_factors(G, G->place[j], v);
     G->partial_sums[i * G->used + j] = v->rank == 0   ? ng_row_dot(f, x, v->rows * v->cols)
                                        : G->x == NULL ? dot_two_low_rank(v, f, own)
                                                       : dot_low_rank_vector(v, f, x);
@@ -202,8 +201,7 @@ static void low_rank_products(void *arg, int32_t i) {
 static void add_low_rank_rows(const ng_rows *G, const ng_low_rank_shape *v, const double *c,
                               int64_t from, int64_t n, double *acc) {
   for (int64_t j = 0; j < G->used; j++) {
-    const float *f = factors_address(G, G->place[j], v),
-                *Q = f + v->rank * v->rows + from % v->cols;
+    const float *f = find_factors(G, G->place[j], v), *Q = f + v->rank * v->rows + from % v->cols;
     if (v->rank == 0) ng_row_add(acc, f + from, n, c[G->place[j]]);
     for (int64_t a = 0; a < v->rank; a++) {
       ng_row_add(acc, Q + a * v->cols, n, c[G->place[j]] * (double)f[a * v->rows + from / v->cols]);
@@ -237,14 +235,14 @@ static void combine_chunk(void *arg, int32_t i) {
 static void run_rows(const ng_queue *q, const ng_rows *G, bool combines) {
   sparse_job j = {G, q->threads, combines};
   if (G->kind == NG_ROWS_SPARSE) {
-    ng_queue_run(q, j.pieces, sparse_piece, &j);
+    ng_queue_run(q, j.pieces, run_sparse_piece, &j);
   } else if (combines) {
     ng_queue_run(q, ng_count_list_chunks(G->range, G->ranges), combine_chunk, (void *)(uintptr_t)G);
   } else if (G->kind == NG_ROWS_WHOLE) {
     ng_queue_run(q, ng_count_list_chunks(G->range, G->ranges), ng_multiply_whole_rows,
                  (void *)(uintptr_t)G);
   } else {
-    ng_queue_run(q, (int32_t)G->ranges, low_rank_products, (void *)(uintptr_t)G);
+    ng_queue_run(q, (int32_t)G->ranges, multiply_low_rank_rows, (void *)(uintptr_t)G);
   }
 }
 

@@ -92,11 +92,7 @@ static void scan_piece(void *arg, int32_t i) {
   }
   j->most[i] = 0;
   for (int64_t k = from; k < to && j->most[i] < NG_INF_BITS; k++) {
-    int64_t at = 0, rest = k;
-    for (int32_t a = s->ndim - 2; a >= 0; a--) {
-      at += rest % s->shape[a] * s->stride[a];
-      rest /= s->shape[a];
-    }
+    const int64_t at = ng_axes_offset(s->ndim - 1, s->shape, s->stride, k);
     const uint32_t bits =
         find_line_largest((const char *)s->data + at * size, s->dtype, j->step, j->length);
     j->most[i] = bits > j->most[i] ? bits : j->most[i];
