@@ -62,6 +62,23 @@ class GradientsMatchOracle(Case):
                 with self.subTest(kernel=kernel, **kwargs):
                     self.assert_near_oracle(gradients_after_step(model, data), self.oracle(whole, ("0",), data))
 
+    def test_grouped_conv1d_matches_conv2d(self):
+        """A convolution of images of height 1, with the same groups."""
+        torch.manual_seed(1)
+        flat = nn.Sequential(nn.Conv1d(4, 6, 3, groups=2, padding=1), nn.Flatten(), nn.Linear(42, 3))
+        images = nn.Sequential(nn.Conv2d(4, 6, (1, 3), groups=2, padding=(0, 1)), nn.Flatten(), copy.deepcopy(flat[2]))
+        with torch.no_grad():
+            images[0].weight.copy_(flat[0].weight.unsqueeze(2))
+            images[0].bias.copy_(flat[0].bias)
+        x, y = random_batch(shape=(4, 7))
+        loss_of(flat, x, y).backward()
+        plain, found = gradients_of(flat), gradients_after_step(flat, (x, y))
+        expected = gradients_after_step(images, (x.unsqueeze(2), y))
+        for name, gradient in found.items():
+            self.assertFalse(torch.equal(gradient, plain[name]), name)
+            # PyTorch sums both convolutions in another order
+            self.assertLess(oracle.relative_difference(gradient, expected[name].double().reshape(gradient.shape)), 1e-4, name)
+
     def test_conv1d_matches_oracle(self):
         for kwargs in (dict(padding=1), dict(padding="same", dilation=3), dict(stride=2), dict(padding="same")):
             for kernel in (3, 4):
@@ -343,6 +360,11 @@ class WithoutCurvature(Case):
         for name in names:
             self.assertIn("MultiheadAttention", why[name])
         self.assertIn("A 9x9, G 16x16", why["linear1.weight"])
+
+    def test_other_convolutions_are_named_in_the_warning(self):
+        model = nn.Sequential(nn.ConvTranspose1d(2, 4, 3), nn.ConvTranspose2d(4, 4, 3), nn.Conv3d(4, 4, 3))
+        with self.assertWarnsRegex(UserWarning, "100% .* 2.weight: a parameter of Conv3d; 1.weight: a parameter of ConvTranspose2d"):
+            make_preconditioner(model)
 
     def test_warning_names_the_line_of_the_user(self):
         for kind in (natgrad.KFAC, lambda m: natgrad.SGD(m, 0.1), lambda m: natgrad.AdamW(m, 0.1), compat.EVA):
