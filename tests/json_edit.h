@@ -9,7 +9,7 @@ typedef struct json_edit {
   const char *with;     /* JSON text in its place; NULL: the value is removed */
   const char *key;      /* new key of the value, or NULL */
   const char *add;      /* JSON text of a further member or element inside `at`, or NULL */
-  const char *add_key;  /* of the further member */
+  const char *add_key;  /* key of the member that `add` adds */
   int reverse;          /* write the members of `at` from the last to the first */
 } json_edit;
 

@@ -210,13 +210,13 @@ static void parameters_have_any_layout(void **state) {
 
 /* ---- observations ----------------------------------------------------------------------------*/
 
-static void find_largest_gap(const model *m, const model *d, double *gap, double *most) {
-  *gap = *most = 0;
+static void find_largest_gap(const model *m, const model *d, double *gap, double *scale) {
+  *gap = *scale = 0;
   for (int k = 0; k < SLOTS; k++) {
     for (int64_t i = 0; i < m->grad[k].count; i++) {
       const double x = (double)strided_get(&m->grad[k], i), y = (double)strided_get(&d->grad[k], i);
       *gap = isnan(x) ? INFINITY : fmax(*gap, fabs(x - y));
-      *most = fmax(*most, fabs(y));
+      *scale = fmax(*scale, fabs(y));
     }
   }
 }

@@ -169,7 +169,7 @@ static void unknown_variables_are_logged_with_the_nearest_name(void **state) {
       "2 environment: NG_ is set, and nothing reads it\n",
       "2 environment: NG_A_NAME_THAT_GOES_ON_"};
   const log_lines before =
-      collect_log_lines(NULL, 0, NG_LOG_WARN); /* variables of the environment of this test */
+      collect_log_lines(NULL, 0, NG_LOG_WARN); /* of variables that were set before the test */
   log_lines h = collect_log_lines(known, 7, NG_LOG_WARN);
   assert_int_equal(h.lines, before.lines);
   h = collect_log_lines(unknown, 7, NG_LOG_WARN);

@@ -46,7 +46,8 @@ static float *guarded(int64_t floats) {
 
 static void release(float *p, int64_t floats, const char *what) {
   for (int64_t i = floats; i < floats + GUARD; i++)
-    if (p[i] != 4711.0f) fail_msg("%s: written %d elements after its end", what, (int)(i - floats));
+    if (p[i] != 4711.0f)
+      fail_msg("%s: element %d after its end was overwritten", what, (int)(i - floats) + 1);
   free(p);
 }
 

@@ -149,8 +149,11 @@ static void edited_manifests_are_refused(void **state) {
         wrong = wrong || each[q] != each[0] || load.changed[q] ||
                 (each[q] < NG_OK && each[q] != NG_ERR_FILE);
       if (wrong)
-        fail_msg("NG_TEST_SEED=%llu, trial %lld: rank 0 %s", (unsigned long long)test_seed(),
-                 (long long)trial, ng_status_name(each[0]));
+        fail_msg(
+            "NG_TEST_SEED=%llu, trial %lld: %s manifest: rank 0 returned %s; expected the same "
+            "on %d ranks, and no change if refused",
+            (unsigned long long)test_seed(), (long long)trial, same ? "the unedited" : "an edited",
+            ng_status_name(each[0]), ranks);
       refused += !same;
       clear_folder();
     }

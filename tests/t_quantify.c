@@ -1,7 +1,7 @@
 /* t_quantify.c: quantify = 1 against a plain sort in double: quartiles, minimum, maximum and mean of |PD / (D +
  * 1e-8)|, for every family, on several ranks, and the numbers of EFCP's own function.  Without preconditioned
- * blocks, PD is the direction that SGD or AdamW multiplies by lr.  Since this can be any number, quartiles are
- * also tested on hard distributions. */
+ * blocks, PD is the direction that SGD or AdamW multiplies by lr.  The direction can be any number, so quartiles
+ * are also tested on hard distributions. */
 #include "unit_test.h"
 #include "draw.h"
 #include "fixture.h"

@@ -279,7 +279,8 @@ static void fisher_selects_the_observed_labels(void **state) {
       labels = code;
     }
     if (found != 1 || (labels == of_batch) != (sampled == 0))
-      fail_msg("fisher=%s: %d sets of labels have this G", fisher[sampled], found);
+      fail_msg("fisher=%s: %d sets of labels have this G, expected one, %s the batch's labels",
+               fisher[sampled], found, sampled == 0 ? "with" : "without");
     compute_gradient(w, &f, 0.0, g);
     const float *kept = ngio_tensors_find(r.model, nn_get_param(net, 0)->name)->data;
     for (int k = 0; k < CLASSES; k++) {

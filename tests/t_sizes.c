@@ -259,8 +259,8 @@ static ng_status add_resnet50_layer(ng_precond *p, int i) {
                        image, 0, NULL);
 }
 
-/* Return the planned bytes of the statistics, as a share of whole f32 matrices. */
-static double plan_share_of_whole(const char *more) {
+/* Return the bytes of statistics that the plan sends, as a share of whole f32 matrices. */
+static double planned_sent_share(const char *more) {
   fixture f;
   ng_rank_plan r = {.struct_size = sizeof r};
   char options[160];
@@ -288,7 +288,7 @@ static void resnet50_sends_the_expected_share(void **state) {
     double most;
   } row[] = {{"wire_dtype=bf16", 0.26}, {"", 0.51}};
   for (int i = 0; i < 2; i++) {
-    const double part = plan_share_of_whole(row[i].more);
+    const double part = planned_sent_share(row[i].more);
     assert_true(part <= row[i].most && part >= row[i].most - 0.02);
   }
 }

@@ -40,11 +40,12 @@ static void states_need_a_ready_model(void **state) {
   assert_int_equal(unlink(file.text), 0);
 }
 
-static void expect_refused_save(sim *s, const char *file, const char *messages) {
+/* The save fails with a message that contains `says`, and changes nothing. */
+static void expect_refused_save(sim *s, const char *file, const char *says) {
   const uint64_t before = sim_fingerprint(s); /* it covers allocated memory */
   assert_int_equal(ng_save(s->p, file), NG_ERR_FILE);
   const char *message = ng_last_error(s->ctx);
-  if (strstr(message, messages) == NULL) fail_msg("message \"%s\" lacks \"%s\"", message, messages);
+  if (strstr(message, says) == NULL) fail_msg("message \"%s\" lacks \"%s\"", message, says);
   if (sim_fingerprint(s) != before)
     fail_msg("the call failed with \"%s\" and changed the state", message);
 }

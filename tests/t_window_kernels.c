@@ -44,7 +44,7 @@ static void selection_on_ranks_equals_one_rank(void **state) {
     ng_queue_wait(&queue);
     for (int32_t q = 0; q < W; q++)
       j[q] = (ng_window_joint){
-          .of = {.x = x + cut[q], .n = cut[q + 1] - cut[q], .k = k, .chosen = mine[q]}, .rank = q};
+          .of = {.x = x + cut[q], .n = cut[q + 1] - cut[q], .k = k, .chosen = mine[q]}, .this_rank = q};
     for (int32_t round = 0; round <= NG_WINDOW_JOINT_ROUNDS; round++) {
       for (int32_t q = 0; q < W; q++) {
         memcpy(part[q], sum, sizeof sum);

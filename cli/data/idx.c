@@ -27,8 +27,8 @@ static int find_idx_file(const char *folder, const char *stem, int axes, char **
     *path = NULL;
     if (why != ENOENT) return cli_fail("--data: %s: %s", folder, strerror(why));
   }
-  return cli_fail("--data: %s: no file %s-idx%d-ubyte or %s-idx%d-ubyte.gz", folder, stem, axes,
-                  stem, axes);
+  return cli_fail("--data: %s: no file %s-idx%d-ubyte or %s.idx%d-ubyte, plain or .gz", folder,
+                  stem, axes, stem, axes);
 }
 
 /* Open the file, read its header, and compare its lengths with the size of the file. Next, *out reads the values. */

@@ -96,9 +96,9 @@ int nn_add_norm_layer(nn *n, const nn_norm_layer *norm);
 /* Store the message of the first mistake; return -1. */
 __attribute__((format(printf, 2, 3))) int nn_fail(nn *n, const char *format, ...);
 
-/* plan.c: allocate n->memory and set all pointers into it; false: there is no memory. With share = false (the oracle
+/* plan.c: allocate n->memory and set all pointers into it; false: there is no memory. With reuses_gradients = false (the oracle
  * of the tests) no node works in place, and no two gradients share memory. */
-bool nn_allocate(nn *n, bool share);
+bool nn_allocate(nn *n, bool reuses_gradients);
 /* init.c: set the initial values of all parameters and buffers, from n->seed. */
 void nn_init_parameters(nn *n);
 

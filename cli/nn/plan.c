@@ -162,10 +162,10 @@ static void assign_memory(nn *n, cursor *c, const int64_t *offset, int64_t gradi
   n->scratch = take_memory(c, n->scratch_bytes);
 }
 
-bool nn_allocate(nn *n, bool share) {
+bool nn_allocate(nn *n, bool reuses_gradients) {
   int64_t *offset = cli_alloc((size_t)n->n_nodes, sizeof *offset);
-  set_node_flags(n, share);
-  const int64_t gradients = place_gradients(n, share, offset);
+  set_node_flags(n, reuses_gradients);
+  const int64_t gradients = place_gradients(n, reuses_gradients, offset);
   cursor c = {NULL, 0};
   assign_memory(n, &c, offset, gradients);
   n->bytes = c.at;

@@ -258,7 +258,7 @@ class Observer:
         self.model_samples = None  # number of samples of the model's input; None outside the model's forward
         self.repeatable = {}  # for early_input: layer index -> calls without gradients that checkpointing may repeat
         self.first_forwards = {}  # first forwards of checkpointing: (layer index, input shape) ->
-        #   [(samples, arguments of begin()), number of calls to repeat, round]
+        #   [(samples, arguments of begin()), number of calls to repeat, round of the last one]
         self.is_in_backward = False  # an observed backward pass is running
         self.has_failed = False  # the last backward pass raised an exception
         self.round = 0  # number of steps and resets so far

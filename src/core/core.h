@@ -158,7 +158,7 @@ const char *ng_nearest(const char *word, const char *(*at)(int32_t i), int32_t n
 /* Append a text or a number >= 0 to `name`, truncated to `size` bytes.  Faster than snprintf, for models with many
  * names. */
 void ng_name_append(char *name, size_t size, const char *more);
-void ng_name_append_number(char *name, size_t size, int64_t count);
+void ng_name_append_number(char *name, size_t size, int64_t number);
 bool ng_same_word(const char *a, const char *b); /* compare two ASCII texts, ignoring case */
 
 /* A part of a message.  It is returned by value, because a message may have several. */

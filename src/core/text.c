@@ -101,13 +101,13 @@ void ng_name_append(char *name, size_t size, const char *more) {
   name[at + fits] = 0;
 }
 
-void ng_name_append_number(char *name, size_t size, int64_t count) {
+void ng_name_append_number(char *name, size_t size, int64_t number) {
   char digits[24];
   char *at = digits + sizeof digits - 1;
   *at = 0;
   do {
-    *--at = (char)('0' + count % 10);
-    count /= 10;
-  } while (count > 0);
+    *--at = (char)('0' + number % 10);
+    number /= 10;
+  } while (number > 0);
   ng_name_append(name, size, at);
 }

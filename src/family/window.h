@@ -127,8 +127,9 @@ ng_field ng_window_field(const ng_block *b, const char *name, ng_dtype t, int64_
 enum { NG_WINDOW_JOINT_ROUNDS = 4 };
 typedef struct ng_window_joint {
   ng_largest of;
-  int32_t rank;
-  int64_t rank_in_prefix;           /* rank of the k-th largest key among keys with these digits */
+  int32_t this_rank; /* of the context */
+  int64_t
+      order_in_prefix; /* the k-th largest key is the largest, second largest, ... key with these digits */
   int64_t selected, selected_below; /* elements selected on this rank; on all lower ranks */
 } ng_window_joint;
 /* Return the number of doubles that round `round` sums over ranks. */

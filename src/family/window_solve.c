@@ -198,11 +198,11 @@ static bool append_to_factor(ng_block *b, ng_window_part *p, double lambda, doub
   return ng_ring_append(&r, M / 2.0, row); /* in exact arithmetic the pivot is at least M */
 }
 
-/* Store the new factor S in p->factor for later steps; `whole`: the factorisation succeeded. */
-static void store_factor(ng_window *w, ng_window_part *p, bool whole, const double *S) {
+/* Store the new factor S in p->factor for later steps; if the factorisation did not succeed, later steps use no factor. */
+static void store_factor(ng_window *w, ng_window_part *p, bool succeeded, const double *S) {
   if (w->row_place[w->rows - 1] != ng_window_head(w)) return;
   w->has_new_factor = true;
-  if (whole) {
+  if (succeeded) {
     const ng_ring r = ng_window_factor_ring(w, p);
     ng_ring_store(&r, S);
   } else {

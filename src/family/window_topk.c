@@ -332,12 +332,12 @@ static uint32_t find_bin(const double *count, int32_t bins, int64_t *k) {
 
 /* List this rank's keys above the k-th largest key, and those among the first equal keys of all ranks. */
 static void list_selected(ng_queue *q, ng_window_joint *j, const double *count) {
-  int64_t rest = j->rank_in_prefix;
+  int64_t rest = j->order_in_prefix;
   j->selected_below = 0;
-  for (int32_t r = 0; r <= j->rank; r++) {
+  for (int32_t r = 0; r <= j->this_rank; r++) {
     j->of.equal = ng_min64((int64_t)count[2 * r + 1], rest);
     rest -= j->of.equal;
-    if (r < j->rank) j->selected_below += (int64_t)count[2 * r] + j->of.equal;
+    if (r < j->this_rank) j->selected_below += (int64_t)count[2 * r] + j->of.equal;
   }
   j->of.selected = &j->selected;
   ng_kernels(q)->collect_largest(q, &j->of, 1);
@@ -347,10 +347,10 @@ static void list_selected(ng_queue *q, ng_window_joint *j, const double *count) 
 void ng_window_joint_round(ng_queue *q, ng_window_joint *j, int32_t round, int32_t ranks,
                            double *x) {
   ng_largest *of = &j->of;
-  if (round == 0) j->rank_in_prefix = of->k;
-  if (round == 1) of->prefix = find_bin(x, 1 << FIRST_DIGITS, &j->rank_in_prefix);
+  if (round == 0) j->order_in_prefix = of->k;
+  if (round == 1) of->prefix = find_bin(x, 1 << FIRST_DIGITS, &j->order_in_prefix);
   if (round == 2 || round == 3)
-    of->prefix = of->prefix << DIGITS | find_bin(x, 1 << DIGITS, &j->rank_in_prefix);
+    of->prefix = of->prefix << DIGITS | find_bin(x, 1 << DIGITS, &j->order_in_prefix);
   if (round > 0) of->error = NULL; /* round 0 has added the error */
   if (round == NG_WINDOW_JOINT_ROUNDS) {
     list_selected(q, j, x);
@@ -359,7 +359,7 @@ void ng_window_joint_round(ng_queue *q, ng_window_joint *j, int32_t round, int32
   memset(x, 0, (size_t)ng_window_joint_count(round, ranks) * sizeof *x);
   of->digits = round == 0 ? FIRST_DIGITS : round < 3 ? DIGITS : 0;
   of->shift = round == 0 ? 2 * DIGITS : round == 1 ? DIGITS : 0;
-  of->count = round == 3 ? x + 2 * j->rank : x;
+  of->count = round == 3 ? x + 2 * j->this_rank : x;
   ng_kernels(q)->count_largest(q, of, 1);
   ng_queue_wait(q);
 }
@@ -411,12 +411,12 @@ static void select_topk(ng_block *b, int32_t round, double *x) {
   if (round == 0) {
     save_excluded(b);
     s->selection =
-        (ng_window_joint){.of = describe_group(w, 0, w->d, 0, s->k, 0), .rank = b->ctx->rank};
+        (ng_window_joint){.of = describe_group(w, 0, w->d, 0, s->k, 0), .this_rank = b->ctx->rank};
   }
   /* x[included], after the counts of round 0: the number of unmasked, included elements. */
   const int64_t included = ng_window_joint_count(0, b->ctx->ranks);
   if (round == 1 && has_unselectable(b)) {
-    s->selection.of.k = s->selection.rank_in_prefix =
+    s->selection.of.k = s->selection.order_in_prefix =
         ng_min64(s->k, count_selected(b, (int64_t)x[included]));
   }
   if (round == 0) ng_window_run_pass(b, (ng_flat_pass){.op = NG_FLAT_COUNT});

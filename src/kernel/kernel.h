@@ -200,7 +200,8 @@ typedef struct ng_kernel_ops {
   /* rows.c: products of the rows of windows with a vector; combinations of rows (ng_rows). */
   void (*multiply_rows)(ng_queue *q, const ng_rows *G, int64_t n);
   void (*combine_rows)(ng_queue *q, const ng_rows *G, int64_t n);
-  /* largest.c: see ng_largest. count: [threads, NG_LARGEST_COUNTS] scratch. */
+  /* largest.c (ng_largest): top-k selection of one rank (select), or of ranks jointly (count, then collect).
+   * count: [threads, NG_LARGEST_COUNTS] scratch. */
   void (*select_largest)(ng_queue *q, const ng_largest *v, int64_t n, int32_t *count);
   void (*count_largest)(ng_queue *q, const ng_largest *v, int64_t n);
   void (*collect_largest)(ng_queue *q, const ng_largest *v, int64_t n);

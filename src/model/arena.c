@@ -32,8 +32,8 @@ void *ng_plan_result(ng_plan *plan, int32_t owner, int64_t bytes) {
 }
 
 /* All ranks of a column compute the PD of the same blocks, and each rank sends this PD to its row. */
-void ng_plan_direction(ng_plan *plan, ng_block *b, ng_stored_by by, int64_t floats) {
-  b->stored_by = by;
+void ng_plan_direction(ng_plan *plan, ng_block *b, ng_filled_by by, int64_t floats) {
+  b->filled_by = by;
   b->direction = append_request(plan, NG_USE_DIRECTION, &plan->direction[b->column],
                                 floats * (int64_t)sizeof(float));
 }

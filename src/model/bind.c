@@ -94,7 +94,7 @@ static ng_status describe_array(ng_precond *p, const ng_slot *slot, const ng_arr
 }
 
 /* Check that entry `index` exists and has parameter `which`. */
-static ng_status find_slot(ng_precond *p, int32_t index, ng_param which, const char *call) {
+static ng_status check_param(ng_precond *p, int32_t index, ng_param which, const char *call) {
   if (index < 0 || index >= p->entries) {
     return ng_fail(p->ctx, NG_ERR_ARG, "%s: index is %d, there are %d layers and tensors", call,
                    index, p->entries);
@@ -122,7 +122,7 @@ static ng_status check_moments(ng_precond *p, const ng_slot *slot, const ng_plac
 }
 
 static ng_status bind_arrays(ng_precond *p, const ng_binding *b, const char *call, bool apply) {
-  ng_status st = find_slot(p, b->index, b->param, call);
+  ng_status st = check_param(p, b->index, b->param, call);
   if (st != NG_OK) return st;
   ng_entry *e = p->entry[b->index];
   ng_slot *slot = &e->slot[ng_entry_slot(e, (int32_t)b->param)];
@@ -180,7 +180,7 @@ ng_status ng_slot_set_group(ng_precond *p, int32_t index, ng_param which, int32_
   const int32_t groups = p->is_ready ? p->update_groups : MOST;
   const bool there = index >= 0 && index < p->entries;
   const int32_t first = there ? ng_entry_param(p->entry[index], 0) : NG_WEIGHT;
-  const ng_status st = find_slot(p, index, which == NG_BOTH ? (ng_param)first : which, call);
+  const ng_status st = check_param(p, index, which == NG_BOTH ? (ng_param)first : which, call);
   if (st != NG_OK) return st;
   ng_entry *e = p->entry[index];
   if (group < 0 || group >= groups) {

@@ -157,11 +157,11 @@ typedef struct ng_segment {
 } ng_segment;
 
 /* Who plans and fills ng_block.direction. */
-typedef enum ng_stored_by {
+typedef enum ng_filled_by {
   NG_BY_NONE,
   NG_BY_FAMILY, /* in the family's order; `emit` reads it */
   NG_BY_ENGINE /* segment after segment, if some rank lacks the results: the exchange delivers PD */
-} ng_stored_by;
+} ng_filled_by;
 
 enum { NG_TOPK_ROUNDS = 5 }; /* capacity of ng_block.topk_counts */
 
@@ -194,8 +194,8 @@ struct ng_block {
   bool is_worker;          /* this rank stores the results of the solve and can compute PD */
   void *state;             /* memory of the family */
   int64_t curvature_bytes; /* averages, sums and results on this rank */
-  float *direction;        /* PD, unless `stored_by` is NG_BY_NONE */
-  ng_stored_by stored_by;
+  float *direction;        /* PD, unless `filled_by` is NG_BY_NONE */
+  ng_filled_by filled_by;  /* which code requests and fills `direction` */
   /* PD in slices: rank r computes elements [slice[r], slice[r + 1]) of whole_direction, in the family's order, and the
    * engine gathers the slices of all ranks; inner, d2, pd2 are this rank's part of sums over ranks.  NULL: not
    * sliced. */
@@ -261,7 +261,7 @@ ng_status ng_check_callable(ng_precond *p, const char *call);
 void *ng_plan_take(ng_plan *plan, ng_use use, int64_t bytes);
 void *ng_plan_result(ng_plan *plan, int32_t owner, int64_t bytes);
 /* Request memory for b->direction, which is sent to ranks without results. */
-void ng_plan_direction(ng_plan *plan, ng_block *b, ng_stored_by by, int64_t floats);
+void ng_plan_direction(ng_plan *plan, ng_block *b, ng_filled_by by, int64_t floats);
 void ng_plan_scratch(ng_plan *plan, int64_t bytes); /* the scratch gets the largest request */
 void ng_plan_stats(ng_plan *plan, ng_block *b); /* averages and sums of the block's statistics */
 int64_t ng_plan_counted_bytes(const ng_plan *plan); /* bytes of averages, sums and results so far */

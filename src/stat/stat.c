@@ -124,9 +124,9 @@ void ng_stat_weights(const ng_stat *s, double w[2]) {
 }
 
 /* With NG_SPREAD_SAME every rank computes the whole statistic, so its own weights are the totals. */
-void ng_stat_set_totals(ng_stat *s, const double total[2], bool shared) {
+void ng_stat_set_totals(ng_stat *s, const double total[2], bool shares_batch) {
   const bool same = s->spread == NG_SPREAD_SAME;
-  s->shares_batch = shared;
+  s->shares_batch = shares_batch;
   s->w_total = same ? s->w : total[0];
   s->w_keep_total = same ? s->w * s->keep : total[1];
 }

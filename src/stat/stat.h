@@ -157,10 +157,10 @@ void ng_stat_count_samples(ng_stat *s);
 void ng_stat_skip_observation(ng_queue *q,
                               ng_stat *s); /* for an observation without a sample on this rank */
 
-/* ng_stat_weights: return w and w keep of this rank. ng_stat_set_totals: set their sums over ranks; `shared`: the ranks
+/* ng_stat_weights: return w and w keep of this rank. ng_stat_set_totals: set their sums over ranks; `shares_batch`: the ranks
  * share their micro-batches. */
 void ng_stat_weights(const ng_stat *s, double w[2]);
-void ng_stat_set_totals(ng_stat *s, const double total[2], bool shared);
+void ng_stat_set_totals(ng_stat *s, const double total[2], bool shares_batch);
 /* Return whether ranks send their sums divided by w_total, which they must then know before. */
 bool ng_stat_sends_mean(const ng_stat *s);
 /* Scale this rank's sums, so that their sum over ranks has the correct weights. */

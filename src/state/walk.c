@@ -26,6 +26,7 @@ typedef struct field_seek {
   ng_field field;
 } field_seek;
 
+/* Visit a field: skip s->left fields of this width, then take the next one. */
 static void seek_field(void *arg, ng_field *f) {
   field_seek *s = arg;
   if (s->found || ng_dtype_size(f->dtype) != s->width) return;

@@ -18,7 +18,7 @@ enum {
   OVERFLOWED, /* elements that kept their old value in the last step; 0 if all ranks count the same */
   LAST,       /* number of ranks with ng_batch.last */
   BEGUN,      /* number of ranks that began a micro-batch */
-  SHARED,     /* ng_batch.whole of ranks that began a micro-batch (ng_hash_split) */
+  SHARED, /* whether ng_batch.whole is equal on all ranks that began a micro-batch (ng_hash_split) */
   SAME = SHARED + NG_HASH_PIECES,    /* hashes of options and update (ng_hashes_write) */
   FIRST_OUT = SAME + NG_HASH_NUMBERS /* [entries] number of ranks that exclude each entry */
 };

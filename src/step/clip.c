@@ -34,7 +34,7 @@ void ng_clip_measure(ng_precond *p) {
   }
 }
 
-void ng_clip_check(ng_precond *p) {
+void ng_clip_refuse_nonfinite_weights(ng_precond *p) {
   const ng_queue *q = p->ctx->queue;
   for (int32_t i = 0; i < p->blocks && ng_clip_reads_weights(p); i++) {
     const ng_block *b = p->block[i];

@@ -131,12 +131,12 @@ void ng_emission_measure(ng_precond *p) {
 void ng_emission_plan_direction(ng_block *b, ng_plan *plan) {
   const ng_precond *p = b->p;
   const ng_segment *last = &b->segment[b->segments - 1];
-  if (b->stored_by == NG_BY_FAMILY || p->grid.n == 1) return;
+  if (b->filled_by == NG_BY_FAMILY || p->grid.n == 1) return;
   if (!b->solves && b->averages_everywhere) return;
   ng_plan_direction(plan, b, NG_BY_ENGINE, last->offset + last->count);
 }
 
-static bool is_delivered(const ng_block *b) { return b->stored_by == NG_BY_ENGINE; }
+static bool is_delivered(const ng_block *b) { return b->filled_by == NG_BY_ENGINE; }
 
 /* Return the address of the first element of range D of a segment in b->direction. */
 static float *stored_direction_at(const ng_block *b, int32_t k, const ng_region *D) {

@@ -217,7 +217,7 @@ static ng_status compute_directions(ng_precond *p) {
     if (st == NG_SKIPPED) p->step->has_refused = true;
     if (st < NG_OK || st == NG_RESCUED) p->step->status = ng_worse_status(p->step->status, st);
   }
-  ng_clip_check(p);
+  ng_clip_refuse_nonfinite_weights(p);
   ng_emission_store(p);
   return NG_OK;
 }

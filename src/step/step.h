@@ -226,7 +226,7 @@ bool ng_clip_reads_weights(const ng_precond *p);
 double ng_clip_weight(const ng_block *b);
 /* clip = ratio: enqueue |weight|^2 of every segment; after a wait, refuse the step if one is not finite. */
 void ng_clip_measure(ng_precond *p);
-void ng_clip_check(ng_precond *p);
+void ng_clip_refuse_nonfinite_weights(ng_precond *p);
 /* Compute the clip factor nu and the ascent from the sums over all ranks. */
 void ng_clip_compute(ng_precond *p, const ng_sums sums[2]);
 void ng_clip_factors(ng_precond *p); /* set the clip factor of each segment */

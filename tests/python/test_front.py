@@ -332,7 +332,7 @@ class Optimizers(Case):
                         self.assertLess(oracle.relative_difference(a.detach(), b.detach().double()),
                                         1e-4)  # sums in another order
 
-    def test_each_group_has_a_learning_rate(self):
+    def test_default_lr_is_unused_if_groups_have_lr(self):
         groups = [{"lr": 0.1, **group} for group in self.two_param_groups(small_conv_net())]
         weights = []
         for model in (small_conv_net(), small_conv_net()):

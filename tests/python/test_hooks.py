@@ -325,7 +325,7 @@ class MixedPrecision(Case):
 class WithoutCurvature(Case):
     """Parameters without curvature keep their gradients, and explain() says why."""
 
-    def reasons_by_parameter(self, k):
+    def why_by_name(self, k):
         return {row["name"]: row["why"] for row in k.explain()}
 
     def assert_gradients_untouched(self, model, loss, names, **options):
@@ -337,7 +337,7 @@ class WithoutCurvature(Case):
         k.step()
         for name in names:
             self.assertTrue(torch.equal(gradients_of(model)[name], plain[name]), name)
-        return self.reasons_by_parameter(k)
+        return self.why_by_name(k)
 
     def test_norms_without_block_keep_gradients(self):
         data = random_batch()
@@ -346,7 +346,7 @@ class WithoutCurvature(Case):
         self.assertEqual(why["3.weight"], "norm_block = none")
         model = nn.Sequential(nn.SyncBatchNorm(3), nn.Flatten(), nn.Linear(12, 3))
         self.assertIn("SyncBatchNorm takes its mean over all ranks",
-                      self.reasons_by_parameter(make_preconditioner(model))["0.weight"])
+                      self.why_by_name(make_preconditioner(model))["0.weight"])
 
     def test_attention_projections_keep_gradients(self):
         torch.manual_seed(1)
@@ -425,7 +425,7 @@ class WithoutCurvature(Case):
         model = nn.Sequential(kind(4, 4), nn.utils.weight_norm(kind(4, 4)), nn.Linear(4, 3))
         model[0].forward = nn.Linear(4, 4).forward
         self.silence_warnings()
-        why = self.reasons_by_parameter(make_preconditioner(model))
+        why = self.why_by_name(make_preconditioner(model))
         self.assertIn("custom forward", why["0.weight"])
         self.assertIn("computed", why["1.weight_v"])
 

@@ -25,8 +25,8 @@ def train_as_published(preconditioner, model, steps=2):
     return all(p.isfinite().all() for p in model.parameters()) and not torch.equal(before[0], next(model.parameters()))
 
 
-def collectives_of_rank(rank, world):
-    """The calls of the backend in the utilities of kfac_pytorch's scripts."""
+def run_script_collectives(rank, world):
+    """Run the collectives that the scripts of kfac_pytorch call, on this rank; return their results."""
     kfac.backend.init("Torch")
     comm = kfac.backend.comm
     with mock.patch.dict(os.environ, LOCAL_RANK=str(rank)):
@@ -108,7 +108,7 @@ class PublishedImports(Case):
         self.assertEqual(x.item(), 2.0)
 
     def test_backend_of_two_processes(self):
-        self.assertEqual(ranks.run_on_ranks(2, collectives_of_rank), [[0.5, 1.0, 1.0, 0.5]] * 2)
+        self.assertEqual(ranks.run_on_ranks(2, run_script_collectives), [[0.5, 1.0, 1.0, 0.5]] * 2)
 
 
 if __name__ == "__main__":

@@ -154,15 +154,15 @@ class ScheduledPeriods(Case):
         self.assertEqual(k.step(), 0)
 
 
-class CommonMethods(Case):
-    """Methods that all optimizers of the package have."""
+class CommonCalls(Case):
+    """Calls that all optimizers of the package have."""
 
     MAKERS = (lambda m: natgrad.SGD(m, 0.1), lambda m: natgrad.AdamW(m), lambda m: kfac.EVA(m), lambda m: kfac.FusedEVA(m),
               lambda m: kfac.DP_KFAC(m), lambda m: kfac.SPNGD(m, acc_iters=2), lambda m: kfac.MFAC(m.parameters(), ngrads=3),
               lambda m: kfac.SparseGGT(m.parameters(), 0.1, 0.05, 0.0, 4, 0.9, 0.99, 1e-5))
     OWN = tuple(getattr(natgrad, name) for name in ("KFAC", "SPNGD", "Eva", "MFAC", "GGT")) + (kfac.KFACPreconditioner,)
 
-    def test_each_common_method(self):
+    def test_every_optimizer_explains_and_reports(self):
         for make_one in self.MAKERS + self.OWN:
             model = small_conv_net()
             k = make_one(model)
