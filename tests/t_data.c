@@ -386,7 +386,7 @@ static void held_out_samples_partition_the_training_set(void **state) {
     seen[d.validation.index[i]]++;
   for (int i = 0; i < 100; i++)
     assert_int_equal(seen[i], 1);
-  for (int64_t k = 0; k < d.channels; k++) { /* of training samples only */
+  for (int64_t k = 0; k < d.channels; k++) { /* the mean is of training samples only */
     double sum = 0.0;
     for (int i = 0; i < 70; i++)
       sum += (double)d.train.reals[d.train.index[i] * d.channels + k] / 70;

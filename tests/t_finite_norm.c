@@ -160,9 +160,9 @@ static void check_norm_case(norm_case n, bool refused) {
   ng_status st = n.ranks > 1 ? ranks_run(n.ranks, run_rank, &n, NULL) : run_rank(0, NULL, &n);
   for (int r = 0; r < n.ranks; r++) {
     if (st < NG_OK || n.message[r][0] != 0 || (n.status[r] == NG_SKIPPED) != refused)
-      fail_msg("%s, %s, %d ranks, %g, '%s': rank %d of step %d: %s; %s", kind_name[n.kind],
-               n.input == NG_NORM_RAW ? "raw" : "normalised", n.ranks, (double)n.huge, n.options, r,
-               HUGE_STEP, ng_status_name(n.status[r]), n.message[r]);
+      fail_msg("%s, %s, %d ranks, value %g, '%s': rank %d, step %d returned %s; %s",
+               kind_name[n.kind], n.input == NG_NORM_RAW ? "raw" : "normalised", n.ranks,
+               (double)n.huge, n.options, r, HUGE_STEP, ng_status_name(n.status[r]), n.message[r]);
   }
 }
 

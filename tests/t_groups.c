@@ -323,8 +323,8 @@ static ng_report step_with_clip(const char *set, const int32_t *group, const dou
   return fixture_report(&m->f);
 }
 
-/* nu = sqrt(kl_clip / sum lr^2 <PD, D>), with lr of each layer's weight; biases and tensors do not count.  Tolerance
- * 1e-6: PD in the formula is f32, and all terms have one sign. */
+/* nu = sqrt(kl_clip / sum over layers of lr^2 <PD, D>).  <PD, D> includes the bias, and lr is the rate of the layer's
+ * weight, whatever the rate of its bias.  Tensors are not in the sum.  Tolerance 1e-6: PD in the formula is f32, and all terms have one sign. */
 static void clip_weighs_layers_by_their_rate(void **state) {
   static const char *const way[] = {"method=natgrad", "method=eva-natgrad",
                                     "method=natgrad solver=product radius=0.5"};

@@ -255,7 +255,7 @@ static void corrupt_inverse(ng_queue *q, int64_t n, void *L, ng_dtype t, int *in
     ng_set_number(L, t, ng_sym_at(n, 1, 1), (double)wrong.entry);
 }
 
-static void one_wrong_entry_is_noticed(void **state) {
+static void one_wrong_element_of_a_result_is_noticed(void **state) {
   static const struct {
     float worst; /* F = diag(4, worst, 9) */
     float of_inverse, of_factor;
@@ -387,7 +387,7 @@ int main(void) {
       cmocka_unit_test(a_wrong_inverse_is_noticed),
       cmocka_unit_test(zero_factors_divide_by_the_damping),
       cmocka_unit_test(the_order_of_features_does_not_matter),
-      cmocka_unit_test(one_wrong_entry_is_noticed),
+      cmocka_unit_test(one_wrong_element_of_a_result_is_noticed),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -133,7 +133,8 @@ static void batches_are_mixed_and_erased(void **state) {
       /* numbers of order 1 in f32, a few roundings per batch */
       for (int k = 0; k < B * PER; k++) {
         if (fabs((double)x[k] - want[k]) > 2e-6)
-          fail_msg("kind %d, batch %d: value number %d is wrong", kind, n, k);
+          fail_msg("kind %d, batch %d: pixel value %d is %g, expected %g", kind, n, k, (double)x[k],
+                   (double)want[k]);
       }
       for (int k = 0; k < B * K; k++)
         assert_true(fabs((double)m.targets[k] - t[k]) < 1e-6);

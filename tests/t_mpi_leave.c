@@ -125,7 +125,7 @@ static ng_status leave_early(int32_t rank, ng_transport *t, void *arg) {
   return st;
 }
 
-static void one_rank_leaves_before_the_others(void **state) {
+static void a_rank_that_leaves_early_fails_the_others(void **state) {
   const int32_t W = ranks_process_count();
   for (int32_t who = 0; who < W; who++) {
     for (int32_t calls = 0; calls <= CALLS; calls++) {
@@ -388,7 +388,7 @@ static void all_ranks_succeed(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(one_rank_leaves_before_the_others),
+      cmocka_unit_test(a_rank_that_leaves_early_fails_the_others),
       GOOD("leaving while another rank aborts", 0),
       cmocka_unit_test(ranks_may_leave_with_a_pending_request),
       GOOD("the same ranks are the same group", 1),

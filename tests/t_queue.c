@@ -172,7 +172,7 @@ static ng_status interrupt_step(sim *s, int64_t k, comparison *b) {
       st = plane_observe_input(s->p, s->index[0], &a, NG_COPY);
       s->observation[0] = INFINITY;
       if (st == NG_OK && skip) st = plane_observe_output_grad(s->p, s->index[0], &g, NG_COPY);
-      if (st == NG_SKIPPED) st = NG_OK; /* the call may report the fault itself */
+      if (st == NG_SKIPPED) st = NG_OK; /* observing may already report the Inf */
     }
     if (st != NG_OK) return st;
     st = skip ? fixture_step(&s->f, &how) : ng_reset_batch(s->p);

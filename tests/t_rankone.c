@@ -226,7 +226,7 @@ static void draw_step(rank_one_step *t, float inputs, bool along, uint64_t salt)
 /* With one sample D is g a' up to rounding, with alpha beta / lambda up to 1e10.  The library computes in double and
  * rounds once: half a unit of f32 per entry; the test allows twice that.  In f32 the error would be as large as PD,
  * and <D, PD> could be negative. */
-static void cancelling_gradients_keep_their_precision(void **state) {
+static void gradients_along_the_mean_vectors_keep_precision(void **state) {
   static const char *const methods[] = {"eva", "eva-natgrad", "eva-f"}, *const damping[] = {
                                                                             "0.03", "0.001"};
   static rank_one_step t, sgd;
@@ -325,7 +325,7 @@ int main(void) {
       cmocka_unit_test(kfac_has_the_golden_numbers),
       cmocka_unit_test(adasgd_and_sam_have_the_golden_numbers),
       cmocka_unit_test(eva_f_has_the_golden_numbers),
-      cmocka_unit_test(cancelling_gradients_keep_their_precision),
+      cmocka_unit_test(gradients_along_the_mean_vectors_keep_precision),
       cmocka_unit_test(results_out_of_range_keep_the_old_value),
       cmocka_unit_test(intermediate_overflow_is_harmless),
   };

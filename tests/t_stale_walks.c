@@ -313,8 +313,10 @@ static void intervals_follow_the_rule_of_SP_NGD(void **state) {
       is_clear += compare_run(&kinds[k], &s, &passed);
     }
     if (is_clear < test_repetitions(20) || passed < 20)
-      fail_msg("%s: only %d runs were decided, with %d steps between refreshes", kinds[k].options,
-               is_clear, passed);
+      fail_msg(
+          "%s: %d runs stayed clear of the tolerance, expected %d; %d checks between refreshes, "
+          "expected 20",
+          kinds[k].options, is_clear, (int)test_repetitions(20), passed);
   }
 }
 

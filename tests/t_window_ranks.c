@@ -196,7 +196,7 @@ static void ranks_equal_one_rank(void **state) {
     if (memcmp(one->P, all->P, sizeof one->P) != 0)
       fail_msg("%s: the bits of %d ranks differ from the bits of one rank", windows[k], ranks);
     const double e = compute_gap(part, one, 0);
-    if (!(e <= 1e-6)) fail_msg("%s, %d slices: off by %g", windows[k], ranks, e);
+    if (!(e <= 1e-6)) fail_msg("%s, %d slices: off by %g", windows[k], e, ranks);
     free(all);
     free(part);
     free(one);
@@ -258,7 +258,9 @@ static void states_resume_on_other_ranks(void **state) {
     if (memcmp(part->P[AT], same->P[AT], (STEPS - AT) * sizeof part->P[0]) != 0)
       fail_msg("%s, %d slices: other bits after a resume", windows[k], ranks);
     const double e = fmax(compute_gap(less, one, AT), compute_gap(more, one, AT));
-    if (!(e <= 1e-6)) fail_msg("%s, %d slices: off by %g after a resume", windows[k], ranks, e);
+    if (!(e <= 1e-6))
+      fail_msg("%s: off by %g after a resume with another number of slices (%d)", windows[k], e,
+               ranks);
     ngio_tensors *slices = must_read_tensors(file[1]);
     assert_int_equal(ngio_tensors_count(slices), ngio_tensors_count(whole));
     for (int32_t i = 0; i < ngio_tensors_count(whole); i++) {

@@ -16,7 +16,7 @@ typedef struct ng_comm {
   int32_t rank, size;
   bool broken;      /* a call of the transport has failed */
   int64_t bytes;    /* data of all collectives so far, except of groups of one rank */
-  int64_t messages; /* number of these collectives */
+  int64_t messages; /* number of the collectives that `bytes` counts */
   ng_meter meter;   /* time in these collectives */
   int64_t piece;    /* most elements of one call of the transport; tests set a smaller value */
 } ng_comm;

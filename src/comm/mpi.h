@@ -37,9 +37,9 @@ struct ng_mpi_op {
   int list[]; /* [4 ranks] counts and offsets of sent data, counts and offsets of received data */
 };
 
-/* What this rank knows of another rank.  A collective is shared if both are members of its team. */
+/* What this rank knows of another rank, the peer. */
 typedef struct ng_mpi_peer {
-  int64_t posted;   /* number of shared collectives that this rank has posted */
+  int64_t posted;   /* number of collectives of teams with the peer that this rank has posted */
   int64_t left;     /* number that the peer had posted when it left or failed; -1: still present */
   MPI_Request sent; /* of the message with which this rank leaves */
 } ng_mpi_peer;

@@ -180,8 +180,8 @@ static bool is_x_the_head_row(const ng_block *b, bool fresh) {
   return fresh && !ng_window_x_is_average(b);
 }
 
-/* u <- the gradient x, or r if x is an average. */
-static void compute_x(ng_block *b, bool fresh) {
+/* u <- the gradient x, or, if x is an average r + G'b, its part r (window.h). */
+static void copy_x_or_r(ng_block *b, bool fresh) {
   ng_window *w = ng_window_of(b);
   if (ng_window_x_is_average(b)) {
     ng_window_compute_average(b, fresh);
@@ -225,7 +225,7 @@ static void add_all_products(ng_block *b, bool fresh) {
   if (ng_window_is_adaptive(&b->base)) return;
   if (fresh) add_row_products(b, NULL, b->stat->part->sum);
   if (is_x_the_head_row(b, fresh)) return;
-  compute_x(b, fresh);
+  copy_x_or_r(b, fresh);
   add_vector_products(b, b->stat[1].part->sum);
 }
 

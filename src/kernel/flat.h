@@ -74,7 +74,7 @@ typedef struct ng_flat_pass {
 
 typedef enum ng_rows_kind {
   NG_ROWS_WHOLE,   /* value: all elements of a row, f32 or bf16 */
-  NG_ROWS_SPARSE,  /* value: the stored elements of a row, f32 or bf16; each range is a block */
+  NG_ROWS_SPARSE,  /* value: the stored elements of a row, f32 or bf16; each range has at most NG_FLAT_BLOCK elements */
   NG_ROWS_LOW_RANK /* value: the factors P and Q of a row, f32; each range is a parameter */
 } ng_rows_kind;
 
@@ -96,7 +96,7 @@ typedef struct ng_rows {
   const int64_t *place; /* [used] places of the rows in use */
   const void *value;    /* [places, stride]: see ng_rows_kind */
   int64_t stride;
-  /* Sparse rows: index [places, stride] is the index of each value in its block. begin [places, blocks] minus `before` is
+  /* Sparse rows: index [places, stride] is the index of each value in its range. begin [places, blocks] minus `before` is
    * the position in the row of each block's first value. The first range is block first_block. Readers clamp `begin`,
    * which may come from a damaged file, to [0, stride]. */
   const uint16_t *index;

@@ -111,7 +111,7 @@ typedef struct ng_squares {
 typedef struct ng_tokens {
   ng_view x; /* i32 or i64, one column */
   int64_t samples, vocabulary;
-  double *count; /* [vocabulary + 1] */
+  double *count; /* [vocabulary + 1]; the last: see above */
 } ng_tokens;
 
 static inline int64_t ng_token_at(const ng_view *v, int64_t i) {

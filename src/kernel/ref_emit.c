@@ -34,7 +34,7 @@ static double gradient_element(const ng_region *D, int64_t r, int64_t c) {
   return read_element(D->place, D->row + r, D->col + c);
 }
 
-/* Return element (r, c) of a direction, before it is clipped. */
+/* Return element (r, c) of a direction, before clip_bound is applied. */
 static double direction_element(const ng_direction *e, int64_t r, int64_t c) {
   const double y = e->y != NULL ? (double)e->y[r] : e->y_double != NULL ? e->y_double[r] : 1.0;
   double u = 0.0;
@@ -44,7 +44,8 @@ static double direction_element(const ng_direction *e, int64_t r, int64_t c) {
   return e->is_stored ? e->scale * u : e->scale * gradient_element(&e->D, r, c) + e->k * y * u;
 }
 
-static double clipped_element(const ng_direction *e, int64_t r, int64_t c) {
+/* The same, bounded to [-clip_bound, clip_bound] (clip = value). */
+static double bounded_element(const ng_direction *e, int64_t r, int64_t c) {
   const double d = direction_element(e, r, c), bound = (double)e->clip_bound;
   return e->clip_bound > 0.0f ? fmax(-bound, fmin(bound, d)) : d;
 }
@@ -103,7 +104,7 @@ void ng_ref_write_directions(ng_queue *q, const ng_direction *e, int64_t n) {
   for (const ng_direction *end = e + n; e < end; e++) {
     EACH_ELEMENT(e, r, c) {
       const bool fits =
-          write_if_it_fits(e->D.place, e->D.row + r, e->D.col + c, clipped_element(e, r, c));
+          write_if_it_fits(e->D.place, e->D.row + r, e->D.col + c, bounded_element(e, r, c));
       if (!fits) atomic_fetch_add(e->overflowed, 1);
     }
   }
@@ -166,7 +167,7 @@ void ng_ref_update_weights(ng_queue *q, const ng_direction *e, const ng_weight_u
       const int64_t row = e->D.row + r, col = e->D.col + c, at = row * s->cols + col;
       const ng_dtype t = moment_dtype(s);
       const ng_element x =
-          ng_update_element(s, load_element(s, row, col), clipped_element(e, r, c));
+          ng_update_element(s, load_element(s, row, col), bounded_element(e, r, c));
       bool fits = s->m == NULL || store_moment(s->m, t, at, x.m);
       if (s->v != NULL && !store_moment(s->v, t, at, x.v)) fits = false;
       if (!write_if_it_fits(s->weight, row, col, x.w) || !fits) atomic_fetch_add(e->overflowed, 1);

@@ -170,7 +170,7 @@ typedef struct ng_matrix {
   /* [n], f64 if result_dtype is f64, else f32. Symmetric: eigenvalues, or NULL; diagonal: see ng_result. */
   void *d;
   /* The present solve: d = shift + damping. Eigen: `damping` is the smallest damping of any eigenvector. Eigen, root:
-   * `shift` is added to the eigenvalues, and eigenvalues at or below `floor` become 0. */
+   * `shift` is added to the eigenvalues; sums at or below `floor` become 0. */
   double shift, damping, floor;
   bool uses_double; /* the ladder has reached double precision */
   /* The queue writes these numbers. finite, trace: of F; accepted: see ng_linalg_ops.solve. */

@@ -168,9 +168,9 @@ static double round_to_result(const ng_matrix *m, double x) {
   return m->result_dtype == NG_F64 ? x : (double)(float)x;
 }
 
-/* Return e + shift. An eigenvalue below -lambda would reverse the direction, so eigenvalues at or below `floor` become 0
- * (KAISA: 0, MPD-KFAC: 1e-10). */
-static double shift_eigenvalue(const ng_matrix *m, double e) {
+/* Return x = e + shift in the dtype of the result, or 0 if x <= floor or x < 0 (floor: KAISA 0, MPD-KFAC 1e-10). An x below -lambda
+ * would reverse the direction. */
+static double shift_and_clamp_eigenvalue(const ng_matrix *m, double e) {
   const double x = round_to_result(m, e + m->shift);
   return x <= m->floor || x < 0.0 ? 0.0 : x;
 }
@@ -180,7 +180,7 @@ static double shift_eigenvalue(const ng_matrix *m, double e) {
 static bool store_root(ng_queue *q, ng_matrix *m, float *V, const float *e, float *root, float *S) {
   const int64_t n = m->n, tri = ng_sym_count(n);
   for (int64_t i = 0; i < n; i++) {
-    root[i] = (float)pow(shift_eigenvalue(m, (double)e[i]) + m->damping, 0.5 / m->p);
+    root[i] = (float)pow(shift_and_clamp_eigenvalue(m, (double)e[i]) + m->damping, 0.5 / m->p);
   }
   ng_linalg_uncounted(q)->divide(q, n, n, (ng_spectrum){.g = root}, V, NG_F32, n);
   memset(S, 0, (size_t)tri * sizeof *S);
@@ -220,7 +220,8 @@ static bool decompose(ng_queue *q, ng_matrix *m, float *scratch) {
     return false;
   }
   for (int64_t i = 0; i < n; i++) {
-    ng_set_number(m->d, m->result_dtype, i, shift_eigenvalue(m, ng_number_at(values, t, i)));
+    ng_set_number(m->d, m->result_dtype, i,
+                  shift_and_clamp_eigenvalue(m, ng_number_at(values, t, i)));
   }
   return true;
 }
@@ -230,7 +231,7 @@ static bool decompose(ng_queue *q, ng_matrix *m, float *scratch) {
 /* Return element i of the result of a diagonal matrix, in double. */
 static double diagonal_result(const ng_matrix *m, int64_t i) {
   const double F = (double)((const float *)m->F)[i], x = 1.0 / (F + (m->shift + m->damping));
-  if (m->result == NG_RESULT_EIGEN) return shift_eigenvalue(m, F);
+  if (m->result == NG_RESULT_EIGEN) return shift_and_clamp_eigenvalue(m, F);
   if (m->result == NG_RESULT_COPY) return F;
   return m->result == NG_RESULT_ROOT ? pow(x, 1.0 / m->p) : x;
 }

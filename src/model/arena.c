@@ -142,7 +142,7 @@ struct ng_object_head {
   size_t bytes; /* of header and object */
 };
 
-void *ng_object(ng_precond *p, size_t bytes) {
+void *ng_object_unset(ng_precond *p, size_t bytes) {
   if (bytes == 0) return NULL;
   ng_object_head *h = ng_alloc(p->ctx, sizeof *h + bytes);
   if (h == NULL) {
@@ -150,13 +150,16 @@ void *ng_object(ng_precond *p, size_t bytes) {
     (void)ng_fail(p->ctx, NG_ERR_NOMEM, "no memory for %zu bytes", bytes);
     return NULL;
   }
-  memset(h, 0, sizeof *h + bytes);
-  h->bytes = sizeof *h + bytes;
-  h->older = p->objects;
+  *h = (ng_object_head){.bytes = sizeof *h + bytes, .older = p->objects};
   if (h->older != NULL) h->older->newer = h;
   p->objects = h;
   p->arena_bytes[NG_USE_OBJECTS] += (int64_t)h->bytes;
   return h + 1;
+}
+
+void *ng_object(ng_precond *p, size_t bytes) {
+  void *object = ng_object_unset(p, bytes);
+  return object == NULL ? NULL : memset(object, 0, bytes);
 }
 
 static void free_object(ng_precond *p, ng_object_head *h) {
@@ -183,7 +186,7 @@ void ng_objects_free_after(ng_precond *p, const ng_object_head *last) {
 
 ng_status ng_objects_status(const ng_precond *p) { return p->out_of_memory ? NG_ERR_NOMEM : NG_OK; }
 
-char *ng_object_text(ng_precond *p, const char *text) {
+char *ng_object_copy_text(ng_precond *p, const char *text) {
   char *copy = ng_object(p, strlen(text) + 1);
   if (copy != NULL) memcpy(copy, text, strlen(text) + 1);
   return copy;

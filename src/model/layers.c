@@ -246,8 +246,8 @@ static ng_status register_entry(ng_precond *p, const ng_entry *found, int32_t *i
   ng_entry *e = ng_object(p, sizeof *e);
   if (e == NULL) return NG_ERR_NOMEM;
   *e = *found;
-  e->d.name = ng_object_text(p, name);
-  e->d.options = options == NULL ? NULL : ng_object_text(p, options);
+  e->d.name = ng_object_copy_text(p, name);
+  e->d.options = options == NULL ? NULL : ng_object_copy_text(p, options);
   if (e->d.name == NULL || (options != NULL && e->d.options == NULL)) return NG_ERR_NOMEM;
   (void)snprintf(e->slot_name[NG_WEIGHT], sizeof e->slot_name[0], "%s%s", name,
                  e->is_tensor ? "" : ".weight");

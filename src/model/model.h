@@ -273,11 +273,12 @@ void ng_arena_release(ng_precond *p);
 ng_status ng_scratch_grow(ng_precond *p, int64_t bytes, const char *name);
 
 /* Allocate a zeroed object, which counts as NG_USE_OBJECTS.  Return NULL for 0 bytes, or without memory, after ng_fail.
- * ng_object_text: allocate a copy of a text.  ng_objects_open stores the newest object in p->lasting.
+ * ng_object_copy_text: allocate a copy of a text.  ng_objects_open stores the newest object in p->lasting.
  * ng_objects_free_after: free all objects that are newer than `last` (NULL: all).
  * ng_objects_status: return NG_ERR_NOMEM if an allocation has failed since ng_objects_open. */
 void *ng_object(ng_precond *p, size_t bytes);
-char *ng_object_text(ng_precond *p, const char *text);
+void *ng_object_unset(ng_precond *p, size_t bytes); /* its memory is not set */
+char *ng_object_copy_text(ng_precond *p, const char *text);
 void ng_object_free(ng_precond *p, void *object);
 void ng_objects_open(ng_precond *p);
 void ng_objects_free_after(ng_precond *p, const ng_object_head *last);

@@ -236,7 +236,7 @@ static ng_status name_block(ng_precond *p, ng_entry *const *of, int32_t n, char 
     return ng_fail(p->ctx, NG_ERR_ARG,
                    "layer '%s': a block of several layers has this name; rename the layer", name);
   }
-  *out = ng_object_text(p, name);
+  *out = ng_object_copy_text(p, name);
   return ng_objects_status(p);
 }
 
@@ -317,7 +317,7 @@ static int32_t copy_layer_line(ng_precond *p, const ng_layer_line *line) {
     const ng_layer d = layer_for_globs(e);
     if (e->d.options != NULL || !ng_globs_fit(line->globs, &d)) continue;
     e->has_per_layer_options = true;
-    e->d.options = ng_object_text(p, line->line);
+    e->d.options = ng_object_copy_text(p, line->line);
     if (e->shard != NULL) e->shard->whole.d.options = e->d.options;
     if (e->d.options == NULL) return -1;
     count++;

@@ -92,7 +92,7 @@ typedef struct ng_stat {
   double *shift;      /* [groups] numbers to add to the diagonal of the average; NULL: none */
   ng_rule rule;
   ng_spread spread;
-  int32_t owner, observers;   /* a rank that stores the average; number of ranks that observe */
+  int32_t owner, observers;   /* a rank that stores the average; number of ranks whose sums are added */
   bool observes, has_average; /* on this rank */
   bool started;               /* the average contains a sample */
   bool is_new;                /* the average changed in this step */

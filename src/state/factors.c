@@ -131,8 +131,8 @@ static void prepare_factors(factors *x, ng_precond *p, const char *call, const c
   x->path = ng_work_alloc(w, x->path_size);
   x->field = ng_work_alloc(w, arrays * (int64_t)sizeof *x->field);
   x->tensor = ng_work_alloc(w, arrays * (int64_t)sizeof *x->tensor);
-  x->gathered = ng_work_alloc(w, gathered);
-  w->memory = ng_work_alloc(w, w->largest);
+  x->gathered = ng_work_alloc_unset(w, gathered);
+  w->memory = ng_work_alloc_unset(w, w->largest);
   w->published = ng_work_alloc(w, w->largest);
   x->found = ng_work_alloc(w, p->blocks * (int64_t)sizeof *x->found);
   x->file = ng_work_alloc(w, p->blocks * (int64_t)sizeof(ngio_tensors *));

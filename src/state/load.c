@@ -103,7 +103,8 @@ static void prepare_load(load_data *x, ng_precond *p, const char *call, const ng
   if (!ng_work_open(w, p, call, from)) return;
   ng_parallel(p->ctx, 2, read_or_list, x);
   if (from->stream && w->is_rank0) (void)read_header(x);
-  if (ng_work_list_state_status(w) && p->ctx->ranks > 1) w->memory = ng_work_alloc(w, w->largest);
+  if (ng_work_list_state_status(w) && p->ctx->ranks > 1)
+    w->memory = ng_work_alloc_unset(w, w->largest);
   w->source.threads = (ngio_threads){run_on_threads, p->ctx};
 }
 
@@ -189,8 +190,8 @@ static bool list_all_pieces(load_data *x) {
   if (x->list.lost) return ng_work_fail(w, NG_ERR_NOMEM, "no memory");
   x->piece = (void *)x->list.text;
   x->pieces = (int64_t)(x->list.used / sizeof *x->piece);
-  x->staged = ng_work_alloc(w, bytes);
-  x->buffer = ng_work_alloc(w, x->is_single_file ? 0 : CHUNK);
+  x->staged = ng_work_alloc_unset(w, bytes);
+  x->buffer = ng_work_alloc_unset(w, x->is_single_file ? 0 : CHUNK);
   x->path = ng_work_alloc(
       w, x->is_single_file ? 0 : (int64_t)strlen(w->file_or_stream->path) + NGIO_PART_ROOM);
   if (w->st != NG_OK) return false;

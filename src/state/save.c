@@ -133,10 +133,10 @@ static void prepare_save(save_data *x, ng_precond *p, const char *call, const ng
   if (!ngio_out_reserve(&w->numbers, (size_t)more * sizeof *w->values))
     (void)ng_work_fail(w, NG_ERR_NOMEM, "no memory");
   w->values = (void *)w->numbers.text;
-  w->published = ng_work_alloc(w, x->parts == 1 ? w->largest : w->largest_local);
-  if (x->parts == 1 && !is_alone(w)) w->memory = ng_work_alloc(w, w->largest);
+  w->published = ng_work_alloc_unset(w, x->parts == 1 ? w->largest : w->largest_local);
+  if (x->parts == 1 && !is_alone(w)) w->memory = ng_work_alloc_unset(w, w->largest);
   x->on_rank0 = ng_work_alloc(w, w->fields);
-  x->tensor = ng_work_alloc(w, w->fields * (int64_t)sizeof *x->tensor);
+  x->tensor = ng_work_alloc_unset(w, w->fields * (int64_t)sizeof *x->tensor);
   x->path_size = to == NULL || to->stream ? 0 : (int64_t)strlen(to->path) + NGIO_PART_ROOM;
   x->path = ng_work_alloc(w, x->path_size);
   if (w->st == NG_OK) memset(w->values + w->value_count, 0, (size_t)more * sizeof *w->values);

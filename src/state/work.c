@@ -11,10 +11,15 @@ _Static_assert(NG_F32 == (int)NGIO_F32 && NG_F64 == (int)NGIO_F64 && NG_F16 == (
 
 /* ---- memory ----------------------------------------------------------------------------------*/
 
-void *ng_work_alloc(ng_work *w, int64_t bytes) {
-  void *memory = ng_object(w->p, (size_t)ng_max64(bytes, 1));
+void *ng_work_alloc_unset(ng_work *w, int64_t bytes) {
+  void *memory = ng_object_unset(w->p, (size_t)ng_max64(bytes, 1));
   if (memory == NULL) (void)ng_work_fail(w, NG_ERR_NOMEM, "no memory");
   return memory;
+}
+
+void *ng_work_alloc(ng_work *w, int64_t bytes) {
+  void *memory = ng_work_alloc_unset(w, bytes);
+  return memory == NULL ? NULL : memset(memory, 0, (size_t)bytes);
 }
 
 static void *counted_alloc(void *ctx, size_t bytes) { return ng_alloc(ctx, bytes); }

@@ -72,6 +72,7 @@ void ng_work_close(ng_work *w); /* also after a failure; removes an unfinished f
 
 /* Allocate zeroed memory that ng_work_close frees.  Without memory, return NULL and store the failure in *w. */
 void *ng_work_alloc(ng_work *w, int64_t bytes);
+void *ng_work_alloc_unset(ng_work *w, int64_t bytes); /* the memory is not set */
 
 /* Return dtype and shape of piece q of an array in its file; q NULL: of the whole array. */
 ngio_tensor ng_tensor_describe(const char *name, const ng_field *f, const ng_part_piece *q);

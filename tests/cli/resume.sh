@@ -5,7 +5,7 @@
 seed=${NG_TEST_SEED:-$RANDOM}
 RANDOM=$seed
 
-# numbers FILE: print the numbers of a log that do not depend on the clock; interruptions do not change the memory either.
+# numbers RUN: print the numbers of RUN/log.jsonl that do not depend on the clock.  An interruption does not change memory sizes.
 numbers() {
   grep -oE '"(event|step|epoch|lr|train_loss|train_accuracy|test_loss|test_accuracy|clip|why|skipped|rescued|network_bytes|precond_bytes)": [^,}]*' "$1/log.jsonl"
 }
