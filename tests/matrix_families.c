@@ -18,7 +18,7 @@ ng_status matrices_create(ng_block *b, ng_result result) {
   b->matrices = 2;
   k->n = b->entry->d.in;
   for (int i = 0; i < 2; i++) {
-    k->side[i] = (ng_matrix){.result = result, .p = 4.0, .n = i == 0 ? k->m : k->n};
+    k->side[i] = (ng_matrix){.result = result, .p = 4.0, .scale = 1.0, .n = i == 0 ? k->m : k->n};
     k->side[i].average_dtype = k->side[i].result_dtype = NG_F32;
   }
   k->twosided = (ng_twosided){.groups = 1, .rows = k->m, .cols = k->n, .is_good = true};

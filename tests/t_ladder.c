@@ -277,6 +277,7 @@ static void one_wrong_element_of_a_result_is_noticed(void **state) {
     F[ng_sym_at(3, 2, 2)] = 9.0f;
     ng_matrix m = {.result = wrong.factor ? NG_RESULT_CHOLESKY : NG_RESULT_INVERSE,
                    .n = 3,
+                   .scale = 1.0,
                    .F = F,
                    .average_dtype = NG_F32,
                    .result_dtype = NG_F32,

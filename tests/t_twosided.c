@@ -58,6 +58,12 @@ static void fill_matrix(flank *f, int32_t i, int64_t n, ng_form form) {
   sym_free(S);
 }
 
+/* Only inverses and factors of symmetric matrices have a scale. */
+static double scale_of(ng_form form, ng_result result) {
+  const bool scales = result == NG_RESULT_INVERSE || result == NG_RESULT_CHOLESKY;
+  return scales && form == NG_FORM_SYMMETRIC ? 0.75 : 1.0;
+}
+
 static void fill_side(flank *f, bool left, ng_form form, ng_result result, ng_dtype t) {
   memset(f, 0, sizeof *f);
   f->count = form == NG_FORM_ABSENT || (left && form == NG_FORM_DIAGONAL) ? 1 : BLOCKS;
@@ -70,6 +76,7 @@ static void fill_side(flank *f, bool left, ng_form form, ng_result result, ng_dt
                           .result = result,
                           .p = 1.0, /* a root of order 1 is the inverse */
                           .n = n,
+                          .scale = scale_of(form, result),
                           .row = left ? group * ROWS + first : group * ROWS,
                           .col = left ? 0 : first,
                           .F = f->F[i],
@@ -88,7 +95,7 @@ static double entry(const flank *f, int32_t group, int64_t r, int64_t c, bool le
   if ((r < first) != (c < first)) return 0.0;
   const int32_t i = group * f->count + (r < first ? 0 : 1);
   const int64_t at = r < first ? 0 : first;
-  return f->dense[i][(r - at) * f->m[i].n + c - at] + (r == c ? on : 0.0);
+  return f->m[i].scale * f->dense[i][(r - at) * f->m[i].n + c - at] + (r == c ? on : 0.0);
 }
 
 /* X with (L + damping_g I) X (R + damping_a I) + damping_both X = D, or L D R, for one group. An absent side is I, without damping. */
@@ -242,7 +249,7 @@ static void lists(void **arg) {
     if (i == FAILS) sym_set(F[i], n - 1, n - 1, -5.0f);
     for (int64_t k = 0; k < ng_sym_count(n); k++)
       R[i].a[k] = alone[i].a[k] = (float)i;
-    m[i] = (ng_matrix){.result = i % 5 == 0 ? NG_RESULT_CHOLESKY : NG_RESULT_INVERSE, .n = n};
+    m[i] = (ng_matrix){.result = i % 5 == 0 ? NG_RESULT_CHOLESKY : NG_RESULT_INVERSE, .n = n, .scale = 1.0};
     m[i].average_dtype = m[i].result_dtype = NG_F32;
     m[i].F = F[i].a;
     m[i].damping = 0.25;

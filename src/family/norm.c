@@ -127,7 +127,7 @@ static ng_status request_memory(ng_block *b, ng_plan *plan) {
   ng_norm *k = norm_of_block(b);
   ng_matrix *m = k->side;
   const ng_dtype t = b->stat->average_dtype;
-  m[0] = (ng_matrix){.n = k->width, .average_dtype = t, .result_dtype = t};
+  m[0] = (ng_matrix){.n = k->width, .scale = 1.0, .average_dtype = t, .result_dtype = t};
   m[1].form = NG_FORM_ABSENT;
   k->both = (ng_twosided){.groups = 1, .rows = k->width, .cols = 1, .left = m, .right = m + 1};
   k->both.left_count = k->both.right_count = 1;

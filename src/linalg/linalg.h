@@ -165,6 +165,7 @@ typedef struct ng_matrix {
   int64_t row, col; /* twosided/: first row and column of D that the matrix multiplies */
   double p;         /* root: see NG_RESULT_ROOT */
   const void *F;    /* the average, in ng_sym order; diagonal: [n], f32 */
+  double scale;     /* inverse, Cholesky factor of a symmetric matrix: F stands for scale F; others: 1 */
   ng_dtype average_dtype, result_dtype; /* result_dtype f64: INVERSE and EIGEN only */
   void *R; /* [ng_matrix_count], result_dtype; eigen: [n, n], else ng_sym order */
   /* [n], f64 if result_dtype is f64, else f32. Symmetric: eigenvalues, or NULL; diagonal: see ng_result. */

@@ -1,6 +1,6 @@
 /* results.c: compute the result of a matrix once, with its checks: the entry `solve` on the host (ng_matrix).
  *
- * In: F, shift, damping; d is their sum. Out: (F + d I)^-1, or L of F + d I = L L', or F = Q diag(e) Q', or F itself, or
+ * In: F, with its scale, shift, damping; d is the sum of the last two. Out: (F + d I)^-1, or L of F + d I = L L', or F = Q diag(e) Q', or F itself, or
  * (F + d I)^(-1/p), rounded to its dtype. The ladder of twosided/ tries again where `accepted` is 0.
  *
  * LAPACK reports success on NaN. So the caller scans F, and the result is checked: by one column or by three eigenpairs. */
@@ -59,14 +59,15 @@ static bool store_result(const ng_matrix *m, int64_t count, const float *x) {
 /* Checks take n^2 operations, few compared with the n^3 of a solve. They are in double, because the rounding errors of f32
  * sums would appear as a residual. */
 
-/* Return the largest entry of |(F + d I) x - e_j|; F: f32 or f64; x: column j of the inverse; e_j: column j of I; y [n]:
+/* Return the largest entry of |(scale F + d I) x - e_j|; F: f32 or f64; x: column j of the inverse; e_j: column j of I; y [n]:
  * scratch. */
-static double largest_residual(int64_t n, const void *F, ng_dtype t, double d, int64_t j,
+static double largest_residual(const ng_matrix *m, const void *F, ng_dtype t, double d, int64_t j,
                                const double *x, double *y) {
+  const int64_t n = m->n;
   double worst = 0.0;
   ng_sym_vector(n, F, t, x, y);
   for (int64_t i = 0; i < n; i++) {
-    const double r = fabs(y[i] + d * x[i] - (i == j ? 1.0 : 0.0));
+    const double r = fabs(m->scale * y[i] + d * x[i] - (i == j ? 1.0 : 0.0));
     if (!(r <= worst)) worst = r; /* NaN stays */
   }
   return worst;
@@ -101,6 +102,7 @@ static bool solve_symmetric(ng_queue *q, ng_matrix *m, float *scratch) {
   const void *F = wide ? m->F : load_average_as_f32(m, room).a;
   if (wide) memcpy(W, F, (size_t)tri * sizeof(double));
   if (!wide) ng_from_f32(W, t, F, tri);
+  if (m->scale != 1.0) ng_host_scale(q, tri, W, t, m->scale);
   ng_linalg_uncounted(q)->shift_diagonal(q, n, W, t, false, d);
   ng_linalg_uncounted(q)->factor(q, n, W, t, &m->info);
   if (m->info == 0 && !is_factor) ng_linalg_uncounted(q)->invert(q, n, W, t, &m->info);
@@ -115,7 +117,7 @@ static bool solve_symmetric(ng_queue *q, ng_matrix *m, float *scratch) {
   for (int64_t i = 0; i < n; i++) {
     x[i] = ng_number_at(column, t, i);
   }
-  if (!(largest_residual(n, F, wide ? NG_F64 : NG_F32, d, j, x, y) <= RESIDUAL_MOST)) return false;
+  if (!(largest_residual(m, F, wide ? NG_F64 : NG_F32, d, j, x, y) <= RESIDUAL_MOST)) return false;
   ng_to_f32(room, W, t, tri); /* room contained F */
   if (m->result_dtype != NG_F64) return store_result(m, tri, room);
   if (!ng_are_finite(room, NG_F32, tri)) return false;
