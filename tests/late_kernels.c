@@ -58,6 +58,7 @@ static void wrote_add_row_grams(const ng_gram *g, int64_t n) {
   }
 }
 #define wrote_add_conv_grams wrote_add_row_grams
+#define wrote_add_spatial_grams wrote_add_row_grams
 static void wrote_sum_patches(const ng_box *b, int64_t n) {
   for (const ng_box *stop = b + n; b < stop; b++) {
     DOUBLES(b->out, b->conv.channels * ng_conv_taps(&b->conv));
@@ -243,6 +244,7 @@ static void late_count_ratios(ng_queue *q, const ng_direction *e, const ng_weigh
   }
 LIST(add_row_grams, ng_gram, float)
 LIST(add_conv_grams, ng_gram, float)
+LIST(add_spatial_grams, ng_gram, float)
 LIST(sum_patches, ng_box, double)
 LIST_ALONE(sum_squares, ng_squares)
 LIST_ALONE(count_tokens, ng_tokens)
@@ -332,6 +334,7 @@ const ng_kernel_ops late_kernels = {
     .count_ratios = late_count_ratios,
     .add_row_grams = late_add_row_grams,
     .add_conv_grams = late_add_conv_grams,
+    .add_spatial_grams = late_add_spatial_grams,
     .sum_patches = late_sum_patches,
     .sum_squares = late_sum_squares,
     .count_tokens = late_count_tokens,

@@ -1,4 +1,4 @@
-/* t_kernels_gram.c: the kernels over observed arrays (gram_rows.c, gram_conv.c, gram_shift.c, box.c, squares.c) equal
+/* t_kernels_gram.c: the kernels over observed arrays (gram_rows.c, gram_conv.c, gram_shift.c, spatial.c, box.c, squares.c) equal
  * `ref` bit for bit, for every layout of an array, on every backend.
  *
  * Values are k / 8, |k| <= 15, which f32, bf16 and f16 hold exactly; their products are multiples of 1/64, and sums of
@@ -229,6 +229,39 @@ static void double_matches(ng_queue *q, const picture *g, const ng_view *x) {
   free(wide);
 }
 
+/* Return the correlations between kernel positions, computed by a backend. */
+static ng_sym spatial_by(const ng_backend *backend, const ng_queue *like, const picture *g,
+                         const ng_view *x) {
+  ng_queue q = *like;
+  q.backend = backend;
+  const int64_t floats = ng_spatial_scratch(&q, &g->c);
+  const ng_gram of = {.x = *x,
+                      .samples = g->take,
+                      .c0 = g->c0,
+                      .c1 = g->c1,
+                      .conv = g->c,
+                      .alpha = 0.5f,
+                      .S = start(ng_conv_taps(&g->c))};
+  float *scratch = guarded(floats);
+  ng_kernels(&q)->add_spatial_grams(&q, &of, 1, scratch);
+  ng_queue_wait(&q);
+  release(scratch, floats, describe_picture(g, "spatial", backend->name));
+  return of.S;
+}
+
+/* The sums are exact in any order, so every backend has the bits of `ref`. */
+static void spatial_matches(ng_queue *q, const picture *g, const ng_view *x) {
+  const ng_sym want = spatial_by(&ng_backend_ref, q, g, x);
+  const ng_backend *const others[] = {q->backend, &late_ref.backend};
+  for (int i = 0; i < 2; i++) {
+    const char *what = describe_picture(g, "spatial", others[i]->name);
+    const ng_sym S = spatial_by(others[i], q, g, x);
+    compare(S, want, 0, what);
+    release(S.a, ng_sym_count(S.n), what);
+  }
+  release(want.a, ng_sym_count(want.n), "ref");
+}
+
 /* Every algorithm equals `ref`, exactly, or within `tolerance` times the largest entry. */
 static void must_match(ng_context *ctx, const picture *g, double (*next)(void), double tolerance) {
   image_array x = new_image_array(g, next);
@@ -240,7 +273,10 @@ static void must_match(ng_context *ctx, const picture *g, double (*next)(void), 
     compare(S, want, tolerance, what);
     release(S.a, ng_sym_count(S.n), what);
   }
-  if (tolerance == 0 || g->reduce == 1) sums_match(ctx->queue, g, &x.v);
+  if (tolerance == 0 || g->reduce == 1) {
+    sums_match(ctx->queue, g, &x.v);
+    spatial_matches(ctx->queue, g, &x.v);
+  }
   if (for_device(g)) double_matches(ctx->queue, g, &x.v);
   release(want.a, ng_sym_count(want.n), "ref");
   free(x.data);

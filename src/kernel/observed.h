@@ -61,10 +61,11 @@ static inline bool ng_conv_is_pointwise(const ng_conv *c) {
          c->padding[1] == 0;
 }
 
-/* ---- Gram matrices: gram_rows.c, gram_conv.c -------------------------------------------------*/
+/* ---- Gram matrices: gram_rows.c, gram_conv.c, spatial.c -------------------------------------------------*/
 
 /* S += alpha sum over rows r of r r'. A row has c1 - c0 columns (add_row_grams) or taps (c1 - c0) columns (add_conv_grams), and
- * one more with has_ones. S64, in ng_sym order, replaces S.a: then every implementation adds in double, as `ref`. */
+ * one more with has_ones. add_spatial_grams: S [taps, taps] += alpha R, where R[k, l] is the sum of x[s] x[s + (l - k) dilation]
+ * over samples, channels [c0, c1) and pixels s; pixels outside the image are 0. S64, in ng_sym order, replaces S.a: then every implementation adds in double, as `ref`. */
 typedef struct ng_gram {
   ng_view x;
   int64_t samples; /* number of samples used: the first ones */
@@ -82,6 +83,8 @@ int64_t ng_gram_rows_scratch(int64_t columns);
 /* Return how many floats of scratch add_conv_grams needs for inputs of at most `in` channels, and add_row_grams for output
  * gradients of at most `out` channels. */
 int64_t ng_gram_conv_scratch(const ng_queue *q, const ng_conv *conv, int64_t in, int64_t out);
+/* Return how many floats of scratch add_spatial_grams needs. */
+int64_t ng_spatial_scratch(const ng_queue *q, const ng_conv *conv);
 
 /* ---- sums: box.c, squares.c, accumulate.c ----------------------------------------------------*/
 

@@ -1,4 +1,4 @@
-/* ref_gram.c: the sums over observed arrays of gram_rows.c, gram_conv.c, box.c and squares.c, element by element. */
+/* ref_gram.c: the sums over observed arrays of gram_rows.c, gram_conv.c, spatial.c, box.c and squares.c, element by element. */
 #include <math.h>
 
 #include "kernel/pixels.h"
@@ -87,6 +87,43 @@ void ng_ref_add_row_grams(ng_queue *q, const ng_gram *g, int64_t n, float *scrat
 void ng_ref_add_conv_grams(ng_queue *q, const ng_gram *g, int64_t n, float *scratch) {
   (void)q;
   add_grams(g, n, true, scratch);
+}
+
+/* Return the sum of x[s] x[s + (y, x)] over samples, channels and pixels s; pixels outside the image are 0. */
+static double correlation(const ng_gram *g, int64_t y, int64_t x) {
+  const ng_conv *c = &g->conv;
+  double sum = 0.0;
+  for (int64_t s = 0; s < c->height * c->width; s++) {
+    const int64_t row = s / c->width + y, column = s % c->width + x;
+    if (row < 0 || row >= c->height || column < 0 || column >= c->width) continue;
+    for (int64_t n = 0; n < g->samples; n++) {
+      for (int64_t channel = g->c0; channel < g->c1; channel++) {
+        sum += ng_view_element(&g->x, n, s, channel) *
+               ng_view_element(&g->x, n, row * c->width + column, channel);
+      }
+    }
+  }
+  return sum;
+}
+
+void ng_ref_add_spatial_grams(ng_queue *q, const ng_gram *g, int64_t n, float *scratch) {
+  (void)q, (void)scratch;
+  for (const ng_gram *end = g + n; g < end; g++) {
+    const ng_conv *c = &g->conv;
+    const int64_t width = c->kernel[1], taps = ng_conv_taps(c);
+    for (int64_t l = 0; l < taps; l++) {
+      for (int64_t k = 0; k <= l; k++) {
+        const int64_t at = ng_sym_at(taps, l, k);
+        const double sum = correlation(g, (l / width - k / width) * c->dilation[0],
+                                       (l % width - k % width) * c->dilation[1]);
+        if (g->S64 != NULL) {
+          g->S64[at] += g->alpha * sum;
+        } else {
+          g->S.a[at] = (float)((double)g->S.a[at] + (double)(float)g->alpha * sum);
+        }
+      }
+    }
+  }
 }
 
 /* ---- sums ------------------------------------------------------------------------------------*/
