@@ -111,6 +111,8 @@ static const family families[] = {
      SPLIT(predict_kronecker, PI)},
     {"natgrad, cholesky, full", NATGRAD(" damping_split=full"), FACTORS | SOLVES, WHOLE, .power = 2,
      .tail = FULL, .predict = predict_kronecker, .growth = 64},
+    {"natgrad, spatial factors", NATGRAD(" spatial=factored"), FACTORS | SOLVES | SCALES, WHOLE,
+     SPLIT(predict_kronecker, PI)},
     {"kaisa", "method=kaisa" USUAL, FACTORS | SCALES, .calls = EVEN_SUMS, .shards = EVEN_SUMS,
      .repeat = 4, .knob = "damping", SPLIT(predict_kronecker, JOINT)},
     {"kaisa, inverse", "method=kaisa solver=cholesky damping_split=full" USUAL, FACTORS,
@@ -395,7 +397,9 @@ test_case *v_new_layers(const variant *v, int32_t steps, int32_t ranks) {
   }
   case_linear(s, 7, 4, true, 1);
   case_linear(s, 5, 3, false, 3);
-  ng_layer *l = case_conv(s, 3, 4, 3, 3, 5, 6, true);
+  /* A = S (x) C needs more channels than kernel positions. */
+  const bool spatial = v_options(v).base.spatial == NG_SPATIAL_FACTORED;
+  ng_layer *l = case_conv(s, 3, 4, spatial ? 1 : 3, spatial ? 2 : 3, 5, 6, true);
   l->padding[0] = l->padding[1] = 1;
   add_grouped_conv(s);
   case_set_positions(s);

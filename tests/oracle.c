@@ -85,6 +85,10 @@ static int64_t write_factor(const ng_options *opt, const ng_layer *l, const ng_b
   if (!out) return n;
   int64_t take = b->samples, S = positions;
   if (opt->base.stat_batch > 0 && opt->base.stat_batch < take) take = opt->base.stat_batch;
+  if (!grad && oracle_is_spatial(opt, l)) {
+    oracle_spatial_average(l, group, data, take, n, out);
+    return n;
+  }
   double *X = oracle_stat_rows(l, grad, group, data, b->samples, S, n);
   bool published_conv = opt->base.stat_scale == NG_SCALE_MPD_KFAC && l->kind == NG_CONV2D;
   if (opt->base.positions == NG_POSITIONS_REDUCE && S > 1 && !published_conv) {
@@ -326,9 +330,12 @@ static int64_t widest_block(const factor *f, int64_t blocks) {
   return best;
 }
 
-static int64_t block_count(const ng_options *opt, const factor *f) {
+/* spatial: the blocks are blocks of C. */
+static int64_t block_count(const ng_options *opt, const factor *f, bool spatial) {
   int64_t k = opt->base.factor_blocks < f->channels ? opt->base.factor_blocks : f->channels;
-  while (opt->base.max_factor > 0 && k < f->channels && widest_block(f, k) > opt->base.max_factor)
+  while (opt->base.max_factor > 0 && k < f->channels &&
+         (spatial && f->offsets > 1 ? (f->channels + k - 1) / k : widest_block(f, k)) >
+             opt->base.max_factor)
     k++;
   return k;
 }
@@ -352,13 +359,25 @@ static double inverse_denominator(const layer *l, int64_t g, int64_t i, int64_t 
   return 1 / ((dg + shift[1]) * (da + shift[0]));
 }
 
+/* Write A (k = 0) or G (k = 1) of a group from the averages of the owner. */
+static void write_A_or_G(const layer *l, int k, int64_t g, double *out) {
+  const int64_t n = l->f[k].n;
+  const double *average = l->f[k].F[l->owner] + g * n * n;
+  if (k == 0 && oracle_is_spatial(&l->opt, &l->d)) {
+    oracle_spatial_factor(&l->d, n, average, out);
+  } else {
+    memcpy(out, average, sizeof(double) * (size_t)(n * n));
+  }
+}
+
 static void solve_group(const oracle *o, layer *l, int64_t g) {
-  double trace[2] = {0, 0}, shift[2];
+  double trace[2] = {0, 0}, shift[2], *A_or_G[2];
   for (int k = 0; k < 2; k++) {
     int64_t n = l->f[k].n;
-    const double *F = l->f[k].F[l->owner] + g * n * n;
+    A_or_G[k] = zeros(n * n);
+    write_A_or_G(l, k, g, A_or_G[k]);
     for (int64_t i = 0; i < n; i++)
-      trace[k] += F[i * n + i] / (double)n;
+      trace[k] += A_or_G[k][i * n + i] / (double)n;
   }
   l->pi[g] = trace[0] > 0 && trace[1] > 0 ? sqrt(trace[0] / trace[1]) : 1;
   damping_shifts(l, g, l->opt.base.damping, shift);
@@ -366,13 +385,14 @@ static void solve_group(const oracle *o, layer *l, int64_t g) {
   for (int k = 0; k < 2; k++) {
     factor *f = &l->f[k];
     const bool single = k == 1 && l->opt.base.output_factor == NG_OUTPUT_DIAGONAL;
-    int64_t n = f->n, blocks = single ? n : block_count(&l->opt, f);
-    double *F = f->F[l->owner] + g * n * n, *M = zeros(n * n);
+    int64_t n = f->n,
+            blocks = single ? n : block_count(&l->opt, f, oracle_is_spatial(&l->opt, &l->d));
+    double *M = zeros(n * n);
     double *Q = l->Q[k] + g * n * n, *w = l->w[k] + g * n;
     for (int64_t i = 0; i < n; i++) {
       for (int64_t j = 0; j < n; j++) {
         if (block_of_index(f, blocks, i) == block_of_index(f, blocks, j))
-          M[i * n + j] = F[i * n + j];
+          M[i * n + j] = A_or_G[k][i * n + j];
       }
       if (!eigen) M[i * n + i] += shift[k];
     }
@@ -395,6 +415,7 @@ static void solve_group(const oracle *o, layer *l, int64_t g) {
       }
     }
     free(M);
+    free(A_or_G[k]);
   }
   int64_t p = l->f[0].n, q = l->f[1].n;
   for (int64_t i = 0; eigen && i < q; i++) {

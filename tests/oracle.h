@@ -51,6 +51,13 @@ double oracle_condition(const oracle *o, int32_t layer);
 double *oracle_stat_rows(const ng_layer *l, bool grad, int64_t group, const double *data,
                          int64_t samples, int64_t positions, int64_t n);
 
+/* Whether A of a layer is S (x) C.  Then the average [n, n] has C, S and the element of the bias, which is last, as diagonal
+ * blocks and 0 elsewhere; oracle_spatial_factor computes A from it. */
+bool oracle_is_spatial(const ng_options *opt, const ng_layer *l);
+void oracle_spatial_average(const ng_layer *l, int64_t group, const double *data, int64_t samples,
+                            int64_t n, double *out);
+void oracle_spatial_factor(const ng_layer *l, int64_t n, const double *average, double *A);
+
 /* Return the output positions of a convolution (1 for linear); the size of an axis; the columns of D, with the bias. */
 int64_t oracle_positions(const ng_layer *l);
 int64_t oracle_output_size(const ng_layer *l, int i); /* a convolution's height (0) or width (1) */

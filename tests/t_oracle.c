@@ -59,6 +59,7 @@ static void draw_kronecker_options(rng *r, ng_options *o) {
   fixture_set(o, "max_factor", draw_word(r, "0 0 0 7 12"));
   fixture_set(o, "clip", draw_word(r, "kl kl rescale none"));
   fixture_set_real(o, "kl_clip", pow(10, -4 * rng_real(r)));
+  fixture_set(o, "spatial", draw_word(r, "full factored"));
   fixture_set(o, "output_factor", draw_word(r, "full full full diagonal"));
   fixture_set(o, "statistics", draw_word(r, "all all owner local"));
   fixture_set(o, "placement", "round-robin"); /* the oracle's owners */
@@ -131,7 +132,9 @@ static void add_random_layer(rng *r, test_case *s, const ng_options *o, bool nor
   }
   int64_t groups = rng_below(r, 3) ? 1 : 2;
   int64_t k = 1 + rng_below(r, 3), kw = rng_below(r, 3) ? k : 1 + rng_below(r, 3);
-  ng_layer *l = case_conv(s, groups * (1 + rng_below(r, 4)), groups * (1 + rng_below(r, 3)), k, kw,
+  /* A = S (x) C needs more channels than kernel positions. */
+  const int64_t channels = 1 + rng_below(r, o->base.spatial == NG_SPATIAL_FACTORED ? 11 : 4);
+  ng_layer *l = case_conv(s, groups * channels, groups * (1 + rng_below(r, 3)), k, kw,
                           3 + rng_below(r, 4), 3 + rng_below(r, 4), bias);
   l->groups = groups;
   bool plain = rng_below(r, 2); /* 3x3, stride 1, padding 1 has a fast implementation */

@@ -153,6 +153,7 @@ set(natgrad_test_support_sources
     tests/layer_oracle.c
     tests/oracle.c
     tests/oracle_geometry.c
+    tests/oracle_spatial.c
     tests/plan_count.c
     tests/plane.c
     tests/ranks.c

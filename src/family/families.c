@@ -189,7 +189,7 @@ ng_status ng_stat_alloc_parts(ng_block *b, ng_stat *s, int32_t groups, int32_t e
   s->parts = groups * each;
   for (int32_t i = 0; i < s->parts; i++) {
     s->part[i].group = i / each;
-    s->part[i].offsets = 1;
+    s->part[i].offsets = s->part[i].matrices = 1;
   }
   return NG_OK;
 }

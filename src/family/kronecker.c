@@ -27,7 +27,7 @@
  * kernel offsets of a channel are in one part, so a part of one channel may exceed max_factor. Widths differ by at most
  * one channel, wider parts first; the bias is in the last part. `first`: order of the first part; `last`: of the last
  * part, with the bias (one). */
-static int64_t count_parts(const ng_settings *o, int64_t channels, int64_t offsets, bool one) {
+int64_t ng_kron_count_parts(const ng_settings *o, int64_t channels, int64_t offsets, bool one) {
   int64_t k = ng_min64(o->factor_blocks, channels);
   for (; k < channels && o->max_factor > 0; k++) {
     const int64_t first = offsets * ((channels + k - 1) / k), last = offsets * (channels / k) + one;
@@ -36,20 +36,14 @@ static int64_t count_parts(const ng_settings *o, int64_t channels, int64_t offse
   return k;
 }
 
-/* Create the parts of all groups, group after group; fail if a part is too large for 32-bit LAPACK. */
-static ng_status create_side(ng_block *b, int which, int64_t channels, bool one) {
-  ng_kron *k = ng_kron_of(b);
-  ng_side *s = &k->side[which];
-  const int64_t offsets = which == NG_SIDE_A ? k->offsets : 1;
-  const bool diagonal = which == NG_SIDE_A && b->entry->d.kind == NG_EMBEDDING;
-  const bool right = s == k->right;
-  const bool single = which == NG_SIDE_G && b->base.output_factor == NG_OUTPUT_DIAGONAL;
-  const int64_t each = diagonal ? 1
-                       : single ? channels
-                                : count_parts(&b->base, channels, offsets, one);
+/* Allocate the parts of a side, `each` in a group. */
+ng_status ng_kron_alloc_parts(ng_block *b, ng_side *s, int64_t each) {
+  const ng_kron *k = ng_kron_of(b);
+  const bool is_A = s == &k->side[NG_SIDE_A];
+  const bool single = !is_A && b->base.output_factor == NG_OUTPUT_DIAGONAL;
   if (each * k->groups > NG_LIST_MOST) {
     return ng_fail(b->ctx, NG_ERR_ARG, "layer '%s': %lld diagonal blocks of %s, at most %lld; %s",
-                   b->entry->d.name, (long long)(each * k->groups), which == NG_SIDE_A ? "A" : "G",
+                   b->entry->d.name, (long long)(each * k->groups), is_A ? "A" : "G",
                    (long long)NG_LIST_MOST,
                    single ? "leave output_factor at full"
                           : "take a larger max_factor or smaller factor_blocks");
@@ -59,10 +53,38 @@ static ng_status create_side(ng_block *b, int which, int64_t channels, bool one)
   s->part = ng_object(b->p, (size_t)s->parts * sizeof *s->part);
   s->matrix = ng_object(b->p, (size_t)s->parts * sizeof *s->matrix);
   s->shift = ng_object(b->p, (size_t)k->groups * sizeof *s->shift);
-  if (s->part == NULL || s->matrix == NULL || s->shift == NULL) return NG_ERR_NOMEM;
-  for (int64_t g = 0; g < k->groups; g++) {
+  return ng_objects_status(b->p);
+}
+
+/* Set the matrix of a part of order n; fail if it is too large for 32-bit LAPACK. */
+ng_status ng_kron_set_matrix(const ng_block *b, const ng_side *s, ng_matrix *m, int64_t n) {
+  const ng_kron *k = ng_kron_of(b);
+  m->n = n;
+  m->scale = 1.0;
+  m->average_dtype = m->form == NG_FORM_DIAGONAL ? NG_F32 : b->base.factor_dtype;
+  m->result_dtype = b->base.inverse_dtype;
+  m->result = ng_kron_result(b, n, s == k->right ? k->q : k->p);
+  if (m->form == NG_FORM_DIAGONAL || ng_blas_accepts_order(n)) return NG_OK;
+  return ng_fail(b->ctx, NG_ERR_ARG,
+                 "layer '%s': a factor of order %lld exceeds 32-bit LAPACK; set max_factor",
+                 b->entry->d.name, (long long)n);
+}
+
+/* Create the parts of all groups, group after group. */
+static ng_status create_side(ng_block *b, int which, int64_t channels, bool one) {
+  ng_kron *k = ng_kron_of(b);
+  ng_side *s = &k->side[which];
+  const int64_t offsets = which == NG_SIDE_A ? k->offsets : 1;
+  const bool diagonal = which == NG_SIDE_A && b->entry->d.kind == NG_EMBEDDING;
+  const bool right = s == k->right;
+  const bool single = which == NG_SIDE_G && b->base.output_factor == NG_OUTPUT_DIAGONAL;
+  const int64_t each = diagonal ? 1
+                       : single ? channels
+                                : ng_kron_count_parts(&b->base, channels, offsets, one);
+  ng_status st = ng_kron_alloc_parts(b, s, each);
+  for (int64_t g = 0; g < k->groups && st == NG_OK; g++) {
     int64_t channel = g * channels, column = 0;
-    for (int64_t i = 0; i < each; i++) {
+    for (int64_t i = 0; i < each && st == NG_OK; i++) {
       ng_part *part = &s->part[g * each + i];
       ng_matrix *m = &s->matrix[g * each + i];
       const int64_t width = channels / each + (i < channels % each ? 1 : 0);
@@ -70,21 +92,14 @@ static ng_status create_side(ng_block *b, int which, int64_t channels, bool one)
       part->hi = channel += width;
       part->has_bias = one && i == each - 1;
       m->form = diagonal ? NG_FORM_DIAGONAL : NG_FORM_SYMMETRIC;
-      m->average_dtype = diagonal ? NG_F32 : b->base.factor_dtype;
-      m->result_dtype = b->base.inverse_dtype;
-      m->n = offsets * width + part->has_bias;
-      m->result = ng_kron_result(b, m->n, right ? k->q : k->p);
+      part->of_stat = (int32_t)(g * each + i);
+      st = ng_kron_set_matrix(b, s, m, offsets * width + part->has_bias);
       m->row = right ? g * k->q : part->lo;
       m->col = right ? column : 0;
       column += m->n;
-      if (!diagonal && !ng_blas_accepts_order(m->n)) {
-        return ng_fail(b->ctx, NG_ERR_ARG,
-                       "layer '%s': a factor of order %lld exceeds 32-bit LAPACK; set max_factor",
-                       b->entry->d.name, (long long)m->n);
-      }
     }
   }
-  return NG_OK;
+  return st;
 }
 
 static void fill_column_map(ng_kron *k) {
@@ -107,7 +122,7 @@ static void fill_column_map(ng_kron *k) {
 /* All groups have the same column order, so one map is enough. */
 static ng_status create_column_map(ng_block *b) {
   ng_kron *k = ng_kron_of(b);
-  if (k->offsets == 1) return NG_OK;
+  if (k->offsets == 1 || k->spatial != NULL) return NG_OK;
   if (k->p > NG_LIST_MOST) {
     return ng_fail(b->ctx, NG_ERR_ARG,
                    "layer '%s': its weight has %lld columns, at most %lld for a convolution",
@@ -127,7 +142,11 @@ static void describe_block(ng_block *b) {
   const int64_t g = k->left == &k->side[NG_SIDE_A] ? k->p : k->q;
   char *const why = b->entry->why;
   const size_t size = sizeof b->entry->why;
-  int at = k->side[NG_SIDE_A].matrix->form == NG_FORM_DIAGONAL
+  int at = k->spatial != NULL
+               ? snprintf(why, size, "A = S %lldx%lld (x) C %lldx%lld", (long long)k->offsets,
+                          (long long)k->offsets, (long long)k->spatial->channels,
+                          (long long)k->spatial->channels)
+           : k->side[NG_SIDE_A].matrix->form == NG_FORM_DIAGONAL
                ? snprintf(why, size, "A diagonal of %lld", (long long)a)
                : snprintf(why, size, "A %lldx%lld", (long long)a, (long long)a);
   at += snprintf(why + at, size - (size_t)at, ", G %lldx%lld", (long long)g, (long long)g);
@@ -187,8 +206,12 @@ static ng_status create_state(ng_block *b) {
   }
   k->conv = ng_layer_conv(b->entry, false);
   ng_status st = embedding ? check_embedding(b) : NG_OK;
-  if (st == NG_OK) st = create_side(b, NG_SIDE_A, d->in / k->groups, d->bias != 0);
   if (st == NG_OK) st = create_side(b, NG_SIDE_G, d->out / k->groups, false);
+  if (st == NG_OK && ng_kron_is_spatial(b)) {
+    st = ng_spatial_create(b);
+  } else if (st == NG_OK) {
+    st = create_side(b, NG_SIDE_A, d->in / k->groups, d->bias != 0);
+  }
   if (st == NG_OK) st = create_column_map(b);
   if (st != NG_OK) return st;
   k->both =
@@ -256,6 +279,10 @@ static ng_status declare_statistics(ng_block *b) {
     s->average_dtype = of->matrix->average_dtype;
     if (s->average_dtype == NG_F64) s->sum_dtype = NG_F64;
     s->shift = b->base.damping_leak ? of->shift : NULL;
+    if (side == NG_SIDE_A && k->spatial != NULL) {
+      st = ng_spatial_declare_parts(b);
+      continue;
+    }
     st = ng_stat_alloc_parts(b, s, (int32_t)k->groups, of->group_parts);
     for (int32_t i = 0; i < of->parts && st == NG_OK; i++) {
       s->part[i].cols = of->matrix[i].n;
@@ -276,6 +303,7 @@ static int64_t observation_floats(const ng_block *b, const ng_conv *conv) {
   const int64_t n[2] = {k->side[NG_SIDE_A].matrix->n, k->side[NG_SIDE_G].matrix->n};
   if (b->entry->d.kind == NG_EMBEDDING)
     return ng_max64(ng_times(2, n[0] + 1), ng_gram_rows_scratch(n[1] + 1));
+  if (k->spatial != NULL) return ng_spatial_observe_scratch(b, conv);
   if (b->entry->d.kind == NG_LINEAR) return ng_gram_rows_scratch(ng_max64(n[0], n[1]) + 1);
   if (conv->height == 0) return 0; /* undeclared size: the first observation allocates */
   return ng_gram_conv_scratch(b->ctx->queue, conv, a->hi - a->lo, g->hi - g->lo);
@@ -297,6 +325,7 @@ static int64_t observation_scratch(const ng_block *b, const ng_obs *o) {
 static ng_status request_memory(ng_block *b, ng_plan *plan) {
   ng_kron *k = ng_kron_of(b);
   const int64_t real = (int64_t)sizeof(float);
+  if (k->spatial != NULL) ng_spatial_link(k);
   int64_t floats = ng_max64(observation_floats(b, &k->conv), ng_kron_apply_scratch(b));
   for (int side = 0; side < 2; side++) {
     ng_side *s = &k->side[side];
@@ -314,6 +343,10 @@ static ng_status request_memory(ng_block *b, ng_plan *plan) {
         m->d = ng_plan_result(plan, owner, m->n * ng_dtype_size(k->is_double ? NG_F64 : NG_F32));
       }
     }
+  }
+  if (k->spatial != NULL) {
+    floats = ng_max64(floats, ng_spatial_request_results(b, plan));
+    ng_spatial_link(k);
   }
   ng_plan_direction(plan, b, NG_BY_FAMILY, ng_kron_direction_floats(k));
   ng_plan_scratch(plan, ng_times(floats, real));
@@ -336,8 +369,8 @@ static void visit_part_results(const ng_kron *k, int side, int32_t i, ng_field_v
     ng_field f = ng_part_field(s, i, suffix[m->result], m->result_dtype, n, n, m->R);
     f.is_symmetric = !k->is_eigen;
     if (m->result != NG_RESULT_CHOLESKY) { /* a triangular factor stays in internal order */
-      f.col_offsets = s->part[i].offsets;
-      f.col_channels = s->part[i].channels;
+      f.col_offsets = s->part[k->side[side].part[i].of_stat].offsets;
+      f.col_channels = s->part[k->side[side].part[i].of_stat].channels;
     }
     if (f.is_symmetric) { /* a row of eigenvectors is one eigenvector: only columns are permuted */
       f.row_offsets = f.col_offsets;
@@ -360,6 +393,7 @@ static void visit_fields(ng_block *b, ng_field_visit visit, void *arg) {
     for (int32_t i = 0; i < s->parts; i++) {
       visit_part_results(k, side, i, visit, arg);
     }
+    if (side == NG_SIDE_A && k->spatial != NULL) ng_spatial_visit_results(k, visit, arg);
     ng_field f = ng_field_plain(side == NG_SIDE_A ? "A_solve" : "G_solve", NG_F32, 1,
                                 ng_kron_info_count(k, s), s->solve_info, s->stat->owner);
     visit(arg, &f);

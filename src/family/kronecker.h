@@ -4,6 +4,7 @@
  *   kronecker_stats.c  adding observations to A and G
  *   kronecker_solve.c  damping; solving all parts of a block
  *   kronecker_apply.c  computing PD (twosided/)
+ *   kronecker_spatial.c  all of these for A = S (x) C (spatial = factored)
  *
  * A block is `groups` independent pairs (A_g, G_g). Options cut A_g and G_g into diagonal blocks, the parts
  * (factor_blocks, max_factor). A part is one symmetric matrix, or one diagonal matrix stored as a vector.
@@ -27,8 +28,9 @@
 enum { NG_SIDE_A = 0, NG_SIDE_G = 1 };
 
 typedef struct ng_part {
-  int64_t lo, hi; /* channels [lo, hi) of the layer: of its input (A) or of its output (G) */
-  bool has_bias;  /* A: the last row and column belong to the 1 appended for the bias */
+  int64_t lo, hi;  /* channels [lo, hi) of the layer: of its input (A) or of its output (G) */
+  bool has_bias;   /* A: the last row and column belong to the 1 appended for the bias */
+  int32_t of_stat; /* part of the statistic whose average it is */
 } ng_part;
 
 /* Indices of ng_side.solve_info, which the owner of a side sends with its results: the highest rung of the side's parts, the
@@ -45,6 +47,16 @@ typedef struct ng_side {
   double *shift; /* [groups] damping_leak: damping of earlier solves, which the next fold adds */
 } ng_side;
 
+/* The state of spatial = factored. Side A has, for each group, the matrices e_i C of every kernel position i and diagonal block of
+ * C, then the matrix of order 1 of the bias. */
+typedef struct ng_spatial {
+  int64_t channels, blocks; /* channels of a group; diagonal blocks of C */
+  bool has_bias;
+  ng_matrix *S; /* [groups] */
+  ng_matrix *left, *right, *bias_right;
+  ng_twosided rotated, bias; /* G and e_i C for all kernel positions and groups; G and the bias */
+} ng_spatial;
+
 typedef struct ng_kron {
   bool is_double;          /* inverse_dtype = f64: results, D and `direction` are in double */
   int64_t groups, offsets; /* offsets: kernel height * width of a convolution, else 1 */
@@ -53,8 +65,9 @@ typedef struct ng_kron {
   int32_t *unmap; /* column of the weight -> internal column */
   ng_side side[2];
   ng_side *left, *right;
-  ng_twosided both; /* the matrices of left and right */
-  ng_conv conv;     /* geometry at the declared image size; ng_obs_conv sets the observed size */
+  ng_twosided both;    /* the matrices of left and right */
+  ng_spatial *spatial; /* NULL: A is full; otherwise `both` has only is_good */
+  ng_conv conv;        /* geometry at the declared image size; ng_obs_conv sets the observed size */
   bool is_eigen;
   bool is_product; /* solver = product: R is the average, and `direction` is H = G D A */
   double lambda;   /* eigen-prediv: the damping of the last solve */
@@ -80,6 +93,26 @@ int64_t ng_kron_apply_scratch(const ng_block *b); /* floats */
 
 /* Return which result a part of order n stores; cholesky: the cheaper of an inverse and L, applied to m columns a step. */
 ng_result ng_kron_result(const ng_block *b, int64_t n, int64_t m);
+/* kronecker.c, used by kronecker_spatial.c */
+int64_t ng_kron_count_parts(const ng_settings *o, int64_t channels, int64_t offsets, bool one);
+ng_status ng_kron_alloc_parts(ng_block *b, ng_side *s, int64_t each);
+ng_status ng_kron_set_matrix(const ng_block *b, const ng_side *s, ng_matrix *m, int64_t n);
+
+/* kronecker_spatial.c, in the order of their calls; scratch in floats */
+bool ng_kron_is_spatial(const ng_block *b);
+ng_status ng_spatial_create(ng_block *b);
+ng_status ng_spatial_declare_parts(ng_block *b);
+void ng_spatial_link(ng_kron *k);
+int64_t ng_spatial_observe_scratch(const ng_block *b, const ng_conv *conv);
+int64_t ng_spatial_request_results(const ng_block *b, ng_plan *plan);
+void ng_spatial_visit_results(const ng_kron *k, ng_field_visit visit, void *arg);
+void ng_spatial_observe(ng_block *b, const ng_obs *o, double alpha);
+void ng_spatial_measure(const ng_block *b);
+bool ng_spatial_set_scales(const ng_block *b, int64_t group);
+int64_t ng_spatial_apply_scratch(const ng_kron *k);
+void ng_spatial_precondition(ng_block *b);
+void ng_spatial_describe(const ng_block *b, bool is_bias, ng_direction *e);
+
 /* eigen: set the damping of each group in k->both. */
 void ng_kron_set_damping(const ng_block *b);
 

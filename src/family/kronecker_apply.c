@@ -28,6 +28,7 @@ static int64_t D_floats(const ng_kron *k, int64_t rows) {
 
 int64_t ng_kron_apply_scratch(const ng_block *b) {
   const ng_kron *k = ng_kron_of(b);
+  if (k->spatial != NULL) return ng_spatial_apply_scratch(k);
   const int64_t rows = rows_per_chunk(k);
   return D_floats(k, rows) + ng_round16(6 * rows) + ng_twosided_scratch(&k->both, rows);
 }
@@ -58,6 +59,10 @@ static void read_rows(const ng_block *b, int64_t row, int64_t rows, void *D) {
 void ng_kron_precondition(ng_block *b) {
   ng_kron *k = ng_kron_of(b);
   ng_queue *q = b->ctx->queue;
+  if (k->spatial != NULL) {
+    ng_spatial_precondition(b);
+    return;
+  }
   const int64_t most = rows_per_chunk(k);
   float *D = ng_scratch(b);
   double *sums = (double *)(void *)(D + D_floats(k, most));
@@ -86,8 +91,11 @@ ng_status ng_kron_read_sums(ng_block *b) {
 /* The gradient of the bias is one row whose columns are the outputs; in `direction` the bias is the last column. */
 void ng_kron_emit(const ng_block *b, int32_t segment, int32_t g, double factor, ng_direction *e) {
   const ng_kron *k = ng_kron_of(b);
+  const bool is_bias = b->segment[segment].slot->param == NG_BIAS;
   (void)g;
-  if (b->segment[segment].slot->param == NG_BIAS) {
+  if (k->spatial != NULL) {
+    ng_spatial_describe(b, is_bias, e);
+  } else if (is_bias) {
     ng_describe_stored(e, b->direction + k->p - 1, 0, k->p, NULL);
   } else {
     ng_describe_stored(e, b->direction, k->p, 1, k->offsets > 1 ? k->unmap : NULL);

@@ -69,6 +69,16 @@ void ng_kron_set_damping(const ng_block *b) {
 
 /* ---- the block -------------------------------------------------------------------------------*/
 
+/* Return whether a side must be solved. With refresh_tolerance > 0, a side whose average has not changed since the last
+ * solve keeps its results and its pi. */
+static bool must_solve(const ng_block *b, const ng_stat *s) {
+  return !s->stale.enabled || !b->was_solved || s->is_new;
+}
+
+static bool solves_here(const ng_block *b, const ng_side *s) {
+  return s->stat->owner == b->ctx->rank && must_solve(b, s->stat);
+}
+
 /* Enqueue `trace` and `finite` of the averages that this rank keeps. pi uses the traces of both sides, so ng_kron_solve must
  * know whether they are finite. */
 static void measure_averages(const ng_block *b) {
@@ -76,10 +86,12 @@ static void measure_averages(const ng_block *b) {
   for (int side = 0; side < 2; side++) {
     const ng_side *s = &k->side[side];
     for (int32_t i = 0; i < s->parts && s->stat->has_average; i++) {
-      s->matrix[i].F = s->stat->part[i].average;
+      s->matrix[i].F = s->stat->part[s->part[i].of_stat].average;
       ng_matrix_measure(b->ctx->queue, &s->matrix[i]);
     }
   }
+  if (k->spatial != NULL && k->right->stat->has_average && solves_here(b, k->right))
+    ng_spatial_measure(b);
 }
 
 /* *mean <- mean eigenvalue of side s in a group, plus its leaked shift; return false if an entry is not finite. */
@@ -125,16 +137,6 @@ static double compute_pi(const double mean[2]) {
   return sound ? pi : 1.0;
 }
 
-/* Return whether a side must be solved. With refresh_tolerance > 0, a side whose average has not changed since the last
- * solve keeps its results and its pi. */
-static bool must_solve(const ng_block *b, const ng_stat *s) {
-  return !s->stale.enabled || !b->was_solved || s->is_new;
-}
-
-static bool solves_here(const ng_block *b, const ng_side *s) {
-  return s->stat->owner == b->ctx->rank && must_solve(b, s->stat);
-}
-
 /* List the matrices of a group, unless their side is not finite. Every rank that keeps the averages computes the same traces,
  * pi and shifts, but only the owner of a side solves it. So no rank waits for pi, and with damping_leak the shifts are
  * equal on all ranks. (In the published program only the owner's average is shifted, until the next reduction.) If only its
@@ -147,6 +149,8 @@ static void list_group(ng_block *b, int32_t group) {
     finite[i] = k->side[i].stat->has_average && mean_eigenvalue(b, &k->side[i], group, &mean[i]);
     if (b->traces != NULL) mean[i] = b->traces[i * b->traces_per_stat + group];
   }
+  if (k->spatial != NULL && solves_here(b, k->right))
+    finite[NG_SIDE_A] = finite[NG_SIDE_A] && ng_spatial_set_scales(b, group);
   const double pi = compute_pi(mean);
   split_damping(b, b->base.damping, pi, on);
   for (int i = 0; i < 2; i++) {

@@ -137,6 +137,8 @@ ng_status ng_kron_observe(ng_block *b, const ng_obs *o) {
   ng_stat_scale_old(b->ctx->queue, s);
   if (is_diagonal_factor(o, side)) {
     add_diagonal(b, o, side, c);
+  } else if (ng_kron_of(b)->spatial != NULL && o->kind == NG_OBSERVED_INPUT) {
+    ng_spatial_observe(b, o, c.alpha);
   } else {
     add_grams(b, o, side, c);
   }

@@ -97,7 +97,7 @@ double ng_stat_cost(const ng_stat *s, bool memory) {
   for (int32_t k = 0; k < s->parts; k++) {
     const double n = (double)s->part[k].rows;
     const double square = s->symmetric ? n * n : (double)ng_stat_part_count(s, &s->part[k]);
-    sum += s->symmetric && !memory ? n * square : square;
+    sum += (double)s->part[k].matrices * (s->symmetric && !memory ? n * square : square);
   }
   return sum;
 }

@@ -112,6 +112,13 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
         .help = "The form of factor G.\n"
                 "- full: a matrix, which max_factor and factor_blocks may cut.\n"
                 "- diagonal: only the diagonal."),
+    ROW(spatial, "curvature", "full", ONE_OF_2(NG_SPATIAL_, FULL, "full", FACTORED, "factored"),
+        FACTORS, LAYER,
+        .help = "The form of factor A of a convolution.\n"
+                "- full: a matrix over channels and kernel positions.\n"
+                "- factored: A = S (x) C, S over kernel positions, C over channels, where a group "
+                "has more input channels than kernel positions. Needs solver = cholesky, "
+                "positions = expand and inverse_dtype below f64; other layers stay full."),
     ROW(radius, "curvature", "0", FROM(0, REAL_MAX, "norm"), FACTORS,
         .help = "solver = product: PD = D + radius / sqrt(sum ||D||^2) G D A, the ascent of SAM "
                 "(arXiv 2010.01412).\n"

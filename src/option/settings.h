@@ -51,6 +51,7 @@ typedef enum {
   NG_STATISTICS_SHARDED
 } ng_statistics;
 typedef enum { NG_OUTPUT_FULL, NG_OUTPUT_DIAGONAL } ng_output_factor;
+typedef enum { NG_SPATIAL_FULL, NG_SPATIAL_FACTORED } ng_spatial_form;
 typedef enum {
   NG_PLACEMENT_ROUND_ROBIN,
   NG_PLACEMENT_KAISA,
@@ -103,6 +104,7 @@ typedef enum { NG_DECAY_GRADIENT, NG_DECAY_DIRECTION, NG_DECAY_NONE } ng_decay_f
   X(CHOICE, damping_split, ng_split)                                                               \
   X(CHOICE, damping_leak, ng_damping_leak)                                                         \
   X(CHOICE, output_factor, ng_output_factor)                                                       \
+  X(CHOICE, spatial, ng_spatial_form)                                                              \
   X(REAL, radius, double)                                                                          \
   X(CHOICE, sides, ng_sides)                                                                       \
   X(REAL, stat_decay, double)                                                                      \

@@ -70,6 +70,7 @@ typedef struct ng_stat_part {
   /* Order of the published index along both axes: see ng_field in family/family.h. */
   int64_t offsets, channels;
   int64_t diagonal; /* the first `diagonal` elements of a vector are the diagonal of a matrix */
+  int64_t matrices; /* number of matrices that a solve inverts, each this average in another scale */
   void *average;    /* of average_dtype; NULL: not on this rank */
   void *older;      /* the average before the last refresh, if stale.enabled */
   void *sum;        /* of sum_dtype: the sum of this step; NULL: this rank does not observe */
