@@ -822,7 +822,7 @@ NG_API NG_CHECKED ng_status ng_load_from(ng_precond *p, ng_reader read, void *us
 
 #if defined(NG_EXPERIMENTAL)
 /* Save a state to a stream without the other ranks, for trainers that save on one rank only.  The
- * bytes are those of ng_save_to, except that counts of rescued solves are those of this rank.
+ * bytes equal the bytes of ng_save_to; only the counts of rescued solves are of this rank.
  *   write  NULL: write nothing, only check that this rank holds all arrays
  * Ranks:   local.
  * Errors:  as ng_save_to; NG_ERR_STATE names an array that this rank does not hold as a whole. */

@@ -229,8 +229,8 @@ void ng_spatial_measure(const ng_block *b) {
   }
 }
 
-/* Set the scale e_i of the matrices of a group on their owner; return false if S has no eigenvectors. Without any input S is
- * 0, and so is C: then each scale is 1. */
+/* Set the scale e_i of the matrices of a group on their owner; return false if S has no eigenvectors. If every input was
+ * 0, S and C are 0, and each scale is 1. */
 bool ng_spatial_set_scales(const ng_block *b, int64_t group) {
   const ng_kron *k = ng_kron_of(b);
   const ng_queue *q = b->ctx->queue;

@@ -58,7 +58,7 @@ ng_status ng_groups_compare(ng_precond *p) {
   for (int i = 0; i < 2 && st == NG_OK; i++) {
     if (x[i][0] != 0.0 && x[i][0] != (double)W) {
       st = ng_fail(p->ctx, NG_ERR_COMM,
-                   "ng_ready: %s is given on %d of %d ranks, expected all of them or none", name[i],
+                   "ng_ready: %s is given on %d of %d ranks, expected all ranks or none", name[i],
                    (int)x[i][0], W);
     } else if (!ng_hash_sums_agree(x[i] + 1, W)) {
       st = ng_fail(p->ctx, NG_ERR_COMM, "ng_ready: the sizes of %s differ between ranks", name[i]);

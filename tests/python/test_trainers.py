@@ -227,7 +227,7 @@ def make_small_bert():
 
 
 def train_and_resume_by_trainer(rank, world, folder):
-    """Return (steps, status, weights equal those of the first run) of two epochs, and of the second epoch of a checkpoint."""
+    """Train two epochs; repeat the second from a checkpoint. Return (steps, status, whether the weights are equal) of both."""
     from transformers import Trainer, TrainingArguments
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world), MASTER_ADDR="localhost", MASTER_PORT="1")
     torch.manual_seed(1)
