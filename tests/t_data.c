@@ -327,6 +327,77 @@ static void digits_are_shipped(void **state) {
   assert_int_equal(unsetenv("NATGRAD_DATA"), 0);
 }
 
+/* A sample is a window; labels are the next characters; the last tenth of the samples is the test split. */
+static void texts_are_read(void **state) {
+  static const char letters[] = "abca\ncb\xff";
+  enum { CONTEXT = 3, SAMPLES = 21, COUNT = SAMPLES * CONTEXT + 3 };
+  static const int token[256] = {['\n'] = 0, ['a'] = 1, ['b'] = 2, ['c'] = 3, [0xff] = 4};
+  char text[COUNT], spec[600];
+  int want[COUNT];
+  for (int i = 0; i < COUNT; i++) {
+    text[i] = letters[(i * i / 5) % 8];
+    want[i] = token[(unsigned char)text[i]];
+  }
+  empty_folder();
+  put_file("text", text, COUNT);
+  (void)snprintf(spec, sizeof spec, "text:%s/text,context=3", in_folder(""));
+  data_set d;
+  assert_int_equal(data_open(spec, &d), 0);
+  assert_true(d.train.n == SAMPLES - 2 && d.test.n == 2 && d.classes == 5 && d.context == CONTEXT);
+  assert_true(d.height == 1 && d.width == CONTEXT && d.channels == 1);
+  const uint32_t crc = data_compute_crc(&d);
+  for (int round = 0; round < 3;
+       round++) { /* training samples, test samples, a part of the training samples */
+    const data_transform how = {.normalise = true};
+    if (round == 2) assert_int_equal(data_hold_out(&d, 4, 1), 0);
+    const data_split *s = round == 1 ? &d.test : &d.train;
+    float x[SAMPLES * CONTEXT];
+    int32_t y[SAMPLES * CONTEXT];
+    data_fill_batch(&d, s, NULL, 0, s->n, &how, x, y);
+    for (int i = 0; i < s->n * CONTEXT; i++) {
+      const int row = round == 2 ? s->index[i / CONTEXT] : i / CONTEXT;
+      const int at = (round == 1 ? d.train.n * CONTEXT : 0) + row * CONTEXT + i % CONTEXT;
+      assert_true(x[i] == (float)want[at] && y[i] == want[at + 1]);
+    }
+  }
+  assert_int_equal(data_compute_crc(&d), crc); /* also after validation samples are held out */
+  data_close(&d);
+  text[SAMPLES * CONTEXT] = text[SAMPLES * CONTEXT] == 'a' ? 'b' : 'a'; /* the last label */
+  put_file("text", text, COUNT);
+  assert_int_equal(data_open(spec, &d), 0);
+  assert_int_not_equal(data_compute_crc(&d), crc);
+  data_close(&d);
+}
+
+static void unsuitable_texts_are_refused(void **state) {
+  char spec[600];
+  empty_folder();
+  put_file("text", "aaaaaa", 6);
+  put_file("empty", "", 0);
+  put_maybe_zipped("zipped", "abcdef", 6, true);
+  (void)mkdir(in_folder("folder"), 0700);
+  static const struct {
+    const char *name, *says;
+  } wrong[] = {
+      {"empty", "empty: is empty"},
+      {"empty,context=1", "empty: is empty"},
+      {"text,context=3", "text: has one distinct character, expected at least 2"},
+      {"text,context=6", "text: has 6 characters, context=6 needs at least 7"},
+      {"text", "text: has 6 characters, context=128 needs at least 129"},
+      {"text,context=0", "is no whole number from 1 to 65536"},
+      {"text,contxt=3", "text: unknown setting 'contxt'; the nearest is context"},
+      {"zipped", "zipped: is compressed"},
+      {"folder", "not a regular file"},
+      {"nothing", "nothing: "},
+  };
+  for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+    (void)snprintf(spec, sizeof spec, "text:%s/%s", in_folder(""), wrong[i].name);
+    must_refuse_set(spec, wrong[i].says);
+  }
+  must_refuse_set("text", "text needs a file after a colon");
+  must_refuse_set("text:,context=3", "text needs a file after a colon");
+}
+
 static void unknown_sets_are_refused(void **state) {
   must_refuse_set("mnits:x", "unknown data set 'mnits'; the nearest is mnist");
   must_refuse_set("elephants", "unknown data set 'elephants'; expected digits");
@@ -411,6 +482,8 @@ int main(void) {
       cmocka_unit_test(npy_sets_are_read),
       cmocka_unit_test(generated_sets_can_be_learned),
       cmocka_unit_test(digits_are_shipped),
+      cmocka_unit_test(texts_are_read),
+      cmocka_unit_test(unsuitable_texts_are_refused),
       cmocka_unit_test(unknown_sets_are_refused),
       cmocka_unit_test(augmentation_depends_on_sample_and_epoch),
       cmocka_unit_test(held_out_samples_partition_the_training_set),

@@ -168,7 +168,7 @@ static void erasing_works_without_mixup(void **state) {
   const data_set rows_of = {.name = "rows", .height = 1, .width = 1, .channels = 5, .classes = 2};
   assert_int_equal(mix_create(&s, &rows_of, NULL, false, &m), CLI_BAD);
   assert_non_null(
-      strstr(captured_stderr(), "--erase-rate: needs images, rows has rows of features"));
+      strstr(captured_stderr(), "--erase-rate: needs images, rows has none"));
   capture_stderr();
   assert_int_equal(mix_create(&s, &images, NULL, true, &m), CLI_BAD);
   assert_non_null(strstr(captured_stderr(), "--erase-rate: model mlp has no labels"));

@@ -125,6 +125,62 @@ static void batches_cover_an_epoch(void **state) {
   ng_pool_destroy(pool);
 }
 
+/* A text has a label for each character of a sample, also if several threads fill the batch. */
+static void batches_of_text_have_all_labels(void **state) {
+  enum { CONTEXT = 3, N = 20, SIZE = 6 };
+  uint8_t tokens[N * CONTEXT];
+  int32_t labels[N * CONTEXT];
+  float scale = 1.0F, shift = 0.0F;
+  for (int i = 0; i < N * CONTEXT; i++) {
+    tokens[i] = (uint8_t)i;
+    labels[i] = i + 1;
+  }
+  const data_split split = {.n = N, .bytes = tokens, .labels = labels};
+  const data_set d = {.name = "text",
+                      .height = 1,
+                      .width = CONTEXT,
+                      .channels = 1,
+                      .context = CONTEXT,
+                      .classes = N * CONTEXT + 1,
+                      .scale = {&scale, &scale},
+                      .shift = {&shift, &shift},
+                      .train = split,
+                      .test = split};
+  ng_pool *pool = ng_pool_create(3, NULL);
+  settings s;
+  settings_init(&s);
+  must_set(&s, "batch", "6");
+  feed f;
+  assert_int_equal(feed_create(&s, &d, NULL, false, pool, &f), CLI_OK);
+  for (int round = 0; round < 2; round++) { /* training samples, test samples */
+    int32_t good = 0;
+    if (round == 0) assert_int_equal(feed_fill_train(&f, 1, 0), CLI_OK);
+    if (round == 1) assert_int_equal(feed_fill_test(&f, 7, SIZE, &good), CLI_OK);
+    for (int i = 0; i < SIZE * CONTEXT; i++) {
+      assert_true(f.x[i] == f.x[i / CONTEXT * CONTEXT] + (float)(i % CONTEXT));
+      assert_true((float)f.labels[i] == f.x[i] + 1.0F);
+    }
+    assert_true(round == 0 || f.x[0] == (float)(7 * CONTEXT));
+  }
+  feed_free(&f);
+  static const char *const refused[][3] = {
+      {"mixup-alpha", "0.2", "--mixup-alpha: needs images or features, text has tokens"},
+      {"augment", "crop", "--augment: crop needs images, text has none"},
+      {"erase-rate", "0.5", "--erase-rate: needs images, text has none"}};
+  for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++) {
+    settings_free(&s);
+    settings_init(&s);
+    must_set(&s, "batch", "6");
+    must_set(&s, refused[i][0], refused[i][1]);
+    capture_stderr();
+    const int rc = feed_create(&s, &d, NULL, false, pool, &f);
+    assert_non_null(strstr(captured_stderr(), refused[i][2]));
+    assert_int_equal(rc, CLI_BAD);
+  }
+  settings_free(&s);
+  ng_pool_destroy(pool);
+}
+
 /* ---- a step ----------------------------------------------------------------------------------*/
 
 /* If no layer was observed although statistics were due, the step is counted and reported once, without an error. */
@@ -168,6 +224,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(trainer_and_library_use_the_same_threads),
       cmocka_unit_test(batches_cover_an_epoch),
+      cmocka_unit_test(batches_of_text_have_all_labels),
       cmocka_unit_test(unobserved_steps_are_reported),
   };
   return cmocka_run_group_tests(tests, make_folder, delete_folder);

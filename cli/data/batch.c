@@ -54,12 +54,12 @@ static void write_image(const data_set *d, const data_split *s, int64_t row, con
 void data_fill_batch(const data_set *d, const data_split *split, const int32_t *order,
                      int32_t first, int32_t count, const data_transform *how, float *x,
                      int32_t *labels) {
-  const int64_t per = d->height * d->width * d->channels;
+  const int64_t per = d->height * d->width * d->channels, each = data_count_labels(d);
   for (int32_t i = 0; i < count; i++) {
     const int32_t sample = order != NULL ? order[i] : first + i;
     const int32_t row = split->index != NULL ? split->index[sample] : sample;
     const window p = draw_window(how, row);
-    labels[i] = split->labels[row];
+    memcpy(labels + i * each, split->labels + row * each, (size_t)each * sizeof *labels);
     write_image(d, split, row, &p, d->scale[how->normalise], d->shift[how->normalise], x + i * per);
   }
 }

@@ -144,7 +144,7 @@ int data_open(const char *spec, data_set *out) {
   } known[] = {{"digits", "", data_read_digits},          {"mnist", "a folder", data_read_idx},
                {"cifar10", "a folder", data_read_cifar},  {"cifar100", "a folder", data_read_cifar},
                {"npy", "FEATURES,LABELS", data_read_npy}, {"synthetic", NULL, data_make_synthetic},
-               {"images", NULL, data_read_images}};
+               {"images", NULL, data_read_images},        {"text", "a file", data_read_text}};
   enum { KNOWN = sizeof known / sizeof known[0] };
   const char *names[KNOWN], *colon = strchr(spec, ':'), *rest = colon != NULL ? colon + 1 : "";
   const size_t n = colon != NULL ? (size_t)(colon - spec) : strlen(spec);
@@ -163,7 +163,7 @@ int data_open(const char *spec, data_set *out) {
   if (needs != NULL && needs[0] != 0 && rest[0] == 0)
     return cli_fail("--data: %s needs %s after a colon", out->name, needs);
   const int rc = known[which].read(rest, out);
-  if (rc == CLI_OK && out->images == NULL) set_statistics(out);
+  if (rc == CLI_OK && out->mean == NULL) set_statistics(out);
   if (rc != CLI_OK) data_close(out);
   return rc;
 }
@@ -176,7 +176,8 @@ static uLong add_split_crc(uLong sum, const data_set *d, const data_split *s, in
   const void *values = bytes ? (const void *)s->bytes : s->reals;
   if (rows == 0) return sum;
   sum = crc32_z(sum, values, (size_t)(rows * per) * (bytes ? 1 : sizeof *s->reals));
-  return crc32_z(sum, (const void *)s->labels, (size_t)rows * sizeof *s->labels);
+  return crc32_z(sum, (const void *)s->labels,
+                 (size_t)(rows * data_count_labels(d)) * sizeof *s->labels);
 }
 
 uint32_t data_compute_crc(const data_set *d) {
@@ -208,7 +209,7 @@ int data_hold_out(data_set *d, int32_t count, uint64_t seed) {
   d->validation.n = count;
   d->train.index = index + count;
   d->train.n = n - count;
-  if (d->images == NULL)
-    set_statistics(d); /* over the smaller train split; image sets have fixed values */
+  if (d->images == NULL && d->context == 0)
+    set_statistics(d); /* over the smaller train split; image files and texts have fixed values */
   return CLI_OK;
 }

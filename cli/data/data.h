@@ -7,6 +7,7 @@
  *   npy:FEATURES,LABELS        features [n, features] or [n, h, w, c], f4, f8 or u1; labels [n], i4, i8 or u1
  *   synthetic:KEY=VALUE,...    classes, features or image=HxWxC, train, test, noise, seed
  *   images:DIR or LIST,...     JPEG and PNG files, decoded for each batch (images.h)
+ *   text:FILE,context=N        windows of N characters; each has the next character as label (text.c)
  * Readers do not trust files: before they allocate, they compare the sizes in a header with the size of the file, and
  * they check every label. */
 #ifndef DATA_H
@@ -21,13 +22,14 @@ typedef struct data_split {
   const uint8_t *bytes;            /* samples as bytes [rows, h, w, c]; or NULL */
   const float *reals;              /* samples as f32 [rows, h, w, c]; or NULL */
   const struct image_list *images; /* samples as image files (not for data_fill_batch); or NULL */
-  const int32_t *labels;
+  const int32_t *labels;           /* [rows, data_count_labels] */
 } data_split;
 
 typedef struct data_set {
   char name[64]; /* "mnist", "cifar10", ... */
   int64_t height, width, channels;
-  int32_t classes;
+  int64_t context;            /* text: characters of a sample, each with a label; else 0 */
+  int32_t classes;            /* text: number of tokens */
   double byte_scale;          /* value of a sample = byte * byte_scale */
   float *mean, *deviation;    /* [channels]: of each channel or feature over the training samples */
   float *scale[2], *shift[2]; /* [channels]: input = value * scale + shift; index 1: normalised */
@@ -37,6 +39,11 @@ typedef struct data_set {
   struct image_set *images; /* settings and files of an image set; else NULL */
   void *blocks;             /* list of all memory from data_alloc */
 } data_set;
+
+/* Return the number of labels of a sample. */
+static inline int64_t data_count_labels(const data_set *d) {
+  return d->context > 0 ? d->context : 1;
+}
 
 /* Read and check the data set SPEC.  CLI_BAD: reported in one line with the file and the expected content. */
 int data_open(const char *spec, data_set *out);
@@ -58,7 +65,7 @@ typedef struct data_transform {
   uint32_t epoch;
 } data_transform;
 
-/* Fill x [count, h, w, c] and labels [count] with the samples order[0..count) of a split (order NULL: the samples
+/* Fill x [count, h, w, c] and labels [count, data_count_labels] with the samples order[0..count) of a split (order NULL: the samples
  * first, first + 1, ...). Augmentation depends on seed, epoch and sample only. Threads may fill disjoint ranges in
  * parallel. */
 void data_fill_batch(const data_set *d, const data_split *split, const int32_t *order,

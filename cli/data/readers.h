@@ -1,5 +1,5 @@
 /* readers.h: the readers of data sets. A reader gets a data_set with its name only, and fills shape, classes,
- * byte_scale and both splits; data.c then adds mean and deviation. */
+ * byte_scale and both splits; data.c then adds mean and deviation, unless the reader has set both. */
 #ifndef DATA_READERS_H
 #define DATA_READERS_H
 
@@ -14,6 +14,7 @@ int data_read_cifar(const char *folder, data_set *d); /* d->name selects cifar10
 int data_read_npy(const char *names, data_set *d);
 int data_read_images(const char *settings, data_set *d);
 void data_close_images(data_set *d); /* other data sets: does nothing */
+int data_read_text(const char *settings, data_set *d);
 int data_make_synthetic(const char *settings, data_set *d);
 
 /* Allocate zeroed memory, which data_close frees. If there is none, end the program with an error. */

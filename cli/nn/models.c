@@ -105,10 +105,10 @@ typedef struct row {
   const char *example; /* example of a name with two numbers, "wrn-28-10"; else NULL */
 } row;
 
-static const model_task mnist = {{28, 28, 1}, 10, 0.0, -1.0};
-static const model_task cifar10 = {{32, 32, 3}, 10, 0.0, -1.0};
-static const model_task cifar100 = {{32, 32, 3}, 100, 0.0, -1.0};
-static const model_task imagenet = {{224, 224, 3}, 1000, 0.0, -1.0};
+static const model_task mnist = {.input = {28, 28, 1}, .classes = 10, .dropout = -1.0};
+static const model_task cifar10 = {.input = {32, 32, 3}, .classes = 10, .dropout = -1.0};
+static const model_task cifar100 = {.input = {32, 32, 3}, .classes = 100, .dropout = -1.0};
+static const model_task imagenet = {.input = {224, 224, 3}, .classes = 1000, .dropout = -1.0};
 
 static const row rows[] = {
     {"logreg", "softmax regression: one linear layer", &mnist, add_logreg, .traits = 0},
@@ -202,6 +202,8 @@ int model_build(const char *name, const model_task *task, nn *n, bool *reconstru
   row r;
   if (find_model(name, &r) != CLI_OK) return CLI_BAD;
   const nn_shape in = task->input;
+  if (task->is_text)
+    return cli_fail("--model: %s needs images or features, and the data is a text", name);
   if ((r.traits & IMAGES) && in.height * in.width < 2)
     return cli_fail("--model: %s needs images, and the data has %lld features", name,
                     (long long)in.channels);

@@ -7,6 +7,7 @@
 typedef struct model_task {
   nn_shape input;
   int64_t classes;
+  bool is_text;           /* inputs are tokens from 0 to classes - 1 */
   double label_smoothing; /* [0, 1) */
   double dropout;         /* dropout rate; negative: the model's default */
 } model_task;

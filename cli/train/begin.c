@@ -29,6 +29,7 @@ int train_build_network(const settings *s, const data_set *d, ng_pool *pool, nn 
                         bool *reconstructs) {
   const model_task task = {.input = {d->height, d->width, d->channels},
                            .classes = d->classes,
+                           .is_text = d->context > 0,
                            .label_smoothing = s->label_smoothing,
                            .dropout = s->dropout};
   *net = nn_create(pool, (uint64_t)s->seed);

@@ -25,7 +25,7 @@ int feed_create(const settings *s, const data_set *d, const run_ranks *ranks, bo
   how.crop = automatic ? d->augments : strstr(s->augment, "crop") != NULL;
   how.flip = automatic ? d->augments : strstr(s->augment, "flip") != NULL;
   if ((how.crop || how.flip) && (d->height < 2 || d->width < 2))
-    return cli_fail("--augment: %s needs images, %s has rows of features", s->augment, d->name);
+    return cli_fail("--augment: %s needs images, %s has none", s->augment, d->name);
   const int64_t first = ranks == NULL ? 0 : ranks_find_first(ranks, ranks->rank, s->batch);
   const int64_t end = ranks == NULL ? s->batch : ranks_find_first(ranks, ranks->rank + 1, s->batch);
   const int64_t batch = end - first, capacity = batch > 0 ? batch : 1;
@@ -43,7 +43,7 @@ int feed_create(const settings *s, const data_set *d, const run_ranks *ranks, bo
                 .order = cli_alloc((size_t)d->train.n, sizeof(int32_t)),
                 .ordered = -1,
                 .x = cli_alloc(values, sizeof(float)),
-                .labels = cli_alloc((size_t)capacity, sizeof(int32_t)),
+                .labels = cli_alloc((size_t)(capacity * data_count_labels(d)), sizeof(int32_t)),
                 .rows = cli_alloc((size_t)capacity, sizeof(int32_t)),
                 .next_taken = -1};
   const int rc = mix_create(s, d, ranks, reconstructs, &out->mix);
@@ -77,7 +77,7 @@ static void fill_piece(void *arg, int32_t i) {
   const int32_t to = (int32_t)((int64_t)p->count * (i + 1) / p->pieces);
   data_fill_batch(d, p->split, p->order != NULL ? p->order + from : NULL, p->first + from,
                   to - from, &p->how, p->f->x + (int64_t)from * d->height * d->width * d->channels,
-                  p->f->labels + from);
+                  p->f->labels + from * data_count_labels(d));
 }
 
 static void fill_in_parallel(const feed *f, piece *p) {

@@ -19,7 +19,7 @@ typedef struct feed {
   int64_t per_epoch;          /* complete steps of an epoch; an incomplete one is left out */
   int32_t *order;             /* permutation of the training samples in the epoch `ordered` */
   int64_t ordered;            /* epoch of `order`; -1: none */
-  /* the current batch: inputs, labels, */
+  /* the current batch: inputs, labels [samples, data_count_labels], */
   float *x;
   int32_t *labels;
   int32_t *rows; /* and rows in the data set, which seed random draws of `mix` */

@@ -71,8 +71,10 @@ int mix_create(const settings *s, const data_set *d, const run_ranks *ranks, boo
     return cli_fail("--%s: model %s has no labels",
                     s->mixup_alpha > 0.0 ? "mixup-alpha" : "erase-rate", s->model);
   if (s->erase_rate > 0.0 && (d->height < 2 || d->width < 2))
-    return cli_fail("--erase-rate: needs images, %s has rows of features", d->name);
+    return cli_fail("--erase-rate: needs images, %s has none", d->name);
   if (s->mixup_alpha <= 0.0) return CLI_OK;
+  if (d->context > 0)
+    return cli_fail("--mixup-alpha: needs images or features, %s has tokens", d->name);
   const size_t values = (size_t)out->batch * (size_t)(d->height * d->width * d->channels);
   const size_t targets = (size_t)out->batch * (size_t)d->classes;
   out->last = cli_alloc(values, sizeof *out->last);

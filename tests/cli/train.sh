@@ -42,7 +42,7 @@ train 2 "*lenett*lenet*" --model lenett
 train 2 '*skip_layers = "^fc|conv": regular expressions are not supported; write "fc\*,\*conv\*"' --skip-layers '^fc|conv'
 train 2 '--batch: 4096 samples, but digits has 1437 to train on' --batch 4096
 train 2 '--validation: 1437 samples, but digits has 1437 to train on' --validation 1437
-train 2 '--augment: crop needs images, synthetic has rows of features' --augment crop \
+train 2 '--augment: crop needs images, synthetic has none' --augment crop \
   --data synthetic:classes=2,features=6,train=64,test=10
 
 # A file of settings.
