@@ -44,6 +44,7 @@ set(natgrad_unit_tests
     t_arguments
     t_arrays
     t_assign
+    t_axes
     t_bindings
     t_comm
     t_comm_faults
@@ -200,7 +201,7 @@ target_include_directories(gpu_eva PRIVATE cuda tests)
 target_link_libraries(gpu_eva PRIVATE m)
 natgrad_share(directions t_kernels_emit t_kernels_measure)
 natgrad_share(io_check t_npy t_safetensors_read t_safetensors_write)
-natgrad_share(linalg_check t_eigen t_linalg t_linalg_long t_rows t_sym t_twosided t_vector)
+natgrad_share(linalg_check t_axes t_eigen t_linalg t_linalg_long t_rows t_sym t_twosided t_vector)
 natgrad_share(misuse t_describe t_engine)
 natgrad_share(pictures t_kernels_gram)
 natgrad_share(huge_model t_finite t_huge)

@@ -55,4 +55,27 @@ void ng_twosided_rotate(ng_queue *q, const ng_twosided *t, bool back, const floa
 void ng_describe_stored(ng_direction *e, const float *P, int64_t row_stride, int64_t col_stride,
                         const int32_t *map);
 
+/* ---- axes.c: a tensor with a basis on each axis ------------------------------------------------*/
+
+enum { NG_AXES_MOST = 4 };
+typedef struct ng_axes {
+  int32_t count;
+  int64_t length[NG_AXES_MOST];     /* the tensor is row-major */
+  const float *basis[NG_AXES_MOST]; /* [length, length] row i is vector i; NULL: the identity */
+} ng_axes;
+int64_t ng_axes_elements(const ng_axes *a);
+int64_t ng_axes_scratch(const ng_axes *a); /* floats of scratch of the functions below */
+/* out <- the coordinates of D in the bases; back: the tensor with the coordinates D. D, out and scratch must not overlap. */
+void ng_axes_rotate(ng_queue *q, const ng_axes *a, bool back, const float *D, float *out,
+                    float *scratch);
+/* sum += c D_(k) D_(k)', in ng_sym order; D_(k): D as a matrix with axis k as rows. */
+void ng_axes_add_gram(ng_queue *q, const ng_axes *a, int32_t k, const float *D, float c, float *sum,
+                      float *scratch);
+/* out <- V with its elements along axis k in the order order[k] (NULL: as they are). */
+void ng_axes_permute(ng_queue *q, const ng_axes *a, const int32_t *const *order, const float *V,
+                     float *out, float *scratch);
+/* out <- the diagonal, in the bases `to`, of the covariance that has the diagonal V in the bases `from`. */
+void ng_axes_rotate_squares(ng_queue *q, const ng_axes *from, const ng_axes *to, const float *V,
+                            float *out, float *scratch);
+
 #endif
