@@ -452,6 +452,7 @@ if(NOT NATGRAD_SANITIZE)
           ranks
           records
           rejected
+          sharded_parameters
           shards
           shared_batch
           spngd

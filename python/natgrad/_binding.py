@@ -1,9 +1,11 @@
 """Bind gradients and weights for a step, and check that the model has not changed since the preconditioner was made."""
 import ctypes as c
 
+import torch
+
 from . import _abi, _layers
 from ._core import make_error
-from ._tensors import FlatDescriptor, TensorDescriptor, TransposedDescriptor, unsupported_reason
+from ._tensors import FlatDescriptor, TensorDescriptor, TransposedDescriptor, is_sharded, is_sharded_by_fsdp, unsupported_reason
 
 
 class ParameterBinding:
@@ -16,7 +18,10 @@ class ParameterBinding:
 
     def _check_tensors_supported(self):
         for _, (_, module, attribute, full) in self._parameters_to_bind():
-            why = unsupported_reason(full, getattr(module, attribute))
+            parameter = getattr(module, attribute)
+            if self._is_fully_sharded and not self._binds_weights and is_sharded_by_fsdp(parameter):
+                parameter = parameter.to_local()
+            why = unsupported_reason(full, parameter)
             if why:
                 raise make_error(_abi.NG_ERR_ARG, why)
 
@@ -101,12 +106,16 @@ class ParameterBinding:
     def _bind_gradients_and_weights(self):
         """Bind gradients for one step.  Bind weights again only if the address or layout of a weight has changed."""
         weights, self._bound_gradients = self._binds_weights, []  # this list keeps gradients alive during the step
+        self._gathered_gradients = []  # (sharded gradient, whole gradient)
         for entry, parameters, attribute, grad, weight in self._bound_rows:
             parameter = parameters[attribute]
             gradient = parameter.grad
             if gradient is None:
                 grad.describe_missing()
             else:
+                if is_sharded(gradient):
+                    self._gathered_gradients.append((gradient, gradient.full_tensor().contiguous()))
+                    gradient = self._gathered_gradients[-1][1]
                 grad.describe(gradient)
                 self._bound_gradients.append(gradient)
             if weights and weight.describe_and_compare(parameter):
@@ -115,6 +124,15 @@ class ParameterBinding:
             self._core.call("bind", self._weight_bindings, len(self._weight_bindings))
             self._weights_moved = False
         self._core.call("bind", self._gradient_bindings, len(self._gradient_bindings))
+
+    def _write_shards(self):
+        """Write the preconditioned gradients into the shards of fully_shard."""
+        for sharded, whole in self._gathered_gradients:
+            mesh = sharded.device_mesh
+            copies = torch.distributed.tensor.DTensor.from_local(whole, mesh, [torch.distributed.tensor.Replicate()] * mesh.ndim,
+                                                                 run_check=False)
+            sharded.to_local().copy_(copies.redistribute(placements=sharded.placements).to_local())
+        self._gathered_gradients.clear()
 
     def _freeze_or_unfreeze(self, entry):
         """Freeze or unfreeze an entry after requires_grad changed, which must be equal for all its parameters."""

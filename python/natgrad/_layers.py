@@ -14,7 +14,6 @@ from ._core import to_utf8, make_error, new_struct, log, short_repr
 
 _UNSUPPORTED = {
     "FullyShardedDataParallel": "parameters that FSDP has sharded are not supported",
-    "FSDPModule": "parameters that FSDP has sharded are not supported",
     "OptimizedModule": "hooks of a compiled module may not run: pass the uncompiled model",
     "DataParallel": "DataParallel runs copies of the model in threads: use DistributedDataParallel",
     "ScriptModule": "hooks of a scripted module may not run: pass the model before torch.jit",

@@ -13,6 +13,16 @@ _storage_of = getattr(torch.Tensor, "untyped_storage", torch.Tensor.storage)  # 
 _INLINE_AXES = 4  # up to this many axes, shape and strides are stored in ng_array.room
 
 
+def is_sharded(tensor):
+    """Return True for a DTensor."""
+    return type(tensor).__name__ == "DTensor"
+
+
+def is_sharded_by_fsdp(tensor):
+    """Return True for a parameter that fully_shard divides over the ranks.  Tensor parallelism adds a second division."""
+    return is_sharded(tensor) and sum(not placement.is_replicate() for placement in tensor.placements) == 1
+
+
 def unsupported_reason(name, tensor, dtypes=DTYPES):
     """Return the reason why the library cannot use this tensor, or ''."""
     kind = type(tensor).__name__

@@ -115,6 +115,7 @@ class Preconditioner(ParameterBinding, _state.StateMethods):
             chosen.set("skip_layers", _layers.make_skip_globs(self._skip_patterns, self.entries))
         self._warned_layers, self._steps = set(), 0
         self.rescued = self.unobserved = 0  # number of steps with status 1; with status 3
+        self._is_fully_sharded = any(kind.__name__ == "FSDPModule" for m in self.model.modules() for kind in type(m).__mro__)
         self._check_tensors_supported()
         self._core = _core.Precond(chosen, threads, self._make_transport(process_group), linalg,
                                   *self._model_and_stage_transports())
@@ -129,6 +130,8 @@ class Preconditioner(ParameterBinding, _state.StateMethods):
         self._core.call("ready")
         self._observer = Observer(self._core, self._layers_to_observe(), self.model, chosen.get("calls") != "mean", samples,
                                   batch_first, reduction, expand)
+        if self._is_fully_sharded:  # in backward, fully_shard hides earlier gradients
+            self._observer.sums_outside, self._observer.compared = True, None
         self._observer.scale = self._loss_scale
         self._observer.fixed_scale = self._loss_scale() if grad_scaler is None else None
         if self._core.transport is not None and not own_batches and self._needs_whole_batch(lines):
@@ -268,6 +271,7 @@ class Preconditioner(ParameterBinding, _state.StateMethods):
         self._bind_for_step()
         try:
             status = self._core.call(call, *arguments)
+            self._write_shards()
         except _core.Error as error:
             raise self._add_reason(error) from error.__cause__
         finally:

@@ -327,21 +327,19 @@ def step_in_subgroup(rank, world):
 
 
 def errors_of_sharded_parameters(rank, world):
-    """Messages about parameters sharded by FSDP2 or tensor parallelism, and about FSDP of PyTorch 1 and 2."""
+    """Messages about parameters sharded by tensor parallelism, and about FSDP of PyTorch 1 and 2."""
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+    from torch.distributed.fsdp import FullyShardedDataParallel
     from torch.distributed.tensor import distribute_module
     from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
     mesh, said = init_device_mesh("cpu", (world,)), []
-    whole, inside, plan, all_of_it = two_layer_net(), two_layer_net(), two_layer_net(), two_layer_net()
-    fully_shard(whole, mesh=mesh)
-    fully_shard(inside[1], mesh=mesh)
+    plan, all_of_it = two_layer_net(), two_layer_net()
     parallelize_module(plan, mesh, {"3": ColwiseParallel()})
     distribute_module(all_of_it, mesh)
     outer = FullyShardedDataParallel.__new__(FullyShardedDataParallel)  # __init__ needs an accelerator
     nn.Module.__init__(outer)
     outer.model = two_layer_net()
-    for model in (whole, inside, plan, all_of_it, nn.Sequential(outer)):
+    for model in (plan, all_of_it, nn.Sequential(outer)):
         for make_one in (make_preconditioner, lambda m: natgrad.SGD(m, 0.1), lambda m: KFACPreconditioner(m),
                          lambda m: compat.MFAC(m.parameters(), ngrads=2)):
             try:
@@ -486,16 +484,14 @@ class Ranks(Case):
         for found in ranks.run_on_ranks(3, step_in_subgroup)[1:]:
             self.assert_near_oracle({name: torch.tensor(g) for name, g in found.items()}, expected)
 
-    @unittest.skipUnless(NEW, "fully_shard and DTensor are in PyTorch 2")
+    @unittest.skipUnless(NEW, "DTensor is in PyTorch 2")
     def test_sharded_parameters_are_refused(self):
-        fsdp, tensor = "is a FSDPModule: parameters that FSDP has sharded", "is a DTensor: sharded and traced tensors"
-        first = "is a FullyShardedDataParallel: parameters that FSDP has sharded"
+        tensor, fsdp = "is a DTensor: sharded and traced tensors", "is a FullyShardedDataParallel: parameters that FSDP has sharded"
         for said in ranks.run_on_ranks(2, errors_of_sharded_parameters):
-            for i, why in enumerate(("the model " + fsdp, "'1' " + fsdp, "'3.weight' " + tensor, "'1.weight' " + tensor,
-                                     "'0' " + first)):
+            for i, why in enumerate(("'3.weight' " + tensor, "'1.weight' " + tensor, "'0' " + fsdp)):
                 for text in said[4 * i:4 * i + 3]:
                     self.assertIn(why, text)
-            for text in said[3:16:4]:  # optimizers of parameters without a model
+            for text in said[3:8:4]:  # optimizers of parameters without a model
                 self.assertIn(tensor, text)
 
     def test_uninitialised_group_is_refused(self):
