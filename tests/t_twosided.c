@@ -249,7 +249,8 @@ static void lists(void **arg) {
     if (i == FAILS) sym_set(F[i], n - 1, n - 1, -5.0f);
     for (int64_t k = 0; k < ng_sym_count(n); k++)
       R[i].a[k] = alone[i].a[k] = (float)i;
-    m[i] = (ng_matrix){.result = i % 5 == 0 ? NG_RESULT_CHOLESKY : NG_RESULT_INVERSE, .n = n, .scale = 1.0};
+    m[i] = (ng_matrix){
+        .result = i % 5 == 0 ? NG_RESULT_CHOLESKY : NG_RESULT_INVERSE, .n = n, .scale = 1.0};
     m[i].average_dtype = m[i].result_dtype = NG_F32;
     m[i].F = F[i].a;
     m[i].damping = 0.25;
@@ -436,6 +437,51 @@ static void refreshes(void **arg) {
   }
 }
 
+/* One iteration without sorting from the basis V of another matrix: Q'(F + shift I) V is upper triangular and |Q'Q - I| is
+ * small, with the limits of `refreshes`. If F is 0, the vectors stay, up to their signs: the shift fixes a null space. */
+static void iterations(void **arg) {
+  ng_queue queue = queue_of(*arg), *q = &queue;
+  EACH_SIZE(n) {
+    if (n > 40) continue;
+    for (int zero = 0; zero < 2; zero++) {
+      ng_sym F = sym_positive(n, 0.5);
+      mat V = mat_new(n, n, 0), R = mat_new(n, n, 0), d = mat_new(1, n, 0);
+      ng_matrix m = {.result = NG_RESULT_EIGEN, .n = n, .F = F.a, .R = V.a, .d = d.a};
+      m.average_dtype = m.result_dtype = NG_F32;
+      CASE("iteration n = %" PRId64 " zero %d", n, zero);
+      const int64_t floats = ng_matrix_scratch(q, &m);
+      float *scratch = work_new(floats * (int64_t)sizeof *scratch);
+      CHECK(solve_matrix(q, &m, 0.0, 1.0, 0.0, scratch) == 0);
+      ng_queue_wait(q);
+      for (int64_t i = 0; i < n; i++) /* another matrix than the matrix of the basis */
+        sym_set(F, i, 0, ng_sym_get(F, i, 0) + 1.0f);
+      if (zero == 1) sym_diagonal(F, 0.0f);
+      m.R = R.a;
+      ng_matrix_iterate(q, &m, V.a, 0.5, scratch);
+      ng_queue_wait(q);
+      CHECK(ng_read_info(q, &m.info) == 0 && ng_read_info(q, &m.finite) == 1);
+      double *A = dense(F), *I = zeros(n * n), *old = dense_mat(V), *Q = dense_mat(R);
+      for (int64_t i = 0; i < n; i++) {
+        A[i * (n + 1)] += 0.5;
+        I[i * (n + 1)] = 1.0;
+      }
+      double *B = between(Q, A, old, n), *one = between(Q, I, Q, n), *same = between(Q, I, old, n);
+      const double top = fmax(largest_off(A, n, false), A[0]);
+      CHECK(largest_off(B, n, true) <= 5e-6 * (double)n * top);
+      for (int64_t i = 0; i < n * n; i++)
+        CHECK(fabs(one[i] - I[i]) <= 5e-6 && (zero == 0 || fabs(fabs(same[i]) - I[i]) <= 5e-6));
+      double *all[] = {A, I, old, Q, B, one, same};
+      for (int i = 0; i < 7; i++)
+        free(all[i]);
+      work_free(scratch, floats * (int64_t)sizeof *scratch);
+      mat_free(V);
+      mat_free(R);
+      mat_free(d);
+      sym_free(F);
+    }
+  }
+}
+
 /* A range of a direction: a weight with a column behind it, and that column; with a map of columns. */
 static void directions(void **arg) {
   static const int32_t map[2] = {1, 0};
@@ -456,6 +502,7 @@ int main(void) {
       EACH(diagonal_roots),
       EACH(root_out_of_range),
       EACH(refreshes),
+      EACH(iterations),
       EACH(directions),
   };
   return run_on_backends("twosided", tests, sizeof tests / sizeof tests[0]);

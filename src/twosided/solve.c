@@ -112,3 +112,19 @@ bool ng_matrix_refresh(ng_queue *q, ng_matrix *m, int32_t *order, float *scratch
   }
   return true;
 }
+
+void ng_matrix_iterate(ng_queue *q, ng_matrix *m, const float *from, double shift, float *scratch) {
+  const int64_t n = m->n;
+  float *V = scratch, *room = V + ng_round16(n * n);
+  void *work = room + ng_round16(ng_sym_count(n));
+  ng_sym F = {(float *)(uintptr_t)m->F, n};
+  if (m->average_dtype != NG_F32) {
+    ng_linalg(q)->widen(q, ng_sym_count(n), m->F, m->average_dtype, room);
+    F.a = room;
+  }
+  ng_linalg(q)->copy_rows(q, n, n, from, n, V, n);
+  ng_linalg(q)->mul_right(q, F, n, from, n, m->R, n);
+  ng_linalg(q)->fold(q, n * n, m->R, NG_F32, V, 1.0f, (float)shift);
+  ng_linalg(q)->qr(q, n, n, m->R, n, work, &m->info);
+  ng_linalg(q)->check_finite(q, n * n, m->R, NG_F32, &m->finite);
+}

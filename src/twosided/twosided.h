@@ -38,6 +38,10 @@ int64_t ng_matrix_scratch(const ng_queue *q, const ng_matrix *m);
  * R <- Q' of the QR of F Q, d <- the sorted d_i, order[i] <- the old index of vector i. Return false, with R and d
  * unchanged, if the result is not finite. */
 bool ng_matrix_refresh(ng_queue *q, ng_matrix *m, int32_t *order, float *scratch);
+/* Enqueue one orthogonal iteration without sorting: R <- Q' of the QR of (F + shift I) V, where the rows of `from` [n, n] are
+ * the columns of V. So vector i stays vector i. The shift is the weight of the old vectors where F is rank-deficient. F:
+ * finite, f32, bf16 or f16; R: f32. After a wait R is valid if m->info = 0 and m->finite = 1. */
+void ng_matrix_iterate(ng_queue *q, ng_matrix *m, const float *from, double shift, float *scratch);
 
 /* ---- apply.c ---------------------------------------------------------------------------------*/
 
