@@ -431,6 +431,7 @@ if(NOT NATGRAD_SANITIZE)
   natgrad_test(python_core LABEL python COMMAND ${python_test} any test_abi test_core)
   foreach(major 1 2)
     foreach(test
+          attention
           between
           calls
           checkpoint

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""A Transformer for translation, as in kfac-pytorch's example on Multi30k.  Attention is written with nn.Linear, so that every
-projection has curvature; nn.MultiheadAttention would keep its gradients unpreconditioned.
+"""A Transformer for translation, as in kfac-pytorch's example on Multi30k.  Attention is written with nn.Linear, so that
+published methods, too, precondition every projection.
 
     translate.py [--data FOLDER with train.en and train.de] [--method kaisa] [--layers 2] [--width 64]
     Without --data, the target is the reversed source sequence.

@@ -5,7 +5,7 @@ import torch
 
 from . import _abi, _layers
 from ._core import make_error
-from ._tensors import FlatDescriptor, TensorDescriptor, TransposedDescriptor, is_sharded, is_sharded_by_fsdp, unsupported_reason
+from ._tensors import is_sharded, is_sharded_by_fsdp, unsupported_reason
 
 
 class ParameterBinding:
@@ -30,8 +30,8 @@ class ParameterBinding:
         self._bound_rows = []
         self._places_by_entry = [(entry, [(module._parameters, attribute) for _, module, attribute, _ in entry.places])
                           for entry in self.entries]
-        self._places = [(module._parameters, attribute, full) for entry in self.entries
-                        for _, module, attribute, full in entry.places]
+        self._places = list({full: (module._parameters, attribute, full) for entry in self.entries
+                             for _, module, attribute, full in entry.places}.values())
         self._child_counts = [(parent, len(parent._modules), path) for path, parent in self.model.named_modules()]
         self._shared_places = [(module._parameters, attribute, first, full) for entry in self.entries
                                for _, first, attribute, full in entry.places for module in getattr(entry, "modules", [])[1:]]
@@ -43,9 +43,7 @@ class ParameterBinding:
         self._weight_bindings = (_abi.ng_binding * (len(rows) if self._binds_weights else 0))()  # stay bound until a weight moves
         self._weights_moved = False
         for i, (binding, (entry, (which, module, attribute, full))) in enumerate(zip(self._gradient_bindings, rows)):
-            kind = FlatDescriptor if getattr(entry, "axes", 0) > 1 else TensorDescriptor
-            if isinstance(entry, _layers.TransposedLinear) and which == _abi.NG_WEIGHT:
-                kind = TransposedDescriptor
+            kind = entry.descriptor_class(which)
             grad, weight = kind(f"the gradient of {full}"), kind(full)
             binding.index, binding.param, binding.hold = entry.index, which, _abi.NG_ONE_STEP
             binding.grad = c.addressof(grad.array)
@@ -106,7 +104,7 @@ class ParameterBinding:
     def _bind_gradients_and_weights(self):
         """Bind gradients for one step.  Bind weights again only if the address or layout of a weight has changed."""
         weights, self._bound_gradients = self._binds_weights, []  # this list keeps gradients alive during the step
-        self._gathered_gradients = []  # (sharded gradient, whole gradient)
+        self._gathered_gradients = {}  # id of a sharded gradient -> (this gradient, whole gradient)
         for entry, parameters, attribute, grad, weight in self._bound_rows:
             parameter = parameters[attribute]
             gradient = parameter.grad
@@ -114,8 +112,9 @@ class ParameterBinding:
                 grad.describe_missing()
             else:
                 if is_sharded(gradient):
-                    self._gathered_gradients.append((gradient, gradient.full_tensor().contiguous()))
-                    gradient = self._gathered_gradients[-1][1]
+                    if id(gradient) not in self._gathered_gradients:
+                        self._gathered_gradients[id(gradient)] = gradient, gradient.full_tensor().contiguous()
+                    gradient = self._gathered_gradients[id(gradient)][1]
                 grad.describe(gradient)
                 self._bound_gradients.append(gradient)
             if weights and weight.describe_and_compare(parameter):
@@ -127,7 +126,7 @@ class ParameterBinding:
 
     def _write_shards(self):
         """Write the preconditioned gradients into the shards of fully_shard."""
-        for sharded, whole in self._gathered_gradients:
+        for sharded, whole in self._gathered_gradients.values():
             mesh = sharded.device_mesh
             copies = torch.distributed.tensor.DTensor.from_local(whole, mesh, [torch.distributed.tensor.Replicate()] * mesh.ndim,
                                                                  run_check=False)

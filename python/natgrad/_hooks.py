@@ -16,7 +16,7 @@ from . import _abi, _layers
 from ._core import make_error, warn_caller
 from ._tensors import TensorDescriptor, TokenDescriptor
 
-_HOOKS_GET_KEYWORDS = "with_kwargs" in inspect.signature(torch.nn.Module.register_forward_hook).parameters
+HOOKS_GET_KEYWORDS = "with_kwargs" in inspect.signature(torch.nn.Module.register_forward_hook).parameters
 _grad_enabled = torch.is_grad_enabled
 _queue_callback = torch.autograd.Variable._execution_engine.queue_callback
 _BACKWARD_CODES = {torch.autograd.backward.__code__, torch.autograd.grad.__code__}
@@ -58,9 +58,12 @@ def _make_gradient_view(output, base):
     return view_gradient
 
 
-def _hook_output_gradient(output, x, on_gradient):
-    """Let the backward pass call on_gradient(gradient of output).  A hook on the autograd node is faster than on the
+def _hook_output_gradient(output, x, on_gradient, to_rows=None):
+    """Let the backward pass call on_gradient(gradient of output), converted by to_rows if given.  A hook on the autograd node is faster than on the
     tensor."""
+    if to_rows is not None:
+        observe = on_gradient
+        on_gradient = lambda g: observe(to_rows(g))
     base, to_view = _base_of_new_view(output, x), None
     if base is not None:
         to_view = _make_gradient_view(output, base)
@@ -101,7 +104,7 @@ def _no_hook():
     return _nothing
 
 
-class _HookOfOneModel:
+class HookOfOneModel:
     """Base class of hooks.  In a copied or pickled model, `_nothing` replaces the hook."""
 
     __slots__ = ()
@@ -113,7 +116,7 @@ class _HookOfOneModel:
         return _no_hook, ()
 
 
-class CountSamplesHook(_HookOfOneModel):
+class CountSamplesHook(HookOfOneModel):
     """Before the model's forward, read the number of samples from the first tensor passed to the model."""
 
     def __init__(self, observer):
@@ -127,7 +130,7 @@ class CountSamplesHook(_HookOfOneModel):
             observer.model_samples = None if x is None else x.shape[axis]
 
 
-class ForgetSamplesHook(_HookOfOneModel):
+class ForgetSamplesHook(HookOfOneModel):
     """After the model's forward, forget the number of samples: a layer that is called alone counts its own samples."""
 
     def __init__(self, observer):
@@ -161,26 +164,26 @@ class BackwardEndCallback:
             observer.is_in_backward, observer.has_failed = False, True
 
 
-class LayerHook(_HookOfOneModel):
+class LayerHook(HookOfOneModel):
     """The forward hook of a layer."""
 
     __slots__ = ("observer", "layer", "handles", "input", "output", "size", "names", "settings", "__weakref__")
 
     def __init__(self, observer, layer):
-        self.names = [name for name in ("weight", "bias") if layer.modules[0]._parameters.get(name) is not None]
+        self.names = [name for name in layer.parameter_names if layer.modules[0]._parameters.get(name) is not None]
         self.settings = [(m, _layers.module_settings(m)) for m in layer.modules]
         self.observer, self.layer, self.size = weakref.ref(observer), layer, None
         self.input = (TokenDescriptor if layer.embedding else TensorDescriptor)(f"the input of {layer.name}")
         self.output = TensorDescriptor(f"the output gradient of {layer.name}")
-        extra = {"with_kwargs": True} if _HOOKS_GET_KEYWORDS else {}
-        self.handles = [(m, m.register_forward_hook(self, **extra)) for m in layer.modules]
+        extra = {"with_kwargs": True} if HOOKS_GET_KEYWORDS else {}
+        self.handles = [(m, m.register_forward_hook(self, **extra)) for m in layer.modules if layer.is_called]
         for module, handle in self.handles:  # run before other hooks, which may replace the output
             module._forward_hooks.move_to_end(handle.id, last=False)
 
     def find_removed(self):
         """Return a module from which this hook was removed, or None."""
         for module, handle in self.handles:
-            if handle.id not in module._forward_hooks:
+            if handle.id not in handle.hooks_dict_ref():
                 return module
         return None
 
@@ -197,12 +200,16 @@ class LayerHook(_HookOfOneModel):
             handle.remove()
 
     def __call__(self, module, inputs, *rest):
-        if _HOOKS_GET_KEYWORDS:
+        if HOOKS_GET_KEYWORDS:
             named, output = rest
         else:
             named, output = {}, rest[0]
         if type(output) is tuple:  # linear layers of Megatron return (output, bias)
             output = output[0]
+        self.observe_call(module, inputs[0] if inputs else named.get("input"), output)
+
+    def observe_call(self, module, x, output, to_rows=None):
+        """Observe a call of the layer with the input x.  to_rows converts the gradient of `output` to the layer's."""
         observer, layer = self.observer(), self.layer
         if observer is None or not observer.is_enabled:
             return
@@ -211,7 +218,7 @@ class LayerHook(_HookOfOneModel):
         if not module.training or not output.requires_grad:  # eval mode, or no_grad
             layer.calls_without_gradients += 1
             if module.training and not _grad_enabled():
-                observer.remember_repeatable_call(self, inputs[0] if inputs else named.get("input"))
+                observer.remember_repeatable_call(self, x)
             return
         if _is_compiling():
             raise make_error(_abi.NG_ERR_ABSENT, f"layer '{layer.name}' runs in a compiled module, where hooks may not "
@@ -226,12 +233,11 @@ class LayerHook(_HookOfOneModel):
         if not observer.wants(observer.p, layer.index):
             layer.calls += 1
             return
-        x = inputs[0] if inputs else named.get("input")
         if x is None:
             raise make_error(_abi.NG_ERR_ABSENT, f"layer '{layer.name}' was called with keywords, which this PyTorch does "
                              "not show to hooks: give its input as a positional argument")
         layer.calls += 1
-        observer.observe_call(self, module, x, output)
+        observer.observe_call(self, module, x, output, to_rows)
 
 
 class Observer:
@@ -269,9 +275,10 @@ class Observer:
         self.fixed_scale, self.scale = None, None  # a constant loss scale, else a function that returns it
         self.hooks = [LayerHook(self, layer) for layer in layers]
         # a linear layer whose output gradients are summed, to compare with the gradient of its bias; None after the first step
-        self.compared = next((h for h in self.hooks if h.layer.bias and not (h.layer.conv or h.layer.norm)), None)
+        self.compared = next((h for h in self.hooks if h.layer.bias and h.layer.is_called
+                              and not (h.layer.conv or h.layer.norm)), None)
         self.bias_gradient = 0.0  # the sum of the output gradients of this layer since the last step
-        extra = {"with_kwargs": True} if _HOOKS_GET_KEYWORDS else {}
+        extra = {"with_kwargs": True} if HOOKS_GET_KEYWORDS else {}
         self.model = model
         self.count_handle = model.register_forward_pre_hook(CountSamplesHook(self), **extra)
         self.forget_handle = model.register_forward_hook(ForgetSamplesHook(self))
@@ -386,7 +393,7 @@ class Observer:
             return self.model_samples, self.given_batch, ""
         return None, None, "no forward since the last step called it"
 
-    def observe_call(self, hook, module, x, output):
+    def observe_call(self, hook, module, x, output, to_rows):
         used = [getattr(module, name) for name in hook.names]
         again, why = _backward_task() != -1, ""
         seen, given = self.model_samples, self.given_batch  # values of this forward: a later begin() changes them
@@ -408,7 +415,7 @@ class Observer:
                 self._check_own_parameters(hook, module, used)
                 self._check_samples_known(hook, why)
                 self.observe(hook, None, samples, g, given)
-            _hook_output_gradient(output, x, observe_gradient)
+            _hook_output_gradient(output, x, observe_gradient, to_rows)
             return
         if again and not self.is_in_backward:
             self._begin_backward()
@@ -432,7 +439,7 @@ class Observer:
                                  "forward and backward, so it cannot be observed")
             self.observe(hook, x, samples, g, given)
 
-        _hook_output_gradient(output, x, observe_call_once)
+        _hook_output_gradient(output, x, observe_call_once, to_rows)
 
     def _check_own_parameters(self, hook, module, used):
         """Check that the forward used the module's own parameters, not parameters passed by functional_call."""

@@ -2,15 +2,16 @@
 
 Each parameter belongs to a layer with curvature, or is an entry of its own without curvature; explain() prints why.
 """
+import functools
 import math
-import re
 
 import torch
 from torch import nn
 import torch.nn.functional as F
 
 from . import _abi
-from ._core import to_utf8, make_error, new_struct, log, short_repr
+from ._core import to_utf8, make_error, new_struct
+from ._tensors import FlatDescriptor, TensorDescriptor, TransposedDescriptor
 
 _UNSUPPORTED = {
     "FullyShardedDataParallel": "parameters that FSDP has sharded are not supported",
@@ -54,6 +55,14 @@ class Entry:
     def parameters(self):
         return [getattr(module, attribute) for _, module, attribute, _ in self.places]
 
+    def count_matrix_elements(self):
+        """Return the number of elements of its trainable parameters that have two axes or more."""
+        return sum(p.numel() for p in self.parameters() if p.dim() > 1 and p.requires_grad)
+
+    def descriptor_class(self, which):
+        """Return the class that describes a parameter (ng_param) to the library."""
+        return TensorDescriptor
+
     def make_ng_layer(self, options=None):
         """Return the ng_layer to register; None: register a tensor, which has no curvature."""
 
@@ -80,6 +89,8 @@ class Layer(Entry):
     needs_input_and_gradient = False  # the library reads input and output gradient together
     shard_axis = -1  # of a linear layer: 0 outputs sharded, 1 inputs sharded; -1: not sharded
     lead_parameter = "weight"  # the layer is frozen if this parameter does not require a gradient
+    parameter_names = ("weight", "bias")
+    is_called = True  # the model calls the module of this layer; False: the module of the layer calls other functions
 
     def __init__(self, name, module, bias):
         super().__init__(name)
@@ -102,8 +113,7 @@ class Layer(Entry):
         else:
             self.padding = (0,) * (2 - axes) + tuple(before for before, _ in both)
 
-    @staticmethod
-    def _linear_shape(weight):
+    def _linear_shape(self, weight):
         return weight.shape
 
     def make_ng_layer(self, options=None):
@@ -114,7 +124,7 @@ class Layer(Entry):
         if options:
             layer.options = options.encode()
         if not self.conv:
-            layer.out, columns = self._linear_shape(m.weight)
+            layer.out, columns = self._linear_shape(getattr(m, self.lead_parameter))
             setattr(layer, "in", columns)
             layer.shard_axis = self.shard_axis
             return layer
@@ -185,9 +195,11 @@ class TransposedLinear(Layer):
         kind = type(module)
         return kind.__name__ == "Conv1D" and kind.__module__.split(".")[0] == "transformers"
 
-    @staticmethod
-    def _linear_shape(weight):
+    def _linear_shape(self, weight):
         return weight.shape[::-1]
+
+    def descriptor_class(self, which):
+        return TransposedDescriptor if which == _abi.NG_WEIGHT else TensorDescriptor
 
 
 _NORMS = {nn.BatchNorm1d: _abi.NG_BATCH_NORM, nn.BatchNorm2d: _abi.NG_BATCH_NORM, nn.BatchNorm3d: _abi.NG_BATCH_NORM,
@@ -211,6 +223,9 @@ class Norm(Layer):
         self.kind = _NORMS[_norm_class_of(module)]
         self.channels = getattr(module, self.lead_parameter).numel()
         self.axes = len(getattr(module, "normalized_shape", ()))  # layer norm: number of axes normalised together
+
+    def descriptor_class(self, which):
+        return FlatDescriptor if self.axes > 1 else TensorDescriptor
 
     def make_ng_layer(self, options=None):
         m = self.modules[0]
@@ -298,7 +313,7 @@ class Embedding(Layer):
         return self.as_rows(g, samples, first)[0]
 
 
-def _layer_problem(name, module, parent, linear):
+def _layer_problem(name, module, parent, linear, attention):
     """Return '' for a supported layer, None for a module of another kind, else the reason why a layer is
     unsupported."""
     if linear is not None and linear(module):
@@ -322,7 +337,7 @@ def _layer_problem(name, module, parent, linear):
             return "its gradient is sparse (sparse=True)"
     if plain is None:
         return None
-    if isinstance(parent, nn.MultiheadAttention):
+    if isinstance(parent, nn.MultiheadAttention) and not (attention and attention.is_observable(parent)):
         return "MultiheadAttention does not call it, so hooks cannot observe it"
     if "forward" in module.__dict__ or kind.forward is not plain.forward or (hasattr(plain, "_conv_forward") and
                                              kind._conv_forward is not plain._conv_forward):
@@ -332,10 +347,10 @@ def _layer_problem(name, module, parent, linear):
     return ""
 
 
-def plan_entries(model, exclusion_reason=None, linear=None, embeddings=""):
+def plan_entries(model, exclusion_reason=None, linear=None, embeddings="", attention=None):
     """Return the entries of a model in the order of its modules.  exclusion_reason(name, module) returns '', or the reason why
     the module gets no curvature.  linear(module) returns True if the module computes x W' + b.  embeddings: '', or the
-    reason why embeddings get no curvature."""
+    reason why embeddings get no curvature.  attention: natgrad._attention, or None if attention gets no curvature."""
     modules = list(model.named_modules())
     parents = {id(child): module for _, module in modules for child in module.children()}
     users = {}  # id of a parameter -> [(module, full name)] of the modules that use it
@@ -345,17 +360,27 @@ def plan_entries(model, exclusion_reason=None, linear=None, embeddings=""):
                 users.setdefault(id(parameter), []).append((module, f"{name}.{attribute}" if name else attribute))
     entries, layers, taken, chosen = [], {}, set(), set()  # chosen: parameters that no layer uses by choice
     for name, module in modules:
-        problem = _layer_problem(name, module, parents.get(id(module)), linear)
+        parent, is_attention = parents.get(id(module)), isinstance(module, nn.MultiheadAttention)
+        if is_attention and attention:
+            problem = attention.find_problem(module, users)
+        else:
+            problem = _layer_problem(name, module, parent, linear, attention)
         is_possible = problem == ""
         if problem == "" and isinstance(module, nn.Embedding):
             problem = embeddings
         if problem == "" and exclusion_reason is not None:
             problem = exclusion_reason(name, module)
         is_choice = is_possible and problem != ""
-        if problem == "":
-            problem = _add_layer(name or "root", module, users, layers, entries, taken)
-        if problem is None and isinstance(module, nn.MultiheadAttention):
-            problem = "MultiheadAttention uses it without a layer"
+        if is_attention and problem == "":
+            added = attention.make_layers(name, module, users)
+            entries += added
+            taken.update(id(p) for layer in added for p in layer.parameters())
+        elif problem == "":
+            kind = functools.partial(attention.OutputProjection, attention=parent) if isinstance(parent, nn.MultiheadAttention) \
+                else TransposedLinear if TransposedLinear.applies_to(module) else Layer
+            problem = _add_layer(name or "root", module, users, layers, entries, taken, kind)
+        if is_attention:
+            problem = problem or "MultiheadAttention uses it without a layer"
         for attribute, parameter in module._parameters.items():
             if parameter is None:
                 continue
@@ -382,49 +407,6 @@ def plan_entries(model, exclusion_reason=None, linear=None, embeddings=""):
     return entries
 
 
-def compile_skip_patterns(given):
-    """Compile the argument skip_layers: a regular expression or a list of expressions."""
-    try:
-        texts = [given] if isinstance(given, str) else list(given or [])
-    except TypeError:
-        raise make_error(_abi.NG_ERR_ARG, f"skip_layers is {short_repr(given)}, expected regular expressions") from None
-    try:
-        return [re.compile(text) for text in texts if text != ""]
-    except (re.error, TypeError) as error:
-        raise make_error(_abi.NG_ERR_ARG, f"skip_layers: {error} in {texts}") from None
-
-
-def _escape_glob(name):
-    """Return a glob that matches only this name."""
-    return "".join("\\" + letter if letter in "*?[]\\,^$|() \t\n\r" else letter for letter in name)
-
-
-def make_skip_globs(patterns, entries):
-    """Return the entries whose name or class (also in lower case) contains one of `patterns`, as globs for an option.
-    If the text is too long, numbers become '*', except where the glob would also match an entry that is not skipped."""
-    names, used = {}, set()
-    for entry in entries:
-        texts = [entry.name]
-        for module in getattr(entry, "modules", [module for _, module, _, _ in entry.places]):
-            texts += [type(module).__name__, type(module).__name__.lower()]
-        hits = {pattern for pattern in patterns if any(pattern.search(text) for text in texts)}
-        entry.is_excluded_by_choice |= bool(hits)
-        names[entry.name] = bool(hits)
-        used |= hits
-    for pattern in patterns:
-        if pattern not in used:
-            log.warning("skip_layers: '%s' matches no layer", pattern.pattern)
-    exact = ",".join(_escape_glob(name) for name, hit in names.items() if hit)
-    if len(exact.encode()) < 4096:
-        return exact
-    kept, globs = [name for name, hit in names.items() if not hit], {}
-    for name in (name for name, hit in names.items() if hit):
-        wide = re.compile(re.sub(r"\d+", ".*", re.escape(name)), re.DOTALL)
-        alone = not any(wide.fullmatch(other) for other in kept)
-        globs[re.sub(r"\d+", "*", _escape_glob(name)) if alone else _escape_glob(name)] = None
-    return ",".join(globs)
-
-
 _SETTINGS = ("stride", "padding", "dilation", "groups", "padding_mode", "num_groups", "eps", "normalized_shape",
              "padding_idx", "scale_grad_by_freq", "sparse")
 
@@ -438,8 +420,8 @@ def module_settings(module):
     return found
 
 
-def _add_layer(name, module, users, layers, entries, taken):
-    """Add the module to `layers`, or to the layer with which it shares parameters.  Return '', or the
+def _add_layer(name, module, users, layers, entries, taken, kind):
+    """Add the module to `layers` as a layer of this kind, or to the layer with which it shares parameters.  Return '', or the
     reason why the module cannot be added."""
     weight, bias = module.weight, getattr(module, "bias", None)
     key = (id(weight), id(bias))
@@ -466,7 +448,6 @@ def _add_layer(name, module, users, layers, entries, taken):
         if wants == [False, True]:
             return "its weight is frozen, its bias is not"
         has = [True, bias is not None and wants[0] == wants[1]]  # a frozen bias becomes an entry of its own
-        kind = TransposedLinear if TransposedLinear.applies_to(module) else Layer
         layer = kind(name, module, has[1])
     for which, attribute, mine in ((_abi.NG_WEIGHT, "weight", has[0]), (_abi.NG_BIAS, "bias", has[1])):
         if mine:

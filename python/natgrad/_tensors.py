@@ -123,6 +123,19 @@ class TransposedDescriptor(TensorDescriptor):
         return super().describe(tensor.t())
 
 
+class RowsDescriptor(TensorDescriptor):
+    """Describes some rows of a parameter."""
+
+    __slots__ = ("rows",)
+
+    def __init__(self, rows, name):
+        super().__init__(name)
+        self.rows = rows
+
+    def describe(self, tensor):
+        return super().describe(tensor[self.rows])
+
+
 class TokenDescriptor(TensorDescriptor):
     """Describes the int64 token numbers that are the input of an embedding."""
 

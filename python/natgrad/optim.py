@@ -35,18 +35,20 @@ class _FusedPreconditioner(Preconditioner):
         self._setup(model, self._make_options(options), lr=None, warns_of_passes=True, **arguments)
 
     def _assign_param_groups(self):
-        mine = {}
+        mine, used = {}, set()
         for entry in self.entries:
             for which, module, attribute, full in entry.places:
                 parameter = module._parameters[attribute]
-                group = self._group_of_parameter.pop(id(parameter), None)
+                used.add(id(parameter))
+                group = self._group_of_parameter.get(id(parameter))
                 if group is None and parameter.requires_grad:
                     raise make_error(_abi.NG_ERR_ARG, f"'{full}' requires a gradient but is in no param_group: add it to "
                                      "one, or freeze it")
                 if group is not None and not entry.frozen:
                     mine[entry.index, which] = group
-        if self._group_of_parameter:
-            name = self._group_names[next(iter(self._group_of_parameter.values()))]
+        unknown = [group for parameter, group in self._group_of_parameter.items() if parameter not in used]
+        if unknown:
+            name = self._group_names[unknown[0]]
             raise make_error(_abi.NG_ERR_ARG, f"{name} has a parameter that is not in the model")
         self._grouped_parameters = [(module._parameters, attribute, module._parameters[attribute], full)
                                     for entry in self.entries for _, module, attribute, full in entry.places]

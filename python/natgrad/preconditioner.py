@@ -4,7 +4,7 @@ import ctypes as c
 import math
 import numbers
 
-from . import _abi, _core, _layers, _state
+from . import _abi, _attention, _core, _layers, _skip, _state
 from ._binding import ParameterBinding
 from ._core import make_error, with_core_lock, to_float, short_repr
 from ._hooks import Observer
@@ -57,7 +57,7 @@ class Preconditioner(ParameterBinding, _state.StateMethods):
         chosen = _core.Options()
         chosen.set("method", given.pop("method", None) or self.method or "natgrad")
         given = dict(given)
-        self._skip_patterns = _layers.compile_skip_patterns(given.pop("skip_layers", None))
+        self._skip_patterns = _skip.compile_skip_patterns(given.pop("skip_layers", None))
         live = {row["name"] for row in _core.options() if row["live"]}
         for name, value in given.items():
             if callable(value):
@@ -112,7 +112,7 @@ class Preconditioner(ParameterBinding, _state.StateMethods):
                                or float(chosen.get("window_decay")) > 0 or "window_decay" in lines)
         self.entries = self._plan_entries(exclusion_reason)
         if self._skip_patterns:
-            chosen.set("skip_layers", _layers.make_skip_globs(self._skip_patterns, self.entries))
+            chosen.set("skip_layers", _skip.make_skip_globs(self._skip_patterns, self.entries))
         self._warned_layers, self._steps = set(), 0
         self.rescued = self.unobserved = 0  # number of steps with status 1; with status 3
         self._is_fully_sharded = any(kind.__name__ == "FSDPModule" for m in self.model.modules() for kind in type(m).__mro__)
@@ -132,6 +132,7 @@ class Preconditioner(ParameterBinding, _state.StateMethods):
                                   batch_first, reduction, expand)
         if self._is_fully_sharded:  # in backward, fully_shard hides earlier gradients
             self._observer.sums_outside, self._observer.compared = True, None
+        _attention.add_hooks(self._observer)
         self._observer.scale = self._loss_scale
         self._observer.fixed_scale = self._loss_scale() if grad_scaler is None else None
         if self._core.transport is not None and not own_batches and self._needs_whole_batch(lines):
@@ -140,7 +141,14 @@ class Preconditioner(ParameterBinding, _state.StateMethods):
         self._warn_unpreconditioned()
 
     def _plan_entries(self, exclusion_reason):
-        return _layers.plan_entries(self.model, exclusion_reason, embeddings=self._embedding_problem())
+        attention = None if self._has_window() or self._is_for_plain_layers() else _attention
+        return _layers.plan_entries(self.model, exclusion_reason, embeddings=self._embedding_problem(), attention=attention)
+
+    def _is_for_plain_layers(self):
+        """Return True for a method whose program has no curvature of norms, embeddings and attention."""
+        rows = _core.Options()
+        rows.set("method", self._chosen.get("method"))
+        return rows.get("norm_block") == "none"
 
     def _embedding_problem(self):
         """Return the reason why embeddings have no curvature, or ''."""
@@ -152,10 +160,7 @@ class Preconditioner(ParameterBinding, _state.StateMethods):
         for option, value in (("solver", "product"), ("positions", "reduce")):
             if self._chosen.get(option) == value:
                 return f"{option} = {value} does not support embeddings"
-        rows = _core.Options()
-        rows.set("method", method)
-        # the default of the method, whose program has no curvature of norms and embeddings
-        if rows.get("norm_block") == "none":
+        if self._is_for_plain_layers():
             return f"method {method} does not precondition embeddings, as published"
         return ""
 
@@ -212,7 +217,7 @@ class Preconditioner(ParameterBinding, _state.StateMethods):
     def _warn_unpreconditioned(self):
         """Warn if more than a fifth of the elements of matrices have no curvature.  Matrices that the method or the
         user excluded do not count."""
-        sizes = {entry: sum(p.numel() for p in entry.parameters() if p.dim() > 1 and p.requires_grad) for entry in self.entries}
+        sizes = {entry: entry.count_matrix_elements() for entry in self.entries}
         left = [entry for entry in self.entries if not isinstance(entry, _layers.Layer) and not entry.is_excluded_by_choice]
         missing, total = sum(sizes[entry] for entry in left), sum(sizes.values())
         if not self._has_window() and missing > 0.2 * total:

@@ -348,18 +348,19 @@ class WithoutCurvature(Case):
         self.assertIn("SyncBatchNorm takes its mean over all ranks",
                       self.why_by_name(make_preconditioner(model))["0.weight"])
 
-    def test_attention_projections_keep_gradients(self):
+    def test_matrices_of_other_modules_keep_gradients(self):
         torch.manual_seed(1)
-        model, x = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0), torch.randn(5, 3, 8)
-        with self.assertWarnsRegex(UserWarning, r"50% of the elements of matrices .*in_proj_weight: Mult.*; self_attn.out"):
+        model, x = nn.Sequential(nn.Linear(8, 6), nn.Bilinear(6, 6, 5), nn.Linear(5, 16)), torch.randn(5, 8)
+
+        def loss(m):
+            h = m[0](x)
+            return m[2](m[1](h, h)).pow(2).mean()
+        with self.assertWarnsRegex(UserWarning, r"58% of the elements of matrices .* largest: 1.weight: a parameter of Bilinear\."):
             k = make_preconditioner(copy.deepcopy(model), batch_first=False)
         k.close()
         self.silence_warnings()
-        names = ["self_attn.in_proj_weight", "self_attn.out_proj.weight", "self_attn.out_proj.bias"]
-        why = self.assert_gradients_untouched(model, lambda m: m(x).pow(2).mean(), names, batch_first=False)
-        for name in names:
-            self.assertIn("MultiheadAttention", why[name])
-        self.assertIn("A 9x9, G 16x16", why["linear1.weight"])
+        why = self.assert_gradients_untouched(model, loss, ["1.weight", "1.bias"])
+        self.assertIn("A 6x6, G 16x16", why["2.weight"])
 
     def test_other_convolutions_are_named_in_the_warning(self):
         model = nn.Sequential(nn.ConvTranspose1d(2, 4, 3), nn.ConvTranspose2d(4, 4, 3), nn.Conv3d(4, 4, 3))
@@ -369,7 +370,7 @@ class WithoutCurvature(Case):
     def test_warning_names_the_line_of_the_user(self):
         for kind in (natgrad.KFAC, lambda m: natgrad.SGD(m, 0.1), lambda m: natgrad.AdamW(m, 0.1), compat.EVA):
             with self.assertWarnsRegex(UserWarning, "elements of matrices") as said:
-                kind(nn.TransformerEncoderLayer(8, 2, 16))
+                kind(nn.LSTM(8, 8))
             self.assertEqual(said.filename, __file__)
 
     def test_excluded_matrices_give_no_warning(self):

@@ -14,9 +14,21 @@ if NEW:
 OPTIONS = dict(damping=0.1, lr=0.1, clip="kl", kl_clip=1e-3)
 
 
+class Positions(nn.Module):
+    """Attention over four positions of two values."""
+
+    def __init__(self):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(2, 1, batch_first=True)
+
+    def forward(self, x):
+        x = x.unflatten(-1, (-1, 2))
+        return self.attention(x, x, x)[0].flatten(-2)
+
+
 def make_model():
     torch.manual_seed(1)
-    return nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.LayerNorm(5), nn.Linear(5, 3))
+    return nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.LayerNorm(5), nn.Linear(5, 8), Positions(), nn.Linear(8, 3))
 
 
 def train(model, k, data, passes=1):
@@ -35,7 +47,7 @@ def train(model, k, data, passes=1):
 
 def train_shards(rank, world, method, passes, shards_layers):
     model = make_model()
-    for module in (model[0], model[3], model) if shards_layers else (model,):
+    for module in (model[0], model[3], model[4], model) if shards_layers else (model,):
         fully_shard(module)
     k = natgrad.KFAC(model, method=method, accumulation_steps=passes, **OPTIONS)
 
