@@ -40,7 +40,8 @@ typedef struct net_case {
   void (*build)(nn *n, int x);
   nn_loss_kind loss;
   double smoothing;
-  bool fixed; /* norms use their running statistics */
+  bool fixed;     /* norms use their running statistics */
+  int64_t tokens; /* inputs are whole numbers below this; 0: normal */
 } net_case;
 
 static void build_linear(nn *n, int x) {
@@ -98,6 +99,25 @@ static void build_residual(nn *n, int x) {
   y = nn_add_norm(n, "n4", nn_add_conv(n, "c4", x, 6, 3, 1, 1, false));
   (void)nn_add_linear(n, "fc", nn_add_global_pool(n, nn_add_relu(n, nn_add_sum(n, y, x))), 3, true);
 }
+static void build_tokens(nn *n, int x) {
+  const int a = nn_add_embedding(n, "a", x, 5, 6);
+  const int b = nn_add_embedding(n, "b", nn_add_positions(n, x), 4, 6);
+  (void)nn_add_projection(n, "c", nn_add_gelu(n, nn_add_sum(n, a, b)), 3, true);
+}
+static void build_layer_norm(nn *n, int x) {
+  x = nn_add_layer_norm(n, "n", nn_add_projection(n, "a", x, 19, true));
+  (void)nn_add_projection(n, "b", nn_add_sum(n, nn_add_layer_norm(n, "m", x), x), 3, false);
+}
+static void build_attention(nn *n, int x) {
+  x = nn_add_projection(n, "a", x, 12, true);
+  (void)nn_add_projection(n, "b", nn_add_attention(n, x, 2), 3, true);
+}
+/* The input of the attention has a second reader, so that backward adds to its gradient. */
+static void build_attention_and_more(nn *n, int x) {
+  x = nn_add_projection(n, "a", x, 9, true);
+  const int y = nn_add_projection(n, "b", nn_add_attention(n, x, 3), 4, true);
+  (void)nn_add_sum(n, y, nn_add_projection(n, "c", nn_add_gelu(n, x), 4, true));
+}
 #define CONV(name, out, k, s, p, bias)                                                             \
   static void name(nn *n, int x) {                                                                 \
     (void)nn_add_conv(n, "b", nn_add_conv(n, "a", x, 3, 1, 1, 0, true), out, k, s, p, bias);       \
@@ -112,30 +132,41 @@ CONV(build_conv3p3, 2, 3, 1, 3, true)
 CONV(build_conv7s2p3, 2, 7, 2, 3, false)
 
 static const net_case cases[] = {
-    {"linear", {1, 1, 5}, 7, build_linear, NN_SQUARED_ERROR, 0, false},
-    {"linear, no bias, one sample", {1, 1, 5}, 1, build_unbiased, NN_CROSS_ENTROPY, 0, false},
-    {"cross entropy, smoothed", {1, 1, 5}, 6, build_linear, NN_CROSS_ENTROPY, 0.1, false},
-    {"activations", {1, 1, 5}, 8, build_activations, NN_SQUARED_ERROR, 0, false},
-    {"dropout", {1, 1, 5}, 8, build_dropout, NN_SQUARED_ERROR, 0, false},
-    {"chain", {4, 5, 2}, 3, build_in_place_chain, NN_SQUARED_ERROR, 0, false},
-    {"norm", {4, 3, 2}, 5, build_norm, NN_SQUARED_ERROR, 0, false},
-    {"norm, fixed", {4, 3, 2}, 5, build_norm, NN_SQUARED_ERROR, 0, true},
-    {"norm of features", {1, 1, 4}, 9, build_flat_norm, NN_SQUARED_ERROR, 0, false},
-    {"max pool", {7, 5, 2}, 3, build_max_pool, NN_SQUARED_ERROR, 0, false},
-    {"max pool, apart", {8, 8, 2}, 3, build_gapped_pool, NN_SQUARED_ERROR, 0, false},
-    {"average pool", {7, 4, 2}, 3, build_average_pool, NN_SQUARED_ERROR, 0, false},
-    {"global pool", {4, 6, 1}, 3, build_global_pool, NN_SQUARED_ERROR, 0, false},
-    {"add", {4, 4, 2}, 3, build_sums, NN_SQUARED_ERROR, 0, false},
-    {"add of one", {1, 1, 4}, 3, build_sum_with_itself, NN_SQUARED_ERROR, 0, false},
-    {"residual", {8, 8, 3}, 4, build_residual, NN_CROSS_ENTROPY, 0.1, false},
-    {"conv 3", {5, 6, 2}, 3, build_conv3, NN_SQUARED_ERROR, 0, false},
-    {"conv 3 / 2", {7, 6, 1}, 3, build_conv3s2, NN_SQUARED_ERROR, 0, false},
-    {"conv 1 / 2", {5, 6, 2}, 2, build_conv1s2, NN_SQUARED_ERROR, 0, false},
-    {"conv 5 pad 2", {4, 6, 2}, 2, build_conv5p2, NN_SQUARED_ERROR, 0, false},
-    {"conv 5", {5, 7, 2}, 1, build_conv5, NN_SQUARED_ERROR, 0, false},
-    {"conv 2 / 3", {5, 7, 2}, 2, build_conv2s3, NN_SQUARED_ERROR, 0, false},
-    {"conv 3 pad 3", {2, 3, 2}, 2, build_conv3p3, NN_SQUARED_ERROR, 0, false},
-    {"conv 7 / 2 on a smaller image", {4, 5, 2}, 2, build_conv7s2p3, NN_SQUARED_ERROR, 0, false},
+    {"linear", {1, 1, 5}, 7, build_linear, NN_SQUARED_ERROR, 0, false, 0},
+    {"linear, no bias, one sample", {1, 1, 5}, 1, build_unbiased, NN_CROSS_ENTROPY, 0, false, 0},
+    {"cross entropy, smoothed", {1, 1, 5}, 6, build_linear, NN_CROSS_ENTROPY, 0.1, false, 0},
+    {"activations", {1, 1, 5}, 8, build_activations, NN_SQUARED_ERROR, 0, false, 0},
+    {"dropout", {1, 1, 5}, 8, build_dropout, NN_SQUARED_ERROR, 0, false, 0},
+    {"chain", {4, 5, 2}, 3, build_in_place_chain, NN_SQUARED_ERROR, 0, false, 0},
+    {"norm", {4, 3, 2}, 5, build_norm, NN_SQUARED_ERROR, 0, false, 0},
+    {"norm, fixed", {4, 3, 2}, 5, build_norm, NN_SQUARED_ERROR, 0, true, 0},
+    {"norm of features", {1, 1, 4}, 9, build_flat_norm, NN_SQUARED_ERROR, 0, false, 0},
+    {"max pool", {7, 5, 2}, 3, build_max_pool, NN_SQUARED_ERROR, 0, false, 0},
+    {"max pool, apart", {8, 8, 2}, 3, build_gapped_pool, NN_SQUARED_ERROR, 0, false, 0},
+    {"average pool", {7, 4, 2}, 3, build_average_pool, NN_SQUARED_ERROR, 0, false, 0},
+    {"global pool", {4, 6, 1}, 3, build_global_pool, NN_SQUARED_ERROR, 0, false, 0},
+    {"add", {4, 4, 2}, 3, build_sums, NN_SQUARED_ERROR, 0, false, 0},
+    {"add of one", {1, 1, 4}, 3, build_sum_with_itself, NN_SQUARED_ERROR, 0, false, 0},
+    {"residual", {8, 8, 3}, 4, build_residual, NN_CROSS_ENTROPY, 0.1, false, 0},
+    {"conv 3", {5, 6, 2}, 3, build_conv3, NN_SQUARED_ERROR, 0, false, 0},
+    {"conv 3 / 2", {7, 6, 1}, 3, build_conv3s2, NN_SQUARED_ERROR, 0, false, 0},
+    {"conv 1 / 2", {5, 6, 2}, 2, build_conv1s2, NN_SQUARED_ERROR, 0, false, 0},
+    {"conv 5 pad 2", {4, 6, 2}, 2, build_conv5p2, NN_SQUARED_ERROR, 0, false, 0},
+    {"conv 5", {5, 7, 2}, 1, build_conv5, NN_SQUARED_ERROR, 0, false, 0},
+    {"conv 2 / 3", {5, 7, 2}, 2, build_conv2s3, NN_SQUARED_ERROR, 0, false, 0},
+    {"conv 3 pad 3", {2, 3, 2}, 2, build_conv3p3, NN_SQUARED_ERROR, 0, false, 0},
+    {"conv 7 / 2 on a smaller image", {4, 5, 2}, 2, build_conv7s2p3, NN_SQUARED_ERROR, 0, false, 0},
+    {"tokens", {1, 4, 1}, 3, build_tokens, NN_CROSS_ENTROPY, 0.1, false, 5},
+    {"layer norm", {1, 7, 4}, 3, build_layer_norm, NN_SQUARED_ERROR, 0, false, 0},
+    {"attention", {1, 7, 4}, 3, build_attention, NN_CROSS_ENTROPY, 0, false, 0},
+    {"attention, two tiles",
+     {1, 70, 3},
+     2,
+     build_attention_and_more,
+     NN_SQUARED_ERROR,
+     0,
+     false,
+     0},
 };
 
 typedef struct test_net {
@@ -155,11 +186,14 @@ static test_net open_net(const net_case *k, ng_pool *pool) {
                 out = k->samples * nn_count_outputs(s.n);
   s.x = malloc((size_t)in * sizeof *s.x);
   s.targets = malloc((size_t)out * sizeof *s.targets);
-  s.labels = malloc((size_t)k->samples * sizeof *s.labels);
+  const int64_t labels = k->samples * nn_count_losses(s.n);
+  s.labels = malloc((size_t)labels * sizeof *s.labels);
   random_normal(test_seed(), RANDOM_DATA, 1, 1.0, 0, in, s.x);
+  for (int64_t i = 0; i < in && k->tokens > 0; i++)
+    s.x[i] = (float)(i * i % k->tokens);
   random_normal(test_seed(), RANDOM_DATA, 2, 1.0, 0, out, s.targets);
-  for (int64_t i = 0; i < k->samples; i++)
-    s.labels[i] = (int32_t)((i * 5 + 1) % nn_count_outputs(s.n));
+  for (int64_t i = 0; i < labels; i++)
+    s.labels[i] = (int32_t)((i * 5 + 1) % (nn_count_outputs(s.n) / nn_count_losses(s.n)));
   for (int i = 0; i < nn_count_params(s.n); i++) { /* far from 0 and 1, where errors could cancel */
     const nn_param *p = nn_get_param(s.n, i);
     if (p->role != NN_WEIGHT)
@@ -291,6 +325,7 @@ static void memory_plans_do_not_change_results(void **state) {
     float *first = copy_step_results(&s, &count);
     assert_memory_equal(first, oracle, (size_t)count * sizeof *first);
     /* Another batch, another size, an evaluation, sampled targets: all must leave the next step unchanged. */
+    const float first_value = s.x[0];
     s.x[0] += 1.0F;
     assert_int_equal(nn_forward(s.n, NN_TRAIN, s.x, 1, 9, NULL), 0);
     nn_compute_sampled_loss(s.n, 4);
@@ -299,8 +334,7 @@ static void memory_plans_do_not_change_results(void **state) {
     assert_int_equal(nn_forward(s.n, NN_EVALUATE, s.x, s.k->samples, 0, NULL), 0);
     (void)compute_loss(&s);
     assert_int_equal(allocations, before);
-    s.x[0] -= 1.0F;
-    random_normal(test_seed(), RANDOM_DATA, 1, 1.0, 0, 1, s.x);
+    s.x[0] = first_value;
     float *again = copy_step_results(&s, &count);
     assert_memory_equal(first, again, (size_t)count * sizeof *first);
     free(oracle);
@@ -365,7 +399,7 @@ static int check_observed_array(void *user, int layer, const float *x, int64_t s
 }
 
 static void watches_receive_every_layer(void **state) {
-  const net_case k = {"residual", {8, 8, 3}, 3, build_residual, NN_CROSS_ENTROPY, 0, false};
+  const net_case k = {"residual", {8, 8, 3}, 3, build_residual, NN_CROSS_ENTROPY, 0, false, 0};
   test_net s = open_net(&k, NULL);
   observed w = {.n = s.n};
   const nn_watch watch = {&w, check_observed_array};
@@ -388,7 +422,7 @@ static void watches_receive_every_layer(void **state) {
 /* ---- mistakes ----------------------------------------------------------------------------------*/
 
 static void first_mistake_is_reported(void **state) {
-  for (int kind = 0; kind < 7; kind++) {
+  for (int kind = 0; kind < 10; kind++) {
     nn *n = nn_create(NULL, 1);
     int x = nn_add_input(n, (nn_shape){4, 4, 2});
     const int y = kind == 0   ? nn_add_conv(n, "c", x, 2, 5, 1, 0, true)
@@ -400,6 +434,9 @@ static void first_mistake_is_reported(void **state) {
                                             "a name that is longer than the sixty-three letters "
                                             "there is room for in a parameter",
                                             x, 2, 1, 1, 0, true)
+                  : kind == 6 ? nn_add_attention(n, x, 2)
+                  : kind == 7 ? nn_add_embedding(n, "e", x, 3, 4)
+                  : kind == 8 ? nn_add_positions(n, nn_add_relu(n, x))
                               : nn_add_input(n, (nn_shape){4, 4, 2});
     if (kind != 5) assert_int_equal(y, -1);
     assert_int_equal(nn_add_relu(n, kind == 5 ? -1 : y), -1);

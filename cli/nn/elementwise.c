@@ -1,4 +1,5 @@
-/* elementwise.c: nodes that work element by element: ReLU, tanh, sigmoid, dropout and the sum of two nodes. */
+/* elementwise.c: nodes that work element by element: ReLU, tanh, sigmoid, GELU, dropout and the sum of two nodes. */
+#include "expf.h"
 #include "node.h"
 #include "common/random.h"
 #include "simd.h"
@@ -6,7 +7,7 @@
 #include <math.h>
 #include <string.h>
 
-/* Arrays of one pass. Forward computes `to` = y from x (and x2); backward computes `to` = dx from dy and y. */
+/* Arrays of one pass. Forward computes `to` = y from x (and x2); backward computes `to` = dx from dy and y or x. */
 typedef struct slice {
   const nn *n;
   const node *v;
@@ -56,7 +57,8 @@ static void backward(nn *n, node *v, int64_t samples, bool params) {
     const node *in = get_input(n, v, k);
     if (in->grad == NULL) continue;
     run_kernel(n, v, samples,
-               (slice){.y = v->out,
+               (slice){.x = in->out,
+                       .y = v->out,
                        .dy = v->grad,
                        .to = in->grad,
                        .adds = v->adds[k],
@@ -108,6 +110,28 @@ NG_CLONES static void sigmoid_backward(const slice *s, int64_t from, int64_t to)
   }
 }
 
+/* ---- GELU: y = x s, s = 1 / (1 + exp(-2 u)); dx = dy (s + 2 x s (1 - s) du/dx) -------------------*/
+
+static const float sqrt_2_pi = 0.797884561F, cubic = 0.044715F;
+
+NG_CLONES static void gelu_forward(const slice *s, int64_t from, int64_t to) {
+  for (int64_t i = from; i < to; i++) {
+    const float x = s->x[i], u = sqrt_2_pi * (x + cubic * x * x * x);
+    s->to[i] = x / (1.0F + nn_expf(-2.0F * u));
+  }
+}
+
+NG_CLONES static void gelu_backward(const slice *s, int64_t from, int64_t to) {
+  const bool adds = s->adds;
+  for (int64_t i = from; i < to; i++) {
+    const float x = s->x[i], u = sqrt_2_pi * (x + cubic * x * x * x);
+    const float share = 1.0F / (1.0F + nn_expf(-2.0F * u));
+    const float slope = 2.0F * sqrt_2_pi * (1.0F + 3.0F * cubic * x * x);
+    const float d = s->dy[i] * share * (1.0F + x * (1.0F - share) * slope);
+    s->to[i] = adds ? s->to[i] + d : d;
+  }
+}
+
 /* ---- dropout -----------------------------------------------------------------------------------
  * Backward draws the random mask of forward again instead of storing it: element i of the batch of all ranks in step t
  * uses word i % 4 of random_words with the counter t 2^32 + i / 4. */
@@ -155,7 +179,7 @@ NG_CLONES static void sum_backward(const slice *s, int64_t from, int64_t to) {
 
 /* ---- constructors ------------------------------------------------------------------------------*/
 
-enum { RELU, TANH, SIGMOID, DROPOUT, ADD };
+enum { RELU, TANH, SIGMOID, GELU, DROPOUT, ADD };
 static const kind kinds[] = {
     /* name, in_place, needs_output, batch_statistics */
     {{"relu", true, true, false, forward, backward, NULL, NULL}, relu_forward, relu_backward},
@@ -163,6 +187,7 @@ static const kind kinds[] = {
     {{"sigmoid", true, true, false, forward, backward, NULL, NULL},
      sigmoid_forward,
      sigmoid_backward},
+    {{"gelu", false, false, false, forward, backward, NULL, NULL}, gelu_forward, gelu_backward},
     {{"dropout", true, false, false, forward, backward, NULL, NULL},
      dropout_forward,
      dropout_backward},
@@ -180,6 +205,7 @@ static int add_unary(nn *n, int of, int x, double rate) {
 int nn_add_relu(nn *n, int x) { return add_unary(n, RELU, x, 0.0); }
 int nn_add_tanh(nn *n, int x) { return add_unary(n, TANH, x, 0.0); }
 int nn_add_sigmoid(nn *n, int x) { return add_unary(n, SIGMOID, x, 0.0); }
+int nn_add_gelu(nn *n, int x) { return add_unary(n, GELU, x, 0.0); }
 
 int nn_add_dropout(nn *n, int x, double rate) {
   if (!(rate >= 0.0 && rate < 1.0)) return nn_fail(n, "dropout: rate %g, expected [0, 1)", rate);

@@ -75,6 +75,7 @@ int nn_add_param(nn *n, const char *name, const char *suffix, nn_role role, int 
   write_dotted_name(n, p->name, name, suffix);
   p->role = role;
   p->initializer = n->initializer;
+  p->deviation = n->deviation;
   p->layer = layer;
   p->ndim = ndim;
   p->count = 1;
@@ -107,10 +108,22 @@ int nn_add_layer(nn *n, node *v, const char *name, const nn_layer *layer, int nd
   return v->number;
 }
 
-int nn_add_norm_layer(nn *n, const nn_norm_layer *norm) {
+int nn_add_norm_layer(nn *n, node *v, const char *name, bool is_layer_norm, double eps) {
+  const nn_shape s = v->shape;
+  v->param[0] = nn_add_param(n, name, "weight", NN_GAMMA, -1, 1, &s.channels);
+  v->param[1] = nn_add_param(n, name, "bias", NN_BETA, -1, 1, &s.channels);
   n->norms = cli_append_zeroed(n->norms, (size_t)n->n_norms, sizeof *n->norms);
-  n->norms[n->n_norms] = *norm;
-  return n->n_norms++;
+  nn_norm_layer *l = &n->norms[n->n_norms];
+  *l = (nn_norm_layer){.is_layer_norm = is_layer_norm,
+                       .channels = s.channels,
+                       .height = s.height,
+                       .width = s.width,
+                       .eps = eps,
+                       .gamma_param = v->param[0],
+                       .beta_param = v->param[1]};
+  (void)snprintf(l->name, sizeof l->name, "%s", name);
+  v->norm = n->n_norms++;
+  return v->number;
 }
 
 static const nn_op input_op = {.name = "input", .needs_output = true};

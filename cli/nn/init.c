@@ -6,6 +6,11 @@
 
 void nn_set_initializer(nn *n, nn_initializer start) { n->initializer = start; }
 
+void nn_set_normal_initializer(nn *n, double deviation) {
+  n->initializer = NN_NORMAL;
+  n->deviation = deviation;
+}
+
 /* Return the fan of a layer: `channels` times the number of kernel positions. */
 static double count_fan(const nn_layer *l, int64_t channels) {
   return (double)channels * (l->is_conv ? (double)(l->kernel * l->kernel) : 1.0);
@@ -21,10 +26,12 @@ static void init_layer_param(const nn *n, const nn_param *p, uint32_t item) {
   const nn_layer *l = &n->layers[p->layer];
   const double in = count_fan(l, l->in), out = count_fan(l, l->out);
   const bool he = p->initializer == NN_HE && l->is_conv, glorot = p->initializer == NN_GLOROT;
+  const bool normal = p->initializer == NN_NORMAL;
   const double bound = glorot ? sqrt(6.0 / (in + out)) : 1.0 / sqrt(in);
-  if (p->role == NN_BIAS && (he || glorot)) return; /* 0, as allocated */
-  if (he) {
-    random_normal(n->seed, RANDOM_INIT, item, sqrt(2.0 / out), 0, p->count, p->value);
+  if (p->role == NN_BIAS && (he || glorot || normal)) return; /* 0, as allocated */
+  if (he || normal) {
+    const double deviation = normal ? p->deviation : sqrt(2.0 / out);
+    random_normal(n->seed, RANDOM_INIT, item, deviation, 0, p->count, p->value);
   } else {
     random_uniform(n->seed, RANDOM_INIT, item, -bound, bound, p->count, p->value);
   }

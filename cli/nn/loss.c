@@ -2,7 +2,8 @@
  *
  *   cross entropy   l = -sum_k t_k log s_k, s = softmax(y); dl/dy = s - t
  *   squared error   l = 1/2 ||y - t||^2;                    dl/dy = y - t
- * The loss of a batch is the mean of l. The sum over samples has a fixed order and is in double. */
+ * The loss of a batch is the mean of l. With cross entropy each position of the output has a loss. The sum has a fixed
+ * order and is in double. */
 #include "node.h"
 #include "common/random.h"
 
@@ -14,6 +15,11 @@ void nn_set_loss(nn *n, nn_loss_kind kind, double label_smoothing) {
 }
 
 nn_loss_kind nn_get_loss(const nn *n) { return n->loss; }
+
+int64_t nn_count_losses(const nn *n) {
+  const nn_shape s = n->nodes[n->n_nodes - 1].shape;
+  return n->loss == NN_CROSS_ENTROPY ? s.height * s.width : 1;
+}
 
 /* Return log(sum_k exp(y_k)) of c values. To avoid overflow, subtract the largest y_k before exp. */
 static double log_sum_exp(const float *y, int64_t c) {
@@ -52,12 +58,13 @@ static int64_t find_largest_index(const float *y, int64_t c) {
 
 double nn_compute_loss(nn *n, nn_mode mode, const int32_t *labels, const float *targets,
                        int64_t *correct) {
-  const int64_t c = nn_count_outputs(n);
-  const double share = 1.0 / (double)n->samples;
+  const int64_t c = nn_count_outputs(n) / nn_count_losses(n);
+  const int64_t losses = n->samples * nn_count_losses(n);
+  const double share = 1.0 / (double)losses;
   const double smoothing = mode == NN_TRAIN ? n->label_smoothing : 0.0;
   double sum = 0.0;
   int64_t right = 0;
-  for (int64_t i = 0; i < n->samples; i++) {
+  for (int64_t i = 0; i < losses; i++) {
     const float *y = nn_get_output(n) + i * c;
     float *grad = n->trained ? n->loss_grad + i * c : NULL;
     if (n->loss == NN_CROSS_ENTROPY) {
@@ -91,17 +98,17 @@ static int32_t draw_label(const float *y, int64_t c, double u) {
 }
 
 void nn_compute_sampled_loss(nn *n, uint64_t step) {
-  const int64_t c = nn_count_outputs(n);
-  const double share = 1.0 / (double)n->samples;
+  const int64_t each = nn_count_losses(n), c = nn_count_outputs(n) / each;
+  const double share = 1.0 / (double)(n->samples * each);
   if (n->loss == NN_SQUARED_ERROR) { /* the gradient y - t is normal with variance 1 */
     random_normal(n->seed, RANDOM_TARGET, (uint32_t)step, share, n->first * c, n->samples * c,
                   n->loss_grad);
     return;
   }
-  for (int64_t i = 0; i < n->samples; i++) {
+  for (int64_t i = 0; i < n->samples * each; i++) {
     const float *y = nn_get_output(n) + i * c;
     uint32_t w[4];
-    random_words(n->seed, RANDOM_TARGET, (uint32_t)step, (uint64_t)(n->first + i), w);
+    random_words(n->seed, RANDOM_TARGET, (uint32_t)step, (uint64_t)(n->first * each + i), w);
     const int32_t label = draw_label(y, c, random_unit(w[0]));
     (void)compute_cross_entropy(0.0, y, c, label, NULL, share, n->loss_grad + i * c);
   }

@@ -38,6 +38,16 @@ int nn_add_input(nn *n, nn_shape shape);
 int nn_add_conv(nn *n, const char *name, int x, int64_t out, int64_t kernel, int64_t stride,
                 int64_t padding, bool bias);
 int nn_add_linear(nn *n, const char *name, int x, int64_t out, bool bias);
+/* The same linear layer at each position: [.., in] -> [.., out] over the channels. */
+int nn_add_projection(nn *n, const char *name, int x, int64_t out, bool bias);
+/* Rows of a table [tokens, features]; x has one channel, whose values are whole numbers from 0 to tokens - 1. */
+int nn_add_embedding(nn *n, const char *name, int x, int64_t tokens, int64_t features);
+int nn_add_positions(nn *n, int x); /* the number of each position of the input x, from 0 on */
+/* Layer normalisation over the channels of each position (layernorm.c), eps 1e-5. */
+int nn_add_layer_norm(nn *n, const char *name, int x);
+/* Causal attention (attention.c). x has queries, keys and values, C channels each; the output has C channels. A
+ * position attends to itself and to the positions before it. */
+int nn_add_attention(nn *n, int x, int64_t heads);
 /* Batch normalisation over batch and positions (Ioffe & Szegedy 2015), eps 1e-5:
  * training    y = gamma (x - mean) / sqrt(var + eps) + beta, with the batch's mean and biased variance;
  *             running <- 0.9 running + 0.1 batch, where the batch's variance is the unbiased one
@@ -46,6 +56,9 @@ int nn_add_norm(nn *n, const char *name, int x);
 int nn_add_relu(nn *n, int x);
 int nn_add_tanh(nn *n, int x);
 int nn_add_sigmoid(nn *n, int x);
+/* y = x (1 + tanh(u)) / 2, u = sqrt(2 / pi) (x + 0.044715 x^3): the approximation of GPT-2 (Hendrycks & Gimpel 2016,
+ * arXiv 1606.08415) */
+int nn_add_gelu(nn *n, int x);
 /* Training: y = 0 with probability `rate`, else x / (1 - rate). Evaluation: y = x. */
 int nn_add_dropout(nn *n, int x, double rate);
 /* The maximum over a window that crosses the border uses only the positions inside the image. */
@@ -56,13 +69,16 @@ int nn_add_global_pool(nn *n, int x);      /* mean over all positions: [batch, c
 int nn_add_sum(nn *n, int x, int y);       /* x + y, of the same shape */
 nn_shape nn_get_shape(const nn *n, int x); /* all zero for x = -1 */
 
-/* The loss of a batch of B samples; y: the output of the last node, t: the target, s: the label smoothing:
+/* The loss of a batch of B samples; y: the output of the last node, t: the target, s: the label smoothing. With cross
+ * entropy each position of the output has its own loss and counts as a sample here:
  *   cross entropy   (1/B) sum_n -sum_k t_k log softmax(y)_k, t = (1-s) onehot + s / classes
  *   squared error   (1/B) sum_n 1/2 ||y - t||^2  (summed over outputs, as in Hinton &
  *                   Salakhutdinov 2006 and Martens & Grosse 2015) */
 typedef enum nn_loss_kind { NN_CROSS_ENTROPY = 1, NN_SQUARED_ERROR = 2 } nn_loss_kind;
 void nn_set_loss(nn *n, nn_loss_kind kind, double label_smoothing);
 nn_loss_kind nn_get_loss(const nn *n);
+/* Return the number of losses of a sample: the positions of the output with cross entropy, else 1. */
+int64_t nn_count_losses(const nn *n);
 
 /* Rule for the initial values of nodes that are added after this call. `in` and `out` are input and output channels
  * times kernel^2:
@@ -70,9 +86,16 @@ nn_loss_kind nn_get_loss(const nn *n);
  *   NN_HE      convolutions: normal with variance 2 / out, biases 0 (He et al. 2015, as in torchvision's residual
  *              networks); linear layers: as NN_FAN_IN
  *   NN_GLOROT  weights uniform in +-sqrt(6 / (in + out)), biases 0 (Glorot & Bengio 2010)
- * Batch norms start with gamma 1, beta 0, running mean 0 and running variance 1. */
-typedef enum nn_initializer { NN_FAN_IN = 0, NN_HE = 1, NN_GLOROT = 2 } nn_initializer;
+ *   NN_NORMAL  weights normal with the standard deviation of nn_set_normal_initializer, biases 0 (as GPT-2)
+ * Norms start with gamma 1 and beta 0, batch norms with running mean 0 and running variance 1. */
+typedef enum nn_initializer {
+  NN_FAN_IN = 0,
+  NN_HE = 1,
+  NN_GLOROT = 2,
+  NN_NORMAL = 3
+} nn_initializer;
 void nn_set_initializer(nn *n, nn_initializer start);
+void nn_set_normal_initializer(nn *n, double deviation);
 
 /* Return the message of the first mistake of a constructor, or NULL. */
 const char *nn_get_error(const nn *n);
@@ -96,7 +119,8 @@ typedef struct nn_param {
   char name[NN_NAME]; /* "layer1.0.conv1.weight"                            */
   nn_role role;
   nn_initializer initializer;
-  int layer; /* index of the nn_layer; -1: a parameter of a norm */
+  double deviation; /* of NN_NORMAL */
+  int layer;        /* index of the nn_layer; -1: a parameter of a norm */
   int ndim;
   int64_t shape[4], count;
   float *value, *grad;
@@ -110,17 +134,18 @@ typedef struct nn_buffer { /* a running mean or variance, saved in checkpoints *
 
 typedef struct nn_layer { /* a layer with weights, for the preconditioner */
   char name[NN_NAME];
-  bool is_conv, has_bias;
-  int64_t in, out;                 /* channels or features               */
+  bool is_conv, is_embedding, has_bias;
+  int64_t in, out;                 /* channels or features; tokens and features of an embedding */
   int64_t kernel, stride, padding; /* convolution                        */
   int64_t height, width;           /* of the input image of a convolution */
   int64_t out_height;              /* height of the output image         */
-  int64_t positions;               /* output positions of one sample; 1: linear */
+  int64_t positions;               /* output positions of one sample */
   int weight_param, bias_param;    /* indices of parameters; bias_param -1: no bias */
 } nn_layer;
 
 typedef struct nn_norm_layer { /* a norm, for the preconditioner */
   char name[NN_NAME];
+  bool is_layer_norm; /* else a batch norm */
   int64_t channels, height, width;
   double eps;
   int gamma_param, beta_param;
@@ -169,12 +194,12 @@ const float *nn_get_output(const nn *n); /* [samples, outputs] of the last forwa
 int64_t nn_count_outputs(const nn *n);
 
 /* Return the mean loss over the batch of the last forward, summed in double in a fixed order.
- *   cross entropy   labels [samples] in [0, outputs). Mode NN_EVALUATE does not smooth labels. `targets` [samples,
- *                   outputs] may be given in addition (mixup): then the gradient is (softmax(y) - targets) / B,
- *                   while the loss and *correct use the labels
+ *   cross entropy   labels [samples, nn_count_losses] in [0, channels of the output). Mode NN_EVALUATE does not smooth
+ *                   labels. `targets` [samples, outputs] may be given in addition (mixup): then the gradient is
+ *                   (softmax(y) - targets) / B, while the loss and *correct use the labels
  *   squared error   targets [samples, outputs]; labels is NULL
- * *correct (may be NULL) is set to the number of samples whose largest output (the first of equal ones) is the label; 0
- * for squared error. After a training forward, nn_compute_loss also sets the output gradient for nn_backward. */
+ * *correct (may be NULL) is set to the number of labels at the largest output (the first of equal ones); 0 for squared
+ * error. After a training forward, nn_compute_loss also sets the output gradient for nn_backward. */
 double nn_compute_loss(nn *n, nn_mode mode, const int32_t *labels, const float *targets,
                        int64_t *correct);
 

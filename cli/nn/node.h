@@ -41,7 +41,7 @@ struct node {
   int norm;     /* index in n->norms; -1: none */
   int param[2]; /* parameters: weight and bias, or gamma and beta; -1: none */
   int buffer;   /* buffer of the running mean (the next: variance); -1: none */
-  int64_t kernel, stride, padding;
+  int64_t kernel, stride, padding, heads;
   double rate; /* dropout rate */
   /* set by plan.c */
   int readers;         /* nodes that have this node as input */
@@ -70,6 +70,7 @@ struct nn {
   nn_norm_layer *norms;
   int n_norms;
   nn_initializer initializer;
+  double deviation;  /* of NN_NORMAL */
   nn_loss_kind loss; /* set by nn_set_loss */
   double label_smoothing;
   bool trained;                           /* the last forward had mode NN_TRAIN */
@@ -92,7 +93,8 @@ int nn_add_buffer(nn *n, const char *name, const char *suffix, int64_t count);
 /* Add a layer to node v, with a weight of this shape and a bias if layer->bias; return the node's number. */
 int nn_add_layer(nn *n, node *v, const char *name, const nn_layer *layer, int ndim,
                  const int64_t *shape);
-int nn_add_norm_layer(nn *n, const nn_norm_layer *norm);
+/* Add a norm to node v, with gamma and beta; return the node's number. */
+int nn_add_norm_layer(nn *n, node *v, const char *name, bool is_layer_norm, double eps);
 /* Store the message of the first mistake; return -1. */
 __attribute__((format(printf, 2, 3))) int nn_fail(nn *n, const char *format, ...);
 

@@ -258,16 +258,7 @@ int nn_add_norm(nn *n, const char *name, int x) {
   const nn_shape s = nn_get_shape(n, x);
   node *v = nn_add_node(n, &op, x, -1, s);
   if (v == NULL) return -1;
-  v->param[0] = nn_add_param(n, name, "weight", NN_GAMMA, -1, 1, &s.channels);
-  v->param[1] = nn_add_param(n, name, "bias", NN_BETA, -1, 1, &s.channels);
-  nn_norm_layer l = {.channels = s.channels,
-                     .height = s.height,
-                     .width = s.width,
-                     .eps = eps,
-                     .gamma_param = v->param[0],
-                     .beta_param = v->param[1]};
-  (void)snprintf(l.name, sizeof l.name, "%s", name);
-  v->norm = nn_add_norm_layer(n, &l);
+  (void)nn_add_norm_layer(n, v, name, false, eps);
   v->buffer = nn_add_buffer(n, name, "running_mean", s.channels);
   (void)nn_add_buffer(n, name, "running_var", s.channels);
   return v->number;

@@ -53,7 +53,8 @@ log_times run_sum_times(run *r);
 /* step.c: take one step with learning rate `lr`; `before` is the learning rate of the previous step. Add the number of
  * correct samples to *correct. Collective; CLI_BAD: reported. */
 int run_step(run *r, double lr, double before, int64_t *correct);
-double run_get_accuracy(const run *r, int64_t correct, int64_t of); /* NAN for autoencoders */
+/* Return the share of correct labels of `samples` samples; NAN: there are no labels. */
+double run_get_accuracy(const run *r, int64_t correct, int64_t samples);
 
 /* Return the objects whose state a checkpoint of this run contains. */
 checkpoint run_get_checkpoint(run *r);

@@ -10,8 +10,9 @@
 #include <stdio.h>
 #include <string.h>
 
-double run_get_accuracy(const run *r, int64_t correct, int64_t of) {
-  return r->reconstructs || of == 0 ? (double)NAN : (double)correct / (double)of;
+double run_get_accuracy(const run *r, int64_t correct, int64_t samples) {
+  const double labels = (double)(samples * data_count_labels(r->d));
+  return r->reconstructs || samples == 0 ? (double)NAN : (double)correct / labels;
 }
 
 /* Return the number of the micro-batch in the run, which seeds random draws (dropout, sampled labels). */
