@@ -41,10 +41,13 @@ static int create_network(work *k, const char *model, int64_t samples) {
   const int64_t in = samples * nn_count_values(k->task.input);
   k->x = cli_alloc((size_t)in, sizeof *k->x);
   k->targets = cli_alloc((size_t)(samples * nn_count_outputs(k->n)), sizeof *k->targets);
-  k->labels = cli_alloc((size_t)samples, sizeof *k->labels);
+  const int64_t labels = samples * nn_count_losses(k->n);
+  k->labels = cli_alloc((size_t)labels, sizeof *k->labels);
   random_normal(1, RANDOM_DATA, 0, 1.0, 0, in, k->x);
-  for (int64_t i = 0; i < samples; i++)
-    k->labels[i] = (int32_t)(i % nn_count_outputs(k->n));
+  for (int64_t i = 0; i < in && k->task.is_text; i++)
+    k->x[i] = (float)(i * i % k->task.classes);
+  for (int64_t i = 0; i < labels; i++)
+    k->labels[i] = (int32_t)(i % (nn_count_outputs(k->n) / nn_count_losses(k->n)));
   return CLI_OK;
 }
 
@@ -76,7 +79,8 @@ static int create_norm_blocks(const bench *b, work *k) {
   for (int i = 0; i < nn_count_norms(k->n) && st >= 0; i++) {
     const nn_norm_layer *l = nn_get_norm(k->n, i);
     const int param[2] = {l->gamma_param, l->beta_param};
-    st = ng_add_norm(k->norms, l->name, NG_BATCH_NORM, l->channels, 1, l->eps, NULL);
+    st = ng_add_norm(k->norms, l->name, l->is_layer_norm ? NG_LAYER_NORM : NG_BATCH_NORM,
+                     l->channels, 1, l->eps, NULL);
     for (int j = 0; j < 2 && st >= 0; j++) {
       const ng_array g = ng_array_vector(nn_get_param(k->n, param[j])->grad, l->channels, NG_F32);
       st = ng_bind_grad(k->norms, i, (ng_param)j, &g);
@@ -93,8 +97,10 @@ static int observe_norm(void *user, int layer, const float *x, int64_t samples, 
   (void)columns;
   if (norm < 0) return CLI_OK;
   const nn_norm_layer *l = nn_get_norm(k->n, norm);
+  float *data = (float *)(uintptr_t)x;
   const ng_array v =
-      ng_array_nhwc((float *)(uintptr_t)x, samples, l->channels, l->height, l->width, NG_F32);
+      l->is_layer_norm ? ng_array_matrix(data, samples * l->height * l->width, l->channels, NG_F32)
+                       : ng_array_nhwc(data, samples, l->channels, l->height, l->width, NG_F32);
   const double start = ng_now_ms();
   const ng_status st = grad ? ng_observe_output_grad(k->norms, norm, &v, NG_BORROW)
                             : ng_observe_input(k->norms, norm, &v, NG_BORROW);
@@ -107,7 +113,7 @@ static int observe_norm(void *user, int layer, const float *x, int64_t samples, 
 static int time_norm_steps(bench *b, work *k, int r) {
   const nn_watch watch = {k, observe_norm};
   k->ms = 0.0;
-  ng_status st = ng_begin_samples(k->norms, k->samples, 1.0);
+  ng_status st = ng_begin_samples(k->norms, k->samples * nn_count_losses(k->n), 1.0);
   if (st < 0) return bench_report_error(b, "norm blocks", st);
   if (run_training_pass(k, r, &watch, NULL) != CLI_OK) return CLI_BAD;
   for (int row = NORMS; row <= STALE_NORMS && st >= 0; row++) {
@@ -124,6 +130,7 @@ static void count_operations(const work *k, double *forward, double *backward) {
   *forward = *backward = 0.0;
   for (int i = 0; i < nn_count_layers(k->n); i++) {
     const nn_layer *l = nn_get_layer(k->n, i);
+    if (l->is_embedding) continue;
     const double area = l->is_conv ? (double)(l->kernel * l->kernel) : 1.0;
     const double one =
         2.0 * (double)k->samples * (double)l->in * (double)l->out * area * (double)l->positions;

@@ -58,6 +58,10 @@ static int list_network_layers(const char *model, shapes *out) {
     const nn_layer *from = nn_get_layer(n, i);
     shape *l = &out->layer[out->n++];
     (void)snprintf(l->name, sizeof l->name, "%s", from->name);
+    if (from->is_embedding) {
+      shapes_set_embedding(l, from->in, from->out, from->positions);
+      continue;
+    }
     l->is_conv = from->is_conv;
     l->has_bias = from->has_bias;
     l->in = from->in;
@@ -67,14 +71,15 @@ static int list_network_layers(const char *model, shapes *out) {
     l->padding[0] = l->padding[1] = from->padding;
     l->image[0] = from->height;
     l->image[1] = from->width;
-    l->positions = 1;
+    l->positions = from->positions;
     set_factor_orders(l);
   }
   for (int i = 0; rc == CLI_OK && i < nn_count_norms(n) && out->n < MOST_LAYERS; i++) {
     const nn_norm_layer *from = nn_get_norm(n, i);
     shape *l = &out->layer[out->n++];
     (void)snprintf(l->name, sizeof l->name, "%s", from->name);
-    shapes_set_norm(l, from->channels, NG_BATCH_NORM, from->eps);
+    shapes_set_norm(l, from->channels, from->is_layer_norm ? NG_LAYER_NORM : NG_BATCH_NORM,
+                    from->eps);
   }
   nn_destroy(&n);
   return rc;

@@ -14,7 +14,8 @@
 #include <unistd.h>
 
 static nn *build_network(const char *name, nn_shape input, int64_t classes, uint64_t seed) {
-  const model_task task = {.input = input, .classes = classes, .dropout = -1.0};
+  const bool is_text = strncmp(name, "gpt-", 4) == 0;
+  const model_task task = {.input = input, .classes = classes, .is_text = is_text, .dropout = -1.0};
   bool reconstructs = false;
   nn *n = nn_create(NULL, seed);
   assert_int_equal(model_build(name, &task, n, &reconstructs), 0);
@@ -29,10 +30,16 @@ static nn *build_network(const char *name, nn_shape input, int64_t classes, uint
 #define LARGE                                                                                      \
   { 224, 224, 3 }
 
+#define TEXT                                                                                       \
+  { 1, 128, 1 }
+#define LONG                                                                                       \
+  { 1, 1024, 1 }
+
 /* Sources.  lenet and perceptrons: by hand.  resnet18/34 with a 3x3 stem: PyTorch modules of the same layers.
  * resnet50: torchvision (25,557,032).  resnet50d: timm (25,576,264).  vgg16 for CIFAR with batch norm (14,728,266)
  * and wrn-28-10 (36,479,194): the common networks.  resnet20 to resnet110: 0.27, 0.46, 0.85, 1.7 million of He et
- * al., and 2,752 for the two projections. */
+ * al., and 2,752 for the two projections.  gpt-char: by hand; with the sizes of GPT-2 its 124,439,808 parameters, and
+ * 38,597,376 of the head, which is tied there. */
 static const struct {
   const char *name;
   nn_shape input;
@@ -48,6 +55,7 @@ static const struct {
     {"resnet50d", LARGE, 1000, 25576264, 56}, {"vgg16", SMALL, 10, 14728266, 14},
     {"vgg16", LARGE, 1000, 138365992, 16},    {"wrn-28-10", SMALL, 10, 36479194, 29},
     {"mlp-128-2", MNIST, 10, 118282, 3},      {"mlp-512-3", MNIST, 10, 932362, 4},
+    {"gpt-char", TEXT, 65, 826368, 19},       {"gpt-char-768-12-12", LONG, 50257, 163037184, 51},
 };
 enum { KNOWN = sizeof known / sizeof known[0] };
 
@@ -60,13 +68,13 @@ static void models_have_published_sizes_and_layers(void **state) {
                known[i].layers);
     }
     if (strcmp(known[i].name, "autoencoder") != 0)
-      assert_int_equal(nn_count_outputs(n), known[i].classes);
+      assert_int_equal(nn_count_outputs(n), known[i].classes * nn_count_losses(n));
     for (int k = 0; k < nn_count_layers(n); k++) {
       const nn_layer *l = nn_get_layer(n, k);
       const nn_param *w = nn_get_param(n, l->weight_param);
       assert_int_equal(w->layer, k);
       assert_int_equal(w->count, l->in * l->out * (l->is_conv ? l->kernel * l->kernel : 1));
-      assert_int_equal(w->shape[0], l->out);
+      assert_int_equal(w->shape[0], l->is_embedding ? l->in : l->out);
       assert_int_equal(w->ndim, l->is_conv ? 4 : 2);
       if (l->is_conv) {
         const int64_t h = (l->height + 2 * l->padding - l->kernel) / l->stride + 1;
@@ -93,6 +101,7 @@ static void every_listed_model_builds(void **state) {
     const char *name = model_at(i).name;
     if (strcmp(name, "wrn-D-W") == 0) name = "wrn-16-2";
     if (strcmp(name, "mlp-W-D") == 0) name = "mlp-16-3";
+    if (strcmp(name, "gpt-char-W-D-H") == 0) name = "gpt-char-16-3-4";
     model_task task;
     bool reconstructs = false;
     assert_int_equal(model_default_task(name, &task), 0);
@@ -126,8 +135,12 @@ static void initial_values_have_the_documented_variance(void **state) {
   static const struct {
     const char *name;
     nn_shape input;
-  } some[] = {{"mlp", MNIST}, {"lenet", MNIST}, {"autoencoder", MNIST}, {"resnet20", SMALL}};
-  for (int i = 0; i < 4; i++) {
+  } some[] = {{"mlp", MNIST},
+              {"lenet", MNIST},
+              {"autoencoder", MNIST},
+              {"resnet20", SMALL},
+              {"gpt-char-32-2-2", TEXT}};
+  for (int i = 0; i < 5; i++) {
     nn *n = build_network(some[i].name, some[i].input, 10, 3),
        *other = build_network(some[i].name, some[i].input, 10, 4);
     assert_int_equal(nn_prepare(n, 1), 0);
@@ -141,7 +154,9 @@ static void initial_values_have_the_documented_variance(void **state) {
       assert_memory_not_equal(p->value, nn_get_param(other, k)->value, (size_t)p->count * 4);
       const double area = l->is_conv ? (double)(l->kernel * l->kernel) : 1.0;
       const double in = (double)l->in * area, out = (double)l->out * area;
-      const double want = i == 2                 ? 2.0 / (in + out) /* uniform: bound^2 / 3 */
+      const bool residual = strstr(p->name, "c_proj") != NULL;
+      const double want = i == 4                 ? 0.02 * 0.02 / (residual ? 4.0 : 1.0)
+                          : i == 2               ? 2.0 / (in + out) /* uniform: bound^2 / 3 */
                           : i == 3 && l->is_conv ? 2.0 / out
                                                  : 1.0 / (3.0 * in);
       /* five standard deviations of a mean of squares: sqrt(2 / n) for normals, sqrt(4 / (5 n)) for uniforms */
@@ -152,7 +167,7 @@ static void initial_values_have_the_documented_variance(void **state) {
   }
 }
 
-/* Wrong names and unsuitable tasks cause a message on stderr. */
+/* Wrong names and unsuitable tasks cause a message on stderr. Inputs of shape TEXT are tokens. */
 static void wrong_names_and_tasks_are_refused(void **state) {
   static const struct {
     const char *name, *says;
@@ -166,6 +181,12 @@ static void wrong_names_and_tasks_are_refused(void **state) {
       {"vgg16", "has dropout only for images of at least 64 pixels", SMALL, 0.5},
       {"mlp-16-65", "1 to 64 hidden layers", SMALL, -1.0},
       {"mlp-16-", "unknown model", SMALL, -1.0},
+      {"gpt-char-30-2-4", "features divisible by heads", TEXT, -1.0},
+      {"gpt-char-32-65-4", "expected 1 to 64 blocks", TEXT, -1.0},
+      {"gpt-char-32-2", "unknown model", TEXT, -1.0},
+      {"gpt-char-32-2-2", "has no dropout", TEXT, 0.3},
+      {"gpt-char", "needs a text, and the data has images or features", SMALL, -1.0},
+      {"mlp", "needs images or features, and the data has tokens", TEXT, -1.0},
       {"mlp-16-2", "has no dropout", SMALL, 0.3},
       {"resnet20", "needs images", {1, 1, 64}, -1.0},
       {"resnet20", "has no dropout", SMALL, 0.3},
@@ -176,7 +197,9 @@ static void wrong_names_and_tasks_are_refused(void **state) {
        -1.0},
   };
   for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
-    const model_task task = {.input = wrong[i].input, .classes = 10, .dropout = wrong[i].dropout};
+    const nn_shape in = wrong[i].input;
+    const model_task task = {
+        .input = in, .classes = 10, .is_text = in.width == 128, .dropout = wrong[i].dropout};
     bool reconstructs = false;
     nn *n = nn_create(NULL, 1);
     capture_stderr();

@@ -249,6 +249,7 @@ set(natgrad_trainer_tests
     t_models
     t_nn
     t_nn_forward
+    t_nn_text
     t_plan_link
     t_pruning
     t_random
@@ -345,6 +346,7 @@ foreach(script
     shapes
     signals
     terminal
+    text
     train
     window_configs)
   natgrad_test(cli_${script} LABEL cli COMMAND ${PROJECT_SOURCE_DIR}/tests/cli/${script}.sh)
@@ -458,6 +460,7 @@ if(NOT NATGRAD_SANITIZE)
           shared_batch
           spngd
           states
+          text
           trainers
           windows)
       natgrad_test(python_${test}_torch${major} LABEL python COMMAND ${python_test} ${major} test_${test})

@@ -76,6 +76,7 @@ void must_be_near(const ngio_value *line, const char *key, double expected, doub
 nn *new_network(const trained *r, const data_set *d, int64_t batch, uint64_t seed) {
   const model_task task = {.input = {d->height, d->width, d->channels},
                            .classes = d->classes,
+                           .is_text = d->context > 0,
                            .label_smoothing = r->s.label_smoothing,
                            .dropout = r->s.dropout};
   bool reconstructs = false;

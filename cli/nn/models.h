@@ -12,6 +12,8 @@ typedef struct model_task {
   double dropout;         /* dropout rate; negative: the model's default */
 } model_task;
 
+enum { MODEL_NUMBERS = 3 }; /* most numbers of a name, such as 16, 2 of "wrn-16-2" */
+
 typedef struct model_info {
   const char *name; /* "resnet20", "wrn-D-W" */
   const char *help; /* one line, with the paper */
@@ -28,8 +30,11 @@ int model_build(const char *name, const model_task *task, nn *n, bool *reconstru
 
 /* models_resnet.c: add a residual network that reads node x. number[0]: layers. number[1]: 'd' for variant D of
  * resnet_add_imagenet; the factor of all widths for resnet_add_wide. */
-void resnet_add_cifar(nn *n, const model_task *t, int x, const int64_t number[2]);
-void resnet_add_imagenet(nn *n, const model_task *t, int x, const int64_t number[2]);
-void resnet_add_wide(nn *n, const model_task *t, int x, const int64_t number[2]);
+void resnet_add_cifar(nn *n, const model_task *t, int x, const int64_t number[MODEL_NUMBERS]);
+void resnet_add_imagenet(nn *n, const model_task *t, int x, const int64_t number[MODEL_NUMBERS]);
+void resnet_add_wide(nn *n, const model_task *t, int x, const int64_t number[MODEL_NUMBERS]);
+
+/* models_gpt.c: add a transformer that predicts the next token. number: features, blocks, heads. */
+void gpt_add(nn *n, const model_task *t, int x, const int64_t number[MODEL_NUMBERS]);
 
 #endif

@@ -62,7 +62,7 @@ static void add_head(nn *n, const model_task *t, int x) {
   (void)nn_add_linear(n, "fc", nn_add_global_pool(n, x), t->classes, true);
 }
 
-void resnet_add_cifar(nn *n, const model_task *t, int x, const int64_t number[2]) {
+void resnet_add_cifar(nn *n, const model_task *t, int x, const int64_t number[MODEL_NUMBERS]) {
   nn_set_initializer(n, NN_HE);
   x = nn_add_relu(n, add_conv_norm(n, "", "conv1", "bn1", x, 16, 3, 1));
   for (int stage = 0; stage < 3; stage++) {
@@ -89,7 +89,7 @@ static int add_stem(nn *n, const model_task *t, int x, bool d) {
   return small ? x : nn_add_max_pool(n, x, 3, 2, 1);
 }
 
-void resnet_add_imagenet(nn *n, const model_task *t, int x, const int64_t number[2]) {
+void resnet_add_imagenet(nn *n, const model_task *t, int x, const int64_t number[MODEL_NUMBERS]) {
   static const int blocks[2][4] = {{2, 2, 2, 2}, {3, 4, 6, 3}};
   const bool bottlenecks = number[0] >= 50, d = number[1] == 'd';
   nn_set_initializer(n, NN_HE);
@@ -119,7 +119,7 @@ static int add_wide_block(nn *n, const model_task *t, const char *prefix, int x,
   return nn_add_sum(n, y, add_conv(n, prefix, "shortcut", active, out, 1, stride));
 }
 
-void resnet_add_wide(nn *n, const model_task *t, int x, const int64_t number[2]) {
+void resnet_add_wide(nn *n, const model_task *t, int x, const int64_t number[MODEL_NUMBERS]) {
   nn_set_initializer(n, NN_HE);
   x = nn_add_conv(n, "conv1", x, 16, 3, 1, 1, false);
   for (int stage = 0; stage < 3; stage++) {

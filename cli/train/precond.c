@@ -1,7 +1,8 @@
 /* precond.c: the only file of the trainer that creates and steps a preconditioner.
  *
- * Layers of the network become layers of the library (NHWC images; linear layers with one position); norms become
- * layers unless norm_block = none. Gradients and weights are bound once. A step is one call of ng_step_sgd or
+ * Layers of the network become layers of the library (NHWC images); norms become layers unless norm_block = none, and
+ * embeddings if the method also has Kronecker factors. Each loss (nn_count_losses) is a sample of the library, so the
+ * linear layers of a text have one position, and damping does not depend on the length of the context. Gradients and weights are bound once. A step is one call of ng_step_sgd or
  * ng_step_adamw. For the methods sgd and adamw, all parameters are tensors without curvature, so the library only
  * updates them. The loops of the library run on the trainer's pool; BLAS has its own threads. */
 #include "precond.h"
@@ -18,11 +19,15 @@ struct precond {
   nn *net;
   ng_context *ctx;
   ng_precond *p;
-  int32_t *index; /* library layer of each nn_layer, then of each norm; NULL: only tensors */
-  int norms;      /* number of norms that are layers: all, or 0 */
+  int32_t
+      *index; /* library layer of each nn_layer (-1: none), then of each norm; NULL: only tensors */
+  int32_t *tokens;     /* input of an embedding */
+  int norms;           /* number of norms that are layers: all, or 0 */
+  bool has_embeddings; /* embeddings are layers */
   nn_watch watch;
   double observe_ms;
   bool several_ranks;
+  int64_t losses;       /* of a sample */
   int64_t whole, first; /* ng_batch.whole, ng_batch.first; 0: not set */
 };
 
@@ -37,17 +42,26 @@ static void run_on_pool(void *user, int32_t n, void (*task)(void *arg, int32_t i
 static int count_watched_layers(const precond *p) { return nn_count_layers(p->net) + p->norms; }
 
 /* Return x, the input or output gradient of a layer or norm, as an array. The library only reads it. */
-static ng_array describe_array(const nn *net, int layer, const float *x, int64_t samples,
+static ng_array describe_array(const precond *p, int layer, const float *x, int64_t samples,
                                int64_t columns, bool grad) {
   float *data = (float *)(uintptr_t)x;
+  const nn *net = p->net;
   const int norm = layer - nn_count_layers(net);
   if (norm >= 0) {
     const nn_norm_layer *v = nn_get_norm(net, norm);
+    if (v->is_layer_norm)
+      return ng_array_matrix(data, samples * v->height * v->width, v->channels, NG_F32);
     return ng_array_nhwc(data, samples, v->channels, v->height, v->width, NG_F32);
   }
   const nn_layer *l = nn_get_layer(net, layer);
   const int64_t height = grad ? l->out_height : l->height, channels = grad ? l->out : l->in;
-  if (!l->is_conv) return ng_array_matrix(data, samples, columns, NG_F32);
+  if (l->is_embedding && !grad) {
+    for (int64_t i = 0; i < samples * columns; i++)
+      p->tokens[i] = (int32_t)x[i];
+    return ng_array_vector(p->tokens, samples * columns, NG_I32);
+  }
+  if (!l->is_conv)
+    return ng_array_matrix(data, samples * l->positions, columns / l->positions, NG_F32);
   return ng_array_nhwc(data, samples, channels, height, columns / channels / height, NG_F32);
 }
 
@@ -57,9 +71,9 @@ static int observe_array(void *user, int layer, const float *x, int64_t samples,
   precond *p = user;
   if (layer >= count_watched_layers(p)) return CLI_OK;
   const int32_t i = p->index[layer];
-  if (ng_wants(p->p, i) == 0) return CLI_OK;
+  if (i < 0 || ng_wants(p->p, i) == 0) return CLI_OK;
   const double t0 = ng_now_ms();
-  const ng_array v = describe_array(p->net, layer, x, samples, columns, grad);
+  const ng_array v = describe_array(p, layer, x, samples, columns, grad);
   const ng_status st = grad ? ng_observe_output_grad(p->p, i, &v, NG_BORROW)
                             : ng_observe_input(p->p, i, &v, NG_BORROW);
   p->observe_ms += ng_now_ms() - t0;
@@ -71,11 +85,11 @@ static int observe_array(void *user, int layer, const float *x, int64_t samples,
 int precond_begin_batch(precond *p, int64_t samples, bool last, bool *wants) {
   *wants = false;
   for (int i = 0; p->index != NULL && i < count_watched_layers(p) && !*wants; i++)
-    *wants = ng_wants(p->p, p->index[i]) != 0;
+    *wants = p->index[i] >= 0 && ng_wants(p->p, p->index[i]) != 0;
   if (!*wants && (!p->several_ranks || p->index == NULL)) return CLI_OK;
   ng_batch b;
   ng_batch_init(&b, sizeof b);
-  b.samples = samples;
+  b.samples = samples * p->losses;
   b.last = last;
   b.whole = p->whole;
   b.first = p->first;
@@ -92,7 +106,7 @@ int precond_drop_observations(precond *p) {
 
 static ng_status add_layer(precond *p, const nn_layer *l, int32_t *index) {
   ng_layer d;
-  ng_layer_init(&d, l->is_conv ? NG_CONV2D : NG_LINEAR, sizeof d);
+  ng_layer_init(&d, l->is_conv ? NG_CONV2D : l->is_embedding ? NG_EMBEDDING : NG_LINEAR, sizeof d);
   d.name = l->name;
   d.in = l->in;
   d.out = l->out;
@@ -104,12 +118,13 @@ static ng_status add_layer(precond *p, const nn_layer *l, int32_t *index) {
     d.image[0] = l->height;
     d.image[1] = l->width;
   } else {
-    d.positions = 1;
+    d.positions = l->positions / p->losses;
+    d.token_dtype = NG_I32;
   }
   return ng_add_layer(p->p, &d, index);
 }
 
-/* Bind gradient and weight of a parameter, as [outputs, count / outputs] if it is a weight, else as one row. */
+/* Bind gradient and weight of a parameter, as [rows, count / rows]. */
 static ng_status bind(precond *p, int32_t index, ng_param which, const nn_param *q, int64_t rows) {
   const ng_array grad = ng_array_matrix(q->grad, rows, q->count / rows, NG_F32);
   const ng_array weight = ng_array_matrix(q->value, rows, q->count / rows, NG_F32);
@@ -122,7 +137,8 @@ static ng_status add_norm_layers(precond *p) {
   for (int i = 0; i < p->norms && st >= 0; i++) {
     const nn_norm_layer *l = nn_get_norm(p->net, i);
     int32_t *index = &p->index[nn_count_layers(p->net) + i];
-    st = ng_add_norm(p->p, l->name, NG_BATCH_NORM, l->channels, 1, l->eps, index);
+    st = ng_add_norm(p->p, l->name, l->is_layer_norm ? NG_LAYER_NORM : NG_BATCH_NORM, l->channels,
+                     1, l->eps, index);
     if (st >= 0) st = bind(p, *index, NG_WEIGHT, nn_get_param(p->net, l->gamma_param), 1);
     if (st >= 0) st = bind(p, *index, NG_BIAS, nn_get_param(p->net, l->beta_param), 1);
   }
@@ -133,9 +149,11 @@ static ng_status add_layers_and_tensors(precond *p) {
   ng_status st = NG_OK;
   for (int i = 0; p->index != NULL && i < nn_count_layers(p->net) && st >= 0; i++) {
     const nn_layer *l = nn_get_layer(p->net, i);
+    const nn_param *w = nn_get_param(p->net, l->weight_param);
+    p->index[i] = -1;
+    if (l->is_embedding && !p->has_embeddings) continue;
     st = add_layer(p, l, &p->index[i]);
-    if (st >= 0)
-      st = bind(p, p->index[i], NG_WEIGHT, nn_get_param(p->net, l->weight_param), l->out);
+    if (st >= 0) st = bind(p, p->index[i], NG_WEIGHT, w, w->shape[0]);
     if (st >= 0 && l->bias_param >= 0)
       st = bind(p, p->index[i], NG_BIAS, nn_get_param(p->net, l->bias_param), 1);
   }
@@ -143,12 +161,19 @@ static ng_status add_layers_and_tensors(precond *p) {
   for (int i = 0; i < nn_count_params(p->net) && st >= 0; i++) {
     const nn_param *q = nn_get_param(p->net, i);
     int32_t index = 0;
-    if (p->index != NULL && q->layer >= 0) continue;
+    if (p->index != NULL && q->layer >= 0 && p->index[q->layer] >= 0) continue;
     if (p->norms > 0 && (q->role == NN_GAMMA || q->role == NN_BETA)) continue;
     st = ng_add_tensor(p->p, q->name, q->count, &index);
     if (st >= 0) st = bind(p, index, NG_WEIGHT, q, 1);
   }
   return st < 0 ? st : ng_ready(p->p);
+}
+
+/* Return true if the method has statistics of embeddings with these options. */
+static bool can_have_embeddings(const char *method, const ng_options *o) {
+  return cli_method_has_option(method, "solver") &&
+         strcmp(cli_get_option_text(o, "solver").text, "product") != 0 &&
+         strcmp(cli_get_option_text(o, "positions").text, "reduce") != 0;
 }
 
 int precond_create(const settings *s, const ng_transport *t, nn *net, ng_pool *pool,
@@ -168,16 +193,19 @@ int precond_create(const settings *s, const ng_transport *t, nn *net, ng_pool *p
   precond *p = cli_alloc(1, sizeof *p);
   p->s = s;
   p->net = net;
+  p->losses = nn_count_losses(net);
+  p->tokens = cli_alloc((size_t)(s->batch * p->losses), sizeof *p->tokens);
   const run_ranks k = ranks_from_transport(t);
   p->several_ranks = k.size > 1;
   if (p->several_ranks && !s->own_batches) {
-    p->whole = s->batch;
-    p->first = ranks_find_first(&k, k.rank, s->batch);
+    p->whole = s->batch * p->losses;
+    p->first = ranks_find_first(&k, k.rank, s->batch) * p->losses;
   }
   p->watch = (nn_watch){p, observe_array};
   int rc = cli_create_context(&config, &p->ctx);
   if (rc == CLI_OK && ng_precond_create_from(p->ctx, o, &p->p) < 0) rc = report_failure(p);
   const bool norms = strcmp(cli_get_option_text(o, "norm_block").text, "none") != 0;
+  p->has_embeddings = norms && can_have_embeddings(s->method, o);
   ng_options_destroy(&o);
   if (!settings_is_first_order(s)) {
     p->norms = norms ? nn_count_norms(net) : 0;
@@ -194,6 +222,7 @@ void precond_destroy(precond **p) {
   ng_precond_destroy(&(*p)->p);
   ng_context_destroy(&(*p)->ctx);
   free((*p)->index);
+  free((*p)->tokens);
   free(*p);
   *p = NULL;
 }
