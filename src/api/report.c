@@ -211,7 +211,7 @@ ng_status ng_explain(const ng_precond *p, int32_t i, ng_explain_row *out) {
   if (i >= p->slots) return explain_unused_glob(p, i - p->slots, out);
   const ng_slot *s = p->slot[i];
   const ng_entry *e = s->entry;
-  const ng_block *b = e->block;
+  const ng_block *b = s->block;
   const bool first = b != NULL && ng_slot_registered(b->segment[0].slot) == s;
   const ng_explain_row r = {
       .name = s->name,
@@ -219,9 +219,11 @@ ng_status ng_explain(const ng_precond *p, int32_t i, ng_explain_row *out) {
       .count = s->rows * s->cols,
       .covered = b != NULL && !e->is_frozen,
       .family = b != NULL ? b->family->name : "none",
-      .why = e->is_frozen  ? "frozen by ng_freeze"
-             : p->is_ready ? e->why
-                           : "ng_ready decides",
+      .why = e->is_frozen    ? "frozen by ng_freeze"
+             : !p->is_ready  ? "ng_ready decides"
+             : b == e->block ? e->why
+             : b != NULL     ? "not preconditioned by the family of the weight"
+                             : "the method takes only the weight",
       .bytes = first ? b->curvature_bytes : 0,
       .owner = b != NULL ? b->owner : -1,
       .block = b != NULL ? b->name : "",

@@ -164,7 +164,8 @@ typedef enum ng_option_id { NG_OPTION_LIST(NG_AS_ID) NG_OPTION_COUNT } ng_option
 #define NG_FIELD_TEXT(name, type)
 #define NG_AS_FIELD(kind, name, type) NG_FIELD_##kind(name, type)
 typedef struct ng_settings {
-  const char *method, *family; /* names in the table of methods */
+  /* Names in the table of methods. other_family: of the parameters that `family` does not take; NULL: none. */
+  const char *method, *family, *other_family;
   NG_OPTION_LIST(NG_AS_FIELD)
 } ng_settings;
 

@@ -49,10 +49,10 @@ static ng_status new_block(ng_precond *p, const ng_family *f, const char *name, 
   return NG_OK;
 }
 
-/* Make one segment for each slot of the entry, from index `at` on; return the next index. */
-static int32_t add_entry(ng_block *b, ng_entry *e, int32_t at) {
-  e->block = b;
-  for (int32_t k = 0; k < e->slots; k++, at++) {
+/* Make one segment for each of the slots [from, to) of the entry, from index `at` on; return the next index. */
+static int32_t add_slots(ng_block *b, ng_entry *e, int32_t from, int32_t to, int32_t at) {
+  if (from == 0) e->block = b;
+  for (int32_t k = from; k < to; k++, at++) {
     ng_slot *s = &e->slot[k];
     const ng_segment *last = at > 0 ? &b->segment[at - 1] : NULL;
     b->segment[at] = (ng_segment){.slot = s,
@@ -201,16 +201,34 @@ static ng_status set_up_block(ng_block *b, const char *line) {
   return st;
 }
 
-static ng_status make_layer_block(ng_precond *p, ng_entry *e, const ng_family *f) {
+/* Make a block of the bias, whose layer has a family that takes only the weight. Files name the block after the bias. */
+static ng_status make_bias_block(ng_precond *p, ng_entry *e, const ng_family *f) {
+  const char *name = e->slot[NG_BIAS].name;
   ng_block *b = NULL;
-  ng_status st = new_block(p, f, e->d.name, e->slots, &b);
+  if (ng_entry_find(p, name) >= 0) {
+    return ng_fail(p->ctx, NG_ERR_ARG,
+                   "'%s': a layer or tensor has the name of the bias of layer '%s'; rename one",
+                   name, e->d.name);
+  }
+  const ng_status st = new_block(p, f, name, 1, &b);
+  if (st != NG_OK) return st;
+  b->entry = e;
+  (void)add_slots(b, e, NG_BIAS, NG_BIAS + 1, 0);
+  return set_up_block(b, e->d.options);
+}
+
+static ng_status make_layer_block(ng_precond *p, ng_entry *e, const ng_family *f) {
+  const int32_t slots = f->takes_weight_only ? 1 : e->slots;
+  ng_block *b = NULL;
+  ng_status st = new_block(p, f, e->d.name, slots, &b);
   if (st != NG_OK) return st;
   b->entry = e->shard == NULL ? e : &e->shard->whole;
-  (void)add_entry(b, b->entry, 0);
+  (void)add_slots(b, b->entry, 0, slots, 0);
   if (e->shard != NULL) add_shard(b, e);
   st = set_up_block(b, e->d.options);
   if (e->shard != NULL) (void)snprintf(e->why, sizeof e->why, "%s", b->entry->why);
-  return st;
+  const ng_family *other = ng_family_find(b->base.other_family);
+  return st == NG_OK && slots < e->slots && other != NULL ? make_bias_block(p, e, other) : st;
 }
 
 /* ---- blocks over many layers -----------------------------------------------------------------*/
@@ -254,7 +272,7 @@ static ng_status make_model_block(ng_precond *p, ng_entry *const *of, int32_t n)
   if (st != NG_OK) return st;
   for (int32_t i = 0; i < n; i++) {
     (void)snprintf(of[i]->why, sizeof of[i]->why, "in block %.100s of family %s", b->name, f->name);
-    at = add_entry(b, of[i], at);
+    at = add_slots(b, of[i], 0, of[i]->slots, at);
   }
   return set_up_block(b, of[0]->d.options);
 }
@@ -387,9 +405,9 @@ static ng_status list_stats(ng_precond *p) {
   return NG_OK;
 }
 
-/* The blocks of single layers come first, in the order of registration, then the blocks over many layers. */
+/* The blocks of single layers, and of biases that have their own, come first, in the order of registration, then the blocks over many layers. */
 ng_status ng_blocks_make(ng_precond *p) {
-  p->block = ng_object(p, (size_t)(p->entries + NG_FAMILIES_MAX) * sizeof *p->block);
+  p->block = ng_object(p, (size_t)(p->slots + NG_FAMILIES_MAX) * sizeof *p->block);
   if (p->block == NULL) return NG_ERR_NOMEM;
   ng_status st = copy_per_layer_options(p);
   if (st == NG_OK) st = list_unused_globs(p);

@@ -50,10 +50,10 @@ static ng_status check_entry_bindings(ng_precond *p, ng_entry *e) {
     return ng_fail(p->ctx, NG_ERR_STATE,
                    "'%s' has no gradient, and shares a block with other layers", e->d.name);
   }
-  if (e->block != NULL) e->block->is_excluded = out;
   for (int32_t k = 0; k < e->slots; k++) {
     ng_slot *s = &e->slot[k];
     s->is_excluded = out;
+    if (s->block != NULL) s->block->is_excluded = out;
     if (out || !reads_gradient(p, s)) continue;
     const bool weight = s->grad.data != NULL;
     if (weight && (!reads_weight(p, s) || s->weight.data != NULL)) continue;
