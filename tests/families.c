@@ -229,6 +229,10 @@ static const family families[] = {
      .repeat = 1, .knob = "damping", SPLIT(predict_kronecker_norms, PI)},
     {"natgrad beside a window", NATGRAD(" per_layer='linear: method=mfac damping=0.1 window=3'"),
      FRACTIONS | SHAPED | READS_INPUT | READS_OUTPUT, WHOLE, .growth = 1000},
+    {"adam", "method=adam adam_lr=0.5 moment_epsilon=0.01 clip=kl kl_clip=0.01", SHAPED, WHOLE,
+     .predict = adam_predict, .growth = 8},
+    {"adam, norms and tokens", "method=adam first_decay=0 moment_epsilon=0.1",
+     SHAPED | NORMS | TOKENS, WHOLE, .predict = adam_predict, .growth = 8},
     {"mfac, norms and tokens", "method=mfac" WINDOW("damping=0.1"), NORMS | TOKENS, WHOLE,
      .predict = window_predict, .growth = WINDOW_GROWTH},
 };

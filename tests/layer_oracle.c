@@ -173,6 +173,48 @@ void rankone_predict(const test_case *s, const ng_options *opt, case_result *out
   }
 }
 
+/* ---- Adam ------------------------------------------------------------------------------------*/
+
+/* M and V of one layer, [2, n], before and after step t. */
+static void adam_step(const ng_options *o, int32_t t, int64_t n, const double *D, double *M,
+                      double *P) {
+  const double b1 = o->base.first_decay, b2 = o->base.second_decay;
+  double *V = M + n;
+  for (int64_t i = 0; i < n; i++) {
+    M[i] = b1 * M[i] + (1 - b1) * D[i];
+    V[i] = b2 * V[i] + (1 - b2) * D[i] * D[i];
+    P[i] = o->base.adam_lr * (M[i] / (1 - pow(b1, t + 1))) /
+           (sqrt(V[i] / (1 - pow(b2, t + 1))) + o->base.moment_epsilon);
+  }
+}
+
+void adam_predict(const test_case *s, const ng_options *opt, case_result *out) {
+  double *M[CASE_LAYERS];
+  memset(out, 0, sizeof *out);
+  for (int32_t l = 0; l < s->layers; l++)
+    M[l] = zeros(2 * case_weight_count(s, l));
+  for (int32_t t = 0; t < s->steps; t++) {
+    double d2 = 0, pd2 = 0;
+    for (int32_t l = 0; l < s->layers; l++) {
+      const int64_t n = case_weight_count(s, l);
+      const double *D = s->D[t][l];
+      double *P = out->P[t][l] = zeros(n);
+      memcpy(P, D, (size_t)n * sizeof *P);
+      out->condition[t][l] = 1;
+      if (s->layer[l].frozen) continue;
+      adam_step(opt, t, n, D, M[l], P);
+      for (int64_t i = 0; i < n; i++) {
+        out->inner[t] += P[i] * D[i];
+        d2 += D[i] * D[i];
+        pd2 += P[i] * P[i];
+      }
+    }
+    clip_step(s, opt, t, d2, pd2, out);
+  }
+  for (int32_t l = 0; l < s->layers; l++)
+    free(M[l]);
+}
+
 static int64_t norm_block_size(const ng_layer *l) { return oracle_columns(l) * l->in; }
 
 /* ---- one micro-batch -------------------------------------------------------------------------*/

@@ -19,6 +19,9 @@ enum { RANKONE_GROWTH = 8 };
 /* Predict the results of a test case; case_free_result frees them. */
 void rankone_predict(const test_case *s, const ng_options *opt, case_result *out);
 
+/* Predict Adam of all layers by the formula of src/family/adam.c, with options of ng_options. */
+void adam_predict(const test_case *s, const ng_options *opt, case_result *out);
+
 /* Predict the norms of a test case; `others` predicts all other layers.  Options must have stat_start = first, calls =
  * mean and stat_scale = textbook. */
 void norm_predict(const test_case *s, const ng_options *opt,

@@ -13,6 +13,7 @@
 #define TOPK MFAC "window_store=topk window_density=0.3 "
 #define LOWRANK MFAC "window_store=lowrank window_rank=2 "
 #define EVA "method=eva-natgrad damping=0.05 clip=none "
+#define ADAM "method=adam "
 #define SAM "method=sam stat_scale=textbook "
 
 enum { ALL = STEPS };
@@ -80,6 +81,10 @@ static const effect effects[] = {
     {"clip", "damping=0.1 clip_bound=0.01", "none|ratio|rms|value", .same = 0},
     {"kl_clip", "damping=0.1 clip=kl", "1e-3|1e-5", .same = 0},
     {"clip_bound", "damping=0.1 clip=norm", "0.1|0.001", .same = 0},
+    {"first_decay", ADAM, "0.9|0.5", .same = 1},
+    {"second_decay", ADAM, "0.99|0.5", .same = 1},
+    {"moment_epsilon", ADAM, "1e-8|0.1", .same = 0},
+    {"adam_lr", ADAM, "1|0.1", .same = 0},
     {"skip_layers", D, "|fc1|linear|Conv2d|linear/4", .same = 0},
     {"per_layer", D, "'fc1: damping=2'|'fc2: damping=2'|'linear: damping=2'", .same = 0},
     {"statistics", D "norm_block=none", "all|local", .ranks = 2},

@@ -3,6 +3,7 @@
  * every linear algebra; families.h explains the tolerances.  v_run checks in every run that steps allocate nothing
  * and that ranks have the same bits. */
 #include "families.h"
+#include "family/family.h"
 #include "late.h"
 #include "ranks.h"
 #include "state_help.h"
@@ -281,7 +282,8 @@ static void waits_are_few(const variant *v) {
   const bool window = strstr(v->f->options, "window") != NULL;
   const bool solves = has_promise(v, VECTORS) && strstr(v->f->name, "full norms") != NULL;
   if (!window) fixture_set_real(&o, "stat_period", 3);
-  if (!window && !has_promise(v, VECTORS)) fixture_set_real(&o, "solve_period", 3);
+  if (!window && (ng_family_find(o.base.family)->traits & NG_TRAIT_SOLVES) != 0)
+    fixture_set_real(&o, "solve_period", 3);
   if (strcmp(v->f->name, "mfac") == 0)
     fixture_set(&o, "per_layer", "linear: window=2"); /* two blocks */
   case_result r = v_run(v, s, &o);

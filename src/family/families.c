@@ -1,13 +1,13 @@
 /* families.c: the list of families, the choice of a family for a layer, and the saved arrays and numbers of a block.
  * ng_family_choose tries the families of a context from last to first. So a family that a test registers precedes the
- * library's families.
+ * library's families, and adam, which accepts every entry, gets what no other family accepts.
  *
  * Code outside a family never compares the family's name or solver: families differ only by the entries of their
  * ng_family table. A new family needs a file and a line in `own`. */
 #include "family/family.h"
 
-static const ng_family *const own[] = {&ng_family_kronecker, &ng_family_rankone, &ng_family_norm,
-                                       &ng_family_window};
+static const ng_family *const own[] = {&ng_family_adam, &ng_family_kronecker, &ng_family_rankone,
+                                       &ng_family_norm, &ng_family_window};
 enum { OWN_FAMILIES = sizeof own / sizeof own[0] };
 
 /* ---- registering -----------------------------------------------------------------------------*/

@@ -180,7 +180,8 @@ typedef struct ng_family {
   void (*write_report)(const ng_block *b, ng_layer_report *report); /* of the last solve */
 } ng_family;
 
-extern const ng_family ng_family_kronecker, ng_family_rankone, ng_family_norm, ng_family_window;
+extern const ng_family ng_family_kronecker, ng_family_rankone, ng_family_norm, ng_family_window,
+    ng_family_adam;
 
 /* ---- families.c ------------------------------------------------------------------------------*/
 

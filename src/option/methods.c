@@ -124,6 +124,8 @@ static const ng_option_setting topk_adam_values[] = {TOPK_VALUES,
 static const ng_option_setting topk_adagrad_values[] = {
     TOPK_VALUES, SET(window_function, NG_WINDOW_ADAGRAD), SET(damping, 1e-10), NG_VALUES_END};
 
+static const ng_option_setting adam_values[] = {NO_CLIP_NO_NORMS, NG_VALUES_END};
+
 /* The values need no check: the compiler has checked names and choices, and the test t_methods checks ranges. */
 void ng_options_set_values(ng_options *full, const ng_option_setting *values) {
   for (; values->option != NG_OPTION_COUNT; values++) {
@@ -197,6 +199,10 @@ static const struct method {
     {"topk-adagrad", "window", "AdaGrad over the largest entries of gradients, with error feedback",
      "Duchi, Hazan & Singer 2011 (JMLR); EFCP: arXiv 2306.06098", topk_adagrad_values,
      &ng_names_topk_adagrad, NULL},
+    {"adam", "adam",
+     "Adam; with update = sgd and decoupled weight decay AdamW, beside other methods",
+     "Kingma & Ba 2015, arXiv 1412.6980; Loshchilov & Hutter 2019, arXiv 1711.05101", adam_values,
+     NULL, NULL},
 };
 
 /* The variants of published programs ("systems"). */

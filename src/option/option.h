@@ -40,7 +40,8 @@ enum {
   NG_TRAIT_FACTORS = 1 << 0, /* statistics are factors A and G */
   NG_TRAIT_SOLVES = 1 << 1,  /* results are recomputed every solve_period steps */
   NG_TRAIT_VECTORS = 1 << 2, /* statistics are mean vectors */
-  NG_TRAIT_WINDOW = 1 << 3   /* a window of gradients is stored */
+  NG_TRAIT_WINDOW = 1 << 3,  /* a window of gradients is stored */
+  NG_TRAIT_MOMENTS = 1 << 4  /* Adam's moments are stored */
 };
 /* Return the text of one trait for messages and documents, such as "Kronecker factors"; "" for trait 0. */
 const char *ng_trait_text(uint32_t trait);

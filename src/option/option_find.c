@@ -8,6 +8,7 @@ const char *ng_trait_text(uint32_t trait) {
          : trait == NG_TRAIT_SOLVES  ? "a solve"
          : trait == NG_TRAIT_VECTORS ? "mean vectors"
          : trait == NG_TRAIT_WINDOW  ? "a window"
+         : trait == NG_TRAIT_MOMENTS ? "Adam's moments"
                                      : "";
 }
 

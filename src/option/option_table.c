@@ -65,6 +65,7 @@ enum { NG_OPTION_LIST(KIND) };
 #define MFAC (1U << NG_WINDOW_MFAC | 1U << NG_WINDOW_MFAC_FILLED)
 #define TOPK (1U << NG_STORE_TOPK | 1U << NG_STORE_TOPK_LAYER | 1U << NG_STORE_TOPK_BLOCK)
 #define WINDOW .trait = NG_TRAIT_WINDOW, LAYER
+#define MOMENTS .trait = NG_TRAIT_MOMENTS
 
 /* Bounds exclude only values that the arithmetic cannot represent.  A double represents every whole number up to
  * COUNT_MAX exactly; the product of REAL_MAX and an eigenvalue up to 3e8 fits f32. */
@@ -230,6 +231,18 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
         NEEDS(clip,
               1U << NG_CLIP_NORM | 1U << NG_CLIP_RATIO | 1U << NG_CLIP_RMS | 1U << NG_CLIP_VALUE),
         .help = "clip = norm, ratio, rms, value: the bound, which must be above 0."),
+
+    /* Moments. */
+    ROW(first_decay, "moments", "0.9", MOMENTS, FROM(0, 0.999999, "weight"), LAYER, LIVE,
+        .help = "beta1 of Adam (arXiv 1412.6980): M <- beta1 M + (1 - beta1) D."),
+    ROW(second_decay, "moments", "0.999", MOMENTS, FROM(0, 0.999999, "weight"), LAYER, LIVE,
+        .help = "beta2 of Adam: V <- beta2 V + (1 - beta2) D^2."),
+    ROW(moment_epsilon, "moments", "1e-08", MOMENTS, ABOVE(0, REAL_MAX, "gradient"), LAYER, LIVE,
+        .help = "epsilon of Adam: PD = adam_lr (M / (1 - beta1^t)) / (sqrt(V / (1 - beta2^t)) + "
+                "epsilon), with t the steps of the layer."),
+    ROW(adam_lr, "moments", "1", MOMENTS, FROM(0, REAL_MAX, "lr/lr"), LAYER, LIVE,
+        .help = "The learning rate of Adam as a multiple of lr. Groups of ng_set_group can have "
+                "learning rates of their own instead."),
 
     /* Layers. */
     ROW(skip_layers, "layers", "", .check_text = ng_globs_check,

@@ -125,6 +125,10 @@ typedef enum { NG_DECAY_GRADIENT, NG_DECAY_DIRECTION, NG_DECAY_NONE } ng_decay_f
   X(CHOICE, clip, ng_clip_kind)                                                                    \
   X(REAL, kl_clip, double)                                                                         \
   X(REAL, clip_bound, double)                                                                      \
+  X(REAL, first_decay, double)                                                                     \
+  X(REAL, second_decay, double)                                                                    \
+  X(REAL, moment_epsilon, double)                                                                  \
+  X(REAL, adam_lr, double)                                                                         \
   X(TEXT, skip_layers, )                                                                           \
   X(TEXT, per_layer, )                                                                             \
   X(CHOICE, statistics, ng_statistics)                                                             \
