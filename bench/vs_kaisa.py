@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Time KAISA (package `kfac` of kfac-pytorch, which must be importable) on the layers of
-`natgrad bench kfac --model resnet18`: ResNet-18 for 32x32 images, inverse method, everything in
+`natgrad bench kfac --model resnet18 --spatial full`: ResNet-18 for 32x32 images, inverse method, everything in
 every step.  Run this script and that command one after the other on a quiet machine; compare the sums over layers.
 
     python3 bench/vs_kaisa.py [--batch 32] [--threads 2] [--steps 5]

@@ -159,8 +159,8 @@ static const limit limits[] = {
     {"method=natgrad max_factor=30000", NG_LINEAR, TWO(31) - 1, 8, 1, 1, 0, 4, NG_OK, NULL},
     {"method=natgrad max_factor=16384", NG_EMBEDDING, TWO(31) - 1, 512, 1, 1, 0, 4, NG_OK, NULL},
     /* Columns of a permuted convolution. */
-    {"method=natgrad max_factor=4096", NG_CONV2D, TWO(20), 8, 1, 2, 0, 4, NG_OK, NULL},
-    {"method=natgrad max_factor=4096", NG_CONV2D, TWO(20), 8, 1, 2, 1, 4, NG_ERR_ARG,
+    {"method=natgrad spatial=full max_factor=4096", NG_CONV2D, TWO(20), 8, 1, 2, 0, 4, NG_OK, NULL},
+    {"method=natgrad spatial=full max_factor=4096", NG_CONV2D, TWO(20), 8, 1, 2, 1, 4, NG_ERR_ARG,
      "4194305 columns, at most 4194304"},
     {"method=natgrad max_factor=4096", NG_CONV2D, TWO(26), 8, 1, 1, 1, 4, NG_OK, NULL},
     /* Groups. */

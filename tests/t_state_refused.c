@@ -243,6 +243,7 @@ static const struct {
     {KEPT, "options|damping", "\"-1\"", "damping"},
     {KEPT, "options|damping", "1", "option 'damping' of the manifest is not a text"},
     {KEPT, "options|damping_split", "\"joint\"", "option 'damping_split'"},
+    {KEPT, "options|spatial", NULL, "option 'spatial' is 'full' in the state (method 'natgrad')"},
     {KEPT, "counters", NULL, "counter 'steps'"},
     {KEPT, "counters|steps", "-1", "counter 'steps'"},
     {KEPT, "counters|steps", "3.0", "counter 'steps'"},

@@ -51,9 +51,10 @@ typedef struct ng_option_row {
   ng_option_type type;
   size_t offset; /* of the option's field in ng_options */
   const char *default_text;
-  double lower, upper;                /* bounds of a number */
-  bool lower_open;                    /* the value must be above `lower`, not equal */
-  const char *choices;                /* "a|b": all texts of a choice, for messages */
+  const char *older_states; /* value of states that are older than the option; NULL: the default */
+  double lower, upper;      /* bounds of a number */
+  bool lower_open;          /* the value must be above `lower`, not equal */
+  const char *choices;      /* "a|b": all texts of a choice, for messages */
   const char *choice[NG_CHOICES_MAX]; /* [enum value in settings.h] text; NULL: no such value */
   const char *unsupported;            /* "c|d": texts refused as not supported yet; NULL: none */
   const char *unit, *help;

@@ -113,9 +113,9 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
         .help = "The form of factor G.\n"
                 "- full: a matrix, which max_factor and factor_blocks may cut.\n"
                 "- diagonal: only the diagonal."),
-    ROW(spatial, "curvature", "full", ONE_OF_2(NG_SPATIAL_, FULL, "full", FACTORED, "factored"),
-        FACTORS, LAYER,
-        .help = "The form of factor A of a convolution.\n"
+    ROW(spatial, "curvature", "factored", ONE_OF_2(NG_SPATIAL_, FULL, "full", FACTORED, "factored"),
+        FACTORS, LAYER, .older_states = "full",
+        .help = "The form of factor A of a convolution; published methods have full.\n"
                 "- full: a matrix over channels and kernel positions.\n"
                 "- factored: A = S (x) C, S over kernel positions, C over channels, where a group "
                 "has more input channels than kernel positions. Needs solver = cholesky, "

@@ -153,8 +153,8 @@ static bool read_option(ng_work *w, const ngio_value *options, const char *metho
   const ng_option_row *row = &ng_option_table[id];
   char why[NG_MESSAGE] = "", ours[NG_TEXT_SIZE] = "";
   const ngio_value *v = ngio_get(options, row->name);
-  /* a state without the option is older than the option, and was written with its default */
-  const char *theirs = v == NULL ? row->default_text : ngio_text_of(v);
+  const char *older = row->older_states == NULL ? row->default_text : row->older_states;
+  const char *theirs = v == NULL ? older : ngio_text_of(v);
   if (theirs == NULL) {
     return ng_work_fail(w, NG_ERR_FILE, "option '%s' of the manifest is not a text", row->name);
   }
