@@ -4,7 +4,7 @@
  *   r: output position, o: output channel, k: kernel offset, c: input channel, P: patches, W: weights
  *
  * A row of P has, for each of the `kernel` kernel rows, kernel x channels adjacent values of the image. So P is made
- * by copying, in tiles that fit the second-level cache. Each thread of the pool computes some samples, with its own
+ * by copying, in tiles that fit the second-level cache if they have enough rows. Each thread of the pool computes some samples, with its own
  * tile and BLAS on one thread. If the number of BLAS threads cannot change, one thread of the pool computes all
  * samples, and BLAS uses its threads. Each forward first transposes the weights from [o][c][k] to [o][k][c].
  *
@@ -15,7 +15,8 @@
 
 #include <string.h>
 
-enum { TILE = 64 * 1024 }; /* floats of a tile: some rows of P */
+/* Floats of a tile of P, and its least rows. BLAS copies all weights for each tile, so a tile has many rows. */
+enum { TILE = 64 * 1024, LEAST_ROWS = 256 };
 
 /* ---- patches -----------------------------------------------------------------------------------
  * Row r of P belongs to output position r, counted over samples, then y, then x.  It has kernel x kernel x channels
@@ -150,7 +151,7 @@ static bool can_gather_grad(const node *v) { return v->stride == 1 && v->padding
 
 static int64_t count_tile_rows(const patches *p) {
   const int64_t rows = TILE / get_patch_width(p);
-  return rows < 16 ? 16 : rows;
+  return rows < LEAST_ROWS ? LEAST_ROWS : rows;
 }
 
 static int64_t count_weights(const nn *n, const node *v) { return n->params[v->param[0]].count; }
