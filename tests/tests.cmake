@@ -438,6 +438,7 @@ if(NOT NATGRAD_SANITIZE)
           calls
           checkpoint
           compat
+          convolutions
           double
           dropped
           embedding_ranks

@@ -4,7 +4,6 @@ MultiheadAttention calls no module for these layers, but F.multi_head_attention_
 as a subclass of Tensor.  PyTorch then passes the call of that function to the subclass, which runs a copy of the function.
 In the copy, the name `linear` is a function that also lets the library observe its input and its output gradient.
 """
-import functools
 import types
 
 import torch
@@ -15,16 +14,11 @@ from . import _abi
 from ._core import make_error
 from ._hooks import HOOKS_GET_KEYWORDS, HookOfOneModel
 from ._layers import Layer
-from ._tensors import RowsDescriptor
 
 _NAMES = ("q_proj", "k_proj", "v_proj")
 
 
 class _AttentionLayer(Layer):
-    def __init__(self, name, module, bias, attention):
-        super().__init__(name, module, bias)
-        self.attention = attention  # the MultiheadAttention
-
     def as_rows(self, x, samples, first):
         return super().as_rows(x, samples, True)  # the hook transposes to [samples, positions, features]
 
@@ -39,7 +33,7 @@ class Projection(_AttentionLayer):
     is_called = False
 
     def __init__(self, name, module, which, bias):
-        super().__init__(name, module, bias, module)
+        super().__init__(name, module, bias)
         self.lead_parameter = _weight_names(module)[which]
         self.parameter_names = (self.lead_parameter, "in_proj_bias")
         self.rows = slice(which * module.embed_dim, (which + 1) * module.embed_dim)
@@ -48,10 +42,8 @@ class Projection(_AttentionLayer):
     def _linear_shape(self, weight):
         return self.rows.stop - self.rows.start, weight.shape[1]
 
-    def descriptor_class(self, which):
-        if which == _abi.NG_WEIGHT and not self.is_packed:
-            return super().descriptor_class(which)
-        return functools.partial(RowsDescriptor, self.rows)
+    def view_of(self, which):
+        return None if which == _abi.NG_WEIGHT and not self.is_packed else lambda p: p[self.rows]
 
     def count_matrix_elements(self):
         return super().count_matrix_elements() // (3 if self.is_packed else 1)
@@ -99,15 +91,18 @@ def make_layers(name, module, users):
 
 def add_hooks(observer):
     """Let the LayerHooks of attention observe the calls of their layers."""
-    found = {}
+    hooks_by_module = {}
     for hook in observer.hooks:
         if isinstance(hook.layer, _AttentionLayer):
-            found.setdefault(id(hook.layer.attention), []).append(hook)
-    for hooks in found.values():
-        module = hooks[0].layer.attention
-        handle = module.register_forward_pre_hook(AttentionHook(hooks), **({"with_kwargs": True} if HOOKS_GET_KEYWORDS else {}))
-        for hook in hooks:
-            hook.handles.append((module, handle))
+            hooks_by_module.setdefault(id(hook.layer.modules[0]), []).append(hook)
+    for module in observer.model.modules() if hooks_by_module else ():
+        if not isinstance(module, nn.MultiheadAttention):
+            continue
+        hooks = hooks_by_module.get(id(module), []) + hooks_by_module.get(id(module.out_proj), [])
+        if hooks:
+            handle = module.register_forward_pre_hook(AttentionHook(hooks), **({"with_kwargs": True} if HOOKS_GET_KEYWORDS else {}))
+            for hook in hooks:
+                hook.handles.append((module, handle))
 
 
 def _copy_function(function, **names):

@@ -5,7 +5,7 @@ import torch
 
 from . import _abi, _layers
 from ._core import make_error
-from ._tensors import is_sharded, is_sharded_by_fsdp, unsupported_reason
+from ._tensors import TensorDescriptor, ViewDescriptor, is_sharded, is_sharded_by_fsdp, unsupported_reason
 
 
 class ParameterBinding:
@@ -43,8 +43,9 @@ class ParameterBinding:
         self._weight_bindings = (_abi.ng_binding * (len(rows) if self._binds_weights else 0))()  # stay bound until a weight moves
         self._weights_moved = False
         for i, (binding, (entry, (which, module, attribute, full))) in enumerate(zip(self._gradient_bindings, rows)):
-            kind = entry.descriptor_class(which)
-            grad, weight = kind(f"the gradient of {full}"), kind(full)
+            view = entry.view_of(which)
+            grad, weight = (TensorDescriptor(name) if view is None else ViewDescriptor(name, view)
+                            for name in (f"the gradient of {full}", full))
             binding.index, binding.param, binding.hold = entry.index, which, _abi.NG_ONE_STEP
             binding.grad = c.addressof(grad.array)
             if self._binds_weights:

@@ -501,8 +501,10 @@ class Observer:
             if layer.counted == 0:
                 return
             scale *= layer.scale
+        if layer.conv:
+            samples = samples or count // layer.frames
         # count includes the frames of each sample
-        if layer.conv and samples and count != samples and count % samples == 0:
+        if layer.conv and count != samples and count % samples == 0:
             scale *= (count // samples) ** self.frame_exponent
         other = layer.conv and g is not None and g.shape[2:] != hook.size  # a new image size: begin a micro-batch
         whole, first = self._batch_position(layer, count, given)

@@ -1,8 +1,4 @@
-"""Find the layers of a model, and convert their arrays to the library's layout.
-
-Each parameter belongs to a layer with curvature, or is an entry of its own without curvature; explain() prints why.
-"""
-import functools
+"""The layers of a model: describe them to the library, and convert their arrays to its layout."""
 import math
 
 import torch
@@ -11,7 +7,6 @@ import torch.nn.functional as F
 
 from . import _abi
 from ._core import to_utf8, make_error, new_struct
-from ._tensors import FlatDescriptor, TensorDescriptor, TransposedDescriptor
 
 _UNSUPPORTED = {
     "FullyShardedDataParallel": "parameters that FSDP has sharded are not supported",
@@ -59,9 +54,8 @@ class Entry:
         """Return the number of elements of its trainable parameters that have two axes or more."""
         return sum(p.numel() for p in self.parameters() if p.dim() > 1 and p.requires_grad)
 
-    def descriptor_class(self, which):
-        """Return the class that describes a parameter (ng_param) to the library."""
-        return TensorDescriptor
+    def view_of(self, which):
+        """Return a function that makes the view of a parameter (ng_param) which the library reads; None: the parameter."""
 
     def make_ng_layer(self, options=None):
         """Return the ng_layer to register; None: register a tensor, which has no curvature."""
@@ -90,6 +84,8 @@ class Layer(Entry):
     shard_axis = -1  # of a linear layer: 0 outputs sharded, 1 inputs sharded; -1: not sharded
     lead_parameter = "weight"  # the layer is frozen if this parameter does not require a gradient
     parameter_names = ("weight", "bias")
+    covers_bias = True
+    frames = 1  # of a convolution: number of images that convert_input() made of each sample
     is_called = True  # the model calls the module of this layer; False: the module of the layer calls other functions
 
     def __init__(self, name, module, bias):
@@ -116,6 +112,12 @@ class Layer(Entry):
     def _linear_shape(self, weight):
         return weight.shape
 
+    def _conv_geometry(self):
+        """Return the input channels, kernel, stride and dilation of a convolution."""
+        m = self.modules[0]
+        one = (1,) * (2 - len(m.kernel_size))  # Conv1d: images of height 1
+        return m.in_channels, one + m.kernel_size, one + m.stride, one + m.dilation
+
     def make_ng_layer(self, options=None):
         m = self.modules[0]
         layer = new_struct(_abi.ng_layer, _abi.NG_CONV2D if self.conv else _abi.NG_LINEAR)
@@ -128,11 +130,10 @@ class Layer(Entry):
             setattr(layer, "in", columns)
             layer.shard_axis = self.shard_axis
             return layer
-        setattr(layer, "in", m.in_channels)
+        columns, kernel, stride, dilation = self._conv_geometry()
+        setattr(layer, "in", columns)
         layer.out, layer.groups = m.out_channels, m.groups
-        one = (1,) * (2 - len(m.kernel_size))  # Conv1d: images of height 1
-        for field, value in (("kernel", one + m.kernel_size), ("stride", one + m.stride),
-                             ("padding", self.padding), ("dilation", one + m.dilation)):
+        for field, value in (("kernel", kernel), ("stride", stride), ("padding", self.padding), ("dilation", dilation)):
             getattr(layer, field)[0:2] = value
         return layer
 
@@ -198,8 +199,8 @@ class TransposedLinear(Layer):
     def _linear_shape(self, weight):
         return weight.shape[::-1]
 
-    def descriptor_class(self, which):
-        return TransposedDescriptor if which == _abi.NG_WEIGHT else TensorDescriptor
+    def view_of(self, which):
+        return torch.Tensor.t if which == _abi.NG_WEIGHT else None
 
 
 _NORMS = {nn.BatchNorm1d: _abi.NG_BATCH_NORM, nn.BatchNorm2d: _abi.NG_BATCH_NORM, nn.BatchNorm3d: _abi.NG_BATCH_NORM,
@@ -207,7 +208,7 @@ _NORMS = {nn.BatchNorm1d: _abi.NG_BATCH_NORM, nn.BatchNorm2d: _abi.NG_BATCH_NORM
           nn.InstanceNorm2d: _abi.NG_GROUP_NORM, nn.InstanceNorm3d: _abi.NG_GROUP_NORM}
 
 
-def _norm_class_of(module):
+def norm_class_of(module):
     """Return the class of _NORMS that a module derives from, or None."""
     return next((kind for kind in type(module).__mro__ if kind in _NORMS), None)
 
@@ -220,12 +221,12 @@ class Norm(Layer):
     def __init__(self, name, module, gamma, beta):
         super().__init__(name, module, beta)
         self.gamma, self.lead_parameter = gamma, "weight" if gamma else "bias"
-        self.kind = _NORMS[_norm_class_of(module)]
+        self.kind = _NORMS[norm_class_of(module)]
         self.channels = getattr(module, self.lead_parameter).numel()
         self.axes = len(getattr(module, "normalized_shape", ()))  # layer norm: number of axes normalised together
 
-    def descriptor_class(self, which):
-        return FlatDescriptor if self.axes > 1 else TensorDescriptor
+    def view_of(self, which):
+        return (lambda p: p.view(-1)) if self.axes > 1 else None
 
     def make_ng_layer(self, options=None):
         m = self.modules[0]
@@ -244,7 +245,7 @@ class Norm(Layer):
         if self.kind == _abi.NG_LAYER_NORM:
             return self.as_rows(x if self.axes == 1 else x.flatten(-self.axes), samples, first)
         if isinstance(self.modules[0], nn.modules.instancenorm._InstanceNorm) and x.shape[0] == self.channels and (
-                x.dim() == {nn.InstanceNorm1d: 2, nn.InstanceNorm2d: 3, nn.InstanceNorm3d: 4}[_norm_class_of(self.modules[0])]):
+                x.dim() == {nn.InstanceNorm1d: 2, nn.InstanceNorm2d: 3, nn.InstanceNorm3d: 4}[norm_class_of(self.modules[0])]):
             x = x.unsqueeze(0)  # add the batch axis to one sample
         count = x.shape[0]
         if self.kind == _abi.NG_BATCH_NORM and samples and count != samples and count % samples == 0:
@@ -313,102 +314,8 @@ class Embedding(Layer):
         return self.as_rows(g, samples, first)[0]
 
 
-def _layer_problem(name, module, parent, linear, attention):
-    """Return '' for a supported layer, None for a module of another kind, else the reason why a layer is
-    unsupported."""
-    if linear is not None and linear(module):
-        return ""
-    if TransposedLinear.applies_to(module):
-        if "forward" in module.__dict__:
-            return "Conv1D has a custom forward: its computation is not known"
-        return "" if module._parameters.get("weight") is not None else "its weight is computed (weight_norm, a parametrization)"
-    if isinstance(module, nn.SyncBatchNorm):
-        return "SyncBatchNorm takes its mean over all ranks, which hooks cannot observe"
-    kind, plain = type(module), _norm_class_of(module)
-    if plain is not None and module.weight is None and module.bias is None:
-        return None
-    if plain is None:
-        plain = next((p for p in (nn.Linear, nn.Conv1d, nn.Conv2d) if isinstance(module, p)), None)
-    if plain is None and isinstance(module, nn.Embedding):
-        plain = nn.Embedding
-        if module.scale_grad_by_freq:
-            return "scale_grad_by_freq divides its gradient by the counts of its tokens"
-        if module.sparse:
-            return "its gradient is sparse (sparse=True)"
-    if plain is None:
-        return None
-    if isinstance(parent, nn.MultiheadAttention) and not (attention and attention.is_observable(parent)):
-        return "MultiheadAttention does not call it, so hooks cannot observe it"
-    if "forward" in module.__dict__ or kind.forward is not plain.forward or (hasattr(plain, "_conv_forward") and
-                                             kind._conv_forward is not plain._conv_forward):
-        return f"{kind.__name__} has a custom forward: its computation is not known"
-    if module.weight is not None and module._parameters.get("weight") is None:
-        return "its weight is computed (weight_norm, spectral_norm, a parametrization)"
-    return ""
-
-
-def plan_entries(model, exclusion_reason=None, linear=None, embeddings="", attention=None):
-    """Return the entries of a model in the order of its modules.  exclusion_reason(name, module) returns '', or the reason why
-    the module gets no curvature.  linear(module) returns True if the module computes x W' + b.  embeddings: '', or the
-    reason why embeddings get no curvature.  attention: natgrad._attention, or None if attention gets no curvature."""
-    modules = list(model.named_modules())
-    parents = {id(child): module for _, module in modules for child in module.children()}
-    users = {}  # id of a parameter -> [(module, full name)] of the modules that use it
-    for name, module in modules:
-        for attribute, parameter in module._parameters.items():
-            if parameter is not None:
-                users.setdefault(id(parameter), []).append((module, f"{name}.{attribute}" if name else attribute))
-    entries, layers, taken, chosen = [], {}, set(), set()  # chosen: parameters that no layer uses by choice
-    for name, module in modules:
-        parent, is_attention = parents.get(id(module)), isinstance(module, nn.MultiheadAttention)
-        if is_attention and attention:
-            problem = attention.find_problem(module, users)
-        else:
-            problem = _layer_problem(name, module, parent, linear, attention)
-        is_possible = problem == ""
-        if problem == "" and isinstance(module, nn.Embedding):
-            problem = embeddings
-        if problem == "" and exclusion_reason is not None:
-            problem = exclusion_reason(name, module)
-        is_choice = is_possible and problem != ""
-        if is_attention and problem == "":
-            added = attention.make_layers(name, module, users)
-            entries += added
-            taken.update(id(p) for layer in added for p in layer.parameters())
-        elif problem == "":
-            kind = functools.partial(attention.OutputProjection, attention=parent) if isinstance(parent, nn.MultiheadAttention) \
-                else TransposedLinear if TransposedLinear.applies_to(module) else Layer
-            problem = _add_layer(name or "root", module, users, layers, entries, taken, kind)
-        if is_attention:
-            problem = problem or "MultiheadAttention uses it without a layer"
-        for attribute, parameter in module._parameters.items():
-            if parameter is None:
-                continue
-            if not is_choice:
-                chosen.discard(id(parameter))
-            if id(parameter) in taken:
-                continue
-            taken.add(id(parameter))
-            full = users[id(parameter)][0][1]
-            others = [other for _, other in users[id(parameter)][1:]]
-            if problem == "":
-                reason = "frozen; its layer has curvature without it"
-            else:
-                tied = f"tied to '{others[0]}'" if others and (is_choice or not problem) else ""
-                reason = "; ".join(filter(None, (problem, tied))) or f"a parameter of {type(module).__name__}"
-            entry = Entry(full, reason)
-            if is_choice:
-                chosen.add(id(parameter))
-            entry.places.append((_abi.NG_WEIGHT, module, attribute, full))
-            entries.append(entry)
-    for entry in entries:
-        entry.frozen = isinstance(entry, Layer) and not any(p.requires_grad for p in entry.parameters())
-        entry.is_excluded_by_choice = chosen.issuperset(map(id, entry.parameters()))
-    return entries
-
-
 _SETTINGS = ("stride", "padding", "dilation", "groups", "padding_mode", "num_groups", "eps", "normalized_shape",
-             "padding_idx", "scale_grad_by_freq", "sparse")
+             "padding_idx", "output_padding", "scale_grad_by_freq", "sparse")
 
 
 def module_settings(module):
@@ -418,43 +325,3 @@ def module_settings(module):
     found["class"], found["forward"] = type(module), own.get("forward")
     found["padding of each side"] = tuple(own.get("_reversed_padding_repeated_twice", ()))
     return found
-
-
-def _add_layer(name, module, users, layers, entries, taken, kind):
-    """Add the module to `layers` as a layer of this kind, or to the layer with which it shares parameters.  Return '', or the
-    reason why the module cannot be added."""
-    weight, bias = module.weight, getattr(module, "bias", None)
-    key = (id(weight), id(bias))
-    if key in layers:
-        other = layers[key]
-        if module_settings(module) != module_settings(other.modules[0]):
-            raise make_error(_abi.NG_ERR_ABSENT, f"'{name}' and '{other.name}' share their weight with "
-                             "different settings: not supported")
-        other.modules.append(module)
-        return ""
-    for parameter in (weight, bias):
-        for other, full in users[id(parameter)] if parameter is not None else ():
-            same = isinstance(other, type(module)) and (id(other._parameters.get("weight")),
-                                                        id(other._parameters.get("bias"))) == key
-            if not same:
-                return f"tied to '{full}'"
-    wants = [p is not None and p.requires_grad for p in (weight, bias)]
-    if _norm_class_of(module) is not None:
-        has = wants if any(wants) else [p is not None for p in (weight, bias)]
-        layer = Norm(name, module, *has)
-    elif isinstance(module, nn.Embedding):
-        has, layer = (True, False), Embedding(name, module)
-    else:
-        if wants == [False, True]:
-            return "its weight is frozen, its bias is not"
-        has = [True, bias is not None and wants[0] == wants[1]]  # a frozen bias becomes an entry of its own
-        layer = kind(name, module, has[1])
-    for which, attribute, mine in ((_abi.NG_WEIGHT, "weight", has[0]), (_abi.NG_BIAS, "bias", has[1])):
-        if mine:
-            parameter = module._parameters[attribute]
-            full = next(full for other, full in users[id(parameter)] if other is module)
-            layer.places.append((which, module, attribute, full))
-            taken.add(id(parameter))
-    layers[key] = layer
-    entries.append(layer)
-    return ""

@@ -4,7 +4,7 @@ import ctypes as c
 import torch
 
 from . import _abi
-from ._core import Error, make_error
+from ._core import make_error
 
 DTYPES = {torch.float32: _abi.NG_F32, torch.float64: _abi.NG_F64, torch.bfloat16: _abi.NG_BF16, torch.float16: _abi.NG_F16}
 STORED_DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "I64": torch.int64,
@@ -99,41 +99,22 @@ class TensorDescriptor:
             array.shape, array.stride = (c.addressof(one) for one in self._long_layout)
 
 
-class FlatDescriptor(TensorDescriptor):
-    """Describes a parameter flattened to one axis."""
+class ViewDescriptor(TensorDescriptor):
+    """Describes a view of each tensor: make_view(tensor)."""
 
-    __slots__ = ()
+    __slots__ = ("make_view",)
+
+    def __init__(self, name, make_view):
+        super().__init__(name)
+        self.make_view = make_view
 
     def describe(self, tensor):
         try:
-            return super().describe(tensor.view(-1))
-        except RuntimeError as error:
-            if isinstance(error, Error):
-                raise
+            view = self.make_view(tensor)
+        except RuntimeError:
             raise make_error(_abi.NG_ERR_ARG, f"{self.name} has the strides {tensor.stride()}, expected a contiguous "
                              "tensor") from None
-
-
-class TransposedDescriptor(TensorDescriptor):
-    """Describes a weight [in, out] as [out, in]."""
-
-    __slots__ = ()
-
-    def describe(self, tensor):
-        return super().describe(tensor.t())
-
-
-class RowsDescriptor(TensorDescriptor):
-    """Describes some rows of a parameter."""
-
-    __slots__ = ("rows",)
-
-    def __init__(self, rows, name):
-        super().__init__(name)
-        self.rows = rows
-
-    def describe(self, tensor):
-        return super().describe(tensor[self.rows])
+        return super().describe(view)
 
 
 class TokenDescriptor(TensorDescriptor):

@@ -4,7 +4,7 @@ import ctypes as c
 import math
 import numbers
 
-from . import _abi, _attention, _core, _layers, _skip, _state
+from . import _abi, _attention, _core, _layers, _plan, _skip, _state
 from ._binding import ParameterBinding
 from ._core import make_error, with_core_lock, to_float, short_repr
 from ._hooks import Observer
@@ -141,8 +141,8 @@ class Preconditioner(ParameterBinding, _state.StateMethods):
         self._warn_unpreconditioned()
 
     def _plan_entries(self, exclusion_reason):
-        attention = None if self._has_window() or self._is_for_plain_layers() else _attention
-        return _layers.plan_entries(self.model, exclusion_reason, embeddings=self._embedding_problem(), attention=attention)
+        return _plan.plan_entries(self.model, exclusion_reason, embeddings=self._embedding_problem(),
+                                  all_kinds=not (self._has_window() or self._is_for_plain_layers()))
 
     def _is_for_plain_layers(self):
         """Return True for a method whose program has no curvature of norms, embeddings and attention."""

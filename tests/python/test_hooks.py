@@ -362,11 +362,6 @@ class WithoutCurvature(Case):
         why = self.assert_gradients_untouched(model, loss, ["1.weight", "1.bias"])
         self.assertIn("A 6x6, G 16x16", why["2.weight"])
 
-    def test_other_convolutions_are_named_in_the_warning(self):
-        model = nn.Sequential(nn.ConvTranspose1d(2, 4, 3), nn.ConvTranspose2d(4, 4, 3), nn.Conv3d(4, 4, 3))
-        with self.assertWarnsRegex(UserWarning, "100% .* 2.weight: a parameter of Conv3d; 1.weight: a parameter of ConvTranspose2d"):
-            make_preconditioner(model)
-
     def test_warning_names_the_line_of_the_user(self):
         for kind in (natgrad.KFAC, lambda m: natgrad.SGD(m, 0.1), lambda m: natgrad.AdamW(m, 0.1), compat.EVA):
             with self.assertWarnsRegex(UserWarning, "elements of matrices") as said:

@@ -6,7 +6,7 @@ import warnings
 
 import torch
 
-from .. import _abi, _core, _distributed, _layers
+from .. import _abi, _core, _distributed, _layers, _plan
 from .._core import make_error
 from ._kaisa import AssignmentStrategy, ComputeMethod, DistributedStrategy, KFACPreconditioner
 
@@ -107,7 +107,7 @@ class GPTNeoXKFACPreconditioner(KFACPreconditioner):
         return self._class_name(module) in _PARALLEL_LAYERS
 
     def _plan_entries(self, exclusion_reason):
-        entries = _layers.plan_entries(self.model, exclusion_reason, self._is_supported)
+        entries = _plan.plan_entries(self.model, exclusion_reason, self._is_supported)
         for entry in entries:
             if self._model_group is not None and isinstance(entry, _layers.Layer):
                 entry.shard_axis = _PARALLEL_LAYERS.index(self._class_name(entry.modules[0]))
