@@ -20,14 +20,14 @@ if [[ ${1:-} == --pack && $# -eq 2 ]]; then
   cd "$work"
   flags="-std=c11 -O2 -D_GNU_SOURCE -DNG_EXPERIMENTAL -ffp-contract=off -I$root/include -I$root/src -I$root/base -I$root/io -I$root/tests -I$root/cuda"
   cc -c "$root/cuda/kernels.S" -o fatbin.o
-  for file in cuda/desk_cuda cuda/backend cuda/backend_sums cuda/stage bench/gpu_eva tests/directions tests/kernels tests/pictures; do
+  for file in cuda/desk_cuda cuda/backend cuda/backend_arrays cuda/backend_sums cuda/linalg cuda/memory cuda/stage bench/gpu_eva tests/directions tests/kernels tests/pictures; do
     cc $flags -c "$root/$file.c" -o "$(basename $file).o"
   done
   cc $flags -fno-builtin -c "$root/tests/gpu_memory.c" -o gpu_memory.o
   for test in $tests; do
     cc $flags "-DNG_SOURCE_DIR=\"$root\"" -c "$root/tests/$test.c" -o "$test.o"
     # norelro: gpu_memory.c registers whole segments with the device; no part may become read-only
-    cc -Wl,-z,norelro "$test.o" directions.o pictures.o kernels.o fatbin.o backend.o backend_sums.o stage.o gpu_memory.o desk_cuda.o \
+    cc -Wl,-z,norelro "$test.o" directions.o pictures.o kernels.o fatbin.o backend.o backend_arrays.o backend_sums.o linalg.o memory.o stage.o gpu_memory.o desk_cuda.o \
       -o "$to/$test" "$build/libnatgrad_test_support.a" "$build/libnatgrad.a" \
       -lz -ldl -lm -lpthread -lcmocka
   done

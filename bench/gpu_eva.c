@@ -301,7 +301,7 @@ int main(int argc, char **argv) {
     return 2;
   }
   int64_t parameters = 0, *overflowed;
-  exit_on_error(dv_open(0, &desk));
+  exit_on_error(dv_open(0, NULL, &desk));
   exit_on_error(dv_alloc(desk, sizeof *overflowed, (void **)&overflowed));
   if (tiny) {
     add_tiny();

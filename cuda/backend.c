@@ -1,4 +1,4 @@
-/* backend.c: the kernel table `device`: descriptors of kernel/kernel.h, rewritten for the device and copied there, then
+/* backend.c: the backend `cuda` and its kernels over gradients: descriptors of kernel/kernel.h, rewritten for the device and copied there, then
  * one or a few launches for a whole list. Entries return before their work is done. */
 #include <math.h>
 #include <string.h>
@@ -117,7 +117,7 @@ static void scan(ng_queue *q, const ng_strided *a, int64_t n, double *out) {
     cut_add(&c, blocks_of(to->count, DV_TILE));
   }
   void *at = ng_stage_address(d, list);
-  ng_stage_keep_error(d, dv_zero(d->desk, out, (size_t)n * sizeof *out));
+  ng_stage_zero(d, out, (size_t)n * sizeof *out);
   LAUNCH(d, dv_scan_tiles, cut_blocks(&c), &at, &c.on_device, &n);
 }
 
@@ -168,7 +168,8 @@ static void copy(ng_queue *q, const ng_read *r, int64_t n) {
   dv_read *list = ng_stage_allocate(d, n, sizeof *list);
   if (list == NULL || !cut_begin(d, n, &c)) return;
   for (int64_t i = 0; i < n; i++, r++) {
-    list[i] = (dv_read){region_of(&r->D), r->to, r->to_row, r->to_col, r->map, r->finite};
+    list[i] =
+        (dv_read){region_of(&r->D), r->to, r->to_double, r->to_row, r->to_col, r->map, r->finite};
     cut_add(&c, tiles_of(&r->D));
   }
   void *at = ng_stage_address(d, list);
@@ -226,11 +227,52 @@ static void ratios(ng_queue *q, const ng_direction *e, const ng_weight_update *s
   void *at = ng_stage_address(d, of), *every = ng_stage_address(d, all), *none = NULL;
   double *ends = to->extreme;
   int32_t dropped = NG_RATIO_DROPPED_BITS, fine = NG_RATIO_FINE_BINS, four = 4;
-  ng_stage_keep_error(d, dv_zero(d->desk, to->count, (size_t)counts * sizeof *to->count));
+  ng_stage_zero(d, to->count, (size_t)counts * sizeof *to->count);
   LAUNCH(d, dv_ratio_begin, one, &ends);
   LAUNCH(d, dv_ratio_tiles, cut_blocks(&x.cut), &x.list, &x.updates, &x.cut.on_device, &n, &at,
          &sums, &dropped, &fine);
   LAUNCH(d, dv_add_tiles, one, &none, &every, &four, &sums, &out);
+}
+
+/* ---- windows, on the host --------------------------------------------------------------------*/
+
+/* See ON_HOST. After an error the queue has no backend. */
+ng_queue ng_device_host_queue(ng_queue *q) {
+  ng_queue host = *q;
+  ng_device *d = q->device;
+  if (ng_stage_begin(d)) ng_stage_wait(d);
+  d->host_entries++;
+  host.backend = ng_device_error(d) == NULL ? q->backend->under : NULL;
+  host.device = NULL;
+  return host;
+}
+
+/* clang-format off */
+ON_HOST(kernels, multiply_rows, (ng_queue *q, const ng_rows *G, int64_t n), (&host, G, n))
+ON_HOST(kernels, combine_rows, (ng_queue *q, const ng_rows *G, int64_t n), (&host, G, n))
+ON_HOST(kernels, select_largest, (ng_queue *q, const ng_largest *v, int64_t n, int32_t *count), (&host, v, n, count))
+ON_HOST(kernels, count_largest, (ng_queue *q, const ng_largest *v, int64_t n), (&host, v, n))
+ON_HOST(kernels, collect_largest, (ng_queue *q, const ng_largest *v, int64_t n), (&host, v, n))
+ON_HOST(kernels, store_largest, (ng_queue *q, const ng_largest *v, int64_t n), (&host, v, n))
+ON_HOST(kernels, pack_largest, (ng_queue *q, const ng_largest_pack *p, int64_t n), (&host, p, n))
+ON_HOST(kernels, iterate_low_rank, (ng_queue *q, const ng_low_rank *w, int64_t n), (&host, w, n))
+ON_HOST(kernels, run_flat_passes, (ng_queue *q, const ng_flat_pass *p, int64_t n), (&host, p, n))
+/* clang-format on */
+
+/* A pass reads gradients and weights of the caller, which the host may be unable to access. */
+static void run_flat_passes(ng_queue *q, const ng_flat_pass *p, int64_t n) {
+  for (int64_t i = 0; i < n; i++) {
+    for (int64_t k = 0; k < p[i].ranges; k++) {
+      const ng_flat_range *r = &p[i].range[k];
+      if (dv_is_shared(q->device->desk, r->grad == NULL ? NULL : r->grad->data) &&
+          dv_is_shared(q->device->desk, r->weight == NULL ? NULL : r->weight->data))
+        continue;
+      ng_stage_keep_error(q->device, "a method with a window needs gradients and weights in memory "
+                                     "that the host can access");
+      return;
+    }
+  }
+  host_run_flat_passes(q, p, n);
 }
 
 /* ---- the table -------------------------------------------------------------------------------*/
@@ -252,18 +294,44 @@ static const ng_kernel_ops table = {
     .sum_squares = ng_device_sum_squares,
     .sum_norm_squares = ng_device_sum_norm_squares,
     .add_norm_grams = ng_device_add_norm_grams,
+    .add_spatial_grams = ng_device_add_spatial_grams,
+    .count_tokens = ng_device_count_tokens,
+    .accumulate = ng_device_accumulate,
+    .run_flat_passes = run_flat_passes,
+    .multiply_rows = host_multiply_rows,
+    .combine_rows = host_combine_rows,
+    .select_largest = host_select_largest,
+    .count_largest = host_count_largest,
+    .collect_largest = host_collect_largest,
+    .store_largest = host_store_largest,
+    .pack_largest = host_pack_largest,
+    .copy_arrays = ng_device_copy_arrays,
+    .convert_for_wire = ng_device_convert_for_wire,
+    .add_changes = ng_device_add_changes,
+    .iterate_low_rank = host_iterate_low_rank,
 };
 
-static const char *open_queue(ng_queue *q) { return ng_device_open(0, &q->device); }
+static const char *open_queue(ng_queue *q) {
+  return ng_device_open(q->device_index, q->stream, &q->device);
+}
 static void close_queue(ng_queue *q) { ng_device_close(q->device); }
 static void wait_queue(ng_queue *q) { ng_stage_wait(q->device); }
+static const char *error_of_queue(const ng_queue *q) { return ng_device_error(q->device); }
+static bool can_access(const ng_queue *q, const void *at) {
+  return dv_can_access(q->device->desk, at);
+}
 
-const ng_backend ng_backend_device = {.name = "device",
-                                      .linalg = &ng_linalg_ref,
-                                      .host = &ng_linalg_ref,
+const ng_backend ng_backend_device = {.name = "cuda",
+                                      .linalg = &ng_device_linalg,
                                       .kernels = &table,
-                                      .alloc = ng_plain_alloc,
-                                      .free = ng_plain_free,
+                                      .alloc = ng_device_alloc,
+                                      .free = ng_device_free,
                                       .open = open_queue,
                                       .close = close_queue,
-                                      .wait = wait_queue};
+                                      .wait = wait_queue,
+                                      .error = error_of_queue,
+                                      .can_access = can_access};
+
+__attribute__((visibility("default"))) const ng_backend *ng_cuda_backend(int32_t version) {
+  return version == NG_VERSION ? &ng_backend_device : NULL;
+}

@@ -10,12 +10,18 @@
 
 typedef struct ng_device ng_device;
 
-/* Open device `index`. Return NULL, or the text of an error that is valid until the next call. */
-const char *ng_device_open(int32_t index, ng_device **out);
+/* Open device `index`, with a stream of the caller or NULL. Return NULL, or the text of an error that is valid until the next call. */
+const char *ng_device_open(int32_t index, void *stream, ng_device **out);
 void ng_device_close(ng_device *d); /* wait for the device, then close it; d may be NULL */
 dv_desk *ng_device_desk(ng_device *d);
-/* The kernels run on device 0; the linear algebra runs on the host, at once. Memory is the host's. */
+/* `under` and `host` are NULL: who uses the backend adds a backend of the host (kernel/open_cuda.c). */
 extern const ng_backend ng_backend_device;
+/* memory.c: memory that host and device share, 64-byte aligned. */
+void *ng_device_alloc(void *device, size_t bytes);
+void ng_device_free(void *device, void *at, size_t bytes);
+void ng_device_free_pages(ng_device *d); /* all small blocks */
+/* The exported function of the library natgrad_cuda: NULL if the version differs. */
+const ng_backend *ng_cuda_backend(int32_t version);
 /* Return the text of the first error of an entry since the device was opened, or NULL. After an error no work runs. */
 const char *ng_device_error(const ng_device *d);
 

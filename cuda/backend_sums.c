@@ -3,7 +3,7 @@
 
 #include "device_entries.h"
 
-static dv_view view_of(const ng_view *v) {
+dv_view ng_device_view(const ng_view *v) {
   dv_view x = {.data = v->data,
                .dtype = (int32_t)v->dtype,
                .axes = v->axes,
@@ -21,7 +21,7 @@ static dv_view view_of(const ng_view *v) {
 
 /* Describe the first `samples` samples of v and, unless c is NULL, the geometry of patches. */
 static dv_sum sum_of(const ng_view *v, int64_t samples, const ng_conv *c) {
-  dv_sum s = {.x = view_of(v), .samples = samples, .taps = 1};
+  dv_sum s = {.x = ng_device_view(v), .samples = samples, .taps = 1};
   if (c == NULL) return s;
   s.height = c->height, s.width = c->width;
   s.out_height = c->out_height, s.out_width = c->out_width, s.taps = ng_conv_taps(c);
@@ -47,7 +47,7 @@ void ng_device_sum_patches(ng_queue *q, const ng_box *b, int64_t n, double *unus
     cut_add(&c, b->conv.channels * blocks_of(list[i].taps, DV_TAPS));
   }
   void *at = ng_stage_address(d, list);
-  ng_stage_keep_error(d, dv_zero(d->desk, bad, (size_t)n * sizeof *bad));
+  ng_stage_zero(d, bad, (size_t)n * sizeof *bad);
   LAUNCH(d, dv_box_channels, cut_blocks(&c), &at, &c.on_device, &n);
   LAUNCH(d, dv_box_report_nonfinite, blocks_of(n, DV_THREADS), &at, &n);
 }
@@ -81,7 +81,9 @@ static void gram(ng_device *d, const ng_gram *g, int64_t n, bool has_patches) {
                     .has_patches = has_patches,
                     .has_ones = g->has_ones,
                     .alpha = (float)g->alpha,
-                    .S = g->S.a};
+                    .wide_alpha = g->alpha,
+                    .S = g->S.a,
+                    .S64 = g->S64};
     to->of.reduce = g->reduce;
     to->p = to->of.taps * (g->c1 - g->c0) + (g->has_ones ? 1 : 0);
     const int64_t across = g->samples > 0 ? blocks_of(to->p, DV_GRAM) : 0;
@@ -99,6 +101,32 @@ void ng_device_add_conv_grams(ng_queue *q, const ng_gram *g, int64_t n, float *u
   gram(q->device, g, n, true);
 }
 
+void ng_device_add_spatial_grams(ng_queue *q, const ng_gram *g, int64_t n, float *unused) {
+  (void)unused;
+  ng_device *d = q->device;
+  cut c, entries;
+  if (!ng_stage_begin(d)) return;
+  dv_gram *list = ng_stage_allocate(d, n, sizeof *list);
+  if (list == NULL || !cut_begin(d, n, &c) || !cut_begin(d, n, &entries)) return;
+  for (int64_t i = 0; i < n; i++, g++) {
+    list[i] = (dv_gram){.of = sum_of(&g->x, g->samples, &g->conv),
+                        .c0 = g->c0,
+                        .c1 = g->c1,
+                        .p = ng_conv_taps(&g->conv),
+                        .alpha = (float)g->alpha,
+                        .wide_alpha = g->alpha,
+                        .S = g->S.a,
+                        .S64 = g->S64};
+    const int64_t *kernel = g->conv.kernel;
+    cut_add(&c, (kernel[0] - 1) * (2 * kernel[1] - 1) + kernel[1]);
+    cut_add(&entries, blocks_of(list[i].p * list[i].p, DV_THREADS));
+  }
+  void *at = ng_stage_address(d, list);
+  double *sums = ng_stage_scratch(d, cut_blocks(&c), sizeof *sums);
+  LAUNCH(d, dv_spatial_sums, cut_blocks(&c), &at, &c.on_device, &n, &sums);
+  LAUNCH(d, dv_spatial_add, cut_blocks(&entries), &at, &entries.on_device, &c.on_device, &n, &sums);
+}
+
 /* ---- norm layers -----------------------------------------------------------------------------*/
 
 /* Compute the gradients q of the samples of k. Return the address of the descriptor on the device, or NULL after an
@@ -114,8 +142,8 @@ static void *norm_gradients(ng_device *d, const ng_norm_sum *k, double **q) {
   double *moments = raw ? ng_stage_scratch(d, 2 * sets, sizeof *moments) : NULL;
   *q = ng_stage_scratch(d, k->samples * width, sizeof **q);
   if (to == NULL || *q == NULL || (raw && moments == NULL)) return NULL;
-  *to = (dv_norm){.x = view_of(&k->x),
-                  .g = view_of(&k->g),
+  *to = (dv_norm){.x = ng_device_view(&k->x),
+                  .g = ng_device_view(&k->g),
                   .eps = l->eps,
                   .samples = k->samples,
                   .channels = l->channels,
@@ -139,7 +167,7 @@ void ng_device_sum_norm_squares(ng_queue *queue, const ng_norm_sum *k, int64_t n
     void *at = norm_gradients(d, k, &q);
     int32_t *bad = ng_stage_scratch(d, 1, sizeof *bad);
     if (at == NULL || bad == NULL) return;
-    ng_stage_keep_error(d, dv_zero(d->desk, bad, sizeof *bad));
+    ng_stage_zero(d, bad, sizeof *bad);
     LAUNCH(d, dv_norm_squares, blocks_of(3 * k->layer.channels, DV_THREADS), &at, &q, &X, &bad);
     LAUNCH(d, dv_norm_report_nonfinite, 1, &bad, &X);
   }

@@ -6,13 +6,15 @@
 #ifndef NG_DESK_H
 #define NG_DESK_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
 typedef struct dv_desk dv_desk;
 
-const char *dv_open(int32_t index, dv_desk **out); /* *out: NULL after an error */
-void dv_close(dv_desk *d);                         /* d may be NULL */
+/* stream: of the caller, for all work; NULL: a stream of the desk. *out: NULL after an error. */
+const char *dv_open(int32_t index, void *stream, dv_desk **out);
+void dv_close(dv_desk *d); /* d may be NULL */
 const char *dv_name(const dv_desk *d);
 
 /* Memory of the device; memory of the host that the device can read; existing memory of the host, made accessible. */
@@ -21,6 +23,11 @@ const char *dv_alloc_host(dv_desk *d, size_t bytes, void **out);
 void dv_free(dv_desk *d, void *at);
 void dv_free_host(dv_desk *d, void *at);
 const char *dv_register_host(dv_desk *d, void *at, size_t bytes);
+/* Memory whose pages move between device and host: the host may access the memory after dv_wait. dv_free frees it. */
+const char *dv_alloc_managed(dv_desk *d, size_t bytes, void **out);
+/* Return whether the device, or the host after dv_wait, can access memory of the caller; NULL: true. */
+bool dv_can_access(dv_desk *d, const void *at);
+bool dv_is_shared(dv_desk *d, const void *at);
 
 const char *dv_copy(dv_desk *d, void *to, const void *from,
                     size_t bytes); /* host or device, both ways */

@@ -5,6 +5,7 @@
 #include "desk.h"
 
 #include <dlfcn.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,6 +15,7 @@
   X(init, "cuInit", (unsigned))                                                                    \
   X(device, "cuDeviceGet", (int *, int))                                                           \
   X(device_name, "cuDeviceGetName", (char *, int, int))                                            \
+  X(property, "cuDeviceGetAttribute", (int *, int, int))                                           \
   X(context, "cuDevicePrimaryCtxRetain", (void **, int))                                           \
   X(use, "cuCtxSetCurrent", (void *))                                                              \
   X(load, "cuModuleLoadData", (void **, const void *))                                             \
@@ -23,6 +25,8 @@
      void **, void **))                                                                            \
   X(alloc, "cuMemAlloc_v2", (unsigned long long *, size_t))                                        \
   X(alloc_host, "cuMemHostAlloc", (void **, size_t, unsigned))                                     \
+  X(alloc_managed, "cuMemAllocManaged", (unsigned long long *, size_t, unsigned))                  \
+  X(attribute, "cuPointerGetAttribute", (void *, int, unsigned long long))                         \
   X(release, "cuMemFree_v2", (unsigned long long))                                                 \
   X(release_host, "cuMemFreeHost", (void *))                                                       \
   X(unload, "cuModuleUnload", (void *))                                                            \
@@ -46,11 +50,23 @@
   X(error_name, "cuGetErrorName", (int, const char **))
 
 /* KERNELS: an upper bound of the number of kernels in cuda/*.cu; the other names: constants of the CUDA Driver API. */
-enum { KERNELS = 64, MAPPED = 2, NO_DEFAULT_STREAM = 1, THREAD_LOCAL_CAPTURE = 1 };
+enum {
+  KERNELS = 128,
+  MAPPED = 2,
+  ATTACH_GLOBAL = 1,
+  NO_DEFAULT_STREAM = 1,
+  THREAD_LOCAL_CAPTURE = 1,
+  CONCURRENT_MANAGED_ACCESS = 89,
+  MEMORY_TYPE = 2, /* attributes of a pointer */
+  IS_MANAGED = 8,
+  DEVICE_ORDINAL = 9,
+  ON_DEVICE = 2 /* a memory type */
+};
 struct dv_desk {
 #define FIELD(name, symbol, arguments) int(*name) arguments;
   DRIVER(FIELD)
   int device_index;
+  bool owns_queue;
   void *primary, *module, *queue, *mark[2], *graph; /* NULL: not created */
   char title[100], message[200];
   struct {
@@ -90,27 +106,32 @@ static const char *load_driver(dv_desk *d) {
   return NULL;
 }
 
-static const char *open_device(dv_desk *d, int32_t index) {
+static const char *open_device(dv_desk *d, int32_t index, void *stream) {
   const char *error = load_driver(d);
+  int shares = 0;
   if (error != NULL) return error;
   TRY(d, init, 0);
   TRY(d, device, &d->device_index, index);
   TRY(d, device_name, d->title, (int)sizeof d->title, d->device_index);
+  TRY(d, property, &shares, CONCURRENT_MANAGED_ACCESS, d->device_index);
+  if (shares == 0) return "host and device cannot access memory at the same time";
   TRY(d, context, &d->primary, d->device_index);
   TRY(d, use, d->primary);
   TRY(d, load, &d->module, dv_kernels);
-  TRY(d, stream, &d->queue, NO_DEFAULT_STREAM);
+  d->queue = stream;
+  if (stream == NULL) TRY(d, stream, &d->queue, NO_DEFAULT_STREAM);
+  d->owns_queue = stream == NULL;
   TRY(d, event, &d->mark[0], 0);
   TRY(d, event, &d->mark[1], 0);
   return NULL;
 }
 
-const char *dv_open(int32_t index, dv_desk **out) {
+const char *dv_open(int32_t index, void *stream, dv_desk **out) {
   static _Thread_local char message[sizeof(((dv_desk *)0)->message)];
   dv_desk *d = calloc(1, sizeof *d);
   *out = NULL;
   if (d == NULL) return "out of memory";
-  const char *error = open_device(d, index);
+  const char *error = open_device(d, index, stream);
   if (error == NULL) {
     *out = d;
     return NULL;
@@ -126,7 +147,7 @@ void dv_close(dv_desk *d) {
   for (int i = 0; i < 2; i++) {
     if (d->mark[i] != NULL) (void)d->end_event(d->mark[i]);
   }
-  if (d->queue != NULL) (void)d->end_stream(d->queue);
+  if (d->owns_queue) (void)d->end_stream(d->queue);
   if (d->module != NULL) (void)d->unload(d->module);
   if (d->primary != NULL) (void)d->end_context(d->device_index);
   free(d);
@@ -134,19 +155,46 @@ void dv_close(dv_desk *d) {
 
 const char *dv_name(const dv_desk *d) { return d->title; }
 
+/* Memory may be allocated by a thread that has used no device before. */
 const char *dv_alloc(dv_desk *d, size_t bytes, void **out) {
   unsigned long long at;
+  TRY(d, use, d->primary);
   TRY(d, alloc, &at, bytes);
   *out = (void *)(uintptr_t)at;
   return NULL;
 }
+const char *dv_alloc_managed(dv_desk *d, size_t bytes, void **out) {
+  unsigned long long at;
+  TRY(d, use, d->primary);
+  TRY(d, alloc_managed, &at, bytes, ATTACH_GLOBAL);
+  *out = (void *)(uintptr_t)at;
+  return NULL;
+}
 const char *dv_alloc_host(dv_desk *d, size_t bytes, void **out) {
+  TRY(d, use, d->primary);
   TRY(d, alloc_host, out, bytes, MAPPED);
   return NULL;
 }
 const char *dv_register_host(dv_desk *d, void *at, size_t bytes) {
   TRY(d, register_host, at, bytes, MAPPED);
   return NULL;
+}
+/* Memory that the driver does not know is memory of the host. */
+bool dv_can_access(dv_desk *d, const void *at) {
+  int type = 0, ordinal = 0;
+  unsigned managed = 0;
+  if (at == NULL) return true;
+  if (d->attribute(&type, MEMORY_TYPE, address(at)) != 0) return false;
+  if (type != ON_DEVICE || (d->attribute(&managed, IS_MANAGED, address(at)) == 0 && managed != 0))
+    return true;
+  return d->attribute(&ordinal, DEVICE_ORDINAL, address(at)) == 0 && ordinal == d->device_index;
+}
+bool dv_is_shared(dv_desk *d, const void *at) {
+  int type = 0;
+  unsigned managed = 0;
+  if (at == NULL || d->attribute(&type, MEMORY_TYPE, address(at)) != 0 || type != ON_DEVICE)
+    return true;
+  return d->attribute(&managed, IS_MANAGED, address(at)) == 0 && managed != 0;
 }
 void dv_free(dv_desk *d, void *at) {
   if (at != NULL) (void)d->release(address(at));
@@ -155,10 +203,12 @@ void dv_free_host(dv_desk *d, void *at) {
   if (at != NULL) (void)d->release_host(at);
 }
 const char *dv_copy(dv_desk *d, void *to, const void *from, size_t bytes) {
+  TRY(d, use, d->primary);
   TRY(d, copy, address(to), address(from), bytes, d->queue);
   return NULL;
 }
 const char *dv_zero(dv_desk *d, void *at, size_t bytes) {
+  TRY(d, use, d->primary);
   TRY(d, set, address(at), 0, bytes, d->queue);
   return NULL;
 }
@@ -182,6 +232,7 @@ const char *dv_launch(dv_desk *d, const char *kernel, int64_t blocks, int32_t th
                       void **args) {
   void *function;
   if (blocks == 0) return NULL;
+  TRY(d, use, d->primary);
   const char *error = find(d, kernel, &function);
   if (error != NULL) return error;
   const int code =
@@ -189,6 +240,7 @@ const char *dv_launch(dv_desk *d, const char *kernel, int64_t blocks, int32_t th
   return code == 0 ? NULL : failed(d, kernel, code);
 }
 const char *dv_wait(dv_desk *d) {
+  TRY(d, use, d->primary);
   TRY(d, wait, d->queue);
   return NULL;
 }

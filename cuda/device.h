@@ -11,7 +11,7 @@
 
 /* DV_TILE: elements of a gradient that one block of DV_THREADS threads reads. */
 enum { DV_AXES = 8, DV_THREADS = 256, DV_TILE = 4096, DV_TAPS = 9, DV_GRAM = 32 };
-enum { DV_F32 = 1, DV_F64, DV_F16, DV_BF16 }; /* as ng_dtype */
+enum { DV_F32 = 1, DV_F64, DV_F16, DV_BF16, DV_I32, DV_I64 }; /* as ng_dtype */
 
 /* ng_place (kernel/kernel.h) */
 typedef struct dv_place {
@@ -42,6 +42,7 @@ typedef struct dv_measure {
 typedef struct dv_read {
   dv_region D;
   float *to;
+  double *to_double; /* replaces `to` */
   int64_t to_row, to_col;
   const int32_t *map;
   int32_t *finite;
@@ -108,7 +109,9 @@ typedef struct dv_gram {
   int64_t c0, c1, p;
   bool has_patches, has_ones;
   float alpha;
+  double wide_alpha; /* of S64, which replaces S */
   float *S;
+  double *S64;
 } dv_gram;
 
 enum { DV_BATCH_NORM = 1, DV_LAYER_NORM, DV_GROUP_NORM }; /* as ng_norm_kind */
@@ -128,6 +131,40 @@ typedef struct dv_ratios {
   int64_t *count;
   double *extreme;
 } dv_ratios;
+
+/* ng_tokens; bad: the index of the first invalid token */
+typedef struct dv_tokens {
+  dv_view x;
+  int64_t samples, vocabulary, none;
+  double *count;
+  int64_t *bad;
+} dv_tokens;
+
+/* ng_accumulation */
+typedef struct dv_accumulation {
+  const double *x;
+  int64_t n, count, stride;
+  char *S;
+  int32_t dtype;
+  double old, fresh, rest;
+} dv_accumulation;
+
+/* ng_copy; size: bytes of an element */
+typedef struct dv_copy_of {
+  const char *data;
+  char *to;
+  int32_t size, ndim;
+  int64_t count;
+  int64_t shape[DV_AXES], stride[DV_AXES], to_stride[DV_AXES];
+} dv_copy_of;
+
+/* ng_change; diagonal: number of elements that count once, if order = 0 */
+typedef struct dv_change {
+  const char *a, *b;
+  int32_t dtype;
+  int64_t n, order, diagonal;
+  double *out;
+} dv_change;
 
 /* A running mean of Eva [n]: mean <- keep mean + take sum, where `sum` is the mean of this step; *norm2 <- |mean|^2. */
 typedef struct dv_mean {

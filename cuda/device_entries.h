@@ -1,4 +1,4 @@
-/* device_entries.h: shared by backend.c and backend_sums.c. */
+/* device_entries.h: shared by backend.c, backend_sums.c, backend_arrays.c and linalg.c. */
 #ifndef NG_DEVICE_ENTRIES_H
 #define NG_DEVICE_ENTRIES_H
 
@@ -34,9 +34,26 @@ static inline int64_t cut_blocks(const cut *c) { return c->first[c->n]; }
 
 void ng_device_add_row_grams(ng_queue *q, const ng_gram *g, int64_t n, float *unused);
 void ng_device_add_conv_grams(ng_queue *q, const ng_gram *g, int64_t n, float *unused);
+void ng_device_add_spatial_grams(ng_queue *q, const ng_gram *g, int64_t n, float *unused);
 void ng_device_sum_patches(ng_queue *q, const ng_box *b, int64_t n, double *unused);
 void ng_device_sum_squares(ng_queue *q, const ng_squares *s, int64_t n);
 void ng_device_sum_norm_squares(ng_queue *queue, const ng_norm_sum *k, int64_t n, void *unused);
 void ng_device_add_norm_grams(ng_queue *queue, const ng_norm_sum *k, int64_t n, void *unused);
+void ng_device_count_tokens(ng_queue *q, const ng_tokens *t, int64_t n);
+void ng_device_accumulate(ng_queue *q, const ng_accumulation *a, int64_t n);
+void ng_device_copy_arrays(ng_queue *q, const ng_copy *c, int64_t n);
+void ng_device_convert_for_wire(ng_queue *q, const ng_wire_conversion *w, int64_t n);
+void ng_device_add_changes(ng_queue *q, const ng_change *c, int64_t n);
+dv_view ng_device_view(const ng_view *v);
+extern const ng_linalg_ops ng_device_linalg;
+
+/* ON_HOST defines host_<entry>, for an entry without a kernel: wait for the device; then the backend of the host computes the entry
+ * in memory that host and device share (memory.c). */
+ng_queue ng_device_host_queue(ng_queue *q);
+#define ON_HOST(table, entry, parameters, arguments)                                               \
+  static void host_##entry parameters {                                                            \
+    ng_queue host = ng_device_host_queue(q);                                                       \
+    if (host.backend != NULL) host.backend->table->entry arguments;                                \
+  }
 
 #endif

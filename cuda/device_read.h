@@ -49,6 +49,19 @@ NG_INLINE float dv_load(const char *data, int32_t dtype, int64_t at) {
   return dtype == DV_BF16 ? NG_FLOAT_OF_BITS((uint32_t)h << 16) : dv_f16_to_f32(h);
 }
 
+/* Element `at` in double: an f64 is not rounded. */
+NG_INLINE double dv_number(const char *data, int32_t dtype, int64_t at) {
+  return dtype == DV_F64 ? ((const double *)(const void *)data)[at]
+                         : (double)dv_load(data, dtype, at);
+}
+/* Store x, rounded to the dtype; Inf and NaN are stored, too. */
+NG_INLINE void dv_put(char *data, int32_t dtype, int64_t at, double x) {
+  if (dtype == DV_F64) ((double *)(void *)data)[at] = x;
+  if (dtype == DV_F32) ((float *)(void *)data)[at] = (float)x;
+  if (dtype == DV_BF16) ((uint16_t *)(void *)data)[at] = dv_f32_to_bf16((float)x);
+  if (dtype == DV_F16) ((uint16_t *)(void *)data)[at] = dv_f32_to_f16((float)x);
+}
+
 /* Store x if it fits the dtype; return whether it fits. */
 NG_INLINE bool dv_store(char *data, int32_t dtype, int64_t at, float x) {
   if (dtype == DV_F32) {
@@ -79,6 +92,10 @@ NG_INLINE float dv_gradient(const dv_region *D, int64_t r, int64_t c) {
   return dv_load(D->place.data, D->place.dtype, dv_offset(&D->place, D->row + r, D->col + c));
 }
 
+NG_INLINE double dv_gradient_double(const dv_region *D, int64_t r, int64_t c) {
+  return dv_number(D->place.data, D->place.dtype, dv_offset(&D->place, D->row + r, D->col + c));
+}
+
 NG_INLINE int64_t dv_view_offset(const dv_view *v, int64_t n, int64_t s) {
   if (v->axes == 0) return n * v->sample_stride + s * v->position_stride;
   int64_t at = n * v->sample_stride + s % v->run_length * v->position_stride;
@@ -91,7 +108,7 @@ NG_INLINE int64_t dv_view_offset(const dv_view *v, int64_t n, int64_t s) {
 }
 
 NG_INLINE double dv_element(const dv_view *v, int64_t n, int64_t s, int64_t c) {
-  return (double)dv_load(v->data, v->dtype, dv_view_offset(v, n, s) + c * v->column_stride);
+  return dv_number(v->data, v->dtype, dv_view_offset(v, n, s) + c * v->column_stride);
 }
 
 /* Return element (r, c) of a direction, in double, before it is clipped. */

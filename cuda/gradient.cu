@@ -148,9 +148,14 @@ NG_GLOBAL dv_read_tiles(const dv_read *list, const int64_t *first, int64_t n) {
   const dv_tile t = dv_tile_of(item, first, j->D.rows * j->D.cols);
   for (int64_t i = t.from + NG_THREAD; i < t.to; i += DV_THREADS) {
     const int64_t r = i / j->D.cols, c = i % j->D.cols;
-    const float x = dv_gradient(&j->D, r, c);
-    if (j->to != NULL) j->to[r * j->to_row + (j->map != NULL ? j->map[c] : c * j->to_col)] = x;
-    if (!dv_is_finite(x)) *j->finite = 0;
+    const double x = dv_gradient_double(&j->D, r, c);
+    const int64_t at = r * j->to_row + (j->map != NULL ? j->map[c] : c * j->to_col);
+    if (j->to_double != NULL) {
+      j->to_double[at] = x;
+    } else if (j->to != NULL) {
+      j->to[at] = (float)x;
+    }
+    if (x - x != 0.0) *j->finite = 0;
   }
 }
 

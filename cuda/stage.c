@@ -42,6 +42,13 @@ void ng_stage_launch(ng_device *d, const char *kernel, int64_t blocks, void **ar
   ng_stage_keep_error(d, dv_launch(d->desk, kernel, blocks, DV_THREADS, args));
 }
 
+void ng_stage_zero(ng_device *d, void *at, size_t bytes) {
+  if (d->error[0] == '\0') ng_stage_keep_error(d, dv_zero(d->desk, at, bytes));
+}
+void ng_stage_copy(ng_device *d, void *to, const void *from, size_t bytes) {
+  if (d->error[0] == '\0') ng_stage_keep_error(d, dv_copy(d->desk, to, from, bytes));
+}
+
 void ng_stage_wait(ng_device *d) {
   ng_stage_keep_error(d, dv_wait(d->desk));
   d->used = d->sent = d->scratch_used = 0;
@@ -54,20 +61,20 @@ bool ng_stage_begin(ng_device *d) {
 
 /* ---- the device ------------------------------------------------------------------------------*/
 
-static const char *open_stage(ng_device *d, int32_t index) {
-  const char *error = dv_open(index, &d->desk);
+static const char *open_stage(ng_device *d, int32_t index, void *stream) {
+  const char *error = dv_open(index, stream, &d->desk);
   if (error == NULL) error = dv_alloc_host(d->desk, STAGE, (void **)&d->host);
   if (error == NULL) error = dv_alloc(d->desk, STAGE, (void **)&d->device);
   if (error == NULL) error = dv_alloc(d->desk, SCRATCH, (void **)&d->scratch);
   return error;
 }
 
-const char *ng_device_open(int32_t index, ng_device **out) {
+const char *ng_device_open(int32_t index, void *stream, ng_device **out) {
   static _Thread_local char message[200];
   ng_device *d = calloc(1, sizeof *d);
   *out = NULL;
   if (d == NULL) return "out of memory";
-  ng_stage_keep_error(d, open_stage(d, index));
+  ng_stage_keep_error(d, open_stage(d, index, stream));
   if (d->error[0] == '\0') {
     *out = d;
     return NULL;
@@ -84,6 +91,7 @@ void ng_device_close(ng_device *d) {
     dv_free_host(d->desk, d->host);
     dv_free(d->desk, d->device);
     dv_free(d->desk, d->scratch);
+    ng_device_free_pages(d);
     dv_close(d->desk);
   }
   free(d);

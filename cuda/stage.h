@@ -11,6 +11,8 @@ struct ng_device {
   dv_desk *desk;
   char *host, *device, *scratch;
   size_t used, sent, scratch_used; /* bytes; the first `sent` of `used` bytes are copied */
+  int64_t host_entries;            /* entries that the host has computed */
+  struct ng_pool_of_pages *pages;  /* of memory.c */
   char error[200];                 /* "": none */
 };
 
@@ -23,6 +25,9 @@ void *ng_stage_address(const ng_device *d, const void *host);
 void ng_stage_keep_error(ng_device *d, const char *error);
 /* Copy the new descriptors, then run a kernel with DV_THREADS threads a block. */
 void ng_stage_launch(ng_device *d, const char *kernel, int64_t blocks, void **args);
+/* Set bytes to 0; copy bytes; after the launches before. */
+void ng_stage_zero(ng_device *d, void *at, size_t bytes);
+void ng_stage_copy(ng_device *d, void *to, const void *from, size_t bytes);
 void ng_stage_wait(ng_device *d);
 /* Ensure that the stage has memory for the descriptors of an entry; return false after an error. */
 bool ng_stage_begin(ng_device *d);

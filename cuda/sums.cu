@@ -89,6 +89,16 @@ NG_INLINE float row_value(const dv_gram *g, int64_t positions, int64_t r, int64_
   return (float)(g->of.reduce == 1 ? sum / (double)positions : sum);
 }
 
+/* Add `sum` times alpha to entry (i, j) of S. */
+NG_INLINE void add_entry(const dv_gram *g, int64_t i, int64_t j, double sum) {
+  const int64_t at = dv_sym_at(g->p, i, j);
+  if (g->S64 != NULL) {
+    g->S64[at] += g->wide_alpha * sum;
+  } else {
+    g->S[at] = (float)((double)g->S[at] + (double)g->alpha * sum);
+  }
+}
+
 /* One block for each square of DV_GRAM x DV_GRAM entries on or below the diagonal, counted row by row. Thread t has the
  * entries of row t / DV_GRAM + 8 k and column t % DV_GRAM. Products of DV_GRAM rows are added in f32, these sums in
  * double. */
@@ -124,8 +134,40 @@ NG_GLOBAL dv_gram_squares(const dv_gram *list, const int64_t *first, int64_t n) 
   }
   for (int32_t k = 0; k < EACH; k++) {
     const int64_t i = i0 + ty + STEP * k, j = j0 + tx;
-    if (i >= g->p || j > i) continue;
-    float *entry = &g->S[dv_sym_at(g->p, i, j)];
-    *entry = (float)((double)*entry + (double)g->alpha * sum[k]);
+    if (i < g->p && j <= i) add_entry(g, i, j, sum[k]);
   }
+}
+
+/* ---- correlations between kernel positions (kernel/spatial.c) ----------------------------------*/
+
+/* One block for each distance d = (dy, dx) >= 0 in row-major order, with columns from -(width - 1): sums [blocks] <- the sum of
+ * x[y, x] x[y + dy dilation, x + dx dilation] over samples, channels and pixels. */
+NG_GLOBAL dv_spatial_sums(const dv_gram *list, const int64_t *first, int64_t n, double *sums) {
+  NG_SHARED double warps[32];
+  const int64_t item = dv_find_descriptor(first, n);
+  const dv_gram *g = &list[item];
+  const dv_sum *b = &g->of;
+  const int64_t k = NG_BLOCK - first[item] + b->kernel[1] - 1, wide = 2 * b->kernel[1] - 1;
+  const int64_t dy = k / wide * b->dilation[0], dx = (k % wide - b->kernel[1] + 1) * b->dilation[1];
+  const int64_t C = g->c1 - g->c0, pixels = b->height * b->width;
+  double sum = 0.0;
+  for (int64_t i = NG_THREAD; i < b->samples * pixels * C; i += DV_THREADS) {
+    const int64_t c = g->c0 + i % C, s = i / C % pixels, sample = i / C / pixels;
+    const int64_t row = s / b->width + dy, col = s % b->width + dx;
+    if (row >= b->height || col < 0 || col >= b->width) continue;
+    sum += dv_element(&b->x, sample, s, c) * dv_element(&b->x, sample, row * b->width + col, c);
+  }
+  sum = dv_block_sum(sum, warps);
+  if (NG_THREAD == 0) sums[NG_BLOCK] = sum;
+}
+/* One thread for each entry; first_sum: the number of distances before each descriptor. */
+NG_GLOBAL dv_spatial_add(const dv_gram *list, const int64_t *first, const int64_t *first_sum,
+                         int64_t n, const double *sums) {
+  const int64_t item = dv_find_descriptor(first, n);
+  const dv_gram *g = &list[item];
+  const int64_t e = (NG_BLOCK - first[item]) * DV_THREADS + NG_THREAD, width = g->of.kernel[1];
+  const int64_t l = e / g->p, k = e % g->p;
+  if (l >= g->p || k > l) return;
+  const int64_t d = (l / width - k / width) * (2 * width - 1) + l % width - k % width;
+  add_entry(g, l, k, sums[first_sum[item] + d]);
 }

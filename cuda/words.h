@@ -18,6 +18,7 @@
 #define NG_ADD(at, x) atomicAdd((unsigned long long *)(at), (unsigned long long)(x))
 #define NG_LARGEST(at, x) atomicMax((unsigned long long *)(at), (unsigned long long)(x))
 #define NG_SMALLEST(at, x) atomicMin((unsigned long long *)(at), (unsigned long long)(x))
+#define NG_ADD_DOUBLE(at, x) atomicAdd(at, x)
 /* Return x of the thread `by` lanes higher in the warp. */
 #define NG_SHUFFLE_DOWN(x, by) __shfl_down_sync(0xffffffffu, x, by)
 #define NG_FLOAT_OF_BITS(b) __uint_as_float(b)

@@ -235,7 +235,7 @@ typedef struct ng_context_config {
   void *log_user;
   ng_log_level log_level;        /* most verbose level; NG_LOG of the environment overrides it */
   const ng_transport *transport; /* copied; NULL: one rank */
-  const char *linalg;            /* "cpu", "ref"; NULL: the best; see ng_component_info */
+  const char *linalg;            /* "cpu", "ref", "cuda", "cuda:INDEX"; NULL: the best on the host */
   void *queue;                   /* device stream (cudaStream_t) of all work; NULL on the host */
   /* Groups of ranks, copied; NULL: none.  If only some ranks set one, ng_ready: NG_ERR_COMM.
    * Tensor parallelism: ranks of `transport` that work on the same samples and share layers

@@ -5,9 +5,13 @@
 
 #include "backend.h"
 
-static ng_queue queue = {.backend = &ng_backend_device, .threads = 1};
+static ng_backend backend;
+static ng_queue queue = {.backend = &backend, .threads = 1};
 
 ng_queue kernels_device(void) {
+  backend = ng_backend_device;
+  backend.under = &ng_backend_ref;
+  backend.host = &ng_linalg_ref;
   const char *error = queue.device == NULL ? queue.backend->open(&queue) : NULL;
   if (error != NULL) fail_msg("the device does not open: %s", error);
   return queue;

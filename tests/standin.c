@@ -1,17 +1,15 @@
-/* standin.c: a device for tests: the operations of cuda/desk.h by the host, which runs the kernels of cuda/kernels.cu.
+/* standin.c: a device for tests: the host runs the kernels of cuda/kernels.cu. standin_desk.c has the operations of cuda/desk.h.
  *
  * The threads of a block are fibers of one thread of the host. A fiber runs until a barrier or a shuffle, or to its
  * end. A warp goes on when all its 32 threads are at a shuffle, a block when all its threads are at a barrier. If a
  * thread ends, or waits elsewhere, while others wait for it, the launch fails with a text that names the kernel. One
- * launch runs its blocks forward, the next backward, the next in a random order. A launch has run when its call
- * returns. */
+ * launch runs its blocks forward, the next backward, the next in a random order. Shared memory is NaN at the begin of a block. */
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
 #include "standin.h"
 
-#include "desk.h"
 #include "kernels.cu"
 
 #include <setjmp.h>
@@ -121,7 +119,19 @@ static bool advance_block(int32_t threads, standin_order order) {
   return true;
 }
 
+/* After a failed launch the fibers are in the middle of a kernel. */
+void standin_forget_fibers(void) {
+  for (int32_t i = 0; i < MOST_THREADS; i++) {
+    free(fibers[i].stack);
+    fibers[i].stack = NULL;
+  }
+}
+
+/* NG_SHARED puts shared memory into a section of its own. */
+extern char __start_standin_shared[], __stop_standin_shared[];
+
 static const char *run_block(const char *name, int32_t threads, standin_order order) {
+  memset(__start_standin_shared, 0xff, (size_t)(__stop_standin_shared - __start_standin_shared));
   resume_threads(0, threads);
   while (advance_block(threads, order)) {
   }
@@ -131,10 +141,7 @@ static const char *run_block(const char *name, int32_t threads, standin_order or
                  "%s, block %lld: %d threads wait at a barrier and %d at a shuffle, but %d ended",
                  name, (long long)standin_block, (int)count_threads(0, threads, AT_BARRIER),
                  (int)count_threads(0, threads, AT_SHUFFLE), (int)ended);
-  for (int32_t i = 0; i < threads; i++) { /* the fibers are in the middle of a kernel */
-    free(fibers[i].stack);
-    fibers[i].stack = NULL;
-  }
+  standin_forget_fibers();
   return fault;
 }
 
@@ -171,26 +178,43 @@ const char *standin_run(const char *name, void (*kernel)(void **), standin_order
 
 /* ---- kernels ---------------------------------------------------------------------------------*/
 
-/* CALLn(kernel, types) defines run_kernel, which reads n arguments from their addresses. */
+/* CALLn(kernel, types) defines run_kernel, which reads n arguments from their addresses, and their sizes. */
 #define A(T, i) (*(T *)args[i])
+#define SIZES(k, ...) static const size_t sizes_##k[] = {__VA_ARGS__};
 #define CALL1(k, a)                                                                                \
-  static void run_##k(void **args) { k(A(a, 0)); }
+  static void run_##k(void **args) { k(A(a, 0)); }                                                 \
+  SIZES(k, sizeof(a))
 #define CALL2(k, a, b)                                                                             \
-  static void run_##k(void **args) { k(A(a, 0), A(b, 1)); }
+  static void run_##k(void **args) { k(A(a, 0), A(b, 1)); }                                        \
+  SIZES(k, sizeof(a), sizeof(b))
 #define CALL3(k, a, b, c)                                                                          \
-  static void run_##k(void **args) { k(A(a, 0), A(b, 1), A(c, 2)); }
+  static void run_##k(void **args) { k(A(a, 0), A(b, 1), A(c, 2)); }                               \
+  SIZES(k, sizeof(a), sizeof(b), sizeof(c))
 #define CALL4(k, a, b, c, d)                                                                       \
-  static void run_##k(void **args) { k(A(a, 0), A(b, 1), A(c, 2), A(d, 3)); }
+  static void run_##k(void **args) { k(A(a, 0), A(b, 1), A(c, 2), A(d, 3)); }                      \
+  SIZES(k, sizeof(a), sizeof(b), sizeof(c), sizeof(d))
 #define CALL5(k, a, b, c, d, e)                                                                    \
-  static void run_##k(void **args) { k(A(a, 0), A(b, 1), A(c, 2), A(d, 3), A(e, 4)); }
+  static void run_##k(void **args) { k(A(a, 0), A(b, 1), A(c, 2), A(d, 3), A(e, 4)); }             \
+  SIZES(k, sizeof(a), sizeof(b), sizeof(c), sizeof(d), sizeof(e))
+#define CALL6(k, a, b, c, d, e, f)                                                                 \
+  static void run_##k(void **args) { k(A(a, 0), A(b, 1), A(c, 2), A(d, 3), A(e, 4), A(f, 5)); }    \
+  SIZES(k, sizeof(a), sizeof(b), sizeof(c), sizeof(d), sizeof(e), sizeof(f))
+#define CALL7(k, a, b, c, d, e, f, g)                                                              \
+  static void run_##k(void **args) {                                                               \
+    k(A(a, 0), A(b, 1), A(c, 2), A(d, 3), A(e, 4), A(f, 5), A(g, 6));                              \
+  }                                                                                                \
+  SIZES(k, sizeof(a), sizeof(b), sizeof(c), sizeof(d), sizeof(e), sizeof(f), sizeof(g))
 #define CALL8(k, a, b, c, d, e, f, g, h)                                                           \
   static void run_##k(void **args) {                                                               \
     k(A(a, 0), A(b, 1), A(c, 2), A(d, 3), A(e, 4), A(f, 5), A(g, 6), A(h, 7));                     \
-  }
+  }                                                                                                \
+  SIZES(k, sizeof(a), sizeof(b), sizeof(c), sizeof(d), sizeof(e), sizeof(f), sizeof(g), sizeof(h))
 #define CALL9(k, a, b, c, d, e, f, g, h, i)                                                        \
   static void run_##k(void **args) {                                                               \
     k(A(a, 0), A(b, 1), A(c, 2), A(d, 3), A(e, 4), A(f, 5), A(g, 6), A(h, 7), A(i, 8));            \
-  }
+  }                                                                                                \
+  SIZES(k, sizeof(a), sizeof(b), sizeof(c), sizeof(d), sizeof(e), sizeof(f), sizeof(g), sizeof(h), \
+        sizeof(i))
 typedef const int64_t *starts;
 typedef int64_t i64;
 CALL4(dv_measure_tiles, const dv_measure *, starts, i64, double *)
@@ -219,12 +243,42 @@ CALL3(dv_norm_gradients, const dv_norm *, const double *, double *)
 CALL4(dv_norm_squares, const dv_norm *, const double *, double *, int32_t *)
 CALL2(dv_norm_report_nonfinite, const int32_t *, double *)
 CALL5(dv_norm_gram, const dv_norm *, const double *, double, void *, int32_t)
+typedef const char *in;
+CALL5(dv_convert, i64, in, int32_t, char *, int32_t)
+CALL4(dv_scale, i64, char *, int32_t, double)
+CALL6(dv_fold, i64, char *, int32_t, float *, float, float)
+CALL6(dv_fold_wide, i64, char *, char *, int32_t, double, double)
+CALL4(dv_find_nonfinite, i64, in, int32_t, int32_t *)
+CALL4(dv_find_largest, i64, in, int32_t, double *)
+CALL7(dv_add_row, i64, float *, i64, i64, i64, const float *, float)
+CALL5(dv_shift_diagonal, i64, char *, int32_t, int32_t, double)
+CALL5(dv_trace, i64, in, int32_t, int32_t, double *)
+CALL5(dv_unpack, i64, in, int32_t, char *, i64)
+CALL5(dv_copy_rows, i64, const float *, i64, float *, i64)
+CALL9(dv_divide, i64, in, in, double, double, double, char *, int32_t, i64)
+CALL7(dv_mul_diagonal, int32_t, i64, in, int32_t, in, char *, i64)
+CALL6(dv_sum_row_products, i64, const float *, i64, const float *, i64, double *)
+CALL3(dv_add_rows_of_sums, i64, const double *, double *)
+CALL4(dv_add_products, i64, const double *, const double *, double *)
+CALL6(dv_square_tiles, i64, i64, in, int32_t, i64, double *)
+CALL3(dv_add_parts, i64, const double *, double *)
+CALL7(dv_multiply_sym64, i64, const double *, i64, i64, i64, const float *, float *)
+CALL3(dv_count_tokens, const dv_tokens *, starts, i64)
+CALL2(dv_report_token, const dv_tokens *, i64)
+CALL3(dv_accumulate, const dv_accumulation *, starts, i64)
+CALL3(dv_copy_elements, const dv_copy_of *, starts, i64)
+CALL4(dv_change_tiles, const dv_change *, starts, i64, double *)
+CALL4(dv_add_changes, const dv_change *, starts, i64, const double *)
+CALL4(dv_spatial_sums, const dv_gram *, starts, i64, double *)
+CALL5(dv_spatial_add, const dv_gram *, starts, starts, i64, const double *)
 
 #define KERNEL(k)                                                                                  \
-  { #k, run_##k }
+  { #k, run_##k, sizes_##k, sizeof sizes_##k / sizeof sizes_##k[0] }
 static const struct {
   const char *name;
   void (*run)(void **args);
+  const size_t *size;
+  size_t args;
 } kernels[] = {KERNEL(dv_measure_tiles),
                KERNEL(dv_measure_rows),
                KERNEL(dv_measure_add_squares_of_t),
@@ -248,59 +302,48 @@ static const struct {
                KERNEL(dv_norm_gradients),
                KERNEL(dv_norm_squares),
                KERNEL(dv_norm_report_nonfinite),
-               KERNEL(dv_norm_gram)};
+               KERNEL(dv_norm_gram),
+               KERNEL(dv_convert),
+               KERNEL(dv_scale),
+               KERNEL(dv_fold),
+               KERNEL(dv_fold_wide),
+               KERNEL(dv_find_nonfinite),
+               KERNEL(dv_find_largest),
+               KERNEL(dv_add_row),
+               KERNEL(dv_shift_diagonal),
+               KERNEL(dv_trace),
+               KERNEL(dv_unpack),
+               KERNEL(dv_copy_rows),
+               KERNEL(dv_divide),
+               KERNEL(dv_mul_diagonal),
+               KERNEL(dv_sum_row_products),
+               KERNEL(dv_add_rows_of_sums),
+               KERNEL(dv_add_products),
+               KERNEL(dv_square_tiles),
+               KERNEL(dv_add_parts),
+               KERNEL(dv_multiply_sym64),
+               KERNEL(dv_count_tokens),
+               KERNEL(dv_report_token),
+               KERNEL(dv_accumulate),
+               KERNEL(dv_copy_elements),
+               KERNEL(dv_change_tiles),
+               KERNEL(dv_add_changes),
+               KERNEL(dv_spatial_sums),
+               KERNEL(dv_spatial_add)};
 
-/* ---- the desk --------------------------------------------------------------------------------*/
-
-struct dv_desk {
-  int64_t launches;
-};
-
-const char *dv_open(int32_t index, dv_desk **out) {
-  *out = index == 0 ? calloc(1, sizeof **out) : NULL;
-  return *out != NULL ? NULL : "the stand-in has one device";
-}
-void dv_close(dv_desk *d) { free(d); }
-const char *dv_name(const dv_desk *d) { return "stand-in"; }
-
-/* New memory is filled with NaN. */
-const char *dv_alloc(dv_desk *d, size_t bytes, void **out) {
-  *out = malloc(bytes);
-  if (*out == NULL) return "out of memory";
-  memset(*out, 0xff, bytes);
-  return NULL;
-}
-const char *dv_alloc_host(dv_desk *d, size_t bytes, void **out) { return dv_alloc(d, bytes, out); }
-void dv_free(dv_desk *d, void *at) { free(at); }
-void dv_free_host(dv_desk *d, void *at) { free(at); }
-const char *dv_register_host(dv_desk *d, void *at, size_t bytes) { return NULL; }
-
-const char *dv_copy(dv_desk *d, void *to, const void *from, size_t bytes) {
-  memcpy(to, from, bytes);
-  return NULL;
-}
-const char *dv_zero(dv_desk *d, void *at, size_t bytes) {
-  memset(at, 0, bytes);
-  return NULL;
-}
-
-const char *dv_launch(dv_desk *d, const char *kernel, int64_t blocks, int32_t threads,
-                      void **args) {
+int32_t standin_find_kernel(const char *name) {
   for (size_t i = 0; i < sizeof kernels / sizeof kernels[0]; i++) {
-    if (strcmp(kernels[i].name, kernel) != 0) continue;
-    const standin_order order = (standin_order)(d->launches++ % STANDIN_ORDERS);
-    return standin_run(kernel, kernels[i].run, order, blocks, threads, args);
+    if (strcmp(kernels[i].name, name) == 0) return (int32_t)i;
   }
-  return "no kernel of this name";
+  return -1;
 }
-const char *dv_wait(dv_desk *d) { return NULL; }
-
-/* Nothing is timed or recorded here. */
-const char *dv_note_time(dv_desk *d, int32_t mark) { return NULL; }
-const char *dv_seconds_between(dv_desk *d, double *seconds) {
-  *seconds = 1.0;
-  return NULL;
+const char *standin_kernel_name(int32_t kernel) { return kernels[kernel].name; }
+void standin_copy_args(int32_t kernel, void **args, char *to, size_t place) {
+  for (size_t i = 0; i < kernels[kernel].args; i++) {
+    memcpy(to + i * place, args[i], kernels[kernel].size[i]);
+  }
 }
-const char *dv_graph_begin(dv_desk *d) { return NULL; }
-const char *dv_graph_end(dv_desk *d) { return NULL; }
-const char *dv_graph_replay(dv_desk *d) { return NULL; }
+const char *standin_run_kernel(int32_t kernel, standin_order order, int64_t blocks, int32_t threads,
+                               void **args) {
+  return standin_run(kernels[kernel].name, kernels[kernel].run, order, blocks, threads, args);
+}

@@ -7,7 +7,7 @@
 
 #define NG_GLOBAL void
 #define NG_INLINE static inline
-#define NG_SHARED static
+#define NG_SHARED static __attribute__((section("standin_shared")))
 #define NG_UNROLL
 #define NG_BARRIER() standin_barrier()
 #define NG_BLOCK standin_block
@@ -16,6 +16,7 @@
 #define NG_ADD(at, x) standin_add(at, (int64_t)(x))
 #define NG_LARGEST(at, x) standin_largest(at, x)
 #define NG_SMALLEST(at, x) standin_smallest(at, x)
+#define NG_ADD_DOUBLE(at, x) (*(at) += (x))
 #define NG_SHUFFLE_DOWN(x, by) standin_shuffle_down(x, by)
 #define NG_FLOAT_OF_BITS(b) standin_float(b)
 #define NG_BITS_OF_FLOAT(x) standin_bits32(x)
@@ -71,5 +72,31 @@ typedef enum standin_order {
 /* Run a function as a kernel. Return NULL, or an error text if threads do not meet at a barrier or a shuffle. */
 const char *standin_run(const char *name, void (*kernel)(void **), standin_order order,
                         int64_t blocks, int32_t threads, void **args);
+/* Free the fibers after a fault in a kernel. */
+void standin_forget_fibers(void);
+/* The kernels of cuda/kernels.cu by index; standin_find_kernel returns -1 for an unknown name. */
+int32_t standin_find_kernel(const char *name);
+const char *standin_kernel_name(int32_t kernel);
+void standin_copy_args(int32_t kernel, void **args, char *to, size_t place);
+const char *standin_run_kernel(int32_t kernel, standin_order order, int64_t blocks, int32_t threads,
+                               void **args);
+
+/* standin_desk.c. STANDIN_FAULT: exit code after a forbidden access of the host. */
+enum { STANDIN_FAULT = 71 };
+typedef struct standin_counts {
+  int64_t launches, copies, zeros, waits;
+  int64_t bytes;      /* of copies */
+  int64_t migrations; /* accesses of the host to managed memory that was on the device */
+} standin_counts;
+typedef enum standin_failure {
+  STANDIN_NO_FAILURE,
+  STANDIN_ALLOCATION,
+  STANDIN_LAUNCH,
+  STANDIN_WAIT
+} standin_failure;
+struct dv_desk;
+standin_counts standin_count(const struct dv_desk *d);
+/* Let one call fail, after `after` more calls of its kind. */
+void standin_fail(struct dv_desk *d, standin_failure what, int64_t after);
 
 #endif

@@ -36,7 +36,7 @@ static void invalid_settings_create_no_context(void **state) {
   c.queue = &c;
   assert_int_equal(ng_context_create(NG_VERSION, &c, why, sizeof why, &ctx), NG_ERR_ABSENT);
   assert_null(ctx);
-  assert_non_null(strstr(why, "queue is set, and this build has no device"));
+  assert_non_null(strstr(why, "queue is set, and linalg = "));
   c.queue = NULL;
   c.free = (void (*)(void *, void *, size_t))(uintptr_t)1;
   assert_int_equal(ng_context_create(NG_VERSION, &c, why, sizeof why, &ctx), NG_ERR_ARG);
@@ -93,10 +93,45 @@ static void contexts_use_memory_and_queue_of_a_backend(void **state) {
   failure = NULL;
   assert_int_equal(ng_context_create_with(more, NG_VERSION, &c, why, sizeof why, &ctx), NG_OK);
   assert_true(opened == 2 && allocated > 0);
+  ng_queue_wait(ctx->queue); /* without work */
+  ng_linalg(ctx->queue)->check_finite(ctx->queue, 1, &(float){1.0f}, NG_F32, &(int){0});
   ng_queue_wait(ctx->queue);
   assert_int_equal(waited, 1);
   ng_context_destroy(&ctx);
   assert_true(closed == 2 && allocated == 0);
+}
+
+/* The library natgrad_cuda with the stand-in, in the place of the build. */
+static void cuda_is_opened_at_run_time(void **state) {
+  static const struct {
+    const char *library, *linalg, *why;
+  } bad[] = {{"/no/such/library.so", "cuda",
+              "linalg = cuda: the library does not open: /no/such/library.so"},
+             {NG_TEST_OTHER_LIBRARY, "cuda", "is not of version"},
+             {NG_TEST_CUDA_LIBRARY, "cuda:1", "linalg = cuda: the stand-in has one device"},
+             {NG_TEST_CUDA_LIBRARY, "cuda:x", "linalg is 'cuda:x', which is not built in"},
+             {NG_TEST_CUDA_LIBRARY, "cuda2", "linalg is 'cuda2', which is not built in"}};
+  ng_context *ctx = NULL;
+  ng_context_config c;
+  char why[512];
+  ng_context_config_init(&c, sizeof c);
+  char *keep = getenv("NG_CUDA_LIBRARY") == NULL ? NULL : strdup(getenv("NG_CUDA_LIBRARY"));
+  for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+    assert_int_equal(setenv("NG_CUDA_LIBRARY", bad[i].library, 1), 0);
+    c.linalg = bad[i].linalg;
+    assert_int_equal(ng_context_create(NG_VERSION, &c, why, sizeof why, &ctx), NG_ERR_ABSENT);
+    if (strstr(why, bad[i].why) == NULL) fail_msg("%s, expected %s", why, bad[i].why);
+  }
+  c.linalg = "cuda:0";
+  c.queue = &c; /* a stream, which the stand-in ignores */
+  assert_int_equal(setenv("NG_CUDA_LIBRARY", NG_TEST_CUDA_LIBRARY, 1), 0);
+  assert_int_equal(ng_context_create(NG_VERSION, &c, why, sizeof why, &ctx), NG_OK);
+  assert_string_equal(ctx->queue->backend->name, "cuda");
+  assert_non_null(ctx->queue->device);
+  ng_context_destroy(&ctx);
+  assert_int_equal(keep == NULL ? unsetenv("NG_CUDA_LIBRARY") : setenv("NG_CUDA_LIBRARY", keep, 1),
+                   0);
+  free(keep);
 }
 
 static void invalid_variables_create_no_context(void **state) {
@@ -230,6 +265,7 @@ int main(void) {
       cmocka_unit_test(every_option_is_a_variable),
       cmocka_unit_test(statuses_types_and_components_have_names),
       cmocka_unit_test(contexts_use_memory_and_queue_of_a_backend),
+      cmocka_unit_test(cuda_is_opened_at_run_time),
   };
   return cmocka_run_group_tests_name("context", tests, NULL, NULL);
 }

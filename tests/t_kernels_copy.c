@@ -52,8 +52,8 @@ static void test_copy(void **state) {
       assert_true(draw_strides(&r, s->ndim, n, s->stride) * size <= MOST / 2);
       assert_true(draw_strides(&r, s->ndim, n, c->to_stride) * size <= MOST / 2);
     }
-    for (int k = kernels_last_queue(); k >= 0; k--) {
-      ng_queue q = kernels_queue(k);
+    for (int k = kernels_last_queue(); k >= KERNELS_FIRST; k--) {
+      ng_queue q = kernels_queue_or_device(k);
       if (k == kernels_last_queue()) {
         memcpy(expected, target, sizeof expected);
         for (int i = 0; i < 2; i++) {
@@ -92,7 +92,7 @@ static void test_wire(void **state) {
     for (int i = 0; i < 2; i++) {
       ng_from_f32(half[i], t, sum[i], n);
     }
-    EACH_QUEUE(q) {
+    EACH_QUEUE_AND_DEVICE(q) {
       memcpy(x, sum, sizeof x);
       ng_wire_conversion list[] = {{x[0], n, t, false}, {x[1], n, t, false}};
       ng_kernels(&q)->convert_for_wire(&q, list, 2);
@@ -137,7 +137,7 @@ static void test_change(void **state) {
         const double times = kind == 1 && i >= DIAGONAL ? 2.0 : 1.0;
         want[0] += times * d * d, want[1] += times * b * b;
       }
-      EACH_QUEUE(q) {
+      EACH_QUEUE_AND_DEVICE(q) {
         double out[2] = {0.25, 0.5};
         const ng_change c = {.a = a[0],
                              .b = a[1],
@@ -179,7 +179,7 @@ static void test_count_tokens(void **state) {
       if (k >= 0 && k < VOCABULARY && i < TAKE * S) want[k]++;
     }
     const ng_tokens t = {v, TAKE, VOCABULARY, count};
-    EACH_QUEUE(q) {
+    EACH_QUEUE_AND_DEVICE(q) {
       ng_kernels(&q)->count_tokens(&q, &t, 1);
       ng_queue_wait(&q);
       assert_true(isnan(count[0]) == is_bad);
@@ -211,7 +211,7 @@ static void test_accumulate(void **state) {
                                0.3,
                                1.7,
                                0.9};
-    EACH_QUEUE(q) {
+    EACH_QUEUE_AND_DEVICE(q) {
       for (int i = 0; i < STRIDE * (N + MORE); i++)
         wide[i] = (double)(narrow[i] = was[i]);
       ng_kernels(&q)->accumulate(&q, &a, 1);

@@ -2,7 +2,10 @@
 #include "unit_test.h"
 
 #include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
+#include "desk.h"
 #include "standin.h"
 
 enum { THREADS = 64, BLOCKS = 13 };
@@ -79,11 +82,128 @@ static void threads_that_do_not_meet_are_found(void **state) {
   }
 }
 
+/* Shared memory that no thread has written is NaN. */
+static double read_first;
+static void read_shared(void **args) {
+  NG_SHARED double shared[THREADS];
+  if (standin_thread == 0) read_first = shared[standin_block];
+  shared[standin_thread] = 1.0;
+}
+static void shared_memory_begins_as_nan(void **state) {
+  for (int i = 0; i < 2; i++) {
+    assert_null(standin_run("shared", read_shared, STANDIN_FORWARD, 3, THREADS, NULL));
+    assert_true(isnan(read_first));
+  }
+}
+
+/* ---- the desk --------------------------------------------------------------------------------*/
+
+static const char *fill(dv_desk *d, void *to, int64_t n) {
+  int32_t value = 7;
+  return dv_launch(d, "dv_fill", (n + 255) / 256, 256, (void *[]){&to, &n, &value});
+}
+
+/* Work runs at the wait: without a wait the host reads the old number. */
+static void work_runs_late(void **state) {
+  dv_desk *d;
+  void *at;
+  assert_null(dv_open(0, NULL, &d));
+  assert_null(dv_alloc_host(d, 64, &at));
+  const int32_t *number = at;
+  assert_null(fill(d, at, 1));
+  assert_int_equal(*number, -1);
+  assert_null(dv_wait(d));
+  assert_int_equal(*number, 7);
+  dv_free_host(d, at);
+  dv_close(d);
+}
+
+/* A kernel that writes behind an array, or into freed memory, fails by name; the next launch works. */
+static void stores_out_of_bounds_are_found(void **state) {
+  dv_desk *d;
+  void *at[2];
+  assert_null(dv_open(0, NULL, &d));
+  for (int i = 0; i < 2; i++) {
+    assert_null(dv_alloc(d, 5000, &at[i]));
+  }
+  assert_null(fill(d, at[0], 1250));
+  assert_null(dv_wait(d));
+  dv_free(d, at[1]);
+  for (int i = 0; i < 2; i++) {
+    assert_null(fill(d, at[i],
+                     i == 0 ? 1250 + 64 : 1)); /* arrays end at most 256 bytes before a page ends */
+    const char *error = dv_wait(d);
+    assert_non_null(error);
+    assert_non_null(strstr(error, "dv_fill, block"));
+    assert_null(fill(d, at[0], 1250));
+    assert_null(dv_wait(d));
+  }
+  dv_free(d, at[0]);
+  dv_close(d);
+}
+
+/* Memory of the device faults in the host. */
+static void the_host_cannot_access_the_device(void **state) {
+  dv_desk *d;
+  void *at;
+  assert_null(dv_open(0, NULL, &d));
+  assert_null(dv_alloc(d, 4096, &at));
+  const pid_t child = fork();
+  if (child == 0) _exit(*(volatile char *)at == 0 ? 1 : 2);
+  int status = 0;
+  assert_true(child > 0 && waitpid(child, &status, 0) == child);
+  assert_true(WIFEXITED(status) && WEXITSTATUS(status) == STANDIN_FAULT);
+  dv_free(d, at);
+  dv_close(d);
+}
+
+/* The host may access managed memory; the first access after a launch counts. */
+static void accesses_of_managed_memory_are_counted(void **state) {
+  dv_desk *d;
+  void *at;
+  assert_null(dv_open(0, NULL, &d));
+  assert_null(dv_alloc_managed(d, 4096, &at));
+  for (int i = 1; i < 3; i++) {
+    assert_null(fill(d, at, 1024));
+    assert_null(dv_wait(d));
+    assert_int_equal(standin_count(d).migrations, i - 1);
+    for (int k = 0; k < 1024; k++) {
+      assert_int_equal(((volatile int32_t *)at)[k], 7);
+    }
+    assert_int_equal(standin_count(d).migrations, i);
+  }
+  dv_free(d, at);
+  dv_close(d);
+}
+
+/* A graph must not contain a wait, an allocation or a copy to the host. */
+static void captures_refuse_waits(void **state) {
+  dv_desk *d;
+  void *at, *other;
+  char host[64];
+  assert_null(dv_open(0, NULL, &d));
+  assert_null(dv_alloc(d, 64, &at));
+  assert_null(dv_graph_begin(d));
+  assert_null(fill(d, at, 1));
+  assert_non_null(dv_wait(d));
+  assert_non_null(dv_alloc(d, 64, &other));
+  assert_non_null(dv_copy(d, host, at, sizeof host));
+  assert_null(dv_graph_end(d));
+  dv_free(d, at);
+  dv_close(d);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(every_order_runs_every_block),
       cmocka_unit_test(barriers_and_shuffles_synchronise),
       cmocka_unit_test(threads_that_do_not_meet_are_found),
+      cmocka_unit_test(shared_memory_begins_as_nan),
+      cmocka_unit_test(work_runs_late),
+      cmocka_unit_test(stores_out_of_bounds_are_found),
+      cmocka_unit_test(the_host_cannot_access_the_device),
+      cmocka_unit_test(accesses_of_managed_memory_are_counted),
+      cmocka_unit_test(captures_refuse_waits),
   };
   return cmocka_run_group_tests_name("standin", tests, NULL, NULL);
 }

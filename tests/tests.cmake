@@ -51,6 +51,7 @@ set(natgrad_unit_tests
     t_context
     t_convert
     t_crc
+    t_cuda
     t_describe
     t_eigen
     t_engine
@@ -190,13 +191,20 @@ endfunction()
 natgrad_share(bound t_bindings t_left_out)
 natgrad_share(effects t_option_effects)
 # Kernels of a device, on the stand-in of standin.c. bench/gpu.sh runs them on a GPU.
-foreach(test t_kernels_emit t_kernels_gram t_kernels_measure t_kernels_norm t_strides)
-  target_sources(${test} PRIVATE cuda/backend.c cuda/backend_sums.c cuda/stage.c tests/kernels.c tests/standin.c)
+set(natgrad_standin_sources tests/standin.c tests/standin_desk.c)
+foreach(test t_cuda t_kernels_copy t_kernels_emit t_kernels_gram t_kernels_measure t_kernels_norm t_strides)
+  target_sources(${test} PRIVATE ${natgrad_cuda_sources} ${natgrad_standin_sources} tests/kernels.c)
   target_include_directories(${test} PRIVATE cuda)
 endforeach()
-target_sources(t_standin PRIVATE tests/standin.c)
+target_sources(t_standin PRIVATE ${natgrad_standin_sources})
 target_include_directories(t_standin PRIVATE cuda)
-add_executable(gpu_eva bench/gpu_eva.c tests/standin.c)
+# The library natgrad_cuda with the stand-in: NG_CUDA_LIBRARY is its path, NG_LINALG=cuda.
+add_library(natgrad_standin MODULE ${natgrad_cuda_sources} ${natgrad_standin_sources})
+target_include_directories(natgrad_standin PRIVATE include src base cuda tests)
+target_link_options(natgrad_standin PRIVATE -Wl,--version-script=${PROJECT_SOURCE_DIR}/src/natgrad.map -Wl,-z,defs)
+add_dependencies(t_context natgrad_standin natgrad)
+target_compile_definitions(t_context PRIVATE NG_TEST_CUDA_LIBRARY="$<TARGET_FILE:natgrad_standin>" NG_TEST_OTHER_LIBRARY="$<TARGET_FILE:natgrad>")
+add_executable(gpu_eva bench/gpu_eva.c ${natgrad_standin_sources})
 target_include_directories(gpu_eva PRIVATE cuda tests)
 target_link_libraries(gpu_eva PRIVATE m)
 natgrad_share(directions t_kernels_emit t_kernels_measure)

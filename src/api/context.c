@@ -56,11 +56,6 @@ static ng_status check_config(const ng_context_config *c, char *message, size_t 
     return ng_fail_to(message, size, NG_ERR_ARG,
                       "ng_context_config: log_level is %d, expected 0 to 4", (int)c->log_level);
   }
-  if (c->queue != NULL) { /* this library would read arrays before the device has written them */
-    return ng_fail_to(
-        message, size, NG_ERR_ABSENT,
-        "ng_context_config: queue is set, and this build has no device; leave it NULL");
-  }
   return NG_OK;
 }
 
@@ -68,6 +63,7 @@ static ng_status check_config(const ng_context_config *c, char *message, size_t 
 typedef struct context_memory {
   ng_context ctx;
   ng_comm comm, model, stages;
+  ng_backend loaded; /* from the library natgrad_cuda */
   ng_queue queue;
 } context_memory;
 
@@ -80,18 +76,56 @@ static void run_tasks(void *ctx, int32_t n, void (*task)(void *arg, int32_t i), 
 static void *counted_alloc(void *ctx, size_t bytes) { return ng_alloc(ctx, bytes); }
 static void counted_free(void *ctx, void *ptr, size_t bytes) { ng_free(ctx, ptr, bytes); }
 
-/* *out <- the backend called `name`.  The message of an error names the source of `name` and the valid names. */
+/* Return whether `name` is "cuda" or "cuda:INDEX"; set the index. */
+static bool is_cuda(const char *name, int32_t *index) {
+  double n = 0.0;
+  if (name == NULL || strncmp(name, "cuda", 4) != 0) return false;
+  if (name[4] != '\0' && (name[4] != ':' || !ng_read_whole(name + 5, &n) || n < 0 || n > 1023))
+    return false;
+  *index = (int32_t)n;
+  return true;
+}
+
+/* Set the backend called `name`, which may be *loaded.  The message of an error names the source of `name` and the valid
+ * names. */
 static ng_status find_backend(const ng_backend *const *more, const char *name, bool from_config,
-                              char *message, size_t size, const ng_backend **out) {
+                              char *message, size_t size, ng_backend *loaded, ng_queue *q) {
   char names[64] = "";
-  *out = ng_backend_find(more, name);
-  if (*out != NULL) return NG_OK;
-  for (int32_t i = 0; ng_backend_at(i) != NULL; i++) {
-    if (i > 0) ng_name_append(names, sizeof names, " or ");
-    ng_name_append(names, sizeof names, ng_backend_at(i)->name);
+  q->backend = ng_backend_find(more, name);
+  if (q->backend != NULL) return NG_OK;
+  if (is_cuda(name, &q->device_index)) {
+    q->backend = loaded;
+    return ng_backend_load(getenv("NG_CUDA_LIBRARY"), message, size, loaded);
   }
-  return ng_fail_to(message, size, NG_ERR_ABSENT, "%s is '%s', which is not built in; expected %s",
+  for (int32_t i = 0; ng_backend_at(i) != NULL; i++) {
+    ng_name_append(names, sizeof names, ng_backend_at(i)->name);
+    ng_name_append(names, sizeof names, ", ");
+  }
+  return ng_fail_to(message, size, NG_ERR_ABSENT,
+                    "%s is '%s', which is not built in; expected %scuda or cuda:INDEX",
                     from_config ? "linalg" : "NG_LINALG", ng_shorten(name).text, names);
+}
+
+/* Open the queue of the backend; on the host, refuse a stream of a device. */
+static ng_status open_queue(ng_queue *q, void *stream, char *message, size_t size) {
+  const char *name = q->backend->name;
+  if (stream != NULL && q->backend->under == NULL) {
+    /* the library would read arrays before the device has written them */
+    return ng_fail_to(message, size, NG_ERR_ABSENT,
+                      "ng_context_config: queue is set, and linalg = %s has no device; leave it "
+                      "NULL",
+                      name);
+  }
+  q->stream = stream;
+  const char *error = q->backend->open == NULL ? NULL : q->backend->open(q);
+  if (error == NULL) return NG_OK;
+  const ng_status st = ng_fail_to(message, size, NG_ERR_ABSENT, "linalg = %s: %s", name, error);
+  if (q->backend->close != NULL) q->backend->close(q);
+  return st;
+}
+
+static void close_queue(ng_queue *q) {
+  if (q->backend->close != NULL) q->backend->close(q);
 }
 
 ng_status ng_context_create(int32_t header_version, const ng_context_config *config, char *message,
@@ -122,8 +156,9 @@ ng_status ng_context_create_with(const ng_backend *const *more, int32_t header_v
   if (st == NG_OK) st = check_config(&c, message, size);
   const bool from_config = c.linalg != NULL; /* otherwise the name is from NG_LINALG */
   if (st == NG_OK) st = read_environment(&c, message, size);
-  const ng_backend *backend = NULL;
-  if (st == NG_OK) st = find_backend(more, c.linalg, from_config, message, size, &backend);
+  ng_backend loaded = {0};
+  ng_queue queue = {0};
+  if (st == NG_OK) st = find_backend(more, c.linalg, from_config, message, size, &loaded, &queue);
   if (st != NG_OK) return st;
   ng_comm comm, model, stages;
   st = ng_comm_init(&comm, c.transport, message, size);
@@ -137,9 +172,12 @@ ng_status ng_context_create_with(const ng_backend *const *more, int32_t header_v
                       model.size, comm.size);
   }
 
-  if (c.alloc == NULL) {
-    c.alloc = backend->alloc;
-    c.free = backend->free;
+  st = open_queue(&queue, c.queue, message, size);
+  if (st != NG_OK) return st;
+  if (c.alloc == NULL) { /* after open_queue, because a device allocates */
+    c.alloc = queue.backend->alloc;
+    c.free = queue.backend->free;
+    c.alloc_user = queue.device;
   }
   if (c.threads == 0) {
     const long online = sysconf(_SC_NPROCESSORS_ONLN);
@@ -148,6 +186,7 @@ ng_status ng_context_create_with(const ng_backend *const *more, int32_t header_v
   /* ng_alloc cannot count these bytes, because its counters are part of the context */
   context_memory *made = c.alloc(c.alloc_user, sizeof *made);
   if (made == NULL) {
+    close_queue(&queue);
     return ng_fail_to(message, size, NG_ERR_NOMEM, "ng_context: no memory");
   }
   memset(made, 0, sizeof *made);
@@ -160,19 +199,17 @@ ng_status ng_context_create_with(const ng_backend *const *more, int32_t header_v
   ctx->model = c.model_group == NULL ? NULL : &made->model;
   made->stages = stages;
   ctx->stages = c.stage_group == NULL ? NULL : &made->stages;
-  made->queue = (ng_queue){.backend = backend, .run = run_tasks, .executor = ctx};
+  made->loaded = loaded;
+  made->queue = queue;
+  made->queue.run = run_tasks;
+  made->queue.executor = ctx;
+  if (queue.backend == &loaded) made->queue.backend = &made->loaded;
   ctx->queue = &made->queue;
   ctx->rank = comm.rank;
   ctx->ranks = comm.size;
   ng_process_mark(ctx);
   ctx->allocated_bytes = ctx->peak_bytes = (int64_t)sizeof *made;
   ctx->allocations = 1;
-  const char *error = backend->open == NULL ? NULL : backend->open(&made->queue);
-  if (error != NULL) {
-    st = ng_fail_to(message, size, NG_ERR_ABSENT, "linalg = %s: %s", backend->name, error);
-    ng_context_destroy(&ctx);
-    return st;
-  }
   /* fewer threads than requested are only a warning: a container may limit the number of threads */
   if (c.parallel_for == NULL && c.threads > 1) {
     const ng_pool_alloc from = {counted_alloc, counted_free, ctx};
@@ -189,8 +226,8 @@ ng_status ng_context_create_with(const ng_backend *const *more, int32_t header_v
   made->queue.threads = ctx->config.threads;
   ng_family_register_own(ctx);
   ng_warn_unknown_variables(ctx);
-  ng_log(ctx, NG_LOG_INFO, "context: linalg = %s threads = %d ranks = %d", backend->name,
-         ctx->config.threads, ctx->ranks);
+  ng_log(ctx, NG_LOG_INFO, "context: linalg = %s threads = %d ranks = %d",
+         made->queue.backend->name, ctx->config.threads, ctx->ranks);
   *out = ctx;
   return NG_OK;
 }
@@ -205,9 +242,13 @@ void ng_context_destroy(ng_context **ctx) {
   } else {
     ng_pool_leave(c->pool);
   }
-  if (c->queue->backend->close != NULL) c->queue->backend->close(c->queue);
   ng_process_unmark(c);
+  /* the memory belongs to the device, so the device closes last */
+  ng_queue queue = *c->queue;
+  const ng_backend backend = *queue.backend;
+  queue.backend = &backend;
   c->config.free(c->config.alloc_user, c, sizeof(context_memory)); /* ctx is its first member */
+  close_queue(&queue);
 }
 
 int32_t ng_context_threads(const ng_context *ctx) { return ctx == NULL ? 1 : ctx->config.threads; }

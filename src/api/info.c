@@ -31,7 +31,8 @@ static const ng_component component[] = {
     {sizeof(ng_component), "linalg", "cpu", 0,
      "this build has no BLAS; configure with NATGRAD_BLAS=ON"},
 #endif
-    {sizeof(ng_component), "linalg", "cuda", 0, "not supported yet"},
+    {sizeof(ng_component), "linalg", "cuda", 0,
+     "in the separate library natgrad_cuda: see docs/cuda.md"},
     {sizeof(ng_component), "transport", "self", 1, ""},
     {sizeof(ng_component), "transport", "user", 1, ""},
     {sizeof(ng_component), "transport", "threads", 1, ""},

@@ -83,15 +83,7 @@ static ng_status check_array(ng_precond *p, const ng_layer *d, const ng_array *v
                    "%s: layer '%s': dtype is %s, expected f32, f64, bf16 or f16", call, d->name,
                    ng_dtype_name(v->dtype));
   }
-  if (v->mem != NG_HOST && v->mem != NG_DEVICE) {
-    return ng_fail(p->ctx, NG_ERR_ARG, "%s: layer '%s': mem is %d, expected NG_HOST or NG_DEVICE",
-                   call, d->name, (int)v->mem);
-  }
-  if (v->mem != NG_HOST) {
-    return ng_fail(p->ctx, NG_ERR_ABSENT, "%s: layer '%s': device memory; this build has no device",
-                   call, d->name);
-  }
-  return NG_OK;
+  return ng_check_memory(p->ctx, v, call, d->name);
 }
 
 static ng_status observe_array(ng_precond *p, int32_t layer, const ng_array *v, ng_loan loan,

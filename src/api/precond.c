@@ -71,7 +71,7 @@ void ng_precond_destroy(ng_precond **precond) {
 static ng_status check_accepts_layers(ng_precond *p, const char *call) {
   const ng_status st = ng_precond_enter(p);
   if (st != NG_OK) return st;
-  if (p->is_broken) return ng_fail(p->ctx, NG_ERR_COMM, "%s: the transport failed before", call);
+  if (p->is_broken) return ng_fail(p->ctx, NG_ERR_COMM, "%s: the transport or the device failed before", call);
   if (p->is_ready) {
     return ng_fail(p->ctx, NG_ERR_STATE,
                    "%s: the model is ready; register layers and tensors before ng_ready", call);
@@ -223,7 +223,7 @@ ng_status ng_set_group(ng_precond *p, int32_t index, ng_param which, int32_t gro
 ng_status ng_ready(ng_precond *p) {
   const ng_status st = ng_precond_enter(p);
   if (st != NG_OK) return st;
-  if (p->is_broken) return ng_fail(p->ctx, NG_ERR_COMM, "ng_ready: the transport failed before");
+  if (p->is_broken) return ng_fail(p->ctx, NG_ERR_COMM, "ng_ready: the transport or the device failed before");
   if (p->is_ready) return ng_fail(p->ctx, NG_ERR_STATE, "ng_ready: called a second time");
   if (p->entries == 0) {
     return ng_fail(p->ctx, NG_ERR_STATE, "ng_ready: no layer or tensor is registered");

@@ -235,6 +235,8 @@ extern const ng_backend ng_backend_cpu;
 const ng_backend *ng_backend_at(int32_t i);
 /* Search `more` (ended by NULL; may be NULL) first. name NULL: the default. */
 const ng_backend *ng_backend_find(const ng_backend *const *more, const char *name);
+/* open_cuda.c: *out <- the backend of the library natgrad_cuda, over the default backend. path NULL: the system finds the library. */
+ng_status ng_backend_load(const char *path, char *message, size_t size, ng_backend *out);
 
 /* ---- rows of arrays in any layout --------------------------------------------------------------*/
 

@@ -16,10 +16,9 @@
 
 /* On a CPU every entry is done when it returns, but the count of pending entries detects a missing wait even there. */
 void ng_queue_wait_at(ng_queue *q, const char *place) {
-  if (q->pending > 0) {
-    if (q->waits < NG_WAIT_PLACES) q->wait_place[q->waits] = place;
-    q->waits++;
-  }
+  if (q->pending == 0) return;
+  if (q->waits < NG_WAIT_PLACES) q->wait_place[q->waits] = place;
+  q->waits++;
   if (q->backend->wait != NULL) q->backend->wait(q);
   q->pending = 0;
 }

@@ -67,7 +67,10 @@ typedef struct ng_backend {
   const ng_linalg_ops *linalg;
   const ng_linalg_ops *host; /* its entries are done when they return: for small systems */
   const struct ng_kernel_ops *kernels; /* kernel/kernel.h */
-  /* Memory of a context without an allocator of its caller (ng_context_config): 64-byte aligned, for host and tables. */
+  /* With a device: the backend of the host that computes entries without a kernel; otherwise NULL. */
+  const struct ng_backend *under;
+  /* Memory of a context without an allocator of its caller (ng_context_config): 64-byte aligned, for host and tables. user:
+   * ng_queue.device. */
   void *(*alloc)(void *user, size_t bytes);
   void (*free)(void *user, void *ptr, size_t bytes);
   /* Prepare a queue that begins to use the backend, and end its use, also after an error; wait until the entries are
@@ -75,6 +78,10 @@ typedef struct ng_backend {
   const char *(*open)(ng_queue *q);
   void (*close)(ng_queue *q);
   void (*wait)(ng_queue *q);
+  /* Return the text of the first error of an entry, or NULL. After an error no entry works. NULL: entries have no errors. */
+  const char *(*error)(const ng_queue *q);
+  /* Return whether the device can read and write this memory of the caller. NULL: the backend has no device. */
+  bool (*can_access)(const ng_queue *q, const void *at);
 } ng_backend;
 
 enum { NG_WAIT_PLACES = 8 };
@@ -87,6 +94,8 @@ struct ng_queue {
   int32_t threads;          /* number of threads, and of the pieces of a loop */
   int64_t pending;          /* number of entries called since the last wait */
   struct ng_device *device; /* of a backend with a device (cuda/backend.h); NULL: the host */
+  int32_t device_index;     /* read by `open`, as the next one */
+  void *stream; /* of the caller, for all work of the device; NULL: a stream of the queue */
   /* Number of waits with pending entries since the last reset (take.c), and the functions that waited first. */
   int64_t waits;
   const char *wait_place[NG_WAIT_PLACES];
@@ -165,7 +174,8 @@ typedef struct ng_matrix {
   int64_t row, col; /* twosided/: first row and column of D that the matrix multiplies */
   double p;         /* root: see NG_RESULT_ROOT */
   const void *F;    /* the average, in ng_sym order; diagonal: [n], f32 */
-  double scale;     /* inverse, Cholesky factor of a symmetric matrix: F stands for scale F; others: 1 */
+  double
+      scale; /* inverse, Cholesky factor of a symmetric matrix: F stands for scale F; others: 1 */
   ng_dtype average_dtype, result_dtype; /* result_dtype f64: INVERSE and EIGEN only */
   void *R; /* [ng_matrix_count], result_dtype; eigen: [n, n], else ng_sym order */
   /* [n], f64 if result_dtype is f64, else f32. Symmetric: eigenvalues, or NULL; diagonal: see ng_result. */

@@ -44,6 +44,26 @@ static bool shape_fits(const ng_slot *slot, const ng_strided *s) {
           has_shape(s, (int64_t[]){slot->rows, d->in / d->groups, d->kernel[0], d->kernel[1]}));
 }
 
+/* A device that cannot access the memory of an array would stop all work of the process. */
+ng_status ng_check_memory(ng_context *ctx, const ng_array *a, const char *call, const char *name) {
+  const ng_backend *on = ctx->queue->backend;
+  if (a->mem != NG_HOST && a->mem != NG_DEVICE) {
+    return ng_fail(ctx, NG_ERR_ARG, "%s: '%s': mem is %d, expected NG_HOST or NG_DEVICE", call,
+                   name, (int)a->mem);
+  }
+  if (a->mem == NG_DEVICE && on->can_access == NULL) {
+    return ng_fail(ctx, NG_ERR_ABSENT,
+                   "%s: '%s' is in device memory, and linalg = %s has no device", call, name,
+                   on->name);
+  }
+  if (on->can_access != NULL && !on->can_access(ctx->queue, a->data)) {
+    return ng_fail(ctx, NG_ERR_ABSENT,
+                   "%s: '%s' is in memory that the device of linalg = %s cannot access", call, name,
+                   on->name);
+  }
+  return NG_OK;
+}
+
 /* Check an array, and describe its layout as rows and columns in *out.  An array with data NULL unbinds the slot. */
 static ng_status describe_array(ng_precond *p, const ng_slot *slot, const ng_array *a,
                                 const char *call, ng_place *out) {
@@ -55,14 +75,8 @@ static ng_status describe_array(ng_precond *p, const ng_slot *slot, const ng_arr
     return ng_fail(p->ctx, NG_ERR_ARG, "%s: '%s' has dtype %s, expected f32, f64, bf16 or f16",
                    call, name, ng_dtype_name(a->dtype));
   }
-  if (a->mem != NG_HOST && a->mem != NG_DEVICE) {
-    return ng_fail(p->ctx, NG_ERR_ARG, "%s: '%s': mem is %d, expected NG_HOST or NG_DEVICE", call,
-                   name, (int)a->mem);
-  }
-  if (a->mem != NG_HOST) {
-    return ng_fail(p->ctx, NG_ERR_ABSENT, "%s: '%s' is in device memory; this build has no device",
-                   call, name);
-  }
+  const ng_status st = ng_check_memory(p->ctx, a, call, name);
+  if (st != NG_OK) return st;
   const char *wrong = ng_array_read(a, &s);
   if (wrong != NULL) return ng_fail(p->ctx, NG_ERR_SHAPE, "%s: '%s': %s", call, slot->name, wrong);
   const ng_message_text shape = ng_strided_shape(&s);

@@ -315,7 +315,7 @@ ng_status ng_precond_enter(const ng_precond *p) {
 ng_status ng_check_callable(ng_precond *p, const char *call) {
   const ng_status st = ng_precond_enter(p);
   if (st != NG_OK) return st;
-  if (p->is_broken) return ng_fail(p->ctx, NG_ERR_COMM, "%s: the transport failed before", call);
+  if (p->is_broken) return ng_fail(p->ctx, NG_ERR_COMM, "%s: the transport or the device failed before", call);
   if (!p->is_ready) return ng_fail(p->ctx, NG_ERR_STATE, "%s: call ng_ready first", call);
   return NG_OK;
 }

@@ -135,6 +135,9 @@ bool ng_conv_output(const ng_layer *d, int axis, int64_t size, int64_t *out);
 
 /* ---- addresses of gradients and weights: bind.c ----------------------------------------------*/
 
+/* Return an error if the backend cannot read the array of a layer or tensor `name`. */
+ng_status ng_check_memory(ng_context *ctx, const ng_array *a, const char *call, const char *name);
+
 /* Bind every array of the list, or after an error none.  `call`: name of the public function, for messages. */
 ng_status ng_bind_list(ng_precond *p, const ng_binding *list, int32_t count, const char *call);
 void ng_bind_expire(ng_precond *p); /* end the bindings with NG_ONE_STEP */
@@ -345,7 +348,7 @@ struct ng_precond {
   char *unused_globs; /* [unused_count] globs of skip_layers that match no layer, each with a 0 */
   int32_t unused_count;
   bool is_ready;
-  bool is_broken; /* the transport failed (NG_ERR_COMM); only ng_precond_destroy may be called */
+  bool is_broken; /* the transport or the device failed; only ng_precond_destroy may be called */
   ng_grid grid;
   char *arena[NG_USES];
   int64_t arena_bytes[NG_USES];      /* bytes of each arena, and of all objects */

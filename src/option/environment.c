@@ -14,7 +14,8 @@ static const struct {
 } settings[] = {
     {"method", "the method; options that are also set override its values"},
     {"threads", "threads of a context's loops if the program does not set them, 1 to 1024"},
-    {"linalg", "linear algebra if the program does not set it: cpu or ref"},
+    {"linalg", "linear algebra if the program does not set it: cpu, ref, cuda or cuda:INDEX"},
+    {"cuda_library", "path of the library natgrad_cuda, if the system does not find it"},
     {"log", "none, error, warn, info or trace; overrides the program"},
 };
 enum { SETTINGS = (int)(sizeof settings / sizeof settings[0]), NAMED = SETTINGS + NG_OPTION_COUNT };

@@ -104,6 +104,17 @@ static void check_call(ng_precond *p, const char *call, ng_status wrong) {
 
 /* ---- the walk --------------------------------------------------------------------------------*/
 
+/* After an error of the device no entry works, so only destroying the object remains. Other ranks receive the status in
+ * `check` or `agree`. */
+static void note_device_error(ng_precond *p, const char *station) {
+  const ng_queue *q = p->ctx->queue;
+  const char *error = q->backend->error == NULL ? NULL : q->backend->error(q);
+  if (error == NULL || p->step->status == NG_ERR_DEVICE) return;
+  p->is_broken = true;
+  p->step->status = ng_fail(p->ctx, NG_ERR_DEVICE, "station %s: linalg = %s: %s", station,
+                            q->backend->name, error);
+}
+
 static ng_status run_station(ng_precond *p, int i) {
   ng_station_time *t = &p->step->time[i];
   const double t0 = ng_now_ms();
@@ -114,6 +125,7 @@ static ng_status run_station(ng_precond *p, int i) {
   *early = (ng_traffic){0, 0, 0.0};
   ng_status st = ng_exchange_wait(p, ng_stations[i].awaited_mail);
   if (st == NG_OK) st = ng_stations[i].run(p);
+  note_device_error(p, ng_stations[i].name);
   t->runs++;
   t->last_ms = ng_now_ms() - t0;
   t->total_ms += t->last_ms;

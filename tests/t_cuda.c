@@ -1,0 +1,319 @@
+/* t_cuda.c: contexts with linalg = cuda on the stand-in (standin_desk.c). Arrays of the caller are memory of the device, which the
+ * host cannot access. Steps equal the backend `ref`; work is counted; failures of the device are reported. */
+#include "unit_test.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "draw.h"
+#include "fixture.h"
+#include "kernel/kernel.h"
+
+#include "stage.h"
+#include "standin.h"
+
+enum { LAYERS = 3, SAMPLES = 5, STEPS = 3, MOST = 4096, SIDE = 6 };
+
+/* A linear layer with bias, a convolution of images of SIDE x SIDE pixels, a linear layer without bias. */
+static const struct {
+  int64_t in, out, kernel; /* kernel 0: a linear layer */
+  bool bias;
+} shape[LAYERS] = {{7, 5, 0, true}, {3, 4, 3, false}, {66, 62, 0, false}};
+
+typedef struct model {
+  fixture f;
+  ng_backend backend;
+  dv_desk *desk; /* NULL: arrays of the host */
+  void *array[6 * LAYERS * STEPS];
+  int arrays;
+  float *weight[LAYERS][2], *gradient[LAYERS][2];
+} model;
+
+static int64_t columns(int i) {
+  return shape[i].kernel == 0 ? shape[i].in : shape[i].in * shape[i].kernel * shape[i].kernel;
+}
+static int64_t count(int i, int k) { return k == 0 ? shape[i].out * columns(i) : shape[i].out; }
+
+static float *random_array(model *m, rng *r, int64_t n) {
+  float x[MOST];
+  void *at = NULL;
+  assert_true(n <= MOST);
+  for (int64_t i = 0; i < n; i++) {
+    x[i] = (float)rng_real(r) - 0.4f;
+  }
+  const size_t bytes = (size_t)n * sizeof *x;
+  if (m->desk == NULL) {
+    at = malloc(bytes);
+    assert_non_null(at);
+    memcpy(at, x, bytes);
+  } else {
+    assert_null(dv_alloc(m->desk, bytes, &at));
+    assert_null(dv_copy(m->desk, at, x, bytes));
+  }
+  m->array[m->arrays++] = at;
+  return at;
+}
+
+static void read_array(const model *m, const float *at, int64_t n, float *out) {
+  if (m->desk == NULL) {
+    memcpy(out, at, (size_t)n * sizeof *out);
+  } else {
+    assert_null(dv_copy(m->desk, out, at, (size_t)n * sizeof *out));
+  }
+}
+
+static void open_context(model *m, bool device, const char *options) {
+  memset(m, 0, sizeof *m);
+  m->backend = ng_backend_device;
+  m->backend.under = &ng_backend_ref;
+  m->backend.host = &ng_linalg_ref;
+  const fixture_how how = {.linalg = "ref", .threads = 1, .backend = device ? &m->backend : NULL};
+  fixture_ok(&m->f, fixture_open(&m->f, options, &how));
+  if (device) m->desk = ng_device_desk(m->f.ctx->queue->device);
+}
+
+static void add_layer(model *m, int i, rng *r) {
+  const char name[2] = {(char)('a' + i), '\0'};
+  const int64_t kernel[2] = {shape[i].kernel, shape[i].kernel}, ones[2] = {1, 1},
+                image[2] = {SIDE, SIDE};
+  ng_precond *p = m->f.p;
+  fixture_ok(&m->f, shape[i].kernel == 0
+                        ? ng_add_linear(p, name, shape[i].in, shape[i].out, shape[i].bias, NULL)
+                        : ng_add_conv2d(p, name, shape[i].in, shape[i].out, kernel, ones, ones,
+                                        ones, 1, image, shape[i].bias, NULL));
+  for (int k = 0; k < 1 + shape[i].bias; k++) {
+    m->weight[i][k] = random_array(m, r, count(i, k));
+    m->gradient[i][k] = random_array(m, r, count(i, k));
+    const int64_t rows = k == 0 ? shape[i].out : 1;
+    ng_array w = ng_array_matrix(m->weight[i][k], rows, count(i, k) / rows, NG_F32);
+    ng_array g = ng_array_matrix(m->gradient[i][k], rows, count(i, k) / rows, NG_F32);
+    w.mem = g.mem = m->desk == NULL ? NG_HOST : NG_DEVICE;
+    fixture_ok(&m->f, ng_bind_weight(p, i, (ng_param)k, &w));
+    fixture_ok(&m->f, ng_bind_grad(p, i, (ng_param)k, &g));
+  }
+}
+
+static void open_model(model *m, bool device, const char *options, rng *r) {
+  open_context(m, device, options);
+  for (int i = 0; i < LAYERS; i++) {
+    add_layer(m, i, r);
+  }
+  fixture_ok(&m->f, ng_ready(m->f.p));
+}
+
+static void observe(model *m, rng *r) {
+  fixture_ok(&m->f, fixture_begin(&m->f, SAMPLES));
+  for (int i = 0; i < LAYERS; i++) {
+    const bool conv = shape[i].kernel > 0;
+    const int64_t side = conv ? SIDE : 1, positions = side * side;
+    float *x = random_array(m, r, SAMPLES * positions * shape[i].in);
+    float *y = random_array(m, r, SAMPLES * positions * shape[i].out);
+    ng_array a = conv ? ng_array_nchw(x, SAMPLES, shape[i].in, side, side, NG_F32)
+                      : ng_array_matrix(x, SAMPLES, shape[i].in, NG_F32);
+    ng_array g = conv ? ng_array_nchw(y, SAMPLES, shape[i].out, side, side, NG_F32)
+                      : ng_array_matrix(y, SAMPLES, shape[i].out, NG_F32);
+    a.mem = g.mem = m->desk == NULL ? NG_HOST : NG_DEVICE;
+    fixture_ok(&m->f, ng_observe_input(m->f.p, i, &a, NG_COPY));
+    fixture_ok(&m->f, ng_observe_output_grad(m->f.p, i, &g, NG_COPY));
+  }
+}
+
+static ng_status step(model *m, const char *update) {
+  ng_sgd sgd = fixture_sgd(0.1, 0.9);
+  ng_adamw adamw;
+  ng_adamw_init(&adamw, sizeof adamw);
+  adamw.lr = 0.01;
+  if (strcmp(update, "sgd") == 0) return ng_step_sgd(m->f.p, &sgd, 1);
+  if (strcmp(update, "adamw") == 0) return ng_step_adamw(m->f.p, &adamw, 1);
+  return ng_step(m->f.p, 0.1);
+}
+
+static void close_model(model *m) {
+  for (int i = 0; i < m->arrays; i++) {
+    if (m->desk == NULL) {
+      free(m->array[i]);
+    } else {
+      dv_free(m->desk, m->array[i]);
+    }
+  }
+  fixture_close(&m->f);
+}
+
+/* ---- steps -----------------------------------------------------------------------------------*/
+
+/* Both backends add in double and round to f32, in different orders: a sum may differ in its last bit, which a step divides by the
+ * damping. */
+static void expect_equal(const model *a, const model *b, const char *what) {
+  float x[MOST], y[MOST];
+  for (int i = 0; i < LAYERS; i++) {
+    for (int k = 0; k < 1 + shape[i].bias; k++) {
+      float *const of[2][2] = {{a->weight[i][k], b->weight[i][k]},
+                               {a->gradient[i][k], b->gradient[i][k]}};
+      for (int j = 0; j < 2; j++) {
+        read_array(a, of[j][0], count(i, k), x);
+        read_array(b, of[j][1], count(i, k), y);
+        for (int64_t e = 0; e < count(i, k); e++) {
+          if (!(fabsf(x[e] - y[e]) <= 1e-5f * (1.0f + fabsf(y[e]))))
+            fail_msg("%s: layer %d: element %d is %.9g, ref has %.9g", what, i, (int)e,
+                     (double)x[e], (double)y[e]);
+        }
+      }
+    }
+  }
+}
+
+static const struct {
+  const char *method, *update;
+  bool on_device; /* no entry runs on the host */
+} runs[] = {{"method=eva", "sgd", true},      {"method=eva", "adamw", true},
+            {"method=eva", "gradient", true}, {"method=eva-f", "sgd", true},
+            {"method=natgrad", "sgd", false}, {"method=kaisa", "gradient", false}};
+
+static void steps_equal_ref(void **state) {
+  for (size_t i = 0; i < sizeof runs / sizeof runs[0]; i++) {
+    char options[100];
+    (void)snprintf(options, sizeof options, "%s; update=%s", runs[i].method, runs[i].update);
+    model on[2];
+    for (int k = 0; k < 2; k++) {
+      rng r = {7};
+      open_model(&on[k], k == 0, options, &r);
+      for (int t = 0; t < STEPS; t++) {
+        observe(&on[k], &r);
+        fixture_ok(&on[k].f, step(&on[k], runs[i].update));
+      }
+    }
+    expect_equal(&on[0], &on[1], options);
+    const ng_device *d = on[0].f.ctx->queue->device;
+    const standin_counts c = standin_count(on[0].desk);
+    assert_int_equal(d->host_entries > 0, !runs[i].on_device);
+    assert_int_equal(c.migrations > 0, !runs[i].on_device);
+    close_model(&on[0]);
+    close_model(&on[1]);
+  }
+}
+
+/* ---- work of a step --------------------------------------------------------------------------*/
+
+/* Bytes of n descriptors in the stage. */
+static int64_t staged(int64_t n, size_t size) { return (n * (int64_t)size + 255) / 256 * 256; }
+static int64_t cut_of(int64_t n) { return staged(n + 1, sizeof(int64_t)); }
+
+/* A step of Eva with SGD, from shapes. A layer has 2 observations (sum_patches with 2 launches, accumulate), 2 statistics (check_finite
+ * with 2 launches, find_largest, fold) and 2 mean vectors (sum_row_products), one more with a bias. The step has one list of
+ * gradients (measure_gradients with 2 launches) and one list of updates. The host waits before it reads the sums of the
+ * observations, after the folds, before it reads the sums of the gradients, and before it reads the number of overflows. */
+static standin_counts plan_eva_step(void) {
+  standin_counts c = {.launches = 2 + 1, .waits = 4};
+  int64_t parameters = 0;
+  for (int i = 0; i < LAYERS; i++) {
+    c.launches += 2 * 3 + 2 * 4 + 2 + shape[i].bias;
+    c.zeros += 2 * 1 + 2 * 1; /* sum_patches: the flags; find_largest: the result */
+    c.bytes += 2 * (staged(1, sizeof(dv_sum)) + cut_of(1));
+    c.bytes += 2 * (staged(1, sizeof(dv_accumulation)) + cut_of(1));
+    parameters += 1 + shape[i].bias;
+  }
+  c.bytes += staged(parameters, sizeof(dv_measure)) + 2 * cut_of(parameters);
+  c.bytes += staged(parameters, sizeof(dv_direction)) + staged(parameters, sizeof(dv_update)) +
+             cut_of(parameters);
+  c.copies = 4 * LAYERS + 2;
+  return c;
+}
+
+static void a_step_does_the_planned_work(void **state) {
+  model m;
+  rng r = {11};
+  open_model(&m, true, "method=eva; update=sgd", &r);
+  const standin_counts plan = plan_eva_step();
+  for (int t = 0; t < STEPS; t++) {
+    const standin_counts start = standin_count(m.desk);
+    observe(&m, &r);
+    assert_true(dv_wait(m.desk) == NULL);
+    standin_counts is = standin_count(m.desk);
+    const int64_t arrays = is.copies - start.copies - 4 * LAYERS; /* of the test */
+    assert_int_equal(arrays, 2 * LAYERS);
+    int64_t test_bytes = 0;
+    for (int i = 0; i < LAYERS; i++) {
+      const int64_t positions = shape[i].kernel > 0 ? SIDE * SIDE : 1;
+      test_bytes += 4 * SAMPLES * positions * (shape[i].in + shape[i].out);
+    }
+    const int64_t waits = is.waits;
+    fixture_ok(&m.f, step(&m, "sgd"));
+    is = standin_count(m.desk);
+    assert_int_equal(is.launches - start.launches, plan.launches);
+    assert_int_equal(is.zeros - start.zeros, plan.zeros);
+    assert_int_equal(is.copies - start.copies - arrays, plan.copies);
+    assert_int_equal(is.bytes - start.bytes - test_bytes, plan.bytes);
+    assert_int_equal(is.waits - waits, plan.waits);
+    assert_int_equal(is.migrations, start.migrations);
+  }
+  close_model(&m);
+}
+
+/* ---- failures --------------------------------------------------------------------------------*/
+
+/* Call number `after` of a kind fails in the second step: the step fails with the text, and all weights are as before. Later calls
+ * fail, too. If the step has fewer calls, the step succeeds. */
+static void fail_in_second_step(standin_failure what, const char *text, int64_t after,
+                                bool expect_failure) {
+  model m;
+  rng r = {13};
+  float was[MOST], is[MOST];
+  open_model(&m, true, "method=eva; update=sgd", &r);
+  observe(&m, &r);
+  fixture_ok(&m.f, step(&m, "sgd"));
+  observe(&m, &r);
+  assert_null(dv_wait(m.desk));
+  standin_fail(m.desk, what, after);
+  read_array(&m, m.weight[2][0], count(2, 0), was);
+  const ng_status st = step(&m, "sgd");
+  read_array(&m, m.weight[2][0], count(2, 0), is);
+  assert_int_equal(st != NG_OK, expect_failure);
+  if (expect_failure) {
+    fixture_fails(&m.f, st, NG_ERR_DEVICE, text);
+    assert_memory_equal(was, is, (size_t)count(2, 0) * sizeof *is);
+    fixture_fails(&m.f, step(&m, "sgd"), NG_ERR_COMM, "failed before");
+  }
+  close_model(&m);
+}
+static void failures_of_the_device_change_no_weight(void **state) {
+  const standin_counts plan = plan_eva_step();
+  const int64_t launches = plan.launches - 6 * LAYERS; /* without the observations */
+  const int64_t at[] = {0, 1, launches / 2, launches - 1, launches};
+  for (int i = 0; i < 5; i++) {
+    fail_in_second_step(STANDIN_LAUNCH, "a launch fails on demand", at[i], at[i] < launches);
+  }
+  for (int64_t k = 0; k <= plan.waits; k++) {
+    fail_in_second_step(STANDIN_WAIT, "a wait fails on demand", k, k < plan.waits);
+  }
+}
+
+/* Allocation number `after` fails in ng_ready, for every allocation: the object can be destroyed. */
+static void failed_allocations_are_reported(void **state) {
+  for (int64_t after = 0;; after++) {
+    model m;
+    rng r = {17};
+    open_context(&m, true, "method=eva; update=sgd");
+    for (int i = 0; i < LAYERS; i++) {
+      add_layer(&m, i, &r);
+    }
+    standin_fail(m.desk, STANDIN_ALLOCATION, after);
+    const ng_status st = ng_ready(m.f.p);
+    if (st != NG_OK) fixture_fails(&m.f, st, NG_ERR_NOMEM, "no memory");
+    standin_fail(m.desk, STANDIN_NO_FAILURE, 0);
+    close_model(&m);
+    if (st != NG_OK) continue;
+    assert_true(after > 0);
+    break;
+  }
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(steps_equal_ref),
+      cmocka_unit_test(a_step_does_the_planned_work),
+      cmocka_unit_test(failures_of_the_device_change_no_weight),
+      cmocka_unit_test(failed_allocations_are_reported),
+  };
+  return cmocka_run_group_tests_name("cuda", tests, NULL, NULL);
+}
