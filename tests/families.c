@@ -77,11 +77,174 @@ static void predict_rankone_norms(const test_case *s, const ng_options *o, case_
   norm_predict(s, o, rankone_predict, out);
 }
 
+/* Adam in the eigenbases of A and G, with a dense float64 iteration: the rows of Q[l][side][group] are the vectors. Vector i
+ * starts as unit vector i in the internal order of columns: kernel position, then channel, then the bias. */
+typedef struct rotated_adam {
+  double *Q[CASE_LAYERS][2], *M[CASE_LAYERS], *V[CASE_LAYERS];
+  double *C[CASE_LAYERS],
+      *S[CASE_LAYERS]; /* A = S (x) C: their bases, from which Q of A is computed */
+} rotated_adam;
+
+static int64_t internal_column(const ng_layer *l, int64_t i) {
+  const int64_t taps = l->kind == NG_CONV2D ? l->kernel[0] * l->kernel[1] : 1;
+  const int64_t channels = l->kind == NG_CONV2D ? l->in / l->groups : l->in;
+  return i < taps * channels ? i % channels * taps + i / channels : i;
+}
+
+/* Rows of Q <- the Gram-Schmidt vectors (in order, twice) of (F + shift I) q_i. Return the largest over the least divisor. */
+static double iterate_basis(const double *F, int64_t n, double relative, double *Q) {
+  double *X = zeros(n * n), trace = 0, least = INFINITY;
+  for (int64_t i = 0; i < n; i++)
+    trace += F[i * (n + 1)];
+  const double shift = relative * trace / (double)n;
+  dense_product(false, false, n, n, n, Q, F, X);
+  for (int64_t i = 0; i < n && trace > 0; i++) {
+    double *x = X + i * n;
+    for (int64_t c = 0; c < n; c++)
+      x[c] += shift * Q[i * n + c];
+    for (int64_t k = 0; k < 2 * i; k++) {
+      const double *other = X + k % i * n, along = v_dot(other, x, n);
+      for (int64_t c = 0; c < n; c++)
+        x[c] -= along * other[c];
+    }
+    const double norm = sqrt(v_dot(x, x, n));
+    least = fmin(least, norm);
+    for (int64_t c = 0; c < n; c++)
+      x[c] /= norm;
+  }
+  if (trace > 0) memcpy(Q, X, sizeof *Q * (size_t)(n * n));
+  free(X);
+  return trace > 0 ? (trace + shift) / least : 1;
+}
+
+static double *unit_basis(int64_t n) {
+  double *Q = zeros(n * n);
+  for (int64_t i = 0; i < n; i++)
+    Q[i * (n + 1)] = 1;
+  return Q;
+}
+
+/* Iterate the bases of C and S, diagonal blocks of F [p, p]; Q <- their product. A published column is (channel, position). */
+static double iterate_spatial(const ng_layer *l, const double *F, int64_t p, double relative,
+                              double **C, double **S, double *Q) {
+  const int64_t ch = l->in, taps = l->kernel[0] * l->kernel[1];
+  double *block[2] = {zeros(ch * ch), zeros(taps * taps)};
+  if (*C == NULL) *C = unit_basis(ch);
+  if (*S == NULL) *S = unit_basis(taps);
+  for (int64_t i = 0; i < ch * ch; i++)
+    block[0][i] = F[i / ch * p + i % ch];
+  for (int64_t i = 0; i < taps * taps; i++)
+    block[1][i] = F[(ch + i / taps) * p + ch + i % taps];
+  const double worst =
+      fmax(iterate_basis(block[0], ch, relative, *C), iterate_basis(block[1], taps, relative, *S));
+  for (int64_t i = 0; i < taps * ch; i++) {
+    for (int64_t j = 0; j < taps * ch; j++)
+      Q[i * p + j] = (*S)[i / ch * taps + j % taps] * (*C)[i % ch * ch + j / taps];
+  }
+  free(block[0]);
+  free(block[1]);
+  return worst;
+}
+
+/* Y = Q_G' X Q_A, or back. */
+static void rotate_by_bases(bool back, int64_t q, int64_t p, const double *G, const double *A,
+                            const double *X, double *Y) {
+  dense_product(back, false, q, p, q, G, X, Y);
+  dense_product(false, !back, q, p, p, Y, A, Y);
+}
+
+static void predict_layer_adam(const test_case *s, const oracle *o, const ng_options *factors,
+                               const ng_settings *how, int32_t t, int32_t l, rotated_adam *r,
+                               case_result *out) {
+  const bool spatial = oracle_is_spatial(factors, &s->layer[l]);
+  const int64_t groups = s->layer[l].kind == NG_CONV2D ? s->layer[l].groups : 1;
+  const int64_t q = s->layer[l].out / groups, p = oracle_columns(&s->layer[l]);
+  const int64_t count = case_weight_count(s, l), size[2] = {p, q};
+  double *U = zeros(q * p), *T = zeros(q * p), worst = 1;
+  if (r->M[l] == NULL) {
+    r->M[l] = zeros(count);
+    r->V[l] = zeros(count);
+    for (int side = 0; side < 2; side++) {
+      const int64_t n = size[side];
+      r->Q[l][side] = zeros(groups * n * n);
+      for (int64_t i = 0; i < groups * n; i++) {
+        const int64_t one = side == 0 ? internal_column(&s->layer[l], i % n) : i % n;
+        r->Q[l][side][i * n + one] = 1;
+      }
+    }
+  }
+  for (int64_t g = 0; g < groups; g++) {
+    const double *D = s->D[t][l] + g * q * p;
+    double *P = out->P[t][l] + g * q * p, *M = r->M[l] + g * q * p, *V = r->V[l] + g * q * p;
+    double *Q[2];
+    for (int side = 0; side < 2; side++) {
+      int64_t n;
+      const double *F = oracle_factor(o, 0, l, g, side == 1, &n);
+      Q[side] = r->Q[l][side] + g * size[side] * size[side];
+      const double c = spatial && side == 0 ? iterate_spatial(&s->layer[l], F, p, how->damping,
+                                                              &r->C[l], &r->S[l], Q[0])
+                                            : iterate_basis(F, n, how->damping, Q[side]);
+      worst = fmax(worst, c);
+    }
+    rotate_by_bases(false, q, p, Q[1], Q[0], D, U);
+    for (int64_t i = 0; i < q * p; i++) {
+      M[i] = how->first_decay * M[i] + (1 - how->first_decay) * D[i];
+      V[i] = how->second_decay * V[i] + (1 - how->second_decay) * U[i] * U[i];
+    }
+    rotate_by_bases(false, q, p, Q[1], Q[0], M, T);
+    for (int64_t i = 0; i < q * p; i++)
+      T[i] = T[i] / (1 - pow(how->first_decay, t + 1)) /
+             (sqrt(V[i] / (1 - pow(how->second_decay, t + 1))) + how->moment_epsilon);
+    rotate_by_bases(true, q, p, Q[1], Q[0], T, P);
+  }
+  out->condition[t][l] = worst;
+  free(U);
+  free(T);
+}
+
+/* Factors come from the oracle, as in predict_product. */
+static void predict_rotated_adam(const test_case *s, const ng_options *opt, case_result *out) {
+  ng_options factors = *opt;
+  ng_settings how = opt->base;
+  rotated_adam r = {0};
+  fixture_set(&factors, "solver", "cholesky");
+  memset(out, 0, sizeof *out);
+  for (int32_t t = 0; t < s->steps; t++) {
+    test_case part = *s;
+    case_result inverted;
+    oracle *o;
+    if (s->damping[t] > 0) how.damping = s->damping[t];
+    part.steps = t + 1;
+    case_predict(&part, &factors, &inverted, &o);
+    for (int32_t l = 0; l < s->layers; l++) {
+      out->P[t][l] = zeros(case_weight_count(s, l));
+      predict_layer_adam(s, o, &factors, &how, t, l, &r, out);
+      out->inner[t] += v_dot(out->P[t][l], s->D[t][l], case_weight_count(s, l));
+    }
+    out->nu[t] = fmin(1, sqrt(how.kl_clip / (0.01 * fabs(out->inner[t]))));
+    if (how.clip != NG_CLIP_KL || out->inner[t] == 0) out->nu[t] = 1;
+    for (int32_t l = 0; l < s->layers; l++) {
+      for (int64_t i = 0; i < case_weight_count(s, l); i++)
+        out->P[t][l][i] *= out->nu[t];
+    }
+    case_free_result(&inverted);
+    oracle_destroy(&o);
+  }
+  for (int32_t l = 0; l < s->layers; l++) {
+    double *all[] = {r.Q[l][0], r.Q[l][1], r.M[l], r.V[l], r.C[l], r.S[l]};
+    for (int i = 0; i < 6; i++)
+      free(all[i]);
+  }
+}
+
 /* ---- the table -------------------------------------------------------------------------------*/
 
 /* A damping that gives a good condition, an average over steps, a clip factor below 1. */
 #define USUAL " damping=0.1 stat_decay=0.6 clip=kl kl_clip=0.01"
 #define NATGRAD(more) "method=natgrad solve_period=1" USUAL more
+
+#define KFAC_ADAM(more)                                                                            \
+  "method=kfac-adam first_decay=0.8 second_decay=0.7 moment_epsilon=0.1" USUAL more
 
 /* A window that drops its first row at the fourth step. */
 #define WINDOW(more) " window=3 clip=kl kl_clip=0.01 " more
@@ -227,6 +390,12 @@ static const family families[] = {
     {"spngd, raw batch norms and tokens", "method=spngd" USUAL,
      (FACTORS & ~FRACTIONS) | SCALES | NORMS | RAW | TOKENS, .calls = NO_PARTS, .shards = NO_PARTS,
      .repeat = 1, .knob = "damping", SPLIT(predict_kronecker_norms, PI)},
+    {"kfac-adam", KFAC_ADAM(" spatial=full"), FRACTIONS | READS_INPUT | READS_OUTPUT,
+     .calls = ANY_PARTS, .shards = ANY_PARTS, .knob = "damping", .predict = predict_rotated_adam,
+     .growth = 64},
+    {"kfac-adam, spatial factors", KFAC_ADAM(" spatial=factored"),
+     FRACTIONS | READS_INPUT | READS_OUTPUT, .calls = ANY_PARTS, .shards = ANY_PARTS,
+     .knob = "damping", .predict = predict_rotated_adam, .growth = 64},
     {"natgrad beside a window", NATGRAD(" per_layer='linear: method=mfac damping=0.1 window=3'"),
      FRACTIONS | SHAPED | READS_INPUT | READS_OUTPUT, WHOLE, .growth = 1000},
     {"adam", "method=adam adam_lr=0.5 moment_epsilon=0.01 clip=kl kl_clip=0.01", SHAPED, WHOLE,

@@ -181,7 +181,7 @@ typedef struct ng_family {
 } ng_family;
 
 extern const ng_family ng_family_kronecker, ng_family_rankone, ng_family_norm, ng_family_window,
-    ng_family_adam;
+    ng_family_adam, ng_family_kronecker_adam;
 
 /* ---- families.c ------------------------------------------------------------------------------*/
 
@@ -240,6 +240,29 @@ typedef struct ng_direction_sums {
 /* Set b->inner, b->d2 and b->pd2. If D is not finite, set the `count` numbers of the direction to 0, because other ranks
  * may receive the direction before they learn that the step is skipped; return NG_SKIPPED. */
 ng_status ng_block_read_sums(ng_block *b, const ng_direction_sums *s, int64_t count);
+
+/* ---- families_moments.c ----------------------------------------------------------------------*/
+
+/* Adam's moments of a block in a basis that moves. The first moment is in the coordinates of the gradient, so a move of the
+ * basis rotates it exactly. The second moment is in the basis: element i belongs to the vectors i of both sides. */
+typedef struct ng_moments {
+  int64_t count;
+  float *first, *second;           /* of the last counted step */
+  float *next_first, *next_second; /* of this step */
+  double steps;                    /* counted steps */
+  bool are_new;                    /* the next moments are computed */
+  ng_flat_range range;
+  double out[3], *partial_sums;
+} ng_moments;
+/* Allocate memory for `count` numbers: in create_state, and on workers in request_memory. */
+ng_status ng_moments_create(ng_block *b, ng_moments *m, int64_t count);
+void ng_moments_request(ng_plan *plan, ng_moments *m);
+/* Enqueue, with U = the rotated gradient, T = the rotated first moment, b1, b2 and eps of the block's options:
+ *     next first <- b1 first + (1 - b1) D;   next second <- b2 second + (1 - b2) U^2
+ *     U <- by1 (b1 T + (1 - b1) U) / (sqrt(by2 next second) + eps);   T is overwritten. */
+void ng_moments_enqueue(ng_block *b, ng_moments *m, const float *D, float *U, float *T, double by1,
+                        double by2);
+void ng_moments_end_step(ng_moments *m, bool step_counts);
 
 /* Let the engine compute the result of m with this damping (ng_matrix). */
 void ng_block_list_matrix(ng_block *b, ng_matrix *m, double shift, double damping, double floor);

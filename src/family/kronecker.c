@@ -175,7 +175,7 @@ static ng_status check_embedding(const ng_block *b) {
                  product ? "cholesky or eigen" : "expand");
 }
 
-static ng_status create_state(ng_block *b) {
+ng_status ng_kron_create_state(ng_block *b) {
   const ng_layer *d = &b->entry->d;
   ng_kron *k = ng_object(b->p, sizeof *k);
   if (k == NULL) return NG_ERR_NOMEM;
@@ -264,7 +264,7 @@ static ng_status check_options(const ng_options *o, char *message, size_t size) 
 
 /* ---- statistics, memory ----------------------------------------------------------------------*/
 
-static ng_status declare_statistics(ng_block *b) {
+ng_status ng_kron_declare_statistics(ng_block *b) {
   ng_kron *k = ng_kron_of(b);
   ng_status st = ng_block_alloc_stats(b, 2);
   b->traces_per_stat = k->groups;
@@ -310,7 +310,7 @@ static int64_t observation_floats(const ng_block *b, const ng_conv *conv) {
 }
 
 /* The scratch of an output gradient does not depend on the image size, because pixels are added as rows. */
-static int64_t observation_scratch(const ng_block *b, const ng_obs *o) {
+int64_t ng_kron_observation_scratch(const ng_block *b, const ng_obs *o) {
   const ng_kron *k = ng_kron_of(b);
   const ng_part *g = &k->side[NG_SIDE_G].part[0];
   if (b->entry->d.kind != NG_CONV2D) return 0;
@@ -322,7 +322,7 @@ static int64_t observation_scratch(const ng_block *b, const ng_obs *o) {
 
 /* The results of a side are contiguous, solve_info first, so that one message sends the side. In the counting
  * pass all pointers are NULL. */
-static ng_status request_memory(ng_block *b, ng_plan *plan) {
+ng_status ng_kron_request_memory(ng_block *b, ng_plan *plan) {
   ng_kron *k = ng_kron_of(b);
   const int64_t real = (int64_t)sizeof(float);
   if (k->spatial != NULL) ng_spatial_link(k);
@@ -424,14 +424,14 @@ const ng_family ng_family_kronecker = {
     .observed = NG_OBSERVED_INPUT | NG_OBSERVED_OUTGRAD,
     .accepts_entry = accepts_entry,
     .check_options = check_options,
-    .create_state = create_state,
-    .declare_statistics = declare_statistics,
-    .request_memory = request_memory,
+    .create_state = ng_kron_create_state,
+    .declare_statistics = ng_kron_declare_statistics,
+    .request_memory = ng_kron_request_memory,
     .observe = ng_kron_observe,
     .precondition = ng_kron_precondition,
     .read_sums = ng_kron_read_sums,
     .emit = ng_kron_emit,
-    .observation_scratch = observation_scratch,
+    .observation_scratch = ng_kron_observation_scratch,
     .visit_fields = visit_fields,
     .visit_numbers = visit_numbers,
     .solve = ng_kron_solve,

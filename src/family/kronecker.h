@@ -5,6 +5,7 @@
  *   kronecker_solve.c  damping; solving all parts of a block
  *   kronecker_apply.c  computing PD (twosided/)
  *   kronecker_spatial.c  all of these for A = S (x) C (spatial = factored)
+ *   kronecker_adam.c   a second family: Adam in the eigenbases of A and G
  *
  * A block is `groups` independent pairs (A_g, G_g). Options cut A_g and G_g into diagonal blocks, the parts
  * (factor_blocks, max_factor). A part is one symmetric matrix, or one diagonal matrix stored as a vector.
@@ -51,9 +52,10 @@ typedef struct ng_side {
  * C, then the matrix of order 1 of the bias. */
 typedef struct ng_spatial {
   int64_t channels, blocks; /* channels of a group; diagonal blocks of C */
+  int64_t copies;           /* matrices of each block of C: the kernel positions; with moments 1 */
   bool has_bias;
   ng_matrix *S; /* [groups] */
-  ng_matrix *left, *right, *bias_right;
+  ng_matrix *left, *right, *bias_right; /* with moments NULL */
   ng_twosided rotated, bias; /* G and e_i C for all kernel positions and groups; G and the bias */
 } ng_spatial;
 
@@ -72,6 +74,7 @@ typedef struct ng_kron {
   bool is_product; /* solver = product: R is the average, and `direction` is H = G D A */
   double lambda;   /* eigen-prediv: the damping of the last solve */
   ng_direction_sums *sums;
+  struct ng_kron_adam *adam; /* kronecker_adam.c; NULL: the family of kronecker.c */
 } ng_kron;
 
 static inline ng_kron *ng_kron_of(const ng_block *b) { return b->state; }
@@ -81,6 +84,12 @@ static inline int64_t ng_kron_info_count(const ng_kron *k, const ng_side *s) {
 static inline int64_t ng_kron_direction_floats(const ng_kron *k) {
   return k->outputs * k->p * (k->is_double ? 2 : 1);
 }
+
+/* Entries of ng_family that families with factors share. */
+ng_status ng_kron_create_state(ng_block *b);
+ng_status ng_kron_declare_statistics(ng_block *b);
+ng_status ng_kron_request_memory(ng_block *b, ng_plan *plan);
+int64_t ng_kron_observation_scratch(const ng_block *b, const ng_obs *o);
 ng_status ng_kron_observe(ng_block *b, const ng_obs *o);
 void ng_kron_write_traces(ng_block *b, int32_t stat, double *mean);
 ng_status ng_kron_solve(ng_block *b, ng_solve_phase phase);
@@ -90,6 +99,9 @@ ng_status ng_kron_read_sums(ng_block *b);
 void ng_kron_emit(const ng_block *b, int32_t segment, int32_t g, double factor, ng_direction *e);
 void ng_kron_write_report(const ng_block *b, ng_layer_report *report);
 int64_t ng_kron_apply_scratch(const ng_block *b); /* floats */
+/* D <- rows [row, row + rows) of the gradients in internal column order, the bias last, in f32 or double. Set
+ * ng_kron.sums->finite to 0 if an element is not finite. */
+void ng_kron_read_rows(const ng_block *b, int64_t row, int64_t rows, void *D);
 
 /* Return which result a part of order n stores; cholesky: the cheaper of an inverse and L, applied to m columns a step. */
 ng_result ng_kron_result(const ng_block *b, int64_t n, int64_t m);
@@ -110,6 +122,8 @@ void ng_spatial_observe(ng_block *b, const ng_obs *o, double alpha);
 void ng_spatial_measure(const ng_block *b);
 bool ng_spatial_set_scales(const ng_block *b, int64_t group);
 int64_t ng_spatial_apply_scratch(const ng_kron *k);
+/* to <- the gradient of the weight [taps, outputs, channels]; bias <- the gradient of the bias. */
+void ng_spatial_read_gradient(ng_block *b, float *to, float *bias);
 void ng_spatial_precondition(ng_block *b);
 void ng_spatial_describe(const ng_block *b, bool is_bias, ng_direction *e);
 

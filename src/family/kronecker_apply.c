@@ -35,8 +35,7 @@ int64_t ng_kron_apply_scratch(const ng_block *b) {
 
 /* ---- precondition, measure, emit -------------------------------------------------------------*/
 
-/* D <- rows [row, row + rows) of the gradients in internal column order, the bias last, in f32 or double. */
-static void read_rows(const ng_block *b, int64_t row, int64_t rows, void *D) {
+void ng_kron_read_rows(const ng_block *b, int64_t row, int64_t rows, void *D) {
   ng_kron *k = ng_kron_of(b);
   ng_queue *q = b->ctx->queue;
   const ng_slot *w = b->segment[0].slot;
@@ -72,7 +71,7 @@ void ng_kron_precondition(ng_block *b) {
   for (int64_t row = 0; row < k->outputs; row += most) {
     const int64_t rows = ng_min64(most, k->outputs - row);
     float *out = b->direction + row * k->p * (k->is_double ? 2 : 1);
-    read_rows(b, row, rows, D);
+    ng_kron_read_rows(b, row, rows, D);
     ng_twosided_apply(q, &k->both, row, rows, D, out, scratch);
     if (k->is_double) {
       ng_linalg(q)->add_sums64(q, rows * k->p, (void *)out, (void *)D, k->sums->total);

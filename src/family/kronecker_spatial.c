@@ -16,13 +16,16 @@
  * The parts of the statistic A are, group after group: C (or its diagonal blocks), S, and the element of the bias. */
 #include "family/kronecker.h"
 
-/* Factoring pays if C is larger than S. Other layers keep the full A. */
+/* Factoring pays if C is larger than S. Other layers keep the full A. Moments in eigenbases need whole C and G. */
 bool ng_kron_is_spatial(const ng_block *b) {
   const ng_layer *d = &b->entry->d;
   const ng_settings *o = &b->base;
+  const bool moments = (b->family->traits & NG_TRAIT_MOMENTS) != 0;
+  const bool one_basis = o->factor_blocks == 1 && o->max_factor == 0 && d->groups == 1 &&
+                         o->output_factor == NG_OUTPUT_FULL;
   const bool textbook = o->stat_scale == NG_SCALE_TEXTBOOK;
   return o->spatial == NG_SPATIAL_FACTORED && d->kind == NG_CONV2D && textbook &&
-         o->solver == NG_SOLVER_CHOLESKY && o->inverse_dtype != NG_F64 &&
+         (moments ? one_basis : o->solver == NG_SOLVER_CHOLESKY) && o->inverse_dtype != NG_F64 &&
          o->positions == NG_POSITIONS_EXPAND && o->damping_leak == NG_LEAK_NONE &&
          b->entry->registered == NULL && d->kernel[0] * d->kernel[1] > 1 &&
          d->in / d->groups > d->kernel[0] * d->kernel[1] &&
@@ -52,12 +55,12 @@ static ng_matrix *copy_side(const ng_kron *k, ng_matrix *to, const ng_side *side
   return to;
 }
 
-/* Create the parts of side A, for each group the blocks of C at every kernel position, then the bias. */
+/* Create the parts of side A, for each group the blocks of C at every kernel position (moments: C), then the bias. */
 static ng_status create_side(ng_block *b) {
   ng_kron *k = ng_kron_of(b);
   const ng_spatial *sp = k->spatial;
   ng_side *s = &k->side[NG_SIDE_A];
-  const int64_t C_parts = sp->blocks * k->offsets;
+  const int64_t C_parts = sp->blocks * sp->copies;
   ng_status st = ng_kron_alloc_parts(b, s, C_parts + sp->has_bias);
   for (int32_t i = 0; i < s->parts && st == NG_OK; i++) {
     const int64_t group = i / s->group_parts, j = i % s->group_parts;
@@ -81,10 +84,12 @@ ng_status ng_spatial_create(ng_block *b) {
   ng_spatial *s = k->spatial = ng_object(b->p, sizeof *s);
   if (s == NULL) return NG_ERR_NOMEM;
   const ng_layer *d = &b->entry->d;
+  const bool moments = (b->family->traits & NG_TRAIT_MOMENTS) != 0;
   s->channels = d->in / k->groups;
+  s->copies = moments ? 1 : k->offsets;
   s->has_bias = d->bias != 0;
   s->blocks = ng_kron_count_parts(&b->base, s->channels, 1, false);
-  const int64_t columns = s->channels * k->offsets, sets = k->offsets * k->groups;
+  const int64_t columns = s->channels * k->offsets, sets = moments ? 0 : k->offsets * k->groups;
   k->unmap = ng_object(b->p, (size_t)columns * sizeof *k->unmap);
   s->S = ng_object(b->p, (size_t)k->groups * sizeof *s->S);
   s->left = ng_object(b->p, (size_t)(sets * k->left->group_parts) * sizeof *s->left);
@@ -107,6 +112,7 @@ ng_status ng_spatial_create(ng_block *b) {
 /* Called after the memory of the results is known. */
 void ng_spatial_link(ng_kron *k) {
   ng_spatial *s = k->spatial;
+  if (s->left == NULL) return; /* moments */
   const ng_side *a = k->right;
   s->rotated = (ng_twosided){.groups = k->offsets * k->groups,
                              .rows = k->q,
@@ -145,7 +151,7 @@ ng_status ng_spatial_declare_parts(ng_block *b) {
   for (int32_t i = 0; i < a->parts && st == NG_OK; i++) {
     ng_stat_part *part = &s->part[a->part[i].of_stat];
     part->rows = part->cols = part->channels = a->matrix[i].n;
-    part->matrices = a->part[i].has_bias ? 1 : k->offsets;
+    part->matrices = a->part[i].has_bias ? 1 : k->spatial->copies;
   }
   return st;
 }
@@ -269,26 +275,31 @@ static void rotate(const ng_block *b, bool back, const float *from, float *to) {
   }
 }
 
+void ng_spatial_read_gradient(ng_block *b, float *to, float *bias) {
+  const ng_kron *k = ng_kron_of(b);
+  const ng_slot *w = b->segment[0].slot;
+  ng_read list[] = {{.D = {&w->grad, 0, k->outputs, 0, w->cols},
+                     .to = to,
+                     .to_row = k->spatial->channels,
+                     .to_col = 1,
+                     .map = k->unmap,
+                     .finite = &k->sums->finite},
+                    {.to = bias, .to_row = 1, .to_col = 1, .finite = &k->sums->finite}};
+  if (k->spatial->has_bias) list[1].D = (ng_region){&b->segment[1].slot->grad, 0, 1, 0, k->outputs};
+  ng_kernels(b->ctx->queue)->read_gradients(b->ctx->queue, list, b->segments);
+}
+
 void ng_spatial_precondition(ng_block *b) {
   ng_kron *k = ng_kron_of(b);
   const ng_spatial *s = k->spatial;
   ng_queue *q = b->ctx->queue;
-  const ng_slot *w = b->segment[0].slot;
   const int64_t count = k->outputs * k->p, bias = weights(k);
   float *X = ng_scratch(b), *Y = X + ng_round16(count);
   double *sums = (double *)(void *)(Y + ng_round16(count));
   float *scratch = (float *)(void *)sums + ng_round16(6 * k->outputs);
   const bool is_good = k->both.is_good;
-  ng_read list[] = {{.D = {&w->grad, 0, k->outputs, 0, w->cols},
-                     .to = is_good ? Y : X,
-                     .to_row = s->channels,
-                     .to_col = 1,
-                     .map = k->unmap,
-                     .finite = &k->sums->finite},
-                    {.to = X + bias, .to_row = 1, .to_col = 1, .finite = &k->sums->finite}};
-  if (s->has_bias) list[1].D = (ng_region){&b->segment[1].slot->grad, 0, 1, 0, k->outputs};
   *k->sums = (ng_direction_sums){.finite = 1};
-  ng_kernels(q)->read_gradients(q, list, b->segments);
+  ng_spatial_read_gradient(b, is_good ? Y : X, X + bias);
   if (is_good) {
     rotate(b, false, Y, X);
     ng_twosided_apply(q, &s->rotated, 0, k->offsets * k->outputs, X, Y, scratch);

@@ -125,6 +125,11 @@ static const ng_option_setting topk_adagrad_values[] = {
 
 static const ng_option_setting adam_values[] = {NO_CLIP_NO_NORMS, NG_VALUES_END};
 
+/* Adam in the eigenbases of A and G. */
+static const ng_option_setting kfac_adam_values[] = {
+    SET(solver, NG_SOLVER_EIGEN), SET(damping, 0.01), SET(solve_period, 1),
+    SET(second_decay, 0.95),      NO_CLIP_NO_NORMS,   NG_VALUES_END};
+
 /* The values need no check: the compiler has checked names and choices, and the test t_methods checks ranges. */
 void ng_options_set_values(ng_options *full, const ng_option_setting *values) {
   for (; values->option != NG_OPTION_COUNT; values++) {
@@ -198,6 +203,11 @@ static const struct method {
     {"topk-adagrad", "window", "AdaGrad over the largest entries of gradients, with error feedback",
      "Duchi, Hazan & Singer 2011 (JMLR); EFCP: arXiv 2306.06098", topk_adagrad_values,
      &ng_names_topk_adagrad, NULL},
+    {"kfac-adam", "kronecker-adam",
+     "Adam in the eigenbases of A and G; all other parameters by Adam",
+     "this library; bases: arXiv 1503.05671; Adam in a basis: SOAP, Vyas et al. 2024, arXiv "
+     "2409.11321",
+     kfac_adam_values, NULL, "adam"},
     {"adam", "adam",
      "Adam; with update = sgd and decoupled weight decay AdamW, beside other methods",
      "Kingma & Ba 2015, arXiv 1412.6980; Loshchilov & Hutter 2019, arXiv 1711.05101", adam_values,

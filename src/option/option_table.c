@@ -90,7 +90,9 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
     ROW(damping, "curvature", "0.1", ABOVE(0, REAL_MAX, "curvature"), LAYER, LIVE,
         NEEDS(window_function,
               MFAC | 1U << NG_WINDOW_GGT | 1U << NG_WINDOW_ADAM | 1U << NG_WINDOW_ADAGRAD),
-        .help = "lambda, added to the curvature before it is inverted."),
+        .help =
+            "lambda, added to the curvature before it is inverted. With moments in eigenbases of "
+            "factors: the shift of an orthogonal iteration, in units of the mean eigenvalue."),
     ROW(damping_split, "curvature", "pi",
         ONE_OF_4(NG_SPLIT_, JOINT, "joint", FULL, "full", PI, "pi", ROOT, "root"), FACTORS, LAYER,
         .help = "How lambda = damping is divided between A [p, p] and G [q, q].\n"
@@ -118,8 +120,9 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
         .help = "The form of factor A of a convolution; published methods have full.\n"
                 "- full: a matrix over channels and kernel positions.\n"
                 "- factored: A = S (x) C, S over kernel positions, C over channels, where a group "
-                "has more input channels than kernel positions. Needs solver = cholesky, "
-                "positions = expand and inverse_dtype below f64; other layers stay full."),
+                "has more input channels than kernel positions. Needs positions = expand, "
+                "inverse_dtype below f64, and solver = cholesky or moments in eigenbases (then "
+                "without groups and diagonal blocks); other layers stay full."),
     ROW(radius, "curvature", "0", FROM(0, REAL_MAX, "norm"), FACTORS,
         .help = "solver = product: PD = D + radius / sqrt(sum ||D||^2) G D A, the ascent of SAM "
                 "(arXiv 2010.01412).\n"
