@@ -237,10 +237,10 @@ static ng_status step_sgd(const precond *p, double lr, double momentum) {
   ng_sgd how;
   ng_sgd_init(&how, sizeof how);
   how.lr = lr;
-  how.momentum = momentum;
+  how.momentum = settings_has_moments(p->s) ? 0.0 : momentum;
   how.weight_decay = p->s->weight_decay;
   how.nesterov = p->s->nesterov;
-  how.decoupled = p->s->decoupled;
+  how.decoupled = p->s->decoupled || settings_has_moments(p->s);
   return ng_step_sgd(p->p, &how, 1);
 }
 

@@ -54,6 +54,8 @@ enum { SETTINGS_NEEDS = 128 };
 bool settings_is_idle(const settings *s, const char *name, char *needs, size_t size);
 bool settings_is_first_order(const settings *s);   /* the method is sgd or adamw: no curvature */
 bool settings_is_adamw(const settings *s);         /* the update is AdamW */
+/* The directions of the method contain moments: the sgd update has no momentum and decouples weight decay. */
+bool settings_has_moments(const settings *s);
 double settings_choose_lr(const settings *s);      /* lr, or its default */
 int64_t settings_count_samples(const settings *s); /* samples of a step: batch * acc_iters */
 

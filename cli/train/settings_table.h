@@ -30,15 +30,18 @@
     "an epoch is left out")                                                                        \
   X(REAL, lr, "lr", "R", "default", 0, 1e6, 1,                                                     \
     "learning rate (0.03 with the sgd update, times damping for eva, 0.0001 for windows "          \
-    "of mfac and topk-adam; 0.001 with adamw)")                                                    \
-  X(REAL, momentum, "momentum", "R", "0.9", 0, 0.9999999, 1, "momentum of the sgd update (0.9)")   \
+    "of mfac and topk-adam, 0.003 for methods with moments; 0.001 with adamw)")                    \
+  X(REAL, momentum, "momentum", "R", "0.9", 0, 0.9999999, 1,                                       \
+    "momentum of the sgd update (0.9); "                                                           \
+    "methods with moments have none")                                                              \
   X(FLAG, nesterov, "nesterov", NULL, "false", 0, 0, 1, "Nesterov momentum")                       \
   X(REAL, beta1, "beta1", "R", "0.9", 0, 0.9999999, 1, "beta1 of the adamw update (0.9)")          \
   X(REAL, beta2, "beta2", "R", "0.999", 0, 0.9999999, 1, "beta2 of the adamw update (0.999)")      \
   X(REAL, eps, "eps", "R", "1e-08", 0, 1, 1, "epsilon of the adamw update (1e-8)")                 \
   X(REAL, weight_decay, "weight-decay", "R", "0", 0, 1e3, 1, "weight decay of all parameters (0)") \
   X(FLAG, decoupled, "decoupled", NULL, "false", 0, 0, 1,                                          \
-    "decoupled weight decay with the sgd update, as in adamw")                                     \
+    "decoupled weight decay with the sgd update, as in adamw; methods with moments always have "   \
+    "it")                                                                                          \
   X(REAL, label_smoothing, "label-smoothing", "R", "0", 0, 0.9999999, 1,                           \
     "fraction of a label that is spread over all classes (0)")                                     \
   X(REAL, dropout, "dropout", "R", "default", 0, 0.9999999, 1,                                     \
