@@ -457,6 +457,7 @@ if(NOT NATGRAD_SANITIZE)
           hooks
           imports
           kaisa
+          kfac_adam
           lzhangbv
           misuse
           norms

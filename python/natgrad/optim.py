@@ -22,6 +22,14 @@ _increment_version = getattr(torch.autograd.graph, "increment_version", None)
 _SET_TO_NONE = inspect.signature(torch.optim.Optimizer.zero_grad).parameters["set_to_none"].default
 
 
+def _read_betas(betas):
+    try:
+        one, two = betas
+    except (TypeError, ValueError):
+        raise make_error(_abi.NG_ERR_ARG, f"betas is {short_repr(betas)}, expected two numbers") from None
+    return to_float("betas[0]", one), to_float("betas[1]", two)
+
+
 class _FusedPreconditioner(Preconditioner):
     """A preconditioner whose step also updates the weights, with lr, momentum, ... of their param_group."""
 
@@ -147,8 +155,23 @@ class AdamW(_FusedOptimizer):
     def _fill_struct(numbers, group):
         for name in ("lr", "eps", "weight_decay"):
             setattr(numbers, name, to_float(name, group[name]))
-        try:
-            one, two = group["betas"]
-        except (TypeError, ValueError):
-            raise make_error(_abi.NG_ERR_ARG, f"betas is {short_repr(group['betas'])}, expected two numbers") from None
-        numbers.beta1, numbers.beta2 = to_float("betas[0]", one), to_float("betas[1]", two)
+        numbers.beta1, numbers.beta2 = _read_betas(group["betas"])
+
+
+class KFACAdam(_FusedOptimizer):
+    """Adam in the eigenbases of the K-FAC factors A and G of linear layers and convolutions; AdamW for all other parameters.
+    Weight decay is decoupled.  Arguments and more keywords as for SGD; betas and eps are options of the model."""
+
+    _update, _struct = "sgd", _abi.ng_sgd
+    method = "kfac-adam"
+
+    def __init__(self, model_or_params=None, /, lr=3e-3, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.01, *, model=None,
+                 params=None, **options):
+        one, two = _read_betas(betas)
+        self._construct(model_or_params, model, params, dict(lr=lr, weight_decay=weight_decay),
+                        dict(first_decay=one, second_decay=two, moment_epsilon=eps, **options))
+
+    @staticmethod
+    def _fill_struct(numbers, group):
+        numbers.lr, numbers.weight_decay = to_float("lr", group["lr"]), to_float("weight_decay", group["weight_decay"])
+        numbers.momentum, numbers.dampening, numbers.nesterov, numbers.decoupled = 0.0, 0.0, 0, 1
