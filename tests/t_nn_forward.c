@@ -2,6 +2,7 @@
  * distributions, losses by hand. */
 #include "nn/models.h"
 #include "nn/node.h"
+#include "nn/winograd.h"
 #include "common/random.h"
 #include "unit_test.h"
 
@@ -62,6 +63,113 @@ static void convolution_matches_plain_loops(void **state) {
   }
   assert_true(checked > 60);
   ng_pool_destroy(pool);
+}
+
+/* ---- wide convolutions (winograd.c) ----------------------------------------------------------------*/
+
+static double relative_error(const float *got, const double *want, int64_t count) {
+  double error = 0.0, norm = 0.0;
+  for (int64_t i = 0; i < count; i++) {
+    error += pow((double)got[i] - want[i], 2.0);
+    norm += want[i] * want[i];
+  }
+  return sqrt(error / norm);
+}
+
+/* Set y, and dw and dx for the output gradient dy, of a 3x3 convolution of stride 1, by plain loops. */
+static void convolve_and_differentiate(const nn_layer *l, int64_t samples, const float *x,
+                                       const float *w, const float *b, const float *dy, double *y,
+                                       double *dw, double *dx) {
+  const int64_t rows = l->out_height, columns = l->positions / rows;
+  for (int64_t r = 0; r < samples * l->positions; r++) {
+    const int64_t sample = r / l->positions, at = r % l->positions;
+    for (int64_t o = 0; o < l->out; o++)
+      y[r * l->out + o] = b != NULL ? (double)b[o] : 0.0;
+    for (int64_t k = 0; k < 9; k++) {
+      const int64_t v = at / columns + k / 3 - l->padding, u = at % columns + k % 3 - l->padding;
+      if (v < 0 || u < 0 || v >= l->height || u >= l->width) continue;
+      const int64_t pixel = ((sample * l->height + v) * l->width + u) * l->in;
+      for (int64_t o = 0; o < l->out; o++) {
+        const double d = (double)dy[r * l->out + o];
+        for (int64_t c = 0; c < l->in; c++) {
+          const int64_t e = (o * l->in + c) * 9 + k;
+          y[r * l->out + o] += (double)x[pixel + c] * (double)w[e];
+          dw[e] += d * (double)x[pixel + c];
+          dx[pixel + c] += d * (double)w[e];
+        }
+      }
+    }
+  }
+}
+
+/* The network x -> 1x1 convolution a -> 3x3 convolution b; `second`: b has a second reader's gradient to add to. The
+ * error of f32 sums is 1e-7 to 4e-7, and the transforms double it; 1e-6 is the bound for every form. */
+static void wide_convolutions_match_plain_loops(void **state) {
+  static const struct {
+    int64_t height, width, in, out, padding, samples;
+    bool bias, adds;
+  } cases[] = {{6, 8, 64, 64, 1, 3, true, false},  {5, 7, 64, 80, 1, 2, false, true},
+               {4, 3, 72, 64, 0, 1, true, false},  {4, 4, 64, 64, 2, 2, false, false},
+               {1, 1, 65, 70, 1, 2, true, true},   {3, 9, 64, 66, 2, 1, false, true},
+               {34, 33, 64, 64, 1, 2, true, false}};
+  for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    ng_pool *pool = i % 2 == 0 ? ng_pool_create(2, NULL) : NULL;
+    const nn_shape in = {cases[i].height, cases[i].width, cases[i].in};
+    const int64_t samples = cases[i].samples, pixels = samples * nn_count_values(in);
+    nn *n = nn_create(pool, 5);
+    nn_set_loss(n, NN_SQUARED_ERROR, 0.0);
+    const int a = nn_add_conv(n, "a", nn_add_input(n, in), cases[i].in, 1, 1, 0, false);
+    const int b = nn_add_conv(n, "b", a, cases[i].out, 3, 1, cases[i].padding, cases[i].bias);
+    if (cases[i].adds) { /* backward visits the later reader first; b then adds to its gradient */
+      const int c = nn_add_global_pool(n, nn_add_conv(n, "c", a, cases[i].out, 1, 1, 0, false));
+      (void)nn_add_sum(n, nn_add_global_pool(n, b), c);
+    }
+    assert_int_equal(nn_prepare(n, samples), 0);
+    assert_true(nn_allocate(n, false)); /* gradients keep their memory */
+    nn_init_parameters(n);
+    assert_true(nn_winograd_fits(n, &n->nodes[b]) && !nn_winograd_fits(n, &n->nodes[a]));
+    float *x = malloc((size_t)pixels * sizeof *x);
+    const int64_t outputs = samples * nn_count_outputs(n);
+    float *targets = calloc((size_t)outputs, sizeof *targets);
+    random_normal(6, RANDOM_DATA, 1, 1.0, 0, pixels, x);
+    for (int pass = 0; pass < 2; pass++) { /* a repeat gives the same */
+      assert_int_equal(nn_forward(n, NN_TRAIN, x, samples, 0, NULL), 0);
+      (void)nn_compute_loss(n, NN_TRAIN, NULL, targets, NULL);
+      assert_int_equal(nn_backward(n, true, NULL), 0);
+    }
+    const nn_layer *l = nn_get_layer(n, 1);
+    const nn_param *w = nn_get_param(n, l->weight_param);
+    const int64_t count = samples * l->positions * l->out;
+    double *y = calloc((size_t)count, sizeof *y), *dw = calloc((size_t)w->count, sizeof *dw);
+    double *dx = calloc((size_t)pixels, sizeof *dx);
+    const float *bias = l->has_bias ? nn_get_param(n, l->bias_param)->value : NULL;
+    convolve_and_differentiate(l, samples, n->nodes[a].out, w->value, bias, n->nodes[b].grad, y, dw,
+                               dx);
+    if (cases[i].adds) { /* the gradient through c: dy W */
+      const float *g = n->nodes[b + 1].grad,
+                  *v = nn_get_param(n, nn_get_layer(n, 2)->weight_param)->value;
+      for (int64_t k = 0; k < pixels; k++)
+        for (int64_t o = 0; o < l->out; o++)
+          dx[k] += (double)g[k / l->in * l->out + o] * (double)v[o * l->in + k % l->in];
+    }
+    const double errors[3] = {relative_error(n->nodes[b].out, y, count),
+                              relative_error(w->grad, dw, w->count),
+                              relative_error(n->nodes[a].grad, dx, pixels)};
+    for (int k = 0; k < 3; k++) {
+      if (!(errors[k] <= 1e-6))
+        fail_msg("case %zu: relative error %g of %s", i, errors[k],
+                 k == 0   ? "y"
+                 : k == 1 ? "dW"
+                          : "dx");
+    }
+    free(x);
+    free(targets);
+    free(y);
+    free(dw);
+    free(dx);
+    nn_destroy(&n);
+    ng_pool_destroy(pool);
+  }
 }
 
 static void normalisation_matches_plain_loops(void **state) {
@@ -262,6 +370,7 @@ static void sampled_targets_have_the_fisher_moment(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(convolution_matches_plain_loops),
+      cmocka_unit_test(wide_convolutions_match_plain_loops),
       cmocka_unit_test(normalisation_matches_plain_loops),
       cmocka_unit_test(one_value_has_no_unbiased_variance),
       cmocka_unit_test(pools_ignore_positions_outside),

@@ -4,14 +4,16 @@
  *   r: output position, o: output channel, k: kernel offset, c: input channel, P: patches, W: weights
  *
  * A row of P has, for each of the `kernel` kernel rows, kernel x channels adjacent values of the image. So P is made
- * by copying, in tiles that fit the second-level cache if they have enough rows. Each thread of the pool computes some samples, with its own
- * tile and BLAS on one thread. If the number of BLAS threads cannot change, one thread of the pool computes all
- * samples, and BLAS uses its threads. Each forward first transposes the weights from [o][c][k] to [o][k][c].
+ * by copying, in tiles that fit the second-level cache if they have enough rows. Each thread of the pool computes some
+ * samples, with its own tile and BLAS on one thread. If the number of BLAS threads cannot change, one thread of the pool
+ * computes all samples, and BLAS uses its threads. Each forward first transposes the weights from [o][c][k] to
+ * [o][k][c]. Wide 3x3 convolutions of stride 1 need fewer products: winograd.c.
  *
  * dW = dy' P, summed over threads. With stride 1, dx is a convolution of dy with the reversed kernel, which writes
  * every value once (gather_grad_piece). Else each row of dP = dy W is added to its patch of dx (scatter_grad_piece). */
 #include "node.h"
 #include "simd.h"
+#include "winograd.h"
 
 #include <string.h>
 
@@ -166,12 +168,14 @@ static int64_t count_tile_floats(const nn *n, const node *v) {
 
 /* The scratch has a tile and a dW for each thread, and the reversed kernel. */
 static int64_t count_scratch_bytes(const nn *n, const node *v) {
+  if (nn_winograd_fits(n, v)) return nn_winograd_scratch_bytes(n, v);
   const int64_t t = n->threads;
   return (t * count_tile_floats(n, v) + (t + 1) * count_weights(n, v)) * (int64_t)sizeof(float);
 }
 
 /* `saved` has the weights in the order [o][k][c]. */
 static int64_t count_saved_bytes(const nn *n, const node *v) {
+  if (nn_winograd_fits(n, v)) return nn_winograd_saved_bytes(n, v);
   return count_weights(n, v) * (int64_t)sizeof(float);
 }
 
@@ -308,6 +312,10 @@ static void run_forward_piece(void *arg, int32_t i) {
 
 static void conv_forward(nn *n, node *v, int64_t samples, nn_mode mode) {
   (void)mode;
+  if (nn_winograd_fits(n, v)) {
+    nn_winograd_forward(n, v, samples);
+    return;
+  }
   reorder_job order = make_reorder_job(n, v, n->params[v->param[0]].value, v->saved);
   nn_run_pieces(n, order.pieces, transpose_weights, &order); /* [o][c][k] -> [o][k][c] */
   job j = make_job(n, v, samples);
@@ -361,6 +369,13 @@ static void scatter_grad_piece(void *arg, int32_t i) {
 
 static void conv_backward(nn *n, node *v, int64_t samples, bool params) {
   const node *x = get_input(n, v, 0);
+  if (params && v->param[1] >= 0)
+    nn_sum_columns(v->grad, samples * v->shape.height * v->shape.width, v->shape.channels,
+                   n->params[v->param[1]].grad);
+  if (nn_winograd_fits(n, v)) {
+    nn_winograd_backward(n, v, samples, params);
+    return;
+  }
   job j = make_job(n, v, samples);
   if (params) {
     run_over_samples(&j, compute_weight_grad_piece);
@@ -369,9 +384,6 @@ static void conv_backward(nn *n, node *v, int64_t samples, bool params) {
     order.columns = v->kernel * v->kernel;
     order.sums = j.pieces;
     nn_run_pieces(n, order.pieces, transpose_weights, &order); /* [o][k][c] -> [o][c][k] */
-    if (v->param[1] >= 0)
-      nn_sum_columns(v->grad, samples * v->shape.height * v->shape.width, v->shape.channels,
-                     n->params[v->param[1]].grad);
   }
   if (x->grad == NULL) return;
   if (!can_gather_grad(v)) {
