@@ -19,7 +19,7 @@ typedef struct plan_command {
   int32_t ranks[MOST_COUNTS];
   int counts;
   plan_machine given;      /* rates of the command line, which replace others; < 0: none */
-  double memory, overhead; /* --memory in bytes (0: no limit); --overhead in per cent */
+  double memory, overhead; /* --memory in bytes (0: no limit); --overhead, a share */
   bool calibrate, json;
   int32_t started; /* ranks of the MPI launcher; 0 after print_rates */
 } plan_command;
@@ -164,7 +164,7 @@ static int recommend_periods(const plan_command *c, int32_t ranks, const plan_st
     w.period[0] = every[i] >= 10 ? every[i] / 10 : 1;
     const int rc = plan_estimate_cost(&w, best, ranks, &a);
     if (rc != CLI_OK) return rc;
-    added = 100 * a.added / (a.compute + a.ms[PLAN_GRADIENT]);
+    added = a.added / (a.compute + a.ms[PLAN_GRADIENT]);
     below = added <= c->overhead;
   }
   if (c->json) {
@@ -173,17 +173,17 @@ static int recommend_periods(const plan_command *c, int32_t ranks, const plan_st
     ngio_put_real(&line, "grad_worker_fraction", best->fraction);
     ngio_put_integer(&line, "stat_period", w.period[0]);
     ngio_put_integer(&line, "solve_period", w.period[1]);
-    ngio_put_real(&line, "added_percent", added);
+    ngio_put_real(&line, "added_percent", 100 * added);
     ngio_put_flag(&line, "within_overhead", below);
     return print_json_line(&line);
   }
   printf("fastest that fits: %s (grad_worker_fraction = %.6g); ", best->name, best->fraction);
   if (below) {
     printf("stat_period = %lld and solve_period = %lld add %.3g %%\n", (long long)w.period[0],
-           (long long)w.period[1], added);
+           (long long)w.period[1], 100 * added);
   } else {
     printf("even solve_period = %lld adds more than %g %%: %.3g %%\n", (long long)every[EVERY - 1],
-           c->overhead, added);
+           100 * c->overhead, 100 * added);
   }
   return CLI_OK;
 }
@@ -329,7 +329,7 @@ static const plan_command standard = {.task = {.group_ranks = 1,
                                       .ranks = {1, 4, 16, 64},
                                       .counts = 4,
                                       .given = {-1, -1, -1, -1},
-                                      .overhead = 10};
+                                      .overhead = 0.3};
 static const cli_option options[] = {
     {"model", "NAME",
      "a model of `natgrad train --models`, bert-base, bert-large, gpt-24, or a FILE.json "
@@ -346,9 +346,9 @@ static const cli_option options[] = {
      offsetof(plan_command, task.period[1]), 1, 1 << 20},
     {"memory", "SIZE", "largest memory of a rank, such as 16GB or 8GiB (no limit)", CLI_SIZE,
      .field = offsetof(plan_command, memory)},
-    {"overhead", "PERCENT",
-     "per cent that the recommended periods may add to the time of a step (10)", CLI_REAL,
-     offsetof(plan_command, overhead), 1e-3, 1e6},
+    {"overhead", "SHARE",
+     "share of the time of a step that the recommended periods may add (0.3)", CLI_REAL,
+     offsetof(plan_command, overhead), 1e-5, 1e4},
     {"gemm", "FLOPS", "FLOP/s of matrix products on a rank (10T)", CLI_SIZE,
      .field = offsetof(plan_command, given.gemm)},
     {"solve", "FLOPS", "FLOP/s of factorisations on a rank (500G)", CLI_SIZE,

@@ -8,7 +8,8 @@
  * ranks. For an embedding p = 0: its A is the diagonal of token counts. Products of norms are not counted.
  *
  *   forward, backward   3 * 2 B sum(positions p q) / gemm
- *   observe             B sum(positions (p(p+1) + q(q+1))) / gemm, times the rank's share of the bytes of all sums
+ *   observe             B sum(positions (p(p+1) + q(q+1))) / gemm, times the rank's share of the bytes of all sums; for
+ *                       A = S (x) C this is an upper bound
  *   solve               k n^3 / solve over the factors (order n) of a rank; k = 1 for Cholesky and inverse, 9 for
  *                       eigenvectors
  *   apply               2 q p (p + q) / gemm over the blocks of a rank; twice as much in an eigenbasis

@@ -89,6 +89,7 @@ set(natgrad_unit_tests
     t_options_check
     t_options_object
     t_oracle
+    t_overhead
     t_overlap
     t_parts
     t_parts_faults

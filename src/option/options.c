@@ -110,6 +110,11 @@ ng_status ng_options_check_rules(const ng_options *full, char *message, size_t s
     return ng_fail_to(message, size, NG_ERR_ARG, "clip = %s needs a clip_bound above 0",
                       ng_choice_text(NG_OPTION_clip, (int32_t)s->clip));
   }
+  if (s->overhead > 0.0 && s->refresh_tolerance > 0.0) {
+    return ng_fail_to(message, size, NG_ERR_ARG,
+                      "overhead above 0 chooses periods, and refresh_tolerance above 0 replaces "
+                      "periods: set one of the two to 0");
+  }
   if (s->placement == NG_PLACEMENT_SPNGD && !s->colocate) {
     return ng_fail_to(message, size, NG_ERR_ARG,
                       "placement = spngd gives whole layers to ranks: colocate must be 1");

@@ -115,6 +115,7 @@ typedef enum { NG_DECAY_GRADIENT, NG_DECAY_DIRECTION, NG_DECAY_NONE } ng_decay_f
   X(CHOICE, calls, ng_calls)                                                                       \
   X(INT, stat_period, int64_t)                                                                     \
   X(INT, solve_period, int64_t)                                                                    \
+  X(REAL, overhead, double)                                                                        \
   X(REAL, refresh_tolerance, double)                                                               \
   X(INT, max_factor, int64_t)                                                                      \
   X(INT, factor_blocks, int64_t)                                                                   \

@@ -201,6 +201,7 @@ static bool read_options(ng_work *w, const ngio_value *manifest, ng_options *o) 
   for (int32_t i = 0; i < NG_OPTION_COUNT; i++) {
     if (!read_option(w, options, method, (ng_option_id)i, o)) return false;
   }
+  memcpy(o->given, w->p->opt.given, sizeof o->given); /* the caller's choice, not the state's */
   const ng_status st = ng_model_check_options(w->p, o, why, sizeof why);
   return st == NG_OK ||
          ng_work_fail(w, st == NG_ERR_NOMEM ? st : NG_ERR_FILE, "options of the state: %s", why);

@@ -23,8 +23,13 @@ enum {
   FIRST_OUT = SAME + NG_HASH_NUMBERS /* [entries] number of ranks that exclude each entry */
 };
 
-/* Positions in the buffer of agree: status codes, refusals, two ng_sums, verdicts on statistics (stat/stale.h). */
-enum { SUMS = REFUSED + 1, AGREED = SUMS + 2 * (int)(sizeof(ng_sums) / sizeof(double)) };
+/* Positions in the buffer of agree: status codes, refusals, two ng_sums, times (overhead.c), verdicts on statistics
+ * (stat/stale.h). */
+enum {
+  SUMS = REFUSED + 1,
+  COSTS = SUMS + 2 * (int)(sizeof(ng_sums) / sizeof(double)),
+  AGREED = COSTS + NG_COSTS
+};
 
 /* ---- ng_ready --------------------------------------------------------------------------------*/
 
@@ -319,6 +324,7 @@ ng_status ng_exchange_agree(ng_precond *p, ng_sums sums[2]) {
   ng_codes_write(x, s->status);
   x[REFUSED] = s->has_refused;
   memcpy(x + SUMS, sums, 2 * sizeof *sums);
+  ng_overhead_write(p, x + COSTS);
   const int64_t verdicts = write_verdicts(p, x + AGREED);
   ng_status st = ng_exchange_sum(p, x, AGREED + verdicts, "agree");
   if (st != NG_OK) return st;
@@ -329,6 +335,7 @@ ng_status ng_exchange_agree(ng_precond *p, ng_sums sums[2]) {
   s->status = st;
   s->has_refused = x[REFUSED] > 0.0;
   memcpy(sums, x + SUMS, 2 * sizeof *sums);
+  memcpy(s->overhead.sum, x + COSTS, sizeof s->overhead.sum);
   return st < NG_OK ? st : NG_OK;
 }
 

@@ -8,6 +8,7 @@
  *   take.c       run the stations in order, then close the step
  *   stations.c   define the table of stations
  *   due.c        decide which work is due
+ *   overhead.c   choose periods from measured times (option overhead)
  *   values.c     change options (ng_set); compare options between ranks
  *   observe.c    add activations and gradients to the sums of statistics
  *   agree.c      sum statuses over ranks and pipeline stages, so that all ranks have one status
@@ -306,6 +307,40 @@ typedef struct ng_station_time {
   double last_ms, total_ms, last_wait_ms, total_wait_ms;
 } ng_station_time;
 
+/* ---- periods from measured times: overhead.c -------------------------------------------------*/
+
+/* Times of a step: of the caller, between our calls; of statistics, observations included; of solves, with the messages of
+ * their results; of all else, in every step. */
+typedef enum ng_cost {
+  NG_COST_CALLER,
+  NG_COST_STATISTICS,
+  NG_COST_SOLVE,
+  NG_COST_REST,
+  NG_COSTS
+} ng_cost;
+enum { NG_MEASURED_STEPS = 20 };
+typedef struct ng_overhead {
+  double ms[NG_COSTS][NG_MEASURED_STEPS];
+  int32_t samples[NG_COSTS];
+  double began, ended;  /* this step's begin; the last step's end, 0: none */
+  double observed;      /* ms of this step's observations, before its begin */
+  bool has_statistics;  /* statistics are due in this step */
+  double sum[NG_COSTS]; /* of the medians of all ranks, after the last measured step */
+} ng_overhead;
+
+/* The two periods that overhead.c chooses. */
+typedef struct ng_periods {
+  int64_t stat, solve;
+} ng_periods;
+/* Return the periods *now, of which free ones are replaced by the shortest that keep the mean time of a step below `share`
+ * of the caller's time; 100 if none does. */
+ng_periods ng_choose_periods(const double cost[NG_COSTS], double share, ng_periods now,
+                             bool stat_is_free, bool solve_is_free);
+void ng_overhead_begin(ng_precond *p); /* when a step begins */
+void ng_overhead_end(ng_precond *p);   /* after a step was counted */
+/* x[NG_COSTS] <- this rank's medians in the last measured step, else zeros. */
+void ng_overhead_write(const ng_precond *p, double x[NG_COSTS]);
+
 /* The state of the current step, and numbers of the last step. */
 typedef struct ng_engine {
   bool has_begun;  /* ng_begin was called in this step */
@@ -331,6 +366,7 @@ typedef struct ng_engine {
       early_traffic[NG_STATIONS]; /* traffic before the step, to be counted in each station */
   ng_station_time time[NG_STATIONS];
   int64_t waits; /* how often the host waited for the queue in the last step */
+  ng_overhead overhead;
 } ng_engine;
 
 /* Return the worse of two statuses: the smaller one if one is an error (< 0), otherwise the larger one. */

@@ -219,6 +219,7 @@ static ng_status count_unobserved(ng_precond *p, const char *call, ng_status st)
  * the sums of gradients are discarded, because the caller may bind other gradients. */
 ng_status ng_step_run(ng_precond *p, const char *call, ng_status wrong) {
   ng_engine *s = p->step;
+  ng_overhead_begin(p);
   check_call(p, call, wrong);
   if (s->status >= NG_OK) ng_update_set_late_coefficients(p);
   s->refused_before = s->has_refused;
@@ -244,6 +245,7 @@ ng_status ng_step_run(ng_precond *p, const char *call, ng_status wrong) {
   st = count_unobserved(p, call, st);
   p->steps++;
   if (s->output.kind != NG_OUT_GRADIENT) p->updates++;
+  ng_overhead_end(p);
   ng_log(p->ctx, NG_LOG_INFO, "step: n = %lld clip = %.6g status = %s", (long long)p->steps, s->nu,
          ng_status_name(st));
   return st;

@@ -9,7 +9,7 @@
 of() { grep -F "\"strategy\":\"$2\"," "$1" | sed -E "s/.*\"$3\":([-+.e0-9]+).*/\1/"; }
 between() { [[ $2 -ge $3 && $2 -le $4 ]] || fail "$1 is $2, expected $3 to $4"; }
 
-"$natgrad" plan --json --ranks 4 >"$scratch/r50" || fail "plan of a resnet50"
+"$natgrad" plan --json --ranks 4 --spatial full >"$scratch/r50" || fail "plan of a resnet50"
 # Norms of the method natgrad: 26,560 channels in 53 layers, three numbers each; two numbers if weights are sent.
 between "natgrad, comm-opt: sums" "$(of "$scratch/r50" "natgrad, comm-opt" sums_bytes)" $((4 * (76967027 + 3 * 26560))) \
   $((4 * (76967027 + 3 * 26560) + 64 * (108 + 53)))
@@ -180,14 +180,14 @@ expect 0 '*gpt-24 on 2 ranks*natgrad, mem-opt*fastest that fits: natgrad*' "$nat
 
 # The recommendation fits into --memory.
 expect 0 '*fastest that fits: natgrad, comm-opt (grad_worker_fraction = 1)*' "$natgrad" plan --ranks 4 --latency 1e5
-expect 0 '*fastest that fits: natgrad, *' "$natgrad" plan --ranks 4 --memory 900MB --latency 1e5
+expect 0 '*fastest that fits: natgrad, *' "$natgrad" plan --ranks 4 --spatial full --memory 900MB --latency 1e5
 expect 0 '*no strategy fits into --memory: the smallest needs * MB' "$natgrad" plan --ranks 4 --memory 100MiB
 # The output as JSON: rows that fit, and a last object.
-"$natgrad" plan --json --ranks 4 --memory 900MB --latency 1e5 >"$scratch/fits" || fail "plan --json --memory"
+"$natgrad" plan --json --ranks 4 --spatial full --memory 900MB --latency 1e5 >"$scratch/fits" || fail "plan --json --memory"
 [[ $(of "$scratch/fits" "natgrad, comm-opt" held_most) -gt 900000000 && $(grep -c '"fits":true' "$scratch/fits") -gt 2 ]] ||
   fail "what fits into 900 MB"
 [[ $(grep -F '"natgrad, comm-opt"' "$scratch/fits" | grep -c '"fits":false') == 1 ]] || fail "comm-opt fits into 900 MB"
-told=$("$natgrad" plan --ranks 4 --memory 900MB --latency 1e5 | tail -n 1)
+told=$("$natgrad" plan --ranks 4 --spatial full --memory 900MB --latency 1e5 | tail -n 1)
 last=$(tail -n 1 "$scratch/fits")
 [[ $last == '{"model":"resnet50","ranks":4,"model_parallel":1,"fastest":"natgrad, '*'"within_overhead":'* ]] || fail "the last object: $last"
 name=$(sed -E 's/.*"fastest":"([^"]*)".*/\1/' <<<"$last") every=$(sed -E 's/.*"stat_period":([0-9]+),"solve_period":([0-9]+),.*/\1 \2/' <<<"$last")
@@ -195,9 +195,9 @@ name=$(sed -E 's/.*"fastest":"([^"]*)".*/\1/' <<<"$last") every=$(sed -E 's/.*"s
   ($last == *'"within_overhead":false'* && $told == "fastest that fits: $name ("*"even solve_period = ${every#* } adds more than"*) ]] ||
   fail "as JSON '$last', as text '$told'"
 expect 0 '*{"model":"resnet50","ranks":4,"model_parallel":1,"fastest":null,"least_held":*}' "$natgrad" plan --json --ranks 4 --memory 100MiB
-expect 0 '*"within_overhead":true}' "$natgrad" plan --json --ranks 1 --overhead 100000
-expect 0 '*"within_overhead":false}' "$natgrad" plan --json --ranks 4 --model "$scratch/fc.json" --overhead 0.001
-expect 0 '*stat_period = 1 and solve_period = 1 add*' "$natgrad" plan --ranks 1 --overhead 100000
+expect 0 '*"within_overhead":true}' "$natgrad" plan --json --ranks 1 --overhead 1000
+expect 0 '*"within_overhead":false}' "$natgrad" plan --json --ranks 4 --model "$scratch/fc.json" --overhead 1e-5
+expect 0 '*stat_period = 1 and solve_period = 1 add*' "$natgrad" plan --ranks 1 --overhead 1000
 
 # Given rates override measured ones; the first line has the origin of each pair of rates.
 one=(--model "$scratch/fc.json" --ranks 2)
