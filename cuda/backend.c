@@ -62,15 +62,18 @@ static dv_update update_of(const ng_direction *e, const ng_weight_update *s) {
                   .is_sgd = s->sgd != NULL,
                   .is_flat = is_flat(s->weight, &e->D) && s->m != NULL && is_aligned(s->m) &&
                              s->cols == e->D.cols};
+  dv_wide_update *w = &to.wide;
+  w->coefficients[0] = s->coefficients[0], w->coefficients[1] = s->coefficients[1];
   if (s->sgd != NULL) {
-    to.lr = (float)s->sgd->lr, to.mu = (float)s->sgd->mu;
-    to.keep = (float)s->sgd->keep, to.decay = (float)s->sgd->decay;
+    w->lr = s->sgd->lr, w->mu = s->sgd->mu, w->keep = s->sgd->keep, w->decay = s->sgd->decay;
     to.nesterov = s->sgd->nesterov;
   } else {
-    to.b1 = (float)s->adamw->b1, to.b2 = (float)s->adamw->b2;
-    to.n1 = (float)s->adamw->n1, to.n2 = (float)s->adamw->n2;
-    to.keep = (float)s->adamw->keep, to.eps = (float)s->adamw->eps;
+    w->b1 = s->adamw->b1, w->b2 = s->adamw->b2, w->n1 = s->adamw->n1, w->n2 = s->adamw->n2;
+    w->keep = s->adamw->keep, w->eps = s->adamw->eps;
   }
+  to.lr = (float)w->lr, to.mu = (float)w->mu, to.keep = (float)w->keep;
+  to.decay = (float)w->decay, to.b1 = (float)w->b1, to.b2 = (float)w->b2;
+  to.n1 = (float)w->n1, to.n2 = (float)w->n2, to.eps = (float)w->eps;
   return to;
 }
 

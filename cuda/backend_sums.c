@@ -69,10 +69,10 @@ void ng_device_sum_squares(ng_queue *q, const ng_squares *s, int64_t n) {
 }
 
 static void gram(ng_device *d, const ng_gram *g, int64_t n, bool has_patches) {
-  cut c;
+  cut c, rows64;
   if (!ng_stage_begin(d)) return;
   dv_gram *list = ng_stage_allocate(d, n, sizeof *list);
-  if (list == NULL || !cut_begin(d, n, &c)) return;
+  if (list == NULL || !cut_begin(d, n, &c) || !cut_begin(d, n, &rows64)) return;
   for (int64_t i = 0; i < n; i++, g++) {
     dv_gram *to = &list[i];
     *to = (dv_gram){.of = sum_of(&g->x, g->samples, has_patches ? &g->conv : NULL),
@@ -87,10 +87,12 @@ static void gram(ng_device *d, const ng_gram *g, int64_t n, bool has_patches) {
     to->of.reduce = g->reduce;
     to->p = to->of.taps * (g->c1 - g->c0) + (g->has_ones ? 1 : 0);
     const int64_t across = g->samples > 0 ? blocks_of(to->p, DV_GRAM) : 0;
-    cut_add(&c, across * (across + 1) / 2);
+    cut_add(&c, g->S64 == NULL ? across * (across + 1) / 2 : 0);
+    cut_add(&rows64, g->S64 != NULL && g->samples > 0 ? to->p : 0);
   }
   void *at = ng_stage_address(d, list);
   LAUNCH(d, dv_gram_squares, cut_blocks(&c), &at, &c.on_device, &n);
+  LAUNCH(d, dv_gram_rows64, cut_blocks(&rows64), &at, &rows64.on_device, &n);
 }
 void ng_device_add_row_grams(ng_queue *q, const ng_gram *g, int64_t n, float *unused) {
   (void)unused;

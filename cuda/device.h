@@ -64,10 +64,16 @@ typedef struct dv_direction {
   bool is_stored, is_rank_one, uses_double;
 } dv_direction;
 
-/* ng_weight_update. is_flat: as in dv_region, with a dense momentum aligned to 16 bytes. */
+/* The coefficients of an update of f64 weights. */
+typedef struct dv_wide_update {
+  double lr, mu, keep, decay, b1, b2, n1, n2, eps, coefficients[2];
+} dv_wide_update;
+
+/* ng_weight_update. is_flat: as in dv_region, with a dense momentum aligned to 16 bytes. Moments of an f64 weight are f64. */
 typedef struct dv_update {
   dv_place weight;
   float *m, *v;
+  dv_wide_update wide;
   int64_t cols;
   float lr, mu, keep, decay, b1, b2, n1, n2, eps;
   float coefficients[2];

@@ -75,6 +75,13 @@ NG_INLINE bool dv_store(char *data, int32_t dtype, int64_t at, float x) {
   return fits;
 }
 
+NG_INLINE bool dv_store_double(char *data, int32_t dtype, int64_t at, double x) {
+  if (dtype != DV_F64) return dv_store(data, dtype, at, (float)x);
+  const bool fits = x - x == 0.0;
+  if (fits) ((double *)(void *)data)[at] = x;
+  return fits;
+}
+
 /* ---- elements --------------------------------------------------------------------------------*/
 
 /* Return the offset of element (row, col) of a place. */
@@ -113,12 +120,11 @@ NG_INLINE double dv_element(const dv_view *v, int64_t n, int64_t s, int64_t c) {
 
 /* Return element (r, c) of a direction, in double, before it is clipped. */
 NG_INLINE double dv_direction_at(const dv_direction *e, int64_t r, int64_t c) {
-  double u = 0.0;
-  if (e->u != NULL) u = (double)e->u[r * e->u_row + (e->map != NULL ? e->map[c] : c * e->u_col)];
-  if (e->u_double != NULL) u = e->u_double[c];
+  const int64_t at = r * e->u_row + (e->map != NULL ? e->map[c] : c * e->u_col);
+  const double u = e->u_double != NULL ? e->u_double[at] : e->u != NULL ? (double)e->u[at] : 0.0;
   if (e->is_stored) return e->scale * u;
   const double y = e->y != NULL ? (double)e->y[r] : e->y_double != NULL ? e->y_double[r] : 1.0;
-  return e->scale * (double)dv_gradient(&e->D, r, c) + e->k * y * u;
+  return e->scale * dv_gradient_double(&e->D, r, c) + e->k * y * u;
 }
 
 NG_INLINE double dv_clip(const dv_direction *e, double x) {

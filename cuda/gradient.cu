@@ -50,7 +50,7 @@ NG_GLOBAL dv_measure_tiles(const dv_measure *list, const int64_t *first, int64_t
   } else {
     for (int64_t i = t.from + NG_THREAD; i < t.to; i += DV_THREADS) {
       const int64_t r = i / m->D.cols, c = i % m->D.cols;
-      const double x = (double)dv_gradient(&m->D, r, c);
+      const double x = dv_gradient_double(&m->D, r, c);
       xx += x * x;
       if (m->x == NULL || m->t != NULL) continue;
       xu += (m->y == NULL ? 1.0 : (double)m->y[r]) * x * (double)m->x[c];
@@ -66,7 +66,7 @@ NG_GLOBAL dv_measure_tiles(const dv_measure *list, const int64_t *first, int64_t
 
 /* The bias of row r (ng_measure), times y. */
 NG_INLINE double bias_of(const dv_measure *m, int64_t r) {
-  return m->has_bias ? (double)dv_gradient(&m->bias, 0, r) * (double)m->y[0] : 0.0;
+  return m->has_bias ? dv_gradient_double(&m->bias, 0, r) * (double)m->y[0] : 0.0;
 }
 
 /* One block for each row of the descriptors with t: t[r] = <D[r], x> + b[r]. first [n + 1] counts rows. */
@@ -76,7 +76,7 @@ NG_GLOBAL dv_measure_rows(const dv_measure *list, const int64_t *first, int64_t 
   const dv_measure *m = &list[item];
   double sum = 0.0;
   for (int64_t c = NG_THREAD; m->x != NULL && c < m->D.cols; c += DV_THREADS) {
-    sum += (double)dv_gradient(&m->D, r, c) * (double)m->x[c];
+    sum += dv_gradient_double(&m->D, r, c) * (double)m->x[c];
   }
   sum = dv_block_sum(sum, warps);
   if (NG_THREAD == 0) m->t[r] = sum + bias_of(m, r);
@@ -170,7 +170,7 @@ NG_GLOBAL dv_emit_tiles(const dv_direction *list, const int64_t *first, int64_t 
   for (int64_t i = t.from + NG_THREAD; i < t.to; i += DV_THREADS) {
     const int64_t r = i / e->D.cols, c = i % e->D.cols;
     const double x = dv_clip(e, dv_direction_at(e, r, c));
-    if (!dv_store(v->data, v->dtype, dv_offset(v, e->D.row + r, e->D.col + c), (float)x)) stayed++;
+    if (!dv_store_double(v->data, v->dtype, dv_offset(v, e->D.row + r, e->D.col + c), x)) stayed++;
   }
   if (stayed > 0) NG_ADD(e->overflowed, stayed);
 }

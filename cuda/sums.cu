@@ -79,14 +79,18 @@ NG_INLINE double row_element(const dv_gram *g, int64_t n, int64_t s, int64_t j) 
   return dv_element(&x->x, n, row * x->width + col, g->c0 + j % C);
 }
 
+NG_INLINE int64_t count_positions(const dv_gram *g) {
+  return g->has_patches ? g->of.out_height * g->of.out_width : g->of.x.positions;
+}
+
 /* Return element j of row r of the matrix; with `reduce` a row is the sum or mean over the positions of a sample. */
-NG_INLINE float row_value(const dv_gram *g, int64_t positions, int64_t r, int64_t j) {
-  if (g->of.reduce == 0) return (float)row_element(g, r / positions, r % positions, j);
+NG_INLINE double row_value(const dv_gram *g, int64_t positions, int64_t r, int64_t j) {
+  if (g->of.reduce == 0) return row_element(g, r / positions, r % positions, j);
   double sum = 0.0;
   for (int64_t s = 0; s < positions; s++) {
     sum += row_element(g, r, s, j);
   }
-  return (float)(g->of.reduce == 1 ? sum / (double)positions : sum);
+  return g->of.reduce == 1 ? sum / (double)positions : sum;
 }
 
 /* Add `sum` times alpha to entry (i, j) of S. */
@@ -112,15 +116,15 @@ NG_GLOBAL dv_gram_squares(const dv_gram *list, const int64_t *first, int64_t n) 
     across -= down + 1;
   }
   const int64_t i0 = down * DV_GRAM, j0 = across * DV_GRAM;
-  const int64_t positions = g->has_patches ? g->of.out_height * g->of.out_width : g->of.x.positions;
+  const int64_t positions = count_positions(g);
   const int64_t rows = g->of.samples * (g->of.reduce != 0 ? 1 : positions);
   const int32_t tx = NG_THREAD % DV_GRAM, ty = NG_THREAD / DV_GRAM;
   double sum[EACH] = {0.0};
   for (int64_t r0 = 0; r0 < rows; r0 += DV_GRAM) {
     for (int32_t y = ty; y < DV_GRAM; y += STEP) {
       const int64_t r = r0 + y;
-      A[y][tx] = r < rows && i0 + tx < g->p ? row_value(g, positions, r, i0 + tx) : 0.0f;
-      B[y][tx] = r < rows && j0 + tx < g->p ? row_value(g, positions, r, j0 + tx) : 0.0f;
+      A[y][tx] = r < rows && i0 + tx < g->p ? (float)row_value(g, positions, r, i0 + tx) : 0.0f;
+      B[y][tx] = r < rows && j0 + tx < g->p ? (float)row_value(g, positions, r, j0 + tx) : 0.0f;
     }
     NG_BARRIER();
     for (int32_t k = 0; k < EACH; k++) {
@@ -135,6 +139,21 @@ NG_GLOBAL dv_gram_squares(const dv_gram *list, const int64_t *first, int64_t n) 
   for (int32_t k = 0; k < EACH; k++) {
     const int64_t i = i0 + ty + STEP * k, j = j0 + tx;
     if (i < g->p && j <= i) add_entry(g, i, j, sum[k]);
+  }
+}
+
+/* One block for each row of S64, in double. */
+NG_GLOBAL dv_gram_rows64(const dv_gram *list, const int64_t *first, int64_t n) {
+  const int64_t item = dv_find_descriptor(first, n), i = NG_BLOCK - first[item];
+  const dv_gram *g = &list[item];
+  const int64_t positions = count_positions(g);
+  const int64_t rows = g->of.samples * (g->of.reduce != 0 ? 1 : positions);
+  for (int64_t j = NG_THREAD; j <= i; j += DV_THREADS) {
+    double sum = 0.0;
+    for (int64_t r = 0; r < rows; r++) {
+      sum += row_value(g, positions, r, i) * row_value(g, positions, r, j);
+    }
+    add_entry(g, i, j, sum);
   }
 }
 

@@ -80,10 +80,54 @@ NG_INLINE int64_t update_flat(const dv_direction *e, const dv_update *s, dv_tile
   return stayed;
 }
 
+/* ---- f64 weights -----------------------------------------------------------------------------*/
+
+typedef struct wide_element {
+  double w, m, v;
+} wide_element;
+
+NG_INLINE wide_element update_wide(const dv_update *s, wide_element x, double d) {
+  const dv_wide_update *k = &s->wide;
+  if (s->is_sgd) {
+    const double g = d + k->decay * x.w;
+    x.m = k->coefficients[1] * x.m + k->coefficients[0] * g;
+    x.w = k->keep * x.w - k->lr * (s->nesterov ? g + k->mu * x.m : x.m);
+  } else {
+    x.m = k->b1 * x.m + k->n1 * d;
+    x.v = k->b2 * x.v + k->n2 * (d * d);
+    x.w = k->keep * x.w - k->coefficients[0] * (x.m / (sqrt(x.v) * k->coefficients[1] + k->eps));
+  }
+  return x;
+}
+
+NG_INLINE double *wide(float *moment) { return (double *)(void *)moment; }
+
+/* Update one element; return 1 if a number keeps its old value. */
+NG_INLINE int64_t update_one_wide(const dv_direction *e, const dv_update *s, int64_t r, int64_t c) {
+  const int64_t row = e->D.row + r, col = e->D.col + c, at = row * s->cols + col;
+  double *weight = (double *)(void *)s->weight.data + dv_offset(&s->weight, row, col);
+  const wide_element old = {*weight, s->m == NULL ? 0.0 : wide(s->m)[at],
+                            s->v == NULL ? 0.0 : wide(s->v)[at]};
+  const wide_element x = update_wide(s, old, dv_clip(e, dv_direction_at(e, r, c)));
+  const bool w = x.w - x.w == 0.0, m = x.m - x.m == 0.0, v = x.v - x.v == 0.0;
+  if (w) *weight = x.w;
+  if (m && s->m != NULL) wide(s->m)[at] = x.m;
+  if (v && s->v != NULL) wide(s->v)[at] = x.v;
+  return w && m && v ? 0 : 1;
+}
+
+/* ---- other weights ---------------------------------------------------------------------------*/
+
+NG_INLINE float load_moment(const dv_update *s, const float *moment, int64_t at) {
+  if (moment == NULL) return 0.0f;
+  return dv_load((const char *)(const void *)moment, s->weight.dtype == DV_F64 ? DV_F64 : DV_F32,
+                 at);
+}
+
 NG_INLINE element load_element(const dv_update *s, int64_t row, int64_t col) {
   const int64_t at = row * s->cols + col;
   return (element){dv_load(s->weight.data, s->weight.dtype, dv_offset(&s->weight, row, col)),
-                   s->m == NULL ? 0.0f : s->m[at], s->v == NULL ? 0.0f : s->v[at]};
+                   load_moment(s, s->m, at), load_moment(s, s->v, at)};
 }
 
 NG_INLINE int64_t update_one(const dv_direction *e, const dv_update *s, int64_t r, int64_t c) {
@@ -111,8 +155,10 @@ NG_GLOBAL dv_update_tiles(const dv_direction *list, const dv_update *updates, co
   if (e->D.is_flat && e->is_rank_one && s->is_flat && s->is_sgd) {
     stayed = update_flat(e, s, t);
   } else {
+    const bool is_wide = s->weight.dtype == DV_F64;
     for (int64_t i = t.from + NG_THREAD; i < t.to; i += DV_THREADS) {
-      stayed += update_one(e, s, i / e->D.cols, i % e->D.cols);
+      const int64_t r = i / e->D.cols, c = i % e->D.cols;
+      stayed += is_wide ? update_one_wide(e, s, r, c) : update_one(e, s, r, c);
     }
   }
   if (stayed > 0) NG_ADD(e->overflowed, stayed);
@@ -151,7 +197,7 @@ NG_GLOBAL dv_ratio_tiles(const dv_direction *list, const dv_update *updates, con
   double sum[4] = {0.0, 0.0, 0.0, 0.0};
   for (int64_t i = t.from + NG_THREAD; i < t.to; i += DV_THREADS) {
     const int64_t r = i / e->D.cols, c = i % e->D.cols;
-    const double g = (double)dv_gradient(&e->D, r, c);
+    const double g = dv_gradient_double(&e->D, r, c);
     double d = dv_direction_at(e, r, c);
     if (updates != NULL) {
       const dv_update *s = &updates[item];

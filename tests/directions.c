@@ -148,5 +148,3 @@ void draw_directions(rng *r, list *l, kind k, int round) {
     l->to[i] = a->stored;
   }
 }
-
-int first_queue_for(const list *l) { return l->doubles ? 0 : KERNELS_FIRST; }

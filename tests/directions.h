@@ -31,7 +31,7 @@ typedef struct item {
 } item;
 
 typedef struct list {
-  bool doubles; /* some arrays are f64, which the device does not support */
+  bool doubles; /* some arrays are f64 */
   item item[LISTED];
   ng_direction e[LISTED];
   ng_weight_update s[LISTED];
@@ -50,8 +50,5 @@ void set_layout(ng_place *v, ng_dtype t, int64_t cols, bool last);
 void draw_directions(rng *r, list *l, kind k, int round);
 void restore_arrays(item *a);                    /* set g, w, m and v to the drawn arrays */
 double at(const char *a, ng_dtype t, int64_t i); /* element i in the order of memory */
-
-/* Return the first queue that supports the dtypes of the list: the device has no f64. */
-int first_queue_for(const list *l);
 
 #endif

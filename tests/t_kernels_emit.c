@@ -67,7 +67,7 @@ static void test_emit_and_update(void **state) {
     arena_reset();
     draw_directions(&r, &l, (kind)(round % KINDS), round);
     draw_directions(&again, &is, (kind)(round % KINDS), round);
-    for (int k = kernels_last_queue(); k >= first_queue_for(&l); k--) { /* late, over ref, first */
+    for (int k = kernels_last_queue(); k >= KERNELS_FIRST; k--) { /* late, over ref, first */
       ng_queue q = kernels_queue_or_device(k);
       run(&q, &l, update);
       for (int i = 0; i < LISTED; i++) {
@@ -86,7 +86,7 @@ static void test_store_norm2(void **state) {
     float *want[LISTED];
     arena_reset();
     draw_directions(&r, &l, (kind)(round % KINDS), 7 * round);
-    for (int k = kernels_last_queue(); k >= first_queue_for(&l); k--) {
+    for (int k = kernels_last_queue(); k >= KERNELS_FIRST; k--) {
       ng_queue q = kernels_queue_or_device(k);
       for (int i = 0; i < LISTED; i++) {
         restore_arrays(&l.item[i]);

@@ -86,7 +86,7 @@ static void test_ratios(void **state) {
       if (l.s[i].adamw != NULL) l.s[i].adamw = &unit_adamw;
       n += l.item[i].rows * l.item[i].cols;
     }
-    for (int k = kernels_last_queue(); k >= first_queue_for(&l); k--) {
+    for (int k = kernels_last_queue(); k >= KERNELS_FIRST; k--) {
       ng_queue q = kernels_queue_or_device(k);
       for (int pass = 0; pass < 2; pass++) {
         run_ratios(&q, &l, update, bin, pass == 0 ? 0 : bins, count, &is);
@@ -153,7 +153,7 @@ static void test_measure_and_finite(void **state) {
     ng_place bias[LISTED];
     arena_reset();
     draw_directions(&r, &l, PLAIN, 7 * round); /* no overflow */
-    for (int k = kernels_last_queue(); k >= first_queue_for(&l); k--) {
+    for (int k = kernels_last_queue(); k >= KERNELS_FIRST; k--) {
       ng_queue q = kernels_queue_or_device(k);
       int32_t finite[LISTED] = {-1, -1, -1}, copied[LISTED] = {1, 1, 1};
       ng_region region[LISTED];
