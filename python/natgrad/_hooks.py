@@ -7,31 +7,18 @@ observe the input already in forward, as the published programs do (`early_input
 import ctypes as c
 import inspect
 import math
-import sys
 import weakref
 
 import torch
 
-from . import _abi, _layers
+from . import _abi, _layers, _loss
 from ._core import make_error, warn_caller
 from ._tensors import TensorDescriptor, TokenDescriptor
 
 HOOKS_GET_KEYWORDS = "with_kwargs" in inspect.signature(torch.nn.Module.register_forward_hook).parameters
 _grad_enabled = torch.is_grad_enabled
 _queue_callback = torch.autograd.Variable._execution_engine.queue_callback
-_BACKWARD_CODES = {torch.autograd.backward.__code__, torch.autograd.grad.__code__}
-
-
-def _find_backward_on_stack():
-    """For PyTorch 1: return 0 in a backward pass, else -1.  Backward runs in the calling thread, so search the
-    stack."""
-    frame = sys._getframe(1)
-    while frame is not None and frame.f_code not in _BACKWARD_CODES:
-        frame = frame.f_back
-    return -1 if frame is None else 0
-
-
-_backward_task = getattr(torch._C, "_current_graph_task_id", _find_backward_on_stack)
+_backward_task = getattr(torch._C, "_current_graph_task_id", lambda: -1 if _loss.find_backward_frame() is None else 0)
 _is_compiling = getattr(getattr(torch, "compiler", None), "is_compiling", lambda: False)
 
 
@@ -272,6 +259,7 @@ class Observer:
         self.sums_outside = False  # the optimizer sums gradients of micro-batches in its own tensors
         self.has_warned = False  # True after the warning about dropped gradients
         self.passes = 0  # observed backward passes since the last step
+        self.loss = None  # ('sum' or 'mean', number of values) of the loss of the first pass; (None, 0): not known
         self.fixed_scale, self.scale = None, None  # a constant loss scale, else a function that returns it
         self.hooks = [LayerHook(self, layer) for layer in layers]
         # a linear layer whose output gradients are summed, to compare with the gradient of its bias; None after the first step
@@ -350,6 +338,8 @@ class Observer:
                             "are dropped, now and in later passes")
         self.is_in_backward = True
         self.passes += 1
+        if self.loss is None:
+            self.loss = (None, 0) if self.given_batch is not None else _loss.find_reduction(self.fixed_scale is None)
         _queue_callback(BackwardEndCallback(self))
 
     def read_gradient_ratio(self):

@@ -103,7 +103,7 @@ class Preconditioner(ParameterBinding, _state.StateMethods):
         self.model = _layers.unwrap_ddp(model)
         _layers.check_model_supported(self.model)
         self.lr, self.accumulation_steps, self.grad_scaler = lr, accumulation_steps, grad_scaler
-        self._chosen, self._warns_of_passes, self._reduction = chosen, warns_of_passes, reduction
+        self._chosen, self._warns_of_passes, self._warns_of_loss, self._reduction = chosen, warns_of_passes, warns_of_passes, reduction
         # Windows cover all parameters.  Fused updates, clip = ratio, and mask and decay of windows read the weights.
         lines = " ".join([chosen.get("per_layer"), *(layer_options or {}).values()])  # their lines may select windows
         self._binds_all = (chosen.get("update") != "gradient" or self._has_window() or "method=" in lines)
@@ -273,6 +273,7 @@ class Preconditioner(ParameterBinding, _state.StateMethods):
                              "continue with zero_grad() and the next batch")
         self._check_hooks()
         self._warn_of_loss_factor()
+        self._warn_of_reduction()
         self._bind_for_step()
         try:
             status = self._core.call(call, *arguments)
@@ -336,6 +337,16 @@ class Preconditioner(ParameterBinding, _state.StateMethods):
             self._warns_of_passes = False
             _core.warn_caller(f"{passes} backward passes before step(), and accumulation_steps is {self.accumulation_steps}: "
                               f"if each loss was divided by {passes}, pass accumulation_steps={passes}")
+
+    def _warn_of_reduction(self):
+        """Warn once, if the loss is a sum and `reduction` is 'mean', or the loss is a mean and `reduction` is 'sum'."""
+        if not self._warns_of_loss or self._observer.loss is None:
+            return
+        self._warns_of_loss = False
+        (found, values), batch = self._observer.loss, self._observer.open_batch
+        if found not in (None, self._reduction) and batch is not None and batch[0] > 1 and values % batch[0] == 0:
+            _core.warn_caller(f"the loss is a {found} over the samples, and reduction is '{self._reduction}': pass "
+                              f"reduction='{found}'")
 
     def _add_reason(self, error):
         """If a layer was not observed, or ranks differ in samples, return the error with the reason added."""

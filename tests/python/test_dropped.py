@@ -166,6 +166,28 @@ class DroppedGradients(Case):
         said = self.warnings_of_steps(3, scaler=scaler, grad_scaler=scaler, unscales=False)
         self.assertEqual(["still contain the loss scale" in text for text in said], [True])
 
+    def test_sum_or_mean_of_losses_is_reported_once(self):
+        """Losses whose graph shows the reduction; a loss that was divided, or is a sum of two losses, is not known."""
+        entropy, error, none = nn.functional.cross_entropy, nn.functional.mse_loss, dict(reduction="none")
+        for reduction, loss, expected, *scale in (
+                ("mean", lambda z, y: entropy(z, y, reduction="sum"), "sum"), ("mean", entropy, ""), ("sum", entropy, "mean"),
+                ("mean", lambda z, y: entropy(z, y, **none).sum(), "sum"), ("sum", lambda z, y: entropy(z, y, **none).sum(), ""),
+                ("mean", lambda z, y: error(z, z.detach() + 1, reduction="sum"), "sum"), ("sum", lambda z, y: z.pow(2).mean(), "mean"),
+                ("mean", lambda z, y: 8 * entropy(z, y, reduction="sum"), "sum", 8), ("mean", lambda z, y: z.mean(0).pow(2).sum(), ""),
+                ("mean", lambda z, y: entropy(z, y, reduction="sum") / len(y), ""), ("mean", lambda z, y: z.sum() + z.sum(), "")):
+            model = nn.Linear(4, 3)
+            with warnings.catch_warnings(record=True) as said:
+                warnings.simplefilter("always")
+                k = natgrad.KFAC(model, reduction=reduction, grad_scaler=(lambda: 8) if scale else None, **OPTIONS)
+                for _ in range(2):
+                    model.zero_grad()
+                    loss(model(torch.randn(5, 4)), torch.arange(5) % 3).backward()
+                    for p in model.parameters() if scale else ():
+                        p.grad.div_(8)
+                    k.step()
+                k.close()
+            self.assertEqual([f"the loss is a {expected} over the samples" in str(one.message) for one in said], [True] * bool(expected))
+
     def test_report_states_assumptions(self):
         k = natgrad.KFAC(NormNet(), **OPTIONS)
         self.assertEqual(k.report()["assumed"], "mean loss, 1 backward a step, no loss scale")
