@@ -127,7 +127,7 @@ static const ng_option_setting adam_values[] = {NO_CLIP_NO_NORMS, NG_VALUES_END}
 
 /* Adam in the eigenbases of A and G. */
 static const ng_option_setting kfac_adam_values[] = {
-    SET(solver, NG_SOLVER_EIGEN), SET(damping, 0.01), SET(solve_period, 1),
+    SET(solver, NG_SOLVER_EIGEN), SET(damping, 1e-4), SET(stat_decay, 0.9), SET(solve_period, 1),
     SET(second_decay, 0.95),      NO_CLIP_NO_NORMS,   NG_VALUES_END};
 
 /* The values need no check: the compiler has checked names and choices, and the test t_methods checks ranges. */
