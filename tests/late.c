@@ -178,6 +178,28 @@ static void late_solve(ng_queue *q, ng_matrix *const *list, int64_t n, float *sc
   }
 }
 
+typedef struct newton_schulz_args {
+  ng_newton_schulz *list;
+  int64_t n;
+  float *scratch;
+} newton_schulz_args;
+
+static void newton_schulz_work(ng_queue *q, const void *record) {
+  const newton_schulz_args *x = record;
+  q->backend->linalg->newton_schulz(q, x->list, x->n, x->scratch);
+  free(x->list);
+}
+
+static void late_newton_schulz(ng_queue *q, const ng_newton_schulz *list, int64_t n,
+                               float *scratch) {
+  ng_newton_schulz *copy = malloc((size_t)n * sizeof *copy + 1);
+  if (copy == NULL) abort();
+  memcpy(copy, list, (size_t)n * sizeof *copy);
+  NOTE(newton_schulz, copy, n, scratch);
+  for (int64_t i = 0; i < n; i++)
+    NAMED(newton_schulz, FLOATS(list[i].X, list[i].rows * list[i].cols));
+}
+
 /* Sizes do not depend on earlier calls. */
 static int64_t late_eigen_work(const ng_queue *q, int64_t n, ng_dtype t) {
   return under(q)->linalg->eigen_work(q, n, t);
@@ -200,6 +222,7 @@ static const ng_linalg_ops late_linalg = {
     .eigen_work = late_eigen_work,
     .qr = late_qr,
     .qr_work = late_qr_work,
+    .newton_schulz = late_newton_schulz,
     .solve = late_solve,
     .shift_diagonal = late_shift_diagonal,
     .trace = late_trace,

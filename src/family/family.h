@@ -113,6 +113,8 @@ typedef struct ng_family {
       detects_nonfinite; /* if a block does not solve, `observe` detects non-finite values; else the engine */
   /* NG_SCOPE_MODEL: a step may exclude some parameters of the block, because the family reads slot->is_excluded. */
   bool can_exclude;
+  /* Without results of a solve: only the ranks of the block's column compute PD, which they send to the others. */
+  bool computes_in_column;
   /* The family takes only the weight of a layer. The bias belongs to a block of the family ng_settings.other_family. */
   bool takes_weight_only;
   /* Layers may be sharded. Ranks that observe or compute PD receive whole observations and gradients; the other ranks

@@ -168,6 +168,28 @@ static void add_gram(ng_queue *q, ng_sym S, int64_t r0, int64_t m, const float *
   }
 }
 
+/* C <- alpha W W' + beta C by SYRK in the upper triangle of BLAS, the lower one of C, which is then mirrored in tiles. */
+static void square(ng_queue *q, bool transposed, int64_t n, int64_t k, double alpha, const float *W,
+                   double beta, float *C) {
+  enum { TILE = 32 };
+  const integer n_ = (integer)n, k_ = (integer)k, lda = (integer)(transposed ? n : k);
+  const float alpha_ = (float)alpha, beta_ = (float)beta;
+  (void)q;
+  ssyrk_("U", transposed ? "N" : "T", &n_, &k_, &alpha_, W, &lda, &beta_, C, &n_, 1, 1);
+  for (int64_t i = 0; i < n; i += TILE) {
+    for (int64_t j = 0; j <= i; j += TILE) {
+      for (int64_t r = i; r < n && r < i + TILE; r++) {
+        for (int64_t c = j; c < r && c < j + TILE; c++)
+          C[c * n + r] = C[r * n + c];
+      }
+    }
+  }
+}
+
+static void newton_schulz(ng_queue *q, const ng_newton_schulz *list, int64_t n, float *scratch) {
+  ng_host_newton_schulz(q, list, n, scratch, square);
+}
+
 /* C' = S B'. The first h rows of B' and C' belong to T1, the others to T2. */
 static void mul_right(ng_queue *q, ng_sym S, int64_t m, const float *B, int64_t ldb, float *C,
                       int64_t ldc) {
@@ -363,6 +385,7 @@ const ng_linalg_ops ng_linalg_cpu = {
     .eigen_work = eigen_work,
     .qr = qr,
     .qr_work = qr_work,
+    .newton_schulz = newton_schulz,
     .solve = ng_small_solve,
     NG_HOST_ENTRIES,
 };

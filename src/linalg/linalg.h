@@ -198,6 +198,29 @@ typedef struct ng_spectrum {
   double damping_g, damping_a, damping_both;
 } ng_spectrum;
 
+/* How the Newton-Schulz iteration rounds: not below f32; to bf16 after every operation; to bf16 after each of the three
+ * products with its sum. Sums of products are in f32 or double. */
+typedef enum ng_ns_rounding { NG_NS_EXACT, NG_NS_EACH, NG_NS_FUSED } ng_ns_rounding;
+/* X <- scale f(X): the Newton-Schulz iteration towards U V' of X = U S V' (Jordan et al. 2024). X of rows x cols; with W = X or
+ * X' so that W has at most as many rows as columns,
+ *     W <- W / (|W| + epsilon), or with `bounds_norm` W / max(|W|, epsilon)
+ *     `steps` times, with (a, b, c) = coefficients[i]:   A = W W',  W <- a W + (b A + c A A) W
+ * With NG_NS_FUSED the scale is applied after the last rounding, with NG_NS_EACH before. */
+typedef struct ng_newton_schulz {
+  float *X; /* [rows, cols], dense */
+  int64_t rows, cols;
+  const double (*coefficients)[3]; /* memory of the host, which stays valid until the wait */
+  int32_t steps;
+  bool bounds_norm;
+  double epsilon, scale;
+  ng_ns_rounding rounding;
+} ng_newton_schulz;
+/* Floats of scratch: three matrices of order n, n the smaller of rows and cols, and one of rows x cols. */
+static inline int64_t ng_newton_schulz_scratch(const ng_newton_schulz *x) {
+  const int64_t n = x->rows < x->cols ? x->rows : x->cols;
+  return 3 * n * n + x->rows * x->cols;
+}
+
 /* The operations of one implementation; every entry is required. Callers pass valid inputs. `t` is the dtype of all void
  * pointers of an entry: f32 or f64 for matrices, f32, bf16 or f16 for stored vectors and symmetric matrices. */
 struct ng_linalg_ops {
@@ -234,6 +257,8 @@ struct ng_linalg_ops {
   void (*qr)(ng_queue *q, int64_t m, int64_t n, float *X, int64_t ldx, void *work, int *info);
   int64_t (*qr_work)(const ng_queue *q, int64_t m, int64_t n);
 
+  /* newton_schulz.c: X of n descriptors, one after the other. scratch: ng_newton_schulz_scratch of the largest. */
+  void (*newton_schulz)(ng_queue *q, const ng_newton_schulz *list, int64_t n, float *scratch);
   /* Compute the results of n finite matrices. If a result passes its checks, store it and set accepted = 1; otherwise the
    * stored result stays, and accepted = 0. The matrices are independent, so a device may compute equal orders at once, and
    * `cpu` computes small ones in threads. scratch: floats, at least ng_solve_scratch of each matrix. */

@@ -312,6 +312,16 @@ static void qr(ng_queue *q, int64_t m, int64_t n, float *X, int64_t ldx, void *w
   *info = 0;
 }
 
+static void square(ng_queue *q, bool transposed, int64_t n, int64_t k, double alpha, const float *W,
+                   double beta, float *C) {
+  const int64_t ld = transposed ? n : k;
+  gemm(q, NG_F32, transposed, !transposed, n, n, k, alpha, W, ld, W, ld, beta, C, n);
+}
+
+static void newton_schulz(ng_queue *q, const ng_newton_schulz *list, int64_t n, float *scratch) {
+  ng_host_newton_schulz(q, list, n, scratch, square);
+}
+
 const ng_linalg_ops ng_linalg_ref = {
     .gemm = gemm,
     .add_gram = add_gram,
@@ -324,6 +334,7 @@ const ng_linalg_ops ng_linalg_ref = {
     .eigen = eigen,
     .eigen_work = eigen_work,
     .qr = qr,
+    .newton_schulz = newton_schulz,
     .qr_work = qr_work,
     .solve = ng_host_solve,
     NG_HOST_ENTRIES,

@@ -43,6 +43,13 @@ void ng_host_solve(ng_queue *q, ng_matrix *const *list, int64_t n, float *scratc
 /* small.c: the same, with small matrices in threads and without BLAS. */
 void ng_small_solve(ng_queue *q, ng_matrix *const *list, int64_t n, float *scratch);
 
+/* newton_schulz.c: by the entries gemm and sum_squares of the queue's table, and by `square`: C [n,n] <- alpha W W' + beta C, with W
+ * [n,k], or W' [k,n] if `transposed`; C is symmetric before and after. */
+typedef void ng_square(ng_queue *q, bool transposed, int64_t n, int64_t k, double alpha,
+                       const float *W, double beta, float *C);
+void ng_host_newton_schulz(ng_queue *q, const ng_newton_schulz *list, int64_t n, float *scratch,
+                           ng_square *square);
+
 /* clang-format off */
 #define NG_HOST_ENTRIES                                                                            \
   .add_row = ng_host_add_row, .shift_diagonal = ng_host_shift_diagonal, .trace = ng_host_trace,                      \

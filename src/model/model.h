@@ -191,6 +191,7 @@ struct ng_block {
    * (ng_family.write_traces).  Otherwise `traces` is NULL. */
   int64_t traces_per_stat;
   double *traces;   /* [stats x traces_per_stat] */
+  double direction_cost; /* multiplications for PD beside those of the statistics; of create_state */
   bool solves;      /* the family solves this block; ng_family.create_state may clear the flag */
   int32_t matrices; /* set in `create_state`: most matrices that ng_block_list_matrix lists */
   int32_t matrices_listed; /* in this step */

@@ -102,7 +102,8 @@ double ng_stat_cost(const ng_stat *s, bool memory) {
   return sum;
 }
 
-/* Return p q (p + q) for a layer with factors A [p, p] and G [q, q], the number of multiplications of G^-1 D A^-1. */
+/* Return p q (p + q) for a layer with factors A [p, p] and G [q, q], the number of multiplications of G^-1 D A^-1, and the
+ * family's own cost. */
 double ng_block_apply_cost(const ng_block *b) {
   double elements = 0.0, orders = 0.0;
   for (int32_t i = 0; i < b->segments; i++) {
@@ -111,7 +112,7 @@ double ng_block_apply_cost(const ng_block *b) {
   for (int32_t k = 0; k < b->stats; k++) {
     if (b->stat[k].symmetric) orders += (double)b->stat[k].part[0].rows;
   }
-  return elements * orders;
+  return elements * orders + b->direction_cost;
 }
 
 /* Return the operations for the PD of a block in a step: two products with each eigenbasis, or one with each

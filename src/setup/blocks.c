@@ -165,7 +165,8 @@ static ng_status set_worker(ng_block *b) {
                    "other ranks; set grad_worker_fraction = 0 or statistics = all",
                    b->name, b->family->name);
   }
-  b->is_worker = b->solves ? b->column == b->p->grid.column : b->has_averages;
+  const bool in_column = b->solves || b->family->computes_in_column;
+  b->is_worker = in_column ? b->column == b->p->grid.column : b->has_averages;
   for (int kind = 0; kind < NG_OBSERVED_KINDS; kind++) {
     b->was_observed[kind] = (b->observed & ng_observed_bit(kind)) == 0;
   }
