@@ -402,6 +402,14 @@ static const family families[] = {
      .predict = adam_predict, .growth = 8},
     {"adam, norms and tokens", "method=adam first_decay=0 moment_epsilon=0.1",
      SHAPED | NORMS | TOKENS, WHOLE, .predict = adam_predict, .growth = 8},
+    {"muon", "method=muon adam_lr=1", SHAPED | FRACTIONS, WHOLE, .predict = muon_predict,
+     .growth = MUON_GROWTH},
+    {"torch-muon, norms and tokens",
+     "method=torch-muon muon_momentum=0.5 muon_nesterov=0 muon_scale=rms muon_epsilon=0.1 "
+     "first_decay=0",
+     SHAPED | FRACTIONS | NORMS | TOKENS, WHOLE, .predict = muon_predict, .growth = MUON_GROWTH},
+    {"muon beside a window", "method=muon per_layer='conv2d: method=mfac damping=0.1 window=3'",
+     SHAPED, WHOLE, .growth = 1000},
     {"mfac, norms and tokens", "method=mfac" WINDOW("damping=0.1"), NORMS | TOKENS, WHOLE,
      .predict = window_predict, .growth = WINDOW_GROWTH},
 };

@@ -173,7 +173,7 @@ void rankone_predict(const test_case *s, const ng_options *opt, case_result *out
   }
 }
 
-/* ---- Adam ------------------------------------------------------------------------------------*/
+/* ---- Adam, Muon ------------------------------------------------------------------------------------*/
 
 /* M and V of one layer, [2, n], before and after step t. */
 static void adam_step(const ng_options *o, int32_t t, int64_t n, const double *D, double *M,
@@ -188,14 +188,63 @@ static void adam_step(const ng_options *o, int32_t t, int64_t n, const double *D
   }
 }
 
-void adam_predict(const test_case *s, const ng_options *opt, case_result *out) {
-  double *M[CASE_LAYERS];
+/* X [m, n] <- s NS(X): steps of X <- a X + b S X + c S S X, S = X X'. S X is the same from both sides. */
+static void orthogonalise(const ng_options *o, int64_t m, int64_t n, double *X) {
+  double *S = zeros(m * m), *SX = zeros(m * n), *SSX = zeros(m * n), norm = 0;
+  const double eps = o->base.muon_epsilon;
+  for (int64_t i = 0; i < m * n; i++)
+    norm += X[i] * X[i];
+  norm = o->base.muon_norm == NG_MUON_SUM ? sqrt(norm) + eps : fmax(sqrt(norm), eps);
+  for (int64_t i = 0; i < m * n; i++)
+    X[i] /= norm;
+  for (int64_t t = 0; t < o->base.muon_steps; t++) {
+    dense_product(false, true, m, m, n, X, X, S);
+    dense_product(false, false, m, n, m, S, X, SX);
+    dense_product(false, false, m, n, m, S, SX, SSX);
+    for (int64_t i = 0; i < m * n; i++)
+      X[i] = o->base.muon_a * X[i] + o->base.muon_b * SX[i] + o->base.muon_c * SSX[i];
+  }
+  free(S);
+  free(SX);
+  free(SSX);
+}
+
+static double muon_scale(const ng_options *o, const ng_layer *l, double m, double n) {
+  const bool kernel = o->base.muon_scale == NG_MUON_AXES && l->kind == NG_CONV2D;
+  if (o->base.muon_scale == NG_MUON_RMS) return 0.2 * sqrt(fmax(m, n));
+  if (o->base.muon_scale == NG_MUON_LARGEST) return sqrt(fmax(m, n));
+  return sqrt(fmax(1, kernel ? (double)l->kernel[0] / (double)l->kernel[1] : m / n));
+}
+
+/* Replace the directions of the weight, all columns of D but that of the bias. B: its momentum [q, w]. */
+static void muon_step(const ng_options *o, const ng_layer *l, const double *D, double *B,
+                      double *P) {
+  const int64_t q = l->out, p = oracle_columns(l), w = p - l->bias;
+  const double mu = o->base.muon_momentum;
+  double *U = zeros(q * w);
+  for (int64_t i = 0; i < q * w; i++) {
+    const double d = D[i / w * p + i % w];
+    B[i] = mu * B[i] + (1 - mu) * d;
+    U[i] = o->base.muon_nesterov ? (1 - mu) * d + mu * B[i] : B[i];
+  }
+  orthogonalise(o, q, w, U);
+  for (int64_t i = 0; i < q * w; i++)
+    P[i / w * p + i % w] = muon_scale(o, l, (double)q, (double)w) * U[i];
+  free(U);
+}
+
+static void predict_elements(const test_case *s, const ng_options *opt, bool muon,
+                             case_result *out) {
+  double *M[CASE_LAYERS], *B[CASE_LAYERS];
   memset(out, 0, sizeof *out);
-  for (int32_t l = 0; l < s->layers; l++)
+  for (int32_t l = 0; l < s->layers; l++) {
     M[l] = zeros(2 * case_weight_count(s, l));
+    B[l] = zeros(case_weight_count(s, l));
+  }
   for (int32_t t = 0; t < s->steps; t++) {
     double d2 = 0, pd2 = 0;
     for (int32_t l = 0; l < s->layers; l++) {
+      const ng_kind kind = s->layer[l].kind;
       const int64_t n = case_weight_count(s, l);
       const double *D = s->D[t][l];
       double *P = out->P[t][l] = zeros(n);
@@ -203,6 +252,8 @@ void adam_predict(const test_case *s, const ng_options *opt, case_result *out) {
       out->condition[t][l] = 1;
       if (s->layer[l].frozen) continue;
       adam_step(opt, t, n, D, M[l], P);
+      if (muon && (kind == NG_LINEAR || kind == NG_CONV2D))
+        muon_step(opt, &s->layer[l], D, B[l], P);
       for (int64_t i = 0; i < n; i++) {
         out->inner[t] += P[i] * D[i];
         d2 += D[i] * D[i];
@@ -211,8 +262,18 @@ void adam_predict(const test_case *s, const ng_options *opt, case_result *out) {
     }
     clip_step(s, opt, t, d2, pd2, out);
   }
-  for (int32_t l = 0; l < s->layers; l++)
+  for (int32_t l = 0; l < s->layers; l++) {
     free(M[l]);
+    free(B[l]);
+  }
+}
+
+void adam_predict(const test_case *s, const ng_options *opt, case_result *out) {
+  predict_elements(s, opt, false, out);
+}
+
+void muon_predict(const test_case *s, const ng_options *opt, case_result *out) {
+  predict_elements(s, opt, true, out);
 }
 
 static int64_t norm_block_size(const ng_layer *l) { return oracle_columns(l) * l->in; }

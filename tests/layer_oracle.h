@@ -19,7 +19,11 @@ enum { RANKONE_GROWTH = 8 };
 /* Predict the results of a test case; case_free_result frees them. */
 void rankone_predict(const test_case *s, const ng_options *opt, case_result *out);
 
-/* Predict Adam of all layers by the formula of src/family/adam.c, with options of ng_options. */
+/* Predict Adam of all layers by the formula of src/family/adam.c, or Muon of weights (src/family/muon.c, coefficients of `simple`) and
+ * Adam of everything else, without clip. Muon: the iteration multiplies rounding errors of small singular values by up to
+ * 3.4445^5 = 485. */
+enum { MUON_GROWTH = 1000 };
+void muon_predict(const test_case *s, const ng_options *opt, case_result *out);
 void adam_predict(const test_case *s, const ng_options *opt, case_result *out);
 
 /* Predict the norms of a test case; `others` predicts all other layers.  Options must have stat_start = first, calls =

@@ -14,6 +14,7 @@
 #define LOWRANK MFAC "window_store=lowrank window_rank=2 "
 #define EVA "method=eva-natgrad damping=0.05 clip=none "
 #define ADAM "method=adam "
+#define MUON "method=torch-muon "
 #define SAM "method=sam stat_scale=textbook "
 
 enum { ALL = STEPS };
@@ -85,6 +86,18 @@ static const effect effects[] = {
     {"second_decay", ADAM, "0.99|0.5", .same = 1},
     {"moment_epsilon", ADAM, "1e-8|0.1", .same = 0},
     {"adam_lr", ADAM, "1|0.1", .same = 0},
+    {"muon_momentum", MUON, "0.95|0.5", .same = 1},
+    {"muon_nesterov", MUON, "0|1", .same = 1},
+    {"muon_scale", MUON, "matrix|rms|largest", .same = 0},
+    {"muon_scale", MUON, "axes|rms", .same = 0},
+    {"muon_steps", MUON, "5|3", .same = 0},
+    {"muon_coefficients", MUON, "simple|quintic|deepseekv4 muon_steps=9", .same = 0},
+    {"muon_a", MUON, "3.4445|3", .same = 0},
+    {"muon_b", MUON, "-4.775|-4.7", .same = 0},
+    {"muon_c", MUON, "2.0315|1", .same = 0},
+    {"muon_norm", MUON "muon_epsilon=1", "bound|sum", .same = 0},
+    {"muon_epsilon", MUON, "1e-7|10", .same = 0},
+    {"muon_rounding", MUON, "none|each|fused", .same = 0, .most = 0.3},
     {"skip_layers", D, "|fc1|linear|Conv2d|linear/4", .same = 0},
     {"per_layer", D, "'fc1: damping=2'|'fc2: damping=2'|'linear: damping=2'", .same = 0},
     {"statistics", D "norm_block=none", "all|local", .ranks = 2},

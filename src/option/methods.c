@@ -123,6 +123,17 @@ static const ng_option_setting topk_adam_values[] = {TOPK_VALUES,
 static const ng_option_setting topk_adagrad_values[] = {
     TOPK_VALUES, SET(window_function, NG_WINDOW_ADAGRAD), SET(damping, 1e-10), NG_VALUES_END};
 
+/* KellerJordan/Muon and torch.optim.Muon of PyTorch 2.13, in f32; their Adam has the learning rate of a group of its own. The
+ * owner of a weight computes PD and sends it. */
+#define MUON_VALUES NO_CLIP_NO_NORMS, SET(grad_worker_fraction, 0)
+static const ng_option_setting muon_values[] = {MUON_VALUES,
+                                                SET(muon_scale, NG_MUON_AXES),
+                                                SET(muon_norm, NG_MUON_SUM),
+                                                SET(second_decay, 0.95),
+                                                SET(moment_epsilon, 1e-10),
+                                                SET(adam_lr, 0.015),
+                                                NG_VALUES_END};
+static const ng_option_setting torch_muon_values[] = {MUON_VALUES, NG_VALUES_END};
 static const ng_option_setting adam_values[] = {NO_CLIP_NO_NORMS, NG_VALUES_END};
 
 /* Adam in the eigenbases of A and G. */
@@ -208,6 +219,14 @@ static const struct method {
      "this library; bases: arXiv 1503.05671; Adam in a basis: SOAP, Vyas et al. 2024, arXiv "
      "2409.11321",
      kfac_adam_values, NULL, "adam"},
+    {"muon", "muon",
+     "KellerJordan/Muon: momentum, orthogonalised by Newton-Schulz; Adam for the rest",
+     "Jordan et al. 2024, kellerjordan.github.io/posts/muon; Bernstein & Newhouse 2024, arXiv "
+     "2409.20325",
+     muon_values, NULL, "adam"},
+    {"torch-muon", "muon",
+     "torch.optim.Muon: momentum, orthogonalised by Newton-Schulz; AdamW for the rest",
+     "Liu et al. 2025, arXiv 2502.16982", torch_muon_values, NULL, "adam"},
     {"adam", "adam",
      "Adam; with update = sgd and decoupled weight decay AdamW, beside other methods",
      "Kingma & Ba 2015, arXiv 1412.6980; Loshchilov & Hutter 2019, arXiv 1711.05101", adam_values,

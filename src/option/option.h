@@ -41,7 +41,8 @@ enum {
   NG_TRAIT_SOLVES = 1 << 1,  /* results are recomputed every solve_period steps */
   NG_TRAIT_VECTORS = 1 << 2, /* statistics are mean vectors */
   NG_TRAIT_WINDOW = 1 << 3,  /* a window of gradients is stored */
-  NG_TRAIT_MOMENTS = 1 << 4  /* Adam's moments are stored */
+  NG_TRAIT_MOMENTS = 1 << 4, /* Adam's moments are stored */
+  NG_TRAIT_MUON = 1 << 5     /* PD is orthogonalised by a Newton-Schulz iteration */
 };
 /* Return the text of one trait for messages and documents, such as "Kronecker factors"; "" for trait 0. */
 const char *ng_trait_text(uint32_t trait);

@@ -5,10 +5,11 @@ int32_t ng_option_count(void) { return NG_OPTION_COUNT; }
 
 const char *ng_trait_text(uint32_t trait) {
   return trait == NG_TRAIT_FACTORS   ? "Kronecker factors"
-         : trait == NG_TRAIT_SOLVES  ? "a solve"
+         : trait & NG_TRAIT_SOLVES   ? "a solve"
          : trait == NG_TRAIT_VECTORS ? "mean vectors"
          : trait == NG_TRAIT_WINDOW  ? "a window"
          : trait == NG_TRAIT_MOMENTS ? "Adam's moments"
+         : trait == NG_TRAIT_MUON    ? "a Newton-Schulz iteration"
                                      : "";
 }
 

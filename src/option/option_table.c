@@ -65,6 +65,8 @@ enum { NG_OPTION_LIST(KIND) };
 #define MFAC (1U << NG_WINDOW_MFAC | 1U << NG_WINDOW_MFAC_FILLED)
 #define TOPK (1U << NG_STORE_TOPK | 1U << NG_STORE_TOPK_LAYER | 1U << NG_STORE_TOPK_BLOCK)
 #define WINDOW .trait = NG_TRAIT_WINDOW, LAYER
+#define MUON .trait = NG_TRAIT_MUON, LAYER
+#define OWN_SET NEEDS(muon_coefficients, 1U << NG_MUON_SIMPLE)
 #define MOMENTS .trait = NG_TRAIT_MOMENTS
 
 /* Bounds exclude only values that the arithmetic cannot represent.  A double represents every whole number up to
@@ -254,6 +256,49 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
         .help = "The learning rate of Adam as a multiple of lr. Groups of ng_set_group can have "
                 "learning rates of their own instead."),
 
+    /* Muon. */
+    ROW(muon_momentum, "muon", "0.95", MUON, FROM(0, 0.999999, "weight"), LIVE,
+        .help =
+            "mu: B <- mu B + (1 - mu) D, from B = 0; PD = s NS(U) with U of muon_nesterov, s of "
+            "muon_scale."),
+    ROW(muon_nesterov, "muon", "1", MUON, LIVE, .help = "1: U = (1 - mu) D + mu B. 0: U = B."),
+    ROW(muon_scale, "muon", "matrix", MUON, LIVE,
+        ONE_OF_4(NG_MUON_, MATRIX, "matrix", AXES, "axes", RMS, "rms", LARGEST, "largest"),
+        .help = "The factor s of a weight of m x n, where m is the number of outputs.\n"
+                "- matrix: sqrt(max(1, m / n)) (torch.optim.Muon: original).\n"
+                "- axes: as matrix, but of a convolution m x n is the kernel (KellerJordan/Muon).\n"
+                "- rms: 0.2 sqrt(max(m, n)), about the size of AdamW's PD (arXiv 2502.16982).\n"
+                "- largest: sqrt(max(m, n))."),
+    ROW(muon_steps, "muon", "5", MUON, FROM(1, COUNT_MAX, "iterations"), LIVE,
+        .help = "Iterations W <- a W + (b A + c A A) W, A = W W', from W = U / |U|, of the smaller "
+                "side of U; at most 100 iterations."),
+    ROW(muon_coefficients, "muon", "simple", MUON, LIVE,
+        ONE_OF_3(NG_MUON_, SIMPLE, "simple", QUINTIC, "quintic", DEEPSEEK, "deepseekv4"),
+        .help =
+            "The coefficients (a, b, c) of the iterations.\n"
+            "- simple: muon_a, muon_b, muon_c in each.\n"
+            "- quintic: five triples, again and again (NVIDIA Emerging-Optimizers).\n"
+            "- deepseekv4: 8 times the default of simple, then (2, -1.5, 0.5); takes muon_steps "
+            "= 10."),
+    ROW(muon_a, "muon", "3.4445", MUON, FROM(-100, 100, "weight"), LIVE, OWN_SET,
+        .help = "a of muon_coefficients = simple."),
+    ROW(muon_b, "muon", "-4.775", MUON, FROM(-100, 100, "weight"), LIVE, OWN_SET,
+        .help = "b of muon_coefficients = simple."),
+    ROW(muon_c, "muon", "2.0315", MUON, FROM(-100, 100, "weight"), LIVE, OWN_SET,
+        .help = "c of muon_coefficients = simple; 0: no product A A."),
+    ROW(muon_norm, "muon", "bound", MUON, ONE_OF_2(NG_MUON_, BOUND, "bound", SUM, "sum"),
+        .help = "The divisor of U.\n"
+                "- bound: max(|U|, muon_epsilon).\n"
+                "- sum: |U| + muon_epsilon."),
+    ROW(muon_epsilon, "muon", "1e-07", MUON, ABOVE(0, REAL_MAX, "gradient"), LIVE,
+        .help = "See muon_norm. Gradients with a norm far below it give short steps."),
+    ROW(muon_rounding, "muon", "none", MUON,
+        ONE_OF_3(NG_MUON_, NO_ROUNDING, "none", EACH, "each", FUSED, "fused"),
+        .help = "Rounding to bf16, as in the published programs, which iterate in bf16.\n"
+                "- none: f32; faster and closer to the exact iteration.\n"
+                "- each: after every operation, the product with s included (KellerJordan/Muon).\n"
+                "- fused: after each product with its sum (torch.optim.Muon)."),
+
     /* Layers. */
     ROW(skip_layers, "layers", "", .check_text = ng_globs_check,
         .help =
@@ -306,7 +351,8 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
                 "ranks that store the layer's inverse.\n"
                 "Must be 1 with placement = spngd, and with statistics = local unless one rank "
                 "stores the inverse."),
-    ROW(grad_worker_fraction, "ranks", "1", FROM(0, 1, "ranks/W"), .trait = NG_TRAIT_SOLVES,
+    ROW(grad_worker_fraction, "ranks", "1", FROM(0, 1, "ranks/W"),
+        .trait = NG_TRAIT_SOLVES | NG_TRAIT_MUON,
         .help = "The share of ranks that store the inverse of a block; 0: the owner only."),
 
     /* Messages. */

@@ -93,6 +93,15 @@ typedef enum {
 } ng_window_fill;
 typedef enum { NG_DECAY_GRADIENT, NG_DECAY_DIRECTION, NG_DECAY_NONE } ng_decay_form;
 
+typedef enum { NG_MUON_SIMPLE, NG_MUON_QUINTIC, NG_MUON_DEEPSEEK } ng_muon_coefficients;
+typedef enum { NG_MUON_MATRIX, NG_MUON_AXES, NG_MUON_RMS, NG_MUON_LARGEST } ng_muon_scale;
+typedef enum { NG_MUON_SUM, NG_MUON_BOUND } ng_muon_norm;
+typedef enum {
+  NG_MUON_NO_ROUNDING,
+  NG_MUON_EACH,
+  NG_MUON_FUSED
+} ng_muon_rounding; /* as ng_ns_rounding */
+
 /* ---- the list of options ---------------------------------------------------------------------*/
 
 /* All options, ordered by purpose: kind (NG_OPTION_<kind>), name, C type.  This list generates the ids, the fields of
@@ -130,6 +139,17 @@ typedef enum { NG_DECAY_GRADIENT, NG_DECAY_DIRECTION, NG_DECAY_NONE } ng_decay_f
   X(REAL, second_decay, double)                                                                    \
   X(REAL, moment_epsilon, double)                                                                  \
   X(REAL, adam_lr, double)                                                                         \
+  X(REAL, muon_momentum, double)                                                                   \
+  X(BOOL, muon_nesterov, bool)                                                                     \
+  X(CHOICE, muon_scale, ng_muon_scale)                                                             \
+  X(INT, muon_steps, int64_t)                                                                      \
+  X(CHOICE, muon_coefficients, ng_muon_coefficients)                                               \
+  X(REAL, muon_a, double)                                                                          \
+  X(REAL, muon_b, double)                                                                          \
+  X(REAL, muon_c, double)                                                                          \
+  X(CHOICE, muon_norm, ng_muon_norm)                                                               \
+  X(REAL, muon_epsilon, double)                                                                    \
+  X(CHOICE, muon_rounding, ng_muon_rounding)                                                       \
   X(TEXT, skip_layers, )                                                                           \
   X(TEXT, per_layer, )                                                                             \
   X(CHOICE, statistics, ng_statistics)                                                             \
