@@ -17,7 +17,7 @@
 #include <string.h>
 
 enum { E = 16, LEAST_CHANNELS = 64, CHUNK = 64 };
-enum { BLOCK_FLOATS = 512 * 1024, LEAST_TILES = 256 };
+enum { BLOCK_FLOATS = 512 * 1024, LEAST_TILES = 256, PAD = 16 };
 
 /* An image [samples][height][width][channels], which is cut into tiles with the size `side` (4 or 2) at distances of 2.
  * The first tile begins at (-padding, -padding). */
@@ -42,6 +42,10 @@ typedef struct pass {
 } pass;
 
 static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+
+/* Return the floats from an element of V or M to the next one: not a power of 2, so that the elements of a tile are in
+ * different sets of the first-level cache. */
+static int64_t count_step(int64_t block, int64_t channels) { return block * channels + PAD; }
 
 /* ---- transforms -----------------------------------------------------------------------------------*/
 
@@ -216,11 +220,11 @@ static void transform_piece_inputs(void *arg, int32_t i) {
   for (int64_t t = from; t < to; t++) {
     find_rows(p, &p->in, p->in.data, p->first + t, 4, p->outside, row);
     transform_input((const float *const *)row, p->in.channels, p->v + t * p->in.channels,
-                    p->block * p->in.channels);
+                    count_step(p->block, p->in.channels));
     if (p->out.data == NULL) continue;
     find_rows(p, &p->out, p->out.data, p->first + t, 2, p->outside, row);
     transform_output_grad((const float *const *)row, p->out.channels, p->m + t * p->out.channels,
-                          p->block * p->out.channels);
+                          count_step(p->block, p->out.channels));
   }
 }
 
@@ -233,8 +237,8 @@ static void transform_piece_outputs(void *arg, int32_t i) {
   nn_find_range(p->count, p->pieces, i, 1, &from, &to);
   for (int64_t t = from; t < to; t++) {
     find_rows(p, &p->out, p->out.to, p->first + t, 2, p->outside + (i + 1) * most, row);
-    transform_output(p->m + t * p->out.channels, p->block * p->out.channels, p->out.channels, bias,
-                     p->adds, row);
+    transform_output(p->m + t * p->out.channels, count_step(p->block, p->out.channels),
+                     p->out.channels, bias, p->adds, row);
   }
 }
 
@@ -245,8 +249,8 @@ static void multiply_piece(void *arg, int32_t i) {
   int64_t from, to;
   nn_find_range(E, p->pieces, i, 1, &from, &to);
   for (int64_t e = from; e < to; e++) {
-    const float *v = p->v + e * p->block * in;
-    float *m = p->m + e * p->block * out;
+    const float *v = p->v + e * count_step(p->block, in);
+    float *m = p->m + e * count_step(p->block, out);
     if (p->out.data != NULL) { /* dU [out][in] */
       nn_gemm(true, false, out, in, p->count, 1.0F, m, out, v, in, p->beta, p->u + e * step, in);
     } else if (p->reversed) { /* U [in][out] */
@@ -318,7 +322,7 @@ static pass make_pass(nn *n, const node *v, int64_t samples, image in, image out
   p.outside = n->scratch;
   memset(p.outside, 0, (size_t)larger(in.channels, out.channels) * sizeof *p.outside);
   p.v = p.outside + (n->threads + 1) * larger(in.channels, out.channels);
-  p.m = p.v + E * p.block * in.channels;
+  p.m = p.v + E * count_step(p.block, in.channels);
   return p;
 }
 
@@ -331,7 +335,8 @@ int64_t nn_winograd_scratch_bytes(const nn *n, const node *v) {
   const int64_t channels = in.channels + v->shape.channels;
   const int64_t tiles = larger(count_tiles(n->batch, in), count_tiles(n->batch, v->shape));
   const int64_t rows = (n->threads + 1) * larger(in.channels, v->shape.channels);
-  return (rows + E * count_block_tiles(channels, tiles) * channels + count_weights(n, v)) *
+  return (rows + E * (count_step(count_block_tiles(channels, tiles), channels) + PAD) +
+          count_weights(n, v)) *
          (int64_t)sizeof(float);
 }
 
@@ -349,7 +354,7 @@ void nn_winograd_backward(nn *n, node *v, int64_t samples, bool params) {
   if (params) {
     pass p = make_pass(n, v, samples, make_image(x->shape, x->out, NULL, v->padding),
                        make_image(v->shape, v->grad, NULL, 0), v->shape);
-    p.u = p.m + E * p.block * p.out.channels;
+    p.u = p.m + E * count_step(p.block, p.out.channels);
     run_blocks(&p);
     transform_weights(n, v, p.u, n->params[v->param[0]].grad, true);
   }
