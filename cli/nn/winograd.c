@@ -16,7 +16,7 @@
 
 #include <string.h>
 
-enum { E = 16, LEAST_CHANNELS = 64, CHUNK = 64 };
+enum { E = 16, LEAST_CHANNELS = 16, CHUNK = 64 };
 enum { BLOCK_FLOATS = 512 * 1024, LEAST_TILES = 256, PAD = 16 };
 
 /* An image [samples][height][width][channels], which is cut into tiles with the size `side` (4 or 2) at distances of 2.
